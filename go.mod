@@ -1,0 +1,3 @@
+module github.com/lodestone-lb/lodestone
+
+go 1.26.0
