@@ -1,0 +1,135 @@
+// Package config is Lodestone's configuration: one YAML document in one
+// ConfigMap. Parse turns its text into a Config or into every error it
+// contains, each with line and column.
+//
+// A Config that exists is valid: addresses are netip values, ranges do not
+// overlap, references resolve, defaults are filled in. Nobody downstream
+// checks again. The package is a leaf: it imports nothing of ours and nothing
+// of Kubernetes, so that the allocator, the plan and the CLI can share it.
+package config
+
+import (
+	"net/netip"
+	"time"
+
+	"go4.org/netipx"
+)
+
+// Where the document lives in the cluster, unless flags say otherwise.
+const (
+	// Namespace is the namespace of Lodestone's own objects.
+	Namespace = "lodestone-system"
+	// ConfigMapName is the name of the ConfigMap that holds the document.
+	ConfigMapName = "lodestone-config"
+	// Key is the ConfigMap key whose value is the document.
+	Key = "config.yaml"
+	// APIVersion is the only document version that Parse accepts.
+	APIVersion = "lodestone.io/v1alpha1"
+	// Kind is the only document kind that Parse accepts.
+	Kind = "Config"
+)
+
+// DefaultQuarantine is how long a freed address rests before it is given to
+// another Service: long enough for neighbour caches and connections of the
+// old Service's clients to end.
+const DefaultQuarantine = 30 * time.Second
+
+// Config is one valid configuration. It is immutable: a change of the
+// document makes a new Config.
+type Config struct {
+	// ClusterID names this cluster in load balancer names and, on the wire,
+	// against other clusters on the same segment. Default: "kubernetes".
+	ClusterID string
+	// Quarantine is how long a freed address rests before it is reused by
+	// another Service.
+	Quarantine time.Duration
+	// Pools are the address pools in the order of the document.
+	Pools []Pool
+	// Advertisements say how VIPs are made known. Never empty: a document
+	// without any announces every pool by layer 2 from every node.
+	Advertisements []Advertisement
+	// Nodes is what the operator says about machines; the first entry that
+	// matches a node's name applies.
+	Nodes []NodeRule
+	// Digest identifies the document's text (hex SHA-256), for logs and
+	// metrics.
+	Digest string
+}
+
+// Pool is a named set of addresses that Services may be given.
+type Pool struct {
+	Name string
+	// Free is every address the pool may hand out: the document's addresses
+	// without its excludes and without the first and last address of each
+	// IPv4 prefix (RFC 919, RFC 3021 prefixes of 31 and 32 bits keep theirs).
+	Free *netipx.IPSet
+	// Withheld is what the document's prefixes contain but the pool never
+	// hands out: excludes, network and broadcast addresses.
+	Withheld *netipx.IPSet
+	// AutoAssign lets Services that name no pool draw from this one.
+	// Default: true.
+	AutoAssign bool
+	// Priority orders the pools that a Service without a wish draws from:
+	// lower comes first, equal ones in the order of the document.
+	// Default: 0.
+	Priority int
+	// Namespaces are the only namespaces whose Services may draw from the
+	// pool. Empty: all.
+	Namespaces []string
+	// Advertise names the advertisements that apply to the pool. Empty: all.
+	Advertise []string
+}
+
+// Allows reports whether Services of the namespace may draw from the pool.
+func (p *Pool) Allows(namespace string) bool {
+	if len(p.Namespaces) == 0 {
+		return true
+	}
+	for _, n := range p.Namespaces {
+		if n == namespace {
+			return true
+		}
+	}
+	return false
+}
+
+// Advertisement is one way of making VIPs known to the network.
+type Advertisement struct {
+	Name string
+	// NodeSelector restricts the advertisement to nodes with these labels.
+	NodeSelector Selector
+	// Layer2 announces by ARP and NDP. Nil: not by layer 2.
+	Layer2 *Layer2
+}
+
+// Layer2 are the settings of a layer-2 advertisement.
+type Layer2 struct {
+	// Interfaces are path.Match patterns of the names of the interfaces that
+	// answer and announce. Empty: every suitable one.
+	Interfaces []string
+}
+
+// NodeRule is what the operator says about the machines whose Node name
+// matches one of the patterns.
+type NodeRule struct {
+	// Names are path.Match patterns of Node names.
+	Names []string
+	// Region and Zone become the topology.kubernetes.io labels of a new
+	// node. Empty: no label.
+	Region, Zone string
+	// Gone says positively that the machine no longer exists: its Node
+	// object may be deleted.
+	Gone bool
+}
+
+// PoolOf returns the pool whose addresses, withheld ones included, contain
+// the address.
+func (c *Config) PoolOf(a netip.Addr) (*Pool, bool) {
+	for i := range c.Pools {
+		p := &c.Pools[i]
+		if p.Free.Contains(a) || p.Withheld.Contains(a) {
+			return p, true
+		}
+	}
+	return nil, false
+}

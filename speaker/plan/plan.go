@@ -1,0 +1,90 @@
+// Package plan decides what a node announces. It is pure: a Snapshot goes in,
+// a Plan comes out, with a typed reason for every VIP that the node does not
+// announce. Every speaker and the CLI get the same answer from the same
+// snapshot.
+package plan
+
+import (
+	"net/netip"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
+)
+
+// Snapshot is everything that the decision depends on.
+type Snapshot struct {
+	// Config is the configuration in force.
+	Config *config.Config
+	// Services are the LoadBalancer Services with an address of ours.
+	Services []Service
+	// Nodes are the cluster's nodes by name.
+	Nodes map[string]Node
+	// Speakers are the nodes whose speaker is alive and ready to own VIPs,
+	// this node included when it is.
+	Speakers map[string]bool
+}
+
+// Service is what the plan needs of a Service and its EndpointSlices.
+type Service struct {
+	// Name is "namespace/name".
+	Name string
+	// VIPs are the addresses in its status that Lodestone assigned.
+	VIPs []netip.Addr
+	// Local is set with externalTrafficPolicy: Local.
+	Local bool
+	// Serving is set when some endpoint of the Service takes traffic.
+	Serving bool
+	// ServingNodes are the nodes that have an endpoint that takes traffic:
+	// a ready one, or a serving one when all are terminating.
+	ServingNodes map[string]bool
+}
+
+// Node is what the plan needs of a Node.
+type Node struct {
+	Labels map[string]string
+	// Excluded is set by the label
+	// node.kubernetes.io/exclude-from-external-load-balancers.
+	Excluded bool
+	// NetworkUnavailable is the condition of that name.
+	NetworkUnavailable bool
+}
+
+// Layer2 says how a VIP is announced by layer 2 on this node.
+type Layer2 struct {
+	// Interfaces are path.Match patterns of the interfaces to answer on.
+	// Empty: every suitable one.
+	Interfaces []string
+}
+
+// Plan is what one node announces.
+type Plan struct {
+	// Layer2 are the VIPs this node owns on the segment.
+	Layer2 map[netip.Addr]Layer2
+	// Silent tells for each other VIP why this node does not announce it.
+	Silent map[netip.Addr]Silence
+}
+
+// Silence is why a node does not announce a VIP.
+type Silence struct {
+	Reason Reason
+	// Owner is the node that announces it instead. Empty: nobody does.
+	Owner string
+	// Message is a sentence for people.
+	Message string
+}
+
+// Reason is a stable code for why a node does not announce a VIP: the same
+// string in logs, metrics and the CLI.
+type Reason string
+
+// The reasons.
+const (
+	NotOwner           Reason = "NotOwner"           // another candidate owns it
+	NoAdvertisement    Reason = "NoAdvertisement"    // no advertisement applies to the pool
+	NoServingEndpoint  Reason = "NoServingEndpoint"  // no endpoint anywhere takes traffic
+	NoLocalEndpoint    Reason = "NoLocalEndpoint"    // policy Local and none on this node
+	NodeNotSelected    Reason = "NodeNotSelected"    // the advertisements select other nodes
+	NodeExcluded       Reason = "NodeExcluded"       // the exclude label is set
+	NetworkUnavailable Reason = "NetworkUnavailable" // the node's condition says so
+	SpeakerNotReady    Reason = "SpeakerNotReady"    // this node's speaker is not ready to own
+	NodeUnknown        Reason = "NodeUnknown"        // the API has no such node
+)
