@@ -1,0 +1,99 @@
+# What every target does: make help. CI runs `make check` and nothing else.
+
+SHELL       := /bin/bash
+.SHELLFLAGS := -o pipefail -ec
+.DEFAULT_GOAL := all
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
+# The time of the commit, not of the build: the same commit gives the same binary.
+DATE    ?= $(shell git log -1 --format=%cI 2>/dev/null || echo unknown)
+
+BUILDINFO := github.com/lodestone-lb/lodestone/pkg/buildinfo
+LDFLAGS   := -s -w -X $(BUILDINFO).Version=$(VERSION) -X $(BUILDINFO).Commit=$(COMMIT) -X $(BUILDINFO).Date=$(DATE)
+
+E2E     := test/e2e
+HELM    := $(CURDIR)/.cache/bin/helm
+GOLANGCI_LINT := v2.15.0
+# One fuzz target runs this long.
+FUZZTIME ?= 10s
+# Which benchmark: make bench BENCH=failover. Empty: all.
+BENCH   ?=
+# Further arguments of the test binaries: make e2e ARGS='-run TestFailover'.
+ARGS    ?=
+
+# The binaries say themselves what they were built from.
+export GOFLAGS := $(GOFLAGS) -buildvcs=false
+
+.PHONY: all help build fmt vet lint unit e2e test check bench fuzz demo lab-up lab-down manifests clean deps root
+
+all: build vet ## build and vet (the default)
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+build: ## the three binaries, into bin/
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/lodestone-controller ./cmd/controller
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/lodestone-speaker ./cmd/speaker
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/lodestone ./cmd/lodestone
+
+fmt: ## fail if a file is not formatted
+	@files=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$files" ] || { echo "not formatted (gofmt -w mends it):"; echo "$$files"; exit 1; }
+
+vet: ## go vet, both modules
+	go vet ./...
+	cd $(E2E) && go vet ./...
+
+lint: ## golangci-lint; builds it on first use, which takes minutes
+	go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_LINT) run ./...
+
+# UNIT and E2E write test2json events to standard output. The kernel is shared
+# by all tests of a machine, so the end-to-end packages run one at a time.
+UNIT = go test -json -race $(ARGS) ./...
+E2ETESTS = cd $(E2E) && go test -json -count=1 -p 1 -timeout 90m $(ARGS) ./...
+SUM  = go run ./hack/testsum $(if $(CI),-strict)
+
+unit: root ## unit and property tests with the race detector, and those in network namespaces (root)
+	{ $(UNIT); } | $(SUM)
+
+e2e: root deps build ## end-to-end tests against a real cluster (root)
+	{ $(E2ETESTS); } | $(SUM)
+
+test: root deps build ## every test; the last line counts passed, failed and skipped (root)
+	{ status=0; $(UNIT) || status=1; { $(E2ETESTS); } || status=1; exit $$status; } | $(SUM)
+
+check: fmt vet ## what CI runs: gofmt, vet, make test; with CI=true a skipped test fails
+	@$(MAKE) --no-print-directory test
+
+bench: root deps build ## benchmarks; BENCH=name runs one (root)
+	go test -run '^$$' -bench '$(or $(BENCH),.)' -benchmem ./ipam
+	cd $(E2E) && go run ./cmd/bench $(BENCH)
+
+fuzz: ## every fuzz target for FUZZTIME
+	@go test -list '^Fuzz' ./... | awk '/^Fuzz/ {name[++n] = $$1} /^ok/ {for (i = 1; i <= n; i++) print $$2, name[i]; n = 0}' | \
+	while read -r package name; do go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) "$$package"; done
+
+demo: root deps build ## a cluster with Lodestone on this machine, and a tour of it (root)
+	cd $(E2E) && go run ./cmd/lab demo
+
+lab-up: root deps build ## bring the lab cluster up (root)
+	cd $(E2E) && go run ./cmd/lab up $(ARGS)
+
+lab-down: root ## take the lab cluster down (root)
+	cd $(E2E) && go run ./cmd/lab down
+
+manifests: $(HELM) ## render deploy/manifests from the chart
+	{ sed -n '/^#/p; /^[^#]/q' deploy/manifests/header.yaml; $(HELM) template lodestone deploy/chart \
+		--namespace lodestone-system --values deploy/manifests/header.yaml; } > deploy/manifests/lodestone.yaml
+
+$(HELM): $(E2E)/cmd/helm/go.mod
+	cd $(E2E)/cmd/helm && go build -o $@ helm.sh/helm/v3/cmd/helm
+
+clean: ## remove what was built; the lab's cache stays
+	rm -rf bin dist
+
+deps:
+	hack/deps.sh
+
+root:
+	@[ "$$(id -u)" = 0 ] || { echo "this target makes network namespaces and needs root: run it with sudo" >&2; exit 1; }

@@ -1,0 +1,260 @@
+// Package lodestone_test holds the project to its own rules: who may import
+// whom, how large a thing may grow, what must be documented.
+package lodestone_test
+
+import (
+	"encoding/json"
+	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"io/fs"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/lodestone-lb/lodestone"
+
+// mayImport lists, for packages that must stay small, all that they may
+// import of ours.
+var mayImport = []struct {
+	pkg     string
+	allowed []string
+	reason  string
+}{
+	{"ipam", []string{"pkg/config"}, "the allocator is pure, so that it can be tested against a model and asked offline"},
+	{"pkg/annotation", nil, "names are constants that everybody shares"},
+	{"pkg/buildinfo", nil, "every binary links it"},
+	{"pkg/config", nil, "the configuration is a leaf: allocator, plan and CLI share it"},
+	{"speaker/bfd", []string{"speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
+	{"speaker/bgp", []string{"pkg/config", "speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
+	{"speaker/election", nil, "the election is arithmetic over names and addresses"},
+	{"speaker/layer2", []string{"pkg/config", "pkg/netstate", "speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
+	{"speaker/plan", []string{"pkg/config", "speaker/election"}, "the CLI runs the plan offline"},
+	{"speaker/route", []string{"pkg/config", "pkg/netstate", "speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
+}
+
+// mustNotLink lists what may not be in a package's binary, through whatever
+// import.
+var mustNotLink = []struct {
+	pkg    string
+	banned []string
+	reason string
+}{
+	{"ipam", []string{"k8s.io/", "sigs.k8s.io/", "github.com/prometheus/"}, "the allocator is pure"},
+	{"pkg/config", []string{"k8s.io/", "github.com/prometheus/"}, "the configuration is a leaf that the CLI links"},
+	{"speaker/election", []string{"k8s.io/", "github.com/"}, "the election is arithmetic"},
+	{"speaker/plan", []string{"k8s.io/", "github.com/prometheus/", "github.com/vishvananda/", "github.com/osrg/gobgp", "github.com/hashicorp/"}, "the CLI runs the plan offline"},
+	{"cmd/controller", []string{"github.com/vishvananda/netlink", "github.com/osrg/gobgp", "github.com/hashicorp/memberlist"}, "the controller touches no network but the API"},
+	{"cmd/lodestone", []string{"github.com/vishvananda/netlink", "github.com/osrg/gobgp", "github.com/hashicorp/memberlist"}, "the CLI runs on laptops that are not Linux"},
+}
+
+// mustNotImport lists what a package's own files may not import; what they
+// link through others does not count.
+var mustNotImport = []struct {
+	pkg    string
+	banned []string
+	reason string
+}{
+	{"ipam", []string{"net", "net/http", "os", "log", "log/slog", "context"}, "the allocator does no I/O"},
+	{"speaker/election", []string{"net", "os", "log", "log/slog", "time", "context", "math/rand", "math/rand/v2"}, "every node must come to the same answer"},
+	{"speaker/plan", []string{"net", "os", "log", "log/slog", "context", "math/rand", "math/rand/v2"}, "the same snapshot must give the same plan"},
+}
+
+// onlyIn lists the few places that may import a library.
+var onlyIn = []struct {
+	library string
+	places  []string
+	reason  string
+}{
+	{"k8s.io/client-go/", []string{"cmd", "pkg/debughttp", "pkg/kube", "pkg/provider", "pkg/servicelb", "speaker", "speaker/membership"},
+		"what talks to the API server can be named at a glance"},
+	{"github.com/vishvananda/netlink", []string{"pkg/netstate", "pkg/testnet", "speaker/route"}, "what touches the kernel's network can be named at a glance"},
+	{"github.com/osrg/gobgp", []string{"speaker/bgp"}, "BGP hides behind a session interface of ours"},
+	{"github.com/hashicorp/memberlist", []string{"speaker/membership"}, "how liveness is learnt hides behind membership"},
+}
+
+func TestImports(t *testing.T) {
+	t.Parallel()
+	packages := listPackages(t)
+	for _, r := range mayImport {
+		for _, dep := range packages[r.pkg].Imports {
+			if ours, ok := strings.CutPrefix(dep, module+"/"); ok && !slices.Contains(r.allowed, ours) {
+				t.Errorf("%s imports %s: %s", r.pkg, ours, r.reason)
+			}
+		}
+	}
+	for _, r := range mustNotLink {
+		for _, banned := range r.banned {
+			for _, dep := range packages[r.pkg].Deps {
+				if strings.HasPrefix(dep, banned) {
+					t.Errorf("%s links %s: %s", r.pkg, dep, r.reason)
+				}
+			}
+		}
+	}
+	for _, r := range mustNotImport {
+		for _, dep := range packages[r.pkg].Imports {
+			if slices.Contains(r.banned, dep) {
+				t.Errorf("%s imports %s: %s", r.pkg, dep, r.reason)
+			}
+		}
+	}
+	for name, p := range packages {
+		for _, dep := range p.Imports {
+			if strings.HasPrefix(dep, module+"/cmd/") {
+				t.Errorf("%s imports %s: commands are wiring and imported by nobody", name, dep)
+			}
+			for _, r := range onlyIn {
+				if strings.HasPrefix(dep+"/", strings.TrimSuffix(r.library, "/")+"/") && !slices.Contains(r.places, name) && !slices.Contains(r.places, path.Dir(name)) {
+					t.Errorf("%s imports %s, which belongs in %s: %s", name, dep, strings.Join(r.places, ", "), r.reason)
+				}
+			}
+		}
+	}
+}
+
+// listed is what `go list` says of a package.
+type listed struct {
+	ImportPath    string
+	Imports, Deps []string
+}
+
+// listPackages returns the main module's packages by folder.
+func listPackages(t *testing.T) map[string]listed {
+	t.Helper()
+	out, err := exec.Command("go", "list", "-e", "-json=ImportPath,Imports,Deps", "./...").Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	packages := map[string]listed{}
+	for d := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p listed
+		if err := d.Decode(&p); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		packages[strings.TrimPrefix(p.ImportPath, module+"/")] = p
+	}
+	if len(packages) < 3 {
+		t.Fatalf("go list found %d packages", len(packages))
+	}
+	return packages
+}
+
+// TestClock keeps the clock out of decisions: who decides is told the time.
+func TestClock(t *testing.T) {
+	t.Parallel()
+	for _, s := range parseSources(t) {
+		if !slices.Contains([]string{"ipam", "speaker/election", "speaker/plan", "pkg/config"}, s.folder()) {
+			continue
+		}
+		ast.Inspect(s.file, func(n ast.Node) bool {
+			sel, ok := n.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			if x, ok := sel.X.(*ast.Ident); ok && x.Name == "time" && slices.Contains([]string{"Now", "Since", "Until", "After", "Sleep"}, sel.Sel.Name) {
+				t.Errorf("%s: time.%s in a package that decides", s.at(n), sel.Sel.Name)
+			}
+			return true
+		})
+	}
+}
+
+// The budget of production code, in lines, parameters and files.
+const (
+	maxFunction   = 100
+	maxFile       = 500
+	maxMain       = 150
+	maxParameters = 4
+	maxFiles      = 10
+)
+
+func TestBudget(t *testing.T) {
+	t.Parallel()
+	files := map[string]int{}
+	documented := map[string]bool{}
+	for _, s := range parseSources(t) {
+		files[s.folder()]++
+		documented[s.folder()] = documented[s.folder()] || s.file.Doc != nil
+
+		limit := maxFile
+		if s.file.Name.Name == "main" && strings.HasPrefix(s.folder(), "cmd/") {
+			limit = maxMain
+		}
+		if n := s.fset.File(s.file.Pos()).LineCount(); n > limit {
+			t.Errorf("%s: %d lines, at most %d", s.path, n, limit)
+		}
+		for _, d := range s.file.Decls {
+			f, ok := d.(*ast.FuncDecl)
+			if !ok {
+				continue
+			}
+			if n := s.fset.Position(f.End()).Line - s.fset.Position(f.Pos()).Line; n > maxFunction {
+				t.Errorf("%s: func %s has %d lines, at most %d", s.at(f), f.Name.Name, n, maxFunction)
+			}
+			if n := f.Type.Params.NumFields(); strings.HasPrefix(f.Name.Name, "New") && n > maxParameters {
+				t.Errorf("%s: %s takes %d arguments, at most %d: take a struct", s.at(f), f.Name.Name, n, maxParameters)
+			}
+		}
+	}
+	for folder, n := range files {
+		if n > maxFiles {
+			t.Errorf("%s: %d files, at most %d: it is more than one package", folder, n, maxFiles)
+		}
+		if !documented[folder] {
+			t.Errorf("%s: no package comment", folder)
+		}
+		for _, element := range strings.Split(folder, "/") {
+			if slices.Contains([]string{"util", "utils", "common", "manager", "helper", "helpers", "misc"}, element) {
+				t.Errorf("%s: %q says nothing about what is inside", folder, element)
+			}
+		}
+	}
+}
+
+// source is one parsed production file.
+type source struct {
+	path string
+	fset *token.FileSet
+	file *ast.File
+}
+
+func (s source) folder() string       { return filepath.ToSlash(filepath.Dir(s.path)) }
+func (s source) at(n ast.Node) string { return s.fset.Position(n.Pos()).String() }
+
+// parseSources parses every Go file of the repository, all modules, that is
+// not a test.
+func parseSources(t *testing.T) []source {
+	t.Helper()
+	var sources []source
+	err := filepath.WalkDir(".", func(p string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && p != "." && (strings.HasPrefix(d.Name(), ".") || slices.Contains([]string{"bin", "dist", "testdata"}, d.Name())) {
+			return fs.SkipDir
+		}
+		if !strings.HasSuffix(p, ".go") || strings.HasSuffix(p, "_test.go") {
+			return nil
+		}
+		fset := token.NewFileSet()
+		f, err := parser.ParseFile(fset, p, nil, parser.ParseComments)
+		if err != nil {
+			return err
+		}
+		sources = append(sources, source{p, fset, f})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sources
+}

@@ -1,0 +1,79 @@
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestSummary(t *testing.T) {
+	tests := []struct {
+		name, events, want string
+		strict, ok         bool
+	}{
+		{
+			name: "all pass",
+			events: `{"Action":"run","Package":"p","Test":"TestA"}
+{"Action":"output","Package":"p","Test":"TestA","Output":"noise\n"}
+{"Action":"pass","Package":"p","Test":"TestA"}
+{"Action":"pass","Package":"p","Elapsed":1}
+{"Action":"skip","Package":"without/tests"}`,
+			want:   "ok   p (1 tests, 1.0s)\n1 passed, 0 failed, 0 skipped\n",
+			strict: true,
+			ok:     true,
+		},
+		{
+			name: "a failed test shows its output",
+			events: `{"Action":"run","Package":"p","Test":"TestA"}
+{"Action":"output","Package":"p","Test":"TestA","Output":"got 1, want 2\n"}
+{"Action":"fail","Package":"p","Test":"TestA"}
+{"Action":"fail","Package":"p"}`,
+			want: "FAIL p TestA\ngot 1, want 2\nFAIL p (1 tests, 0.0s)\n0 passed, 1 failed, 0 skipped\n",
+		},
+		{
+			name: "a test that never ends is a failed one",
+			events: `{"Action":"run","Package":"p","Test":"TestA"}
+{"Action":"output","Package":"p","Test":"TestA","Output":"panic: timed out\n"}
+{"Action":"fail","Package":"p"}`,
+			want: "FAIL p TestA\npanic: timed out\nFAIL p (1 tests, 0.0s)\n0 passed, 1 failed, 0 skipped\n",
+		},
+		{
+			name: "a package that does not build is a failed test",
+			events: `{"ImportPath":"p [p.test]","Action":"build-output","Output":"p.go:1: broken\n"}
+{"ImportPath":"p [p.test]","Action":"build-fail"}
+{"Action":"output","Package":"p","Output":"FAIL p [build failed]\n"}
+{"Action":"fail","Package":"p"}`,
+			want: "p.go:1: broken\nFAIL p [build failed]\nFAIL p (0 tests, 0.0s)\n0 passed, 1 failed, 0 skipped\n",
+		},
+		{
+			name: "strict refuses a skipped test and says why it was",
+			events: `{"Action":"run","Package":"p","Test":"TestA"}
+{"Action":"pass","Package":"p","Test":"TestA"}
+{"Action":"run","Package":"p","Test":"TestB"}
+{"Action":"output","Package":"p","Test":"TestB","Output":"needs root\n"}
+{"Action":"skip","Package":"p","Test":"TestB"}
+{"Action":"pass","Package":"p"}`,
+			want:   "SKIP p TestB\nneeds root\nok   p (2 tests, 0.0s)\n1 passed, 0 failed, 1 skipped\n",
+			strict: true,
+		},
+		{
+			name:   "no test at all is a failure",
+			events: "go: cannot load module\n",
+			want:   "go: cannot load module\n0 passed, 0 failed, 0 skipped\n",
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var out strings.Builder
+			s := newSummary(&out)
+			if err := s.read(strings.NewReader(tt.events)); err != nil {
+				t.Fatal(err)
+			}
+			if ok := s.close(tt.strict); ok != tt.ok {
+				t.Errorf("close: %v, want %v", ok, tt.ok)
+			}
+			if out.String() != tt.want {
+				t.Errorf("printed:\n%s\nwant:\n%s", out.String(), tt.want)
+			}
+		})
+	}
+}
