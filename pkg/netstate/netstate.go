@@ -1,0 +1,305 @@
+// Package netstate is a live view of the network interfaces of this process's
+// network namespace, learnt from netlink: a host-network pod sees the
+// machine's /sys but the right netlink.
+package netstate
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/netip"
+	"reflect"
+	"slices"
+	"sync/atomic"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"go4.org/netipx"
+	"golang.org/x/sys/unix"
+)
+
+// Interface is a network interface at one moment.
+type Interface struct {
+	Index int
+	Name  string
+	// Kind is the kernel's name of the driver's kind: "device", "veth",
+	// "bridge", "bond", "vlan", "tuntap", ...
+	Kind         string
+	HardwareAddr net.HardwareAddr
+	// Up is set when the interface can carry packets: administratively up,
+	// with a carrier (RFC 2863 operational status up, or unknown for drivers
+	// that do not say).
+	Up bool
+	// Loopback, Ethernet and NoARP tell what runs on the link.
+	Loopback, Ethernet, NoARP bool
+	MTU                       int
+	// Master is the index of the bridge, bond or VRF that the interface is
+	// enslaved to. Zero: none.
+	Master int
+	// Addrs are the addresses, in order.
+	Addrs []netip.Prefix
+}
+
+// receiveBuffer holds the notifications of a burst (a node that starts a
+// hundred pods) until we read them. An overrun costs a full resync, no more.
+const receiveBuffer = 1 << 20
+
+// Options are what a Watcher needs. The zero value works.
+type Options struct {
+	// Namespace is the network namespace to watch. Nil: this process's own.
+	Namespace *netns.NsHandle
+	// Log may be nil.
+	Log *slog.Logger
+}
+
+// Watcher is a task that keeps the view. It subscribes and never polls.
+type Watcher struct {
+	namespace netns.NsHandle
+	log       *slog.Logger
+	buffer    int
+	ready     chan struct{}
+	view      atomic.Pointer[view]
+}
+
+// view is what the Watcher knew at one moment.
+type view struct {
+	interfaces []Interface
+	changed    chan struct{} // closed when there is a newer view
+}
+
+// New returns a Watcher that knows no interface until it runs.
+func New(o Options) *Watcher {
+	w := &Watcher{namespace: netns.None(), log: o.Log, buffer: receiveBuffer, ready: make(chan struct{})}
+	if o.Namespace != nil {
+		w.namespace = *o.Namespace
+	}
+	if w.log == nil {
+		w.log = slog.New(slog.DiscardHandler)
+	}
+	w.view.Store(&view{changed: make(chan struct{})})
+	return w
+}
+
+// String names the task.
+func (w *Watcher) String() string { return "netstate" }
+
+// Ready is closed once Interfaces tells all interfaces.
+func (w *Watcher) Ready() <-chan struct{} { return w.ready }
+
+// Interfaces returns the interfaces, ordered by index. The slice is shared:
+// do not modify it.
+func (w *Watcher) Interfaces() []Interface { return w.view.Load().interfaces }
+
+// Changed returns a channel that is closed when Interfaces has something new.
+// Ask for it before Interfaces and nothing is missed.
+func (w *Watcher) Changed() <-chan struct{} { return w.view.Load().changed }
+
+// Run keeps the view until ctx ends. Lost notifications cost a resync; an
+// error is returned only when the kernel refuses to list or to notify.
+func (w *Watcher) Run(ctx context.Context) error {
+	for {
+		lost, err := w.follow(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		w.log.Debug("resyncing interfaces", "cause", lost)
+	}
+}
+
+// follow subscribes, lists everything, then applies notifications until some
+// are lost. Those that came before the list was made are applied again, which
+// does no harm: each carries the whole state of its object, and the last one
+// wins.
+func (w *Watcher) follow(ctx context.Context) (lost, err error) {
+	s, err := subscribe(w.namespace, w.buffer)
+	if err != nil {
+		return nil, err
+	}
+	defer s.close()
+	t, err := list(ctx, w.namespace)
+	if err != nil {
+		return nil, err
+	}
+	w.publish(t)
+	for {
+		changed := false
+		select {
+		case <-ctx.Done():
+			return nil, nil
+		case u, ok := <-s.links:
+			if !ok {
+				return <-s.lost, nil
+			}
+			changed = t.link(u)
+		case u, ok := <-s.addrs:
+			if !ok {
+				return <-s.lost, nil
+			}
+			changed = t.addr(u)
+		}
+		if changed {
+			w.publish(t)
+		}
+	}
+}
+
+// publish makes the table the current view, if it differs.
+func (w *Watcher) publish(t table) {
+	next := slices.SortedFunc(maps.Values(t), func(a, b Interface) int { return cmp.Compare(a.Index, b.Index) })
+	// An address may be notified before its interface.
+	next = slices.DeleteFunc(next, func(i Interface) bool { return i.Name == "" })
+	old := w.view.Load()
+	if !reflect.DeepEqual(old.interfaces, next) {
+		w.view.Store(&view{interfaces: next, changed: make(chan struct{})})
+		close(old.changed)
+	}
+	select {
+	case <-w.ready:
+	default:
+		close(w.ready)
+	}
+}
+
+// subscription is a stream of notifications. Both channels are closed by the
+// end of their socket, whose cause is then in lost.
+type subscription struct {
+	links chan netlink.LinkUpdate
+	addrs chan netlink.AddrUpdate
+	lost  chan error
+	done  chan struct{}
+}
+
+func subscribe(namespace netns.NsHandle, buffer int) (*subscription, error) {
+	s := &subscription{
+		links: make(chan netlink.LinkUpdate),
+		addrs: make(chan netlink.AddrUpdate),
+		lost:  make(chan error, 2),
+		done:  make(chan struct{}),
+	}
+	fail := func(err error) {
+		select {
+		case s.lost <- err:
+		default: // a third error: the first says enough
+		}
+	}
+	err := netlink.LinkSubscribeWithOptions(s.links, s.done, netlink.LinkSubscribeOptions{
+		Namespace: &namespace, ErrorCallback: fail, ReceiveBufferSize: buffer})
+	if err != nil {
+		return nil, fmt.Errorf("subscribe to links: %w", err)
+	}
+	err = netlink.AddrSubscribeWithOptions(s.addrs, s.done, netlink.AddrSubscribeOptions{
+		Namespace: &namespace, ErrorCallback: fail, ReceiveBufferSize: buffer})
+	if err != nil {
+		close(s.done)
+		drain(s.links)
+		return nil, fmt.Errorf("subscribe to addresses: %w", err)
+	}
+	return s, nil
+}
+
+// close closes the sockets and waits for their readers.
+func (s *subscription) close() {
+	close(s.done)
+	drain(s.links)
+	drain(s.addrs)
+}
+
+func drain[T any](c <-chan T) {
+	for range c {
+	}
+}
+
+// table is the state by interface index.
+type table map[int]Interface
+
+func list(ctx context.Context, namespace netns.NsHandle) (table, error) {
+	h, err := netlink.NewHandleAt(namespace, unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink: %w", err)
+	}
+	defer h.Close()
+	links, err := whole(ctx, h.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	addrs, err := whole(ctx, func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	t := table{}
+	for _, l := range links {
+		t.link(netlink.LinkUpdate{Header: unix.NlMsghdr{Type: unix.RTM_NEWLINK}, Link: l})
+	}
+	for _, a := range addrs {
+		t.addr(netlink.AddrUpdate{LinkIndex: a.LinkIndex, LinkAddress: *a.IPNet, NewAddr: true})
+	}
+	return t, nil
+}
+
+// whole asks again while the kernel says that the list changed under it.
+func whole[T any](ctx context.Context, ask func() ([]T, error)) ([]T, error) {
+	for {
+		got, err := ask()
+		if !errors.Is(err, netlink.ErrDumpInterrupted) || ctx.Err() != nil {
+			return got, err
+		}
+	}
+}
+
+// link applies a notification and reports whether it changed something.
+func (t table) link(u netlink.LinkUpdate) bool {
+	a := u.Attrs()
+	if u.Family != unix.AF_UNSPEC {
+		return false // a bridge speaks of its port: an AF_BRIDGE RTM_DELLINK deletes no interface
+	}
+	old := t[a.Index]
+	if u.Header.Type == unix.RTM_DELLINK {
+		delete(t, a.Index)
+		return old.Name != ""
+	}
+	// The kernel sets IFF_RUNNING from the operational status.
+	const up = unix.IFF_UP | unix.IFF_RUNNING
+	next := Interface{
+		Index:        a.Index,
+		Name:         a.Name,
+		Kind:         u.Type(),
+		HardwareAddr: a.HardwareAddr,
+		Up:           a.RawFlags&up == up,
+		Loopback:     a.RawFlags&unix.IFF_LOOPBACK != 0,
+		Ethernet:     a.EncapType == "ether",
+		NoARP:        a.RawFlags&unix.IFF_NOARP != 0,
+		MTU:          a.MTU,
+		Master:       a.MasterIndex,
+		Addrs:        old.Addrs,
+	}
+	t[a.Index] = next
+	return !reflect.DeepEqual(old, next)
+}
+
+// addr applies a notification and reports whether it changed something.
+func (t table) addr(u netlink.AddrUpdate) bool {
+	p, ok := netipx.FromStdIPNet(&u.LinkAddress)
+	if !ok {
+		return false
+	}
+	i := t[u.LinkIndex]
+	at, found := slices.BinarySearchFunc(i.Addrs, p, netip.Prefix.Compare)
+	if found == u.NewAddr {
+		return false
+	}
+	// Views share the old slice, so the new one is a copy.
+	if u.NewAddr {
+		i.Addrs = slices.Insert(slices.Clone(i.Addrs), at, p)
+	} else {
+		i.Addrs = slices.Delete(slices.Clone(i.Addrs), at, at+1)
+	}
+	t[u.LinkIndex] = i
+	return true
+}

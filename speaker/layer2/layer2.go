@@ -1,0 +1,400 @@
+// Package layer2 announces VIPs on the local segment: it answers who asks for
+// a VIP that this node owns, and tells everybody when ownership comes here.
+// The addresses are on no interface of the node; kube-proxy takes the traffic
+// once it arrives.
+//
+// One goroutine, Run, owns all state. For each interface in use it keeps a
+// port: a packet socket, a task that answers and a task that announces. Both
+// read an immutable set of owned VIPs through an atomic pointer, so answering
+// takes no lock.
+package layer2
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
+
+	"github.com/lodestone-lb/lodestone/pkg/netstate"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// A socket that failed is opened again after the first delay, which doubles
+// up to the last one. A port that lived longer than that starts afresh.
+const (
+	firstRetry = 100 * time.Millisecond
+	lastRetry  = 30 * time.Second
+)
+
+// conflictLog is how often the log says that a VIP is claimed by somebody
+// else: as often as RFC 5227 section 2.4 allows a defence (DEFEND_INTERVAL).
+const conflictLog = 10 * time.Second
+
+// ErrStopped is returned by Set when Run has ended.
+var ErrStopped = errors.New("the layer-2 announcer has stopped")
+
+// Interfaces is the live view of the node's interfaces; netstate.Watcher is
+// one.
+type Interfaces interface {
+	Ready() <-chan struct{}
+	// Changed returns a channel that is closed by the next change.
+	Changed() <-chan struct{}
+	Interfaces() []netstate.Interface
+}
+
+// Options are what an Announcer needs.
+type Options struct {
+	Interfaces Interfaces
+	Log        *slog.Logger
+	Registry   prometheus.Registerer
+	// Listen opens sockets. Nil: ListenPacket.
+	Listen Listen
+	// Refresh repeats the announcement of every owned VIP this often: switch
+	// tables age out before gateways' neighbour entries do. Zero: never.
+	Refresh time.Duration
+	// Conflict is told about every packet in which somebody else claims a VIP
+	// that this node announces. It is called while packets wait: it must not
+	// block. May be nil.
+	Conflict func(Conflict)
+}
+
+// Conflict says that a foreign host claims a VIP that this node announces.
+type Conflict struct {
+	VIP          netip.Addr
+	Interface    string
+	HardwareAddr string
+}
+
+// Announcer is the layer-2 announcer: a task with one verb, Set.
+type Announcer struct {
+	interfaces Interfaces
+	log        *slog.Logger
+	listen     Listen
+	refresh    time.Duration
+	conflict   func(Conflict)
+	metrics    *metrics
+
+	sets    chan setting
+	exited  chan *port
+	ready   chan struct{}
+	stopped chan struct{}
+
+	// Owned by Run.
+	set      map[netip.Addr]plan.Layer2
+	vips     owned             // those of set
+	groups   []group           // the same by where they are announced
+	want     map[portKey]owned // the ports that there should be
+	ports    map[portKey]*port // those that there are
+	failures map[portKey]*failure
+	fatal    error
+
+	// Read by everybody, immutable.
+	own       atomic.Pointer[map[mac]bool] // the node's own hardware addresses
+	published atomic.Pointer[state]
+}
+
+// owned is a set of VIPs. It is never modified once a port or a state has it.
+type owned map[netip.Addr]*ownership
+
+// ownership is one uninterrupted time of owning a VIP; its pointer is its
+// identity.
+type ownership struct {
+	vip   netip.Addr
+	since time.Time
+	// warned is when the last conflict was logged, in Unix nanoseconds.
+	warned atomic.Int64
+}
+
+// setting is a call of Set.
+type setting struct {
+	want map[netip.Addr]plan.Layer2
+	done chan struct{}
+}
+
+// failure is a port that could not be opened or broke.
+type failure struct {
+	err   error
+	delay time.Duration
+	until time.Time
+}
+
+// New returns an Announcer that does nothing until it runs.
+func New(o Options) *Announcer {
+	a := &Announcer{
+		interfaces: o.Interfaces,
+		log:        o.Log,
+		listen:     o.Listen,
+		refresh:    o.Refresh,
+		conflict:   o.Conflict,
+		sets:       make(chan setting),
+		exited:     make(chan *port),
+		ready:      make(chan struct{}),
+		stopped:    make(chan struct{}),
+		ports:      map[portKey]*port{},
+		failures:   map[portKey]*failure{},
+	}
+	if a.listen == nil {
+		a.listen = ListenPacket
+	}
+	if a.conflict == nil {
+		a.conflict = func(Conflict) {}
+	}
+	a.own.Store(&map[mac]bool{})
+	a.published.Store(&state{})
+	a.metrics = newMetrics(o.Registry, func() float64 { return float64(len(a.published.Load().vips)) })
+	return a
+}
+
+// String names the task.
+func (a *Announcer) String() string { return "layer2" }
+
+// Ready is closed once the interfaces are known and Set has its effect at
+// once.
+func (a *Announcer) Ready() <-chan struct{} { return a.ready }
+
+// Set replaces the whole set of VIPs that this node announces. When it
+// returns nil, no packet for a VIP that is no longer in the set will be sent,
+// and the announcement of the new ones has begun. What keeps a VIP from being
+// announced (IPv6, no such interface, a socket that cannot be opened) is no
+// error: Status tells it, and the announcer keeps trying by itself. Set waits
+// for Run, and after Run it returns ErrStopped.
+func (a *Announcer) Set(ctx context.Context, want map[netip.Addr]plan.Layer2) error {
+	s := setting{want, make(chan struct{})}
+	select {
+	case a.sets <- s:
+	case <-a.stopped:
+		return ErrStopped
+	case <-ctx.Done():
+		return fmt.Errorf("set layer-2 announcements: %w", ctx.Err())
+	}
+	<-s.done // soon: what Run does here never waits for the network
+	return nil
+}
+
+// Run announces until ctx ends, then closes all sockets. It fails only if no
+// socket can ever be opened, see recoverable.
+func (a *Announcer) Run(ctx context.Context) error {
+	defer close(a.stopped)
+	defer a.closeAll()
+	changed, synced := a.interfaces.Changed(), a.interfaces.Ready()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-synced:
+			synced = nil
+			a.reconcile(ctx)
+			close(a.ready)
+		case <-changed:
+			changed = a.interfaces.Changed()
+			a.reconcile(ctx)
+		case <-a.retry():
+			a.reconcile(ctx)
+		case p := <-a.exited:
+			if a.ports[p.key] == p { // or Run closed it meanwhile
+				a.closePort(p)
+				a.fail(p.key, p.err, time.Since(p.opened))
+				a.publish()
+			}
+		case s := <-a.sets:
+			a.apply(ctx, s.want)
+			close(s.done)
+		}
+		if a.fatal != nil {
+			return a.fatal
+		}
+	}
+}
+
+// apply makes want the set of owned VIPs. A VIP that stays keeps its
+// ownership, so that only interfaces that are new to it hear of it.
+func (a *Announcer) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) {
+	same := func(a, b plan.Layer2) bool { return slices.Equal(a.Interfaces, b.Interfaces) }
+	if maps.EqualFunc(a.set, want, same) {
+		return
+	}
+	old, now := a.vips, time.Now()
+	a.vips, a.set = make(owned, len(want)), make(map[netip.Addr]plan.Layer2, len(want))
+	for vip, l := range want {
+		a.set[vip] = plan.Layer2{Interfaces: slices.Clone(l.Interfaces)}
+		if a.vips[vip] = old[vip]; old[vip] == nil {
+			a.vips[vip] = &ownership{vip: vip, since: now}
+		}
+	}
+	a.groups = grouped(a.set, a.vips)
+	a.reconcile(ctx)
+	a.logTransitions(old)
+}
+
+// logTransitions logs what changed hands, in order.
+func (a *Announcer) logTransitions(old owned) {
+	for _, vip := range sorted(old) {
+		if a.vips[vip] == nil {
+			a.log.Info("withdrawn", "vip", vip)
+		}
+	}
+	for _, v := range a.Status().VIPs {
+		switch {
+		case old[v.Addr] != nil:
+		case v.Reason != "":
+			a.log.Info("owned but not announced", "vip", v.Addr, "reason", v.Reason)
+		default:
+			a.log.Info("announcing", "vip", v.Addr, "interfaces", v.Interfaces)
+		}
+	}
+}
+
+// reconcile makes the ports what VIPs and interfaces demand: it stops
+// answering before it starts.
+func (a *Announcer) reconcile(ctx context.Context) {
+	interfaces := a.interfaces.Interfaces()
+	own := hardwareAddrs(interfaces)
+	a.own.Store(&own)
+	a.want = a.wanted(interfaces)
+	for key, p := range a.ports {
+		if vips := a.want[key]; vips != nil {
+			p.set(vips)
+		} else {
+			a.closePort(p)
+		}
+	}
+	maps.DeleteFunc(a.failures, func(key portKey, _ *failure) bool { return a.want[key] == nil })
+	for key, vips := range a.want {
+		if f := a.failures[key]; a.ports[key] != nil || f != nil && time.Until(f.until) > 0 {
+			continue
+		}
+		if err := a.open(ctx, key, vips); err != nil {
+			a.fail(key, err, 0)
+		}
+	}
+	a.publish()
+}
+
+// wanted returns the ports that there should be, with their VIPs.
+func (a *Announcer) wanted(interfaces []netstate.Interface) map[portKey]owned {
+	want := map[portKey]owned{}
+	for _, i := range interfaces {
+		enslaved := isPort(i, interfaces)
+		for _, g := range a.groups {
+			if !suitable(i, enslaved, g.interfaces) {
+				continue
+			}
+			key := portKey{g.protocol, i.Index, i.Name, hardwareAddr(i.HardwareAddr), enslaved}
+			if want[key] == nil {
+				want[key] = g.vips // shared, never modified
+			} else {
+				both := maps.Clone(want[key])
+				maps.Copy(both, g.vips)
+				want[key] = both
+			}
+		}
+	}
+	return want
+}
+
+// fail records that a port broke after it lived, and when to try again.
+func (a *Announcer) fail(key portKey, err error, lived time.Duration) {
+	if !recoverable(err) {
+		a.fatal = err
+	}
+	f := a.failures[key]
+	if f == nil || lived > lastRetry {
+		f = &failure{delay: firstRetry}
+		a.log.Warn("interface failed", "interface", key.name, "err", err)
+	}
+	a.failures[key] = &failure{err: err, delay: min(2*f.delay, lastRetry), until: time.Now().Add(f.delay)}
+}
+
+// retry returns a channel that fires when the next failed port is to be
+// opened again. Nil: there is none.
+func (a *Announcer) retry() <-chan time.Time {
+	var next *failure
+	for key, f := range a.failures {
+		if a.ports[key] == nil && (next == nil || f.until.Before(next.until)) {
+			next = f
+		}
+	}
+	if next == nil {
+		return nil
+	}
+	return time.After(time.Until(next.until))
+}
+
+// reportConflict counts nothing and logs little: somebody may claim a VIP a
+// thousand times a second.
+func (a *Announcer) reportConflict(o *ownership, c Conflict) {
+	now, last := time.Now().UnixNano(), o.warned.Load()
+	if now-last >= int64(conflictLog) && o.warned.CompareAndSwap(last, now) {
+		a.log.Warn("foreign host claims a VIP", "vip", c.VIP, "interface", c.Interface, "hardware_addr", c.HardwareAddr)
+	}
+	a.conflict(c)
+}
+
+func (a *Announcer) closePort(p *port) {
+	p.close()
+	delete(a.ports, p.key)
+}
+
+func (a *Announcer) closeAll() {
+	for _, p := range a.ports {
+		a.closePort(p)
+	}
+	a.vips, a.want = nil, nil
+	a.publish()
+}
+
+// recoverable is the one place that says which errors of a socket pass: all
+// but those that no interface and no time will change.
+func recoverable(err error) bool {
+	switch {
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES): // the process lacks NET_RAW
+		return false
+	case errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EPROTONOSUPPORT): // the kernel lacks packet sockets
+		return false
+	}
+	return true // ENETDOWN, ENODEV, ENXIO, EMFILE, ENOBUFS, ...
+}
+
+// group is the VIPs of one protocol that are announced on the same
+// interfaces. There are few groups and many VIPs.
+type group struct {
+	protocol   protocol
+	interfaces []string
+	vips       owned
+}
+
+func grouped(want map[netip.Addr]plan.Layer2, vips owned) []group {
+	type key struct {
+		protocol   protocol
+		interfaces string
+	}
+	index, groups := map[key]int{}, []group(nil)
+	for vip, l := range want {
+		p := protocolOf(vip)
+		if p == nil {
+			continue
+		}
+		k := key{p, strings.Join(l.Interfaces, " ")}
+		at, ok := index[k]
+		if !ok {
+			at, index[k] = len(groups), len(groups)
+			groups = append(groups, group{p, l.Interfaces, owned{}})
+		}
+		groups[at].vips[vip] = vips[vip]
+	}
+	return groups
+}
+
+// sorted returns the VIPs in order.
+func sorted(vips owned) []netip.Addr {
+	return slices.SortedFunc(maps.Keys(vips), netip.Addr.Compare)
+}

@@ -1,0 +1,51 @@
+package layer2
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// Names of the metrics.
+const (
+	metricRequests      = "lodestone_layer2_requests_total"
+	metricReplies       = "lodestone_layer2_replies_total"
+	metricAnnouncements = "lodestone_layer2_announcements_total"
+	metricConflicts     = "lodestone_layer2_conflicts_total"
+	metricErrors        = "lodestone_layer2_errors_total"
+	metricOwned         = "lodestone_layer2_owned_vips"
+)
+
+type metrics struct {
+	requests, replies, announcements, conflicts, errors *prometheus.CounterVec
+}
+
+func newMetrics(r prometheus.Registerer, owned func() float64) *metrics {
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, append(labels, "interface"))
+		r.MustRegister(c)
+		return c
+	}
+	r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: metricOwned, Help: "VIPs that this node owns on the local segment."}, owned))
+	return &metrics{
+		requests:      counter(metricRequests, "Requests for the address of a VIP that this node owns."),
+		replies:       counter(metricReplies, "Requests answered."),
+		announcements: counter(metricAnnouncements, "Gratuitous announcement frames sent."),
+		conflicts:     counter(metricConflicts, "Packets in which a foreign host claims a VIP that this node owns."),
+		errors:        counter(metricErrors, "Errors of sockets, by operation: open, receive, send.", "operation"),
+	}
+}
+
+// counters are the metrics of one interface.
+type counters struct {
+	requests, replies, announcements, conflicts, openErrors, receiveErrors, sendErrors prometheus.Counter
+}
+
+func (m *metrics) of(name string) counters {
+	return counters{
+		requests:      m.requests.WithLabelValues(name),
+		replies:       m.replies.WithLabelValues(name),
+		announcements: m.announcements.WithLabelValues(name),
+		conflicts:     m.conflicts.WithLabelValues(name),
+		openErrors:    m.errors.WithLabelValues("open", name),
+		receiveErrors: m.errors.WithLabelValues("receive", name),
+		sendErrors:    m.errors.WithLabelValues("send", name),
+	}
+}
