@@ -1,0 +1,361 @@
+package plan_test
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"go4.org/netipx"
+	"pgregory.net/rapid"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+var (
+	vip  = netip.MustParseAddr("203.0.113.1")
+	vip6 = netip.MustParseAddr("2001:db8::1")
+)
+
+// labelled selects the nodes whose label "on" is one of the values.
+func labelled(values ...string) config.Selector {
+	return config.Selector{{Key: "on", Operator: config.In, Values: values}}
+}
+
+func pool(name string, advertise []string, prefixes ...string) config.Pool {
+	var b netipx.IPSetBuilder
+	for _, p := range prefixes {
+		b.AddPrefix(netip.MustParsePrefix(p))
+	}
+	free, _ := b.IPSet()
+	return config.Pool{Name: name, Free: free, Withheld: &netipx.IPSet{}, Advertise: advertise}
+}
+
+// story is one cluster and what becomes of its VIPs.
+type story struct {
+	plan.Snapshot
+	t *testing.T
+}
+
+// newStory starts with nodes n1, n2, n3, all well, one pool announced from
+// everywhere, and Service "web" with a VIP of each family and endpoints on n1
+// and n2.
+func newStory(t *testing.T) *story {
+	s := &story{t: t, Snapshot: plan.Snapshot{
+		Config: &config.Config{
+			Pools:          []config.Pool{pool("lan", nil, "203.0.113.0/24", "2001:db8::/64")},
+			Advertisements: []config.Advertisement{{Name: "all", Layer2: &config.Layer2{}}},
+		},
+		Nodes:    map[string]plan.Node{},
+		Speakers: map[string]bool{},
+	}}
+	for _, n := range []string{"n1", "n2", "n3"} {
+		s.Nodes[n] = plan.Node{Labels: map[string]string{"on": n}}
+		s.Speakers[n] = true
+	}
+	s.service("default/web", "n1", "n2").VIPs = []netip.Addr{vip, vip6}
+	return s
+}
+
+func (s *story) service(name string, endpoints ...string) *plan.Service {
+	svc := plan.Service{Name: name, VIPs: []netip.Addr{vip}, Serving: len(endpoints) > 0, ServingNodes: map[string]bool{}}
+	for _, n := range endpoints {
+		svc.ServingNodes[n] = true
+	}
+	s.Services = append(s.Services, svc)
+	return &s.Services[len(s.Services)-1]
+}
+
+func (s *story) node(name string, change func(*plan.Node)) {
+	n := s.Nodes[name]
+	change(&n)
+	s.Nodes[name] = n
+}
+
+// owner returns who announces the VIP, after checking that all plans agree.
+func (s *story) owner(vip netip.Addr) string {
+	s.t.Helper()
+	owner, known := plan.Owners(s.Snapshot)[vip]
+	if !known {
+		s.t.Fatalf("VIP %s is not in the plan", vip)
+	}
+	for n := range s.Nodes {
+		p := plan.Make(n, s.Snapshot)
+		if _, announced := p.Layer2[vip]; announced != (n == owner) {
+			s.t.Fatalf("node %s announces %s: %v; the owner is %q", n, vip, announced, owner)
+		}
+	}
+	return owner
+}
+
+func (s *story) wantOwner(vip netip.Addr, among ...string) {
+	s.t.Helper()
+	if owner := s.owner(vip); !slices.Contains(among, owner) {
+		s.t.Errorf("owner of %s is %q, want one of %q", vip, owner, among)
+	}
+}
+
+func (s *story) wantSilent(node string, vip netip.Addr, reason plan.Reason) {
+	s.t.Helper()
+	s.owner(vip)
+	if got := plan.Make(node, s.Snapshot).Silent[vip]; got.Reason != reason || got.Message == "" {
+		s.t.Errorf("node %s about %s: %+v, want reason %s", node, vip, got, reason)
+	}
+}
+
+func (s *story) wantInterfaces(node string, want ...string) {
+	s.t.Helper()
+	got, ok := plan.Make(node, s.Snapshot).Layer2[vip]
+	if !ok || !slices.Equal(got.Interfaces, want) {
+		s.t.Errorf("node %s announces %v on %q, want %q", node, ok, got.Interfaces, want)
+	}
+}
+
+var stories = map[string]func(*story){
+	"1 a Cluster-policy Service has exactly one owner per family": func(s *story) {
+		s.wantOwner(vip, "n1", "n2", "n3")
+		s.wantOwner(vip6, "n1", "n2", "n3")
+	},
+	"2 with policy Local only a node with an endpoint answers": func(s *story) {
+		s.Services[0].Local = true
+		s.wantOwner(vip, "n1", "n2")
+		s.wantSilent("n3", vip, plan.NoLocalEndpoint)
+		delete(s.Services[0].ServingNodes, "n1")
+		s.wantOwner(vip, "n2")
+	},
+	"2 endpoints that are on no node are nobody's Local": func(s *story) {
+		s.Services[0].Local, s.Services[0].ServingNodes = true, nil
+		s.wantOwner(vip, "")
+		s.wantSilent("n1", vip, plan.NoLocalEndpoint)
+	},
+	"a Service without a serving endpoint is withdrawn": func(s *story) {
+		s.Services[0].Serving, s.Services[0].ServingNodes = false, nil
+		s.wantOwner(vip, "")
+		s.wantSilent("n1", vip, plan.NoServingEndpoint)
+	},
+	"4 a node without network is not used": func(s *story) {
+		owner := s.owner(vip)
+		s.node(owner, func(n *plan.Node) { n.NetworkUnavailable = true })
+		s.wantSilent(owner, vip, plan.NetworkUnavailable)
+	},
+	"5 the exclude label moves the VIP, removing it brings it back": func(s *story) {
+		owner := s.owner(vip)
+		s.node(owner, func(n *plan.Node) { n.Excluded = true })
+		s.wantSilent(owner, vip, plan.NodeExcluded)
+		s.node(owner, func(n *plan.Node) { n.Excluded = false })
+		s.wantOwner(vip, owner)
+	},
+	"6 a shared address has one owner, which all its Services accept": func(s *story) {
+		s.service("default/dns", "n2", "n3").Local = true
+		s.wantOwner(vip, "n2", "n3")
+		s.service("default/syslog", "n3").Local = true
+		s.wantOwner(vip, "n3")
+		s.wantSilent("n2", vip, plan.NoLocalEndpoint)
+	},
+	"6 a Service without endpoints does not silence those that share its address": func(s *story) {
+		s.service("default/empty").Local = true
+		s.wantOwner(vip, "n1", "n2", "n3")
+	},
+	"7 node selectors: one, several, relabelled live": func(s *story) {
+		s.Config.Advertisements[0].NodeSelector = labelled("n3")
+		s.wantOwner(vip, "n3")
+		s.wantSilent("n1", vip, plan.NodeNotSelected)
+		s.Config.Advertisements[0].NodeSelector = labelled("n1", "n2")
+		s.wantOwner(vip, "n1", "n2")
+		s.node("n2", func(n *plan.Node) { n.Labels = nil })
+		s.wantOwner(vip, "n1")
+		s.node("n1", func(n *plan.Node) { n.Labels = nil })
+		s.wantOwner(vip, "")
+		s.wantSilent("n1", vip, plan.NodeNotSelected)
+	},
+	"8 interfaces are the union of the advertisements that select the node": func(s *story) {
+		s.Config.Advertisements = []config.Advertisement{
+			{Name: "a", NodeSelector: labelled("n1"), Layer2: &config.Layer2{Interfaces: []string{"eth*", "bond0"}}},
+			{Name: "b", NodeSelector: labelled("n1"), Layer2: &config.Layer2{Interfaces: []string{"vlan7", "eth*"}}},
+			{Name: "c", NodeSelector: labelled("n2"), Layer2: &config.Layer2{}},
+		}
+		s.Speakers["n2"] = false
+		s.wantInterfaces("n1", "bond0", "eth*", "vlan7")
+		s.Config.Advertisements[2].NodeSelector = labelled("n1")
+		s.wantInterfaces("n1")
+	},
+	"9 a pool names its advertisements; two matching give one owner": func(s *story) {
+		s.Config.Pools[0].Advertise = []string{"a", "b"}
+		s.Config.Advertisements = []config.Advertisement{
+			{Name: "a", NodeSelector: labelled("n1", "n2"), Layer2: &config.Layer2{}},
+			{Name: "b", NodeSelector: labelled("n2"), Layer2: &config.Layer2{}},
+			{Name: "c", NodeSelector: labelled("n3"), Layer2: &config.Layer2{}},
+		}
+		s.wantOwner(vip, "n1", "n2")
+		s.wantSilent("n3", vip, plan.NodeNotSelected)
+	},
+	"9 no advertisement by layer 2: the reason is visible": func(s *story) {
+		s.Config.Advertisements[0].Layer2 = nil
+		s.wantOwner(vip, "")
+		s.wantSilent("n1", vip, plan.NoAdvertisement)
+	},
+	"14 a VIP whose pool is gone stays announced, by all advertisements": func(s *story) {
+		s.Config.Pools = []config.Pool{pool("other", []string{"none"}, "198.51.100.0/24")}
+		s.wantOwner(vip, "n1", "n2", "n3")
+	},
+	"no configuration: nothing is announced, and the plan says so": func(s *story) {
+		s.Config = nil
+		s.wantOwner(vip, "")
+		s.wantSilent("n1", vip, plan.NoAdvertisement)
+		if m := plan.Make("n1", s.Snapshot).Silent[vip].Message; !strings.Contains(m, "configuration") {
+			s.t.Errorf("the message is %q", m)
+		}
+	},
+	"61 a dead speaker's VIPs move and nobody else's, and come back": func(s *story) {
+		for i := range 30 {
+			s.service(fmt.Sprint("default/", i), "n1").VIPs = []netip.Addr{netip.AddrFrom4([4]byte{203, 0, 113, byte(10 + i)})}
+		}
+		before := plan.Owners(s.Snapshot)
+		delete(s.Speakers, "n1")
+		for vip, owner := range plan.Owners(s.Snapshot) {
+			if owner == "n1" || before[vip] != "n1" && owner != before[vip] {
+				s.t.Errorf("%s went from %s to %s when n1 died", vip, before[vip], owner)
+			}
+		}
+		s.wantSilent("n1", vip, plan.SpeakerNotReady)
+		s.Speakers["n1"] = true
+		if !maps.Equal(before, plan.Owners(s.Snapshot)) {
+			s.t.Error("n1 came back, its VIPs did not")
+		}
+	},
+	"a node that the API server does not know owns nothing": func(s *story) {
+		owner := s.owner(vip)
+		delete(s.Nodes, owner)
+		s.wantOwner(vip, "n1", "n2", "n3")
+		s.wantSilent(owner, vip, plan.NodeUnknown)
+	},
+	"nobody is ready": func(s *story) {
+		clear(s.Speakers)
+		s.wantOwner(vip, "")
+		s.wantSilent("n2", vip, plan.SpeakerNotReady)
+	},
+}
+
+func TestStories(t *testing.T) {
+	t.Parallel()
+	for name, tell := range stories {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			tell(newStory(t))
+		})
+	}
+}
+
+func TestMessagesNameTheOwner(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	owner := s.owner(vip)
+	for _, n := range []string{"n1", "n2", "n3"} {
+		if got := plan.Make(n, s.Snapshot).Silent[vip]; n != owner && (got.Owner != owner || !strings.Contains(got.Message, owner)) {
+			t.Errorf("node %s says %+v, the owner is %s", n, got, owner)
+		}
+	}
+}
+
+func drawSnapshot(t *rapid.T) plan.Snapshot {
+	some := func(label string) bool { return rapid.IntRange(0, 3).Draw(t, label) > 0 }
+	s := plan.Snapshot{Nodes: map[string]plan.Node{}, Speakers: map[string]bool{}, Config: &config.Config{
+		Pools: []config.Pool{pool("a", []string{"a"}, "203.0.113.0/28"), pool("b", nil, "203.0.113.16/28")},
+		Advertisements: []config.Advertisement{
+			{Name: "a", NodeSelector: labelled("0", "1"), Layer2: &config.Layer2{}},
+			{Name: "b", NodeSelector: labelled("1", "2"), Layer2: &config.Layer2{}},
+			{Name: "c"},
+		},
+	}}
+	var names []string
+	for i := range rapid.IntRange(1, 6).Draw(t, "nodes") {
+		name := fmt.Sprint("n", i)
+		names = append(names, name)
+		s.Speakers[name] = some("speaker")
+		s.Nodes[name] = plan.Node{Labels: map[string]string{"on": fmt.Sprint(i % 4)}, Excluded: !some("included"), NetworkUnavailable: !some("network")}
+	}
+	for i := range rapid.IntRange(0, 20).Draw(t, "services") {
+		svc := plan.Service{Name: fmt.Sprint("default/", i), Local: some("local"), Serving: some("serving"), ServingNodes: map[string]bool{}}
+		for range rapid.IntRange(0, 2).Draw(t, "vips") {
+			svc.VIPs = append(svc.VIPs, netip.AddrFrom4([4]byte{203, 0, 113, byte(rapid.IntRange(0, 47).Draw(t, "vip"))}))
+		}
+		for _, n := range names {
+			if svc.Serving && some("endpoint") {
+				svc.ServingNodes[n] = true
+			}
+		}
+		s.Services = append(s.Services, svc)
+	}
+	return s
+}
+
+func TestEveryVIPHasOneOwnerOrAReasonOnEveryNode(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		s := drawSnapshot(t)
+		owners := plan.Owners(s)
+		for _, svc := range s.Services {
+			for _, vip := range svc.VIPs {
+				if _, ok := owners[vip]; !ok {
+					t.Fatalf("%s is missing", vip)
+				}
+			}
+		}
+		for node := range s.Nodes {
+			p := plan.Make(node, s)
+			if len(p.Layer2)+len(p.Silent) != len(owners) {
+				t.Fatalf("node %s: %d announced and %d silent of %d VIPs", node, len(p.Layer2), len(p.Silent), len(owners))
+			}
+			for vip, owner := range owners {
+				silence, silent := p.Silent[vip]
+				if _, announced := p.Layer2[vip]; announced != (node == owner) || silent == announced {
+					t.Fatalf("node %s about %s: announced %v, silent %v, owner %q", node, vip, announced, silent, owner)
+				}
+				if silent && (silence.Owner != owner || silence.Reason == "" || silence.Message == "") {
+					t.Fatalf("node %s about %s: %+v, owner %q", node, vip, silence, owner)
+				}
+				if silence.Reason == plan.NotOwner && owner == "" {
+					t.Fatalf("node %s could own %s, but nobody does", node, vip)
+				}
+			}
+		}
+	})
+}
+
+func TestMakeIgnoresTheOrderOfServices(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		s := drawSnapshot(t)
+		before := plan.Owners(s)
+		s.Services = rapid.Permutation(s.Services).Draw(t, "order")
+		if after := plan.Owners(s); !maps.Equal(before, after) {
+			t.Fatalf("owners were %v, are %v", before, after)
+		}
+	})
+}
+
+func BenchmarkMake(b *testing.B) {
+	s := plan.Snapshot{Nodes: map[string]plan.Node{}, Speakers: map[string]bool{}, Config: &config.Config{
+		Pools:          []config.Pool{pool("lan", nil, "10.0.0.0/16")},
+		Advertisements: []config.Advertisement{{Name: "all", Layer2: &config.Layer2{}}},
+	}}
+	for i := range 100 {
+		name := fmt.Sprint("n", i)
+		s.Nodes[name], s.Speakers[name] = plan.Node{}, true
+	}
+	for i := range 10_000 {
+		s.Services = append(s.Services, plan.Service{
+			Name: fmt.Sprint("default/", i), VIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})},
+			Local: i%2 == 0, Serving: true, ServingNodes: map[string]bool{fmt.Sprint("n", i%100): true, fmt.Sprint("n", i%99): true},
+		})
+	}
+	b.Run("10000 VIPs/100 nodes", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			plan.Make("n7", s)
+		}
+	})
+}
