@@ -1,13 +1,27 @@
 // Package ipam decides which address a Service gets. It is pure: no
 // Kubernetes, no clock, no I/O. The caller passes the time in and serializes
-// the calls.
+// the calls; the same history of calls gives the same answers.
+//
+// The rules, in one place:
+//
+//   - A pool gives its lowest free address. Pools come in the order of the
+//     request; without one, by Priority, then in the order of the document.
+//   - An address that is released rests for the quarantine time and is then
+//     free like any other. While it rests only a Service of the same
+//     namespace and name can have it, by asking for exactly that address.
+//   - An address in use never moves because pools were edited. It moves when
+//     the Service asks for another address, pool or family.
+//   - Two families come out of one pool when one pool can give both: out of
+//     the pool of the family that is already settled, else out of the first
+//     with both. Only then are they split over pools.
+//   - Every failure is a *Refusal and leaves everything as it was.
+//
+// IPv4 addresses written as IPv6 (::ffff:192.0.2.1) are taken as IPv4.
 package ipam
 
 import (
 	"net/netip"
 	"time"
-
-	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
 // Family is an IP address family.
@@ -19,11 +33,34 @@ const (
 	IPv6 Family = "IPv6"
 )
 
+// families lists the families in the order of their index.
+var families = [...]Family{IPv4, IPv6}
+
+// index is the family's place in families, -1 for one that does not exist.
+func (f Family) index() int {
+	switch f {
+	case IPv4:
+		return 0
+	case IPv6:
+		return 1
+	}
+	return -1
+}
+
+// familyOf is the family of a valid address that is not 4in6.
+func familyOf(a netip.Addr) Family {
+	if a.Is4() {
+		return IPv4
+	}
+	return IPv6
+}
+
 // Owner is who holds addresses: one incarnation of a Service.
 type Owner struct {
 	// UID identifies the owner. A re-created Service is another owner.
 	UID string
-	// Name is "namespace/name", for people.
+	// Name is "namespace/name": for people, and to recognize a Service that
+	// comes back for its resting address.
 	Name string
 }
 
@@ -36,101 +73,134 @@ type Request struct {
 	Families []Family
 	// RequireAll refuses the request when not every family can be had
 	// (SingleStack, RequireDualStack). Otherwise (PreferDualStack) one family
-	// is enough.
+	// is enough, the primary one if there is a choice, and the other is added
+	// by a later call when it can be had.
 	RequireAll bool
-	// Pools are the only pools to draw from, in order of preference. Empty:
-	// every pool with AutoAssign, by priority.
+	// Pools are the only pools to draw from, in order of preference. Names
+	// that do not exist are passed over as long as another pool can give the
+	// address. Empty: every pool with AutoAssign, by priority.
 	Pools []string
-	// Addresses are the exact addresses wanted, at most one per family.
-	// A family without one is filled from Pools.
+	// Addresses are the exact addresses wanted, at most one per family: these
+	// or a refusal, also when RequireAll is not set. To name an address is to
+	// name its pool: AutoAssign does not matter. A family without an address
+	// is filled from Pools.
 	Addresses []netip.Addr
 }
 
 // Held is an address that an owner holds.
 type Held struct {
 	Addr netip.Addr
-	// Pool is the pool that the address was drawn from or now lies in. Empty:
-	// stranded, no pool hands it out any more.
+	// Pool is the pool that hands the address out. Empty: stranded, no pool
+	// does any more.
 	Pool string
 }
 
-// PoolStats are a pool's counters for one family. The counts of an IPv6 pool
-// may exceed what an integer holds, hence float64.
-type PoolStats struct {
-	Pool   string
-	Family Family
-	// Size is how many addresses the pool may hand out; Free those of them
-	// that can be given now; Assigned and Quarantined the others.
-	Size, Free, Assigned, Quarantined float64
+// Allocator gives addresses out of pools. See New. It is not safe for
+// concurrent use.
+type Allocator struct {
+	poolSet
+	// leases has every address that is held or rests; all others are free.
+	leases  map[netip.Addr]*lease
+	holders map[string]*holder
+
+	quarantine time.Duration
+	resting    queue
 }
 
-// Allocator gives addresses out of pools. The zero value is not usable: see
-// New. It is not safe for concurrent use.
-type Allocator struct{ impl }
-
-// The methods, whose documentation is their contract:
-//
-//	New() *Allocator
-//
-//	// SetPools replaces the pools and the quarantine time. Addresses in use stay with their
-//	// owners, also when no pool contains them any more (they are then stranded), and addresses in quarantine stay there.
-//	(a) SetPools(pools []config.Pool, quarantine time.Duration)
-//
-//	// Restore records that owner already holds addr, without asking any pool: the state of a
-//	// cluster is true before it is valid. It returns the present owner and false when the address is held by another.
-//	(a) Restore(owner Owner, addr netip.Addr) (holder Owner, ok bool)
-//
-//	// Allocate makes owner hold what the request asks for and returns what it holds, in the order of req.Families.
-//	// What owner holds already and what still fits the request stays (pool edits never move an address); what does
-//	// not fit is given back (a dropped family, another requested address or pool). Calling it again with the same request
-//	// changes nothing. On refusal (always a *Refusal) the owner keeps exactly what it held before.
-//	(a) Allocate(req Request, now time.Time) ([]Held, error)
-//
-//	// Release frees everything that the owner holds; the addresses rest until now+quarantine.
-//	(a) Release(uid string, now time.Time) []netip.Addr
-//
-//	// Holds returns what the owner holds; OwnerOf who holds an address.
-//	(a) Holds(uid string) []Held
-//	(a) OwnerOf(addr netip.Addr) (Owner, bool)
-//
-//	// NextFree returns when the next address leaves quarantine, and false if none rests.
-//	(a) NextFree() (time.Time, bool)
-//
-//	// Stats returns counters of every pool and family the pool has, in order of the pools, at cost independent of the pools' sizes.
-//	(a) Stats(now time.Time) []PoolStats
-type impl struct {
-	_ *config.Pool
-	_ time.Time
+// holder is an owner that holds at least one address.
+type holder struct {
+	owner  Owner
+	leases []*lease
+	room   [2]*lease
 }
 
-// Reason is a stable code for why a request was refused: the same string in
-// Events, conditions, metrics, logs and the CLI.
-type Reason string
-
-// The reasons.
-const (
-	PoolExhausted       Reason = "PoolExhausted"       // every eligible address is in use or resting
-	PoolNotFound        Reason = "PoolNotFound"        // the requested pool does not exist
-	PoolNotAllowed      Reason = "PoolNotAllowed"      // the pool is reserved for other namespaces
-	NoPool              Reason = "NoPool"              // no pool at all is open to the Service
-	FamilyUnavailable   Reason = "FamilyUnavailable"   // no eligible pool has addresses of the family
-	AddressInUse        Reason = "AddressInUse"        // the requested address belongs to another Service
-	AddressOutsidePools Reason = "AddressOutsidePools" // no pool, or not the requested one, contains the requested address
-	AddressWithheld     Reason = "AddressWithheld"     // a pool contains the requested address but never hands it out
-	AddressQuarantined  Reason = "AddressQuarantined"  // the requested address rests after its last use
-	WrongFamily         Reason = "WrongFamily"         // the requested address is of a family the Service does not have
-	InvalidRequest      Reason = "InvalidRequest"      // the request contradicts itself or cannot be read
-)
-
-// Refusal says why a request could not be met. It is the one source of what
-// the user reads.
-type Refusal struct {
-	Reason Reason
-	// Pool is the pool that the refusal is about, if it is about one.
-	Pool string
-	// Message is a sentence with the numbers in it.
-	Message string
+// New returns an allocator without pools.
+func New() *Allocator {
+	return &Allocator{leases: map[netip.Addr]*lease{}, holders: map[string]*holder{}}
 }
 
-// Error returns reason and message.
-func (r *Refusal) Error() string { return string(r.Reason) + ": " + r.Message }
+// Restore records that owner already holds addr, without asking any pool: the
+// state of a cluster is true before it is valid. The address may be stranded,
+// withheld or resting. When another owner holds it Restore changes nothing
+// and returns that owner and false. An address that is not valid is held by
+// nobody: the zero owner and false. Zones are dropped.
+func (a *Allocator) Restore(owner Owner, addr netip.Addr) (holder Owner, ok bool) {
+	addr = canonical(addr)
+	if !addr.IsValid() {
+		return Owner{}, false
+	}
+	l := a.leases[addr]
+	if l != nil && !l.resting {
+		return l.holder.owner, l.holder.owner.UID == owner.UID
+	}
+	h := a.holderFor(owner)
+	if l == nil {
+		l = a.lease(addr, a.spaceOf(addr))
+	}
+	a.give(l, h)
+	h.leases = append(h.leases, l)
+	return owner, true
+}
+
+// Release frees everything that the owner holds and returns it; the addresses
+// rest until now+quarantine.
+func (a *Allocator) Release(uid string, now time.Time) []netip.Addr {
+	a.tick(now)
+	h := a.holders[uid]
+	if h == nil {
+		return nil
+	}
+	delete(a.holders, uid)
+	freed := make([]netip.Addr, len(h.leases))
+	for i, l := range h.leases {
+		freed[i] = l.addr
+		a.rest(l, now)
+	}
+	return freed
+}
+
+// Holds returns what the owner holds, in the order of the families of its
+// last request (or of Restore).
+func (a *Allocator) Holds(uid string) []Held {
+	h := a.holders[uid]
+	if h == nil {
+		return nil
+	}
+	return h.held()
+}
+
+// OwnerOf returns who holds the address. A resting address has no owner.
+func (a *Allocator) OwnerOf(addr netip.Addr) (Owner, bool) {
+	l := a.leases[canonical(addr)]
+	if l == nil || l.resting {
+		return Owner{}, false
+	}
+	return l.holder.owner, true
+}
+
+// holderFor returns the owner's holder, a new one if it holds nothing yet.
+func (a *Allocator) holderFor(o Owner) *holder {
+	h := a.holders[o.UID]
+	if h == nil {
+		h = a.newHolder(o.UID)
+	}
+	h.owner = o
+	return h
+}
+
+func (a *Allocator) newHolder(uid string) *holder {
+	h := &holder{}
+	h.leases = h.room[:0]
+	a.holders[uid] = h
+	return h
+}
+
+func (h *holder) held() []Held {
+	held := make([]Held, len(h.leases))
+	for i, l := range h.leases {
+		held[i] = Held{l.addr, l.space.name()}
+	}
+	return held
+}
+
+func canonical(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
