@@ -1,0 +1,205 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
+)
+
+// The reasons of the Events on the ConfigMap.
+const (
+	ReasonConfigInvalid = "ConfigInvalid"
+	ReasonConfigValid   = "ConfigValid"
+)
+
+// ErrNoConfig says that the cluster has no document: no ConfigMap, or none
+// with the key.
+var ErrNoConfig = errors.New("no configuration")
+
+// State is what a ConfigWatcher knows about the document in the cluster.
+type State struct {
+	// Read is set once the API server has said which document there is, if
+	// any.
+	Read bool
+	// Err is why the latest document is not in force; nil when it is.
+	Err error
+	// Since is when the configuration in force was taken over.
+	Since time.Time
+}
+
+// Events takes Events on objects; record.EventRecorder and Recorder are such.
+type Events interface {
+	Event(object runtime.Object, eventType, reason, message string)
+}
+
+// ConfigOptions say where the document is and who hears about it.
+type ConfigOptions struct {
+	// Namespace and Name are those of the ConfigMap. Default: config's.
+	Namespace, Name string
+	// Events, if set, gets an Event on the ConfigMap when the document
+	// becomes invalid and when it is valid again. One process per cluster
+	// should say it.
+	Events Events
+	// Log hears about every change. Default: slog.Default().
+	Log *slog.Logger
+}
+
+// ConfigWatcher follows the document in the ConfigMap. An invalid or missing
+// document changes nothing: the last good one stays in force.
+//
+// It is also a prometheus.Collector of the lodestone_config metrics.
+type ConfigWatcher struct {
+	client kubernetes.Interface
+	opts   ConfigOptions
+
+	mu      sync.Mutex
+	current *config.Config
+	state   State
+	changed chan struct{}
+}
+
+// NewConfigWatcher returns a watcher that starts with Run.
+func NewConfigWatcher(client kubernetes.Interface, opts ConfigOptions) *ConfigWatcher {
+	if opts.Namespace == "" {
+		opts.Namespace = config.Namespace
+	}
+	if opts.Name == "" {
+		opts.Name = config.ConfigMapName
+	}
+	if opts.Log == nil {
+		opts.Log = slog.Default()
+	}
+	return &ConfigWatcher{client: client, opts: opts, changed: make(chan struct{})}
+}
+
+// Run follows the document until the context ends.
+func (w *ConfigWatcher) Run(ctx context.Context) error {
+	informer := coreinformers.NewFilteredConfigMapInformer(w.client, w.opts.Namespace, 0, cache.Indexers{},
+		func(o *metav1.ListOptions) {
+			o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, w.opts.Name).String()
+		})
+	handler, err := informer.AddEventHandler(cache.FilteringResourceEventHandler{
+		FilterFunc: w.isOurs,
+		Handler: cache.ResourceEventHandlerFuncs{
+			AddFunc:    func(obj any) { w.observe(obj.(*corev1.ConfigMap)) },
+			UpdateFunc: func(_, obj any) { w.observe(obj.(*corev1.ConfigMap)) },
+			DeleteFunc: func(any) { w.observe(nil) },
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("watch ConfigMap %s: %w", w, err)
+	}
+	go func() {
+		if cache.WaitForCacheSync(ctx.Done(), handler.HasSynced) {
+			w.observeNothing()
+		}
+	}()
+	informer.RunWithContext(ctx)
+	return nil
+}
+
+// String returns namespace and name of the ConfigMap.
+func (w *ConfigWatcher) String() string { return w.opts.Namespace + "/" + w.opts.Name }
+
+// Current returns the configuration in force, nil as long as there was no
+// valid document, and what is known about the latest one.
+func (w *ConfigWatcher) Current() (*config.Config, State) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.current, w.state
+}
+
+// Changed returns a channel that is closed as soon as Current's answer
+// changes. Take the channel first, then ask Current: no change is missed.
+func (w *ConfigWatcher) Changed() <-chan struct{} {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.changed
+}
+
+func (w *ConfigWatcher) isOurs(obj any) bool {
+	if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+		obj = gone.Obj
+	}
+	cm, ok := obj.(*corev1.ConfigMap)
+	return ok && cm.Name == w.opts.Name
+}
+
+// observeNothing says that there is no ConfigMap, unless one was seen.
+func (w *ConfigWatcher) observeNothing() {
+	if _, state := w.Current(); !state.Read {
+		w.observe(nil)
+	}
+}
+
+// observe takes note of the ConfigMap; nil: there is none.
+func (w *ConfigWatcher) observe(cm *corev1.ConfigMap) {
+	parsed, err := w.parse(cm)
+	before, after := w.note(parsed, err)
+	if before.Read && fmt.Sprint(err) == fmt.Sprint(before.Err) && (err != nil || before.Since.Equal(after.Since)) {
+		return
+	}
+	if err != nil {
+		w.opts.Log.Error("configuration not taken over", "configmap", w.String(), "lastGoodInForce", !after.Since.IsZero(), "err", err)
+		w.event(cm, corev1.EventTypeWarning, ReasonConfigInvalid, err.Error())
+		return
+	}
+	w.opts.Log.Info("configuration in force", "configmap", w.String(), "digest", parsed.Digest)
+	if before.Err != nil && !errors.Is(before.Err, ErrNoConfig) {
+		w.event(cm, corev1.EventTypeNormal, ReasonConfigValid, "The configuration is valid again and in force.")
+	}
+}
+
+// parse reads the document of the ConfigMap.
+func (w *ConfigWatcher) parse(cm *corev1.ConfigMap) (*config.Config, error) {
+	if cm == nil {
+		return nil, fmt.Errorf("%w: ConfigMap %s does not exist", ErrNoConfig, w)
+	}
+	doc, ok := cm.Data[config.Key]
+	if !ok {
+		return nil, fmt.Errorf("%w: ConfigMap %s has no key %q", ErrNoConfig, w, config.Key)
+	}
+	return config.Parse([]byte(doc))
+}
+
+// note records the result of parsing and wakes who waits for a change. It
+// returns the states before and after.
+func (w *ConfigWatcher) note(parsed *config.Config, err error) (before, after State) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	before = w.state
+	if err == nil && (w.current == nil || w.current.Digest != parsed.Digest) {
+		w.current, w.state.Since = parsed, time.Now()
+	}
+	w.state.Read, w.state.Err = true, err
+	close(w.changed)
+	w.changed = make(chan struct{})
+	return before, w.state
+}
+
+// maxEventMessage is the API's limit on an Event's note.
+const maxEventMessage = 1024
+
+func (w *ConfigWatcher) event(cm *corev1.ConfigMap, eventType, reason, message string) {
+	if w.opts.Events == nil || cm == nil {
+		return
+	}
+	if len(message) > maxEventMessage {
+		message = strings.ToValidUTF8(message[:maxEventMessage-3], "") + "..."
+	}
+	w.opts.Events.Event(cm, eventType, reason, message)
+}

@@ -1,0 +1,55 @@
+package kube_test
+
+import (
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
+)
+
+func TestVIPs(t *testing.T) {
+	t.Parallel()
+	vip, proxy := corev1.LoadBalancerIPModeVIP, corev1.LoadBalancerIPModeProxy
+	now := metav1.Now()
+	service := func(assigned string, ingress ...corev1.LoadBalancerIngress) *corev1.Service {
+		svc := &corev1.Service{}
+		svc.Annotations = map[string]string{annotation.Assigned: assigned}
+		svc.Spec.Type = corev1.ServiceTypeLoadBalancer
+		svc.Status.LoadBalancer.Ingress = ingress
+		return svc
+	}
+	for _, tt := range []struct {
+		name string
+		svc  *corev1.Service
+		edit func(*corev1.Service)
+		want string
+	}{
+		{"both families in the status's order", service("203.0.113.4,2001:db8::4",
+			corev1.LoadBalancerIngress{IP: "2001:DB8:0::4", IPMode: &vip}, corev1.LoadBalancerIngress{IP: "203.0.113.4"}), nil, "[2001:db8::4 203.0.113.4]"},
+		{"spaces, garbage and repetition are ignored", service(" 203.0.113.4 ,, no, 203.0.113.400,fe80::1%eth0",
+			corev1.LoadBalancerIngress{IP: "203.0.113.4"}, corev1.LoadBalancerIngress{IP: "203.0.113.4"},
+			corev1.LoadBalancerIngress{IP: "fe80::1%eth0"}, corev1.LoadBalancerIngress{Hostname: "lb.example"}), nil, "[203.0.113.4]"},
+		{"another load balancer's status is not ours", service("", corev1.LoadBalancerIngress{IP: "203.0.113.4"}), nil, "[]"},
+		{"what the status does not name is not served", service("203.0.113.4,203.0.113.5", corev1.LoadBalancerIngress{IP: "203.0.113.5"}), nil, "[203.0.113.5]"},
+		{"a proxied address is not a VIP", service("203.0.113.4", corev1.LoadBalancerIngress{IP: "203.0.113.4", IPMode: &proxy}), nil, "[]"},
+		{"an IPv4-mapped address is the IPv4 address", service("::ffff:203.0.113.4", corev1.LoadBalancerIngress{IP: "203.0.113.4"}), nil, "[203.0.113.4]"},
+		{"a Service being deleted has none", service("203.0.113.4", corev1.LoadBalancerIngress{IP: "203.0.113.4"}),
+			func(s *corev1.Service) { s.DeletionTimestamp = &now }, "[]"},
+		{"a ClusterIP Service has none", service("203.0.113.4", corev1.LoadBalancerIngress{IP: "203.0.113.4"}),
+			func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeClusterIP }, "[]"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			if tt.edit != nil {
+				tt.edit(tt.svc)
+			}
+			if got := fmt.Sprint(kube.VIPs(tt.svc)); got != tt.want {
+				t.Errorf("VIPs: %s, want %s", got, tt.want)
+			}
+		})
+	}
+}
