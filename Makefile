@@ -13,7 +13,6 @@ BUILDINFO := github.com/lodestone-lb/lodestone/pkg/buildinfo
 LDFLAGS   := -s -w -X $(BUILDINFO).Version=$(VERSION) -X $(BUILDINFO).Commit=$(COMMIT) -X $(BUILDINFO).Date=$(DATE)
 
 E2E     := test/e2e
-HELM    := $(CURDIR)/.cache/bin/helm
 GOLANGCI_LINT := v2.15.0
 # One fuzz target runs this long.
 FUZZTIME ?= 10s
@@ -82,12 +81,8 @@ lab-up: root deps build ## bring the lab cluster up (root)
 lab-down: root ## take the lab cluster down (root)
 	cd $(E2E) && go run ./cmd/lab down
 
-manifests: $(HELM) ## render deploy/manifests from the chart
-	{ sed -n '/^#/p; /^[^#]/q' deploy/manifests/header.yaml; $(HELM) template lodestone deploy/chart \
-		--namespace lodestone-system --values deploy/manifests/header.yaml; } > deploy/manifests/lodestone.yaml
-
-$(HELM): $(E2E)/cmd/helm/go.mod
-	cd $(E2E)/cmd/helm && go build -o $@ helm.sh/helm/v3/cmd/helm
+manifests: ## render deploy/manifests, and what the chart's tests compare with, from the chart
+	cd $(E2E) && go test -count=1 ./chart -run TestRender -update
 
 clean: ## remove what was built; the lab's cache stays
 	rm -rf bin dist

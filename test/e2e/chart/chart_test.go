@@ -1,0 +1,398 @@
+// Package chart_test holds the Helm chart to what it promises: the output is
+// reviewed in testdata, every object is a valid one of its kind, bad values
+// are refused, and nobody is given more rights than they need.
+package chart_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/yaml"
+
+	"github.com/lodestone-lb/lodestone/test/e2e/program"
+)
+
+var update = flag.Bool("update", false, "write the rendered files instead of comparing with them")
+
+const (
+	root      = "../../.."
+	chart     = root + "/deploy/chart"
+	manifests = root + "/deploy/manifests"
+)
+
+var helmBinary = sync.OnceValues(func() (string, error) {
+	abs, err := filepath.Abs(root)
+	if err != nil {
+		return "", err
+	}
+	progress := func(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
+	return program.Builder{Root: abs, Progress: progress}.Helm(context.Background())
+})
+
+// helm runs helm and returns what it printed.
+func helm(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	binary, err := helmBinary()
+	if err != nil {
+		t.Fatalf("build helm: %v", err)
+	}
+	var stdout, stderr bytes.Buffer
+	cmd := exec.Command(binary, args...)
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("helm %s: %w\n%s%s", args[0], err, stdout.Bytes(), stderr.Bytes())
+	}
+	return stdout.String(), nil
+}
+
+// template renders the chart as `helm install` in a cluster would.
+func template(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	return helm(t, append([]string{"template", "lodestone", chart, "--namespace", "lodestone-system", "--kube-version", "v1.36.0"}, args...)...)
+}
+
+func render(t *testing.T, values string) string {
+	t.Helper()
+	out, err := template(t, "--values", values)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func TestLint(t *testing.T) {
+	if _, err := helm(t, "lint", "--strict", chart); err != nil {
+		t.Error(err)
+	}
+}
+
+// membershipKey is random in every rendering.
+var membershipKey = regexp.MustCompile(`(?m)^  key: [A-Za-z0-9+/]{43}=$`)
+
+func TestRender(t *testing.T) {
+	for _, name := range []string{"default", "existing", "single"} {
+		t.Run(name, func(t *testing.T) {
+			out := render(t, filepath.Join("testdata", name+".values.yaml"))
+			compare(t, filepath.Join("testdata", name+".golden.yaml"), membershipKey.ReplaceAllString(out, "  key: RANDOM"))
+			if n := len(objects(t, out)); n < 10 {
+				t.Errorf("%d objects", n)
+			}
+		})
+	}
+	t.Run("manifests", func(t *testing.T) {
+		header, err := os.ReadFile(filepath.Join(manifests, "header.txt"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := render(t, filepath.Join(manifests, "values.yaml"))
+		compare(t, filepath.Join(manifests, "lodestone.yaml"), string(header)+out)
+		for _, o := range objects(t, out) {
+			switch o.(type) {
+			case *corev1.Secret, *corev1.ConfigMap:
+				t.Errorf("applying the manifests again would overwrite the operator's %T", o)
+			}
+		}
+	})
+}
+
+func compare(t *testing.T, path, got string) {
+	t.Helper()
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("%s is not what the chart renders: run `make manifests` and review the difference", path)
+	}
+}
+
+// objects decodes a rendering; a field that its kind does not have is an error.
+func objects(t *testing.T, rendered string) []runtime.Object {
+	t.Helper()
+	decoder := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
+	var decoded []runtime.Object
+	for _, doc := range strings.Split(rendered, "\n---\n") {
+		if strings.TrimSpace(doc) == "" {
+			continue
+		}
+		o, _, err := decoder.Decode([]byte(doc), nil, nil)
+		if err != nil {
+			t.Fatalf("%v in\n%s", err, doc)
+		}
+		decoded = append(decoded, o)
+	}
+	return decoded
+}
+
+// find returns the objects of a type by name.
+func find[T any, P interface {
+	*T
+	GetName() string
+}](all []runtime.Object) map[string]P {
+	found := map[string]P{}
+	for _, o := range all {
+		if p, ok := o.(P); ok {
+			found[p.GetName()] = p
+		}
+	}
+	return found
+}
+
+func TestBadValuesAreRefused(t *testing.T) {
+	tests := []struct{ set, want string }{
+		{"speakers.port=1", "speakers"},
+		{"controller.replica=3", "replica"},
+		{"controller.replicas=two", "replicas"},
+		{"controller.replicas=-1", "replicas"},
+		{"controller.port=443", "port"},
+		{"controller.port=70000", "port"},
+		{"controller.handleClassless=maybe", "handleClassless"},
+		{"controller.loadBalancerClasses={a b}", "loadBalancerClasses"},
+		{"controller.extraArgs={v=4}", "extraArgs"},
+		{"controller.nodeSelector.a=1", "nodeSelector"},
+		{"image.pullPolicy=Sometimes", "pullPolicy"},
+		{"image.registry=", "registry"},
+		{"image.tag=a/b", "tag"},
+		{"config=none", "config"},
+		{"config.kind=Pool", "kind"},
+		{"config.pools=lan", "pools"},
+		{"existingConfigMap=My_Config", "existingConfigMap"},
+		{"membership.key=secret", "key"},
+		{"speaker.updateStrategy.maxUnavailable=0", "maxUnavailable"},
+		{"speaker.terminationGracePeriodSeconds=0", "terminationGracePeriodSeconds"},
+		{"speaker.tolerations[0].operator=Is", "operator"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.set, func(t *testing.T) {
+			_, err := template(t, "--set", tt.set)
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("err = %v, want one that names %q", err, tt.want)
+			}
+		})
+	}
+}
+
+// TestEveryValueIsDescribed compares values.yaml with the schema, key by key.
+func TestEveryValueIsDescribed(t *testing.T) {
+	var values map[string]any
+	content, err := os.ReadFile(filepath.Join(chart, "values.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := yaml.Unmarshal(content, &values); err != nil {
+		t.Fatal(err)
+	}
+	var schema map[string]any
+	content, err = os.ReadFile(filepath.Join(chart, "values.schema.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(content, &schema); err != nil {
+		t.Fatal(err)
+	}
+	var walk func(path string, schema, values map[string]any)
+	walk = func(path string, schema, values map[string]any) {
+		properties, _ := schema["properties"].(map[string]any)
+		for key := range values {
+			if _, ok := properties[key]; !ok {
+				t.Errorf("values.yaml has %s%s, which the schema refuses", path, key)
+			}
+		}
+		for key, property := range properties {
+			value, ok := values[key]
+			if !ok && key != "global" {
+				t.Errorf("the schema has %s%s, which values.yaml does not show", path, key)
+			}
+			p := property.(map[string]any)
+			if v, ok := value.(map[string]any); ok && p["additionalProperties"] == false {
+				walk(path+key+".", p, v)
+			}
+		}
+	}
+	walk("", schema, values)
+}
+
+// TestRights checks that bindings name roles and accounts that exist, that
+// the pods use those accounts, and that nobody may do more than their part.
+func TestRights(t *testing.T) {
+	all := objects(t, render(t, "testdata/default.values.yaml"))
+	accounts := find[corev1.ServiceAccount](all)
+	roles, clusterRoles := find[rbacv1.Role](all), find[rbacv1.ClusterRole](all)
+
+	check := func(name string, ref rbacv1.RoleRef, subjects []rbacv1.Subject) {
+		known := roles[ref.Name] != nil && ref.Kind == "Role" || clusterRoles[ref.Name] != nil && ref.Kind == "ClusterRole" ||
+			ref.Name == "extension-apiserver-authentication-reader"
+		if !known {
+			t.Errorf("binding %s: no %s %s", name, ref.Kind, ref.Name)
+		}
+		for _, s := range subjects {
+			if accounts[s.Name] == nil || s.Namespace != "lodestone-system" {
+				t.Errorf("binding %s: no account %s/%s", name, s.Namespace, s.Name)
+			}
+		}
+	}
+	for name, b := range find[rbacv1.RoleBinding](all) {
+		check(name, b.RoleRef, b.Subjects)
+	}
+	for name, b := range find[rbacv1.ClusterRoleBinding](all) {
+		check(name, b.RoleRef, b.Subjects)
+	}
+	for _, pod := range []corev1.PodSpec{deployment(t, all).Template.Spec, daemonSet(t, all).Template.Spec} {
+		if accounts[pod.ServiceAccountName] == nil {
+			t.Errorf("no account %q", pod.ServiceAccountName)
+		}
+	}
+
+	var rules []rbacv1.PolicyRule
+	for _, r := range roles {
+		rules = append(rules, r.Rules...)
+	}
+	for _, r := range clusterRoles {
+		rules = append(rules, r.Rules...)
+	}
+	for _, r := range rules {
+		if slices.Contains(slices.Concat(r.Verbs, r.Resources, r.APIGroups), "*") {
+			t.Errorf("wildcard in %v", r)
+		}
+		if slices.Contains(r.Resources, "secrets") {
+			t.Errorf("nobody needs to read Secrets through the API: %v", r)
+		}
+		if slices.Contains(r.Resources, "configmaps") && (len(r.ResourceNames) != 1 || mayWrite(r)) {
+			t.Errorf("only our ConfigMap, and only to read: %v", r)
+		}
+	}
+	for _, r := range clusterRoles["lodestone-speaker"].Rules {
+		reviews := slices.Equal(r.Resources, []string{"tokenreviews"}) || slices.Equal(r.Resources, []string{"subjectaccessreviews"})
+		if mayWrite(r) && !reviews {
+			t.Errorf("a speaker may write: %v", r)
+		}
+	}
+}
+
+func mayWrite(r rbacv1.PolicyRule) bool {
+	return slices.ContainsFunc(r.Verbs, func(v string) bool { return !slices.Contains([]string{"get", "list", "watch"}, v) })
+}
+
+func deployment(t *testing.T, all []runtime.Object) appsv1.DeploymentSpec {
+	t.Helper()
+	d := find[appsv1.Deployment](all)["lodestone-controller"]
+	if d == nil {
+		t.Fatal("no Deployment lodestone-controller")
+	}
+	return d.Spec
+}
+
+func daemonSet(t *testing.T, all []runtime.Object) appsv1.DaemonSetSpec {
+	t.Helper()
+	d := find[appsv1.DaemonSet](all)["lodestone-speaker"]
+	if d == nil {
+		t.Fatal("no DaemonSet lodestone-speaker")
+	}
+	return d.Spec
+}
+
+// TestPodsAreConfined: read-only, no privilege that is not named, and only
+// the speaker is root.
+func TestPodsAreConfined(t *testing.T) {
+	all := objects(t, render(t, "testdata/default.values.yaml"))
+	tests := []struct {
+		pod  corev1.PodSpec
+		uid  int64
+		adds []corev1.Capability
+	}{
+		{deployment(t, all).Template.Spec, 65532, nil},
+		{daemonSet(t, all).Template.Spec, 0, []corev1.Capability{"NET_RAW"}},
+	}
+	for _, tt := range tests {
+		c := tt.pod.Containers[0]
+		t.Run(c.Name, func(t *testing.T) {
+			s := c.SecurityContext
+			uid := s.RunAsUser
+			if uid == nil {
+				uid = tt.pod.SecurityContext.RunAsUser
+			}
+			if *uid != tt.uid {
+				t.Errorf("uid %d, want %d", *uid, tt.uid)
+			}
+			if !*s.ReadOnlyRootFilesystem || *s.AllowPrivilegeEscalation || s.Privileged != nil {
+				t.Errorf("not confined: %+v", s)
+			}
+			if !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) || !slices.Equal(s.Capabilities.Add, tt.adds) {
+				t.Errorf("capabilities %+v, want only %v", s.Capabilities, tt.adds)
+			}
+			if tt.pod.SecurityContext.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
+				t.Error("no seccomp profile")
+			}
+		})
+	}
+}
+
+// TestControllerRunsOnUninitializedNodes: it is the one who initializes them.
+func TestControllerRunsOnUninitializedNodes(t *testing.T) {
+	all := objects(t, render(t, "testdata/default.values.yaml"))
+	for _, pod := range []corev1.PodSpec{deployment(t, all).Template.Spec, daemonSet(t, all).Template.Spec} {
+		for _, key := range []string{
+			"node.cloudprovider.kubernetes.io/uninitialized",
+			corev1.TaintNodeNotReady,
+			corev1.TaintNodeNetworkUnavailable,
+			"node-role.kubernetes.io/control-plane",
+		} {
+			taint := &corev1.Taint{Key: key, Value: "true", Effect: corev1.TaintEffectNoSchedule}
+			if !slices.ContainsFunc(pod.Tolerations, func(tol corev1.Toleration) bool { return tolerates(tol, taint) }) {
+				t.Errorf("%s does not tolerate %s", pod.Containers[0].Name, key)
+			}
+		}
+		if !pod.HostNetwork {
+			t.Errorf("%s waits for the pod network", pod.Containers[0].Name)
+		}
+	}
+}
+
+func tolerates(tol corev1.Toleration, taint *corev1.Taint) bool {
+	return tol.Operator == corev1.TolerationOpExists && (tol.Key == "" || tol.Key == taint.Key) && (tol.Effect == "" || tol.Effect == taint.Effect)
+}
+
+// TestConfigDoesNotRestartPods: the configuration is watched.
+func TestConfigDoesNotRestartPods(t *testing.T) {
+	before := objects(t, render(t, "testdata/default.values.yaml"))
+	out, err := template(t, "--set", "config.clusterID=other")
+	if err != nil {
+		t.Fatal(err)
+	}
+	after := objects(t, out)
+	if find[corev1.ConfigMap](before)["lodestone-config"].Data["config.yaml"] == find[corev1.ConfigMap](after)["lodestone-config"].Data["config.yaml"] {
+		t.Error("the document did not change")
+	}
+	for _, pair := range [][2]any{
+		{deployment(t, before), deployment(t, after)},
+		{daemonSet(t, before), daemonSet(t, after)},
+	} {
+		a, _ := json.Marshal(pair[0])
+		b, _ := json.Marshal(pair[1])
+		if !bytes.Equal(a, b) {
+			t.Errorf("a change of the configuration changes the pods:\n%s\n%s", a, b)
+		}
+	}
+}
