@@ -93,6 +93,16 @@ func (p *Pool) Allows(namespace string) bool {
 	return false
 }
 
+// Size returns how many addresses the pool may hand out, rounded where it is
+// more than an integer holds.
+func (p *Pool) Size() float64 {
+	var n float64
+	for _, r := range p.Free.Ranges() {
+		n += count(r)
+	}
+	return n
+}
+
 // Advertisement is one way of making VIPs known to the network.
 type Advertisement struct {
 	Name string

@@ -1,0 +1,181 @@
+package config
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+// golden compares got with the file, or writes the file with -update.
+func golden(t *testing.T, file, got string) {
+	t.Helper()
+	if *update {
+		require.NoError(t, os.WriteFile(file, []byte(got), 0o644))
+	}
+	want, err := os.ReadFile(file)
+	require.NoError(t, err)
+	assert.Equal(t, string(want), got)
+}
+
+func corpus(t *testing.T, dir string) []string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join("testdata", dir, "*.yaml"))
+	require.NoError(t, err)
+	return files
+}
+
+func read(t *testing.T, file string) []byte {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	return text
+}
+
+// Every document of testdata/invalid is refused with the text that the paged
+// operator reads.
+func TestInvalid(t *testing.T) {
+	files := corpus(t, "invalid")
+	assert.GreaterOrEqual(t, len(files), 70)
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			c, err := Parse(read(t, file))
+			require.Error(t, err)
+			assert.Nil(t, c)
+			golden(t, strings.TrimSuffix(file, ".yaml")+".golden", err.Error()+"\n")
+			inOrder(t, err)
+		})
+	}
+}
+
+// inOrder checks what every refusal has: positions that exist, in order.
+func inOrder(t *testing.T, err error) {
+	t.Helper()
+	var errs Errors
+	require.ErrorAs(t, err, &errs)
+	last := 1
+	for _, e := range errs {
+		assert.GreaterOrEqual(t, e.Line, last, "lines come in order")
+		assert.Positive(t, e.Column)
+		assert.NotContains(t, e.Message, "\n")
+		last = e.Line
+	}
+}
+
+// Every document of testdata/valid means what its golden file says.
+func TestValid(t *testing.T) {
+	for _, file := range corpus(t, "valid") {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			c, err := ParseFile(file, read(t, file))
+			require.NoError(t, err)
+			golden(t, strings.TrimSuffix(file, ".yaml")+".golden", dump(c))
+		})
+	}
+}
+
+// dump prints a Config for people to compare.
+func dump(c *Config) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "clusterID %s, quarantine %s, digest %.8s...\n", c.ClusterID, c.Quarantine, c.Digest)
+	for _, p := range c.Pools {
+		fmt.Fprintf(&b, "pool %s: autoAssign %t, priority %d, namespaces %q, advertise %q\n",
+			p.Name, p.AutoAssign, p.Priority, p.Namespaces, p.Advertise)
+		fmt.Fprintf(&b, "  free     %v\n  withheld %v\n", p.Free.Ranges(), p.Withheld.Ranges())
+	}
+	for _, a := range c.Advertisements {
+		fmt.Fprintf(&b, "advertisement %s: interfaces %q, nodes %v\n", a.Name, a.Layer2.Interfaces, a.NodeSelector)
+	}
+	for _, n := range c.Nodes {
+		fmt.Fprintf(&b, "nodes %q: region %q, zone %q, gone %t\n", n.Names, n.Region, n.Zone, n.Gone)
+	}
+	return b.String()
+}
+
+const header = "apiVersion: lodestone.io/v1alpha1\nkind: Config\n"
+
+// Documents too large or too strange to keep in files.
+func TestInvalidGenerated(t *testing.T) {
+	tests := map[string]struct{ doc, want string }{
+		"empty": {"", "config.yaml:1:1: the document is empty: it needs at least apiVersion: lodestone.io/v1alpha1 and kind: Config"},
+		"one byte more than a ConfigMap holds": {
+			header + strings.Repeat("#", MaxSize+1-len(header)),
+			"config.yaml:1:1: the document is larger than 1048576 bytes (1 MiB), the most that a ConfigMap holds",
+		},
+		"a program": {"\x7fELF\x02\x01\x01\x00", "config.yaml:1:1: byte 0x7f is not text: write the document in UTF-8, without control characters"},
+		"NUL":       {header + "clusterID: a\x00b\n", "config.yaml:3:13: byte 0x00 is not text: write the document in UTF-8, without control characters"},
+		"Latin-1":   {header + "# für\n# f\xfcr\n", "config.yaml:4:4: byte 0xfc is not text: write the document in UTF-8, without control characters"},
+		"UTF-16":    {"\xff\xfea\x00", "config.yaml:1:1: byte 0xff is not text: write the document in UTF-8, without control characters"},
+		"deep brackets": {
+			header + "pools: " + strings.Repeat("[", 100_000),
+			"config.yaml:3:1: this is not YAML: exceeded max depth of 10000",
+		},
+		"deep lists": {
+			header + "pools: " + strings.Repeat("[", 5000) + strings.Repeat("]", 5000),
+			"config.yaml:3:9: pools[0]: must be a map, not a list",
+		},
+		"a pool name of 1000 letters": {
+			header + "pools: [{name: " + strings.Repeat("a", 1000) + ", addresses: [192.0.2.1]}]",
+			`config.yaml:3:16: pools[0] "` + strings.Repeat("a", 64) + `..." name: "` + strings.Repeat("a", 64) +
+				`..." is not a valid name: use 1 to 63 of a-z, 0-9 and '-', with a letter or digit first and last`,
+		},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			_, err := Parse([]byte(tt.doc))
+			require.Error(t, err)
+			assert.Contains(t, err.Error(), tt.want)
+			inOrder(t, err)
+		})
+	}
+}
+
+func TestAliasBomb(t *testing.T) {
+	names := strings.Repeat("a,", 2000)
+	doc := header + "pools:\n- {name: p0, addresses: [192.0.2.0], namespaces: &n [" + names + "]}\n"
+	for i := range 200 {
+		doc += fmt.Sprintf("- {name: p%d, addresses: [192.0.2.%d], namespaces: *n}\n", i+1, i+1)
+	}
+	start := time.Now()
+	_, err := Parse([]byte(doc))
+	require.ErrorContains(t, err, "aliases (*) repeat more than 10000 values of the document: write them out")
+	assert.Less(t, time.Since(start), 5*time.Second)
+}
+
+func TestManyErrorsArePrintedUpToAHundred(t *testing.T) {
+	_, err := Parse([]byte(header + "pools: [" + strings.Repeat("{},", 1000) + "]"))
+	require.Error(t, err)
+	lines := strings.Split(err.Error(), "\n")
+	assert.Len(t, lines, 101)
+	assert.Equal(t, "and 1900 more errors", lines[100])
+	var errs Errors
+	require.True(t, errors.As(err, &errs))
+	assert.Len(t, errs, 2000)
+}
+
+// Documents that took YAML parsers long in the past.
+func TestHostileDocumentsAreRefusedQuickly(t *testing.T) {
+	for _, unit := range []string{"[", "{", "- ", "? ", "'", "\"", "a: ", "a:\n", "*a ", "&a ", "!!str ", "#\n", "|\n", "a,", "\t", "%", "---\n", "a: &a [*a]\n"} {
+		for _, text := range [][]byte{
+			bytes.Repeat([]byte(unit), (MaxSize-len(header))/len(unit)),
+			slices.Concat([]byte(header), bytes.Repeat([]byte(unit), 60_000/len(unit))),
+		} {
+			start := time.Now()
+			_, err := Parse(text)
+			assert.Less(t, time.Since(start), 10*time.Second, "%q", unit)
+			if err != nil {
+				inOrder(t, err)
+			}
+		}
+	}
+}

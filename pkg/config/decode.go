@@ -1,0 +1,269 @@
+package config
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// maxAliased bounds how many values a document may repeat through aliases.
+const maxAliased = 10_000
+
+// value is a part of the document: what is written, where, and the path that
+// names it to people. The zero value is a key that is not there.
+type value struct {
+	*yaml.Node
+	path string
+}
+
+func (v value) present() bool { return v.Node != nil }
+
+// child is the path of a key below v.
+func (v value) child(name string) string {
+	switch {
+	case v.path == "":
+		return name
+	case strings.HasSuffix(v.path, `"`):
+		return v.path + " " + name
+	default:
+		return v.path + "." + name
+	}
+}
+
+// pair is a key and its value in a map of any keys.
+type pair struct{ Key, Value value }
+
+// decoder turns nodes into raw structs and collects what is wrong. Its file,
+// line and column say where the document lies in a larger file.
+type decoder struct {
+	file         string
+	line, column int
+	errs         Errors
+	inAlias      int // how many aliases lead to the present value
+	aliased      int // values reached through aliases
+}
+
+// errorAt records an error at a position of the document.
+func (d *decoder) errorAt(line, column int, path, format string, args ...any) {
+	d.errs = append(d.errs, Error{
+		File: d.file, Line: line + d.line, Column: column + d.column,
+		Path: path, Message: fmt.Sprintf(format, args...),
+	})
+}
+
+// errorf records an error at a value.
+func (d *decoder) errorf(v value, format string, args ...any) {
+	d.errorAt(v.Line, v.Column, v.path, format, args...)
+}
+
+// lineOf is the line of a value as the reader of the file counts.
+func (d *decoder) lineOf(v value) int { return v.Line + d.line }
+
+// decode fills a field of a raw struct with what v says, if it is of the
+// kind that belongs there.
+func (d *decoder) decode(v value, into reflect.Value) bool {
+	if v.Kind == yaml.AliasNode {
+		d.inAlias++
+		defer func() { d.inAlias-- }()
+		v.Node = v.Alias
+	}
+	if d.inAlias > 0 {
+		d.aliased++
+	}
+	if d.aliased > maxAliased {
+		return false // refused as a whole
+	}
+	switch into.Interface().(type) {
+	case value:
+		return d.scalar(v, into)
+	case []pair:
+		return d.pairs(v, into)
+	default:
+		return d.collection(v, into)
+	}
+}
+
+func (d *decoder) collection(v value, into reflect.Value) bool {
+	switch into.Kind() {
+	case reflect.Slice:
+		return d.list(v, into)
+	case reflect.Pointer:
+		into.Set(reflect.New(into.Type().Elem()))
+		return d.mapping(v, into.Elem())
+	default:
+		return d.mapping(v, into)
+	}
+}
+
+func (d *decoder) scalar(v value, into reflect.Value) bool {
+	if !d.is(v, yaml.ScalarNode) {
+		return false
+	}
+	into.Set(reflect.ValueOf(v))
+	return true
+}
+
+func (d *decoder) list(v value, into reflect.Value) bool {
+	if !d.is(v, yaml.SequenceNode) {
+		return false
+	}
+	for i, n := range v.Content {
+		item := reflect.New(into.Type().Elem()).Elem()
+		if d.decode(value{n, fmt.Sprintf("%s[%d]%s", v.path, i, nameOf(n))}, item) {
+			into.Set(reflect.Append(into, item))
+		}
+	}
+	return true
+}
+
+func (d *decoder) pairs(v value, into reflect.Value) bool {
+	if !d.is(v, yaml.MappingNode) {
+		return false
+	}
+	var pairs []pair
+	for key, val := range d.entries(v) {
+		p := pair{Key: key}
+		if d.decode(val, reflect.ValueOf(&p.Value).Elem()) {
+			pairs = append(pairs, p)
+		}
+	}
+	into.Set(reflect.ValueOf(pairs))
+	return true
+}
+
+func (d *decoder) mapping(v value, into reflect.Value) bool {
+	if !d.is(v, yaml.MappingNode) {
+		return false
+	}
+	if at := into.FieldByName("At"); at.IsValid() {
+		at.Set(reflect.ValueOf(v))
+	}
+	keys := keysOf(into.Type())
+	found := map[string]bool{}
+	for k, val := range d.entries(v) {
+		found[k.Value] = true
+		d.key(v, k, val, keys, into)
+	}
+	for _, k := range keys {
+		if k.required && !found[k.name] {
+			d.errorf(v, "key %q is missing", k.name)
+		}
+	}
+	return true
+}
+
+// key decodes one entry of a mapping into the field that it belongs to.
+func (d *decoder) key(of, k, val value, keys []key, into reflect.Value) {
+	for _, known := range keys {
+		if known.name != k.Value {
+			continue
+		}
+		field := into.Field(known.index)
+		d.decode(val, field)
+		if known.nonempty && val.Kind == yaml.SequenceNode && len(val.Content) == 0 {
+			d.errorf(val, "is empty: %s", emptyAdvice(known))
+		}
+		return
+	}
+	k.path = of.path
+	d.errorf(k, "unknown key %s: %s", quote(k.Value), advice(of.path, k.Value, keys))
+}
+
+func emptyAdvice(k key) string {
+	if k.required {
+		return "list at least one"
+	}
+	return "leave the key out, or list at least one"
+}
+
+// entries yields the keys and values of a mapping, each key once.
+func (d *decoder) entries(v value) func(yield func(value, value) bool) {
+	return func(yield func(value, value) bool) {
+		seen := map[string]value{}
+		for i := 0; i+1 < len(v.Content); i += 2 {
+			k := value{v.Content[i], v.path}
+			if k.Kind != yaml.ScalarNode || k.ShortTag() == "!!null" {
+				d.errorf(k, "a key must be text, not %s", describe(k.Node))
+				continue
+			}
+			if first, dup := seen[k.Value]; dup {
+				d.errorf(k, "key %s is already set in line %d", quote(k.Value), d.lineOf(first))
+				continue
+			}
+			seen[k.Value] = k
+			if !yield(k, value{v.Content[i+1], v.child(k.Value)}) {
+				return
+			}
+		}
+	}
+}
+
+// is reports whether v is of the kind, and records an error if not.
+func (d *decoder) is(v value, kind yaml.Kind) bool {
+	plain := map[yaml.Kind]string{yaml.MappingNode: "!!map", yaml.SequenceNode: "!!seq"}
+	switch {
+	case v.Kind == yaml.ScalarNode && v.ShortTag() == "!!null":
+		d.errorf(v, "has no value: write %s, or remove it", something[kind])
+	case v.Kind != kind:
+		d.errorf(v, "must be %s, not %s%s", kinds[kind], describe(v.Node), kindHint(v, kind))
+	case plain[kind] != "" && v.ShortTag() != plain[kind]:
+		d.errorf(v, "has the tag %s, which means nothing here: remove it", v.Tag)
+	default:
+		return true
+	}
+	return false
+}
+
+// kindHint says how to write what was probably meant.
+func kindHint(v value, want yaml.Kind) string {
+	switch {
+	case want == yaml.SequenceNode && v.Kind == yaml.ScalarNode:
+		return fmt.Sprintf(": write [%s]", clip(v.Value))
+	case want == yaml.ScalarNode && v.Kind == yaml.MappingNode:
+		return ": write it in quotes, or after | on lines of its own, to make it text"
+	}
+	return ""
+}
+
+var something = map[yaml.Kind]string{
+	yaml.MappingNode: "a map ({} for all defaults)", yaml.SequenceNode: "a list", yaml.ScalarNode: "one",
+}
+
+var kinds = map[yaml.Kind]string{
+	yaml.MappingNode: "a map", yaml.SequenceNode: "a list", yaml.ScalarNode: "a single value", yaml.AliasNode: "an alias",
+}
+
+var scalarTags = map[string]string{
+	"!!str": "text", "!!int": "a number", "!!float": "a number", "!!bool": "true or false",
+	"!!null": "nothing", "!!timestamp": "a date", "!!merge": "a merge key",
+}
+
+// describe says what kind of thing a node is.
+func describe(n *yaml.Node) string {
+	if n.Kind != yaml.ScalarNode {
+		return kinds[n.Kind]
+	}
+	if s, ok := scalarTags[n.ShortTag()]; ok {
+		return s
+	}
+	return "a value tagged " + n.Tag
+}
+
+// nameOf returns the name that a list item gives itself, quoted, with a space
+// before it, for paths.
+func nameOf(n *yaml.Node) string {
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	if n.Kind != yaml.MappingNode {
+		return ""
+	}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if v := n.Content[i+1]; n.Content[i].Value == "name" && v.Kind == yaml.ScalarNode && v.Value != "" {
+			return " " + quote(v.Value)
+		}
+	}
+	return ""
+}

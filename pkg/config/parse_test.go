@@ -1,0 +1,225 @@
+package config
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// What an operator who writes nothing but a pool gets.
+func TestDefaults(t *testing.T) {
+	doc := header + "pools: [{name: lan, addresses: [203.0.113.0/24]}]\n"
+	c, err := Parse([]byte(doc))
+	require.NoError(t, err)
+	assert.Equal(t, "kubernetes", c.ClusterID)
+	assert.Equal(t, 30*time.Second, c.Quarantine)
+	assert.Equal(t, []Advertisement{{Name: "default", Layer2: &Layer2{}}}, c.Advertisements)
+	lan := c.Pools[0]
+	assert.True(t, lan.AutoAssign)
+	assert.True(t, lan.Allows("any"))
+	assert.EqualValues(t, 254, lan.Size())
+
+	again, err := Parse([]byte(doc + "# edited\n"))
+	require.NoError(t, err)
+	assert.Len(t, c.Digest, 64)
+	assert.NotEqual(t, c.Digest, again.Digest, "the digest is of the text")
+}
+
+func TestPoolOf(t *testing.T) {
+	c, err := Parse(read(t, "testdata/valid/design.yaml"))
+	require.NoError(t, err)
+	for addr, want := range map[string]string{
+		"203.0.113.1":   "lan", // excluded, but nobody else's
+		"203.0.113.2":   "lan",
+		"198.51.100.31": "dmz",
+		"203.0.113.99":  "",
+	} {
+		p, ok := c.PoolOf(netip.MustParseAddr(addr))
+		assert.Equal(t, want != "", ok, addr)
+		if ok {
+			assert.Equal(t, want, p.Name, addr)
+		}
+	}
+	dmz := c.Pools[1]
+	assert.True(t, dmz.Allows("edge"))
+	assert.False(t, dmz.Allows("web"))
+}
+
+func TestSelector(t *testing.T) {
+	c, err := Parse(read(t, "testdata/valid/design.yaml"))
+	require.NoError(t, err)
+	everyNode, gateways := c.Advertisements[0].NodeSelector, c.Advertisements[1].NodeSelector
+	node := func(change ...string) map[string]string {
+		labels := map[string]string{"rack": "a", "node-role.kubernetes.io/gateway": "", "disk": "ssd"}
+		for i := 0; i < len(change); i += 2 {
+			labels[change[i]] = change[i+1]
+		}
+		return labels
+	}
+	assert.True(t, everyNode.Matches(nil))
+	assert.True(t, gateways.Matches(node()))
+	assert.False(t, gateways.Matches(nil))
+	assert.False(t, gateways.Matches(node("rack", "b")))
+	assert.False(t, gateways.Matches(node("disk", "hdd")))
+	assert.False(t, gateways.Matches(node("retired", "")))
+}
+
+func TestSize(t *testing.T) {
+	c, err := Parse(read(t, "testdata/valid/large.yaml"))
+	require.NoError(t, err)
+	assert.InEpsilon(t, math.Pow(2, 96), c.Pools[0].Size(), 1e-9)
+}
+
+// A manifest's errors are where the operator's editor finds them.
+func TestConfigMapPositions(t *testing.T) {
+	const bad = "apiVersion: lodestone.io/v1alpha1\nkind: Config\npools:\n  - name: lan\n    addresses: [203.0.113.0/24, 203.0.113.7]\n"
+	manifest := func(style, indent string) string {
+		body := strings.ReplaceAll("\n"+strings.TrimSuffix(bad, "\n"), "\n", "\n"+indent)
+		return "apiVersion: v1\nkind: ConfigMap\ndata:\n  other: x\n  config.yaml: " + style + body + "\n"
+	}
+	tests := map[string]struct{ file, want string }{
+		"bare document":        {bad, `cm.yaml:5:33: pools[0] "lan": 203.0.113.7 overlaps 203.0.113.0/24 in line 5 of the same pool`},
+		"literal block":        {manifest("|", "    "), `cm.yaml:10:37: pools[0] "lan": 203.0.113.7 overlaps 203.0.113.0/24 in line 10 of the same pool`},
+		"deeper literal block": {manifest("|-", "        "), `cm.yaml:10:41: pools[0] "lan": 203.0.113.7 overlaps 203.0.113.0/24 in line 10 of the same pool`},
+		"blank first line":     {manifest("|\n", "    "), `cm.yaml:11:37: pools[0] "lan": 203.0.113.7 overlaps 203.0.113.0/24 in line 11 of the same pool`},
+		"Windows line ends": {
+			strings.ReplaceAll(manifest("|", "    "), "\n", "\r\n"),
+			`cm.yaml:10:37: pools[0] "lan": 203.0.113.7 overlaps 203.0.113.0/24 in line 10 of the same pool`,
+		},
+		"after another manifest": {
+			"kind: Namespace\n---\n" + manifest("|", "    "),
+			`cm.yaml:12:37: pools[0] "lan": 203.0.113.7 overlaps 203.0.113.0/24 in line 12 of the same pool`,
+		},
+		"in quotes, as kubectl prints it": {
+			fmt.Sprintf("kind: ConfigMap\ndata:\n  config.yaml: %q\n", bad),
+			`cm.yaml:3:16: config.yaml:5:33: pools[0] "lan": 203.0.113.7 overlaps 203.0.113.0/24 in line 5 of the same pool`,
+		},
+		"syntax error in the block": {
+			"kind: ConfigMap\ndata:\n  config.yaml: |\n    kind: Config\n    \tpools: []\n",
+			"cm.yaml:5:6: this is not YAML: found a tab character that violates indentation: indent with spaces, not with tabs",
+		},
+		"empty block": {
+			"kind: ConfigMap\ndata:\n  config.yaml: |\n",
+			"cm.yaml:4:1: the document is empty: it needs at least apiVersion: lodestone.io/v1alpha1 and kind: Config",
+		},
+		"no data":   {"kind: ConfigMap\n", "cm.yaml:1:1: the ConfigMap has no key config.yaml under data"},
+		"other key": {"kind: ConfigMap\ndata: {config.yml: x}\n", "cm.yaml:1:1: the ConfigMap has no key config.yaml under data"},
+		"not text": {
+			"kind: ConfigMap\ndata:\n  config.yaml: {kind: Config}\n",
+			"cm.yaml:3:16: data[config.yaml]: must be a single value, not a map: write it in quotes, or after | on lines of its own, to make it text",
+		},
+		"two": {
+			"kind: ConfigMap\ndata: {config.yaml: a}\n---\nkind: ConfigMap\ndata: {config.yaml: b}\n",
+			"cm.yaml:5:21: data[config.yaml]: the file has a second document, the first is in line 2: validate one at a time",
+		},
+		"no YAML": {"kind: ConfigMap: x\n", "cm.yaml:1:1: this is not YAML: mapping values are not allowed in this context: " +
+			"check the indentation of this line, and quote values that contain ': '"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			_, err := ParseFile("cm.yaml", []byte(tt.file))
+			assert.EqualError(t, err, tt.want)
+		})
+	}
+}
+
+// An error far behind its cause, in documents too large to search, still has
+// a position.
+func TestSyntaxErrorInALargeDocument(t *testing.T) {
+	padding := strings.Repeat("# padding\n", 10_000)
+	_, err := Parse([]byte(header + padding + "clusterID: [a\nx: b: c\n"))
+	assert.ErrorContains(t, err, "config.yaml:10004:1: this is not YAML")
+	_, err = Parse([]byte(header + "clusterID: \"a\n" + strings.Repeat("a\n", 1000)))
+	assert.ErrorContains(t, err, "config.yaml:1003:1: this is not YAML")
+}
+
+// thousandPools has 1000 pools of 100 entries, which is about what a ConfigMap
+// holds.
+func thousandPools() []byte {
+	var b strings.Builder
+	b.WriteString(header + "pools:\n")
+	for p := range 1000 {
+		fmt.Fprintf(&b, "- name: p%d\n  addresses: [", p)
+		for r := range 100 {
+			fmt.Fprintf(&b, "1.%d.%d.%d,", p/100, p%100, r)
+		}
+		b.WriteString("]\n")
+	}
+	return []byte(b.String())
+}
+
+func TestThousandPools(t *testing.T) {
+	start := time.Now()
+	c, err := Parse(thousandPools())
+	require.NoError(t, err)
+	assert.Len(t, c.Pools, 1000)
+	assert.Less(t, time.Since(start), 10*time.Second)
+}
+
+func BenchmarkParseThousandPools(b *testing.B) {
+	doc := thousandPools()
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := Parse(doc); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	for _, dir := range []string{"invalid", "valid"} {
+		files, _ := filepath.Glob(filepath.Join("testdata", dir, "*.yaml"))
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			require.NoError(f, err)
+			f.Add(text)
+		}
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		for _, parse := range []func([]byte) (*Config, error){
+			Parse, func(b []byte) (*Config, error) { return ParseFile("f", b) },
+		} {
+			c, err := parse(text)
+			if err != nil {
+				require.Nil(t, c)
+				inOrder(t, err)
+				continue
+			}
+			valid(t, c)
+		}
+	})
+}
+
+// valid checks what everybody downstream relies on.
+func valid(t *testing.T, c *Config) {
+	t.Helper()
+	require.NotEmpty(t, c.ClusterID)
+	require.NotEmpty(t, c.Advertisements)
+	require.NotEmpty(t, c.Digest)
+	require.GreaterOrEqual(t, c.Quarantine, time.Duration(0))
+	names := map[string]bool{}
+	for _, a := range c.Advertisements {
+		require.NotNil(t, a.Layer2)
+		require.False(t, names[a.Name])
+		names[a.Name] = true
+	}
+	for i, p := range c.Pools {
+		require.Positive(t, p.Size())
+		require.False(t, p.Free.Overlaps(p.Withheld))
+		for _, other := range c.Pools[:i] {
+			require.NotEqual(t, other.Name, p.Name)
+			require.False(t, p.Free.Overlaps(other.Free) || p.Withheld.Overlaps(other.Free) || p.Free.Overlaps(other.Withheld))
+		}
+		for _, a := range p.Advertise {
+			require.True(t, names[a])
+		}
+	}
+}

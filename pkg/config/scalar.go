@@ -1,0 +1,195 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// typed reports whether v is there and of the YAML type that tag stands for.
+func (d *decoder) typed(v value, tag, want string) bool {
+	if v.present() && v.ShortTag() != tag {
+		d.errorf(v, "must be %s, not %s %s", want, describe(v.Node), quote(v.Value))
+		return false
+	}
+	return v.present()
+}
+
+// text returns what v says if the check accepts it.
+func (d *decoder) text(v value, check func(string) error) (string, bool) {
+	if v.present() && v.ShortTag() != "!!str" {
+		d.errorf(v, `must be text, not %s: write "%s"`, describe(v.Node), clip(v.Value))
+		return "", false
+	}
+	if !v.present() {
+		return "", false
+	}
+	if err := check(v.Value); err != nil {
+		d.errorf(v, "%s %v", quote(v.Value), err)
+		return "", false
+	}
+	return v.Value, true
+}
+
+// text is what v says, empty when it says nothing.
+func (v value) text() string {
+	if !v.present() {
+		return ""
+	}
+	return v.Value
+}
+
+// texts returns what a list says, which must not repeat itself.
+func (d *decoder) texts(list []value, check func(string) error) []string {
+	var all []string
+	seen := map[string]bool{}
+	for _, v := range list {
+		s, ok := d.text(v, check)
+		switch {
+		case !ok:
+		case seen[s]:
+			d.errorf(v, "%s is listed twice", quote(s))
+		default:
+			seen[s] = true
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// oneOf refuses what is not among the accepted values.
+func oneOf[T ~string](d *decoder, v value, accepted []T) {
+	if v.present() && !slices.Contains(accepted, T(v.Value)) {
+		d.errorf(v, "%s is not known here: write %s", quote(v.Value), join(accepted))
+	}
+}
+
+// flag returns a boolean.
+func (d *decoder) flag(v value, absent bool) bool {
+	if !d.typed(v, "!!bool", "true or false without quotes") {
+		return absent
+	}
+	return strings.EqualFold(v.Value, "true")
+}
+
+var decimal = regexp.MustCompile(`^-?(0|[1-9][0-9]*)$`)
+
+// integer returns a whole number between two bounds, or 0.
+func (d *decoder) integer(v value, lowest, highest int) int {
+	if !v.present() {
+		return 0
+	}
+	if v.ShortTag() == "!!str" || !decimal.MatchString(v.Value) {
+		d.errorf(v, "%s is not a whole number: write one such as -5 or 10, without quotes", quote(v.Value))
+		return 0
+	}
+	n, err := strconv.Atoi(v.Value)
+	if err != nil || n < lowest || n > highest {
+		d.errorf(v, "%s is out of bounds: at least %d, at most %d", clip(v.Value), lowest, highest)
+		return 0
+	}
+	return n
+}
+
+// duration returns a Go duration between 0 and the bound.
+func (d *decoder) duration(v value, absent, longest time.Duration) time.Duration {
+	if !v.present() {
+		return absent
+	}
+	n, err := time.ParseDuration(v.Value)
+	switch {
+	case err != nil && decimal.MatchString(v.Value):
+		d.errorf(v, "%s has no unit: write %ss for seconds", clip(v.Value), clip(v.Value))
+	case err != nil:
+		d.errorf(v, "%s is not a duration: write one such as 500ms, 30s or 1h30m, at most %gh", quote(v.Value), longest.Hours())
+	case n < 0 || n > longest:
+		d.errorf(v, "%s is out of bounds: at least 0s, at most %gh", clip(v.Value), longest.Hours())
+	default:
+		return n
+	}
+	return absent
+}
+
+var dnsLabel = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+
+// checkName accepts DNS-1123 labels.
+func checkName(s string) error {
+	if !dnsLabel.MatchString(s) {
+		return errors.New("is not a valid name: use 1 to 63 of a-z, 0-9 and '-', with a letter or digit first and last")
+	}
+	return nil
+}
+
+var (
+	labelName   = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$`)
+	labelPrefix = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+)
+
+// checkTopology accepts label values that say something.
+func checkTopology(s string) error {
+	if s == "" {
+		return errors.New("says nothing: remove the key")
+	}
+	return checkLabelValue(s)
+}
+
+// checkLabelValue accepts what Kubernetes accepts as the value of a label.
+func checkLabelValue(s string) error {
+	if s != "" && !labelName.MatchString(s) {
+		return errors.New("is not a valid label value: use at most 63 letters, digits, '-', '_' and '.', with a letter or digit first and last")
+	}
+	return nil
+}
+
+// checkLabelKey accepts what Kubernetes accepts as the key of a label.
+func checkLabelKey(s string) error {
+	prefix, name, prefixed := strings.Cut(s, "/")
+	if !prefixed {
+		prefix, name = "x", s
+	}
+	if !labelName.MatchString(name) || !labelPrefix.MatchString(prefix) || len(prefix) > 253 {
+		return errors.New("is not a valid label key: write one such as zone or topology.kubernetes.io/zone")
+	}
+	return nil
+}
+
+const (
+	globMeta     = `*?[]\^`
+	maxInterface = 15 // IFNAMSIZ without the terminating zero
+)
+
+// checkInterface accepts patterns that can match the name of an interface.
+func checkInterface(s string) error {
+	switch {
+	case strings.ContainsAny(s, "/, \t\n"):
+		return errors.New("matches no interface: a name has no '/', ',' or space (list several patterns as separate items)")
+	case !strings.ContainsAny(s, globMeta) && len(s) > maxInterface:
+		return fmt.Errorf("matches no interface: a name has at most %d characters", maxInterface)
+	}
+	return checkGlob(s)
+}
+
+var nodePattern = regexp.MustCompile(`^[-a-z0-9.*?\[\]\\^]*$`)
+
+// checkNode accepts patterns that can match the name of a Node.
+func checkNode(s string) error {
+	if !nodePattern.MatchString(s) {
+		return errors.New("matches no node: a name has only a-z, 0-9, '-' and '.' (list several patterns as separate items)")
+	}
+	return checkGlob(s)
+}
+
+func checkGlob(s string) error {
+	if s == "" {
+		return errors.New("matches nothing: write a name or a pattern")
+	}
+	if _, err := path.Match(s, ""); err != nil {
+		return errors.New("is not a valid pattern: close '[' with ']', and put no '\\' last")
+	}
+	return nil
+}

@@ -1,0 +1,111 @@
+package config
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// The raw structs are the schema: their tags name every key there is, and the
+// decoder fills them with what is written and where. What it means, and
+// whether it makes sense, is decided later, by compile.
+//
+// Options: "required" keys must be there; "nonempty" lists must not be [],
+// because leaving the key out means something else than "none".
+type rawConfig struct {
+	APIVersion     value              `key:"apiVersion,required"`
+	Kind           value              `key:"kind,required"`
+	ClusterID      value              `key:"clusterID"`
+	Quarantine     value              `key:"quarantine"`
+	Pools          []rawPool          `key:"pools"`
+	Advertisements []rawAdvertisement `key:"advertisements"`
+	Nodes          []rawNode          `key:"nodes"`
+}
+
+type rawPool struct {
+	At              value
+	Name            value   `key:"name,required"`
+	Addresses       []value `key:"addresses,required,nonempty"`
+	Exclude         []value `key:"exclude"`
+	UseFirstAndLast value   `key:"useFirstAndLast"`
+	AutoAssign      value   `key:"autoAssign"`
+	Priority        value   `key:"priority"`
+	Namespaces      []value `key:"namespaces,nonempty"`
+	Advertise       []value `key:"advertise,nonempty"`
+}
+
+type rawAdvertisement struct {
+	Name   value      `key:"name,required"`
+	Layer2 *rawLayer2 `key:"layer2,required"`
+}
+
+type rawLayer2 struct {
+	Interfaces   []value      `key:"interfaces,nonempty"`
+	NodeSelector *rawSelector `key:"nodeSelector"`
+}
+
+type rawSelector struct {
+	MatchLabels      []pair           `key:"matchLabels"`
+	MatchExpressions []rawRequirement `key:"matchExpressions"`
+}
+
+type rawRequirement struct {
+	At       value
+	Key      value   `key:"key,required"`
+	Operator value   `key:"operator,required"`
+	Values   []value `key:"values,nonempty"`
+}
+
+type rawNode struct {
+	At     value
+	Names  []value `key:"names,required,nonempty"`
+	Region value   `key:"region"`
+	Zone   value   `key:"zone"`
+	Gone   value   `key:"gone"`
+}
+
+// key is one key of a raw struct.
+type key struct {
+	name               string
+	index              int
+	required, nonempty bool
+}
+
+// keysOf returns the keys of a raw struct, in its order.
+func keysOf(t reflect.Type) []key {
+	var keys []key
+	for i := range t.NumField() {
+		tag := strings.Split(t.Field(i).Tag.Get("key"), ",")
+		if tag[0] == "" {
+			continue
+		}
+		keys = append(keys, key{
+			name: tag[0], index: i,
+			required: slices.Contains(tag, "required"),
+			nonempty: slices.Contains(tag, "nonempty"),
+		})
+	}
+	return keys
+}
+
+// known returns the path of every key there is below a raw type, such as
+// "pools[].name".
+func known(t reflect.Type, prefix string) []string {
+	switch {
+	case t == reflect.TypeFor[value]() || t == reflect.TypeFor[pair]():
+		return nil
+	case t.Kind() == reflect.Slice:
+		return known(t.Elem(), strings.TrimSuffix(prefix, ".")+"[].")
+	case t.Kind() == reflect.Pointer:
+		return known(t.Elem(), prefix)
+	}
+	var paths []string
+	for _, k := range keysOf(t) {
+		path := prefix + k.name
+		paths = append(append(paths, path), known(t.Field(k.index).Type, path+".")...)
+	}
+	return paths
+}
+
+// knownKeys returns the path of every key of the document.
+func knownKeys() []string { return known(reflect.TypeFor[rawConfig](), "") }
