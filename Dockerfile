@@ -1,0 +1,33 @@
+# docker build --target controller --build-arg VERSION=v0.1.0 --tag lodestone-controller:v0.1.0 .
+# docker build --target speaker    --build-arg VERSION=v0.1.0 --tag lodestone-speaker:v0.1.0 .
+# docker build --target cli        --build-arg VERSION=v0.1.0 --tag lodestone:v0.1.0 .
+#
+# An image is one static binary and nothing else.
+
+FROM --platform=$BUILDPLATFORM golang:1.26 AS build
+WORKDIR /src
+COPY go.mod go.sum ./
+RUN go mod download
+COPY . .
+ARG TARGETOS TARGETARCH
+ARG VERSION=dev COMMIT=unknown DATE=unknown
+RUN GOOS=$TARGETOS GOARCH=$TARGETARCH make build VERSION=$VERSION COMMIT=$COMMIT DATE=$DATE
+
+FROM scratch AS cli
+COPY --from=build /src/bin/lodestone /lodestone
+USER 65532:65532
+ENTRYPOINT ["/lodestone"]
+
+FROM scratch AS controller
+COPY --from=build /src/bin/lodestone-controller /lodestone-controller
+USER 65532:65532
+ENTRYPOINT ["/lodestone-controller"]
+
+# Root with no capability but the NET_RAW that the chart adds: Kubernetes gives
+# added capabilities to processes of uid 0 only. A file capability on the binary
+# would lift that, but it is lost in copies of the image that drop extended
+# attributes, and it forbids no_new_privs.
+FROM scratch AS speaker
+COPY --from=build /src/bin/lodestone-speaker /lodestone-speaker
+USER 0:0
+ENTRYPOINT ["/lodestone-speaker"]
