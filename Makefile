@@ -10,7 +10,7 @@ COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 DATE    ?= $(shell git log -1 --format=%cI 2>/dev/null || echo unknown)
 
 BUILDINFO := github.com/lodestone-lb/lodestone/pkg/buildinfo
-LDFLAGS   := -s -w -X $(BUILDINFO).Version=$(VERSION) -X $(BUILDINFO).Commit=$(COMMIT) -X $(BUILDINFO).Date=$(DATE)
+LDFLAGS   := -s -w -X $(BUILDINFO).version=$(VERSION) -X $(BUILDINFO).commit=$(COMMIT) -X $(BUILDINFO).date=$(DATE)
 
 E2E     := test/e2e
 GOLANGCI_LINT := v2.15.0
