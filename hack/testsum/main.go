@@ -5,21 +5,10 @@
 package main
 
 import (
-	"bufio"
-	"cmp"
-	"encoding/json"
 	"flag"
 	"fmt"
-	"io"
 	"os"
-	"slices"
-	"strings"
-	"time"
 )
-
-// slow is how long a test takes to be worth a line of its own: whoever waits
-// for it should see that something happens.
-const slow = 10 * time.Second
 
 func main() {
 	strict := flag.Bool("strict", false, "fail when a test was skipped")
@@ -32,124 +21,4 @@ func main() {
 	if !s.close(*strict) {
 		os.Exit(1)
 	}
-}
-
-// event is one line of test2json.
-type event struct {
-	Action     string
-	Package    string
-	ImportPath string // of build output
-	Test       string
-	Elapsed    float64
-	Output     string
-}
-
-// key is a test, or a package when test is empty.
-type key struct{ pkg, test string }
-
-type summary struct {
-	out                     io.Writer
-	passed, failed, skipped int
-	// output is what unfinished tests and packages have printed.
-	output map[key]*strings.Builder
-	// tests counts the finished tests of each package, bad the failed ones.
-	tests, bad map[string]int
-}
-
-func newSummary(out io.Writer) *summary {
-	return &summary{out: out, output: map[key]*strings.Builder{}, tests: map[string]int{}, bad: map[string]int{}}
-}
-
-func (s *summary) read(r io.Reader) error {
-	lines := bufio.NewScanner(r)
-	lines.Buffer(nil, 16<<20)
-	for lines.Scan() {
-		var e event
-		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
-			// The go command itself speaks plain text.
-			fmt.Fprintln(s.out, lines.Text())
-			continue
-		}
-		s.add(e)
-	}
-	return lines.Err()
-}
-
-func (s *summary) add(e event) {
-	k := key{cmp.Or(e.Package, e.ImportPath), e.Test}
-	switch e.Action {
-	case "run":
-		s.output[k] = &strings.Builder{}
-	case "output", "build-output":
-		if s.output[k] == nil {
-			s.output[k] = &strings.Builder{}
-		}
-		s.output[k].WriteString(e.Output)
-	case "build-fail":
-		fmt.Fprintf(s.out, "%s", s.output[k])
-		delete(s.output, k)
-	case "pass", "fail", "skip":
-		if e.Test == "" {
-			s.finishPackage(k, e)
-		} else {
-			s.finishTest(k, e)
-		}
-	}
-}
-
-func (s *summary) finishTest(k key, e event) {
-	output := s.output[k]
-	delete(s.output, k)
-	s.tests[k.pkg]++
-	took := time.Duration(e.Elapsed * float64(time.Second))
-	switch e.Action {
-	case "fail":
-		s.failed++
-		s.bad[k.pkg]++
-		fmt.Fprintf(s.out, "FAIL %s %s\n%s", k.pkg, k.test, output)
-	case "skip":
-		s.skipped++
-		fmt.Fprintf(s.out, "SKIP %s %s\n%s", k.pkg, k.test, output)
-	default:
-		s.passed++
-		if took >= slow {
-			fmt.Fprintf(s.out, "pass %s %s (%v)\n", k.pkg, k.test, took)
-		}
-	}
-}
-
-func (s *summary) finishPackage(k key, e event) {
-	// Whatever is still running when its package ends did not pass.
-	for _, running := range s.running(k.pkg) {
-		s.finishTest(running, event{Action: "fail"})
-	}
-	if e.Action == "fail" && s.bad[k.pkg] == 0 {
-		// It did not build, panicked outside of a test, or timed out.
-		s.failed++
-		s.bad[k.pkg]++
-		fmt.Fprintf(s.out, "%s", s.output[k])
-	}
-	delete(s.output, k)
-	if s.tests[k.pkg] > 0 || s.bad[k.pkg] > 0 {
-		fmt.Fprintf(s.out, "%-4s %s (%d tests, %.1fs)\n", map[bool]string{true: "ok", false: "FAIL"}[s.bad[k.pkg] == 0], k.pkg, s.tests[k.pkg], e.Elapsed)
-	}
-}
-
-// running are the tests of the package that have not ended, by name.
-func (s *summary) running(pkg string) []key {
-	var keys []key
-	for k := range s.output {
-		if k.pkg == pkg && k.test != "" {
-			keys = append(keys, k)
-		}
-	}
-	slices.SortFunc(keys, func(a, b key) int { return strings.Compare(a.test, b.test) })
-	return keys
-}
-
-// close prints the counts and reports whether all is well. No tests at all is
-// not: something kept them from running.
-func (s *summary) close(strict bool) bool {
-	fmt.Fprintf(s.out, "%d passed, %d failed, %d skipped\n", s.passed, s.failed, s.skipped)
-	return s.failed == 0 && s.passed > 0 && (!strict || s.skipped == 0)
 }
