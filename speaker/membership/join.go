@@ -1,0 +1,150 @@
+package membership
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/client-go/tools/cache"
+)
+
+const (
+	// firstSeek and lastSeek bound the wait between two attempts to reach the
+	// speakers that are lost.
+	firstSeek, lastSeek = 250 * time.Millisecond, 4 * time.Second
+	// seekAtOnce is how many lost speakers are tried at a time; one that
+	// answers brings all that it knows.
+	seekAtOnce = 8
+)
+
+// discover lets others find us, finds them, and joins.
+func (t *Task) discover(ctx context.Context) error {
+	started, crashes := time.Now(), make(chan int, 1)
+	informer := t.informer()
+	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(any) { wake(t.seek) },
+		UpdateFunc: func(any, any) { wake(t.seek) },
+		DeleteFunc: func(obj any) {
+			if l, ok := obj.(*coordinationv1.Lease); ok && l.Name == LeasePrefix+t.options.Node {
+				wake(t.missing)
+			}
+		},
+	}); err != nil {
+		return fmt.Errorf("watch Leases: %w", err)
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { informer.RunWithContext(ctx); return nil })
+	group.Go(func() error { t.publish(ctx, started, crashes); return nil })
+	group.Go(func() error {
+		t.say("waiting for the API server to list the speakers")
+		if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
+			return nil
+		}
+		group.Go(func() error { t.enter(ctx, informer.GetStore(), started, crashes); return nil })
+		t.reunite(ctx, informer.GetStore())
+		return nil
+	})
+	return group.Wait()
+}
+
+// enter declares the speaker joined when it is.
+func (t *Task) enter(ctx context.Context, leases cache.Store, started time.Time, crashes <-chan int) {
+	others, giveUp := len(t.others(leases.List())), time.After(joinTimeout)
+	if others > 0 && t.meet(ctx, others, giveUp) {
+		t.settle(ctx, started, crashes, giveUp)
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	close(t.joined)
+	t.wakeLocked()
+}
+
+// meet waits until another speaker is there and reports whether one is.
+func (t *Task) meet(ctx context.Context, others int, giveUp <-chan time.Time) bool {
+	t.say("joining %d other speakers", others)
+	for {
+		changed := t.Changed()
+		if len(t.Speakers()) > 1 {
+			return true
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return false
+		case <-giveUp:
+			t.log.Warn("no other speaker answers, going on without: is the port open between nodes, for TCP and UDP, and the key the same everywhere?",
+				"others", others, "port", t.options.Address.Port())
+			return false
+		}
+	}
+}
+
+// settle waits until the speaker has lived long enough to be relied on.
+func (t *Task) settle(ctx context.Context, started time.Time, crashes <-chan int, giveUp <-chan time.Time) {
+	crashed := 0
+	select {
+	case crashed = <-crashes:
+	case <-giveUp: // the API server does not say
+	case <-ctx.Done():
+	}
+	settle := t.options.SettleTime << crashed
+	t.say("joined %d other speakers, settling for %s after %d crashes", len(t.Speakers())-1, settle, crashed)
+	select {
+	case <-time.After(time.Until(started.Add(settle))):
+	case <-ctx.Done():
+	}
+}
+
+// reunite joins the speakers that have a Lease but are not among the living:
+// those that started before us, and those that a partition took away.
+func (t *Task) reunite(ctx context.Context, leases cache.Store) {
+	delay := firstSeek
+	for {
+		var next <-chan time.Time
+		if lost := t.lost(leases); len(lost) > 0 {
+			t.contact(lost)
+			next = time.After(delay/2 + rand.N(delay))
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.seek:
+			delay = firstSeek
+		case <-next:
+			delay = min(2*delay, lastSeek)
+		}
+	}
+}
+
+func (t *Task) lost(leases cache.Store) []string {
+	var lost []string
+	alive := t.Speakers()
+	for node, addr := range t.others(leases.List()) {
+		if _, ok := alive[node]; !ok {
+			lost = append(lost, addr.String())
+		}
+	}
+	return lost
+}
+
+// contact tries to join some of the addresses. Who does not answer is tried
+// again later.
+func (t *Task) contact(addresses []string) {
+	rand.Shuffle(len(addresses), func(i, j int) { addresses[i], addresses[j] = addresses[j], addresses[i] })
+	var group errgroup.Group
+	for _, a := range addresses[:min(len(addresses), seekAtOnce)] {
+		group.Go(func() error {
+			if _, err := t.list.Load().Join([]string{a}); err != nil {
+				t.log.Debug("speaker does not answer", "address", a, "err", err)
+			}
+			return nil
+		})
+	}
+	group.Wait() //nolint:errcheck // they return nil
+}

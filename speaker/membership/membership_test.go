@@ -1,0 +1,316 @@
+package membership
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
+)
+
+const testTimeout = 20 * time.Second
+
+// cluster is an API server and speakers that talk over loopback.
+type cluster struct {
+	t      *testing.T
+	client kubernetes.Interface
+	key    []byte
+}
+
+func newCluster(t *testing.T, nodes ...string) *cluster {
+	t.Parallel()
+	client := fake.NewClientset()
+	for _, n := range nodes {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n, UID: types.UID("uid-of-" + n)}}
+		if _, err := client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	key, err := Key([]byte("correct horse battery staple"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &cluster{t, client, key}
+}
+
+// speaker is a running Task.
+type speaker struct {
+	*Task
+	t    *testing.T
+	stop context.CancelFunc
+	done chan struct{}
+}
+
+func (c *cluster) options(node string) Options {
+	return Options{
+		Node: node, Address: netip.MustParseAddrPort("127.0.0.1:0"), Key: c.key, Namespace: "lodestone-system",
+		Client: c.client, Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewPedanticRegistry(), SettleTime: time.Millisecond,
+	}
+}
+
+// start runs a speaker on an address of its own; others find it by its Lease.
+func (c *cluster) start(node string, change ...func(*Options)) *speaker {
+	c.t.Helper()
+	o := c.options(node)
+	for _, f := range change {
+		f(&o)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	s := &speaker{New(o), c.t, cancel, make(chan struct{})}
+	go func() {
+		defer close(s.done)
+		if err := s.Run(ctx); err != nil {
+			c.t.Error(err)
+		}
+	}()
+	c.t.Cleanup(s.leave)
+	return s
+}
+
+// address is where a speaker that has joined listens.
+func (s *speaker) address() string { return s.options.Address.String() }
+
+// leave stops the speaker as SIGTERM does.
+func (s *speaker) leave() {
+	s.stop()
+	<-s.done
+}
+
+// mute is a speaker that answers but does nothing by itself.
+type mute struct {
+	*Task
+	kill func()
+}
+
+func (c *cluster) mute(node string, address netip.AddrPort) *mute {
+	c.t.Helper()
+	task := New(c.options(node))
+	task.options.Address = address
+	if err := task.listen(); err != nil {
+		c.t.Fatal(err)
+	}
+	kill := func() { task.list.Load().Shutdown() } //nolint:errcheck // it always returns nil
+	c.t.Cleanup(kill)
+	return &mute{task, kill}
+}
+
+// wait waits until the condition holds after a change of the speaker.
+func (s *speaker) wait(what string, holds func() bool) {
+	s.t.Helper()
+	timeout := time.After(testTimeout)
+	for {
+		changed := s.Changed()
+		if holds() {
+			return
+		}
+		select {
+		case <-changed:
+		case <-timeout:
+			_, status := s.Joined()
+			s.t.Fatalf("speaker %s: %s does not happen; knows %v, %s", s.options.Node, what, s.Speakers(), status)
+		}
+	}
+}
+
+func (s *speaker) waitJoined() {
+	s.t.Helper()
+	s.wait("joining", func() bool { joined, _ := s.Joined(); return joined })
+}
+
+func (s *speaker) waitFor(want map[string]bool) {
+	s.t.Helper()
+	s.wait(fmt.Sprint(want), func() bool { return maps.Equal(s.Speakers(), want) })
+}
+
+func TestSpeakersFindEachOtherAndShareReadiness(t *testing.T) {
+	c := newCluster(t, "n1", "n2", "n3")
+	n1 := c.start("n1")
+	n1.waitJoined()
+	n2, n3 := c.start("n2"), c.start("n3")
+	n2.waitJoined()
+	n3.waitJoined()
+
+	n2.SetReady(true)
+	for _, s := range []*speaker{n1, n2, n3} {
+		s.waitFor(map[string]bool{"n1": false, "n2": true, "n3": false})
+	}
+	n3.SetReady(true)
+	n2.SetReady(false)
+	for _, s := range []*speaker{n1, n2, n3} {
+		s.waitFor(map[string]bool{"n1": false, "n2": false, "n3": true})
+	}
+	registry := n1.options.Registry.(prometheus.Gatherer)
+	if err := testutil.GatherAndCompare(registry, strings.NewReader(`
+# HELP lodestone_membership_ready_speakers Speakers that are alive and ready to own VIPs.
+# TYPE lodestone_membership_ready_speakers gauge
+lodestone_membership_ready_speakers 1
+# HELP lodestone_membership_speakers Speakers that are alive, this one included.
+# TYPE lodestone_membership_speakers gauge
+lodestone_membership_speakers 3
+`), MetricSpeakers, MetricReadySpeakers); err != nil {
+		t.Error(err)
+	}
+	if problems, err := testutil.GatherAndLint(registry); err != nil || len(problems) > 0 {
+		t.Error(problems, err)
+	}
+}
+
+func TestDeadSpeakerIsNoticedAndMayComeBack(t *testing.T) {
+	c := newCluster(t, "n1", "n2", "n3")
+	n1, n2 := c.start("n1"), c.start("n2")
+	n1.SetReady(true)
+	n2.SetReady(true)
+	n1.waitFor(map[string]bool{"n1": true, "n2": true})
+	n1.waitJoined()
+	n3 := c.mute("n3", netip.MustParseAddrPort("127.0.0.1:0"))
+	n3.SetReady(true)
+	if err := n3.list.Load().UpdateNode(updateTimeout); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n3.list.Load().Join([]string{n1.address()}); err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]bool{"n1": true, "n2": true, "n3": true}
+	n1.waitFor(all)
+	n2.waitFor(all)
+
+	start := time.Now()
+	n3.kill()
+	n1.waitFor(map[string]bool{"n1": true, "n2": true})
+	t.Logf("noticed after %s", time.Since(start))
+	n2.waitFor(map[string]bool{"n1": true, "n2": true})
+
+	again := c.start("n3", func(o *Options) { o.Address = n3.options.Address })
+	n1.waitFor(map[string]bool{"n1": true, "n2": true, "n3": false})
+	again.SetReady(true)
+	n1.waitFor(all)
+	again.waitFor(all)
+}
+
+func TestLeaveIsKnownAtOnce(t *testing.T) {
+	c := newCluster(t, "n1", "n2")
+	n1, n2 := c.start("n1"), c.start("n2")
+	n1.waitFor(map[string]bool{"n1": false, "n2": false})
+	n2.waitJoined()
+	n2.leave()
+	n1.waitFor(map[string]bool{"n1": false})
+	if others := n1.others([]any{c.lease("n2")}); len(others) > 0 {
+		t.Errorf("n1 looks for %v, which left", others)
+	}
+}
+
+func TestWrongKeyIsRefused(t *testing.T) {
+	c := newCluster(t, "n1", "n2")
+	n1 := c.start("n1")
+	n1.waitJoined()
+	wrong, err := Key([]byte("wrong horse battery staple"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n2 := c.start("n2", func(o *Options) { o.Key = wrong })
+	n2.waitJoined() // alone, after a while
+	for _, s := range []*speaker{n1, n2} {
+		s.waitFor(map[string]bool{s.options.Node: false})
+	}
+}
+
+func TestPartitionHeals(t *testing.T) {
+	c := newCluster(t, "n1", "n2")
+	n1 := c.start("n1")
+	n1.waitJoined()
+	n2 := c.mute("n2", netip.MustParseAddrPort("127.0.0.1:0"))
+	if _, err := n2.write(t.Context(), time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	n1.waitFor(map[string]bool{"n1": false, "n2": false})
+	n2.kill()
+	n1.waitFor(map[string]bool{"n1": false})
+	c.mute("n2", n2.options.Address) // there again, but it looks for nobody
+	n1.waitFor(map[string]bool{"n1": false, "n2": false})
+}
+
+func TestLoneSpeakerJoinsAtOnce(t *testing.T) {
+	c := newCluster(t, "n1")
+	n1 := c.start("n1", func(o *Options) { o.SettleTime = time.Hour })
+	n1.waitJoined()
+}
+
+func TestSpeakerThatCrashedSettlesLonger(t *testing.T) {
+	c := newCluster(t, "n1")
+	now := time.Now()
+	task := c.mute("n1", netip.MustParseAddrPort("127.0.0.1:0"))
+	for _, step := range []struct {
+		after   time.Duration
+		leave   bool
+		crashes int
+	}{
+		{after: 0, crashes: 0},
+		{after: time.Minute, crashes: 1},
+		{after: time.Minute, crashes: 2},
+		{after: time.Minute, leave: true, crashes: 0},
+		{after: time.Minute, crashes: 1},
+		{after: time.Hour, crashes: 0},
+	} {
+		if step.leave {
+			task.release()
+		}
+		now = now.Add(step.after)
+		for range 2 { // writing again changes nothing
+			crashes, err := task.write(t.Context(), now)
+			if err != nil || crashes != step.crashes {
+				t.Fatalf("%+v: %d crashes, %v", step, crashes, err)
+			}
+		}
+	}
+}
+
+func (c *cluster) lease(node string) *coordinationv1.Lease {
+	c.t.Helper()
+	l, err := c.client.CoordinationV1().Leases("lodestone-system").Get(context.Background(), LeasePrefix+node, metav1.GetOptions{})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return l
+}
+
+func TestLeaseGoesWithItsNode(t *testing.T) {
+	c := newCluster(t, "n1")
+	n1 := c.start("n1")
+	n1.waitJoined()
+	if _, err := n1.write(t.Context(), time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	l := c.lease("n1")
+	if o := l.OwnerReferences; len(o) != 1 || o[0].Kind != "Node" || o[0].Name != "n1" || o[0].UID != "uid-of-n1" {
+		t.Errorf("the Lease belongs to %+v", o)
+	}
+	if l.Annotations[AnnotationAddress] != n1.address() {
+		t.Errorf("the Lease says %v, listening on %s", l.Annotations, n1.address())
+	}
+}
+
+func TestKey(t *testing.T) {
+	t.Parallel()
+	for text, ok := range map[string]bool{"": false, " \n": false, "too short": false, "exactly 16 bytes": true, "white space around does not count\n": true} {
+		if key, err := Key([]byte(text)); (err == nil) != ok || ok && len(key) != 32 {
+			t.Errorf("Key(%q) = %d bytes, %v", text, len(key), err)
+		}
+	}
+	a, _ := Key([]byte("white space around does not count"))
+	b, _ := Key([]byte("white space around does not count\n"))
+	if string(a) != string(b) {
+		t.Error("white space counts")
+	}
+}

@@ -1,0 +1,50 @@
+package membership
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// The metrics.
+const (
+	MetricSpeakers      = "lodestone_membership_speakers"
+	MetricReadySpeakers = "lodestone_membership_ready_speakers"
+	MetricChanges       = "lodestone_membership_changes_total"
+	MetricHealthScore   = "lodestone_membership_health_score"
+)
+
+type metrics struct {
+	changes *prometheus.CounterVec
+}
+
+func newMetrics(r prometheus.Registerer, t *Task) *metrics {
+	m := &metrics{changes: prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: MetricChanges, Help: "Changes seen in other speakers: join, leave, update (of readiness).",
+	}, []string{"change"})}
+	for _, change := range []string{"join", "leave", "update"} {
+		m.changes.WithLabelValues(change)
+	}
+	r.MustRegister(
+		m.changes,
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: MetricSpeakers, Help: "Speakers that are alive, this one included.",
+		}, func() float64 { return float64(len(t.Speakers())) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: MetricReadySpeakers, Help: "Speakers that are alive and ready to own VIPs.",
+		}, func() float64 {
+			n := 0
+			for _, ready := range t.Speakers() {
+				if ready {
+					n++
+				}
+			}
+			return float64(n)
+		}),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: MetricHealthScore, Help: "How badly this speaker keeps the protocol's time limits: 0 is well.",
+		}, func() float64 {
+			if list := t.list.Load(); list != nil {
+				return float64(list.GetHealthScore())
+			}
+			return 0
+		}),
+	)
+	return m
+}
