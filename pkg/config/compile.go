@@ -24,6 +24,8 @@ const (
 
 // compile turns what is written into what it means.
 func (d *decoder) compile(raw *rawConfig) *Config {
+	oneOf(d, raw.APIVersion, []string{APIVersion})
+	oneOf(d, raw.Kind, []string{Kind})
 	c := &Config{
 		ClusterID:      DefaultClusterID,
 		Quarantine:     d.duration(raw.Quarantine, DefaultQuarantine, maxQuarantine),
@@ -76,14 +78,16 @@ func (d *decoder) addresses(r rawPool) []block {
 	var blocks []block
 	for _, v := range r.Addresses {
 		v.path = r.At.path // an entry speaks for itself
-		if b, ok := d.block(v); !ok {
+		b, ok := d.block(v)
+		if !ok {
 			continue
-		} else if err := b.checkUsable(); err != nil {
-			d.errorf(v, "%v", err)
-		} else {
-			b.pool = r.Name.text()
-			blocks = append(blocks, b)
 		}
+		if err := b.checkUsable(); err != nil {
+			d.errorf(v, "%v", err)
+			continue
+		}
+		b.pool = r.Name.text()
+		blocks = append(blocks, b)
 	}
 	return blocks
 }

@@ -220,7 +220,7 @@ func (d *decoder) is(v value, kind yaml.Kind) bool {
 func kindHint(v value, want yaml.Kind) string {
 	switch {
 	case want == yaml.SequenceNode && v.Kind == yaml.ScalarNode:
-		return fmt.Sprintf(": write [%s]", clip(v.Value))
+		return ": write [" + clip(v.Value) + "]"
 	case want == yaml.ScalarNode && v.Kind == yaml.MappingNode:
 		return ": write it in quotes, or after | on lines of its own, to make it text"
 	}

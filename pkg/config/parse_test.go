@@ -110,6 +110,10 @@ func TestConfigMapPositions(t *testing.T) {
 			"kind: ConfigMap\ndata:\n  config.yaml: |\n",
 			"cm.yaml:4:1: the document is empty: it needs at least apiVersion: lodestone.io/v1alpha1 and kind: Config",
 		},
+		"other manifests": {
+			"apiVersion: v1\nkind: Namespace\n---\napiVersion: v1\nkind: Secret\n",
+			`cm.yaml:1:13: apiVersion: "v1" is not a version of this document: this program reads lodestone.io/v1alpha1`,
+		},
 		"no data":   {"kind: ConfigMap\n", "cm.yaml:1:1: the ConfigMap has no key config.yaml under data"},
 		"other key": {"kind: ConfigMap\ndata: {config.yml: x}\n", "cm.yaml:1:1: the ConfigMap has no key config.yaml under data"},
 		"not text": {

@@ -11,29 +11,20 @@ import (
 	"time"
 )
 
-// typed reports whether v is there and of the YAML type that tag stands for.
-func (d *decoder) typed(v value, tag, want string) bool {
-	if v.present() && v.ShortTag() != tag {
-		d.errorf(v, "must be %s, not %s %s", want, describe(v.Node), quote(v.Value))
-		return false
-	}
-	return v.present()
-}
-
 // text returns what v says if the check accepts it.
 func (d *decoder) text(v value, check func(string) error) (string, bool) {
-	if v.present() && v.ShortTag() != "!!str" {
-		d.errorf(v, `must be text, not %s: write "%s"`, describe(v.Node), clip(v.Value))
-		return "", false
-	}
 	if !v.present() {
 		return "", false
 	}
-	if err := check(v.Value); err != nil {
-		d.errorf(v, "%s %v", quote(v.Value), err)
+	if v.ShortTag() != "!!str" {
+		d.errorf(v, `must be text, not %s: write "%s"`, describe(v.Node), clip(v.Value))
 		return "", false
 	}
-	return v.Value, true
+	err := check(v.Value)
+	if err != nil {
+		d.errorf(v, "%s %v", quote(v.Value), err)
+	}
+	return v.Value, err == nil
 }
 
 // text is what v says, empty when it says nothing.
@@ -71,7 +62,11 @@ func oneOf[T ~string](d *decoder, v value, accepted []T) {
 
 // flag returns a boolean.
 func (d *decoder) flag(v value, absent bool) bool {
-	if !d.typed(v, "!!bool", "true or false without quotes") {
+	if !v.present() {
+		return absent
+	}
+	if v.ShortTag() != "!!bool" {
+		d.errorf(v, "must be true or false without quotes, not %s %s", describe(v.Node), quote(v.Value))
 		return absent
 	}
 	return strings.EqualFold(v.Value, "true")

@@ -1,0 +1,70 @@
+// Package cli is the lodestone command, all but the process around it.
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/lodestone-lb/lodestone/pkg/buildinfo"
+	"github.com/lodestone-lb/lodestone/pkg/config"
+)
+
+// What the command exits with.
+const (
+	ExitOK      = 0
+	ExitInvalid = 1 // the configuration is invalid
+	ExitFailed  = 2 // wrong usage, unreadable file
+)
+
+// Streams are where the command reads and writes.
+type Streams struct {
+	In       io.Reader
+	Out, Err io.Writer
+}
+
+// Run runs the command and returns what to exit with.
+func Run(args []string, s Streams) int {
+	root := &cobra.Command{
+		Use:           "lodestone",
+		Short:         "Validate the configuration of the Lodestone load balancer",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		RunE: func(*cobra.Command, []string) error {
+			return errors.New("no command given; see lodestone --help")
+		},
+		Args: cobra.NoArgs,
+	}
+	root.AddCommand(validate(), version())
+	root.SetArgs(args)
+	root.SetIn(s.In)
+	root.SetOut(s.Out)
+	root.SetErr(s.Err)
+
+	err := root.Execute()
+	var invalid config.Errors
+	switch {
+	case err == nil:
+		return ExitOK
+	case errors.As(err, &invalid):
+		fmt.Fprintln(s.Err, invalid)
+		return ExitInvalid
+	default:
+		fmt.Fprintln(s.Err, "lodestone:", err)
+		return ExitFailed
+	}
+}
+
+func version() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version of this program",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), "lodestone", buildinfo.Get())
+			return err
+		},
+	}
+}

@@ -1,0 +1,105 @@
+package cli
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/iotest"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+const header = "apiVersion: lodestone.io/v1alpha1\nkind: Config\n"
+
+// run runs the command as a shell would, in a directory of its own.
+func run(t *testing.T, stdin string, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, err bytes.Buffer
+	code = Run(args, Streams{In: strings.NewReader(stdin), Out: &out, Err: &err})
+	return code, out.String(), err.String()
+}
+
+func TestOperatorValidatesBeforeApplying(t *testing.T) {
+	t.Chdir(t.TempDir())
+	write := func(text string) { require.NoError(t, os.WriteFile("config.yaml", []byte(text), 0o600)) }
+
+	// A valid file is summed up.
+	write(header + "pools:\n- {name: lan, addresses: [203.0.113.0/24]}\n- {name: dmz, addresses: [198.51.100.1-198.51.100.55]}\n")
+	code, out, err := run(t, "", "validate", "config.yaml")
+	assert.Equal(t, ExitOK, code)
+	assert.Equal(t, "config.yaml: valid: 2 pools, 309 addresses, 1 advertisement\n", out)
+	assert.Empty(t, err)
+
+	// Every mistake is printed, and only to stderr.
+	write(header + "quarantine: 30\npools:\n- {name: lan, addresses: [203.0.113.1/24]}\n")
+	code, out, err = run(t, "", "validate", "config.yaml")
+	assert.Equal(t, ExitInvalid, code)
+	assert.Empty(t, out)
+	assert.Equal(t, `config.yaml:3:13: quarantine: 30 has no unit: write 30s for seconds
+config.yaml:5:27: pools[0] "lan": 203.0.113.1/24 has bits set after its first 24: did you mean the prefix 203.0.113.0/24, or the one address 203.0.113.1?
+`, err)
+}
+
+func TestOperatorValidatesWhatTheClusterHas(t *testing.T) {
+	manifest := "apiVersion: v1\nkind: ConfigMap\ndata:\n  config.yaml: |\n    " + strings.ReplaceAll(header, "\n", "\n    ")
+
+	code, out, err := run(t, manifest+"pools: [{name: one, addresses: [203.0.113.1]}]\n", "validate", "-")
+	assert.Equal(t, ExitOK, code, err)
+	assert.Equal(t, "stdin: valid: 1 pool, 1 address, 1 advertisement\n", out)
+
+	code, _, err = run(t, manifest+"pool: []\n", "validate", "-")
+	assert.Equal(t, ExitInvalid, code)
+	assert.Equal(t, "stdin:7:5: unknown key \"pool\": did you mean \"pools\"?\n", err)
+}
+
+func TestHugePoolsAreCountedInPowersOfTen(t *testing.T) {
+	_, out, _ := run(t, header+"pools: [{name: v6, addresses: [\"2001:db8::/64\"]}]\n", "validate", "-")
+	assert.Equal(t, "stdin: valid: 1 pool, about 1.8e+19 addresses, 1 advertisement\n", out)
+	_, out, _ = run(t, header+"pools: [{name: v4, addresses: [10.0.0.0/8]}]\n", "validate", "-")
+	assert.Equal(t, "stdin: valid: 1 pool, 16777214 addresses, 1 advertisement\n", out)
+}
+
+func TestTooLargeAFileIsNotReadToItsEnd(t *testing.T) {
+	code, _, err := run(t, strings.Repeat("#", 1<<21), "validate", "-")
+	assert.Equal(t, ExitInvalid, code)
+	assert.Contains(t, err, "stdin:1:1: the document is larger than 1048576 bytes")
+}
+
+func TestWrongUsageExitsWith2(t *testing.T) {
+	for want, args := range map[string][]string{
+		"lodestone: no command given; see lodestone --help\n":     {},
+		"lodestone: accepts 1 arg(s), received 0\n":               {"validate"},
+		"lodestone: accepts 1 arg(s), received 2\n":               {"validate", "a", "b"},
+		"lodestone: unknown command \"valid\" for \"lodestone\"":  {"valid"},
+		"lodestone: unknown flag: --strict\n":                     {"validate", "--strict", "-"},
+		"lodestone: open no/such/file: no such file or directory": {"validate", filepath.Join("no", "such", "file")},
+		"lodestone: read .: ":                                     {"validate", "."},
+	} {
+		code, out, err := run(t, "", args...)
+		assert.Equal(t, ExitFailed, code, "%q", args)
+		assert.Empty(t, out)
+		assert.Contains(t, err, want)
+	}
+
+	var out, errs bytes.Buffer
+	code := Run([]string{"validate", "-"}, Streams{In: iotest.ErrReader(errors.New("broken pipe")), Out: &out, Err: &errs})
+	assert.Equal(t, ExitFailed, code)
+	assert.Equal(t, "lodestone: read stdin: broken pipe\n", errs.String())
+}
+
+func TestVersion(t *testing.T) {
+	code, out, _ := run(t, "", "version")
+	assert.Equal(t, ExitOK, code)
+	assert.Regexp(t, `^lodestone \S+ \(commit \S+, date \S+, go\S+ \w+/\w+\)\n$`, out)
+}
+
+func TestHelpIsOnStdout(t *testing.T) {
+	code, out, err := run(t, "", "validate", "--help")
+	assert.Equal(t, ExitOK, code)
+	assert.Contains(t, out, "lodestone validate FILE|-")
+	assert.Empty(t, err)
+}
