@@ -206,8 +206,11 @@ func (a *Announcer) Run(ctx context.Context) error {
 				a.publish()
 			}
 		case s := <-a.sets:
-			a.apply(ctx, s.want)
+			old, changed := a.apply(ctx, s.want)
 			close(s.done)
+			if changed {
+				a.logTransitions(old)
+			}
 		}
 		if a.fatal != nil {
 			return a.fatal
@@ -216,11 +219,12 @@ func (a *Announcer) Run(ctx context.Context) error {
 }
 
 // apply makes want the set of owned VIPs. A VIP that stays keeps its
-// ownership, so that only interfaces that are new to it hear of it.
-func (a *Announcer) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) {
+// ownership, so that only interfaces that are new to it hear of it. It
+// returns the set before, and whether something changed.
+func (a *Announcer) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) (old owned, changed bool) {
 	same := func(a, b plan.Layer2) bool { return slices.Equal(a.Interfaces, b.Interfaces) }
 	if maps.EqualFunc(a.set, want, same) {
-		return
+		return a.vips, false
 	}
 	old, now := a.vips, time.Now()
 	a.vips, a.set = make(owned, len(want)), make(map[netip.Addr]plan.Layer2, len(want))
@@ -232,7 +236,7 @@ func (a *Announcer) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) 
 	}
 	a.groups = grouped(a.set, a.vips)
 	a.reconcile(ctx)
-	a.logTransitions(old)
+	return old, true
 }
 
 // logTransitions logs what changed hands, in order.

@@ -1,0 +1,177 @@
+package netstate
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/lodestone-lb/lodestone/pkg/testnet"
+)
+
+// watch runs a Watcher in the host's namespace until the test ends.
+func watch(t *testing.T, h *testnet.Host, log slog.Handler, buffer int) *Watcher {
+	t.Helper()
+	w := New(Options{Namespace: h.Handle(), Log: slog.New(log)})
+	w.buffer = buffer
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- w.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	<-w.Ready()
+	return w
+}
+
+// await waits until the view satisfies ok, woken by changes alone.
+func await(t *testing.T, w *Watcher, what string, ok func(map[string]Interface) bool) {
+	t.Helper()
+	deadline := time.After(5 * time.Second)
+	for {
+		changed := w.Changed()
+		byName := map[string]Interface{}
+		for _, i := range w.Interfaces() {
+			byName[i.Name] = i
+		}
+		if ok(byName) {
+			return
+		}
+		select {
+		case <-changed:
+		case <-deadline:
+			t.Fatalf("%s: never seen; have %+v", what, w.Interfaces())
+		}
+	}
+}
+
+func TestWatcherFollowsTheKernel(t *testing.T) {
+	t.Parallel()
+	s := testnet.NewSegment(t, 1)
+	h := s.Hosts[0]
+	w := watch(t, h, slog.DiscardHandler, receiveBuffer)
+	await(t, w, "the first view has everything", func(m map[string]Interface) bool {
+		e, lo := m["eth0"], m["lo"]
+		return e.Up && e.Ethernet && e.Kind == "veth" && len(e.HardwareAddr) == 6 && e.MTU == 1500 && !e.Loopback &&
+			slices.Contains(e.Addrs, netip.MustParsePrefix("198.18.0.1/24")) &&
+			slices.Contains(e.Addrs, netip.MustParsePrefix("2001:db8::1/64")) && lo.Loopback && !lo.Ethernet
+	})
+	steps := []struct {
+		what, command string
+		on            *testnet.Host
+		ok            func(map[string]Interface) bool
+	}{
+		{"an address appears", "addr add 198.18.9.9/32 dev eth0", h, func(m map[string]Interface) bool {
+			return slices.Contains(m["eth0"].Addrs, netip.MustParsePrefix("198.18.9.9/32"))
+		}},
+		{"and goes", "addr del 198.18.9.9/32 dev eth0", h, func(m map[string]Interface) bool {
+			return !slices.Contains(m["eth0"].Addrs, netip.MustParsePrefix("198.18.9.9/32"))
+		}},
+		{"the carrier is lost", "link set p1 down", s.Switch, func(m map[string]Interface) bool { return !m["eth0"].Up }},
+		{"and back", "link set p1 up", s.Switch, func(m map[string]Interface) bool { return m["eth0"].Up }},
+		{"the MAC changes", "link set eth0 address 02:00:00:00:00:77", h, func(m map[string]Interface) bool {
+			return m["eth0"].HardwareAddr.String() == "02:00:00:00:00:77"
+		}},
+		{"it is taken down", "link set eth0 down", h, func(m map[string]Interface) bool { return !m["eth0"].Up }},
+		{"it is renamed", "link set eth0 name lan0", h, func(m map[string]Interface) bool { return m["eth0"].Index == 0 && m["lan0"].Index != 0 }},
+		{"a bridge appears", "link add br0 type bridge", h, func(m map[string]Interface) bool { return m["br0"].Kind == "bridge" }},
+		{"it becomes its port", "link set lan0 master br0", h, func(m map[string]Interface) bool {
+			return m["lan0"].Master == m["br0"].Index && m["br0"].Index != 0
+		}},
+		{"it leaves the bridge and is still there", "link set lan0 nomaster", h, func(m map[string]Interface) bool {
+			return m["lan0"].Index != 0 && m["lan0"].Master == 0
+		}},
+		{"the cable is removed", "link del p1", s.Switch, func(m map[string]Interface) bool { return m["lan0"].Index == 0 }},
+	}
+	for _, step := range steps {
+		step.on.Run("ip", strings.Fields(step.command)...)
+		await(t, w, step.what, step.ok)
+	}
+}
+
+// Notifications of the AF_BRIDGE family say nothing about the interface.
+func TestLeavingABridgeNeverHidesTheInterface(t *testing.T) {
+	t.Parallel()
+	h := testnet.NewHost(t, "port")
+	h.Run("ip", "link", "add", "br0", "type", "bridge")
+	h.Run("ip", "link", "add", "eth0", "type", "veth", "peer", "name", "eth1")
+	w := watch(t, h, slog.DiscardHandler, receiveBuffer)
+	for range 20 {
+		h.Run("ip", "link", "set", "eth0", "master", "br0")
+		h.Run("ip", "link", "set", "eth0", "nomaster")
+		await(t, w, "no master", func(m map[string]Interface) bool {
+			if m["eth0"].Index == 0 {
+				t.Fatal("eth0 vanished")
+			}
+			return m["eth0"].Master == 0
+		})
+	}
+}
+
+// The smallest buffer loses most notifications of a burst; the view ends up
+// right nevertheless.
+func TestResyncAfterOverrun(t *testing.T) {
+	t.Parallel()
+	h := testnet.NewHost(t, "overrun")
+	h.Run("ip", "link", "add", "eth0", "type", "veth", "peer", "name", "eth1")
+	var lost resyncs
+	w := watch(t, h, &lost, 1)
+	var batch strings.Builder
+	for i := range 500 {
+		fmt.Fprintf(&batch, "addr add 198.18.%d.%d/32 dev eth0\nlink set eth0 mtu %d\n", i/250, i%250+1, 1000+i)
+	}
+	c := h.Command(t.Context(), "ip", "-batch", "-")
+	c.Stdin = strings.NewReader(batch.String())
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	await(t, w, "everything", func(m map[string]Interface) bool {
+		return m["eth0"].MTU == 1499 && len(m["eth0"].Addrs) == 500
+	})
+	if lost.n.Load() == 0 {
+		t.Error("no notification was lost: the test tests nothing")
+	}
+}
+
+// What the view does not tell wakes nobody.
+func TestOnlyWhatDiffersIsAChange(t *testing.T) {
+	t.Parallel()
+	h := testnet.NewHost(t, "quiet")
+	h.Run("ip", "link", "add", "eth0", "type", "veth", "peer", "name", "eth1")
+	w := watch(t, h, slog.DiscardHandler, receiveBuffer)
+	changed := w.Changed()
+	for i := range 20 {
+		h.Run("ip", "link", "set", "eth0", "alias", fmt.Sprint("name", i))
+	}
+	h.Run("ip", "link", "set", "eth0", "mtu", "1400")
+	<-changed
+	await(t, w, "the first change is the one of the MTU", func(m map[string]Interface) bool {
+		if m["eth0"].MTU != 1400 {
+			t.Fatalf("woken for %+v", m["eth0"])
+		}
+		return true
+	})
+}
+
+// resyncs counts the log lines that say resyncing.
+type resyncs struct {
+	slog.Handler
+	n atomic.Int64
+}
+
+func (r *resyncs) Enabled(context.Context, slog.Level) bool { return true }
+
+func (r *resyncs) Handle(_ context.Context, rec slog.Record) error {
+	if strings.HasPrefix(rec.Message, "resyncing") {
+		r.n.Add(1)
+	}
+	return nil
+}

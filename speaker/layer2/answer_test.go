@@ -1,0 +1,165 @@
+package layer2
+
+import (
+	"net"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+
+	arppacket "github.com/mdlayher/arp"
+
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// stage is a node with one interface and a client next to it, simulated or
+// real: the same story is played on both.
+type stage struct {
+	node, client mac
+	set          func(map[netip.Addr]plan.Layer2)
+	// exchange sends a frame from the client and returns the ARP frames that
+	// the node then sends.
+	exchange func([]byte) []frame
+}
+
+// answers tells who is answered what.
+func answers(t *testing.T, s stage) {
+	request := func(to mac, sender, target netip.Addr) []byte {
+		return arpFrame(arppacket.OperationRequest, to, s.client, sender, mac{}, target)
+	}
+	expect := func(what string, f []byte, want bool) {
+		t.Helper()
+		got := s.exchange(f)
+		if want != (len(got) > 0) || len(got) > 1 {
+			t.Errorf("%s: %d answers, want one: %v", what, len(got), want)
+			return
+		}
+		if !want {
+			return
+		}
+		e, p := got[0].packet(t)
+		_, q := frame{bytes: f}.packet(t)
+		if p.Operation != arppacket.OperationReply || hardwareAddr(p.SenderHardwareAddr) != s.node || p.SenderIP != q.TargetIP ||
+			hardwareAddr(p.TargetHardwareAddr) != s.client || p.TargetIP != q.SenderIP {
+			t.Errorf("%s: answered %+v", what, p)
+		}
+		if hardwareAddr(e.Destination) != s.client || hardwareAddr(e.Source) != s.node {
+			t.Errorf("%s: answered from %v to %v, want unicast", what, e.Source, e.Destination)
+		}
+	}
+	other := mac{2, 0, 0, 0, 0, 0xee}
+	probe := netip.IPv4Unspecified()
+
+	expect("nothing is owned yet", request(broadcast, clientIP, vipA), false)
+	s.set(everywhere(vipA))
+	s.exchange(request(broadcast, clientIP, vipB)) // lets the announcement pass
+	expect("a broadcast request", request(broadcast, clientIP, vipA), true)
+	expect("a unicast request (NUD)", request(s.node, clientIP, vipA), true)
+	expect("a probe (RFC 5227)", request(broadcast, probe, vipA), true)
+	expect("a request from another subnet", request(broadcast, netip.MustParseAddr("192.0.2.7"), vipA), true)
+	expect("a request to somebody else", request(other, clientIP, vipA), false)
+	expect("a VIP that is not ours", request(broadcast, clientIP, vipB), false)
+	expect("a reply", arpFrame(arppacket.OperationReply, s.node, s.client, clientIP, s.node, vipA), false)
+	expect("a foreign claim in request form", request(broadcast, vipA, vipA), false)
+	expect("a foreign claim in reply form", arpFrame(arppacket.OperationReply, broadcast, s.client, vipA, s.client, vipA), false)
+	expect("a sender who is everybody", arpFrame(arppacket.OperationRequest, broadcast, broadcast, clientIP, mac{}, vipA), false)
+	expect("a sender who is nobody", arpFrame(arppacket.OperationRequest, broadcast, mac{}, clientIP, mac{}, vipA), false)
+	expect("a sender who is the node itself", arpFrame(arppacket.OperationRequest, broadcast, s.node, clientIP, mac{}, vipA), false)
+	for what, at := range map[string]int{"hardware type": 15, "protocol type": 16, "hardware length": 18, "protocol length": 19, "operation": 20} {
+		f := request(broadcast, clientIP, vipA)
+		f[at]++
+		expect("a foreign "+what, f, false)
+	}
+	expect("a frame cut short", request(broadcast, clientIP, vipA)[:arpLength-1], false)
+	s.set(everywhere(vipB))
+	expect("withdrawn", request(broadcast, clientIP, vipA), false)
+	s.set(nil)
+	expect("the other withdrawn too", request(broadcast, clientIP, vipB), false)
+}
+
+func TestAnswersSimulated(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(t *testing.T, w *world) {
+		answers(t, stage{
+			node:   hardwareAddr(eth(1, "eth0").HardwareAddr),
+			client: clientMAC,
+			set:    w.set,
+			exchange: func(f []byte) []frame {
+				synctest.Wait()
+				w.take()
+				if c := w.conn("eth0"); c != nil {
+					c.in <- f
+				}
+				return w.after(0)
+			},
+		})
+	}, eth(1, "eth0"))
+}
+
+// FuzzARP feeds whatever may come in from the wire, past any kernel filter.
+func FuzzARP(f *testing.F) {
+	good := ask(vipA, clientIP, broadcast)
+	for n := range good {
+		f.Add(good[:n])
+	}
+	f.Add(good)
+	for at, b := range map[int]byte{offFormat: 0xff, offLengths: 0xff, offLengths + 1: 16, offOperation: 9, offEtherType: 0x81, offSender: 0xff} {
+		bad := append([]byte(nil), good...)
+		bad[at] = b
+		f.Add(bad)
+	}
+	f.Add(append([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0, 0, 1, 0x88, 0xa8, 0, 1, 0x81, 0, 0, 2}, good[12:]...))
+	f.Add(make([]byte, 128))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		m, ok := arp{}.parse(b)
+		if !ok {
+			return
+		}
+		if m.from.group() || m.asks.IsValid() && !m.asks.Is4() || m.claims.IsValid() && !m.claims.Is4() {
+			t.Errorf("parsed %+v", m)
+		}
+		if m.asks.IsValid() {
+			if reply, ok := (arp{}).parse(arp{}.answer(nodeMAC, m)); !ok || reply.to != m.from || reply.from != nodeMAC {
+				t.Errorf("the answer to %+v is %+v", m, reply)
+			}
+		}
+	})
+}
+
+// BenchmarkAnswer is the way of a request through the announcer, without the
+// kernel.
+func BenchmarkAnswer(b *testing.B) {
+	w, stop := newWorld(b, nil, eth(1, "eth0"))
+	defer stop()
+	want := everywhere(vipA)
+	for vip := netip.MustParseAddr("198.19.0.0"); len(want) < 5000; vip = vip.Next() {
+		want[vip] = plan.Layer2{}
+	}
+	w.set(want)
+	p := &port{key: portKey{protocol: arp{}, mac: nodeMAC}, conn: blackHole{}, counters: w.metrics.of("eth0"), own: &w.own}
+	p.owned.Store(&w.vips)
+	for name, f := range map[string][]byte{"ours": ask(vipA, clientIP, broadcast), "another's": ask(clientIP, vipB, broadcast)} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				p.handle(f)
+			}
+		})
+	}
+}
+
+// BenchmarkSameSet is Set when nothing changed, with 5,000 VIPs.
+func BenchmarkSameSet(b *testing.B) {
+	w, stop := newWorld(b, nil, eth(1, "eth0"))
+	defer stop()
+	want := map[netip.Addr]plan.Layer2{}
+	for vip := netip.MustParseAddr("198.19.0.0"); len(want) < 5000; vip = vip.Next() {
+		want[vip] = plan.Layer2{}
+	}
+	for b.Loop() {
+		w.set(want)
+	}
+}
+
+type blackHole struct{ net.PacketConn }
+
+func (blackHole) WriteTo(b []byte, _ net.Addr) (int, error) { return len(b), nil }
