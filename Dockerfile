@@ -26,7 +26,7 @@ ENTRYPOINT ["/lodestone-controller"]
 # Root with no capability but the NET_RAW that the chart adds: Kubernetes gives
 # added capabilities to processes of uid 0 only. A file capability on the binary
 # would lift that, but it is lost in copies of the image that drop extended
-# attributes, and it forbids no_new_privs.
+# attributes, and has no effect under allowPrivilegeEscalation: false.
 FROM scratch AS speaker
 COPY --from=build /src/bin/lodestone-speaker /lodestone-speaker
 USER 0:0

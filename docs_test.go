@@ -1,0 +1,245 @@
+package lodestone_test
+
+import (
+	"go/ast"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
+)
+
+// documents are the Markdown files of the project, by path.
+func documents(t *testing.T) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	err := filepath.WalkDir(".", func(p string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && p != "." && strings.HasPrefix(d.Name(), "."):
+			return fs.SkipDir
+		case filepath.Ext(p) != ".md":
+			return nil
+		}
+		text, err := os.ReadFile(p)
+		found[p] = string(text)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+// constants calls f with each string constant of production code, its type
+// ("" if it is not written) and the file that declares it.
+func constants(t *testing.T, f func(s source, typeName, value string)) {
+	t.Helper()
+	for _, s := range parseSources(t) {
+		for _, d := range s.file.Decls {
+			g, ok := d.(*ast.GenDecl)
+			if !ok || g.Tok != token.CONST {
+				continue
+			}
+			for _, spec := range g.Specs {
+				v := spec.(*ast.ValueSpec)
+				for _, e := range v.Values {
+					if value, ok := stringOf(e); ok {
+						f(s, typeOf(v.Type), value)
+					}
+				}
+			}
+		}
+	}
+}
+
+func stringOf(e ast.Expr) (string, bool) {
+	lit, ok := e.(*ast.BasicLit)
+	if !ok || lit.Kind != token.STRING {
+		return "", false
+	}
+	value, err := strconv.Unquote(lit.Value)
+	return value, err == nil
+}
+
+func typeOf(e ast.Expr) string {
+	switch e := e.(type) {
+	case *ast.Ident:
+		return e.Name
+	case *ast.SelectorExpr:
+		return e.Sel.Name
+	}
+	return ""
+}
+
+// TestEveryReasonIsExplained: whoever meets a reason finds what to do.
+func TestEveryReasonIsExplained(t *testing.T) {
+	t.Parallel()
+	const guide = "docs/guides/troubleshooting.md"
+	text := documents(t)[guide]
+	headings := map[string]bool{}
+	for _, m := range regexp.MustCompile(`(?m)^### (\w+)$`).FindAllStringSubmatch(text, -1) {
+		headings[m[1]] = true
+	}
+	known := map[string]bool{}
+	constants(t, func(s source, typeName, value string) {
+		if typeName != "Reason" || strings.HasPrefix(s.path, "test") {
+			return
+		}
+		known[value] = true
+		if !headings[value] {
+			t.Errorf("%s: reason %s has no section in %s", s.path, value, guide)
+		}
+	})
+	for h := range headings {
+		if !known[h] {
+			t.Errorf("%s: no code gives the reason %s", guide, h)
+		}
+	}
+}
+
+// TestEveryAnnotationIsDocumented, and no document names one that is not.
+func TestEveryAnnotationIsDocumented(t *testing.T) {
+	t.Parallel()
+	const reference = "docs/reference/annotations.md"
+	docs := documents(t)
+	known := []string{config.APIVersion}
+	constants(t, func(s source, _, value string) {
+		if s.folder() != "pkg/annotation" {
+			return
+		}
+		known = append(known, value)
+		if !strings.Contains(docs[reference], "`"+value+"`") && !strings.Contains(docs[reference], ": "+value+"`") {
+			t.Errorf("%s is not in %s", value, reference)
+		}
+	})
+	for path, text := range docs {
+		for _, name := range regexp.MustCompile(`lodestone\.io/[\w-]+`).FindAllString(text, -1) {
+			if !slices.Contains(known, name) {
+				t.Errorf("%s names %s, which does not exist", path, name)
+			}
+		}
+	}
+}
+
+// TestEveryMetricIsDocumented, and no document names one that is not.
+func TestEveryMetricIsDocumented(t *testing.T) {
+	t.Parallel()
+	const reference = "docs/reference/metrics.md"
+	name := regexp.MustCompile(`\blodestone_[a-z0-9_]+`)
+	docs := documents(t)
+	known := map[string]bool{}
+	constants(t, func(s source, _, value string) {
+		if strings.HasPrefix(s.path, "test") || name.FindString(value) != value || value == "" {
+			return
+		}
+		known[value] = true
+		if !strings.Contains(docs[reference], "| `"+value+"` |") {
+			t.Errorf("%s: metric %s is not in %s", s.path, value, reference)
+		}
+	})
+	for path, text := range docs {
+		for _, m := range name.FindAllString(text, -1) {
+			if !known[m] && !known[strings.TrimSuffix(m, "_bucket")] {
+				t.Errorf("%s names the metric %s, which does not exist", path, m)
+			}
+		}
+	}
+}
+
+// TestConfigurationExamplesAreValid parses what readers will copy.
+func TestConfigurationExamplesAreValid(t *testing.T) {
+	t.Parallel()
+	examples := 0
+	for path, text := range documents(t) {
+		for _, block := range blocks(text, "yaml") {
+			body := block.text
+			if strings.HasPrefix(body, "config:\n") || strings.Contains(body, "\nconfig:\n") {
+				body = "apiVersion: lodestone.io/v1alpha1\nkind: Config\n" + valueOfConfig(body)
+			}
+			if !strings.Contains(body, "kind: Config") {
+				continue
+			}
+			examples++
+			if _, err := config.ParseFile(path, []byte(body)); err != nil {
+				t.Errorf("%s:%d: %v", path, block.line, err)
+			}
+		}
+	}
+	if examples < 4 {
+		t.Errorf("only %d examples were found", examples)
+	}
+}
+
+// valueOfConfig returns the document in values of the chart, up to the next
+// value.
+func valueOfConfig(values string) string {
+	_, rest, _ := strings.Cut("\n"+values, "\nconfig:\n")
+	var lines []string
+	for line := range strings.Lines(rest) {
+		if !strings.HasPrefix(line, "  ") {
+			break
+		}
+		lines = append(lines, strings.TrimPrefix(line, "  "))
+	}
+	return strings.Join(lines, "")
+}
+
+// block is a fenced block that begins in a line.
+type block struct {
+	line int
+	text string
+}
+
+func blocks(markdown, language string) []block {
+	var found []block
+	open := -1
+	lines := strings.Split(markdown, "\n")
+	for i, line := range lines {
+		switch {
+		case open < 0 && strings.HasPrefix(line, "```"):
+			open = i
+		case open >= 0 && line == "```":
+			if lines[open] == "```"+language {
+				found = append(found, block{open + 2, strings.Join(lines[open+1:i], "\n") + "\n"})
+			}
+			open = -1
+		}
+	}
+	return found
+}
+
+// TestLinksLead: a link into the repository ends at a file.
+func TestLinksLead(t *testing.T) {
+	t.Parallel()
+	for path, text := range documents(t) {
+		for _, m := range regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`).FindAllStringSubmatch(text, -1) {
+			if _, err := os.Stat(filepath.Join(filepath.Dir(path), m[1])); err != nil {
+				t.Errorf("%s: broken link: %v", path, err)
+			}
+		}
+	}
+}
+
+// TestMakeTargetsExist: what a document says to make can be made.
+func TestMakeTargetsExist(t *testing.T) {
+	t.Parallel()
+	makefile, err := os.ReadFile("Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, text := range documents(t) {
+		for _, m := range regexp.MustCompile("(?:^|`|\n)make ([a-z0-9-]+)").FindAllStringSubmatch(text, -1) {
+			if !strings.Contains(string(makefile), "\n"+m[1]+":") {
+				t.Errorf("%s: there is no target %q", path, m[1])
+			}
+		}
+	}
+}
