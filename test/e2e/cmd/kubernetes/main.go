@@ -4,13 +4,13 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 
 	"github.com/spf13/cobra"
 	"go.etcd.io/etcd/server/v3/etcdmain"
-	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/component-base/cli"
 	kubectl "k8s.io/kubectl/pkg/cmd"
 	kubectlutil "k8s.io/kubectl/pkg/cmd/util"
@@ -37,7 +37,7 @@ func main() {
 	case "kube-proxy":
 		run(proxy.NewProxyCommand())
 	case "kubelet":
-		run(kubelet.NewKubeletCommand(genericapiserver.SetupSignalContext()))
+		run(kubelet.NewKubeletCommand(context.Background()))
 	default:
 		fmt.Fprintf(os.Stderr, "call program %q: link this binary as etcd, kubectl or a kube-... program\n", name)
 		os.Exit(2)

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# deps.sh installs what `make check` and the lab (test/e2e) need from the
+# distribution. It asks apt only for what is missing, starts no service of the
+# machine, and prints nothing when there is nothing to do.
+set -euo pipefail
+
+packages=(
+  arping conntrack containerd containernetworking-plugins iproute2 iptables
+  iputils-ping ndisc6 nftables procps runc shellcheck tcpdump util-linux
+)
+
+missing=()
+for package in "${packages[@]}"; do
+  state=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)
+  [[ $state == installed ]] || missing+=("$package")
+done
+[[ ${#missing[@]} -gt 0 ]] || exit 0
+
+if [[ $EUID -ne 0 ]]; then
+  echo "deps.sh: as root, install: ${missing[*]}" >&2
+  exit 1
+fi
+
+# A package that brings a service (containerd) asks policy-rc.d before it
+# starts it: 101 means no.
+guard=/usr/sbin/policy-rc.d
+if [[ ! -e $guard ]]; then
+  trap 'rm -f "$guard"' EXIT
+  printf '#!/bin/sh\nexit 101\n' >"$guard"
+  chmod 755 "$guard"
+fi
+
+echo "deps.sh: installing ${missing[*]}"
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -qq
+apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+
+# Nor shall it start with the machine: the lab runs its own, in namespaces.
+if [[ -d /run/systemd/system && " ${missing[*]} " == *" containerd "* ]]; then
+  systemctl --quiet disable --now containerd.service
+fi

@@ -1,0 +1,179 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
+)
+
+// controllerBacklog measures from the start of a controller until 2,000
+// waiting Services have an address, against the bare status writes.
+func controllerBacklog(ctx context.Context, installation *lodestone.Installation) (err error) {
+	l := load{installation, 2000}
+	if err := l.Configure(ctx, lodestone.Document(widePool)); err != nil {
+		return err
+	}
+	if err := l.ScaleController(ctx, 0); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, l.ScaleController(context.WithoutCancel(ctx), 2)) }()
+	ceiling, err := l.ceiling(ctx)
+	if err != nil {
+		return err
+	}
+	if err := l.create(ctx); err != nil {
+		return err
+	}
+	var start time.Time
+	var stop func() error
+	seen, err := l.assignments(ctx, func() (err error) {
+		start = time.Now()
+		stop, err = l.RunController(ctx)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	took := last(seen).Sub(start)
+	result("controller_backlog", "services=%d seconds=%.2f ceiling_seconds=%.2f ratio=%.2f",
+		l.services, took.Seconds(), ceiling.Seconds(), took.Seconds()/ceiling.Seconds())
+	return errors.Join(l.delete(ctx), stop())
+}
+
+// ceiling is what the API server itself can do with as many Services, while
+// somebody watches as in the measurement.
+func (l load) ceiling(ctx context.Context) (took time.Duration, err error) {
+	if err := l.create(ctx); err != nil {
+		return 0, err
+	}
+	_, err = l.assignments(ctx, func() (err error) {
+		took, err = l.bareStatus(ctx)
+		return err
+	})
+	return took, errors.Join(err, l.delete(ctx))
+}
+
+func last(seen map[string]time.Time) (latest time.Time) {
+	for _, at := range seen {
+		if at.After(latest) {
+			latest = at
+		}
+	}
+	return latest
+}
+
+// controllerBurst measures from each Service's creation to its address, when
+// 500 are created as fast as the API server takes them.
+func controllerBurst(ctx context.Context, installation *lodestone.Installation) error {
+	l := load{installation, 500}
+	if err := l.Configure(ctx, lodestone.Document(widePool)); err != nil {
+		return err
+	}
+	// The namespace exists and a first Service has gone its way: what is
+	// measured is a controller at work, not one that wakes up.
+	if err := (load{installation, 1}).warmUp(ctx); err != nil {
+		return err
+	}
+	var lock sync.Mutex
+	created := map[string]time.Time{}
+	seen, err := l.assignments(ctx, func() error {
+		return l.each(ctx, func(ctx context.Context, name string) error {
+			lock.Lock()
+			created[name] = time.Now()
+			lock.Unlock()
+			_, err := l.Kube.CoreV1().Services(namespace).Create(ctx, service(name), metav1.CreateOptions{})
+			return err
+		})
+	})
+	if err != nil {
+		return err
+	}
+	var took []time.Duration
+	for name, at := range seen {
+		took = append(took, at.Sub(created[name]))
+	}
+	result("controller_burst", "services=%d p50_ms=%.0f p99_ms=%.0f", l.services, ms(quantile(took, 0.50)), ms(quantile(took, 0.99)))
+	return l.delete(ctx)
+}
+
+func (l load) warmUp(ctx context.Context) error {
+	if _, err := l.assignments(ctx, func() error { return l.create(ctx) }); err != nil {
+		return err
+	}
+	return l.delete(ctx)
+}
+
+// memory reports what the processes have resident, idle and with 2,000
+// Services that have addresses.
+func memory(ctx context.Context, installation *lodestone.Installation) error {
+	l := load{installation, 2000}
+	if err := l.Configure(ctx, lodestone.Document(widePool)); err != nil {
+		return err
+	}
+	if err := l.restart(ctx); err != nil {
+		return err
+	}
+	if err := l.reportMemory(ctx, 0); err != nil {
+		return err
+	}
+	if _, err := l.assignments(ctx, func() error { return l.create(ctx) }); err != nil {
+		return err
+	}
+	if err := l.reportMemory(ctx, l.services); err != nil {
+		return err
+	}
+	return l.delete(ctx)
+}
+
+// restart gives fresh processes, without what earlier benchmarks left.
+func (l load) restart(ctx context.Context) error {
+	if err := l.ScaleController(ctx, 0); err != nil {
+		return err
+	}
+	if err := l.ScaleController(ctx, 2); err != nil {
+		return err
+	}
+	return l.RestartSpeakers(ctx)
+}
+
+func (l load) reportMemory(ctx context.Context, services int) error {
+	leader, err := l.Leader(ctx)
+	if err != nil {
+		return err
+	}
+	controller, err := l.Resident(leader)
+	if err != nil {
+		return err
+	}
+	speakers, err := l.Pods(ctx, "speaker")
+	if err != nil {
+		return err
+	}
+	speaker, err := l.largest(speakers)
+	if err != nil {
+		return err
+	}
+	result("memory", "services=%d controller_mb=%.0f speaker_mb=%.0f", services, megabytes(controller), megabytes(speaker))
+	return nil
+}
+
+// largest is the largest resident size among the pods.
+func (l load) largest(pods []corev1.Pod) (largest int64, err error) {
+	for _, pod := range pods {
+		size, err := l.Resident(&pod)
+		if err != nil {
+			return 0, err
+		}
+		largest = max(largest, size)
+	}
+	return largest, nil
+}
+
+func megabytes(bytes int64) float64 { return float64(bytes) / 1e6 }
+

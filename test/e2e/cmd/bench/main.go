@@ -1,0 +1,103 @@
+// Command bench measures Lodestone in the lab and prints one line for each
+// benchmark: `bench NAME key=value ...`. It judges nothing.
+//
+//	bench [-lab=keep] [NAME ...]
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodestone-lb/lodestone/test/e2e/lab"
+	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
+)
+
+// benchmark is one measurement. It reports by result.
+type benchmark struct {
+	name string
+	// run gets a lab with Lodestone, or nil when it needs none.
+	run      func(context.Context, *lodestone.Installation) error
+	needsLab bool
+}
+
+var benchmarks = []benchmark{
+	{name: "ipam_allocate", run: ipamAllocate},
+	{name: "l2_node_loss", run: nodeLoss, needsLab: true},
+	{name: "controller_burst", run: controllerBurst, needsLab: true},
+	{name: "controller_backlog", run: controllerBacklog, needsLab: true},
+	{name: "memory", run: memory, needsLab: true},
+}
+
+// result prints one benchmark's line.
+func result(name, format string, args ...any) {
+	fmt.Printf("bench "+name+" "+format+"\n", args...)
+}
+
+func main() {
+	keep := flag.Bool("keep", false, "use the lab that is up, if any, and leave it up")
+	flag.Usage = func() {
+		fmt.Fprintf(flag.CommandLine.Output(), "usage: bench [-keep] [NAME ...]\nbenchmarks: %s\n", strings.Join(names(), " "))
+	}
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
+	defer stop()
+	if err := run(ctx, flag.Args(), *keep); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func names() []string {
+	var all []string
+	for _, b := range benchmarks {
+		all = append(all, b.name)
+	}
+	return all
+}
+
+func run(ctx context.Context, wanted []string, keep bool) (err error) {
+	for _, name := range wanted {
+		if !slices.Contains(names(), name) {
+			return fmt.Errorf("benchmark %q: want one of %s", name, strings.Join(names(), ", "))
+		}
+	}
+	var installation *lodestone.Installation
+	for _, b := range benchmarks {
+		if len(wanted) > 0 && !slices.Contains(wanted, b.name) {
+			continue
+		}
+		if b.needsLab && installation == nil {
+			if installation, err = bringUp(ctx, keep); err != nil {
+				return err
+			}
+			if !keep {
+				defer func() { err = errors.Join(err, installation.Lab.Down(context.WithoutCancel(ctx))) }()
+			}
+		}
+		if err := b.run(ctx, installation); err != nil {
+			return fmt.Errorf("%s: %w", b.name, err)
+		}
+	}
+	return nil
+}
+
+func bringUp(ctx context.Context, keep bool) (*lodestone.Installation, error) {
+	cluster, err := lab.Open("")
+	if err != nil || !keep {
+		cluster, err = lab.Up(ctx, lab.Options{Progress: func(format string, args ...any) {
+			fmt.Fprintf(os.Stderr, "lab: "+format+"\n", args...)
+		}})
+	}
+	if err != nil {
+		return nil, err
+	}
+	return lodestone.New(cluster)
+}

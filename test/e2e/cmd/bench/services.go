@@ -1,0 +1,156 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
+)
+
+const (
+	namespace = "bench"
+	// parallel is how many requests the benchmark itself keeps in flight.
+	parallel = 16
+	// widePool has room for every Service of any benchmark. Nothing in the
+	// lab has these addresses.
+	widePool = `
+quarantine: 0s
+pools:
+  - {name: wide, addresses: [198.19.0.0/18]}
+`
+)
+
+// load is a number of Services in the lab.
+type load struct {
+	*lodestone.Installation
+	services int
+}
+
+// each calls do for every Service's name, parallel at a time.
+func (l load) each(ctx context.Context, do func(ctx context.Context, name string) error) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(parallel)
+	for n := range l.services {
+		group.Go(func() error { return do(ctx, fmt.Sprintf("web-%05d", n)) })
+	}
+	return group.Wait()
+}
+
+// create makes the Services, in a namespace that is made when it is missing.
+func (l load) create(ctx context.Context) error {
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
+	if _, err := l.Kube.CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+		return err
+	}
+	return l.each(ctx, func(ctx context.Context, name string) error {
+		_, err := l.Kube.CoreV1().Services(namespace).Create(ctx, service(name), metav1.CreateOptions{})
+		return err
+	})
+}
+
+func service(name string) *corev1.Service {
+	none := false
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
+		Spec: corev1.ServiceSpec{
+			Type:                          corev1.ServiceTypeLoadBalancer,
+			Selector:                      map[string]string{"app": name},
+			Ports:                         []corev1.ServicePort{{Port: 80}},
+			AllocateLoadBalancerNodePorts: &none, // there are only 2,768
+		},
+	}
+}
+
+// delete removes the Services and waits until they are gone.
+func (l load) delete(ctx context.Context) error {
+	services := l.Kube.CoreV1().Services(namespace)
+	err := l.each(ctx, func(ctx context.Context, name string) error {
+		return services.Delete(ctx, name, metav1.DeleteOptions{})
+	})
+	if err != nil {
+		return err
+	}
+	return lodestone.Wait(ctx, "the Services are gone", func() error {
+		list, err := services.List(ctx, metav1.ListOptions{Limit: 1})
+		if err == nil && len(list.Items) > 0 {
+			err = fmt.Errorf("%s is left", list.Items[0].Name)
+		}
+		return err
+	})
+}
+
+// bareStatus writes an address and a condition into the status of every
+// Service, as a controller would that does nothing else, and returns how long
+// that took: what the API server itself can do.
+func (l load) bareStatus(ctx context.Context) (time.Duration, error) {
+	start := time.Now()
+	err := l.each(ctx, func(ctx context.Context, name string) error {
+		_, err := l.Kube.CoreV1().Services(namespace).Patch(ctx, name, types.MergePatchType, statusPatch(name), metav1.PatchOptions{}, "status")
+		return err
+	})
+	return time.Since(start), err
+}
+
+func statusPatch(name string) []byte {
+	mode := corev1.LoadBalancerIPModeVIP
+	raw, err := json.Marshal(map[string]any{"status": corev1.ServiceStatus{
+		LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: "198.19.63." + name[len(name)-2:], IPMode: &mode}}},
+		Conditions: []metav1.Condition{{
+			Type: "example.com/Bare", Status: metav1.ConditionTrue, Reason: "Bare", LastTransitionTime: metav1.Now(),
+			Message: "an address and a sentence of the usual length",
+		}},
+	}})
+	if err != nil {
+		panic(err) // constants and a name
+	}
+	return raw
+}
+
+// assignments watches until every Service has an address, and returns when
+// each was first seen with one. started is called once the watch stands.
+func (l load) assignments(ctx context.Context, started func() error) (map[string]time.Time, error) {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
+	defer cancel()
+	watcher, err := l.Kube.CoreV1().Services(namespace).Watch(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	defer watcher.Stop()
+	failed := make(chan error, 1)
+	go func() { failed <- started() }()
+	seen := map[string]time.Time{}
+	for len(seen) < l.services {
+		select {
+		case event, open := <-watcher.ResultChan():
+			if !open {
+				return nil, fmt.Errorf("watch ended with %d of %d Services assigned", len(seen), l.services)
+			}
+			note(seen, event)
+		case err := <-failed:
+			if err != nil {
+				return nil, err
+			}
+			failed = nil
+		}
+	}
+	return seen, nil
+}
+
+func note(seen map[string]time.Time, event watch.Event) {
+	svc, ok := event.Object.(*corev1.Service)
+	if !ok || len(svc.Status.LoadBalancer.Ingress) == 0 {
+		return
+	}
+	if _, known := seen[svc.Name]; !known {
+		seen[svc.Name] = time.Now()
+	}
+}

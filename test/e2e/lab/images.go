@@ -1,0 +1,97 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/lodestone-lb/lodestone/test/e2e/image"
+)
+
+// Images of the lab; the registry does not exist.
+const (
+	registry   = "lab.local"
+	pauseImage = registry + "/pause:1"
+	// EchoImage is the workload: see package echo.
+	EchoImage = registry + "/echo:dev"
+)
+
+// unprivileged is the user of images whose program needs no rights.
+const unprivileged = "65532:65532"
+
+// programs is what was built before anything starts.
+type programs struct {
+	bin    string
+	images []string
+}
+
+// kubernetes returns the path by which the one binary is that program.
+func (p programs) kubernetes(name string) string { return filepath.Join(p.bin, name) }
+
+// build makes the programs and the images that every lab has.
+func (c *Cluster) build(ctx context.Context) (programs, error) {
+	p := programs{bin: c.path("bin")}
+	kubernetes, err := c.builder.Kubernetes(ctx)
+	if err != nil {
+		return p, err
+	}
+	helm, err := c.builder.Helm(ctx)
+	if err != nil {
+		return p, err
+	}
+	links := map[string]string{
+		"etcd": kubernetes, apiServer: kubernetes, controllerManager: kubernetes, scheduler: kubernetes,
+		"kubelet": kubernetes, "kube-proxy": kubernetes, "kubectl": kubernetes, "helm": helm,
+	}
+	if err := link(p.bin, links); err != nil {
+		return p, err
+	}
+	for name, user := range map[string]string{"pause": unprivileged, "echo": unprivileged} {
+		binary, err := c.builder.Own(ctx, name)
+		if err != nil {
+			return p, err
+		}
+		ref := map[string]string{"pause": pauseImage, "echo": EchoImage}[name]
+		archive, err := c.writeImage(image.Image{Ref: ref, Binary: binary, User: user})
+		if err != nil {
+			return p, err
+		}
+		p.images = append(p.images, archive)
+	}
+	return p, nil
+}
+
+func link(dir string, targets map[string]string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("link programs: %w", err)
+	}
+	for name, target := range targets {
+		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
+			return fmt.Errorf("link programs: %w", err)
+		}
+	}
+	return nil
+}
+
+func (c *Cluster) writeImage(i image.Image) (archive string, err error) {
+	dir := c.path("images")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", fmt.Errorf("create image folder: %w", err)
+	}
+	archive = filepath.Join(dir, filepath.Base(i.Binary)+".tar")
+	return archive, i.Write(archive)
+}
+
+// importImages gives a node the images, as if it had pulled them.
+func (c *Cluster) importImages(ctx context.Context, node string, archives []string) error {
+	for _, archive := range archives {
+		cmd := exec.CommandContext(ctx, "ctr", "--address", c.containerdSocket(node), "--namespace", "k8s.io",
+			"images", "import", "--snapshotter", "native", archive)
+		if output, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("import %s on node %s: %w: %s", filepath.Base(archive), node, err, output)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,240 @@
+// Package lab brings up a real Kubernetes cluster on one machine: etcd, the
+// control plane, nodes with kubelet, containerd and kube-proxy, and a client
+// host, each in a network namespace of its own on one bridge.
+//
+// A machine has one lab at a time. Its state is in files, so that a lab brought
+// up by one program can be used and taken down by another.
+package lab
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/lodestone-lb/lodestone/test/e2e/cgroup"
+	"github.com/lodestone-lb/lodestone/test/e2e/lan"
+	"github.com/lodestone-lb/lodestone/test/e2e/process"
+	"github.com/lodestone-lb/lodestone/test/e2e/program"
+)
+
+// Modes of kube-proxy.
+const (
+	NFTables = "nftables"
+	IPTables = "iptables"
+)
+
+// Options says what lab to bring up. The zero value is three nodes, IPv4,
+// kube-proxy in nftables mode, with Lodestone installed.
+type Options struct {
+	Nodes       int    `json:"nodes"`
+	ProxyMode   string `json:"proxyMode"`
+	DualStack   bool   `json:"dualStack"`
+	NoLodestone bool   `json:"noLodestone"`
+
+	// Root is the repository's root; empty means to look for it from the
+	// working directory upwards.
+	Root string `json:"-"`
+	// Progress is told what happens; nil means silence.
+	Progress func(format string, args ...any) `json:"-"`
+}
+
+func (o *Options) complete() error {
+	if o.Nodes == 0 {
+		o.Nodes = 3
+	}
+	if o.Nodes < 1 || o.Nodes > 80 {
+		return fmt.Errorf("nodes %d: want 1 to 80", o.Nodes)
+	}
+	if o.ProxyMode == "" {
+		o.ProxyMode = NFTables
+	}
+	if o.ProxyMode != NFTables && o.ProxyMode != IPTables {
+		return fmt.Errorf("kube-proxy mode %q: want %s or %s", o.ProxyMode, NFTables, IPTables)
+	}
+	if o.Progress == nil {
+		o.Progress = func(string, ...any) {}
+	}
+	if o.Root == "" {
+		root, err := findRoot()
+		o.Root = root
+		return err
+	}
+	return nil
+}
+
+// Cluster is a lab that is up.
+type Cluster struct {
+	Options
+	topology
+
+	dir       string
+	processes *process.Table
+	builder   program.Builder
+	certs     *certificates // only while coming up
+}
+
+// Up brings a lab up, in place of the one there is, if any.
+func Up(ctx context.Context, options Options) (*Cluster, error) {
+	if os.Geteuid() != 0 {
+		return nil, errors.New("bring up the lab: needs root, for namespaces and containers")
+	}
+	if err := options.complete(); err != nil {
+		return nil, err
+	}
+	release, err := lock(ctx, options.Progress)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	if err := destroy(ctx, stateDir(options.Root)); err != nil {
+		return nil, err
+	}
+	c, err := newCluster(options)
+	if err != nil {
+		return nil, err
+	}
+	return c, c.up(ctx)
+}
+
+// Open returns the lab that an earlier Up of this repository left running. An
+// empty root means to look for it from the working directory upwards.
+func Open(root string) (*Cluster, error) {
+	options := Options{Root: root}
+	if err := options.complete(); err != nil {
+		return nil, err
+	}
+	raw, err := os.ReadFile(filepath.Join(stateDir(options.Root), "cluster.json"))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, errors.New("open lab: none is up; see `lab up`")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open lab: %w", err)
+	}
+	if err := json.Unmarshal(raw, &options); err != nil {
+		return nil, fmt.Errorf("open lab: %w", err)
+	}
+	return newCluster(options)
+}
+
+// Down takes the machine's lab down, in whatever state it is.
+func Down(ctx context.Context, root string) error {
+	options := Options{Root: root}
+	if err := options.complete(); err != nil {
+		return err
+	}
+	release, err := lock(ctx, options.Progress)
+	if err != nil {
+		return err
+	}
+	defer release()
+	return destroy(ctx, stateDir(options.Root))
+}
+
+// Down takes the lab down.
+func (c *Cluster) Down(ctx context.Context) error { return Down(ctx, c.Root) }
+
+func newCluster(options Options) (*Cluster, error) {
+	c := &Cluster{
+		Options:  options,
+		topology: newTopology(options),
+		dir:      stateDir(options.Root),
+		builder:  program.Builder{Root: options.Root, Progress: options.Progress},
+	}
+	var err error
+	c.processes, err = process.NewTable(c.dir)
+	return c, err
+}
+
+// Nodes returns the names of the nodes.
+func (c *Cluster) Nodes() []string { return slices.Clone(c.nodes) }
+
+// up starts everything, side by side where it can.
+func (c *Cluster) up(ctx context.Context) error {
+	started := time.Now()
+	programs, err := c.build(ctx)
+	if err != nil {
+		return err
+	}
+	c.Progress("programs and images ready after %s", since(started))
+	if err := c.prepare(); err != nil {
+		return err
+	}
+	if err := c.save(); err != nil {
+		return err
+	}
+	group, groupCtx := errgroup.WithContext(ctx)
+	controlPlane := make(chan struct{})
+	group.Go(func() error {
+		if err := c.startControlPlane(groupCtx, programs); err != nil {
+			return err
+		}
+		c.Progress("API server ready after %s", since(started))
+		close(controlPlane)
+		return nil
+	})
+	for _, node := range c.nodes {
+		group.Go(func() error { return c.startNode(groupCtx, node, programs, controlPlane) })
+	}
+	if err := group.Wait(); err != nil {
+		return fmt.Errorf("bring up the cluster: %w", err)
+	}
+	c.Progress("%d nodes ready after %s", len(c.nodes), since(started))
+	if c.NoLodestone {
+		return nil
+	}
+	return c.Install(ctx)
+}
+
+func since(started time.Time) time.Duration { return time.Since(started).Round(100 * time.Millisecond) }
+
+// prepare lays out what the programs need before they start.
+func (c *Cluster) prepare() error {
+	if err := cgroup.Create(c.nodes); err != nil {
+		return err
+	}
+	if err := lan.Build(c.hosts()); err != nil {
+		return err
+	}
+	return c.issueIdentities()
+}
+
+// save writes what Open, scripts and people need.
+func (c *Cluster) save() error {
+	raw, err := json.MarshalIndent(c.Options, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(c.path("cluster.json"), raw, 0o644); err != nil {
+		return err
+	}
+	return os.WriteFile(c.path("env"), []byte(c.env()), 0o644)
+}
+
+func (c *Cluster) path(elem ...string) string {
+	return filepath.Join(append([]string{c.dir}, elem...)...)
+}
+
+func stateDir(root string) string { return filepath.Join(root, ".lab") }
+
+// destroy removes every trace of a lab. Each step holds for a lab of any
+// state: nothing started, half started, running, or half destroyed.
+func destroy(ctx context.Context, dir string) error {
+	// The nodes' mounts are in mount namespaces that go with the processes.
+	if err := cgroup.Destroy(ctx); err != nil {
+		return err
+	}
+	if err := lan.Destroy(); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return fmt.Errorf("remove state of the lab: %w", err)
+	}
+	return nil
+}

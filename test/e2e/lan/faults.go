@@ -1,0 +1,113 @@
+package lan
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/lodestone-lb/lodestone/test/e2e/netns"
+)
+
+// faultTable holds every rule that a fault added; healing deletes the table.
+// The policy is accept, so an empty table is a healthy wire.
+const faultTable = `
+add table bridge faults
+add chain bridge faults forward { type filter hook forward priority 0; policy accept; }
+`
+
+// Unplug takes the host's port down: nothing of that host reaches anybody.
+func Unplug(host string) error { return setPort(host, (*netlink.Handle).LinkSetDown) }
+
+// PlugIn brings the host's port back up.
+func PlugIn(host string) error { return setPort(host, (*netlink.Handle).LinkSetUp) }
+
+func setPort(host string, set func(*netlink.Handle, netlink.Link) error) error {
+	handle, err := netns.Netlink(Namespace)
+	if err != nil {
+		return err
+	}
+	defer handle.Close()
+	link, err := handle.LinkByName(portOf(host))
+	if err != nil {
+		return fmt.Errorf("find bridge port of host %q: %w", host, err)
+	}
+	return set(handle, link)
+}
+
+// Partition stops all frames between hosts of different groups. A host in no
+// group still talks to everybody.
+func Partition(groups ...[]string) error {
+	var rules strings.Builder
+	for i, from := range groups {
+		for j, to := range groups {
+			if i != j {
+				fmt.Fprintf(&rules, "iifname %s oifname %s drop\n", portSet(from), portSet(to))
+			}
+		}
+	}
+	return addFaults(rules.String())
+}
+
+func portSet(hosts []string) string {
+	ports := make([]string, len(hosts))
+	for i, host := range hosts {
+		ports[i] = portOf(host)
+	}
+	return "{ " + strings.Join(ports, ", ") + " }"
+}
+
+// BlockPort stops traffic to and from the port, of "tcp" or "udp", on the wire.
+func BlockPort(protocol string, port uint16) error {
+	return addFaults(fmt.Sprintf("meta l4proto %[1]s th dport %[2]d drop\nmeta l4proto %[1]s th sport %[2]d drop\n", protocol, port))
+}
+
+// Lose drops the given percentage of all frames, at random.
+func Lose(percent int) error {
+	return addFaults(fmt.Sprintf("numgen random mod 100 < %d drop\n", percent))
+}
+
+func addFaults(rules string) error {
+	script := faultTable
+	for rule := range strings.Lines(rules) {
+		script += "add rule bridge faults forward " + rule
+	}
+	return nft(script)
+}
+
+// Heal takes every fault rule away and brings every port up.
+func Heal() error {
+	if err := nft("add table bridge faults\ndelete table bridge faults\n"); err != nil {
+		return err
+	}
+	handle, err := netns.Netlink(Namespace)
+	if err != nil {
+		return err
+	}
+	defer handle.Close()
+	links, err := handle.LinkList()
+	if err != nil {
+		return fmt.Errorf("list bridge ports: %w", err)
+	}
+	for _, link := range links {
+		if strings.HasPrefix(link.Attrs().Name, portOf("")) {
+			if err := handle.LinkSetUp(link); err != nil {
+				return fmt.Errorf("bring up %s: %w", link.Attrs().Name, err)
+			}
+		}
+	}
+	return nil
+}
+
+func nft(script string) error {
+	cmd := netns.Command(context.Background(), Namespace, "nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(script)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("load rules on the bridge: %w: %s", err, stderr.Bytes())
+	}
+	return nil
+}

@@ -1,0 +1,112 @@
+// Package netns runs code and programs inside the lab's named network
+// namespaces, the ones `ip netns` lists.
+package netns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+)
+
+const directory = "/run/netns"
+
+// Path returns the file that keeps the namespace alive.
+func Path(name string) string { return filepath.Join(directory, name) }
+
+// Create makes the namespace and leaves the caller where it was.
+func Create(name string) error {
+	return onOwnThread(func() error {
+		handle, err := netns.NewNamed(name)
+		if err != nil {
+			return fmt.Errorf("create namespace %s: %w", name, err)
+		}
+		return handle.Close()
+	})
+}
+
+// Delete removes the namespace's name; the namespace goes with its last
+// process. A namespace that is not there is no error.
+func Delete(name string) error {
+	if err := netns.DeleteNamed(name); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("delete namespace %s: %w", name, err)
+	}
+	return nil
+}
+
+// Do runs fn inside the namespace, on a thread of its own. Goroutines that fn
+// starts are not inside.
+func Do(name string, fn func() error) error {
+	return onOwnThread(func() error {
+		target, err := netns.GetFromName(name)
+		if err != nil {
+			return fmt.Errorf("open namespace %s: %w", name, err)
+		}
+		defer target.Close()
+		if err := netns.Set(target); err != nil {
+			return fmt.Errorf("enter namespace %s: %w", name, err)
+		}
+		return fn()
+	})
+}
+
+// onOwnThread runs fn on a thread that may change its namespace. A thread that
+// could not be brought back is left locked, so that it ends with its goroutine.
+func onOwnThread(fn func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		origin, err := netns.Get()
+		if err != nil {
+			done <- fmt.Errorf("read own namespace: %w", err)
+			return
+		}
+		defer origin.Close()
+		err = fn()
+		if netns.Set(origin) == nil {
+			runtime.UnlockOSThread()
+		}
+		done <- err
+	}()
+	return <-done
+}
+
+// Dialer returns a dial function whose sockets live in the namespace. The
+// address must be numeric: resolving a name would leave the thread.
+func Dialer(name string) func(ctx context.Context, network, address string) (net.Conn, error) {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		var conn net.Conn
+		err := Do(name, func() (err error) {
+			conn, err = new(net.Dialer).DialContext(ctx, network, address)
+			return err
+		})
+		return conn, err
+	}
+}
+
+// Command returns a command that will run inside the namespace. Unlike `ip
+// netns exec` it leaves the mounts alone: kubelet needs to see the cgroups.
+func Command(ctx context.Context, name string, args ...string) *exec.Cmd {
+	return exec.CommandContext(ctx, "nsenter", append([]string{"--net=" + Path(name), "--"}, args...)...)
+}
+
+// Netlink opens a netlink handle inside the namespace; the caller closes it.
+func Netlink(name string) (*netlink.Handle, error) {
+	target, err := netns.GetFromName(name)
+	if err != nil {
+		return nil, fmt.Errorf("open namespace %s: %w", name, err)
+	}
+	defer target.Close()
+	handle, err := netlink.NewHandleAt(target)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink in %s: %w", name, err)
+	}
+	return handle, nil
+}
