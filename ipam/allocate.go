@@ -140,8 +140,8 @@ func (a *Allocator) claim(p *plan, addr netip.Addr) (*space, *Refusal) {
 	case at.space == nil:
 		return nil, refuseWithheld(addr, at.pool)
 	case !at.pool.Allows(p.req.Namespace):
-		return nil, refuse(PoolNotAllowed, at.pool.Name, "%s is in a pool that is closed to the Service: %s",
-			addr, at.pool.closedTo(p.req.Namespace))
+		return nil, refuse(PoolNotAllowed, at.pool.Name, "%s is in pool %q, which %s",
+			addr, at.pool.Name, at.pool.closedTo(p.req.Namespace))
 	}
 	l := a.leases[addr]
 	switch {
@@ -184,10 +184,10 @@ func (a *Allocator) draw(p *plan) *Refusal {
 			return a.refuseDraw(p, f)
 		}
 	}
-	if !p.picks[0].settled() && !p.picks[1].settled() {
-		return a.refuseDraw(p, p.req.Families[0])
+	if p.picks[0].settled() || p.picks[1].settled() {
+		return nil
 	}
-	return nil
+	return a.refuseAll(p)
 }
 
 // settledPool returns the pool of a family that is settled, nil if none is.

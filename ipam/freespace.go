@@ -66,7 +66,7 @@ func (r run) size() float64 {
 // lowest address leaves a run's key as it is.
 type freeSpace struct{ runs *btree.BTreeG[run] }
 
-// degree of the B-tree: measured, 32 and 64 are alike, 16 and 128 slower.
+// degree of the B-tree: measured, 16 to 64 are alike, 8 and 128 are slower.
 const degree = 32
 
 func newFreeSpace(runs []run) freeSpace {

@@ -12,10 +12,10 @@ type lease struct {
 	space *space
 	// holder holds the address or, when it rests, held it last.
 	holder *holder
-	// asked is the pool that the holder asked for when it got the address:
-	// while its requests still name that pool, it asks for no move, whatever
-	// became of the pool. Empty: restored from outside every pool, and
-	// nothing asked yet.
+	// asked is the pool that gave the address or, since then, the one by
+	// whose name a request kept it: requests that name it ask for no move,
+	// whatever became of the pool. Empty: restored from outside every pool,
+	// and no request yet.
 	asked string
 
 	resting bool
@@ -23,7 +23,7 @@ type lease struct {
 	beside  [2]struct{ next, prev *lease }
 }
 
-// anyPool is what a request without pools asked for.
+// anyPool is asked when the first request for such an address named no pool.
 const anyPool = "*"
 
 // lease makes a lease of an address that has none, held by nobody yet.

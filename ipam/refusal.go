@@ -62,6 +62,19 @@ func refuseWithheld(addr netip.Addr, p *pool) *Refusal {
 	return refuse(AddressWithheld, p.Name, "%s is in pool %q but is never handed out (%s)", addr, p.Name, why)
 }
 
+// refuseAll refuses a request of which no family can be had: by the family
+// that is closest to it.
+func (a *Allocator) refuseAll(p *plan) *Refusal {
+	var nearest *Refusal
+	for _, f := range p.req.Families {
+		r := a.refuseDraw(p, f)
+		if nearest == nil || slices.Index(byHope, r.Reason) > slices.Index(byHope, nearest.Reason) {
+			nearest = r
+		}
+	}
+	return nearest
+}
+
 // refuseDraw says why no pool gives an address of the family: what is the
 // matter with each pool that the Service may draw from.
 func (a *Allocator) refuseDraw(p *plan, f Family) *Refusal {
@@ -85,14 +98,14 @@ func (a *Allocator) refuseDraw(p *plan, f Family) *Refusal {
 		}
 		said = append(said, q.sentence(reason, about, p, f))
 	}
-	switch {
-	case considered == 0:
+	if considered == 0 {
 		return a.refuseNoPool(p.req.Namespace)
-	case considered > listed:
-		said = append(said, fmt.Sprintf("and %d more", considered-listed))
 	}
 	if considered > 1 {
 		about = ""
+	}
+	if considered > listed {
+		said = append(said, fmt.Sprintf("and %d more", considered-listed))
 	}
 	return refuse(byHope[hope], about, "%s", strings.Join(said, "; "))
 }
@@ -116,7 +129,7 @@ func (p *pool) sentence(reason Reason, name string, to *plan, f Family) string {
 	case PoolNotFound:
 		return fmt.Sprintf("there is no pool %q", name)
 	case PoolNotAllowed:
-		return p.closedTo(to.req.Namespace)
+		return fmt.Sprintf("pool %q %s", name, p.closedTo(to.req.Namespace))
 	case FamilyUnavailable:
 		return fmt.Sprintf("pool %q has no %s addresses", name, f)
 	}
@@ -132,7 +145,7 @@ func (p *pool) sentence(reason Reason, name string, to *plan, f Family) string {
 }
 
 func (p *pool) closedTo(namespace string) string {
-	return fmt.Sprintf("pool %q is not open to namespace %q, only to %s", p.Name, namespace, quoted(p.Namespaces))
+	return fmt.Sprintf("is not open to namespace %q, only to %s", namespace, quoted(p.Namespaces))
 }
 
 // refuseNoPool is for a Service that names no pool where none is open to all.
@@ -141,7 +154,7 @@ func (a *Allocator) refuseNoPool(namespace string) *Refusal {
 		return refuse(NoPool, "", "there are no pools")
 	}
 	off := len(a.pools) - len(a.auto)
-	return refuse(NoPool, "", "none of %d pools is open to namespace %q: %d have autoAssign off, %d are for other namespaces",
+	return refuse(NoPool, "", "none of %d pools is open to namespace %q: %d with autoAssign off, %d for other namespaces",
 		len(a.pools), namespace, off, len(a.auto))
 }
 
