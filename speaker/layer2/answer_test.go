@@ -1,6 +1,7 @@
 package layer2
 
 import (
+	"log/slog"
 	"net"
 	"net/netip"
 	"testing"
@@ -147,17 +148,29 @@ func BenchmarkAnswer(b *testing.B) {
 	}
 }
 
-// BenchmarkSameSet is Set when nothing changed, with 5,000 VIPs.
-func BenchmarkSameSet(b *testing.B) {
-	w, stop := newWorld(b, nil, eth(1, "eth0"))
+// BenchmarkSet is Set with 5,000 VIPs, when nothing and when one changed.
+func BenchmarkSet(b *testing.B) {
+	w, stop := newWorld(b, func(o *Options) { o.Log = slog.New(slog.DiscardHandler) }, eth(1, "eth0"))
 	defer stop()
 	want := map[netip.Addr]plan.Layer2{}
 	for vip := netip.MustParseAddr("198.19.0.0"); len(want) < 5000; vip = vip.Next() {
 		want[vip] = plan.Layer2{}
 	}
-	for b.Loop() {
-		w.set(want)
-	}
+	b.Run("same", func(b *testing.B) {
+		for b.Loop() {
+			w.set(want)
+		}
+	})
+	b.Run("one", func(b *testing.B) {
+		for b.Loop() {
+			if _, ok := want[vipA]; ok {
+				delete(want, vipA)
+			} else {
+				want[vipA] = plan.Layer2{}
+			}
+			w.set(want)
+		}
+	})
 }
 
 type blackHole struct{ net.PacketConn }

@@ -105,6 +105,18 @@ type Announcer struct {
 // owned is a set of VIPs. It is never modified once a port or a state has it.
 type owned map[netip.Addr]*ownership
 
+// without returns what is in s and not in other, by address.
+func (s owned) without(other owned) []*ownership {
+	var rest []*ownership
+	for vip, o := range s {
+		if other[vip] != o {
+			rest = append(rest, o)
+		}
+	}
+	slices.SortFunc(rest, func(a, b *ownership) int { return a.vip.Compare(b.vip) })
+	return rest
+}
+
 // ownership is one uninterrupted time of owning a VIP; its pointer is its
 // identity.
 type ownership struct {
@@ -241,24 +253,21 @@ func (a *Announcer) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) 
 
 // logTransitions logs what changed hands, in order.
 func (a *Announcer) logTransitions(old owned) {
-	for _, vip := range sorted(old) {
-		if a.vips[vip] == nil {
-			a.log.Info("withdrawn", "vip", vip)
-		}
+	for _, o := range old.without(a.vips) {
+		a.log.Info("withdrawn", "vip", o.vip)
 	}
-	for _, v := range a.Status().VIPs {
-		switch {
-		case old[v.Addr] != nil:
-		case v.Reason != "":
-			a.log.Info("owned but not announced", "vip", v.Addr, "reason", v.Reason)
-		default:
-			a.log.Info("announcing", "vip", v.Addr, "interfaces", v.Interfaces)
+	now := a.published.Load()
+	for _, o := range a.vips.without(old) {
+		if v := now.of(o); v.Reason != "" {
+			a.log.Info("owned but not announced", "vip", o.vip, "reason", v.Reason)
+		} else {
+			a.log.Info("announcing", "vip", o.vip, "interfaces", v.Interfaces)
 		}
 	}
 }
 
-// reconcile makes the ports what VIPs and interfaces demand: it stops
-// answering before it starts.
+// reconcile makes the ports what VIPs and interfaces demand. It closes and
+// withdraws before it opens.
 func (a *Announcer) reconcile(ctx context.Context) {
 	interfaces := a.interfaces.Interfaces()
 	own := hardwareAddrs(interfaces)
@@ -396,9 +405,4 @@ func grouped(want map[netip.Addr]plan.Layer2, vips owned) []group {
 		groups[at].vips[vip] = vips[vip]
 	}
 	return groups
-}
-
-// sorted returns the VIPs in order.
-func sorted(vips owned) []netip.Addr {
-	return slices.SortedFunc(maps.Keys(vips), netip.Addr.Compare)
 }

@@ -146,6 +146,23 @@ func TestPace(t *testing.T) {
 	}, eth(1, "eth0"))
 }
 
+// What was withdrawn before its turn came holds up nobody.
+func TestWithdrawnMakeRoom(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(t *testing.T, w *world) {
+		want := everywhere(vipB)
+		for vip := netip.MustParseAddr("198.19.0.0"); len(want) < 5000; vip = vip.Next() {
+			want[vip] = plan.Layer2{}
+		}
+		w.set(want)
+		w.after(100 * time.Millisecond)
+		w.set(everywhere(vipA, vipB))
+		if got := w.after(5 * time.Millisecond); !slices.ContainsFunc(got, func(f frame) bool { return f.vip(t) == vipA }) {
+			t.Errorf("not announced in 5 ms; %d frames were", len(got))
+		}
+	}, eth(1, "eth0"))
+}
+
 func TestRefresh(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -126,12 +126,7 @@ func (p *port) set(vips owned) {
 	p.answering.wait(p.conn)
 	p.announcing.wait(p.conn)
 
-	var fresh []*ownership
-	for _, vip := range sorted(vips) {
-		if o := vips[vip]; old[vip] != o {
-			fresh = append(fresh, o)
-		}
-	}
+	fresh := vips.without(old)
 	select {
 	case waiting := <-p.fresh:
 		fresh = append(waiting, fresh...)

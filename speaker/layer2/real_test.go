@@ -167,9 +167,6 @@ func TestKernelFilter(t *testing.T) {
 			if bytes.Equal(buf[:n], end) {
 				break
 			}
-			if !bytes.Equal(buf[:n], c.frame) {
-				passed-- // the hosts' own business
-			}
 		}
 		if want := map[bool]int{true: 1}[c.want]; passed != want {
 			t.Errorf("%s: %d frames passed, want %d", c.what, passed, want)
@@ -239,11 +236,10 @@ func neighbour(t *testing.T, h *testnet.Host, vip netip.Addr) (hw, state string)
 // eventually waits for something that the kernel will do, for five seconds.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for range 500 {
+	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		if ok() {
 			return
 		}
-		time.Sleep(10 * time.Millisecond)
 	}
 	t.Errorf("never: %s", what)
 }
@@ -341,9 +337,7 @@ func TestInterfaceChanges(t *testing.T) {
 		t.Helper()
 		want := n.mac(name).String()
 		eventually(t, what, func() bool { hw, _ := neighbour(t, client, vipA); return hw == want })
-		if got := arping(t, client, vipA, 1); !slices.Contains(got, want) {
-			t.Errorf("%s: answered by %v, want %s", what, got, want)
-		}
+		eventually(t, what+": answered", func() bool { return slices.Contains(arping(t, client, vipA, 1), want) })
 	}
 	announced := func() float64 { return testutil.ToFloat64(n.metrics.announcements.WithLabelValues("eth0")) }
 	knows("at first", "eth0")
@@ -428,7 +422,7 @@ func TestBridgePort(t *testing.T) {
 // capture runs tcpdump on a host until stop, which returns its lines.
 func capture(t *testing.T, h *testnet.Host, filter ...string) (stop func() []string) {
 	t.Helper()
-	c := h.Command(t.Context(), "tcpdump", append([]string{"-i", "eth0", "-l", "-n", "-e", "-tt", "-B", "8192", "--immediate-mode"}, filter...)...)
+	c := h.Command(t.Context(), "tcpdump", append([]string{"-i", "eth0", "-n", "-e", "-tt", "-B", "8192", "--immediate-mode"}, filter...)...)
 	stderr, err := c.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -441,8 +435,8 @@ func capture(t *testing.T, h *testnet.Host, filter ...string) (stop func() []str
 	for lines := bufio.NewScanner(stderr); lines.Scan() && !strings.HasPrefix(lines.Text(), "listening"); {
 	}
 	return func() []string {
-		time.Sleep(100 * time.Millisecond)
-		_ = c.Process.Signal(unix.SIGINT) // it execs: nsenter's process is tcpdump's
+		time.Sleep(300 * time.Millisecond) // for tcpdump to read what came
+		_ = c.Process.Signal(unix.SIGINT)  // it execs: nsenter's process is tcpdump's
 		_ = c.Wait()
 		return strings.Split(strings.TrimSpace(out.String()), "\n")
 	}
@@ -478,7 +472,7 @@ func TestManyVIPs(t *testing.T) {
 	n.set(want)
 	set := time.Since(start)
 	for range 20 { // the machine may be busy with other things
-		if testutil.ToFloat64(n.metrics.announcements.WithLabelValues("eth0")) >= 2*5000 {
+		if testutil.ToFloat64(n.metrics.announcements.WithLabelValues("eth0")) >= 2*2*5000 { // a lost frame is made up for
 			break
 		}
 		time.Sleep(time.Second)

@@ -68,27 +68,32 @@ func (a *Announcer) publish() {
 // Status returns what the announcer does now.
 func (a *Announcer) Status() Status {
 	s := a.published.Load()
-	keys := slices.SortedFunc(maps.Keys(s.want), func(a, b portKey) int { return cmp.Compare(a.name, b.name) })
 	var status Status
-	for _, key := range keys {
+	for _, key := range s.keys() {
 		i := InterfaceStatus{Name: key.name, HardwareAddr: key.mac.String(), VIPs: len(s.want[key])}
 		if f := s.failures[key]; f != nil {
 			i.VIPs, i.Error = 0, f.err.Error()
 		}
 		status.Interfaces = append(status.Interfaces, i)
 	}
-	for _, vip := range sorted(s.vips) {
-		status.VIPs = append(status.VIPs, s.vip(vip, keys))
+	for _, o := range s.vips.without(nil) {
+		status.VIPs = append(status.VIPs, s.of(o))
 	}
 	return status
 }
 
-func (s *state) vip(vip netip.Addr, keys []portKey) VIPStatus {
-	v := VIPStatus{Addr: vip, Since: s.vips[vip].since}
+// keys returns the wanted ports by name.
+func (s *state) keys() []portKey {
+	return slices.SortedFunc(maps.Keys(s.want), func(a, b portKey) int { return cmp.Compare(a.name, b.name) })
+}
+
+// of returns the status of one VIP.
+func (s *state) of(o *ownership) VIPStatus {
+	v := VIPStatus{Addr: o.vip, Since: o.since}
 	failed := false
-	for _, key := range keys {
+	for _, key := range s.keys() {
 		switch {
-		case s.want[key][vip] == nil:
+		case s.want[key][o.vip] == nil:
 		case s.failures[key] != nil:
 			failed = true
 		default:
@@ -97,7 +102,7 @@ func (s *state) vip(vip netip.Addr, keys []portKey) VIPStatus {
 	}
 	switch {
 	case len(v.Interfaces) > 0:
-	case protocolOf(vip) == nil:
+	case protocolOf(o.vip) == nil:
 		v.Reason = IPv6NotSupported
 	case failed:
 		v.Reason = InterfaceFailed
