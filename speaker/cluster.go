@@ -1,0 +1,316 @@
+package speaker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	discoveryinformers "k8s.io/client-go/informers/discovery/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// byService is the index of EndpointSlices by the key of their Service.
+const byService = "service"
+
+// cluster is what the plan needs of the API server's objects. Informers fill
+// their stores and note what changed; the loop takes the changes over, each
+// Service on its own, so that a flapping endpoint costs one Service's work.
+// While the API server is down the stores keep what they have.
+type cluster struct {
+	services, slices, nodes cache.SharedIndexInformer
+	synced                  []cache.InformerSynced
+	wake                    chan struct{}
+
+	mu         sync.Mutex
+	dirty      map[string]bool // keys of Services
+	dirtyNodes bool
+
+	// Owned by the loop.
+	list  []plan.Service
+	place map[string]int // of a Service's key in the list
+	known map[string]plan.Node
+}
+
+// service, slice and node are what the informers' stores keep of the objects.
+type service struct {
+	metav1.ObjectMeta
+	plan.Service
+}
+
+type slice struct {
+	metav1.ObjectMeta
+	service string
+	// ready and serving are the nodes of endpoints in that condition, sorted;
+	// "" stands for endpoints without a node.
+	ready, serving []string
+}
+
+type node struct {
+	metav1.ObjectMeta
+	plan.Node
+}
+
+func newCluster(client kubernetes.Interface) (*cluster, error) {
+	c := &cluster{
+		services: coreinformers.NewFilteredServiceInformer(client, metav1.NamespaceAll, 0, cache.Indexers{}, func(o *metav1.ListOptions) {
+			o.FieldSelector = fields.OneTermEqualSelector("spec.type", string(corev1.ServiceTypeLoadBalancer)).String()
+		}),
+		slices: discoveryinformers.NewEndpointSliceInformer(client, metav1.NamespaceAll, 0, cache.Indexers{
+			byService: func(obj any) ([]string, error) { return []string{obj.(*slice).service}, nil },
+		}),
+		nodes: coreinformers.NewNodeInformer(client, 0, cache.Indexers{}),
+		wake:  make(chan struct{}, 1),
+		dirty: map[string]bool{}, place: map[string]int{}, known: map[string]plan.Node{},
+	}
+	return c, errors.Join(
+		c.follow(c.services, keepService, c.noteService),
+		c.follow(c.slices, keepSlice, c.noteSlice),
+		c.follow(c.nodes, keepNode, c.noteNode),
+	)
+}
+
+// follow makes the informer keep only what keep returns, and note what
+// changes. Before and after are nil when the object comes and goes.
+func (c *cluster) follow(informer cache.SharedIndexInformer, keep cache.TransformFunc, note func(before, after any)) error {
+	if err := informer.SetTransform(keep); err != nil {
+		return fmt.Errorf("set transform: %w", err)
+	}
+	handler, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { note(nil, obj) },
+		UpdateFunc: note,
+		DeleteFunc: func(obj any) {
+			if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+				obj = gone.Obj
+			}
+			note(obj, nil)
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("add event handler: %w", err)
+	}
+	c.synced = append(c.synced, handler.HasSynced)
+	return nil
+}
+
+// run keeps the stores up to date until ctx ends.
+func (c *cluster) run(ctx context.Context) {
+	var group errgroup.Group
+	for _, i := range []cache.SharedIndexInformer{c.services, c.slices, c.nodes} {
+		group.Go(func() error { i.RunWithContext(ctx); return nil })
+	}
+	if cache.WaitForCacheSync(ctx.Done(), c.synced...) {
+		c.notify()
+	}
+	group.Wait() //nolint:errcheck // they return nil
+}
+
+func (c *cluster) hasSynced() bool {
+	return !slices.ContainsFunc(c.synced, func(synced cache.InformerSynced) bool { return !synced() })
+}
+
+func (c *cluster) notify() {
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (c *cluster) note(f func()) {
+	c.mu.Lock()
+	f()
+	c.mu.Unlock()
+	c.notify()
+}
+
+func (c *cluster) noteService(before, after any) {
+	s, ok := after.(*service)
+	if !ok {
+		s = before.(*service)
+	}
+	c.note(func() { c.dirty[s.Service.Name] = true })
+}
+
+func (c *cluster) noteSlice(before, after any) {
+	b, _ := before.(*slice)
+	a, _ := after.(*slice)
+	if a != nil && b != nil && a.service == b.service && slices.Equal(a.ready, b.ready) && slices.Equal(a.serving, b.serving) {
+		return
+	}
+	c.note(func() {
+		for _, s := range []*slice{b, a} {
+			if s != nil && s.service != "" {
+				c.dirty[s.service] = true
+			}
+		}
+	})
+}
+
+func (c *cluster) noteNode(before, after any) {
+	b, _ := before.(*node)
+	a, _ := after.(*node)
+	if a != nil && b != nil && equalNode(a.Node, b.Node) {
+		return
+	}
+	c.note(func() { c.dirtyNodes = true })
+}
+
+func equalNode(a, b plan.Node) bool {
+	return a.Excluded == b.Excluded && a.NetworkUnavailable == b.NetworkUnavailable && maps.Equal(a.Labels, b.Labels)
+}
+
+// refresh takes over what changed and reports whether the plan could care.
+func (c *cluster) refresh() bool {
+	c.mu.Lock()
+	dirty, dirtyNodes := c.dirty, c.dirtyNodes
+	c.dirty, c.dirtyNodes = map[string]bool{}, false
+	c.mu.Unlock()
+
+	changed := false
+	for key := range dirty {
+		changed = c.put(key, c.derive(key)) || changed
+	}
+	if dirtyNodes {
+		known := map[string]plan.Node{}
+		for _, obj := range c.nodes.GetStore().List() {
+			known[obj.(*node).Name] = obj.(*node).Node
+		}
+		changed = changed || !maps.EqualFunc(c.known, known, equalNode)
+		c.known = known
+	}
+	return changed
+}
+
+// derive returns the plan's view of the Service, without VIPs when there is
+// none.
+func (c *cluster) derive(key string) plan.Service {
+	obj, ok, err := c.services.GetStore().GetByKey(key)
+	if err != nil || !ok || len(obj.(*service).VIPs) == 0 {
+		return plan.Service{}
+	}
+	s := obj.(*service).Service
+	objs, err := c.slices.GetIndexer().ByIndex(byService, key)
+	if err != nil {
+		return s // the index exists
+	}
+	ready, serving := map[string]bool{}, map[string]bool{}
+	for _, obj := range objs {
+		for _, n := range obj.(*slice).ready {
+			ready[n] = true
+		}
+		for _, n := range obj.(*slice).serving {
+			serving[n] = true
+		}
+	}
+	if len(ready) == 0 {
+		ready = serving // all terminate, or none is ready
+	}
+	s.Serving = len(ready) > 0
+	if s.Local { // nobody asks for the nodes otherwise: they would cost a plan per change
+		delete(ready, "")
+		s.ServingNodes = ready
+	}
+	return s
+}
+
+// put makes the list tell the Service, or not if it has no VIP, and reports
+// whether that changes anything.
+func (c *cluster) put(key string, s plan.Service) bool {
+	at, listed := c.place[key]
+	switch {
+	case len(s.VIPs) == 0 && !listed:
+		return false
+	case len(s.VIPs) == 0:
+		last := len(c.list) - 1
+		c.list[at] = c.list[last]
+		c.place[c.list[at].Name] = at
+		c.list[last] = plan.Service{}
+		c.list = c.list[:last]
+		delete(c.place, key)
+	case !listed:
+		c.place[key] = len(c.list)
+		c.list = append(c.list, s)
+	default:
+		b := c.list[at]
+		c.list[at] = s
+		return b.Local != s.Local || b.Serving != s.Serving || !slices.Equal(b.VIPs, s.VIPs) || !maps.Equal(b.ServingNodes, s.ServingNodes)
+	}
+	return true
+}
+
+// keepService, keepSlice and keepNode are given objects that they already saw,
+// too: those pass.
+func keepService(obj any) (any, error) {
+	s, ok := obj.(*corev1.Service)
+	if !ok {
+		return obj, nil
+	}
+	return &service{identity(&s.ObjectMeta), plan.Service{
+		Name:  s.Namespace + "/" + s.Name,
+		VIPs:  kube.VIPs(s),
+		Local: s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal,
+	}}, nil
+}
+
+func keepSlice(obj any) (any, error) {
+	s, ok := obj.(*discoveryv1.EndpointSlice)
+	if !ok {
+		return obj, nil
+	}
+	kept := &slice{ObjectMeta: identity(&s.ObjectMeta)}
+	if name := s.Labels[discoveryv1.LabelServiceName]; name != "" {
+		kept.service = s.Namespace + "/" + name
+	}
+	for i := range s.Endpoints {
+		e := &s.Endpoints[i]
+		name := ""
+		if e.NodeName != nil {
+			name = *e.NodeName
+		}
+		// An unknown condition counts as ready; serving is ready that ignores
+		// termination.
+		ready := e.Conditions.Ready == nil || *e.Conditions.Ready
+		if ready {
+			kept.ready = append(kept.ready, name)
+		}
+		if serving := e.Conditions.Serving; serving == nil && ready || serving != nil && *serving {
+			kept.serving = append(kept.serving, name)
+		}
+	}
+	for _, nodes := range []*[]string{&kept.ready, &kept.serving} {
+		slices.Sort(*nodes)
+		*nodes = slices.Clip(slices.Compact(*nodes))
+	}
+	return kept, nil
+}
+
+func keepNode(obj any) (any, error) {
+	n, ok := obj.(*corev1.Node)
+	if !ok {
+		return obj, nil
+	}
+	_, excluded := n.Labels[corev1.LabelNodeExcludeBalancers]
+	kept := &node{identity(&n.ObjectMeta), plan.Node{Labels: n.Labels, Excluded: excluded}}
+	for _, c := range n.Status.Conditions {
+		if c.Type == corev1.NodeNetworkUnavailable && c.Status == corev1.ConditionTrue {
+			kept.NetworkUnavailable = true
+		}
+	}
+	return kept, nil
+}
+
+func identity(m *metav1.ObjectMeta) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion}
+}

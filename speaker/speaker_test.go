@@ -1,0 +1,496 @@
+package speaker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"go4.org/netipx"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+const testTimeout = 20 * time.Second
+
+// changes is what the fakes have in common with what they stand for.
+type changes struct {
+	mu sync.Mutex
+	ch chan struct{}
+}
+
+func (c *changes) Changed() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ch == nil {
+		c.ch = make(chan struct{})
+	}
+	return c.ch
+}
+
+func (c *changes) change(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f()
+	if c.ch != nil {
+		close(c.ch)
+	}
+	c.ch = make(chan struct{})
+}
+
+type fakeConfig struct {
+	changes
+	config *config.Config
+	state  kube.State
+}
+
+func (f *fakeConfig) Current() (*config.Config, kube.State) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.config, f.state
+}
+
+type fakeMembers struct {
+	changes
+	joined   bool
+	self     string
+	speakers map[string]bool
+	said     []bool // what SetReady was told
+}
+
+func (f *fakeMembers) Speakers() map[string]bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return maps.Clone(f.speakers)
+}
+
+func (f *fakeMembers) Joined() (bool, string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.joined, "joining"
+}
+
+func (f *fakeMembers) SetReady(ready bool) {
+	if f.Speakers()[f.self] != ready {
+		f.change(func() { f.speakers[f.self] = ready; f.said = append(f.said, ready) })
+	}
+}
+
+type fakeDataPlane struct {
+	changes
+	sick bool
+}
+
+func (f *fakeDataPlane) Healthy() (bool, string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return !f.sick, "503 Service Unavailable"
+}
+
+// fakeAnnouncer remembers what it was told.
+type fakeAnnouncer struct {
+	changes
+	sets []map[netip.Addr]plan.Layer2
+	fail int
+}
+
+func (f *fakeAnnouncer) Set(_ context.Context, want map[netip.Addr]plan.Layer2) error {
+	var err error
+	f.change(func() {
+		if f.fail > 0 {
+			f.fail--
+			err = errors.New("no such luck")
+			return
+		}
+		f.sets = append(f.sets, maps.Clone(want))
+	})
+	return err
+}
+
+func (f *fakeAnnouncer) calls() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.sets)
+}
+
+// story is a running speaker on n1, whose world is all fake.
+type story struct {
+	t         *testing.T
+	client    *fake.Clientset
+	config    fakeConfig
+	members   fakeMembers
+	dataPlane fakeDataPlane
+	announcer fakeAnnouncer
+	registry  *prometheus.Registry
+	speaker   *Speaker
+	stop      func()
+}
+
+// newStory begins with the node n1, whose speaker is the only one, and with
+// everything well.
+func newStory(t *testing.T, objects ...runtime.Object) *story {
+	t.Parallel()
+	s := &story{t: t, client: fake.NewClientset(append(objects, nodeObject("n1"))...), registry: prometheus.NewPedanticRegistry()}
+	s.config.config = &config.Config{
+		Digest:         "d1",
+		Pools:          []config.Pool{{Name: "lan", Free: prefix("203.0.113.0/24"), Withheld: &netipx.IPSet{}}},
+		Advertisements: []config.Advertisement{{Name: "all", Layer2: &config.Layer2{}}},
+	}
+	s.members = fakeMembers{joined: true, self: "n1", speakers: map[string]bool{"n1": false}}
+	return s
+}
+
+func (s *story) start() {
+	s.t.Helper()
+	var err error
+	s.speaker, err = New(Options{Node: "n1", Client: s.client, Config: &s.config, Members: &s.members, DataPlane: &s.dataPlane,
+		Announcer: &s.announcer, Log: slog.New(slog.DiscardHandler), Registry: s.registry, HandOver: time.Millisecond})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.speaker.Run(ctx) }()
+	s.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			s.t.Error(err)
+		}
+	})
+	s.t.Cleanup(s.stop)
+}
+
+// announced waits until exactly these VIPs are announced.
+func (s *story) announced(vips ...string) {
+	s.t.Helper()
+	timeout := time.After(testTimeout)
+	for {
+		changed, got := s.announcer.Changed(), []string{}
+		s.announcer.mu.Lock()
+		if n := len(s.announcer.sets); n > 0 {
+			for vip := range s.announcer.sets[n-1] {
+				got = append(got, vip.String())
+			}
+		}
+		s.announcer.mu.Unlock()
+		slices.Sort(got)
+		if slices.Equal(got, vips) {
+			return
+		}
+		select {
+		case <-changed:
+		case <-timeout:
+			s.t.Fatalf("announced are %q, want %q; status %+v", got, vips, s.speaker.Status())
+		}
+	}
+}
+
+// apply creates or updates objects.
+func (s *story) apply(objects ...runtime.Object) {
+	s.t.Helper()
+	for _, o := range objects {
+		var err error
+		switch o := o.(type) {
+		case *corev1.Service:
+			if _, err = s.client.CoreV1().Services(o.Namespace).Update(s.t.Context(), o, metav1.UpdateOptions{}); err != nil {
+				_, err = s.client.CoreV1().Services(o.Namespace).Create(s.t.Context(), o, metav1.CreateOptions{})
+			}
+		case *discoveryv1.EndpointSlice:
+			if _, err = s.client.DiscoveryV1().EndpointSlices(o.Namespace).Update(s.t.Context(), o, metav1.UpdateOptions{}); err != nil {
+				_, err = s.client.DiscoveryV1().EndpointSlices(o.Namespace).Create(s.t.Context(), o, metav1.CreateOptions{})
+			}
+		case *corev1.Node:
+			_, err = s.client.CoreV1().Nodes().Update(s.t.Context(), o, metav1.UpdateOptions{})
+		}
+		if err != nil {
+			s.t.Fatal(err)
+		}
+	}
+}
+
+func prefix(text string) *netipx.IPSet {
+	var b netipx.IPSetBuilder
+	b.AddPrefix(netip.MustParsePrefix(text))
+	set, _ := b.IPSet()
+	return set
+}
+
+func nodeObject(name string) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+}
+
+// serviceObject is a Service with its VIP; serviceObject and endpoints with
+// the same name belong together.
+func serviceObject(name, vip string) *corev1.Service {
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Annotations: map[string]string{annotation.Assigned: vip}},
+		Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer},
+		Status:     corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: vip}}}},
+	}
+}
+
+func endpoints(service string, eps ...discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
+	return &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: service + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: service}},
+		Endpoints:  eps,
+	}
+}
+
+func on(node string) discoveryv1.Endpoint { return endpoint(node, "ready serving") }
+
+func endpoint(node, conditions string) discoveryv1.Endpoint {
+	e := discoveryv1.Endpoint{Addresses: []string{"10.0.0.1"}}
+	if node != "" {
+		e.NodeName = &node
+	}
+	if conditions != "unknown" {
+		ready, serving := strings.Contains(conditions, "ready"), strings.Contains(conditions, "serving")
+		e.Conditions.Ready, e.Conditions.Serving = &ready, &serving
+	}
+	return e
+}
+
+func TestServicesComeAndGo(t *testing.T) {
+	s := newStory(t, serviceObject("web", "203.0.113.1"), endpoints("web", on("n1")))
+	s.start()
+	s.announced("203.0.113.1")
+	s.apply(endpoints("dns", on("n2")), serviceObject("dns", "203.0.113.2"))
+	s.announced("203.0.113.1", "203.0.113.2")
+	s.apply(endpoints("dns"))
+	s.announced("203.0.113.1")
+
+	// Deleted and re-created with another address.
+	if err := s.client.CoreV1().Services("default").Delete(t.Context(), "web", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.apply(serviceObject("web", "203.0.113.9"))
+	s.announced("203.0.113.9")
+
+	leaving := serviceObject("web", "203.0.113.9")
+	leaving.DeletionTimestamp = &metav1.Time{Time: time.Now()}
+	s.apply(leaving)
+	s.announced()
+}
+
+func TestStatusOfAnotherLoadBalancerIsNotAnnounced(t *testing.T) {
+	foreign := serviceObject("foreign", "203.0.113.3")
+	foreign.Annotations = nil
+	s := newStory(t, foreign, endpoints("foreign", on("n1")), serviceObject("web", "203.0.113.1"), endpoints("web", on("n1")))
+	s.start()
+	s.announced("203.0.113.1")
+}
+
+func TestEndpointChurnSendsNothing(t *testing.T) {
+	s := newStory(t, serviceObject("web", "203.0.113.1"), endpoints("web", on("n1"), on("n2")))
+	s.start()
+	s.announced("203.0.113.1")
+	calls := s.announcer.calls()
+	for i := range 50 {
+		s.apply(endpoints("web", on("n1"), on(fmt.Sprint("n", i%7))))
+	}
+	s.apply(serviceObject("end", "203.0.113.2"), endpoints("end", on("n1")))
+	s.announced("203.0.113.1", "203.0.113.2")
+	if more := s.announcer.calls() - calls; more > 2 {
+		t.Errorf("the announcer was called %d times for endpoints that changed nothing", more-1)
+	}
+}
+
+func TestLocalPolicyFollowsEndpoints(t *testing.T) {
+	web := serviceObject("web", "203.0.113.1")
+	web.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+	s := newStory(t, web, endpoints("web", on("n1")), nodeObject("n2"))
+	s.members.speakers["n2"] = true
+	s.start()
+	s.announced("203.0.113.1")
+	s.apply(endpoints("web", on("n2"), endpoint("n1", "serving"))) // ours terminates
+	s.announced()
+	if silent := s.speaker.Status().Silent; len(silent) != 1 || silent[0].Reason != plan.NoLocalEndpoint || silent[0].Owner != "n2" {
+		t.Errorf("silent are %+v", silent)
+	}
+	s.apply(endpoints("web", endpoint("n1", "serving"))) // all terminate
+	s.announced("203.0.113.1")
+}
+
+func TestNodeLabelMovesVIPs(t *testing.T) {
+	s := newStory(t, serviceObject("web", "203.0.113.1"), endpoints("web", on("n1")))
+	s.start()
+	s.announced("203.0.113.1")
+	excluded := nodeObject("n1")
+	excluded.Labels = map[string]string{corev1.LabelNodeExcludeBalancers: ""}
+	s.apply(excluded)
+	s.announced()
+	s.apply(nodeObject("n1"))
+	s.announced("203.0.113.1")
+}
+
+func TestNothingIsOwnedBeforeAllIsReady(t *testing.T) {
+	s := newStory(t, serviceObject("web", "203.0.113.1"), endpoints("web", on("n1")))
+	configuration := s.config.config
+	s.config.config, s.config.state.Err = nil, errors.New("config.yaml:3: no")
+	s.members.joined = false
+	s.dataPlane.sick = true
+	s.start()
+	for _, step := range []struct {
+		waitsFor []string
+		then     func()
+	}{
+		{[]string{"configuration", "membership", "kube-proxy"}, func() { s.members.change(func() { s.members.joined = true }) }},
+		{[]string{"configuration", "kube-proxy"}, func() { s.config.change(func() { s.config.config = configuration }) }},
+		{[]string{"kube-proxy"}, func() { s.dataPlane.change(func() { s.dataPlane.sick = false }) }},
+	} {
+		s.waitsFor(step.waitsFor...)
+		step.then()
+	}
+	s.announced("203.0.113.1")
+	<-s.speaker.Ready()
+	s.dataPlane.change(func() { s.dataPlane.sick = true })
+	s.announced()
+	if silent := s.speaker.Status().Silent; len(silent) != 1 || silent[0].Reason != plan.SpeakerNotReady {
+		t.Errorf("silent are %+v", silent)
+	}
+}
+
+// waitsFor waits until exactly these checks fail, and nothing is announced.
+func (s *story) waitsFor(names ...string) {
+	s.t.Helper()
+	deadline := time.Now().Add(testTimeout)
+	for {
+		var failing []string
+		for _, c := range s.speaker.Checks() {
+			if !c.OK {
+				failing = append(failing, c.Name)
+			}
+		}
+		if slices.Equal(failing, names) {
+			break
+		}
+		if time.Now().After(deadline) {
+			s.t.Fatalf("checks %+v, want failing %q", s.speaker.Checks(), names)
+		}
+		time.Sleep(time.Millisecond) // the loop tells nobody when it has checked
+	}
+	if owned := s.speaker.Status().Owned; len(owned) > 0 {
+		s.t.Errorf("owned before ready: %+v", owned)
+	}
+}
+
+func TestVIPsOfADeadSpeakerComeHere(t *testing.T) {
+	var objects []runtime.Object
+	var all []string
+	for i := range 8 {
+		vip := fmt.Sprint("203.0.113.", i)
+		all = append(all, vip)
+		objects = append(objects, serviceObject(fmt.Sprint("s", i), vip), endpoints(fmt.Sprint("s", i), on("n1")))
+	}
+	s := newStory(t, append(objects, nodeObject("n2"))...)
+	s.members.speakers["n2"] = true
+	s.start()
+	<-s.speaker.Ready()
+	s.members.change(func() { delete(s.members.speakers, "n2") })
+	s.announced(all...)
+	s.stop()
+	if got := testutil.ToFloat64(s.speaker.metrics.gained); got != float64(len(all)) {
+		t.Errorf("%v VIPs gained, want %d", got, len(all))
+	}
+}
+
+func TestAPIServerDownWithdrawsNothing(t *testing.T) {
+	s := newStory(t, serviceObject("web", "203.0.113.1"), endpoints("web", on("n1")), nodeObject("n2"))
+	s.members.speakers["n2"] = true
+	var watches sync.Map
+	s.client.PrependWatchReactor("*", func(a clienttesting.Action) (bool, watch.Interface, error) {
+		w := watch.NewRaceFreeFake()
+		watches.Store(w, nil)
+		return true, w, nil
+	})
+	s.start()
+	<-s.speaker.Ready()
+	failed := make(chan struct{}, 100)
+	fail := func(clienttesting.Action) (bool, runtime.Object, error) {
+		failed <- struct{}{}
+		return true, nil, errors.New("the API server is down")
+	}
+	s.client.PrependReactor("list", "*", fail)
+	s.client.PrependWatchReactor("*", func(clienttesting.Action) (bool, watch.Interface, error) {
+		return true, nil, errors.New("the API server is down")
+	})
+	watches.Range(func(w, _ any) bool { w.(*watch.RaceFreeFakeWatcher).Stop(); return true })
+	<-failed
+	s.members.change(func() { delete(s.members.speakers, "n2") })
+	s.announced("203.0.113.1")
+	if !s.speaker.Status().Ready {
+		t.Errorf("not ready: %+v", s.speaker.Checks())
+	}
+}
+
+func TestHandOverTellsOthersBeforeItWithdraws(t *testing.T) {
+	s := newStory(t, serviceObject("web", "203.0.113.1"), endpoints("web", on("n1")))
+	s.start()
+	s.announced("203.0.113.1")
+	calls := s.announcer.calls()
+	s.stop()
+	s.announced()
+	if got := s.announcer.calls() - calls; got != 1 {
+		t.Errorf("the announcer was called %d times", got)
+	}
+	if want := []bool{true, false}; !slices.Equal(s.members.said, want) {
+		t.Errorf("the others heard %v, want %v", s.members.said, want)
+	}
+	if s.speaker.Status().Ready {
+		t.Error("ready after the end")
+	}
+}
+
+func TestFailedSetIsTriedAgain(t *testing.T) {
+	s := newStory(t, serviceObject("web", "203.0.113.1"), endpoints("web", on("n1")))
+	s.announcer.fail = 1
+	s.start()
+	s.announced("203.0.113.1")
+}
+
+func TestMetrics(t *testing.T) {
+	excluded := nodeObject("n2")
+	s := newStory(t, serviceObject("web", "203.0.113.1"), endpoints("web", on("n1")), serviceObject("empty", "203.0.113.2"), excluded)
+	s.start()
+	s.announced("203.0.113.1")
+	s.stop()
+	if err := testutil.GatherAndCompare(s.registry, strings.NewReader(`
+# HELP lodestone_speaker_ready Whether the speaker is ready to own VIPs.
+# TYPE lodestone_speaker_ready gauge
+lodestone_speaker_ready 0
+# HELP lodestone_speaker_vips_owned VIPs that this node owns.
+# TYPE lodestone_speaker_vips_owned gauge
+lodestone_speaker_vips_owned 1
+# HELP lodestone_speaker_vips_silent VIPs that this node does not announce, by reason.
+# TYPE lodestone_speaker_vips_silent gauge
+lodestone_speaker_vips_silent{reason="NoServingEndpoint"} 1
+# HELP lodestone_speaker_ownership_transitions_total VIPs that this node gained or lost.
+# TYPE lodestone_speaker_ownership_transitions_total counter
+lodestone_speaker_ownership_transitions_total{transition="gained"} 1
+lodestone_speaker_ownership_transitions_total{transition="lost"} 0
+`), MetricReady, MetricVIPsOwned, MetricVIPsSilent, MetricTransitions); err != nil {
+		t.Error(err)
+	}
+	if problems, err := testutil.GatherAndLint(s.registry); err != nil || len(problems) > 0 {
+		t.Error(problems, err)
+	}
+}

@@ -1,0 +1,111 @@
+package speaker
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// stalled is the age of the loop's last sign of life at which it counts as
+// dead.
+const stalled = 60 * time.Second
+
+// Check is one condition of being ready to own VIPs.
+type Check struct {
+	Name    string `json:"name"`
+	OK      bool   `json:"ok"`
+	Message string `json:"message"`
+}
+
+// checks asks everything that a speaker needs before it may own VIPs. A
+// speaker without configuration must not: it would win VIPs and not know how
+// to announce them.
+func (s *Speaker) checks() []Check {
+	caches := Check{"caches", s.cluster.hasSynced(), "waiting for the API server"}
+	if caches.OK {
+		caches.Message = "synced"
+	}
+	current, state := s.Config.Current()
+	config := Check{"configuration", current != nil, "waiting for the API server"}
+	switch {
+	case current != nil && state.Err != nil:
+		config.Message = "in force, but the latest document is not: " + state.Err.Error()
+	case current != nil:
+		config.Message = "in force"
+	case state.Err != nil:
+		config.Message = state.Err.Error()
+	}
+	membership := Check{Name: "membership"}
+	membership.OK, membership.Message = s.Members.Joined()
+	dataPlane := Check{Name: "kube-proxy"}
+	dataPlane.OK, dataPlane.Message = s.DataPlane.Healthy()
+	return []Check{caches, config, membership, dataPlane}
+}
+
+// Status is what a speaker knows and does.
+type Status struct {
+	Node string `json:"node"`
+	// Ready tells whether the speaker is ready to own VIPs, Checks why not.
+	Ready  bool    `json:"ready"`
+	Checks []Check `json:"checks"`
+	// ConfigDigest identifies the document that the plan was made from.
+	ConfigDigest string    `json:"configDigest,omitempty"`
+	Planned      time.Time `json:"planned,omitzero"`
+	// Speakers are the speakers that are alive; the value tells who is ready.
+	Speakers map[string]bool `json:"speakers"`
+	Owned    []Owned         `json:"owned"`
+	Silent   []Silent        `json:"silent"`
+}
+
+// Owned is a VIP that this node owns.
+type Owned struct {
+	VIP   netip.Addr `json:"vip"`
+	Since time.Time  `json:"since"`
+	// Interfaces are the patterns of the interfaces to announce on; none: all.
+	Interfaces []string `json:"interfaces,omitempty"`
+}
+
+// Silent is a VIP that this node does not announce.
+type Silent struct {
+	VIP     netip.Addr  `json:"vip"`
+	Reason  plan.Reason `json:"reason"`
+	Owner   string      `json:"owner,omitempty"`
+	Message string      `json:"message"`
+}
+
+// Status returns what the loop decided last.
+func (s *Speaker) Status() Status {
+	p := s.published.Load()
+	status := Status{
+		Node: s.Node, Ready: p.ready(), Checks: p.checks, ConfigDigest: p.digest, Planned: p.planned, Speakers: s.Members.Speakers(),
+		Owned: []Owned{}, Silent: []Silent{},
+	}
+	for _, vip := range slices.SortedFunc(maps.Keys(p.plan.Layer2), netip.Addr.Compare) {
+		status.Owned = append(status.Owned, Owned{vip, p.since[vip], p.plan.Layer2[vip].Interfaces})
+	}
+	for _, vip := range slices.SortedFunc(maps.Keys(p.plan.Silent), netip.Addr.Compare) {
+		silence := p.plan.Silent[vip]
+		status.Silent = append(status.Silent, Silent{vip, silence.Reason, silence.Owner, silence.Message})
+	}
+	return status
+}
+
+// Checks returns the conditions of being ready, as the loop saw them last.
+func (s *Speaker) Checks() []Check { return s.published.Load().checks }
+
+func (p *state) ready() bool {
+	return len(p.checks) > 0 && !slices.ContainsFunc(p.checks, func(c Check) bool { return !c.OK })
+}
+
+// Alive returns an error when the loop hangs.
+func (s *Speaker) Alive() error {
+	beat := s.beat.Load()
+	if age := time.Since(time.Unix(beat, 0)); beat != 0 && age > stalled {
+		return fmt.Errorf("the loop has not moved for %s", age.Round(time.Second))
+	}
+	return nil
+}
