@@ -113,15 +113,26 @@ func (c *Cluster) server() string {
 }
 
 // startControlPlane starts its four programs and returns when the API server
-// is ready for its clients. They wait for one another by themselves.
+// is ready for its clients. The controllers must come after that: they end at
+// once if the built-in roles are not there yet.
 func (c *Cluster) startControlPlane(ctx context.Context, p programs) error {
-	for _, spec := range []process.Spec{c.etcd(p), c.apiServer(p), c.controllerManager(p), c.scheduler(p)} {
+	if err := c.startAtControlPlane(c.etcd(p), c.apiServer(p)); err != nil {
+		return err
+	}
+	if err := c.WaitAPIServer(ctx); err != nil {
+		return err
+	}
+	return c.startAtControlPlane(c.controllerManager(p), c.scheduler(p))
+}
+
+func (c *Cluster) startAtControlPlane(specs ...process.Spec) error {
+	for _, spec := range specs {
 		spec.Namespace = c.namespace(ControlPlane)
 		if _, err := c.processes.Start(spec); err != nil {
 			return err
 		}
 	}
-	return c.WaitAPIServer(ctx)
+	return nil
 }
 
 // WaitAPIServer waits until the API server says that it is ready.

@@ -185,11 +185,32 @@ func (c *Cluster) up(ctx context.Context) error {
 	if err := group.Wait(); err != nil {
 		return fmt.Errorf("bring up the cluster: %w", err)
 	}
+	if err := c.checkProcesses(); err != nil {
+		return err
+	}
 	c.Progress("%d nodes ready after %s", len(c.nodes), since(started))
 	if c.NoLodestone {
 		return nil
 	}
 	return c.Install(ctx)
+}
+
+// checkProcesses returns an error for each program that has ended, with the end
+// of its log.
+func (c *Cluster) checkProcesses() error {
+	names, err := c.processes.Names()
+	if err != nil {
+		return err
+	}
+	var failed error
+	for _, name := range names {
+		p, err := c.processes.Get(name)
+		if err == nil {
+			err = p.Check()
+		}
+		failed = errors.Join(failed, err)
+	}
+	return failed
 }
 
 func since(started time.Time) time.Duration { return time.Since(started).Round(100 * time.Millisecond) }

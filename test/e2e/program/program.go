@@ -9,11 +9,11 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"time"
 )
 
@@ -23,14 +23,24 @@ type Builder struct {
 	Progress func(format string, args ...any)
 }
 
+// kubernetesVersion is stamped into the binary, as a release has it: charts ask
+// the API server for its version. It is the version of cmd/kubernetes/go.mod.
+const kubernetesVersion = "1.36.3"
+
 // Kubernetes returns the binary that is every Kubernetes program of the lab.
 func (b Builder) Kubernetes(ctx context.Context) (string, error) {
-	return b.once(ctx, "kubernetes", ".", "about 6 minutes on 2 cores")
+	return b.once(ctx, "kubernetes", "about 6 minutes on 2 cores", "-ldflags="+versionFlags(kubernetesVersion), ".")
+}
+
+func versionFlags(version string) string {
+	numbers := strings.SplitN(version, ".", 3)
+	const set = "-X k8s.io/component-base/version."
+	return set + "gitVersion=v" + version + " " + set + "gitMajor=" + numbers[0] + " " + set + "gitMinor=" + numbers[1]
 }
 
 // Helm returns the helm binary.
 func (b Builder) Helm(ctx context.Context) (string, error) {
-	return b.once(ctx, "helm", "helm.sh/helm/v3/cmd/helm", "about 2 minutes on 2 cores")
+	return b.once(ctx, "helm", "about 2 minutes on 2 cores", "helm.sh/helm/v3/cmd/helm")
 }
 
 // Own returns a static binary of one of the lab's own commands.
@@ -50,9 +60,9 @@ func (b Builder) e2e() string   { return filepath.Join(b.Root, "test", "e2e") }
 
 // once builds a module below cmd unless the binary of just these sources and
 // this Go release is in the cache. Older binaries are removed: they are large.
-func (b Builder) once(ctx context.Context, name, pkg, duration string) (string, error) {
+func (b Builder) once(ctx context.Context, name, duration string, args ...string) (string, error) {
 	dir := filepath.Join(b.e2e(), "cmd", name)
-	key, err := hashSources(dir)
+	key, err := hashSources(dir, args)
 	if err != nil {
 		return "", err
 	}
@@ -72,7 +82,7 @@ func (b Builder) once(ctx context.Context, name, pkg, duration string) (string, 
 	b.Progress("building %s: %s when the Go build cache is empty", name, duration)
 	defer b.tick(name)()
 	partial := filepath.Join(b.cache(), "."+name)
-	if err := b.run(b.goBuild(ctx, dir, partial, pkg)); err != nil {
+	if err := b.run(b.goBuild(ctx, dir, partial, args...)); err != nil {
 		return "", err
 	}
 	return binary, os.Rename(partial, binary)
@@ -99,8 +109,8 @@ func (b Builder) tick(name string) (stop func()) {
 	return func() { close(done); <-ended }
 }
 
-func (b Builder) goBuild(ctx context.Context, dir, output, pkg string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, "go", "build", "-C", dir, "-o", output, pkg)
+func (b Builder) goBuild(ctx context.Context, dir, output string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, "go", append([]string{"build", "-C", dir, "-o", output}, args...)...)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
 	return cmd
 }
@@ -117,10 +127,11 @@ func (b Builder) run(cmd *exec.Cmd) error {
 	return nil
 }
 
-// hashSources makes a key of a module's files and the Go release.
-func hashSources(dir string) (string, error) {
+// hashSources makes a key of a module's files, its build flags and the Go
+// release.
+func hashSources(dir string, args []string) (string, error) {
 	hash := sha256.New()
-	io.WriteString(hash, runtime.Version())
+	fmt.Fprintln(hash, runtime.Version(), args)
 	paths, err := filepath.Glob(filepath.Join(dir, "*"))
 	if err != nil {
 		return "", err

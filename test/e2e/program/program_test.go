@@ -52,6 +52,16 @@ func TestKubernetesIsBuiltOncePerSource(t *testing.T) {
 	}
 }
 
+func TestKubernetesVersionIsTheModules(t *testing.T) {
+	raw, err := os.ReadFile("../cmd/kubernetes/go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "k8s.io/kubernetes v" + kubernetesVersion + "\n"; !strings.Contains(string(raw), want) {
+		t.Errorf("cmd/kubernetes/go.mod does not require %q", want)
+	}
+}
+
 func TestAFailedBuildShowsTheCompilersWords(t *testing.T) {
 	root := t.TempDir()
 	write(t, root, "kubernetes", "package main\n\nfunc main() { undefinedThing() }\n")
