@@ -21,8 +21,13 @@ BENCH   ?=
 # Further arguments of the test binaries: make e2e ARGS='-run TestFailover'.
 ARGS    ?=
 
+# Images are built with -trimpath; here it would only compile everything anew.
+BUILDFLAGS ?=
+
 # The binaries say themselves what they were built from.
 export GOFLAGS := $(GOFLAGS) -buildvcs=false
+# Static binaries; and vet, build and the end-to-end tests share one build cache.
+export CGO_ENABLED := 0
 
 .PHONY: all help build fmt vet lint unit e2e test check bench fuzz demo lab-up lab-down manifests clean deps root
 
@@ -32,9 +37,9 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: ## the three binaries, into bin/
-	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/lodestone-controller ./cmd/controller
-	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/lodestone-speaker ./cmd/speaker
-	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/lodestone ./cmd/lodestone
+	go build $(BUILDFLAGS) -ldflags '$(LDFLAGS)' -o bin/lodestone-controller ./cmd/controller
+	go build $(BUILDFLAGS) -ldflags '$(LDFLAGS)' -o bin/lodestone-speaker ./cmd/speaker
+	go build $(BUILDFLAGS) -ldflags '$(LDFLAGS)' -o bin/lodestone ./cmd/lodestone
 
 fmt: ## fail if a file is not formatted
 	@files=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$files" ] || { echo "not formatted (gofmt -w mends it):"; echo "$$files"; exit 1; }
@@ -48,7 +53,7 @@ lint: ## golangci-lint; builds it on first use, which takes minutes
 
 # UNIT and E2E write test2json events to standard output. The kernel is shared
 # by all tests of a machine, so the end-to-end packages run one at a time.
-UNIT = go test -json -race $(ARGS) ./...
+UNIT = CGO_ENABLED=1 go test -json -race $(ARGS) ./...
 E2ETESTS = cd $(E2E) && go test -json -count=1 -p 1 -timeout 90m $(ARGS) ./...
 SUM  = go run ./hack/testsum $(if $(CI),-strict)
 
