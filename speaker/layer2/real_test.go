@@ -422,7 +422,7 @@ func TestBridgePort(t *testing.T) {
 // capture runs tcpdump on a host until stop, which returns its lines.
 func capture(t *testing.T, h *testnet.Host, filter ...string) (stop func() []string) {
 	t.Helper()
-	c := h.Command(t.Context(), "tcpdump", append([]string{"-i", "eth0", "-n", "-e", "-tt", "-B", "8192", "--immediate-mode"}, filter...)...)
+	c := h.Command(t.Context(), "tcpdump", append([]string{"-i", "eth0", "-n", "-e", "-tt", "-s", "100", "-B", "8192", "--immediate-mode"}, filter...)...)
 	stderr, err := c.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
