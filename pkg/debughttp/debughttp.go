@@ -1,0 +1,192 @@
+// Package debughttp serves what operators, Prometheus and the kubelet ask a
+// process: /metrics and /status to those whom the API server lets read these
+// paths, /healthz and /readyz to everybody. One port, always HTTPS.
+package debughttp
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+const (
+	headerTimeout   = 5 * time.Second
+	readTimeout     = 10 * time.Second
+	writeTimeout    = 30 * time.Second
+	idleTimeout     = time.Minute
+	shutdownTimeout = time.Second
+	maxHeader       = 16 << 10
+)
+
+// Authorizer decides who may read a path. It returns an error that is
+// ErrUnauthenticated or ErrForbidden, or another one when it cannot tell.
+type Authorizer interface {
+	Authorize(ctx context.Context, token, path string) error
+}
+
+// Check is one condition of being ready.
+type Check struct {
+	Name    string
+	OK      bool
+	Message string
+}
+
+// Options are what a Server needs.
+type Options struct {
+	// Address is host:port, with or without host.
+	Address string
+	// CertFile and KeyFile are read anew for each connection. Empty: a
+	// self-signed certificate that lives as long as the process.
+	CertFile, KeyFile string
+	Authorizer        Authorizer
+	Gatherer          prometheus.Gatherer
+	// Status returns what /status shows, as JSON.
+	Status func() any
+	// Alive returns why the process should be restarted. Checks tell whether
+	// it is ready.
+	Alive  func() error
+	Checks func() []Check
+	Log    *slog.Logger
+}
+
+// Server is the task that serves.
+type Server struct {
+	options  Options
+	ready    chan struct{}
+	listener net.Listener
+}
+
+// New returns a Server that starts with Run.
+func New(o Options) *Server { return &Server{options: o, ready: make(chan struct{})} }
+
+// String names the task.
+func (s *Server) String() string { return "debughttp" }
+
+// Ready is closed once the server listens.
+func (s *Server) Ready() <-chan struct{} { return s.ready }
+
+// Addr returns where the server listens, once it is ready.
+func (s *Server) Addr() net.Addr { return s.listener.Addr() }
+
+// Run serves until ctx ends.
+func (s *Server) Run(ctx context.Context) error {
+	config, err := tlsConfig(s.options.CertFile, s.options.KeyFile)
+	if err != nil {
+		return err
+	}
+	s.listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", s.options.Address)
+	if err != nil {
+		return fmt.Errorf("listen for metrics and probes: %w", err)
+	}
+	close(s.ready)
+	server := &http.Server{
+		Handler:           s.handler(),
+		TLSConfig:         config,
+		ReadHeaderTimeout: headerTimeout,
+		ReadTimeout:       readTimeout,
+		WriteTimeout:      writeTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    maxHeader,
+		ErrorLog:          log.New(debugLog{s.options.Log}, "", 0),
+	}
+	ended := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(ended)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
+		defer cancel()
+		server.Shutdown(ctx) //nolint:errcheck // the process ends
+	})
+	if err := server.ServeTLS(s.listener, "", ""); !errors.Is(err, http.ErrServerClosed) {
+		stop()
+		return fmt.Errorf("serve metrics and probes: %w", err)
+	}
+	<-ended
+	return nil
+}
+
+func (s *Server) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", s.authorized(promhttp.HandlerFor(s.options.Gatherer, promhttp.HandlerOpts{})))
+	mux.Handle("GET /status", s.authorized(http.HandlerFunc(s.status)))
+	mux.HandleFunc("GET /healthz", s.healthz)
+	mux.HandleFunc("GET /readyz", s.readyz)
+	return mux
+}
+
+func (s *Server) status(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	if err := e.Encode(s.options.Status()); err != nil {
+		s.options.Log.Debug("status not sent", "err", err)
+	}
+}
+
+func (s *Server) healthz(w http.ResponseWriter, _ *http.Request) {
+	if err := s.options.Alive(); err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	fmt.Fprintln(w, "ok")
+}
+
+func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
+	code, body := http.StatusOK, ""
+	for _, c := range s.options.Checks() {
+		mark := "[+]"
+		if !c.OK {
+			mark, code = "[-]", http.StatusServiceUnavailable
+		}
+		body += fmt.Sprintf("%s %s: %s\n", mark, c.Name, c.Message)
+	}
+	if body == "" {
+		code, body = http.StatusServiceUnavailable, "[-] starting\n"
+	}
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.WriteHeader(code)
+	fmt.Fprint(w, body)
+}
+
+// authorized lets those through whom the Authorizer lets through.
+func (s *Server) authorized(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+		if !strings.EqualFold(scheme, "Bearer") {
+			token = ""
+		}
+		err := ErrUnauthenticated
+		if token = strings.TrimSpace(token); token != "" {
+			err = s.options.Authorizer.Authorize(r.Context(), token, r.URL.Path)
+		}
+		switch {
+		case err == nil:
+			next.ServeHTTP(w, r)
+		case errors.Is(err, ErrUnauthenticated):
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			http.Error(w, err.Error(), http.StatusUnauthorized)
+		case errors.Is(err, ErrForbidden):
+			http.Error(w, err.Error(), http.StatusForbidden)
+		default:
+			s.options.Log.Warn("request not authorized", "path", r.URL.Path, "err", err)
+			http.Error(w, "the API server cannot be asked who you are", http.StatusServiceUnavailable)
+		}
+	})
+}
+
+// debugLog takes the server's complaints about its clients.
+type debugLog struct{ log *slog.Logger }
+
+func (d debugLog) Write(line []byte) (int, error) {
+	d.log.Debug(strings.TrimSpace(string(line)))
+	return len(line), nil
+}

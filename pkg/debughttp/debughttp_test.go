@@ -1,0 +1,233 @@
+package debughttp
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+)
+
+// fakeAuthorizer knows tokens by what becomes of them.
+type fakeAuthorizer struct{}
+
+func (fakeAuthorizer) Authorize(_ context.Context, token, path string) error {
+	switch token {
+	case "good":
+		return nil
+	case "poor":
+		return ErrForbidden
+	case "good for " + path:
+		return nil
+	case "no API server":
+		return errors.New("connection refused")
+	}
+	return ErrUnauthenticated
+}
+
+func start(t *testing.T, change ...func(*Options)) *Server {
+	t.Helper()
+	o := Options{
+		Address: "127.0.0.1:0", Authorizer: fakeAuthorizer{}, Gatherer: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler),
+		Status: func() any { return map[string]string{"node": "n1"} },
+		Alive:  func() error { return nil },
+		Checks: func() []Check { return []Check{{"caches", true, "synced"}} },
+	}
+	for _, f := range change {
+		f(&o)
+	}
+	s := New(o)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	<-s.Ready()
+	return s
+}
+
+func get(t *testing.T, s *Server, path, authorization string) (int, string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+s.Addr().String()+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if authorization != "" {
+		req.Header.Set("Authorization", authorization)
+	}
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} //nolint:gosec // it is self-signed
+	defer client.CloseIdleConnections()
+	resp, err := client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(body)
+}
+
+func TestWhoMayReadWhat(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	for _, test := range []struct {
+		path, authorization string
+		code                int
+	}{
+		{"/metrics", "", 401},
+		{"/metrics", "Bearer", 401},
+		{"/metrics", "Bearer ", 401},
+		{"/metrics", "Basic good", 401},
+		{"/metrics", "Bearer bad", 401},
+		{"/metrics", "Bearer poor", 403},
+		{"/metrics", "Bearer no API server", 503},
+		{"/metrics", "Bearer good", 200},
+		{"/metrics", "bearer good", 200},
+		{"/metrics", "Bearer good for /metrics", 200},
+		{"/status", "Bearer good for /metrics", 401},
+		{"/status", "", 401},
+		{"/status", "Bearer good", 200},
+		{"/healthz", "", 200},
+		{"/readyz", "", 200},
+		{"/debug/pprof/", "Bearer good", 404},
+		{"/", "", 404},
+	} {
+		if code, body := get(t, s, test.path, test.authorization); code != test.code {
+			t.Errorf("%s with %q: %d %s, want %d", test.path, test.authorization, code, body, test.code)
+		}
+	}
+	if _, body := get(t, s, "/status", "Bearer good"); !strings.Contains(body, `"node": "n1"`) {
+		t.Errorf("status is %s", body)
+	}
+}
+
+func TestProbesSayWhy(t *testing.T) {
+	t.Parallel()
+	checks := []Check{{"caches", true, "synced"}, {"kube-proxy", false, "503 Service Unavailable"}}
+	s := start(t, func(o *Options) {
+		o.Alive = func() error { return errors.New("the loop has not moved for 61s") }
+		o.Checks = func() []Check { return checks }
+	})
+	if code, body := get(t, s, "/healthz", ""); code != 503 || !strings.Contains(body, "61s") {
+		t.Errorf("/healthz: %d %s", code, body)
+	}
+	if code, body := get(t, s, "/readyz", ""); code != 503 || body != "[+] caches: synced\n[-] kube-proxy: 503 Service Unavailable\n" {
+		t.Errorf("/readyz: %d %s", code, body)
+	}
+	checks = nil
+	if code, _ := get(t, s, "/readyz", ""); code != 503 {
+		t.Errorf("ready before the first check: %d", code)
+	}
+}
+
+func TestCertificateFromFilesIsReadAnew(t *testing.T) {
+	t.Parallel()
+	certFile, keyFile := filepath.Join(t.TempDir(), "tls.crt"), filepath.Join(t.TempDir(), "tls.key")
+	first := write(t, certFile, keyFile)
+	s := start(t, func(o *Options) { o.CertFile, o.KeyFile = certFile, keyFile })
+	if got := served(t, s); !got.Equal(first) {
+		t.Error("another certificate than that of the file")
+	}
+	second := write(t, certFile, keyFile)
+	if got := served(t, s); !got.Equal(second) {
+		t.Error("the certificate was not read anew")
+	}
+	if err := New(Options{CertFile: certFile + "x", KeyFile: keyFile}).Run(t.Context()); err == nil {
+		t.Error("no error without certificate")
+	}
+}
+
+// write makes a new certificate and writes it to the files.
+func write(t *testing.T, certFile, keyFile string) *x509.Certificate {
+	t.Helper()
+	cert, err := selfSigned()
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := x509.MarshalPKCS8PrivateKey(cert.PrivateKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for file, block := range map[string]*pem.Block{certFile: {Type: "CERTIFICATE", Bytes: cert.Certificate[0]}, keyFile: {Type: "PRIVATE KEY", Bytes: key}} {
+		if err := os.WriteFile(file, pem.EncodeToMemory(block), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	parsed, err := x509.ParseCertificate(cert.Certificate[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return parsed
+}
+
+func served(t *testing.T, s *Server) *x509.Certificate {
+	t.Helper()
+	conn, err := tls.Dial("tcp", s.Addr().String(), &tls.Config{InsecureSkipVerify: true}) //nolint:gosec // it is self-signed
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	return conn.ConnectionState().PeerCertificates[0]
+}
+
+func TestDelegateAsksTheAPIServer(t *testing.T) {
+	t.Parallel()
+	client, asked := fake.NewClientset(), 0
+	client.PrependReactor("create", "tokenreviews", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		asked++
+		r := a.(clienttesting.CreateAction).GetObject().(*authenticationv1.TokenReview).DeepCopy()
+		if r.Spec.Token == "down" {
+			return true, nil, errors.New("connection refused")
+		}
+		r.Status.Authenticated = r.Spec.Token != "unknown"
+		r.Status.User = authenticationv1.UserInfo{Username: r.Spec.Token, Groups: []string{"scrapers"}}
+		return true, r, nil
+	})
+	client.PrependReactor("create", "subjectaccessreviews", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		r := a.(clienttesting.CreateAction).GetObject().(*authorizationv1.SubjectAccessReview).DeepCopy()
+		s := r.Spec
+		r.Status.Allowed = s.User == "prometheus" && s.Groups[0] == "scrapers" && s.NonResourceAttributes.Path == "/metrics" && s.NonResourceAttributes.Verb == "get"
+		return true, r, nil
+	})
+	d := NewDelegate(client)
+	for _, test := range []struct {
+		token, path string
+		want        error
+		asks        int
+	}{
+		{"unknown", "/metrics", ErrUnauthenticated, 1},
+		{"unknown", "/metrics", ErrUnauthenticated, 1},
+		{"somebody", "/metrics", ErrForbidden, 1},
+		{"prometheus", "/status", ErrForbidden, 1},
+		{"prometheus", "/metrics", nil, 1},
+		{"prometheus", "/metrics", nil, 0},
+	} {
+		asked = 0
+		if err := d.Authorize(t.Context(), test.token, test.path); !errors.Is(err, test.want) || asked != test.asks {
+			t.Errorf("%s about %s: %v after %d questions, want %v after %d", test.token, test.path, err, asked, test.want, test.asks)
+		}
+	}
+	if err := d.Authorize(t.Context(), "down", "/metrics"); err == nil || errors.Is(err, ErrForbidden) || errors.Is(err, ErrUnauthenticated) {
+		t.Errorf("no API server: %v", err)
+	}
+}
