@@ -1,0 +1,237 @@
+// Package probe measures from a client's side: it asks an address again and
+// again, and tells when answers stopped coming, for how long, and who gave
+// them before and after.
+package probe
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"runtime"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/lodestone-lb/lodestone/test/e2e/echo"
+	"github.com/lodestone-lb/lodestone/test/e2e/netns"
+)
+
+// Options says whom to ask, from where and how often.
+type Options struct {
+	Namespace string
+	Target    netip.AddrPort
+	Interval  time.Duration // zero means 5 ms
+	Timeout   time.Duration // of one TCP probe; zero means 1 s
+
+	// NewFlows gives each UDP probe a source port of its own, so that
+	// kube-proxy decides anew each time. Otherwise all are one flow.
+	NewFlows bool
+}
+
+func (o *Options) complete() {
+	if o.Interval == 0 {
+		o.Interval = 5 * time.Millisecond
+	}
+	if o.Timeout == 0 {
+		o.Timeout = time.Second
+	}
+}
+
+// Probe is a measurement that goes on until it is stopped.
+type Probe struct {
+	options Options
+	cancel  context.CancelFunc
+	workers sync.WaitGroup
+
+	mu     sync.Mutex
+	record Record
+	failed error
+}
+
+// UDP starts to ask with datagrams.
+func UDP(ctx context.Context, options Options) *Probe {
+	return start(ctx, options, (*Probe).sendDatagrams)
+}
+
+// TCP starts to ask over HTTP, with a connection for each question.
+func TCP(ctx context.Context, options Options) *Probe {
+	return start(ctx, options, (*Probe).sendRequests)
+}
+
+func start(ctx context.Context, options Options, send func(*Probe, context.Context) error) *Probe {
+	options.complete()
+	ctx, cancel := context.WithCancel(ctx)
+	p := &Probe{options: options, cancel: cancel, record: Record{Started: time.Now()}}
+	p.workers.Go(func() {
+		if err := send(p, ctx); err != nil {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.failed = err
+		}
+	})
+	return p
+}
+
+// Stop ends the measurement and returns what was recorded. An error means that
+// the probe itself could not work, not that nobody answered.
+func (p *Probe) Stop() (Record, error) {
+	p.cancel()
+	p.workers.Wait()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.record.Stopped = time.Now()
+	return p.record, p.failed
+}
+
+// Snapshot returns what was recorded so far.
+func (p *Probe) Snapshot() Record {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	snapshot := p.record
+	snapshot.Stopped = time.Now()
+	return snapshot
+}
+
+// WaitAnswers waits until that many more probes were answered.
+func (p *Probe) WaitAnswers(ctx context.Context, count int) error {
+	want := len(p.Snapshot().Answers) + count
+	for {
+		have := len(p.Snapshot().Answers)
+		if have >= want {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for %d more answers of %s: %d missing: %w", count, p.options.Target, want-have, ctx.Err())
+		case <-time.After(p.options.Interval):
+		}
+	}
+}
+
+func (p *Probe) sent() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.record.Sent++
+}
+
+func (p *Probe) answered(a echo.Answer) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.record.Answers = append(p.record.Answers, Answer{Answer: a, At: time.Now()})
+}
+
+// every calls ask at each interval until the context ends.
+func (p *Probe) every(ctx context.Context, ask func(sequence int) error) error {
+	ticker := time.NewTicker(p.options.Interval)
+	defer ticker.Stop()
+	for sequence := 0; ; sequence++ {
+		if err := ask(sequence); err != nil {
+			return err
+		}
+		p.sent()
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+	}
+}
+
+// sendDatagrams works on one thread inside the namespace, where all its
+// sockets are made.
+func (p *Probe) sendDatagrams(ctx context.Context) error {
+	return netns.Do(p.options.Namespace, func() error {
+		var conn net.Conn
+		return p.every(ctx, func(sequence int) (err error) {
+			if conn == nil || p.options.NewFlows {
+				if conn, err = p.newFlow(ctx); err != nil {
+					return err
+				}
+			}
+			// A refusal that an earlier probe met is reported here: it is
+			// the wire's answer, and no reason to stop asking.
+			_, _ = conn.Write(strconv.AppendInt(nil, int64(sequence), 10))
+			return nil
+		})
+	})
+}
+
+// newFlow opens a socket and records what comes back on it until the
+// measurement ends or, where each probe has a socket, the timeout.
+func (p *Probe) newFlow(ctx context.Context) (net.Conn, error) {
+	conn, err := net.Dial("udp", p.options.Target.String())
+	if err != nil {
+		return nil, fmt.Errorf("open UDP socket: %w", err)
+	}
+	deadline := context.WithCancel
+	if p.options.NewFlows {
+		deadline = func(ctx context.Context) (context.Context, context.CancelFunc) {
+			return context.WithTimeout(ctx, p.options.Timeout)
+		}
+	}
+	ctx, cancel := deadline(ctx)
+	context.AfterFunc(ctx, func() { conn.Close() })
+	p.workers.Go(func() {
+		defer cancel()
+		p.receive(ctx, conn)
+	})
+	return conn, nil
+}
+
+func (p *Probe) receive(ctx context.Context, conn net.Conn) {
+	buffer := make([]byte, 2048)
+	for ctx.Err() == nil {
+		n, err := conn.Read(buffer)
+		if err != nil {
+			runtime.Gosched() // refused meanwhile, or closed and the context ended
+			continue
+		}
+		if _, answer, err := echo.ParseDatagram(buffer[:n]); err == nil {
+			p.answered(answer)
+			if p.options.NewFlows {
+				return
+			}
+		}
+	}
+}
+
+func (p *Probe) sendRequests(ctx context.Context) error {
+	client := &http.Client{
+		Timeout:   p.options.Timeout,
+		Transport: &http.Transport{DialContext: netns.Dialer(p.options.Namespace), DisableKeepAlives: true},
+	}
+	return p.every(ctx, func(int) error {
+		p.workers.Go(func() {
+			if answer, err := get(ctx, client, p.options.Target); err == nil {
+				p.answered(answer)
+			}
+		})
+		return nil
+	})
+}
+
+// Get asks once over HTTP, from the namespace.
+func Get(ctx context.Context, namespace string, target netip.AddrPort) (echo.Answer, error) {
+	transport := &http.Transport{DialContext: netns.Dialer(namespace), DisableKeepAlives: true}
+	return get(ctx, &http.Client{Transport: transport}, target)
+}
+
+func get(ctx context.Context, client *http.Client, target netip.AddrPort) (answer echo.Answer, err error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+target.String()+"/", nil)
+	if err != nil {
+		return answer, err
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return answer, err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return answer, fmt.Errorf("get %s: %s", request.URL, response.Status)
+	}
+	err = json.NewDecoder(response.Body).Decode(&answer)
+	return answer, err
+}

@@ -1,0 +1,138 @@
+package probe
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/lodestone-lb/lodestone/test/e2e/echo"
+	"github.com/lodestone-lb/lodestone/test/e2e/netns"
+)
+
+var start0 = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+func at(milliseconds int) time.Time {
+	return start0.Add(time.Duration(milliseconds) * time.Millisecond)
+}
+
+func from(node string, milliseconds ...int) []Answer {
+	var answers []Answer
+	for _, ms := range milliseconds {
+		answers = append(answers, Answer{Answer: echo.Answer{Node: node, Pod: "p-" + node}, At: at(ms)})
+	}
+	return answers
+}
+
+func TestOutage(t *testing.T) {
+	for name, tt := range map[string]struct {
+		answers []Answer
+		want    string
+	}{
+		"steady":       {from("n1", 0, 5, 10, 15), "5ms without answers, from p-n1 on n1 to p-n1 on n1"},
+		"failover":     {append(from("n1", 0, 5), from("n2", 10, 15)...), "5ms without answers, from p-n1 on n1 to p-n1 on n1"},
+		"slow":         {append(from("n1", 0), from("n2", 12, 17)...), "12ms without answers, from p-n1 on n1 to p-n2 on n2"},
+		"never again":  {from("n1", 0, 1), "19ms without answers, from p-n1 on n1 to nobody"},
+		"never at all": {nil, "20ms without answers, from nobody to nobody"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			record := Record{Started: at(0), Stopped: at(20), Answers: tt.answers}
+			if got := record.Outage().String(); got != tt.want {
+				t.Errorf("got  %s\nwant %s", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestRecordCounts(t *testing.T) {
+	record := Record{Sent: 5, Answers: append(from("n1", 0, 5), from("n2", 10)...)}
+	if record.Lost() != 2 {
+		t.Errorf("lost = %d, want 2", record.Lost())
+	}
+	if got := fmt.Sprint(record.Nodes()); got != "map[n1:2 n2:1]" {
+		t.Errorf("nodes = %s", got)
+	}
+}
+
+// newEcho runs an echo server on the loopback of a namespace.
+func newEcho(t *testing.T) (namespace string, udp, tcp netip.AddrPort) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	namespace = "ls-test-probe"
+	_ = netns.Delete(namespace)
+	if err := netns.Create(namespace); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { netns.Delete(namespace) })
+	if output, err := netns.Command(t.Context(), namespace, "ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, output)
+	}
+	server := &echo.Server{Pod: "p", Node: "n1"}
+	err := netns.Do(namespace, func() error {
+		packets, err := net.ListenPacket("udp", "127.0.0.1:0")
+		if err != nil {
+			return err
+		}
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { packets.Close(); listener.Close() })
+		udp, tcp = netip.MustParseAddrPort(packets.LocalAddr().String()), netip.MustParseAddrPort(listener.Addr().String())
+		go server.ServePackets(packets)
+		go http.Serve(listener, server.Handler())
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return namespace, udp, tcp
+}
+
+func TestProbesAreAnswered(t *testing.T) {
+	namespace, udp, tcp := newEcho(t)
+	for name, begin := range map[string]func(context.Context) *Probe{
+		"UDP, one flow": func(ctx context.Context) *Probe {
+			return UDP(ctx, Options{Namespace: namespace, Target: udp})
+		},
+		"UDP, new flows": func(ctx context.Context) *Probe {
+			return UDP(ctx, Options{Namespace: namespace, Target: udp, NewFlows: true})
+		},
+		"TCP": func(ctx context.Context) *Probe {
+			return TCP(ctx, Options{Namespace: namespace, Target: tcp})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			p := begin(ctx)
+			if err := p.WaitAnswers(ctx, 20); err != nil {
+				t.Fatal(err)
+			}
+			record, err := p.Stop()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if record.Nodes()["n1"] < 20 || record.Lost() > 5 {
+				t.Errorf("sent %d, answers %v", record.Sent, record.Nodes())
+			}
+		})
+	}
+}
+
+func TestProbesOutliveRefusals(t *testing.T) {
+	namespace, udp, _ := newEcho(t)
+	closed := netip.AddrPortFrom(udp.Addr(), 1)
+	p := UDP(t.Context(), Options{Namespace: namespace, Target: closed, Interval: time.Millisecond})
+	time.Sleep(20 * time.Millisecond)
+	record, err := p.Stop()
+	if err != nil || len(record.Answers) > 0 || record.Sent < 5 {
+		t.Errorf("sent %d, answers %d, %v", record.Sent, len(record.Answers), err)
+	}
+}

@@ -1,0 +1,72 @@
+package probe
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/lodestone-lb/lodestone/test/e2e/echo"
+)
+
+// Answer is one answer and when it arrived.
+type Answer struct {
+	echo.Answer
+	At time.Time
+}
+
+// Record is everything a measurement saw, answers in order of arrival.
+type Record struct {
+	Started, Stopped time.Time
+	Sent             int
+	Answers          []Answer
+}
+
+// Lost counts the probes that were never answered. Those in flight at the end
+// are among them.
+func (r Record) Lost() int { return r.Sent - len(r.Answers) }
+
+// Outage is a time without answers, and who answered last before it and first
+// after it: nobody, if it had no beginning or no end.
+type Outage struct {
+	From, To      time.Time
+	Before, After echo.Answer
+}
+
+// Duration is how long nobody answered.
+func (o Outage) Duration() time.Duration { return o.To.Sub(o.From) }
+
+func (o Outage) String() string {
+	return fmt.Sprintf("%s without answers, from %s to %s", o.Duration().Round(time.Millisecond),
+		nameOf(o.Before), nameOf(o.After))
+}
+
+func nameOf(a echo.Answer) string {
+	if a.Pod == "" {
+		return "nobody"
+	}
+	return a.Pod + " on " + a.Node
+}
+
+// Outage returns the longest time without an answer. Where all is well that is
+// little more than the interval between probes. The time of arrival counts, not
+// that of sending: what a client waits for is an answer.
+func (r Record) Outage() Outage {
+	longest := Outage{From: r.Started, To: r.Started}
+	last := Answer{At: r.Started}
+	for _, answer := range append(slices.Clip(r.Answers), Answer{At: r.Stopped}) {
+		if answer.At.Sub(last.At) > longest.Duration() {
+			longest = Outage{From: last.At, To: answer.At, Before: last.Answer, After: answer.Answer}
+		}
+		last = answer
+	}
+	return longest
+}
+
+// Nodes counts the answers by the node whose pod gave them.
+func (r Record) Nodes() map[string]int {
+	nodes := make(map[string]int)
+	for _, answer := range r.Answers {
+		nodes[answer.Node]++
+	}
+	return nodes
+}
