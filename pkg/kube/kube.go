@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 )
@@ -46,6 +47,15 @@ func StatusAddresses(svc *corev1.Service) []netip.Addr {
 		}
 	}
 	return addrs
+}
+
+// WithoutManagedFields is an informer's transform: nobody here reads who wrote
+// which field, and it is half of an object's size.
+func WithoutManagedFields(obj any) (any, error) {
+	if o, ok := obj.(metav1.Object); ok {
+		o.SetManagedFields(nil)
+	}
+	return obj, nil
 }
 
 // appendAddr appends the address that the text spells, if it spells one that

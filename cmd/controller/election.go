@@ -1,0 +1,76 @@
+package main
+
+import (
+	"context"
+	"os"
+
+	"github.com/google/uuid"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/cloud-provider/app/config"
+)
+
+// election is the leader election, by the framework's flags. The framework
+// runs its own for ever and leaves the lease behind when it stops; this one
+// gives the lease back.
+type election struct {
+	// elector is nil when there is no election: --leader-elect=false.
+	elector *leaderelection.LeaderElector
+	health  *leaderelection.HealthzAdaptor
+	// won is closed when this process leads, ended when it does not any more.
+	won, ended chan struct{}
+	// ctx is the election's: it outlives the tasks of the leader.
+	ctx    context.Context
+	cancel context.CancelFunc
+}
+
+// newElection takes the election over from the framework.
+func newElection(c *config.CompletedConfig) (*election, error) {
+	by := c.ComponentConfig.Generic.LeaderElection
+	e := &election{health: leaderelection.NewLeaderHealthzAdaptor(by.LeaseDuration.Duration), won: make(chan struct{}), ended: make(chan struct{})}
+	e.ctx, e.cancel = context.WithCancel(context.Background())
+	if !by.LeaderElect {
+		return e, nil
+	}
+	c.ComponentConfig.Generic.LeaderElection.LeaderElect = false
+	host, err := os.Hostname()
+	if err != nil {
+		return nil, err
+	}
+	lock, err := resourcelock.NewFromKubeconfig(by.ResourceLock, by.ResourceNamespace, by.ResourceName,
+		resourcelock.ResourceLockConfig{Identity: host + "_" + uuid.NewString(), EventRecorder: c.EventRecorder},
+		c.Kubeconfig, by.RenewDeadline.Duration)
+	if err != nil {
+		return nil, err
+	}
+	e.elector, err = leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+		Lock: lock, Name: by.ResourceName, WatchDog: e.health, ReleaseOnCancel: true,
+		LeaseDuration: by.LeaseDuration.Duration, RenewDeadline: by.RenewDeadline.Duration, RetryPeriod: by.RetryPeriod.Duration,
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: func(context.Context) { close(e.won) },
+			OnStoppedLeading: func() {},
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	e.health.SetLeaderElection(e.elector)
+	return e, nil
+}
+
+// run stands for election, leads, and returns when it is over.
+func (e *election) run() {
+	defer close(e.ended)
+	if e.elector == nil {
+		close(e.won)
+		<-e.ctx.Done()
+		return
+	}
+	e.elector.Run(e.ctx)
+}
+
+// resign gives the lease back, if this process has it.
+func (e *election) resign() {
+	e.cancel()
+	<-e.ended
+}

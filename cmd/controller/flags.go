@@ -1,0 +1,61 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/pflag"
+	cliflag "k8s.io/component-base/cli/flag"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/provider"
+)
+
+// flags are the flags that the framework does not have.
+type flags struct {
+	handleClassless             bool
+	classes                     []string
+	configNamespace, configName string
+}
+
+// flagSection is the section of our flags in --help.
+const flagSection = "lodestone"
+
+func (f *flags) sets() cliflag.NamedFlagSets {
+	var sets cliflag.NamedFlagSets
+	fs := sets.FlagSet(flagSection)
+	fs.BoolVar(&f.handleClassless, "handle-classless", true, "Serve Services of type LoadBalancer that have no spec.loadBalancerClass.")
+	fs.StringSliceVar(&f.classes, "load-balancer-classes", []string{annotation.DefaultClass}, "The values of spec.loadBalancerClass to serve.")
+	fs.StringVar(&f.configNamespace, "config-namespace", config.Namespace, "Namespace of the ConfigMap that holds the configuration.")
+	fs.StringVar(&f.configName, "config-name", config.ConfigMapName, "Name of the ConfigMap that holds the configuration.")
+	return sets
+}
+
+// changedDefaults are the framework's flags whose default is another here.
+var changedDefaults = []struct{ flag, value, why string }{
+	{"cloud-provider", provider.Name, "There is no other provider in this binary."},
+	{"configure-cloud-routes", "false", "Pod routes are not configured; true would demand --cluster-cidr."},
+	{"concurrent-service-syncs", "16", "The API server takes about three times as many status writes from 16 writers as from one."},
+	{"kube-api-qps", "1000", "The API server's own fairness bounds the load; 20 a second would take minutes for a thousand Services."},
+	{"kube-api-burst", "2000", "As kube-api-qps."},
+	{"leader-elect-resource-name", "lodestone-controller", "The lease is Lodestone's."},
+	{"leader-elect-resource-namespace", config.Namespace, "Lodestone needs no right to write in kube-system."},
+	{"leader-elect-lease-duration", "10s", "A leader that dies without a word is followed 10 to 11 s later. VIPs do not depend on it."},
+	{"leader-elect-renew-deadline", "7s", "Shorter than the lease, longer than any PATCH that is still on its way (5 s)."},
+	{"leader-elect-retry-period", "500ms", "A leader that is told to stop gives the lease back and is followed within 1.1 s."},
+}
+
+// applyDefaults changes the defaults of the framework's flags.
+func applyDefaults(fs *pflag.FlagSet) error {
+	for _, d := range changedDefaults {
+		f := fs.Lookup(d.flag)
+		if f == nil {
+			return fmt.Errorf("the framework has no flag --%s", d.flag)
+		}
+		if err := f.Value.Set(d.value); err != nil {
+			return fmt.Errorf("set default of --%s: %w", d.flag, err)
+		}
+		f.DefValue = d.value
+	}
+	return nil
+}

@@ -1,0 +1,65 @@
+package main
+
+import (
+	"context"
+	"errors"
+
+	cloudprovider "k8s.io/cloud-provider"
+	"k8s.io/component-base/metrics/legacyregistry"
+
+	"github.com/lodestone-lb/lodestone/pkg/provider"
+)
+
+// ledCloud is our provider, initialized only in the process that leads.
+type ledCloud struct {
+	*provider.Cloud
+	p *process
+}
+
+// Initialize is the first thing that the framework calls, before it starts
+// controllers and informers. It returns once this process leads; one that is
+// stopped before that is held here until it ends.
+func (c ledCloud) Initialize(cloudprovider.ControllerClientBuilder, <-chan struct{}) {
+	c.p.stand()
+	select {
+	case <-c.p.election.won:
+	case <-c.p.stopped.Done():
+		select {}
+	}
+	legacyregistry.RawMustRegister(c.p.config)
+	c.p.start(c.p.events.Run)
+	c.p.start(c.p.config.Run)
+}
+
+// stand stands for election. A leader that loses the lease ends at once:
+// another one may write from now on.
+func (p *process) stand() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.running = p.election
+	go func() {
+		p.election.run()
+		if p.election.ctx.Err() == nil {
+			p.fatal(errors.New("the leader lease is lost"))
+		}
+	}()
+}
+
+// start runs a task until the process is told to stop.
+func (p *process) start(run func(context.Context) error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.tasks.Go(func() error { return run(p.stopped) })
+}
+
+// end waits until our tasks have finished what they were at, then gives the
+// lease back: whoever takes it finds nothing of ours still on its way.
+func (p *process) end() {
+	p.mu.Lock() // nothing starts any more
+	if err := p.tasks.Wait(); err != nil {
+		p.log.Error("task failed", "err", err)
+	}
+	if p.running != nil {
+		p.running.resign()
+	}
+}

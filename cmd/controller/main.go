@@ -1,0 +1,47 @@
+// Command lodestone-controller gives Services of type LoadBalancer their
+// addresses and initializes nodes. It is a cloud controller manager: the
+// flags, the secure port and /healthz are the framework's.
+//
+// Differences from the framework's defaults are listed in changedDefaults,
+// with their reasons. Beyond them: Lodestone's own service controller runs in
+// place of the framework's, which can be switched on by name; webhooks, of
+// which there are none, have no flags and no port; the leader gives its lease
+// back when it is told to stop.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"k8s.io/component-base/cli"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	os.Exit(run(ctx))
+}
+
+// run runs the command line until it ends or the context does.
+func run(ctx context.Context) (code int) {
+	p := &process{stopped: ctx}
+	cmd, err := p.command()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "lodestone-controller:", err)
+		return 1
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cli.RunNoErrOutput(cmd) }()
+	select {
+	case err := <-ended:
+		if err != nil {
+			return 1 // the command has said why
+		}
+	case <-ctx.Done():
+	}
+	p.end()
+	return 0
+}

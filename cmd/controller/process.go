@@ -1,0 +1,142 @@
+package main
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"net/http"
+	"sync"
+
+	"github.com/go-logr/logr"
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	cloudprovider "k8s.io/cloud-provider"
+	"k8s.io/cloud-provider/app"
+	"k8s.io/cloud-provider/app/config"
+	"k8s.io/cloud-provider/names"
+	"k8s.io/cloud-provider/options"
+	"k8s.io/component-base/metrics/legacyregistry"
+	framework "k8s.io/controller-manager/app"
+	"k8s.io/controller-manager/controller"
+	"k8s.io/controller-manager/pkg/healthz"
+	"k8s.io/klog/v2"
+
+	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/provider"
+	"github.com/lodestone-lb/lodestone/pkg/servicelb"
+)
+
+// process is what lives as long as the process: the tasks that the framework
+// knows nothing about, and the leader lease.
+type process struct {
+	flags flags
+	// stopped ends when the process is told to stop.
+	stopped context.Context
+	// mu guards what is running; end keeps it.
+	mu    sync.Mutex
+	tasks errgroup.Group
+	// running is the election that was started.
+	running *election
+
+	election *election
+	log      *slog.Logger
+	client   kubernetes.Interface
+	config   *kube.ConfigWatcher
+	events   *kube.Recorder
+	ledger   *servicelb.Ledger
+	scope    servicelb.Scope
+	workers  int
+}
+
+// command returns the framework's command with our provider, our controller
+// and our defaults in it.
+func (p *process) command() (*cobra.Command, error) {
+	opts, err := options.NewCloudControllerManagerOptions()
+	if err != nil {
+		return nil, err
+	}
+	opts.Webhook, opts.WebhookServing = nil, nil
+	controllers := map[string]app.ControllerInitFuncConstructor{
+		servicelb.Name: {InitContext: app.ControllerInitContext{ClientName: servicelb.Name}, Constructor: p.serviceController},
+	}
+	for name, constructor := range app.DefaultInitFuncConstructors {
+		controllers[name] = constructor
+	}
+	app.ControllersDisabledByDefault.Insert(names.ServiceLBController, names.NodeRouteController)
+	cmd := app.NewCloudControllerManagerCommand(opts, p.cloud, controllers, names.CCMControllerAliases(), p.flags.sets(), p.stopped.Done())
+	cmd.Use = "lodestone-controller"
+	cmd.Long = "The Lodestone controller gives Services of type LoadBalancer addresses from the pools of the\n" +
+		"configuration and initializes nodes, as a Kubernetes cloud controller manager."
+	return cmd, applyDefaults(cmd.Flags())
+}
+
+// cloud implements app.InitCloudFunc: it builds everything and starts nothing.
+func (p *process) cloud(c *config.CompletedConfig) cloudprovider.Interface {
+	p.log = slog.New(logr.ToSlogHandler(klog.Background()))
+	p.scope = servicelb.Scope{Classless: p.flags.handleClassless, Classes: p.flags.classes}
+	p.workers = int(c.ComponentConfig.ServiceController.ConcurrentServiceSyncs)
+	var err error
+	p.client, err = kubernetes.NewForConfig(rest.AddUserAgent(c.Kubeconfig, servicelb.Name))
+	p.fatal(err)
+	p.events, err = kube.NewRecorder(c.Kubeconfig, "lodestone-controller")
+	p.fatal(err)
+	p.config = kube.NewConfigWatcher(p.client, kube.ConfigOptions{
+		Namespace: p.flags.configNamespace, Name: p.flags.configName, Events: p.events, Log: p.log})
+	p.ledger = servicelb.NewLedger(p.scope, p.config)
+	p.election, err = newElection(c)
+	p.fatal(err)
+
+	cloudprovider.RegisterCloudProvider(provider.Name, func(io.Reader) (cloudprovider.Interface, error) {
+		return ledCloud{provider.New(p.config, p.ledger), p}, nil
+	})
+	given := c.ComponentConfig.KubeCloudShared.CloudProvider
+	cloud, err := cloudprovider.InitCloudProvider(given.Name, given.CloudConfigFile)
+	p.fatal(err)
+	return cloud
+}
+
+// fatal ends the process at once: the framework's init functions return no
+// errors.
+func (p *process) fatal(err error) {
+	if err != nil {
+		p.log.Error("ended", "err", err)
+		klog.FlushAndExit(klog.ExitFlushTimeout, 1)
+	}
+}
+
+// serviceController implements app.InitFuncConstructor.
+func (p *process) serviceController(_ app.ControllerInitContext, c *config.CompletedConfig, _ cloudprovider.Interface) app.InitFunc {
+	return func(context.Context, framework.ControllerContext) (controller.Interface, bool, error) {
+		services := c.SharedInformers.Core().V1().Services()
+		if err := services.Informer().SetTransform(kube.WithoutManagedFields); err != nil {
+			return nil, false, err
+		}
+		ctl, err := servicelb.New(servicelb.Options{
+			Ledger: p.ledger, Scope: p.scope, Services: services, Config: p.config,
+			API: servicelb.RESTAPI{Client: p.client.CoreV1().RESTClient()}, Events: p.events, Workers: p.workers, Log: p.log,
+		})
+		if err != nil {
+			return nil, false, err
+		}
+		legacyregistry.RawMustRegister(ctl)
+		p.start(ctl.Run)
+		return checked{ctl, p.election}, true, nil
+	}
+}
+
+// checked adds the leader lease to the controller's health.
+type checked struct {
+	*servicelb.Controller
+	election *election
+}
+
+func (c checked) HealthChecker() healthz.UnnamedHealthChecker { return c }
+
+func (c checked) Check(r *http.Request) error {
+	if err := c.election.health.Check(r); err != nil {
+		return err
+	}
+	return c.Controller.HealthChecker().Check(r)
+}

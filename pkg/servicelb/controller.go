@@ -1,0 +1,271 @@
+package servicelb
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/controller-manager/pkg/healthz"
+
+	"github.com/lodestone-lb/lodestone/pkg/kube"
+)
+
+// Name is the controller's name among the controllers of the framework.
+const Name = "lodestone-service"
+
+const (
+	// firstRetry and lastRetry bound the time between attempts at a Service
+	// that the API server would not take.
+	firstRetry = 5 * time.Millisecond
+	lastRetry  = 30 * time.Second
+	// patchTimeout bounds one PATCH. It is shorter than the leader election's
+	// renew deadline: nothing of an old leader's arrives late.
+	patchTimeout = 5 * time.Second
+	// shortestWait bounds how often Services that wait are tried by the clock.
+	shortestWait = 50 * time.Millisecond
+)
+
+// API writes to Services.
+type API interface {
+	// PatchStatus applies a merge patch to services/status.
+	PatchStatus(ctx context.Context, namespace, name string, patch []byte) error
+}
+
+// Config tells the configuration and when it changes; kube.ConfigWatcher is
+// one.
+type Config interface {
+	ConfigSource
+	Changed() <-chan struct{}
+}
+
+// Options are what a Controller works with.
+type Options struct {
+	Ledger   *Ledger
+	Scope    Scope
+	Services coreinformers.ServiceInformer
+	Config   Config
+	API      API
+	Events   kube.Events
+	// Workers is how many Services are worked on at a time.
+	Workers int
+	Log     *slog.Logger
+}
+
+// Controller keeps the Service objects in step with the ledger.
+type Controller struct {
+	Options
+	queue   workqueue.TypedRateLimitingInterface[string]
+	handler cache.ResourceEventHandlerRegistration
+	// again asks for another try of all Services that wait.
+	again   chan struct{}
+	now     func() time.Time
+	metrics metrics
+}
+
+// New returns a controller that starts with Run; it listens to Services from
+// now on.
+func New(opts Options) (*Controller, error) {
+	c := &Controller{
+		Options: opts,
+		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry),
+			workqueue.TypedRateLimitingQueueConfig[string]{Name: Name}),
+		again:   make(chan struct{}, 1),
+		now:     time.Now,
+		metrics: newMetrics(),
+	}
+	var err error
+	c.handler, err = opts.Services.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: func(obj any) { c.enqueue(obj, obj) },
+		UpdateFunc: func(before, obj any) {
+			c.enqueue(before, obj)
+		},
+		DeleteFunc: func(obj any) {
+			if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+				obj = gone.Obj
+			}
+			c.enqueue(obj, obj)
+		},
+	})
+	return c, err
+}
+
+// Name implements the framework's controller.Interface.
+func (c *Controller) Name() string { return Name }
+
+// HealthChecker implements the framework's HealthCheckable: unhealthy until
+// the ledger is primed.
+func (c *Controller) HealthChecker() healthz.UnnamedHealthChecker { return health{c} }
+
+type health struct{ c *Controller }
+
+func (h health) Check(*http.Request) error {
+	if !h.c.Ledger.Primed() {
+		return errors.New("priming: reading the configuration and what Services hold already")
+	}
+	return nil
+}
+
+// Run serves until the context ends. What is being written then is finished.
+func (c *Controller) Run(ctx context.Context) error {
+	if !c.prime(ctx) {
+		return nil
+	}
+	var tasks sync.WaitGroup
+	for range c.Workers {
+		tasks.Go(func() { c.work(context.WithoutCancel(ctx)) })
+	}
+	tasks.Go(func() { c.retryWaiting(ctx) })
+	<-ctx.Done()
+	c.queue.ShutDown()
+	tasks.Wait()
+	return nil
+}
+
+// prime waits until Services and configuration are known and imports what is
+// there. Only then may anything be allocated.
+func (c *Controller) prime(ctx context.Context) bool {
+	start := c.now()
+	if !cache.WaitForCacheSync(ctx.Done(), c.handler.HasSynced) || !c.waitForConfig(ctx) {
+		return false
+	}
+	services, err := c.Services.Lister().List(labels.Everything())
+	if err != nil {
+		c.Log.Error("list services", "err", err)
+		return false
+	}
+	for _, conflict := range c.Ledger.Prime(services) {
+		c.Log.Warn("duplicate address", "service", conflict.Service.Namespace+"/"+conflict.Service.Name, "address", conflict.Addr, "holder", conflict.Holder)
+		c.Events.Event(conflict.Service, corev1.EventTypeWarning, eventConflict, conflict.message())
+	}
+	cfg, state := c.Config.Current()
+	c.Log.Info("primed", "services", len(services), "took", c.now().Sub(start), "configured", cfg != nil)
+	if cfg == nil {
+		c.Log.Error("nothing is allocated until there is a valid configuration", "err", state.Err)
+	}
+	return true
+}
+
+// waitForConfig waits until it is known whether there is a configuration.
+func (c *Controller) waitForConfig(ctx context.Context) bool {
+	for {
+		changed := c.Config.Changed()
+		if _, state := c.Config.Current(); state.Read {
+			return true
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// enqueue has a Service looked at that concerns us, or did before.
+func (c *Controller) enqueue(before, obj any) {
+	was, ok1 := before.(*corev1.Service)
+	svc, ok2 := obj.(*corev1.Service)
+	if ok1 && ok2 && (c.Scope.Covers(svc) || c.Scope.Covers(was) || c.Scope.LeftBehind(svc)) {
+		c.queue.Add(svc.Namespace + "/" + svc.Name)
+	}
+}
+
+func (c *Controller) get(name string) (*corev1.Service, error) {
+	namespace, name, err := cache.SplitMetaNamespaceKey(name)
+	if err != nil {
+		return nil, err
+	}
+	return c.Services.Lister().Services(namespace).Get(name)
+}
+
+func (c *Controller) work(ctx context.Context) {
+	for {
+		name, shutdown := c.queue.Get()
+		if shutdown {
+			return
+		}
+		err := c.reconcile(ctx, name)
+		switch {
+		case err == nil:
+			c.queue.Forget(name)
+		case apierrors.IsConflict(err): // decided on an old object
+			c.queue.AddRateLimited(name)
+		default:
+			c.Log.Error("service not reconciled, retrying", "service", name, "err", err)
+			c.queue.AddRateLimited(name)
+		}
+		c.queue.Done(name)
+	}
+}
+
+// wake asks for another try of all Services that wait.
+func (c *Controller) wake() {
+	select {
+	case c.again <- struct{}{}:
+	default:
+	}
+}
+
+// retryWaiting tries the Services that wait, and only those, as soon as there
+// is hope: an address was freed, one has ended its rest, or the configuration
+// changed.
+func (c *Controller) retryWaiting(ctx context.Context) {
+	for {
+		changed := c.Config.Changed()
+		names := c.Ledger.Waiting()
+		for _, name := range names {
+			c.queue.Add(name)
+		}
+		rested, stop := c.nextFree(len(names) > 0)
+		select {
+		case <-ctx.Done():
+		case <-changed:
+		case <-c.again:
+		case <-rested:
+		}
+		stop()
+		if ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+// nextFree returns a channel that fires when the next address has ended its
+// rest, which matters only if somebody waits.
+func (c *Controller) nextFree(awaited bool) (<-chan time.Time, func()) {
+	at, ok := c.Ledger.NextFree()
+	if !ok || !awaited {
+		return nil, func() {}
+	}
+	timer := time.NewTimer(max(at.Sub(c.now()), shortestWait))
+	return timer.C, func() { timer.Stop() }
+}
+
+// Describe implements prometheus.Collector.
+func (c *Controller) Describe(ch chan<- *prometheus.Desc) { c.metrics.describe(ch) }
+
+// Collect implements prometheus.Collector.
+func (c *Controller) Collect(ch chan<- prometheus.Metric) { c.metrics.collect(c.Ledger, ch) }
+
+// RESTAPI writes through a Kubernetes REST client of the core group.
+type RESTAPI struct{ Client rest.Interface }
+
+// PatchStatus implements API.
+func (a RESTAPI) PatchStatus(ctx context.Context, namespace, name string, patch []byte) error {
+	ctx, cancel := context.WithTimeout(ctx, patchTimeout)
+	defer cancel()
+	return a.Client.Patch(types.MergePatchType).Namespace(namespace).Resource("services").Name(name).SubResource("status").
+		Body(patch).Do(ctx).Error()
+}

@@ -1,0 +1,103 @@
+package servicelb
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// The metrics of pools and Services.
+const (
+	MetricPoolSize      = "lodestone_pool_size"
+	MetricPoolAddresses = "lodestone_pool_addresses"
+	MetricServices      = "lodestone_services"
+	MetricRefused       = "lodestone_services_refused"
+	MetricRefusals      = "lodestone_refusals_total"
+	MetricAllocation    = "lodestone_allocation_duration_seconds"
+	MetricPrimed        = "lodestone_primed"
+)
+
+var (
+	poolSize      = prometheus.NewDesc(MetricPoolSize, "Addresses that the pool may hand out.", []string{"pool", "family"}, nil)
+	poolAddresses = prometheus.NewDesc(MetricPoolAddresses, "Addresses of the pool by what becomes of them: free, assigned, quarantined.", []string{"pool", "family", "state"}, nil)
+	services      = prometheus.NewDesc(MetricServices, "Services served, by how they stand: allocated, stranded, partial, refused, unjudged.", []string{"state"}, nil)
+	refused       = prometheus.NewDesc(MetricRefused, "Services whose request is refused at present.", []string{"reason"}, nil)
+	primed        = prometheus.NewDesc(MetricPrimed, "Whether the ledger knows what the cluster's Services hold, so that addresses are allocated.", nil, nil)
+)
+
+// metrics are those that count; all others are computed from the ledger when
+// they are asked for.
+type metrics struct {
+	refusals *prometheus.CounterVec
+	latency  prometheus.Histogram
+}
+
+func newMetrics() metrics {
+	return metrics{
+		refusals: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: MetricRefusals, Help: "Requests that came to be refused, or refused for another reason."}, []string{"reason"}),
+		latency: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: MetricAllocation, Help: "Time from taking up a Service to its new address standing in the API.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 2, 14)}),
+	}
+}
+
+func (m metrics) describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{poolSize, poolAddresses, services, refused, primed} {
+		ch <- d
+	}
+	m.refusals.Describe(ch)
+	m.latency.Describe(ch)
+}
+
+func (m metrics) collect(l *Ledger, ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
+	}
+	l.mu.Lock()
+	pools := l.alloc.Stats(l.now())
+	states, reasons := l.census()
+	ready := l.primed
+	l.mu.Unlock()
+
+	for _, p := range pools {
+		family := string(p.Family)
+		gauge(poolSize, p.Size, p.Pool, family)
+		gauge(poolAddresses, p.Free, p.Pool, family, "free")
+		gauge(poolAddresses, p.Assigned, p.Pool, family, "assigned")
+		gauge(poolAddresses, p.Quarantined, p.Pool, family, "quarantined")
+	}
+	for state, n := range states {
+		gauge(services, n, state)
+	}
+	for reason, n := range reasons {
+		gauge(refused, n, reason)
+	}
+	if ready {
+		gauge(primed, 1)
+	} else {
+		gauge(primed, 0)
+	}
+	m.refusals.Collect(ch)
+	m.latency.Collect(ch)
+}
+
+// census counts the accounts by how they stand, and the refusals by reason.
+func (l *Ledger) census() (states, reasons map[string]float64) {
+	states = map[string]float64{"allocated": 0, "stranded": 0, "partial": 0, "refused": 0, "unjudged": 0}
+	reasons = map[string]float64{}
+	for _, a := range l.accounts {
+		switch v := a.verdict; {
+		case v.Refusal != nil:
+			states["refused"]++
+			reasons[string(v.Refusal.Reason)]++
+		case v.Unjudged:
+			states["unjudged"]++
+		case v.stranded():
+			states["stranded"]++
+		case v.Partial:
+			states["partial"]++
+		default:
+			states["allocated"]++
+		}
+	}
+	return states, reasons
+}

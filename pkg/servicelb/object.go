@@ -1,0 +1,195 @@
+package servicelb
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/lodestone-lb/lodestone/ipam"
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
+)
+
+// The reasons of the condition on a Service that has what it asks for. All
+// other reasons are those of refusals.
+const (
+	ReasonAllocated = "Allocated"
+	ReasonStranded  = "Stranded"
+)
+
+// object is what a Service's object has to say.
+type object struct {
+	addrs []netip.Addr
+	// condition tells how it stands; nil: nothing.
+	condition *metav1.Condition
+	// keepCondition and keepIngress leave what the object says there.
+	keepCondition, keepIngress bool
+}
+
+// objectOf puts the verdict on a Service that is served into its object.
+func objectOf(v Verdict, generation int64) object {
+	o := object{addrs: addrsOf(v.Held)}
+	if v.Unjudged {
+		o.keepCondition = true
+		return o
+	}
+	o.condition = &metav1.Condition{
+		Type: annotation.ConditionAllocated, Status: metav1.ConditionTrue, Reason: ReasonAllocated,
+		Message: describe(v.Held), ObservedGeneration: generation,
+	}
+	switch {
+	case v.Refusal != nil:
+		o.condition.Status, o.condition.Reason = metav1.ConditionFalse, string(v.Refusal.Reason)
+		o.condition.Message = v.Refusal.Message
+		if len(v.Held) > 0 {
+			o.condition.Message += "; keeps " + describe(v.Held)
+		}
+	case v.stranded():
+		o.condition.Reason = ReasonStranded
+	case v.Partial:
+		o.condition.Message += "; no pool gives the other family that it prefers"
+	}
+	return o
+}
+
+// nothing is the object of a Service that is not served: without anything
+// that Lodestone wrote. A status that others wrote stays.
+func nothing(svc *corev1.Service) object {
+	assigned := kube.Assigned(svc)
+	foreign := slices.ContainsFunc(kube.StatusAddresses(svc), func(a netip.Addr) bool { return !slices.Contains(assigned, a) })
+	return object{keepIngress: foreign}
+}
+
+// describe names addresses and their pools.
+func describe(held []ipam.Held) string {
+	var parts []string
+	for _, h := range held {
+		if h.Pool == "" {
+			parts = append(parts, h.Addr.String()+", which is in no pool any more")
+		} else {
+			parts = append(parts, fmt.Sprintf("%s from pool %q", h.Addr, h.Pool))
+		}
+	}
+	return strings.Join(parts, " and ")
+}
+
+// patch returns the merge patch of services/status that makes the Service say
+// what it has to, nil when it says so already. The API server refuses it when
+// the Service has changed in the meantime or is another one.
+func (o object) patch(svc *corev1.Service, now metav1.Time) []byte {
+	meta, status := map[string]any{}, map[string]any{}
+	if finalizers := o.finalizers(svc); !slices.Equal(finalizers, svc.Finalizers) {
+		meta["finalizers"] = finalizers
+	}
+	if text, ok := svc.Annotations[annotation.Assigned]; len(o.addrs) > 0 && text != join(o.addrs) {
+		meta["annotations"] = map[string]any{annotation.Assigned: join(o.addrs)}
+	} else if len(o.addrs) == 0 && ok {
+		meta["annotations"] = map[string]any{annotation.Assigned: nil}
+	}
+	if !o.keepIngress && !o.showsAddresses(svc) {
+		status["loadBalancer"] = map[string]any{"ingress": ingress(o.addrs)}
+	}
+	if conditions, changed := o.conditions(svc, now); changed {
+		status["conditions"] = conditions
+	}
+	if len(meta)+len(status) == 0 {
+		return nil
+	}
+	meta["uid"], meta["resourceVersion"] = svc.UID, svc.ResourceVersion
+	body, err := json.Marshal(map[string]any{"metadata": meta, "status": status})
+	if err != nil {
+		panic(err) // maps of strings
+	}
+	return body
+}
+
+// finalizers returns the Service's finalizers, with ours while it holds
+// addresses and without when not.
+func (o object) finalizers(svc *corev1.Service) []string {
+	ours := finalizerOf(svc)
+	if len(o.addrs) == 0 {
+		_, assigned := svc.Annotations[annotation.Assigned]
+		return slices.DeleteFunc(slices.Clone(svc.Finalizers), func(f string) bool {
+			return f == annotation.ClassFinalizer || f == annotation.Finalizer && (assigned || f == ours)
+		})
+	}
+	if slices.Contains(svc.Finalizers, ours) {
+		return svc.Finalizers
+	}
+	return append(slices.Clone(svc.Finalizers), ours)
+}
+
+func (o object) showsAddresses(svc *corev1.Service) bool {
+	return slices.EqualFunc(svc.Status.LoadBalancer.Ingress, o.addrs, func(in corev1.LoadBalancerIngress, a netip.Addr) bool {
+		return in.IP == a.String() && in.Hostname == "" && in.IPMode != nil && *in.IPMode == corev1.LoadBalancerIPModeVIP
+	})
+}
+
+// StatusOf is the load balancer status that shows what a Service holds.
+func StatusOf(held []ipam.Held) *corev1.LoadBalancerStatus {
+	return &corev1.LoadBalancerStatus{Ingress: ingress(addrsOf(held))}
+}
+
+func ingress(addrs []netip.Addr) []corev1.LoadBalancerIngress {
+	mode := corev1.LoadBalancerIPModeVIP
+	ingress := make([]corev1.LoadBalancerIngress, len(addrs))
+	for i, a := range addrs {
+		ingress[i] = corev1.LoadBalancerIngress{IP: a.String(), IPMode: &mode}
+	}
+	return ingress
+}
+
+func addrsOf(held []ipam.Held) []netip.Addr {
+	addrs := make([]netip.Addr, len(held))
+	for i, h := range held {
+		addrs[i] = h.Addr
+	}
+	return addrs
+}
+
+// conditions returns the Service's conditions with ours, and whether that is
+// a change.
+func (o object) conditions(svc *corev1.Service, now metav1.Time) (_ []metav1.Condition, changed bool) {
+	old := conditionOf(svc)
+	switch {
+	case o.keepCondition, o.condition == nil && old == nil:
+		return nil, false
+	case o.condition != nil && old != nil && o.condition.Status == old.Status && o.condition.Reason == old.Reason && o.condition.Message == old.Message:
+		return nil, false
+	}
+	conditions := slices.DeleteFunc(slices.Clone(svc.Status.Conditions), isOurs)
+	if o.condition == nil {
+		return conditions, true
+	}
+	c := *o.condition
+	c.LastTransitionTime = now
+	if old != nil && old.Status == c.Status {
+		c.LastTransitionTime = old.LastTransitionTime
+	}
+	return append(conditions, c), true
+}
+
+func isOurs(c metav1.Condition) bool { return c.Type == annotation.ConditionAllocated }
+
+// conditionOf returns the condition that the Service carries, nil for none.
+func conditionOf(svc *corev1.Service) *metav1.Condition {
+	if i := slices.IndexFunc(svc.Status.Conditions, isOurs); i >= 0 {
+		return &svc.Status.Conditions[i]
+	}
+	return nil
+}
+
+// news is what of the change of a Service's object is worth an Event: another
+// reason, or other addresses. Nil: nothing.
+func (o object) news(svc *corev1.Service) *metav1.Condition {
+	old := conditionOf(svc)
+	if o.condition == nil || old != nil && old.Reason == o.condition.Reason && svc.Annotations[annotation.Assigned] == join(o.addrs) {
+		return nil
+	}
+	return o.condition
+}

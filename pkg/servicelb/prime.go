@@ -1,0 +1,111 @@
+package servicelb
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
+)
+
+// Conflict is an address that two Services had at the start. The holder keeps
+// it; the other is given another one.
+type Conflict struct {
+	Service *corev1.Service
+	Addr    netip.Addr
+	// Holder is "namespace/name" of the Service that keeps the address.
+	Holder string
+}
+
+// Primed reports whether the ledger knows what the cluster's Services hold.
+// Before, nothing may be allocated.
+func (l *Ledger) Primed() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.primed
+}
+
+// Prime imports what the cluster's Services already hold, older Services
+// first, and returns the duplicates among it.
+//
+// An address that a Service's status and annotation both name is its own,
+// whatever the pools say. An address that only one of them names (the other
+// was wiped, or another load balancer gave it) is its own if a pool open to
+// the Service hands it out and nobody else holds it: nobody can claim, say,
+// the gateway by writing an annotation.
+func (l *Ledger) Prime(services []*corev1.Service) []Conflict {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	services = slices.DeleteFunc(slices.Clone(services), func(svc *corev1.Service) bool { return !l.scope.Covers(svc) })
+	slices.SortFunc(services, func(a, b *corev1.Service) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	var conflicts []Conflict
+	for _, svc := range services {
+		conflicts = append(conflicts, l.importOne(svc)...)
+	}
+	l.primed = true
+	if l.config != nil {
+		l.confirmAll()
+	}
+	l.follow()
+	return conflicts
+}
+
+// importOne gives the Service what is certainly its own and notes what may
+// be.
+func (l *Ledger) importOne(svc *corev1.Service) (conflicts []Conflict) {
+	status, assigned := kube.StatusAddresses(svc), kube.Assigned(svc)
+	if len(status)+len(assigned) == 0 {
+		return nil
+	}
+	a := l.open(svc)
+	for _, addr := range status {
+		if !slices.Contains(assigned, addr) {
+			a.claims = append(a.claims, addr)
+		} else if holder, ok := l.alloc.Restore(a.owner, addr); !ok {
+			conflicts = append(conflicts, Conflict{svc, addr, holder.Name})
+		}
+	}
+	for _, addr := range assigned {
+		if !slices.Contains(status, addr) {
+			a.claims = append(a.claims, addr)
+		}
+	}
+	if svc.DeletionTimestamp != nil {
+		a.claims = nil
+	}
+	return conflicts
+}
+
+// confirmAll decides about all claims, older Services first.
+func (l *Ledger) confirmAll() {
+	var claimants []*account
+	for _, a := range l.accounts {
+		if len(a.claims) > 0 {
+			claimants = append(claimants, a)
+		}
+	}
+	sortAccounts(claimants)
+	for _, a := range claimants {
+		for _, addr := range a.claims {
+			if p, ok := l.config.PoolOf(addr); ok && p.Free.Contains(addr) && p.Allows(a.namespace) {
+				l.alloc.Restore(a.owner, addr)
+			}
+		}
+		a.claims = nil
+	}
+}
+
+// eventConflict is the reason of the Event on a Service that loses an address
+// which another one has, too.
+const eventConflict = "AddressConflict"
+
+// message says what becomes of the Service.
+func (c Conflict) message() string {
+	return c.Addr.String() + " also belongs to " + c.Holder + ", which is older and keeps it. " +
+		"This Service is given another address (annotation " + annotation.Addresses + " can ask for one)."
+}

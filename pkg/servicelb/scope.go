@@ -1,0 +1,59 @@
+// Package servicelb gives the Services of type LoadBalancer their addresses.
+//
+// The Ledger is the truth about who holds what; it lives in memory, keyed by
+// UID, and is rebuilt at start from what Services say. The Controller keeps
+// the Service objects in step with it, with one PATCH per change. That PATCH
+// carries the UID and the resourceVersion that the decision was made on, so
+// that a late one never lands on another incarnation of the Service.
+package servicelb
+
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+)
+
+// Scope says which Services are Lodestone's to serve.
+type Scope struct {
+	// Classless serves Services without a spec.loadBalancerClass.
+	Classless bool
+	// Classes are the values of spec.loadBalancerClass that are served.
+	Classes []string
+}
+
+// Covers reports whether the Service is of a kind that Lodestone serves, be
+// it about to be deleted or not.
+func (s Scope) Covers(svc *corev1.Service) bool {
+	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer {
+		return false
+	}
+	if class := svc.Spec.LoadBalancerClass; class != nil {
+		return slices.Contains(s.Classes, *class)
+	}
+	return s.Classless
+}
+
+// Serves reports whether the Service is to have addresses.
+func (s Scope) Serves(svc *corev1.Service) bool {
+	return s.Covers(svc) && svc.DeletionTimestamp == nil
+}
+
+// LeftBehind reports whether the Service, which is not served, carries
+// something that Lodestone wrote on it. The conventional finalizer alone is
+// proof only on a Service that Lodestone would serve: others use it, too.
+func (s Scope) LeftBehind(svc *corev1.Service) bool {
+	_, assigned := svc.Annotations[annotation.Assigned]
+	return assigned || slices.Contains(svc.Finalizers, annotation.ClassFinalizer) ||
+		s.Covers(svc) && slices.Contains(svc.Finalizers, annotation.Finalizer)
+}
+
+// finalizerOf is the finalizer that the Service carries while it holds
+// addresses.
+func finalizerOf(svc *corev1.Service) string {
+	if svc.Spec.LoadBalancerClass != nil {
+		return annotation.ClassFinalizer
+	}
+	return annotation.Finalizer
+}
