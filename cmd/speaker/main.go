@@ -1,0 +1,121 @@
+// Command lodestone-speaker makes VIPs reachable: it runs on every node,
+// decides with the others which VIPs are its own, and announces them.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/lodestone-lb/lodestone/pkg/buildinfo"
+	"github.com/lodestone-lb/lodestone/pkg/debughttp"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/netstate"
+	"github.com/lodestone-lb/lodestone/speaker"
+	"github.com/lodestone-lb/lodestone/speaker/layer2"
+	"github.com/lodestone-lb/lodestone/speaker/membership"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	f := newFlags()
+	cmd := &cobra.Command{
+		Use:           "lodestone-speaker",
+		Short:         "Announce the VIPs that this node owns",
+		Version:       buildinfo.Get().String(),
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), f) },
+	}
+	f.register(cmd.Flags())
+	if err := cmd.ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "lodestone-speaker:", err)
+		os.Exit(1)
+	}
+}
+
+// run puts the parts together and lets them work until ctx ends.
+func run(ctx context.Context, f *flags) error {
+	s, err := f.settings()
+	if err != nil {
+		return err
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+
+	interfaces := netstate.New(netstate.Options{Log: s.log})
+	config := kube.NewConfigWatcher(s.client, kube.ConfigOptions{Namespace: f.namespace, Name: f.configMap, Log: s.log})
+	registry.MustRegister(config)
+	proxy := speaker.NewKubeProxy(f.kubeProxyURL, s.log)
+	members := membership.New(membership.Options{
+		Node: f.node, Address: s.address, Key: s.key, Namespace: f.namespace, Client: s.client, Log: s.log, Registry: registry,
+	})
+	announcer := layer2.New(layer2.Options{Interfaces: interfaces, Log: s.log, Registry: registry, Refresh: f.refresh})
+	loop, err := speaker.New(speaker.Options{
+		Node: f.node, Client: s.client, Config: config, Members: members, DataPlane: proxy, Announcer: announcer,
+		Log: s.log, Registry: registry, HandOver: f.handOver,
+	})
+	if err != nil {
+		return err
+	}
+	server := debughttp.New(debughttp.Options{
+		Address: f.listen, CertFile: f.certFile, KeyFile: f.keyFile, Authorizer: debughttp.NewDelegate(s.client), Gatherer: registry,
+		Status: func() any { return status{loop.Status(), announcer.Status()} },
+		Alive:  loop.Alive,
+		Checks: func() []debughttp.Check { return checks(loop.Checks()) },
+		Log:    s.log,
+	})
+	s.log.Info("starting", "node", f.node, "address", s.address, "version", buildinfo.Get().String())
+	return live(ctx, loop, interfaces, config, proxy, members, announcer, server)
+}
+
+// status is what /status shows.
+type status struct {
+	speaker.Status
+	Layer2 layer2.Status `json:"layer2"`
+}
+
+func checks(from []speaker.Check) []debughttp.Check {
+	var to []debughttp.Check
+	for _, c := range from {
+		to = append(to, debughttp.Check(c))
+	}
+	return to
+}
+
+// runner is a part that works until its context ends.
+type runner interface {
+	Run(ctx context.Context) error
+	String() string
+}
+
+// live runs the loop until ctx ends or a part fails. The parts outlive the
+// loop: it needs them to hand over.
+func live(ctx context.Context, loop runner, parts ...runner) error {
+	living, end := context.WithCancel(context.WithoutCancel(ctx))
+	group, living := errgroup.WithContext(living)
+	for _, p := range parts {
+		group.Go(func() error {
+			if err := p.Run(living); err != nil {
+				return fmt.Errorf("run %s: %w", p, err)
+			}
+			return nil
+		})
+	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	defer context.AfterFunc(living, stop)()
+	err := loop.Run(ctx)
+	end()
+	return errors.Join(err, group.Wait())
+}
