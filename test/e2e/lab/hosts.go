@@ -3,11 +3,14 @@ package lab
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"slices"
 	"strings"
+
+	"github.com/vishvananda/netlink"
 
 	"github.com/lodestone-lb/lodestone/test/e2e/lan"
 	"github.com/lodestone-lb/lodestone/test/e2e/netns"
@@ -56,12 +59,41 @@ func (c *Cluster) output(ctx context.Context, host string, args ...string) (stri
 	return string(output), nil
 }
 
-// hostOf finds the host with that hardware address, or "".
-func (c *Cluster) hostOf(mac string) string {
-	hosts := c.hosts()
-	i := slices.IndexFunc(hosts, func(h lan.Host) bool { return h.MAC().String() == mac })
-	if i < 0 {
-		return ""
+// Owner returns the host whose hardware address the client sends traffic for
+// the address to: the owner of a VIP, on the wire. The client must have talked
+// to the address before.
+func (c *Cluster) Owner(address netip.Addr) (string, error) {
+	mac, err := c.neighbor(Client, address)
+	if err != nil {
+		return "", fmt.Errorf("find owner of %s: %w", address, err)
 	}
-	return hosts[i].Name
+	hosts := c.hosts()
+	i := slices.IndexFunc(hosts, func(h lan.Host) bool { return h.MAC().String() == mac.String() })
+	if i < 0 {
+		return "", fmt.Errorf("find owner of %s: no host has the hardware address %s", address, mac)
+	}
+	return hosts[i].Name, nil
+}
+
+// neighbor looks an address up in a host's table of neighbors.
+func (c *Cluster) neighbor(host string, address netip.Addr) (net.HardwareAddr, error) {
+	handle, err := netns.Netlink(c.namespace(host))
+	if err != nil {
+		return nil, err
+	}
+	defer handle.Close()
+	family := netlink.FAMILY_V4
+	if address.Is6() {
+		family = netlink.FAMILY_V6
+	}
+	neighbors, err := handle.NeighList(0, family)
+	if err != nil {
+		return nil, fmt.Errorf("list neighbors of %s: %w", host, err)
+	}
+	for _, neighbor := range neighbors {
+		if known, _ := netip.AddrFromSlice(neighbor.IP); known.Unmap() == address && len(neighbor.HardwareAddr) > 0 {
+			return neighbor.HardwareAddr, nil
+		}
+	}
+	return nil, fmt.Errorf("%s has no hardware address for it", host)
 }

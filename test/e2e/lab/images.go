@@ -30,37 +30,47 @@ type programs struct {
 // kubernetes returns the path by which the one binary is that program.
 func (p programs) kubernetes(name string) string { return filepath.Join(p.bin, name) }
 
-// build makes the programs and the images that every lab has.
+// build makes the programs and the images.
 func (c *Cluster) build(ctx context.Context) (programs, error) {
 	p := programs{bin: c.path("bin")}
-	kubernetes, err := c.builder.Kubernetes(ctx)
-	if err != nil {
+	if err := c.linkPrograms(ctx, p.bin); err != nil {
 		return p, err
 	}
-	helm, err := c.builder.Helm(ctx)
-	if err != nil {
-		return p, err
-	}
-	links := map[string]string{
-		"etcd": kubernetes, apiServer: kubernetes, controllerManager: kubernetes, scheduler: kubernetes,
-		"kubelet": kubernetes, "kube-proxy": kubernetes, "kubectl": kubernetes, "helm": helm,
-	}
-	if err := link(p.bin, links); err != nil {
-		return p, err
-	}
-	for name, user := range map[string]string{"pause": unprivileged, "echo": unprivileged} {
+	for name, ref := range map[string]string{"pause": pauseImage, "echo": EchoImage} {
 		binary, err := c.builder.Own(ctx, name)
 		if err != nil {
 			return p, err
 		}
-		ref := map[string]string{"pause": pauseImage, "echo": EchoImage}[name]
-		archive, err := c.writeImage(image.Image{Ref: ref, Binary: binary, User: user})
+		archive, err := c.writeImage(image.Image{Ref: ref, Binary: binary, User: unprivileged})
 		if err != nil {
 			return p, err
 		}
 		p.images = append(p.images, archive)
 	}
-	return p, nil
+	if c.NoLodestone {
+		return p, nil
+	}
+	archives, err := c.lodestoneImages(ctx)
+	p.images = append(p.images, archives...)
+	return p, err
+}
+
+// linkPrograms fills the folder that Command puts in front of the PATH.
+func (c *Cluster) linkPrograms(ctx context.Context, bin string) error {
+	kubernetes, err := c.builder.Kubernetes(ctx)
+	if err != nil {
+		return err
+	}
+	helm, err := c.builder.Helm(ctx)
+	if err != nil {
+		return err
+	}
+	return link(bin, map[string]string{
+		"etcd": kubernetes, apiServer: kubernetes, controllerManager: kubernetes, scheduler: kubernetes,
+		"kubelet": kubernetes, "kube-proxy": kubernetes, "kubectl": kubernetes,
+		"helm":      helm,
+		"lodestone": filepath.Join(c.Root, "bin", "lodestone"),
+	})
 }
 
 func link(dir string, targets map[string]string) error {

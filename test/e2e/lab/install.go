@@ -2,8 +2,144 @@ package lab
 
 import (
 	"context"
-	"errors"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/lodestone-lb/lodestone/test/e2e/image"
 )
 
-// Install installs Lodestone.
-func (c *Cluster) Install(ctx context.Context) error { return errors.New("install: to come") }
+// LodestoneNamespace is where Lodestone is installed.
+const LodestoneNamespace = "lodestone-system"
+
+const uninitializedTaint = "node.cloudprovider.kubernetes.io/uninitialized"
+
+// lodestoneImages builds the product and makes its images, as the Dockerfile
+// does.
+func (c *Cluster) lodestoneImages(ctx context.Context) (archives []string, err error) {
+	c.Progress("building lodestone")
+	bin, err := c.builder.Lodestone(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for name, user := range map[string]string{"lodestone-controller": unprivileged, "lodestone-speaker": "0:0"} {
+		archive, err := c.writeImage(image.Image{
+			Ref: registry + "/" + name + ":dev", Binary: filepath.Join(bin, name), User: user,
+		})
+		if err != nil {
+			return nil, err
+		}
+		archives = append(archives, archive)
+	}
+	return archives, nil
+}
+
+// values is what the lab sets of the chart's values.
+func (c *Cluster) values() map[string]any {
+	return map[string]any{
+		"image": map[string]any{"registry": registry, "tag": "dev", "pullPolicy": "Never"},
+		// Replicas never share a node.
+		"controller": map[string]any{"replicas": min(2, len(c.nodes))},
+		"config": map[string]any{
+			"pools": []any{map[string]any{"name": "lan", "addresses": c.vips()}},
+		},
+	}
+}
+
+// Values returns the file with the chart's values that Install uses.
+func (c *Cluster) Values() string { return c.path("values.yaml") }
+
+// Install installs Lodestone with Helm, as a user would, and waits until it
+// runs and has initialized every node. Up has imported the images.
+func (c *Cluster) Install(ctx context.Context) error {
+	raw, err := json.MarshalIndent(c.values(), "", "  ") // JSON is YAML
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(c.Values(), raw, 0o644); err != nil {
+		return err
+	}
+	started := time.Now()
+	c.Progress("installing lodestone with helm")
+	_, err = c.Helm(ctx, "install", "lodestone", filepath.Join(c.Root, "deploy", "chart"),
+		"--namespace", LodestoneNamespace, "--create-namespace", "--values", c.Values(),
+		"--wait", "--timeout", "2m")
+	if err != nil {
+		return fmt.Errorf("install lodestone: %w\n%s", err, c.symptoms(ctx))
+	}
+	if err := c.WaitInitialized(ctx); err != nil {
+		return fmt.Errorf("%w\n%s", err, c.symptoms(ctx))
+	}
+	c.Progress("lodestone runs and has initialized every node after %s", since(started))
+	return nil
+}
+
+// symptoms collects what a failed installation can be understood by.
+func (c *Cluster) symptoms(ctx context.Context) string {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
+	defer cancel()
+	pods, _ := c.Kubectl(ctx, "-n", LodestoneNamespace, "get", "pods", "-o", "wide")
+	events, _ := c.Kubectl(ctx, "-n", LodestoneNamespace, "get", "events", "--field-selector", "type=Warning")
+	logs, _ := c.Kubectl(ctx, "-n", LodestoneNamespace, "logs", "--tail", "15", "--prefix", "-l", "app.kubernetes.io/name=lodestone")
+	return pods + events + logs
+}
+
+// WaitInitialized waits until every node has lost the taint that it registered
+// with, which is Lodestone's work.
+func (c *Cluster) WaitInitialized(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	client, err := c.Clientset()
+	if err != nil {
+		return err
+	}
+	err = poll(ctx, 200*time.Millisecond, func() error {
+		nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for _, node := range nodes.Items {
+			for _, taint := range node.Spec.Taints {
+				if taint.Key == uninitializedTaint {
+					return fmt.Errorf("node %s has the taint %s", node.Name, taint.Key)
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("wait for nodes to be initialized: %w", err)
+	}
+	return nil
+}
+
+// Load builds Lodestone again, gives every node the new images and restarts
+// its pods.
+func (c *Cluster) Load(ctx context.Context) error {
+	archives, err := c.lodestoneImages(ctx)
+	if err != nil {
+		return err
+	}
+	group, groupCtx := errgroup.WithContext(ctx)
+	for _, node := range c.nodes {
+		group.Go(func() error { return c.importImages(groupCtx, node, archives) })
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	workloads := []string{"deployment/lodestone-controller", "daemonset/lodestone-speaker"}
+	if _, err := c.Kubectl(ctx, append([]string{"-n", LodestoneNamespace, "rollout", "restart"}, workloads...)...); err != nil {
+		return err
+	}
+	for _, workload := range workloads {
+		if _, err := c.Kubectl(ctx, "-n", LodestoneNamespace, "rollout", "status", "--timeout=2m", workload); err != nil {
+			return fmt.Errorf("%w\n%s", err, c.symptoms(ctx))
+		}
+	}
+	return nil
+}

@@ -62,7 +62,7 @@ func (o *Options) complete() error {
 		o.Progress = func(string, ...any) {}
 	}
 	if o.Root == "" {
-		root, err := findRoot()
+		root, err := Root()
 		o.Root = root
 		return err
 	}

@@ -44,8 +44,8 @@ func lock(ctx context.Context, progress func(string, ...any)) (release func(), e
 	}
 }
 
-// findRoot looks for the main module from the working directory upwards.
-func findRoot() (string, error) {
+// Root looks for the main module from the working directory upwards.
+func Root() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
 		return "", err
