@@ -176,4 +176,3 @@ func (l load) largest(pods []corev1.Pod) (largest int64, err error) {
 }
 
 func megabytes(bytes int64) float64 { return float64(bytes) / 1e6 }
-

@@ -47,14 +47,22 @@ func (l load) each(ctx context.Context, do func(ctx context.Context, name string
 
 // create makes the Services, in a namespace that is made when it is missing.
 func (l load) create(ctx context.Context) error {
-	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
-	if _, err := l.Kube.CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+	if err := l.makeNamespace(ctx); err != nil {
 		return err
 	}
 	return l.each(ctx, func(ctx context.Context, name string) error {
 		_, err := l.Kube.CoreV1().Services(namespace).Create(ctx, service(name), metav1.CreateOptions{})
 		return err
 	})
+}
+
+func (l load) makeNamespace(ctx context.Context) error {
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
+	_, err := l.Kube.CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
 }
 
 func service(name string) *corev1.Service {

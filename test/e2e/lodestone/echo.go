@@ -1,0 +1,112 @@
+package lodestone
+
+import (
+	"context"
+	"fmt"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/lodestone-lb/lodestone/test/e2e/lab"
+)
+
+// Echo pods have the label app=echo and answer on EchoPort, TCP and UDP.
+const (
+	EchoName = "echo"
+	EchoPort = 8080
+)
+
+// RunEcho makes the namespace have that many echo pods, spread over the nodes
+// except those to avoid, and waits until they are ready and no others are left.
+func (i *Installation) RunEcho(ctx context.Context, namespace string, replicas int32, avoid ...string) error {
+	deployments := i.Kube.AppsV1().Deployments(namespace)
+	want := echoDeployment(namespace, replicas, avoid)
+	_, err := deployments.Create(ctx, want, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		_, err = deployments.Update(ctx, want, metav1.UpdateOptions{})
+	}
+	if err != nil {
+		return fmt.Errorf("deploy echo: %w", err)
+	}
+	return Wait(ctx, fmt.Sprintf("%d echo pods are ready", replicas), func() error {
+		d, err := deployments.Get(ctx, EchoName, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		s := d.Status
+		if s.ObservedGeneration != d.Generation || s.UpdatedReplicas != replicas || s.AvailableReplicas != replicas || s.Replicas != replicas {
+			return fmt.Errorf("%d of %d are up to date and %d available", s.UpdatedReplicas, s.Replicas, s.AvailableReplicas)
+		}
+		return nil
+	})
+}
+
+// KeepEchoFromOwner moves the echo pods away from the node that owns the VIP.
+// A node that dies takes its pods with it, and kube-proxy sends them traffic
+// until Kubernetes notices, 40 s later: that is not what a measurement of the
+// VIP's failover is about.
+func (i *Installation) KeepEchoFromOwner(ctx context.Context, namespace string, replicas int32, vip string) error {
+	var owner string
+	err := Wait(ctx, "somebody owns "+vip, func() (err error) {
+		owner, err = i.Owner(ctx, vip)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return i.RunEcho(ctx, namespace, replicas, owner)
+}
+
+func echoDeployment(namespace string, replicas int32, avoid []string) *appsv1.Deployment {
+	labels, now := map[string]string{"app": EchoName}, int64(0)
+	return &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: EchoName, Namespace: namespace},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: &replicas,
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels},
+				Spec: corev1.PodSpec{
+					Affinity:                      notOn(avoid),
+					TerminationGracePeriodSeconds: &now,
+					Containers:                    []corev1.Container{echoContainer()},
+					TopologySpreadConstraints: []corev1.TopologySpreadConstraint{{
+						MaxSkew: 1, TopologyKey: corev1.LabelHostname, WhenUnsatisfiable: corev1.ScheduleAnyway,
+						LabelSelector: &metav1.LabelSelector{MatchLabels: labels},
+					}},
+				},
+			},
+		},
+	}
+}
+
+func notOn(nodes []string) *corev1.Affinity {
+	if len(nodes) == 0 {
+		return nil
+	}
+	return &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+		RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+			MatchExpressions: []corev1.NodeSelectorRequirement{{
+				Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpNotIn, Values: nodes,
+			}},
+		}}},
+	}}
+}
+
+func echoContainer() corev1.Container {
+	field := func(name, path string) corev1.EnvVar {
+		return corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: path}}}
+	}
+	return corev1.Container{
+		Name:            EchoName,
+		Image:           lab.EchoImage,
+		ImagePullPolicy: corev1.PullNever,
+		Env:             []corev1.EnvVar{field("POD_NAME", "metadata.name"), field("NODE_NAME", "spec.nodeName")},
+		ReadinessProbe: &corev1.Probe{PeriodSeconds: 1, ProbeHandler: corev1.ProbeHandler{
+			HTTPGet: &corev1.HTTPGetAction{Path: "/readyz", Port: intstr.FromInt32(EchoPort)},
+		}},
+	}
+}

@@ -1,0 +1,174 @@
+// Package lodestone operates the Lodestone that is installed in the lab, and
+// looks at it from outside: through the API, through its metrics, and on the
+// wire.
+package lodestone
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"encoding/hex"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/lodestone-lb/lodestone/test/e2e/lab"
+	"github.com/lodestone-lb/lodestone/test/e2e/netns"
+)
+
+// The names under which the chart installs Lodestone. They are spelled out
+// here, not imported: a test of a promise must not change with the code.
+const (
+	Namespace  = "lodestone-system"
+	ConfigMap  = "lodestone-config"
+	Controller = "lodestone-controller"
+	Speaker    = "lodestone-speaker"
+)
+
+// Namespaces of the hosts from which the installation is looked at.
+const (
+	controlPlane = "ls-cp"
+	client       = "ls-client"
+)
+
+// Installation is the Lodestone in a lab.
+type Installation struct {
+	Lab  *lab.Cluster
+	Kube kubernetes.Interface
+
+	web *http.Client
+
+	tokenLock sync.Mutex
+	token     string
+}
+
+// New returns the Lodestone that is installed in the lab.
+func New(cluster *lab.Cluster) (*Installation, error) {
+	kube, err := cluster.Clientset()
+	if err != nil {
+		return nil, err
+	}
+	return &Installation{Lab: cluster, Kube: kube, web: &http.Client{
+		Timeout: 5 * time.Second,
+		Transport: &http.Transport{
+			DialContext:     netns.Dialer(controlPlane),
+			TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // the certificates are self-signed
+		},
+	}}, nil
+}
+
+// Document completes a configuration with the head that every one has.
+func Document(body string) string {
+	return "apiVersion: lodestone.io/v1alpha1\nkind: Config\n" + body
+}
+
+// Digest is what the metrics call the document by.
+func Digest(document string) string {
+	sum := sha256.Sum256([]byte(document))
+	return hex.EncodeToString(sum[:])
+}
+
+// WriteConfig replaces the document in the ConfigMap, whatever it is worth.
+func (i *Installation) WriteConfig(ctx context.Context, document string) error {
+	maps := i.Kube.CoreV1().ConfigMaps(Namespace)
+	data := map[string]string{"config.yaml": document}
+	return Wait(ctx, "the ConfigMap takes the document", func() error {
+		m, err := maps.Get(ctx, ConfigMap, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			_, err = maps.Create(ctx, &corev1.ConfigMap{
+				ObjectMeta: metav1.ObjectMeta{Name: ConfigMap, Namespace: Namespace}, Data: data,
+			}, metav1.CreateOptions{})
+			return err
+		}
+		if err != nil {
+			return err
+		}
+		m.Data = data
+		_, err = maps.Update(ctx, m, metav1.UpdateOptions{})
+		return err
+	})
+}
+
+// Configure writes the document and waits until the leading controller goes
+// by it.
+func (i *Installation) Configure(ctx context.Context, document string) error {
+	if err := i.WriteConfig(ctx, document); err != nil {
+		return err
+	}
+	return Wait(ctx, "the leader goes by the new configuration", func() error {
+		return i.leaderHas(ctx, "lodestone_config_info", Labels{"digest": Digest(document)}, 1)
+	})
+}
+
+// Wait polls until check finds nothing wrong, and gives up after Patience.
+func Wait(ctx context.Context, what string, check func() error) error {
+	deadline := time.Now().Add(Patience)
+	for {
+		err := check()
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil || time.Now().After(deadline) {
+			return fmt.Errorf("it never happened that %s: %w", what, err)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// Patience is how long anything that should happen at once may take on a busy
+// machine. It is a limit for giving up, not a promise about speed.
+const Patience = 60 * time.Second
+
+// RunController starts a controller of ours beside the cluster, with no flag
+// but the kubeconfig and those given. The function returned ends it as an
+// operator would, by SIGTERM, and returns once it is gone.
+func (i *Installation) RunController(ctx context.Context, flags ...string) (stop func() error, err error) {
+	args := append([]string{filepath.Join(i.Lab.Root, "bin", Controller), "--kubeconfig=" + i.Lab.Kubeconfig()}, flags...)
+	cmd := netns.Command(context.WithoutCancel(ctx), controlPlane, args...)
+	log, err := os.CreateTemp("", "lodestone-controller-*.log")
+	if err != nil {
+		return nil, fmt.Errorf("create log: %w", err)
+	}
+	defer log.Close()
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start controller: %w", err)
+	}
+	return func() error { return terminate(cmd, log.Name()) }, nil
+}
+
+func terminate(cmd *exec.Cmd, log string) error {
+	defer os.Remove(log)
+	if err := cmd.Process.Signal(unix.SIGTERM); err != nil {
+		raw, _ := os.ReadFile(log)
+		return fmt.Errorf("end controller: %w; its log: %s", err, raw)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	select {
+	case <-ended:
+		return nil
+	case <-time.After(Patience):
+		raw, _ := os.ReadFile(log)
+		return fmt.Errorf("controller did not end within %s of its signal; its log: %s", Patience, raw)
+	}
+}
+
+// Upgrade runs helm upgrade with the lab's values and the flags given.
+func (i *Installation) Upgrade(ctx context.Context, flags ...string) error {
+	_, err := i.Lab.Helm(ctx, append([]string{
+		"upgrade", "lodestone", filepath.Join(i.Lab.Root, "deploy", "chart"),
+		"--namespace", Namespace, "--values", i.Lab.Values(), "--wait", "--timeout", "2m",
+	}, flags...)...)
+	return err
+}

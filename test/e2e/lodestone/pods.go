@@ -1,0 +1,198 @@
+package lodestone
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/lodestone-lb/lodestone/test/e2e/cgroup"
+)
+
+// Pods are the pods of one component: "controller" or "speaker".
+func (i *Installation) Pods(ctx context.Context, component string) ([]corev1.Pod, error) {
+	list, err := i.Kube.CoreV1().Pods(Namespace).List(ctx, metav1.ListOptions{
+		LabelSelector: "app.kubernetes.io/component=" + component,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list pods of the %s: %w", component, err)
+	}
+	return list.Items, nil
+}
+
+// ScaleController sets the number of controllers and waits until exactly so
+// many are there and ready.
+func (i *Installation) ScaleController(ctx context.Context, replicas int32) error {
+	_, err := i.Kube.AppsV1().Deployments(Namespace).UpdateScale(ctx, Controller, &autoscalingv1.Scale{
+		ObjectMeta: metav1.ObjectMeta{Name: Controller, Namespace: Namespace},
+		Spec:       autoscalingv1.ScaleSpec{Replicas: replicas},
+	}, metav1.UpdateOptions{})
+	if err != nil {
+		return fmt.Errorf("scale the controller: %w", err)
+	}
+	return Wait(ctx, fmt.Sprintf("%d controllers are ready", replicas), func() error {
+		return i.controllersReady(ctx, int(replicas))
+	})
+}
+
+func (i *Installation) controllersReady(ctx context.Context, want int) error {
+	pods, err := i.Pods(ctx, "controller")
+	if err != nil {
+		return err
+	}
+	if len(pods) != want {
+		return fmt.Errorf("there are %d", len(pods))
+	}
+	for _, pod := range pods {
+		if !ready(&pod) {
+			return fmt.Errorf("%s is not ready", pod.Name)
+		}
+	}
+	if want == 0 {
+		return nil
+	}
+	_, err = i.Leader(ctx)
+	return err
+}
+
+func ready(pod *corev1.Pod) bool {
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			return c.Status == corev1.ConditionTrue && pod.DeletionTimestamp == nil
+		}
+	}
+	return false
+}
+
+// errNoLeader is returned while no controller leads.
+var errNoLeader = errors.New("no controller leads")
+
+// Leader returns the controller that leads, by what the controllers say of
+// themselves.
+func (i *Installation) Leader(ctx context.Context) (*corev1.Pod, error) {
+	pods, err := i.Pods(ctx, "controller")
+	if err != nil {
+		return nil, err
+	}
+	for _, pod := range pods {
+		families, err := i.scrape(ctx, &pod)
+		if err != nil {
+			continue // it is starting or ending
+		}
+		if v, ok := value(families, "leader_election_master_status", nil); ok && v == 1 {
+			return &pod, nil
+		}
+	}
+	return nil, errNoLeader
+}
+
+// Terminate deletes a pod, as a rolling update or a drain does: by SIGTERM.
+func (i *Installation) Terminate(ctx context.Context, pod *corev1.Pod) error {
+	return i.Kube.CoreV1().Pods(Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{})
+}
+
+// Kill ends the processes of a pod's container by SIGKILL.
+func (i *Installation) Kill(ctx context.Context, pod *corev1.Pod) error {
+	pod, err := i.Kube.CoreV1().Pods(Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	pids, err := processes(pod)
+	if err != nil {
+		return err
+	}
+	for _, pid := range pids {
+		if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("kill process %d of pod %s: %w", pid, pod.Name, err)
+		}
+	}
+	return nil
+}
+
+// KillSpeaker ends the speaker of a node by SIGKILL, once it runs.
+func (i *Installation) KillSpeaker(ctx context.Context, node string) error {
+	return Wait(ctx, "the speaker of "+node+" runs and is killed", func() error {
+		pods, err := i.Pods(ctx, "speaker")
+		if err != nil {
+			return err
+		}
+		for _, pod := range pods {
+			if pod.Spec.NodeName == node && pod.Status.ContainerStatuses[0].State.Running != nil {
+				return i.Kill(ctx, &pod)
+			}
+		}
+		return errors.New("it does not run")
+	})
+}
+
+// RestartSpeakers replaces every speaker and waits until the new ones are
+// ready.
+func (i *Installation) RestartSpeakers(ctx context.Context) error {
+	old, err := i.Pods(ctx, "speaker")
+	if err != nil {
+		return err
+	}
+	gone := map[string]bool{}
+	for _, pod := range old {
+		gone[pod.Name] = true
+		if err := i.Terminate(ctx, &pod); err != nil {
+			return err
+		}
+	}
+	return Wait(ctx, "every speaker is a new one and ready", func() error {
+		pods, err := i.Pods(ctx, "speaker")
+		if err != nil {
+			return err
+		}
+		if len(pods) != len(old) {
+			return fmt.Errorf("there are %d", len(pods))
+		}
+		for _, pod := range pods {
+			if gone[pod.Name] || !ready(&pod) {
+				return fmt.Errorf("%s is not new and ready", pod.Name)
+			}
+		}
+		return nil
+	})
+}
+
+// Resident is the resident memory in bytes of the pod's largest process.
+func (i *Installation) Resident(pod *corev1.Pod) (int64, error) {
+	pids, err := processes(pod)
+	if err != nil {
+		return 0, err
+	}
+	var largest int64
+	for _, pid := range pids {
+		raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
+		if err != nil {
+			return 0, err
+		}
+		var total, resident int64
+		if _, err := fmt.Sscan(string(raw), &total, &resident); err != nil {
+			return 0, fmt.Errorf("read memory of process %d: %w", pid, err)
+		}
+		largest = max(largest, resident*int64(os.Getpagesize()))
+	}
+	return largest, nil
+}
+
+// processes lists the processes of the pod's containers.
+func processes(pod *corev1.Pod) ([]int, error) {
+	var all []int
+	for _, status := range pod.Status.ContainerStatuses {
+		_, id, _ := strings.Cut(status.ContainerID, "://")
+		pids, err := cgroup.ContainerPIDs(pod.Spec.NodeName, id)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, pids...)
+	}
+	return all, nil
+}

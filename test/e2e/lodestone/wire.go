@@ -1,0 +1,72 @@
+package lodestone
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strconv"
+
+	"github.com/lodestone-lb/lodestone/test/e2e/lan"
+	"github.com/lodestone-lb/lodestone/test/e2e/netns"
+)
+
+// answer matches one reply in arping's output.
+var answer = regexp.MustCompile(`bytes from ([0-9a-f:]{17}) `)
+
+// Arping asks for an address from the client's segment as often as count and
+// returns the hardware address of each answer, in the order of arrival.
+// arping is a program of others: it sees what any host on the segment sees.
+func Arping(ctx context.Context, address string, count int) ([]string, error) {
+	// Without an answer arping ends with status 1: that is a result.
+	out, err := netns.Command(ctx, client, "arping", "-c", strconv.Itoa(count), "-w", "1", "-W", "0.05", "-i", "eth0", address).CombinedOutput()
+	var macs []string
+	for _, match := range answer.FindAllStringSubmatch(string(out), -1) {
+		macs = append(macs, match[1])
+	}
+	if len(macs) == 0 && !regexp.MustCompile(`Timeout|unanswered`).Match(out) {
+		return nil, fmt.Errorf("arping %s: %w: %s", address, err, out)
+	}
+	return macs, nil
+}
+
+// Owner returns the node that answers for the address on the wire.
+func (i *Installation) Owner(ctx context.Context, address string) (string, error) {
+	macs, err := Arping(ctx, address, 1)
+	if err != nil {
+		return "", err
+	}
+	slices.Sort(macs)
+	if macs = slices.Compact(macs); len(macs) != 1 {
+		return "", fmt.Errorf("%d hosts answer for %s: %q", len(macs), address, macs)
+	}
+	return i.nodeOf(macs[0])
+}
+
+func (i *Installation) nodeOf(mac string) (string, error) {
+	for _, node := range i.Lab.Nodes() {
+		host := lan.Host{Addresses: []netip.Prefix{netip.PrefixFrom(i.Lab.Addresses(node)[0], 24)}}
+		if host.MAC().String() == mac {
+			return node, nil
+		}
+	}
+	return "", fmt.Errorf("no node has hardware address %s", mac)
+}
+
+// OneAnswerer checks that each of several requests gets exactly one answer,
+// all from one node.
+func (i *Installation) OneAnswerer(ctx context.Context, address string) error {
+	const requests = 10
+	macs, err := Arping(ctx, address, requests)
+	if err != nil {
+		return err
+	}
+	if len(macs) != requests {
+		return fmt.Errorf("%d requests for %s got %d answers: %q", requests, address, len(macs), macs)
+	}
+	if macs = slices.Compact(macs); len(macs) != 1 {
+		return fmt.Errorf("several nodes answer for %s: %q", address, macs)
+	}
+	return nil
+}

@@ -1,0 +1,276 @@
+package scenarios
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Scenario 11.
+func TestFreedAddressGoesToTheWaitingService(t *testing.T) {
+	s := begin(t)
+	s.config(onePool("single", "198.18.0.210"))
+	s.service("first")
+	s.holds("first", "198.18.0.210")
+
+	s.service("second")
+	require.Contains(t, s.refused("second", "PoolExhausted"), `"single"`)
+	s.event(s.namespace, "Service", "second", "PoolExhausted")
+
+	s.delete("first")
+	s.holds("second", "198.18.0.210")
+
+	s.service("third")
+	s.refused("third", "PoolExhausted")
+	s.change("second", ofType(corev1.ServiceTypeClusterIP), func(svc *corev1.Service) { svc.Spec.AllocateLoadBalancerNodePorts = nil })
+	s.holds("third", "198.18.0.210")
+}
+
+// Scenario 12.
+func TestAddressesSurviveTwentyControllerRestarts(t *testing.T) {
+	s := begin(t)
+	stop := s.slowAPIServer()
+	want := map[string]string{}
+	for i := range 20 {
+		name := fmt.Sprintf("web-%d", i)
+		s.service(name)
+		want[name] = s.assigned(name)
+		s.restartController()
+	}
+	stop()
+	for name, address := range want {
+		assert.Equal(t, []string{address}, addresses(s.get(name)), "address of Service %s", name)
+	}
+	s.noAddressTwice()
+}
+
+// Scenario 16.
+func TestServicesDrawFromThePoolOfTheLowestPriorityFirst(t *testing.T) {
+	s := begin(t)
+	s.config(`
+quarantine: 0s
+pools:
+  - {name: later, addresses: [198.18.0.220-198.18.0.221], priority: 10}
+  - {name: first, addresses: [198.18.0.230], priority: -1}
+  - {name: manual, addresses: [198.18.0.240], priority: -5, autoAssign: false}
+`)
+	for i, address := range []string{"198.18.0.230", "198.18.0.220", "198.18.0.221"} {
+		name := fmt.Sprintf("web-%d", i)
+		s.service(name)
+		s.holds(name, address)
+	}
+	s.service("none-left")
+	s.refused("none-left", "PoolExhausted")
+	s.service("by-name", annotated(poolAnnotation, "manual"))
+	s.holds("by-name", "198.18.0.240")
+}
+
+// Scenario 19.
+func TestRequestedAddressIsGivenOrRefusedWithTheFacts(t *testing.T) {
+	s := begin(t)
+	s.service("by-annotation", annotated(addrAnnotation, "198.18.0.233"))
+	s.holds("by-annotation", "198.18.0.233")
+	s.service("by-spec", func(svc *corev1.Service) { svc.Spec.LoadBalancerIP = "198.18.0.234" })
+	s.holds("by-spec", "198.18.0.234")
+
+	s.service("taken", annotated(addrAnnotation, "198.18.0.233"))
+	require.Contains(t, s.refused("taken", "AddressInUse"), s.namespace+"/by-annotation")
+	s.service("outside", annotated(addrAnnotation, "203.0.113.9"))
+	require.Contains(t, s.refused("outside", "AddressOutsidePools"), "203.0.113.9")
+	s.service("family", annotated(addrAnnotation, "2001:db8::1"))
+	s.refused("family", "WrongFamily")
+	s.service("torn", annotated(addrAnnotation, "198.18.0.235"), func(svc *corev1.Service) { svc.Spec.LoadBalancerIP = "198.18.0.236" })
+	s.refused("torn", "InvalidRequest")
+	s.service("no-pool", annotated(poolAnnotation, "nowhere"))
+	require.Contains(t, s.refused("no-pool", "PoolNotFound"), "nowhere")
+
+	s.delete("by-annotation")
+	s.holds("taken", "198.18.0.233")
+}
+
+// Scenario 21.
+func TestClassesAreServedOrLeftAlone(t *testing.T) {
+	s := begin(t)
+	foreign := s.service("foreign", class("example.com/other"))
+	s.service("ours", class(ourClass))
+	s.assigned("ours")
+	require.Contains(t, s.get("ours").Finalizers, "lodestone.io/load-balancer-cleanup")
+	s.service("classless")
+	s.assigned("classless")
+	require.Contains(t, s.get("classless").Finalizers, "service.kubernetes.io/load-balancer-cleanup")
+	s.untouched(foreign)
+
+	s.helmUpgrade("--set", "controller.handleClassless=false")
+	t.Cleanup(func() { s.helmUpgrade() })
+	ignored := s.service("ignored")
+	s.service("ours-too", class(ourClass))
+	s.assigned("ours-too")
+	s.untouched(ignored)
+	require.NotEmpty(t, addresses(s.get("classless")), "a Service keeps its address when its class is no longer served")
+}
+
+// Scenario 23.
+func TestExcludedFirstAndLastAddressesAreNeverGiven(t *testing.T) {
+	s := begin(t)
+	s.config(`
+quarantine: 0s
+pools:
+  - name: tiny
+    addresses: [198.18.0.208/29]
+    exclude: [198.18.0.210-198.18.0.213]
+`)
+	for i, address := range []string{"198.18.0.209", "198.18.0.214"} {
+		name := fmt.Sprintf("web-%d", i)
+		s.service(name)
+		s.holds(name, address)
+	}
+	s.service("more")
+	s.refused("more", "PoolExhausted")
+	for name, address := range map[string]string{"network": "198.18.0.208", "broadcast": "198.18.0.215", "excluded": "198.18.0.211"} {
+		s.service(name, annotated(addrAnnotation, address))
+		require.Contains(t, s.refused(name, "AddressWithheld"), address)
+	}
+}
+
+// Scenario 74, first half.
+func TestServiceRecreatedWithinASecondIsANewService(t *testing.T) {
+	s := begin(t)
+	s.config(onePool("single", "198.18.0.210"))
+	for range 5 {
+		s.service("web")
+		s.holds("web", "198.18.0.210")
+		s.delete("web")
+		s.deleted("web")
+	}
+}
+
+// Scenario 74, second half.
+func TestServiceDeletedWhileTheControllerIsDownFreesItsAddress(t *testing.T) {
+	s := begin(t)
+	s.config(onePool("single", "198.18.0.210"))
+	s.service("web")
+	s.holds("web", "198.18.0.210")
+	s.stopController()
+	s.delete("web")
+	s.service("next")
+	s.always(time.Second, "the finalizer holds the Service", func() error {
+		s.get("web")
+		return nil
+	})
+	s.startController()
+	s.deleted("web")
+	s.holds("next", "198.18.0.210")
+}
+
+// Scenario 75.
+func TestServiceTurnsClusterIPAndBack(t *testing.T) {
+	s := begin(t)
+	s.config(onePool("single", "198.18.0.210"))
+	s.service("web")
+	s.holds("web", "198.18.0.210")
+
+	s.change("web", ofType(corev1.ServiceTypeClusterIP), func(svc *corev1.Service) { svc.Spec.AllocateLoadBalancerNodePorts = nil })
+	s.eventually("every trace of us is gone", func() error {
+		svc := s.get("web")
+		if len(svc.Finalizers)+len(svc.Status.LoadBalancer.Ingress)+len(svc.Annotations)+len(svc.Status.Conditions) > 0 {
+			return fmt.Errorf("finalizers %q, annotations %v, status %+v", svc.Finalizers, svc.Annotations, svc.Status)
+		}
+		return nil
+	})
+	s.service("other")
+	s.holds("other", "198.18.0.210")
+	s.delete("other")
+	s.deleted("other")
+
+	s.change("web", ofType(corev1.ServiceTypeLoadBalancer))
+	s.holds("web", "198.18.0.210")
+}
+
+// Scenario 76.
+func TestStatusWipedByHandIsRepaired(t *testing.T) {
+	s := begin(t)
+	s.service("web")
+	address := s.assigned("web")
+	s.wipeStatus("web")
+	s.holds("web", address)
+	s.change("web", func(svc *corev1.Service) { svc.Finalizers, svc.Annotations = nil, nil })
+	s.eventually("finalizer and annotation are back", func() error {
+		if svc := s.get("web"); len(svc.Finalizers) == 0 || len(svc.Annotations) == 0 {
+			return fmt.Errorf("finalizers %q, annotations %v", svc.Finalizers, svc.Annotations)
+		}
+		return nil
+	})
+	s.holds("web", address)
+}
+
+// Scenario 77.
+func TestHostileAnnotationsHurtOnlyTheirOwnService(t *testing.T) {
+	s := begin(t)
+	poison := map[string]string{
+		"half":     "198.18.0.",
+		"unicode":  "١٩٨.18.0.210\u202e",
+		"hostname": "lb.example.com",
+		"binary":   "\x00\x01\x02",
+		"list":     strings.Repeat("198.18.0.210,", 1000),
+		"huge":     strings.Repeat("9", 250<<10), // 256 KiB is all that the API server takes
+	}
+	for name, value := range poison {
+		s.service(name, annotated(addrAnnotation, value))
+		s.service(name+"-pool", annotated(poolAnnotation, value))
+	}
+	s.service("innocent")
+	s.assigned("innocent")
+	for name := range poison {
+		assert.Less(t, len(s.refused(name, "InvalidRequest")), 400, "the message stays readable")
+		c := conditionText(s.get(name + "-pool"))
+		s.eventually("the hostile pool name is refused", func() error {
+			if c = conditionText(s.get(name + "-pool")); !strings.HasPrefix(c, "False") {
+				return fmt.Errorf("condition: %s", c)
+			}
+			return nil
+		})
+		assert.Less(t, len(c), 500)
+	}
+	s.restartController()
+	s.service("after-restart")
+	s.assigned("after-restart")
+}
+
+// A controller killed between allocation and status write leaks nothing and
+// gives nothing twice.
+func TestControllerKilledWhileAssigning(t *testing.T) {
+	s := begin(t)
+	const services = 40
+	for round := range 3 {
+		s.stopController()
+		for i := range services {
+			s.service(fmt.Sprintf("web-%d-%d", round, i))
+		}
+		s.startController()
+		s.eventually("some but not all have an address", func() error {
+			if s.count(func(svc *corev1.Service) bool { return len(addresses(svc)) > 0 }) <= 0 {
+				return fmt.Errorf("none has")
+			}
+			return nil
+		})
+		s.killController()
+		s.eventually("all have an address", func() error {
+			if n := s.count(func(svc *corev1.Service) bool { return len(addresses(svc)) == 0 }); n > 0 {
+				return fmt.Errorf("%d have none", n)
+			}
+			return nil
+		})
+		s.noAddressTwice()
+		for i := range services {
+			s.delete(fmt.Sprintf("web-%d-%d", round, i))
+		}
+		for i := range services {
+			s.deleted(fmt.Sprintf("web-%d-%d", round, i))
+		}
+	}
+}

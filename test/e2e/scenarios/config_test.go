@@ -1,0 +1,107 @@
+package scenarios
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
+)
+
+// usualPools is the configuration of a story that does not care.
+const usualPools = `
+quarantine: 1s
+pools:
+  - name: lan
+    addresses: [198.18.0.200-198.18.0.250]
+`
+
+// onePool is a configuration whose only pool has the addresses given.
+func onePool(name, addresses string) string {
+	return fmt.Sprintf("\nquarantine: 0s\npools:\n  - {name: %s, addresses: [%s]}\n", name, addresses)
+}
+
+// config puts a configuration in force.
+func (s *story) config(body string) {
+	s.Helper()
+	require.NoError(s, s.Configure(s.ctx, lodestone.Document(body)))
+}
+
+// Scenario 41.
+func TestInvalidConfigurationChangesNothing(t *testing.T) {
+	s := begin(t)
+	s.service("before")
+	address := s.assigned("before")
+
+	for name, c := range map[string]struct{ document, says string }{
+		"typo":    {"apiVersion: lodestone.io/v1alpha1\nkind: Config\npols: []\n", "config.yaml:3:1"},
+		"overlap": {"apiVersion: lodestone.io/v1alpha1\nkind: Config\npools:\n- {name: a, addresses: [198.18.0.0/24]}\n- {name: b, addresses: [198.18.0.128/25]}\n", "overlaps"},
+		"empty":   {"", "config.yaml"},
+		"binary":  {"\x00\x01\x02", "config.yaml"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := &story{T: t, Installation: s.Installation, ctx: t.Context(), namespace: s.namespace}
+			require.NoError(t, s.WriteConfig(s.ctx, c.document))
+			require.NoError(t, s.LeaderMetricBecomes(s.ctx, "lodestone_config_valid", nil, 0))
+			s.eventually("the Event on the ConfigMap names the fault", func() error {
+				if text := s.event(lodestone.Namespace, "ConfigMap", lodestone.ConfigMap, "ConfigInvalid"); !strings.Contains(text, c.says) {
+					return fmt.Errorf("it says %q", text)
+				}
+				return nil
+			})
+			s.service("during-" + name)
+			s.assigned("during-" + name)
+			require.Equal(t, []string{address}, addresses(s.get("before")))
+		})
+	}
+
+	s.config(usualPools)
+	require.NoError(t, s.LeaderMetricBecomes(s.ctx, "lodestone_config_valid", nil, 1))
+	s.event(lodestone.Namespace, "ConfigMap", lodestone.ConfigMap, "ConfigValid")
+}
+
+// A pool that is removed while in use keeps its Services' addresses.
+func TestPoolRemovedWhileInUseMovesNobody(t *testing.T) {
+	s := begin(t)
+	s.service("web")
+	address := s.assigned("web")
+	s.config(onePool("other", "198.18.0.120-198.18.0.130"))
+	s.eventually("the Service says that its address is stranded", func() error {
+		if c := conditionText(s.get("web")); !strings.Contains(c, "Stranded") {
+			return fmt.Errorf("its condition is %s", c)
+		}
+		return nil
+	})
+	s.always(time.Second, "the address stays", func() error {
+		if got := addresses(s.get("web")); len(got) != 1 || got[0] != address {
+			return fmt.Errorf("it became %q", got)
+		}
+		return nil
+	})
+	s.restartController()
+	s.service("new")
+	s.holds("new", "198.18.0.120")
+	s.holds("web", address)
+}
+
+// Without a configuration nothing is allocated, everything is kept, and the
+// user is told.
+func TestMissingConfigurationIsSaid(t *testing.T) {
+	s := begin(t)
+	s.service("before")
+	address := s.assigned("before")
+	s.stopController()
+	require.NoError(t, s.Kube.CoreV1().ConfigMaps(lodestone.Namespace).Delete(s.ctx, lodestone.ConfigMap, metav1.DeleteOptions{}))
+	t.Cleanup(func() { s.helmUpgrade() })
+	s.startController()
+	s.service("during")
+	s.refused("during", "ConfigUnavailable")
+	s.holds("before", address)
+	s.config(usualPools)
+	s.assigned("during")
+	s.holds("before", address)
+}

@@ -1,0 +1,213 @@
+package scenarios
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/lodestone-lb/lodestone/test/e2e/lab"
+	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
+)
+
+// installation is the Lodestone that all stories share, on one lab.
+var installation *lodestone.Installation
+
+// TestMain brings up a lab for the stories. With LODESTONE_LAB=keep it uses
+// the one that is up, if any, and leaves it up.
+func TestMain(m *testing.M) {
+	code, err := runStories(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "scenarios:", err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func runStories(m *testing.M) (int, error) {
+	ctx := context.Background()
+	keep := os.Getenv("LODESTONE_LAB") == "keep"
+	cluster, err := lab.Open("")
+	if err != nil || !keep {
+		start := time.Now()
+		cluster, err = lab.Up(ctx, lab.Options{Progress: func(format string, args ...any) {
+			fmt.Printf("lab: %5.1fs %s\n", time.Since(start).Seconds(), fmt.Sprintf(format, args...))
+		}})
+	}
+	if err != nil {
+		return 1, err
+	}
+	if installation, err = lodestone.New(cluster); err != nil {
+		return 1, err
+	}
+	code := m.Run()
+	if !keep {
+		err = cluster.Down(ctx)
+	}
+	return code, err
+}
+
+func (s *story) stopController() {
+	s.Helper()
+	require.NoError(s, s.ScaleController(s.ctx, 0))
+	s.Cleanup(s.startController) // whatever happens, the next story finds one
+}
+
+func (s *story) startController() {
+	s.Helper()
+	ctx := context.WithoutCancel(s.ctx)
+	require.NoError(s, s.ScaleController(ctx, 2))
+}
+
+func (s *story) restartController() {
+	s.Helper()
+	require.NoError(s, s.ScaleController(s.ctx, 0))
+	s.startController()
+}
+
+// killController ends the leading controller by SIGKILL.
+func (s *story) killController() {
+	s.Helper()
+	leader, err := s.Leader(s.ctx)
+	require.NoError(s, err)
+	require.NoError(s, s.Kill(s.ctx, leader))
+}
+
+// runController runs a controller beside the cluster, with no flag but the
+// kubeconfig and those given, until stop.
+func (s *story) runController(flags ...string) (stop func()) {
+	s.Helper()
+	end, err := s.RunController(s.ctx, flags...)
+	require.NoError(s, err)
+	ended := false
+	stop = func() {
+		if !ended {
+			ended = true
+			require.NoError(s, end())
+		}
+	}
+	s.Cleanup(stop)
+	return stop
+}
+
+// helmUpgrade changes values of the installed chart.
+func (s *story) helmUpgrade(flags ...string) {
+	s.Helper()
+	require.NoError(s, s.Upgrade(context.WithoutCancel(s.ctx), flags...))
+	s.startController()
+}
+
+// slowAPIServer stops and continues the API server ten times a second, so
+// that every request takes long, until the story ends.
+func (s *story) slowAPIServer() (stop func()) {
+	s.Helper()
+	ctx, cancel := context.WithCancel(s.ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- s.stutter(ctx) }()
+	stopped := false
+	stop = func() {
+		if !stopped {
+			stopped = true
+			cancel()
+			require.NoError(s, <-ended)
+		}
+	}
+	s.Cleanup(stop)
+	return stop
+}
+
+func (s *story) stutter(ctx context.Context) error {
+	server, err := s.Lab.Process("kube-apiserver")
+	for err == nil && ctx.Err() == nil {
+		err = server.Freeze()
+		time.Sleep(60 * time.Millisecond)
+		err = errors.Join(err, server.Thaw())
+		time.Sleep(40 * time.Millisecond)
+	}
+	return err
+}
+
+// frozenAPIServer keeps the API server from answering anybody, until thaw.
+func (s *story) frozenAPIServer() (thaw func()) {
+	s.Helper()
+	server, err := s.Lab.Process("kube-apiserver")
+	require.NoError(s, err)
+	require.NoError(s, server.Freeze())
+	thaw = func() { require.NoError(s, server.Thaw()) }
+	s.Cleanup(thaw)
+	return thaw
+}
+
+// count counts the story's Services for which the condition holds.
+func (s *story) count(holds func(*corev1.Service) bool) int {
+	s.Helper()
+	list, err := s.Kube.CoreV1().Services(s.namespace).List(s.ctx, metav1.ListOptions{})
+	require.NoError(s, err)
+	n := 0
+	for _, svc := range list.Items {
+		if holds(&svc) {
+			n++
+		}
+	}
+	return n
+}
+
+// noAddressTwice checks every Service of the cluster.
+func (s *story) noAddressTwice() {
+	s.Helper()
+	list, err := s.Kube.CoreV1().Services("").List(s.ctx, metav1.ListOptions{})
+	require.NoError(s, err)
+	holder := map[string]string{}
+	for _, svc := range list.Items {
+		for _, address := range addresses(&svc) {
+			require.Empty(s, holder[address], "%s is given twice, also to %s/%s", address, svc.Namespace, svc.Name)
+			holder[address] = svc.Namespace + "/" + svc.Name
+		}
+	}
+}
+
+// label sets a label of a node, or removes it if the value is empty.
+func (s *story) label(node, key, value string) {
+	s.Helper()
+	s.eventually("the node takes a label", func() error {
+		n, err := s.Kube.CoreV1().Nodes().Get(s.ctx, node, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		delete(n.Labels, key)
+		if value != "" {
+			n.Labels[key] = value
+		}
+		_, err = s.Kube.CoreV1().Nodes().Update(s.ctx, n, metav1.UpdateOptions{})
+		return err
+	})
+}
+
+// resourceAttributes splits "services/status" and "leases.coordination.k8s.io".
+func resourceAttributes(resource string) authorizationv1.ResourceAttributes {
+	resource, subresource, _ := strings.Cut(resource, "/")
+	gr := schema.ParseGroupResource(resource)
+	return authorizationv1.ResourceAttributes{Group: gr.Group, Resource: gr.Resource, Subresource: subresource}
+}
+
+// logs returns the whole log of the component's containers.
+func (s *story) logs(ctx context.Context, component string) string {
+	s.Helper()
+	pods, err := s.Pods(ctx, component)
+	require.NoError(s, err)
+	var all strings.Builder
+	for _, pod := range pods {
+		raw, err := s.Kube.CoreV1().Pods(pod.Namespace).GetLogs(pod.Name, &corev1.PodLogOptions{}).DoRaw(ctx)
+		fmt.Fprintf(&all, "--- %s on %s (%v)\n%s", pod.Name, pod.Spec.NodeName, err, raw)
+	}
+	return all.String()
+}

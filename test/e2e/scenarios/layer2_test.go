@@ -1,0 +1,210 @@
+package scenarios
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
+	"github.com/lodestone-lb/lodestone/test/e2e/probe"
+)
+
+// Scenarios 1 and 3.
+func TestServiceIsReachableByTCPAndUDPAndHasOneAnswerer(t *testing.T) {
+	s := begin(t)
+	s.echo(2)
+	s.service("web", port("http", corev1.ProtocolTCP, 80), port("udp", corev1.ProtocolUDP, 80))
+	vip := s.assigned("web")
+	s.eventually("the VIP answers by TCP", func() error { return s.reachTCP(vip) })
+	s.eventually("the VIP answers by UDP", func() error { return s.reachUDP(vip) })
+	s.oneAnswerer(vip)
+
+	s.delete("web")
+	s.eventually("nobody answers for the freed address", func() error { return s.silent(vip) })
+}
+
+// A Service that nothing serves is not announced, and is as soon as something
+// does.
+func TestServiceWithoutEndpointsIsNotAnnounced(t *testing.T) {
+	s := begin(t)
+	s.service("web")
+	vip := s.assigned("web")
+	s.always(2*time.Second, "nobody answers", func() error { return s.silent(vip) })
+	s.echo(1)
+	s.eventually("the VIP answers by TCP", func() error { return s.reachTCP(vip) })
+}
+
+// Scenario 5.
+func TestExcludeLabelMovesTheVIPAndBack(t *testing.T) {
+	s := begin(t)
+	s.echo(3)
+	s.service("web")
+	vip := s.assigned("web")
+	first := s.owner(vip)
+
+	s.label(first, "node.kubernetes.io/exclude-from-external-load-balancers", "true")
+	s.eventually("another node owns the VIP", func() error {
+		if now := s.owner(vip); now == first {
+			return fmt.Errorf("%s still does", now)
+		}
+		return nil
+	})
+	require.NoError(t, s.reachTCP(vip))
+	s.oneAnswerer(vip)
+
+	s.label(first, "node.kubernetes.io/exclude-from-external-load-balancers", "")
+	s.eventually("the VIP is back", func() error {
+		if now := s.owner(vip); now != first {
+			return fmt.Errorf("%s owns it", now)
+		}
+		return nil
+	})
+	require.NoError(t, s.reachTCP(vip))
+	s.oneAnswerer(vip)
+}
+
+// Scenario 61.
+func TestNodePowerLossTwentyTimes(t *testing.T) {
+	s := begin(t)
+	s.echo(3)
+	s.service("web", port("udp", corev1.ProtocolUDP, 80))
+	vip := s.assigned("web")
+	s.echoAway(3, vip)
+	for i := range 20 {
+		lost := s.loseOwner(vip)
+		t.Logf("loss %d: %s to %s, outage %s", i+1, lost.Old, lost.New, lost.Outage.Round(time.Millisecond))
+		require.NotEqual(t, lost.Old, lost.New)
+		s.oneAnswerer(vip)
+	}
+}
+
+// Scenario 65: the VIP leaves a speaker that crashes again and again, and does
+// not come back to it between the crashes.
+func TestCrashLoopOfASpeakerDoesNotFlapTheVIP(t *testing.T) {
+	s := begin(t)
+	s.echo(3)
+	s.service("web", port("udp", corev1.ProtocolUDP, 80))
+	vip := s.assigned("web")
+	crashing := s.owner(vip)
+	s.killSpeaker(crashing)
+	s.eventually("another node owns the VIP", func() error {
+		if now := s.owner(vip); now == crashing {
+			return fmt.Errorf("%s still does", now)
+		}
+		return nil
+	})
+	refuge := s.owner(vip)
+	for range 2 {
+		s.killSpeaker(crashing)
+		s.always(time.Second, "the VIP stays where it fled to", func() error {
+			if now := s.owner(vip); now != refuge {
+				return fmt.Errorf("%s owns it", now)
+			}
+			return nil
+		})
+	}
+	s.eventually("the VIP is back when the speaker has been stable for a while", func() error {
+		if now := s.owner(vip); now != crashing {
+			return fmt.Errorf("%s owns it", now)
+		}
+		return nil
+	})
+	s.oneAnswerer(vip)
+}
+
+// The API server's absence moves nothing and stops nobody from answering; a
+// node that dies meanwhile is replaced all the same.
+func TestAPIServerDownKeepsAnnouncing(t *testing.T) {
+	s := begin(t)
+	s.echo(3)
+	s.service("web", port("udp", corev1.ProtocolUDP, 80))
+	vip := s.assigned("web")
+	s.echoAway(3, vip)
+	before := s.owner(vip)
+	thaw := s.frozenAPIServer()
+	s.always(5*time.Second, "the owner keeps answering", func() error {
+		if now := s.owner(vip); now != before {
+			return fmt.Errorf("%s owns it", now)
+		}
+		return s.reachUDP(vip)
+	})
+	lost := s.loseOwner(vip)
+	require.NotEqual(t, lost.Old, lost.New)
+	thaw()
+	s.oneAnswerer(vip)
+}
+
+// echo makes the story have that many pods to answer.
+func (s *story) echo(replicas int32) {
+	s.Helper()
+	require.NoError(s, s.RunEcho(s.ctx, s.namespace, replicas))
+}
+
+// owner waits until one node answers for the VIP.
+func (s *story) owner(vip string) (node string) {
+	s.Helper()
+	s.eventually("one node owns "+vip, func() (err error) {
+		node, err = s.Owner(s.ctx, vip)
+		return err
+	})
+	return node
+}
+
+// oneAnswerer waits until each request gets exactly one answer.
+func (s *story) oneAnswerer(vip string) {
+	s.Helper()
+	s.eventually("one node answers for "+vip, func() error { return s.OneAnswerer(s.ctx, vip) })
+}
+
+// silent checks that nobody answers for the address.
+func (s *story) silent(address string) error {
+	macs, err := lodestone.Arping(s.ctx, address, 1)
+	if err == nil && len(macs) > 0 {
+		err = fmt.Errorf("%q answered", macs)
+	}
+	return err
+}
+
+func target(vip string) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr(vip), 80) }
+
+// reachTCP asks the VIP's port 80 once over HTTP from the client.
+func (s *story) reachTCP(vip string) error {
+	ctx, cancel := context.WithTimeout(s.ctx, 2*time.Second)
+	defer cancel()
+	_, err := probe.Get(ctx, "ls-client", target(vip))
+	return err
+}
+
+// reachUDP asks the VIP's port 80 by datagrams until one is answered.
+func (s *story) reachUDP(vip string) error {
+	ctx, cancel := context.WithTimeout(s.ctx, 2*time.Second)
+	defer cancel()
+	asking := probe.UDP(ctx, probe.Options{Namespace: "ls-client", Target: target(vip)})
+	err := asking.WaitAnswers(ctx, 1)
+	_, stopped := asking.Stop()
+	return errors.Join(err, stopped)
+}
+
+func (s *story) loseOwner(vip string) lodestone.Loss {
+	s.Helper()
+	loss, err := s.LoseOwner(s.ctx, target(vip))
+	require.NoError(s, err)
+	return loss
+}
+
+// echoAway moves the pods away from the VIP's owner, which is to be lost.
+func (s *story) echoAway(replicas int32, vip string) {
+	s.Helper()
+	require.NoError(s, s.KeepEchoFromOwner(s.ctx, s.namespace, replicas, vip))
+}
+
+func (s *story) killSpeaker(node string) {
+	s.Helper()
+	require.NoError(s, s.KillSpeaker(s.ctx, node))
+}

@@ -1,0 +1,169 @@
+package scenarios
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+const uninitialized = "node.cloudprovider.kubernetes.io/uninitialized"
+
+// register makes a Node object as a kubelet with --cloud-provider=external
+// does, for a machine that does not exist. It is deleted when the test ends.
+func (s *story) register(name string, change func(*corev1.Node)) {
+	s.Helper()
+	node := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelHostname: name}},
+		Spec: corev1.NodeSpec{
+			Unschedulable: true,
+			Taints:        []corev1.Taint{{Key: uninitialized, Value: "true", Effect: corev1.TaintEffectNoSchedule}},
+		},
+	}
+	if change != nil {
+		change(node)
+	}
+	nodes := s.Kube.CoreV1().Nodes()
+	_, err := nodes.Create(s.ctx, node, metav1.CreateOptions{})
+	require.NoError(s, err)
+	s.Cleanup(func() {
+		if err := nodes.Delete(s.ctx, name, metav1.DeleteOptions{}); !apierrors.IsNotFound(err) {
+			require.NoError(s, err)
+		}
+	})
+}
+
+// initialized waits for the node's taint to go and returns the node.
+func (s *story) initialized(name string) *corev1.Node {
+	s.Helper()
+	var node *corev1.Node
+	s.eventually("node "+name+" is initialized", func() (err error) {
+		node, err = s.Kube.CoreV1().Nodes().Get(s.ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for _, taint := range node.Spec.Taints {
+			if taint.Key == uninitialized {
+				return fmt.Errorf("it is tainted: %v", taint)
+			}
+		}
+		return nil
+	})
+	return node
+}
+
+func internalIPs(node *corev1.Node) string {
+	var ips []string
+	for _, a := range node.Status.Addresses {
+		if a.Type == corev1.NodeInternalIP {
+			ips = append(ips, a.Address)
+		}
+	}
+	return strings.Join(ips, ",")
+}
+
+func providedIPs(ips string) func(*corev1.Node) {
+	return func(node *corev1.Node) {
+		node.Annotations = map[string]string{"alpha.kubernetes.io/provided-node-ip": ips}
+	}
+}
+
+// Scenario 46, with the lab's real kubelets.
+func TestNodesOfRealKubeletsAreInitialized(t *testing.T) {
+	s := begin(t)
+	for i, name := range s.Lab.Nodes() {
+		node := s.initialized(name)
+		require.Equal(t, "lodestone://"+name, node.Spec.ProviderID)
+		require.Equal(t, fmt.Sprintf("198.18.0.%d", 11+i), internalIPs(node))
+	}
+}
+
+// Scenarios 46 and 49, with nodes of every kind.
+func TestNodeGetsProviderIDAddressesAndZone(t *testing.T) {
+	s := begin(t)
+	s.config(usualPools + `
+nodes:
+  - {names: ["rack1-*"], region: fra, zone: fra-1}
+`)
+	for name, want := range map[string]struct{ provided, zone string }{
+		"none":      {"", ""},
+		"rack1-one": {"198.18.0.61", "fra-1"},
+		"rack1-two": {"198.18.0.62,2001:db8::62", "fra-1"},
+	} {
+		change := providedIPs(want.provided)
+		if want.provided == "" {
+			change = nil
+		}
+		s.register(name, change)
+		node := s.initialized(name)
+		require.Equal(t, "lodestone://"+name, node.Spec.ProviderID)
+		require.Equal(t, want.provided, internalIPs(node))
+		require.Equal(t, want.zone, node.Labels[corev1.LabelTopologyZone])
+	}
+}
+
+// Scenario 47.
+func TestNotReadyNodeIsDeletedOnlyWhenTheOperatorSaysItIsGone(t *testing.T) {
+	s := begin(t)
+	notReady := func(node *corev1.Node) {
+		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionFalse, Reason: "Test"}}
+	}
+	s.register("silent", notReady)
+	s.initialized("silent")
+	s.always(12*time.Second, "the node exists, over two rounds of the node lifecycle controller", func() error {
+		_, err := s.Kube.CoreV1().Nodes().Get(s.ctx, "silent", metav1.GetOptions{})
+		return err
+	})
+	s.config(usualPools + "\nnodes:\n  - {names: [silent], gone: true}\n")
+	s.eventually("the node is deleted", func() error {
+		_, err := s.Kube.CoreV1().Nodes().Get(s.ctx, "silent", metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return fmt.Errorf("it is there (%w)", err)
+	})
+}
+
+// Scenario 48: no flag but the kubeconfig, no cluster CIDR.
+func TestControllerStartsWithDefaultFlags(t *testing.T) {
+	s := begin(t)
+	s.stopController()
+	stop := s.runController()
+	s.service("web")
+	s.assigned("web")
+	s.register("new", nil)
+	s.initialized("new")
+	stop()
+	s.startController()
+}
+
+// Scenario 50.
+func TestForeignServiceWithAFinalizerLikeOursIsLeftAlone(t *testing.T) {
+	s := begin(t)
+	finalized := func(svc *corev1.Service) {
+		svc.Finalizers = []string{"service.kubernetes.io/load-balancer-cleanup"}
+	}
+	foreign := s.service("foreign", class("example.com/other"), finalized)
+	plain := s.service("plain", ofType(corev1.ServiceTypeClusterIP), finalized)
+	s.untouched(foreign)
+	s.untouched(plain)
+	s.restartController()
+	s.untouched(foreign)
+	s.untouched(plain)
+	for _, name := range []string{"foreign", "plain"} {
+		s.delete(name)
+	}
+	s.always(time.Second, "only their owner may let the Services go", func() error {
+		s.get("foreign")
+		s.get("plain")
+		return nil
+	})
+	for _, name := range []string{"foreign", "plain"} {
+		s.change(name, func(svc *corev1.Service) { svc.Finalizers = nil })
+	}
+}

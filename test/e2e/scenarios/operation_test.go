@@ -1,0 +1,147 @@
+package scenarios
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
+)
+
+// Scenario 53: what each component may do, and what it must not.
+func TestComponentsMayDoTheirWorkAndNothingBeyond(t *testing.T) {
+	s := begin(t)
+	const ours, elsewhere = lodestone.Namespace, "kube-system"
+	type rule struct {
+		verb, resource, namespace, name string
+	}
+	for account, rules := range map[string]map[rule]bool{
+		"lodestone-controller": {
+			{"patch", "services/status", s.namespace, ""}:                       true,
+			{"watch", "services", "", ""}:                                       true,
+			{"patch", "nodes/status", "", ""}:                                   true,
+			{"create", "events", s.namespace, ""}:                               true,
+			{"watch", "configmaps", ours, lodestone.ConfigMap}:                  true,
+			{"update", "leases", ours, "lodestone-controller"}:                  true,
+			{"get", "secrets", ours, ""}:                                        false,
+			{"get", "secrets", elsewhere, ""}:                                   false,
+			{"update", "configmaps", ours, lodestone.ConfigMap}:                 false,
+			{"delete", "services", s.namespace, ""}:                             false,
+			{"create", "services", s.namespace, ""}:                             false,
+			{"list", "pods", s.namespace, ""}:                                   false,
+			{"update", "leases", elsewhere, "kube-scheduler"}:                   false,
+			{"create", "clusterrolebindings.rbac.authorization.k8s.io", "", ""}: false,
+		},
+		"lodestone-speaker": {
+			{"watch", "services", "", ""}:                        true,
+			{"watch", "endpointslices.discovery.k8s.io", "", ""}: true,
+			{"watch", "nodes", "", ""}:                           true,
+			{"watch", "configmaps", ours, lodestone.ConfigMap}:   true,
+			{"update", "leases", ours, ""}:                       true,
+			{"patch", "services", s.namespace, ""}:               false,
+			{"patch", "services/status", s.namespace, ""}:        false,
+			{"patch", "nodes", "", ""}:                           false,
+			{"patch", "nodes/status", "", ""}:                    false,
+			{"update", "configmaps", ours, lodestone.ConfigMap}:  false,
+			{"get", "configmaps", elsewhere, ""}:                 false,
+			{"get", "secrets", ours, ""}:                         false,
+			{"update", "leases", elsewhere, ""}:                  false,
+			{"list", "pods", "", ""}:                             false,
+		},
+	} {
+		for r, want := range rules {
+			assert.Equal(t, want, s.may(account, r.verb, r.resource, r.namespace, r.name), "%s: %+v", account, r)
+		}
+	}
+	for _, component := range []string{"controller", "speaker"} {
+		assert.NotContains(t, s.logs(s.ctx, component), "forbidden", "the %s lacks a permission", component)
+	}
+}
+
+// may asks the API server whether the service account is allowed to do it.
+func (s *story) may(account, verb, resource, namespace, name string) bool {
+	s.Helper()
+	attributes := resourceAttributes(resource)
+	attributes.Verb, attributes.Namespace, attributes.Name = verb, namespace, name
+	review, err := s.Kube.AuthorizationV1().SubjectAccessReviews().Create(s.ctx, &authorizationv1.SubjectAccessReview{
+		Spec: authorizationv1.SubjectAccessReviewSpec{
+			User:               fmt.Sprintf("system:serviceaccount:%s:%s", lodestone.Namespace, account),
+			Groups:             []string{"system:serviceaccounts", "system:serviceaccounts:" + lodestone.Namespace, "system:authenticated"},
+			ResourceAttributes: &attributes,
+		},
+	}, metav1.CreateOptions{})
+	require.NoError(s, err)
+	return review.Status.Allowed
+}
+
+// Scenario 55.
+func TestStandbyTakesOverFromTheLeader(t *testing.T) {
+	s := begin(t)
+	for name, end := range map[string]func(context.Context, *corev1.Pod) error{
+		"terminated": s.Terminate,
+		"killed":     s.Kill,
+	} {
+		leader, err := s.Leader(s.ctx)
+		require.NoError(t, err)
+		start := time.Now()
+		require.NoError(t, end(s.ctx, leader))
+		s.service("web-" + name)
+		s.assigned("web-" + name)
+		t.Logf("leader %s: a new Service had its address after %s", name, time.Since(start).Round(time.Millisecond))
+		require.NoError(t, s.ScaleController(s.ctx, 2))
+	}
+	s.noAddressTwice()
+}
+
+// Scenario 57 and the metrics of this version.
+func TestMetricsNeedAuthorization(t *testing.T) {
+	s := begin(t)
+	anybody, err := s.Token(s.ctx, s.namespace, "default")
+	require.NoError(t, err)
+	monitoring, err := s.MetricsToken(s.ctx)
+	require.NoError(t, err)
+	for _, component := range []string{"controller", "speaker"} {
+		pods, err := s.Pods(s.ctx, component)
+		require.NoError(t, err)
+		for _, pod := range pods {
+			url := lodestone.MetricsURL(&pod)
+			assert.Contains(t, []int{http.StatusUnauthorized, http.StatusForbidden}, s.status(url, ""), "without a token: %s", url)
+			assert.Equal(t, http.StatusForbidden, s.status(url, anybody), "with anybody's token: %s", url)
+			assert.Equal(t, http.StatusOK, s.status(url, monitoring), "with the right to read metrics: %s", url)
+		}
+	}
+}
+
+// status fetches the URL and returns the answer's code.
+func (s *story) status(url, token string) int {
+	s.Helper()
+	response, err := s.Get(s.ctx, url, token)
+	require.NoError(s, err)
+	response.Body.Close()
+	return response.StatusCode
+}
+
+// Scenario 51: the counters follow what happens.
+func TestMetricsFollowTheServices(t *testing.T) {
+	s := begin(t)
+	s.config(onePool("pair", "198.18.0.210-198.18.0.211"))
+	require.NoError(t, s.LeaderMetricBecomes(s.ctx, "lodestone_pool_addresses", lodestone.Labels{"pool": "pair", "family": "IPv4", "state": "free"}, 2))
+	for _, name := range []string{"a", "b", "c"} {
+		s.service(name)
+	}
+	require.NoError(t, s.LeaderMetricBecomes(s.ctx, "lodestone_pool_addresses", lodestone.Labels{"pool": "pair", "family": "IPv4", "state": "free"}, 0))
+	require.NoError(t, s.LeaderMetricBecomes(s.ctx, "lodestone_pool_addresses", lodestone.Labels{"pool": "pair", "family": "IPv4", "state": "assigned"}, 2))
+	require.NoError(t, s.LeaderMetricBecomes(s.ctx, "lodestone_services_refused", lodestone.Labels{"reason": "PoolExhausted"}, 1))
+	for _, name := range []string{"a", "b", "c"} {
+		s.delete(name)
+	}
+	require.NoError(t, s.LeaderMetricBecomes(s.ctx, "lodestone_pool_addresses", lodestone.Labels{"pool": "pair", "family": "IPv4", "state": "free"}, 2))
+}
