@@ -37,14 +37,19 @@ const (
 	manifests = root + "/deploy/manifests"
 )
 
-var helmBinary = sync.OnceValues(func() (string, error) {
-	abs, err := filepath.Abs(root)
+var builder = program.Builder{Root: absolute(root), Progress: func(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, format+"\n", args...)
+}}
+
+var helmBinary = sync.OnceValues(func() (string, error) { return builder.Helm(context.Background()) })
+
+func absolute(path string) string {
+	abs, err := filepath.Abs(path)
 	if err != nil {
-		return "", err
+		panic(err)
 	}
-	progress := func(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
-	return program.Builder{Root: abs, Progress: progress}.Helm(context.Background())
-})
+	return abs
+}
 
 // helm runs helm and returns what it printed.
 func helm(t *testing.T, args ...string) (string, error) {
@@ -311,6 +316,30 @@ func daemonSet(t *testing.T, all []runtime.Object) appsv1.DaemonSetSpec {
 		t.Fatal("no DaemonSet lodestone-speaker")
 	}
 	return d.Spec
+}
+
+// TestFlagsExist: the chart passes only flags that the binaries have.
+func TestFlagsExist(t *testing.T) {
+	dir, err := builder.Lodestone(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := objects(t, render(t, "testdata/default.values.yaml"))
+	for binary, pod := range map[string]corev1.PodSpec{
+		"lodestone-controller": deployment(t, all).Template.Spec,
+		"lodestone-speaker":    daemonSet(t, all).Template.Spec,
+	} {
+		help, err := exec.CommandContext(t.Context(), filepath.Join(dir, binary), "--help").CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s --help: %v\n%s", binary, err, help)
+		}
+		for _, arg := range pod.Containers[0].Args {
+			name, _, _ := strings.Cut(arg, "=")
+			if !regexp.MustCompile(`(?m)^\s*(-\w, )?` + name + `\b`).Match(help) {
+				t.Errorf("%s has no flag %s", binary, name)
+			}
+		}
+	}
 }
 
 // TestPodsAreConfined: read-only, no privilege that is not named, and only
