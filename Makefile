@@ -70,7 +70,6 @@ check: fmt vet ## what CI runs: gofmt, vet, make test; with CI=true a skipped te
 	@$(MAKE) --no-print-directory test
 
 bench: root deps build ## benchmarks; BENCH=name runs one (root)
-	go test -run '^$$' -bench '$(or $(BENCH),.)' -benchmem ./ipam
 	cd $(E2E) && go run ./cmd/bench $(BENCH)
 
 fuzz: ## every fuzz target for FUZZTIME
