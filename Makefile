@@ -42,7 +42,7 @@ build: ## the three binaries, into bin/
 	go build $(BUILDFLAGS) -ldflags '$(LDFLAGS)' -o bin/lodestone ./cmd/lodestone
 
 fmt: ## fail if a file is not formatted
-	@files=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$files" ] || { echo "not formatted (gofmt -w mends it):"; echo "$$files"; exit 1; }
+	@files=$$(gofmt -l *.go cmd hack ipam pkg speaker test); [ -z "$$files" ] || { echo "not formatted (gofmt -w mends it):"; echo "$$files"; exit 1; }
 
 vet: ## go vet, both modules
 	go vet ./...
@@ -51,8 +51,9 @@ vet: ## go vet, both modules
 lint: ## golangci-lint; builds it on first use, which takes minutes
 	go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_LINT) run ./...
 
-# UNIT and E2E write test2json events to standard output. The kernel is shared
-# by all tests of a machine, so the end-to-end packages run one at a time.
+# Both write events for testsum to standard output. There is one lab on a
+# machine, so the end-to-end packages run one at a time; they build Lodestone
+# themselves.
 UNIT = CGO_ENABLED=1 go test -json -race $(ARGS) ./...
 E2ETESTS = cd $(E2E) && go test -json -count=1 -p 1 -timeout 90m $(ARGS) ./...
 SUM  = go run ./hack/testsum $(if $(CI),-strict)
@@ -60,7 +61,7 @@ SUM  = go run ./hack/testsum $(if $(CI),-strict)
 unit: root ## unit and property tests with the race detector, and those in network namespaces (root)
 	{ $(UNIT); } | $(SUM)
 
-e2e: root deps build ## end-to-end tests against a real cluster (root)
+e2e: root deps ## end-to-end tests against a real cluster (root)
 	{ $(E2ETESTS); } | $(SUM)
 
 test: root deps build ## every test; the last line counts passed, failed and skipped (root)
@@ -69,17 +70,17 @@ test: root deps build ## every test; the last line counts passed, failed and ski
 check: fmt vet ## what CI runs: gofmt, vet, make test; with CI=true a skipped test fails
 	@$(MAKE) --no-print-directory test
 
-bench: root deps build ## benchmarks; BENCH=name runs one (root)
+bench: root deps ## benchmarks; BENCH=name runs one (root)
 	cd $(E2E) && go run ./cmd/bench $(BENCH)
 
 fuzz: ## every fuzz target for FUZZTIME
 	@go test -list '^Fuzz' ./... | awk '/^Fuzz/ {name[++n] = $$1} /^ok/ {for (i = 1; i <= n; i++) print $$2, name[i]; n = 0}' | \
 	while read -r package name; do go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) "$$package"; done
 
-demo: root deps build ## a cluster with Lodestone on this machine, and a tour of it (root)
+demo: root deps ## a cluster with Lodestone on this machine, and a tour of it (root)
 	cd $(E2E) && go run ./cmd/lab demo
 
-lab-up: root deps build ## bring the lab cluster up (root)
+lab-up: root deps ## bring the lab cluster up (root)
 	cd $(E2E) && go run ./cmd/lab up $(ARGS)
 
 lab-down: root ## take the lab cluster down (root)
