@@ -16,7 +16,7 @@ E2E     := test/e2e
 GOLANGCI_LINT := v2.15.0
 # One fuzz target runs this long.
 FUZZTIME ?= 10s
-# Which benchmark: make bench BENCH=failover. Empty: all.
+# Which benchmark: make bench BENCH=l2_node_loss. Empty: all.
 BENCH   ?=
 # Further arguments of the test binaries: make e2e ARGS='-run TestFailover'.
 ARGS    ?=
