@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
@@ -170,14 +169,4 @@ func within(ctx context.Context, limit time.Duration, what string, condition fun
 		return fmt.Errorf("wait %s for %s: %w", limit, what, errors.Join(last, err))
 	}
 	return nil
-}
-
-// ready reports whether a pod of the workload may get traffic.
-func ready(pod *corev1.Pod) bool {
-	for _, condition := range pod.Status.Conditions {
-		if condition.Type == corev1.PodReady {
-			return condition.Status == corev1.ConditionTrue && pod.DeletionTimestamp == nil
-		}
-	}
-	return false
 }

@@ -51,7 +51,7 @@ func (d *demo) deploy(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return d.settle(ctx, "")
+	return d.settle(ctx)
 }
 
 func port(protocol corev1.Protocol) corev1.ServicePort {
@@ -97,26 +97,21 @@ func (d *demo) avoid(ctx context.Context, node string) error {
 	if err != nil {
 		return err
 	}
-	return d.settle(ctx, node)
+	return d.settle(ctx)
 }
 
-// settle waits until exactly the wanted pods are there, all ready and none on
-// the node to avoid.
-func (d *demo) settle(ctx context.Context, avoid string) error {
+// settle waits until the Deployment's last change is through: the wanted pods
+// are there, all ready, and no other.
+func (d *demo) settle(ctx context.Context) error {
 	return within(ctx, time.Minute, "the pods", func(ctx context.Context) error {
-		pods, err := d.client.CoreV1().Pods(workloadNamespace).List(ctx, metav1.ListOptions{
-			LabelSelector: metav1.FormatLabelSelector(&metav1.LabelSelector{MatchLabels: labels}),
-		})
+		deployment, err := d.client.AppsV1().Deployments(workloadNamespace).Get(ctx, workload, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
-		if len(pods.Items) != replicas {
-			return fmt.Errorf("%d of %d pods", len(pods.Items), replicas)
-		}
-		for _, pod := range pods.Items {
-			if !ready(&pod) || pod.Spec.NodeName == avoid {
-				return fmt.Errorf("pod %s on node %q is not ready or has to move", pod.Name, pod.Spec.NodeName)
-			}
+		status := deployment.Status
+		if status.ObservedGeneration < deployment.Generation || status.UpdatedReplicas < replicas ||
+			status.AvailableReplicas < replicas || status.Replicas > replicas {
+			return fmt.Errorf("%d of %d are available, %d of them as wanted", status.AvailableReplicas, replicas, status.UpdatedReplicas)
 		}
 		return nil
 	})

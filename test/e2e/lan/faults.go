@@ -39,7 +39,9 @@ func setPort(host string, set func(*netlink.Handle, netlink.Link) error) error {
 
 // Partition stops all frames between hosts of different groups. A host in no
 // group still talks to everybody.
-func Partition(groups ...[]string) error {
+func Partition(groups ...[]string) error { return addFaults(partitionRules(groups...)) }
+
+func partitionRules(groups ...[]string) string {
 	var rules strings.Builder
 	for i, from := range groups {
 		for j, to := range groups {
@@ -48,7 +50,7 @@ func Partition(groups ...[]string) error {
 			}
 		}
 	}
-	return addFaults(rules.String())
+	return rules.String()
 }
 
 func portSet(hosts []string) string {
@@ -66,7 +68,14 @@ func BlockPort(protocol string, port uint16) error {
 
 // Lose drops the given percentage of all frames, at random.
 func Lose(percent int) error {
-	return addFaults(fmt.Sprintf("numgen random mod 100 < %d drop\n", percent))
+	switch {
+	case percent < 1 || percent > 100:
+		return fmt.Errorf("lose %d percent: want 1 to 100", percent)
+	case percent == 100:
+		return addFaults("drop\n")
+	default:
+		return addFaults(fmt.Sprintf("numgen random mod 100 < %d drop\n", percent))
+	}
 }
 
 func addFaults(rules string) error {
