@@ -71,27 +71,18 @@ type Controller struct {
 	// again asks for another try of all Services that wait.
 	again   chan struct{}
 	now     func() time.Time
+	repairs repairs
 	metrics metrics
 }
 
 // New returns a controller that starts with Run; it listens to Services from
 // now on.
 func New(opts Options) (*Controller, error) {
-	c := &Controller{
-		Options: opts,
-		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry),
-			workqueue.TypedRateLimitingQueueConfig[string]{Name: Name}),
-		again:   make(chan struct{}, 1),
-		now:     time.Now,
-		metrics: newMetrics(),
-	}
+	c := newController(opts)
 	var err error
 	c.handler, err = opts.Services.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(obj any) { c.enqueue(obj, obj) },
-		UpdateFunc: func(before, obj any) {
-			c.enqueue(before, obj)
-		},
+		AddFunc:    func(obj any) { c.enqueue(obj, obj) },
+		UpdateFunc: func(before, obj any) { c.enqueue(before, obj) },
 		DeleteFunc: func(obj any) {
 			if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 				obj = gone.Obj
@@ -100,6 +91,18 @@ func New(opts Options) (*Controller, error) {
 		},
 	})
 	return c, err
+}
+
+func newController(opts Options) *Controller {
+	return &Controller{
+		Options: opts,
+		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry),
+			workqueue.TypedRateLimitingQueueConfig[string]{Name: Name}),
+		again:   make(chan struct{}, 1),
+		now:     time.Now,
+		metrics: newMetrics(),
+	}
 }
 
 // Name implements the framework's controller.Interface.
@@ -146,16 +149,21 @@ func (c *Controller) prime(ctx context.Context) bool {
 		c.Log.Error("list services", "err", err)
 		return false
 	}
-	for _, conflict := range c.Ledger.Prime(services) {
-		c.Log.Warn("duplicate address", "service", conflict.Service.Namespace+"/"+conflict.Service.Name, "address", conflict.Addr, "holder", conflict.Holder)
-		c.Events.Event(conflict.Service, corev1.EventTypeWarning, eventConflict, conflict.message())
-	}
+	c.report(c.Ledger.Prime(services))
 	cfg, state := c.Config.Current()
 	c.Log.Info("primed", "services", len(services), "took", c.now().Sub(start), "configured", cfg != nil)
 	if cfg == nil {
 		c.Log.Error("nothing is allocated until there is a valid configuration", "err", state.Err)
 	}
 	return true
+}
+
+// report tells about duplicate addresses.
+func (c *Controller) report(conflicts []Conflict) {
+	for _, d := range conflicts {
+		c.Log.Warn("duplicate address", "service", d.Service.Namespace+"/"+d.Service.Name, "address", d.Addr, "holder", d.Holder)
+		c.Events.Event(d.Service, corev1.EventTypeWarning, eventConflict, d.message())
+	}
 }
 
 // waitForConfig waits until it is known whether there is a configuration.

@@ -86,20 +86,20 @@ func NewLedger(scope Scope, source ConfigSource) *Ledger {
 	return &Ledger{scope: scope, source: source, now: time.Now, alloc: ipam.New(), accounts: map[string]*account{}}
 }
 
-// Ensure makes the Service hold what it asks for, as far as possible. freed
-// says that it gave back an address that it held.
+// Ensure makes the Service hold what it asks for, as far as possible. Call
+// Settle once its object says so: only then are addresses free that it gave
+// back. freed says that an earlier Service of the name held an address.
 func (l *Ledger) Ensure(svc *corev1.Service) (v Verdict, freed bool) {
 	req, refusal := RequestOf(svc)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.follow()
-	freed = l.closeOther(req.Owner)
+	if a := l.accounts[req.Owner.Name]; a != nil && a.owner.UID != req.Owner.UID {
+		freed = l.close(a)
+	}
 	a := l.open(svc)
-
-	before := l.alloc.Holds(req.Owner.UID)
 	if refusal == nil && l.config != nil {
-		_, err := l.alloc.Allocate(req, l.now())
-		refusal, _ = err.(*ipam.Refusal)
+		refusal = l.allocate(req)
 	}
 	v = Verdict{Held: l.alloc.Holds(req.Owner.UID), Refusal: refusal}
 	v.Partial = len(v.Held) < len(req.Families)
@@ -114,22 +114,42 @@ func (l *Ledger) Ensure(svc *corev1.Service) (v Verdict, freed bool) {
 		v.Refusal = a.verdict.Refusal // its message may count seconds: say it once
 	}
 	a.asked, a.under, a.verdict = req, l.config, v
-	return v, freed || !holdsAll(v.Held, before)
+	return v, freed
+}
+
+// allocate allocates. What the owner gives back is still in its object: it is
+// kept from others until Settle.
+func (l *Ledger) allocate(req ipam.Request) *ipam.Refusal {
+	before := l.alloc.Holds(req.Owner.UID)
+	held, err := l.alloc.Allocate(req, l.now())
+	if err != nil {
+		refusal, _ := err.(*ipam.Refusal)
+		return refusal
+	}
+	for _, b := range before {
+		if !slices.ContainsFunc(held, func(h ipam.Held) bool { return h.Addr == b.Addr }) {
+			l.alloc.Restore(leaving(req.Owner), b.Addr)
+		}
+	}
+	return nil
+}
+
+// leaving is who holds what the owner has given back but its object still
+// shows.
+func leaving(o ipam.Owner) ipam.Owner { return ipam.Owner{UID: o.UID + "/leaving", Name: o.Name} }
+
+// Settle frees what the Service has given back, now that its object does not
+// show it any more. It reports whether there was anything.
+func (l *Ledger) Settle(uid string) (freed bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.alloc.Release(leaving(ipam.Owner{UID: uid}).UID, l.now())) > 0
 }
 
 // repeats reports whether the refusal says again what the last one said.
 func (a *account) repeats(r *ipam.Refusal) bool {
 	last := a.verdict.Refusal
 	return r != nil && last != nil && r.Reason == last.Reason && r.Pool == last.Pool
-}
-
-func holdsAll(held, before []ipam.Held) bool {
-	for _, b := range before {
-		if !slices.ContainsFunc(held, func(h ipam.Held) bool { return h.Addr == b.Addr }) {
-			return false
-		}
-	}
-	return true
 }
 
 func (l *Ledger) unavailable() *ipam.Refusal {
@@ -150,8 +170,14 @@ func (l *Ledger) Release(name, uid string) (freed bool) {
 	if a == nil || uid != "" && uid != a.owner.UID {
 		return false
 	}
-	delete(l.accounts, name)
-	return len(l.alloc.Release(a.owner.UID, l.now())) > 0
+	return l.close(a)
+}
+
+// close frees everything that the account's owner holds.
+func (l *Ledger) close(a *account) (freed bool) {
+	delete(l.accounts, a.owner.Name)
+	left := l.alloc.Release(leaving(a.owner).UID, l.now())
+	return len(left)+len(l.alloc.Release(a.owner.UID, l.now())) > 0
 }
 
 // Holds returns what this incarnation of a Service holds.
@@ -171,6 +197,7 @@ func (l *Ledger) Waiting() []string {
 	var due []*account
 	for _, a := range l.accounts {
 		switch {
+		case a.asked.Owner.UID == "": // its turn has not come yet
 		case a.verdict.waits():
 			due = append(due, a)
 		case a.under == l.config:
@@ -208,16 +235,6 @@ func (l *Ledger) follow() {
 	if first {
 		l.confirmAll()
 	}
-}
-
-// closeOther releases what another incarnation of the Service held.
-func (l *Ledger) closeOther(owner ipam.Owner) (freed bool) {
-	a := l.accounts[owner.Name]
-	if a == nil || a.owner.UID == owner.UID {
-		return false
-	}
-	delete(l.accounts, owner.Name)
-	return len(l.alloc.Release(a.owner.UID, l.now())) > 0
 }
 
 // open returns the Service's account.

@@ -29,7 +29,8 @@ func (l *Ledger) Primed() bool {
 }
 
 // Prime imports what the cluster's Services already hold, older Services
-// first, and returns the duplicates among it.
+// before younger and before those that are being deleted, and returns the
+// duplicates among it.
 //
 // An address that a Service's status and annotation both name is its own,
 // whatever the pools say. An address that only one of them names (the other
@@ -39,9 +40,9 @@ func (l *Ledger) Primed() bool {
 func (l *Ledger) Prime(services []*corev1.Service) []Conflict {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	services = slices.DeleteFunc(slices.Clone(services), func(svc *corev1.Service) bool { return !l.scope.Covers(svc) })
+	services = slices.DeleteFunc(slices.Clone(services), func(svc *corev1.Service) bool { return !l.scope.Covers(svc) && !l.scope.Keeps(svc) })
 	slices.SortFunc(services, func(a, b *corev1.Service) int {
-		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(deleting(a)-deleting(b), a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
 	var conflicts []Conflict
 	for _, svc := range services {
@@ -66,7 +67,7 @@ func (l *Ledger) importOne(svc *corev1.Service) (conflicts []Conflict) {
 	for _, addr := range status {
 		if !slices.Contains(assigned, addr) {
 			a.claims = append(a.claims, addr)
-		} else if holder, ok := l.alloc.Restore(a.owner, addr); !ok {
+		} else if holder, ok := l.alloc.Restore(a.owner, addr); !ok && deleting(svc) == 0 {
 			conflicts = append(conflicts, Conflict{svc, addr, holder.Name})
 		}
 	}
@@ -75,10 +76,18 @@ func (l *Ledger) importOne(svc *corev1.Service) (conflicts []Conflict) {
 			a.claims = append(a.claims, addr)
 		}
 	}
-	if svc.DeletionTimestamp != nil {
+	if deleting(svc) == 1 {
 		a.claims = nil
 	}
 	return conflicts
+}
+
+// deleting is 1 for a Service that is being deleted, else 0.
+func deleting(svc *corev1.Service) int {
+	if svc.DeletionTimestamp != nil {
+		return 1
+	}
+	return 0
 }
 
 // confirmAll decides about all claims, older Services first.

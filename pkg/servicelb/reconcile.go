@@ -21,6 +21,8 @@ func (c *Controller) reconcile(ctx context.Context, name string) error {
 		return err
 	case c.Scope.Serves(svc):
 		return c.serve(ctx, svc)
+	case c.Scope.Keeps(svc):
+		return nil
 	case c.Scope.LeftBehind(svc) || len(c.Ledger.Holds(string(svc.UID))) > 0:
 		return c.letGo(ctx, svc)
 	default:
@@ -40,11 +42,18 @@ func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 		return nil
 	}
 	want := objectOf(v, svc.Generation)
-	wrote, err := c.write(ctx, svc, want)
-	if err != nil || !wrote {
+	body, news := want.patch(svc, metav1.NewTime(start)), want.news(svc)
+	if body != nil && news == nil && !c.mayRepair(svc) {
+		return nil
+	}
+	wrote, err := c.write(ctx, svc, body)
+	if err != nil {
 		return err
 	}
-	if news := want.news(svc); news != nil {
+	if c.Ledger.Settle(string(svc.UID)) {
+		c.wake()
+	}
+	if wrote && news != nil {
 		c.tell(svc, news, v)
 		if v.Refusal == nil {
 			c.metrics.latency.Observe(c.now().Sub(start).Seconds())
@@ -56,7 +65,7 @@ func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 // letGo takes what Lodestone wrote off a Service that is not, or no longer,
 // to be served. Its addresses are free only after nothing names them.
 func (c *Controller) letGo(ctx context.Context, svc *corev1.Service) error {
-	if _, err := c.write(ctx, svc, nothing(svc)); err != nil {
+	if _, err := c.write(ctx, svc, nothing(svc).patch(svc, metav1.NewTime(c.now()))); err != nil {
 		return err
 	}
 	c.release(svc.Namespace+"/"+svc.Name, string(svc.UID))
@@ -65,16 +74,16 @@ func (c *Controller) letGo(ctx context.Context, svc *corev1.Service) error {
 
 // release forgets the Service.
 func (c *Controller) release(name, uid string) {
+	c.repairs.forget(name)
 	if c.Ledger.Release(name, uid) {
 		c.Log.Info("addresses released", "service", name)
 		c.wake()
 	}
 }
 
-// write makes the Service say what it has to, and reports whether that took a
-// change.
-func (c *Controller) write(ctx context.Context, svc *corev1.Service, want object) (bool, error) {
-	body := want.patch(svc, metav1.NewTime(c.now()))
+// write applies the patch, if there is one, to this incarnation of the
+// Service, and reports whether it did.
+func (c *Controller) write(ctx context.Context, svc *corev1.Service, body []byte) (bool, error) {
 	if body == nil {
 		return false, nil
 	}

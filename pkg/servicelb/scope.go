@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
 
 // Scope says which Services are Lodestone's to serve.
@@ -40,12 +41,18 @@ func (s Scope) Serves(svc *corev1.Service) bool {
 	return s.Covers(svc) && svc.DeletionTimestamp == nil
 }
 
+// Keeps reports whether the Service, which is not served any more, keeps the
+// addresses that it was given when it was: nobody else has taken it over.
+func (s Scope) Keeps(svc *corev1.Service) bool {
+	return !s.Covers(svc) && len(kube.VIPs(svc)) > 0
+}
+
 // LeftBehind reports whether the Service, which is not served, carries
 // something that Lodestone wrote on it. The conventional finalizer alone is
 // proof only on a Service that Lodestone would serve: others use it, too.
 func (s Scope) LeftBehind(svc *corev1.Service) bool {
 	_, assigned := svc.Annotations[annotation.Assigned]
-	return assigned || slices.Contains(svc.Finalizers, annotation.ClassFinalizer) ||
+	return assigned || conditionOf(svc) != nil || slices.Contains(svc.Finalizers, annotation.ClassFinalizer) ||
 		s.Covers(svc) && slices.Contains(svc.Finalizers, annotation.Finalizer)
 }
 

@@ -1,0 +1,144 @@
+package servicelb
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"pgregory.net/rapid"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
+)
+
+// TestNoHistoryGivesAnAddressTwice runs random histories: users create,
+// change, delete and break Services, the configuration changes, time passes,
+// patches fail or their answers are lost, the controller lags behind what the
+// server knows, and dies at any point. At no time may two Services show one
+// address; at the end every Service has what it asks for or says why not, and
+// every address that nobody shows is free.
+func TestNoHistoryGivesAnAddressTwice(t *testing.T) {
+	t.Parallel()
+	configs := []string{
+		lan,
+		"quarantine: 0s\npools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.12]}\n",
+		"quarantine: 10s\npools:\n  - {name: lan, addresses: [203.0.113.11-203.0.113.13]}\n  - {name: six, addresses: ['2001:db8::10-2001:db8::11'], priority: 5}\n",
+		"quarantine: 5s\npools:\n  - {name: six, addresses: ['2001:db8::10-2001:db8::19']}\n",
+	}
+	wishes := []func(*corev1.Service){
+		func(*corev1.Service) {},
+		families(corev1.IPFamilyPolicyPreferDualStack, corev1.IPv6Protocol, corev1.IPv4Protocol),
+		families(corev1.IPFamilyPolicyRequireDualStack, corev1.IPv4Protocol, corev1.IPv6Protocol),
+		families(corev1.IPFamilyPolicySingleStack, corev1.IPv6Protocol),
+		annotated(annotation.Addresses, "203.0.113.11"),
+		annotated(annotation.Addresses, "203.0.113.12"),
+		annotated(annotation.Addresses, ""),
+		annotated(annotation.Addresses, "poison"),
+		annotated(annotation.AddressPool, "six"),
+		annotated(annotation.AddressPool, ""),
+	}
+	damage := []func(*corev1.Service){
+		wiped,
+		func(svc *corev1.Service) { delete(svc.Annotations, annotation.Assigned) },
+		func(svc *corev1.Service) { svc.Status = corev1.ServiceStatus{} },
+		func(svc *corev1.Service) { svc.Finalizers = nil },
+		ofType(corev1.ServiceTypeClusterIP),
+		ofType(corev1.ServiceTypeLoadBalancer),
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		s := newStory(t)
+		service := rapid.Custom(func(t *rapid.T) string { return fmt.Sprintf("default/s%d", rapid.IntRange(0, 5).Draw(t, "service")) })
+		pick := func(from []func(*corev1.Service)) func(*corev1.Service) {
+			return from[rapid.IntRange(0, len(from)-1).Draw(t, "which")]
+		}
+		s.server.fault = func() fault {
+			return fault(max(0, rapid.IntRange(-6, 2).Draw(t, "fault")))
+		}
+		t.Repeat(map[string]func(*rapid.T){
+			"create": func(t *rapid.T) { s.server.create(service.Draw(t, "name"), s.clock, pick(wishes)) },
+			"change": func(t *rapid.T) { s.server.update(service.Draw(t, "name"), pick(wishes)) },
+			"damage": func(t *rapid.T) { s.server.update(service.Draw(t, "name"), pick(damage)) },
+			"delete": func(t *rapid.T) { s.server.delete(service.Draw(t, "name"), s.clock) },
+			"configure": func(t *rapid.T) {
+				s.config.set(rapid.SampledFrom(configs).Draw(t, "config"))
+				s.wake()
+			},
+			"break the configuration": func(*rapid.T) { s.config.put(nil, errors.New("broken")) },
+			"time": func(t *rapid.T) {
+				s.clock = s.clock.Add(time.Duration(rapid.IntRange(0, 40).Draw(t, "seconds")) * time.Second)
+			},
+			"see": func(t *rapid.T) { s.see(service.Draw(t, "name")) },
+			"see all": func(*rapid.T) {
+				for i := range 6 {
+					s.see(fmt.Sprintf("default/s%d", i))
+				}
+			},
+			"work": func(t *rapid.T) {
+				for range rapid.IntRange(1, 6).Draw(t, "times") {
+					if rapid.Bool().Draw(t, "another first") {
+						s.rotate()
+					}
+					s.once()
+				}
+			},
+			"crash": func(t *rapid.T) {
+				if rapid.Bool().Draw(t, "without configuration") {
+					s.config.config = nil
+				}
+				s.restart()
+			},
+			"": func(*rapid.T) { s.unique() },
+		})
+		s.server.fault = nil
+		s.config.set(configs[0])
+		s.wake()
+		for range 5 {
+			s.pass(calm + time.Minute)
+			for _, name := range s.server.names() {
+				s.see(name)
+			}
+			s.run()
+		}
+		s.unique()
+		s.settled(t)
+	})
+}
+
+// settled checks that every Service has what it asks for or says why not, and
+// that the ledger agrees with the objects.
+func (s *story) settled(t *rapid.T) {
+	shown := 0.0
+	for _, name := range s.server.names() {
+		svc := s.server.get(name)
+		vips, c := kube.VIPs(svc), conditionOf(svc)
+		held := addrsOf(s.Ledger.Holds(string(svc.UID)))
+		shown += float64(len(vips))
+		if join(vips) != join(held) {
+			t.Errorf("%s shows %v, the ledger says %v", name, vips, held)
+		}
+		switch {
+		case svc.Spec.Type != corev1.ServiceTypeLoadBalancer:
+			if s.scope.LeftBehind(svc) || c != nil || len(vips) > 0 {
+				t.Errorf("%s is not served and carries %v %v %v", name, svc.Annotations, svc.Finalizers, svc.Status)
+			}
+		case c == nil:
+			t.Errorf("%s says nothing", name)
+		case c.Status == "True" && len(vips) == 0, c.Status == "False" && c.Message == "":
+			t.Errorf("%s has %v and says %v", name, vips, c)
+		}
+	}
+	s.Ledger.mu.Lock()
+	defer s.Ledger.mu.Unlock()
+	assigned := 0.0
+	for _, p := range s.Ledger.alloc.Stats(s.clock) {
+		assigned += p.Assigned
+		if p.Quarantined > 0 {
+			t.Errorf("pool %s: %v addresses still rest", p.Pool, p.Quarantined)
+		}
+	}
+	if assigned > shown {
+		t.Errorf("%v addresses are assigned, %v are shown", assigned, shown)
+	}
+}
