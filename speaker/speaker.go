@@ -42,9 +42,9 @@ const (
 	// hear of it within some ten milliseconds and announce at once.
 	DefaultHandOver = 300 * time.Millisecond
 	// After a plan the loop rests restFactor times as long as the plan took,
-	// at most maxRest, before it looks at the API's objects again: a burst of
-	// changes costs a fifth of a core. Other speakers never wait.
-	restFactor = 4
+	// at most maxRest, before it looks at the API's objects again: changes
+	// without end cost a tenth of a core. Other speakers never wait.
+	restFactor = 9
 	maxRest    = 100 * time.Millisecond
 )
 

@@ -43,6 +43,10 @@ const (
 	// has been told.
 	leaveTimeout  = 500 * time.Millisecond
 	updateTimeout = 500 * time.Millisecond
+	// doubt is how long a speaker that memberlist declares dead may still
+	// object. When this process did not get to run for a while, its timers
+	// fire before it reads the answers that wait in the socket.
+	doubt = 50 * time.Millisecond
 )
 
 // Options are what a Task needs.
@@ -74,7 +78,8 @@ type Task struct {
 	missing  chan struct{} // wakes the one who writes our Lease
 	metrics  *metrics
 	mu       sync.Mutex
-	speakers map[string]bool // the alive ones; the value tells who is ready
+	speakers map[string]bool        // the alive ones; the value tells who is ready
+	doubtful map[string]*time.Timer // those of them that memberlist takes for dead
 	changed  chan struct{}
 	status   string
 }
@@ -87,7 +92,7 @@ func New(o Options) *Task {
 	t := &Task{
 		options: o, log: o.Log,
 		joined: make(chan struct{}), tell: make(chan struct{}, 1), seek: make(chan struct{}, 1), missing: make(chan struct{}, 1),
-		speakers: map[string]bool{o.Node: false}, changed: make(chan struct{}), status: "not started",
+		speakers: map[string]bool{o.Node: false}, doubtful: map[string]*time.Timer{}, changed: make(chan struct{}), status: "not started",
 	}
 	t.metrics = newMetrics(o.Registry, t)
 	return t
@@ -221,11 +226,33 @@ func (t *Task) set(name string, ready bool) bool {
 	return true
 }
 
+// suspect removes the speaker unless it is trusted soon.
+func (t *Task) suspect(name string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.doubtful[name] = time.AfterFunc(doubt, func() { t.remove(name) })
+}
+
+// trust ends the doubt, if there is one, and reports whether there was.
+func (t *Task) trust(name string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	timer, doubted := t.doubtful[name]
+	delete(t.doubtful, name)
+	return doubted && timer.Stop()
+}
+
 func (t *Task) remove(name string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if _, doubted := t.doubtful[name]; !doubted {
+		return // it objected at the last moment
+	}
+	delete(t.doubtful, name)
 	delete(t.speakers, name)
 	t.wakeLocked()
+	t.log.Info("speaker gone", "node", name)
+	wake(t.seek)
 }
 
 // say records why the speaker has not joined yet.
@@ -276,9 +303,16 @@ func (*delegate) MergeRemoteState([]byte, bool)   {}
 type events Task
 
 func (e *events) NotifyJoin(n *memberlist.Node) {
-	if n.Name != e.options.Node {
-		e.metrics.changes.WithLabelValues("join").Inc()
-		(*Task)(e).set(n.Name, ready(n))
+	if n.Name == e.options.Node {
+		return
+	}
+	e.metrics.changes.WithLabelValues("join").Inc()
+	t := (*Task)(e)
+	doubted := t.trust(n.Name)
+	t.set(n.Name, ready(n))
+	if doubted {
+		e.log.Debug("speaker was slow to answer", "node", n.Name)
+	} else {
 		e.log.Info("speaker joined", "node", n.Name)
 	}
 }
@@ -293,9 +327,7 @@ func (e *events) NotifyUpdate(n *memberlist.Node) {
 func (e *events) NotifyLeave(n *memberlist.Node) {
 	if n.Name != e.options.Node {
 		e.metrics.changes.WithLabelValues("leave").Inc()
-		(*Task)(e).remove(n.Name)
-		e.log.Info("speaker gone", "node", n.Name)
-		wake(e.seek)
+		(*Task)(e).suspect(n.Name)
 	}
 }
 

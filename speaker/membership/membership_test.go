@@ -8,8 +8,10 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/hashicorp/memberlist"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -313,4 +315,32 @@ func TestKey(t *testing.T) {
 	if string(a) != string(b) {
 		t.Error("white space counts")
 	}
+}
+
+func TestSpeakerThatObjectsInTimeIsNotGone(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		task := New(Options{Node: "n1", Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry()})
+		heard := (*events)(task)
+		n2 := &memberlist.Node{Name: "n2", Meta: []byte{metaVersion, metaReady}}
+		heard.NotifyJoin(n2)
+		changed := task.Changed()
+
+		heard.NotifyLeave(n2)
+		time.Sleep(doubt / 2)
+		heard.NotifyJoin(n2)
+		time.Sleep(doubt)
+		select {
+		case <-changed:
+			t.Error("something changed")
+		default:
+		}
+
+		heard.NotifyLeave(n2)
+		time.Sleep(doubt)
+		synctest.Wait()
+		if want := map[string]bool{"n1": false}; !maps.Equal(task.Speakers(), want) {
+			t.Errorf("speakers are %v, want %v", task.Speakers(), want)
+		}
+	})
 }
