@@ -298,7 +298,7 @@ func TestWhatAKilledUpLeavesIsCleanedUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Killed with the network up, with containerd up, with kubelet up.
-	for _, milestone := range []string{"cluster.json", "run/containerd-n1.json", "run/kubelet-n1.json"} {
+	for _, milestone := range []string{"kubeconfig", "run/containerd-n1.json", "run/kubelet-n1.json"} {
 		t.Run(milestone, func(t *testing.T) {
 			killUpAt(t, c.path(milestone))
 			if err := c.Down(t.Context()); err != nil {

@@ -12,6 +12,7 @@ import (
 )
 
 const (
+	etcd              = "etcd"
 	apiServer         = "kube-apiserver"
 	controllerManager = "kube-controller-manager"
 	scheduler         = "kube-scheduler"
@@ -182,8 +183,8 @@ func (c *Cluster) StartAPIServer(ctx context.Context) error {
 }
 
 func (c *Cluster) etcd(p programs) process.Spec {
-	return process.Spec{Name: "etcd", Args: []string{
-		p.kubernetes("etcd"),
+	return process.Spec{Name: etcd, Args: []string{
+		p.kubernetes(etcd),
 		"--data-dir=" + c.path("etcd"),
 		"--listen-client-urls=http://127.0.0.1:2379",
 		"--advertise-client-urls=http://127.0.0.1:2379",

@@ -66,7 +66,7 @@ func (c *Cluster) linkPrograms(ctx context.Context, bin string) error {
 		return err
 	}
 	return link(bin, map[string]string{
-		"etcd": kubernetes, apiServer: kubernetes, controllerManager: kubernetes, scheduler: kubernetes,
+		etcd: kubernetes, apiServer: kubernetes, controllerManager: kubernetes, scheduler: kubernetes,
 		"kubelet": kubernetes, "kube-proxy": kubernetes, "kubectl": kubernetes,
 		"helm":      helm,
 		"lodestone": filepath.Join(c.Root, "bin", "lodestone"),

@@ -20,6 +20,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/test/e2e/cgroup"
 	"github.com/lodestone-lb/lodestone/test/e2e/lan"
+	"github.com/lodestone-lb/lodestone/test/e2e/lock"
 	"github.com/lodestone-lb/lodestone/test/e2e/process"
 	"github.com/lodestone-lb/lodestone/test/e2e/program"
 )
@@ -69,6 +70,11 @@ func (o *Options) complete() error {
 	return nil
 }
 
+// machine is held by a program from Up to Down, or to its end: nobody's lab is
+// replaced under their feet. The file is the machine's, not the repository's,
+// as the names of the namespaces and of the cgroup are.
+var machine = lock.New("/run/lodestone-lab.lock")
+
 // Cluster is a lab that is up.
 type Cluster struct {
 	Options
@@ -80,7 +86,8 @@ type Cluster struct {
 	certs     *certificates // only while coming up
 }
 
-// Up brings a lab up, in place of the one there is, if any.
+// Up brings a lab up, in place of the one there is, if any. Other programs that
+// want one wait until Down is called or this program ends.
 func Up(ctx context.Context, options Options) (*Cluster, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("bring up the lab: needs root, for namespaces and containers")
@@ -88,11 +95,18 @@ func Up(ctx context.Context, options Options) (*Cluster, error) {
 	if err := options.complete(); err != nil {
 		return nil, err
 	}
-	release, err := lock(ctx, options.Progress)
-	if err != nil {
+	if err := machine.Acquire(ctx, options.Progress); err != nil {
 		return nil, err
 	}
-	defer release()
+	c, err := replace(ctx, options)
+	if err != nil {
+		machine.Release()
+	}
+	return c, err
+}
+
+// replace brings a lab up where the one before was.
+func replace(ctx context.Context, options Options) (*Cluster, error) {
 	if err := destroy(ctx, stateDir(options.Root)); err != nil {
 		return nil, err
 	}
@@ -120,7 +134,14 @@ func Open(root string) (*Cluster, error) {
 	if err := json.Unmarshal(raw, &options); err != nil {
 		return nil, fmt.Errorf("open lab: %w", err)
 	}
-	return newCluster(options)
+	c, err := newCluster(options)
+	if err != nil {
+		return nil, err
+	}
+	if store, err := c.processes.Get(etcd); err != nil || !store.Alive() {
+		return nil, errors.New("open lab: it was up but has ended; see `lab up`")
+	}
+	return c, nil
 }
 
 // Down takes the machine's lab down, in whatever state it is.
@@ -129,11 +150,10 @@ func Down(ctx context.Context, root string) error {
 	if err := options.complete(); err != nil {
 		return err
 	}
-	release, err := lock(ctx, options.Progress)
-	if err != nil {
+	if err := machine.Acquire(ctx, options.Progress); err != nil {
 		return err
 	}
-	defer release()
+	defer machine.Release()
 	return destroy(ctx, stateDir(options.Root))
 }
 
@@ -166,9 +186,6 @@ func (c *Cluster) up(ctx context.Context) error {
 	if err := c.prepare(); err != nil {
 		return err
 	}
-	if err := c.save(); err != nil {
-		return err
-	}
 	group, groupCtx := errgroup.WithContext(ctx)
 	controlPlane := make(chan struct{})
 	group.Go(func() error {
@@ -189,6 +206,9 @@ func (c *Cluster) up(ctx context.Context) error {
 		return err
 	}
 	c.Progress("%d nodes ready after %s", len(c.nodes), since(started))
+	if err := c.save(); err != nil {
+		return err
+	}
 	if c.NoLodestone {
 		return nil
 	}

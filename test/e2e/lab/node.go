@@ -27,11 +27,11 @@ import (
 //go:embed files
 var files embed.FS
 
-// machine is a shell script that makes a node a machine of its own for
+// ownMachine is a shell script that makes a node a machine of its own for
 // everything that runs on it: /sys shows its network interfaces, and /run,
 // /var/lib and /var/log are nobody else's. All mounts are in a mount namespace
 // and go with its last process, so there is never one to clean up.
-const machine = `set -e
+const ownMachine = `set -e
 mount --rbind /sys/fs/cgroup "$1/cgroup"
 umount --lazy --recursive /sys
 mount -t sysfs sysfs /sys
@@ -132,7 +132,7 @@ func (c *Cluster) startContainerd(ctx context.Context, node string) (*process.Pr
 		Name:      "containerd-" + node,
 		Namespace: c.namespace(node),
 		Args: []string{
-			"unshare", "--mount", "--propagation=private", "sh", "-c", machine, "sh", dir,
+			"unshare", "--mount", "--propagation=private", "sh", "-c", ownMachine, "sh", dir,
 			"containerd", "--config=" + filepath.Join(dir, "containerd.toml"),
 		},
 	})

@@ -8,41 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
-
-// lockFile is the machine's, not the repository's: the namespaces and the
-// cgroup have fixed names.
-const lockFile = "/run/lodestone-lab.lock"
-
-// lock waits until no other program is bringing a lab up or down. The lock
-// ends with its holder, however that ends.
-func lock(ctx context.Context, progress func(string, ...any)) (release func(), err error) {
-	file, err := os.OpenFile(lockFile, os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("open lock: %w", err)
-	}
-	for waited := false; ; waited = true {
-		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return func() { file.Close() }, nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) {
-			file.Close()
-			return nil, fmt.Errorf("lock %s: %w", lockFile, err)
-		}
-		if !waited {
-			progress("another program is bringing the machine's lab up or down: waiting")
-		}
-		select {
-		case <-ctx.Done():
-			file.Close()
-			return nil, fmt.Errorf("wait for lock %s: %w", lockFile, ctx.Err())
-		case <-time.After(100 * time.Millisecond):
-		}
-	}
-}
 
 // Root looks for the main module from the working directory upwards.
 func Root() (string, error) {
