@@ -1,0 +1,116 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+var update = flag.Bool("update", false, "write the generated part of the documentation")
+
+// document is the page whose tables are generated from the flags.
+var document = filepath.Join("..", "..", "docs", "reference", "controller-flags.md")
+
+const (
+	ownMark     = "<!-- generated: own -->\n"
+	changedMark = "<!-- generated: changed -->\n"
+	endMark     = "<!-- end -->\n"
+)
+
+func command(t *testing.T) (*process, *cobra.Command) {
+	t.Helper()
+	p := &process{stopped: context.Background()}
+	cmd, err := p.command()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p, cmd
+}
+
+// TestDocument checks that the documentation lists our flags and changed
+// defaults as they are: go test ./cmd/controller -update writes it.
+func TestDocument(t *testing.T) {
+	p, cmd := command(t)
+	text, err := os.ReadFile(document)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := "| flag | default | meaning |\n|---|---|---|\n"
+	sets := p.flags.sets()
+	sets.FlagSet(flagSection).VisitAll(func(f *pflag.Flag) {
+		own += "| `--" + f.Name + "` | `" + f.DefValue + "` | " + f.Usage + " |\n"
+	})
+	changed := "| flag | default here | why |\n|---|---|---|\n"
+	for _, d := range changedDefaults {
+		changed += "| `--" + d.flag + "` | `" + cmd.Flags().Lookup(d.flag).DefValue + "` | " + d.why + " |\n"
+	}
+	want := fill(t, fill(t, string(text), ownMark, own), changedMark, changed)
+	if *update {
+		if err := os.WriteFile(document, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	} else if want != string(text) {
+		t.Errorf("%s is out of date: go test ./cmd/controller -update", document)
+	}
+	for _, named := range regexp.MustCompile(`--([a-z][a-z-]*)`).FindAllStringSubmatch(want, -1) {
+		if cmd.Flags().Lookup(named[1]) == nil && named[1] != "help" {
+			t.Errorf("%s names --%s, which does not exist", document, named[1])
+		}
+	}
+}
+
+// fill replaces what stands between the mark and the end mark after it.
+func fill(t *testing.T, text, mark, content string) string {
+	t.Helper()
+	before, rest, ok := strings.Cut(text, mark)
+	_, after, ok2 := strings.Cut(rest, endMark)
+	if !ok || !ok2 {
+		t.Fatalf("%s has no %s ... %s", document, mark, endMark)
+	}
+	return before + mark + content + endMark + after
+}
+
+func TestDefaults(t *testing.T) {
+	p, cmd := command(t)
+	if err := cmd.ParseFlags([]string{"--load-balancer-classes=a/b,c/d", "--handle-classless=false"}); err != nil {
+		t.Fatal(err)
+	}
+	if strings.Join(p.flags.classes, " ") != "a/b c/d" || p.flags.handleClassless || p.flags.configName != "lodestone-config" {
+		t.Errorf("flags %+v", p.flags)
+	}
+	get := func(name string) time.Duration {
+		d, err := cmd.Flags().GetDuration(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	lease, renew, retry := get("leader-elect-lease-duration"), get("leader-elect-renew-deadline"), get("leader-elect-retry-period")
+	if renew >= lease || retry >= renew || renew <= 5*time.Second {
+		t.Errorf("lease %v, renew deadline %v, retry period %v", lease, renew, retry)
+	}
+	for _, d := range changedDefaults {
+		if f := cmd.Flags().Lookup(d.flag); f.DefValue != d.value || f.Changed {
+			t.Errorf("--%s: default %q, changed %v", d.flag, f.DefValue, f.Changed)
+		}
+	}
+	if cmd.Flags().Lookup("webhook-secure-port") != nil {
+		t.Error("there are webhook flags")
+	}
+	for _, name := range []string{"lodestone-service", "service-lb-controller", "node-route-controller", "cloud-node-controller"} {
+		if !strings.Contains(cmd.Flags().Lookup("controllers").Usage, name) {
+			t.Errorf("--controllers does not know %s", name)
+		}
+	}
+	if !strings.Contains(cmd.Flags().Lookup("controllers").Usage, "Disabled-by-default controllers: node-route-controller, service-lb-controller") {
+		t.Errorf("--controllers: %s", cmd.Flags().Lookup("controllers").Usage)
+	}
+}
