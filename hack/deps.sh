@@ -5,8 +5,10 @@
 set -euo pipefail
 
 packages=(
-  arping conntrack containerd containernetworking-plugins iproute2 iptables
-  iputils-ping ndisc6 nftables procps runc shellcheck tcpdump util-linux
+  gcc libc6-dev                      # the race detector
+  containerd containernetworking-plugins iptables iproute2 nftables runc
+  arping iputils-ping procps tcpdump # tests look at the wire with them
+  shellcheck util-linux
 )
 
 missing=()
