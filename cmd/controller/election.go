@@ -8,6 +8,7 @@ import (
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/cloud-provider/app/config"
+	_ "k8s.io/component-base/metrics/prometheus/clientgo/leaderelection" // leader_election_master_status
 )
 
 // election is the leader election, by the framework's flags. The framework
@@ -24,6 +25,17 @@ type election struct {
 	cancel context.CancelFunc
 }
 
+// identity is what the Lease names the leader by. Pods on the host's network
+// have the node's host name, so people are told the pod's. The rest tells a
+// restarted process from the one before.
+func identity() string {
+	name := os.Getenv("POD_NAME")
+	if name == "" {
+		name, _ = os.Hostname() // for people only
+	}
+	return name + "_" + uuid.NewString()
+}
+
 // newElection takes the election over from the framework.
 func newElection(c *config.CompletedConfig) (*election, error) {
 	by := c.ComponentConfig.Generic.LeaderElection
@@ -33,12 +45,8 @@ func newElection(c *config.CompletedConfig) (*election, error) {
 		return e, nil
 	}
 	c.ComponentConfig.Generic.LeaderElection.LeaderElect = false
-	host, err := os.Hostname()
-	if err != nil {
-		return nil, err
-	}
 	lock, err := resourcelock.NewFromKubeconfig(by.ResourceLock, by.ResourceNamespace, by.ResourceName,
-		resourcelock.ResourceLockConfig{Identity: host + "_" + uuid.NewString(), EventRecorder: c.EventRecorder},
+		resourcelock.ResourceLockConfig{Identity: identity(), EventRecorder: c.EventRecorder},
 		c.Kubeconfig, by.RenewDeadline.Duration)
 	if err != nil {
 		return nil, err
