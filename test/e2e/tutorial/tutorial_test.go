@@ -51,6 +51,7 @@ func TestTheFirstService(t *testing.T) {
 	if len(commands) < 10 {
 		t.Fatalf("%d blocks of commands", len(commands))
 	}
+	var installed string
 	for _, c := range commands {
 		ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
 		cmd := cluster.Command(ctx, c.host, "bash", "-euo", "pipefail", "-c", inTheLab.Replace(c.text))
@@ -60,6 +61,14 @@ func TestTheFirstService(t *testing.T) {
 		t.Logf("line %d, on %s:\n%s", c.line, c.host, output)
 		if err != nil {
 			t.Fatalf("line %d: %v in\n%s", c.line, err, c.text)
+		}
+		switch {
+		case strings.Contains(c.text, "helm install"):
+			installed = identities(t, cluster)
+		case strings.Contains(c.text, "helm upgrade"):
+			if now := identities(t, cluster); now != installed {
+				t.Errorf("a change of the configuration made of\n%s\nthis:\n%s", installed, now)
+			}
 		}
 	}
 	if end := objects(t, cluster); end != start {
@@ -90,6 +99,19 @@ func objects(t *testing.T, c *lab.Cluster) string {
 		t.Fatal(err)
 	}
 	return names
+}
+
+// identities tells Lodestone's pods apart, and the key that the speakers share:
+// neither is to change with the configuration.
+func identities(t *testing.T, c *lab.Cluster) string {
+	t.Helper()
+	uids, err := c.Kubectl(t.Context(), "--namespace", lab.LodestoneNamespace, "get", "pods,secrets",
+		"--selector", "app.kubernetes.io/name=lodestone",
+		"--output", `jsonpath={range .items[*]}{.metadata.name} {.metadata.uid} {.data.key}{"\n"}{end}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return uids
 }
 
 // command is a block of commands for a host.
