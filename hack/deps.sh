@@ -7,7 +7,7 @@ set -euo pipefail
 packages=(
   gcc libc6-dev                      # the race detector
   containerd containernetworking-plugins iptables iproute2 nftables runc
-  arping iputils-ping procps tcpdump # tests look at the wire with them
+  arping curl iputils-ping procps tcpdump # tests look at the wire with them
   shellcheck util-linux
 )
 

@@ -108,7 +108,7 @@ type Advertisement struct {
 	Name string
 	// NodeSelector restricts the advertisement to nodes with these labels.
 	NodeSelector Selector
-	// Layer2 announces by ARP and NDP. Nil: not by layer 2.
+	// Layer2 announces on the segment. Nil: not by layer 2.
 	Layer2 *Layer2
 }
 

@@ -35,7 +35,7 @@ import (
 )
 
 // DefaultPort is the port that speakers talk to each other on, TCP and UDP.
-const DefaultPort = 7946
+const DefaultPort = 9744
 
 const (
 	joinTimeout = 3 * time.Second

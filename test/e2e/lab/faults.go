@@ -10,7 +10,7 @@ import (
 )
 
 // GossipPort is the TCP and UDP port on which speakers reach each other.
-const GossipPort = 7946
+const GossipPort = 9744
 
 // NodeLoss cuts a node off, as seen from everybody else: its power is gone.
 func (c *Cluster) NodeLoss(node string) error {
