@@ -2,7 +2,10 @@ package lodestone
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/netip"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -11,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/lodestone-lb/lodestone/test/e2e/lab"
+	"github.com/lodestone-lb/lodestone/test/e2e/probe"
 )
 
 // Echo pods have the label app=echo and answer on EchoPort, TCP and UDP.
@@ -58,6 +62,33 @@ func (i *Installation) KeepEchoFromOwner(ctx context.Context, namespace string, 
 		return err
 	}
 	return i.RunEcho(ctx, namespace, replicas, owner)
+}
+
+// Steady waits until every node's kube-proxy knows the endpoints of the VIP:
+// from each node, every one of many flows is answered.
+func (i *Installation) Steady(ctx context.Context, target netip.AddrPort) error {
+	for _, node := range i.Lab.Nodes() {
+		err := Wait(ctx, "all flows from "+node+" to "+target.String()+" are answered", func() error {
+			return i.answersAll(ctx, "ls-"+node, target)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (i *Installation) answersAll(ctx context.Context, from string, target netip.AddrPort) error {
+	const flows, inFlight = 60, 5
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	asking := probe.UDP(ctx, probe.Options{Namespace: from, Target: target, NewFlows: true})
+	err := asking.WaitAnswers(ctx, flows)
+	record, stopped := asking.Stop()
+	if lost := record.Lost(); lost > inFlight {
+		err = errors.Join(err, fmt.Errorf("%d of %d were not", lost, record.Sent))
+	}
+	return errors.Join(err, stopped)
 }
 
 func echoDeployment(namespace string, replicas int32, avoid []string) *appsv1.Deployment {

@@ -202,6 +202,7 @@ func (s *story) loseOwner(vip string) lodestone.Loss {
 func (s *story) echoAway(replicas int32, vip string) {
 	s.Helper()
 	require.NoError(s, s.KeepEchoFromOwner(s.ctx, s.namespace, replicas, vip))
+	require.NoError(s, s.Steady(s.ctx, target(vip)))
 }
 
 func (s *story) killSpeaker(node string) {

@@ -1,6 +1,7 @@
 package scenarios
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -32,7 +33,7 @@ func (s *story) register(name string, change func(*corev1.Node)) {
 	_, err := nodes.Create(s.ctx, node, metav1.CreateOptions{})
 	require.NoError(s, err)
 	s.Cleanup(func() {
-		if err := nodes.Delete(s.ctx, name, metav1.DeleteOptions{}); !apierrors.IsNotFound(err) {
+		if err := nodes.Delete(context.WithoutCancel(s.ctx), name, metav1.DeleteOptions{}); !apierrors.IsNotFound(err) {
 			require.NoError(s, err)
 		}
 	})
@@ -102,8 +103,13 @@ nodes:
 		s.register(name, change)
 		node := s.initialized(name)
 		require.Equal(t, "lodestone://"+name, node.Spec.ProviderID)
-		require.Equal(t, want.provided, internalIPs(node))
 		require.Equal(t, want.zone, node.Labels[corev1.LabelTopologyZone])
+		s.eventually("the node has its addresses", func() error { // a write of its own
+			if got := internalIPs(s.initialized(name)); got != want.provided {
+				return fmt.Errorf("it has %q, want %q", got, want.provided)
+			}
+			return nil
+		})
 	}
 }
 

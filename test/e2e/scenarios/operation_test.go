@@ -25,36 +25,36 @@ func TestComponentsMayDoTheirWorkAndNothingBeyond(t *testing.T) {
 	}
 	for account, rules := range map[string]map[rule]bool{
 		"lodestone-controller": {
-			{"patch", "services/status", s.namespace, ""}:                       true,
-			{"watch", "services", "", ""}:                                       true,
-			{"patch", "nodes/status", "", ""}:                                   true,
-			{"create", "events", s.namespace, ""}:                               true,
-			{"watch", "configmaps", ours, lodestone.ConfigMap}:                  true,
-			{"update", "leases", ours, "lodestone-controller"}:                  true,
-			{"get", "secrets", ours, ""}:                                        false,
-			{"get", "secrets", elsewhere, ""}:                                   false,
-			{"update", "configmaps", ours, lodestone.ConfigMap}:                 false,
-			{"delete", "services", s.namespace, ""}:                             false,
-			{"create", "services", s.namespace, ""}:                             false,
-			{"list", "pods", s.namespace, ""}:                                   false,
-			{"update", "leases", elsewhere, "kube-scheduler"}:                   false,
-			{"create", "clusterrolebindings.rbac.authorization.k8s.io", "", ""}: false,
+			{"patch", "services/status", s.namespace, ""}:                          true,
+			{"watch", "services", "", ""}:                                          true,
+			{"patch", "nodes/status", "", ""}:                                      true,
+			{"create", "events", s.namespace, ""}:                                  true,
+			{"watch", "configmaps", ours, lodestone.ConfigMap}:                     true,
+			{"update", "leases.coordination.k8s.io", ours, "lodestone-controller"}: true,
+			{"get", "secrets", ours, ""}:                                           false,
+			{"get", "secrets", elsewhere, ""}:                                      false,
+			{"update", "configmaps", ours, lodestone.ConfigMap}:                    false,
+			{"delete", "services", s.namespace, ""}:                                false,
+			{"create", "services", s.namespace, ""}:                                false,
+			{"list", "pods", s.namespace, ""}:                                      false,
+			{"update", "leases.coordination.k8s.io", elsewhere, "kube-scheduler"}:  false,
+			{"create", "clusterrolebindings.rbac.authorization.k8s.io", "", ""}:    false,
 		},
 		"lodestone-speaker": {
-			{"watch", "services", "", ""}:                        true,
-			{"watch", "endpointslices.discovery.k8s.io", "", ""}: true,
-			{"watch", "nodes", "", ""}:                           true,
-			{"watch", "configmaps", ours, lodestone.ConfigMap}:   true,
-			{"update", "leases", ours, ""}:                       true,
-			{"patch", "services", s.namespace, ""}:               false,
-			{"patch", "services/status", s.namespace, ""}:        false,
-			{"patch", "nodes", "", ""}:                           false,
-			{"patch", "nodes/status", "", ""}:                    false,
-			{"update", "configmaps", ours, lodestone.ConfigMap}:  false,
-			{"get", "configmaps", elsewhere, ""}:                 false,
-			{"get", "secrets", ours, ""}:                         false,
-			{"update", "leases", elsewhere, ""}:                  false,
-			{"list", "pods", "", ""}:                             false,
+			{"watch", "services", "", ""}:                           true,
+			{"watch", "endpointslices.discovery.k8s.io", "", ""}:    true,
+			{"watch", "nodes", "", ""}:                              true,
+			{"watch", "configmaps", ours, lodestone.ConfigMap}:      true,
+			{"update", "leases.coordination.k8s.io", ours, ""}:      true,
+			{"patch", "services", s.namespace, ""}:                  false,
+			{"patch", "services/status", s.namespace, ""}:           false,
+			{"patch", "nodes", "", ""}:                              false,
+			{"patch", "nodes/status", "", ""}:                       false,
+			{"update", "configmaps", ours, lodestone.ConfigMap}:     false,
+			{"get", "configmaps", elsewhere, ""}:                    false,
+			{"get", "secrets", ours, ""}:                            false,
+			{"update", "leases.coordination.k8s.io", elsewhere, ""}: false,
+			{"list", "pods", "", ""}:                                false,
 		},
 	} {
 		for r, want := range rules {
@@ -104,8 +104,11 @@ func TestStandbyTakesOverFromTheLeader(t *testing.T) {
 // Scenario 57 and the metrics of this version.
 func TestMetricsNeedAuthorization(t *testing.T) {
 	s := begin(t)
-	anybody, err := s.Token(s.ctx, s.namespace, "default")
-	require.NoError(t, err)
+	var anybody string
+	s.eventually("the namespace has its default account", func() (err error) {
+		anybody, err = s.Token(s.ctx, s.namespace, "default")
+		return err
+	})
 	monitoring, err := s.MetricsToken(s.ctx)
 	require.NoError(t, err)
 	for _, component := range []string{"controller", "speaker"} {

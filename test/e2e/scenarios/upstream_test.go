@@ -14,7 +14,7 @@ func TestUpstreamServiceControllerDrivesTheProvider(t *testing.T) {
 	s.service("existing")
 	address := s.assigned("existing")
 	s.stopController()
-	stop := s.runController("--controllers=*,service-lb-controller,-lodestone-service-controller")
+	stop := s.runController("--controllers=*,service-lb-controller,-lodestone-service")
 
 	s.service("web")
 	web := s.assigned("web")

@@ -72,5 +72,8 @@ func (l load) serveEcho(ctx context.Context) (vip netip.Addr, err error) {
 	if err != nil {
 		return vip, err
 	}
-	return vip, l.KeepEchoFromOwner(ctx, namespace, 3, vip.String())
+	if err := l.KeepEchoFromOwner(ctx, namespace, 3, vip.String()); err != nil {
+		return vip, err
+	}
+	return vip, l.Steady(ctx, netip.AddrPortFrom(vip, 80))
 }
