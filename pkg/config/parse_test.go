@@ -161,11 +161,9 @@ func thousandPools() []byte {
 }
 
 func TestThousandPools(t *testing.T) {
-	start := time.Now()
 	c, err := Parse(thousandPools())
 	require.NoError(t, err)
 	assert.Len(t, c.Pools, 1000)
-	assert.Less(t, time.Since(start), 10*time.Second)
 }
 
 func BenchmarkParseThousandPools(b *testing.B) {

@@ -16,19 +16,20 @@ import (
 )
 
 const (
-	// eventsPerSecond bounds what Events may cost the API server.
-	eventsPerSecond = 50
-	eventsBurst     = 50
-	// eventsQueued is how many Events may wait; more are dropped.
+	// eventsPerSecond bounds what Events may cost the API server, which has
+	// addresses to write first.
+	eventsPerSecond = 20
+	eventsBurst     = 20
+	// eventsQueued is how many Events of a type may wait; more are dropped.
 	eventsQueued = 8192
 )
 
 // Recorder writes Events in the background, from a client of its own and at a
-// bounded rate: nobody ever waits for an Event.
+// bounded rate, warnings first: nobody ever waits for an Event.
 type Recorder struct {
-	client    kubernetes.Interface
-	component string
-	queue     chan event
+	client           kubernetes.Interface
+	component        string
+	warnings, normal chan event
 }
 
 type event struct {
@@ -45,7 +46,7 @@ func NewRecorder(cfg *rest.Config, component string) (*Recorder, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make client for events: %w", err)
 	}
-	return &Recorder{client: client, component: component, queue: make(chan event, eventsQueued)}, nil
+	return &Recorder{client, component, make(chan event, eventsQueued), make(chan event, eventsQueued)}, nil
 }
 
 // Event queues an Event on the object; it is dropped when too many wait.
@@ -54,10 +55,30 @@ func (r *Recorder) Event(object runtime.Object, eventType, reason, message strin
 	if err != nil {
 		return
 	}
+	queue := r.normal
+	if eventType == corev1.EventTypeWarning {
+		queue = r.warnings
+	}
 	select {
-	case r.queue <- event{ref, eventType, reason, message}:
+	case queue <- event{ref, eventType, reason, message}:
 	default:
 	}
+}
+
+// next returns the next Event to write; false: the context has ended.
+func (r *Recorder) next(ctx context.Context) (e event, ok bool) {
+	select {
+	case e := <-r.warnings:
+		return e, true
+	default:
+	}
+	select {
+	case e = <-r.warnings:
+	case e = <-r.normal:
+	case <-ctx.Done():
+		return e, false
+	}
+	return e, true
 }
 
 // Run writes Events until the context ends.
@@ -67,14 +88,12 @@ func (r *Recorder) Run(ctx context.Context) error {
 	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: r.client.CoreV1().Events("")})
 	sink := broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: r.component})
 	limit := flowcontrol.NewTokenBucketRateLimiter(eventsPerSecond, eventsBurst)
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case e := <-r.queue:
-			if limit.Wait(ctx) == nil {
-				sink.Event(e.object, e.eventType, e.reason, e.message)
-			}
+	for limit.Wait(ctx) == nil {
+		e, ok := r.next(ctx)
+		if !ok {
+			break
 		}
+		sink.Event(e.object, e.eventType, e.reason, e.message)
 	}
+	return nil
 }

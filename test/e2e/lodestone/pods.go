@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -15,7 +16,8 @@ import (
 	"github.com/lodestone-lb/lodestone/test/e2e/cgroup"
 )
 
-// Pods are the pods of one component: "controller" or "speaker".
+// Pods are the pods of one component: "controller" or "speaker". Pods of nodes
+// that exist in the API only are left out.
 func (i *Installation) Pods(ctx context.Context, component string) ([]corev1.Pod, error) {
 	list, err := i.Kube.CoreV1().Pods(Namespace).List(ctx, metav1.ListOptions{
 		LabelSelector: "app.kubernetes.io/component=" + component,
@@ -23,7 +25,9 @@ func (i *Installation) Pods(ctx context.Context, component string) ([]corev1.Pod
 	if err != nil {
 		return nil, fmt.Errorf("list pods of the %s: %w", component, err)
 	}
-	return list.Items, nil
+	return slices.DeleteFunc(list.Items, func(pod corev1.Pod) bool {
+		return pod.Spec.NodeName != "" && !slices.Contains(i.Lab.Nodes(), pod.Spec.NodeName)
+	}), nil
 }
 
 // ScaleController sets the number of controllers and waits until exactly so
