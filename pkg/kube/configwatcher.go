@@ -103,12 +103,14 @@ func (w *ConfigWatcher) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("watch ConfigMap %s: %w", w, err)
 	}
-	go func() {
-		if cache.WaitForCacheSync(ctx.Done(), handler.HasSynced) {
+	var listed sync.WaitGroup
+	listed.Go(func() {
+		if cache.WaitFor(ctx, "", handler.HasSyncedChecker()) {
 			w.observeNothing()
 		}
-	}()
+	})
 	informer.RunWithContext(ctx)
+	listed.Wait()
 	return nil
 }
 

@@ -141,7 +141,7 @@ func (c *Controller) Run(ctx context.Context) error {
 // there. Only then may anything be allocated.
 func (c *Controller) prime(ctx context.Context) bool {
 	start := c.now()
-	if !cache.WaitForCacheSync(ctx.Done(), c.handler.HasSynced) || !c.waitForConfig(ctx) {
+	if !cache.WaitFor(ctx, "", c.handler.HasSyncedChecker()) || !c.waitForConfig(ctx) {
 		return false
 	}
 	services, err := c.Services.Lister().List(labels.Everything())
