@@ -70,8 +70,8 @@ test: root deps build ## every test; the last line counts passed, failed and ski
 check: fmt vet ## what CI runs: gofmt, vet, make test; with CI=true a skipped test fails
 	@$(MAKE) --no-print-directory test
 
-bench: root deps ## benchmarks; BENCH=name runs one (root)
-	cd $(E2E) && go run ./cmd/bench $(BENCH)
+bench: root deps build ## benchmarks, a line for each; BENCH=name runs one (root)
+	@cd $(E2E) && go run ./cmd/bench $(BENCH)
 
 fuzz: ## every fuzz target for FUZZTIME
 	@go test -list '^Fuzz' ./... | awk '/^Fuzz/ {name[++n] = $$1} /^ok/ {for (i = 1; i <= n; i++) print $$2, name[i]; n = 0}' | \

@@ -21,7 +21,7 @@ func (c *Cluster) RESTConfig() (*rest.Config, error) {
 		return nil, fmt.Errorf("read kubeconfig of the lab: %w", err)
 	}
 	config.Dial = netns.Dialer(c.namespace(ControlPlane))
-	config.QPS, config.Burst = 500, 1000
+	config.QPS = -1 // no limit: what is measured is not the client
 	return config, nil
 }
 

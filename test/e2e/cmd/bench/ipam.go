@@ -31,8 +31,8 @@ func ipamAllocate(ctx context.Context, _ *lodestone.Installation) error {
 	reader := benchfmt.NewReader(strings.NewReader(string(out)), "ipam")
 	for reader.Scan() {
 		if record, ok := reader.Result().(*benchfmt.Result); ok {
-			nanoseconds, _ := record.Value("ns/op")
-			result("ipam_allocate", "case=%s ns_per_op=%.0f", caseOf(record.Name), nanoseconds)
+			seconds, _ := record.Value("sec/op") // benchfmt knows SI units only
+			result("ipam_allocate", "case=%s ns_per_op=%.0f", caseOf(record.Name), seconds*1e9)
 		}
 	}
 	return reader.Err()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -11,7 +12,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/watch"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
 )
@@ -111,7 +113,7 @@ func (l load) bareStatus(ctx context.Context) (time.Duration, error) {
 func statusPatch(name string) []byte {
 	mode := corev1.LoadBalancerIPModeVIP
 	raw, err := json.Marshal(map[string]any{"status": corev1.ServiceStatus{
-		LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: "198.19.63." + name[len(name)-2:], IPMode: &mode}}},
+		LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: "198.19.63.1" + name[len(name)-2:], IPMode: &mode}}},
 		Conditions: []metav1.Condition{{
 			Type: "example.com/Bare", Status: metav1.ConditionTrue, Reason: "Bare", LastTransitionTime: metav1.Now(),
 			Message: "an address and a sentence of the usual length",
@@ -128,37 +130,52 @@ func statusPatch(name string) []byte {
 func (l load) assignments(ctx context.Context, started func() error) (map[string]time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
 	defer cancel()
-	watcher, err := l.Kube.CoreV1().Services(namespace).Watch(ctx, metav1.ListOptions{})
+	seen := newSightings(l.services)
+	informer := coreinformers.NewServiceInformer(l.Kube, namespace, 0, cache.Indexers{})
+	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    seen.note,
+		UpdateFunc: func(_, svc any) { seen.note(svc) },
+	})
 	if err != nil {
 		return nil, err
 	}
-	defer watcher.Stop()
-	failed := make(chan error, 1)
-	go func() { failed <- started() }()
-	seen := map[string]time.Time{}
-	for len(seen) < l.services {
-		select {
-		case event, open := <-watcher.ResultChan():
-			if !open {
-				return nil, fmt.Errorf("watch ended with %d of %d Services assigned", len(seen), l.services)
-			}
-			note(seen, event)
-		case err := <-failed:
-			if err != nil {
-				return nil, err
-			}
-			failed = nil
-		}
+	var watching sync.WaitGroup
+	watching.Go(func() { informer.RunWithContext(ctx) })
+	defer watching.Wait()
+	defer cancel()
+	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
+		return nil, fmt.Errorf("watch Services: %w", ctx.Err())
 	}
-	return seen, nil
+	if err := started(); err != nil {
+		return nil, err
+	}
+	select {
+	case <-seen.all:
+		return seen.at, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("not all of %d Services have an address: %w", l.services, ctx.Err())
+	}
 }
 
-func note(seen map[string]time.Time, event watch.Event) {
-	svc, ok := event.Object.(*corev1.Service)
-	if !ok || len(svc.Status.LoadBalancer.Ingress) == 0 {
+// sightings are when each Service was first seen with an address.
+type sightings struct {
+	want int
+	at   map[string]time.Time // the informer's until all is closed
+	all  chan struct{}
+}
+
+func newSightings(want int) *sightings {
+	return &sightings{want: want, at: map[string]time.Time{}, all: make(chan struct{})}
+}
+
+// note is called by the informer, one call at a time.
+func (s *sightings) note(object any) {
+	svc := object.(*corev1.Service)
+	if _, known := s.at[svc.Name]; known || len(svc.Status.LoadBalancer.Ingress) == 0 {
 		return
 	}
-	if _, known := seen[svc.Name]; !known {
-		seen[svc.Name] = time.Now()
+	s.at[svc.Name] = time.Now()
+	if len(s.at) == s.want {
+		close(s.all)
 	}
 }
