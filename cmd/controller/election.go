@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"net/http"
 	"os"
 
 	"github.com/google/uuid"
@@ -75,6 +76,17 @@ func (e *election) run() {
 		return
 	}
 	e.elector.Run(e.ctx)
+}
+
+// check fails for a leader that neither renews its lease nor knows that it has
+// lost it.
+func (e *election) check(r *http.Request) error {
+	select {
+	case <-e.ended:
+		return nil
+	default:
+		return e.health.Check(r)
+	}
 }
 
 // resign gives the lease back, if this process has it.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"flag"
 	"os"
 	"path/filepath"
@@ -27,7 +26,7 @@ const (
 
 func command(t *testing.T) (*process, *cobra.Command) {
 	t.Helper()
-	p := &process{stopped: context.Background()}
+	p := newProcess(t.Context())
 	cmd, err := p.command()
 	if err != nil {
 		t.Fatal(err)

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"time"
 
 	cloudprovider "k8s.io/cloud-provider"
 	"k8s.io/component-base/metrics/legacyregistry"
@@ -31,25 +32,40 @@ func (c ledCloud) Initialize(cloudprovider.ControllerClientBuilder, <-chan struc
 	c.p.start(c.p.config.Run)
 }
 
-// stand stands for election. A leader that loses the lease ends at once:
-// another one may write from now on.
+// stand stands for election. A leader that loses the lease stops writing at
+// once, because another one may write from now on, and ends as soon as the API
+// server answers. As long as it does not, a restart would only fail and be
+// put off for longer each time.
 func (p *process) stand() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.running = p.election
 	go func() {
 		p.election.run()
-		if p.election.ctx.Err() == nil {
-			p.fatal(errors.New("the leader lease is lost"))
+		if p.election.ctx.Err() != nil {
+			return
 		}
+		p.cancel()
+		p.log.Error("the leader lease is lost")
+		for !p.reachable() {
+			time.Sleep(time.Second)
+		}
+		p.fatal(errors.New("the leader lease is lost"))
 	}()
 }
 
-// start runs a task until the process is told to stop.
+// reachable reports whether the API server answers, be it with a refusal.
+func (p *process) reachable() bool {
+	var code int
+	p.client.Discovery().RESTClient().Get().AbsPath("/readyz").Timeout(time.Second).Do(p.election.ctx).StatusCode(&code)
+	return code != 0
+}
+
+// start runs a task until the process is told to stop or has lost the lease.
 func (p *process) start(run func(context.Context) error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.tasks.Go(func() error { return run(p.stopped) })
+	p.tasks.Go(func() error { return run(p.working) })
 }
 
 // end waits until our tasks have finished what they were at, then gives the

@@ -27,7 +27,7 @@ func main() {
 
 // run runs the command line until it ends or the context does.
 func run(ctx context.Context) (code int) {
-	p := &process{stopped: ctx}
+	p := newProcess(ctx)
 	cmd, err := p.command()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "lodestone-controller:", err)

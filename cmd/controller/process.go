@@ -32,8 +32,10 @@ import (
 // knows nothing about, and the leader lease.
 type process struct {
 	flags flags
-	// stopped ends when the process is told to stop.
-	stopped context.Context
+	// stopped ends when the process is told to stop, working also when the
+	// lease is lost.
+	stopped, working context.Context
+	cancel           context.CancelFunc
 	// mu guards what is running; end keeps it.
 	mu    sync.Mutex
 	tasks errgroup.Group
@@ -48,6 +50,12 @@ type process struct {
 	ledger   *servicelb.Ledger
 	scope    servicelb.Scope
 	workers  int
+}
+
+func newProcess(stopped context.Context) *process {
+	p := &process{stopped: stopped}
+	p.working, p.cancel = context.WithCancel(stopped)
+	return p
 }
 
 // command returns the framework's command with our provider, our controller
@@ -135,7 +143,7 @@ type checked struct {
 func (c checked) HealthChecker() healthz.UnnamedHealthChecker { return c }
 
 func (c checked) Check(r *http.Request) error {
-	if err := c.election.health.Check(r); err != nil {
+	if err := c.election.check(r); err != nil {
 		return err
 	}
 	return c.Controller.HealthChecker().Check(r)

@@ -128,7 +128,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	}
 	var tasks sync.WaitGroup
 	for range c.Workers {
-		tasks.Go(func() { c.work(context.WithoutCancel(ctx)) })
+		tasks.Go(func() { c.work(ctx) })
 	}
 	tasks.Go(func() { c.retryWaiting(ctx) })
 	<-ctx.Done()
@@ -201,10 +201,10 @@ func (c *Controller) get(name string) (*corev1.Service, error) {
 func (c *Controller) work(ctx context.Context) {
 	for {
 		name, shutdown := c.queue.Get()
-		if shutdown {
+		if shutdown || ctx.Err() != nil {
 			return
 		}
-		err := c.reconcile(ctx, name)
+		err := c.reconcile(context.WithoutCancel(ctx), name)
 		switch {
 		case err == nil:
 			c.queue.Forget(name)

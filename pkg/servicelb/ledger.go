@@ -2,6 +2,7 @@ package servicelb
 
 import (
 	"cmp"
+	"errors"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -122,8 +123,8 @@ func (l *Ledger) Ensure(svc *corev1.Service) (v Verdict, freed bool) {
 func (l *Ledger) allocate(req ipam.Request) *ipam.Refusal {
 	before := l.alloc.Holds(req.Owner.UID)
 	held, err := l.alloc.Allocate(req, l.now())
-	if err != nil {
-		refusal, _ := err.(*ipam.Refusal)
+	var refusal *ipam.Refusal
+	if errors.As(err, &refusal) {
 		return refusal
 	}
 	for _, b := range before {

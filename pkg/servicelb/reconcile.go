@@ -2,7 +2,9 @@ package servicelb
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -100,18 +102,11 @@ func (c *Controller) write(ctx context.Context, svc *corev1.Service, body []byte
 
 // isOtherUID reports whether the patch met another incarnation of the Service.
 func isOtherUID(err error) bool {
-	if !apierrors.IsInvalid(err) {
+	var status apierrors.APIStatus
+	if !apierrors.IsInvalid(err) || !errors.As(err, &status) || status.Status().Details == nil {
 		return false
 	}
-	return apierrors.HasStatusCause(err, metav1.CauseTypeFieldValueInvalid) && causeField(err) == "metadata.uid"
-}
-
-func causeField(err error) string {
-	status, ok := err.(apierrors.APIStatus)
-	if !ok || status.Status().Details == nil || len(status.Status().Details.Causes) == 0 {
-		return ""
-	}
-	return status.Status().Details.Causes[0].Field
+	return slices.ContainsFunc(status.Status().Details.Causes, func(c metav1.StatusCause) bool { return c.Field == "metadata.uid" })
 }
 
 // tell says what is new about the Service: to the log, to its users, to the
