@@ -44,8 +44,9 @@ func TestServiceWithoutEndpointsIsNotAnnounced(t *testing.T) {
 func TestExcludeLabelMovesTheVIPAndBack(t *testing.T) {
 	s := begin(t)
 	s.echo(3)
-	s.service("web")
+	s.service("web", port("http", corev1.ProtocolTCP, 80), port("udp", corev1.ProtocolUDP, 80))
 	vip := s.assigned("web")
+	s.steady(vip) // a kube-proxy that comes late is not what this is about
 	first := s.owner(vip)
 
 	s.label(first, "node.kubernetes.io/exclude-from-external-load-balancers", "true")
@@ -202,6 +203,12 @@ func (s *story) loseOwner(vip string) lodestone.Loss {
 func (s *story) echoAway(replicas int32, vip string) {
 	s.Helper()
 	require.NoError(s, s.KeepEchoFromOwner(s.ctx, s.namespace, replicas, vip))
+	s.steady(vip)
+}
+
+// steady waits until every node's kube-proxy serves the VIP's UDP port.
+func (s *story) steady(vip string) {
+	s.Helper()
 	require.NoError(s, s.Steady(s.ctx, target(vip)))
 }
 
