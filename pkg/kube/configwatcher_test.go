@@ -2,7 +2,6 @@ package kube_test
 
 import (
 	"errors"
-	"io"
 	"log/slog"
 	"strings"
 	"testing"
@@ -35,7 +34,7 @@ type cluster struct {
 
 func newCluster(t *testing.T) *cluster {
 	c := &cluster{T: t, client: fake.NewClientset(), events: record.NewFakeRecorder(10)}
-	c.watcher = kube.NewConfigWatcher(c.client, kube.ConfigOptions{Events: c.events, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	c.watcher = kube.NewConfigWatcher(c.client, kube.ConfigOptions{Events: c.events, Log: slog.New(slog.DiscardHandler)})
 	return c
 }
 

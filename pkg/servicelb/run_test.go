@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -50,7 +52,7 @@ type running struct {
 func listWatch(s *server) *cache.ListWatch {
 	changes := watch.NewFakeWithChanSize(1<<16, false)
 	return &cache.ListWatch{
-		ListFunc: func(metav1.ListOptions) (runtime.Object, error) {
+		ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			list := &corev1.ServiceList{ListMeta: metav1.ListMeta{ResourceVersion: strconv.Itoa(s.version)}}
@@ -69,7 +71,7 @@ func listWatch(s *server) *cache.ListWatch {
 			}
 			return list, nil
 		},
-		WatchFunc: func(o metav1.ListOptions) (watch.Interface, error) {
+		WatchFuncWithContext: func(_ context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			if o.SendInitialEvents != nil {
 				return nil, apierrors.NewInvalid(schema.GroupKind{}, "", nil)
 			}
@@ -88,16 +90,17 @@ func startRunning(t *testing.T, server *server, config *document) *running {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
+	ctx, cancel := context.WithCancel(context.Background())
+	watching, blind := context.WithCancel(context.Background())
+	var controller, watch sync.WaitGroup
+	controller.Go(func() {
 		if err := ctl.Run(ctx); err != nil {
 			t.Error(err)
 		}
-	}()
-	go informer.Run(ctx.Done())
-	stop := func() { cancel(); <-done }
+	})
+	watch.Go(func() { informer.RunWithContext(watching) })
+	// The controller first: what it still writes goes through the watch.
+	stop := func() { cancel(); controller.Wait(); blind(); watch.Wait() }
 	t.Cleanup(stop)
 	return &running{t, server, config, ctl, stop}
 }
@@ -112,8 +115,8 @@ func (r *running) eventually(what string, holds func() bool) {
 }
 
 func (r *running) assigned() (n int) {
-	for _, name := range r.server.names() {
-		n += len(kube.VIPs(r.server.get(name)))
+	for _, svc := range r.server.all() {
+		n += len(kube.VIPs(svc))
 	}
 	return n
 }
@@ -195,13 +198,17 @@ func TestServicesFlappingUnderLoadEndWithUniqueAddresses(t *testing.T) {
 			server.delete(fmt.Sprintf("default/s%d", (i*7)%40), time.Now())
 		}
 	}
-	for i := range 40 {
-		server.create(fmt.Sprintf("default/s%d", i), time.Unix(1e9, 0))
-	}
+	r.eventually("every name is there to stay", func() bool {
+		for i := range 40 {
+			server.create(fmt.Sprintf("default/s%d", i), time.Unix(1e9, 0))
+		}
+		all := server.all()
+		return len(all) == 40 && !slices.ContainsFunc(all, func(svc *corev1.Service) bool { return svc.DeletionTimestamp != nil })
+	})
 	r.eventually("every address is in use", func() bool { return r.assigned() == 30 })
 	seen := map[string]bool{}
-	for _, name := range server.names() {
-		for _, a := range kube.VIPs(server.get(name)) {
+	for _, svc := range server.all() {
+		for _, a := range kube.VIPs(svc) {
 			if seen[a.String()] {
 				t.Errorf("%s twice", a)
 			}

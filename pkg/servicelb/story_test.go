@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -122,6 +123,12 @@ func (s *server) get(name string) *corev1.Service {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.services[name]
+}
+
+func (s *server) all() []*corev1.Service {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Values(s.services))
 }
 
 func (s *server) wrote() int {
