@@ -31,6 +31,7 @@ func TestComponentsMayDoTheirWorkAndNothingBeyond(t *testing.T) {
 			{"create", "events", s.namespace, ""}:                                  true,
 			{"watch", "configmaps", ours, lodestone.ConfigMap}:                     true,
 			{"update", "leases.coordination.k8s.io", ours, "lodestone-controller"}: true,
+			{"patch", "services", s.namespace, ""}:                                 false,
 			{"get", "secrets", ours, ""}:                                           false,
 			{"get", "secrets", elsewhere, ""}:                                      false,
 			{"update", "configmaps", ours, lodestone.ConfigMap}:                    false,
