@@ -217,6 +217,11 @@ func (c *Cluster) nodeReady(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
+	for _, taint := range node.Spec.Taints { // taken off a moment after the node is ready
+		if taint.Key == corev1.TaintNodeNotReady {
+			return fmt.Errorf("tainted %s", taint.Key)
+		}
+	}
 	for _, condition := range node.Status.Conditions {
 		if condition.Type == corev1.NodeReady && condition.Status != corev1.ConditionTrue {
 			return fmt.Errorf("not ready: %s", condition.Message)
