@@ -25,7 +25,7 @@ const nodePort = 30080 // of testdata/echo.yaml
 func bringUp(t *testing.T, options Options) *Cluster {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("needs root")
+		t.Fatal("needs root")
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
 	defer cancel()
@@ -287,7 +287,7 @@ func TestWhatAKilledUpLeavesIsCleanedUp(t *testing.T) {
 		return
 	}
 	if os.Geteuid() != 0 {
-		t.Skip("needs root")
+		t.Fatal("needs root")
 	}
 	c := &Cluster{Options: Options{Nodes: 3}}
 	if err := c.complete(); err != nil {

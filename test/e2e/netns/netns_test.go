@@ -12,7 +12,7 @@ import (
 func newNamespace(t *testing.T) string {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("needs root")
+		t.Fatal("needs root")
 	}
 	const name = "ls-test-netns"
 	_ = Delete(name)

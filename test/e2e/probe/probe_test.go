@@ -62,7 +62,7 @@ func TestRecordCounts(t *testing.T) {
 func newEcho(t *testing.T) (namespace string, udp, tcp netip.AddrPort) {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("needs root")
+		t.Fatal("needs root")
 	}
 	namespace = "ls-test-probe"
 	_ = netns.Delete(namespace)
