@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"net/http"
 	"os"
 
 	"github.com/google/uuid"
@@ -78,14 +77,32 @@ func (e *election) run() {
 	e.elector.Run(e.ctx)
 }
 
-// check fails for a leader that neither renews its lease nor knows that it has
+// alive fails for a leader that neither renews its lease nor knows that it has
 // lost it.
-func (e *election) check(r *http.Request) error {
+func (e *election) alive() error {
+	if e.over() {
+		return nil
+	}
+	return e.health.Check(nil)
+}
+
+// over reports whether this process has led and does not any more.
+func (e *election) over() bool {
 	select {
 	case <-e.ended:
-		return nil
+		return true
 	default:
-		return e.health.Check(r)
+		return false
+	}
+}
+
+// leads reports whether this process leads.
+func (e *election) leads() bool {
+	select {
+	case <-e.won:
+		return !e.over()
+	default:
+		return false
 	}
 }
 

@@ -1,6 +1,6 @@
 // Command lodestone-controller gives Services of type LoadBalancer their
 // addresses and initializes nodes. It is a cloud controller manager: the
-// flags, the secure port and /healthz are the framework's.
+// flags and what the secure port serves are the framework's; /readyz is ours.
 //
 // Differences from the framework's defaults are listed in changedDefaults,
 // with their reasons. Beyond them: Lodestone's own service controller runs in

@@ -4,7 +4,6 @@ import (
 	"context"
 	"io"
 	"log/slog"
-	"net/http"
 	"sync"
 
 	"github.com/go-logr/logr"
@@ -20,7 +19,6 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 	framework "k8s.io/controller-manager/app"
 	"k8s.io/controller-manager/controller"
-	"k8s.io/controller-manager/pkg/healthz"
 	"k8s.io/klog/v2"
 
 	"github.com/lodestone-lb/lodestone/pkg/kube"
@@ -95,6 +93,7 @@ func (p *process) cloud(c *config.CompletedConfig) cloudprovider.Interface {
 	p.ledger = servicelb.NewLedger(p.scope, p.config)
 	p.election, err = newElection(c)
 	p.fatal(err)
+	p.fatal(p.serve(c))
 
 	cloudprovider.RegisterCloudProvider(provider.Name, func(io.Reader) (cloudprovider.Interface, error) {
 		return ledCloud{provider.New(p.config, p.ledger), p}, nil
@@ -130,21 +129,6 @@ func (p *process) serviceController(_ app.ControllerInitContext, c *config.Compl
 		}
 		legacyregistry.RawMustRegister(ctl)
 		p.start(ctl.Run)
-		return checked{ctl, p.election}, true, nil
+		return ctl, true, nil
 	}
-}
-
-// checked adds the leader lease to the controller's health.
-type checked struct {
-	*servicelb.Controller
-	election *election
-}
-
-func (c checked) HealthChecker() healthz.UnnamedHealthChecker { return c }
-
-func (c checked) Check(r *http.Request) error {
-	if err := c.election.check(r); err != nil {
-		return err
-	}
-	return c.Controller.HealthChecker().Check(r)
 }

@@ -118,8 +118,8 @@ func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", s.authorized(promhttp.HandlerFor(s.options.Gatherer, promhttp.HandlerOpts{})))
 	mux.Handle("GET /status", s.authorized(http.HandlerFunc(s.status)))
-	mux.HandleFunc("GET /healthz", s.healthz)
-	mux.HandleFunc("GET /readyz", s.readyz)
+	mux.Handle("GET /healthz", Healthz(s.options.Alive))
+	mux.Handle("GET /readyz", Readyz(s.options.Checks))
 	return mux
 }
 
@@ -132,29 +132,37 @@ func (s *Server) status(w http.ResponseWriter, _ *http.Request) {
 	}
 }
 
-func (s *Server) healthz(w http.ResponseWriter, _ *http.Request) {
-	if err := s.options.Alive(); err != nil {
-		http.Error(w, err.Error(), http.StatusServiceUnavailable)
-		return
-	}
-	fmt.Fprintln(w, "ok")
+// Healthz answers with the error of alive, which says why the process should
+// be restarted.
+func Healthz(alive func() error) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if err := alive(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
 }
 
-func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
-	code, body := http.StatusOK, ""
-	for _, c := range s.options.Checks() {
-		mark := "[+]"
-		if !c.OK {
-			mark, code = "[-]", http.StatusServiceUnavailable
+// Readyz lists the checks, those that fail marked [-]. Without any the process
+// is starting and not ready.
+func Readyz(checks func() []Check) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		code, body := http.StatusOK, ""
+		for _, c := range checks() {
+			mark := "[+]"
+			if !c.OK {
+				mark, code = "[-]", http.StatusServiceUnavailable
+			}
+			body += fmt.Sprintf("%s %s: %s\n", mark, c.Name, c.Message)
 		}
-		body += fmt.Sprintf("%s %s: %s\n", mark, c.Name, c.Message)
-	}
-	if body == "" {
-		code, body = http.StatusServiceUnavailable, "[-] starting\n"
-	}
-	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	w.WriteHeader(code)
-	fmt.Fprint(w, body)
+		if body == "" {
+			code, body = http.StatusServiceUnavailable, "[-] starting\n"
+		}
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		w.WriteHeader(code)
+		fmt.Fprint(w, body)
+	})
 }
 
 // authorized lets those through whom the Authorizer lets through.

@@ -2,9 +2,7 @@ package servicelb
 
 import (
 	"context"
-	"errors"
 	"log/slog"
-	"net/http"
 	"sync"
 	"time"
 
@@ -17,7 +15,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
-	"k8s.io/controller-manager/pkg/healthz"
 
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
@@ -107,19 +104,6 @@ func newController(opts Options) *Controller {
 
 // Name implements the framework's controller.Interface.
 func (c *Controller) Name() string { return Name }
-
-// HealthChecker implements the framework's HealthCheckable: unhealthy until
-// the ledger is primed.
-func (c *Controller) HealthChecker() healthz.UnnamedHealthChecker { return health{c} }
-
-type health struct{ c *Controller }
-
-func (h health) Check(*http.Request) error {
-	if !h.c.Ledger.Primed() {
-		return errors.New("priming: reading the configuration and what Services hold already")
-	}
-	return nil
-}
 
 // Run serves until the context ends. What is being written then is finished.
 func (c *Controller) Run(ctx context.Context) error {

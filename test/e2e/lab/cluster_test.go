@@ -3,6 +3,7 @@ package lab
 import (
 	"context"
 	"crypto/tls"
+	"fmt"
 	"net/http"
 	"net/netip"
 	"os"
@@ -100,16 +101,23 @@ func testNodes(t *testing.T, c *Cluster) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
 	for _, name := range c.Nodes() {
-		node, err := client.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{})
+		// The node lifecycle controller acts on what it saw some seconds ago:
+		// its taint may come, and go, after the node is ready.
+		err := poll(ctx, 100*time.Millisecond, func() error {
+			node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+			if err == nil && (len(node.Spec.Taints) != 1 || node.Spec.Taints[0].Key != uninitializedTaint) {
+				err = fmt.Errorf("taints = %v, want %s alone", node.Spec.Taints, uninitializedTaint)
+			}
+			if want := c.podCIDRs(name)[0].String(); err == nil && node.Spec.PodCIDR != want {
+				err = fmt.Errorf("pod subnet = %q, want %s", node.Spec.PodCIDR, want)
+			}
+			return err
+		})
 		if err != nil {
-			t.Fatal(err)
-		}
-		if len(node.Spec.Taints) != 1 || node.Spec.Taints[0].Key != uninitializedTaint {
-			t.Errorf("taints of %s = %v, want %s alone", name, node.Spec.Taints, uninitializedTaint)
-		}
-		if want := c.podCIDRs(name)[0].String(); node.Spec.PodCIDR != want {
-			t.Errorf("pod subnet of %s = %q, want %s", name, node.Spec.PodCIDR, want)
+			t.Errorf("node %s: %v", name, err)
 		}
 	}
 }
@@ -178,9 +186,9 @@ func testNodeLoss(t *testing.T, c *Cluster) {
 }
 
 // reaches reports whether a TCP connection from the host to the node's kubelet
-// is accepted.
-func reaches(c *Cluster, from, node string) bool {
-	ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
+// is accepted within the time.
+func reaches(c *Cluster, from, node string, within time.Duration) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
 	conn, err := netns.Dialer(c.namespace(from))(ctx, "tcp", netip.AddrPortFrom(c.Addresses(node)[0], 10250).String())
 	if err == nil {
@@ -210,7 +218,11 @@ func testWire(t *testing.T, c *Cluster) {
 			t.Fatalf("%s: %v", step.name, err)
 		}
 		for pair, want := range step.holds {
-			if got := reaches(c, pair[0], pair[1]); got != want {
+			within := 500 * time.Millisecond
+			if want { // Linux repeats an ARP request or a SYN after a second
+				within = 10 * time.Second
+			}
+			if got := reaches(c, pair[0], pair[1], within); got != want {
 				t.Fatalf("%s: %s reaches %s = %v", step.name, pair[0], pair[1], got)
 			}
 		}

@@ -2,6 +2,8 @@ package scenarios
 
 import (
 	"fmt"
+	"io"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -9,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/lodestone-lb/lodestone/test/e2e/lab"
 	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
 )
 
@@ -88,8 +91,8 @@ func TestPoolRemovedWhileInUseMovesNobody(t *testing.T) {
 	s.holds("web", address)
 }
 
-// Without a configuration nothing is allocated, everything is kept, and the
-// user is told.
+// Without a configuration nothing is allocated, everything is kept, and both
+// the user and the operator are told.
 func TestMissingConfigurationIsSaid(t *testing.T) {
 	s := begin(t)
 	s.service("before")
@@ -97,11 +100,33 @@ func TestMissingConfigurationIsSaid(t *testing.T) {
 	s.stopController()
 	require.NoError(t, s.Kube.CoreV1().ConfigMaps(lodestone.Namespace).Delete(s.ctx, lodestone.ConfigMap, metav1.DeleteOptions{}))
 	t.Cleanup(func() { s.helmUpgrade() })
-	s.startController()
+	s.runController()
 	s.service("during")
 	s.refused("during", "ConfigUnavailable")
 	s.holds("before", address)
-	s.config(usualPools)
+	s.says("/readyz", http.StatusServiceUnavailable, "[-] configuration: nothing is allocated until there is a valid one")
+	s.says("/healthz", http.StatusOK, "ok")
+	require.NoError(t, s.WriteConfig(s.ctx, lodestone.Document(usualPools)))
 	s.assigned("during")
 	s.holds("before", address)
+	s.says("/readyz", http.StatusOK, "[+] lease: this process leads")
+}
+
+// says waits until the controller that runs beside the cluster answers so, to
+// anybody.
+func (s *story) says(path string, code int, text string) {
+	s.Helper()
+	url := fmt.Sprintf("https://%s:10258%s", s.Lab.Addresses(lab.ControlPlane)[0], path)
+	s.eventually("the controller says "+text, func() error {
+		response, err := s.Get(s.ctx, url, "")
+		if err != nil {
+			return err
+		}
+		defer response.Body.Close()
+		body, err := io.ReadAll(response.Body)
+		if err == nil && (response.StatusCode != code || !strings.Contains(string(body), text)) {
+			err = fmt.Errorf("%s answers %s: %s", path, response.Status, body)
+		}
+		return err
+	})
 }

@@ -110,6 +110,19 @@ func (l load) bareStatus(ctx context.Context) (time.Duration, error) {
 	return time.Since(start), err
 }
 
+// clear takes everything that a controller wrote off the Services, and lets
+// those who watch them catch up.
+func (l load) clear(ctx context.Context) error {
+	const settling = 3 * time.Second
+	blank := []byte(`{"metadata":{"finalizers":null,"annotations":null},"status":{"loadBalancer":null,"conditions":null}}`)
+	err := l.each(ctx, func(ctx context.Context, name string) error {
+		_, err := l.Kube.CoreV1().Services(namespace).Patch(ctx, name, types.MergePatchType, blank, metav1.PatchOptions{}, "status")
+		return err
+	})
+	time.Sleep(settling)
+	return err
+}
+
 func statusPatch(name string) []byte {
 	mode := corev1.LoadBalancerIPModeVIP
 	raw, err := json.Marshal(map[string]any{"status": corev1.ServiceStatus{

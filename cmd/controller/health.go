@@ -1,0 +1,60 @@
+package main
+
+import (
+	"k8s.io/cloud-provider/app/config"
+	"k8s.io/component-base/metrics/prometheus/slis"
+	framework "k8s.io/controller-manager/app"
+
+	"github.com/lodestone-lb/lodestone/pkg/debughttp"
+)
+
+// serve takes the secure port over from the framework and serves there what
+// the framework would, and /readyz. The framework has /healthz alone, for all
+// of it: who waits for the API server would be restarted for it.
+func (p *process) serve(c *config.CompletedConfig) error {
+	secure := c.SecureServing
+	c.SecureServing = nil
+	if secure == nil { // --secure-port=0
+		return nil
+	}
+	mux := framework.NewBaseHandler(&c.ComponentConfig.Generic.Debugging, debughttp.Healthz(p.election.alive))
+	mux.Handle("/readyz", debughttp.Readyz(p.checks))
+	slis.SLIMetricsWithReset{}.Install(mux)
+	_, _, err := secure.Serve(framework.BuildHandlerChain(mux, &c.Authorization, &c.Authentication), 0, p.stopped.Done())
+	return err
+}
+
+// checks are what has to be well for this process to do its part. A standby's
+// part is to wait.
+func (p *process) checks() []debughttp.Check {
+	switch {
+	case p.election.over():
+		return []debughttp.Check{{Name: "lease", Message: "lost; this process ends as soon as the API server answers"}}
+	case !p.election.leads():
+		return []debughttp.Check{{Name: "lease", OK: true, Message: "standby, another process leads or is about to"}}
+	}
+	return []debughttp.Check{{Name: "lease", OK: true, Message: "this process leads"}, p.configured(), p.primed()}
+}
+
+func (p *process) configured() debughttp.Check {
+	check := debughttp.Check{Name: "configuration"}
+	cfg, state := p.config.Current()
+	switch {
+	case !state.Read:
+		check.Message = "not read yet"
+	case cfg == nil:
+		check.Message = "nothing is allocated until there is a valid one: " + state.Err.Error()
+	case state.Err != nil:
+		check.OK, check.Message = true, "the last good one is in force, the latest is not: "+state.Err.Error()
+	default:
+		check.OK, check.Message = true, "in force"
+	}
+	return check
+}
+
+func (p *process) primed() debughttp.Check {
+	if p.ledger.Primed() {
+		return debughttp.Check{Name: "services", OK: true, Message: "what Services hold is known"}
+	}
+	return debughttp.Check{Name: "services", Message: "what Services hold is being read; nothing is allocated before"}
+}
