@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
 // plan is how a request will be met, one pick per family of the request.
@@ -139,7 +141,7 @@ func (a *Allocator) claim(p *plan, addr netip.Addr) (*space, *Refusal) {
 			addr, at.pool.Name, quoted(p.req.Pools))
 	case at.space == nil:
 		return nil, refuseWithheld(addr, at.pool)
-	case !at.pool.Allows(p.req.Namespace):
+	case !at.pool.Allows(config.Subject{Namespace: p.req.Namespace}):
 		return nil, refuse(PoolNotAllowed, at.pool.Name, "%s is in pool %q, which %s",
 			addr, at.pool.Name, at.pool.closedTo(p.req.Namespace))
 	}
@@ -208,7 +210,7 @@ func (p *plan) settledPool() *pool {
 func (a *Allocator) firstPool(req *Request, set familySet, only *pool) *pool {
 	for i := range a.candidates(req) {
 		p := a.candidate(req, i)
-		if p != nil && (only == nil || p == only) && p.gives(set) && p.Allows(req.Namespace) {
+		if p != nil && (only == nil || p == only) && p.gives(set) && p.Allows(config.Subject{Namespace: req.Namespace}) {
 			return p
 		}
 	}

@@ -176,7 +176,7 @@ func (m *model) claim(req ipam.Request, a netip.Addr) ipam.Reason {
 		return ipam.AddressOutsidePools
 	case !gives:
 		return ipam.AddressWithheld
-	case !p.Allows(req.Namespace):
+	case !p.Allows(config.Subject{Namespace: req.Namespace}):
 		return ipam.PoolNotAllowed
 	case r != nil && !r.resting:
 		return ipam.AddressInUse
@@ -193,13 +193,13 @@ func (m *model) exists(name string) bool {
 // open is the pools that the request may draw from, best first.
 func (m *model) open(req ipam.Request) (open []int) {
 	for _, i := range m.layout.byRank {
-		if p := m.layout.pools[i]; len(req.Pools) == 0 && p.AutoAssign && p.Allows(req.Namespace) {
+		if p := m.layout.pools[i]; len(req.Pools) == 0 && p.AutoAssign && p.Allows(config.Subject{Namespace: req.Namespace}) {
 			open = append(open, i)
 		}
 	}
 	for _, name := range req.Pools {
 		for i, p := range m.layout.pools {
-			if p.Name == name && p.Allows(req.Namespace) {
+			if p.Name == name && p.Allows(config.Subject{Namespace: req.Namespace}) {
 				open = append(open, i)
 			}
 		}
@@ -288,7 +288,7 @@ func (m *model) why(req ipam.Request, f ipam.Family) ipam.Reason {
 		}
 	}
 	for _, p := range m.layout.pools {
-		if slices.Contains(req.Pools, p.Name) && !p.Allows(req.Namespace) {
+		if slices.Contains(req.Pools, p.Name) && !p.Allows(config.Subject{Namespace: req.Namespace}) {
 			better(ipam.PoolNotAllowed)
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
 // Reason is a stable code for why a request was refused: the same string in
@@ -115,7 +117,7 @@ func (p *pool) refusal(namespace string, f Family) Reason {
 	switch {
 	case p == nil:
 		return PoolNotFound
-	case !p.Allows(namespace):
+	case !p.Allows(config.Subject{Namespace: namespace}):
 		return PoolNotAllowed
 	case p.spaces[f.index()] == nil:
 		return FamilyUnavailable

@@ -10,6 +10,7 @@ package config
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 
 	"go4.org/netipx"
@@ -45,6 +46,9 @@ type Config struct {
 	Quarantine time.Duration
 	// Pools are the address pools in the order of the document.
 	Pools []Pool
+	// Reservations keep addresses of the pools for Services, in the order of
+	// the document. No address is in two of them.
+	Reservations []Reservation
 	// Advertisements say how VIPs are made known. Never empty: a document
 	// without any announces every pool by layer 2 from every node.
 	Advertisements []Advertisement
@@ -73,24 +77,59 @@ type Pool struct {
 	// lower comes first, equal ones in the order of the document.
 	// Default: 0.
 	Priority int
-	// Namespaces are the only namespaces whose Services may draw from the
-	// pool. Empty: all.
-	Namespaces []string
+	// Namespaces and NamespaceSelector are the only namespaces whose Services
+	// may draw from the pool: those that are listed and those whose labels
+	// match. Both empty (NamespaceSelector nil): all.
+	Namespaces        []string
+	NamespaceSelector Selector
+	// ServiceSelector restricts the pool to Services with these labels.
+	ServiceSelector Selector
+	// NamespaceQuota is how many addresses of each family the Services of one
+	// namespace may hold in the pool. 0: as many as there are.
+	NamespaceQuota int
+	// Requesters are the only namespaces whose Services may ask for
+	// particular addresses of the pool. Nil: all that may draw from it; empty
+	// but not nil: none.
+	Requesters []string
+	// KeepFor is how long a released address waits for a Service of the same
+	// namespace and name to come back, if longer than the quarantine.
+	KeepFor time.Duration
+	// Draining pools give no new addresses. What is in use stays.
+	Draining bool
 	// Advertise names the advertisements that apply to the pool. Empty: all.
 	Advertise []string
 }
 
-// Allows reports whether Services of the namespace may draw from the pool.
-func (p *Pool) Allows(namespace string) bool {
-	if len(p.Namespaces) == 0 {
-		return true
-	}
-	for _, n := range p.Namespaces {
-		if n == namespace {
-			return true
-		}
-	}
-	return false
+// Subject is what a pool may make its being open depend on: the labels of a
+// Service and of its namespace.
+type Subject struct {
+	Namespace               string
+	NamespaceLabels, Labels map[string]string
+}
+
+// Allows reports whether the Service may draw from the pool.
+func (p *Pool) Allows(s Subject) bool {
+	return p.admits(s) && p.ServiceSelector.Matches(s.Labels)
+}
+
+// admits reports whether the pool is open to the Service's namespace.
+func (p *Pool) admits(s Subject) bool {
+	return len(p.Namespaces) == 0 && p.NamespaceSelector == nil ||
+		slices.Contains(p.Namespaces, s.Namespace) ||
+		p.NamespaceSelector != nil && p.NamespaceSelector.Matches(s.NamespaceLabels)
+}
+
+// MayRequest reports whether the pool lets Services of the namespace ask for
+// particular addresses.
+func (p *Pool) MayRequest(namespace string) bool {
+	return p.Requesters == nil || slices.Contains(p.Requesters, namespace)
+}
+
+// Reservation keeps addresses for one Service: nobody else gets them.
+type Reservation struct {
+	// Service is "namespace/name".
+	Service   string
+	Addresses []netip.Addr
 }
 
 // Size returns how many addresses the pool may hand out, rounded where it is

@@ -24,7 +24,7 @@ func TestDefaults(t *testing.T) {
 	assert.Equal(t, []Advertisement{{Name: "default", Layer2: &Layer2{}}}, c.Advertisements)
 	lan := c.Pools[0]
 	assert.True(t, lan.AutoAssign)
-	assert.True(t, lan.Allows("any"))
+	assert.True(t, lan.Allows(Subject{Namespace: "any"}))
 	assert.EqualValues(t, 254, lan.Size())
 
 	again, err := Parse([]byte(doc + "# edited\n"))
@@ -49,8 +49,8 @@ func TestPoolOf(t *testing.T) {
 		}
 	}
 	dmz := c.Pools[1]
-	assert.True(t, dmz.Allows("edge"))
-	assert.False(t, dmz.Allows("web"))
+	assert.True(t, dmz.Allows(Subject{Namespace: "edge"}))
+	assert.False(t, dmz.Allows(Subject{Namespace: "web"}))
 }
 
 func TestSelector(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
 
@@ -101,7 +102,7 @@ func (l *Ledger) confirmAll() {
 	sortAccounts(claimants)
 	for _, a := range claimants {
 		for _, addr := range a.claims {
-			if p, ok := l.config.PoolOf(addr); ok && p.Free.Contains(addr) && p.Allows(a.namespace) {
+			if p, ok := l.config.PoolOf(addr); ok && p.Free.Contains(addr) && p.Allows(config.Subject{Namespace: a.namespace}) {
 				l.alloc.Restore(a.owner, addr)
 			}
 		}
