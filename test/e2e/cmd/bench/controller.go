@@ -17,7 +17,7 @@ import (
 // waiting Services have an address, against the bare status writes: in turn,
 // on the same Services, because the machine is never twice the same.
 func controllerBacklog(ctx context.Context, installation *lodestone.Installation) (err error) {
-	const rounds = 5
+	const rounds = 3
 	l := load{installation, 2000}
 	if err := l.Configure(ctx, lodestone.Document(widePool)); err != nil {
 		return err
