@@ -29,11 +29,14 @@ var mayImport = []struct {
 	{"ipam", []string{"pkg/config"}, "the allocator is pure, so that it can be tested against a model and asked offline"},
 	{"pkg/annotation", nil, "names are constants that everybody shares"},
 	{"pkg/buildinfo", nil, "every binary links it"},
+	{"pkg/clusterfacts", []string{"pkg/annotation", "pkg/config"}, "the controller and the CLI come to the same facts, and the speaker links them"},
 	{"pkg/config", nil, "the configuration is a leaf: allocator, plan and CLI share it"},
+	{"pkg/dhcp", nil, "leases know nothing of pools and Services"},
 	{"speaker/bfd", []string{"speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
 	{"speaker/bgp", []string{"pkg/config", "speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
 	{"speaker/election", nil, "the election is arithmetic over names and addresses"},
 	{"speaker/layer2", []string{"pkg/config", "pkg/netstate", "speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
+	{"speaker/limit", []string{"speaker/plan"}, "it knows the plan's types and no announcer"},
 	{"speaker/plan", []string{"pkg/config", "speaker/election"}, "the CLI runs the plan offline"},
 	{"speaker/route", []string{"pkg/config", "pkg/netstate", "speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
 }
@@ -48,9 +51,9 @@ var mustNotLink = []struct {
 	{"ipam", []string{"k8s.io/", "sigs.k8s.io/", "github.com/prometheus/"}, "the allocator is pure"},
 	{"pkg/config", []string{"k8s.io/", "github.com/prometheus/"}, "the configuration is a leaf that the CLI links"},
 	{"speaker/election", []string{"k8s.io/", "github.com/"}, "the election is arithmetic"},
-	{"speaker/plan", []string{"k8s.io/", "github.com/prometheus/", "github.com/vishvananda/", "github.com/osrg/gobgp", "github.com/hashicorp/"}, "the CLI runs the plan offline"},
-	{"cmd/controller", []string{"github.com/vishvananda/netlink", "github.com/osrg/gobgp", "github.com/hashicorp/memberlist"}, "the controller touches no network but the API"},
-	{"cmd/lodestone", []string{"github.com/vishvananda/netlink", "github.com/osrg/gobgp", "github.com/hashicorp/memberlist"}, "the CLI runs on laptops that are not Linux"},
+	{"speaker/plan", []string{"k8s.io/", "github.com/prometheus/", "github.com/vishvananda/", "github.com/google/nftables", "github.com/osrg/gobgp", "github.com/hashicorp/"}, "the CLI runs the plan offline"},
+	{"cmd/controller", []string{"github.com/vishvananda/netlink", "github.com/google/nftables", "github.com/osrg/gobgp", "github.com/hashicorp/memberlist"}, "the controller touches no network but the API"},
+	{"cmd/lodestone", []string{"github.com/vishvananda/netlink", "github.com/google/nftables", "github.com/osrg/gobgp", "github.com/hashicorp/memberlist"}, "the CLI runs on laptops that are not Linux"},
 }
 
 // mustNotImport lists what a package's own files may not import; what they
@@ -71,9 +74,11 @@ var onlyIn = []struct {
 	places  []string
 	reason  string
 }{
-	{"k8s.io/client-go/", []string{"cmd/...", "pkg/debughttp", "pkg/kube", "pkg/provider", "pkg/servicelb", "speaker", "speaker/membership"},
+	{"k8s.io/client-go/", []string{"cmd/...", "pkg/clusterfacts", "pkg/debughttp", "pkg/kube", "pkg/provider", "pkg/released", "pkg/servicelb", "speaker", "speaker/membership"},
 		"what talks to the API server can be named at a glance"},
 	{"github.com/vishvananda/netlink", []string{"pkg/netstate", "pkg/testnet", "speaker/route"}, "what touches the kernel's network can be named at a glance"},
+	{"github.com/google/nftables", []string{"speaker/limit"}, "what touches the kernel's packet filter can be named at a glance"},
+	{"github.com/insomniacslk/dhcp", []string{"pkg/dhcp"}, "how DHCP is spoken hides behind leases"},
 	{"github.com/osrg/gobgp", []string{"speaker/bgp"}, "BGP hides behind a session interface of ours"},
 	{"github.com/hashicorp/memberlist", []string{"speaker/membership"}, "how liveness is learnt hides behind membership"},
 }

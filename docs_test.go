@@ -12,7 +12,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/simulation"
 )
 
 // documents are the Markdown files of the project, by path.
@@ -96,6 +98,10 @@ func TestEveryReasonIsExplained(t *testing.T) {
 		known[value] = true
 		if !headings[value] {
 			t.Errorf("%s: reason %s has no section in %s", s.path, value, guide)
+		}
+		considered := value == string(ipam.NotAutoAssigned) || value == string(ipam.PoolNotNamed)
+		if s.folder() == "ipam" && !considered && simulation.Remedy(ipam.Reason(value)) == "" {
+			t.Errorf("%s: lodestone explain has no advice against reason %s", s.path, value)
 		}
 	})
 	for h := range headings {

@@ -7,6 +7,7 @@ set -euo pipefail
 packages=(
   gcc libc6-dev                      # the race detector
   containerd containernetworking-plugins iptables iproute2 nftables runc
+  dnsmasq-base kea-dhcp4-server # DHCP servers to lease from
   arping curl iputils-ping procps tcpdump # tests look at the wire with them
   shellcheck util-linux
 )
@@ -23,7 +24,7 @@ if [[ $EUID -ne 0 ]]; then
   exit 1
 fi
 
-# A package that brings a service (containerd) asks policy-rc.d before it
+# A package that brings a service (containerd, Kea) asks policy-rc.d before it
 # starts it: 101 means no.
 guard=/usr/sbin/policy-rc.d
 if [[ ! -e $guard ]]; then
@@ -37,7 +38,9 @@ export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq
 apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 
-# Nor shall it start with the machine: the lab runs its own, in namespaces.
-if [[ -d /run/systemd/system && " ${missing[*]} " == *" containerd "* ]]; then
-  systemctl --quiet disable --now containerd.service
-fi
+# Nor shall it start with the machine: tests run their own, in namespaces.
+for service in containerd kea-dhcp4-server; do
+  if [[ -d /run/systemd/system && " ${missing[*]} " == *" $service "* ]]; then
+    systemctl --quiet disable --now "$service.service"
+  fi
+done

@@ -4,74 +4,97 @@ import (
 	"net/netip"
 	"slices"
 	"time"
-
-	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
-// plan is how a request will be met, one pick per family of the request.
+// plan is how a request will be met.
 type plan struct {
 	req    Request
-	holder *holder
+	me     party
+	holder *holder // nil for somebody who holds nothing
 	now    time.Time
-	wishes [len(families)]netip.Addr
-	picks  [len(families)]pick
+	// wishes are, for every family of the request, the addresses that it has
+	// to be given: requested or reserved ones.
+	wishes [len(families)][]netip.Addr
+	// refused are, for every family, why it may not even draw.
+	refused [len(families)]*Refusal
+	picks   []pick
 }
 
-// pick is a lease to keep; or a space to draw from, the lowest address unless
-// addr says which; or nothing: the family is not to be had.
+// pick is one address to hold: a lease that the owner has (kept) or comes to;
+// or one to take out of a space, the lowest free one unless addr says which.
 type pick struct {
-	keep  *lease
-	space *space
-	addr  netip.Addr
+	family int // in the request
+	lease  *lease
+	kept   bool
+	space  *space
+	addr   netip.Addr
 }
-
-func (p *pick) settled() bool { return p.keep != nil || p.space != nil }
 
 // familySet is a set of families: bit i for families[i].
 type familySet uint8
 
 // Allocate makes the owner hold what the request asks for and returns what it
-// holds, in the order of req.Families.
+// holds, in the order of req.Families and, in a family, of the addresses that
+// are requested or reserved.
 //
-// What the owner holds already and what still fits the request stays: pool
-// edits never move an address, nor does a pool that was closed to the
-// namespace. What does not fit is given back: a dropped family, an address
-// where another is requested, an address of a pool that the request no longer
-// names. An address whose pool is gone or shrunk fits as long as the request
-// names the pool that it named before. Calling Allocate again with the same
-// request changes nothing, except that it adds a preferred family which has
-// become available.
+// What the owner holds already and what still fits the request stays: an edit
+// of the configuration never moves an address. What does not fit is given
+// back: a dropped family, an address where another is requested, an address of
+// a pool that the request no longer names, all but the first of a family for
+// which it names none. An address whose pool is gone or shrunk fits as long as
+// the request names the pool that it named before. Calling Allocate again with
+// the same request changes nothing, except that it adds a preferred family
+// which has become available.
 //
-// On refusal, always a *Refusal, the owner keeps exactly what it held before.
+// Addresses that are reserved for the Service are as good as requested, if the
+// request names none itself and no other pools. One that holds another address
+// keeps it, however, until it renumbers.
+//
+// On refusal, always a *Refusal, the owner keeps exactly what it held before,
+// but for addresses on which it clashes with others by its new terms.
 func (a *Allocator) Allocate(req Request, now time.Time) ([]Held, error) {
-	a.tick(now)
-	p := plan{req: req, holder: a.holders[req.Owner.UID], now: now}
-	r := p.read()
+	p, r := a.read(req, now)
 	if r == nil {
-		r = a.settle(&p)
-	}
-	if r == nil {
-		r = a.draw(&p)
+		r = a.decide(p)
 	}
 	if r != nil {
+		a.abide(p)
 		return nil, r
 	}
-	return a.apply(&p), nil
+	return a.apply(p), nil
 }
 
 // read checks the request and sorts its addresses by family.
+func (a *Allocator) read(req Request, now time.Time) (*plan, *Refusal) {
+	a.tick(now)
+	p := &a.plan
+	*p = plan{
+		req: req, me: a.partyOf(req.Owner, req.Sharing), now: now,
+		wishes: [...][]netip.Addr{p.wishes[0][:0], p.wishes[1][:0]}, picks: p.picks[:0],
+	}
+	if req.Owner.UID == "" {
+		return p, refuse(InvalidRequest, "", "the request has no owner")
+	}
+	h := a.holders[req.Owner.UID]
+	if h != nil && h.owner != req.Owner {
+		return p, refuse(InvalidRequest, "", "the owner %q is %s and cannot become %s", h.owner.UID, h.owner.Name, req.Owner.Name)
+	}
+	p.holder = h
+	return p, p.read()
+}
+
 func (p *plan) read() *Refusal {
 	req := &p.req
-	switch n := len(req.Families); {
-	case req.Owner.UID == "":
-		return refuse(InvalidRequest, "", "the request has no owner")
-	case n == 0 || n > len(families) || n == 2 && req.Families[0] == req.Families[1]:
-		return refuse(InvalidRequest, "", "the request has families %q, not one or two different ones", req.Families)
+	if n := len(req.Families); n == 0 || n > len(families) || n == 2 && req.Families[0] == req.Families[1] {
+		return refuse(InvalidRequest, "", "the request has families %.40q, not one or two different ones", req.Families[:min(n, 3)])
 	}
 	for _, f := range req.Families {
 		if f.index() < 0 {
-			return refuse(InvalidRequest, "", "the request has family %q, neither IPv4 nor IPv6", string(f))
+			return refuse(InvalidRequest, "", "the request has family %.40q, neither IPv4 nor IPv6", string(f))
 		}
+	}
+	if n := len(req.Addresses); n > MaxAddresses {
+		return refuse(InvalidRequest, "", "%d addresses are requested, at most %d can be", n, MaxAddresses)
 	}
 	for _, addr := range req.Addresses {
 		if r := p.wish(addr); r != nil {
@@ -88,149 +111,301 @@ func (p *plan) wish(addr netip.Addr) *Refusal {
 	}
 	addr = addr.Unmap()
 	i := slices.Index(p.req.Families, familyOf(addr))
-	switch {
-	case i < 0:
+	if i < 0 {
 		return refuse(WrongFamily, "", "%s is an %s address, the Service has only %s", addr, familyOf(addr), p.req.Families[0])
-	case p.wishes[i].IsValid() && p.wishes[i] != addr:
-		return refuse(InvalidRequest, "", "%s and %s are requested, two %s addresses", p.wishes[i], addr, familyOf(addr))
 	}
-	p.wishes[i] = addr
+	if !slices.Contains(p.wishes[i], addr) {
+		p.wishes[i] = append(p.wishes[i], addr)
+	}
 	return nil
 }
 
-// settle picks what leaves no choice: what the owner keeps and the addresses
-// that it names.
-func (a *Allocator) settle(p *plan) *Refusal {
-	for i, f := range p.req.Families {
-		if l := p.kept(f, p.wishes[i]); l != nil {
-			p.picks[i].keep = l
-		} else if p.wishes[i].IsValid() {
-			s, r := a.claim(p, p.wishes[i])
-			if r != nil {
-				return r
-			}
-			p.picks[i] = pick{space: s, addr: p.wishes[i]}
+// decide picks the addresses of every family: those that leave no choice, then
+// those that the Service shares or comes back to, then any that can be drawn.
+func (a *Allocator) decide(p *plan) *Refusal {
+	for i := range p.req.Families {
+		if r := a.settle(p, i); r != nil {
+			return r
 		}
 	}
+	for i, f := range p.req.Families {
+		if p.settled(i) {
+			continue
+		}
+		var l *lease
+		if l, p.refused[i] = a.rejoined(p, f); l != nil {
+			p.picks = append(p.picks, pick{family: i, lease: l})
+		}
+	}
+	return a.draw(p)
+}
+
+func (p *plan) settled(i int) bool {
+	return slices.ContainsFunc(p.picks, func(k pick) bool { return k.family == i })
+}
+
+// settle picks what leaves no choice: the addresses that the Service names or
+// has reserved, or what it keeps.
+func (a *Allocator) settle(p *plan, i int) *Refusal {
+	if len(p.wishes[i]) == 0 {
+		kept := a.kept(p, p.req.Families[i])
+		if a.wishReserved(p, i, kept != nil); len(p.wishes[i]) == 0 && kept != nil {
+			p.picks = append(p.picks, pick{family: i, lease: kept, kept: true})
+		}
+	}
+	for _, addr := range p.wishes[i] {
+		k, r := a.claim(p, addr)
+		if r != nil {
+			return r
+		}
+		k.family = i
+		p.picks = append(p.picks, k)
+	}
 	return nil
 }
 
-// kept returns the first lease of the family that fits the request.
-func (p *plan) kept(f Family, wish netip.Addr) *lease {
+// kept returns the first lease of the family that may stay.
+func (a *Allocator) kept(p *plan, f Family) *lease {
 	if p.holder == nil {
 		return nil
 	}
 	for _, l := range p.holder.leases {
-		if l.addr == wish || !wish.IsValid() && familyOf(l.addr) == f && l.fits(p.req.Pools) {
+		if familyOf(l.addr) != f || !l.tenant(p.holder).fits(l.space, p.req.Pools) {
+			continue
+		}
+		if _, c := l.clash(&p.me); !c.is() && (!p.req.Renumber || a.renews(p, l)) {
 			return l
 		}
 	}
 	return nil
 }
 
-// claim returns the space of a requested address that the owner can have.
-func (a *Allocator) claim(p *plan, addr netip.Addr) (*space, *Refusal) {
-	at := a.find(addr)
+// renews reports whether a new Service in the owner's place could be given the
+// lease.
+func (a *Allocator) renews(p *plan, l *lease) bool {
+	f := familyOf(l.addr)
+	if a.open(p, l.space.pool, f) != "" || a.reservedForOther(p, l.addr) {
+		return false
+	}
+	shared, r := a.join(p, f)
+	return p.me.knows(l) || shared == nil && r == nil
+}
+
+// wishReserved wishes for the addresses of family i that are reserved for the
+// Service, unless it holds only others that it may keep.
+func (a *Allocator) wishReserved(p *plan, i int, keeps bool) {
+	reserved := a.reserved[p.me.owner.Name]
+	holds := func(addr netip.Addr) bool { return p.holds(a.leases[addr]) }
+	if keeps && !p.req.Renumber && !slices.ContainsFunc(reserved, func(addr netip.Addr) bool {
+		return familyOf(addr) == p.req.Families[i] && holds(addr)
+	}) {
+		return
+	}
+	for _, addr := range reserved {
+		if familyOf(addr) == p.req.Families[i] &&
+			(len(p.req.Pools) == 0 || slices.Contains(p.req.Pools, a.spaceOf(addr).name())) {
+			p.wishes[i] = append(p.wishes[i], addr)
+		}
+	}
+}
+
+func (p *plan) holds(l *lease) bool { return l != nil && p.holder != nil && l.tenant(p.holder) != nil }
+
+// claim picks an address that the Service names or has reserved.
+func (a *Allocator) claim(p *plan, addr netip.Addr) (pick, *Refusal) {
+	l := a.leases[addr]
+	mine := p.holds(l)
+	if mine && !p.req.Renumber {
+		return pick{lease: l, kept: true}, a.vacant(p, l)
+	}
+	at, r := a.locate(p, addr)
+	if r == nil {
+		r = a.entitled(p, at, addr)
+	}
+	if r == nil && l != nil {
+		r = a.vacant(p, l)
+	}
+	if r != nil {
+		return pick{}, r
+	}
+	if l == nil {
+		l = &lease{} // nobody is there yet
+	}
+	if a.reservedFor[addr] != p.me.owner.Name && a.fills(p, at.space, l) {
+		return pick{}, a.refuseQuota(p, at.space)
+	}
+	return pick{lease: a.leases[addr], kept: mine, space: at.space, addr: addr}, nil
+}
+
+// locate returns the part of a pool that hands the address out.
+func (a *Allocator) locate(p *plan, addr netip.Addr) (*segment, *Refusal) {
+	at, named := a.find(addr), p.req.Pools
 	switch {
-	case len(p.req.Pools) > 0 && !slices.ContainsFunc(p.req.Pools, a.exists):
-		return nil, refuse(PoolNotFound, p.req.Pools[0], "there is no pool %s", quoted(p.req.Pools))
+	case len(named) > 0 && !slices.ContainsFunc(named, a.exists):
+		return nil, refuse(PoolNotFound, named[0], "there is no pool %s", quoted(named))
 	case at == nil:
 		return nil, refuse(AddressOutsidePools, "", "%s is in no pool", addr)
-	case len(p.req.Pools) > 0 && !slices.Contains(p.req.Pools, at.pool.Name):
+	case len(named) > 0 && !slices.Contains(named, at.pool.Name):
 		return nil, refuse(AddressOutsidePools, at.pool.Name, "%s is in pool %q, not in the requested %s",
-			addr, at.pool.Name, quoted(p.req.Pools))
-	case at.space == nil:
-		return nil, refuseWithheld(addr, at.pool)
-	case !at.pool.Allows(config.Subject{Namespace: p.req.Namespace}):
-		return nil, refuse(PoolNotAllowed, at.pool.Name, "%s is in pool %q, which %s",
-			addr, at.pool.Name, at.pool.closedTo(p.req.Namespace))
+			addr, at.pool.Name, quoted(named))
 	}
-	l := a.leases[addr]
+	if why, forbidden := a.forbidden.why(addr); forbidden {
+		return nil, refuse(AddressForbidden, at.pool.Name, "%s is never handed out: it is %s", addr, why)
+	}
+	if at.space == nil {
+		return nil, refuse(AddressWithheld, at.pool.Name, "%s is never handed out: it is %s", addr, at.pool.whyWithheld(addr))
+	}
+	return at, nil
+}
+
+// entitled returns nil if the Service may ask for the address. For one that is
+// reserved for it only draining counts: the operator has decided.
+func (a *Allocator) entitled(p *plan, at *segment, addr netip.Addr) *Refusal {
+	q := at.pool
+	name, reserved := a.reservedFor[addr]
+	mine := reserved && name == p.me.owner.Name
 	switch {
-	case l == nil:
-	case !l.resting:
-		return nil, refuse(AddressInUse, at.pool.Name, "%s is held by %s", addr, l.holder.owner.Name)
-	case l.holder.owner.Name != p.req.Owner.Name || p.req.Owner.Name == "":
-		return nil, refuse(AddressQuarantined, at.pool.Name, "%s is in quarantine after its use by %s, it is free in %s",
-			addr, l.holder.owner.Name, wait(l.until, p.now))
+	case !mine && !q.Allows(p.req.Subject):
+		return refuse(PoolNotAllowed, q.Name, "%s is in pool %q, which %s", addr, q.Name, q.closedTo(p.req.Subject))
+	case !mine && !q.MayRequest(p.req.Subject.Namespace):
+		return refuse(RequestNotAllowed, q.Name, "%s is in pool %q, which lets %s ask for particular addresses, not namespace %q",
+			addr, q.Name, requesters(q.Requesters), p.req.Subject.Namespace)
+	case reserved && !mine:
+		return a.refuseReserved(addr)
+	case q.Draining:
+		return refuse(PoolDraining, q.Name, "%s is in pool %q, which is draining: it gives no new addresses", addr, q.Name)
 	}
-	return at.space, nil
+	return nil
+}
+
+// vacant returns nil if nobody on the address is in the way.
+func (a *Allocator) vacant(p *plan, l *lease) *Refusal {
+	if other, c := l.clash(&p.me); c.is() {
+		return refuseClash(&p.me, other, c, l)
+	}
+	if l.resting && (l.name == "" || l.name != p.me.owner.Name) {
+		return a.refuseResting(l)
+	}
+	return nil
+}
+
+func (a *Allocator) reservedForOther(p *plan, addr netip.Addr) bool {
+	name, reserved := a.reservedFor[addr]
+	return reserved && name != p.me.owner.Name
+}
+
+// rejoined returns the address of the family that the Service has before any
+// free one: the one that others hold under its key, or one that rests for it.
+func (a *Allocator) rejoined(p *plan, f Family) (*lease, *Refusal) {
+	if l, r := a.join(p, f); l != nil || r != nil {
+		return l, r
+	}
+	return a.comeback(p, f), nil
+}
+
+// comeback returns the address of the family that the Service released and
+// could draw now: of the first pool, there the last one released.
+func (a *Allocator) comeback(p *plan, f Family) *lease {
+	var best *lease
+	for l := a.namesakes[p.me.hash]; l != nil; l = l.namesake.next {
+		if l.name != p.me.owner.Name || l.name == "" || familyOf(l.addr) != f || a.open(p, l.space.pool, f) != "" || a.reservedForOther(p, l.addr) || a.fills(p, l.space, l) {
+			continue
+		}
+		if best != nil && best.space == l.space && best.since != l.since {
+			if l.since > best.since {
+				best = l
+			}
+			continue
+		}
+		best = a.first(p, best, l)
+	}
+	return best
 }
 
 // draw finds pools for the families that are not settled.
 func (a *Allocator) draw(p *plan) *Refusal {
-	var missing familySet
+	missing := p.missing()
+	home := a.home(p, missing)
 	for i, f := range p.req.Families {
-		if !p.picks[i].settled() {
-			missing |= 1 << f.index()
-		}
-	}
-	if missing == 0 {
-		return nil
-	}
-	home := a.firstPool(&p.req, missing, p.settledPool())
-	if home == nil {
-		home = a.firstPool(&p.req, missing, nil)
-	}
-	for i, f := range p.req.Families {
-		if p.picks[i].settled() {
+		if p.settled(i) {
 			continue
 		}
-		from := home
-		if from == nil {
-			from = a.firstPool(&p.req, 1<<f.index(), nil)
+		from, set := home, familySet(1)<<f.index()
+		if from == nil && p.refused[i] == nil && missing != set {
+			from = a.firstPool(p, set)
 		}
-		if from != nil {
-			p.picks[i].space = from.spaces[f.index()]
-		} else if p.req.RequireAll {
-			return a.refuseDraw(p, f)
+		switch {
+		case from != nil && p.refused[i] == nil:
+			p.picks = append(p.picks, pick{family: i, space: from.spaces[f.index()]})
+		case p.req.RequireAll || p.req.Renumber && p.has(f):
+			return a.refuseDraw(p, i)
 		}
 	}
-	if p.picks[0].settled() || p.picks[1].settled() {
+	if len(p.picks) > 0 {
 		return nil
 	}
 	return a.refuseAll(p)
 }
 
-// settledPool returns the pool of a family that is settled, nil if none is.
+// missing is the families that may be drawn and have to be.
+func (p *plan) missing() (missing familySet) {
+	for i, f := range p.req.Families {
+		if !p.settled(i) && p.refused[i] == nil {
+			missing |= 1 << f.index()
+		}
+	}
+	return missing
+}
+
+// has reports whether the owner holds an address of the family.
+func (p *plan) has(f Family) bool {
+	return p.holder != nil && slices.ContainsFunc(p.holder.leases, func(l *lease) bool { return familyOf(l.addr) == f })
+}
+
+// home returns the pool that gives all that is missing: the one of what is
+// settled if it does, else the first.
+func (a *Allocator) home(p *plan, missing familySet) *pool {
+	if missing == 0 {
+		return nil
+	}
+	if q := p.settledPool(); q != nil && a.gives(p, q, missing) {
+		return q
+	}
+	return a.firstPool(p, missing)
+}
+
+// settledPool returns the pool of what is settled, nil if nothing is.
 func (p *plan) settledPool() *pool {
 	for _, k := range p.picks {
-		switch {
-		case k.keep != nil:
-			return k.keep.space.pool
-		case k.space != nil:
-			return k.space.pool
+		s := k.space
+		if k.lease != nil {
+			s = k.lease.space
+		}
+		if s.pool != nil {
+			return s.pool
 		}
 	}
 	return nil
 }
 
-// firstPool returns the first pool open to the request that can give every
-// family of the set; only, if not nil, is the only pool that counts.
-func (a *Allocator) firstPool(req *Request, set familySet, only *pool) *pool {
-	for i := range a.candidates(req) {
-		p := a.candidate(req, i)
-		if p != nil && (only == nil || p == only) && p.gives(set) && p.Allows(config.Subject{Namespace: req.Namespace}) {
-			return p
+// firstPool returns the first pool that gives the request every family of the
+// set.
+func (a *Allocator) firstPool(p *plan, set familySet) *pool {
+	for i := range a.candidates(p) {
+		if q := a.candidate(p, i); a.gives(p, q, set) {
+			return q
 		}
 	}
 	return nil
 }
 
-// candidates is how many pools the request may draw from, if it is let in.
-func (a *Allocator) candidates(req *Request) int {
-	if len(req.Pools) > 0 {
-		return len(req.Pools)
+func (a *Allocator) gives(p *plan, q *pool, set familySet) bool {
+	for i, f := range families {
+		if set&(1<<i) != 0 && a.obstacle(p, q, f) != "" {
+			return false
+		}
 	}
-	return len(a.auto)
-}
-
-// candidate returns pool i of the request, nil if there is none of the name.
-func (a *Allocator) candidate(req *Request, i int) *pool {
-	if len(req.Pools) > 0 {
-		return a.byName[req.Pools[i]]
-	}
-	return a.auto[i]
+	return true
 }
 
 // apply carries a plan out: it takes what is new, then gives back what is not
@@ -238,40 +413,61 @@ func (a *Allocator) candidate(req *Request, i int) *pool {
 func (a *Allocator) apply(p *plan) []Held {
 	h := p.holder
 	if h == nil {
-		h = a.newHolder(p.req.Owner.UID)
+		h = a.newHolder(&p.me)
 	}
-	h.owner = p.req.Owner
-	var mine [len(families)]*lease
-	n := 0
-	for _, k := range p.picks {
-		switch {
-		case k.keep != nil:
-			k.keep.keep(p.req.Pools)
-			mine[n] = k.keep
-			n++
-		case k.space != nil:
-			mine[n] = a.take(k, h)
-			n++
+	before := len(h.leases)
+	for i := range p.req.Families {
+		for _, k := range p.picks {
+			if k.family == i {
+				h.leases = append(h.leases, a.grant(p, k, h))
+			}
 		}
 	}
-	for _, l := range h.leases {
-		if !slices.Contains(mine[:n], l) {
-			a.rest(l, p.now)
+	old, now := h.leases[:before], h.leases[before:]
+	for _, l := range old {
+		if !slices.Contains(now, l) {
+			a.leave(l, h)
 		}
 	}
-	h.leases = append(h.leases[:0], mine[:n]...)
-	return h.held()
+	h.leases = slices.Delete(h.leases, 0, before)
+	return a.held(h)
 }
 
-// take makes the lease of a pick.
-func (a *Allocator) take(k pick, h *holder) *lease {
-	var l *lease
-	if !k.addr.IsValid() {
-		l = &lease{addr: k.space.free.takeLowest().addr(k.space.family), space: k.space}
-		a.leases[l.addr] = l
-	} else if l = a.leases[k.addr]; l == nil {
-		l = a.lease(k.addr, k.space)
+// grant makes the holder hold a pick.
+func (a *Allocator) grant(p *plan, k pick, h *holder) *lease {
+	l := k.lease
+	switch {
+	case k.kept:
+		a.setTerms(l, h, p.me.terms)
+		l.tenant(h).keep(l.space, p.req.Pools)
+		return l
+	case l != nil:
+	case k.addr.IsValid():
+		l = a.newLease(k.addr, k.space)
+	default:
+		l = a.leaseOf(k.space.free.takeLowest().addr(k.space.family), k.space)
 	}
-	a.give(l, h)
+	a.enter(l, tenant{holder: h, terms: p.me.terms, asked: l.space.name(), since: p.now})
 	return l
+}
+
+// abide makes the holder live with a refusal: what it holds it holds on its
+// new terms, where nobody is in the way.
+func (a *Allocator) abide(p *plan) {
+	h := p.holder
+	if h == nil {
+		return
+	}
+	stays := h.leases[:0]
+	for _, l := range h.leases {
+		if _, c := l.clash(&p.me); c.is() {
+			a.leave(l, h)
+			continue
+		}
+		a.setTerms(l, h, p.me.terms)
+		stays = append(stays, l)
+	}
+	if h.leases = stays; len(stays) == 0 {
+		a.forget(h)
+	}
 }

@@ -31,83 +31,127 @@ func BenchmarkAllocate(b *testing.B) {
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			a := filled(b, c.addresses, c.used)
-			req := ipam.Request{Namespace: "default", Families: []ipam.Family{c.family}, RequireAll: true}
+			req := ipam.Request{Subject: config.Subject{Namespace: "default"}, Families: []ipam.Family{c.family}, RequireAll: true}
 			now := start
+			owners := make([]ipam.Owner, 256)
+			for i := range owners {
+				owners[i] = ownerNumber(1<<24 + i)
+			}
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
-				req.Owner.UID = uids[i%len(uids)]
+				req.Owner = owners[i%len(owners)]
 				_, err := a.Allocate(req, now)
 				if (err != nil) != (c.name == "full-16") {
 					b.Fatal(err)
 				}
 				if i%256 == 255 {
 					b.StopTimer()
-					for _, uid := range uids {
-						a.Release(uid, now)
+					for _, o := range owners {
+						a.Release(o.UID, now)
 					}
 					b.StartTimer()
 				}
 			}
 		})
 	}
-	b.Run("mix", mix)
+	b.Run("mix", func(b *testing.B) { mix(b, false) })
+	b.Run("mix-shared", func(b *testing.B) { mix(b, true) })
 }
 
 // mix is one create or delete in a half-full and fragmented /16 with
-// quarantine: in turns a random Service is deleted and created again.
-func mix(b *testing.B) {
-	a := filled(b, "198.18.0.0/16", 1<<15)
-	a.SetPools([]config.Pool{pool("lan", "198.18.0.0/16")}, time.Second)
-	req := ipam.Request{Namespace: "default", Families: []ipam.Family{ipam.IPv4}, RequireAll: true}
-	names := make([]string, 1<<15)
-	for i := range names {
-		names[i] = strconv.Itoa(i)
+// quarantine: in turns a random Service is deleted and another one created.
+// With sharing, two neighbours in the list have a key in common.
+func mix(b *testing.B, sharing bool) {
+	const services = 1 << 15
+	a := filled(b, "198.18.0.0/16", services)
+	a.Configure(ipam.Setup{Pools: []config.Pool{pool("lan", "198.18.0.0/16")}, Quarantine: time.Second})
+	// The first half of the owners exists, the second waits in a ring.
+	owners, terms := make([]ipam.Owner, 2*services), make([]*ipam.Sharing, 2*services)
+	for i := range owners {
+		owners[i] = ownerNumber(i)
+		if sharing {
+			terms[i] = &ipam.Sharing{Key: strconv.Itoa(i / 2), Ports: []ipam.Port{{Protocol: "TCP", Number: uint16(i)}}}
+		}
 	}
+	req := ipam.Request{Subject: config.Subject{Namespace: "default"}, Families: []ipam.Family{ipam.IPv4}, RequireAll: true}
 	random := rand.New(rand.NewPCG(1, 1))
 	now := start
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
 		now = now.Add(100 * time.Microsecond)
 		if i%2 == 0 {
-			req.Owner.UID = names[random.IntN(len(names))]
-			a.Release(req.Owner.UID, now)
-		} else {
-			if _, err := a.Allocate(req, now); err != nil {
-				b.Fatal(err)
-			}
+			gone, next := random.IntN(services), services+i/2%services
+			a.Release(owners[gone].UID, now)
+			owners[gone], owners[next] = owners[next], owners[gone]
+			terms[gone], terms[next] = terms[next], terms[gone]
+			req.Owner, req.Sharing = owners[gone], terms[gone]
+		} else if _, err := a.Allocate(req, now); err != nil {
+			b.Fatal(err)
 		}
 	}
 }
 
-// BenchmarkSetPools edits one of 1000 pools with 10,000 addresses in use.
-func BenchmarkSetPools(b *testing.B) {
-	var pools []config.Pool
+// BenchmarkSharers is a Service that joins n others on one address, and
+// leaves.
+func BenchmarkSharers(b *testing.B) {
+	for _, n := range []int{10, 1000} {
+		b.Run(strconv.Itoa(n), func(b *testing.B) {
+			a := filled(b, "198.18.0.0/16", 0)
+			req := ipam.Request{Subject: config.Subject{Namespace: "default"}, Families: []ipam.Family{ipam.IPv4}, RequireAll: true}
+			for i := range n + 1 {
+				req.Owner = ownerNumber(i)
+				req.Sharing = &ipam.Sharing{Key: "k", Ports: []ipam.Port{{Protocol: "TCP", Number: uint16(i)}}}
+				_, err := a.Allocate(req, start)
+				require.NoError(b, err)
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				a.Release(req.Owner.UID, start)
+				if _, err := a.Allocate(req, start); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkConfigure edits one of 1000 pools, with 10,000 addresses in use,
+// and one of 10,000 forbidden ranges, of which 1,000 are in pools.
+func BenchmarkConfigure(b *testing.B) {
+	setup := ipam.Setup{Quarantine: time.Minute}
 	a := ipam.New()
 	for i := range 1000 {
-		pools = append(pools, pool(fmt.Sprintf("pool-%d", i), fmt.Sprintf("10.%d.%d.0/24", i/250, i%250)))
+		setup.Pools = append(setup.Pools, pool(fmt.Sprintf("pool-%d", i), fmt.Sprintf("10.%d.%d.0/24", i/250, i%250)))
 		for j := range 10 {
-			a.Restore(ipam.Owner{UID: fmt.Sprint(i, j)}, netip.AddrFrom4([4]byte{10, byte(i / 250), byte(i % 250), byte(10 * j)}))
+			a.Restore(ownerNumber(10*i+j), netip.AddrFrom4([4]byte{10, byte(i / 250), byte(i % 250), byte(10 * j)}), nil, start)
+			text := fmt.Sprintf("100.%d.%d.%d/32", 64+j, i/250, i%250)
+			if j == 0 {
+				text = fmt.Sprintf("10.%d.%d.250/32", i/250, i%250)
+			}
+			setup.Forbidden = append(setup.Forbidden, forbidden(text, "the address of a node"))
 		}
 	}
+	random := rand.New(rand.NewPCG(1, 1))
+	random.Shuffle(len(setup.Forbidden), func(i, j int) {
+		setup.Forbidden[i], setup.Forbidden[j] = setup.Forbidden[j], setup.Forbidden[i]
+	})
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
-		pools[500] = pool("pool-500", fmt.Sprintf("10.2.0.%d-10.2.0.255", i%2))
-		a.SetPools(pools, time.Minute)
+		setup.Pools[500] = pool("pool-500", fmt.Sprintf("10.2.0.%d-10.2.0.255", i%2))
+		setup.Forbidden[0].Why = []string{"one", "another"}[i%2]
+		a.Configure(setup)
 	}
 }
 
-var uids = func() (u [256]string) {
-	for i := range u {
-		u[i] = fmt.Sprintf("7b0d9e5e-6a3f-4c0e-9d53-%012d", i)
-	}
-	return u
-}()
+func ownerNumber(i int) ipam.Owner {
+	return ipam.Owner{UID: fmt.Sprintf("7b0d9e5e-6a3f-4c0e-9d53-%012d", i), Name: fmt.Sprintf("default/web-%d", i)}
+}
 
 // filled returns an allocator with one pool, without quarantine, in which
-// random addresses among the first 2^24 are in use by the owners "0", "1"...
+// random addresses among the first 2^24 are in use.
 func filled(b *testing.B, addresses string, used int) *ipam.Allocator {
 	a := ipam.New()
-	a.SetPools([]config.Pool{pool("lan", addresses)}, 0)
+	a.Configure(ipam.Setup{Pools: []config.Pool{pool("lan", addresses)}})
 	prefix := netip.MustParsePrefix(addresses)
 	bits := min(24, prefix.Addr().BitLen()-prefix.Bits())
 	for i, n := range rand.New(rand.NewPCG(1, 1)).Perm(1 << bits)[:used] {
@@ -116,7 +160,7 @@ func filled(b *testing.B, addresses string, used int) *ipam.Allocator {
 			raw[k] |= byte(v)
 		}
 		addr, _ := netip.AddrFromSlice(raw)
-		_, ok := a.Restore(ipam.Owner{UID: strconv.Itoa(i)}, addr)
+		_, ok := a.Restore(ownerNumber(i), addr, nil, start)
 		require.True(b, ok)
 	}
 	return a

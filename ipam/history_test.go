@@ -2,6 +2,7 @@ package ipam_test
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -9,90 +10,249 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go4.org/netipx"
 
 	"github.com/lodestone-lb/lodestone/ipam"
+	"github.com/lodestone-lb/lodestone/pkg/config"
 )
+
+type ipRange = netipx.IPRange
 
 // op is one step of a history.
 type op struct {
-	kind       string
-	after      time.Duration // the clock moves before the step
-	req        ipam.Request  // allocate; Owner for release and restore
-	addr       netip.Addr    // restore
-	layout     int           // set pools
-	quarantine time.Duration
+	kind   string
+	after  time.Duration // the clock moves before the step
+	req    ipam.Request  // allocate; the owner of others
+	addr   netip.Addr    // restore, rest
+	layout int           // configure
+	ago    time.Duration // rest
 }
 
 func (o op) String() string {
 	text := fmt.Sprintf("%+v %s %s", o.after, o.kind, o.req.Owner.UID)
 	switch o.kind {
 	case "allocate":
-		return text + fmt.Sprintf(" %v all=%v pools=%v addresses=%v", o.req.Families, o.req.RequireAll, o.req.Pools, o.req.Addresses)
+		return text + fmt.Sprintf(" %v all=%v pools=%v addresses=%v labels=%v sharing=%+v renumber=%v", o.req.Families, o.req.RequireAll,
+			o.req.Pools, o.req.Addresses, o.req.Subject.Labels, o.req.Sharing, o.req.Renumber)
 	case "restore":
-		return text + " " + o.addr.String()
-	case "pools":
-		return text + fmt.Sprintf(" layout %d, quarantine %v", o.layout, o.quarantine)
+		return text + fmt.Sprintf(" %s %+v", o.addr, o.req.Sharing)
+	case "rest":
+		return text + fmt.Sprintf(" %s since %v", o.addr, o.ago)
+	case "configure":
+		return text + fmt.Sprintf(" layout %d", o.layout)
 	}
 	return text
 }
 
-// world is the addresses that histories are about.
+// world is the addresses that histories are about, in order.
 var world = func() (w []netip.Addr) {
-	for i := range byte(12) {
+	for i := range byte(10) {
 		w = append(w, netip.AddrFrom4([4]byte{198, 18, 0, i}))
 	}
-	for i := range byte(12) {
+	for i := range byte(6) {
 		w = append(w, netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 15: i}))
 	}
 	return w
 }()
 
-func randomLayout(random *rand.Rand) layout {
-	l := layout{poolOf: map[netip.Addr]int{}, withheld: map[netip.Addr]int{}}
-	names := []string{"p", "q", "r", "s"}
-	random.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
-	texts := make([][]string, random.IntN(len(names)+1))
-	l.free = make([][]netip.Addr, len(texts))
-	to := 0
-	for _, a := range world {
-		if len(texts) == 0 {
-			break
-		}
-		if random.IntN(3) == 0 {
-			to = random.IntN(len(texts))
-		}
-		switch random.IntN(8) {
-		case 0:
-		case 1:
-			texts[to] = append(texts[to], "!"+a.String()+"-"+a.String())
-			l.withheld[a] = to
-		default:
-			texts[to] = append(texts[to], a.String()+"-"+a.String())
-			l.poolOf[a] = to
-			l.free[to] = append(l.free[to], a)
-		}
+var worldIndex = func() map[netip.Addr]int {
+	index := map[netip.Addr]int{}
+	for i, a := range world {
+		index[a] = i
 	}
-	for i, t := range texts {
-		p := pool(names[i], t...)
-		p.AutoAssign, p.Priority = random.IntN(4) > 0, random.IntN(3)-1
+	return index
+}()
+
+var services = []string{"a/x", "a/y", "a/z", "b/x", "b/y", "b/z", "c/x"}
+
+// draft is a layout that can still be edited: who has each address.
+type draft struct {
+	pools        []config.Pool
+	owner        []int // the pool of each address, -1 for none
+	withheld     []bool
+	forbidden    [][2]int // from, to
+	reservations []config.Reservation
+	quarantine   time.Duration
+}
+
+func randomDraft(random *rand.Rand) *draft {
+	d := &draft{owner: make([]int, len(world)), withheld: make([]bool, len(world)), quarantine: 3 * time.Second}
+	for _, name := range []string{"p", "q", "r", "s"}[:random.IntN(5)] {
+		d.pools = append(d.pools, config.Pool{Name: name, AutoAssign: random.IntN(4) > 0})
+	}
+	random.Shuffle(len(d.pools), func(i, j int) { d.pools[i], d.pools[j] = d.pools[j], d.pools[i] })
+	to := -1
+	for i := range world {
+		if random.IntN(3) == 0 || to < 0 {
+			to = random.IntN(len(d.pools)+1) - 1
+		}
+		d.owner[i], d.withheld[i] = to, random.IntN(8) == 0
+	}
+	for range random.IntN(8) {
+		d.edit(random)
+	}
+	return d
+}
+
+// edit changes one thing.
+func (d *draft) edit(random *rand.Rand) {
+	var p *config.Pool
+	if len(d.pools) > 0 {
+		p = &d.pools[random.IntN(len(d.pools))]
+	}
+	switch n := random.IntN(16); {
+	case n == 0:
+		d.quarantine = []time.Duration{0, 3 * time.Second, 10 * time.Second}[random.IntN(3)]
+	case n <= 2:
+		d.reserve(random)
+	case n <= 4:
+		from := random.IntN(len(world))
+		to := min(from+random.IntN(4), len(world)-1)
+		if d.forbidden = append(d.forbidden, [2]int{from, to}); random.IntN(2) == 0 {
+			d.forbidden = d.forbidden[1:]
+		}
+	case n == 5:
+		i := random.IntN(len(world))
+		d.withheld[i] = !d.withheld[i]
+	case n <= 7:
+		d.owner[random.IntN(len(world))] = random.IntN(len(d.pools)+1) - 1
+	case p == nil:
+	case n == 8:
 		p.Namespaces = [][]string{nil, nil, {"a"}, {"b", "c"}}[random.IntN(4)]
-		l.pools = append(l.pools, p)
-		l.byRank = append(l.byRank, i)
+	case n == 9:
+		p.ServiceSelector = []config.Selector{nil, {{Key: "l", Operator: config.Exists}}}[random.IntN(2)]
+	case n == 10:
+		p.NamespaceSelector = []config.Selector{nil, {{Key: "l", Operator: config.In, Values: []string{"a"}}}}[random.IntN(2)]
+	case n == 11:
+		p.NamespaceQuota = random.IntN(4)
+	case n == 12:
+		p.Requesters = [][]string{nil, nil, {}, {"a", "b"}}[random.IntN(4)]
+	case n == 13:
+		p.KeepFor = []time.Duration{0, 5 * time.Second, time.Minute}[random.IntN(3)]
+	case n == 14:
+		p.Draining = !p.Draining
+	default:
+		p.Priority, p.Name = random.IntN(3)-1, d.newName(p.Name, random)
 	}
-	slices.SortStableFunc(l.byRank, func(i, j int) int { return l.pools[i].Priority - l.pools[j].Priority })
+}
+
+// newName is a name that no pool has, or the present one.
+func (d *draft) newName(name string, random *rand.Rand) string {
+	other := []string{"p", "q", "r", "s"}[random.IntN(4)]
+	if slices.ContainsFunc(d.pools, func(p config.Pool) bool { return p.Name == other }) {
+		return name
+	}
+	return other
+}
+
+// reserve adds a reservation or drops the oldest.
+func (d *draft) reserve(random *rand.Rand) {
+	if len(d.reservations) > 2 || len(d.reservations) > 0 && random.IntN(2) == 0 {
+		d.reservations = d.reservations[1:]
+		return
+	}
+	r := config.Reservation{Service: services[random.IntN(len(services))]}
+	for range 1 + random.IntN(2) {
+		a := world[random.IntN(len(world))]
+		taken := slices.Contains(r.Addresses, a) ||
+			slices.ContainsFunc(d.reservations, func(r config.Reservation) bool { return slices.Contains(r.Addresses, a) })
+		if !taken {
+			r.Addresses = append(r.Addresses, a)
+		}
+	}
+	d.reservations = append(slices.Clone(d.reservations), r)
+}
+
+// layout spells a draft out.
+func (d *draft) layout() *layout {
+	l := &layout{Setup: ipam.Setup{Quarantine: d.quarantine, Reservations: slices.Clone(d.reservations)}, at: make([]spot, len(world))}
+	free, withheld := make([]netipx.IPSetBuilder, len(d.pools)), make([]netipx.IPSetBuilder, len(d.pools))
+	for i, a := range world {
+		l.at[i].pool, l.at[i].withheld = d.owner[i], d.withheld[i]
+		switch owner := d.owner[i]; {
+		case owner < 0:
+		case d.withheld[i]:
+			withheld[owner].Add(a)
+		default:
+			free[owner].Add(a)
+		}
+	}
+	for i, p := range d.pools {
+		p.Free, _ = free[i].IPSet()
+		p.Withheld, _ = withheld[i].IPSet()
+		l.Pools = append(l.Pools, p)
+	}
+	for n, f := range d.forbidden {
+		if world[f[0]].Is4() != world[f[1]].Is4() {
+			continue
+		}
+		why := fmt.Sprintf("forbidden by %d", n)
+		l.Forbidden = append(l.Forbidden, ipam.Forbidden{Range: netipx.IPRangeFrom(world[f[0]], world[f[1]]), Why: why})
+		for i := f[0]; i <= f[1]; i++ {
+			l.at[i].bans = append(l.at[i].bans, ban{f[1] - f[0], f[0], why})
+		}
+	}
+	for _, r := range d.reservations {
+		for _, a := range r.Addresses {
+			l.at[worldIndex[a]].reserved = r.Service
+		}
+	}
 	return l
 }
 
-func randomOp(random *rand.Rand, layouts int) op {
-	pick := func(n int) netip.Addr { return world[random.IntN(n)] }
-	service := []string{"a/x", "a/y", "a/z", "b/x", "b/y", "b/z", "c/x"}[random.IntN(7)]
-	o := op{req: ipam.Request{
+// randomLayouts are edits of edits, with a fresh start now and then.
+func randomLayouts(random *rand.Rand) (layouts []*layout) {
+	var d *draft
+	for i := range 40 {
+		if i%8 == 0 {
+			d = randomDraft(random)
+		} else {
+			d.edit(random)
+		}
+		layouts = append(layouts, d.layout())
+	}
+	return layouts
+}
+
+func randomSharing(random *rand.Rand) *ipam.Sharing {
+	if random.IntN(5) < 2 {
+		return nil
+	}
+	s := &ipam.Sharing{Key: []string{"k", "k", "m", ""}[random.IntN(4)], Backends: []string{"", "", "", "web"}[random.IntN(4)]}
+	for range random.IntN(3) {
+		s.Ports = append(s.Ports, ipam.Port{Protocol: []string{"TCP", "UDP"}[random.IntN(2)], Number: uint16(random.IntN(4))})
+	}
+	for range random.IntN(3) {
+		s.Namespaces = append(s.Namespaces, []string{"a", "b", "c"}[random.IntN(3)])
+	}
+	return s
+}
+
+func randomRequest(random *rand.Rand) ipam.Request {
+	service := services[random.IntN(len(services))]
+	req := ipam.Request{
 		Owner:      ipam.Owner{UID: fmt.Sprintf("%s#%d", service, random.IntN(2)), Name: service},
-		Namespace:  service[:1],
+		Subject:    config.Subject{Namespace: service[:1], NamespaceLabels: map[string]string{"l": service[:1]}},
 		RequireAll: random.IntN(2) == 0,
-	}}
+		Renumber:   random.IntN(8) == 0,
+		Sharing:    randomSharing(random),
+		Families:   [][]ipam.Family{{ipam.IPv4}, {ipam.IPv6}, {ipam.IPv4, ipam.IPv6}, {ipam.IPv6, ipam.IPv4}}[random.IntN(4)],
+	}
+	if random.IntN(2) == 0 {
+		req.Subject.Labels = map[string]string{"l": ""}
+	}
+	for range max(0, random.IntN(4)-1) {
+		req.Pools = append(req.Pools, []string{"p", "q", "r", "s", "t"}[random.IntN(5)])
+	}
+	for range max(0, random.IntN(6)-2) {
+		req.Addresses = append(req.Addresses, world[random.IntN(len(world))])
+	}
+	return req
+}
+
+func randomOp(random *rand.Rand, layouts int) op {
+	o := op{req: randomRequest(random), addr: world[random.IntN(len(world))]}
 	switch random.IntN(12) {
 	case 0:
 		o.after = -time.Duration(random.IntN(20)) * time.Second
@@ -102,38 +262,45 @@ func randomOp(random *rand.Rand, layouts int) op {
 		o.after = time.Duration(random.IntN(3000)) * time.Millisecond
 	}
 	switch n := random.IntN(100); {
-	case n < 60:
+	case n < 62:
 		o.kind = "allocate"
-		o.req.Families = [][]ipam.Family{{ipam.IPv4}, {ipam.IPv6}, {ipam.IPv4, ipam.IPv6}, {ipam.IPv6, ipam.IPv4}}[random.IntN(4)]
-		for range max(0, random.IntN(4)-1) {
-			o.req.Pools = append(o.req.Pools, []string{"p", "q", "r", "s", "t"}[random.IntN(5)])
-		}
-		for range max(0, random.IntN(5)-2) {
-			o.req.Addresses = append(o.req.Addresses, pick(len(world)))
-		}
-	case n < 90:
+	case n < 86:
 		o.kind = "release"
-	case n < 96:
-		o.kind, o.addr = "restore", pick(len(world))
+	case n < 91:
+		o.kind = "restore"
+	case n < 94:
+		o.kind, o.ago = "rest", time.Duration(random.IntN(15000)-2000)*time.Millisecond
+	case n < 99:
+		o.kind, o.layout = "configure", random.IntN(layouts)
 	default:
-		o.kind, o.layout, o.quarantine = "pools", random.IntN(layouts), []time.Duration{0, 3 * time.Second, 10 * time.Second}[random.IntN(3)]
+		o.kind = "restart"
 	}
 	return o
 }
 
-// run plays a history on two allocators and the model. It returns the first
-// step after which they differ, and how.
-func run(ops []op, layouts []layout) (failed int, how string) {
-	m := &model{taken: map[netip.Addr]*record{}, holds: map[string][]netip.Addr{}}
-	a, b := ipam.New(), ipam.New()
-	now := start
+// play is a history that goes on: two allocators, which must never differ,
+// and the model.
+type play struct {
+	layouts []*layout
+	setup   ipam.Setup
+	now     time.Time
+	model   *model
+	a, b    *ipam.Allocator
+}
+
+// run plays a history. It returns the first step after which something is
+// wrong, and what.
+func run(ops []op, layouts []*layout) (failed int, how string) {
+	p := &play{layouts, ipam.Setup{}, start, newModel(), ipam.New(), ipam.New()}
+	p.a.Configure(p.setup)
+	p.b.Configure(p.setup)
 	for i, o := range ops {
-		now = now.Add(o.after)
-		if how := step(o, now, layouts, m, a, b); how != "" {
+		p.now = p.now.Add(o.after)
+		if how := p.step(o); how != "" {
 			return i, how
 		}
 		if i%16 == 0 || i == len(ops)-1 {
-			if how := compare(m, a, b, now); how != "" {
+			if how := p.compare(); how != "" {
 				return i, how
 			}
 		}
@@ -141,82 +308,171 @@ func run(ops []op, layouts []layout) (failed int, how string) {
 	return -1, ""
 }
 
-// step plays one step. It says how the answers differ, if they do.
-func step(o op, now time.Time, layouts []layout, m *model, a, b *ipam.Allocator) string {
+// step plays one step. It says what is wrong, if anything is.
+func (p *play) step(o op) string {
 	uid := o.req.Owner.UID
 	switch o.kind {
 	case "allocate":
-		before := a.Holds(uid)
-		want, reason := m.allocate(o.req, now)
-		got, err := a.Allocate(o.req, now)
-		again, errAgain := b.Allocate(o.req, now)
-		switch r, _ := err.(*ipam.Refusal); {
-		case fmt.Sprint(err) != fmt.Sprint(errAgain) || !slices.Equal(got, again):
-			return fmt.Sprintf("the same history gave %v %v and %v %v", got, err, again, errAgain)
-		case err == nil && reason != "", err != nil && (r.Reason != reason || r.Message == ""), !slices.Equal(got, want):
-			return fmt.Sprintf("got %v %v, want %v %q", got, err, want, reason)
-		case err != nil && !slices.Equal(a.Holds(uid), before):
-			return fmt.Sprintf("a refusal changed %v to %v", before, a.Holds(uid))
+		if how := p.allocate(o.req); how != "" {
+			return how
 		}
 	case "release":
-		want, got := m.release(uid, now), a.Release(uid, now)
-		b.Release(uid, now)
+		want, got := p.model.release(o.req.Owner, p.now), p.a.Release(uid, p.now)
+		p.b.Release(uid, p.now)
 		if !slices.Equal(got, want) {
-			return fmt.Sprintf("got %v, want %v", got, want)
+			return fmt.Sprintf("released %v, want %v", got, want)
 		}
 	case "restore":
-		want, wantOK := m.restore(o.req.Owner, o.addr)
-		got, ok := a.Restore(o.req.Owner, o.addr)
-		b.Restore(o.req.Owner, o.addr)
+		want, wantOK := p.model.restore(o.req.Owner, o.addr, o.req.Sharing, p.now)
+		got, ok := p.a.Restore(o.req.Owner, o.addr, o.req.Sharing, p.now)
+		p.b.Restore(o.req.Owner, o.addr, o.req.Sharing, p.now)
 		if got != want || ok != wantOK {
 			return fmt.Sprintf("got %v %v, want %v %v", got, ok, want, wantOK)
 		}
-	case "pools":
-		l := layouts[o.layout]
-		m.setPools(l, o.quarantine)
-		a.SetPools(l.pools, o.quarantine)
-		b.SetPools(l.pools, o.quarantine)
+	case "rest":
+		since := p.now.Add(-o.ago)
+		p.model.restFrom(o.req.Owner.Name, o.addr, since, p.now)
+		p.a.Rest(o.req.Owner.Name, o.addr, since, p.now)
+		p.b.Rest(o.req.Owner.Name, o.addr, since, p.now)
+	case "configure":
+		l := p.layouts[o.layout]
+		p.setup = l.Setup
+		p.model.configure(l)
+		p.a.Configure(p.setup)
+		p.b.Configure(p.setup)
+	case "restart":
+		p.restart()
 	}
-	if !slices.Equal(a.Holds(uid), m.held(uid)) {
-		return fmt.Sprintf("%s holds %v, want %v", uid, a.Holds(uid), m.held(uid))
-	}
-	next, resting := a.NextFree()
-	if want, any := m.nextFree(); !next.Equal(want) || resting != any {
-		return fmt.Sprintf("next free %v %v, want %v %v", next, resting, want, any)
+	if got, want := p.a.Holds(uid), p.model.held(uid); !slices.Equal(got, want) {
+		return fmt.Sprintf("%s holds %v, want %v", uid, got, want)
 	}
 	return ""
 }
 
+func (p *play) allocate(req ipam.Request) string {
+	before := p.a.Holds(req.Owner.UID)
+	considered := p.a.Consider(req, p.now)
+	want, reason := p.model.allocate(req, p.now)
+	got, err := p.a.Allocate(req, p.now)
+	again, errAgain := p.b.Allocate(req, p.now)
+	r, _ := err.(*ipam.Refusal)
+	s, _ := errAgain.(*ipam.Refusal)
+	after := p.a.Holds(req.Owner.UID)
+	switch {
+	case !slices.Equal(got, again) || !r.Same(s) || r != nil && r.Message != s.Message:
+		return fmt.Sprintf("the same history gave %v %v and %v %v", got, err, again, errAgain)
+	case err == nil && reason != "", err != nil && (r.Reason != reason || r.Message == ""), !slices.Equal(got, want):
+		return fmt.Sprintf("got %v %v, want %v %q", got, err, want, reason)
+	case err != nil && !slices.Equal(after, before) && !p.mustLeave(req, before, after):
+		return fmt.Sprintf("a refusal changed %v to %v", before, after)
+	}
+	if len(before) == 0 && len(req.Addresses) == 0 && len(req.Families) == 1 {
+		return explains(considered, got, err)
+	}
+	return ""
+}
+
+// mustLeave: what a refusal took from the Service is held by others with whom
+// it clashes.
+func (p *play) mustLeave(req ipam.Request, before, after []ipam.Held) bool {
+	for _, h := range before {
+		_, c := clashAt(req.Owner, req.Sharing, p.model.at(h.Addr))
+		if slices.Contains(after, h) == (c != "") {
+			return false
+		}
+	}
+	return true
+}
+
+// explains says how a decision and its explanation differ.
+func explains(considered []ipam.Consideration, got []ipam.Held, err error) string {
+	would := slices.ContainsFunc(considered, func(c ipam.Consideration) bool { return c.Reason == "" })
+	where := slices.IndexFunc(considered, func(c ipam.Consideration) bool { return len(got) > 0 && c.Pool == got[0].Pool })
+	switch {
+	case would != (err == nil):
+		return fmt.Sprintf("the answer is %v %v, but considered was %+v", got, err, considered)
+	case err == nil && (where < 0 || considered[where].Reason != ""):
+		return fmt.Sprintf("the answer is %v, but considered was %+v", got, considered)
+	case slices.ContainsFunc(considered, func(c ipam.Consideration) bool { return c.Message == "" }):
+		return fmt.Sprintf("no message: %+v", considered)
+	}
+	return ""
+}
+
+// restart builds both allocators anew from what the old ones say: one knows
+// the setup at once and hears of what rests in another order.
+func (p *play) restart() {
+	rested := p.a.Resting(p.now)
+	a, b := ipam.New(), ipam.New()
+	b.Configure(p.setup)
+	for _, uid := range slices.Sorted(maps.Keys(p.model.holds)) {
+		for _, h := range p.a.Holds(uid) {
+			s := p.model.at(h.Addr).stay(uid)
+			a.Restore(s.owner, h.Addr, s.terms, s.since)
+			b.Restore(s.owner, h.Addr, s.terms, s.since)
+		}
+	}
+	for i, r := range rested {
+		a.Rest(r.Name, r.Addr, r.Since, p.now)
+		r = rested[len(rested)-1-i]
+		b.Rest(r.Name, r.Addr, r.Since, p.now)
+	}
+	a.Configure(p.setup)
+	p.a, p.b = a, b
+	p.model.tick(p.now)
+	p.model.restart()
+}
+
 // compare compares everything that can be seen, and looks for addresses that
-// are lost or held twice.
-func compare(m *model, a, b *ipam.Allocator, now time.Time) string {
-	if got, want := a.Stats(now), m.stats(now); !slices.Equal(got, want) {
+// are lost, doubled, or shared by those who clash.
+func (p *play) compare() string {
+	if got, want := p.a.Stats(p.now), p.model.stats(p.now); !slices.Equal(got, want) {
 		return fmt.Sprintf("stats are %v, want %v", got, want)
 	}
-	for _, s := range b.Stats(now) {
-		if s.Size != s.Free+s.Assigned+s.Quarantined {
+	for _, s := range p.b.Stats(p.now) {
+		if s.Size != s.Free+s.Assigned+s.Quarantined+s.Reserved {
 			return fmt.Sprintf("addresses lost or doubled: %v", s)
 		}
 	}
-	holders := map[netip.Addr]string{}
-	for uid := range m.holds {
-		for _, h := range a.Holds(uid) {
-			if other, twice := holders[h.Addr]; twice {
-				return fmt.Sprintf("%s is held by %s and %s", h.Addr, uid, other)
-			}
-			holders[h.Addr] = uid
+	rested, want := p.a.Resting(p.now), p.model.resting(p.now)
+	if !slices.Equal(rested, want) || !slices.Equal(p.b.Resting(p.now), want) {
+		return fmt.Sprintf("resting are %v and %v, want %v", rested, p.b.Resting(p.now), want)
+	}
+	next, any := p.a.NextFree(p.now)
+	if any != (len(want) > 0) || any && next != slices.MinFunc(want, func(r, s ipam.Rested) int { return r.Until.Compare(s.Until) }).Until {
+		return fmt.Sprintf("next free %v %v of %v", next, any, want)
+	}
+	for uid := range p.model.holds {
+		if got, want := p.a.Holds(uid), p.model.held(uid); !slices.Equal(got, want) || !slices.Equal(p.b.Holds(uid), want) {
+			return fmt.Sprintf("%s holds %v and %v, want %v", uid, got, p.b.Holds(uid), want)
 		}
 	}
-	for _, addr := range world {
-		if o, held := a.OwnerOf(addr); held != (holders[addr] != "") || o.UID != holders[addr] {
-			return fmt.Sprintf("%s is owned by %q, held by %q", addr, o.UID, holders[addr])
+	for _, at := range p.model.places {
+		if how := p.comparePlace(at); how != "" {
+			return how
 		}
+	}
+	return ""
+}
+
+func (p *play) comparePlace(at *place) string {
+	var owners []ipam.Owner
+	for i, s := range at.stays {
+		owners = append(owners, s.owner)
+		for _, t := range at.stays[:i] {
+			if clash(s.owner, s.terms, t.owner, t.terms) != "" {
+				return fmt.Sprintf("%v and %v clash on %s", s.owner, t.owner, at.addr)
+			}
+		}
+	}
+	if got := p.a.HoldersOf(at.addr); !slices.Equal(got, owners) {
+		return fmt.Sprintf("%s is held by %v, want %v", at.addr, got, owners)
 	}
 	return ""
 }
 
 // shrink leaves steps out of a failing history as long as it still fails.
-func shrink(ops []op, layouts []layout) []op {
+func shrink(ops []op, layouts []*layout) []op {
 	for size := len(ops); size >= 1; size /= 2 {
 		for from := 0; from < len(ops); {
 			fewer := slices.Delete(slices.Clone(ops), from, min(from+size, len(ops)))
@@ -232,52 +488,65 @@ func shrink(ops []op, layouts []layout) []op {
 
 // TestRandomHistoriesAgainstModel plays a million random steps.
 func TestRandomHistoriesAgainstModel(t *testing.T) {
-	seeds, steps := 200, 5000
-	if testing.Short() {
-		seeds = 20
-	}
-	for seed := range seeds {
-		random := rand.New(rand.NewPCG(uint64(seed), 0))
-		var layouts []layout
-		for range 20 {
-			layouts = append(layouts, randomLayout(random))
-		}
-		ops := []op{{kind: "pools", quarantine: 3 * time.Second}}
-		for range steps {
-			ops = append(ops, randomOp(random, len(layouts)))
-		}
-		at, how := run(ops, layouts)
-		if at < 0 {
-			continue
-		}
-		var story strings.Builder
-		for _, o := range shrink(ops[:at+1], layouts) {
-			fmt.Fprintln(&story, o)
-			if o.kind == "pools" {
-				describe(&story, layouts[o.layout])
+	const seeds, steps = 200, 5000
+	for part := range 4 {
+		t.Run("", func(t *testing.T) {
+			t.Parallel()
+			for seed := part; seed < seeds; seed += 4 {
+				if testing.Short() && seed >= 20 {
+					break
+				}
+				playSeed(t, uint64(seed), steps)
 			}
-		}
-		t.Fatalf("seed %d, step %d: %s\na short history that fails:\n%s", seed, at, how, story.String())
+		})
 	}
 }
 
-func describe(w *strings.Builder, l layout) {
-	for i, p := range l.pools {
-		fmt.Fprintf(w, "    %s auto=%v priority=%d namespaces=%v %v withheld=%v\n",
-			p.Name, p.AutoAssign, p.Priority, p.Namespaces, l.free[i], p.Withheld.Prefixes())
+func playSeed(t *testing.T, seed uint64, steps int) {
+	random := rand.New(rand.NewPCG(seed, 0))
+	layouts := randomLayouts(random)
+	ops := []op{{kind: "configure"}}
+	for range steps {
+		ops = append(ops, randomOp(random, len(layouts)))
 	}
+	at, _ := run(ops, layouts)
+	if at < 0 {
+		return
+	}
+	ops = shrink(ops[:at+1], layouts)
+	_, how := run(ops, layouts)
+	var story strings.Builder
+	for _, o := range ops {
+		fmt.Fprintln(&story, o)
+		if o.kind == "configure" {
+			describe(&story, layouts[o.layout])
+		}
+	}
+	t.Fatalf("seed %d: %s\na short history that fails:\n%s", seed, how, story.String())
+}
+
+func describe(w *strings.Builder, l *layout) {
+	for _, p := range l.Pools {
+		fmt.Fprintf(w, "    %+v\n", p)
+	}
+	fmt.Fprintf(w, "    quarantine %v, reserved %v, forbidden %v\n", l.Quarantine, l.Reservations, l.Forbidden)
 }
 
 // FuzzAllocate sends requests of any shape to an allocator in use.
 func FuzzAllocate(f *testing.F) {
-	f.Add("IPv4", true, "", "")
-	f.Add("IPv6,IPv4", false, "lan,dmz", "::ffff:198.18.0.3,2001:db8::1")
-	f.Add("IPX,IPv4", true, "\x00", "fe80::1%eth0,198.18.1.0,0.0.0.0")
-	f.Fuzz(func(t *testing.T, fs string, all bool, pools, addresses string) {
-		s := begin(t, pool("lan", "198.18.0.0/30", "!198.18.0.0/32"), onRequest(pool("dmz", "198.18.1.0/31", "2001:db8::/127")))
+	f.Add("IPv4", true, "", "", "", "", "", false)
+	f.Add("IPv6,IPv4", false, "lan,dmz", "::ffff:198.18.0.3,2001:db8::1", "k", "80,443/UDP", "", true)
+	f.Add("IPX,IPv4", true, "\x00", "fe80::1%eth0,198.18.1.0,0.0.0.0", "k", "80", "web", true)
+	f.Add("IPv4", true, "dmz", "198.18.1.0,198.18.1.1,198.18.1.0", "shared", "80,80", "\x00", false)
+	f.Add("IPv4", true, "", "198.18.1.2", "shared", "53/UDP", "", false)
+	f.Fuzz(func(t *testing.T, fs string, all bool, pools, addresses, key, ports, backends string, again bool) {
+		s := begin(t, pool("lan", "198.18.0.0/30", "!198.18.0.0/32"), onRequest(pool("dmz", "198.18.1.0/30", "2001:db8::/126")))
+		s.reserves(reserved("default/other", "198.18.1.3"))
+		s.forbids(forbidden("198.18.1.1/32", "the address of node n1"))
 		s.gets("default/web", "dmz/198.18.1.0 dmz/2001:db8::", families(ipam.IPv4, ipam.IPv6), from("dmz"))
+		s.gets("other/shared", "dmz/198.18.1.2", from("dmz"), shares("shared", "80"), with("default", "elsewhere"))
 		s.gets("default/a", "lan/198.18.0.1")
-		req := ipam.Request{Owner: owner("default/a"), Namespace: "default", RequireAll: all}
+		req := ipam.Request{Owner: owner("default/a"), Subject: config.Subject{Namespace: "default"}, RequireAll: all, Renumber: again}
 		for _, w := range strings.Split(fs, ",") {
 			req.Families = append(req.Families, ipam.Family(w))
 		}
@@ -290,19 +559,37 @@ func FuzzAllocate(f *testing.F) {
 				req.Addresses = append(req.Addresses, a)
 			}
 		}
-		got, err := s.Allocate(req, s.now)
-		if err != nil {
-			var r *ipam.Refusal
-			require.ErrorAs(t, err, &r)
-			assert.NotEmpty(t, r.Reason)
-			assert.NotEmpty(t, r.Message)
-			s.holds("default/a", "lan/198.18.0.1")
-			return
+		if key != "" {
+			req.Sharing = &ipam.Sharing{Key: key, Backends: backends, Namespaces: []string{"other", backends, ""}}
+			for _, w := range strings.Split(ports, ",") {
+				req.Sharing.Ports = append(req.Sharing.Ports, portsOf(w)...)
+			}
 		}
-		assert.NotEmpty(t, got)
-		again, err := s.Allocate(req, s.now)
-		require.NoError(t, err)
-		assert.Equal(t, got, again)
+		s.survives(req)
 		s.holds("default/web", "dmz/198.18.1.0 dmz/2001:db8::")
+		s.holds("other/shared", "dmz/198.18.1.2")
+		for _, p := range s.Stats(s.now) {
+			require.Equal(t, p.Size, p.Free+p.Assigned+p.Quarantined+p.Reserved)
+		}
 	})
+}
+
+// survives sends a request of any shape: it is met, and then again with the
+// same answer, or refused with words.
+func (s *story) survives(req ipam.Request) {
+	s.Helper()
+	s.Consider(req, s.now)
+	got, err := s.Allocate(req, s.now)
+	if err != nil {
+		var r *ipam.Refusal
+		require.ErrorAs(s, err, &r)
+		require.NotEmpty(s, r.Reason)
+		require.NotEmpty(s, r.Message)
+		s.holds("default/a", "lan/198.18.0.1")
+		return
+	}
+	require.NotEmpty(s, got)
+	again, err := s.Allocate(req, s.now)
+	require.NoError(s, err)
+	require.Equal(s, got, again)
 }

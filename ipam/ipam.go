@@ -1,4 +1,4 @@
-// Package ipam decides which address a Service gets. It is pure: no
+// Package ipam decides which addresses a Service gets. It is pure: no
 // Kubernetes, no clock, no I/O. The caller passes the time in and serializes
 // the calls; the same history of calls gives the same answers.
 //
@@ -6,23 +6,47 @@
 //
 //   - A pool gives its lowest free address. Pools come in the order of the
 //     request; without one, by Priority, then in the order of the document.
-//   - An address that is released rests for the quarantine time and is then
-//     free like any other. While it rests only a Service of the same
-//     namespace and name can have it, by asking for exactly that address.
-//   - An address in use never moves because pools were edited. It moves when
-//     the Service asks for another address, pool or family.
+//     Pools that are closed to the Service, that drain, that have nothing
+//     free or whose quota the namespace has used up are passed over.
 //   - Two families come out of one pool when one pool can give both: out of
 //     the pool of the family that is already settled, else out of the first
 //     with both. Only then are they split over pools.
-//   - Every failure is a *Refusal and leaves everything as it was.
+//   - An address that is released rests, for the quarantine time or for the
+//     KeepFor of its pool, whichever is longer, and is then free like any
+//     other. While it rests only a Service of the same namespace and name can
+//     have it, and such a Service gets it before any other address that it
+//     could draw.
+//   - A reserved address goes to the Service that it is reserved for, and to
+//     that one before any other address. A forbidden one goes to nobody.
+//   - Services with the same sharing key share an address, on the terms that
+//     Sharing explains.
+//   - What a Service holds does not move because the configuration was
+//     edited. It moves when the Service asks for another address, pool or
+//     family, or to be renumbered, and when its own change of terms makes it
+//     clash with those that it shares an address with.
+//   - Every failure is a *Refusal, and what the Service held before stays
+//     with it, with one exception: it leaves an address on which it would
+//     clash with others by its new terms, whether or not it gets another.
+//     Its ports are what they are: if it stayed, it would take the traffic of
+//     its neighbours, who have changed nothing.
 //
 // IPv4 addresses written as IPv6 (::ffff:192.0.2.1) are taken as IPv4.
 package ipam
 
 import (
+	"hash/maphash"
 	"net/netip"
+	"slices"
+	"strings"
 	"time"
+
+	"go4.org/netipx"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
 )
+
+// MaxAddresses is how many exact addresses one request may name.
+const MaxAddresses = 8
 
 // Family is an IP address family.
 type Family string
@@ -59,16 +83,18 @@ func familyOf(a netip.Addr) Family {
 type Owner struct {
 	// UID identifies the owner. A re-created Service is another owner.
 	UID string
-	// Name is "namespace/name": for people, and to recognize a Service that
-	// comes back for its resting address.
+	// Name is "namespace/name" and never changes for a UID. Owners of one
+	// name never stand in each other's way on an address: they are the same
+	// Service to people, before and after a change.
 	Name string
 }
 
 // Request is what a Service asks for.
 type Request struct {
 	Owner Owner
-	// Namespace is the namespace of the Service.
-	Namespace string
+	// Subject is what pools may make their being open depend on. Its
+	// namespace is that of the owner's name.
+	Subject config.Subject
 	// Families are the families wanted, primary first; one or two.
 	Families []Family
 	// RequireAll refuses the request when not every family can be had
@@ -80,127 +106,199 @@ type Request struct {
 	// that do not exist are passed over as long as another pool can give the
 	// address. Empty: every pool with AutoAssign, by priority.
 	Pools []string
-	// Addresses are the exact addresses wanted, at most one per family: these
+	// Addresses are the exact addresses wanted, at most MaxAddresses: these
 	// or a refusal, also when RequireAll is not set. To name an address is to
 	// name its pool: AutoAssign does not matter. A family without an address
 	// is filled from Pools.
 	Addresses []netip.Addr
+	// Sharing are the terms on which the Service shares its addresses. Nil:
+	// each is for this Service alone.
+	Sharing *Sharing
+	// Renumber gives up what a new Service in its place would not be given:
+	// addresses that are stranded, reserved for another Service, or of a pool
+	// that drains, is closed to it or is not among those to draw from; any
+	// address when others are reserved for it; and one that it has for itself
+	// while others share one under its key. If there is no replacement, the
+	// request is refused and everything stays.
+	Renumber bool
 }
 
 // Held is an address that an owner holds.
 type Held struct {
 	Addr netip.Addr
 	// Pool is the pool that hands the address out. Empty: stranded, no pool
-	// does any more.
-	Pool string
+	// does any more, and Why completes "ADDR is ...": "in no pool".
+	Pool, Why string
+	// Draining says that the pool gives no new addresses: the Service should
+	// move when it can.
+	Draining bool
+}
+
+// Forbidden are addresses that no pool may hand out, whatever it contains.
+type Forbidden struct {
+	Range netipx.IPRange
+	// Why completes "ADDR is ...": "the address of node n1". Where ranges
+	// overlap, the narrowest says why.
+	Why string
+}
+
+// Setup is all that an operator and the cluster lay down for addresses.
+type Setup struct {
+	// Pools must not overlap.
+	Pools []config.Pool
+	// Quarantine is how long a released address rests at least.
+	Quarantine time.Duration
+	// Reservations keep addresses for Services, in or out of pools. Of two
+	// for one address the first counts.
+	Reservations []config.Reservation
+	// Forbidden may be in any order and overlap anything. Ranges that are
+	// not valid forbid nothing.
+	Forbidden []Forbidden
 }
 
 // Allocator gives addresses out of pools. See New. It is not safe for
 // concurrent use.
 type Allocator struct {
 	poolSet
-	// leases has every address that is held or rests; all others are free.
+	// leases has every address that is held or rests.
 	leases  map[netip.Addr]*lease
 	holders map[string]*holder
+	// groups and namesakes find the leases that a request without addresses
+	// may go to: those held under its key, and those resting under its name,
+	// by the hash of the name.
+	groups    map[group][]*lease
+	namesakes map[uint64]*lease
+	seed      maphash.Seed
 
+	clock      clock
 	quarantine time.Duration
-	resting    queue
+	due        dueSpaces
+
+	spare spare
+	// plan is the one being made. It is here to be reused.
+	plan plan
 }
 
-// holder is an owner that holds at least one address.
-type holder struct {
-	owner  Owner
-	leases []*lease
-	room   [2]*lease
-}
-
-// New returns an allocator without pools.
+// New returns an allocator without pools. Until the first call of Configure
+// what rests does not become free.
 func New() *Allocator {
-	return &Allocator{leases: map[netip.Addr]*lease{}, holders: map[string]*holder{}}
+	a := &Allocator{
+		leases:     map[netip.Addr]*lease{},
+		holders:    map[string]*holder{},
+		groups:     map[group][]*lease{},
+		namesakes:  map[uint64]*lease{},
+		seed:       maphash.MakeSeed(),
+		quarantine: forever,
+	}
+	a.nowhere = space{rest: forever, place: notDue}
+	return a
 }
 
-// Restore records that owner already holds addr, without asking any pool: the
-// state of a cluster is true before it is valid. The address may be stranded,
-// withheld or resting. When another owner holds it Restore changes nothing
-// and returns that owner and false. An address that is not valid is held by
-// nobody: the zero owner and false. Zones are dropped.
-func (a *Allocator) Restore(owner Owner, addr netip.Addr) (holder Owner, ok bool) {
+// Restore records that owner has held addr since then, without asking any
+// pool: the state of a cluster is true before it is valid. The address may be
+// stranded, withheld, forbidden, reserved or resting. When it clashes with
+// others who hold the address, or the owner's UID is known by another name,
+// Restore changes nothing and returns the first of those and false. An address
+// that is not valid is held by nobody: the zero owner and false. Zones are
+// dropped.
+func (a *Allocator) Restore(owner Owner, addr netip.Addr, sharing *Sharing, since time.Time) (holder Owner, ok bool) {
 	addr = canonical(addr)
 	if !addr.IsValid() {
 		return Owner{}, false
 	}
+	h := a.holders[owner.UID]
+	if h != nil && h.owner != owner {
+		return h.owner, false
+	}
+	me := a.partyOf(owner, sharing)
 	l := a.leases[addr]
-	if l != nil && !l.resting {
-		return l.holder.owner, l.holder.owner.UID == owner.UID
+	if l != nil {
+		if other, c := l.clash(&me); c.is() {
+			return other.owner, false
+		}
 	}
-	h := a.holderFor(owner)
+	if h == nil {
+		h = a.newHolder(&me)
+	}
+	if l != nil && l.tenant(h) != nil {
+		a.setTerms(l, h, me.terms)
+		return owner, true
+	}
 	if l == nil {
-		l = a.lease(addr, a.spaceOf(addr))
+		l = a.newLease(addr, a.spaceOf(addr))
 	}
-	a.give(l, h)
+	a.enter(l, tenant{holder: h, terms: me.terms, asked: l.space.name(), since: since})
 	h.leases = append(h.leases, l)
 	return owner, true
 }
 
-// Release frees everything that the owner holds and returns it; the addresses
-// rest until now+quarantine.
+// Release takes from the owner everything that it holds and returns it.
+// Addresses that nobody else shares rest from now on.
 func (a *Allocator) Release(uid string, now time.Time) []netip.Addr {
 	a.tick(now)
 	h := a.holders[uid]
 	if h == nil {
 		return nil
 	}
-	delete(a.holders, uid)
 	freed := make([]netip.Addr, len(h.leases))
 	for i, l := range h.leases {
 		freed[i] = l.addr
-		a.rest(l, now)
+		a.leave(l, h)
 	}
+	a.forget(h)
 	return freed
 }
 
 // Holds returns what the owner holds, in the order of the families of its
-// last request (or of Restore).
+// last request and, in a family, of the addresses that it asked for (or of
+// Restore).
 func (a *Allocator) Holds(uid string) []Held {
 	h := a.holders[uid]
 	if h == nil {
 		return nil
 	}
-	return h.held()
+	return a.held(h)
 }
 
-// OwnerOf returns who holds the address. A resting address has no owner.
-func (a *Allocator) OwnerOf(addr netip.Addr) (Owner, bool) {
+// HoldersOf returns who holds the address, in the order in which they came to
+// it. Nobody holds a resting address.
+func (a *Allocator) HoldersOf(addr netip.Addr) []Owner {
 	l := a.leases[canonical(addr)]
-	if l == nil || l.resting {
-		return Owner{}, false
+	if l == nil {
+		return nil
 	}
-	return l.holder.owner, true
-}
-
-// holderFor returns the owner's holder, a new one if it holds nothing yet.
-func (a *Allocator) holderFor(o Owner) *holder {
-	h := a.holders[o.UID]
-	if h == nil {
-		h = a.newHolder(o.UID)
+	var owners []Owner
+	for i := range l.tenants {
+		owners = append(owners, l.tenants[i].owner)
 	}
-	h.owner = o
-	return h
+	return owners
 }
 
-func (a *Allocator) newHolder(uid string) *holder {
-	h := &holder{}
-	h.leases = h.room[:0]
-	a.holders[uid] = h
-	return h
-}
-
-func (h *holder) held() []Held {
+func (a *Allocator) held(h *holder) []Held {
 	held := make([]Held, len(h.leases))
 	for i, l := range h.leases {
-		held[i] = Held{l.addr, l.space.name()}
+		held[i].Addr = l.addr
+		if p := l.space.pool; p != nil {
+			held[i].Pool, held[i].Draining = p.Name, p.Draining
+		} else {
+			held[i].Why = a.whyStranded(l.addr)
+		}
 	}
 	return held
 }
 
 func canonical(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
+
+// namespaceOf is the namespace in "namespace/name".
+func namespaceOf(name string) string {
+	namespace, _, _ := strings.Cut(name, "/")
+	return namespace
+}
+
+// without returns the list without one element, in the same memory.
+func without[T comparable](list []T, gone T) []T {
+	if i := slices.Index(list, gone); i >= 0 {
+		return slices.Delete(list, i, i+1)
+	}
+	return list
+}

@@ -6,59 +6,179 @@ import (
 	"time"
 )
 
-// lease is an address that is not free: somebody holds it, or it rests.
+// holder is an owner that holds at least one address.
+type holder struct {
+	owner     Owner
+	namespace string
+	hash      uint64 // of the owner's name
+	leases    []*lease
+	room      [2]*lease
+}
+
+// lease is an address that is not free: it has tenants or it rests.
 type lease struct {
 	addr  netip.Addr
 	space *space
-	// holder holds the address or, when it rests, held it last.
-	holder *holder
+	// tenants hold the address, in the order in which they came.
+	tenants []tenant
+	room    [1]tenant
+
+	// A lease that rests was released by name at since, on the allocator's
+	// clock.
+	resting bool
+	name    string
+	hash    uint64
+	since   time.Duration
+	// queue links the leases that rest in a space, namesake those that rest
+	// under a name.
+	queue, namesake struct{ prev, next *lease }
+}
+
+// tenant is one who holds an address, alone or with others.
+type tenant struct {
+	*holder
+	terms *Sharing
 	// asked is the pool that gave the address or, since then, the one by
 	// whose name a request kept it: requests that name it ask for no move,
 	// whatever became of the pool. Empty: restored from outside every pool,
 	// and no request yet.
 	asked string
-
-	resting bool
-	until   time.Time
-	beside  [2]struct{ next, prev *lease }
+	since time.Time
 }
 
 // anyPool is asked when the first request for such an address named no pool.
 const anyPool = "*"
 
-// lease makes a lease of an address that has none, held by nobody yet.
-func (a *Allocator) lease(addr netip.Addr, s *space) *lease {
-	l := &lease{addr: addr, space: s}
+// spare are structs to use again. It is bounded, since memory follows use.
+type spare struct {
+	leases  []*lease
+	holders []*holder
+}
+
+const maxSpare = 1024
+
+func pop[T any](list *[]*T) *T {
+	last := len(*list) - 1
+	if last < 0 {
+		return new(T)
+	}
+	t := (*list)[last]
+	*list = (*list)[:last]
+	return t
+}
+
+func push[T any](list *[]*T, t *T) {
+	if len(*list) < maxSpare {
+		*list = append(*list, t)
+	}
+}
+
+func (a *Allocator) newHolder(p *party) *holder {
+	h := pop(&a.spare.holders)
+	h.owner, h.namespace, h.hash = p.owner, p.namespace, p.hash
+	h.leases = h.room[:0]
+	a.holders[p.owner.UID] = h
+	return h
+}
+
+// forget ends a holder that holds nothing any more.
+func (a *Allocator) forget(h *holder) {
+	delete(a.holders, h.owner.UID)
+	*h = holder{}
+	push(&a.spare.holders, h)
+}
+
+// newLease makes a lease of an address that has none. It has no tenants yet.
+func (a *Allocator) newLease(addr netip.Addr, s *space) *lease {
+	a.occupy(addr, s)
+	return a.leaseOf(addr, s)
+}
+
+// leaseOf makes the lease of an address that is out of its free space.
+func (a *Allocator) leaseOf(addr netip.Addr, s *space) *lease {
+	l := pop(&a.spare.leases)
+	l.addr, l.space, l.tenants = addr, s, l.room[:0]
 	a.leases[addr] = l
-	s.take(addr)
 	return l
 }
 
-// give makes the holder hold a lease that is new or rests. The caller puts it
-// among the holder's leases.
-func (a *Allocator) give(l *lease, h *holder) {
+// free ends a lease that has no tenants and does not rest.
+func (a *Allocator) free(l *lease) {
+	delete(a.leases, l.addr)
+	a.vacate(l.addr, l.space)
+	*l = lease{}
+	push(&a.spare.leases, l)
+}
+
+// enter makes somebody new hold a lease, which may have rested. The caller
+// puts it among the holder's leases.
+func (a *Allocator) enter(l *lease, t tenant) {
 	if l.resting {
 		a.unrest(l)
 	}
-	l.space.assigned++
-	l.holder, l.asked = h, l.space.name()
+	if len(l.tenants) == 0 {
+		l.space.assigned++
+	}
+	l.space.counts(l, t.namespace, +1)
+	a.enlist(l, t.terms, t.namespace)
+	l.tenants = append(l.tenants, t)
 }
 
-// fits reports whether a request for these pools lets the holder keep the
+// leave takes a lease from one of its holders, who has to forget it, too. With
+// the last one it begins to rest.
+func (a *Allocator) leave(l *lease, h *holder) {
+	i := slices.IndexFunc(l.tenants, func(t tenant) bool { return t.holder == h })
+	terms := l.tenants[i].terms
+	l.tenants = slices.Delete(l.tenants, i, i+1)
+	l.space.counts(l, h.namespace, -1)
+	a.delist(l, terms, h.namespace)
+	if len(l.tenants) > 0 {
+		return
+	}
+	l.space.assigned--
+	if l.space.rest <= 0 {
+		a.free(l)
+		return
+	}
+	l.name, l.hash, l.since = h.owner.Name, h.hash, a.clock.elapsed
+	a.rest(l)
+}
+
+// tenant returns the holder's tenancy, nil if it has none.
+func (l *lease) tenant(h *holder) *tenant {
+	for i := range l.tenants {
+		if l.tenants[i].holder == h {
+			return &l.tenants[i]
+		}
+	}
+	return nil
+}
+
+// inhabited reports whether a tenant other than one is of the namespace.
+func (l *lease) inhabited(namespace string, except *holder) bool {
+	for i := range l.tenants {
+		if t := &l.tenants[i]; t.holder != except && t.namespace == namespace {
+			return true
+		}
+	}
+	return false
+}
+
+// fits reports whether a request for these pools lets the tenant keep the
 // address.
-func (l *lease) fits(pools []string) bool {
-	return len(pools) == 0 || l.asked == "" ||
-		slices.Contains(pools, l.asked) || slices.Contains(pools, l.space.name())
+func (t *tenant) fits(s *space, pools []string) bool {
+	return len(pools) == 0 || t.asked == "" ||
+		slices.Contains(pools, t.asked) || slices.Contains(pools, s.name())
 }
 
-// keep notes what the request that keeps the lease asked for.
-func (l *lease) keep(pools []string) {
-	switch name := l.space.name(); {
+// keep notes what the request that keeps the address asked for.
+func (t *tenant) keep(s *space, pools []string) {
+	switch name := s.name(); {
 	case slices.Contains(pools, name):
-		l.asked = name
-	case l.asked == "" && len(pools) > 0:
-		l.asked = pools[0]
-	case l.asked == "":
-		l.asked = anyPool
+		t.asked = name
+	case t.asked == "" && len(pools) > 0:
+		t.asked = pools[0]
+	case t.asked == "":
+		t.asked = anyPool
 	}
 }

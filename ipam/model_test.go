@@ -1,108 +1,75 @@
 package ipam_test
 
 import (
+	"cmp"
+	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
-// model is the allocator once more, obviously correct and slow: one map of
-// addresses that are not free, and loops over small pools.
+// model is the allocator once more, obviously correct and slow: every address
+// there is, who is on it or for how long it has rested, and loops over them.
 type model struct {
-	layout     layout
-	quarantine time.Duration
-	taken      map[netip.Addr]*record
-	holds      map[string][]netip.Addr // by UID, in order
+	layout *layout
+	last   time.Time
+	places []*place
+	holds  map[string][]*place // by UID, in order
 }
 
-// record is why an address is not free.
-type record struct {
-	owner   ipam.Owner
-	asked   string
-	resting bool
-	until   time.Time
+// place is one address of the world.
+type place struct {
+	n      int // in the world
+	addr   netip.Addr
+	family ipam.Family
+	stays  []*stay
+	rest   *rest
 }
 
-// layout is a configuration with the addresses of its pools spelled out.
+// stay is one who holds an address.
+type stay struct {
+	owner ipam.Owner
+	terms *ipam.Sharing
+	asked string
+	since time.Time
+}
+
+// rest is that of a released address: for whom, and how long already.
+type rest struct {
+	name string
+	time time.Duration
+}
+
+// layout is a setup with what it says about each place spelled out.
 type layout struct {
-	pools    []config.Pool
-	byRank   []int
-	free     [][]netip.Addr // by pool, sorted
-	poolOf   map[netip.Addr]int
-	withheld map[netip.Addr]int
+	ipam.Setup
+	at []spot
 }
 
-func (m *model) tick(now time.Time) {
-	for a, r := range m.taken {
-		if r.resting && r.until.After(now.Add(m.quarantine)) {
-			r.until = now.Add(m.quarantine)
-		}
-		if r.resting && !r.until.After(now) {
-			delete(m.taken, a)
-		}
-	}
+// spot is what a layout says about one place.
+type spot struct {
+	pool     int // -1: none
+	withheld bool
+	bans     []ban
+	reserved string
 }
 
-// pool is the name of the pool that hands the address out.
-func (m *model) pool(a netip.Addr) string {
-	if i, ok := m.layout.poolOf[a]; ok {
-		return m.layout.pools[i].Name
-	}
-	return ""
+type ban struct {
+	size, from int
+	why        string
 }
 
-func (m *model) setPools(l layout, quarantine time.Duration) {
-	m.layout, m.quarantine = l, quarantine
-	for a, r := range m.taken {
-		if r.asked == "" {
-			r.asked = m.pool(a)
-		}
+func newModel() *model {
+	m := &model{layout: &layout{at: make([]spot, len(world))}, holds: map[string][]*place{}}
+	for n, a := range world {
+		m.layout.at[n].pool = -1
+		m.places = append(m.places, &place{n: n, addr: a, family: family(a)})
 	}
-}
-
-func (m *model) restore(o ipam.Owner, a netip.Addr) (ipam.Owner, bool) {
-	if r := m.taken[a]; r != nil && !r.resting {
-		return r.owner, r.owner.UID == o.UID
-	}
-	m.taken[a] = &record{owner: o, asked: m.pool(a)}
-	m.holds[o.UID] = append(m.holds[o.UID], a)
-	m.rename(o)
-	return o, true
-}
-
-func (m *model) rename(o ipam.Owner) {
-	for _, a := range m.holds[o.UID] {
-		m.taken[a].owner = o
-	}
-}
-
-func (m *model) drop(a netip.Addr, now time.Time) {
-	r := m.taken[a]
-	r.resting, r.until = true, now.Add(m.quarantine)
-	if m.quarantine <= 0 {
-		delete(m.taken, a)
-	}
-}
-
-func (m *model) release(uid string, now time.Time) []netip.Addr {
-	m.tick(now)
-	freed := m.holds[uid]
-	for _, a := range freed {
-		m.drop(a, now)
-	}
-	delete(m.holds, uid)
-	return freed
-}
-
-func (m *model) held(uid string) []ipam.Held {
-	var held []ipam.Held
-	for _, a := range m.holds[uid] {
-		held = append(held, ipam.Held{Addr: a, Pool: m.pool(a)})
-	}
-	return held
+	return m
 }
 
 func family(a netip.Addr) ipam.Family {
@@ -112,243 +79,643 @@ func family(a netip.Addr) ipam.Family {
 	return ipam.IPv6
 }
 
+func (m *model) at(a netip.Addr) *place { return m.places[worldIndex[a]] }
+
+// pool is the pool that hands the address out, nil for none.
+func (m *model) pool(p *place) *config.Pool {
+	s := m.layout.at[p.n]
+	if s.pool < 0 || s.withheld || len(s.bans) > 0 {
+		return nil
+	}
+	return &m.layout.Pools[s.pool]
+}
+
+func (m *model) poolName(p *place) string {
+	if q := m.pool(p); q != nil {
+		return q.Name
+	}
+	return ""
+}
+
+func (m *model) restTime(p *place) time.Duration {
+	if q := m.pool(p); q != nil {
+		return max(m.layout.Quarantine, q.KeepFor)
+	}
+	return m.layout.Quarantine
+}
+
+func (m *model) tick(now time.Time) {
+	passed := max(0, now.Sub(m.last))
+	m.last = now
+	for _, p := range m.places {
+		if p.rest == nil {
+			continue
+		}
+		if p.rest.time += passed; p.rest.time >= m.restTime(p) {
+			p.rest = nil
+		}
+	}
+}
+
+func (m *model) configure(l *layout) {
+	m.layout = l
+	for _, p := range m.places {
+		for _, s := range p.stays {
+			if s.asked == "" {
+				s.asked = m.poolName(p)
+			}
+		}
+	}
+}
+
+// restart is what the rebuilt allocator cannot know: which pool a stranded
+// Service asked for, and who came first.
+func (m *model) restart() {
+	for _, p := range m.places {
+		slices.SortFunc(p.stays, func(s, t *stay) int { return cmp.Compare(s.owner.UID, t.owner.UID) })
+		for _, s := range p.stays {
+			s.asked = m.poolName(p)
+		}
+	}
+}
+
+func (p *place) stay(uid string) *stay {
+	for _, s := range p.stays {
+		if s.owner.UID == uid {
+			return s
+		}
+	}
+	return nil
+}
+
+func namespace(name string) string { return name[:strings.Index(name, "/")] }
+
+// clash is why two cannot share: "key", "terms" or nothing.
+func clash(o ipam.Owner, mine *ipam.Sharing, p ipam.Owner, theirs *ipam.Sharing) string {
+	if o.Name == p.Name {
+		return ""
+	}
+	if mine == nil || theirs == nil || mine.Key == "" || mine.Key != theirs.Key {
+		return "key"
+	}
+	if !meets(o, mine, p, theirs) || mine.Backends != theirs.Backends {
+		return "terms"
+	}
+	for _, port := range mine.Ports {
+		if slices.Contains(theirs.Ports, port) {
+			return "terms"
+		}
+	}
+	return ""
+}
+
+func meets(o ipam.Owner, mine *ipam.Sharing, p ipam.Owner, theirs *ipam.Sharing) bool {
+	a, b := namespace(o.Name), namespace(p.Name)
+	return a == b || slices.Contains(mine.Namespaces, b) && slices.Contains(theirs.Namespaces, a)
+}
+
+// clashAt is the first clash on an address.
+func clashAt(o ipam.Owner, terms *ipam.Sharing, p *place) (*stay, string) {
+	for _, s := range p.stays {
+		if c := clash(o, terms, s.owner, s.terms); c != "" {
+			return s, c
+		}
+	}
+	return nil, ""
+}
+
+func (m *model) restore(o ipam.Owner, a netip.Addr, terms *ipam.Sharing, since time.Time) (ipam.Owner, bool) {
+	p := m.at(a)
+	if s, c := clashAt(o, terms, p); c != "" {
+		return s.owner, false
+	}
+	if s := p.stay(o.UID); s != nil {
+		s.terms = terms
+	} else {
+		p.rest = nil
+		p.stays = append(p.stays, &stay{o, terms, m.poolName(p), since})
+		m.holds[o.UID] = append(m.holds[o.UID], p)
+	}
+	return o, true
+}
+
+func (m *model) restFrom(name string, a netip.Addr, since, now time.Time) {
+	m.tick(now)
+	p, age := m.at(a), max(0, now.Sub(since))
+	if len(p.stays) == 0 && p.rest == nil && age < m.restTime(p) {
+		p.rest = &rest{name, age}
+	}
+}
+
+// leave takes an address from an owner.
+func (m *model) leave(o ipam.Owner, p *place) {
+	p.stays = slices.DeleteFunc(p.stays, func(s *stay) bool { return s.owner == o })
+	if len(p.stays) == 0 && m.restTime(p) > 0 {
+		p.rest = &rest{name: o.Name}
+	}
+}
+
+func (m *model) release(o ipam.Owner, now time.Time) (freed []netip.Addr) {
+	m.tick(now)
+	for _, p := range m.holds[o.UID] {
+		freed = append(freed, p.addr)
+		m.leave(o, p)
+	}
+	delete(m.holds, o.UID)
+	return freed
+}
+
+func (m *model) held(uid string) (held []ipam.Held) {
+	for _, p := range m.holds[uid] {
+		h := ipam.Held{Addr: p.addr}
+		if q := m.pool(p); q != nil {
+			h.Pool, h.Draining = q.Name, q.Draining
+		} else {
+			h.Why = m.whyStranded(p)
+		}
+		held = append(held, h)
+	}
+	return held
+}
+
+func (m *model) whyStranded(p *place) string {
+	s := m.layout.at[p.n]
+	switch {
+	case s.pool < 0:
+		return "in no pool"
+	case len(s.bans) > 0:
+		return slices.MinFunc(s.bans, func(a, b ban) int {
+			return cmp.Or(cmp.Compare(a.size, b.size), cmp.Compare(a.from, b.from))
+		}).why
+	case p.family == ipam.IPv4:
+		return fmt.Sprintf("excluded from pool %q, or the first or last address of one of its prefixes", m.layout.Pools[s.pool].Name)
+	}
+	return fmt.Sprintf("excluded from pool %q", m.layout.Pools[s.pool].Name)
+}
+
+// choice is what a request will hold.
+type choice map[ipam.Family][]*place
+
 // allocate returns a reason if it refuses.
 func (m *model) allocate(req ipam.Request, now time.Time) ([]ipam.Held, ipam.Reason) {
 	m.tick(now)
-	chosen := map[ipam.Family]netip.Addr{}
-	for _, w := range req.Addresses {
-		f := family(w)
-		if !slices.Contains(req.Families, f) {
-			return nil, ipam.WrongFamily
-		}
-		if chosen[f].IsValid() && chosen[f] != w {
-			return nil, ipam.InvalidRequest
-		}
-		chosen[f] = w
-	}
-	for _, f := range req.Families {
-		if w := chosen[f]; w.IsValid() {
-			if reason := m.claim(req, w); reason != "" {
-				return nil, reason
-			}
-		} else if a := m.kept(req, f); a.IsValid() {
-			chosen[f] = a
-		}
-	}
-	if reason := m.draw(req, chosen); reason != "" {
+	chosen := choice{}
+	if reason := m.decide(req, chosen); reason != "" {
+		m.abide(req)
 		return nil, reason
 	}
 	m.settle(req, chosen, now)
 	return m.held(req.Owner.UID), ""
 }
 
-// kept is the first address of the family that may stay.
-func (m *model) kept(req ipam.Request, f ipam.Family) netip.Addr {
-	for _, a := range m.holds[req.Owner.UID] {
-		asked := m.taken[a].asked
-		if family(a) == f && (len(req.Pools) == 0 || asked == "" ||
-			slices.Contains(req.Pools, asked) || slices.Contains(req.Pools, m.pool(a))) {
-			return a
+func (m *model) decide(req ipam.Request, chosen choice) ipam.Reason {
+	wishes := choice{}
+	for _, a := range req.Addresses {
+		p := m.at(a)
+		if !slices.Contains(req.Families, p.family) {
+			return ipam.WrongFamily
+		}
+		if !slices.Contains(wishes[p.family], p) {
+			wishes[p.family] = append(wishes[p.family], p)
 		}
 	}
-	return netip.Addr{}
+	for _, f := range req.Families {
+		keeps := m.kept(req, f)
+		reserved := m.reserved(req, f)
+		if len(wishes[f]) == 0 && len(reserved) > 0 && (keeps == nil || req.Renumber || m.holdsReserved(req, f)) {
+			wishes[f] = reserved
+		}
+		if len(wishes[f]) == 0 && keeps != nil {
+			chosen[f] = []*place{keeps}
+		}
+		for _, p := range wishes[f] {
+			if reason := m.claim(req, p, chosen, wishes[f]); reason != "" {
+				return reason
+			}
+			chosen[f] = append(chosen[f], p)
+		}
+	}
+	refused := map[ipam.Family]ipam.Reason{}
+	for _, f := range req.Families {
+		if len(chosen[f]) > 0 {
+			continue
+		}
+		p, reason := m.join(req, f, chosen)
+		if refused[f] = reason; p == nil && reason == "" {
+			p = m.comeback(req, f, chosen)
+		}
+		if p != nil {
+			chosen[f] = []*place{p}
+		}
+	}
+	return m.draw(req, chosen, refused)
 }
 
-func (m *model) claim(req ipam.Request, a netip.Addr) ipam.Reason {
-	r := m.taken[a]
-	if r != nil && !r.resting && r.owner.UID == req.Owner.UID {
-		return ""
-	}
-	if len(req.Pools) > 0 && !slices.ContainsFunc(req.Pools, m.exists) {
-		return ipam.PoolNotFound
-	}
-	i, gives := m.layout.poolOf[a]
-	if !gives {
-		w, withheld := m.layout.withheld[a]
-		if !withheld {
-			return ipam.AddressOutsidePools
+// kept is the first address of the family that may stay.
+func (m *model) kept(req ipam.Request, f ipam.Family) *place {
+	for _, p := range m.holds[req.Owner.UID] {
+		asked := p.stay(req.Owner.UID).asked
+		named := len(req.Pools) == 0 || asked == "" || slices.Contains(req.Pools, asked) || slices.Contains(req.Pools, m.poolName(p))
+		_, c := clashAt(req.Owner, req.Sharing, p)
+		if p.family == f && named && c == "" && (!req.Renumber || m.renews(req, p)) {
+			return p
 		}
-		i = w
 	}
-	p := m.layout.pools[i]
+	return nil
+}
+
+// renews: a new Service could be given the address, and would not have to
+// share another one.
+func (m *model) renews(req ipam.Request, p *place) bool {
+	if !slices.Contains(m.open(req), m.pool(p)) || m.reservedForOther(req, p) {
+		return false
+	}
+	shared, reason := m.join(req, p.family, choice{})
+	return m.knows(req, p) || shared == nil && reason == ""
+}
+
+func (m *model) reserved(req ipam.Request, f ipam.Family) (reserved []*place) {
+	for _, r := range m.layout.Reservations {
+		for _, a := range r.Addresses {
+			p := m.at(a)
+			if r.Service == req.Owner.Name && p.family == f && (len(req.Pools) == 0 || slices.Contains(req.Pools, m.poolName(p))) {
+				reserved = append(reserved, p)
+			}
+		}
+	}
+	return reserved
+}
+
+func (m *model) holdsReserved(req ipam.Request, f ipam.Family) bool {
+	return slices.ContainsFunc(m.holds[req.Owner.UID], func(p *place) bool {
+		return p.family == f && m.layout.at[p.n].reserved == req.Owner.Name
+	})
+}
+
+func (m *model) reservedForOther(req ipam.Request, p *place) bool {
+	name := m.layout.at[p.n].reserved
+	return name != "" && name != req.Owner.Name
+}
+
+func (m *model) exists(name string) bool {
+	return slices.ContainsFunc(m.layout.Pools, func(p config.Pool) bool { return p.Name == name })
+}
+
+func (m *model) claim(req ipam.Request, p *place, chosen choice, wishes []*place) ipam.Reason {
+	if p.stay(req.Owner.UID) == nil || req.Renumber {
+		if reason := m.mayHave(req, p); reason != "" {
+			return reason
+		}
+	}
+	if _, c := clashAt(req.Owner, req.Sharing, p); c != "" {
+		return conflict(c)
+	}
 	switch {
-	case len(req.Pools) > 0 && !slices.Contains(req.Pools, p.Name):
-		return ipam.AddressOutsidePools
-	case !gives:
-		return ipam.AddressWithheld
-	case !p.Allows(config.Subject{Namespace: req.Namespace}):
-		return ipam.PoolNotAllowed
-	case r != nil && !r.resting:
-		return ipam.AddressInUse
-	case r != nil && r.owner.Name != req.Owner.Name:
+	case p.stay(req.Owner.UID) != nil:
+		return ""
+	case p.rest != nil && p.rest.name != req.Owner.Name:
 		return ipam.AddressQuarantined
+	case m.layout.at[p.n].reserved != req.Owner.Name && m.fills(req, p, m.pool(p), p.family, chosen, wishes):
+		return ipam.QuotaExceeded
 	}
 	return ""
 }
 
-func (m *model) exists(name string) bool {
-	return slices.ContainsFunc(m.layout.pools, func(p config.Pool) bool { return p.Name == name })
+func conflict(c string) ipam.Reason {
+	if c == "key" {
+		return ipam.AddressInUse
+	}
+	return ipam.SharingConflict
 }
 
-// open is the pools that the request may draw from, best first.
-func (m *model) open(req ipam.Request) (open []int) {
-	for _, i := range m.layout.byRank {
-		if p := m.layout.pools[i]; len(req.Pools) == 0 && p.AutoAssign && p.Allows(config.Subject{Namespace: req.Namespace}) {
-			open = append(open, i)
-		}
+// mayHave is what the setup says about a requested address.
+func (m *model) mayHave(req ipam.Request, p *place) ipam.Reason {
+	s := m.layout.at[p.n]
+	mine := s.reserved == req.Owner.Name
+	switch {
+	case len(req.Pools) > 0 && !slices.ContainsFunc(req.Pools, m.exists):
+		return ipam.PoolNotFound
+	case s.pool < 0, len(req.Pools) > 0 && !slices.Contains(req.Pools, m.layout.Pools[s.pool].Name):
+		return ipam.AddressOutsidePools
+	case len(s.bans) > 0:
+		return ipam.AddressForbidden
+	case s.withheld:
+		return ipam.AddressWithheld
 	}
-	for _, name := range req.Pools {
-		for i, p := range m.layout.pools {
-			if p.Name == name && p.Allows(config.Subject{Namespace: req.Namespace}) {
-				open = append(open, i)
+	q := &m.layout.Pools[s.pool]
+	switch {
+	case !mine && !q.Allows(req.Subject):
+		return ipam.PoolNotAllowed
+	case !mine && !q.MayRequest(req.Subject.Namespace):
+		return ipam.RequestNotAllowed
+	case s.reserved != "" && !mine:
+		return ipam.AddressReserved
+	case q.Draining:
+		return ipam.PoolDraining
+	}
+	return ""
+}
+
+// fills: the namespace would hold more addresses of the pool than it may. p
+// is the address that it would hold in addition, nil for one that is free.
+func (m *model) fills(req ipam.Request, p *place, q *config.Pool, f ipam.Family, chosen choice, wishes []*place) bool {
+	if q.NamespaceQuota == 0 {
+		return false
+	}
+	holds := map[*place]bool{}
+	for _, other := range m.places {
+		for _, s := range other.stays {
+			stays := s.owner.UID != req.Owner.UID || slices.Contains(wishes, other) || slices.Contains(chosen[f], other)
+			if stays && namespace(s.owner.Name) == namespace(req.Owner.Name) && m.pool(other) == q && other.family == f {
+				holds[other] = true
 			}
 		}
 	}
-	return open
+	for _, c := range chosen[f] {
+		if m.pool(c) == q {
+			holds[c] = true
+		}
+	}
+	return !holds[p] && len(holds) >= q.NamespaceQuota
+}
+
+// candidates is the pools that the request names, or may draw from without,
+// best first; nil for one that does not exist.
+func (m *model) candidates(req ipam.Request) (pools []*config.Pool) {
+	for _, name := range req.Pools {
+		var found *config.Pool
+		for i := range m.layout.Pools {
+			if m.layout.Pools[i].Name == name {
+				found = &m.layout.Pools[i]
+			}
+		}
+		pools = append(pools, found)
+	}
+	if len(req.Pools) > 0 {
+		return pools
+	}
+	for i := range m.layout.Pools {
+		if m.layout.Pools[i].AutoAssign {
+			pools = append(pools, &m.layout.Pools[i])
+		}
+	}
+	slices.SortStableFunc(pools, func(p, q *config.Pool) int { return p.Priority - q.Priority })
+	return pools
+}
+
+// open is the candidates that give anything.
+func (m *model) open(req ipam.Request) (pools []*config.Pool) {
+	for _, q := range m.candidates(req) {
+		if q != nil && q.Allows(req.Subject) && !q.Draining {
+			pools = append(pools, q)
+		}
+	}
+	return pools
+}
+
+// first is the place whose pool is asked first, there the lowest.
+func (m *model) first(req ipam.Request, places []*place) *place {
+	for _, q := range m.open(req) {
+		for _, p := range places {
+			if m.pool(p) == q {
+				return p
+			}
+		}
+	}
+	return nil
+}
+
+// knows: somebody who shares with the namespace is there under the key.
+func (m *model) knows(req ipam.Request, p *place) bool {
+	return slices.ContainsFunc(p.stays, func(s *stay) bool {
+		return s.owner.Name != req.Owner.Name && clash(req.Owner, req.Sharing, s.owner, s.terms) != "key" &&
+			meets(req.Owner, req.Sharing, s.owner, s.terms)
+	})
+}
+
+func (m *model) join(req ipam.Request, f ipam.Family, chosen choice) (*place, ipam.Reason) {
+	var fitting, others []*place
+	open := m.open(req)
+	for _, p := range m.places {
+		if q := m.pool(p); p.family == f && slices.Contains(open, q) && m.knows(req, p) && !m.fills(req, p, q, f, chosen, nil) {
+			if _, c := clashAt(req.Owner, req.Sharing, p); c == "" && !m.reservedForOther(req, p) {
+				fitting = append(fitting, p)
+			} else {
+				others = append(others, p)
+			}
+		}
+	}
+	if len(fitting) > 0 {
+		return m.first(req, fitting), ""
+	}
+	if len(others) == 0 {
+		return nil, ""
+	}
+	p := m.first(req, others)
+	if m.reservedForOther(req, p) {
+		return nil, ipam.AddressReserved
+	}
+	_, c := clashAt(req.Owner, req.Sharing, p)
+	return nil, conflict(c)
+}
+
+// comeback is the address of the family that waits for the Service.
+func (m *model) comeback(req ipam.Request, f ipam.Family, chosen choice) *place {
+	var waiting []*place
+	open := m.open(req)
+	for _, p := range m.places {
+		if p.family == f && p.rest != nil && p.rest.name == req.Owner.Name && slices.Contains(open, m.pool(p)) &&
+			!m.reservedForOther(req, p) && !m.fills(req, p, m.pool(p), f, chosen, nil) {
+			waiting = append(waiting, p)
+		}
+	}
+	slices.SortStableFunc(waiting, func(p, q *place) int { return cmp.Compare(p.rest.time, q.rest.time) })
+	return m.first(req, waiting)
 }
 
 // lowest is the pool's lowest free address of the family.
-func (m *model) lowest(pool int, f ipam.Family) netip.Addr {
-	for _, a := range m.layout.free[pool] {
-		if family(a) == f && m.taken[a] == nil {
-			return a
+func (m *model) lowest(q *config.Pool, f ipam.Family) *place {
+	for _, p := range m.places {
+		if p.family == f && m.pool(p) == q && len(p.stays) == 0 && p.rest == nil && m.layout.at[p.n].reserved == "" {
+			return p
 		}
 	}
-	return netip.Addr{}
+	return nil
 }
 
-func (m *model) draw(req ipam.Request, chosen map[ipam.Family]netip.Addr) ipam.Reason {
-	home := -1
+// obstacle is why a pool does not give a free address.
+func (m *model) obstacle(req ipam.Request, q *config.Pool, f ipam.Family, chosen choice) ipam.Reason {
+	switch {
+	case q == nil:
+		return ipam.PoolNotFound
+	case !q.Allows(req.Subject):
+		return ipam.PoolNotAllowed
+	case !slices.ContainsFunc(q.Free.Ranges(), func(r ipRange) bool { return family(r.From()) == f }):
+		return ipam.FamilyUnavailable
+	case q.Draining:
+		return ipam.PoolDraining
+	case m.fills(req, nil, q, f, chosen, nil):
+		return ipam.QuotaExceeded
+	case m.lowest(q, f) == nil:
+		return ipam.PoolExhausted
+	}
+	return ""
+}
+
+func (m *model) draw(req ipam.Request, chosen choice, refused map[ipam.Family]ipam.Reason) ipam.Reason {
+	order := m.candidates(req)
 	var missing []ipam.Family
 	for _, f := range req.Families {
-		if !chosen[f].IsValid() {
+		if len(chosen[f]) == 0 && refused[f] == "" {
 			missing = append(missing, f)
-		} else if i, ok := m.layout.poolOf[chosen[f]]; ok {
-			home = i
 		}
 	}
-	order := m.open(req)
-	if slices.Contains(order, home) {
-		order = append([]int{home}, order...)
+	// The pool of what is settled comes first, if it is one to draw from.
+	for _, f := range req.Families {
+		i := slices.IndexFunc(chosen[f], func(p *place) bool { return m.pool(p) != nil })
+		if i < 0 {
+			continue
+		}
+		if q := m.pool(chosen[f][i]); slices.Contains(order, q) {
+			order = append([]*config.Pool{q}, order...)
+		}
+		break
 	}
-	// Pools with everything that is missing come first.
-	slices.SortStableFunc(order, func(i, j int) int { return m.lacks(i, missing) - m.lacks(j, missing) })
-	for _, f := range missing {
-		for _, i := range order {
-			if a := m.lowest(i, f); a.IsValid() {
-				chosen[f] = a
-				break
+	// Pools with everything that is missing come before all others. If there
+	// is none, the order counts in which they are asked.
+	gives := func(q *config.Pool) int {
+		for _, f := range missing {
+			if m.obstacle(req, q, f, chosen) != "" {
+				return 1
 			}
 		}
-		if !chosen[f].IsValid() && req.RequireAll {
-			return m.why(req, f)
+		return 0
+	}
+	if slices.ContainsFunc(order, func(q *config.Pool) bool { return gives(q) == 0 }) {
+		slices.SortStableFunc(order, func(p, q *config.Pool) int { return gives(p) - gives(q) })
+	} else {
+		order = m.candidates(req)
+	}
+	why := map[ipam.Family]ipam.Reason{}
+	for _, f := range req.Families {
+		if len(chosen[f]) > 0 {
+			continue
+		}
+		if why[f] = refused[f]; why[f] == "" {
+			why[f] = m.drawFrom(req, order, f, chosen)
+		}
+		holds := slices.ContainsFunc(m.holds[req.Owner.UID], func(p *place) bool { return p.family == f })
+		if why[f] != "" && (req.RequireAll || req.Renumber && holds) {
+			return why[f]
 		}
 	}
-	if len(chosen) > 0 && slices.ContainsFunc(req.Families, func(f ipam.Family) bool { return chosen[f].IsValid() }) {
-		return ""
-	}
-	best := m.why(req, missing[0])
-	if len(missing) > 1 {
-		if r := m.why(req, missing[1]); hope(r) > hope(best) {
-			best = r
+	best := why[req.Families[0]]
+	for _, f := range req.Families {
+		if len(chosen[f]) > 0 {
+			return ""
+		}
+		if hope(why[f]) > hope(best) {
+			best = why[f]
 		}
 	}
 	return best
 }
 
-// lacks is 0 if the pool can give all families, and 1 if not.
-func (m *model) lacks(pool int, families []ipam.Family) int {
-	for _, f := range families {
-		if !m.lowest(pool, f).IsValid() {
-			return 1
-		}
-	}
-	return 0
-}
-
-func hope(r ipam.Reason) int {
-	return slices.Index([]ipam.Reason{ipam.NoPool, ipam.PoolNotFound, ipam.FamilyUnavailable, ipam.PoolNotAllowed, ipam.PoolExhausted}, r)
-}
-
-// why is the most hopeful reason why no pool gives an address of the family.
-func (m *model) why(req ipam.Request, f ipam.Family) ipam.Reason {
+// drawFrom draws from the first pool that gives an address of the family, or
+// says why none does.
+func (m *model) drawFrom(req ipam.Request, order []*config.Pool, f ipam.Family, chosen choice) ipam.Reason {
 	best := ipam.NoPool
-	if len(req.Pools) > 0 {
-		best = ipam.PoolNotFound
-	}
-	better := func(r ipam.Reason) {
-		if hope(r) > hope(best) {
-			best = r
+	for _, q := range order {
+		o := m.obstacle(req, q, f, chosen)
+		if o == "" {
+			chosen[f] = []*place{m.lowest(q, f)}
+			return ""
 		}
-	}
-	for _, i := range m.open(req) {
-		better(ipam.FamilyUnavailable)
-		if slices.ContainsFunc(m.layout.free[i], func(a netip.Addr) bool { return family(a) == f }) {
-			better(ipam.PoolExhausted)
-		}
-	}
-	for _, p := range m.layout.pools {
-		if slices.Contains(req.Pools, p.Name) && !p.Allows(config.Subject{Namespace: req.Namespace}) {
-			better(ipam.PoolNotAllowed)
+		if hope(o) > hope(best) && (len(req.Pools) > 0 || o != ipam.PoolNotAllowed) {
+			best = o
 		}
 	}
 	return best
+}
+
+// hope is how close the reason is to an address.
+func hope(r ipam.Reason) int {
+	return slices.Index([]ipam.Reason{
+		ipam.NoPool, ipam.PoolNotFound, ipam.FamilyUnavailable, ipam.PoolNotAllowed, ipam.PoolDraining,
+		ipam.PoolExhausted, ipam.QuotaExceeded, ipam.AddressInUse, ipam.SharingConflict, ipam.AddressReserved,
+	}, r)
 }
 
 // settle makes the owner hold exactly what was chosen.
-func (m *model) settle(req ipam.Request, chosen map[ipam.Family]netip.Addr, now time.Time) {
+func (m *model) settle(req ipam.Request, chosen choice, now time.Time) {
 	uid := req.Owner.UID
 	before := m.holds[uid]
 	m.holds[uid] = nil
 	for _, f := range req.Families {
-		a := chosen[f]
-		if !a.IsValid() {
-			continue
-		}
-		m.holds[uid] = append(m.holds[uid], a)
-		if !slices.Contains(before, a) {
-			m.taken[a] = &record{asked: m.pool(a)}
-			continue
-		}
-		r := m.taken[a]
-		switch {
-		case slices.Contains(req.Pools, m.pool(a)):
-			r.asked = m.pool(a)
-		case r.asked == "" && len(req.Pools) > 0:
-			r.asked = req.Pools[0]
-		case r.asked == "":
-			r.asked = "no wish"
+		for _, p := range chosen[f] {
+			m.holds[uid] = append(m.holds[uid], p)
+			s := p.stay(uid)
+			if s == nil {
+				p.rest = nil
+				p.stays = append(p.stays, &stay{req.Owner, req.Sharing, m.poolName(p), now})
+				continue
+			}
+			s.terms = req.Sharing
+			switch name := m.poolName(p); {
+			case slices.Contains(req.Pools, name):
+				s.asked = name
+			case s.asked == "" && len(req.Pools) > 0:
+				s.asked = req.Pools[0]
+			case s.asked == "":
+				s.asked = "no wish"
+			}
 		}
 	}
-	m.rename(req.Owner)
-	for _, a := range before {
-		if !slices.Contains(m.holds[uid], a) {
-			m.taken[a].owner = req.Owner
-			m.drop(a, now)
+	for _, p := range before {
+		if !slices.Contains(m.holds[uid], p) {
+			m.leave(req.Owner, p)
 		}
 	}
 }
 
+// abide is what a refusal changes: the terms are those of the request, and
+// where they clash the owner has gone.
+func (m *model) abide(req ipam.Request) {
+	uid := req.Owner.UID
+	m.holds[uid] = slices.DeleteFunc(m.holds[uid], func(p *place) bool {
+		_, c := clashAt(req.Owner, req.Sharing, p)
+		if c != "" {
+			m.leave(req.Owner, p)
+			return true
+		}
+		p.stay(uid).terms = req.Sharing
+		return false
+	})
+}
+
 func (m *model) stats(now time.Time) (stats []ipam.PoolStats) {
 	m.tick(now)
-	for i, p := range m.layout.pools {
+	for i := range m.layout.Pools {
+		q := &m.layout.Pools[i]
 		for _, f := range []ipam.Family{ipam.IPv4, ipam.IPv6} {
-			s := ipam.PoolStats{Pool: p.Name, Family: f}
-			for _, a := range m.layout.free[i] {
-				if family(a) != f {
+			s := ipam.PoolStats{Pool: q.Name, Family: f}
+			for _, p := range m.places {
+				if p.family != f || m.pool(p) != q {
 					continue
 				}
 				s.Size++
-				switch r := m.taken[a]; {
-				case r == nil:
-					s.Free++
-				case r.resting:
-					s.Quarantined++
-				default:
+				switch {
+				case len(p.stays) > 0:
 					s.Assigned++
+				case p.rest != nil:
+					s.Quarantined++
+				case m.layout.at[p.n].reserved != "":
+					s.Reserved++
+				default:
+					s.Free++
 				}
 			}
-			if s.Size > 0 {
+			if slices.ContainsFunc(q.Free.Ranges(), func(r ipRange) bool { return family(r.From()) == f }) {
 				stats = append(stats, s)
 			}
 		}
@@ -356,11 +723,14 @@ func (m *model) stats(now time.Time) (stats []ipam.PoolStats) {
 	return stats
 }
 
-func (m *model) nextFree() (next time.Time, any bool) {
-	for _, r := range m.taken {
-		if r.resting && (!any || r.until.Before(next)) {
-			next, any = r.until, true
+func (m *model) resting(now time.Time) (rested []ipam.Rested) {
+	m.tick(now)
+	for _, p := range m.places {
+		if p.rest != nil {
+			since := now.Add(-p.rest.time)
+			rested = append(rested, ipam.Rested{Addr: p.addr, Pool: m.poolName(p), Name: p.rest.name, Since: since, Until: since.Add(m.restTime(p))})
 		}
 	}
-	return next, any
+	slices.SortStableFunc(rested, func(r, s ipam.Rested) int { return r.Since.Compare(s.Since) })
+	return rested
 }

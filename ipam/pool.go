@@ -2,6 +2,7 @@ package ipam
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 	"slices"
 	"sort"
@@ -15,29 +16,47 @@ import (
 // pool is a pool of the configuration with the state of its addresses.
 type pool struct {
 	config.Pool
+	// rank is the place in the order in which Services that name no pool draw,
+	// notAuto for a pool without AutoAssign.
+	rank int
 	// spaces has one space per family that the pool has.
 	spaces [len(families)]*space
 }
 
+const notAuto = -1
+
 // space is one family of one pool.
 type space struct {
 	// pool is nil for addresses that no pool hands out.
-	pool              *pool
-	family            Family
-	runs              []run
-	size              float64
-	free              freeSpace
-	assigned, resting int
-	queue             queue
+	pool   *pool
+	family Family
+	// runs is what can be handed out: all but what is forbidden.
+	runs            []run
+	size, forbidden float64
+	free            freeSpace
+	// assigned, resting and reserved count what is not free: held, resting,
+	// and neither of the two but reserved.
+	assigned, resting, reserved int
+	// perNamespace counts the addresses held, for a pool with a quota.
+	perNamespace map[string]int
+
+	rest  time.Duration // how long a released address rests
+	queue queue
+	place int // in dueSpaces
 }
 
-// poolSet is the pools in force and the ways to find one.
+// poolSet is the setup in force and the ways to find things in it.
 type poolSet struct {
 	pools  []*pool
 	byName map[string]*pool
 	// auto is the pools with AutoAssign in the order to draw from them.
-	auto     []*pool
-	segments []segment
+	auto      []*pool
+	segments  []segment
+	forbidden forbiddenSet
+	// reservedFor is who an address is reserved for, reserved the addresses
+	// of a Service.
+	reservedFor map[netip.Addr]string
+	reserved    map[string][]netip.Addr
 	// nowhere is the space of stranded addresses.
 	nowhere space
 }
@@ -50,26 +69,29 @@ type segment struct {
 	space    *space
 }
 
-// SetPools replaces the pools, which must not overlap, and the quarantine
-// time. Addresses in use stay with their owners, also when no pool contains
-// them any more (they are then stranded), and addresses in quarantine stay
-// there, but from the next call on never longer than the new time. It costs a
-// look at every pool and every address not free; only what a changed pool
-// contains is built anew.
-func (a *Allocator) SetPools(pools []config.Pool, quarantine time.Duration) {
-	a.quarantine = quarantine
+// Configure replaces the setup. What is held stays with its holders, also
+// when no pool hands it out any more (it is then stranded), and what rests
+// rests as long as the new setup says, counted from its release. It costs a
+// look at every pool, every address not free and everything forbidden; only
+// what a changed pool contains is built anew.
+func (a *Allocator) Configure(s Setup) {
+	a.unreserve()
+	a.quarantine = s.Quarantine
+	a.forbidden.set(s.Forbidden)
 	old := a.byName
 	for _, p := range a.pools {
 		p.detach()
 	}
-	a.pools, a.byName = make([]*pool, len(pools)), make(map[string]*pool, len(pools))
-	for i, c := range pools {
-		p := &pool{Pool: c}
-		p.attach(old[c.Name])
+	a.pools, a.byName = make([]*pool, len(s.Pools)), make(map[string]*pool, len(s.Pools))
+	for i, c := range s.Pools {
+		p := &pool{Pool: c, rank: notAuto}
+		p.attach(old[c.Name], &a.forbidden)
 		a.pools[i], a.byName[c.Name] = p, p
 	}
 	a.sortPools()
 	a.rehome()
+	a.reserve(s.Reservations)
+	a.time()
 }
 
 // detach marks the spaces of a pool that is replaced.
@@ -83,26 +105,35 @@ func (p *pool) detach() {
 
 // attach gives the pool its spaces: those of the pool that had its name
 // before, where their addresses are the same, and new ones otherwise.
-func (p *pool) attach(old *pool) {
+func (p *pool) attach(old *pool, forbidden *forbiddenSet) {
 	var runs [len(families)][]run
+	var size [len(families)]float64
 	for _, r := range ranges(p.Free) {
-		i := familyOf(r.From()).index()
-		runs[i] = append(runs[i], run{numOf(r.From()), numOf(r.To())})
+		i, all := familyOf(r.From()).index(), run{numOf(r.From()), numOf(r.To())}
+		size[i] += all.size()
+		runs[i] = forbidden.bans[i].subtract(runs[i], all)
 	}
 	for i, f := range families {
-		switch {
-		case len(runs[i]) == 0:
-		case old != nil && old.spaces[i] != nil && slices.Equal(old.spaces[i].runs, runs[i]):
-			p.spaces[i] = old.spaces[i]
-			p.spaces[i].pool = p
-		default:
-			p.spaces[i] = newSpace(p, f, runs[i])
+		if size[i] == 0 {
+			continue
 		}
+		var s *space
+		if old != nil {
+			s = old.spaces[i]
+		}
+		if s == nil || !slices.Equal(s.runs, runs[i]) {
+			s = newSpace(f, runs[i])
+		}
+		s.pool, s.forbidden, s.perNamespace = p, size[i]-s.size, nil
+		if p.NamespaceQuota > 0 {
+			s.perNamespace = map[string]int{}
+		}
+		p.spaces[i] = s
 	}
 }
 
-func newSpace(p *pool, f Family, runs []run) *space {
-	s := &space{pool: p, family: f, runs: runs, free: newFreeSpace(runs)}
+func newSpace(f Family, runs []run) *space {
+	s := &space{family: f, runs: runs, free: newFreeSpace(runs), place: notDue}
 	for _, r := range runs {
 		s.size += r.size()
 	}
@@ -124,35 +155,112 @@ func (ps *poolSet) sortPools() {
 		}
 	}
 	slices.SortStableFunc(ps.auto, func(p, q *pool) int { return cmp.Compare(p.Priority, q.Priority) })
+	for i, p := range ps.auto {
+		p.rank = i
+	}
 	slices.SortFunc(ps.segments, func(s, t segment) int { return s.from.Compare(t.from) })
 }
 
 // rehome finds the present space of every lease whose space is gone, and of
-// stranded ones. Held leases may come in any order, resting ones may not.
+// stranded ones, and counts what namespaces hold.
 func (a *Allocator) rehome() {
+	var resting []*lease
 	for _, l := range a.leases {
-		if l.space.pool == nil && !l.resting {
-			l.space.assigned--
-			l.moveTo(a.spaceOf(l.addr))
-			l.space.assigned++
+		switch {
+		case l.space.pool != nil:
+		case l.resting:
+			resting = append(resting, l)
+		default:
+			a.moveTo(l, a.spaceOf(l.addr))
 		}
+		l.space.countAll(l)
 	}
-	for l := a.resting.head; l != nil; l = l.beside[inAllocator].next {
-		if l.space.pool == nil {
-			l.space.resting--
-			l.space.queue.remove(l, inSpace)
-			l.moveTo(a.spaceOf(l.addr))
-			l.space.queue.push(l, inSpace)
-			l.space.resting++
+	a.nowhere.queue, a.nowhere.resting = queue{}, 0
+	slices.SortFunc(resting, func(l, m *lease) int { return cmp.Or(cmp.Compare(l.since, m.since), l.addr.Compare(m.addr)) })
+	for _, l := range resting {
+		l.space = a.spaceOf(l.addr)
+		l.space.take(l.addr)
+		l.space.resting++
+		l.space.queue.insert(l)
+	}
+}
+
+// moveTo puts a lease that is held into another space.
+func (a *Allocator) moveTo(l *lease, s *space) {
+	l.space.assigned--
+	l.space = s
+	s.assigned++
+	s.take(l.addr)
+	for i := range l.tenants {
+		if t := &l.tenants[i]; t.asked == "" {
+			t.asked = s.name()
 		}
 	}
 }
 
-func (l *lease) moveTo(s *space) {
-	l.space = s
-	s.take(l.addr)
-	if l.asked == "" {
-		l.asked = s.name()
+// time gives every space its time of rest, and puts what rests in order.
+func (a *Allocator) time() {
+	a.due = a.due[:0]
+	add := func(s *space, rest time.Duration) {
+		s.rest, s.place = rest, notDue
+		if s.queue.head != nil {
+			a.due.update(s)
+		}
+	}
+	add(&a.nowhere, a.quarantine)
+	for _, p := range a.pools {
+		for _, s := range p.spaces {
+			if s != nil {
+				add(s, max(a.quarantine, p.KeepFor))
+			}
+		}
+	}
+}
+
+// unreserve gives back what is reserved and idle.
+func (a *Allocator) unreserve() {
+	for addr := range a.reservedFor {
+		if s := a.spaceOf(addr); s.pool != nil && a.leases[addr] == nil {
+			s.reserved--
+			s.put(addr)
+		}
+	}
+}
+
+// reserve takes what is reserved and idle out of the free space.
+func (a *Allocator) reserve(reservations []config.Reservation) {
+	a.reservedFor, a.reserved = map[netip.Addr]string{}, map[string][]netip.Addr{}
+	for _, r := range reservations {
+		for _, addr := range r.Addresses {
+			addr = canonical(addr)
+			if _, twice := a.reservedFor[addr]; twice || !addr.IsValid() {
+				continue
+			}
+			a.reservedFor[addr] = r.Service
+			a.reserved[r.Service] = append(a.reserved[r.Service], addr)
+			if s := a.spaceOf(addr); s.pool != nil && a.leases[addr] == nil {
+				s.take(addr)
+				s.reserved++
+			}
+		}
+	}
+}
+
+// occupy takes an address that is free, or reserved and idle.
+func (a *Allocator) occupy(addr netip.Addr, s *space) {
+	if _, reserved := a.reservedFor[addr]; reserved && s.pool != nil {
+		s.reserved--
+	} else {
+		s.take(addr)
+	}
+}
+
+// vacate undoes occupy.
+func (a *Allocator) vacate(addr netip.Addr, s *space) {
+	if _, reserved := a.reservedFor[addr]; reserved && s.pool != nil {
+		s.reserved++
+	} else {
+		s.put(addr)
 	}
 }
 
@@ -169,21 +277,34 @@ func (ps *poolSet) find(addr netip.Addr) *segment {
 
 // spaceOf returns the space that hands the address out, or nowhere.
 func (ps *poolSet) spaceOf(addr netip.Addr) *space {
-	if s := ps.find(addr); s != nil && s.space != nil {
-		return s.space
+	at := ps.find(addr)
+	if at == nil || at.space == nil {
+		return &ps.nowhere
 	}
-	return &ps.nowhere
+	if _, forbidden := ps.forbidden.why(addr); forbidden {
+		return &ps.nowhere
+	}
+	return at.space
 }
 
-// gives reports whether the pool has a free address of each family of the
-// set.
-func (p *pool) gives(set familySet) bool {
-	for i, s := range p.spaces {
-		if set&(1<<i) != 0 && (s == nil || s.free.empty()) {
-			return false
-		}
+// whyStranded completes "ADDR is ..." for an address that no pool hands out.
+func (ps *poolSet) whyStranded(addr netip.Addr) string {
+	at := ps.find(addr)
+	if at == nil {
+		return "in no pool"
 	}
-	return true
+	if why, forbidden := ps.forbidden.why(addr); forbidden {
+		return why
+	}
+	return at.pool.whyWithheld(addr)
+}
+
+func (p *pool) whyWithheld(addr netip.Addr) string {
+	why := fmt.Sprintf("excluded from pool %q", p.Name)
+	if addr.Is4() {
+		why += ", or the first or last address of one of its prefixes"
+	}
+	return why
 }
 
 // name is the name of the space's pool, empty for nowhere.
@@ -203,6 +324,35 @@ func (s *space) take(addr netip.Addr) {
 func (s *space) put(addr netip.Addr) {
 	if s.pool != nil {
 		s.free.put(numOf(addr))
+	}
+}
+
+// freeSize is how many addresses can be given now.
+func (s *space) freeSize() float64 {
+	return s.size - float64(s.assigned) - float64(s.resting) - float64(s.reserved)
+}
+
+// counts counts for the quota that a tenant of the namespace, who is not among
+// those of the lease, comes or goes.
+func (s *space) counts(l *lease, namespace string, change int) {
+	if s.perNamespace == nil || l.inhabited(namespace, nil) {
+		return
+	}
+	if s.perNamespace[namespace] += change; s.perNamespace[namespace] == 0 {
+		delete(s.perNamespace, namespace)
+	}
+}
+
+// countAll counts the tenants of a lease.
+func (s *space) countAll(l *lease) {
+	if s.perNamespace == nil {
+		return
+	}
+	for i := range l.tenants {
+		first := func(t tenant) bool { return t.namespace == l.tenants[i].namespace }
+		if slices.IndexFunc(l.tenants, first) == i {
+			s.perNamespace[l.tenants[i].namespace]++
+		}
 	}
 }
 

@@ -17,17 +17,27 @@ type Reason string
 
 // The reasons.
 const (
-	PoolExhausted       Reason = "PoolExhausted"       // every eligible address is in use or resting
+	PoolExhausted       Reason = "PoolExhausted"       // every eligible address is in use, reserved or resting
 	PoolNotFound        Reason = "PoolNotFound"        // no requested pool exists
-	PoolNotAllowed      Reason = "PoolNotAllowed"      // the pool is reserved for other namespaces
+	PoolNotAllowed      Reason = "PoolNotAllowed"      // the pool is closed to the Service, by its namespace or by labels
+	PoolDraining        Reason = "PoolDraining"        // the pool gives no new addresses
+	QuotaExceeded       Reason = "QuotaExceeded"       // the namespace holds as many addresses of the pool as it may
 	NoPool              Reason = "NoPool"              // no pool at all is open to the Service
 	FamilyUnavailable   Reason = "FamilyUnavailable"   // no eligible pool has addresses of the family
+	SharingConflict     Reason = "SharingConflict"     // the Service does not fit in with those who hold the address under its key
 	AddressInUse        Reason = "AddressInUse"        // the requested address belongs to another Service
+	AddressReserved     Reason = "AddressReserved"     // the address is reserved for another Service
 	AddressOutsidePools Reason = "AddressOutsidePools" // no pool, or not the requested one, contains the requested address
 	AddressWithheld     Reason = "AddressWithheld"     // a pool contains the requested address but never hands it out
+	AddressForbidden    Reason = "AddressForbidden"    // a pool contains the requested address but something else uses it
 	AddressQuarantined  Reason = "AddressQuarantined"  // the requested address rests after its last use by another Service
+	RequestNotAllowed   Reason = "RequestNotAllowed"   // the namespace may not ask for particular addresses of the pool
 	WrongFamily         Reason = "WrongFamily"         // the requested address is of a family the Service does not have
 	InvalidRequest      Reason = "InvalidRequest"      // the request contradicts itself or cannot be read
+
+	// NotAutoAssigned and PoolNotNamed are only in a Consideration.
+	NotAutoAssigned Reason = "NotAutoAssigned" // the pool is only for Services that name it
+	PoolNotNamed    Reason = "PoolNotNamed"    // the Service names other pools
 )
 
 // Refusal says why a request could not be met. It is the one source of what
@@ -37,17 +47,40 @@ type Refusal struct {
 	// Pool is the pool that the refusal is about, if it is about one.
 	Pool string
 	// Message is a sentence with the numbers in it. It may count down (free
-	// in 12s): compare reasons, not messages, to see whether a refusal is
-	// new.
+	// in 12s): see Same.
 	Message string
+
+	// fact is the message without what counts down, if anything does.
+	fact string
 }
 
 // Error returns reason and message.
 func (r *Refusal) Error() string { return string(r.Reason) + ": " + r.Message }
 
-// byHope orders the reasons why a pool does not give an address: of several
-// pools, the one closest to giving one says the reason.
-var byHope = []Reason{PoolNotFound, FamilyUnavailable, PoolNotAllowed, PoolExhausted}
+// Same reports whether both say the same, but for times that count down. Two
+// nil refusals are the same.
+func (r *Refusal) Same(s *Refusal) bool {
+	if r == nil || s == nil {
+		return r == s
+	}
+	return r.Reason == s.Reason && r.Pool == s.Pool && r.facts() == s.facts()
+}
+
+func (r *Refusal) facts() string {
+	if r.fact != "" {
+		return r.fact
+	}
+	return r.Message
+}
+
+// byHope orders the reasons why a Service does not get an address: of several,
+// the one closest to giving one says the reason.
+var byHope = []Reason{
+	NoPool, PoolNotFound, FamilyUnavailable, PoolNotAllowed, PoolDraining,
+	PoolExhausted, QuotaExceeded, AddressInUse, SharingConflict, AddressReserved,
+}
+
+func hope(r Reason) int { return slices.Index(byHope, r) }
 
 // listed is how many things a sentence lists before "and N more".
 const listed = 5
@@ -56,108 +89,173 @@ func refuse(reason Reason, pool, format string, args ...any) *Refusal {
 	return &Refusal{Reason: reason, Pool: pool, Message: fmt.Sprintf(format, args...)}
 }
 
-func refuseWithheld(addr netip.Addr, p *pool) *Refusal {
-	why := "excluded"
-	if addr.Is4() {
-		why += ", or the first or last address of an IPv4 prefix"
+// wording is a message and, beside it, the same without what counts down.
+type wording struct {
+	message, fact strings.Builder
+	asides        int
+}
+
+func (w *wording) say(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	w.message.WriteString(text)
+	w.fact.WriteString(text)
+}
+
+// aside says something in the parentheses after a sentence.
+func (w *wording) aside(format string, args ...any) {
+	if w.asides++; w.asides == 1 {
+		w.say(" (")
+	} else {
+		w.say("; ")
 	}
-	return refuse(AddressWithheld, p.Name, "%s is in pool %q but is never handed out (%s)", addr, p.Name, why)
+	w.say(format, args...)
+}
+
+func (w *wording) endAsides() {
+	if w.asides > 0 {
+		w.say(")")
+	}
+	w.asides = 0
+}
+
+// sayFree says when something is free.
+func (w *wording) sayFree(left time.Duration) {
+	left = (left + time.Second - 1).Truncate(time.Second)
+	w.message.WriteString(" free in " + left.String())
+}
+
+func (w *wording) refuse(reason Reason, pool string) *Refusal {
+	return &Refusal{Reason: reason, Pool: pool, Message: w.message.String(), fact: w.fact.String()}
 }
 
 // refuseAll refuses a request of which no family can be had: by the family
 // that is closest to it.
 func (a *Allocator) refuseAll(p *plan) *Refusal {
 	var nearest *Refusal
-	for _, f := range p.req.Families {
-		r := a.refuseDraw(p, f)
-		if nearest == nil || slices.Index(byHope, r.Reason) > slices.Index(byHope, nearest.Reason) {
+	for i := range p.req.Families {
+		r := a.refuseDraw(p, i)
+		if nearest == nil || hope(r.Reason) > hope(nearest.Reason) {
 			nearest = r
 		}
 	}
 	return nearest
 }
 
-// refuseDraw says why no pool gives an address of the family: what is the
-// matter with each pool that the Service may draw from.
-func (a *Allocator) refuseDraw(p *plan, f Family) *Refusal {
-	named := len(p.req.Pools) > 0
-	hope, considered, about := -1, 0, ""
-	var said []string
-	for i := range a.candidates(&p.req) {
-		q := a.candidate(&p.req, i)
-		reason := q.refusal(p.req.Namespace, f)
-		if !named && reason == PoolNotAllowed {
+// refuseDraw says why no pool gives an address of family i: what is the matter
+// with each pool that the Service may draw from.
+func (a *Allocator) refuseDraw(p *plan, i int) *Refusal {
+	if p.refused[i] != nil {
+		return p.refused[i]
+	}
+	f, named := p.req.Families[i], len(p.req.Pools) > 0
+	reason, considered, about := NoPool, 0, ""
+	var w wording
+	for i := range a.candidates(p) {
+		q := a.candidate(p, i)
+		o := a.obstacle(p, q, f)
+		if !named && o == PoolNotAllowed {
 			continue
 		}
-		hope = max(hope, slices.Index(byHope, reason))
+		if hope(o) > hope(reason) {
+			reason = o
+		}
 		if considered++; considered > listed {
 			continue
+		}
+		if considered > 1 {
+			w.say("; ")
 		}
 		if named {
 			about = p.req.Pools[i]
 		} else {
 			about = q.Name
 		}
-		said = append(said, q.sentence(reason, about, p, f))
+		a.explain(&w, p, about, f)
 	}
-	if considered == 0 {
-		return a.refuseNoPool(p.req.Namespace)
+	switch {
+	case considered == 0:
+		return a.refuseNoPool(p.req.Subject)
+	case considered > listed:
+		w.say("; and %d more", considered-listed)
 	}
 	if considered > 1 {
 		about = ""
 	}
-	if considered > listed {
-		said = append(said, fmt.Sprintf("and %d more", considered-listed))
-	}
-	return refuse(byHope[hope], about, "%s", strings.Join(said, "; "))
-}
-
-// refusal is why a pool, which may not exist, does not give an address.
-func (p *pool) refusal(namespace string, f Family) Reason {
-	switch {
-	case p == nil:
-		return PoolNotFound
-	case !p.Allows(config.Subject{Namespace: namespace}):
-		return PoolNotAllowed
-	case p.spaces[f.index()] == nil:
-		return FamilyUnavailable
-	}
-	return PoolExhausted
-}
-
-// sentence puts the refusal of one pool into words.
-func (p *pool) sentence(reason Reason, name string, to *plan, f Family) string {
-	switch reason {
-	case PoolNotFound:
-		return fmt.Sprintf("there is no pool %q", name)
-	case PoolNotAllowed:
-		return fmt.Sprintf("pool %q %s", name, p.closedTo(to.req.Namespace))
-	case FamilyUnavailable:
-		return fmt.Sprintf("pool %q has no %s addresses", name, f)
-	}
-	s := p.spaces[f.index()]
-	text := fmt.Sprintf("pool %q has 0 of %.0f %s addresses free", name, s.size, f)
-	switch {
-	case s.resting == 1:
-		text += fmt.Sprintf(" (1 is in quarantine, it is free in %s)", wait(s.queue.head.until, to.now))
-	case s.resting > 1:
-		text += fmt.Sprintf(" (%d are in quarantine, the next is free in %s)", s.resting, wait(s.queue.head.until, to.now))
-	}
-	return text
-}
-
-func (p *pool) closedTo(namespace string) string {
-	return fmt.Sprintf("is not open to namespace %q, only to %s", namespace, quoted(p.Namespaces))
+	return w.refuse(reason, about)
 }
 
 // refuseNoPool is for a Service that names no pool where none is open to all.
-func (a *Allocator) refuseNoPool(namespace string) *Refusal {
+func (a *Allocator) refuseNoPool(s config.Subject) *Refusal {
 	if len(a.pools) == 0 {
 		return refuse(NoPool, "", "there are no pools")
 	}
 	off := len(a.pools) - len(a.auto)
-	return refuse(NoPool, "", "none of %d pools is open to namespace %q: %d with autoAssign off, %d for other namespaces",
-		len(a.pools), namespace, off, len(a.auto))
+	return refuse(NoPool, "", "none of %d pools is open to the Service in namespace %q: %d with autoAssign off, %d for other namespaces or labels",
+		len(a.pools), s.Namespace, off, len(a.auto))
+}
+
+func (a *Allocator) refuseQuota(p *plan, s *space) *Refusal {
+	var w wording
+	a.sayQuota(&w, p, s)
+	return w.refuse(QuotaExceeded, s.name())
+}
+
+func (a *Allocator) sayQuota(w *wording, p *plan, s *space) {
+	w.say("namespace %q holds %d of its %d %s addresses of pool %q",
+		p.me.namespace, a.used(p, s), s.pool.NamespaceQuota, s.family, s.name())
+}
+
+func (a *Allocator) refuseReserved(addr netip.Addr) *Refusal {
+	return refuse(AddressReserved, a.spaceOf(addr).name(), "%s is reserved for %s", addr, a.reservedFor[addr])
+}
+
+func (a *Allocator) refuseResting(l *lease) *Refusal {
+	var w wording
+	w.say("%s is in quarantine after its use by %s, it is", l.addr, l.name)
+	w.sayFree(l.since + l.space.rest - a.clock.elapsed)
+	return w.refuse(AddressQuarantined, l.space.name())
+}
+
+// closedTo says by which of its rules the pool is closed to a Service.
+func (p *pool) closedTo(s config.Subject) string {
+	anyService := config.Pool{Namespaces: p.Namespaces, NamespaceSelector: p.NamespaceSelector}
+	if anyService.Allows(s) {
+		return "is only open to Services with the labels " + selectorText(p.ServiceSelector)
+	}
+	var to []string
+	if len(p.Namespaces) > 0 {
+		to = append(to, "only to "+quoted(p.Namespaces))
+	}
+	if p.NamespaceSelector != nil {
+		to = append(to, "only to namespaces with the labels "+selectorText(p.NamespaceSelector))
+	}
+	return fmt.Sprintf("is not open to namespace %q, %s", s.Namespace, strings.Join(to, " and "))
+}
+
+// selectorText writes a selector as kubectl reads it.
+func selectorText(s config.Selector) string {
+	said := make([]string, len(s))
+	for i, r := range s {
+		switch values := strings.Join(r.Values, ", "); r.Operator {
+		case config.Exists:
+			said[i] = r.Key
+		case config.DoesNotExist:
+			said[i] = "!" + r.Key
+		case config.NotIn:
+			said[i] = fmt.Sprintf("%s notin (%s)", r.Key, values)
+		default:
+			said[i] = fmt.Sprintf("%s in (%s)", r.Key, values)
+		}
+	}
+	return strconv.Quote(strings.Join(said, ","))
+}
+
+// requesters names the namespaces that may ask for particular addresses.
+func requesters(namespaces []string) string {
+	if len(namespaces) == 0 {
+		return "nobody"
+	}
+	return "only " + quoted(namespaces)
 }
 
 // quoted lists the first few names.
@@ -166,14 +264,16 @@ func quoted(names []string) string {
 	for _, n := range names[:min(len(names), listed)] {
 		said = append(said, strconv.Quote(n))
 	}
-	text := strings.Join(said, ", ")
-	if more := len(names) - listed; more > 0 {
-		text += fmt.Sprintf(" and %d more", more)
-	}
-	return text
+	return strings.Join(said, ", ") + more(len(names))
 }
 
-// wait is the time until then in whole seconds, rounded up.
-func wait(until, now time.Time) string {
-	return (until.Sub(now) + time.Second - 1).Truncate(time.Second).String()
+// more is the end of a list of which the first few were listed.
+func more(n int) string {
+	if n <= listed {
+		return ""
+	}
+	return fmt.Sprintf(" and %d more", n-listed)
 }
+
+// stamp writes a time for people.
+func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }

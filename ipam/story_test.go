@@ -2,6 +2,7 @@ package ipam_test
 
 import (
 	"net/netip"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -41,24 +42,70 @@ func onRequest(p config.Pool) config.Pool { p.AutoAssign = false; return p }
 
 func onlyFor(p config.Pool, namespaces ...string) config.Pool { p.Namespaces = namespaces; return p }
 
+func draining(p config.Pool) config.Pool { p.Draining = true; return p }
+
+func quota(n int, p config.Pool) config.Pool { p.NamespaceQuota = n; return p }
+
+func keeping(d time.Duration, p config.Pool) config.Pool { p.KeepFor = d; return p }
+
 func priority(n int, p config.Pool) config.Pool { p.Priority = n; return p }
+
+// reserved is a reservation for a Service.
+func reserved(service string, addresses ...string) config.Reservation {
+	r := config.Reservation{Service: service}
+	for _, a := range addresses {
+		r.Addresses = append(r.Addresses, netip.MustParseAddr(a))
+	}
+	return r
+}
+
+// forbidden forbids a range or prefix.
+func forbidden(text, why string) ipam.Forbidden {
+	if p, err := netip.ParsePrefix(text); err == nil {
+		return ipam.Forbidden{Range: netipx.RangeOfPrefix(p), Why: why}
+	}
+	return ipam.Forbidden{Range: netipx.MustParseIPRange(text), Why: why}
+}
 
 // story is one allocator that things happen to. Services are "namespace/name";
 // "namespace/name#2" is the second incarnation of one.
 type story struct {
 	*testing.T
 	*ipam.Allocator
-	now time.Time
+	now   time.Time
+	setup ipam.Setup
 }
 
 // begin begins a story with pools and a quarantine of 30s.
 func begin(t *testing.T, pools ...config.Pool) *story {
-	s := &story{t, ipam.New(), start}
+	s := &story{t, ipam.New(), start, ipam.Setup{Quarantine: 30 * time.Second}}
 	s.edit(pools...)
 	return s
 }
 
-func (s *story) edit(pools ...config.Pool) { s.SetPools(pools, 30*time.Second) }
+// edit replaces the pools.
+func (s *story) edit(pools ...config.Pool) {
+	s.setup.Pools = pools
+	s.Configure(s.setup)
+}
+
+// reserves replaces the reservations.
+func (s *story) reserves(r ...config.Reservation) {
+	s.setup.Reservations = r
+	s.Configure(s.setup)
+}
+
+// forbids replaces what is forbidden.
+func (s *story) forbids(f ...ipam.Forbidden) {
+	s.setup.Forbidden = f
+	s.Configure(s.setup)
+}
+
+// rests replaces the quarantine.
+func (s *story) rests(d time.Duration) {
+	s.setup.Quarantine = d
+	s.Configure(s.setup)
+}
 
 func (s *story) passes(d time.Duration) { s.now = s.now.Add(d) }
 
@@ -86,14 +133,65 @@ func at(addresses ...string) wish {
 	}
 }
 
-func (s *story) ask(service string, wishes ...wish) ([]ipam.Held, error) {
+// shares shares under a key: "80 443/UDP", with the backends, if any.
+func shares(key, ports string, backends ...string) wish {
+	return func(r *ipam.Request) {
+		r.Sharing = &ipam.Sharing{Key: key, Ports: portsOf(ports), Backends: strings.Join(backends, "")}
+	}
+}
+
+func portsOf(text string) (ports []ipam.Port) {
+	for _, word := range strings.Fields(text) {
+		number, protocol, named := strings.Cut(word, "/")
+		if !named {
+			protocol = "TCP"
+		}
+		n, _ := strconv.ParseUint(number, 10, 16)
+		ports = append(ports, ipam.Port{Protocol: protocol, Number: uint16(n)})
+	}
+	return ports
+}
+
+// with lets a Service share with other namespaces, too.
+func with(namespaces ...string) wish {
+	return func(r *ipam.Request) { r.Sharing.Namespaces = namespaces }
+}
+
+func renumber(r *ipam.Request) { r.Renumber = true }
+
+func labelled(labels string) wish {
+	return func(r *ipam.Request) { r.Subject.Labels = labelsOf(labels) }
+}
+
+func inNamespaceLabelled(labels string) wish {
+	return func(r *ipam.Request) { r.Subject.NamespaceLabels = labelsOf(labels) }
+}
+
+// labelsOf reads "a=b c=d".
+func labelsOf(text string) map[string]string {
+	labels := map[string]string{}
+	for _, word := range strings.Fields(text) {
+		k, v, _ := strings.Cut(word, "=")
+		labels[k] = v
+	}
+	return labels
+}
+
+func request(service string, wishes ...wish) ipam.Request {
 	o := owner(service)
 	namespace, _, _ := strings.Cut(o.Name, "/")
-	r := ipam.Request{Owner: o, Namespace: namespace, Families: []ipam.Family{ipam.IPv4}, RequireAll: true}
+	r := ipam.Request{
+		Owner: o, Subject: config.Subject{Namespace: namespace},
+		Families: []ipam.Family{ipam.IPv4}, RequireAll: true,
+	}
 	for _, w := range wishes {
 		w(&r)
 	}
-	return s.Allocate(r, s.now)
+	return r
+}
+
+func (s *story) ask(service string, wishes ...wish) ([]ipam.Held, error) {
+	return s.Allocate(request(service, wishes...), s.now)
 }
 
 // gets lets a Service ask, and wants it to hold these: "pool/address".
@@ -104,9 +202,7 @@ func (s *story) gets(service, want string, wishes ...wish) {
 	require.Equal(s, want, text(held))
 	require.Equal(s, held, s.Holds(service))
 	for _, h := range held {
-		o, ok := s.OwnerOf(h.Addr)
-		require.True(s, ok)
-		require.Equal(s, owner(service), o)
+		require.Contains(s, s.HoldersOf(h.Addr), owner(service))
 	}
 }
 
@@ -132,9 +228,11 @@ func (s *story) holds(service, want string) {
 
 func (s *story) restores(service, addr string) {
 	s.Helper()
-	_, ok := s.Restore(owner(service), netip.MustParseAddr(addr))
+	_, ok := s.Restore(owner(service), netip.MustParseAddr(addr), nil, s.now)
 	require.True(s, ok)
 }
+
+func (s *story) addr(text string) netip.Addr { return netip.MustParseAddr(text) }
 
 func text(held []ipam.Held) string {
 	var words []string

@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
@@ -245,7 +247,8 @@ func (c *cluster) put(key string, s plan.Service) bool {
 	default:
 		b := c.list[at]
 		c.list[at] = s
-		return b.Local != s.Local || b.Serving != s.Serving || !slices.Equal(b.VIPs, s.VIPs) || !maps.Equal(b.ServingNodes, s.ServingNodes)
+		return b.Local != s.Local || b.Serving != s.Serving || !slices.Equal(b.VIPs, s.VIPs) || !maps.Equal(b.ServingNodes, s.ServingNodes) ||
+			!b.Limit.Equal(s.Limit) || b.LimitErr != s.LimitErr
 	}
 	return true
 }
@@ -257,11 +260,30 @@ func keepService(obj any) (any, error) {
 	if !ok {
 		return obj, nil
 	}
-	return &service{identity(&s.ObjectMeta), plan.Service{
+	kept := plan.Service{
 		Name:  s.Namespace + "/" + s.Name,
 		VIPs:  kube.VIPs(s),
 		Local: s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal,
-	}}, nil
+	}
+	if value, ok := s.Annotations[annotation.ConnectionRateLimit]; ok {
+		kept.Limit.PerSecond, kept.LimitErr = annotation.ParseConnectionRateLimit(value)
+		kept.Limit.Ports = ports(s)
+	}
+	return &service{identity(&s.ObjectMeta), kept}, nil
+}
+
+// ports returns the Service's ports, of the protocols that there are.
+func ports(s *corev1.Service) []plan.Port {
+	numbers := map[corev1.Protocol]uint8{
+		"": unix.IPPROTO_TCP, corev1.ProtocolTCP: unix.IPPROTO_TCP, corev1.ProtocolUDP: unix.IPPROTO_UDP, corev1.ProtocolSCTP: unix.IPPROTO_SCTP,
+	}
+	var ports []plan.Port
+	for _, p := range s.Spec.Ports {
+		if number, ok := numbers[p.Protocol]; ok {
+			ports = append(ports, plan.Port{Protocol: number, Number: uint16(p.Port)})
+		}
+	}
+	return ports
 }
 
 func keepSlice(obj any) (any, error) {

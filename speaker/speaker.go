@@ -76,6 +76,13 @@ type Announcer interface {
 	Set(ctx context.Context, want map[netip.Addr]plan.Layer2) error
 }
 
+// Limiter caps new connections to VIPs; limit.Limiter is one.
+type Limiter interface {
+	// Set replaces the whole set and does not wait for its effect: no VIP
+	// waits for a limit.
+	Set(want map[plan.LimitKey]plan.Limit)
+}
+
 // Options are what a Speaker needs.
 type Options struct {
 	Node      string
@@ -84,6 +91,7 @@ type Options struct {
 	Members   Members
 	DataPlane DataPlane
 	Announcer Announcer
+	Limiter   Limiter
 	Log       *slog.Logger
 	Registry  prometheus.Registerer
 	// HandOver is how long an ending speaker goes on announcing.
@@ -198,7 +206,7 @@ func (s *Speaker) reconcile(ctx context.Context) time.Duration {
 	took := time.Since(start)
 	s.metrics.duration.Observe(took.Seconds())
 
-	s.apply(ctx, after.plan.Layer2)
+	s.apply(ctx, after.plan)
 	after.since = since(before.since, after.plan.Layer2, start)
 	s.tell(before, &after)
 	return min(restFactor*took, maxRest)
@@ -214,12 +222,19 @@ func (s *Speaker) observe() bool {
 	return changed
 }
 
-// apply tells the announcer. What fails is tried again.
-func (s *Speaker) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) {
+// apply tells the limiter and the announcer. What fails is tried again. Until
+// the speaker has been ready, the limits of one that was killed stay: packets
+// arrive here for as long as neighbours remember it.
+func (s *Speaker) apply(ctx context.Context, p plan.Plan) {
+	select {
+	case <-s.ready:
+		s.Limiter.Set(p.Limits)
+	default:
+	}
 	ctx, cancel := context.WithTimeout(ctx, setTimeout)
 	defer cancel()
 	s.retry = nil
-	if err := s.Announcer.Set(ctx, want); err != nil && !errors.Is(err, context.Canceled) {
+	if err := s.Announcer.Set(ctx, p.Layer2); err != nil && !errors.Is(err, context.Canceled) {
 		s.Log.Error("announcements not set", "err", err, "retry", setRetry)
 		s.retry = time.After(setRetry)
 	}
@@ -238,9 +253,15 @@ func since(before map[netip.Addr]time.Time, owned map[netip.Addr]plan.Layer2, no
 	return after
 }
 
-// tell logs and counts the VIPs that came and went. It comes after the deed:
-// a failover does not wait for the log.
+// tell logs and counts the VIPs that came and went, and logs the limits that
+// are not understood. It comes after the deed: a failover does not wait for
+// the log.
 func (s *Speaker) tell(before, after *state) {
+	for _, name := range slices.Sorted(maps.Keys(after.plan.LimitErrs)) {
+		if err := after.plan.LimitErrs[name]; err != before.plan.LimitErrs[name] {
+			s.Log.Warn("connections not limited: correct the Service's annotation", "service", name, "err", err)
+		}
+	}
 	for _, vip := range missing(before.since, after.since) {
 		s.metrics.lost.Inc()
 		if silence, ok := after.plan.Silent[vip]; ok {

@@ -1,6 +1,7 @@
 package speaker
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -132,6 +133,25 @@ func (f *fakeAnnouncer) calls() int {
 	return len(f.sets)
 }
 
+// fakeLimiter remembers what it was told.
+type fakeLimiter struct {
+	changes
+	sets []map[plan.LimitKey]plan.Limit
+}
+
+func (f *fakeLimiter) Set(want map[plan.LimitKey]plan.Limit) {
+	f.change(func() { f.sets = append(f.sets, want) })
+}
+
+func (f *fakeLimiter) told() (sets int, last map[plan.LimitKey]plan.Limit) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.sets) == 0 {
+		return 0, nil
+	}
+	return len(f.sets), f.sets[len(f.sets)-1]
+}
+
 // story is a running speaker on n1, whose world is all fake.
 type story struct {
 	t         *testing.T
@@ -140,7 +160,9 @@ type story struct {
 	members   fakeMembers
 	dataPlane fakeDataPlane
 	announcer fakeAnnouncer
+	limiter   fakeLimiter
 	registry  *prometheus.Registry
+	log       bytes.Buffer // written by the loop: read it after stop
 	speaker   *Speaker
 	stop      func()
 }
@@ -163,7 +185,7 @@ func (s *story) start() {
 	s.t.Helper()
 	var err error
 	s.speaker, err = New(Options{Node: "n1", Client: s.client, Config: &s.config, Members: &s.members, DataPlane: &s.dataPlane,
-		Announcer: &s.announcer, Log: slog.New(slog.DiscardHandler), Registry: s.registry, HandOver: time.Millisecond})
+		Announcer: &s.announcer, Limiter: &s.limiter, Log: slog.New(slog.NewTextHandler(&s.log, nil)), Registry: s.registry, HandOver: time.Millisecond})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -323,9 +345,7 @@ func TestLocalPolicyFollowsEndpoints(t *testing.T) {
 	s.announced("203.0.113.1")
 	s.apply(endpoints("web", on("n2"), endpoint("n1", "serving"))) // ours terminates
 	s.announced()
-	if silent := s.speaker.Status().Silent; len(silent) != 1 || silent[0].Reason != plan.NoLocalEndpoint || silent[0].Owner != "n2" {
-		t.Errorf("silent are %+v", silent)
-	}
+	s.silent(plan.NoLocalEndpoint, "n2")
 	s.apply(endpoints("web", endpoint("n1", "serving"))) // all terminate
 	s.announced("203.0.113.1")
 }
@@ -364,8 +384,21 @@ func TestNothingIsOwnedBeforeAllIsReady(t *testing.T) {
 	<-s.speaker.Ready()
 	s.dataPlane.change(func() { s.dataPlane.sick = true })
 	s.announced()
-	if silent := s.speaker.Status().Silent; len(silent) != 1 || silent[0].Reason != plan.SpeakerNotReady {
-		t.Errorf("silent are %+v", silent)
+	s.silent(plan.SpeakerNotReady, "")
+}
+
+// silent waits until the only VIP is silent for the reason: the status comes
+// after the deed.
+func (s *story) silent(reason plan.Reason, owner string) {
+	s.t.Helper()
+	for deadline := time.Now().Add(testTimeout); ; time.Sleep(time.Millisecond) {
+		silent := s.speaker.Status().Silent
+		if len(silent) == 1 && silent[0].Reason == reason && silent[0].Owner == owner {
+			return
+		}
+		if time.Now().After(deadline) {
+			s.t.Fatalf("silent are %+v, want %s, owner %q", silent, reason, owner)
+		}
 	}
 }
 
@@ -465,6 +498,89 @@ func TestFailedSetIsTriedAgain(t *testing.T) {
 	s.announcer.fail = 1
 	s.start()
 	s.announced("203.0.113.1")
+}
+
+// limited waits until these are the limits per second, by VIP and Service.
+func (s *story) limited(want map[string]uint32) {
+	s.t.Helper()
+	timeout := time.After(testTimeout)
+	for {
+		changed, got := s.limiter.Changed(), map[string]uint32{}
+		sets, last := s.limiter.told()
+		for key, l := range last {
+			got[key.VIP.String()+" "+key.Service] = l.PerSecond
+		}
+		if sets > 0 && maps.Equal(got, want) {
+			return
+		}
+		select {
+		case <-changed:
+		case <-timeout:
+			s.t.Fatalf("limited are %v, want %v; status %+v", got, want, s.speaker.Status())
+		}
+	}
+}
+
+func limitedService(name, vip, limit string) *corev1.Service {
+	svc := serviceObject(name, vip)
+	svc.Annotations[annotation.ConnectionRateLimit] = limit
+	svc.Spec.Ports = []corev1.ServicePort{{Port: 80}, {Port: 53, Protocol: corev1.ProtocolUDP}, {Port: 9899, Protocol: corev1.ProtocolSCTP}, {Port: 1, Protocol: "QUIC"}}
+	return svc
+}
+
+func TestLimitsFollowTheAnnotation(t *testing.T) {
+	s := newStory(t, limitedService("web", "203.0.113.1", "100"), endpoints("web", on("n1")), serviceObject("dns", "203.0.113.2"), endpoints("dns", on("n1")))
+	s.start()
+	s.limited(map[string]uint32{"203.0.113.1 default/web": 100})
+	_, last := s.limiter.told()
+	if ports, want := last[plan.LimitKey{VIP: netip.MustParseAddr("203.0.113.1"), Service: "default/web"}].Ports,
+		[]plan.Port{{Protocol: 6, Number: 80}, {Protocol: 17, Number: 53}, {Protocol: 132, Number: 9899}}; !slices.Equal(ports, want) {
+		t.Errorf("limited at ports %v, want %v", ports, want)
+	}
+	s.apply(limitedService("web", "203.0.113.1", "7"))
+	s.limited(map[string]uint32{"203.0.113.1 default/web": 7})
+	s.apply(serviceObject("web", "203.0.113.1"))
+	s.limited(map[string]uint32{})
+	s.announced("203.0.113.1", "203.0.113.2")
+
+	s.apply(limitedService("web", "203.0.113.1", "8"))
+	s.limited(map[string]uint32{"203.0.113.1 default/web": 8})
+	s.apply(endpoints("web")) // the VIP goes elsewhere, and its limit
+	s.limited(map[string]uint32{})
+}
+
+func TestAWrongLimitIsToldAndLimitsNothing(t *testing.T) {
+	s := newStory(t, limitedService("web", "203.0.113.1", "fast"), endpoints("web", on("n1")))
+	s.start()
+	s.announced("203.0.113.1")
+	s.apply(limitedService("web", "203.0.113.1", "1"))
+	s.limited(map[string]uint32{"203.0.113.1 default/web": 1})
+	s.apply(limitedService("web", "203.0.113.1", "0"))
+	s.limited(map[string]uint32{})
+	s.announced("203.0.113.1")
+	s.stop()
+	if got := s.speaker.Status().Unlimited; len(got) != 1 || got[0].Service != "default/web" || !strings.Contains(got[0].Message, `"0"`) {
+		t.Errorf("unlimited are %+v", got)
+	}
+	if n := strings.Count(s.log.String(), "connections not limited"); n != 2 {
+		t.Errorf("two wrong values gave %d lines of the log:\n%s", n, s.log.String())
+	}
+}
+
+// Until the speaker was ready, the kernel keeps what one before it wrote.
+func TestLimitsStayUntilReady(t *testing.T) {
+	s := newStory(t, limitedService("web", "203.0.113.1", "5"), endpoints("web", on("n1")))
+	s.dataPlane.sick = true
+	s.start()
+	s.waitsFor("kube-proxy")
+	s.announced() // a plan was made
+	if sets, _ := s.limiter.told(); sets > 0 {
+		t.Error("the limits were set before the speaker was ready")
+	}
+	s.dataPlane.change(func() { s.dataPlane.sick = false })
+	s.limited(map[string]uint32{"203.0.113.1 default/web": 5})
+	s.dataPlane.change(func() { s.dataPlane.sick = true })
+	s.limited(map[string]uint32{})
 }
 
 func TestMetrics(t *testing.T) {

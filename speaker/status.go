@@ -59,6 +59,9 @@ type Status struct {
 	Speakers map[string]bool `json:"speakers"`
 	Owned    []Owned         `json:"owned"`
 	Silent   []Silent        `json:"silent"`
+	// Unlimited are the Services at owned VIPs whose connection rate limit is
+	// not understood.
+	Unlimited []Unlimited `json:"unlimited,omitempty"`
 }
 
 // Owned is a VIP that this node owns.
@@ -77,6 +80,12 @@ type Silent struct {
 	Message string      `json:"message"`
 }
 
+// Unlimited is a Service that asks for a connection rate limit and has none.
+type Unlimited struct {
+	Service string `json:"service"`
+	Message string `json:"message"`
+}
+
 // Status returns what the loop decided last.
 func (s *Speaker) Status() Status {
 	p := s.published.Load()
@@ -90,6 +99,9 @@ func (s *Speaker) Status() Status {
 	for _, vip := range slices.SortedFunc(maps.Keys(p.plan.Silent), netip.Addr.Compare) {
 		silence := p.plan.Silent[vip]
 		status.Silent = append(status.Silent, Silent{vip, silence.Reason, silence.Owner, silence.Message})
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.plan.LimitErrs)) {
+		status.Unlimited = append(status.Unlimited, Unlimited{name, p.plan.LimitErrs[name].Error()})
 	}
 	return status
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"os"
+	"time"
 
 	"github.com/google/uuid"
 	"k8s.io/client-go/tools/leaderelection"
@@ -18,6 +19,8 @@ type election struct {
 	// elector is nil when there is no election: --leader-elect=false.
 	elector *leaderelection.LeaderElector
 	health  *leaderelection.HealthzAdaptor
+	// margin is how long before its end the lease is not relied on any more.
+	margin time.Duration
 	// won is closed when this process leads, ended when it does not any more.
 	won, ended chan struct{}
 	// ctx is the election's: it outlives the tasks of the leader.
@@ -39,7 +42,7 @@ func identity() string {
 // newElection takes the election over from the framework.
 func newElection(c *config.CompletedConfig) (*election, error) {
 	by := c.ComponentConfig.Generic.LeaderElection
-	e := &election{health: leaderelection.NewLeaderHealthzAdaptor(by.LeaseDuration.Duration), won: make(chan struct{}), ended: make(chan struct{})}
+	e := &election{margin: by.LeaseDuration.Duration - by.RenewDeadline.Duration, health: leaderelection.NewLeaderHealthzAdaptor(by.LeaseDuration.Duration), won: make(chan struct{}), ended: make(chan struct{})}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	if !by.LeaderElect {
 		return e, nil
@@ -104,6 +107,12 @@ func (e *election) leads() bool {
 	default:
 		return false
 	}
+}
+
+// holds reports whether the lease is certainly this process's: it was renewed
+// so lately that nobody else can have taken it.
+func (e *election) holds() bool {
+	return e.elector == nil || e.elector.IsLeader() && e.elector.Check(-e.margin) == nil
 }
 
 // resign gives the lease back, if this process has it.

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"strings"
+
 	"k8s.io/cloud-provider/app/config"
 	"k8s.io/component-base/metrics/prometheus/slis"
 	framework "k8s.io/controller-manager/app"
@@ -56,5 +58,9 @@ func (p *process) primed() debughttp.Check {
 	if p.ledger.Primed() {
 		return debughttp.Check{Name: "services", OK: true, Message: "what Services hold is known"}
 	}
-	return debughttp.Check{Name: "services", Message: "what Services hold is being read; nothing is allocated before"}
+	message := "what Services hold is being read; nothing is allocated before"
+	if waiting := p.facts.Waiting(); len(waiting) > 0 {
+		message += "; still missing: " + strings.Join(waiting, ", ")
+	}
+	return debughttp.Check{Name: "services", Message: message}
 }

@@ -27,9 +27,10 @@ func (c ledCloud) Initialize(cloudprovider.ControllerClientBuilder, <-chan struc
 	case <-c.p.stopped.Done():
 		select {}
 	}
-	legacyregistry.RawMustRegister(c.p.config)
+	legacyregistry.RawMustRegister(c.p.config, c.p.book)
 	c.p.start(c.p.events.Run)
 	c.p.start(c.p.config.Run)
+	c.p.start(c.p.facts.Run)
 }
 
 // stand stands for election. A leader that loses the lease stops writing at

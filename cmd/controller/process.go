@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"net/http"
 	"sync"
 
 	"github.com/go-logr/logr"
@@ -21,8 +22,10 @@ import (
 	"k8s.io/controller-manager/controller"
 	"k8s.io/klog/v2"
 
+	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/provider"
+	"github.com/lodestone-lb/lodestone/pkg/released"
 	"github.com/lodestone-lb/lodestone/pkg/servicelb"
 )
 
@@ -40,14 +43,17 @@ type process struct {
 	// running is the election that was started.
 	running *election
 
-	election *election
-	log      *slog.Logger
-	client   kubernetes.Interface
-	config   *kube.ConfigWatcher
-	events   *kube.Recorder
-	ledger   *servicelb.Ledger
-	scope    servicelb.Scope
-	workers  int
+	election   *election
+	log        *slog.Logger
+	client     kubernetes.Interface
+	config     *kube.ConfigWatcher
+	facts      *clusterfacts.Watcher
+	namespaces *kube.Namespaces
+	book       *released.Book
+	events     *kube.Recorder
+	ledger     *servicelb.Ledger
+	scope      servicelb.Scope
+	workers    int
 }
 
 func newProcess(stopped context.Context) *process {
@@ -84,19 +90,28 @@ func (p *process) cloud(c *config.CompletedConfig) cloudprovider.Interface {
 	p.scope = servicelb.Scope{Classless: p.flags.handleClassless, Classes: p.flags.classes}
 	p.workers = int(c.ComponentConfig.ServiceController.ConcurrentServiceSyncs)
 	var err error
-	p.client, err = kubernetes.NewForConfig(rest.AddUserAgent(c.Kubeconfig, servicelb.Name))
+	own := rest.AddUserAgent(rest.CopyConfig(c.Kubeconfig), servicelb.Name)
+	own.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return fence{next, func() bool { return p.election.holds() }}
+	})
+	p.client, err = kubernetes.NewForConfig(own)
 	p.fatal(err)
 	p.events, err = kube.NewRecorder(c.Kubeconfig, "lodestone-controller")
 	p.fatal(err)
 	p.config = kube.NewConfigWatcher(p.client, kube.ConfigOptions{
 		Namespace: p.flags.configNamespace, Name: p.flags.configName, Events: p.events, Log: p.log})
-	p.ledger = servicelb.NewLedger(p.scope, p.config)
+	p.facts, err = clusterfacts.NewWatcher(clusterfacts.Options{Client: p.client, Namespace: p.flags.configNamespace, Log: p.log})
+	p.fatal(err)
+	p.namespaces, err = kube.NewNamespaces(c.SharedInformers.Core().V1().Namespaces())
+	p.fatal(err)
+	p.book = released.New(p.client, p.flags.configNamespace, p.log)
+	p.ledger = servicelb.NewLedger(p.scope, servicelb.Sources{Config: p.config, Facts: p.facts, NamespaceLabels: p.namespaces.Labels})
 	p.election, err = newElection(c)
 	p.fatal(err)
 	p.fatal(p.serve(c))
 
 	cloudprovider.RegisterCloudProvider(provider.Name, func(io.Reader) (cloudprovider.Interface, error) {
-		return ledCloud{provider.New(p.config, p.ledger), p}, nil
+		return ledCloud{provider.New(p.config, p.ledger, p.book), p}, nil
 	})
 	given := c.ComponentConfig.KubeCloudShared.CloudProvider
 	cloud, err := cloudprovider.InitCloudProvider(given.Name, given.CloudConfigFile)
@@ -121,7 +136,8 @@ func (p *process) serviceController(_ app.ControllerInitContext, c *config.Compl
 			return nil, false, err
 		}
 		ctl, err := servicelb.New(servicelb.Options{
-			Ledger: p.ledger, Scope: p.scope, Services: services, Config: p.config,
+			Ledger: p.ledger, Scope: p.scope, Services: services, Namespaces: p.namespaces,
+			Config: p.config, Facts: p.facts, Book: p.book,
 			API: servicelb.RESTAPI{Client: p.client.CoreV1().RESTClient()}, Events: p.events, Workers: p.workers, Log: p.log,
 		})
 		if err != nil {

@@ -21,6 +21,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/netstate"
 	"github.com/lodestone-lb/lodestone/speaker"
 	"github.com/lodestone-lb/lodestone/speaker/layer2"
+	"github.com/lodestone-lb/lodestone/speaker/limit"
 	"github.com/lodestone-lb/lodestone/speaker/membership"
 )
 
@@ -54,15 +55,18 @@ func run(ctx context.Context, f *flags) error {
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 
 	interfaces := netstate.New(netstate.Options{Log: s.log})
+	gateways := netstate.NewGatewayWatcher(interfaces)
 	config := kube.NewConfigWatcher(s.client, kube.ConfigOptions{Namespace: f.namespace, Name: f.configMap, Log: s.log})
 	registry.MustRegister(config)
 	proxy := speaker.NewKubeProxy(f.kubeProxyURL, s.log)
 	members := membership.New(membership.Options{
 		Node: f.node, Address: s.address, Key: s.key, Namespace: f.namespace, Client: s.client, Log: s.log, Registry: registry,
 	})
+	reporter := speaker.NewReporter(speaker.ReportOptions{Interfaces: interfaces, Gateways: gateways, Config: config, Report: members.Report})
 	announcer := layer2.New(layer2.Options{Interfaces: interfaces, Log: s.log, Registry: registry, Refresh: f.refresh})
+	limiter := limit.New(limit.Options{Log: s.log, Registry: registry})
 	loop, err := speaker.New(speaker.Options{
-		Node: f.node, Client: s.client, Config: config, Members: members, DataPlane: proxy, Announcer: announcer,
+		Node: f.node, Client: s.client, Config: config, Members: members, DataPlane: proxy, Announcer: announcer, Limiter: limiter,
 		Log: s.log, Registry: registry, HandOver: f.handOver,
 	})
 	if err != nil {
@@ -70,19 +74,20 @@ func run(ctx context.Context, f *flags) error {
 	}
 	server := debughttp.New(debughttp.Options{
 		Address: f.listen, CertFile: f.certFile, KeyFile: f.keyFile, Authorizer: debughttp.NewDelegate(s.client), Gatherer: registry,
-		Status: func() any { return status{loop.Status(), announcer.Status()} },
+		Status: func() any { return status{loop.Status(), announcer.Status(), limiter.Status()} },
 		Alive:  loop.Alive,
 		Checks: func() []debughttp.Check { return checks(loop.Checks()) },
 		Log:    s.log,
 	})
 	s.log.Info("starting", "node", f.node, "address", s.address, "version", buildinfo.Get().String())
-	return live(ctx, loop, interfaces, config, proxy, members, announcer, server)
+	return live(ctx, loop, interfaces, gateways, config, proxy, members, reporter, announcer, limiter, server)
 }
 
 // status is what /status shows.
 type status struct {
 	speaker.Status
 	Layer2 layer2.Status `json:"layer2"`
+	Limit  limit.Status  `json:"limit"`
 }
 
 func checks(from []speaker.Check) []debughttp.Check {

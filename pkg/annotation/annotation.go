@@ -8,9 +8,26 @@ const (
 	// of preference, that the Service draws from.
 	AddressPool = "lodestone.io/address-pool"
 	// Addresses is a comma-separated list of the addresses that the Service
-	// asks for, at most one per family.
+	// asks for, of one family or both.
 	Addresses = "lodestone.io/addresses"
+	// SharingKey makes Services with the same key have the same address, as
+	// long as their ports differ.
+	SharingKey = "lodestone.io/sharing-key"
+	// SharingNamespaces is a comma-separated list of the other namespaces with
+	// whose Services the address may be shared, if they name this one.
+	SharingNamespaces = "lodestone.io/sharing-namespaces"
+	// Renumber, set to Renumbering, asks for new addresses in place of those
+	// that a new Service would not be given: stranded ones, and those of pools
+	// that are draining or not open to the Service any more. It is taken off
+	// when that is done.
+	Renumber = "lodestone.io/renumber"
+	// ConnectionRateLimit caps the new connections per second that each VIP of
+	// the Service takes; ParseConnectionRateLimit reads it.
+	ConnectionRateLimit = "lodestone.io/connection-rate-limit"
 )
+
+// Renumbering is the value of Renumber.
+const Renumbering = "true"
 
 // What Lodestone writes on a Service.
 const (
@@ -29,6 +46,25 @@ const (
 	// ConditionAllocated is the Service condition that tells whether it has
 	// the addresses it asks for, and why not.
 	ConditionAllocated = "lodestone.io/Allocated"
+)
+
+// What a speaker writes on its Lease, for the other speakers and for the
+// controller.
+const (
+	// LabelComponent marks the Leases that are speakers'. It keeps others of
+	// the namespace, which are renewed all the time, out of watches.
+	LabelComponent = "lodestone.io/component"
+	// ComponentSpeaker is the label's value.
+	ComponentSpeaker = "speaker"
+	// SpeakerLeasePrefix and the node's name are the Lease's name.
+	SpeakerLeasePrefix = "lodestone-speaker-"
+	// SpeakerAddress is where the speaker listens, as address:port.
+	SpeakerAddress = "lodestone.io/speaker-address"
+	// Segments are the subnets of the node's interfaces that VIPs can be
+	// announced on, separated by commas.
+	Segments = "lodestone.io/segments"
+	// Gateways are the node's default gateways, separated by commas.
+	Gateways = "lodestone.io/gateways"
 )
 
 // DefaultClass is the spec.loadBalancerClass served by default.

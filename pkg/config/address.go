@@ -25,7 +25,8 @@ type block struct {
 	prefix netip.Prefix // zero unless the entry is a prefix
 	text   string       // as written
 	at     value
-	pool   string
+	pool   int  // which one of the document
+	subnet bool // its first and last address are the network's
 }
 
 // parseBlock reads a prefix, a range or an address.

@@ -2,7 +2,10 @@ package config
 
 import (
 	"errors"
+	"fmt"
+	"net/netip"
 	"slices"
+	"sort"
 	"strings"
 	"time"
 
@@ -18,6 +21,9 @@ const (
 	DefaultAdvertisement = "default"
 
 	maxQuarantine = 24 * time.Hour
+	maxKeepFor    = 30 * 24 * time.Hour
+	maxQuota      = 1_000_000
+	maxReserved   = 8 // addresses of one Service
 	minPriority   = -1000
 	maxPriority   = 1000
 )
@@ -26,10 +32,12 @@ const (
 func (d *decoder) compile(raw *rawConfig) *Config {
 	oneOf(d, raw.APIVersion, []string{APIVersion})
 	oneOf(d, raw.Kind, []string{Kind})
+	find := d.pools(raw)
 	c := &Config{
 		ClusterID:      DefaultClusterID,
 		Quarantine:     d.duration(raw.Quarantine, DefaultQuarantine, maxQuarantine),
-		Pools:          d.pools(raw),
+		Pools:          find.pools,
+		Reservations:   d.reservations(raw.Reservations, find),
 		Advertisements: d.advertisements(raw.Advertisements),
 		Nodes:          d.nodes(raw.Nodes),
 	}
@@ -50,32 +58,78 @@ func (d *decoder) uniqueName(v value, what string, seen map[string]value) string
 	return name
 }
 
-func (d *decoder) pools(raw *rawConfig) []Pool {
-	var (
-		pools  []Pool
-		blocks []block
-		seen   = map[string]value{}
-	)
-	for _, r := range raw.Pools {
-		own := d.addresses(r)
-		blocks = append(blocks, own...)
+// The states of a pool.
+type state string
+
+const (
+	active   state = "active"
+	draining state = "draining"
+)
+
+// pools returns the pools and what it takes to find an address in them.
+func (d *decoder) pools(raw *rawConfig) *finder {
+	find := &finder{sound: true}
+	seen := map[string]value{}
+	for i, r := range raw.Pools {
+		own := d.addresses(r, i)
+		find.blocks = append(find.blocks, own...)
+		find.sound = find.sound && len(own) > 0 && len(own) == len(r.Addresses)
+		oneOf(d, r.State, []state{active, draining})
 		p := Pool{
-			Name:       d.uniqueName(r.Name, "pool", seen),
-			AutoAssign: d.flag(r.AutoAssign, true),
-			Priority:   d.integer(r.Priority, minPriority, maxPriority),
-			Namespaces: d.texts(r.Namespaces, checkName),
-			Advertise:  d.references(r.Advertise, raw.Advertisements),
+			Name:              d.uniqueName(r.Name, "pool", seen),
+			AutoAssign:        d.flag(r.AutoAssign, true),
+			Priority:          d.integer(r.Priority, minPriority, maxPriority),
+			Namespaces:        d.texts(r.Namespaces, checkName),
+			NamespaceSelector: d.namespaceSelector(r),
+			ServiceSelector:   d.selector(r.ServiceSelector),
+			NamespaceQuota:    d.integer(r.NamespaceQuota, 1, maxQuota),
+			Requesters:        d.requesters(r),
+			KeepFor:           d.duration(r.KeepFor, 0, maxKeepFor),
+			Draining:          state(r.State.text()) == draining,
+			Advertise:         d.references(r.Advertise, raw.Advertisements),
 		}
 		p.Free, p.Withheld = d.split(r, own)
-		pools = append(pools, p)
+		find.pools = append(find.pools, p)
 	}
-	d.refuseOverlaps(blocks)
-	return pools
+	find.sound = !d.refuseOverlaps(raw.Pools, find.blocks) && find.sound
+	slices.SortFunc(find.blocks, func(a, b block) int { return a.From().Compare(b.From()) })
+	return find
+}
+
+// namespaceSelector refuses a selector of all namespaces beside a list of
+// some: the pool would be open to all, and who lists some means it not to be.
+// Without a list it is accepted, since it says what Kubernetes has it say.
+func (d *decoder) namespaceSelector(r rawPool) Selector {
+	s := d.selector(r.NamespaceSelector)
+	if raw := r.NamespaceSelector; raw != nil && raw.At.present() && len(s) == 0 && len(r.Namespaces) > 0 {
+		d.errorf(raw.At, "selects every namespace, so that namespaces restricts nothing: remove one of the two")
+	}
+	return s
+}
+
+// requesters returns the namespaces that may ask for addresses: nil when the
+// document does not say, empty when none may.
+func (d *decoder) requesters(r rawPool) []string {
+	if r.Requesters == nil {
+		return nil
+	}
+	listed := map[string]bool{}
+	for _, v := range r.Namespaces {
+		listed[v.Value] = true
+	}
+	names := d.texts(r.Requesters, func(s string) error {
+		if len(listed) > 0 && r.NamespaceSelector == nil && checkName(s) == nil && !listed[s] {
+			return errors.New("may not draw from the pool at all: add it to namespaces, or remove it here")
+		}
+		return checkName(s)
+	})
+	return append([]string{}, names...)
 }
 
 // addresses returns the entries of a pool that make sense.
-func (d *decoder) addresses(r rawPool) []block {
+func (d *decoder) addresses(r rawPool, pool int) []block {
 	var blocks []block
+	edges := d.flag(r.UseFirstAndLast, false)
 	for _, v := range r.Addresses {
 		v.path = r.At.path // an entry speaks for itself
 		b, ok := d.block(v)
@@ -86,7 +140,8 @@ func (d *decoder) addresses(r rawPool) []block {
 			d.errorf(v, "%v", err)
 			continue
 		}
-		b.pool = r.Name.text()
+		b.pool = pool
+		b.subnet = !edges && b.prefix.IsValid() && b.prefix.Addr().Is4() && b.prefix.Bits() < 31
 		blocks = append(blocks, b)
 	}
 	return blocks
@@ -109,9 +164,7 @@ func (d *decoder) split(r rawPool, blocks []block) (free, withheld *netipx.IPSet
 	}
 	whole, _ := all.IPSet() // only valid ranges go in, here and below
 	give.AddSet(whole)
-	if !d.flag(r.UseFirstAndLast, false) {
-		removeFirstAndLast(&give, blocks)
-	}
+	removeFirstAndLast(&give, blocks)
 	d.exclude(r, &give, whole.Ranges())
 	free, _ = give.IPSet()
 	keep.AddSet(whole)
@@ -125,7 +178,7 @@ func (d *decoder) split(r rawPool, blocks []block) (free, withheld *netipx.IPSet
 
 func removeFirstAndLast(set *netipx.IPSetBuilder, blocks []block) {
 	for _, b := range blocks {
-		if b.prefix.IsValid() && b.prefix.Addr().Is4() && b.prefix.Bits() < 31 {
+		if b.subnet {
 			set.Remove(b.From())
 			set.Remove(b.To())
 		}
@@ -144,15 +197,121 @@ func (d *decoder) exclude(r rawPool, set *netipx.IPSetBuilder, pool []netipx.IPR
 	}
 }
 
-func (d *decoder) refuseOverlaps(blocks []block) {
-	for _, o := range overlaps(blocks) {
+func (d *decoder) refuseOverlaps(pools []rawPool, blocks []block) bool {
+	found := overlaps(blocks)
+	for _, o := range found {
 		a, b := blocks[o.first], blocks[o.second]
 		if a.pool == b.pool {
 			d.errorf(b.at, "%s overlaps %s in line %d of the same pool", b.text, a.text, d.lineOf(a.at))
 		} else {
-			d.errorf(b.at, "%s overlaps pool %s (%s in line %d)", b.text, quote(a.pool), a.text, d.lineOf(a.at))
+			d.errorf(b.at, "%s overlaps pool %s (%s in line %d)", b.text, quote(pools[a.pool].Name.text()), a.text, d.lineOf(a.at))
 		}
 	}
+	return len(found) > 0
+}
+
+// reserved is an address of a reservation.
+type reserved struct {
+	service string
+	at      value
+}
+
+// reservations returns the reservations, whose addresses must be ones that
+// pools hand out. A pool that drains keeps its reservations: whoever empties
+// it should not have to delete and restore them.
+func (d *decoder) reservations(raw []rawReservation, find *finder) []Reservation {
+	services, taken := map[string]value{}, map[netip.Addr]reserved{}
+	var all []Reservation
+	for _, r := range raw {
+		res := Reservation{Service: d.service(r.Service, services)}
+		for i, v := range r.Addresses {
+			v.path = r.At.path // an entry speaks for itself
+			if i == maxReserved {
+				d.errorf(v, "%s is one too many: a Service has at most %d addresses", clip(v.Value), maxReserved)
+				break
+			}
+			if a, ok := d.reservable(v, find); ok && d.untaken(a, reserved{res.Service, v}, taken) {
+				res.Addresses = append(res.Addresses, a)
+			}
+		}
+		all = append(all, res)
+	}
+	return all
+}
+
+// service returns the name of a Service that has no other reservation.
+func (d *decoder) service(v value, seen map[string]value) string {
+	name, ok := d.text(v, checkService)
+	if first, dup := seen[name]; ok && dup {
+		d.errorf(v, "%s has a reservation in line %d: list all its addresses there", name, d.lineOf(first))
+	} else if ok {
+		seen[name] = v
+	}
+	return name
+}
+
+// reservable returns an address that a pool hands out.
+func (d *decoder) reservable(v value, find *finder) (netip.Addr, bool) {
+	if strings.ContainsAny(v.Value, "/-") || !strings.ContainsAny(v.Value, ".:") {
+		d.errorf(v, "%s is not an address: list each one, such as 203.0.113.10", quote(v.Value))
+		return netip.Addr{}, false
+	}
+	a, err := parseAddr(v.Value)
+	if err == nil {
+		err = find.check(a)
+	}
+	if err != nil {
+		d.errorf(v, "%v", err)
+	}
+	return a, err == nil
+}
+
+// untaken reports whether no other reservation has the address.
+func (d *decoder) untaken(a netip.Addr, r reserved, taken map[netip.Addr]reserved) bool {
+	first, dup := taken[a]
+	switch {
+	case !dup:
+		taken[a] = r
+	case first.service == r.service:
+		d.errorf(r.at, "%s is listed twice, first in line %d", a, d.lineOf(first.at))
+	default:
+		d.errorf(r.at, "%s is reserved for %s already, in line %d", a, first.service, d.lineOf(first.at))
+	}
+	return !dup
+}
+
+// finder finds what the pools have to do with an address.
+type finder struct {
+	pools  []Pool
+	blocks []block // of all pools, sorted
+	sound  bool    // every entry could be read, and none overlaps another
+}
+
+// check says why an address is not one that a pool hands out.
+func (f *finder) check(a netip.Addr) error {
+	b, ok := f.block(a)
+	switch {
+	case !ok && !f.sound:
+		return nil // it may be in a pool whose own errors come first
+	case !ok:
+		return fmt.Errorf("%s is in no pool: add it to one, or reserve another address", a)
+	case f.pools[b.pool].Free.Contains(a):
+		return nil
+	}
+	name := quote(f.pools[b.pool].Name)
+	if b.subnet && (a == b.From() || a == b.To()) {
+		return fmt.Errorf("%s is the first or last address of %s, which pool %s withholds: set its useFirstAndLast, or reserve another address", a, b.text, name)
+	}
+	return fmt.Errorf("%s is excluded from pool %s: remove it from exclude there, or reserve another address", a, name)
+}
+
+// block returns the entry that contains the address.
+func (f *finder) block(a netip.Addr) (block, bool) {
+	i := sort.Search(len(f.blocks), func(i int) bool { return a.Compare(f.blocks[i].To()) <= 0 })
+	if i == len(f.blocks) || !f.blocks[i].Contains(a) {
+		return block{}, false
+	}
+	return f.blocks[i], true
 }
 
 // references returns the names of advertisements, which must exist.
@@ -188,42 +347,6 @@ func (d *decoder) advertisements(raw []rawAdvertisement) []Advertisement {
 		all = append(all, a)
 	}
 	return all
-}
-
-func (d *decoder) selector(raw *rawSelector) Selector {
-	if raw == nil {
-		return nil
-	}
-	var s Selector
-	for _, p := range raw.MatchLabels {
-		key, _ := d.text(p.Key, checkLabelKey)
-		val, _ := d.text(p.Value, checkLabelValue)
-		s = append(s, Requirement{Key: key, Operator: In, Values: []string{val}})
-	}
-	for _, r := range raw.MatchExpressions {
-		s = append(s, d.requirement(r))
-	}
-	return s
-}
-
-var operators = []Operator{In, NotIn, Exists, DoesNotExist}
-
-func (d *decoder) requirement(raw rawRequirement) Requirement {
-	key, _ := d.text(raw.Key, checkLabelKey)
-	r := Requirement{Key: key, Operator: Operator(raw.Operator.text()), Values: d.texts(raw.Values, checkLabelValue)}
-	switch r.Operator {
-	case In, NotIn:
-		if raw.Values == nil {
-			d.errorf(raw.At, "operator %s needs values", r.Operator)
-		}
-	case Exists, DoesNotExist:
-		if raw.Values != nil {
-			d.errorf(raw.At, "operator %s takes no values: remove them", r.Operator)
-		}
-	default:
-		oneOf(d, raw.Operator, operators)
-	}
-	return r
 }
 
 func (d *decoder) nodes(raw []rawNode) []NodeRule {

@@ -46,7 +46,7 @@ func read(t *testing.T, file string) []byte {
 // operator reads.
 func TestInvalid(t *testing.T) {
 	files := corpus(t, "invalid")
-	assert.GreaterOrEqual(t, len(files), 70)
+	assert.GreaterOrEqual(t, len(files), 130)
 	for _, file := range files {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			c, err := Parse(read(t, file))
@@ -91,6 +91,11 @@ func dump(c *Config) string {
 		fmt.Fprintf(&b, "pool %s: autoAssign %t, priority %d, namespaces %q, advertise %q\n",
 			p.Name, p.AutoAssign, p.Priority, p.Namespaces, p.Advertise)
 		fmt.Fprintf(&b, "  free     %v\n  withheld %v\n", p.Free.Ranges(), p.Withheld.Ranges())
+		fmt.Fprintf(&b, "  tenants  namespaces %s, services %s, quota %d, requesters %#v, keepFor %s, draining %t\n",
+			selectorText(p.NamespaceSelector), selectorText(p.ServiceSelector), p.NamespaceQuota, p.Requesters, p.KeepFor, p.Draining)
+	}
+	for _, r := range c.Reservations {
+		fmt.Fprintf(&b, "reserved for %s: %v\n", r.Service, r.Addresses)
 	}
 	for _, a := range c.Advertisements {
 		fmt.Fprintf(&b, "advertisement %s: interfaces %q, nodes %v\n", a.Name, a.Layer2.Interfaces, a.NodeSelector)

@@ -109,6 +109,7 @@ func (d *decoder) list(v value, into reflect.Value) bool {
 	if !d.is(v, yaml.SequenceNode) {
 		return false
 	}
+	into.Set(reflect.MakeSlice(into.Type(), 0, 0)) // [] is not an absent key
 	for i, n := range v.Content {
 		item := reflect.New(into.Type().Elem()).Elem()
 		if d.decode(value{n, fmt.Sprintf("%s[%d]%s", v.path, i, nameOf(n))}, item) {
@@ -261,7 +262,8 @@ func nameOf(n *yaml.Node) string {
 		return ""
 	}
 	for i := 0; i+1 < len(n.Content); i += 2 {
-		if v := n.Content[i+1]; n.Content[i].Value == "name" && v.Kind == yaml.ScalarNode && v.Value != "" {
+		key, v := n.Content[i].Value, n.Content[i+1]
+		if (key == "name" || key == "service") && v.Kind == yaml.ScalarNode && v.Value != "" {
 			return " " + quote(v.Value)
 		}
 	}

@@ -66,21 +66,25 @@ const maxQuoted = 64
 // quote quotes what the user wrote, the start of it if it is long.
 func quote(s string) string { return strconv.Quote(clip(s)) }
 
-func clip(s string) string {
-	if utf8.RuneCountInString(s) <= maxQuoted {
+func clip(s string) string { return shorten(s, maxQuoted) }
+
+// shorten cuts a text that is longer than so many characters.
+func shorten(s string, most int) string {
+	if utf8.RuneCountInString(s) <= most {
 		return s
 	}
-	return string([]rune(s)[:maxQuoted]) + "..."
+	return string([]rune(s)[:most]) + "..."
 }
 
 const layer2Only = "this version announces by layer 2 only"
 
 // elsewhere are keys that people look for and that are not there.
 var elsewhere = map[string]string{
-	"bgp":   layer2Only,
-	"peers": layer2Only,
-	"bfd":   layer2Only,
-	"<<":    "merge keys are not supported: write the keys out",
+	"bgp":      layer2Only,
+	"peers":    layer2Only,
+	"bfd":      layer2Only,
+	"draining": "write state: draining",
+	"<<":       "merge keys are not supported: write the keys out",
 }
 
 // advice says what an unknown key was probably meant to be.
@@ -95,7 +99,7 @@ func advice(path, unknown string, keys []key) string {
 	if best := nearest(unknown, names); best != "" {
 		return "did you mean " + strconv.Quote(best) + "?"
 	}
-	if strings.HasSuffix(path, "nodeSelector") {
+	if strings.HasSuffix(path, "Selector") {
 		return "labels go under matchLabels"
 	}
 	if home := homeOf(unknown); home != "" {

@@ -53,6 +53,28 @@ func TestPoolOf(t *testing.T) {
 	assert.False(t, dmz.Allows(Subject{Namespace: "web"}))
 }
 
+// An absent selector, one of everything and one of labels are three things.
+func TestWhoMayUseAPool(t *testing.T) {
+	c, err := Parse([]byte(header + `pools:
+- {name: teams, addresses: [192.0.2.1], namespaces: [edge], namespaceSelector: {matchLabels: {team: a}}}
+- {name: everybody, addresses: [192.0.2.2], namespaceSelector: {}, requesters: []}
+- {name: web, addresses: [192.0.2.3], serviceSelector: {matchLabels: {tier: web}}, requesters: [edge]}
+`))
+	require.NoError(t, err)
+	teams, everybody, web := &c.Pools[0], &c.Pools[1], &c.Pools[2]
+	a, b := map[string]string{"team": "a"}, map[string]string{"team": "b"}
+	assert.True(t, teams.Allows(Subject{Namespace: "edge", NamespaceLabels: b}))
+	assert.True(t, teams.Allows(Subject{Namespace: "shop", NamespaceLabels: a}))
+	assert.False(t, teams.Allows(Subject{Namespace: "shop", NamespaceLabels: b}))
+	assert.True(t, teams.MayRequest("shop"))
+	assert.True(t, everybody.Allows(Subject{Namespace: "shop"}))
+	assert.False(t, everybody.MayRequest("shop"))
+	assert.True(t, web.Allows(Subject{Namespace: "shop", Labels: map[string]string{"tier": "web"}}))
+	assert.False(t, web.Allows(Subject{Namespace: "shop", NamespaceLabels: map[string]string{"tier": "web"}}))
+	assert.True(t, web.MayRequest("edge"))
+	assert.False(t, web.MayRequest("shop"))
+}
+
 func TestSelector(t *testing.T) {
 	c, err := Parse(read(t, "testdata/valid/design.yaml"))
 	require.NoError(t, err)
@@ -166,6 +188,25 @@ func TestThousandPools(t *testing.T) {
 	assert.Len(t, c.Pools, 1000)
 }
 
+// Thousands of wrong reservations are all reported, each with its reason.
+func TestManyReservations(t *testing.T) {
+	var b strings.Builder
+	b.WriteString(header + "pools:\n- name: p\n  addresses: [10.0.0.0/8]\n  exclude: [")
+	for i := range 10_000 {
+		fmt.Fprintf(&b, "10.0.%d.%d,", i/250, i%250)
+	}
+	b.WriteString("]\nreservations:\n")
+	for i := range 4_000 {
+		fmt.Fprintf(&b, "- {service: a/s%d, addresses: [10.0.%d.%d, 10.0.0.1]}\n", i, i/250, i%250)
+	}
+	_, err := Parse([]byte(b.String()))
+	var errs Errors
+	require.ErrorAs(t, err, &errs)
+	assert.Len(t, errs, 8_000)
+	assert.Equal(t, `10.0.0.0 is the first or last address of 10.0.0.0/8, which pool "p" withholds: set its useFirstAndLast, or reserve another address`, errs[0].Message)
+	assert.Equal(t, `10.0.0.1 is excluded from pool "p": remove it from exclude there, or reserve another address`, errs[1].Message)
+}
+
 func BenchmarkParseThousandPools(b *testing.B) {
 	doc := thousandPools()
 	b.ReportAllocs()
@@ -213,7 +254,10 @@ func valid(t *testing.T, c *Config) {
 		require.False(t, names[a.Name])
 		names[a.Name] = true
 	}
+	reservations(t, c)
 	for i, p := range c.Pools {
+		require.GreaterOrEqual(t, p.NamespaceQuota, 0)
+		require.LessOrEqual(t, p.KeepFor, 720*time.Hour)
 		require.Positive(t, p.Size())
 		require.False(t, p.Free.Overlaps(p.Withheld))
 		for _, other := range c.Pools[:i] {
@@ -222,6 +266,25 @@ func valid(t *testing.T, c *Config) {
 		}
 		for _, a := range p.Advertise {
 			require.True(t, names[a])
+		}
+	}
+}
+
+// reservations checks that each address is one that a pool hands out, and is
+// reserved once.
+func reservations(t *testing.T, c *Config) {
+	t.Helper()
+	services, addresses := map[string]bool{}, map[netip.Addr]bool{}
+	for _, r := range c.Reservations {
+		require.False(t, services[r.Service])
+		services[r.Service] = true
+		require.NotEmpty(t, r.Addresses)
+		require.LessOrEqual(t, len(r.Addresses), 8)
+		for _, a := range r.Addresses {
+			p, ok := c.PoolOf(a)
+			require.True(t, ok && p.Free.Contains(a), a)
+			require.False(t, addresses[a], a)
+			addresses[a] = true
 		}
 	}
 }

@@ -80,7 +80,7 @@ func (d *decoder) integer(v value, lowest, highest int) int {
 		return 0
 	}
 	if v.ShortTag() == "!!str" || !decimal.MatchString(v.Value) {
-		d.errorf(v, "%s is not a whole number: write one such as -5 or 10, without quotes", quote(v.Value))
+		d.errorf(v, "%s is not a whole number: write one from %d to %d, without quotes", quote(v.Value), lowest, highest)
 		return 0
 	}
 	n, err := strconv.Atoi(v.Value)
@@ -116,6 +116,15 @@ var dnsLabel = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 func checkName(s string) error {
 	if !dnsLabel.MatchString(s) {
 		return errors.New("is not a valid name: use 1 to 63 of a-z, 0-9 and '-', with a letter or digit first and last")
+	}
+	return nil
+}
+
+// checkService accepts the namespace and name of a Service.
+func checkService(s string) error {
+	namespace, name, _ := strings.Cut(s, "/")
+	if !dnsLabel.MatchString(namespace) || !dnsLabel.MatchString(name) {
+		return errors.New("is not a Service: write its namespace and name, such as default/web, each of 1 to 63 of a-z, 0-9 and '-', with a letter or digit first and last")
 	}
 	return nil
 }

@@ -18,20 +18,33 @@ type rawConfig struct {
 	ClusterID      value              `key:"clusterID"`
 	Quarantine     value              `key:"quarantine"`
 	Pools          []rawPool          `key:"pools"`
+	Reservations   []rawReservation   `key:"reservations"`
 	Advertisements []rawAdvertisement `key:"advertisements"`
 	Nodes          []rawNode          `key:"nodes"`
 }
 
 type rawPool struct {
-	At              value
-	Name            value   `key:"name,required"`
-	Addresses       []value `key:"addresses,required,nonempty"`
-	Exclude         []value `key:"exclude"`
-	UseFirstAndLast value   `key:"useFirstAndLast"`
-	AutoAssign      value   `key:"autoAssign"`
-	Priority        value   `key:"priority"`
-	Namespaces      []value `key:"namespaces,nonempty"`
-	Advertise       []value `key:"advertise,nonempty"`
+	At                value
+	Name              value        `key:"name,required"`
+	Addresses         []value      `key:"addresses,required,nonempty"`
+	Exclude           []value      `key:"exclude"`
+	UseFirstAndLast   value        `key:"useFirstAndLast"`
+	AutoAssign        value        `key:"autoAssign"`
+	Priority          value        `key:"priority"`
+	Namespaces        []value      `key:"namespaces,nonempty"`
+	NamespaceSelector *rawSelector `key:"namespaceSelector"`
+	ServiceSelector   *rawSelector `key:"serviceSelector"`
+	NamespaceQuota    value        `key:"namespaceQuota"`
+	Requesters        []value      `key:"requesters"`
+	KeepFor           value        `key:"keepFor"`
+	State             value        `key:"state"`
+	Advertise         []value      `key:"advertise,nonempty"`
+}
+
+type rawReservation struct {
+	At        value
+	Service   value   `key:"service,required"`
+	Addresses []value `key:"addresses,required,nonempty"`
 }
 
 type rawAdvertisement struct {
@@ -45,6 +58,7 @@ type rawLayer2 struct {
 }
 
 type rawSelector struct {
+	At               value
 	MatchLabels      []pair           `key:"matchLabels"`
 	MatchExpressions []rawRequirement `key:"matchExpressions"`
 }

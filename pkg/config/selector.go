@@ -1,6 +1,10 @@
 package config
 
-import "slices"
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
 
 // Operator is the relation of a Requirement, as in Kubernetes label
 // selectors.
@@ -48,4 +52,64 @@ func (r Requirement) matches(labels map[string]string) bool {
 	default:
 		return ok && slices.Contains(r.Values, value)
 	}
+}
+
+// String returns the selector as kubectl takes it after -l.
+func (s Selector) String() string {
+	var all []string
+	for _, r := range s {
+		all = append(all, r.String())
+	}
+	return strings.Join(all, ",")
+}
+
+// String returns the requirement as kubectl takes it after -l.
+func (r Requirement) String() string {
+	switch {
+	case r.Operator == Exists:
+		return r.Key
+	case r.Operator == DoesNotExist:
+		return "!" + r.Key
+	case r.Operator == In && len(r.Values) == 1:
+		return r.Key + "=" + r.Values[0]
+	default:
+		return fmt.Sprintf("%s %s (%s)", r.Key, strings.ToLower(string(r.Operator)), strings.Join(r.Values, ","))
+	}
+}
+
+// selector returns nil when there is none, and not nil when it is empty.
+func (d *decoder) selector(raw *rawSelector) Selector {
+	if raw == nil {
+		return nil
+	}
+	s := Selector{}
+	for _, p := range raw.MatchLabels {
+		key, _ := d.text(p.Key, checkLabelKey)
+		val, _ := d.text(p.Value, checkLabelValue)
+		s = append(s, Requirement{Key: key, Operator: In, Values: []string{val}})
+	}
+	for _, r := range raw.MatchExpressions {
+		s = append(s, d.requirement(r))
+	}
+	return s
+}
+
+var operators = []Operator{In, NotIn, Exists, DoesNotExist}
+
+func (d *decoder) requirement(raw rawRequirement) Requirement {
+	key, _ := d.text(raw.Key, checkLabelKey)
+	r := Requirement{Key: key, Operator: Operator(raw.Operator.text()), Values: d.texts(raw.Values, checkLabelValue)}
+	switch r.Operator {
+	case In, NotIn:
+		if len(raw.Values) == 0 {
+			d.errorf(raw.At, "operator %s needs values", r.Operator)
+		}
+	case Exists, DoesNotExist:
+		if len(raw.Values) > 0 {
+			d.errorf(raw.At, "operator %s takes no values: remove them", r.Operator)
+		}
+	default:
+		oneOf(d, raw.Operator, operators)
+	}
+	return r
 }

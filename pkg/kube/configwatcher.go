@@ -24,6 +24,7 @@ import (
 const (
 	ReasonConfigInvalid = "ConfigInvalid"
 	ReasonConfigValid   = "ConfigValid"
+	ReasonConfigWarning = "ConfigWarning"
 )
 
 // ErrNoConfig says that the cluster has no document: no ConfigMap, or none
@@ -67,6 +68,7 @@ type ConfigWatcher struct {
 	opts   ConfigOptions
 
 	mu      sync.Mutex
+	object  *corev1.ConfigMap // nil: there is none
 	current *config.Config
 	state   State
 	changed chan struct{}
@@ -151,7 +153,7 @@ func (w *ConfigWatcher) observeNothing() {
 // observe takes note of the ConfigMap; nil: there is none.
 func (w *ConfigWatcher) observe(cm *corev1.ConfigMap) {
 	parsed, err := w.parse(cm)
-	before, after := w.note(parsed, err)
+	before, after := w.note(cm, parsed, err)
 	if before.Read && fmt.Sprint(err) == fmt.Sprint(before.Err) && (err != nil || before.Since.Equal(after.Since)) {
 		return
 	}
@@ -180,10 +182,11 @@ func (w *ConfigWatcher) parse(cm *corev1.ConfigMap) (*config.Config, error) {
 
 // note records the result of parsing and wakes who waits for a change. It
 // returns the states before and after.
-func (w *ConfigWatcher) note(parsed *config.Config, err error) (before, after State) {
+func (w *ConfigWatcher) note(cm *corev1.ConfigMap, parsed *config.Config, err error) (before, after State) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	before = w.state
+	w.object = cm
 	if err == nil && (w.current == nil || w.current.Digest != parsed.Digest) {
 		w.current, w.state.Since = parsed, time.Now()
 	}
@@ -191,6 +194,14 @@ func (w *ConfigWatcher) note(parsed *config.Config, err error) (before, after St
 	close(w.changed)
 	w.changed = make(chan struct{})
 	return before, w.state
+}
+
+// Warn puts a warning on the ConfigMap, as an Event.
+func (w *ConfigWatcher) Warn(message string) {
+	w.mu.Lock()
+	cm := w.object
+	w.mu.Unlock()
+	w.event(cm, corev1.EventTypeWarning, ReasonConfigWarning, message)
 }
 
 // maxEventMessage is the API's limit on an Event's note.

@@ -28,6 +28,7 @@ const Name = "lodestone"
 type Cloud struct {
 	config   servicelb.ConfigSource
 	ledger   *servicelb.Ledger
+	book     servicelb.Book
 	services coreinformers.ServiceInformer
 }
 
@@ -38,9 +39,10 @@ var (
 	_ cloudprovider.InstancesV2  = instances{}
 )
 
-// New returns the provider that allocates from the ledger.
-func New(config servicelb.ConfigSource, ledger *servicelb.Ledger) *Cloud {
-	return &Cloud{config: config, ledger: ledger}
+// New returns the provider that allocates from the ledger and remembers
+// releases in the book.
+func New(config servicelb.ConfigSource, ledger *servicelb.Ledger, book servicelb.Book) *Cloud {
+	return &Cloud{config: config, ledger: ledger, book: book}
 }
 
 // Initialize implements cloudprovider.Interface. There is nothing to start.
@@ -84,24 +86,28 @@ type loadBalancer struct{ *Cloud }
 const retryPriming = time.Second
 
 // prime makes sure that the ledger knows what the cluster's Services hold.
-func (l loadBalancer) prime() error {
+func (l loadBalancer) prime(ctx context.Context) error {
 	if l.ledger.Primed() {
 		return nil
 	}
-	if _, state := l.config.Current(); !state.Read || l.services == nil || !l.services.Informer().HasSynced() {
+	if !l.ledger.Informed() || l.services == nil || !l.services.Informer().HasSynced() {
 		return api.NewRetryError("the cluster's Services and the configuration are being read", retryPriming)
 	}
 	services, err := l.services.Lister().List(labels.Everything())
 	if err != nil {
 		return fmt.Errorf("list services: %w", err)
 	}
-	l.ledger.Prime(services)
+	records, err := l.book.Load(ctx)
+	if err != nil {
+		return err
+	}
+	l.ledger.Prime(services, records)
 	return nil
 }
 
 // GetLoadBalancer tells which addresses the Service holds.
-func (l loadBalancer) GetLoadBalancer(_ context.Context, _ string, svc *corev1.Service) (*corev1.LoadBalancerStatus, bool, error) {
-	if err := l.prime(); err != nil {
+func (l loadBalancer) GetLoadBalancer(ctx context.Context, _ string, svc *corev1.Service) (*corev1.LoadBalancerStatus, bool, error) {
+	if err := l.prime(ctx); err != nil {
 		return nil, false, err
 	}
 	held := l.ledger.Holds(string(svc.UID))
@@ -118,8 +124,8 @@ func (l loadBalancer) GetLoadBalancerName(_ context.Context, clusterName string,
 
 // EnsureLoadBalancer gives the Service its addresses. The error is the
 // refusal, if it is refused; it keeps what it holds then.
-func (l loadBalancer) EnsureLoadBalancer(_ context.Context, _ string, svc *corev1.Service, _ []*corev1.Node) (*corev1.LoadBalancerStatus, error) {
-	if err := l.prime(); err != nil {
+func (l loadBalancer) EnsureLoadBalancer(ctx context.Context, _ string, svc *corev1.Service, _ []*corev1.Node) (*corev1.LoadBalancerStatus, error) {
+	if err := l.prime(ctx); err != nil {
 		return nil, err
 	}
 	v, _ := l.ledger.Ensure(svc)
@@ -136,10 +142,16 @@ func (l loadBalancer) UpdateLoadBalancer(context.Context, string, *corev1.Servic
 }
 
 // EnsureLoadBalancerDeleted frees the Service's addresses.
-func (l loadBalancer) EnsureLoadBalancerDeleted(_ context.Context, _ string, svc *corev1.Service) error {
-	if err := l.prime(); err != nil {
+func (l loadBalancer) EnsureLoadBalancerDeleted(ctx context.Context, _ string, svc *corev1.Service) error {
+	if err := l.prime(ctx); err != nil {
 		return err
 	}
-	l.ledger.Release(svc.Namespace+"/"+svc.Name, string(svc.UID))
+	name, uid := svc.Namespace+"/"+svc.Name, string(svc.UID)
+	if records := l.ledger.Departing(name, uid, true); len(records) > 0 {
+		if err := l.book.Keep(ctx, records...); err != nil {
+			return err
+		}
+	}
+	l.ledger.Release(name, uid)
 	return nil
 }

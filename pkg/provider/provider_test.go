@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -23,6 +24,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/provider"
+	"github.com/lodestone-lb/lodestone/pkg/released"
 	"github.com/lodestone-lb/lodestone/pkg/servicelb"
 )
 
@@ -54,7 +56,8 @@ func cluster(t *testing.T, g given, services ...*corev1.Service) (*provider.Clou
 		}
 	}
 	factory := informers.NewSharedInformerFactory(client, 0)
-	cloud := provider.New(g, servicelb.NewLedger(servicelb.Scope{Classless: true}, g))
+	cloud := provider.New(g, servicelb.NewLedger(servicelb.Scope{Classless: true}, servicelb.Sources{Config: g}),
+		released.New(client, "lodestone-system", slog.New(slog.DiscardHandler)))
 	cloud.Initialize(nil, nil)
 	cloud.SetInformers(factory)
 	return cloud, client, factory
@@ -128,7 +131,7 @@ func TestLoadBalancer(t *testing.T) {
 
 func TestNameWithoutConfiguration(t *testing.T) {
 	t.Parallel()
-	lb, _ := provider.New(given{}, nil).LoadBalancer()
+	lb, _ := provider.New(given{}, nil, nil).LoadBalancer()
 	if name := lb.GetLoadBalancerName(t.Context(), "kubernetes", service("one")); name != "kubernetes-default-one" {
 		t.Errorf("name %q", name)
 	}
@@ -136,7 +139,7 @@ func TestNameWithoutConfiguration(t *testing.T) {
 
 func TestCloud(t *testing.T) {
 	t.Parallel()
-	cloud := provider.New(given{}, nil)
+	cloud := provider.New(given{}, nil, nil)
 	if cloud.ProviderName() != "lodestone" || !cloud.HasClusterID() {
 		t.Error("wrong name or no cluster ID")
 	}

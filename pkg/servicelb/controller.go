@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/released"
 )
 
 // Name is the controller's name among the controllers of the framework.
@@ -30,6 +31,8 @@ const (
 	// patchTimeout bounds one PATCH. It is shorter than the leader election's
 	// renew deadline: nothing of an old leader's arrives late.
 	patchTimeout = 5 * time.Second
+	// loadRetry is the time between attempts to read what rests.
+	loadRetry = 2 * time.Second
 	// shortestWait bounds how often Services that wait are tried by the clock.
 	shortestWait = 50 * time.Millisecond
 )
@@ -45,16 +48,43 @@ type API interface {
 type Config interface {
 	ConfigSource
 	Changed() <-chan struct{}
+	// Warn tells the operator that something about the document is odd.
+	Warn(message string)
+}
+
+// Namespaces tell when the labels of one change; kube.Namespaces is one.
+type Namespaces interface {
+	// Wait waits until all are known; false: the context has ended.
+	Wait(ctx context.Context) bool
+	Changed() <-chan struct{}
+}
+
+// Facts tell what the cluster itself uses and when that changes;
+// clusterfacts.Watcher is one.
+type Facts interface {
+	FactSource
+	Changed() <-chan struct{}
+}
+
+// Book keeps what must survive the controller; released.Book is one.
+type Book interface {
+	// Load returns what the book says. It is called once, before all else.
+	Load(ctx context.Context) ([]released.Record, error)
+	// Keep returns when the records are durable.
+	Keep(ctx context.Context, records ...released.Record) error
 }
 
 // Options are what a Controller works with.
 type Options struct {
-	Ledger   *Ledger
-	Scope    Scope
-	Services coreinformers.ServiceInformer
-	Config   Config
-	API      API
-	Events   kube.Events
+	Ledger     *Ledger
+	Scope      Scope
+	Services   coreinformers.ServiceInformer
+	Namespaces Namespaces
+	Config     Config
+	Facts      Facts
+	Book       Book
+	API        API
+	Events     kube.Events
 	// Workers is how many Services are worked on at a time.
 	Workers int
 	Log     *slog.Logger
@@ -70,6 +100,8 @@ type Controller struct {
 	now     func() time.Time
 	repairs repairs
 	metrics metrics
+	// warned are the warnings that were given. Only retryWaiting uses it.
+	warned []string
 }
 
 // New returns a controller that starts with Run; it listens to Services from
@@ -121,11 +153,18 @@ func (c *Controller) Run(ctx context.Context) error {
 	return nil
 }
 
-// prime waits until Services and configuration are known and imports what is
-// there. Only then may anything be allocated.
+// prime waits until everything is known that decisions depend on and imports
+// what is there. Only then may anything be allocated.
 func (c *Controller) prime(ctx context.Context) bool {
 	start := c.now()
-	if !cache.WaitFor(ctx, "", c.handler.HasSyncedChecker()) || !c.waitForConfig(ctx) {
+	if !cache.WaitFor(ctx, "", c.handler.HasSyncedChecker()) || !c.Namespaces.Wait(ctx) ||
+		!await(ctx, c.Config.Changed, c.configRead) || !await(ctx, c.Facts.Changed, c.factsReady) {
+		return false
+	}
+	// After the Services: what one of them has given back meanwhile is on
+	// record by now.
+	records, ok := c.load(ctx)
+	if !ok {
 		return false
 	}
 	services, err := c.Services.Lister().List(labels.Everything())
@@ -133,35 +172,63 @@ func (c *Controller) prime(ctx context.Context) bool {
 		c.Log.Error("list services", "err", err)
 		return false
 	}
-	c.report(c.Ledger.Prime(services))
+	c.report(c.Ledger.Prime(services, records))
 	cfg, state := c.Config.Current()
-	c.Log.Info("primed", "services", len(services), "took", c.now().Sub(start), "configured", cfg != nil)
+	c.Log.Info("primed", "services", len(services), "resting", len(records), "took", c.now().Sub(start), "configured", cfg != nil)
 	if cfg == nil {
 		c.Log.Error("nothing is allocated until there is a valid configuration", "err", state.Err)
 	}
 	return true
 }
 
-// report tells about duplicate addresses.
-func (c *Controller) report(conflicts []Conflict) {
-	for _, d := range conflicts {
-		c.Log.Warn("duplicate address", "service", d.Service.Namespace+"/"+d.Service.Name, "address", d.Addr, "holder", d.Holder)
-		c.Events.Event(d.Service, corev1.EventTypeWarning, eventConflict, d.message())
+// load reads which addresses rest. Without that, some of them would be given
+// away too early: better nobody is given one until it is known.
+func (c *Controller) load(ctx context.Context) (records []released.Record, ok bool) {
+	for {
+		records, err := c.Book.Load(ctx)
+		if err == nil {
+			return records, true
+		}
+		c.Log.Error("nothing is allocated until it is known which addresses rest", "err", err)
+		select {
+		case <-ctx.Done():
+			return nil, false
+		case <-time.After(loadRetry):
+		}
 	}
 }
 
-// waitForConfig waits until it is known whether there is a configuration.
-func (c *Controller) waitForConfig(ctx context.Context) bool {
+func (c *Controller) configRead() bool {
+	_, state := c.Config.Current()
+	return state.Read
+}
+
+func (c *Controller) factsReady() bool {
+	_, ready := c.Facts.Current()
+	return ready
+}
+
+// await waits until done holds, which can only change when changed says so;
+// false: the context has ended.
+func await(ctx context.Context, changed func() <-chan struct{}, done func() bool) bool {
 	for {
-		changed := c.Config.Changed()
-		if _, state := c.Config.Current(); state.Read {
+		signal := changed()
+		if done() {
 			return true
 		}
 		select {
-		case <-changed:
+		case <-signal:
 		case <-ctx.Done():
 			return false
 		}
+	}
+}
+
+// report tells about duplicate addresses.
+func (c *Controller) report(conflicts []Conflict) {
+	for _, d := range conflicts {
+		c.Log.Warn("duplicate address", "service", nameOf(d.Service), "address", d.Addr, "holder", d.Holder)
+		c.Events.Event(d.Service, corev1.EventTypeWarning, eventConflict, d.message())
 	}
 }
 
@@ -170,7 +237,7 @@ func (c *Controller) enqueue(before, obj any) {
 	was, ok1 := before.(*corev1.Service)
 	svc, ok2 := obj.(*corev1.Service)
 	if ok1 && ok2 && (c.Scope.Covers(svc) || c.Scope.Covers(was) || c.Scope.LeftBehind(svc)) {
-		c.queue.Add(svc.Namespace + "/" + svc.Name)
+		c.queue.Add(nameOf(svc))
 	}
 }
 
@@ -211,11 +278,12 @@ func (c *Controller) wake() {
 }
 
 // retryWaiting tries the Services that wait, and only those, as soon as there
-// is hope: an address was freed, one has ended its rest, or the configuration
-// changed.
+// is hope: an address was freed, one has ended its rest, or something changed
+// that decisions depend on.
 func (c *Controller) retryWaiting(ctx context.Context) {
 	for {
-		changed := c.Config.Changed()
+		config, facts, namespaces := c.Config.Changed(), c.Facts.Changed(), c.Namespaces.Changed()
+		c.warn()
 		names := c.Ledger.Waiting()
 		for _, name := range names {
 			c.queue.Add(name)
@@ -223,7 +291,9 @@ func (c *Controller) retryWaiting(ctx context.Context) {
 		rested, stop := c.nextFree(len(names) > 0)
 		select {
 		case <-ctx.Done():
-		case <-changed:
+		case <-config:
+		case <-facts:
+		case <-namespaces:
 		case <-c.again:
 		case <-rested:
 		}

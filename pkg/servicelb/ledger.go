@@ -13,8 +13,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/lodestone-lb/lodestone/ipam"
+	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/released"
 )
 
 // ConfigUnavailable is the reason of a refusal for want of any configuration.
@@ -25,30 +27,55 @@ type ConfigSource interface {
 	Current() (*config.Config, kube.State)
 }
 
+// FactSource tells what the cluster itself uses, and whether that is known
+// yet; clusterfacts.Watcher is one.
+type FactSource interface {
+	Current() (facts *clusterfacts.Facts, ready bool)
+}
+
+// Sources are what a ledger judges by, besides the Services.
+type Sources struct {
+	Config ConfigSource
+	// Facts tell which addresses must never be handed out. Nil: there are
+	// none.
+	Facts FactSource
+	// NamespaceLabels returns the labels of a namespace. Nil: none has any.
+	NamespaceLabels func(namespace string) map[string]string
+	// Now is the clock. Nil: time.Now.
+	Now func() time.Time
+}
+
 // Ledger is the one truth about which Service holds which addresses.
 // It is safe for concurrent use.
 type Ledger struct {
-	scope  Scope
-	source ConfigSource
-	now    func() time.Time
+	scope Scope
+	Sources
 
-	mu       sync.Mutex
-	alloc    *ipam.Allocator
-	config   *config.Config
+	mu     sync.Mutex
+	alloc  *ipam.Allocator
+	config *config.Config
+	facts  *clusterfacts.Facts
+	// era counts the changes of config and facts.
+	era      int
 	primed   bool
 	accounts map[string]*account
+	// records wait for the first configuration, which says how long released
+	// addresses rest.
+	records []released.Record
+	// rests is how long the addresses of pools rest that are not everybody's.
+	rests map[string]time.Duration
 }
 
 // account is what the ledger knows about a Service, under its
 // "namespace/name".
 type account struct {
-	owner     ipam.Owner
-	namespace string
-	created   time.Time
-	// asked, under and verdict are the last request, the configuration it was
-	// judged under, and the answer.
+	owner   ipam.Owner
+	created time.Time
+	// judged says that there was a verdict since the start. asked, era and
+	// verdict are the last request, when it was judged, and the answer.
+	judged  bool
 	asked   ipam.Request
-	under   *config.Config
+	era     int
 	verdict Verdict
 	// claims are addresses from before the start that only a configuration
 	// can confirm.
@@ -64,8 +91,11 @@ type Verdict struct {
 	// Unjudged says that there is no configuration to judge by: what Held
 	// does not contradict must stay as it is.
 	Unjudged bool
-	// Partial says that a family that the Service prefers is missing.
-	Partial bool
+	// Missing is a family that the Service would like and does not get; empty
+	// when there is none.
+	Missing ipam.Family
+	// Renumbered says that the Service asked for new addresses and has them.
+	Renumbered bool
 }
 
 // waits reports whether a later call may give a better answer, though the
@@ -74,88 +104,148 @@ func (v Verdict) waits() bool {
 	if v.Refusal != nil {
 		return v.Refusal.Reason != ipam.InvalidRequest && v.Refusal.Reason != ipam.WrongFamily
 	}
-	return v.Unjudged || v.Partial
+	return v.Unjudged || v.Missing != ""
 }
 
-// stranded reports whether an address has left its pools.
-func (v Verdict) stranded() bool {
+// Stranded reports whether an address has left its pools.
+func (v Verdict) Stranded() bool {
 	return slices.ContainsFunc(v.Held, func(h ipam.Held) bool { return h.Pool == "" })
 }
 
+// Draining reports whether an address is of a pool that is to be emptied.
+func (v Verdict) Draining() bool {
+	return slices.ContainsFunc(v.Held, func(h ipam.Held) bool { return h.Draining })
+}
+
+// Has are sentences about what the Service holds, at least one.
+func (v Verdict) Has() []string {
+	if len(v.Held) == 0 {
+		return []string{"nothing"}
+	}
+	return descriptions(v.Held)
+}
+
 // NewLedger returns a ledger that knows nobody: see Prime.
-func NewLedger(scope Scope, source ConfigSource) *Ledger {
-	return &Ledger{scope: scope, source: source, now: time.Now, alloc: ipam.New(), accounts: map[string]*account{}}
+func NewLedger(scope Scope, sources Sources) *Ledger {
+	if sources.Now == nil {
+		sources.Now = time.Now
+	}
+	return &Ledger{scope: scope, Sources: sources, alloc: ipam.New(), accounts: map[string]*account{}}
+}
+
+// request reads what the Service asks for.
+func (l *Ledger) request(svc *corev1.Service) (ipam.Request, *ipam.Refusal) {
+	var labels map[string]string
+	if l.NamespaceLabels != nil {
+		labels = l.NamespaceLabels(svc.Namespace)
+	}
+	return RequestOf(svc, labels)
 }
 
 // Ensure makes the Service hold what it asks for, as far as possible. Call
 // Settle once its object says so: only then are addresses free that it gave
-// back. freed says that an earlier Service of the name held an address.
-func (l *Ledger) Ensure(svc *corev1.Service) (v Verdict, freed bool) {
-	req, refusal := RequestOf(svc)
+// back. stirred says that others may get a better answer now: an earlier
+// Service of the name held an address, or this one uses other ports.
+func (l *Ledger) Ensure(svc *corev1.Service) (v Verdict, stirred bool) {
+	req, refusal := l.request(svc)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.follow()
 	if a := l.accounts[req.Owner.Name]; a != nil && a.owner.UID != req.Owner.UID {
-		freed = l.close(a)
+		stirred = l.close(a)
 	}
 	a := l.open(svc)
+	stirred = stirred || a.judged && !reflect.DeepEqual(a.asked.Sharing, req.Sharing)
 	if refusal == nil && l.config != nil {
-		refusal = l.allocate(req)
+		refusal = l.allocate(a, req)
 	}
-	v = Verdict{Held: l.alloc.Holds(req.Owner.UID), Refusal: refusal}
-	v.Partial = len(v.Held) < len(req.Families)
+	v = Verdict{Held: l.alloc.Holds(req.Owner.UID), Refusal: refusal, Renumbered: req.Renumber && refusal == nil && l.config != nil}
 	switch {
+	case l.config != nil && refusal == nil:
+		v.Missing = missing(req, v.Held)
 	case l.config != nil:
 	case len(v.Held)+len(a.claims) > 0:
 		v.Unjudged, v.Refusal = true, nil
 	case refusal == nil:
 		v.Refusal = l.unavailable()
 	}
-	if a.repeats(v.Refusal) && a.under == l.config && reflect.DeepEqual(a.asked, req) {
-		v.Refusal = a.verdict.Refusal // its message may count seconds: say it once
+	if last := a.verdict.Refusal; last != nil && v.Refusal != nil && v.Refusal.Same(last) {
+		v.Refusal = last // its message may count seconds: say it once
 	}
-	a.asked, a.under, a.verdict = req, l.config, v
-	return v, freed
+	a.judged, a.asked, a.era, a.verdict = true, req, l.era, v
+	return v, stirred
 }
 
 // allocate allocates. What the owner gives back is still in its object: it is
 // kept from others until Settle.
-func (l *Ledger) allocate(req ipam.Request) *ipam.Refusal {
-	before := l.alloc.Holds(req.Owner.UID)
-	held, err := l.alloc.Allocate(req, l.now())
-	var refusal *ipam.Refusal
-	if errors.As(err, &refusal) {
-		return refusal
-	}
+func (l *Ledger) allocate(a *account, req ipam.Request) *ipam.Refusal {
+	now := l.Now()
+	before := l.alloc.Holds(a.owner.UID)
+	_, err := l.alloc.Allocate(req, now)
+	after := l.alloc.Holds(a.owner.UID)
 	for _, b := range before {
-		if !slices.ContainsFunc(held, func(h ipam.Held) bool { return h.Addr == b.Addr }) {
-			l.alloc.Restore(leaving(req.Owner), b.Addr)
+		if !slices.ContainsFunc(after, func(h ipam.Held) bool { return h.Addr == b.Addr }) {
+			l.alloc.Restore(leaving(a.owner), b.Addr, a.asked.Sharing, now)
 		}
 	}
-	return nil
+	var refusal *ipam.Refusal
+	errors.As(err, &refusal)
+	return refusal
+}
+
+// missing returns the family that the Service would like and does not hold.
+func missing(req ipam.Request, held []ipam.Held) ipam.Family {
+	for _, f := range req.Families {
+		if !slices.ContainsFunc(held, func(h ipam.Held) bool { return h.Addr.Is4() == (f == ipam.IPv4) }) {
+			return f
+		}
+	}
+	return ""
 }
 
 // leaving is who holds what the owner has given back but its object still
 // shows.
 func leaving(o ipam.Owner) ipam.Owner { return ipam.Owner{UID: o.UID + "/leaving", Name: o.Name} }
 
+// Departing returns what has to be remembered before the API shows that the
+// Service, or this incarnation of it (with a UID), has given addresses back:
+// those that rest when nobody else holds them. all: it gives back everything.
+func (l *Ledger) Departing(name, uid string, all bool) []released.Record {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := l.accounts[name]
+	if a == nil || l.config == nil || uid != "" && uid != a.owner.UID {
+		return nil
+	}
+	held := l.alloc.Holds(leaving(a.owner).UID)
+	if all {
+		held = append(held, l.alloc.Holds(a.owner.UID)...)
+	}
+	var records []released.Record
+	now := l.Now()
+	for _, h := range held {
+		shared := slices.ContainsFunc(l.alloc.HoldersOf(h.Addr), func(o ipam.Owner) bool { return o.Name != name })
+		if rest := l.rest(h.Pool); rest > 0 && !shared {
+			records = append(records, released.Record{Addr: h.Addr, Service: name, Since: now, Until: now.Add(rest)})
+		}
+	}
+	return records
+}
+
+// rest is how long an address of the pool rests.
+func (l *Ledger) rest(pool string) time.Duration { return max(l.config.Quarantine, l.rests[pool]) }
+
 // Settle frees what the Service has given back, now that its object does not
 // show it any more. It reports whether there was anything.
 func (l *Ledger) Settle(uid string) (freed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return len(l.alloc.Release(leaving(ipam.Owner{UID: uid}).UID, l.now())) > 0
-}
-
-// repeats reports whether the refusal says again what the last one said.
-func (a *account) repeats(r *ipam.Refusal) bool {
-	last := a.verdict.Refusal
-	return r != nil && last != nil && r.Reason == last.Reason && r.Pool == last.Pool
+	return len(l.alloc.Release(leaving(ipam.Owner{UID: uid}).UID, l.Now())) > 0
 }
 
 func (l *Ledger) unavailable() *ipam.Refusal {
 	message := "the configuration has not been read yet"
-	if _, state := l.source.Current(); state.Err != nil {
+	if _, state := l.Config.Current(); state.Err != nil {
 		message = "no valid configuration: " + state.Err.Error()
 		message = message[:min(len(message), 4*maxQuoted)]
 	}
@@ -177,8 +267,8 @@ func (l *Ledger) Release(name, uid string) (freed bool) {
 // close frees everything that the account's owner holds.
 func (l *Ledger) close(a *account) (freed bool) {
 	delete(l.accounts, a.owner.Name)
-	left := l.alloc.Release(leaving(a.owner).UID, l.now())
-	return len(left)+len(l.alloc.Release(a.owner.UID, l.now())) > 0
+	left := l.alloc.Release(leaving(a.owner).UID, l.Now())
+	return len(left)+len(l.alloc.Release(a.owner.UID, l.Now())) > 0
 }
 
 // Holds returns what this incarnation of a Service holds.
@@ -198,12 +288,12 @@ func (l *Ledger) Waiting() []string {
 	var due []*account
 	for _, a := range l.accounts {
 		switch {
-		case a.asked.Owner.UID == "": // its turn has not come yet
+		case !a.judged: // its turn has not come yet
 		case a.verdict.waits():
 			due = append(due, a)
-		case a.under == l.config:
+		case a.era == l.era:
 		case slices.Equal(a.verdict.Held, l.alloc.Holds(a.owner.UID)):
-			a.under = l.config
+			a.era = l.era
 		default:
 			due = append(due, a)
 		}
@@ -221,29 +311,52 @@ func (l *Ledger) Waiting() []string {
 func (l *Ledger) NextFree() (time.Time, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.alloc.NextFree()
+	return l.alloc.NextFree(l.Now())
 }
 
-// follow takes over the configuration in force.
+// follow takes over the configuration and the facts in force.
 func (l *Ledger) follow() {
-	cfg, _ := l.source.Current()
-	if cfg == l.config || cfg == nil {
+	cfg, _ := l.Config.Current()
+	var facts *clusterfacts.Facts
+	if l.Facts != nil {
+		facts, _ = l.Facts.Current()
+	}
+	if cfg == nil || cfg == l.config && facts == l.facts {
 		return
 	}
 	first := l.config == nil
-	l.config = cfg
-	l.alloc.SetPools(cfg.Pools, cfg.Quarantine)
+	l.config, l.facts = cfg, facts
+	l.era++
+	l.alloc.Configure(setup(cfg, facts))
+	l.rests = map[string]time.Duration{}
+	for _, p := range cfg.Pools {
+		l.rests[p.Name] = p.KeepFor
+	}
 	if first {
 		l.confirmAll()
 	}
+	for _, r := range l.records {
+		l.alloc.Rest(r.Service, r.Addr, r.Since, l.Now())
+	}
+	l.records = nil
+}
+
+func setup(cfg *config.Config, facts *clusterfacts.Facts) ipam.Setup {
+	s := ipam.Setup{Pools: cfg.Pools, Quarantine: cfg.Quarantine, Reservations: cfg.Reservations}
+	if facts != nil {
+		for _, f := range facts.Forbidden {
+			s.Forbidden = append(s.Forbidden, ipam.Forbidden(f))
+		}
+	}
+	return s
 }
 
 // open returns the Service's account.
 func (l *Ledger) open(svc *corev1.Service) *account {
-	name := svc.Namespace + "/" + svc.Name
+	name := nameOf(svc)
 	a := l.accounts[name]
 	if a == nil {
-		a = &account{owner: ipam.Owner{UID: string(svc.UID), Name: name}, namespace: svc.Namespace, created: svc.CreationTimestamp.Time}
+		a = &account{owner: ipam.Owner{UID: string(svc.UID), Name: name}, created: svc.CreationTimestamp.Time}
 		l.accounts[name] = a
 	}
 	return a
@@ -253,4 +366,15 @@ func sortAccounts(accounts []*account) {
 	slices.SortFunc(accounts, func(a, b *account) int {
 		return cmp.Or(a.created.Compare(b.created), cmp.Compare(a.owner.Name, b.owner.Name))
 	})
+}
+
+// Consider returns what each pool would do for the Service now.
+func (l *Ledger) Consider(svc *corev1.Service) []ipam.Consideration {
+	req, refusal := l.request(svc)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if refusal != nil || l.config == nil {
+		return nil
+	}
+	return l.alloc.Consider(req, l.Now())
 }

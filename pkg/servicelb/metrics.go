@@ -13,12 +13,13 @@ const (
 	MetricRefusals      = "lodestone_refusals_total"
 	MetricAllocation    = "lodestone_allocation_duration_seconds"
 	MetricPrimed        = "lodestone_primed"
+	MetricWarnings      = "lodestone_config_warnings"
 )
 
 var (
 	poolSize      = prometheus.NewDesc(MetricPoolSize, "Addresses that the pool may hand out.", []string{"pool", "family"}, nil)
-	poolAddresses = prometheus.NewDesc(MetricPoolAddresses, "Addresses of the pool by what becomes of them: free, assigned, quarantined.", []string{"pool", "family", "state"}, nil)
-	services      = prometheus.NewDesc(MetricServices, "Services served, by how they stand: allocated, stranded, partial, refused, unjudged.", []string{"state"}, nil)
+	poolAddresses = prometheus.NewDesc(MetricPoolAddresses, "Addresses of the pool by what becomes of them: free, assigned, quarantined, reserved.", []string{"pool", "family", "state"}, nil)
+	services      = prometheus.NewDesc(MetricServices, "Services served, by how they stand: allocated, partial, draining, stranded, refused, unjudged.", []string{"state"}, nil)
 	refused       = prometheus.NewDesc(MetricRefused, "Services whose request is refused at present.", []string{"reason"}, nil)
 	primed        = prometheus.NewDesc(MetricPrimed, "Whether the ledger knows what the cluster's Services hold, so that addresses are allocated.", nil, nil)
 )
@@ -28,6 +29,7 @@ var (
 type metrics struct {
 	refusals *prometheus.CounterVec
 	latency  prometheus.Histogram
+	warnings prometheus.Gauge
 }
 
 func newMetrics() metrics {
@@ -37,6 +39,8 @@ func newMetrics() metrics {
 		latency: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: MetricAllocation, Help: "Time from taking up a Service to its new address standing in the API.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 14)}),
+		warnings: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: MetricWarnings, Help: "What of the configuration in force makes no sense in this cluster: see the Events on the ConfigMap."}),
 	}
 }
 
@@ -46,6 +50,7 @@ func (m metrics) describe(ch chan<- *prometheus.Desc) {
 	}
 	m.refusals.Describe(ch)
 	m.latency.Describe(ch)
+	m.warnings.Describe(ch)
 }
 
 func (m metrics) collect(l *Ledger, ch chan<- prometheus.Metric) {
@@ -53,7 +58,7 @@ func (m metrics) collect(l *Ledger, ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
 	}
 	l.mu.Lock()
-	pools := l.alloc.Stats(l.now())
+	pools := l.alloc.Stats(l.Now())
 	states, reasons := l.census()
 	ready := l.primed
 	l.mu.Unlock()
@@ -64,6 +69,7 @@ func (m metrics) collect(l *Ledger, ch chan<- prometheus.Metric) {
 		gauge(poolAddresses, p.Free, p.Pool, family, "free")
 		gauge(poolAddresses, p.Assigned, p.Pool, family, "assigned")
 		gauge(poolAddresses, p.Quarantined, p.Pool, family, "quarantined")
+		gauge(poolAddresses, p.Reserved, p.Pool, family, "reserved")
 	}
 	for state, n := range states {
 		gauge(services, n, state)
@@ -78,11 +84,12 @@ func (m metrics) collect(l *Ledger, ch chan<- prometheus.Metric) {
 	}
 	m.refusals.Collect(ch)
 	m.latency.Collect(ch)
+	m.warnings.Collect(ch)
 }
 
 // census counts the accounts by how they stand, and the refusals by reason.
 func (l *Ledger) census() (states, reasons map[string]float64) {
-	states = map[string]float64{"allocated": 0, "stranded": 0, "partial": 0, "refused": 0, "unjudged": 0}
+	states = map[string]float64{"allocated": 0, "partial": 0, "draining": 0, "stranded": 0, "refused": 0, "unjudged": 0}
 	reasons = map[string]float64{}
 	for _, a := range l.accounts {
 		switch v := a.verdict; {
@@ -91,9 +98,11 @@ func (l *Ledger) census() (states, reasons map[string]float64) {
 			reasons[string(v.Refusal.Reason)]++
 		case v.Unjudged:
 			states["unjudged"]++
-		case v.stranded():
+		case v.Stranded():
 			states["stranded"]++
-		case v.Partial:
+		case v.Draining():
+			states["draining"]++
+		case v.Missing != "":
 			states["partial"]++
 		default:
 			states["allocated"]++

@@ -19,8 +19,16 @@ import (
 // other reasons are those of refusals.
 const (
 	ReasonAllocated = "Allocated"
-	ReasonStranded  = "Stranded"
+	// ReasonPartial: one of two families, because no pool gives the other.
+	ReasonPartial = "PartiallyAllocated"
+	// ReasonDraining: the address stays, but its pool is to be emptied.
+	ReasonDraining = "Draining"
+	// ReasonStranded: the address stays, but no pool gives it any more.
+	ReasonStranded = "Stranded"
 )
+
+// toMove tells how a Service gets away from an address that it should leave.
+const toMove = "; annotation " + annotation.Renumber + "=" + annotation.Renumbering + " gives it another one"
 
 // object is what a Service's object has to say.
 type object struct {
@@ -29,11 +37,13 @@ type object struct {
 	condition *metav1.Condition
 	// keepCondition and keepIngress leave what the object says there.
 	keepCondition, keepIngress bool
+	// renumbered takes the annotation off that asked for it.
+	renumbered bool
 }
 
 // objectOf puts the verdict on a Service that is served into its object.
 func objectOf(v Verdict, generation int64) object {
-	o := object{addrs: addrsOf(v.Held)}
+	o := object{addrs: addrsOf(v.Held), renumbered: v.Renumbered}
 	if v.Unjudged {
 		o.keepCondition = true
 		return o
@@ -49,10 +59,15 @@ func objectOf(v Verdict, generation int64) object {
 		if len(v.Held) > 0 {
 			o.condition.Message += "; keeps " + describe(v.Held)
 		}
-	case v.stranded():
+	case v.Stranded():
 		o.condition.Reason = ReasonStranded
-	case v.Partial:
-		o.condition.Message += "; no pool gives the other family that it prefers"
+		o.condition.Message += toMove
+	case v.Draining():
+		o.condition.Reason = ReasonDraining
+		o.condition.Message += toMove
+	case v.Missing != "":
+		o.condition.Reason = ReasonPartial
+		o.condition.Message += fmt.Sprintf("; no pool gives it an %s address, which it would like, too", v.Missing)
 	}
 	return o
 }
@@ -66,16 +81,30 @@ func nothing(svc *corev1.Service) object {
 }
 
 // describe names addresses and their pools.
-func describe(held []ipam.Held) string {
+func describe(held []ipam.Held) string { return strings.Join(descriptions(held), " and ") }
+
+func descriptions(held []ipam.Held) []string {
 	var parts []string
 	for _, h := range held {
-		if h.Pool == "" {
-			parts = append(parts, h.Addr.String()+", which is in no pool any more")
-		} else {
+		switch {
+		case h.Pool == "":
+			parts = append(parts, fmt.Sprintf("%s, which no pool gives any more: it is %s", h.Addr, h.Why))
+		case h.Draining:
+			parts = append(parts, fmt.Sprintf("%s from pool %q, which is draining", h.Addr, h.Pool))
+		default:
 			parts = append(parts, fmt.Sprintf("%s from pool %q", h.Addr, h.Pool))
 		}
 	}
-	return strings.Join(parts, " and ")
+	return parts
+}
+
+// String is what a person reads about the Service: reason and sentence.
+func (v Verdict) String() string {
+	c := objectOf(v, 0).condition
+	if c == nil {
+		return "there is no valid configuration; keeps " + describe(v.Held)
+	}
+	return c.Reason + ": " + c.Message
 }
 
 // patch returns the merge patch of services/status that makes the Service say
@@ -86,10 +115,8 @@ func (o object) patch(svc *corev1.Service, now metav1.Time) []byte {
 	if finalizers := o.finalizers(svc); !slices.Equal(finalizers, svc.Finalizers) {
 		meta["finalizers"] = finalizers
 	}
-	if text, ok := svc.Annotations[annotation.Assigned]; len(o.addrs) > 0 && text != join(o.addrs) {
-		meta["annotations"] = map[string]any{annotation.Assigned: join(o.addrs)}
-	} else if len(o.addrs) == 0 && ok {
-		meta["annotations"] = map[string]any{annotation.Assigned: nil}
+	if annotations := o.annotations(svc); len(annotations) > 0 {
+		meta["annotations"] = annotations
 	}
 	if !o.keepIngress && !o.showsAddresses(svc) {
 		status["loadBalancer"] = map[string]any{"ingress": ingress(o.addrs)}
@@ -106,6 +133,20 @@ func (o object) patch(svc *corev1.Service, now metav1.Time) []byte {
 		panic(err) // maps of strings
 	}
 	return body
+}
+
+// annotations returns the annotations to change, nil for one to remove.
+func (o object) annotations(svc *corev1.Service) map[string]any {
+	changes := map[string]any{}
+	if text, ok := svc.Annotations[annotation.Assigned]; len(o.addrs) > 0 && text != join(o.addrs) {
+		changes[annotation.Assigned] = join(o.addrs)
+	} else if len(o.addrs) == 0 && ok {
+		changes[annotation.Assigned] = nil
+	}
+	if o.renumbered {
+		changes[annotation.Renumber] = nil
+	}
+	return changes
 }
 
 // finalizers returns the Service's finalizers, with ours while it holds

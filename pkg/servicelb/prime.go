@@ -4,12 +4,14 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
-	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/released"
 )
 
 // Conflict is an address that two Services had at the start. The holder keeps
@@ -29,16 +31,27 @@ func (l *Ledger) Primed() bool {
 	return l.primed
 }
 
+// Informed reports whether everything is known that decisions depend on,
+// beside the Services: whether there is a configuration, and the facts.
+func (l *Ledger) Informed() bool {
+	_, state := l.Config.Current()
+	ready := true
+	if l.Facts != nil {
+		_, ready = l.Facts.Current()
+	}
+	return state.Read && ready
+}
+
 // Prime imports what the cluster's Services already hold, older Services
 // before younger and before those that are being deleted, and returns the
-// duplicates among it.
+// duplicates among it. The records say which addresses rest.
 //
 // An address that a Service's status and annotation both name is its own,
 // whatever the pools say. An address that only one of them names (the other
 // was wiped, or another load balancer gave it) is its own if a pool open to
 // the Service hands it out and nobody else holds it: nobody can claim, say,
 // the gateway by writing an annotation.
-func (l *Ledger) Prime(services []*corev1.Service) []Conflict {
+func (l *Ledger) Prime(services []*corev1.Service, records []released.Record) []Conflict {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	services = slices.DeleteFunc(slices.Clone(services), func(svc *corev1.Service) bool { return !l.scope.Covers(svc) && !l.scope.Keeps(svc) })
@@ -50,6 +63,7 @@ func (l *Ledger) Prime(services []*corev1.Service) []Conflict {
 		conflicts = append(conflicts, l.importOne(svc)...)
 	}
 	l.primed = true
+	l.records = records
 	if l.config != nil {
 		l.confirmAll()
 	}
@@ -65,10 +79,11 @@ func (l *Ledger) importOne(svc *corev1.Service) (conflicts []Conflict) {
 		return nil
 	}
 	a := l.open(svc)
+	a.asked, _ = l.request(svc)
 	for _, addr := range status {
 		if !slices.Contains(assigned, addr) {
 			a.claims = append(a.claims, addr)
-		} else if holder, ok := l.alloc.Restore(a.owner, addr); !ok && deleting(svc) == 0 {
+		} else if holder, ok := l.alloc.Restore(a.owner, addr, a.asked.Sharing, since(svc)); !ok && deleting(svc) == 0 {
 			conflicts = append(conflicts, Conflict{svc, addr, holder.Name})
 		}
 	}
@@ -81,6 +96,14 @@ func (l *Ledger) importOne(svc *corev1.Service) (conflicts []Conflict) {
 		a.claims = nil
 	}
 	return conflicts
+}
+
+// since is when the Service got what it holds, as far as its object tells.
+func since(svc *corev1.Service) time.Time {
+	if c := conditionOf(svc); c != nil && c.Status == metav1.ConditionTrue {
+		return c.LastTransitionTime.Time
+	}
+	return svc.CreationTimestamp.Time
 }
 
 // deleting is 1 for a Service that is being deleted, else 0.
@@ -102,8 +125,8 @@ func (l *Ledger) confirmAll() {
 	sortAccounts(claimants)
 	for _, a := range claimants {
 		for _, addr := range a.claims {
-			if p, ok := l.config.PoolOf(addr); ok && p.Free.Contains(addr) && p.Allows(config.Subject{Namespace: a.namespace}) {
-				l.alloc.Restore(a.owner, addr)
+			if p, ok := l.config.PoolOf(addr); ok && p.Free.Contains(addr) && p.Allows(a.asked.Subject) {
+				l.alloc.Restore(a.owner, addr, a.asked.Sharing, a.created)
 			}
 		}
 		a.claims = nil

@@ -17,8 +17,7 @@ func (c *Controller) reconcile(ctx context.Context, name string) error {
 	svc, err := c.get(name)
 	switch {
 	case apierrors.IsNotFound(err):
-		c.release(name, "")
-		return nil
+		return c.release(ctx, name, "")
 	case err != nil:
 		return err
 	case c.Scope.Serves(svc):
@@ -28,16 +27,15 @@ func (c *Controller) reconcile(ctx context.Context, name string) error {
 	case c.Scope.LeftBehind(svc) || len(c.Ledger.Holds(string(svc.UID))) > 0:
 		return c.letGo(ctx, svc)
 	default:
-		c.release(name, "")
-		return nil
+		return c.release(ctx, name, "")
 	}
 }
 
 // serve gives the Service what it asks for, or tells it why not.
 func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 	start := c.now()
-	v, freed := c.Ledger.Ensure(svc)
-	if freed {
+	v, stirred := c.Ledger.Ensure(svc)
+	if stirred {
 		c.wake()
 	}
 	if v.Unjudged && len(v.Held) == 0 {
@@ -47,6 +45,9 @@ func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 	body, news := want.patch(svc, metav1.NewTime(start)), want.news(svc)
 	if body != nil && news == nil && !c.mayRepair(svc) {
 		return nil
+	}
+	if err := c.remember(ctx, nameOf(svc), string(svc.UID), false); err != nil {
+		return err
 	}
 	wrote, err := c.write(ctx, svc, body)
 	if err != nil {
@@ -67,20 +68,40 @@ func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 // letGo takes what Lodestone wrote off a Service that is not, or no longer,
 // to be served. Its addresses are free only after nothing names them.
 func (c *Controller) letGo(ctx context.Context, svc *corev1.Service) error {
+	name, uid := nameOf(svc), string(svc.UID)
+	if err := c.remember(ctx, name, uid, true); err != nil {
+		return err
+	}
 	if _, err := c.write(ctx, svc, nothing(svc).patch(svc, metav1.NewTime(c.now()))); err != nil {
 		return err
 	}
-	c.release(svc.Namespace+"/"+svc.Name, string(svc.UID))
-	return nil
+	return c.release(ctx, name, uid)
 }
 
-// release forgets the Service.
-func (c *Controller) release(name, uid string) {
+// release forgets the Service, or only this incarnation of it.
+func (c *Controller) release(ctx context.Context, name, uid string) error {
+	if err := c.remember(ctx, name, uid, true); err != nil {
+		return err
+	}
 	c.repairs.forget(name)
 	if c.Ledger.Release(name, uid) {
 		c.Log.Info("addresses released", "service", name)
 		c.wake()
 	}
+	return nil
+}
+
+// remember makes durable what the Service is about to give back: from the
+// moment when the API shows it, a controller that starts anew must know that
+// it rests.
+func (c *Controller) remember(ctx context.Context, name, uid string, all bool) error {
+	records := c.Ledger.Departing(name, uid, all)
+	if len(records) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, patchTimeout)
+	defer cancel()
+	return c.Book.Keep(ctx, records...)
 }
 
 // write applies the patch, if there is one, to this incarnation of the
@@ -120,5 +141,5 @@ func (c *Controller) tell(svc *corev1.Service, news *metav1.Condition, v Verdict
 		c.metrics.refusals.WithLabelValues(news.Reason).Inc()
 	}
 	c.Events.Event(svc, eventType, news.Reason, news.Message)
-	c.Log.Info("service "+news.Reason, "service", svc.Namespace+"/"+svc.Name, "message", news.Message)
+	c.Log.Info("service "+news.Reason, "service", nameOf(svc), "message", news.Message)
 }

@@ -82,8 +82,8 @@ func TestPreferredFamilyIsAddedWhenAPoolGivesIt(t *testing.T) {
 	s := newStory(t)
 	s.configure("pools: [{name: four, addresses: [203.0.113.10]}]\n")
 	s.creates("web", families(corev1.IPFamilyPolicyPreferDualStack, corev1.IPv4Protocol, corev1.IPv6Protocol))
-	s.has("web", "203.0.113.10", "True Allocated")
-	s.says("web", "no pool gives the other family")
+	s.has("web", "203.0.113.10", "True PartiallyAllocated")
+	s.says("web", "no pool gives it an IPv6 address")
 	s.events.take()
 	s.configure("pools: [{name: four, addresses: [203.0.113.10]}, {name: six, addresses: ['2001:db8::10']}]\n")
 	s.has("web", "203.0.113.10,2001:db8::10", "True Allocated")
@@ -117,8 +117,12 @@ func TestRequestsAreMetOrRefusedWithTheFacts(t *testing.T) {
 		{"taken", asks("203.0.113.15"), "AddressInUse", "default/asked"},
 		{"outside", asks("192.0.2.1"), "AddressOutsidePools", "192.0.2.1"},
 		{"family", asks("2001:db8::11"), "WrongFamily", "IPv6"},
-		{"two", asks("203.0.113.11,203.0.113.12"), "InvalidRequest", "two addresses of one family"},
+		{"two", asks("203.0.113.11,203.0.113.11"), "InvalidRequest", "names 203.0.113.11 twice"},
+		{"many", asks("203.0.113.1,203.0.113.2,203.0.113.3,203.0.113.4,203.0.113.5,203.0.113.6,203.0.113.7,203.0.113.8,203.0.113.9"), "InvalidRequest", "more than 8 addresses"},
+		{"key", shared(strings.Repeat("k", 300)), "InvalidRequest", "longer than 253 bytes"},
+		{"partners", annotated(annotation.SharingNamespaces, "a,,b"), "InvalidRequest", "is not the name of a namespace"},
 		{"half", asks("203.0.113."), "InvalidRequest", `"203.0.113." is not an IP address`},
+		{"limit", annotated(annotation.ConnectionRateLimit, "fast"), "InvalidRequest", "not a whole number of connections"},
 		{"host", asks("lb.example.com"), "InvalidRequest", "lb.example.com"},
 		{"zone", asks("fe80::1%eth0"), "InvalidRequest", "is not an IP address"},
 		{"unicode", asks("²03.0.113.1"), "InvalidRequest", "is not an IP address"},
@@ -237,11 +241,10 @@ func TestRecreatedServiceIsAnotherOne(t *testing.T) {
 	for s.server.get("default/web") != nil {
 		s.once()
 	}
-	s.server.create("default/web", s.clock)
-	s.run()
-	s.has("web", "", "False PoolExhausted")
-	s.pass(30 * time.Second)
-	s.has("web", "203.0.113.10", "True Allocated")
+	s.creates("other")
+	s.has("other", "", "False PoolExhausted")
+	s.creates("web")
+	s.has("web", "203.0.113.10", "True Allocated") // its own rest is over when it comes back
 
 	// Finalizers stripped by force: the new one comes under the same name.
 	s.server.update("default/web", func(svc *corev1.Service) { svc.Finalizers = nil })

@@ -1,6 +1,7 @@
 package servicelb
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -8,9 +9,11 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
 const (
@@ -18,16 +21,20 @@ const (
 	maxQuoted = 64
 	// maxPools is how many pools a Service may name.
 	maxPools = 16
-	// maxPoolName is the length of the longest pool name there is.
-	maxPoolName = 63
+	// maxName is the length of the longest name of a pool or namespace.
+	maxName = 63
+	// maxKey is the length of the longest sharing key.
+	maxKey = 253
+	// maxNamespaces is how many namespaces a Service may share with.
+	maxNamespaces = 64
 )
 
-// RequestOf reads what the Service asks for. What cannot be read is a refusal
-// of this Service and harms no other.
-func RequestOf(svc *corev1.Service) (ipam.Request, *ipam.Refusal) {
+// RequestOf reads what the Service asks for.
+// What cannot be read is a refusal of this Service and harms no other.
+func RequestOf(svc *corev1.Service, namespaceLabels map[string]string) (ipam.Request, *ipam.Refusal) {
 	req := ipam.Request{
-		Owner:      ipam.Owner{UID: string(svc.UID), Name: svc.Namespace + "/" + svc.Name},
-		Namespace:  svc.Namespace,
+		Owner:      ipam.Owner{UID: string(svc.UID), Name: nameOf(svc)},
+		Subject:    config.Subject{Namespace: svc.Namespace, NamespaceLabels: namespaceLabels, Labels: svc.Labels},
 		RequireAll: svc.Spec.IPFamilyPolicy == nil || *svc.Spec.IPFamilyPolicy != corev1.IPFamilyPolicyPreferDualStack,
 	}
 	for _, f := range svc.Spec.IPFamilies {
@@ -36,35 +43,114 @@ func RequestOf(svc *corev1.Service) (ipam.Request, *ipam.Refusal) {
 	if len(req.Families) == 0 {
 		req.Families = []ipam.Family{ipam.IPv4}
 	}
-	var err error
-	if req.Pools, err = pools(svc.Annotations[annotation.AddressPool]); err != nil {
-		return req, invalid("annotation %s: %v", annotation.AddressPool, err)
-	}
-	if req.Addresses, err = addresses(svc.Annotations[annotation.Addresses]); err != nil {
-		return req, invalid("annotation %s: %v", annotation.Addresses, err)
-	}
-	if svc.Spec.LoadBalancerIP == "" {
-		return req, nil
-	}
-	inSpec, err := addresses(svc.Spec.LoadBalancerIP)
-	switch {
-	case err != nil:
-		return req, invalid("spec.loadBalancerIP: %v", err)
-	case len(req.Addresses) == 0:
-		req.Addresses = inSpec
-	case !slices.Contains(req.Addresses, inSpec[0]):
-		return req, invalid("spec.loadBalancerIP asks for %s, annotation %s for %s: let one of them go, or let them agree",
-			inSpec[0], annotation.Addresses, join(req.Addresses))
+	for _, read := range []func(*corev1.Service, *ipam.Request) error{readPools, readAddresses, readSharing, readRenumber, checkLimit} {
+		if err := read(svc, &req); err != nil {
+			return req, &ipam.Refusal{Reason: ipam.InvalidRequest, Message: err.Error()}
+		}
 	}
 	return req, nil
 }
 
-func invalid(format string, args ...any) *ipam.Refusal {
-	return &ipam.Refusal{Reason: ipam.InvalidRequest, Message: fmt.Sprintf(format, args...)}
+// nameOf is "namespace/name".
+func nameOf(svc *corev1.Service) string { return svc.Namespace + "/" + svc.Name }
+
+func readPools(svc *corev1.Service, req *ipam.Request) (err error) {
+	req.Pools, err = names(svc.Annotations[annotation.AddressPool], "pool", maxPools)
+	return in(annotation.AddressPool, err)
 }
 
-// pools reads a comma-separated list of pool names; empty: no wish.
-func pools(list string) ([]string, error) {
+func readAddresses(svc *corev1.Service, req *ipam.Request) (err error) {
+	if req.Addresses, err = addresses(svc.Annotations[annotation.Addresses]); err != nil {
+		return in(annotation.Addresses, err)
+	}
+	if svc.Spec.LoadBalancerIP == "" {
+		return nil
+	}
+	inSpec, err := addresses(svc.Spec.LoadBalancerIP)
+	switch {
+	case err != nil:
+		return fmt.Errorf("spec.loadBalancerIP: %w", err)
+	case len(inSpec) != 1:
+		return fmt.Errorf("spec.loadBalancerIP: %s is not one address: annotation %s takes several", quote(svc.Spec.LoadBalancerIP), annotation.Addresses)
+	case len(req.Addresses) == 0:
+		req.Addresses = inSpec
+	case !slices.Contains(req.Addresses, inSpec[0]):
+		return fmt.Errorf("spec.loadBalancerIP asks for %s, annotation %s for %s: let one of them go, or let them agree",
+			inSpec[0], annotation.Addresses, join(req.Addresses))
+	}
+	return nil
+}
+
+// readSharing reads the terms on which the Service shares its addresses.
+func readSharing(svc *corev1.Service, req *ipam.Request) error {
+	key := strings.TrimSpace(svc.Annotations[annotation.SharingKey])
+	others, err := names(svc.Annotations[annotation.SharingNamespaces], "namespace", maxNamespaces)
+	switch {
+	case err != nil:
+		return in(annotation.SharingNamespaces, err)
+	case len(key) > maxKey:
+		return in(annotation.SharingKey, fmt.Errorf("%s is longer than %d bytes", quote(key), maxKey))
+	case key == "":
+		return nil
+	}
+	req.Sharing = &ipam.Sharing{Key: key, Ports: portsOf(svc), Backends: backendsOf(svc), Namespaces: others}
+	return nil
+}
+
+func portsOf(svc *corev1.Service) []ipam.Port {
+	ports := make([]ipam.Port, len(svc.Spec.Ports))
+	for i, p := range svc.Spec.Ports {
+		ports[i] = ipam.Port{Protocol: string(cmp.Or(p.Protocol, corev1.ProtocolTCP)), Number: uint16(p.Port)}
+	}
+	return ports
+}
+
+// backendsOf tells which pods must be on the node that answers for the
+// address: with the policy Local those that the Service selects, be they none
+// that it names.
+func backendsOf(svc *corev1.Service) string {
+	switch {
+	case svc.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal:
+		return ""
+	case len(svc.Spec.Selector) == 0:
+		return "the endpoints of " + nameOf(svc)
+	default:
+		return "pods of " + svc.Namespace + " with " + labels.FormatLabels(svc.Spec.Selector)
+	}
+}
+
+func readRenumber(svc *corev1.Service, req *ipam.Request) error {
+	switch value, ok := svc.Annotations[annotation.Renumber]; {
+	case !ok:
+		return nil
+	case value != annotation.Renumbering:
+		return in(annotation.Renumber, fmt.Errorf("%s is not %q", quote(value), annotation.Renumbering))
+	}
+	req.Renumber = true
+	return nil
+}
+
+// checkLimit reads what the speakers will read, so that a mistake is said where
+// the user looks.
+func checkLimit(svc *corev1.Service, _ *ipam.Request) error {
+	text, ok := svc.Annotations[annotation.ConnectionRateLimit]
+	if !ok {
+		return nil
+	}
+	_, err := annotation.ParseConnectionRateLimit(text)
+	return err
+}
+
+// in says which annotation an error is about.
+func in(annotation string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("annotation %s: %w", annotation, err)
+}
+
+// names reads a comma-separated list of names; empty: none.
+func names(list, what string, limit int) ([]string, error) {
 	if strings.TrimSpace(list) == "" {
 		return nil, nil
 	}
@@ -72,10 +158,10 @@ func pools(list string) ([]string, error) {
 	for name := range strings.SplitSeq(list, ",") {
 		name = strings.TrimSpace(name)
 		switch {
-		case name == "" || len(name) > maxPoolName:
-			return nil, fmt.Errorf("%s is not the name of a pool", quote(name))
-		case len(names) == maxPools:
-			return nil, fmt.Errorf("%s names more than %d pools", quote(list), maxPools)
+		case name == "" || len(name) > maxName:
+			return nil, fmt.Errorf("%s is not the name of a %s", quote(name), what)
+		case len(names) == limit:
+			return nil, fmt.Errorf("%s names more than %d %ss", quote(list), limit, what)
 		}
 		names = append(names, name)
 	}
@@ -91,12 +177,13 @@ func addresses(list string) ([]netip.Addr, error) {
 	for text := range strings.SplitSeq(list, ",") {
 		text = strings.TrimSpace(text)
 		a, err := netip.ParseAddr(text)
-		if err != nil || a.Zone() != "" {
+		switch a = a.Unmap(); {
+		case err != nil || a.Zone() != "":
 			return nil, fmt.Errorf("%s is not an IP address", quote(text))
-		}
-		a = a.Unmap()
-		if slices.ContainsFunc(addrs, func(b netip.Addr) bool { return a.Is4() == b.Is4() }) {
-			return nil, fmt.Errorf("%s names two addresses of one family", quote(list))
+		case slices.Contains(addrs, a):
+			return nil, fmt.Errorf("%s names %s twice", quote(list), a)
+		case len(addrs) == ipam.MaxAddresses:
+			return nil, fmt.Errorf("%s names more than %d addresses", quote(list), ipam.MaxAddresses)
 		}
 		addrs = append(addrs, a)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,6 +27,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/released"
 )
 
 // watched is a ServiceInformer that watches a server.
@@ -82,9 +84,10 @@ func listWatch(s *server) *cache.ListWatch {
 
 func startRunning(t *testing.T, server *server, config *document) *running {
 	informer := cache.NewSharedIndexInformer(listWatch(server), &corev1.Service{}, 0, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
-	scope := Scope{Classless: true}
+	scope, around := Scope{Classless: true}, newSurroundings()
 	ctl, err := New(Options{
-		Ledger: NewLedger(scope, config), Scope: scope, Services: watched{informer: informer}, Config: config,
+		Ledger: NewLedger(scope, Sources{Config: config, Facts: around, NamespaceLabels: around.Labels}), Scope: scope,
+		Services: watched{informer: informer}, Namespaces: around, Config: config, Facts: around, Book: &shelf{records: map[netip.Addr]released.Record{}},
 		API: server, Events: &events{}, Workers: 16, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
@@ -229,11 +232,12 @@ func TestMetrics(t *testing.T) {
 	s.deletes("a")
 
 	want := `
-# HELP lodestone_pool_addresses Addresses of the pool by what becomes of them: free, assigned, quarantined.
+# HELP lodestone_pool_addresses Addresses of the pool by what becomes of them: free, assigned, quarantined, reserved.
 # TYPE lodestone_pool_addresses gauge
 lodestone_pool_addresses{family="IPv4",pool="lan",state="assigned"} 2
 lodestone_pool_addresses{family="IPv4",pool="lan",state="free"} 0
 lodestone_pool_addresses{family="IPv4",pool="lan",state="quarantined"} 1
+lodestone_pool_addresses{family="IPv4",pool="lan",state="reserved"} 0
 # HELP lodestone_pool_size Addresses that the pool may hand out.
 # TYPE lodestone_pool_size gauge
 lodestone_pool_size{family="IPv4",pool="lan"} 3
@@ -244,9 +248,10 @@ lodestone_primed 1
 # TYPE lodestone_refusals_total counter
 lodestone_refusals_total{reason="InvalidRequest"} 1
 lodestone_refusals_total{reason="PoolExhausted"} 1
-# HELP lodestone_services Services served, by how they stand: allocated, stranded, partial, refused, unjudged.
+# HELP lodestone_services Services served, by how they stand: allocated, partial, draining, stranded, refused, unjudged.
 # TYPE lodestone_services gauge
 lodestone_services{state="allocated"} 2
+lodestone_services{state="draining"} 0
 lodestone_services{state="partial"} 0
 lodestone_services{state="refused"} 2
 lodestone_services{state="stranded"} 1

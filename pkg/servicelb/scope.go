@@ -8,6 +8,7 @@
 package servicelb
 
 import (
+	"fmt"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -39,6 +40,22 @@ func (s Scope) Covers(svc *corev1.Service) bool {
 // Serves reports whether the Service is to have addresses.
 func (s Scope) Serves(svc *corev1.Service) bool {
 	return s.Covers(svc) && svc.DeletionTimestamp == nil
+}
+
+// Foreign says why the Service is not served, empty if it is.
+func (s Scope) Foreign(svc *corev1.Service) string {
+	class := svc.Spec.LoadBalancerClass
+	switch {
+	case svc.Spec.Type != corev1.ServiceTypeLoadBalancer:
+		return fmt.Sprintf("its spec.type is %s, not LoadBalancer", svc.Spec.Type)
+	case svc.DeletionTimestamp != nil:
+		return "it is being deleted"
+	case class != nil && !s.Covers(svc):
+		return fmt.Sprintf("its spec.loadBalancerClass is %q, and Lodestone serves %q", *class, s.Classes)
+	case !s.Covers(svc):
+		return fmt.Sprintf("it has no spec.loadBalancerClass, and Lodestone serves only %q", s.Classes)
+	}
+	return ""
 }
 
 // Keeps reports whether the Service, which is not served any more, keeps the

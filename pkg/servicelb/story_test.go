@@ -27,8 +27,10 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/released"
 )
 
 // server is an API server with Services, faithful in what the controller
@@ -190,10 +192,69 @@ func (s *server) PatchStatus(_ context.Context, namespace, name string, patch []
 
 // document is a configuration that tests change.
 type document struct {
-	mu      sync.Mutex
-	config  *config.Config
-	state   kube.State
+	mu       sync.Mutex
+	config   *config.Config
+	state    kube.State
+	changed  chan struct{}
+	warnings []string
+}
+
+func (d *document) Warn(message string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.warnings = append(d.warnings, message)
+}
+
+// surroundings are what a story's cluster has beside Services: the labels of
+// its namespaces, and what it uses itself.
+type surroundings struct {
+	labels  map[string]map[string]string
+	facts   *clusterfacts.Facts
 	changed chan struct{}
+}
+
+func newSurroundings() *surroundings {
+	return &surroundings{labels: map[string]map[string]string{}, facts: &clusterfacts.Facts{}, changed: make(chan struct{})}
+}
+
+func (s *surroundings) Current() (*clusterfacts.Facts, bool)      { return s.facts, true }
+func (s *surroundings) Labels(namespace string) map[string]string { return s.labels[namespace] }
+func (s *surroundings) Wait(context.Context) bool                 { return true }
+func (s *surroundings) Changed() <-chan struct{}                  { return s.changed }
+
+// shelf is a Book that outlives the controllers.
+type shelf struct {
+	mu      sync.Mutex
+	records map[netip.Addr]released.Record
+	writes  int
+	// fault, if set, is asked about every write.
+	fault func() fault
+}
+
+func (b *shelf) Load(context.Context) ([]released.Record, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.SortedFunc(maps.Values(b.records), func(x, y released.Record) int { return x.Addr.Compare(y.Addr) }), nil
+}
+
+func (b *shelf) Keep(_ context.Context, records ...released.Record) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	happens := none
+	if b.fault != nil {
+		happens = b.fault()
+	}
+	if happens == lost {
+		return errFault
+	}
+	b.writes++
+	for _, r := range records {
+		b.records[r.Addr] = r
+	}
+	if happens == unanswered {
+		return errFault
+	}
+	return nil
 }
 
 func (d *document) Current() (*config.Config, kube.State) {
@@ -262,6 +323,8 @@ type story struct {
 	failer
 	server *server
 	config *document
+	around *surroundings
+	book   *shelf
 	events *events
 	clock  time.Time
 	scope  Scope
@@ -282,8 +345,8 @@ const lan = "quarantine: 30s\npools:\n  - {name: lan, addresses: [203.0.113.10-2
 func newStory(t failer) *story {
 	s := &story{
 		failer: t, server: newServer(), events: &events{}, clock: time.Unix(1e9, 0),
-		config: &document{changed: make(chan struct{})},
-		scope:  Scope{Classless: true, Classes: []string{annotation.DefaultClass}},
+		config: &document{changed: make(chan struct{})}, around: newSurroundings(), book: &shelf{records: map[netip.Addr]released.Record{}},
+		scope: Scope{Classless: true, Classes: []string{annotation.DefaultClass}},
 	}
 	s.config.set(lan)
 	s.restart()
@@ -294,11 +357,11 @@ func newStory(t failer) *story {
 // one before it is gone without a word.
 func (s *story) restart() {
 	now := func() time.Time { return s.clock }
-	ledger := NewLedger(s.scope, s.config)
-	ledger.now = now
+	ledger := NewLedger(s.scope, Sources{Config: s.config, Facts: s.around, NamespaceLabels: s.around.Labels, Now: now})
 	s.index = cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 	s.Controller = newController(Options{
-		Ledger: ledger, Scope: s.scope, Services: informed{index: s.index}, Config: s.config, API: s.server, Events: s.events,
+		Ledger: ledger, Scope: s.scope, Services: informed{index: s.index}, Namespaces: s.around,
+		Config: s.config, Facts: s.around, Book: s.book, API: s.server, Events: s.events,
 		Log: slog.New(slog.DiscardHandler),
 	})
 	s.now = now
@@ -307,7 +370,8 @@ func (s *story) restart() {
 		s.see(name)
 		all = append(all, s.server.get(name))
 	}
-	s.report(ledger.Prime(all))
+	records, _ := s.book.Load(context.Background())
+	s.report(ledger.Prime(all, records))
 }
 
 // see brings what the controller knows of a Service up to date.
@@ -390,8 +454,9 @@ func (s *story) seen(name string) *corev1.Service {
 
 // pass lets time pass, and what waits for it happen.
 func (s *story) pass(d time.Duration) {
+	at, resting := s.Ledger.NextFree()
 	s.clock = s.clock.Add(d)
-	if at, ok := s.Ledger.NextFree(); ok && !at.After(s.clock) {
+	if resting && !at.After(s.clock) {
 		s.wake()
 	}
 	s.run()

@@ -2,7 +2,9 @@ package layer2
 
 import (
 	"net"
+	"net/netip"
 	"path"
+	"slices"
 
 	"github.com/lodestone-lb/lodestone/pkg/netstate"
 )
@@ -32,6 +34,23 @@ func suitable(i netstate.Interface, enslaved bool, patterns []string) bool {
 		return matchAny(patterns, i.Name)
 	}
 	return !enslaved && !i.NoARP && i.Kind != "tuntap" && !matchAny(notByDefault, i.Name)
+}
+
+// Segments returns the subnets of the interfaces that VIPs with one of these
+// sets of patterns are announced on, in no order, never nil. An interface that
+// is down counts: it says where the node belongs.
+func Segments(all []netstate.Interface, patterns ...[]string) []netip.Prefix {
+	segments := []netip.Prefix{}
+	for _, i := range all {
+		i.Up = true
+		enslaved := isPort(i, all)
+		if slices.ContainsFunc(patterns, func(p []string) bool { return suitable(i, enslaved, p) }) {
+			for _, a := range i.Addrs {
+				segments = append(segments, a.Masked())
+			}
+		}
+	}
+	return segments
 }
 
 func matchAny(patterns []string, name string) bool {

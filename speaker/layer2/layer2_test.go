@@ -401,6 +401,35 @@ func TestNoAnswerAfterSet(t *testing.T) {
 	}
 }
 
+func TestSegments(t *testing.T) {
+	t.Parallel()
+	subnets := func(i netstate.Interface, addrs ...string) netstate.Interface {
+		for _, a := range addrs {
+			i.Addrs = append(i.Addrs, netip.MustParsePrefix(a))
+		}
+		return i
+	}
+	down, port, bridge := subnets(eth(3, "eth1"), "198.18.3.1/24"), subnets(eth(4, "eth2"), "198.18.4.1/24"), subnets(eth(5, "br0"), "198.18.5.1/24")
+	down.Up, bridge.Kind, port.Master = false, "bridge", 5
+	all := []netstate.Interface{subnets(eth(2, "eth0"), "198.18.2.1/24", "2001:db8::1/64"), down, port, bridge, subnets(eth(6, "docker0"), "172.17.0.1/16")}
+	for _, tt := range []struct {
+		patterns [][]string
+		want     string
+	}{
+		{[][]string{nil}, "[198.18.2.0/24 2001:db8::/64 198.18.3.0/24 198.18.5.0/24]"},
+		{[][]string{{"eth1"}}, "[198.18.3.0/24]"},
+		{[][]string{{"eth1"}, {"docker*"}}, "[198.18.3.0/24 172.17.0.0/16]"},
+		{nil, "[]"},
+	} {
+		if got := Segments(all, tt.patterns...); got == nil || fmt.Sprint(got) != tt.want {
+			t.Errorf("segments of %v: %v, want %s", tt.patterns, got, tt.want)
+		}
+	}
+	if all[1].Up {
+		t.Error("the caller's interfaces were changed")
+	}
+}
+
 func TestSuitable(t *testing.T) {
 	t.Parallel()
 	with := func(name string, f func(*netstate.Interface)) netstate.Interface {

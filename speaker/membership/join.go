@@ -9,6 +9,8 @@ import (
 	"golang.org/x/sync/errgroup"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
 )
 
 const (
@@ -28,8 +30,8 @@ func (t *Task) discover(ctx context.Context) error {
 		AddFunc:    func(any) { wake(t.seek) },
 		UpdateFunc: func(any, any) { wake(t.seek) },
 		DeleteFunc: func(obj any) {
-			if l, ok := obj.(*coordinationv1.Lease); ok && l.Name == LeasePrefix+t.options.Node {
-				wake(t.missing)
+			if l, ok := obj.(*coordinationv1.Lease); ok && l.Name == annotation.SpeakerLeasePrefix+t.options.Node {
+				t.noteDeleted()
 			}
 		},
 	}); err != nil {

@@ -3,6 +3,7 @@ package membership
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"time"
 
@@ -12,19 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	coordinationinformers "k8s.io/client-go/informers/coordination/v1"
 	"k8s.io/client-go/tools/cache"
-)
 
-// What marks a speaker's Lease.
-const (
-	// LeasePrefix and the node's name are the name of a speaker's Lease.
-	LeasePrefix = "lodestone-speaker-"
-	// LabelComponent keeps other Leases of the namespace, which are renewed
-	// all the time, out of the speakers' watch.
-	LabelComponent = "lodestone.io/component"
-	// AnnotationAddress is where the speaker listens, as address:port.
-	AnnotationAddress = "lodestone.io/speaker-address"
-
-	component = "speaker"
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
 )
 
 const (
@@ -47,7 +37,9 @@ const (
 
 func (t *Task) informer() cache.SharedIndexInformer {
 	return coordinationinformers.NewFilteredLeaseInformer(t.options.Client, t.options.Namespace, 0, cache.Indexers{},
-		func(o *metav1.ListOptions) { o.LabelSelector = LabelComponent + "=" + component })
+		func(o *metav1.ListOptions) {
+			o.LabelSelector = annotation.LabelComponent + "=" + annotation.ComponentSpeaker
+		})
 }
 
 // others returns where the speakers of other nodes listen, by node. A speaker
@@ -57,8 +49,8 @@ func (t *Task) others(leases []any) map[string]netip.AddrPort {
 	for _, l := range leases {
 		lease := l.(*coordinationv1.Lease)
 		node := holder(lease)
-		addr, err := netip.ParseAddrPort(lease.Annotations[AnnotationAddress])
-		if err == nil && node != "" && node != t.options.Node && lease.Name == LeasePrefix+node {
+		addr, err := netip.ParseAddrPort(lease.Annotations[annotation.SpeakerAddress])
+		if err == nil && node != "" && node != t.options.Node && lease.Name == annotation.SpeakerLeasePrefix+node {
 			others[node] = addr
 		}
 	}
@@ -72,8 +64,38 @@ func holder(l *coordinationv1.Lease) string {
 	return *l.Spec.HolderIdentity
 }
 
-// publish writes our Lease: at the start, when it is gone, and now and then.
-// The first answer of the API server tells how often we crashed.
+// Report has our Lease carry the annotations from now on, beside its own. It
+// is written only if it does not carry them already.
+func (t *Task) Report(annotations map[string]string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.report = maps.Clone(annotations)
+	wake(t.rewrite)
+}
+
+// outdated reports whether our Lease was deleted or does not carry the report.
+func (t *Task) outdated() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for name, value := range t.report {
+		if carried, ok := t.carried[name]; !ok || carried != value {
+			return true
+		}
+	}
+	return t.deleted
+}
+
+// noteDeleted has our Lease written anew.
+func (t *Task) noteDeleted() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.deleted = true
+	wake(t.rewrite)
+}
+
+// publish writes our Lease: at the start, when it is gone or the report has
+// changed, and now and then. The first answer of the API server tells how
+// often we crashed.
 func (t *Task) publish(ctx context.Context, started time.Time, crashes chan<- int) {
 	retry := firstRetry
 	for {
@@ -89,11 +111,25 @@ func (t *Task) publish(ctx context.Context, started time.Time, crashes chan<- in
 			default:
 			}
 		}
+		if !t.rest(ctx, wait) {
+			return
+		}
+	}
+}
+
+// rest waits until our Lease is to be written and reports whether it is ever.
+func (t *Task) rest(ctx context.Context, wait time.Duration) bool {
+	timeout := time.After(wait)
+	for {
 		select {
 		case <-ctx.Done():
-			return
-		case <-t.missing:
-		case <-time.After(wait):
+			return false
+		case <-timeout:
+			return true
+		case <-t.rewrite:
+			if t.outdated() {
+				return true
+			}
 		}
 	}
 }
@@ -101,11 +137,14 @@ func (t *Task) publish(ctx context.Context, started time.Time, crashes chan<- in
 // write creates or updates our Lease and returns how many of our last starts
 // ended early and without a clean leave.
 func (t *Task) write(ctx context.Context, started time.Time) (crashes int, err error) {
+	t.mu.Lock()
+	t.deleted = false // a deletion from here on asks for another write
+	t.mu.Unlock()
 	leases := t.options.Client.CoordinationV1().Leases(t.options.Namespace)
-	lease, err := leases.Get(ctx, LeasePrefix+t.options.Node, metav1.GetOptions{})
+	lease, err := leases.Get(ctx, annotation.SpeakerLeasePrefix+t.options.Node, metav1.GetOptions{})
 	exists := err == nil
 	if apierrors.IsNotFound(err) {
-		lease = &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: LeasePrefix + t.options.Node, Namespace: t.options.Namespace}}
+		lease = &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: annotation.SpeakerLeasePrefix + t.options.Node, Namespace: t.options.Namespace}}
 	} else if err != nil {
 		return 0, fmt.Errorf("get our Lease: %w", err)
 	}
@@ -114,13 +153,16 @@ func (t *Task) write(ctx context.Context, started time.Time) (crashes int, err e
 	}
 	crashes = t.take(lease, started)
 	if exists {
-		_, err = leases.Update(ctx, lease, metav1.UpdateOptions{})
+		lease, err = leases.Update(ctx, lease, metav1.UpdateOptions{})
 	} else {
-		_, err = leases.Create(ctx, lease, metav1.CreateOptions{})
+		lease, err = leases.Create(ctx, lease, metav1.CreateOptions{})
 	}
 	if err != nil {
 		return 0, fmt.Errorf("write our Lease: %w", err)
 	}
+	t.mu.Lock()
+	t.carried = lease.Annotations
+	t.mu.Unlock()
 	return crashes, nil
 }
 
@@ -138,11 +180,14 @@ func (t *Task) take(lease *coordinationv1.Lease, started time.Time) (crashes int
 		crashes = 1
 	}
 	transitions := int32(crashes)
-	lease.Labels = map[string]string{LabelComponent: component}
+	lease.Labels = map[string]string{annotation.LabelComponent: annotation.ComponentSpeaker}
 	if lease.Annotations == nil {
 		lease.Annotations = map[string]string{}
 	}
-	lease.Annotations[AnnotationAddress] = t.options.Address.String()
+	lease.Annotations[annotation.SpeakerAddress] = t.options.Address.String()
+	t.mu.Lock()
+	maps.Copy(lease.Annotations, t.report)
+	t.mu.Unlock()
 	lease.Spec.HolderIdentity = &t.options.Node
 	lease.Spec.AcquireTime = &metav1.MicroTime{Time: started.Truncate(time.Microsecond)}
 	lease.Spec.RenewTime = &metav1.MicroTime{Time: time.Now()}
@@ -170,7 +215,7 @@ func (t *Task) release() {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 	defer cancel()
 	leases := t.options.Client.CoordinationV1().Leases(t.options.Namespace)
-	lease, err := leases.Get(ctx, LeasePrefix+t.options.Node, metav1.GetOptions{})
+	lease, err := leases.Get(ctx, annotation.SpeakerLeasePrefix+t.options.Node, metav1.GetOptions{})
 	if err == nil {
 		lease.Spec.HolderIdentity, lease.Spec.LeaseTransitions = nil, nil
 		_, err = leases.Update(ctx, lease, metav1.UpdateOptions{})

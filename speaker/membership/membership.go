@@ -75,13 +75,16 @@ type Task struct {
 	joined   chan struct{} // closed when joined and settled
 	tell     chan struct{} // wakes the one who tells others whether we are ready
 	seek     chan struct{} // wakes the one who looks for lost speakers
-	missing  chan struct{} // wakes the one who writes our Lease
+	rewrite  chan struct{} // wakes the one who writes our Lease
 	metrics  *metrics
 	mu       sync.Mutex
 	speakers map[string]bool        // the alive ones; the value tells who is ready
 	doubtful map[string]*time.Timer // those of them that memberlist takes for dead
 	changed  chan struct{}
 	status   string
+	report   map[string]string // annotations that our Lease is to carry
+	carried  map[string]string // those of our Lease as last written
+	deleted  bool              // our Lease, since then
 }
 
 // New returns a Task that starts with Run.
@@ -91,7 +94,7 @@ func New(o Options) *Task {
 	}
 	t := &Task{
 		options: o, log: o.Log,
-		joined: make(chan struct{}), tell: make(chan struct{}, 1), seek: make(chan struct{}, 1), missing: make(chan struct{}, 1),
+		joined: make(chan struct{}), tell: make(chan struct{}, 1), seek: make(chan struct{}, 1), rewrite: make(chan struct{}, 1),
 		speakers: map[string]bool{o.Node: false}, doubtful: map[string]*time.Timer{}, changed: make(chan struct{}), status: "not started",
 	}
 	t.metrics = newMetrics(o.Registry, t)

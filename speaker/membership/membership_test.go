@@ -14,12 +14,16 @@ import (
 	"github.com/hashicorp/memberlist"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
 )
 
 const testTimeout = 20 * time.Second
@@ -280,7 +284,7 @@ func TestSpeakerThatCrashedSettlesLonger(t *testing.T) {
 
 func (c *cluster) lease(node string) *coordinationv1.Lease {
 	c.t.Helper()
-	l, err := c.client.CoordinationV1().Leases("lodestone-system").Get(context.Background(), LeasePrefix+node, metav1.GetOptions{})
+	l, err := c.client.CoordinationV1().Leases("lodestone-system").Get(context.Background(), annotation.SpeakerLeasePrefix+node, metav1.GetOptions{})
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -298,9 +302,74 @@ func TestLeaseGoesWithItsNode(t *testing.T) {
 	if o := l.OwnerReferences; len(o) != 1 || o[0].Kind != "Node" || o[0].Name != "n1" || o[0].UID != "uid-of-n1" {
 		t.Errorf("the Lease belongs to %+v", o)
 	}
-	if l.Annotations[AnnotationAddress] != n1.address() {
+	if l.Annotations[annotation.SpeakerAddress] != n1.address() {
 		t.Errorf("the Lease says %v, listening on %s", l.Annotations, n1.address())
 	}
+}
+
+// leaseWrites returns how often a Lease has been written.
+func (c *cluster) leaseWrites() int {
+	writes := 0
+	for _, a := range c.client.(*fake.Clientset).Actions() {
+		if a.GetResource().Resource == "leases" && (a.GetVerb() == "create" || a.GetVerb() == "update") {
+			writes++
+		}
+	}
+	return writes
+}
+
+func TestLeaseCarriesTheReport(t *testing.T) {
+	c := newCluster(t, "n1")
+	report := map[string]string{annotation.Segments: "198.18.0.0/24", annotation.Gateways: "198.18.0.254"}
+	carries := func() bool {
+		l, err := c.client.CoordinationV1().Leases("lodestone-system").Get(t.Context(), annotation.SpeakerLeasePrefix+"n1", metav1.GetOptions{})
+		if err != nil {
+			return false
+		}
+		for name, value := range report {
+			if l.Annotations[name] != value {
+				return false
+			}
+		}
+		return l.Annotations[annotation.SpeakerAddress] != ""
+	}
+	until := func(what string, holds func() bool) {
+		t.Helper()
+		require.Eventually(t, holds, testTimeout, time.Millisecond, what)
+	}
+	n1 := c.start("n1")
+	n1.waitJoined()
+	n1.Report(report)
+	until("the first report is written", carries)
+	report[annotation.Gateways] = ""
+	assert.False(t, carries(), "the caller's map is still in use")
+	n1.Report(report)
+	until("a gateway that is gone is, too", carries)
+
+	writes := c.leaseWrites()
+	for range 10 {
+		n1.Report(report)
+	}
+	report[annotation.Segments] = "198.18.0.0/24,2001:db8::/64"
+	n1.Report(report)
+	until("the next report is written", carries)
+	assert.Equal(t, writes+1, c.leaseWrites(), "what the Lease said already was written, too")
+
+	require.NoError(t, c.client.CoordinationV1().Leases("lodestone-system").Delete(t.Context(), annotation.SpeakerLeasePrefix+"n1", metav1.DeleteOptions{}))
+	until("a deleted Lease comes back with the report", carries)
+
+	n1.leave()
+	assert.True(t, carries(), "what the network looks like is still true")
+	writes = c.leaseWrites()
+	again := c.start("n1")
+	until("the next start writes the Lease", func() bool { return c.leaseWrites() > writes })
+	assert.True(t, carries(), "the start took the last report away")
+	writes = c.leaseWrites()
+	again.Report(report)
+	report[annotation.Segments] = ""
+	again.Report(report)
+	until("another report is written", carries)
+	assert.Equal(t, writes+1, c.leaseWrites(), "the same report was written again after the start")
 }
 
 func TestKey(t *testing.T) {

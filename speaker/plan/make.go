@@ -34,7 +34,30 @@ func Make(node string, s Snapshot) Plan {
 		}
 		p.Silent[addr] = silence
 	}
+	p.Limits, p.LimitErrs = limits(s.Services, p.Layer2)
 	return p
+}
+
+// limits returns the limits at the VIPs that are owned, and the errors of
+// those that cannot be in force.
+func limits(services []Service, owned map[netip.Addr]Layer2) (map[LimitKey]Limit, map[string]error) {
+	limits, errs := map[LimitKey]Limit{}, map[string]error{}
+	for i := range services {
+		s := &services[i]
+		if s.Limit.PerSecond == 0 && s.LimitErr == nil {
+			continue
+		}
+		for _, addr := range s.VIPs {
+			switch _, ok := owned[addr]; {
+			case !ok:
+			case s.LimitErr != nil:
+				errs[s.Name] = s.LimitErr
+			default:
+				limits[LimitKey{addr, s.Name}] = s.Limit
+			}
+		}
+	}
+	return limits, errs
 }
 
 // Owners returns the owner of each VIP of the snapshot, "" for those that

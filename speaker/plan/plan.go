@@ -6,6 +6,7 @@ package plan
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
 )
@@ -36,6 +37,30 @@ type Service struct {
 	// ServingNodes are the nodes that have an endpoint that takes traffic:
 	// a ready one, or a serving one when all are terminating.
 	ServingNodes map[string]bool
+	// Limit caps new connections to each of its VIPs. The zero value: no cap.
+	Limit Limit
+	// LimitErr is why there is no cap although the Service asks for one.
+	LimitErr error
+}
+
+// Limit caps the new connections to a Service at one VIP.
+type Limit struct {
+	// PerSecond is how many connections may be opened in a second, at all
+	// ports together.
+	PerSecond uint32
+	// Ports are those of the Service.
+	Ports []Port
+}
+
+// Port is where a Service takes connections at its VIPs.
+type Port struct {
+	Protocol uint8 // the number of TCP, UDP or SCTP in the IP header
+	Number   uint16
+}
+
+// Equal reports whether both are the same limit at the same ports.
+func (l Limit) Equal(other Limit) bool {
+	return l.PerSecond == other.PerSecond && slices.Equal(l.Ports, other.Ports)
 }
 
 // Node is what the plan needs of a Node.
@@ -61,6 +86,18 @@ type Plan struct {
 	Layer2 map[netip.Addr]Layer2
 	// Silent tells for each other VIP why this node does not announce it.
 	Silent map[netip.Addr]Silence
+	// Limits are in force at the VIPs this node owns.
+	Limits map[LimitKey]Limit
+	// LimitErrs tells for Services at those VIPs, by name, why the limit that
+	// they ask for is not in force.
+	LimitErrs map[string]error
+}
+
+// LimitKey says where a Limit applies: Services that share a VIP have each
+// their own.
+type LimitKey struct {
+	VIP     netip.Addr
+	Service string
 }
 
 // Silence is why a node does not announce a VIP.

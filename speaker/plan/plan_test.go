@@ -1,6 +1,7 @@
 package plan_test
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -231,6 +232,37 @@ var stories = map[string]func(*story){
 		delete(s.Nodes, owner)
 		s.wantOwner(vip, "n1", "n2", "n3")
 		s.wantSilent(owner, vip, plan.NodeUnknown)
+	},
+	"connections are limited where the VIP is owned, each Service by itself": func(s *story) {
+		s.Services[0].Limit = plan.Limit{PerSecond: 100, Ports: []plan.Port{{Protocol: 6, Number: 80}}}
+		s.service("default/dns", "n1").Limit = plan.Limit{PerSecond: 7, Ports: []plan.Port{{Protocol: 17, Number: 53}}}
+		s.service("default/free", "n1")
+		for n := range s.Nodes {
+			p, want := plan.Make(n, s.Snapshot), map[plan.LimitKey]uint32{}
+			if s.owner(vip) == n {
+				want[plan.LimitKey{VIP: vip, Service: "default/web"}], want[plan.LimitKey{VIP: vip, Service: "default/dns"}] = 100, 7
+			}
+			if s.owner(vip6) == n {
+				want[plan.LimitKey{VIP: vip6, Service: "default/web"}] = 100
+			}
+			got := map[plan.LimitKey]uint32{}
+			for key, l := range p.Limits {
+				got[key] = l.PerSecond
+			}
+			if !maps.Equal(got, want) || len(p.LimitErrs) > 0 {
+				s.t.Errorf("node %s limits %v, want %v; errors %v", n, got, want, p.LimitErrs)
+			}
+		}
+	},
+	"a limit that is not understood is told by the owner alone, and limits nothing": func(s *story) {
+		s.Services[0].VIPs = s.Services[0].VIPs[:1]
+		s.Services[0].LimitErr = errors.New("not a number")
+		for n := range s.Nodes {
+			p := plan.Make(n, s.Snapshot)
+			if err := p.LimitErrs["default/web"]; (err != nil) != (s.owner(vip) == n) || len(p.Limits) > 0 {
+				s.t.Errorf("node %s, owner %s: %v, limits %v", n, s.owner(vip), err, p.Limits)
+			}
+		}
 	},
 	"nobody is ready": func(s *story) {
 		clear(s.Speakers)

@@ -73,9 +73,9 @@ func template(t *testing.T, args ...string) (string, error) {
 	return helm(t, append([]string{"template", "lodestone", chart, "--namespace", "lodestone-system", "--kube-version", "v1.36.0"}, args...)...)
 }
 
-func render(t *testing.T, values string) string {
+func render(t *testing.T, values string, flags ...string) string {
 	t.Helper()
-	out, err := template(t, "--values", values)
+	out, err := template(t, append([]string{"--values", values}, flags...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,10 +108,13 @@ func TestRender(t *testing.T) {
 		}
 		out := render(t, filepath.Join(manifests, "values.yaml"))
 		compare(t, filepath.Join(manifests, "lodestone.yaml"), string(header)+out)
-		for _, o := range objects(t, out) {
-			switch o.(type) {
-			case *corev1.Secret, *corev1.ConfigMap:
-				t.Errorf("applying the manifests again would overwrite the operator's %T", o)
+		all := objects(t, out)
+		for name := range find[corev1.Secret](all) {
+			t.Errorf("applying the manifests again would overwrite the operator's Secret %s", name)
+		}
+		for name, cm := range find[corev1.ConfigMap](all) {
+			if len(cm.Data) > 0 {
+				t.Errorf("applying the manifests again would overwrite what is in ConfigMap %s", name)
 			}
 		}
 	})
@@ -174,6 +177,7 @@ func TestBadValuesAreRefused(t *testing.T) {
 		{"controller.port=443", "port"},
 		{"controller.port=70000", "port"},
 		{"controller.handleClassless=maybe", "handleClassless"},
+		{"controller.dhcp.enabled=maybe", "enabled"},
 		{"controller.loadBalancerClasses={a b}", "loadBalancerClasses"},
 		{"controller.extraArgs={v=4}", "extraArgs"},
 		{"controller.nodeSelector.a=1", "nodeSelector"},
@@ -284,8 +288,9 @@ func TestRights(t *testing.T) {
 		if slices.Contains(r.Resources, "secrets") {
 			t.Errorf("nobody needs to read Secrets through the API: %v", r)
 		}
-		if slices.Contains(r.Resources, "configmaps") && (len(r.ResourceNames) != 1 || mayWrite(r)) {
-			t.Errorf("only our ConfigMap, and only to read: %v", r)
+		released := slices.Equal(r.ResourceNames, []string{"lodestone-released"}) || slices.Equal(r.Verbs, []string{"create"})
+		if slices.Contains(r.Resources, "configmaps") && !released && (len(r.ResourceNames) != 1 || mayWrite(r)) {
+			t.Errorf("only our configuration to read, and the record of released addresses: %v", r)
 		}
 	}
 	for _, r := range clusterRoles["lodestone-speaker"].Rules {
@@ -343,20 +348,25 @@ func TestFlagsExist(t *testing.T) {
 }
 
 // TestPodsAreConfined: read-only, no privilege that is not named, and only
-// the speaker is root.
+// the speaker is root, and the controller if it asks for leases.
 func TestPodsAreConfined(t *testing.T) {
 	all := objects(t, render(t, "testdata/default.values.yaml"))
+	limiting := objects(t, render(t, "testdata/default.values.yaml", "--set=speaker.connectionRateLimits=true"))
+	withDHCP := objects(t, render(t, "testdata/single.values.yaml"))
 	tests := []struct {
+		name string
 		pod  corev1.PodSpec
 		uid  int64
 		adds []corev1.Capability
 	}{
-		{deployment(t, all).Template.Spec, 65532, nil},
-		{daemonSet(t, all).Template.Spec, 0, []corev1.Capability{"NET_RAW"}},
+		{"controller", deployment(t, all).Template.Spec, 65532, nil},
+		{"controller with DHCP", deployment(t, withDHCP).Template.Spec, 0, []corev1.Capability{"NET_RAW"}},
+		{"speaker", daemonSet(t, all).Template.Spec, 0, []corev1.Capability{"NET_RAW"}},
+		{"speaker with limits", daemonSet(t, limiting).Template.Spec, 0, []corev1.Capability{"NET_RAW", "NET_ADMIN"}},
 	}
 	for _, tt := range tests {
 		c := tt.pod.Containers[0]
-		t.Run(c.Name, func(t *testing.T) {
+		t.Run(tt.name, func(t *testing.T) {
 			s := c.SecurityContext
 			uid := s.RunAsUser
 			if uid == nil {
@@ -364,6 +374,9 @@ func TestPodsAreConfined(t *testing.T) {
 			}
 			if *uid != tt.uid {
 				t.Errorf("uid %d, want %d", *uid, tt.uid)
+			}
+			if n := s.RunAsNonRoot; tt.uid == 0 && tt.pod.SecurityContext.RunAsNonRoot != nil && (n == nil || *n) {
+				t.Error("the kubelet would refuse to run it as root")
 			}
 			if !*s.ReadOnlyRootFilesystem || *s.AllowPrivilegeEscalation || s.Privileged != nil {
 				t.Errorf("not confined: %+v", s)
@@ -417,6 +430,15 @@ func TestControllerRunsOnUninitializedNodes(t *testing.T) {
 
 func tolerates(tol corev1.Toleration, taint *corev1.Taint) bool {
 	return tol.Operator == corev1.TolerationOpExists && (tol.Key == "" || tol.Key == taint.Key) && (tol.Effect == "" || tol.Effect == taint.Effect)
+}
+
+// TestUpgradesLeaveTheRecordAlone: what the chart does not set, helm and
+// kubectl apply do not reset.
+func TestUpgradesLeaveTheRecordAlone(t *testing.T) {
+	record := find[corev1.ConfigMap](objects(t, render(t, "testdata/default.values.yaml")))["lodestone-released"]
+	if record == nil || record.Data != nil || record.BinaryData != nil {
+		t.Errorf("the record of released addresses is rendered as %v, want one without data", record)
+	}
 }
 
 // TestConfigDoesNotRestartPods: the configuration is watched.

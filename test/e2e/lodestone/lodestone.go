@@ -8,11 +8,13 @@ import (
 	"crypto/sha256"
 	"crypto/tls"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -171,4 +173,18 @@ func (i *Installation) Upgrade(ctx context.Context, flags ...string) error {
 		"--namespace", Namespace, "--values", i.Lab.Values(), "--wait", "--timeout", "2m",
 	}, flags...)...)
 	return err
+}
+
+// CLI runs the operator's tool against the cluster and returns what it prints
+// and exits with.
+func (i *Installation) CLI(ctx context.Context, stdin string, args ...string) (output string, code int, err error) {
+	args = append([]string{filepath.Join(i.Lab.Root, "bin", "lodestone")}, args...)
+	cmd := netns.Command(ctx, controlPlane, append(args, "--kubeconfig="+i.Lab.Kubeconfig())...)
+	cmd.Stdin = strings.NewReader(stdin)
+	raw, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return string(raw), exit.ExitCode(), nil
+	}
+	return string(raw), 0, err
 }

@@ -103,6 +103,11 @@ func (i *Installation) Terminate(ctx context.Context, pod *corev1.Pod) error {
 
 // Kill ends the processes of a pod's container by SIGKILL.
 func (i *Installation) Kill(ctx context.Context, pod *corev1.Pod) error {
+	return i.Signal(ctx, pod, unix.SIGKILL)
+}
+
+// Signal sends a signal to the processes of a pod's container.
+func (i *Installation) Signal(ctx context.Context, pod *corev1.Pod, signal unix.Signal) error {
 	pod, err := i.Kube.CoreV1().Pods(Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 	if err != nil {
 		return err
@@ -112,8 +117,8 @@ func (i *Installation) Kill(ctx context.Context, pod *corev1.Pod) error {
 		return err
 	}
 	for _, pid := range pids {
-		if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("kill process %d of pod %s: %w", pid, pod.Name, err)
+		if err := unix.Kill(pid, signal); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("signal %s to process %d of pod %s: %w", signal, pid, pod.Name, err)
 		}
 	}
 	return nil

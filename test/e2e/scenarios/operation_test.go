@@ -19,7 +19,7 @@ import (
 // Scenario 53: what each component may do, and what it must not.
 func TestComponentsMayDoTheirWorkAndNothingBeyond(t *testing.T) {
 	s := begin(t)
-	const ours, elsewhere = lodestone.Namespace, "kube-system"
+	const ours, elsewhere, apiServer = lodestone.Namespace, "kube-system", "default"
 	type rule struct {
 		verb, resource, namespace, name string
 	}
@@ -31,6 +31,22 @@ func TestComponentsMayDoTheirWorkAndNothingBeyond(t *testing.T) {
 			{"create", "events", s.namespace, ""}:                                  true,
 			{"watch", "configmaps", ours, lodestone.ConfigMap}:                     true,
 			{"update", "leases.coordination.k8s.io", ours, "lodestone-controller"}: true,
+			{"watch", "nodes", "", ""}:                                             true,
+			{"watch", "namespaces", "", ""}:                                        true,
+			{"update", "namespaces", "", ""}:                                       false,
+			{"watch", "servicecidrs.networking.k8s.io", "", ""}:                    true,
+			{"watch", "leases.coordination.k8s.io", ours, ""}:                      true,
+			{"watch", "endpointslices.discovery.k8s.io", apiServer, ""}:            true,
+			{"watch", "endpointslices.discovery.k8s.io", s.namespace, ""}:          false,
+			{"watch", "leases.coordination.k8s.io", elsewhere, ""}:                 false,
+			{"update", "leases.coordination.k8s.io", ours, "lodestone-speaker-n1"}: false,
+			{"update", "servicecidrs.networking.k8s.io", "", ""}:                   false,
+			{"get", "configmaps", ours, "lodestone-released"}:                      true,
+			{"update", "configmaps", ours, "lodestone-released"}:                   true,
+			{"create", "configmaps", ours, ""}:                                     true,
+			{"delete", "configmaps", ours, "lodestone-released"}:                   false,
+			{"update", "configmaps", elsewhere, "lodestone-released"}:              false,
+			{"create", "configmaps", elsewhere, ""}:                                false,
 			{"patch", "services", s.namespace, ""}:                                 false,
 			{"get", "secrets", ours, ""}:                                           false,
 			{"get", "secrets", elsewhere, ""}:                                      false,
@@ -52,6 +68,8 @@ func TestComponentsMayDoTheirWorkAndNothingBeyond(t *testing.T) {
 			{"patch", "nodes", "", ""}:                              false,
 			{"patch", "nodes/status", "", ""}:                       false,
 			{"update", "configmaps", ours, lodestone.ConfigMap}:     false,
+			{"get", "configmaps", ours, "lodestone-released"}:       false,
+			{"create", "configmaps", ours, ""}:                      false,
 			{"get", "configmaps", elsewhere, ""}:                    false,
 			{"get", "secrets", ours, ""}:                            false,
 			{"update", "leases.coordination.k8s.io", elsewhere, ""}: false,

@@ -16,8 +16,12 @@ import (
 const (
 	ExitOK      = 0
 	ExitInvalid = 1 // the configuration is invalid
-	ExitFailed  = 2 // wrong usage, unreadable file
+	ExitFound   = 2 // the answer is there, and somebody should look at it
+	ExitFailed  = 3 // wrong usage, unreadable file, unreachable cluster
 )
+
+// errFound ends a command that has said what it found.
+var errFound = errors.New("found")
 
 // Streams are where the command reads and writes.
 type Streams struct {
@@ -29,7 +33,7 @@ type Streams struct {
 func Run(args []string, s Streams) int {
 	root := &cobra.Command{
 		Use:           "lodestone",
-		Short:         "Validate the configuration of the Lodestone load balancer",
+		Short:         "See what the Lodestone load balancer does, and why",
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		RunE: func(*cobra.Command, []string) error {
@@ -37,7 +41,7 @@ func Run(args []string, s Streams) int {
 		},
 		Args: cobra.NoArgs,
 	}
-	root.AddCommand(validate(), version())
+	root.AddCommand(validate(), plan(), explain(), version())
 	root.SetArgs(args)
 	root.SetIn(s.In)
 	root.SetOut(s.Out)
@@ -48,6 +52,8 @@ func Run(args []string, s Streams) int {
 	switch {
 	case err == nil:
 		return ExitOK
+	case errors.Is(err, errFound):
+		return ExitFound
 	case errors.As(err, &invalid):
 		fmt.Fprintln(s.Err, invalid)
 		return ExitInvalid

@@ -69,7 +69,7 @@ func TestTooLargeAFileIsNotReadToItsEnd(t *testing.T) {
 	assert.Contains(t, err, "stdin:1:1: the document is larger than 1048576 bytes")
 }
 
-func TestWrongUsageExitsWith2(t *testing.T) {
+func TestWrongUsageExitsWith3(t *testing.T) {
 	for want, args := range map[string][]string{
 		"lodestone: no command given; see lodestone --help\n":     {},
 		"lodestone: accepts 1 arg(s), received 0\n":               {"validate"},

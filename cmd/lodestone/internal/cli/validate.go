@@ -20,7 +20,7 @@ func validate() *cobra.Command {
 FILE is the configuration itself, or manifests with the ConfigMap that has it
 under the key config.yaml; "-" is the standard input.
 
-Exits with 0 when the configuration is valid, 1 when it is not, and 2 when it
+Exits with 0 when the configuration is valid, 1 when it is not, and 3 when it
 could not be read.`,
 		Example: `  lodestone validate config.yaml
   kubectl -n lodestone-system get configmap lodestone-config -o yaml | lodestone validate -`,
@@ -77,8 +77,12 @@ func count(n float64, one, many string) string {
 	if n == 1 {
 		many = one
 	}
+	return number(n) + " " + many
+}
+
+func number(n float64) string {
 	if n >= 1e15 {
-		return fmt.Sprintf("about %.1e %s", n, many)
+		return fmt.Sprintf("about %.1e", n)
 	}
-	return fmt.Sprintf("%.0f %s", n, many)
+	return fmt.Sprintf("%.0f", n)
 }

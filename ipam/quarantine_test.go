@@ -1,0 +1,83 @@
+package ipam_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/lodestone-lb/lodestone/ipam"
+)
+
+func TestPoolsThatKeepAddresses(t *testing.T) {
+	lan, short := keeping(time.Hour, pool("lan", "198.18.0.0/29")), keeping(time.Second, pool("short", "198.18.1.0/29"))
+	s := begin(t, lan, short)
+	s.gets("default/a", "lan/198.18.0.0")
+	s.gets("default/b", "short/198.18.1.0", from("short"))
+	s.frees("default/a")
+	s.frees("default/b")
+	assert.Equal(t, []ipam.Rested{
+		{Addr: s.addr("198.18.0.0"), Pool: "lan", Name: "default/a", Since: start, Until: start.Add(time.Hour)},
+		{Addr: s.addr("198.18.1.0"), Pool: "short", Name: "default/b", Since: start, Until: start.Add(30 * time.Second)},
+	}, s.Resting(s.now))
+	next, _ := s.NextFree(s.now)
+	assert.Equal(t, start.Add(30*time.Second), next)
+
+	s.passes(59 * time.Minute)
+	s.gets("default/x", "lan/198.18.0.1")
+	s.gets("default/a#2", "lan/198.18.0.0")
+	s.frees("default/a#2")
+	s.edit(short) // stranded ones are not kept
+	next, _ = s.NextFree(s.now)
+	assert.Equal(t, s.now.Add(30*time.Second), next)
+	s.edit(lan)
+	next, _ = s.NextFree(s.now)
+	assert.Equal(t, s.now.Add(time.Hour), next)
+	s.passes(time.Hour)
+	_, resting := s.NextFree(s.now)
+	assert.False(t, resting)
+}
+
+func TestRestsFromBeforeTheStart(t *testing.T) {
+	s := begin(t, keeping(time.Minute, pool("lan", "198.18.0.0/29")))
+	s.restores("default/held", "198.18.0.4")
+	for addr, ago := range map[string]time.Duration{
+		"198.18.0.0": 40 * time.Second, "198.18.0.1": -time.Hour, "198.18.0.2": time.Minute, "198.18.0.4": 0, "192.0.2.1": 20 * time.Second,
+	} {
+		s.Rest("default/a", s.addr(addr), s.now.Add(-ago), s.now)
+	}
+	s.Rest("default/b", s.addr("198.18.0.1"), s.now, s.now) // rests already
+	s.Rest("default/b", ipam.Rested{}.Addr, s.now, s.now)
+	want := []ipam.Rested{
+		{Addr: s.addr("198.18.0.0"), Pool: "lan", Name: "default/a", Since: start.Add(-40 * time.Second), Until: start.Add(20 * time.Second)},
+		{Addr: s.addr("192.0.2.1"), Name: "default/a", Since: start.Add(-20 * time.Second), Until: start.Add(10 * time.Second)},
+		{Addr: s.addr("198.18.0.1"), Pool: "lan", Name: "default/a", Since: start, Until: start.Add(time.Minute)},
+	}
+	require.Equal(t, want, s.Resting(s.now))
+	s.holds("default/held", "lan/198.18.0.4")
+
+	s.passes(-time.Hour) // the clock was set back: it rests as long as before
+	for i := range want {
+		want[i].Since, want[i].Until = want[i].Since.Add(-time.Hour), want[i].Until.Add(-time.Hour)
+	}
+	require.Equal(t, want, s.Resting(s.now))
+	s.passes(10 * time.Second)
+	require.Len(t, s.Resting(s.now), 2)
+	s.passes(10 * time.Second)
+	require.Len(t, s.Resting(s.now), 1)
+}
+
+func TestNothingIsFreeBeforeTheFirstSetup(t *testing.T) {
+	s := &story{t, ipam.New(), start, ipam.Setup{Quarantine: 30 * time.Second}}
+	s.restores("default/a", "198.18.0.0")
+	s.frees("default/a")
+	s.Rest("default/b", s.addr("198.18.0.1"), s.now.Add(-20*time.Second), s.now)
+	s.passes(5 * time.Second)
+	require.Len(t, s.Resting(s.now), 2)
+	s.passes(10 * time.Second)
+	s.edit(pool("lan", "198.18.0.0/31"))
+	require.Equal(t, []ipam.Rested{{Addr: s.addr("198.18.0.0"), Pool: "lan", Name: "default/a", Since: start, Until: start.Add(30 * time.Second)}},
+		s.Resting(s.now))
+	s.gets("default/x", "lan/198.18.0.1")
+}

@@ -1,0 +1,189 @@
+// Package clusterfacts finds in the cluster what the pools must not hand out:
+// addresses of nodes, their default gateways, the API server's endpoints, the
+// Services' and the pods' addresses; and the segments that nodes are on.
+//
+// Collect and Warnings are pure, so that the controller and the CLI come to
+// the same answer. The Watcher keeps the answer up to date from caches that
+// hold only what Collect reads.
+//
+// What speakers report is believed within bounds: whoever can write their
+// Leases can keep MaxGateways addresses per node from being handed out, and
+// nothing else.
+package clusterfacts
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"go4.org/netipx"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+)
+
+// Facts are what is known of the cluster's addresses. They are immutable.
+type Facts struct {
+	// Forbidden is what must never be handed out, sorted; ranges may overlap.
+	Forbidden []Forbidden
+	// Segments are the subnets that nodes announce VIPs on, sorted, each once.
+	// Nil: no speaker has reported yet.
+	Segments []netip.Prefix
+}
+
+// Forbidden is a range of addresses that must never be handed out.
+type Forbidden struct {
+	Range netipx.IPRange
+	// Why completes the sentence "203.0.113.1 is ...".
+	Why string
+}
+
+// Objects are what Collect reads, in any order. Each kind may be missing.
+type Objects struct {
+	Nodes []*corev1.Node
+	// Leases are those of the speakers; others are ignored.
+	Leases       []*coordinationv1.Lease
+	ServiceCIDRs []*networkingv1.ServiceCIDR
+	// APIServer are the EndpointSlices of the Service default/kubernetes.
+	APIServer []*discoveryv1.EndpointSlice
+	// Kubernetes is the Service default/kubernetes. It has the first address
+	// of the Service CIDR, which API servers before v1.33 do not tell.
+	Kubernetes *corev1.Service
+}
+
+// Collect returns what the objects say. The same objects in any order give
+// the same answer; what is malformed is ignored.
+func Collect(o Objects) *Facts {
+	var all claims
+	f := &Facts{}
+	known := map[string]bool{}
+	for _, n := range o.Nodes {
+		known[n.Name] = true
+		all.node(n)
+	}
+	for _, l := range o.Leases {
+		node, ok := strings.CutPrefix(l.Name, annotation.SpeakerLeasePrefix)
+		if !ok || !known[node] {
+			continue
+		}
+		n := ParseNetwork(l.Annotations)
+		for _, g := range n.Gateways {
+			all.add(netipx.IPRangeFrom(g, g), "the default gateway", node)
+		}
+		if n.Segments != nil && f.Segments == nil {
+			f.Segments = []netip.Prefix{}
+		}
+		f.Segments = append(f.Segments, n.Segments...)
+	}
+	slices.SortFunc(f.Segments, netip.Prefix.Compare)
+	f.Segments = slices.Compact(f.Segments)
+	for _, s := range o.APIServer {
+		for _, e := range s.Endpoints {
+			for _, text := range e.Addresses {
+				all.addr(text, "an endpoint of the API server", "")
+			}
+		}
+	}
+	all.services(o.ServiceCIDRs, o.Kubernetes)
+	f.Forbidden = all.merge()
+	return f
+}
+
+// Equal reports whether both say the same.
+func (f *Facts) Equal(other *Facts) bool {
+	return slices.Equal(f.Forbidden, other.Forbidden) && slices.Equal(f.Segments, other.Segments) &&
+		(f.Segments == nil) == (other.Segments == nil)
+}
+
+// claim is one reason not to hand out a range.
+type claim struct {
+	netipx.IPRange
+	// what the range is, of the node if it is one of a node.
+	what, node string
+}
+
+func (c claim) compare(d claim) int {
+	if n := c.From().Compare(d.From()); n != 0 { // nearly always
+		return n
+	}
+	return cmp.Or(c.To().Compare(d.To()), cmp.Compare(c.what, d.what), cmp.Compare(c.node, d.node))
+}
+
+type claims []claim
+
+func (all *claims) add(r netipx.IPRange, what, node string) {
+	*all = append(*all, claim{r, what, node})
+}
+
+// addr adds the address that the text spells, if it spells one.
+func (all *claims) addr(text, what, node string) {
+	if a, err := netip.ParseAddr(text); err == nil && a.Zone() == "" {
+		all.add(netipx.IPRangeFrom(a.Unmap(), a.Unmap()), what, node)
+	}
+}
+
+// prefix adds the prefix that the text spells, if it spells one.
+func (all *claims) prefix(text, what, node string) {
+	if p, err := netip.ParsePrefix(text); err == nil && !p.Addr().Is4In6() {
+		all.add(netipx.RangeOfPrefix(p), what+" "+p.Masked().String(), node)
+	}
+}
+
+func (all *claims) node(n *corev1.Node) {
+	for _, a := range n.Status.Addresses {
+		if a.Type == corev1.NodeInternalIP || a.Type == corev1.NodeExternalIP {
+			all.addr(a.Address, "the address", n.Name)
+		}
+	}
+	for _, cidr := range n.Spec.PodCIDRs {
+		all.prefix(cidr, "in the pod CIDR", n.Name)
+	}
+}
+
+// services adds the Service CIDRs or, if there are none, all that is known of
+// them.
+func (all *claims) services(cidrs []*networkingv1.ServiceCIDR, kubernetes *corev1.Service) {
+	for _, s := range cidrs {
+		for _, cidr := range s.Spec.CIDRs {
+			all.prefix(cidr, "in the Service CIDR", "")
+		}
+	}
+	if len(cidrs) == 0 && kubernetes != nil {
+		for _, text := range kubernetes.Spec.ClusterIPs {
+			all.addr(text, "the cluster IP of the API server", "")
+		}
+	}
+}
+
+// merge returns each range once with all that is said of it. Of the nodes
+// that say the same, which may be a thousand, the first is named.
+func (all claims) merge() []Forbidden {
+	slices.SortFunc(all, claim.compare)
+	all = slices.Compact(all)
+	var merged []Forbidden
+	for len(all) > 0 {
+		first, n := all[0], 1
+		for n < len(all) && all[n].IPRange == first.IPRange && all[n].what == first.what {
+			n++
+		}
+		all = all[n:]
+		why := first.what
+		if first.node != "" {
+			why += " of node " + first.node
+		}
+		if n > 1 {
+			why += fmt.Sprintf(" and %d more", n-1)
+		}
+		if last := len(merged) - 1; last >= 0 && merged[last].Range == first.IPRange {
+			merged[last].Why += ", " + why
+		} else {
+			merged = append(merged, Forbidden{first.IPRange, why})
+		}
+	}
+	return merged
+}

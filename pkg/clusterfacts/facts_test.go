@@ -1,0 +1,212 @@
+package clusterfacts
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+)
+
+func node(name string, podCIDRs []string, addresses ...corev1.NodeAddress) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{PodCIDRs: podCIDRs}, Status: corev1.NodeStatus{Addresses: addresses}}
+}
+
+func internal(a string) corev1.NodeAddress {
+	return corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a}
+}
+
+func external(a string) corev1.NodeAddress {
+	return corev1.NodeAddress{Type: corev1.NodeExternalIP, Address: a}
+}
+
+func lease(node string, annotations map[string]string) *coordinationv1.Lease {
+	return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "lodestone-system", Name: annotation.SpeakerLeasePrefix + node, Annotations: annotations}}
+}
+
+func report(segments, gateways string) map[string]string {
+	return map[string]string{annotation.Segments: segments, annotation.Gateways: gateways}
+}
+
+func serviceCIDR(name string, cidrs ...string) *networkingv1.ServiceCIDR {
+	return &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: cidrs}}
+}
+
+func endpoints(addresses ...string) *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes",
+		Labels: map[string]string{discoveryv1.LabelServiceName: "kubernetes"}}}
+	for _, a := range addresses {
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}})
+	}
+	return s
+}
+
+func apiService(ips ...string) *corev1.Service {
+	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes"}, Spec: corev1.ServiceSpec{ClusterIPs: ips}}
+}
+
+// sentences returns what is forbidden, a sentence for each.
+func sentences(f *Facts) []string {
+	var all []string
+	for _, x := range f.Forbidden {
+		all = append(all, spell(x.Range)+" is "+x.Why)
+	}
+	return all
+}
+
+func TestCollect(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name     string
+		objects  Objects
+		want     []string
+		segments string
+	}{
+		{name: "an empty cluster", segments: "[]"},
+		{
+			name: "a node's addresses and pods, both families",
+			objects: Objects{Nodes: []*corev1.Node{node("n1", []string{"10.244.1.0/24", "fd00:1::/64"},
+				internal("198.18.0.11"), internal("2001:DB8:0::11"), external("203.0.113.11"), external("198.18.0.11"),
+				corev1.NodeAddress{Type: corev1.NodeHostName, Address: "192.0.2.1"})}},
+			want: []string{
+				"10.244.1.0/24 is in the pod CIDR 10.244.1.0/24 of node n1",
+				"198.18.0.11 is the address of node n1",
+				"203.0.113.11 is the address of node n1",
+				"2001:db8::11 is the address of node n1",
+				"fd00:1::/64 is in the pod CIDR fd00:1::/64 of node n1",
+			},
+		},
+		{
+			name: "what the API server tells of itself and of cluster IPs",
+			objects: Objects{
+				ServiceCIDRs: []*networkingv1.ServiceCIDR{serviceCIDR("kubernetes", "10.96.0.0/12", "fd00:2::/112"), serviceCIDR("more", "10.64.0.0/16")},
+				APIServer:    []*discoveryv1.EndpointSlice{endpoints("198.18.0.2", "198.18.0.3"), endpoints("2001:db8::2")},
+				Kubernetes:   apiService("10.96.0.1"),
+			},
+			want: []string{
+				"10.64.0.0/16 is in the Service CIDR 10.64.0.0/16",
+				"10.96.0.0/12 is in the Service CIDR 10.96.0.0/12",
+				"198.18.0.2 is an endpoint of the API server",
+				"198.18.0.3 is an endpoint of the API server",
+				"2001:db8::2 is an endpoint of the API server",
+				"fd00:2::/112 is in the Service CIDR fd00:2::/112",
+			},
+		},
+		{
+			name:    "an API server without ServiceCIDRs",
+			objects: Objects{Kubernetes: apiService("10.96.0.1", "fd00:2::1")},
+			want:    []string{"10.96.0.1 is the cluster IP of the API server", "fd00:2::1 is the cluster IP of the API server"},
+		},
+		{
+			name: "what speakers report",
+			objects: Objects{
+				Nodes: []*corev1.Node{node("n2", nil), node("n1", nil), node("n3", nil), node("old", nil)},
+				Leases: []*coordinationv1.Lease{
+					lease("n2", report("198.18.0.0/24,2001:db8::/64", "198.18.0.1")),
+					lease("n1", report("198.18.0.0/24", "198.18.0.1,2001:db8::1")),
+					lease("n3", report("198.18.3.0/24", "198.18.0.1")),
+					lease("old", nil),
+					lease("deleted", report("192.0.2.0/24", "192.0.2.1")),
+					{ObjectMeta: metav1.ObjectMeta{Name: "n1", Annotations: report("192.0.2.0/24", "192.0.2.1")}},
+				},
+			},
+			want:     []string{"198.18.0.1 is the default gateway of node n1 and 2 more", "2001:db8::1 is the default gateway of node n1"},
+			segments: "[198.18.0.0/24 198.18.3.0/24 2001:db8::/64]",
+		},
+		{
+			name: "one address, several reasons",
+			objects: Objects{
+				Nodes:     []*corev1.Node{node("n1", nil, internal("198.18.0.11"))},
+				APIServer: []*discoveryv1.EndpointSlice{endpoints("198.18.0.11")},
+			},
+			want: []string{"198.18.0.11 is an endpoint of the API server, the address of node n1"},
+		},
+		{
+			name: "one external address for all nodes",
+			objects: Objects{Nodes: []*corev1.Node{
+				node("n3", nil, external("203.0.113.1")), node("n1", nil, external("203.0.113.1")), node("n2", nil, external("203.0.113.1"))}},
+			want: []string{"203.0.113.1 is the address of node n1 and 2 more"},
+		},
+		{
+			name: "garbage is ignored",
+			objects: Objects{
+				Nodes:        []*corev1.Node{node("n%d1", []string{"10.244.0.0", "10.244.7.9/24", "", "::ffff:10.0.0.0/104"}, internal(""), internal("fe80::1%eth0"), internal("n1"))},
+				Leases:       []*coordinationv1.Lease{lease("n%d1", report("everything", "0.0.0.0,::,127.0.0.1,224.0.0.1,fe80::1,x"))},
+				ServiceCIDRs: []*networkingv1.ServiceCIDR{serviceCIDR("x", "no", "10.96.0.0/99")},
+				APIServer:    []*discoveryv1.EndpointSlice{endpoints("api.example")},
+				Kubernetes:   apiService("None"),
+			},
+			want: []string{"10.244.7.0/24 is in the pod CIDR 10.244.7.0/24 of node n%d1"}, segments: "[]",
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			f := Collect(tt.objects)
+			assert.Equal(t, tt.want, sentences(f))
+			if tt.segments == "" || len(tt.objects.Leases) == 0 {
+				assert.Nil(t, f.Segments, "no speaker has reported")
+			} else {
+				assert.NotNil(t, f.Segments)
+				assert.Equal(t, tt.segments, fmt.Sprint(f.Segments))
+			}
+		})
+	}
+}
+
+// large is a cluster of n nodes with everything.
+func large(n int) Objects {
+	o := Objects{
+		ServiceCIDRs: []*networkingv1.ServiceCIDR{serviceCIDR("a", "10.96.0.0/12"), serviceCIDR("b", "fd00:2::/112")},
+		APIServer:    []*discoveryv1.EndpointSlice{endpoints("198.18.0.1", "198.18.0.2", "198.18.0.3")},
+		Kubernetes:   apiService("10.96.0.1"),
+	}
+	for i := range n {
+		name := fmt.Sprintf("n%d", i)
+		o.Nodes = append(o.Nodes, node(name, []string{fmt.Sprintf("10.%d.%d.0/24", 128+i/256, i%256)},
+			internal(fmt.Sprintf("198.18.%d.%d", i/256, i%256)), external("203.0.113.1")))
+		o.Leases = append(o.Leases, lease(name, report(fmt.Sprintf("198.18.%d.0/24", i/256), "198.18.255.254,2001:db8::1")))
+	}
+	return o
+}
+
+func TestCollectDoesNotDependOnTheOrder(t *testing.T) {
+	t.Parallel()
+	o := large(300)
+	want := Collect(o)
+	require.Equal(t, 300+300+3+2, len(want.Forbidden), "pod CIDRs, addresses, what nodes share, Service CIDRs")
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 20 {
+		r.Shuffle(len(o.Nodes), func(i, j int) { o.Nodes[i], o.Nodes[j] = o.Nodes[j], o.Nodes[i] })
+		r.Shuffle(len(o.Leases), func(i, j int) { o.Leases[i], o.Leases[j] = o.Leases[j], o.Leases[i] })
+		r.Shuffle(len(o.ServiceCIDRs), func(i, j int) { o.ServiceCIDRs[i], o.ServiceCIDRs[j] = o.ServiceCIDRs[j], o.ServiceCIDRs[i] })
+		e := o.APIServer[0].Endpoints
+		r.Shuffle(len(e), func(i, j int) { e[i], e[j] = e[j], e[i] })
+		got := Collect(o)
+		require.Equal(t, want, got)
+		require.True(t, want.Equal(got))
+	}
+	o.Nodes = o.Nodes[1:]
+	assert.False(t, want.Equal(Collect(o)))
+}
+
+func TestSegmentsThatAreNotKnownAreNotNone(t *testing.T) {
+	t.Parallel()
+	assert.False(t, (&Facts{}).Equal(&Facts{Segments: []netip.Prefix{}}))
+}
+
+func BenchmarkCollect(b *testing.B) {
+	o := large(1000)
+	b.ReportAllocs()
+	for b.Loop() {
+		Collect(o)
+	}
+}

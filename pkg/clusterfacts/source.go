@@ -1,0 +1,113 @@
+package clusterfacts
+
+import (
+	"fmt"
+	"sync/atomic"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/cache"
+)
+
+// source is a kind of object that is watched.
+type source struct {
+	name     string
+	informer cache.SharedIndexInformer
+	// keep is what the cache keeps of an object.
+	keep    cache.TransformFunc
+	handler cache.ResourceEventHandlerRegistration
+	// absent is set when the API server does not have the kind.
+	absent atomic.Bool
+}
+
+// follow calls notify whenever something of what is kept changes.
+func (s *source) follow(notify func()) (err error) {
+	if err := s.informer.SetTransform(s.keep); err != nil {
+		return fmt.Errorf("set transform: %w", err)
+	}
+	s.handler, err = s.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: func(any) { notify() },
+		UpdateFunc: func(before, after any) {
+			if !same(before, after) {
+				notify()
+			}
+		},
+		DeleteFunc: func(any) { notify() },
+	})
+	return err
+}
+
+// same reports whether two versions of an object differ in nothing else.
+func same(before, after any) bool {
+	old := before.(runtime.Object).DeepCopyObject()
+	old.(metav1.Object).SetResourceVersion(after.(metav1.Object).GetResourceVersion())
+	return equality.Semantic.DeepEqual(old, after)
+}
+
+// listed returns the objects of the cache.
+func listed[T any](s *source) []T {
+	var all []T
+	for _, obj := range s.informer.GetStore().List() {
+		all = append(all, obj.(T))
+	}
+	return all
+}
+
+// The transforms are given objects that they already saw, too: those come out
+// as they are.
+
+func keepNode(obj any) (any, error) {
+	n, ok := obj.(*corev1.Node)
+	if !ok {
+		return obj, nil
+	}
+	return &corev1.Node{ObjectMeta: identity(&n.ObjectMeta),
+		Spec: corev1.NodeSpec{PodCIDRs: n.Spec.PodCIDRs}, Status: corev1.NodeStatus{Addresses: n.Status.Addresses}}, nil
+}
+
+func keepLease(obj any) (any, error) {
+	l, ok := obj.(*coordinationv1.Lease)
+	if !ok {
+		return obj, nil
+	}
+	kept := &coordinationv1.Lease{ObjectMeta: identity(&l.ObjectMeta)}
+	kept.Annotations = ParseNetwork(l.Annotations).Annotations() // bounded, whatever the Lease says
+	return kept, nil
+}
+
+func keepServiceCIDR(obj any) (any, error) {
+	s, ok := obj.(*networkingv1.ServiceCIDR)
+	if !ok {
+		return obj, nil
+	}
+	return &networkingv1.ServiceCIDR{ObjectMeta: identity(&s.ObjectMeta), Spec: s.Spec}, nil
+}
+
+func keepSlice(obj any) (any, error) {
+	s, ok := obj.(*discoveryv1.EndpointSlice)
+	if !ok {
+		return obj, nil
+	}
+	kept := &discoveryv1.EndpointSlice{ObjectMeta: identity(&s.ObjectMeta)}
+	for i := range s.Endpoints {
+		kept.Endpoints = append(kept.Endpoints, discoveryv1.Endpoint{Addresses: s.Endpoints[i].Addresses})
+	}
+	return kept, nil
+}
+
+func keepService(obj any) (any, error) {
+	s, ok := obj.(*corev1.Service)
+	if !ok {
+		return obj, nil
+	}
+	return &corev1.Service{ObjectMeta: identity(&s.ObjectMeta), Spec: corev1.ServiceSpec{ClusterIPs: s.Spec.ClusterIPs}}, nil
+}
+
+func identity(m *metav1.ObjectMeta) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion}
+}

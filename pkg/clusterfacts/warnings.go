@@ -1,0 +1,166 @@
+package clusterfacts
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"go4.org/netipx"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
+)
+
+// maxWarnings is how many ranges of a pool are named; the others are counted.
+const maxWarnings = 5
+
+// Warnings returns what the operator should know about the pools, in their
+// order: what they contain and never hand out, and what of them no neighbour
+// would ask for. Excluded addresses are not mentioned.
+func Warnings(cfg *config.Config, f *Facts) []string {
+	withheld := intersect(cfg.Pools, f.Forbidden)
+	segments := merged(f.Segments)
+	var all []string
+	for i := range cfg.Pools {
+		p := &cfg.Pools[i]
+		all = append(all, withheld[i].warnings(p.Name)...)
+		if f.Segments == nil || !byLayer2Only(cfg, p) {
+			continue
+		}
+		if w, ok := offSegment(p, segments); ok {
+			all = append(all, w)
+		}
+	}
+	return all
+}
+
+// piece is a part of a pool, or of a segment.
+type piece struct {
+	netipx.IPRange
+	pool int
+}
+
+// overlapping returns the pieces, which are sorted and disjoint, that share an
+// address with the range.
+func overlapping(sorted []piece, r netipx.IPRange) []piece {
+	from, _ := slices.BinarySearchFunc(sorted, r.From(), func(p piece, a netip.Addr) int { return p.To().Compare(a) })
+	rest := sorted[from:]
+	to, found := slices.BinarySearchFunc(rest, r.To(), func(p piece, a netip.Addr) int { return p.From().Compare(a) })
+	if found {
+		to++
+	}
+	return rest[:to]
+}
+
+// conflicts are what a pool contains of the forbidden ranges.
+type conflicts struct {
+	named []Forbidden // at most maxWarnings
+	total int
+	last  int // the latest of the forbidden ranges
+}
+
+// intersect returns the conflicts of each pool.
+func intersect(pools []config.Pool, forbidden []Forbidden) []conflicts {
+	var pieces []piece
+	for i := range pools {
+		for _, r := range pools[i].Free.Ranges() {
+			pieces = append(pieces, piece{r, i})
+		}
+	}
+	slices.SortFunc(pieces, func(p, q piece) int { return p.From().Compare(q.From()) })
+	all := make([]conflicts, len(pools))
+	for number, f := range forbidden {
+		for _, p := range overlapping(pieces, f.Range) {
+			from := slices.MaxFunc([]netip.Addr{p.From(), f.Range.From()}, netip.Addr.Compare)
+			to := slices.MinFunc([]netip.Addr{p.To(), f.Range.To()}, netip.Addr.Compare)
+			all[p.pool].add(number+1, Forbidden{netipx.IPRangeFrom(from, to), f.Why})
+		}
+	}
+	return all
+}
+
+// add notes a conflict. Those with the same forbidden range, which come one
+// after another, are one that spans them all.
+func (c *conflicts) add(number int, f Forbidden) {
+	switch named := len(c.named); {
+	case c.last == number && c.total > maxWarnings:
+	case c.last == number:
+		c.named[named-1].Range = netipx.IPRangeFrom(c.named[named-1].Range.From(), f.Range.To())
+	default:
+		c.last = number
+		c.total++
+		if named < maxWarnings {
+			c.named = append(c.named, f)
+		}
+	}
+}
+
+func (c *conflicts) warnings(pool string) []string {
+	var all []string
+	for _, f := range c.named {
+		all = append(all, fmt.Sprintf("pool %q contains %s, %s: it is never handed out; exclude it to silence this", pool, spell(f.Range), f.Why))
+	}
+	if more := c.total - len(c.named); more > 0 {
+		all = append(all, fmt.Sprintf("pool %q contains %d more addresses or ranges that are never handed out", pool, more))
+	}
+	return all
+}
+
+// byLayer2Only reports whether nothing but neighbours on a segment get to know
+// the pool's VIPs.
+func byLayer2Only(cfg *config.Config, p *config.Pool) bool {
+	return !slices.ContainsFunc(cfg.Advertisements, func(a config.Advertisement) bool {
+		return a.Layer2 == nil && (len(p.Advertise) == 0 || slices.Contains(p.Advertise, a.Name))
+	})
+}
+
+// offSegment says which part of the pool is on no segment.
+func offSegment(p *config.Pool, segments []piece) (warning string, ok bool) {
+	var whole netipx.IPSetBuilder
+	whole.AddSet(p.Free)
+	whole.AddSet(p.Withheld)
+	set, err := whole.IPSet()
+	if err != nil {
+		return "", false // sets are valid
+	}
+	off := slices.DeleteFunc(set.Ranges(), func(r netipx.IPRange) bool {
+		return len(overlapping(segments, r)) > 0 || !p.Free.OverlapsRange(r)
+	})
+	if len(off) == 0 {
+		return "", false
+	}
+	more := ""
+	if len(off) > 1 {
+		more = fmt.Sprintf(" and of %d more ranges", len(off)-1)
+	}
+	return fmt.Sprintf("pool %q: no node is on the segment of %s%s: the addresses are announced, but nobody asks for them unless a router on a node's segment takes them for directly connected",
+		p.Name, spell(off[0]), more), true
+}
+
+// merged returns the subnets as sorted and disjoint pieces.
+func merged(subnets []netip.Prefix) []piece {
+	var b netipx.IPSetBuilder
+	for _, s := range subnets {
+		b.AddPrefix(s)
+	}
+	set, err := b.IPSet()
+	if err != nil {
+		return nil // they are valid
+	}
+	var all []piece
+	for _, r := range set.Ranges() {
+		all = append(all, piece{IPRange: r})
+	}
+	return all
+}
+
+// spell writes the range as the configuration takes it: an address, a prefix
+// or a range.
+func spell(r netipx.IPRange) string {
+	if r.From() == r.To() {
+		return r.From().String()
+	}
+	if p, ok := r.Prefix(); ok {
+		return p.String()
+	}
+	return r.String()
+}

@@ -1,0 +1,206 @@
+package dhcp
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/mdlayher/packet"
+	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
+)
+
+// sendTime is how long a full transmit queue may keep a message.
+const sendTime = time.Second
+
+// Interface is a network interface at one moment.
+type Interface struct {
+	net.Interface
+	// Addrs are its IPv4 addresses with their networks.
+	Addrs []netip.Prefix
+}
+
+// usable returns why the interface cannot be used.
+func (i Interface) usable(name string) error {
+	switch {
+	case i.Flags&net.FlagUp == 0:
+		return fmt.Errorf("interface %q is down", name)
+	case i.Flags&net.FlagRunning == 0:
+		return fmt.Errorf("interface %q has no carrier", name)
+	case len(i.HardwareAddr) != 6 || i.Flags&net.FlagLoopback != 0:
+		return fmt.Errorf("interface %q is not Ethernet", name)
+	}
+	return nil
+}
+
+// Network is what a Source needs of the machine.
+type Network interface {
+	// Interface looks an interface up.
+	Interface(name string) (Interface, error)
+	// Listen opens a socket that carries whole Ethernet frames of one
+	// EtherType.
+	Listen(i *net.Interface, etherType int, filter []bpf.RawInstruction) (net.PacketConn, error)
+}
+
+// host is this process's network namespace.
+type host struct{}
+
+func (host) Interface(name string) (Interface, error) {
+	i, err := net.InterfaceByName(name)
+	if err != nil {
+		return Interface{}, fmt.Errorf("look up interface %q on this node: %w", name, err)
+	}
+	addrs, err := i.Addrs()
+	if err != nil {
+		return Interface{}, fmt.Errorf("list addresses of interface %q: %w", name, err)
+	}
+	found := Interface{Interface: *i}
+	for _, a := range addrs {
+		if p, err := netip.ParsePrefix(a.String()); err == nil && p.Addr().Is4() {
+			found.Addrs = append(found.Addrs, p)
+		}
+	}
+	return found, nil
+}
+
+func (host) Listen(i *net.Interface, etherType int, filter []bpf.RawInstruction) (net.PacketConn, error) {
+	c, err := packet.Listen(i, packet.Raw, etherType, &packet.Config{Filter: filter})
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// port is the interface while it works: a socket and a task that reads it.
+type port struct {
+	Interface
+	conn   net.PacketConn
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
+// event is an answer that a port heard, or why it will hear no more.
+type event struct {
+	port   *port
+	answer answer
+	err    error
+}
+
+func openPort(ctx context.Context, n Network, i Interface, heard chan<- event) (*port, error) {
+	raw, err := bpf.Assemble(filter(i.HardwareAddr))
+	if err != nil {
+		return nil, fmt.Errorf("assemble the filter of interface %q: %w", i.Name, err)
+	}
+	conn, err := n.Listen(&i.Interface, unix.ETH_P_IP, raw)
+	if err != nil {
+		return nil, fmt.Errorf("open a packet socket on interface %q: %w", i.Name, err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	p := &port{Interface: i, conn: conn, cancel: cancel, done: make(chan struct{})}
+	go p.read(ctx, heard) // close waits for it
+	return p, nil
+}
+
+// replacedBy returns why the port is of no use, the interface being what it
+// is now.
+func (p *port) replacedBy(i Interface) error {
+	if i.Index != p.Index || !slices.Equal(i.HardwareAddr, p.HardwareAddr) {
+		return fmt.Errorf("interface %q was replaced or has another hardware address", p.Name)
+	}
+	return i.usable(p.Name)
+}
+
+// read reports answers until ctx or the socket ends.
+func (p *port) read(ctx context.Context, heard chan<- event) {
+	defer close(p.done)
+	buf := make([]byte, 14+max(p.MTU, 576)) // RFC 791: what every host accepts
+	for {
+		n, _, err := p.conn.ReadFrom(buf)
+		e := event{port: p, err: err}
+		if err == nil {
+			var ok bool
+			if e.answer, ok = parse(buf[:n]); !ok || !bytes.Equal(e.answer.hardware[:], p.HardwareAddr) {
+				continue
+			}
+		}
+		select {
+		case heard <- e:
+		case <-ctx.Done():
+			return
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// send sends a message in a frame of its own.
+func (p *port) send(m *message) error {
+	frame, err := m.frame(p.HardwareAddr)
+	if err != nil {
+		return err
+	}
+	_ = p.conn.SetWriteDeadline(time.Now().Add(sendTime))
+	_, err = p.conn.WriteTo(frame, &packet.Addr{HardwareAddr: frame[:6]})
+	if errors.Is(err, unix.ENOBUFS) {
+		return nil // a full queue, which is a loss like any other
+	}
+	return err
+}
+
+// close closes the socket and waits for the reader.
+func (p *port) close() {
+	p.cancel()
+	_ = p.conn.Close()
+	<-p.done
+}
+
+// filter passes DHCP answers to this hardware address, and keeps all other
+// traffic of the node in the kernel.
+func filter(self net.HardwareAddr) []bpf.Instruction {
+	// Each test that fails jumps to the last instruction.
+	tests := []struct {
+		load bpf.Instruction
+		cond bpf.JumpTest
+		val  uint32
+	}{
+		// Not what others say to others, which a promiscuous interface shows,
+		// nor what this host sends (packet(7), sll_pkttype).
+		{bpf.LoadExtension{Num: bpf.ExtType}, bpf.JumpLessThan, unix.PACKET_OTHERHOST},
+		// A tagged frame is for the VLAN's interface.
+		{bpf.LoadExtension{Num: bpf.ExtVLANTagPresent}, bpf.JumpEqual, 0},
+		{bpf.LoadAbsolute{Off: offEtherType, Size: 2}, bpf.JumpEqual, unix.ETH_P_IP},
+		{bpf.LoadAbsolute{Off: offIP + 9, Size: 1}, bpf.JumpEqual, unix.IPPROTO_UDP},
+		{bpf.LoadAbsolute{Off: offIP + 6, Size: 2}, bpf.JumpBitsNotSet, fragmentBits},
+	}
+	relative := []struct { // to the end of the IP header
+		off, size int
+		val       uint32
+	}{
+		{offIP + 2, 2, clientPort},
+		{offIP + udpLength, 1, bootReply},
+		{offIP + udpLength + offHardwareAddr, 4, binary.BigEndian.Uint32(self[:4])},
+		{offIP + udpLength + offHardwareAddr + 4, 2, uint32(binary.BigEndian.Uint16(self[4:]))},
+	}
+	var filter []bpf.Instruction
+	left := 2*(len(tests)+len(relative)) + 2 // instructions until the one that drops
+	jump := func(load bpf.Instruction, cond bpf.JumpTest, val uint32) {
+		left -= 2
+		filter = append(filter, load, bpf.JumpIf{Cond: cond, Val: val, SkipFalse: uint8(left)})
+	}
+	for _, t := range tests {
+		jump(t.load, t.cond, t.val)
+	}
+	filter = append(filter, bpf.LoadMemShift{Off: offIP})
+	left--
+	for _, r := range relative {
+		jump(bpf.LoadIndirect{Off: uint32(r.off), Size: r.size}, bpf.JumpEqual, r.val)
+	}
+	return append(filter, bpf.RetConstant{Val: 1 << 16}, bpf.RetConstant{Val: 0})
+}

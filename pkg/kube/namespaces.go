@@ -1,0 +1,85 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+)
+
+// Namespaces follows the labels of the namespaces.
+type Namespaces struct {
+	lister  corelisters.NamespaceLister
+	handler cache.ResourceEventHandlerRegistration
+
+	mu      sync.Mutex
+	changed chan struct{}
+}
+
+// NewNamespaces listens to the informer, which somebody else runs.
+func NewNamespaces(informer coreinformers.NamespaceInformer) (*Namespaces, error) {
+	n := &Namespaces{lister: informer.Lister(), changed: make(chan struct{})}
+	if err := informer.Informer().SetTransform(onlyLabels); err != nil {
+		return nil, fmt.Errorf("watch namespaces: %w", err)
+	}
+	var err error
+	n.handler, err = informer.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: func(any) { n.signal() },
+		UpdateFunc: func(before, after any) {
+			if !maps.Equal(before.(*corev1.Namespace).Labels, after.(*corev1.Namespace).Labels) {
+				n.signal()
+			}
+		},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("watch namespaces: %w", err)
+	}
+	return n, nil
+}
+
+// onlyLabels is an informer's transform: nothing else of a namespace is read.
+func onlyLabels(obj any) (any, error) {
+	ns, ok := obj.(*corev1.Namespace)
+	if !ok {
+		return obj, nil
+	}
+	slim := &corev1.Namespace{}
+	slim.Name, slim.UID, slim.ResourceVersion, slim.Labels = ns.Name, ns.UID, ns.ResourceVersion, ns.Labels
+	return slim, nil
+}
+
+// Labels returns the labels of the namespace, which nobody may change; none
+// if there is no such namespace.
+func (n *Namespaces) Labels(namespace string) map[string]string {
+	ns, err := n.lister.Get(namespace)
+	if err != nil { // not found: a lister has no other error
+		return nil
+	}
+	return ns.Labels
+}
+
+// Wait waits until all namespaces are known, and returns false if the context
+// ends before.
+func (n *Namespaces) Wait(ctx context.Context) bool {
+	return cache.WaitFor(ctx, "", n.handler.HasSyncedChecker())
+}
+
+// Changed returns a channel that is closed when the labels of a namespace
+// change. Take the channel first, then ask Labels: no change is missed.
+func (n *Namespaces) Changed() <-chan struct{} {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.changed
+}
+
+func (n *Namespaces) signal() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	close(n.changed)
+	n.changed = make(chan struct{})
+}

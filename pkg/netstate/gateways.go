@@ -1,0 +1,233 @@
+package netstate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"go4.org/netipx"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// After something may have changed, the routes are listed no earlier than
+	// restGateways later, nor than restFactor times what the last list took:
+	// a link that goes down loses its IPv4 routes somewhat later and without a
+	// notification, and a node may have a full BGP table.
+	restGateways = 200 * time.Millisecond
+	restFactor   = 9
+	// retryGateways is the wait after the kernel refused to list or to notify.
+	retryGateways = time.Minute
+)
+
+// GatewayWatcher is a task that keeps the node's default gateways, of both
+// families, however they were learnt: by hand, by DHCP, from router
+// advertisements. It is a task of its own, because a node may have any number
+// of routes, and their notifications must not delay those of interfaces.
+//
+// It looks at the main routing table only. Other tables serve rules, for the
+// traffic of a VRF, a tunnel or a source address, and what is a default route
+// there need not be a router on the node's segment.
+type GatewayWatcher struct {
+	interfaces *Watcher
+	namespace  netns.NsHandle
+	log        *slog.Logger
+	buffer     int
+	ready      chan struct{}
+	view       atomic.Pointer[gateways]
+	rest       time.Duration // before the next list; owned by Run
+}
+
+// gateways is what the GatewayWatcher knew at one moment.
+type gateways struct {
+	addrs   []netip.Addr
+	known   bool
+	changed chan struct{} // closed when there is a newer view
+}
+
+// NewGatewayWatcher returns a GatewayWatcher for the namespace of the
+// interfaces, that knows nothing until it runs.
+func NewGatewayWatcher(interfaces *Watcher) *GatewayWatcher {
+	g := &GatewayWatcher{interfaces: interfaces, namespace: interfaces.namespace, log: interfaces.log, buffer: receiveBuffer, ready: make(chan struct{}), rest: restGateways}
+	g.view.Store(&gateways{changed: make(chan struct{})})
+	return g
+}
+
+// String names the task.
+func (g *GatewayWatcher) String() string { return "gateways" }
+
+// Ready is closed once the kernel has listed its routes, or refused to.
+func (g *GatewayWatcher) Ready() <-chan struct{} { return g.ready }
+
+// Gateways returns the next hops of the default routes, sorted, each once and
+// without a zone; link-local ones are among them. They are not known before
+// the kernel has listed its routes. The slice is shared: do not modify it.
+func (g *GatewayWatcher) Gateways() (addrs []netip.Addr, known bool) {
+	v := g.view.Load()
+	return v.addrs, v.known
+}
+
+// Changed returns a channel that is closed when Gateways has something new.
+// Ask for it before Gateways and nothing is missed.
+func (g *GatewayWatcher) Changed() <-chan struct{} { return g.view.Load().changed }
+
+// Run keeps the view until ctx ends. What fails is tried again: nothing that a
+// speaker announces depends on it.
+func (g *GatewayWatcher) Run(ctx context.Context) error {
+	for {
+		lost, err := g.follow(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		wait := g.rest
+		if err != nil {
+			wait = retryGateways
+			g.log.Warn("default gateways not known or out of date: the pools may hand out a gateway's address", "err", err, "retry", wait)
+		} else {
+			g.log.Debug("resyncing gateways", "cause", lost)
+		}
+		g.declareReady()
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait):
+		}
+	}
+}
+
+// follow subscribes and lists, and lists again when a default route or an
+// interface has changed, until notifications are lost.
+func (g *GatewayWatcher) follow(ctx context.Context) (lost, err error) {
+	s, err := subscribeRoutes(g.namespace, g.buffer)
+	if err != nil {
+		return nil, err
+	}
+	defer s.close()
+	interfaces := g.interfaces.Changed()
+	due := time.After(0)
+	for {
+		changed := false
+		select {
+		case <-ctx.Done():
+			return nil, nil
+		case u, ok := <-s.routes:
+			if !ok {
+				return <-s.lost, nil
+			}
+			changed = isDefault(u.Route)
+		case <-interfaces:
+			interfaces, changed = g.interfaces.Changed(), true
+		case <-due:
+			start := time.Now()
+			err := g.list()
+			if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+				return nil, err
+			}
+			g.rest, due, changed = max(restGateways, restFactor*time.Since(start)), nil, err != nil
+		}
+		if changed && due == nil {
+			due = time.After(g.rest)
+		}
+	}
+}
+
+// list makes the kernel's default routes the current view.
+func (g *GatewayWatcher) list() error {
+	h, err := netlink.NewHandleAt(g.namespace, unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("open netlink: %w", err)
+	}
+	defer h.Close()
+	addrs := []netip.Addr{}
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		err := h.RouteListFilteredIter(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE, func(r netlink.Route) bool {
+			if isDefault(r) {
+				addrs = append(addrs, nextHops(r)...)
+			}
+			return true
+		})
+		if err != nil {
+			return fmt.Errorf("list routes: %w", err)
+		}
+	}
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	g.publish(slices.Compact(addrs))
+	return nil
+}
+
+// publish makes the addresses the current view, if it differs.
+func (g *GatewayWatcher) publish(addrs []netip.Addr) {
+	if old := g.view.Load(); !old.known || !slices.Equal(old.addrs, addrs) {
+		g.view.Store(&gateways{addrs: addrs, known: true, changed: make(chan struct{})})
+		close(old.changed)
+	}
+	g.declareReady()
+}
+
+func (g *GatewayWatcher) declareReady() {
+	select {
+	case <-g.ready:
+	default:
+		close(g.ready)
+	}
+}
+
+// isDefault reports whether the route is a default route of the main table.
+func isDefault(r netlink.Route) bool {
+	if r.Table != unix.RT_TABLE_MAIN || r.Dst == nil {
+		return false
+	}
+	bits, _ := r.Dst.Mask.Size()
+	return bits == 0
+}
+
+// nextHops returns the routers that the route leads to.
+func nextHops(r netlink.Route) []netip.Addr {
+	hops := []*netlink.NexthopInfo{{Gw: r.Gw, Via: r.Via}}
+	var addrs []netip.Addr
+	for _, hop := range append(hops, r.MultiPath...) {
+		ip := hop.Gw
+		if via, ok := hop.Via.(*netlink.Via); ok { // a router of the other family (RFC 5549)
+			ip = via.Addr
+		}
+		if a, ok := netipx.FromStdIP(ip); ok {
+			addrs = append(addrs, a)
+		}
+	}
+	return addrs
+}
+
+// routeSubscription is a stream of notifications, closed by the end of its
+// socket, whose cause is then in lost.
+type routeSubscription struct {
+	routes chan netlink.RouteUpdate
+	lost   chan error
+	done   chan struct{}
+}
+
+func subscribeRoutes(namespace netns.NsHandle, buffer int) (*routeSubscription, error) {
+	s := &routeSubscription{routes: make(chan netlink.RouteUpdate), lost: make(chan error, 1), done: make(chan struct{})}
+	err := netlink.RouteSubscribeWithOptions(s.routes, s.done, netlink.RouteSubscribeOptions{
+		Namespace: &namespace, ReceiveBufferSize: buffer, ErrorCallback: func(err error) {
+			select {
+			case s.lost <- err:
+			default: // the first says enough
+			}
+		}})
+	if err != nil {
+		return nil, fmt.Errorf("subscribe to routes: %w", err)
+	}
+	return s, nil
+}
+
+// close closes the socket and waits for its reader.
+func (s *routeSubscription) close() {
+	close(s.done)
+	drain(s.routes)
+}

@@ -1,0 +1,26 @@
+package servicelb
+
+import (
+	"slices"
+
+	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+)
+
+// warn tells the operator, once each, what of the configuration makes no
+// sense in this cluster.
+func (c *Controller) warn() {
+	cfg, _ := c.Config.Current()
+	facts, ready := c.Facts.Current()
+	if cfg == nil || !ready {
+		return
+	}
+	warnings := clusterfacts.Warnings(cfg, facts)
+	for _, w := range warnings {
+		if !slices.Contains(c.warned, w) {
+			c.Log.Warn("configuration", "warning", w)
+			c.Config.Warn(w)
+		}
+	}
+	c.warned = warnings
+	c.metrics.warnings.Set(float64(len(warnings)))
+}

@@ -1,0 +1,127 @@
+// Package simulation asks what the controller does, or would do: it builds the
+// ledger that a controller would have and throws it away. It needs no
+// controller that runs and changes nothing.
+package simulation
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/released"
+	"github.com/lodestone-lb/lodestone/pkg/servicelb"
+)
+
+// nameOf is "namespace/name".
+func nameOf(svc *corev1.Service) string { return svc.Namespace + "/" + svc.Name }
+
+// Cluster is a cluster as the API describes it at one moment: everything that
+// a controller decides by.
+type Cluster struct {
+	Scope    servicelb.Scope
+	Services []*corev1.Service
+	// Config is the configuration in force; nil: there is none.
+	Config *config.Config
+	Facts  *clusterfacts.Facts
+	// NamespaceLabels are the labels of each namespace.
+	NamespaceLabels map[string]map[string]string
+	// Records tell which addresses rest.
+	Records []released.Record
+	Now     time.Time
+}
+
+// draft is a configuration that can be replaced.
+type draft struct{ config *config.Config }
+
+// Current implements servicelb.ConfigSource.
+func (d *draft) Current() (*config.Config, kube.State) {
+	state := kube.State{Read: true}
+	if d.config == nil {
+		state.Err = kube.ErrNoConfig
+	}
+	return d.config, state
+}
+
+// Current implements servicelb.FactSource.
+func (c *Cluster) Current() (*clusterfacts.Facts, bool) { return c.Facts, true }
+
+// ledger returns the ledger of a controller that has just started and has
+// looked at every Service once, and what it said to each.
+func (c *Cluster) ledger(source servicelb.ConfigSource) (*servicelb.Ledger, map[string]servicelb.Verdict) {
+	l := servicelb.NewLedger(c.Scope, servicelb.Sources{
+		Config: source, Facts: c, Now: func() time.Time { return c.Now },
+		NamespaceLabels: func(namespace string) map[string]string { return c.NamespaceLabels[namespace] },
+	})
+	l.Prime(c.Services, c.Records)
+	return l, c.ensureAll(l)
+}
+
+// ensureAll looks at every Service that is served, older ones first.
+func (c *Cluster) ensureAll(l *servicelb.Ledger) map[string]servicelb.Verdict {
+	served := slices.DeleteFunc(slices.Clone(c.Services), func(svc *corev1.Service) bool { return !c.Scope.Serves(svc) })
+	slices.SortFunc(served, func(a, b *corev1.Service) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(nameOf(a), nameOf(b)))
+	})
+	verdicts := map[string]servicelb.Verdict{}
+	for _, svc := range served {
+		verdicts[nameOf(svc)], _ = l.Ensure(svc)
+	}
+	return verdicts
+}
+
+// Change is what an edit of the configuration does to one Service.
+type Change string
+
+// The changes.
+const (
+	Kept      Change = "kept"      // nothing
+	Stranded  Change = "stranded"  // it keeps an address that no pool gives any more
+	Settled   Change = "settled"   // its stranded address is in a pool again
+	Satisfied Change = "satisfied" // it gets what it was waiting for
+	Refused   Change = "refused"   // what it asks for is refused now
+	Pending   Change = "pending"   // it waits, as before
+)
+
+// Outcome is what an edit does to one Service.
+type Outcome struct {
+	// Service is "namespace/name".
+	Service       string
+	Change        Change
+	Before, After servicelb.Verdict
+}
+
+// Plan returns what the configuration would do to every Service that is
+// served, in the order of their names. It is the code that the controller
+// runs, on a ledger that is thrown away.
+func (c *Cluster) Plan(next *config.Config) []Outcome {
+	source := &draft{c.Config}
+	l, before := c.ledger(source)
+	source.config = next
+	var outcomes []Outcome
+	for name, after := range c.ensureAll(l) {
+		outcomes = append(outcomes, Outcome{name, changeOf(before[name], after), before[name], after})
+	}
+	slices.SortFunc(outcomes, func(a, b Outcome) int { return cmp.Compare(a.Service, b.Service) })
+	return outcomes
+}
+
+func changeOf(before, after servicelb.Verdict) Change {
+	switch {
+	case after.Stranded() && !before.Stranded():
+		return Stranded
+	case after.Refusal != nil && before.Refusal == nil:
+		return Refused
+	case after.Refusal != nil:
+		return Pending
+	case before.Refusal != nil, len(after.Held) > len(before.Held):
+		return Satisfied
+	case before.Stranded() && !after.Stranded():
+		return Settled
+	}
+	return Kept
+}

@@ -1,0 +1,255 @@
+package limit
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/userdata"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+const (
+	tableName = "lodestone"
+	baseName  = "prerouting"
+	// format is in the comment of the base rules. Another one, of another
+	// version of Lodestone, is replaced as a whole.
+	format = "lodestone connection rate limits, format 1"
+	// timeout bounds the conversation with the kernel.
+	timeout = 10 * time.Second
+	// buffer holds a transaction and its acknowledgements, which the kernel
+	// sends before we can read one: 5,000 limits fit, see TestManyLimits.
+	buffer = 32 << 20
+	// perMessage elements of a map fit into a netlink attribute, which holds
+	// 64 KiB.
+	perMessage = 100
+)
+
+// table is inet, so that one chain sees both families.
+var table = &nftables.Table{Name: tableName, Family: nftables.TableFamilyINet}
+
+// ruleset is what varies in the table, in the kernel or as it should be.
+type ruleset struct {
+	// chains are the limits per second by chain, one chain for each VIP of a
+	// Service. Each has a counter of the same name.
+	chains   map[string]uint32
+	counters map[string]bool
+	// elements lead from a VIP and port, see elementKey, to a chain.
+	elements map[string]string
+}
+
+func newRuleset() ruleset {
+	return ruleset{map[string]uint32{}, map[string]bool{}, map[string]string{}}
+}
+
+// desired returns the ruleset for the limits. If two Services have the same
+// port of a VIP, the first one by name gets it: one transaction carries all
+// limits, and must not fail because of them.
+func desired(want map[plan.LimitKey]plan.Limit) ruleset {
+	r := newRuleset()
+	for _, key := range keys(want) {
+		name := chainName(key)
+		r.chains[name], r.counters[name] = want[key].PerSecond, true
+		for _, p := range want[key].Ports {
+			if element := elementKey(key.VIP, p); r.elements[element] == "" {
+				r.elements[element] = name
+			}
+		}
+	}
+	return r
+}
+
+// chainName returns a name that nft(8) can read back: a saved ruleset must
+// load.
+func chainName(key plan.LimitKey) string {
+	return "service/" + key.Service + "/" + strings.ReplaceAll(key.VIP.String(), ":", "-")
+}
+
+// elementKey returns address, protocol and port as the maps have them, each
+// padded to the registers' four bytes.
+func elementKey(vip netip.Addr, p plan.Port) string {
+	key := append(vip.AsSlice(), p.Protocol, 0, 0, 0)
+	key = binary.BigEndian.AppendUint16(key, p.Number)
+	return string(append(key, 0, 0))
+}
+
+func (r ruleset) equal(other ruleset) bool {
+	return maps.Equal(r.chains, other.chains) && maps.Equal(r.counters, other.counters) && maps.Equal(r.elements, other.elements)
+}
+
+// apply makes the kernel's table what want demands, by one transaction, and
+// reports whether there was anything to do.
+func apply(want map[plan.LimitKey]plan.Limit) (changed bool, err error) {
+	conn, err := dial()
+	if err != nil {
+		return false, err
+	}
+	defer conn.CloseLasting() //nolint:errcheck // nothing is lost with it
+	there, err := exists(conn)
+	if err != nil {
+		return false, err
+	}
+	if len(want) == 0 {
+		if there {
+			conn.DelTable(table)
+		}
+		return there, flush(conn)
+	}
+	have, sound, err := read(conn, there)
+	if err != nil {
+		return false, err
+	}
+	wanted := desired(want)
+	if sound && have.equal(wanted) {
+		return false, nil
+	}
+	if !sound {
+		if err := writeBase(conn); err != nil {
+			return false, err
+		}
+		have = newRuleset()
+	}
+	if err := write(conn, have, wanted); err != nil {
+		return false, err
+	}
+	return true, flush(conn)
+}
+
+func dial() (*nftables.Conn, error) {
+	conn, err := nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *netlink.Conn) error {
+		return errors.Join(c.SetReadBuffer(buffer), c.SetWriteBuffer(buffer), c.SetDeadline(time.Now().Add(timeout)))
+	}))
+	if err != nil {
+		return nil, fmt.Errorf("open a netlink socket to nftables: %w", err)
+	}
+	return conn, nil
+}
+
+func flush(conn *nftables.Conn) error {
+	if err := conn.Flush(); err != nil {
+		return fmt.Errorf("change the nftables table inet %s: %w", tableName, err)
+	}
+	return nil
+}
+
+func exists(conn *nftables.Conn) (bool, error) {
+	_, err := conn.ListTableOfFamily(tableName, table.Family)
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("look for the nftables table inet %s: %w", tableName, err)
+	}
+	return true, nil
+}
+
+// read returns what the kernel's table holds. It is sound if hook and maps
+// are there as we make them.
+//
+// The kernel may skip objects when somebody else commits while it lists them.
+// So whatever is written must be right for objects that are there already.
+func read(conn *nftables.Conn, there bool) (have ruleset, sound bool, err error) {
+	if !there {
+		return have, false, nil
+	}
+	have = newRuleset()
+	rules, err := comments(conn, base)
+	if err != nil || !slices.Equal(rules, []string{format, format}) {
+		return have, false, err
+	}
+	for _, f := range families { // the rules keep the maps from being deleted
+		elements, err := conn.GetSetElements(f.vips)
+		if err != nil {
+			return have, false, fmt.Errorf("list the elements of nftables map %s: %w", f.vips.Name, err)
+		}
+		for _, e := range elements {
+			have.elements[string(e.Key)] = chainOf(e.Val)
+		}
+	}
+	chains, err := conn.ListChainsOfTableFamily(table.Family)
+	if err != nil {
+		return have, false, fmt.Errorf("list nftables chains: %w", err)
+	}
+	for _, c := range chains {
+		if c.Table.Name != tableName || c.Name == baseName {
+			continue
+		}
+		if have.chains[c.Name], err = readLimit(conn, c); err != nil {
+			return have, false, err
+		}
+	}
+	counters, err := readCounters(conn)
+	for name := range counters {
+		have.counters[name] = true
+	}
+	return have, true, err
+}
+
+// readLimit returns the chain's limit; 0 is one that is not as we write it.
+func readLimit(conn *nftables.Conn, c *nftables.Chain) (uint32, error) {
+	rules, err := comments(conn, c)
+	if err != nil || len(rules) != 1 {
+		return 0, err
+	}
+	n, err := strconv.ParseUint(strings.TrimSuffix(rules[0], perSecond), 10, 32)
+	if err != nil {
+		return 0, nil //nolint:nilerr // not a comment of ours
+	}
+	return uint32(n), nil
+}
+
+// comments returns the comments of a chain's rules: they say what we wrote.
+func comments(conn *nftables.Conn, c *nftables.Chain) ([]string, error) {
+	rules, err := conn.GetRules(table, c)
+	if err != nil {
+		return nil, fmt.Errorf("list the rules of nftables chain %s: %w", c.Name, err)
+	}
+	var comments []string
+	for _, r := range rules {
+		comment, _ := userdata.GetString(r.UserData, userdata.TypeComment)
+		comments = append(comments, comment)
+	}
+	return comments, nil
+}
+
+// readCounters returns how many packets each chain has dropped.
+func readCounters(conn *nftables.Conn) (map[string]uint64, error) {
+	objects, err := conn.GetNamedObjects(table)
+	if err != nil {
+		return nil, fmt.Errorf("list nftables counters: %w", err)
+	}
+	counters := map[string]uint64{}
+	for _, o := range objects {
+		if named, ok := o.(*nftables.NamedObj); ok {
+			if c, ok := named.Obj.(*expr.Counter); ok {
+				counters[named.Name] = c.Packets
+			}
+		}
+	}
+	return counters, nil
+}
+
+// chainOf returns the chain in an encoded verdict.
+func chainOf(verdict []byte) string {
+	attributes, err := netlink.UnmarshalAttributes(verdict)
+	if err != nil {
+		return "" // no chain of ours
+	}
+	for _, a := range attributes {
+		if a.Type == unix.NFTA_VERDICT_CHAIN {
+			return strings.TrimRight(string(a.Data), "\x00")
+		}
+	}
+	return ""
+}

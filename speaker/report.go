@@ -1,0 +1,95 @@
+package speaker
+
+import (
+	"context"
+	"net/netip"
+	"time"
+
+	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+	"github.com/lodestone-lb/lodestone/pkg/netstate"
+	"github.com/lodestone-lb/lodestone/speaker/layer2"
+)
+
+// reportDelay is how long changes are gathered before the Lease is written: a
+// link that flaps costs the API server little.
+const reportDelay = 5 * time.Second
+
+// Interfaces tells the node's interfaces; netstate.Watcher is one.
+type Interfaces interface {
+	Ready() <-chan struct{}
+	Interfaces() []netstate.Interface
+	Changed() <-chan struct{}
+}
+
+// Gateways tells the node's default gateways; netstate.GatewayWatcher is one.
+type Gateways interface {
+	Ready() <-chan struct{}
+	Gateways() (addrs []netip.Addr, known bool)
+	Changed() <-chan struct{}
+}
+
+// ReportOptions are what a Reporter needs.
+type ReportOptions struct {
+	Interfaces Interfaces
+	Gateways   Gateways
+	Config     Config
+	// Report is told what the speaker's Lease is to say; it is
+	// membership.Task's.
+	Report func(annotations map[string]string)
+}
+
+// Reporter is the task that tells the controller what the node's network looks
+// like: which segments it is on, and which addresses are its gateways'.
+type Reporter struct{ ReportOptions }
+
+// NewReporter returns a Reporter that starts with Run.
+func NewReporter(o ReportOptions) *Reporter { return &Reporter{o} }
+
+// String names the task.
+func (r *Reporter) String() string { return "report" }
+
+// Run reports once the kernel has told, and then what changes, until ctx ends.
+func (r *Reporter) Run(ctx context.Context) error {
+	for _, ready := range []<-chan struct{}{r.Interfaces.Ready(), r.Gateways.Ready()} {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ready:
+		}
+	}
+	for {
+		// First the channels, then the state: no change is missed.
+		interfaces, gateways, config := r.Interfaces.Changed(), r.Gateways.Changed(), r.Config.Changed()
+		r.Report(r.network().Annotations())
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-interfaces:
+		case <-gateways:
+		case <-config:
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(reportDelay):
+		}
+	}
+}
+
+// network returns what the kernel tells. Segments are those that VIPs are
+// announced on by default or as some advertisement says.
+func (r *Reporter) network() clusterfacts.Network {
+	patterns := [][]string{nil}
+	if config, _ := r.Config.Current(); config != nil {
+		for _, a := range config.Advertisements {
+			if a.Layer2 != nil {
+				patterns = append(patterns, a.Layer2.Interfaces)
+			}
+		}
+	}
+	n := clusterfacts.Network{Segments: layer2.Segments(r.Interfaces.Interfaces(), patterns...)}
+	if gateways, known := r.Gateways.Gateways(); known {
+		n.Gateways = gateways
+	}
+	return n
+}

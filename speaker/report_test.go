@@ -1,0 +1,105 @@
+package speaker
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/netstate"
+)
+
+// fakeNetwork stands for what the kernel tells, of interfaces or of gateways.
+type fakeNetwork struct {
+	changes
+	ready      chan struct{}
+	interfaces []netstate.Interface
+	gateways   []netip.Addr
+}
+
+func (f *fakeNetwork) Ready() <-chan struct{} { return f.ready }
+
+func (f *fakeNetwork) Interfaces() []netstate.Interface {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.interfaces
+}
+
+func (f *fakeNetwork) Gateways() ([]netip.Addr, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.gateways, f.gateways != nil
+}
+
+// ethernet returns an interface that can announce.
+func ethernet(index int, name string, addrs ...string) netstate.Interface {
+	i := netstate.Interface{Index: index, Name: name, Kind: "device", HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, byte(index)}, Up: true, Ethernet: true}
+	for _, a := range addrs {
+		i.Addrs = append(i.Addrs, netip.MustParsePrefix(a))
+	}
+	return i
+}
+
+func TestReporterTellsTheNetwork(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		interfaces, gateways, cfg := &fakeNetwork{ready: make(chan struct{})}, &fakeNetwork{ready: make(chan struct{})}, &fakeConfig{}
+		interfaces.interfaces = []netstate.Interface{
+			{Index: 1, Name: "lo", Loopback: true, Up: true, Addrs: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/8")}},
+			ethernet(2, "eth0", "198.18.0.11/24", "198.18.0.99/32", "2001:db8::11/64", "fe80::1/64"),
+			ethernet(3, "docker0", "172.17.0.1/16"),
+		}
+		var told []map[string]string
+		report := func(a map[string]string) { told = append(told, a) }
+		r := NewReporter(ReportOptions{Interfaces: interfaces, Gateways: gateways, Config: cfg, Report: report})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- r.Run(ctx) }()
+		last := func() map[string]string {
+			t.Helper()
+			time.Sleep(2 * reportDelay)
+			synctest.Wait()
+			require.NotEmpty(t, told)
+			return told[len(told)-1]
+		}
+
+		close(interfaces.ready)
+		synctest.Wait()
+		assert.Empty(t, told, "the gateways are still being asked for")
+		close(gateways.ready)
+		assert.Equal(t, map[string]string{annotation.Segments: "198.18.0.0/24,2001:db8::/64"}, last(), "the kernel did not tell the gateways: what is there stays")
+
+		gateways.change(func() {
+			gateways.gateways = []netip.Addr{netip.MustParseAddr("198.18.0.1"), netip.MustParseAddr("fe80::2")}
+		})
+		assert.Equal(t, map[string]string{annotation.Segments: "198.18.0.0/24,2001:db8::/64", annotation.Gateways: "198.18.0.1"}, last())
+
+		cfg.change(func() {
+			cfg.config = &config.Config{Advertisements: []config.Advertisement{{Name: "routed"}, {Name: "l2", Layer2: &config.Layer2{Interfaces: []string{"docker*"}}}}}
+		})
+		assert.Equal(t, "172.17.0.0/16,198.18.0.0/24,2001:db8::/64", last()[annotation.Segments], "an advertisement names the interface")
+
+		reports := len(told)
+		for range 50 { // eth0 flaps for five seconds
+			interfaces.change(func() { interfaces.interfaces = []netstate.Interface{ethernet(2, "eth0")} })
+			time.Sleep(reportDelay / 100)
+			interfaces.change(func() { interfaces.interfaces = []netstate.Interface{ethernet(2, "eth0", "198.18.0.11/24")} })
+			time.Sleep(reportDelay / 100)
+		}
+		assert.Equal(t, "198.18.0.0/24", last()[annotation.Segments])
+		assert.LessOrEqual(t, len(told)-reports, 2)
+
+		interfaces.change(func() { interfaces.interfaces = nil })
+		gateways.change(func() { gateways.gateways = []netip.Addr{} })
+		assert.Equal(t, map[string]string{annotation.Segments: "", annotation.Gateways: ""}, last(), "none is something to tell")
+		cancel()
+		require.NoError(t, <-done)
+	})
+}
