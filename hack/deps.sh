@@ -8,7 +8,7 @@ packages=(
   gcc libc6-dev                      # the race detector
   containerd containernetworking-plugins iptables iproute2 nftables runc
   dnsmasq-base kea-dhcp4-server # DHCP servers to lease from
-  arping curl iputils-ping procps tcpdump # tests look at the wire with them
+  arping curl iputils-ping ndisc6 procps tcpdump # tests look at the wire with them
   shellcheck util-linux
 )
 

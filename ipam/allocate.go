@@ -9,6 +9,7 @@ import (
 // plan is how a request will be met.
 type plan struct {
 	req    Request
+	self   identity
 	me     party
 	holder *holder // nil for somebody who holds nothing
 	now    time.Time
@@ -50,6 +51,9 @@ type familySet uint8
 // request names none itself and no other pools. One that holds another address
 // keeps it, however, until it renumbers.
 //
+// It costs O(log n) for n addresses, a look at the pools that come before the
+// one that gives, and a look at everybody on an address that is shared.
+//
 // On refusal, always a *Refusal, the owner keeps exactly what it held before,
 // but for addresses on which it clashes with others by its new terms.
 func (a *Allocator) Allocate(req Request, now time.Time) ([]Held, error) {
@@ -69,7 +73,7 @@ func (a *Allocator) read(req Request, now time.Time) (*plan, *Refusal) {
 	a.tick(now)
 	p := &a.plan
 	*p = plan{
-		req: req, me: a.partyOf(req.Owner, req.Sharing), now: now,
+		req: req, self: a.identify(req.Owner), me: party{&p.self, req.Sharing.terms()}, now: now,
 		wishes: [...][]netip.Addr{p.wishes[0][:0], p.wishes[1][:0]}, picks: p.picks[:0],
 	}
 	if req.Owner.UID == "" {
@@ -173,7 +177,7 @@ func (a *Allocator) kept(p *plan, f Family) *lease {
 		if familyOf(l.addr) != f || !l.tenant(p.holder).fits(l.space, p.req.Pools) {
 			continue
 		}
-		if _, c := l.clash(&p.me); !c.is() && (!p.req.Renumber || a.renews(p, l)) {
+		if _, c := l.clash(p.me); !c.is() && (!p.req.Renumber || a.renews(p, l)) {
 			return l
 		}
 	}
@@ -202,11 +206,17 @@ func (a *Allocator) wishReserved(p *plan, i int, keeps bool) {
 		return
 	}
 	for _, addr := range reserved {
-		if familyOf(addr) == p.req.Families[i] &&
-			(len(p.req.Pools) == 0 || slices.Contains(p.req.Pools, a.spaceOf(addr).name())) {
+		if familyOf(addr) == p.req.Families[i] && a.asksFor(p, addr) {
 			p.wishes[i] = append(p.wishes[i], addr)
 		}
 	}
+}
+
+// asksFor reports whether the pools that the request names, if any, contain the
+// address.
+func (a *Allocator) asksFor(p *plan, addr netip.Addr) bool {
+	at := a.find(addr)
+	return len(p.req.Pools) == 0 || at != nil && slices.Contains(p.req.Pools, at.pool.Name)
 }
 
 func (p *plan) holds(l *lease) bool { return l != nil && p.holder != nil && l.tenant(p.holder) != nil }
@@ -228,13 +238,10 @@ func (a *Allocator) claim(p *plan, addr netip.Addr) (pick, *Refusal) {
 	if r != nil {
 		return pick{}, r
 	}
-	if l == nil {
-		l = &lease{} // nobody is there yet
-	}
 	if a.reservedFor[addr] != p.me.owner.Name && a.fills(p, at.space, l) {
 		return pick{}, a.refuseQuota(p, at.space)
 	}
-	return pick{lease: a.leases[addr], kept: mine, space: at.space, addr: addr}, nil
+	return pick{lease: l, kept: mine, space: at.space, addr: addr}, nil
 }
 
 // locate returns the part of a pool that hands the address out.
@@ -280,10 +287,10 @@ func (a *Allocator) entitled(p *plan, at *segment, addr netip.Addr) *Refusal {
 
 // vacant returns nil if nobody on the address is in the way.
 func (a *Allocator) vacant(p *plan, l *lease) *Refusal {
-	if other, c := l.clash(&p.me); c.is() {
-		return refuseClash(&p.me, other, c, l)
+	if other, c := l.clash(p.me); c.is() {
+		return refuseClash(p.me, other, c, l)
 	}
-	if l.resting && (l.name == "" || l.name != p.me.owner.Name) {
+	if l.resting && !l.waitsFor(p.me) {
 		return a.refuseResting(l)
 	}
 	return nil
@@ -308,19 +315,20 @@ func (a *Allocator) rejoined(p *plan, f Family) (*lease, *Refusal) {
 func (a *Allocator) comeback(p *plan, f Family) *lease {
 	var best *lease
 	for l := a.namesakes[p.me.hash]; l != nil; l = l.namesake.next {
-		if l.name != p.me.owner.Name || l.name == "" || familyOf(l.addr) != f || a.open(p, l.space.pool, f) != "" || a.reservedForOther(p, l.addr) || a.fills(p, l.space, l) {
-			continue
+		switch {
+		case !l.waitsFor(p.me) || familyOf(l.addr) != f || a.open(p, l.space.pool, f) != "":
+		case a.reservedForOther(p, l.addr) || a.fills(p, l.space, l):
+		case best == nil || best.space != l.space || best.since == l.since:
+			best = a.first(p, best, l)
+		case best.since < l.since:
+			best = l
 		}
-		if best != nil && best.space == l.space && best.since != l.since {
-			if l.since > best.since {
-				best = l
-			}
-			continue
-		}
-		best = a.first(p, best, l)
 	}
 	return best
 }
+
+// waitsFor reports whether a lease rests for the party.
+func (l *lease) waitsFor(p party) bool { return l.resting && l.name != "" && l.name == p.owner.Name }
 
 // draw finds pools for the families that are not settled.
 func (a *Allocator) draw(p *plan) *Refusal {
@@ -413,7 +421,7 @@ func (a *Allocator) gives(p *plan, q *pool, set familySet) bool {
 func (a *Allocator) apply(p *plan) []Held {
 	h := p.holder
 	if h == nil {
-		h = a.newHolder(&p.me)
+		h = a.newHolder(p.self)
 	}
 	before := len(h.leases)
 	for i := range p.req.Families {
@@ -460,7 +468,7 @@ func (a *Allocator) abide(p *plan) {
 	}
 	stays := h.leases[:0]
 	for _, l := range h.leases {
-		if _, c := l.clash(&p.me); c.is() {
+		if _, c := l.clash(p.me); c.is() {
 			a.leave(l, h)
 			continue
 		}

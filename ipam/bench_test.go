@@ -65,12 +65,16 @@ func mix(b *testing.B, sharing bool) {
 	const services = 1 << 15
 	a := filled(b, "198.18.0.0/16", services)
 	a.Configure(ipam.Setup{Pools: []config.Pool{pool("lan", "198.18.0.0/16")}, Quarantine: time.Second})
-	// The first half of the owners exists, the second waits in a ring.
-	owners, terms := make([]ipam.Owner, 2*services), make([]*ipam.Sharing, 2*services)
-	for i := range owners {
-		owners[i] = ownerNumber(i)
+	type service struct {
+		owner ipam.Owner
+		terms *ipam.Sharing
+	}
+	// The first half exists, the second waits in a ring.
+	all := make([]service, 2*services)
+	for i := range all {
+		all[i].owner = ownerNumber(i)
 		if sharing {
-			terms[i] = &ipam.Sharing{Key: strconv.Itoa(i / 2), Ports: []ipam.Port{{Protocol: "TCP", Number: uint16(i)}}}
+			all[i].terms = &ipam.Sharing{Key: strconv.Itoa(i / 2), Ports: []ipam.Port{{Protocol: "TCP", Number: uint16(i)}}}
 		}
 	}
 	req := ipam.Request{Subject: config.Subject{Namespace: "default"}, Families: []ipam.Family{ipam.IPv4}, RequireAll: true}
@@ -80,11 +84,10 @@ func mix(b *testing.B, sharing bool) {
 	for i := 0; b.Loop(); i++ {
 		now = now.Add(100 * time.Microsecond)
 		if i%2 == 0 {
-			gone, next := random.IntN(services), services+i/2%services
-			a.Release(owners[gone].UID, now)
-			owners[gone], owners[next] = owners[next], owners[gone]
-			terms[gone], terms[next] = terms[next], terms[gone]
-			req.Owner, req.Sharing = owners[gone], terms[gone]
+			gone, next := &all[random.IntN(services)], &all[services+i/2%services]
+			a.Release(gone.owner.UID, now)
+			*gone, *next = *next, *gone
+			req.Owner, req.Sharing = gone.owner, gone.terms
 		} else if _, err := a.Allocate(req, now); err != nil {
 			b.Fatal(err)
 		}

@@ -211,7 +211,7 @@ func (a *Allocator) used(p *plan, s *space) int {
 		}
 	}
 	for _, k := range p.picks {
-		if k.space == s && !k.kept && (k.lease == nil || !k.lease.inhabited(p.me.namespace, nil)) {
+		if k.space == s && (k.lease == nil || !k.lease.inhabited(p.me.namespace, nil)) {
 			used++
 		}
 	}

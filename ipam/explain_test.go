@@ -99,6 +99,9 @@ func TestSameRefusal(t *testing.T) {
 	s.frees("default/b")
 	assert.False(t, full.Same(refusal()), "two rest now")
 	assert.False(t, full.Same(nil))
+	elsewhere := *full
+	elsewhere.Pool = "dmz"
+	assert.False(t, full.Same(&elsewhere))
 	assert.True(t, (*ipam.Refusal)(nil).Same(nil))
 	assert.True(t, (&ipam.Refusal{Reason: "Other", Message: "a"}).Same(&ipam.Refusal{Reason: "Other", Message: "a"}))
 	assert.False(t, (&ipam.Refusal{Reason: "Other", Message: "a"}).Same(&ipam.Refusal{Reason: "Other", Message: "b"}))

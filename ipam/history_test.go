@@ -78,8 +78,8 @@ type draft struct {
 
 func randomDraft(random *rand.Rand) *draft {
 	d := &draft{owner: make([]int, len(world)), withheld: make([]bool, len(world)), quarantine: 3 * time.Second}
-	for _, name := range []string{"p", "q", "r", "s"}[:random.IntN(5)] {
-		d.pools = append(d.pools, config.Pool{Name: name, AutoAssign: random.IntN(4) > 0})
+	for _, name := range []string{"p", "q", "r", "s"}[:[]int{0, 1, 2, 3, 3, 4, 4}[random.IntN(7)]] {
+		d.pools = append(d.pools, config.Pool{Name: name, AutoAssign: random.IntN(6) > 0})
 	}
 	random.Shuffle(len(d.pools), func(i, j int) { d.pools[i], d.pools[j] = d.pools[j], d.pools[i] })
 	to := -1
@@ -89,7 +89,7 @@ func randomDraft(random *rand.Rand) *draft {
 		}
 		d.owner[i], d.withheld[i] = to, random.IntN(8) == 0
 	}
-	for range random.IntN(8) {
+	for range random.IntN(5) {
 		d.edit(random)
 	}
 	return d
@@ -119,7 +119,7 @@ func (d *draft) edit(random *rand.Rand) {
 		d.owner[random.IntN(len(world))] = random.IntN(len(d.pools)+1) - 1
 	case p == nil:
 	case n == 8:
-		p.Namespaces = [][]string{nil, nil, {"a"}, {"b", "c"}}[random.IntN(4)]
+		p.Namespaces = [][]string{nil, nil, nil, {"a"}, {"b", "c"}}[random.IntN(5)]
 	case n == 9:
 		p.ServiceSelector = []config.Selector{nil, {{Key: "l", Operator: config.Exists}}}[random.IntN(2)]
 	case n == 10:
@@ -131,7 +131,7 @@ func (d *draft) edit(random *rand.Rand) {
 	case n == 13:
 		p.KeepFor = []time.Duration{0, 5 * time.Second, time.Minute}[random.IntN(3)]
 	case n == 14:
-		p.Draining = !p.Draining
+		p.Draining = !p.Draining && random.IntN(2) == 0
 	default:
 		p.Priority, p.Name = random.IntN(3)-1, d.newName(p.Name, random)
 	}
@@ -216,16 +216,20 @@ func randomLayouts(random *rand.Rand) (layouts []*layout) {
 }
 
 func randomSharing(random *rand.Rand) *ipam.Sharing {
-	if random.IntN(5) < 2 {
+	if random.IntN(10) < 3 {
 		return nil
 	}
-	s := &ipam.Sharing{Key: []string{"k", "k", "m", ""}[random.IntN(4)], Backends: []string{"", "", "", "web"}[random.IntN(4)]}
-	for range random.IntN(3) {
-		s.Ports = append(s.Ports, ipam.Port{Protocol: []string{"TCP", "UDP"}[random.IntN(2)], Number: uint16(random.IntN(4))})
+	s := &ipam.Sharing{Key: "k"}
+	if random.IntN(5) == 0 {
+		s.Key = []string{"m", ""}[random.IntN(2)]
+	}
+	if random.IntN(12) == 0 {
+		s.Backends = "web"
 	}
 	for range random.IntN(3) {
-		s.Namespaces = append(s.Namespaces, []string{"a", "b", "c"}[random.IntN(3)])
+		s.Ports = append(s.Ports, ipam.Port{Protocol: []string{"TCP", "UDP"}[random.IntN(2)], Number: uint16(random.IntN(8))})
 	}
+	s.Namespaces = [][]string{nil, {"a"}, {"c", "b"}, {"a", "b", "c"}, {"c", "b", "a", "b"}}[random.IntN(5)]
 	return s
 }
 
@@ -242,11 +246,14 @@ func randomRequest(random *rand.Rand) ipam.Request {
 	if random.IntN(2) == 0 {
 		req.Subject.Labels = map[string]string{"l": ""}
 	}
-	for range max(0, random.IntN(4)-1) {
-		req.Pools = append(req.Pools, []string{"p", "q", "r", "s", "t"}[random.IntN(5)])
+	for range max(0, random.IntN(6)-3) {
+		req.Pools = append(req.Pools, []string{"p", "q", "r", "s"}[random.IntN(4)])
 	}
-	for range max(0, random.IntN(6)-2) {
-		req.Addresses = append(req.Addresses, world[random.IntN(len(world))])
+	for range max(0, random.IntN(6)-3) {
+		a := world[random.IntN(len(world))]
+		if slices.Contains(req.Families, family(a)) || random.IntN(10) == 0 {
+			req.Addresses = append(req.Addresses, a)
+		}
 	}
 	return req
 }

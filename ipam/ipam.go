@@ -36,7 +36,6 @@ package ipam
 import (
 	"hash/maphash"
 	"net/netip"
-	"slices"
 	"strings"
 	"time"
 
@@ -165,7 +164,7 @@ type Allocator struct {
 	holders map[string]*holder
 	// groups and namesakes find the leases that a request without addresses
 	// may go to: those held under its key, and those resting under its name,
-	// by the hash of the name.
+	// by the name's hash. The seed is random, but no answer depends on it.
 	groups    map[group][]*lease
 	namesakes map[uint64]*lease
 	seed      maphash.Seed
@@ -210,24 +209,24 @@ func (a *Allocator) Restore(owner Owner, addr netip.Addr, sharing *Sharing, sinc
 	if h != nil && h.owner != owner {
 		return h.owner, false
 	}
-	me := a.partyOf(owner, sharing)
+	id, terms := a.identify(owner), sharing.terms()
 	l := a.leases[addr]
 	if l != nil {
-		if other, c := l.clash(&me); c.is() {
+		if other, c := l.clash(party{&id, terms}); c.is() {
 			return other.owner, false
 		}
 	}
 	if h == nil {
-		h = a.newHolder(&me)
+		h = a.newHolder(id)
 	}
 	if l != nil && l.tenant(h) != nil {
-		a.setTerms(l, h, me.terms)
+		a.setTerms(l, h, terms)
 		return owner, true
 	}
 	if l == nil {
 		l = a.newLease(addr, a.spaceOf(addr))
 	}
-	a.enter(l, tenant{holder: h, terms: me.terms, asked: l.space.name(), since: since})
+	a.enter(l, tenant{holder: h, terms: terms, asked: l.space.name(), since: since})
 	h.leases = append(h.leases, l)
 	return owner, true
 }
@@ -293,12 +292,4 @@ func canonical(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
 func namespaceOf(name string) string {
 	namespace, _, _ := strings.Cut(name, "/")
 	return namespace
-}
-
-// without returns the list without one element, in the same memory.
-func without[T comparable](list []T, gone T) []T {
-	if i := slices.Index(list, gone); i >= 0 {
-		return slices.Delete(list, i, i+1)
-	}
-	return list
 }

@@ -1,18 +1,24 @@
 package ipam
 
 import (
+	"hash/maphash"
 	"net/netip"
 	"slices"
 	"time"
 )
 
-// holder is an owner that holds at least one address.
-type holder struct {
+// identity is an owner and what is derived from its name.
+type identity struct {
 	owner     Owner
 	namespace string
-	hash      uint64 // of the owner's name
-	leases    []*lease
-	room      [2]*lease
+	hash      uint64
+}
+
+// holder is an owner that holds at least one address.
+type holder struct {
+	identity
+	leases []*lease
+	room   [2]*lease
 }
 
 // lease is an address that is not free: it has tenants or it rests.
@@ -73,11 +79,14 @@ func push[T any](list *[]*T, t *T) {
 	}
 }
 
-func (a *Allocator) newHolder(p *party) *holder {
+func (a *Allocator) identify(o Owner) identity {
+	return identity{o, namespaceOf(o.Name), maphash.String(a.seed, o.Name)}
+}
+
+func (a *Allocator) newHolder(id identity) *holder {
 	h := pop(&a.spare.holders)
-	h.owner, h.namespace, h.hash = p.owner, p.namespace, p.hash
-	h.leases = h.room[:0]
-	a.holders[p.owner.UID] = h
+	h.identity, h.leases = id, h.room[:0]
+	a.holders[id.owner.UID] = h
 	return h
 }
 

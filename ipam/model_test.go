@@ -338,12 +338,18 @@ func (m *model) reserved(req ipam.Request, f ipam.Family) (reserved []*place) {
 	for _, r := range m.layout.Reservations {
 		for _, a := range r.Addresses {
 			p := m.at(a)
-			if r.Service == req.Owner.Name && p.family == f && (len(req.Pools) == 0 || slices.Contains(req.Pools, m.poolName(p))) {
+			if r.Service == req.Owner.Name && p.family == f && (len(req.Pools) == 0 || m.asksFor(req, p)) {
 				reserved = append(reserved, p)
 			}
 		}
 	}
 	return reserved
+}
+
+// asksFor: a pool that the request names contains the address.
+func (m *model) asksFor(req ipam.Request, p *place) bool {
+	i := m.layout.at[p.n].pool
+	return i >= 0 && slices.Contains(req.Pools, m.layout.Pools[i].Name)
 }
 
 func (m *model) holdsReserved(req ipam.Request, f ipam.Family) bool {

@@ -75,6 +75,7 @@ func TestReservedAddressThatCannotBeHad(t *testing.T) {
 	s.forbids(forbidden("198.18.0.1/32", "the address of node n1"))
 	assert.Zero(t, s.Stats(s.now)[0].Reserved)
 	s.refused("default/web", ipam.AddressForbidden, "198.18.0.1 is never handed out: it is the address of node n1")
+	s.refused("default/web", ipam.AddressForbidden, "198.18.0.1 is never handed out: it is the address of node n1", from("lan"))
 	s.forbids()
 	s.edit(draining(lan))
 	s.refused("default/web", ipam.PoolDraining, `198.18.0.1 is in pool "lan", which is draining: it gives no new addresses`)

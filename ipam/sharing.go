@@ -3,7 +3,6 @@ package ipam
 import (
 	"cmp"
 	"fmt"
-	"hash/maphash"
 	"slices"
 	"strings"
 )
@@ -74,29 +73,23 @@ func (s *Sharing) commonPort(t *Sharing) (Port, bool) {
 
 // party is who wants an address or holds it, and on which terms.
 type party struct {
-	owner     Owner
-	namespace string
-	hash      uint64 // of the owner's name
-	terms     *Sharing
+	*identity
+	terms *Sharing
 }
 
-func (a *Allocator) partyOf(o Owner, s *Sharing) party {
-	return party{o, namespaceOf(o.Name), maphash.String(a.seed, o.Name), s.terms()}
-}
-
-func (t *tenant) party() party { return party{t.owner, t.namespace, t.hash, t.terms} }
+func (t *tenant) party() party { return party{&t.identity, t.terms} }
 
 // sameService reports whether both are one Service to people.
-func (p *party) sameService(q *party) bool {
+func (p party) sameService(q party) bool {
 	return p.owner.UID == q.owner.UID || p.owner.Name != "" && p.owner.Name == q.owner.Name
 }
 
-func (p *party) sameKey(q *party) bool {
+func (p party) sameKey(q party) bool {
 	return p.terms != nil && q.terms != nil && p.terms.Key == q.terms.Key
 }
 
 // meets reports whether the namespaces of both let them share.
-func (p *party) meets(q *party) bool {
+func (p party) meets(q party) bool {
 	return p.namespace == q.namespace ||
 		slices.Contains(p.terms.Namespaces, q.namespace) && slices.Contains(q.terms.Namespaces, p.namespace)
 }
@@ -119,7 +112,7 @@ const (
 
 func (c clash) is() bool { return c.over != noClash }
 
-func (p *party) clash(q *party) clash {
+func (p party) clash(q party) clash {
 	switch {
 	case p.sameService(q):
 		return clash{}
@@ -137,10 +130,9 @@ func (p *party) clash(q *party) clash {
 }
 
 // clash returns the first tenant with whom somebody clashes.
-func (l *lease) clash(p *party) (*tenant, clash) {
+func (l *lease) clash(p party) (*tenant, clash) {
 	for i := range l.tenants {
-		other := l.tenants[i].party()
-		if c := p.clash(&other); c.is() {
+		if c := p.clash(l.tenants[i].party()); c.is() {
 			return &l.tenants[i], c
 		}
 	}
@@ -172,7 +164,8 @@ func (a *Allocator) delist(l *lease, terms *Sharing, namespace string) {
 			return
 		}
 	}
-	if left := without(a.groups[g], l); len(left) > 0 {
+	left := slices.DeleteFunc(a.groups[g], func(m *lease) bool { return m == l })
+	if len(left) > 0 {
 		a.groups[g] = left
 	} else {
 		delete(a.groups, g)
@@ -212,10 +205,8 @@ func (a *Allocator) join(p *plan, f Family) (*lease, *Refusal) {
 		consider(l)
 	}
 	for _, n := range p.me.terms.Namespaces {
-		if n != p.me.namespace {
-			for _, l := range a.groups[group{p.me.terms.Key, n}] {
-				consider(l)
-			}
+		for _, l := range a.groups[group{p.me.terms.Key, n}] {
+			consider(l)
 		}
 	}
 	if joined == nil && missed != nil {
@@ -226,9 +217,9 @@ func (a *Allocator) join(p *plan, f Family) (*lease, *Refusal) {
 
 // knows reports whether somebody else who would share with the party's
 // namespace holds the lease under its key.
-func (p *party) knows(l *lease) bool {
+func (p party) knows(l *lease) bool {
 	for i := range l.tenants {
-		if t := l.tenants[i].party(); !p.sameService(&t) && p.sameKey(&t) && p.meets(&t) {
+		if t := l.tenants[i].party(); !p.sameService(t) && p.sameKey(t) && p.meets(t) {
 			return true
 		}
 	}
@@ -237,7 +228,7 @@ func (p *party) knows(l *lease) bool {
 
 // sharable reports whether the request may come to a lease that is held.
 func (a *Allocator) sharable(p *plan, l *lease) bool {
-	_, c := l.clash(&p.me)
+	_, c := l.clash(p.me)
 	return !c.is() && !a.reservedForOther(p, l.addr)
 }
 
@@ -246,8 +237,8 @@ func (a *Allocator) refuseShare(p *plan, l *lease) *Refusal {
 	if a.reservedForOther(p, l.addr) {
 		return a.refuseReserved(l.addr)
 	}
-	other, c := l.clash(&p.me)
-	return refuseClash(&p.me, other, c, l)
+	other, c := l.clash(p.me)
+	return refuseClash(p.me, other, c, l)
 }
 
 // first returns the lease, or the other, which may be nil, that comes first:
@@ -262,7 +253,7 @@ func (a *Allocator) first(p *plan, l, m *lease) *lease {
 }
 
 // refuseClash says why the party cannot come to an address that is held.
-func refuseClash(p *party, other *tenant, c clash, l *lease) *Refusal {
+func refuseClash(p party, other *tenant, c clash, l *lease) *Refusal {
 	pool, name := l.space.name(), other.owner.Name
 	switch c.over {
 	case overNamespaces:
@@ -281,7 +272,7 @@ func backendsOf(s *Sharing) string {
 	if s.Backends == "" {
 		return "externalTrafficPolicy Cluster"
 	}
-	return fmt.Sprintf("externalTrafficPolicy Local with selector %q", s.Backends)
+	return fmt.Sprintf("externalTrafficPolicy Local with selector %.80q", s.Backends)
 }
 
 // holdersText names who holds an address, and since when.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"sync"
 
@@ -40,10 +41,7 @@ type cluster struct {
 	dirty      map[string]bool // keys of Services
 	dirtyNodes bool
 
-	// Owned by the loop.
-	list  []plan.Service
-	place map[string]int // of a Service's key in the list
-	known map[string]plan.Node
+	known map[string]plan.Node // owned by the loop
 }
 
 // service, slice and node are what the informers' stores keep of the objects.
@@ -75,7 +73,7 @@ func newCluster(client kubernetes.Interface) (*cluster, error) {
 		}),
 		nodes: coreinformers.NewNodeInformer(client, 0, cache.Indexers{}),
 		wake:  make(chan struct{}, 1),
-		dirty: map[string]bool{}, place: map[string]int{}, known: map[string]plan.Node{},
+		dirty: map[string]bool{}, known: map[string]plan.Node{},
 	}
 	return c, errors.Join(
 		c.follow(c.services, keepService, c.noteService),
@@ -138,26 +136,49 @@ func (c *cluster) note(f func()) {
 }
 
 func (c *cluster) noteService(before, after any) {
-	s, ok := after.(*service)
-	if !ok {
-		s = before.(*service)
+	b, _ := before.(*service)
+	a, _ := after.(*service)
+	if a != nil && b != nil && reflect.DeepEqual(a.Service, b.Service) {
+		return
 	}
-	c.note(func() { c.dirty[s.Service.Name] = true })
+	if a == nil {
+		a = b
+	}
+	c.note(func() { c.dirty[a.Service.Name] = true })
 }
 
 func (c *cluster) noteSlice(before, after any) {
-	b, _ := before.(*slice)
-	a, _ := after.(*slice)
-	if a != nil && b != nil && a.service == b.service && slices.Equal(a.ready, b.ready) && slices.Equal(a.serving, b.serving) {
+	b, a := &slice{}, &slice{}
+	if before != nil {
+		b = before.(*slice)
+	}
+	if after != nil {
+		a = after.(*slice)
+	}
+	if a.service == b.service {
+		c.noteEndpoints(a.service, b, a)
 		return
 	}
-	c.note(func() {
-		for _, s := range []*slice{b, a} {
-			if s != nil && s.service != "" {
-				c.dirty[s.service] = true
-			}
-		}
-	})
+	c.noteEndpoints(b.service, b, &slice{})
+	c.noteEndpoints(a.service, &slice{}, a)
+}
+
+// noteEndpoints notes the Service if the plan could care: most slices are of
+// Services without a VIP, and policy Cluster asks only whether there are
+// endpoints. A Service that begins to care is noted itself, and then the slice
+// is in its store already.
+func (c *cluster) noteEndpoints(key string, b, a *slice) {
+	obj, ok, err := c.services.GetStore().GetByKey(key)
+	if err != nil || !ok || len(obj.(*service).VIPs) == 0 {
+		return
+	}
+	same := slices.Equal(a.ready, b.ready) && slices.Equal(a.serving, b.serving)
+	if !obj.(*service).Local {
+		same = (len(a.ready) > 0) == (len(b.ready) > 0) && (len(a.serving) > 0) == (len(b.serving) > 0)
+	}
+	if !same {
+		c.note(func() { c.dirty[key] = true })
+	}
 }
 
 func (c *cluster) noteNode(before, after any) {
@@ -173,34 +194,34 @@ func equalNode(a, b plan.Node) bool {
 	return a.Excluded == b.Excluded && a.NetworkUnavailable == b.NetworkUnavailable && maps.Equal(a.Labels, b.Labels)
 }
 
-// refresh takes over what changed and reports whether the plan could care.
-func (c *cluster) refresh() bool {
+// refresh hands the Services that changed to put, and reports whether the
+// nodes changed.
+func (c *cluster) refresh(put func(plan.Service)) bool {
 	c.mu.Lock()
 	dirty, dirtyNodes := c.dirty, c.dirtyNodes
 	c.dirty, c.dirtyNodes = map[string]bool{}, false
 	c.mu.Unlock()
 
-	changed := false
 	for key := range dirty {
-		changed = c.put(key, c.derive(key)) || changed
+		put(c.derive(key))
 	}
-	if dirtyNodes {
-		known := map[string]plan.Node{}
-		for _, obj := range c.nodes.GetStore().List() {
-			known[obj.(*node).Name] = obj.(*node).Node
-		}
-		changed = changed || !maps.EqualFunc(c.known, known, equalNode)
-		c.known = known
+	if !dirtyNodes {
+		return false
 	}
-	return changed
+	before := c.known
+	c.known = map[string]plan.Node{}
+	for _, obj := range c.nodes.GetStore().List() {
+		c.known[obj.(*node).Name] = obj.(*node).Node
+	}
+	return !maps.EqualFunc(c.known, before, equalNode)
 }
 
-// derive returns the plan's view of the Service, without VIPs when there is
-// none.
+// derive returns the plan's view of the Service of that key, without VIPs when
+// there is none.
 func (c *cluster) derive(key string) plan.Service {
 	obj, ok, err := c.services.GetStore().GetByKey(key)
 	if err != nil || !ok || len(obj.(*service).VIPs) == 0 {
-		return plan.Service{}
+		return plan.Service{Name: key}
 	}
 	s := obj.(*service).Service
 	objs, err := c.slices.GetIndexer().ByIndex(byService, key)
@@ -220,37 +241,11 @@ func (c *cluster) derive(key string) plan.Service {
 		ready = serving // all terminate, or none is ready
 	}
 	s.Serving = len(ready) > 0
-	if s.Local { // nobody asks for the nodes otherwise: they would cost a plan per change
+	if s.Local { // nobody asks for the nodes otherwise
 		delete(ready, "")
 		s.ServingNodes = ready
 	}
 	return s
-}
-
-// put makes the list tell the Service, or not if it has no VIP, and reports
-// whether that changes anything.
-func (c *cluster) put(key string, s plan.Service) bool {
-	at, listed := c.place[key]
-	switch {
-	case len(s.VIPs) == 0 && !listed:
-		return false
-	case len(s.VIPs) == 0:
-		last := len(c.list) - 1
-		c.list[at] = c.list[last]
-		c.place[c.list[at].Name] = at
-		c.list[last] = plan.Service{}
-		c.list = c.list[:last]
-		delete(c.place, key)
-	case !listed:
-		c.place[key] = len(c.list)
-		c.list = append(c.list, s)
-	default:
-		b := c.list[at]
-		c.list[at] = s
-		return b.Local != s.Local || b.Serving != s.Serving || !slices.Equal(b.VIPs, s.VIPs) || !maps.Equal(b.ServingNodes, s.ServingNodes) ||
-			!b.Limit.Equal(s.Limit) || b.LimitErr != s.LimitErr
-	}
-	return true
 }
 
 // keepService, keepSlice and keepNode are given objects that they already saw,
@@ -311,11 +306,17 @@ func keepSlice(obj any) (any, error) {
 			kept.serving = append(kept.serving, name)
 		}
 	}
-	for _, nodes := range []*[]string{&kept.ready, &kept.serving} {
-		slices.Sort(*nodes)
-		*nodes = slices.Clip(slices.Compact(*nodes))
+	kept.ready, kept.serving = sorted(kept.ready), sorted(kept.serving)
+	if slices.Equal(kept.ready, kept.serving) {
+		kept.serving = kept.ready
 	}
 	return kept, nil
+}
+
+// sorted returns the names without doubles, in no more memory than they need.
+func sorted(names []string) []string {
+	slices.Sort(names)
+	return slices.Clone(slices.Compact(names))
 }
 
 func keepNode(obj any) (any, error) {

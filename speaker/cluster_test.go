@@ -3,12 +3,13 @@ package speaker
 import (
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/lodestone-lb/lodestone/speaker/plan"
@@ -51,31 +52,55 @@ func TestEndpointsThatTakeTraffic(t *testing.T) {
 	}
 }
 
-func TestPutKeepsTheListInStep(t *testing.T) {
+func TestOnlyWhatThePlanAsksWakesTheLoop(t *testing.T) {
 	t.Parallel()
-	c := mustCluster(t)
-	vips := plan.Service{VIPs: make([]netip.Addr, 1)}
-	for i, step := range []struct {
-		key     string
-		there   bool
-		changed bool
-	}{{"a", true, true}, {"b", true, true}, {"c", true, true}, {"a", true, false}, {"a", false, true}, {"a", false, false}, {"c", false, true}, {"b", false, true}, {"a", true, true}} {
-		s := plan.Service{}
-		if step.there {
-			s = vips
-			s.Name = step.key
-		}
-		if changed := c.put(step.key, s); changed != step.changed {
-			t.Errorf("step %d: changed %v", i, changed)
-		}
-		if len(c.list) != len(c.place) {
-			t.Fatalf("step %d: %d in the list, %d placed", i, len(c.list), len(c.place))
-		}
-		for key, at := range c.place {
-			if c.list[at].Name != key {
-				t.Fatalf("step %d: %s is at the place of %s", i, c.list[at].Name, key)
+	local := serviceObject("local", "203.0.113.2")
+	local.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+	pending := serviceObject("pending", "")
+	labelled := serviceObject("web", "203.0.113.1")
+	labelled.Labels = map[string]string{"new": "label"}
+	moved := endpoints("web", on("n1"))
+	moved.Labels[discoveryv1.LabelServiceName] = "local"
+	for name, event := range map[string]struct {
+		before, after runtime.Object
+		dirty         []string
+	}{
+		"policy Cluster: an endpoint beside others":       {endpoints("web", on("n1")), endpoints("web", on("n1"), on("n2")), nil},
+		"policy Cluster: the last endpoint goes":          {endpoints("web", on("n1")), endpoints("web"), []string{"default/web"}},
+		"policy Cluster: the last endpoint terminates":    {endpoints("web", on("n1")), endpoints("web", endpoint("n1", "serving")), []string{"default/web"}},
+		"policy Cluster: the slice goes":                  {endpoints("web", on("n1")), nil, []string{"default/web"}},
+		"policy Local: an endpoint on another node":       {endpoints("local", on("n1")), endpoints("local", on("n2")), []string{"default/local"}},
+		"policy Local: another endpoint on the same node": {endpoints("local", on("n1")), endpoints("local", on("n1"), on("n1")), nil},
+		"the slice goes over to another Service":          {endpoints("web", on("n1")), moved, []string{"default/local", "default/web"}},
+		"a Service without a VIP":                         {endpoints("pending"), endpoints("pending", on("n1")), nil},
+		"a Service that does not exist":                   {nil, endpoints("other", on("n1")), nil},
+		"a Service that gets a label":                     {serviceObject("web", "203.0.113.1"), labelled, nil},
+		"a Service that gets a VIP":                       {pending, serviceObject("pending", "203.0.113.3"), []string{"default/pending"}},
+		"a Service that goes":                             {labelled, nil, []string{"default/web"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := mustCluster(t)
+			for _, s := range []*corev1.Service{serviceObject("web", "203.0.113.1"), local, pending} {
+				c.add(s)
 			}
-		}
+			c.refresh(func(plan.Service) {})
+			<-c.wake
+			note, kept := c.noteSlice, func(o runtime.Object) any {
+				if o == nil {
+					return nil
+				}
+				k, _ := keepSlice(o)
+				k, _ = keepService(k)
+				return k
+			}
+			if _, ok := event.before.(*corev1.Service); ok {
+				note = c.noteService
+			}
+			note(kept(event.before), kept(event.after))
+			require.Equal(t, event.dirty, slices.Sorted(maps.Keys(c.dirty)))
+			require.Len(t, c.wake, min(1, len(event.dirty)))
+		})
 	}
 }
 
@@ -103,23 +128,4 @@ func (c *cluster) add(obj any) {
 	if err != nil {
 		panic(err)
 	}
-}
-
-func BenchmarkEndpointFlap(b *testing.B) {
-	c := mustCluster(b)
-	for i := range 10_000 {
-		s := serviceObject(fmt.Sprint("s", i), fmt.Sprintf("10.0.%d.%d", i>>8, i&255))
-		s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
-		c.add(s)
-		c.add(endpoints(s.Name, on("n1")))
-	}
-	c.refresh()
-	b.Run("10000 Services", func(b *testing.B) {
-		for i := 0; b.Loop(); i++ {
-			c.add(endpoints("s7", on(fmt.Sprint("n", i))))
-			if !c.refresh() {
-				b.Fatal("nothing changed")
-			}
-		}
-	})
 }

@@ -20,7 +20,7 @@ var (
 	readyDesc     = prometheus.NewDesc(MetricReady, "Whether the speaker is ready to own VIPs.", nil, nil)
 	ownedDesc     = prometheus.NewDesc(MetricVIPsOwned, "VIPs that this node owns.", nil, nil)
 	silentDesc    = prometheus.NewDesc(MetricVIPsSilent, "VIPs that this node does not announce, by reason.", []string{"reason"}, nil)
-	timestampDesc = prometheus.NewDesc(MetricPlanTimestamp, "When the last plan was made, in Unix time.", nil, nil)
+	timestampDesc = prometheus.NewDesc(MetricPlanTimestamp, "When the plan was last brought up to date, in Unix time.", nil, nil)
 )
 
 type metrics struct {
@@ -36,7 +36,7 @@ func newMetrics(r prometheus.Registerer, s *Speaker) *metrics {
 		gained: transitions.WithLabelValues("gained"),
 		lost:   transitions.WithLabelValues("lost"),
 		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: MetricPlanDuration, Help: "How long it takes to make a plan.", Buckets: prometheus.ExponentialBuckets(100e-6, 4, 7),
+			Name: MetricPlanDuration, Help: "How long it takes to bring the plan up to date.", Buckets: prometheus.ExponentialBuckets(1e-6, 4, 11),
 		}),
 	}
 	r.MustRegister(transitions, m.duration, collector{s})
@@ -53,24 +53,26 @@ func (collector) Describe(ch chan<- *prometheus.Desc) {
 }
 
 func (c collector) Collect(ch chan<- prometheus.Metric) {
-	p := c.published.Load()
+	c.mu.Lock()
+	ready, owned, planned, silent := ready(c.state.checks), len(c.state.plan.Layer2), c.state.planned, map[plan.Reason]int{}
+	for _, silence := range c.state.plan.Silent {
+		silent[silence.Reason]++
+	}
+	c.mu.Unlock()
+
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
-	ready := 0.0
-	if p.ready() {
-		ready = 1
+	if ready {
+		gauge(readyDesc, 1)
+	} else {
+		gauge(readyDesc, 0)
 	}
-	gauge(readyDesc, ready)
-	gauge(ownedDesc, float64(len(p.plan.Layer2)))
-	silent := map[plan.Reason]int{}
-	for _, silence := range p.plan.Silent {
-		silent[silence.Reason]++
-	}
+	gauge(ownedDesc, float64(owned))
 	for reason, n := range silent {
 		gauge(silentDesc, float64(n), string(reason))
 	}
-	if !p.planned.IsZero() {
-		gauge(timestampDesc, float64(p.planned.UnixMilli())/1e3)
+	if !planned.IsZero() {
+		gauge(timestampDesc, float64(planned.UnixMilli())/1e3)
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -41,9 +42,9 @@ const (
 	// DefaultHandOver is how long an ending speaker goes on announcing: others
 	// hear of it within some ten milliseconds and announce at once.
 	DefaultHandOver = 300 * time.Millisecond
-	// After a plan the loop rests restFactor times as long as the plan took,
-	// at most maxRest, before it looks at the API's objects again: changes
-	// without end cost a tenth of a core. Other speakers never wait.
+	// The loop rests restFactor times as long as it worked, at most maxRest,
+	// before it looks at the API's objects again: changes without end cost a
+	// tenth of a core. Other speakers never wait.
 	restFactor = 9
 	maxRest    = 100 * time.Millisecond
 )
@@ -72,7 +73,7 @@ type DataPlane interface {
 
 // Announcer makes VIPs known; layer2.Announcer is one.
 type Announcer interface {
-	// Set replaces the whole set.
+	// Set replaces the whole set. The map is the loop's: Set must not keep it.
 	Set(ctx context.Context, want map[netip.Addr]plan.Layer2) error
 }
 
@@ -106,14 +107,21 @@ type Speaker struct {
 	ready   chan struct{}
 
 	// Owned by Run.
-	snapshot plan.Snapshot
+	planner  *plan.Planner
+	config   *config.Config  // in the planner
+	speakers map[string]bool // in the planner
+	heard    <-chan struct{} // closed when there are others
 	retry    <-chan time.Time
 
-	beat      atomic.Int64 // when the loop last showed that it is alive, in Unix seconds
-	published atomic.Pointer[state]
+	beat atomic.Int64 // when the loop last showed that it is alive, in Unix seconds
+
+	// The loop changes the state in place, and locks it only for that: a copy
+	// of all VIPs for each change would be half of what a storm costs.
+	mu    sync.Mutex
+	state state
 }
 
-// state is what the loop decided last. It is immutable.
+// state is what the loop decided last.
 type state struct {
 	checks  []Check
 	plan    plan.Plan
@@ -128,8 +136,8 @@ func New(o Options) (*Speaker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("watch the cluster: %w", err)
 	}
-	s := &Speaker{Options: o, cluster: c, ready: make(chan struct{})}
-	s.published.Store(&state{})
+	s := &Speaker{Options: o, cluster: c, ready: make(chan struct{}), planner: plan.NewPlanner(o.Node)}
+	s.state = state{plan: s.planner.Plan(), since: map[netip.Addr]time.Time{}}
 	s.metrics = newMetrics(o.Registry, s)
 	return s, nil
 }
@@ -148,17 +156,20 @@ func (s *Speaker) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		// First the channels, then the state: no change is missed.
 		config, members, dataPlane := s.Config.Changed(), s.Members.Changed(), s.DataPlane.Changed()
-		rest := s.reconcile(ctx)
-		s.wait(ctx, rest, config, members, dataPlane)
+		start := time.Now()
+		s.reconcile(ctx, members)
+		rested := time.Now().Add(min(restFactor*time.Since(start), maxRest))
+		s.wait(ctx, rested, config, members, dataPlane)
 	}
 	err := s.handOver()
 	return errors.Join(err, group.Wait())
 }
 
-// wait returns when there may be something new.
-func (s *Speaker) wait(ctx context.Context, rest time.Duration, config, members, dataPlane <-chan struct{}) {
-	var cluster <-chan struct{}
-	rested, beat := time.After(rest), time.NewTicker(heartbeat)
+// wait returns when there may be something new; news of the cluster wait until
+// the loop has rested.
+func (s *Speaker) wait(ctx context.Context, rested time.Time, config, members, dataPlane <-chan struct{}) {
+	var news <-chan time.Time
+	beat := time.NewTicker(heartbeat)
 	defer beat.Stop()
 	for {
 		s.beat.Store(time.Now().Unix())
@@ -171,131 +182,143 @@ func (s *Speaker) wait(ctx context.Context, rest time.Duration, config, members,
 			return
 		case <-dataPlane:
 			return
-		case <-cluster:
-			return
 		case <-s.retry:
 			return
-		case <-rested:
-			cluster = s.cluster.wake
+		case <-s.cluster.wake:
+			if time.Now().After(rested) {
+				return
+			}
+			news = time.After(time.Until(rested))
+		case <-news:
+			return
 		case <-beat.C:
 		}
 	}
 }
 
-// reconcile brings what is announced up to date with what is known, and
-// returns how long to rest.
-func (s *Speaker) reconcile(ctx context.Context) time.Duration {
+// reconcile brings what is announced up to date with what is known.
+func (s *Speaker) reconcile(ctx context.Context, members <-chan struct{}) {
 	checks := s.checks()
 	ready := !slices.ContainsFunc(checks, func(c Check) bool { return !c.OK })
 	s.Members.SetReady(ready)
 	if ready {
 		s.declareReady()
 	}
-	before := s.published.Load()
-	after := *before
-	after.checks = checks
-	defer s.published.Store(&after)
-	if !s.cluster.hasSynced() || !s.observe() && s.retry == nil {
-		return 0
+	s.setChecks(checks)
+	if !s.cluster.hasSynced() {
+		return
 	}
+	s.observe(members)
+	if !s.planner.Stale() && s.retry == nil {
+		return
+	}
+	before := s.planner.Plan().LimitErrs
+	changes := s.update()
+	s.limit(s.planner.Plan().Limits)
+	if s.retry != nil || slices.ContainsFunc(changes, func(c plan.Change) bool { return c.Before.Owned || c.After.Owned }) {
+		s.apply(ctx, s.planner.Plan().Layer2)
+	}
+	s.tell(changes)
+	s.tellUnlimited(before, s.planner.Plan().LimitErrs)
+}
+
+// observe tells the planner what is new. The speakers are the same as long as
+// the channel of their changes is.
+func (s *Speaker) observe(members <-chan struct{}) {
+	changed := s.cluster.refresh(s.planner.Put)
+	if config, _ := s.Config.Current(); config != s.config {
+		s.config, changed = config, true
+	}
+	if members != s.heard {
+		speakers := s.Members.Speakers()
+		changed = changed || !maps.Equal(speakers, s.speakers)
+		s.heard, s.speakers = members, speakers
+	}
+	if changed {
+		s.planner.Set(s.config, s.cluster.known, s.speakers)
+	}
+}
+
+// update brings the plan up to date and returns what that changed.
+func (s *Speaker) update() []plan.Change {
 	start := time.Now()
-	after.plan, after.planned, after.digest = plan.Make(s.Node, s.snapshot), start, ""
-	if s.snapshot.Config != nil {
-		after.digest = s.snapshot.Config.Digest
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	changes := s.planner.Update()
+	for _, c := range changes {
+		switch {
+		case !c.After.Owned:
+			delete(s.state.since, c.VIP)
+		case !c.Before.Owned:
+			s.state.since[c.VIP] = start
+		}
 	}
-	took := time.Since(start)
-	s.metrics.duration.Observe(took.Seconds())
-
-	s.apply(ctx, after.plan)
-	after.since = since(before.since, after.plan.Layer2, start)
-	s.tell(before, &after)
-	return min(restFactor*took, maxRest)
+	s.state.plan, s.state.planned, s.state.digest = s.planner.Plan(), start, ""
+	if s.config != nil {
+		s.state.digest = s.config.Digest
+	}
+	s.metrics.duration.Observe(time.Since(start).Seconds())
+	return changes
 }
 
-// observe updates the snapshot and reports whether it changed.
-func (s *Speaker) observe() bool {
-	changed := s.cluster.refresh()
-	config, _ := s.Config.Current()
-	speakers := s.Members.Speakers()
-	changed = changed || config != s.snapshot.Config || !maps.Equal(speakers, s.snapshot.Speakers)
-	s.snapshot = plan.Snapshot{Config: config, Services: s.cluster.list, Nodes: s.cluster.known, Speakers: speakers}
-	return changed
-}
-
-// apply tells the limiter and the announcer. What fails is tried again. Until
-// the speaker has been ready, the limits of one that was killed stay: packets
-// arrive here for as long as neighbours remember it.
-func (s *Speaker) apply(ctx context.Context, p plan.Plan) {
+// limit tells the limiter. Until the speaker has been ready, the limits of one
+// that was killed stay: packets arrive here for as long as neighbours remember
+// it.
+func (s *Speaker) limit(want map[plan.LimitKey]plan.Limit) {
 	select {
 	case <-s.ready:
-		s.Limiter.Set(p.Limits)
+		s.Limiter.Set(want)
 	default:
 	}
+}
+
+// apply tells the announcer. What fails is tried again.
+func (s *Speaker) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) {
 	ctx, cancel := context.WithTimeout(ctx, setTimeout)
 	defer cancel()
 	s.retry = nil
-	if err := s.Announcer.Set(ctx, p.Layer2); err != nil && !errors.Is(err, context.Canceled) {
+	if err := s.Announcer.Set(ctx, want); err != nil && !errors.Is(err, context.Canceled) {
 		s.Log.Error("announcements not set", "err", err, "retry", setRetry)
 		s.retry = time.After(setRetry)
 	}
 }
 
-// since returns when each owned VIP came to this node.
-func since(before map[netip.Addr]time.Time, owned map[netip.Addr]plan.Layer2, now time.Time) map[netip.Addr]time.Time {
-	after := make(map[netip.Addr]time.Time, len(owned))
-	for vip := range owned {
-		if t, ok := before[vip]; ok {
-			after[vip] = t
-		} else {
-			after[vip] = now
+// tell logs and counts the VIPs that came and went. It comes after the deed:
+// a failover does not wait for the log.
+func (s *Speaker) tell(changes []plan.Change) {
+	slices.SortFunc(changes, func(a, b plan.Change) int { return a.VIP.Compare(b.VIP) })
+	for _, c := range changes {
+		switch silence := c.After.Silence; {
+		case c.Before.Owned == c.After.Owned:
+		case c.After.Owned:
+			s.metrics.gained.Inc()
+			s.Log.Info("vip gained", "vip", c.VIP, "before", c.Before.Silence.Message)
+		case c.After.Silent:
+			s.metrics.lost.Inc()
+			s.Log.Info("vip lost", "vip", c.VIP, "reason", silence.Reason, "owner", silence.Owner, "message", silence.Message)
+		default:
+			s.metrics.lost.Inc()
+			s.Log.Info("vip lost", "vip", c.VIP, "message", "no Service has it any more")
 		}
 	}
-	return after
 }
 
-// tell logs and counts the VIPs that came and went, and logs the limits that
-// are not understood. It comes after the deed: a failover does not wait for
-// the log.
-func (s *Speaker) tell(before, after *state) {
-	for _, name := range slices.Sorted(maps.Keys(after.plan.LimitErrs)) {
-		if err := after.plan.LimitErrs[name]; err != before.plan.LimitErrs[name] {
+// tellUnlimited logs the limits that are not understood.
+func (s *Speaker) tellUnlimited(before, after map[string]error) {
+	for _, name := range slices.Sorted(maps.Keys(after)) {
+		if err := after[name]; err != before[name] {
 			s.Log.Warn("connections not limited: correct the Service's annotation", "service", name, "err", err)
 		}
 	}
-	for _, vip := range missing(before.since, after.since) {
-		s.metrics.lost.Inc()
-		if silence, ok := after.plan.Silent[vip]; ok {
-			s.Log.Info("vip lost", "vip", vip, "reason", silence.Reason, "owner", silence.Owner, "message", silence.Message)
-		} else {
-			s.Log.Info("vip lost", "vip", vip, "message", "no Service has it any more")
-		}
-	}
-	for _, vip := range missing(after.since, before.since) {
-		s.metrics.gained.Inc()
-		s.Log.Info("vip gained", "vip", vip, "before", before.plan.Silent[vip].Message)
-	}
-}
-
-// missing returns, in order, the VIPs of a that b lacks.
-func missing(a, b map[netip.Addr]time.Time) []netip.Addr {
-	var vips []netip.Addr
-	for vip := range a {
-		if _, ok := b[vip]; !ok {
-			vips = append(vips, vip)
-		}
-	}
-	slices.SortFunc(vips, netip.Addr.Compare)
-	return vips
 }
 
 // handOver lets the others take over, then stops announcing.
 func (s *Speaker) handOver() error {
-	last := *s.published.Load()
-	last.checks = []Check{{Name: "shutdown", Message: "handing over"}}
-	s.published.Store(&last)
+	s.setChecks([]Check{{Name: "shutdown", Message: "handing over"}})
+	owned := len(s.planner.Plan().Layer2)
 	s.Members.SetReady(false)
-	s.Log.Info("handing over", "vips", len(last.since))
-	if len(last.since) > 0 && len(s.Members.Speakers()) > 1 {
+	s.Log.Info("handing over", "vips", owned)
+	if owned > 0 && len(s.Members.Speakers()) > 1 {
 		time.Sleep(s.HandOver)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), setTimeout)

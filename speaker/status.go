@@ -88,29 +88,39 @@ type Unlimited struct {
 
 // Status returns what the loop decided last.
 func (s *Speaker) Status() Status {
-	p := s.published.Load()
-	status := Status{
-		Node: s.Node, Ready: p.ready(), Checks: p.checks, ConfigDigest: p.digest, Planned: p.planned, Speakers: s.Members.Speakers(),
-		Owned: []Owned{}, Silent: []Silent{},
+	status := Status{Node: s.Node, Speakers: s.Members.Speakers(), Owned: []Owned{}, Silent: []Silent{}}
+	s.mu.Lock()
+	status.Ready, status.Checks, status.ConfigDigest, status.Planned = ready(s.state.checks), s.state.checks, s.state.digest, s.state.planned
+	for vip, l := range s.state.plan.Layer2 {
+		status.Owned = append(status.Owned, Owned{vip, s.state.since[vip], l.Interfaces})
 	}
-	for _, vip := range slices.SortedFunc(maps.Keys(p.plan.Layer2), netip.Addr.Compare) {
-		status.Owned = append(status.Owned, Owned{vip, p.since[vip], p.plan.Layer2[vip].Interfaces})
-	}
-	for _, vip := range slices.SortedFunc(maps.Keys(p.plan.Silent), netip.Addr.Compare) {
-		silence := p.plan.Silent[vip]
+	for vip, silence := range s.state.plan.Silent {
 		status.Silent = append(status.Silent, Silent{vip, silence.Reason, silence.Owner, silence.Message})
 	}
-	for _, name := range slices.Sorted(maps.Keys(p.plan.LimitErrs)) {
-		status.Unlimited = append(status.Unlimited, Unlimited{name, p.plan.LimitErrs[name].Error()})
+	for _, name := range slices.Sorted(maps.Keys(s.state.plan.LimitErrs)) {
+		status.Unlimited = append(status.Unlimited, Unlimited{name, s.state.plan.LimitErrs[name].Error()})
 	}
+	s.mu.Unlock()
+	slices.SortFunc(status.Owned, func(a, b Owned) int { return a.VIP.Compare(b.VIP) })
+	slices.SortFunc(status.Silent, func(a, b Silent) int { return a.VIP.Compare(b.VIP) })
 	return status
 }
 
 // Checks returns the conditions of being ready, as the loop saw them last.
-func (s *Speaker) Checks() []Check { return s.published.Load().checks }
+func (s *Speaker) Checks() []Check {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.state.checks
+}
 
-func (p *state) ready() bool {
-	return len(p.checks) > 0 && !slices.ContainsFunc(p.checks, func(c Check) bool { return !c.OK })
+func (s *Speaker) setChecks(checks []Check) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.state.checks = checks
+}
+
+func ready(checks []Check) bool {
+	return len(checks) > 0 && !slices.ContainsFunc(checks, func(c Check) bool { return !c.OK })
 }
 
 // Alive returns an error when the loop hangs.

@@ -42,6 +42,9 @@ type Interface struct {
 	Master int
 	// Addrs are the addresses, in order.
 	Addrs []netip.Prefix
+	// Tentative are those of Addrs that cannot be used: duplicate address
+	// detection is not done with them, or found them in use elsewhere.
+	Tentative []netip.Prefix
 }
 
 // receiveBuffer holds the notifications of a burst (a node that starts a
@@ -238,7 +241,7 @@ func list(ctx context.Context, namespace netns.NsHandle) (table, error) {
 		t.link(netlink.LinkUpdate{Header: unix.NlMsghdr{Type: unix.RTM_NEWLINK}, Link: l})
 	}
 	for _, a := range addrs {
-		t.addr(netlink.AddrUpdate{LinkIndex: a.LinkIndex, LinkAddress: *a.IPNet, NewAddr: true})
+		t.addr(netlink.AddrUpdate{LinkIndex: a.LinkIndex, LinkAddress: *a.IPNet, Flags: a.Flags, NewAddr: true})
 	}
 	return t, nil
 }
@@ -278,6 +281,7 @@ func (t table) link(u netlink.LinkUpdate) bool {
 		MTU:          a.MTU,
 		Master:       a.MasterIndex,
 		Addrs:        old.Addrs,
+		Tentative:    old.Tentative,
 	}
 	t[a.Index] = next
 	return !reflect.DeepEqual(old, next)
@@ -289,17 +293,22 @@ func (t table) addr(u netlink.AddrUpdate) bool {
 	if !ok {
 		return false
 	}
-	i := t[u.LinkIndex]
-	at, found := slices.BinarySearchFunc(i.Addrs, p, netip.Prefix.Compare)
-	if found == u.NewAddr {
-		return false
-	}
-	// Views share the old slice, so the new one is a copy.
-	if u.NewAddr {
-		i.Addrs = slices.Insert(slices.Clone(i.Addrs), at, p)
-	} else {
-		i.Addrs = slices.Delete(slices.Clone(i.Addrs), at, at+1)
-	}
+	i, old := t[u.LinkIndex], t[u.LinkIndex]
+	i.Addrs = with(i.Addrs, p, u.NewAddr)
+	i.Tentative = with(i.Tentative, p, u.NewAddr && u.Flags&unix.IFA_F_TENTATIVE != 0)
 	t[u.LinkIndex] = i
-	return true
+	return !reflect.DeepEqual(old, i)
+}
+
+// with returns sorted with p or without it. Views share the old slice, so a
+// new one is a copy.
+func with(sorted []netip.Prefix, p netip.Prefix, in bool) []netip.Prefix {
+	at, found := slices.BinarySearchFunc(sorted, p, netip.Prefix.Compare)
+	switch {
+	case found == in:
+		return sorted
+	case in:
+		return slices.Insert(slices.Clone(sorted), at, p)
+	}
+	return slices.Delete(slices.Clone(sorted), at, at+1)
 }

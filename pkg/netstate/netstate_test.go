@@ -75,6 +75,13 @@ func TestWatcherFollowsTheKernel(t *testing.T) {
 		{"and goes", "addr del 198.18.9.9/32 dev eth0", h, func(m map[string]Interface) bool {
 			return !slices.Contains(m["eth0"].Addrs, netip.MustParsePrefix("198.18.9.9/32"))
 		}},
+		{"an IPv6 address is tentative at first", "addr add 2001:db8::77/64 dev eth0", h, func(m map[string]Interface) bool {
+			return slices.Contains(m["eth0"].Tentative, netip.MustParsePrefix("2001:db8::77/64"))
+		}},
+		{"and then it is not", "addr show dev eth0", h, func(m map[string]Interface) bool {
+			p := netip.MustParsePrefix("2001:db8::77/64")
+			return slices.Contains(m["eth0"].Addrs, p) && !slices.Contains(m["eth0"].Tentative, p)
+		}},
 		{"the carrier is lost", "link set p1 down", s.Switch, func(m map[string]Interface) bool { return !m["eth0"].Up }},
 		{"and back", "link set p1 up", s.Switch, func(m map[string]Interface) bool { return m["eth0"].Up }},
 		{"the MAC changes", "link set eth0 address 02:00:00:00:00:77", h, func(m map[string]Interface) bool {
@@ -95,6 +102,31 @@ func TestWatcherFollowsTheKernel(t *testing.T) {
 		step.on.Run("ip", strings.Fields(step.command)...)
 		await(t, w, step.what, step.ok)
 	}
+}
+
+// An address that another host has stays, and stays tentative, also for who
+// comes later.
+func TestDuplicateAddressStaysTentative(t *testing.T) {
+	t.Parallel()
+	s := testnet.NewSegment(t, 2)
+	h, taken := s.Hosts[0], netip.MustParsePrefix("2001:db8::2/64")
+	early := watch(t, h, slog.DiscardHandler, receiveBuffer)
+	h.Run("ip", "addr", "add", taken.String(), "dev", "eth0")
+	for deadline := time.Now().Add(5 * time.Second); !strings.Contains(h.Run("ip", "addr", "show", "dev", "eth0"), "dadfailed"); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the kernel never found the duplicate")
+		}
+	}
+	for _, w := range []*Watcher{early, watch(t, h, slog.DiscardHandler, receiveBuffer)} {
+		await(t, w, "a duplicate, and an address that is none", func(m map[string]Interface) bool {
+			return slices.Contains(m["eth0"].Addrs, taken) && slices.Contains(m["eth0"].Tentative, taken) &&
+				!slices.Contains(m["eth0"].Tentative, netip.MustParsePrefix("2001:db8::1/64"))
+		})
+	}
+	h.Run("ip", "addr", "del", taken.String(), "dev", "eth0")
+	await(t, early, "gone", func(m map[string]Interface) bool {
+		return !slices.Contains(m["eth0"].Addrs, taken) && !slices.Contains(m["eth0"].Tentative, taken)
+	})
 }
 
 // Notifications of the AF_BRIDGE family say nothing about the interface. One

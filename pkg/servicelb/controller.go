@@ -100,8 +100,10 @@ type Controller struct {
 	now     func() time.Time
 	repairs repairs
 	metrics metrics
-	// warned are the warnings that were given. Only retryWaiting uses it.
-	warned []string
+	// warned are the warnings that were given, examined what they are about.
+	// Only retryWaiting uses them.
+	warned   []string
+	examined situation
 }
 
 // New returns a controller that starts with Run; it listens to Services from

@@ -3,13 +3,18 @@ package servicelb
 import (
 	"errors"
 	"fmt"
+	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
+	"go4.org/netipx"
 	corev1 "k8s.io/api/core/v1"
 	"pgregory.net/rapid"
 
+	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
 
@@ -17,8 +22,9 @@ import (
 // change, delete and break Services, the configuration changes, time passes,
 // patches fail or their answers are lost, the controller lags behind what the
 // server knows, and dies at any point. At no time may two Services show one
-// address; at the end every Service has what it asks for or says why not, and
-// every address that nobody shows is free.
+// address that do not share it; at the end every Service has what it asks for or says why not, and
+// every address that nobody shows is free. Services share an address only with
+// the same key and different ports.
 func TestNoHistoryGivesAnAddressTwice(t *testing.T) {
 	t.Parallel()
 	configs := []string{
@@ -26,6 +32,8 @@ func TestNoHistoryGivesAnAddressTwice(t *testing.T) {
 		"quarantine: 0s\npools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.12]}\n",
 		"quarantine: 10s\npools:\n  - {name: lan, addresses: [203.0.113.11-203.0.113.13]}\n  - {name: six, addresses: ['2001:db8::10-2001:db8::11'], priority: 5}\n",
 		"quarantine: 5s\npools:\n  - {name: six, addresses: ['2001:db8::10-2001:db8::19']}\n",
+		"quarantine: 20s\npools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.14], keepFor: 1m, namespaceQuota: 2}\nreservations: [{service: default/s1, addresses: [203.0.113.12]}]\n",
+		"quarantine: 20s\npools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.12], state: draining}\n  - {name: new, addresses: [203.0.113.13-203.0.113.14], namespaceSelector: {matchLabels: {env: prod}}}\n",
 	}
 	wishes := []func(*corev1.Service){
 		func(*corev1.Service) {},
@@ -38,6 +46,15 @@ func TestNoHistoryGivesAnAddressTwice(t *testing.T) {
 		annotated(annotation.Addresses, "poison"),
 		annotated(annotation.AddressPool, "six"),
 		annotated(annotation.AddressPool, ""),
+		annotated(annotation.Addresses, "203.0.113.12,203.0.113.10"),
+		annotated(annotation.Renumber, annotation.Renumbering),
+		shared("k"),
+		shared("k"),
+		unannotated(annotation.SharingKey),
+		ports(80),
+		ports(443),
+		ports(80, 443),
+		local("web"),
 	}
 	damage := []func(*corev1.Service){
 		wiped,
@@ -56,13 +73,30 @@ func TestNoHistoryGivesAnAddressTwice(t *testing.T) {
 		s.server.fault = func() fault {
 			return fault(max(0, rapid.IntRange(-6, 2).Draw(t, "fault")))
 		}
+		s.book.fault = s.server.fault
 		t.Repeat(map[string]func(*rapid.T){
 			"create": func(t *rapid.T) { s.server.create(service.Draw(t, "name"), s.clock, pick(wishes)) },
+			"create a sharer": func(t *rapid.T) {
+				s.server.create(service.Draw(t, "name"), s.clock, shared("k"), pick([]func(*corev1.Service){ports(80), ports(443), ports(25)}))
+			},
 			"change": func(t *rapid.T) { s.server.update(service.Draw(t, "name"), pick(wishes)) },
 			"damage": func(t *rapid.T) { s.server.update(service.Draw(t, "name"), pick(damage)) },
 			"delete": func(t *rapid.T) { s.server.delete(service.Draw(t, "name"), s.clock) },
 			"configure": func(t *rapid.T) {
 				s.config.set(rapid.SampledFrom(configs).Draw(t, "config"))
+				s.wake()
+			},
+			"relabel": func(t *rapid.T) {
+				s.around.labels["default"] = rapid.SampledFrom([]map[string]string{nil, {"env": "prod"}}).Draw(t, "labels")
+				s.wake()
+			},
+			"facts": func(t *rapid.T) {
+				facts := &clusterfacts.Facts{}
+				if rapid.Bool().Draw(t, "a node has an address of a pool") {
+					a := netip.MustParseAddr("203.0.113.11")
+					facts.Forbidden = []clusterfacts.Forbidden{{Range: netipx.IPRangeFrom(a, a), Why: "the address of node n1"}}
+				}
+				s.around.facts = facts
 				s.wake()
 			},
 			"break the configuration": func(*rapid.T) { s.config.put(nil, errors.New("broken")) },
@@ -89,9 +123,10 @@ func TestNoHistoryGivesAnAddressTwice(t *testing.T) {
 				}
 				s.restart()
 			},
-			"": func(*rapid.T) { s.unique() },
+			"": func(*rapid.T) { s.unique(); s.due() },
 		})
-		s.server.fault = nil
+		s.server.fault, s.book.fault = nil, nil
+		s.around.facts = &clusterfacts.Facts{}
 		s.config.set(configs[0])
 		s.wake()
 		for range 5 {
@@ -104,6 +139,30 @@ func TestNoHistoryGivesAnAddressTwice(t *testing.T) {
 		s.unique()
 		s.settled(t)
 	})
+}
+
+// due checks that the ledger, which keeps count of the Services that are due,
+// has missed none and has none too many.
+func (s *story) due() {
+	l := s.Ledger
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.swept {
+		return // Waiting looks at every Service first
+	}
+	n := 0
+	for name, a := range l.accounts {
+		if !a.judged || !a.verdict.waits() && slices.Equal(a.verdict.Held, l.alloc.Holds(a.owner.UID)) {
+			continue
+		}
+		n++
+		if _, ok := l.due[a]; !ok {
+			s.Fatalf("%s is due and not listed: %v", name, a.verdict)
+		}
+	}
+	if n != len(l.due) {
+		s.Fatalf("%d Services are due, %d are listed", n, len(l.due))
+	}
 }
 
 // settled checks that every Service has what it asks for or says why not, and
@@ -129,6 +188,7 @@ func (s *story) settled(t *rapid.T) {
 			t.Errorf("%s has %v and says %v", name, vips, c)
 		}
 	}
+	s.fitted(t)
 	s.Ledger.mu.Lock()
 	defer s.Ledger.mu.Unlock()
 	assigned := 0.0
@@ -140,5 +200,26 @@ func (s *story) settled(t *rapid.T) {
 	}
 	if assigned > shown {
 		t.Errorf("%v addresses are assigned, %v are shown", assigned, shown)
+	}
+}
+
+// fitted checks that Services that show one address fit in with each other.
+func (s *story) fitted(t *rapid.T) {
+	by := map[netip.Addr][]ipam.Request{}
+	for _, name := range s.server.names() {
+		svc := s.server.get(name)
+		req, _ := RequestOf(svc, nil)
+		for _, a := range kube.VIPs(svc) {
+			for _, other := range by[a] {
+				clash := req.Sharing == nil || other.Sharing == nil || req.Sharing.Key != other.Sharing.Key || req.Sharing.Backends != other.Sharing.Backends
+				for i := 0; !clash && i < len(req.Sharing.Ports); i++ {
+					clash = slices.Contains(other.Sharing.Ports, req.Sharing.Ports[i])
+				}
+				if clash {
+					t.Errorf("%s: %s with %+v and %s with %+v", a, name, req.Sharing, other.Owner.Name, other.Sharing)
+				}
+			}
+			by[a] = append(by[a], req)
+		}
 	}
 }

@@ -3,6 +3,7 @@ package servicelb
 import (
 	"cmp"
 	"errors"
+	"maps"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -55,10 +56,12 @@ type Ledger struct {
 	alloc  *ipam.Allocator
 	config *config.Config
 	facts  *clusterfacts.Facts
-	// era counts the changes of config and facts.
-	era      int
-	primed   bool
+	primed bool
+	// accounts has every Service, due those that Waiting names, unless swept
+	// is false: config or facts have changed since.
 	accounts map[string]*account
+	due      map[*account]struct{}
+	swept    bool
 	// records wait for the first configuration, which says how long released
 	// addresses rest.
 	records []released.Record
@@ -71,11 +74,10 @@ type Ledger struct {
 type account struct {
 	owner   ipam.Owner
 	created time.Time
-	// judged says that there was a verdict since the start. asked, era and
-	// verdict are the last request, when it was judged, and the answer.
+	// judged says that there was a verdict since the start. asked and verdict
+	// are the last request and the answer.
 	judged  bool
 	asked   ipam.Request
-	era     int
 	verdict Verdict
 	// claims are addresses from before the start that only a configuration
 	// can confirm.
@@ -130,7 +132,7 @@ func NewLedger(scope Scope, sources Sources) *Ledger {
 	if sources.Now == nil {
 		sources.Now = time.Now
 	}
-	return &Ledger{scope: scope, Sources: sources, alloc: ipam.New(), accounts: map[string]*account{}}
+	return &Ledger{scope: scope, Sources: sources, alloc: ipam.New(), accounts: map[string]*account{}, due: map[*account]struct{}{}}
 }
 
 // request reads what the Service asks for.
@@ -156,8 +158,15 @@ func (l *Ledger) Ensure(svc *corev1.Service) (v Verdict, stirred bool) {
 	}
 	a := l.open(svc)
 	stirred = stirred || a.judged && !reflect.DeepEqual(a.asked.Sharing, req.Sharing)
-	if refusal == nil && l.config != nil {
+	switch {
+	case l.config == nil:
+	case refusal == nil:
 		refusal = l.allocate(a, req)
+	case len(l.alloc.Holds(req.Owner.UID)) > 0: // it may have become a bad neighbour all the same
+		last := a.asked
+		last.Sharing = req.Sharing
+		l.allocate(a, last)
+		req = last
 	}
 	v = Verdict{Held: l.alloc.Holds(req.Owner.UID), Refusal: refusal, Renumbered: req.Renumber && refusal == nil && l.config != nil}
 	switch {
@@ -172,7 +181,11 @@ func (l *Ledger) Ensure(svc *corev1.Service) (v Verdict, stirred bool) {
 	if last := a.verdict.Refusal; last != nil && v.Refusal != nil && v.Refusal.Same(last) {
 		v.Refusal = last // its message may count seconds: say it once
 	}
-	a.judged, a.asked, a.era, a.verdict = true, req, l.era, v
+	a.judged, a.asked, a.verdict = true, req, v
+	delete(l.due, a)
+	if v.waits() {
+		l.due[a] = struct{}{}
+	}
 	return v, stirred
 }
 
@@ -267,6 +280,7 @@ func (l *Ledger) Release(name, uid string) (freed bool) {
 // close frees everything that the account's owner holds.
 func (l *Ledger) close(a *account) (freed bool) {
 	delete(l.accounts, a.owner.Name)
+	delete(l.due, a)
 	left := l.alloc.Release(leaving(a.owner).UID, l.Now())
 	return len(left)+len(l.alloc.Release(a.owner.UID, l.Now())) > 0
 }
@@ -285,25 +299,28 @@ func (l *Ledger) Waiting() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.follow()
-	var due []*account
-	for _, a := range l.accounts {
-		switch {
-		case !a.judged: // its turn has not come yet
-		case a.verdict.waits():
-			due = append(due, a)
-		case a.era == l.era:
-		case slices.Equal(a.verdict.Held, l.alloc.Holds(a.owner.UID)):
-			a.era = l.era
-		default:
-			due = append(due, a)
-		}
+	if !l.swept {
+		l.sweep()
 	}
+	due := slices.Collect(maps.Keys(l.due))
 	sortAccounts(due)
 	names := make([]string, len(due))
 	for i, a := range due {
 		names[i] = a.owner.Name
 	}
 	return names
+}
+
+// sweep finds out who is due. Those that there was no verdict on yet have
+// their turn to come.
+func (l *Ledger) sweep() {
+	clear(l.due)
+	for _, a := range l.accounts {
+		if a.judged && (a.verdict.waits() || !slices.Equal(a.verdict.Held, l.alloc.Holds(a.owner.UID))) {
+			l.due[a] = struct{}{}
+		}
+	}
+	l.swept = true
 }
 
 // NextFree returns when the next address ends its rest, and false if none
@@ -326,7 +343,7 @@ func (l *Ledger) follow() {
 	}
 	first := l.config == nil
 	l.config, l.facts = cfg, facts
-	l.era++
+	l.swept = false
 	l.alloc.Configure(setup(cfg, facts))
 	l.rests = map[string]time.Duration{}
 	for _, p := range cfg.Pools {

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -488,4 +489,15 @@ func TestConditionsOfOthersStay(t *testing.T) {
 	if !changed || len(without) != 1 || without[0].Type != "example.com/Other" {
 		t.Errorf("conditions without ours: %v", without)
 	}
+}
+
+func TestServiceThatIsGoneWaitsNoMore(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.configure(single)
+	s.creates("has")
+	s.creates("waits")
+	require.Equal(t, []string{"default/waits"}, s.Ledger.Waiting())
+	s.deletes("waits")
+	require.Empty(t, s.Ledger.Waiting())
 }

@@ -29,7 +29,7 @@ const (
 	maxNamespaces = 64
 )
 
-// RequestOf reads what the Service asks for.
+// RequestOf reads what the Service asks for, first of all how it shares.
 // What cannot be read is a refusal of this Service and harms no other.
 func RequestOf(svc *corev1.Service, namespaceLabels map[string]string) (ipam.Request, *ipam.Refusal) {
 	req := ipam.Request{
@@ -43,7 +43,7 @@ func RequestOf(svc *corev1.Service, namespaceLabels map[string]string) (ipam.Req
 	if len(req.Families) == 0 {
 		req.Families = []ipam.Family{ipam.IPv4}
 	}
-	for _, read := range []func(*corev1.Service, *ipam.Request) error{readPools, readAddresses, readSharing, readRenumber, checkLimit} {
+	for _, read := range []func(*corev1.Service, *ipam.Request) error{readSharing, readPools, readAddresses, readRenumber, checkLimit} {
 		if err := read(svc, &req); err != nil {
 			return req, &ipam.Refusal{Reason: ipam.InvalidRequest, Message: err.Error()}
 		}

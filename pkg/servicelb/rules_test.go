@@ -78,6 +78,21 @@ func TestAnEditThatClashesCostsTheEditedServiceTheAddress(t *testing.T) {
 	s.has("web", "203.0.113.10", "True Allocated")
 }
 
+// A mistake in another annotation is no way around the rules of sharing.
+func TestAServiceThatCannotBeReadIsABadNeighbourAllTheSame(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.creates("web", shared("edge"), ports(80))
+	s.creates("mail", shared("edge"), ports(25))
+	s.changes("mail", annotated(annotation.Addresses, "poison"))
+	s.has("mail", "203.0.113.10", "False InvalidRequest")
+	s.changes("mail", ports(80))
+	s.has("mail", "", "False InvalidRequest")
+	s.has("web", "203.0.113.10", "True Allocated")
+	s.changes("mail", ports(25), unannotated(annotation.Addresses))
+	s.has("mail", "203.0.113.10", "True Allocated")
+}
+
 func TestLocalTrafficIsSharedByTheSamePodsOnly(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
@@ -279,4 +294,18 @@ func TestOnlyRequestersAskForAddresses(t *testing.T) {
 	s.server.create("infra/dns", s.clock, annotated(annotation.Addresses, "203.0.113.15"))
 	s.run()
 	assert.Equal(t, "203.0.113.15", s.server.get("infra/dns").Annotations[annotation.Assigned])
+}
+
+func TestOddConfigurationIsWarnedOfOnce(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	warnings := func() int { s.warn(); s.warn(); return len(s.config.warnings) }
+	assert.Zero(t, warnings())
+	node := netip.MustParseAddr("203.0.113.11")
+	s.around.facts = &clusterfacts.Facts{Forbidden: []clusterfacts.Forbidden{{Range: netipx.IPRangeFrom(node, node), Why: "the address of node n1"}}}
+	assert.Equal(t, 1, warnings(), "a node has joined")
+	s.config.set(lan)
+	assert.Equal(t, 1, warnings(), "an edit that does not matter")
+	s.config.set("pools: [{name: other, addresses: [203.0.113.11/32, 203.0.113.12]}]\n")
+	assert.Equal(t, 2, warnings(), "another pool has the node's address")
 }

@@ -269,8 +269,11 @@ func (d *document) Changed() <-chan struct{} {
 	return d.changed
 }
 
+// head is how every document begins.
+const head = "apiVersion: lodestone.io/v1alpha1\nkind: Config\n"
+
 func (d *document) set(pools string) {
-	cfg, err := config.Parse([]byte("apiVersion: lodestone.io/v1alpha1\nkind: Config\n" + pools))
+	cfg, err := config.Parse([]byte(head + pools))
 	if err != nil {
 		panic(err)
 	}
@@ -331,6 +334,8 @@ type story struct {
 
 	*Controller
 	index cache.Indexer
+	// shared are the Services that had a sharing key at some time.
+	shared map[string]bool
 }
 
 // failer is what testing.T and rapid.T have in common.
@@ -345,7 +350,7 @@ const lan = "quarantine: 30s\npools:\n  - {name: lan, addresses: [203.0.113.10-2
 func newStory(t failer) *story {
 	s := &story{
 		failer: t, server: newServer(), events: &events{}, clock: time.Unix(1e9, 0),
-		config: &document{changed: make(chan struct{})}, around: newSurroundings(), book: &shelf{records: map[netip.Addr]released.Record{}},
+		config: &document{changed: make(chan struct{})}, around: newSurroundings(), shared: map[string]bool{}, book: &shelf{records: map[netip.Addr]released.Record{}},
 		scope: Scope{Classless: true, Classes: []string{annotation.DefaultClass}},
 	}
 	s.config.set(lan)
@@ -381,6 +386,9 @@ func (s *story) see(name string) {
 	svc := s.server.get(name)
 	switch {
 	case svc != nil:
+		if svc.Annotations[annotation.SharingKey] != "" {
+			s.shared[name] = true
+		}
 		_ = s.index.Update(svc)
 		if !had {
 			before = svc
@@ -559,16 +567,26 @@ func (s *story) silent(what string, act func()) {
 	}
 }
 
-// unique checks that no address is announced for two Services.
+// unique checks that no address is announced for two Services that do not
+// share it. What counts are the terms of the Services as the controller has
+// seen them: it cannot forestall an edit.
 func (s *story) unique() {
 	s.failer.Helper()
-	by := map[netip.Addr]string{}
+	by := map[netip.Addr][]string{}
 	for _, name := range s.server.names() {
 		for _, a := range kube.VIPs(s.server.get(name)) {
-			if other, ok := by[a]; ok {
-				s.Fatalf("%s belongs to %s and to %s", a, other, name)
+			for _, other := range by[a] {
+				if !s.mayShare(name, other) {
+					s.Fatalf("%s belongs to %s and to %s", a, other, name)
+				}
 			}
-			by[a] = name
+			by[a] = append(by[a], name)
 		}
 	}
+}
+
+// mayShare reports whether the controller had reason to believe that the two
+// may have one address: by what it has seen of them last, or before.
+func (s *story) mayShare(name, other string) bool {
+	return s.shared[name] && s.shared[other]
 }

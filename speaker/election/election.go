@@ -42,28 +42,75 @@ const blockBits = 5
 
 const blockSize = 1 << blockBits
 
+// maxBlocks is how many blocks an electorate remembers, some 20 MB of them.
+// More are in nobody's use; VIPs that come and go in a large pool could leave
+// more behind.
+const maxBlocks = 1 << 16
+
 // Electorate is a set of nodes that may own VIPs. It is not safe for
-// concurrent use: it remembers the blocks it has decided.
+// concurrent use, nor are two of which With made one from the other: they
+// remember what they have decided.
 type Electorate struct {
+	*voters
+	able     []bool
+	deputies map[netip.Addr]*[blockSize]int32 // the owners in blocks where one is unable
+}
+
+// voters is what does not depend on who is able.
+type voters struct {
 	names  []string
-	hashes []uint64
-	able   []bool
-	index  map[string]int
-	blocks map[netip.Addr]*[blockSize]int
+	all    []voter
+	index  map[string]int32
+	blocks map[netip.Addr]*block
+	tally  tally
+}
+
+type voter struct {
+	hash uint64
+	node int32 // its place among the names
+}
+
+// block is who owns its addresses while all nodes are able, as far as somebody
+// asked: where VIPs lie far apart, few of a block's addresses are in use.
+type block struct {
+	owners  [blockSize]int32
+	decided int
 }
 
 // New returns the electorate of the nodes; the value tells whether the node is
 // able to own a VIP at the moment. Nodes belong in it whether able or not.
 func New(nodes map[string]bool) *Electorate {
-	e := &Electorate{
+	v := &voters{
 		names:  slices.Sorted(maps.Keys(nodes)),
-		index:  make(map[string]int, len(nodes)),
-		blocks: map[netip.Addr]*[blockSize]int{},
+		index:  make(map[string]int32, len(nodes)),
+		blocks: map[netip.Addr]*block{},
+		tally:  tally{make([]int, len(nodes)), make([]int, len(nodes))},
 	}
-	for i, name := range e.names {
-		e.index[name] = i
-		e.able = append(e.able, nodes[name])
-		e.hashes = append(e.hashes, hashName(name))
+	for i, name := range v.names {
+		v.index[name] = int32(i)
+		v.all = append(v.all, voter{hashName(name), int32(i)})
+	}
+	return v.electorate(nodes)
+}
+
+// With returns the electorate of the nodes, like New, but keeps what e has
+// decided when only who is able differs. Then it costs little.
+func (e *Electorate) With(nodes map[string]bool) *Electorate {
+	if len(nodes) != len(e.names) {
+		return New(nodes)
+	}
+	for _, name := range e.names {
+		if _, ok := nodes[name]; !ok {
+			return New(nodes)
+		}
+	}
+	return e.electorate(nodes)
+}
+
+func (v *voters) electorate(nodes map[string]bool) *Electorate {
+	e := &Electorate{voters: v, able: make([]bool, len(v.names)), deputies: map[netip.Addr]*[blockSize]int32{}}
+	for i, name := range v.names {
+		e.able[i] = nodes[name]
 	}
 	return e
 }
@@ -86,7 +133,7 @@ func (e *Electorate) OwnerAmong(vip netip.Addr, nodes map[string]bool) string {
 	hash, best := hashAddr(vip), ranking{node: -1}
 	for name, in := range nodes {
 		if i, ok := e.index[name]; ok && in && e.able[i] {
-			best.offer(i, score(hash, e.hashes[i]))
+			best.offer(i, score(hash, e.all[i].hash))
 		}
 	}
 	if best.node < 0 {
@@ -95,59 +142,78 @@ func (e *Electorate) OwnerAmong(vip netip.Addr, nodes map[string]bool) string {
 	return e.names[best.node]
 }
 
-func (e *Electorate) owner(vip netip.Addr) int {
-	first, offset := block(vip)
-	owners := e.blocks[first]
-	if owners == nil {
-		owners = e.decide(first)
-		e.blocks[first] = owners
+// owner returns the owner among all nodes or, when that one is unable, its
+// deputy among the able ones.
+func (e *Electorate) owner(vip netip.Addr) int32 {
+	first, offset := place(vip)
+	owner := e.decide(first, offset+1).owners[offset]
+	if owner < 0 || e.able[owner] {
+		return owner
 	}
-	return owners[offset]
+	deputies := e.deputies[first]
+	if deputies == nil {
+		deputies = e.depute(first)
+		remember(e.deputies, first, deputies)
+	}
+	return deputies[offset]
 }
 
-// decide gives every address of the block an owner: first one of all nodes,
-// then, if that one is unable, one of the able nodes.
-func (e *Electorate) decide(first netip.Addr) *[blockSize]int {
-	var hashes [blockSize]uint64
-	var owners [blockSize]int
-	for i, a := 0, first; i < blockSize; i, a = i+1, a.Next() {
-		hashes[i], owners[i] = hashAddr(a), -1
+// decide returns the block after it gave at least its first count addresses
+// an owner.
+func (v *voters) decide(first netip.Addr, count int) *block {
+	b := v.blocks[first]
+	if b == nil {
+		b = &block{}
+		for i := range b.owners {
+			b.owners[i] = -1
+		}
+		remember(v.blocks, first, b)
 	}
-	var all, able []int
-	for i := range e.names {
-		all = append(all, i)
-		if e.able[i] {
-			able = append(able, i)
+	if b.decided < count {
+		v.fill(&b.owners, first, count, v.all)
+		b.decided = count
+	}
+	return b
+}
+
+// remember adds the block, after it forgot all if they are too many.
+func remember[B any](blocks map[netip.Addr]*B, first netip.Addr, b *B) {
+	if len(blocks) >= maxBlocks {
+		clear(blocks)
+	}
+	blocks[first] = b
+}
+
+// depute returns the owners of the whole block, able nodes in the place of
+// those that are not.
+func (e *Electorate) depute(first netip.Addr) *[blockSize]int32 {
+	owners := e.decide(first, blockSize).owners
+	for i, o := range owners {
+		if o >= 0 && !e.able[o] {
+			owners[i] = -1
 		}
 	}
-	e.fill(&owners, &hashes, all)
-	if len(able) < len(all) {
-		for i, o := range owners {
-			if !e.able[o] {
-				owners[i] = -1
-			}
-		}
-		e.fill(&owners, &hashes, able)
-	}
+	able := slices.DeleteFunc(slices.Clone(e.all), func(v voter) bool { return !e.able[v.node] })
+	e.fill(&owners, first, blockSize, able)
 	return &owners
 }
 
-// fill gives each address without an owner, in order, the best of the nodes
-// that has room for it: among the first addresses, up to the next power of
-// two, and in the whole block. Nodes that own addresses already may leave room
-// only in the block.
-func (e *Electorate) fill(owners *[blockSize]int, hashes *[blockSize]uint64, nodes []int) {
+// fill gives each of the block's first limit addresses without an owner, in
+// order, the best of the nodes that has room for it: among the first
+// addresses, up to the next power of two, and in the whole block. Nodes that
+// own addresses already may leave room only in the block.
+func (v *voters) fill(owners *[blockSize]int32, first netip.Addr, limit int, nodes []voter) {
 	if len(nodes) == 0 {
 		return
 	}
-	load, total := make([]int, len(e.names)), make([]int, len(e.names))
+	load, total := v.tally.load, v.tally.total
 	for _, o := range owners {
 		if o >= 0 {
 			total[o]++
 		}
 	}
-	counted := 0
-	for i := range owners {
+	counted, blockRoom := 0, share(blockSize, len(nodes))
+	for i, addr := 0, first; i < limit; i, addr = i+1, addr.Next() {
 		count := 1 << bits.Len(uint(i)) // 1, 2, 4, 4, 8, ...
 		for ; counted < count; counted++ {
 			if o := owners[counted]; o >= 0 {
@@ -157,26 +223,39 @@ func (e *Electorate) fill(owners *[blockSize]int, hashes *[blockSize]uint64, nod
 		if owners[i] >= 0 {
 			continue
 		}
-		room, blockRoom := share(count, len(nodes)), share(blockSize, len(nodes))
-		best, second := ranking{node: -1}, ranking{node: -1}
-		for _, node := range nodes {
-			s := score(hashes[i], e.hashes[node])
-			if total[node] >= blockRoom {
-				continue
-			}
-			if load[node] < room {
-				best.offer(node, s)
-			} else if best.node < 0 {
-				second.offer(node, s)
-			}
+		hash := hashAddr(addr)
+		best := v.tally.best(hash, nodes, share(count, len(nodes)), blockRoom)
+		if best < 0 {
+			best = v.tally.best(hash, nodes, blockSize, blockRoom)
 		}
-		if best.node < 0 {
-			best = second
-		}
-		owners[i] = best.node
-		load[best.node]++
-		total[best.node]++
+		owners[i] = best
+		load[best]++
+		total[best]++
 	}
+	for _, o := range owners {
+		if o >= 0 {
+			load[o], total[o] = 0, 0
+		}
+	}
+}
+
+// tally counts each node's addresses: among the first ones of a block and in
+// the whole of it. It is zero but while a block is filled.
+type tally struct{ load, total []int }
+
+// best returns the node with the best score for the hash of those with room,
+// or -1. It is where the time goes: few nodes come as far as the question
+// whether they have room.
+func (t *tally) best(hash uint64, nodes []voter, room, blockRoom int) int32 {
+	best, most := int32(-1), uint64(0)
+	for i := range nodes {
+		if s := score(hash, nodes[i].hash); s >= most {
+			if n := nodes[i].node; (s > most || best < 0) && t.load[n] < room && t.total[n] < blockRoom {
+				best, most = n, s
+			}
+		}
+	}
+	return best
 }
 
 // share is the most that each of n nodes may own of count addresses.
@@ -184,24 +263,21 @@ func share(count, n int) int { return (5*count + 4*n - 1) / (4 * n) }
 
 // ranking keeps the best of the nodes offered to it, whatever their order.
 type ranking struct {
-	node  int
+	node  int32
 	score uint64
 }
 
-func (r *ranking) offer(node int, score uint64) {
+func (r *ranking) offer(node int32, score uint64) {
 	if r.node < 0 || score > r.score || score == r.score && node < r.node {
 		r.node, r.score = node, score
 	}
 }
 
-// block returns the first address of the address's block and its place in it.
-func block(a netip.Addr) (first netip.Addr, offset int) {
-	raw := a.AsSlice()
-	last := len(raw) - 1
-	offset = int(raw[last] & (blockSize - 1))
-	raw[last] &^= blockSize - 1
-	first, _ = netip.AddrFromSlice(raw)
-	return first, offset
+// place returns the first address of the address's block and its place in it.
+func place(a netip.Addr) (first netip.Addr, offset int) {
+	raw := a.As16()
+	block, _ := a.Prefix(a.BitLen() - blockBits)
+	return block.Addr(), int(raw[len(raw)-1] % blockSize)
 }
 
 func hashName(name string) uint64 {

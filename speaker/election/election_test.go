@@ -224,20 +224,34 @@ func TestFigures(t *testing.T) {
 	}
 }
 
+// BenchmarkOwners decides 10,000 VIPs anew, and after the loss of a node. It
+// is for comparing: the scattered VIPs are in as many blocks.
 func BenchmarkOwners(b *testing.B) {
-	nodes := cluster(1, 100)
-	for name, stride := range map[string]int{"dense": 1, "sparse": 100} {
+	for name, stride := range map[string]int{"dense": 1, "scattered": 100} {
 		vips, a := make([]netip.Addr, 10_000), [4]byte{10}
 		for i := range vips {
 			n := i * stride
 			a[1], a[2], a[3] = byte(n>>16), byte(n>>8), byte(n)
 			vips[i] = netip.AddrFrom4(a)
 		}
-		for _, state := range []string{"all able", "one lost"} {
-			nodes := with(nodes, "node-1-7", state == "all able")
-			b.Run(fmt.Sprintf("10000 VIPs %s/100 nodes %s", name, state), func(b *testing.B) {
+		for _, n := range []int{100, 1000} {
+			nodes := cluster(1, n)
+			lost := with(nodes, "node-1-7", false)
+			e := election.New(nodes)
+			ask := func(e *election.Electorate) {
+				for _, vip := range vips {
+					e.Owner(vip)
+				}
+			}
+			ask(e)
+			b.Run(fmt.Sprintf("%s/%d nodes/anew", name, n), func(b *testing.B) {
 				for b.Loop() {
-					owners(nodes, vips)
+					ask(election.New(nodes))
+				}
+			})
+			b.Run(fmt.Sprintf("%s/%d nodes/one lost", name, n), func(b *testing.B) {
+				for b.Loop() {
+					ask(e.With(lost))
 				}
 			})
 		}

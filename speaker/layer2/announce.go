@@ -23,6 +23,11 @@ var schedule = [...]time.Duration{
 	4 * time.Second,
 }
 
+// defence is how long after a foreign claim the VIP is announced again, if it
+// is still ours: while a speaker hands a VIP over, the next owner claims it,
+// which is no reason to take it back.
+const defence = time.Second
+
 // The pace of announcements on one interface: every host on the segment
 // handles each of these broadcasts, and routers drop ARP above some rate.
 // 5,000 VIPs take one second.
@@ -42,13 +47,16 @@ func (p *port) announce(ctx context.Context) error {
 		case fresh := <-p.fresh:
 			q.add(fresh)
 			continue
+		case o := <-p.contested:
+			q.defend(o)
+			continue
 		case <-q.due():
 		}
 		t := q.pop()
 		if !p.owns(t.ownership) {
 			continue // and no repetition
 		}
-		frames := p.key.protocol.announce(p.key.mac, t.vip)
+		frames := p.key.protocol.announce(p.key.mac, t.vip, t.step == 0)
 		if pace.WaitN(ctx, len(frames)) != nil {
 			return nil
 		}
@@ -65,7 +73,7 @@ func (p *port) tell(o *ownership, frames [][]byte) {
 		return
 	}
 	for _, f := range frames {
-		if p.send(f, broadcast) {
+		if p.send(f) {
 			p.counters.announcements.Inc()
 		}
 	}
@@ -80,17 +88,28 @@ type turn struct {
 	first, due time.Time // of the first announcement, of this one
 }
 
-// queue orders announcements. Each step of the schedule, and the refresh
-// after them, is a line whose first turn is due first.
+// queue orders announcements. Each step of the schedule, and the two after
+// them, is a line whose first turn is due first.
 type queue struct {
 	refresh time.Duration
-	lines   [len(schedule) + 1][]turn
+	lines   [len(schedule) + 2][]turn
 }
+
+// The steps after the schedule.
+const (
+	stepRefresh = len(schedule) + iota
+	stepDefence
+)
 
 func (q *queue) add(fresh []*ownership) {
 	for _, o := range fresh {
 		q.lines[0] = append(q.lines[0], turn{ownership: o})
 	}
+}
+
+// defend enters one turn, soon.
+func (q *queue) defend(o *ownership) {
+	q.lines[stepDefence] = append(q.lines[stepDefence], turn{ownership: o, step: stepDefence, due: time.Now().Add(defence)})
 }
 
 // next returns the line whose turn it is. Negative: there is none.
@@ -126,8 +145,11 @@ func (q *queue) again(t turn) {
 	if t.step == 0 {
 		t.first = now
 	}
-	switch t.step = min(t.step+1, len(schedule)); {
-	case t.step < len(schedule):
+	if t.step == stepDefence {
+		return
+	}
+	switch t.step = min(t.step+1, stepRefresh); {
+	case t.step < stepRefresh:
 		t.due = t.first.Add(schedule[t.step])
 	case q.refresh > 0:
 		t.due = now.Add(q.refresh)

@@ -135,14 +135,24 @@ func BenchmarkAnswer(b *testing.B) {
 	for vip := netip.MustParseAddr("198.19.0.0"); len(want) < 5000; vip = vip.Next() {
 		want[vip] = plan.Layer2{}
 	}
+	want[vip6] = plan.Layer2{}
 	w.set(want)
-	p := &port{key: portKey{protocol: arp{}, mac: nodeMAC}, conn: blackHole{}, counters: w.metrics.of("eth0"), own: &w.own}
-	p.owned.Store(&w.vips)
-	for name, f := range map[string][]byte{"ours": ask(vipA, clientIP, broadcast), "another's": ask(clientIP, vipB, broadcast)} {
+	for name, c := range map[string]struct {
+		protocol protocol
+		frame    []byte
+	}{
+		"ARP, ours":      {arp{}, ask(vipA, clientIP, broadcast)},
+		"ARP, another's": {arp{}, ask(clientIP, vipB, broadcast)},
+		"NDP, ours":      {ndp{}, coldQuery(clientMAC, vip6).frame()},
+		"NDP, another's": {ndp{}, coldQuery(clientMAC, vip6B).frame()},
+	} {
+		key := portKey{protocol: c.protocol, name: "eth0", mac: nodeMAC}
+		p := &port{key: key, conn: blackHole{}, counters: w.metrics.of(key), own: &w.own}
+		p.owned.Store(&w.vips)
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				p.handle(f)
+				p.handle(c.frame)
 			}
 		})
 	}

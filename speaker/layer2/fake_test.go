@@ -3,7 +3,9 @@ package layer2
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -19,6 +21,7 @@ import (
 	"github.com/mdlayher/packet"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/pkg/netstate"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
@@ -31,6 +34,7 @@ var (
 	vipA      = netip.MustParseAddr("198.18.0.100")
 	vipB      = netip.MustParseAddr("198.18.0.101")
 	vip6      = netip.MustParseAddr("2001:db8::100")
+	linkLocal = netip.MustParsePrefix("fe80::1/64")
 )
 
 // everywhere is a set of VIPs announced on every suitable interface.
@@ -46,7 +50,8 @@ func everywhere(vips ...netip.Addr) map[netip.Addr]plan.Layer2 {
 func eth(index int, name string) netstate.Interface {
 	m := nodeMAC
 	m[4] = byte(index)
-	return netstate.Interface{Index: index, Name: name, Kind: "device", HardwareAddr: m[:], Up: true, Ethernet: true}
+	return netstate.Interface{Index: index, Name: name, Kind: "device", HardwareAddr: m[:], Up: true, Ethernet: true,
+		Addrs: []netip.Prefix{linkLocal}}
 }
 
 // world is a simulated node on a segment: interfaces, sockets and a record of
@@ -66,6 +71,8 @@ type world struct {
 	opens      atomic.Int64
 	openErr    map[string]error
 	sent       []frame
+	joined     map[string]bool // groups, by interface
+	groupErr   error
 	conflicts  []Conflict
 }
 
@@ -97,13 +104,14 @@ func (f frame) vip(t testing.TB) netip.Addr { _, p := f.packet(t); return p.Send
 // stop is called.
 func newWorld(t testing.TB, change func(*Options), interfaces ...netstate.Interface) (w *world, stop func() error) {
 	w = &world{t: t, start: time.Now(), interfaces: interfaces, registry: prometheus.NewPedanticRegistry(),
-		changed: make(chan struct{}), ready: make(chan struct{}), conns: map[string]*conn{}, openErr: map[string]error{}}
+		changed: make(chan struct{}), ready: make(chan struct{}), conns: map[string]*conn{}, openErr: map[string]error{}, joined: map[string]bool{}}
 	close(w.ready)
 	o := Options{
 		Interfaces: view{w},
 		Log:        slog.New(slog.NewTextHandler(&w.log, nil)),
 		Registry:   w.registry,
 		Listen:     w.listen,
+		Groups:     func() (GroupSocket, error) { return &groups{w: w, joined: map[string]bool{}}, nil },
 		Conflict:   func(c Conflict) { w.mu.Lock(); defer w.mu.Unlock(); w.conflicts = append(w.conflicts, c) },
 	}
 	if change != nil {
@@ -185,7 +193,8 @@ func (w *world) restart() {
 	w.start = time.Now()
 }
 
-// receive puts a frame on the wire in front of an interface.
+// receive puts a frame on the wire in front of an interface: "eth0" for its
+// ARP socket, "eth0 IPv6" for the one of NDP.
 func (w *world) receive(name string, frame []byte) {
 	w.conn(name).in <- frame
 }
@@ -204,7 +213,7 @@ func (w *world) fail(name string, err error) {
 	w.openErr[name] = err
 }
 
-func (w *world) listen(i *net.Interface, _ int, filter []bpf.RawInstruction) (net.PacketConn, error) {
+func (w *world) listen(i *net.Interface, etherType int, filter []bpf.RawInstruction) (net.PacketConn, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.opens.Add(1)
@@ -215,8 +224,65 @@ func (w *world) listen(i *net.Interface, _ int, filter []bpf.RawInstruction) (ne
 		w.t.Error("a socket without a filter")
 	}
 	c := &conn{w: w, name: i.Name, in: make(chan []byte), broken: make(chan error), closed: make(chan struct{})}
-	w.conns[i.Name] = c
+	if etherType == unix.ETH_P_IPV6 {
+		c.name += " IPv6"
+	}
+	w.conns[c.name] = c
 	return c, nil
+}
+
+// groups is a simulated GroupSocket, with room for few.
+type groups struct {
+	w      *world
+	joined map[string]bool
+}
+
+const roomForGroups = 3
+
+func (g *groups) Join(index int, group netip.Addr) error {
+	key := fmt.Sprint(index, " ", group)
+	g.w.mu.Lock()
+	defer g.w.mu.Unlock()
+	switch {
+	case g.w.groupErr != nil:
+		return g.w.groupErr
+	case len(g.joined) == roomForGroups:
+		return unix.ENOMEM
+	case g.w.joined[key]:
+		g.w.t.Errorf("joined twice: %s", key)
+	}
+	g.joined[key], g.w.joined[key] = true, true
+	return nil
+}
+
+func (g *groups) Leave(index int, group netip.Addr) error {
+	key := fmt.Sprint(index, " ", group)
+	g.w.mu.Lock()
+	defer g.w.mu.Unlock()
+	if !g.joined[key] {
+		return unix.EADDRNOTAVAIL
+	}
+	delete(g.joined, key)
+	delete(g.w.joined, key)
+	return nil
+}
+
+func (g *groups) Close() error {
+	g.w.mu.Lock()
+	defer g.w.mu.Unlock()
+	for key := range g.joined {
+		delete(g.w.joined, key)
+	}
+	return nil
+}
+
+// groups returns the groups that are joined, each after the index of its
+// interface.
+func (w *world) groups() []string {
+	synctest.Wait()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Sorted(maps.Keys(w.joined))
 }
 
 // conn is a simulated packet socket.

@@ -46,7 +46,9 @@ func Segments(all []netstate.Interface, patterns ...[]string) []netip.Prefix {
 		enslaved := isPort(i, all)
 		if slices.ContainsFunc(patterns, func(p []string) bool { return suitable(i, enslaved, p) }) {
 			for _, a := range i.Addrs {
-				segments = append(segments, a.Masked())
+				if !a.Addr().IsLinkLocalUnicast() { // every segment has those
+					segments = append(segments, a.Masked())
+				}
 			}
 		}
 	}
@@ -74,6 +76,20 @@ func isPort(i netstate.Interface, all []netstate.Interface) bool {
 		}
 	}
 	return true
+}
+
+// speaks returns the interface that speaks IP for i: its master, if it is a
+// port.
+func speaks(i netstate.Interface, all []netstate.Interface) netstate.Interface {
+	if !isPort(i, all) {
+		return i
+	}
+	for _, m := range all {
+		if m.Index == i.Master {
+			return m
+		}
+	}
+	return netstate.Interface{Index: i.Master} // we have not heard of it yet
 }
 
 // mac is an EUI-48 hardware address, comparable.

@@ -4,9 +4,10 @@
 // once it arrives.
 //
 // One goroutine, Run, owns all state. For each interface in use it keeps a
-// port: a packet socket, a task that answers and a task that announces. Both
-// read an immutable set of owned VIPs through an atomic pointer, so answering
-// takes no lock.
+// port for each protocol: a packet socket, a task that answers, one that
+// announces, and one that joins the multicast groups in which IPv6 hosts ask.
+// They read an immutable set of owned VIPs through an atomic pointer, so
+// answering takes no lock.
 package layer2
 
 import (
@@ -18,6 +19,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -35,12 +37,17 @@ const (
 	lastRetry  = 30 * time.Second
 )
 
-// conflictLog is how often the log says that a VIP is claimed by somebody
-// else: as often as RFC 5227 section 2.4 allows a defence (DEFEND_INTERVAL).
-const conflictLog = 10 * time.Second
+// defendInterval is how often at most a VIP that somebody else claims is
+// defended and the log tells of it (RFC 5227 section 2.4, DEFEND_INTERVAL).
+const defendInterval = 10 * time.Second
 
 // ErrStopped is returned by Set when Run has ended.
 var ErrStopped = errors.New("the layer-2 announcer has stopped")
+
+var (
+	errNoLinkLocal = errors.New("no IPv6 link-local address that can be used")
+	errGroups      = errors.New("join IPv6 multicast groups")
+)
 
 // Interfaces is the live view of the node's interfaces; netstate.Watcher is
 // one.
@@ -58,6 +65,8 @@ type Options struct {
 	Registry   prometheus.Registerer
 	// Listen opens sockets. Nil: ListenPacket.
 	Listen Listen
+	// Groups opens sockets that join multicast groups. Nil: OpenGroups.
+	Groups func() (GroupSocket, error)
 	// Refresh repeats the announcement of every owned VIP this often: switch
 	// tables age out before gateways' neighbour entries do. Zero: never.
 	Refresh time.Duration
@@ -79,6 +88,7 @@ type Announcer struct {
 	interfaces Interfaces
 	log        *slog.Logger
 	listen     Listen
+	openGroups func() (GroupSocket, error)
 	refresh    time.Duration
 	conflict   func(Conflict)
 	metrics    *metrics
@@ -93,9 +103,11 @@ type Announcer struct {
 	vips     owned             // those of set
 	groups   []group           // the same by where they are announced
 	want     map[portKey]owned // the ports that there should be
+	unfit    map[portKey]error // those of want that the interface does not allow
 	ports    map[portKey]*port // those that there are
 	failures map[portKey]*failure
 	fatal    error
+	running  sync.WaitGroup // tasks of ports, also of those that were closed
 
 	// Read by everybody, immutable.
 	own       atomic.Pointer[map[mac]bool] // the node's own hardware addresses
@@ -145,6 +157,7 @@ func New(o Options) *Announcer {
 		interfaces: o.Interfaces,
 		log:        o.Log,
 		listen:     o.Listen,
+		openGroups: o.Groups,
 		refresh:    o.Refresh,
 		conflict:   o.Conflict,
 		sets:       make(chan setting),
@@ -156,6 +169,9 @@ func New(o Options) *Announcer {
 	}
 	if a.listen == nil {
 		a.listen = ListenPacket
+	}
+	if a.openGroups == nil {
+		a.openGroups = OpenGroups
 	}
 	if a.conflict == nil {
 		a.conflict = func(Conflict) {}
@@ -176,9 +192,9 @@ func (a *Announcer) Ready() <-chan struct{} { return a.ready }
 // Set replaces the whole set of VIPs that this node announces. When it
 // returns nil, no packet for a VIP that is no longer in the set will be sent,
 // and the announcement of the new ones has begun. What keeps a VIP from being
-// announced (IPv6, no such interface, a socket that cannot be opened) is no
-// error: Status tells it, and the announcer keeps trying by itself. Set waits
-// for Run, and after Run it returns ErrStopped.
+// announced (no such interface, no IPv6 on it, a socket that cannot be opened)
+// is no error: Status tells it, and the announcer keeps trying by itself. Set
+// waits for Run, and after Run it returns ErrStopped.
 func (a *Announcer) Set(ctx context.Context, want map[netip.Addr]plan.Layer2) error {
 	s := setting{want, make(chan struct{})}
 	select {
@@ -196,6 +212,7 @@ func (a *Announcer) Set(ctx context.Context, want map[netip.Addr]plan.Layer2) er
 // socket can ever be opened, see recoverable.
 func (a *Announcer) Run(ctx context.Context) error {
 	defer close(a.stopped)
+	defer a.running.Wait()
 	defer a.closeAll()
 	changed, synced := a.interfaces.Changed(), a.interfaces.Ready()
 	for {
@@ -272,17 +289,17 @@ func (a *Announcer) reconcile(ctx context.Context) {
 	interfaces := a.interfaces.Interfaces()
 	own := hardwareAddrs(interfaces)
 	a.own.Store(&own)
-	a.want = a.wanted(interfaces)
+	a.wanted(interfaces)
 	for key, p := range a.ports {
-		if vips := a.want[key]; vips != nil {
+		if vips := a.want[key]; vips != nil && a.unfit[key] == nil {
 			p.set(vips)
 		} else {
 			a.closePort(p)
 		}
 	}
-	maps.DeleteFunc(a.failures, func(key portKey, _ *failure) bool { return a.want[key] == nil })
+	maps.DeleteFunc(a.failures, func(key portKey, _ *failure) bool { return a.want[key] == nil || a.unfit[key] != nil })
 	for key, vips := range a.want {
-		if f := a.failures[key]; a.ports[key] != nil || f != nil && time.Until(f.until) > 0 {
+		if f := a.failures[key]; a.ports[key] != nil || a.unfit[key] != nil || f != nil && time.Until(f.until) > 0 {
 			continue
 		}
 		if err := a.open(ctx, key, vips); err != nil {
@@ -292,16 +309,22 @@ func (a *Announcer) reconcile(ctx context.Context) {
 	a.publish()
 }
 
-// wanted returns the ports that there should be, with their VIPs.
-func (a *Announcer) wanted(interfaces []netstate.Interface) map[portKey]owned {
-	want := map[portKey]owned{}
+// wanted finds the ports that there should be, with their VIPs.
+func (a *Announcer) wanted(interfaces []netstate.Interface) {
+	want, unfit := map[portKey]owned{}, map[portKey]error{}
 	for _, i := range interfaces {
-		enslaved := isPort(i, interfaces)
+		ip := speaks(i, interfaces)
 		for _, g := range a.groups {
-			if !suitable(i, enslaved, g.interfaces) {
+			key := portKey{g.protocol, i.Index, i.Name, hardwareAddr(i.HardwareAddr), ip.Index}
+			if !suitable(i, key.enslaved(), g.interfaces) {
 				continue
 			}
-			key := portKey{g.protocol, i.Index, i.Name, hardwareAddr(i.HardwareAddr), enslaved}
+			if err := g.protocol.fit(ip); err != nil {
+				unfit[key] = err
+				if a.unfit[key] == nil {
+					a.log.Warn("interface cannot announce", "interface", i.Name, "family", g.protocol.family(), "err", err)
+				}
+			}
 			if want[key] == nil {
 				want[key] = g.vips // shared, never modified
 			} else {
@@ -311,7 +334,7 @@ func (a *Announcer) wanted(interfaces []netstate.Interface) map[portKey]owned {
 			}
 		}
 	}
-	return want
+	a.want, a.unfit = want, unfit
 }
 
 // fail records that a port broke after it lived, and when to try again.
@@ -322,7 +345,7 @@ func (a *Announcer) fail(key portKey, err error, lived time.Duration) {
 	f := a.failures[key]
 	if f == nil || lived > lastRetry {
 		f = &failure{delay: firstRetry}
-		a.log.Warn("interface failed", "interface", key.name, "err", err)
+		a.log.Warn("interface failed", "interface", key.name, "family", key.protocol.family(), "err", err)
 	}
 	a.failures[key] = &failure{err: err, delay: min(2*f.delay, lastRetry), until: time.Now().Add(f.delay)}
 }
@@ -343,13 +366,15 @@ func (a *Announcer) retry() <-chan time.Time {
 }
 
 // reportConflict counts nothing and logs little: somebody may claim a VIP a
-// thousand times a second.
-func (a *Announcer) reportConflict(o *ownership, c Conflict) {
+// thousand times a second. It returns whether this is the first conflict of
+// the VIP in defendInterval.
+func (a *Announcer) reportConflict(o *ownership, c Conflict) (first bool) {
 	now, last := time.Now().UnixNano(), o.warned.Load()
-	if now-last >= int64(conflictLog) && o.warned.CompareAndSwap(last, now) {
+	if first = now-last >= int64(defendInterval) && o.warned.CompareAndSwap(last, now); first {
 		a.log.Warn("foreign host claims a VIP", "vip", c.VIP, "interface", c.Interface, "hardware_addr", c.HardwareAddr)
 	}
 	a.conflict(c)
+	return first
 }
 
 func (a *Announcer) closePort(p *port) {
@@ -369,6 +394,8 @@ func (a *Announcer) closeAll() {
 // but those that no interface and no time will change.
 func recoverable(err error) bool {
 	switch {
+	case errors.Is(err, errGroups): // a node may be unable to do IPv6, and IPv4 goes on
+		return true
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES): // the process lacks NET_RAW
 		return false
 	case errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EPROTONOSUPPORT): // the kernel lacks packet sockets
@@ -393,9 +420,6 @@ func grouped(want map[netip.Addr]plan.Layer2, vips owned) []group {
 	index, groups := map[key]int{}, []group(nil)
 	for vip, l := range want {
 		p := protocolOf(vip)
-		if p == nil {
-			continue
-		}
 		k := key{p, strings.Join(l.Interfaces, " ")}
 		at, ok := index[k]
 		if !ok {

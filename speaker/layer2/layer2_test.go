@@ -15,6 +15,8 @@ import (
 	arppacket "github.com/mdlayher/arp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/pkg/netstate"
@@ -170,8 +172,9 @@ func TestRefresh(t *testing.T) {
 		defer stop()
 		w.set(everywhere(vipA))
 		w.after(5 * time.Second)
-		if got, want := when(t, w.after(25*time.Minute)), "eth0 198.18.0.100 1204000, eth0 198.18.0.100 604000"; got != want {
-			t.Errorf("refreshed at %s, want %s", got, want)
+		w.receive("eth0", arpFrame(arppacket.OperationReply, broadcast, clientMAC, vipA, clientMAC, vipA)) // defended once
+		if got, want := when(t, w.after(25*time.Minute)), "eth0 198.18.0.100 1204000, eth0 198.18.0.100 6000, eth0 198.18.0.100 604000"; got != want {
+			t.Errorf("refreshed and defended at %s, want %s", got, want)
 		}
 	})
 }
@@ -288,9 +291,11 @@ func TestConflict(t *testing.T) {
 		w.set(everywhere(vipA))
 		w.after(time.Minute)
 		claim := arpFrame(arppacket.OperationReply, broadcast, clientMAC, vipA, clientMAC, vipA)
+		w.restart()
 		for range 25 {
 			w.receive("eth0", claim)
-			w.after(time.Second)
+			time.Sleep(time.Second)
+			synctest.Wait()
 		}
 		if len(w.conflicts) != 25 || w.conflicts[0] != (Conflict{vipA, "eth0", clientMAC.String()}) {
 			t.Errorf("%d conflicts reported, want 25", len(w.conflicts))
@@ -298,13 +303,16 @@ func TestConflict(t *testing.T) {
 		if n := strings.Count(w.log.String(), "level=WARN"); n != 3 {
 			t.Errorf("%d warnings in 25 s, want 3", n)
 		}
-		if n := testutil.ToFloat64(w.metrics.conflicts.WithLabelValues("eth0")); n != 25 {
+		if got, want := when(t, w.take()), "eth0 198.18.0.100 1000, eth0 198.18.0.100 11000, eth0 198.18.0.100 21000"; got != want {
+			t.Errorf("defended at %s, want %s", got, want)
+		}
+		if n := testutil.ToFloat64(w.metrics.conflicts.WithLabelValues("eth0", "IPv4")); n != 25 {
 			t.Errorf("%s is %v", metricConflicts, n)
 		}
 		// What this node says on eth1 comes back on eth0 when both are on one
 		// segment.
 		m := hardwareAddr(eth(2, "eth1").HardwareAddr)
-		for _, f := range (arp{}).announce(m, vipA) {
+		for _, f := range (arp{}).announce(m, vipA, true) {
 			w.receive("eth0", f)
 		}
 		w.receive("eth0", arpFrame(arppacket.OperationRequest, broadcast, m, clientIP, mac{}, vipA))
@@ -314,21 +322,40 @@ func TestConflict(t *testing.T) {
 	}, eth(1, "eth0"), eth(2, "eth1"))
 }
 
-func TestIPv6IsVisiblyNotAnnounced(t *testing.T) {
+func TestStatus(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(t *testing.T, w *world) {
 		w.set(everywhere(vip6, vipA))
 		s := w.Status()
-		if len(s.VIPs) != 2 || s.VIPs[0].Reason != "" || s.VIPs[1].Reason != IPv6NotSupported || s.VIPs[1].Addr != vip6 {
-			t.Errorf("status %+v", s.VIPs)
+		require.Len(t, s.VIPs, 2)
+		for i, vip := range []netip.Addr{vipA, vip6} {
+			assert.Equal(t, VIPStatus{Addr: vip, Since: time.Now(), Interfaces: []string{"eth0"}}, s.VIPs[i])
 		}
-		if s.VIPs[0].Since.IsZero() || !slices.Equal(s.VIPs[0].Interfaces, []string{"eth0"}) || s.Interfaces[0].VIPs != 1 {
-			t.Errorf("status %+v", s)
-		}
+		hw := hardwareAddr(eth(1, "eth0").HardwareAddr).String()
+		assert.Equal(t, []InterfaceStatus{
+			{Name: "eth0", Family: "IPv4", HardwareAddr: hw, VIPs: 1},
+			{Name: "eth0", Family: "IPv6", HardwareAddr: hw, VIPs: 1},
+		}, s.Interfaces)
 		want := "# HELP lodestone_layer2_owned_vips VIPs that this node owns on the local segment.\n" +
 			"# TYPE lodestone_layer2_owned_vips gauge\nlodestone_layer2_owned_vips 2\n"
 		if err := testutil.GatherAndCompare(w.registry, strings.NewReader(want), metricOwned); err != nil {
 			t.Error(err)
+		}
+	}, eth(1, "eth0"))
+}
+
+// Who hands a VIP over hears the next owner claim it, and does not take it
+// back.
+func TestHandOverIsNotDefended(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(t *testing.T, w *world) {
+		w.set(everywhere(vipA, vipB))
+		w.after(time.Minute)
+		w.receive("eth0", arpFrame(arppacket.OperationReply, broadcast, clientMAC, vipA, clientMAC, vipA))
+		w.after(300 * time.Millisecond)
+		w.set(everywhere(vipB))
+		if sent := w.after(time.Hour); len(sent) > 0 {
+			t.Errorf("%d frames: %s", len(sent), when(t, sent))
 		}
 	}, eth(1, "eth0"))
 }
@@ -393,7 +420,7 @@ func TestNoAnswerAfterSet(t *testing.T) {
 	}
 	close(quit)
 	flood.Wait()
-	if n := testutil.ToFloat64(w.metrics.replies.WithLabelValues("eth0")); n == 0 {
+	if n := testutil.ToFloat64(w.metrics.replies.WithLabelValues("eth0", "IPv4")); n == 0 {
 		t.Error("nothing was answered: the test tests nothing")
 	}
 	if err := stop(); err != nil {
@@ -492,6 +519,10 @@ func TestEnslaved(t *testing.T) {
 		if got := isPort(eth0, all); got != want {
 			t.Errorf("master %d: a port is %v", master, got)
 		}
+		speaker := map[bool]int{false: eth0.Index, true: master}[want]
+		if got := speaks(eth0, all).Index; got != speaker {
+			t.Errorf("master %d: interface %d speaks, want %d", master, got, speaker)
+		}
 	}
 }
 
@@ -504,8 +535,8 @@ func TestMetricNames(t *testing.T) {
 		if err != nil || len(problems) > 0 {
 			t.Errorf("%v %v", problems, err)
 		}
-		if n, _ := testutil.GatherAndCount(w.registry); n != 8 {
-			t.Errorf("%d time series, want 8", n)
+		if n, _ := testutil.GatherAndCount(w.registry); n != 9 {
+			t.Errorf("%d time series, want 9", n)
 		}
 	}, eth(1, "eth0"))
 }

@@ -18,7 +18,7 @@ type metrics struct {
 
 func newMetrics(r prometheus.Registerer, owned func() float64) *metrics {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
-		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, append(labels, "interface"))
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, append(labels, "interface", "family"))
 		r.MustRegister(c)
 		return c
 	}
@@ -28,24 +28,31 @@ func newMetrics(r prometheus.Registerer, owned func() float64) *metrics {
 		requests:      counter(metricRequests, "Requests for the address of a VIP that this node owns."),
 		replies:       counter(metricReplies, "Requests answered."),
 		announcements: counter(metricAnnouncements, "Gratuitous announcement frames sent."),
-		conflicts:     counter(metricConflicts, "Packets in which a foreign host claims a VIP that this node owns."),
-		errors:        counter(metricErrors, "Errors of sockets, by operation: open, receive, send.", "operation"),
+		conflicts:     counter(metricConflicts, "Packets in which a foreign host claims a VIP that this node owns, or is about to."),
+		errors:        counter(metricErrors, "Errors of sockets, by operation: open, receive, send, join.", "operation"),
 	}
 }
 
-// counters are the metrics of one interface.
+// counters are the metrics of one port.
 type counters struct {
-	requests, replies, announcements, conflicts, openErrors, receiveErrors, sendErrors prometheus.Counter
+	requests, replies, announcements, conflicts, openErrors, receiveErrors, sendErrors, groupErrors prometheus.Counter
 }
 
-func (m *metrics) of(name string) counters {
+func (m *metrics) of(key portKey) counters {
+	on := func(c *prometheus.CounterVec) prometheus.Counter {
+		return c.WithLabelValues(key.name, key.protocol.family())
+	}
+	failed := func(operation string) prometheus.Counter {
+		return m.errors.WithLabelValues(operation, key.name, key.protocol.family())
+	}
 	return counters{
-		requests:      m.requests.WithLabelValues(name),
-		replies:       m.replies.WithLabelValues(name),
-		announcements: m.announcements.WithLabelValues(name),
-		conflicts:     m.conflicts.WithLabelValues(name),
-		openErrors:    m.errors.WithLabelValues("open", name),
-		receiveErrors: m.errors.WithLabelValues("receive", name),
-		sendErrors:    m.errors.WithLabelValues("send", name),
+		requests:      on(m.requests),
+		replies:       on(m.replies),
+		announcements: on(m.announcements),
+		conflicts:     on(m.conflicts),
+		openErrors:    failed("open"),
+		receiveErrors: failed("receive"),
+		sendErrors:    failed("send"),
+		groupErrors:   failed("join"),
 	}
 }

@@ -33,34 +33,43 @@ type portKey struct {
 	index    int
 	name     string
 	mac      mac
-	enslaved bool
+	// ip is the index of the interface on which the kernel takes the VIPs'
+	// packets: the master's, for a port of a bridge or bond.
+	ip int
 }
+
+func (k portKey) enslaved() bool { return k.ip != k.index }
 
 // port is an interface in use by one protocol.
 type port struct {
 	key      portKey
 	conn     net.PacketConn
+	groups   func() (GroupSocket, error)
 	opened   time.Time
 	counters counters
 	own      *atomic.Pointer[map[mac]bool]
-	conflict func(*ownership, Conflict)
+	conflict func(*ownership, Conflict) (first bool)
 	refresh  time.Duration
 
 	owned atomic.Pointer[owned]
 	// fresh holds what is to be announced for the first time here.
 	fresh chan []*ownership
+	// contested holds what somebody else claims, to be defended.
+	contested chan *ownership
+	// regroup says that the VIPs changed.
+	regroup chan struct{}
 	// One gate for each task that sends.
 	answering, announcing gate
 
 	cancel context.CancelFunc
-	done   chan struct{}
-	err    error // why it ended, valid once done is closed
+	silent chan struct{} // closed once nothing more is sent
+	err    error         // why it ended, valid once it was sent to exited
 }
 
 // open opens a port and starts its tasks.
 func (a *Announcer) open(ctx context.Context, key portKey, vips owned) error {
 	etherType, filter := key.protocol.socket(key.mac)
-	if key.enslaved {
+	if key.enslaved() {
 		etherType = unix.ETH_P_ALL // the master takes frames before sockets of one type see them
 	}
 	raw, err := bpf.Assemble(filter)
@@ -69,26 +78,29 @@ func (a *Announcer) open(ctx context.Context, key portKey, vips owned) error {
 	}
 	conn, err := a.listen(&net.Interface{Index: key.index, Name: key.name, HardwareAddr: key.mac[:]}, etherType, raw)
 	if err != nil {
-		a.metrics.of(key.name).openErrors.Inc()
+		a.metrics.of(key).openErrors.Inc()
 		return fmt.Errorf("open a socket on interface %q: %w", key.name, err)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	p := &port{
-		key:      key,
-		conn:     conn,
-		opened:   time.Now(),
-		counters: a.metrics.of(key.name),
-		own:      &a.own,
-		conflict: a.reportConflict,
-		refresh:  a.refresh,
-		fresh:    make(chan []*ownership, 1),
-		cancel:   cancel,
-		done:     make(chan struct{}),
+		key:       key,
+		conn:      conn,
+		opened:    time.Now(),
+		groups:    a.openGroups,
+		counters:  a.metrics.of(key),
+		own:       &a.own,
+		conflict:  a.reportConflict,
+		refresh:   a.refresh,
+		fresh:     make(chan []*ownership, 1),
+		contested: make(chan *ownership, 100),
+		regroup:   make(chan struct{}, 1),
+		cancel:    cancel,
+		silent:    make(chan struct{}),
 	}
 	p.owned.Store(&owned{})
 	p.set(vips)
 	a.ports[key] = p
-	go p.run(ctx, a.exited) // closePort waits for it
+	a.running.Go(func() { p.run(ctx, a.exited) })
 	return nil
 }
 
@@ -96,11 +108,13 @@ func (a *Announcer) open(ctx context.Context, key portKey, vips owned) error {
 // reported to exited.
 func (p *port) run(ctx context.Context, exited chan<- *port) {
 	group, gctx := errgroup.WithContext(ctx)
-	group.Go(p.receive)
-	group.Go(func() error { return p.announce(gctx) })
-	group.Go(func() error { <-gctx.Done(); return p.conn.Close() })
+	group.Go(func() error { return p.join(gctx) })
+	senders, sctx := errgroup.WithContext(gctx)
+	senders.Go(p.receive)
+	senders.Go(func() error { return p.announce(sctx) })
+	senders.Go(func() error { <-sctx.Done(); return p.conn.Close() })
+	group.Go(func() error { defer close(p.silent); return senders.Wait() })
 	p.err = group.Wait()
-	close(p.done)
 	if ctx.Err() == nil {
 		select {
 		case exited <- p:
@@ -109,10 +123,11 @@ func (p *port) run(ctx context.Context, exited chan<- *port) {
 	}
 }
 
-// close ends the port's tasks and waits until they no longer send.
+// close ends the port's tasks and waits until they no longer send. To leave
+// its groups may take longer.
 func (p *port) close() {
 	p.cancel()
-	<-p.done
+	<-p.silent
 }
 
 // set replaces the VIPs of the port. When it returns, nothing more is sent
@@ -125,6 +140,10 @@ func (p *port) set(vips owned) {
 	p.owned.Store(&vips)
 	p.answering.wait(p.conn)
 	p.announcing.wait(p.conn)
+	select {
+	case p.regroup <- struct{}{}:
+	default: // it was told, and has not looked yet
+	}
 
 	fresh := vips.without(old)
 	select {
@@ -137,7 +156,7 @@ func (p *port) set(vips owned) {
 
 // receive answers until the socket ends.
 func (p *port) receive() error {
-	buf := make([]byte, 128) // the longest packet of interest has 60 bytes
+	buf := make([]byte, 1514) // an ARP packet has 60 bytes; one of NDP may have options
 	for {
 		n, _, err := p.conn.ReadFrom(buf)
 		if err != nil {
@@ -155,25 +174,45 @@ func (p *port) handle(frame []byte) {
 		return
 	}
 	if o := (*p.owned.Load())[m.claims]; o != nil {
-		p.counters.conflicts.Inc()
-		p.conflict(o, Conflict{o.vip, p.key.name, m.from.String()})
+		if p.report(o, m) {
+			select {
+			case p.contested <- o:
+			default: // so many that one more makes no difference
+			}
+		}
 		return // who claims it does not want an answer
 	}
+	if o := p.reply(m); o != nil && m.takes {
+		p.report(o, m)
+	}
+}
+
+// report reports a conflict, and returns whether it is the first one for the
+// VIP in some time.
+func (p *port) report(o *ownership, m message) (first bool) {
+	p.counters.conflicts.Inc()
+	return p.conflict(o, Conflict{o.vip, p.key.name, m.from.String()})
+}
+
+// reply answers what asks for a VIP, which it returns. Nil: it is none.
+func (p *port) reply(m message) *ownership {
 	p.answering.enter()
 	defer p.answering.leave()
-	if (*p.owned.Load())[m.asks] == nil {
-		return
+	o := (*p.owned.Load())[m.asks]
+	if o == nil {
+		return nil
 	}
 	p.counters.requests.Inc()
-	if p.send(p.key.protocol.answer(p.key.mac, m), m.from) {
+	if p.send(p.key.protocol.answer(p.key.mac, m)) {
 		p.counters.replies.Inc()
 	}
+	return o
 }
 
 // send sends a frame. An error passes or ends the receiver too; it is only
 // counted here.
-func (p *port) send(frame []byte, to mac) bool {
-	_, err := p.conn.WriteTo(frame, &packet.Addr{HardwareAddr: to[:]})
+func (p *port) send(frame []byte) bool {
+	_, err := p.conn.WriteTo(frame, &packet.Addr{HardwareAddr: frame[:6]})
 	if err != nil {
 		p.counters.sendErrors.Inc()
 	}

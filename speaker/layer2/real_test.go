@@ -46,6 +46,10 @@ func startNode(t *testing.T, h *testnet.Host) *node {
 			err = h.Do(func() error { c, err = ListenPacket(i, etherType, filter); return err })
 			return c, err
 		},
+		Groups: func() (s GroupSocket, err error) {
+			err = h.Do(func() error { s, err = OpenGroups(); return err })
+			return s, err
+		},
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 2)
@@ -316,11 +320,11 @@ func TestNeighbourUnreachabilityDetection(t *testing.T) {
 	n.set(everywhere(vipA))
 	resolve(t, client, vipA)
 	eventually(t, "resolved", func() bool { hw, _ := neighbour(t, client, vipA); return hw != "" })
-	before := testutil.ToFloat64(n.metrics.replies.WithLabelValues("eth0"))
+	before := testutil.ToFloat64(n.metrics.replies.WithLabelValues("eth0", "IPv4"))
 	client.Run("sysctl", "-qw", "net.ipv4.neigh.eth0.mcast_solicit=0")
 	client.Run("ip", "neigh", "change", vipA.String(), "dev", "eth0", "nud", "probe")
 	eventually(t, "reachable by a unicast probe", func() bool { _, state := neighbour(t, client, vipA); return state == "REACHABLE" })
-	if after := testutil.ToFloat64(n.metrics.replies.WithLabelValues("eth0")); after != before+1 {
+	if after := testutil.ToFloat64(n.metrics.replies.WithLabelValues("eth0", "IPv4")); after != before+1 {
 		t.Errorf("%v answers to the probe, want 1", after-before)
 	}
 }
@@ -339,7 +343,7 @@ func TestInterfaceChanges(t *testing.T) {
 		eventually(t, what, func() bool { hw, _ := neighbour(t, client, vipA); return hw == want })
 		eventually(t, what+": answered", func() bool { return slices.Contains(arping(t, client, vipA, 1), want) })
 	}
-	announced := func() float64 { return testutil.ToFloat64(n.metrics.announcements.WithLabelValues("eth0")) }
+	announced := func() float64 { return testutil.ToFloat64(n.metrics.announcements.WithLabelValues("eth0", "IPv4")) }
 	knows("at first", "eth0")
 
 	n.host.Run("ip", "link", "set", "eth0", "down")
@@ -397,7 +401,7 @@ func TestInterfacePatterns(t *testing.T) {
 		}
 	}
 	// Each of the node's interfaces hears what the others announce.
-	if c := testutil.ToFloat64(n.metrics.conflicts.WithLabelValues("eth0")); c != 0 {
+	if c := testutil.ToFloat64(n.metrics.conflicts.WithLabelValues("eth0", "IPv4")); c != 0 {
 		t.Errorf("%v conflicts with ourselves", c)
 	}
 }
@@ -472,7 +476,7 @@ func TestManyVIPs(t *testing.T) {
 	n.set(want)
 	set := time.Since(start)
 	for range 20 { // the machine may be busy with other things
-		if testutil.ToFloat64(n.metrics.announcements.WithLabelValues("eth0")) >= 2*2*5000 { // a lost frame is made up for
+		if testutil.ToFloat64(n.metrics.announcements.WithLabelValues("eth0", "IPv4")) >= 2*2*5000 { // a lost frame is made up for
 			break
 		}
 		time.Sleep(time.Second)

@@ -2,6 +2,7 @@ package layer2
 
 import (
 	"cmp"
+	"errors"
 	"maps"
 	"net/netip"
 	"slices"
@@ -13,10 +14,12 @@ type Reason string
 
 // The reasons.
 const (
-	// IPv6NotSupported: IPv6 by layer 2 is not there yet.
-	IPv6NotSupported Reason = "IPv6NotSupported"
 	// NoInterface: no interface that is up may announce the VIP.
 	NoInterface Reason = "NoInterface"
+	// NoLinkLocalAddress: the interfaces that may announce the VIP, which is
+	// IPv6, have no IPv6 link-local address that can be used; InterfaceStatus
+	// tells more.
+	NoLinkLocalAddress Reason = "NoLinkLocalAddress"
 	// InterfaceFailed: the interfaces that may announce the VIP cannot be
 	// used; InterfaceStatus has the error.
 	InterfaceFailed Reason = "InterfaceFailed"
@@ -24,17 +27,21 @@ const (
 
 // Status is what the announcer does at one moment.
 type Status struct {
-	Interfaces []InterfaceStatus // by name
+	Interfaces []InterfaceStatus // by name and family
 	VIPs       []VIPStatus       // by address
 }
 
-// InterfaceStatus tells about an interface that is in use or should be.
+// InterfaceStatus tells about an interface that is in use or should be, for
+// VIPs of one family.
 type InterfaceStatus struct {
-	Name         string
+	Name string
+	// Family is IPv4 or IPv6.
+	Family       string
 	HardwareAddr string
 	// VIPs is the number of VIPs announced on the interface.
 	VIPs int
-	// Error is why the interface cannot be used. It is tried again.
+	// Error is why the interface cannot be used. It is tried again, or when it
+	// changes.
 	Error string
 }
 
@@ -52,14 +59,14 @@ type VIPStatus struct {
 type state struct {
 	vips     owned
 	want     map[portKey]owned
-	failures map[portKey]*failure // of ports that are wanted and not open
+	failures map[portKey]error // of ports that are wanted and not open
 }
 
 func (a *Announcer) publish() {
-	s := &state{vips: a.vips, want: a.want, failures: map[portKey]*failure{}}
+	s := &state{vips: a.vips, want: a.want, failures: maps.Clone(a.unfit)}
 	for key, f := range a.failures {
 		if a.ports[key] == nil {
-			s.failures[key] = f
+			s.failures[key] = f.err
 		}
 	}
 	a.published.Store(s)
@@ -70,9 +77,9 @@ func (a *Announcer) Status() Status {
 	s := a.published.Load()
 	var status Status
 	for _, key := range s.keys() {
-		i := InterfaceStatus{Name: key.name, HardwareAddr: key.mac.String(), VIPs: len(s.want[key])}
-		if f := s.failures[key]; f != nil {
-			i.VIPs, i.Error = 0, f.err.Error()
+		i := InterfaceStatus{Name: key.name, Family: key.protocol.family(), HardwareAddr: key.mac.String(), VIPs: len(s.want[key])}
+		if err := s.failures[key]; err != nil {
+			i.VIPs, i.Error = 0, err.Error()
 		}
 		status.Interfaces = append(status.Interfaces, i)
 	}
@@ -82,32 +89,31 @@ func (a *Announcer) Status() Status {
 	return status
 }
 
-// keys returns the wanted ports by name.
+// keys returns the wanted ports by name and family.
 func (s *state) keys() []portKey {
-	return slices.SortedFunc(maps.Keys(s.want), func(a, b portKey) int { return cmp.Compare(a.name, b.name) })
+	return slices.SortedFunc(maps.Keys(s.want), func(a, b portKey) int {
+		return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.protocol.family(), b.protocol.family()))
+	})
 }
 
 // of returns the status of one VIP.
 func (s *state) of(o *ownership) VIPStatus {
 	v := VIPStatus{Addr: o.vip, Since: o.since}
-	failed := false
 	for _, key := range s.keys() {
 		switch {
 		case s.want[key][o.vip] == nil:
+		case errors.Is(s.failures[key], errNoLinkLocal):
+			v.Reason = cmp.Or(v.Reason, NoLinkLocalAddress)
 		case s.failures[key] != nil:
-			failed = true
+			v.Reason = InterfaceFailed
 		default:
 			v.Interfaces = append(v.Interfaces, key.name)
 		}
 	}
-	switch {
-	case len(v.Interfaces) > 0:
-	case protocolOf(o.vip) == nil:
-		v.Reason = IPv6NotSupported
-	case failed:
-		v.Reason = InterfaceFailed
-	default:
-		v.Reason = NoInterface
+	if len(v.Interfaces) > 0 {
+		v.Reason = ""
+	} else {
+		v.Reason = cmp.Or(v.Reason, NoInterface)
 	}
 	return v
 }

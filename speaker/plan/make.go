@@ -16,72 +16,71 @@ import (
 // each of them accepts. Those without any serving endpoint have no say, or one
 // of them would silence the others.
 func Make(node string, s Snapshot) Plan {
-	p := Plan{Layer2: map[netip.Addr]Layer2{}, Silent: map[netip.Addr]Silence{}}
-	view := newView(s)
-	silences := map[silenceKey]Silence{} // few differ: VIPs share their messages
-	for addr, v := range view.vips {
-		scope := view.scopeOf(addr)
-		owner := scope.owner(addr, v)
-		if owner == node && node != "" {
-			p.Layer2[addr] = Layer2{Interfaces: scope.interfaces(node)}
-			continue
-		}
-		key := silenceKey{scope, scope.reason(node, v), owner}
-		silence, ok := silences[key]
-		if !ok {
-			silence = Silence{Reason: key.reason, Owner: owner, Message: scope.message(key.reason, owner)}
-			silences[key] = silence
-		}
-		p.Silent[addr] = silence
+	p := NewPlanner(node)
+	p.Set(s.Config, s.Nodes, s.Speakers)
+	for _, service := range s.Services {
+		p.Put(service)
 	}
-	p.Limits, p.LimitErrs = limits(s.Services, p.Layer2)
-	return p
-}
-
-// limits returns the limits at the VIPs that are owned, and the errors of
-// those that cannot be in force.
-func limits(services []Service, owned map[netip.Addr]Layer2) (map[LimitKey]Limit, map[string]error) {
-	limits, errs := map[LimitKey]Limit{}, map[string]error{}
-	for i := range services {
-		s := &services[i]
-		if s.Limit.PerSecond == 0 && s.LimitErr == nil {
-			continue
-		}
-		for _, addr := range s.VIPs {
-			switch _, ok := owned[addr]; {
-			case !ok:
-			case s.LimitErr != nil:
-				errs[s.Name] = s.LimitErr
-			default:
-				limits[LimitKey{addr, s.Name}] = s.Limit
-			}
-		}
-	}
-	return limits, errs
+	p.Update()
+	return p.Plan()
 }
 
 // Owners returns the owner of each VIP of the snapshot, "" for those that
 // nobody announces: what Make decides for all nodes at once.
 func Owners(s Snapshot) map[netip.Addr]string {
 	view := newView(s)
-	owners := make(map[netip.Addr]string, len(view.vips))
-	for addr, v := range view.vips {
+	for i := range s.Services {
+		view.add(&s.Services[i])
+	}
+	owners := make(map[netip.Addr]string, len(view.sharers))
+	for addr := range view.sharers {
+		v, _ := view.demand(addr)
 		owners[addr] = view.scopeOf(addr).owner(addr, v)
 	}
 	return owners
 }
 
-type silenceKey struct {
-	scope  *scope
-	reason Reason
-	owner  string
-}
-
 // view is a Snapshot by VIP.
 type view struct {
-	snapshot Snapshot
-	vips     map[netip.Addr]vip
+	snapshot Snapshot // without the Services
+	sharers  map[netip.Addr][]*Service
 	scopes   map[*config.Pool]*scope // nil: outside all pools
+	before   map[*config.Pool]*scope // of the view that this one was made from
+}
+
+func newView(s Snapshot) *view {
+	return &view{snapshot: s, sharers: map[netip.Addr][]*Service{}, scopes: map[*config.Pool]*scope{}}
+}
+
+// in returns the view of the same Services in another snapshot.
+func (v *view) in(s Snapshot) *view {
+	return &view{snapshot: s, sharers: v.sharers, scopes: map[*config.Pool]*scope{}, before: v.scopes}
+}
+
+func (v *view) add(s *Service) {
+	for _, addr := range s.VIPs {
+		v.sharers[addr] = append(v.sharers[addr], s)
+	}
+}
+
+func (v *view) remove(s *Service) {
+	for _, addr := range s.VIPs {
+		rest := slices.DeleteFunc(v.sharers[addr], func(t *Service) bool { return t == s })
+		if len(rest) > 0 {
+			v.sharers[addr] = rest
+		} else {
+			delete(v.sharers, addr)
+		}
+	}
+}
+
+// demand returns what the VIP's Services demand, and whether there are any.
+func (v *view) demand(addr netip.Addr) (vip, bool) {
+	var demand vip
+	for _, s := range v.sharers[addr] {
+		demand = demand.with(s)
+	}
+	return demand, len(v.sharers[addr]) > 0
 }
 
 // vip is what the Services that share a VIP demand of its owner.
@@ -91,16 +90,6 @@ type vip struct {
 	// local are the nodes that have endpoints of every Service with policy
 	// Local. Nil: there is no such Service.
 	local map[string]bool
-}
-
-func newView(s Snapshot) *view {
-	v := &view{snapshot: s, vips: make(map[netip.Addr]vip, len(s.Services)), scopes: map[*config.Pool]*scope{}}
-	for i := range s.Services {
-		for _, addr := range s.Services[i].VIPs {
-			v.vips[addr] = v.vips[addr].with(&s.Services[i])
-		}
-	}
-	return v
 }
 
 // with returns the VIP shared with one Service more.
@@ -134,7 +123,7 @@ func (v *view) scopeOf(addr netip.Addr) *scope {
 	}
 	s := v.scopes[pool]
 	if s == nil {
-		s = newScope(v.snapshot, pool)
+		s = newScope(v.snapshot, pool, v.before[pool])
 		v.scopes[pool] = s
 	}
 	return s
@@ -154,7 +143,9 @@ type scope struct {
 	patterns []string
 }
 
-func newScope(s Snapshot, pool *config.Pool) *scope {
+// newScope returns the scope of the pool. What its electorate decided is taken
+// over from the scope before, if there is one.
+func newScope(s Snapshot, pool *config.Pool, before *scope) *scope {
 	sc := &scope{Snapshot: s, pool: pool}
 	if s.Config != nil {
 		for i := range s.Config.Advertisements {
@@ -170,7 +161,11 @@ func newScope(s Snapshot, pool *config.Pool) *scope {
 			nodes[name] = s.Speakers[name] && !n.Excluded && !n.NetworkUnavailable
 		}
 	}
-	sc.electorate = election.New(nodes)
+	if before == nil {
+		sc.electorate = election.New(nodes)
+	} else {
+		sc.electorate = before.electorate.With(nodes)
+	}
 	return sc
 }
 

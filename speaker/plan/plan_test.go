@@ -368,26 +368,3 @@ func TestMakeIgnoresTheOrderOfServices(t *testing.T) {
 		}
 	})
 }
-
-func BenchmarkMake(b *testing.B) {
-	s := plan.Snapshot{Nodes: map[string]plan.Node{}, Speakers: map[string]bool{}, Config: &config.Config{
-		Pools:          []config.Pool{pool("lan", nil, "10.0.0.0/16")},
-		Advertisements: []config.Advertisement{{Name: "all", Layer2: &config.Layer2{}}},
-	}}
-	for i := range 100 {
-		name := fmt.Sprint("n", i)
-		s.Nodes[name], s.Speakers[name] = plan.Node{}, true
-	}
-	for i := range 10_000 {
-		s.Services = append(s.Services, plan.Service{
-			Name: fmt.Sprint("default/", i), VIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})},
-			Local: i%2 == 0, Serving: true, ServingNodes: map[string]bool{fmt.Sprint("n", i%100): true, fmt.Sprint("n", i%99): true},
-		})
-	}
-	b.Run("10000 VIPs/100 nodes", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			plan.Make("n7", s)
-		}
-	})
-}

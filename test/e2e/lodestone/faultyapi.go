@@ -5,30 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"net/http"
-	"net/http/httputil"
-	"net/url"
-	"os"
-	"path/filepath"
 	"sync"
-	"time"
-
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
-
-	"github.com/lodestone-lb/lodestone/test/e2e/netns"
 )
 
 // FaultyAPI is a way to the API server on which requests go wrong at random:
 // refused with 409, 429 or 500, or carried out without an answer.
 type FaultyAPI struct {
-	// Kubeconfig is for clients that are to go this way.
-	Kubeconfig string
-
-	server *http.Server
-	served sync.WaitGroup
+	detour
 
 	mu     sync.Mutex
 	random *rand.Rand
@@ -40,47 +24,8 @@ type FaultyAPI struct {
 
 // NewFaultyAPI serves on the control plane's loopback until Close.
 func (i *Installation) NewFaultyAPI(faulty int, seed uint64) (*FaultyAPI, error) {
-	config, err := i.Lab.RESTConfig()
-	if err != nil {
-		return nil, err
-	}
-	transport, err := rest.TransportFor(config)
-	if err != nil {
-		return nil, err
-	}
-	target, err := url.Parse(config.Host)
-	if err != nil {
-		return nil, err
-	}
 	f := &FaultyAPI{random: rand.New(rand.NewPCG(seed, seed)), faulty: faulty, faults: map[string]int{}}
-	proxy := &httputil.ReverseProxy{
-		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(target) },
-		Transport:     lossy{transport, f},
-		FlushInterval: -1, // watches
-		ErrorHandler: func(http.ResponseWriter, *http.Request, error) {
-			panic(http.ErrAbortHandler) // the client sees a connection that breaks
-		},
-	}
-	var listener net.Listener
-	err = netns.Do(controlPlane, func() (err error) {
-		listener, err = net.Listen("tcp", "127.0.0.1:0")
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("listen for the faulty API: %w", err)
-	}
-	f.server = &http.Server{Handler: f.refusing(proxy), ReadHeaderTimeout: time.Minute}
-	f.served.Go(func() { _ = f.server.Serve(listener) }) // until Close
-	f.Kubeconfig = filepath.Join(os.TempDir(), fmt.Sprintf("faulty-%d.kubeconfig", listener.Addr().(*net.TCPAddr).Port))
-	return f, writeKubeconfig(f.Kubeconfig, "http://"+listener.Addr().String())
-}
-
-func writeKubeconfig(path, server string) error {
-	config := clientcmdapi.NewConfig()
-	config.Clusters["faulty"] = &clientcmdapi.Cluster{Server: server}
-	config.Contexts["faulty"] = &clientcmdapi.Context{Cluster: "faulty"}
-	config.CurrentContext = "faulty"
-	return clientcmd.WriteToFile(*config, path)
+	return f, f.open(i, f.refusing, func(next http.RoundTripper) http.RoundTripper { return lossy{next, f} })
 }
 
 // Heal ends the faults.
@@ -95,13 +40,6 @@ func (f *FaultyAPI) Faults() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return fmt.Sprint(f.faults)
-}
-
-// Close ends the service.
-func (f *FaultyAPI) Close() error {
-	err := f.server.Close()
-	f.served.Wait()
-	return errors.Join(err, os.Remove(f.Kubeconfig))
 }
 
 // The ways in which a request goes wrong.

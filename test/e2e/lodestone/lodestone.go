@@ -4,12 +4,14 @@
 package lodestone
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -147,6 +149,22 @@ func (i *Installation) RunController(ctx context.Context, flags ...string) (stop
 		return nil, fmt.Errorf("start controller: %w", err)
 	}
 	return func() error { return terminate(cmd, log.Name()) }, nil
+}
+
+// Serves checks that the controller beside the cluster serves. That it is
+// ready is not enough: a standby, which everyone is at first, is ready, too.
+func (i *Installation) Serves(ctx context.Context) error {
+	url := fmt.Sprintf("https://%s:%d/readyz", i.Lab.Addresses(lab.ControlPlane)[0], metricsPort["controller"])
+	response, err := i.Get(ctx, url, "")
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err == nil && (response.StatusCode != http.StatusOK || !bytes.Contains(body, []byte("[+] services:"))) {
+		err = fmt.Errorf("it answers %s: %s", response.Status, body)
+	}
+	return err
 }
 
 func terminate(cmd *exec.Cmd, log string) error {

@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/lodestone-lb/lodestone/test/e2e/lan"
 	"github.com/lodestone-lb/lodestone/test/e2e/netns"
@@ -31,9 +32,39 @@ func Arping(ctx context.Context, address string, count int) ([]string, error) {
 	return macs, nil
 }
 
+// advertised matches one advertisement in ndisc6's output.
+var advertised = regexp.MustCompile(`Target link-layer address: ([0-9A-F:]{17})`)
+
+// Ndisc6 solicits an IPv6 address from the client's segment as often as count
+// and returns the hardware address of each answer. It waits for answers of
+// several hosts to each solicitation.
+func Ndisc6(ctx context.Context, address string, count int) ([]string, error) {
+	var macs []string
+	for range count {
+		// Without an answer ndisc6 ends with status 2: that is a result.
+		out, err := netns.Command(ctx, client, "ndisc6", "-m", "-r", "1", "-w", "50", address, "eth0").CombinedOutput()
+		matches := advertised.FindAllStringSubmatch(string(out), -1)
+		for _, match := range matches {
+			macs = append(macs, strings.ToLower(match[1]))
+		}
+		if len(matches) == 0 && !regexp.MustCompile(`Timed out|No response`).Match(out) {
+			return nil, fmt.Errorf("ndisc6 %s: %w: %s", address, err, out)
+		}
+	}
+	return macs, nil
+}
+
+// Ask asks the segment for an address of either family.
+func Ask(ctx context.Context, address string, count int) ([]string, error) {
+	if a, err := netip.ParseAddr(address); err == nil && a.Is6() {
+		return Ndisc6(ctx, address, count)
+	}
+	return Arping(ctx, address, count)
+}
+
 // Owner returns the node that answers for the address on the wire.
 func (i *Installation) Owner(ctx context.Context, address string) (string, error) {
-	macs, err := Arping(ctx, address, 1)
+	macs, err := Ask(ctx, address, 1)
 	if err != nil {
 		return "", err
 	}
@@ -58,7 +89,7 @@ func (i *Installation) nodeOf(mac string) (string, error) {
 // all from one node.
 func (i *Installation) OneAnswerer(ctx context.Context, address string) error {
 	const requests = 10
-	macs, err := Arping(ctx, address, requests)
+	macs, err := Ask(ctx, address, requests)
 	if err != nil {
 		return err
 	}

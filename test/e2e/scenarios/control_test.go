@@ -39,7 +39,7 @@ func runStories(m *testing.M) (int, error) {
 	cluster, err := lab.Open("")
 	if err != nil || !keep {
 		start := time.Now()
-		cluster, err = lab.Up(ctx, lab.Options{Progress: func(format string, args ...any) {
+		cluster, err = lab.Up(ctx, lab.Options{DualStack: true, Progress: func(format string, args ...any) {
 			fmt.Printf("lab: %5.1fs %s\n", time.Since(start).Seconds(), fmt.Sprintf(format, args...))
 		}})
 	}

@@ -165,7 +165,7 @@ func (s *story) oneAnswerer(vip string) {
 
 // silent checks that nobody answers for the address.
 func (s *story) silent(address string) error {
-	macs, err := lodestone.Arping(s.ctx, address, 1)
+	macs, err := lodestone.Ask(s.ctx, address, 1)
 	if err == nil && len(macs) > 0 {
 		err = fmt.Errorf("%q answered", macs)
 	}

@@ -80,7 +80,7 @@ func TestNodesOfRealKubeletsAreInitialized(t *testing.T) {
 	for i, name := range s.Lab.Nodes() {
 		node := s.initialized(name)
 		require.Equal(t, "lodestone://"+name, node.Spec.ProviderID)
-		require.Equal(t, fmt.Sprintf("198.18.0.%d", 11+i), internalIPs(node))
+		require.Equal(t, fmt.Sprintf("198.18.0.%d,2001:db8:0:1::%d", 11+i, 11+i), internalIPs(node))
 	}
 }
 

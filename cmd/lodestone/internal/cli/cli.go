@@ -29,8 +29,8 @@ type Streams struct {
 	Out, Err io.Writer
 }
 
-// Run runs the command and returns what to exit with.
-func Run(args []string, s Streams) int {
+// root returns the command with all that it can do.
+func root() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "lodestone",
 		Short:         "See what the Lodestone load balancer does, and why",
@@ -42,6 +42,12 @@ func Run(args []string, s Streams) int {
 		Args: cobra.NoArgs,
 	}
 	root.AddCommand(validate(), plan(), explain(), version())
+	return root
+}
+
+// Run runs the command and returns what to exit with.
+func Run(args []string, s Streams) int {
+	root := root()
 	root.SetArgs(args)
 	root.SetIn(s.In)
 	root.SetOut(s.Out)

@@ -40,6 +40,7 @@ func targetFlags(cmd *cobra.Command) *target {
 	f := cmd.Flags()
 	f.StringVar(&t.rules.ExplicitPath, "kubeconfig", "", "Path of the kubeconfig file.")
 	f.StringVar(&t.overrides.CurrentContext, "context", "", "Name of the kubeconfig context to use.")
+	f.StringVarP(&t.overrides.Context.Namespace, "namespace", "n", "", "Namespace of what the command is about. Default: that of the kubeconfig context.")
 	f.StringVar(&t.lodestone, "lodestone-namespace", config.Namespace, "Namespace that Lodestone is installed in.")
 	f.StringVar(&t.configName, "config-name", config.ConfigMapName, "Name of the ConfigMap with the configuration.")
 	f.BoolVar(&t.scope.Classless, "handle-classless", true, "Whether Lodestone serves Services without a class, as the flag of the controller.")

@@ -7,9 +7,6 @@ import (
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
 )
 
@@ -95,26 +92,37 @@ func controllerBurst(ctx context.Context, installation *lodestone.Installation) 
 	if err := (load{installation, 1}).warmUp(ctx); err != nil {
 		return err
 	}
-	var lock sync.Mutex
-	created := map[string]time.Time{}
-	seen, err := l.assignments(ctx, func() error {
-		return l.each(ctx, func(ctx context.Context, name string) error {
-			lock.Lock()
-			created[name] = time.Now()
-			lock.Unlock()
-			_, err := l.Kube.CoreV1().Services(namespace).Create(ctx, service(name), metav1.CreateOptions{})
-			return err
-		})
-	})
+	born := births{load: l, at: map[string]time.Time{}}
+	seen, err := l.assignments(ctx, func() error { return l.each(ctx, born.create) })
 	if err != nil {
 		return err
 	}
-	var took []time.Duration
-	for name, at := range seen {
-		took = append(took, at.Sub(created[name]))
-	}
+	took := born.waited(seen)
 	result("controller_burst", "services=%d p50_ms=%.0f p99_ms=%.0f", l.services, ms(quantile(took, 0.50)), ms(quantile(took, 0.99)))
 	return l.delete(ctx)
+}
+
+// births are when Services were created.
+type births struct {
+	load
+	lock sync.Mutex
+	at   map[string]time.Time
+}
+
+func (b *births) create(ctx context.Context, name string) error {
+	b.lock.Lock()
+	b.at[name] = time.Now()
+	b.lock.Unlock()
+	return b.createOne(ctx, name)
+}
+
+// waited is how long each waited until it was seen with an address.
+func (b *births) waited(seen map[string]time.Time) []time.Duration {
+	took := make([]time.Duration, 0, len(b.at))
+	for name, at := range b.at {
+		took = append(took, seen[name].Sub(at))
+	}
+	return took
 }
 
 func (l load) warmUp(ctx context.Context) error {
@@ -123,71 +131,3 @@ func (l load) warmUp(ctx context.Context) error {
 	}
 	return l.delete(ctx)
 }
-
-// memory reports what the processes have resident, idle and with 2,000
-// Services that have addresses.
-func memory(ctx context.Context, installation *lodestone.Installation) error {
-	l := load{installation, 2000}
-	if err := l.Configure(ctx, lodestone.Document(widePool)); err != nil {
-		return err
-	}
-	if err := l.restart(ctx); err != nil {
-		return err
-	}
-	if err := l.reportMemory(ctx, 0); err != nil {
-		return err
-	}
-	if _, err := l.assignments(ctx, func() error { return l.create(ctx) }); err != nil {
-		return err
-	}
-	if err := l.reportMemory(ctx, l.services); err != nil {
-		return err
-	}
-	return l.delete(ctx)
-}
-
-// restart gives fresh processes, without what earlier benchmarks left.
-func (l load) restart(ctx context.Context) error {
-	if err := l.ScaleController(ctx, 0); err != nil {
-		return err
-	}
-	if err := l.ScaleController(ctx, 2); err != nil {
-		return err
-	}
-	return l.RestartSpeakers(ctx)
-}
-
-func (l load) reportMemory(ctx context.Context, services int) error {
-	leader, err := l.Leader(ctx)
-	if err != nil {
-		return err
-	}
-	controller, err := l.Resident(leader)
-	if err != nil {
-		return err
-	}
-	speakers, err := l.Pods(ctx, "speaker")
-	if err != nil {
-		return err
-	}
-	speaker, err := l.largest(speakers)
-	if err != nil {
-		return err
-	}
-	result("memory", "services=%d controller_mb=%.0f speaker_mb=%.0f", services, megabytes(controller), megabytes(speaker))
-	return nil
-}
-
-// largest is the largest resident size among the pods.
-func (l load) largest(pods []corev1.Pod) (largest int64, err error) {
-	for _, pod := range pods {
-		size, err := l.Resident(&pod)
-		if err != nil {
-			return 0, err
-		}
-		largest = max(largest, size)
-	}
-	return largest, nil
-}
-
-func megabytes(bytes int64) float64 { return float64(bytes) / 1e6 }

@@ -1,7 +1,7 @@
 // Command bench measures Lodestone in the lab and prints one line for each
 // benchmark: `bench NAME key=value ...`. It judges nothing.
 //
-//	bench [-lab=keep] [NAME ...]
+//	bench [-keep] [NAME ...]
 package main
 
 import (
@@ -30,10 +30,15 @@ type benchmark struct {
 
 var benchmarks = []benchmark{
 	{name: "ipam_allocate", run: ipamAllocate},
+	{name: "config_edit", run: configEdit},
+	{name: "ledger", run: ledger},
 	{name: "l2_node_loss", run: nodeLoss, needsLab: true},
 	{name: "controller_burst", run: controllerBurst, needsLab: true},
 	{name: "controller_backlog", run: controllerBacklog, needsLab: true},
+	// The first of these leaves its Services to the others.
 	{name: "memory", run: memory, needsLab: true},
+	{name: "controller_restart", run: controllerRestart, needsLab: true},
+	{name: "controller_churn", run: controllerChurn, needsLab: true},
 }
 
 // result prints one benchmark's line.
@@ -85,6 +90,9 @@ func run(ctx context.Context, wanted []string, keep bool) (err error) {
 		if err := b.run(ctx, installation); err != nil {
 			return fmt.Errorf("%s: %w", b.name, err)
 		}
+	}
+	if keep && installation != nil {
+		return empty(ctx, installation)
 	}
 	return nil
 }

@@ -22,6 +22,9 @@ const (
 	namespace = "bench"
 	// parallel is how many requests the benchmark itself keeps in flight.
 	parallel = 16
+	// patience is how long Services may take to get their addresses, and
+	// patienceEach how much longer for each of them: a limit for giving up.
+	patience, patienceEach = 2 * time.Minute, 60 * time.Millisecond
 	// widePool has room for every Service of any benchmark. Nothing in the
 	// lab has these addresses.
 	widePool = `
@@ -37,12 +40,27 @@ type load struct {
 	services int
 }
 
+// nameOf is the name of Service number n.
+func nameOf(n int) string { return fmt.Sprintf("web-%05d", n) }
+
+func (l load) names() []string {
+	names := make([]string, l.services)
+	for n := range names {
+		names[n] = nameOf(n)
+	}
+	return names
+}
+
 // each calls do for every Service's name, parallel at a time.
 func (l load) each(ctx context.Context, do func(ctx context.Context, name string) error) error {
+	return inParallel(ctx, l.names(), do)
+}
+
+func inParallel(ctx context.Context, names []string, do func(ctx context.Context, name string) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(parallel)
-	for n := range l.services {
-		group.Go(func() error { return do(ctx, fmt.Sprintf("web-%05d", n)) })
+	for _, name := range names {
+		group.Go(func() error { return do(ctx, name) })
 	}
 	return group.Wait()
 }
@@ -52,10 +70,16 @@ func (l load) create(ctx context.Context) error {
 	if err := l.makeNamespace(ctx); err != nil {
 		return err
 	}
-	return l.each(ctx, func(ctx context.Context, name string) error {
-		_, err := l.Kube.CoreV1().Services(namespace).Create(ctx, service(name), metav1.CreateOptions{})
-		return err
-	})
+	return l.each(ctx, l.createOne)
+}
+
+func (l load) createOne(ctx context.Context, name string) error {
+	_, err := l.Kube.CoreV1().Services(namespace).Create(ctx, service(name), metav1.CreateOptions{})
+	return err
+}
+
+func (l load) deleteOne(ctx context.Context, name string) error {
+	return l.Kube.CoreV1().Services(namespace).Delete(ctx, name, metav1.DeleteOptions{})
 }
 
 func (l load) makeNamespace(ctx context.Context) error {
@@ -82,17 +106,25 @@ func service(name string) *corev1.Service {
 
 // delete removes the Services and waits until they are gone.
 func (l load) delete(ctx context.Context) error {
-	services := l.Kube.CoreV1().Services(namespace)
-	err := l.each(ctx, func(ctx context.Context, name string) error {
-		return services.Delete(ctx, name, metav1.DeleteOptions{})
-	})
-	if err != nil {
+	if err := l.each(ctx, l.deleteOne); err != nil {
 		return err
 	}
-	return lodestone.Wait(ctx, "the Services are gone", func() error {
-		list, err := services.List(ctx, metav1.ListOptions{Limit: 1})
-		if err == nil && len(list.Items) > 0 {
-			err = fmt.Errorf("%s is left", list.Items[0].Name)
+	return l.left(ctx, 0)
+}
+
+// left waits until the namespace has no more than n Services.
+func (l load) left(ctx context.Context, n int) error {
+	return lodestone.Wait(ctx, "the deleted Services are gone", func() error {
+		list, err := l.Kube.CoreV1().Services(namespace).List(ctx, metav1.ListOptions{Limit: 1})
+		if err != nil {
+			return err
+		}
+		count := len(list.Items)
+		if more := list.RemainingItemCount; more != nil {
+			count += int(*more)
+		}
+		if count > n {
+			err = fmt.Errorf("there are %d, want %d", count, n)
 		}
 		return err
 	})
@@ -141,7 +173,7 @@ func statusPatch(name string) []byte {
 // assignments watches until every Service has an address, and returns when
 // each was first seen with one. started is called once the watch stands.
 func (l load) assignments(ctx context.Context, started func() error) (map[string]time.Time, error) {
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, patience+time.Duration(l.services)*patienceEach)
 	defer cancel()
 	seen := newSightings(l.services)
 	informer := coreinformers.NewServiceInformer(l.Kube, namespace, 0, cache.Indexers{})

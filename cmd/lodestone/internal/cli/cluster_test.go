@@ -1,0 +1,95 @@
+package cli
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/released"
+	"github.com/lodestone-lb/lodestone/pkg/servicelb"
+	"github.com/lodestone-lb/lodestone/pkg/simulation"
+)
+
+func configMap(name, key, text string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: config.Namespace, Name: name}, Data: map[string]string{key: text}}
+}
+
+func service(name, address string) *corev1.Service {
+	svc := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID("uid-" + name)},
+		Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol}},
+	}
+	if address != "" {
+		svc.Annotations = map[string]string{annotation.Assigned: address}
+		svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: address}}
+	}
+	return svc
+}
+
+// readCluster reads a cluster as the commands do.
+func readCluster(t *testing.T, objects ...runtime.Object) (*simulation.Cluster, error) {
+	t.Helper()
+	target := &target{lodestone: config.Namespace, configName: config.ConfigMapName, scope: servicelb.Scope{Classless: true}}
+	return target.read(t.Context(), fake.NewClientset(objects...))
+}
+
+// Everything that the controller would decide by is read: a node's address is
+// never handed out, one that rests is not free, labels of namespaces count.
+func TestOperatorSeesWhatTheControllerSees(t *testing.T) {
+	c, err := readCluster(t,
+		configMap(config.ConfigMapName, config.Key, header+"quarantine: 1h\npools: [{name: lan, addresses: [203.0.113.10-203.0.113.12], namespaceSelector: {matchLabels: {env: prod}}}]\n"),
+		configMap(released.ConfigMapName, released.Key, "version 1\n2999-01-01T00:00:00Z shop/gone 203.0.113.11 until 2999-01-01T01:00:00Z\n"),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: map[string]string{"env": "prod"}}},
+		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Status: corev1.NodeStatus{
+			Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "203.0.113.10"}}}},
+		service("has", "203.0.113.12"), service("waits", ""),
+	)
+	require.NoError(t, err)
+	var out bytes.Buffer
+	require.NoError(t, printStory(&out, c.Explain(find(c, "shop/waits"))))
+	assert.Contains(t, out.String(), "Refused:     PoolExhausted: pool \"lan\" has 0 of 2 IPv4 addresses free (1 in quarantine, the next is free in")
+	assert.Contains(t, out.String(), "What helps:  Widen a pool")
+
+	next, err := config.Parse([]byte(header + "pools: [{name: lan, addresses: [203.0.113.13]}]\n"))
+	require.NoError(t, err)
+	out.Reset()
+	require.ErrorIs(t, printPlan(&out, c, next, false), errFound)
+	assert.Contains(t, out.String(), "stranded   shop/has")
+	assert.Contains(t, out.String(), "satisfied  shop/waits")
+	assert.Contains(t, out.String(), "Services: 1 stranded, 1 newly satisfied\n")
+	out.Reset()
+	require.NoError(t, printPlan(&out, c, c.Config, true))
+	assert.Contains(t, out.String(), "kept")
+}
+
+func TestAnInvalidConfigurationInTheClusterIsSaid(t *testing.T) {
+	_, err := readCluster(t, configMap(config.ConfigMapName, config.Key, header+"pool: []\n"))
+	require.ErrorContains(t, err, "ConfigMap lodestone-system/lodestone-config")
+	require.ErrorContains(t, err, `unknown key "pool"`)
+
+	c, err := readCluster(t, service("web", ""))
+	require.NoError(t, err)
+	var out bytes.Buffer
+	require.NoError(t, printStory(&out, c.Explain(find(c, "shop/web"))))
+	assert.Contains(t, out.String(), "ConfigUnavailable")
+}
+
+func TestUnreachableClusterIsAnError(t *testing.T) {
+	t.Setenv("KUBECONFIG", t.TempDir()+"/missing")
+	code, out, err := run(t, "", "explain", "service", "web", "--kubeconfig", t.TempDir()+"/none")
+	assert.Equal(t, ExitFailed, code)
+	assert.Empty(t, out)
+	assert.Contains(t, err, "none: no such file or directory")
+	code, _, err = run(t, "", "plan")
+	assert.Equal(t, ExitFailed, code)
+	assert.Contains(t, err, "which configuration?")
+}

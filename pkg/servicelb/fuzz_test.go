@@ -1,0 +1,43 @@
+package servicelb
+
+import (
+	"testing"
+	"unicode/utf8"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/lodestone-lb/lodestone/ipam"
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+)
+
+// FuzzRequestOf: whatever a user writes on a Service is read or refused, with a
+// sentence that fits a condition, and harms nobody.
+func FuzzRequestOf(f *testing.F) {
+	f.Add("lan, dmz", "203.0.113.10,2001:db8::10", "edge", "a,b", "true", "100", "203.0.113.10")
+	f.Add("", "fe80::1%eth0", " ", ",", "yes", "1e9", "::ffff:203.0.113.10")
+	f.Add("a,,", "203.0.113.10 203.0.113.11", "\xff\xfe", "a b", "", "-1", "lb.example.com")
+	f.Fuzz(func(t *testing.T, pools, addresses, key, namespaces, renumber, limit, spec string) {
+		svc := &corev1.Service{}
+		svc.Namespace, svc.Name, svc.UID = "default", "web", "1"
+		svc.Spec.LoadBalancerIP = spec
+		svc.Annotations = map[string]string{
+			annotation.AddressPool: pools, annotation.Addresses: addresses, annotation.SharingKey: key,
+			annotation.SharingNamespaces: namespaces, annotation.Renumber: renumber, annotation.ConnectionRateLimit: limit,
+		}
+		req, refusal := RequestOf(svc, nil)
+		if refusal != nil {
+			if refusal.Reason != ipam.InvalidRequest || refusal.Message == "" || len(refusal.Message) > 1024 || !utf8.ValidString(refusal.Message) {
+				t.Errorf("refusal %q", refusal)
+			}
+			return
+		}
+		if len(req.Pools) > maxPools || len(req.Addresses) > ipam.MaxAddresses || req.Sharing != nil && len(req.Sharing.Namespaces) > maxNamespaces {
+			t.Errorf("request %+v", req)
+		}
+		for _, a := range req.Addresses {
+			if !a.IsValid() || a.Zone() != "" || a.Is4In6() {
+				t.Errorf("address %v", a)
+			}
+		}
+	})
+}

@@ -1,0 +1,187 @@
+package plan
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
+)
+
+// Planner keeps the plan of one node up to date. It is always what Make says
+// about the snapshot of the moment, but costs in proportion to what changed: a
+// Service its VIPs, a speaker one look at every VIP and no election among all
+// nodes. It is not safe for concurrent use.
+type Planner struct {
+	node     string
+	services map[string]*Service
+	limiting map[string]*Service // those that have a limit, or an error instead
+	view     *view
+	silences map[silenceKey]Silence // few differ: VIPs share their messages
+	plan     Plan
+	// What the plan does not know yet.
+	stale    map[netip.Addr]bool
+	allStale bool
+}
+
+// Verdict is what a plan says about a VIP. It is neither Owned nor Silent when
+// no Service has the VIP.
+type Verdict struct {
+	Owned, Silent bool
+	Layer2        Layer2  // if Owned
+	Silence       Silence // if Silent
+}
+
+// Change is a VIP about which the plan says something else than before.
+type Change struct {
+	VIP           netip.Addr
+	Before, After Verdict
+}
+
+type silenceKey struct {
+	scope  *scope
+	reason Reason
+	owner  string
+}
+
+// NewPlanner returns a Planner for the node that knows nothing yet.
+func NewPlanner(node string) *Planner {
+	return &Planner{
+		node: node, services: map[string]*Service{}, limiting: map[string]*Service{}, view: newView(Snapshot{}), silences: map[silenceKey]Silence{},
+		plan: Plan{Layer2: map[netip.Addr]Layer2{}, Silent: map[netip.Addr]Silence{}}, stale: map[netip.Addr]bool{},
+	}
+}
+
+// Set replaces all but the Services; see Snapshot. The maps belong to the
+// Planner from now on.
+func (p *Planner) Set(c *config.Config, nodes map[string]Node, speakers map[string]bool) {
+	p.view = p.view.in(Snapshot{Config: c, Nodes: nodes, Speakers: speakers})
+	p.silences, p.allStale = map[silenceKey]Silence{}, true
+}
+
+// Put replaces the Service of that name, if there is one. Without VIPs the
+// Service is forgotten.
+func (p *Planner) Put(s Service) {
+	before := p.services[s.Name]
+	if before != nil && before.equal(&s) || before == nil && len(s.VIPs) == 0 {
+		return
+	}
+	if before != nil {
+		p.view.remove(before)
+		p.markStale(before.VIPs)
+		delete(p.services, s.Name)
+		delete(p.limiting, s.Name)
+	}
+	if len(s.VIPs) > 0 {
+		p.view.add(&s)
+		p.markStale(s.VIPs)
+		p.services[s.Name] = &s
+		if s.Limit.PerSecond != 0 || s.LimitErr != nil {
+			p.limiting[s.Name] = &s
+		}
+	}
+}
+
+func (p *Planner) markStale(vips []netip.Addr) {
+	for _, vip := range vips {
+		p.stale[vip] = true
+	}
+}
+
+// Stale reports whether there is something that the plan does not know yet.
+func (p *Planner) Stale() bool { return p.allStale || len(p.stale) > 0 }
+
+// Plan returns the plan. Nobody else may modify its maps; Update modifies
+// Layer2 and Silent, and replaces the others.
+func (p *Planner) Plan() Plan { return p.plan }
+
+// Update makes the plan anew where it is stale and returns, in no order, what
+// that changed.
+func (p *Planner) Update() []Change {
+	var changes []Change
+	look := func(vip netip.Addr) {
+		before, after := p.plan.verdict(vip), p.decide(vip)
+		if !before.equal(after) {
+			changes = append(changes, Change{vip, before, after})
+			p.plan.set(vip, after)
+		}
+	}
+	if p.allStale {
+		news := len(p.view.sharers) - len(p.plan.Layer2) - len(p.plan.Silent)
+		changes = make([]Change, 0, max(0, news))
+		for vip := range p.view.sharers {
+			delete(p.stale, vip)
+			look(vip)
+		}
+	}
+	for vip := range p.stale {
+		look(vip)
+	}
+	p.stale, p.allStale = map[netip.Addr]bool{}, false // clear would go through the largest it ever was
+	p.plan.Limits, p.plan.LimitErrs = limits(p.limiting, p.plan.Layer2)
+	return changes
+}
+
+// limits returns the limits at the VIPs that are owned, and the errors of
+// those that cannot be in force.
+func limits(services map[string]*Service, owned map[netip.Addr]Layer2) (map[LimitKey]Limit, map[string]error) {
+	limits, errs := map[LimitKey]Limit{}, map[string]error{}
+	for name, s := range services {
+		for _, addr := range s.VIPs {
+			switch _, ok := owned[addr]; {
+			case !ok:
+			case s.LimitErr != nil:
+				errs[name] = s.LimitErr
+			default:
+				limits[LimitKey{addr, name}] = s.Limit
+			}
+		}
+	}
+	return limits, errs
+}
+
+func (p *Planner) decide(vip netip.Addr) Verdict {
+	demand, ok := p.view.demand(vip)
+	if !ok {
+		return Verdict{}
+	}
+	scope := p.view.scopeOf(vip)
+	owner := scope.owner(vip, demand)
+	if owner == p.node && owner != "" {
+		return Verdict{Owned: true, Layer2: Layer2{Interfaces: scope.interfaces(p.node)}}
+	}
+	key := silenceKey{scope, scope.reason(p.node, demand), owner}
+	silence, ok := p.silences[key]
+	if !ok {
+		silence = Silence{Reason: key.reason, Owner: owner, Message: scope.message(key.reason, owner)}
+		p.silences[key] = silence
+	}
+	return Verdict{Silent: true, Silence: silence}
+}
+
+func (v *Verdict) equal(w Verdict) bool {
+	return v.Owned == w.Owned && v.Silent == w.Silent && v.Silence == w.Silence && slices.Equal(v.Layer2.Interfaces, w.Layer2.Interfaces)
+}
+
+func (p Plan) verdict(vip netip.Addr) (v Verdict) {
+	v.Layer2, v.Owned = p.Layer2[vip]
+	v.Silence, v.Silent = p.Silent[vip]
+	return v
+}
+
+func (p Plan) set(vip netip.Addr, v Verdict) {
+	delete(p.Layer2, vip)
+	delete(p.Silent, vip)
+	switch {
+	case v.Owned:
+		p.Layer2[vip] = v.Layer2
+	case v.Silent:
+		p.Silent[vip] = v.Silence
+	}
+}
+
+// equal reports whether the plan takes the two for the same.
+func (s *Service) equal(t *Service) bool {
+	return s.Local == t.Local && s.Serving == t.Serving && slices.Equal(s.VIPs, t.VIPs) && maps.Equal(s.ServingNodes, t.ServingNodes) &&
+		s.Limit.Equal(t.Limit) && s.LimitErr == t.LimitErr
+}

@@ -1,0 +1,81 @@
+package lodestone
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/lodestone-lb/lodestone/test/e2e/netns"
+)
+
+// detour is a way to the API server that leads through this process.
+type detour struct {
+	// Kubeconfig is for clients that are to go this way.
+	Kubeconfig string
+
+	server *http.Server
+	served sync.WaitGroup
+}
+
+// open serves on the control plane's loopback until Close. Requests pass the
+// handler on their way to this process and the transport on their way out.
+func (d *detour) open(i *Installation, handler func(http.Handler) http.Handler, transport func(http.RoundTripper) http.RoundTripper) error {
+	config, err := i.Lab.RESTConfig()
+	if err != nil {
+		return err
+	}
+	direct, err := rest.TransportFor(config)
+	if err != nil {
+		return err
+	}
+	target, err := url.Parse(config.Host)
+	if err != nil {
+		return err
+	}
+	proxy := &httputil.ReverseProxy{
+		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(target) },
+		Transport:     transport(direct),
+		FlushInterval: -1, // watches
+		ErrorHandler: func(http.ResponseWriter, *http.Request, error) {
+			panic(http.ErrAbortHandler) // the client sees a connection that breaks
+		},
+	}
+	var listener net.Listener
+	err = netns.Do(controlPlane, func() (err error) {
+		listener, err = net.Listen("tcp", "127.0.0.1:0")
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("listen for a detour to the API server: %w", err)
+	}
+	d.server = &http.Server{Handler: handler(proxy), ReadHeaderTimeout: time.Minute}
+	d.served.Go(func() { _ = d.server.Serve(listener) }) // until Close
+	d.Kubeconfig = filepath.Join(os.TempDir(), fmt.Sprintf("detour-%d.kubeconfig", listener.Addr().(*net.TCPAddr).Port))
+	return writeKubeconfig(d.Kubeconfig, "http://"+listener.Addr().String())
+}
+
+func writeKubeconfig(path, server string) error {
+	config := clientcmdapi.NewConfig()
+	config.Clusters["detour"] = &clientcmdapi.Cluster{Server: server}
+	config.Contexts["detour"] = &clientcmdapi.Context{Cluster: "detour"}
+	config.CurrentContext = "detour"
+	return clientcmd.WriteToFile(*config, path)
+}
+
+// Close ends the service.
+func (d *detour) Close() error {
+	err := d.server.Close()
+	d.served.Wait()
+	return errors.Join(err, os.Remove(d.Kubeconfig))
+}
