@@ -32,6 +32,7 @@ var mayImport = []struct {
 	{"pkg/clusterfacts", []string{"pkg/annotation", "pkg/config"}, "the controller and the CLI come to the same facts, and the speaker links them"},
 	{"pkg/config", nil, "the configuration is a leaf: allocator, plan and CLI share it"},
 	{"pkg/dhcp", nil, "leases know nothing of pools and Services"},
+	{"pkg/leases", []string{"pkg/dhcp", "pkg/servicelb"}, "it is what the ledger asks for, as far as DHCP servers give it"},
 	{"speaker/bfd", []string{"speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
 	{"speaker/bgp", []string{"pkg/config", "speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
 	{"speaker/election", nil, "the election is arithmetic over names and addresses"},
@@ -52,8 +53,8 @@ var mustNotLink = []struct {
 	{"pkg/config", []string{"k8s.io/", "github.com/prometheus/"}, "the configuration is a leaf that the CLI links"},
 	{"speaker/election", []string{"k8s.io/", "github.com/"}, "the election is arithmetic"},
 	{"speaker/plan", []string{"k8s.io/", "github.com/prometheus/", "github.com/vishvananda/", "github.com/google/nftables", "github.com/osrg/gobgp", "github.com/hashicorp/"}, "the CLI runs the plan offline"},
-	{"cmd/controller", []string{"github.com/vishvananda/netlink", "github.com/google/nftables", "github.com/osrg/gobgp", "github.com/hashicorp/memberlist"}, "the controller touches no network but the API"},
-	{"cmd/lodestone", []string{"github.com/vishvananda/netlink", "github.com/google/nftables", "github.com/osrg/gobgp", "github.com/hashicorp/memberlist"}, "the CLI runs on laptops that are not Linux"},
+	{"cmd/controller", []string{"github.com/vishvananda/netlink", "github.com/google/nftables", "github.com/osrg/gobgp", "github.com/hashicorp/memberlist"}, "the controller touches no network but the API, and DHCP servers where a pool has one"},
+	{"cmd/lodestone", []string{module + "/pkg/dhcp", "github.com/insomniacslk/dhcp", "github.com/vishvananda/netlink", "github.com/google/nftables", "github.com/osrg/gobgp", "github.com/hashicorp/memberlist"}, "the CLI runs on laptops that are not Linux"},
 }
 
 // mustNotImport lists what a package's own files may not import; what they

@@ -196,7 +196,10 @@ func (a *Allocator) obstacle(p *plan, q *pool, f Family) Reason {
 // fills reports whether the namespace may hold no more addresses of the space,
 // not even the lease, which is nil for a free address.
 func (a *Allocator) fills(p *plan, s *space, l *lease) bool {
-	return s.perNamespace != nil && (l == nil || !l.inhabited(p.me.namespace, nil)) && a.used(p, s) >= s.pool.NamespaceQuota
+	if s.perNamespace == nil || l != nil && (l.inhabited(p.me.namespace, p.holder) || p.holds(l) && p.wants(l)) {
+		return false
+	}
+	return a.used(p, s) >= s.pool.NamespaceQuota
 }
 
 // used is how many addresses of the space the namespace holds by the plan:
@@ -227,7 +230,7 @@ func (p *plan) wants(l *lease) bool {
 // explain says what a pool, which may not exist, does for the request.
 func (a *Allocator) explain(w *wording, p *plan, name string, f Family) {
 	q := a.byName[name]
-	switch a.obstacle(p, q, f) {
+	switch o := a.obstacle(p, q, f); o {
 	case PoolNotFound:
 		w.say("there is no pool %q", name)
 	case PoolNotNamed:
@@ -243,6 +246,10 @@ func (a *Allocator) explain(w *wording, p *plan, name string, f Family) {
 	case QuotaExceeded:
 		a.sayQuota(w, p, q.spaces[f.index()])
 	default:
+		if o != "" && q.DHCP != nil {
+			w.say("pool %q has no lease for the Service yet", name)
+			return
+		}
 		a.sayFree(w, q.spaces[f.index()])
 	}
 }

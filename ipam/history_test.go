@@ -24,7 +24,7 @@ type op struct {
 	kind   string
 	after  time.Duration // the clock moves before the step
 	req    ipam.Request  // allocate; the owner of others
-	addr   netip.Addr    // restore, rest
+	addr   netip.Addr    // restore, rest, revoke
 	layout int           // configure
 	ago    time.Duration // rest
 }
@@ -39,6 +39,8 @@ func (o op) String() string {
 		return text + fmt.Sprintf(" %s %+v", o.addr, o.req.Sharing)
 	case "rest":
 		return text + fmt.Sprintf(" %s since %v", o.addr, o.ago)
+	case "revoke":
+		return text + " " + o.addr.String()
 	case "configure":
 		return text + fmt.Sprintf(" layout %d", o.layout)
 	}
@@ -273,8 +275,10 @@ func randomOp(random *rand.Rand, layouts int) op {
 		o.kind = "allocate"
 	case n < 86:
 		o.kind = "release"
-	case n < 91:
+	case n < 90:
 		o.kind = "restore"
+	case n < 91:
+		o.kind = "revoke"
 	case n < 94:
 		o.kind, o.ago = "rest", time.Duration(random.IntN(15000)-2000)*time.Millisecond
 	case n < 99:
@@ -341,6 +345,10 @@ func (p *play) step(o op) string {
 		p.model.restFrom(o.req.Owner.Name, o.addr, since, p.now)
 		p.a.Rest(o.req.Owner.Name, o.addr, since, p.now)
 		p.b.Rest(o.req.Owner.Name, o.addr, since, p.now)
+	case "revoke":
+		p.model.revoke(o.addr, p.now)
+		p.a.Revoke(o.addr, p.now)
+		p.b.Revoke(o.addr, p.now)
 	case "configure":
 		l := p.layouts[o.layout]
 		p.setup = l.Setup

@@ -18,6 +18,9 @@
 //     could draw.
 //   - A reserved address goes to the Service that it is reserved for, and to
 //     that one before any other address. A forbidden one goes to nobody.
+//   - The addresses of a pool with DHCP are those that the caller has leased.
+//     They do not rest, and the caller reserves each for the Service that it
+//     was leased for.
 //   - Services with the same sharing key share an address, on the terms that
 //     Sharing explains.
 //   - What a Service holds does not move because the configuration was
@@ -36,6 +39,7 @@ package ipam
 import (
 	"hash/maphash"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -246,6 +250,27 @@ func (a *Allocator) Release(uid string, now time.Time) []netip.Addr {
 	}
 	a.forget(h)
 	return freed
+}
+
+// Revoke takes an address from all who hold it: it was leased, and the lease is
+// over. It does not rest.
+func (a *Allocator) Revoke(addr netip.Addr, now time.Time) {
+	a.tick(now)
+	l := a.leases[canonical(addr)]
+	if l == nil || l.resting {
+		return
+	}
+	for len(l.tenants) > 0 {
+		h := l.tenants[0].holder
+		a.leave(l, h)
+		if h.leases = slices.DeleteFunc(h.leases, func(m *lease) bool { return m == l }); len(h.leases) == 0 {
+			a.forget(h)
+		}
+	}
+	if l.resting {
+		a.unrest(l)
+		a.free(l)
+	}
 }
 
 // Holds returns what the owner holds, in the order of the families of its

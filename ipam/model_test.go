@@ -225,6 +225,18 @@ func (m *model) release(o ipam.Owner, now time.Time) (freed []netip.Addr) {
 	return freed
 }
 
+func (m *model) revoke(a netip.Addr, now time.Time) {
+	m.tick(now)
+	p := m.at(a)
+	for _, s := range p.stays {
+		uid := s.owner.UID
+		if m.holds[uid] = slices.DeleteFunc(m.holds[uid], func(q *place) bool { return q == p }); len(m.holds[uid]) == 0 {
+			delete(m.holds, uid)
+		}
+	}
+	p.stays = nil
+}
+
 func (m *model) held(uid string) (held []ipam.Held) {
 	for _, p := range m.holds[uid] {
 		h := ipam.Held{Addr: p.addr}

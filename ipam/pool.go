@@ -114,7 +114,7 @@ func (p *pool) attach(old *pool, forbidden *forbiddenSet) {
 		runs[i] = forbidden.bans[i].subtract(runs[i], all)
 	}
 	for i, f := range families {
-		if size[i] == 0 {
+		if size[i] == 0 && (p.DHCP == nil || f != IPv4) {
 			continue
 		}
 		var s *space
@@ -211,10 +211,19 @@ func (a *Allocator) time() {
 	for _, p := range a.pools {
 		for _, s := range p.spaces {
 			if s != nil {
-				add(s, max(a.quarantine, p.KeepFor))
+				add(s, a.restIn(p))
 			}
 		}
 	}
+}
+
+// restIn is how long a released address of the pool rests. A leased one goes
+// back to the server, which decides that.
+func (a *Allocator) restIn(p *pool) time.Duration {
+	if p.DHCP != nil {
+		return 0
+	}
+	return max(a.quarantine, p.KeepFor)
 }
 
 // unreserve gives back what is reserved and idle.

@@ -1,6 +1,7 @@
 package ipam_test
 
 import (
+	"net/netip"
 	"testing"
 	"time"
 
@@ -46,6 +47,37 @@ func TestReservedAddressesGoToNobodyElse(t *testing.T) {
 	s.reserves()
 	s.gets("default/z", "lan/198.18.0.0", shares("k", "443"))
 	s.gets("default/web", "lan/198.18.0.0", shares("k", "80")) // one is enough
+}
+
+// Its caller keeps a pool with DHCP like this: the leases are its addresses,
+// each reserved for the Service that it was leased for.
+func TestLeasedAddresses(t *testing.T) {
+	leased := func(addresses ...string) config.Pool {
+		p := pool("office", addresses...)
+		p.DHCP = &config.DHCP{Interface: "eth1"}
+		return p
+	}
+	s := begin(t, pool("lan", "198.18.9.1/32"), leased())
+	s.gets("default/a", "lan/198.18.9.1")
+	s.refused("default/web", ipam.PoolExhausted, `pool "lan" has 0 of 1 IPv4 addresses free; pool "office" has no lease for the Service yet`)
+	s.refused("default/web", ipam.FamilyUnavailable, `pool "lan" has no IPv6 addresses; pool "office" has no IPv6 addresses`, families(ipam.IPv6))
+
+	s.setup.Reservations = []config.Reservation{reserved("default/web", "198.18.0.240"), reserved("default/x", "198.18.0.241")}
+	s.edit(pool("lan", "198.18.9.1/32"), leased("198.18.0.240-198.18.0.241"))
+	s.gets("default/web", "office/198.18.0.240")
+	s.gets("default/x", "office/198.18.0.241")
+	s.refused("default/y", ipam.PoolExhausted, `pool "lan" has 0 of 1 IPv4 addresses free; pool "office" has no lease for the Service yet`)
+
+	s.frees("default/x")
+	assert.Empty(t, s.Resting(s.now), "the server decides how long a lease rests")
+	s.gets("default/x", "office/198.18.0.241")
+
+	s.Revoke(netip.MustParseAddr("198.18.0.240"), s.now)
+	assert.Empty(t, s.Holds("default/web"))
+	s.setup.Reservations = s.setup.Reservations[1:]
+	s.edit(pool("lan", "198.18.9.1/32"), leased("198.18.0.241/32"))
+	s.refused("default/web", ipam.PoolExhausted, `pool "lan" has 0 of 1 IPv4 addresses free; pool "office" has no lease for the Service yet`)
+	s.gets("default/x", "office/198.18.0.241")
 }
 
 func TestReservationDoesNotMoveAnybody(t *testing.T) {

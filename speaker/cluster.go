@@ -28,6 +28,9 @@ import (
 // byService is the index of EndpointSlices by the key of their Service.
 const byService = "service"
 
+// taintToBeDeleted marks a node that the cluster autoscaler is about to delete.
+const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
+
 // cluster is what the plan needs of the API server's objects. Informers fill
 // their stores and note what changed; the loop takes the changes over, each
 // Service on its own, so that a flapping endpoint costs one Service's work.
@@ -256,9 +259,10 @@ func keepService(obj any) (any, error) {
 		return obj, nil
 	}
 	kept := plan.Service{
-		Name:  s.Namespace + "/" + s.Name,
-		VIPs:  kube.VIPs(s),
-		Local: s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal,
+		Name:   s.Namespace + "/" + s.Name,
+		VIPs:   kube.VIPs(s),
+		Leases: kube.Leases(s),
+		Local:  s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal,
 	}
 	if value, ok := s.Annotations[annotation.ConnectionRateLimit]; ok {
 		kept.Limit.PerSecond, kept.LimitErr = annotation.ParseConnectionRateLimit(value)
@@ -325,6 +329,9 @@ func keepNode(obj any) (any, error) {
 		return obj, nil
 	}
 	_, excluded := n.Labels[corev1.LabelNodeExcludeBalancers]
+	excluded = excluded || slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
+		return t.Key == corev1.TaintNodeOutOfService || t.Key == taintToBeDeleted
+	})
 	kept := &node{identity(&n.ObjectMeta), plan.Node{Labels: n.Labels, Excluded: excluded}}
 	for _, c := range n.Status.Conditions {
 		if c.Type == corev1.NodeNetworkUnavailable && c.Status == corev1.ConditionTrue {

@@ -6,9 +6,9 @@
 // have, and a dead node's VIPs still move, for the speakers tell each other
 // who is alive.
 //
-// Planned moves are make-before-break. A speaker that ends first tells the
-// others that it is not ready, goes on announcing while they take over, then
-// stops.
+// Planned moves are make-before-break: a node that is to give up a VIP answers
+// for it until it hears the next owner's announcement. A speaker that ends
+// tells the others that it is not ready, and gives up all its VIPs like that.
 package speaker
 
 import (
@@ -39,9 +39,11 @@ const (
 	// one that failed.
 	setTimeout = 5 * time.Second
 	setRetry   = time.Second
-	// DefaultHandOver is how long an ending speaker goes on announcing: others
-	// hear of it within some ten milliseconds and announce at once.
-	DefaultHandOver = 300 * time.Millisecond
+	// DefaultHandOver is how long a VIP that moves is answered for here when the
+	// next owner is not heard. Normally it is, within some ten milliseconds; this
+	// is for a watch that lags, a frame that is lost, and a thousand VIPs that
+	// move together.
+	DefaultHandOver = 2 * time.Second
 	// The loop rests restFactor times as long as it worked, at most maxRest,
 	// before it looks at the API's objects again: changes without end cost a
 	// tenth of a core. Other speakers never wait.
@@ -75,6 +77,9 @@ type DataPlane interface {
 type Announcer interface {
 	// Set replaces the whole set. The map is the loop's: Set must not keep it.
 	Set(ctx context.Context, want map[netip.Addr]plan.Layer2) error
+	// Leaving returns how many VIPs of the set are leaving and still answered
+	// for.
+	Leaving() int
 }
 
 // Limiter caps new connections to VIPs; limit.Limiter is one.
@@ -95,7 +100,8 @@ type Options struct {
 	Limiter   Limiter
 	Log       *slog.Logger
 	Registry  prometheus.Registerer
-	// HandOver is how long an ending speaker goes on announcing.
+	// HandOver is how long at most a VIP that moves to another node is answered
+	// for here.
 	HandOver time.Duration
 }
 
@@ -112,6 +118,7 @@ type Speaker struct {
 	speakers map[string]bool // in the planner
 	heard    <-chan struct{} // closed when there are others
 	retry    <-chan time.Time
+	leaving  map[netip.Addr]leaving
 
 	beat atomic.Int64 // when the loop last showed that it is alive, in Unix seconds
 
@@ -136,7 +143,7 @@ func New(o Options) (*Speaker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("watch the cluster: %w", err)
 	}
-	s := &Speaker{Options: o, cluster: c, ready: make(chan struct{}), planner: plan.NewPlanner(o.Node)}
+	s := &Speaker{Options: o, cluster: c, ready: make(chan struct{}), planner: plan.NewPlanner(o.Node), leaving: map[netip.Addr]leaving{}}
 	s.state = state{plan: s.planner.Plan(), since: map[netip.Addr]time.Time{}}
 	s.metrics = newMetrics(o.Registry, s)
 	return s, nil
@@ -169,7 +176,7 @@ func (s *Speaker) Run(ctx context.Context) error {
 // the loop has rested.
 func (s *Speaker) wait(ctx context.Context, rested time.Time, config, members, dataPlane <-chan struct{}) {
 	var news <-chan time.Time
-	beat := time.NewTicker(heartbeat)
+	beat, end := time.NewTicker(heartbeat), s.leavingEnds()
 	defer beat.Stop()
 	for {
 		s.beat.Store(time.Now().Unix())
@@ -183,6 +190,8 @@ func (s *Speaker) wait(ctx context.Context, rested time.Time, config, members, d
 		case <-dataPlane:
 			return
 		case <-s.retry:
+			return
+		case <-end:
 			return
 		case <-s.cluster.wake:
 			if time.Now().After(rested) {
@@ -208,15 +217,20 @@ func (s *Speaker) reconcile(ctx context.Context, members <-chan struct{}) {
 	if !s.cluster.hasSynced() {
 		return
 	}
+	alive := s.speakers
 	s.observe(members)
-	if !s.planner.Stale() && s.retry == nil {
+	due := s.endLeaving(ready) || s.retry != nil
+	if !s.planner.Stale() && !due {
 		return
 	}
 	before := s.planner.Plan().LimitErrs
 	changes := s.update()
 	s.limit(s.planner.Plan().Limits)
-	if s.retry != nil || slices.ContainsFunc(changes, func(c plan.Change) bool { return c.Before.Owned || c.After.Owned }) {
-		s.apply(ctx, s.planner.Plan().Layer2)
+	if ready {
+		due = s.leave(changes, alive) || due
+	}
+	if due || slices.ContainsFunc(changes, func(c plan.Change) bool { return c.Before.Owned || c.After.Owned }) {
+		s.apply(ctx, s.want())
 	}
 	s.tell(changes)
 	s.tellUnlimited(before, s.planner.Plan().LimitErrs)
@@ -310,23 +324,6 @@ func (s *Speaker) tellUnlimited(before, after map[string]error) {
 			s.Log.Warn("connections not limited: correct the Service's annotation", "service", name, "err", err)
 		}
 	}
-}
-
-// handOver lets the others take over, then stops announcing.
-func (s *Speaker) handOver() error {
-	s.setChecks([]Check{{Name: "shutdown", Message: "handing over"}})
-	owned := len(s.planner.Plan().Layer2)
-	s.Members.SetReady(false)
-	s.Log.Info("handing over", "vips", owned)
-	if owned > 0 && len(s.Members.Speakers()) > 1 {
-		time.Sleep(s.HandOver)
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), setTimeout)
-	defer cancel()
-	if err := s.Announcer.Set(ctx, nil); err != nil {
-		return fmt.Errorf("withdraw all: %w", err)
-	}
-	return nil
 }
 
 func (s *Speaker) declareReady() {

@@ -112,6 +112,8 @@ type fakeAnnouncer struct {
 	changes
 	sets []map[netip.Addr]plan.Layer2
 	fail int
+	// lost makes the next owners' announcements never arrive.
+	lost bool
 }
 
 func (f *fakeAnnouncer) Set(_ context.Context, want map[netip.Addr]plan.Layer2) error {
@@ -125,6 +127,18 @@ func (f *fakeAnnouncer) Set(_ context.Context, want map[netip.Addr]plan.Layer2) 
 		f.sets = append(f.sets, maps.Clone(want))
 	})
 	return err
+}
+
+func (f *fakeAnnouncer) Leaving() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	left := 0
+	for _, l := range f.sets[len(f.sets)-1] {
+		if l.Leaving && f.lost {
+			left++
+		}
+	}
+	return left
 }
 
 func (f *fakeAnnouncer) calls() int {
@@ -162,6 +176,7 @@ type story struct {
 	announcer fakeAnnouncer
 	limiter   fakeLimiter
 	registry  *prometheus.Registry
+	handOver  time.Duration
 	log       bytes.Buffer // written by the loop: read it after stop
 	speaker   *Speaker
 	stop      func()
@@ -171,7 +186,7 @@ type story struct {
 // everything well.
 func newStory(t *testing.T, objects ...runtime.Object) *story {
 	t.Parallel()
-	s := &story{t: t, client: fake.NewClientset(append(objects, nodeObject("n1"))...), registry: prometheus.NewPedanticRegistry()}
+	s := &story{t: t, client: fake.NewClientset(append(objects, nodeObject("n1"))...), registry: prometheus.NewPedanticRegistry(), handOver: time.Millisecond}
 	s.config.config = &config.Config{
 		Digest:         "d1",
 		Pools:          []config.Pool{{Name: "lan", Free: prefix("203.0.113.0/24"), Withheld: &netipx.IPSet{}}},
@@ -185,7 +200,7 @@ func (s *story) start() {
 	s.t.Helper()
 	var err error
 	s.speaker, err = New(Options{Node: "n1", Client: s.client, Config: &s.config, Members: &s.members, DataPlane: &s.dataPlane,
-		Announcer: &s.announcer, Limiter: &s.limiter, Log: slog.New(slog.NewTextHandler(&s.log, nil)), Registry: s.registry, HandOver: time.Millisecond})
+		Announcer: &s.announcer, Limiter: &s.limiter, Log: slog.New(slog.NewTextHandler(&s.log, nil)), Registry: s.registry, HandOver: s.handOver})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -201,7 +216,8 @@ func (s *story) start() {
 	s.t.Cleanup(s.stop)
 }
 
-// announced waits until exactly these VIPs are announced.
+// announced waits until exactly these VIPs are announced, "leaving" after
+// those that are.
 func (s *story) announced(vips ...string) {
 	s.t.Helper()
 	timeout := time.After(testTimeout)
@@ -209,8 +225,8 @@ func (s *story) announced(vips ...string) {
 		changed, got := s.announcer.Changed(), []string{}
 		s.announcer.mu.Lock()
 		if n := len(s.announcer.sets); n > 0 {
-			for vip := range s.announcer.sets[n-1] {
-				got = append(got, vip.String())
+			for vip, l := range s.announcer.sets[n-1] {
+				got = append(got, vip.String()+map[bool]string{true: " leaving"}[l.Leaving])
 			}
 		}
 		s.announcer.mu.Unlock()
@@ -558,10 +574,10 @@ func TestAWrongLimitIsToldAndLimitsNothing(t *testing.T) {
 	s.apply(limitedService("web", "203.0.113.1", "0"))
 	s.limited(map[string]uint32{})
 	s.announced("203.0.113.1")
-	s.stop()
 	if got := s.speaker.Status().Unlimited; len(got) != 1 || got[0].Service != "default/web" || !strings.Contains(got[0].Message, `"0"`) {
 		t.Errorf("unlimited are %+v", got)
 	}
+	s.stop()
 	if n := strings.Count(s.log.String(), "connections not limited"); n != 2 {
 		t.Errorf("two wrong values gave %d lines of the log:\n%s", n, s.log.String())
 	}
@@ -588,11 +604,13 @@ func TestMetrics(t *testing.T) {
 	s := newStory(t, serviceObject("web", "203.0.113.1"), endpoints("web", on("n1")), serviceObject("empty", "203.0.113.2"), excluded)
 	s.start()
 	s.announced("203.0.113.1")
-	s.stop()
+	for testutil.ToFloat64(s.speaker.metrics.gained) == 0 { // it is counted after the deed
+		time.Sleep(time.Millisecond)
+	}
 	if err := testutil.GatherAndCompare(s.registry, strings.NewReader(`
 # HELP lodestone_speaker_ready Whether the speaker is ready to own VIPs.
 # TYPE lodestone_speaker_ready gauge
-lodestone_speaker_ready 0
+lodestone_speaker_ready 1
 # HELP lodestone_speaker_vips_owned VIPs that this node owns.
 # TYPE lodestone_speaker_vips_owned gauge
 lodestone_speaker_vips_owned 1

@@ -31,6 +31,7 @@ func (c ledCloud) Initialize(cloudprovider.ControllerClientBuilder, <-chan struc
 	c.p.start(c.p.events.Run)
 	c.p.start(c.p.config.Run)
 	c.p.start(c.p.facts.Run)
+	c.p.start(c.p.leases.Run)
 }
 
 // stand stands for election. A leader that loses the lease stops writing at

@@ -24,6 +24,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/leases"
 	"github.com/lodestone-lb/lodestone/pkg/provider"
 	"github.com/lodestone-lb/lodestone/pkg/released"
 	"github.com/lodestone-lb/lodestone/pkg/servicelb"
@@ -50,6 +51,7 @@ type process struct {
 	facts      *clusterfacts.Watcher
 	namespaces *kube.Namespaces
 	book       *released.Book
+	leases     *leases.Keeper
 	events     *kube.Recorder
 	ledger     *servicelb.Ledger
 	scope      servicelb.Scope
@@ -105,6 +107,7 @@ func (p *process) cloud(c *config.CompletedConfig) cloudprovider.Interface {
 	p.namespaces, err = kube.NewNamespaces(c.SharedInformers.Core().V1().Namespaces())
 	p.fatal(err)
 	p.book = released.New(p.client, p.flags.configNamespace, p.log)
+	p.leases = leases.New(p.log)
 	p.ledger = servicelb.NewLedger(p.scope, servicelb.Sources{Config: p.config, Facts: p.facts, NamespaceLabels: p.namespaces.Labels})
 	p.election, err = newElection(c)
 	p.fatal(err)
@@ -137,7 +140,7 @@ func (p *process) serviceController(_ app.ControllerInitContext, c *config.Compl
 		}
 		ctl, err := servicelb.New(servicelb.Options{
 			Ledger: p.ledger, Scope: p.scope, Services: services, Namespaces: p.namespaces,
-			Config: p.config, Facts: p.facts, Book: p.book,
+			Config: p.config, Facts: p.facts, Book: p.book, Leases: p.leases,
 			API: servicelb.RESTAPI{Client: p.client.CoreV1().RESTClient()}, Events: p.events, Workers: p.workers, Log: p.log,
 		})
 		if err != nil {

@@ -53,7 +53,7 @@ func (f *flags) register(set *pflag.FlagSet) {
 	set.StringVar(&f.certFile, "tls-cert-file", "", "certificate of that address, read anew for each connection; empty: self-signed")
 	set.StringVar(&f.keyFile, "tls-private-key-file", "", "key of that certificate")
 	set.StringVar(&f.kubeProxyURL, "kube-proxy-healthz-url", speaker.KubeProxyURL, "where kube-proxy tells its health; empty: do not ask")
-	set.DurationVar(&f.handOver, "hand-over", speaker.DefaultHandOver, "how long an ending speaker goes on announcing while others take over")
+	set.DurationVar(&f.handOver, "hand-over", speaker.DefaultHandOver, "how long at most a VIP that moves to another node is answered for here until that node is heard")
 	set.DurationVar(&f.refresh, "layer2-refresh", 0, "how often owned VIPs are announced again without need; 0: never")
 	set.StringVar(&f.logLevel, "log-level", "info", "debug, info, warn or error")
 	set.StringVar(&f.logFormat, "log-format", "text", "text or json")

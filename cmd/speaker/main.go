@@ -60,7 +60,7 @@ func run(ctx context.Context, f *flags) error {
 	registry.MustRegister(config)
 	proxy := speaker.NewKubeProxy(f.kubeProxyURL, s.log)
 	members := membership.New(membership.Options{
-		Node: f.node, Address: s.address, Key: s.key, Namespace: f.namespace, Client: s.client, Log: s.log, Registry: registry,
+		Node: f.node, Address: s.address, Key: s.key, Namespace: f.namespace, Client: s.client, Interfaces: interfaces, Log: s.log, Registry: registry,
 	})
 	reporter := speaker.NewReporter(speaker.ReportOptions{Interfaces: interfaces, Gateways: gateways, Config: config, Report: members.Report})
 	announcer := layer2.New(layer2.Options{Interfaces: interfaces, Log: s.log, Registry: registry, Refresh: f.refresh})

@@ -36,6 +36,10 @@ const (
 	// ours: speakers announce an address only when both name it, so the
 	// status of another load balancer's Service is never announced.
 	Assigned = "lodestone.io/assigned-addresses"
+	// Leases is a comma-separated list of those of them that a DHCP server
+	// leases to Lodestone, each followed by "=" and the interface by which the
+	// configuration knows the pool.
+	Leases = "lodestone.io/leases"
 	// Finalizer keeps a class-less Service until its address is released.
 	// Kubernetes' own tests and tools look for this name.
 	Finalizer = "service.kubernetes.io/load-balancer-cleanup"

@@ -69,14 +69,15 @@ const (
 // pools returns the pools and what it takes to find an address in them.
 func (d *decoder) pools(raw *rawConfig) *finder {
 	find := &finder{sound: true}
-	seen := map[string]value{}
+	seen, interfaces := map[string]value{}, map[string]value{}
 	for i, r := range raw.Pools {
 		own := d.addresses(r, i)
 		find.blocks = append(find.blocks, own...)
-		find.sound = find.sound && len(own) > 0 && len(own) == len(r.Addresses)
+		find.sound = find.sound && (len(own) > 0 || r.DHCP != nil) && len(own) == len(r.Addresses)
 		oneOf(d, r.State, []state{active, draining})
 		p := Pool{
 			Name:              d.uniqueName(r.Name, "pool", seen),
+			DHCP:              d.dhcp(r, interfaces),
 			AutoAssign:        d.flag(r.AutoAssign, true),
 			Priority:          d.integer(r.Priority, minPriority, maxPriority),
 			Namespaces:        d.texts(r.Namespaces, checkName),
@@ -94,6 +95,29 @@ func (d *decoder) pools(raw *rawConfig) *finder {
 	find.sound = !d.refuseOverlaps(raw.Pools, find.blocks) && find.sound
 	slices.SortFunc(find.blocks, func(a, b block) int { return a.From().Compare(b.From()) })
 	return find
+}
+
+// dhcp returns where a pool leases its addresses, if it does.
+func (d *decoder) dhcp(r rawPool, seen map[string]value) *DHCP {
+	if r.DHCP == nil {
+		if _, listed := lookup(r.At.Node, "addresses"); !listed {
+			d.errorf(r.At, "has no addresses: list some, or lease them (dhcp)")
+		}
+		return nil
+	}
+	for _, key := range []string{"addresses", "exclude", "useFirstAndLast", "requesters", "keepFor"} {
+		if _, set := lookup(r.At.Node, key); set {
+			d.errorf(r.At, "has both dhcp and %s: the DHCP server decides on the addresses, remove one of the two", key)
+		}
+	}
+	v := r.DHCP.Interface
+	name, ok := d.text(v, checkInterfaceName)
+	if first, dup := seen[name]; ok && dup {
+		d.errorf(v, "another pool leases its addresses on %s, in line %d: one pool can, and Services ask it by its name", quote(name), d.lineOf(first))
+	} else if ok {
+		seen[name] = v
+	}
+	return &DHCP{Interface: name}
 }
 
 // namespaceSelector refuses a selector of all namespaces beside a list of

@@ -66,10 +66,13 @@ type Pool struct {
 	// Free is every address the pool may hand out: the document's addresses
 	// without its excludes and without the first and last address of each
 	// IPv4 prefix (RFC 919, RFC 3021 prefixes of 31 and 32 bits keep theirs).
+	// A pool with DHCP has none of its own.
 	Free *netipx.IPSet
 	// Withheld is what the document's prefixes contain but the pool never
 	// hands out: excludes, network and broadcast addresses.
 	Withheld *netipx.IPSet
+	// DHCP says where the pool leases its addresses. Nil: it does not.
+	DHCP *DHCP
 	// AutoAssign lets Services that name no pool draw from this one.
 	// Default: true.
 	AutoAssign bool
@@ -98,6 +101,13 @@ type Pool struct {
 	Draining bool
 	// Advertise names the advertisements that apply to the pool. Empty: all.
 	Advertise []string
+}
+
+// DHCP is where a pool leases an IPv4 address for each Service.
+type DHCP struct {
+	// Interface is the name of the interface, on the node of the leading
+	// controller, that is on the server's segment. No other pool has it.
+	Interface string
 }
 
 // Subject is what a pool may make its being open depend on: the labels of a
@@ -172,7 +182,7 @@ type NodeRule struct {
 }
 
 // PoolOf returns the pool whose addresses, withheld ones included, contain
-// the address.
+// the address. It knows no leases: see PoolOn.
 func (c *Config) PoolOf(a netip.Addr) (*Pool, bool) {
 	for i := range c.Pools {
 		p := &c.Pools[i]
@@ -181,4 +191,13 @@ func (c *Config) PoolOf(a netip.Addr) (*Pool, bool) {
 		}
 	}
 	return nil, false
+}
+
+// PoolOn returns the pool that leases its addresses on the interface.
+func (c *Config) PoolOn(name string) (*Pool, bool) {
+	i := slices.IndexFunc(c.Pools, func(p Pool) bool { return p.DHCP != nil && p.DHCP.Interface == name })
+	if i < 0 {
+		return nil, false
+	}
+	return &c.Pools[i], true
 }

@@ -90,6 +90,9 @@ func dump(c *Config) string {
 	for _, p := range c.Pools {
 		fmt.Fprintf(&b, "pool %s: autoAssign %t, priority %d, namespaces %q, advertise %q\n",
 			p.Name, p.AutoAssign, p.Priority, p.Namespaces, p.Advertise)
+		if p.DHCP != nil {
+			fmt.Fprintf(&b, "  leases   on %s\n", p.DHCP.Interface)
+		}
 		fmt.Fprintf(&b, "  free     %v\n  withheld %v\n", p.Free.Ranges(), p.Withheld.Ranges())
 		fmt.Fprintf(&b, "  tenants  namespaces %s, services %s, quota %d, requesters %#v, keepFor %s, draining %t\n",
 			selectorText(p.NamespaceSelector), selectorText(p.ServiceSelector), p.NamespaceQuota, p.Requesters, p.KeepFor, p.Draining)

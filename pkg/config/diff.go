@@ -3,7 +3,6 @@ package config
 import (
 	"cmp"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -53,7 +52,7 @@ func Diff(old, edited *Config) []PoolChange {
 	for i := range after {
 		p := &after[i]
 		if pairs[i] < 0 {
-			d.add(PoolChange{Kind: PoolAdded, Pool: p.Name, Addresses: p.Free}, "is added with %s", amount(p.Free))
+			d.add(PoolChange{Kind: PoolAdded, Pool: p.Name, Addresses: p.Free}, "is added with %s", contents(p))
 			continue
 		}
 		kept[pairs[i]] = true
@@ -61,8 +60,7 @@ func Diff(old, edited *Config) []PoolChange {
 	}
 	for i := range before {
 		if p := &before[i]; !kept[i] {
-			d.add(PoolChange{Kind: PoolRemoved, Pool: p.Name, Addresses: p.Free},
-				"is removed with %s: Services keep those that they hold", amount(p.Free))
+			d.add(PoolChange{Kind: PoolRemoved, Pool: p.Name, Addresses: p.Free}, "is removed with %s: %s", contents(p), afterwards(p))
 		}
 	}
 	return d.changes
@@ -76,25 +74,25 @@ func poolsOf(c *Config) []Pool {
 }
 
 // match returns for each new pool which old one it is: that of its name, or
-// else one whose name is gone and whose addresses it has. -1 is none.
+// else one whose name is gone and whose addresses or leases it has. -1 is none.
 func match(before, after []Pool) []int {
 	names := map[string]bool{}
 	for i := range after {
 		names[after[i].Name] = true
 	}
 	byName := map[string]int{}
-	nameless := map[netip.Addr]int{} // by the first address, which no other pool has
+	nameless := map[string]int{} // by what no other pool has
 	for i := range before {
 		byName[before[i].Name] = i
 		if !names[before[i].Name] {
-			nameless[before[i].Free.Ranges()[0].From()] = i
+			nameless[own(&before[i])] = i
 		}
 	}
 	pairs := make([]int, len(after))
 	for i := range after {
 		j, ok := byName[after[i].Name]
 		if !ok {
-			j, ok = nameless[after[i].Free.Ranges()[0].From()]
+			j, ok = nameless[own(&after[i])]
 			ok = ok && after[i].Free.Equal(before[j].Free)
 		}
 		if pairs[i] = -1; ok {
@@ -102,6 +100,15 @@ func match(before, after []Pool) []int {
 		}
 	}
 	return pairs
+}
+
+// own is something that no other pool of the document has: the first address,
+// or the interface.
+func own(p *Pool) string {
+	if p.DHCP != nil {
+		return lessor(p)
+	}
+	return p.Free.Ranges()[0].From().String()
 }
 
 // movedTo says of each new pool where it is in the order in which pools are
@@ -236,6 +243,7 @@ type setting struct{ key, change string }
 
 func settings(old, p *Pool) []setting {
 	return []setting{
+		{"dhcp", leased(old, p)},
 		{"autoAssign", became(strconv.FormatBool(old.AutoAssign), strconv.FormatBool(p.AutoAssign))},
 		{"namespaces", gainedAndLost(old.Namespaces, p.Namespaces)},
 		{"namespaceSelector", became(selectorText(old.NamespaceSelector), selectorText(p.NamespaceSelector))},
@@ -245,6 +253,30 @@ func settings(old, p *Pool) []setting {
 		{"keepFor", became(old.KeepFor.String(), p.KeepFor.String())},
 		{"advertise", gainedAndLost(old.Advertise, p.Advertise)},
 	}
+}
+
+// leased says where addresses are leased now, if not where they were.
+func leased(old, p *Pool) string {
+	said := became(lessor(old), lessor(p))
+	if said != "" && old.DHCP != nil {
+		said += ": " + afterwards(old)
+	}
+	return said
+}
+
+func lessor(p *Pool) string {
+	if p.DHCP == nil {
+		return notSet
+	}
+	return "interface " + quote(p.DHCP.Interface)
+}
+
+// afterwards says what becomes of a pool's Services without it.
+func afterwards(p *Pool) string {
+	if p.DHCP != nil {
+		return "its leases are released, and Services lose those that they hold"
+	}
+	return "Services keep those that they hold"
 }
 
 const notSet = "not set"
@@ -296,6 +328,14 @@ func without(a, b []string) []string {
 		in[s] = true
 	}
 	return slices.DeleteFunc(slices.Clone(a), func(s string) bool { return in[s] })
+}
+
+// contents says what a pool has to give.
+func contents(p *Pool) string {
+	if p.DHCP != nil {
+		return "leases on " + lessor(p)
+	}
+	return amount(p.Free)
 }
 
 // amount says how many addresses a set has, and which.

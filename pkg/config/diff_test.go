@@ -45,6 +45,20 @@ func TestDiff(t *testing.T) {
 			"- {name: a, addresses: [203.0.113.1-203.0.113.9, 203.0.113.10-203.0.113.62], namespaces: [y, x], priority: 0, state: active, autoAssign: true, serviceSelector: {}}\n",
 			nil,
 		},
+		"leases added and removed": {a + "- {name: old, dhcp: {interface: eth1}}\n", a + "- {name: new, dhcp: {interface: eth2}}\n", []string{
+			`Added: pool "new" is added with leases on interface "eth2"`,
+			`Removed: pool "old" is removed with leases on interface "eth1": its leases are released, and Services lose those that they hold`,
+		}},
+		"leases renamed": {"- {name: old, dhcp: {interface: eth1}}\n", "- {name: new, dhcp: {interface: eth1}}\n", []string{
+			`Renamed: pool "old" is called "new" now: Services keep their addresses, annotations that name "old" find no pool`,
+		}},
+		"leased elsewhere": {"- {name: a, dhcp: {interface: eth1}}\n", "- {name: a, dhcp: {interface: eth2}}\n", []string{
+			`Edited: pool "a": dhcp is interface "eth2", was interface "eth1": its leases are released, and Services lose those that they hold`,
+		}},
+		"leased instead": {"- {name: a, addresses: [192.0.2.1]}\n", "- {name: a, dhcp: {interface: eth2}}\n", []string{
+			`Shrunk: pool "a" loses 1 address (192.0.2.1): Services keep those that they hold`,
+			`Edited: pool "a": dhcp is interface "eth2", was not set`,
+		}},
 		"added":   {a, b + a, []string{`Added: pool "b" is added with 30 addresses (198.51.100.1-198.51.100.30)`}},
 		"removed": {b + a, a, []string{`Removed: pool "b" is removed with 30 addresses (198.51.100.1-198.51.100.30): Services keep those that they hold`}},
 		"in the order of the documents": {a + c, b + a, []string{

@@ -258,7 +258,11 @@ func valid(t *testing.T, c *Config) {
 	for i, p := range c.Pools {
 		require.GreaterOrEqual(t, p.NamespaceQuota, 0)
 		require.LessOrEqual(t, p.KeepFor, 720*time.Hour)
-		require.Positive(t, p.Size())
+		require.Equal(t, p.DHCP == nil, p.Size() > 0)
+		if p.DHCP != nil {
+			on, _ := c.PoolOn(p.DHCP.Interface)
+			require.Same(t, &c.Pools[i], on)
+		}
 		require.False(t, p.Free.Overlaps(p.Withheld))
 		for _, other := range c.Pools[:i] {
 			require.NotEqual(t, other.Name, p.Name)

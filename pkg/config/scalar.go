@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 )
 
 // text returns what v says if the check accepts it.
@@ -176,6 +177,18 @@ func checkInterface(s string) error {
 		return fmt.Errorf("matches no interface: a name has at most %d characters", maxInterface)
 	}
 	return checkGlob(s)
+}
+
+// checkInterfaceName accepts what the kernel accepts as the name of an
+// interface, but for what is a pattern elsewhere.
+func checkInterfaceName(s string) error {
+	switch {
+	case s == "" || s == "." || s == ".." || len(s) > maxInterface:
+		return fmt.Errorf("is not the name of an interface: it has 1 to %d characters", maxInterface)
+	case strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsGraphic(r) || unicode.IsSpace(r) }) || strings.ContainsAny(s, "/:,="+globMeta):
+		return fmt.Errorf("is not the name of an interface: write one name, such as eth1, and no pattern")
+	}
+	return nil
 }
 
 var nodePattern = regexp.MustCompile(`^[-a-z0-9.*?\[\]\\^]*$`)

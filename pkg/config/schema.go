@@ -26,7 +26,8 @@ type rawConfig struct {
 type rawPool struct {
 	At                value
 	Name              value        `key:"name,required"`
-	Addresses         []value      `key:"addresses,required,nonempty"`
+	Addresses         []value      `key:"addresses,nonempty"`
+	DHCP              *rawDHCP     `key:"dhcp"`
 	Exclude           []value      `key:"exclude"`
 	UseFirstAndLast   value        `key:"useFirstAndLast"`
 	AutoAssign        value        `key:"autoAssign"`
@@ -39,6 +40,11 @@ type rawPool struct {
 	KeepFor           value        `key:"keepFor"`
 	State             value        `key:"state"`
 	Advertise         []value      `key:"advertise,nonempty"`
+}
+
+type rawDHCP struct {
+	At        value
+	Interface value `key:"interface,required"`
 }
 
 type rawReservation struct {

@@ -37,6 +37,23 @@ func Assigned(svc *corev1.Service) []netip.Addr {
 	return addrs
 }
 
+// Leases returns, for the addresses that the Service's annotation says are
+// leased from a DHCP server, the interface. Nil: there are none.
+func Leases(svc *corev1.Service) map[netip.Addr]string {
+	text, ok := svc.Annotations[annotation.Leases]
+	if !ok {
+		return nil
+	}
+	leases := map[netip.Addr]string{}
+	for lease := range strings.SplitSeq(text, ",") {
+		addr, name, _ := strings.Cut(strings.TrimSpace(lease), "=")
+		for _, a := range appendAddr(nil, addr) {
+			leases[a] = name
+		}
+	}
+	return leases
+}
+
 // StatusAddresses returns the addresses in the Service's status, without
 // those that only forward (ipMode Proxy).
 func StatusAddresses(svc *corev1.Service) []netip.Addr {

@@ -53,3 +53,15 @@ func TestVIPs(t *testing.T) {
 		})
 	}
 }
+
+func TestLeasesAreReadAsFarAsTheyMakeSense(t *testing.T) {
+	t.Parallel()
+	svc := &corev1.Service{}
+	if got := kube.Leases(svc); got != nil {
+		t.Errorf("a Service without the annotation has leases %v", got)
+	}
+	svc.Annotations = map[string]string{annotation.Leases: " 203.0.113.4=eth1 ,, no=eth1,203.0.113.5,fe80::1%eth0=eth1,203.0.113.6=bond0=x"}
+	if got, want := fmt.Sprint(kube.Leases(svc)), "map[203.0.113.4:eth1 203.0.113.5: 203.0.113.6:bond0=x]"; got != want {
+		t.Errorf("leases %s, want %s", got, want)
+	}
+}

@@ -3,6 +3,7 @@ package servicelb
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -16,6 +17,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 
+	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/released"
 )
@@ -83,8 +86,10 @@ type Options struct {
 	Config     Config
 	Facts      Facts
 	Book       Book
-	API        API
-	Events     kube.Events
+	// Leases keep the addresses of pools with DHCP. Nil: nobody does.
+	Leases Leases
+	API    API
+	Events kube.Events
 	// Workers is how many Services are worked on at a time.
 	Workers int
 	Log     *slog.Logger
@@ -149,6 +154,9 @@ func (c *Controller) Run(ctx context.Context) error {
 		tasks.Go(func() { c.work(ctx) })
 	}
 	tasks.Go(func() { c.retryWaiting(ctx) })
+	if c.Leases != nil {
+		tasks.Go(func() { c.keepLeases(ctx) })
+	}
 	<-ctx.Done()
 	c.queue.ShutDown()
 	tasks.Wait()
@@ -322,6 +330,33 @@ func (c *Controller) Describe(ch chan<- *prometheus.Desc) { c.metrics.describe(c
 
 // Collect implements prometheus.Collector.
 func (c *Controller) Collect(ch chan<- prometheus.Metric) { c.metrics.collect(c.Ledger, ch) }
+
+// situation is a configuration in a cluster. Both are immutable.
+type situation struct {
+	config *config.Config
+	facts  *clusterfacts.Facts
+}
+
+// warn tells the operator, once each, what of the configuration makes no
+// sense in this cluster.
+func (c *Controller) warn() {
+	cfg, _ := c.Config.Current()
+	facts, ready := c.Facts.Current()
+	now := situation{cfg, facts}
+	if cfg == nil || !ready || now == c.examined {
+		return
+	}
+	c.examined = now
+	warnings := clusterfacts.Warnings(cfg, facts)
+	for _, w := range warnings {
+		if !slices.Contains(c.warned, w) {
+			c.Log.Warn("configuration", "warning", w)
+			c.Config.Warn(w)
+		}
+	}
+	c.warned = warnings
+	c.metrics.warnings.Set(float64(len(warnings)))
+}
 
 // RESTAPI writes through a Kubernetes REST client of the core group.
 type RESTAPI struct{ Client rest.Interface }

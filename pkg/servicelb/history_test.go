@@ -32,6 +32,8 @@ func TestNoHistoryGivesAnAddressTwice(t *testing.T) {
 		"quarantine: 0s\npools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.12]}\n",
 		"quarantine: 10s\npools:\n  - {name: lan, addresses: [203.0.113.11-203.0.113.13]}\n  - {name: six, addresses: ['2001:db8::10-2001:db8::11'], priority: 5}\n",
 		"quarantine: 5s\npools:\n  - {name: six, addresses: ['2001:db8::10-2001:db8::19']}\n",
+		office,
+		office + "  - {name: six, addresses: ['2001:db8::10-2001:db8::12']}\n  - {name: lan, addresses: [203.0.113.10]}\n  - {name: lab, dhcp: {interface: eth2}}\n",
 		"quarantine: 20s\npools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.14], keepFor: 1m, namespaceQuota: 2}\nreservations: [{service: default/s1, addresses: [203.0.113.12]}]\n",
 		"quarantine: 20s\npools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.12], state: draining}\n  - {name: new, addresses: [203.0.113.13-203.0.113.14], namespaceSelector: {matchLabels: {env: prod}}}\n",
 	}
@@ -59,6 +61,7 @@ func TestNoHistoryGivesAnAddressTwice(t *testing.T) {
 	damage := []func(*corev1.Service){
 		wiped,
 		func(svc *corev1.Service) { delete(svc.Annotations, annotation.Assigned) },
+		func(svc *corev1.Service) { delete(svc.Annotations, annotation.Leases) },
 		func(svc *corev1.Service) { svc.Status = corev1.ServiceStatus{} },
 		func(svc *corev1.Service) { svc.Finalizers = nil },
 		ofType(corev1.ServiceTypeClusterIP),
@@ -66,6 +69,8 @@ func TestNoHistoryGivesAnAddressTwice(t *testing.T) {
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		s := newStory(t)
+		s.lessor.serves("eth1", "198.18.0.240", "198.18.0.241", "198.18.0.242")
+		s.lessor.serves("eth2", "198.18.2.240")
 		service := rapid.Custom(func(t *rapid.T) string { return fmt.Sprintf("default/s%d", rapid.IntRange(0, 5).Draw(t, "service")) })
 		pick := func(from []func(*corev1.Service)) func(*corev1.Service) {
 			return from[rapid.IntRange(0, len(from)-1).Draw(t, "which")]
@@ -103,6 +108,15 @@ func TestNoHistoryGivesAnAddressTwice(t *testing.T) {
 			"time": func(t *rapid.T) {
 				s.clock = s.clock.Add(time.Duration(rapid.IntRange(0, 40).Draw(t, "seconds")) * time.Second)
 			},
+			"leases": func(t *rapid.T) {
+				s.lessor.mute = rapid.IntRange(0, 3).Draw(t, "mute") == 0
+				s.lessor.notify()
+				s.followedLeases()
+			},
+			"lose a lease": func(t *rapid.T) {
+				s.lessor.ends("eth1", fmt.Sprintf("198.18.0.%d", rapid.IntRange(240, 242).Draw(t, "address")), "it ended")
+				s.followedLeases()
+			},
 			"see": func(t *rapid.T) { s.see(service.Draw(t, "name")) },
 			"see all": func(*rapid.T) {
 				for i := range 6 {
@@ -115,6 +129,7 @@ func TestNoHistoryGivesAnAddressTwice(t *testing.T) {
 						s.rotate()
 					}
 					s.once()
+					s.followedLeases()
 				}
 			},
 			"crash": func(t *rapid.T) {

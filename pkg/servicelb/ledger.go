@@ -65,8 +65,13 @@ type Ledger struct {
 	// records wait for the first configuration, which says how long released
 	// addresses rest.
 	records []released.Record
-	// rests is how long the addresses of pools rest that are not everybody's.
+	// rests is how long released addresses of each pool rest.
 	rests map[string]time.Duration
+	// losses wait to be told. leasesFreed says that somebody who had leases
+	// is gone; leaseWork wakes whoever keeps them.
+	losses      []Loss
+	leasesFreed bool
+	leaseWork   chan struct{}
 }
 
 // account is what the ledger knows about a Service, under its
@@ -82,6 +87,7 @@ type account struct {
 	// claims are addresses from before the start that only a configuration
 	// can confirm.
 	claims []netip.Addr
+	lessee
 }
 
 // Verdict is the ledger's answer to a Service.
@@ -98,6 +104,13 @@ type Verdict struct {
 	Missing ipam.Family
 	// Renumbered says that the Service asked for new addresses and has them.
 	Renumbered bool
+	// Leases are the interfaces on which addresses in Held are leased.
+	Leases map[netip.Addr]string
+	// Overdue is why a lease is not being extended; nil when all is well.
+	Overdue error
+	// Asked says that a DHCP server was asked for a lease, which is why there
+	// is a refusal, and nothing is known to be wrong.
+	Asked bool
 }
 
 // waits reports whether a later call may give a better answer, though the
@@ -132,7 +145,9 @@ func NewLedger(scope Scope, sources Sources) *Ledger {
 	if sources.Now == nil {
 		sources.Now = time.Now
 	}
-	return &Ledger{scope: scope, Sources: sources, alloc: ipam.New(), accounts: map[string]*account{}, due: map[*account]struct{}{}}
+	return &Ledger{
+		scope: scope, Sources: sources, alloc: ipam.New(), accounts: map[string]*account{}, due: map[*account]struct{}{}, leaseWork: make(chan struct{}, 1),
+	}
 }
 
 // request reads what the Service asks for.
@@ -168,25 +183,32 @@ func (l *Ledger) Ensure(svc *corev1.Service) (v Verdict, stirred bool) {
 		l.allocate(a, last)
 		req = last
 	}
-	v = Verdict{Held: l.alloc.Holds(req.Owner.UID), Refusal: refusal, Renumbered: req.Renumber && refusal == nil && l.config != nil}
-	switch {
-	case l.config != nil && refusal == nil:
-		v.Missing = missing(req, v.Held)
-	case l.config != nil:
-	case len(v.Held)+len(a.claims) > 0:
-		v.Unjudged, v.Refusal = true, nil
-	case refusal == nil:
-		v.Refusal = l.unavailable()
-	}
-	if last := a.verdict.Refusal; last != nil && v.Refusal != nil && v.Refusal.Same(last) {
-		v.Refusal = last // its message may count seconds: say it once
-	}
+	v = l.verdict(a, req, refusal)
 	a.judged, a.asked, a.verdict = true, req, v
 	delete(l.due, a)
 	if v.waits() {
 		l.due[a] = struct{}{}
 	}
 	return v, stirred
+}
+
+// verdict is the answer to a request that was met or refused.
+func (l *Ledger) verdict(a *account, req ipam.Request, refusal *ipam.Refusal) Verdict {
+	v := Verdict{Held: l.alloc.Holds(req.Owner.UID), Refusal: refusal}
+	switch {
+	case l.config != nil && refusal == nil:
+		v.Missing, v.Renumbered = missing(req, v.Held), req.Renumber
+	case l.config != nil:
+	case len(v.Held)+len(a.claims) > 0:
+		v.Unjudged, v.Refusal = true, nil
+	case refusal == nil:
+		v.Refusal = l.unavailable()
+	}
+	l.seek(a, req, &v)
+	if last := a.verdict.Refusal; last != nil && v.Refusal != nil && v.Refusal.Same(last) {
+		v.Refusal = last // its message may count seconds: say it once
+	}
+	return v
 }
 
 // allocate allocates. What the owner gives back is still in its object: it is
@@ -246,14 +268,22 @@ func (l *Ledger) Departing(name, uid string, all bool) []released.Record {
 }
 
 // rest is how long an address of the pool rests.
-func (l *Ledger) rest(pool string) time.Duration { return max(l.config.Quarantine, l.rests[pool]) }
+func (l *Ledger) rest(pool string) time.Duration {
+	if rest, ok := l.rests[pool]; ok {
+		return rest
+	}
+	return l.config.Quarantine
+}
 
 // Settle frees what the Service has given back, now that its object does not
 // show it any more. It reports whether there was anything.
 func (l *Ledger) Settle(uid string) (freed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return len(l.alloc.Release(leaving(ipam.Owner{UID: uid}).UID, l.Now())) > 0
+	if freed = len(l.alloc.Release(leaving(ipam.Owner{UID: uid}).UID, l.Now())) > 0; freed {
+		l.leasesMoved()
+	}
+	return freed
 }
 
 func (l *Ledger) unavailable() *ipam.Refusal {
@@ -281,6 +311,10 @@ func (l *Ledger) Release(name, uid string) (freed bool) {
 func (l *Ledger) close(a *account) (freed bool) {
 	delete(l.accounts, a.owner.Name)
 	delete(l.due, a)
+	if a.interested() {
+		l.leasesFreed = true
+		l.leasesMoved()
+	}
 	left := l.alloc.Release(leaving(a.owner).UID, l.Now())
 	return len(left)+len(l.alloc.Release(a.owner.UID, l.Now())) > 0
 }
@@ -343,11 +377,12 @@ func (l *Ledger) follow() {
 	}
 	first := l.config == nil
 	l.config, l.facts = cfg, facts
-	l.swept = false
-	l.alloc.Configure(setup(cfg, facts))
+	l.reconfigure()
 	l.rests = map[string]time.Duration{}
 	for _, p := range cfg.Pools {
-		l.rests[p.Name] = p.KeepFor
+		if l.rests[p.Name] = max(cfg.Quarantine, p.KeepFor); p.DHCP != nil {
+			l.rests[p.Name] = 0 // the server decides
+		}
 	}
 	if first {
 		l.confirmAll()
@@ -358,13 +393,21 @@ func (l *Ledger) follow() {
 	l.records = nil
 }
 
-func setup(cfg *config.Config, facts *clusterfacts.Facts) ipam.Setup {
-	s := ipam.Setup{Pools: cfg.Pools, Quarantine: cfg.Quarantine, Reservations: cfg.Reservations}
-	if facts != nil {
-		for _, f := range facts.Forbidden {
+// reconfigure makes the allocator go by what is in force and what is leased.
+func (l *Ledger) reconfigure() {
+	l.swept = false
+	l.dropLeases()
+	l.alloc.Configure(l.setup())
+}
+
+func (l *Ledger) setup() ipam.Setup {
+	s := ipam.Setup{Pools: l.config.Pools, Quarantine: l.config.Quarantine, Reservations: l.config.Reservations}
+	if l.facts != nil {
+		for _, f := range l.facts.Forbidden {
 			s.Forbidden = append(s.Forbidden, ipam.Forbidden(f))
 		}
 	}
+	l.addLeases(&s)
 	return s
 }
 

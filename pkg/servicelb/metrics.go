@@ -14,6 +14,8 @@ const (
 	MetricAllocation    = "lodestone_allocation_duration_seconds"
 	MetricPrimed        = "lodestone_primed"
 	MetricWarnings      = "lodestone_config_warnings"
+	MetricLeases        = "lodestone_leases"
+	MetricLeasesLost    = "lodestone_leases_lost_total"
 )
 
 var (
@@ -21,6 +23,7 @@ var (
 	poolAddresses = prometheus.NewDesc(MetricPoolAddresses, "Addresses of the pool by what becomes of them: free, assigned, quarantined, reserved.", []string{"pool", "family", "state"}, nil)
 	services      = prometheus.NewDesc(MetricServices, "Services served, by how they stand: allocated, partial, draining, stranded, refused, unjudged.", []string{"state"}, nil)
 	refused       = prometheus.NewDesc(MetricRefused, "Services whose request is refused at present.", []string{"reason"}, nil)
+	leases        = prometheus.NewDesc(MetricLeases, "Leases of a pool that leases its addresses, by how they stand: leased, overdue (not being extended), unconfirmed (held since before the start), waiting.", []string{"pool", "state"}, nil)
 	primed        = prometheus.NewDesc(MetricPrimed, "Whether the ledger knows what the cluster's Services hold, so that addresses are allocated.", nil, nil)
 )
 
@@ -30,6 +33,7 @@ type metrics struct {
 	refusals *prometheus.CounterVec
 	latency  prometheus.Histogram
 	warnings prometheus.Gauge
+	lost     *prometheus.CounterVec
 }
 
 func newMetrics() metrics {
@@ -41,16 +45,19 @@ func newMetrics() metrics {
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 14)}),
 		warnings: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: MetricWarnings, Help: "What of the configuration in force makes no sense in this cluster: see the Events on the ConfigMap."}),
+		lost: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: MetricLeasesLost, Help: "Leased addresses that Services lost because the lease was over."}, []string{"pool"}),
 	}
 }
 
 func (m metrics) describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{poolSize, poolAddresses, services, refused, primed} {
+	for _, d := range []*prometheus.Desc{poolSize, poolAddresses, services, refused, leases, primed} {
 		ch <- d
 	}
 	m.refusals.Describe(ch)
 	m.latency.Describe(ch)
 	m.warnings.Describe(ch)
+	m.lost.Describe(ch)
 }
 
 func (m metrics) collect(l *Ledger, ch chan<- prometheus.Metric) {
@@ -60,10 +67,14 @@ func (m metrics) collect(l *Ledger, ch chan<- prometheus.Metric) {
 	l.mu.Lock()
 	pools := l.alloc.Stats(l.Now())
 	states, reasons := l.census()
+	leased := l.leaseCensus()
 	ready := l.primed
 	l.mu.Unlock()
 
 	for _, p := range pools {
+		if _, leases := leased[p.Pool]; leases {
+			continue // how much is free only the server knows
+		}
 		family := string(p.Family)
 		gauge(poolSize, p.Size, p.Pool, family)
 		gauge(poolAddresses, p.Free, p.Pool, family, "free")
@@ -77,6 +88,11 @@ func (m metrics) collect(l *Ledger, ch chan<- prometheus.Metric) {
 	for reason, n := range reasons {
 		gauge(refused, n, reason)
 	}
+	for pool, count := range leased {
+		for _, state := range leaseStates {
+			gauge(leases, count[state], pool, state)
+		}
+	}
 	if ready {
 		gauge(primed, 1)
 	} else {
@@ -85,6 +101,7 @@ func (m metrics) collect(l *Ledger, ch chan<- prometheus.Metric) {
 	m.refusals.Collect(ch)
 	m.latency.Collect(ch)
 	m.warnings.Collect(ch)
+	m.lost.Collect(ch)
 }
 
 // census counts the accounts by how they stand, and the refusals by reason.
@@ -109,4 +126,42 @@ func (l *Ledger) census() (states, reasons map[string]float64) {
 		}
 	}
 	return states, reasons
+}
+
+// leaseStates are how a lease can stand, for the metrics: leased; overdue, not
+// being extended; unconfirmed, held since before the start; waiting for one.
+var leaseStates = []string{"leased", "overdue", "unconfirmed", "waiting"}
+
+// leaseCensus counts leases by pool and how they stand.
+func (l *Ledger) leaseCensus() map[string]map[string]float64 {
+	count := map[string]map[string]float64{}
+	if l.config == nil {
+		return count
+	}
+	on := map[string]string{} // the pool of each interface
+	for _, p := range l.config.Pools {
+		if p.DHCP != nil {
+			on[p.DHCP.Interface], count[p.Name] = p.Name, map[string]float64{}
+		}
+	}
+	for _, a := range l.accounts {
+		for _, name := range a.wants() {
+			if pool, ok := on[name]; ok {
+				count[pool][a.standing(name)]++
+			}
+		}
+	}
+	return count
+}
+
+func (s *lessee) standing(on string) string {
+	switch answer := s.answers[on]; {
+	case !s.leased[on].IsValid():
+		return "waiting"
+	case answer.Addr != s.leased[on]:
+		return "unconfirmed"
+	case answer.Err != nil:
+		return "overdue"
+	}
+	return "leased"
 }

@@ -23,6 +23,9 @@ const (
 	ReasonPartial = "PartiallyAllocated"
 	// ReasonDraining: the address stays, but its pool is to be emptied.
 	ReasonDraining = "Draining"
+	// ReasonLeaseOverdue: the address stays until its lease ends, which no DHCP
+	// server extends.
+	ReasonLeaseOverdue = "LeaseOverdue"
 	// ReasonStranded: the address stays, but no pool gives it any more.
 	ReasonStranded = "Stranded"
 )
@@ -33,6 +36,8 @@ const toMove = "; annotation " + annotation.Renumber + "=" + annotation.Renumber
 // object is what a Service's object has to say.
 type object struct {
 	addrs []netip.Addr
+	// leases name those of them that are leased; empty: none.
+	leases string
 	// condition tells how it stands; nil: nothing.
 	condition *metav1.Condition
 	// keepCondition and keepIngress leave what the object says there.
@@ -43,7 +48,7 @@ type object struct {
 
 // objectOf puts the verdict on a Service that is served into its object.
 func objectOf(v Verdict, generation int64) object {
-	o := object{addrs: addrsOf(v.Held), renumbered: v.Renumbered}
+	o := object{addrs: addrsOf(v.Held), leases: leaseText(v.Leases), renumbered: v.Renumbered}
 	if v.Unjudged {
 		o.keepCondition = true
 		return o
@@ -62,6 +67,9 @@ func objectOf(v Verdict, generation int64) object {
 	case v.Stranded():
 		o.condition.Reason = ReasonStranded
 		o.condition.Message += toMove
+	case v.Overdue != nil:
+		o.condition.Reason = ReasonLeaseOverdue
+		o.condition.Message += "; " + v.Overdue.Error()
 	case v.Draining():
 		o.condition.Reason = ReasonDraining
 		o.condition.Message += toMove
@@ -138,10 +146,12 @@ func (o object) patch(svc *corev1.Service, now metav1.Time) []byte {
 // annotations returns the annotations to change, nil for one to remove.
 func (o object) annotations(svc *corev1.Service) map[string]any {
 	changes := map[string]any{}
-	if text, ok := svc.Annotations[annotation.Assigned]; len(o.addrs) > 0 && text != join(o.addrs) {
-		changes[annotation.Assigned] = join(o.addrs)
-	} else if len(o.addrs) == 0 && ok {
-		changes[annotation.Assigned] = nil
+	for key, text := range map[string]string{annotation.Assigned: join(o.addrs), annotation.Leases: o.leases} {
+		if old, ok := svc.Annotations[key]; text != "" && old != text {
+			changes[key] = text
+		} else if text == "" && ok {
+			changes[key] = nil
+		}
 	}
 	if o.renumbered {
 		changes[annotation.Renumber] = nil

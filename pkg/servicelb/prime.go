@@ -65,6 +65,7 @@ func (l *Ledger) Prime(services []*corev1.Service, records []released.Record) []
 	l.primed = true
 	l.records = records
 	if l.config != nil {
+		l.reconfigure()
 		l.confirmAll()
 	}
 	l.follow()
@@ -80,11 +81,18 @@ func (l *Ledger) importOne(svc *corev1.Service) (conflicts []Conflict) {
 	}
 	a := l.open(svc)
 	a.asked, _ = l.request(svc)
+	leases := kube.Leases(svc)
 	for _, addr := range status {
 		if !slices.Contains(assigned, addr) {
 			a.claims = append(a.claims, addr)
-		} else if holder, ok := l.alloc.Restore(a.owner, addr, a.asked.Sharing, since(svc)); !ok && deleting(svc) == 0 {
-			conflicts = append(conflicts, Conflict{svc, addr, holder.Name})
+			continue
+		}
+		if holder, ok := l.alloc.Restore(a.owner, addr, a.asked.Sharing, since(svc)); !ok {
+			if deleting(svc) == 0 {
+				conflicts = append(conflicts, Conflict{svc, addr, holder.Name})
+			}
+		} else if on := leases[addr]; on != "" && !a.leased[on].IsValid() {
+			a.lease(on, addr)
 		}
 	}
 	for _, addr := range assigned {

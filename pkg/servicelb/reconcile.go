@@ -22,7 +22,7 @@ func (c *Controller) reconcile(ctx context.Context, name string) error {
 		return err
 	case c.Scope.Serves(svc):
 		return c.serve(ctx, svc)
-	case c.Scope.Keeps(svc):
+	case c.Scope.Keeps(svc) && !c.Ledger.LeaseOver(svc):
 		return nil
 	case c.Scope.LeftBehind(svc) || len(c.Ledger.Holds(string(svc.UID))) > 0:
 		return c.letGo(ctx, svc)
@@ -38,8 +38,8 @@ func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 	if stirred {
 		c.wake()
 	}
-	if v.Unjudged && len(v.Held) == 0 {
-		return nil
+	if len(v.Held) == 0 && (v.Unjudged || v.Asked && !c.Scope.LeftBehind(svc)) {
+		return nil // there is nothing to say yet
 	}
 	want := objectOf(v, svc.Generation)
 	body, news := want.patch(svc, metav1.NewTime(start)), want.news(svc)

@@ -328,6 +328,7 @@ type story struct {
 	config *document
 	around *surroundings
 	book   *shelf
+	lessor *lessor
 	events *events
 	clock  time.Time
 	scope  Scope
@@ -351,7 +352,7 @@ func newStory(t failer) *story {
 	s := &story{
 		failer: t, server: newServer(), events: &events{}, clock: time.Unix(1e9, 0),
 		config: &document{changed: make(chan struct{})}, around: newSurroundings(), shared: map[string]bool{}, book: &shelf{records: map[netip.Addr]released.Record{}},
-		scope: Scope{Classless: true, Classes: []string{annotation.DefaultClass}},
+		lessor: newLessor(), scope: Scope{Classless: true, Classes: []string{annotation.DefaultClass}},
 	}
 	s.config.set(lan)
 	s.restart()
@@ -366,10 +367,11 @@ func (s *story) restart() {
 	s.index = cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 	s.Controller = newController(Options{
 		Ledger: ledger, Scope: s.scope, Services: informed{index: s.index}, Namespaces: s.around,
-		Config: s.config, Facts: s.around, Book: s.book, API: s.server, Events: s.events,
+		Config: s.config, Facts: s.around, Book: s.book, Leases: s.lessor, API: s.server, Events: s.events,
 		Log: slog.New(slog.DiscardHandler),
 	})
 	s.now = now
+	s.lessor.orphan()
 	var all []*corev1.Service
 	for _, name := range s.server.names() {
 		s.see(name)
@@ -445,7 +447,7 @@ func (s *story) run() {
 				s.see(name)
 			}
 		}
-		if !s.once() && len(s.again) == 0 {
+		if !s.once() && len(s.again) == 0 && !s.followedLeases() {
 			return
 		}
 	}

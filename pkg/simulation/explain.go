@@ -83,6 +83,7 @@ func text(families []ipam.Family) string {
 // remedies say what helps against each reason.
 var remedies = map[ipam.Reason]string{
 	servicelb.ConfigUnavailable: "Write a valid configuration; lodestone validate finds the mistakes.",
+	servicelb.LeasePending:      "Wait for the DHCP server, or see what it says in the Service's condition " + annotation.ConditionAllocated + ".",
 	ipam.PoolExhausted:          "Widen a pool, delete a Service that is not needed, or wait for addresses in quarantine.",
 	ipam.PoolNotFound:           "Name a pool that exists, or add the pool to the configuration.",
 	ipam.PoolNotAllowed:         "Open the pool to the Service (namespaces, namespaceSelector, serviceSelector), or name another pool.",

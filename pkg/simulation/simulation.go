@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
@@ -21,7 +22,8 @@ import (
 func nameOf(svc *corev1.Service) string { return svc.Namespace + "/" + svc.Name }
 
 // Cluster is a cluster as the API describes it at one moment: everything that
-// a controller decides by.
+// a controller decides by, but for what DHCP servers say. Leased addresses are
+// those that Services show.
 type Cluster struct {
 	Scope    servicelb.Scope
 	Services []*corev1.Service
@@ -80,6 +82,7 @@ type Change string
 // The changes.
 const (
 	Kept      Change = "kept"      // nothing
+	Lost      Change = "lost"      // its leased address goes back to the DHCP server
 	Stranded  Change = "stranded"  // it keeps an address that no pool gives any more
 	Settled   Change = "settled"   // its stranded address is in a pool again
 	Satisfied Change = "satisfied" // it gets what it was waiting for
@@ -112,6 +115,8 @@ func (c *Cluster) Plan(next *config.Config) []Outcome {
 
 func changeOf(before, after servicelb.Verdict) Change {
 	switch {
+	case lost(before, after):
+		return Lost
 	case after.Stranded() && !before.Stranded():
 		return Stranded
 	case after.Refusal != nil && before.Refusal == nil:
@@ -124,4 +129,14 @@ func changeOf(before, after servicelb.Verdict) Change {
 		return Settled
 	}
 	return Kept
+}
+
+// lost reports whether an address that was leased is not held any more.
+func lost(before, after servicelb.Verdict) bool {
+	for addr := range before.Leases {
+		if !slices.ContainsFunc(after.Held, func(h ipam.Held) bool { return h.Addr == addr }) {
+			return true
+		}
+	}
+	return false
 }

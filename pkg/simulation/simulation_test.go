@@ -81,6 +81,33 @@ func TestPlanTellsWhatAnEditDoes(t *testing.T) {
 	}
 }
 
+func TestLeasesAreThoseThatServicesShow(t *testing.T) {
+	t.Parallel()
+	const office = "pools: [{name: office, dhcp: {interface: eth1}}]\n"
+	c := cluster(t, office,
+		service("has", "198.18.0.240", annotated(annotation.Leases, "198.18.0.240=eth1")),
+		service("waits", ""),
+	)
+	s := c.Explain(c.Services[0])
+	assert.Equal(t, []string{`198.18.0.240 from pool "office"`}, s.Has)
+	assert.Nil(t, s.Verdict.Refusal)
+	s = c.Explain(c.Services[1])
+	assert.Equal(t, `LeasePending: pool "office" has no lease for the Service yet`, s.Verdict.Refusal.Error())
+	assert.Equal(t, []string{remedies[servicelb.LeasePending]}, s.Advice)
+
+	for next, want := range map[string]Change{
+		office: Kept,
+		"pools: [{name: floor, dhcp: {interface: eth1}}]\n":                   Kept,
+		"pools: [{name: office, dhcp: {interface: eth1}, state: draining}]\n": Kept,
+		"pools: [{name: office, dhcp: {interface: eth2}}]\n":                  Lost,
+		"pools: []\n": Lost,
+		"pools: [{name: lan, addresses: [198.51.100.1]}]\n":              Lost,
+		"pools: [{name: lan, addresses: [198.18.0.240-198.18.0.243]}]\n": Kept,
+	} {
+		assert.Equal(t, want, c.Plan(parse(t, next))[0].Change, next)
+	}
+}
+
 func TestExplainTellsTheStory(t *testing.T) {
 	t.Parallel()
 	c := cluster(t, `pools:

@@ -2,6 +2,8 @@ package layer2
 
 import (
 	"context"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -53,7 +55,7 @@ func (p *port) announce(ctx context.Context) error {
 		case <-q.due():
 		}
 		t := q.pop()
-		if !p.owns(t.ownership) {
+		if !p.announces(t.ownership) {
 			continue // and no repetition
 		}
 		frames := p.key.protocol.announce(p.key.mac, t.vip, t.step == 0)
@@ -65,11 +67,11 @@ func (p *port) announce(ctx context.Context) error {
 	}
 }
 
-// tell sends an announcement, unless the VIP was withdrawn.
+// tell sends an announcement, unless the VIP was withdrawn or is leaving.
 func (p *port) tell(o *ownership, frames [][]byte) {
 	p.announcing.enter()
 	defer p.announcing.leave()
-	if !p.owns(o) {
+	if !p.announces(o) {
 		return
 	}
 	for _, f := range frames {
@@ -79,7 +81,9 @@ func (p *port) tell(o *ownership, frames [][]byte) {
 	}
 }
 
-func (p *port) owns(o *ownership) bool { return (*p.owned.Load())[o.vip] == o }
+func (p *port) announces(o *ownership) bool {
+	return (*p.owned.Load())[o.vip] == o && !o.leaving.is()
+}
 
 // turn is one announcement to come.
 type turn struct {
@@ -157,4 +161,59 @@ func (q *queue) again(t turn) {
 		return
 	}
 	q.lines[t.step] = append(q.lines[t.step], t)
+}
+
+// leaving is what an ownership knows of its end when its VIP moves to another
+// node: on which ports that node has claimed it. A port answers until then, so
+// that at every moment one of the two does, and not after, so that both never
+// do for longer than a frame takes.
+//
+// The next owner may be faster than this node hears that it is the next one.
+// Claims are therefore noted all the time.
+type leaving struct {
+	begun  atomic.Bool
+	mu     sync.Mutex
+	claims map[portKey]time.Time // the last one
+}
+
+// begin says that the VIP leaves. Claims so old that they were contradicted
+// are not the next owner's.
+func (l *leaving) begin() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.begun.Load() {
+		return
+	}
+	for key, at := range l.claims {
+		if time.Since(at) > defence {
+			delete(l.claims, key)
+		}
+	}
+	l.begun.Store(true)
+}
+
+// is reports whether the VIP leaves.
+func (l *leaving) is() bool { return l.begun.Load() }
+
+// claimed notes that another host claims the VIP on the port and reports
+// whether the VIP leaves.
+func (l *leaving) claimed(on portKey) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.claims == nil {
+		l.claims = map[portKey]time.Time{}
+	}
+	l.claims[on] = time.Now()
+	return l.begun.Load()
+}
+
+// left reports whether the VIP has gone from the port to another host.
+func (l *leaving) left(on portKey) bool {
+	if !l.begun.Load() {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, claimed := l.claims[on]
+	return claimed
 }

@@ -135,7 +135,8 @@ type ownership struct {
 	vip   netip.Addr
 	since time.Time
 	// warned is when the last conflict was logged, in Unix nanoseconds.
-	warned atomic.Int64
+	warned  atomic.Int64
+	leaving leaving
 }
 
 // setting is a call of Set.
@@ -251,16 +252,20 @@ func (a *Announcer) Run(ctx context.Context) error {
 // ownership, so that only interfaces that are new to it hear of it. It
 // returns the set before, and whether something changed.
 func (a *Announcer) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) (old owned, changed bool) {
-	same := func(a, b plan.Layer2) bool { return slices.Equal(a.Interfaces, b.Interfaces) }
+	same := func(a, b plan.Layer2) bool { return slices.Equal(a.Interfaces, b.Interfaces) && a.Leaving == b.Leaving }
 	if maps.EqualFunc(a.set, want, same) {
 		return a.vips, false
 	}
 	old, now := a.vips, time.Now()
 	a.vips, a.set = make(owned, len(want)), make(map[netip.Addr]plan.Layer2, len(want))
 	for vip, l := range want {
-		a.set[vip] = plan.Layer2{Interfaces: slices.Clone(l.Interfaces)}
-		if a.vips[vip] = old[vip]; old[vip] == nil {
-			a.vips[vip] = &ownership{vip: vip, since: now}
+		a.set[vip] = plan.Layer2{Interfaces: slices.Clone(l.Interfaces), Leaving: l.Leaving}
+		o := old[vip]
+		if o == nil || o.leaving.is() && !l.Leaving { // who comes back is announced anew
+			o = &ownership{vip: vip, since: now}
+		}
+		if a.vips[vip] = o; l.Leaving {
+			o.leaving.begin()
 		}
 	}
 	a.groups = grouped(a.set, a.vips)
@@ -275,6 +280,9 @@ func (a *Announcer) logTransitions(old owned) {
 	}
 	now := a.published.Load()
 	for _, o := range a.vips.without(old) {
+		if o.leaving.is() {
+			continue
+		}
 		if v := now.of(o); v.Reason != "" {
 			a.log.Info("owned but not announced", "vip", o.vip, "reason", v.Reason)
 		} else {

@@ -174,6 +174,9 @@ func (p *port) handle(frame []byte) {
 		return
 	}
 	if o := (*p.owned.Load())[m.claims]; o != nil {
+		if o.leaving.claimed(p.key) {
+			return // by the node that it goes to
+		}
 		if p.report(o, m) {
 			select {
 			case p.contested <- o:
@@ -199,7 +202,7 @@ func (p *port) reply(m message) *ownership {
 	p.answering.enter()
 	defer p.answering.leave()
 	o := (*p.owned.Load())[m.asks]
-	if o == nil {
+	if o == nil || o.leaving.left(p.key) {
 		return nil
 	}
 	p.counters.requests.Inc()

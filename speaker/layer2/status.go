@@ -53,6 +53,9 @@ type VIPStatus struct {
 	Interfaces []string
 	// Reason is why the VIP is not announced, if Interfaces is empty.
 	Reason Reason
+	// Leaving is set while the VIP moves to another node: it is answered for
+	// on the Interfaces until that node is heard there.
+	Leaving bool
 }
 
 // state is what Run publishes. It is immutable.
@@ -98,7 +101,7 @@ func (s *state) keys() []portKey {
 
 // of returns the status of one VIP.
 func (s *state) of(o *ownership) VIPStatus {
-	v := VIPStatus{Addr: o.vip, Since: o.since}
+	v := VIPStatus{Addr: o.vip, Since: o.since, Leaving: o.leaving.is()}
 	for _, key := range s.keys() {
 		switch {
 		case s.want[key][o.vip] == nil:
@@ -116,4 +119,21 @@ func (s *state) of(o *ownership) VIPStatus {
 		v.Reason = cmp.Or(v.Reason, NoInterface)
 	}
 	return v
+}
+
+// Leaving returns how many VIPs that move to other nodes are still answered
+// for here: on some port the next owner was not heard yet.
+func (a *Announcer) Leaving() int {
+	now, waiting := a.published.Load(), map[*ownership]bool{}
+	for key, vips := range now.want {
+		if now.failures[key] != nil {
+			continue
+		}
+		for _, o := range vips {
+			if o.leaving.is() && !o.leaving.left(key) {
+				waiting[o] = true
+			}
+		}
+	}
+	return len(waiting)
 }

@@ -46,6 +46,7 @@ func (t *Task) discover(ctx context.Context) error {
 			return nil
 		}
 		group.Go(func() error { t.enter(ctx, informer.GetStore(), started, crashes); return nil })
+		group.Go(func() error { t.watchLink(ctx, informer.GetStore()); return nil })
 		t.reunite(ctx, informer.GetStore())
 		return nil
 	})
@@ -109,7 +110,8 @@ func (t *Task) reunite(ctx context.Context, leases cache.Store) {
 	delay := firstSeek
 	for {
 		var next <-chan time.Time
-		if lost := t.lost(leases); len(lost) > 0 {
+		// An attempt without a link would hold up the one that comes with it.
+		if lost := t.lost(leases); len(lost) > 0 && t.linkUp() {
 			t.contact(lost)
 			next = time.After(delay/2 + rand.N(delay))
 		}

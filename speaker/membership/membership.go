@@ -16,6 +16,9 @@
 // doubled by each start of the last ones that did not end with a clean leave.
 // A speaker without others settles at once: there is nobody who could serve
 // in the meantime.
+//
+// A speaker that lost all others with its link is not joined until it has met
+// one again.
 package membership
 
 import (
@@ -60,8 +63,10 @@ type Options struct {
 	// Namespace is where the speakers' Leases are.
 	Namespace string
 	Client    kubernetes.Interface
-	Log       *slog.Logger
-	Registry  prometheus.Registerer
+	// Interfaces tell whether the link of Address is up. Nil: it always is.
+	Interfaces Interfaces
+	Log        *slog.Logger
+	Registry   prometheus.Registerer
 	// SettleTime is how long a speaker lives before it is joined if there are
 	// others. Zero: DefaultSettleTime.
 	SettleTime time.Duration
@@ -82,6 +87,7 @@ type Task struct {
 	doubtful map[string]*time.Timer // those of them that memberlist takes for dead
 	changed  chan struct{}
 	status   string
+	apart    bool              // since the link was down and no other speaker heard, until one is met
 	report   map[string]string // annotations that our Lease is to carry
 	carried  map[string]string // those of our Lease as last written
 	deleted  bool              // our Lease, since then
@@ -114,6 +120,9 @@ func (t *Task) Joined() (bool, string) {
 	defer t.mu.Unlock()
 	select {
 	case <-t.joined:
+		if t.apart {
+			return false, t.status
+		}
 		return true, fmt.Sprintf("joined: %d speakers are alive", len(t.speakers))
 	default:
 		return false, t.status

@@ -83,6 +83,15 @@ func (v *view) demand(addr netip.Addr) (vip, bool) {
 	return demand, len(v.sharers[addr]) > 0
 }
 
+// lease returns the interface that the VIP is leased on, empty if it is not.
+// Should Services contradict each other, everybody believes the same one.
+func (v *view) lease(addr netip.Addr) (on string) {
+	for _, s := range v.sharers[addr] {
+		on = max(on, s.Leases[addr])
+	}
+	return on
+}
+
 // vip is what the Services that share a VIP demand of its owner.
 type vip struct {
 	// serving is set when some endpoint of some Service takes traffic.
@@ -115,11 +124,15 @@ func (v vip) with(s *Service) vip {
 	return v
 }
 
-// scopeOf returns the scope that the VIP belongs to.
+// scopeOf returns the scope that the VIP belongs to: that of the pool that
+// contains it, or else of the one that leases it.
 func (v *view) scopeOf(addr netip.Addr) *scope {
 	var pool *config.Pool
-	if v.snapshot.Config != nil {
-		pool, _ = v.snapshot.Config.PoolOf(addr)
+	if cfg := v.snapshot.Config; cfg != nil {
+		var listed bool
+		if pool, listed = cfg.PoolOf(addr); !listed {
+			pool, _ = cfg.PoolOn(v.lease(addr))
+		}
 	}
 	s := v.scopes[pool]
 	if s == nil {
@@ -235,7 +248,7 @@ var messages = map[Reason]string{
 	NoServingEndpoint:  "no endpoint takes traffic",
 	NoLocalEndpoint:    "externalTrafficPolicy is Local and no endpoint on this node takes traffic",
 	NodeNotSelected:    "the advertisements select other nodes",
-	NodeExcluded:       "the node has the label node.kubernetes.io/exclude-from-external-load-balancers",
+	NodeExcluded:       "the node has the label node.kubernetes.io/exclude-from-external-load-balancers, or the taint node.kubernetes.io/out-of-service or ToBeDeletedByClusterAutoscaler",
 	NetworkUnavailable: "the node's condition NetworkUnavailable is set",
 	SpeakerNotReady:    "the node's speaker is not ready",
 	NodeUnknown:        "the API server has no such node",

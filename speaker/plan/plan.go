@@ -30,6 +30,9 @@ type Service struct {
 	Name string
 	// VIPs are the addresses in its status that Lodestone assigned.
 	VIPs []netip.Addr
+	// Leases names, for each of them that is leased from a DHCP server, the
+	// interface by which the configuration knows the pool.
+	Leases map[netip.Addr]string
 	// Local is set with externalTrafficPolicy: Local.
 	Local bool
 	// Serving is set when some endpoint of the Service takes traffic.
@@ -67,7 +70,8 @@ func (l Limit) Equal(other Limit) bool {
 type Node struct {
 	Labels map[string]string
 	// Excluded is set by the label
-	// node.kubernetes.io/exclude-from-external-load-balancers.
+	// node.kubernetes.io/exclude-from-external-load-balancers, and by the taints
+	// of a node that is or will be gone.
 	Excluded bool
 	// NetworkUnavailable is the condition of that name.
 	NetworkUnavailable bool
@@ -78,6 +82,10 @@ type Layer2 struct {
 	// Interfaces are path.Match patterns of the interfaces to answer on.
 	// Empty: every suitable one.
 	Interfaces []string
+	// Leaving is set while the VIP moves to another node: this one answers for
+	// it until it hears that one claim it, and neither announces nor defends
+	// it. Make never sets it.
+	Leaving bool
 }
 
 // Plan is what one node announces.
@@ -120,7 +128,7 @@ const (
 	NoServingEndpoint  Reason = "NoServingEndpoint"  // no endpoint anywhere takes traffic
 	NoLocalEndpoint    Reason = "NoLocalEndpoint"    // policy Local and none on this node
 	NodeNotSelected    Reason = "NodeNotSelected"    // the advertisements select other nodes
-	NodeExcluded       Reason = "NodeExcluded"       // the exclude label is set
+	NodeExcluded       Reason = "NodeExcluded"       // a label or taint excludes the node
 	NetworkUnavailable Reason = "NetworkUnavailable" // the node's condition says so
 	SpeakerNotReady    Reason = "SpeakerNotReady"    // this node's speaker is not ready to own
 	NodeUnknown        Reason = "NodeUnknown"        // the API has no such node

@@ -127,6 +127,25 @@ var stories = map[string]func(*story){
 		delete(s.Services[0].ServingNodes, "n1")
 		s.wantOwner(vip, "n2")
 	},
+	"a leased VIP is announced as its pool says, by the interface of the pool": func(s *story) {
+		leased := netip.MustParseAddr("198.51.100.7")
+		s.Services[0].VIPs = append(s.Services[0].VIPs, leased)
+		office, edge := pool("office", []string{"office"}), pool("edge", []string{"edge"})
+		office.DHCP, edge.DHCP = &config.DHCP{Interface: "eth1"}, &config.DHCP{Interface: "eth2"}
+		s.Config.Pools = append(s.Config.Pools, office, edge)
+		for name, node := range map[string]string{"office": "n1", "edge": "n2"} {
+			s.Config.Advertisements = append(s.Config.Advertisements, config.Advertisement{
+				Name: name, Layer2: &config.Layer2{}, NodeSelector: config.Selector{{Key: "on", Operator: config.In, Values: []string{node}}}})
+		}
+		s.Services[0].Leases = map[netip.Addr]string{leased: "eth1", vip: "eth1"}
+		s.wantOwner(leased, "n1")
+		s.Services[0].Leases[leased] = "eth2"
+		s.wantOwner(leased, "n2")
+		s.Services[0].Leases[leased] = "eth3" // such a VIP is in no pool
+		s.wantOwner(leased, "n1", "n2", "n3")
+		s.Config.Pools[0].Advertise = []string{"edge"}
+		s.wantOwner(vip, "n2") // what is said of an address that a pool contains does not count
+	},
 	"2 endpoints that are on no node are nobody's Local": func(s *story) {
 		s.Services[0].Local, s.Services[0].ServingNodes = true, nil
 		s.wantOwner(vip, "")

@@ -182,6 +182,6 @@ func (p Plan) set(vip netip.Addr, v Verdict) {
 
 // equal reports whether the plan takes the two for the same.
 func (s *Service) equal(t *Service) bool {
-	return s.Local == t.Local && s.Serving == t.Serving && slices.Equal(s.VIPs, t.VIPs) && maps.Equal(s.ServingNodes, t.ServingNodes) &&
+	return s.Local == t.Local && s.Serving == t.Serving && slices.Equal(s.VIPs, t.VIPs) && maps.Equal(s.Leases, t.Leases) && maps.Equal(s.ServingNodes, t.ServingNodes) &&
 		s.Limit.Equal(t.Limit) && s.LimitErr == t.LimitErr
 }

@@ -138,17 +138,8 @@ const Patience = 60 * time.Second
 // operator would, by SIGTERM, and returns once it is gone.
 func (i *Installation) RunController(ctx context.Context, flags ...string) (stop func() error, err error) {
 	args := append([]string{filepath.Join(i.Lab.Root, "bin", Controller), "--kubeconfig=" + i.Lab.Kubeconfig()}, flags...)
-	cmd := netns.Command(context.WithoutCancel(ctx), controlPlane, args...)
-	log, err := os.CreateTemp("", "lodestone-controller-*.log")
-	if err != nil {
-		return nil, fmt.Errorf("create log: %w", err)
-	}
-	defer log.Close()
-	cmd.Stdout, cmd.Stderr = log, log
-	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start controller: %w", err)
-	}
-	return func() error { return terminate(cmd, log.Name()) }, nil
+	_, stop, err = run(ctx, controlPlane, args...)
+	return stop, err
 }
 
 // Serves checks that the controller beside the cluster serves. That it is
@@ -167,11 +158,28 @@ func (i *Installation) Serves(ctx context.Context) error {
 	return err
 }
 
-func terminate(cmd *exec.Cmd, log string) error {
+// run starts a program in a namespace. It returns the file that the program's
+// output goes to, and what ends the program.
+func run(ctx context.Context, namespace string, args ...string) (log string, stop func() error, err error) {
+	name := filepath.Base(args[0])
+	output, err := os.CreateTemp("", name+"-*.log")
+	if err != nil {
+		return "", nil, fmt.Errorf("create log: %w", err)
+	}
+	defer output.Close()
+	cmd := netns.Command(context.WithoutCancel(ctx), namespace, args...)
+	cmd.Stdout, cmd.Stderr = output, output
+	if err := cmd.Start(); err != nil {
+		return "", nil, fmt.Errorf("start %s: %w", name, err)
+	}
+	return output.Name(), func() error { return terminate(name, cmd, output.Name()) }, nil
+}
+
+func terminate(name string, cmd *exec.Cmd, log string) error {
 	defer os.Remove(log)
 	if err := cmd.Process.Signal(unix.SIGTERM); err != nil {
 		raw, _ := os.ReadFile(log)
-		return fmt.Errorf("end controller: %w; its log: %s", err, raw)
+		return fmt.Errorf("end %s: %w; its log: %s", name, err, raw)
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
@@ -180,7 +188,7 @@ func terminate(cmd *exec.Cmd, log string) error {
 		return nil
 	case <-time.After(Patience):
 		raw, _ := os.ReadFile(log)
-		return fmt.Errorf("controller did not end within %s of its signal; its log: %s", Patience, raw)
+		return fmt.Errorf("%s did not end within %s of its signal; its log: %s", name, Patience, raw)
 	}
 }
 

@@ -7,11 +7,13 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/lodestone-lb/lodestone/test/e2e/cgroup"
 )
@@ -140,9 +142,31 @@ func (i *Installation) KillSpeaker(ctx context.Context, node string) error {
 	})
 }
 
-// RestartSpeakers replaces every speaker and waits until the new ones are
-// ready.
+// RestartSpeakers replaces every speaker at once and waits until the new ones
+// are ready.
 func (i *Installation) RestartSpeakers(ctx context.Context) error {
+	return i.replaceSpeakers(ctx, func(old []corev1.Pod) error {
+		for _, pod := range old {
+			if err := i.Terminate(ctx, &pod); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// RollSpeakers replaces the speakers one after the other, as an upgrade does,
+// and waits until the new ones are ready.
+func (i *Installation) RollSpeakers(ctx context.Context) error {
+	return i.replaceSpeakers(ctx, func([]corev1.Pod) error {
+		_, err := i.Kube.AppsV1().DaemonSets(Namespace).Patch(ctx, Speaker, types.MergePatchType, fmt.Appendf(nil,
+			`{"spec":{"template":{"metadata":{"annotations":{"kubectl.kubernetes.io/restartedAt":%q}}}}}`, time.Now().Format(time.RFC3339Nano)), metav1.PatchOptions{})
+		return err
+	})
+}
+
+// replaceSpeakers waits until every speaker is another one after replace.
+func (i *Installation) replaceSpeakers(ctx context.Context, replace func(old []corev1.Pod) error) error {
 	old, err := i.Pods(ctx, "speaker")
 	if err != nil {
 		return err
@@ -150,25 +174,27 @@ func (i *Installation) RestartSpeakers(ctx context.Context) error {
 	gone := map[string]bool{}
 	for _, pod := range old {
 		gone[pod.Name] = true
-		if err := i.Terminate(ctx, &pod); err != nil {
-			return err
-		}
 	}
-	return Wait(ctx, "every speaker is a new one and ready", func() error {
-		pods, err := i.Pods(ctx, "speaker")
+	if err := replace(old); err != nil {
+		return fmt.Errorf("replace the speakers: %w", err)
+	}
+	for want := range len(old) { // they may come one after the other
+		err := Wait(ctx, fmt.Sprintf("%d of %d speakers are new ones and ready", want+1, len(old)), func() error {
+			pods, err := i.Pods(ctx, "speaker")
+			if err != nil {
+				return err
+			}
+			fresh := slices.DeleteFunc(pods, func(pod corev1.Pod) bool { return gone[pod.Name] || !ready(&pod) })
+			if len(fresh) <= want {
+				return fmt.Errorf("%d are", len(fresh))
+			}
+			return nil
+		})
 		if err != nil {
 			return err
 		}
-		if len(pods) != len(old) {
-			return fmt.Errorf("there are %d", len(pods))
-		}
-		for _, pod := range pods {
-			if gone[pod.Name] || !ready(&pod) {
-				return fmt.Errorf("%s is not new and ready", pod.Name)
-			}
-		}
-		return nil
-	})
+	}
+	return nil
 }
 
 // Resident is the resident memory in bytes of the pod's largest process.

@@ -45,6 +45,9 @@ type Probe struct {
 	options Options
 	cancel  context.CancelFunc
 	workers sync.WaitGroup
+	// finish ends the asking alone, which asked is closed after.
+	finish context.CancelFunc
+	asked  chan struct{}
 
 	mu     sync.Mutex
 	record Record
@@ -61,12 +64,14 @@ func TCP(ctx context.Context, options Options) *Probe {
 	return start(ctx, options, (*Probe).sendRequests)
 }
 
-func start(ctx context.Context, options Options, send func(*Probe, context.Context) error) *Probe {
+func start(ctx context.Context, options Options, send func(p *Probe, ctx, asking context.Context) error) *Probe {
 	options.complete()
 	ctx, cancel := context.WithCancel(ctx)
-	p := &Probe{options: options, cancel: cancel, record: Record{Started: time.Now()}}
+	asking, finish := context.WithCancel(ctx)
+	p := &Probe{options: options, cancel: cancel, finish: finish, asked: make(chan struct{}), record: Record{Started: time.Now()}}
 	p.workers.Go(func() {
-		if err := send(p, ctx); err != nil {
+		defer close(p.asked)
+		if err := send(p, ctx, asking); err != nil {
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			p.failed = err
@@ -84,6 +89,17 @@ func (p *Probe) Stop() (Record, error) {
 	defer p.mu.Unlock()
 	p.record.Stopped = time.Now()
 	return p.record, p.failed
+}
+
+// Finish stops asking and gives what was asked last the time to be answered,
+// then does what Stop does: what is lost now is lost indeed.
+func (p *Probe) Finish() (Record, error) {
+	p.finish()
+	<-p.asked
+	for end := time.Now().Add(p.options.Timeout); p.Snapshot().Lost() > 0 && time.Now().Before(end); {
+		time.Sleep(p.options.Interval)
+	}
+	return p.Stop()
 }
 
 // Snapshot returns what was recorded so far.
@@ -123,8 +139,8 @@ func (p *Probe) answered(a echo.Answer) {
 	p.record.Answers = append(p.record.Answers, Answer{Answer: a, At: time.Now()})
 }
 
-// every calls ask at each interval until the context ends.
-func (p *Probe) every(ctx context.Context, ask func(sequence int) error) error {
+// every calls ask at each interval until asking ends.
+func (p *Probe) every(asking context.Context, ask func(sequence int) error) error {
 	ticker := time.NewTicker(p.options.Interval)
 	defer ticker.Stop()
 	for sequence := 0; ; sequence++ {
@@ -133,7 +149,7 @@ func (p *Probe) every(ctx context.Context, ask func(sequence int) error) error {
 		}
 		p.sent()
 		select {
-		case <-ctx.Done():
+		case <-asking.Done():
 			return nil
 		case <-ticker.C:
 		}
@@ -142,10 +158,10 @@ func (p *Probe) every(ctx context.Context, ask func(sequence int) error) error {
 
 // sendDatagrams works on one thread inside the namespace, where all its
 // sockets are made.
-func (p *Probe) sendDatagrams(ctx context.Context) error {
+func (p *Probe) sendDatagrams(ctx, asking context.Context) error {
 	return netns.Do(p.options.Namespace, func() error {
 		var conn net.Conn
-		return p.every(ctx, func(sequence int) (err error) {
+		return p.every(asking, func(sequence int) (err error) {
 			if conn == nil || p.options.NewFlows {
 				if conn, err = p.newFlow(ctx); err != nil {
 					return err
@@ -198,12 +214,12 @@ func (p *Probe) receive(ctx context.Context, conn net.Conn) {
 	}
 }
 
-func (p *Probe) sendRequests(ctx context.Context) error {
+func (p *Probe) sendRequests(ctx, asking context.Context) error {
 	client := &http.Client{
 		Timeout:   p.options.Timeout,
 		Transport: &http.Transport{DialContext: netns.Dialer(p.options.Namespace), DisableKeepAlives: true},
 	}
-	return p.every(ctx, func(int) error {
+	return p.every(asking, func(int) error {
 		p.workers.Go(func() {
 			if answer, err := get(ctx, client, p.options.Target); err == nil {
 				p.answered(answer)

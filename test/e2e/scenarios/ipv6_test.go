@@ -1,13 +1,18 @@
 package scenarios
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/lodestone-lb/lodestone/test/e2e/lab"
 )
 
 const dualPools = `
@@ -45,9 +50,43 @@ func TestIPv6ServiceIsReachedAndHasOneAnswerer(t *testing.T) {
 	s.eventually("the VIP answers by TCP", func() error { return s.reachTCP(vip) })
 	s.eventually("the VIP answers by UDP", func() error { return s.reachUDP(vip) })
 	s.oneAnswerer(vip)
-	s.always(8*time.Second, "it stays reached while the client checks that its neighbour is there", func() error { return s.reachUDP(vip) })
+
+	// A unicast solicitation: the client checks a neighbour that it knows, and
+	// may not ask everybody.
+	s.onClient("sysctl", "-w", "net.ipv6.neigh.eth0.mcast_solicit=0")
+	s.Cleanup(func() { s.onClient("sysctl", "-w", "net.ipv6.neigh.eth0.mcast_solicit=3") })
+	s.onClient("ip", "neighbor", "change", vip, "dev", "eth0", "nud", "probe")
+	s.eventually("the client's check is answered", func() error {
+		if out := s.onClient("ip", "-6", "neighbor", "show", vip); !strings.Contains(out, "REACHABLE") {
+			return errors.New(out)
+		}
+		return nil
+	})
+
+	// A host that takes the VIP for its own is told by duplicate address
+	// detection that somebody has it.
+	for _, name := range []string{"all", "eth0"} { // the lab's hosts do without
+		s.onClient("sysctl", "-w", "net.ipv6.conf."+name+".accept_dad=1")
+		s.Cleanup(func() { s.onClient("sysctl", "-w", "net.ipv6.conf."+name+".accept_dad=0") })
+	}
+	s.onClient("ip", "address", "add", vip+"/64", "dev", "eth0")
+	s.Cleanup(func() { s.onClient("ip", "address", "delete", vip+"/64", "dev", "eth0") })
+	s.eventually("the client learns that the address is taken", func() error {
+		if out := s.onClient("ip", "-6", "address", "show", "dev", "eth0"); !strings.Contains(out, "dadfailed") {
+			return errors.New(out)
+		}
+		return nil
+	})
 	s.delete("six")
 	s.eventually("nobody answers for the freed address", func() error { return s.silent(vip) })
+}
+
+// onClient runs a command on the client and returns what it prints.
+func (s *story) onClient(args ...string) string {
+	s.Helper()
+	out, err := s.Lab.Command(context.WithoutCancel(s.ctx), lab.Client, args...).CombinedOutput()
+	require.NoError(s, err, "%q: %s", args, out)
+	return string(out)
 }
 
 // Scenario 61, IPv6.

@@ -21,14 +21,15 @@ func plan() *cobra.Command {
 		Short: "Show what an edit of the configuration would do to the cluster's Services",
 		Long: `Show what an edit of the configuration would do to the cluster's Services:
 which keep their addresses, which keep them stranded (outside of every pool),
-which get what they wait for, and which are refused what they ask for.
+which lose them (because they are leased and the pool goes), which get what they
+wait for, and which are refused what they ask for.
 
 The command reads the cluster and decides by the code of the controller. It
 changes nothing and does not need the controller to run.
 
-Exits with 0 when no Service would be stranded, 1 when the new configuration is
-invalid, 2 when a Service would be stranded, and 3 when the file or the cluster
-could not be read.`,
+Exits with 0 when no Service would lose its address or be stranded, 1 when the
+new configuration is invalid, 2 when a Service would, and 3 when the file or the
+cluster could not be read.`,
 		Example: `  lodestone plan --config new.yaml`,
 		Args:    cobra.NoArgs,
 	}
@@ -68,6 +69,7 @@ var changes = []struct {
 	change simulation.Change
 	said   string
 }{
+	{simulation.Lost, "without their leased address"},
 	{simulation.Stranded, "stranded"},
 	{simulation.Refused, "refused what they ask for"},
 	{simulation.Pending, "still waiting"},
@@ -77,7 +79,7 @@ var changes = []struct {
 }
 
 // printPlan prints what the configuration does, the worst first. The error is
-// errFound when a Service is stranded.
+// errFound when a Service loses its address or is stranded.
 func printPlan(out io.Writer, cluster *simulation.Cluster, next *config.Config, all bool) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	for _, c := range config.Diff(cluster.Config, next) {
@@ -109,7 +111,7 @@ func printPlan(out io.Writer, cluster *simulation.Cluster, next *config.Config, 
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	if len(by[simulation.Stranded]) > 0 {
+	if len(by[simulation.Lost])+len(by[simulation.Stranded]) > 0 {
 		return errFound
 	}
 	return nil

@@ -1,0 +1,229 @@
+package scenarios
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/lodestone-lb/lodestone/test/e2e/lan"
+	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
+	"github.com/lodestone-lb/lodestone/test/e2e/netns"
+	"github.com/lodestone-lb/lodestone/test/e2e/probe"
+)
+
+const excludeLabel = "node.kubernetes.io/exclude-from-external-load-balancers"
+
+// Scenario 56: every VIP moves away from its node and back while the speakers
+// are replaced, and no client notices.
+func TestRollingUpdateOfTheSpeakersLosesNothing(t *testing.T) {
+	s := begin(t)
+	s.echo(3)
+	var vips []string
+	for _, name := range []string{"a", "b", "c", "d"} { // not all on one node
+		s.service(name, port("udp", corev1.ProtocolUDP, 80))
+		vips = append(vips, s.assigned(name))
+	}
+	for _, vip := range vips {
+		s.steady(vip)
+	}
+	s.losesNothing(vips, func() { require.NoError(s, s.RollSpeakers(s.ctx)) })
+	for _, vip := range vips {
+		s.oneAnswerer(vip)
+	}
+}
+
+// Moves that an operator causes, there and back.
+func TestPlannedMovesLoseNothing(t *testing.T) {
+	for name, m := range map[string]struct{ away, back func(s *story, node string) }{
+		"label": {
+			func(s *story, node string) { s.label(node, excludeLabel, "true") },
+			func(s *story, node string) { s.label(node, excludeLabel, "") },
+		},
+		"taint": {
+			func(s *story, node string) { s.taint(node, corev1.TaintNodeOutOfService, corev1.TaintEffectNoSchedule) },
+			func(s *story, node string) { s.taint(node, corev1.TaintNodeOutOfService, "") },
+		},
+		"configuration": {
+			func(s *story, node string) {
+				s.config(usualPools + fmt.Sprintf("\nadvertisements:\n  - name: elsewhere\n    layer2:\n      nodeSelector: {matchExpressions: [{key: %s, operator: NotIn, values: [%s]}]}\n",
+					corev1.LabelHostname, node))
+			},
+			func(s *story, _ string) { s.config(usualPools) },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := begin(t)
+			s.echo(3)
+			s.service("web", port("udp", corev1.ProtocolUDP, 80))
+			vip := s.assigned("web")
+			s.steady(vip)
+			owner := s.owner(vip)
+			s.afterwards(func() { m.back(s, owner) })
+			s.losesNothing([]string{vip}, func() {
+				m.away(s, owner)
+				s.eventually("another node owns the VIP", func() error { return s.owned(vip, owner, false) })
+				m.back(s, owner)
+				s.eventually("the VIP is back", func() error { return s.owned(vip, owner, true) })
+			})
+			s.oneAnswerer(vip)
+		})
+	}
+}
+
+// Scenario 78: maintenance of other nodes does not touch a connection. That of
+// the owner ends it, as no other node knows it: the client is told at once, and
+// the next connection works.
+func TestLongLivedConnectionThroughMaintenance(t *testing.T) {
+	s := begin(t)
+	s.echo(3)
+	s.service("web", port("http", corev1.ProtocolTCP, 80), port("udp", corev1.ProtocolUDP, 80))
+	vip := s.assigned("web")
+	s.steady(vip)
+	owner := s.owner(vip)
+	flow := s.openStream(vip)
+	for _, node := range s.Lab.Nodes() {
+		if node == owner {
+			continue
+		}
+		s.afterwards(func() { s.label(node, excludeLabel, "") })
+		s.label(node, excludeLabel, "true")
+		require.NoError(t, flow.lines(100))
+		s.label(node, excludeLabel, "")
+		require.NoError(t, flow.lines(100))
+	}
+	s.afterwards(func() { s.label(owner, excludeLabel, "") })
+	s.label(owner, excludeLabel, "true")
+	s.eventually("another node owns the VIP", func() error { return s.owned(vip, owner, false) })
+	err := flow.lines(1000) // ten seconds of them: none of them comes late, whether the flow ends or not
+	require.True(t, err == nil || errors.Is(err, unix.ECONNRESET) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF), "the client was left waiting: %v", err)
+	t.Logf("the connection through the old owner ended by: %v", err)
+	require.NoError(t, s.openStream(vip).lines(100))
+}
+
+// afterwards has undo called when the test ends, however it does.
+func (s *story) afterwards(undo func()) {
+	s.Cleanup(func() {
+		s.ctx = context.WithoutCancel(s.ctx)
+		undo()
+	})
+}
+
+// A node whose link is back waits until it has met the others: it takes its VIP
+// back from its deputy by a planned move.
+func TestNodeWhoseLinkIsBackIsNoSecondOwner(t *testing.T) {
+	s := begin(t)
+	s.echo(3)
+	s.service("web", port("udp", corev1.ProtocolUDP, 80))
+	vip := s.assigned("web")
+	s.echoAway(3, vip)
+	owner := s.owner(vip)
+	s.afterwards(func() { require.NoError(s, lan.PlugIn(owner)) })
+	require.NoError(t, lan.Unplug(owner))
+	s.eventually("another node owns the VIP", func() error { return s.owned(vip, owner, false) })
+	s.always(5*time.Second, "its deputy serves", func() error { return s.reachUDP(vip) })
+	require.NoError(t, lan.PlugIn(owner))
+	twice := 0
+	s.eventually("the VIP is back", func() error {
+		answers, err := lodestone.Ask(s.ctx, vip, 1)
+		if err == nil && len(answers) > 1 {
+			twice++
+		}
+		return errors.Join(err, s.owned(vip, owner, true))
+	})
+	require.LessOrEqual(t, twice, 1, "requests with two answers: a blink is too short for a second one")
+	s.oneAnswerer(vip)
+}
+
+// losesNothing checks that of the datagrams to each VIP, one every 5 ms, none
+// is lost while move happens.
+func (s *story) losesNothing(vips []string, move func()) {
+	s.Helper()
+	probes := map[string]*probe.Probe{}
+	for _, vip := range vips {
+		probes[vip] = probe.UDP(s.ctx, probe.Options{Namespace: "ls-client", Target: target(vip)})
+		require.NoError(s, probes[vip].WaitAnswers(s.ctx, 100))
+	}
+	move()
+	for vip, p := range probes {
+		require.NoError(s, p.WaitAnswers(s.ctx, 100))
+		record, err := p.Finish()
+		require.NoError(s, err)
+		assert.Zero(s, record.Lost(), "of %d datagrams to %s: %s", record.Sent, vip, record.Outage())
+	}
+}
+
+// owned checks that the node owns the VIP, or that another one does.
+func (s *story) owned(vip, node string, want bool) error {
+	owner, err := s.Owner(s.ctx, vip)
+	if err == nil && (owner == node) != want {
+		err = fmt.Errorf("%s owns %s", owner, vip)
+	}
+	return err
+}
+
+// taint gives the node the taint; without effect, it takes it away.
+func (s *story) taint(node, key string, effect corev1.TaintEffect) {
+	s.Helper()
+	s.eventually("the node takes a taint", func() error {
+		nodes := s.Kube.CoreV1().Nodes()
+		n, err := nodes.Get(s.ctx, node, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		var taints []corev1.Taint
+		for _, t := range n.Spec.Taints {
+			if t.Key != key {
+				taints = append(taints, t)
+			}
+		}
+		if effect != "" {
+			taints = append(taints, corev1.Taint{Key: key, Effect: effect})
+		}
+		n.Spec.Taints = taints
+		_, err = nodes.Update(s.ctx, n, metav1.UpdateOptions{})
+		return err
+	})
+}
+
+// stream is a connection on which a pod writes a line every 10 ms.
+type stream struct {
+	conn   net.Conn
+	reader *bufio.Reader
+}
+
+// openStream connects the client to the VIP's port 80.
+func (s *story) openStream(vip string) *stream {
+	s.Helper()
+	ctx, cancel := context.WithTimeout(s.ctx, 2*time.Second)
+	defer cancel()
+	conn, err := netns.Dialer("ls-client")(ctx, "tcp", target(vip).String())
+	require.NoError(s, err)
+	s.Cleanup(func() { conn.Close() })
+	_, err = fmt.Fprintf(conn, "GET /stream HTTP/1.1\r\nHost: %s\r\n\r\n", vip)
+	require.NoError(s, err)
+	return &stream{conn, bufio.NewReader(conn)}
+}
+
+// lines reads that many lines, none of which may take longer than a second.
+func (f *stream) lines(count int) error {
+	for range count {
+		if err := f.conn.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
+			return err
+		}
+		if _, err := f.reader.ReadString('\n'); err != nil {
+			return err
+		}
+	}
+	return nil
+}
