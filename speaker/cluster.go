@@ -260,6 +260,7 @@ func keepService(obj any) (any, error) {
 	}
 	kept := plan.Service{
 		Name:   s.Namespace + "/" + s.Name,
+		Labels: s.Labels,
 		VIPs:   kube.VIPs(s),
 		Leases: kube.Leases(s),
 		Local:  s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal,

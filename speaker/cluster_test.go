@@ -74,7 +74,7 @@ func TestOnlyWhatThePlanAsksWakesTheLoop(t *testing.T) {
 		"the slice goes over to another Service":          {endpoints("web", on("n1")), moved, []string{"default/local", "default/web"}},
 		"a Service without a VIP":                         {endpoints("pending"), endpoints("pending", on("n1")), nil},
 		"a Service that does not exist":                   {nil, endpoints("other", on("n1")), nil},
-		"a Service that gets a label":                     {serviceObject("web", "203.0.113.1"), labelled, nil},
+		"a Service that gets a label":                     {serviceObject("web", "203.0.113.1"), labelled, []string{"default/web"}},
 		"a Service that gets a VIP":                       {pending, serviceObject("pending", "203.0.113.3"), []string{"default/pending"}},
 		"a Service that goes":                             {labelled, nil, []string{"default/web"}},
 	} {

@@ -2,6 +2,7 @@ package speaker
 
 import (
 	"context"
+	"net"
 	"net/netip"
 	"time"
 
@@ -28,18 +29,26 @@ type Gateways interface {
 	Changed() <-chan struct{}
 }
 
+// Conflicts tells which VIPs others claim; layer2.Announcer is one.
+type Conflicts interface {
+	Conflicts() []layer2.Conflict
+	ConflictsChanged() <-chan struct{}
+}
+
 // ReportOptions are what a Reporter needs.
 type ReportOptions struct {
 	Interfaces Interfaces
 	Gateways   Gateways
 	Config     Config
+	Conflicts  Conflicts
 	// Report is told what the speaker's Lease is to say; it is
 	// membership.Task's.
 	Report func(annotations map[string]string)
 }
 
 // Reporter is the task that tells the controller what the node's network looks
-// like: which segments it is on, and which addresses are its gateways'.
+// like: which segments it is on, which addresses are its gateways', and which
+// of its VIPs other hosts claim.
 type Reporter struct{ ReportOptions }
 
 // NewReporter returns a Reporter that starts with Run.
@@ -59,7 +68,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 	}
 	for {
 		// First the channels, then the state: no change is missed.
-		interfaces, gateways, config := r.Interfaces.Changed(), r.Gateways.Changed(), r.Config.Changed()
+		interfaces, gateways, config, conflicts := r.Interfaces.Changed(), r.Gateways.Changed(), r.Config.Changed(), r.Conflicts.ConflictsChanged()
 		r.Report(r.network().Annotations())
 		select {
 		case <-ctx.Done():
@@ -67,6 +76,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 		case <-interfaces:
 		case <-gateways:
 		case <-config:
+		case <-conflicts:
 		}
 		select {
 		case <-ctx.Done():
@@ -87,7 +97,15 @@ func (r *Reporter) network() clusterfacts.Network {
 			}
 		}
 	}
-	n := clusterfacts.Network{Segments: layer2.Segments(r.Interfaces.Interfaces(), patterns...)}
+	n := clusterfacts.Network{Segments: []clusterfacts.Segment{}, Conflicts: []clusterfacts.Conflict{}}
+	for _, s := range layer2.Segments(r.Interfaces.Interfaces(), patterns...) {
+		n.Segments = append(n.Segments, clusterfacts.Segment(s))
+	}
+	for _, c := range r.Conflicts.Conflicts() {
+		if hardware, err := net.ParseMAC(c.HardwareAddr); err == nil && len(hardware) == 6 {
+			n.Conflicts = append(n.Conflicts, clusterfacts.Conflict{VIP: c.VIP, HardwareAddr: [6]byte(hardware), Announced: c.Announced})
+		}
+	}
 	if gateways, known := r.Gateways.Gateways(); known {
 		n.Gateways = gateways
 	}

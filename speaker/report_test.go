@@ -14,6 +14,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/netstate"
+	"github.com/lodestone-lb/lodestone/speaker/layer2"
 )
 
 // fakeNetwork stands for what the kernel tells, of interfaces or of gateways.
@@ -38,6 +39,20 @@ func (f *fakeNetwork) Gateways() ([]netip.Addr, bool) {
 	return f.gateways, f.gateways != nil
 }
 
+// fakeConflicts stands for what the announcer hears.
+type fakeConflicts struct {
+	changes
+	conflicts []layer2.Conflict
+}
+
+func (f *fakeConflicts) ConflictsChanged() <-chan struct{} { return f.Changed() }
+
+func (f *fakeConflicts) Conflicts() []layer2.Conflict {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.conflicts
+}
+
 // ethernet returns an interface that can announce.
 func ethernet(index int, name string, addrs ...string) netstate.Interface {
 	i := netstate.Interface{Index: index, Name: name, Kind: "device", HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, byte(index)}, Up: true, Ethernet: true}
@@ -51,6 +66,7 @@ func TestReporterTellsTheNetwork(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		interfaces, gateways, cfg := &fakeNetwork{ready: make(chan struct{})}, &fakeNetwork{ready: make(chan struct{})}, &fakeConfig{}
+		conflicts := &fakeConflicts{}
 		interfaces.interfaces = []netstate.Interface{
 			{Index: 1, Name: "lo", Loopback: true, Up: true, Addrs: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/8")}},
 			ethernet(2, "eth0", "198.18.0.11/24", "198.18.0.99/32", "2001:db8::11/64", "fe80::1/64"),
@@ -58,7 +74,7 @@ func TestReporterTellsTheNetwork(t *testing.T) {
 		}
 		var told []map[string]string
 		report := func(a map[string]string) { told = append(told, a) }
-		r := NewReporter(ReportOptions{Interfaces: interfaces, Gateways: gateways, Config: cfg, Report: report})
+		r := NewReporter(ReportOptions{Interfaces: interfaces, Gateways: gateways, Config: cfg, Conflicts: conflicts, Report: report})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- r.Run(ctx) }()
@@ -74,17 +90,27 @@ func TestReporterTellsTheNetwork(t *testing.T) {
 		synctest.Wait()
 		assert.Empty(t, told, "the gateways are still being asked for")
 		close(gateways.ready)
-		assert.Equal(t, map[string]string{annotation.Segments: "198.18.0.0/24,2001:db8::/64"}, last(), "the kernel did not tell the gateways: what is there stays")
+		assert.Equal(t, map[string]string{annotation.Segments: "198.18.0.0/24 eth0,2001:db8::/64 eth0", annotation.Conflicts: ""}, last(), "the kernel did not tell the gateways: what is there stays")
 
 		gateways.change(func() {
 			gateways.gateways = []netip.Addr{netip.MustParseAddr("198.18.0.1"), netip.MustParseAddr("fe80::2")}
 		})
-		assert.Equal(t, map[string]string{annotation.Segments: "198.18.0.0/24,2001:db8::/64", annotation.Gateways: "198.18.0.1"}, last())
+		assert.Equal(t, map[string]string{annotation.Segments: "198.18.0.0/24 eth0,2001:db8::/64 eth0", annotation.Gateways: "198.18.0.1", annotation.Conflicts: ""}, last())
+
+		conflicts.change(func() {
+			conflicts.conflicts = []layer2.Conflict{
+				{VIP: netip.MustParseAddr("198.18.0.7"), HardwareAddr: "02:00:00:00:00:0c", Interface: "eth0"},
+				{VIP: netip.MustParseAddr("2001:db8::7"), HardwareAddr: "02:00:00:00:00:0d", Announced: true},
+			}
+		})
+		assert.Equal(t, "198.18.0.7 02:00:00:00:00:0c withheld,2001:db8::7 02:00:00:00:00:0d announced", last()[annotation.Conflicts])
+		conflicts.change(func() { conflicts.conflicts = nil })
+		assert.Empty(t, last()[annotation.Conflicts], "they are gone")
 
 		cfg.change(func() {
 			cfg.config = &config.Config{Advertisements: []config.Advertisement{{Name: "routed"}, {Name: "l2", Layer2: &config.Layer2{Interfaces: []string{"docker*"}}}}}
 		})
-		assert.Equal(t, "172.17.0.0/16,198.18.0.0/24,2001:db8::/64", last()[annotation.Segments], "an advertisement names the interface")
+		assert.Equal(t, "172.17.0.0/16 docker0 if-named,198.18.0.0/24 eth0,2001:db8::/64 eth0", last()[annotation.Segments], "an advertisement names the interface")
 
 		reports := len(told)
 		for range 50 { // eth0 flaps for five seconds
@@ -93,12 +119,12 @@ func TestReporterTellsTheNetwork(t *testing.T) {
 			interfaces.change(func() { interfaces.interfaces = []netstate.Interface{ethernet(2, "eth0", "198.18.0.11/24")} })
 			time.Sleep(reportDelay / 100)
 		}
-		assert.Equal(t, "198.18.0.0/24", last()[annotation.Segments])
+		assert.Equal(t, "198.18.0.0/24 eth0", last()[annotation.Segments])
 		assert.LessOrEqual(t, len(told)-reports, 2)
 
 		interfaces.change(func() { interfaces.interfaces = nil })
 		gateways.change(func() { gateways.gateways = []netip.Addr{} })
-		assert.Equal(t, map[string]string{annotation.Segments: "", annotation.Gateways: ""}, last(), "none is something to tell")
+		assert.Equal(t, map[string]string{annotation.Segments: "", annotation.Gateways: "", annotation.Conflicts: ""}, last(), "none is something to tell")
 		cancel()
 		require.NoError(t, <-done)
 	})

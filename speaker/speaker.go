@@ -27,6 +27,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
@@ -67,6 +68,14 @@ type Members interface {
 	Changed() <-chan struct{}
 }
 
+// Networks tells what the nodes' networks look like; membership.Task is one,
+// too, and tells changes as those of Members.
+type Networks interface {
+	// Networks returns what each speaker has told all others, so that they
+	// come to the same owners.
+	Networks() map[string]clusterfacts.Network
+}
+
 // DataPlane carries the traffic from here to the endpoints; KubeProxy is one.
 type DataPlane interface {
 	Healthy() (bool, string)
@@ -95,6 +104,7 @@ type Options struct {
 	Client    kubernetes.Interface
 	Config    Config
 	Members   Members
+	Networks  Networks
 	DataPlane DataPlane
 	Announcer Announcer
 	Limiter   Limiter
@@ -114,9 +124,11 @@ type Speaker struct {
 
 	// Owned by Run.
 	planner  *plan.Planner
-	config   *config.Config  // in the planner
-	speakers map[string]bool // in the planner
-	heard    <-chan struct{} // closed when there are others
+	config   *config.Config                  // in the planner
+	speakers map[string]bool                 // in the planner
+	nodes    map[string]plan.Node            // in the planner
+	networks map[string]clusterfacts.Network // in the nodes
+	heard    <-chan struct{}                 // closed when there are others
 	retry    <-chan time.Time
 	leaving  map[netip.Addr]leaving
 
@@ -236,21 +248,44 @@ func (s *Speaker) reconcile(ctx context.Context, members <-chan struct{}) {
 	s.tellUnlimited(before, s.planner.Plan().LimitErrs)
 }
 
-// observe tells the planner what is new. The speakers are the same as long as
-// the channel of their changes is.
+// observe tells the planner what is new. The speakers and their networks are
+// the same as long as the channel of their changes is.
 func (s *Speaker) observe(members <-chan struct{}) {
-	changed := s.cluster.refresh(s.planner.Put)
+	changedNodes, changed := s.cluster.refresh(s.planner.Put), false
 	if config, _ := s.Config.Current(); config != s.config {
 		s.config, changed = config, true
 	}
 	if members != s.heard {
-		speakers := s.Members.Speakers()
+		speakers, networks := s.Members.Speakers(), s.Networks.Networks()
 		changed = changed || !maps.Equal(speakers, s.speakers)
-		s.heard, s.speakers = members, speakers
+		changedNodes = changedNodes || !maps.EqualFunc(networks, s.networks, equalSegments)
+		s.heard, s.speakers, s.networks = members, speakers, networks
 	}
-	if changed {
-		s.planner.Set(s.config, s.cluster.known, s.speakers)
+	if changedNodes {
+		s.nodes = locate(s.cluster.known, s.networks)
 	}
+	if changed || changedNodes {
+		s.planner.Set(s.config, s.nodes, s.speakers)
+	}
+}
+
+// locate returns the nodes with their segments.
+func locate(nodes map[string]plan.Node, networks map[string]clusterfacts.Network) map[string]plan.Node {
+	located := make(map[string]plan.Node, len(nodes))
+	for name, n := range nodes {
+		if segments := networks[name].Segments; segments != nil {
+			n.Segments = make([]plan.Segment, len(segments)) // none is not the same as not known
+			for i, g := range segments {
+				n.Segments[i] = plan.Segment(g)
+			}
+		}
+		located[name] = n
+	}
+	return located
+}
+
+func equalSegments(a, b clusterfacts.Network) bool {
+	return slices.Equal(a.Segments, b.Segments) && (a.Segments == nil) == (b.Segments == nil)
 }
 
 // update brings the plan up to date and returns what that changed.

@@ -26,6 +26,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
@@ -75,6 +76,7 @@ type fakeMembers struct {
 	joined   bool
 	self     string
 	speakers map[string]bool
+	networks map[string]clusterfacts.Network
 	said     []bool // what SetReady was told
 }
 
@@ -82,6 +84,12 @@ func (f *fakeMembers) Speakers() map[string]bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return maps.Clone(f.speakers)
+}
+
+func (f *fakeMembers) Networks() map[string]clusterfacts.Network {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return maps.Clone(f.networks)
 }
 
 func (f *fakeMembers) Joined() (bool, string) {
@@ -199,7 +207,7 @@ func newStory(t *testing.T, objects ...runtime.Object) *story {
 func (s *story) start() {
 	s.t.Helper()
 	var err error
-	s.speaker, err = New(Options{Node: "n1", Client: s.client, Config: &s.config, Members: &s.members, DataPlane: &s.dataPlane,
+	s.speaker, err = New(Options{Node: "n1", Client: s.client, Config: &s.config, Members: &s.members, Networks: &s.members, DataPlane: &s.dataPlane,
 		Announcer: &s.announcer, Limiter: &s.limiter, Log: slog.New(slog.NewTextHandler(&s.log, nil)), Registry: s.registry, HandOver: s.handOver})
 	if err != nil {
 		s.t.Fatal(err)
@@ -440,6 +448,35 @@ func (s *story) waitsFor(names ...string) {
 	if owned := s.speaker.Status().Owned; len(owned) > 0 {
 		s.t.Errorf("owned before ready: %+v", owned)
 	}
+}
+
+func TestSegmentsMoveVIPs(t *testing.T) {
+	s := newStory(t, serviceObject("web", "203.0.113.1"), endpoints("web", on("n1")), nodeObject("n2"))
+	network := func(subnets ...string) clusterfacts.Network {
+		n := clusterfacts.Network{Segments: []clusterfacts.Segment{}}
+		for _, subnet := range subnets {
+			n.Segments = append(n.Segments, clusterfacts.Segment{Subnet: netip.MustParsePrefix(subnet), Interface: "eth0"})
+		}
+		return n
+	}
+	tell := func(n1, n2 clusterfacts.Network) {
+		s.members.change(func() { s.members.networks = map[string]clusterfacts.Network{"n1": n1, "n2": n2} })
+	}
+	s.members.speakers["n2"] = true
+	s.start()
+	<-s.speaker.Ready()
+	tell(network("203.0.113.0/24"), network())
+	s.announced("203.0.113.1")
+	tell(network(), network("203.0.113.0/24"))
+	s.announced()
+	s.silent(plan.NotOnSegment, "n2")
+	tell(network("203.0.113.0/24"), network("198.18.0.0/24"))
+	s.announced("203.0.113.1")
+	n2 := nodeObject("n2")
+	n2.Labels = map[string]string{"new": "label"}
+	s.apply(n2) // the segments are kept
+	s.apply(serviceObject("dns", "203.0.113.2"), endpoints("dns", on("n2")))
+	s.announced("203.0.113.1", "203.0.113.2")
 }
 
 func TestVIPsOfADeadSpeakerComeHere(t *testing.T) {

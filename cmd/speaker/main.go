@@ -60,13 +60,15 @@ func run(ctx context.Context, f *flags) error {
 	registry.MustRegister(config)
 	proxy := speaker.NewKubeProxy(f.kubeProxyURL, s.log)
 	members := membership.New(membership.Options{
-		Node: f.node, Address: s.address, Key: s.key, Namespace: f.namespace, Client: s.client, Interfaces: interfaces, Log: s.log, Registry: registry,
+		Node: f.node, Address: s.address, Key: s.key, Config: config, Namespace: f.namespace, Client: s.client, Interfaces: interfaces, Log: s.log, Registry: registry,
 	})
-	reporter := speaker.NewReporter(speaker.ReportOptions{Interfaces: interfaces, Gateways: gateways, Config: config, Report: members.Report})
-	announcer := layer2.New(layer2.Options{Interfaces: interfaces, Log: s.log, Registry: registry, Refresh: f.refresh})
+	announcer := layer2.New(layer2.Options{Interfaces: interfaces, Members: members, Key: s.key, Log: s.log, Registry: registry, Refresh: f.refresh})
+	reporter := speaker.NewReporter(speaker.ReportOptions{
+		Interfaces: interfaces, Gateways: gateways, Config: config, Conflicts: announcer, Report: members.Report,
+	})
 	limiter := limit.New(limit.Options{Log: s.log, Registry: registry})
 	loop, err := speaker.New(speaker.Options{
-		Node: f.node, Client: s.client, Config: config, Members: members, DataPlane: proxy, Announcer: announcer, Limiter: limiter,
+		Node: f.node, Client: s.client, Config: config, Members: members, Networks: members, DataPlane: proxy, Announcer: announcer, Limiter: limiter,
 		Log: s.log, Registry: registry, HandOver: f.handOver,
 	})
 	if err != nil {

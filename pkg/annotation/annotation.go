@@ -65,10 +65,13 @@ const (
 	// SpeakerAddress is where the speaker listens, as address:port.
 	SpeakerAddress = "lodestone.io/speaker-address"
 	// Segments are the subnets of the node's interfaces that VIPs can be
-	// announced on, separated by commas.
+	// announced on, each with its interface, separated by commas.
 	Segments = "lodestone.io/segments"
 	// Gateways are the node's default gateways, separated by commas.
 	Gateways = "lodestone.io/gateways"
+	// Conflicts are the node's VIPs that other hosts claim, separated by
+	// commas.
+	Conflicts = "lodestone.io/conflicts"
 )
 
 // DefaultClass is the spec.loadBalancerClass served by default.

@@ -78,7 +78,9 @@ func Collect(o Objects) *Facts {
 		if n.Segments != nil && f.Segments == nil {
 			f.Segments = []netip.Prefix{}
 		}
-		f.Segments = append(f.Segments, n.Segments...)
+		for _, s := range n.Segments {
+			f.Segments = append(f.Segments, s.Subnet)
+		}
 	}
 	slices.SortFunc(f.Segments, netip.Prefix.Compare)
 	f.Segments = slices.Compact(f.Segments)

@@ -111,12 +111,12 @@ func TestCollect(t *testing.T) {
 			objects: Objects{
 				Nodes: []*corev1.Node{node("n2", nil), node("n1", nil), node("n3", nil), node("old", nil)},
 				Leases: []*coordinationv1.Lease{
-					lease("n2", report("198.18.0.0/24,2001:db8::/64", "198.18.0.1")),
-					lease("n1", report("198.18.0.0/24", "198.18.0.1,2001:db8::1")),
-					lease("n3", report("198.18.3.0/24", "198.18.0.1")),
+					lease("n2", report("198.18.0.0/24 eth0,2001:db8::/64 eth0", "198.18.0.1")),
+					lease("n1", report("198.18.0.0/24 eth0", "198.18.0.1,2001:db8::1")),
+					lease("n3", report("198.18.3.0/24 eth0", "198.18.0.1")),
 					lease("old", nil),
-					lease("deleted", report("192.0.2.0/24", "192.0.2.1")),
-					{ObjectMeta: metav1.ObjectMeta{Name: "n1", Annotations: report("192.0.2.0/24", "192.0.2.1")}},
+					lease("deleted", report("192.0.2.0/24 eth0", "192.0.2.1")),
+					{ObjectMeta: metav1.ObjectMeta{Name: "n1", Annotations: report("192.0.2.0/24 eth0", "192.0.2.1")}},
 				},
 			},
 			want:     []string{"198.18.0.1 is the default gateway of node n1 and 2 more", "2001:db8::1 is the default gateway of node n1"},
@@ -173,7 +173,7 @@ func large(n int) Objects {
 		name := fmt.Sprintf("n%d", i)
 		o.Nodes = append(o.Nodes, node(name, []string{fmt.Sprintf("10.%d.%d.0/24", 128+i/256, i%256)},
 			internal(fmt.Sprintf("198.18.%d.%d", i/256, i%256)), external("203.0.113.1")))
-		o.Leases = append(o.Leases, lease(name, report(fmt.Sprintf("198.18.%d.0/24", i/256), "198.18.255.254,2001:db8::1")))
+		o.Leases = append(o.Leases, lease(name, report(fmt.Sprintf("198.18.%d.0/24 eth0", i/256), "198.18.255.254,2001:db8::1")))
 	}
 	return o
 }

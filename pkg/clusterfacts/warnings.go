@@ -23,7 +23,7 @@ func Warnings(cfg *config.Config, f *Facts) []string {
 	for i := range cfg.Pools {
 		p := &cfg.Pools[i]
 		all = append(all, withheld[i].warnings(p.Name)...)
-		if f.Segments == nil || !byLayer2Only(cfg, p) {
+		if f.Segments == nil || !onSegmentOnly(cfg, p) {
 			continue
 		}
 		if w, ok := offSegment(p, segments); ok {
@@ -105,11 +105,11 @@ func (c *conflicts) warnings(pool string) []string {
 	return all
 }
 
-// byLayer2Only reports whether nothing but neighbours on a segment get to know
-// the pool's VIPs.
-func byLayer2Only(cfg *config.Config, p *config.Pool) bool {
+// onSegmentOnly reports whether nothing but neighbours on a segment get to know
+// the pool's VIPs, and no advertisement says that other segments are meant.
+func onSegmentOnly(cfg *config.Config, p *config.Pool) bool {
 	return !slices.ContainsFunc(cfg.Advertisements, func(a config.Advertisement) bool {
-		return a.Layer2 == nil && (len(p.Advertise) == 0 || slices.Contains(p.Advertise, a.Name))
+		return (a.Layer2 == nil || a.Layer2.AnySegment) && (len(p.Advertise) == 0 || slices.Contains(p.Advertise, a.Name))
 	})
 }
 

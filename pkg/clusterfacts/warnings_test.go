@@ -98,6 +98,11 @@ func TestWarnings(t *testing.T) {
 			},
 		},
 		{
+			"a pool of another network, which is meant",
+			lan + "  - name: dmz\n    addresses: [198.51.100.0/27]\n    advertise: [routed]\nadvertisements:\n  - name: lan\n    layer2: {}\n  - name: routed\n    layer2: {anySegment: true}\n",
+			facts(t, []string{"198.18.0.0/24"}), nil,
+		},
+		{
 			"a pool of another network",
 			lan + "  - name: dmz\n    addresses: [198.51.100.0/27]\n", facts(t, []string{"198.18.0.0/24"}),
 			[]string{`pool "dmz": no node is on the segment of 198.51.100.0/27` + off},

@@ -94,7 +94,7 @@ func (c *cluster) updateNode(n *corev1.Node) func() error {
 }
 
 func TestWatcherFollowsTheCluster(t *testing.T) {
-	speaker := lease("n1", report("198.18.0.0/24", "198.18.0.254"))
+	speaker := lease("n1", report("198.18.0.0/24 eth0", "198.18.0.254"))
 	speaker.Labels = map[string]string{annotation.LabelComponent: annotation.ComponentSpeaker}
 	n1 := node("n1", nil, internal("198.18.0.11"))
 	v6, other := endpoints("2001:db8::2"), endpoints("192.0.2.1")

@@ -26,6 +26,13 @@ const (
 	maxReserved   = 8 // addresses of one Service
 	minPriority   = -1000
 	maxPriority   = 1000
+	maxWeight     = 100 // as of a Pod's preferred node affinity
+
+	minProbeInterval, maxProbeInterval             = 10 * time.Millisecond, 10 * time.Second
+	minProbeTimeout                                = 5 * time.Millisecond
+	minSuspicionMultiplier, maxSuspicionMultiplier = 2, 10
+	minGossipInterval, maxGossipInterval           = 5 * time.Millisecond, time.Second
+	maxGracePeriod                                 = 10 * time.Second
 )
 
 // compile turns what is written into what it means.
@@ -36,6 +43,7 @@ func (d *decoder) compile(raw *rawConfig) *Config {
 	c := &Config{
 		ClusterID:      DefaultClusterID,
 		Quarantine:     d.duration(raw.Quarantine, DefaultQuarantine, maxQuarantine),
+		Membership:     d.membership(raw.Failover, raw.Membership),
 		Pools:          find.pools,
 		Reservations:   d.reservations(raw.Reservations, find),
 		Advertisements: d.advertisements(raw.Advertisements),
@@ -363,14 +371,46 @@ func (d *decoder) advertisements(raw []rawAdvertisement) []Advertisement {
 	seen := map[string]value{}
 	var all []Advertisement
 	for _, r := range raw {
-		a := Advertisement{Name: d.uniqueName(r.Name, "advertisement", seen)}
+		a := Advertisement{Name: d.uniqueName(r.Name, "advertisement", seen), ServiceSelector: d.selector(r.ServiceSelector)}
 		if r.Layer2 != nil {
 			a.NodeSelector = d.selector(r.Layer2.NodeSelector)
-			a.Layer2 = &Layer2{Interfaces: d.texts(r.Layer2.Interfaces, checkInterface)}
+			a.Layer2 = &Layer2{
+				Interfaces:     d.texts(r.Layer2.Interfaces, checkInterface),
+				PreferredNodes: d.preferences(r.Layer2.PreferredNodes),
+				AnySegment:     d.flag(r.Layer2.AnySegment, false),
+			}
 		}
 		all = append(all, a)
 	}
 	return all
+}
+
+func (d *decoder) preferences(raw []rawPreference) []Preference {
+	var all []Preference
+	for _, r := range raw {
+		all = append(all, Preference{Weight: d.integer(r.Weight, 1, maxWeight), NodeSelector: d.selector(r.NodeSelector)})
+	}
+	return all
+}
+
+// membership returns the settings: the document's own, else those of failover.
+func (d *decoder) membership(failover value, raw rawMembership) Membership {
+	oneOf(d, failover, []Failover{FailoverFast, FailoverNormal, FailoverConservative})
+	m := Failover(failover.text()).Membership()
+	m.ProbeInterval = d.durationFrom(raw.ProbeInterval, m.ProbeInterval, minProbeInterval, maxProbeInterval)
+	if raw.ProbeInterval.present() {
+		m.ProbeTimeout = m.ProbeInterval / 2
+	}
+	m.ProbeTimeout = d.durationFrom(raw.ProbeTimeout, m.ProbeTimeout, minProbeTimeout, maxProbeInterval)
+	if m.ProbeTimeout >= m.ProbeInterval {
+		d.errorf(raw.ProbeTimeout, "%s is not shorter than probeInterval, which is %s", m.ProbeTimeout, m.ProbeInterval)
+	}
+	if raw.SuspicionMultiplier.present() {
+		m.SuspicionMultiplier = d.integer(raw.SuspicionMultiplier, minSuspicionMultiplier, maxSuspicionMultiplier)
+	}
+	m.GossipInterval = d.durationFrom(raw.GossipInterval, m.GossipInterval, minGossipInterval, maxGossipInterval)
+	m.GracePeriod = d.duration(raw.GracePeriod, m.GracePeriod, maxGracePeriod)
+	return m
 }
 
 func (d *decoder) nodes(raw []rawNode) []NodeRule {

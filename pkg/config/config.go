@@ -44,6 +44,8 @@ type Config struct {
 	// Quarantine is how long a freed address rests before it is reused by
 	// another Service.
 	Quarantine time.Duration
+	// Membership says how speakers notice that one of them is lost.
+	Membership Membership
 	// Pools are the address pools in the order of the document.
 	Pools []Pool
 	// Reservations keep addresses of the pools for Services, in the order of
@@ -58,6 +60,47 @@ type Config struct {
 	// Digest identifies the document's text (hex SHA-256), for logs and
 	// metrics.
 	Digest string
+}
+
+// Failover is how soon a lost speaker is noticed, against how long one that is
+// slow is borne with.
+type Failover string
+
+// What the document can say.
+const (
+	FailoverFast         Failover = "fast"
+	FailoverNormal       Failover = "normal"
+	FailoverConservative Failover = "conservative"
+)
+
+// Membership is how speakers notice that one of them is lost: they probe each
+// other, suspect who does not answer, and declare lost who does not object.
+type Membership struct {
+	// ProbeInterval is how often a speaker probes one of the others.
+	ProbeInterval time.Duration
+	// ProbeTimeout is how long it waits before it asks others to probe, too.
+	// It is shorter than ProbeInterval, which bounds the whole probe.
+	ProbeTimeout time.Duration
+	// SuspicionMultiplier times ProbeInterval is how long a suspect has to
+	// object, longer where there are more than 10 speakers.
+	SuspicionMultiplier int
+	// GossipInterval is how often news is passed on.
+	GossipInterval time.Duration
+	// GracePeriod is how long a speaker that is declared lost may still object.
+	GracePeriod time.Duration
+}
+
+// Membership returns what the setting stands for.
+func (f Failover) Membership() Membership {
+	const ms = time.Millisecond
+	switch f {
+	case FailoverFast:
+		return Membership{25 * ms, 12 * ms, 2, 10 * ms, 50 * ms}
+	case FailoverConservative:
+		return Membership{250 * ms, 125 * ms, 3, 50 * ms, 250 * ms}
+	default:
+		return Membership{50 * ms, 25 * ms, 2, 20 * ms, 50 * ms}
+	}
 }
 
 // Pool is a named set of addresses that Services may be given.
@@ -157,6 +200,9 @@ type Advertisement struct {
 	Name string
 	// NodeSelector restricts the advertisement to nodes with these labels.
 	NodeSelector Selector
+	// ServiceSelector restricts the advertisement to the VIPs of Services with
+	// these labels.
+	ServiceSelector Selector
 	// Layer2 announces on the segment. Nil: not by layer 2.
 	Layer2 *Layer2
 }
@@ -166,6 +212,29 @@ type Layer2 struct {
 	// Interfaces are path.Match patterns of the names of the interfaces that
 	// answer and announce. Empty: every suitable one.
 	Interfaces []string
+	// PreferredNodes are the nodes to be owners rather than others.
+	PreferredNodes []Preference
+	// AnySegment lets nodes own VIPs that are on no subnet of theirs.
+	AnySegment bool
+}
+
+// Preference is how much the nodes with these labels are preferred.
+type Preference struct {
+	// Weight is from 1 to 100; the weights of a node add up.
+	Weight       int
+	NodeSelector Selector
+}
+
+// Weight returns how much the node with these labels is preferred, 0 if it is
+// not.
+func (l *Layer2) Weight(labels map[string]string) int {
+	weight := 0
+	for _, p := range l.PreferredNodes {
+		if p.NodeSelector.Matches(labels) {
+			weight += p.Weight
+		}
+	}
+	return weight
 }
 
 // NodeRule is what the operator says about the machines whose Node name

@@ -87,6 +87,9 @@ func TestValid(t *testing.T) {
 func dump(c *Config) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "clusterID %s, quarantine %s, digest %.8s...\n", c.ClusterID, c.Quarantine, c.Digest)
+	if c.Membership != FailoverNormal.Membership() {
+		fmt.Fprintf(&b, "membership %+v\n", c.Membership)
+	}
 	for _, p := range c.Pools {
 		fmt.Fprintf(&b, "pool %s: autoAssign %t, priority %d, namespaces %q, advertise %q\n",
 			p.Name, p.AutoAssign, p.Priority, p.Namespaces, p.Advertise)
@@ -102,6 +105,15 @@ func dump(c *Config) string {
 	}
 	for _, a := range c.Advertisements {
 		fmt.Fprintf(&b, "advertisement %s: interfaces %q, nodes %v\n", a.Name, a.Layer2.Interfaces, a.NodeSelector)
+		if a.ServiceSelector != nil {
+			fmt.Fprintf(&b, "  services %v\n", a.ServiceSelector)
+		}
+		if a.Layer2.AnySegment {
+			fmt.Fprint(&b, "  any segment\n")
+		}
+		for _, p := range a.Layer2.PreferredNodes {
+			fmt.Fprintf(&b, "  prefers  %v by %d\n", p.NodeSelector, p.Weight)
+		}
 	}
 	for _, n := range c.Nodes {
 		fmt.Fprintf(&b, "nodes %q: region %q, zone %q, gone %t\n", n.Names, n.Region, n.Zone, n.Gone)

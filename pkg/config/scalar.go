@@ -94,6 +94,11 @@ func (d *decoder) integer(v value, lowest, highest int) int {
 
 // duration returns a Go duration between 0 and the bound.
 func (d *decoder) duration(v value, absent, longest time.Duration) time.Duration {
+	return d.durationFrom(v, absent, 0, longest)
+}
+
+// durationFrom returns a Go duration between two bounds.
+func (d *decoder) durationFrom(v value, absent, shortest, longest time.Duration) time.Duration {
 	if !v.present() {
 		return absent
 	}
@@ -102,13 +107,24 @@ func (d *decoder) duration(v value, absent, longest time.Duration) time.Duration
 	case err != nil && decimal.MatchString(v.Value):
 		d.errorf(v, "%s has no unit: write %ss for seconds", clip(v.Value), clip(v.Value))
 	case err != nil:
-		d.errorf(v, "%s is not a duration: write one such as 500ms, 30s or 1h30m, at most %gh", quote(v.Value), longest.Hours())
-	case n < 0 || n > longest:
-		d.errorf(v, "%s is out of bounds: at least 0s, at most %gh", clip(v.Value), longest.Hours())
+		d.errorf(v, "%s is not a duration: write one such as 500ms, 30s or 1h30m, at most %s", quote(v.Value), brief(longest))
+	case n < shortest || n > longest:
+		d.errorf(v, "%s is out of bounds: at least %s, at most %s", clip(v.Value), brief(shortest), brief(longest))
 	default:
 		return n
 	}
 	return absent
+}
+
+// brief writes a duration without units that are zero: 24h, not 24h0m0s.
+func brief(d time.Duration) string {
+	text := d.String()
+	for _, zero := range []string{"m0s", "h0m"} {
+		if strings.HasSuffix(text, zero) {
+			text = text[:len(text)-2]
+		}
+	}
+	return text
 }
 
 var dnsLabel = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)

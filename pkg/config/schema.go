@@ -17,10 +17,20 @@ type rawConfig struct {
 	Kind           value              `key:"kind,required"`
 	ClusterID      value              `key:"clusterID"`
 	Quarantine     value              `key:"quarantine"`
+	Failover       value              `key:"failover"`
+	Membership     rawMembership      `key:"membership"`
 	Pools          []rawPool          `key:"pools"`
 	Reservations   []rawReservation   `key:"reservations"`
 	Advertisements []rawAdvertisement `key:"advertisements"`
 	Nodes          []rawNode          `key:"nodes"`
+}
+
+type rawMembership struct {
+	ProbeInterval       value `key:"probeInterval"`
+	ProbeTimeout        value `key:"probeTimeout"`
+	SuspicionMultiplier value `key:"suspicionMultiplier"`
+	GossipInterval      value `key:"gossipInterval"`
+	GracePeriod         value `key:"gracePeriod"`
 }
 
 type rawPool struct {
@@ -54,13 +64,21 @@ type rawReservation struct {
 }
 
 type rawAdvertisement struct {
-	Name   value      `key:"name,required"`
-	Layer2 *rawLayer2 `key:"layer2,required"`
+	Name            value        `key:"name,required"`
+	ServiceSelector *rawSelector `key:"serviceSelector"`
+	Layer2          *rawLayer2   `key:"layer2,required"`
 }
 
 type rawLayer2 struct {
-	Interfaces   []value      `key:"interfaces,nonempty"`
-	NodeSelector *rawSelector `key:"nodeSelector"`
+	Interfaces     []value         `key:"interfaces,nonempty"`
+	NodeSelector   *rawSelector    `key:"nodeSelector"`
+	PreferredNodes []rawPreference `key:"preferredNodes,nonempty"`
+	AnySegment     value           `key:"anySegment"`
+}
+
+type rawPreference struct {
+	Weight       value        `key:"weight,required"`
+	NodeSelector *rawSelector `key:"nodeSelector,required"`
 }
 
 type rawSelector struct {

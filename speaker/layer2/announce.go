@@ -25,10 +25,50 @@ var schedule = [...]time.Duration{
 	4 * time.Second,
 }
 
-// defence is how long after a foreign claim the VIP is announced again, if it
-// is still ours: while a speaker hands a VIP over, the next owner claims it,
-// which is no reason to take it back.
-const defence = time.Second
+// When a VIP that somebody else claims is announced again, if it is still
+// ours.
+const (
+	// defence answers a foreign host.
+	defence = time.Second
+	// correction answers a speaker of this cluster that ranks below us, and
+	// tells its clients. It may yet be the next owner: then the news that the
+	// VIP leaves us comes before, unless a watch lags.
+	correction = 400 * time.Millisecond
+	// indulgence answers it while all speakers see each other: then it is the
+	// next owner, and we have not heard yet that it is.
+	indulgence = 5 * time.Second
+)
+
+// probes is how often it is asked whether a new VIP is in use, and probeWait
+// how long each time an answer is waited for. RFC 5227 section 2.2 permits to
+// wait less than its 4 to 7 s where the network is known to answer faster.
+// Hosts on Ethernet answer within a millisecond; 200 ms are for links that
+// sleep, and three questions, as there, for frames that are lost.
+const (
+	probes    = 3
+	probeWait = 200 * time.Millisecond
+)
+
+// recheck is how long a VIP that somebody else has is left to him, before the
+// next look whether he is gone.
+const recheck = 30 * time.Second
+
+// Who yields to another speaker asks that one, and it alone, each pollInterval,
+// and claims the VIP when maxMissed times in a row there was no answer.
+const (
+	pollInterval   = 500 * time.Millisecond
+	maxMissed      = 2
+	pollsPerSecond = 500
+)
+
+// While speakers are lost, one VIP in turn is announced each beaconInterval:
+// those who were on the other side of a partition of the segment hear it when
+// it heals. Who meets a rival then announces all that it has, at most once in
+// roundInterval.
+const (
+	beaconInterval = 500 * time.Millisecond
+	roundInterval  = 10 * time.Second
+)
 
 // The pace of announcements on one interface: every host on the segment
 // handles each of these broadcasts, and routers drop ARP above some rate.
@@ -38,82 +78,285 @@ const (
 	burstFrames     = 10
 )
 
-// announce sends announcements, paced, until ctx ends: first ones before
-// repeated ones.
+// announce sends announcements, probes and polls, paced, until ctx ends: first
+// ones before repeated ones.
 func (p *port) announce(ctx context.Context) error {
-	q, pace := queue{refresh: p.refresh}, rate.NewLimiter(framesPerSecond, burstFrames)
+	q, pace := newQueue(p.refresh), rate.NewLimiter(framesPerSecond, burstFrames)
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case fresh := <-p.fresh:
-			q.add(fresh)
+			for _, o := range fresh {
+				p.begin(q, o)
+			}
 			continue
-		case o := <-p.contested:
-			q.defend(o)
+		case <-p.contested.news:
+			for _, c := range p.contested.take() {
+				p.contend(q, c)
+			}
+			continue
+		case <-p.membersChanged:
+			p.lookAround(q)
 			continue
 		case <-q.due():
 		}
 		t := q.pop()
-		if !p.announces(t.ownership) {
-			continue // and no repetition
+		frames := p.take(q, &t)
+		if len(frames) == 0 {
+			continue
 		}
-		frames := p.key.protocol.announce(p.key.mac, t.vip, t.step == 0)
 		if pace.WaitN(ctx, len(frames)) != nil {
 			return nil
 		}
-		p.tell(t.ownership, frames)
+		p.tell(t, frames)
 		q.again(t)
 	}
 }
 
-// tell sends an announcement, unless the VIP was withdrawn or is leaving.
-func (p *port) tell(o *ownership, frames [][]byte) {
+// begin enters what is new here: its announcement, or probes before that.
+func (p *port) begin(q *queue, o *ownership) {
+	if _, held := p.holds.get(o); held {
+		q.enter(o, stepProbe, 0)
+	} else {
+		q.lines[0] = append(q.lines[0], turn{ownership: o, resumed: q.resumed[o]})
+	}
+}
+
+// contend answers a claim, later.
+func (p *port) contend(q *queue, c contention) {
+	switch {
+	case c.kind == foreign:
+		q.enter(c.ownership, stepDefence, defence)
+		return
+	case c.kind == yielded:
+		q.enter(c.ownership, stepPoll, pollInterval)
+	case p.whole.Load():
+		q.once(c.ownership, stepLag, indulgence)
+		return
+	default:
+		q.once(c.ownership, stepCorrection, correction)
+	}
+	p.round(q)
+}
+
+// round announces everything once more when a rival was met: he may claim more
+// than we have heard.
+func (p *port) round(q *queue) {
+	if p.whole.Load() || time.Since(q.round) < roundInterval {
+		return
+	}
+	q.round = time.Now()
+	for _, o := range (*p.owned.Load()).without(nil) {
+		q.once(o, stepCorrection, correction)
+	}
+}
+
+// lookAround starts the beacon when speakers are lost. Rivals that were taken
+// for next owners are none then.
+func (p *port) lookAround(q *queue) {
+	if p.whole.Load() {
+		return
+	}
+	if len(q.lines[stepLag]) > 0 {
+		p.round(q)
+	}
+	if len(q.lines[stepBeacon]) == 0 {
+		q.enter(nil, stepBeacon, beaconInterval)
+	}
+}
+
+// take returns the frames for a turn, if any are to be sent.
+func (p *port) take(q *queue, t *turn) [][]byte {
+	if t.step == stepBeacon && !p.beacon(q, t) {
+		return nil
+	}
+	if !p.announces(t.ownership) {
+		delete(q.resumed, t.ownership)
+		return nil // and no repetition
+	}
+	switch {
+	case t.step == stepPoll:
+		return p.poll(q, t.ownership)
+	case t.step == stepRecheck:
+		p.holds.recheck(t.ownership)
+		q.enter(t.ownership, stepProbe, 0)
+		return nil
+	case t.step >= stepProbe && t.step <= stepProbed:
+		return p.probe(q, *t)
+	case t.step <= stepRefresh && t.resumed != q.resumed[t.ownership]:
+		return nil // announced anew since
+	}
+	if _, held := p.holds.get(t.ownership); held {
+		return nil
+	}
+	if t.step > 0 && t.step <= stepRefresh && q.disputed(t.ownership) {
+		q.again(*t) // a rival hears us when his claim is answered
+		return nil
+	}
+	return p.key.protocol.announce(p.statement(t.ownership), t.step == 0)
+}
+
+// beacon makes t the turn of the next VIP in the ring, and says whether there
+// is one. Those that somebody else claimed just now wait for their correction.
+func (p *port) beacon(q *queue, t *turn) bool {
+	if p.whole.Load() {
+		return false
+	}
+	q.enter(nil, stepBeacon, beaconInterval)
+	for range 2 { // the rest of the ring, and once around
+		for len(q.ring) > 0 {
+			t.ownership, q.ring = q.ring[0], q.ring[1:]
+			if _, held := p.holds.get(t.ownership); !held && p.announces(t.ownership) && !q.disputed(t.ownership) {
+				return true
+			}
+		}
+		q.ring = (*p.owned.Load()).without(nil)
+	}
+	return false
+}
+
+// probe asks everybody, or ends the questions: nobody answered, or somebody.
+func (p *port) probe(q *queue, t turn) [][]byte {
+	h, held := p.holds.get(t.ownership)
+	switch {
+	case !held || h.reason == Yielded:
+		return nil
+	case h.heard:
+		q.enter(t.ownership, stepRecheck, recheck)
+		return nil
+	case t.step < stepProbed:
+		q.enter(t.ownership, t.step+1, probeWait)
+		return [][]byte{p.key.protocol.probe(p.statement(t.ownership), mac{})}
+	}
+	if p.holds.free(t.ownership) {
+		p.freed(t.ownership)
+		p.log.Info("announcing", "vip", t.vip, "interface", p.key.name, "message", "nobody else has it")
+		q.resume(t.ownership)
+	} else { // at the last moment
+		q.enter(t.ownership, stepProbe, 0)
+	}
+	return nil
+}
+
+// poll asks the speaker that we yielded to whether it still has the VIP, or
+// claims it.
+func (p *port) poll(q *queue, o *ownership) [][]byte {
+	if !q.polls.Allow() {
+		q.enter(o, stepPoll, pollInterval)
+		return nil
+	}
+	h, ok := p.holds.poll(o)
+	switch {
+	case !ok:
+		return nil
+	case h.missed > maxMissed:
+		p.log.Info("announcing again: the other speaker is silent", "vip", o.vip, "interface", p.key.name, "hardware_addr", h.by)
+		q.resume(o)
+		return nil
+	case h.polls == 1:
+		p.log.Warn("another speaker of this cluster has the VIP and ranks above this one: not announced here. "+
+			"Do the speakers reach each other at the membership port, TCP and UDP?",
+			"vip", o.vip, "interface", p.key.name, "hardware_addr", h.by)
+	}
+	q.enter(o, stepPoll, pollInterval)
+	return [][]byte{p.key.protocol.probe(p.statement(o), h.by)}
+}
+
+// tell sends the frames of a turn, unless the VIP was withdrawn, withheld,
+// or is leaving.
+func (p *port) tell(t turn, frames [][]byte) {
 	p.announcing.enter()
 	defer p.announcing.leave()
-	if !p.announces(o) {
+	_, held := p.holds.get(t.ownership)
+	if !p.announces(t.ownership) || held && t.claims() {
 		return
 	}
 	for _, f := range frames {
-		if p.send(f) {
+		if p.send(f) && t.claims() {
 			p.counters.announcements.Inc()
+			t.leaving.contradicted(p.key)
 		}
 	}
+}
+
+func (p *port) statement(o *ownership) statement {
+	return statement{p.key.mac, o.vip, p.seals.Seal(o.vip, p.key.mac, o.home.Load())}
 }
 
 func (p *port) announces(o *ownership) bool {
 	return (*p.owned.Load())[o.vip] == o && !o.leaving.is()
 }
 
-// turn is one announcement to come.
+// turn is something to be sent, soon.
 type turn struct {
 	*ownership
 	step       int
 	first, due time.Time // of the first announcement, of this one
+	resumed    int       // how often the VIP had been announced anew
 }
 
-// queue orders announcements. Each step of the schedule, and the two after
-// them, is a line whose first turn is due first.
-type queue struct {
-	refresh time.Duration
-	lines   [len(schedule) + 2][]turn
-}
+// claims reports whether the turn tells who has the VIP, and does not ask.
+func (t turn) claims() bool { return t.step < stepProbe }
 
 // The steps after the schedule.
 const (
 	stepRefresh = len(schedule) + iota
 	stepDefence
+	stepCorrection
+	stepLag
+	stepBeacon
+	stepProbe
+	stepProbed  = stepProbe + probes
+	stepRecheck = stepProbed + 1
+	stepPoll    = stepRecheck + 1
+	steps       = stepPoll + 1
 )
 
-func (q *queue) add(fresh []*ownership) {
-	for _, o := range fresh {
-		q.lines[0] = append(q.lines[0], turn{ownership: o})
+// queue orders what is to be sent. Each step is a line whose first turn is due
+// first: its turns have waited for the same time.
+type queue struct {
+	refresh time.Duration
+	lines   [steps][]turn
+	waiting map[line]bool      // what is in a line at most once
+	resumed map[*ownership]int // how often a VIP was announced anew
+	ring    []*ownership       // whose turn for a beacon it is
+	round   time.Time          // of the last one
+	polls   *rate.Limiter
+}
+
+// line is a place in one of the queue's lines.
+type line struct {
+	*ownership
+	step int
+}
+
+func newQueue(refresh time.Duration) *queue {
+	return &queue{refresh: refresh, waiting: map[line]bool{}, resumed: map[*ownership]int{}, polls: rate.NewLimiter(pollsPerSecond, pollsPerSecond/10)}
+}
+
+// enter enters one turn.
+func (q *queue) enter(o *ownership, step int, wait time.Duration) {
+	q.lines[step] = append(q.lines[step], turn{ownership: o, step: step, due: time.Now().Add(wait)})
+}
+
+// once enters one turn unless there is one.
+func (q *queue) once(o *ownership, step int, wait time.Duration) {
+	if !q.waiting[line{o, step}] {
+		q.waiting[line{o, step}] = true
+		q.enter(o, step, wait)
 	}
 }
 
-// defend enters one turn, soon.
-func (q *queue) defend(o *ownership) {
-	q.lines[stepDefence] = append(q.lines[stepDefence], turn{ownership: o, step: stepDefence, due: time.Now().Add(defence)})
+// disputed reports whether somebody else claimed the VIP just now.
+func (q *queue) disputed(o *ownership) bool {
+	return q.waiting[line{o, stepCorrection}] || q.waiting[line{o, stepLag}]
+}
+
+// resume has the VIP announced as if it were new.
+func (q *queue) resume(o *ownership) {
+	q.resumed[o]++
+	q.lines[0] = append(q.lines[0], turn{ownership: o, resumed: q.resumed[o]})
 }
 
 // next returns the line whose turn it is. Negative: there is none.
@@ -137,20 +380,21 @@ func (q *queue) due() <-chan time.Time {
 }
 
 func (q *queue) pop() turn {
-	line := &q.lines[q.next()]
-	t := (*line)[0]
-	*line = (*line)[1:]
+	next := &q.lines[q.next()]
+	t := (*next)[0]
+	*next = (*next)[1:]
+	delete(q.waiting, line{t.ownership, t.step})
 	return t
 }
 
-// again enters the turn after t, which was taken just now.
+// again enters the announcement after t, which was sent just now.
 func (q *queue) again(t turn) {
+	if t.step > stepRefresh {
+		return
+	}
 	now := time.Now()
 	if t.step == 0 {
 		t.first = now
-	}
-	if t.step == stepDefence {
-		return
 	}
 	switch t.step = min(t.step+1, stepRefresh); {
 	case t.step < stepRefresh:
@@ -158,6 +402,7 @@ func (q *queue) again(t turn) {
 	case q.refresh > 0:
 		t.due = now.Add(q.refresh)
 	default:
+		delete(q.resumed, t.ownership)
 		return
 	}
 	q.lines[t.step] = append(q.lines[t.step], t)
@@ -205,6 +450,14 @@ func (l *leaving) claimed(on portKey) bool {
 	}
 	l.claims[on] = time.Now()
 	return l.begun.Load()
+}
+
+// contradicted notes that this node has announced the VIP on the port: clients
+// do not believe who claimed it before.
+func (l *leaving) contradicted(on portKey) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.claims, on)
 }
 
 // left reports whether the VIP has gone from the port to another host.

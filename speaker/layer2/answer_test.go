@@ -110,6 +110,8 @@ func FuzzARP(f *testing.F) {
 	}
 	f.Add(append([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0, 0, 1, 0x88, 0xa8, 0, 1, 0x81, 0, 0, 2}, good[12:]...))
 	f.Add(make([]byte, 128))
+	f.Add(arp{}.announce(claimOf(clientMAC, vipA), true)[0])
+	f.Add(arp{}.probe(claimOf(clientMAC, vipA), mac{}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		m, ok := arp{}.parse(b)
 		if !ok {
@@ -119,7 +121,7 @@ func FuzzARP(f *testing.F) {
 			t.Errorf("parsed %+v", m)
 		}
 		if m.asks.IsValid() {
-			if reply, ok := (arp{}).parse(arp{}.answer(nodeMAC, m)); !ok || reply.to != m.from || reply.from != nodeMAC {
+			if reply, ok := (arp{}).parse(arp{}.answer(claimOf(nodeMAC, m.asks), m)); !ok || reply.to != m.from || reply.from != nodeMAC {
 				t.Errorf("the answer to %+v is %+v", m, reply)
 			}
 		}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/pkg/netstate"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
 )
 
 // arp is the Address Resolution Protocol (RFC 826) for IPv4 on Ethernet.
@@ -57,6 +58,7 @@ func (arp) parse(frame []byte) (message, bool) {
 	if m.from.group() || m.from == (mac{}) {
 		return message{}, false // nobody's address: an answer would go to everybody
 	}
+	m.seal, _ = seal.Find(frame[arpLength:])
 	if !p.SenderIP.IsUnspecified() { // a probe claims nothing (RFC 5227 section 1.1)
 		m.claims = p.SenderIP
 	}
@@ -72,23 +74,37 @@ func (arp) parse(frame []byte) (message, bool) {
 
 // answer answers to who asked alone, swapping the addresses (RFC 826, "Packet
 // Reception").
-func (arp) answer(self mac, m message) []byte {
+func (arp) answer(s statement, m message) []byte {
 	to := m.claims
-	if !to.IsValid() {
-		to = netip.IPv4Unspecified() // a probe
+	if m.probes() {
+		to = netip.IPv4Unspecified()
 	}
-	return arpFrame(arppacket.OperationReply, m.from, self, m.asks, m.from, to)
+	return s.sealed(arpFrame(arppacket.OperationReply, m.from, s.self, s.vip, m.from, to))
 }
 
 // announce returns both forms of a gratuitous announcement, because some
 // hosts take only the one and some only the other: the request with no target
 // hardware address (RFC 5227 section 3), and the reply, whose target hardware
 // address is to equal the sender's (RFC 5944 section 4.6; Linux demands it).
-func (arp) announce(self mac, vip netip.Addr, _ bool) [][]byte {
+func (arp) announce(s statement, _ bool) [][]byte {
 	return [][]byte{
-		arpFrame(arppacket.OperationRequest, broadcast, self, vip, mac{}, vip),
-		arpFrame(arppacket.OperationReply, broadcast, self, vip, self, vip),
+		s.sealed(arpFrame(arppacket.OperationRequest, broadcast, s.self, s.vip, mac{}, s.vip)),
+		s.sealed(arpFrame(arppacket.OperationReply, broadcast, s.self, s.vip, s.self, s.vip)),
 	}
+}
+
+// probe returns an ARP probe (RFC 5227 section 2.1.1).
+func (arp) probe(s statement, to mac) []byte {
+	if to == (mac{}) {
+		to = broadcast
+	}
+	return s.sealed(arpFrame(arppacket.OperationRequest, to, s.self, netip.IPv4Unspecified(), mac{}, s.vip))
+}
+
+// sealed puts the seal into the padding of an ARP frame.
+func (s statement) sealed(frame []byte) []byte {
+	copy(frame[arpLength:], s.seal[:])
+	return frame
 }
 
 // arpFrame returns a packet from sender about itself and target.

@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/pkg/netstate"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -73,7 +74,7 @@ type world struct {
 	sent       []frame
 	joined     map[string]bool // groups, by interface
 	groupErr   error
-	conflicts  []Conflict
+	wire       func(name string, frame []byte) // to others; nil: nobody is there
 }
 
 // frame is a frame that was sent.
@@ -112,7 +113,7 @@ func newWorld(t testing.TB, change func(*Options), interfaces ...netstate.Interf
 		Registry:   w.registry,
 		Listen:     w.listen,
 		Groups:     func() (GroupSocket, error) { return &groups{w: w, joined: map[string]bool{}}, nil },
-		Conflict:   func(c Conflict) { w.mu.Lock(); defer w.mu.Unlock(); w.conflicts = append(w.conflicts, c) },
+		Key:        []byte("the cluster's"),
 	}
 	if change != nil {
 		change(&o)
@@ -318,8 +319,11 @@ func (c *conn) WriteTo(b []byte, to net.Addr) (int, error) {
 	default:
 	}
 	c.w.mu.Lock()
-	defer c.w.mu.Unlock()
 	c.w.sent = append(c.w.sent, frame{time.Since(c.w.start), c.name, to, slices.Clone(b)})
+	c.w.mu.Unlock()
+	if c.w.wire != nil {
+		c.w.wire(c.name, slices.Clone(b))
+	}
 	return len(b), nil
 }
 
@@ -345,6 +349,11 @@ func (c *conn) SetWriteDeadline(d time.Time) error {
 func (c *conn) LocalAddr() net.Addr             { return &packet.Addr{} }
 func (c *conn) SetDeadline(time.Time) error     { return nil }
 func (c *conn) SetReadDeadline(time.Time) error { return nil }
+
+// claimOf is what a speaker of the cluster says of a VIP.
+func claimOf(hw mac, vip netip.Addr) statement {
+	return statement{hw, vip, seal.Key("the cluster's").Seal(vip, hw, false)}
+}
 
 // ask is a request for a VIP by sender, sent to a hardware address.
 func ask(vip netip.Addr, sender netip.Addr, to mac) []byte {

@@ -2,11 +2,11 @@ package layer2
 
 import (
 	"net"
-	"net/netip"
 	"path"
 	"slices"
 
 	"github.com/lodestone-lb/lodestone/pkg/netstate"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
 // notByDefault are patterns of the interfaces that an advertisement must name
@@ -39,16 +39,17 @@ func suitable(i netstate.Interface, enslaved bool, patterns []string) bool {
 // Segments returns the subnets of the interfaces that VIPs with one of these
 // sets of patterns are announced on, in no order, never nil. An interface that
 // is down counts: it says where the node belongs.
-func Segments(all []netstate.Interface, patterns ...[]string) []netip.Prefix {
-	segments := []netip.Prefix{}
+func Segments(all []netstate.Interface, patterns ...[]string) []plan.Segment {
+	segments := []plan.Segment{}
 	for _, i := range all {
 		i.Up = true
 		enslaved := isPort(i, all)
-		if slices.ContainsFunc(patterns, func(p []string) bool { return suitable(i, enslaved, p) }) {
-			for _, a := range i.Addrs {
-				if !a.Addr().IsLinkLocalUnicast() { // every segment has those
-					segments = append(segments, a.Masked())
-				}
+		if !slices.ContainsFunc(patterns, func(p []string) bool { return suitable(i, enslaved, p) }) {
+			continue
+		}
+		for _, a := range i.Addrs {
+			if !a.Addr().IsLinkLocalUnicast() { // every segment has those
+				segments = append(segments, plan.Segment{Subnet: a.Masked(), Interface: i.Name, IfNamed: !suitable(i, enslaved, nil)})
 			}
 		}
 	}

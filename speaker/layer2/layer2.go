@@ -7,7 +7,12 @@
 // port for each protocol: a packet socket, a task that answers, one that
 // announces, and one that joins the multicast groups in which IPv6 hosts ask.
 // They read an immutable set of owned VIPs through an atomic pointer, so
-// answering takes no lock.
+// answering takes no lock while no VIP is held back.
+//
+// Each port decides for its segment whether a VIP is held back there: a new one
+// while others are asked whether they have it and for as long as one does, and
+// one that another speaker of the cluster claims, which has the better right to
+// it.
 package layer2
 
 import (
@@ -27,6 +32,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/pkg/netstate"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -58,11 +64,23 @@ type Interfaces interface {
 	Interfaces() []netstate.Interface
 }
 
+// Members tells whether speakers are lost; membership.Task is one.
+type Members interface {
+	// Whole reports whether all speakers that there should be are alive.
+	Whole() bool
+	// Changed returns a channel that is closed by the next change.
+	Changed() <-chan struct{}
+}
+
 // Options are what an Announcer needs.
 type Options struct {
 	Interfaces Interfaces
-	Log        *slog.Logger
-	Registry   prometheus.Registerer
+	// Members may be nil: then no speaker is ever lost.
+	Members Members
+	// Key is what the speakers of the cluster share, and nobody else.
+	Key      []byte
+	Log      *slog.Logger
+	Registry prometheus.Registerer
 	// Listen opens sockets. Nil: ListenPacket.
 	Listen Listen
 	// Groups opens sockets that join multicast groups. Nil: OpenGroups.
@@ -70,28 +88,19 @@ type Options struct {
 	// Refresh repeats the announcement of every owned VIP this often: switch
 	// tables age out before gateways' neighbour entries do. Zero: never.
 	Refresh time.Duration
-	// Conflict is told about every packet in which somebody else claims a VIP
-	// that this node announces. It is called while packets wait: it must not
-	// block. May be nil.
-	Conflict func(Conflict)
-}
-
-// Conflict says that a foreign host claims a VIP that this node announces.
-type Conflict struct {
-	VIP          netip.Addr
-	Interface    string
-	HardwareAddr string
 }
 
 // Announcer is the layer-2 announcer: a task with one verb, Set.
 type Announcer struct {
 	interfaces Interfaces
+	members    Members
+	seals      seal.Key
 	log        *slog.Logger
 	listen     Listen
 	openGroups func() (GroupSocket, error)
 	refresh    time.Duration
-	conflict   func(Conflict)
 	metrics    *metrics
+	conflicts  *conflicts
 
 	sets    chan setting
 	exited  chan *port
@@ -110,6 +119,7 @@ type Announcer struct {
 	running  sync.WaitGroup // tasks of ports, also of those that were closed
 
 	// Read by everybody, immutable.
+	whole     atomic.Bool                  // no speaker is lost
 	own       atomic.Pointer[map[mac]bool] // the node's own hardware addresses
 	published atomic.Pointer[state]
 }
@@ -135,7 +145,11 @@ type ownership struct {
 	vip   netip.Addr
 	since time.Time
 	// warned is when the last conflict was logged, in Unix nanoseconds.
-	warned  atomic.Int64
+	warned atomic.Int64
+	home   atomic.Bool // see plan.Layer2
+	// probe is set until the VIP was found free on some interface, if that has
+	// to be found out.
+	probe   atomic.Bool
 	leaving leaving
 }
 
@@ -156,11 +170,13 @@ type failure struct {
 func New(o Options) *Announcer {
 	a := &Announcer{
 		interfaces: o.Interfaces,
+		members:    o.Members,
+		seals:      o.Key,
 		log:        o.Log,
 		listen:     o.Listen,
 		openGroups: o.Groups,
 		refresh:    o.Refresh,
-		conflict:   o.Conflict,
+		conflicts:  newConflicts(),
 		sets:       make(chan setting),
 		exited:     make(chan *port),
 		ready:      make(chan struct{}),
@@ -174,12 +190,9 @@ func New(o Options) *Announcer {
 	if a.openGroups == nil {
 		a.openGroups = OpenGroups
 	}
-	if a.conflict == nil {
-		a.conflict = func(Conflict) {}
-	}
 	a.own.Store(&map[mac]bool{})
 	a.published.Store(&state{})
-	a.metrics = newMetrics(o.Registry, func() float64 { return float64(len(a.published.Load().vips)) })
+	a.metrics = newMetrics(o.Registry, a)
 	return a
 }
 
@@ -192,7 +205,8 @@ func (a *Announcer) Ready() <-chan struct{} { return a.ready }
 
 // Set replaces the whole set of VIPs that this node announces. When it
 // returns nil, no packet for a VIP that is no longer in the set will be sent,
-// and the announcement of the new ones has begun. What keeps a VIP from being
+// and the announcement of the new ones has begun, or the question whether
+// somebody else has them. What keeps a VIP from being
 // announced (no such interface, no IPv6 on it, a socket that cannot be opened)
 // is no error: Status tells it, and the announcer keeps trying by itself. Set
 // waits for Run, and after Run it returns ErrStopped.
@@ -215,7 +229,7 @@ func (a *Announcer) Run(ctx context.Context) error {
 	defer close(a.stopped)
 	defer a.running.Wait()
 	defer a.closeAll()
-	changed, synced := a.interfaces.Changed(), a.interfaces.Ready()
+	changed, synced, members := a.interfaces.Changed(), a.interfaces.Ready(), a.lookForLost()
 	for {
 		select {
 		case <-ctx.Done():
@@ -227,6 +241,10 @@ func (a *Announcer) Run(ctx context.Context) error {
 		case <-changed:
 			changed = a.interfaces.Changed()
 			a.reconcile(ctx)
+		case <-members:
+			members = a.lookForLost()
+		case <-a.ConflictsChanged(): // one more may expire
+		case <-a.conflicts.expire():
 		case <-a.retry():
 			a.reconcile(ctx)
 		case p := <-a.exited:
@@ -248,25 +266,45 @@ func (a *Announcer) Run(ctx context.Context) error {
 	}
 }
 
+// lookForLost tells the ports whether speakers are lost, and returns what is
+// closed when that may have changed.
+func (a *Announcer) lookForLost() (changed <-chan struct{}) {
+	whole := true
+	if a.members != nil {
+		changed, whole = a.members.Changed(), a.members.Whole()
+	}
+	if a.whole.Swap(whole) != whole {
+		for _, p := range a.ports {
+			wake(p.membersChanged)
+		}
+	}
+	return changed
+}
+
 // apply makes want the set of owned VIPs. A VIP that stays keeps its
 // ownership, so that only interfaces that are new to it hear of it. It
 // returns the set before, and whether something changed.
 func (a *Announcer) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) (old owned, changed bool) {
-	same := func(a, b plan.Layer2) bool { return slices.Equal(a.Interfaces, b.Interfaces) && a.Leaving == b.Leaving }
+	same := func(a, b plan.Layer2) bool {
+		return slices.Equal(a.Interfaces, b.Interfaces) && a.Home == b.Home && a.Leaving == b.Leaving
+	}
 	if maps.EqualFunc(a.set, want, same) {
 		return a.vips, false
 	}
 	old, now := a.vips, time.Now()
 	a.vips, a.set = make(owned, len(want)), make(map[netip.Addr]plan.Layer2, len(want))
 	for vip, l := range want {
-		a.set[vip] = plan.Layer2{Interfaces: slices.Clone(l.Interfaces), Leaving: l.Leaving}
+		a.set[vip] = plan.Layer2{Interfaces: slices.Clone(l.Interfaces), Home: l.Home, Leaving: l.Leaving}
 		o := old[vip]
 		if o == nil || o.leaving.is() && !l.Leaving { // who comes back is announced anew
 			o = &ownership{vip: vip, since: now}
+			o.probe.Store(l.New || a.conflicts.withheld(vip))
 		}
-		if a.vips[vip] = o; l.Leaving {
+		if l.Leaving {
 			o.leaving.begin()
 		}
+		o.home.Store(l.Home)
+		a.vips[vip] = o
 	}
 	a.groups = grouped(a.set, a.vips)
 	a.reconcile(ctx)
@@ -283,7 +321,9 @@ func (a *Announcer) logTransitions(old owned) {
 		if o.leaving.is() {
 			continue
 		}
-		if v := now.of(o); v.Reason != "" {
+		if v := now.of(o); v.Reason == Probing {
+			a.log.Info("looking whether somebody else has the VIP", "vip", o.vip)
+		} else if v.Reason != "" {
 			a.log.Info("owned but not announced", "vip", o.vip, "reason", v.Reason)
 		} else {
 			a.log.Info("announcing", "vip", o.vip, "interfaces", v.Interfaces)
@@ -379,10 +419,24 @@ func (a *Announcer) retry() <-chan time.Time {
 func (a *Announcer) reportConflict(o *ownership, c Conflict) (first bool) {
 	now, last := time.Now().UnixNano(), o.warned.Load()
 	if first = now-last >= int64(defendInterval) && o.warned.CompareAndSwap(last, now); first {
-		a.log.Warn("foreign host claims a VIP", "vip", c.VIP, "interface", c.Interface, "hardware_addr", c.HardwareAddr)
+		who := "foreign host"
+		if c.OtherCluster {
+			who = "speaker of another cluster"
+		}
+		message := who + " claims a VIP: find the host by its hardware address, or exclude the address from the pool"
+		if !c.Announced {
+			message = who + " has the address of a VIP: not announced; find the host by its hardware address, or exclude the address from the pool"
+		}
+		a.log.Warn(message, "vip", c.VIP, "interface", c.Interface, "hardware_addr", c.HardwareAddr)
 	}
-	a.conflict(c)
+	a.conflicts.note(c)
 	return first
+}
+
+// noteFree notes that nobody else has the VIP.
+func (a *Announcer) noteFree(o *ownership) {
+	o.probe.Store(false)
+	a.conflicts.clear(o.vip)
 }
 
 func (a *Announcer) closePort(p *port) {

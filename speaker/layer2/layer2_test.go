@@ -297,9 +297,7 @@ func TestConflict(t *testing.T) {
 			time.Sleep(time.Second)
 			synctest.Wait()
 		}
-		if len(w.conflicts) != 25 || w.conflicts[0] != (Conflict{vipA, "eth0", clientMAC.String()}) {
-			t.Errorf("%d conflicts reported, want 25", len(w.conflicts))
-		}
+		assert.Equal(t, []Conflict{{VIP: vipA, Interface: "eth0", HardwareAddr: clientMAC.String(), Announced: true, Seen: time.Now().Add(-time.Second)}}, w.Conflicts())
 		if n := strings.Count(w.log.String(), "level=WARN"); n != 3 {
 			t.Errorf("%d warnings in 25 s, want 3", n)
 		}
@@ -312,13 +310,14 @@ func TestConflict(t *testing.T) {
 		// What this node says on eth1 comes back on eth0 when both are on one
 		// segment.
 		m := hardwareAddr(eth(2, "eth1").HardwareAddr)
-		for _, f := range (arp{}).announce(m, vipA, true) {
+		for _, f := range (arp{}).announce(statement{self: m, vip: vipA}, true) {
 			w.receive("eth0", f)
 		}
 		w.receive("eth0", arpFrame(arppacket.OperationRequest, broadcast, m, clientIP, mac{}, vipA))
-		if sent := w.after(0); len(sent) > 0 || len(w.conflicts) != 25 {
-			t.Errorf("the node's own packets: %d answers, %d conflicts", len(sent), len(w.conflicts)-25)
-		}
+		assert.Empty(t, w.after(0), "the node's own packets are answered")
+		assert.EqualValues(t, 25, testutil.ToFloat64(w.metrics.conflicts.WithLabelValues("eth0", "IPv4")), "they are no conflicts")
+		w.after(conflictMemory + time.Second)
+		assert.Empty(t, w.Conflicts(), "of long ago")
 	}, eth(1, "eth0"), eth(2, "eth1"))
 }
 
@@ -443,9 +442,9 @@ func TestSegments(t *testing.T) {
 		patterns [][]string
 		want     string
 	}{
-		{[][]string{nil}, "[198.18.2.0/24 2001:db8::/64 198.18.3.0/24 198.18.5.0/24]"},
-		{[][]string{{"eth1"}}, "[198.18.3.0/24]"},
-		{[][]string{{"eth1"}, {"docker*"}}, "[198.18.3.0/24 172.17.0.0/16]"},
+		{[][]string{nil}, "[{198.18.2.0/24 eth0 false} {2001:db8::/64 eth0 false} {198.18.3.0/24 eth1 false} {198.18.5.0/24 br0 false}]"},
+		{[][]string{{"eth1"}}, "[{198.18.3.0/24 eth1 false}]"},
+		{[][]string{{"eth1"}, {"docker*"}, {"eth2"}}, "[{198.18.3.0/24 eth1 false} {198.18.4.0/24 eth2 true} {172.17.0.0/16 docker0 true}]"},
 		{nil, "[]"},
 	} {
 		if got := Segments(all, tt.patterns...); got == nil || fmt.Sprint(got) != tt.want {
@@ -535,8 +534,8 @@ func TestMetricNames(t *testing.T) {
 		if err != nil || len(problems) > 0 {
 			t.Errorf("%v %v", problems, err)
 		}
-		if n, _ := testutil.GatherAndCount(w.registry); n != 9 {
-			t.Errorf("%d time series, want 9", n)
+		if n, _ := testutil.GatherAndCount(w.registry); n != 12 {
+			t.Errorf("%d time series, want 12", n)
 		}
 	}, eth(1, "eth0"))
 }

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	arppacket "github.com/mdlayher/arp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -33,7 +34,7 @@ func (w *world) answersFor(name string) bool {
 
 // claim has another host claim vipA in front of the interface.
 func (w *world) claim(name string) {
-	w.receive(name, arp{}.announce(mac{2, 0, 0, 0, 0, 0xb}, vipA, true)[0])
+	w.receive(name, arp{}.announce(claimOf(mac{2, 0, 0, 0, 0, 0xb}, vipA), true)[0])
 	synctest.Wait()
 }
 
@@ -60,7 +61,7 @@ func TestLeaving(t *testing.T) {
 		w.set(leavingVIP(vipA))
 		assert.False(t, w.answersFor("eth0"), "it came back by itself")
 		assert.Empty(t, w.after(time.Minute), "defended against its next owner")
-		assert.Empty(t, w.conflicts)
+		assert.Empty(t, w.Conflicts())
 		assert.Zero(t, testutil.ToFloat64(w.metrics.conflicts.WithLabelValues("eth0", "IPv4")))
 
 		w.set(everywhere(vipA))
@@ -74,7 +75,8 @@ func TestClaimBeforeLeaving(t *testing.T) {
 	t.Parallel()
 	for ago, want := range map[time.Duration]bool{20 * time.Millisecond: false, time.Minute: true} {
 		inWorld(t, func(t *testing.T, w *world) {
-			w.set(everywhere(vipA))
+			w.set(claimed(true, vipA))
+			w.after(0)
 			w.claim("eth0")
 			assert.True(t, w.answersFor("eth0"))
 			w.after(ago)
@@ -82,6 +84,70 @@ func TestClaimBeforeLeaving(t *testing.T) {
 			assert.Equal(t, want, w.answersFor("eth0"), "claimed %s ago", ago)
 		}, eth(1, "eth0"))
 	}
+}
+
+// A next owner that was contradicted, because the news of the move came late,
+// has yielded: the old one does not hold it up, and clients have an answer at
+// every moment.
+func TestNextOwnerThatWasContradicted(t *testing.T) {
+	t.Parallel()
+	onSegment(t, 2, func(t *testing.T, s *segment) {
+		old, next := s.speakers[0], s.speakers[1]
+		s.lose(true)
+		old.set(claimed(true, vipA))
+		time.Sleep(time.Minute)
+		next.set(claimed(false, vipA))
+		time.Sleep(correction + 10*time.Millisecond)
+		synctest.Wait()
+		require.Equal(t, []int{0}, s.owners(vipA), "the next owner yields")
+		old.set(leavingVIP(vipA))
+		for range (maxMissed+1)*pollInterval/(10*time.Millisecond) + 1 {
+			require.True(t, old.answersFor("eth0") || next.answersFor("eth0"), "nobody answers")
+			time.Sleep(10 * time.Millisecond)
+		}
+		assert.Zero(t, old.Leaving(), "the next owner did not claim it")
+		assert.False(t, old.answersFor("eth0"))
+		assert.True(t, next.answersFor("eth0"))
+	})
+}
+
+// A VIP that was yielded is answered for by the other speaker: nothing is to be
+// handed over, nor contested.
+func TestLeavingOfAYieldedVIP(t *testing.T) {
+	t.Parallel()
+	onSegment(t, 2, func(t *testing.T, s *segment) {
+		s.speakers[0].set(claimed(true, vipA))
+		time.Sleep(time.Minute)
+		yielded := s.speakers[1]
+		yielded.set(claimed(false, vipA))
+		time.Sleep(indulgence + time.Second)
+		require.Equal(t, []int{0}, s.owners(vipA))
+		yielded.set(leavingVIP(vipA))
+		assert.Zero(t, yielded.Leaving())
+		assert.False(t, yielded.answersFor("eth0"))
+		s.speakers[0].set(nil)
+		yielded.take()
+		assert.Empty(t, yielded.after(time.Minute), "it asks or claims although it leaves")
+		yielded.set(claimed(false, vipA))
+		time.Sleep(time.Second)
+		assert.Equal(t, []int{1}, s.owners(vipA), "it came back")
+	})
+}
+
+// What was never announced is not to be handed over.
+func TestLeavingOfAProbedVIP(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(t *testing.T, w *world) {
+		w.set(fresh(vipA))
+		w.after(probeWait)
+		w.set(leavingVIP(vipA))
+		assert.Empty(t, w.after(time.Minute), "probed or announced although it leaves")
+		assert.False(t, w.answersFor("eth0"))
+		w.receive("eth0", arpFrame(arppacket.OperationRequest, broadcast, clientMAC, netip.IPv4Unspecified(), mac{}, vipA))
+		synctest.Wait()
+		assert.Empty(t, w.Conflicts(), "it contests an address that it gives up")
+		assert.Zero(t, w.Leaving())
+	}, eth(1, "eth0"))
 }
 
 // Somebody who claims a VIP at once after Set finds nobody who contradicts.
@@ -270,7 +336,7 @@ func TestMovesLoseNothing(t *testing.T) {
 		t.Run(protocolOf(vip).family(), func(t *testing.T) {
 			t.Parallel()
 			s := testnet.NewSegment(t, 3)
-			from, to := startNode(t, s.Hosts[0]), startNode(t, s.Hosts[1])
+			from, to := startNode(t, s.Hosts[0], nil), startNode(t, s.Hosts[1], nil)
 			for _, n := range []*node{to, from} {
 				n.serveUDP(vip)
 				n.announcing(vip)

@@ -10,19 +10,39 @@ const (
 	metricConflicts     = "lodestone_layer2_conflicts_total"
 	metricErrors        = "lodestone_layer2_errors_total"
 	metricOwned         = "lodestone_layer2_owned_vips"
+	metricWithheld      = "lodestone_layer2_withheld_vips"
 )
+
+var withheldDesc = prometheus.NewDesc(metricWithheld,
+	"VIPs that this node owns and does not announce on the interface: Probing, AddressConflict, Yielded to another speaker.",
+	[]string{"interface", "family", "reason"}, nil)
 
 type metrics struct {
 	requests, replies, announcements, conflicts, errors *prometheus.CounterVec
 }
 
-func newMetrics(r prometheus.Registerer, owned func() float64) *metrics {
+// collector tells at scrape what is withheld.
+type collector struct{ *Announcer }
+
+func (collector) Describe(ch chan<- *prometheus.Desc) { ch <- withheldDesc }
+
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	for key, h := range c.published.Load().holds {
+		n := h.count()
+		for _, reason := range []Reason{Probing, AddressConflict, Yielded} {
+			ch <- prometheus.MustNewConstMetric(withheldDesc, prometheus.GaugeValue, float64(n[reason]), key.name, key.protocol.family(), string(reason))
+		}
+	}
+}
+
+func newMetrics(r prometheus.Registerer, a *Announcer) *metrics {
+	owned := func() float64 { return float64(len(a.published.Load().vips)) }
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, append(labels, "interface", "family"))
 		r.MustRegister(c)
 		return c
 	}
-	r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	r.MustRegister(collector{a}, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: metricOwned, Help: "VIPs that this node owns on the local segment."}, owned))
 	return &metrics{
 		requests:      counter(metricRequests, "Requests for the address of a VIP that this node owns."),

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/pkg/netstate"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
 )
 
 // ndp is the Neighbor Discovery Protocol (RFC 4861) on Ethernet.
@@ -38,6 +39,10 @@ const (
 
 	flagSolicited = 0x40
 )
+
+// optionSeal carries a seal: an option type for experiments (RFC 4727), which
+// hosts ignore as they do all that they do not know (RFC 4861 section 4.6).
+const optionSeal = 253
 
 var (
 	allNodes   = netip.MustParseAddr("ff02::1")
@@ -120,7 +125,8 @@ func (m *message) solicit(source, destination, target netip.Addr, options []byte
 }
 
 // linkLayer makes the address in the option of that direction, if there is
-// one, the sender's. ok is not set if some option has a wrong length.
+// one, the sender's, and takes the seal. ok is not set if some option has a
+// wrong length.
 func (m *message) linkLayer(options []byte, d ndppacket.Direction) (given, ok bool) {
 	for len(options) > 0 {
 		if len(options) < 8 || options[1] == 0 || len(options) < 8*int(options[1]) {
@@ -132,6 +138,9 @@ func (m *message) linkLayer(options []byte, d ndppacket.Direction) (given, ok bo
 				return false, false
 			}
 			given, m.from = true, mac(options[2:8])
+		}
+		if options[0] == optionSeal && size == 2+seal.Size {
+			m.seal, _ = seal.Find(options[2:size])
 		}
 		options = options[size:]
 	}
@@ -170,32 +179,54 @@ func addrAt(frame []byte, offset int) netip.Addr {
 }
 
 // answer answers to who asked alone, and to all nodes if that one has no
-// address yet (RFC 4861 section 7.2.4).
-func (ndp) answer(self mac, m message) []byte {
-	if m.takes {
-		return advertisement(self, m.asks, allNodes, multicast(allNodes), ndppacket.NeighborAdvertisement{Override: true})
+// address yet (RFC 4861 section 7.2.4). A speaker that probes is answered
+// alone too: it looks at the packet, whomever that is for.
+func (ndp) answer(s statement, m message) []byte {
+	switch {
+	case !m.probes():
+		return s.advertise(m.claims, m.from, ndppacket.NeighborAdvertisement{Solicited: true, Override: true})
+	case m.seal != (seal.Seal{}):
+		return s.advertise(allNodes, m.from, ndppacket.NeighborAdvertisement{Override: true})
 	}
-	return advertisement(self, m.asks, m.claims, m.from, ndppacket.NeighborAdvertisement{Solicited: true, Override: true})
+	return s.advertise(allNodes, multicast(allNodes), ndppacket.NeighborAdvertisement{Override: true})
 }
 
 // announce returns the advertisement that overrides what all nodes know
 // (RFC 4861 section 7.2.6), and for the first time the one that makes routers
 // know the VIP before the first packet for it comes (RFC 9131 section 6.1.2).
-func (ndp) announce(self mac, vip netip.Addr, first bool) [][]byte {
-	frames := [][]byte{advertisement(self, vip, allNodes, multicast(allNodes), ndppacket.NeighborAdvertisement{Override: true})}
+func (ndp) announce(s statement, first bool) [][]byte {
+	frames := [][]byte{s.advertise(allNodes, multicast(allNodes), ndppacket.NeighborAdvertisement{Override: true})}
 	if first {
-		frames = append(frames, advertisement(self, vip, allRouters, multicast(allRouters), ndppacket.NeighborAdvertisement{}))
+		frames = append(frames, s.advertise(allRouters, multicast(allRouters), ndppacket.NeighborAdvertisement{}))
 	}
 	return frames
 }
 
-// advertisement returns a frame that says that self has the VIP. Its source
-// is the VIP, as that of a host that speaks of its own address. The router
-// flag is not set: nobody shall send through a VIP.
-func advertisement(self mac, vip, destination netip.Addr, to mac, na ndppacket.NeighborAdvertisement) []byte {
-	na.TargetAddress = vip
-	na.Options = []ndppacket.Option{&ndppacket.LinkLayerAddress{Direction: ndppacket.Target, Addr: net.HardwareAddr(self[:])}}
-	return ndpFrame(to, self, vip, destination, &na)
+// probe returns the solicitation of duplicate address detection (RFC 4862
+// section 5.4.2).
+func (ndp) probe(s statement, to mac) []byte {
+	group := solicitedNode(s.vip)
+	if to == (mac{}) {
+		to = multicast(group)
+	}
+	ns := ndppacket.NeighborSolicitation{TargetAddress: s.vip, Options: []ndppacket.Option{sealOption(s.seal)}}
+	return ndpFrame(to, s.self, netip.IPv6Unspecified(), group, &ns)
+}
+
+// advertise returns a frame that says that self has the VIP. Its source is
+// the VIP, as that of a host that speaks of its own address. The router flag
+// is not set: nobody shall send through a VIP.
+func (s statement) advertise(destination netip.Addr, to mac, na ndppacket.NeighborAdvertisement) []byte {
+	na.TargetAddress = s.vip
+	na.Options = []ndppacket.Option{&ndppacket.LinkLayerAddress{Direction: ndppacket.Target, Addr: net.HardwareAddr(s.self[:])}}
+	if s.seal != (seal.Seal{}) {
+		na.Options = append(na.Options, sealOption(s.seal))
+	}
+	return ndpFrame(to, s.self, s.vip, destination, &na)
+}
+
+func sealOption(s seal.Seal) ndppacket.Option {
+	return &ndppacket.RawOption{Type: optionSeal, Length: (2 + seal.Size) / 8, Value: s[:]}
 }
 
 func ndpFrame(to, from mac, source, destination netip.Addr, m ndppacket.Message) []byte {

@@ -99,7 +99,7 @@ func TestNDPKernelFilter(t *testing.T) {
 		return q.frame()
 	}
 	f := cold.frame()
-	claim := ndp{}.announce(client, vip6, false)[0]
+	claim := ndp{}.announce(claimOf(client, vip6), false)[0]
 	for _, c := range []struct {
 		what  string
 		frame []byte
@@ -148,7 +148,7 @@ func TestNDPKernelFilter(t *testing.T) {
 func TestNDPAnswersReal(t *testing.T) {
 	t.Parallel()
 	s := testnet.NewSegment(t, 2)
-	n, client := startNode(t, s.Hosts[0]), s.Hosts[1]
+	n, client := startNode(t, s.Hosts[0], nil), s.Hosts[1]
 	n.host.Run("ip", "link", "set", "eth0", "promisc", "on")
 	n.announcing(vip6) // lets its link-local address settle
 	n.set(nil)
@@ -201,7 +201,7 @@ func TestNDPClientBehindASnoopingSwitch(t *testing.T) {
 	s.Switch.Run("ip", "link", "set", "br0", "type", "bridge", "mcast_snooping", "1",
 		"mcast_query_response_interval", "10", "mcast_last_member_interval", "10")
 	s.Switch.Run("ip", "link", "set", "br0", "type", "bridge", "mcast_querier", "1")
-	a, b, client := startNode(t, s.Hosts[0]), startNode(t, s.Hosts[1]), s.Hosts[2]
+	a, b, client := startNode(t, s.Hosts[0], nil), startNode(t, s.Hosts[1], nil), s.Hosts[2]
 	for _, n := range []*node{a, b} {
 		n.serve(vip6)
 	}
@@ -270,7 +270,7 @@ func TestNDPClientBehindASnoopingSwitch(t *testing.T) {
 func TestNDPDuplicateAddressDetection(t *testing.T) {
 	t.Parallel()
 	s := testnet.NewSegment(t, 2)
-	n, thief := startNode(t, s.Hosts[0]), s.Hosts[1]
+	n, thief := startNode(t, s.Hosts[0], nil), s.Hosts[1]
 	n.announcing(vip6)
 	n.announced() // which would end the detection before it asks
 	thief.Run("ip", "addr", "add", vip6.String()+"/64", "dev", "eth0")
@@ -291,7 +291,7 @@ func TestNDPDuplicateAddressDetection(t *testing.T) {
 func TestNDisc6(t *testing.T) {
 	t.Parallel()
 	s := testnet.NewSegment(t, 2)
-	n, client := startNode(t, s.Hosts[0]), s.Hosts[1]
+	n, client := startNode(t, s.Hosts[0], nil), s.Hosts[1]
 	n.announcing(vip6, vipA)
 	settled(t, client, "eth0")
 	n.announced()
@@ -312,7 +312,7 @@ func TestNDisc6(t *testing.T) {
 func TestGroupsInTheKernel(t *testing.T) {
 	t.Parallel()
 	s := testnet.NewSegment(t, 2)
-	n, client := startNode(t, s.Hosts[0]), s.Hosts[1]
+	n, client := startNode(t, s.Hosts[0], nil), s.Hosts[1]
 	shares := netip.MustParseAddr("2001:db8:1::100")
 	both, cards := []string{"ff02::1:ff00:100", "ff02::1:ff00:101"}, []string{"3333ff000100", "3333ff000101"}
 	in := func(what, name string, ip, card []string) {
@@ -358,7 +358,7 @@ func TestGroupsInTheKernel(t *testing.T) {
 func TestManyGroupsInTheKernel(t *testing.T) {
 	t.Parallel()
 	s := testnet.NewSegment(t, 1)
-	n := startNode(t, s.Hosts[0])
+	n := startNode(t, s.Hosts[0], nil)
 	n.host.Run("sysctl", "-qw", "net.core.optmem_max=4096")
 	n.announcing(vip6)
 	want := map[netip.Addr]plan.Layer2{}
@@ -381,7 +381,7 @@ func TestManyGroupsInTheKernel(t *testing.T) {
 func TestKernelNeedsALinkLocalAddress(t *testing.T) {
 	t.Parallel()
 	s := testnet.NewSegment(t, 2)
-	n, client := startNode(t, s.Hosts[0]), s.Hosts[1]
+	n, client := startNode(t, s.Hosts[0], nil), s.Hosts[1]
 	n.serve(vip6)
 	n.announcing(vip6)
 	client.Run("ping", "-c1", "-W2", vip6.String())
@@ -402,7 +402,7 @@ func TestKernelNeedsALinkLocalAddress(t *testing.T) {
 func TestDualStackIsDecidedPerVIP(t *testing.T) {
 	t.Parallel()
 	s := testnet.NewSegment(t, 3)
-	a, b, client := startNode(t, s.Hosts[0]), startNode(t, s.Hosts[1]), s.Hosts[2]
+	a, b, client := startNode(t, s.Hosts[0], nil), startNode(t, s.Hosts[1], nil), s.Hosts[2]
 	a.announcing(vipA)
 	b.announcing(vip6)
 	for vip, owner := range map[netip.Addr]*node{vipA: a, vip6: b} {

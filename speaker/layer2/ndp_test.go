@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/pkg/netstate"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -236,7 +237,10 @@ func TestNDPTakeover(t *testing.T) {
 			assert.Equal(t, [2]mac{multicast(destination), node}, [2]mac{mac(f.bytes[:6]), mac(f.bytes[6:12])})
 			assert.Equal(t, vip6, source)
 			assert.Equal(t, &ndppacket.NeighborAdvertisement{Override: destination == allNodes, TargetAddress: vip6,
-				Options: []ndppacket.Option{&ndppacket.LinkLayerAddress{Direction: ndppacket.Target, Addr: node[:]}}}, na)
+				Options: []ndppacket.Option{
+					&ndppacket.LinkLayerAddress{Direction: ndppacket.Target, Addr: node[:]},
+					sealOption(claimOf(node, vip6).seal),
+				}}, na)
 			told = append(told, f.at.String()+" "+destination.String())
 		}
 		assert.Equal(t, []string{"0s ff02::1", "0s ff02::2", "100ms ff02::1", "1s ff02::1", "2s ff02::1", "4s ff02::1"}, told)
@@ -268,9 +272,8 @@ func TestNDPConflict(t *testing.T) {
 		for i, f := range [][]byte{claim(clientMAC, vip6, allNodes, false), claim(clientMAC, clientIP6, allNodes, false), bare, fromVIP.frame(), dad.frame()} {
 			w.receive("eth0 IPv6", f)
 			assert.Len(t, w.after(time.Second/2), map[int]int{1: 1, 4: 1}[i], "frames after %d: the defence after a second, and the answer to the last", i)
-			if assert.Len(t, w.conflicts, i+1) {
-				assert.Equal(t, Conflict{vip6, "eth0", clientMAC.String()}, w.conflicts[i])
-			}
+			seen := time.Now().Add(-time.Second / 2)
+			assert.Equal(t, []Conflict{{VIP: vip6, Interface: "eth0", HardwareAddr: clientMAC.String(), Announced: true, Seen: seen}}, w.Conflicts())
 		}
 		assert.EqualValues(t, 5, testutil.ToFloat64(w.metrics.conflicts.WithLabelValues("eth0", "IPv6")))
 		assert.Equal(t, 1, strings.Count(w.log.String(), "foreign host claims a VIP"), "warnings in 2.5 s")
@@ -279,7 +282,7 @@ func TestNDPConflict(t *testing.T) {
 		w.receive("eth0 IPv6", claim(own, vip6, allNodes, false))
 		w.receive("eth0 IPv6", claim(clientMAC, vip6, allNodes, true)) // invalid: to a group, and solicited
 		assert.Empty(t, w.after(time.Second))
-		assert.Len(t, w.conflicts, 5, "the node's own packet, or an invalid one")
+		assert.EqualValues(t, 5, testutil.ToFloat64(w.metrics.conflicts.WithLabelValues("eth0", "IPv6")), "the node's own packet, or an invalid one")
 	}, eth(1, "eth0"), eth(2, "eth1"))
 }
 
@@ -406,10 +409,11 @@ func TestNDPOnABridgePort(t *testing.T) {
 func FuzzNDP(f *testing.F) {
 	cold, dad := coldQuery(clientMAC, vip6), coldQuery(clientMAC, vip6)
 	dad.source, dad.options = unspec, nil
+	f.Add(ndp{}.probe(claimOf(clientMAC, vip6), mac{}))
 	f.Add(cold.frame())
 	f.Add(dad.frame())
 	f.Add(fragment(cold.frame()))
-	for _, claim := range (ndp{}).announce(clientMAC, vip6, true) {
+	for _, claim := range (ndp{}).announce(claimOf(clientMAC, vip6), true) {
 		f.Add(claim)
 	}
 	for n := range cold.frame() {
@@ -437,8 +441,8 @@ func FuzzNDP(f *testing.F) {
 		if m.asks.Is4In6() || !m.asks.IsValid() {
 			return // the library marshals no IPv4, and nobody owns it
 		}
-		answer, ok := (ndp{}).parse(ndp{}.answer(nodeMAC, m))
-		if !ok || answer.from != nodeMAC || answer.claims != m.asks || answer.to != m.from && !m.takes {
+		answer, ok := (ndp{}).parse(ndp{}.answer(claimOf(nodeMAC, m.asks), m))
+		if !ok || answer.from != nodeMAC || answer.claims != m.asks || answer.to != m.from && (!m.takes || m.seal != (seal.Seal{})) {
 			t.Errorf("the answer to %+v is %+v", m, answer)
 		}
 	})

@@ -3,8 +3,10 @@ package layer2
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -12,6 +14,8 @@ import (
 	"golang.org/x/net/bpf"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
+
+	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
 )
 
 // Listen opens a socket that carries whole Ethernet frames of one EtherType.
@@ -48,14 +52,22 @@ type port struct {
 	opened   time.Time
 	counters counters
 	own      *atomic.Pointer[map[mac]bool]
+	log      *slog.Logger
+	seals    seal.Key
+	whole    *atomic.Bool // no speaker is lost
 	conflict func(*ownership, Conflict) (first bool)
+	freed    func(*ownership) // nobody else has the VIP
 	refresh  time.Duration
 
 	owned atomic.Pointer[owned]
 	// fresh holds what is to be announced for the first time here.
 	fresh chan []*ownership
-	// contested holds what somebody else claims, to be defended.
-	contested chan *ownership
+	// contested holds what somebody else claims.
+	contested inbox
+	// holds are the VIPs that are not announced here at the moment.
+	holds holds
+	// membersChanged says that whole may have changed.
+	membersChanged chan struct{}
 	// regroup says that the VIPs changed.
 	regroup chan struct{}
 	// One gate for each task that sends.
@@ -89,16 +101,23 @@ func (a *Announcer) open(ctx context.Context, key portKey, vips owned) error {
 		groups:    a.openGroups,
 		counters:  a.metrics.of(key),
 		own:       &a.own,
+		log:       a.log,
+		seals:     a.seals,
+		whole:     &a.whole,
 		conflict:  a.reportConflict,
+		freed:     a.noteFree,
 		refresh:   a.refresh,
 		fresh:     make(chan []*ownership, 1),
-		contested: make(chan *ownership, 100),
+		contested: inbox{news: make(chan struct{}, 1)},
 		regroup:   make(chan struct{}, 1),
 		cancel:    cancel,
-		silent:    make(chan struct{}),
+
+		membersChanged: make(chan struct{}, 1),
+		silent:         make(chan struct{}),
 	}
 	p.owned.Store(&owned{})
 	p.set(vips)
+	wake(p.membersChanged)
 	a.ports[key] = p
 	a.running.Go(func() { p.run(ctx, a.exited) })
 	return nil
@@ -137,21 +156,33 @@ func (p *port) set(vips owned) {
 	if maps.Equal(old, vips) {
 		return
 	}
+	fresh := vips.without(old)
+	for _, o := range fresh {
+		if o.probe.Load() {
+			p.holds.begin(o)
+		}
+	}
 	p.owned.Store(&vips)
 	p.answering.wait(p.conn)
 	p.announcing.wait(p.conn)
-	select {
-	case p.regroup <- struct{}{}:
-	default: // it was told, and has not looked yet
+	for _, o := range old.without(vips) {
+		p.holds.forget(o)
 	}
-
-	fresh := vips.without(old)
+	wake(p.regroup)
 	select {
 	case waiting := <-p.fresh:
 		fresh = append(waiting, fresh...)
 	default:
 	}
 	p.fresh <- fresh // has room: only Run sends
+}
+
+// wake makes one receive from the channel succeed, now or later.
+func wake(ch chan struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default: // it was told, and has not looked yet
+	}
 }
 
 // receive answers until the socket ends.
@@ -173,43 +204,258 @@ func (p *port) handle(frame []byte) {
 	if !ok || (*p.own.Load())[m.from] || !m.to.group() && m.to != p.key.mac {
 		return
 	}
-	if o := (*p.owned.Load())[m.claims]; o != nil {
-		if o.leaving.claimed(p.key) {
-			return // by the node that it goes to
-		}
-		if p.report(o, m) {
-			select {
-			case p.contested <- o:
-			default: // so many that one more makes no difference
-			}
-		}
-		return // who claims it does not want an answer
+	if c := p.hear(m); c.kind != nothing {
+		p.contested.put(c)
 	}
-	if o := p.reply(m); o != nil && m.takes {
-		p.report(o, m)
+}
+
+// hear answers what asks for a VIP of ours, and judges what claims one. Nobody
+// withdraws a VIP meanwhile.
+func (p *port) hear(m message) contention {
+	p.answering.enter()
+	defer p.answering.leave()
+	owned := *p.owned.Load()
+	if o := owned[m.claims]; o != nil {
+		return p.judge(o, m) // who claims it does not want an answer
 	}
+	if o := owned[m.asks]; o != nil {
+		return p.reply(o, m)
+	}
+	return contention{}
+}
+
+// judge decides what follows from somebody else's claim. He may be a speaker
+// of this cluster; then the better claim counts, on both sides.
+func (p *port) judge(o *ownership, m message) contention {
+	h, held := p.holds.get(o)
+	switch {
+	case o.leaving.claimed(p.key): // by the node that it goes to
+	case !p.knows(m, o):
+		if p.report(o, m, !held) && !held {
+			return contention{o, foreign}
+		}
+	case m.seal.Outranks(p.statement(o).seal):
+		if p.holds.yield(o, m.from) {
+			return contention{o, yielded}
+		}
+	case !held || h.reason == Probing:
+		return contention{o, lower}
+	}
+	return contention{}
+}
+
+// reply answers who asks for a VIP.
+func (p *port) reply(o *ownership, m message) contention {
+	if o.leaving.left(p.key) {
+		return contention{}
+	}
+	_, held := p.holds.get(o)
+	known := m.probes() && p.knows(m, o)
+	if o.leaving.is() && (held || known) {
+		return contention{} // a speaker that yields to us is to have it
+	}
+	if held {
+		// Who looks at the same time whether the VIP is in use wants it too
+		// (RFC 5227 section 2.1.1, RFC 4862 section 5.4.3).
+		switch {
+		case !m.probes():
+		case !known:
+			p.report(o, m, false)
+		case m.seal.Outranks(p.statement(o).seal) && p.holds.yield(o, m.from):
+			return contention{o, yielded}
+		}
+		return contention{}
+	}
+	p.counters.requests.Inc()
+	s := statement{self: p.key.mac, vip: o.vip}
+	if m.probes() && m.seal != (seal.Seal{}) { // a speaker's
+		s = p.statement(o)
+	}
+	if p.send(p.key.protocol.answer(s, m)) {
+		p.counters.replies.Inc()
+	}
+	if m.takes && !known {
+		p.report(o, m, true)
+	}
+	return contention{}
+}
+
+// knows reports whether the sender is a speaker of this cluster.
+func (p *port) knows(m message, o *ownership) bool {
+	return m.seal != (seal.Seal{}) && p.seals.Valid(m.seal, o.vip, m.from)
 }
 
 // report reports a conflict, and returns whether it is the first one for the
 // VIP in some time.
-func (p *port) report(o *ownership, m message) (first bool) {
+func (p *port) report(o *ownership, m message, announced bool) (first bool) {
 	p.counters.conflicts.Inc()
-	return p.conflict(o, Conflict{o.vip, p.key.name, m.from.String()})
+	p.holds.lose(o, m.from)
+	return p.conflict(o, Conflict{
+		VIP: o.vip, Interface: p.key.name, HardwareAddr: m.from.String(), OtherCluster: m.seal != (seal.Seal{}), Announced: announced,
+	})
 }
 
-// reply answers what asks for a VIP, which it returns. Nil: it is none.
-func (p *port) reply(m message) *ownership {
-	p.answering.enter()
-	defer p.answering.leave()
-	o := (*p.owned.Load())[m.asks]
-	if o == nil || o.leaving.left(p.key) {
-		return nil
+// contention is a claim of somebody else to one of our VIPs.
+type contention struct {
+	*ownership
+	kind claimant
+}
+
+// claimant is who claims it.
+type claimant int
+
+const (
+	nothing claimant = iota // that anything follows from
+	foreign                 // a host that is none of ours
+	lower                   // a speaker of this cluster that ranks below us
+	yielded                 // one that ranks above us, to which we yielded
+)
+
+// inbox holds the contentions that the announcing task has not seen, each once:
+// whoever receives does not wait for it, however many come.
+type inbox struct {
+	mu   sync.Mutex
+	all  []contention
+	has  map[contention]bool
+	news chan struct{}
+}
+
+func (i *inbox) put(c contention) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.has[c] {
+		return
 	}
-	p.counters.requests.Inc()
-	if p.send(p.key.protocol.answer(p.key.mac, m)) {
-		p.counters.replies.Inc()
+	if i.has == nil {
+		i.has = map[contention]bool{}
 	}
-	return o
+	i.all, i.has[c] = append(i.all, c), true
+	wake(i.news)
+}
+
+func (i *inbox) take() (all []contention) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	all, i.all, i.has = i.all, nil, nil
+	return all
+}
+
+// hold is why a port is silent about a VIP that the node owns.
+type hold struct {
+	reason Reason
+	by     mac  // who has it; zero while that is not known
+	heard  bool // a claim since the probes began
+	polls  int
+	missed int // the last polls, in a row
+}
+
+// holds are those of a port. They are few, and mostly none: then a look costs
+// no lock.
+type holds struct {
+	n  atomic.Int64
+	mu sync.Mutex
+	of map[*ownership]hold
+}
+
+func (h *holds) get(o *ownership) (hold, bool) {
+	if h.n.Load() == 0 {
+		return hold{}, false
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	held, ok := h.of[o]
+	return held, ok
+}
+
+// change changes or ends the hold of a VIP; keep says which.
+func (h *holds) change(o *ownership, f func(hold, bool) (_ hold, keep bool)) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	before, held := h.of[o]
+	after, keep := f(before, held)
+	switch {
+	case keep && h.of == nil:
+		h.of = map[*ownership]hold{o: after}
+	case keep:
+		h.of[o] = after
+	default:
+		delete(h.of, o)
+	}
+	h.n.Store(int64(len(h.of)))
+}
+
+// begin is called before the probes of a new VIP.
+func (h *holds) begin(o *ownership) {
+	h.change(o, func(hold, bool) (hold, bool) { return hold{reason: Probing}, true })
+}
+
+// recheck is called before probes that look whether somebody is gone.
+func (h *holds) recheck(o *ownership) {
+	h.change(o, func(b hold, held bool) (hold, bool) { b.heard = false; return b, held })
+}
+
+// lose notes that a foreign host has a VIP that is being probed.
+func (h *holds) lose(o *ownership, by mac) {
+	if _, held := h.get(o); !held {
+		return
+	}
+	h.change(o, func(b hold, held bool) (hold, bool) {
+		if held && b.reason != Yielded {
+			b.reason, b.by, b.heard = AddressConflict, by, true
+		}
+		return b, held
+	})
+}
+
+// forget ends the hold of a VIP that is withdrawn.
+func (h *holds) forget(o *ownership) {
+	if _, held := h.get(o); held {
+		h.change(o, func(hold, bool) (hold, bool) { return hold{}, false })
+	}
+}
+
+// free ends the hold, unless a claim was heard, and reports whether it did.
+func (h *holds) free(o *ownership) (freed bool) {
+	h.change(o, func(b hold, held bool) (hold, bool) { freed = held && !b.heard; return b, held && !freed })
+	return freed
+}
+
+// yield leaves the VIP to another speaker, and reports whether that is new.
+func (h *holds) yield(o *ownership, by mac) (fresh bool) {
+	h.change(o, func(b hold, held bool) (hold, bool) {
+		fresh = !held || b.reason != Yielded
+		if fresh {
+			b = hold{reason: Yielded}
+		}
+		b.by, b.missed = by, 0
+		return b, true
+	})
+	return fresh
+}
+
+// poll counts a poll as missed, until the answer comes, and ends the hold
+// after too many of them. ok is not set if there is nothing to poll.
+func (h *holds) poll(o *ownership) (after hold, ok bool) {
+	h.change(o, func(b hold, held bool) (hold, bool) {
+		ok = held && b.reason == Yielded
+		if ok {
+			b.polls, b.missed = b.polls+1, b.missed+1
+		}
+		after = b
+		return b, held && !(ok && b.missed > maxMissed)
+	})
+	return after, ok
+}
+
+// count returns how many VIPs are held for each reason.
+func (h *holds) count() map[Reason]int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	n := map[Reason]int{}
+	for _, held := range h.of {
+		n[held.reason]++
+	}
+	return n
 }
 
 // send sends a frame. An error passes or ends the receiver too; it is only

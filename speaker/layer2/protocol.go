@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/pkg/netstate"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
 )
 
 // protocol is what ARP and NDP differ in.
@@ -24,10 +25,21 @@ type protocol interface {
 	// parse reads a frame.
 	parse(frame []byte) (message, bool)
 	// answer returns the frame that answers m, which asks for a VIP.
-	answer(self mac, m message) []byte
+	answer(s statement, m message) []byte
 	// announce returns the frames that tell everybody where a VIP is. first
 	// is set for the first ones of an ownership.
-	announce(self mac, vip netip.Addr, first bool) [][]byte
+	announce(s statement, first bool) [][]byte
+	// probe returns the frame that asks who has a VIP, of one host or of all,
+	// and claims nothing.
+	probe(s statement, to mac) []byte
+}
+
+// statement is what a node says of a VIP: that it has it, or wants it. Without
+// a seal it is what any host could say.
+type statement struct {
+	self mac
+	vip  netip.Addr
+	seal seal.Seal
 }
 
 // message is what a packet of a neighbour protocol says.
@@ -43,7 +55,14 @@ type message struct {
 	// takes is set when the sender was given the address that it asks for,
 	// and will use it if nobody answers.
 	takes bool
+	// seal is what a speaker added, not verified. Zero: nothing.
+	seal seal.Seal
 }
+
+// probes reports whether the sender asks without claiming anything: a speaker
+// or another host that looks whether the address is in use (RFC 5227 section
+// 1.1, RFC 4862 section 5.4.2).
+func (m message) probes() bool { return m.asks.IsValid() && !m.claims.IsValid() }
 
 // protocolOf returns the protocol that announces a VIP.
 func protocolOf(vip netip.Addr) protocol {

@@ -35,11 +35,13 @@ type node struct {
 	*Announcer
 }
 
-func startNode(t *testing.T, h *testnet.Host) *node {
+// startNode starts a node that sees all others if members is nil.
+func startNode(t *testing.T, h *testnet.Host, members Members) *node {
 	t.Helper()
 	watcher := netstate.New(netstate.Options{Namespace: h.Handle()})
 	a := New(Options{
 		Interfaces: watcher,
+		Members:    members,
 		Log:        slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn})),
 		Registry:   prometheus.NewPedanticRegistry(),
 		Listen: func(i *net.Interface, etherType int, filter []bpf.RawInstruction) (c net.PacketConn, err error) {
@@ -181,7 +183,7 @@ func TestKernelFilter(t *testing.T) {
 func TestAnswersReal(t *testing.T) {
 	t.Parallel()
 	s := testnet.NewSegment(t, 2)
-	n, client := startNode(t, s.Hosts[0]), s.Hosts[1]
+	n, client := startNode(t, s.Hosts[0], nil), s.Hosts[1]
 	// A promiscuous interface sees also what is for others.
 	n.host.Run("ip", "link", "set", "eth0", "promisc", "on")
 	c := listenOn(t, client, unix.ETH_P_ARP, nil)
@@ -240,7 +242,7 @@ func neighbour(t *testing.T, h *testnet.Host, vip netip.Addr) (hw, state string)
 // eventually waits for something that the kernel will do, for five seconds.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		if ok() {
 			return
 		}
@@ -257,8 +259,8 @@ func resolve(t *testing.T, h *testnet.Host, vip netip.Addr) {
 func TestArping(t *testing.T) {
 	t.Parallel()
 	s := testnet.NewSegment(t, 3)
-	n, client := startNode(t, s.Hosts[0]), s.Hosts[2]
-	startNode(t, s.Hosts[1]).set(everywhere(vipB)) // another speaker, with another VIP
+	n, client := startNode(t, s.Hosts[0], nil), s.Hosts[2]
+	startNode(t, s.Hosts[1], nil).set(everywhere(vipB)) // another speaker, with another VIP
 	n.set(everywhere(vipA))
 	if got, want := arping(t, client, vipA, 5), slices.Repeat([]string{n.mac("eth0").String()}, 5); !slices.Equal(got, want) {
 		t.Errorf("answers %v, want exactly one for each request: %v", got, want)
@@ -273,7 +275,7 @@ func TestArping(t *testing.T) {
 func TestTakeoverFlipsTheNeighbourEntry(t *testing.T) {
 	t.Parallel()
 	s := testnet.NewSegment(t, 3)
-	a, b, client := startNode(t, s.Hosts[0]), startNode(t, s.Hosts[1]), s.Hosts[2]
+	a, b, client := startNode(t, s.Hosts[0], nil), startNode(t, s.Hosts[1], nil), s.Hosts[2]
 	var flips []time.Duration
 	updates, quit := make(chan netlink.NeighUpdate, 100), make(chan struct{})
 	if err := netlink.NeighSubscribeAt(*client.Handle(), updates, quit); err != nil {
@@ -316,7 +318,7 @@ func TestTakeoverFlipsTheNeighbourEntry(t *testing.T) {
 func TestNeighbourUnreachabilityDetection(t *testing.T) {
 	t.Parallel()
 	s := testnet.NewSegment(t, 2)
-	n, client := startNode(t, s.Hosts[0]), s.Hosts[1]
+	n, client := startNode(t, s.Hosts[0], nil), s.Hosts[1]
 	n.set(everywhere(vipA))
 	resolve(t, client, vipA)
 	eventually(t, "resolved", func() bool { hw, _ := neighbour(t, client, vipA); return hw != "" })
@@ -334,7 +336,7 @@ func TestNeighbourUnreachabilityDetection(t *testing.T) {
 func TestInterfaceChanges(t *testing.T) {
 	t.Parallel()
 	s := testnet.NewSegment(t, 2)
-	n, client := startNode(t, s.Hosts[0]), s.Hosts[1]
+	n, client := startNode(t, s.Hosts[0], nil), s.Hosts[1]
 	n.set(map[netip.Addr]plan.Layer2{vipA: {Interfaces: []string{"eth*"}}})
 	resolve(t, client, vipA)
 	knows := func(what, name string) {
@@ -384,7 +386,7 @@ func TestInterfaceChanges(t *testing.T) {
 func TestInterfacePatterns(t *testing.T) {
 	t.Parallel()
 	s := testnet.NewSegment(t, 2)
-	n, client := startNode(t, s.Hosts[0]), s.Hosts[1]
+	n, client := startNode(t, s.Hosts[0], nil), s.Hosts[1]
 	s.Plug(n.host, "eth1")
 	s.Plug(n.host, "veth7")
 	eth0, eth1, veth7 := n.mac("eth0").String(), n.mac("eth1").String(), n.mac("veth7").String()
@@ -410,7 +412,7 @@ func TestInterfacePatterns(t *testing.T) {
 func TestBridgePort(t *testing.T) {
 	t.Parallel()
 	s := testnet.NewSegment(t, 2)
-	n, client := startNode(t, s.Hosts[0]), s.Hosts[1]
+	n, client := startNode(t, s.Hosts[0], nil), s.Hosts[1]
 	n.host.Run("ip", "link", "add", "br0", "address", "02:00:00:00:00:b0", "type", "bridge", "forward_delay", "0")
 	n.host.Run("ip", "link", "set", "br0", "up")
 	n.host.Run("ip", "link", "set", "eth0", "master", "br0")
@@ -450,7 +452,7 @@ func capture(t *testing.T, h *testnet.Host, filter ...string) (stop func() []str
 func TestQuiet(t *testing.T) {
 	t.Parallel()
 	s := testnet.NewSegment(t, 2)
-	n := startNode(t, s.Hosts[0])
+	n := startNode(t, s.Hosts[0], nil)
 	n.set(everywhere(vipA, vipB))
 	time.Sleep(schedule[len(schedule)-1] + 500*time.Millisecond)
 	stop := capture(t, s.Hosts[1], "ether", "src", n.mac("eth0").String(), "and", "arp")
@@ -466,7 +468,7 @@ func TestQuiet(t *testing.T) {
 func TestManyVIPs(t *testing.T) {
 	t.Parallel()
 	s := testnet.NewSegment(t, 2)
-	n := startNode(t, s.Hosts[0])
+	n := startNode(t, s.Hosts[0], nil)
 	stop := capture(t, s.Hosts[1], "ether", "src", n.mac("eth0").String(), "and", "arp")
 	want := map[netip.Addr]plan.Layer2{}
 	for vip := netip.MustParseAddr("198.19.0.0"); len(want) < 5000; vip = vip.Next() {

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 )
 
@@ -23,12 +24,23 @@ const (
 	// InterfaceFailed: the interfaces that may announce the VIP cannot be
 	// used; InterfaceStatus has the error.
 	InterfaceFailed Reason = "InterfaceFailed"
+	// Probing: the VIP is new, and whether somebody else has the address is
+	// being asked.
+	Probing Reason = "Probing"
+	// AddressConflict: the VIP is new, and a host that is no speaker of this
+	// cluster has the address.
+	AddressConflict Reason = "AddressConflict"
+	// Yielded: another speaker of this cluster announces the VIP, too, and
+	// ranks above this one. The membership does not tell them of each other.
+	Yielded Reason = "Yielded"
 )
 
 // Status is what the announcer does at one moment.
 type Status struct {
 	Interfaces []InterfaceStatus // by name and family
 	VIPs       []VIPStatus       // by address
+	// Conflicts are the VIPs that others have claimed lately, by address.
+	Conflicts []Conflict
 }
 
 // InterfaceStatus tells about an interface that is in use or should be, for
@@ -53,6 +65,9 @@ type VIPStatus struct {
 	Interfaces []string
 	// Reason is why the VIP is not announced, if Interfaces is empty.
 	Reason Reason
+	// Holder is the hardware address of who has it, if the Reason is
+	// AddressConflict or Yielded.
+	Holder string
 	// Leaving is set while the VIP moves to another node: it is answered for
 	// on the Interfaces until that node is heard there.
 	Leaving bool
@@ -63,10 +78,14 @@ type state struct {
 	vips     owned
 	want     map[portKey]owned
 	failures map[portKey]error // of ports that are wanted and not open
+	holds    map[portKey]*holds
 }
 
 func (a *Announcer) publish() {
-	s := &state{vips: a.vips, want: a.want, failures: maps.Clone(a.unfit)}
+	s := &state{vips: a.vips, want: a.want, failures: maps.Clone(a.unfit), holds: map[portKey]*holds{}}
+	for key, p := range a.ports {
+		s.holds[key] = &p.holds
+	}
 	for key, f := range a.failures {
 		if a.ports[key] == nil {
 			s.failures[key] = f.err
@@ -78,7 +97,7 @@ func (a *Announcer) publish() {
 // Status returns what the announcer does now.
 func (a *Announcer) Status() Status {
 	s := a.published.Load()
-	var status Status
+	status := Status{Conflicts: a.Conflicts()}
 	for _, key := range s.keys() {
 		i := InterfaceStatus{Name: key.name, Family: key.protocol.family(), HardwareAddr: key.mac.String(), VIPs: len(s.want[key])}
 		if err := s.failures[key]; err != nil {
@@ -103,22 +122,146 @@ func (s *state) keys() []portKey {
 func (s *state) of(o *ownership) VIPStatus {
 	v := VIPStatus{Addr: o.vip, Since: o.since, Leaving: o.leaving.is()}
 	for _, key := range s.keys() {
+		held, silent := s.held(key, o)
 		switch {
 		case s.want[key][o.vip] == nil:
 		case errors.Is(s.failures[key], errNoLinkLocal):
 			v.Reason = cmp.Or(v.Reason, NoLinkLocalAddress)
 		case s.failures[key] != nil:
 			v.Reason = InterfaceFailed
+		case silent:
+			v.Reason = held.reason
+			if held.by != (mac{}) {
+				v.Holder = held.by.String()
+			}
 		default:
 			v.Interfaces = append(v.Interfaces, key.name)
 		}
 	}
 	if len(v.Interfaces) > 0 {
-		v.Reason = ""
+		v.Reason, v.Holder = "", ""
 	} else {
 		v.Reason = cmp.Or(v.Reason, NoInterface)
 	}
 	return v
+}
+
+// Conflict says that a host that is no speaker of this cluster claims a VIP
+// that this node owns.
+type Conflict struct {
+	VIP          netip.Addr
+	Interface    string
+	HardwareAddr string
+	// OtherCluster is set if it is a speaker, which has another key.
+	OtherCluster bool
+	// Announced is set if the VIP was announced here already, and so goes on
+	// being announced.
+	Announced bool
+	// Seen is when the last claim was heard.
+	Seen time.Time
+}
+
+const (
+	// conflictMemory is how long after the last claim a conflict is reported.
+	conflictMemory = 10 * time.Minute
+	// maxConflicts is how many are, at most: a host that answers for all
+	// addresses must not fill memory.
+	maxConflicts = 64
+)
+
+// conflicts remembers who claimed VIPs of ours, one conflict for each.
+type conflicts struct {
+	mu      sync.Mutex
+	of      map[netip.Addr]Conflict
+	changed chan struct{}
+}
+
+func newConflicts() *conflicts {
+	return &conflicts{of: map[netip.Addr]Conflict{}, changed: make(chan struct{})}
+}
+
+func (c *conflicts) note(now Conflict) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before, known := c.of[now.VIP]
+	if !known && len(c.of) >= maxConflicts {
+		return
+	}
+	before.Seen, now.Seen = time.Time{}, time.Now()
+	c.of[now.VIP] = now
+	now.Seen = time.Time{}
+	if before != now {
+		c.wakeLocked()
+	}
+}
+
+// clear forgets the conflict: the VIP is free.
+func (c *conflicts) clear(vip netip.Addr) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, known := c.of[vip]; known {
+		delete(c.of, vip)
+		c.wakeLocked()
+	}
+}
+
+// withheld reports whether the VIP was last found to be somebody else's.
+func (c *conflicts) withheld(vip netip.Addr) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	known, ok := c.of[vip]
+	return ok && !known.Announced
+}
+
+// expire forgets conflicts of long ago, and returns a channel that fires when
+// it is to be called again. Nil: when there is another conflict.
+func (c *conflicts) expire() <-chan time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	next := time.Duration(0)
+	for vip, known := range c.of {
+		left := conflictMemory - time.Since(known.Seen)
+		if left <= 0 {
+			delete(c.of, vip)
+			c.wakeLocked()
+		} else if next == 0 || left < next {
+			next = left
+		}
+	}
+	if next == 0 {
+		return nil
+	}
+	return time.After(next)
+}
+
+func (c *conflicts) wakeLocked() {
+	close(c.changed)
+	c.changed = make(chan struct{})
+}
+
+// Conflicts returns the VIPs that others have claimed within the last ten
+// minutes, with the last one who did, by address.
+func (a *Announcer) Conflicts() []Conflict {
+	a.conflicts.mu.Lock()
+	defer a.conflicts.mu.Unlock()
+	return slices.SortedFunc(maps.Values(a.conflicts.of), func(b, c Conflict) int { return b.VIP.Compare(c.VIP) })
+}
+
+// ConflictsChanged returns a channel that is closed when Conflicts returns
+// something new, other than when claims were heard. Ask for it before
+// Conflicts and nothing is missed.
+func (a *Announcer) ConflictsChanged() <-chan struct{} {
+	a.conflicts.mu.Lock()
+	defer a.conflicts.mu.Unlock()
+	return a.conflicts.changed
+}
+
+// held returns why the port is silent about the VIP, and whether it is.
+func (s *state) held(key portKey, o *ownership) (hold, bool) {
+	if h := s.holds[key]; h != nil {
+		return h.get(o)
+	}
+	return hold{}, false
 }
 
 // Leaving returns how many VIPs that move to other nodes are still answered
@@ -130,7 +273,7 @@ func (a *Announcer) Leaving() int {
 			continue
 		}
 		for _, o := range vips {
-			if o.leaving.is() && !o.leaving.left(key) {
+			if _, silent := now.held(key, o); o.leaving.is() && !o.leaving.left(key) && !silent {
 				waiting[o] = true
 			}
 		}

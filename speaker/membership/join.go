@@ -9,8 +9,6 @@ import (
 	"golang.org/x/sync/errgroup"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	"k8s.io/client-go/tools/cache"
-
-	"github.com/lodestone-lb/lodestone/pkg/annotation"
 )
 
 const (
@@ -26,15 +24,18 @@ const (
 func (t *Task) discover(ctx context.Context) error {
 	started, crashes := time.Now(), make(chan int, 1)
 	informer := t.informer()
-	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { wake(t.seek) },
-		UpdateFunc: func(any, any) { wake(t.seek) },
+	handler, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { t.noteLease(obj.(*coordinationv1.Lease)) },
+		UpdateFunc: func(_, obj any) { t.noteLease(obj.(*coordinationv1.Lease)) },
 		DeleteFunc: func(obj any) {
-			if l, ok := obj.(*coordinationv1.Lease); ok && l.Name == annotation.SpeakerLeasePrefix+t.options.Node {
-				t.noteDeleted()
+			wake(t.seek)
+			if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+				obj = gone.Obj
 			}
+			t.noteDeleted(obj.(*coordinationv1.Lease))
 		},
-	}); err != nil {
+	})
+	if err != nil {
 		return fmt.Errorf("watch Leases: %w", err)
 	}
 	group, ctx := errgroup.WithContext(ctx)
@@ -42,7 +43,7 @@ func (t *Task) discover(ctx context.Context) error {
 	group.Go(func() error { t.publish(ctx, started, crashes); return nil })
 	group.Go(func() error {
 		t.say("waiting for the API server to list the speakers")
-		if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
+		if !cache.WaitForCacheSync(ctx.Done(), handler.HasSynced) {
 			return nil
 		}
 		group.Go(func() error { t.enter(ctx, informer.GetStore(), started, crashes); return nil })
@@ -110,8 +111,10 @@ func (t *Task) reunite(ctx context.Context, leases cache.Store) {
 	delay := firstSeek
 	for {
 		var next <-chan time.Time
+		lost := t.lost(leases)
+		t.setWhole(len(lost) == 0)
 		// An attempt without a link would hold up the one that comes with it.
-		if lost := t.lost(leases); len(lost) > 0 && t.linkUp() {
+		if len(lost) > 0 && t.linkUp() {
 			t.contact(lost)
 			next = time.After(delay/2 + rand.N(delay))
 		}

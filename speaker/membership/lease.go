@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"reflect"
+	"strings"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -15,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 )
 
 const (
@@ -85,12 +88,35 @@ func (t *Task) outdated() bool {
 	return t.deleted
 }
 
-// noteDeleted has our Lease written anew.
-func (t *Task) noteDeleted() {
+// noteLease notes what the Lease says.
+func (t *Task) noteLease(l *coordinationv1.Lease) {
+	wake(t.seek)
+	node, ok := strings.CutPrefix(l.Name, annotation.SpeakerLeasePrefix)
+	if !ok {
+		return
+	}
+	network := clusterfacts.ParseNetwork(l.Annotations)
+	network.Conflicts = nil // they are for the controller, and no news here
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.deleted = true
-	wake(t.rewrite)
+	if before, known := t.networks[node]; !known || !reflect.DeepEqual(before, network) {
+		t.networks[node] = network
+		t.wakeLocked()
+	}
+}
+
+// noteDeleted forgets what the Lease said and has it written anew if it is
+// ours.
+func (t *Task) noteDeleted(l *coordinationv1.Lease) {
+	node := strings.TrimPrefix(l.Name, annotation.SpeakerLeasePrefix)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.networks, node)
+	t.wakeLocked()
+	if node == t.options.Node {
+		t.deleted = true
+		wake(t.rewrite)
+	}
 }
 
 // publish writes our Lease: at the start, when it is gone or the report has

@@ -2,8 +2,8 @@
 //
 // Liveness is learnt from peer to peer traffic (memberlist, a SWIM protocol),
 // never from the API server and never by comparing clocks of two machines: a
-// dead node is noticed within 0.3 s, also while the API server is down. The
-// traffic is encrypted with a key that all speakers share.
+// dead node is noticed within 0.3 s by default, also while the API server is
+// down. The traffic is encrypted with a key that all speakers share.
 //
 // The speakers find each other by Lease objects, one per speaker, which only
 // tell addresses. Who is found is joined, who is lost is tried again, so that
@@ -35,6 +35,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
 
 // DefaultPort is the port that speakers talk to each other on, TCP and UDP.
@@ -46,11 +50,13 @@ const (
 	// has been told.
 	leaveTimeout  = 500 * time.Millisecond
 	updateTimeout = 500 * time.Millisecond
-	// doubt is how long a speaker that memberlist declares dead may still
-	// object. When this process did not get to run for a while, its timers
-	// fire before it reads the answers that wait in the socket.
-	doubt = 50 * time.Millisecond
 )
+
+// Config is the configuration in force; kube.ConfigWatcher is one.
+type Config interface {
+	Current() (*config.Config, kube.State)
+	Changed() <-chan struct{}
+}
 
 // Options are what a Task needs.
 type Options struct {
@@ -60,6 +66,9 @@ type Options struct {
 	Address netip.AddrPort
 	// Key is what Key returned.
 	Key []byte
+	// Config has the settings. The first document that is valid counts until
+	// the process ends: memberlist cannot change them while it runs.
+	Config Config
 	// Namespace is where the speakers' Leases are.
 	Namespace string
 	Client    kubernetes.Interface
@@ -75,6 +84,7 @@ type Options struct {
 // Task is this speaker's membership.
 type Task struct {
 	options  Options
+	settings config.Membership // since Run has read them
 	log      *slog.Logger
 	list     atomic.Pointer[memberlist.Memberlist]
 	joined   chan struct{} // closed when joined and settled
@@ -83,11 +93,14 @@ type Task struct {
 	rewrite  chan struct{} // wakes the one who writes our Lease
 	metrics  *metrics
 	mu       sync.Mutex
-	speakers map[string]bool        // the alive ones; the value tells who is ready
-	doubtful map[string]*time.Timer // those of them that memberlist takes for dead
+	speakers map[string]bool                 // the alive ones; the value tells who is ready
+	doubtful map[string]*time.Timer          // those of them that memberlist takes for dead
+	networks map[string]clusterfacts.Network // what the Leases say, by node
 	changed  chan struct{}
+	whole    bool // nobody is lost, see Whole
 	status   string
 	apart    bool              // since the link was down and no other speaker heard, until one is met
+	unlike   string            // says that the settings are not the document's, if so
 	report   map[string]string // annotations that our Lease is to carry
 	carried  map[string]string // those of our Lease as last written
 	deleted  bool              // our Lease, since then
@@ -101,7 +114,7 @@ func New(o Options) *Task {
 	t := &Task{
 		options: o, log: o.Log,
 		joined: make(chan struct{}), tell: make(chan struct{}, 1), seek: make(chan struct{}, 1), rewrite: make(chan struct{}, 1),
-		speakers: map[string]bool{o.Node: false}, doubtful: map[string]*time.Timer{}, changed: make(chan struct{}), status: "not started",
+		speakers: map[string]bool{o.Node: false}, doubtful: map[string]*time.Timer{}, networks: map[string]clusterfacts.Network{}, changed: make(chan struct{}), status: "not started",
 	}
 	t.metrics = newMetrics(o.Registry, t)
 	return t
@@ -123,7 +136,7 @@ func (t *Task) Joined() (bool, string) {
 		if t.apart {
 			return false, t.status
 		}
-		return true, fmt.Sprintf("joined: %d speakers are alive", len(t.speakers))
+		return true, fmt.Sprintf("joined: %d speakers are alive%s", len(t.speakers), t.unlike)
 	default:
 		return false, t.status
 	}
@@ -137,8 +150,35 @@ func (t *Task) Speakers() map[string]bool {
 	return maps.Clone(t.speakers)
 }
 
-// Changed returns a channel that is closed as soon as the answer of Speakers
-// or Joined changes. Take the channel first, then ask: no change is missed.
+// Whole reports whether all speakers that have a Lease are alive. It turns true
+// up to lastSeek late, and is false until the API server has listed the Leases.
+func (t *Task) Whole() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.whole
+}
+
+// setWhole records whether nobody is lost.
+func (t *Task) setWhole(whole bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.whole != whole {
+		t.whole = whole
+		t.wakeLocked()
+	}
+}
+
+// Networks returns what the Leases say of the networks of nodes, whether their
+// speakers are alive or not. A speaker that has joined knows all Leases.
+func (t *Task) Networks() map[string]clusterfacts.Network {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return maps.Clone(t.networks)
+}
+
+// Changed returns a channel that is closed as soon as the answer of Speakers,
+// Networks, Joined or Whole changes. Take the channel first, then ask: no change
+// is missed.
 func (t *Task) Changed() <-chan struct{} {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -155,6 +195,9 @@ func (t *Task) SetReady(ready bool) {
 
 // Run takes part until ctx ends, then tells the others that it leaves.
 func (t *Task) Run(ctx context.Context) error {
+	if !t.readSettings(ctx) {
+		return nil
+	}
 	if err := t.listen(); err != nil {
 		return err
 	}
@@ -162,6 +205,7 @@ func (t *Task) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return t.discover(ctx) })
 	group.Go(func() error { t.tellOthers(ctx); return nil })
+	group.Go(func() error { t.compareSettings(ctx); return nil })
 	group.Go(func() error { return t.leave(ctx) })
 	return group.Wait()
 }
@@ -203,8 +247,7 @@ func (t *Task) leave(ctx context.Context) error {
 	return nil
 }
 
-// config returns memberlist's settings. Detection takes, measured, 175 to
-// 289 ms; on two busy cores no speaker was suspected falsely.
+// config returns memberlist's settings.
 func (t *Task) config() *memberlist.Config {
 	c := memberlist.DefaultLANConfig()
 	c.Name = t.options.Node
@@ -212,10 +255,10 @@ func (t *Task) config() *memberlist.Config {
 	c.AdvertiseAddr, c.AdvertisePort = c.BindAddr, c.BindPort
 	c.Label = "lodestone"
 	c.SecretKey = t.options.Key
-	c.ProbeInterval, c.ProbeTimeout = 50*time.Millisecond, 25*time.Millisecond
-	c.SuspicionMult, c.SuspicionMaxTimeoutMult = 2, 2
+	c.ProbeInterval, c.ProbeTimeout = t.settings.ProbeInterval, t.settings.ProbeTimeout
+	c.SuspicionMult, c.SuspicionMaxTimeoutMult = t.settings.SuspicionMultiplier, 2
 	c.AwarenessMaxMultiplier = 2
-	c.GossipInterval = 20 * time.Millisecond
+	c.GossipInterval = t.settings.GossipInterval
 	c.DisableTcpPings = true
 	c.TCPTimeout = time.Second
 	c.DeadNodeReclaimTime = time.Second // a node may come back with another address
@@ -238,11 +281,13 @@ func (t *Task) set(name string, ready bool) bool {
 	return true
 }
 
-// suspect removes the speaker unless it is trusted soon.
+// suspect removes the speaker unless it is trusted within the grace period.
+// When this process did not get to run for a while, its timers fire before it
+// reads the answers that wait in the socket.
 func (t *Task) suspect(name string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.doubtful[name] = time.AfterFunc(doubt, func() { t.remove(name) })
+	t.doubtful[name] = time.AfterFunc(t.settings.GracePeriod, func() { t.remove(name) })
 }
 
 // trust ends the doubt, if there is one, and reports whether there was.

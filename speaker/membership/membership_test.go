@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -24,19 +25,25 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
 const testTimeout = 20 * time.Second
 
 // cluster is an API server and speakers that talk over loopback.
 type cluster struct {
-	t      *testing.T
+	t      testing.TB
 	client kubernetes.Interface
 	key    []byte
+	deaths int // how many speakers noticed has killed
 }
 
 func newCluster(t *testing.T, nodes ...string) *cluster {
 	t.Parallel()
+	return makeCluster(t, nodes...)
+}
+
+func makeCluster(t testing.TB, nodes ...string) *cluster {
 	client := fake.NewClientset()
 	for _, n := range nodes {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n, UID: types.UID("uid-of-" + n)}}
@@ -48,20 +55,20 @@ func newCluster(t *testing.T, nodes ...string) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &cluster{t, client, key}
+	return &cluster{t: t, client: client, key: key}
 }
 
 // speaker is a running Task.
 type speaker struct {
 	*Task
-	t    *testing.T
+	t    testing.TB
 	stop context.CancelFunc
 	done chan struct{}
 }
 
 func (c *cluster) options(node string) Options {
 	return Options{
-		Node: node, Address: netip.MustParseAddrPort("127.0.0.1:0"), Key: c.key, Namespace: "lodestone-system",
+		Node: node, Address: netip.MustParseAddrPort("127.0.0.1:0"), Key: c.key, Config: with(config.FailoverNormal.Membership()), Namespace: "lodestone-system",
 		Client: c.client, Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewPedanticRegistry(), SettleTime: time.Millisecond,
 	}
 }
@@ -103,7 +110,7 @@ type mute struct {
 func (c *cluster) mute(node string, address netip.AddrPort) *mute {
 	c.t.Helper()
 	task := New(c.options(node))
-	task.options.Address = address
+	task.options.Address, task.settings = address, config.FailoverNormal.Membership()
 	if err := task.listen(); err != nil {
 		c.t.Fatal(err)
 	}
@@ -241,10 +248,13 @@ func TestPartitionHeals(t *testing.T) {
 		t.Fatal(err)
 	}
 	n1.waitFor(map[string]bool{"n1": false, "n2": false})
+	n1.wait("whole", n1.Whole)
 	n2.kill()
 	n1.waitFor(map[string]bool{"n1": false})
+	n1.wait("not whole", func() bool { return !n1.Whole() })
 	c.mute("n2", n2.options.Address) // there again, but it looks for nobody
 	n1.waitFor(map[string]bool{"n1": false, "n2": false})
+	n1.wait("whole again", n1.Whole)
 }
 
 func TestLoneSpeakerJoinsAtOnce(t *testing.T) {
@@ -372,6 +382,46 @@ func TestLeaseCarriesTheReport(t *testing.T) {
 	assert.Equal(t, writes+1, c.leaseWrites(), "the same report was written again after the start")
 }
 
+// Every speaker knows the same of every node's network, its own included: what
+// the Leases say.
+func TestNetworksAreWhatTheLeasesSay(t *testing.T) {
+	c := newCluster(t, "n1", "n2", "n3")
+	n1, n2 := c.start("n1"), c.start("n2")
+	segments := func(s *speaker, want map[string]string) {
+		t.Helper()
+		s.wait(fmt.Sprint("segments ", want), func() bool {
+			got := map[string]string{}
+			for node, network := range s.Networks() {
+				if network.Segments != nil {
+					got[node] = network.Annotations()[annotation.Segments]
+				}
+			}
+			return maps.Equal(got, want)
+		})
+	}
+	n1.waitJoined()
+	n2.waitJoined()
+	n1.Report(map[string]string{annotation.Segments: "198.18.0.0/24 eth0"})
+	for _, s := range []*speaker{n1, n2} {
+		segments(s, map[string]string{"n1": "198.18.0.0/24 eth0"})
+	}
+	n2.Report(map[string]string{annotation.Segments: ""})
+	n1.Report(map[string]string{annotation.Segments: "198.18.1.0/24 eth0"})
+	both := map[string]string{"n1": "198.18.1.0/24 eth0", "n2": ""}
+	for _, s := range []*speaker{n1, n2} {
+		segments(s, both)
+	}
+
+	n2.leave()
+	n1.waitFor(map[string]bool{"n1": false})
+	segments(n1, both) // where a node belongs does not depend on who is alive
+	n3 := c.start("n3")
+	n3.waitJoined()
+	assert.Subset(t, slices.Collect(maps.Keys(n3.Networks())), []string{"n1", "n2"}, "who has joined may own, and must know them")
+	require.NoError(t, c.client.CoordinationV1().Leases("lodestone-system").Delete(t.Context(), annotation.SpeakerLeasePrefix+"n2", metav1.DeleteOptions{}))
+	segments(n1, map[string]string{"n1": "198.18.1.0/24 eth0"})
+}
+
 func TestKey(t *testing.T) {
 	t.Parallel()
 	for text, ok := range map[string]bool{"": false, " \n": false, "too short": false, "exactly 16 bytes": true, "white space around does not count\n": true} {
@@ -389,16 +439,18 @@ func TestKey(t *testing.T) {
 func TestSpeakerThatObjectsInTimeIsNotGone(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
+		const grace = 50 * time.Millisecond
 		task := New(Options{Node: "n1", Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry()})
+		task.settings.GracePeriod = grace
 		heard := (*events)(task)
 		n2 := &memberlist.Node{Name: "n2", Meta: []byte{metaVersion, metaReady}}
 		heard.NotifyJoin(n2)
 		changed := task.Changed()
 
 		heard.NotifyLeave(n2)
-		time.Sleep(doubt / 2)
+		time.Sleep(grace / 2)
 		heard.NotifyJoin(n2)
-		time.Sleep(doubt)
+		time.Sleep(grace)
 		select {
 		case <-changed:
 			t.Error("something changed")
@@ -406,7 +458,7 @@ func TestSpeakerThatObjectsInTimeIsNotGone(t *testing.T) {
 		}
 
 		heard.NotifyLeave(n2)
-		time.Sleep(doubt)
+		time.Sleep(grace)
 		synctest.Wait()
 		if want := map[string]bool{"n1": false}; !maps.Equal(task.Speakers(), want) {
 			t.Errorf("speakers are %v, want %v", task.Speakers(), want)

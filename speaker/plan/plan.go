@@ -6,6 +6,7 @@ package plan
 
 import (
 	"net/netip"
+	"path"
 	"slices"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
@@ -28,6 +29,8 @@ type Snapshot struct {
 type Service struct {
 	// Name is "namespace/name".
 	Name string
+	// Labels are its labels.
+	Labels map[string]string
 	// VIPs are the addresses in its status that Lodestone assigned.
 	VIPs []netip.Addr
 	// Leases names, for each of them that is leased from a DHCP server, the
@@ -75,6 +78,29 @@ type Node struct {
 	Excluded bool
 	// NetworkUnavailable is the condition of that name.
 	NetworkUnavailable bool
+	// Segments are the subnets that the node is on. Nil: not known.
+	Segments []Segment
+}
+
+// Segment is a subnet of an interface that VIPs can be announced on.
+type Segment struct {
+	Subnet    netip.Prefix
+	Interface string
+	// IfNamed is set when only an advertisement that names the interface
+	// announces there.
+	IfNamed bool
+}
+
+// answers reports whether VIPs with these patterns are announced there; see
+// config.Layer2.
+func (s Segment) answers(patterns []string) bool {
+	if len(patterns) == 0 {
+		return !s.IfNamed
+	}
+	return slices.ContainsFunc(patterns, func(p string) bool {
+		ok, _ := path.Match(p, s.Interface) // the configuration has only good patterns
+		return ok
+	})
 }
 
 // Layer2 says how a VIP is announced by layer 2 on this node.
@@ -82,6 +108,14 @@ type Layer2 struct {
 	// Interfaces are path.Match patterns of the interfaces to answer on.
 	// Empty: every suitable one.
 	Interfaces []string
+	// Home is set if the node owns the VIP while all selected nodes are able
+	// to: of two that claim a VIP, that one is right.
+	Home bool
+	// New is set if the address came to a Service while this node's Planner
+	// knew the others, and since then nobody else has owned it: who announces
+	// it first has to find out whether another host has it. Make, which knows
+	// no history, never sets it.
+	New bool
 	// Leaving is set while the VIP moves to another node: this one answers for
 	// it until it hears that one claim it, and neither announces nor defends
 	// it. Make never sets it.
@@ -125,11 +159,14 @@ type Reason string
 const (
 	NotOwner           Reason = "NotOwner"           // another candidate owns it
 	NoAdvertisement    Reason = "NoAdvertisement"    // no advertisement applies to the pool
+	ServiceNotSelected Reason = "ServiceNotSelected" // the advertisements select other Services
 	NoServingEndpoint  Reason = "NoServingEndpoint"  // no endpoint anywhere takes traffic
 	NoLocalEndpoint    Reason = "NoLocalEndpoint"    // policy Local and none on this node
 	NodeNotSelected    Reason = "NodeNotSelected"    // the advertisements select other nodes
+	NotOnSegment       Reason = "NotOnSegment"       // the node has no interface on the VIP's subnet
 	NodeExcluded       Reason = "NodeExcluded"       // a label or taint excludes the node
 	NetworkUnavailable Reason = "NetworkUnavailable" // the node's condition says so
+	LessPreferred      Reason = "LessPreferred"      // the advertisements prefer the owner
 	SpeakerNotReady    Reason = "SpeakerNotReady"    // this node's speaker is not ready to own
 	NodeUnknown        Reason = "NodeUnknown"        // the API has no such node
 )

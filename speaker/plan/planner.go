@@ -17,8 +17,11 @@ type Planner struct {
 	services map[string]*Service
 	limiting map[string]*Service // those that have a limit, or an error instead
 	view     *view
-	silences map[silenceKey]Silence // few differ: VIPs share their messages
 	plan     Plan
+	// fresh are the VIPs that came after the first plan was made and that
+	// nobody has owned but this node.
+	fresh   map[netip.Addr]bool
+	started bool
 	// What the plan does not know yet.
 	stale    map[netip.Addr]bool
 	allStale bool
@@ -38,17 +41,11 @@ type Change struct {
 	Before, After Verdict
 }
 
-type silenceKey struct {
-	scope  *scope
-	reason Reason
-	owner  string
-}
-
 // NewPlanner returns a Planner for the node that knows nothing yet.
 func NewPlanner(node string) *Planner {
 	return &Planner{
-		node: node, services: map[string]*Service{}, limiting: map[string]*Service{}, view: newView(Snapshot{}), silences: map[silenceKey]Silence{},
-		plan: Plan{Layer2: map[netip.Addr]Layer2{}, Silent: map[netip.Addr]Silence{}}, stale: map[netip.Addr]bool{},
+		node: node, services: map[string]*Service{}, limiting: map[string]*Service{}, view: newView(Snapshot{}),
+		plan: Plan{Layer2: map[netip.Addr]Layer2{}, Silent: map[netip.Addr]Silence{}}, stale: map[netip.Addr]bool{}, fresh: map[netip.Addr]bool{},
 	}
 }
 
@@ -56,7 +53,7 @@ func NewPlanner(node string) *Planner {
 // Planner from now on.
 func (p *Planner) Set(c *config.Config, nodes map[string]Node, speakers map[string]bool) {
 	p.view = p.view.in(Snapshot{Config: c, Nodes: nodes, Speakers: speakers})
-	p.silences, p.allStale = map[silenceKey]Silence{}, true
+	p.allStale = true
 }
 
 // Put replaces the Service of that name, if there is one. Without VIPs the
@@ -66,6 +63,7 @@ func (p *Planner) Put(s Service) {
 	if before != nil && before.equal(&s) || before == nil && len(s.VIPs) == 0 {
 		return
 	}
+	p.noteFresh(before, &s)
 	if before != nil {
 		p.view.remove(before)
 		p.markStale(before.VIPs)
@@ -78,6 +76,23 @@ func (p *Planner) Put(s Service) {
 		p.services[s.Name] = &s
 		if s.Limit.PerSecond != 0 || s.LimitErr != nil {
 			p.limiting[s.Name] = &s
+		}
+	}
+}
+
+// noteFresh notes the VIPs that no Service had before this one.
+func (p *Planner) noteFresh(before, s *Service) {
+	for _, vip := range s.VIPs {
+		if p.started && len(p.view.sharers[vip]) == 0 {
+			p.fresh[vip] = true
+		}
+	}
+	if before == nil {
+		return
+	}
+	for _, vip := range before.VIPs {
+		if len(p.view.sharers[vip]) == 1 && !slices.Contains(s.VIPs, vip) {
+			delete(p.fresh, vip)
 		}
 	}
 }
@@ -101,6 +116,9 @@ func (p *Planner) Update() []Change {
 	var changes []Change
 	look := func(vip netip.Addr) {
 		before, after := p.plan.verdict(vip), p.decide(vip)
+		if before.Owned && !after.Owned || after.Silence.Owner != "" {
+			delete(p.fresh, vip)
+		}
 		if !before.equal(after) {
 			changes = append(changes, Change{vip, before, after})
 			p.plan.set(vip, after)
@@ -117,6 +135,7 @@ func (p *Planner) Update() []Change {
 	for vip := range p.stale {
 		look(vip)
 	}
+	p.started = true
 	p.stale, p.allStale = map[netip.Addr]bool{}, false // clear would go through the largest it ever was
 	p.plan.Limits, p.plan.LimitErrs = limits(p.limiting, p.plan.Layer2)
 	return changes
@@ -148,19 +167,19 @@ func (p *Planner) decide(vip netip.Addr) Verdict {
 	scope := p.view.scopeOf(vip)
 	owner := scope.owner(vip, demand)
 	if owner == p.node && owner != "" {
-		return Verdict{Owned: true, Layer2: Layer2{Interfaces: scope.interfaces(p.node)}}
+		return Verdict{Owned: true, Layer2: Layer2{
+			Interfaces: scope.interfaces(p.node), Home: scope.home(p.node, vip, demand), New: p.fresh[vip],
+		}}
 	}
-	key := silenceKey{scope, scope.reason(p.node, demand), owner}
-	silence, ok := p.silences[key]
-	if !ok {
-		silence = Silence{Reason: key.reason, Owner: owner, Message: scope.message(key.reason, owner)}
-		p.silences[key] = silence
-	}
-	return Verdict{Silent: true, Silence: silence}
+	return Verdict{Silent: true, Silence: scope.silence(p.node, owner, demand)}
 }
 
 func (v *Verdict) equal(w Verdict) bool {
-	return v.Owned == w.Owned && v.Silent == w.Silent && v.Silence == w.Silence && slices.Equal(v.Layer2.Interfaces, w.Layer2.Interfaces)
+	return v.Owned == w.Owned && v.Silent == w.Silent && v.Silence == w.Silence && v.Layer2.equal(w.Layer2)
+}
+
+func (l Layer2) equal(m Layer2) bool {
+	return l.Home == m.Home && l.New == m.New && slices.Equal(l.Interfaces, m.Interfaces)
 }
 
 func (p Plan) verdict(vip netip.Addr) (v Verdict) {
@@ -182,6 +201,6 @@ func (p Plan) set(vip netip.Addr, v Verdict) {
 
 // equal reports whether the plan takes the two for the same.
 func (s *Service) equal(t *Service) bool {
-	return s.Local == t.Local && s.Serving == t.Serving && slices.Equal(s.VIPs, t.VIPs) && maps.Equal(s.Leases, t.Leases) && maps.Equal(s.ServingNodes, t.ServingNodes) &&
+	return s.Local == t.Local && s.Serving == t.Serving && slices.Equal(s.VIPs, t.VIPs) && maps.Equal(s.Labels, t.Labels) && maps.Equal(s.Leases, t.Leases) && maps.Equal(s.ServingNodes, t.ServingNodes) &&
 		s.Limit.Equal(t.Limit) && s.LimitErr == t.LimitErr
 }

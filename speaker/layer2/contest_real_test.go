@@ -1,0 +1,111 @@
+package layer2
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/lodestone-lb/lodestone/pkg/testnet"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// answerers asks several times and returns who answers, each once.
+func answerers(t *testing.T, from *testnet.Host, vip netip.Addr) []string {
+	t.Helper()
+	all := arping(t, from, vip, 3)
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// Two speakers take each other for dead, on real interfaces: both kernels and
+// the client see one answerer. The segment is cut, which gives each side an
+// owner, and heals: the client, which believed the other one, is corrected
+// within a second.
+func TestSplitBrainReal(t *testing.T) {
+	t.Parallel()
+	s := testnet.NewSegment(t, 3)
+	lost := &fakeMembers{lost: true, changed: make(chan struct{})}
+	home, other := startNode(t, s.Hosts[0], lost), startNode(t, s.Hosts[1], lost)
+	client := s.Hosts[2]
+	settled(t, s.Hosts[0], "eth0")
+	settled(t, s.Hosts[1], "eth0")
+	want := map[netip.Addr]plan.Layer2{vipA: {Home: true}, vip6: {Home: true}}
+	home.set(want)
+	other.set(everywhere(vipA, vip6))
+	yields := func() bool {
+		return !slices.ContainsFunc(other.Status().VIPs, func(v VIPStatus) bool {
+			return v.Reason != Yielded || v.Holder != home.mac("eth0").String()
+		})
+	}
+	eventually(t, "one owner", yields)
+	assert.Equal(t, []string{home.mac("eth0").String()}, answerers(t, client, vipA))
+
+	s.Switch.Run("ip", "link", "set", "p1", "type", "bridge_slave", "isolated", "on")
+	s.Switch.Run("ip", "link", "set", "p2", "type", "bridge_slave", "isolated", "on")
+	eventually(t, "an owner on each side", func() bool {
+		return !slices.ContainsFunc(other.Status().VIPs, func(v VIPStatus) bool { return len(v.Interfaces) == 0 })
+	})
+	resolve(t, client, vipA)
+	client.Run("ip", "neigh", "replace", vipA.String(), "lladdr", other.mac("eth0").String(), "dev", "eth0", "nud", "stale")
+
+	healed := time.Now()
+	s.Switch.Run("ip", "link", "set", "p1", "type", "bridge_slave", "isolated", "off")
+	s.Switch.Run("ip", "link", "set", "p2", "type", "bridge_slave", "isolated", "off")
+	eventually(t, "one owner again", yields)
+	eventually(t, "the client is corrected", func() bool {
+		hw, _ := neighbour(t, client, vipA)
+		return hw == home.mac("eth0").String()
+	})
+	took := time.Since(healed)
+	t.Logf("healed in %v", took)
+	assert.Less(t, took, 2*time.Second, "a second, and what a busy machine takes")
+	assert.Equal(t, []string{home.mac("eth0").String()}, answerers(t, client, vipA))
+}
+
+// A kernel has the new addresses already. The speaker sees that and leaves them
+// to it, and nobody else's traffic is disturbed.
+func TestConflictWithAKernel(t *testing.T) {
+	t.Parallel()
+	s := testnet.NewSegment(t, 3)
+	n, squatter, client := startNode(t, s.Hosts[0], nil), s.Hosts[1], s.Hosts[2]
+	settled(t, s.Hosts[0], "eth0")
+	settled(t, squatter, "eth0")
+	squatter.Run("ip", "addr", "add", vipA.String()+"/24", "dev", "eth0")
+	squatter.Run("ip", "addr", "add", vip6.String()+"/64", "dev", "eth0", "nodad")
+	resolve(t, client, vipA)
+	n.set(fresh(vipA, vip6, vipB))
+	eventually(t, "both conflicts, and the free one announced", func() bool {
+		v := n.Status().VIPs
+		return v[0].Reason == AddressConflict && len(v[1].Interfaces) == 1 && v[2].Reason == AddressConflict
+	})
+	has := macOf(t, squatter, "eth0").String()
+	require.Len(t, n.Conflicts(), 2)
+	for _, c := range n.Conflicts() {
+		assert.Equal(t, has, c.HardwareAddr)
+		assert.False(t, c.Announced || c.OtherCluster)
+	}
+	assert.Equal(t, []string{has}, answerers(t, client, vipA))
+	hw, _ := neighbour(t, client, vipA)
+	assert.Equal(t, has, hw, "the client was told otherwise")
+	assert.Equal(t, []string{n.mac("eth0").String()}, answerers(t, client, vipB))
+}
+
+// The seal disturbs no kernel: one that looks whether the address is in use hears
+// that it is.
+func TestKernelSeesSealedPackets(t *testing.T) {
+	t.Parallel()
+	s := testnet.NewSegment(t, 2)
+	n, client := startNode(t, s.Hosts[0], nil), s.Hosts[1]
+	settled(t, s.Hosts[0], "eth0")
+	settled(t, client, "eth0")
+	n.set(fresh(vip6))
+	eventually(t, "announced", func() bool { return len(n.Status().VIPs[0].Interfaces) == 1 })
+	client.Run("ip", "addr", "add", vip6.String()+"/64", "dev", "eth0")
+	eventually(t, "the kernel's duplicate address detection fails", func() bool {
+		return client.Run("ip", "-6", "addr", "show", "dev", "eth0", "dadfailed") != ""
+	})
+}

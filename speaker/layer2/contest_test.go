@@ -1,0 +1,428 @@
+package layer2
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	arppacket "github.com/mdlayher/arp"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// fakeMembers says whether speakers are lost.
+type fakeMembers struct {
+	mu      sync.Mutex
+	lost    bool
+	changed chan struct{}
+}
+
+func (f *fakeMembers) Whole() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return !f.lost
+}
+
+func (f *fakeMembers) Changed() <-chan struct{} {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.changed
+}
+
+func (f *fakeMembers) lose(lost bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.lost = lost
+	close(f.changed)
+	f.changed = make(chan struct{})
+}
+
+// segment is a simulated broadcast domain with speakers, each with eth0.
+type segment struct {
+	t        *testing.T
+	speakers []*world
+	members  []*fakeMembers
+	macs     []mac
+	mu       sync.Mutex
+	cut      map[int]bool // speakers on the other side of a partition
+	said     []frame      // in order, since start
+	start    time.Time
+}
+
+// onSegment runs a story of n speakers in simulated time.
+func onSegment(t *testing.T, n int, story func(*testing.T, *segment)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		s := &segment{t: t, cut: map[int]bool{}}
+		for i := range n {
+			m := &fakeMembers{changed: make(chan struct{})}
+			w, stop := newWorld(t, func(o *Options) { o.Members = m }, eth(i+1, "eth0"))
+			w.wire = func(name string, frame []byte) { s.carry(i, name, frame) }
+			defer func() { require.NoError(t, stop()) }()
+			s.speakers, s.members, s.macs = append(s.speakers, w), append(s.members, m), append(s.macs, hardwareAddr(eth(i+1, "eth0").HardwareAddr))
+		}
+		story(t, s)
+	})
+}
+
+// carry brings a frame to all others on the same side.
+func (s *segment) carry(from int, name string, b []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.said = append(s.said, frame{at: time.Since(s.start), on: name, bytes: b})
+	for i, w := range s.speakers {
+		if to := mac(b[:6]); !to.group() && to != s.macs[i] {
+			continue
+		}
+		if c := w.conn(name); i != from && s.cut[i] == s.cut[from] && c != nil {
+			go func() {
+				select {
+				case c.in <- b:
+				case <-c.closed:
+				}
+			}()
+		}
+	}
+}
+
+func (s *segment) partition(cut map[int]bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cut, s.said, s.start = cut, nil, time.Now()
+}
+
+// heard returns what was said since the last partition or its end, in order.
+func (s *segment) heard() []frame {
+	synctest.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.said)
+}
+
+func (s *segment) lose(lost bool) {
+	for _, m := range s.members {
+		m.lose(lost)
+	}
+	synctest.Wait()
+}
+
+// owners returns who announces the VIP.
+func (s *segment) owners(vip netip.Addr) []int { return s.allOwners()[vip] }
+
+func (s *segment) allOwners() map[netip.Addr][]int {
+	synctest.Wait()
+	owners := map[netip.Addr][]int{}
+	for i, w := range s.speakers {
+		for _, v := range w.Status().VIPs {
+			if len(v.Interfaces) > 0 {
+				owners[v.Addr] = append(owners[v.Addr], i)
+			}
+		}
+	}
+	return owners
+}
+
+// claimed is a set of VIPs, at home or not.
+func claimed(home bool, vips ...netip.Addr) map[netip.Addr]plan.Layer2 {
+	want := everywhere(vips...)
+	for vip := range want {
+		want[vip] = plan.Layer2{Home: home}
+	}
+	return want
+}
+
+// Gossip is blocked while the segment works: each of two speakers takes the
+// other for dead, and over what it has. Each VIP ends up where it was, without
+// a flap, and stays there; when the other dies, it moves.
+func TestSplitBrainIsDecidedOnTheWire(t *testing.T) {
+	t.Parallel()
+	onSegment(t, 2, func(t *testing.T, s *segment) {
+		for i, vips := range [][]netip.Addr{{vipA, vip6}, {vipB, vip6B}} {
+			s.speakers[i].set(claimed(true, vips...))
+		}
+		time.Sleep(time.Minute)
+		s.lose(true)
+		for i, taken := range [][]netip.Addr{{vipB, vip6B}, {vipA, vip6}} {
+			want := claimed(true, [][]netip.Addr{{vipA, vip6}, {vipB, vip6B}}[i]...)
+			for vip, l := range claimed(false, taken...) {
+				want[vip] = l
+			}
+			s.speakers[i].set(want)
+		}
+		time.Sleep(time.Second)
+		for step := range 120 {
+			for i, vips := range [][]netip.Addr{{vipA, vip6}, {vipB, vip6B}} {
+				for _, vip := range vips {
+					require.Equal(t, []int{i}, s.owners(vip), "%s after %d s", vip, step)
+				}
+			}
+			time.Sleep(time.Second)
+		}
+		lost := s.speakers[0].Status().VIPs[1]
+		assert.Equal(t, VIPStatus{Addr: vipB, Since: lost.Since, Reason: Yielded, Holder: s.macs[1].String()}, lost)
+		assert.Equal(t, 1, strings.Count(s.speakers[0].log.String(), "another speaker of this cluster has the VIP"+" and ranks above this one: not announced here. "+
+			"Do the speakers reach each other at the membership port, TCP and UDP?\" vip=198.18.0.101"), "warnings")
+		assert.Zero(t, testutil.ToFloat64(s.speakers[0].metrics.conflicts.WithLabelValues("eth0", "IPv4")), "no foreign host is there")
+		s.speakers[0].take()
+		time.Sleep(time.Minute)
+		toAll := slices.DeleteFunc(s.speakers[0].take(), func(f frame) bool { return !mac(f.bytes[:6]).group() })
+		assert.InDelta(t, int(time.Minute/beaconInterval)*3, len(toAll), 6, "frames that all hosts hear: a beacon in two ARP packets and one of NDP")
+
+		// The other one dies.
+		s.partition(map[int]bool{1: true})
+		time.Sleep(maxMissed*pollInterval + pollInterval)
+		for _, vip := range []netip.Addr{vipB, vip6B} {
+			assert.Contains(t, s.owners(vip), 0, "the other speaker is silent")
+		}
+	})
+}
+
+// While the segment is cut each side has an owner. About a second after it
+// heals there is one, and clients have heard of it last.
+func TestPartitionOfTheSegment(t *testing.T) {
+	t.Parallel()
+	onSegment(t, 4, func(t *testing.T, s *segment) {
+		vips := everywhere()
+		for vip := vipA; len(vips) < 500; vip = vip.Next() {
+			vips[vip] = plan.Layer2{}
+		}
+		s.lose(true)
+		s.partition(map[int]bool{2: true, 3: true})
+		for side, i := 0, 0; side < 2; side++ { // each VIP has one owner on each side
+			sets := [2]map[netip.Addr]plan.Layer2{{}, {}}
+			for vip := range vips {
+				sets[i%2][vip] = plan.Layer2{}
+				i++
+			}
+			s.speakers[2*side].set(sets[0])
+			s.speakers[2*side+1].set(sets[1])
+		}
+		time.Sleep(5 * time.Minute)
+		s.partition(nil)
+		time.Sleep(beaconInterval + 3*correction + 100*time.Millisecond)
+		late := 0
+		last := map[netip.Addr]mac{} // what clients believe
+		at := map[netip.Addr]time.Duration{}
+		for _, f := range s.heard() {
+			if e, p := f.packet(t); hardwareAddr(e.Destination) == broadcast && hardwareAddr(p.SenderHardwareAddr) != last[p.SenderIP] {
+				last[p.SenderIP], at[p.SenderIP] = hardwareAddr(p.SenderHardwareAddr), f.at
+			}
+		}
+		for vip, owners := range s.allOwners() {
+			require.Len(t, owners, 1, "%s", vip)
+			require.Equal(t, s.macs[owners[0]], last[vip], "%s: what clients heard last", vip)
+			if at[vip] > time.Second {
+				late++
+			}
+		}
+		t.Logf("%d of %d VIPs were corrected later than after a second", late, len(vips))
+		s.lose(false)
+		time.Sleep(10 * time.Second)
+		require.Len(t, s.allOwners(), len(vips))
+		before := len(s.heard())
+		time.Sleep(10 * time.Second)
+		for _, f := range s.heard()[before:] {
+			require.False(t, mac(f.bytes[:6]).group(), "the segment is not quiet though nobody is lost")
+		}
+	})
+}
+
+// While all see each other, a claim is the next owner's, and is not taken back
+// for as long as the news may take.
+func TestHandOverAmongOurs(t *testing.T) {
+	t.Parallel()
+	for name, home := range map[string][2]bool{"to a better one": {false, true}, "to a worse one": {true, false}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			onSegment(t, 2, func(t *testing.T, s *segment) {
+				s.speakers[0].set(claimed(home[0], vipA))
+				time.Sleep(time.Minute)
+				s.speakers[0].take()
+				s.speakers[1].set(claimed(home[1], vipA))
+				time.Sleep(indulgence - time.Second)
+				s.speakers[0].set(nil)
+				for _, f := range s.speakers[0].take() {
+					_, p := f.packet(t)
+					assert.True(t, p.SenderIP.IsUnspecified(), "the old owner claims the VIP: %+v", p)
+				}
+				for range 60 {
+					require.Equal(t, []int{1}, s.owners(vipA))
+					time.Sleep(time.Second)
+				}
+			})
+		})
+	}
+}
+
+// An owner that is new itself does not repeat its announcement against the next
+// one.
+func TestMovesInQuickSuccession(t *testing.T) {
+	t.Parallel()
+	onSegment(t, 2, func(t *testing.T, s *segment) {
+		s.speakers[0].set(claimed(true, vipA))
+		time.Sleep(900 * time.Millisecond)
+		s.speakers[1].set(everywhere(vipA))
+		for range 20 { // the repetition after a second and after two is due
+			time.Sleep(100 * time.Millisecond)
+			require.Contains(t, s.owners(vipA), 1)
+		}
+	})
+}
+
+// Speakers that disagree for longer than news may take have one answerer, too.
+func TestDisagreementIsDecidedOnTheWire(t *testing.T) {
+	t.Parallel()
+	onSegment(t, 3, func(t *testing.T, s *segment) {
+		for i, w := range s.speakers {
+			w.set(claimed(i == 1, vipA))
+		}
+		time.Sleep(indulgence + time.Second)
+		assert.Equal(t, []int{1}, s.owners(vipA))
+		s.speakers[1].set(nil)
+		time.Sleep((maxMissed + 1) * pollInterval)
+		assert.NotEmpty(t, s.owners(vipA), "nobody answers")
+		time.Sleep(indulgence + time.Second)
+		assert.Len(t, s.owners(vipA), 1)
+	})
+}
+
+// fresh is a set of VIPs that nobody announced before.
+func fresh(vips ...netip.Addr) map[netip.Addr]plan.Layer2 {
+	want := everywhere(vips...)
+	for vip := range want {
+		want[vip] = plan.Layer2{New: true}
+	}
+	return want
+}
+
+// A new address is asked for three times before it is announced.
+func TestNewAddressIsProbed(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(t *testing.T, w *world) {
+		w.set(fresh(vipA, vip6))
+		w.receive("eth0", ask(vipA, clientIP, broadcast))
+		synctest.Wait()
+		assert.Equal(t, Probing, w.Status().VIPs[0].Reason)
+		arps, solicitations := 0, 0
+		for _, f := range w.after(probes*probeWait - time.Millisecond) {
+			var m message
+			if f.on == "eth0" {
+				m, _ = arp{}.parse(f.bytes)
+				assert.Equal(t, vipA, m.asks)
+				arps++
+			} else {
+				m, _ = ndp{}.parse(f.bytes)
+				assert.Equal(t, vip6, m.asks)
+				solicitations++
+			}
+			assert.True(t, m.probes() && m.to.group(), "claimed before it was probed: %+v", m)
+		}
+		assert.Equal(t, [2]int{probes, probes}, [2]int{arps, solicitations})
+		assert.Len(t, w.after(time.Millisecond), 2+2, "announcements at once")
+		assert.Empty(t, w.Status().VIPs[0].Reason)
+		w.after(time.Minute)
+
+		// The next one to gain it knows that it is ours, and so do we.
+		w.become()
+		w.become(eth(1, "eth0"))
+		assert.Len(t, w.after(0), 2+2, "announced at once when the link is back")
+	}, eth(1, "eth0"))
+}
+
+// Whoever has the new address keeps it, however he shows that he has it, until
+// he is gone.
+func TestConflictOfANewAddress(t *testing.T) {
+	t.Parallel()
+	for name, f := range map[string][]byte{
+		"answers":            arpFrame(arppacket.OperationReply, hardwareAddr(eth(1, "eth0").HardwareAddr), clientMAC, vipA, mac{}, netip.IPv4Unspecified()),
+		"announces":          arpFrame(arppacket.OperationRequest, broadcast, clientMAC, vipA, mac{}, vipA),
+		"asks something":     arpFrame(arppacket.OperationRequest, broadcast, clientMAC, vipA, mac{}, clientIP),
+		"probes, too":        arpFrame(arppacket.OperationRequest, broadcast, clientMAC, netip.IPv4Unspecified(), mac{}, vipA),
+		"of another cluster": arp{}.announce(statement{clientMAC, vipA, seal.Key("another").Seal(vipA, clientMAC, true)}, true)[0],
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			inWorld(t, func(t *testing.T, w *world) {
+				var there atomic.Bool
+				there.Store(true)
+				w.wire = func(name string, frame []byte) {
+					if m, _ := (arp{}).parse(frame); m.probes() && there.Load() {
+						go w.receive(name, f)
+					}
+				}
+				w.set(fresh(vipA))
+				for _, f := range w.after(10 * recheck) {
+					_, p := f.packet(t)
+					require.True(t, p.SenderIP.IsUnspecified(), "announced: %+v", p)
+				}
+				s := w.Status()
+				assert.Equal(t, AddressConflict, s.VIPs[0].Reason)
+				assert.Equal(t, clientMAC.String(), s.VIPs[0].Holder)
+				require.Len(t, s.Conflicts, 1)
+				assert.Equal(t, Conflict{VIP: vipA, Interface: "eth0", HardwareAddr: clientMAC.String(), OtherCluster: name == "of another cluster", Seen: s.Conflicts[0].Seen}, s.Conflicts[0])
+				who := map[bool]string{true: "speaker of another cluster has", false: "foreign host has"}[name == "of another cluster"]
+				assert.Contains(t, w.log.String(), who)
+
+				// Withdrawn and owned again: it is still his.
+				w.set(nil)
+				w.set(everywhere(vipA))
+				w.after(time.Minute)
+				assert.Equal(t, AddressConflict, w.Status().VIPs[0].Reason)
+
+				// He is gone.
+				there.Store(false)
+				w.after(2 * recheck)
+				assert.Empty(t, w.Status().VIPs[0].Reason)
+				assert.Empty(t, w.Conflicts())
+				w.receive("eth0", ask(vipA, clientIP, broadcast))
+				assert.Len(t, w.after(0), 1, "answers")
+			}, eth(1, "eth0"))
+		})
+	}
+}
+
+// Two speakers that both take an address for new do not take each other for
+// strangers, and a third one that announces it already has it.
+func TestOursIsNoConflict(t *testing.T) {
+	t.Parallel()
+	onSegment(t, 3, func(t *testing.T, s *segment) {
+		s.speakers[0].set(fresh(vipA, vip6))
+		s.speakers[1].set(fresh(vipA, vip6))
+		time.Sleep(indulgence + time.Second)
+		s.speakers[2].set(claimed(true, vipA, vip6))
+		time.Sleep(indulgence + time.Second)
+		for _, vip := range []netip.Addr{vipA, vip6} {
+			assert.Equal(t, []int{2}, s.owners(vip))
+		}
+		for _, w := range s.speakers {
+			assert.Empty(t, w.Conflicts())
+		}
+	})
+}
+
+// A host that answers for every address fills no memory.
+func TestConflictsAreBounded(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(t *testing.T, w *world) {
+		want := everywhere()
+		for vip := netip.MustParseAddr("198.19.0.0"); len(want) < 2*maxConflicts; vip = vip.Next() {
+			want[vip] = plan.Layer2{}
+		}
+		w.set(want)
+		w.after(time.Minute)
+		for vip := range want {
+			w.receive("eth0", arpFrame(arppacket.OperationReply, broadcast, clientMAC, vip, clientMAC, vip))
+		}
+		w.after(0)
+		assert.Len(t, w.Conflicts(), maxConflicts)
+	}, eth(1, "eth0"))
+}

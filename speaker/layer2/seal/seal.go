@@ -1,0 +1,88 @@
+// Package seal is what speakers add to the ARP and NDP packets in which they
+// tell or ask who has a VIP. By it the speakers of a cluster know each other's
+// packets from those of all other hosts, and two that claim the same VIP know
+// without another word which of them yields, even when nothing but the segment
+// connects them.
+//
+// A seal is valid for one VIP at one hardware address and is made with the key
+// that the speakers share. It proves no more than that: whoever hears it may
+// repeat it, as anybody on the segment may claim any address.
+package seal
+
+import (
+	"bytes"
+	"crypto/hmac"
+	"crypto/sha256"
+	"net/netip"
+)
+
+// Size is the length of a seal in bytes. ARP packets of 42 bytes are padded to
+// 60: a seal fits in. With the two bytes before it, it fills an NDP option of
+// 16 bytes.
+const Size = 14
+
+const (
+	offFlags = 4
+	offTag   = 6 // byte 5 is zero
+)
+
+// flagHome is set by the node that owns the VIP while all nodes are able.
+const flagHome = 1
+
+// magic are the first bytes: three letters and the version of the format.
+var magic = []byte("LDS\x01")
+
+// Seal is a seal in the form that goes over the wire. The zero value is none.
+type Seal [Size]byte
+
+// Find returns the seal that b begins with, if there is one.
+func Find(b []byte) (s Seal, ok bool) {
+	if len(b) < Size || !bytes.HasPrefix(b, magic) {
+		return Seal{}, false
+	}
+	return Seal(b), true
+}
+
+// Outranks reports whether the sender of s has the better claim to the VIP
+// than the one of t, if both seals are valid for it: the node that the election
+// prefers to all others, alive or not, and otherwise any of the two, as long as
+// everybody comes to the same answer.
+func (s Seal) Outranks(t Seal) bool {
+	if home, other := s[offFlags]&flagHome, t[offFlags]&flagHome; home != other {
+		return home > other
+	}
+	return bytes.Compare(s[offTag:], t[offTag:]) > 0
+}
+
+// Key makes and verifies seals.
+type Key []byte
+
+// Seal returns the seal of the VIP at a hardware address. Home tells whether
+// the node owns the VIP while all nodes are able.
+func (k Key) Seal(vip netip.Addr, hardware [6]byte, home bool) (s Seal) {
+	copy(s[:], magic)
+	if home {
+		s[offFlags] |= flagHome
+	}
+	k.tag(&s, vip, hardware)
+	return s
+}
+
+// Valid reports whether the seal was made with this key for the VIP at the
+// hardware address.
+func (k Key) Valid(s Seal, vip netip.Addr, hardware [6]byte) bool {
+	want := s
+	k.tag(&want, vip, hardware)
+	return bytes.HasPrefix(s[:], magic) && hmac.Equal(s[:], want[:])
+}
+
+// tag writes the tag of what stands before it.
+func (k Key) tag(s *Seal, vip netip.Addr, hardware [6]byte) {
+	h := hmac.New(sha256.New, k)
+	address := vip.As16()
+	h.Write([]byte("lodestone layer-2 seal"))
+	h.Write(s[:offTag])
+	h.Write(address[:])
+	h.Write(hardware[:])
+	copy(s[offTag:], h.Sum(nil))
+}

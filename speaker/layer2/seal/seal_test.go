@@ -1,0 +1,75 @@
+package seal_test
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
+)
+
+var (
+	vip  = netip.MustParseAddr("198.18.0.100")
+	here = [6]byte{2, 0, 0, 0, 0, 1}
+	key  = seal.Key("the key of this cluster, 32 bytes")
+)
+
+// A seal that differs in anything is not valid.
+func TestValid(t *testing.T) {
+	t.Parallel()
+	s := key.Seal(vip, here, true)
+	found, ok := seal.Find(append(s[:], 0, 0, 0, 0))
+	require.True(t, ok, "padding follows it")
+	assert.True(t, key.Valid(found, vip, here))
+	assert.False(t, key.Valid(s, vip.Next(), here), "of another VIP")
+	assert.False(t, key.Valid(s, vip, [6]byte{2, 0, 0, 0, 0, 2}), "of another host")
+	assert.False(t, seal.Key("another cluster's").Valid(s, vip, here))
+	assert.False(t, key.Valid(seal.Seal{}, vip, here))
+	for i := range s {
+		forged := s
+		forged[i] ^= 1
+		assert.False(t, key.Valid(forged, vip, here), "byte %d", i)
+	}
+}
+
+// Of any set of claims one outranks all others, and it is a node at home if
+// there is one.
+func TestOutranksIsAnOrder(t *testing.T) {
+	t.Parallel()
+	var all []seal.Seal
+	for i := range 40 {
+		all = append(all, key.Seal(vip, [6]byte{2, 0, 0, 0, 0, byte(i)}, i%10 == 0))
+	}
+	for i, a := range all {
+		assert.False(t, a.Outranks(a))
+		for j, b := range all {
+			assert.Equal(t, i != j, a.Outranks(b) != b.Outranks(a), "%d and %d", i, j)
+			if i%10 == 0 && j%10 != 0 {
+				assert.True(t, a.Outranks(b), "home %d and %d", i, j)
+			}
+			for _, c := range all {
+				assert.False(t, a.Outranks(b) && b.Outranks(c) && c.Outranks(a), "a circle")
+			}
+		}
+	}
+}
+
+// FuzzFind feeds what may follow an ARP packet.
+func FuzzFind(f *testing.F) {
+	s := key.Seal(vip, here, false)
+	for n := range seal.Size + 1 {
+		f.Add(s[:n])
+	}
+	f.Add(make([]byte, 18))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		found, ok := seal.Find(b)
+		if ok && string(found[:]) != string(b[:seal.Size]) || !ok && found != (seal.Seal{}) {
+			t.Errorf("found %x in %x", found, b)
+		}
+		if key.Valid(found, vip, here) && found != key.Seal(vip, here, false) && found != key.Seal(vip, here, true) {
+			t.Errorf("forged %x", found)
+		}
+	})
+}

@@ -1,0 +1,58 @@
+package membership
+
+import (
+	"context"
+)
+
+// readSettings waits for the first configuration and reports whether there is
+// one before ctx ends. A speaker without one owns nothing anyway.
+func (t *Task) readSettings(ctx context.Context) bool {
+	t.say("waiting for the configuration")
+	for {
+		changed := t.options.Config.Changed()
+		if c, _ := t.options.Config.Current(); c != nil {
+			t.settings = c.Membership
+			return true
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-changed:
+		}
+	}
+}
+
+// compareSettings tells people when the document has other settings than those
+// that the speaker has started with. Speakers with different ones get along:
+// each probes and suspects at its own pace.
+func (t *Task) compareSettings(ctx context.Context) {
+	for {
+		changed := t.options.Config.Changed()
+		if c, _ := t.options.Config.Current(); c != nil {
+			t.tellUnlike(c.Membership != t.settings)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		}
+	}
+}
+
+// tellUnlike says whether the document has other settings.
+func (t *Task) tellUnlike(unlike bool) {
+	text := ""
+	if unlike {
+		text = "; failover and membership settings have changed: restart the speakers, one after another"
+	}
+	t.mu.Lock()
+	news := t.unlike != text
+	if t.unlike = text; news {
+		t.wakeLocked()
+	}
+	t.mu.Unlock()
+	if news && unlike {
+		t.log.Warn("failover and membership settings have changed and wait for a restart of the speakers",
+			"help", "kubectl -n "+t.options.Namespace+" rollout restart daemonset/lodestone-speaker")
+	}
+}

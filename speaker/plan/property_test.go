@@ -1,0 +1,203 @@
+package plan_test
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+func drawLayer2(t *rapid.T) *config.Layer2 {
+	l := &config.Layer2{
+		Interfaces: rapid.SampledFrom([][]string{nil, nil, {"eth0"}, {"eth*", "docker*"}}).Draw(t, "interfaces"),
+		AnySegment: rapid.IntRange(0, 7).Draw(t, "any segment") == 0,
+	}
+	for range rapid.IntRange(0, 2).Draw(t, "preferences") {
+		l.PreferredNodes = append(l.PreferredNodes, config.Preference{
+			Weight: rapid.IntRange(1, 2).Draw(t, "weight"), NodeSelector: labelled(fmt.Sprint(rapid.IntRange(0, 3).Draw(t, "preferred"))),
+		})
+	}
+	return l
+}
+
+func drawSegments(t *rapid.T) []plan.Segment {
+	switch rapid.IntRange(0, 4).Draw(t, "segments known") {
+	case 0:
+		return nil
+	case 1, 2: // the segment of most VIPs
+		return []plan.Segment{segment("203.0.113.0/27", "eth0")}
+	}
+	return append([]plan.Segment{}, rapid.SliceOfN(rapid.Custom(func(t *rapid.T) plan.Segment {
+		name := rapid.SampledFrom([]string{"eth0", "eth1", "docker0"}).Draw(t, "interface")
+		s := segment(rapid.SampledFrom([]string{"203.0.113.0/24", "203.0.113.0/27", "203.0.113.16/29", "2001:db8::/64"}).Draw(t, "subnet"), name)
+		s.IfNamed = name == "docker0"
+		return s
+	}), 0, 3).Draw(t, "segments")...)
+}
+
+func drawSnapshot(t *rapid.T) plan.Snapshot {
+	some := func(label string) bool { return rapid.IntRange(0, 3).Draw(t, label) > 0 }
+	s := plan.Snapshot{Nodes: map[string]plan.Node{}, Speakers: map[string]bool{}, Config: &config.Config{
+		Pools: []config.Pool{pool("a", []string{"a"}, "203.0.113.0/28"), pool("b", nil, "203.0.113.16/28")},
+		Advertisements: []config.Advertisement{
+			{Name: "a", NodeSelector: labelled("0", "1"), Layer2: drawLayer2(t)},
+			{Name: "b", NodeSelector: labelled("1", "2"), Layer2: drawLayer2(t)},
+			{Name: "c"},
+		},
+	}}
+	if !some("every Service") {
+		s.Config.Advertisements[1].ServiceSelector = labelled("0", "1")
+	}
+	var names []string
+	for i := range rapid.IntRange(1, 6).Draw(t, "nodes") {
+		name := fmt.Sprint("n", i)
+		names = append(names, name)
+		s.Speakers[name] = some("speaker")
+		s.Nodes[name] = plan.Node{Labels: map[string]string{"on": fmt.Sprint(i % 4)}, Excluded: !some("included"), NetworkUnavailable: !some("network"), Segments: drawSegments(t)}
+	}
+	for i := range rapid.IntRange(0, 20).Draw(t, "services") {
+		svc := plan.Service{Name: fmt.Sprint("default/", i), Local: some("local"), Serving: some("serving"), ServingNodes: map[string]bool{}}
+		if some("labelled") {
+			svc.Labels = map[string]string{"on": fmt.Sprint(i % 3)}
+		}
+		for range rapid.IntRange(0, 2).Draw(t, "vips") {
+			svc.VIPs = append(svc.VIPs, netip.AddrFrom4([4]byte{203, 0, 113, byte(rapid.IntRange(0, 47).Draw(t, "vip"))}))
+		}
+		for _, n := range names {
+			if svc.Serving && some("endpoint") {
+				svc.ServingNodes[n] = true
+			}
+		}
+		s.Services = append(s.Services, svc)
+	}
+	return s
+}
+
+func TestEveryVIPHasOneOwnerOrAReasonOnEveryNode(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		s := drawSnapshot(t)
+		owners := plan.Owners(s)
+		for _, svc := range s.Services {
+			for _, vip := range svc.VIPs {
+				if _, ok := owners[vip]; !ok {
+					t.Fatalf("%s is missing", vip)
+				}
+			}
+		}
+		for node := range s.Nodes {
+			p := plan.Make(node, s)
+			if len(p.Layer2)+len(p.Silent) != len(owners) {
+				t.Fatalf("node %s: %d announced and %d silent of %d VIPs", node, len(p.Layer2), len(p.Silent), len(owners))
+			}
+			for vip, owner := range owners {
+				silence, silent := p.Silent[vip]
+				if _, announced := p.Layer2[vip]; announced != (node == owner) || silent == announced {
+					t.Fatalf("node %s about %s: announced %v, silent %v, owner %q", node, vip, announced, silent, owner)
+				}
+				if silent && (silence.Owner != owner || silence.Reason == "" || silence.Message == "") {
+					t.Fatalf("node %s about %s: %+v, owner %q", node, vip, silence, owner)
+				}
+				if silence.Reason == plan.NotOwner && owner == "" {
+					t.Fatalf("node %s could own %s, but nobody does", node, vip)
+				}
+			}
+		}
+	})
+}
+
+func TestMakeIgnoresTheOrderOfServices(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		s := drawSnapshot(t)
+		before := plan.Owners(s)
+		s.Services = rapid.Permutation(s.Services).Draw(t, "order")
+		if after := plan.Owners(s); !maps.Equal(before, after) {
+			t.Fatalf("owners were %v, are %v", before, after)
+		}
+	})
+}
+
+// best returns the nodes that may own the VIP, by the rules as the reference
+// has them: from all nodes down, without what the plan remembers.
+func best(s plan.Snapshot, vip netip.Addr) map[string]bool {
+	var sharers []plan.Service
+	for _, svc := range s.Services {
+		if slices.Contains(svc.VIPs, vip) {
+			sharers = append(sharers, svc)
+		}
+	}
+	pool, inPool := s.Config.PoolOf(vip)
+	applies := func(a config.Advertisement, n plan.Node) bool {
+		return a.Layer2 != nil && (!inPool || len(pool.Advertise) == 0 || slices.Contains(pool.Advertise, a.Name)) &&
+			slices.ContainsFunc(sharers, func(svc plan.Service) bool { return a.ServiceSelector.Matches(svc.Labels) }) &&
+			a.NodeSelector.Matches(n.Labels)
+	}
+	selected, here, weights := map[string]bool{}, map[string]bool{}, map[string]int{}
+	for name, n := range s.Nodes {
+		for _, a := range s.Config.Advertisements {
+			if !applies(a, n) {
+				continue
+			}
+			selected[name] = true
+			weights[name] += a.Layer2.Weight(n.Labels)
+			here[name] = here[name] || a.Layer2.AnySegment || slices.ContainsFunc(n.Segments, func(g plan.Segment) bool {
+				named := slices.Contains(a.Layer2.Interfaces, g.Interface) || slices.Contains(a.Layer2.Interfaces, g.Interface[:len(g.Interface)-1]+"*")
+				return g.Subnet.Contains(vip) && (named || len(a.Layer2.Interfaces) == 0 && !g.IfNamed)
+			})
+		}
+	}
+	nobody := !slices.Contains(slices.Collect(maps.Values(here)), true)
+	serving, heaviest, owners := false, 0, map[string]bool{}
+	for _, svc := range sharers {
+		serving = serving || svc.Serving
+	}
+	for name := range selected {
+		n := s.Nodes[name]
+		accepted := !slices.ContainsFunc(sharers, func(svc plan.Service) bool { return svc.Serving && svc.Local && !svc.ServingNodes[name] })
+		if !serving || !accepted || !s.Speakers[name] || n.Excluded || n.NetworkUnavailable || !here[name] && n.Segments != nil && !nobody {
+			continue
+		}
+		if weights[name] > heaviest {
+			heaviest = weights[name]
+			clear(owners)
+		}
+		if weights[name] == heaviest {
+			owners[name] = true
+		}
+	}
+	return owners
+}
+
+func TestTheOwnerIsOneOfTheBest(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		s := drawSnapshot(t)
+		for vip, owner := range plan.Owners(s) {
+			if want := best(s, vip); !want[owner] && (owner != "" || len(want) > 0) {
+				t.Fatalf("%s is owned by %q, the best are %v", vip, owner, want)
+			}
+		}
+	})
+}
+
+func TestALostNodeMovesOnlyItsOwnVIPs(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		s := drawSnapshot(t)
+		before := plan.Owners(s)
+		lost := rapid.SampledFrom(slices.Sorted(maps.Keys(s.Nodes))).Draw(t, "lost")
+		s.Speakers[lost] = false
+		for vip, owner := range plan.Owners(s) {
+			if owner != before[vip] && before[vip] != lost {
+				t.Fatalf("%s was lost, %s moved from %q to %q", lost, vip, before[vip], owner)
+			}
+		}
+	})
+}
