@@ -49,7 +49,7 @@ import (
 )
 
 // MaxAddresses is how many exact addresses one request may name.
-const MaxAddresses = 8
+const MaxAddresses = config.MaxServiceAddresses
 
 // Family is an IP address family.
 type Family string

@@ -14,6 +14,9 @@ import (
 
 // Bounds and defaults of the document.
 const (
+	// MaxServiceAddresses is how many addresses one Service may ask for, or
+	// have reserved.
+	MaxServiceAddresses = 8
 	// DefaultClusterID names a cluster whose operator did not.
 	DefaultClusterID = "kubernetes"
 	// DefaultAdvertisement is the name of the advertisement that a document
@@ -23,7 +26,6 @@ const (
 	maxQuarantine = 24 * time.Hour
 	maxKeepFor    = 30 * 24 * time.Hour
 	maxQuota      = 1_000_000
-	maxReserved   = 8 // addresses of one Service
 	minPriority   = -1000
 	maxPriority   = 1000
 	maxWeight     = 100 // as of a Pod's preferred node affinity
@@ -258,8 +260,8 @@ func (d *decoder) reservations(raw []rawReservation, find *finder) []Reservation
 		res := Reservation{Service: d.service(r.Service, services)}
 		for i, v := range r.Addresses {
 			v.path = r.At.path // an entry speaks for itself
-			if i == maxReserved {
-				d.errorf(v, "%s is one too many: a Service has at most %d addresses", clip(v.Value), maxReserved)
+			if i == MaxServiceAddresses {
+				d.errorf(v, "%s is one too many: a Service has at most %d addresses", clip(v.Value), MaxServiceAddresses)
 				break
 			}
 			if a, ok := d.reservable(v, find); ok && d.untaken(a, reserved{res.Service, v}, taken) {

@@ -146,7 +146,7 @@ func (l loadBalancer) EnsureLoadBalancerDeleted(ctx context.Context, _ string, s
 	if err := l.prime(ctx); err != nil {
 		return err
 	}
-	name, uid := svc.Namespace+"/"+svc.Name, string(svc.UID)
+	name, uid := servicelb.NameOf(svc), string(svc.UID)
 	if records := l.ledger.Departing(name, uid, true); len(records) > 0 {
 		if err := l.book.Keep(ctx, records...); err != nil {
 			return err

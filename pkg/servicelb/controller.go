@@ -237,7 +237,7 @@ func await(ctx context.Context, changed func() <-chan struct{}, done func() bool
 // report tells about duplicate addresses.
 func (c *Controller) report(conflicts []Conflict) {
 	for _, d := range conflicts {
-		c.Log.Warn("duplicate address", "service", nameOf(d.Service), "address", d.Addr, "holder", d.Holder)
+		c.Log.Warn("duplicate address", "service", NameOf(d.Service), "address", d.Addr, "holder", d.Holder)
 		c.Events.Event(d.Service, corev1.EventTypeWarning, eventConflict, d.message())
 	}
 }
@@ -247,7 +247,7 @@ func (c *Controller) enqueue(before, obj any) {
 	was, ok1 := before.(*corev1.Service)
 	svc, ok2 := obj.(*corev1.Service)
 	if ok1 && ok2 && (c.Scope.Covers(svc) || c.Scope.Covers(was) || c.Scope.LeftBehind(svc)) {
-		c.queue.Add(nameOf(svc))
+		c.queue.Add(NameOf(svc))
 	}
 }
 

@@ -270,7 +270,7 @@ func (l *Ledger) disown(a *account, on, why string) bool {
 func (l *Ledger) LeaseOver(svc *corev1.Service) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	a := l.accounts[nameOf(svc)]
+	a := l.accounts[NameOf(svc)]
 	for addr := range kube.Leases(svc) {
 		if slices.Contains(kube.VIPs(svc), addr) && (a == nil || !l.holds(a, addr)) {
 			return true

@@ -413,7 +413,7 @@ func (l *Ledger) setup() ipam.Setup {
 
 // open returns the Service's account.
 func (l *Ledger) open(svc *corev1.Service) *account {
-	name := nameOf(svc)
+	name := NameOf(svc)
 	a := l.accounts[name]
 	if a == nil {
 		a = &account{owner: ipam.Owner{UID: string(svc.UID), Name: name}, created: svc.CreationTimestamp.Time}

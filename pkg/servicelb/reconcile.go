@@ -46,7 +46,7 @@ func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 	if body != nil && news == nil && !c.mayRepair(svc) {
 		return nil
 	}
-	if err := c.remember(ctx, nameOf(svc), string(svc.UID), false); err != nil {
+	if err := c.remember(ctx, NameOf(svc), string(svc.UID), false); err != nil {
 		return err
 	}
 	wrote, err := c.write(ctx, svc, body)
@@ -68,7 +68,7 @@ func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 // letGo takes what Lodestone wrote off a Service that is not, or no longer,
 // to be served. Its addresses are free only after nothing names them.
 func (c *Controller) letGo(ctx context.Context, svc *corev1.Service) error {
-	name, uid := nameOf(svc), string(svc.UID)
+	name, uid := NameOf(svc), string(svc.UID)
 	if err := c.remember(ctx, name, uid, true); err != nil {
 		return err
 	}
@@ -141,5 +141,5 @@ func (c *Controller) tell(svc *corev1.Service, news *metav1.Condition, v Verdict
 		c.metrics.refusals.WithLabelValues(news.Reason).Inc()
 	}
 	c.Events.Event(svc, eventType, news.Reason, news.Message)
-	c.Log.Info("service "+news.Reason, "service", nameOf(svc), "message", news.Message)
+	c.Log.Info("service "+news.Reason, "service", NameOf(svc), "message", news.Message)
 }

@@ -68,7 +68,7 @@ func (r *repairs) forget(name string) {
 // mayRepair reports whether the Service's object may be repaired now; if not,
 // the Service comes up again when it may.
 func (c *Controller) mayRepair(svc *corev1.Service) bool {
-	name := svc.Namespace + "/" + svc.Name
+	name := NameOf(svc)
 	wait, count := c.repairs.take(name, c.now())
 	if wait > 0 {
 		c.queue.AddAfter(name, wait)

@@ -33,7 +33,7 @@ const (
 // What cannot be read is a refusal of this Service and harms no other.
 func RequestOf(svc *corev1.Service, namespaceLabels map[string]string) (ipam.Request, *ipam.Refusal) {
 	req := ipam.Request{
-		Owner:      ipam.Owner{UID: string(svc.UID), Name: nameOf(svc)},
+		Owner:      ipam.Owner{UID: string(svc.UID), Name: NameOf(svc)},
 		Subject:    config.Subject{Namespace: svc.Namespace, NamespaceLabels: namespaceLabels, Labels: svc.Labels},
 		RequireAll: svc.Spec.IPFamilyPolicy == nil || *svc.Spec.IPFamilyPolicy != corev1.IPFamilyPolicyPreferDualStack,
 	}
@@ -51,8 +51,8 @@ func RequestOf(svc *corev1.Service, namespaceLabels map[string]string) (ipam.Req
 	return req, nil
 }
 
-// nameOf is "namespace/name".
-func nameOf(svc *corev1.Service) string { return svc.Namespace + "/" + svc.Name }
+// NameOf is "namespace/name", by which people and the ledger know a Service.
+func NameOf(svc *corev1.Service) string { return svc.Namespace + "/" + svc.Name }
 
 func readPools(svc *corev1.Service, req *ipam.Request) (err error) {
 	req.Pools, err = names(svc.Annotations[annotation.AddressPool], "pool", maxPools)
@@ -113,7 +113,7 @@ func backendsOf(svc *corev1.Service) string {
 	case svc.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal:
 		return ""
 	case len(svc.Spec.Selector) == 0:
-		return "the endpoints of " + nameOf(svc)
+		return "the endpoints of " + NameOf(svc)
 	default:
 		return "pods of " + svc.Namespace + " with " + labels.FormatLabels(svc.Spec.Selector)
 	}

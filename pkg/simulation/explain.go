@@ -32,7 +32,7 @@ type Story struct {
 
 // Explain tells the story of one Service of the cluster.
 func (c *Cluster) Explain(svc *corev1.Service) Story {
-	s := Story{Service: nameOf(svc), Foreign: c.Scope.Foreign(svc)}
+	s := Story{Service: servicelb.NameOf(svc), Foreign: c.Scope.Foreign(svc)}
 	if s.Foreign != "" {
 		return s
 	}

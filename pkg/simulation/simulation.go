@@ -18,9 +18,6 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/servicelb"
 )
 
-// nameOf is "namespace/name".
-func nameOf(svc *corev1.Service) string { return svc.Namespace + "/" + svc.Name }
-
 // Cluster is a cluster as the API describes it at one moment: everything that
 // a controller decides by, but for what DHCP servers say. Leased addresses are
 // those that Services show.
@@ -67,11 +64,11 @@ func (c *Cluster) ledger(source servicelb.ConfigSource) (*servicelb.Ledger, map[
 func (c *Cluster) ensureAll(l *servicelb.Ledger) map[string]servicelb.Verdict {
 	served := slices.DeleteFunc(slices.Clone(c.Services), func(svc *corev1.Service) bool { return !c.Scope.Serves(svc) })
 	slices.SortFunc(served, func(a, b *corev1.Service) int {
-		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(nameOf(a), nameOf(b)))
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(servicelb.NameOf(a), servicelb.NameOf(b)))
 	})
 	verdicts := map[string]servicelb.Verdict{}
 	for _, svc := range served {
-		verdicts[nameOf(svc)], _ = l.Ensure(svc)
+		verdicts[servicelb.NameOf(svc)], _ = l.Ensure(svc)
 	}
 	return verdicts
 }

@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
@@ -97,12 +96,7 @@ func TestIPv6NodePowerLoss(t *testing.T) {
 	s.service("six", families(corev1.IPFamilyPolicySingleStack, corev1.IPv6Protocol), port("udp", corev1.ProtocolUDP, 80))
 	vip := s.assigned("six")
 	s.echoAway(3, vip)
-	for i := range 5 {
-		lost := s.loseOwner(vip)
-		t.Logf("loss %d: %s to %s, outage %s", i+1, lost.Old, lost.New, lost.Outage.Round(time.Millisecond))
-		require.NotEqual(t, lost.Old, lost.New)
-		s.oneAnswerer(vip)
-	}
+	s.losePower(vip, 5)
 }
 
 // Scenario 17: families come and go with the Service and with the pools.

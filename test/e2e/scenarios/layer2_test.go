@@ -77,10 +77,17 @@ func TestNodePowerLossTwentyTimes(t *testing.T) {
 	s.service("web", port("udp", corev1.ProtocolUDP, 80))
 	vip := s.assigned("web")
 	s.echoAway(3, vip)
-	for i := range 20 {
+	s.losePower(vip, 20)
+}
+
+// losePower cuts the owner of the VIP off so many times: another node takes
+// over each time, alone.
+func (s *story) losePower(vip string, times int) {
+	s.Helper()
+	for i := range times {
 		lost := s.loseOwner(vip)
-		t.Logf("loss %d: %s to %s, outage %s", i+1, lost.Old, lost.New, lost.Outage.Round(time.Millisecond))
-		require.NotEqual(t, lost.Old, lost.New)
+		s.Logf("loss %d: %s to %s, outage %s", i+1, lost.Old, lost.New, lost.Outage.Round(time.Millisecond))
+		require.NotEqual(s, lost.Old, lost.New)
 		s.oneAnswerer(vip)
 	}
 }

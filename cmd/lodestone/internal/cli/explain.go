@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/lodestone-lb/lodestone/ipam"
+	"github.com/lodestone-lb/lodestone/pkg/servicelb"
 	"github.com/lodestone-lb/lodestone/pkg/simulation"
 )
 
@@ -76,7 +77,7 @@ when the cluster could not be read.`,
 // find returns the Service by "namespace/name", nil if there is none.
 func find(c *simulation.Cluster, name string) *corev1.Service {
 	for _, svc := range c.Services {
-		if svc.Namespace+"/"+svc.Name == name {
+		if servicelb.NameOf(svc) == name {
 			return svc
 		}
 	}
