@@ -8,6 +8,7 @@ packages=(
   gcc libc6-dev                      # the race detector
   containerd containernetworking-plugins iptables iproute2 nftables runc
   dnsmasq-base kea-dhcp4-server # DHCP servers to lease from
+  bird2 frr # routers to speak BGP and BFD with
   arping curl iputils-ping ndisc6 procps tcpdump # tests look at the wire with them
   shellcheck util-linux
 )
@@ -39,7 +40,7 @@ apt-get update -qq
 apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 
 # Nor shall it start with the machine: tests run their own, in namespaces.
-for service in containerd kea-dhcp4-server; do
+for service in bird containerd frr kea-dhcp4-server; do
   if [[ -d /run/systemd/system && " ${missing[*]} " == *" $service "* ]]; then
     systemctl --quiet disable --now "$service.service"
   fi
