@@ -1,0 +1,259 @@
+// Package router runs real routers in network namespaces for tests: FRR and
+// BIRD, from the packages frr and bird2. They end with the test.
+package router
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/lodestone-lb/lodestone/pkg/testnet"
+)
+
+// patience is how long a daemon may take to answer.
+const patience = 20 * time.Second
+
+// process is a daemon in a namespace.
+type process struct {
+	cmd  *exec.Cmd
+	done chan struct{}
+	out  output
+}
+
+// output may be read while it is written.
+type output struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.String()
+}
+
+func start(t testing.TB, host *testnet.Host, program string, args ...string) *process {
+	t.Helper()
+	p := &process{cmd: host.Command(context.Background(), program, args...), done: make(chan struct{})}
+	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.out
+	if err := p.cmd.Start(); err != nil {
+		t.Fatalf("start %s: %v", program, err)
+	}
+	go func() {
+		p.cmd.Wait() //nolint:errcheck // it was killed
+		close(p.done)
+	}()
+	t.Cleanup(p.kill)
+	return p
+}
+
+// kill ends the process at once, as a crash does.
+func (p *process) kill() {
+	p.cmd.Process.Kill() //nolint:errcheck // it has ended
+	<-p.done
+}
+
+// FRR is a router of the daemons bgpd, zebra and bfdd.
+type FRR struct {
+	Host      *testnet.Host
+	t         testing.TB
+	dir       string
+	config    string
+	daemons   []string
+	processes map[string]*process
+}
+
+// NewFRR starts FRR on a host. The configuration is what vtysh would read; each
+// of the daemons gets all of it and takes its part. Without a daemon there is
+// bgpd alone, which then installs nothing in the kernel.
+func NewFRR(t testing.TB, host *testnet.Host, config string, daemons ...string) *FRR {
+	t.Helper()
+	// Not t.TempDir, whose parent only its owner may search: FRR runs as its own
+	// user.
+	dir, err := os.MkdirTemp("", "ls-frr-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	f := &FRR{Host: host, t: t, dir: dir, daemons: daemons, processes: map[string]*process{}, config: "log stdout\n" + config}
+	owner, err := user.Lookup("frr")
+	if err != nil {
+		t.Fatalf("FRR is needed (package frr): %v", err)
+	}
+	id, err := strconv.Atoi(owner.Uid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(dir, id, -1); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if len(f.daemons) == 0 {
+		f.daemons = []string{"bgpd"}
+	}
+	f.Start()
+	return f
+}
+
+// Start starts the daemons, again after Kill.
+func (f *FRR) Start() {
+	f.t.Helper()
+	conf := filepath.Join(f.dir, "frr.conf")
+	if err := os.WriteFile(conf, []byte(f.config), 0o644); err != nil {
+		f.t.Fatal(err)
+	}
+	zebra := false
+	for _, d := range f.daemons {
+		args := []string{"-f", conf, "-i", filepath.Join(f.dir, d+".pid"), "--vty_socket", f.dir, "-z", filepath.Join(f.dir, "zserv.api"), "-P", "0"}
+		switch {
+		case d == "zebra":
+			zebra = true
+		case d == "bgpd" && !zebra:
+			args = append(args, "-Z", "-n")
+		}
+		if d == "bfdd" {
+			args = append(args, "--bfdctl", filepath.Join(f.dir, "bfdd.sock"))
+		}
+		f.processes[d] = start(f.t, f.Host, filepath.Join("/usr/lib/frr", d), args...)
+		f.await(d)
+	}
+}
+
+// await waits until a daemon answers.
+func (f *FRR) await(daemon string) {
+	f.t.Helper()
+	p := f.processes[daemon]
+	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		if exec.Command("vtysh", "--vty_socket", f.dir, "-d", daemon, "-c", "show version").Run() == nil {
+			return
+		}
+		select {
+		case <-p.done:
+			f.t.Fatalf("%s ended: %s", daemon, p.out.String())
+		default:
+		}
+		if time.Now().After(end) {
+			f.t.Fatalf("%s does not answer: %s", daemon, p.out.String())
+		}
+	}
+}
+
+// Kill ends the daemons as a crash does.
+func (f *FRR) Kill() {
+	for _, p := range f.processes {
+		p.kill()
+	}
+}
+
+// Ask returns the answer of bgpd to a command.
+func (f *FRR) Ask(command string) string {
+	f.t.Helper()
+	return f.AskDaemon("bgpd", command)
+}
+
+// AskDaemon returns the answer of a daemon to commands.
+func (f *FRR) AskDaemon(daemon string, commands ...string) string {
+	f.t.Helper()
+	args := []string{"--vty_socket", f.dir, "-d", daemon}
+	for _, c := range commands {
+		args = append(args, "-c", c)
+	}
+	out, err := exec.Command("vtysh", args...).CombinedOutput()
+	if err != nil {
+		f.t.Fatalf("%s: %q: %v\n%s", daemon, commands, err, out)
+	}
+	return string(out)
+}
+
+// Show decodes the answer of bgpd to a command that ends in json.
+func (f *FRR) Show(command string, into any) {
+	f.t.Helper()
+	answer := f.Ask(command)
+	if err := json.Unmarshal([]byte(answer), into); err != nil {
+		f.t.Fatalf("bgpd: %q: %v\n%s", command, err, answer)
+	}
+}
+
+// Configure changes the configuration of bgpd.
+func (f *FRR) Configure(lines ...string) {
+	f.t.Helper()
+	f.AskDaemon("bgpd", append([]string{"configure terminal"}, lines...)...)
+}
+
+// BIRD is a router of the daemon bird.
+type BIRD struct {
+	Host    *testnet.Host
+	t       testing.TB
+	dir     string
+	process *process
+}
+
+// NewBIRD starts BIRD on a host.
+func NewBIRD(t testing.TB, host *testnet.Host, config string) *BIRD {
+	t.Helper()
+	b := &BIRD{Host: host, t: t, dir: t.TempDir()}
+	if err := os.WriteFile(b.path("bird.conf"), []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b.Start()
+	return b
+}
+
+func (b *BIRD) path(name string) string { return filepath.Join(b.dir, name) }
+
+// Start starts the daemon, again after Kill.
+func (b *BIRD) Start() {
+	b.t.Helper()
+	b.process = start(b.t, b.Host, "bird", "-f", "-c", b.path("bird.conf"), "-s", b.path("bird.ctl"))
+	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		if _, err := b.ask("show status"); err == nil {
+			return
+		}
+		select {
+		case <-b.process.done:
+			b.t.Fatalf("bird ended: %s", b.process.out.String())
+		default:
+		}
+		if time.Now().After(end) {
+			b.t.Fatalf("bird does not answer: %s", b.process.out.String())
+		}
+	}
+}
+
+// Kill ends the daemon as a crash does.
+func (b *BIRD) Kill() { b.process.kill() }
+
+// Ask returns the answer of bird to a command.
+func (b *BIRD) Ask(command string) string {
+	b.t.Helper()
+	out, err := b.ask(command)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return out
+}
+
+func (b *BIRD) ask(command string) (string, error) {
+	out, err := exec.Command("birdc", "-r", "-s", b.path("bird.ctl"), command).CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("birdc %s: %w: %s", command, err, out)
+	}
+	return string(out), nil
+}

@@ -1,0 +1,40 @@
+package bfd
+
+import "time"
+
+// tell logs what becomes of sessions, until over is closed. Writing a log can
+// take long, so the loop does not do it.
+func (t *Task) tell(over <-chan struct{}) {
+	told := map[string]Status{}
+	for {
+		changed := t.Changed()
+		states := t.States()
+		for name, now := range states {
+			t.tellOf(name, told[name], now)
+		}
+		told = states
+		select {
+		case <-over:
+			return
+		case <-changed:
+		}
+	}
+}
+
+// tellOf logs what the owner of a network wants to know of a session.
+func (t *Task) tellOf(name string, before, now Status) {
+	log := t.log.With("peer", name, "remote", now.Session.Remote)
+	again := before.Discriminator == now.Discriminator
+	switch {
+	case now.Up() && (!again || before.Transitions != now.Transitions):
+		log.Info("BFD session up")
+	case again && before.Transitions != now.Transitions:
+		log.Info("BFD session down", "cause", now.Cause, "detectionTime", before.DetectionTime,
+			"silent", time.Since(now.LastReceived).Round(time.Millisecond), "peerSays", now.RemoteDiagnostic)
+	case now.Cause == PeerAdminDown && (!again || before.Cause != PeerAdminDown):
+		log.Info("BFD is switched off on the peer")
+	}
+	if now.Error != "" && (!again || before.Error != now.Error) {
+		log.Warn("BFD session in trouble", "err", now.Error)
+	}
+}

@@ -1,0 +1,343 @@
+package bfd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// listenRetry is how often a receive socket is tried that cannot be opened.
+	listenRetry = time.Second
+	// maxBatch bounds the packets read from a socket before deadlines are looked
+	// at. A receive buffer of the default size holds fewer, so more are a flood,
+	// which gets a pause: it must not keep a processor busy at real-time priority.
+	maxBatch   = 512
+	floodPause = 5 * time.Millisecond
+	// idle is how long the loop waits when there is nothing to wait for.
+	idle = time.Hour
+)
+
+// listener is the receive socket of a transport.
+type listener struct {
+	fd    int // -1 while it cannot be opened
+	err   error
+	retry time.Time
+}
+
+// loop runs the sessions. Its clock is read before its sockets are: a deadline
+// that is over then was not met by any packet that came in time.
+func (t *Task) loop(ctx context.Context) error {
+	fd, err := unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("open an eventfd: %w", err)
+	}
+	waker := os.NewFile(uintptr(fd), "eventfd")
+	defer waker.Close() //nolint:errcheck // nothing is lost with it
+	t.waker.Store(waker)
+	defer context.AfterFunc(ctx, t.wake)()
+	defer t.closeAll()
+	close(t.ready)
+	for {
+		now := time.Now()
+		flooded := t.receive(now)
+		t.takeSets(now)
+		if ctx.Err() != nil {
+			_ = t.apply(nil, now) // nothing to refuse
+		}
+		t.openMissing(now)
+		t.transmit(now)
+		t.publish()
+		if ctx.Err() != nil && len(t.leaving) == 0 {
+			return nil
+		}
+		if flooded {
+			_ = unix.Nanosleep(new(unix.NsecToTimespec(floodPause.Nanoseconds())), nil)
+		}
+		t.wait(fd)
+	}
+}
+
+// wait waits for a packet, a call of wake or the next deadline.
+func (t *Task) wait(waker int) {
+	fds := []unix.PollFd{{Fd: int32(waker), Events: unix.POLLIN}}
+	deadline := time.Now().Add(idle)
+	sooner := func(t time.Time) {
+		if t.Before(deadline) {
+			deadline = t
+		}
+	}
+	for _, l := range t.listeners {
+		if l.fd >= 0 {
+			fds = append(fds, unix.PollFd{Fd: int32(l.fd), Events: unix.POLLIN})
+		} else {
+			sooner(l.retry)
+		}
+	}
+	for _, s := range t.sessions {
+		sooner(s.machine.deadline())
+	}
+	for _, s := range t.leaving {
+		sooner(s.machine.deadline())
+	}
+	timeout := unix.NsecToTimespec(max(0, time.Until(deadline).Nanoseconds()))
+	// An error is that of a signal, or the next round meets it.
+	if n, err := unix.Ppoll(fds, &timeout, nil); err == nil && n > 0 && fds[0].Revents != 0 {
+		_, _ = unix.Read(waker, make([]byte, 8))
+	}
+}
+
+// receive takes all packets that have arrived, and reports whether they may
+// not have been all.
+func (t *Task) receive(now time.Time) (flooded bool) {
+	for transport, l := range t.listeners {
+		read := 0
+		for l.fd >= 0 && read < maxBatch && t.receiveOne(transport, l, now) {
+			read++
+		}
+		flooded = flooded || read == maxBatch
+	}
+	return flooded
+}
+
+// receiveOne takes a packet, if there is one.
+func (t *Task) receiveOne(of transport, l *listener, now time.Time) bool {
+	d, err := read(l.fd, of, &t.buffers)
+	switch {
+	case err == nil:
+		t.hear(d, now)
+	case errors.Is(err, unix.EAGAIN):
+		return false
+	case !errors.Is(err, unix.EINTR):
+		l.fail(fmt.Errorf("receive on %s: %w", of, err), now)
+	}
+	return true
+}
+
+// hear gives a datagram to its session.
+func (t *Task) hear(d datagram, now time.Time) {
+	s, p, why := t.judge(d)
+	if why != used {
+		t.discarded[slices.Index(discards, why)].Add(1)
+		return
+	}
+	s.receive(p, now)
+}
+
+// judge finds the session of a datagram (RFC 5880, section 6.8.6; RFC 5881,
+// sections 3 and 5; RFC 5883, sections 4 and 5).
+func (t *Task) judge(d datagram) (*session, packet, Discard) {
+	if !d.multihop && d.hops != maxHops {
+		return nil, packet{}, BadHops
+	}
+	p, why := parse(d.payload)
+	if why != used {
+		return nil, p, why
+	}
+	s, why := t.find(d, p)
+	switch {
+	case why != used:
+		return nil, p, why
+	case d.hops < s.want.minHops():
+		return nil, p, BadHops
+	case p.authentic:
+		return nil, p, Authenticated
+	}
+	return s, p, used
+}
+
+// find finds the session by the discriminator that the peer was told, else by
+// the path.
+func (t *Task) find(d datagram, p packet) (*session, Discard) {
+	if p.your == 0 {
+		for _, s := range t.sessions {
+			if s.accepts(d) {
+				return s, used
+			}
+		}
+		return nil, UnknownPeer
+	}
+	for _, all := range [...][]*session{t.sessions, t.leaving} {
+		for _, s := range all {
+			switch {
+			case s.machine.local != p.your:
+			case !s.accepts(d):
+				return nil, WrongPath
+			default:
+				return s, used
+			}
+		}
+	}
+	return nil, UnknownDiscriminator
+}
+
+// transmit sends what is due.
+func (t *Task) transmit(now time.Time) {
+	for _, s := range t.sessions {
+		s.transmit(now)
+	}
+	t.leaving = slices.DeleteFunc(t.leaving, func(s *session) bool {
+		s.transmit(now)
+		if s.machine.left() {
+			s.link.close()
+		}
+		return s.machine.left()
+	})
+}
+
+// takeSets applies what Set got.
+func (t *Task) takeSets(now time.Time) {
+	for {
+		select {
+		case s := <-t.sets:
+			err := t.apply(s.want, now)
+			t.publish()
+			s.err <- err
+		default:
+			return
+		}
+	}
+}
+
+// apply makes the sessions those that are wanted. It returns what is wrong
+// with some of them.
+func (t *Task) apply(want map[string]Session, now time.Time) error {
+	if maps.Equal(want, t.want) {
+		return t.refused
+	}
+	var possible map[string]Session
+	possible, t.refused = admit(want)
+	t.want = want
+	old := t.sessions
+	t.sessions = nil // others may read the old slice
+	for _, s := range old {
+		if w, ok := possible[s.name]; ok && w.samePath(s.want) {
+			s.want = w
+			s.machine.set(w.Timers)
+			t.sessions = append(t.sessions, s)
+			delete(possible, s.name)
+		} else {
+			t.leave(s, now)
+		}
+	}
+	for name, w := range possible {
+		t.sessions = append(t.sessions, t.begin(name, w, now))
+	}
+	t.openNeeded()
+	return t.refused
+}
+
+// begin starts a session. Who leaves the same path does not talk over it: its
+// peer was told once.
+func (t *Task) begin(name string, w Session, now time.Time) *session {
+	t.leaving = slices.DeleteFunc(t.leaving, func(s *session) bool {
+		over := s.want.overlaps(w)
+		if over {
+			s.link.close()
+		}
+		return over
+	})
+	return &session{
+		name: name, want: w, since: now, link: link{fd: -1},
+		machine: newMachine(w.Timers, t.newDiscriminator(), rand.Float64, now),
+	}
+}
+
+// leave ends a session.
+func (t *Task) leave(s *session, now time.Time) {
+	s.machine.leave(now)
+	s.transmit(now)
+	t.leaving = append(t.leaving, s) // for transmit to close
+}
+
+// newDiscriminator returns one that is random (RFC 5880, section 10) and free.
+func (t *Task) newDiscriminator() uint32 {
+	for {
+		d := rand.Uint32()
+		has := func(s *session) bool { return s.machine.local == d }
+		if d != 0 && !slices.ContainsFunc(t.sessions, has) && !slices.ContainsFunc(t.leaving, has) {
+			return d
+		}
+	}
+}
+
+// openNeeded makes the receive sockets those that sessions need; openMissing
+// opens them.
+func (t *Task) openNeeded() {
+	unused := maps.Clone(t.listeners)
+	for _, s := range t.sessions {
+		key := s.want.transport()
+		if t.listeners[key] == nil {
+			t.listeners[key] = &listener{fd: -1}
+		}
+		delete(unused, key)
+	}
+	for key, l := range unused {
+		l.close()
+		delete(t.listeners, key)
+	}
+}
+
+// openMissing opens the receive sockets that are missing.
+func (t *Task) openMissing(now time.Time) {
+	for key, l := range t.listeners {
+		if l.fd >= 0 || now.Before(l.retry) {
+			continue
+		}
+		if fd, err := listen(key); err != nil {
+			l.fail(err, now)
+		} else {
+			l.fd, l.err = fd, nil
+		}
+	}
+}
+
+// fail closes the socket until it is tried again.
+func (l *listener) fail(err error, now time.Time) {
+	l.close()
+	l.err, l.retry = err, now.Add(listenRetry)
+}
+
+func (l *listener) close() {
+	if l.fd >= 0 {
+		_ = unix.Close(l.fd)
+	}
+	l.fd = -1
+}
+
+// publish lets others see what has changed.
+func (t *Task) publish() {
+	before := *t.published.Load()
+	changed := !slices.Equal(t.sessions, before)
+	for _, s := range t.sessions {
+		var listenError error
+		if l := t.listeners[s.want.transport()]; l != nil {
+			listenError = l.err
+		}
+		if now, old := s.status(listenError), s.published.Load(); old == nil || *old != now {
+			s.published.Store(&now)
+			changed = true
+		}
+	}
+	if changed {
+		t.published.Store(new(t.sessions))
+		close(*t.changed.Swap(new(make(chan struct{}))))
+	}
+}
+
+// closeAll closes all sockets.
+func (t *Task) closeAll() {
+	for _, l := range t.listeners {
+		l.close()
+	}
+	for _, s := range slices.Concat(t.sessions, t.leaving) {
+		s.link.close()
+	}
+}

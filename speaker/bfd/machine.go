@@ -1,0 +1,303 @@
+package bfd
+
+import (
+	"time"
+)
+
+const (
+	// slowest is the least DesiredMinTxInterval of a session that is not Up
+	// (RFC 5880, section 6.8.3).
+	slowest = time.Second
+	// Who leaves says so this many times, this often at most: within the
+	// Detection Time of the peer, mostly, as RFC 5880, section 6.8.16 asks for.
+	farewells        = 3
+	farewellInterval = 100 * time.Millisecond
+)
+
+// Timers are what one side asks for.
+type Timers struct {
+	// TransmitInterval is bfd.DesiredMinTxInterval, ReceiveInterval is
+	// bfd.RequiredMinRxInterval. Both are whole microseconds, at least 1 ms.
+	TransmitInterval, ReceiveInterval time.Duration
+	// DetectMultiplier is bfd.DetectMult: how many packets the peer misses before
+	// it declares the session down. 1 to 255.
+	DetectMultiplier int
+}
+
+// Cause is why a session is what it is to its owner.
+type Cause string
+
+// The causes.
+const (
+	// NeverUp: the session has not been Up yet.
+	NeverUp Cause = ""
+	// CameUp: both sides hear each other.
+	CameUp Cause = "up"
+	// Expired: the peer was not heard for the Detection Time.
+	Expired Cause = "detection_time_expired"
+	// PeerDown: the peer does not hear us any more, or has started anew.
+	PeerDown Cause = "peer_down"
+	// PeerAdminDown: people have switched the session off on the peer. That says
+	// nothing of the path; the session's client goes on without BFD (RFC 5882,
+	// section 4.2).
+	PeerAdminDown Cause = "peer_admin_down"
+)
+
+// causes are all that a transition can have.
+var causes = [...]Cause{CameUp, Expired, PeerDown, PeerAdminDown}
+
+// machine is the state machine of one session in Asynchronous mode (RFC 5880,
+// section 6.8), with the state variables of section 6.8.1. It has no clock and
+// sends nothing: every step gets the time, advance returns what is to be sent,
+// and deadline tells when to come back.
+type machine struct {
+	timers Timers         // what the owner wants
+	random func() float64 // from [0, 1)
+
+	state, remoteState State
+	diag, remoteDiag   Diagnostic
+	local, remote      uint32 // discriminators; remote is 0 while it is not known
+	remoteMinTx        time.Duration
+	remoteMinRx        time.Duration
+	remoteMultiplier   uint8
+	remoteDemand       bool
+	cause              Cause
+	lost               uint64 // packets of the peer, estimated from the gaps
+
+	// What we announce, and what we go by: they differ until a Poll Sequence has
+	// told the peer (section 6.8.3).
+	minTx, minRx         time.Duration
+	usedMinTx, usedMinRx time.Duration
+	polling, pollAgain   bool
+
+	heard    time.Time     // the last packet; zero: none within a Detection Time
+	sent     time.Time     // the last packet; zero: none
+	next     time.Time     // the next periodic one
+	interval time.Duration // that next was drawn from
+	urgent   bool          // the state has changed since the last packet
+	final    bool          // a Poll waits for its Final
+	goodbyes int           // packets to send in AdminDown
+}
+
+// newMachine returns a session in state Down that sends its first packet at
+// once. The discriminator is not zero and no other session's.
+func newMachine(t Timers, discriminator uint32, random func() float64, now time.Time) *machine {
+	m := &machine{timers: t, random: random, local: discriminator, state: Down, next: now}
+	m.forget()
+	m.negotiate()
+	m.interval = m.transmitInterval()
+	return m
+}
+
+// forget resets what is known of a peer that was not heard for a Detection
+// Time (section 6.8.1, bfd.RemoteDiscr).
+func (m *machine) forget() {
+	m.heard, m.remote, m.remoteState, m.remoteDemand = time.Time{}, 0, Down, false
+	m.remoteMinTx, m.remoteMinRx, m.remoteMultiplier = 0, time.Microsecond, 0
+}
+
+// set takes over what the owner wants. The session stays what it is.
+func (m *machine) set(t Timers) {
+	m.timers = t
+	m.negotiate()
+	m.reschedule()
+}
+
+// leave ends the session for good: it is said to the peer a few times, if it
+// was ever heard (section 6.8.16).
+func (m *machine) leave(now time.Time) {
+	if m.remote != 0 {
+		m.goodbyes = farewells
+	}
+	m.interval = min(m.transmitInterval(), farewellInterval)
+	m.next = now
+	m.state, m.diag = AdminDown, AdministrativelyDown
+	m.final, m.urgent = false, false
+	m.negotiate()
+}
+
+// left reports whether nothing remains to be done after leave.
+func (m *machine) left() bool { return m.state == AdminDown && m.goodbyes == 0 }
+
+// receive takes a packet of the peer for this session (section 6.8.6).
+func (m *machine) receive(p packet, now time.Time) {
+	m.countLost(now)
+	m.heard = now
+	m.remote, m.remoteDiag, m.remoteDemand = p.my, p.diagnostic, p.demand
+	m.remoteMinTx, m.remoteMinRx, m.remoteMultiplier = p.desiredMinTx, p.requiredMinRx, p.multiplier
+	m.remoteState = p.state
+	if m.state == AdminDown {
+		return
+	}
+	if p.final && m.polling {
+		m.endPoll()
+	}
+	m.follow()
+	m.final = m.final || p.poll
+	m.reschedule()
+}
+
+// follow makes the transition that the state of the peer asks for (section
+// 6.2).
+func (m *machine) follow() {
+	switch {
+	case m.remoteState == AdminDown:
+		if m.state != Down {
+			m.change(Down, NeighborSignaledDown, PeerAdminDown)
+		}
+		// Whatever was wrong before, nobody watches the path any more.
+		m.cause = PeerAdminDown
+	case m.state == Down && m.remoteState == Down:
+		m.change(Init, m.diag, m.cause)
+	case m.state == Down && m.remoteState == Init, m.state == Init && m.remoteState >= Init:
+		m.change(Up, NoDiagnostic, CameUp)
+	case m.state == Up && m.remoteState == Down:
+		m.change(Down, NeighborSignaledDown, PeerDown)
+	}
+}
+
+// change makes a transition. What ends a session that was not Up is no cause
+// of anything to its owner.
+func (m *machine) change(to State, diag Diagnostic, cause Cause) {
+	if m.state == Up || to == Up {
+		m.cause = cause
+	}
+	m.state, m.diag, m.urgent = to, diag, true
+	m.negotiate()
+}
+
+// negotiate announces the intervals that the owner wants and the state allows.
+// While the session is Up a slower transmission and a shorter Detection Time
+// wait for the end of a Poll Sequence: the peer goes by the old ones until
+// then (section 6.8.3).
+func (m *machine) negotiate() {
+	minTx, minRx := m.timers.TransmitInterval, m.timers.ReceiveInterval
+	if m.state != Up {
+		m.minTx, m.minRx = max(minTx, slowest), minRx
+		m.usedMinTx, m.usedMinRx = m.minTx, m.minRx
+		m.polling, m.pollAgain = false, false
+		return
+	}
+	if minTx == m.minTx && minRx == m.minRx {
+		return
+	}
+	m.minTx, m.minRx = minTx, minRx
+	m.usedMinTx, m.usedMinRx = min(m.usedMinTx, minTx), max(m.usedMinRx, minRx)
+	// A Final on its way may answer a Poll that told the values before these.
+	m.pollAgain, m.polling = m.polling, true
+}
+
+// endPoll goes by what the peer has confirmed.
+func (m *machine) endPoll() {
+	if m.pollAgain {
+		m.pollAgain = false
+		return
+	}
+	m.polling = false
+	m.usedMinTx, m.usedMinRx = m.minTx, m.minRx
+}
+
+// transmitInterval is the interval between our packets, before jitter (section
+// 6.8.2).
+func (m *machine) transmitInterval() time.Duration { return max(m.usedMinTx, m.remoteMinRx) }
+
+// receiveInterval is the interval between the peer's packets.
+func (m *machine) receiveInterval() time.Duration { return max(m.usedMinRx, m.remoteMinTx) }
+
+// detectionTime is how long the peer may be silent (section 6.8.4); zero while
+// it is not known.
+func (m *machine) detectionTime() time.Duration {
+	return time.Duration(m.remoteMultiplier) * m.receiveInterval()
+}
+
+// reschedule draws the time of the next periodic packet anew if the interval
+// has changed.
+func (m *machine) reschedule() {
+	if interval := m.transmitInterval(); interval != m.interval && m.state != AdminDown {
+		m.interval = interval
+		m.next = m.sent.Add(m.jittered())
+	}
+}
+
+// jittered is the interval, reduced by up to a quarter, and by at least a
+// tenth if one lost packet ends the session (section 6.8.7).
+func (m *machine) jittered() time.Duration {
+	span := 0.25
+	if m.timers.DetectMultiplier == 1 {
+		span = 0.15
+	}
+	return time.Duration(float64(m.interval) * (0.75 + span*m.random()))
+}
+
+// silent reports whether there are no periodic packets: the peer wants none,
+// or has Demand mode active (section 6.8.7).
+func (m *machine) silent() bool {
+	demanded := m.remoteDemand && m.state == Up && m.remoteState == Up && !m.polling
+	return m.remoteMinRx == 0 || demanded
+}
+
+// advance does what is due. It is to be called after every other step and at
+// the deadline, and returns a packet if one is to be sent now.
+func (m *machine) advance(now time.Time) (p packet, send bool) {
+	m.expire(now)
+	periodic := !m.silent() && !now.Before(m.next)
+	if m.state == AdminDown {
+		if m.goodbyes == 0 || now.Before(m.next) {
+			return packet{}, false
+		}
+		m.goodbyes--
+	} else if !m.final && !m.urgent && !periodic {
+		return packet{}, false
+	}
+	p = packet{
+		diagnostic: m.diag, state: m.state, poll: m.polling && !m.final, final: m.final,
+		multiplier: uint8(m.timers.DetectMultiplier), my: m.local, your: m.remote,
+		desiredMinTx: m.minTx, requiredMinRx: m.minRx,
+	}
+	m.final, m.urgent = false, false
+	m.sent = now
+	m.next = now.Add(m.jittered())
+	return p, true
+}
+
+// expire ends what depends on a peer that was not heard for the Detection Time
+// (section 6.8.4).
+func (m *machine) expire(now time.Time) {
+	if m.heard.IsZero() || now.Before(m.heard.Add(m.detectionTime())) {
+		return
+	}
+	m.forget()
+	if m.state == Init || m.state == Up {
+		m.change(Down, DetectionTimeExpired, Expired)
+	}
+	m.reschedule()
+}
+
+// deadline is when advance is to be called at the latest.
+func (m *machine) deadline() time.Time {
+	switch {
+	case m.final || m.urgent:
+		return m.sent // which is over
+	case m.state == AdminDown:
+		return m.next
+	case m.heard.IsZero():
+		return m.next // who is not known asks for no silence
+	}
+	expiry := m.heard.Add(m.detectionTime())
+	if m.silent() || expiry.Before(m.next) {
+		return expiry
+	}
+	return m.next
+}
+
+// countLost estimates from the time since the last packet how many were lost.
+// The peer sends after 75 to 100 % of the interval, and late when it is busy.
+func (m *machine) countLost(now time.Time) {
+	interval := m.receiveInterval()
+	if m.state != Up || m.heard.IsZero() || interval == 0 {
+		return
+	}
+	if gap := now.Sub(m.heard) - interval/4; gap > interval {
+		m.lost += uint64((gap - 1) / interval)
+	}
+}

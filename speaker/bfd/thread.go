@@ -1,0 +1,34 @@
+package bfd
+
+import (
+	"fmt"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// realTimePriority is the lowest there is: any other real-time thread comes
+// first.
+const realTimePriority = 1
+
+// realTime gives the calling goroutine a thread of its own that runs before
+// all normal ones, until restore is called. On a busy node its packets go out
+// within 0.2 ms, mostly, instead of some 50 ms. It needs CAP_SYS_NICE.
+func realTime() (restore func(), err error) {
+	runtime.LockOSThread()
+	before, err := unix.SchedGetAttr(0, 0)
+	if err == nil {
+		err = unix.SchedSetAttr(0, &unix.SchedAttr{
+			Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: realTimePriority, Flags: unix.SCHED_FLAG_RESET_ON_FORK,
+		}, 0)
+	}
+	if err != nil {
+		runtime.UnlockOSThread()
+		return nil, fmt.Errorf("set real-time priority: %w", err)
+	}
+	return func() {
+		if unix.SchedSetAttr(0, before, 0) == nil { // else the thread ends with its goroutine
+			runtime.UnlockOSThread()
+		}
+	}, nil
+}
