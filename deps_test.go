@@ -27,19 +27,23 @@ var mayImport = []struct {
 	reason  string
 }{
 	{"ipam", []string{"pkg/config"}, "the allocator is pure, so that it can be tested against a model and asked offline"},
-	{"pkg/annotation", nil, "names are constants that everybody shares"},
+	{"pkg/annotation", []string{"pkg/config"}, "names are constants that everybody shares; what a node says about BGP is read as the configuration is"},
 	{"pkg/buildinfo", nil, "every binary links it"},
-	{"pkg/clusterfacts", []string{"pkg/annotation", "pkg/config"}, "the controller and the CLI come to the same facts, and the speaker links them"},
+	{"pkg/clusterfacts", []string{"pkg/annotation", "pkg/config", "pkg/news"}, "the controller and the CLI come to the same facts, and the speaker links them"},
 	{"pkg/config", nil, "the configuration is a leaf: allocator, plan and CLI share it"},
-	{"pkg/dhcp", nil, "leases know nothing of pools and Services"},
-	{"pkg/leases", []string{"pkg/dhcp", "pkg/servicelb"}, "it is what the ledger asks for, as far as DHCP servers give it"},
+	{"pkg/config/change", []string{"pkg/config"}, "what an edit changes follows from two documents alone"},
+	{"pkg/dhcp", []string{"pkg/news"}, "leases know nothing of pools and Services"},
+	{"pkg/leases", []string{"pkg/dhcp", "pkg/news", "pkg/servicelb"}, "it is what the ledger asks for, as far as DHCP servers give it"},
+	{"pkg/news", nil, "whatever changes may tell it"},
+	{"pkg/peering", []string{"pkg/annotation"}, "speaker, controller and CLI share it"},
 	{"speaker/bfd", []string{"speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
-	{"speaker/bgp", []string{"pkg/config", "speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
+	{"speaker/bgp", []string{"pkg/config", "pkg/news", "speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
 	{"speaker/election", nil, "the election is arithmetic over names and addresses"},
-	{"speaker/layer2", []string{"pkg/config", "pkg/netstate", "speaker/layer2/seal", "speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
+	{"speaker/layer2", []string{"pkg/config", "pkg/netstate", "pkg/news", "speaker/layer2/seal", "speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
 	{"speaker/layer2/seal", nil, "who may claim a VIP is arithmetic"},
 	{"speaker/limit", []string{"speaker/plan"}, "it knows the plan's types and no announcer"},
-	{"speaker/plan", []string{"pkg/config", "speaker/election"}, "the CLI runs the plan offline"},
+	{"speaker/plan", []string{"pkg/annotation", "pkg/config", "speaker/election"}, "the CLI runs the plan offline"},
+	{"speaker/snapshot", []string{"pkg/annotation", "pkg/clusterfacts", "pkg/kube", "speaker/plan"}, "speakers and the CLI derive the same snapshot from the same objects"},
 	{"speaker/route", []string{"pkg/config", "pkg/netstate", "speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
 }
 
@@ -67,6 +71,7 @@ var mustNotImport = []struct {
 }{
 	{"ipam", []string{"net", "net/http", "os", "log", "log/slog", "context"}, "the allocator does no I/O"},
 	{"speaker/election", []string{"net", "os", "log", "log/slog", "time", "context", "math/rand", "math/rand/v2"}, "every node must come to the same answer"},
+	{"speaker/snapshot", []string{"net", "os", "log", "log/slog", "time", "context"}, "the same objects must give the same snapshot"},
 	{"speaker/plan", []string{"net", "os", "log", "log/slog", "context", "math/rand", "math/rand/v2"}, "the same snapshot must give the same plan"},
 }
 
@@ -76,7 +81,7 @@ var onlyIn = []struct {
 	places  []string
 	reason  string
 }{
-	{"k8s.io/client-go/", []string{"cmd/...", "pkg/clusterfacts", "pkg/debughttp", "pkg/kube", "pkg/provider", "pkg/released", "pkg/servicelb", "speaker", "speaker/membership"},
+	{"k8s.io/client-go/", []string{"cmd/...", "pkg/clusterfacts", "pkg/debughttp", "pkg/kube", "pkg/peering", "pkg/provider", "pkg/released", "pkg/servicelb", "speaker", "speaker/membership"},
 		"what talks to the API server can be named at a glance"},
 	{"github.com/vishvananda/netlink", []string{"pkg/netstate", "pkg/testnet", "speaker/route"}, "what touches the kernel's network can be named at a glance"},
 	{"github.com/google/nftables", []string{"speaker/limit"}, "what touches the kernel's packet filter can be named at a glance"},

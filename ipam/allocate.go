@@ -174,7 +174,7 @@ func (a *Allocator) kept(p *plan, f Family) *lease {
 		return nil
 	}
 	for _, l := range p.holder.leases {
-		if familyOf(l.addr) != f || !l.tenant(p.holder).fits(l.space, p.req.Pools) {
+		if familyOf(l.addr) != f || !l.tenant(p.holder).fits(l.space, p.req.Pools) || p.avoids(l) {
 			continue
 		}
 		if _, c := l.clash(p.me); !c.is() && (!p.req.Renumber || a.renews(p, l)) {
@@ -182,6 +182,11 @@ func (a *Allocator) kept(p *plan, f Family) *lease {
 		}
 	}
 	return nil
+}
+
+// avoids reports whether the owner, who holds the lease, is to leave it.
+func (p *plan) avoids(l *lease) bool {
+	return len(l.tenants) == 1 && slices.Contains(p.req.Avoid, l.addr)
 }
 
 // renews reports whether a new Service in the owner's place could be given the
@@ -238,7 +243,7 @@ func (a *Allocator) claim(p *plan, addr netip.Addr) (pick, *Refusal) {
 	if r != nil {
 		return pick{}, r
 	}
-	if a.reservedFor[addr] != p.me.owner.Name && a.fills(p, at.space, l) {
+	if a.apart[addr].service != p.me.owner.Name && a.fills(p, at.space, l) {
 		return pick{}, a.refuseQuota(p, at.space)
 	}
 	return pick{lease: l, kept: mine, space: at.space, addr: addr}, nil
@@ -269,8 +274,8 @@ func (a *Allocator) locate(p *plan, addr netip.Addr) (*segment, *Refusal) {
 // reserved for it only draining counts: the operator has decided.
 func (a *Allocator) entitled(p *plan, at *segment, addr netip.Addr) *Refusal {
 	q := at.pool
-	name, reserved := a.reservedFor[addr]
-	mine := reserved && name == p.me.owner.Name
+	reserved := a.apart[addr].service != ""
+	mine := reserved && !a.reservedForOther(p, addr)
 	switch {
 	case !mine && !q.Allows(p.req.Subject):
 		return refuse(PoolNotAllowed, q.Name, "%s is in pool %q, which %s", addr, q.Name, q.closedTo(p.req.Subject))
@@ -297,8 +302,8 @@ func (a *Allocator) vacant(p *plan, l *lease) *Refusal {
 }
 
 func (a *Allocator) reservedForOther(p *plan, addr netip.Addr) bool {
-	name, reserved := a.reservedFor[addr]
-	return reserved && name != p.me.owner.Name
+	service := a.apart[addr].service
+	return service != "" && service != p.me.owner.Name
 }
 
 // rejoined returns the address of the family that the Service has before any
@@ -317,7 +322,7 @@ func (a *Allocator) comeback(p *plan, f Family) *lease {
 	for l := a.namesakes[p.me.hash]; l != nil; l = l.namesake.next {
 		switch {
 		case !l.waitsFor(p.me) || familyOf(l.addr) != f || a.open(p, l.space.pool, f) != "":
-		case a.reservedForOther(p, l.addr) || a.fills(p, l.space, l):
+		case a.apart[l.addr].conflict || a.reservedForOther(p, l.addr) || a.fills(p, l.space, l):
 		case best == nil || best.space != l.space || best.since == l.since:
 			best = a.first(p, best, l)
 		case best.since < l.since:
@@ -345,7 +350,7 @@ func (a *Allocator) draw(p *plan) *Refusal {
 		switch {
 		case from != nil && p.refused[i] == nil:
 			p.picks = append(p.picks, pick{family: i, space: from.spaces[f.index()]})
-		case p.req.RequireAll || p.req.Renumber && p.has(f):
+		case p.req.RequireAll || (p.req.Renumber || len(p.req.Avoid) > 0) && p.has(f):
 			return a.refuseDraw(p, i)
 		}
 	}

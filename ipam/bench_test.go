@@ -54,15 +54,15 @@ func BenchmarkAllocate(b *testing.B) {
 			}
 		})
 	}
-	b.Run("mix", func(b *testing.B) { mix(b, false) })
-	b.Run("mix-shared", func(b *testing.B) { mix(b, true) })
+	b.Run("mix-4096", func(b *testing.B) { mix(b, 1<<12, false) })
+	b.Run("mix", func(b *testing.B) { mix(b, 1<<15, false) })
+	b.Run("mix-shared", func(b *testing.B) { mix(b, 1<<15, true) })
 }
 
-// mix is one create or delete in a half-full and fragmented /16 with
-// quarantine: in turns a random Service is deleted and another one created.
-// With sharing, two neighbours in the list have a key in common.
-func mix(b *testing.B, sharing bool) {
-	const services = 1 << 15
+// mix is one create or delete in a fragmented /16 with quarantine, of which the
+// Services fill a half at most: in turns a random one is deleted and another one
+// created. With sharing, two neighbours in the list have a key in common.
+func mix(b *testing.B, services int, sharing bool) {
 	a := filled(b, "198.18.0.0/16", services)
 	a.Configure(ipam.Setup{Pools: []config.Pool{pool("lan", "198.18.0.0/16")}, Quarantine: time.Second})
 	type service struct {

@@ -14,9 +14,10 @@ type PoolStats struct {
 	Family Family
 	// Size is how many addresses the pool may hand out, without what is
 	// forbidden; Free those of them that can be given to anybody now; Assigned
-	// those that are held, Quarantined those that rest, Reserved the others
-	// that are reserved. Stranded addresses are in no pool and not counted.
-	Size, Free, Assigned, Quarantined, Reserved float64
+	// those that are held, Quarantined those that rest, Conflicted the others
+	// that other hosts have, Reserved those of the rest that are reserved.
+	// Stranded addresses are in no pool and not counted.
+	Size, Free, Assigned, Quarantined, Conflicted, Reserved float64
 }
 
 // Stats returns counters of every pool and family the pool has, in the order
@@ -27,14 +28,29 @@ func (a *Allocator) Stats(now time.Time) []PoolStats {
 	for _, p := range a.pools {
 		for _, s := range p.spaces {
 			if s != nil {
-				stats = append(stats, PoolStats{
-					Pool: p.Name, Family: s.family, Size: s.size, Free: s.freeSize(),
-					Assigned: float64(s.assigned), Quarantined: float64(s.resting), Reserved: float64(s.reserved),
-				})
+				stats = append(stats, s.stats())
 			}
 		}
 	}
 	return stats
+}
+
+// StatsOf returns the counters of the pool that hands the address out; false:
+// there is none.
+func (a *Allocator) StatsOf(addr netip.Addr, now time.Time) (PoolStats, bool) {
+	a.tick(now)
+	if s := a.spaceOf(canonical(addr)); s.pool != nil {
+		return s.stats(), true
+	}
+	return PoolStats{}, false
+}
+
+func (s *space) stats() PoolStats {
+	return PoolStats{
+		Pool: s.name(), Family: s.family, Size: s.size, Free: s.freeSize(),
+		Assigned: float64(s.assigned), Quarantined: float64(s.resting),
+		Conflicted: float64(s.conflicted), Reserved: float64(s.reserved),
+	}
 }
 
 // Consideration is what one pool means for one family of a request.
@@ -262,6 +278,9 @@ func (a *Allocator) sayFree(w *wording, s *space) {
 	}
 	if s.reserved > 0 {
 		w.aside("%d reserved", s.reserved)
+	}
+	if s.conflicted > 0 {
+		w.aside("%d in use by other hosts", s.conflicted)
 	}
 	if s.resting > 0 && s.free.empty() {
 		w.aside("%d in quarantine, the next is", s.resting)

@@ -33,8 +33,8 @@ func (o op) String() string {
 	text := fmt.Sprintf("%+v %s %s", o.after, o.kind, o.req.Owner.UID)
 	switch o.kind {
 	case "allocate":
-		return text + fmt.Sprintf(" %v all=%v pools=%v addresses=%v labels=%v sharing=%+v renumber=%v", o.req.Families, o.req.RequireAll,
-			o.req.Pools, o.req.Addresses, o.req.Subject.Labels, o.req.Sharing, o.req.Renumber)
+		return text + fmt.Sprintf(" %v all=%v pools=%v addresses=%v labels=%v sharing=%+v renumber=%v avoid=%v", o.req.Families, o.req.RequireAll,
+			o.req.Pools, o.req.Addresses, o.req.Subject.Labels, o.req.Sharing, o.req.Renumber, o.req.Avoid)
 	case "restore":
 		return text + fmt.Sprintf(" %s %+v", o.addr, o.req.Sharing)
 	case "rest":
@@ -75,6 +75,7 @@ type draft struct {
 	withheld     []bool
 	forbidden    [][2]int // from, to
 	reservations []config.Reservation
+	conflicted   []netip.Addr
 	quarantine   time.Duration
 }
 
@@ -103,7 +104,7 @@ func (d *draft) edit(random *rand.Rand) {
 	if len(d.pools) > 0 {
 		p = &d.pools[random.IntN(len(d.pools))]
 	}
-	switch n := random.IntN(16); {
+	switch n := random.IntN(18); {
 	case n == 0:
 		d.quarantine = []time.Duration{0, 3 * time.Second, 10 * time.Second}[random.IntN(3)]
 	case n <= 2:
@@ -119,6 +120,10 @@ func (d *draft) edit(random *rand.Rand) {
 		d.withheld[i] = !d.withheld[i]
 	case n <= 7:
 		d.owner[random.IntN(len(world))] = random.IntN(len(d.pools)+1) - 1
+	case n >= 16:
+		if d.conflicted = append(slices.Clone(d.conflicted), world[random.IntN(len(world))]); random.IntN(2) == 0 {
+			d.conflicted = d.conflicted[1:]
+		}
 	case p == nil:
 	case n == 8:
 		p.Namespaces = [][]string{nil, nil, nil, {"a"}, {"b", "c"}}[random.IntN(5)]
@@ -168,7 +173,7 @@ func (d *draft) reserve(random *rand.Rand) {
 
 // layout spells a draft out.
 func (d *draft) layout() *layout {
-	l := &layout{Setup: ipam.Setup{Quarantine: d.quarantine, Reservations: slices.Clone(d.reservations)}, at: make([]spot, len(world))}
+	l := &layout{Setup: ipam.Setup{Quarantine: d.quarantine, Reservations: slices.Clone(d.reservations), Conflicted: d.conflicted}, at: make([]spot, len(world))}
 	free, withheld := make([]netipx.IPSetBuilder, len(d.pools)), make([]netipx.IPSetBuilder, len(d.pools))
 	for i, a := range world {
 		l.at[i].pool, l.at[i].withheld = d.owner[i], d.withheld[i]
@@ -194,6 +199,9 @@ func (d *draft) layout() *layout {
 		for i := f[0]; i <= f[1]; i++ {
 			l.at[i].bans = append(l.at[i].bans, ban{f[1] - f[0], f[0], why})
 		}
+	}
+	for _, a := range d.conflicted {
+		l.at[worldIndex[a]].conflict = true
 	}
 	for _, r := range d.reservations {
 		for _, a := range r.Addresses {
@@ -250,6 +258,11 @@ func randomRequest(random *rand.Rand) ipam.Request {
 	}
 	for range max(0, random.IntN(6)-3) {
 		req.Pools = append(req.Pools, []string{"p", "q", "r", "s"}[random.IntN(4)])
+	}
+	if random.IntN(6) == 0 {
+		for range 1 + random.IntN(8) {
+			req.Avoid = append(req.Avoid, world[random.IntN(len(world))])
+		}
 	}
 	for range max(0, random.IntN(6)-3) {
 		a := world[random.IntN(len(world))]
@@ -445,7 +458,7 @@ func (p *play) compare() string {
 		return fmt.Sprintf("stats are %v, want %v", got, want)
 	}
 	for _, s := range p.b.Stats(p.now) {
-		if s.Size != s.Free+s.Assigned+s.Quarantined+s.Reserved {
+		if s.Size != s.Free+s.Assigned+s.Quarantined+s.Conflicted+s.Reserved {
 			return fmt.Sprintf("addresses lost or doubled: %v", s)
 		}
 	}
@@ -544,7 +557,7 @@ func describe(w *strings.Builder, l *layout) {
 	for _, p := range l.Pools {
 		fmt.Fprintf(w, "    %+v\n", p)
 	}
-	fmt.Fprintf(w, "    quarantine %v, reserved %v, forbidden %v\n", l.Quarantine, l.Reservations, l.Forbidden)
+	fmt.Fprintf(w, "    quarantine %v, reserved %v, forbidden %v, conflicted %v\n", l.Quarantine, l.Reservations, l.Forbidden, l.Conflicted)
 }
 
 // FuzzAllocate sends requests of any shape to an allocator in use.
@@ -584,7 +597,7 @@ func FuzzAllocate(f *testing.F) {
 		s.holds("default/web", "dmz/198.18.1.0 dmz/2001:db8::")
 		s.holds("other/shared", "dmz/198.18.1.2")
 		for _, p := range s.Stats(s.now) {
-			require.Equal(t, p.Size, p.Free+p.Assigned+p.Quarantined+p.Reserved)
+			require.Equal(t, p.Size, p.Free+p.Assigned+p.Quarantined+p.Conflicted+p.Reserved)
 		}
 	})
 }

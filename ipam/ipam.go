@@ -17,7 +17,9 @@
 //     have it, and such a Service gets it before any other address that it
 //     could draw.
 //   - A reserved address goes to the Service that it is reserved for, and to
-//     that one before any other address. A forbidden one goes to nobody.
+//     that one before any other address. A forbidden one goes to nobody. A
+//     conflicted one, which another host was found to have, goes only to who
+//     asks for exactly this one or has it reserved.
 //   - The addresses of a pool with DHCP are those that the caller has leased.
 //     They do not rest, and the caller reserves each for the Service that it
 //     was leased for.
@@ -25,8 +27,8 @@
 //     Sharing explains.
 //   - What a Service holds does not move because the configuration was
 //     edited. It moves when the Service asks for another address, pool or
-//     family, or to be renumbered, and when its own change of terms makes it
-//     clash with those that it shares an address with.
+//     family, to avoid one or to be renumbered, and when its own change of
+//     terms makes it clash with those that it shares an address with.
 //   - Every failure is a *Refusal, and what the Service held before stays
 //     with it, with one exception: it leaves an address on which it would
 //     clash with others by its new terms, whether or not it gets another.
@@ -124,6 +126,10 @@ type Request struct {
 	// while others share one under its key. If there is no replacement, the
 	// request is refused and everything stays.
 	Renumber bool
+	// Avoid are addresses that the Service is to leave for others, unless it
+	// names them, has them reserved or shares them. If there is no other, the
+	// request is refused and everything stays.
+	Avoid []netip.Addr
 }
 
 // Held is an address that an owner holds.
@@ -157,6 +163,9 @@ type Setup struct {
 	// Forbidden may be in any order and overlap anything. Ranges that are
 	// not valid forbid nothing.
 	Forbidden []Forbidden
+	// Conflicted are addresses that other hosts were found to have, in or out
+	// of pools. Nobody draws them.
+	Conflicted []netip.Addr
 }
 
 // Allocator gives addresses out of pools. See New. It is not safe for
@@ -282,6 +291,25 @@ func (a *Allocator) Holds(uid string) []Held {
 		return nil
 	}
 	return a.held(h)
+}
+
+// HeldSince returns since when the owner holds the address; the zero time: it
+// does not.
+func (a *Allocator) HeldSince(uid string, addr netip.Addr) time.Time {
+	h, l := a.holders[uid], a.leases[canonical(addr)]
+	if h != nil && l != nil {
+		if t := l.tenant(h); t != nil {
+			return t.since
+		}
+	}
+	return time.Time{}
+}
+
+// Expects reports whether there are addresses for Services of this name only:
+// reserved or resting ones.
+func (a *Allocator) Expects(name string) bool {
+	hash := maphash.String(a.seed, name)
+	return len(a.reserved[name]) > 0 || a.namesakes[hash] != nil
 }
 
 // HoldersOf returns who holds the address, in the order in which they came to

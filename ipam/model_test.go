@@ -56,6 +56,7 @@ type spot struct {
 	withheld bool
 	bans     []ban
 	reserved string
+	conflict bool
 }
 
 type ban struct {
@@ -329,11 +330,15 @@ func (m *model) kept(req ipam.Request, f ipam.Family) *place {
 		asked := p.stay(req.Owner.UID).asked
 		named := len(req.Pools) == 0 || asked == "" || slices.Contains(req.Pools, asked) || slices.Contains(req.Pools, m.poolName(p))
 		_, c := clashAt(req.Owner, req.Sharing, p)
-		if p.family == f && named && c == "" && (!req.Renumber || m.renews(req, p)) {
+		if p.family == f && named && c == "" && !avoids(req, p) && (!req.Renumber || m.renews(req, p)) {
 			return p
 		}
 	}
 	return nil
+}
+
+func avoids(req ipam.Request, p *place) bool {
+	return slices.Contains(req.Avoid, p.addr) && len(p.stays) == 1
 }
 
 // renews: a new Service could be given the address, and would not have to
@@ -543,7 +548,7 @@ func (m *model) comeback(req ipam.Request, f ipam.Family, chosen choice) *place 
 	open := m.open(req)
 	for _, p := range m.places {
 		if p.family == f && p.rest != nil && p.rest.name == req.Owner.Name && slices.Contains(open, m.pool(p)) &&
-			!m.reservedForOther(req, p) && !m.fills(req, p, m.pool(p), f, chosen, nil) {
+			!m.layout.at[p.n].conflict && !m.reservedForOther(req, p) && !m.fills(req, p, m.pool(p), f, chosen, nil) {
 			waiting = append(waiting, p)
 		}
 	}
@@ -554,7 +559,7 @@ func (m *model) comeback(req ipam.Request, f ipam.Family, chosen choice) *place 
 // lowest is the pool's lowest free address of the family.
 func (m *model) lowest(q *config.Pool, f ipam.Family) *place {
 	for _, p := range m.places {
-		if p.family == f && m.pool(p) == q && len(p.stays) == 0 && p.rest == nil && m.layout.at[p.n].reserved == "" {
+		if p.family == f && m.pool(p) == q && len(p.stays) == 0 && p.rest == nil && m.layout.at[p.n].reserved == "" && !m.layout.at[p.n].conflict {
 			return p
 		}
 	}
@@ -623,7 +628,7 @@ func (m *model) draw(req ipam.Request, chosen choice, refused map[ipam.Family]ip
 			why[f] = m.drawFrom(req, order, f, chosen)
 		}
 		holds := slices.ContainsFunc(m.holds[req.Owner.UID], func(p *place) bool { return p.family == f })
-		if why[f] != "" && (req.RequireAll || req.Renumber && holds) {
+		if why[f] != "" && (req.RequireAll || (req.Renumber || len(req.Avoid) > 0) && holds) {
 			return why[f]
 		}
 	}
@@ -727,6 +732,8 @@ func (m *model) stats(now time.Time) (stats []ipam.PoolStats) {
 					s.Assigned++
 				case p.rest != nil:
 					s.Quarantined++
+				case m.layout.at[p.n].conflict:
+					s.Conflicted++
 				case m.layout.at[p.n].reserved != "":
 					s.Reserved++
 				default:

@@ -34,9 +34,9 @@ type space struct {
 	runs            []run
 	size, forbidden float64
 	free            freeSpace
-	// assigned, resting and reserved count what is not free: held, resting,
-	// and neither of the two but reserved.
-	assigned, resting, reserved int
+	// assigned and resting count what is held and what rests; conflicted and
+	// reserved what is neither and set apart.
+	assigned, resting, conflicted, reserved int
 	// perNamespace counts the addresses held, for a pool with a quota.
 	perNamespace map[string]int
 
@@ -53,10 +53,9 @@ type poolSet struct {
 	auto      []*pool
 	segments  []segment
 	forbidden forbiddenSet
-	// reservedFor is who an address is reserved for, reserved the addresses
-	// of a Service.
-	reservedFor map[netip.Addr]string
-	reserved    map[string][]netip.Addr
+	// apart is what nobody draws, reserved the addresses of a Service.
+	apart    map[netip.Addr]apart
+	reserved map[string][]netip.Addr
 	// nowhere is the space of stranded addresses.
 	nowhere space
 }
@@ -69,13 +68,19 @@ type segment struct {
 	space    *space
 }
 
+// apart is why an address is not drawn.
+type apart struct {
+	service  string // that it is reserved for; empty: for none
+	conflict bool   // another host has it
+}
+
 // Configure replaces the setup. What is held stays with its holders, also
 // when no pool hands it out any more (it is then stranded), and what rests
 // rests as long as the new setup says, counted from its release. It costs a
 // look at every pool, every address not free and everything forbidden; only
 // what a changed pool contains is built anew.
 func (a *Allocator) Configure(s Setup) {
-	a.unreserve()
+	a.rejoinAll()
 	a.quarantine = s.Quarantine
 	a.forbidden.set(s.Forbidden)
 	old := a.byName
@@ -90,7 +95,7 @@ func (a *Allocator) Configure(s Setup) {
 	}
 	a.sortPools()
 	a.rehome()
-	a.reserve(s.Reservations)
+	a.setApart(s)
 	a.time()
 }
 
@@ -226,39 +231,56 @@ func (a *Allocator) restIn(p *pool) time.Duration {
 	return max(a.quarantine, p.KeepFor)
 }
 
-// unreserve gives back what is reserved and idle.
-func (a *Allocator) unreserve() {
-	for addr := range a.reservedFor {
+// rejoinAll gives back what is set apart and idle.
+func (a *Allocator) rejoinAll() {
+	for addr, why := range a.apart {
 		if s := a.spaceOf(addr); s.pool != nil && a.leases[addr] == nil {
-			s.reserved--
+			*s.counter(why)--
 			s.put(addr)
 		}
 	}
 }
 
-// reserve takes what is reserved and idle out of the free space.
-func (a *Allocator) reserve(reservations []config.Reservation) {
-	a.reservedFor, a.reserved = map[netip.Addr]string{}, map[string][]netip.Addr{}
-	for _, r := range reservations {
+// setApart takes what is reserved or conflicted, and idle, out of the free
+// space.
+func (a *Allocator) setApart(s Setup) {
+	a.apart, a.reserved = map[netip.Addr]apart{}, map[string][]netip.Addr{}
+	for _, addr := range s.Conflicted {
+		a.apart[canonical(addr)] = apart{conflict: true}
+	}
+	for _, r := range s.Reservations {
 		for _, addr := range r.Addresses {
 			addr = canonical(addr)
-			if _, twice := a.reservedFor[addr]; twice || !addr.IsValid() {
+			why := a.apart[addr]
+			if why.service != "" || !addr.IsValid() {
 				continue
 			}
-			a.reservedFor[addr] = r.Service
+			why.service = r.Service
+			a.apart[addr] = why
 			a.reserved[r.Service] = append(a.reserved[r.Service], addr)
-			if s := a.spaceOf(addr); s.pool != nil && a.leases[addr] == nil {
-				s.take(addr)
-				s.reserved++
-			}
+		}
+	}
+	for addr, why := range a.apart {
+		if s := a.spaceOf(addr); s.pool != nil && a.leases[addr] == nil {
+			s.take(addr)
+			*s.counter(why)++
 		}
 	}
 }
 
-// occupy takes an address that is free, or reserved and idle.
+// counter counts the idle addresses of the space that are set apart for the
+// reason.
+func (s *space) counter(why apart) *int {
+	if why.conflict {
+		return &s.conflicted
+	}
+	return &s.reserved
+}
+
+// occupy takes an address that is free, or set apart and idle.
 func (a *Allocator) occupy(addr netip.Addr, s *space) {
-	if _, reserved := a.reservedFor[addr]; reserved && s.pool != nil {
-		s.reserved--
+	if why, ok := a.apart[addr]; ok && s.pool != nil {
+		*s.counter(why)--
 	} else {
 		s.take(addr)
 	}
@@ -266,8 +288,8 @@ func (a *Allocator) occupy(addr netip.Addr, s *space) {
 
 // vacate undoes occupy.
 func (a *Allocator) vacate(addr netip.Addr, s *space) {
-	if _, reserved := a.reservedFor[addr]; reserved && s.pool != nil {
-		s.reserved++
+	if why, ok := a.apart[addr]; ok && s.pool != nil {
+		*s.counter(why)++
 	} else {
 		s.put(addr)
 	}
@@ -338,7 +360,7 @@ func (s *space) put(addr netip.Addr) {
 
 // freeSize is how many addresses can be given now.
 func (s *space) freeSize() float64 {
-	return s.size - float64(s.assigned) - float64(s.resting) - float64(s.reserved)
+	return s.size - float64(s.assigned+s.resting+s.conflicted+s.reserved)
 }
 
 // counts counts for the quota that a tenant of the namespace, who is not among

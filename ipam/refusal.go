@@ -73,6 +73,12 @@ func (r *Refusal) facts() string {
 	return r.Message
 }
 
+// Behind returns a refusal for another reason that says the text and then what
+// this one says.
+func (r *Refusal) Behind(reason Reason, text string) *Refusal {
+	return &Refusal{Reason: reason, Pool: r.Pool, Message: text + r.Message, fact: text + r.facts()}
+}
+
 // byHope orders the reasons why a Service does not get an address: of several,
 // the one closest to giving one says the reason.
 var byHope = []Reason{
@@ -206,7 +212,7 @@ func (a *Allocator) sayQuota(w *wording, p *plan, s *space) {
 }
 
 func (a *Allocator) refuseReserved(addr netip.Addr) *Refusal {
-	return refuse(AddressReserved, a.spaceOf(addr).name(), "%s is reserved for %s", addr, a.reservedFor[addr])
+	return refuse(AddressReserved, a.spaceOf(addr).name(), "%s is reserved for %s", addr, a.apart[addr].service)
 }
 
 func (a *Allocator) refuseResting(l *lease) *Refusal {

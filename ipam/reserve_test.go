@@ -49,6 +49,49 @@ func TestReservedAddressesGoToNobodyElse(t *testing.T) {
 	s.gets("default/web", "lan/198.18.0.0", shares("k", "80")) // one is enough
 }
 
+func TestConflictedAddressesAreNotDrawn(t *testing.T) {
+	s := begin(t, pool("lan", "198.18.0.0/30"))
+	s.gets("default/web", "lan/198.18.0.0")
+	s.conflicts("198.18.0.0", "198.18.0.1", "198.18.0.2", "198.18.7.7")
+	s.holds("default/web", "lan/198.18.0.0") // nobody moves unasked
+	assert.Equal(t, []ipam.PoolStats{{Pool: "lan", Family: ipam.IPv4, Size: 4, Free: 1, Assigned: 1, Conflicted: 2}}, s.Stats(s.now))
+	s.gets("default/x", "lan/198.18.0.3")
+	s.refused("default/y", ipam.PoolExhausted, `pool "lan" has 0 of 4 IPv4 addresses free (2 in use by other hosts)`)
+
+	s.gets("default/y", "lan/198.18.0.1", at("198.18.0.1")) // who names it has it
+	s.reserves(reserved("default/z", "198.18.0.2"))
+	assert.Equal(t, 1., s.Stats(s.now)[0].Conflicted)
+	s.gets("default/z", "lan/198.18.0.2")
+
+	s.frees("default/web")
+	s.refused("default/web#2", ipam.PoolExhausted, `pool "lan" has 0 of 4 IPv4 addresses free (1 in quarantine, the next is free in 30s)`) // nor comes back
+	s.passes(time.Minute)
+	assert.Equal(t, 1., s.Stats(s.now)[0].Conflicted)
+	s.conflicts()
+	s.gets("default/web#2", "lan/198.18.0.0")
+}
+
+func TestServicesAvoidAddresses(t *testing.T) {
+	s := begin(t, pool("lan", "198.18.0.0/31", "2001:db8::/127"), quota(1, pool("dmz", "198.18.1.0/31")))
+	s.gets("default/web", "lan/198.18.0.0 lan/2001:db8::", prefer(ipam.IPv4, ipam.IPv6))
+	s.gets("default/web", "lan/198.18.0.1 lan/2001:db8::", prefer(ipam.IPv4, ipam.IPv6), avoiding("198.18.0.0"))
+	s.gets("default/x", "dmz/198.18.1.0") // 198.18.0.0 rests
+	s.refused("default/x", ipam.PoolExhausted,
+		`pool "lan" has 0 of 2 IPv4 addresses free (1 in quarantine, the next is free in 30s)`,
+		avoiding("198.18.1.0"), from("lan"))
+	s.gets("default/x", "dmz/198.18.1.1", avoiding("198.18.1.0")) // the quota counts what it leaves for nothing
+	s.passes(time.Minute)
+	s.gets("default/a", "lan/198.18.0.0", shares("k", "80"))
+	s.refused("default/web", ipam.PoolExhausted, // one family is enough, but not the other one
+		`pool "lan" has 0 of 2 IPv4 addresses free`, prefer(ipam.IPv4, ipam.IPv6), avoiding("198.18.0.1"), from("lan"))
+
+	s.gets("default/x", "dmz/198.18.1.1", avoiding("198.18.1.1"), at("198.18.1.1")) // it names it
+	s.reserves(reserved("default/x", "198.18.1.1"))
+	s.gets("default/x", "dmz/198.18.1.1", avoiding("198.18.1.1")) // it is reserved for it
+	s.gets("default/b", "lan/198.18.0.0", shares("k", "443"))
+	s.gets("default/b", "lan/198.18.0.0", shares("k", "443"), avoiding("198.18.0.0")) // it shares it
+}
+
 // Its caller keeps a pool with DHCP like this: the leases are its addresses,
 // each reserved for the Service that it was leased for.
 func TestLeasedAddresses(t *testing.T) {

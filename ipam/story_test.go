@@ -101,6 +101,15 @@ func (s *story) forbids(f ...ipam.Forbidden) {
 	s.Configure(s.setup)
 }
 
+// conflicts replaces what other hosts have.
+func (s *story) conflicts(addresses ...string) {
+	s.setup.Conflicted = nil
+	for _, a := range addresses {
+		s.setup.Conflicted = append(s.setup.Conflicted, netip.MustParseAddr(a))
+	}
+	s.Configure(s.setup)
+}
+
 // rests replaces the quarantine.
 func (s *story) rests(d time.Duration) {
 	s.setup.Quarantine = d
@@ -155,6 +164,14 @@ func portsOf(text string) (ports []ipam.Port) {
 // with lets a Service share with other namespaces, too.
 func with(namespaces ...string) wish {
 	return func(r *ipam.Request) { r.Sharing.Namespaces = namespaces }
+}
+
+func avoiding(addresses ...string) wish {
+	return func(r *ipam.Request) {
+		for _, a := range addresses {
+			r.Avoid = append(r.Avoid, netip.MustParseAddr(a))
+		}
+	}
 }
 
 func renumber(r *ipam.Request) { r.Renumber = true }

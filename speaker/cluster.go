@@ -10,7 +10,6 @@ import (
 	"sync"
 
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -20,16 +19,12 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/lodestone-lb/lodestone/pkg/annotation"
-	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
+	"github.com/lodestone-lb/lodestone/speaker/snapshot"
 )
 
 // byService is the index of EndpointSlices by the key of their Service.
 const byService = "service"
-
-// taintToBeDeleted marks a node that the cluster autoscaler is about to delete.
-const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
 
 // cluster is what the plan needs of the API server's objects. Informers fill
 // their stores and note what changed; the loop takes the changes over, each
@@ -56,9 +51,7 @@ type service struct {
 type slice struct {
 	metav1.ObjectMeta
 	service string
-	// ready and serving are the nodes of endpoints in that condition, sorted;
-	// "" stands for endpoints without a node.
-	ready, serving []string
+	snapshot.Endpoints
 }
 
 type node struct {
@@ -175,9 +168,9 @@ func (c *cluster) noteEndpoints(key string, b, a *slice) {
 	if err != nil || !ok || len(obj.(*service).VIPs) == 0 {
 		return
 	}
-	same := slices.Equal(a.ready, b.ready) && slices.Equal(a.serving, b.serving)
+	same := slices.Equal(a.Ready, b.Ready) && slices.Equal(a.Serving, b.Serving)
 	if !obj.(*service).Local {
-		same = (len(a.ready) > 0) == (len(b.ready) > 0) && (len(a.serving) > 0) == (len(b.serving) > 0)
+		same = (len(a.Ready) > 0) == (len(b.Ready) > 0) && (len(a.Serving) > 0) == (len(b.Serving) > 0)
 	}
 	if !same {
 		c.note(func() { c.dirty[key] = true })
@@ -194,7 +187,8 @@ func (c *cluster) noteNode(before, after any) {
 }
 
 func equalNode(a, b plan.Node) bool {
-	return a.Excluded == b.Excluded && a.NetworkUnavailable == b.NetworkUnavailable && maps.Equal(a.Labels, b.Labels)
+	return a.Excluded == b.Excluded && a.NetworkUnavailable == b.NetworkUnavailable && maps.Equal(a.Labels, b.Labels) &&
+		a.BGP == b.BGP && slices.Equal(a.Addresses, b.Addresses)
 }
 
 // refresh hands the Services that changed to put, and reports whether the
@@ -231,24 +225,11 @@ func (c *cluster) derive(key string) plan.Service {
 	if err != nil {
 		return s // the index exists
 	}
-	ready, serving := map[string]bool{}, map[string]bool{}
-	for _, obj := range objs {
-		for _, n := range obj.(*slice).ready {
-			ready[n] = true
-		}
-		for _, n := range obj.(*slice).serving {
-			serving[n] = true
-		}
+	all := make([]snapshot.Endpoints, len(objs))
+	for i, obj := range objs {
+		all[i] = obj.(*slice).Endpoints
 	}
-	if len(ready) == 0 {
-		ready = serving // all terminate, or none is ready
-	}
-	s.Serving = len(ready) > 0
-	if s.Local { // nobody asks for the nodes otherwise
-		delete(ready, "")
-		s.ServingNodes = ready
-	}
-	return s
+	return snapshot.With(s, all...)
 }
 
 // keepService, keepSlice and keepNode are given objects that they already saw,
@@ -258,32 +239,7 @@ func keepService(obj any) (any, error) {
 	if !ok {
 		return obj, nil
 	}
-	kept := plan.Service{
-		Name:   s.Namespace + "/" + s.Name,
-		Labels: s.Labels,
-		VIPs:   kube.VIPs(s),
-		Leases: kube.Leases(s),
-		Local:  s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal,
-	}
-	if value, ok := s.Annotations[annotation.ConnectionRateLimit]; ok {
-		kept.Limit.PerSecond, kept.LimitErr = annotation.ParseConnectionRateLimit(value)
-		kept.Limit.Ports = ports(s)
-	}
-	return &service{identity(&s.ObjectMeta), kept}, nil
-}
-
-// ports returns the Service's ports, of the protocols that there are.
-func ports(s *corev1.Service) []plan.Port {
-	numbers := map[corev1.Protocol]uint8{
-		"": unix.IPPROTO_TCP, corev1.ProtocolTCP: unix.IPPROTO_TCP, corev1.ProtocolUDP: unix.IPPROTO_UDP, corev1.ProtocolSCTP: unix.IPPROTO_SCTP,
-	}
-	var ports []plan.Port
-	for _, p := range s.Spec.Ports {
-		if number, ok := numbers[p.Protocol]; ok {
-			ports = append(ports, plan.Port{Protocol: number, Number: uint16(p.Port)})
-		}
-	}
-	return ports
+	return &service{identity(&s.ObjectMeta), snapshot.Service(s)}, nil
 }
 
 func keepSlice(obj any) (any, error) {
@@ -291,37 +247,8 @@ func keepSlice(obj any) (any, error) {
 	if !ok {
 		return obj, nil
 	}
-	kept := &slice{ObjectMeta: identity(&s.ObjectMeta)}
-	if name := s.Labels[discoveryv1.LabelServiceName]; name != "" {
-		kept.service = s.Namespace + "/" + name
-	}
-	for i := range s.Endpoints {
-		e := &s.Endpoints[i]
-		name := ""
-		if e.NodeName != nil {
-			name = *e.NodeName
-		}
-		// An unknown condition counts as ready; serving is ready that ignores
-		// termination.
-		ready := e.Conditions.Ready == nil || *e.Conditions.Ready
-		if ready {
-			kept.ready = append(kept.ready, name)
-		}
-		if serving := e.Conditions.Serving; serving == nil && ready || serving != nil && *serving {
-			kept.serving = append(kept.serving, name)
-		}
-	}
-	kept.ready, kept.serving = sorted(kept.ready), sorted(kept.serving)
-	if slices.Equal(kept.ready, kept.serving) {
-		kept.serving = kept.ready
-	}
-	return kept, nil
-}
-
-// sorted returns the names without doubles, in no more memory than they need.
-func sorted(names []string) []string {
-	slices.Sort(names)
-	return slices.Clone(slices.Compact(names))
+	of, endpoints := snapshot.EndpointsOf(s)
+	return &slice{identity(&s.ObjectMeta), of, endpoints}, nil
 }
 
 func keepNode(obj any) (any, error) {
@@ -329,17 +256,7 @@ func keepNode(obj any) (any, error) {
 	if !ok {
 		return obj, nil
 	}
-	_, excluded := n.Labels[corev1.LabelNodeExcludeBalancers]
-	excluded = excluded || slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
-		return t.Key == corev1.TaintNodeOutOfService || t.Key == taintToBeDeleted
-	})
-	kept := &node{identity(&n.ObjectMeta), plan.Node{Labels: n.Labels, Excluded: excluded}}
-	for _, c := range n.Status.Conditions {
-		if c.Type == corev1.NodeNetworkUnavailable && c.Status == corev1.ConditionTrue {
-			kept.NetworkUnavailable = true
-		}
-	}
-	return kept, nil
+	return &node{identity(&n.ObjectMeta), snapshot.Node(n)}, nil
 }
 
 func identity(m *metav1.ObjectMeta) metav1.ObjectMeta {

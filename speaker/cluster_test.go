@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -101,6 +102,27 @@ func TestOnlyWhatThePlanAsksWakesTheLoop(t *testing.T) {
 			require.Equal(t, event.dirty, slices.Sorted(maps.Keys(c.dirty)))
 			require.Len(t, c.wake, min(1, len(event.dirty)))
 		})
+	}
+}
+
+// What sessions need of a Node is news; what a kubelet writes all the time is
+// not.
+func TestNewsOfNodes(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*corev1.Node){
+		"annotation": func(n *corev1.Node) { n.Annotations = map[string]string{annotation.BGPASN: "64512"} },
+		"address": func(n *corev1.Node) {
+			n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "198.18.0.1"}}
+		},
+		"label":  func(n *corev1.Node) { n.Labels = map[string]string{"rack": "a"} },
+		"images": func(n *corev1.Node) { n.Status.Images = []corev1.ContainerImage{{SizeBytes: 1}} },
+	} {
+		c, before, after := mustCluster(t), nodeObject("n1"), nodeObject("n1")
+		change(after)
+		b, _ := keepNode(before)
+		a, _ := keepNode(after)
+		c.noteNode(b, a)
+		require.Equal(t, name != "images", c.dirtyNodes, name)
 	}
 }
 

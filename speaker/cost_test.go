@@ -107,7 +107,7 @@ func startSpeaker(b *testing.B, api *apiServer) {
 		members.speakers[fmt.Sprint("node-", i)] = true
 	}
 	s, err := New(Options{
-		Node: members.self, Client: client, Members: members, DataPlane: &fakeDataPlane{}, Announcer: &fakeAnnouncer{},
+		Node: members.self, Client: client, Members: members, Networks: members, Claimant: members, DataPlane: &fakeDataPlane{}, Announcer: &fakeAnnouncer{},
 		Config: &fakeConfig{config: &config.Config{
 			Pools:          []config.Pool{{Name: "lan", Free: prefix("10.0.0.0/16"), Withheld: prefix("10.1.0.0/32")}},
 			Advertisements: []config.Advertisement{{Name: "all", Layer2: &config.Layer2{}}},

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"sync"
 	"time"
 
 	"github.com/lodestone-lb/lodestone/speaker/plan"
@@ -32,7 +33,8 @@ func (s *Speaker) leave(changes []plan.Change, alive map[string]bool) (stopped b
 	until := time.Now().Add(s.HandOver)
 	for _, c := range changes {
 		_, known := alive[c.After.Silence.Owner]
-		orderly := known && c.After.Silence.Reason != plan.NetworkUnavailable
+		reason := c.After.Silence.Reason
+		orderly := known && reason != plan.NetworkUnavailable && reason != plan.LinkDown
 		_, leaves := s.leaving[c.VIP]
 		switch {
 		case orderly && c.Before.Owned:
@@ -89,8 +91,12 @@ func (s *Speaker) handOver() error {
 	s.setChecks([]Check{{Name: "shutdown", Message: "handing over"}})
 	s.Members.SetReady(false)
 	s.Log.Info("handing over", "vips", len(s.planner.Plan().Layer2))
-	ctx, cancel := context.WithTimeout(context.Background(), setTimeout+s.HandOver)
+	ctx, cancel := context.WithTimeout(context.Background(), setTimeout+max(s.HandOver, s.Drain))
 	defer cancel()
+	var routers sync.WaitGroup
+	defer routers.Wait()
+	routes := len(s.planner.Plan().BGP.Routes)
+	routers.Go(func() { s.leaveRouters(ctx, routes) })
 	if sound {
 		s.giveUp(ctx)
 	}
@@ -106,7 +112,7 @@ func (s *Speaker) giveUp(ctx context.Context) {
 	alive := s.speakers
 	s.observe(s.Members.Changed())
 	changes := s.update()
-	s.leave(changes, alive)
+	s.leave(changes.VIPs, alive)
 	if len(s.leaving) > 0 {
 		s.apply(ctx, s.want())
 	}

@@ -96,13 +96,13 @@ func TestPlannedMovesMakeBeforeTheyBreak(t *testing.T) {
 	for name, move := range map[string]func(s *story){
 		"label":               func(s *story) { s.apply(excluded("n1")) },
 		"out of service":      func(s *story) { s.apply(tainted("n1", corev1.TaintNodeOutOfService)) },
-		"autoscaler":          func(s *story) { s.apply(tainted("n1", taintToBeDeleted)) },
+		"autoscaler":          func(s *story) { s.apply(tainted("n1", "ToBeDeletedByClusterAutoscaler")) },
 		"Node deleted":        func(s *story) { s.deleteNode("n1") },
 		"local endpoint ends": func(s *story) { s.apply(endpoints("web", endpoint("n1", "serving"), on("n2"))) },
 		"configuration": func(s *story) {
 			elsewhere := *s.config.config
-			elsewhere.Advertisements = []config.Advertisement{{Name: "all", Layer2: &config.Layer2{},
-				NodeSelector: config.Selector{{Key: corev1.LabelHostname, Operator: config.In, Values: []string{"n2"}}}}}
+			elsewhere.Advertisements = []config.Advertisement{{Name: "all", Layer2: &config.Layer2{
+				NodeSelector: config.Selector{{Key: corev1.LabelHostname, Operator: config.In, Values: []string{"n2"}}}}}}
 			s.config.change(func() { s.config.config = &elsewhere })
 		},
 	} {

@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"sync"
 	"time"
+
+	"github.com/lodestone-lb/lodestone/pkg/news"
 )
 
 // KubeProxyURL is where kube-proxy, and what replaces it, tells load balancers
@@ -35,13 +37,13 @@ type KubeProxy struct {
 	mu      sync.Mutex
 	healthy bool
 	status  string
-	changed chan struct{}
+	changed news.Signal
 }
 
 // NewKubeProxy returns a watcher of the URL that starts with Run. Without URL
 // it always says yes.
 func NewKubeProxy(url string, log *slog.Logger) *KubeProxy {
-	p := &KubeProxy{log: log, status: "no answer yet", changed: make(chan struct{})}
+	p := &KubeProxy{log: log, status: "no answer yet"}
 	if url == "" {
 		p.healthy, p.status = true, "not asked"
 		return p
@@ -62,11 +64,7 @@ func (p *KubeProxy) Healthy() (bool, string) {
 }
 
 // Changed returns a channel that is closed when Healthy has a new answer.
-func (p *KubeProxy) Changed() <-chan struct{} {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.changed
-}
+func (p *KubeProxy) Changed() <-chan struct{} { return p.changed.Next() }
 
 // Run asks until ctx ends.
 func (p *KubeProxy) Run(ctx context.Context) error {
@@ -135,6 +133,5 @@ func (p *KubeProxy) set(healthy bool, status string) {
 	}
 	p.log.Info("kube-proxy", "healthy", healthy, "status", status)
 	p.healthy, p.status = healthy, status
-	close(p.changed)
-	p.changed = make(chan struct{})
+	p.changed.Notify()
 }

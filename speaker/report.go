@@ -2,12 +2,14 @@ package speaker
 
 import (
 	"context"
+	"maps"
 	"net"
 	"net/netip"
 	"time"
 
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/netstate"
+	"github.com/lodestone-lb/lodestone/pkg/peering"
 	"github.com/lodestone-lb/lodestone/speaker/layer2"
 )
 
@@ -35,20 +37,27 @@ type Conflicts interface {
 	ConflictsChanged() <-chan struct{}
 }
 
+// Sessions tells how the BGP sessions are; Detector is one.
+type Sessions interface {
+	Sessions() []peering.Session
+	Changed() <-chan struct{}
+}
+
 // ReportOptions are what a Reporter needs.
 type ReportOptions struct {
 	Interfaces Interfaces
 	Gateways   Gateways
 	Config     Config
 	Conflicts  Conflicts
+	Sessions   Sessions
 	// Report is told what the speaker's Lease is to say; it is
 	// membership.Task's.
 	Report func(annotations map[string]string)
 }
 
 // Reporter is the task that tells the controller what the node's network looks
-// like: which segments it is on, which addresses are its gateways', and which
-// of its VIPs other hosts claim.
+// like: which segments it is on, which addresses are its gateways', which of
+// its VIPs other hosts claim, and how its BGP sessions are.
 type Reporter struct{ ReportOptions }
 
 // NewReporter returns a Reporter that starts with Run.
@@ -68,8 +77,11 @@ func (r *Reporter) Run(ctx context.Context) error {
 	}
 	for {
 		// First the channels, then the state: no change is missed.
-		interfaces, gateways, config, conflicts := r.Interfaces.Changed(), r.Gateways.Changed(), r.Config.Changed(), r.Conflicts.ConflictsChanged()
-		r.Report(r.network().Annotations())
+		interfaces, gateways, config := r.Interfaces.Changed(), r.Gateways.Changed(), r.Config.Changed()
+		conflicts, sessions := r.Conflicts.ConflictsChanged(), r.Sessions.Changed()
+		annotations := r.network().Annotations()
+		maps.Copy(annotations, peering.Annotations(r.Sessions.Sessions()))
+		r.Report(annotations)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -77,6 +89,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 		case <-gateways:
 		case <-config:
 		case <-conflicts:
+		case <-sessions:
 		}
 		select {
 		case <-ctx.Done():

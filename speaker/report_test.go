@@ -14,6 +14,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/netstate"
+	"github.com/lodestone-lb/lodestone/pkg/peering"
 	"github.com/lodestone-lb/lodestone/speaker/layer2"
 )
 
@@ -53,6 +54,18 @@ func (f *fakeConflicts) Conflicts() []layer2.Conflict {
 	return f.conflicts
 }
 
+// fakeSessions stands for the Detector.
+type fakeSessions struct {
+	changes
+	sessions []peering.Session
+}
+
+func (f *fakeSessions) Sessions() []peering.Session {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.sessions
+}
+
 // ethernet returns an interface that can announce.
 func ethernet(index int, name string, addrs ...string) netstate.Interface {
 	i := netstate.Interface{Index: index, Name: name, Kind: "device", HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, byte(index)}, Up: true, Ethernet: true}
@@ -66,7 +79,7 @@ func TestReporterTellsTheNetwork(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		interfaces, gateways, cfg := &fakeNetwork{ready: make(chan struct{})}, &fakeNetwork{ready: make(chan struct{})}, &fakeConfig{}
-		conflicts := &fakeConflicts{}
+		conflicts, sessions := &fakeConflicts{}, &fakeSessions{}
 		interfaces.interfaces = []netstate.Interface{
 			{Index: 1, Name: "lo", Loopback: true, Up: true, Addrs: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/8")}},
 			ethernet(2, "eth0", "198.18.0.11/24", "198.18.0.99/32", "2001:db8::11/64", "fe80::1/64"),
@@ -74,7 +87,7 @@ func TestReporterTellsTheNetwork(t *testing.T) {
 		}
 		var told []map[string]string
 		report := func(a map[string]string) { told = append(told, a) }
-		r := NewReporter(ReportOptions{Interfaces: interfaces, Gateways: gateways, Config: cfg, Conflicts: conflicts, Report: report})
+		r := NewReporter(ReportOptions{Interfaces: interfaces, Gateways: gateways, Config: cfg, Conflicts: conflicts, Sessions: sessions, Report: report})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- r.Run(ctx) }()
@@ -90,12 +103,12 @@ func TestReporterTellsTheNetwork(t *testing.T) {
 		synctest.Wait()
 		assert.Empty(t, told, "the gateways are still being asked for")
 		close(gateways.ready)
-		assert.Equal(t, map[string]string{annotation.Segments: "198.18.0.0/24 eth0,2001:db8::/64 eth0", annotation.Conflicts: ""}, last(), "the kernel did not tell the gateways: what is there stays")
+		assert.Equal(t, map[string]string{annotation.Segments: "198.18.0.0/24 eth0,2001:db8::/64 eth0", annotation.Conflicts: "", annotation.BGPSessions: ""}, last(), "the kernel did not tell the gateways: what is there stays")
 
 		gateways.change(func() {
 			gateways.gateways = []netip.Addr{netip.MustParseAddr("198.18.0.1"), netip.MustParseAddr("fe80::2")}
 		})
-		assert.Equal(t, map[string]string{annotation.Segments: "198.18.0.0/24 eth0,2001:db8::/64 eth0", annotation.Gateways: "198.18.0.1", annotation.Conflicts: ""}, last())
+		assert.Equal(t, map[string]string{annotation.Segments: "198.18.0.0/24 eth0,2001:db8::/64 eth0", annotation.Gateways: "198.18.0.1", annotation.Conflicts: "", annotation.BGPSessions: ""}, last())
 
 		conflicts.change(func() {
 			conflicts.conflicts = []layer2.Conflict{
@@ -106,6 +119,10 @@ func TestReporterTellsTheNetwork(t *testing.T) {
 		assert.Equal(t, "198.18.0.7 02:00:00:00:00:0c withheld,2001:db8::7 02:00:00:00:00:0d announced", last()[annotation.Conflicts])
 		conflicts.change(func() { conflicts.conflicts = nil })
 		assert.Empty(t, last()[annotation.Conflicts], "they are gone")
+
+		sessions.change(func() { sessions.sessions = []peering.Session{{Peer: "tor", Message: "no password"}} })
+		assert.JSONEq(t, `[{"peer":"tor","since":"0001-01-01T00:00:00Z","message":"no password"}]`, last()[annotation.BGPSessions])
+		sessions.change(func() { sessions.sessions = nil })
 
 		cfg.change(func() {
 			cfg.config = &config.Config{Advertisements: []config.Advertisement{{Name: "routed"}, {Name: "l2", Layer2: &config.Layer2{Interfaces: []string{"docker*"}}}}}
@@ -124,7 +141,7 @@ func TestReporterTellsTheNetwork(t *testing.T) {
 
 		interfaces.change(func() { interfaces.interfaces = nil })
 		gateways.change(func() { gateways.gateways = []netip.Addr{} })
-		assert.Equal(t, map[string]string{annotation.Segments: "", annotation.Gateways: "", annotation.Conflicts: ""}, last(), "none is something to tell")
+		assert.Equal(t, map[string]string{annotation.Segments: "", annotation.Gateways: "", annotation.Conflicts: "", annotation.BGPSessions: ""}, last(), "none is something to tell")
 		cancel()
 		require.NoError(t, <-done)
 	})

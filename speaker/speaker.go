@@ -31,6 +31,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
+	"github.com/lodestone-lb/lodestone/speaker/snapshot"
 )
 
 const (
@@ -76,6 +77,12 @@ type Networks interface {
 	Networks() map[string]clusterfacts.Network
 }
 
+// Claimant tells all other speakers what this one owns and keeps;
+// membership.Task is one, too. They tell it by their networks.
+type Claimant interface {
+	Claim(buckets [128]byte)
+}
+
 // DataPlane carries the traffic from here to the endpoints; KubeProxy is one.
 type DataPlane interface {
 	Healthy() (bool, string)
@@ -105,14 +112,21 @@ type Options struct {
 	Config    Config
 	Members   Members
 	Networks  Networks
+	Claimant  Claimant
 	DataPlane DataPlane
 	Announcer Announcer
 	Limiter   Limiter
+	Router    Router
+	Passwords Passwords
+	Detector  *Detector
 	Log       *slog.Logger
 	Registry  prometheus.Registerer
 	// HandOver is how long at most a VIP that moves to another node is answered
 	// for here.
 	HandOver time.Duration
+	// Drain is how long routers are given to prefer other nodes before this one
+	// withdraws its routes.
+	Drain time.Duration
 }
 
 // Speaker is the task that runs the loop.
@@ -131,6 +145,7 @@ type Speaker struct {
 	heard    <-chan struct{}                 // closed when there are others
 	retry    <-chan time.Time
 	leaving  map[netip.Addr]leaving
+	routing  routing
 
 	beat atomic.Int64 // when the loop last showed that it is alive, in Unix seconds
 
@@ -174,11 +189,11 @@ func (s *Speaker) Run(ctx context.Context) error {
 	group.Go(func() error { s.cluster.run(ctx); return nil })
 	for ctx.Err() == nil {
 		// First the channels, then the state: no change is missed.
-		config, members, dataPlane := s.Config.Changed(), s.Members.Changed(), s.DataPlane.Changed()
+		config, members, dataPlane, passwords := s.Config.Changed(), s.Members.Changed(), s.DataPlane.Changed(), s.Passwords.Changed()
 		start := time.Now()
-		s.reconcile(ctx, members)
+		s.reconcile(ctx, members, passwords)
 		rested := time.Now().Add(min(restFactor*time.Since(start), maxRest))
-		s.wait(ctx, rested, config, members, dataPlane)
+		s.wait(ctx, rested, config, members, dataPlane, passwords)
 	}
 	err := s.handOver()
 	return errors.Join(err, group.Wait())
@@ -186,9 +201,9 @@ func (s *Speaker) Run(ctx context.Context) error {
 
 // wait returns when there may be something new; news of the cluster wait until
 // the loop has rested.
-func (s *Speaker) wait(ctx context.Context, rested time.Time, config, members, dataPlane <-chan struct{}) {
+func (s *Speaker) wait(ctx context.Context, rested time.Time, config, members, dataPlane, passwords <-chan struct{}) {
 	var news <-chan time.Time
-	beat, end := time.NewTicker(heartbeat), s.leavingEnds()
+	beat, end, drained := time.NewTicker(heartbeat), s.leavingEnds(), s.routing.drainEnds()
 	defer beat.Stop()
 	for {
 		s.beat.Store(time.Now().Unix())
@@ -201,9 +216,13 @@ func (s *Speaker) wait(ctx context.Context, rested time.Time, config, members, d
 			return
 		case <-dataPlane:
 			return
+		case <-passwords:
+			return
 		case <-s.retry:
 			return
 		case <-end:
+			return
+		case <-drained:
 			return
 		case <-s.cluster.wake:
 			if time.Now().After(rested) {
@@ -218,7 +237,7 @@ func (s *Speaker) wait(ctx context.Context, rested time.Time, config, members, d
 }
 
 // reconcile brings what is announced up to date with what is known.
-func (s *Speaker) reconcile(ctx context.Context, members <-chan struct{}) {
+func (s *Speaker) reconcile(ctx context.Context, members, passwords <-chan struct{}) {
 	checks := s.checks()
 	ready := !slices.ContainsFunc(checks, func(c Check) bool { return !c.OK })
 	s.Members.SetReady(ready)
@@ -229,23 +248,27 @@ func (s *Speaker) reconcile(ctx context.Context, members <-chan struct{}) {
 	if !s.cluster.hasSynced() {
 		return
 	}
-	alive := s.speakers
+	alive, excluded := s.speakers, s.excluded()
 	s.observe(members)
-	due := s.endLeaving(ready) || s.retry != nil
-	if !s.planner.Stale() && !due {
+	due, routingDue := s.endLeaving(ready) || s.retry != nil, s.routingDue(passwords)
+	if !s.planner.Stale() && !due && !routingDue {
 		return
 	}
-	before := s.planner.Plan().LimitErrs
+	unlimited, had := s.planner.Plan().LimitErrs, s.routesAtExclusion(excluded)
 	changes := s.update()
+	s.Claimant.Claim(s.planner.Plan().Claims)
 	s.limit(s.planner.Plan().Limits)
 	if ready {
-		due = s.leave(changes, alive) || due
+		due = s.leave(changes.VIPs, alive) || due
 	}
-	if due || slices.ContainsFunc(changes, func(c plan.Change) bool { return c.Before.Owned || c.After.Owned }) {
+	if due || slices.ContainsFunc(changes.VIPs, func(c plan.Change) bool { return c.Before.Owned || c.After.Owned }) {
 		s.apply(ctx, s.want())
 	}
+	if routingDue || changes.Sessions || len(changes.Prefixes) > 0 {
+		s.route(ctx, had)
+	}
 	s.tell(changes)
-	s.tellUnlimited(before, s.planner.Plan().LimitErrs)
+	s.tellUnlimited(unlimited, s.planner.Plan().LimitErrs)
 }
 
 // observe tells the planner what is new. The speakers and their networks are
@@ -258,7 +281,7 @@ func (s *Speaker) observe(members <-chan struct{}) {
 	if members != s.heard {
 		speakers, networks := s.Members.Speakers(), s.Networks.Networks()
 		changed = changed || !maps.Equal(speakers, s.speakers)
-		changedNodes = changedNodes || !maps.EqualFunc(networks, s.networks, equalSegments)
+		changedNodes = changedNodes || !maps.EqualFunc(networks, s.networks, equalNetworks)
 		s.heard, s.speakers, s.networks = members, speakers, networks
 	}
 	if changedNodes {
@@ -269,32 +292,27 @@ func (s *Speaker) observe(members <-chan struct{}) {
 	}
 }
 
-// locate returns the nodes with their segments.
+// locate returns the nodes with what their speakers tell: segments and claims.
 func locate(nodes map[string]plan.Node, networks map[string]clusterfacts.Network) map[string]plan.Node {
 	located := make(map[string]plan.Node, len(nodes))
 	for name, n := range nodes {
-		if segments := networks[name].Segments; segments != nil {
-			n.Segments = make([]plan.Segment, len(segments)) // none is not the same as not known
-			for i, g := range segments {
-				n.Segments[i] = plan.Segment(g)
-			}
-		}
-		located[name] = n
+		located[name] = snapshot.Locate(n, networks[name])
 	}
 	return located
 }
 
-func equalSegments(a, b clusterfacts.Network) bool {
-	return slices.Equal(a.Segments, b.Segments) && (a.Segments == nil) == (b.Segments == nil)
+// equalNetworks reports whether the plan takes the two for the same.
+func equalNetworks(a, b clusterfacts.Network) bool {
+	return a.Claims == b.Claims && slices.Equal(a.Segments, b.Segments) && (a.Segments == nil) == (b.Segments == nil)
 }
 
 // update brings the plan up to date and returns what that changed.
-func (s *Speaker) update() []plan.Change {
+func (s *Speaker) update() plan.Changes {
 	start := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	changes := s.planner.Update()
-	for _, c := range changes {
+	for _, c := range changes.VIPs {
 		switch {
 		case !c.After.Owned:
 			delete(s.state.since, c.VIP)
@@ -334,20 +352,28 @@ func (s *Speaker) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) {
 
 // tell logs and counts the VIPs that came and went. It comes after the deed:
 // a failover does not wait for the log.
-func (s *Speaker) tell(changes []plan.Change) {
-	slices.SortFunc(changes, func(a, b plan.Change) int { return a.VIP.Compare(b.VIP) })
-	for _, c := range changes {
-		switch silence := c.After.Silence; {
+func (s *Speaker) tell(changes plan.Changes) {
+	slices.SortFunc(changes.VIPs, func(a, b plan.Change) int { return a.VIP.Compare(b.VIP) })
+	for _, c := range changes.VIPs {
+		reason := []any{"vip", c.VIP, "message", "no Service has it any more"}
+		if silence := c.After.Silence; silence.Reason != "" {
+			reason = []any{"vip", c.VIP, "reason", silence.Reason, "owner", silence.Owner, "message", silence.Message}
+		}
+		switch {
 		case c.Before.Owned == c.After.Owned:
 		case c.After.Owned:
 			s.metrics.gained.Inc()
 			s.Log.Info("vip gained", "vip", c.VIP, "before", c.Before.Silence.Message)
-		case c.After.Silent:
-			s.metrics.lost.Inc()
-			s.Log.Info("vip lost", "vip", c.VIP, "reason", silence.Reason, "owner", silence.Owner, "message", silence.Message)
 		default:
 			s.metrics.lost.Inc()
-			s.Log.Info("vip lost", "vip", c.VIP, "message", "no Service has it any more")
+			s.Log.Info("vip lost", reason...)
+		}
+		switch {
+		case slices.Equal(c.Before.Peers, c.After.Peers):
+		case len(c.After.Peers) > 0:
+			s.Log.Info("vip routed", "vip", c.VIP, "peers", c.After.Peers)
+		default:
+			s.Log.Info("vip not routed", reason...)
 		}
 	}
 }

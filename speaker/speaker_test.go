@@ -104,6 +104,24 @@ func (f *fakeMembers) SetReady(ready bool) {
 	}
 }
 
+func (f *fakeMembers) Claim(buckets [128]byte) {
+	if f.Networks()[f.self].Claims != buckets {
+		f.change(func() { f.claim(f.self, buckets) })
+	}
+}
+
+// claim has a node say what it owns and keeps.
+func (f *fakeMembers) claim(node string, buckets [128]byte) {
+	networks := maps.Clone(f.networks)
+	if networks == nil {
+		networks = map[string]clusterfacts.Network{}
+	}
+	n := networks[node]
+	n.Claims = buckets
+	networks[node] = n
+	f.networks = networks
+}
+
 type fakeDataPlane struct {
 	changes
 	sick bool
@@ -141,6 +159,9 @@ func (f *fakeAnnouncer) Leaving() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	left := 0
+	if len(f.sets) == 0 {
+		return 0
+	}
 	for _, l := range f.sets[len(f.sets)-1] {
 		if l.Leaving && f.lost {
 			left++
@@ -183,6 +204,9 @@ type story struct {
 	dataPlane fakeDataPlane
 	announcer fakeAnnouncer
 	limiter   fakeLimiter
+	router    fakeRouter
+	passwords changes
+	drain     time.Duration
 	registry  *prometheus.Registry
 	handOver  time.Duration
 	log       bytes.Buffer // written by the loop: read it after stop
@@ -207,8 +231,9 @@ func newStory(t *testing.T, objects ...runtime.Object) *story {
 func (s *story) start() {
 	s.t.Helper()
 	var err error
-	s.speaker, err = New(Options{Node: "n1", Client: s.client, Config: &s.config, Members: &s.members, Networks: &s.members, DataPlane: &s.dataPlane,
-		Announcer: &s.announcer, Limiter: &s.limiter, Log: slog.New(slog.NewTextHandler(&s.log, nil)), Registry: s.registry, HandOver: s.handOver})
+	s.speaker, err = New(Options{Node: "n1", Client: s.client, Config: &s.config, Members: &s.members, Networks: &s.members, Claimant: &s.members, DataPlane: &s.dataPlane,
+		Announcer: &s.announcer, Limiter: &s.limiter, Router: &s.router, Passwords: &s.passwords, Drain: s.drain,
+		Detector: NewDetector(&fakeBFD{}, &fakePeers{}, slog.New(slog.DiscardHandler)), Log: slog.New(slog.NewTextHandler(&s.log, nil)), Registry: s.registry, HandOver: s.handOver})
 	if err != nil {
 		s.t.Fatal(err)
 	}

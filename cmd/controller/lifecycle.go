@@ -32,6 +32,7 @@ func (c ledCloud) Initialize(cloudprovider.ControllerClientBuilder, <-chan struc
 	c.p.start(c.p.config.Run)
 	c.p.start(c.p.facts.Run)
 	c.p.start(c.p.leases.Run)
+	c.p.start(c.p.narrator.Run)
 }
 
 // stand stands for election. A leader that loses the lease stops writing at

@@ -4,9 +4,15 @@ package main
 import (
 	"os"
 
+	"golang.org/x/term"
+
 	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/cli"
 )
 
 func main() {
-	os.Exit(cli.Run(os.Args[1:], cli.Streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}))
+	terminal := term.IsTerminal(int(os.Stdout.Fd()))
+	os.Exit(cli.Run(os.Args[1:], cli.Streams{
+		In: os.Stdin, Out: os.Stdout, Err: os.Stderr,
+		Terminal: terminal, Color: terminal && os.Getenv("NO_COLOR") == "", // https://no-color.org
+	}))
 }

@@ -29,7 +29,7 @@ type flags struct {
 	membershipKeyFile                              string
 	listen, certFile, keyFile                      string
 	kubeProxyURL                                   string
-	handOver, refresh                              time.Duration
+	handOver, drain                                time.Duration
 	logLevel, logFormat                            string
 }
 
@@ -54,7 +54,7 @@ func (f *flags) register(set *pflag.FlagSet) {
 	set.StringVar(&f.keyFile, "tls-private-key-file", "", "key of that certificate")
 	set.StringVar(&f.kubeProxyURL, "kube-proxy-healthz-url", speaker.KubeProxyURL, "where kube-proxy tells its health; empty: do not ask")
 	set.DurationVar(&f.handOver, "hand-over", speaker.DefaultHandOver, "how long at most a VIP that moves to another node is answered for here until that node is heard")
-	set.DurationVar(&f.refresh, "layer2-refresh", 0, "how often owned VIPs are announced again without need; 0: never")
+	set.DurationVar(&f.drain, "drain", speaker.DefaultDrain, "how long routers are asked to prefer other nodes before this one withdraws its routes")
 	set.StringVar(&f.logLevel, "log-level", "info", "debug, info, warn or error")
 	set.StringVar(&f.logFormat, "log-format", "text", "text or json")
 }

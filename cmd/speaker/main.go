@@ -20,6 +20,8 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/netstate"
 	"github.com/lodestone-lb/lodestone/speaker"
+	"github.com/lodestone-lb/lodestone/speaker/bfd"
+	"github.com/lodestone-lb/lodestone/speaker/bgp"
 	"github.com/lodestone-lb/lodestone/speaker/layer2"
 	"github.com/lodestone-lb/lodestone/speaker/limit"
 	"github.com/lodestone-lb/lodestone/speaker/membership"
@@ -62,34 +64,44 @@ func run(ctx context.Context, f *flags) error {
 	members := membership.New(membership.Options{
 		Node: f.node, Address: s.address, Key: s.key, Config: config, Namespace: f.namespace, Client: s.client, Interfaces: interfaces, Log: s.log, Registry: registry,
 	})
-	announcer := layer2.New(layer2.Options{Interfaces: interfaces, Members: members, Key: s.key, Log: s.log, Registry: registry, Refresh: f.refresh})
-	reporter := speaker.NewReporter(speaker.ReportOptions{
-		Interfaces: interfaces, Gateways: gateways, Config: config, Conflicts: announcer, Report: members.Report,
-	})
+	announcer := layer2.New(layer2.Options{Interfaces: interfaces, Members: members, Key: s.key, Log: s.log, Registry: registry})
 	limiter := limit.New(limit.Options{Log: s.log, Registry: registry})
+	watchdog := bfd.New(bfd.Options{Log: s.log, Registry: registry})
+	passwords := kube.NewPasswords(s.client, f.namespace, config, s.log)
+	// Routers that keep the routes of a speaker that restarts may have some of
+	// the one before.
+	router := bgp.New(bgp.Options{Log: s.log, Registry: registry, Passwords: passwords.Password, Restarting: true})
+	detector := speaker.NewDetector(watchdog, router, s.log)
+	reporter := speaker.NewReporter(speaker.ReportOptions{
+		Interfaces: interfaces, Gateways: gateways, Config: config, Conflicts: announcer, Sessions: detector, Report: members.Report,
+	})
 	loop, err := speaker.New(speaker.Options{
-		Node: f.node, Client: s.client, Config: config, Members: members, Networks: members, DataPlane: proxy, Announcer: announcer, Limiter: limiter,
-		Log: s.log, Registry: registry, HandOver: f.handOver,
+		Node: f.node, Client: s.client, Config: config, Members: members, Networks: members, Claimant: members, DataPlane: proxy, Announcer: announcer, Limiter: limiter,
+		Router: router, Passwords: passwords, Detector: detector, Log: s.log, Registry: registry, HandOver: f.handOver, Drain: f.drain,
 	})
 	if err != nil {
 		return err
 	}
 	server := debughttp.New(debughttp.Options{
 		Address: f.listen, CertFile: f.certFile, KeyFile: f.keyFile, Authorizer: debughttp.NewDelegate(s.client), Gatherer: registry,
-		Status: func() any { return status{loop.Status(), announcer.Status(), limiter.Status()} },
+		Status: func() any {
+			return status{loop.Status(), announcer.Status(), limiter.Status(), router.Peers(), watchdog.States()}
+		},
 		Alive:  loop.Alive,
 		Checks: func() []debughttp.Check { return checks(loop.Checks()) },
 		Log:    s.log,
 	})
 	s.log.Info("starting", "node", f.node, "address", s.address, "version", buildinfo.Get().String())
-	return live(ctx, loop, interfaces, gateways, config, proxy, members, reporter, announcer, limiter, server)
+	return live(ctx, loop, interfaces, gateways, config, proxy, members, reporter, announcer, limiter, passwords, router, watchdog, detector, server)
 }
 
 // status is what /status shows.
 type status struct {
 	speaker.Status
-	Layer2 layer2.Status `json:"layer2"`
-	Limit  limit.Status  `json:"limit"`
+	Layer2 layer2.Status         `json:"layer2"`
+	Limit  limit.Status          `json:"limit"`
+	BGP    []bgp.Peer            `json:"bgp"`
+	BFD    map[string]bfd.Status `json:"bfd"`
 }
 
 func checks(from []speaker.Check) []debughttp.Check {

@@ -2,6 +2,8 @@
 // Lodestone reads from or writes to Kubernetes objects.
 package annotation
 
+import "fmt"
+
 // Annotations that a user writes on a Service.
 const (
 	// AddressPool names the pool, or a comma-separated list of pools in order
@@ -52,6 +54,18 @@ const (
 	ConditionAllocated = "lodestone.io/Allocated"
 )
 
+// Annotations that a user writes on a Node, for BGP peers that do not say it
+// themselves.
+const (
+	// BGPASN is the node's AS number; ParseBGPASN reads it.
+	BGPASN = "lodestone.io/bgp-asn"
+	// BGPRouterID is the node's BGP identifier; ParseBGPRouterID reads it.
+	BGPRouterID = "lodestone.io/bgp-router-id"
+	// BGPSourceAddress is the node's end of its sessions, one address or one of
+	// each family; ParseBGPSourceAddress reads it.
+	BGPSourceAddress = "lodestone.io/bgp-source-address"
+)
+
 // What a speaker writes on its Lease, for the other speakers and for the
 // controller.
 const (
@@ -72,7 +86,21 @@ const (
 	// Conflicts are the node's VIPs that other hosts claim, separated by
 	// commas.
 	Conflicts = "lodestone.io/conflicts"
+	// BGPSessions are the node's BGP sessions, as JSON.
+	BGPSessions = "lodestone.io/bgp-sessions"
 )
+
+// InvalidError says that an annotation's value is not understood. Two of the
+// same text are equal.
+type InvalidError struct{ text string }
+
+// Error names the annotation, its value and what it may be.
+func (e InvalidError) Error() string { return e.text }
+
+// invalid returns the InvalidError of a value, which is cut if it is long.
+func invalid(name, value, what string) error {
+	return InvalidError{fmt.Sprintf("%s is %.40q, %s", name, value, what)}
+}
 
 // DefaultClass is the spec.loadBalancerClass served by default.
 const DefaultClass = "lodestone.io/lodestone"

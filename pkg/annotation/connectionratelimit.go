@@ -9,13 +9,6 @@ import (
 // kernel's arithmetic in whole nanoseconds per connection gets coarse.
 const MaxConnectionRateLimit = 1_000_000
 
-// InvalidError says that an annotation's value is not understood. Two of the
-// same text are equal.
-type InvalidError struct{ text string }
-
-// Error names the annotation, its value and what it may be.
-func (e InvalidError) Error() string { return e.text }
-
 // ParseConnectionRateLimit reads the value of ConnectionRateLimit, in new
 // connections per second: a whole number in decimal digits from 1 to
 // MaxConnectionRateLimit. The error is an InvalidError; a long value is cut in
@@ -23,8 +16,7 @@ func (e InvalidError) Error() string { return e.text }
 func ParseConnectionRateLimit(value string) (uint32, error) {
 	n, err := strconv.ParseUint(value, 10, 32)
 	if err != nil || n < 1 || n > MaxConnectionRateLimit {
-		return 0, InvalidError{fmt.Sprintf("%s is %.40q, not a whole number of connections per second from 1 to %d",
-			ConnectionRateLimit, value, MaxConnectionRateLimit)}
+		return 0, invalid(ConnectionRateLimit, value, fmt.Sprintf("not a whole number of connections per second from 1 to %d", MaxConnectionRateLimit))
 	}
 	return uint32(n), nil
 }

@@ -7,13 +7,14 @@
 // hold only what Collect reads.
 //
 // What speakers report is believed within bounds: whoever can write their
-// Leases can keep MaxGateways addresses per node from being handed out, and
-// nothing else.
+// Leases can keep MaxGateways addresses per node from being handed out. What
+// follows from MaxConflicts disputes per node, pkg/servicelb bounds.
 package clusterfacts
 
 import (
 	"cmp"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -34,6 +35,29 @@ type Facts struct {
 	// Segments are the subnets that nodes announce VIPs on, sorted, each once.
 	// Nil: no speaker has reported yet.
 	Segments []netip.Prefix
+	// Disputes are the VIPs that other hosts claim, sorted, each once.
+	Disputes []Dispute
+}
+
+// Dispute is a VIP that another host claims, by the reports of all speakers.
+type Dispute struct {
+	// Conflict is what the first node says, but for Announced, which is set if
+	// any node says so.
+	Conflict
+	// Node is the first node, by name, that reports it, and Others how many
+	// more do.
+	Node   string
+	Others int
+}
+
+// String says who claims the VIP, as in "the host 02:00:00:00:00:0c (seen by
+// node n1)".
+func (d Dispute) String() string {
+	others := ""
+	if d.Others > 0 {
+		others = fmt.Sprintf(" and %d more", d.Others)
+	}
+	return fmt.Sprintf("the host %s (seen by node %s%s)", net.HardwareAddr(d.HardwareAddr[:]), d.Node, others)
 }
 
 // Forbidden is a range of addresses that must never be handed out.
@@ -61,14 +85,14 @@ type Objects struct {
 func Collect(o Objects) *Facts {
 	var all claims
 	f := &Facts{}
-	known := map[string]bool{}
+	nodes := map[string]*corev1.Node{}
 	for _, n := range o.Nodes {
-		known[n.Name] = true
+		nodes[n.Name] = n
 		all.node(n)
 	}
 	for _, l := range o.Leases {
 		node, ok := strings.CutPrefix(l.Name, annotation.SpeakerLeasePrefix)
-		if !ok || !known[node] {
+		if !ok || nodes[node] == nil {
 			continue
 		}
 		n := ParseNetwork(l.Annotations)
@@ -81,7 +105,14 @@ func Collect(o Objects) *Facts {
 		for _, s := range n.Segments {
 			f.Segments = append(f.Segments, s.Subnet)
 		}
+		if l.Spec.HolderIdentity == nil || isDown(nodes[node]) {
+			continue // nobody goes on asking who has its VIPs
+		}
+		for _, c := range n.Conflicts {
+			f.Disputes = append(f.Disputes, Dispute{Conflict: c, Node: node})
+		}
 	}
+	f.Disputes = mergeDisputes(f.Disputes)
 	slices.SortFunc(f.Segments, netip.Prefix.Compare)
 	f.Segments = slices.Compact(f.Segments)
 	for _, s := range o.APIServer {
@@ -98,8 +129,35 @@ func Collect(o Objects) *Facts {
 
 // Equal reports whether both say the same.
 func (f *Facts) Equal(other *Facts) bool {
-	return slices.Equal(f.Forbidden, other.Forbidden) && slices.Equal(f.Segments, other.Segments) &&
+	return slices.Equal(f.Forbidden, other.Forbidden) && slices.Equal(f.Segments, other.Segments) && slices.Equal(f.Disputes, other.Disputes) &&
 		(f.Segments == nil) == (other.Segments == nil)
+}
+
+// isDown reports whether the node is known not to be ready.
+func isDown(n *corev1.Node) bool {
+	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue
+	})
+}
+
+// mergeDisputes sorts the reports and makes those of one VIP one.
+func mergeDisputes(all []Dispute) []Dispute {
+	slices.SortFunc(all, func(d, e Dispute) int {
+		return cmp.Or(d.VIP.Compare(e.VIP), cmp.Compare(d.Node, e.Node), compareConflicts(d.Conflict, e.Conflict))
+	})
+	var merged []Dispute
+	for i, d := range all {
+		if i == 0 || all[i-1].VIP != d.VIP {
+			merged = append(merged, d)
+			continue
+		}
+		m := &merged[len(merged)-1]
+		m.Announced = m.Announced || d.Announced
+		if all[i-1].Node != d.Node {
+			m.Others++
+		}
+	}
+	return merged
 }
 
 // claim is one reason not to hand out a range.

@@ -31,6 +31,8 @@ type Network struct {
 	// Conflicts are the VIPs of the node that other hosts claim. Nil: not
 	// known.
 	Conflicts []Conflict
+	// Claims are what plan.Claims says. They are not in the Lease.
+	Claims [128]byte
 }
 
 // Conflict is a VIP that a host claims that is no speaker of this cluster.
@@ -84,6 +86,9 @@ type Segment struct {
 	// IfNamed is set when only an advertisement that names the interface
 	// announces there.
 	IfNamed bool
+	// Down is set while the node's speaker says that the interface is down. It
+	// is not in the Lease.
+	Down bool
 }
 
 // ifNamed is how a Lease says Segment.IfNamed.
@@ -104,7 +109,7 @@ func parseSegment(text string) (Segment, error) {
 		return Segment{}, errors.New("not a prefix and an interface")
 	}
 	subnet, err := netip.ParsePrefix(fields[0])
-	return Segment{subnet, fields[1], len(fields) == 3}, err
+	return Segment{Subnet: subnet, Interface: fields[1], IfNamed: len(fields) == 3}, err
 }
 
 func (s Segment) compare(t Segment) int {

@@ -66,8 +66,12 @@ func keepNode(obj any) (any, error) {
 	if !ok {
 		return obj, nil
 	}
-	return &corev1.Node{ObjectMeta: identity(&n.ObjectMeta),
-		Spec: corev1.NodeSpec{PodCIDRs: n.Spec.PodCIDRs}, Status: corev1.NodeStatus{Addresses: n.Status.Addresses}}, nil
+	kept := &corev1.Node{ObjectMeta: identity(&n.ObjectMeta),
+		Spec: corev1.NodeSpec{PodCIDRs: n.Spec.PodCIDRs}, Status: corev1.NodeStatus{Addresses: n.Status.Addresses}}
+	if isDown(n) {
+		kept.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown}}
+	}
+	return kept, nil
 }
 
 func keepLease(obj any) (any, error) {
@@ -76,6 +80,7 @@ func keepLease(obj any) (any, error) {
 		return obj, nil
 	}
 	kept := &coordinationv1.Lease{ObjectMeta: identity(&l.ObjectMeta)}
+	kept.Spec.HolderIdentity = l.Spec.HolderIdentity
 	kept.Annotations = ParseNetwork(l.Annotations).Annotations() // bounded, whatever the Lease says
 	return kept, nil
 }

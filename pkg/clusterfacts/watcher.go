@@ -24,6 +24,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/news"
 )
 
 const (
@@ -60,7 +61,7 @@ type Watcher struct {
 
 	mu      sync.Mutex
 	current *Facts
-	changed chan struct{}
+	changed news.Signal
 }
 
 // NewWatcher returns a Watcher that starts with Run.
@@ -71,7 +72,7 @@ func NewWatcher(o Options) (*Watcher, error) {
 	if o.Log == nil {
 		o.Log = slog.Default()
 	}
-	w := &Watcher{client: o.Client, log: o.Log, wake: make(chan struct{}, 1), changed: make(chan struct{})}
+	w := &Watcher{client: o.Client, log: o.Log, wake: make(chan struct{}, 1)}
 	none := cache.Indexers{}
 	w.nodes = &source{name: "Nodes", keep: keepNode, informer: coreinformers.NewNodeInformer(o.Client, 0, none)}
 	w.leases = &source{name: "Leases of speakers", keep: keepLease,
@@ -110,11 +111,7 @@ func (w *Watcher) Current() (facts *Facts, ready bool) {
 
 // Changed returns a channel that is closed as soon as Current's answer
 // changes. Take the channel first, then ask Current: no change is missed.
-func (w *Watcher) Changed() <-chan struct{} {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.changed
-}
+func (w *Watcher) Changed() <-chan struct{} { return w.changed.Next() }
 
 // Waiting names the kinds of objects that have not been listed yet.
 func (w *Watcher) Waiting() []string {
@@ -230,8 +227,7 @@ func (w *Watcher) look() {
 		return
 	}
 	w.current = facts
-	close(w.changed)
-	w.changed = make(chan struct{})
+	w.changed.Notify()
 }
 
 func (w *Watcher) notify() {

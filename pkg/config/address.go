@@ -170,6 +170,20 @@ func count(r netipx.IPRange) float64 {
 	return float64(high)*math.Pow(2, 64) + float64(low-borrow) + 1
 }
 
+// whole returns the addresses that the pool has, withheld ones included.
+func (p *Pool) whole() *netipx.IPSet {
+	var b netipx.IPSetBuilder
+	b.AddSet(p.Free)
+	b.AddSet(p.Withheld)
+	set, _ := b.IPSet() // only valid ranges go in
+	return set
+}
+
+// has reports whether VIPs of the pool may be IPv4, or else IPv6.
+func (p *Pool) has(ip4 bool) bool {
+	return p.DHCP != nil && ip4 || slices.ContainsFunc(p.Free.Ranges(), func(r netipx.IPRange) bool { return r.From().Is4() == ip4 })
+}
+
 // overlap is two blocks that share addresses, in the order of the document.
 type overlap struct{ first, second int }
 

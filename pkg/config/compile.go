@@ -30,6 +30,8 @@ const (
 	maxPriority   = 1000
 	maxWeight     = 100 // as of a Pod's preferred node affinity
 
+	minRefresh, maxRefresh = 10 * time.Second, time.Hour
+
 	minProbeInterval, maxProbeInterval             = 10 * time.Millisecond, 10 * time.Second
 	minProbeTimeout                                = 5 * time.Millisecond
 	minSuspicionMultiplier, maxSuspicionMultiplier = 2, 10
@@ -48,9 +50,11 @@ func (d *decoder) compile(raw *rawConfig) *Config {
 		Membership:     d.membership(raw.Failover, raw.Membership),
 		Pools:          find.pools,
 		Reservations:   d.reservations(raw.Reservations, find),
-		Advertisements: d.advertisements(raw.Advertisements),
+		Advertisements: d.advertisements(raw),
+		Peers:          d.peers(raw.Peers),
 		Nodes:          d.nodes(raw.Nodes),
 	}
+	d.checkBGP(raw, c)
 	if id, ok := d.text(raw.ClusterID, checkName); ok {
 		c.ClusterID = id
 	}
@@ -79,7 +83,7 @@ const (
 // pools returns the pools and what it takes to find an address in them.
 func (d *decoder) pools(raw *rawConfig) *finder {
 	find := &finder{sound: true}
-	seen, interfaces := map[string]value{}, map[string]value{}
+	seen, interfaces, advertisements := map[string]value{}, map[string]value{}, raw.advertisementNames()
 	for i, r := range raw.Pools {
 		own := d.addresses(r, i)
 		find.blocks = append(find.blocks, own...)
@@ -97,7 +101,7 @@ func (d *decoder) pools(raw *rawConfig) *finder {
 			Requesters:        d.requesters(r),
 			KeepFor:           d.duration(r.KeepFor, 0, maxKeepFor),
 			Draining:          state(r.State.text()) == draining,
-			Advertise:         d.references(r.Advertise, raw.Advertisements),
+			Advertise:         d.references(r.Advertise, "an advertisement", advertisements),
 		}
 		p.Free, p.Withheld = d.split(r, own)
 		find.pools = append(find.pools, p)
@@ -348,39 +352,56 @@ func (f *finder) block(a netip.Addr) (block, bool) {
 	return f.blocks[i], true
 }
 
-// references returns the names of advertisements, which must exist.
-func (d *decoder) references(list []value, to []rawAdvertisement) []string {
-	var names []string
-	for _, a := range to {
-		names = append(names, a.Name.text())
-	}
+// references returns the names of a list, which must be among those of what
+// the document defines.
+func (d *decoder) references(list []value, what string, defined []string) []string {
 	return d.texts(list, func(s string) error {
 		switch {
-		case slices.Contains(names, s):
+		case slices.Contains(defined, s):
 			return nil
-		case len(names) == 0:
-			return errors.New("is not an advertisement: the document defines none")
+		case len(defined) == 0:
+			return errors.New("is not " + what + ": the document defines none")
 		default:
-			return errors.New("is not an advertisement: the document defines " + clip(strings.Join(names, ", ")))
+			return errors.New("is not " + what + ": the document defines " + clip(strings.Join(defined, ", ")))
 		}
 	})
 }
 
-func (d *decoder) advertisements(raw []rawAdvertisement) []Advertisement {
-	if len(raw) == 0 {
+// advertisementNames returns what pools can refer to.
+func (r *rawConfig) advertisementNames() []string {
+	var names []string
+	for _, a := range r.Advertisements {
+		names = append(names, a.Name.text())
+	}
+	return names
+}
+
+func (d *decoder) advertisements(raw *rawConfig) []Advertisement {
+	if len(raw.Advertisements) == 0 {
 		return []Advertisement{{Name: DefaultAdvertisement, Layer2: &Layer2{}}}
 	}
 	seen := map[string]value{}
 	var all []Advertisement
-	for _, r := range raw {
+	for _, r := range raw.Advertisements {
 		a := Advertisement{Name: d.uniqueName(r.Name, "advertisement", seen), ServiceSelector: d.selector(r.ServiceSelector)}
+		switch {
+		case r.Layer2 == nil && r.BGP == nil:
+			d.errorf(r.At, "announces nothing: set layer2, bgp, or both")
+		case r.BGP != nil && len(raw.Peers) == 0:
+			d.errorf(r.At, "announces by BGP to nobody: the document defines no peers")
+		}
 		if r.Layer2 != nil {
-			a.NodeSelector = d.selector(r.Layer2.NodeSelector)
 			a.Layer2 = &Layer2{
+				NodeSelector:   d.selector(r.Layer2.NodeSelector),
 				Interfaces:     d.texts(r.Layer2.Interfaces, checkInterface),
 				PreferredNodes: d.preferences(r.Layer2.PreferredNodes),
 				AnySegment:     d.flag(r.Layer2.AnySegment, false),
+				Refresh:        d.durationFrom(r.Layer2.Refresh, 0, minRefresh, maxRefresh),
+				KeepOwner:      d.flag(r.Layer2.KeepOwner, false),
 			}
+		}
+		if r.BGP != nil {
+			a.BGP = d.bgp(r.BGP, raw.Peers)
 		}
 		all = append(all, a)
 	}

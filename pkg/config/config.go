@@ -9,6 +9,7 @@
 package config
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"time"
@@ -54,6 +55,9 @@ type Config struct {
 	// Advertisements say how VIPs are made known. Never empty: a document
 	// without any announces every pool by layer 2 from every node.
 	Advertisements []Advertisement
+	// Peers are the routers that speakers have BGP sessions with, in the order
+	// of the document.
+	Peers []Peer
 	// Nodes is what the operator says about machines; the first entry that
 	// matches a node's name applies.
 	Nodes []NodeRule
@@ -153,6 +157,12 @@ type DHCP struct {
 	Interface string
 }
 
+// AdvertisedBy reports whether the advertisement of that name applies to the
+// pool.
+func (p *Pool) AdvertisedBy(name string) bool {
+	return len(p.Advertise) == 0 || slices.Contains(p.Advertise, name)
+}
+
 // Subject is what a pool may make its being open depend on: the labels of a
 // Service and of its namespace.
 type Subject struct {
@@ -198,17 +208,19 @@ func (p *Pool) Size() float64 {
 // Advertisement is one way of making VIPs known to the network.
 type Advertisement struct {
 	Name string
-	// NodeSelector restricts the advertisement to nodes with these labels.
-	NodeSelector Selector
 	// ServiceSelector restricts the advertisement to the VIPs of Services with
 	// these labels.
 	ServiceSelector Selector
 	// Layer2 announces on the segment. Nil: not by layer 2.
 	Layer2 *Layer2
+	// BGP announces to routers. Nil: not by BGP.
+	BGP *BGP
 }
 
 // Layer2 are the settings of a layer-2 advertisement.
 type Layer2 struct {
+	// NodeSelector restricts the advertisement to nodes with these labels.
+	NodeSelector Selector
 	// Interfaces are path.Match patterns of the names of the interfaces that
 	// answer and announce. Empty: every suitable one.
 	Interfaces []string
@@ -216,6 +228,11 @@ type Layer2 struct {
 	PreferredNodes []Preference
 	// AnySegment lets nodes own VIPs that are on no subnet of theirs.
 	AnySegment bool
+	// Refresh is how often VIPs are announced again without need. Zero: never.
+	Refresh time.Duration
+	// KeepOwner leaves VIPs with the node that took them over when a better
+	// owner returns.
+	KeepOwner bool
 }
 
 // Preference is how much the nodes with these labels are preferred.
@@ -237,6 +254,131 @@ func (l *Layer2) Weight(labels map[string]string) int {
 	return weight
 }
 
+// BGP are the settings of a BGP advertisement.
+type BGP struct {
+	// NodeSelector restricts the advertisement to nodes with these labels.
+	NodeSelector Selector
+	// Peers names the peers that hear of the VIPs. Empty: all.
+	Peers []string
+	// Communities are attached to the routes, sorted and without doubles.
+	Communities []Community
+	// LargeCommunities are those of RFC 8092.
+	LargeCommunities []LargeCommunity
+	// LocalPreference is told to internal peers (RFC 4271, section 5.1.5).
+	// Nil: the router's default.
+	LocalPreference *uint32
+	// MED is the MULTI_EXIT_DISC of the routes. Nil: none.
+	MED *uint32
+	// Prepend is how many times more than once the local AS number is in the
+	// path to external peers.
+	Prepend int
+	// AggregationLength and AggregationLengthV6 are the prefix lengths that
+	// VIPs are announced with. Default: 32 and 128. The prefixes of the VIPs of
+	// a pool contain no other addresses.
+	AggregationLength, AggregationLengthV6 int
+	// AggregatePartly announces an aggregate from nodes that do not serve all
+	// of its VIPs, too.
+	AggregatePartly bool
+}
+
+// Tells reports whether the peer of that name hears of the VIPs.
+func (b *BGP) Tells(peer string) bool { return len(b.Peers) == 0 || slices.Contains(b.Peers, peer) }
+
+// Aggregate returns the prefix that the VIP is announced with.
+func (b *BGP) Aggregate(vip netip.Addr) netip.Prefix {
+	bits := b.AggregationLengthV6
+	if vip.Is4() {
+		bits = b.AggregationLength
+	}
+	prefix, _ := vip.Prefix(bits) // lengths are valid
+	return prefix
+}
+
+// Community is a standard community (RFC 1997).
+type Community uint32
+
+// LargeCommunity is a large community (RFC 8092).
+type LargeCommunity struct{ GlobalAdmin, Data1, Data2 uint32 }
+
+// Compare orders large communities as RFC 8092 has them in a message.
+func (c LargeCommunity) Compare(other LargeCommunity) int {
+	return cmp.Or(cmp.Compare(c.GlobalAdmin, other.GlobalAdmin), cmp.Compare(c.Data1, other.Data1), cmp.Compare(c.Data2, other.Data2))
+}
+
+// Peer is a router that speakers have BGP sessions with.
+type Peer struct {
+	Name string
+	// NodeSelector restricts the peer to nodes with these labels.
+	NodeSelector Selector
+	// Address is the router's. It has a zone if it is link-local. Invalid: the
+	// peer is unnumbered.
+	Address netip.Addr
+	// Interface is where the router of an unnumbered peer is: the only one that
+	// sends router advertisements there. Empty: the peer has an Address.
+	Interface string
+	// Port is the router's TCP port. Default: 179.
+	Port uint16
+	// LocalASN is the node's AS number for this peer. 0: that of the node, see
+	// annotation.BGPASN; without one the node has no session with the peer.
+	LocalASN uint32
+	// PeerASN is the router's AS number, or says what it has to be.
+	PeerASN ASN
+	// SourceAddress is the node's end of the connection. Invalid: what the node
+	// says, else what the kernel chooses.
+	SourceAddress netip.Addr
+	// RouterID is the node's BGP identifier. Invalid: what the node says, else
+	// its first IPv4 address.
+	RouterID netip.Addr
+	// Passive peers open the connection themselves.
+	Passive bool
+	// Multihop is the TTL of packets to an external peer that is not on a
+	// segment of the node. 0: the peer is on one.
+	Multihop int
+	// TTLSecurity drops packets of the peer that more than this many hops
+	// forwarded (RFC 5082); 1 is a router on the segment. 0: off. A peer with
+	// TTLSecurity has no Multihop.
+	TTLSecurity int
+	// Password is where the TCP-MD5 password (RFC 2385) is. Nil: there is none.
+	Password *SecretKey
+	// HoldTime is offered to the peer; both sides use the smaller. 0: sessions
+	// end by BFD and TCP alone. Otherwise at least 3 s. Default: 90 s.
+	HoldTime time.Duration
+	// KeepaliveInterval is a third of the hold time by default.
+	KeepaliveInterval time.Duration
+	// ConnectRetry is the time between attempts to connect. Default: 5 s.
+	ConnectRetry time.Duration
+	// GracefulRestart is how long the router keeps the routes of a speaker that
+	// restarts (RFC 4724). 0: not at all.
+	GracefulRestart time.Duration
+	// BFD tells soon when the router is unreachable. Nil: no BFD.
+	BFD *BFD
+}
+
+// ASN is what a peer's AS number has to be. The zero value of each field
+// leaves it to the others.
+type ASN struct {
+	// Number is the AS number.
+	Number uint32
+	// Internal accepts the local AS number alone, External every other one.
+	Internal, External bool
+}
+
+// SecretKey is one value of a Secret in Lodestone's namespace.
+type SecretKey struct{ Name, Key string }
+
+// BFD are the settings of Bidirectional Forwarding Detection (RFC 5880) with a
+// peer.
+type BFD struct {
+	// TransmitInterval is bfd.DesiredMinTxInterval, ReceiveInterval is
+	// bfd.RequiredMinRxInterval. Default: 300 ms.
+	TransmitInterval, ReceiveInterval time.Duration
+	// DetectMultiplier is how many packets the other side misses before it
+	// declares the session down. Default: 3.
+	DetectMultiplier int
+	// Strict keeps the BGP session down until BFD is up.
+	Strict bool
+}
+
 // NodeRule is what the operator says about the machines whose Node name
 // matches one of the patterns.
 type NodeRule struct {
@@ -249,6 +391,10 @@ type NodeRule struct {
 	// object may be deleted.
 	Gone bool
 }
+
+// ContainsPrefix reports whether all addresses of the prefix are the pool's,
+// withheld ones included.
+func (p *Pool) ContainsPrefix(prefix netip.Prefix) bool { return p.whole().ContainsPrefix(prefix) }
 
 // PoolOf returns the pool whose addresses, withheld ones included, contain
 // the address. It knows no leases: see PoolOn.

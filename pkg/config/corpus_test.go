@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -104,22 +105,51 @@ func dump(c *Config) string {
 		fmt.Fprintf(&b, "reserved for %s: %v\n", r.Service, r.Addresses)
 	}
 	for _, a := range c.Advertisements {
-		fmt.Fprintf(&b, "advertisement %s: interfaces %q, nodes %v\n", a.Name, a.Layer2.Interfaces, a.NodeSelector)
-		if a.ServiceSelector != nil {
-			fmt.Fprintf(&b, "  services %v\n", a.ServiceSelector)
-		}
-		if a.Layer2.AnySegment {
-			fmt.Fprint(&b, "  any segment\n")
-		}
-		for _, p := range a.Layer2.PreferredNodes {
-			fmt.Fprintf(&b, "  prefers  %v by %d\n", p.NodeSelector, p.Weight)
-		}
+		dumpAdvertisement(&b, a)
+	}
+	for _, p := range c.Peers {
+		fmt.Fprintf(&b, "peer %s: address %v%s port %d, AS %d to %+v, nodes %v\n", p.Name, p.Address, p.Interface, p.Port, p.LocalASN, p.PeerASN, p.NodeSelector)
+		fmt.Fprintf(&b, "  source   %v, router ID %v, passive %t, multihop %d, TTL security %d, password %+v\n", p.SourceAddress, p.RouterID, p.Passive, p.Multihop, p.TTLSecurity, p.Password)
+		fmt.Fprintf(&b, "  timers   hold %s, keepalive %s, retry %s, restart %s, BFD %+v\n", p.HoldTime, p.KeepaliveInterval, p.ConnectRetry, p.GracefulRestart, p.BFD)
 	}
 	for _, n := range c.Nodes {
 		fmt.Fprintf(&b, "nodes %q: region %q, zone %q, gone %t\n", n.Names, n.Region, n.Zone, n.Gone)
 	}
 	return b.String()
 }
+
+func dumpAdvertisement(b *strings.Builder, a Advertisement) {
+	fmt.Fprintf(b, "advertisement %s:", a.Name)
+	if a.Layer2 != nil {
+		fmt.Fprintf(b, " interfaces %q, nodes %v", a.Layer2.Interfaces, a.Layer2.NodeSelector)
+	}
+	fmt.Fprintln(b)
+	if a.ServiceSelector != nil {
+		fmt.Fprintf(b, "  services %v\n", a.ServiceSelector)
+	}
+	if a.Layer2 != nil && a.Layer2.AnySegment {
+		fmt.Fprint(b, "  any segment\n")
+	}
+	if a.Layer2 != nil && a.Layer2.KeepOwner {
+		fmt.Fprint(b, "  keeps owners\n")
+	}
+	if a.Layer2 != nil && a.Layer2.Refresh > 0 {
+		fmt.Fprintf(b, "  refreshed each %s\n", a.Layer2.Refresh)
+	}
+	if a.Layer2 != nil {
+		for _, p := range a.Layer2.PreferredNodes {
+			fmt.Fprintf(b, "  prefers  %v by %d\n", p.NodeSelector, p.Weight)
+		}
+	}
+	if g := a.BGP; g != nil {
+		preference, _ := pointee(g.LocalPreference)
+		med, _ := pointee(g.MED)
+		fmt.Fprintf(b, "  BGP      peers %q, nodes %v, communities %v %v, preference %d (%t), MED %d (%t), prepend %d, /%d /%d partly %t\n", g.Peers, g.NodeSelector,
+			g.Communities, g.LargeCommunities, preference, g.LocalPreference != nil, med, g.MED != nil, g.Prepend, g.AggregationLength, g.AggregationLengthV6, g.AggregatePartly)
+	}
+}
+
+func selectorText(s Selector) string { return cmp.Or(s.String(), "not set") }
 
 const header = "apiVersion: lodestone.io/v1alpha1\nkind: Config\n"
 

@@ -66,25 +66,22 @@ const maxQuoted = 64
 // quote quotes what the user wrote, the start of it if it is long.
 func quote(s string) string { return strconv.Quote(clip(s)) }
 
-func clip(s string) string { return shorten(s, maxQuoted) }
-
-// shorten cuts a text that is longer than so many characters.
-func shorten(s string, most int) string {
-	if utf8.RuneCountInString(s) <= most {
+func clip(s string) string {
+	if utf8.RuneCountInString(s) <= maxQuoted {
 		return s
 	}
-	return string([]rune(s)[:most]) + "..."
+	return string([]rune(s)[:maxQuoted]) + "..."
 }
-
-const layer2Only = "this version announces by layer 2 only"
 
 // elsewhere are keys that people look for and that are not there.
 var elsewhere = map[string]string{
-	"bgp":      layer2Only,
-	"peers":    layer2Only,
-	"bfd":      layer2Only,
-	"draining": "write state: draining",
-	"<<":       "merge keys are not supported: write the keys out",
+	"draining":     "write state: draining",
+	"ebgpMultiHop": "write multihop, with the number of hops",
+	"localPref":    "write localPreference",
+	"myASN":        "write localASN",
+	"password":     "write passwordSecretRef, the password itself belongs in a Secret",
+	"peerAddress":  "write address",
+	"<<":           "merge keys are not supported: write the keys out",
 }
 
 // advice says what an unknown key was probably meant to be.

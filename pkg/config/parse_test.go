@@ -53,6 +53,22 @@ func TestPoolOf(t *testing.T) {
 	assert.False(t, dmz.Allows(Subject{Namespace: "web"}))
 }
 
+// A document as long as it can be is compiled in reasonable time, whatever its
+// advertisements have in common.
+func TestManyAdvertisements(t *testing.T) {
+	var b strings.Builder
+	b.WriteString(header + "pools: [{name: lan, addresses: [10.0.0.0/8]}]\npeers:\n")
+	for i := range 2000 {
+		fmt.Fprintf(&b, "- {name: p%d, address: 10.1.%d.%d, peerASN: 64512, nodeSelector: {matchLabels: {n: n%d}}}\n", i, i/200, i%200, i)
+	}
+	b.WriteString("advertisements:\n")
+	for i := range 1001 {
+		fmt.Fprintf(&b, "- {name: a%d, bgp: {peers: [p%d], localPreference: %d, med: %d, asPathPrepend: %d}}\n", i, i, i, i, 1+i%10)
+	}
+	_, err := Parse([]byte(b.String()))
+	require.EqualError(t, err, `config.yaml:3006:3: advertisements[1000] "a1000": is one too many: a document has at most 1000 advertisements by BGP`)
+}
+
 // An absent selector, one of everything and one of labels are three things.
 func TestWhoMayUseAPool(t *testing.T) {
 	c, err := Parse([]byte(header + `pools:
@@ -78,7 +94,7 @@ func TestWhoMayUseAPool(t *testing.T) {
 func TestSelector(t *testing.T) {
 	c, err := Parse(read(t, "testdata/valid/design.yaml"))
 	require.NoError(t, err)
-	everyNode, gateways := c.Advertisements[0].NodeSelector, c.Advertisements[1].NodeSelector
+	everyNode, gateways := c.Advertisements[0].Layer2.NodeSelector, c.Advertisements[1].Layer2.NodeSelector
 	node := func(change ...string) map[string]string {
 		labels := map[string]string{"rack": "a", "node-role.kubernetes.io/gateway": "", "disk": "ssd"}
 		for i := 0; i < len(change); i += 2 {
@@ -250,10 +266,11 @@ func valid(t *testing.T, c *Config) {
 	require.GreaterOrEqual(t, c.Quarantine, time.Duration(0))
 	names := map[string]bool{}
 	for _, a := range c.Advertisements {
-		require.NotNil(t, a.Layer2)
+		require.True(t, a.Layer2 != nil || a.BGP != nil)
 		require.False(t, names[a.Name])
 		names[a.Name] = true
 	}
+	bgp(t, c)
 	reservations(t, c)
 	for i, p := range c.Pools {
 		require.GreaterOrEqual(t, p.NamespaceQuota, 0)
@@ -274,6 +291,44 @@ func valid(t *testing.T, c *Config) {
 	}
 }
 
+// bgp checks that sessions can be had, and that routes contain only addresses
+// of ours.
+func bgp(t *testing.T, c *Config) {
+	t.Helper()
+	names, routers := map[string]bool{}, map[string]bool{}
+	for _, p := range c.Peers {
+		router := p.Interface + p.Address.String() + " " + p.NodeSelector.String()
+		require.False(t, names[p.Name] || routers[router])
+		names[p.Name], routers[router] = true, true
+		require.NotEqual(t, p.Address.IsValid(), p.Interface != "")
+		require.NotEqual(t, ASN{}, p.PeerASN)
+		require.Positive(t, p.Port)
+		require.True(t, p.HoldTime == 0 && p.BFD != nil || p.HoldTime >= 3*time.Second)
+		require.True(t, p.HoldTime == 0 || p.KeepaliveInterval >= time.Second && p.KeepaliveInterval <= p.HoldTime/3)
+		require.False(t, p.Multihop > 0 && p.TTLSecurity > 0)
+		if p.BFD != nil {
+			require.Positive(t, min(int(p.BFD.TransmitInterval), int(p.BFD.ReceiveInterval), p.BFD.DetectMultiplier))
+		}
+		if p.Password != nil {
+			require.True(t, p.Password.Name != "" && p.Password.Key != "")
+		}
+	}
+	for _, a := range c.Advertisements {
+		if a.BGP == nil {
+			continue
+		}
+		require.NotEmpty(t, names)
+		for _, name := range a.BGP.Peers {
+			require.True(t, names[name])
+		}
+		for i := range c.Pools {
+			if p := &c.Pools[i]; p.AdvertisedBy(a.Name) && len(p.Free.Ranges()) > 0 {
+				require.True(t, p.ContainsPrefix(a.BGP.Aggregate(p.Free.Ranges()[0].From())))
+			}
+		}
+	}
+}
+
 // reservations checks that each address is one that a pool hands out, and is
 // reserved once.
 func reservations(t *testing.T, c *Config) {
@@ -289,6 +344,19 @@ func reservations(t *testing.T, c *Config) {
 			require.True(t, ok && p.Free.Contains(a), a)
 			require.False(t, addresses[a], a)
 			addresses[a] = true
+		}
+	}
+}
+
+// A community is shown as it is written; the numbers are those of the RFCs.
+func TestCommunitiesAreShownAsTheyAreWritten(t *testing.T) {
+	t.Parallel()
+	for c, want := range map[Community]string{
+		64512<<16 | 100: "64512:100", 0: "0:0", 0xffff0000: "graceful-shutdown", 0xffff0007: "no-llgr", 0xffff029a: "blackhole",
+		0xffffff01: "no-export", 0xffffff02: "no-advertise", 0xffffff03: "no-export-subconfed", 0xffffff04: "no-peer", 0xffff0001: "65535:1",
+	} {
+		if got := c.String(); got != want {
+			t.Errorf("%#x is %s, want %s", uint32(c), got, want)
 		}
 	}
 }

@@ -3,6 +3,8 @@ package config
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"math"
 	"path"
 	"regexp"
 	"slices"
@@ -77,19 +79,35 @@ var decimal = regexp.MustCompile(`^-?(0|[1-9][0-9]*)$`)
 
 // integer returns a whole number between two bounds, or 0.
 func (d *decoder) integer(v value, lowest, highest int) int {
+	n, _ := d.number(v, int64(lowest), int64(highest))
+	return int(n)
+}
+
+// number returns a whole number between two bounds, if there is one.
+func (d *decoder) number(v value, lowest, highest int64) (int64, bool) {
 	if !v.present() {
-		return 0
+		return 0, false
 	}
 	if v.ShortTag() == "!!str" || !decimal.MatchString(v.Value) {
 		d.errorf(v, "%s is not a whole number: write one from %d to %d, without quotes", quote(v.Value), lowest, highest)
-		return 0
+		return 0, false
 	}
-	n, err := strconv.Atoi(v.Value)
+	n, err := strconv.ParseInt(v.Value, 10, 64)
 	if err != nil || n < lowest || n > highest {
 		d.errorf(v, "%s is out of bounds: at least %d, at most %d", clip(v.Value), lowest, highest)
-		return 0
+		return 0, false
 	}
-	return n
+	return n, true
+}
+
+// uint32 returns any number of 32 bits, nil if there is none.
+func (d *decoder) uint32(v value) *uint32 {
+	n, ok := d.number(v, 0, math.MaxUint32)
+	if !ok {
+		return nil
+	}
+	bits := uint32(n)
+	return &bits
 }
 
 // duration returns a Go duration between 0 and the bound.
@@ -114,6 +132,16 @@ func (d *decoder) durationFrom(v value, absent, shortest, longest time.Duration)
 		return n
 	}
 	return absent
+}
+
+// seconds returns a duration in whole seconds between two bounds.
+func (d *decoder) seconds(v value, absent, shortest, longest time.Duration) time.Duration {
+	n := d.durationFrom(v, absent, shortest, longest)
+	if n%time.Second != 0 {
+		d.errorf(v, "%s is no whole number of seconds, in which BGP counts", clip(v.Value))
+		return absent
+	}
+	return n
 }
 
 // brief writes a duration without units that are zero: 24h, not 24h0m0s.
@@ -147,8 +175,8 @@ func checkService(s string) error {
 }
 
 var (
-	labelName   = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$`)
-	labelPrefix = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+	labelName    = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$`)
+	dnsSubdomain = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 )
 
 // checkTopology accepts label values that say something.
@@ -173,7 +201,7 @@ func checkLabelKey(s string) error {
 	if !prefixed {
 		prefix, name = "x", s
 	}
-	if !labelName.MatchString(name) || !labelPrefix.MatchString(prefix) || len(prefix) > 253 {
+	if !labelName.MatchString(name) || !dnsSubdomain.MatchString(prefix) || len(prefix) > 253 {
 		return errors.New("is not a valid label key: write one such as zone or topology.kubernetes.io/zone")
 	}
 	return nil
@@ -207,6 +235,24 @@ func checkInterfaceName(s string) error {
 	return nil
 }
 
+var secretKey = regexp.MustCompile(`^[-._a-zA-Z0-9]+$`)
+
+// checkSecretName accepts what Kubernetes accepts as the name of a Secret.
+func checkSecretName(s string) error {
+	if !dnsSubdomain.MatchString(s) || len(s) > 253 {
+		return errors.New("is not the name of a Secret: use at most 253 of a-z, 0-9, '-' and '.', with a letter or digit first and last")
+	}
+	return nil
+}
+
+// checkSecretKey accepts what Kubernetes accepts as a key of a Secret.
+func checkSecretKey(s string) error {
+	if !secretKey.MatchString(s) || len(s) > 253 || s == "." || s == ".." {
+		return errors.New("is not a key of a Secret: use at most 253 letters, digits, '-', '_' and '.'")
+	}
+	return nil
+}
+
 var nodePattern = regexp.MustCompile(`^[-a-z0-9.*?\[\]\\^]*$`)
 
 // checkNode accepts patterns that can match the name of a Node.
@@ -224,5 +270,86 @@ func checkGlob(s string) error {
 	if _, err := path.Match(s, ""); err != nil {
 		return errors.New("is not a valid pattern: close '[' with ']', and put no '\\' last")
 	}
+	return nil
+}
+
+// ParseASN reads an AS number in decimal digits (RFC 5396, asplain), as it is
+// in the document and in annotations of nodes. The error says what the number
+// has to be and does not repeat it.
+func ParseASN(s string) (uint32, error) {
+	n, err := strconv.ParseUint(s, 10, 32)
+	switch {
+	case err != nil || !decimal.MatchString(s):
+		return 0, errors.New("is not an AS number: write one from 1 to 4294967294 in decimal digits")
+	case n == 0:
+		return 0, errors.New("is nobody's AS number (RFC 7607)")
+	case n == 23456:
+		return 0, errors.New("is AS_TRANS, which stands for numbers of four bytes (RFC 6793): write the number itself")
+	case n == math.MaxUint16 || n == math.MaxUint32:
+		return 0, errors.New("is reserved (RFC 7300): private AS numbers are 64512 to 65534 and 4200000000 to 4294967294")
+	}
+	return uint32(n), nil
+}
+
+// wellKnown are the communities that have names, but for those that only
+// routers set.
+var wellKnown = map[string]Community{
+	"graceful-shutdown":   0xffff0000, // RFC 8326
+	"no-llgr":             0xffff0007, // RFC 9494
+	"blackhole":           0xffff029a, // RFC 7999
+	"no-export":           0xffffff01, // RFC 1997, here and below
+	"no-advertise":        0xffffff02,
+	"no-export-subconfed": 0xffffff03,
+	"no-peer":             0xffffff04, // RFC 3765
+}
+
+// String returns the community as the document takes it: by its name, if it
+// has one.
+func (c Community) String() string {
+	for name, known := range wellKnown {
+		if c == known {
+			return name
+		}
+	}
+	return fmt.Sprintf("%d:%d", c>>16, c&0xffff)
+}
+
+// String returns the community as the document takes it.
+func (c LargeCommunity) String() string {
+	return fmt.Sprintf("%d:%d:%d", c.GlobalAdmin, c.Data1, c.Data2)
+}
+
+// attach adds a community as it is written in the document.
+func (b *BGP) attach(text string) error {
+	parts, bits := strings.Split(text, ":"), 16
+	if len(parts) == 3 {
+		bits = 32
+	}
+	var n [3]uint32
+	for i, part := range parts[:min(len(parts), 3)] {
+		number, err := strconv.ParseUint(part, 10, bits)
+		if n[i] = uint32(number); err != nil {
+			parts = nil
+		}
+	}
+	standard, named := wellKnown[text]
+	large := LargeCommunity{n[0], n[1], n[2]}
+	switch {
+	case named:
+	case len(parts) == 2:
+		standard = Community(n[0]<<16 | n[1])
+	case len(parts) != 3:
+		return fmt.Errorf("is not a community: write one such as 64512:100 (numbers to 65535), 64512:1:2 (large, numbers to 4294967295), or %s",
+			strings.Join(slices.Sorted(maps.Keys(wellKnown)), ", "))
+	case slices.Contains(b.LargeCommunities, large):
+		return errors.New("is listed twice")
+	default:
+		b.LargeCommunities = append(b.LargeCommunities, large)
+		return nil
+	}
+	if slices.Contains(b.Communities, standard) {
+		return errors.New("is listed twice")
+	}
+	b.Communities = append(b.Communities, standard)
 	return nil
 }

@@ -22,6 +22,7 @@ type rawConfig struct {
 	Pools          []rawPool          `key:"pools"`
 	Reservations   []rawReservation   `key:"reservations"`
 	Advertisements []rawAdvertisement `key:"advertisements"`
+	Peers          []rawPeer          `key:"peers"`
 	Nodes          []rawNode          `key:"nodes"`
 }
 
@@ -64,9 +65,11 @@ type rawReservation struct {
 }
 
 type rawAdvertisement struct {
+	At              value
 	Name            value        `key:"name,required"`
 	ServiceSelector *rawSelector `key:"serviceSelector"`
-	Layer2          *rawLayer2   `key:"layer2,required"`
+	Layer2          *rawLayer2   `key:"layer2"`
+	BGP             *rawBGP      `key:"bgp"`
 }
 
 type rawLayer2 struct {
@@ -74,11 +77,63 @@ type rawLayer2 struct {
 	NodeSelector   *rawSelector    `key:"nodeSelector"`
 	PreferredNodes []rawPreference `key:"preferredNodes,nonempty"`
 	AnySegment     value           `key:"anySegment"`
+	Refresh        value           `key:"refreshInterval"`
+	KeepOwner      value           `key:"keepOwner"`
 }
 
 type rawPreference struct {
 	Weight       value        `key:"weight,required"`
 	NodeSelector *rawSelector `key:"nodeSelector,required"`
+}
+
+type rawBGP struct {
+	Peers               []value      `key:"peers,nonempty"`
+	NodeSelector        *rawSelector `key:"nodeSelector"`
+	Communities         []value      `key:"communities"`
+	LocalPreference     value        `key:"localPreference"`
+	MED                 value        `key:"med"`
+	ASPathPrepend       value        `key:"asPathPrepend"`
+	AggregationLength   value        `key:"aggregationLength"`
+	AggregationLengthV6 value        `key:"aggregationLengthV6"`
+	AggregatePartly     value        `key:"aggregatePartly"`
+}
+
+type rawPeer struct {
+	At                value
+	Name              value               `key:"name,required"`
+	NodeSelector      *rawSelector        `key:"nodeSelector"`
+	Address           value               `key:"address"`
+	Interface         value               `key:"interface"`
+	Port              value               `key:"port"`
+	LocalASN          value               `key:"localASN"`
+	PeerASN           value               `key:"peerASN,required"`
+	SourceAddress     value               `key:"sourceAddress"`
+	RouterID          value               `key:"routerID"`
+	Passive           value               `key:"passive"`
+	Multihop          value               `key:"multihop"`
+	TTLSecurity       value               `key:"ttlSecurity"`
+	Password          *rawSecretKey       `key:"passwordSecretRef"`
+	HoldTime          value               `key:"holdTime"`
+	KeepaliveInterval value               `key:"keepaliveInterval"`
+	ConnectRetry      value               `key:"connectRetry"`
+	GracefulRestart   *rawGracefulRestart `key:"gracefulRestart"`
+	BFD               *rawBFD             `key:"bfd"`
+}
+
+type rawSecretKey struct {
+	Name value `key:"name,required"`
+	Key  value `key:"key"`
+}
+
+type rawGracefulRestart struct {
+	RestartTime value `key:"restartTime"`
+}
+
+type rawBFD struct {
+	TransmitInterval value `key:"transmitInterval"`
+	ReceiveInterval  value `key:"receiveInterval"`
+	DetectMultiplier value `key:"detectMultiplier"`
+	Strict           value `key:"strict"`
 }
 
 type rawSelector struct {

@@ -22,6 +22,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/lodestone-lb/lodestone/pkg/news"
 )
 
 const (
@@ -71,8 +73,8 @@ type Source struct {
 
 	mu       sync.Mutex // guards what follows; never held over I/O
 	sessions *sessions
-	failed   error         // why there is no port
-	changed  chan struct{} // closed by the next change
+	failed   error // why there is no port
+	changed  news.Signal
 
 	// Owned by Run.
 	port    *port
@@ -92,7 +94,6 @@ func New(o Options) *Source {
 		wake:     make(chan struct{}, 1),
 		heard:    make(chan event),
 		sessions: newSessions(o.Interface, log),
-		changed:  make(chan struct{}),
 		delay:    firstRetry,
 	}
 	if s.network == nil {
@@ -128,18 +129,13 @@ func (s *Source) Current() map[string]State {
 // Changed returns a channel that is closed when Current has something new: a
 // lease came or went, or an error did. A renewal is nothing new. Ask for it
 // before Current and nothing is missed.
-func (s *Source) Changed() <-chan struct{} {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.changed
-}
+func (s *Source) Changed() <-chan struct{} { return s.changed.Next() }
 
 // notify tells whoever waits for it that something changed. s.mu is held.
 func (s *Source) notify() {
 	if s.sessions.changed {
 		s.sessions.changed = false
-		close(s.changed)
-		s.changed = make(chan struct{})
+		s.changed.Notify()
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/news"
 )
 
 // The reasons of the Events on the ConfigMap.
@@ -71,7 +72,7 @@ type ConfigWatcher struct {
 	object  *corev1.ConfigMap // nil: there is none
 	current *config.Config
 	state   State
-	changed chan struct{}
+	changed news.Signal
 }
 
 // NewConfigWatcher returns a watcher that starts with Run.
@@ -85,7 +86,7 @@ func NewConfigWatcher(client kubernetes.Interface, opts ConfigOptions) *ConfigWa
 	if opts.Log == nil {
 		opts.Log = slog.Default()
 	}
-	return &ConfigWatcher{client: client, opts: opts, changed: make(chan struct{})}
+	return &ConfigWatcher{client: client, opts: opts}
 }
 
 // Run follows the document until the context ends.
@@ -129,11 +130,7 @@ func (w *ConfigWatcher) Current() (*config.Config, State) {
 
 // Changed returns a channel that is closed as soon as Current's answer
 // changes. Take the channel first, then ask Current: no change is missed.
-func (w *ConfigWatcher) Changed() <-chan struct{} {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.changed
-}
+func (w *ConfigWatcher) Changed() <-chan struct{} { return w.changed.Next() }
 
 func (w *ConfigWatcher) isOurs(obj any) bool {
 	if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
@@ -191,8 +188,7 @@ func (w *ConfigWatcher) note(cm *corev1.ConfigMap, parsed *config.Config, err er
 		w.current, w.state.Since = parsed, time.Now()
 	}
 	w.state.Read, w.state.Err = true, err
-	close(w.changed)
-	w.changed = make(chan struct{})
+	w.changed.Notify()
 	return before, w.state
 }
 

@@ -4,35 +4,34 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/lodestone-lb/lodestone/pkg/news"
 )
 
 // Namespaces follows the labels of the namespaces.
 type Namespaces struct {
 	lister  corelisters.NamespaceLister
 	handler cache.ResourceEventHandlerRegistration
-
-	mu      sync.Mutex
-	changed chan struct{}
+	changed news.Signal
 }
 
 // NewNamespaces listens to the informer, which somebody else runs.
 func NewNamespaces(informer coreinformers.NamespaceInformer) (*Namespaces, error) {
-	n := &Namespaces{lister: informer.Lister(), changed: make(chan struct{})}
+	n := &Namespaces{lister: informer.Lister()}
 	if err := informer.Informer().SetTransform(onlyLabels); err != nil {
 		return nil, fmt.Errorf("watch namespaces: %w", err)
 	}
 	var err error
 	n.handler, err = informer.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { n.signal() },
+		AddFunc: func(any) { n.changed.Notify() },
 		UpdateFunc: func(before, after any) {
 			if !maps.Equal(before.(*corev1.Namespace).Labels, after.(*corev1.Namespace).Labels) {
-				n.signal()
+				n.changed.Notify()
 			}
 		},
 	})
@@ -71,15 +70,4 @@ func (n *Namespaces) Wait(ctx context.Context) bool {
 
 // Changed returns a channel that is closed when the labels of a namespace
 // change. Take the channel first, then ask Labels: no change is missed.
-func (n *Namespaces) Changed() <-chan struct{} {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.changed
-}
-
-func (n *Namespaces) signal() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	close(n.changed)
-	n.changed = make(chan struct{})
-}
+func (n *Namespaces) Changed() <-chan struct{} { return n.changed.Next() }

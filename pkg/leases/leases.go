@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/lodestone-lb/lodestone/pkg/dhcp"
+	"github.com/lodestone-lb/lodestone/pkg/news"
 	"github.com/lodestone-lb/lodestone/pkg/servicelb"
 )
 
@@ -32,7 +33,7 @@ type Keeper struct {
 	opened []*client
 	// ended is closed at the end of the interface's last client.
 	ended   map[string]chan struct{}
-	changed chan struct{} // closed by the next change
+	changed news.Signal
 }
 
 var _ servicelb.Leases = &Keeper{}
@@ -50,7 +51,7 @@ type client struct {
 func New(log *slog.Logger) *Keeper {
 	return &Keeper{
 		open: func(on string) source { return dhcp.New(dhcp.Options{Interface: on, Log: log}) },
-		wake: make(chan struct{}, 1), clients: map[string]*client{}, ended: map[string]chan struct{}{}, changed: make(chan struct{}),
+		wake: make(chan struct{}, 1), clients: map[string]*client{}, ended: map[string]chan struct{}{},
 	}
 }
 
@@ -66,7 +67,7 @@ func (k *Keeper) Set(want map[string][]servicelb.LeaseClient) {
 			c.Set(nil)
 			close(c.stop)
 			delete(k.clients, on)
-			k.notify()
+			k.changed.Notify()
 		}
 	}
 	for on, list := range want {
@@ -111,17 +112,7 @@ func addrOf(l *dhcp.Lease) netip.Addr {
 }
 
 // Changed implements servicelb.Leases.
-func (k *Keeper) Changed() <-chan struct{} {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.changed
-}
-
-// notify tells whoever waits for it that something changed. k.mu is held.
-func (k *Keeper) notify() {
-	close(k.changed)
-	k.changed = make(chan struct{})
-}
+func (k *Keeper) Changed() <-chan struct{} { return k.changed.Next() }
 
 // Run runs the clients until ctx ends. Leases that Set gave up are released by
 // then, those that are wanted are left to whoever runs next.
@@ -158,9 +149,7 @@ func (k *Keeper) run(ctx context.Context, c *client) {
 	tasks.Go(func() { _ = c.Run(ctx) }) // it never fails
 	for {
 		changed := c.Changed()
-		k.mu.Lock()
-		k.notify()
-		k.mu.Unlock()
+		k.changed.Notify()
 		select {
 		case <-changed:
 		case <-c.stop:

@@ -147,10 +147,8 @@ func (l loadBalancer) EnsureLoadBalancerDeleted(ctx context.Context, _ string, s
 		return err
 	}
 	name, uid := servicelb.NameOf(svc), string(svc.UID)
-	if records := l.ledger.Departing(name, uid, true); len(records) > 0 {
-		if err := l.book.Keep(ctx, records...); err != nil {
-			return err
-		}
+	if err := l.ledger.Remember(ctx, l.book, name, uid, true); err != nil {
+		return err
 	}
 	l.ledger.Release(name, uid)
 	return nil

@@ -16,6 +16,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/config/change"
 )
 
 // A large cluster. Each pool has as many Services as any other.
@@ -120,8 +121,8 @@ func BenchmarkConfigEdit(b *testing.B) {
 		for i := 1; b.Loop(); i++ {
 			before, _ := s.config.Current()
 			cfg, err := config.Parse(documents[i%2])
-			if err != nil || len(config.Diff(before, cfg)) != 1 {
-				b.Fatal(err, config.Diff(before, cfg))
+			if err != nil || len(change.Diff(before, cfg)) != 1 {
+				b.Fatal(err, change.Diff(before, cfg))
 			}
 			s.config.put(cfg, nil)
 			s.warn()
@@ -156,6 +157,7 @@ func BenchmarkLedger(b *testing.B) {
 		{"Reconcile", 0, benchReconcile},
 		{"Wake/none", 0, benchWake},
 		{"Wake/5000", manyServices / 2, benchWake},
+		{"Free/5000", manyServices / 2, benchFree},
 		{"Prime", 0, benchPrime},
 	} {
 		b.Run(c.name, func(b *testing.B) {
@@ -204,6 +206,25 @@ func benchWake(b *testing.B, s *story) {
 		if len(s.Ledger.Waiting()) != n {
 			b.Fatal(n)
 		}
+	}
+}
+
+// benchFree frees the address that others wait for: one gets it, and the one
+// that had it waits with the others.
+func benchFree(b *testing.B, s *story) {
+	s.API = &accepting{}
+	full := netip.MustParseAddr("198.51.100.1")
+	for b.Loop() {
+		before := s.Ledger.alloc.HoldersOf(full)[0].Name
+		s.Ledger.Release(before, "")
+		s.clock = s.clock.Add(time.Minute)
+		s.wake()
+		for s.once() {
+		}
+		if now := s.Ledger.alloc.HoldersOf(full); len(now) != 1 || now[0].Name == before {
+			b.Fatal(before, now)
+		}
+		s.Ledger.Ensure(s.server.get(before))
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -100,7 +101,7 @@ type Controller struct {
 	Options
 	queue   workqueue.TypedRateLimitingInterface[string]
 	handler cache.ResourceEventHandlerRegistration
-	// again asks for another try of all Services that wait.
+	// again asks for another try of the Services that wait.
 	again   chan struct{}
 	now     func() time.Time
 	repairs repairs
@@ -238,7 +239,7 @@ func await(ctx context.Context, changed func() <-chan struct{}, done func() bool
 func (c *Controller) report(conflicts []Conflict) {
 	for _, d := range conflicts {
 		c.Log.Warn("duplicate address", "service", NameOf(d.Service), "address", d.Addr, "holder", d.Holder)
-		c.Events.Event(d.Service, corev1.EventTypeWarning, eventConflict, d.message())
+		c.Events.Event(d.Service, corev1.EventTypeWarning, eventDuplicate, d.message())
 	}
 }
 
@@ -279,7 +280,7 @@ func (c *Controller) work(ctx context.Context) {
 	}
 }
 
-// wake asks for another try of all Services that wait.
+// wake asks for another try of the Services that wait: something was freed.
 func (c *Controller) wake() {
 	select {
 	case c.again <- struct{}{}:
@@ -288,17 +289,17 @@ func (c *Controller) wake() {
 }
 
 // retryWaiting tries the Services that wait, and only those, as soon as there
-// is hope: an address was freed, one has ended its rest, or something changed
-// that decisions depend on.
+// is hope: those that get something, when an address was freed or one has ended
+// its rest; all of them, when something changed that decisions depend on.
 func (c *Controller) retryWaiting(ctx context.Context) {
+	due := c.Ledger.Waiting
 	for {
 		config, facts, namespaces := c.Config.Changed(), c.Facts.Changed(), c.Namespaces.Changed()
-		c.warn()
-		names := c.Ledger.Waiting()
-		for _, name := range names {
+		for _, name := range due() {
 			c.queue.Add(name)
 		}
-		rested, stop := c.nextFree(len(names) > 0)
+		c.warn()
+		rested, stop := c.nextFree()
 		select {
 		case <-ctx.Done():
 		case <-config:
@@ -307,6 +308,10 @@ func (c *Controller) retryWaiting(ctx context.Context) {
 		case <-c.again:
 		case <-rested:
 		}
+		due = c.Ledger.Retry
+		if closed(config) || closed(facts) || closed(namespaces) {
+			due = c.Ledger.Waiting
+		}
 		stop()
 		if ctx.Err() != nil {
 			return
@@ -314,11 +319,19 @@ func (c *Controller) retryWaiting(ctx context.Context) {
 	}
 }
 
-// nextFree returns a channel that fires when the next address has ended its
-// rest, which matters only if somebody waits.
-func (c *Controller) nextFree(awaited bool) (<-chan time.Time, func()) {
-	at, ok := c.Ledger.NextFree()
-	if !ok || !awaited {
+func closed(signal <-chan struct{}) bool {
+	select {
+	case <-signal:
+		return true
+	default:
+		return false
+	}
+}
+
+// nextFree returns a channel that fires when it is time for Ledger.Retry.
+func (c *Controller) nextFree() (<-chan time.Time, func()) {
+	at := c.Ledger.NextFree()
+	if at.IsZero() {
 		return nil, func() {}
 	}
 	timer := time.NewTimer(max(at.Sub(c.now()), shortestWait))
@@ -331,10 +344,12 @@ func (c *Controller) Describe(ch chan<- *prometheus.Desc) { c.metrics.describe(c
 // Collect implements prometheus.Collector.
 func (c *Controller) Collect(ch chan<- prometheus.Metric) { c.metrics.collect(c.Ledger, ch) }
 
-// situation is a configuration in a cluster. Both are immutable.
+// situation is a configuration in a cluster, of which both are immutable.
 type situation struct {
 	config *config.Config
 	facts  *clusterfacts.Facts
+	// overrun is what Ledger.Overrun says.
+	overrun string
 }
 
 // warn tells the operator, once each, what of the configuration makes no
@@ -342,12 +357,13 @@ type situation struct {
 func (c *Controller) warn() {
 	cfg, _ := c.Config.Current()
 	facts, ready := c.Facts.Current()
-	now := situation{cfg, facts}
+	overrun := c.Ledger.Overrun()
+	now := situation{cfg, facts, strings.Join(overrun, "\n")}
 	if cfg == nil || !ready || now == c.examined {
 		return
 	}
 	c.examined = now
-	warnings := clusterfacts.Warnings(cfg, facts)
+	warnings := append(clusterfacts.Warnings(cfg, facts), overrun...)
 	for _, w := range warnings {
 		if !slices.Contains(c.warned, w) {
 			c.Log.Warn("configuration", "warning", w)

@@ -89,20 +89,27 @@ func TestNoHistoryGivesAnAddressTwice(t *testing.T) {
 			"delete": func(t *rapid.T) { s.server.delete(service.Draw(t, "name"), s.clock) },
 			"configure": func(t *rapid.T) {
 				s.config.set(rapid.SampledFrom(configs).Draw(t, "config"))
-				s.wake()
+				s.stale = true
 			},
 			"relabel": func(t *rapid.T) {
 				s.around.labels["default"] = rapid.SampledFrom([]map[string]string{nil, {"env": "prod"}}).Draw(t, "labels")
-				s.wake()
+				s.stale = true
 			},
 			"facts": func(t *rapid.T) {
-				facts := &clusterfacts.Facts{}
+				facts := &clusterfacts.Facts{Disputes: s.around.facts.Disputes}
 				if rapid.Bool().Draw(t, "a node has an address of a pool") {
 					a := netip.MustParseAddr("203.0.113.11")
 					facts.Forbidden = []clusterfacts.Forbidden{{Range: netipx.IPRangeFrom(a, a), Why: "the address of node n1"}}
 				}
 				s.around.facts = facts
-				s.wake()
+				s.stale = true
+			},
+			"disputes": func(t *rapid.T) {
+				settled := s.settledAddresses()
+				report := rapid.SampledFrom([]string{"203.0.113.10 withheld", "203.0.113.11 withheld", "203.0.113.12 announced", "198.18.0.240 withheld", "2001:db8::10 withheld"})
+				s.around.report(rapid.SliceOfNDistinct(report, 0, 5, rapid.ID[string]).Draw(t, "reports")...)
+				s.stale = true
+				s.keeps(settled)
 			},
 			"break the configuration": func(*rapid.T) { s.config.put(nil, errors.New("broken")) },
 			"time": func(t *rapid.T) {
@@ -138,18 +145,27 @@ func TestNoHistoryGivesAnAddressTwice(t *testing.T) {
 				}
 				s.restart()
 			},
+			"come to rest": func(*rapid.T) {
+				fault := s.server.fault
+				s.server.fault, s.book.fault = nil, nil
+				s.rings()
+				s.run()
+				s.content()
+				s.server.fault, s.book.fault = fault, fault
+			},
 			"": func(*rapid.T) { s.unique(); s.due() },
 		})
 		s.server.fault, s.book.fault = nil, nil
 		s.around.facts = &clusterfacts.Facts{}
 		s.config.set(configs[0])
-		s.wake()
+		s.stale = true
 		for range 5 {
 			s.pass(calm + time.Minute)
 			for _, name := range s.server.names() {
 				s.see(name)
 			}
 			s.run()
+			s.content()
 		}
 		s.unique()
 		s.settled(t)
@@ -167,7 +183,8 @@ func (s *story) due() {
 	}
 	n := 0
 	for name, a := range l.accounts {
-		if !a.judged || !a.verdict.waits() && slices.Equal(a.verdict.Held, l.alloc.Holds(a.owner.UID)) {
+		held := l.alloc.Holds(a.owner.UID)
+		if !a.judged || !a.verdict.waits() && slices.Equal(a.verdict.Held, held) && slices.Equal(a.verdict.Disputes, l.disputesOf(held)) {
 			continue
 		}
 		n++
@@ -177,6 +194,51 @@ func (s *story) due() {
 	}
 	if n != len(l.due) {
 		s.Fatalf("%d Services are due, %d are listed", n, len(l.due))
+	}
+}
+
+// content checks that none of those who wait could be given something, now that
+// the controller has nothing left to do.
+func (s *story) content() {
+	for _, name := range s.Ledger.Waiting() {
+		svc := s.server.get(name)
+		before := s.Ledger.Holds(string(svc.UID))
+		if v, _ := s.Ledger.Ensure(svc); !slices.Equal(v.Held, before) {
+			s.Fatalf("%s waited though it could have %v", name, v.Held)
+		}
+	}
+}
+
+// settledAddresses returns what Services that have not changed have had for a
+// while.
+func (s *story) settledAddresses() map[string][]netip.Addr {
+	settled := map[string][]netip.Addr{}
+	for _, name := range s.server.names() {
+		svc := s.server.get(name)
+		uid := string(svc.UID)
+		if s.seen(name) != svc || s.Ledger.accounts[name] == nil || svc.Annotations[annotation.Renumber] != "" {
+			continue
+		}
+		s.Ledger.Ensure(svc)
+		for _, h := range s.Ledger.Holds(uid) {
+			if s.clock.Sub(s.Ledger.alloc.HeldSince(uid, h.Addr)) >= settling {
+				settled[name] = append(settled[name], h.Addr)
+			}
+		}
+	}
+	return settled
+}
+
+// keeps checks that the Services keep these addresses when they are looked at.
+func (s *story) keeps(settled map[string][]netip.Addr) {
+	for name, addrs := range settled {
+		svc := s.server.get(name)
+		s.Ledger.Ensure(svc)
+		for _, a := range addrs {
+			if !holds(s.Ledger.Holds(string(svc.UID)), a) {
+				s.Fatalf("a report moved %s from %s", name, a)
+			}
+		}
 	}
 }
 

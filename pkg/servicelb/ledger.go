@@ -2,7 +2,9 @@ package servicelb
 
 import (
 	"cmp"
+	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"net/netip"
 	"reflect"
@@ -57,11 +59,9 @@ type Ledger struct {
 	config *config.Config
 	facts  *clusterfacts.Facts
 	primed bool
-	// accounts has every Service, due those that Waiting names, unless swept
-	// is false: config or facts have changed since.
+	// accounts has every Service.
 	accounts map[string]*account
-	due      map[*account]struct{}
-	swept    bool
+	waiters
 	// records wait for the first configuration, which says how long released
 	// addresses rest.
 	records []released.Record
@@ -72,6 +72,8 @@ type Ledger struct {
 	losses      []Loss
 	leasesFreed bool
 	leaseWork   chan struct{}
+	conflicts
+	primedAt time.Time
 }
 
 // account is what the ledger knows about a Service, under its
@@ -87,6 +89,14 @@ type account struct {
 	// claims are addresses from before the start that only a configuration
 	// can confirm.
 	claims []netip.Addr
+	// unsettled are the addresses that it should leave, because another host
+	// has had them all the time.
+	unsettled []netip.Addr
+	// left are disputes because of which it has left an address, and which it
+	// has not been told.
+	left []clusterfacts.Dispute
+	// class is the class that it waits in, if it waits.
+	class class
 	lessee
 }
 
@@ -111,6 +121,9 @@ type Verdict struct {
 	// Asked says that a DHCP server was asked for a lease, which is why there
 	// is a refusal, and nothing is known to be wrong.
 	Asked bool
+	// Disputes are about the addresses in Held that other hosts claim, and
+	// Left about those that the Service has just left for that reason.
+	Disputes, Left []clusterfacts.Dispute
 }
 
 // waits reports whether a later call may give a better answer, though the
@@ -137,7 +150,15 @@ func (v Verdict) Has() []string {
 	if len(v.Held) == 0 {
 		return []string{"nothing"}
 	}
-	return descriptions(v.Held)
+	has := descriptions(v.Held)
+	for i, h := range v.Held {
+		for _, d := range v.Disputes {
+			if d.VIP == h.Addr {
+				has[i] += fmt.Sprintf(", which %s has, too", d)
+			}
+		}
+	}
+	return has
 }
 
 // NewLedger returns a ledger that knows nobody: see Prime.
@@ -146,7 +167,8 @@ func NewLedger(scope Scope, sources Sources) *Ledger {
 		sources.Now = time.Now
 	}
 	return &Ledger{
-		scope: scope, Sources: sources, alloc: ipam.New(), accounts: map[string]*account{}, due: map[*account]struct{}{}, leaseWork: make(chan struct{}, 1),
+		scope: scope, Sources: sources, alloc: ipam.New(), accounts: map[string]*account{}, waiters: newWaiters(), leaseWork: make(chan struct{}, 1),
+		conflicts: conflicts{withheld: map[netip.Addr]time.Time{}, full: map[share]int{}},
 	}
 }
 
@@ -162,7 +184,8 @@ func (l *Ledger) request(svc *corev1.Service) (ipam.Request, *ipam.Refusal) {
 // Ensure makes the Service hold what it asks for, as far as possible. Call
 // Settle once its object says so: only then are addresses free that it gave
 // back. stirred says that others may get a better answer now: an earlier
-// Service of the name held an address, or this one uses other ports.
+// Service of the name held an address, or this one uses other ports or shares
+// another address.
 func (l *Ledger) Ensure(svc *corev1.Service) (v Verdict, stirred bool) {
 	req, refusal := l.request(svc)
 	l.mu.Lock()
@@ -173,10 +196,15 @@ func (l *Ledger) Ensure(svc *corev1.Service) (v Verdict, stirred bool) {
 	}
 	a := l.open(svc)
 	stirred = stirred || a.judged && !reflect.DeepEqual(a.asked.Sharing, req.Sharing)
+	var before []ipam.Held
+	if req.Sharing != nil {
+		before = l.alloc.Holds(req.Owner.UID)
+	}
+	var left []clusterfacts.Dispute
 	switch {
 	case l.config == nil:
 	case refusal == nil:
-		refusal = l.allocate(a, req)
+		left, refusal = l.give(a, req)
 	case len(l.alloc.Holds(req.Owner.UID)) > 0: // it may have become a bad neighbour all the same
 		last := a.asked
 		last.Sharing = req.Sharing
@@ -184,10 +212,12 @@ func (l *Ledger) Ensure(svc *corev1.Service) (v Verdict, stirred bool) {
 		req = last
 	}
 	v = l.verdict(a, req, refusal)
+	stirred = stirred || req.Sharing != nil && !slices.Equal(before, v.Held)
+	v.Left, a.left = slices.Concat(a.left, left), nil
 	a.judged, a.asked, a.verdict = true, req, v
-	delete(l.due, a)
+	l.dismiss(a)
 	if v.waits() {
-		l.due[a] = struct{}{}
+		l.await(a)
 	}
 	return v, stirred
 }
@@ -204,6 +234,7 @@ func (l *Ledger) verdict(a *account, req ipam.Request, refusal *ipam.Refusal) Ve
 	case refusal == nil:
 		v.Refusal = l.unavailable()
 	}
+	l.contest(&v)
 	l.seek(a, req, &v)
 	if last := a.verdict.Refusal; last != nil && v.Refusal != nil && v.Refusal.Same(last) {
 		v.Refusal = last // its message may count seconds: say it once
@@ -219,13 +250,17 @@ func (l *Ledger) allocate(a *account, req ipam.Request) *ipam.Refusal {
 	_, err := l.alloc.Allocate(req, now)
 	after := l.alloc.Holds(a.owner.UID)
 	for _, b := range before {
-		if !slices.ContainsFunc(after, func(h ipam.Held) bool { return h.Addr == b.Addr }) {
+		if !holds(after, b.Addr) {
 			l.alloc.Restore(leaving(a.owner), b.Addr, a.asked.Sharing, now)
 		}
 	}
 	var refusal *ipam.Refusal
 	errors.As(err, &refusal)
 	return refusal
+}
+
+func holds(held []ipam.Held, addr netip.Addr) bool {
+	return slices.ContainsFunc(held, func(h ipam.Held) bool { return h.Addr == addr })
 }
 
 // missing returns the family that the Service would like and does not hold.
@@ -242,10 +277,22 @@ func missing(req ipam.Request, held []ipam.Held) ipam.Family {
 // shows.
 func leaving(o ipam.Owner) ipam.Owner { return ipam.Owner{UID: o.UID + "/leaving", Name: o.Name} }
 
-// Departing returns what has to be remembered before the API shows that the
-// Service, or this incarnation of it (with a UID), has given addresses back:
-// those that rest when nobody else holds them. all: it gives back everything.
-func (l *Ledger) Departing(name, uid string, all bool) []released.Record {
+// Remember makes durable what the Service, or this incarnation of it (with a
+// UID), is about to give back: from the moment when the API shows it, a
+// controller that starts anew must know that it rests. all: it gives back
+// everything.
+func (l *Ledger) Remember(ctx context.Context, book Book, name, uid string, all bool) error {
+	records := l.departing(name, uid, all)
+	if len(records) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, patchTimeout)
+	defer cancel()
+	return book.Keep(ctx, records...)
+}
+
+// departing returns what rests when nobody else holds it.
+func (l *Ledger) departing(name, uid string, all bool) []released.Record {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	a := l.accounts[name]
@@ -280,10 +327,12 @@ func (l *Ledger) rest(pool string) time.Duration {
 func (l *Ledger) Settle(uid string) (freed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if freed = len(l.alloc.Release(leaving(ipam.Owner{UID: uid}).UID, l.Now())) > 0; freed {
+	left := l.alloc.Release(leaving(ipam.Owner{UID: uid}).UID, l.Now())
+	if len(left) > 0 {
 		l.leasesMoved()
+		l.noteFreed(left)
 	}
-	return freed
+	return len(left) > 0
 }
 
 func (l *Ledger) unavailable() *ipam.Refusal {
@@ -310,13 +359,14 @@ func (l *Ledger) Release(name, uid string) (freed bool) {
 // close frees everything that the account's owner holds.
 func (l *Ledger) close(a *account) (freed bool) {
 	delete(l.accounts, a.owner.Name)
-	delete(l.due, a)
+	l.dismiss(a)
 	if a.interested() {
 		l.leasesFreed = true
 		l.leasesMoved()
 	}
-	left := l.alloc.Release(leaving(a.owner).UID, l.Now())
-	return len(left)+len(l.alloc.Release(a.owner.UID, l.Now())) > 0
+	left := slices.Concat(l.alloc.Release(leaving(a.owner).UID, l.Now()), l.alloc.Release(a.owner.UID, l.Now()))
+	l.noteFreed(left)
+	return len(left) > 0
 }
 
 // Holds returns what this incarnation of a Service holds.
@@ -326,45 +376,6 @@ func (l *Ledger) Holds(uid string) []ipam.Held {
 	return l.alloc.Holds(uid)
 }
 
-// Waiting returns the Services, oldest first, that may get a better answer
-// now: those that wait for something, and those whose addresses joined or
-// left pools when the configuration changed.
-func (l *Ledger) Waiting() []string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.follow()
-	if !l.swept {
-		l.sweep()
-	}
-	due := slices.Collect(maps.Keys(l.due))
-	sortAccounts(due)
-	names := make([]string, len(due))
-	for i, a := range due {
-		names[i] = a.owner.Name
-	}
-	return names
-}
-
-// sweep finds out who is due. Those that there was no verdict on yet have
-// their turn to come.
-func (l *Ledger) sweep() {
-	clear(l.due)
-	for _, a := range l.accounts {
-		if a.judged && (a.verdict.waits() || !slices.Equal(a.verdict.Held, l.alloc.Holds(a.owner.UID))) {
-			l.due[a] = struct{}{}
-		}
-	}
-	l.swept = true
-}
-
-// NextFree returns when the next address ends its rest, and false if none
-// rests.
-func (l *Ledger) NextFree() (time.Time, bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.alloc.NextFree(l.Now())
-}
-
 // follow takes over the configuration and the facts in force.
 func (l *Ledger) follow() {
 	cfg, _ := l.Config.Current()
@@ -372,11 +383,18 @@ func (l *Ledger) follow() {
 	if l.Facts != nil {
 		facts, _ = l.Facts.Current()
 	}
-	if cfg == nil || cfg == l.config && facts == l.facts {
+	if cfg == nil {
+		return
+	}
+	if cfg == l.config && facts == l.facts {
+		if l.endWithholding() {
+			l.reconfigure()
+		}
 		return
 	}
 	first := l.config == nil
 	l.config, l.facts = cfg, facts
+	l.followDisputes()
 	l.reconfigure()
 	l.rests = map[string]time.Duration{}
 	for _, p := range cfg.Pools {
@@ -391,6 +409,9 @@ func (l *Ledger) follow() {
 		l.alloc.Rest(r.Service, r.Addr, r.Since, l.Now())
 	}
 	l.records = nil
+	if l.primed {
+		l.withholdIdle()
+	}
 }
 
 // reconfigure makes the allocator go by what is in force and what is leased.
@@ -401,7 +422,7 @@ func (l *Ledger) reconfigure() {
 }
 
 func (l *Ledger) setup() ipam.Setup {
-	s := ipam.Setup{Pools: l.config.Pools, Quarantine: l.config.Quarantine, Reservations: l.config.Reservations}
+	s := ipam.Setup{Pools: l.config.Pools, Quarantine: l.config.Quarantine, Reservations: l.config.Reservations, Conflicted: slices.Collect(maps.Keys(l.withheld))}
 	if l.facts != nil {
 		for _, f := range l.facts.Forbidden {
 			s.Forbidden = append(s.Forbidden, ipam.Forbidden(f))
@@ -422,11 +443,12 @@ func (l *Ledger) open(svc *corev1.Service) *account {
 	return a
 }
 
-func sortAccounts(accounts []*account) {
-	slices.SortFunc(accounts, func(a, b *account) int {
-		return cmp.Or(a.created.Compare(b.created), cmp.Compare(a.owner.Name, b.owner.Name))
-	})
+// compare puts older Services before younger ones.
+func (a *account) compare(b *account) int {
+	return cmp.Or(a.created.Compare(b.created), cmp.Compare(a.owner.Name, b.owner.Name))
 }
+
+func sortAccounts(accounts []*account) { slices.SortFunc(accounts, (*account).compare) }
 
 // Consider returns what each pool would do for the Service now.
 func (l *Ledger) Consider(svc *corev1.Service) []ipam.Consideration {

@@ -1,7 +1,11 @@
 package servicelb
 
 import (
+	"slices"
+
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/lodestone-lb/lodestone/ipam"
 )
 
 // The metrics of pools and Services.
@@ -16,12 +20,13 @@ const (
 	MetricWarnings      = "lodestone_config_warnings"
 	MetricLeases        = "lodestone_leases"
 	MetricLeasesLost    = "lodestone_leases_lost_total"
+	MetricConflicts     = "lodestone_address_conflicts_total"
 )
 
 var (
 	poolSize      = prometheus.NewDesc(MetricPoolSize, "Addresses that the pool may hand out.", []string{"pool", "family"}, nil)
-	poolAddresses = prometheus.NewDesc(MetricPoolAddresses, "Addresses of the pool by what becomes of them: free, assigned, quarantined, reserved.", []string{"pool", "family", "state"}, nil)
-	services      = prometheus.NewDesc(MetricServices, "Services served, by how they stand: allocated, partial, draining, stranded, refused, unjudged.", []string{"state"}, nil)
+	poolAddresses = prometheus.NewDesc(MetricPoolAddresses, "Addresses of the pool by what becomes of them: free, assigned, quarantined, conflicted (another host has them), reserved.", []string{"pool", "family", "state"}, nil)
+	services      = prometheus.NewDesc(MetricServices, "Services served, by how they stand: allocated, partial, draining, stranded, contested (another host claims the address, too), refused, unjudged.", []string{"state"}, nil)
 	refused       = prometheus.NewDesc(MetricRefused, "Services whose request is refused at present.", []string{"reason"}, nil)
 	leases        = prometheus.NewDesc(MetricLeases, "Leases of a pool that leases its addresses, by how they stand: leased, overdue (not being extended), unconfirmed (held since before the start), waiting.", []string{"pool", "state"}, nil)
 	primed        = prometheus.NewDesc(MetricPrimed, "Whether the ledger knows what the cluster's Services hold, so that addresses are allocated.", nil, nil)
@@ -30,10 +35,11 @@ var (
 // metrics are those that count; all others are computed from the ledger when
 // they are asked for.
 type metrics struct {
-	refusals *prometheus.CounterVec
-	latency  prometheus.Histogram
-	warnings prometheus.Gauge
-	lost     *prometheus.CounterVec
+	refusals  *prometheus.CounterVec
+	latency   prometheus.Histogram
+	warnings  prometheus.Gauge
+	lost      *prometheus.CounterVec
+	conflicts prometheus.Counter
 }
 
 func newMetrics() metrics {
@@ -47,6 +53,8 @@ func newMetrics() metrics {
 			Name: MetricWarnings, Help: "What of the configuration in force makes no sense in this cluster: see the Events on the ConfigMap."}),
 		lost: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: MetricLeasesLost, Help: "Leased addresses that Services lost because the lease was over."}, []string{"pool"}),
+		conflicts: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: MetricConflicts, Help: "Addresses that Services were given and left at once because another host had them."}),
 	}
 }
 
@@ -58,6 +66,7 @@ func (m metrics) describe(ch chan<- *prometheus.Desc) {
 	m.latency.Describe(ch)
 	m.warnings.Describe(ch)
 	m.lost.Describe(ch)
+	m.conflicts.Describe(ch)
 }
 
 func (m metrics) collect(l *Ledger, ch chan<- prometheus.Metric) {
@@ -80,6 +89,7 @@ func (m metrics) collect(l *Ledger, ch chan<- prometheus.Metric) {
 		gauge(poolAddresses, p.Free, p.Pool, family, "free")
 		gauge(poolAddresses, p.Assigned, p.Pool, family, "assigned")
 		gauge(poolAddresses, p.Quarantined, p.Pool, family, "quarantined")
+		gauge(poolAddresses, p.Conflicted, p.Pool, family, "conflicted")
 		gauge(poolAddresses, p.Reserved, p.Pool, family, "reserved")
 	}
 	for state, n := range states {
@@ -102,11 +112,22 @@ func (m metrics) collect(l *Ledger, ch chan<- prometheus.Metric) {
 	m.latency.Collect(ch)
 	m.warnings.Collect(ch)
 	m.lost.Collect(ch)
+	m.conflicts.Collect(ch)
+}
+
+// Pools returns the counters of the pools. Those that lease their addresses
+// are left out: how much is free only the server knows.
+func (l *Ledger) Pools() []ipam.PoolStats {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.follow()
+	leased := l.leaseCensus()
+	return slices.DeleteFunc(l.alloc.Stats(l.Now()), func(p ipam.PoolStats) bool { _, leases := leased[p.Pool]; return leases })
 }
 
 // census counts the accounts by how they stand, and the refusals by reason.
 func (l *Ledger) census() (states, reasons map[string]float64) {
-	states = map[string]float64{"allocated": 0, "partial": 0, "draining": 0, "stranded": 0, "refused": 0, "unjudged": 0}
+	states = map[string]float64{"allocated": 0, "partial": 0, "draining": 0, "stranded": 0, "contested": 0, "refused": 0, "unjudged": 0}
 	reasons = map[string]float64{}
 	for _, a := range l.accounts {
 		switch v := a.verdict; {
@@ -115,6 +136,8 @@ func (l *Ledger) census() (states, reasons map[string]float64) {
 			reasons[string(v.Refusal.Reason)]++
 		case v.Unjudged:
 			states["unjudged"]++
+		case len(v.Disputes) > 0:
+			states["contested"]++
 		case v.Stranded():
 			states["stranded"]++
 		case v.Draining():

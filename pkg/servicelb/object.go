@@ -31,7 +31,10 @@ const (
 )
 
 // toMove tells how a Service gets away from an address that it should leave.
-const toMove = "; annotation " + annotation.Renumber + "=" + annotation.Renumbering + " gives it another one"
+const toMove = "; " + moving + " gives it another one"
+
+// moving is how to ask for that.
+const moving = "annotation " + annotation.Renumber + "=" + annotation.Renumbering
 
 // object is what a Service's object has to say.
 type object struct {
@@ -64,6 +67,9 @@ func objectOf(v Verdict, generation int64) object {
 		if len(v.Held) > 0 {
 			o.condition.Message += "; keeps " + describe(v.Held)
 		}
+	case len(v.Disputes) > 0:
+		o.condition.Reason = string(AddressConflict)
+		o.condition.Message += "; " + contested(v.Disputes[0])
 	case v.Stranded():
 		o.condition.Reason = ReasonStranded
 		o.condition.Message += toMove

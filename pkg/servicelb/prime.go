@@ -62,11 +62,12 @@ func (l *Ledger) Prime(services []*corev1.Service, records []released.Record) []
 	for _, svc := range services {
 		conflicts = append(conflicts, l.importOne(svc)...)
 	}
-	l.primed = true
+	l.primed, l.primedAt = true, l.Now()
 	l.records = records
 	if l.config != nil {
 		l.reconfigure()
 		l.confirmAll()
+		l.withholdIdle()
 	}
 	l.follow()
 	return conflicts
@@ -141,9 +142,9 @@ func (l *Ledger) confirmAll() {
 	}
 }
 
-// eventConflict is the reason of the Event on a Service that loses an address
+// eventDuplicate is the reason of the Event on a Service that loses an address
 // which another one has, too.
-const eventConflict = "AddressConflict"
+const eventDuplicate = "DuplicateAddress"
 
 // message says what becomes of the Service.
 func (c Conflict) message() string {

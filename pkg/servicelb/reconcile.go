@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -17,7 +19,7 @@ func (c *Controller) reconcile(ctx context.Context, name string) error {
 	svc, err := c.get(name)
 	switch {
 	case apierrors.IsNotFound(err):
-		return c.release(ctx, name, "")
+		return c.release(ctx, name)
 	case err != nil:
 		return err
 	case c.Scope.Serves(svc):
@@ -27,7 +29,7 @@ func (c *Controller) reconcile(ctx context.Context, name string) error {
 	case c.Scope.LeftBehind(svc) || len(c.Ledger.Holds(string(svc.UID))) > 0:
 		return c.letGo(ctx, svc)
 	default:
-		return c.release(ctx, name, "")
+		return c.release(ctx, name)
 	}
 }
 
@@ -38,6 +40,7 @@ func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 	if stirred {
 		c.wake()
 	}
+	c.tellLeft(svc, v.Left)
 	if len(v.Held) == 0 && (v.Unjudged || v.Asked && !c.Scope.LeftBehind(svc)) {
 		return nil // there is nothing to say yet
 	}
@@ -46,7 +49,7 @@ func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 	if body != nil && news == nil && !c.mayRepair(svc) {
 		return nil
 	}
-	if err := c.remember(ctx, NameOf(svc), string(svc.UID), false); err != nil {
+	if err := c.Ledger.Remember(ctx, c.Book, NameOf(svc), string(svc.UID), false); err != nil {
 		return err
 	}
 	wrote, err := c.write(ctx, svc, body)
@@ -69,39 +72,32 @@ func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 // to be served. Its addresses are free only after nothing names them.
 func (c *Controller) letGo(ctx context.Context, svc *corev1.Service) error {
 	name, uid := NameOf(svc), string(svc.UID)
-	if err := c.remember(ctx, name, uid, true); err != nil {
+	if err := c.Ledger.Remember(ctx, c.Book, name, uid, true); err != nil {
 		return err
 	}
 	if _, err := c.write(ctx, svc, nothing(svc).patch(svc, metav1.NewTime(c.now()))); err != nil {
 		return err
 	}
-	return c.release(ctx, name, uid)
+	c.forget(name, uid)
+	return nil
 }
 
-// release forgets the Service, or only this incarnation of it.
-func (c *Controller) release(ctx context.Context, name, uid string) error {
-	if err := c.remember(ctx, name, uid, true); err != nil {
+// release forgets the Service, whose object is gone or no concern of ours.
+func (c *Controller) release(ctx context.Context, name string) error {
+	if err := c.Ledger.Remember(ctx, c.Book, name, "", true); err != nil {
 		return err
 	}
+	c.forget(name, "")
+	return nil
+}
+
+// forget takes back what the Service holds, or only this incarnation of it.
+func (c *Controller) forget(name, uid string) {
 	c.repairs.forget(name)
 	if c.Ledger.Release(name, uid) {
 		c.Log.Info("addresses released", "service", name)
 		c.wake()
 	}
-	return nil
-}
-
-// remember makes durable what the Service is about to give back: from the
-// moment when the API shows it, a controller that starts anew must know that
-// it rests.
-func (c *Controller) remember(ctx context.Context, name, uid string, all bool) error {
-	records := c.Ledger.Departing(name, uid, all)
-	if len(records) == 0 {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, patchTimeout)
-	defer cancel()
-	return c.Book.Keep(ctx, records...)
 }
 
 // write applies the patch, if there is one, to this incarnation of the
@@ -142,4 +138,79 @@ func (c *Controller) tell(svc *corev1.Service, news *metav1.Condition, v Verdict
 	}
 	c.Events.Event(svc, eventType, news.Reason, news.Message)
 	c.Log.Info("service "+news.Reason, "service", NameOf(svc), "message", news.Message)
+}
+
+const (
+	// promptRepairs is how many times in a row what others did to a Service's
+	// object is undone at once.
+	promptRepairs = 5
+	// firstDelay and lastDelay bound the time between repairs after that.
+	firstDelay = time.Second
+	lastDelay  = time.Minute
+	// calm is how long nobody has to touch the object until it is forgotten.
+	calm = 10 * time.Minute
+)
+
+// eventContested is the reason of the Event on a Service that somebody else
+// writes to again and again.
+const eventContested = "StatusContested"
+
+// repairs bounds the repairs of each Service's object: two load balancers
+// that both believe a Service to be theirs must not fight at full speed.
+type repairs struct {
+	mu sync.Mutex
+	of map[string]repair
+}
+
+type repair struct {
+	count      int
+	last, next time.Time
+}
+
+// take asks for a repair now. It returns how long to wait instead, and how
+// many repairs in a row this one is.
+func (r *repairs) take(name string, now time.Time) (wait time.Duration, count int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	f := r.of[name]
+	if now.Sub(f.last) > calm {
+		f = repair{}
+	}
+	if now.Before(f.next) {
+		return f.next.Sub(now), f.count
+	}
+	f.count++
+	f.last = now
+	if over := f.count - promptRepairs; over >= 0 {
+		f.next = now.Add(min(lastDelay, firstDelay<<min(over, 10)))
+	}
+	if r.of == nil {
+		r.of = map[string]repair{}
+	}
+	r.of[name] = f
+	return 0, f.count
+}
+
+func (r *repairs) forget(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.of, name)
+}
+
+// mayRepair reports whether the Service's object may be repaired now; if not,
+// the Service comes up again when it may.
+func (c *Controller) mayRepair(svc *corev1.Service) bool {
+	name := NameOf(svc)
+	wait, count := c.repairs.take(name, c.now())
+	if wait > 0 {
+		c.queue.AddAfter(name, wait)
+		return false
+	}
+	if count == promptRepairs+1 {
+		message := fmt.Sprintf("Lodestone has restored the status of this Service %d times in a row. "+
+			"Does another load balancer serve it, too? Lodestone now restores it less often.", count)
+		c.Log.Warn("service contested", "service", name)
+		c.Events.Event(svc, corev1.EventTypeWarning, eventContested, message)
+	}
+	return true
 }

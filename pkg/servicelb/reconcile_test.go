@@ -365,7 +365,7 @@ func TestDuplicatesAreSettledAtStart(t *testing.T) {
 	s.server.create("default/a-younger", s.clock.Add(time.Minute), has)
 	s.server.create("default/b-older", s.clock, has)
 	s.restart()
-	s.wantEvents("Warning AddressConflict default/a-younger: 203.0.113.10 also belongs to default/b-older")
+	s.wantEvents("Warning DuplicateAddress default/a-younger: 203.0.113.10 also belongs to default/b-older")
 	s.run()
 	s.has("b-older", "203.0.113.10", "True Allocated")
 	s.has("a-younger", "203.0.113.11", "True Allocated")

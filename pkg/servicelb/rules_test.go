@@ -134,13 +134,13 @@ func TestPoolsOpenByLabels(t *testing.T) {
 	s.creates("web")
 	s.has("web", "", "False NoPool")
 	s.around.labels["default"] = map[string]string{"env": "prod"}
-	s.wake()
+	s.stale = true
 	s.run()
 	s.has("web", "203.0.113.10", "True Allocated")
 
 	// What they hold stays until asked.
 	s.around.labels["default"] = nil
-	s.wake()
+	s.stale = true
 	s.changes("gold", func(svc *corev1.Service) { svc.Labels = nil })
 	s.has("gold", "203.0.113.20", "True Allocated")
 	s.has("web", "203.0.113.10", "True Allocated")
@@ -263,7 +263,7 @@ func TestTheClustersOwnAddressesAreNeverGiven(t *testing.T) {
 		{Range: netipx.IPRangeFrom(gateway, gateway), Why: "the default gateway of node n1"},
 		{Range: netipx.RangeOfPrefix(netip.MustParsePrefix("203.0.113.10/32")), Why: "the address of node n2"},
 	}}
-	s.wake()
+	s.stale = true
 	s.run()
 	s.has("early", "203.0.113.10", "True Stranded")
 	s.says("early", "the address of node n2")

@@ -232,9 +232,10 @@ func TestMetrics(t *testing.T) {
 	s.deletes("a")
 
 	want := `
-# HELP lodestone_pool_addresses Addresses of the pool by what becomes of them: free, assigned, quarantined, reserved.
+# HELP lodestone_pool_addresses Addresses of the pool by what becomes of them: free, assigned, quarantined, conflicted (another host has them), reserved.
 # TYPE lodestone_pool_addresses gauge
 lodestone_pool_addresses{family="IPv4",pool="lan",state="assigned"} 2
+lodestone_pool_addresses{family="IPv4",pool="lan",state="conflicted"} 0
 lodestone_pool_addresses{family="IPv4",pool="lan",state="free"} 0
 lodestone_pool_addresses{family="IPv4",pool="lan",state="quarantined"} 1
 lodestone_pool_addresses{family="IPv4",pool="lan",state="reserved"} 0
@@ -248,9 +249,10 @@ lodestone_primed 1
 # TYPE lodestone_refusals_total counter
 lodestone_refusals_total{reason="InvalidRequest"} 1
 lodestone_refusals_total{reason="PoolExhausted"} 1
-# HELP lodestone_services Services served, by how they stand: allocated, partial, draining, stranded, refused, unjudged.
+# HELP lodestone_services Services served, by how they stand: allocated, partial, draining, stranded, contested (another host claims the address, too), refused, unjudged.
 # TYPE lodestone_services gauge
 lodestone_services{state="allocated"} 2
+lodestone_services{state="contested"} 0
 lodestone_services{state="draining"} 0
 lodestone_services{state="partial"} 0
 lodestone_services{state="refused"} 2

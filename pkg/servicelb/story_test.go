@@ -335,6 +335,9 @@ type story struct {
 
 	*Controller
 	index cache.Indexer
+	// stale says that configuration, facts or namespaces have changed and the
+	// controller has not noticed yet.
+	stale bool
 	// shared are the Services that had a sharing key at some time.
 	shared map[string]bool
 }
@@ -370,7 +373,7 @@ func (s *story) restart() {
 		Config: s.config, Facts: s.around, Book: s.book, Leases: s.lessor, API: s.server, Events: s.events,
 		Log: slog.New(slog.DiscardHandler),
 	})
-	s.now = now
+	s.now, s.stale = now, true
 	s.lessor.orphan()
 	var all []*corev1.Service
 	for _, name := range s.server.names() {
@@ -405,12 +408,8 @@ func (s *story) see(name string) {
 // once works on one Service of the queue and reports whether there was one.
 func (s *story) once() bool {
 	s.failer.Helper()
-	select {
-	case <-s.again:
-		for _, name := range s.Ledger.Waiting() {
-			s.queue.Add(name)
-		}
-	default:
+	for _, name := range s.woken() {
+		s.queue.Add(name)
 	}
 	if s.queue.Len() == 0 {
 		return false
@@ -421,6 +420,22 @@ func (s *story) once() bool {
 		s.queue.Add(name)
 	}
 	return true
+}
+
+// woken returns whom the controller tries again.
+func (s *story) woken() []string {
+	select {
+	case <-s.again:
+		if !s.stale {
+			return s.Ledger.Retry()
+		}
+	default:
+		if !s.stale {
+			return nil
+		}
+	}
+	s.stale = false
+	return s.Ledger.Waiting()
 }
 
 // rotate puts the first Service of the queue last.
@@ -447,7 +462,7 @@ func (s *story) run() {
 				s.see(name)
 			}
 		}
-		if !s.once() && len(s.again) == 0 && !s.followedLeases() {
+		if !s.once() && len(s.again) == 0 && !s.stale && !s.followedLeases() {
 			return
 		}
 	}
@@ -464,18 +479,23 @@ func (s *story) seen(name string) *corev1.Service {
 
 // pass lets time pass, and what waits for it happen.
 func (s *story) pass(d time.Duration) {
-	at, resting := s.Ledger.NextFree()
+	s.run()
 	s.clock = s.clock.Add(d)
-	if resting && !at.After(s.clock) {
+	s.rings()
+	s.run()
+}
+
+// rings has the controller's timer do its work when its time has come.
+func (s *story) rings() {
+	if at := s.Ledger.NextFree(); !at.IsZero() && !at.After(s.clock) {
 		s.wake()
 	}
-	s.run()
 }
 
 // configure changes the configuration.
 func (s *story) configure(pools string) {
 	s.config.set(pools)
-	s.wake()
+	s.stale = true
 	s.run()
 }
 

@@ -22,6 +22,9 @@ type Story struct {
 	Asks []string
 	// Has are sentences about what it holds.
 	Has []string
+	// Announced are sentences about who announces what it holds, as long as
+	// speakers are ready and there are endpoints.
+	Announced []string
 	// Verdict is the answer that it gets.
 	Verdict servicelb.Verdict
 	// Considered is what each pool would do for it now.
@@ -39,7 +42,7 @@ func (c *Cluster) Explain(svc *corev1.Service) Story {
 	l, verdicts := c.ledger(&draft{c.Config})
 	req, _ := servicelb.RequestOf(svc, c.NamespaceLabels[svc.Namespace])
 	s.Asks, s.Verdict, s.Considered = asks(req), verdicts[s.Service], l.Consider(svc)
-	s.Has = s.Verdict.Has()
+	s.Has, s.Announced = s.Verdict.Has(), c.announced(svc, s.Verdict)
 	s.Advice = advice(s.Verdict, s.Considered)
 	return s
 }
@@ -83,6 +86,7 @@ func text(families []ipam.Family) string {
 // remedies say what helps against each reason.
 var remedies = map[ipam.Reason]string{
 	servicelb.ConfigUnavailable: "Write a valid configuration; lodestone validate finds the mistakes.",
+	servicelb.AddressConflict:   "Find the other host by its hardware address and take the address away from it. Or exclude the address from the pool and annotate the Service with " + annotation.Renumber + "=" + annotation.Renumbering + ", which gives it another one, unless it asks for this one.",
 	servicelb.LeasePending:      "Wait for the DHCP server, or see what it says in the Service's condition " + annotation.ConditionAllocated + ".",
 	ipam.PoolExhausted:          "Widen a pool, delete a Service that is not needed, or wait for addresses in quarantine.",
 	ipam.PoolNotFound:           "Name a pool that exists, or add the pool to the configuration.",
@@ -112,6 +116,8 @@ func advice(v servicelb.Verdict, considered []ipam.Consideration) []string {
 	switch {
 	case v.Refusal != nil:
 		said = append(said, Remedy(v.Refusal.Reason))
+	case len(v.Disputes) > 0:
+		said = append(said, Remedy(servicelb.AddressConflict))
 	case v.Stranded(), v.Draining():
 		said = append(said, "kubectl annotate service NAME "+annotation.Renumber+"="+annotation.Renumbering+" gives it another address, and frees this one.")
 	case v.Missing != "":

@@ -1,6 +1,6 @@
-// Package simulation asks what the controller does, or would do: it builds the
-// ledger that a controller would have and throws it away. It needs no
-// controller that runs and changes nothing.
+// Package simulation asks what controller and speakers do, or would do: it builds
+// the ledger that a controller would have and the plans that speakers would make,
+// and throws them away. It needs none of them to run, and changes nothing.
 package simulation
 
 import (
@@ -27,6 +27,7 @@ type Cluster struct {
 	// Config is the configuration in force; nil: there is none.
 	Config *config.Config
 	Facts  *clusterfacts.Facts
+	Nodes  []*corev1.Node
 	// NamespaceLabels are the labels of each namespace.
 	NamespaceLabels map[string]map[string]string
 	// Records tell which addresses rest.
@@ -71,6 +72,21 @@ func (c *Cluster) ensureAll(l *servicelb.Ledger) map[string]servicelb.Verdict {
 		verdicts[servicelb.NameOf(svc)], _ = l.Ensure(svc)
 	}
 	return verdicts
+}
+
+// Allocation is how pools and Services stand.
+type Allocation struct {
+	// Pools are the counters of the pools, without those that lease their
+	// addresses.
+	Pools []ipam.PoolStats
+	// Verdicts are the answers to all Services that are served, by name.
+	Verdicts map[string]servicelb.Verdict
+}
+
+// Allocation returns what the controller says to everybody.
+func (c *Cluster) Allocation() Allocation {
+	l, verdicts := c.ledger(&draft{c.Config})
+	return Allocation{l.Pools(), verdicts}
 }
 
 // Change is what an edit of the configuration does to one Service.

@@ -108,6 +108,32 @@ func TestLeasesAreThoseThatServicesShow(t *testing.T) {
 	}
 }
 
+func TestExplainTellsOfOtherHosts(t *testing.T) {
+	t.Parallel()
+	c := cluster(t, "pools: [{name: lan, addresses: [203.0.113.10-203.0.113.13]}]\n",
+		service("later", "203.0.113.10"), service("first", "203.0.113.11"), service("new", ""))
+	for i, announced := range []bool{true, false, false} {
+		vip := c.Config.Pools[0].Free.Ranges()[0].From()
+		for range i {
+			vip = vip.Next()
+		}
+		c.Facts.Disputes = append(c.Facts.Disputes, clusterfacts.Dispute{
+			Node: "n1", Conflict: clusterfacts.Conflict{VIP: vip, HardwareAddr: [6]byte{2, 5: 12}, Announced: announced}})
+	}
+	const host = "the host 02:00:00:00:00:0c (seen by node n1)"
+	s := c.Explain(c.Services[0])
+	assert.Equal(t, []string{`203.0.113.10 from pool "lan", which ` + host + " has, too"}, s.Has)
+	assert.Nil(t, s.Verdict.Refusal)
+	assert.Equal(t, []string{remedies[servicelb.AddressConflict]}, s.Advice)
+	s = c.Explain(c.Services[1])
+	require.NotNil(t, s.Verdict.Refusal)
+	assert.Contains(t, s.Verdict.Refusal.Error(), "AddressConflict: "+host+" has 203.0.113.11, which is therefore not announced")
+	assert.Equal(t, []string{remedies[servicelb.AddressConflict]}, s.Advice)
+	s = c.Explain(c.Services[2])
+	assert.Equal(t, []string{`203.0.113.13 from pool "lan"`}, s.Has)
+	assert.Equal(t, `pool "lan" has 0 of 4 IPv4 addresses free (1 in use by other hosts)`, s.Considered[0].Message)
+}
+
 func TestExplainTellsTheStory(t *testing.T) {
 	t.Parallel()
 	c := cluster(t, `pools:

@@ -18,11 +18,12 @@
 // Service: adding or deleting Services moves nothing, ever.
 //
 // The bound is computed over all nodes that may own the addresses, able at the
-// moment or not: an address whose node is able stays there, whatever happens
-// to other nodes. Only the addresses of a node that is unable go to others,
-// bounded over the able ones (strictly in a whole block, where it can be among
-// its first addresses), and they come back with it. When a node is added to
-// the cluster, or deleted from it for good, the bound costs 10 to 60 moves
+// moment or not, so every address has an order of nodes that does not depend on
+// who is able: its owner, then the deputy that it has when the owner alone is
+// lost (bounded over all others, strictly in a whole block, where it can be among
+// its first addresses), then the rest by score. The first of them that is able
+// has the address. So whatever is lost, only what the lost node has moves, and it
+// comes back with the node. When a node is added to the cluster, or deleted from it for good, the bound costs 10 to 60 moves
 // more for each 100 that rendezvous needs; the tests print the figures.
 package election
 
@@ -52,8 +53,7 @@ const maxBlocks = 1 << 16
 // remember what they have decided.
 type Electorate struct {
 	*voters
-	able     []bool
-	deputies map[netip.Addr]*[blockSize]int32 // the owners in blocks where one is unable
+	able []bool
 }
 
 // voters is what does not depend on who is able.
@@ -62,7 +62,15 @@ type voters struct {
 	all    []voter
 	index  map[string]int32
 	blocks map[netip.Addr]*block
-	tally  tally
+	// deputies are the owners of a block without one of its nodes.
+	deputies map[without]*[blockSize]int32
+	tally    tally
+}
+
+// without is a block and a node that is lost.
+type without struct {
+	first netip.Addr
+	node  int32
 }
 
 type voter struct {
@@ -83,8 +91,8 @@ func New(nodes map[string]bool) *Electorate {
 	v := &voters{
 		names:  slices.Sorted(maps.Keys(nodes)),
 		index:  make(map[string]int32, len(nodes)),
-		blocks: map[netip.Addr]*block{},
-		tally:  tally{make([]int, len(nodes)), make([]int, len(nodes))},
+		blocks: map[netip.Addr]*block{}, deputies: map[without]*[blockSize]int32{},
+		tally: tally{make([]int, len(nodes)), make([]int, len(nodes))},
 	}
 	for i, name := range v.names {
 		v.index[name] = int32(i)
@@ -108,7 +116,7 @@ func (e *Electorate) With(nodes map[string]bool) *Electorate {
 }
 
 func (v *voters) electorate(nodes map[string]bool) *Electorate {
-	e := &Electorate{voters: v, able: make([]bool, len(v.names)), deputies: map[netip.Addr]*[blockSize]int32{}}
+	e := &Electorate{voters: v, able: make([]bool, len(v.names))}
 	for i, name := range v.names {
 		e.able[i] = nodes[name]
 	}
@@ -117,45 +125,44 @@ func (v *voters) electorate(nodes map[string]bool) *Electorate {
 
 // Owner returns the node that owns the address, or "" when no node is able.
 func (e *Electorate) Owner(vip netip.Addr) string {
-	if owner := e.owner(vip); owner >= 0 {
-		return e.names[owner]
-	}
-	return ""
+	return e.first(vip, e.able)
 }
 
 // OwnerAmong is Owner with the choice restricted to some nodes: those with a
-// local endpoint. The owner of the whole electorate is preferred, so that the
-// restriction moves as few VIPs as the loss of a node does.
+// local endpoint.
 func (e *Electorate) OwnerAmong(vip netip.Addr, nodes map[string]bool) string {
-	if owner := e.Owner(vip); nodes[owner] {
-		return owner
+	able := make([]bool, len(e.able))
+	for name, in := range nodes {
+		if i, ok := e.index[name]; ok {
+			able[i] = in && e.able[i]
+		}
+	}
+	return e.first(vip, able)
+}
+
+// first returns the first node in the address's order that is able.
+func (v *voters) first(vip netip.Addr, able []bool) string {
+	block, offset := place(vip)
+	owner := v.decide(block, offset+1).owners[offset]
+	if owner < 0 {
+		return ""
+	}
+	if !able[owner] {
+		owner = v.depute(block, owner)[offset]
+	}
+	if owner >= 0 && able[owner] {
+		return v.names[owner]
 	}
 	hash, best := hashAddr(vip), ranking{node: -1}
-	for name, in := range nodes {
-		if i, ok := e.index[name]; ok && in && e.able[i] {
-			best.offer(i, score(hash, e.all[i].hash))
+	for i, ok := range able {
+		if ok {
+			best.offer(int32(i), score(hash, v.all[i].hash))
 		}
 	}
 	if best.node < 0 {
 		return ""
 	}
-	return e.names[best.node]
-}
-
-// owner returns the owner among all nodes or, when that one is unable, its
-// deputy among the able ones.
-func (e *Electorate) owner(vip netip.Addr) int32 {
-	first, offset := place(vip)
-	owner := e.decide(first, offset+1).owners[offset]
-	if owner < 0 || e.able[owner] {
-		return owner
-	}
-	deputies := e.deputies[first]
-	if deputies == nil {
-		deputies = e.depute(first)
-		remember(e.deputies, first, deputies)
-	}
-	return deputies[offset]
+	return v.names[best.node]
 }
 
 // decide returns the block after it gave at least its first count addresses
@@ -177,24 +184,28 @@ func (v *voters) decide(first netip.Addr, count int) *block {
 }
 
 // remember adds the block, after it forgot all if they are too many.
-func remember[B any](blocks map[netip.Addr]*B, first netip.Addr, b *B) {
+func remember[K comparable, B any](blocks map[K]*B, key K, b *B) {
 	if len(blocks) >= maxBlocks {
 		clear(blocks)
 	}
-	blocks[first] = b
+	blocks[key] = b
 }
 
-// depute returns the owners of the whole block, able nodes in the place of
-// those that are not.
-func (e *Electorate) depute(first netip.Addr) *[blockSize]int32 {
-	owners := e.decide(first, blockSize).owners
+// depute returns the owners of the whole block when the node alone is lost.
+func (v *voters) depute(first netip.Addr, lost int32) *[blockSize]int32 {
+	key := without{first, lost}
+	if known := v.deputies[key]; known != nil {
+		return known
+	}
+	owners := v.decide(first, blockSize).owners
 	for i, o := range owners {
-		if o >= 0 && !e.able[o] {
+		if o == lost {
 			owners[i] = -1
 		}
 	}
-	able := slices.DeleteFunc(slices.Clone(e.all), func(v voter) bool { return !e.able[v.node] })
-	e.fill(&owners, first, blockSize, able)
+	rest := slices.DeleteFunc(slices.Clone(v.all), func(other voter) bool { return other.node == lost })
+	v.fill(&owners, first, blockSize, rest)
+	remember(v.deputies, key, &owners)
 	return &owners
 }
 

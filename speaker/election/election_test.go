@@ -107,18 +107,16 @@ func TestLoadIsBounded(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		nodes := drawCluster(t)
-		able := 0
-		for _, a := range nodes {
-			if a {
-				able++
-			}
+		for name := range nodes {
+			nodes[name] = true
+		}
+		able, count := len(nodes), 1<<rapid.IntRange(0, 5).Draw(t, "VIPs as a power of two")
+		if able > 1 && rapid.Bool().Draw(t, "one is lost") {
+			nodes[rapid.SampledFrom(slices.Sorted(maps.Keys(nodes))).Draw(t, "lost")] = false
+			able, count = able-1, 32
 		}
 		if able == 0 {
 			return
-		}
-		count := 32
-		if able == len(nodes) {
-			count = 1 << rapid.IntRange(0, 5).Draw(t, "VIPs as a power of two")
 		}
 		load := map[string]int{}
 		for _, owner := range owners(nodes, pool(rapid.Uint64Range(0, 1<<16-1).Draw(t, "pool"), count)) {
@@ -157,9 +155,12 @@ func TestOwnerAmong(t *testing.T) {
 			among[names.Draw(t, "node with an endpoint")] = true
 		}
 		other := names.Draw(t, "node that gets an endpoint too")
-		e := election.New(nodes)
+		e, lost := election.New(nodes), election.New(with(nodes, other, false))
 		for _, vip := range vips {
 			owner := e.OwnerAmong(vip, among)
+			if later := lost.OwnerAmong(vip, among); owner != other && later != owner {
+				t.Fatalf("%s: moved from %q to %q because %q was lost", vip, owner, later, other)
+			}
 			if owner != "" && (!among[owner] || !nodes[owner]) {
 				t.Fatalf("%s: owner %q has no endpoint or is unable", vip, owner)
 			}

@@ -14,20 +14,47 @@ import (
 // model decides a whole block as the package comment says it, without any
 // haste: the owners of its addresses, "" for those that nobody owns.
 func model(nodes map[string]bool, first netip.Addr) (owners [blockSize]string) {
-	able := map[string]bool{}
-	for name, is := range nodes {
-		if is {
-			able[name] = true
+	var whole [blockSize]string
+	modelFill(&whole, first, nodes)
+	deputies := map[string][blockSize]string{}
+	for i, owner := range whole {
+		if owner == "" || nodes[owner] {
+			owners[i] = owner
+			continue
+		}
+		if _, known := deputies[owner]; !known {
+			deputies[owner] = modelDeputies(whole, first, nodes, owner)
+		}
+		if owners[i] = deputies[owner][i]; !nodes[owners[i]] {
+			addr := first.As16()
+			addr[15] += byte(i)
+			owners[i] = modelBest(netip.AddrFrom16(addr).Unmap(), nodes, func(n string) bool { return nodes[n] })
 		}
 	}
-	modelFill(&owners, first, nodes)
+	return owners
+}
+
+// modelDeputies are the owners of a block when one node is lost.
+func modelDeputies(owners [blockSize]string, first netip.Addr, nodes map[string]bool, lost string) [blockSize]string {
 	for i, owner := range owners {
-		if !able[owner] {
+		if owner == lost {
 			owners[i] = ""
 		}
 	}
-	modelFill(&owners, first, able)
+	rest := maps.Clone(nodes)
+	delete(rest, lost)
+	modelFill(&owners, first, rest)
 	return owners
+}
+
+func modelBest(addr netip.Addr, nodes map[string]bool, accept func(node string) bool) string {
+	names := slices.DeleteFunc(slices.Sorted(maps.Keys(nodes)), func(n string) bool { return !accept(n) })
+	if len(names) == 0 {
+		return ""
+	}
+	return slices.MaxFunc(names, func(a, b string) int {
+		return cmp.Compare(score(hashAddr(addr), hashName(a)), score(hashAddr(addr), hashName(b)))
+	})
 }
 
 func modelFill(owners *[blockSize]string, first netip.Addr, nodes map[string]bool) {
@@ -48,19 +75,10 @@ func modelFill(owners *[blockSize]string, first netip.Addr, nodes map[string]boo
 			}
 			return n
 		}
-		best := func(accept func(node string) bool) string {
-			names := slices.DeleteFunc(slices.Sorted(maps.Keys(nodes)), func(n string) bool { return !accept(n) })
-			if len(names) == 0 {
-				return ""
-			}
-			return slices.MaxFunc(names, func(a, b string) int {
-				return cmp.Compare(score(hashAddr(addr), hashName(a)), score(hashAddr(addr), hashName(b)))
-			})
-		}
 		roomInBlock := func(n string) bool { return has(n, blockSize) < share(blockSize, len(nodes)) }
-		owners[i] = best(func(n string) bool { return roomInBlock(n) && has(n, count) < share(count, len(nodes)) })
+		owners[i] = modelBest(addr, nodes, func(n string) bool { return roomInBlock(n) && has(n, count) < share(count, len(nodes)) })
 		if owners[i] == "" {
-			owners[i] = best(roomInBlock)
+			owners[i] = modelBest(addr, nodes, roomInBlock)
 		}
 	}
 }

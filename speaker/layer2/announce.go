@@ -1,7 +1,9 @@
 package layer2
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -81,7 +83,7 @@ const (
 // announce sends announcements, probes and polls, paced, until ctx ends: first
 // ones before repeated ones.
 func (p *port) announce(ctx context.Context) error {
-	q, pace := newQueue(p.refresh), rate.NewLimiter(framesPerSecond, burstFrames)
+	q, pace := newQueue(), rate.NewLimiter(framesPerSecond, burstFrames)
 	for {
 		select {
 		case <-ctx.Done():
@@ -314,9 +316,8 @@ const (
 )
 
 // queue orders what is to be sent. Each step is a line whose first turn is due
-// first: its turns have waited for the same time.
+// first.
 type queue struct {
-	refresh time.Duration
 	lines   [steps][]turn
 	waiting map[line]bool      // what is in a line at most once
 	resumed map[*ownership]int // how often a VIP was announced anew
@@ -331,8 +332,8 @@ type line struct {
 	step int
 }
 
-func newQueue(refresh time.Duration) *queue {
-	return &queue{refresh: refresh, waiting: map[line]bool{}, resumed: map[*ownership]int{}, polls: rate.NewLimiter(pollsPerSecond, pollsPerSecond/10)}
+func newQueue() *queue {
+	return &queue{waiting: map[line]bool{}, resumed: map[*ownership]int{}, polls: rate.NewLimiter(pollsPerSecond, pollsPerSecond/10)}
 }
 
 // enter enters one turn.
@@ -399,13 +400,15 @@ func (q *queue) again(t turn) {
 	switch t.step = min(t.step+1, stepRefresh); {
 	case t.step < stepRefresh:
 		t.due = t.first.Add(schedule[t.step])
-	case q.refresh > 0:
-		t.due = now.Add(q.refresh)
+	case t.refresh > 0:
+		t.due = now.Add(t.refresh)
 	default:
 		delete(q.resumed, t.ownership)
 		return
 	}
-	q.lines[t.step] = append(q.lines[t.step], t)
+	line := q.lines[t.step]
+	at, _ := slices.BinarySearchFunc(line, t.due, func(u turn, due time.Time) int { return cmp.Or(u.due.Compare(due), -1) })
+	q.lines[t.step] = slices.Insert(line, at, t) // at the end, but for refresh intervals that differ
 }
 
 // leaving is what an ownership knows of its end when its VIP moves to another

@@ -85,9 +85,6 @@ type Options struct {
 	Listen Listen
 	// Groups opens sockets that join multicast groups. Nil: OpenGroups.
 	Groups func() (GroupSocket, error)
-	// Refresh repeats the announcement of every owned VIP this often: switch
-	// tables age out before gateways' neighbour entries do. Zero: never.
-	Refresh time.Duration
 }
 
 // Announcer is the layer-2 announcer: a task with one verb, Set.
@@ -98,7 +95,6 @@ type Announcer struct {
 	log        *slog.Logger
 	listen     Listen
 	openGroups func() (GroupSocket, error)
-	refresh    time.Duration
 	metrics    *metrics
 	conflicts  *conflicts
 
@@ -142,8 +138,9 @@ func (s owned) without(other owned) []*ownership {
 // ownership is one uninterrupted time of owning a VIP; its pointer is its
 // identity.
 type ownership struct {
-	vip   netip.Addr
-	since time.Time
+	vip     netip.Addr
+	since   time.Time
+	refresh time.Duration // see plan.Layer2
 	// warned is when the last conflict was logged, in Unix nanoseconds.
 	warned atomic.Int64
 	home   atomic.Bool // see plan.Layer2
@@ -175,7 +172,6 @@ func New(o Options) *Announcer {
 		log:        o.Log,
 		listen:     o.Listen,
 		openGroups: o.Groups,
-		refresh:    o.Refresh,
 		conflicts:  newConflicts(),
 		sets:       make(chan setting),
 		exited:     make(chan *port),
@@ -286,7 +282,7 @@ func (a *Announcer) lookForLost() (changed <-chan struct{}) {
 // returns the set before, and whether something changed.
 func (a *Announcer) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) (old owned, changed bool) {
 	same := func(a, b plan.Layer2) bool {
-		return slices.Equal(a.Interfaces, b.Interfaces) && a.Home == b.Home && a.Leaving == b.Leaving
+		return slices.Equal(a.Interfaces, b.Interfaces) && a.Home == b.Home && a.Leaving == b.Leaving && a.Refresh == b.Refresh
 	}
 	if maps.EqualFunc(a.set, want, same) {
 		return a.vips, false
@@ -294,11 +290,16 @@ func (a *Announcer) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) 
 	old, now := a.vips, time.Now()
 	a.vips, a.set = make(owned, len(want)), make(map[netip.Addr]plan.Layer2, len(want))
 	for vip, l := range want {
-		a.set[vip] = plan.Layer2{Interfaces: slices.Clone(l.Interfaces), Home: l.Home, Leaving: l.Leaving}
+		a.set[vip] = plan.Layer2{Interfaces: slices.Clone(l.Interfaces), Home: l.Home, Leaving: l.Leaving, Refresh: l.Refresh}
 		o := old[vip]
-		if o == nil || o.leaving.is() && !l.Leaving { // who comes back is announced anew
-			o = &ownership{vip: vip, since: now}
+		switch {
+		case o == nil, o.leaving.is() && !l.Leaving: // who comes back is announced anew
+			o = &ownership{vip: vip, since: now, refresh: l.Refresh}
 			o.probe.Store(l.New || a.conflicts.withheld(vip))
+		case o.refresh != l.Refresh && !l.Leaving: // announced now, and from now on each interval
+			probe := o.probe.Load()
+			o = &ownership{vip: vip, since: o.since, refresh: l.Refresh}
+			o.probe.Store(probe)
 		}
 		if l.Leaving {
 			o.leaving.begin()
@@ -324,7 +325,7 @@ func (a *Announcer) logTransitions(old owned) {
 		if v := now.of(o); v.Reason == Probing {
 			a.log.Info("looking whether somebody else has the VIP", "vip", o.vip)
 		} else if v.Reason != "" {
-			a.log.Info("owned but not announced", "vip", o.vip, "reason", v.Reason)
+			a.log.Warn("owned but not announced: "+advice[v.Reason], "vip", o.vip, "reason", v.Reason, "interfaces", a.set[o.vip].Interfaces)
 		} else {
 			a.log.Info("announcing", "vip", o.vip, "interfaces", v.Interfaces)
 		}

@@ -168,13 +168,44 @@ func TestWithdrawnMakeRoom(t *testing.T) {
 func TestRefresh(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w, stop := newWorld(t, func(o *Options) { o.Refresh = 10 * time.Minute }, eth(1, "eth0"))
+		w, stop := newWorld(t, nil, eth(1, "eth0"))
 		defer stop()
-		w.set(everywhere(vipA))
+		w.set(map[netip.Addr]plan.Layer2{vipA: {Refresh: 10 * time.Minute}})
 		w.after(5 * time.Second)
 		w.receive("eth0", arpFrame(arppacket.OperationReply, broadcast, clientMAC, vipA, clientMAC, vipA)) // defended once
 		if got, want := when(t, w.after(25*time.Minute)), "eth0 198.18.0.100 1204000, eth0 198.18.0.100 6000, eth0 198.18.0.100 604000"; got != want {
 			t.Errorf("refreshed and defended at %s, want %s", got, want)
+		}
+	})
+}
+
+// Intervals may differ, and end.
+func TestRefreshOfSeveralVIPs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w, stop := newWorld(t, nil, eth(1, "eth0"))
+		defer stop()
+		often, seldom := plan.Layer2{Refresh: 10 * time.Second}, plan.Layer2{Refresh: time.Hour}
+		w.set(map[netip.Addr]plan.Layer2{vipA: seldom, vipB: often})
+		since := w.Status().VIPs[1].Since
+		w.after(6 * time.Second)
+		count := func(frames []frame) map[netip.Addr]int {
+			n := map[netip.Addr]int{}
+			for _, f := range frames {
+				n[f.vip(t)]++
+			}
+			return n
+		}
+		if got := count(w.after(time.Minute)); got[vipA] != 0 || got[vipB] != 2*6 {
+			t.Errorf("frames in a minute: %v", got)
+		}
+		w.set(map[netip.Addr]plan.Layer2{vipA: seldom, vipB: {}})
+		w.after(6 * time.Second)
+		if got := count(w.after(2 * time.Hour)); got[vipA] != 2*2 || got[vipB] != 0 {
+			t.Errorf("frames in two hours: %v", got)
+		}
+		if got := w.Status().VIPs[1].Since; got != since {
+			t.Errorf("owned since %v, was %v", got, since)
 		}
 	})
 }
@@ -442,9 +473,9 @@ func TestSegments(t *testing.T) {
 		patterns [][]string
 		want     string
 	}{
-		{[][]string{nil}, "[{198.18.2.0/24 eth0 false} {2001:db8::/64 eth0 false} {198.18.3.0/24 eth1 false} {198.18.5.0/24 br0 false}]"},
-		{[][]string{{"eth1"}}, "[{198.18.3.0/24 eth1 false}]"},
-		{[][]string{{"eth1"}, {"docker*"}, {"eth2"}}, "[{198.18.3.0/24 eth1 false} {198.18.4.0/24 eth2 true} {172.17.0.0/16 docker0 true}]"},
+		{[][]string{nil}, "[{198.18.2.0/24 eth0 false false} {2001:db8::/64 eth0 false false} {198.18.3.0/24 eth1 false false} {198.18.5.0/24 br0 false false}]"},
+		{[][]string{{"eth1"}}, "[{198.18.3.0/24 eth1 false false}]"},
+		{[][]string{{"eth1"}, {"docker*"}, {"eth2"}}, "[{198.18.3.0/24 eth1 false false} {198.18.4.0/24 eth2 true false} {172.17.0.0/16 docker0 true false}]"},
 		{nil, "[]"},
 	} {
 		if got := Segments(all, tt.patterns...); got == nil || fmt.Sprint(got) != tt.want {
@@ -534,8 +565,8 @@ func TestMetricNames(t *testing.T) {
 		if err != nil || len(problems) > 0 {
 			t.Errorf("%v %v", problems, err)
 		}
-		if n, _ := testutil.GatherAndCount(w.registry); n != 12 {
-			t.Errorf("%d time series, want 12", n)
+		if n, _ := testutil.GatherAndCount(w.registry); n != 15 {
+			t.Errorf("%d time series, want 15", n)
 		}
 	}, eth(1, "eth0"))
 }

@@ -11,23 +11,35 @@ const (
 	metricErrors        = "lodestone_layer2_errors_total"
 	metricOwned         = "lodestone_layer2_owned_vips"
 	metricWithheld      = "lodestone_layer2_withheld_vips"
+	metricUnannounced   = "lodestone_layer2_unannounced_vips"
 )
 
 var withheldDesc = prometheus.NewDesc(metricWithheld,
 	"VIPs that this node owns and does not announce on the interface: Probing, AddressConflict, Yielded to another speaker.",
 	[]string{"interface", "family", "reason"}, nil)
 
+var unannouncedDesc = prometheus.NewDesc(metricUnannounced,
+	"VIPs that this node owns and announces on no interface: NoInterface may, NoLinkLocalAddress for IPv6, InterfaceFailed.",
+	[]string{"reason"}, nil)
+
 type metrics struct {
 	requests, replies, announcements, conflicts, errors *prometheus.CounterVec
 }
 
-// collector tells at scrape what is withheld.
+// collector tells at scrape what is withheld, and what cannot be announced.
 type collector struct{ *Announcer }
 
-func (collector) Describe(ch chan<- *prometheus.Desc) { ch <- withheldDesc }
+func (collector) Describe(ch chan<- *prometheus.Desc) { ch <- withheldDesc; ch <- unannouncedDesc }
 
 func (c collector) Collect(ch chan<- prometheus.Metric) {
-	for key, h := range c.published.Load().holds {
+	now, unannounced := c.published.Load(), map[Reason]int{}
+	for _, o := range now.vips {
+		unannounced[now.of(o).Reason]++
+	}
+	for _, reason := range []Reason{NoInterface, NoLinkLocalAddress, InterfaceFailed} {
+		ch <- prometheus.MustNewConstMetric(unannouncedDesc, prometheus.GaugeValue, float64(unannounced[reason]), string(reason))
+	}
+	for key, h := range now.holds {
 		n := h.count()
 		for _, reason := range []Reason{Probing, AddressConflict, Yielded} {
 			ch <- prometheus.MustNewConstMetric(withheldDesc, prometheus.GaugeValue, float64(n[reason]), key.name, key.protocol.family(), string(reason))

@@ -57,7 +57,6 @@ type port struct {
 	whole    *atomic.Bool // no speaker is lost
 	conflict func(*ownership, Conflict) (first bool)
 	freed    func(*ownership) // nobody else has the VIP
-	refresh  time.Duration
 
 	owned atomic.Pointer[owned]
 	// fresh holds what is to be announced for the first time here.
@@ -106,7 +105,6 @@ func (a *Announcer) open(ctx context.Context, key portKey, vips owned) error {
 		whole:     &a.whole,
 		conflict:  a.reportConflict,
 		freed:     a.noteFree,
-		refresh:   a.refresh,
 		fresh:     make(chan []*ownership, 1),
 		contested: inbox{news: make(chan struct{}, 1)},
 		regroup:   make(chan struct{}, 1),

@@ -30,13 +30,13 @@ import (
 
 // node is an announcer on a host, with real sockets.
 type node struct {
-	t    *testing.T
+	t    testing.TB
 	host *testnet.Host
 	*Announcer
 }
 
 // startNode starts a node that sees all others if members is nil.
-func startNode(t *testing.T, h *testnet.Host, members Members) *node {
+func startNode(t testing.TB, h *testnet.Host, members Members) *node {
 	t.Helper()
 	watcher := netstate.New(netstate.Options{Namespace: h.Handle()})
 	a := New(Options{
@@ -79,7 +79,7 @@ func (n *node) set(want map[netip.Addr]plan.Layer2) {
 // mac returns the address of one of the node's interfaces.
 func (n *node) mac(name string) mac { return macOf(n.t, n.host, name) }
 
-func macOf(t *testing.T, h *testnet.Host, name string) (m mac) {
+func macOf(t testing.TB, h *testnet.Host, name string) (m mac) {
 	t.Helper()
 	err := h.Do(func() error {
 		i, err := net.InterfaceByName(name)
@@ -95,7 +95,7 @@ func macOf(t *testing.T, h *testnet.Host, name string) (m mac) {
 }
 
 // listenOn opens a packet socket on a host's eth0.
-func listenOn(t *testing.T, h *testnet.Host, etherType int, filter []bpf.RawInstruction) (c net.PacketConn) {
+func listenOn(t testing.TB, h *testnet.Host, etherType int, filter []bpf.RawInstruction) (c net.PacketConn) {
 	t.Helper()
 	err := h.Do(func() error {
 		i, err := net.InterfaceByName("eth0")
@@ -240,7 +240,7 @@ func neighbour(t *testing.T, h *testnet.Host, vip netip.Addr) (hw, state string)
 }
 
 // eventually waits for something that the kernel will do, for five seconds.
-func eventually(t *testing.T, what string, ok func() bool) {
+func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		if ok() {

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/lodestone-lb/lodestone/pkg/news"
 )
 
 // Reason is a stable code for why an owned VIP is not announced.
@@ -34,6 +36,15 @@ const (
 	// ranks above this one. The membership does not tell them of each other.
 	Yielded Reason = "Yielded"
 )
+
+// advice is what the one who operates the node can do about a reason.
+var advice = map[Reason]string{
+	NoInterface:        "no interface that is up may announce it; compare interfaces of its advertisements with ip link",
+	NoLinkLocalAddress: "no interface has an IPv6 link-local address; see ip -6 addr",
+	InterfaceFailed:    "the interfaces cannot be used, and are tried again; the log has the error",
+	AddressConflict:    "another host has the address",
+	Yielded:            "another speaker of this cluster has it",
+}
 
 // Status is what the announcer does at one moment.
 type Status struct {
@@ -173,12 +184,10 @@ const (
 type conflicts struct {
 	mu      sync.Mutex
 	of      map[netip.Addr]Conflict
-	changed chan struct{}
+	changed news.Signal
 }
 
-func newConflicts() *conflicts {
-	return &conflicts{of: map[netip.Addr]Conflict{}, changed: make(chan struct{})}
-}
+func newConflicts() *conflicts { return &conflicts{of: map[netip.Addr]Conflict{}} }
 
 func (c *conflicts) note(now Conflict) {
 	c.mu.Lock()
@@ -191,7 +200,7 @@ func (c *conflicts) note(now Conflict) {
 	c.of[now.VIP] = now
 	now.Seen = time.Time{}
 	if before != now {
-		c.wakeLocked()
+		c.changed.Notify()
 	}
 }
 
@@ -201,7 +210,7 @@ func (c *conflicts) clear(vip netip.Addr) {
 	defer c.mu.Unlock()
 	if _, known := c.of[vip]; known {
 		delete(c.of, vip)
-		c.wakeLocked()
+		c.changed.Notify()
 	}
 }
 
@@ -223,7 +232,7 @@ func (c *conflicts) expire() <-chan time.Time {
 		left := conflictMemory - time.Since(known.Seen)
 		if left <= 0 {
 			delete(c.of, vip)
-			c.wakeLocked()
+			c.changed.Notify()
 		} else if next == 0 || left < next {
 			next = left
 		}
@@ -232,11 +241,6 @@ func (c *conflicts) expire() <-chan time.Time {
 		return nil
 	}
 	return time.After(next)
-}
-
-func (c *conflicts) wakeLocked() {
-	close(c.changed)
-	c.changed = make(chan struct{})
 }
 
 // Conflicts returns the VIPs that others have claimed within the last ten
@@ -250,11 +254,7 @@ func (a *Announcer) Conflicts() []Conflict {
 // ConflictsChanged returns a channel that is closed when Conflicts returns
 // something new, other than when claims were heard. Ask for it before
 // Conflicts and nothing is missed.
-func (a *Announcer) ConflictsChanged() <-chan struct{} {
-	a.conflicts.mu.Lock()
-	defer a.conflicts.mu.Unlock()
-	return a.conflicts.changed
-}
+func (a *Announcer) ConflictsChanged() <-chan struct{} { return a.conflicts.changed.Next() }
 
 // held returns why the port is silent about the VIP, and whether it is.
 func (s *state) held(key portKey, o *ownership) (hold, bool) {

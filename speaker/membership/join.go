@@ -66,7 +66,7 @@ func (t *Task) enter(ctx context.Context, leases cache.Store, started time.Time,
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	close(t.joined)
-	t.wakeLocked()
+	t.changed.Notify()
 }
 
 // meet waits until another speaker is there and reports whether one is.

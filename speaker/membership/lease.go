@@ -101,7 +101,7 @@ func (t *Task) noteLease(l *coordinationv1.Lease) {
 	defer t.mu.Unlock()
 	if before, known := t.networks[node]; !known || !reflect.DeepEqual(before, network) {
 		t.networks[node] = network
-		t.wakeLocked()
+		t.changed.Notify()
 	}
 }
 
@@ -112,7 +112,7 @@ func (t *Task) noteDeleted(l *coordinationv1.Lease) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.networks, node)
-	t.wakeLocked()
+	t.changed.Notify()
 	if node == t.options.Node {
 		t.deleted = true
 		wake(t.rewrite)

@@ -20,6 +20,10 @@ type Interfaces interface {
 	Interfaces() []netstate.Interface
 }
 
+// meetTimeout is how long a speaker whose link is back waits for the others after
+// it has met one.
+const meetTimeout = 500 * time.Millisecond
+
 // watchLink has a speaker that lost all others with its link not be joined
 // until it has met them again: they own its VIPs by then. Who does not answer is
 // given up on as at the start.
@@ -44,8 +48,28 @@ func (t *Task) watchLink(ctx context.Context, leases cache.Store) {
 		wake(t.seek)
 		if lost := len(t.lost(leases)); lost > 0 {
 			t.meet(ctx, lost, time.After(joinTimeout))
+			t.meetAll(ctx, leases)
 		}
 		t.setApart(false)
+	}
+}
+
+// meetAll waits a moment for the others, of whom the first one that is met tells:
+// who has not heard of them does not know what they own and keep.
+func (t *Task) meetAll(ctx context.Context, leases cache.Store) {
+	giveUp := time.After(meetTimeout)
+	for {
+		changed := t.Changed()
+		if len(t.lost(leases)) == 0 {
+			return
+		}
+		select {
+		case <-changed:
+		case <-giveUp:
+			return
+		case <-ctx.Done():
+			return
+		}
 	}
 }
 
@@ -78,5 +102,5 @@ func (t *Task) setApart(apart bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.apart = apart
-	t.wakeLocked()
+	t.changed.Notify()
 }

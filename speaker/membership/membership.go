@@ -27,6 +27,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -39,6 +40,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/news"
 )
 
 // DefaultPort is the port that speakers talk to each other on, TCP and UDP.
@@ -96,7 +98,9 @@ type Task struct {
 	speakers map[string]bool                 // the alive ones; the value tells who is ready
 	doubtful map[string]*time.Timer          // those of them that memberlist takes for dead
 	networks map[string]clusterfacts.Network // what the Leases say, by node
-	changed  chan struct{}
+	down     map[string]string               // the nodes' interfaces that are down, as setDown takes them
+	claims   map[string]claims               // what the nodes own and keep
+	changed  news.Signal
 	whole    bool // nobody is lost, see Whole
 	status   string
 	apart    bool              // since the link was down and no other speaker heard, until one is met
@@ -114,7 +118,7 @@ func New(o Options) *Task {
 	t := &Task{
 		options: o, log: o.Log,
 		joined: make(chan struct{}), tell: make(chan struct{}, 1), seek: make(chan struct{}, 1), rewrite: make(chan struct{}, 1),
-		speakers: map[string]bool{o.Node: false}, doubtful: map[string]*time.Timer{}, networks: map[string]clusterfacts.Network{}, changed: make(chan struct{}), status: "not started",
+		speakers: map[string]bool{o.Node: false}, doubtful: map[string]*time.Timer{}, networks: map[string]clusterfacts.Network{}, down: map[string]string{}, claims: map[string]claims{}, status: "not started",
 	}
 	t.metrics = newMetrics(o.Registry, t)
 	return t
@@ -164,26 +168,35 @@ func (t *Task) setWhole(whole bool) {
 	defer t.mu.Unlock()
 	if t.whole != whole {
 		t.whole = whole
-		t.wakeLocked()
+		t.changed.Notify()
 	}
 }
 
 // Networks returns what the Leases say of the networks of nodes, whether their
-// speakers are alive or not. A speaker that has joined knows all Leases.
+// speakers are alive or not, and which links are down and which VIPs are kept, as
+// the speakers say. A speaker that has joined knows all Leases.
 func (t *Task) Networks() map[string]clusterfacts.Network {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return maps.Clone(t.networks)
+	networks := maps.Clone(t.networks)
+	for node, down := range t.down {
+		if n, ok := networks[node]; ok {
+			networks[node] = withLinks(n, down)
+		}
+	}
+	for node, c := range t.claims {
+		if n, ok := networks[node]; ok {
+			n.Claims = c
+			networks[node] = n
+		}
+	}
+	return networks
 }
 
 // Changed returns a channel that is closed as soon as the answer of Speakers,
 // Networks, Joined or Whole changes. Take the channel first, then ask: no change
 // is missed.
-func (t *Task) Changed() <-chan struct{} {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.changed
-}
+func (t *Task) Changed() <-chan struct{} { return t.changed.Next() }
 
 // SetReady tells all speakers whether this one is ready to own VIPs. The
 // others know some ten milliseconds later.
@@ -206,6 +219,7 @@ func (t *Task) Run(ctx context.Context) error {
 	group.Go(func() error { return t.discover(ctx) })
 	group.Go(func() error { t.tellOthers(ctx); return nil })
 	group.Go(func() error { t.compareSettings(ctx); return nil })
+	group.Go(func() error { t.watchLinks(ctx); return nil })
 	group.Go(func() error { return t.leave(ctx) })
 	return group.Wait()
 }
@@ -223,7 +237,7 @@ func (t *Task) listen() error {
 	return nil
 }
 
-// tellOthers spreads our readiness when it changes.
+// tellOthers spreads our metadata when it changes.
 func (t *Task) tellOthers(ctx context.Context) {
 	for {
 		select {
@@ -231,7 +245,7 @@ func (t *Task) tellOthers(ctx context.Context) {
 			return
 		case <-t.tell:
 			if err := t.list.Load().UpdateNode(updateTimeout); err != nil {
-				t.log.Debug("readiness not yet sent", "err", err)
+				t.log.Debug("metadata not yet sent", "err", err)
 			}
 		}
 	}
@@ -277,7 +291,7 @@ func (t *Task) set(name string, ready bool) bool {
 		return false
 	}
 	t.speakers[name] = ready
-	t.wakeLocked()
+	t.changed.Notify()
 	return true
 }
 
@@ -307,7 +321,9 @@ func (t *Task) remove(name string) {
 	}
 	delete(t.doubtful, name)
 	delete(t.speakers, name)
-	t.wakeLocked()
+	delete(t.down, name)
+	delete(t.claims, name)
+	t.changed.Notify()
 	t.log.Info("speaker gone", "node", name)
 	wake(t.seek)
 }
@@ -317,12 +333,7 @@ func (t *Task) say(format string, args ...any) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.status = fmt.Sprintf(format, args...)
-	t.wakeLocked()
-}
-
-func (t *Task) wakeLocked() {
-	close(t.changed)
-	t.changed = make(chan struct{})
+	t.changed.Notify()
 }
 
 // wake makes one receive from the channel succeed, now or later.
@@ -333,21 +344,36 @@ func wake(ch chan struct{}) {
 	}
 }
 
-// The metadata that memberlist spreads with a node: a format version and
-// flags, of which later versions may know more.
+// The metadata that memberlist spreads with a node: a format version, flags, of
+// which later versions may know more, the claims if a flag says so, and the
+// interfaces that are down.
 const (
 	metaVersion = 1
 	metaReady   = 1 << 0
+	metaClaims  = 1 << 1
 )
 
 // delegate gives memberlist our metadata.
 type delegate Task
 
-func (d *delegate) NodeMeta(int) []byte {
-	if (*Task)(d).Speakers()[d.options.Node] {
-		return []byte{metaVersion, metaReady}
+// NodeMeta leaves out the interfaces that limit has no room for: VIPs stay
+// there.
+func (d *delegate) NodeMeta(limit int) []byte {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	meta := []byte{metaVersion, 0}
+	if d.speakers[d.options.Node] {
+		meta[1] = metaReady
 	}
-	return []byte{metaVersion, 0}
+	if c := d.claims[d.options.Node]; c != (claims{}) {
+		meta[1] |= metaClaims
+		meta = append(meta, c[:]...)
+	}
+	down := d.down[d.options.Node]
+	for down != "" && len(meta)+len(down) > limit {
+		down = down[:max(0, strings.LastIndexByte(down, ','))]
+	}
+	return append(meta, down...)
 }
 
 func (*delegate) NotifyMsg([]byte)                {}
@@ -366,6 +392,7 @@ func (e *events) NotifyJoin(n *memberlist.Node) {
 	e.metrics.changes.WithLabelValues("join").Inc()
 	t := (*Task)(e)
 	doubted := t.trust(n.Name)
+	t.setDetails(n) // before it may own
 	t.set(n.Name, ready(n))
 	if doubted {
 		e.log.Debug("speaker was slow to answer", "node", n.Name)
@@ -375,9 +402,14 @@ func (e *events) NotifyJoin(n *memberlist.Node) {
 }
 
 func (e *events) NotifyUpdate(n *memberlist.Node) {
-	if n.Name != e.options.Node && (*Task)(e).set(n.Name, ready(n)) {
+	if n.Name == e.options.Node {
+		return
+	}
+	links := (*Task)(e).setDetails(n)
+	if (*Task)(e).set(n.Name, ready(n)) || links {
+		_, down := details(n)
 		e.metrics.changes.WithLabelValues("update").Inc()
-		e.log.Info("speaker changed", "node", n.Name, "ready", ready(n))
+		e.log.Info("speaker changed", "node", n.Name, "ready", ready(n), "links_down", down)
 	}
 }
 
@@ -389,3 +421,22 @@ func (e *events) NotifyLeave(n *memberlist.Node) {
 }
 
 func ready(n *memberlist.Node) bool { return len(n.Meta) >= 2 && n.Meta[1]&metaReady != 0 }
+
+// details returns what the metadata says beside the flags.
+func details(n *memberlist.Node) (c claims, down string) {
+	if len(n.Meta) < 2 {
+		return c, ""
+	}
+	rest := n.Meta[2:]
+	if n.Meta[1]&metaClaims != 0 && len(rest) >= len(c) {
+		c, rest = claims(rest[:len(c)]), rest[len(c):]
+	}
+	return c, string(rest)
+}
+
+// setDetails records them and reports whether the links are news.
+func (t *Task) setDetails(n *memberlist.Node) (links bool) {
+	c, down := details(n)
+	t.setClaims(n.Name, c)
+	return t.setDown(n.Name, down)
+}

@@ -16,7 +16,7 @@ type metrics struct {
 
 func newMetrics(r prometheus.Registerer, t *Task) *metrics {
 	m := &metrics{changes: prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: MetricChanges, Help: "Changes seen in other speakers: join, leave, update (of readiness).",
+		Name: MetricChanges, Help: "Changes seen in other speakers: join, leave, update (of readiness or links).",
 	}, []string{"change"})}
 	for _, change := range []string{"join", "leave", "update"} {
 		m.changes.WithLabelValues(change)

@@ -48,7 +48,7 @@ func (t *Task) tellUnlike(unlike bool) {
 	t.mu.Lock()
 	news := t.unlike != text
 	if t.unlike = text; news {
-		t.wakeLocked()
+		t.changed.Notify()
 	}
 	t.mu.Unlock()
 	if news && unlike {

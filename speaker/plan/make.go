@@ -7,11 +7,11 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
-// Make decides what the node announces. Each VIP of the snapshot is either in
-// the plan's Layer2 or, with the reason, in Silent.
+// Make decides what the node announces. Each VIP of the snapshot is in the
+// plan's Layer2, in the VIPs of its BGP, in both or, with the reason, in Silent.
 //
 // The decision is per VIP: Services that share one have one owner, a node that
-// each of them accepts. Those without any serving endpoint have no say, or one
+// each of them accepts, and by BGP all such nodes announce it. Those without any serving endpoint have no say, or one
 // of them would silence the others.
 func Make(node string, s Snapshot) Plan {
 	p := NewPlanner(node)
@@ -24,7 +24,7 @@ func Make(node string, s Snapshot) Plan {
 }
 
 // Owners returns the owner of each VIP of the snapshot, "" for those that
-// nobody announces: what Make decides for all nodes at once.
+// nobody announces by layer 2: what Make decides for all nodes at once.
 func Owners(s Snapshot) map[netip.Addr]string {
 	view := newView(s)
 	for i := range s.Services {
@@ -33,7 +33,7 @@ func Owners(s Snapshot) map[netip.Addr]string {
 	owners := make(map[netip.Addr]string, len(view.sharers))
 	for addr := range view.sharers {
 		v, _ := view.demand(addr)
-		owners[addr] = view.scopeOf(addr).owner(addr, v)
+		owners[addr] = view.scopeOf(addr, view.poolOf(addr)).owner(addr, v)
 	}
 	return owners
 }
@@ -95,7 +95,21 @@ func (v *view) lease(addr netip.Addr) (on string) {
 	return on
 }
 
-// vip is what the Services that share a VIP demand of its owner.
+// poolOf returns the pool of the VIP, the one that contains it or else the one
+// that leases it; nil outside all pools.
+func (v *view) poolOf(addr netip.Addr) *config.Pool {
+	c := v.snapshot.Config
+	if c == nil {
+		return nil
+	}
+	pool, listed := c.PoolOf(addr)
+	if !listed {
+		pool, _ = c.PoolOn(v.lease(addr))
+	}
+	return pool
+}
+
+// vip is what the Services that share a VIP demand of a node that announces it.
 type vip struct {
 	// serving is set when some endpoint of some Service takes traffic.
 	serving bool

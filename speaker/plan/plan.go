@@ -5,9 +5,11 @@
 package plan
 
 import (
+	"hash/fnv"
 	"net/netip"
 	"path"
 	"slices"
+	"time"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
 )
@@ -80,7 +82,30 @@ type Node struct {
 	NetworkUnavailable bool
 	// Segments are the subnets that the node is on. Nil: not known.
 	Segments []Segment
+	// Addresses are those of the type InternalIP, in the order of its status.
+	Addresses []netip.Addr
+	// BGP is what its annotations say about its sessions.
+	BGP NodeBGP
+	// Claims are what the node's speaker says that it owns and keeps.
+	Claims Claims
 }
+
+// Claims are the VIPs that a node owns and keeps, see config.Layer2, by buckets:
+// a bit each, so that they have one size however many VIPs there are. A node
+// that claims a VIP for another one in the same bucket may take it over for no
+// reason; whatever the claims are, all come to the same owner.
+type Claims [128]byte
+
+// bucket returns the one of the VIP.
+func bucket(vip netip.Addr) uint16 {
+	h, raw := fnv.New32a(), vip.As16()
+	h.Write(raw[:])
+	return uint16(h.Sum32()>>16^h.Sum32()) % (8 * uint16(len(Claims{})))
+}
+
+func (c *Claims) set(bucket uint16)      { c[bucket/8] |= 1 << (bucket % 8) }
+func (c *Claims) clear(bucket uint16)    { c[bucket/8] &^= 1 << (bucket % 8) }
+func (c *Claims) has(bucket uint16) bool { return c[bucket/8]&(1<<(bucket%8)) != 0 }
 
 // Segment is a subnet of an interface that VIPs can be announced on.
 type Segment struct {
@@ -89,6 +114,9 @@ type Segment struct {
 	// IfNamed is set when only an advertisement that names the interface
 	// announces there.
 	IfNamed bool
+	// Down is set while the interface cannot carry packets. The node belongs to
+	// the segment all the same.
+	Down bool
 }
 
 // answers reports whether VIPs with these patterns are announced there; see
@@ -108,6 +136,10 @@ type Layer2 struct {
 	// Interfaces are path.Match patterns of the interfaces to answer on.
 	// Empty: every suitable one.
 	Interfaces []string
+	// Refresh is how often the VIP is announced again without need. Zero: never.
+	Refresh time.Duration
+	// Keep is set if the node keeps the VIP when a better owner returns.
+	Keep bool
 	// Home is set if the node owns the VIP while all selected nodes are able
 	// to: of two that claim a VIP, that one is right.
 	Home bool
@@ -126,9 +158,13 @@ type Layer2 struct {
 type Plan struct {
 	// Layer2 are the VIPs this node owns on the segment.
 	Layer2 map[netip.Addr]Layer2
-	// Silent tells for each other VIP why this node does not announce it.
+	// BGP is what it tells routers, VIPs that other nodes own included.
+	BGP BGP
+	// Claims are those of Layer2 that the node keeps.
+	Claims Claims
+	// Silent tells for each VIP that it announces by neither why not.
 	Silent map[netip.Addr]Silence
-	// Limits are in force at the VIPs this node owns.
+	// Limits are in force at the VIPs this node announces.
 	Limits map[LimitKey]Limit
 	// LimitErrs tells for Services at those VIPs, by name, why the limit that
 	// they ask for is not in force.
@@ -145,7 +181,8 @@ type LimitKey struct {
 // Silence is why a node does not announce a VIP.
 type Silence struct {
 	Reason Reason
-	// Owner is the node that announces it instead. Empty: nobody does.
+	// Owner is the node that announces it by layer 2 instead. Empty: nobody
+	// does.
 	Owner string
 	// Message is a sentence for people.
 	Message string
@@ -166,7 +203,10 @@ const (
 	NotOnSegment       Reason = "NotOnSegment"       // the node has no interface on the VIP's subnet
 	NodeExcluded       Reason = "NodeExcluded"       // a label or taint excludes the node
 	NetworkUnavailable Reason = "NetworkUnavailable" // the node's condition says so
+	LinkDown           Reason = "LinkDown"           // the node's interfaces on the VIP's subnet are down
 	LessPreferred      Reason = "LessPreferred"      // the advertisements prefer the owner
 	SpeakerNotReady    Reason = "SpeakerNotReady"    // this node's speaker is not ready to own
 	NodeUnknown        Reason = "NodeUnknown"        // the API has no such node
+	NoPeer             Reason = "NoPeer"             // no BGP peer of the advertisements selects this node
+	NoSession          Reason = "NoSession"          // one does, but their session cannot be had
 )

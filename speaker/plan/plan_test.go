@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"go4.org/netipx"
 
@@ -149,7 +150,7 @@ var stories = map[string]func(*story){
 		s.Config.Pools = append(s.Config.Pools, office, edge)
 		for name, node := range map[string]string{"office": "n1", "edge": "n2"} {
 			s.Config.Advertisements = append(s.Config.Advertisements, config.Advertisement{
-				Name: name, Layer2: &config.Layer2{}, NodeSelector: config.Selector{{Key: "on", Operator: config.In, Values: []string{node}}}})
+				Name: name, Layer2: &config.Layer2{NodeSelector: config.Selector{{Key: "on", Operator: config.In, Values: []string{node}}}}})
 		}
 		s.Services[0].Leases = map[netip.Addr]string{leased: "eth1", vip: "eth1"}
 		s.wantOwner(leased, "n1")
@@ -194,10 +195,10 @@ var stories = map[string]func(*story){
 		s.wantOwner(vip, "n1", "n2", "n3")
 	},
 	"7 node selectors: one, several, relabelled live": func(s *story) {
-		s.Config.Advertisements[0].NodeSelector = labelled("n3")
+		s.Config.Advertisements[0].Layer2.NodeSelector = labelled("n3")
 		s.wantOwner(vip, "n3")
 		s.wantSilent("n1", vip, plan.NodeNotSelected)
-		s.Config.Advertisements[0].NodeSelector = labelled("n1", "n2")
+		s.Config.Advertisements[0].Layer2.NodeSelector = labelled("n1", "n2")
 		s.wantOwner(vip, "n1", "n2")
 		s.node("n2", func(n *plan.Node) { n.Labels = nil })
 		s.wantOwner(vip, "n1")
@@ -207,21 +208,34 @@ var stories = map[string]func(*story){
 	},
 	"8 interfaces are the union of the advertisements that select the node": func(s *story) {
 		s.Config.Advertisements = []config.Advertisement{
-			{Name: "a", NodeSelector: labelled("n1"), Layer2: &config.Layer2{Interfaces: []string{"eth*", "bond0"}}},
-			{Name: "b", NodeSelector: labelled("n1"), Layer2: &config.Layer2{Interfaces: []string{"vlan7", "eth*"}}},
-			{Name: "c", NodeSelector: labelled("n2"), Layer2: &config.Layer2{}},
+			{Name: "a", Layer2: &config.Layer2{NodeSelector: labelled("n1"), Interfaces: []string{"eth*", "bond0"}}},
+			{Name: "b", Layer2: &config.Layer2{NodeSelector: labelled("n1"), Interfaces: []string{"vlan7", "eth*"}}},
+			{Name: "c", Layer2: &config.Layer2{NodeSelector: labelled("n2")}},
 		}
 		s.Speakers["n2"] = false
 		s.wantInterfaces("n1", "bond0", "eth*", "vlan7")
-		s.Config.Advertisements[2].NodeSelector = labelled("n1")
+		s.Config.Advertisements[2].Layer2.NodeSelector = labelled("n1")
 		s.wantInterfaces("n1")
+	},
+	"8 of refresh intervals the shortest counts of those that select the node": func(s *story) {
+		s.Config.Advertisements = []config.Advertisement{
+			{Name: "a", Layer2: &config.Layer2{NodeSelector: labelled("n1"), Interfaces: []string{"eth0"}, Refresh: time.Hour}},
+			{Name: "b", Layer2: &config.Layer2{NodeSelector: labelled("n1")}},
+			{Name: "c", Layer2: &config.Layer2{NodeSelector: labelled("n1"), Refresh: time.Minute}},
+			{Name: "d", Layer2: &config.Layer2{NodeSelector: labelled("n2"), Refresh: time.Second}},
+		}
+		s.Speakers["n2"] = false
+		s.wantInterfaces("n1")
+		if got := plan.Make("n1", s.Snapshot).Layer2[vip].Refresh; got != time.Minute {
+			s.t.Errorf("refreshed each %s", got)
+		}
 	},
 	"9 a pool names its advertisements; two matching give one owner": func(s *story) {
 		s.Config.Pools[0].Advertise = []string{"a", "b"}
 		s.Config.Advertisements = []config.Advertisement{
-			{Name: "a", NodeSelector: labelled("n1", "n2"), Layer2: &config.Layer2{}},
-			{Name: "b", NodeSelector: labelled("n2"), Layer2: &config.Layer2{}},
-			{Name: "c", NodeSelector: labelled("n3"), Layer2: &config.Layer2{}},
+			{Name: "a", Layer2: &config.Layer2{NodeSelector: labelled("n1", "n2")}},
+			{Name: "b", Layer2: &config.Layer2{NodeSelector: labelled("n2")}},
+			{Name: "c", Layer2: &config.Layer2{NodeSelector: labelled("n3")}},
 		}
 		s.wantOwner(vip, "n1", "n2")
 		s.wantSilent("n3", vip, plan.NodeNotSelected)
@@ -262,9 +276,9 @@ var stories = map[string]func(*story){
 	},
 	"9 service selectors: relabelled live, none matching has a reason, two matching give one owner": func(s *story) {
 		s.Config.Advertisements = []config.Advertisement{
-			{Name: "web", ServiceSelector: labelled("web"), NodeSelector: labelled("n1"), Layer2: &config.Layer2{}},
-			{Name: "dns", ServiceSelector: labelled("dns", "both"), NodeSelector: labelled("n2"), Layer2: &config.Layer2{}},
-			{Name: "also dns", ServiceSelector: labelled("both"), NodeSelector: labelled("n2", "n3"), Layer2: &config.Layer2{}},
+			{Name: "web", ServiceSelector: labelled("web"), Layer2: &config.Layer2{NodeSelector: labelled("n1")}},
+			{Name: "dns", ServiceSelector: labelled("dns", "both"), Layer2: &config.Layer2{NodeSelector: labelled("n2")}},
+			{Name: "also dns", ServiceSelector: labelled("both"), Layer2: &config.Layer2{NodeSelector: labelled("n2", "n3")}},
 		}
 		for _, step := range []struct {
 			label  string
@@ -313,7 +327,7 @@ var stories = map[string]func(*story){
 	},
 	"10 hard selectors stay hard": func(s *story) {
 		s.prefer(100, "n1", "n2")
-		s.Config.Advertisements[0].NodeSelector = labelled("n2", "n3")
+		s.Config.Advertisements[0].Layer2.NodeSelector = labelled("n2", "n3")
 		s.wantOwner(vip, "n2")
 		s.wantSilent("n1", vip, plan.NodeNotSelected)
 		s.Services[0].Local, s.Services[0].ServingNodes = true, map[string]bool{"n3": true}
@@ -322,8 +336,8 @@ var stories = map[string]func(*story){
 	},
 	"10 an advertisement prefers among the nodes that it selects itself": func(s *story) {
 		s.prefer(100, "n1", "n2")
-		s.Config.Advertisements[0].NodeSelector = labelled("n2")
-		s.Config.Advertisements = append(s.Config.Advertisements, config.Advertisement{Name: "b", NodeSelector: labelled("n1"), Layer2: &config.Layer2{}})
+		s.Config.Advertisements[0].Layer2.NodeSelector = labelled("n2")
+		s.Config.Advertisements = append(s.Config.Advertisements, config.Advertisement{Name: "b", Layer2: &config.Layer2{NodeSelector: labelled("n1")}})
 		s.wantOwner(vip, "n2")
 		s.wantSilent("n1", vip, plan.LessPreferred)
 	},
@@ -352,7 +366,7 @@ var stories = map[string]func(*story){
 		s.Speakers["n2"] = true
 		s.wantOwner(vip, "")
 		s.wantSilent("n2", vip, plan.NotOnSegment)
-		if got, want := plan.Make("n2", s.Snapshot).Silent[vip].Message, "the advertisements announce on no interface of this node that is on 203.0.113.0/25; nobody announces it"; got != want {
+		if got, want := plan.Make("n2", s.Snapshot).Silent[vip].Message, "the advertisements announce on no interface of this node that is on 203.0.113.0/25; nobody owns it"; got != want {
 			s.t.Errorf("n2 says %q, want %q", got, want)
 		}
 	},
@@ -381,7 +395,7 @@ var stories = map[string]func(*story){
 		s.on("n3", segment("198.18.0.0/24", "eth0"))
 		s.wantOwner(vip, "n1")
 		s.Config.Advertisements = append(s.Config.Advertisements, config.Advertisement{
-			Name: "routed", NodeSelector: labelled("n2"), Layer2: &config.Layer2{AnySegment: true},
+			Name: "routed", Layer2: &config.Layer2{NodeSelector: labelled("n2"), AnySegment: true},
 		})
 		s.wantOwner(vip, "n1", "n2")
 		s.wantSilent("n3", vip, plan.NotOnSegment)
@@ -403,6 +417,84 @@ var stories = map[string]func(*story){
 		}
 		s.Config.Advertisements[0].Layer2.Interfaces = []string{"wlan*"}
 		s.wantOwner(vip, "n1", "n2", "n3")
+	},
+	"68 a link that is lost moves the VIPs of its segment, and they come back with it": func(s *story) {
+		both := []plan.Segment{segment("203.0.113.0/24", "eth0"), segment("2001:db8::/64", "eth1")}
+		for n := range s.Nodes {
+			s.on(n, both...)
+		}
+		before := plan.Owners(s.Snapshot)
+		first := before[vip]
+		unplug := func(node string) {
+			s.on(node, plan.Segment{Subnet: both[0].Subnet, Interface: "eth0", Down: true}, both[1])
+		}
+		unplug(first)
+		s.wantSilent(first, vip, plan.LinkDown)
+		second := s.owner(vip)
+		s.wantOwner(vip6, before[vip6])
+		if second == first || second == "" {
+			s.t.Errorf("%s has lost its link, the owner is %q", first, second)
+		}
+		unplug(second)
+		third := s.owner(vip)
+		s.wantSilent(second, vip, plan.LinkDown)
+		unplug(third) // the switch is off: who was the owner keeps it
+		if after := plan.Owners(s.Snapshot); !maps.Equal(before, after) {
+			s.t.Errorf("all links are lost: owners were %v, are %v", before, after)
+		}
+		s.on(second, both...)
+		s.wantOwner(vip, second)
+		s.Speakers[second] = false
+		s.wantOwner(vip, first)
+		s.Speakers[second] = true
+		s.on(first, both...)
+		s.wantOwner(vip, first)
+	},
+	"68 a node with another link to the segment keeps its VIPs": func(s *story) {
+		lost := plan.Segment{Subnet: netip.MustParsePrefix("203.0.113.0/24"), Interface: "eth0", Down: true}
+		owner := s.owner(vip)
+		for n := range s.Nodes {
+			s.on(n, segment("203.0.113.0/24", "eth0"))
+		}
+		s.on(owner, lost, segment("203.0.113.0/24", "eth1"))
+		s.wantOwner(vip, owner)
+		s.Config.Advertisements[0].Layer2.Interfaces = []string{"eth0"} // not on that one
+		s.wantSilent(owner, vip, plan.LinkDown)
+	},
+	"68 where the segment does not matter, some link does": func(s *story) {
+		s.Config.Advertisements[0].Layer2.AnySegment = true
+		owner := s.owner(vip)
+		s.on(owner, plan.Segment{Subnet: netip.MustParsePrefix("198.18.0.0/24"), Interface: "eth0", Down: true}, segment("198.18.1.0/24", "eth1"))
+		s.wantOwner(vip, owner)
+		s.on(owner, plan.Segment{Subnet: netip.MustParsePrefix("198.18.0.0/24"), Interface: "eth0", Down: true})
+		s.wantSilent(owner, vip, plan.LinkDown)
+	},
+	"10 an owner that is kept stays when a better one returns, and not when it may not own": func(s *story) {
+		l := s.Config.Advertisements[0].Layer2
+		l.KeepOwner = true
+		s.prefer(1, "n1")
+		s.wantOwner(vip, "n1")
+		s.Speakers["n1"] = false
+		deputy := s.owner(vip)
+		claims := plan.Make(deputy, s.Snapshot).Claims
+		if claims == (plan.Claims{}) {
+			s.t.Error("it claims nothing")
+		}
+		s.node(deputy, func(n *plan.Node) { n.Claims = claims })
+		s.Speakers["n1"] = true
+		s.wantOwner(vip, deputy)
+		s.wantSilent("n1", vip, plan.NotOwner)
+		if plan.Make(deputy, s.Snapshot).Layer2[vip].Home {
+			s.t.Error("it is at home with a deputy")
+		}
+		s.node(deputy, func(n *plan.Node) { n.Excluded = true })
+		s.wantOwner(vip, "n1")
+		s.node(deputy, func(n *plan.Node) { n.Excluded = false })
+		l.KeepOwner = false
+		s.wantOwner(vip, "n1")
+		if plan.Make("n1", s.Snapshot).Claims != (plan.Claims{}) {
+			s.t.Error("claims what it does not keep")
+		}
 	},
 	"10 preference does not overrule the segment": func(s *story) {
 		s.prefer(100, "n2")

@@ -17,22 +17,28 @@ type Planner struct {
 	services map[string]*Service
 	limiting map[string]*Service // those that have a limit, or an error instead
 	view     *view
+	router   *router
 	plan     Plan
 	// fresh are the VIPs that came after the first plan was made and that
 	// nobody has owned but this node.
 	fresh   map[netip.Addr]bool
 	started bool
+	kept    map[uint16]int // how many VIPs are kept, by bucket
 	// What the plan does not know yet.
 	stale    map[netip.Addr]bool
 	allStale bool
 }
 
-// Verdict is what a plan says about a VIP. It is neither Owned nor Silent when
-// no Service has the VIP.
+// Verdict is what a plan says about a VIP. It is not Owned, nor Silent, and has
+// no Peers when no Service has the VIP.
 type Verdict struct {
 	Owned, Silent bool
-	Layer2        Layer2  // if Owned
-	Silence       Silence // if Silent
+	Layer2        Layer2 // if Owned
+	// Peers hear of the VIP by BGP, sorted.
+	Peers []string
+	// Silence is why the VIP is announced by neither. That of Change.After is
+	// there whenever the VIP is not Owned, and then at least why not.
+	Silence Silence
 }
 
 // Change is a VIP about which the plan says something else than before.
@@ -41,12 +47,23 @@ type Change struct {
 	Before, After Verdict
 }
 
+// Changes are what is different about a plan, in no order.
+type Changes struct {
+	VIPs []Change
+	// Prefixes are those whose BGP route is another one now, or none.
+	Prefixes []netip.Prefix
+	// Sessions is set if BGP sessions, or what is wrong with them, are others.
+	Sessions bool
+}
+
 // NewPlanner returns a Planner for the node that knows nothing yet.
 func NewPlanner(node string) *Planner {
-	return &Planner{
-		node: node, services: map[string]*Service{}, limiting: map[string]*Service{}, view: newView(Snapshot{}),
-		plan: Plan{Layer2: map[netip.Addr]Layer2{}, Silent: map[netip.Addr]Silence{}}, stale: map[netip.Addr]bool{}, fresh: map[netip.Addr]bool{},
+	p := &Planner{
+		node: node, services: map[string]*Service{}, limiting: map[string]*Service{}, view: newView(Snapshot{}), router: newRouter(node),
+		plan: Plan{Layer2: map[netip.Addr]Layer2{}, Silent: map[netip.Addr]Silence{}}, stale: map[netip.Addr]bool{}, fresh: map[netip.Addr]bool{}, kept: map[uint16]int{},
 	}
+	p.plan.BGP = BGP{Sessions: p.router.sessions, Problems: p.router.problems, Routes: p.router.routes, VIPs: map[netip.Addr][]string{}}
+	return p
 }
 
 // Set replaces all but the Services; see Snapshot. The maps belong to the
@@ -107,26 +124,28 @@ func (p *Planner) markStale(vips []netip.Addr) {
 func (p *Planner) Stale() bool { return p.allStale || len(p.stale) > 0 }
 
 // Plan returns the plan. Nobody else may modify its maps; Update modifies
-// Layer2 and Silent, and replaces the others.
+// Layer2, Silent and BGP's Routes and VIPs, and replaces the others.
 func (p *Planner) Plan() Plan { return p.plan }
 
-// Update makes the plan anew where it is stale and returns, in no order, what
-// that changed.
-func (p *Planner) Update() []Change {
-	var changes []Change
+// Update makes the plan anew where it is stale and returns what that changed.
+func (p *Planner) Update() Changes {
+	var changes Changes
 	look := func(vip netip.Addr) {
 		before, after := p.plan.verdict(vip), p.decide(vip)
 		if before.Owned && !after.Owned || after.Silence.Owner != "" {
 			delete(p.fresh, vip)
 		}
 		if !before.equal(after) {
-			changes = append(changes, Change{vip, before, after})
+			changes.VIPs = append(changes.VIPs, Change{vip, before, after})
 			p.plan.set(vip, after)
+			p.claim(vip, before.Layer2.Keep, after.Layer2.Keep)
 		}
 	}
 	if p.allStale {
-		news := len(p.view.sharers) - len(p.plan.Layer2) - len(p.plan.Silent)
-		changes = make([]Change, 0, max(0, news))
+		changes.Sessions = p.router.set(p.view.snapshot)
+		p.plan.BGP.Sessions, p.plan.BGP.Problems = p.router.sessions, p.router.problems
+		news := len(p.view.sharers) - len(p.plan.Layer2) - len(p.plan.Silent) - len(p.plan.BGP.VIPs)
+		changes.VIPs = make([]Change, 0, max(0, news))
 		for vip := range p.view.sharers {
 			delete(p.stale, vip)
 			look(vip)
@@ -135,20 +154,38 @@ func (p *Planner) Update() []Change {
 	for vip := range p.stale {
 		look(vip)
 	}
+	changes.Prefixes = p.router.settle()
 	p.started = true
 	p.stale, p.allStale = map[netip.Addr]bool{}, false // clear would go through the largest it ever was
-	p.plan.Limits, p.plan.LimitErrs = limits(p.limiting, p.plan.Layer2)
+	p.plan.Limits, p.plan.LimitErrs = limits(p.limiting, p.plan)
 	return changes
 }
 
-// limits returns the limits at the VIPs that are owned, and the errors of
+// claim keeps the claims up to date.
+func (p *Planner) claim(vip netip.Addr, before, after bool) {
+	b := bucket(vip)
+	switch {
+	case before == after:
+	case after:
+		p.kept[b]++
+		p.plan.Claims.set(b)
+	default:
+		if p.kept[b]--; p.kept[b] == 0 {
+			p.plan.Claims.clear(b)
+		}
+	}
+}
+
+// limits returns the limits at the VIPs that are announced, and the errors of
 // those that cannot be in force.
-func limits(services map[string]*Service, owned map[netip.Addr]Layer2) (map[LimitKey]Limit, map[string]error) {
+func limits(services map[string]*Service, plan Plan) (map[LimitKey]Limit, map[string]error) {
 	limits, errs := map[LimitKey]Limit{}, map[string]error{}
 	for name, s := range services {
 		for _, addr := range s.VIPs {
-			switch _, ok := owned[addr]; {
-			case !ok:
+			_, owned := plan.Layer2[addr]
+			_, routed := plan.BGP.VIPs[addr]
+			switch {
+			case !owned && !routed:
 			case s.LimitErr != nil:
 				errs[name] = s.LimitErr
 			default:
@@ -162,40 +199,49 @@ func limits(services map[string]*Service, owned map[netip.Addr]Layer2) (map[Limi
 func (p *Planner) decide(vip netip.Addr) Verdict {
 	demand, ok := p.view.demand(vip)
 	if !ok {
+		p.router.move(vip, place{})
 		return Verdict{}
 	}
-	scope := p.view.scopeOf(vip)
+	pool := p.view.poolOf(vip)
+	scope := p.view.scopeOf(vip, pool)
 	owner := scope.owner(vip, demand)
+	peers, unheard := p.router.look(vip, pool, p.view.sharers[vip], demand)
 	if owner == p.node && owner != "" {
-		return Verdict{Owned: true, Layer2: Layer2{
-			Interfaces: scope.interfaces(p.node), Home: scope.home(p.node, vip, demand), New: p.fresh[vip],
+		return Verdict{Owned: true, Peers: peers, Layer2: Layer2{
+			Interfaces: scope.interfaces(p.node), Refresh: scope.refresh, Keep: scope.keeps, Home: scope.home(p.node, vip, demand), New: p.fresh[vip],
 		}}
 	}
-	return Verdict{Silent: true, Silence: scope.silence(p.node, owner, demand)}
+	return Verdict{Silent: peers == nil, Peers: peers, Silence: p.router.unite(scope.silence(p.node, owner, demand), unheard)}
 }
 
+// equal reports whether a plan takes the two for the same.
 func (v *Verdict) equal(w Verdict) bool {
-	return v.Owned == w.Owned && v.Silent == w.Silent && v.Silence == w.Silence && v.Layer2.equal(w.Layer2)
+	return v.Owned == w.Owned && v.Silent == w.Silent && (!v.Silent || v.Silence == w.Silence) && v.Layer2.equal(w.Layer2) && slices.Equal(v.Peers, w.Peers)
 }
 
 func (l Layer2) equal(m Layer2) bool {
-	return l.Home == m.Home && l.New == m.New && slices.Equal(l.Interfaces, m.Interfaces)
+	return l.Home == m.Home && l.New == m.New && l.Keep == m.Keep && l.Refresh == m.Refresh && slices.Equal(l.Interfaces, m.Interfaces)
 }
 
 func (p Plan) verdict(vip netip.Addr) (v Verdict) {
 	v.Layer2, v.Owned = p.Layer2[vip]
 	v.Silence, v.Silent = p.Silent[vip]
+	v.Peers = p.BGP.VIPs[vip]
 	return v
 }
 
 func (p Plan) set(vip netip.Addr, v Verdict) {
 	delete(p.Layer2, vip)
 	delete(p.Silent, vip)
-	switch {
-	case v.Owned:
+	delete(p.BGP.VIPs, vip)
+	if v.Owned {
 		p.Layer2[vip] = v.Layer2
-	case v.Silent:
+	}
+	if v.Silent {
 		p.Silent[vip] = v.Silence
+	}
+	if v.Peers != nil {
+		p.BGP.VIPs[vip] = v.Peers
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 	"testing"
 
@@ -47,19 +48,41 @@ func TestPlannerSaysWhatMakeSays(t *testing.T) {
 			}
 			now.Services = slices.Collect(maps.Values(services))
 
-			replay := verdicts(p.Plan())
+			replay, routes, sessions := verdicts(p.Plan()), maps.Clone(p.Plan().BGP.Routes), p.Plan().BGP
 			changes := p.Update()
 			require.Equal(t, plan.Make("n0", now), withoutHistory(p.Plan()))
 			require.False(t, p.Stale())
-			for _, c := range changes {
+			for _, c := range changes.VIPs {
 				require.Equal(t, replay[c.VIP], c.Before)
+				if !c.After.Silent {
+					c.After.Silence = plan.Silence{}
+				}
 				require.NotEqual(t, c.Before, c.After)
 				replay[c.VIP] = c.After
 			}
-			maps.DeleteFunc(replay, func(_ netip.Addr, v plan.Verdict) bool { return !v.Owned && !v.Silent })
+			maps.DeleteFunc(replay, func(_ netip.Addr, v plan.Verdict) bool { return !v.Owned && !v.Silent && v.Peers == nil })
 			require.Equal(t, verdicts(p.Plan()), replay)
+			checkRoutesChanged(t, routes, p.Plan().BGP.Routes, changes.Prefixes)
+			require.Equal(t, changes.Sessions, !maps.Equal(sessions.Sessions, p.Plan().BGP.Sessions) || !maps.Equal(sessions.Problems, p.Plan().BGP.Problems))
 		}
 	})
+}
+
+// checkRoutesChanged checks that exactly those prefixes have another route, and
+// that the others have the same map.
+func checkRoutesChanged(t *rapid.T, before, after map[netip.Prefix]plan.Route, changed []netip.Prefix) {
+	for prefix := range before {
+		if slices.Contains(changed, prefix) {
+			require.NotEqual(t, before[prefix], after[prefix], "%s", prefix)
+		} else {
+			require.Equal(t, reflect.ValueOf(before[prefix]).Pointer(), reflect.ValueOf(after[prefix]).Pointer(), "%s", prefix)
+		}
+	}
+	for prefix := range after {
+		require.True(t, before[prefix] != nil || slices.Contains(changed, prefix), "%s is new", prefix)
+	}
+	slices.SortFunc(changed, netip.Prefix.Compare)
+	require.Len(t, slices.Compact(changed), len(changed))
 }
 
 // withoutHistory returns the plan without what Make cannot know.
@@ -79,6 +102,11 @@ func verdicts(p plan.Plan) map[netip.Addr]plan.Verdict {
 	}
 	for vip, s := range p.Silent {
 		all[vip] = plan.Verdict{Silent: true, Silence: s}
+	}
+	for vip, peers := range p.BGP.VIPs {
+		v := all[vip]
+		v.Peers = peers
+		all[vip] = v
 	}
 	return all
 }
@@ -102,47 +130,113 @@ func large(nodes int) plan.Snapshot {
 	return s
 }
 
+// routed is large with all VIPs announced by BGP to two routers, one by one and
+// in aggregates.
+func routed(nodes int) plan.Snapshot {
+	s := large(nodes)
+	for name, n := range s.Nodes {
+		n.Addresses = []netip.Addr{netip.MustParseAddr("198.18.0.10")}
+		s.Nodes[name] = n
+	}
+	s.Config.Advertisements = []config.Advertisement{
+		{Name: "hosts", BGP: &config.BGP{AggregationLength: 32, AggregationLengthV6: 128, Communities: []config.Community{7}}},
+		{Name: "aggregates", BGP: &config.BGP{AggregationLength: 24, AggregationLengthV6: 128, Communities: []config.Community{8}}},
+	}
+	for i := range 2 {
+		s.Config.Peers = append(s.Config.Peers, config.Peer{
+			Name: fmt.Sprint("tor-", i), Address: netip.AddrFrom4([4]byte{198, 18, 0, byte(i)}), LocalASN: 64512, PeerASN: config.ASN{Number: 64513}})
+	}
+	return s
+}
+
+// One change among 10,000 Services costs what that change is, and changes no
+// route but its own.
+func TestOneChangeAmongManyRoutes(t *testing.T) {
+	s := routed(10)
+	p := plan.NewPlanner("n7")
+	p.Set(s.Config, s.Nodes, s.Speakers)
+	for _, service := range s.Services {
+		service.Local = false
+		p.Put(service)
+	}
+	require.Equal(t, 10_000+40, len(p.Update().Prefixes), "hosts and aggregates")
+	service := s.Services[1]
+	service.Local = false
+	change := func(serving bool) plan.Changes {
+		service.Serving = serving
+		p.Put(service)
+		return p.Update()
+	}
+	require.Equal(t, 256+1, len(change(false).Prefixes), "the aggregate falls apart")
+	require.Equal(t, 256+1, len(change(true).Prefixes), "and is whole again")
+	s.Config.Advertisements[1].BGP.AggregatePartly = true
+	config := *s.Config
+	p.Set(&config, s.Nodes, s.Speakers)
+	require.Empty(t, p.Update().Prefixes, "nothing was in parts")
+	require.Equal(t, 1, len(change(false).Prefixes))
+	require.Equal(t, 1, len(change(true).Prefixes))
+	serving := false
+	allocs := testing.AllocsPerRun(100, func() { change(serving); serving = !serving })
+	require.Less(t, allocs, 100.0)
+	change(true)
+
+	speakers := maps.Clone(s.Speakers)
+	delete(speakers, "n9")
+	p.Set(&config, s.Nodes, speakers)
+	require.Empty(t, p.Update().Prefixes, "another speaker is lost")
+	delete(speakers, "n7")
+	p.Set(&config, s.Nodes, speakers)
+	require.Equal(t, 10_000+40, len(p.Update().Prefixes), "this one is not ready")
+	require.Empty(t, p.Plan().BGP.Routes)
+	p.Set(&config, s.Nodes, s.Speakers)
+	require.Equal(t, 10_000+40, len(p.Update().Prefixes))
+}
+
 func BenchmarkPlan(b *testing.B) {
 	for _, nodes := range []int{100, 1000} {
-		s := large(nodes)
-		b.Run(fmt.Sprintf("10000 VIPs/%d nodes/Make", nodes), func(b *testing.B) {
+		benchmarkPlan(b, fmt.Sprintf("10000 VIPs/%d nodes", nodes), large(nodes))
+	}
+	benchmarkPlan(b, "10000 VIPs by BGP/1000 nodes", routed(1000))
+}
+
+func benchmarkPlan(b *testing.B, name string, s plan.Snapshot) {
+	b.Run(name+"/Make", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			plan.Make("n7", s)
+		}
+	})
+	p := plan.NewPlanner("n7")
+	p.Set(s.Config, s.Nodes, s.Speakers)
+	for _, service := range s.Services {
+		p.Put(service)
+	}
+	p.Update()
+	run := func(what string, wantChange bool, change func(i int)) {
+		b.Run(name+"/"+what, func(b *testing.B) {
 			b.ReportAllocs()
-			for b.Loop() {
-				plan.Make("n7", s)
+			for i := 0; b.Loop(); i++ {
+				change(i)
+				if changes := p.Update(); len(changes.VIPs) > 0 != wantChange {
+					b.Fatalf("changes: %v", changes)
+				}
 			}
 		})
-		p := plan.NewPlanner("n7")
-		p.Set(s.Config, s.Nodes, s.Speakers)
-		for _, service := range s.Services {
-			p.Put(service)
-		}
-		p.Update()
-		run := func(name string, wantChange bool, change func(i int)) {
-			b.Run(fmt.Sprintf("10000 VIPs/%d nodes/%s", nodes, name), func(b *testing.B) {
-				b.ReportAllocs()
-				for i := 0; b.Loop(); i++ {
-					change(i)
-					if changes := p.Update(); len(changes) > 0 != wantChange {
-						b.Fatalf("changes: %v", changes)
-					}
-				}
-			})
-		}
-		lost := maps.Clone(s.Speakers)
-		delete(lost, "n9")
-		run("speaker lost or back", true, func(i int) { p.Set(s.Config, s.Nodes, []map[string]bool{lost, s.Speakers}[i%2]) })
-		service := s.Services[1]
-		run("Service comes or goes", true, func(i int) {
-			service.VIPs = s.Services[1].VIPs[:i%2]
-			p.Put(service)
-		})
-		local := s.Services[0]
-		elsewhere := []map[string]bool{{"n0": true, "n20": true}, {"n0": true, "n21": true}}
-		run("endpoint on another node", false, func(i int) {
-			local.ServingNodes = elsewhere[i%2]
-			p.Put(local)
-		})
 	}
+	lost := maps.Clone(s.Speakers)
+	delete(lost, "n9")
+	run("speaker lost or back", s.Config.Advertisements[0].Layer2 != nil, func(i int) { p.Set(s.Config, s.Nodes, []map[string]bool{lost, s.Speakers}[i%2]) })
+	service := s.Services[1]
+	run("Service comes or goes", true, func(i int) {
+		service.VIPs = s.Services[1].VIPs[:i%2]
+		p.Put(service)
+	})
+	local := s.Services[0]
+	elsewhere := []map[string]bool{{"n0": true, "n20": true}, {"n0": true, "n21": true}}
+	run("endpoint on another node", false, func(i int) {
+		local.ServingNodes = elsewhere[i%2]
+		p.Put(local)
+	})
 }
 
 // An address that comes while the others are known is new until somebody has
@@ -205,4 +299,40 @@ func TestNewAddresses(t *testing.T) {
 		p.Update()
 	}
 	require.Positive(t, homes)
+}
+
+// BenchmarkNodeLost is what one speaker computes when one of 1,000 others is
+// lost, which moves the VIPs of that one among 5,000: next to each other, or
+// scattered, each in a block of the election's own.
+func BenchmarkNodeLost(b *testing.B) {
+	const nodes, vips = 1000, 5000
+	for name, stride := range map[string]int{"dense": 1, "scattered": 100} {
+		b.Run(name, func(b *testing.B) {
+			s := large(nodes)
+			s.Config.Pools = []config.Pool{pool("lan", nil, "10.0.0.0/8")}
+			p := plan.NewPlanner("n7")
+			p.Set(s.Config, s.Nodes, s.Speakers)
+			for i, service := range s.Services[:vips] {
+				n := i * stride
+				service.Local, service.VIPs = false, []netip.Addr{netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)})}
+				p.Put(service)
+			}
+			p.Update()
+			lost := maps.Clone(s.Speakers)
+			delete(lost, "n9")
+			moved := 0
+			for b.Loop() {
+				p.Set(s.Config, s.Nodes, lost)
+				moved = len(p.Update().VIPs)
+				b.StopTimer()
+				p.Set(s.Config, s.Nodes, s.Speakers)
+				p.Update()
+				b.StartTimer()
+			}
+			if moved == 0 {
+				b.Fatal("n9 owned nothing")
+			}
+			b.ReportMetric(float64(moved), "moved")
+		})
+	}
 }

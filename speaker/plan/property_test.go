@@ -13,10 +13,12 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-func drawLayer2(t *rapid.T) *config.Layer2 {
+func drawLayer2(t *rapid.T, nodes ...string) *config.Layer2 {
 	l := &config.Layer2{
-		Interfaces: rapid.SampledFrom([][]string{nil, nil, {"eth0"}, {"eth*", "docker*"}}).Draw(t, "interfaces"),
-		AnySegment: rapid.IntRange(0, 7).Draw(t, "any segment") == 0,
+		NodeSelector: labelled(nodes...),
+		Interfaces:   rapid.SampledFrom([][]string{nil, nil, {"eth0"}, {"eth*", "docker*"}}).Draw(t, "interfaces"),
+		AnySegment:   rapid.IntRange(0, 7).Draw(t, "any segment") == 0,
+		KeepOwner:    rapid.Bool().Draw(t, "keep owner"),
 	}
 	for range rapid.IntRange(0, 2).Draw(t, "preferences") {
 		l.PreferredNodes = append(l.PreferredNodes, config.Preference{
@@ -31,12 +33,14 @@ func drawSegments(t *rapid.T) []plan.Segment {
 	case 0:
 		return nil
 	case 1, 2: // the segment of most VIPs
-		return []plan.Segment{segment("203.0.113.0/27", "eth0")}
+		s := segment("203.0.113.0/27", "eth0")
+		s.Down = rapid.IntRange(0, 3).Draw(t, "down") == 0
+		return []plan.Segment{s}
 	}
 	return append([]plan.Segment{}, rapid.SliceOfN(rapid.Custom(func(t *rapid.T) plan.Segment {
 		name := rapid.SampledFrom([]string{"eth0", "eth1", "docker0"}).Draw(t, "interface")
 		s := segment(rapid.SampledFrom([]string{"203.0.113.0/24", "203.0.113.0/27", "203.0.113.16/29", "2001:db8::/64"}).Draw(t, "subnet"), name)
-		s.IfNamed = name == "docker0"
+		s.IfNamed, s.Down = name == "docker0", rapid.IntRange(0, 3).Draw(t, "down") == 0
 		return s
 	}), 0, 3).Draw(t, "segments")...)
 }
@@ -46,11 +50,17 @@ func drawSnapshot(t *rapid.T) plan.Snapshot {
 	s := plan.Snapshot{Nodes: map[string]plan.Node{}, Speakers: map[string]bool{}, Config: &config.Config{
 		Pools: []config.Pool{pool("a", []string{"a"}, "203.0.113.0/28"), pool("b", nil, "203.0.113.16/28")},
 		Advertisements: []config.Advertisement{
-			{Name: "a", NodeSelector: labelled("0", "1"), Layer2: drawLayer2(t)},
-			{Name: "b", NodeSelector: labelled("1", "2"), Layer2: drawLayer2(t)},
+			{Name: "a", Layer2: drawLayer2(t, "0", "1")},
+			{Name: "b", Layer2: drawLayer2(t, "1", "2")},
 			{Name: "c"},
 		},
+		Peers: drawPeers(t),
 	}}
+	for i := range s.Config.Advertisements {
+		if i > 1 || !some("layer 2 alone") {
+			s.Config.Advertisements[i].BGP = drawBGP(t)
+		}
+	}
 	if !some("every Service") {
 		s.Config.Advertisements[1].ServiceSelector = labelled("0", "1")
 	}
@@ -59,7 +69,14 @@ func drawSnapshot(t *rapid.T) plan.Snapshot {
 		name := fmt.Sprint("n", i)
 		names = append(names, name)
 		s.Speakers[name] = some("speaker")
-		s.Nodes[name] = plan.Node{Labels: map[string]string{"on": fmt.Sprint(i % 4)}, Excluded: !some("included"), NetworkUnavailable: !some("network"), Segments: drawSegments(t)}
+		s.Nodes[name] = plan.Node{Labels: map[string]string{"on": fmt.Sprint(i % 4)}, Excluded: !some("included"), NetworkUnavailable: !some("network"), Segments: drawSegments(t), BGP: drawNodeBGP(t)}
+	}
+	if name := rapid.SampledFrom(names).Draw(t, "claims all"); !some("no claims") {
+		n := s.Nodes[name]
+		for i := range n.Claims {
+			n.Claims[i] = 0xff
+		}
+		s.Nodes[name] = n
 	}
 	for i := range rapid.IntRange(0, 20).Draw(t, "services") {
 		svc := plan.Service{Name: fmt.Sprint("default/", i), Local: some("local"), Serving: some("serving"), ServingNodes: map[string]bool{}}
@@ -93,13 +110,15 @@ func TestEveryVIPHasOneOwnerOrAReasonOnEveryNode(t *testing.T) {
 		}
 		for node := range s.Nodes {
 			p := plan.Make(node, s)
-			if len(p.Layer2)+len(p.Silent) != len(owners) {
-				t.Fatalf("node %s: %d announced and %d silent of %d VIPs", node, len(p.Layer2), len(p.Silent), len(owners))
+			if all := verdicts(p); len(all) != len(owners) {
+				t.Fatalf("node %s: %d verdicts about %d VIPs", node, len(all), len(owners))
 			}
 			for vip, owner := range owners {
 				silence, silent := p.Silent[vip]
-				if _, announced := p.Layer2[vip]; announced != (node == owner) || silent == announced {
-					t.Fatalf("node %s about %s: announced %v, silent %v, owner %q", node, vip, announced, silent, owner)
+				_, owned := p.Layer2[vip]
+				_, routed := p.BGP.VIPs[vip]
+				if owned != (node == owner) || silent == (owned || routed) {
+					t.Fatalf("node %s about %s: owned %v, routed %v, silent %v, owner %q", node, vip, owned, routed, silent, owner)
 				}
 				if silent && (silence.Owner != owner || silence.Reason == "" || silence.Message == "") {
 					t.Fatalf("node %s about %s: %+v, owner %q", node, vip, silence, owner)
@@ -134,35 +153,56 @@ func best(s plan.Snapshot, vip netip.Addr) map[string]bool {
 		}
 	}
 	pool, inPool := s.Config.PoolOf(vip)
-	applies := func(a config.Advertisement, n plan.Node) bool {
+	concerns := func(a config.Advertisement) bool {
 		return a.Layer2 != nil && (!inPool || len(pool.Advertise) == 0 || slices.Contains(pool.Advertise, a.Name)) &&
-			slices.ContainsFunc(sharers, func(svc plan.Service) bool { return a.ServiceSelector.Matches(svc.Labels) }) &&
-			a.NodeSelector.Matches(n.Labels)
+			slices.ContainsFunc(sharers, func(svc plan.Service) bool { return a.ServiceSelector.Matches(svc.Labels) })
 	}
-	selected, here, weights := map[string]bool{}, map[string]bool{}, map[string]int{}
+	kept := false
+	selected, here, weights, links := map[string]bool{}, map[string]bool{}, map[string]int{}, map[string][]bool{}
 	for name, n := range s.Nodes {
 		for _, a := range s.Config.Advertisements {
-			if !applies(a, n) {
+			if !concerns(a) {
+				continue
+			}
+			kept = kept || a.Layer2.KeepOwner
+			if !a.Layer2.NodeSelector.Matches(n.Labels) {
 				continue
 			}
 			selected[name] = true
 			weights[name] += a.Layer2.Weight(n.Labels)
-			here[name] = here[name] || a.Layer2.AnySegment || slices.ContainsFunc(n.Segments, func(g plan.Segment) bool {
+			here[name] = here[name] || a.Layer2.AnySegment
+			for _, g := range n.Segments {
 				named := slices.Contains(a.Layer2.Interfaces, g.Interface) || slices.Contains(a.Layer2.Interfaces, g.Interface[:len(g.Interface)-1]+"*")
-				return g.Subnet.Contains(vip) && (named || len(a.Layer2.Interfaces) == 0 && !g.IfNamed)
-			})
+				if !named && (len(a.Layer2.Interfaces) > 0 || g.IfNamed) {
+					continue
+				}
+				if a.Layer2.AnySegment || g.Subnet.Contains(vip) {
+					here[name], links[name] = true, append(links[name], !g.Down)
+				}
+			}
 		}
 	}
 	nobody := !slices.Contains(slices.Collect(maps.Values(here)), true)
+	sound := func(name string) bool {
+		n := s.Nodes[name]
+		return s.Speakers[name] && !n.Excluded && !n.NetworkUnavailable && (here[name] || n.Segments == nil || nobody)
+	}
+	unplugged := func(name string) bool { return len(links[name]) > 0 && !slices.Contains(links[name], true) }
+	linked := false
+	for name := range selected {
+		linked = linked || sound(name) && !unplugged(name)
+	}
 	serving, heaviest, owners := false, 0, map[string]bool{}
 	for _, svc := range sharers {
 		serving = serving || svc.Serving
 	}
 	for name := range selected {
-		n := s.Nodes[name]
 		accepted := !slices.ContainsFunc(sharers, func(svc plan.Service) bool { return svc.Serving && svc.Local && !svc.ServingNodes[name] })
-		if !serving || !accepted || !s.Speakers[name] || n.Excluded || n.NetworkUnavailable || !here[name] && n.Segments != nil && !nobody {
+		if !serving || !accepted || !sound(name) || linked && unplugged(name) {
 			continue
+		}
+		if kept && s.Nodes[name].Claims != (plan.Claims{}) {
+			return map[string]bool{name: true} // no other node claims anything
 		}
 		if weights[name] > heaviest {
 			heaviest = weights[name]
@@ -195,7 +235,7 @@ func TestALostNodeMovesOnlyItsOwnVIPs(t *testing.T) {
 		lost := rapid.SampledFrom(slices.Sorted(maps.Keys(s.Nodes))).Draw(t, "lost")
 		s.Speakers[lost] = false
 		for vip, owner := range plan.Owners(s) {
-			if owner != before[vip] && before[vip] != lost {
+			if owner != before[vip] && before[vip] != lost && before[vip] != "" { // links count no more when nobody has one
 				t.Fatalf("%s was lost, %s moved from %q to %q", lost, vip, before[vip], owner)
 			}
 		}

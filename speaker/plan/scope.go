@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/speaker/election"
@@ -21,14 +22,18 @@ type scope struct {
 	Snapshot
 	scopeKey
 	advertisements []*config.Advertisement
-	weights        map[string]int  // of the nodes that are selected
-	elsewhere      map[string]bool // those of them that are on other segments
-	tiers          []tier          // the most preferred first
-	whole          []tier          // the same while all are able, see home
+	weights        map[string]int             // of the nodes that are selected
+	elsewhere      map[string]bool            // those of them that are on other segments
+	unplugged      map[string]bool            // those whose link to the segment is down
+	tiers          []tier                     // the most preferred first
+	keeps          bool                       // owners are kept
+	claimants      map[uint16]map[string]bool // if so: who claims a bucket
+	whole          []tier                     // the same while all are able, see home
 
 	// What interfaces returned last: Make asks for one node.
 	node     string
 	patterns []string
+	refresh  time.Duration          // for the same node
 	silences map[silenceKey]Silence // few differ: VIPs share their messages
 }
 
@@ -55,16 +60,9 @@ type tier struct {
 	*election.Electorate
 }
 
-// scopeOf returns the scope that the VIP belongs to: one of the pool that
-// contains it, or else of the one that leases it.
-func (v *view) scopeOf(addr netip.Addr) *scope {
-	var key scopeKey
-	if cfg := v.snapshot.Config; cfg != nil {
-		var listed bool
-		if key.pool, listed = cfg.PoolOf(addr); !listed {
-			key.pool, _ = cfg.PoolOn(v.lease(addr))
-		}
-	}
+// scopeOf returns the scope that the VIP of the pool belongs to.
+func (v *view) scopeOf(addr netip.Addr, pool *config.Pool) *scope {
+	key := scopeKey{pool: pool}
 	advertisements := v.advertisements(key.pool)
 	key.applied, key.segment = applied(advertisements, v.sharers[addr]), v.segments.smallest(addr)
 	if s := v.scopes[key]; s != nil {
@@ -86,7 +84,7 @@ func (v *view) advertisements(pool *config.Pool) []*config.Advertisement {
 	}
 	for i := range v.snapshot.Config.Advertisements {
 		a := &v.snapshot.Config.Advertisements[i]
-		if a.Layer2 != nil && (pool == nil || len(pool.Advertise) == 0 || slices.Contains(pool.Advertise, a.Name)) {
+		if a.Layer2 != nil && (pool == nil || pool.AdvertisedBy(a.Name)) {
 			all = append(all, a)
 		}
 	}
@@ -114,7 +112,7 @@ func applied(advertisements []*config.Advertisement, services []*Service) string
 // advertisements applies. What the election decided is taken over from the
 // scope before, if there is one.
 func newScope(s Snapshot, key scopeKey, advertisements []*config.Advertisement, before *scope) *scope {
-	sc := &scope{Snapshot: s, scopeKey: key, weights: map[string]int{}, elsewhere: map[string]bool{}, silences: map[silenceKey]Silence{}}
+	sc := &scope{Snapshot: s, scopeKey: key, weights: map[string]int{}, elsewhere: map[string]bool{}, unplugged: map[string]bool{}, silences: map[silenceKey]Silence{}}
 	for i, a := range advertisements {
 		if key.applied == "" || key.applied[i] != 0 {
 			sc.advertisements = append(sc.advertisements, a)
@@ -134,8 +132,10 @@ func newScope(s Snapshot, key scopeKey, advertisements []*config.Advertisement, 
 		if byWeight[weight] == nil {
 			byWeight[weight] = map[string]bool{}
 		}
-		n := s.Nodes[name]
-		byWeight[weight][name] = s.Speakers[name] && !n.Excluded && !n.NetworkUnavailable
+		byWeight[weight][name] = sc.sound(name) && !sc.unplugged[name]
+	}
+	if sc.keeps = slices.ContainsFunc(sc.advertisements, func(a *config.Advertisement) bool { return a.Layer2.KeepOwner }); sc.keeps {
+		sc.claimants = sc.readClaims()
 	}
 	for _, weight := range slices.Backward(slices.Sorted(maps.Keys(byWeight))) {
 		sc.tiers = append(sc.tiers, tier{weight, before.electorate(weight, byWeight[weight])})
@@ -143,39 +143,63 @@ func newScope(s Snapshot, key scopeKey, advertisements []*config.Advertisement, 
 	return sc
 }
 
-// locate finds the selected nodes that are on other segments. If no node is
-// known to be on the right one, every one is as good: a router may have the
-// subnet as directly connected. Nobody suffers for what is not known.
+// locate finds the selected nodes that are on other segments, and those whose
+// link is down. If no node is known to be on the right one, every one is as
+// good: a router may have the subnet as directly connected. Nor does a link
+// count that all have lost: they will have it back together. Nobody suffers for
+// what is not known.
 func (s *scope) locate() {
-	known := false
+	known, linked := false, false
 	for name := range s.weights {
-		switch n := s.Nodes[name]; {
-		case s.isOnSegment(n):
-			known = true
-		case n.Segments != nil:
-			s.elsewhere[name] = true
-		}
+		n := s.Nodes[name]
+		on, up := s.reaches(n)
+		known = known || on
+		s.unplugged[name] = on && !up
+		s.elsewhere[name] = !on && n.Segments != nil
+		linked = linked || s.sound(name) && !s.elsewhere[name] && !s.unplugged[name]
 	}
 	if !known {
 		clear(s.elsewhere)
 	}
+	if !linked {
+		clear(s.unplugged)
+	}
 }
 
-// isOnSegment reports whether the node announces on an interface whose subnet
-// contains the VIP, or need not.
-func (s *scope) isOnSegment(n Node) bool {
-	return slices.ContainsFunc(s.advertisements, func(a *config.Advertisement) bool {
-		return a.NodeSelector.Matches(n.Labels) && (a.Layer2.AnySegment || slices.ContainsFunc(n.Segments, func(g Segment) bool {
-			return s.segment.IsValid() && g.Subnet.Bits() <= s.segment.Bits() && g.Subnet.Contains(s.segment.Addr()) && g.answers(a.Layer2.Interfaces)
-		}))
-	})
+// sound reports whether the node may own whatever VIPs are on its segments.
+func (s *scope) sound(name string) bool {
+	n := s.Nodes[name]
+	return s.Speakers[name] && !n.Excluded && !n.NetworkUnavailable
+}
+
+// reaches reports whether the node announces on an interface whose subnet
+// contains the VIP, or need not, and whether one of those is up on which it does.
+func (s *scope) reaches(n Node) (on, up bool) {
+	down := false
+	for _, a := range s.advertisements {
+		if !a.Layer2.NodeSelector.Matches(n.Labels) {
+			continue
+		}
+		on = on || a.Layer2.AnySegment
+		for _, g := range n.Segments {
+			if g.answers(a.Layer2.Interfaces) && (a.Layer2.AnySegment || s.isOf(g)) {
+				on, up, down = true, up || !g.Down, down || g.Down
+			}
+		}
+	}
+	return on, up || !down
+}
+
+// isOf reports whether the VIPs are on the segment.
+func (s *scope) isOf(g Segment) bool {
+	return s.segment.IsValid() && g.Subnet.Bits() <= s.segment.Bits() && g.Subnet.Contains(s.segment.Addr())
 }
 
 // weigh returns how much the node is preferred, and whether some advertisement
 // selects it.
 func (s *scope) weigh(n Node) (weight int, selected bool) {
 	for _, a := range s.advertisements {
-		if a.NodeSelector.Matches(n.Labels) {
+		if a.Layer2.NodeSelector.Matches(n.Labels) {
 			weight, selected = weight+a.Layer2.Weight(n.Labels), true
 		}
 	}
@@ -195,18 +219,57 @@ func (s *scope) electorate(weight int, nodes map[string]bool) *election.Electora
 	return election.New(nodes)
 }
 
-// owner returns the owner of the VIP: of the most preferred nodes that there
-// are, as the election has it.
+// readClaims returns which nodes claim each bucket that is claimed.
+func (s *scope) readClaims() map[uint16]map[string]bool {
+	claimants := map[uint16]map[string]bool{}
+	for name := range s.weights {
+		claims := s.Nodes[name].Claims
+		if claims == (Claims{}) {
+			continue
+		}
+		for b := range 8 * uint16(len(claims)) {
+			if claims.has(b) {
+				if claimants[b] == nil {
+					claimants[b] = map[string]bool{}
+				}
+				claimants[b][name] = true
+			}
+		}
+	}
+	return claimants
+}
+
+// owner returns the owner of the VIP: who has it, if it is kept, and else who
+// is elected. Of several who say that they have it, the election's choice does:
+// they are news on their way, the end of a partition, or share a bucket.
 func (s *scope) owner(addr netip.Addr, v vip) string {
 	if !v.serving {
 		return ""
 	}
+	if s.keeps {
+		claimants := s.claimants[bucket(addr)]
+		if v.local != nil {
+			claimants = maps.Clone(claimants)
+			maps.DeleteFunc(claimants, func(name string, _ bool) bool { return !v.local[name] })
+		}
+		if len(claimants) > 0 {
+			if owner := s.elect(addr, claimants); owner != "" {
+				return owner
+			}
+		}
+	}
+	return s.elect(addr, v.local)
+}
+
+// elect returns the owner of the VIP: of the most preferred nodes that there
+// are, as the election has it. Nil: among all.
+func (s *scope) elect(addr netip.Addr, among map[string]bool) string {
 	for _, t := range s.tiers {
 		owner := ""
-		if v.local == nil {
+		if among == nil {
 			owner = t.Owner(addr)
 		} else {
-			owner = t.OwnerAmong(addr, v.local)
+			owner = t.OwnerAmong(addr, among)
 		}
 		if owner != "" {
 			return owner
@@ -230,26 +293,31 @@ func (s *scope) home(node string, addr netip.Addr, v vip) bool {
 		}
 	}
 	whole := *s
-	whole.tiers = s.whole
+	whole.tiers, whole.keeps = s.whole, false
 	return whole.owner(addr, v) == node
 }
 
 // interfaces returns the union of the patterns of the advertisements that
-// select the node, empty when one of them names none.
+// select the node, empty when one of them names none. It finds the shortest of
+// their refresh intervals, too.
 func (s *scope) interfaces(node string) []string {
 	if s.node == node {
 		return s.patterns
 	}
-	s.node, s.patterns = node, nil
+	s.node, s.patterns, s.refresh = node, nil, 0
+	every := false
 	for _, a := range s.advertisements {
-		if !a.NodeSelector.Matches(s.Nodes[node].Labels) {
+		if !a.Layer2.NodeSelector.Matches(s.Nodes[node].Labels) {
 			continue
 		}
-		if len(a.Layer2.Interfaces) == 0 {
-			s.patterns = nil
-			break
-		}
+		every = every || len(a.Layer2.Interfaces) == 0
 		s.patterns = append(s.patterns, a.Layer2.Interfaces...)
+		if r := a.Layer2.Refresh; r > 0 && (s.refresh == 0 || r < s.refresh) {
+			s.refresh = r
+		}
+	}
+	if every {
+		s.patterns = nil
 	}
 	slices.Sort(s.patterns)
 	s.patterns = slices.Compact(s.patterns)
@@ -289,6 +357,8 @@ func (s *scope) reason(node, owner string, v vip) Reason {
 		return NodeExcluded
 	case n.NetworkUnavailable:
 		return NetworkUnavailable
+	case s.unplugged[node]:
+		return LinkDown
 	case v.local != nil && !v.local[node]:
 		return NoLocalEndpoint
 	case !s.Speakers[node]:
@@ -300,7 +370,7 @@ func (s *scope) reason(node, owner string, v vip) Reason {
 }
 
 var messages = map[Reason]string{
-	NoAdvertisement:    "no layer-2 advertisement applies to its pool",
+	NoAdvertisement:    "no advertisement applies to its pool",
 	ServiceNotSelected: "no serviceSelector of the advertisements selects its Service",
 	NoServingEndpoint:  "no endpoint takes traffic",
 	NoLocalEndpoint:    "externalTrafficPolicy is Local and no endpoint on this node takes traffic",
@@ -308,8 +378,11 @@ var messages = map[Reason]string{
 	NotOnSegment:       "the advertisements announce on no interface of this node that is on its subnet",
 	NodeExcluded:       "the node has the label node.kubernetes.io/exclude-from-external-load-balancers, or the taint node.kubernetes.io/out-of-service or ToBeDeletedByClusterAutoscaler",
 	NetworkUnavailable: "the node's condition NetworkUnavailable is set",
+	LinkDown:           "the node's interfaces on its subnet are down",
 	SpeakerNotReady:    "the node's speaker is not ready",
 	NodeUnknown:        "the API server has no such node",
+	NoPeer:             "no BGP peer of the advertisements selects this node",
+	NoSession:          "this node has no session with the BGP peers of the advertisements",
 }
 
 func (s *scope) message(r Reason, node, owner string) string {
@@ -320,7 +393,7 @@ func (s *scope) message(r Reason, node, owner string) string {
 	case r == NotOnSegment && s.segment.IsValid():
 		text = fmt.Sprintf("the advertisements announce on no interface of this node that is on %s", s.segment)
 	case r == NoAdvertisement && s.pool != nil:
-		text = fmt.Sprintf("no layer-2 advertisement applies to pool %q", s.pool.Name)
+		text = fmt.Sprintf("no advertisement applies to pool %q", s.pool.Name)
 	case r == ServiceNotSelected && s.pool != nil:
 		text = fmt.Sprintf("no serviceSelector of the advertisements for pool %q selects its Service", s.pool.Name)
 	}
@@ -332,7 +405,7 @@ func (s *scope) message(r Reason, node, owner string) string {
 	case r == NoAdvertisement, r == ServiceNotSelected, r == NoServingEndpoint:
 		return text
 	case owner == "":
-		return text + "; nobody announces it"
+		return text + "; nobody owns it"
 	}
-	return fmt.Sprintf("%s; node %s announces it", text, owner)
+	return fmt.Sprintf("%s; node %s owns it", text, owner)
 }

@@ -11,6 +11,9 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/lodestone-lb/lodestone/test/e2e/lan"
 	"github.com/lodestone-lb/lodestone/test/e2e/netns"
@@ -19,10 +22,18 @@ import (
 // namespace returns a host's network namespace. Hosts go by either name.
 func (c *Cluster) namespace(host string) string { return "ls-" + strings.TrimPrefix(host, "ls-") }
 
-// HostNames lists the machines: the control plane, the client and the nodes.
-func (c *Cluster) HostNames() []string { return append([]string{ControlPlane, Client}, c.nodes...) }
+// HostNames lists the machines: the control plane, the client, the nodes, the
+// routers and who is behind them.
+func (c *Cluster) HostNames() []string {
+	var names []string
+	for _, host := range c.hosts() {
+		names = append(names, host.Name)
+	}
+	return names
+}
 
-// Addresses returns a host's LAN addresses, IPv4 first.
+// Addresses returns a host's addresses, IPv4 first: those on the LAN if it is
+// there.
 func (c *Cluster) Addresses(host string) []netip.Addr { return c.ips(strings.TrimPrefix(host, "ls-")) }
 
 // InNamespace runs fn inside the network of a host. Goroutines that fn starts
@@ -96,4 +107,28 @@ func (c *Cluster) neighbor(host string, address netip.Addr) (net.HardwareAddr, e
 		}
 	}
 	return nil, fmt.Errorf("%s has no hardware address for it", host)
+}
+
+// Kubeconfig is the administrator's kubeconfig; it works inside ls-cp.
+func (c *Cluster) Kubeconfig() string { return c.path("kubeconfig") }
+
+// RESTConfig is the administrator's configuration for client-go. It works in
+// every namespace: its connections are made inside ls-cp.
+func (c *Cluster) RESTConfig() (*rest.Config, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig())
+	if err != nil {
+		return nil, fmt.Errorf("read kubeconfig of the lab: %w", err)
+	}
+	config.Dial = netns.Dialer(c.namespace(ControlPlane))
+	config.QPS = -1 // no limit: what is measured is not the client
+	return config, nil
+}
+
+// Clientset is the administrator's client.
+func (c *Cluster) Clientset() (*kubernetes.Clientset, error) {
+	config, err := c.RESTConfig()
+	if err != nil {
+		return nil, err
+	}
+	return kubernetes.NewForConfig(config)
 }

@@ -45,6 +45,8 @@ func (c *Cluster) values() map[string]any {
 		"image": map[string]any{"registry": registry, "tag": "dev", "pullPolicy": "Never"},
 		// Replicas never share a node.
 		"controller": map[string]any{"replicas": min(2, len(c.nodes))},
+		// What stories of BGP need.
+		"speaker": map[string]any{"bgp": map[string]any{"passwordSecrets": []string{"tor"}, "realTimeBFD": true}},
 		"config": map[string]any{
 			"pools": []any{map[string]any{"name": "lan", "addresses": c.vips()}},
 		},

@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -31,12 +32,21 @@ const (
 	IPTables = "iptables"
 )
 
+// Routers of the lab: what speaks BGP and BFD on them.
+const (
+	RouterNone = "none"
+	RouterFRR  = "frr"
+	RouterBIRD = "bird"
+	RouterBoth = "both" // FRR on Router, BIRD on Router2
+)
+
 // Options says what lab to bring up. The zero value is three nodes, IPv4,
-// kube-proxy in nftables mode, with Lodestone installed.
+// kube-proxy in nftables mode, no router, with Lodestone installed.
 type Options struct {
 	Nodes       int    `json:"nodes"`
 	ProxyMode   string `json:"proxyMode"`
 	DualStack   bool   `json:"dualStack"`
+	Router      string `json:"router"`
 	NoLodestone bool   `json:"noLodestone"`
 
 	// Root is the repository's root; empty means to look for it from the
@@ -58,6 +68,12 @@ func (o *Options) complete() error {
 	}
 	if o.ProxyMode != NFTables && o.ProxyMode != IPTables {
 		return fmt.Errorf("kube-proxy mode %q: want %s or %s", o.ProxyMode, NFTables, IPTables)
+	}
+	if o.Router == "" {
+		o.Router = RouterNone
+	}
+	if routers := []string{RouterNone, RouterFRR, RouterBIRD, RouterBoth}; !slices.Contains(routers, o.Router) {
+		return fmt.Errorf("router %q: want one of %s", o.Router, strings.Join(routers, ", "))
 	}
 	if o.Progress == nil {
 		o.Progress = func(string, ...any) {}
@@ -199,6 +215,9 @@ func (c *Cluster) up(ctx context.Context) error {
 	for _, node := range c.nodes {
 		group.Go(func() error { return c.startNode(groupCtx, node, programs, controlPlane) })
 	}
+	for _, r := range c.routers {
+		group.Go(func() error { return c.startRouter(groupCtx, r) })
+	}
 	if err := group.Wait(); err != nil {
 		return fmt.Errorf("bring up the cluster: %w", err)
 	}
@@ -274,7 +293,7 @@ func destroy(ctx context.Context, dir string) error {
 	if err := lan.Destroy(); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(dir); err != nil {
+	if err := errors.Join(os.RemoveAll(dir), os.RemoveAll(routerDir)); err != nil {
 		return fmt.Errorf("remove state of the lab: %w", err)
 	}
 	return nil

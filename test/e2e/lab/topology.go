@@ -13,6 +13,12 @@ import (
 const (
 	ControlPlane = "cp"
 	Client       = "client"
+	// Router is on the LAN, and Remote is a client behind it. With RouterBoth
+	// there is a second of each.
+	Router  = "router"
+	Remote  = "remote"
+	Router2 = "router2"
+	Remote2 = "remote2"
 )
 
 // family is the addressing plan of one IP family.
@@ -21,7 +27,8 @@ type family struct {
 	pods     netip.Prefix // one subnet of podBits for each node
 	podBits  int
 	services netip.Prefix
-	vips     string // the pool of the lab's Lodestone
+	vips     string       // the pool of the lab's Lodestone
+	remote   netip.Prefix // the networks behind routers, one subnet of the LAN's size for each
 }
 
 // The benchmarking and documentation ranges: nothing real can have them.
@@ -32,6 +39,7 @@ var (
 		podBits:  24,
 		services: netip.MustParsePrefix("10.96.0.0/16"),
 		vips:     "198.18.0.200-198.18.0.250",
+		remote:   netip.MustParsePrefix("198.18.8.0/22"),
 	}
 	ipv6 = family{
 		lan:      netip.MustParsePrefix("2001:db8:0:1::/64"),
@@ -39,8 +47,19 @@ var (
 		podBits:  64,
 		services: netip.MustParsePrefix("2001:db8:96::/112"),
 		vips:     "2001:db8:0:1::200-2001:db8:0:1::250",
+		remote:   netip.MustParsePrefix("2001:db8:0:8::/62"),
 	}
 )
+
+// behind returns the address of host number in the network behind the router
+// with that index.
+func (f family) behind(index, number int) netip.Prefix {
+	raw := f.remote.Addr().AsSlice()
+	raw[f.lan.Bits()/8-1] += byte(index)
+	raw[len(raw)-1] = byte(number)
+	address, _ := netip.AddrFromSlice(raw)
+	return netip.PrefixFrom(address, f.lan.Bits())
+}
 
 // host returns the address of the host with that number on the LAN. IPv6
 // addresses show the number in decimal, as IPv4 ones do: n1 is .11 and ::11.
@@ -62,6 +81,13 @@ func (f family) node(number int) netip.Prefix {
 type topology struct {
 	families []family
 	nodes    []string
+	routers  []router
+}
+
+// router is a router on the LAN with a client behind it.
+type router struct {
+	name, remote string
+	daemon       string // RouterFRR or RouterBIRD
 }
 
 func newTopology(o Options) topology {
@@ -71,6 +97,12 @@ func newTopology(o Options) topology {
 	}
 	for i := range o.Nodes {
 		t.nodes = append(t.nodes, fmt.Sprintf("n%d", i+1))
+	}
+	switch o.Router {
+	case RouterFRR, RouterBIRD:
+		t.routers = []router{{Router, Remote, o.Router}}
+	case RouterBoth:
+		t.routers = []router{{Router, Remote, RouterFRR}, {Router2, Remote2, RouterBIRD}}
 	}
 	return t
 }
@@ -82,12 +114,21 @@ func (t topology) number(host string) int {
 		return 1
 	case Client:
 		return 100
+	case Router:
+		return 254
+	case Router2:
+		return 253
 	default:
 		return 11 + slices.Index(t.nodes, host)
 	}
 }
 
 func (t topology) addresses(host string) []netip.Prefix {
+	for i, r := range t.routers {
+		if host == r.remote {
+			return t.each(func(f family) netip.Prefix { return f.behind(i, 2) })
+		}
+	}
 	return t.each(func(f family) netip.Prefix { return f.host(t.number(host)) })
 }
 
@@ -138,6 +179,14 @@ func (t topology) hosts() []lan.Host {
 	for _, node := range t.nodes {
 		hosts = append(hosts, t.nodeHost(node))
 	}
+	for i, r := range t.routers {
+		gateway := t.each(func(f family) netip.Prefix { return f.behind(i, 1) })
+		remote := lan.Host{Name: r.remote, Addresses: t.addresses(r.remote), Behind: r.name, Gateway: gateway}
+		for _, g := range gateway {
+			remote.Routes = append(remote.Routes, lan.Route{To: defaultRoute(g.Addr()), Via: g.Addr()})
+		}
+		hosts = append(hosts, lan.Host{Name: r.name, Addresses: t.addresses(r.name), Forward: true}, remote)
+	}
 	return hosts
 }
 
@@ -147,6 +196,11 @@ func (t topology) nodeHost(node string) lan.Host {
 	routes := t.podRoutes(node)
 	for _, gateway := range t.ips(ControlPlane) {
 		routes = append(routes, lan.Route{To: defaultRoute(gateway), Via: gateway})
+	}
+	for _, r := range t.routers {
+		for i, network := range t.addresses(r.remote) {
+			routes = append(routes, lan.Route{To: network.Masked(), Via: t.ips(r.name)[i]})
+		}
 	}
 	return lan.Host{Name: node, Addresses: t.addresses(node), Routes: routes, Forward: true}
 }

@@ -51,6 +51,34 @@ func TestNodesReachPodsAndEverythingElse(t *testing.T) {
 	}
 }
 
+func TestClientsBehindRouters(t *testing.T) {
+	top := newTopology(Options{Nodes: 1, DualStack: true, Router: RouterBoth})
+	for got, want := range map[string]string{
+		join(top.addresses(Router)):  "198.18.0.254/24,2001:db8:0:1::254/64",
+		join(top.addresses(Remote)):  "198.18.8.2/24,2001:db8:0:8::2/64",
+		join(top.addresses(Remote2)): "198.18.9.2/24,2001:db8:0:9::2/64",
+	} {
+		if got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	}
+	hosts := top.hosts()
+	node, remote := hosts[slices.IndexFunc(hosts, isHost("n1"))], hosts[slices.IndexFunc(hosts, isHost(Remote2))]
+	var routes []string
+	for _, route := range append(node.Routes, remote.Routes...) {
+		routes = append(routes, route.To.String()+" via "+route.Via.String())
+	}
+	want := []string{
+		"0.0.0.0/0 via 198.18.0.1", "::/0 via 2001:db8:0:1::1",
+		"198.18.8.0/24 via 198.18.0.254", "2001:db8:0:8::/64 via 2001:db8:0:1::254",
+		"198.18.9.0/24 via 198.18.0.253", "2001:db8:0:9::/64 via 2001:db8:0:1::253",
+		"0.0.0.0/0 via 198.18.9.1", "::/0 via 2001:db8:0:9::1",
+	}
+	if !slices.Equal(routes, want) {
+		t.Errorf("routes = %v, want %v", routes, want)
+	}
+}
+
 func isHost(name string) func(lan.Host) bool {
 	return func(h lan.Host) bool { return h.Name == name }
 }

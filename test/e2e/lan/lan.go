@@ -26,12 +26,18 @@ const (
 	bridge = "br0"
 )
 
-// Host is one machine on the wire: a network namespace with one interface.
+// Host is one machine: a network namespace with one interface, and one more
+// for each host behind it.
 type Host struct {
 	Name      string
 	Addresses []netip.Prefix
 	Routes    []Route
 	Forward   bool // a router between its interfaces, as every node is
+	// Behind is the host at the other end of the cable, which was built before.
+	// Empty: the cable leads to the bridge.
+	Behind string
+	// Gateway are the addresses of that end.
+	Gateway []netip.Prefix
 }
 
 // Route is one static route of a host.
@@ -56,7 +62,7 @@ func (h Host) MAC() net.HardwareAddr {
 
 // ours are the namespaces that Build makes, and no others: tests of other
 // packages have namespaces too.
-var ours = regexp.MustCompile(`^ls-(lan|cp|client|router|n[0-9]+)$`)
+var ours = regexp.MustCompile(`^ls-(lan|cp|client|(router|remote)2?|n[0-9]+)$`)
 
 // Destroy removes every namespace that Build may have made.
 func Destroy() error {
@@ -144,12 +150,19 @@ func hostSettings(host Host) map[string]string {
 	if host.Forward {
 		settings["net/ipv4/ip_forward"] = "1"
 		settings["net/ipv6/conf/all/forwarding"] = "1"
+		// Of several ways to an address, a connection takes one.
+		settings["net/ipv4/fib_multipath_hash_policy"] = "1"
+		settings["net/ipv6/fib_multipath_hash_policy"] = "1"
 	}
 	return settings
 }
 
-// connect lays the cable: a veth pair from the host's interface to its port.
+// connect lays the cable: a veth pair from the host's interface to its port on
+// the bridge, or to the host that it is behind.
 func connect(host Host) error {
+	if host.Behind != "" {
+		return lay(host, Host{Name: host.Behind}.Namespace(), linkAttrs("to-"+host.Name))
+	}
 	handle, err := netns.Netlink(Namespace)
 	if err != nil {
 		return err
@@ -159,13 +172,23 @@ func connect(host Host) error {
 	if err != nil {
 		return err
 	}
+	attrs := linkAttrs(host.port())
+	attrs.MasterIndex = master.Attrs().Index
+	return lay(host, Namespace, attrs)
+}
+
+// lay lays the cable to a new interface in a namespace.
+func lay(host Host, namespace string, attrs netlink.LinkAttrs) error {
+	handle, err := netns.Netlink(namespace)
+	if err != nil {
+		return err
+	}
+	defer handle.Close()
 	target, err := os.Open(netns.Path(host.Namespace()))
 	if err != nil {
 		return err
 	}
 	defer target.Close()
-	attrs := linkAttrs(host.port())
-	attrs.MasterIndex = master.Attrs().Index
 	veth := &netlink.Veth{
 		LinkAttrs:        attrs,
 		PeerName:         Interface,
@@ -175,26 +198,30 @@ func connect(host Host) error {
 	if err := handle.LinkAdd(veth); err != nil {
 		return err
 	}
-	return handle.LinkSetUp(veth)
+	return bring(handle, veth, host.Gateway)
+}
+
+// bring brings a link up, with these addresses.
+func bring(handle *netlink.Handle, link netlink.Link, addresses []netip.Prefix) error {
+	if err := handle.LinkSetUp(link); err != nil {
+		return err
+	}
+	for _, address := range addresses {
+		if err := handle.AddrAdd(link, &netlink.Addr{IPNet: ipNet(address), Flags: unix.IFA_F_NODAD}); err != nil {
+			return fmt.Errorf("add address %s: %w", address, err)
+		}
+	}
+	return nil
 }
 
 func configure(handle *netlink.Handle, host Host) error {
-	for _, name := range []string{"lo", Interface} {
+	for name, addresses := range map[string][]netip.Prefix{"lo": nil, Interface: host.Addresses} {
 		link, err := handle.LinkByName(name)
 		if err != nil {
 			return err
 		}
-		if err := handle.LinkSetUp(link); err != nil {
+		if err := bring(handle, link, addresses); err != nil {
 			return err
-		}
-	}
-	link, err := handle.LinkByName(Interface)
-	if err != nil {
-		return err
-	}
-	for _, address := range host.Addresses {
-		if err := handle.AddrAdd(link, &netlink.Addr{IPNet: ipNet(address), Flags: unix.IFA_F_NODAD}); err != nil {
-			return fmt.Errorf("add address %s: %w", address, err)
 		}
 	}
 	for _, route := range host.Routes {

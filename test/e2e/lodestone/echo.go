@@ -68,14 +68,18 @@ func (i *Installation) KeepEchoFromOwner(ctx context.Context, namespace string, 
 // from each node, every one of many flows is answered.
 func (i *Installation) Steady(ctx context.Context, target netip.AddrPort) error {
 	for _, node := range i.Lab.Nodes() {
-		err := Wait(ctx, "all flows from "+node+" to "+target.String()+" are answered", func() error {
-			return i.answersAll(ctx, "ls-"+node, target)
-		})
-		if err != nil {
+		if err := i.SteadyFrom(ctx, node, target); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// SteadyFrom waits until every one of many flows from the host is answered.
+func (i *Installation) SteadyFrom(ctx context.Context, host string, target netip.AddrPort) error {
+	return Wait(ctx, "all flows from "+host+" to "+target.String()+" are answered", func() error {
+		return i.answersAll(ctx, "ls-"+host, target)
+	})
 }
 
 func (i *Installation) answersAll(ctx context.Context, from string, target netip.AddrPort) error {

@@ -43,6 +43,7 @@ const (
 const (
 	controlPlane = "ls-cp"
 	client       = "ls-client"
+	remote       = "ls-remote"
 )
 
 // Installation is the Lodestone in a lab.

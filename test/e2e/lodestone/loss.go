@@ -2,10 +2,14 @@ package lodestone
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/lodestone-lb/lodestone/test/e2e/lan"
 	"github.com/lodestone-lb/lodestone/test/e2e/probe"
@@ -59,4 +63,72 @@ func (i *Installation) cut(ctx context.Context, asking *probe.Probe, loss *Loss,
 	}
 	loss.New, err = i.Owner(ctx, vip)
 	return err
+}
+
+// During asks each address by UDP every 5 ms, as the options say, from before
+// until after do does what it does, and returns what was seen of each.
+func During(ctx context.Context, options probe.Options, targets []netip.AddrPort, do func() error) (map[netip.AddrPort]probe.Record, error) {
+	const steady = 100 // answers, half a second's
+	probes, records := map[netip.AddrPort]*probe.Probe{}, map[netip.AddrPort]probe.Record{}
+	var failed error
+	for _, target := range targets {
+		options.Target = target
+		probes[target] = probe.UDP(ctx, options)
+		failed = errors.Join(failed, probes[target].WaitAnswers(ctx, steady))
+	}
+	if failed == nil {
+		failed = do()
+	}
+	for target, p := range probes {
+		if failed == nil {
+			failed = p.WaitAnswers(ctx, steady)
+		}
+		record, err := p.Finish()
+		records[target], failed = record, errors.Join(failed, err)
+	}
+	return records, failed
+}
+
+// FromClient asks from the nodes' segment, in one flow for each address;
+// FromRemote from behind the router, in a new flow each time: the router spreads
+// them over the nodes.
+var (
+	FromClient = probe.Options{Namespace: client}
+	FromRemote = probe.Options{Namespace: remote, NewFlows: true}
+)
+
+// Moved waits until the node owns the VIP, or until another one does.
+func (i *Installation) Moved(ctx context.Context, vip, node string, here bool) error {
+	return Wait(ctx, fmt.Sprintf("%s owns %s: %v", node, vip, here), func() error {
+		owner, err := i.Owner(ctx, vip)
+		if err == nil && (owner == node) != here {
+			err = fmt.Errorf("%s owns it", owner)
+		}
+		return err
+	})
+}
+
+// Label gives the node the label; without a value, it takes it away.
+func (i *Installation) Label(ctx context.Context, node, key, value string) error {
+	labels := map[string]any{key: value}
+	if value == "" {
+		labels[key] = nil
+	}
+	return i.patchNode(ctx, node, map[string]any{"metadata": map[string]any{"labels": labels}})
+}
+
+// Cordon keeps new pods off the node, or lets them come again.
+func (i *Installation) Cordon(ctx context.Context, node string, cordoned bool) error {
+	return i.patchNode(ctx, node, map[string]any{"spec": map[string]any{"unschedulable": cordoned}})
+}
+
+func (i *Installation) patchNode(ctx context.Context, node string, patch any) error {
+	raw, err := json.Marshal(patch)
+	if err != nil {
+		return err
+	}
+	if _, err := i.Kube.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, raw, metav1.PatchOptions{}); err != nil {
+		return fmt.Errorf("change node %s: %w", node, err)
+	}
+	return nil
 }

@@ -1,6 +1,8 @@
 package scenarios
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -9,7 +11,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/lodestone-lb/lodestone/test/e2e/lab"
 	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
@@ -52,26 +53,86 @@ func TestPartitionHasAnOwnerOnEachSideAndOneAfterwards(t *testing.T) {
 	s.always(3*time.Second, "one answers", func() error { return s.OneAnswerer(s.ctx, vip) })
 }
 
-// Scenario 66: a foreign host has the address that a Service is given.
-func TestAddressOfAForeignHostIsNotAnnounced(t *testing.T) {
+// The addresses that the client takes are in no other scenario's pool: the
+// controller hands them out to nobody for a day.
+
+// Scenario 66: a foreign host has the address that a Service is given. The
+// Service moves on before anything was announced.
+func TestServiceIsGivenAnotherAddressThanThatOfAForeignHost(t *testing.T) {
 	s := begin(t)
-	const taken = "198.18.0.233"
-	s.onClient("ip", "address", "add", taken+"/32", "dev", "eth0")
-	s.Cleanup(func() { s.onClient("ip", "address", "delete", taken+"/32", "dev", "eth0") })
-	s.config(onePool("taken", taken))
+	const taken, free = "198.18.0.251", "198.18.0.252"
+	mac := s.clientTakes(taken)
+	s.config(onePool("taken", taken+"-"+free))
 	s.echo(2)
 	s.service("web")
+	s.holds("web", free)
+	require.Contains(t, s.event(s.namespace, "Service", "web", "AddressConflict"), mac)
+	require.NoError(t, s.LeaderMetricBecomes(s.ctx, "lodestone_pool_addresses", lodestone.Labels{"pool": "taken", "state": "conflicted"}, 1))
+	s.eventually("the Service answers", func() error { return s.reachTCP(free) })
+	s.service("next")
+	require.Contains(t, s.refused("next", "PoolExhausted"), "1 in use by other hosts")
+}
+
+// Scenario 66, with a Service that wants no other address: it is told, and
+// served when the host is gone.
+func TestServiceThatWaitsForTheAddressOfAForeignHost(t *testing.T) {
+	s := begin(t)
+	const taken = "198.18.0.199"
+	mac := s.clientTakes(taken)
+	s.config(onePool("taken", taken))
+	s.echo(2)
+	s.service("web", annotated(addrAnnotation, taken))
 	s.holds("web", taken)
-	s.eventually("a speaker reports the conflict", func() error {
-		leases, err := s.Kube.CoordinationV1().Leases(lodestone.Namespace).List(s.ctx, metav1.ListOptions{})
-		if err != nil {
-			return err
+	require.Contains(t, s.refused("web", "AddressConflict"), mac)
+	out, code, err := s.CLI(s.ctx, "", "explain", "service", s.namespace+"/web")
+	require.NoError(t, err)
+	require.Equal(t, 2, code, out)
+	require.Contains(t, out, mac)
+
+	s.onClient("ip", "address", "delete", taken+"/32", "dev", "eth0")
+	s.eventually("the address is announced, and the Service says so", func() error {
+		if text := conditionText(s.get("web")); !strings.HasPrefix(text, "True Allocated") {
+			return errors.New(text)
 		}
-		for _, l := range leases.Items {
-			if text := l.Annotations["lodestone.io/conflicts"]; strings.Contains(text, taken) && strings.Contains(text, "withheld") {
-				return nil
-			}
-		}
-		return fmt.Errorf("no Lease tells")
+		return s.OneAnswerer(s.ctx, taken)
 	})
+	require.NoError(t, s.reachTCP(taken))
+}
+
+// Scenario 67: a foreign host takes a VIP later. It moves nothing.
+func TestForeignHostTakesAVIPLater(t *testing.T) {
+	s := begin(t)
+	s.config(onePool("later", "198.18.0.251-198.18.0.252"))
+	s.echo(2)
+	s.service("web", annotated(addrAnnotation, "198.18.0.252"))
+	s.holds("web", "198.18.0.252")
+	s.eventually("the Service answers", func() error { return s.reachTCP("198.18.0.252") })
+	s.clientTakes("198.18.0.252")
+	// Without an answer, of which there is none, arping ends with status 1.
+	_ = s.Lab.Command(s.ctx, lab.Client, "arping", "-c", "3", "-i", "eth0", "-S", "198.18.0.252", "-P", "-U", "198.18.0.252").Run()
+	s.eventually("the Service tells of the conflict", func() error {
+		if text := conditionText(s.get("web")); !strings.HasPrefix(text, "True AddressConflict") {
+			return errors.New(text)
+		}
+		return nil
+	})
+	s.always(3*time.Second, "the Service keeps its address", func() error {
+		if got := addresses(s.get("web")); !slices.Equal(got, []string{"198.18.0.252"}) {
+			return fmt.Errorf("it has %q", got)
+		}
+		return nil
+	})
+}
+
+// clientTakes makes the client a host with the address, and returns its
+// hardware address.
+func (s *story) clientTakes(address string) (mac string) {
+	s.Helper()
+	s.onClient("ip", "address", "add", address+"/32", "dev", "eth0")
+	s.Cleanup(func() {
+		_ = s.Lab.Command(context.WithoutCancel(s.ctx), lab.Client, "ip", "address", "delete", address+"/32", "dev", "eth0").Run() // a story may have done so
+	})
+	link := strings.Fields(s.onClient("ip", "-brief", "link", "show", "eth0")) // /sys is the machine's
+	require.GreaterOrEqual(s, len(link), 3, "%q", link)
+	return link[2]
 }

@@ -39,7 +39,7 @@ func runStories(m *testing.M) (int, error) {
 	cluster, err := lab.Open("")
 	if err != nil || !keep {
 		start := time.Now()
-		cluster, err = lab.Up(ctx, lab.Options{DualStack: true, Progress: func(format string, args ...any) {
+		cluster, err = lab.Up(ctx, lab.Options{DualStack: true, Router: lab.RouterBoth, Progress: func(format string, args ...any) {
 			fmt.Printf("lab: %5.1fs %s\n", time.Since(start).Seconds(), fmt.Sprintf(format, args...))
 		}})
 	}
@@ -178,18 +178,7 @@ func (s *story) noAddressTwice() {
 // label sets a label of a node, or removes it if the value is empty.
 func (s *story) label(node, key, value string) {
 	s.Helper()
-	s.eventually("the node takes a label", func() error {
-		n, err := s.Kube.CoreV1().Nodes().Get(s.ctx, node, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		delete(n.Labels, key)
-		if value != "" {
-			n.Labels[key] = value
-		}
-		_, err = s.Kube.CoreV1().Nodes().Update(s.ctx, n, metav1.UpdateOptions{})
-		return err
-	})
+	require.NoError(s, s.Label(s.ctx, node, key, value))
 }
 
 // resourceAttributes splits "services/status" and "leases.coordination.k8s.io".

@@ -3,6 +3,7 @@ package scenarios
 import (
 	"context"
 	"fmt"
+	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -124,7 +125,7 @@ func TestLeaderThatSleepsThroughItsLeaseGivesNoAddressTwice(t *testing.T) {
 }
 
 // The API server refuses or forgets every third request of the controller
-// while Services come and go.
+// while Services come and go: for half a minute, or as long as LODESTONE_SOAK says.
 func TestControllerConvergesThroughAFaultyAPIServer(t *testing.T) {
 	s := begin(t)
 	s.config("\nquarantine: 1s\npools:\n  - {name: narrow, addresses: [198.18.0.200-198.18.0.219]}\n")
@@ -134,7 +135,12 @@ func TestControllerConvergesThroughAFaultyAPIServer(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, api.Close()) })
 	stop := s.runController("--kubeconfig=" + api.Kubeconfig)
 	seen := s.watchAddresses()
-	const services, faulty = 15, time.Minute
+	const services = 15
+	faulty := 30 * time.Second
+	if soak := os.Getenv("LODESTONE_SOAK"); soak != "" {
+		faulty, err = time.ParseDuration(soak)
+		require.NoError(t, err)
+	}
 	name := func(i int) string { return fmt.Sprintf("web-%d", i%services) }
 	for i := range services {
 		s.service(name(i))

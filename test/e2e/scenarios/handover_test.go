@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -149,17 +150,19 @@ func TestNodeWhoseLinkIsBackIsNoSecondOwner(t *testing.T) {
 // is lost while move happens.
 func (s *story) losesNothing(vips []string, move func()) {
 	s.Helper()
-	probes := map[string]*probe.Probe{}
+	s.losesNothingFrom(lodestone.FromClient, vips, move)
+}
+
+func (s *story) losesNothingFrom(where probe.Options, vips []string, move func()) {
+	s.Helper()
+	var targets []netip.AddrPort
 	for _, vip := range vips {
-		probes[vip] = probe.UDP(s.ctx, probe.Options{Namespace: "ls-client", Target: target(vip)})
-		require.NoError(s, probes[vip].WaitAnswers(s.ctx, 100))
+		targets = append(targets, target(vip))
 	}
-	move()
-	for vip, p := range probes {
-		require.NoError(s, p.WaitAnswers(s.ctx, 100))
-		record, err := p.Finish()
-		require.NoError(s, err)
-		assert.Zero(s, record.Lost(), "of %d datagrams to %s: %s", record.Sent, vip, record.Outage())
+	records, err := lodestone.During(s.ctx, where, targets, func() error { move(); return nil })
+	require.NoError(s, err)
+	for at, record := range records {
+		assert.Zero(s, record.Lost(), "of %d datagrams to %s: %s", record.Sent, at, record.Outage())
 	}
 }
 

@@ -2,11 +2,13 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 
 	"github.com/spf13/cobra"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/lodestone-lb/lodestone/pkg/buildinfo"
 	"github.com/lodestone-lb/lodestone/pkg/config"
@@ -20,17 +22,23 @@ const (
 	ExitFailed  = 3 // wrong usage, unreadable file, unreachable cluster
 )
 
-// errFound ends a command that has said what it found.
-var errFound = errors.New("found")
+// errFound ends a command that has said what it found, errInvalid one that has
+// said what is wrong with the configuration.
+var errFound, errInvalid = errors.New("found"), errors.New("invalid")
 
-// Streams are where the command reads and writes.
+// Streams are where the command reads, writes and asks.
 type Streams struct {
 	In       io.Reader
 	Out, Err io.Writer
+	// Terminal says that people watch Out, Color that they want colours there.
+	Terminal, Color bool
+	// Connect returns a client of the cluster, and the namespace of what the
+	// command is about. Nil: the kubeconfig says.
+	Connect func() (kubernetes.Interface, string, error)
 }
 
 // root returns the command with all that it can do.
-func root() *cobra.Command {
+func root(s Streams) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "lodestone",
 		Short:         "See what the Lodestone load balancer does, and why",
@@ -41,17 +49,18 @@ func root() *cobra.Command {
 		},
 		Args: cobra.NoArgs,
 	}
-	root.AddCommand(validate(), plan(), explain(), version())
+	root.AddCommand(statusCommand(s), bgp(s), validate(), plan(s), explain(s), simulate(s), version())
 	return root
 }
 
 // Run runs the command and returns what to exit with.
 func Run(args []string, s Streams) int {
-	root := root()
+	root := root(s)
 	root.SetArgs(args)
 	root.SetIn(s.In)
 	root.SetOut(s.Out)
 	root.SetErr(s.Err)
+	root.SetContext(context.Background())
 
 	err := root.Execute()
 	var invalid config.Errors
@@ -60,8 +69,10 @@ func Run(args []string, s Streams) int {
 		return ExitOK
 	case errors.Is(err, errFound):
 		return ExitFound
+	case errors.Is(err, errInvalid):
+		return ExitInvalid
 	case errors.As(err, &invalid):
-		fmt.Fprintln(s.Err, invalid)
+		fmt.Fprintln(s.Err, err) // names the file, or the ConfigMap
 		return ExitInvalid
 	default:
 		fmt.Fprintln(s.Err, "lodestone:", err)

@@ -2,23 +2,16 @@ package cli
 
 import (
 	"context"
-	"fmt"
-	"log/slog"
 	"time"
 
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/cluster"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
-	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
-	"github.com/lodestone-lb/lodestone/pkg/released"
-	"github.com/lodestone-lb/lodestone/pkg/servicelb"
 	"github.com/lodestone-lb/lodestone/pkg/simulation"
 )
 
@@ -27,24 +20,28 @@ const timeout = time.Minute
 
 // target says which cluster a command looks at, and where Lodestone is in it.
 type target struct {
-	rules      *clientcmd.ClientConfigLoadingRules
-	overrides  clientcmd.ConfigOverrides
-	lodestone  string
-	configName string
-	scope      servicelb.Scope
+	rules     *clientcmd.ClientConfigLoadingRules
+	overrides clientcmd.ConfigOverrides
+	place     cluster.Place
+	// connect returns a client of the cluster, and the namespace that its
+	// kubeconfig goes by.
+	connect func() (kubernetes.Interface, string, error)
 }
 
 // targetFlags adds the flags of a command that looks at a cluster.
-func targetFlags(cmd *cobra.Command) *target {
+func targetFlags(cmd *cobra.Command, s Streams) *target {
 	t := &target{rules: clientcmd.NewDefaultClientConfigLoadingRules()}
+	if t.connect = s.Connect; t.connect == nil {
+		t.connect = t.client
+	}
 	f := cmd.Flags()
 	f.StringVar(&t.rules.ExplicitPath, "kubeconfig", "", "Path of the kubeconfig file.")
 	f.StringVar(&t.overrides.CurrentContext, "context", "", "Name of the kubeconfig context to use.")
 	f.StringVarP(&t.overrides.Context.Namespace, "namespace", "n", "", "Namespace of what the command is about. Default: that of the kubeconfig context.")
-	f.StringVar(&t.lodestone, "lodestone-namespace", config.Namespace, "Namespace that Lodestone is installed in.")
-	f.StringVar(&t.configName, "config-name", config.ConfigMapName, "Name of the ConfigMap with the configuration.")
-	f.BoolVar(&t.scope.Classless, "handle-classless", true, "Whether Lodestone serves Services without a class, as the flag of the controller.")
-	f.StringSliceVar(&t.scope.Classes, "load-balancer-classes", []string{annotation.DefaultClass}, "The classes that Lodestone serves, as the flag of the controller.")
+	f.StringVar(&t.place.Namespace, "lodestone-namespace", config.Namespace, "Namespace that Lodestone is installed in.")
+	f.StringVar(&t.place.ConfigName, "config-name", config.ConfigMapName, "Name of the ConfigMap with the configuration.")
+	f.BoolVar(&t.place.Scope.Classless, "handle-classless", true, "Whether Lodestone serves Services without a class, as the flag of the controller.")
+	f.StringSliceVar(&t.place.Scope.Classes, "load-balancer-classes", []string{annotation.DefaultClass}, "The classes that Lodestone serves, as the flag of the controller.")
 	return t
 }
 
@@ -62,85 +59,38 @@ func (t *target) client() (kubernetes.Interface, string, error) {
 	}
 	rest.UserAgent = "lodestone-cli"
 	rest.QPS, rest.Burst = -1, 0 // a handful of lists
+	rest.AcceptContentTypes, rest.ContentType = runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON, runtime.ContentTypeProtobuf
 	client, err := kubernetes.NewForConfig(rest)
 	return client, namespace, err
 }
 
 // read reads everything that the controller decides by.
 func (t *target) read(ctx context.Context, client kubernetes.Interface) (*simulation.Cluster, error) {
-	c := &simulation.Cluster{Scope: t.scope, NamespaceLabels: map[string]map[string]string{}, Now: time.Now()}
-	services, err := client.CoreV1().Services("").List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, fmt.Errorf("list Services: %w", err)
-	}
-	namespaces, err := client.CoreV1().Namespaces().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, fmt.Errorf("list Namespaces: %w", err)
-	}
-	for _, ns := range namespaces.Items {
-		c.NamespaceLabels[ns.Name] = ns.Labels
-	}
-	c.Services = pointers(services.Items)
-	if c.Config, err = t.config(ctx, client); err != nil {
+	o := cluster.Allocation(ctx, client, t.place)
+	if err := o.Err(); err != nil {
 		return nil, err
 	}
-	if c.Facts, err = t.facts(ctx, client, c.Services); err != nil {
+	return o.Cluster(), nil
+}
+
+// readAll reads everything that controller and speakers decide by. It
+// fails if nothing could be read.
+func (t *target) readAll(ctx context.Context) (*cluster.Objects, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	client, _, err := t.connect()
+	if err != nil {
 		return nil, err
 	}
-	c.Records, err = released.New(client, t.lodestone, slog.New(slog.DiscardHandler)).Load(ctx)
-	return c, err
+	return cluster.All(ctx, client, t.place)
 }
 
-// config returns the configuration in the cluster, nil when there is none. An
-// invalid one is an error: what the controller goes by then, nobody else knows.
-func (t *target) config(ctx context.Context, client kubernetes.Interface) (*config.Config, error) {
-	cm, err := client.CoreV1().ConfigMaps(t.lodestone).Get(ctx, t.configName, metav1.GetOptions{})
-	name := "ConfigMap " + t.lodestone + "/" + t.configName
-	switch {
-	case apierrors.IsNotFound(err):
-		return nil, nil
-	case err != nil:
-		return nil, fmt.Errorf("get %s: %w", name, err)
-	}
-	cfg, err := config.Parse([]byte(cm.Data[config.Key]))
+// readWhole is readAll that fails if something of these kinds, of any if none is
+// named, could not be read: half of the truth would be another story.
+func (t *target) readWhole(ctx context.Context, kinds ...string) (*cluster.Objects, error) {
+	o, err := t.readAll(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("the configuration in the cluster is invalid; repair it first (%s):\n%w", name, err)
+		return nil, err
 	}
-	return cfg, nil
-}
-
-// facts returns what the cluster itself uses.
-func (t *target) facts(ctx context.Context, client kubernetes.Interface, services []*corev1.Service) (*clusterfacts.Facts, error) {
-	var o clusterfacts.Objects
-	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, fmt.Errorf("list Nodes: %w", err)
-	}
-	leases, err := client.CoordinationV1().Leases(t.lodestone).List(ctx, metav1.ListOptions{LabelSelector: annotation.LabelComponent + "=" + annotation.ComponentSpeaker})
-	if err != nil {
-		return nil, fmt.Errorf("list the speakers' Leases: %w", err)
-	}
-	slices, err := client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=kubernetes"})
-	if err != nil {
-		return nil, fmt.Errorf("list the API server's EndpointSlices: %w", err)
-	}
-	cidrs, err := client.NetworkingV1().ServiceCIDRs().List(ctx, metav1.ListOptions{})
-	if err != nil && !apierrors.IsNotFound(err) { // before Kubernetes v1.33
-		return nil, fmt.Errorf("list ServiceCIDRs: %w", err)
-	}
-	o.Nodes, o.Leases, o.APIServer, o.ServiceCIDRs = pointers(nodes.Items), pointers(leases.Items), pointers(slices.Items), pointers(cidrs.Items)
-	for _, svc := range services {
-		if svc.Namespace == metav1.NamespaceDefault && svc.Name == "kubernetes" {
-			o.Kubernetes = svc
-		}
-	}
-	return clusterfacts.Collect(o), nil
-}
-
-func pointers[T any](items []T) []*T {
-	all := make([]*T, len(items))
-	for i := range items {
-		all[i] = &items[i]
-	}
-	return all
+	return o, o.Err(kinds...)
 }

@@ -2,6 +2,8 @@ package cli
 
 import (
 	"bytes"
+	"slices"
+	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -12,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/cluster"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/released"
@@ -38,7 +41,7 @@ func service(name, address string) *corev1.Service {
 // readCluster reads a cluster as the commands do.
 func readCluster(t *testing.T, objects ...runtime.Object) (*simulation.Cluster, error) {
 	t.Helper()
-	target := &target{lodestone: config.Namespace, configName: config.ConfigMapName, scope: servicelb.Scope{Classless: true}}
+	target := &target{place: cluster.Place{Namespace: config.Namespace, ConfigName: config.ConfigMapName, Scope: servicelb.Scope{Classless: true}}}
 	return target.read(t.Context(), fake.NewClientset(objects...))
 }
 
@@ -69,6 +72,42 @@ func TestOperatorSeesWhatTheControllerSees(t *testing.T) {
 	out.Reset()
 	require.NoError(t, printPlan(&out, c, c.Config, true))
 	assert.Contains(t, out.String(), "kept")
+}
+
+// Who announces an address is told by the speakers' own code.
+func TestExplainTellsWhoAnnounces(t *testing.T) {
+	var objects []runtime.Object
+	for i, name := range []string{"n1", "n2", "n3", "n4", "n5", "n6", "n7"} {
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"rack": "a"}}}
+		n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "198.18.0.1" + strconv.Itoa(i)}}
+		if name == "n7" {
+			n.Labels["rack"] = "b"
+		}
+		objects = append(objects, n)
+	}
+	explain := func(advertisements string) string {
+		c, err := readCluster(t, append(slices.Clone(objects), service("web", "203.0.113.10"), configMap(config.ConfigMapName, config.Key, header+`
+pools: [{name: lan, addresses: [203.0.113.10-203.0.113.12]}]
+peers:
+  - {name: tor-a, address: 198.18.0.1, localASN: 64512, peerASN: 64513}
+  - {name: tor-b, address: 198.18.0.2, localASN: 64512, peerASN: 64513, nodeSelector: {matchLabels: {rack: b}}}
+  - {name: tor-c, address: 198.18.0.3, peerASN: 64513}
+advertisements: [`+advertisements+"]\n"))...)
+		require.NoError(t, err)
+		var out bytes.Buffer
+		require.NoError(t, printStory(&out, c.Explain(find(c, "shop/web"))))
+		return out.String()
+	}
+	assert.Contains(t, explain("{name: l2, layer2: {}}"), "Announced:  203.0.113.10 by layer 2 from one node\n")
+	both := explain("{name: both, layer2: {}, bgp: {}}")
+	assert.Contains(t, both, "Announced:  203.0.113.10 by layer 2 from one node\n")
+	assert.Contains(t, both, "            203.0.113.10 by BGP from n1, n2, n3, n4, n5 and 1 more to tor-a\n")
+	assert.Contains(t, both, "            203.0.113.10 by BGP from n7 to tor-a, tor-b\n")
+	assert.Contains(t, explain("{name: b, bgp: {peers: [tor-c], nodeSelector: {matchLabels: {rack: b}}}}"),
+		"Announced:  203.0.113.10 not from n7: NoSession: this node has no session with the BGP peers of the advertisements: "+
+			"peer \"tor-c\" has no localASN and node n7 no annotation lodestone.io/bgp-asn: set one of them\n"+
+			"            203.0.113.10 not from n1, n2, n3, n4, n5 and 1 more: NodeNotSelected: the advertisements select other nodes\n")
+	assert.Contains(t, explain("{name: mail, serviceSelector: {matchLabels: {tier: mail}}, layer2: {}}"), "and 2 more: ServiceNotSelected: no serviceSelector")
 }
 
 func TestAnInvalidConfigurationInTheClusterIsSaid(t *testing.T) {

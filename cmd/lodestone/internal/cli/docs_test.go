@@ -28,7 +28,7 @@ do its work.
 func TestReference(t *testing.T) {
 	var text strings.Builder
 	text.WriteString(referenceHead)
-	describe(&text, root())
+	describe(&text, root(Streams{}))
 	page := filepath.Join("..", "..", "..", "..", "docs", "reference", "cli.md")
 	if *update {
 		require.NoError(t, os.WriteFile(page, []byte(text.String()), 0o644))

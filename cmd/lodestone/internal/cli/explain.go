@@ -15,26 +15,29 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/simulation"
 )
 
-func explain() *cobra.Command {
+func explain(s Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "explain",
 		Short: "Tell why something is as it is",
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(explainService())
+	cmd.AddCommand(explainService(s), explainVIP(s), explainNode(s), explainPool(s), explainPeer(s))
 	return cmd
 }
 
-func explainService() *cobra.Command {
+func explainService(s Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "service [NAMESPACE/]NAME",
 		Short: "Tell what a Service asked for, what it got, and what each pool says to it",
-		Long: `Tell what a Service asked for, what it got, what each pool says to it, and
-what would help.
+		Long: `Tell what a Service asked for, what it got, who announces it, what each pool
+says to it, and what would help.
 
-The command reads the cluster and decides by the code of the controller. It
-changes nothing and does not need the controller to run.
+Which nodes announce an address depends on their speakers and on the Service's
+endpoints, too, which the command does not ask: it names the nodes that may.
+
+The command reads the cluster and decides by the code of the controller and of
+the speakers. It changes nothing and needs neither of them to run.
 
 Exits with 0 when the Service has what it asks for, 2 when it has not, and 3
 when the cluster could not be read.`,
@@ -42,11 +45,11 @@ when the cluster could not be read.`,
   lodestone explain service shop/web --context fra1`,
 		Args: cobra.ExactArgs(1),
 	}
-	t := targetFlags(cmd)
+	t := targetFlags(cmd, s)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 		defer cancel()
-		client, namespace, err := t.client()
+		client, namespace, err := t.connect()
 		if err != nil {
 			return err
 		}
@@ -54,15 +57,15 @@ when the cluster could not be read.`,
 		if !strings.Contains(name, "/") {
 			name = namespace + "/" + name
 		}
-		cluster, err := t.read(ctx, client)
+		c, err := t.read(ctx, client)
 		if err != nil {
 			return err
 		}
-		svc := find(cluster, name)
+		svc := find(c, name)
 		if svc == nil {
 			return fmt.Errorf("there is no Service %s", name)
 		}
-		story := cluster.Explain(svc)
+		story := c.Explain(svc)
 		if err := printStory(cmd.OutOrStdout(), story); err != nil {
 			return err
 		}
@@ -97,6 +100,9 @@ func printStory(out io.Writer, s simulation.Story) error {
 	}
 	for i, text := range s.Has {
 		row(first(i, "Has:"), text)
+	}
+	for i, text := range s.Announced {
+		row(first(i, "Announced:"), text)
 	}
 	if r := s.Verdict.Refusal; r != nil {
 		row("Refused:", r.Error())

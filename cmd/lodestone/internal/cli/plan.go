@@ -12,10 +12,11 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/config/change"
 	"github.com/lodestone-lb/lodestone/pkg/simulation"
 )
 
-func plan() *cobra.Command {
+func plan(s Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "plan --config FILE|-",
 		Short: "Show what an edit of the configuration would do to the cluster's Services",
@@ -35,7 +36,7 @@ cluster could not be read.`,
 	}
 	file := cmd.Flags().String("config", "", `The new configuration, or manifests with the ConfigMap that has it; "-" is the standard input.`)
 	all := cmd.Flags().Bool("all", false, "List also the Services that nothing changes for.")
-	t := targetFlags(cmd)
+	t := targetFlags(cmd, s)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if *file == "" {
 			return errors.New("which configuration? See --config in lodestone plan --help")
@@ -50,15 +51,15 @@ cluster could not be read.`,
 		}
 		ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 		defer cancel()
-		client, _, err := t.client()
+		client, _, err := t.connect()
 		if err != nil {
 			return err
 		}
-		cluster, err := t.read(ctx, client)
+		c, err := t.read(ctx, client)
 		if err != nil {
 			return err
 		}
-		return printPlan(cmd.OutOrStdout(), cluster, next, *all)
+		return printPlan(cmd.OutOrStdout(), c, next, *all)
 	}
 	return cmd
 }
@@ -82,7 +83,7 @@ var changes = []struct {
 // errFound when a Service loses its address or is stranded.
 func printPlan(out io.Writer, cluster *simulation.Cluster, next *config.Config, all bool) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	for _, c := range config.Diff(cluster.Config, next) {
+	for _, c := range change.Diff(cluster.Config, next) {
 		fmt.Fprintf(w, "edit\t%s\n", c.Message)
 	}
 	for _, warning := range clusterfacts.Warnings(next, cluster.Facts) {

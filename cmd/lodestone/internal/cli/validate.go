@@ -65,11 +65,15 @@ func summary(c *config.Config) string {
 	for i := range c.Pools {
 		addresses += c.Pools[i].Size()
 	}
-	return strings.Join([]string{
+	counts := []string{
 		count(float64(len(c.Pools)), "pool", "pools"),
 		count(addresses, "address", "addresses"),
 		count(float64(len(c.Advertisements)), "advertisement", "advertisements"),
-	}, ", ")
+	}
+	if len(c.Peers) > 0 {
+		counts = append(counts, count(float64(len(c.Peers)), "BGP peer", "BGP peers"))
+	}
+	return strings.Join(counts, ", ")
 }
 
 // count returns a number and what it counts; an IPv6 pool's is rounded.

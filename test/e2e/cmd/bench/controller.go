@@ -102,18 +102,25 @@ func controllerBurst(ctx context.Context, installation *lodestone.Installation) 
 	return l.delete(ctx)
 }
 
-// births are when Services were created.
+// births are when Services were created, and how long the API server took to
+// say so.
 type births struct {
 	load
-	lock sync.Mutex
-	at   map[string]time.Time
+	lock     sync.Mutex
+	at       map[string]time.Time
+	answered []time.Duration
 }
 
 func (b *births) create(ctx context.Context, name string) error {
+	began := time.Now()
 	b.lock.Lock()
-	b.at[name] = time.Now()
+	b.at[name] = began
 	b.lock.Unlock()
-	return b.createOne(ctx, name)
+	err := b.createOne(ctx, name)
+	b.lock.Lock()
+	b.answered = append(b.answered, time.Since(began))
+	b.lock.Unlock()
+	return err
 }
 
 // waited is how long each waited until it was seen with an address.

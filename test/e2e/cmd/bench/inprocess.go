@@ -20,35 +20,78 @@ import (
 // ipamAllocate runs the allocator's own Go benchmarks and prints their cost
 // per operation.
 func ipamAllocate(ctx context.Context, _ *lodestone.Installation) error {
-	return goBenchmarks(ctx, "./ipam", ".", func(name string, seconds float64) {
-		result("ipam_allocate", "case=%s ns_per_op=%.0f", name, seconds*1e9)
+	return goBenchmarks(ctx, "./ipam", ".", "1s", func(name string, value measured) {
+		result("ipam_allocate", "case=%s ns_per_op=%.0f", name, value(perOp)*1e9)
 	})
 }
 
 // configEdit runs the Go benchmark of all that a controller does about an
 // edit.
 func configEdit(ctx context.Context, _ *lodestone.Installation) error {
-	return goBenchmarks(ctx, "./pkg/servicelb", "^BenchmarkConfigEdit$", func(name string, seconds float64) {
+	return goBenchmarks(ctx, "./pkg/servicelb", "^BenchmarkConfigEdit$", "1s", func(name string, value measured) {
 		_, sizes, _ := strings.Cut(name, "/")
-		result("config_edit", "%s ms=%.1f", strings.ReplaceAll(sizes, "/", " "), seconds*1e3)
+		result("config_edit", "%s ms=%.1f", strings.ReplaceAll(sizes, "/", " "), value(perOp)*1e3)
 	})
 }
 
 // ledger runs the Go benchmarks of the controller's state in memory.
 func ledger(ctx context.Context, _ *lodestone.Installation) error {
-	return goBenchmarks(ctx, "./pkg/servicelb", "^BenchmarkLedger$", func(name string, seconds float64) {
-		result("ledger", "case=%s ns_per_op=%.0f", strings.TrimPrefix(name, "Ledger/"), seconds*1e9)
+	return goBenchmarks(ctx, "./pkg/servicelb", "^BenchmarkLedger$", "1s", func(name string, value measured) {
+		result("ledger", "case=%s ns_per_op=%.0f", strings.TrimPrefix(name, "Ledger/"), value(perOp)*1e9)
 	})
 }
 
-// goBenchmarks runs the Go benchmarks of a package that match and reports the
-// time of one operation of each.
-func goBenchmarks(ctx context.Context, pkg, match string, report func(name string, seconds float64)) error {
+// bfdTiming runs the Go benchmark of BFD between processes on a busy machine,
+// a minute for each case.
+func bfdTiming(ctx context.Context, _ *lodestone.Installation) error {
+	return goBenchmarks(ctx, "./speaker/bfd", "^BenchmarkTiming$", "1x", func(name string, value measured) {
+		_, details, _ := strings.Cut(name, "/")
+		result("bfd_timing", "%s p99_jitter_ms=%.2f max_jitter_ms=%.1f peer_p99_jitter_ms=%.2f peer_max_jitter_ms=%.1f false_downs=%.0f",
+			strings.ReplaceAll(details, "/", " "), value("node_p99_jitter_ms"), value("node_max_jitter_ms"),
+			value("peer_p99_jitter_ms"), value("peer_max_jitter_ms"), value("false_downs"))
+	})
+}
+
+// election runs the Go benchmark of what a speaker computes when a node is
+// lost.
+func election(ctx context.Context, _ *lodestone.Installation) error {
+	return goBenchmarks(ctx, "./speaker/plan", "^BenchmarkNodeLost$", "1s", func(name string, value measured) {
+		result("l2_election", "nodes=1000 vips=5000 case=%s ms=%.1f", strings.TrimPrefix(name, "NodeLost/"), value(perOp)*1e3)
+	})
+}
+
+// arpLatency runs the Go benchmarks of answers on a segment, beside those of
+// the kernel.
+func arpLatency(ctx context.Context, _ *lodestone.Installation) error {
+	latency, rate, others := "", map[string]float64{}, 0.0
+	err := errors.Join(
+		goBenchmarks(ctx, "./speaker/layer2", "^BenchmarkARPLatency$", "20000x", func(_ string, value measured) {
+			latency = fmt.Sprintf("p50_us=%.0f p99_us=%.0f kernel_p50_us=%.0f kernel_p99_us=%.0f", value("p50-us"), value("p99-us"), value("kernel-p50-us"), value("kernel-p99-us"))
+		}),
+		goBenchmarks(ctx, "./speaker/layer2", "^BenchmarkARPRate$", "100000x", func(name string, value measured) { rate[name] = value("answers/s") }),
+		goBenchmarks(ctx, "./speaker/layer2", "^BenchmarkARPOfOthers$", "10x", func(_ string, value measured) { others = value("cpu-percent") }),
+	)
+	if err != nil {
+		return err
+	}
+	result("l2_arp_latency", "%s max_rate=%.0f kernel_max_rate=%.0f others_10000_per_s_cpu_percent=%.1f", latency, rate["ARPRate/ours"], rate["ARPRate/kernel"], others)
+	return nil
+}
+
+// measured returns a value of a benchmark by its unit.
+type measured func(unit string) float64
+
+// perOp is the unit of an operation's duration: benchfmt knows SI units only.
+const perOp = "sec/op"
+
+// goBenchmarks runs the Go benchmarks of a package that match, each for the
+// time or number of operations that is given, and reports what they measured.
+func goBenchmarks(ctx context.Context, pkg, match, benchtime string, report func(name string, value measured)) error {
 	root, err := lab.Root()
 	if err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, "go", "test", "-run=^$", "-bench="+match, "-benchtime=1s", pkg)
+	cmd := exec.CommandContext(ctx, "go", "test", "-run=^$", "-bench="+match, "-benchtime="+benchtime, pkg)
 	cmd.Dir, cmd.Stderr = root, os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
@@ -57,8 +100,10 @@ func goBenchmarks(ctx context.Context, pkg, match string, report func(name strin
 	reader, found := benchfmt.NewReader(bytes.NewReader(out), pkg), false
 	for reader.Scan() {
 		if record, ok := reader.Result().(*benchfmt.Result); ok {
-			seconds, _ := record.Value("sec/op") // benchfmt knows SI units only
-			report(caseOf(record.Name), seconds)
+			report(caseOf(record.Name), func(unit string) float64 {
+				value, _ := record.Value(unit)
+				return value
+			})
 			found = true
 		}
 	}

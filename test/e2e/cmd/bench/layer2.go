@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
+	"github.com/lodestone-lb/lodestone/test/e2e/probe"
 )
 
 // segmentPool has addresses of the lab's segment.
@@ -25,24 +27,24 @@ pools:
 func nodeLoss(ctx context.Context, installation *lodestone.Installation) error {
 	const trials = 20
 	l := load{installation, 1}
-	if err := l.Configure(ctx, lodestone.Document(segmentPool)); err != nil {
-		return err
-	}
-	vip, err := l.serveEcho(ctx)
-	if err != nil {
-		return err
-	}
-	var outages []time.Duration
-	for range trials {
-		loss, err := l.LoseOwner(ctx, netip.AddrPortFrom(vip, 80))
-		if err != nil {
-			return err
+	return l.whileServed(ctx, func(vip netip.Addr) error {
+		var outages []time.Duration
+		for range trials {
+			loss, err := l.LoseOwner(ctx, netip.AddrPortFrom(vip, 80))
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(os.Stderr, "%s lost, %s took over: %s without answers\n", loss.Old, loss.New, loss.Outage.Round(time.Millisecond))
+			outages = append(outages, loss.Outage)
 		}
-		fmt.Fprintf(os.Stderr, "%s lost, %s took over: %s without answers\n", loss.Old, loss.New, loss.Outage.Round(time.Millisecond))
-		outages = append(outages, loss.Outage)
-	}
-	result("l2_node_loss", "trials=%d p50_ms=%.0f max_ms=%.0f", trials, ms(quantile(outages, 0.5)), ms(quantile(outages, 1)))
-	return l.delete(ctx)
+		reportNodeLoss(len(l.Lab.Nodes()), outages)
+		return nil
+	})
+}
+
+func reportNodeLoss(nodes int, outages []time.Duration) {
+	result("l2_node_loss", "nodes=%d trials=%d p50_ms=%.0f p99_ms=%.0f max_ms=%.0f", nodes, len(outages),
+		ms(quantile(outages, 0.5)), ms(quantile(outages, 0.99)), ms(quantile(outages, 1)))
 }
 
 // serveEcho creates the one Service of the load for echo pods that are not on
@@ -76,4 +78,89 @@ func (l load) serveEcho(ctx context.Context) (vip netip.Addr, err error) {
 		return vip, err
 	}
 	return vip, l.Steady(ctx, netip.AddrPortFrom(vip, 80))
+}
+
+// plannedMove counts the datagrams that are lost while the VIP moves away from
+// its owner and back, as operators cause it.
+func plannedMove(ctx context.Context, installation *lodestone.Installation) error {
+	const label = "node.kubernetes.io/exclude-from-external-load-balancers"
+	l := load{installation, 1}
+	return l.whileServed(ctx, func(vip netip.Addr) error {
+		owner, err := l.Owner(ctx, vip.String())
+		if err != nil {
+			return err
+		}
+		return errors.Join(
+			l.loses(ctx, "l2_planned_move", "label", 20, vip, func() error {
+				return errors.Join(
+					l.Label(ctx, owner, label, "true"), l.Moved(ctx, vip.String(), owner, false),
+					l.Label(ctx, owner, label, ""), l.Moved(ctx, vip.String(), owner, true),
+				)
+			}, nil),
+			l.loses(ctx, "l2_planned_move", "cordon", 20, vip, func() error {
+				return errors.Join(l.Cordon(ctx, owner, true), pause(ctx, time.Second), l.Cordon(ctx, owner, false))
+			}, nil),
+			l.loses(ctx, "l2_planned_move", "rolling_update", 5, vip, func() error { return l.RollSpeakers(ctx) }, nil),
+		)
+	})
+}
+
+// speakerKill counts the datagrams that are lost when the owner's speaker is
+// killed and its node lives.
+func speakerKill(ctx context.Context, installation *lodestone.Installation) error {
+	l := load{installation, 1}
+	return l.whileServed(ctx, func(vip netip.Addr) error {
+		return l.loses(ctx, "l2_speaker_kill9", "kill", 20, vip, func() error {
+			owner, err := l.Owner(ctx, vip.String())
+			if err != nil {
+				return err
+			}
+			return errors.Join(l.KillSpeaker(ctx, owner), l.Moved(ctx, vip.String(), owner, false))
+		}, func() error { // fresh pods, which kubelet does not make wait
+			return errors.Join(l.RestartSpeakers(ctx), lodestone.Wait(ctx, "one speaker answers", func() error { return l.OneAnswerer(ctx, vip.String()) }))
+		})
+	})
+}
+
+// whileServed runs f while there is a Service at the VIP, with pods.
+func (l load) whileServed(ctx context.Context, f func(vip netip.Addr) error) error {
+	if err := l.Configure(ctx, lodestone.Document(segmentPool)); err != nil {
+		return err
+	}
+	vip, err := l.serveEcho(ctx)
+	if err != nil {
+		return err
+	}
+	if err := f(vip); err != nil {
+		return err
+	}
+	return l.delete(ctx)
+}
+
+// loses does something again and again and reports how many of the datagrams to
+// the VIP were lost meanwhile, one every 5 ms. What after does is not measured.
+func (l load) loses(ctx context.Context, name, what string, times int, vip netip.Addr, do, after func() error) error {
+	return l.losesFrom(ctx, lodestone.FromClient, name, what, times, vip, do, after)
+}
+
+func (l load) losesFrom(ctx context.Context, where probe.Options, name, what string, times int, vip netip.Addr, do, after func() error) error {
+	sent, lost, target := 0, 0, netip.AddrPortFrom(vip, 80)
+	for range times {
+		records, err := lodestone.During(ctx, where, []netip.AddrPort{target}, do)
+		if err != nil {
+			return err
+		}
+		record := records[target]
+		if record.Lost() > 0 {
+			fmt.Fprintf(os.Stderr, "%s: %d of %d lost, %s\n", what, record.Lost(), record.Sent, record.Outage())
+		}
+		sent, lost = sent+record.Sent, lost+record.Lost()
+		if after != nil {
+			if err := after(); err != nil {
+				return err
+			}
+		}
+	}
+	result(name, "case=%s times=%d probes=%d lost_probes=%d", what, times, sent, lost)
+	return nil
 }

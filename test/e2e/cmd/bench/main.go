@@ -1,7 +1,7 @@
 // Command bench measures Lodestone in the lab and prints one line for each
 // benchmark: `bench NAME key=value ...`. It judges nothing.
 //
-//	bench [-keep] [NAME ...]
+//	bench [-keep] [-minutes N] [NAME ...]
 package main
 
 import (
@@ -32,7 +32,19 @@ var benchmarks = []benchmark{
 	{name: "ipam_allocate", run: ipamAllocate},
 	{name: "config_edit", run: configEdit},
 	{name: "ledger", run: ledger},
+	{name: "l2_election", run: election},
+	{name: "l2_arp_latency", run: arpLatency},
+	{name: "l2_node_loss_10", run: fleetNodeLoss},
+	{name: "l2_takeover", run: takeover},
+	{name: "l2_idle", run: idle},
+	{name: "l2_false_failover", run: falseFailover},
+	{name: "bfd_timing", run: bfdTiming},
 	{name: "l2_node_loss", run: nodeLoss, needsLab: true},
+	{name: "l2_planned_move", run: plannedMove, needsLab: true},
+	{name: "l2_speaker_kill9", run: speakerKill, needsLab: true},
+	{name: "bgp_node_loss", run: routerLoss, needsLab: true},
+	{name: "bgp_upgrade", run: routerMoves, needsLab: true},
+	{name: "bgp_announce", run: routerHears, needsLab: true},
 	{name: "controller_burst", run: controllerBurst, needsLab: true},
 	{name: "controller_backlog", run: controllerBacklog, needsLab: true},
 	// The first of these leaves its Services to the others.
@@ -40,6 +52,9 @@ var benchmarks = []benchmark{
 	{name: "controller_restart", run: controllerRestart, needsLab: true},
 	{name: "controller_churn", run: controllerChurn, needsLab: true},
 }
+
+// minutes is how long l2_false_failover takes.
+var minutes = flag.Int("minutes", 10, "how long l2_false_failover takes")
 
 // result prints one benchmark's line.
 func result(name, format string, args ...any) {
@@ -49,7 +64,7 @@ func result(name, format string, args ...any) {
 func main() {
 	keep := flag.Bool("keep", false, "use the lab that is up, if any, and leave it up")
 	flag.Usage = func() {
-		fmt.Fprintf(flag.CommandLine.Output(), "usage: bench [-keep] [NAME ...]\nbenchmarks: %s\n", strings.Join(names(), " "))
+		fmt.Fprintf(flag.CommandLine.Output(), "usage: bench [-keep] [-minutes N] [NAME ...]\nbenchmarks: %s\n", strings.Join(names(), " "))
 	}
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
@@ -100,7 +115,7 @@ func run(ctx context.Context, wanted []string, keep bool) (err error) {
 func bringUp(ctx context.Context, keep bool) (*lodestone.Installation, error) {
 	cluster, err := lab.Open("")
 	if err != nil || !keep {
-		cluster, err = lab.Up(ctx, lab.Options{Progress: func(format string, args ...any) {
+		cluster, err = lab.Up(ctx, lab.Options{Router: lab.RouterFRR, Progress: func(format string, args ...any) {
 			fmt.Fprintf(os.Stderr, "lab: "+format+"\n", args...)
 		}})
 	}

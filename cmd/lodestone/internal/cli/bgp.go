@@ -1,0 +1,176 @@
+package cli
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/cluster"
+	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/routing"
+	"github.com/lodestone-lb/lodestone/pkg/simulation"
+)
+
+func bgp(s Streams) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "bgp",
+		Short: "Show the BGP sessions and what routers are told",
+		Args:  cobra.NoArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(bgpPeers(s), bgpRoutes(s))
+	return cmd
+}
+
+func bgpPeers(s Streams) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "peers",
+		Short: "Show the BGP session of each node with each peer, and why one is not there",
+		Long: `Show the BGP session of each node with each peer, and why one is not there.
+
+Which sessions there should be is what the speakers' own code says; how they are
+is what the speakers tell on their Leases, within some seconds. The states:
+
+  established  routes are exchanged
+  down         they are not, and the message says why
+  unknown      there should be a session, and no speaker that is ready tells of it
+  impossible   the peer selects the node, which lacks something for a session
+  leftover     the speaker tells of a session that should not be
+
+Exits with 0 when all sessions are established and nothing is wrong with them, 2
+when not, and 3 when the cluster could not be read.`,
+		Example: `  lodestone bgp peers
+  lodestone bgp peers --node n1 -o json`,
+		Args: cobra.NoArgs,
+	}
+	node := cmd.Flags().String("node", "", "Only the sessions of this node.")
+	peer := cmd.Flags().String("peer", "", "Only the sessions with this peer.")
+	a := answerFlags(cmd, s)
+	t := targetFlags(cmd, s)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		o, err := t.readWhole(cmd.Context(), cluster.ForSessions...)
+		if err != nil {
+			return err
+		}
+		n := o.Network()
+		if err := known(n, *node, *peer); err != nil {
+			return err
+		}
+		sessions := routing.Peers(n, o.Now, *node, *peer)
+		if err := a.print(cmd.OutOrStdout(), sessions); err != nil {
+			return err
+		}
+		if !sessions.Healthy() {
+			return errFound
+		}
+		return nil
+	}
+	return cmd
+}
+
+func bgpRoutes(s Streams) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "routes [VIP|PREFIX]",
+		Short: "Show what each node announces to each peer, and which VIPs no router hears of",
+		Long: `Show what each node announces to each peer by the plan, with the attributes that
+the router is told, and which VIPs no router hears of, and why.
+
+With an address, the routes that contain it; with a prefix, also those within it.
+The next hop is always the node. What a router makes of the routes, it alone
+knows; whether it is told them, lodestone bgp peers says.
+
+Exits with 0 when every VIP that is to be announced by BGP is, 2 when not, and 3
+when the cluster could not be read.`,
+		Example: `  lodestone bgp routes
+  lodestone bgp routes 203.0.113.7 --peer tor-a
+  lodestone bgp routes 203.0.113.0/24 --node n1 -o yaml`,
+		Args: cobra.MaximumNArgs(1),
+	}
+	var f routing.Filter
+	cmd.Flags().StringVar(&f.Node, "node", "", "Only what this node announces.")
+	cmd.Flags().StringVar(&f.Peer, "peer", "", "Only what this peer is told.")
+	a := answerFlags(cmd, s)
+	t := targetFlags(cmd, s)
+	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
+		if len(args) > 0 {
+			if f.Within, err = prefix(args[0]); err != nil {
+				return err
+			}
+		}
+		o, err := t.readWhole(cmd.Context(), cluster.ForVIPs...)
+		if err != nil {
+			return err
+		}
+		n := o.Network()
+		if err := known(n, f.Node, f.Peer); err != nil {
+			return err
+		}
+		routes := routing.RoutesOf(n, f)
+		if err := a.print(cmd.OutOrStdout(), routes); err != nil {
+			return err
+		}
+		if len(routes.Unrouted) > 0 {
+			return errFound
+		}
+		return nil
+	}
+	return cmd
+}
+
+// prefix reads an address or a prefix.
+func prefix(text string) (netip.Prefix, error) {
+	if p, err := netip.ParsePrefix(text); err == nil {
+		return p.Masked(), nil
+	}
+	a, err := address(text)
+	if err != nil {
+		return netip.Prefix{}, fmt.Errorf("%q is not an address or a prefix, such as 203.0.113.7 or 203.0.113.0/24", text)
+	}
+	return netip.PrefixFrom(a, a.BitLen()), nil
+}
+
+// address reads an address.
+func address(text string) (netip.Addr, error) {
+	a, err := netip.ParseAddr(text)
+	if err != nil || a.Zone() != "" {
+		return netip.Addr{}, fmt.Errorf("%q is not an address, such as 203.0.113.7", text)
+	}
+	return a.Unmap(), nil
+}
+
+// known refuses names that are not there. Empty ones are none.
+func known(n *simulation.Network, node, peer string) error {
+	if node != "" {
+		if err := among("node", node, slices.Sorted(maps.Keys(n.Nodes))); err != nil {
+			return err
+		}
+	}
+	if peer == "" {
+		return nil
+	}
+	return among("BGP peer", peer, peerNames(n))
+}
+
+func peerNames(n *simulation.Network) []string {
+	var names []string
+	if n.Config != nil {
+		for i := range n.Config.Peers {
+			names = append(names, n.Config.Peers[i].Name)
+		}
+	}
+	return names
+}
+
+// among refuses a name that is not one of those that there are.
+func among(what, name string, names []string) error {
+	switch {
+	case slices.Contains(names, name):
+		return nil
+	case len(names) == 0:
+		return fmt.Errorf("there is no %s %q, nor any other", what, name)
+	}
+	return fmt.Errorf("there is no %s %q; there are: %s", what, name, strings.Join(names, ", "))
+}

@@ -1,0 +1,127 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/screen"
+	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/status"
+)
+
+// redraw is the time between two screens of --watch.
+const redraw = 2 * time.Second
+
+// clearScreen puts the cursor home and clears the terminal (ECMA-48 CUP, ED).
+const clearScreen = "\x1b[H\x1b[2J"
+
+// answer is how a command answers.
+type answer struct {
+	format screen.Format
+	color  bool
+}
+
+// answerFlags adds the flags of a command that answers in several formats.
+func answerFlags(cmd *cobra.Command, s Streams) *answer {
+	a := &answer{screen.Table, s.Color}
+	cmd.Flags().VarP(&a.format, "output", "o", "Format of the answer: "+screen.Formats+".")
+	return a
+}
+
+// print answers.
+func (a *answer) print(out io.Writer, p screen.Page) error {
+	return screen.Print(out, a.format, a.color, p)
+}
+
+func statusCommand(s Streams) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show how the whole installation stands, what is wrong with it first",
+		Long: `Show how the whole installation stands, what is wrong with it first: the
+configuration, the controller, the speakers, how full the pools are, which
+Services wait for what, who announces the VIPs, the BGP sessions, and addresses
+that other machines claim.
+
+The command asks the API server alone. Who announces a VIP is what the speakers'
+own code says ("by the plan"); a speaker counts as alive if its pod is ready.
+It needs the right to read Services, EndpointSlices, Nodes, Namespaces and
+ServiceCIDRs, and ConfigMaps, Leases and Pods in Lodestone's namespace. What may
+not be read is said, and the rest is shown.
+
+Exits with 0 when all is well, 1 when the configuration in the cluster is
+invalid, 2 when there are other warnings, and 3 when something could not be read.
+With --watch it draws until it is interrupted.`,
+		Example: `  lodestone status
+  lodestone status --watch
+  lodestone status -o json | jq .warnings`,
+		Args: cobra.NoArgs,
+	}
+	a := answerFlags(cmd, s)
+	watch := cmd.Flags().BoolP("watch", "w", false, "Draw again every "+redraw.String()+".")
+	t := targetFlags(cmd, s)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if *watch {
+			return watchStatus(cmd.Context(), t, a, watching{cmd.OutOrStdout(), s.Terminal, redraw})
+		}
+		return showStatus(cmd.Context(), t, a, cmd.OutOrStdout())
+	}
+	return cmd
+}
+
+// showStatus prints the status. The error says what the command exits with.
+func showStatus(ctx context.Context, t *target, a *answer, out io.Writer) error {
+	o, err := t.readAll(ctx)
+	if err != nil {
+		return err
+	}
+	s := status.Of(o)
+	if err := a.print(out, s); err != nil {
+		return err
+	}
+	switch {
+	case len(s.Unread) > 0:
+		return fmt.Errorf("the status is not complete: %s not read", screen.Count(len(s.Unread), "thing was", "things were"))
+	case o.ConfigErr != nil:
+		return errInvalid
+	case len(s.Warnings) > 0:
+		return errFound
+	}
+	return nil
+}
+
+// watching is where and how often status draws.
+type watching struct {
+	out      io.Writer
+	terminal bool
+	every    time.Duration
+}
+
+// watchStatus draws until ctx ends. A cluster that cannot be reached may come
+// back: that is drawn, too.
+func watchStatus(ctx context.Context, t *target, a *answer, w watching) error {
+	for {
+		var page bytes.Buffer
+		if err := showStatus(ctx, t, a, &page); err != nil && page.Len() == 0 {
+			fmt.Fprintf(&page, "lodestone: %v\n", err)
+		}
+		before := ""
+		switch {
+		case w.terminal:
+			before = clearScreen
+		case a.format == screen.YAML:
+			before = "---\n"
+		}
+		if _, err := io.WriteString(w.out, before+page.String()); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(w.every):
+		}
+	}
+}

@@ -1,0 +1,76 @@
+package cli
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/story"
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/config"
+)
+
+func TestStoriesOfAHealthyCluster(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.ask("explain-vip.txt", ExitOK, "explain", "vip", "203.0.113.11")
+	w.ask("explain-vip-routed.txt", ExitOK, "explain", "vip", "198.51.100.1")
+	w.ask("explain-vip-free.txt", ExitOK, "explain", "vip", "203.0.113.19")
+	w.ask("explain-node.txt", ExitOK, "explain", "node", "n2")
+	w.ask("explain-pool.txt", ExitOK, "explain", "pool", "lan")
+	w.ask("explain-peer.txt", ExitOK, "explain", "peer", "tor-b")
+}
+
+// The application is gone, and the node is taken out: the story says so.
+func TestStoriesOfTrouble(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.drop("local-1")
+	w.drop("lodestone-speaker-n1")
+	object[*corev1.Node](w, "n1").Labels[corev1.LabelNodeExcludeBalancers] = ""
+	w.add(pod("speaker", "n1", "v0.4.0", false), lease("n1", map[string]string{annotation.Conflicts: "203.0.113.11 02:00:00:00:00:0c withheld"}))
+	object[*corev1.ConfigMap](w, config.ConfigMapName).Data[config.Key] = header + `pools:
+  - {name: late, addresses: [203.0.113.20-203.0.113.29], priority: 10, namespaces: [shop], requesters: [], namespaceQuota: 3, advertise: [segment]}
+  - {name: lan, addresses: [203.0.113.10/31], serviceSelector: {matchLabels: {tier: web}}, advertise: [segment]}
+  - {name: spare, addresses: [203.0.113.1-203.0.113.3], state: draining, advertise: [segment]}
+advertisements: [{name: segment, layer2: {}}]
+peers: [{name: far, address: 192.0.2.9, peerASN: 64513, localASN: 64512, nodeSelector: {matchLabels: {rack: z}}, gracefulRestart: {restartTime: 60s}}]
+`
+	w.ask("explain-vip-trouble.txt", ExitFound, "explain", "vip", "203.0.113.11")
+	w.ask("explain-node-trouble.txt", ExitFound, "explain", "node", "n1")
+	w.ask("explain-pool-late.txt", ExitOK, "explain", "pool", "late")
+	w.ask("explain-pool-spare.txt", ExitFound, "explain", "pool", "spare")
+	w.ask("explain-peer-trouble.txt", ExitFound, "explain", "peer", "far")
+}
+
+func TestStoriesForPrograms(t *testing.T) {
+	t.Parallel()
+	var v story.VIP
+	require.NoError(t, json.Unmarshal([]byte(newWorld(t).ask("", ExitOK, "explain", "vip", "203.0.113.11", "-o", "json")), &v))
+	assert.Equal(t, "n2", v.Owner)
+	assert.Equal(t, []story.Sharer{{Service: "shop/local", Policy: "Local", Serving: true, Nodes: []string{"n2"}}}, v.Services)
+}
+
+func TestStoriesOfWhatIsNotThere(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for want, args := range map[string][]string{
+		`there is no node "n9"; there are: n1, n2, n3`:      {"node", "n9"},
+		`there is no pool "dmz"; there are: lan, edge`:      {"pool", "dmz"},
+		`there is no BGP peer "x"; there are: tor-a, tor-b`: {"peer", "x"},
+		`"web" is not an address, such as 203.0.113.7`:      {"vip", "web"},
+	} {
+		assert.Contains(t, w.ask("", ExitFailed, append([]string{"explain"}, args...)...), want)
+	}
+	empty := &world{t: t}
+	assert.Contains(t, empty.ask("", ExitFailed, "explain", "pool", "lan"), `there is no pool "lan", nor any other`)
+	assert.Contains(t, empty.ask("", ExitOK, "explain", "vip", "203.0.113.7"), "Lodestone has assigned it to no Service")
+
+	object[*corev1.ConfigMap](w, config.ConfigMapName).Data[config.Key] = "nonsense: true\n"
+	w.client = nil
+	text := w.ask("", ExitInvalid, "explain", "node", "n1")
+	assert.Contains(t, text, "the configuration in the cluster is invalid; repair it first (ConfigMap lodestone-system/lodestone-config)")
+}

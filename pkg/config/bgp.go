@@ -1,0 +1,429 @@
+package config
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"time"
+
+	"go4.org/netipx"
+)
+
+// Bounds and defaults of BGP.
+const (
+	bgpPort = 179
+
+	maxBGPAdvertisements = 1000
+	maxCommunities       = 32 // far below what a message of 4096 bytes takes
+	maxPrepend           = 10
+
+	minMultihop, maxMultihop = 2, 255 // 1 is what a session without it has
+	maxHops                  = 254    // RFC 5082: a TTL of 255 less one for each router
+
+	defaultHoldTime, minHoldTime, maxHoldTime             = 90 * time.Second, 3 * time.Second, math.MaxUint16 * time.Second
+	defaultConnectRetry, minConnectRetry, maxConnectRetry = 5 * time.Second, time.Second, time.Hour
+	defaultRestartTime, maxRestartTime                    = 120 * time.Second, 4095 * time.Second // RFC 4724, section 3: 12 bits
+
+	defaultBFDInterval, minBFDInterval, maxBFDInterval = 300 * time.Millisecond, 10 * time.Millisecond, time.Minute
+	defaultDetectMultiplier, maxDetectMultiplier       = 3, 255 // RFC 5880, section 4.1: 8 bits
+)
+
+func (d *decoder) asn(v value) uint32 {
+	if !v.present() {
+		return 0
+	}
+	n, err := ParseASN(v.Value)
+	if err == nil && v.ShortTag() == "!!str" {
+		err = errors.New("has quotes: write the number without")
+	}
+	if err != nil {
+		d.errorf(v, "%s %v", clip(v.Value), err)
+	}
+	return n
+}
+
+func (d *decoder) peerASN(v value) ASN {
+	switch s := v.text(); {
+	case s == "internal":
+		return ASN{Internal: true}
+	case s == "external":
+		return ASN{External: true}
+	case v.present() && !decimal.MatchString(s):
+		d.errorf(v, "%s is not known here: write the router's AS number, internal (the same as the node's) or external (any other)", quote(s))
+		return ASN{}
+	}
+	return ASN{Number: d.asn(v)}
+}
+
+// kind reports whether a peer is certain to be internal or external. Without
+// localASN the nodes tell.
+func (p *Peer) kind() (internal, external bool) {
+	known := p.PeerASN.Number != 0 && p.LocalASN != 0
+	same := p.PeerASN.Number == p.LocalASN
+	return p.PeerASN.Internal || known && same, p.PeerASN.External || known && !same
+}
+
+func (d *decoder) peers(raw []rawPeer) []Peer {
+	var all []Peer
+	names, routers := map[string]value{}, map[string]value{}
+	for _, r := range raw {
+		p := Peer{
+			Name:         d.uniqueName(r.Name, "peer", names),
+			NodeSelector: d.selector(r.NodeSelector),
+			Port:         uint16(cmp.Or(d.integer(r.Port, 1, math.MaxUint16), bgpPort)),
+			LocalASN:     d.asn(r.LocalASN),
+			PeerASN:      d.peerASN(r.PeerASN),
+			RouterID:     d.routerID(r.RouterID),
+			Passive:      d.flag(r.Passive, false),
+			Password:     d.password(r.Password),
+			ConnectRetry: d.seconds(r.ConnectRetry, defaultConnectRetry, minConnectRetry, maxConnectRetry),
+			BFD:          d.bfd(r.BFD),
+		}
+		d.endpoints(r, &p)
+		d.refuseSameRouter(r, &p, routers)
+		d.distance(r, &p)
+		d.timers(r, &p)
+		all = append(all, p)
+	}
+	return all
+}
+
+// endpoints reads where the two ends of the connection are.
+func (d *decoder) endpoints(r rawPeer, p *Peer) {
+	p.Address, p.SourceAddress = d.host(r.Address), d.host(r.SourceAddress)
+	p.Interface, _ = d.text(r.Interface, checkInterfaceName)
+	switch {
+	case r.Address.present() && r.Interface.present():
+		d.errorf(r.Interface, "the peer has an address, too: remove one of the two, an interface alone is for routers that tell their address themselves (unnumbered)")
+	case !r.Address.present() && !r.Interface.present():
+		d.errorf(r.At, "has no address: write the router's, or the interface that it is on (unnumbered)")
+	}
+	switch a := p.Address; {
+	case !a.IsValid():
+	case a.Zone() != "" && !a.IsLinkLocalUnicast():
+		d.errorf(r.Address, "%s has a zone, which only link-local addresses have: write %s", a, a.WithZone(""))
+	case a.Is6() && a.IsLinkLocalUnicast() && a.Zone() == "":
+		d.errorf(r.Address, "%s is link-local, so that it may be on every interface: write the interface behind it, as in %s%%eth0, or interface in place of address", a, a)
+	}
+	if p.Passive && r.Interface.present() {
+		d.errorf(r.Passive, "who connects is told from others by address, which an unnumbered peer has none of: remove it, or write address in place of interface")
+	}
+	source := p.SourceAddress
+	switch {
+	case !source.IsValid():
+	case source.Zone() != "":
+		d.errorf(r.SourceAddress, "%s has a zone: write %s, the interface is that of the peer's address", source, source.WithZone(""))
+	case r.Interface.present():
+		d.errorf(r.SourceAddress, "an unnumbered session is between link-local addresses: remove sourceAddress")
+	case p.Address.IsValid() && source.Is4() != p.Address.Is4():
+		d.errorf(r.SourceAddress, "%s cannot reach %s: one is IPv4 and one IPv6", source, p.Address)
+	case source == p.Address:
+		d.errorf(r.SourceAddress, "%s is the router's own address", source)
+	}
+}
+
+// host returns an address that one machine has.
+func (d *decoder) host(v value) netip.Addr {
+	if !v.present() {
+		return netip.Addr{}
+	}
+	a, err := netip.ParseAddr(v.Value)
+	switch {
+	case err != nil:
+		err = fmt.Errorf("%s is not an IP address: write one such as 203.0.113.254, without prefix length and port", quote(v.Value))
+	case a.Is4In6():
+		err = fmt.Errorf("%s is an IPv4 address in IPv6 form: write %s", v.Value, a.Unmap())
+	case a.IsUnspecified() || a.IsMulticast() || a == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+		err = fmt.Errorf("%s names no one machine: write an address that one has", v.Value)
+	case a.Zone() != "" && checkInterfaceName(a.Zone()) != nil:
+		err = fmt.Errorf("%s %w", quote(a.Zone()), checkInterfaceName(a.Zone()))
+	}
+	if err != nil {
+		d.errorf(v, "%v", err)
+		return netip.Addr{}
+	}
+	return a
+}
+
+func (d *decoder) routerID(v value) netip.Addr {
+	if !v.present() {
+		return netip.Addr{}
+	}
+	id, err := netip.ParseAddr(v.Value)
+	if err != nil || !id.Is4() || id.IsUnspecified() {
+		d.errorf(v, "%s is not a router ID: write one in the form of an IPv4 address, other than 0.0.0.0", quote(v.Value))
+	}
+	return id
+}
+
+// refuseSameRouter refuses a second session of a node with one router: both
+// ends tell sessions apart by address.
+func (d *decoder) refuseSameRouter(r rawPeer, p *Peer, seen map[string]value) {
+	at, where, nodes := r.Address, p.Address.String(), p.NodeSelector.String()
+	if p.Interface != "" {
+		at, where = r.Interface, "interface "+p.Interface
+	} else if !p.Address.IsValid() {
+		return
+	}
+	const every = "*" // no selector is written like this
+	overlapping := []string{where + " " + nodes, where + " "}
+	if nodes == "" {
+		overlapping = []string{where + " " + every}
+	}
+	for _, other := range overlapping {
+		if first, dup := seen[other]; dup {
+			d.errorf(at, "the peer in line %d is there, too, for nodes that this one selects as well: tell their nodes apart by nodeSelector, or remove one", d.lineOf(first))
+			return
+		}
+	}
+	seen[where+" "+nodes] = at
+	if _, dup := seen[where+" "+every]; !dup {
+		seen[where+" "+every] = at
+	}
+}
+
+// distance reads how far away the router may be.
+func (d *decoder) distance(r rawPeer, p *Peer) {
+	p.Multihop = d.integer(r.Multihop, minMultihop, maxMultihop)
+	p.TTLSecurity = d.integer(r.TTLSecurity, 1, maxHops)
+	internal, _ := p.kind()
+	switch {
+	case !r.Multihop.present():
+	case r.TTLSecurity.present():
+		d.errorf(r.Multihop, "ttlSecurity says how far away the router may be, and allows for more than one hop: remove multihop")
+	case p.Interface != "" || p.Address.IsLinkLocalUnicast():
+		d.errorf(r.Multihop, "the router is on the segment, since its address is link-local: remove multihop")
+	case internal:
+		d.errorf(r.Multihop, "internal peers may be any number of hops away: remove multihop")
+	}
+}
+
+// timers reads when the session counts as lost, and what happens then.
+func (d *decoder) timers(r rawPeer, p *Peer) {
+	p.HoldTime = d.seconds(r.HoldTime, defaultHoldTime, 0, maxHoldTime)
+	if p.HoldTime > 0 && p.HoldTime < minHoldTime {
+		d.errorf(r.HoldTime, "%s is too short: at least %s, or 0s for none (RFC 4271, section 4.2)", p.HoldTime, minHoldTime)
+	}
+	if p.HoldTime == 0 && p.BFD == nil {
+		d.errorf(r.HoldTime, "without hold time and without bfd nobody notices that the router is gone: write at least %s, or set bfd", minHoldTime)
+	}
+	longest := (p.HoldTime / 3).Truncate(time.Second)
+	p.KeepaliveInterval = longest
+	switch {
+	case !r.KeepaliveInterval.present():
+	case p.HoldTime == 0:
+		d.errorf(r.KeepaliveInterval, "there are no keepalives with holdTime: 0s: remove it")
+	default:
+		p.KeepaliveInterval = d.seconds(r.KeepaliveInterval, longest, time.Second, maxHoldTime)
+		if p.KeepaliveInterval > longest && p.HoldTime >= minHoldTime {
+			d.errorf(r.KeepaliveInterval, "%s is longer than a third of holdTime, which is %s: at most %s", p.KeepaliveInterval, p.HoldTime, longest)
+		}
+	}
+	if r.GracefulRestart != nil {
+		p.GracefulRestart = d.seconds(r.GracefulRestart.RestartTime, defaultRestartTime, time.Second, maxRestartTime)
+	}
+}
+
+func (d *decoder) password(r *rawSecretKey) *SecretKey {
+	if r == nil {
+		return nil
+	}
+	s := &SecretKey{Key: "password"}
+	s.Name, _ = d.text(r.Name, checkSecretName)
+	if key, ok := d.text(r.Key, checkSecretKey); ok {
+		s.Key = key
+	}
+	return s
+}
+
+func (d *decoder) bfd(r *rawBFD) *BFD {
+	if r == nil {
+		return nil
+	}
+	return &BFD{
+		TransmitInterval: d.durationFrom(r.TransmitInterval, defaultBFDInterval, minBFDInterval, maxBFDInterval),
+		ReceiveInterval:  d.durationFrom(r.ReceiveInterval, defaultBFDInterval, minBFDInterval, maxBFDInterval),
+		DetectMultiplier: cmp.Or(d.integer(r.DetectMultiplier, 1, maxDetectMultiplier), defaultDetectMultiplier),
+		Strict:           d.flag(r.Strict, false),
+	}
+}
+
+// bgp reads a BGP advertisement.
+func (d *decoder) bgp(r *rawBGP, peers []rawPeer) *BGP {
+	var names []string
+	for _, p := range peers {
+		names = append(names, p.Name.text())
+	}
+	b := &BGP{
+		NodeSelector:        d.selector(r.NodeSelector),
+		Peers:               d.references(r.Peers, "a peer", names),
+		LocalPreference:     d.uint32(r.LocalPreference),
+		MED:                 d.uint32(r.MED),
+		Prepend:             d.integer(r.ASPathPrepend, 1, maxPrepend),
+		AggregationLength:   cmp.Or(d.integer(r.AggregationLength, minPrefix4, 32), 32),
+		AggregationLengthV6: cmp.Or(d.integer(r.AggregationLengthV6, minPrefix6, 128), 128),
+		AggregatePartly:     d.flag(r.AggregatePartly, false),
+	}
+	d.communities(r.Communities, b)
+	return b
+}
+
+// communities reads the communities of all kinds.
+func (d *decoder) communities(list []value, b *BGP) {
+	if len(list) > maxCommunities {
+		d.errorf(list[maxCommunities], "%s is one too many: an advertisement has at most %d communities", quote(list[maxCommunities].Value), maxCommunities)
+		list = list[:maxCommunities]
+	}
+	for _, v := range list {
+		if err := b.attach(v.Value); err != nil {
+			d.errorf(v, "%s %v", quote(v.Value), err)
+		}
+	}
+	slices.Sort(b.Communities)
+	slices.SortFunc(b.LargeCommunities, LargeCommunity.Compare)
+}
+
+// checkBGP refuses what cannot be said of one advertisement alone.
+func (d *decoder) checkBGP(raw *rawConfig, c *Config) {
+	n, whole := 0, map[*Pool]*netipx.IPSet{}
+	for i := range c.Advertisements {
+		a := &c.Advertisements[i]
+		if a.BGP == nil {
+			continue
+		}
+		r := raw.Advertisements[i].BGP
+		if n++; n > maxBGPAdvertisements {
+			d.errorf(raw.Advertisements[i].At, "is one too many: a document has at most %d advertisements by BGP", maxBGPAdvertisements)
+			return
+		}
+		d.refuseUnheard(r, a.BGP, c.Peers)
+		for j := range c.Pools {
+			if c.Pools[j].AdvertisedBy(a.Name) {
+				d.refuseWideAggregates(r, a.BGP, &c.Pools[j], whole)
+			}
+		}
+		d.refuseContradictions(raw, c, i)
+	}
+}
+
+// refuseUnheard refuses attributes that no peer of the advertisement is told.
+func (d *decoder) refuseUnheard(r *rawBGP, b *BGP, peers []Peer) {
+	internal, external := true, true // all of them, for certain
+	for i := range peers {
+		if b.Tells(peers[i].Name) {
+			in, ex := peers[i].kind()
+			internal, external = internal && in, external && ex
+		}
+	}
+	if external && !internal && r.LocalPreference.present() {
+		d.errorf(r.LocalPreference, "only internal peers are told it (RFC 4271, section 5.1.5), and these are all external: remove it, or use med or communities")
+	}
+	if internal && !external && r.ASPathPrepend.present() {
+		d.errorf(r.ASPathPrepend, "only external peers are told a longer path, and these are all internal: remove it, or use localPreference")
+	}
+}
+
+// refuseWideAggregates refuses prefixes with addresses that are not the
+// pool's: their traffic would come here. It remembers the pools' addresses.
+func (d *decoder) refuseWideAggregates(r *rawBGP, b *BGP, p *Pool, whole map[*Pool]*netipx.IPSet) {
+	if p.DHCP != nil && b.AggregationLength < 32 {
+		d.errorf(r.AggregationLength, "pool %s leases its addresses, and others have the rest of a /%d: advertise the pool by another advertisement", quote(p.Name), b.AggregationLength)
+	}
+	for i, v := range []value{r.AggregationLength, r.AggregationLengthV6} {
+		if !v.present() {
+			continue
+		}
+		if whole[p] == nil {
+			whole[p] = p.whole()
+		}
+		if prefix, found := b.wide(p, whole[p], i == 0); found {
+			d.errorf(v, "%s is not all in pool %s, so that the traffic of others would come here: write a larger number, or advertise the pool by another advertisement", prefix, quote(p.Name))
+		}
+	}
+}
+
+// wide returns an aggregate with addresses of the pool and others, if there is
+// one.
+func (b *BGP) wide(p *Pool, whole *netipx.IPSet, ip4 bool) (netip.Prefix, bool) {
+	for _, r := range p.Free.Ranges() {
+		for _, end := range []netip.Addr{r.From(), r.To()} {
+			if prefix := b.Aggregate(end); end.Is4() == ip4 && !whole.ContainsPrefix(prefix) {
+				return prefix, true
+			}
+		}
+	}
+	return netip.Prefix{}, false
+}
+
+// singular are the settings of which a route can have one value only.
+var singular = []struct {
+	at func(*rawBGP) value
+	of func(*BGP) (n uint32, set bool)
+}{
+	{func(r *rawBGP) value { return r.LocalPreference }, func(b *BGP) (uint32, bool) { return pointee(b.LocalPreference) }},
+	{func(r *rawBGP) value { return r.MED }, func(b *BGP) (uint32, bool) { return pointee(b.MED) }},
+	{func(r *rawBGP) value { return r.ASPathPrepend }, func(b *BGP) (uint32, bool) { return uint32(b.Prepend), b.Prepend > 0 }},
+}
+
+func pointee(p *uint32) (uint32, bool) {
+	if p == nil {
+		return 0, false
+	}
+	return *p, true
+}
+
+// refuseContradictions refuses what an earlier advertisement says otherwise of
+// routes that both are certain to announce.
+func (d *decoder) refuseContradictions(raw *rawConfig, c *Config, i int) {
+	a := &c.Advertisements[i]
+	for _, s := range singular {
+		n, isSet := s.of(a.BGP)
+		for j := 0; isSet && j < i; j++ {
+			b := &c.Advertisements[j]
+			if b.BGP == nil {
+				continue
+			}
+			if m, wasSet := s.of(b.BGP); !wasSet || m == n {
+				continue
+			}
+			if pool, peer, both := c.overlap(a, b); both {
+				at, other := s.at(raw.Advertisements[i].BGP), s.at(raw.Advertisements[j].BGP)
+				d.errorf(at, "%s contradicts advertisement %s (%s in line %d), since both announce pool %s to peer %s: write one value, or tell them apart by pools, peers or selectors",
+					at.Value, quote(b.Name), other.Value, d.lineOf(other), quote(pool), quote(peer))
+				break
+			}
+		}
+	}
+}
+
+// overlap returns a pool and a peer for which the two advertisements are
+// certain to announce the same routes, if there are such.
+func (c *Config) overlap(a, b *Advertisement) (pool, peer string, found bool) {
+	if !a.ServiceSelector.overlaps(b.ServiceSelector) || !a.BGP.NodeSelector.overlaps(b.BGP.NodeSelector) {
+		return "", "", false
+	}
+	few, others := a.BGP, b.BGP
+	if len(few.Peers) == 0 {
+		few, others = others, few
+	}
+	i := slices.IndexFunc(few.Peers, others.Tells)
+	switch {
+	case i >= 0:
+		peer = few.Peers[i]
+	case len(few.Peers) == 0 && len(c.Peers) > 0:
+		peer = c.Peers[0].Name
+	default:
+		return "", "", false
+	}
+	for i := range c.Pools {
+		p := &c.Pools[i]
+		if p.AdvertisedBy(a.Name) && p.AdvertisedBy(b.Name) &&
+			(p.has(true) && a.BGP.AggregationLength == b.BGP.AggregationLength || p.has(false) && a.BGP.AggregationLengthV6 == b.BGP.AggregationLengthV6) {
+			return p.Name, peer, true
+		}
+	}
+	return "", "", false
+}

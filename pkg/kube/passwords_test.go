@@ -1,0 +1,76 @@
+package kube_test
+
+import (
+	"errors"
+	"log/slog"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
+)
+
+const withPassword = `
+apiVersion: lodestone.io/v1alpha1
+kind: Config
+pools: [{name: lan, addresses: [203.0.113.0/24]}]
+advertisements: [{name: tor, bgp: {}}]
+peers: [{name: tor, address: 203.0.113.254, localASN: 64512, peerASN: 64513, passwordSecretRef: {name: tor}}]
+`
+
+func TestPasswordsFollowTheirSecret(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := fake.NewClientset(&corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Namespace: config.Namespace, Name: config.ConfigMapName}, Data: map[string]string{config.Key: withPassword},
+		})
+		var down atomic.Bool
+		client.PrependReactor("get", "secrets", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return down.Load(), nil, errors.New("the API server is down")
+		})
+		watcher := kube.NewConfigWatcher(client, kube.ConfigOptions{Log: slog.New(slog.DiscardHandler)})
+		go watcher.Run(t.Context())
+		p := kube.NewPasswords(client, config.Namespace, watcher, slog.New(slog.DiscardHandler))
+		go p.Run(t.Context())
+		key := config.SecretKey{Name: "tor", Key: "password"}
+		says := func(value, fault string) {
+			t.Helper()
+			time.Sleep(11 * time.Second)
+			synctest.Wait()
+			got, err := p.Password(key)
+			if fault != "" {
+				require.ErrorContains(t, err, fault)
+			} else {
+				require.NoError(t, err)
+			}
+			require.Equal(t, value, got)
+		}
+		says("", "there is no Secret lodestone-system/tor")
+		secrets := client.CoreV1().Secrets(config.Namespace)
+		secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "tor"}, Data: map[string][]byte{"passwort": []byte("x")}}
+		_, err := secrets.Create(t.Context(), secret, metav1.CreateOptions{})
+		require.NoError(t, err)
+		says("", `Secret lodestone-system/tor has no key "password"`)
+
+		changed := p.Changed()
+		secret = secret.DeepCopy()
+		secret.Data["password"] = []byte("first\n")
+		_, err = secrets.Update(t.Context(), secret, metav1.UpdateOptions{})
+		require.NoError(t, err)
+		<-changed
+		says("first", "")
+
+		down.Store(true)
+		says("first", "")
+		_, err = p.Password(config.SecretKey{Name: "other", Key: "password"})
+		require.ErrorContains(t, err, "has not been asked yet")
+	})
+}

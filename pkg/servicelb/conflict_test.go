@@ -1,0 +1,224 @@
+package servicelb
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/lodestone-lb/lodestone/ipam"
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+)
+
+// few is a pool of three addresses, .10 to .12.
+const few = "quarantine: 0s\npools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.12]}\n"
+
+// dispute is what node n1 reports: "203.0.113.10 withheld". The other host is
+// always the same.
+func dispute(report string) clusterfacts.Dispute {
+	addr, state, _ := strings.Cut(report, " ")
+	c, err := clusterfacts.ParseConflict(addr + " 02:00:00:00:00:0c " + state)
+	if err != nil {
+		panic(err)
+	}
+	return clusterfacts.Dispute{Conflict: c, Node: "n1"}
+}
+
+// reports replaces what speakers report, and lets the controller work.
+func (s *story) reports(reports ...string) {
+	s.around.report(reports...)
+	s.stale = true
+	s.run()
+}
+
+func (s *surroundings) report(reports ...string) {
+	facts := *s.facts
+	facts.Disputes = nil
+	for _, r := range reports {
+		facts.Disputes = append(facts.Disputes, dispute(r))
+	}
+	s.facts = &facts
+}
+
+// counts checks the counters of the pool's IPv4 addresses.
+func (s *story) counts(t *testing.T, want ipam.PoolStats) {
+	t.Helper()
+	want.Pool, want.Family = "lan", ipam.IPv4
+	assert.Equal(t, want, s.Ledger.alloc.Stats(s.clock)[0])
+}
+
+func TestANewAddressThatAnotherHostHas(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.configure(few)
+	s.creates("web")
+	s.wantEvents("Normal Allocated default/web: 203.0.113.10")
+	s.reports("203.0.113.10 withheld")
+	s.has("web", "203.0.113.11", "True Allocated")
+	s.wantEvents(
+		"Warning AddressConflict default/web: the host 02:00:00:00:00:0c (seen by node n1) has 203.0.113.10. The Service gets another address",
+		"Normal Allocated default/web: 203.0.113.11")
+	s.counts(t, ipam.PoolStats{Size: 3, Free: 1, Assigned: 1, Conflicted: 1})
+	assert.Equal(t, 1., testutil.ToFloat64(s.metrics.conflicts))
+
+	s.creates("next")
+	s.has("next", "203.0.113.12", "True Allocated")
+	s.creates("last")
+	s.has("last", "", "False PoolExhausted")
+	s.says("last", "0 of 3 IPv4 addresses free (1 in use by other hosts)")
+	s.reports() // nobody asks for the address any more, so nobody hears of the host
+	s.has("last", "", "False PoolExhausted")
+	s.pass(withholding - time.Minute)
+	s.has("last", "", "False PoolExhausted")
+	s.pass(2 * time.Minute)
+	s.has("last", "203.0.113.10", "True Allocated")
+	s.reports("203.0.113.10 withheld") // it is still there
+	s.has("last", "203.0.113.10", "False AddressConflict")
+	s.says("last", "the host 02:00:00:00:00:0c (seen by node n1) has 203.0.113.10, which is therefore not announced; there is no other address: pool \"lan\" has 0 of 3 IPv4 addresses free; keeps 203.0.113.10 from pool \"lan\"")
+	s.pass(time.Hour)
+	s.deletes("web")
+	s.has("last", "203.0.113.11", "True Allocated")
+}
+
+// Some addresses cannot be replaced: the Service is told.
+func TestAServiceThatStaysOnAnAddressThatAnotherHostHas(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.configure(few + "reservations: [{service: default/reserved, addresses: [203.0.113.12]}]\n")
+	s.creates("named", annotated(annotation.Addresses, "203.0.113.11"))
+	s.creates("reserved")
+	s.creates("shared", shared("k"), ports(80))
+	s.creates("sharer", shared("k"), ports(443))
+	s.events.take()
+	s.reports("203.0.113.10 withheld", "203.0.113.11 withheld", "203.0.113.12 withheld")
+	for name, addr := range map[string]string{"named": "203.0.113.11", "reserved": "203.0.113.12", "shared": "203.0.113.10", "sharer": "203.0.113.10"} {
+		s.has(name, addr, "False AddressConflict")
+		s.says(name, "has "+addr+", which is therefore not announced: take it away from that host")
+	}
+	assert.Len(t, s.events.take(), 4)
+	assert.Equal(t, 4., testutil.ToFloat64(s.metrics.refusals.WithLabelValues("AddressConflict")))
+	s.counts(t, ipam.PoolStats{Size: 3, Assigned: 3})
+	s.silent("nothing new", func() { s.wake(); s.run() })
+
+	s.reports("203.0.113.10 withheld")
+	s.has("named", "203.0.113.11", "True Allocated")
+	s.changes("sharer", unannotated(annotation.SharingKey))
+	s.has("sharer", "", "False PoolExhausted")
+	s.deletes("named")
+	s.has("shared", "203.0.113.11", "True Allocated") // it is alone now, and leaves as soon as it can
+	s.says("sharer", "(1 in use by other hosts)")
+	s.creates("bold", annotated(annotation.Addresses, "203.0.113.10")) // who names it has it, and hears of the host
+	s.has("bold", "203.0.113.10", "False AddressConflict")
+	s.reports()
+	s.has("bold", "203.0.113.10", "True Allocated")
+	s.deletes("bold") // the speakers asked, and nobody answered
+	s.has("sharer", "203.0.113.10", "True Allocated")
+}
+
+// Whoever takes over a node can report what it likes for all nodes.
+func TestAReportMovesNobodyWhoHasHadTheAddressForAWhile(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.configure(few)
+	s.creates("web")
+	s.creates("other")
+	s.pass(settling)
+	s.events.take()
+	s.reports("203.0.113.10 withheld", "203.0.113.11 announced")
+	s.has("web", "203.0.113.10", "False AddressConflict")
+	s.has("other", "203.0.113.11", "True AddressConflict")
+	s.says("other", "the host 02:00:00:00:00:0c (seen by node n1) claims 203.0.113.11, too: the speakers defend it")
+	s.wantEvents("Warning AddressConflict", "Warning AddressConflict")
+	s.restart()
+	s.run()
+	s.silent("after a restart", func() { s.reports("203.0.113.10 withheld", "203.0.113.11 announced") })
+	s.changes("web", annotated(annotation.Renumber, annotation.Renumbering))
+	s.has("web", "203.0.113.12", "True Allocated")
+	s.wantEvents("Warning AddressConflict", "Normal Allocated")
+	s.counts(t, ipam.PoolStats{Size: 3, Assigned: 2, Conflicted: 1})
+	s.changes("other", annotated(annotation.Renumber, annotation.Renumbering))
+	s.has("other", "203.0.113.11", "False PoolExhausted")
+	s.changes("other", unannotated(annotation.Renumber))
+	s.reports()
+	s.has("other", "203.0.113.11", "True Allocated")
+}
+
+// A VIP that is announced works: also a young one does not move.
+func TestALaterConflictMovesNobody(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.configure(few)
+	s.creates("web")
+	s.reports("203.0.113.10 announced")
+	s.has("web", "203.0.113.10", "True AddressConflict")
+	s.reports()
+	s.has("web", "203.0.113.10", "True Allocated")
+}
+
+func TestOnlyTheFamilyInConflictMoves(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.creates("web", families(corev1.IPFamilyPolicyPreferDualStack, corev1.IPv6Protocol, corev1.IPv4Protocol))
+	s.has("web", "2001:db8::10,203.0.113.10", "True Allocated")
+	s.reports("2001:db8::10 withheld")
+	s.has("web", "2001:db8::11,203.0.113.10", "True Allocated")
+}
+
+// After a restart the Leases and the Services tell.
+func TestConflictsAfterARestart(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.creates("old")
+	s.pass(time.Hour)
+	s.creates("web")
+	s.reports("203.0.113.11 withheld")
+	s.has("web", "203.0.113.12", "True Allocated")
+	s.pass(time.Minute) // .11 has rested
+	s.restart()
+	s.run()
+	s.creates("next")
+	s.has("next", "203.0.113.13", "True Allocated")
+	s.reports("203.0.113.10 withheld", "203.0.113.11 withheld", "203.0.113.12 withheld")
+	s.has("old", "203.0.113.10", "False AddressConflict")
+	s.has("web", "203.0.113.14", "True Allocated") // it is young enough
+	s.counts(t, ipam.PoolStats{Size: 10, Free: 5, Assigned: 3, Conflicted: 1, Quarantined: 1})
+}
+
+// Lies must not exhaust a pool, nor keep the controller busy.
+func TestAFloodOfConflicts(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.configure("pools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.20]}\n  - {name: wide, addresses: [10.0.0.0/8]}\n")
+	s.creates("web")
+	s.pass(time.Hour)
+	var all []string
+	for i := range 20 {
+		all = append(all, fmt.Sprintf("203.0.113.%d withheld", 5+i))
+	}
+	for i := range 20_000 {
+		all = append(all, fmt.Sprintf("10.0.%d.%d withheld", i/250, i%250))
+	}
+	s.reports(all...)
+	s.has("web", "203.0.113.10", "False AddressConflict")
+	s.counts(t, ipam.PoolStats{Size: 11, Free: 5, Assigned: 1, Conflicted: 5})
+	wide, ok := s.Ledger.alloc.StatsOf(netip.MustParseAddr("10.0.0.7"), s.clock)
+	require.True(t, ok)
+	assert.Equal(t, float64(maxWithheld), wide.Conflicted)
+	s.warn()
+	require.Len(t, s.config.warnings, 2)
+	assert.Contains(t, s.config.warnings[0], `pool "lan": speakers report more IPv4 addresses of it in use by other hosts than are withheld from Services, which is at most 5`)
+
+	s.creates("new") // in conflict as well, and there is no room to withhold more
+	s.has("new", "203.0.113.16", "False AddressConflict")
+	s.reports()
+	s.has("new", "203.0.113.16", "True Allocated")
+	s.pass(withholding)
+	s.counts(t, ipam.PoolStats{Size: 11, Free: 9, Assigned: 2})
+}

@@ -1,0 +1,131 @@
+package servicelb
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/lodestone-lb/lodestone/ipam"
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+)
+
+// What is freed goes to the oldest who can use it, whatever the others ask for.
+func TestWhatIsFreedGoesToTheOldestWhoCanUseIt(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.configure("quarantine: 0s\npools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.12]}\n  - {name: dmz, addresses: [198.51.100.1/32]}\n")
+	for _, name := range []string{"a", "b", "c", "d"} {
+		s.creates(name)
+	}
+	s.creates("names-10", annotated(annotation.Addresses, "203.0.113.10"))
+	s.creates("first")
+	s.creates("dmz-only", annotated(annotation.AddressPool, "dmz"))
+	s.creates("names-11", annotated(annotation.Addresses, "203.0.113.11"))
+	s.creates("second")
+	s.creates("both", families(corev1.IPFamilyPolicyRequireDualStack, corev1.IPv4Protocol, corev1.IPv6Protocol))
+	s.creates("third")
+	s.deletes("b")
+	s.has("first", "203.0.113.11", "True Allocated") // names-11 is younger
+	s.deletes("first")
+	s.has("names-11", "203.0.113.11", "True Allocated")
+	s.deletes("d")
+	s.has("dmz-only", "198.51.100.1", "True Allocated")
+	s.silent("nobody else is looked at twice", func() { s.wake(); s.run() })
+	s.deletes("a")
+	s.has("names-10", "203.0.113.10", "True Allocated")
+	s.deletes("c")
+	s.has("second", "203.0.113.12", "True Allocated")
+	s.has("third", "", "False PoolExhausted")
+	s.has("both", "", "False PoolExhausted")
+}
+
+func TestWhoWaitsForMoreThanOthers(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.configure(`
+quarantine: 10s
+pools:
+  - {name: lan, addresses: [203.0.113.10-203.0.113.12], namespaceQuota: 2}
+  - {name: gold, addresses: [203.0.113.20], serviceSelector: {matchLabels: {tier: gold}}}
+reservations: [{service: default/vip, addresses: [203.0.113.10]}]
+`)
+	gold := func(svc *corev1.Service) { svc.Labels = map[string]string{"tier": "gold"} }
+	s.creates("vip-before", annotated(annotation.AddressPool, "none"))
+	s.creates("x")
+	s.creates("gilded", gold)
+	s.has("gilded", "203.0.113.12", "True Allocated")
+	s.creates("golden", gold)
+	s.has("golden", "203.0.113.20", "True Allocated")
+	s.creates("plain")
+	s.has("plain", "", "False QuotaExceeded")
+	s.creates("more-gold", gold)
+	s.has("more-gold", "", "False QuotaExceeded")
+	s.creates("vip")
+	s.has("vip", "203.0.113.10", "True Allocated")
+	s.deletes("golden")
+	s.pass(time.Minute)
+	s.has("more-gold", "203.0.113.20", "True Allocated")
+	s.has("plain", "", "False QuotaExceeded")
+	s.deletes("gilded")
+	s.has("plain", "", "False QuotaExceeded") // vip and x
+	s.deletes("x")
+	s.has("plain", "", "False PoolExhausted") // another reason is worth telling
+	s.pass(time.Minute)
+	s.has("plain", "203.0.113.11", "True Allocated")
+}
+
+func TestAQuotaThatIsReleasedIsThatOfANamespace(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.configure("quarantine: 0s\npools: [{name: lan, addresses: [203.0.113.0/24], namespaceQuota: 1}]\n")
+	for _, name := range []string{"shop/holds", "shop/waits", "team/holds", "team/waits", "shop/waits-too"} {
+		s.server.create(name, s.clock)
+		s.clock = s.clock.Add(time.Second)
+		s.run()
+	}
+	s.server.delete("team/holds", s.clock)
+	s.run()
+	assert.Equal(t, ReasonAllocated, conditionOf(s.server.get("team/waits")).Reason)
+	s.server.delete("shop/holds", s.clock)
+	s.run()
+	assert.Equal(t, ReasonAllocated, conditionOf(s.server.get("shop/waits")).Reason)
+	assert.Equal(t, "QuotaExceeded", conditionOf(s.server.get("shop/waits-too")).Reason)
+}
+
+// One that waits for its own address is not held up by others.
+func TestAReturnIsNotHeldUp(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.configure("quarantine: 30s\npools: [{name: lan, addresses: [203.0.113.10], keepFor: 1h}]\n")
+	s.creates("holder")
+	s.creates("older")
+	s.deletes("holder")
+	s.has("older", "", "False PoolExhausted")
+	s.creates("holder")
+	s.has("holder", "203.0.113.10", "True Allocated")
+}
+
+// In a full pool whose addresses come and go, Services that wait are left
+// alone.
+func TestWhoeverWaitsIsNotToldNumbers(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.configure("quarantine: 10s\npools: [{name: lan, addresses: [203.0.113.10-203.0.113.13]}]\n")
+	for _, name := range []string{"a", "b", "c", "d", "waits", "waits-too"} {
+		s.creates(name)
+	}
+	s.has("waits", "", "False PoolExhausted")
+	before := s.server.get("default/waits-too").ResourceVersion
+	s.deletes("a")
+	s.deletes("b")
+	s.pass(5 * time.Second)
+	assert.Equal(t, before, s.server.get("default/waits-too").ResourceVersion)
+	assert.Len(t, s.Ledger.classes, 1)
+	s.pass(10 * time.Second)
+	s.has("waits", "203.0.113.10", "True Allocated")
+	s.has("waits-too", "203.0.113.11", "True Allocated")
+	assert.Empty(t, s.Ledger.classes)
+	assert.Equal(t, ipam.PoolStats{Pool: "lan", Family: ipam.IPv4, Size: 4, Assigned: 4}, s.Ledger.alloc.Stats(s.clock)[0])
+}

@@ -1,0 +1,274 @@
+package simulation
+
+import (
+	"maps"
+	"net/netip"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/peering"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+	"github.com/lodestone-lb/lodestone/speaker/snapshot"
+)
+
+// Announcers are what a Network is made of.
+type Announcers struct {
+	Config   *config.Config
+	Services []*corev1.Service
+	Slices   []*discoveryv1.EndpointSlice
+	Nodes    []*corev1.Node
+	// Leases are those of the speakers; others are ignored.
+	Leases []*coordinationv1.Lease
+	// Ready are the nodes whose speaker is ready.
+	Ready map[string]bool
+}
+
+// Report is what a speaker tells on its Lease.
+type Report struct {
+	clusterfacts.Network
+	Sessions []peering.Session
+}
+
+// Network is what the speakers decide by, as the API describes it at one
+// moment. Who is alive, they know from each other; here whose pod is ready
+// counts. It is not safe for concurrent use.
+type Network struct {
+	plan.Snapshot
+	// Reports are what speakers tell, by node.
+	Reports map[string]Report
+
+	services  []plan.Service       // without endpoints
+	sharers   map[netip.Addr][]int // of Services, by VIP
+	endpoints map[string][]snapshot.Endpoints
+	views     map[string]View
+}
+
+// View is the plan of one node, and what it says to each VIP.
+type View struct {
+	plan.Plan
+	// Verdicts have, whenever the node does not own the VIP, why not.
+	Verdicts map[netip.Addr]plan.Verdict
+}
+
+// NewNetwork returns the Network of the objects.
+func NewNetwork(a Announcers) *Network {
+	n := &Network{
+		Snapshot: plan.Snapshot{Config: a.Config, Nodes: map[string]plan.Node{}, Speakers: a.Ready},
+		Reports:  map[string]Report{}, sharers: map[netip.Addr][]int{}, endpoints: map[string][]snapshot.Endpoints{}, views: map[string]View{},
+	}
+	for _, l := range a.Leases {
+		if node, ok := strings.CutPrefix(l.Name, annotation.SpeakerLeasePrefix); ok {
+			n.Reports[node] = Report{clusterfacts.ParseNetwork(l.Annotations), peering.Parse(l.Annotations)}
+		}
+	}
+	for _, node := range a.Nodes {
+		n.Nodes[node.Name] = snapshot.Locate(snapshot.Node(node), n.Reports[node.Name].Network)
+	}
+	for _, s := range a.Slices {
+		if service, e := snapshot.EndpointsOf(s); service != "" {
+			n.endpoints[service] = append(n.endpoints[service], e)
+		}
+	}
+	for _, svc := range a.Services {
+		s := snapshot.Service(svc)
+		for _, vip := range s.VIPs {
+			n.sharers[vip] = append(n.sharers[vip], len(n.services))
+		}
+		if len(s.VIPs) > 0 {
+			n.services = append(n.services, s)
+		}
+	}
+	n.Services = n.serve(func(string) bool { return false })
+	return n
+}
+
+// serve returns the Services with their endpoints but those on nodes that are
+// gone.
+func (n *Network) serve(gone func(node string) bool) []plan.Service {
+	all := make([]plan.Service, len(n.services))
+	for i, s := range n.services {
+		var left []snapshot.Endpoints
+		for _, e := range n.endpoints[s.Name] {
+			left = append(left, snapshot.Endpoints{
+				Ready: slices.DeleteFunc(slices.Clone(e.Ready), gone), Serving: slices.DeleteFunc(slices.Clone(e.Serving), gone),
+			})
+		}
+		all[i] = snapshot.With(s, left...)
+	}
+	return all
+}
+
+// View returns what the node decides.
+func (n *Network) View(node string) View {
+	if v, ok := n.views[node]; ok {
+		return v
+	}
+	p := plan.NewPlanner(node)
+	p.Set(n.Config, n.Nodes, n.Speakers)
+	for _, s := range n.Services {
+		p.Put(s)
+	}
+	v := View{Verdicts: make(map[netip.Addr]plan.Verdict, len(n.Services))}
+	for _, c := range p.Update().VIPs {
+		v.Verdicts[c.VIP] = c.After
+	}
+	v.Plan = p.Plan()
+	n.views[node] = v
+	return v
+}
+
+// Sessions returns the BGP sessions that the node shall have, and what is wrong
+// with them, by peer.
+func (n *Network) Sessions(node string) (map[string]plan.Session, map[string]plan.Problem) {
+	bare := n.Snapshot
+	bare.Services = nil // sessions do not depend on them
+	p := plan.Make(node, bare)
+	return p.BGP.Sessions, p.BGP.Problems
+}
+
+// SharersOf returns the Services that have the VIP.
+func (n *Network) SharersOf(vip netip.Addr) []plan.Service {
+	var all []plan.Service
+	for _, i := range n.sharers[vip] {
+		all = append(all, n.Services[i])
+	}
+	return all
+}
+
+// ServicesByVIP returns the names of the Services that have each VIP, sorted.
+func (n *Network) ServicesByVIP() map[netip.Addr][]string {
+	names := make(map[netip.Addr][]string, len(n.Services))
+	for _, s := range n.Services {
+		for _, vip := range s.VIPs {
+			names[vip] = append(names[vip], s.Name)
+		}
+	}
+	for _, sharers := range names {
+		slices.Sort(sharers)
+	}
+	return names
+}
+
+// ForRouters reports whether an advertisement by BGP is for the VIP, by its pool
+// and by the labels of its Services.
+func (n *Network) ForRouters(vip netip.Addr) bool {
+	if n.Config == nil {
+		return false
+	}
+	sharers, pool := n.SharersOf(vip), n.PoolOf(vip)
+	return slices.ContainsFunc(n.Config.Advertisements, func(a config.Advertisement) bool {
+		return a.BGP != nil && (pool == nil || pool.AdvertisedBy(a.Name)) &&
+			slices.ContainsFunc(sharers, func(s plan.Service) bool { return a.ServiceSelector.Matches(s.Labels) })
+	})
+}
+
+// PoolOf returns the pool of the VIP, nil outside all pools.
+func (n *Network) PoolOf(vip netip.Addr) *config.Pool {
+	if n.Config == nil {
+		return nil
+	}
+	if pool, ok := n.Config.PoolOf(vip); ok {
+		return pool
+	}
+	for _, s := range n.SharersOf(vip) {
+		if pool, ok := n.Config.PoolOn(s.Leases[vip]); ok {
+			return pool
+		}
+	}
+	return nil
+}
+
+// Who tells who announces each VIP.
+func (n *Network) Who() map[netip.Addr]Audience {
+	who := make(map[netip.Addr]Audience, len(n.Services))
+	for vip, owner := range plan.Owners(n.Snapshot) {
+		who[vip] = Audience{Owner: owner}
+	}
+	for node, vips := range n.routed() {
+		for _, vip := range vips {
+			a := who[vip]
+			a.Routers = append(a.Routers, node)
+			who[vip] = a
+		}
+	}
+	for _, a := range who {
+		slices.Sort(a.Routers)
+	}
+	return who
+}
+
+// routed returns the VIPs that each node announces by BGP. Every node makes its
+// own plan, so they are made at once.
+func (n *Network) routed() map[string][]netip.Addr {
+	s := n.Snapshot
+	s.Services = slices.DeleteFunc(slices.Clone(s.Services), func(s plan.Service) bool { return !slices.ContainsFunc(s.VIPs, n.ForRouters) })
+	all := map[string][]netip.Addr{}
+	if len(s.Services) == 0 {
+		return all
+	}
+	var mu sync.Mutex
+	var group errgroup.Group
+	group.SetLimit(runtime.GOMAXPROCS(0))
+	for node := range n.Nodes {
+		group.Go(func() error {
+			vips := slices.Collect(maps.Keys(plan.Make(node, s).BGP.VIPs))
+			mu.Lock()
+			defer mu.Unlock()
+			all[node] = vips
+			return nil
+		})
+	}
+	group.Wait() //nolint:errcheck // they return nil
+	return all
+}
+
+// Audience is who announces a VIP.
+type Audience struct {
+	// Owner announces it by layer 2; empty: nobody does.
+	Owner string
+	// Routers are the nodes that announce it by BGP, sorted.
+	Routers []string
+}
+
+// Silent reports whether nobody announces the VIP.
+func (a Audience) Silent() bool { return a.Owner == "" && len(a.Routers) == 0 }
+
+// Silence returns why nobody announces the VIP: what the node says that is
+// closest to it, which is named unless all nodes say so. Without nodes there is
+// no reason.
+func (n *Network) Silence(vip netip.Addr) plan.Silence {
+	var node string
+	var why plan.Silence
+	for _, name := range sortedKeys(n.Nodes) {
+		silence := n.View(name).Verdicts[vip].Silence
+		if why.Reason == "" || closeness(silence.Reason) > closeness(why.Reason) {
+			node, why = name, silence
+		}
+	}
+	switch {
+	case why.Reason == "":
+		why.Message = "there are no nodes"
+	case closeness(why.Reason) >= 0:
+		why.Message = "node " + node + ": " + why.Message
+	}
+	return why
+}
+
+// closeness orders the reasons that lie in the node by how little keeps it from
+// the VIP. It is negative for the others, which all nodes share.
+func closeness(r plan.Reason) int {
+	return slices.Index([]plan.Reason{
+		plan.NodeUnknown, plan.NodeNotSelected, plan.NotOnSegment, plan.NoPeer, plan.NodeExcluded,
+		plan.NoLocalEndpoint, plan.NetworkUnavailable, plan.NoSession, plan.SpeakerNotReady,
+	}, r)
+}

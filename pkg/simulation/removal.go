@@ -1,0 +1,75 @@
+package simulation
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// Removal is how a node leaves.
+type Removal string
+
+// The removals. Pods on the node end with it in both; that others start in
+// their place is not foreseen.
+const (
+	// Drain takes the node out of load balancing by its label, then its pods:
+	// other nodes take over before this one stops.
+	Drain Removal = "drain"
+	// Lose is a node that fails: the others notice.
+	Lose Removal = "lose"
+)
+
+// Without returns the Network after the node has left.
+func (n *Network) Without(node string, how Removal) *Network {
+	after := &Network{
+		Snapshot: plan.Snapshot{Config: n.Config, Nodes: maps.Clone(n.Nodes), Speakers: maps.Clone(n.Speakers)},
+		Reports:  n.Reports, services: n.services, sharers: n.sharers, endpoints: n.endpoints, views: map[string]View{},
+	}
+	switch how {
+	case Drain:
+		left := after.Nodes[node]
+		left.Excluded = true
+		after.Nodes[node] = left
+	case Lose:
+		delete(after.Speakers, node)
+	}
+	after.Services = after.serve(func(name string) bool { return name == node })
+	return after
+}
+
+// Move is what the removal of a node does to a VIP.
+type Move struct {
+	VIP           netip.Addr
+	Before, After Audience
+	// Silence is why nobody announces it afterwards.
+	Silence plan.Silence
+}
+
+// Orphaned reports whether somebody announced the VIP before, and nobody does
+// afterwards.
+func (m Move) Orphaned() bool { return m.After.Silent() && !m.Before.Silent() }
+
+// Moves returns the VIPs that other nodes announce after the removal than
+// before, in order.
+func (n *Network) Moves(after *Network) []Move {
+	before, then := n.Who(), after.Who()
+	var moves []Move
+	for vip, was := range before {
+		is := then[vip]
+		if was.Owner == is.Owner && slices.Equal(was.Routers, is.Routers) {
+			continue
+		}
+		m := Move{VIP: vip, Before: was, After: is}
+		if m.Orphaned() {
+			m.Silence = after.Silence(vip)
+		}
+		moves = append(moves, m)
+	}
+	slices.SortFunc(moves, func(a, b Move) int { return a.VIP.Compare(b.VIP) })
+	return moves
+}
+
+func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }

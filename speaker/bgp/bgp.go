@@ -1,0 +1,306 @@
+// Package bgp announces prefixes to routers by BGP-4 (RFC 4271). It only
+// announces: what routers send is counted and dropped, and nothing is ever
+// installed.
+//
+// Messages are encoded and decoded by gobgp's packet library; the sessions are
+// ours. docs/explanation/decisions.md says why gobgp's server is not used.
+//
+// One goroutine, Run, owns what the node wants: the sessions, their routes and
+// who may not be talked to. Each session is a task of its own. It shares with
+// Run only its adj-RIB-out, in which Run marks what changed and from which the
+// session sends it; so a router that is slow, broken or hostile holds up nobody.
+package bgp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"reflect"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/news"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// listenRetry is when to try again to listen for passive peers.
+const listenRetry = 5 * time.Second
+
+// ErrStopped is returned when Run has ended.
+var ErrStopped = errors.New("the BGP announcer has stopped")
+
+// Options are what an Announcer needs.
+type Options struct {
+	Log      *slog.Logger
+	Registry prometheus.Registerer
+	// Passwords returns a TCP-MD5 password. It is asked in every Set. An error,
+	// or a password that is empty, holds the sessions down that need it.
+	Passwords func(config.SecretKey) (string, error)
+	// Permit reports whether a prefix may be announced, as a last check where
+	// the UPDATE is made; what was announced is withdrawn by Set alone. It is
+	// called by several goroutines. Nil: all that Set is given may.
+	Permit func(netip.Prefix) bool
+	// Restarting says that another process announced before this one and that
+	// its routes may still be with routers that keep them for a restart (RFC
+	// 4724): they stay until this process has announced its own.
+	Restarting bool
+	// Inside runs what opens sockets and looks up addresses, in another network
+	// namespace for instance. Nil: here.
+	Inside func(func() error) error
+}
+
+// Announcer is the BGP announcer: a task with one verb, Set.
+type Announcer struct {
+	options Options
+	log     *slog.Logger
+	changes news.Signal
+
+	calls   chan func()
+	end     chan bool // whether the process will be back soon
+	stopped chan struct{}
+
+	// Owned by Run.
+	ctx       context.Context // of the sessions
+	sessions  map[string]*session
+	routes    map[netip.Prefix]plan.Route
+	down      map[string]string // peers not to be talked to, and why
+	draining  bool
+	listeners *listeners
+	routers   *routers
+	running   sync.WaitGroup // sessions, also those of peers that are gone
+
+	published atomic.Pointer[map[string]*session]
+}
+
+// New returns an Announcer that does nothing until it runs.
+func New(o Options) *Announcer {
+	if o.Inside == nil {
+		o.Inside = func(f func() error) error { return f() }
+	}
+	if o.Permit == nil {
+		o.Permit = func(netip.Prefix) bool { return true }
+	}
+	a := &Announcer{
+		options:  o,
+		log:      o.Log,
+		calls:    make(chan func()),
+		end:      make(chan bool),
+		stopped:  make(chan struct{}),
+		sessions: map[string]*session{},
+		routes:   map[netip.Prefix]plan.Route{},
+		down:     map[string]string{},
+	}
+	a.published.Store(&map[string]*session{})
+	o.Registry.MustRegister(collector{a})
+	return a
+}
+
+// String names the task.
+func (a *Announcer) String() string { return "bgp" }
+
+// Run keeps the sessions until Stop is called or ctx ends. The end of ctx is
+// taken for a restart: routers that agreed to graceful restart keep the routes.
+func (a *Announcer) Run(ctx context.Context) error {
+	defer close(a.stopped)
+	sessions, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	a.ctx = sessions
+	a.listeners = newListeners(a.options.Inside)
+	a.routers = newRouters(sessions, a.options.Inside)
+	for {
+		restarting := true
+		var retry <-chan time.Time
+		if a.listeners.failed {
+			retry = time.After(listenRetry)
+		}
+		select {
+		case f := <-a.calls:
+			f()
+			continue
+		case <-retry:
+			a.listeners.set(a.sessions)
+			continue
+		case <-ctx.Done():
+		case restarting = <-a.end:
+		}
+		cancel(ending(causeStopped, restarting))
+		a.running.Wait()
+		a.listeners.close()
+		a.routers.wait()
+		return nil
+	}
+}
+
+// Stop ends Run, which must have been started, and waits until all sessions are
+// closed. When the process will be back soon (restarting), routers that agreed
+// to graceful restart (RFC 4724) are left without a word and keep the routes
+// meanwhile. All others are told, and drop them.
+func (a *Announcer) Stop(restarting bool) {
+	select {
+	case a.end <- restarting:
+	case <-a.stopped:
+	}
+	<-a.stopped
+}
+
+// do runs f in Run.
+func (a *Announcer) do(ctx context.Context, f func()) error {
+	done := make(chan struct{})
+	select {
+	case a.calls <- func() { f(); close(done) }:
+		<-done
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-a.stopped:
+		return ErrStopped
+	}
+}
+
+// Set replaces all sessions and routes. No session is opened before the first
+// call, which must have all routes: their end is then told to routers that wait
+// for it after a restart. A session goes on unless what its TCP connection or
+// its OPEN says has changed, the password of its Secret included. Set does not
+// wait for routers. The values in the maps belong to the Announcer from now on.
+func (a *Announcer) Set(ctx context.Context, want plan.BGP) error {
+	return a.do(ctx, func() {
+		a.setRoutes(want.Routes)
+		a.setSessions(want)
+	})
+}
+
+// SetDown takes the session with a peer down, and keeps it down, because of
+// why; or lets it be. It holds for peers that come later, too. It waits for
+// Run.
+func (a *Announcer) SetDown(peer string, down bool, why string) {
+	//nolint:errcheck // nothing is up when the announcer has stopped
+	a.do(context.Background(), func() {
+		if down {
+			a.down[peer] = why
+		} else {
+			delete(a.down, peer)
+		}
+		if s := a.sessions[peer]; s != nil {
+			t := *s.told
+			t.down = a.down[peer]
+			s.tell(t)
+			a.listeners.set(a.sessions)
+		}
+	})
+}
+
+// Drain tells all routers to prefer other paths, if they have any, before the
+// routes are withdrawn (RFC 8326): all routes get the community
+// GRACEFUL_SHUTDOWN, and local preference 0 at internal peers. Routes of later
+// Sets do, too, until Drain(ctx, false). It does not wait for routers.
+func (a *Announcer) Drain(ctx context.Context, on bool) error {
+	return a.do(ctx, func() {
+		a.draining = on
+		for _, s := range a.sessions {
+			s.rib.drain(on)
+		}
+	})
+}
+
+func (a *Announcer) setSessions(want plan.BGP) {
+	before := len(a.sessions)
+	for name, s := range a.sessions {
+		if _, ok := want.Sessions[name]; !ok {
+			s.cancel(ending(causeRemoved, false))
+			delete(a.sessions, name)
+		}
+	}
+	gone := before - len(a.sessions)
+	var fresh []*session
+	for name, w := range want.Sessions {
+		t := a.target(name, w)
+		if s := a.sessions[name]; s != nil {
+			s.tell(t)
+			continue
+		}
+		s := newSession(a, name, t)
+		a.sessions[name] = s
+		s.rib.drain(a.draining)
+		for prefix, route := range a.routes {
+			s.rib.set(prefix, route)
+		}
+		fresh = append(fresh, s)
+	}
+	published := maps.Clone(a.sessions)
+	a.published.Store(&published)
+	a.listeners.set(a.sessions)
+	a.routers.set(a.sessions)
+	for _, s := range fresh {
+		a.running.Go(s.run)
+	}
+	if len(fresh)+gone > 0 {
+		a.changes.Notify()
+	}
+}
+
+// target is what the session shall be, its password looked up.
+func (a *Announcer) target(name string, w plan.Session) target {
+	t := target{Session: w, down: a.down[name]}
+	p := w.Peer
+	switch {
+	case p.Passive && !p.Address.IsValid():
+		t.unfit = "a passive peer needs an address"
+	case !w.RouterID.Is4():
+		t.unfit = "the node has no router ID: it has no IPv4 address, and none is configured"
+	case w.Source.IsValid() && w.Source.Is4() != (p.Address.IsValid() && p.Address.Is4()):
+		t.unfit = fmt.Sprintf("the source address %s and the router's are not of the same family", w.Source)
+	case p.Password != nil:
+		t.password, t.unfit = a.password(*p.Password)
+	}
+	return t
+}
+
+// password returns the password, or why there is none.
+func (a *Announcer) password(key config.SecretKey) (password, unfit string) {
+	password, err := a.options.Passwords(key)
+	switch {
+	case err != nil:
+		return "", fmt.Sprintf("no password: %v", err)
+	case password == "":
+		return "", fmt.Sprintf("the password in key %q of Secret %q is empty", key.Key, key.Name)
+	case len(password) > maxPassword:
+		return "", fmt.Sprintf("the password in key %q of Secret %q has %d bytes, TCP-MD5 takes at most %d", key.Key, key.Name, len(password), maxPassword)
+	}
+	return password, ""
+}
+
+// setRoutes marks what changed. Routes whose map is the same one are not
+// looked into.
+func (a *Announcer) setRoutes(want map[netip.Prefix]plan.Route) {
+	for prefix := range a.routes {
+		if _, ok := want[prefix]; !ok {
+			delete(a.routes, prefix)
+			for _, s := range a.sessions {
+				s.rib.set(prefix, nil)
+			}
+		}
+	}
+	for prefix, route := range want {
+		if before, ok := a.routes[prefix]; ok && reflect.ValueOf(before).Pointer() == reflect.ValueOf(route).Pointer() {
+			continue
+		}
+		a.routes[prefix] = route
+		for _, s := range a.sessions {
+			s.rib.set(prefix, route)
+		}
+	}
+	for _, s := range a.sessions {
+		s.rib.flush()
+	}
+}
+
+// Changed returns a channel that is closed when there is another session, when
+// one comes up or goes down, or has another error. Ask for it before Peers and
+// nothing is missed.
+func (a *Announcer) Changed() <-chan struct{} { return a.changes.Next() }

@@ -1,0 +1,379 @@
+package bgp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// listenPort is where passive peers find the node (RFC 4271 section 8.2.1.1).
+	listenPort = 179
+	// maxPassword is the longest key of TCP-MD5 in Linux, TCP_MD5SIG_MAXKEYLEN.
+	maxPassword = 80
+	// securityTTL is the TTL of packets that nobody forwarded (RFC 5082).
+	securityTTL = 255
+	// acceptRetry is the pause after a failed accept.
+	acceptRetry = 100 * time.Millisecond
+)
+
+// ttl returns the TTL of packets to the peer; 0 is the kernel's default.
+func (t *target) ttl() int {
+	internal := t.Peer.PeerASN.Internal || t.Peer.PeerASN.Number == t.LocalASN
+	switch {
+	case t.Peer.TTLSecurity > 0:
+		return securityTTL
+	case internal:
+		return 0
+	case t.Peer.Multihop > 0:
+		return t.Peer.Multihop
+	case t.Peer.PeerASN.Number == 0 && !t.Peer.PeerASN.External: // it may be internal
+		return 0
+	}
+	return 1
+}
+
+// leastTTL returns the least TTL that packets of the peer may have; 0 is any.
+func (t *target) leastTTL() int {
+	if t.Peer.TTLSecurity == 0 {
+		return 0
+	}
+	return securityTTL + 1 - t.Peer.TTLSecurity
+}
+
+// dial opens a connection to the peer at the address, within the time.
+func dial(ctx context.Context, inside func(func() error) error, t *target, router netip.Addr, timeout time.Duration) (net.Conn, error) {
+	d := net.Dialer{
+		Timeout: timeout,
+		Control: func(_, _ string, c syscall.RawConn) error {
+			return onSocket(c, func(fd int) error {
+				if err := setTTL(fd, router, t); err != nil || t.password == "" {
+					return err
+				}
+				return setPassword(fd, router, t.password)
+			})
+		},
+	}
+	d.SetMultipathTCP(false) // which has no TCP-MD5
+	if t.Source.IsValid() {
+		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(t.Source.WithZone(router.Zone()), 0))
+	}
+	var conn net.Conn
+	err := inside(func() (err error) {
+		conn, err = d.DialContext(ctx, "tcp", netip.AddrPortFrom(router, t.Peer.Port).String())
+		return err
+	})
+	return conn, err
+}
+
+// onSocket runs f on a socket.
+func onSocket(c syscall.RawConn, f func(fd int) error) error {
+	var inner error
+	if err := c.Control(func(fd uintptr) { inner = f(int(fd)) }); err != nil {
+		return err
+	}
+	return inner
+}
+
+func setTTL(fd int, router netip.Addr, t *target) error {
+	level, send, receive := unix.IPPROTO_IP, unix.IP_TTL, unix.IP_MINTTL
+	if router.Is6() {
+		level, send, receive = unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, unix.IPV6_MINHOPCOUNT
+	}
+	if ttl := t.ttl(); ttl != 0 {
+		if err := unix.SetsockoptInt(fd, level, send, ttl); err != nil {
+			return fmt.Errorf("set TTL %d: %w", ttl, err)
+		}
+	}
+	if least := t.leastTTL(); least != 0 {
+		if err := unix.SetsockoptInt(fd, level, receive, least); err != nil {
+			return fmt.Errorf("set least TTL %d: %w", least, err)
+		}
+	}
+	return nil
+}
+
+// setPassword sets the TCP-MD5 key for a router; none if it is empty.
+func setPassword(fd int, router netip.Addr, password string) error {
+	sig := unix.TCPMD5Sig{Keylen: uint16(len(password))}
+	copy(sig.Key[:], password)
+	if router.Is4() { // struct sockaddr_in: behind the port
+		sig.Addr.Family = unix.AF_INET
+		copy(sig.Addr.Data[2:], router.AsSlice())
+	} else { // struct sockaddr_in6: behind port and flow
+		sig.Addr.Family = unix.AF_INET6
+		copy(sig.Addr.Data[6:], router.AsSlice())
+	}
+	if err := unix.SetsockoptTCPMD5Sig(fd, unix.IPPROTO_TCP, unix.TCP_MD5SIG, &sig); err != nil {
+		return fmt.Errorf("set the TCP-MD5 password for %s: %w", router, err)
+	}
+	return nil
+}
+
+// source returns the address of the node that the kernel would use towards the
+// router. It sends nothing.
+func source(router netip.Addr) (netip.Addr, error) {
+	conn, err := new(net.Dialer).DialContext(context.Background(), "udp", netip.AddrPortFrom(router, listenPort).String())
+	if err != nil {
+		return netip.Addr{}, plain(err)
+	}
+	defer conn.Close()
+	return conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap(), nil
+}
+
+// neighbours are the first addresses of the interface that has the session's:
+// what routers can use as next hop beside it.
+type neighbours struct{ ipv4, ipv6 netip.Addr }
+
+func neighboursOf(local netip.Addr) (neighbours, error) {
+	interfaces, err := net.Interfaces()
+	if err != nil {
+		return neighbours{}, fmt.Errorf("list interfaces: %w", err)
+	}
+	for _, i := range interfaces {
+		addresses, err := i.Addrs()
+		if err != nil {
+			continue // the interface is gone
+		}
+		var n neighbours
+		found := false
+		for _, a := range addresses {
+			prefix, err := netip.ParsePrefix(a.String())
+			if err != nil {
+				continue
+			}
+			addr := prefix.Addr().Unmap()
+			found = found || addr == local.WithZone("") && (local.Zone() == "" || local.Zone() == i.Name)
+			n.take(addr)
+		}
+		if found {
+			return n, nil
+		}
+	}
+	return neighbours{}, nil
+}
+
+// take keeps the first address of each family.
+func (n *neighbours) take(addr netip.Addr) {
+	slot := &n.ipv6
+	switch {
+	case addr.IsLoopback(), addr.IsLinkLocalUnicast():
+		return
+	case addr.Is4():
+		slot = &n.ipv4
+	}
+	if !slot.IsValid() {
+		*slot = addr
+	}
+}
+
+// nextHops sets where routes of this node lead: to its end of the session, and
+// for the other family to an address of the same interface. Over a link-local
+// session all lead to IPv6 addresses if the router can do that (RFC 8950); an
+// IPv4 address may mean nothing there.
+func (e *encoding) nextHops(local netip.Addr, n neighbours, ipv4OverIPv6 bool) {
+	local = local.WithZone("")
+	switch {
+	case local.Is4():
+		e.next4, e.next6 = local, n.ipv6
+	case local.IsLinkLocalUnicast():
+		e.next6, e.link6 = n.ipv6, local
+		if !e.next6.IsValid() {
+			e.next6, e.link6 = local, netip.Addr{}
+		}
+		e.next4 = n.ipv4
+		if ipv4OverIPv6 {
+			e.next4 = local
+		}
+	default:
+		e.next4, e.next6 = n.ipv4, local
+		if !e.next4.IsValid() && ipv4OverIPv6 {
+			e.next4 = local
+		}
+	}
+}
+
+// listeners are where passive peers connect: on the address that each has its
+// session with, and on no other. They belong to Run.
+type listeners struct {
+	inside func(func() error) error
+	// peers are the passive ones by their addresses; read when one connects.
+	peers   atomic.Pointer[map[netip.Addr]*session]
+	open    map[netip.Addr]*listener
+	failed  bool // set is to be called again
+	running sync.WaitGroup
+}
+
+type listener struct {
+	*net.TCPListener
+	passwords map[netip.Addr]string // by router
+}
+
+func newListeners(inside func(func() error) error) *listeners {
+	return &listeners{inside: inside, open: map[netip.Addr]*listener{}}
+}
+
+// set replaces the sessions. Those for which nobody can listen are told.
+func (l *listeners) set(sessions map[string]*session) {
+	peers, passwords := map[netip.Addr]*session{}, map[netip.Addr]map[netip.Addr]string{}
+	l.failed = false
+	for _, s := range sessions {
+		t := s.told
+		if !t.Peer.Passive || t.down != "" || t.unfit != "" {
+			continue
+		}
+		router := t.Peer.Address
+		local, err := l.localFor(t, router)
+		if err != nil {
+			l.note(s, err)
+			continue
+		}
+		peers[router] = s
+		if passwords[local] == nil {
+			passwords[local] = map[netip.Addr]string{}
+		}
+		passwords[local][router] = t.password
+	}
+	for local, open := range l.open {
+		if passwords[local] == nil {
+			open.Close()
+			delete(l.open, local)
+		}
+	}
+	for local, want := range passwords {
+		err := l.listen(local, want)
+		for router := range want {
+			l.note(peers[router], err)
+			if err != nil {
+				delete(peers, router)
+			}
+		}
+	}
+	l.peers.Store(&peers)
+}
+
+// note tells a session whether its router can connect.
+func (l *listeners) note(s *session, err error) {
+	unheard := ""
+	if err != nil {
+		l.failed, unheard = true, err.Error()
+	}
+	if s.told.unheard != unheard {
+		t := *s.told
+		t.unheard = unheard
+		s.tell(t)
+	}
+}
+
+func (l *listeners) localFor(t *target, router netip.Addr) (local netip.Addr, err error) {
+	if t.Source.IsValid() {
+		return t.Source.WithZone(router.Zone()), nil
+	}
+	if err := l.inside(func() error { local, err = source(router); return err }); err != nil {
+		return local, fmt.Errorf("find the node's address towards %s: %w", router, err)
+	}
+	return local, nil
+}
+
+// listen opens a listener, or gives the open one other passwords. No router
+// that has one connects without.
+func (l *listeners) listen(local netip.Addr, passwords map[netip.Addr]string) error {
+	if open := l.open[local]; open != nil {
+		c, err := open.SyscallConn()
+		if err != nil {
+			return err
+		}
+		err = onSocket(c, func(fd int) error { return setPasswords(fd, open.passwords, passwords) })
+		open.passwords = passwords
+		return err
+	}
+	c := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		return onSocket(c, func(fd int) error {
+			// Who has TTL security drops an answer to its SYN that could come
+			// from afar.
+			level, option := unix.IPPROTO_IP, unix.IP_TTL
+			if local.Is6() {
+				level, option = unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS
+			}
+			if err := unix.SetsockoptInt(fd, level, option, securityTTL); err != nil {
+				return fmt.Errorf("set TTL %d: %w", securityTTL, err)
+			}
+			return setPasswords(fd, nil, passwords)
+		})
+	}}
+	c.SetMultipathTCP(false) // which has no TCP-MD5
+	var opened net.Listener
+	err := l.inside(func() (err error) {
+		opened, err = c.Listen(context.Background(), "tcp", netip.AddrPortFrom(local, listenPort).String())
+		return err
+	})
+	if err != nil {
+		hint := ""
+		switch {
+		case errors.Is(err, unix.EACCES):
+			hint = ": passive peers need the capability NET_BIND_SERVICE"
+		case errors.Is(err, unix.EADDRINUSE):
+			hint = ": another BGP daemon runs on the node"
+		case errors.Is(err, unix.EADDRNOTAVAIL):
+			hint = ": the node does not have the source address"
+		}
+		return fmt.Errorf("listen on %s: %w%s", netip.AddrPortFrom(local, listenPort), plain(err), hint)
+	}
+	open := &listener{opened.(*net.TCPListener), passwords}
+	l.open[local] = open
+	l.running.Go(func() { l.accept(open.TCPListener) })
+	return nil
+}
+
+// setPasswords sets those that differ, by router.
+func setPasswords(fd int, before, want map[netip.Addr]string) error {
+	for router, password := range before {
+		if password != "" && want[router] == "" {
+			if err := setPassword(fd, router, ""); err != nil {
+				return err
+			}
+		}
+	}
+	for router, password := range want {
+		if password != before[router] && password != "" {
+			if err := setPassword(fd, router, password); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// close closes all and waits until nobody is accepted any more.
+func (l *listeners) close() {
+	l.set(nil)
+	l.running.Wait()
+}
+
+// accept hands connections to the sessions that they are for.
+func (l *listeners) accept(from *net.TCPListener) {
+	for {
+		conn, err := from.AcceptTCP()
+		switch {
+		case errors.Is(err, net.ErrClosed):
+			return
+		case err != nil: // out of descriptors, or the router gave up
+			time.Sleep(acceptRetry)
+			continue
+		}
+		router := conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
+		if s := (*l.peers.Load())[router]; s != nil {
+			s.accept(conn)
+		} else {
+			conn.Close()
+		}
+	}
+}

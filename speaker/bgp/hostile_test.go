@@ -1,0 +1,272 @@
+package bgp
+
+import (
+	"bufio"
+	"encoding/hex"
+	"net"
+	"net/netip"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	packet "github.com/osrg/gobgp/v3/pkg/packet/bgp"
+	"github.com/stretchr/testify/require"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/testnet"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// fake is a router at tor4 that does as it is told with each connection.
+func fake(t testing.TB, host *testnet.Host, address netip.Addr, serve func(net.Conn)) {
+	t.Helper()
+	var l net.Listener
+	require.NoError(t, host.Do(func() (err error) {
+		l, err = net.Listen("tcp", netip.AddrPortFrom(address, 179).String())
+		return err
+	}))
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				serve(conn)
+			}()
+		}
+	}()
+}
+
+func raw(t testing.TB, m *packet.BGPMessage) []byte {
+	t.Helper()
+	b, err := m.Serialize()
+	require.NoError(t, err)
+	return b
+}
+
+// header is a message of a kind with any body.
+func header(kind uint8, body []byte) []byte {
+	n := headerLength + len(body)
+	return append(append(append([]byte{}, marker...), byte(n>>8), byte(n), kind), body...)
+}
+
+// opened is an OPEN of AS peerASN with a hold time in seconds.
+func opened(t testing.TB, holdTime uint16, capabilities ...packet.ParameterCapabilityInterface) []byte {
+	t.Helper()
+	capabilities = append(capabilities, packet.NewCapMultiProtocol(packet.RF_IPv4_UC))
+	return raw(t, packet.NewBGPOpenMessage(peerASN, holdTime, "198.18.0.2", []packet.OptionParameterInterface{packet.NewOptionParameterCapability(capabilities)}))
+}
+
+// answer reads messages until the other side closes, and returns all
+// NOTIFICATIONs.
+func answer(conn net.Conn) (all string) {
+	for r := bufio.NewReader(conn); ; {
+		m, err := readMessage(r)
+		if err != nil {
+			return all
+		}
+		if m.kind == packet.BGP_MSG_NOTIFICATION {
+			all += hex.EncodeToString(m.body)
+		}
+	}
+}
+
+// Whatever a router sends, only its own session suffers: it ends with words
+// for who is paged, and a NOTIFICATION for who reads the router's log.
+func TestHostileRouters(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 2)
+	f := w.frr(w.segment.Hosts[2], "198.18.0.1", "")
+	cases := []struct {
+		name, words, notification string
+		sends                     [][]byte
+	}{
+		{"garbage", "not BGP", "0101", [][]byte{[]byte("HTTP/1.1 400 Bad Request\r\n\r\n")}},
+		{"too long", "4097 bytes", "01021001", [][]byte{append(append([]byte{}, marker...), 0x10, 0x01, 2)}},
+		{"too short", "18 bytes", "01020012", [][]byte{append(append([]byte{}, marker...), 0, 18, 4)}},
+		{"unknown type", "unknown type 9", "010309", [][]byte{header(9, nil)}},
+		{"keepalive first", "type 4 where one of type 1 was due", "050104", [][]byte{keepalive}},
+		{"update before keepalive", "type 2 where one of type 4 was due", "050202", [][]byte{opened(t, 90), header(2, make([]byte, 4))}},
+		{"version", "version 3", "02010004", [][]byte{header(1, []byte{3, 0xfc, 1, 0, 90, 1, 1, 1, 1, 0})}},
+		{"no identifier", "BGP identifier is 0.0.0.0", "0203", [][]byte{header(1, []byte{4, 0xfc, 1, 0, 90, 0, 0, 0, 0, 0})}},
+		{"hold time", "a hold time of 2s", "0206", [][]byte{opened(t, 2)}},
+		{"parameters beyond the end", "cannot be read", "0200", [][]byte{header(1, []byte{4, 0xfc, 1, 0, 90, 1, 1, 1, 1, 9, 2})}},
+		{"no family", "neither IPv4 nor IPv6", "0207", [][]byte{raw(t, packet.NewBGPOpenMessage(peerASN, 90, "1.1.1.1", []packet.OptionParameterInterface{
+			packet.NewOptionParameterCapability([]packet.ParameterCapabilityInterface{packet.NewCapMultiProtocol(packet.RF_EVPN)})}))}},
+		{"reserved AS", "the router is in AS 0", "0202", [][]byte{header(1, []byte{4, 0, 0, 0, 90, 1, 1, 1, 1, 0})}},
+		{"update beyond its end", "malformed UPDATE", "0301", [][]byte{opened(t, 90), keepalive, header(2, []byte{0, 200, 0, 0})}},
+		{"prefix beyond its end", "malformed UPDATE", "030a", [][]byte{opened(t, 90), keepalive, header(2, []byte{0, 0, 0, 0, 32, 1})}},
+		{"second OPEN", "type 1 in a session that was up", "050301", [][]byte{opened(t, 90), keepalive, opened(t, 90)}},
+		{"closes", "the connection without giving a reason", "", [][]byte{opened(t, 90), keepalive, nil}},
+		{"notification", "out of resources [NOTIFICATION 6/8]", "", [][]byte{opened(t, 90), keepalive, header(3, []byte{6, 8})}},
+		{"silence", "not heard for 3s", "0400", [][]byte{opened(t, 3), keepalive}},
+		{"slow bytes", "not heard for 3s", "0400", [][]byte{opened(t, 3), keepalive, marker}},
+	}
+	got := make([]chan string, len(cases))
+	names := make([]string, len(cases))
+	for i, c := range cases {
+		got[i] = make(chan string, 100)
+		address := netip.AddrFrom4([4]byte{198, 18, 0, byte(100 + i)})
+		w.tor.Run("ip", "addr", "add", address.String()+"/24", "dev", "eth0")
+		fake(t, w.tor, address, func(conn net.Conn) {
+			for _, b := range c.sends {
+				if b == nil {
+					return
+				}
+				if _, err := conn.Write(b); err != nil {
+					return
+				}
+			}
+			got[i] <- answer(conn)
+		})
+		names[i] = strings.ReplaceAll(c.name, " ", "-")
+		w.peer(names[i], func(p *config.Peer) { p.Address, p.ConnectRetry = address, 500*time.Millisecond })
+		w.route(vip4, names[i], plan.Attributes{})
+	}
+	w.peer("good", func(p *config.Peer) { p.Address, p.HoldTime = other4, 3*time.Second })
+	w.route(vip4, "good", plan.Attributes{})
+	w.start()
+	for i, c := range cases {
+		w.down(names[i], c.words)
+		if c.notification != "" {
+			require.Equal(t, c.notification, <-got[i], c.name)
+		}
+	}
+	w.has(f, vip4)
+	require.Empty(t, w.status("good").LastError)
+	require.Zero(t, neighbor(f, "198.18.0.1").ConnectionsDropped)
+	require.NotContains(t, w.log.String(), "panic")
+	w.stop(false)
+}
+
+// A router that sends all the routes that there are costs no memory, and one
+// that sends what ends gobgp's server (an AS4_PATH before its AS_PATH,
+// CVE-2026-41643) costs nothing.
+func TestReceivedRoutesAreDropped(t *testing.T) {
+	t.Parallel()
+	const prefixes, each = 300_000, 500
+	w := newWorld(t, 1)
+	deadly, err := hex.DecodeString("0000" + "0012" + "c0110602010000fc01" + "40020602010000fc01")
+	require.NoError(t, err)
+	done := make(chan struct{})
+	fake(t, w.tor, tor4, func(conn net.Conn) {
+		go answer(conn)
+		conn.Write(opened(t, 90, packet.NewCapFourOctetASNumber(peerASN)))
+		conn.Write(keepalive)
+		conn.Write(header(packet.BGP_MSG_UPDATE, deadly))
+		for n := 0; n < prefixes; n += each {
+			var nlri []*packet.IPAddrPrefix
+			for i := n; i < n+each; i++ {
+				nlri = append(nlri, packet.NewIPAddrPrefix(32, netip.AddrFrom4([4]byte{20, byte(i >> 16), byte(i >> 8), byte(i)}).String()))
+			}
+			conn.Write(raw(t, packet.NewBGPUpdateMessage(nil, []packet.PathAttributeInterface{packet.NewPathAttributeOrigin(0)}, nlri)))
+		}
+		<-done
+	})
+	defer close(done)
+	w.peer("tor", nil)
+	w.start()
+	w.up("tor")
+	memory := func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := memory()
+	w.until("300,000 prefixes", func() bool { return w.status("tor").Dropped == prefixes }, func() any { return w.status("tor") })
+	if after := memory(); after > before {
+		require.Less(t, after-before, uint64(20<<20))
+	}
+	require.Equal(t, Established, w.status("tor").State)
+	require.Empty(t, w.status("tor").LastError)
+	require.Empty(t, w.node.Run("ip", "route", "show", "20.0.0.0/8"))
+}
+
+// A router that stops reading loses its session after two hold times; it
+// holds up nobody else meanwhile, nor Set.
+func TestRouterThatDoesNotRead(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 2)
+	f := w.frr(w.segment.Hosts[2], "198.18.0.1", "")
+	fake(t, w.tor, tor4, func(conn net.Conn) {
+		conn.(*net.TCPConn).SetReadBuffer(4096)
+		conn.Write(opened(t, 3))
+		for {
+			if _, err := conn.Write(keepalive); err != nil {
+				return
+			}
+			time.Sleep(time.Second)
+		}
+	})
+	w.peer("deaf", nil)
+	w.peer("good", func(p *config.Peer) { p.Address = other4 })
+	w.start()
+	w.up("deaf")
+	w.up("good")
+	begin := time.Now()
+	for i := 0; w.status("deaf").State == Established; i++ {
+		require.Less(t, time.Since(begin), patience)
+		for j := range 5000 {
+			prefix := netip.PrefixFrom(netip.AddrFrom4([4]byte{20, byte(j % 3), byte(j >> 8), byte(j)}), 32)
+			w.route(prefix, "deaf", plan.Attributes{MED: ptr(uint32(i))})
+		}
+		w.route(vip4, "good", plan.Attributes{MED: ptr(uint32(i))})
+		set := time.Now()
+		w.set()
+		w.until("MED", func() bool { p := path(f, vip4); return p != nil && *p.Metric == uint32(i) }, func() any { return path(f, vip4) })
+		require.Less(t, time.Since(set), 5*time.Second)
+	}
+	w.down("deaf", "send hold timer expired: the router has taken nothing for 6s")
+	require.Zero(t, neighbor(f, "198.18.0.1").ConnectionsDropped)
+}
+
+// A router whose sessions do not last is tried less and less often.
+func TestFlappingRouter(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	var sessions atomic.Int64
+	fake(t, w.tor, tor4, func(conn net.Conn) {
+		conn.Write(opened(t, 90))
+		conn.Write(keepalive)
+		r := bufio.NewReader(conn)
+		for range 2 { // OPEN, KEEPALIVE
+			if _, err := readMessage(r); err != nil {
+				return
+			}
+		}
+		sessions.Add(1)
+	})
+	w.peer("tor", func(p *config.Peer) { p.ConnectRetry = 100 * time.Millisecond })
+	w.start()
+	// With jitter after at least 0, 0.15, 0.3, 0.6, 1.2, 2.4 and 4.8 s.
+	time.Sleep(5 * time.Second)
+	n := sessions.Load()
+	require.LessOrEqual(t, n, int64(7))
+	require.GreaterOrEqual(t, n, int64(4))
+}
+
+// Neither side sends keepalives when one wants none.
+func TestNoHoldTime(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 2)
+	f := w.frr(w.tor, "198.18.0.1", "")
+	second := w.frr(w.segment.Hosts[2], "198.18.0.1", "bgp router-id 198.18.0.3\n neighbor 198.18.0.1 timers 0 0")
+	w.peer("tor", func(p *config.Peer) { p.HoldTime = 0 })
+	w.peer("second", func(p *config.Peer) { p.Address, p.HoldTime = other4, 9*time.Second })
+	w.route(vip4, "tor", plan.Attributes{})
+	w.route(vip4, "second", plan.Attributes{})
+	w.start()
+	require.Zero(t, w.up("tor").HoldTime)
+	require.Zero(t, w.up("second").HoldTime)
+	w.has(f, vip4)
+	w.has(second, vip4)
+	w.route(more4, "tor", plan.Attributes{})
+	w.set()
+	w.has(f, more4)
+}

@@ -1,0 +1,383 @@
+package bgp
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/testnet/router"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// An unnumbered peer is known by its interface alone: both sides find each
+// other by router advertisements, and IPv4 routes have an IPv6 next hop
+// (RFC 8950).
+func TestUnnumberedPeer(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	f := router.NewFRR(t, w.tor, `
+interface eth0
+ ipv6 nd ra-interval 1
+ no ipv6 nd suppress-ra
+router bgp 64513
+ bgp router-id 198.18.0.2
+ no bgp ebgp-requires-policy
+ neighbor eth0 interface remote-as external
+ neighbor eth0 timers connect 1
+ address-family ipv6 unicast
+  neighbor eth0 activate
+ exit-address-family
+`, "zebra", "bgpd")
+	w.peer("tor", func(p *config.Peer) {
+		p.Address, p.Interface, p.PeerASN = netip.Addr{}, "eth0", config.ASN{External: true}
+	})
+	w.route(vip4, "tor", plan.Attributes{})
+	w.route(vip6, "tor", plan.Attributes{})
+	w.start()
+	p := w.up("tor")
+	require.True(t, p.Address.IsLinkLocalUnicast())
+	require.Equal(t, "eth0", p.Address.Zone())
+	require.Contains(t, p.Capabilities, "IPv4 over IPv6 next hops")
+
+	got := w.has(f, vip4)
+	w.until("valid IPv4 route", func() bool { return path(f, vip4).Valid }, func() any { return f.Ask("show bgp ipv4 unicast 203.0.113.1/32") })
+	require.Empty(t, got.nextHop("ipv4"))
+	require.Contains(t, got.nextHop("ipv6"), p.LocalAddress.WithZone("").String())
+	w.until("valid IPv6 route", func() bool { v6 := path(f, vip6); return v6 != nil && v6.Valid }, func() any { return f.Ask("show bgp ipv6 unicast") })
+	w.until("routes in the router's kernel", func() bool {
+		return strings.Contains(w.tor.Run("ip", "route"), "203.0.113.1 ") && strings.Contains(w.tor.Run("ip", "-6", "route"), "2001:db8:203::1 ")
+	}, func() any { return w.tor.Run("ip", "route") + w.tor.Run("ip", "-6", "route") })
+	require.Contains(t, w.tor.Run("ip", "route"), "via inet6 fe80::")
+
+	w.tor.Run("ip", "link", "set", "eth0", "down")
+	w.tor.Run("ip", "link", "set", "eth0", "up")
+	w.up("tor")
+}
+
+func TestUnnumberedPeerWithoutRouter(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	w.peer("quiet", func(p *config.Peer) { p.Address, p.Interface = netip.Addr{}, "eth0" })
+	w.peer("absent", func(p *config.Peer) { p.Address, p.Interface = netip.Addr{}, "eth7" })
+	w.start()
+	w.down("quiet", "no router advertises itself on eth0")
+	w.down("absent", "look for the router on eth7", "no such network interface")
+}
+
+// A link-local address with a zone, and a password.
+func TestLinkLocalPeer(t *testing.T) {
+	t.Parallel()
+	key := config.SecretKey{Name: "tor", Key: "password"}
+	w := newWorld(t, 1)
+	w.passwords.set(key, "secret")
+	w.node.Run("ip", "addr", "add", "fe80::1/64", "dev", "eth0", "nodad")
+	w.tor.Run("ip", "addr", "add", "fe80::2/64", "dev", "eth0", "nodad")
+	f := w.frr(w.tor, "fe80::1", "neighbor fe80::1 interface eth0\n neighbor fe80::1 password secret\n address-family ipv6 unicast\n neighbor fe80::1 activate\n exit-address-family", "zebra", "bgpd")
+	w.peer("tor", func(p *config.Peer) { p.Address, p.Password = netip.MustParseAddr("fe80::2%eth0"), &key })
+	s := w.want.Sessions["tor"]
+	s.Source = netip.MustParseAddr("fe80::1")
+	w.want.Sessions["tor"] = s
+	w.route(vip6, "tor", plan.Attributes{})
+	w.start()
+	require.Equal(t, netip.MustParseAddr("fe80::1"), w.up("tor").LocalAddress.WithZone(""))
+	got := w.has(f, vip6)
+	require.ElementsMatch(t, []string{"2001:db8::1", "fe80::1"}, got.nextHop("ipv6"))
+}
+
+// The router keeps the routes over a restart of the speaker, and drops those
+// that it does not announce again.
+func TestGracefulRestart(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name string
+		stop func(w *world)
+	}{
+		{"planned", func(w *world) { w.stop(true) }},
+		{"as after a crash", func(w *world) { w.cancel() }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, 1)
+			f := w.frr(w.tor, "198.18.0.1", "bgp graceful-restart\n neighbor 198.18.0.1 graceful-restart")
+			w.peer("tor", func(p *config.Peer) { p.GracefulRestart = time.Minute })
+			w.route(vip4, "tor", plan.Attributes{})
+			w.route(more4, "tor", plan.Attributes{})
+			w.start()
+			require.Contains(t, w.up("tor").Capabilities, "graceful restart")
+			w.has(f, vip4)
+			w.has(f, more4)
+
+			c.stop(w)
+			w.until("a stale route", func() bool { p := path(f, vip4); require.NotNil(t, p); return p.Stale }, func() any { return path(f, vip4) })
+			require.Zero(t, neighbor(f, "198.18.0.1").MessageStats.NotificationsRecv)
+
+			delete(w.want.Routes, more4)
+			w.options.Restarting = true
+			w.start()
+			w.up("tor")
+			w.until("a fresh route", func() bool { p := path(f, vip4); require.NotNil(t, p); return !p.Stale }, func() any { return path(f, vip4) })
+			w.lacks(f, more4)
+			about := f.Ask("show bgp ipv4 neighbors 198.18.0.1 graceful-restart")
+			for _, want := range []string{"R bit: True", "N bit: True", "F bit: True", "End-of-RIB received: Yes"} {
+				require.Contains(t, about, want)
+			}
+		})
+	}
+}
+
+// A change of the session's settings leaves the routes with a router that keeps
+// them; a change of the router does not.
+func TestConfigurationAndGracefulRestart(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 2)
+	f := w.frr(w.tor, "198.18.0.1", "bgp graceful-restart\n neighbor 198.18.0.1 graceful-restart\n neighbor 198.18.0.1 passive")
+	other := w.frr(w.segment.Hosts[2], "198.18.0.1", "bgp router-id 198.18.0.3")
+	w.peer("tor", func(p *config.Peer) { p.GracefulRestart = time.Minute })
+	w.route(vip4, "tor", plan.Attributes{})
+	w.start()
+	w.has(f, vip4)
+	w.peer("tor", func(p *config.Peer) { p.GracefulRestart = 2 * time.Minute })
+	w.set()
+	w.until("new restart time", func() bool {
+		require.NotNil(t, path(f, vip4))
+		return strings.Contains(f.Ask("show bgp ipv4 neighbors 198.18.0.1 graceful-restart"), "Received Restart Time(sec): 120")
+	}, func() any { return f.Ask("show bgp ipv4 neighbors 198.18.0.1 graceful-restart") })
+	w.up("tor")
+	w.peer("tor", func(p *config.Peer) { p.Address = other4 })
+	w.set()
+	w.has(other, vip4)
+	w.lacks(f, vip4)
+}
+
+// BIRD keeps them as well.
+func TestGracefulRestartWithBIRD(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	b := router.NewBIRD(t, w.tor, `
+router id 198.18.0.2;
+protocol device {}
+protocol bgp node {
+  local 198.18.0.2 as 64513;
+  neighbor 198.18.0.1 as 64512;
+  graceful restart on;
+  ipv4 { import all; export none; };
+}
+`)
+	w.peer("tor", func(p *config.Peer) { p.GracefulRestart = time.Minute })
+	w.route(vip4, "tor", plan.Attributes{})
+	w.route(more4, "tor", plan.Attributes{})
+	w.start()
+	routes := func(n int) {
+		t.Helper()
+		w.until(fmt.Sprintf("%d routes", n), func() bool { return strings.Contains(b.Ask("show route count"), fmt.Sprintf("%d of %d routes", n, n)) }, func() any { return b.Ask("show route all") })
+	}
+	routes(2)
+	w.stop(true)
+	w.until("graceful restart", func() bool {
+		return strings.Contains(b.Ask("show protocols all node"), "Neighbor graceful restart active")
+	}, func() any { return b.Ask("show protocols all node") })
+	routes(2)
+	delete(w.want.Routes, more4)
+	w.options.Restarting = true
+	w.start()
+	w.up("tor")
+	routes(1)
+	require.Contains(t, b.Ask("show route"), "203.0.113.1/32")
+	w.stop(false)
+	routes(0)
+}
+
+// A stop for good takes the routes away at once, also from a router that keeps
+// them for restarts.
+func TestStop(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 2)
+	f := w.frr(w.tor, "198.18.0.1", "bgp graceful-restart\n neighbor 198.18.0.1 graceful-restart")
+	plain := w.frr(w.segment.Hosts[2], "198.18.0.1", "bgp router-id 198.18.0.3")
+	w.peer("tor", func(p *config.Peer) { p.GracefulRestart = time.Minute })
+	w.peer("plain", func(p *config.Peer) { p.Address = other4 })
+	w.route(vip4, "tor", plan.Attributes{})
+	w.route(vip4, "plain", plan.Attributes{})
+	w.start()
+	w.has(f, vip4)
+	w.has(plain, vip4)
+	w.stop(false)
+	w.lacks(f, vip4)
+	w.lacks(plain, vip4)
+	require.Contains(t, f.Ask("show bgp neighbors 198.18.0.1"), "Notification received (Cease/Administrative Shutdown/Hard Reset)")
+	require.Contains(t, plain.Ask("show bgp neighbors 198.18.0.1"), "Notification received (Cease/Administrative Shutdown)")
+}
+
+// What BFD says takes a session down and holds it there.
+func TestSetDown(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 2)
+	f := w.frr(w.tor, "198.18.0.1", "")
+	other := w.frr(w.segment.Hosts[2], "198.18.0.1", "bgp router-id 198.18.0.3")
+	w.peer("tor", nil)
+	w.peer("other", func(p *config.Peer) { p.Address = other4 })
+	w.route(vip4, "tor", plan.Attributes{})
+	w.route(vip4, "other", plan.Attributes{})
+	w.start()
+	w.has(f, vip4)
+	w.has(other, vip4)
+
+	changed := w.announcer.Changed()
+	w.announcer.SetDown("tor", true, "BFD: no packet for 300ms")
+	select {
+	case <-changed:
+	case <-time.After(patience):
+		t.Fatal("nobody is told")
+	}
+	require.Equal(t, "BFD: no packet for 300ms", w.down("tor").LastError)
+	w.lacks(f, vip4)
+	w.set() // changes nothing about it
+	require.Never(t, func() bool { return w.status("tor").State != Idle }, 3*time.Second, 20*time.Millisecond)
+	require.Contains(t, f.Ask("show bgp neighbors 198.18.0.1"), "Cease")
+
+	begin := time.Now()
+	w.announcer.SetDown("tor", false, "")
+	w.up("tor")
+	require.Less(t, time.Since(begin), time.Second)
+	w.has(f, vip4)
+	require.Zero(t, neighbor(other, "198.18.0.1").ConnectionsDropped)
+
+	t.Log("it holds for peers that come later")
+	w.announcer.SetDown("late", true, "BFD is not up yet")
+	w.peer("late", nil)
+	delete(w.want.Sessions, "tor")
+	w.set()
+	w.down("late", "BFD is not up yet")
+	w.announcer.SetDown("late", false, "")
+	w.up("late")
+}
+
+// Routers are asked to prefer others before routes are withdrawn (RFC 8326).
+func TestDrain(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 2)
+	external := w.frr(w.tor, "198.18.0.1", "")
+	internal := router.NewFRR(t, w.segment.Hosts[2], "router bgp 64512\n bgp router-id 198.18.0.3\n neighbor 198.18.0.1 remote-as 64512\n")
+	w.peer("external", nil)
+	w.peer("internal", func(p *config.Peer) { p.Address, p.PeerASN = other4, config.ASN{Internal: true} })
+	for _, peer := range []string{"external", "internal"} {
+		w.route(vip4, peer, plan.Attributes{Communities: []config.Community{7}, LocalPreference: ptr(uint32(300))})
+	}
+	w.start()
+	require.Equal(t, uint32(300), *w.has(internal, vip4).LocPrf)
+	w.has(external, vip4)
+
+	require.NoError(t, w.announcer.Drain(context.Background(), true))
+	for _, f := range []*router.FRR{internal, external} {
+		w.until("graceful shutdown", func() bool { return path(f, vip4).Community.String == "0:7 graceful-shutdown" }, func() any { return path(f, vip4) })
+	}
+	require.Zero(t, *path(internal, vip4).LocPrf)
+	w.route(more4, "external", plan.Attributes{})
+	w.set()
+	require.Equal(t, "graceful-shutdown", w.has(external, more4).Community.String)
+	routes, err := w.announcer.Routes("external")
+	require.NoError(t, err)
+	require.Equal(t, plan.Attributes{Communities: []config.Community{gracefulShutdown}, LocalPreference: ptr(uint32(0))}, routes[more4])
+
+	require.NoError(t, w.announcer.Drain(context.Background(), false))
+	w.until("preference again", func() bool { return *path(internal, vip4).LocPrf == 300 }, func() any { return path(internal, vip4) })
+	require.Zero(t, neighbor(external, "198.18.0.1").ConnectionsDropped)
+}
+
+// A router that comes back has the routes again soon.
+func TestRouterRestarts(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	f := w.frr(w.tor, "198.18.0.1", "")
+	w.peer("tor", nil)
+	w.route(vip4, "tor", plan.Attributes{})
+	w.start()
+	w.has(f, vip4)
+	f.Kill()
+	w.down("tor", "refused", "nobody listens there")
+	f.Start()
+	begin := time.Now()
+	w.up("tor")
+	t.Logf("up %s after the router", time.Since(begin))
+	require.Less(t, time.Since(begin), 2*time.Second, "connect retry is 1 s")
+	w.has(f, vip4)
+
+	t.Log("its administrator asks for the routes again, and shuts the session down with a word")
+	updates := neighbor(f, "198.18.0.1").MessageStats.UpdatesRecv
+	f.Ask("clear bgp 198.18.0.1 soft in")
+	w.until("the routes again", func() bool { return neighbor(f, "198.18.0.1").MessageStats.UpdatesRecv == updates+1 }, func() any { return neighbor(f, "198.18.0.1") })
+	f.Configure("router bgp 64513", "neighbor 198.18.0.1 shutdown message maintenance until noon")
+	w.until("the router's word", func() bool { return strings.Contains(w.log.String(), "maintenance until noon") }, func() any { return w.status("tor") })
+	require.Contains(t, w.log.String(), "its administrator shut the session down")
+}
+
+// Prefixes that may not be announced are not, whatever Set is given, and what
+// cannot be told is counted.
+func TestWithheld(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	f := w.frr(w.tor, "198.18.0.1", "")
+	w.options.Permit = netip.MustParsePrefix("203.0.113.1/32").Overlaps
+	w.peer("tor", nil)
+	w.route(vip4, "tor", plan.Attributes{})
+	w.route(more4, "tor", plan.Attributes{})
+	w.route(netip.MustParsePrefix("0.0.0.0/0"), "elsewhere", plan.Attributes{})
+	w.route(vip6, "tor", plan.Attributes{})
+	w.start()
+	w.has(f, vip4)
+	require.Equal(t, map[string]int{"not_permitted": 2}, w.status("tor").Withheld)
+	require.Equal(t, 1, w.status("tor").Advertised)
+	require.Nil(t, path(f, more4))
+	problems, err := testutil.GatherAndLint(w.registry)
+	require.NoError(t, err)
+	require.Empty(t, problems)
+	require.NoError(t, testutil.GatherAndCompare(w.registry, strings.NewReader(fmt.Sprintf(`
+# HELP %[1]s 1 while the session with the peer is established, else 0.
+# TYPE %[1]s gauge
+%[1]s{peer="tor"} 1
+# HELP %[2]s Prefixes that the peer cannot be told, by reason.
+# TYPE %[2]s gauge
+%[2]s{peer="tor",reason="not_permitted"} 2
+# HELP %[3]s UPDATE messages with routes sent.
+# TYPE %[3]s counter
+%[3]s{peer="tor"} 1
+# HELP %[4]s Sessions that came up (cause established) or went down, by cause.
+# TYPE %[4]s counter
+%[4]s{cause="established",peer="tor"} 1
+`, metricEstablished, metricWithheld, metricUpdates, metricTransitions)), metricEstablished, metricWithheld, metricUpdates, metricTransitions))
+	_, err = w.announcer.Routes("nobody")
+	require.ErrorContains(t, err, `no BGP peer "nobody"`)
+
+	t.Log("an IPv6 route has no next hop where the node has no IPv6 address")
+	w.options.Permit = nil
+	w.stop(false)
+	w.node.Run("ip", "-6", "addr", "flush", "dev", "eth0")
+	f.Configure("router bgp 64513", "address-family ipv6 unicast", "neighbor 198.18.0.1 activate")
+	w.start()
+	w.has(f, more4)
+	require.Equal(t, map[string]int{"no_next_hop": 1}, w.status("tor").Withheld)
+}
+
+// Changes that come to nothing do not delay keepalives.
+func TestKeepalivesDuringChanges(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	f := w.frr(w.tor, "198.18.0.1", "")
+	w.options.Permit = func(netip.Prefix) bool { return false }
+	w.peer("tor", func(p *config.Peer) { p.HoldTime = 3 * time.Second })
+	w.start()
+	w.up("tor")
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+		w.route(vip4, "tor", plan.Attributes{MED: ptr(uint32(time.Now().UnixNano()))})
+		w.set()
+	}
+	require.Zero(t, neighbor(f, "198.18.0.1").ConnectionsDropped)
+	require.Empty(t, w.status("tor").LastError)
+}

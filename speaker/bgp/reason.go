@@ -1,0 +1,231 @@
+package bgp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"syscall"
+	"unicode"
+
+	packet "github.com/osrg/gobgp/v3/pkg/packet/bgp"
+	"golang.org/x/sys/unix"
+)
+
+// bfdDown is the subcode of Cease for a session that BFD ends (RFC 9384).
+const bfdDown = 10
+
+// The causes of transitions of sessions, as metrics name them.
+const (
+	causeEstablished  = "established"
+	causeConfigured   = "configuration" // the node's end has changed
+	causePassword     = "password"
+	causeRemoved      = "removed"
+	causeStopped      = "stopped"
+	causeBFD          = "bfd"
+	causeHoldTimer    = "hold_timer"
+	causeSendTimer    = "send_timer"
+	causeNotification = "notification" // the router ended it
+	causeProtocol     = "protocol"     // the router made a mistake
+	causeConnection   = "connection"
+	causeReplaced     = "replaced" // the router opened another connection
+)
+
+// Why prefixes are withheld from a router.
+const (
+	withheldFamily    = "family_not_negotiated"
+	withheldNextHop   = "no_next_hop"
+	withheldForbidden = "not_permitted"
+	withheldTooLong   = "attributes_too_long"
+)
+
+// failure is why a session or an attempt to have one ended.
+type failure struct {
+	cause string
+	text  string
+	// notification is what the router is told; nil: nothing.
+	notification *packet.BGPNotification
+	// final says that the routes are to go, even if the router would keep them
+	// for a restart.
+	final bool
+	// silent says that who can restart gracefully is told nothing.
+	silent bool
+}
+
+func (f *failure) Error() string { return f.text }
+
+// refuse is a failure that is the router's mistake.
+func refuse(code, subcode uint8, data []byte, format string, args ...any) error {
+	return &failure{cause: causeProtocol, text: fmt.Sprintf(format, args...), notification: notification(code, subcode, data)}
+}
+
+func notification(code, subcode uint8, data []byte) *packet.BGPNotification {
+	return &packet.BGPNotification{ErrorCode: code, ErrorSubcode: subcode, Data: data}
+}
+
+func cease(subcode uint8) *packet.BGPNotification {
+	return notification(packet.BGP_ERROR_CEASE, subcode, nil)
+}
+
+// ending is why the node itself ends a session.
+func ending(cause string, restarting bool) *failure {
+	switch cause {
+	case causeStopped:
+		return &failure{cause: cause, text: "the speaker stops", notification: cease(packet.BGP_ERROR_SUB_ADMINISTRATIVE_SHUTDOWN), final: !restarting, silent: restarting}
+	case causeRemoved:
+		return &failure{cause: cause, text: "the peer is no longer one of this node", notification: cease(packet.BGP_ERROR_SUB_PEER_DECONFIGURED), final: true}
+	case causePassword:
+		return &failure{cause: cause, text: "the password has changed", notification: cease(packet.BGP_ERROR_SUB_OTHER_CONFIGURATION_CHANGE)}
+	case causeReplaced:
+		return &failure{cause: cause, text: "the router opened another connection"}
+	}
+	return &failure{cause: causeConfigured, text: "the configuration of the session has changed", notification: cease(packet.BGP_ERROR_SUB_OTHER_CONFIGURATION_CHANGE)}
+}
+
+// held is why the session has to be down.
+func (t *target) held() *failure {
+	switch {
+	case t.down != "":
+		return &failure{cause: causeBFD, text: t.down, notification: cease(bfdDown), final: true}
+	case t.unfit != "":
+		return &failure{cause: causeConfigured, text: t.unfit, notification: cease(packet.BGP_ERROR_SUB_ADMINISTRATIVE_SHUTDOWN), final: true}
+	case t.unheard != "":
+		return &failure{cause: causeConnection, text: t.unheard, notification: cease(packet.BGP_ERROR_SUB_OTHER_CONFIGURATION_CHANGE)}
+	}
+	return nil
+}
+
+// encode returns the message for a router that agreed on n. Where a
+// NOTIFICATION leaves the routes in place, one that shall not is wrapped in a
+// hard reset (RFC 8538 section 3).
+func (f *failure) encode(n negotiated) []byte {
+	m := *f.notification
+	if f.final && n.notify {
+		m = *notification(packet.BGP_ERROR_CEASE, packet.BGP_ERROR_SUB_HARD_RESET, append([]byte{m.ErrorCode, m.ErrorSubcode}, m.Data...))
+	}
+	b, err := packet.NewBGPNotificationMessage(m.ErrorCode, m.ErrorSubcode, m.Data).Serialize()
+	if err != nil {
+		panic(fmt.Sprintf("encode NOTIFICATION %v: %v", m, err)) // they are all ours
+	}
+	return b
+}
+
+// told is a NOTIFICATION of the router, in words.
+func told(body []byte) *failure {
+	return &failure{cause: causeNotification, text: "the router ended the session: " + notificationText(body[0], body[1], body[2:])}
+}
+
+// notificationText says what a NOTIFICATION means, and what to look at.
+func notificationText(code, subcode uint8, data []byte) string {
+	text := map[[2]uint8]string{
+		{packet.BGP_ERROR_OPEN_MESSAGE_ERROR, packet.BGP_ERROR_SUB_BAD_PEER_AS}:            "it expects another AS number of this node (bad peer AS)",
+		{packet.BGP_ERROR_OPEN_MESSAGE_ERROR, packet.BGP_ERROR_SUB_BAD_BGP_IDENTIFIER}:     "it does not accept this node's router ID",
+		{packet.BGP_ERROR_OPEN_MESSAGE_ERROR, packet.BGP_ERROR_SUB_UNACCEPTABLE_HOLD_TIME}: "it does not accept the hold time",
+		{packet.BGP_ERROR_OPEN_MESSAGE_ERROR, packet.BGP_ERROR_SUB_UNSUPPORTED_CAPABILITY}: "it lacks a capability or an address family",
+		{packet.BGP_ERROR_CEASE, packet.BGP_ERROR_SUB_MAXIMUM_NUMBER_OF_PREFIXES_REACHED}:  "it was told more prefixes than it allows",
+		{packet.BGP_ERROR_CEASE, packet.BGP_ERROR_SUB_ADMINISTRATIVE_SHUTDOWN}:             "its administrator shut the session down",
+		{packet.BGP_ERROR_CEASE, packet.BGP_ERROR_SUB_PEER_DECONFIGURED}:                   "this node is no longer configured there",
+		{packet.BGP_ERROR_CEASE, packet.BGP_ERROR_SUB_ADMINISTRATIVE_RESET}:                "its administrator reset the session",
+		{packet.BGP_ERROR_CEASE, packet.BGP_ERROR_SUB_CONNECTION_REJECTED}:                 "it rejects the connection, as if this node were not configured there",
+		{packet.BGP_ERROR_CEASE, packet.BGP_ERROR_SUB_OTHER_CONFIGURATION_CHANGE}:          "its configuration changed",
+		{packet.BGP_ERROR_CEASE, packet.BGP_ERROR_SUB_CONNECTION_COLLISION_RESOLUTION}:     "it has another connection with this node",
+		{packet.BGP_ERROR_CEASE, packet.BGP_ERROR_SUB_OUT_OF_RESOURCES}:                    "it is out of resources",
+		{packet.BGP_ERROR_CEASE, packet.BGP_ERROR_SUB_HARD_RESET}:                          "hard reset",
+		{packet.BGP_ERROR_CEASE, bfdDown}:                                                  "its BFD session with this node went down",
+		{packet.BGP_ERROR_HOLD_TIMER_EXPIRED, 0}:                                           "it did not hear this node within the hold time",
+	}[[2]uint8{code, subcode}]
+	if text == "" {
+		text = map[uint8]string{
+			packet.BGP_ERROR_MESSAGE_HEADER_ERROR: "message header error",
+			packet.BGP_ERROR_OPEN_MESSAGE_ERROR:   "OPEN message error",
+			packet.BGP_ERROR_UPDATE_MESSAGE_ERROR: "UPDATE message error",
+			packet.BGP_ERROR_FSM_ERROR:            "finite state machine error",
+			packet.BGP_ERROR_CEASE:                "cease",
+		}[code]
+	}
+	text = strings.TrimSpace(fmt.Sprintf("%s [NOTIFICATION %d/%d]", text, code, subcode))
+	if code != packet.BGP_ERROR_CEASE {
+		return text
+	}
+	switch subcode {
+	case packet.BGP_ERROR_SUB_HARD_RESET:
+		if len(data) >= 2 && data[1] != packet.BGP_ERROR_SUB_HARD_RESET { // the wrapped one says why (RFC 8538 section 3)
+			return notificationText(data[0], data[1], data[2:]) + ", " + text
+		}
+	case packet.BGP_ERROR_SUB_ADMINISTRATIVE_SHUTDOWN, packet.BGP_ERROR_SUB_ADMINISTRATIVE_RESET:
+		if communication, _, ok := cut(data, 1); ok && len(communication) > 0 { // RFC 9003
+			return text + fmt.Sprintf(", saying %q", printable(communication))
+		}
+	}
+	return text
+}
+
+// printable returns text of the router's that does no harm in logs and Events.
+func printable(b []byte) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return unicode.ReplacementChar
+	}, strings.ToValidUTF8(string(b), string(unicode.ReplacementChar)))
+}
+
+// connectFailure says why there is no connection.
+func connectFailure(t *target, err error) *failure {
+	hint := ""
+	switch {
+	case errors.Is(err, unix.ECONNREFUSED):
+		hint = "nobody listens there: BGP does not run on the router, or does not know this node's address"
+	case isTimeout(err) && t.password != "":
+		hint = "the router is unreachable, or has another TCP-MD5 password or none (suspected: a wrong password is never answered)"
+	case isTimeout(err) && t.Peer.TTLSecurity > 0:
+		hint = "the router is unreachable, expects a TCP-MD5 password, or has no TTL security"
+	case isTimeout(err):
+		hint = "the router is unreachable, drops the packets, or expects a TCP-MD5 password"
+	case (errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.ETIMEDOUT)) && t.ttl() == 1:
+		hint = "the router is down, or not on a segment of this node: an external peer that is farther away needs multihop"
+	case errors.Is(err, unix.EADDRNOTAVAIL):
+		hint = "the node does not have the source address"
+	case errors.Is(err, unix.ENETUNREACH):
+		hint = "the node has no route there"
+	}
+	text := fmt.Sprintf("connect: %v", plain(err))
+	if hint != "" {
+		text += ": " + hint
+	}
+	return &failure{cause: causeConnection, text: text}
+}
+
+// brokenConnection says why a connection that was there ended.
+func brokenConnection(err error) *failure {
+	f := &failure{}
+	switch {
+	case errors.As(err, &f):
+		return f
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return &failure{cause: causeConnection, text: "the router closed the connection without giving a reason"}
+	case errors.Is(err, unix.ECONNRESET):
+		return &failure{cause: causeConnection, text: "the router reset the connection without giving a reason: it restarted, or does not accept this node as a peer"}
+	}
+	return &failure{cause: causeConnection, text: fmt.Sprintf("the connection broke: %v", plain(err))}
+}
+
+// plain returns what a network error is about, without the addresses: they
+// have other ports at every attempt.
+func plain(err error) error {
+	var number syscall.Errno
+	if errors.As(err, &number) {
+		return number
+	}
+	if isTimeout(err) {
+		return errors.New("no answer")
+	}
+	return err
+}
+
+func isTimeout(err error) bool {
+	var n net.Error
+	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &n) && n.Timeout()
+}

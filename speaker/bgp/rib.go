@@ -1,0 +1,264 @@
+package bgp
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"sync"
+	"unique"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// gracefulShutdown is the community GRACEFUL_SHUTDOWN (RFC 8326 section 5).
+const gracefulShutdown config.Community = 0xFFFF0000
+
+// attributes are plan.Attributes in a form that can be compared, and of which
+// there is one copy for all routes and peers.
+type attributes = unique.Handle[attributeSet]
+
+type attributeSet struct {
+	communities      string // of 4 bytes each
+	largeCommunities string // of 12 bytes each
+	localPreference  uint32
+	hasPreference    bool
+	med              uint32
+	hasMED           bool
+	prepend          int
+}
+
+func intern(a plan.Attributes) attributes {
+	var s attributeSet
+	var b []byte
+	for _, c := range a.Communities {
+		b = binary.BigEndian.AppendUint32(b, uint32(c))
+	}
+	s.communities, b = string(b), nil
+	for _, c := range a.LargeCommunities {
+		for _, v := range []uint32{c.GlobalAdmin, c.Data1, c.Data2} {
+			b = binary.BigEndian.AppendUint32(b, v)
+		}
+	}
+	s.largeCommunities, s.prepend = string(b), a.Prepend
+	if a.LocalPreference != nil {
+		s.localPreference, s.hasPreference = *a.LocalPreference, true
+	}
+	if a.MED != nil {
+		s.med, s.hasMED = *a.MED, true
+	}
+	return unique.Make(s)
+}
+
+// attributes returns the set as it was given to intern.
+func (s attributeSet) attributes() plan.Attributes {
+	a := plan.Attributes{Prepend: s.prepend}
+	for b := []byte(s.communities); len(b) > 0; b = b[4:] {
+		a.Communities = append(a.Communities, config.Community(binary.BigEndian.Uint32(b)))
+	}
+	for b := []byte(s.largeCommunities); len(b) > 0; b = b[12:] {
+		a.LargeCommunities = append(a.LargeCommunities, config.LargeCommunity{
+			GlobalAdmin: binary.BigEndian.Uint32(b), Data1: binary.BigEndian.Uint32(b[4:]), Data2: binary.BigEndian.Uint32(b[8:])})
+	}
+	if s.hasPreference {
+		a.LocalPreference = &s.localPreference
+	}
+	if s.hasMED {
+		a.MED = &s.med
+	}
+	return a
+}
+
+// drained returns the attributes while the node drains. Only internal peers
+// are told a local preference.
+func drained(h attributes) attributes {
+	a := h.Value().attributes()
+	lowest := uint32(0)
+	a.Communities, a.LocalPreference = append(a.Communities, gracefulShutdown), &lowest
+	return intern(a)
+}
+
+// rib is the adj-RIB-out of a peer: what it shall be told and what it was.
+type rib struct {
+	peer   string
+	permit func(netip.Prefix) bool
+	// wake has a token when there is something to send.
+	wake chan struct{}
+
+	mu       sync.Mutex
+	want     map[netip.Prefix]attributes
+	sent     map[netip.Prefix]attributes
+	pending  map[netip.Prefix]bool // what may be to be sent, and whether again
+	draining bool
+	open     bool // whether there is a session
+	// withheld counts what is wanted and cannot be sent, by reason. It is empty
+	// while there is no session.
+	withheld map[netip.Prefix]string
+}
+
+func newRIB(peer string, permit func(netip.Prefix) bool) *rib {
+	return &rib{peer: peer, permit: permit, wake: make(chan struct{}, 1), want: map[netip.Prefix]attributes{}}
+}
+
+// set replaces a route; nil is none. What changes is sent after flush.
+func (r *rib) set(prefix netip.Prefix, route plan.Route) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	before, was := r.want[prefix]
+	a, is := route[r.peer]
+	if !is {
+		if was {
+			delete(r.want, prefix)
+			r.markLocked(prefix)
+		}
+		return
+	}
+	if now := intern(a); !was || now != before {
+		r.want[prefix] = now
+		r.markLocked(prefix)
+	}
+}
+
+func (r *rib) markLocked(prefix netip.Prefix) {
+	if r.open {
+		r.pending[prefix] = r.pending[prefix] // as it was, or false
+	}
+}
+
+// flush has the session send what changed.
+func (r *rib) flush() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.flushLocked()
+}
+
+func (r *rib) flushLocked() {
+	if len(r.pending) == 0 {
+		return
+	}
+	select {
+	case r.wake <- struct{}{}:
+	default: // it is awake
+	}
+}
+
+// drain sets whether all routes are to be avoided.
+func (r *rib) drain(on bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.draining == on {
+		return
+	}
+	r.draining = on
+	for prefix := range r.want {
+		r.markLocked(prefix)
+	}
+	r.flushLocked()
+}
+
+// start is called when a session is up: the router has nothing.
+func (r *rib) start() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.open, r.sent, r.withheld = true, map[netip.Prefix]attributes{}, map[netip.Prefix]string{}
+	r.pending = make(map[netip.Prefix]bool, len(r.want))
+	for prefix := range r.want {
+		r.pending[prefix] = false
+	}
+}
+
+// stop is called when it is down.
+func (r *rib) stop() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.open, r.sent, r.pending, r.withheld = false, nil, nil, nil
+}
+
+// refresh has all routes of a family sent again (RFC 2918).
+func (r *rib) refresh(is4 bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for prefix := range r.want {
+		if prefix.Addr().Is4() == is4 && r.open {
+			r.pending[prefix] = true
+		}
+	}
+	r.flushLocked()
+}
+
+// batch is what is to be sent at once.
+type batch struct {
+	withdraw []netip.Prefix
+	announce map[attributes][]netip.Prefix
+}
+
+// take returns what is to be sent now, and takes it for sent. deny returns why
+// the session cannot tell a prefix; "": it can.
+func (r *rib) take(deny func(netip.Prefix) string) batch {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	b := batch{announce: map[attributes][]netip.Prefix{}}
+	avoided := map[attributes]attributes{}
+	for prefix, again := range r.pending {
+		now, is := r.want[prefix]
+		before, was := r.sent[prefix]
+		delete(r.withheld, prefix)
+		if is {
+			why := deny(prefix)
+			if !r.permit(prefix) {
+				why = withheldForbidden
+			}
+			if why != "" {
+				r.withheld[prefix], is = why, false
+			}
+		}
+		if is && r.draining {
+			if _, ok := avoided[now]; !ok {
+				avoided[now] = drained(now)
+			}
+			now = avoided[now]
+		}
+		switch {
+		case is && (!was || again || now != before):
+			r.sent[prefix] = now
+			b.announce[now] = append(b.announce[now], prefix)
+		case !is && was:
+			delete(r.sent, prefix)
+			b.withdraw = append(b.withdraw, prefix)
+		}
+	}
+	clear(r.pending)
+	return b
+}
+
+// reject takes back that prefixes were sent.
+func (r *rib) reject(prefixes []netip.Prefix, why string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, prefix := range prefixes {
+		delete(r.sent, prefix)
+		r.withheld[prefix] = why
+	}
+}
+
+// advertised returns what the router was told.
+func (r *rib) advertised() map[netip.Prefix]plan.Attributes {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all := make(map[netip.Prefix]plan.Attributes, len(r.sent))
+	for prefix, a := range r.sent {
+		all[prefix] = a.Value().attributes()
+	}
+	return all
+}
+
+// count returns how many prefixes the router was told, and how many it cannot
+// be told, by reason.
+func (r *rib) count() (advertised int, withheld map[string]int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	withheld = map[string]int{}
+	for _, why := range r.withheld {
+		withheld[why]++
+	}
+	return len(r.sent), withheld
+}

@@ -1,0 +1,108 @@
+package bgp
+
+import (
+	"maps"
+	"net/netip"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// A router that applies every batch knows what is wanted, whatever happens in
+// between; and nothing that it knows already is sent, unless it asks.
+func TestRIBAgainstARouter(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		prefixes := []netip.Prefix{vip4, more4, vip6, netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("192.0.2.0/24")}
+		permitted := map[netip.Prefix]bool{vip4: true, more4: true, vip6: true, prefixes[4]: true}
+		deny := func(p netip.Prefix) string {
+			if p == prefixes[4] {
+				return withheldNextHop
+			}
+			return ""
+		}
+		r := newRIB("tor", func(p netip.Prefix) bool { return permitted[p] })
+		want := map[netip.Prefix]plan.Attributes{}
+		var known map[netip.Prefix]attributes // at the router; nil: no session
+		again := map[bool]bool{}              // families that it asked for
+		draining := false
+		take := func(t *rapid.T) {
+			b := r.take(deny)
+			for _, p := range b.withdraw {
+				if _, ok := known[p]; !ok {
+					t.Fatalf("%s is withdrawn and was not announced", p)
+				}
+				delete(known, p)
+			}
+			for a, announced := range b.announce {
+				for _, p := range announced {
+					if known[p] == a && !again[p.Addr().Is4()] {
+						t.Fatalf("%s is sent again", p)
+					}
+					known[p] = a
+				}
+			}
+			clear(again)
+		}
+		t.Repeat(map[string]func(*rapid.T){
+			"set": func(t *rapid.T) {
+				p := rapid.SampledFrom(prefixes).Draw(t, "prefix")
+				if rapid.Bool().Draw(t, "announce") {
+					want[p] = plan.Attributes{MED: ptr(rapid.Uint32Range(0, 2).Draw(t, "MED"))}
+					r.set(p, plan.Route{"tor": want[p], "other": {}})
+				} else {
+					delete(want, p)
+					r.set(p, plan.Route{"other": {}})
+				}
+				r.flush()
+			},
+			"take": func(t *rapid.T) {
+				if known != nil {
+					take(t)
+				}
+			},
+			"session": func(*rapid.T) {
+				r.stop()
+				r.start()
+				known = map[netip.Prefix]attributes{}
+			},
+			"no session": func(*rapid.T) { r.stop(); known = nil },
+			"drain": func(t *rapid.T) {
+				draining = rapid.Bool().Draw(t, "on")
+				r.drain(draining)
+			},
+			"refresh": func(t *rapid.T) {
+				if known != nil {
+					is4 := rapid.Bool().Draw(t, "IPv4")
+					again[is4] = true
+					r.refresh(is4)
+				}
+			},
+			"": func(t *rapid.T) {
+				if known == nil || rapid.IntRange(0, 3).Draw(t, "check") > 0 {
+					return
+				}
+				take(t)
+				expected := map[netip.Prefix]attributes{}
+				for p, a := range want {
+					if !permitted[p] || deny(p) != "" {
+						continue
+					}
+					if draining {
+						a.Communities, a.LocalPreference = []config.Community{gracefulShutdown}, ptr(uint32(0))
+					}
+					expected[p] = intern(a)
+				}
+				if !maps.Equal(known, expected) {
+					t.Fatalf("the router knows %v, not %v", known, expected)
+				}
+				if n, withheld := r.count(); n != len(expected) || n+withheld[withheldForbidden]+withheld[withheldNextHop] != len(want) {
+					t.Fatalf("counts %d and %v of %d", n, withheld, len(want))
+				}
+			},
+		})
+	})
+}

@@ -1,0 +1,288 @@
+package bgp
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+const (
+	// reconnect is the pause after a session of at least steady. After those that
+	// did not last it doubles, up to the longest one.
+	reconnect, steady = time.Second, 10 * time.Second
+	longestPause      = time.Minute
+	maxDoublings      = 6
+)
+
+// target is what a session shall be.
+type target struct {
+	plan.Session
+	password string
+	// down is why the peer is not to be talked to, unfit why it cannot, and
+	// unheard why it cannot connect.
+	down, unfit, unheard string
+}
+
+// wire is what cannot change in a session that is up.
+type wire struct {
+	address, source, routerID netip.Addr
+	iface                     string
+	port                      uint16
+	localASN                  uint32
+	peerASN                   config.ASN
+	passive                   bool
+	multihop, security        int
+	holdTime, restart         time.Duration
+}
+
+func (t *target) wire() wire {
+	p := t.Peer
+	return wire{p.Address, t.Source, t.RouterID, p.Interface, p.Port, t.LocalASN, p.PeerASN, p.Passive, p.Multihop, p.TTLSecurity, p.HoldTime, p.GracefulRestart}
+}
+
+// differs returns why a session must end for the next target; nil: it need not.
+func (t *target) differs(next *target) *failure {
+	switch {
+	case next.held() != nil:
+		return next.held()
+	case t.password != next.password:
+		return ending(causePassword, false)
+	case t.wire() != next.wire():
+		f := ending(causeConfigured, false)
+		// Who is no peer any more must not keep the routes for us.
+		f.final = t.Peer.Address != next.Peer.Address || t.Peer.Interface != next.Peer.Interface
+		return f
+	}
+	return nil
+}
+
+// session is a task that keeps a session with a peer.
+type session struct {
+	name      string
+	announcer *Announcer
+	log       *slog.Logger
+	rib       *rib
+	told      *target // owned by the Announcer's Run
+
+	ctx      context.Context
+	cancel   context.CancelCauseFunc
+	targets  chan target
+	accepted chan net.Conn
+	steps    chan Peer
+
+	latest      atomic.Pointer[target] // for what may change in a session that is up
+	state       atomic.Pointer[Peer]
+	received    atomic.Uint64 // prefixes, dropped
+	updatesSent atomic.Uint64
+	transitions transitions
+
+	// Owned by run.
+	was   bool // established before
+	short int  // sessions in a row that did not last
+}
+
+func newSession(a *Announcer, name string, t target) *session {
+	s := &session{
+		name: name, announcer: a, told: &t,
+		log:      a.log.With("peer", name),
+		rib:      newRIB(name, a.options.Permit),
+		targets:  make(chan target, 1),
+		accepted: make(chan net.Conn, 1),
+		steps:    make(chan Peer),
+	}
+	s.ctx, s.cancel = context.WithCancelCause(a.ctx)
+	s.state.Store(&Peer{Name: name, State: Idle, Since: time.Now()})
+	s.tell(t)
+	return s
+}
+
+// tell replaces what the session shall be. It is for the Announcer's Run.
+func (s *session) tell(t target) {
+	s.told = &t
+	select {
+	case <-s.targets: // one that the session has not seen yet
+	default:
+	}
+	s.targets <- t
+}
+
+// accept takes a connection that the router opened. Of several that wait, the
+// last is the one that the router knows of.
+func (s *session) accept(conn net.Conn) {
+	for {
+		select {
+		case s.accepted <- conn:
+			return
+		case before := <-s.accepted:
+			before.Close()
+		case <-s.ctx.Done():
+			conn.Close()
+			return
+		}
+	}
+}
+
+// run keeps the session until its context ends.
+func (s *session) run() {
+	defer func() {
+		select {
+		case conn := <-s.accepted:
+			conn.Close()
+		default:
+		}
+	}()
+	t := <-s.targets
+	first := t
+	s.latest.Store(&first)
+	var pause time.Duration
+	for {
+		conn, ok := s.wait(&t, pause)
+		if !ok {
+			return
+		}
+		pause = s.attempt(&t, conn)
+	}
+}
+
+// wait waits until there is to be an attempt: the peer may be talked to, and the
+// pause is over or the router has connected. It returns false when the session
+// is not to be any more.
+func (s *session) wait(t *target, pause time.Duration) (net.Conn, bool) {
+	due := time.After(pause)
+	for s.ctx.Err() == nil {
+		why := t.held()
+		ready, accepted := due, s.accepted
+		if why != nil {
+			s.fail(why)
+			ready, accepted = nil, nil
+		} else if t.Peer.Passive {
+			s.step(Peer{State: Active, Address: t.Peer.Address})
+			ready = nil
+		}
+		select {
+		case <-s.ctx.Done():
+			return nil, false
+		case next := <-s.targets:
+			if t.held() != nil || t.differs(&next) != nil {
+				due = time.After(0)
+			}
+			*t = next
+			s.latest.Store(&next)
+		case conn := <-accepted:
+			return conn, true
+		case <-ready:
+			return nil, true
+		}
+	}
+	return nil, false
+}
+
+// attempt opens a session and keeps it while the target lasts. It returns how
+// long to pause.
+func (s *session) attempt(t *target, conn net.Conn) time.Duration {
+	ctx, cancel := context.WithCancelCause(s.ctx)
+	defer cancel(nil)
+	ended := make(chan error, 1)
+	fixed, accepted := *t, s.accepted
+	go func() { ended <- s.talk(ctx, &fixed, conn) }()
+	for {
+		select {
+		case <-ctx.Done(): // we end it
+			s.end(t, context.Cause(ctx))
+			<-ended // within lastWord
+			return 0
+		case next := <-s.targets:
+			why := t.differs(&next)
+			*t = next
+			s.latest.Store(&next)
+			if why != nil {
+				cancel(why)
+			}
+		case again := <-accepted: // for the next attempt
+			cancel(ending(causeReplaced, false))
+			s.accept(again)
+			accepted = nil
+		case step := <-s.steps:
+			s.step(step)
+		case err := <-ended:
+			if ctx.Err() != nil {
+				s.end(t, context.Cause(ctx))
+				return 0
+			}
+			return s.end(t, err)
+		}
+	}
+}
+
+// step publishes how far the session has come.
+func (s *session) step(to Peer) {
+	before := s.state.Load()
+	if before.State == to.State && before.Address == to.Address {
+		return
+	}
+	to.Name, to.Since, to.LastError, to.LastErrorAt = s.name, before.Since, before.LastError, before.LastErrorAt
+	if to.State == Established {
+		to.Since = time.Now()
+	}
+	s.state.Store(&to)
+	if to.State == Established {
+		s.was = true
+		s.log.Info("BGP session established", "router", to.Address, "asn", to.PeerASN, "local", to.LocalAddress,
+			"hold_time", to.HoldTime, "families", to.Families, "capabilities", to.Capabilities)
+		s.transitions.count(causeEstablished)
+		s.announcer.changes.Notify()
+	}
+}
+
+// end notes why a session or an attempt ended, and returns how long to pause.
+func (s *session) end(t *target, err error) time.Duration {
+	f := brokenConnection(err)
+	before := s.state.Load()
+	lasted := time.Since(before.Since)
+	up := before.State == Established
+	if up {
+		s.transitions.count(f.cause)
+	}
+	s.fail(f)
+	pause := t.Peer.ConnectRetry
+	switch {
+	case up && lasted >= steady:
+		s.short = 0
+		return min(reconnect, pause)
+	case up: // RFC 4271 section 8.1.1, DampPeerOscillations
+		s.short++
+		pause = max(pause, min(pause<<min(s.short, maxDoublings), longestPause))
+	}
+	return pause*3/4 + rand.N(pause/4+1) // jitter as RFC 4271 section 10 wants it
+}
+
+// fail publishes that there is no session, and logs what was not known.
+func (s *session) fail(f *failure) {
+	before := s.state.Load()
+	now := Peer{Name: s.name, Address: before.Address, State: Idle, Since: before.Since, LastError: f.text, LastErrorAt: time.Now()}
+	if before.State == Established {
+		now.Since = time.Now()
+	}
+	s.state.Store(&now)
+	level := slog.LevelWarn
+	switch f.cause {
+	case causeConfigured, causePassword, causeRemoved, causeStopped: // somebody wants it
+		level = slog.LevelInfo
+	}
+	switch {
+	case before.State == Established:
+		s.log.Log(s.ctx, level, "BGP session ended", "router", before.Address, "cause", f.cause, "reason", f.text, "lasted", time.Since(before.Since).Round(time.Millisecond))
+	case before.LastError != f.text && s.ctx.Err() == nil:
+		s.log.Warn("no BGP session", "router", before.Address, "reason", f.text)
+	default:
+		return
+	}
+	s.announcer.changes.Notify()
+}

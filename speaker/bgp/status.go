@@ -1,0 +1,174 @@
+package bgp
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// State is how far a session has come (RFC 4271 section 8.2.2).
+type State string
+
+// The states.
+const (
+	// Idle: nothing is tried, LastError says why, or it is tried again soon.
+	Idle State = "Idle"
+	// Connect: the node opens the connection.
+	Connect State = "Connect"
+	// Active: the node waits for a passive peer to connect.
+	Active State = "Active"
+	// OpenSent: there is a connection, the router has not introduced itself.
+	OpenSent State = "OpenSent"
+	// OpenConfirm: the router has not yet accepted the node.
+	OpenConfirm State = "OpenConfirm"
+	// Established: routes are announced.
+	Established State = "Established"
+)
+
+// Peer is what the announcer knows of a peer at one moment.
+type Peer struct {
+	Name string
+	// Address is the router's, of an unnumbered peer once it was found.
+	Address netip.Addr
+	State   State
+	// Since is when the session came up or went down last.
+	Since time.Time
+	// LastError says why there is no session, or why the last one ended.
+	LastError   string
+	LastErrorAt time.Time
+
+	// What follows is of a session that is Established.
+
+	// LocalAddress is the node's end.
+	LocalAddress      netip.Addr
+	LocalASN, PeerASN uint32
+	// RouterID is the router's BGP identifier.
+	RouterID netip.Addr
+	// HoldTime is what was agreed on; 0: there are no keepalives.
+	HoldTime, Keepalive time.Duration
+	// Families are IPv4, IPv6 or both.
+	Families []string
+	// Capabilities are what both sides can do besides.
+	Capabilities []string
+	// Advertised counts the prefixes that the router has been told, Withheld
+	// those that it cannot be told, by reason: family_not_negotiated,
+	// no_next_hop (the node has no address of that family on the interface),
+	// not_permitted, attributes_too_long.
+	Advertised int
+	Withheld   map[string]int
+
+	// Dropped counts the prefixes that the router has announced, in all
+	// sessions.
+	Dropped uint64
+}
+
+// Peers returns what the announcer knows of all peers, by name.
+func (a *Announcer) Peers() []Peer {
+	var all []Peer
+	for _, s := range *a.published.Load() {
+		p := *s.state.Load()
+		if p.State == Established {
+			p.Advertised, p.Withheld = s.rib.count()
+		}
+		p.Dropped = s.received.Load()
+		all = append(all, p)
+	}
+	slices.SortFunc(all, func(a, b Peer) int { return cmp.Compare(a.Name, b.Name) })
+	return all
+}
+
+// Routes returns what a peer has been told in the session that is up, with the
+// attributes as they were asked for; while the node drains, with those of
+// Drain.
+func (a *Announcer) Routes(peer string) (map[netip.Prefix]plan.Attributes, error) {
+	s := (*a.published.Load())[peer]
+	if s == nil {
+		return nil, fmt.Errorf("this node has no BGP peer %q", peer)
+	}
+	return s.rib.advertised(), nil
+}
+
+// Names of the metrics.
+const (
+	metricEstablished = "lodestone_bgp_session_established"
+	metricTransitions = "lodestone_bgp_session_transitions_total"
+	metricAdvertised  = "lodestone_bgp_advertised_prefixes"
+	metricWithheld    = "lodestone_bgp_withheld_prefixes"
+	metricUpdates     = "lodestone_bgp_updates_sent_total"
+	metricDropped     = "lodestone_bgp_dropped_prefixes_total"
+)
+
+var (
+	establishedDesc = prometheus.NewDesc(metricEstablished, "1 while the session with the peer is established, else 0.", []string{"peer"}, nil)
+	transitionsDesc = prometheus.NewDesc(metricTransitions, "Sessions that came up (cause established) or went down, by cause.", []string{"peer", "cause"}, nil)
+	advertisedDesc  = prometheus.NewDesc(metricAdvertised, "Prefixes that the peer has been told.", []string{"peer"}, nil)
+	withheldDesc    = prometheus.NewDesc(metricWithheld, "Prefixes that the peer cannot be told, by reason.", []string{"peer", "reason"}, nil)
+	updatesDesc     = prometheus.NewDesc(metricUpdates, "UPDATE messages with routes sent.", []string{"peer"}, nil)
+	droppedDesc     = prometheus.NewDesc(metricDropped, "Prefixes that the peer announced. All are dropped.", []string{"peer"}, nil)
+)
+
+// transitions counts those of a session by cause.
+type transitions struct {
+	mu sync.Mutex
+	of map[string]int
+}
+
+func (t *transitions) count(cause string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.of == nil {
+		t.of = map[string]int{}
+	}
+	t.of[cause]++
+}
+
+func (t *transitions) counts() map[string]int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return maps.Clone(t.of)
+}
+
+// collector tells the state of the sessions at scrape. What it tells of a peer
+// goes with the peer.
+type collector struct{ *Announcer }
+
+func (collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{establishedDesc, transitionsDesc, advertisedDesc, withheldDesc, updatesDesc, droppedDesc} {
+		ch <- d
+	}
+}
+
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	sessions := *c.published.Load()
+	for _, p := range c.Peers() {
+		s := sessions[p.Name]
+		if s == nil { // it has come meanwhile
+			continue
+		}
+		send := func(d *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) {
+			ch <- prometheus.MustNewConstMetric(d, kind, value, append([]string{p.Name}, labels...)...)
+		}
+		established := 0.0
+		if p.State == Established {
+			established = 1
+		}
+		send(establishedDesc, prometheus.GaugeValue, established)
+		for cause, n := range s.transitions.counts() {
+			send(transitionsDesc, prometheus.CounterValue, float64(n), cause)
+		}
+		send(advertisedDesc, prometheus.GaugeValue, float64(p.Advertised))
+		for reason, n := range p.Withheld {
+			send(withheldDesc, prometheus.GaugeValue, float64(n), reason)
+		}
+		send(updatesDesc, prometheus.CounterValue, float64(s.updatesSent.Load()))
+		send(droppedDesc, prometheus.CounterValue, float64(p.Dropped))
+	}
+}

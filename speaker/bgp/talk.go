@@ -1,0 +1,401 @@
+package bgp
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"time"
+
+	packet "github.com/osrg/gobgp/v3/pkg/packet/bgp"
+)
+
+const (
+	// openTimeout is how long the router may take for its OPEN. RFC 4271
+	// section 8.2.2 suggests four minutes, in which a router that accepts
+	// connections and does no more would keep us from trying again.
+	openTimeout = 20 * time.Second
+	// sendHold is how many hold times the router may not take what is sent to
+	// it. RFC 9687 suggests at least eight minutes, in which it would send
+	// traffic for routes that it ought to have lost.
+	sendHold = 2
+	// sendTimeout is the same without a hold time.
+	sendTimeout = 8 * time.Minute
+	// lastWord is how long a NOTIFICATION may take.
+	lastWord = time.Second
+)
+
+// talk is one session from its connection to its end. It sends its progress to
+// steps.
+func (s *session) talk(ctx context.Context, t *target, conn net.Conn) error {
+	conn, router, err := s.connect(ctx, t, conn)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	n, err := s.open(ctx, t, conn, router)
+	if err != nil {
+		s.say(conn, err, n)
+		return err
+	}
+	e := encoding{internal: n.internal, localASN: t.LocalASN, fourOctet: n.fourOctet}
+	local := conn.LocalAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
+	var beside neighbours
+	if err := s.announcer.options.Inside(func() (err error) { beside, err = neighboursOf(local); return err }); err != nil {
+		return err
+	}
+	e.nextHops(local, beside, n.ipv4OverIPv6)
+	up := Peer{
+		State: Established, Address: router, LocalAddress: local, PeerASN: n.peerASN, LocalASN: t.LocalASN, RouterID: n.peerID,
+		HoldTime: n.holdTime, Keepalive: n.keepalive(t.Peer.KeepaliveInterval), Families: n.families(), Capabilities: n.capabilities(),
+	}
+	if !s.progress(ctx, up) {
+		err = context.Cause(ctx)
+	} else {
+		err = s.established(ctx, conn, n, e)
+	}
+	s.say(conn, err, n)
+	return err
+}
+
+// progress reports false if the session is to end instead.
+func (s *session) progress(ctx context.Context, to Peer) bool {
+	select {
+	case s.steps <- to:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// connect returns a connection with the router, and the router's address.
+func (s *session) connect(ctx context.Context, t *target, conn net.Conn) (net.Conn, netip.Addr, error) {
+	router := t.Peer.Address
+	if conn != nil {
+		c, err := conn.(*net.TCPConn).SyscallConn()
+		if err == nil {
+			err = onSocket(c, func(fd int) error { return setTTL(fd, router, t) })
+		}
+		if err != nil {
+			conn.Close()
+		}
+		return conn, router, err
+	}
+	s.progress(ctx, Peer{State: Connect, Address: router})
+	if t.Peer.Interface != "" {
+		found, err := s.announcer.routers.find(ctx, t.Peer.Interface)
+		if err != nil {
+			return nil, router, &failure{cause: causeConnection, text: err.Error()}
+		}
+		router = found
+		s.progress(ctx, Peer{State: Connect, Address: router})
+	}
+	conn, err := dial(ctx, s.announcer.options.Inside, t, router, max(t.Peer.ConnectRetry, time.Second))
+	if err != nil {
+		return nil, router, connectFailure(t, err)
+	}
+	return conn, router, nil
+}
+
+// open exchanges OPENs.
+func (s *session) open(ctx context.Context, t *target, conn net.Conn, router netip.Addr) (negotiated, error) {
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	defer stop()
+	n, err := s.exchange(ctx, t, conn, router)
+	switch {
+	case ctx.Err() != nil:
+		err = context.Cause(ctx)
+	case isTimeout(err):
+		text := "the router accepts connections and does not speak BGP: no OPEN came"
+		switch {
+		case n.peerASN != 0:
+			text = "the router introduced itself and does not hear this node: no KEEPALIVE came. Perhaps it has TTL security and this node has not"
+		case t.Peer.TTLSecurity > 0:
+			text += ". Perhaps this node has TTL security and the router has not"
+		}
+		err = &failure{cause: causeHoldTimer, text: text, notification: notification(packet.BGP_ERROR_HOLD_TIMER_EXPIRED, 0, nil)}
+	}
+	return n, err
+}
+
+func (s *session) exchange(ctx context.Context, t *target, conn net.Conn, router netip.Addr) (n negotiated, err error) {
+	ours, err := openOf(t, router.Is6(), s.announcer.options.Restarting && !s.was, s.announcer.options.Restarting || s.was)
+	if err != nil {
+		return n, err
+	}
+	if err := conn.SetDeadline(time.Now().Add(openTimeout)); err != nil {
+		return n, err
+	}
+	if _, err := conn.Write(ours); err != nil {
+		return n, err
+	}
+	s.progress(ctx, Peer{State: OpenSent, Address: router})
+	m, err := expect(conn, packet.BGP_MSG_OPEN, packet.BGP_ERROR_SUB_RECEIVE_UNEXPECTED_MESSAGE_IN_OPENSENT_STATE)
+	if err != nil {
+		return n, err
+	}
+	if n, err = negotiate(t, m.body); err != nil {
+		return n, err
+	}
+	if n.holdTime > 0 && n.holdTime < openTimeout {
+		if err := conn.SetDeadline(time.Now().Add(n.holdTime)); err != nil {
+			return n, err
+		}
+	}
+	if _, err := conn.Write(keepalive); err != nil {
+		return n, err
+	}
+	s.progress(ctx, Peer{State: OpenConfirm, Address: router})
+	_, err = expect(conn, packet.BGP_MSG_KEEPALIVE, packet.BGP_ERROR_SUB_RECEIVE_UNEXPECTED_MESSAGE_IN_OPENCONFIRM_STATE)
+	return n, err
+}
+
+// say tells the router why the session ends, if it is to know, and waits until
+// it has closed the connection: closing it with unread data in it would have
+// the kernel take back what was said.
+func (s *session) say(conn net.Conn, err error, n negotiated) {
+	f := brokenConnection(err)
+	if f.notification == nil || f.silent && n.restart {
+		return
+	}
+	if conn.SetDeadline(time.Now().Add(lastWord)) != nil {
+		return
+	}
+	if _, err := conn.Write(f.encode(n)); err != nil {
+		return
+	}
+	if conn.(*net.TCPConn).CloseWrite() == nil {
+		io.Copy(io.Discard, conn) //nolint:errcheck // it ends one way or another
+	}
+}
+
+// established keeps a session that is up: it sends what changes and keepalives,
+// and reads, until either fails or ctx ends.
+func (s *session) established(ctx context.Context, conn net.Conn, n negotiated, e encoding) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	s.rib.start()
+	defer s.rib.stop()
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		cancel(s.read(ctx, conn, n.holdTime))
+	}()
+	stop := context.AfterFunc(ctx, func() { conn.SetWriteDeadline(time.Now().Add(lastWord)) }) //nolint:errcheck // a closed connection is as good
+	w := &writer{session: s, ctx: ctx, conn: conn, timeout: n.holdTime * sendHold, negotiated: n, encoding: e, sent: time.Now()}
+	if n.holdTime == 0 {
+		w.timeout = sendTimeout
+	}
+	cancel(w.run())
+	if w.broken {
+		conn.Close()
+	}
+	stop()
+	conn.SetReadDeadline(time.Now()) //nolint:errcheck // a closed connection is as good
+	<-read
+	return context.Cause(ctx)
+}
+
+// read reads until the session fails or ctx ends.
+func (s *session) read(ctx context.Context, conn net.Conn, holdTime time.Duration) error {
+	buffered := bufio.NewReader(conn)
+	heard := true
+	for {
+		if heard {
+			var expires time.Time
+			if holdTime > 0 {
+				expires = time.Now().Add(holdTime)
+			}
+			if err := conn.SetReadDeadline(expires); err != nil {
+				return err
+			}
+		}
+		if ctx.Err() != nil { // who ended it may have set a deadline before
+			return context.Cause(ctx)
+		}
+		m, err := readMessage(buffered)
+		if isTimeout(err) {
+			return &failure{cause: causeHoldTimer, text: fmt.Sprintf("hold timer expired: the router was not heard for %s", holdTime),
+				notification: notification(packet.BGP_ERROR_HOLD_TIMER_EXPIRED, 0, nil)}
+		}
+		if err != nil {
+			return err
+		}
+		if heard, err = s.handle(m); err != nil {
+			return err
+		}
+	}
+}
+
+// handle takes a message of an established session, and reports whether the
+// hold timer starts afresh (RFC 4271 section 8.2.2).
+func (s *session) handle(m message) (heard bool, err error) {
+	switch m.kind {
+	case packet.BGP_MSG_KEEPALIVE:
+		return true, nil
+	case packet.BGP_MSG_UPDATE:
+		prefixes, err := countPrefixes(m.body)
+		s.received.Add(uint64(prefixes))
+		return true, err
+	case packet.BGP_MSG_NOTIFICATION:
+		return false, told(m.body)
+	case packet.BGP_MSG_ROUTE_REFRESH: // RFC 2918: AFI, reserved, SAFI
+		if m.body[3] == packet.SAFI_UNICAST && m.body[0] == 0 {
+			s.rib.refresh(m.body[1] == packet.AFI_IP)
+		}
+		return false, nil
+	}
+	return false, refuse(packet.BGP_ERROR_FSM_ERROR, packet.BGP_ERROR_SUB_RECEIVE_UNEXPECTED_MESSAGE_IN_ESTABLISHED_STATE, []byte{m.kind},
+		"the router sent a message of type %d in a session that was up", m.kind)
+}
+
+// writer is the sending side of an established session.
+type writer struct {
+	*session
+	ctx        context.Context
+	conn       net.Conn
+	timeout    time.Duration // of a message
+	negotiated negotiated
+	encoding   encoding
+	sent       time.Time // when the last message was
+	broken     bool      // half a message may be on its way: nothing can follow it
+}
+
+// run returns why the session failed, or ended.
+func (w *writer) run() error {
+	if err := w.flush(); err != nil {
+		return err
+	}
+	if w.negotiated.restart {
+		if err := w.endOfRIB(); err != nil {
+			return err
+		}
+	}
+	for {
+		var due <-chan time.Time
+		if w.negotiated.holdTime > 0 {
+			due = time.After(time.Until(w.sent.Add(w.negotiated.keepalive(w.latest.Load().Peer.KeepaliveInterval))))
+		}
+		var err error
+		select {
+		case <-w.ctx.Done():
+			return context.Cause(w.ctx)
+		case <-w.rib.wake:
+			err = w.flush()
+		case <-due:
+			err = w.write(keepalive)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// deny returns why the router cannot be told a prefix.
+func (w *writer) deny(prefix netip.Prefix) string {
+	agreed, next := w.negotiated.ipv6, w.encoding.next6
+	if prefix.Addr().Is4() {
+		agreed, next = w.negotiated.ipv4, w.encoding.next4
+	}
+	switch {
+	case !agreed:
+		return withheldFamily
+	case !next.IsValid():
+		return withheldNextHop
+	}
+	return ""
+}
+
+// flush sends what changed.
+func (w *writer) flush() error {
+	b := w.rib.take(w.deny)
+	for _, is4 := range []bool{true, false} {
+		if err := w.updates(w.encoding.withdrawals(ofFamily(b.withdraw, is4))); err != nil {
+			return err
+		}
+		for a, prefixes := range b.announce {
+			of := ofFamily(prefixes, is4)
+			messages, err := w.encoding.announcements(a.Value(), of)
+			if err != nil {
+				w.log.Error("BGP cannot announce", "prefixes", len(of), "first", of[0], "err", err)
+				w.rib.reject(of, withheldTooLong)
+				messages, err = w.encoding.withdrawals(of) // of what they were before
+			}
+			if err := w.updates(messages, err); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func ofFamily(prefixes []netip.Prefix, is4 bool) []netip.Prefix {
+	var of []netip.Prefix
+	for _, p := range prefixes {
+		if p.Addr().Is4() == is4 {
+			of = append(of, p)
+		}
+	}
+	return of
+}
+
+func (w *writer) updates(messages [][]byte, err error) error {
+	if err != nil {
+		return fmt.Errorf("encode UPDATE: %w", err)
+	}
+	for _, m := range messages {
+		if err := w.write(m); err != nil {
+			return err
+		}
+		w.updatesSent.Add(1)
+	}
+	return nil
+}
+
+// endOfRIB tells a router that may have kept routes of before that all that
+// are left out are gone (RFC 4724 section 2).
+func (w *writer) endOfRIB() error {
+	for _, f := range []struct {
+		agreed bool
+		family packet.RouteFamily
+	}{{w.negotiated.ipv4, packet.RF_IPv4_UC}, {w.negotiated.ipv6, packet.RF_IPv6_UC}} {
+		if !f.agreed {
+			continue
+		}
+		m, err := packet.NewEndOfRib(f.family).Serialize()
+		if err != nil {
+			return err
+		}
+		if err := w.write(m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// write sends a message. It takes no longer than lastWord once the session is
+// to end.
+func (w *writer) write(m []byte) error {
+	if err := w.conn.SetWriteDeadline(time.Now().Add(w.timeout)); err != nil {
+		return err
+	}
+	if w.ctx.Err() != nil {
+		return context.Cause(w.ctx)
+	}
+	_, err := w.conn.Write(m)
+	switch {
+	case err == nil:
+		w.sent = time.Now()
+		return nil
+	case isTimeout(err):
+		err = &failure{cause: causeSendTimer, text: fmt.Sprintf("send hold timer expired: the router has taken nothing for %s", w.timeout)}
+	default: // the router may have said why, before
+		select {
+		case <-w.ctx.Done():
+		case <-time.After(lastWord):
+		}
+	}
+	w.broken = true
+	return err
+}

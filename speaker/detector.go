@@ -1,0 +1,216 @@
+package speaker
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/lodestone-lb/lodestone/pkg/peering"
+	"github.com/lodestone-lb/lodestone/speaker/bfd"
+	"github.com/lodestone-lb/lodestone/speaker/bgp"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// bfdPause is how long a BGP session stays down that BFD has taken down. It does
+// not wait for BFD to be back: there are routers that have a BFD session only
+// while they have one of BGP, and if the path is broken, so is TCP.
+const bfdPause = time.Second
+
+// BFD tells soon that a router cannot be reached; bfd.Task is one.
+type BFD interface {
+	Set(ctx context.Context, want map[string]bfd.Session) error
+	States() map[string]bfd.Status
+	Changed() <-chan struct{}
+}
+
+// Peers are the BGP sessions that there are; bgp.Announcer is one.
+type Peers interface {
+	Peers() []bgp.Peer
+	// SetDown takes a session down, and keeps it down, because of why; or lets
+	// it be.
+	SetDown(peer string, down bool, why string)
+	Changed() <-chan struct{}
+}
+
+// Detector is the task that ties BFD sessions to BGP sessions (RFC 5882), and
+// knows how both are.
+type Detector struct {
+	bfd   BFD
+	peers Peers
+	log   *slog.Logger
+	wake  chan struct{}
+
+	// Owned by Run.
+	fault string            // what BFD refuses, as it was logged
+	down  map[string]string // the sessions that are kept down, and why
+
+	mu       sync.Mutex
+	sessions map[string]plan.Session
+	problems map[string]plan.Problem
+}
+
+// NewDetector returns a Detector that starts with Run.
+func NewDetector(b BFD, peers Peers, log *slog.Logger) *Detector {
+	return &Detector{bfd: b, peers: peers, log: log, wake: make(chan struct{}, 1), down: map[string]string{}}
+}
+
+// String names the task.
+func (d *Detector) String() string { return "detector" }
+
+// Set replaces the sessions.
+func (d *Detector) Set(want plan.BGP) {
+	d.mu.Lock()
+	d.sessions, d.problems = maps.Clone(want.Sessions), maps.Clone(want.Problems)
+	d.mu.Unlock()
+	select {
+	case d.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Changed returns a channel that is closed when Sessions may have another
+// answer, apart from what Set changes.
+func (d *Detector) Changed() <-chan struct{} { return d.peers.Changed() }
+
+// Run works until ctx ends.
+func (d *Detector) Run(ctx context.Context) error {
+	for ctx.Err() == nil {
+		// First the channels, then the state: no change is missed.
+		states, peers := d.bfd.Changed(), d.peers.Changed()
+		d.mu.Lock()
+		sessions := d.sessions
+		d.mu.Unlock()
+		d.watch(ctx, sessions)
+		again := d.judge(sessions)
+		select {
+		case <-ctx.Done():
+		case <-states:
+		case <-peers:
+		case <-d.wake:
+		case <-again:
+		}
+	}
+	return nil
+}
+
+// watch has BFD watch the routers of the sessions. That of an unnumbered peer
+// is known only once BGP has found it.
+func (d *Detector) watch(ctx context.Context, sessions map[string]plan.Session) {
+	found := map[string]netip.Addr{}
+	for _, p := range d.peers.Peers() {
+		found[p.Name] = p.Address
+	}
+	want := map[string]bfd.Session{}
+	for name, s := range sessions {
+		remote := s.Peer.Address
+		if !remote.IsValid() {
+			remote = found[name]
+		}
+		if s.Peer.BFD != nil && remote.IsValid() {
+			want[name] = bfdSession(s, remote)
+		}
+	}
+	fault := ""
+	if err := d.bfd.Set(ctx, want); err != nil && ctx.Err() == nil {
+		fault = err.Error()
+	}
+	if fault != "" && fault != d.fault {
+		d.log.Error("BFD sessions refused", "err", fault)
+	}
+	d.fault = fault
+}
+
+func bfdSession(s plan.Session, remote netip.Addr) bfd.Session {
+	b := s.Peer.BFD
+	return bfd.Session{
+		Local: s.Source, Remote: remote, Interface: s.Peer.Interface, Multihop: s.Peer.Multihop > 1,
+		Timers: bfd.Timers{TransmitInterval: b.TransmitInterval, ReceiveInterval: b.ReceiveInterval, DetectMultiplier: b.DetectMultiplier},
+	}
+}
+
+// judge takes BGP sessions down by what BFD says, and lets them be again. The
+// channel fires when it has to be asked again; nil: not by itself.
+func (d *Detector) judge(sessions map[string]plan.Session) (again <-chan time.Time) {
+	states, soonest := d.bfd.States(), bfdPause
+	for name := range d.down {
+		if s, ok := sessions[name]; !ok || s.Peer.BFD == nil {
+			d.tell(name, "")
+		}
+	}
+	for name, s := range sessions {
+		if s.Peer.BFD == nil {
+			continue
+		}
+		state, known := states[name]
+		why := ""
+		switch {
+		case known && state.Up():
+		case s.Peer.BFD.Strict:
+			why = "waiting for BFD (strict)"
+			if state.Error != "" {
+				why += ": " + state.Error
+			}
+		case known && state.Failed():
+			if wait := time.Until(state.Since.Add(bfdPause)); wait > 0 {
+				why, soonest = failure(state), min(soonest, wait)
+			}
+		}
+		d.tell(name, why)
+	}
+	if len(d.down) == 0 {
+		return nil
+	}
+	return time.After(soonest)
+}
+
+// failure says for people why a BFD session is not Up any more.
+func failure(s bfd.Status) string {
+	if s.Cause == bfd.Expired {
+		return fmt.Sprintf("BFD: the router was not heard for %s", s.DetectionTime)
+	}
+	return "BFD: the router does not hear this node, or has started anew"
+}
+
+// tell takes the session down because of why, if that is new; empty: lets it
+// be.
+func (d *Detector) tell(name, why string) {
+	if d.down[name] == why {
+		return
+	}
+	d.peers.SetDown(name, why != "", why)
+	if why == "" {
+		delete(d.down, name)
+	} else {
+		d.down[name] = why
+	}
+}
+
+// Sessions returns what there is to tell of the node's BGP sessions, those that
+// cannot be included.
+func (d *Detector) Sessions() []peering.Session {
+	d.mu.Lock()
+	sessions, problems := d.sessions, d.problems
+	d.mu.Unlock()
+	states := d.bfd.States()
+	var all []peering.Session
+	for _, p := range d.peers.Peers() {
+		s := peering.Session{Peer: p.Name, Router: p.Address, Established: p.State == bgp.Established, Since: p.Since}
+		if !s.Established {
+			s.Message = p.LastError
+		}
+		if state, ok := states[p.Name]; ok {
+			s.BFD = state.State.String()
+		}
+		all = append(all, s)
+	}
+	for name, problem := range problems {
+		if _, ok := sessions[name]; !ok {
+			all = append(all, peering.Session{Peer: name, Message: problem.Message})
+		}
+	}
+	return all
+}

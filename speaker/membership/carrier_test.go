@@ -1,0 +1,162 @@
+package membership
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/netstate"
+)
+
+func TestLinksCountAsDownSoonAndAsUpLate(t *testing.T) {
+	t.Parallel()
+	all, start := carriers{}, time.Now()
+	for _, step := range []struct {
+		what string
+		at   time.Duration
+		up   map[string]bool
+		down []string
+		next time.Duration
+	}{
+		{"what is seen first counts at once", 0, map[string]bool{"eth0": true, "eth1": false}, []string{"eth1"}, 0},
+		{"a link is lost", 1 * time.Second, map[string]bool{"eth0": false, "eth1": false}, []string{"eth1"}, 1*time.Second + downDelay},
+		{"it flaps", 1*time.Second + downDelay - 1, map[string]bool{"eth0": true, "eth1": false}, []string{"eth1"}, 0},
+		{"it is lost again", 2 * time.Second, map[string]bool{"eth0": false, "eth1": false}, []string{"eth1"}, 2*time.Second + downDelay},
+		{"and stays so", 2*time.Second + downDelay, map[string]bool{"eth0": false, "eth1": false}, []string{"eth0", "eth1"}, 0},
+		{"both are back", 3 * time.Second, map[string]bool{"eth0": true, "eth1": true}, []string{"eth0", "eth1"}, 3*time.Second + upDelay},
+		{"one flaps", 4 * time.Second, map[string]bool{"eth0": true, "eth1": false}, []string{"eth0", "eth1"}, 3*time.Second + upDelay},
+		{"and is back", 5 * time.Second, map[string]bool{"eth0": true, "eth1": true}, []string{"eth0", "eth1"}, 3*time.Second + upDelay},
+		{"one has proved itself", 3*time.Second + upDelay, map[string]bool{"eth0": true, "eth1": true}, []string{"eth1"}, 5*time.Second + upDelay},
+		{"the other, too", 5*time.Second + upDelay, map[string]bool{"eth0": true, "eth1": true}, nil, 0},
+		{"one is named no more", 10 * time.Second, map[string]bool{"eth0": false}, nil, 10*time.Second + downDelay},
+	} {
+		seen := map[string]sight{}
+		for name, up := range step.up {
+			seen[name] = sight{up: up}
+		}
+		down, next := all.look(seen, start.Add(step.at))
+		assert.Equal(t, step.down, down, step.what)
+		var want time.Time
+		if step.next != 0 {
+			want = start.Add(step.next)
+		}
+		assert.Equal(t, want, next, step.what)
+	}
+	assert.Len(t, all, 1)
+}
+
+// Whoever meets the others again by the link of its address knows that it works.
+func TestTheLinkOfTheSpeakersAddressCountsAtOnce(t *testing.T) {
+	t.Parallel()
+	all, now := carriers{}, time.Now()
+	all.look(map[string]sight{"eth0": {true, true}}, now)
+	all.look(map[string]sight{"eth0": {false, true}}, now)
+	down, _ := all.look(map[string]sight{"eth0": {false, true}}, now.Add(downDelay))
+	assert.Equal(t, []string{"eth0"}, down)
+	down, next := all.look(map[string]sight{"eth0": {true, true}}, now.Add(time.Second))
+	assert.Empty(t, down)
+	assert.Zero(t, next)
+}
+
+// The interface that the speakers talk over is another one.
+func TestSpeakersTellEachOtherWhichLinksAreDown(t *testing.T) {
+	c, eth1 := newCluster(t, "n1", "n2", "n3"), newLink()
+	n1 := c.start("n1", func(o *Options) { o.Interfaces = twoInterfaces{eth1} })
+	n2 := c.start("n2")
+	n1.waitJoined()
+	n2.waitJoined()
+	n1.SetReady(true)
+	n1.Report(map[string]string{annotation.Segments: "198.18.0.0/24 eth0,198.18.1.0/24 eth1"})
+	knows := func(s *speaker, known, down bool) {
+		t.Helper()
+		s.wait(fmt.Sprintf("eth1 down: %v", down), func() bool {
+			segments := s.Networks()["n1"].Segments
+			return s.Speakers()["n1"] && (len(segments) == 2) == known && (!known || !segments[0].Down && segments[1].Down == down)
+		})
+	}
+	for _, s := range []*speaker{n1, n2} {
+		knows(s, true, false)
+	}
+	start := time.Now()
+	eth1.set(false)
+	knows(n1, true, true)
+	knows(n2, true, true)
+	t.Logf("the other speaker knew %s after the link was lost", time.Since(start))
+	joined, _ := n1.Joined()
+	require.True(t, joined, "it is not the link of its own address")
+	late := c.start("n3")
+	late.waitJoined()
+	knows(late, true, true)
+	eth1.set(true)
+	knows(n2, true, false)
+	require.GreaterOrEqual(t, time.Since(start), upDelay)
+}
+
+// twoInterfaces are those of a node whose eth1 is the link.
+type twoInterfaces struct{ *link }
+
+func (i twoInterfaces) Interfaces() []netstate.Interface {
+	eth1 := i.link.Interfaces()[0]
+	eth1.Name, eth1.Addrs = "eth1", nil
+	return []netstate.Interface{{Name: "eth0", Up: true, Addrs: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/8")}}, eth1}
+}
+
+func TestMetadataHasRoomForSomeLinks(t *testing.T) {
+	t.Parallel()
+	task := New(makeCluster(t).options("n1"))
+	task.SetReady(true)
+	task.setDown("n1", strings.Join([]string{"enp129s0f0np0", "enp129s0f1np1", "eth0"}, ","))
+	for limit, want := range map[int]string{512: "enp129s0f0np0,enp129s0f1np1,eth0", 33: "enp129s0f0np0,enp129s0f1np1", 28: "enp129s0f0np0", 10: ""} {
+		meta := (*delegate)(task).NodeMeta(limit)
+		assert.Equal(t, append([]byte{metaVersion, metaReady}, want...), meta, "limit %d", limit)
+	}
+}
+
+// Claims are known as soon as the speaker is that makes them.
+func TestSpeakersTellEachOtherWhatTheyKeep(t *testing.T) {
+	c := newCluster(t, "n1", "n2", "n3")
+	n1, n2 := c.start("n1"), c.start("n2")
+	n1.waitJoined()
+	n2.waitJoined()
+	n1.SetReady(true)
+	mine := claims{0: 1, 127: 0x80}
+	n1.Claim(mine)
+	n1.setDown("n1", "eth1,eth2")
+	assert.Equal(t, mine, claims(n1.Networks()["n1"].Claims), "they count here at once")
+	knows := func(s *speaker, want claims) {
+		t.Helper()
+		s.wait("what n1 claims", func() bool { return s.Networks()["n1"].Claims == want })
+	}
+	knows(n2, mine)
+	late := c.start("n3")
+	late.wait("n1", func() bool { return late.Speakers()["n1"] })
+	knows(late, mine)
+	n1.Claim(claims{})
+	knows(n2, claims{})
+}
+
+func TestMetadataIsReadAsWritten(t *testing.T) {
+	t.Parallel()
+	for _, want := range []struct {
+		claims claims
+		down   string
+	}{{claims{}, ""}, {claims{}, "eth0"}, {claims{5: 1}, ""}, {claims{0: 0xff}, "eth0,eth1"}} {
+		task := New(makeCluster(t).options("n1"))
+		task.Claim(want.claims)
+		task.setDown("n1", want.down)
+		c, down := details(&memberlist.Node{Meta: (*delegate)(task).NodeMeta(memberlist.MetaMaxSize)})
+		assert.Equal(t, want.claims, c)
+		assert.Equal(t, want.down, down)
+	}
+	for _, meta := range [][]byte{nil, {metaVersion}, {metaVersion, metaReady}, {metaVersion, metaClaims, 1, 2, 3}} {
+		c, _ := details(&memberlist.Node{Meta: meta})
+		assert.Zero(t, c, "%v", meta)
+	}
+}

@@ -1,0 +1,67 @@
+package plan
+
+import (
+	"net/netip"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
+)
+
+// BGP is what a node tells routers.
+type BGP struct {
+	// Sessions are the sessions that the node shall have, by peer name.
+	Sessions map[string]Session
+	// Problems tells, by peer name, what is wrong with a session: there is none,
+	// unless it is among Sessions all the same.
+	Problems map[string]Problem
+	// Routes are what it announces. Update replaces the maps of those that
+	// change, and no others.
+	Routes map[netip.Prefix]Route
+	// VIPs are the VIPs that it announces, alone or within an aggregate, with
+	// the names of the peers that hear of them, sorted.
+	VIPs map[netip.Addr][]string
+}
+
+// Session is a session with a router, with what is particular to this node.
+type Session struct {
+	// Peer is what the configuration says.
+	Peer *config.Peer
+	// LocalASN, RouterID and Source are the node's end. Source is invalid where
+	// the kernel chooses.
+	LocalASN uint32
+	RouterID netip.Addr
+	Source   netip.Addr
+}
+
+// Route is a prefix that the node announces: with which attributes by peer
+// name. The next hop is always the node. Prefixes may share it: nobody may
+// modify it.
+type Route map[string]Attributes
+
+// Attributes are the path attributes that advertisements ask for, those of
+// overlapping ones united.
+type Attributes struct {
+	Communities      []config.Community
+	LargeCommunities []config.LargeCommunity
+	LocalPreference  *uint32
+	MED              *uint32
+	Prepend          int
+}
+
+// Problem is what is wrong with the session of a node with a peer.
+type Problem struct {
+	Reason ProblemReason
+	// Message is a sentence for people that says what to do.
+	Message string
+}
+
+// ProblemReason is a stable code for what is wrong with a session.
+type ProblemReason string
+
+// What can be wrong. With RouterIDShared there is a session all the same.
+const (
+	NoLocalASN        ProblemReason = "NoLocalASN"        // neither the peer nor the node has one
+	NoRouterID        ProblemReason = "NoRouterID"        // nor has the node an IPv4 address
+	AnnotationInvalid ProblemReason = "AnnotationInvalid" // the node's annotation is not understood
+	AddressTaken      ProblemReason = "AddressTaken"      // another peer of the node is there
+	RouterIDShared    ProblemReason = "RouterIDShared"    // another node has the same router ID
+)

@@ -1,0 +1,210 @@
+package plan
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"go4.org/netipx"
+	"pgregory.net/rapid"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
+)
+
+// gathering is speakers that keep owners and tell each other what they have,
+// late and in any order. It calls the plan as the loop does.
+type gathering struct {
+	t     *rapid.T
+	names []string
+	vips  []netip.Addr
+	up    map[string]bool
+	own   map[string]Claims // what each says of itself
+	// What each has heard: who is up, and what those claim.
+	heard  map[string]map[string]Claims
+	config *config.Config
+	local  map[string]bool // nodes with endpoints of the last VIP, which has policy Local
+}
+
+func drawGathering(t *rapid.T) *gathering {
+	g := &gathering{t: t, up: map[string]bool{}, own: map[string]Claims{}, heard: map[string]map[string]Claims{}, local: map[string]bool{}}
+	for i := range rapid.IntRange(2, 5).Draw(t, "nodes") {
+		g.names = append(g.names, fmt.Sprint("n", i))
+		g.local[g.names[i]] = rapid.Bool().Draw(t, "endpoint")
+	}
+	taken := map[uint16]bool{}
+	for i := range 12 { // in buckets of their own: see Claims
+		vip := netip.AddrFrom4([4]byte{203, 0, 113, byte(i)})
+		if !taken[bucket(vip)] {
+			taken[bucket(vip)] = true
+			g.vips = append(g.vips, vip)
+		}
+	}
+	var b netipx.IPSetBuilder
+	b.AddPrefix(netip.MustParsePrefix("203.0.113.0/24"))
+	free, _ := b.IPSet()
+	g.config = &config.Config{
+		Pools:          []config.Pool{{Name: "lan", Free: free, Withheld: &netipx.IPSet{}}},
+		Advertisements: []config.Advertisement{{Name: "all", Layer2: &config.Layer2{KeepOwner: true}}},
+	}
+	return g
+}
+
+// snapshot is what a node knows.
+func (g *gathering) snapshot(node string) Snapshot {
+	s := Snapshot{Config: g.config, Nodes: map[string]Node{}, Speakers: map[string]bool{}}
+	for _, name := range g.names {
+		s.Nodes[name] = Node{Claims: g.heard[node][name]}
+		_, s.Speakers[name] = g.heard[node][name]
+	}
+	for i, vip := range g.vips {
+		last := i == len(g.vips)-1
+		s.Services = append(s.Services, Service{Name: vip.String(), VIPs: []netip.Addr{vip}, Serving: true, Local: last, ServingNodes: g.local})
+	}
+	return s
+}
+
+// decide makes a node's plan, which changes what it claims.
+func (g *gathering) decide(node string) {
+	if g.up[node] {
+		g.own[node] = Make(node, g.snapshot(node)).Claims
+		g.heard[node][node] = g.own[node]
+	}
+}
+
+// hear lets a node hear how another one is.
+func (g *gathering) hear(node, of string) {
+	if !g.up[node] {
+		return
+	}
+	delete(g.heard[node], of)
+	if g.up[of] {
+		g.heard[node][of] = g.own[of]
+	}
+}
+
+// start starts a speaker, which is ready once it has heard of all others.
+func (g *gathering) start(node string) {
+	if g.up[node] {
+		return
+	}
+	g.up[node], g.own[node], g.heard[node] = true, Claims{}, map[string]Claims{node: {}}
+	for _, other := range g.names {
+		g.hear(node, other)
+	}
+}
+
+func (g *gathering) crash(node string) {
+	delete(g.up, node)
+	delete(g.heard, node)
+}
+
+// settle lets all news arrive, and returns the owners, on whom all agree.
+func (g *gathering) settle() map[netip.Addr]string {
+	for range 4 { // as often as a change can cause another one
+		for _, node := range g.names {
+			for _, of := range g.names {
+				g.hear(node, of)
+			}
+		}
+		for _, node := range g.names {
+			g.decide(node)
+		}
+	}
+	var owners map[netip.Addr]string
+	for _, node := range g.names {
+		if !g.up[node] {
+			continue
+		}
+		if view := Owners(g.snapshot(node)); owners == nil {
+			owners = view
+		} else if !maps.Equal(owners, view) {
+			g.t.Fatalf("%s has %v, another one %v", node, view, owners)
+		}
+	}
+	return owners
+}
+
+// Whatever happens on the way, all agree in the end, and then a loss moves what
+// the lost node had, and a return nothing.
+func TestOwnersAreKept(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		g := drawGathering(t)
+		one := func(label string) string { return rapid.SampledFrom(g.names).Draw(t, label) }
+		t.Repeat(map[string]func(*rapid.T){
+			"start":  func(*rapid.T) { g.start(one("node")) },
+			"crash":  func(*rapid.T) { g.crash(one("node")) },
+			"hear":   func(*rapid.T) { g.hear(one("node"), one("of")) },
+			"decide": func(*rapid.T) { g.decide(one("node")) },
+		})
+		for _, node := range g.names {
+			g.start(node)
+		}
+		before := g.settle()
+		lost := one("lost")
+		g.crash(lost)
+		without := g.settle()
+		for vip, owner := range without {
+			if owner != before[vip] && before[vip] != lost {
+				t.Fatalf("%s was lost, %s moved from %q to %q", lost, vip, before[vip], owner)
+			}
+		}
+		g.start(lost)
+		returned := g.settle()
+		for vip, owner := range returned {
+			if owner != without[vip] && without[vip] != "" { // some had nowhere to go
+				t.Fatalf("%s is back, %s moved from %q to %q", lost, vip, without[vip], owner)
+			}
+		}
+	})
+}
+
+// Two sides of a partition have an owner each; when it ends, the one whose VIP
+// it is has it, and the other one's claim is over.
+func TestKeptOwnersAfterAPartition(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		g := drawGathering(t)
+		for _, node := range g.names {
+			g.start(node)
+		}
+		before := g.settle()
+		alone := rapid.SampledFrom(g.names).Draw(t, "alone")
+		for range 2 {
+			for _, node := range g.names {
+				if node != alone {
+					delete(g.heard[node], alone)
+					delete(g.heard[alone], node)
+				}
+				g.decide(node)
+			}
+		}
+		if after := g.settle(); !maps.Equal(before, after) {
+			t.Fatalf("owners were %v, are %v", before, after)
+		}
+	})
+}
+
+func TestClaimsHaveRoomForAllBuckets(t *testing.T) {
+	t.Parallel()
+	used := map[uint16]bool{}
+	for i := range 1 << 14 {
+		used[bucket(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}))] = true
+	}
+	var c Claims
+	all := slices.Sorted(maps.Keys(used))
+	if len(all) != 1024 || all[1023] != 1023 {
+		t.Fatalf("%d buckets are in use, up to %d", len(all), all[len(all)-1])
+	}
+	for _, b := range all {
+		c.set(b)
+	}
+	c.clear(7)
+	for _, b := range all {
+		if c.has(b) != (b != 7) {
+			t.Errorf("bucket %d: %v", b, c.has(b))
+		}
+	}
+}

@@ -1,0 +1,461 @@
+package plan
+
+import (
+	"cmp"
+	"encoding/binary"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
+)
+
+// router keeps the sessions and routes of one node. A VIP that changes costs
+// no more than the routes that change with it.
+type router struct {
+	node string
+
+	// What the rest follows from.
+	config      *config.Config
+	self        Node
+	obstacle    Reason // why the node announces nothing, empty if it may
+	sessions    map[string]Session
+	problems    map[string]Problem
+	advertised  map[*config.Pool][]*config.Advertisement // nil: outside all pools
+	offers      map[*config.Advertisement]*offer
+	domains     map[domainKey]*domain
+	inside      map[poolPrefix]bool
+	routesByKey map[string]Route
+	united      map[[2]Silence]Silence
+
+	vips       map[netip.Addr]place
+	aggregates map[aggregateKey]*aggregate
+	prefixes   map[netip.Prefix][]*offer // who announces each, in the order of the document
+	routes     map[netip.Prefix]Route
+	// What routes does not know yet.
+	unsettled map[*aggregate]bool
+	stale     map[netip.Prefix]bool
+}
+
+// offer is an advertisement as this node makes it.
+type offer struct {
+	*config.Advertisement
+	index int
+	// peers hear of it from this node, sorted. Nil: nobody, because of silence.
+	peers   []string
+	silence Silence
+}
+
+// domain is what VIPs have in common to which the same advertisements apply.
+type domain struct {
+	pool   *config.Pool // nil: outside all pools
+	offers []*offer     // those that peers hear of
+	peers  []string     // of all offers, sorted
+	// silence is why nobody hears of the VIPs, whatever endpoints they have.
+	silence Silence
+}
+
+type domainKey struct {
+	pool    *config.Pool
+	applied string // as of scopeKey
+}
+
+type poolPrefix struct {
+	pool   *config.Pool
+	prefix netip.Prefix
+}
+
+// place is where a VIP stands.
+type place struct {
+	*domain
+	served bool // this node announces it
+}
+
+// aggregate is a prefix with the VIPs that an offer covers.
+type aggregate struct {
+	aggregateKey
+	assigned int
+	served   map[netip.Addr]bool // by this node
+	added    []netip.Addr        // those of them that are new since settle
+	whole    bool                // it is announced itself, and not its VIPs
+}
+
+type aggregateKey struct {
+	offer  *offer
+	prefix netip.Prefix
+}
+
+func newRouter(node string) *router {
+	r := &router{node: node, sessions: map[string]Session{}, problems: map[string]Problem{}, routes: map[netip.Prefix]Route{}}
+	r.reset()
+	return r
+}
+
+// reset forgets all VIPs. Routes stay until settle.
+func (r *router) reset() {
+	r.advertised, r.offers, r.domains = map[*config.Pool][]*config.Advertisement{}, map[*config.Advertisement]*offer{}, map[domainKey]*domain{}
+	r.inside, r.routesByKey, r.united = map[poolPrefix]bool{}, map[string]Route{}, map[[2]Silence]Silence{}
+	r.vips, r.aggregates, r.prefixes = map[netip.Addr]place{}, map[aggregateKey]*aggregate{}, map[netip.Prefix][]*offer{}
+	r.unsettled, r.stale = map[*aggregate]bool{}, map[netip.Prefix]bool{}
+	for prefix := range r.routes {
+		r.stale[prefix] = true
+	}
+}
+
+// set takes over all but the Services, and reports whether that changes
+// sessions or what is wrong with them. What other nodes and speakers do changes
+// nothing here: a failover does not wait for routes.
+func (r *router) set(s Snapshot) (changed bool) {
+	self, known := s.Nodes[r.node]
+	obstacle := Reason("")
+	switch {
+	case !known:
+		obstacle = NodeUnknown
+	case self.Excluded:
+		obstacle = NodeExcluded
+	case self.NetworkUnavailable:
+		obstacle = NetworkUnavailable
+	case !s.Speakers[r.node]:
+		obstacle = SpeakerNotReady
+	}
+	sessions, problems := sessionsOf(r.node, s)
+	changed = !maps.Equal(sessions, r.sessions) || !maps.Equal(problems, r.problems)
+	if !changed && s.Config == r.config && obstacle == r.obstacle && maps.Equal(self.Labels, r.self.Labels) {
+		return false
+	}
+	r.config, r.self, r.obstacle = s.Config, self, obstacle
+	if changed {
+		r.sessions, r.problems = sessions, problems
+	}
+	r.reset()
+	return changed
+}
+
+// look decides about a VIP: who hears of it, or why nobody does. The zero
+// Silence is of a VIP that no advertisement by BGP is for.
+func (r *router) look(addr netip.Addr, pool *config.Pool, sharers []*Service, demand vip) ([]string, Silence) {
+	d := r.domainOf(pool, sharers)
+	silence := d.silence
+	switch {
+	case d.silence == Silence{} && len(d.offers) == 0, d.silence.Reason == NodeUnknown, d.silence.Reason == ServiceNotSelected:
+	case !demand.serving:
+		silence = silent(NoServingEndpoint)
+	case len(d.offers) == 0:
+	case r.obstacle != "":
+		silence = silent(r.obstacle)
+	case demand.local != nil && !demand.local[r.node]:
+		silence = silent(NoLocalEndpoint)
+	}
+	served := len(d.offers) > 0 && silence == Silence{}
+	r.move(addr, place{d, served})
+	if !served {
+		return nil, silence
+	}
+	return d.peers, Silence{}
+}
+
+func silent(r Reason) Silence { return Silence{Reason: r, Message: messages[r]} }
+
+// unite returns why a VIP is announced neither by layer 2 nor by BGP. VIPs share
+// their messages.
+func (r *router) unite(layer2, bgp Silence) Silence {
+	switch {
+	case bgp == Silence{}:
+		return layer2
+	case layer2.Reason == NoAdvertisement || layer2.Reason == ServiceNotSelected:
+		return bgp
+	case bgp.Reason == ServiceNotSelected || bgp.Reason == layer2.Reason:
+		return layer2
+	}
+	key := [2]Silence{layer2, bgp}
+	both, ok := r.united[key]
+	if !ok {
+		if len(r.united) >= maxScopes {
+			clear(r.united)
+		}
+		both = layer2
+		both.Message += "; by BGP: " + bgp.Message
+		r.united[key] = both
+	}
+	return both
+}
+
+// domainOf returns the domain that a VIP of these Services belongs to.
+func (r *router) domainOf(pool *config.Pool, sharers []*Service) *domain {
+	all := r.advertisements(pool)
+	key := domainKey{pool, applied(all, sharers)}
+	if d := r.domains[key]; d != nil {
+		return d
+	}
+	if len(r.domains) >= maxScopes {
+		clear(r.domains)
+	}
+	d := &domain{pool: key.pool}
+	for i, a := range all {
+		if key.applied == "" || key.applied[i] != 0 {
+			d.add(r.offers[a])
+		}
+	}
+	slices.Sort(d.peers)
+	d.peers = slices.Compact(d.peers)
+	if len(all) > 0 && len(d.offers) == 0 && d.silence.Reason == "" {
+		d.silence = silent(ServiceNotSelected)
+	}
+	if len(all) > 0 && r.obstacle == NodeUnknown {
+		d.silence = silent(NodeUnknown)
+	}
+	r.domains[key] = d
+	return d
+}
+
+// add adds an offer. Of those that nobody hears of, the one that is closest to
+// being heard says why.
+func (d *domain) add(o *offer) {
+	order := []Reason{"", NodeNotSelected, NoPeer, NoSession}
+	switch {
+	case len(o.peers) > 0:
+		d.offers, d.peers, d.silence = append(d.offers, o), append(d.peers, o.peers...), Silence{}
+	case len(d.offers) == 0 && slices.Index(order, o.silence.Reason) > slices.Index(order, d.silence.Reason):
+		d.silence = o.silence
+	}
+}
+
+// advertisements returns those that announce VIPs of the pool by BGP, with
+// their offers made.
+func (r *router) advertisements(pool *config.Pool) []*config.Advertisement {
+	all, ok := r.advertised[pool]
+	if ok || r.config == nil {
+		return all
+	}
+	for i := range r.config.Advertisements {
+		a := &r.config.Advertisements[i]
+		if a.BGP == nil || pool != nil && !pool.AdvertisedBy(a.Name) {
+			continue
+		}
+		all = append(all, a)
+		if r.offers[a] == nil {
+			r.offers[a] = r.offer(a, i)
+		}
+	}
+	r.advertised[pool] = all
+	return all
+}
+
+// offer returns the advertisement as this node makes it.
+func (r *router) offer(a *config.Advertisement, index int) *offer {
+	o := &offer{Advertisement: a, index: index, silence: silent(NoPeer)}
+	if !a.BGP.NodeSelector.Matches(r.self.Labels) {
+		o.silence = silent(NodeNotSelected)
+		return o
+	}
+	for i := range r.config.Peers {
+		name := r.config.Peers[i].Name
+		if !a.BGP.Tells(name) {
+			continue
+		}
+		if _, ok := r.sessions[name]; ok {
+			o.peers = append(o.peers, name)
+		} else if problem, ok := r.problems[name]; ok && o.silence.Reason == NoPeer {
+			o.silence = Silence{Reason: NoSession, Message: messages[NoSession] + ": " + problem.Message}
+		}
+	}
+	slices.Sort(o.peers)
+	return o
+}
+
+// move puts the VIP into its new place, at most once before settle.
+func (r *router) move(addr netip.Addr, now place) {
+	before := r.vips[addr]
+	if before == now {
+		return
+	}
+	if before.domain != nil {
+		for _, o := range before.offers {
+			r.leave(o, addr, before)
+		}
+		delete(r.vips, addr)
+	}
+	if now.domain != nil && len(now.offers) > 0 {
+		for _, o := range now.offers {
+			r.join(o, addr, now)
+		}
+		r.vips[addr] = now
+	}
+}
+
+// aggregate returns the aggregate of a VIP, nil if it is announced by itself:
+// because the document says so, or because the prefix is not all of the pool,
+// as with a leased VIP or one that left its pool.
+func (r *router) aggregate(o *offer, addr netip.Addr, pool *config.Pool) *aggregate {
+	key := aggregateKey{o, o.BGP.Aggregate(addr)}
+	if key.prefix.IsSingleIP() || pool == nil {
+		return nil
+	}
+	if g := r.aggregates[key]; g != nil {
+		return g
+	}
+	within := poolPrefix{pool, key.prefix}
+	inside, ok := r.inside[within]
+	if !ok {
+		inside = pool.ContainsPrefix(key.prefix)
+		r.inside[within] = inside
+	}
+	if !inside {
+		return nil
+	}
+	g := &aggregate{aggregateKey: key, served: map[netip.Addr]bool{}}
+	r.aggregates[key] = g
+	return g
+}
+
+func (r *router) join(o *offer, addr netip.Addr, p place) {
+	g := r.aggregate(o, addr, p.pool)
+	if g == nil {
+		if p.served {
+			r.announce(host(addr), o)
+		}
+		return
+	}
+	g.assigned++
+	if p.served {
+		g.served[addr] = true
+		g.added = append(g.added, addr)
+	}
+	r.unsettled[g] = true
+}
+
+func (r *router) leave(o *offer, addr netip.Addr, p place) {
+	r.withdraw(host(addr), o)
+	if g := r.aggregate(o, addr, p.pool); g != nil {
+		g.assigned--
+		delete(g.served, addr)
+		r.unsettled[g] = true
+	}
+}
+
+func host(addr netip.Addr) netip.Prefix { return netip.PrefixFrom(addr, addr.BitLen()) }
+
+// announce has the offer announce the prefix, if it does not yet.
+func (r *router) announce(prefix netip.Prefix, o *offer) {
+	all := r.prefixes[prefix]
+	i, found := slices.BinarySearchFunc(all, o, func(a, b *offer) int { return cmp.Compare(a.index, b.index) })
+	if !found {
+		r.prefixes[prefix] = slices.Insert(all, i, o)
+		r.stale[prefix] = true
+	}
+}
+
+// withdraw has the offer not announce the prefix any more, if it does.
+func (r *router) withdraw(prefix netip.Prefix, o *offer) {
+	all := r.prefixes[prefix]
+	i := slices.Index(all, o)
+	switch {
+	case i < 0:
+		return
+	case len(all) == 1:
+		delete(r.prefixes, prefix)
+	default:
+		r.prefixes[prefix] = slices.Delete(all, i, i+1)
+	}
+	r.stale[prefix] = true
+}
+
+// settle brings routes up to date and returns the prefixes whose route is
+// another now, or none.
+func (r *router) settle() []netip.Prefix {
+	for g := range r.unsettled {
+		r.settleAggregate(g)
+	}
+	var changed []netip.Prefix
+	for prefix := range r.stale {
+		before, was := r.routes[prefix]
+		offers, is := r.prefixes[prefix]
+		if !is {
+			delete(r.routes, prefix)
+		} else if now := r.route(offers); !was || !before.equal(now) {
+			r.routes[prefix] = now
+		} else {
+			continue
+		}
+		if was || is {
+			changed = append(changed, prefix)
+		}
+	}
+	r.unsettled, r.stale = map[*aggregate]bool{}, map[netip.Prefix]bool{}
+	return changed
+}
+
+// settleAggregate announces the aggregate, if this node serves all of its VIPs
+// that are assigned, or may serve some; else the VIPs that it serves.
+func (r *router) settleAggregate(g *aggregate) {
+	whole := len(g.served) > 0 && (g.offer.BGP.AggregatePartly || len(g.served) == g.assigned)
+	switch {
+	case whole && !g.whole:
+		r.announce(g.prefix, g.offer)
+		for addr := range g.served {
+			r.withdraw(host(addr), g.offer)
+		}
+	case !whole && g.whole:
+		r.withdraw(g.prefix, g.offer)
+		for addr := range g.served {
+			r.announce(host(addr), g.offer)
+		}
+	case !whole:
+		for _, addr := range g.added {
+			r.announce(host(addr), g.offer)
+		}
+	}
+	g.whole, g.added = whole, nil
+	if g.assigned == 0 {
+		delete(r.aggregates, g.aggregateKey)
+	}
+}
+
+// route returns what the offers say together, the same map for the same ones.
+func (r *router) route(offers []*offer) Route {
+	var key []byte
+	for _, o := range offers {
+		key = binary.AppendUvarint(key, uint64(o.index))
+	}
+	if route := r.routesByKey[string(key)]; route != nil {
+		return route
+	}
+	route := Route{}
+	for _, o := range offers {
+		for _, peer := range o.peers {
+			route[peer] = route[peer].with(o.BGP)
+		}
+	}
+	r.routesByKey[string(key)] = route
+	return route
+}
+
+// with unites the attributes with those of another advertisement. Where they
+// contradict each other, the more preferred ones count, so that all nodes come
+// to the same.
+func (a Attributes) with(b *config.BGP) Attributes {
+	a.Communities = append(slices.Clone(a.Communities), b.Communities...)
+	slices.Sort(a.Communities)
+	a.Communities = slices.Compact(a.Communities)
+	a.LargeCommunities = append(slices.Clone(a.LargeCommunities), b.LargeCommunities...)
+	slices.SortFunc(a.LargeCommunities, config.LargeCommunity.Compare)
+	a.LargeCommunities = slices.Compact(a.LargeCommunities)
+	if p := b.LocalPreference; a.LocalPreference == nil || p != nil && *p > *a.LocalPreference {
+		a.LocalPreference = p
+	}
+	if m := b.MED; a.MED == nil || m != nil && *m < *a.MED {
+		a.MED = m
+	}
+	if a.Prepend == 0 || b.Prepend != 0 && b.Prepend < a.Prepend {
+		a.Prepend = b.Prepend
+	}
+	return a
+}
+
+func (r Route) equal(other Route) bool { return maps.EqualFunc(r, other, Attributes.equal) }
+
+func (a Attributes) equal(b Attributes) bool {
+	same := func(x, y *uint32) bool { return x == y || x != nil && y != nil && *x == *y }
+	return slices.Equal(a.Communities, b.Communities) && slices.Equal(a.LargeCommunities, b.LargeCommunities) &&
+		same(a.LocalPreference, b.LocalPreference) && same(a.MED, b.MED) && a.Prepend == b.Prepend
+}

@@ -1,0 +1,128 @@
+package speaker
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net/netip"
+	"time"
+
+	"github.com/lodestone-lb/lodestone/speaker/bgp"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// DefaultDrain is how long routers are given to prefer other nodes before this
+// one withdraws its routes (RFC 8326).
+const DefaultDrain = 2 * time.Second
+
+// Router tells routers which VIPs the node takes traffic for; bgp.Announcer is
+// one.
+type Router interface {
+	// Set replaces sessions and routes, and does not wait for routers. The maps
+	// are the loop's: Set must not keep them.
+	Set(ctx context.Context, want plan.BGP) error
+	// Drain has routers prefer other nodes, for these routes and those of later
+	// Sets.
+	Drain(ctx context.Context, on bool) error
+	// Stop closes the sessions. If the process will be back soon, routers that
+	// agreed to graceful restart keep the routes.
+	Stop(restarting bool)
+}
+
+// Passwords are those of the peers; kube.Passwords is one.
+type Passwords interface {
+	// Changed returns a channel that is closed when sessions have to be set
+	// again for their passwords.
+	Changed() <-chan struct{}
+}
+
+// routing is what routers have been told.
+type routing struct {
+	told      bool // anything at all
+	passwords <-chan struct{}
+	// draining are the routes that the node is about to withdraw, at until. Nil:
+	// it does not drain.
+	draining map[netip.Prefix]plan.Route
+	until    time.Time
+}
+
+// drainEnds returns a channel that fires when the node has drained. Nil: it
+// does not drain.
+func (r *routing) drainEnds() <-chan time.Time {
+	if r.draining == nil {
+		return nil
+	}
+	return time.After(time.Until(r.until))
+}
+
+// excluded reports whether the node is taken out of load balancing.
+func (s *Speaker) excluded() bool { return s.nodes[s.Node].Excluded }
+
+// routesAtExclusion returns the routes that the node is about to lose because it
+// has been taken out since: they are drained. The plan does not know yet.
+func (s *Speaker) routesAtExclusion(before bool) map[netip.Prefix]plan.Route {
+	if before || !s.excluded() {
+		return nil
+	}
+	return maps.Clone(s.planner.Plan().BGP.Routes)
+}
+
+// routingDue reports whether routers have to be told something though the plan
+// is the same: passwords changed, or the node has drained.
+func (s *Speaker) routingDue(passwords <-chan struct{}) bool {
+	due := !s.routing.told || passwords != s.routing.passwords || s.routing.draining != nil && !time.Now().Before(s.routing.until)
+	s.routing.passwords = passwords
+	return due
+}
+
+// route tells routers what the plan says. A node that has just been taken out
+// first asks them to prefer others for the routes that it had.
+//
+// Nothing is told before the speaker has been ready for the first time: the
+// first set has all routes, which is what routers wait for after a restart.
+func (s *Speaker) route(ctx context.Context, had map[netip.Prefix]plan.Route) {
+	select {
+	case <-s.ready:
+	default:
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, setTimeout)
+	defer cancel()
+	want := s.planner.Plan().BGP
+	s.routing.told = true
+	s.Detector.Set(want)
+	switch {
+	case len(had) > 0:
+		s.Log.Info("draining: routers are asked to prefer other nodes", "routes", len(had), "for", s.Drain)
+		s.routing.draining, s.routing.until = had, time.Now().Add(s.Drain)
+		s.told("drain", s.Router.Drain(ctx, true))
+	case s.routing.draining != nil && (!s.excluded() || !time.Now().Before(s.routing.until)):
+		s.routing.draining = nil
+		defer func() { s.told("end of drain", s.Router.Drain(ctx, false)) }()
+	}
+	if s.routing.draining != nil {
+		want.Routes = s.routing.draining
+	}
+	s.told("routes", s.Router.Set(ctx, want))
+}
+
+// told logs what could not be told to the announcer. It fails only at the end.
+func (s *Speaker) told(what string, err error) {
+	if err != nil && !errors.Is(err, bgp.ErrStopped) && !errors.Is(err, context.Canceled) {
+		s.Log.Error("routers not told", "what", what, "err", err)
+	}
+}
+
+// leaveRouters has routers prefer other nodes, then closes the sessions. Those
+// that agreed to graceful restart keep the routes for the next speaker.
+func (s *Speaker) leaveRouters(ctx context.Context, routes int) {
+	if routes > 0 {
+		s.Log.Info("handing over: routers are asked to prefer other nodes", "routes", routes, "for", s.Drain)
+		s.told("drain", s.Router.Drain(ctx, true))
+		select {
+		case <-time.After(s.Drain):
+		case <-ctx.Done():
+		}
+	}
+	s.Router.Stop(true)
+}

@@ -1,0 +1,280 @@
+package speaker
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/peering"
+	"github.com/lodestone-lb/lodestone/speaker/bfd"
+	"github.com/lodestone-lb/lodestone/speaker/bgp"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// fakeRouter remembers what it was told, as one would read it in a log.
+type fakeRouter struct {
+	changes
+	told []string
+}
+
+func (f *fakeRouter) note(what string) { f.change(func() { f.told = append(f.told, what) }) }
+
+func (f *fakeRouter) Set(_ context.Context, want plan.BGP) error {
+	var prefixes []string
+	for prefix := range want.Routes {
+		prefixes = append(prefixes, prefix.String())
+	}
+	slices.Sort(prefixes)
+	f.note(fmt.Sprint("set ", slices.Sorted(maps.Keys(want.Sessions)), prefixes))
+	return nil
+}
+
+func (f *fakeRouter) Drain(_ context.Context, on bool) error {
+	f.note(fmt.Sprint("drain ", on))
+	return nil
+}
+
+func (f *fakeRouter) Stop(restarting bool) { f.note(fmt.Sprint("stop, restarting ", restarting)) }
+
+// hears waits until that is what the routers were told last, in this order, and
+// forgets it.
+func (s *story) hears(want ...string) {
+	s.t.Helper()
+	timeout := time.After(testTimeout)
+	for {
+		changed := s.router.Changed()
+		s.router.mu.Lock()
+		told := slices.Clone(s.router.told)
+		if n := len(told) - len(want); n >= 0 && slices.Equal(told[n:], want) {
+			s.router.told = nil
+			s.router.mu.Unlock()
+			return
+		}
+		s.router.mu.Unlock()
+		select {
+		case <-changed:
+		case <-timeout:
+			s.t.Fatalf("routers were told %q, want %q", told, want)
+		}
+	}
+}
+
+// hearsNothing checks that the routers are told nothing for a while.
+func (s *story) hearsNothing() {
+	s.t.Helper()
+	time.Sleep(50 * time.Millisecond)
+	s.router.mu.Lock()
+	defer s.router.mu.Unlock()
+	require.Empty(s.t, s.router.told)
+}
+
+// routed is a configuration with a peer for all nodes.
+func (s *story) routed() {
+	s.config.config.Peers = []config.Peer{{Name: "tor", Address: netip.MustParseAddr("198.18.0.254"), LocalASN: 64512, PeerASN: config.ASN{Number: 64513}, RouterID: netip.MustParseAddr("198.18.0.1")}}
+	s.config.config.Advertisements = []config.Advertisement{{Name: "routed", BGP: &config.BGP{AggregationLength: 32, AggregationLengthV6: 128}}}
+}
+
+// newRoutedStory begins with a Service that has endpoints.
+func newRoutedStory(t *testing.T) *story {
+	s := newStory(t, serviceObject("web", "203.0.113.1"), endpoints("web", on("n1")))
+	s.drain = 20 * time.Millisecond
+	s.routed()
+	return s
+}
+
+func TestRoutersHearOfServices(t *testing.T) {
+	s := newRoutedStory(t)
+	s.start()
+	s.hears("set [tor] [203.0.113.1/32]")
+	s.apply(endpoints("web"))
+	s.hears("set [tor] []")
+	s.apply(endpoints("web", on("n2")))
+	s.hears("set [tor] [203.0.113.1/32]")
+	s.apply(endpoints("web", on("n2"), on("n1")))
+	s.hearsNothing()
+	s.config.change(func() {
+		changed := *s.config.config
+		changed.Peers = nil
+		s.config.config = &changed
+	})
+	s.hears("set [] []")
+}
+
+func TestRoutersHearNothingBeforeAllIsReady(t *testing.T) {
+	s := newRoutedStory(t)
+	s.dataPlane.sick = true
+	s.start()
+	s.hearsNothing()
+	s.dataPlane.change(func() { s.dataPlane.sick = false })
+	s.hears("set [tor] [203.0.113.1/32]")
+	s.dataPlane.change(func() { s.dataPlane.sick = true })
+	s.hears("set [tor] []")
+}
+
+func TestRoutersAreAskedToPreferOthersFirst(t *testing.T) {
+	s := newRoutedStory(t)
+	s.start()
+	s.hears("set [tor] [203.0.113.1/32]")
+	node := nodeObject("n1")
+	node.Labels = map[string]string{corev1.LabelNodeExcludeBalancers: ""}
+	s.apply(node)
+	s.hears("drain true", "set [tor] [203.0.113.1/32]", "set [tor] []", "drain false")
+	s.apply(nodeObject("n1"))
+	s.hears("set [tor] [203.0.113.1/32]")
+}
+
+func TestNodeBackWhileItDrains(t *testing.T) {
+	s := newRoutedStory(t)
+	s.drain = 5 * time.Second
+	s.start()
+	s.hears("set [tor] [203.0.113.1/32]")
+	node := nodeObject("n1")
+	node.Labels = map[string]string{corev1.LabelNodeExcludeBalancers: ""}
+	s.apply(node)
+	s.hears("drain true", "set [tor] [203.0.113.1/32]")
+	s.apply(nodeObject("n1"))
+	s.hears("set [tor] [203.0.113.1/32]", "drain false")
+}
+
+func TestNewPasswordsSetTheSessionsAgain(t *testing.T) {
+	s := newRoutedStory(t)
+	s.start()
+	s.hears("set [tor] [203.0.113.1/32]")
+	s.passwords.change(func() {})
+	s.hears("set [tor] [203.0.113.1/32]")
+}
+
+func TestEndOfTheSpeakerDrainsAndLeavesRoutes(t *testing.T) {
+	s := newRoutedStory(t)
+	s.start()
+	s.hears("set [tor] [203.0.113.1/32]")
+	s.stop()
+	s.hears("drain true", "stop, restarting true")
+}
+
+// fakeBFD and fakePeers stand for what the Detector ties together.
+type fakeBFD struct {
+	changes
+	want   map[string]bfd.Session
+	states map[string]bfd.Status
+}
+
+func (f *fakeBFD) Set(_ context.Context, want map[string]bfd.Session) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.want = want
+	return nil
+}
+
+func (f *fakeBFD) wanted() map[string]bfd.Session {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.want
+}
+
+func (f *fakeBFD) States() map[string]bfd.Status {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return maps.Clone(f.states)
+}
+
+type fakePeers struct {
+	changes
+	peers []bgp.Peer
+	down  map[string]string
+}
+
+func (f *fakePeers) Peers() []bgp.Peer {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.peers
+}
+
+func (f *fakePeers) SetDown(peer string, down bool, why string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.down, peer)
+	if down {
+		f.down[peer] = why
+	}
+}
+
+func (f *fakePeers) downs() map[string]string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return maps.Clone(f.down)
+}
+
+func TestDetectorTiesBFDToBGP(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		router, found := netip.MustParseAddr("198.18.0.254"), netip.MustParseAddr("fe80::1%eth1")
+		timers := &config.BFD{TransmitInterval: 100 * time.Millisecond, ReceiveInterval: 50 * time.Millisecond, DetectMultiplier: 3}
+		strict := *timers
+		strict.Strict = true
+		b, peers := &fakeBFD{states: map[string]bfd.Status{}}, &fakePeers{down: map[string]string{}}
+		d := NewDetector(b, peers, slog.New(slog.DiscardHandler))
+		go d.Run(t.Context())
+		state := func(peer string, s bfd.Status) {
+			b.change(func() { s.Since = time.Now(); b.states[peer] = s })
+			synctest.Wait()
+		}
+		d.Set(plan.BGP{
+			Sessions: map[string]plan.Session{
+				"tor":        {Peer: &config.Peer{Name: "tor", Address: router, BFD: timers}, Source: netip.MustParseAddr("198.18.0.11")},
+				"far":        {Peer: &config.Peer{Name: "far", Address: router, Multihop: 3, BFD: &strict}},
+				"unnumbered": {Peer: &config.Peer{Name: "unnumbered", Interface: "eth1", BFD: timers}},
+				"plain":      {Peer: &config.Peer{Name: "plain", Address: router}},
+			},
+			Problems: map[string]plan.Problem{"other": {Reason: plan.NoLocalASN, Message: "no AS number"}},
+		})
+		synctest.Wait()
+		want := bfd.Timers{TransmitInterval: 100 * time.Millisecond, ReceiveInterval: 50 * time.Millisecond, DetectMultiplier: 3}
+		assert.Equal(t, map[string]bfd.Session{
+			"tor": {Local: netip.MustParseAddr("198.18.0.11"), Remote: router, Timers: want},
+			"far": {Remote: router, Multihop: true, Timers: want},
+		}, b.wanted(), "nobody has found the unnumbered peer yet")
+		assert.Equal(t, map[string]string{"far": "waiting for BFD (strict)"}, peers.downs())
+
+		peers.change(func() {
+			peers.peers = []bgp.Peer{{Name: "unnumbered", Address: found}, {Name: "tor", State: bgp.Established}, {Name: "plain", State: bgp.Connect, LastError: "refused"}}
+		})
+		synctest.Wait()
+		assert.Equal(t, bfd.Session{Remote: found, Interface: "eth1", Timers: want}, b.wanted()["unnumbered"])
+
+		state("far", bfd.Status{State: bfd.Up, Cause: bfd.CameUp})
+		state("tor", bfd.Status{State: bfd.Up, Cause: bfd.CameUp})
+		assert.Empty(t, peers.downs())
+		assert.ElementsMatch(t, []peering.Session{
+			{Peer: "unnumbered", Router: found}, {Peer: "tor", Established: true, BFD: "Up"},
+			{Peer: "plain", Message: "refused"}, {Peer: "other", Message: "no AS number"},
+		}, d.Sessions())
+
+		state("far", bfd.Status{State: bfd.Down, Cause: bfd.PeerAdminDown})
+		state("tor", bfd.Status{State: bfd.Down, Cause: bfd.PeerAdminDown})
+		assert.Equal(t, map[string]string{"far": "waiting for BFD (strict)"}, peers.downs(), "what people switched off is no failure")
+
+		state("tor", bfd.Status{State: bfd.Down, Cause: bfd.Expired, DetectionTime: 300 * time.Millisecond})
+		assert.Equal(t, "BFD: the router was not heard for 300ms", peers.downs()["tor"])
+		time.Sleep(bfdPause + time.Millisecond)
+		synctest.Wait()
+		assert.NotContains(t, peers.downs(), "tor", "BGP tries again by itself")
+		state("tor", bfd.Status{State: bfd.Down, Cause: bfd.PeerDown})
+		assert.Contains(t, peers.downs(), "tor")
+		d.Set(plan.BGP{})
+		synctest.Wait()
+		assert.Empty(t, peers.downs(), "peers that are gone")
+		assert.Empty(t, b.wanted())
+	})
+}

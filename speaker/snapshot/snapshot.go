@@ -1,0 +1,163 @@
+// Package snapshot derives what the plan is made from of the API server's
+// objects. It is pure: speakers, which watch the objects, and the CLI, which
+// lists them, come to the same snapshot.
+package snapshot
+
+import (
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// taintToBeDeleted marks a node that the cluster autoscaler is about to delete.
+const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
+
+// protocols are the numbers in the IP header (RFC 5237) of those that a
+// Service's port can have.
+var protocols = map[corev1.Protocol]uint8{"": 6, corev1.ProtocolTCP: 6, corev1.ProtocolUDP: 17, corev1.ProtocolSCTP: 132}
+
+// Service returns what the Service itself says, nothing of its endpoints.
+func Service(s *corev1.Service) plan.Service {
+	of := plan.Service{
+		Name:   s.Namespace + "/" + s.Name,
+		Labels: s.Labels,
+		VIPs:   kube.VIPs(s),
+		Leases: kube.Leases(s),
+		Local:  s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal,
+	}
+	if value, ok := s.Annotations[annotation.ConnectionRateLimit]; ok {
+		of.Limit.PerSecond, of.LimitErr = annotation.ParseConnectionRateLimit(value)
+		for _, p := range s.Spec.Ports {
+			if number, ok := protocols[p.Protocol]; ok {
+				of.Limit.Ports = append(of.Limit.Ports, plan.Port{Protocol: number, Number: uint16(p.Port)})
+			}
+		}
+	}
+	return of
+}
+
+// Endpoints are where endpoints are that are in a condition to take traffic:
+// names of nodes, sorted, each once; "" stands for endpoints without a node.
+type Endpoints struct {
+	// Ready take traffic. Serving take it when there is nobody ready: they
+	// terminate, but still answer.
+	Ready, Serving []string
+}
+
+// EndpointsOf returns the endpoints of a slice, and "namespace/name" of the
+// Service that it is of, empty if it is of none.
+func EndpointsOf(s *discoveryv1.EndpointSlice) (service string, e Endpoints) {
+	if name := s.Labels[discoveryv1.LabelServiceName]; name != "" {
+		service = s.Namespace + "/" + name
+	}
+	for i := range s.Endpoints {
+		endpoint, node := &s.Endpoints[i], ""
+		if endpoint.NodeName != nil {
+			node = *endpoint.NodeName
+		}
+		// An unknown condition counts as ready; serving is ready that ignores
+		// termination.
+		ready := endpoint.Conditions.Ready == nil || *endpoint.Conditions.Ready
+		if ready {
+			e.Ready = append(e.Ready, node)
+		}
+		if serving := endpoint.Conditions.Serving; serving == nil && ready || serving != nil && *serving {
+			e.Serving = append(e.Serving, node)
+		}
+	}
+	e.Ready, e.Serving = sorted(e.Ready), sorted(e.Serving)
+	if slices.Equal(e.Ready, e.Serving) {
+		e.Serving = e.Ready
+	}
+	return service, e
+}
+
+// sorted returns the names without doubles, in no more memory than they need.
+func sorted(names []string) []string {
+	slices.Sort(names)
+	return slices.Clone(slices.Compact(names))
+}
+
+// With returns the Service with its endpoints, those of all of its slices.
+func With(s plan.Service, all ...Endpoints) plan.Service {
+	ready, serving := map[string]bool{}, map[string]bool{}
+	for _, e := range all {
+		for _, n := range e.Ready {
+			ready[n] = true
+		}
+		for _, n := range e.Serving {
+			serving[n] = true
+		}
+	}
+	if len(ready) == 0 {
+		ready = serving // all terminate, or none is ready
+	}
+	s.Serving = len(ready) > 0
+	if s.Local { // nobody asks for the nodes otherwise
+		delete(ready, "")
+		s.ServingNodes = ready
+	}
+	return s
+}
+
+// Node returns what the Node itself says; see Locate.
+func Node(n *corev1.Node) plan.Node {
+	_, excluded := n.Labels[corev1.LabelNodeExcludeBalancers]
+	excluded = excluded || slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
+		return t.Key == corev1.TaintNodeOutOfService || t.Key == taintToBeDeleted
+	})
+	of := plan.Node{Labels: n.Labels, Excluded: excluded, BGP: nodeBGP(n.Annotations)}
+	for _, a := range n.Status.Addresses {
+		if addr, err := netip.ParseAddr(a.Address); a.Type == corev1.NodeInternalIP && err == nil {
+			of.Addresses = append(of.Addresses, addr)
+		}
+	}
+	for _, c := range n.Status.Conditions {
+		if c.Type == corev1.NodeNetworkUnavailable && c.Status == corev1.ConditionTrue {
+			of.NetworkUnavailable = true
+		}
+	}
+	return of
+}
+
+// Locate returns the node with what its speaker tells of.
+func Locate(n plan.Node, network clusterfacts.Network) plan.Node {
+	n.Claims = plan.Claims(network.Claims)
+	if network.Segments == nil {
+		return n
+	}
+	n.Segments = make([]plan.Segment, len(network.Segments)) // none is not the same as not known
+	for i, g := range network.Segments {
+		n.Segments[i] = plan.Segment(g)
+	}
+	return n
+}
+
+// nodeBGP reads the annotations of a Node that there are.
+func nodeBGP(annotations map[string]string) (b plan.NodeBGP) {
+	if value, ok := annotations[annotation.BGPASN]; ok {
+		b.ASN, b.ASNErr = annotation.ParseBGPASN(value)
+	}
+	if value, ok := annotations[annotation.BGPRouterID]; ok {
+		b.RouterID, b.RouterIDErr = annotation.ParseBGPRouterID(value)
+	}
+	if value, ok := annotations[annotation.BGPSourceAddress]; ok {
+		var addrs []netip.Addr
+		addrs, b.SourceErr = annotation.ParseBGPSourceAddress(value)
+		for _, a := range addrs {
+			if a.Is4() {
+				b.Source4 = a
+			} else {
+				b.Source6 = a
+			}
+		}
+	}
+	return b
+}

@@ -1,0 +1,79 @@
+package snapshot
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+func TestNodeSaysWhatKeepsItOut(t *testing.T) {
+	t.Parallel()
+	labelled := corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{corev1.LabelNodeExcludeBalancers: ""}}}
+	assert.True(t, Node(&labelled).Excluded)
+	for key, excluded := range map[string]bool{
+		corev1.TaintNodeOutOfService: true, "ToBeDeletedByClusterAutoscaler": true, corev1.TaintNodeUnschedulable: false,
+	} {
+		assert.Equal(t, excluded, Node(&corev1.Node{Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: key}}}}).Excluded, key)
+	}
+	for status, unavailable := range map[corev1.ConditionStatus]bool{corev1.ConditionTrue: true, corev1.ConditionFalse: false, corev1.ConditionUnknown: false} {
+		n := corev1.Node{Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeNetworkUnavailable, Status: status}}}}
+		assert.Equal(t, unavailable, Node(&n).NetworkUnavailable, status)
+	}
+}
+
+func TestNodeSaysHowItsSessionsAre(t *testing.T) {
+	t.Parallel()
+	n := Node(&corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{
+			annotation.BGPASN: "64512", annotation.BGPRouterID: "none", annotation.BGPSourceAddress: "2001:db8::1,203.0.113.1",
+		}},
+		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
+			{Type: corev1.NodeHostName, Address: "n1"}, {Type: corev1.NodeInternalIP, Address: "198.51.100.1"}, {Type: corev1.NodeExternalIP, Address: "192.0.2.1"},
+		}},
+	})
+	assert.Equal(t, []netip.Addr{netip.MustParseAddr("198.51.100.1")}, n.Addresses)
+	assert.EqualValues(t, 64512, n.BGP.ASN)
+	assert.Equal(t, "203.0.113.1", n.BGP.Source4.String())
+	assert.Equal(t, "2001:db8::1", n.BGP.Source6.String())
+	assert.ErrorContains(t, n.BGP.RouterIDErr, `"none"`)
+	assert.NoError(t, n.BGP.ASNErr)
+}
+
+// No segments is not the same as not known: who is not known is not held off.
+func TestUnknownSegmentsAreNotNone(t *testing.T) {
+	t.Parallel()
+	assert.Nil(t, Locate(plan.Node{}, clusterfacts.Network{}).Segments)
+	none := Locate(plan.Node{}, clusterfacts.Network{Segments: []clusterfacts.Segment{}}).Segments
+	assert.NotNil(t, none)
+	assert.Empty(t, none)
+	lan := clusterfacts.Segment{Subnet: netip.MustParsePrefix("203.0.113.0/24"), Interface: "eth0", IfNamed: true}
+	assert.Equal(t, []plan.Segment{plan.Segment(lan)}, Locate(plan.Node{}, clusterfacts.Network{Segments: []clusterfacts.Segment{lan}}).Segments)
+}
+
+func TestLimitIsAtThePortsOfTheService(t *testing.T) {
+	t.Parallel()
+	s := Service(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", Annotations: map[string]string{annotation.ConnectionRateLimit: "5"}},
+		Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{
+			{Port: 80}, {Protocol: corev1.ProtocolUDP, Port: 53}, {Protocol: corev1.ProtocolSCTP, Port: 9}, {Protocol: "DCCP", Port: 1},
+		}},
+	})
+	assert.Equal(t, plan.Limit{PerSecond: 5, Ports: []plan.Port{{Protocol: 6, Number: 80}, {Protocol: 17, Number: 53}, {Protocol: 132, Number: 9}}}, s.Limit)
+}
+
+func TestSliceOfNoServiceIsOfNone(t *testing.T) {
+	t.Parallel()
+	service, e := EndpointsOf(&discoveryv1.EndpointSlice{Endpoints: []discoveryv1.Endpoint{{}}})
+	assert.Empty(t, service)
+	assert.Equal(t, Endpoints{Ready: []string{""}, Serving: []string{""}}, e)
+	assert.True(t, With(plan.Service{}, e).Serving)
+	assert.Empty(t, With(plan.Service{Local: true}, e).ServingNodes, "nobody knows where it is")
+}

@@ -1,0 +1,444 @@
+// Package fleet runs speakers in network namespaces of their own, on one
+// segment, without kubelets: the real program beside an API server in memory.
+// So a segment can have more nodes than the lab, VIPs by the thousand, and
+// nothing else on the machine.
+//
+// A node's kernel takes packets for the VIPs that are served and answers them
+// itself, in place of kube-proxy and pods.
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/lodestone-lb/lodestone/test/e2e/echo"
+	"github.com/lodestone-lb/lodestone/test/e2e/netns"
+)
+
+// Options say what to start.
+type Options struct {
+	// Speaker is the program.
+	Speaker string
+	// Nodes is how many there are, at most 200: n1, n2, ..., with their name
+	// as the label "node".
+	Nodes int
+	// Document is the configuration.
+	Document string
+	// VIPs are the addresses that Services have, one each. They are within
+	// 198.18.0.0/17.
+	VIPs []netip.Addr
+	// Served are those of them that answer datagrams to port 80.
+	Served []netip.Addr
+}
+
+// Fleet is nodes on a segment that run.
+type Fleet struct {
+	API *API
+	// Client is the namespace of a host on the segment that is no node.
+	Client string
+
+	options  Options
+	dir      string
+	names    []string // of the nodes
+	speakers map[string]*exec.Cmd
+	wire     *wire
+	done     chan struct{}
+	closers  []func() error
+	running  sync.WaitGroup
+}
+
+const (
+	namespace = "lodestone-system"
+	bridge    = "br0"
+	apiPort   = 6443
+)
+
+// The segment is 198.18.0.0/16: VIPs in its lower half, then the hosts.
+var (
+	lower      = netip.MustParsePrefix("198.18.0.0/17")
+	apiHost    = netip.MustParseAddr("198.18.255.254")
+	clientHost = netip.MustParseAddr("198.18.255.253")
+)
+
+func nodeHost(i int) netip.Addr { return netip.AddrFrom4([4]byte{198, 18, 255, byte(i)}) }
+
+// Start starts a fleet. It returns as soon as the speakers run.
+func Start(ctx context.Context, o Options) (f *Fleet, err error) {
+	f = &Fleet{API: NewAPI(), options: o, speakers: map[string]*exec.Cmd{}, done: make(chan struct{})}
+	f.Client = f.host("client")
+	for i := range o.Nodes {
+		f.names = append(f.names, fmt.Sprint("n", i+1))
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, f.Stop())
+		}
+	}()
+	if f.dir, err = os.MkdirTemp("", "fleet-"); err != nil {
+		return f, err
+	}
+	for _, step := range []func(context.Context) error{f.build, f.fill, f.serveAPI, f.listen, f.serve, f.run} {
+		if err := step(ctx); err != nil {
+			return f, err
+		}
+	}
+	return f, nil
+}
+
+// Stop ends all of it.
+func (f *Fleet) Stop() error {
+	var failed error
+	for _, c := range f.speakers {
+		failed = errors.Join(failed, c.Process.Kill())
+		_ = c.Wait() // killed
+	}
+	close(f.done)
+	for _, c := range slices.Backward(f.closers) {
+		failed = errors.Join(failed, c())
+	}
+	f.running.Wait()
+	for _, name := range append([]string{"switch", "client"}, f.names...) {
+		failed = errors.Join(failed, netns.Delete(f.host(name)))
+	}
+	return errors.Join(failed, os.RemoveAll(f.dir))
+}
+
+// host is the namespace of a host. Fleets of two programs have nothing in
+// common.
+func (f *Fleet) host(name string) string { return fmt.Sprintf("ls-fleet-%d-%s", os.Getpid(), name) }
+
+// build makes the switch and plugs the hosts in.
+func (f *Fleet) build(context.Context) error {
+	if err := netns.Create(f.host("switch")); err != nil {
+		return err
+	}
+	handle, err := netns.Netlink(f.host("switch"))
+	if err != nil {
+		return err
+	}
+	defer handle.Close()
+	snooping := false
+	link := &netlink.Bridge{LinkAttrs: attrs(bridge), MulticastSnooping: &snooping}
+	if err := errors.Join(handle.LinkAdd(link), handle.LinkSetUp(link), address(handle, link, apiHost)); err != nil {
+		return fmt.Errorf("make the switch: %w", err)
+	}
+	hosts := map[string]netip.Addr{"client": clientHost}
+	for i, name := range f.names {
+		hosts[name] = nodeHost(i + 1)
+	}
+	for name, addr := range hosts {
+		if err := f.plug(handle, link, name, addr); err != nil {
+			return fmt.Errorf("plug in %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func attrs(name string) netlink.LinkAttrs {
+	a := netlink.NewLinkAttrs()
+	a.Name = name
+	return a
+}
+
+func address(h *netlink.Handle, link netlink.Link, addr netip.Addr) error {
+	return h.AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(16, 32)}})
+}
+
+// plug makes a host on the port of its name.
+func (f *Fleet) plug(h *netlink.Handle, master netlink.Link, name string, addr netip.Addr) error {
+	if err := netns.Create(f.host(name)); err != nil {
+		return err
+	}
+	target, err := os.Open(netns.Path(f.host(name)))
+	if err != nil {
+		return err
+	}
+	defer target.Close()
+	port := &netlink.Veth{LinkAttrs: attrs(name), PeerName: "eth0", PeerNamespace: netlink.NsFd(target.Fd())}
+	port.MasterIndex = master.Attrs().Index
+	if err := errors.Join(h.LinkAdd(port), h.LinkSetUp(port)); err != nil {
+		return err
+	}
+	inside, err := netns.Netlink(f.host(name))
+	if err != nil {
+		return err
+	}
+	defer inside.Close()
+	lo, err := inside.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	eth0, err := inside.LinkByName("eth0")
+	if err != nil {
+		return err
+	}
+	return errors.Join(inside.LinkSetUp(lo), inside.LinkSetUp(eth0), address(inside, eth0, addr))
+}
+
+// object is one of the API server's.
+type object interface {
+	metav1.Object
+	runtime.Object
+}
+
+// fill gives the API server the nodes, the configuration and the Services.
+func (f *Fleet) fill(context.Context) error {
+	var failed error
+	put := func(resource string, object object) {
+		object.SetUID(types.UID(resource + "-" + object.GetName()))
+		failed = errors.Join(failed, f.API.Put(resource, object))
+	}
+	for _, name := range f.names {
+		put("nodes", &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"node": name}}})
+	}
+	put("configmaps", &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "lodestone-config"}, Data: map[string]string{"config.yaml": f.options.Document}})
+	mode := corev1.LoadBalancerIPModeVIP
+	for i, vip := range f.options.VIPs {
+		name := metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprintf("web-%05d", i)}
+		service := &corev1.Service{ObjectMeta: name, Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, Ports: []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolUDP}}}}
+		service.Annotations = map[string]string{"lodestone.io/assigned-addresses": vip.String()}
+		service.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: vip.String(), IPMode: &mode}}
+		put("services", service)
+		slice := &discoveryv1.EndpointSlice{ObjectMeta: name, AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.1"}}}}
+		slice.Labels = map[string]string{discoveryv1.LabelServiceName: name.Name}
+		put("endpointslices", slice)
+	}
+	return failed
+}
+
+// serveAPI lets the API server listen on the switch.
+func (f *Fleet) serveAPI(context.Context) error {
+	var listener net.Listener
+	err := netns.Do(f.host("switch"), func() (err error) {
+		listener, err = net.Listen("tcp", netip.AddrPortFrom(apiHost, apiPort).String())
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	server := &http.Server{Handler: f.API, ReadHeaderTimeout: time.Minute}
+	f.closers = append(f.closers, server.Close)
+	f.running.Go(func() { _ = server.Serve(listener) }) // until it is closed
+	return nil
+}
+
+// listen notes from now on what the nodes send.
+func (f *Fleet) listen(context.Context) error {
+	handle, err := netns.Netlink(f.host("switch"))
+	if err != nil {
+		return err
+	}
+	defer handle.Close()
+	ports := map[int]string{}
+	for _, name := range f.names {
+		link, err := handle.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		ports[link.Attrs().Index] = name
+	}
+	if f.wire, err = tap(f.host("switch"), ports, lower); err != nil {
+		return err
+	}
+	f.running.Go(func() {
+		defer unix.Close(f.wire.socket)
+		f.wire.read(f.done)
+	})
+	return nil
+}
+
+// serve makes every node answer at the VIPs that are served.
+func (f *Fleet) serve(context.Context) error {
+	for _, name := range f.names {
+		handle, err := netns.Netlink(f.host(name))
+		if err != nil {
+			return err
+		}
+		defer handle.Close()
+		lo, err := handle.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		for _, vip := range f.options.Served {
+			if err := handle.AddrAdd(lo, &netlink.Addr{IPNet: &net.IPNet{IP: vip.AsSlice(), Mask: net.CIDRMask(32, 32)}}); err != nil {
+				return err
+			}
+		}
+		// The kernel neither answers for the VIPs on the segment nor claims them,
+		// as kube-proxy in IPVS mode has it.
+		err = netns.Do(f.host(name), func() error {
+			const settings = "/proc/sys/net/ipv4/conf/all/"
+			return errors.Join(os.WriteFile(settings+"arp_ignore", []byte("1"), 0), os.WriteFile(settings+"arp_announce", []byte("2"), 0))
+		})
+		if err != nil {
+			return err
+		}
+		for _, vip := range f.options.Served {
+			if err := f.answer(name, netip.AddrPortFrom(vip, 80)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// answer answers datagrams to the address on the node.
+func (f *Fleet) answer(node string, at netip.AddrPort) error {
+	var conn net.PacketConn
+	err := netns.Do(f.host(node), func() (err error) {
+		conn, err = net.ListenPacket("udp", at.String())
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	f.closers = append(f.closers, conn.Close)
+	server := &echo.Server{Node: node, Pod: node}
+	f.running.Go(func() { _ = server.ServePackets(conn) }) // until it is closed
+	return nil
+}
+
+// run starts the speakers.
+func (f *Fleet) run(context.Context) error {
+	kubeconfig := filepath.Join(f.dir, "kubeconfig")
+	text := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: fleet\ncontexts: [{name: fleet, context: {cluster: fleet}}]\nclusters: [{name: fleet, cluster: {server: 'http://%s'}}]\n", netip.AddrPortFrom(apiHost, apiPort))
+	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
+		return err
+	}
+	for i, name := range f.names {
+		log, err := os.Create(f.Log(name))
+		if err != nil {
+			return err
+		}
+		defer log.Close()
+		cmd := netns.Command(context.Background(), f.host(name), f.options.Speaker,
+			"--node-name="+name, "--node-ip="+nodeHost(i+1).String(), "--kubeconfig="+kubeconfig, "--kube-proxy-healthz-url=")
+		cmd.Env = append(os.Environ(), "LODESTONE_MEMBERSHIP_KEY=a key that only this fleet has")
+		cmd.Stdout, cmd.Stderr = log, log
+		cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
+		if err := cmd.Start(); err != nil {
+			return fmt.Errorf("start the speaker of %s: %w", name, err)
+		}
+		f.speakers[name] = cmd
+	}
+	return nil
+}
+
+// Log is the file with what a node's speaker said. It goes with the fleet.
+func (f *Fleet) Log(node string) string { return filepath.Join(f.dir, node+".log") }
+
+// Unplug takes a node's port down: nothing of that node reaches anybody.
+func (f *Fleet) Unplug(node string) error { return f.setPort(node, (*netlink.Handle).LinkSetDown) }
+
+// PlugIn brings the node's port back up.
+func (f *Fleet) PlugIn(node string) error { return f.setPort(node, (*netlink.Handle).LinkSetUp) }
+
+func (f *Fleet) setPort(node string, set func(*netlink.Handle, netlink.Link) error) error {
+	handle, err := netns.Netlink(f.host("switch"))
+	if err != nil {
+		return err
+	}
+	defer handle.Close()
+	link, err := handle.LinkByName(node)
+	if err != nil {
+		return fmt.Errorf("find the port of %s: %w", node, err)
+	}
+	return set(handle, link)
+}
+
+// Steady waits until every VIP has been announced, and no announcement is
+// repeated any more.
+func (f *Fleet) Steady(ctx context.Context) error {
+	const quiet = 6 * time.Second // longer than a speaker waits before it contradicts another one
+	for {
+		if owners := f.Owners(); len(owners) == len(f.options.VIPs) && len(f.Claims(time.Now().Add(-quiet))) == 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%d of %d VIPs are announced: %w", len(f.Owners()), len(f.options.VIPs), ctx.Err())
+		case <-time.After(quiet / 20):
+		}
+	}
+}
+
+// Owners returns who announced each VIP last.
+func (f *Fleet) Owners() map[netip.Addr]string {
+	f.wire.mu.Lock()
+	defer f.wire.mu.Unlock()
+	return maps.Clone(f.wire.owners)
+}
+
+// Moves returns how often a VIP was announced by another node than before.
+func (f *Fleet) Moves() int {
+	f.wire.mu.Lock()
+	defer f.wire.mu.Unlock()
+	return f.wire.moves
+}
+
+// Claims returns the announcements since a moment.
+func (f *Fleet) Claims(since time.Time) []Claim {
+	f.wire.mu.Lock()
+	defer f.wire.mu.Unlock()
+	first, _ := slices.BinarySearchFunc(f.wire.claims, since, func(c Claim, t time.Time) int { return c.At.Compare(t) })
+	return slices.Clone(f.wire.claims[first:])
+}
+
+// Traffic returns what the nodes have sent so far.
+func (f *Fleet) Traffic() Traffic {
+	f.wire.mu.Lock()
+	defer f.wire.mu.Unlock()
+	return f.wire.traffic
+}
+
+// CPU returns the CPU time that the speakers have used so far, together.
+func (f *Fleet) CPU() (sum time.Duration, err error) {
+	for name, c := range f.speakers {
+		used, err := cpuTime(c.Process.Pid)
+		if err != nil {
+			return 0, fmt.Errorf("read CPU time of the speaker of %s: %w", name, err)
+		}
+		sum += used
+	}
+	return sum, nil
+}
+
+// cpuTime is what a process has used (proc(5), /proc/pid/stat fields 14 and 15,
+// in hundredths of a second).
+func cpuTime(pid int) (time.Duration, error) {
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, err
+	}
+	_, rest, _ := strings.Cut(string(raw), ") ") // the name before may hold anything
+	fields, sum := strings.Fields(rest), 0
+	for _, field := range fields[11:13] {
+		ticks, err := strconv.Atoi(field)
+		if err != nil {
+			return 0, err
+		}
+		sum += ticks
+	}
+	return time.Duration(sum) * 10 * time.Millisecond, nil
+}

@@ -1,0 +1,110 @@
+package fleet
+
+import (
+	"context"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/lodestone-lb/lodestone/test/e2e/lab"
+	"github.com/lodestone-lb/lodestone/test/e2e/probe"
+	"github.com/lodestone-lb/lodestone/test/e2e/program"
+)
+
+var vips = []netip.Addr{netip.MustParseAddr("198.18.1.1"), netip.MustParseAddr("198.18.1.2"), netip.MustParseAddr("198.18.1.3")}
+
+// fleetOf starts three nodes, and returns when they announce the VIPs.
+func fleetOf(t *testing.T, advertisement string) *Fleet {
+	t.Helper()
+	root, err := lab.Root()
+	require.NoError(t, err)
+	bin, err := program.Builder{Root: root}.Lodestone(t.Context())
+	require.NoError(t, err)
+	f, err := Start(t.Context(), Options{
+		Speaker: filepath.Join(bin, "lodestone-speaker"), Nodes: 3, VIPs: vips, Served: vips[:1],
+		Document: "apiVersion: lodestone.io/v1alpha1\nkind: Config\npools:\n  - {name: lan, addresses: [198.18.0.0/17]}\n" + advertisement,
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		for _, n := range f.names {
+			if log, err := os.ReadFile(f.Log(n)); t.Failed() && err == nil {
+				t.Logf("%s:\n%s", n, log)
+			}
+		}
+		require.NoError(t, f.Stop())
+	})
+	f.steady(t)
+	return f
+}
+
+func (f *Fleet) steady(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	require.NoError(t, f.Steady(ctx))
+}
+
+// owned waits until the owners are as they should be.
+func (f *Fleet) owned(t *testing.T, what string, holds func(map[netip.Addr]string) bool) {
+	t.Helper()
+	require.Eventually(t, func() bool { return holds(f.Owners()) }, 30*time.Second, 10*time.Millisecond, what)
+}
+
+// lose unplugs the owner of the first VIP, whose VIPs and no others move.
+func (f *Fleet) lose(t *testing.T) (lost string) {
+	t.Helper()
+	before := f.Owners()
+	lost = before[vips[0]]
+	require.NoError(t, f.Unplug(lost))
+	f.owned(t, "what the lost node had, and no more, has moved", func(o map[netip.Addr]string) bool {
+		for vip, owner := range o {
+			if (owner == before[vip]) == (before[vip] == lost) {
+				return false
+			}
+		}
+		return true
+	})
+	return lost
+}
+
+// A fleet does what the lab does: VIPs are announced, a node that is lost loses
+// its own, and takes them back.
+func TestFleet(t *testing.T) {
+	f := fleetOf(t, "")
+	before := f.Owners()
+	asking := probe.UDP(t.Context(), probe.Options{Namespace: f.Client, Target: netip.AddrPortFrom(vips[0], 80)})
+	require.NoError(t, asking.WaitAnswers(t.Context(), 10))
+	lost := f.lose(t)
+	require.NoError(t, asking.WaitAnswers(t.Context(), 10))
+	require.NoError(t, f.PlugIn(lost))
+	f.owned(t, "it is back", func(o map[netip.Addr]string) bool { return maps.Equal(o, before) })
+	record, err := asking.Stop()
+	require.NoError(t, err)
+	t.Logf("%s; %d API writes, %+v", record.Outage(), f.API.Writes(), f.Traffic())
+	assert.NotZero(t, f.Traffic().Membership)
+	assert.NotZero(t, f.Traffic().VIPs)
+	assert.GreaterOrEqual(t, f.API.Writes(), 3, "a Lease each")
+	assert.GreaterOrEqual(t, f.Moves(), 2)
+	cpu, err := f.CPU()
+	require.NoError(t, err)
+	assert.NotZero(t, cpu)
+}
+
+// With keepOwner, what moved stays, and moves on when its new owner is lost.
+func TestKeptOwnerStays(t *testing.T) {
+	f := fleetOf(t, "advertisements:\n  - {name: all, layer2: {keepOwner: true}}\n")
+	for range 2 {
+		lost := f.lose(t)
+		without := f.Owners()
+		time.Sleep(2 * time.Second) // it has noticed: a shorter cut is a partition, after which the election decides
+		require.NoError(t, f.PlugIn(lost))
+		f.steady(t)
+		require.Equal(t, without, f.Owners(), "%s is back", lost)
+	}
+}
