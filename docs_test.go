@@ -111,6 +111,26 @@ func TestEveryReasonIsExplained(t *testing.T) {
 	}
 }
 
+// TestEveryPodRefusalIsExplained: whoever misses a route finds what to do.
+func TestEveryPodRefusalIsExplained(t *testing.T) {
+	t.Parallel()
+	const guide = "docs/guides/pod-routes.md"
+	text := documents(t)[guide]
+	known := 0
+	constants(t, func(s source, typeName, value string) {
+		if typeName != "PodRefusal" {
+			return
+		}
+		known++
+		if !strings.Contains(text, "\n| `"+value+"` | ") {
+			t.Errorf("%s: reason %s has no row in %s", s.path, value, guide)
+		}
+	})
+	if known < 10 {
+		t.Errorf("only %d reasons were found", known)
+	}
+}
+
 // TestEveryAnnotationIsDocumented, and no document names one that is not.
 func TestEveryAnnotationIsDocumented(t *testing.T) {
 	t.Parallel()

@@ -188,7 +188,7 @@ func (c *cluster) noteNode(before, after any) {
 
 func equalNode(a, b plan.Node) bool {
 	return a.Excluded == b.Excluded && a.NetworkUnavailable == b.NetworkUnavailable && maps.Equal(a.Labels, b.Labels) &&
-		a.BGP == b.BGP && slices.Equal(a.Addresses, b.Addresses)
+		a.BGP == b.BGP && slices.Equal(a.Addresses, b.Addresses) && slices.Equal(a.PodCIDRs, b.PodCIDRs) && a.Created.Equal(b.Created)
 }
 
 // refresh hands the Services that changed to put, and reports whether the

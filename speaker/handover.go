@@ -95,8 +95,8 @@ func (s *Speaker) handOver() error {
 	defer cancel()
 	var routers sync.WaitGroup
 	defer routers.Wait()
-	routes := len(s.planner.Plan().BGP.Routes)
-	routers.Go(func() { s.leaveRouters(ctx, routes) })
+	routed := len(s.planner.Plan().BGP.VIPs)
+	routers.Go(func() { s.leaveRouters(ctx, routed) })
 	if sound {
 		s.giveUp(ctx)
 	}

@@ -50,6 +50,7 @@ type ReportOptions struct {
 	Config     Config
 	Conflicts  Conflicts
 	Sessions   Sessions
+	PodRoutes  PodRouter
 	// Report is told what the speaker's Lease is to say; it is
 	// membership.Task's.
 	Report func(annotations map[string]string)
@@ -57,7 +58,8 @@ type ReportOptions struct {
 
 // Reporter is the task that tells the controller what the node's network looks
 // like: which segments it is on, which addresses are its gateways', which of
-// its VIPs other hosts claim, and how its BGP sessions are.
+// its VIPs other hosts claim, how its BGP sessions are, and whether its pods have
+// routes.
 type Reporter struct{ ReportOptions }
 
 // NewReporter returns a Reporter that starts with Run.
@@ -78,9 +80,10 @@ func (r *Reporter) Run(ctx context.Context) error {
 	for {
 		// First the channels, then the state: no change is missed.
 		interfaces, gateways, config := r.Interfaces.Changed(), r.Gateways.Changed(), r.Config.Changed()
-		conflicts, sessions := r.Conflicts.ConflictsChanged(), r.Sessions.Changed()
+		conflicts, sessions, pods := r.Conflicts.ConflictsChanged(), r.Sessions.Changed(), r.PodRoutes.Changed()
 		annotations := r.network().Annotations()
 		maps.Copy(annotations, peering.Annotations(r.Sessions.Sessions()))
+		maps.Copy(annotations, r.routedPods())
 		r.Report(annotations)
 		select {
 		case <-ctx.Done():
@@ -90,6 +93,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 		case <-config:
 		case <-conflicts:
 		case <-sessions:
+		case <-pods:
 		}
 		select {
 		case <-ctx.Done():

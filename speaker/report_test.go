@@ -79,6 +79,7 @@ func TestReporterTellsTheNetwork(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		interfaces, gateways, cfg := &fakeNetwork{ready: make(chan struct{})}, &fakeNetwork{ready: make(chan struct{})}, &fakeConfig{}
+		pods := &fakePodRouter{}
 		conflicts, sessions := &fakeConflicts{}, &fakeSessions{}
 		interfaces.interfaces = []netstate.Interface{
 			{Index: 1, Name: "lo", Loopback: true, Up: true, Addrs: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/8")}},
@@ -87,7 +88,7 @@ func TestReporterTellsTheNetwork(t *testing.T) {
 		}
 		var told []map[string]string
 		report := func(a map[string]string) { told = append(told, a) }
-		r := NewReporter(ReportOptions{Interfaces: interfaces, Gateways: gateways, Config: cfg, Conflicts: conflicts, Sessions: sessions, Report: report})
+		r := NewReporter(ReportOptions{Interfaces: interfaces, Gateways: gateways, Config: cfg, Conflicts: conflicts, Sessions: sessions, PodRoutes: pods, Report: report})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- r.Run(ctx) }()

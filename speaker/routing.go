@@ -61,7 +61,7 @@ func (s *Speaker) excluded() bool { return s.nodes[s.Node].Excluded }
 // routesAtExclusion returns the routes that the node is about to lose because it
 // has been taken out since: they are drained. The plan does not know yet.
 func (s *Speaker) routesAtExclusion(before bool) map[netip.Prefix]plan.Route {
-	if before || !s.excluded() {
+	if before || !s.excluded() || len(s.planner.Plan().BGP.VIPs) == 0 {
 		return nil
 	}
 	return maps.Clone(s.planner.Plan().BGP.Routes)
@@ -115,9 +115,9 @@ func (s *Speaker) told(what string, err error) {
 
 // leaveRouters has routers prefer other nodes, then closes the sessions. Those
 // that agreed to graceful restart keep the routes for the next speaker.
-func (s *Speaker) leaveRouters(ctx context.Context, routes int) {
-	if routes > 0 {
-		s.Log.Info("handing over: routers are asked to prefer other nodes", "routes", routes, "for", s.Drain)
+func (s *Speaker) leaveRouters(ctx context.Context, vips int) {
+	if vips > 0 {
+		s.Log.Info("handing over: routers are asked to prefer other nodes", "vips", vips, "for", s.Drain)
 		s.told("drain", s.Router.Drain(ctx, true))
 		select {
 		case <-time.After(s.Drain):

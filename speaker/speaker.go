@@ -117,6 +117,7 @@ type Options struct {
 	Announcer Announcer
 	Limiter   Limiter
 	Router    Router
+	PodRoutes PodRouter
 	Passwords Passwords
 	Detector  *Detector
 	Log       *slog.Logger
@@ -278,6 +279,7 @@ func (s *Speaker) observe(members <-chan struct{}) {
 	if config, _ := s.Config.Current(); config != s.config {
 		s.config, changed = config, true
 	}
+	routesDue := changedNodes || changed
 	if members != s.heard {
 		speakers, networks := s.Members.Speakers(), s.Networks.Networks()
 		changed = changed || !maps.Equal(speakers, s.speakers)
@@ -289,6 +291,9 @@ func (s *Speaker) observe(members <-chan struct{}) {
 	}
 	if changed || changedNodes {
 		s.planner.Set(s.config, s.nodes, s.speakers)
+	}
+	if routesDue {
+		s.routePods()
 	}
 }
 

@@ -204,6 +204,7 @@ type story struct {
 	dataPlane fakeDataPlane
 	announcer fakeAnnouncer
 	limiter   fakeLimiter
+	pods      fakePodRouter
 	router    fakeRouter
 	passwords changes
 	drain     time.Duration
@@ -232,7 +233,7 @@ func (s *story) start() {
 	s.t.Helper()
 	var err error
 	s.speaker, err = New(Options{Node: "n1", Client: s.client, Config: &s.config, Members: &s.members, Networks: &s.members, Claimant: &s.members, DataPlane: &s.dataPlane,
-		Announcer: &s.announcer, Limiter: &s.limiter, Router: &s.router, Passwords: &s.passwords, Drain: s.drain,
+		Announcer: &s.announcer, Limiter: &s.limiter, Router: &s.router, PodRoutes: &s.pods, Passwords: &s.passwords, Drain: s.drain,
 		Detector: NewDetector(&fakeBFD{}, &fakePeers{}, slog.New(slog.DiscardHandler)), Log: slog.New(slog.NewTextHandler(&s.log, nil)), Registry: s.registry, HandOver: s.handOver})
 	if err != nil {
 		s.t.Fatal(err)

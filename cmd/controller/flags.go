@@ -34,7 +34,7 @@ func (f *flags) sets() cliflag.NamedFlagSets {
 // changedDefaults are the framework's flags whose default is another here.
 var changedDefaults = []struct{ flag, value, why string }{
 	{"cloud-provider", provider.Name, "There is no other provider in this binary."},
-	{"configure-cloud-routes", "false", "Pod routes are not configured; true would demand --cluster-cidr."},
+	{"configure-cloud-routes", "false", "Routes to pods are an option: true, with --cluster-cidr, where the configuration has them."},
 	{"concurrent-service-syncs", "16", "The API server takes about three times as many status writes from 16 writers as from one."},
 	{"kube-api-qps", "1000", "The API server's own fairness bounds the load; 20 a second would take minutes for a thousand Services."},
 	{"kube-api-burst", "2000", "As kube-api-qps."},

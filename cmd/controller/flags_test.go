@@ -109,7 +109,7 @@ func TestDefaults(t *testing.T) {
 			t.Errorf("--controllers does not know %s", name)
 		}
 	}
-	if !strings.Contains(cmd.Flags().Lookup("controllers").Usage, "Disabled-by-default controllers: node-route-controller, service-lb-controller") {
+	if !strings.Contains(cmd.Flags().Lookup("controllers").Usage, "Disabled-by-default controllers: service-lb-controller") {
 		t.Errorf("--controllers: %s", cmd.Flags().Lookup("controllers").Usage)
 	}
 }

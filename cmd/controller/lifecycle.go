@@ -35,6 +35,30 @@ func (c ledCloud) Initialize(cloudprovider.ControllerClientBuilder, <-chan struc
 	c.p.start(c.p.narrator.Run)
 }
 
+// patience is how long the framework is kept waiting for the configuration.
+const patience = 10 * time.Second
+
+// Routes waits for the configuration, which says whether there are routes: the
+// framework asks but once. Ours does not need the framework's informers, which
+// start later.
+func (c ledCloud) Routes() (cloudprovider.Routes, bool) {
+	late := time.After(patience)
+	for {
+		changed := c.p.config.Changed()
+		if current, state := c.p.config.Current(); current != nil || state.Read {
+			return c.Cloud.Routes()
+		}
+		select {
+		case <-changed:
+		case <-c.p.working.Done():
+			return nil, false
+		case <-late:
+			c.p.log.Error("no routes to pods: the configuration could not be read; restart the controller", "waited", patience)
+			return nil, false
+		}
+	}
+}
+
 // stand stands for election. A leader that loses the lease stops writing at
 // once, because another one may write from now on, and ends as soon as the API
 // server answers. As long as it does not, a restart would only fail and be

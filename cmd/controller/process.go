@@ -80,7 +80,7 @@ func (p *process) command() (*cobra.Command, error) {
 	for name, constructor := range app.DefaultInitFuncConstructors {
 		controllers[name] = constructor
 	}
-	app.ControllersDisabledByDefault.Insert(names.ServiceLBController, names.NodeRouteController)
+	app.ControllersDisabledByDefault.Insert(names.ServiceLBController)
 	cmd := app.NewCloudControllerManagerCommand(opts, p.cloud, controllers, names.CCMControllerAliases(), p.flags.sets(), p.stopped.Done())
 	cmd.Use = "lodestone-controller"
 	cmd.Long = "The Lodestone controller gives Services of type LoadBalancer addresses from the pools of the\n" +
@@ -118,7 +118,8 @@ func (p *process) cloud(c *config.CompletedConfig) cloudprovider.Interface {
 	p.fatal(p.serve(c))
 
 	cloudprovider.RegisterCloudProvider(provider.Name, func(io.Reader) (cloudprovider.Interface, error) {
-		return ledCloud{provider.New(p.config, p.ledger, p.book), p}, nil
+		return ledCloud{provider.New(p.config, p.ledger, p.book, provider.PodRoutes{
+			Client: p.client, Namespace: p.flags.configNamespace, ClusterCIDR: c.ComponentConfig.KubeCloudShared.ClusterCIDR, Log: p.log}), p}, nil
 	})
 	given := c.ComponentConfig.KubeCloudShared.CloudProvider
 	cloud, err := cloudprovider.InitCloudProvider(given.Name, given.CloudConfigFile)

@@ -25,6 +25,7 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/layer2"
 	"github.com/lodestone-lb/lodestone/speaker/limit"
 	"github.com/lodestone-lb/lodestone/speaker/membership"
+	"github.com/lodestone-lb/lodestone/speaker/route"
 )
 
 func main() {
@@ -41,6 +42,7 @@ func main() {
 		RunE:          func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), f) },
 	}
 	f.register(cmd.Flags())
+	cmd.AddCommand(cleanup())
 	if err := cmd.ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "lodestone-speaker:", err)
 		os.Exit(1)
@@ -66,6 +68,7 @@ func run(ctx context.Context, f *flags) error {
 	})
 	announcer := layer2.New(layer2.Options{Interfaces: interfaces, Members: members, Key: s.key, Log: s.log, Registry: registry})
 	limiter := limit.New(limit.Options{Log: s.log, Registry: registry})
+	podRoutes := route.New(route.Options{Interfaces: interfaces, Log: s.log, Registry: registry})
 	watchdog := bfd.New(bfd.Options{Log: s.log, Registry: registry})
 	passwords := kube.NewPasswords(s.client, f.namespace, config, s.log)
 	// Routers that keep the routes of a speaker that restarts may have some of
@@ -73,11 +76,11 @@ func run(ctx context.Context, f *flags) error {
 	router := bgp.New(bgp.Options{Log: s.log, Registry: registry, Passwords: passwords.Password, Restarting: true})
 	detector := speaker.NewDetector(watchdog, router, s.log)
 	reporter := speaker.NewReporter(speaker.ReportOptions{
-		Interfaces: interfaces, Gateways: gateways, Config: config, Conflicts: announcer, Sessions: detector, Report: members.Report,
+		Interfaces: interfaces, Gateways: gateways, Config: config, Conflicts: announcer, Sessions: detector, PodRoutes: podRoutes, Report: members.Report,
 	})
 	loop, err := speaker.New(speaker.Options{
 		Node: f.node, Client: s.client, Config: config, Members: members, Networks: members, Claimant: members, DataPlane: proxy, Announcer: announcer, Limiter: limiter,
-		Router: router, Passwords: passwords, Detector: detector, Log: s.log, Registry: registry, HandOver: f.handOver, Drain: f.drain,
+		Router: router, PodRoutes: podRoutes, Passwords: passwords, Detector: detector, Log: s.log, Registry: registry, HandOver: f.handOver, Drain: f.drain,
 	})
 	if err != nil {
 		return err
@@ -85,14 +88,14 @@ func run(ctx context.Context, f *flags) error {
 	server := debughttp.New(debughttp.Options{
 		Address: f.listen, CertFile: f.certFile, KeyFile: f.keyFile, Authorizer: debughttp.NewDelegate(s.client), Gatherer: registry,
 		Status: func() any {
-			return status{loop.Status(), announcer.Status(), limiter.Status(), router.Peers(), watchdog.States()}
+			return status{loop.Status(), announcer.Status(), limiter.Status(), router.Peers(), watchdog.States(), podRoutes.Status()}
 		},
 		Alive:  loop.Alive,
 		Checks: func() []debughttp.Check { return checks(loop.Checks()) },
 		Log:    s.log,
 	})
 	s.log.Info("starting", "node", f.node, "address", s.address, "version", buildinfo.Get().String())
-	return live(ctx, loop, interfaces, gateways, config, proxy, members, reporter, announcer, limiter, passwords, router, watchdog, detector, server)
+	return live(ctx, loop, interfaces, gateways, config, proxy, members, reporter, announcer, limiter, passwords, podRoutes, router, watchdog, detector, server)
 }
 
 // status is what /status shows.
@@ -102,6 +105,7 @@ type status struct {
 	Limit  limit.Status          `json:"limit"`
 	BGP    []bgp.Peer            `json:"bgp"`
 	BFD    map[string]bfd.Status `json:"bfd"`
+	Pods   route.Status          `json:"podRoutes"`
 }
 
 func checks(from []speaker.Check) []debughttp.Check {

@@ -88,6 +88,12 @@ const (
 	Conflicts = "lodestone.io/conflicts"
 	// BGPSessions are the node's BGP sessions, as JSON.
 	BGPSessions = "lodestone.io/bgp-sessions"
+	// PodRoutes is the mode of routes to pods that the speaker works in. Empty:
+	// none.
+	PodRoutes = "lodestone.io/pod-routes"
+	// RoutedPodCIDRs are those of the node's pod CIDRs that its speaker sees to,
+	// separated by commas; ParseRoutedPodCIDRs reads them.
+	RoutedPodCIDRs = "lodestone.io/routed-pod-cidrs"
 )
 
 // InvalidError says that an annotation's value is not understood. Two of the

@@ -251,15 +251,20 @@ func (d *decoder) bfd(r *rawBFD) *BFD {
 	}
 }
 
-// bgp reads a BGP advertisement.
-func (d *decoder) bgp(r *rawBGP, peers []rawPeer) *BGP {
+// peerNames returns what advertisements can refer to.
+func peerNames(peers []rawPeer) []string {
 	var names []string
 	for _, p := range peers {
 		names = append(names, p.Name.text())
 	}
+	return names
+}
+
+// bgp reads a BGP advertisement.
+func (d *decoder) bgp(r *rawBGP, peers []rawPeer) *BGP {
 	b := &BGP{
 		NodeSelector:        d.selector(r.NodeSelector),
-		Peers:               d.references(r.Peers, "a peer", names),
+		Peers:               d.references(r.Peers, "a peer", peerNames(peers)),
 		LocalPreference:     d.uint32(r.LocalPreference),
 		MED:                 d.uint32(r.MED),
 		Prepend:             d.integer(r.ASPathPrepend, 1, maxPrepend),

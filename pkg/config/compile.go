@@ -52,6 +52,7 @@ func (d *decoder) compile(raw *rawConfig) *Config {
 		Reservations:   d.reservations(raw.Reservations, find),
 		Advertisements: d.advertisements(raw),
 		Peers:          d.peers(raw.Peers),
+		Routes:         d.routes(raw.Routes, raw.Peers),
 		Nodes:          d.nodes(raw.Nodes),
 	}
 	d.checkBGP(raw, c)
@@ -434,6 +435,33 @@ func (d *decoder) membership(failover value, raw rawMembership) Membership {
 	m.GossipInterval = d.durationFrom(raw.GossipInterval, m.GossipInterval, minGossipInterval, maxGossipInterval)
 	m.GracePeriod = d.duration(raw.GracePeriod, m.GracePeriod, maxGracePeriod)
 	return m
+}
+
+// routes returns how nodes reach each other's pods, nil if it is not said.
+func (d *decoder) routes(raw *rawRoutes, peers []rawPeer) *Routes {
+	if raw == nil {
+		return nil
+	}
+	oneOf(d, raw.Mode, []RouteMode{RoutesKernel, RoutesBGP})
+	r := &Routes{Mode: RouteMode(raw.Mode.text()), Peers: d.references(raw.Peers, "a peer", peerNames(peers))}
+	switch {
+	case r.Mode == RoutesBGP && len(peers) == 0:
+		d.errorf(raw.Mode, "announces pods to nobody: the document defines no peers")
+	case r.Mode == RoutesKernel && len(raw.Peers) > 0:
+		d.errorf(raw.Peers[0], "mode kernel tells no peers of pods: remove peers, or write mode: bgp")
+	}
+	for _, v := range raw.CIDRs {
+		cidr, err := parsePrefix(v.Value)
+		switch {
+		case !strings.Contains(v.Value, "/"):
+			d.errorf(v, "%s is not a prefix: write one that contains the pods of all nodes, such as 10.244.0.0/16", quote(v.Value))
+		case err != nil:
+			d.errorf(v, "%v", err)
+		default:
+			r.CIDRs = append(r.CIDRs, cidr)
+		}
+	}
+	return r
 }
 
 func (d *decoder) nodes(raw []rawNode) []NodeRule {

@@ -58,6 +58,9 @@ type Config struct {
 	// Peers are the routers that speakers have BGP sessions with, in the order
 	// of the document.
 	Peers []Peer
+	// Routes says how nodes reach each other's pods. Nil: that is not
+	// Lodestone's business.
+	Routes *Routes
 	// Nodes is what the operator says about machines; the first entry that
 	// matches a node's name applies.
 	Nodes []NodeRule
@@ -377,6 +380,33 @@ type BFD struct {
 	DetectMultiplier int
 	// Strict keeps the BGP session down until BFD is up.
 	Strict bool
+}
+
+// RouteMode is who makes pods of other nodes reachable.
+type RouteMode string
+
+// The modes.
+const (
+	// RoutesKernel has each speaker install routes to the other nodes' pods in
+	// its node's kernel.
+	RoutesKernel RouteMode = "kernel"
+	// RoutesBGP has each speaker tell routers of its node's pods.
+	RoutesBGP RouteMode = "bgp"
+)
+
+// Routes is how nodes reach each other's pods.
+type Routes struct {
+	Mode RouteMode
+	// CIDRs contain the pods of all nodes: a node that claims others has no
+	// route. Empty: nodes are trusted.
+	CIDRs []netip.Prefix
+	// Peers names the peers that hear of pods in mode RoutesBGP. Empty: all.
+	Peers []string
+}
+
+// Tells reports whether the peer of that name hears of the node's pods.
+func (r *Routes) Tells(peer string) bool {
+	return r.Mode == RoutesBGP && (len(r.Peers) == 0 || slices.Contains(r.Peers, peer))
 }
 
 // NodeRule is what the operator says about the machines whose Node name

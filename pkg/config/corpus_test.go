@@ -112,6 +112,9 @@ func dump(c *Config) string {
 		fmt.Fprintf(&b, "  source   %v, router ID %v, passive %t, multihop %d, TTL security %d, password %+v\n", p.SourceAddress, p.RouterID, p.Passive, p.Multihop, p.TTLSecurity, p.Password)
 		fmt.Fprintf(&b, "  timers   hold %s, keepalive %s, retry %s, restart %s, BFD %+v\n", p.HoldTime, p.KeepaliveInterval, p.ConnectRetry, p.GracefulRestart, p.BFD)
 	}
+	if r := c.Routes; r != nil {
+		fmt.Fprintf(&b, "routes to pods: mode %s, CIDRs %v, peers %q\n", r.Mode, r.CIDRs, r.Peers)
+	}
 	for _, n := range c.Nodes {
 		fmt.Fprintf(&b, "nodes %q: region %q, zone %q, gone %t\n", n.Names, n.Region, n.Zone, n.Gone)
 	}

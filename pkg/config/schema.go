@@ -23,6 +23,7 @@ type rawConfig struct {
 	Reservations   []rawReservation   `key:"reservations"`
 	Advertisements []rawAdvertisement `key:"advertisements"`
 	Peers          []rawPeer          `key:"peers"`
+	Routes         *rawRoutes         `key:"routes"`
 	Nodes          []rawNode          `key:"nodes"`
 }
 
@@ -134,6 +135,13 @@ type rawBFD struct {
 	ReceiveInterval  value `key:"receiveInterval"`
 	DetectMultiplier value `key:"detectMultiplier"`
 	Strict           value `key:"strict"`
+}
+
+type rawRoutes struct {
+	At    value
+	Mode  value   `key:"mode,required"`
+	CIDRs []value `key:"cidrs,nonempty"`
+	Peers []value `key:"peers,nonempty"`
 }
 
 type rawSelector struct {

@@ -46,7 +46,7 @@ func TestInstanceMetadata(t *testing.T) {
 			if tt.provided != "" {
 				tt.node.Annotations = map[string]string{cloudproviderapi.AnnotationAlphaProvidedIPAddr: tt.provided}
 			}
-			instances, _ := provider.New(parse(t, machines), nil, nil).InstancesV2()
+			instances, _ := provider.New(parse(t, machines), nil, nil, provider.PodRoutes{}).InstancesV2()
 			m, err := instances.InstanceMetadata(t.Context(), &tt.node)
 			if err != nil {
 				t.Fatal(err)
@@ -71,7 +71,7 @@ func TestProviderIDOfAnOldNodeStays(t *testing.T) {
 	t.Parallel()
 	n := node("n")
 	n.Spec.ProviderID = "metal3://rack-4/n"
-	instances, _ := provider.New(given{}, nil, nil).InstancesV2()
+	instances, _ := provider.New(given{}, nil, nil, provider.PodRoutes{}).InstancesV2()
 	if m, _ := instances.InstanceMetadata(t.Context(), &n); m.ProviderID != n.Spec.ProviderID || m.Zone+m.Region != "" {
 		t.Errorf("metadata %+v", m)
 	}
@@ -92,7 +92,7 @@ func TestNodeIsGoneOnlyWhenTheConfigurationSaysSo(t *testing.T) {
 	} {
 		n := node(tt.node)
 		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown}}
-		instances, _ := provider.New(tt.config, nil, nil).InstancesV2()
+		instances, _ := provider.New(tt.config, nil, nil, provider.PodRoutes{}).InstancesV2()
 		if exists, err := instances.InstanceExists(t.Context(), &n); exists != tt.exists || err != nil {
 			t.Errorf("%s exists: %v, %v", tt.node, exists, err)
 		}

@@ -3,7 +3,8 @@
 //
 // Load balancers are addresses in the ledger of pkg/servicelb, the same that
 // Lodestone's own service controller works with. Nodes are what they say of
-// themselves, plus what the configuration says of them.
+// themselves, plus what the configuration says of them. Routes to pods are what
+// speakers say of them.
 package provider
 
 import (
@@ -29,7 +30,9 @@ type Cloud struct {
 	config   servicelb.ConfigSource
 	ledger   *servicelb.Ledger
 	book     servicelb.Book
+	pods     PodRoutes
 	services coreinformers.ServiceInformer
+	nodes    coreinformers.NodeInformer
 }
 
 var (
@@ -37,12 +40,13 @@ var (
 	_ cloudprovider.InformerUser = &Cloud{}
 	_ cloudprovider.LoadBalancer = loadBalancer{}
 	_ cloudprovider.InstancesV2  = instances{}
+	_ cloudprovider.Routes       = &routes{}
 )
 
 // New returns the provider that allocates from the ledger and remembers
 // releases in the book.
-func New(config servicelb.ConfigSource, ledger *servicelb.Ledger, book servicelb.Book) *Cloud {
-	return &Cloud{config: config, ledger: ledger, book: book}
+func New(config servicelb.ConfigSource, ledger *servicelb.Ledger, book servicelb.Book, pods PodRoutes) *Cloud {
+	return &Cloud{config: config, ledger: ledger, book: book, pods: pods}
 }
 
 // Initialize implements cloudprovider.Interface. There is nothing to start.
@@ -52,6 +56,8 @@ func (c *Cloud) Initialize(cloudprovider.ControllerClientBuilder, <-chan struct{
 func (c *Cloud) SetInformers(factory informers.SharedInformerFactory) {
 	c.services = factory.Core().V1().Services()
 	c.services.Informer()
+	c.nodes = factory.Core().V1().Nodes()
+	c.nodes.Informer()
 }
 
 // LoadBalancer implements cloudprovider.Interface.
@@ -68,9 +74,6 @@ func (c *Cloud) Zones() (cloudprovider.Zones, bool) { return nil, false }
 
 // Clusters implements cloudprovider.Interface: there is only this one.
 func (c *Cloud) Clusters() (cloudprovider.Clusters, bool) { return nil, false }
-
-// Routes implements cloudprovider.Interface: pod routes are not configured.
-func (c *Cloud) Routes() (cloudprovider.Routes, bool) { return nil, false }
 
 // ProviderName implements cloudprovider.Interface.
 func (c *Cloud) ProviderName() string { return Name }

@@ -57,7 +57,7 @@ func cluster(t *testing.T, g given, services ...*corev1.Service) (*provider.Clou
 	}
 	factory := informers.NewSharedInformerFactory(client, 0)
 	cloud := provider.New(g, servicelb.NewLedger(servicelb.Scope{Classless: true}, servicelb.Sources{Config: g}),
-		released.New(client, "lodestone-system", slog.New(slog.DiscardHandler)))
+		released.New(client, "lodestone-system", slog.New(slog.DiscardHandler)), provider.PodRoutes{Log: slog.New(slog.DiscardHandler)})
 	cloud.Initialize(nil, nil)
 	cloud.SetInformers(factory)
 	return cloud, client, factory
@@ -131,7 +131,7 @@ func TestLoadBalancer(t *testing.T) {
 
 func TestNameWithoutConfiguration(t *testing.T) {
 	t.Parallel()
-	lb, _ := provider.New(given{}, nil, nil).LoadBalancer()
+	lb, _ := provider.New(given{}, nil, nil, provider.PodRoutes{}).LoadBalancer()
 	if name := lb.GetLoadBalancerName(t.Context(), "kubernetes", service("one")); name != "kubernetes-default-one" {
 		t.Errorf("name %q", name)
 	}
@@ -139,7 +139,7 @@ func TestNameWithoutConfiguration(t *testing.T) {
 
 func TestCloud(t *testing.T) {
 	t.Parallel()
-	cloud := provider.New(given{}, nil, nil)
+	cloud := provider.New(given{}, nil, nil, provider.PodRoutes{Log: slog.New(slog.DiscardHandler)})
 	if cloud.ProviderName() != "lodestone" || !cloud.HasClusterID() {
 		t.Error("wrong name or no cluster ID")
 	}

@@ -88,6 +88,10 @@ type Node struct {
 	BGP NodeBGP
 	// Claims are what the node's speaker says that it owns and keeps.
 	Claims Claims
+	// PodCIDRs are those of its spec, as it says.
+	PodCIDRs []string
+	// Created is when the Node came to be.
+	Created time.Time
 }
 
 // Claims are the VIPs that a node owns and keeps, see config.Layer2, by buckets:

@@ -21,6 +21,7 @@ type router struct {
 	obstacle    Reason // why the node announces nothing, empty if it may
 	sessions    map[string]Session
 	problems    map[string]Problem
+	pods        []netip.Prefix                           // the node's, if peers are to hear of them
 	advertised  map[*config.Pool][]*config.Advertisement // nil: outside all pools
 	offers      map[*config.Advertisement]*offer
 	domains     map[domainKey]*domain
@@ -119,15 +120,17 @@ func (r *router) set(s Snapshot) (changed bool) {
 		obstacle = SpeakerNotReady
 	}
 	sessions, problems := sessionsOf(r.node, s)
+	pods := announcedPods(r.node, s)
 	changed = !maps.Equal(sessions, r.sessions) || !maps.Equal(problems, r.problems)
-	if !changed && s.Config == r.config && obstacle == r.obstacle && maps.Equal(self.Labels, r.self.Labels) {
+	if !changed && s.Config == r.config && obstacle == r.obstacle && maps.Equal(self.Labels, r.self.Labels) && slices.Equal(pods, r.pods) {
 		return false
 	}
-	r.config, r.self, r.obstacle = s.Config, self, obstacle
+	r.config, r.self, r.obstacle, r.pods = s.Config, self, obstacle, pods
 	if changed {
 		r.sessions, r.problems = sessions, problems
 	}
 	r.reset()
+	r.announcePods()
 	return changed
 }
 

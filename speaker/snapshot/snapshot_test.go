@@ -31,14 +31,18 @@ func TestNodeSaysWhatKeepsItOut(t *testing.T) {
 
 func TestNodeSaysHowItsSessionsAre(t *testing.T) {
 	t.Parallel()
-	n := Node(&corev1.Node{
+	object := &corev1.Node{
+		Spec: corev1.NodeSpec{PodCIDRs: []string{"10.244.1.0/24"}},
 		ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{
 			annotation.BGPASN: "64512", annotation.BGPRouterID: "none", annotation.BGPSourceAddress: "2001:db8::1,203.0.113.1",
 		}},
 		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
 			{Type: corev1.NodeHostName, Address: "n1"}, {Type: corev1.NodeInternalIP, Address: "198.51.100.1"}, {Type: corev1.NodeExternalIP, Address: "192.0.2.1"},
 		}},
-	})
+	}
+	n := Node(object)
+	assert.True(t, n.BGP == Node(object).BGP, "errors of the same text differ, which would be taken for news")
+	assert.Equal(t, []string{"10.244.1.0/24"}, n.PodCIDRs)
 	assert.Equal(t, []netip.Addr{netip.MustParseAddr("198.51.100.1")}, n.Addresses)
 	assert.EqualValues(t, 64512, n.BGP.ASN)
 	assert.Equal(t, "203.0.113.1", n.BGP.Source4.String())

@@ -352,6 +352,7 @@ func TestFlagsExist(t *testing.T) {
 func TestPodsAreConfined(t *testing.T) {
 	all := objects(t, render(t, "testdata/default.values.yaml"))
 	limiting := objects(t, render(t, "testdata/default.values.yaml", "--set=speaker.connectionRateLimits=true"))
+	routing := objects(t, render(t, "testdata/default.values.yaml", "--set=speaker.podRoutes=true"))
 	bgp := objects(t, render(t, "testdata/default.values.yaml", "--set=speaker.bgp.passivePeers=true", "--set=speaker.bgp.realTimeBFD=true"))
 	withDHCP := objects(t, render(t, "testdata/single.values.yaml"))
 	tests := []struct {
@@ -364,6 +365,7 @@ func TestPodsAreConfined(t *testing.T) {
 		{"controller with DHCP", deployment(t, withDHCP).Template.Spec, 0, []corev1.Capability{"NET_RAW"}},
 		{"speaker", daemonSet(t, all).Template.Spec, 0, []corev1.Capability{"NET_RAW"}},
 		{"speaker with limits", daemonSet(t, limiting).Template.Spec, 0, []corev1.Capability{"NET_RAW", "NET_ADMIN"}},
+		{"speaker with routes to pods", daemonSet(t, routing).Template.Spec, 0, []corev1.Capability{"NET_RAW", "NET_ADMIN"}},
 		{"speaker with passive peers and BFD", daemonSet(t, bgp).Template.Spec, 0, []corev1.Capability{"NET_RAW", "NET_BIND_SERVICE", "SYS_NICE"}},
 	}
 	for _, tt := range tests {

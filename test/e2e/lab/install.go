@@ -41,7 +41,7 @@ func (c *Cluster) lodestoneImages(ctx context.Context) (archives []string, err e
 
 // values is what the lab sets of the chart's values.
 func (c *Cluster) values() map[string]any {
-	return map[string]any{
+	values := map[string]any{
 		"image": map[string]any{"registry": registry, "tag": "dev", "pullPolicy": "Never"},
 		// Replicas never share a node.
 		"controller": map[string]any{"replicas": min(2, len(c.nodes))},
@@ -51,6 +51,12 @@ func (c *Cluster) values() map[string]any {
 			"pools": []any{map[string]any{"name": "lan", "addresses": c.vips()}},
 		},
 	}
+	if c.OwnPodRoutes {
+		values["controller"].(map[string]any)["clusterCIDR"] = join(c.clusterCIDRs())
+		values["speaker"].(map[string]any)["podRoutes"] = true
+		values["config"].(map[string]any)["routes"] = map[string]any{"mode": "kernel", "cidrs": c.clusterCIDRs()}
+	}
+	return values
 }
 
 // Values returns the file with the chart's values that Install uses.

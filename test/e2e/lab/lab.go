@@ -48,6 +48,9 @@ type Options struct {
 	DualStack   bool   `json:"dualStack"`
 	Router      string `json:"router"`
 	NoLodestone bool   `json:"noLodestone"`
+	// OwnPodRoutes leaves out the nodes' static routes to pods: Lodestone makes
+	// them.
+	OwnPodRoutes bool `json:"ownPodRoutes"`
 
 	// Root is the repository's root; empty means to look for it from the
 	// working directory upwards.

@@ -82,6 +82,8 @@ type topology struct {
 	families []family
 	nodes    []string
 	routers  []router
+	// ownPodRoutes is Options.OwnPodRoutes.
+	ownPodRoutes bool
 }
 
 // router is a router on the LAN with a client behind it.
@@ -91,7 +93,7 @@ type router struct {
 }
 
 func newTopology(o Options) topology {
-	t := topology{families: []family{ipv4}}
+	t := topology{families: []family{ipv4}, ownPodRoutes: o.OwnPodRoutes}
 	if o.DualStack {
 		t.families = append(t.families, ipv6)
 	}
@@ -170,7 +172,7 @@ func join[T fmt.Stringer](values []T) string {
 }
 
 // hosts returns every machine of the lab. The control plane and the nodes have
-// static routes to the pods; the client knows the LAN and nothing more.
+// static routes to the pods, unless the nodes make their own; the client knows the LAN and nothing more.
 func (t topology) hosts() []lan.Host {
 	hosts := []lan.Host{
 		{Name: ControlPlane, Addresses: t.addresses(ControlPlane), Routes: t.podRoutes("")},
@@ -193,7 +195,10 @@ func (t topology) hosts() []lan.Host {
 // nodeHost is a node, with a default route: a node's own traffic to a Service
 // address needs one, though kube-proxy rewrites it before it leaves.
 func (t topology) nodeHost(node string) lan.Host {
-	routes := t.podRoutes(node)
+	var routes []lan.Route
+	if !t.ownPodRoutes {
+		routes = t.podRoutes(node)
+	}
 	for _, gateway := range t.ips(ControlPlane) {
 		routes = append(routes, lan.Route{To: defaultRoute(gateway), Via: gateway})
 	}

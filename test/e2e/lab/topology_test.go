@@ -51,6 +51,14 @@ func TestNodesReachPodsAndEverythingElse(t *testing.T) {
 	}
 }
 
+func TestNodesWithoutRoutesToPods(t *testing.T) {
+	hosts := newTopology(Options{Nodes: 3, OwnPodRoutes: true}).hosts()
+	routes := hosts[slices.IndexFunc(hosts, isHost("n2"))].Routes
+	if len(routes) != 1 || routes[0].To.String() != "0.0.0.0/0" {
+		t.Errorf("routes of n2 = %v, want the default route alone", routes)
+	}
+}
+
 func TestClientsBehindRouters(t *testing.T) {
 	top := newTopology(Options{Nodes: 1, DualStack: true, Router: RouterBoth})
 	for got, want := range map[string]string{

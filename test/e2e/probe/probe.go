@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/netip"
 	"runtime"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -107,6 +108,7 @@ func (p *Probe) Snapshot() Record {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	snapshot := p.record
+	snapshot.unanswered = slices.Clone(snapshot.unanswered)
 	snapshot.Stopped = time.Now()
 	return snapshot
 }
@@ -131,11 +133,15 @@ func (p *Probe) sent() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.record.Sent++
+	p.record.unanswered = append(p.record.unanswered, time.Now())
 }
 
-func (p *Probe) answered(a echo.Answer) {
+func (p *Probe) answered(sequence int, a echo.Answer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if sequence >= 0 && sequence < len(p.record.unanswered) {
+		p.record.unanswered[sequence] = time.Time{}
+	}
 	p.record.Answers = append(p.record.Answers, Answer{Answer: a, At: time.Now()})
 }
 
@@ -144,10 +150,10 @@ func (p *Probe) every(asking context.Context, ask func(sequence int) error) erro
 	ticker := time.NewTicker(p.options.Interval)
 	defer ticker.Stop()
 	for sequence := 0; ; sequence++ {
+		p.sent()
 		if err := ask(sequence); err != nil {
 			return err
 		}
-		p.sent()
 		select {
 		case <-asking.Done():
 			return nil
@@ -205,8 +211,9 @@ func (p *Probe) receive(ctx context.Context, conn net.Conn) {
 			runtime.Gosched() // refused meanwhile, or closed and the context ended
 			continue
 		}
-		if _, answer, err := echo.ParseDatagram(buffer[:n]); err == nil {
-			p.answered(answer)
+		if payload, answer, err := echo.ParseDatagram(buffer[:n]); err == nil {
+			sequence, _ := strconv.Atoi(string(payload)) // what sendDatagrams wrote
+			p.answered(sequence, answer)
 			if p.options.NewFlows {
 				return
 			}
@@ -219,10 +226,10 @@ func (p *Probe) sendRequests(ctx, asking context.Context) error {
 		Timeout:   p.options.Timeout,
 		Transport: &http.Transport{DialContext: netns.Dialer(p.options.Namespace), DisableKeepAlives: true},
 	}
-	return p.every(asking, func(int) error {
+	return p.every(asking, func(sequence int) error {
 		p.workers.Go(func() {
 			if answer, err := get(ctx, client, p.options.Target); err == nil {
-				p.answered(answer)
+				p.answered(sequence, answer)
 			}
 		})
 		return nil

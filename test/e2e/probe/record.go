@@ -19,11 +19,24 @@ type Record struct {
 	Started, Stopped time.Time
 	Sent             int
 	Answers          []Answer
+
+	unanswered []time.Time // when each probe was sent; zero: it was answered
 }
 
 // Lost counts the probes that were never answered. Those in flight at the end
 // are among them.
 func (r Record) Lost() int { return r.Sent - len(r.Answers) }
+
+// Losses tells when the probes that were never answered were sent.
+func (r Record) Losses() string {
+	var at []string
+	for _, sent := range r.unanswered {
+		if !sent.IsZero() {
+			at = append(at, sent.Sub(r.Started).Round(time.Millisecond).String())
+		}
+	}
+	return fmt.Sprintf("%d of %d lost, sent after %q", r.Lost(), r.Sent, at)
+}
 
 // Outage is a time without answers, and who answered last before it and first
 // after it: nobody, if it had no beginning or no end.

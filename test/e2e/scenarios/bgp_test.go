@@ -22,9 +22,11 @@ import (
 )
 
 // routed is a pool that no segment has, announced to the lab's two routers: FRR
-// over IPv4, BIRD over IPv4, too. All VIPs of both families are in it.
+// over IPv4, BIRD over IPv4, too. All VIPs of both families are in it. Each story
+// gets addresses of its own: kernels remember the flows of the one before, to pods
+// that are gone.
 const routed = `
-quarantine: 1s
+quarantine: 60s
 pools:
   - name: routed
     addresses: [198.18.16.0/24, "2001:db8:16::/112"]

@@ -162,7 +162,7 @@ func (s *story) losesNothingFrom(where probe.Options, vips []string, move func()
 	records, err := lodestone.During(s.ctx, where, targets, func() error { move(); return nil })
 	require.NoError(s, err)
 	for at, record := range records {
-		assert.Zero(s, record.Lost(), "of %d datagrams to %s: %s", record.Sent, at, record.Outage())
+		assert.Zero(s, record.Lost(), "datagrams to %s: %s; %s", at, record.Losses(), record.Outage())
 	}
 }
 

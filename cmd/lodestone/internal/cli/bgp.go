@@ -34,11 +34,11 @@ func bgpPeers(s Streams) *cobra.Command {
 Which sessions there should be is what the speakers' own code says; how they are
 is what the speakers tell on their Leases, within some seconds. The states:
 
-  established  routes are exchanged
-  down         they are not, and the message says why
-  unknown      there should be a session, and no speaker that is ready tells of it
-  impossible   the peer selects the node, which lacks something for a session
-  leftover     the speaker tells of a session that should not be
+- established: routes are exchanged
+- down: they are not, and the message says why
+- unknown: there should be a session, and no speaker that is ready tells of it
+- impossible: the peer selects the node, which lacks something for a session
+- leftover: the speaker tells of a session that should not be
 
 Exits with 0 when all sessions are established and nothing is wrong with them, 2
 when not, and 3 when the cluster could not be read.`,

@@ -73,8 +73,8 @@ func (t *target) read(ctx context.Context, client kubernetes.Interface) (*simula
 	return o.Cluster(), nil
 }
 
-// readAll reads everything that controller and speakers decide by. It
-// fails if nothing could be read.
+// readAll reads everything that controller and speakers decide by. It fails
+// if nothing could be read.
 func (t *target) readAll(ctx context.Context) (*cluster.Objects, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

@@ -84,11 +84,11 @@ const (
 	ConfigMaps = "the configuration"
 )
 
-// What parts of the answer need.
+// What has to be read for parts of an answer.
 var (
-	// ForSessions is what BGP sessions follow from.
+	// ForSessions is what it takes to say which BGP sessions there are.
 	ForSessions = []string{ConfigMaps, Nodes, Leases, Pods}
-	// ForVIPs is what follows who announces which VIP from.
+	// ForVIPs is what it takes to say who announces which VIP.
 	ForVIPs = append([]string{Services, Slices}, ForSessions...)
 )
 

@@ -1,0 +1,26 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/lodestone-lb/lodestone/speaker/route"
+)
+
+// cleanup returns the command that removes what speakers leave on a node.
+func cleanup() *cobra.Command {
+	return &cobra.Command{
+		Use:   "cleanup",
+		Short: "Remove from this node the routes to pods, which outlive the speaker",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			removed, err := route.Clear(nil)
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "removed %d routes with protocol %d\n", removed, route.Protocol)
+			return err
+		},
+	}
+}

@@ -1,0 +1,140 @@
+package provider
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	cloudprovider "k8s.io/cloud-provider"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+)
+
+// PodRoutes is what routes to pods need. The zero value: there are none.
+type PodRoutes struct {
+	// Client reads the Leases of speakers in Namespace.
+	Client    kubernetes.Interface
+	Namespace string
+	// ClusterCIDR is what --cluster-cidr says.
+	ClusterCIDR string
+	Log         *slog.Logger
+}
+
+// routes implements cloudprovider.Routes. Speakers make the routes, from the
+// Nodes, and say on their Leases which of their node's pods have them; here
+// that is told to the framework, which sets the Nodes' condition
+// NetworkUnavailable. So to list is to read what speakers say, to create is to
+// find that said, and to delete is to rely on speakers to see it themselves.
+type routes struct {
+	*Cloud
+	mu     sync.Mutex
+	leases map[types.NodeName]*coordinationv1.Lease // when the routes were listed last
+}
+
+// Routes implements cloudprovider.Interface. There are routes if the
+// configuration has them when the framework asks, once at the start. Without
+// --cluster-cidr the framework would end the process.
+func (c *Cloud) Routes() (cloudprovider.Routes, bool) {
+	cfg, _ := c.config.Current()
+	switch {
+	case cfg == nil || cfg.Routes == nil:
+		c.pods.Log.Warn("no routes to pods: the configuration has no routes; the Nodes' condition NetworkUnavailable is left alone until the controller is restarted with one")
+		return nil, false
+	case c.pods.ClusterCIDR == "":
+		c.pods.Log.Error("the Nodes' condition NetworkUnavailable is left alone: set --cluster-cidr to the pod CIDRs of the cluster")
+		return nil, false
+	}
+	return &routes{Cloud: c}, true
+}
+
+// ListRoutes returns the pod CIDRs of nodes that have routes.
+func (r *routes) ListRoutes(ctx context.Context, _ string) ([]*cloudprovider.Route, error) {
+	if cfg, _ := r.config.Current(); cfg == nil || cfg.Routes == nil {
+		return nil, errors.New("the configuration has no routes any more: restart the controller, the Nodes' condition NetworkUnavailable stays as it is")
+	}
+	leases, err := r.list(ctx)
+	if err != nil {
+		return nil, err
+	}
+	nodes, err := r.nodes.Lister().List(labels.Everything())
+	if err != nil {
+		return nil, fmt.Errorf("list nodes: %w", err)
+	}
+	var all []*cloudprovider.Route
+	for _, node := range nodes {
+		for _, cidr := range node.Spec.PodCIDRs {
+			if lease := leases[types.NodeName(node.Name)]; lease != nil && routed(node, cidr, lease) {
+				all = append(all, &cloudprovider.Route{Name: node.Name + " " + cidr, TargetNode: types.NodeName(node.Name), DestinationCIDR: cidr})
+			}
+		}
+	}
+	return all, nil
+}
+
+// list reads the Leases of the speakers, from the API server's cache.
+func (r *routes) list(ctx context.Context) (map[types.NodeName]*coordinationv1.Lease, error) {
+	list, err := r.pods.Client.CoordinationV1().Leases(r.pods.Namespace).List(ctx, metav1.ListOptions{
+		LabelSelector: annotation.LabelComponent + "=" + annotation.ComponentSpeaker, ResourceVersion: "0"})
+	if err != nil {
+		return nil, fmt.Errorf("list the Leases of speakers: %w", err)
+	}
+	leases := map[types.NodeName]*coordinationv1.Lease{}
+	for i := range list.Items {
+		if node, ok := strings.CutPrefix(list.Items[i].Name, annotation.SpeakerLeasePrefix); ok {
+			leases[types.NodeName(node)] = &list.Items[i]
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.leases = leases
+	return leases, nil
+}
+
+// routed reports whether the CIDR of the node counts as routed. A speaker that
+// says nothing about routes is older than the configuration or this version:
+// then all stays as it is, lest an upgrade make the network of every node
+// unavailable.
+func routed(node *corev1.Node, cidr string, lease *coordinationv1.Lease) bool {
+	if lease.Annotations[annotation.PodRoutes] == "" {
+		return !slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+			return c.Type == corev1.NodeNetworkUnavailable && c.Status == corev1.ConditionTrue
+		})
+	}
+	return says(lease, cidr)
+}
+
+// says reports whether the speaker says that the CIDR has routes.
+func says(lease *coordinationv1.Lease, cidr string) bool {
+	prefix, err := netip.ParsePrefix(cidr)
+	return err == nil && slices.Contains(annotation.ParseRoutedPodCIDRs(lease.Annotations[annotation.RoutedPodCIDRs]), prefix.Masked())
+}
+
+// CreateRoute fails as long as the node's speaker does not say that the CIDR has
+// routes: the framework asks again, and its Event on the Node has the reason.
+func (r *routes) CreateRoute(_ context.Context, _, _ string, route *cloudprovider.Route) error {
+	r.mu.Lock()
+	lease := r.leases[route.TargetNode]
+	r.mu.Unlock()
+	switch {
+	case lease == nil:
+		return fmt.Errorf("node %s has no speaker that could see to routes to its pods: does the DaemonSet lodestone-speaker run there?", route.TargetNode)
+	case !says(lease, route.DestinationCIDR):
+		return fmt.Errorf("the speaker of node %s does not say that %s has routes: its log and /status tell why", route.TargetNode, route.DestinationCIDR)
+	}
+	return nil
+}
+
+// DeleteRoute has nothing to do: speakers remove routes to what Nodes do not
+// have any more.
+func (r *routes) DeleteRoute(context.Context, string, *cloudprovider.Route) error { return nil }

@@ -1,0 +1,261 @@
+package plan
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
+)
+
+// PodRoutes are the routes to pods that concern a node.
+type PodRoutes struct {
+	// Mode is the configuration's. Empty: there are to be no routes.
+	Mode config.RouteMode
+	// Routes lead to the pods of other nodes; the node's kernel is to have them.
+	Routes map[netip.Prefix]PodRoute
+	// Own are the pod CIDRs of the node itself that others may have routes to.
+	Own []netip.Prefix
+	// Refused are the pod CIDRs of nodes that there is no route to, in order:
+	// those of all nodes if the kernel is to have routes, else the node's own.
+	Refused []RefusedCIDR
+}
+
+// PodRoute is where packets to the pods of a node go.
+type PodRoute struct {
+	Node string
+	// Via is the node's address.
+	Via netip.Addr
+}
+
+// RefusedCIDR is a pod CIDR of a node that there is no route to.
+type RefusedCIDR struct {
+	Node   string
+	CIDR   string // as the Node has it
+	Reason PodRefusal
+	// Message is a sentence for people that says what to do.
+	Message string
+}
+
+// PodRefusal is a stable code for why there is no route to a pod CIDR.
+type PodRefusal string
+
+// Why there is none, as far as Nodes and the configuration tell.
+const (
+	CIDRInvalid      PodRefusal = "CIDRInvalid"      // it is no prefix that pods can have
+	CIDRTooWide      PodRefusal = "CIDRTooWide"      // it is larger than any node's
+	CIDROutside      PodRefusal = "CIDROutside"      // the configuration's cidrs do not contain it
+	CIDRTaken        PodRefusal = "CIDRTaken"        // an older node's overlaps it
+	CIDROfNodes      PodRefusal = "CIDROfNodes"      // it contains the address of a node
+	NoAddressOfNodes PodRefusal = "NoAddressOfNodes" // the node has no InternalIP of its family
+)
+
+// The largest pod CIDR of a node, an IPv4 /8 or an IPv6 /32. More is a mistake,
+// or somebody who wants the traffic of others.
+const minPodBits4, minPodBits6 = 8, 32
+
+// podCIDR is a pod CIDR that a node says that it has.
+type podCIDR struct {
+	node    string
+	text    string
+	prefix  netip.Prefix // invalid: refused
+	refused PodRefusal
+	message string
+}
+
+// PodRoutesOf returns the routes to pods that concern the node. It is pure, and
+// every speaker comes to the same about every CIDR.
+func PodRoutesOf(self string, c *config.Config, nodes map[string]Node) PodRoutes {
+	if c == nil || c.Routes == nil {
+		return PodRoutes{}
+	}
+	routes := PodRoutes{Mode: c.Routes.Mode, Routes: map[netip.Prefix]PodRoute{}}
+	for _, p := range podCIDRs(self, c.Routes, nodes) {
+		via := nodes[p.node].internalIP(p.prefix)
+		other := p.node != self
+		if other && c.Routes.Mode != config.RoutesKernel {
+			continue
+		}
+		if other && p.refused == "" && !via.IsValid() {
+			p.refuse(NoAddressOfNodes, "node %s has no InternalIP of the family of its pod CIDR %s: routes have no next hop", p.node, p.text)
+		}
+		switch {
+		case p.refused != "":
+			routes.Refused = append(routes.Refused, RefusedCIDR{p.node, p.text, p.refused, p.message})
+		case other:
+			routes.Routes[p.prefix] = PodRoute{p.node, via}
+		default:
+			routes.Own = append(routes.Own, p.prefix)
+		}
+	}
+	return routes
+}
+
+// internalIP returns the node's first address of the prefix's family, invalid
+// if there is none.
+func (n Node) internalIP(of netip.Prefix) netip.Addr {
+	i := slices.IndexFunc(n.Addresses, func(a netip.Addr) bool { return a.Unmap().Is4() == of.Addr().Is4() })
+	if i < 0 {
+		return netip.Addr{}
+	}
+	return n.Addresses[i].Unmap()
+}
+
+// podCIDRs returns pod CIDRs by node, with what is wrong with them: those of all
+// nodes if the kernel is to have routes, else those of the node itself and what
+// overlaps them.
+func podCIDRs(self string, r *config.Routes, nodes map[string]Node) []*podCIDR {
+	var all, sound []*podCIDR
+	add := func(p *podCIDR) {
+		all = append(all, p)
+		if p.refused == "" {
+			sound = append(sound, p)
+		}
+	}
+	for _, text := range nodes[self].PodCIDRs {
+		add(readPodCIDR(self, text, r))
+	}
+	own := slices.Clone(sound)
+	for name, n := range nodes {
+		if name == self {
+			continue
+		}
+		for _, text := range n.PodCIDRs {
+			p := readPodCIDR(name, text, r)
+			if r.Mode == config.RoutesKernel || slices.ContainsFunc(own, func(q *podCIDR) bool { return p.prefix.Overlaps(q.prefix) }) {
+				add(p)
+			}
+		}
+	}
+	refuseNodes(sound, nodes)
+	refuseTaken(sound, nodes)
+	slices.SortFunc(all, func(a, b *podCIDR) int { return cmp.Or(cmp.Compare(a.node, b.node), cmp.Compare(a.text, b.text)) })
+	return all
+}
+
+func (p *podCIDR) refuse(why PodRefusal, format string, args ...any) {
+	p.refused, p.message = why, fmt.Sprintf(format, args...)
+}
+
+// readPodCIDR reads the CIDR and refuses what no node should have.
+func readPodCIDR(node, text string, r *config.Routes) *podCIDR {
+	p := &podCIDR{node: node, text: text}
+	prefix, err := netip.ParsePrefix(text)
+	p.prefix = prefix.Masked()
+	minBits := minPodBits4
+	if p.prefix.Addr().Is6() {
+		minBits = minPodBits6
+	}
+	switch a := p.prefix.Addr(); {
+	case err != nil:
+		p.refuse(CIDRInvalid, "node %s says that %.60q is its pod CIDR, which is not a prefix", p.node, p.text)
+	case a.Is4In6():
+		p.refuse(CIDRInvalid, "the pod CIDR %s of node %s is an IPv4 prefix in IPv6 form", p.text, p.node)
+	case p.prefix.Bits() < minBits:
+		p.refuse(CIDRTooWide, "the pod CIDR %s of node %s is wider than /%d: its route would take the traffic of others", p.text, p.node, minBits)
+	case !a.IsGlobalUnicast():
+		p.refuse(CIDRInvalid, "the pod CIDR %s of node %s is none of pods: it is link-local, multicast, loopback or unspecified", p.text, p.node)
+	case len(r.CIDRs) > 0 && !slices.ContainsFunc(r.CIDRs, func(c netip.Prefix) bool { return contains(c, p.prefix) }):
+		p.refuse(CIDROutside, "the pod CIDR %s of node %s is outside of routes.cidrs of the configuration: %v", p.text, p.node, r.CIDRs)
+	}
+	return p
+}
+
+func contains(outer, inner netip.Prefix) bool {
+	return outer.Bits() <= inner.Bits() && outer.Contains(inner.Addr())
+}
+
+// older orders nodes by age: who comes later takes nobody's traffic.
+func older(nodes map[string]Node, a, b string) int {
+	return cmp.Or(nodes[a].Created.Compare(nodes[b].Created), cmp.Compare(a, b))
+}
+
+// refuseNodes refuses the CIDRs with the address of their own node or of an
+// older one: the route would cut that node off.
+func refuseNodes(all []*podCIDR, nodes map[string]Node) {
+	byPrefix, lengths := map[netip.Prefix][]*podCIDR{}, map[int]bool{}
+	for _, p := range all {
+		byPrefix[p.prefix] = append(byPrefix[p.prefix], p)
+		lengths[p.prefix.Bits()] = true
+	}
+	for name, n := range nodes {
+		for _, a := range n.Addresses {
+			for bits := range lengths {
+				prefix, err := a.Unmap().Prefix(bits)
+				if err != nil {
+					continue // IPv4 has not so many
+				}
+				for _, p := range byPrefix[prefix] {
+					if older(nodes, name, p.node) <= 0 {
+						p.refuseNode(name, a)
+					}
+				}
+			}
+		}
+	}
+}
+
+// refuseNode names the first address by its text, whatever the order.
+func (p *podCIDR) refuseNode(name string, a netip.Addr) {
+	message := fmt.Sprintf("node %s has the address %s within the pod CIDR %s of node %s: their networks must not overlap", name, a, p.text, p.node)
+	if p.refused == "" || message < p.message {
+		p.refused, p.message = CIDROfNodes, message
+	}
+}
+
+// refuseTaken refuses those that overlap the CIDR of an older node.
+func refuseTaken(all []*podCIDR, nodes map[string]Node) {
+	all = slices.DeleteFunc(all, func(p *podCIDR) bool { return p.refused != "" })
+	byAge := func(a, b *podCIDR) int { return cmp.Or(older(nodes, a.node, b.node), cmp.Compare(a.text, b.text)) }
+	slices.SortFunc(all, func(a, b *podCIDR) int {
+		return cmp.Or(a.prefix.Addr().Compare(b.prefix.Addr()), cmp.Compare(a.prefix.Bits(), b.prefix.Bits()), byAge(a, b))
+	})
+	var around []*podCIDR // those that contain the one at hand: prefixes nest or are apart
+	for _, p := range all {
+		for len(around) > 0 && !contains(around[len(around)-1].prefix, p.prefix) {
+			around = around[:len(around)-1]
+		}
+		for _, outer := range around {
+			young, old := p, outer
+			if byAge(p, outer) < 0 {
+				young, old = outer, p
+			}
+			if young.refused == "" {
+				young.refuse(CIDRTaken, "the pod CIDR %s of node %s overlaps %s of node %s, which is older: give one of them another", young.text, young.node, old.text, old.node)
+			}
+		}
+		if len(around) == 0 || around[len(around)-1].prefix != p.prefix {
+			around = append(around, p) // the oldest of the same ones
+		}
+	}
+}
+
+// announcedPods returns the node's own pod CIDRs, if peers are to hear of them.
+func announcedPods(node string, s Snapshot) []netip.Prefix {
+	if s.Config == nil || s.Config.Routes == nil || s.Config.Routes.Mode != config.RoutesBGP {
+		return nil
+	}
+	return PodRoutesOf(node, s.Config, s.Nodes).Own
+}
+
+// announcePods announces the node's pod CIDRs to all peers that are to hear of
+// them. Nothing but the end of a session withdraws them: pods need their routes
+// on a node that takes no traffic for VIPs, too.
+func (r *router) announcePods() {
+	if len(r.pods) == 0 {
+		return
+	}
+	o := &offer{Advertisement: &config.Advertisement{BGP: &config.BGP{}}, index: len(r.config.Advertisements)}
+	for name := range r.sessions {
+		if r.config.Routes.Tells(name) {
+			o.peers = append(o.peers, name)
+		}
+	}
+	if len(o.peers) == 0 {
+		return
+	}
+	for _, prefix := range r.pods {
+		r.announce(prefix, o)
+	}
+}

@@ -1,0 +1,152 @@
+package speaker
+
+import (
+	"maps"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/peering"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+	"github.com/lodestone-lb/lodestone/speaker/route"
+)
+
+// fakePodRouter remembers what it was told.
+type fakePodRouter struct {
+	changes
+	sets   []plan.PodRoutes
+	status route.Status
+}
+
+func (f *fakePodRouter) Set(want plan.PodRoutes) {
+	f.change(func() { f.sets = append(f.sets, want) })
+}
+
+func (f *fakePodRouter) Status() route.Status {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.status
+}
+
+// wantPodRoutes waits until the last set has exactly these routes, in order.
+func (s *story) wantPodRoutes(mode config.RouteMode, routes map[string]string) {
+	s.t.Helper()
+	want := map[netip.Prefix]plan.PodRoute{}
+	for cidr, via := range routes {
+		want[netip.MustParsePrefix(cidr)] = plan.PodRoute{Node: "n2", Via: netip.MustParseAddr(via)}
+	}
+	timeout := time.After(testTimeout)
+	for {
+		changed := s.pods.Changed()
+		s.pods.mu.Lock()
+		got := plan.PodRoutes{Mode: "nothing"}
+		if n := len(s.pods.sets); n > 0 {
+			got = s.pods.sets[n-1]
+		}
+		s.pods.mu.Unlock()
+		if got.Mode == mode && maps.Equal(got.Routes, want) {
+			return
+		}
+		select {
+		case <-changed:
+		case <-timeout:
+			s.t.Fatalf("told %+v, want %v", got, want)
+		}
+	}
+}
+
+func podNode(name, cidr, address string) *corev1.Node {
+	return &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{PodCIDRs: []string{cidr}},
+		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: address}}},
+	}
+}
+
+func TestRoutesToPodsFollowNodesAndConfiguration(t *testing.T) {
+	s := newStory(t, podNode("n2", "10.244.2.0/24", "198.18.0.2"))
+	s.config.config.Routes = &config.Routes{Mode: config.RoutesKernel}
+	s.start()
+	s.wantPodRoutes(config.RoutesKernel, map[string]string{"10.244.2.0/24": "198.18.0.2"})
+	s.apply(podNode("n2", "10.244.2.0/24", "198.18.0.22"))
+	s.wantPodRoutes(config.RoutesKernel, map[string]string{"10.244.2.0/24": "198.18.0.22"})
+	s.apply(podNode("n2", "10.244.7.0/24", "198.18.0.22"))
+	s.wantPodRoutes(config.RoutesKernel, map[string]string{"10.244.7.0/24": "198.18.0.22"})
+
+	s.config.change(func() { s.config.config = &config.Config{Digest: "d2"} })
+	s.wantPodRoutes("", nil)
+	s.config.change(func() {
+		s.config.config = &config.Config{Digest: "d3", Routes: &config.Routes{Mode: config.RoutesKernel}}
+	})
+	s.wantPodRoutes(config.RoutesKernel, map[string]string{"10.244.7.0/24": "198.18.0.22"})
+
+	// A database without this node is not the one that the routes came from.
+	require.NoError(t, s.client.CoreV1().Nodes().Delete(t.Context(), "n1", metav1.DeleteOptions{}))
+	require.NoError(t, s.client.CoreV1().Nodes().Delete(t.Context(), "n2", metav1.DeleteOptions{}))
+	require.Eventually(t, func() bool { return len(s.speaker.cluster.nodes.GetStore().List()) == 0 }, testTimeout, time.Millisecond)
+	s.config.change(func() { s.config.config = &config.Config{Digest: "d4"} })
+	require.Eventually(t, func() bool { return s.speaker.Status().ConfigDigest == "d4" }, testTimeout, time.Millisecond)
+	s.wantPodRoutes(config.RoutesKernel, map[string]string{"10.244.7.0/24": "198.18.0.22"})
+}
+
+// Before the speaker knows the configuration it takes nothing away.
+func TestNoWordOnRoutesToPodsWithoutConfiguration(t *testing.T) {
+	s := newStory(t)
+	c := s.config.config
+	s.config.config = nil
+	s.start()
+	require.Eventually(t, func() bool {
+		return s.speaker.cluster.hasSynced() && s.speaker.Alive() == nil && len(s.speaker.Checks()) > 0
+	}, testTimeout, time.Millisecond)
+	s.pods.mu.Lock()
+	assert.Empty(t, s.pods.sets)
+	s.pods.mu.Unlock()
+	s.config.change(func() { s.config.config = c })
+	s.wantPodRoutes("", nil)
+}
+
+// The Lease says which pods have routes, once that is known.
+func TestReporterTellsRoutedPods(t *testing.T) {
+	t.Parallel()
+	own := []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("fd00:10:244:1::/64")}
+	says := func(mode config.RouteMode) map[string]string {
+		return map[string]string{annotation.PodRoutes: string(mode), annotation.RoutedPodCIDRs: "10.244.1.0/24,fd00:10:244:1::/64"}
+	}
+	nothingNew := func(mode config.RouteMode) map[string]string {
+		return map[string]string{annotation.PodRoutes: string(mode)}
+	}
+	bgp := &config.Config{Routes: &config.Routes{Mode: config.RoutesBGP, Peers: []string{"tor-a"}}}
+	kernel := route.Status{Told: true, Mode: config.RoutesKernel, Own: own}
+	refused := kernel
+	refused.Error = "operation not permitted"
+	partly := refused
+	partly.Routes = []route.RouteStatus{{Node: "n2"}}
+	tests := map[string]struct {
+		status   route.Status
+		config   *config.Config
+		sessions []peering.Session
+		want     map[string]string
+	}{
+		"not told yet":             {route.Status{}, nil, nil, nil},
+		"switched off":             {route.Status{Told: true}, &config.Config{}, nil, map[string]string{annotation.PodRoutes: "", annotation.RoutedPodCIDRs: ""}},
+		"kernel":                   {kernel, nil, nil, says("kernel")},
+		"kernel without the right": {refused, nil, nil, nothingNew("kernel")},
+		"one route refused":        {partly, nil, nil, says("kernel")},
+		"bgp, no session":          {route.Status{Told: true, Mode: config.RoutesBGP, Own: own}, bgp, []peering.Session{{Peer: "tor-a"}}, nothingNew("bgp")},
+		"bgp, another session":     {route.Status{Told: true, Mode: config.RoutesBGP, Own: own}, bgp, []peering.Session{{Peer: "tor-b", Established: true}}, nothingNew("bgp")},
+		"bgp":                      {route.Status{Told: true, Mode: config.RoutesBGP, Own: own}, bgp, []peering.Session{{Peer: "tor-a", Established: true}}, says("bgp")},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := NewReporter(ReportOptions{Config: &fakeConfig{config: tt.config}, PodRoutes: &fakePodRouter{status: tt.status}, Sessions: &fakeSessions{sessions: tt.sessions}})
+			assert.Equal(t, tt.want, r.routedPods())
+		})
+	}
+}
