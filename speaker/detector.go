@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/lodestone-lb/lodestone/pkg/news"
 	"github.com/lodestone-lb/lodestone/pkg/peering"
 	"github.com/lodestone-lb/lodestone/speaker/bfd"
 	"github.com/lodestone-lb/lodestone/speaker/bgp"
@@ -43,6 +44,7 @@ type Detector struct {
 	peers Peers
 	log   *slog.Logger
 	wake  chan struct{}
+	news  news.Signal
 
 	// Owned by Run.
 	fault string            // what BFD refuses, as it was logged
@@ -73,8 +75,8 @@ func (d *Detector) Set(want plan.BGP) {
 }
 
 // Changed returns a channel that is closed when Sessions may have another
-// answer, apart from what Set changes.
-func (d *Detector) Changed() <-chan struct{} { return d.peers.Changed() }
+// answer.
+func (d *Detector) Changed() <-chan struct{} { return d.news.Next() }
 
 // Run works until ctx ends.
 func (d *Detector) Run(ctx context.Context) error {
@@ -93,6 +95,7 @@ func (d *Detector) Run(ctx context.Context) error {
 		case <-d.wake:
 		case <-again:
 		}
+		d.news.Notify()
 	}
 	return nil
 }

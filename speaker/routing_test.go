@@ -253,7 +253,9 @@ func TestDetectorTiesBFDToBGP(t *testing.T) {
 		synctest.Wait()
 		assert.Equal(t, bfd.Session{Remote: found, Interface: "eth1", Timers: want}, b.wanted()["unnumbered"])
 
+		changed := d.Changed()
 		state("far", bfd.Status{State: bfd.Up, Cause: bfd.CameUp})
+		<-changed
 		state("tor", bfd.Status{State: bfd.Up, Cause: bfd.CameUp})
 		assert.Empty(t, peers.downs())
 		assert.ElementsMatch(t, []peering.Session{

@@ -49,13 +49,14 @@ func (t *Task) loop(ctx context.Context) error {
 		now := time.Now()
 		flooded := t.receive(now)
 		t.takeSets(now)
-		if ctx.Err() != nil {
+		ending := ctx.Err() != nil // asked once: who returns has said goodbye
+		if ending {
 			_ = t.apply(nil, now) // nothing to refuse
 		}
 		t.openMissing(now)
 		t.transmit(now)
 		t.publish()
-		if ctx.Err() != nil && len(t.leaving) == 0 {
+		if ending && len(t.leaving) == 0 {
 			return nil
 		}
 		if flooded {
