@@ -192,6 +192,14 @@ func (d *Detector) tell(name, why string) {
 	}
 }
 
+// lack says for people why there is no session.
+func lack(p bgp.Peer) string {
+	if p.Ended == "" || p.Ended == p.LastError {
+		return p.LastError
+	}
+	return p.Ended + "; now: " + p.LastError
+}
+
 // Sessions returns what there is to tell of the node's BGP sessions, those that
 // cannot be included.
 func (d *Detector) Sessions() []peering.Session {
@@ -203,7 +211,7 @@ func (d *Detector) Sessions() []peering.Session {
 	for _, p := range d.peers.Peers() {
 		s := peering.Session{Peer: p.Name, Router: p.Address, Established: p.State == bgp.Established, Since: p.Since}
 		if !s.Established {
-			s.Message = p.LastError
+			s.Message = lack(p)
 		}
 		if state, ok := states[p.Name]; ok {
 			s.BFD = state.State.String()

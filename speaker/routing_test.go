@@ -248,7 +248,7 @@ func TestDetectorTiesBFDToBGP(t *testing.T) {
 		assert.Equal(t, map[string]string{"far": "waiting for BFD (strict)"}, peers.downs())
 
 		peers.change(func() {
-			peers.peers = []bgp.Peer{{Name: "unnumbered", Address: found}, {Name: "tor", State: bgp.Established}, {Name: "plain", State: bgp.Connect, LastError: "refused"}}
+			peers.peers = []bgp.Peer{{Name: "unnumbered", Address: found}, {Name: "tor", State: bgp.Established}, {Name: "plain", State: bgp.Connect, LastError: "refused", Ended: "hold timer expired"}}
 		})
 		synctest.Wait()
 		assert.Equal(t, bfd.Session{Remote: found, Interface: "eth1", Timers: want}, b.wanted()["unnumbered"])
@@ -260,7 +260,7 @@ func TestDetectorTiesBFDToBGP(t *testing.T) {
 		assert.Empty(t, peers.downs())
 		assert.ElementsMatch(t, []peering.Session{
 			{Peer: "unnumbered", Router: found}, {Peer: "tor", Established: true, BFD: "Up"},
-			{Peer: "plain", Message: "refused"}, {Peer: "other", Message: "no AS number"},
+			{Peer: "plain", Message: "hold timer expired; now: refused"}, {Peer: "other", Message: "no AS number"},
 		}, d.Sessions())
 
 		state("far", bfd.Status{State: bfd.Down, Cause: bfd.PeerAdminDown})

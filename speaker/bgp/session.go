@@ -227,9 +227,9 @@ func (s *session) step(to Peer) {
 	if before.State == to.State && before.Address == to.Address {
 		return
 	}
-	to.Name, to.Since, to.LastError, to.LastErrorAt = s.name, before.Since, before.LastError, before.LastErrorAt
+	to.Name, to.Since, to.LastError, to.LastErrorAt, to.Ended = s.name, before.Since, before.LastError, before.LastErrorAt, before.Ended
 	if to.State == Established {
-		to.Since = time.Now()
+		to.Since, to.Ended = time.Now(), ""
 	}
 	s.state.Store(&to)
 	if to.State == Established {
@@ -266,9 +266,9 @@ func (s *session) end(t *target, err error) time.Duration {
 // fail publishes that there is no session, and logs what was not known.
 func (s *session) fail(f *failure) {
 	before := s.state.Load()
-	now := Peer{Name: s.name, Address: before.Address, State: Idle, Since: before.Since, LastError: f.text, LastErrorAt: time.Now()}
+	now := Peer{Name: s.name, Address: before.Address, State: Idle, Since: before.Since, LastError: f.text, LastErrorAt: time.Now(), Ended: before.Ended}
 	if before.State == Established {
-		now.Since = time.Now()
+		now.Since, now.Ended = time.Now(), f.text
 	}
 	s.state.Store(&now)
 	level := slog.LevelWarn

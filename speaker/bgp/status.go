@@ -44,6 +44,9 @@ type Peer struct {
 	// LastError says why there is no session, or why the last one ended.
 	LastError   string
 	LastErrorAt time.Time
+	// Ended says why the session that was established last is not any more:
+	// attempts to open it again may fail for less telling reasons.
+	Ended string
 
 	// What follows is of a session that is Established.
 

@@ -440,3 +440,52 @@ func TestRoutersForgetANodeWithoutTheAPIServer(t *testing.T) {
 	s.learnt(lab.Router, vip, nodes...)
 	thaw()
 }
+
+// The operator at night asks the API server alone, and hears of every session
+// and route.
+func TestOperatorSeesSessionsAndRoutes(t *testing.T) {
+	s := begin(t)
+	s.config(routed + peers)
+	s.echo(3)
+	s.service("web")
+	vip, nodes := s.assigned("web"), s.Lab.Nodes()
+	s.learnt(lab.Router, vip, nodes...)
+	s.bfdUp(nodes...)
+	s.eventually("every session is established, and BFD is up", func() error {
+		out, code, err := s.CLI(s.ctx, "", "bgp", "peers")
+		if err == nil && (code != 0 || strings.Count(out, "established") != 2*len(nodes) || strings.Count(out, "Up") != 2*len(nodes)) {
+			err = fmt.Errorf("exit code %d: %s", code, out)
+		}
+		return err
+	})
+	s.prints(0, []string{"bgp", "routes", vip}, vip+"/32", "tor", "spine", nodes[2])
+	s.prints(0, []string{"explain", "vip", vip}, s.namespace+"/web", nodes[0], "tells spine, tor")
+	s.prints(0, []string{"explain", "peer", "tor"}, "198.18.0.254", nodes[1])
+	s.prints(0, []string{"simulate", "lose", nodes[0]}, vip+"/32", "by BFD after about 300ms")
+	s.prints(0, []string{"status"}, "2 BGP peers", "3 of 3 up", "routed")
+
+	_, err := s.Lab.AskRouter(s.ctx, lab.Router, "configure terminal", fmt.Sprintf("router bgp %d", lab.RouterASN), "neighbor nodes shutdown message maintenance of the rack")
+	require.NoError(s, err)
+	s.afterwards(func() {
+		_, err := s.Lab.AskRouter(s.ctx, lab.Router, "configure terminal", fmt.Sprintf("router bgp %d", lab.RouterASN), "no neighbor nodes shutdown")
+		require.NoError(s, err)
+	})
+	s.eventually("the operator reads why the sessions are gone", func() error {
+		out, code, err := s.CLI(s.ctx, "", "status")
+		if err == nil && (code != 2 || !strings.Contains(out, "maintenance of the rack")) {
+			err = fmt.Errorf("exit code %d: %s", code, out)
+		}
+		return err
+	})
+}
+
+// prints checks what a command of the CLI prints, and how it exits.
+func (s *story) prints(code int, args []string, want ...string) {
+	s.Helper()
+	out, got, err := s.CLI(s.ctx, "", args...)
+	require.NoError(s, err)
+	require.Equal(s, code, got, "%q: %s", args, out)
+	for _, text := range want {
+		require.Contains(s, out, text, "%q", args)
+	}
+}

@@ -127,7 +127,9 @@ func TestServicesShareAnAddress(t *testing.T) {
 		return nil
 	})
 	s.holds("rival", vip)
-	require.NoError(t, s.reachTCP(vip))
+	// kube-proxy saw both at the port, if only for a moment, and may take the
+	// port away with dns: then it is back with its next full sync.
+	s.eventually("the VIP answers for the sharer that keeps it", func() error { return s.reachTCP(vip) })
 }
 
 // Scenario 22.
