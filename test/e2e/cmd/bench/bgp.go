@@ -44,10 +44,15 @@ func routerLoss(ctx context.Context, installation *lodestone.Installation) error
 		err := l.whileRouted(ctx, c.keys, func(vip netip.Addr) error {
 			var outages []time.Duration
 			for range c.trials {
+				// A session that does not last 10 s makes the next one wait.
+				if err := pause(ctx, 10*time.Second); err != nil {
+					return err
+				}
 				outage, err := l.loseNodeBehind(ctx, l.Lab.Nodes()[0], vip)
 				if err != nil {
 					return err
 				}
+				fmt.Fprintf(os.Stderr, "%s: %s without answers\n", c.name, outage.Round(time.Millisecond))
 				outages = append(outages, outage)
 			}
 			result("bgp_node_loss", "%s trials=%d p50_ms=%.0f max_ms=%.0f", c.name, c.trials, ms(quantile(outages, 0.5)), ms(quantile(outages, 1)))
