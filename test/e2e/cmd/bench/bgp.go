@@ -75,7 +75,7 @@ func (l load) loseNodeBehind(ctx context.Context, node string, vip netip.Addr) (
 	}
 	defer func() {
 		for _, p := range probes {
-			record, stopped := p.Finish()
+			record, stopped := p.Stop() // what is lost is no outage to the end
 			outage, err = max(outage, record.Outage().Duration()), errors.Join(err, stopped)
 		}
 		err = errors.Join(err, l.Lab.HealNode(node), l.knownTo(ctx, vip, l.Lab.Nodes()...), l.SteadyFrom(ctx, lab.Remote, netip.AddrPortFrom(vip, 80)))
