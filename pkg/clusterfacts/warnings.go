@@ -109,7 +109,7 @@ func (c *conflicts) warnings(pool string) []string {
 // the pool's VIPs, and no advertisement says that other segments are meant.
 func onSegmentOnly(cfg *config.Config, p *config.Pool) bool {
 	return !slices.ContainsFunc(cfg.Advertisements, func(a config.Advertisement) bool {
-		return (a.Layer2 == nil || a.Layer2.AnySegment) && (len(p.Advertise) == 0 || slices.Contains(p.Advertise, a.Name))
+		return (a.BGP != nil || a.Layer2 == nil || a.Layer2.AnySegment) && p.AdvertisedBy(a.Name)
 	})
 }
 

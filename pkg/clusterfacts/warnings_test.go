@@ -139,6 +139,7 @@ func TestPoolsThatAreNotOnlyAnnouncedByLayer2(t *testing.T) {
 		{nil, []config.Advertisement{layer2}, true},
 		{nil, []config.Advertisement{routed}, false},
 		{nil, []config.Advertisement{layer2, routed}, false},
+		{nil, []config.Advertisement{{Name: "both", Layer2: &config.Layer2{}, BGP: &config.BGP{}}}, false},
 		{[]string{"l2"}, []config.Advertisement{layer2, routed}, true},
 		{[]string{"routed"}, []config.Advertisement{layer2, routed}, false},
 	} {
