@@ -1,7 +1,6 @@
 package bgp
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -46,26 +45,8 @@ type world struct {
 	registry  *prometheus.Registry
 	options   Options
 	announcer *Announcer
-	log       *testLog
+	log       *testnet.Log
 	cancel    context.CancelFunc
-}
-
-// testLog is a log that may be read while it is written.
-type testLog struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *testLog) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *testLog) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
 }
 
 // passwords are Secrets that may change.
@@ -124,7 +105,7 @@ func (w *world) route(prefix netip.Prefix, peer string, a plan.Attributes) {
 // start starts the announcer on the node and sets what is wanted.
 func (w *world) start() {
 	w.t.Helper()
-	w.log, w.registry = &testLog{}, prometheus.NewPedanticRegistry()
+	w.log, w.registry = &testnet.Log{}, prometheus.NewPedanticRegistry()
 	w.options.Log = slog.New(slog.NewTextHandler(w.log, nil))
 	w.options.Registry, w.options.Passwords, w.options.Inside = w.registry, w.passwords.get, w.node.Do
 	w.announcer = New(w.options)

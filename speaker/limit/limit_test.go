@@ -24,6 +24,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/testnet"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -393,7 +394,7 @@ func TestWithNoOtherRight(t *testing.T) {
 // startWith starts a limiter with no other capabilities. They are a thread's,
 // and this one ends with the limiter.
 func (w *world) startWith(capabilities ...uint) {
-	w.log, w.registry = &testLog{}, prometheus.NewPedanticRegistry()
+	w.log, w.registry = &testnet.Log{}, prometheus.NewPedanticRegistry()
 	w.limiter = New(Options{Log: slog.New(slog.NewTextHandler(w.log, nil)), Registry: inside{w.registry, w.node}})
 	w.run(func(ctx context.Context) error {
 		return w.node.Do(func() error { return errors.Join(withCapabilities(capabilities...), w.limiter.Run(ctx)) })

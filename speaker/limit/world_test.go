@@ -1,7 +1,6 @@
 package limit
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -55,26 +54,8 @@ type world struct {
 	client, node, pod *testnet.Host
 	registry          *prometheus.Registry
 	limiter           *Limiter
-	log               *testLog
+	log               *testnet.Log
 	stop              func()
-}
-
-// testLog is a log that may be read while it is written.
-type testLog struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *testLog) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *testLog) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
 }
 
 func newWorld(t testing.TB) *world {
@@ -172,7 +153,7 @@ func (c onHost) Collect(ch chan<- prometheus.Metric) {
 // start starts a limiter on the node, which looks often at its rules.
 func (w *world) start() {
 	w.t.Helper()
-	w.log, w.registry = &testLog{}, prometheus.NewPedanticRegistry()
+	w.log, w.registry = &testnet.Log{}, prometheus.NewPedanticRegistry()
 	w.limiter = New(Options{Log: slog.New(slog.NewTextHandler(w.log, nil)), Registry: inside{w.registry, w.node}, Check: 20 * time.Millisecond})
 	w.run(func(ctx context.Context) error { return w.node.Do(func() error { return w.limiter.Run(ctx) }) })
 }
