@@ -131,7 +131,7 @@ func TestRestartLeavesNoGap(t *testing.T) {
 	n := w.nodes[0]
 	n.ping(t, "10.244.2.2")
 	n.ping(t, "fd00:10:244:2::2")
-	end4, end6 := n.flood("10.244.2.2"), n.flood("fd00:10:244:2::2")
+	v4, v6 := n.flood(t, "10.244.2.2"), n.flood(t, "fd00:10:244:2::2")
 	for range 20 {
 		n.stop()
 		n.wantRoutes(t, toOthers(2, 3)...)
@@ -147,8 +147,8 @@ func TestRestartLeavesNoGap(t *testing.T) {
 	w.start(n)
 	w.set(config.RoutesKernel, n)
 	n.wantRoutes(t, "10.244.2.0/24 via 198.18.0.2", "fd00:10:244:2::/64 via 2001:db8::2")
-	end4(t)
-	end6(t)
+	v4.end(t)
+	v6.end(t)
 }
 
 // A node that gets another address is reached all the time.
@@ -162,8 +162,8 @@ func TestMoveLeavesNoGap(t *testing.T) {
 	other.Run("ip", "addr", "add", "2001:db8::22/64", "dev", "eth0", "nodad")
 	n.ping(t, "10.244.2.2")
 	n.ping(t, "fd00:10:244:2::2")
-	end4, end6 := n.flood("10.244.2.2"), n.flood("fd00:10:244:2::2")
-	for i := range 20 {
+	v4, v6 := n.flood(t, "10.244.2.2"), n.flood(t, "fd00:10:244:2::2")
+	for i := 0; i < 20 || len(v4.answers(t)) < 50 || len(v6.answers(t)) < 50; i++ {
 		addrs := []netip.Addr{netip.MustParseAddr("198.18.0.22"), netip.MustParseAddr("2001:db8::22")}
 		if i%2 == 1 {
 			addrs = []netip.Addr{netip.MustParseAddr("198.18.0.2"), netip.MustParseAddr("2001:db8::2")}
@@ -172,8 +172,8 @@ func TestMoveLeavesNoGap(t *testing.T) {
 		w.set(config.RoutesKernel, n)
 		n.wantRoutes(t, "10.244.2.0/24 via "+addrs[0].String(), "fd00:10:244:2::/64 via "+addrs[1].String())
 	}
-	end4(t)
-	end6(t)
+	v4.end(t)
+	v6.end(t)
 	w.edit("n2", func(n *plan.Node) { n.PodCIDRs = []string{"10.244.7.0/24"} })
 	w.set(config.RoutesKernel, n)
 	n.wantRoutes(t, "10.244.7.0/24 via 198.18.0.2")

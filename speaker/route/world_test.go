@@ -1,12 +1,12 @@
 package route_test
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -40,7 +40,7 @@ type node struct {
 	pod      *testnet.Host
 	table    *route.Table
 	registry *prometheus.Registry
-	log      *logBuffer
+	log      *testnet.Log
 	stop     func()
 }
 
@@ -76,7 +76,7 @@ func (w *world) start(nodes ...*node) {
 	for _, n := range nodes {
 		ctx, cancel := context.WithCancel(w.t.Context())
 		watcher := netstate.New(netstate.Options{Namespace: n.Handle()})
-		n.log, n.registry = &logBuffer{}, prometheus.NewPedanticRegistry()
+		n.log, n.registry = &testnet.Log{}, prometheus.NewPedanticRegistry()
 		n.table = route.New(route.Options{
 			Interfaces: watcher, Namespace: n.Handle(), Registry: n.registry,
 			Log: slog.New(slog.NewTextHandler(n.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
@@ -158,43 +158,44 @@ func (n *node) ping(t *testing.T, to string) {
 	}, patience, time.Millisecond, "%s does not reach %s", n.name, to)
 }
 
-// flood pings until the returned function is called, which wants no loss.
-func (n *node) flood(to string) (end func(t *testing.T)) {
-	ctx, cancel := context.WithCancel(context.Background())
-	ping := n.pod.Command(ctx, "ping", "-n", "-q", "-i", "0.002", "-W", "1", to)
-	ping.Cancel = func() error { return ping.Process.Signal(interrupt) }
-	var out bytes.Buffer
-	ping.Stdout, ping.Stderr = &out, &out
-	err := ping.Start()
-	return func(t *testing.T) {
-		t.Helper()
-		require.NoError(t, err)
-		cancel()
+// flood is many pings from one pod to another.
+type flood struct {
+	to   string
+	out  testnet.Log
+	stop func()
+}
+
+// flood pings until it is ended.
+func (n *node) flood(t *testing.T, to string) *flood {
+	t.Helper()
+	f := &flood{to: to}
+	ping := n.pod.Command(context.Background(), "ping", "-n", "-i", "0.002", "-W", "1", to)
+	ping.Stdout, ping.Stderr = &f.out, &f.out
+	require.NoError(t, ping.Start())
+	f.stop = sync.OnceFunc(func() {
+		_ = ping.Process.Signal(interrupt)
 		_ = ping.Wait() // the output tells
-		m := regexp.MustCompile(`(\d+) packets transmitted, (\d+) received`).FindStringSubmatch(out.String())
-		require.NotNil(t, m, out.String())
-		sent, received := number(t, m[1]), number(t, m[2])
-		require.Greater(t, sent, 50, out.String())
-		// The last one may have been on its way.
-		require.LessOrEqual(t, sent-received, 1, out.String())
-		t.Logf("%d of %d pings to %s", received, sent, to)
+	})
+	t.Cleanup(f.stop)
+	return f
+}
+
+// answers returns the sequence numbers of the pings that were answered.
+func (f *flood) answers(t *testing.T) (sequences []int) {
+	t.Helper()
+	for _, m := range regexp.MustCompile(`bytes from .* icmp_seq=(\d+) `).FindAllStringSubmatch(f.out.String(), -1) {
+		sequences = append(sequences, number(t, m[1]))
 	}
+	slices.Sort(sequences)
+	return sequences
 }
 
-// logBuffer is a log that is read while it is written.
-type logBuffer struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (b *logBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
-}
-
-func (b *logBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.String()
+// end ends the flood and wants an answer to every ping before the last that was
+// answered: what came later may have been on its way.
+func (f *flood) end(t *testing.T) {
+	t.Helper()
+	f.stop()
+	answers := f.answers(t)
+	require.NotEmpty(t, answers, f.out.String())
+	require.Len(t, answers, answers[len(answers)-1], "answers from %s: %v", f.to, answers)
 }

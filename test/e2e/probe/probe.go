@@ -6,6 +6,7 @@ package probe
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -15,6 +16,8 @@ import (
 	"strconv"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/test/e2e/echo"
 	"github.com/lodestone-lb/lodestone/test/e2e/netns"
@@ -27,8 +30,8 @@ type Options struct {
 	Interval  time.Duration // zero means 5 ms
 	Timeout   time.Duration // of one TCP probe; zero means 1 s
 
-	// NewFlows gives each UDP probe a source port of its own, so that
-	// kube-proxy decides anew each time. Otherwise all are one flow.
+	// NewFlows gives each UDP probe a source port that was not used lately,
+	// so that routers and kube-proxy decide anew each time. Otherwise all are one flow.
 	NewFlows bool
 }
 
@@ -49,6 +52,7 @@ type Probe struct {
 	// finish ends the asking alone, which asked is closed after.
 	finish context.CancelFunc
 	asked  chan struct{}
+	port   int // of the last new flow; of the goroutine that asks
 
 	mu     sync.Mutex
 	record Record
@@ -69,7 +73,7 @@ func start(ctx context.Context, options Options, send func(p *Probe, ctx, asking
 	options.complete()
 	ctx, cancel := context.WithCancel(ctx)
 	asking, finish := context.WithCancel(ctx)
-	p := &Probe{options: options, cancel: cancel, finish: finish, asked: make(chan struct{}), record: Record{Started: time.Now()}}
+	p := &Probe{options: options, cancel: cancel, finish: finish, asked: make(chan struct{}), port: portAt(time.Now()), record: Record{Started: time.Now()}}
 	p.workers.Go(func() {
 		defer close(p.asked)
 		if err := send(p, ctx, asking); err != nil {
@@ -184,15 +188,16 @@ func (p *Probe) sendDatagrams(ctx, asking context.Context) error {
 // newFlow opens a socket and records what comes back on it until the
 // measurement ends or, where each probe has a socket, the timeout.
 func (p *Probe) newFlow(ctx context.Context) (net.Conn, error) {
-	conn, err := net.Dial("udp", p.options.Target.String())
-	if err != nil {
-		return nil, fmt.Errorf("open UDP socket: %w", err)
-	}
-	deadline := context.WithCancel
+	dial, deadline := net.DialUDP, context.WithCancel
 	if p.options.NewFlows {
+		dial = p.fromNextPort
 		deadline = func(ctx context.Context) (context.Context, context.CancelFunc) {
 			return context.WithTimeout(ctx, p.options.Timeout)
 		}
+	}
+	conn, err := dial("udp", nil, net.UDPAddrFromAddrPort(p.options.Target))
+	if err != nil {
+		return nil, fmt.Errorf("open UDP socket: %w", err)
 	}
 	ctx, cancel := deadline(ctx)
 	context.AfterFunc(ctx, func() { conn.Close() })
@@ -201,6 +206,27 @@ func (p *Probe) newFlow(ctx context.Context) (net.Conn, error) {
 		p.receive(ctx, conn)
 	})
 	return conn, nil
+}
+
+// The source ports of new flows, Linux's ephemeral ones.
+const firstPort, ports = 32768, 28232
+
+// portAt is the port that a measurement begins with. It advances with the
+// clock, faster than probes take ports: so no port comes again, in this
+// measurement or the next, for 56 s. A node's connection tracking
+// keeps what a port was sent to, or that it was sent nowhere, for half a minute.
+func portAt(t time.Time) int { return int(t.UnixMilli() / 2 % ports) }
+
+// fromNextPort dials from the next port that is free.
+func (p *Probe) fromNextPort(network string, _, to *net.UDPAddr) (*net.UDPConn, error) {
+	for range ports {
+		p.port = (p.port + 1) % ports
+		conn, err := net.DialUDP(network, &net.UDPAddr{Port: firstPort + p.port}, to)
+		if !errors.Is(err, unix.EADDRINUSE) {
+			return conn, err
+		}
+	}
+	return nil, unix.EADDRINUSE
 }
 
 func (p *Probe) receive(ctx context.Context, conn net.Conn) {

@@ -126,6 +126,29 @@ func TestProbesAreAnswered(t *testing.T) {
 	}
 }
 
+// A port that comes again within the time that connection tracking remembers it
+// would tell of what the first flow met, not of now.
+func TestNewFlowsComeFromNewPorts(t *testing.T) {
+	namespace, udp, _ := newEcho(t)
+	seen := map[string]bool{}
+	for range 2 {
+		p := UDP(t.Context(), Options{Namespace: namespace, Target: udp, NewFlows: true})
+		if err := p.WaitAnswers(t.Context(), 100); err != nil {
+			t.Fatal(err)
+		}
+		record, err := p.Finish()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, answer := range record.Answers {
+			if seen[answer.Remote] {
+				t.Errorf("two probes came from %s", answer.Remote)
+			}
+			seen[answer.Remote] = true
+		}
+	}
+}
+
 func TestProbesOutliveRefusals(t *testing.T) {
 	namespace, udp, _ := newEcho(t)
 	closed := netip.AddrPortFrom(udp.Addr(), 1)

@@ -41,8 +41,10 @@ func begin(t *testing.T) *story {
 	t.Helper()
 	s := &story{T: t, Installation: installation, ctx: t.Context(), namespace: namespaceFor(t)}
 	s.config(usualPools)
-	_, err := s.Kube.CoreV1().Namespaces().Create(s.ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.namespace}}, metav1.CreateOptions{})
-	require.NoError(t, err)
+	s.eventually("the story has its namespace", func() error { // -count=2: the last one's may be going
+		_, err := s.Kube.CoreV1().Namespaces().Create(s.ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.namespace}}, metav1.CreateOptions{})
+		return err
+	})
 	t.Cleanup(s.end)
 	return s
 }
