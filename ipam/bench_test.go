@@ -55,6 +55,7 @@ func BenchmarkAllocate(b *testing.B) {
 		})
 	}
 	b.Run("mix-4096", func(b *testing.B) { mix(b, 1<<12, false) })
+	b.Run("mix-10000", func(b *testing.B) { mix(b, 10_000, false) })
 	b.Run("mix", func(b *testing.B) { mix(b, 1<<15, false) })
 	b.Run("mix-shared", func(b *testing.B) { mix(b, 1<<15, true) })
 }
