@@ -127,8 +127,8 @@ func TestServicesShareAnAddress(t *testing.T) {
 		return nil
 	})
 	s.holds("rival", vip)
-	// kube-proxy saw both at the port, if only for a moment, and may take the
-	// port away with dns: then it is back with its next full sync.
+	// kube-proxy may have seen both at the port, and takes it away with dns then,
+	// until its next sync.
 	s.eventually("the VIP answers for the sharer that keeps it", func() error { return s.reachTCP(vip) })
 }
 
