@@ -86,8 +86,8 @@ lab-up: root deps ## bring the lab cluster up (root)
 lab-down: root ## take the lab cluster down (root)
 	cd $(E2E) && go run ./cmd/lab down
 
-manifests: ## render deploy/manifests, and what the chart's tests compare with, from the chart
-	cd $(E2E) && go test -count=1 ./chart -run TestRender -update
+manifests: ## render deploy/manifests, the reference of the values, and what the chart's tests compare with
+	cd $(E2E) && go test -count=1 ./chart -run 'TestRender|TestReference' -update
 
 clean: ## remove what was built; the lab's cache stays
 	rm -rf bin dist

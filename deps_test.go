@@ -26,25 +26,35 @@ var mayImport = []struct {
 	allowed []string
 	reason  string
 }{
-	{"ipam", []string{"pkg/config"}, "the allocator is pure, so that it can be tested against a model and asked offline"},
+	{"ipam", []string{"pkg/config", "pkg/reason"}, "the allocator is pure, so that it can be tested against a model and asked offline"},
+	{"pkg/admission", []string{"pkg/config"}, "it knows documents, and nothing of what is made of them"},
 	{"pkg/annotation", []string{"pkg/config"}, "names are constants that everybody shares; what a node says about BGP is read as the configuration is"},
 	{"pkg/buildinfo", nil, "every binary links it"},
 	{"pkg/clusterfacts", []string{"pkg/annotation", "pkg/config", "pkg/news"}, "the controller and the CLI come to the same facts, and the speaker links them"},
+	{"pkg/compat", []string{"pkg/annotation", "pkg/config"}, "what Services ask of others is translated in one place, for controller and CLI"},
 	{"pkg/config", nil, "the configuration is a leaf: allocator, plan and CLI share it"},
 	{"pkg/config/change", []string{"pkg/config"}, "what an edit changes follows from two documents alone"},
+	{"pkg/diagnose", nil, "what is wrong follows from facts alone: speakers tell them, the CLI judges"},
+	{"pkg/dashboard", []string{"pkg/annotation", "pkg/cluster", "pkg/kube", "pkg/news", "pkg/routing", "pkg/screen", "pkg/servicelb", "pkg/simulation", "pkg/status"}, "it shows what lodestone status shows, and knows no controller"},
 	{"pkg/dhcp", []string{"pkg/news"}, "leases know nothing of pools and Services"},
 	{"pkg/leases", []string{"pkg/dhcp", "pkg/news", "pkg/servicelb"}, "it is what the ledger asks for, as far as DHCP servers give it"},
+	{"pkg/migrate", []string{"pkg/annotation", "pkg/compat", "pkg/config"}, "what others are told is turned into a document, and asks no cluster"},
 	{"pkg/news", nil, "whatever changes may tell it"},
+	{"pkg/narrator", []string{"pkg/annotation", "pkg/kube", "pkg/ownership", "pkg/peering", "pkg/reason"}, "it tells what speakers say, and decides nothing"},
+	{"pkg/ownership", []string{"pkg/annotation", "pkg/reason"}, "speaker and controller share it"},
 	{"pkg/peering", []string{"pkg/annotation"}, "speaker, controller and CLI share it"},
-	{"speaker/bfd", []string{"speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
-	{"speaker/bgp", []string{"pkg/config", "pkg/news", "speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
+	{"pkg/reason", nil, "whoever has reasons explains them"},
+	{"speaker/bfd", []string{"pkg/reason", "speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
+	{"speaker/bgp", []string{"pkg/config", "pkg/news", "pkg/reason", "speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
+	{"speaker/diagnosis", []string{"pkg/buildinfo", "pkg/diagnose", "pkg/netstate", "speaker", "speaker/membership"}, "it looks at the node and at the speaker, and changes neither"},
 	{"speaker/election", nil, "the election is arithmetic over names and addresses"},
-	{"speaker/layer2", []string{"pkg/config", "pkg/netstate", "pkg/news", "speaker/layer2/seal", "speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
+	{"speaker/layer2", []string{"pkg/config", "pkg/netstate", "pkg/news", "pkg/reason", "speaker/election", "speaker/layer2/clients", "speaker/layer2/seal", "speaker/plan"}, "an announcer knows the plan's types and no other announcer; whose part of a shared VIP a client is, is arithmetic"},
+	{"speaker/layer2/clients", nil, "what clients know of a VIP is a memory and nothing else"},
 	{"speaker/layer2/seal", nil, "who may claim a VIP is arithmetic"},
 	{"speaker/limit", []string{"speaker/plan"}, "it knows the plan's types and no announcer"},
-	{"speaker/plan", []string{"pkg/annotation", "pkg/config", "speaker/election"}, "the CLI runs the plan offline"},
+	{"speaker/plan", []string{"pkg/annotation", "pkg/config", "pkg/reason", "speaker/election"}, "the CLI runs the plan offline"},
 	{"speaker/snapshot", []string{"pkg/annotation", "pkg/clusterfacts", "pkg/kube", "speaker/plan"}, "speakers and the CLI derive the same snapshot from the same objects"},
-	{"speaker/route", []string{"pkg/config", "pkg/netstate", "speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
+	{"speaker/route", []string{"pkg/config", "pkg/netstate", "pkg/reason", "speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
 }
 
 // mustNotLink lists what may not be in a package's binary, through whatever
@@ -81,7 +91,7 @@ var onlyIn = []struct {
 	places  []string
 	reason  string
 }{
-	{"k8s.io/client-go/", []string{"cmd/...", "pkg/clusterfacts", "pkg/debughttp", "pkg/kube", "pkg/peering", "pkg/provider", "pkg/released", "pkg/servicelb", "speaker", "speaker/membership"},
+	{"k8s.io/client-go/", []string{"cmd/...", "pkg/admission", "pkg/cluster", "pkg/clusterfacts", "pkg/dashboard/example", "pkg/debughttp", "pkg/kube", "pkg/narrator", "pkg/provider", "pkg/released", "pkg/servicelb", "speaker", "speaker/membership"},
 		"what talks to the API server can be named at a glance"},
 	{"github.com/vishvananda/netlink", []string{"pkg/netstate", "pkg/testnet", "speaker/route"}, "what touches the kernel's network can be named at a glance"},
 	{"github.com/google/nftables", []string{"speaker/limit"}, "what touches the kernel's packet filter can be named at a glance"},

@@ -12,9 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/config"
-	"github.com/lodestone-lb/lodestone/pkg/simulation"
 )
 
 // documents are the Markdown files of the project, by path.
@@ -81,8 +79,8 @@ func typeOf(e ast.Expr) string {
 	return ""
 }
 
-// TestEveryReasonIsExplained: whoever meets a reason finds what to do.
-func TestEveryReasonIsExplained(t *testing.T) {
+// TestTroubleshootingKnowsTheReasons of Services and VIPs, and no others.
+func TestTroubleshootingKnowsTheReasons(t *testing.T) {
 	t.Parallel()
 	const guide = "docs/guides/troubleshooting.md"
 	text := documents(t)[guide]
@@ -99,35 +97,11 @@ func TestEveryReasonIsExplained(t *testing.T) {
 		if !headings[value] {
 			t.Errorf("%s: reason %s has no section in %s", s.path, value, guide)
 		}
-		considered := value == string(ipam.NotAutoAssigned) || value == string(ipam.PoolNotNamed)
-		if s.folder() == "ipam" && !considered && simulation.Remedy(ipam.Reason(value)) == "" {
-			t.Errorf("%s: lodestone explain has no advice against reason %s", s.path, value)
-		}
 	})
 	for h := range headings {
 		if !known[h] {
 			t.Errorf("%s: no code gives the reason %s", guide, h)
 		}
-	}
-}
-
-// TestEveryPodRefusalIsExplained: whoever misses a route finds what to do.
-func TestEveryPodRefusalIsExplained(t *testing.T) {
-	t.Parallel()
-	const guide = "docs/guides/pod-routes.md"
-	text := documents(t)[guide]
-	known := 0
-	constants(t, func(s source, typeName, value string) {
-		if typeName != "PodRefusal" {
-			return
-		}
-		known++
-		if !strings.Contains(text, "\n| `"+value+"` | ") {
-			t.Errorf("%s: reason %s has no row in %s", s.path, value, guide)
-		}
-	})
-	if known < 10 {
-		t.Errorf("only %d reasons were found", known)
 	}
 }
 
@@ -150,31 +124,6 @@ func TestEveryAnnotationIsDocumented(t *testing.T) {
 		for _, name := range regexp.MustCompile(`lodestone\.io/[\w-]+`).FindAllString(text, -1) {
 			if !slices.Contains(known, name) {
 				t.Errorf("%s names %s, which does not exist", path, name)
-			}
-		}
-	}
-}
-
-// TestEveryMetricIsDocumented, and no document names one that is not.
-func TestEveryMetricIsDocumented(t *testing.T) {
-	t.Parallel()
-	const reference = "docs/reference/metrics.md"
-	name := regexp.MustCompile(`\blodestone_[a-z0-9_]+`)
-	docs := documents(t)
-	known := map[string]bool{}
-	constants(t, func(s source, _, value string) {
-		if strings.HasPrefix(s.path, "test") || name.FindString(value) != value || value == "" {
-			return
-		}
-		known[value] = true
-		if !strings.Contains(docs[reference], "| `"+value+"` |") {
-			t.Errorf("%s: metric %s is not in %s", s.path, value, reference)
-		}
-	})
-	for path, text := range docs {
-		for _, m := range name.FindAllString(text, -1) {
-			if !known[m] && !known[strings.TrimSuffix(m, "_bucket")] {
-				t.Errorf("%s names the metric %s, which does not exist", path, m)
 			}
 		}
 	}
@@ -242,16 +191,55 @@ func blocks(markdown, language string) []block {
 	return found
 }
 
-// TestLinksLead: a link into the repository ends at a file.
+// TestLinksLead: a link into the repository ends at a file, and at a heading of
+// it if it names one.
 func TestLinksLead(t *testing.T) {
 	t.Parallel()
-	for path, text := range documents(t) {
-		for _, m := range regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`).FindAllStringSubmatch(text, -1) {
-			if _, err := os.Stat(filepath.Join(filepath.Dir(path), m[1])); err != nil {
+	docs := documents(t)
+	anchors := map[string]map[string]bool{}
+	for path, text := range docs {
+		anchors[path] = anchorsOf(text)
+	}
+	code := regexp.MustCompile("`[^`\n]*`")
+	for path, text := range docs {
+		text = code.ReplaceAllString(text, "")
+		for _, m := range regexp.MustCompile(`\]\(([^)#:\s]*)(#[^)\s]*)?\)`).FindAllStringSubmatch(text, -1) {
+			target := path
+			if m[1] != "" {
+				target = filepath.Join(filepath.Dir(path), m[1])
+			}
+			if _, err := os.Stat(target); err != nil {
 				t.Errorf("%s: broken link: %v", path, err)
+			}
+			if anchor := strings.TrimPrefix(m[2], "#"); anchor != "" && !anchors[target][anchor] {
+				t.Errorf("%s: broken link: %s has no heading #%s", path, target, anchor)
 			}
 		}
 	}
+}
+
+// anchorsOf returns the anchors of a document's headings, as GitHub makes them.
+func anchorsOf(markdown string) map[string]bool {
+	anchors, count, fenced := map[string]bool{}, map[string]int{}, false
+	link, mark := regexp.MustCompile(`\[([^\]]*)\]\([^)]*\)`), regexp.MustCompile(`[^\p{L}\p{N}_\- ]`)
+	for line := range strings.Lines(markdown) {
+		if strings.HasPrefix(line, "```") {
+			fenced = !fenced
+		}
+		text := strings.TrimLeft(line, "#")
+		if fenced || text == line || !strings.HasPrefix(text, " ") {
+			continue
+		}
+		anchor := mark.ReplaceAllString(strings.ToLower(link.ReplaceAllString(strings.TrimSpace(text), "$1")), "")
+		anchor = strings.ReplaceAll(anchor, " ", "-")
+		if n := count[anchor]; n > 0 {
+			anchors[anchor+"-"+strconv.Itoa(n)] = true
+		} else {
+			anchors[anchor] = true
+		}
+		count[anchor]++
+	}
+	return anchors
 }
 
 // TestMakeTargetsExist: what a document says to make can be made.

@@ -8,7 +8,8 @@ packages=(
   gcc libc6-dev                      # the race detector
   containerd containernetworking-plugins iptables iproute2 nftables runc
   dnsmasq-base kea-dhcp4-server # DHCP servers to lease from
-  bird2 frr # routers to speak BGP and BFD with
+  bird2 frr python3-exabgp # routers to speak BGP and BFD with
+  chromium-headless-shell fonts-dejavu-core # tests look at the dashboard with it
   arping curl iputils-ping ndisc6 procps tcpdump # tests look at the wire with them
   shellcheck util-linux
 )

@@ -79,7 +79,7 @@ func (a *Allocator) read(req Request, now time.Time) (*plan, *Refusal) {
 	if req.Owner.UID == "" {
 		return p, refuse(InvalidRequest, "", "the request has no owner")
 	}
-	h := a.holders[req.Owner.UID]
+	h := a.holders.of(req.Owner.UID, p.self.uidHash)
 	if h != nil && h.owner != req.Owner {
 		return p, refuse(InvalidRequest, "", "the owner %q is %s and cannot become %s", h.owner.UID, h.owner.Name, req.Owner.Name)
 	}
@@ -319,7 +319,7 @@ func (a *Allocator) rejoined(p *plan, f Family) (*lease, *Refusal) {
 // could draw now: of the first pool, there the last one released.
 func (a *Allocator) comeback(p *plan, f Family) *lease {
 	var best *lease
-	for l := a.namesakes[p.me.hash]; l != nil; l = l.namesake.next {
+	for l := a.namesakes[p.me.nameHash]; l != nil; l = l.namesake.next {
 		switch {
 		case !l.waitsFor(p.me) || familyOf(l.addr) != f || a.open(p, l.space.pool, f) != "":
 		case a.apart[l.addr].conflict || a.reservedForOther(p, l.addr) || a.fills(p, l.space, l):

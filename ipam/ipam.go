@@ -174,13 +174,14 @@ type Allocator struct {
 	poolSet
 	// leases has every address that is held or rests.
 	leases  map[netip.Addr]*lease
-	holders map[string]*holder
+	holders holderIndex
 	// groups and namesakes find the leases that a request without addresses
 	// may go to: those held under its key, and those resting under its name,
-	// by the name's hash. The seed is random, but no answer depends on it.
+	// by the name's hash.
 	groups    map[group][]*lease
 	namesakes map[uint64]*lease
-	seed      maphash.Seed
+	// seed is that of all hashes. It is random, but no answer depends on it.
+	seed maphash.Seed
 
 	clock      clock
 	quarantine time.Duration
@@ -196,7 +197,7 @@ type Allocator struct {
 func New() *Allocator {
 	a := &Allocator{
 		leases:     map[netip.Addr]*lease{},
-		holders:    map[string]*holder{},
+		holders:    holderIndex{map[uint64]*holder{}, map[string]*holder{}},
 		groups:     map[group][]*lease{},
 		namesakes:  map[uint64]*lease{},
 		seed:       maphash.MakeSeed(),
@@ -218,11 +219,11 @@ func (a *Allocator) Restore(owner Owner, addr netip.Addr, sharing *Sharing, sinc
 	if !addr.IsValid() {
 		return Owner{}, false
 	}
-	h := a.holders[owner.UID]
+	id, terms := a.identify(owner), sharing.terms()
+	h := a.holders.of(owner.UID, id.uidHash)
 	if h != nil && h.owner != owner {
 		return h.owner, false
 	}
-	id, terms := a.identify(owner), sharing.terms()
 	l := a.leases[addr]
 	if l != nil {
 		if other, c := l.clash(party{&id, terms}); c.is() {
@@ -248,7 +249,7 @@ func (a *Allocator) Restore(owner Owner, addr netip.Addr, sharing *Sharing, sinc
 // Addresses that nobody else shares rest from now on.
 func (a *Allocator) Release(uid string, now time.Time) []netip.Addr {
 	a.tick(now)
-	h := a.holders[uid]
+	h := a.holder(uid)
 	if h == nil {
 		return nil
 	}
@@ -286,7 +287,7 @@ func (a *Allocator) Revoke(addr netip.Addr, now time.Time) {
 // last request and, in a family, of the addresses that it asked for (or of
 // Restore).
 func (a *Allocator) Holds(uid string) []Held {
-	h := a.holders[uid]
+	h := a.holder(uid)
 	if h == nil {
 		return nil
 	}
@@ -296,7 +297,7 @@ func (a *Allocator) Holds(uid string) []Held {
 // HeldSince returns since when the owner holds the address; the zero time: it
 // does not.
 func (a *Allocator) HeldSince(uid string, addr netip.Addr) time.Time {
-	h, l := a.holders[uid], a.leases[canonical(addr)]
+	h, l := a.holder(uid), a.leases[canonical(addr)]
 	if h != nil && l != nil {
 		if t := l.tenant(h); t != nil {
 			return t.since
@@ -308,8 +309,7 @@ func (a *Allocator) HeldSince(uid string, addr netip.Addr) time.Time {
 // Expects reports whether there are addresses for Services of this name only:
 // reserved or resting ones.
 func (a *Allocator) Expects(name string) bool {
-	hash := maphash.String(a.seed, name)
-	return len(a.reserved[name]) > 0 || a.namesakes[hash] != nil
+	return len(a.reserved[name]) > 0 || a.namesakes[a.hash(name)] != nil
 }
 
 // HoldersOf returns who holds the address, in the order in which they came to

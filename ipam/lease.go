@@ -7,11 +7,11 @@ import (
 	"time"
 )
 
-// identity is an owner and what is derived from its name.
+// identity is an owner, its namespace, and the hashes of its UID and name.
 type identity struct {
-	owner     Owner
-	namespace string
-	hash      uint64
+	owner             Owner
+	namespace         string
+	uidHash, nameHash uint64
 }
 
 // holder is an owner that holds at least one address.
@@ -19,6 +19,39 @@ type holder struct {
 	identity
 	leases []*lease
 	room   [2]*lease
+}
+
+// holderIndex finds holders by UID. Its map has hashes for keys: one of strings
+// hashes them anew whenever it makes room in place of what was deleted, and each
+// is somewhere else in memory.
+type holderIndex struct {
+	byHash map[uint64]*holder
+	// others are those whose hash another one had when they came.
+	others map[string]*holder
+}
+
+func (x *holderIndex) of(uid string, hash uint64) *holder {
+	if h := x.byHash[hash]; h != nil && h.owner.UID == uid {
+		return h
+	}
+	return x.others[uid]
+}
+
+// add adds a holder whose UID has none.
+func (x *holderIndex) add(h *holder) {
+	if x.byHash[h.uidHash] == nil {
+		x.byHash[h.uidHash] = h
+	} else {
+		x.others[h.owner.UID] = h
+	}
+}
+
+func (x *holderIndex) remove(h *holder) {
+	if x.byHash[h.uidHash] == h {
+		delete(x.byHash, h.uidHash)
+	} else {
+		delete(x.others, h.owner.UID)
+	}
 }
 
 // lease is an address that is not free: it has tenants or it rests.
@@ -80,19 +113,23 @@ func push[T any](list *[]*T, t *T) {
 }
 
 func (a *Allocator) identify(o Owner) identity {
-	return identity{o, namespaceOf(o.Name), maphash.String(a.seed, o.Name)}
+	return identity{o, namespaceOf(o.Name), a.hash(o.UID), a.hash(o.Name)}
 }
+
+func (a *Allocator) hash(s string) uint64 { return maphash.String(a.seed, s) }
+
+func (a *Allocator) holder(uid string) *holder { return a.holders.of(uid, a.hash(uid)) }
 
 func (a *Allocator) newHolder(id identity) *holder {
 	h := pop(&a.spare.holders)
 	h.identity, h.leases = id, h.room[:0]
-	a.holders[id.owner.UID] = h
+	a.holders.add(h)
 	return h
 }
 
 // forget ends a holder that holds nothing any more.
 func (a *Allocator) forget(h *holder) {
-	delete(a.holders, h.owner.UID)
+	a.holders.remove(h)
 	*h = holder{}
 	push(&a.spare.holders, h)
 }
@@ -149,7 +186,7 @@ func (a *Allocator) leave(l *lease, h *holder) {
 		a.free(l)
 		return
 	}
-	l.name, l.hash, l.since = h.owner.Name, h.hash, a.clock.elapsed
+	l.name, l.hash, l.since = h.owner.Name, h.nameHash, a.clock.elapsed
 	a.rest(l)
 }
 

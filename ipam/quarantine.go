@@ -3,7 +3,6 @@ package ipam
 import (
 	"cmp"
 	"container/heap"
-	"hash/maphash"
 	"math"
 	"net/netip"
 	"slices"
@@ -180,7 +179,7 @@ func (a *Allocator) Rest(name string, addr netip.Addr, since, now time.Time) {
 	s, age := a.spaceOf(addr), max(0, now.Sub(since))
 	if age < s.rest {
 		l := a.newLease(addr, s)
-		l.name, l.hash, l.since = name, maphash.String(a.seed, name), a.clock.elapsed-age
+		l.name, l.hash, l.since = name, a.hash(name), a.clock.elapsed-age
 		a.rest(l)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/reason"
 )
 
 // Reason is a stable code for why a request was refused: the same string in
@@ -39,6 +40,31 @@ const (
 	NotAutoAssigned Reason = "NotAutoAssigned" // the pool is only for Services that name it
 	PoolNotNamed    Reason = "PoolNotNamed"    // the Service names other pools
 )
+
+// Reasons tells about each Reason.
+func Reasons() reason.Texts[Reason] {
+	return reason.Texts[Reason]{
+		PoolExhausted:       {Cause: "Every address that the Service may have is in use, reserved, or rests after its last use.", Cure: "Widen a pool, delete a Service that is not needed, or wait for addresses in quarantine."},
+		PoolNotFound:        {Cause: "The Service names a pool that the configuration does not have.", Cure: "Name a pool that exists, or add the pool to the configuration."},
+		PoolNotAllowed:      {Cause: "The pool is closed to the Service, by its namespace or by labels.", Cure: "Open the pool to the Service (namespaces, namespaceSelector, serviceSelector), or name another pool."},
+		PoolDraining:        {Cause: "The pool gives no new addresses.", Cure: "Name another pool, or set the pool's state to active."},
+		NoPool:              {Cause: "The Service names no pool, and no pool is open to every Service or to this one.", Cure: "Name a pool (annotation lodestone.io/address-pool), or open one to the Service."},
+		FamilyUnavailable:   {Cause: "No pool that is open to the Service has addresses of the family.", Cure: "Add addresses of the family to a pool, or ask for the other family (spec.ipFamilies, spec.ipFamilyPolicy)."},
+		QuotaExceeded:       {Cause: "The namespace holds as many addresses of the pool as its namespaceQuota allows.", Cure: "Delete a Service of the namespace that is not needed, or raise the pool's namespaceQuota."},
+		AddressInUse:        {Cause: "The requested address belongs to another Service.", Cure: "Ask for another address, or free this one. Two Services can share one with annotation lodestone.io/sharing-key."},
+		AddressOutsidePools: {Cause: "No pool contains the requested address, or not the pool that the Service names.", Cure: "Ask for an address of a pool, or add the address to one."},
+		AddressWithheld:     {Cause: "A pool contains the requested address but never hands it out: it is excluded, or the first or last of an IPv4 prefix.", Cure: "Ask for another address, or change the pool's exclude or useFirstAndLast."},
+		AddressForbidden:    {Cause: "A pool contains the requested address, which the cluster itself uses: a node, a gateway, pods or Services have it.", Cure: "Ask for another address: this one is in use by the cluster itself."},
+		AddressReserved:     {Cause: "The configuration reserves the address for another Service.", Cure: "Ask for another address, or change the configuration's reservations."},
+		AddressQuarantined:  {Cause: "The requested address was another Service's until just now, and rests.", Cure: "Wait until the address is free, or ask for another one."},
+		RequestNotAllowed:   {Cause: "The pool has requesters, and the Service's namespace is not among them.", Cure: "Take any address of the pool (remove annotation lodestone.io/addresses), or add the namespace to the pool's requesters."},
+		SharingConflict:     {Cause: "The Service does not fit in with those who hold the address under its sharing key: a port or the pods differ.", Cure: "Use other ports, or another sharing key, or no key for an address of its own."},
+		WrongFamily:         {Cause: "The requested address is of a family that the Service does not have.", Cure: "Ask for an address of the Service's families, or change spec.ipFamilies."},
+		InvalidRequest:      {Cause: "The Service's annotations cannot be read, or contradict each other or spec.loadBalancerIP.", Cure: "Correct what the message names."},
+		NotAutoAssigned:     {Cause: "Only lodestone explain says it: the pool is for Services that name it.", Cure: "Name the pool (annotation lodestone.io/address-pool) if the Service is to draw from it."},
+		PoolNotNamed:        {Cause: "Only lodestone explain says it: the Service names other pools.", Cure: "Name this pool, too, if the Service is to draw from it."},
+	}
+}
 
 // Refusal says why a request could not be met. It is the one source of what
 // the user reads.

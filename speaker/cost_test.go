@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -60,7 +61,7 @@ func BenchmarkStorm(b *testing.B) {
 	} {
 		for _, perSecond := range []int{100, 1000} {
 			b.Run(fmt.Sprintf("%s/%d a second", name, perSecond), func(b *testing.B) {
-				api := newAPIServer(b, storm.policy)
+				api := newAPIServer(b, storm.policy, nil)
 				var frames [][]byte
 				for round := range 2 {
 					for i := range churning {
@@ -88,7 +89,7 @@ func BenchmarkStorm(b *testing.B) {
 func BenchmarkMemory(b *testing.B) {
 	for _, policy := range []corev1.ServiceExternalTrafficPolicy{corev1.ServiceExternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyLocal} {
 		b.Run(string(policy), func(b *testing.B) {
-			api := newAPIServer(b, policy)
+			api := newAPIServer(b, policy, nil)
 			for b.Loop() {
 				before := heap()
 				startSpeaker(b, api)
@@ -100,20 +101,9 @@ func BenchmarkMemory(b *testing.B) {
 
 // startSpeaker returns when the speaker has decided about all VIPs.
 func startSpeaker(b *testing.B, api *apiServer) {
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: api.URL, ContentConfig: rest.ContentConfig{ContentType: kruntime.ContentTypeProtobuf}})
+	o, err := manyOptions(api.URL)
 	require.NoError(b, err)
-	members := &fakeMembers{joined: true, self: "node-7", speakers: map[string]bool{}}
-	for i := range manyNodes {
-		members.speakers[fmt.Sprint("node-", i)] = true
-	}
-	s, err := New(Options{
-		Node: members.self, Client: client, Members: members, Networks: members, Claimant: members, DataPlane: &fakeDataPlane{}, Announcer: &fakeAnnouncer{},
-		Config: &fakeConfig{config: &config.Config{
-			Pools:          []config.Pool{{Name: "lan", Free: prefix("10.0.0.0/16"), Withheld: prefix("10.1.0.0/32")}},
-			Advertisements: []config.Advertisement{{Name: "all", Layer2: &config.Layer2{}}},
-		}},
-		Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry(),
-	})
+	s, err := New(o)
 	require.NoError(b, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
@@ -126,6 +116,26 @@ func startSpeaker(b *testing.B, api *apiServer) {
 	}, testTimeout, 10*time.Millisecond)
 }
 
+// manyOptions are those of a speaker in the large cluster of an API server.
+// Routers and all that is not the loop's are fakes.
+func manyOptions(url string) (Options, error) {
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: url, ContentConfig: rest.ContentConfig{ContentType: kruntime.ContentTypeProtobuf}})
+	members := &fakeMembers{joined: true, self: "node-7", speakers: map[string]bool{}}
+	for i := range manyNodes {
+		members.speakers[fmt.Sprint("node-", i)] = true
+	}
+	log := slog.New(slog.DiscardHandler)
+	return Options{
+		Node: members.self, Client: client, Members: members, Networks: members, Claimant: members, DataPlane: &fakeDataPlane{}, Announcer: &fakeAnnouncer{},
+		Limiter: &fakeLimiter{}, Router: &fakeRouter{}, PodRoutes: &fakePodRouter{}, Passwords: &changes{}, Detector: NewDetector(&fakeBFD{}, &fakePeers{}, log),
+		Config: &fakeConfig{config: &config.Config{
+			Pools:          []config.Pool{{Name: "lan", Free: prefix("10.0.0.0/16"), Withheld: prefix("10.1.0.0/32")}},
+			Advertisements: []config.Advertisement{{Name: "all", Layer2: &config.Layer2{}}},
+		}},
+		Log: log, Registry: prometheus.NewRegistry(),
+	}, err
+}
+
 // apiServer streams objects to watchers as an API server does, in protobuf,
 // all of them encoded before.
 type apiServer struct {
@@ -135,7 +145,8 @@ type apiServer struct {
 	version int
 }
 
-func newAPIServer(b *testing.B, policy corev1.ServiceExternalTrafficPolicy) *apiServer {
+// newAPIServer starts one, where the listener is or on loopback.
+func newAPIServer(b *testing.B, policy corev1.ServiceExternalTrafficPolicy, listener net.Listener) *apiServer {
 	a := &apiServer{first: map[string][]byte{}, more: map[string]chan []byte{}}
 	add := func(resource string, event watch.EventType, o metav1.Object) {
 		a.first[resource] = append(a.first[resource], a.frame(b, event, o)...)
@@ -154,7 +165,12 @@ func newAPIServer(b *testing.B, policy corev1.ServiceExternalTrafficPolicy) *api
 	for resource := range maps.Keys(a.first) {
 		a.more[resource] = make(chan []byte)
 	}
-	a.Server = httptest.NewServer(a)
+	a.Server = httptest.NewUnstartedServer(a)
+	if listener != nil {
+		a.Listener.Close()
+		a.Listener = listener
+	}
+	a.Start()
 	b.Cleanup(func() { a.CloseClientConnections(); a.Close() })
 	return a
 }

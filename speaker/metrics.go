@@ -11,15 +11,18 @@ const (
 	MetricReady         = "lodestone_speaker_ready"
 	MetricVIPsOwned     = "lodestone_speaker_vips_owned"
 	MetricVIPsSilent    = "lodestone_speaker_vips_silent"
+	MetricVIPsUnowned   = "lodestone_speaker_vips_unowned"
 	MetricTransitions   = "lodestone_speaker_ownership_transitions_total"
 	MetricPlanDuration  = "lodestone_speaker_plan_duration_seconds"
 	MetricPlanTimestamp = "lodestone_speaker_plan_timestamp_seconds"
+	MetricUnmatched     = "lodestone_speaker_unmatched_advertisements"
 )
 
 var (
 	readyDesc     = prometheus.NewDesc(MetricReady, "Whether the speaker is ready to own VIPs.", nil, nil)
 	ownedDesc     = prometheus.NewDesc(MetricVIPsOwned, "VIPs that this node owns.", nil, nil)
 	silentDesc    = prometheus.NewDesc(MetricVIPsSilent, "VIPs that this node does not announce, by reason.", []string{"reason"}, nil)
+	unownedDesc   = prometheus.NewDesc(MetricVIPsUnowned, "VIPs for layer 2 alone that no node owns, by the reason of this node.", []string{"reason"}, nil)
 	timestampDesc = prometheus.NewDesc(MetricPlanTimestamp, "When the plan was last brought up to date, in Unix time.", nil, nil)
 )
 
@@ -47,16 +50,20 @@ func newMetrics(r prometheus.Registerer, s *Speaker) *metrics {
 type collector struct{ *Speaker }
 
 func (collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{readyDesc, ownedDesc, silentDesc, timestampDesc} {
+	for _, d := range []*prometheus.Desc{readyDesc, ownedDesc, silentDesc, unownedDesc, timestampDesc} {
 		ch <- d
 	}
 }
 
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	c.mu.Lock()
-	ready, owned, planned, silent := ready(c.state.checks), len(c.state.plan.Layer2), c.state.planned, map[plan.Reason]int{}
+	ready, owned, planned := ready(c.state.checks), len(c.state.plan.Layer2), c.state.planned
+	silent, unowned := map[plan.Reason]int{}, map[plan.Reason]int{}
 	for _, silence := range c.state.plan.Silent {
 		silent[silence.Reason]++
+		if silence.Unowned {
+			unowned[silence.Reason]++
+		}
 	}
 	c.mu.Unlock()
 
@@ -71,6 +78,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(ownedDesc, float64(owned))
 	for reason, n := range silent {
 		gauge(silentDesc, float64(n), string(reason))
+	}
+	for reason, n := range unowned {
+		gauge(unownedDesc, float64(n), string(reason))
 	}
 	if !planned.IsZero() {
 		gauge(timestampDesc, float64(planned.UnixMilli())/1e3)

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
@@ -145,7 +146,7 @@ func TestReporterTellsRoutedPods(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := NewReporter(ReportOptions{Config: &fakeConfig{config: tt.config}, PodRoutes: &fakePodRouter{status: tt.status}, Sessions: &fakeSessions{sessions: tt.sessions}})
+			r := NewReporter(ReportOptions{Registry: prometheus.NewRegistry(), Config: &fakeConfig{config: tt.config}, PodRoutes: &fakePodRouter{status: tt.status}, Sessions: &fakeSessions{sessions: tt.sessions}})
 			assert.Equal(t, tt.want, r.routedPods())
 		})
 	}

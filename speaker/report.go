@@ -2,13 +2,19 @@ package speaker
 
 import (
 	"context"
+	"log/slog"
 	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/netstate"
+	"github.com/lodestone-lb/lodestone/pkg/ownership"
 	"github.com/lodestone-lb/lodestone/pkg/peering"
 	"github.com/lodestone-lb/lodestone/speaker/layer2"
 )
@@ -43,8 +49,16 @@ type Sessions interface {
 	Changed() <-chan struct{}
 }
 
+// Loop tells what the loop has found out and others are to hear; Speaker is one.
+type Loop interface {
+	Moves() []ownership.Move
+	Labels() (labels map[string]string, known bool)
+	Changed() <-chan struct{}
+}
+
 // ReportOptions are what a Reporter needs.
 type ReportOptions struct {
+	Loop       Loop
 	Interfaces Interfaces
 	Gateways   Gateways
 	Config     Config
@@ -53,17 +67,34 @@ type ReportOptions struct {
 	PodRoutes  PodRouter
 	// Report is told what the speaker's Lease is to say; it is
 	// membership.Task's.
-	Report func(annotations map[string]string)
+	Report   func(annotations map[string]string)
+	Log      *slog.Logger
+	Registry prometheus.Registerer
 }
 
 // Reporter is the task that tells the controller what the node's network looks
 // like: which segments it is on, which addresses are its gateways', which of
-// its VIPs other hosts claim, how its BGP sessions are, and whether its pods have
-// routes.
-type Reporter struct{ ReportOptions }
+// its VIPs other hosts claim, how its BGP sessions are, whether its pods have
+// routes, and which VIPs changed hands.
+type Reporter struct {
+	ReportOptions
+	metric prometheus.Gauge
+
+	// Owned by Run: since when advertisements match no interface, those of which
+	// it was told, and whether it is known of all.
+	unmatchedSince map[string]time.Time
+	unmatched      []string
+	judged         bool
+}
 
 // NewReporter returns a Reporter that starts with Run.
-func NewReporter(o ReportOptions) *Reporter { return &Reporter{o} }
+func NewReporter(o ReportOptions) *Reporter {
+	r := &Reporter{ReportOptions: o, unmatchedSince: map[string]time.Time{}, metric: prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: MetricUnmatched, Help: "Advertisements by layer 2 that select this node and name no interface that it has.",
+	})}
+	o.Registry.MustRegister(r.metric)
+	return r
+}
 
 // String names the task.
 func (r *Reporter) String() string { return "report" }
@@ -80,10 +111,15 @@ func (r *Reporter) Run(ctx context.Context) error {
 	for {
 		// First the channels, then the state: no change is missed.
 		interfaces, gateways, config := r.Interfaces.Changed(), r.Gateways.Changed(), r.Config.Changed()
+		loop, again := r.Loop.Changed(), r.lookForUnmatched(time.Now())
 		conflicts, sessions, pods := r.Conflicts.ConflictsChanged(), r.Sessions.Changed(), r.PodRoutes.Changed()
 		annotations := r.network().Annotations()
 		maps.Copy(annotations, peering.Annotations(r.Sessions.Sessions()))
 		maps.Copy(annotations, r.routedPods())
+		maps.Copy(annotations, ownership.Annotations(r.Loop.Moves()))
+		if r.judged {
+			annotations[annotation.UnmatchedAdvertisements] = annotation.FormatUnmatchedAdvertisements(r.unmatched)
+		}
 		r.Report(annotations)
 		select {
 		case <-ctx.Done():
@@ -94,6 +130,8 @@ func (r *Reporter) Run(ctx context.Context) error {
 		case <-conflicts:
 		case <-sessions:
 		case <-pods:
+		case <-loop:
+		case <-again:
 		}
 		select {
 		case <-ctx.Done():
@@ -101,6 +139,52 @@ func (r *Reporter) Run(ctx context.Context) error {
 		case <-time.After(reportDelay):
 		}
 	}
+}
+
+// unmatchedFor is how long no interface may match an advertisement before
+// somebody is told: some come late when a node starts.
+const unmatchedFor = 10 * time.Second
+
+// lookForUnmatched finds the advertisements that match no interface of the node,
+// and tells the log of those that are new or that match one again. The channel
+// fires when it is to be called again; nil: not by itself.
+func (r *Reporter) lookForUnmatched(now time.Time) (again <-chan time.Time) {
+	labels, known := r.Loop.Labels()
+	config, _ := r.Config.Current()
+	if !known || config == nil {
+		return nil
+	}
+	soonest := unmatchedFor + 1
+	interfaces, since, unmatched := r.Interfaces.Interfaces(), map[string]time.Time{}, []string(nil)
+	for _, a := range config.Advertisements {
+		if a.Layer2 == nil || !a.Layer2.NodeSelector.Matches(labels) || layer2.Matches(interfaces, a.Layer2.Interfaces) {
+			continue
+		}
+		since[a.Name] = now
+		if before, ok := r.unmatchedSince[a.Name]; ok {
+			since[a.Name] = before
+		}
+		if left := since[a.Name].Add(unmatchedFor).Sub(now); left > 0 {
+			soonest = min(soonest, left)
+			continue
+		}
+		unmatched = append(unmatched, a.Name)
+		if !slices.Contains(r.unmatched, a.Name) {
+			r.Log.Warn("no interface of this node matches the advertisement: it announces nothing here; compare its interfaces with ip link, or leave this node out by its nodeSelector",
+				"advertisement", a.Name, "interfaces", a.Layer2.Interfaces)
+		}
+	}
+	for _, name := range r.unmatched {
+		if !slices.Contains(unmatched, name) {
+			r.Log.Info("the advertisement matches an interface of this node again, or does not ask for one", "advertisement", name)
+		}
+	}
+	if soonest <= unmatchedFor {
+		again = time.After(soonest)
+	}
+	r.unmatchedSince, r.unmatched, r.judged = since, unmatched, r.judged || again == nil
+	r.metric.Set(float64(len(unmatched)))
+	return again
 }
 
 // network returns what the kernel tells. Segments are those that VIPs are

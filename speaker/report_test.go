@@ -2,18 +2,21 @@ package speaker
 
 import (
 	"context"
+	"log/slog"
 	"net"
 	"net/netip"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/netstate"
+	"github.com/lodestone-lb/lodestone/pkg/ownership"
 	"github.com/lodestone-lb/lodestone/pkg/peering"
 	"github.com/lodestone-lb/lodestone/speaker/layer2"
 )
@@ -88,7 +91,8 @@ func TestReporterTellsTheNetwork(t *testing.T) {
 		}
 		var told []map[string]string
 		report := func(a map[string]string) { told = append(told, a) }
-		r := NewReporter(ReportOptions{Interfaces: interfaces, Gateways: gateways, Config: cfg, Conflicts: conflicts, Sessions: sessions, PodRoutes: pods, Report: report})
+		loop := &fakeLoop{}
+		r := NewReporter(ReportOptions{Loop: loop, Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewPedanticRegistry(), Interfaces: interfaces, Gateways: gateways, Config: cfg, Conflicts: conflicts, Sessions: sessions, PodRoutes: pods, Report: report})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- r.Run(ctx) }()
@@ -104,12 +108,12 @@ func TestReporterTellsTheNetwork(t *testing.T) {
 		synctest.Wait()
 		assert.Empty(t, told, "the gateways are still being asked for")
 		close(gateways.ready)
-		assert.Equal(t, map[string]string{annotation.Segments: "198.18.0.0/24 eth0,2001:db8::/64 eth0", annotation.Conflicts: "", annotation.BGPSessions: ""}, last(), "the kernel did not tell the gateways: what is there stays")
+		assert.Equal(t, map[string]string{annotation.Segments: "198.18.0.0/24 eth0,2001:db8::/64 eth0", annotation.Conflicts: "", annotation.BGPSessions: "", annotation.Moves: ""}, last(), "the kernel did not tell the gateways: what is there stays")
 
 		gateways.change(func() {
 			gateways.gateways = []netip.Addr{netip.MustParseAddr("198.18.0.1"), netip.MustParseAddr("fe80::2")}
 		})
-		assert.Equal(t, map[string]string{annotation.Segments: "198.18.0.0/24 eth0,2001:db8::/64 eth0", annotation.Gateways: "198.18.0.1", annotation.Conflicts: "", annotation.BGPSessions: ""}, last())
+		assert.Equal(t, map[string]string{annotation.Segments: "198.18.0.0/24 eth0,2001:db8::/64 eth0", annotation.Gateways: "198.18.0.1", annotation.Conflicts: "", annotation.BGPSessions: "", annotation.Moves: ""}, last())
 
 		conflicts.change(func() {
 			conflicts.conflicts = []layer2.Conflict{
@@ -140,9 +144,21 @@ func TestReporterTellsTheNetwork(t *testing.T) {
 		assert.Equal(t, "198.18.0.0/24 eth0", last()[annotation.Segments])
 		assert.LessOrEqual(t, len(told)-reports, 2)
 
+		loop.change(func() {
+			loop.moves = []ownership.Move{{At: time.Unix(0, 0), From: "n1", Why: "LinkDown", To: map[string][]netip.Addr{"n2": {netip.MustParseAddr("198.18.0.7")}}}}
+		})
+		assert.JSONEq(t, `[{"at":"1970-01-01T00:00:00Z","from":"n1","why":"LinkDown","to":{"n2":["198.18.0.7"]}}]`, last()[annotation.Moves])
+		assert.NotContains(t, last(), annotation.UnmatchedAdvertisements, "not known yet")
+		loop.change(func() { loop.moves, loop.labels = nil, map[string]string{} })
+		time.Sleep(2 * unmatchedFor)
+		assert.Equal(t, "l2", last()[annotation.UnmatchedAdvertisements])
+		cfg.change(func() { cfg.config = &config.Config{} })
+		assert.Contains(t, last(), annotation.UnmatchedAdvertisements)
+		assert.Empty(t, last()[annotation.UnmatchedAdvertisements])
+
 		interfaces.change(func() { interfaces.interfaces = nil })
 		gateways.change(func() { gateways.gateways = []netip.Addr{} })
-		assert.Equal(t, map[string]string{annotation.Segments: "", annotation.Gateways: "", annotation.Conflicts: "", annotation.BGPSessions: ""}, last(), "none is something to tell")
+		assert.Equal(t, map[string]string{annotation.Segments: "", annotation.Gateways: "", annotation.Conflicts: "", annotation.BGPSessions: "", annotation.Moves: "", annotation.UnmatchedAdvertisements: ""}, last(), "none is something to tell")
 		cancel()
 		require.NoError(t, <-done)
 	})

@@ -5,10 +5,17 @@ import (
 	"errors"
 	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
+	"go4.org/netipx"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/peering"
 	"github.com/lodestone-lb/lodestone/speaker/bgp"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
+	"github.com/lodestone-lb/lodestone/speaker/route"
 )
 
 // DefaultDrain is how long routers are given to prefer other nodes before this
@@ -21,6 +28,8 @@ type Router interface {
 	// Set replaces sessions and routes, and does not wait for routers. The maps
 	// are the loop's: Set must not keep them.
 	Set(ctx context.Context, want plan.BGP) error
+	// Update is Set when only these routes have changed since.
+	Update(ctx context.Context, want plan.BGP, changed []netip.Prefix) error
 	// Drain has routers prefer other nodes, for these routes and those of later
 	// Sets.
 	Drain(ctx context.Context, on bool) error
@@ -39,7 +48,9 @@ type Passwords interface {
 // routing is what routers have been told.
 type routing struct {
 	told      bool // anything at all
+	abreast   bool // the routes of the plan, until its last change
 	passwords <-chan struct{}
+	permit    *netipx.IPSet // see plan.BGP
 	// draining are the routes that the node is about to withdraw, at until. Nil:
 	// it does not drain.
 	draining map[netip.Prefix]plan.Route
@@ -80,7 +91,7 @@ func (s *Speaker) routingDue(passwords <-chan struct{}) bool {
 //
 // Nothing is told before the speaker has been ready for the first time: the
 // first set has all routes, which is what routers wait for after a restart.
-func (s *Speaker) route(ctx context.Context, had map[netip.Prefix]plan.Route) {
+func (s *Speaker) route(ctx context.Context, had map[netip.Prefix]plan.Route, changed []netip.Prefix) {
 	select {
 	case <-s.ready:
 	default:
@@ -89,7 +100,7 @@ func (s *Speaker) route(ctx context.Context, had map[netip.Prefix]plan.Route) {
 	ctx, cancel := context.WithTimeout(ctx, setTimeout)
 	defer cancel()
 	want := s.planner.Plan().BGP
-	s.routing.told = true
+	s.routing.told, s.routing.permit = true, want.Permit
 	s.Detector.Set(want)
 	switch {
 	case len(had) > 0:
@@ -103,7 +114,14 @@ func (s *Speaker) route(ctx context.Context, had map[netip.Prefix]plan.Route) {
 	if s.routing.draining != nil {
 		want.Routes = s.routing.draining
 	}
-	s.told("routes", s.Router.Set(ctx, want))
+	var err error
+	if s.routing.abreast && s.routing.draining == nil {
+		err = s.Router.Update(ctx, want, changed)
+	} else {
+		err = s.Router.Set(ctx, want)
+	}
+	s.routing.abreast = err == nil && s.routing.draining == nil
+	s.told("routes", err)
 }
 
 // told logs what could not be told to the announcer. It fails only at the end.
@@ -125,4 +143,49 @@ func (s *Speaker) leaveRouters(ctx context.Context, vips int) {
 		}
 	}
 	s.Router.Stop(true)
+}
+
+// PodRouter keeps routes to the pods of other nodes; route.Table is one.
+type PodRouter interface {
+	// Set replaces the whole set and does not wait for its effect: no VIP waits
+	// for a route.
+	Set(want plan.PodRoutes)
+	Status() route.Status
+	// Changed returns a channel that is closed when Status has something new.
+	Changed() <-chan struct{}
+}
+
+// routePods tells which routes to pods there are to be. Without a configuration,
+// or from an API server that does not know this node, nothing can be concluded:
+// what is there stays.
+func (s *Speaker) routePods() {
+	if _, known := s.nodes[s.Node]; known && s.config != nil {
+		s.PodRoutes.Set(plan.PodRoutesOf(s.Node, s.config, s.nodes))
+	}
+}
+
+// routedPods returns what the Lease says of the node's pods. Of whether they
+// have routes it says nothing new as long as that is not known: a speaker that
+// is replaced, or a session that is down for a while, does not make a node's
+// network unavailable.
+func (r *Reporter) routedPods() map[string]string {
+	status := r.PodRoutes.Status()
+	if !status.Told {
+		return nil
+	}
+	current, _ := r.Config.Current()
+	said, known := map[string]string{annotation.PodRoutes: string(status.Mode)}, true
+	switch {
+	case status.Mode == config.RoutesKernel:
+		// A route that the kernel refuses is no reason to give up the others.
+		known = status.Error == "" || len(status.Routes) > 0
+	case status.Mode == config.RoutesBGP:
+		known = current != nil && current.Routes != nil && slices.ContainsFunc(r.Sessions.Sessions(), func(p peering.Session) bool {
+			return p.Established && current.Routes.Tells(p.Peer)
+		})
+	}
+	if known {
+		said[annotation.RoutedPodCIDRs] = annotation.FormatRoutedPodCIDRs(status.Own)
+	}
+	return said
 }

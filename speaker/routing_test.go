@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go4.org/netipx"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
@@ -25,19 +26,46 @@ import (
 // fakeRouter remembers what it was told, as one would read it in a log.
 type fakeRouter struct {
 	changes
-	told []string
+	told   []string
+	routes map[netip.Prefix]plan.Route
 }
 
 func (f *fakeRouter) note(what string) { f.change(func() { f.told = append(f.told, what) }) }
 
 func (f *fakeRouter) Set(_ context.Context, want plan.BGP) error {
-	var prefixes []string
-	for prefix := range want.Routes {
-		prefixes = append(prefixes, prefix.String())
-	}
-	slices.Sort(prefixes)
-	f.note(fmt.Sprint("set ", slices.Sorted(maps.Keys(want.Sessions)), prefixes))
+	f.mu.Lock()
+	f.routes = maps.Clone(want.Routes)
+	f.mu.Unlock()
+	f.note(fmt.Sprint("set ", slices.Sorted(maps.Keys(want.Sessions)), prefixes(want.Routes)))
 	return nil
+}
+
+// Update is told what Set is, so that what routers hear does not depend on which
+// of the two it was; but what did not change must be what they know.
+func (f *fakeRouter) Update(ctx context.Context, want plan.BGP, changed []netip.Prefix) error {
+	f.mu.Lock()
+	routes := maps.Clone(f.routes)
+	f.mu.Unlock()
+	for _, prefix := range changed {
+		if route, ok := want.Routes[prefix]; ok {
+			routes[prefix] = route
+		} else {
+			delete(routes, prefix)
+		}
+	}
+	if !slices.Equal(prefixes(routes), prefixes(want.Routes)) {
+		f.note(fmt.Sprintf("not told of all changes: %q, not %q", prefixes(routes), prefixes(want.Routes)))
+	}
+	return f.Set(ctx, want)
+}
+
+func prefixes(routes map[netip.Prefix]plan.Route) []string {
+	all := []string{}
+	for prefix := range routes {
+		all = append(all, prefix.String())
+	}
+	slices.Sort(all)
+	return all
 }
 
 func (f *fakeRouter) Drain(_ context.Context, on bool) error {
@@ -109,6 +137,26 @@ func TestRoutersHearOfServices(t *testing.T) {
 		s.config.config = &changed
 	})
 	s.hears("set [] []")
+}
+
+func TestRoutersHearWhatIsPermitted(t *testing.T) {
+	s := newRoutedStory(t)
+	s.start()
+	s.hears("set [tor] [203.0.113.1/32]")
+	permit := func(set *netipx.IPSet) {
+		s.config.change(func() {
+			changed := *s.config.config
+			changed.Permit = set
+			s.config.config = &changed
+		})
+	}
+	permit(prefix("203.0.113.8/29"))
+	s.hears("set [tor] []")
+	s.silent(plan.NotPermitted, "")
+	permit(prefix("203.0.113.0/29"))
+	s.hears("set [tor] [203.0.113.1/32]")
+	permit(nil) // the announcer need not look any more
+	s.hears("set [tor] [203.0.113.1/32]")
 }
 
 func TestRoutersHearNothingBeforeAllIsReady(t *testing.T) {

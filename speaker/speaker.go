@@ -96,6 +96,9 @@ type Announcer interface {
 	// Leaving returns how many VIPs of the set are leaving and still answered
 	// for.
 	Leaving() int
+	// Forget takes back what was reported about VIPs that no Service has any
+	// more.
+	Forget(vips []netip.Addr)
 }
 
 // Limiter caps new connections to VIPs; limit.Limiter is one.
@@ -147,6 +150,7 @@ type Speaker struct {
 	retry    <-chan time.Time
 	leaving  map[netip.Addr]leaving
 	routing  routing
+	moves    moves
 
 	beat atomic.Int64 // when the loop last showed that it is alive, in Unix seconds
 
@@ -163,6 +167,9 @@ type state struct {
 	since   map[netip.Addr]time.Time // of the VIPs that are owned
 	digest  string
 	planned time.Time
+	// labels are the node's, if it is known.
+	labels   map[string]string
+	labelled bool
 }
 
 // New returns a Speaker that starts with Run.
@@ -172,6 +179,7 @@ func New(o Options) (*Speaker, error) {
 		return nil, fmt.Errorf("watch the cluster: %w", err)
 	}
 	s := &Speaker{Options: o, cluster: c, ready: make(chan struct{}), planner: plan.NewPlanner(o.Node), leaving: map[netip.Addr]leaving{}}
+	s.moves.moving, s.moves.orphans = map[netip.Addr]moving{}, map[netip.Addr]bool{}
 	s.state = state{plan: s.planner.Plan(), since: map[netip.Addr]time.Time{}}
 	s.metrics = newMetrics(o.Registry, s)
 	return s, nil
@@ -204,7 +212,7 @@ func (s *Speaker) Run(ctx context.Context) error {
 // the loop has rested.
 func (s *Speaker) wait(ctx context.Context, rested time.Time, config, members, dataPlane, passwords <-chan struct{}) {
 	var news <-chan time.Time
-	beat, end, drained := time.NewTicker(heartbeat), s.leavingEnds(), s.routing.drainEnds()
+	beat, end, drained, settled := time.NewTicker(heartbeat), s.leavingEnds(), s.routing.drainEnds(), s.movesDue()
 	defer beat.Stop()
 	for {
 		s.beat.Store(time.Now().Unix())
@@ -224,6 +232,8 @@ func (s *Speaker) wait(ctx context.Context, rested time.Time, config, members, d
 		case <-end:
 			return
 		case <-drained:
+			return
+		case <-settled:
 			return
 		case <-s.cluster.wake:
 			if time.Now().After(rested) {
@@ -251,6 +261,7 @@ func (s *Speaker) reconcile(ctx context.Context, members, passwords <-chan struc
 	}
 	alive, excluded := s.speakers, s.excluded()
 	s.observe(members)
+	s.settleMoves(time.Now())
 	due, routingDue := s.endLeaving(ready) || s.retry != nil, s.routingDue(passwords)
 	if !s.planner.Stale() && !due && !routingDue {
 		return
@@ -265,9 +276,11 @@ func (s *Speaker) reconcile(ctx context.Context, members, passwords <-chan struc
 	if due || slices.ContainsFunc(changes.VIPs, func(c plan.Change) bool { return c.Before.Owned || c.After.Owned }) {
 		s.apply(ctx, s.want())
 	}
-	if routingDue || changes.Sessions || len(changes.Prefixes) > 0 {
-		s.route(ctx, had)
+	s.Announcer.Forget(changes.Gone())
+	if routingDue || changes.Sessions || len(changes.Prefixes) > 0 || s.planner.Plan().BGP.Permit != s.routing.permit {
+		s.route(ctx, had, changes.Prefixes)
 	}
+	s.noteMoves(changes, time.Now())
 	s.tell(changes)
 	s.tellUnlimited(unlimited, s.planner.Plan().LimitErrs)
 }
@@ -288,6 +301,7 @@ func (s *Speaker) observe(members <-chan struct{}) {
 	}
 	if changedNodes {
 		s.nodes = locate(s.cluster.known, s.networks)
+		s.noteLabels()
 	}
 	if changed || changedNodes {
 		s.planner.Set(s.config, s.nodes, s.speakers)
@@ -365,6 +379,8 @@ func (s *Speaker) tell(changes plan.Changes) {
 			reason = []any{"vip", c.VIP, "reason", silence.Reason, "owner", silence.Owner, "message", silence.Message}
 		}
 		switch {
+		case c.Before.Owned && c.After.Owned && !slices.Equal(c.Before.Layer2.Sharers, c.After.Layer2.Sharers):
+			s.Log.Info("vip shared by other nodes", "vip", c.VIP, "before", c.Before.Layer2.Sharers, "now", c.After.Layer2.Sharers)
 		case c.Before.Owned == c.After.Owned:
 		case c.After.Owned:
 			s.metrics.gained.Inc()

@@ -139,7 +139,8 @@ type fakeAnnouncer struct {
 	sets []map[netip.Addr]plan.Layer2
 	fail int
 	// lost makes the next owners' announcements never arrive.
-	lost bool
+	lost      bool
+	forgotten []netip.Addr
 }
 
 func (f *fakeAnnouncer) Set(_ context.Context, want map[netip.Addr]plan.Layer2) error {
@@ -168,6 +169,12 @@ func (f *fakeAnnouncer) Leaving() int {
 		}
 	}
 	return left
+}
+
+func (f *fakeAnnouncer) Forget(vips []netip.Addr) {
+	if len(vips) > 0 {
+		f.change(func() { f.forgotten = append(f.forgotten, vips...) })
+	}
 }
 
 func (f *fakeAnnouncer) calls() int {
@@ -410,6 +417,39 @@ func TestNodeLabelMovesVIPs(t *testing.T) {
 	s.announced()
 	s.apply(nodeObject("n1"))
 	s.announced("203.0.113.1")
+}
+
+// What was reported of an address ends with the last Service that has it.
+func TestAddressesWithoutAServiceAreForgotten(t *testing.T) {
+	s := newStory(t, serviceObject("web", "203.0.113.1"), endpoints("web", on("n1")), serviceObject("dns", "203.0.113.2"), endpoints("dns", on("n1")))
+	s.start()
+	<-s.speaker.Ready()
+	forgotten := func(vips ...netip.Addr) {
+		t.Helper()
+		for timeout := time.After(testTimeout); ; {
+			changed := s.announcer.Changed()
+			s.announcer.mu.Lock()
+			got := slices.Clone(s.announcer.forgotten)
+			s.announcer.mu.Unlock()
+			if slices.Equal(got, vips) {
+				return
+			}
+			select {
+			case <-changed:
+			case <-timeout:
+				t.Fatalf("forgotten are %v, not %v", got, vips)
+			}
+		}
+	}
+	web, dns := netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("203.0.113.2")
+	s.apply(endpoints("web")) // withdrawn, and still the Service's
+	s.silent(plan.NoServingEndpoint, "")
+	s.apply(serviceObject("web", "203.0.113.3"))
+	forgotten(web)
+	if err := s.client.CoreV1().Services("default").Delete(t.Context(), "dns", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	forgotten(web, dns)
 }
 
 func TestNothingIsOwnedBeforeAllIsReady(t *testing.T) {
@@ -680,11 +720,14 @@ lodestone_speaker_vips_owned 1
 # HELP lodestone_speaker_vips_silent VIPs that this node does not announce, by reason.
 # TYPE lodestone_speaker_vips_silent gauge
 lodestone_speaker_vips_silent{reason="NoServingEndpoint"} 1
+# HELP lodestone_speaker_vips_unowned VIPs for layer 2 alone that no node owns, by the reason of this node.
+# TYPE lodestone_speaker_vips_unowned gauge
+lodestone_speaker_vips_unowned{reason="NoServingEndpoint"} 1
 # HELP lodestone_speaker_ownership_transitions_total VIPs that this node gained or lost.
 # TYPE lodestone_speaker_ownership_transitions_total counter
 lodestone_speaker_ownership_transitions_total{transition="gained"} 1
 lodestone_speaker_ownership_transitions_total{transition="lost"} 0
-`), MetricReady, MetricVIPsOwned, MetricVIPsSilent, MetricTransitions); err != nil {
+`), MetricReady, MetricVIPsOwned, MetricVIPsSilent, MetricVIPsUnowned, MetricTransitions); err != nil {
 		t.Error(err)
 	}
 	if problems, err := testutil.GatherAndLint(s.registry); err != nil || len(problems) > 0 {

@@ -9,7 +9,7 @@ import (
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/cloud-provider/app/config"
-	_ "k8s.io/component-base/metrics/prometheus/clientgo/leaderelection" // leader_election_master_status
+	_ "k8s.io/component-base/metrics/prometheus/clientgo" // of the client: leader_election_, rest_client_, workqueue_
 )
 
 // election is the leader election, by the framework's flags. The framework

@@ -11,7 +11,7 @@ import (
 )
 
 // serve takes the secure port over from the framework and serves there what
-// the framework would, and /readyz. The framework has /healthz alone, for all
+// the framework would, /readyz and the dashboard. The framework has /healthz alone, for all
 // of it: who waits for the API server would be restarted for it.
 func (p *process) serve(c *config.CompletedConfig) error {
 	secure := c.SecureServing
@@ -22,7 +22,12 @@ func (p *process) serve(c *config.CompletedConfig) error {
 	mux := framework.NewBaseHandler(&c.ComponentConfig.Generic.Debugging, debughttp.Healthz(p.election.alive))
 	mux.Handle("/readyz", debughttp.Readyz(p.checks))
 	slis.SLIMetricsWithReset{}.Install(mux)
-	_, _, err := secure.Serve(framework.BuildHandlerChain(mux, &c.Authorization, &c.Authentication), 0, p.stopped.Done())
+	p.serveDashboard(mux)
+	handler, err := p.serveAdmission(secure, guard(mux, &c.Authentication, &c.Authorization))
+	if err != nil {
+		return err
+	}
+	_, _, err = secure.Serve(handler, 0, p.stopped.Done())
 	return err
 }
 

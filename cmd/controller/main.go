@@ -4,8 +4,9 @@
 //
 // Differences from the framework's defaults are listed in changedDefaults,
 // with their reasons. Beyond them: Lodestone's own service controller runs in
-// place of the framework's, which can be switched on by name; webhooks, of
-// which there are none, have no flags and no port; the leader gives its lease
+// place of the framework's, which can be switched on by name; the
+// framework's webhooks, of which there are none, have no flags and no port, and
+// ours is on the secure port; the leader gives its lease
 // back when it is told to stop.
 package main
 

@@ -25,7 +25,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/leases"
-	"github.com/lodestone-lb/lodestone/pkg/peering"
+	"github.com/lodestone-lb/lodestone/pkg/narrator"
 	"github.com/lodestone-lb/lodestone/pkg/provider"
 	"github.com/lodestone-lb/lodestone/pkg/released"
 	"github.com/lodestone-lb/lodestone/pkg/servicelb"
@@ -53,7 +53,7 @@ type process struct {
 	namespaces *kube.Namespaces
 	book       *released.Book
 	leases     *leases.Keeper
-	narrator   *peering.Narrator
+	narrator   *narrator.Narrator
 	events     *kube.Recorder
 	ledger     *servicelb.Ledger
 	scope      servicelb.Scope
@@ -110,7 +110,8 @@ func (p *process) cloud(c *config.CompletedConfig) cloudprovider.Interface {
 	p.fatal(err)
 	p.book = released.New(p.client, p.flags.configNamespace, p.log)
 	p.leases = leases.New(p.log)
-	p.narrator, err = peering.NewNarrator(p.client, p.flags.configNamespace, p.events)
+	p.narrator, err = narrator.New(narrator.Options{
+		Client: p.client, Namespace: p.flags.configNamespace, Services: c.SharedInformers.Core().V1().Services().Informer(), Events: p.events})
 	p.fatal(err)
 	p.ledger = servicelb.NewLedger(p.scope, servicelb.Sources{Config: p.config, Facts: p.facts, NamespaceLabels: p.namespaces.Labels})
 	p.election, err = newElection(c)

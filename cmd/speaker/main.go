@@ -22,6 +22,7 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker"
 	"github.com/lodestone-lb/lodestone/speaker/bfd"
 	"github.com/lodestone-lb/lodestone/speaker/bgp"
+	"github.com/lodestone-lb/lodestone/speaker/diagnosis"
 	"github.com/lodestone-lb/lodestone/speaker/layer2"
 	"github.com/lodestone-lb/lodestone/speaker/limit"
 	"github.com/lodestone-lb/lodestone/speaker/membership"
@@ -66,7 +67,7 @@ func run(ctx context.Context, f *flags) error {
 	members := membership.New(membership.Options{
 		Node: f.node, Address: s.address, Key: s.key, Config: config, Namespace: f.namespace, Client: s.client, Interfaces: interfaces, Log: s.log, Registry: registry,
 	})
-	announcer := layer2.New(layer2.Options{Interfaces: interfaces, Members: members, Key: s.key, Log: s.log, Registry: registry})
+	announcer := layer2.New(layer2.Options{Node: f.node, Interfaces: interfaces, Members: members, Key: s.key, Log: s.log, Registry: registry})
 	limiter := limit.New(limit.Options{Log: s.log, Registry: registry})
 	podRoutes := route.New(route.Options{Interfaces: interfaces, Log: s.log, Registry: registry})
 	watchdog := bfd.New(bfd.Options{Log: s.log, Registry: registry})
@@ -75,9 +76,6 @@ func run(ctx context.Context, f *flags) error {
 	// the one before.
 	router := bgp.New(bgp.Options{Log: s.log, Registry: registry, Passwords: passwords.Password, Restarting: true})
 	detector := speaker.NewDetector(watchdog, router, s.log)
-	reporter := speaker.NewReporter(speaker.ReportOptions{
-		Interfaces: interfaces, Gateways: gateways, Config: config, Conflicts: announcer, Sessions: detector, PodRoutes: podRoutes, Report: members.Report,
-	})
 	loop, err := speaker.New(speaker.Options{
 		Node: f.node, Client: s.client, Config: config, Members: members, Networks: members, Claimant: members, DataPlane: proxy, Announcer: announcer, Limiter: limiter,
 		Router: router, PodRoutes: podRoutes, Passwords: passwords, Detector: detector, Log: s.log, Registry: registry, HandOver: f.handOver, Drain: f.drain,
@@ -85,14 +83,21 @@ func run(ctx context.Context, f *flags) error {
 	if err != nil {
 		return err
 	}
+	diagnosis := diagnosis.New(diagnosis.Options{
+		Node: f.node, Interfaces: interfaces, Members: members, Status: loop.Status, Log: s.log, ProxyModeURL: diagnosis.ProxyModeURL,
+	})
+	reporter := speaker.NewReporter(speaker.ReportOptions{
+		Loop: loop, Interfaces: interfaces, Gateways: gateways, Config: config, Conflicts: announcer, Sessions: detector, PodRoutes: podRoutes, Report: members.Report, Log: s.log, Registry: registry,
+	})
 	server := debughttp.New(debughttp.Options{
 		Address: f.listen, CertFile: f.certFile, KeyFile: f.keyFile, Authorizer: debughttp.NewDelegate(s.client), Gatherer: registry,
 		Status: func() any {
 			return status{loop.Status(), announcer.Status(), limiter.Status(), router.Peers(), watchdog.States(), podRoutes.Status()}
 		},
-		Alive:  loop.Alive,
-		Checks: func() []debughttp.Check { return checks(loop.Checks()) },
-		Log:    s.log,
+		Diagnose: diagnosis,
+		Alive:    loop.Alive,
+		Checks:   func() []debughttp.Check { return checks(loop.Checks()) },
+		Log:      s.log,
 	})
 	s.log.Info("starting", "node", f.node, "address", s.address, "version", buildinfo.Get().String())
 	return live(ctx, loop, interfaces, gateways, config, proxy, members, reporter, announcer, limiter, passwords, podRoutes, router, watchdog, detector, server)

@@ -88,6 +88,12 @@ const (
 	Conflicts = "lodestone.io/conflicts"
 	// BGPSessions are the node's BGP sessions, as JSON.
 	BGPSessions = "lodestone.io/bgp-sessions"
+	// Moves are VIPs that changed hands lately, of which this speaker tells for
+	// all, as JSON.
+	Moves = "lodestone.io/moves"
+	// UnmatchedAdvertisements are the advertisements by layer 2 that select the
+	// node and name no interface that it has, separated by commas.
+	UnmatchedAdvertisements = "lodestone.io/unmatched-advertisements"
 	// PodRoutes is the mode of routes to pods that the speaker works in. Empty:
 	// none.
 	PodRoutes = "lodestone.io/pod-routes"

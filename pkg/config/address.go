@@ -90,6 +90,23 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	return prefix, nil
 }
 
+// prefixes returns the prefixes that are spelled right. The hint says what else
+// to write.
+func (d *decoder) prefixes(all []value, hint string) (prefixes []netip.Prefix) {
+	for _, v := range all {
+		prefix, err := parsePrefix(v.Value)
+		switch {
+		case !strings.Contains(v.Value, "/"):
+			d.errorf(v, "%s is not a prefix: %s", quote(v.Value), hint)
+		case err != nil:
+			d.errorf(v, "%v", err)
+		default:
+			prefixes = append(prefixes, prefix)
+		}
+	}
+	return prefixes
+}
+
 func parseRange(s string) (netipx.IPRange, error) {
 	first, last, _ := strings.Cut(s, "-")
 	first, last = strings.TrimSpace(first), strings.TrimSpace(last)

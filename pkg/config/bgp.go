@@ -7,6 +7,7 @@ import (
 	"math"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"go4.org/netipx"
@@ -293,6 +294,7 @@ func (d *decoder) communities(list []value, b *BGP) {
 
 // checkBGP refuses what cannot be said of one advertisement alone.
 func (d *decoder) checkBGP(raw *rawConfig, c *Config) {
+	d.refuseForbidden(raw, c)
 	n, whole := 0, map[*Pool]*netipx.IPSet{}
 	for i := range c.Advertisements {
 		a := &c.Advertisements[i]
@@ -311,6 +313,42 @@ func (d *decoder) checkBGP(raw *rawConfig, c *Config) {
 			}
 		}
 		d.refuseContradictions(raw, c, i)
+	}
+}
+
+// permit returns all that may be announced by BGP, nil if it is not said.
+func (d *decoder) permit(raw []value) *netipx.IPSet {
+	if raw == nil {
+		return nil
+	}
+	var b netipx.IPSetBuilder
+	for _, p := range d.prefixes(raw, "write one that contains all that may be announced, such as 203.0.113.0/24") {
+		b.AddPrefix(p)
+	}
+	set, _ := b.IPSet() // only valid prefixes go in
+	return set
+}
+
+// refuseForbidden refuses what is announced by BGP and not all in the list of
+// what may be.
+func (d *decoder) refuseForbidden(raw *rawConfig, c *Config) {
+	if c.Permit == nil {
+		return
+	}
+	for i := range c.Pools {
+		p := &c.Pools[i]
+		outside := slices.IndexFunc(p.Free.Ranges(), func(r netipx.IPRange) bool { return !c.Permit.ContainsRange(r) })
+		if outside >= 0 && slices.ContainsFunc(c.Advertisements, func(a Advertisement) bool { return a.BGP != nil && p.AdvertisedBy(a.Name) }) {
+			d.errorf(raw.Pools[i].At, "is announced by BGP, and bgpPermit does not contain all of %s: add it there, or exclude it here, or have other advertisements announce the pool", p.Free.Ranges()[outside])
+		}
+	}
+	if c.Routes == nil || c.Routes.Mode != RoutesBGP {
+		return
+	}
+	for _, cidr := range c.Routes.CIDRs {
+		if !c.Permit.ContainsPrefix(cidr) {
+			d.errorf(raw.Routes.At, "%s is announced by BGP, and bgpPermit does not contain all of it: add it there", cidr)
+		}
 	}
 }
 
@@ -431,4 +469,31 @@ func (c *Config) overlap(a, b *Advertisement) (pool, peer string, found bool) {
 		}
 	}
 	return "", "", false
+}
+
+// routes returns how nodes reach each other's pods, nil if it is not said.
+func (d *decoder) routes(raw *rawRoutes, peers []rawPeer) *Routes {
+	if raw == nil {
+		return nil
+	}
+	oneOf(d, raw.Mode, []RouteMode{RoutesKernel, RoutesBGP})
+	r := &Routes{Mode: RouteMode(raw.Mode.text()), Peers: d.references(raw.Peers, "a peer", peerNames(peers))}
+	switch {
+	case r.Mode == RoutesBGP && len(peers) == 0:
+		d.errorf(raw.Mode, "announces pods to nobody: the document defines no peers")
+	case r.Mode == RoutesKernel && len(raw.Peers) > 0:
+		d.errorf(raw.Peers[0], "mode kernel tells no peers of pods: remove peers, or write mode: bgp")
+	}
+	for _, v := range raw.CIDRs {
+		cidr, err := parsePrefix(v.Value)
+		switch {
+		case !strings.Contains(v.Value, "/"):
+			d.errorf(v, "%s is not a prefix: write one that contains the pods of all nodes, such as 10.244.0.0/16", quote(v.Value))
+		case err != nil:
+			d.errorf(v, "%v", err)
+		default:
+			r.CIDRs = append(r.CIDRs, cidr)
+		}
+	}
+	return r
 }

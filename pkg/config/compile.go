@@ -52,7 +52,9 @@ func (d *decoder) compile(raw *rawConfig) *Config {
 		Reservations:   d.reservations(raw.Reservations, find),
 		Advertisements: d.advertisements(raw),
 		Peers:          d.peers(raw.Peers),
+		Permit:         d.permit(raw.BGPPermit),
 		Routes:         d.routes(raw.Routes, raw.Peers),
+		Compatibility:  manyOf(d, raw.Compatibility, []Compatibility{MetalLB, KubeVIP}),
 		Nodes:          d.nodes(raw.Nodes),
 	}
 	d.checkBGP(raw, c)
@@ -392,14 +394,7 @@ func (d *decoder) advertisements(raw *rawConfig) []Advertisement {
 			d.errorf(r.At, "announces by BGP to nobody: the document defines no peers")
 		}
 		if r.Layer2 != nil {
-			a.Layer2 = &Layer2{
-				NodeSelector:   d.selector(r.Layer2.NodeSelector),
-				Interfaces:     d.texts(r.Layer2.Interfaces, checkInterface),
-				PreferredNodes: d.preferences(r.Layer2.PreferredNodes),
-				AnySegment:     d.flag(r.Layer2.AnySegment, false),
-				Refresh:        d.durationFrom(r.Layer2.Refresh, 0, minRefresh, maxRefresh),
-				KeepOwner:      d.flag(r.Layer2.KeepOwner, false),
-			}
+			a.Layer2 = d.layer2(r.Layer2)
 		}
 		if r.BGP != nil {
 			a.BGP = d.bgp(r.BGP, raw.Peers)
@@ -407,6 +402,25 @@ func (d *decoder) advertisements(raw *rawConfig) []Advertisement {
 		all = append(all, a)
 	}
 	return all
+}
+
+func (d *decoder) layer2(r *rawLayer2) *Layer2 {
+	l := &Layer2{
+		NodeSelector:   d.selector(r.NodeSelector),
+		Interfaces:     d.texts(r.Interfaces, checkInterface),
+		PreferredNodes: d.preferences(r.PreferredNodes),
+		AnySegment:     d.flag(r.AnySegment, false),
+		Refresh:        d.durationFrom(r.Refresh, 0, minRefresh, maxRefresh),
+		KeepOwner:      d.flag(r.KeepOwner, false),
+		ShareLoad:      d.flag(r.ShareLoad, false),
+	}
+	switch {
+	case l.ShareLoad && l.KeepOwner:
+		d.errorf(r.KeepOwner, "an address with shareLoad has no owner that could be kept: remove one of the two")
+	case l.ShareLoad && l.Refresh > 0:
+		d.errorf(r.Refresh, "an address with shareLoad is never announced to all: remove one of the two")
+	}
+	return l
 }
 
 func (d *decoder) preferences(raw []rawPreference) []Preference {
@@ -435,33 +449,6 @@ func (d *decoder) membership(failover value, raw rawMembership) Membership {
 	m.GossipInterval = d.durationFrom(raw.GossipInterval, m.GossipInterval, minGossipInterval, maxGossipInterval)
 	m.GracePeriod = d.duration(raw.GracePeriod, m.GracePeriod, maxGracePeriod)
 	return m
-}
-
-// routes returns how nodes reach each other's pods, nil if it is not said.
-func (d *decoder) routes(raw *rawRoutes, peers []rawPeer) *Routes {
-	if raw == nil {
-		return nil
-	}
-	oneOf(d, raw.Mode, []RouteMode{RoutesKernel, RoutesBGP})
-	r := &Routes{Mode: RouteMode(raw.Mode.text()), Peers: d.references(raw.Peers, "a peer", peerNames(peers))}
-	switch {
-	case r.Mode == RoutesBGP && len(peers) == 0:
-		d.errorf(raw.Mode, "announces pods to nobody: the document defines no peers")
-	case r.Mode == RoutesKernel && len(raw.Peers) > 0:
-		d.errorf(raw.Peers[0], "mode kernel tells no peers of pods: remove peers, or write mode: bgp")
-	}
-	for _, v := range raw.CIDRs {
-		cidr, err := parsePrefix(v.Value)
-		switch {
-		case !strings.Contains(v.Value, "/"):
-			d.errorf(v, "%s is not a prefix: write one that contains the pods of all nodes, such as 10.244.0.0/16", quote(v.Value))
-		case err != nil:
-			d.errorf(v, "%v", err)
-		default:
-			r.CIDRs = append(r.CIDRs, cidr)
-		}
-	}
-	return r
 }
 
 func (d *decoder) nodes(raw []rawNode) []NodeRule {

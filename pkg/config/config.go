@@ -58,9 +58,15 @@ type Config struct {
 	// Peers are the routers that speakers have BGP sessions with, in the order
 	// of the document.
 	Peers []Peer
+	// Permit is all that speakers may announce by BGP, whatever else the document,
+	// Services and nodes say. Nil: there is no such list.
+	Permit *netipx.IPSet
 	// Routes says how nodes reach each other's pods. Nil: that is not
 	// Lodestone's business.
 	Routes *Routes
+	// Compatibility names the load balancers whose annotations on Services are
+	// understood, and whose Services are taken over only with their addresses.
+	Compatibility []Compatibility
 	// Nodes is what the operator says about machines; the first entry that
 	// matches a node's name applies.
 	Nodes []NodeRule
@@ -68,6 +74,15 @@ type Config struct {
 	// metrics.
 	Digest string
 }
+
+// Compatibility is another load balancer.
+type Compatibility string
+
+// Those that Lodestone understands.
+const (
+	MetalLB Compatibility = "metallb"
+	KubeVIP Compatibility = "kube-vip"
+)
 
 // Failover is how soon a lost speaker is noticed, against how long one that is
 // slow is borne with.
@@ -236,6 +251,9 @@ type Layer2 struct {
 	// KeepOwner leaves VIPs with the node that took them over when a better
 	// owner returns.
 	KeepOwner bool
+	// ShareLoad has all nodes that could own a VIP answer for it, each to a part
+	// of the clients.
+	ShareLoad bool
 }
 
 // Preference is how much the nodes with these labels are preferred.

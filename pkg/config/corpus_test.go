@@ -112,6 +112,9 @@ func dump(c *Config) string {
 		fmt.Fprintf(&b, "  source   %v, router ID %v, passive %t, multihop %d, TTL security %d, password %+v\n", p.SourceAddress, p.RouterID, p.Passive, p.Multihop, p.TTLSecurity, p.Password)
 		fmt.Fprintf(&b, "  timers   hold %s, keepalive %s, retry %s, restart %s, BFD %+v\n", p.HoldTime, p.KeepaliveInterval, p.ConnectRetry, p.GracefulRestart, p.BFD)
 	}
+	if c.Permit != nil {
+		fmt.Fprintf(&b, "permitted by BGP: %v\n", c.Permit.Prefixes())
+	}
 	if r := c.Routes; r != nil {
 		fmt.Fprintf(&b, "routes to pods: mode %s, CIDRs %v, peers %q\n", r.Mode, r.CIDRs, r.Peers)
 	}
@@ -135,6 +138,9 @@ func dumpAdvertisement(b *strings.Builder, a Advertisement) {
 	}
 	if a.Layer2 != nil && a.Layer2.KeepOwner {
 		fmt.Fprint(b, "  keeps owners\n")
+	}
+	if a.Layer2 != nil && a.Layer2.ShareLoad {
+		fmt.Fprint(b, "  shares load\n")
 	}
 	if a.Layer2 != nil && a.Layer2.Refresh > 0 {
 		fmt.Fprintf(b, "  refreshed each %s\n", a.Layer2.Refresh)

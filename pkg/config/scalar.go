@@ -63,6 +63,21 @@ func oneOf[T ~string](d *decoder, v value, accepted []T) {
 	}
 }
 
+// manyOf returns the values of a list, which must be among the accepted ones and
+// not repeat themselves.
+func manyOf[T ~string](d *decoder, list []value, accepted []T) []T {
+	var all []T
+	for _, s := range d.texts(list, func(s string) error {
+		if !slices.Contains(accepted, T(s)) {
+			return errors.New("is not known here: write " + join(accepted))
+		}
+		return nil
+	}) {
+		all = append(all, T(s))
+	}
+	return all
+}
+
 // flag returns a boolean.
 func (d *decoder) flag(v value, absent bool) bool {
 	if !v.present() {

@@ -23,7 +23,9 @@ type rawConfig struct {
 	Reservations   []rawReservation   `key:"reservations"`
 	Advertisements []rawAdvertisement `key:"advertisements"`
 	Peers          []rawPeer          `key:"peers"`
+	BGPPermit      []value            `key:"bgpPermit,nonempty"`
 	Routes         *rawRoutes         `key:"routes"`
+	Compatibility  []value            `key:"compatibility"`
 	Nodes          []rawNode          `key:"nodes"`
 }
 
@@ -80,6 +82,7 @@ type rawLayer2 struct {
 	AnySegment     value           `key:"anySegment"`
 	Refresh        value           `key:"refreshInterval"`
 	KeepOwner      value           `key:"keepOwner"`
+	ShareLoad      value           `key:"shareLoad"`
 }
 
 type rawPreference struct {

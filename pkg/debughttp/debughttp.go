@@ -1,5 +1,5 @@
 // Package debughttp serves what operators, Prometheus and the kubelet ask a
-// process: /metrics and /status to those whom the API server lets read these
+// process: /metrics, /status and /diagnose to those whom the API server lets read these
 // paths, /healthz and /readyz to everybody. One port, always HTTPS.
 package debughttp
 
@@ -17,6 +17,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/lodestone-lb/lodestone/pkg/diagnose"
 )
 
 const (
@@ -52,6 +54,8 @@ type Options struct {
 	Gatherer          prometheus.Gatherer
 	// Status returns what /status shows, as JSON.
 	Status func() any
+	// Diagnose serves diagnose.Path. Nil: nobody does.
+	Diagnose http.Handler
 	// Alive returns why the process should be restarted. Checks tell whether
 	// it is ready.
 	Alive  func() error
@@ -118,6 +122,9 @@ func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", s.authorized(promhttp.HandlerFor(s.options.Gatherer, promhttp.HandlerOpts{})))
 	mux.Handle("GET /status", s.authorized(http.HandlerFunc(s.status)))
+	if s.options.Diagnose != nil {
+		mux.Handle("GET "+diagnose.Path, s.authorized(s.options.Diagnose))
+	}
 	mux.Handle("GET /healthz", Healthz(s.options.Alive))
 	mux.Handle("GET /readyz", Readyz(s.options.Checks))
 	return mux
@@ -165,15 +172,21 @@ func Readyz(checks func() []Check) http.Handler {
 	})
 }
 
+// token returns the bearer token of a request. What comes through the API
+// server's proxy has it in a header of our own.
+func token(r *http.Request) string {
+	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	if !strings.EqualFold(scheme, "Bearer") {
+		token = r.Header.Get(diagnose.TokenHeader)
+	}
+	return strings.TrimSpace(token)
+}
+
 // authorized lets those through whom the Authorizer lets through.
 func (s *Server) authorized(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-		if !strings.EqualFold(scheme, "Bearer") {
-			token = ""
-		}
 		err := ErrUnauthenticated
-		if token = strings.TrimSpace(token); token != "" {
+		if token := token(r); token != "" {
 			err = s.options.Authorizer.Authorize(r.Context(), token, r.URL.Path)
 		}
 		switch {

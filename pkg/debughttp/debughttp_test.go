@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -20,6 +21,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/lodestone-lb/lodestone/pkg/diagnose"
 )
 
 // fakeAuthorizer knows tokens by what becomes of them.
@@ -107,6 +110,7 @@ func TestWhoMayReadWhat(t *testing.T) {
 		{"/status", "Bearer good for /metrics", 401},
 		{"/status", "", 401},
 		{"/status", "Bearer good", 200},
+		{"/diagnose", "Bearer good", 404}, // nobody serves it here
 		{"/healthz", "", 200},
 		{"/readyz", "", 200},
 		{"/debug/pprof/", "Bearer good", 404},
@@ -118,6 +122,33 @@ func TestWhoMayReadWhat(t *testing.T) {
 	}
 	if _, body := get(t, s, "/status", "Bearer good"); !strings.Contains(body, `"node": "n1"`) {
 		t.Errorf("status is %s", body)
+	}
+}
+
+// Through the API server's proxy a token comes in a header of ours.
+func TestDiagnosisIsForThoseWhoMayReadIt(t *testing.T) {
+	t.Parallel()
+	h := New(Options{Authorizer: fakeAuthorizer{}, Log: slog.New(slog.DiscardHandler), Gatherer: prometheus.NewRegistry(),
+		Diagnose: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, r.URL.RawQuery) }), //nolint:errcheck // a recorder
+	}).handler()
+	for _, test := range []struct {
+		header, value string
+		code          int
+	}{
+		{"Authorization", "Bearer good", 200},
+		{diagnose.TokenHeader, "good", 200},
+		{diagnose.TokenHeader, "good for /diagnose", 200},
+		{diagnose.TokenHeader, "good for /metrics", 401},
+		{diagnose.TokenHeader, "poor", 403},
+		{diagnose.TokenHeader, "", 401},
+	} {
+		r := httptest.NewRequest(http.MethodGet, diagnose.Path+"?active=true", nil)
+		r.Header.Set(test.header, test.value)
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		if w.Code != test.code || test.code == 200 && w.Body.String() != "active=true" {
+			t.Errorf("%s %q: %d %s, want %d", test.header, test.value, w.Code, w.Body, test.code)
+		}
 	}
 }
 

@@ -19,14 +19,29 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/news"
+	"github.com/lodestone-lb/lodestone/pkg/reason"
 )
 
-// The reasons of the Events on the ConfigMap.
+// EventReason is a stable code in the Events on the ConfigMap.
+type EventReason string
+
+// The reasons.
 const (
-	ReasonConfigInvalid = "ConfigInvalid"
-	ReasonConfigValid   = "ConfigValid"
-	ReasonConfigWarning = "ConfigWarning"
+	ReasonConfigInvalid     EventReason = "ConfigInvalid"
+	ReasonConfigValid       EventReason = "ConfigValid"
+	ReasonConfigWarning     EventReason = "ConfigWarning"
+	ReasonConfigWarningOver EventReason = "ConfigWarningOver"
 )
+
+// EventReasons tells about each EventReason.
+func EventReasons() reason.Texts[EventReason] {
+	return reason.Texts[EventReason]{
+		ReasonConfigInvalid:     {Cause: "The new document has mistakes, which the message names; the last good one stays in force.", Cure: "Correct the document; lodestone validate finds the mistakes before it is applied."},
+		ReasonConfigValid:       {Cause: "The document is valid again, and in force.", Cure: "Nothing to do."},
+		ReasonConfigWarning:     {Cause: "The document is in force, and something in it makes no sense in this cluster, such as a pool that contains addresses of nodes.", Cure: "Follow the message. What it names is not handed out, or is not heard by neighbours."},
+		ReasonConfigWarningOver: {Cause: "What a warning said of the document is so no more.", Cure: "Nothing to do."},
+	}
+}
 
 // ErrNoConfig says that the cluster has no document: no ConfigMap, or none
 // with the key.
@@ -200,15 +215,23 @@ func (w *ConfigWatcher) Warn(message string) {
 	w.event(cm, corev1.EventTypeWarning, ReasonConfigWarning, message)
 }
 
+// WarnOver says that what Warn said is so no more.
+func (w *ConfigWatcher) WarnOver(message string) {
+	w.mu.Lock()
+	cm := w.object
+	w.mu.Unlock()
+	w.event(cm, corev1.EventTypeNormal, ReasonConfigWarningOver, "No longer: "+message)
+}
+
 // maxEventMessage is the API's limit on an Event's note.
 const maxEventMessage = 1024
 
-func (w *ConfigWatcher) event(cm *corev1.ConfigMap, eventType, reason, message string) {
+func (w *ConfigWatcher) event(cm *corev1.ConfigMap, eventType string, why EventReason, message string) {
 	if w.opts.Events == nil || cm == nil {
 		return
 	}
 	if len(message) > maxEventMessage {
 		message = strings.ToValidUTF8(message[:maxEventMessage-3], "") + "..."
 	}
-	w.opts.Events.Event(cm, eventType, reason, message)
+	w.opts.Events.Event(cm, eventType, string(why), message)
 }

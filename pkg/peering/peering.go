@@ -41,8 +41,8 @@ type Session struct {
 	BFD string `json:"bfd,omitempty"`
 }
 
-// name names the peer for people.
-func (s Session) name() string {
+// Title names the peer for people, as in: peer "tor" (203.0.113.254).
+func (s Session) Title() string {
 	if !s.Router.IsValid() {
 		return fmt.Sprintf("peer %q", s.Peer)
 	}

@@ -55,6 +55,7 @@ type routed struct {
 	client *fake.Clientset
 	config *editable
 	log    *strings.Builder
+	start  func() // once
 }
 
 // registerFeatures does what the framework's command does.
@@ -65,8 +66,8 @@ var registerFeatures = sync.OnceValue(func() error {
 // period is the framework's --route-reconciliation-period.
 const period = 10 * time.Second
 
-// newRouted starts the framework's own route controller with our provider. It
-// is for a synctest bubble.
+// newRouted has the framework's own route controller with our provider, which the
+// first pass starts. It is for a synctest bubble.
 func newRouted(t *testing.T, objects ...*corev1.Node) *routed {
 	r := &routed{T: t, client: fake.NewClientset(), config: &editable{config: &config.Config{Routes: &config.Routes{Mode: config.RoutesKernel}}}, log: &strings.Builder{}}
 	require.NoError(t, registerFeatures())
@@ -83,16 +84,19 @@ func newRouted(t *testing.T, objects ...*corev1.Node) *routed {
 	_, cidr6, _ := net.ParseCIDR("fd00:10:244::/48")
 	ctl, err := routecontroller.New(routes, r.client, factory.Core().V1().Nodes(), "kubernetes", []*net.IPNet{cidr4, cidr6})
 	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	var group sync.WaitGroup
-	factory.Start(ctx.Done())
-	group.Go(func() { ctl.Run(ctx, period, controllersmetrics.NewControllerManagerMetrics("test")) })
-	t.Cleanup(func() { cancel(); group.Wait(); factory.Shutdown() })
+	r.start = sync.OnceFunc(func() {
+		ctx, cancel := context.WithCancel(t.Context())
+		var group sync.WaitGroup
+		factory.Start(ctx.Done())
+		group.Go(func() { ctl.Run(ctx, period, controllersmetrics.NewControllerManagerMetrics("test")) })
+		t.Cleanup(func() { cancel(); group.Wait(); factory.Shutdown() })
+	})
 	return r
 }
 
 // pass lets the controller look at everything again.
 func (r *routed) pass() {
+	r.start()
 	time.Sleep(2 * period)
 	synctest.Wait()
 }

@@ -143,11 +143,11 @@ func TestABookThatIsFullDropsWhatEndsFirst(t *testing.T) {
 		assert.Greater(t, len(kept), 10_000, "short names leave room for more than ten thousand")
 		assert.Equal(t, records[len(records)-len(kept)].rounded().String(), kept[0])
 		dropped := float64(len(records) - len(kept))
-		assert.Equal(t, dropped, testutil.ToFloat64(b.metrics.dropped.WithLabelValues(droppedFull)))
+		assert.Equal(t, dropped, testutil.ToFloat64(b.metrics.dropped.WithLabelValues(string(LostFull))))
 
 		require.NoError(t, b.Keep(t.Context(), release("203.0.113.5", "default/web", time.Second)))
 		assert.NotContains(t, s.text(), "203.0.113.5", "it would end first")
-		assert.Equal(t, dropped+1, testutil.ToFloat64(b.metrics.dropped.WithLabelValues(droppedFull)), "each is dropped once")
+		assert.Equal(t, dropped+1, testutil.ToFloat64(b.metrics.dropped.WithLabelValues(string(LostFull))), "each is dropped once")
 	})
 }
 
@@ -278,7 +278,7 @@ func TestSomebodyEditsTheConfigMap(t *testing.T) {
 		assert.Contains(t, s.text(), strings.TrimPrefix(own, header), "removed by hand: the leader's memory is the truth")
 		assert.Contains(t, s.text(), added, "added by hand")
 		assert.NotContains(t, s.text(), "hello", "no record")
-		assert.Equal(t, 2.0, testutil.ToFloat64(b.metrics.dropped.WithLabelValues(droppedUnreadable)))
+		assert.Equal(t, 2.0, testutil.ToFloat64(b.metrics.dropped.WithLabelValues(string(LostUnreadable))))
 		assert.Len(t, load(t, s), 3)
 
 		s.remove()

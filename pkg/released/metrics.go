@@ -5,6 +5,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/lodestone-lb/lodestone/pkg/reason"
 )
 
 // The metrics of the record of released addresses.
@@ -22,11 +24,22 @@ const (
 	resultFailed   = "failed"
 )
 
-// Why records are dropped.
+// LossReason is a stable code for why a record is dropped.
+type LossReason string
+
+// The reasons.
 const (
-	droppedFull       = "full"
-	droppedUnreadable = "unreadable"
+	LostFull       LossReason = "full"
+	LostUnreadable LossReason = "unreadable"
 )
+
+// LossReasons tells about each LossReason.
+func LossReasons() reason.Texts[LossReason] {
+	return reason.Texts[LossReason]{
+		LostFull:       {Cause: "The record has no room for the release.", Cure: "Nothing at once: the address rests all the same, until the controller restarts. If it goes on, shorten quarantine or delete fewer Services at a time."},
+		LostUnreadable: {Cause: "A line of the record is none, after an edit by hand.", Cure: "Leave the ConfigMap lodestone-released alone. The next write removes the line."},
+	}
+}
 
 var (
 	recordCount = prometheus.NewDesc(MetricRecords, "Released addresses on record that nobody else may have yet.", nil, nil)
@@ -47,8 +60,8 @@ func newMetrics() metrics {
 	for _, result := range []string{resultSaved, resultConflict, resultFailed} {
 		m.writes.WithLabelValues(result)
 	}
-	for _, reason := range []string{droppedFull, droppedUnreadable} {
-		m.dropped.WithLabelValues(reason)
+	for _, why := range []LossReason{LostFull, LostUnreadable} {
+		m.dropped.WithLabelValues(string(why))
 	}
 	return m
 }

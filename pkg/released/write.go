@@ -83,7 +83,7 @@ func (b *Book) read(ctx context.Context) error {
 		return fmt.Errorf("read ConfigMap %s: %w", b, err)
 	}
 	if page.unreadable > 0 {
-		b.metrics.dropped.WithLabelValues(droppedUnreadable).Add(float64(page.unreadable))
+		b.metrics.dropped.WithLabelValues(string(LostUnreadable)).Add(float64(page.unreadable))
 		b.log.Warn("released addresses: lines skipped, the next write removes them", "configmap", b.String(),
 			"lines", page.unreadable, "records", len(page.records), "first", page.first)
 	}
@@ -140,7 +140,7 @@ func (b *Book) put(ctx context.Context, text string) (*corev1.ConfigMap, error) 
 
 // reportFull tells of records that had no room, once until there is room again.
 func (b *Book) reportFull(dropped []Record) {
-	b.metrics.dropped.WithLabelValues(droppedFull).Add(float64(len(dropped)))
+	b.metrics.dropped.WithLabelValues(string(LostFull)).Add(float64(len(dropped)))
 	if len(dropped) > 0 && !b.full {
 		b.log.Warn("too many released addresses: those that end first are not on record, a restart of the controller forgets them",
 			"configmap", b.String(), "dropped", len(dropped), "limitBytes", maxText, "endsFirst", dropped[len(dropped)-1].String())

@@ -64,7 +64,7 @@ func assigned(i int, addr netip.Addr) func(*corev1.Service) {
 		svc.Finalizers = []string{annotation.Finalizer}
 		svc.Status.LoadBalancer.Ingress = ingress([]netip.Addr{addr})
 		svc.Status.Conditions = []metav1.Condition{{
-			Type: annotation.ConditionAllocated, Status: metav1.ConditionTrue, Reason: ReasonAllocated,
+			Type: annotation.ConditionAllocated, Status: metav1.ConditionTrue, Reason: string(ReasonAllocated),
 			Message: describe([]ipam.Held{{Addr: addr, Pool: pool}}),
 		}}
 	}

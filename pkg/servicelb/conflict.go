@@ -88,6 +88,11 @@ func vips(disputes []clusterfacts.Dispute) (vips []netip.Addr) {
 // give allocates. A Service leaves an address that it was given just now and
 // that turns out to be another host's; if there is no other, it stays.
 func (l *Ledger) give(a *account, req ipam.Request) (left []clusterfacts.Dispute, refusal *ipam.Refusal) {
+	if a.obstacle != nil && len(req.Addresses) == 0 {
+		if l.adopt(a, req, a.foreign); a.obstacle != nil {
+			return nil, a.obstacle
+		}
+	}
 	leaves := l.leaves(a, req.Renumber)
 	req.Avoid = vips(leaves)
 	refusal = l.allocate(a, req)
@@ -122,8 +127,12 @@ func (l *Ledger) leaves(a *account, moves bool) []clusterfacts.Dispute {
 }
 
 // settles reports whether the Service was given the address moments ago. What
-// it had at the start counts only if the Service itself is that young.
+// it had at the start counts only if the Service itself is that young, and what
+// another load balancer gave it never: that may be who has the address.
 func (l *Ledger) settles(a *account, addr netip.Addr) bool {
+	if slices.Contains(a.adopted, addr) {
+		return false
+	}
 	now, since := l.Now(), l.alloc.HeldSince(a.owner.UID, addr)
 	return now.Sub(since) < settling && (!since.Before(l.primedAt) || now.Sub(a.created) < settling)
 }

@@ -52,8 +52,10 @@ type API interface {
 type Config interface {
 	ConfigSource
 	Changed() <-chan struct{}
-	// Warn tells the operator that something about the document is odd.
+	// Warn tells the operator that something about the document is odd, and
+	// WarnOver that it is not any more.
 	Warn(message string)
+	WarnOver(message string)
 }
 
 // Namespaces tell when the labels of one change; kube.Namespaces is one.
@@ -239,7 +241,7 @@ func await(ctx context.Context, changed func() <-chan struct{}, done func() bool
 func (c *Controller) report(conflicts []Conflict) {
 	for _, d := range conflicts {
 		c.Log.Warn("duplicate address", "service", NameOf(d.Service), "address", d.Addr, "holder", d.Holder)
-		c.Events.Event(d.Service, corev1.EventTypeWarning, eventDuplicate, d.message())
+		c.Events.Event(d.Service, corev1.EventTypeWarning, string(ReasonDuplicate), d.message())
 	}
 }
 
@@ -368,6 +370,12 @@ func (c *Controller) warn() {
 		if !slices.Contains(c.warned, w) {
 			c.Log.Warn("configuration", "warning", w)
 			c.Config.Warn(w)
+		}
+	}
+	for _, w := range c.warned {
+		if !slices.Contains(warnings, w) {
+			c.Log.Info("configuration: over", "warning", w)
+			c.Config.WarnOver(w)
 		}
 	}
 	c.warned = warnings

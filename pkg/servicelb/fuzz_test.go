@@ -8,6 +8,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/compat"
 )
 
 // FuzzRequestOf: whatever a user writes on a Service is read or refused, with a
@@ -24,7 +25,7 @@ func FuzzRequestOf(f *testing.F) {
 			annotation.AddressPool: pools, annotation.Addresses: addresses, annotation.SharingKey: key,
 			annotation.SharingNamespaces: namespaces, annotation.Renumber: renumber, annotation.ConnectionRateLimit: limit,
 		}
-		req, refusal := RequestOf(svc, nil)
+		req, refusal := RequestOf(svc, nil, compat.For(nil))
 		if refusal != nil {
 			if refusal.Reason != ipam.InvalidRequest || refusal.Message == "" || len(refusal.Message) > 1024 || !utf8.ValidString(refusal.Message) {
 				t.Errorf("refusal %q", refusal)

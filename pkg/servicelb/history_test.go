@@ -15,6 +15,7 @@ import (
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+	"github.com/lodestone-lb/lodestone/pkg/compat"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
 
@@ -36,6 +37,8 @@ func TestNoHistoryGivesAnAddressTwice(t *testing.T) {
 		office + "  - {name: six, addresses: ['2001:db8::10-2001:db8::12']}\n  - {name: lan, addresses: [203.0.113.10]}\n  - {name: lab, dhcp: {interface: eth2}}\n",
 		"quarantine: 20s\npools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.14], keepFor: 1m, namespaceQuota: 2}\nreservations: [{service: default/s1, addresses: [203.0.113.12]}]\n",
 		"quarantine: 20s\npools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.12], state: draining}\n  - {name: new, addresses: [203.0.113.13-203.0.113.14], namespaceSelector: {matchLabels: {env: prod}}}\n",
+		"compatibility: [metallb]\n" + lan,
+		"compatibility: [metallb, kube-vip]\nquarantine: 5s\npools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.12]}\n  - {name: office, dhcp: {interface: eth1}}\n",
 	}
 	wishes := []func(*corev1.Service){
 		func(*corev1.Service) {},
@@ -57,6 +60,13 @@ func TestNoHistoryGivesAnAddressTwice(t *testing.T) {
 		ports(443),
 		ports(80, 443),
 		local("web"),
+		annotated("metallb.io/loadBalancerIPs", "203.0.113.11"),
+		annotated("metallb.io/allow-shared-ip", "k"),
+		annotated("kube-vip.io/loadbalancerIPs", "203.0.113.12"),
+		annotated("kube-vip.io/loadbalancerIPs", "0.0.0.0"),
+		unannotated("metallb.io/loadBalancerIPs"),
+		unannotated("metallb.io/allow-shared-ip"),
+		unannotated("kube-vip.io/loadbalancerIPs"),
 	}
 	damage := []func(*corev1.Service){
 		wiped,
@@ -66,6 +76,8 @@ func TestNoHistoryGivesAnAddressTwice(t *testing.T) {
 		func(svc *corev1.Service) { svc.Finalizers = nil },
 		ofType(corev1.ServiceTypeClusterIP),
 		ofType(corev1.ServiceTypeLoadBalancer),
+		shows("203.0.113.11"),
+		shows("192.0.2.1"),
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		s := newStory(t)
@@ -184,7 +196,7 @@ func (s *story) due() {
 	n := 0
 	for name, a := range l.accounts {
 		held := l.alloc.Holds(a.owner.UID)
-		if !a.judged || !a.verdict.waits() && slices.Equal(a.verdict.Held, held) && slices.Equal(a.verdict.Disputes, l.disputesOf(held)) {
+		if !a.judged || a.edition == l.edition && !a.verdict.waits() && slices.Equal(a.verdict.Held, held) && slices.Equal(a.verdict.Disputes, l.disputesOf(held)) {
 			continue
 		}
 		n++
@@ -285,7 +297,7 @@ func (s *story) fitted(t *rapid.T) {
 	by := map[netip.Addr][]ipam.Request{}
 	for _, name := range s.server.names() {
 		svc := s.server.get(name)
-		req, _ := RequestOf(svc, nil)
+		req, _ := RequestOf(svc, nil, compat.For(s.config.config))
 		for _, a := range kube.VIPs(svc) {
 			for _, other := range by[a] {
 				clash := req.Sharing == nil || other.Sharing == nil || req.Sharing.Key != other.Sharing.Key || req.Sharing.Backends != other.Sharing.Backends

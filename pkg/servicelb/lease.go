@@ -21,10 +21,6 @@ import (
 // an address for the Service.
 const LeasePending ipam.Reason = "LeasePending"
 
-// eventLeaseLost is the reason of the Event on a Service that loses a leased
-// address.
-const eventLeaseLost = "LeaseLost"
-
 // Leases keep addresses leased from DHCP servers; leases.Keeper is one.
 type Leases interface {
 	// Set replaces, for each interface, those who want a lease there. The
@@ -456,7 +452,7 @@ func (c *Controller) tellLoss(l Loss) {
 	c.metrics.lost.WithLabelValues(l.Pool).Inc()
 	c.Log.Warn("leased address lost", "service", l.Service, "address", l.Addr, "pool", l.Pool, "why", l.Why)
 	if svc, err := c.get(l.Service); err == nil {
-		c.Events.Event(svc, corev1.EventTypeWarning, eventLeaseLost,
+		c.Events.Event(svc, corev1.EventTypeWarning, string(ReasonLeaseLost),
 			fmt.Sprintf("%s is withdrawn: %s. The Service gets another address as soon as a pool gives one.", l.Addr, l.Why))
 	}
 }

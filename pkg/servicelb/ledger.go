@@ -17,6 +17,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+	"github.com/lodestone-lb/lodestone/pkg/compat"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/released"
@@ -57,8 +58,10 @@ type Ledger struct {
 	mu     sync.Mutex
 	alloc  *ipam.Allocator
 	config *config.Config
-	facts  *clusterfacts.Facts
-	primed bool
+	// edition counts how often annotations came to mean something else.
+	edition int
+	facts   *clusterfacts.Facts
+	primed  bool
 	// accounts has every Service.
 	accounts map[string]*account
 	waiters
@@ -86,9 +89,12 @@ type account struct {
 	judged  bool
 	asked   ipam.Request
 	verdict Verdict
+	// edition is the ledger's when it was asked.
+	edition int
 	// claims are addresses from before the start that only a configuration
 	// can confirm.
 	claims []netip.Addr
+	takeover
 	// unsettled are the addresses that it should leave, because another host
 	// has had them all the time.
 	unsettled []netip.Addr
@@ -121,6 +127,9 @@ type Verdict struct {
 	// Asked says that a DHCP server was asked for a lease, which is why there
 	// is a refusal, and nothing is known to be wrong.
 	Asked bool
+	// Foreign are addresses that another load balancer gave, and that stay in
+	// the Service's status although it does not hold them.
+	Foreign []netip.Addr
 	// Disputes are about the addresses in Held that other hosts claim, and
 	// Left about those that the Service has just left for that reason.
 	Disputes, Left []clusterfacts.Dispute
@@ -143,6 +152,11 @@ func (v Verdict) Stranded() bool {
 // Draining reports whether an address is of a pool that is to be emptied.
 func (v Verdict) Draining() bool {
 	return slices.ContainsFunc(v.Held, func(h ipam.Held) bool { return h.Draining })
+}
+
+// Holds reports whether the Service holds all of these addresses.
+func (v Verdict) Holds(addrs ...netip.Addr) bool {
+	return !slices.ContainsFunc(addrs, func(a netip.Addr) bool { return !holds(v.Held, a) })
 }
 
 // Has are sentences about what the Service holds, at least one.
@@ -178,7 +192,11 @@ func (l *Ledger) request(svc *corev1.Service) (ipam.Request, *ipam.Refusal) {
 	if l.NamespaceLabels != nil {
 		labels = l.NamespaceLabels(svc.Namespace)
 	}
-	return RequestOf(svc, labels)
+	cfg := l.config
+	if cfg == nil {
+		cfg, _ = l.Config.Current()
+	}
+	return RequestOf(svc, labels, compat.For(cfg))
 }
 
 // Ensure makes the Service hold what it asks for, as far as possible. Call
@@ -187,15 +205,16 @@ func (l *Ledger) request(svc *corev1.Service) (ipam.Request, *ipam.Refusal) {
 // Service of the name held an address, or this one uses other ports or shares
 // another address.
 func (l *Ledger) Ensure(svc *corev1.Service) (v Verdict, stirred bool) {
-	req, refusal := l.request(svc)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.follow()
+	req, refusal := l.request(svc)
 	if a := l.accounts[req.Owner.Name]; a != nil && a.owner.UID != req.Owner.UID {
 		stirred = l.close(a)
 	}
 	a := l.open(svc)
-	stirred = stirred || a.judged && !reflect.DeepEqual(a.asked.Sharing, req.Sharing)
+	l.takeOver(a, req, svc)
+	stirred = stirred || a.asked.Owner.UID != "" && !reflect.DeepEqual(a.asked.Sharing, req.Sharing)
 	var before []ipam.Held
 	if req.Sharing != nil {
 		before = l.alloc.Holds(req.Owner.UID)
@@ -207,6 +226,9 @@ func (l *Ledger) Ensure(svc *corev1.Service) (v Verdict, stirred bool) {
 		left, refusal = l.give(a, req)
 	case len(l.alloc.Holds(req.Owner.UID)) > 0: // it may have become a bad neighbour all the same
 		last := a.asked
+		if last.Owner.UID == "" { // taken over just now: as much of it as can be read
+			last = req
+		}
 		last.Sharing = req.Sharing
 		l.allocate(a, last)
 		req = last
@@ -214,7 +236,7 @@ func (l *Ledger) Ensure(svc *corev1.Service) (v Verdict, stirred bool) {
 	v = l.verdict(a, req, refusal)
 	stirred = stirred || req.Sharing != nil && !slices.Equal(before, v.Held)
 	v.Left, a.left = slices.Concat(a.left, left), nil
-	a.judged, a.asked, a.verdict = true, req, v
+	a.judged, a.asked, a.verdict, a.edition = true, req, v, l.edition
 	l.dismiss(a)
 	if v.waits() {
 		l.await(a)
@@ -225,11 +247,14 @@ func (l *Ledger) Ensure(svc *corev1.Service) (v Verdict, stirred bool) {
 // verdict is the answer to a request that was met or refused.
 func (l *Ledger) verdict(a *account, req ipam.Request, refusal *ipam.Refusal) Verdict {
 	v := Verdict{Held: l.alloc.Holds(req.Owner.UID), Refusal: refusal}
+	if len(v.Held) == 0 {
+		v.Foreign = a.foreign
+	}
 	switch {
 	case l.config != nil && refusal == nil:
 		v.Missing, v.Renumbered = missing(req, v.Held), req.Renumber
 	case l.config != nil:
-	case len(v.Held)+len(a.claims) > 0:
+	case len(v.Held)+len(a.claims)+len(a.foreign) > 0:
 		v.Unjudged, v.Refusal = true, nil
 	case refusal == nil:
 		v.Refusal = l.unavailable()
@@ -393,6 +418,9 @@ func (l *Ledger) follow() {
 		return
 	}
 	first := l.config == nil
+	if !first && !reflect.DeepEqual(compat.For(l.config), compat.For(cfg)) {
+		l.edition++
+	}
 	l.config, l.facts = cfg, facts
 	l.followDisputes()
 	l.reconfigure()
@@ -402,7 +430,7 @@ func (l *Ledger) follow() {
 			l.rests[p.Name] = 0 // the server decides
 		}
 	}
-	if first {
+	if first || l.takesOver() {
 		l.confirmAll()
 	}
 	for _, r := range l.records {
@@ -452,9 +480,9 @@ func sortAccounts(accounts []*account) { slices.SortFunc(accounts, (*account).co
 
 // Consider returns what each pool would do for the Service now.
 func (l *Ledger) Consider(svc *corev1.Service) []ipam.Consideration {
-	req, refusal := l.request(svc)
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	req, refusal := l.request(svc)
 	if refusal != nil || l.config == nil {
 		return nil
 	}

@@ -99,6 +99,7 @@ func (m metrics) collect(l *Ledger, ch chan<- prometheus.Metric) {
 		gauge(refused, n, reason)
 	}
 	for pool, count := range leased {
+		m.lost.WithLabelValues(pool) // from 0: the first loss is an increase, too
 		for _, state := range leaseStates {
 			gauge(leases, count[state], pool, state)
 		}

@@ -13,22 +13,62 @@ import (
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/reason"
 )
 
-// The reasons of the condition on a Service that has what it asks for. All
-// other reasons are those of refusals.
+// EventReason is a stable code in the condition and the Events of a Service. All
+// others there are those of refusals.
+type EventReason string
+
+// How a Service stands that has what it asks for.
 const (
-	ReasonAllocated = "Allocated"
+	ReasonAllocated EventReason = "Allocated"
 	// ReasonPartial: one of two families, because no pool gives the other.
-	ReasonPartial = "PartiallyAllocated"
+	ReasonPartial EventReason = "PartiallyAllocated"
 	// ReasonDraining: the address stays, but its pool is to be emptied.
-	ReasonDraining = "Draining"
+	ReasonDraining EventReason = "Draining"
 	// ReasonLeaseOverdue: the address stays until its lease ends, which no DHCP
 	// server extends.
-	ReasonLeaseOverdue = "LeaseOverdue"
+	ReasonLeaseOverdue EventReason = "LeaseOverdue"
 	// ReasonStranded: the address stays, but no pool gives it any more.
-	ReasonStranded = "Stranded"
+	ReasonStranded EventReason = "Stranded"
 )
+
+// What happens to a Service.
+const (
+	// ReasonLeaseLost: it loses a leased address.
+	ReasonLeaseLost EventReason = "LeaseLost"
+	// ReasonContested: somebody else writes to its status again and again.
+	ReasonContested EventReason = "StatusContested"
+	// ReasonDuplicate: it loses an address that another Service has, too.
+	ReasonDuplicate EventReason = "DuplicateAddress"
+	// ReasonAdopted: it keeps the addresses that another load balancer gave it.
+	ReasonAdopted EventReason = "Adopted"
+)
+
+// EventReasons tells about each EventReason.
+func EventReasons() reason.Texts[EventReason] {
+	return reason.Texts[EventReason]{
+		ReasonAllocated:    {Cause: "The Service has the addresses that it asks for.", Cure: "Nothing to do."},
+		ReasonPartial:      {Cause: "The Service prefers both address families, and no pool gives one of them.", Cure: "Add addresses of that family to a pool; or nothing, if one family is enough."},
+		ReasonDraining:     {Cause: "The Service keeps its address, whose pool is to be emptied.", Cure: "Have the Service move when it suits (" + moving + ")."},
+		ReasonStranded:     {Cause: "The Service keeps its address, which no pool gives any more after an edit of the configuration.", Cure: "Have the Service move (" + moving + "), or put the address back into a pool."},
+		ReasonLeaseOverdue: {Cause: "The DHCP server does not extend the lease of the address, which is withdrawn when the lease ends; the message says when.", Cure: "See to the DHCP server; the message has its answer, or that there is none."},
+		ReasonLeaseLost:    {Cause: "A leased address was withdrawn because its lease is over, or its pool is gone.", Cure: "The Service gets another address as soon as a pool gives one. See to the DHCP server."},
+		ReasonContested:    {Cause: "Somebody else has overwritten the Service's status several times in a row.", Cure: "Find the other load balancer that serves it, and let one of the two have it: give the Service a spec.loadBalancerClass."},
+		ReasonDuplicate:    {Cause: "When the controller started, two Services had the same address; the older one keeps it.", Cure: "Nothing, if any address will do: the Service is given another one. Clients that know the old one must be told."},
+		ReasonAdopted:      {Cause: "Lodestone has taken the Service over with the addresses that another load balancer gave it.", Cure: "Nothing to do."},
+	}
+}
+
+// Refusals tells about the reasons of refusals that are not the allocator's.
+func Refusals() reason.Texts[ipam.Reason] {
+	return reason.Texts[ipam.Reason]{
+		ConfigUnavailable: {Cause: "The controller has no configuration: there is no ConfigMap, it lacks the key config.yaml, or it has been invalid since the controller started.", Cure: "Write a valid configuration; lodestone validate finds the mistakes."},
+		AddressConflict:   {Cause: "Another host has the address, or claims it, too.", Cure: "Find the other host by its hardware address and take the address away from it. Or exclude the address from the pool and annotate the Service with " + annotation.Renumber + "=" + annotation.Renumbering + ", which gives it another one, unless it asks for this one."},
+		LeasePending:      {Cause: "The pool leases its addresses, and the DHCP server has not leased one for the Service.", Cure: "Wait for the DHCP server, or see what it says in the Service's condition " + annotation.ConditionAllocated + "."},
+	}
+}
 
 // toMove tells how a Service gets away from an address that it should leave.
 const toMove = "; " + moving + " gives it another one"
@@ -43,8 +83,9 @@ type object struct {
 	leases string
 	// condition tells how it stands; nil: nothing.
 	condition *metav1.Condition
-	// keepCondition and keepIngress leave what the object says there.
-	keepCondition, keepIngress bool
+	// keepCondition, keepIngress and keepFinalizers leave what the object says
+	// there.
+	keepCondition, keepIngress, keepFinalizers bool
 	// renumbered takes the annotation off that asked for it.
 	renumbered bool
 }
@@ -57,11 +98,12 @@ func objectOf(v Verdict, generation int64) object {
 		return o
 	}
 	o.condition = &metav1.Condition{
-		Type: annotation.ConditionAllocated, Status: metav1.ConditionTrue, Reason: ReasonAllocated,
+		Type: annotation.ConditionAllocated, Status: metav1.ConditionTrue, Reason: string(ReasonAllocated),
 		Message: describe(v.Held), ObservedGeneration: generation,
 	}
 	switch {
 	case v.Refusal != nil:
+		o.keepIngress, o.keepFinalizers = len(v.Foreign) > 0, len(v.Foreign) > 0
 		o.condition.Status, o.condition.Reason = metav1.ConditionFalse, string(v.Refusal.Reason)
 		o.condition.Message = v.Refusal.Message
 		if len(v.Held) > 0 {
@@ -71,16 +113,16 @@ func objectOf(v Verdict, generation int64) object {
 		o.condition.Reason = string(AddressConflict)
 		o.condition.Message += "; " + contested(v.Disputes[0])
 	case v.Stranded():
-		o.condition.Reason = ReasonStranded
+		o.condition.Reason = string(ReasonStranded)
 		o.condition.Message += toMove
 	case v.Overdue != nil:
-		o.condition.Reason = ReasonLeaseOverdue
+		o.condition.Reason = string(ReasonLeaseOverdue)
 		o.condition.Message += "; " + v.Overdue.Error()
 	case v.Draining():
-		o.condition.Reason = ReasonDraining
+		o.condition.Reason = string(ReasonDraining)
 		o.condition.Message += toMove
 	case v.Missing != "":
-		o.condition.Reason = ReasonPartial
+		o.condition.Reason = string(ReasonPartial)
 		o.condition.Message += fmt.Sprintf("; no pool gives it an %s address, which it would like, too", v.Missing)
 	}
 	return o
@@ -169,6 +211,9 @@ func (o object) annotations(svc *corev1.Service) map[string]any {
 // addresses and without when not.
 func (o object) finalizers(svc *corev1.Service) []string {
 	ours := finalizerOf(svc)
+	if o.keepFinalizers { // the conventional one is that of the other load balancer
+		return svc.Finalizers
+	}
 	if len(o.addrs) == 0 {
 		_, assigned := svc.Annotations[annotation.Assigned]
 		return slices.DeleteFunc(slices.Clone(svc.Finalizers), func(f string) bool {

@@ -59,6 +59,9 @@ func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 	if c.Ledger.Settle(string(svc.UID)) {
 		c.wake()
 	}
+	if wrote {
+		c.tellAdopted(svc, v)
+	}
 	if wrote && news != nil {
 		c.tell(svc, news, v)
 		if v.Refusal == nil {
@@ -130,7 +133,7 @@ func isOtherUID(err error) bool {
 // metrics.
 func (c *Controller) tell(svc *corev1.Service, news *metav1.Condition, v Verdict) {
 	eventType := corev1.EventTypeNormal
-	if news.Reason != ReasonAllocated {
+	if news.Reason != string(ReasonAllocated) {
 		eventType = corev1.EventTypeWarning
 	}
 	if v.Refusal != nil {
@@ -150,10 +153,6 @@ const (
 	// calm is how long nobody has to touch the object until it is forgotten.
 	calm = 10 * time.Minute
 )
-
-// eventContested is the reason of the Event on a Service that somebody else
-// writes to again and again.
-const eventContested = "StatusContested"
 
 // repairs bounds the repairs of each Service's object: two load balancers
 // that both believe a Service to be theirs must not fight at full speed.
@@ -210,7 +209,7 @@ func (c *Controller) mayRepair(svc *corev1.Service) bool {
 		message := fmt.Sprintf("Lodestone has restored the status of this Service %d times in a row. "+
 			"Does another load balancer serve it, too? Lodestone now restores it less often.", count)
 		c.Log.Warn("service contested", "service", name)
-		c.Events.Event(svc, corev1.EventTypeWarning, eventContested, message)
+		c.Events.Event(svc, corev1.EventTypeWarning, string(ReasonContested), message)
 	}
 	return true
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/compat"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
@@ -37,9 +38,10 @@ const (
 	maxNamespaces = 64
 )
 
-// RequestOf reads what the Service asks for, first of all how it shares.
+// RequestOf reads what the Service asks for, first of all how it shares, by our
+// annotations and those of the dialects.
 // What cannot be read is a refusal of this Service and harms no other.
-func RequestOf(svc *corev1.Service, namespaceLabels map[string]string) (ipam.Request, *ipam.Refusal) {
+func RequestOf(svc *corev1.Service, namespaceLabels map[string]string, dialects compat.Dialects) (ipam.Request, *ipam.Refusal) {
 	req := ipam.Request{
 		Owner:      ipam.Owner{UID: string(svc.UID), Name: NameOf(svc)},
 		Subject:    config.Subject{Namespace: svc.Namespace, NamespaceLabels: namespaceLabels, Labels: svc.Labels},
@@ -51,8 +53,11 @@ func RequestOf(svc *corev1.Service, namespaceLabels map[string]string) (ipam.Req
 	if len(req.Families) == 0 {
 		req.Families = []ipam.Family{ipam.IPv4}
 	}
-	for _, read := range []func(*corev1.Service, *ipam.Request) error{readSharing, readPools, readAddresses, readRenumber, checkLimit} {
-		if err := read(svc, &req); err != nil {
+	wishes, contradiction := dialects.Read(svc)
+	for _, err := range []error{
+		readSharing(svc, wishes.SharingKey, &req), contradiction, readPools(wishes.Pools, &req), readAddresses(wishes, &req), readRenumber(svc, &req), checkLimit(svc),
+	} {
+		if err != nil {
 			return req, &ipam.Refusal{Reason: ipam.InvalidRequest, Message: err.Error()}
 		}
 	}
@@ -62,42 +67,42 @@ func RequestOf(svc *corev1.Service, namespaceLabels map[string]string) (ipam.Req
 // NameOf is "namespace/name", by which people and the ledger know a Service.
 func NameOf(svc *corev1.Service) string { return svc.Namespace + "/" + svc.Name }
 
-func readPools(svc *corev1.Service, req *ipam.Request) (err error) {
-	req.Pools, err = names(svc.Annotations[annotation.AddressPool], "pool", maxPools)
-	return in(annotation.AddressPool, err)
+func readPools(wish compat.Wish, req *ipam.Request) (err error) {
+	req.Pools, err = names(wish.Text, "pool", maxPools)
+	return in(wish.Annotation, err)
 }
 
-func readAddresses(svc *corev1.Service, req *ipam.Request) (err error) {
-	if req.Addresses, err = addresses(svc.Annotations[annotation.Addresses]); err != nil {
-		return in(annotation.Addresses, err)
+func readAddresses(wishes compat.Wishes, req *ipam.Request) (err error) {
+	if req.Addresses, err = addresses(wishes.Addresses.Text); err != nil {
+		return in(wishes.Addresses.Annotation, err)
 	}
-	if svc.Spec.LoadBalancerIP == "" {
+	if wishes.LoadBalancerIP == "" {
 		return nil
 	}
-	inSpec, err := addresses(svc.Spec.LoadBalancerIP)
+	inSpec, err := addresses(wishes.LoadBalancerIP)
 	switch {
 	case err != nil:
 		return fmt.Errorf("spec.loadBalancerIP: %w", err)
 	case len(inSpec) != 1:
-		return fmt.Errorf("spec.loadBalancerIP: %s is not one address: annotation %s takes several", quote(svc.Spec.LoadBalancerIP), annotation.Addresses)
+		return fmt.Errorf("spec.loadBalancerIP: %s is not one address: annotation %s takes several", quote(wishes.LoadBalancerIP), annotation.Addresses)
 	case len(req.Addresses) == 0:
 		req.Addresses = inSpec
 	case !slices.Contains(req.Addresses, inSpec[0]):
 		return fmt.Errorf("spec.loadBalancerIP asks for %s, annotation %s for %s: let one of them go, or let them agree",
-			inSpec[0], annotation.Addresses, join(req.Addresses))
+			inSpec[0], wishes.Addresses.Annotation, join(req.Addresses))
 	}
 	return nil
 }
 
 // readSharing reads the terms on which the Service shares its addresses.
-func readSharing(svc *corev1.Service, req *ipam.Request) error {
-	key := strings.TrimSpace(svc.Annotations[annotation.SharingKey])
+func readSharing(svc *corev1.Service, wish compat.Wish, req *ipam.Request) error {
+	key := wish.Text
 	others, err := names(svc.Annotations[annotation.SharingNamespaces], "namespace", maxNamespaces)
 	switch {
 	case err != nil:
 		return in(annotation.SharingNamespaces, err)
 	case len(key) > maxKey:
-		return in(annotation.SharingKey, fmt.Errorf("%s is longer than %d bytes", quote(key), maxKey))
+		return in(wish.Annotation, fmt.Errorf("%s is longer than %d bytes", quote(key), maxKey))
 	case key == "":
 		return nil
 	}
@@ -140,7 +145,7 @@ func readRenumber(svc *corev1.Service, req *ipam.Request) error {
 
 // checkLimit reads what the speakers will read, so that a mistake is said where
 // the user looks.
-func checkLimit(svc *corev1.Service, _ *ipam.Request) error {
+func checkLimit(svc *corev1.Service) error {
 	text, ok := svc.Annotations[annotation.ConnectionRateLimit]
 	if !ok {
 		return nil

@@ -308,4 +308,8 @@ func TestOddConfigurationIsWarnedOfOnce(t *testing.T) {
 	assert.Equal(t, 1, warnings(), "an edit that does not matter")
 	s.config.set("pools: [{name: other, addresses: [203.0.113.11/32, 203.0.113.12]}]\n")
 	assert.Equal(t, 2, warnings(), "another pool has the node's address")
+	assert.Equal(t, s.config.warnings[:1], s.config.over)
+	s.around.facts = &clusterfacts.Facts{}
+	assert.Equal(t, 2, warnings(), "the node has left")
+	assert.Equal(t, s.config.warnings, s.config.over)
 }

@@ -178,11 +178,11 @@ func TestWaitingServicesWakeByThemselves(t *testing.T) {
 	}
 	r.eventually("the first one says what is missing", func() bool { return reason("first") == string(ConfigUnavailable) })
 	config.set("quarantine: 300ms\n" + single)
-	r.eventually("the configuration wakes it", func() bool { return reason("first") == ReasonAllocated })
+	r.eventually("the configuration wakes it", func() bool { return reason("first") == string(ReasonAllocated) })
 	server.create("default/second", time.Unix(1e9, 0))
 	r.eventually("the second one is refused", func() bool { return reason("second") == "PoolExhausted" })
 	server.delete("default/first", time.Now())
-	r.eventually("the end of the quarantine wakes it", func() bool { return reason("second") == ReasonAllocated })
+	r.eventually("the end of the quarantine wakes it", func() bool { return reason("second") == string(ReasonAllocated) })
 }
 
 func TestServicesFlappingUnderLoadEndWithUniqueAddresses(t *testing.T) {

@@ -28,6 +28,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+	"github.com/lodestone-lb/lodestone/pkg/compat"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/released"
@@ -197,12 +198,19 @@ type document struct {
 	state    kube.State
 	changed  chan struct{}
 	warnings []string
+	over     []string
 }
 
 func (d *document) Warn(message string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.warnings = append(d.warnings, message)
+}
+
+func (d *document) WarnOver(message string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.over = append(d.over, message)
 }
 
 // surroundings are what a story's cluster has beside Services: the labels of
@@ -391,7 +399,7 @@ func (s *story) see(name string) {
 	svc := s.server.get(name)
 	switch {
 	case svc != nil:
-		if svc.Annotations[annotation.SharingKey] != "" {
+		if w, _ := compat.For(nil).Read(svc); w.SharingKey.Text != "" {
 			s.shared[name] = true
 		}
 		_ = s.index.Update(svc)

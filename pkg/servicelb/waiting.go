@@ -49,7 +49,7 @@ type class struct {
 // classOf returns the class of a Service that waits.
 func (l *Ledger) classOf(a *account) class {
 	r, req := a.verdict.Refusal, a.asked
-	if r == nil || len(req.Addresses) > 0 || req.Sharing != nil || len(l.alloc.Holds(a.owner.UID)) > 0 ||
+	if r == nil || a.obstacle != nil || len(req.Addresses) > 0 || req.Sharing != nil || len(l.alloc.Holds(a.owner.UID)) > 0 ||
 		len(l.alloc.Holds(leaving(a.owner).UID)) > 0 || l.alloc.Expects(a.owner.Name) || l.leases(req) {
 		return class{alone: a.owner.Name}
 	}
@@ -98,8 +98,8 @@ func (l *Ledger) leaveClass(a *account) {
 
 // Waiting returns the Services, oldest first, that may get a better answer
 // now: those that wait for something, and those whose addresses joined or
-// left pools, or are disputed or no longer so, when something changed that
-// decisions depend on.
+// left pools, or are disputed or no longer so, or whose annotations may mean
+// something else, when something changed that decisions depend on.
 func (l *Ledger) Waiting() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -128,7 +128,7 @@ func (l *Ledger) sweep() {
 	clear(l.due)
 	for _, a := range l.accounts {
 		if held := l.alloc.Holds(a.owner.UID); a.judged &&
-			(a.verdict.waits() || !slices.Equal(a.verdict.Held, held) || !slices.Equal(a.verdict.Disputes, l.disputesOf(held))) {
+			(a.edition != l.edition || a.verdict.waits() || !slices.Equal(a.verdict.Held, held) || !slices.Equal(a.verdict.Disputes, l.disputesOf(held))) {
 			l.due[a] = struct{}{}
 		}
 	}

@@ -87,10 +87,10 @@ func TestAQuotaThatIsReleasedIsThatOfANamespace(t *testing.T) {
 	}
 	s.server.delete("team/holds", s.clock)
 	s.run()
-	assert.Equal(t, ReasonAllocated, conditionOf(s.server.get("team/waits")).Reason)
+	assert.Equal(t, string(ReasonAllocated), conditionOf(s.server.get("team/waits")).Reason)
 	s.server.delete("shop/holds", s.clock)
 	s.run()
-	assert.Equal(t, ReasonAllocated, conditionOf(s.server.get("shop/waits")).Reason)
+	assert.Equal(t, string(ReasonAllocated), conditionOf(s.server.get("shop/waits")).Reason)
 	assert.Equal(t, "QuotaExceeded", conditionOf(s.server.get("shop/waits-too")).Reason)
 }
 

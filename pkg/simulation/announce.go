@@ -27,7 +27,7 @@ func (c *Cluster) announced(svc *corev1.Service, v servicelb.Verdict) []string {
 	for node := range s.Nodes {
 		plans[node] = plan.Make(node, s)
 	}
-	owners := plan.Owners(s)
+	owners, sharers := plan.Owners(s), plan.Sharers(s)
 	var said []string
 	for _, held := range v.Held {
 		routed, silent := map[string][]string{}, map[string][]string{} // nodes by what they say
@@ -41,7 +41,10 @@ func (c *Cluster) announced(svc *corev1.Service, v servicelb.Verdict) []string {
 				silent[key] = append(silent[key], node)
 			}
 		}
-		if owners[held.Addr] != "" {
+		switch {
+		case sharers[held.Addr] != nil:
+			said = append(said, fmt.Sprintf("%s by layer 2 from %s, each to a part of the clients", held.Addr, enumerate(sharers[held.Addr])))
+		case owners[held.Addr] != "":
 			said = append(said, fmt.Sprintf("%s by layer 2 from one node", held.Addr))
 		}
 		for _, peers := range slices.Sorted(maps.Keys(routed)) {

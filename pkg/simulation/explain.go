@@ -9,6 +9,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/compat"
 	"github.com/lodestone-lb/lodestone/pkg/servicelb"
 )
 
@@ -40,7 +41,7 @@ func (c *Cluster) Explain(svc *corev1.Service) Story {
 		return s
 	}
 	l, verdicts := c.ledger(&draft{c.Config})
-	req, _ := servicelb.RequestOf(svc, c.NamespaceLabels[svc.Namespace])
+	req, _ := servicelb.RequestOf(svc, c.NamespaceLabels[svc.Namespace], compat.For(c.Config))
 	s.Asks, s.Verdict, s.Considered = asks(req), verdicts[s.Service], l.Consider(svc)
 	s.Has, s.Announced = s.Verdict.Has(), c.announced(svc, s.Verdict)
 	s.Advice = advice(s.Verdict, s.Considered)
@@ -83,45 +84,26 @@ func text(families []ipam.Family) string {
 	return strings.Join(names, " and ")
 }
 
-// remedies say what helps against each reason.
-var remedies = map[ipam.Reason]string{
-	servicelb.ConfigUnavailable: "Write a valid configuration; lodestone validate finds the mistakes.",
-	servicelb.AddressConflict:   "Find the other host by its hardware address and take the address away from it. Or exclude the address from the pool and annotate the Service with " + annotation.Renumber + "=" + annotation.Renumbering + ", which gives it another one, unless it asks for this one.",
-	servicelb.LeasePending:      "Wait for the DHCP server, or see what it says in the Service's condition " + annotation.ConditionAllocated + ".",
-	ipam.PoolExhausted:          "Widen a pool, delete a Service that is not needed, or wait for addresses in quarantine.",
-	ipam.PoolNotFound:           "Name a pool that exists, or add the pool to the configuration.",
-	ipam.PoolNotAllowed:         "Open the pool to the Service (namespaces, namespaceSelector, serviceSelector), or name another pool.",
-	ipam.PoolDraining:           "Name another pool, or set the pool's state to active.",
-	ipam.NoPool:                 "Name a pool (annotation " + annotation.AddressPool + "), or open one to the Service.",
-	ipam.FamilyUnavailable:      "Add addresses of the family to a pool, or ask for the other family (spec.ipFamilies, spec.ipFamilyPolicy).",
-	ipam.QuotaExceeded:          "Delete a Service of the namespace that is not needed, or raise the pool's namespaceQuota.",
-	ipam.AddressInUse:           "Ask for another address, or free this one. Two Services can share one with annotation " + annotation.SharingKey + ".",
-	ipam.AddressOutsidePools:    "Ask for an address of a pool, or add the address to one.",
-	ipam.AddressWithheld:        "Ask for another address, or change the pool's exclude or useFirstAndLast.",
-	ipam.AddressForbidden:       "Ask for another address: this one is in use by the cluster itself.",
-	ipam.AddressReserved:        "Ask for another address, or change the configuration's reservations.",
-	ipam.AddressQuarantined:     "Wait until the address is free, or ask for another one.",
-	ipam.RequestNotAllowed:      "Take any address of the pool (remove annotation " + annotation.Addresses + "), or add the namespace to the pool's requesters.",
-	ipam.SharingConflict:        "Use other ports, or another sharing key, or no key for an address of its own.",
-	ipam.WrongFamily:            "Ask for an address of the Service's families, or change spec.ipFamilies.",
-	ipam.InvalidRequest:         "Correct what the message names.",
+// remedy says what helps against the reason of a refusal.
+func remedy(r ipam.Reason) string {
+	if text, ok := servicelb.Refusals()[r]; ok {
+		return text.Cure
+	}
+	return ipam.Reasons()[r].Cure
 }
-
-// Remedy says what helps against the reason of a refusal.
-func Remedy(r ipam.Reason) string { return remedies[r] }
 
 // advice says what would help the Service.
 func advice(v servicelb.Verdict, considered []ipam.Consideration) []string {
 	var said []string
 	switch {
 	case v.Refusal != nil:
-		said = append(said, Remedy(v.Refusal.Reason))
+		said = append(said, remedy(v.Refusal.Reason))
 	case len(v.Disputes) > 0:
-		said = append(said, Remedy(servicelb.AddressConflict))
+		said = append(said, remedy(servicelb.AddressConflict))
 	case v.Stranded(), v.Draining():
 		said = append(said, "kubectl annotate service NAME "+annotation.Renumber+"="+annotation.Renumbering+" gives it another address, and frees this one.")
 	case v.Missing != "":
-		said = append(said, Remedy(ipam.FamilyUnavailable))
+		said = append(said, remedy(ipam.FamilyUnavailable))
 	default:
 		return nil
 	}

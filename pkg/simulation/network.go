@@ -51,6 +51,7 @@ type Network struct {
 	sharers   map[netip.Addr][]int // of Services, by VIP
 	endpoints map[string][]snapshot.Endpoints
 	views     map[string]View
+	who       map[netip.Addr]Audience
 }
 
 // View is the plan of one node, and what it says to each VIP.
@@ -188,11 +189,19 @@ func (n *Network) PoolOf(vip netip.Addr) *config.Pool {
 	return nil
 }
 
-// Who tells who announces each VIP.
+// Who tells who announces each VIP. Callers do not change the answer.
 func (n *Network) Who() map[netip.Addr]Audience {
+	if n.who == nil {
+		n.who = n.audiences()
+	}
+	return n.who
+}
+
+func (n *Network) audiences() map[netip.Addr]Audience {
 	who := make(map[netip.Addr]Audience, len(n.Services))
+	sharers := plan.Sharers(n.Snapshot)
 	for vip, owner := range plan.Owners(n.Snapshot) {
-		who[vip] = Audience{Owner: owner}
+		who[vip] = Audience{Owner: owner, Sharers: sharers[vip]}
 	}
 	for node, vips := range n.routed() {
 		for _, vip := range vips {
@@ -236,8 +245,21 @@ func (n *Network) routed() map[string][]netip.Addr {
 type Audience struct {
 	// Owner announces it by layer 2; empty: nobody does.
 	Owner string
+	// Sharers do so together, if the VIP is shared, the Owner among them, sorted.
+	Sharers []string
 	// Routers are the nodes that announce it by BGP, sorted.
 	Routers []string
+}
+
+// Layer2 returns who announces the VIP by layer 2: its owner, or all that share it.
+func (a Audience) Layer2() []string {
+	switch {
+	case a.Sharers != nil:
+		return a.Sharers
+	case a.Owner != "":
+		return []string{a.Owner}
+	}
+	return nil
 }
 
 // Silent reports whether nobody announces the VIP.
@@ -262,6 +284,32 @@ func (n *Network) Silence(vip netip.Addr) plan.Silence {
 		why.Message = "node " + node + ": " + why.Message
 	}
 	return why
+}
+
+// maxVerdicts bounds what Silences keeps at a time: VIPs times nodes.
+const maxVerdicts = 200_000
+
+// Silences returns Silence of each of the VIPs, in memory that does not grow with
+// their number.
+func (n *Network) Silences(vips []netip.Addr) map[netip.Addr]plan.Silence {
+	all := make(map[netip.Addr]plan.Silence, len(vips))
+	for batch := range slices.Chunk(vips, max(1, maxVerdicts/max(1, len(n.Nodes)))) {
+		part := *n
+		part.views, part.Services = map[string]View{}, nil
+		seen := map[int]bool{}
+		for _, vip := range batch {
+			for _, i := range n.sharers[vip] {
+				if !seen[i] {
+					seen[i] = true
+					part.Services = append(part.Services, n.Services[i])
+				}
+			}
+		}
+		for _, vip := range batch {
+			all[vip] = part.Silence(vip)
+		}
+	}
+	return all
 }
 
 // closeness orders the reasons that lie in the node by how little keeps it from

@@ -117,6 +117,7 @@ func TestRemovalComesTrue(t *testing.T) {
 			}
 			if audience.Silent() {
 				require.NotEmpty(t, now.Silence(vip).Message)
+				require.Equal(t, now.Silence(vip), now.Silences([]netip.Addr{vip})[vip], "the others make no difference")
 			}
 		}
 	})

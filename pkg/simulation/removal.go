@@ -59,7 +59,7 @@ func (n *Network) Moves(after *Network) []Move {
 	var moves []Move
 	for vip, was := range before {
 		is := then[vip]
-		if was.Owner == is.Owner && slices.Equal(was.Routers, is.Routers) {
+		if slices.Equal(was.Layer2(), is.Layer2()) && slices.Equal(was.Routers, is.Routers) {
 			continue
 		}
 		m := Move{VIP: vip, Before: was, After: is}

@@ -2,6 +2,8 @@ package bfd
 
 import (
 	"time"
+
+	"github.com/lodestone-lb/lodestone/pkg/reason"
 )
 
 const (
@@ -45,6 +47,16 @@ const (
 
 // causes are all that a transition can have.
 var causes = [...]Cause{CameUp, Expired, PeerDown, PeerAdminDown}
+
+// Causes tells about each Cause that a transition can have.
+func Causes() reason.Texts[Cause] {
+	return reason.Texts[Cause]{
+		CameUp:        {Cause: "Both sides hear each other.", Cure: "Nothing to do."},
+		Expired:       {Cause: "The peer was not heard for the detection time.", Cure: "See to the path and the router. If it happens often on a busy node, take longer intervals, or speaker.bgp.realTimeBFD."},
+		PeerDown:      {Cause: "The peer does not hear this node any more, or has started anew.", Cure: "See to the way from the node to the router; if the router restarted, nothing."},
+		PeerAdminDown: {Cause: "People have switched the session off on the peer. BGP goes on without BFD.", Cure: "Not a fault: switch it on again on the router if BFD is wanted."},
+	}
+}
 
 // machine is the state machine of one session in Asynchronous mode (RFC 5880,
 // section 6.8), with the state variables of section 6.8.1. It has no clock and

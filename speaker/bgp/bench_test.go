@@ -180,3 +180,34 @@ func BenchmarkSend(b *testing.B) {
 	b.ReportMetric(float64(all.Microseconds())/1000/float64(b.N), "ms/all")
 	b.ReportMetric(float64(one.Microseconds())/1000/float64(b.N), "ms/one")
 }
+
+// BenchmarkOneMore is what one more VIP among 10,000 costs the announcer with two
+// peers before anything is sent: when it has to find out what changed (Set), and
+// when it is told (Update).
+func BenchmarkOneMore(b *testing.B) {
+	const prefixes = 10_000
+	attributes := plan.Attributes{Communities: []config.Community{64512<<16 | 1}}
+	route := plan.Route{"a": attributes, "b": attributes}
+	for name, tell := range map[string]func(*Announcer, plan.BGP) error{
+		"Set":    func(a *Announcer, want plan.BGP) error { return a.Set(b.Context(), want) },
+		"Update": func(a *Announcer, want plan.BGP) error { return a.Update(b.Context(), want, []netip.Prefix{vip4}) },
+	} {
+		b.Run(name, func(b *testing.B) {
+			w := newWorld(b, 1)
+			w.peer("a", nil)
+			w.peer("b", func(p *config.Peer) { p.Address = other4 })
+			for i := range prefixes {
+				w.want.Routes[netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 32)] = route
+			}
+			w.start()
+			for i := 0; b.Loop(); i++ {
+				if i%2 == 0 {
+					w.want.Routes[vip4] = route
+				} else {
+					delete(w.want.Routes, vip4)
+				}
+				require.NoError(b, tell(w.announcer, w.want))
+			}
+		})
+	}
+}

@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go4.org/netipx"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/news"
@@ -43,10 +44,6 @@ type Options struct {
 	// Passwords returns a TCP-MD5 password. It is asked in every Set. An error,
 	// or a password that is empty, holds the sessions down that need it.
 	Passwords func(config.SecretKey) (string, error)
-	// Permit reports whether a prefix may be announced, as a last check where
-	// the UPDATE is made; what was announced is withdrawn by Set alone. It is
-	// called by several goroutines. Nil: all that Set is given may.
-	Permit func(netip.Prefix) bool
 	// Restarting says that another process announced before this one and that
 	// its routes may still be with routers that keep them for a restart (RFC
 	// 4724): they stay until this process has announced its own.
@@ -70,6 +67,7 @@ type Announcer struct {
 	ctx       context.Context // of the sessions
 	sessions  map[string]*session
 	routes    map[netip.Prefix]plan.Route
+	permit    *netipx.IPSet     // see plan.BGP
 	down      map[string]string // peers not to be talked to, and why
 	draining  bool
 	listeners *listeners
@@ -83,9 +81,6 @@ type Announcer struct {
 func New(o Options) *Announcer {
 	if o.Inside == nil {
 		o.Inside = func(f func() error) error { return f() }
-	}
-	if o.Permit == nil {
-		o.Permit = func(netip.Prefix) bool { return true }
 	}
 	a := &Announcer{
 		options:  o,
@@ -170,7 +165,22 @@ func (a *Announcer) do(ctx context.Context, f func()) error {
 // wait for routers. The values in the maps belong to the Announcer from now on.
 func (a *Announcer) Set(ctx context.Context, want plan.BGP) error {
 	return a.do(ctx, func() {
+		a.setPermit(want.Permit)
 		a.setRoutes(want.Routes)
+		a.setSessions(want)
+	})
+}
+
+// Update is Set for who knows which routes have changed since the last call that
+// returned nil: it looks at no others, so that one more VIP costs the same
+// however many there are.
+func (a *Announcer) Update(ctx context.Context, want plan.BGP, changed []netip.Prefix) error {
+	return a.do(ctx, func() {
+		a.setPermit(want.Permit)
+		for _, prefix := range changed {
+			a.setRoute(prefix, want.Routes[prefix])
+		}
+		a.flush()
 		a.setSessions(want)
 	})
 }
@@ -227,6 +237,7 @@ func (a *Announcer) setSessions(want plan.BGP) {
 		s := newSession(a, name, t)
 		a.sessions[name] = s
 		s.rib.drain(a.draining)
+		s.rib.limit(a.permit)
 		for prefix, route := range a.routes {
 			s.rib.set(prefix, route)
 		}
@@ -280,21 +291,43 @@ func (a *Announcer) password(key config.SecretKey) (password, unfit string) {
 func (a *Announcer) setRoutes(want map[netip.Prefix]plan.Route) {
 	for prefix := range a.routes {
 		if _, ok := want[prefix]; !ok {
-			delete(a.routes, prefix)
-			for _, s := range a.sessions {
-				s.rib.set(prefix, nil)
-			}
+			a.setRoute(prefix, nil)
 		}
 	}
 	for prefix, route := range want {
 		if before, ok := a.routes[prefix]; ok && reflect.ValueOf(before).Pointer() == reflect.ValueOf(route).Pointer() {
 			continue
 		}
-		a.routes[prefix] = route
-		for _, s := range a.sessions {
-			s.rib.set(prefix, route)
-		}
+		a.setRoute(prefix, route)
 	}
+	a.flush()
+}
+
+// setPermit has all sessions hold back what is not in the set; nil: nothing.
+func (a *Announcer) setPermit(permit *netipx.IPSet) {
+	if permit == a.permit || permit != nil && a.permit != nil && permit.Equal(a.permit) {
+		return
+	}
+	a.permit = permit
+	for _, s := range a.sessions {
+		s.rib.limit(permit)
+	}
+}
+
+// setRoute replaces a route; nil is none.
+func (a *Announcer) setRoute(prefix netip.Prefix, route plan.Route) {
+	if route == nil {
+		delete(a.routes, prefix)
+	} else {
+		a.routes[prefix] = route
+	}
+	for _, s := range a.sessions {
+		s.rib.set(prefix, route)
+	}
+}
+
+// flush has all sessions send what changed.
+func (a *Announcer) flush() {
 	for _, s := range a.sessions {
 		s.rib.flush()
 	}

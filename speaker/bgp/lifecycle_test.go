@@ -10,6 +10,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
+	"go4.org/netipx"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/testnet/router"
@@ -318,13 +319,22 @@ func TestRouterRestarts(t *testing.T) {
 	require.Contains(t, w.log.String(), "its administrator shut the session down")
 }
 
+func permitting(prefixes ...netip.Prefix) *netipx.IPSet {
+	var b netipx.IPSetBuilder
+	for _, p := range prefixes {
+		b.AddPrefix(p)
+	}
+	set, _ := b.IPSet()
+	return set
+}
+
 // Prefixes that may not be announced are not, whatever Set is given, and what
 // cannot be told is counted.
 func TestWithheld(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	f := w.frr(w.tor, "198.18.0.1", "")
-	w.options.Permit = netip.MustParsePrefix("203.0.113.1/32").Overlaps
+	w.want.Permit = permitting(vip4)
 	w.peer("tor", nil)
 	w.route(vip4, "tor", plan.Attributes{})
 	w.route(more4, "tor", plan.Attributes{})
@@ -332,9 +342,21 @@ func TestWithheld(t *testing.T) {
 	w.route(vip6, "tor", plan.Attributes{})
 	w.start()
 	w.has(f, vip4)
-	require.Equal(t, map[string]int{"not_permitted": 2}, w.status("tor").Withheld)
+	require.Equal(t, map[Withholding]int{"not_permitted": 2}, w.status("tor").Withheld)
 	require.Equal(t, 1, w.status("tor").Advertised)
 	require.Nil(t, path(f, more4))
+	require.Contains(t, w.log.String(), "BGP holds back what bgpPermit of the configuration does not contain")
+
+	t.Log("what is permitted later is announced, what is not any more is withdrawn")
+	w.want.Permit = permitting(netip.MustParsePrefix("203.0.113.2/31"))
+	w.set()
+	w.has(f, more4)
+	w.until("withdrawal", func() bool { return path(f, vip4) == nil }, func() any { return path(f, vip4) })
+	w.want.Permit = permitting(vip4)
+	require.NoError(t, w.announcer.Update(t.Context(), w.want, nil))
+	w.has(f, vip4)
+	w.until("withdrawal", func() bool { return path(f, more4) == nil }, func() any { return path(f, more4) })
+	require.Equal(t, map[Withholding]int{"not_permitted": 2}, w.status("tor").Withheld)
 	problems, err := testutil.GatherAndLint(w.registry)
 	require.NoError(t, err)
 	require.Empty(t, problems)
@@ -347,7 +369,7 @@ func TestWithheld(t *testing.T) {
 %[2]s{peer="tor",reason="not_permitted"} 2
 # HELP %[3]s UPDATE messages with routes sent.
 # TYPE %[3]s counter
-%[3]s{peer="tor"} 1
+%[3]s{peer="tor"} 5
 # HELP %[4]s Sessions that came up (cause established) or went down, by cause.
 # TYPE %[4]s counter
 %[4]s{cause="established",peer="tor"} 1
@@ -356,13 +378,13 @@ func TestWithheld(t *testing.T) {
 	require.ErrorContains(t, err, `no BGP peer "nobody"`)
 
 	t.Log("an IPv6 route has no next hop where the node has no IPv6 address")
-	w.options.Permit = nil
+	w.want.Permit = nil
 	w.stop(false)
 	w.node.Run("ip", "-6", "addr", "flush", "dev", "eth0")
 	f.Configure("router bgp 64513", "address-family ipv6 unicast", "neighbor 198.18.0.1 activate")
 	w.start()
 	w.has(f, more4)
-	require.Equal(t, map[string]int{"no_next_hop": 1}, w.status("tor").Withheld)
+	require.Equal(t, map[Withholding]int{"no_next_hop": 1}, w.status("tor").Withheld)
 }
 
 // Changes that come to nothing do not delay keepalives.
@@ -370,7 +392,7 @@ func TestKeepalivesDuringChanges(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	f := w.frr(w.tor, "198.18.0.1", "")
-	w.options.Permit = func(netip.Prefix) bool { return false }
+	w.want.Permit = permitting()
 	w.peer("tor", func(p *config.Peer) { p.HoldTime = 3 * time.Second })
 	w.start()
 	w.up("tor")

@@ -217,7 +217,7 @@ func FuzzRead(f *testing.F) {
 		if err != nil {
 			return
 		}
-		s := &session{rib: newRIB("tor", func(netip.Prefix) bool { return true })}
+		s := &session{rib: newRIB("tor")}
 		if _, err := s.handle(m); err != nil {
 			text := brokenConnection(err).text
 			if text == "" || strings.ContainsAny(text, "\x00\n\x1b") {

@@ -12,38 +12,75 @@ import (
 
 	packet "github.com/osrg/gobgp/v3/pkg/packet/bgp"
 	"golang.org/x/sys/unix"
+
+	"github.com/lodestone-lb/lodestone/pkg/reason"
 )
 
 // bfdDown is the subcode of Cease for a session that BFD ends (RFC 9384).
 const bfdDown = 10
 
-// The causes of transitions of sessions, as metrics name them.
+// Cause is a stable code for why a session came up or ended, in metrics and the
+// log.
+type Cause string
+
+// The causes.
 const (
-	causeEstablished  = "established"
-	causeConfigured   = "configuration" // the node's end has changed
-	causePassword     = "password"
-	causeRemoved      = "removed"
-	causeStopped      = "stopped"
-	causeBFD          = "bfd"
-	causeHoldTimer    = "hold_timer"
-	causeSendTimer    = "send_timer"
-	causeNotification = "notification" // the router ended it
-	causeProtocol     = "protocol"     // the router made a mistake
-	causeConnection   = "connection"
-	causeReplaced     = "replaced" // the router opened another connection
+	causeEstablished  Cause = "established"
+	causeConfigured   Cause = "configuration" // the node's end has changed
+	causePassword     Cause = "password"
+	causeRemoved      Cause = "removed"
+	causeStopped      Cause = "stopped"
+	causeBFD          Cause = "bfd"
+	causeHoldTimer    Cause = "hold_timer"
+	causeSendTimer    Cause = "send_timer"
+	causeNotification Cause = "notification" // the router ended it
+	causeProtocol     Cause = "protocol"     // the router made a mistake
+	causeConnection   Cause = "connection"
+	causeReplaced     Cause = "replaced" // the router opened another connection
 )
 
-// Why prefixes are withheld from a router.
+// Causes tells about each Cause.
+func Causes() reason.Texts[Cause] {
+	return reason.Texts[Cause]{
+		causeEstablished:  {Cause: "The session came up.", Cure: "Nothing to do."},
+		causeConfigured:   {Cause: "The node's end of the session has changed, or can no longer be had.", Cure: "Not a fault: it comes back with the new settings. If not, lodestone bgp peers says what it lacks."},
+		causePassword:     {Cause: "The session's password has changed.", Cure: "Not a fault: it comes back when the router has the new password, too."},
+		causeRemoved:      {Cause: "The peer is no longer one of this node.", Cure: "Not a fault: the configuration or the node's labels say so."},
+		causeStopped:      {Cause: "The speaker stops.", Cure: "Not a fault if it was restarted or updated; otherwise see why its pod ended."},
+		causeBFD:          {Cause: "BFD found the path to the router broken.", Cure: "See to the path and the router; metrics lodestone_bfd_transitions_total says which side noticed."},
+		causeHoldTimer:    {Cause: "The router was not heard for the hold time.", Cure: "See to the path and the router, and to its load."},
+		causeSendTimer:    {Cause: "The router does not take what is sent.", Cure: "The router is overloaded or hangs: look at it, and at the MTU of the path."},
+		causeNotification: {Cause: "The router ended the session with a NOTIFICATION, which the log has in words.", Cure: "Follow the words in the log or of lodestone bgp peers; the router's own log has more."},
+		causeProtocol:     {Cause: "The router made a mistake in the protocol, which the log describes.", Cure: "Compare AS numbers, capabilities and families of both ends; update the router."},
+		causeConnection:   {Cause: "The connection broke, or the router closed it without a reason.", Cure: "See whether the router restarted, and what its log says of this node."},
+		causeReplaced:     {Cause: "The router opened another connection.", Cure: "Nothing: the session goes on over the new one. If it happens often, see why the router loses the old one."},
+	}
+}
+
+// Withholding is a stable code for why a router cannot be told a prefix.
+type Withholding string
+
+// The reasons.
 const (
-	withheldFamily    = "family_not_negotiated"
-	withheldNextHop   = "no_next_hop"
-	withheldForbidden = "not_permitted"
-	withheldTooLong   = "attributes_too_long"
+	withheldFamily    Withholding = "family_not_negotiated"
+	withheldNextHop   Withholding = "no_next_hop"
+	withheldForbidden Withholding = "not_permitted"
+	withheldTooLong   Withholding = "attributes_too_long"
 )
+
+// Withholdings tells about each Withholding.
+func Withholdings() reason.Texts[Withholding] {
+	return reason.Texts[Withholding]{
+		withheldFamily:    {Cause: "The session does not carry the prefix's address family.", Cure: "Activate the family for this neighbour on the router, or announce such VIPs to another peer."},
+		withheldNextHop:   {Cause: "The node has no address of that family on the session's interface.", Cure: "Give the interface one, or use a session of that family."},
+		withheldForbidden: {Cause: "The configuration's pools do not contain the prefix.", Cure: "Put the address back into a pool if it is to be announced."},
+		withheldTooLong:   {Cause: "The attributes do not fit into one UPDATE message.", Cure: "Use fewer communities or less prepending in the advertisements."},
+	}
+}
 
 // failure is why a session or an attempt to have one ended.
 type failure struct {
-	cause string
+	cause Cause
 	text  string
 	// notification is what the router is told; nil: nothing.
 	notification *packet.BGPNotification
@@ -70,7 +107,7 @@ func cease(subcode uint8) *packet.BGPNotification {
 }
 
 // ending is why the node itself ends a session.
-func ending(cause string, restarting bool) *failure {
+func ending(cause Cause, restarting bool) *failure {
 	switch cause {
 	case causeStopped:
 		return &failure{cause: cause, text: "the speaker stops", notification: cease(packet.BGP_ERROR_SUB_ADMINISTRATIVE_SHUTDOWN), final: !restarting, silent: restarting}

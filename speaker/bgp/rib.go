@@ -6,6 +6,8 @@ import (
 	"sync"
 	"unique"
 
+	"go4.org/netipx"
+
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
@@ -79,8 +81,7 @@ func drained(h attributes) attributes {
 
 // rib is the adj-RIB-out of a peer: what it shall be told and what it was.
 type rib struct {
-	peer   string
-	permit func(netip.Prefix) bool
+	peer string
 	// wake has a token when there is something to send.
 	wake chan struct{}
 
@@ -88,15 +89,16 @@ type rib struct {
 	want     map[netip.Prefix]attributes
 	sent     map[netip.Prefix]attributes
 	pending  map[netip.Prefix]bool // what may be to be sent, and whether again
+	permit   *netipx.IPSet         // see plan.BGP
 	draining bool
 	open     bool // whether there is a session
 	// withheld counts what is wanted and cannot be sent, by reason. It is empty
 	// while there is no session.
-	withheld map[netip.Prefix]string
+	withheld map[netip.Prefix]Withholding
 }
 
-func newRIB(peer string, permit func(netip.Prefix) bool) *rib {
-	return &rib{peer: peer, permit: permit, wake: make(chan struct{}, 1), want: map[netip.Prefix]attributes{}}
+func newRIB(peer string) *rib {
+	return &rib{peer: peer, wake: make(chan struct{}, 1), want: map[netip.Prefix]attributes{}}
 }
 
 // set replaces a route; nil is none. What changes is sent after flush.
@@ -155,11 +157,22 @@ func (r *rib) drain(on bool) {
 	r.flushLocked()
 }
 
+// limit sets what may be sent at all; nil: everything.
+func (r *rib) limit(permit *netipx.IPSet) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.permit = permit
+	for prefix := range r.want {
+		r.markLocked(prefix)
+	}
+	r.flushLocked()
+}
+
 // start is called when a session is up: the router has nothing.
 func (r *rib) start() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.open, r.sent, r.withheld = true, map[netip.Prefix]attributes{}, map[netip.Prefix]string{}
+	r.open, r.sent, r.withheld = true, map[netip.Prefix]attributes{}, map[netip.Prefix]Withholding{}
 	r.pending = make(map[netip.Prefix]bool, len(r.want))
 	for prefix := range r.want {
 		r.pending[prefix] = false
@@ -189,11 +202,13 @@ func (r *rib) refresh(is4 bool) {
 type batch struct {
 	withdraw []netip.Prefix
 	announce map[attributes][]netip.Prefix
+	// forbidden would be, if it were permitted.
+	forbidden []netip.Prefix
 }
 
 // take returns what is to be sent now, and takes it for sent. deny returns why
 // the session cannot tell a prefix; "": it can.
-func (r *rib) take(deny func(netip.Prefix) string) batch {
+func (r *rib) take(deny func(netip.Prefix) Withholding) batch {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	b := batch{announce: map[attributes][]netip.Prefix{}}
@@ -204,8 +219,9 @@ func (r *rib) take(deny func(netip.Prefix) string) batch {
 		delete(r.withheld, prefix)
 		if is {
 			why := deny(prefix)
-			if !r.permit(prefix) {
+			if r.permit != nil && !r.permit.ContainsPrefix(prefix) {
 				why = withheldForbidden
+				b.forbidden = append(b.forbidden, prefix)
 			}
 			if why != "" {
 				r.withheld[prefix], is = why, false
@@ -231,7 +247,7 @@ func (r *rib) take(deny func(netip.Prefix) string) batch {
 }
 
 // reject takes back that prefixes were sent.
-func (r *rib) reject(prefixes []netip.Prefix, why string) {
+func (r *rib) reject(prefixes []netip.Prefix, why Withholding) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, prefix := range prefixes {
@@ -253,10 +269,10 @@ func (r *rib) advertised() map[netip.Prefix]plan.Attributes {
 
 // count returns how many prefixes the router was told, and how many it cannot
 // be told, by reason.
-func (r *rib) count() (advertised int, withheld map[string]int) {
+func (r *rib) count() (advertised int, withheld map[Withholding]int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	withheld = map[string]int{}
+	withheld = map[Withholding]int{}
 	for _, why := range r.withheld {
 		withheld[why]++
 	}

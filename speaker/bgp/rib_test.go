@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"go4.org/netipx"
 	"pgregory.net/rapid"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
@@ -17,14 +18,15 @@ func TestRIBAgainstARouter(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		prefixes := []netip.Prefix{vip4, more4, vip6, netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("192.0.2.0/24")}
-		permitted := map[netip.Prefix]bool{vip4: true, more4: true, vip6: true, prefixes[4]: true}
-		deny := func(p netip.Prefix) string {
+		few, permitted := permitting(vip4, vip6, prefixes[4]), (*netipx.IPSet)(nil)
+		may := func(p netip.Prefix) bool { return permitted == nil || permitted.ContainsPrefix(p) }
+		deny := func(p netip.Prefix) Withholding {
 			if p == prefixes[4] {
 				return withheldNextHop
 			}
 			return ""
 		}
-		r := newRIB("tor", func(p netip.Prefix) bool { return permitted[p] })
+		r := newRIB("tor")
 		want := map[netip.Prefix]plan.Attributes{}
 		var known map[netip.Prefix]attributes // at the router; nil: no session
 		again := map[bool]bool{}              // families that it asked for
@@ -74,6 +76,10 @@ func TestRIBAgainstARouter(t *testing.T) {
 				draining = rapid.Bool().Draw(t, "on")
 				r.drain(draining)
 			},
+			"permit": func(t *rapid.T) {
+				permitted = rapid.SampledFrom([]*netipx.IPSet{nil, few}).Draw(t, "permitted")
+				r.limit(permitted)
+			},
 			"refresh": func(t *rapid.T) {
 				if known != nil {
 					is4 := rapid.Bool().Draw(t, "IPv4")
@@ -88,7 +94,7 @@ func TestRIBAgainstARouter(t *testing.T) {
 				take(t)
 				expected := map[netip.Prefix]attributes{}
 				for p, a := range want {
-					if !permitted[p] || deny(p) != "" {
+					if !may(p) || deny(p) != "" {
 						continue
 					}
 					if draining {

@@ -15,10 +15,16 @@ import (
 
 const (
 	// reconnect is the pause after a session of at least steady. After those that
-	// did not last it doubles, up to the longest one.
+	// did not last it doubles, up to the longest one: RFC 4271 section 8.1
+	// (DampPeerOscillations, IdleHoldTime) leaves the figures open. A router that
+	// flaps is asked for less and less; attempts that fail are not slowed down,
+	// so that one that reboots is found as soon as it answers.
 	reconnect, steady = time.Second, 10 * time.Second
 	longestPause      = time.Minute
 	maxDoublings      = 6
+	// forgiven is how long after the last session that did not last nothing is
+	// held against the router any more: it may have been repaired, or rebooted.
+	forgiven = 5 * time.Minute
 )
 
 // target is what a session shall be.
@@ -84,15 +90,16 @@ type session struct {
 	transitions transitions
 
 	// Owned by run.
-	was   bool // established before
-	short int  // sessions in a row that did not last
+	was     bool      // established before
+	short   int       // sessions in a row that did not last
+	shortAt time.Time // when the last of them ended
 }
 
 func newSession(a *Announcer, name string, t target) *session {
 	s := &session{
 		name: name, announcer: a, told: &t,
 		log:      a.log.With("peer", name),
-		rib:      newRIB(name, a.options.Permit),
+		rib:      newRIB(name),
 		targets:  make(chan target, 1),
 		accepted: make(chan net.Conn, 1),
 		steps:    make(chan Peer),
@@ -195,7 +202,7 @@ func (s *session) attempt(t *target, conn net.Conn) time.Duration {
 	for {
 		select {
 		case <-ctx.Done(): // we end it
-			s.end(t, context.Cause(ctx))
+			s.ended(context.Cause(ctx))
 			<-ended // within lastWord
 			return 0
 		case next := <-s.targets:
@@ -213,10 +220,10 @@ func (s *session) attempt(t *target, conn net.Conn) time.Duration {
 			s.step(step)
 		case err := <-ended:
 			if ctx.Err() != nil {
-				s.end(t, context.Cause(ctx))
+				s.ended(context.Cause(ctx))
 				return 0
 			}
-			return s.end(t, err)
+			return s.pause(t, s.ended(err))
 		}
 	}
 }
@@ -241,23 +248,31 @@ func (s *session) step(to Peer) {
 	}
 }
 
-// end notes why a session or an attempt ended, and returns how long to pause.
-func (s *session) end(t *target, err error) time.Duration {
+// ended notes why a session or an attempt ended, and returns how long the
+// session lasted; 0: there was none.
+func (s *session) ended(err error) (lasted time.Duration) {
 	f := brokenConnection(err)
-	before := s.state.Load()
-	lasted := time.Since(before.Since)
-	up := before.State == Established
-	if up {
+	if before := s.state.Load(); before.State == Established {
+		lasted = max(time.Since(before.Since), 1)
 		s.transitions.count(f.cause)
 	}
 	s.fail(f)
+	return lasted
+}
+
+// pause returns how long to pause after a session that lasted so long and that
+// this node did not end itself, or after an attempt that failed.
+func (s *session) pause(t *target, lasted time.Duration) time.Duration {
 	pause := t.Peer.ConnectRetry
 	switch {
-	case up && lasted >= steady:
+	case lasted >= steady:
 		s.short = 0
 		return min(reconnect, pause)
-	case up: // RFC 4271 section 8.1.1, DampPeerOscillations
-		s.short++
+	case lasted > 0:
+		if time.Since(s.shortAt) > forgiven {
+			s.short = 0
+		}
+		s.short, s.shortAt = s.short+1, time.Now()
 		pause = max(pause, min(pause<<min(s.short, maxDoublings), longestPause))
 	}
 	return pause*3/4 + rand.N(pause/4+1) // jitter as RFC 4271 section 10 wants it

@@ -62,11 +62,9 @@ type Peer struct {
 	// Capabilities are what both sides can do besides.
 	Capabilities []string
 	// Advertised counts the prefixes that the router has been told, Withheld
-	// those that it cannot be told, by reason: family_not_negotiated,
-	// no_next_hop (the node has no address of that family on the interface),
-	// not_permitted, attributes_too_long.
+	// those that it cannot be told, by reason.
 	Advertised int
-	Withheld   map[string]int
+	Withheld   map[Withholding]int
 
 	// Dropped counts the prefixes that the router has announced, in all
 	// sessions.
@@ -121,19 +119,19 @@ var (
 // transitions counts those of a session by cause.
 type transitions struct {
 	mu sync.Mutex
-	of map[string]int
+	of map[Cause]int
 }
 
-func (t *transitions) count(cause string) {
+func (t *transitions) count(cause Cause) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.of == nil {
-		t.of = map[string]int{}
+		t.of = map[Cause]int{}
 	}
 	t.of[cause]++
 }
 
-func (t *transitions) counts() map[string]int {
+func (t *transitions) counts() map[Cause]int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return maps.Clone(t.of)
@@ -165,11 +163,11 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		}
 		send(establishedDesc, prometheus.GaugeValue, established)
 		for cause, n := range s.transitions.counts() {
-			send(transitionsDesc, prometheus.CounterValue, float64(n), cause)
+			send(transitionsDesc, prometheus.CounterValue, float64(n), string(cause))
 		}
 		send(advertisedDesc, prometheus.GaugeValue, float64(p.Advertised))
 		for reason, n := range p.Withheld {
-			send(withheldDesc, prometheus.GaugeValue, float64(n), reason)
+			send(withheldDesc, prometheus.GaugeValue, float64(n), string(reason))
 		}
 		send(updatesDesc, prometheus.CounterValue, float64(s.updatesSent.Load()))
 		send(droppedDesc, prometheus.CounterValue, float64(p.Dropped))

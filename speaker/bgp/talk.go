@@ -293,7 +293,7 @@ func (w *writer) run() error {
 }
 
 // deny returns why the router cannot be told a prefix.
-func (w *writer) deny(prefix netip.Prefix) string {
+func (w *writer) deny(prefix netip.Prefix) Withholding {
 	agreed, next := w.negotiated.ipv6, w.encoding.next6
 	if prefix.Addr().Is4() {
 		agreed, next = w.negotiated.ipv4, w.encoding.next4
@@ -310,6 +310,9 @@ func (w *writer) deny(prefix netip.Prefix) string {
 // flush sends what changed.
 func (w *writer) flush() error {
 	b := w.rib.take(w.deny)
+	if n := len(b.forbidden); n > 0 {
+		w.log.Warn("BGP holds back what bgpPermit of the configuration does not contain", "prefixes", n, "first", b.forbidden[0])
+	}
 	for _, is4 := range []bool{true, false} {
 		if err := w.updates(w.encoding.withdrawals(ofFamily(b.withdraw, is4))); err != nil {
 			return err

@@ -5,10 +5,11 @@ import (
 	"context"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
+
+	"github.com/lodestone-lb/lodestone/speaker/layer2/clients"
 )
 
 // schedule says when a VIP is announced after this node became its owner.
@@ -53,7 +54,7 @@ const (
 
 // recheck is how long a VIP that somebody else has is left to him, before the
 // next look whether he is gone.
-const recheck = 30 * time.Second
+const recheck = 10 * time.Second
 
 // Who yields to another speaker asks that one, and it alone, each pollInterval,
 // and claims the VIP when maxMissed times in a row there was no answer.
@@ -121,13 +122,16 @@ func (p *port) begin(q *queue, o *ownership) {
 	if _, held := p.holds.get(o); held {
 		q.enter(o, stepProbe, 0)
 	} else {
-		q.lines[0] = append(q.lines[0], turn{ownership: o, resumed: q.resumed[o]})
+		q.lines[0] = append(q.lines[0], turn{ownership: o, resumed: q.resumed[o], joins: true})
 	}
 }
 
 // contend answers a claim, later.
 func (p *port) contend(q *queue, c contention) {
 	switch {
+	case c.kind >= asked:
+		p.agree(q, c)
+		return
 	case c.kind == foreign:
 		q.enter(c.ownership, stepDefence, defence)
 		return
@@ -173,7 +177,7 @@ func (p *port) take(q *queue, t *turn) [][]byte {
 	if t.step == stepBeacon && !p.beacon(q, t) {
 		return nil
 	}
-	if !p.announces(t.ownership) {
+	if !p.may(*t) {
 		delete(q.resumed, t.ownership)
 		return nil // and no repetition
 	}
@@ -192,6 +196,9 @@ func (p *port) take(q *queue, t *turn) [][]byte {
 	if _, held := p.holds.get(t.ownership); held {
 		return nil
 	}
+	if t.shared() {
+		return p.share(q, *t)
+	}
 	if t.step > 0 && t.step <= stepRefresh && q.disputed(t.ownership) {
 		q.again(*t) // a rival hears us when his claim is answered
 		return nil
@@ -209,7 +216,7 @@ func (p *port) beacon(q *queue, t *turn) bool {
 	for range 2 { // the rest of the ring, and once around
 		for len(q.ring) > 0 {
 			t.ownership, q.ring = q.ring[0], q.ring[1:]
-			if _, held := p.holds.get(t.ownership); !held && p.announces(t.ownership) && !q.disputed(t.ownership) {
+			if _, held := p.holds.get(t.ownership); !held && p.announces(t.ownership) && !t.shared() && !q.disputed(t.ownership) {
 				return true
 			}
 		}
@@ -271,15 +278,25 @@ func (p *port) tell(t turn, frames [][]byte) {
 	p.announcing.enter()
 	defer p.announcing.leave()
 	_, held := p.holds.get(t.ownership)
-	if !p.announces(t.ownership) || held && t.claims() {
+	if !p.may(t) || held && t.claims() {
 		return
 	}
 	for _, f := range frames {
-		if p.send(f) && t.claims() {
+		switch sent := p.send(f); {
+		case !sent || !t.claims():
+		case t.step == stepClient || t.step == stepClientAgain:
+			p.counters.corrections.Inc()
+		case !t.shared():
 			p.counters.announcements.Inc()
 			t.leaving.contradicted(p.key)
 		}
 	}
+}
+
+// may reports whether the turn may be taken. Of a shared VIP that leaves its
+// heirs are told.
+func (p *port) may(t turn) bool {
+	return p.announces(t.ownership) || t.step == stepBrief && (*p.owned.Load())[t.vip] == t.ownership
 }
 
 func (p *port) statement(o *ownership) statement {
@@ -290,12 +307,71 @@ func (p *port) announces(o *ownership) bool {
 	return (*p.owned.Load())[o.vip] == o && !o.leaving.is()
 }
 
+// contention is a claim of somebody else to one of our VIPs.
+type contention struct {
+	*ownership
+	kind claimant
+	// Of a shared VIP:
+	client clients.Client // gained
+	by     mac            // who asked
+	joins  bool           // it has just come
+}
+
+// claimant is who claims it.
+type claimant int
+
+const (
+	nothing claimant = iota // that anything follows from
+	foreign                 // a host that is none of ours
+	lower                   // a speaker of this cluster that ranks below us
+	yielded                 // one that ranks above us, to which we yielded
+
+	// Of a VIP that is shared nobody claims more than a part.
+	asked   // by another sharer
+	divided // among others than before
+	gained  // a client
+	lost    // a client
+)
+
+// inbox holds the contentions that the announcing task has not seen, each once:
+// whoever receives does not wait for it, however many come.
+type inbox struct {
+	mu   sync.Mutex
+	all  []contention
+	has  map[contention]bool
+	news chan struct{}
+}
+
+func (i *inbox) put(c contention) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.has[c] {
+		return
+	}
+	if i.has == nil {
+		i.has = map[contention]bool{}
+	}
+	i.all, i.has[c] = append(i.all, c), true
+	wake(i.news)
+}
+
+func (i *inbox) take() (all []contention) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	all, i.all, i.has = i.all, nil, nil
+	return all
+}
+
 // turn is something to be sent, soon.
 type turn struct {
 	*ownership
 	step       int
 	first, due time.Time // of the first announcement, of this one
 	resumed    int       // how often the VIP had been announced anew
+	// Of a shared VIP:
+	joins  bool           // asks all for their clients
+	client clients.Client // to tell, or to tell of
+	to     mac            // whom of it
 }
 
 // claims reports whether the turn tells who has the VIP, and does not ask.
@@ -308,11 +384,14 @@ const (
 	stepCorrection
 	stepLag
 	stepBeacon
+	stepClient
+	stepClientAgain
 	stepProbe
 	stepProbed  = stepProbe + probes
 	stepRecheck = stepProbed + 1
 	stepPoll    = stepRecheck + 1
-	steps       = stepPoll + 1
+	stepBrief   = stepPoll + 1
+	steps       = stepBrief + 1
 )
 
 // queue orders what is to be sent. Each step is a line whose first turn is due
@@ -324,16 +403,20 @@ type queue struct {
 	ring    []*ownership       // whose turn for a beacon it is
 	round   time.Time          // of the last one
 	polls   *rate.Limiter
+	sharers map[mac]bool // the others, of any VIP, that were heard
 }
 
 // line is a place in one of the queue's lines.
 type line struct {
 	*ownership
 	step int
+	// Of a shared VIP:
+	client clients.Client
+	to     mac
 }
 
 func newQueue() *queue {
-	return &queue{waiting: map[line]bool{}, resumed: map[*ownership]int{}, polls: rate.NewLimiter(pollsPerSecond, pollsPerSecond/10)}
+	return &queue{waiting: map[line]bool{}, resumed: map[*ownership]int{}, polls: rate.NewLimiter(pollsPerSecond, pollsPerSecond/10), sharers: map[mac]bool{}}
 }
 
 // enter enters one turn.
@@ -343,21 +426,21 @@ func (q *queue) enter(o *ownership, step int, wait time.Duration) {
 
 // once enters one turn unless there is one.
 func (q *queue) once(o *ownership, step int, wait time.Duration) {
-	if !q.waiting[line{o, step}] {
-		q.waiting[line{o, step}] = true
+	if at := (line{ownership: o, step: step}); !q.waiting[at] {
+		q.waiting[at] = true
 		q.enter(o, step, wait)
 	}
 }
 
 // disputed reports whether somebody else claimed the VIP just now.
 func (q *queue) disputed(o *ownership) bool {
-	return q.waiting[line{o, stepCorrection}] || q.waiting[line{o, stepLag}]
+	return q.waiting[line{ownership: o, step: stepCorrection}] || q.waiting[line{ownership: o, step: stepLag}]
 }
 
 // resume has the VIP announced as if it were new.
 func (q *queue) resume(o *ownership) {
 	q.resumed[o]++
-	q.lines[0] = append(q.lines[0], turn{ownership: o, resumed: q.resumed[o]})
+	q.lines[0] = append(q.lines[0], turn{ownership: o, resumed: q.resumed[o], joins: true})
 }
 
 // next returns the line whose turn it is. Negative: there is none.
@@ -384,7 +467,7 @@ func (q *queue) pop() turn {
 	next := &q.lines[q.next()]
 	t := (*next)[0]
 	*next = (*next)[1:]
-	delete(q.waiting, line{t.ownership, t.step})
+	delete(q.waiting, line{t.ownership, t.step, t.client, t.to})
 	return t
 }
 
@@ -409,67 +492,4 @@ func (q *queue) again(t turn) {
 	line := q.lines[t.step]
 	at, _ := slices.BinarySearchFunc(line, t.due, func(u turn, due time.Time) int { return cmp.Or(u.due.Compare(due), -1) })
 	q.lines[t.step] = slices.Insert(line, at, t) // at the end, but for refresh intervals that differ
-}
-
-// leaving is what an ownership knows of its end when its VIP moves to another
-// node: on which ports that node has claimed it. A port answers until then, so
-// that at every moment one of the two does, and not after, so that both never
-// do for longer than a frame takes.
-//
-// The next owner may be faster than this node hears that it is the next one.
-// Claims are therefore noted all the time.
-type leaving struct {
-	begun  atomic.Bool
-	mu     sync.Mutex
-	claims map[portKey]time.Time // the last one
-}
-
-// begin says that the VIP leaves. Claims so old that they were contradicted
-// are not the next owner's.
-func (l *leaving) begin() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.begun.Load() {
-		return
-	}
-	for key, at := range l.claims {
-		if time.Since(at) > defence {
-			delete(l.claims, key)
-		}
-	}
-	l.begun.Store(true)
-}
-
-// is reports whether the VIP leaves.
-func (l *leaving) is() bool { return l.begun.Load() }
-
-// claimed notes that another host claims the VIP on the port and reports
-// whether the VIP leaves.
-func (l *leaving) claimed(on portKey) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.claims == nil {
-		l.claims = map[portKey]time.Time{}
-	}
-	l.claims[on] = time.Now()
-	return l.begun.Load()
-}
-
-// contradicted notes that this node has announced the VIP on the port: clients
-// do not believe who claimed it before.
-func (l *leaving) contradicted(on portKey) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	delete(l.claims, on)
-}
-
-// left reports whether the VIP has gone from the port to another host.
-func (l *leaving) left(on portKey) bool {
-	if !l.begun.Load() {
-		return false
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	_, claimed := l.claims[on]
-	return claimed
 }

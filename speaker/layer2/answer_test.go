@@ -9,6 +9,7 @@ import (
 
 	arppacket "github.com/mdlayher/arp"
 
+	"github.com/lodestone-lb/lodestone/speaker/layer2/clients"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -112,6 +113,7 @@ func FuzzARP(f *testing.F) {
 	f.Add(make([]byte, 128))
 	f.Add(arp{}.announce(claimOf(clientMAC, vipA), true)[0])
 	f.Add(arp{}.probe(claimOf(clientMAC, vipA), mac{}))
+	f.Add(arp{}.repeat(claimOf(nodeMAC, vipA), clients.Client{Hardware: clientMAC, Addr: clientIP}, nodeMAC))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		m, ok := arp{}.parse(b)
 		if !ok {

@@ -65,7 +65,7 @@ func onSegment(t *testing.T, n int, story func(*testing.T, *segment)) {
 		s := &segment{t: t, cut: map[int]bool{}}
 		for i := range n {
 			m := &fakeMembers{changed: make(chan struct{})}
-			w, stop := newWorld(t, func(o *Options) { o.Members = m }, eth(i+1, "eth0"))
+			w, stop := newWorld(t, func(o *Options) { o.Members, o.Node = m, nodeName(i) }, eth(i+1, "eth0"))
 			w.wire = func(name string, frame []byte) { s.carry(i, name, frame) }
 			defer func() { require.NoError(t, stop()) }()
 			s.speakers, s.members, s.macs = append(s.speakers, w), append(s.members, m), append(s.macs, hardwareAddr(eth(i+1, "eth0").HardwareAddr))
@@ -377,6 +377,16 @@ func TestConflictOfANewAddress(t *testing.T) {
 				w.set(everywhere(vipA))
 				w.after(time.Minute)
 				assert.Equal(t, AddressConflict, w.Status().VIPs[0].Reason)
+
+				// No Service has the address any more: that he has it is no news.
+				w.set(nil)
+				changed := w.ConflictsChanged()
+				w.Forget([]netip.Addr{vipB, vipA})
+				<-changed
+				assert.Empty(t, w.Conflicts())
+				w.set(fresh(vipA))
+				w.after(time.Minute)
+				assert.Len(t, w.Conflicts(), 1)
 
 				// He is gone.
 				there.Store(false)

@@ -13,6 +13,8 @@
 // while others are asked whether they have it and for as long as one does, and
 // one that another speaker of the cluster claims, which has the better right to
 // it.
+//
+// A VIP that nodes share is another matter: see share.go.
 package layer2
 
 import (
@@ -23,7 +25,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -74,6 +75,8 @@ type Members interface {
 
 // Options are what an Announcer needs.
 type Options struct {
+	// Node is the name of this node: a VIP that is shared is so among names.
+	Node       string
 	Interfaces Interfaces
 	// Members may be nil: then no speaker is ever lost.
 	Members Members
@@ -89,6 +92,7 @@ type Options struct {
 
 // Announcer is the layer-2 announcer: a task with one verb, Set.
 type Announcer struct {
+	node       string
 	interfaces Interfaces
 	members    Members
 	seals      seal.Key
@@ -148,6 +152,7 @@ type ownership struct {
 	// to be found out.
 	probe   atomic.Bool
 	leaving leaving
+	part    atomic.Pointer[part] // nil: this node alone has the VIP
 }
 
 // setting is a call of Set.
@@ -166,6 +171,7 @@ type failure struct {
 // New returns an Announcer that does nothing until it runs.
 func New(o Options) *Announcer {
 	a := &Announcer{
+		node:       o.Node,
 		interfaces: o.Interfaces,
 		members:    o.Members,
 		seals:      o.Key,
@@ -282,18 +288,19 @@ func (a *Announcer) lookForLost() (changed <-chan struct{}) {
 // returns the set before, and whether something changed.
 func (a *Announcer) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) (old owned, changed bool) {
 	same := func(a, b plan.Layer2) bool {
-		return slices.Equal(a.Interfaces, b.Interfaces) && a.Home == b.Home && a.Leaving == b.Leaving && a.Refresh == b.Refresh
+		return slices.Equal(a.Interfaces, b.Interfaces) && a.Home == b.Home && a.Leaving == b.Leaving && a.Refresh == b.Refresh &&
+			slices.Equal(a.Sharers, b.Sharers)
 	}
 	if maps.EqualFunc(a.set, want, same) {
 		return a.vips, false
 	}
-	old, now := a.vips, time.Now()
+	old, now, divided := a.vips, time.Now(), []*ownership(nil)
 	a.vips, a.set = make(owned, len(want)), make(map[netip.Addr]plan.Layer2, len(want))
 	for vip, l := range want {
-		a.set[vip] = plan.Layer2{Interfaces: slices.Clone(l.Interfaces), Home: l.Home, Leaving: l.Leaving, Refresh: l.Refresh}
+		a.set[vip] = plan.Layer2{Interfaces: slices.Clone(l.Interfaces), Home: l.Home, Leaving: l.Leaving, Refresh: l.Refresh, Sharers: slices.Clone(l.Sharers)}
 		o := old[vip]
 		switch {
-		case o == nil, o.leaving.is() && !l.Leaving: // who comes back is announced anew
+		case o == nil, o.leaving.is() && !l.Leaving, o.shared() != (l.Sharers != nil): // who comes back is announced anew
 			o = &ownership{vip: vip, since: now, refresh: l.Refresh}
 			o.probe.Store(l.New || a.conflicts.withheld(vip))
 		case o.refresh != l.Refresh && !l.Leaving: // announced now, and from now on each interval
@@ -305,10 +312,16 @@ func (a *Announcer) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) 
 			o.leaving.begin()
 		}
 		o.home.Store(l.Home)
+		if o.divide(a.node, l.Sharers) {
+			divided = append(divided, o)
+		}
 		a.vips[vip] = o
 	}
 	a.groups = grouped(a.set, a.vips)
 	a.reconcile(ctx)
+	for _, p := range a.ports {
+		p.divide(divided)
+	}
 	return old, true
 }
 
@@ -325,7 +338,8 @@ func (a *Announcer) logTransitions(old owned) {
 		if v := now.of(o); v.Reason == Probing {
 			a.log.Info("looking whether somebody else has the VIP", "vip", o.vip)
 		} else if v.Reason != "" {
-			a.log.Warn("owned but not announced: "+advice[v.Reason], "vip", o.vip, "reason", v.Reason, "interfaces", a.set[o.vip].Interfaces)
+			text := Reasons()[v.Reason]
+			a.log.Warn("owned but not announced: "+text.Cause+" "+text.Cure, "vip", o.vip, "reason", v.Reason, "interfaces", a.set[o.vip].Interfaces)
 		} else {
 			a.log.Info("announcing", "vip", o.vip, "interfaces", v.Interfaces)
 		}
@@ -465,31 +479,4 @@ func recoverable(err error) bool {
 		return false
 	}
 	return true // ENETDOWN, ENODEV, ENXIO, EMFILE, ENOBUFS, ...
-}
-
-// group is the VIPs of one protocol that are announced on the same
-// interfaces. There are few groups and many VIPs.
-type group struct {
-	protocol   protocol
-	interfaces []string
-	vips       owned
-}
-
-func grouped(want map[netip.Addr]plan.Layer2, vips owned) []group {
-	type key struct {
-		protocol   protocol
-		interfaces string
-	}
-	index, groups := map[key]int{}, []group(nil)
-	for vip, l := range want {
-		p := protocolOf(vip)
-		k := key{p, strings.Join(l.Interfaces, " ")}
-		at, ok := index[k]
-		if !ok {
-			at, index[k] = len(groups), len(groups)
-			groups = append(groups, group{p, l.Interfaces, owned{}})
-		}
-		groups[at].vips[vip] = vips[vip]
-	}
-	return groups
 }

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"github.com/lodestone-lb/lodestone/speaker/layer2/clients"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
 )
 
@@ -67,6 +68,8 @@ type port struct {
 	holds holds
 	// membersChanged says that whole may have changed.
 	membersChanged chan struct{}
+	// clients are those of shared VIPs.
+	clients clients.Book
 	// regroup says that the VIPs changed.
 	regroup chan struct{}
 	// One gate for each task that sends.
@@ -165,6 +168,7 @@ func (p *port) set(vips owned) {
 	p.announcing.wait(p.conn)
 	for _, o := range old.without(vips) {
 		p.holds.forget(o)
+		p.clients.Forget(o.vip) // who comes back is told anew
 	}
 	wake(p.regroup)
 	select {
@@ -230,20 +234,24 @@ func (p *port) judge(o *ownership, m message) contention {
 	case o.leaving.claimed(p.key): // by the node that it goes to
 	case !p.knows(m, o):
 		if p.report(o, m, !held) && !held {
-			return contention{o, foreign}
+			return contention{ownership: o, kind: foreign}
 		}
+	case o.shared(): // it was not shared before
 	case m.seal.Outranks(p.statement(o).seal):
 		if p.holds.yield(o, m.from) {
-			return contention{o, yielded}
+			return contention{ownership: o, kind: yielded}
 		}
 	case !held || h.reason == Probing:
-		return contention{o, lower}
+		return contention{ownership: o, kind: lower}
 	}
 	return contention{}
 }
 
 // reply answers who asks for a VIP.
 func (p *port) reply(o *ownership, m message) contention {
+	if p.sharer(o, m) {
+		return p.consult(o, m)
+	}
 	if o.leaving.left(p.key) {
 		return contention{}
 	}
@@ -260,8 +268,11 @@ func (p *port) reply(o *ownership, m message) contention {
 		case !known:
 			p.report(o, m, false)
 		case m.seal.Outranks(p.statement(o).seal) && p.holds.yield(o, m.from):
-			return contention{o, yielded}
+			return contention{ownership: o, kind: yielded}
 		}
+		return contention{}
+	}
+	if o.shared() && !p.mine(o, m) {
 		return contention{}
 	}
 	p.counters.requests.Inc()
@@ -269,7 +280,11 @@ func (p *port) reply(o *ownership, m message) contention {
 	if m.probes() && m.seal != (seal.Seal{}) { // a speaker's
 		s = p.statement(o)
 	}
-	if p.send(p.key.protocol.answer(s, m)) {
+	answer := p.key.protocol.answer(s, m)
+	if o.shared() {
+		copy(answer, m.from[:]) // to who asked alone, though it may have no address yet (RFC 6085)
+	}
+	if p.send(answer) {
 		p.counters.replies.Inc()
 	}
 	if m.takes && !known {
@@ -291,51 +306,6 @@ func (p *port) report(o *ownership, m message, announced bool) (first bool) {
 	return p.conflict(o, Conflict{
 		VIP: o.vip, Interface: p.key.name, HardwareAddr: m.from.String(), OtherCluster: m.seal != (seal.Seal{}), Announced: announced,
 	})
-}
-
-// contention is a claim of somebody else to one of our VIPs.
-type contention struct {
-	*ownership
-	kind claimant
-}
-
-// claimant is who claims it.
-type claimant int
-
-const (
-	nothing claimant = iota // that anything follows from
-	foreign                 // a host that is none of ours
-	lower                   // a speaker of this cluster that ranks below us
-	yielded                 // one that ranks above us, to which we yielded
-)
-
-// inbox holds the contentions that the announcing task has not seen, each once:
-// whoever receives does not wait for it, however many come.
-type inbox struct {
-	mu   sync.Mutex
-	all  []contention
-	has  map[contention]bool
-	news chan struct{}
-}
-
-func (i *inbox) put(c contention) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if i.has[c] {
-		return
-	}
-	if i.has == nil {
-		i.has = map[contention]bool{}
-	}
-	i.all, i.has[c] = append(i.all, c), true
-	wake(i.news)
-}
-
-func (i *inbox) take() (all []contention) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	all, i.all, i.has = i.all, nil, nil
-	return all
 }
 
 // hold is why a port is silent about a VIP that the node owns.

@@ -40,6 +40,7 @@ func startNode(t testing.TB, h *testnet.Host, members Members) *node {
 	t.Helper()
 	watcher := netstate.New(netstate.Options{Namespace: h.Handle()})
 	a := New(Options{
+		Node:       h.Name,
 		Interfaces: watcher,
 		Members:    members,
 		Log:        slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn})),

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/lodestone-lb/lodestone/pkg/news"
+	"github.com/lodestone-lb/lodestone/pkg/reason"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/clients"
 )
 
 // Reason is a stable code for why an owned VIP is not announced.
@@ -37,13 +39,16 @@ const (
 	Yielded Reason = "Yielded"
 )
 
-// advice is what the one who operates the node can do about a reason.
-var advice = map[Reason]string{
-	NoInterface:        "no interface that is up may announce it; compare interfaces of its advertisements with ip link",
-	NoLinkLocalAddress: "no interface has an IPv6 link-local address; see ip -6 addr",
-	InterfaceFailed:    "the interfaces cannot be used, and are tried again; the log has the error",
-	AddressConflict:    "another host has the address",
-	Yielded:            "another speaker of this cluster has it",
+// Reasons tells about each Reason.
+func Reasons() reason.Texts[Reason] {
+	return reason.Texts[Reason]{
+		NoInterface:        {Cause: "No interface that is up may announce the VIP.", Cure: "Compare interfaces of its advertisements with ip link on the node."},
+		NoLinkLocalAddress: {Cause: "No interface that may announce the VIP has an IPv6 link-local address that can be used.", Cure: "See ip -6 addr on the node: IPv6 is switched off, or another host has the same link-local address."},
+		InterfaceFailed:    {Cause: "The interfaces cannot be used, and are tried again.", Cure: "The speaker's log has the error, and so has its /status."},
+		Probing:            {Cause: "The address is new, and whether another machine has it is being asked.", Cure: "Nothing to do: it takes 0.6 s."},
+		AddressConflict:    {Cause: "Another host has the address.", Cure: "Find it by its hardware address, and take the address away from it or exclude it from the pool."},
+		Yielded:            {Cause: "Another speaker of this cluster announces the VIP, too, and ranks above this one: the two do not see each other.", Cure: "Open port 9744, TCP and UDP, between the nodes, in both directions."},
+	}
 }
 
 // Status is what the announcer does at one moment.
@@ -79,6 +84,11 @@ type VIPStatus struct {
 	// Holder is the hardware address of who has it, if the Reason is
 	// AddressConflict or Yielded.
 	Holder string
+	// Sharers are the nodes that share the VIP, this one among them; none: this
+	// one alone has it. Clients is how many hosts on the segments send to this
+	// node, and KnownClients how many have asked for the VIP, whoever answered.
+	Sharers               []string `json:",omitempty"`
+	Clients, KnownClients int      `json:",omitempty"`
 	// Leaving is set while the VIP moves to another node: it is answered for
 	// on the Interfaces until that node is heard there.
 	Leaving bool
@@ -90,12 +100,13 @@ type state struct {
 	want     map[portKey]owned
 	failures map[portKey]error // of ports that are wanted and not open
 	holds    map[portKey]*holds
+	clients  map[portKey]*clients.Book
 }
 
 func (a *Announcer) publish() {
-	s := &state{vips: a.vips, want: a.want, failures: maps.Clone(a.unfit), holds: map[portKey]*holds{}}
+	s := &state{vips: a.vips, want: a.want, failures: maps.Clone(a.unfit), holds: map[portKey]*holds{}, clients: map[portKey]*clients.Book{}}
 	for key, p := range a.ports {
-		s.holds[key] = &p.holds
+		s.holds[key], s.clients[key] = &p.holds, &p.clients
 	}
 	for key, f := range a.failures {
 		if a.ports[key] == nil {
@@ -132,6 +143,13 @@ func (s *state) keys() []portKey {
 // of returns the status of one VIP.
 func (s *state) of(o *ownership) VIPStatus {
 	v := VIPStatus{Addr: o.vip, Since: o.since, Leaving: o.leaving.is()}
+	if part := o.part.Load(); part != nil {
+		v.Sharers = part.sharers
+		for _, book := range s.clients {
+			known, sending := book.Count(o.vip)
+			v.KnownClients, v.Clients = v.KnownClients+known, v.Clients+sending
+		}
+	}
 	for _, key := range s.keys() {
 		held, silent := s.held(key, o)
 		switch {
@@ -211,6 +229,14 @@ func (c *conflicts) clear(vip netip.Addr) {
 	if _, known := c.of[vip]; known {
 		delete(c.of, vip)
 		c.changed.Notify()
+	}
+}
+
+// Forget takes back what was reported about VIPs that no Service has any more:
+// whoever else has such an address is in nobody's way.
+func (a *Announcer) Forget(vips []netip.Addr) {
+	for _, vip := range vips {
+		a.conflicts.clear(vip)
 	}
 }
 

@@ -3,7 +3,11 @@ package membership
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -18,6 +22,11 @@ const (
 	// seekAtOnce is how many lost speakers are tried at a time; one that
 	// answers brings all that it knows.
 	seekAtOnce = 8
+
+	// probeAtOnce is how many speakers Probe asks at a time, pings how often it
+	// asks one by UDP that does not answer.
+	probeAtOnce = 16
+	pings       = 3
 )
 
 // discover lets others find us, finds them, and joins.
@@ -38,6 +47,9 @@ func (t *Task) discover(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("watch Leases: %w", err)
 	}
+	t.mu.Lock()
+	t.leases = informer.GetStore()
+	t.mu.Unlock()
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { informer.RunWithContext(ctx); return nil })
 	group.Go(func() error { t.publish(ctx, started, crashes); return nil })
@@ -154,4 +166,63 @@ func (t *Task) contact(addresses []string) {
 		})
 	}
 	group.Wait() //nolint:errcheck // they return nil
+}
+
+// Reach is how another speaker answers on the membership port.
+type Reach struct {
+	Node    string
+	Address netip.AddrPort
+	// UDP and TCP are why it does not answer by them. Who answers by UDP has our
+	// key, too.
+	UDP, TCP error
+}
+
+// Probe asks all other speakers that have a Lease, alive or not, for an answer
+// on the membership port, and returns what came of it, by node, and how many ctx
+// left no time for.
+func (t *Task) Probe(ctx context.Context) (answers []Reach, unasked int) {
+	t.mu.Lock()
+	leases := t.leases
+	t.mu.Unlock()
+	if leases == nil || t.list.Load() == nil {
+		return nil, 0
+	}
+	others := t.others(leases.List())
+	all := make([]Reach, len(others))
+	var group errgroup.Group
+	group.SetLimit(probeAtOnce)
+	for i, node := range slices.Sorted(maps.Keys(others)) {
+		group.Go(func() error {
+			if ctx.Err() != nil {
+				return nil
+			}
+			r := Reach{Node: node, Address: others[node], UDP: t.ping(node, others[node]), TCP: connect(ctx, others[node])}
+			if ctx.Err() == nil || r.TCP == nil && r.UDP == nil {
+				all[i] = r
+			}
+			return nil
+		})
+	}
+	group.Wait() //nolint:errcheck // they return nil
+	answers = slices.DeleteFunc(all, func(r Reach) bool { return r.Node == "" })
+	return answers, len(others) - len(answers)
+}
+
+func (t *Task) ping(node string, at netip.AddrPort) (err error) {
+	for range pings {
+		if _, err = t.list.Load().Ping(node, net.UDPAddrFromAddrPort(at)); err == nil {
+			return nil
+		}
+	}
+	return err //nolint:wrapcheck // it names the node
+}
+
+// connect opens a connection and closes it: the other side takes it for one of
+// a speaker that thought better of it.
+func connect(ctx context.Context, at netip.AddrPort) error {
+	conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "tcp", at.String())
+	if err != nil {
+		return err //nolint:wrapcheck // it names the address
+	}
+	return conn.Close() //nolint:wrapcheck // it names the address
 }

@@ -36,6 +36,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
@@ -97,6 +98,7 @@ type Task struct {
 	mu       sync.Mutex
 	speakers map[string]bool                 // the alive ones; the value tells who is ready
 	doubtful map[string]*time.Timer          // those of them that memberlist takes for dead
+	leases   cache.Store                     // of all speakers; nil until they are watched
 	networks map[string]clusterfacts.Network // what the Leases say, by node
 	down     map[string]string               // the nodes' interfaces that are down, as setDown takes them
 	claims   map[string]claims               // what the nodes own and keep

@@ -465,3 +465,44 @@ func TestSpeakerThatObjectsInTimeIsNotGone(t *testing.T) {
 		}
 	})
 }
+
+// Probe tells who answers on the membership port, and by what.
+func TestProbeTellsWhoAnswers(t *testing.T) {
+	c := newCluster(t, "n1", "n2", "n3", "n4")
+	n1 := c.start("n1")
+	n1.waitJoined()
+	n2 := c.start("n2")
+	n2.waitJoined()
+	// n3 has a Lease, and nobody listens there; n4 has another key.
+	holder := "n3"
+	_, err := c.client.CoordinationV1().Leases("lodestone-system").Create(t.Context(), &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: annotation.SpeakerLeasePrefix + holder, Labels: map[string]string{annotation.LabelComponent: annotation.ComponentSpeaker},
+			Annotations: map[string]string{annotation.SpeakerAddress: "127.0.0.1:9"},
+		}, Spec: coordinationv1.LeaseSpec{HolderIdentity: &holder},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	c.start("n4", func(o *Options) { o.Key = make([]byte, 32) })
+	got := map[string]Reach{}
+	n1.wait("three Leases of others", func() bool {
+		answers, unasked := n1.Probe(t.Context())
+		require.Zero(t, unasked)
+		for _, r := range answers {
+			got[r.Node] = r
+		}
+		return len(answers) == 3
+	})
+	require.NoError(t, got["n2"].UDP)
+	require.NoError(t, got["n2"].TCP)
+	assert.Equal(t, n2.address(), got["n2"].Address.String())
+	require.ErrorContains(t, got["n3"].UDP, "No response from node n3")
+	require.ErrorContains(t, got["n3"].TCP, "refused")
+	require.Error(t, got["n4"].UDP, "it cannot read what we say")
+	require.NoError(t, got["n4"].TCP)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	answers, unasked := n1.Probe(ctx)
+	require.Empty(t, answers, "who was not asked has not failed to answer")
+	require.Equal(t, 3, unasked)
+}

@@ -3,7 +3,10 @@ package plan
 import (
 	"net/netip"
 
+	"go4.org/netipx"
+
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/reason"
 )
 
 // BGP is what a node tells routers.
@@ -16,6 +19,9 @@ type BGP struct {
 	// Routes are what it announces. Update replaces the maps of those that
 	// change, and no others.
 	Routes map[netip.Prefix]Route
+	// Permit contains all that may be announced, whatever Routes say. Nil: there
+	// is no such list.
+	Permit *netipx.IPSet
 	// VIPs are the VIPs that it announces, alone or within an aggregate, with
 	// the names of the peers that hear of them, sorted.
 	VIPs map[netip.Addr][]string
@@ -65,3 +71,14 @@ const (
 	AddressTaken      ProblemReason = "AddressTaken"      // another peer of the node is there
 	RouterIDShared    ProblemReason = "RouterIDShared"    // another node has the same router ID
 )
+
+// ProblemReasons tells about each ProblemReason.
+func ProblemReasons() reason.Texts[ProblemReason] {
+	return reason.Texts[ProblemReason]{
+		NoLocalASN:        {Cause: "Neither the peer has a localASN nor the node an AS number.", Cure: "Set localASN on the peer, or annotate the node with lodestone.io/bgp-asn."},
+		NoRouterID:        {Cause: "Neither the peer nor the node has a router ID, and the node has no IPv4 address to take for one.", Cure: "Annotate the node with lodestone.io/bgp-router-id, or set routerID on the peer."},
+		AnnotationInvalid: {Cause: "An annotation of the node about BGP is not understood.", Cure: "Correct the annotation that the message names."},
+		AddressTaken:      {Cause: "Another peer of the node has the same address; the first in the document has the session.", Cure: "Remove one of the two peers, or select other nodes for it."},
+		RouterIDShared:    {Cause: "Another node has the same router ID. There is a session all the same, and some routers refuse the second.", Cure: "Give one of the nodes another lodestone.io/bgp-router-id."},
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"go4.org/netipx"
 	"pgregory.net/rapid"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
@@ -193,9 +194,41 @@ func TestRoutesAreWhatTheReferenceSays(t *testing.T) {
 			for vip, peers := range vips {
 				require.Equal(t, slices.Sorted(maps.Keys(peers)), p.VIPs[vip])
 			}
+			for prefix := range p.Routes {
+				_, vip := p.VIPs[prefix.Addr()]
+				require.True(t, prefix.IsSingleIP() && vip || slices.ContainsFunc(s.Config.Pools, func(p config.Pool) bool { return p.ContainsPrefix(prefix) }), prefix)
+			}
+			checkPermitted(t, s, node, p)
 		}
 	})
 	require.True(t, aggregates > 0 && overlapping > 0, "%d aggregates, %d overlapping routes", aggregates, overlapping)
+}
+
+// checkPermitted checks that a list of what may be announced leaves out what it
+// does not contain, and nothing else.
+func checkPermitted(t *rapid.T, s plan.Snapshot, node string, without plan.BGP) {
+	var b netipx.IPSetBuilder
+	for vip := range without.VIPs {
+		if prefix, _ := vip.Prefix(rapid.IntRange(24, 32).Draw(t, "permitted")); rapid.Bool().Draw(t, "permit") {
+			b.AddPrefix(prefix)
+		}
+	}
+	c := *s.Config
+	c.Permit, _ = b.IPSet()
+	s.Config = &c
+	with := plan.Make(node, s)
+	for prefix := range with.BGP.Routes {
+		require.True(t, c.Permit.ContainsPrefix(prefix), prefix)
+	}
+	for vip, peers := range without.VIPs {
+		if c.Permit.Contains(vip) {
+			require.Equal(t, peers, with.BGP.VIPs[vip])
+		} else {
+			require.NotContains(t, with.BGP.VIPs, vip)
+			_, owned := with.Layer2[vip]
+			require.True(t, owned || with.Silent[vip].Reason != "", vip)
+		}
+	}
 }
 
 func keys[K comparable, V any](m map[K]V) map[K]bool {

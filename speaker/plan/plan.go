@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/reason"
 )
 
 // Snapshot is everything that the decision depends on.
@@ -156,6 +157,11 @@ type Layer2 struct {
 	// it until it hears that one claim it, and neither announces nor defends
 	// it. Make never sets it.
 	Leaving bool
+	// Sharers are the nodes that share the VIP, by name, this one among them:
+	// each answers a part of the clients, see election.Share. Such a VIP is
+	// neither kept nor at home anywhere nor announced to all. Nil: this node owns
+	// it alone. The slice belongs to the plan.
+	Sharers []string
 }
 
 // Plan is what one node announces.
@@ -185,9 +191,12 @@ type LimitKey struct {
 // Silence is why a node does not announce a VIP.
 type Silence struct {
 	Reason Reason
-	// Owner is the node that announces it by layer 2 instead. Empty: nobody
-	// does.
+	// Owner is the node that announces it by layer 2 instead, or one of those
+	// that share it. Empty: nobody does.
 	Owner string
+	// Unowned is set if nobody announces it at all: it is for layer 2 alone, and
+	// no node can own it.
+	Unowned bool
 	// Message is a sentence for people.
 	Message string
 }
@@ -213,4 +222,27 @@ const (
 	NodeUnknown        Reason = "NodeUnknown"        // the API has no such node
 	NoPeer             Reason = "NoPeer"             // no BGP peer of the advertisements selects this node
 	NoSession          Reason = "NoSession"          // one does, but their session cannot be had
+	NotPermitted       Reason = "NotPermitted"       // the configuration lists what may be announced by BGP
 )
+
+// Reasons tells about each Reason.
+func Reasons() reason.Texts[Reason] {
+	return reason.Texts[Reason]{
+		NotPermitted:       {Cause: "The configuration lists in bgpPermit what may be announced by BGP, and the VIP is not in it.", Cure: "Add it to bgpPermit, or take the address out of the pools that are advertised by BGP."},
+		NotOwner:           {Cause: "Another node, which the message names, announces the VIP by layer 2.", Cure: "Not a fault: one node answers for each VIP."},
+		NoAdvertisement:    {Cause: "No advertisement is for the pool.", Cure: "Add one, or name one in the pool's advertise."},
+		ServiceNotSelected: {Cause: "Every advertisement for the pool has a serviceSelector that matches no Service with the VIP.", Cure: "Compare the selectors with kubectl get service NAME --show-labels."},
+		NoServingEndpoint:  {Cause: "The Service has no endpoint that takes traffic, on any node.", Cure: "Find out why no pod is ready, or why the Service's selector matches none."},
+		NoLocalEndpoint:    {Cause: "The Service has externalTrafficPolicy Local, and this node runs none of its ready pods.", Cure: "Not a fault if another node does."},
+		NodeNotSelected:    {Cause: "The nodeSelector of the advertisements leaves the node out.", Cure: "Not a fault if other nodes announce the VIP; otherwise change the nodeSelector or the node's labels."},
+		NotOnSegment:       {Cause: "The node has no interface on the VIP's subnet, and others have.", Cure: "Not a fault if another node announces it. If a router takes the VIP to the node all the same: anySegment in the advertisement."},
+		NodeExcluded:       {Cause: "A label or a taint excludes the node from load balancing.", Cure: "Remove node.kubernetes.io/exclude-from-external-load-balancers if the node is to announce VIPs."},
+		NetworkUnavailable: {Cause: "The node's condition NetworkUnavailable is true: its network plugin is not ready.", Cure: "See to the network plugin on the node."},
+		LinkDown:           {Cause: "The node's interfaces on the VIP's subnet are down or without a carrier.", Cure: "See to the cable, the switch port, or ip link on the node."},
+		LessPreferred:      {Cause: "The advertisements prefer another node for the VIP.", Cure: "Not a fault: preferredNodes says so."},
+		SpeakerNotReady:    {Cause: "The node's speaker is starting, does not run, or has lost the others.", Cure: "See kubectl -n lodestone-system get pods -o wide, and the speaker's log."},
+		NodeUnknown:        {Cause: "The API server has no Node of the name that the speaker was started with.", Cure: "Compare NODE_NAME of the speaker with kubectl get nodes."},
+		NoPeer:             {Cause: "The VIP is announced by BGP, and the nodeSelector of each peer leaves the node out.", Cure: "Not a fault if other nodes announce it."},
+		NoSession:          {Cause: "The VIP is announced by BGP, and the node lacks something for its sessions with all peers.", Cure: "The message says what it lacks; lodestone bgp peers shows it for all nodes."},
+	}
+}

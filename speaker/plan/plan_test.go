@@ -567,3 +567,34 @@ func TestMessagesNameTheOwner(t *testing.T) {
 		}
 	}
 }
+
+// TestUnowned: every node says of the same VIPs that nobody announces them.
+func TestUnowned(t *testing.T) {
+	t.Parallel()
+	s := newRoutedStory(t)
+	unowned := func(why string, want bool) {
+		t.Helper()
+		for _, node := range []string{"n1", "n2", "n3"} {
+			p := plan.Make(node, s.Snapshot)
+			if got := p.Silent[vip].Unowned; got != want {
+				t.Errorf("%s: %s says unowned %v of %+v", why, node, got, p.Silent[vip])
+			}
+		}
+	}
+	unowned("routers hear of it", false)
+	for _, node := range []string{"n1", "n2", "n3"} {
+		s.node(node, func(n *plan.Node) { n.Excluded = true })
+	}
+	unowned("nobody tells the routers, which a node cannot know of the others", false)
+
+	s = newStory(t)
+	unowned("it has an owner", false)
+	for _, node := range []string{"n1", "n2", "n3"} {
+		s.node(node, func(n *plan.Node) { n.Excluded = true })
+	}
+	unowned("no node may own it", true)
+	s.node("n2", func(n *plan.Node) { n.Excluded = false })
+	unowned("one may", false)
+	s.Services[0].Serving = false
+	unowned("nothing serves it", true)
+}

@@ -24,6 +24,9 @@ type Planner struct {
 	fresh   map[netip.Addr]bool
 	started bool
 	kept    map[uint16]int // how many VIPs are kept, by bucket
+	// owners are those by layer 2, "" for nobody, of the VIPs of which the plan
+	// does not tell: that this node announces by BGP and does not own.
+	owners map[netip.Addr]string
 	// What the plan does not know yet.
 	stale    map[netip.Addr]bool
 	allStale bool
@@ -52,15 +55,34 @@ type Changes struct {
 	VIPs []Change
 	// Prefixes are those whose BGP route is another one now, or none.
 	Prefixes []netip.Prefix
+	// Moves are the VIPs, known before and after, that have another owner by
+	// layer 2.
+	Moves []Move
 	// Sessions is set if BGP sessions, or what is wrong with them, are others.
 	Sessions bool
+}
+
+// Move is a VIP whose owner was From and is To; empty: nobody.
+type Move struct {
+	VIP      netip.Addr
+	From, To string
+}
+
+// Gone returns the VIPs that no Service has any more, in no order.
+func (c Changes) Gone() (vips []netip.Addr) {
+	for _, change := range c.VIPs {
+		if after := change.After; !after.Owned && !after.Silent && after.Peers == nil {
+			vips = append(vips, change.VIP)
+		}
+	}
+	return vips
 }
 
 // NewPlanner returns a Planner for the node that knows nothing yet.
 func NewPlanner(node string) *Planner {
 	p := &Planner{
 		node: node, services: map[string]*Service{}, limiting: map[string]*Service{}, view: newView(Snapshot{}), router: newRouter(node),
-		plan: Plan{Layer2: map[netip.Addr]Layer2{}, Silent: map[netip.Addr]Silence{}}, stale: map[netip.Addr]bool{}, fresh: map[netip.Addr]bool{}, kept: map[uint16]int{},
+		plan: Plan{Layer2: map[netip.Addr]Layer2{}, Silent: map[netip.Addr]Silence{}}, stale: map[netip.Addr]bool{}, fresh: map[netip.Addr]bool{}, kept: map[uint16]int{}, owners: map[netip.Addr]string{},
 	}
 	p.plan.BGP = BGP{Sessions: p.router.sessions, Problems: p.router.problems, Routes: p.router.routes, VIPs: map[netip.Addr][]string{}}
 	return p
@@ -131,7 +153,12 @@ func (p *Planner) Plan() Plan { return p.plan }
 func (p *Planner) Update() Changes {
 	var changes Changes
 	look := func(vip netip.Addr) {
-		before, after := p.plan.verdict(vip), p.decide(vip)
+		before := p.plan.verdict(vip)
+		owner, known := p.ownerOf(vip, before)
+		after := p.decide(vip)
+		if now, still := p.ownerOf(vip, after); known && still && owner != now && !p.divided(vip, owner, now) {
+			changes.Moves = append(changes.Moves, Move{vip, owner, now})
+		}
 		if before.Owned && !after.Owned || after.Silence.Owner != "" {
 			delete(p.fresh, vip)
 		}
@@ -143,7 +170,7 @@ func (p *Planner) Update() Changes {
 	}
 	if p.allStale {
 		changes.Sessions = p.router.set(p.view.snapshot)
-		p.plan.BGP.Sessions, p.plan.BGP.Problems = p.router.sessions, p.router.problems
+		p.plan.BGP.Sessions, p.plan.BGP.Problems, p.plan.BGP.Permit = p.router.sessions, p.router.problems, p.router.permit()
 		news := len(p.view.sharers) - len(p.plan.Layer2) - len(p.plan.Silent) - len(p.plan.BGP.VIPs)
 		changes.VIPs = make([]Change, 0, max(0, news))
 		for vip := range p.view.sharers {
@@ -196,22 +223,63 @@ func limits(services map[string]*Service, plan Plan) (map[LimitKey]Limit, map[st
 	return limits, errs
 }
 
+// divided reports whether neither of the two owns the VIP alone: it is shared, and
+// that another one of its sharers is the first of them is no move.
+func (p *Planner) divided(vip netip.Addr, before, after string) bool {
+	return before != "" && after != "" && p.view.scopeOf(vip, p.view.poolOf(vip)).shares
+}
+
+// ownerOf returns the owner by layer 2 of a VIP with that verdict, the first of
+// those that share it, "" for nobody, and whether any Service has the VIP.
+func (p *Planner) ownerOf(vip netip.Addr, v Verdict) (owner string, known bool) {
+	if owner, known = p.owners[vip]; known {
+		return owner, true
+	}
+	if v.Owned {
+		return p.node, true
+	}
+	return v.Silence.Owner, v.Silent
+}
+
 func (p *Planner) decide(vip netip.Addr) Verdict {
 	demand, ok := p.view.demand(vip)
 	if !ok {
 		p.router.move(vip, place{})
+		delete(p.owners, vip)
 		return Verdict{}
 	}
 	pool := p.view.poolOf(vip)
 	scope := p.view.scopeOf(vip, pool)
-	owner := scope.owner(vip, demand)
+	owner, sharers := scope.owner(vip, demand), scope.sharers(demand)
 	peers, unheard := p.router.look(vip, pool, p.view.sharers[vip], demand)
+	shares := slices.Contains(sharers, p.node)
+	if owner != p.node && (peers != nil || shares) {
+		p.owners[vip] = owner
+	} else {
+		delete(p.owners, vip)
+	}
+	if shares {
+		return Verdict{Owned: true, Peers: peers, Layer2: Layer2{Interfaces: scope.interfaces(p.node), New: p.fresh[vip], Sharers: sharers}}
+	}
 	if owner == p.node && owner != "" {
 		return Verdict{Owned: true, Peers: peers, Layer2: Layer2{
 			Interfaces: scope.interfaces(p.node), Refresh: scope.refresh, Keep: scope.keeps, Home: scope.home(p.node, vip, demand), New: p.fresh[vip],
 		}}
 	}
-	return Verdict{Silent: peers == nil, Peers: peers, Silence: p.router.unite(scope.silence(p.node, owner, demand), unheard)}
+	silence := p.router.unite(scope.silence(p.node, owner, demand), unheard)
+	silence.Unowned = owner == "" && unheard == Silence{}
+	return Verdict{Silent: peers == nil, Peers: peers, Silence: silence}
+}
+
+// Why returns why a node does not own the VIP, as of the last Update. It makes
+// sense for VIPs that Services have and that another node owns, or nobody.
+func (p *Planner) Why(vip netip.Addr, node string) Reason {
+	demand, ok := p.view.demand(vip)
+	if !ok {
+		return ""
+	}
+	scope := p.view.scopeOf(vip, p.view.poolOf(vip))
+	return scope.reason(node, scope.owner(vip, demand), demand)
 }
 
 // equal reports whether a plan takes the two for the same.
@@ -220,7 +288,7 @@ func (v *Verdict) equal(w Verdict) bool {
 }
 
 func (l Layer2) equal(m Layer2) bool {
-	return l.Home == m.Home && l.New == m.New && l.Keep == m.Keep && l.Refresh == m.Refresh && slices.Equal(l.Interfaces, m.Interfaces)
+	return l.Home == m.Home && l.New == m.New && l.Keep == m.Keep && l.Refresh == m.Refresh && slices.Equal(l.Interfaces, m.Interfaces) && slices.Equal(l.Sharers, m.Sharers)
 }
 
 func (p Plan) verdict(vip netip.Addr) (v Verdict) {

@@ -22,7 +22,7 @@ func TestPlannerSaysWhatMakeSays(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		now, p := plan.Snapshot{}, plan.NewPlanner("n0")
-		services := map[string]plan.Service{}
+		services, before := map[string]plan.Service{}, map[netip.Addr]string{}
 		for range rapid.IntRange(1, 10).Draw(t, "chapters") {
 			next := drawSnapshot(t)
 			if rapid.IntRange(0, 2).Draw(t, "other cluster") == 0 {
@@ -48,10 +48,23 @@ func TestPlannerSaysWhatMakeSays(t *testing.T) {
 			}
 			now.Services = slices.Collect(maps.Values(services))
 
+			owners := before
+			before = plan.Owners(now)
 			replay, routes, sessions := verdicts(p.Plan()), maps.Clone(p.Plan().BGP.Routes), p.Plan().BGP
 			changes := p.Update()
 			require.Equal(t, plan.Make("n0", now), withoutHistory(p.Plan()))
 			require.False(t, p.Stale())
+			var moves []plan.Move
+			sharers := plan.Sharers(now)
+			for vip, owner := range before {
+				if was, known := owners[vip]; known && was != owner && (was == "" || owner == "" || sharers[vip] == nil) {
+					moves = append(moves, plan.Move{VIP: vip, From: was, To: owner})
+					if why := p.Why(vip, was); was != "" {
+						require.NotEmpty(t, why)
+					}
+				}
+			}
+			require.ElementsMatch(t, moves, changes.Moves)
 			for _, c := range changes.VIPs {
 				require.Equal(t, replay[c.VIP], c.Before)
 				if !c.After.Silent {

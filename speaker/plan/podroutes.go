@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/reason"
 )
 
 // PodRoutes are the routes to pods that concern a node.
@@ -46,10 +47,25 @@ const (
 	CIDRInvalid      PodRefusal = "CIDRInvalid"      // it is no prefix that pods can have
 	CIDRTooWide      PodRefusal = "CIDRTooWide"      // it is larger than any node's
 	CIDROutside      PodRefusal = "CIDROutside"      // the configuration's cidrs do not contain it
+	CIDRNotPermitted PodRefusal = "CIDRNotPermitted" // the configuration lists what may be announced by BGP
 	CIDRTaken        PodRefusal = "CIDRTaken"        // an older node's overlaps it
 	CIDROfNodes      PodRefusal = "CIDROfNodes"      // it contains the address of a node
 	NoAddressOfNodes PodRefusal = "NoAddressOfNodes" // the node has no InternalIP of its family
 )
+
+// PodRefusals tells about the refusals that follow from Nodes and the
+// configuration.
+func PodRefusals() reason.Texts[PodRefusal] {
+	return reason.Texts[PodRefusal]{
+		CIDRInvalid:      {Cause: "The pod CIDR is not a prefix that pods can have: unreadable, IPv4 in IPv6 form, link-local, multicast, loopback.", Cure: "Correct the Node's spec.podCIDRs, which takes deleting and registering it anew."},
+		CIDRTooWide:      {Cause: "The pod CIDR is wider than /8, or /32 in IPv6: such a route takes the traffic of others.", Cure: "Correct the Node's spec.podCIDRs, which takes deleting and registering it anew."},
+		CIDRNotPermitted: {Cause: "Routers are told of pods, and the configuration's bgpPermit does not contain the pod CIDR.", Cure: "Correct the Node, or bgpPermit."},
+		CIDROutside:      {Cause: "The configuration's routes.cidrs do not contain the pod CIDR.", Cure: "Correct the Node, or routes.cidrs."},
+		CIDRTaken:        {Cause: "The pod CIDR overlaps that of an older Node, which keeps its route.", Cure: "Give the younger node another one."},
+		CIDROfNodes:      {Cause: "The pod CIDR contains the address of its own node or of an older one.", Cure: "The networks of pods and nodes must not overlap: change one of them."},
+		NoAddressOfNodes: {Cause: "The node has no InternalIP of the CIDR's family, so the route has no next hop.", Cure: "Correct the kubelet's --node-ip."},
+	}
+}
 
 // The largest pod CIDR of a node, an IPv4 /8 or an IPv6 /32. More is a mistake,
 // or somebody who wants the traffic of others.
@@ -71,7 +87,7 @@ func PodRoutesOf(self string, c *config.Config, nodes map[string]Node) PodRoutes
 		return PodRoutes{}
 	}
 	routes := PodRoutes{Mode: c.Routes.Mode, Routes: map[netip.Prefix]PodRoute{}}
-	for _, p := range podCIDRs(self, c.Routes, nodes) {
+	for _, p := range podCIDRs(self, c, nodes) {
 		via := nodes[p.node].internalIP(p.prefix)
 		other := p.node != self
 		if other && c.Routes.Mode != config.RoutesKernel {
@@ -105,7 +121,7 @@ func (n Node) internalIP(of netip.Prefix) netip.Addr {
 // podCIDRs returns pod CIDRs by node, with what is wrong with them: those of all
 // nodes if the kernel is to have routes, else those of the node itself and what
 // overlaps them.
-func podCIDRs(self string, r *config.Routes, nodes map[string]Node) []*podCIDR {
+func podCIDRs(self string, c *config.Config, nodes map[string]Node) []*podCIDR {
 	var all, sound []*podCIDR
 	add := func(p *podCIDR) {
 		all = append(all, p)
@@ -114,7 +130,7 @@ func podCIDRs(self string, r *config.Routes, nodes map[string]Node) []*podCIDR {
 		}
 	}
 	for _, text := range nodes[self].PodCIDRs {
-		add(readPodCIDR(self, text, r))
+		add(readPodCIDR(self, text, c))
 	}
 	own := slices.Clone(sound)
 	for name, n := range nodes {
@@ -122,8 +138,8 @@ func podCIDRs(self string, r *config.Routes, nodes map[string]Node) []*podCIDR {
 			continue
 		}
 		for _, text := range n.PodCIDRs {
-			p := readPodCIDR(name, text, r)
-			if r.Mode == config.RoutesKernel || slices.ContainsFunc(own, func(q *podCIDR) bool { return p.prefix.Overlaps(q.prefix) }) {
+			p := readPodCIDR(name, text, c)
+			if c.Routes.Mode == config.RoutesKernel || slices.ContainsFunc(own, func(q *podCIDR) bool { return p.prefix.Overlaps(q.prefix) }) {
 				add(p)
 			}
 		}
@@ -139,7 +155,8 @@ func (p *podCIDR) refuse(why PodRefusal, format string, args ...any) {
 }
 
 // readPodCIDR reads the CIDR and refuses what no node should have.
-func readPodCIDR(node, text string, r *config.Routes) *podCIDR {
+func readPodCIDR(node, text string, c *config.Config) *podCIDR {
+	r := c.Routes
 	p := &podCIDR{node: node, text: text}
 	prefix, err := netip.ParsePrefix(text)
 	p.prefix = prefix.Masked()
@@ -158,6 +175,8 @@ func readPodCIDR(node, text string, r *config.Routes) *podCIDR {
 		p.refuse(CIDRInvalid, "the pod CIDR %s of node %s is none of pods: it is link-local, multicast, loopback or unspecified", p.text, p.node)
 	case len(r.CIDRs) > 0 && !slices.ContainsFunc(r.CIDRs, func(c netip.Prefix) bool { return contains(c, p.prefix) }):
 		p.refuse(CIDROutside, "the pod CIDR %s of node %s is outside of routes.cidrs of the configuration: %v", p.text, p.node, r.CIDRs)
+	case r.Mode == config.RoutesBGP && c.Permit != nil && !c.Permit.ContainsPrefix(p.prefix):
+		p.refuse(CIDRNotPermitted, "the pod CIDR %s of node %s is not in bgpPermit of the configuration, which lists all that may be announced", p.text, p.node)
 	}
 	return p
 }

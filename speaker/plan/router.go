@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"go4.org/netipx"
+
 	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
@@ -144,6 +146,8 @@ func (r *router) look(addr netip.Addr, pool *config.Pool, sharers []*Service, de
 	case !demand.serving:
 		silence = silent(NoServingEndpoint)
 	case len(d.offers) == 0:
+	case r.permit() != nil && !r.permit().Contains(addr):
+		silence = silent(NotPermitted)
 	case r.obstacle != "":
 		silence = silent(r.obstacle)
 	case demand.local != nil && !demand.local[r.node]:
@@ -155,6 +159,14 @@ func (r *router) look(addr netip.Addr, pool *config.Pool, sharers []*Service, de
 		return nil, silence
 	}
 	return d.peers, Silence{}
+}
+
+// permit returns all that may be announced. Nil: there is no such list.
+func (r *router) permit() *netipx.IPSet {
+	if r.config == nil {
+		return nil
+	}
+	return r.config.Permit
 }
 
 func silent(r Reason) Silence { return Silence{Reason: r, Message: messages[r]} }
@@ -287,8 +299,8 @@ func (r *router) move(addr netip.Addr, now place) {
 }
 
 // aggregate returns the aggregate of a VIP, nil if it is announced by itself:
-// because the document says so, or because the prefix is not all of the pool,
-// as with a leased VIP or one that left its pool.
+// because the document says so, or because the prefix is not all of the pool, as
+// with a leased VIP or one that left its pool, or not all permitted.
 func (r *router) aggregate(o *offer, addr netip.Addr, pool *config.Pool) *aggregate {
 	key := aggregateKey{o, o.BGP.Aggregate(addr)}
 	if key.prefix.IsSingleIP() || pool == nil {
@@ -300,7 +312,7 @@ func (r *router) aggregate(o *offer, addr netip.Addr, pool *config.Pool) *aggreg
 	within := poolPrefix{pool, key.prefix}
 	inside, ok := r.inside[within]
 	if !ok {
-		inside = pool.ContainsPrefix(key.prefix)
+		inside = pool.ContainsPrefix(key.prefix) && (r.permit() == nil || r.permit().ContainsPrefix(key.prefix))
 		r.inside[within] = inside
 	}
 	if !inside {

@@ -26,9 +26,11 @@ type scope struct {
 	elsewhere      map[string]bool            // those of them that are on other segments
 	unplugged      map[string]bool            // those whose link to the segment is down
 	tiers          []tier                     // the most preferred first
+	shares         bool                       // all who could own a VIP share it
 	keeps          bool                       // owners are kept
 	claimants      map[uint16]map[string]bool // if so: who claims a bucket
 	whole          []tier                     // the same while all are able, see home
+	all            []string                   // the sharers of VIPs without local endpoints
 
 	// What interfaces returned last: Make asks for one node.
 	node     string
@@ -134,7 +136,8 @@ func newScope(s Snapshot, key scopeKey, advertisements []*config.Advertisement, 
 		}
 		byWeight[weight][name] = sc.sound(name) && !sc.unplugged[name]
 	}
-	if sc.keeps = slices.ContainsFunc(sc.advertisements, func(a *config.Advertisement) bool { return a.Layer2.KeepOwner }); sc.keeps {
+	sc.shares = slices.ContainsFunc(sc.advertisements, func(a *config.Advertisement) bool { return a.Layer2.ShareLoad })
+	if sc.keeps = !sc.shares && slices.ContainsFunc(sc.advertisements, func(a *config.Advertisement) bool { return a.Layer2.KeepOwner }); sc.keeps {
 		sc.claimants = sc.readClaims()
 	}
 	for _, weight := range slices.Backward(slices.Sorted(maps.Keys(byWeight))) {
@@ -261,6 +264,33 @@ func (s *scope) owner(addr netip.Addr, v vip) string {
 	return s.elect(addr, v.local)
 }
 
+// sharers returns the nodes that share the VIP, by name: the most preferred
+// that there are. Nil: nobody does, or an owner has it alone.
+func (s *scope) sharers(v vip) []string {
+	switch {
+	case !s.shares || !v.serving:
+		return nil
+	case v.local == nil && s.all != nil:
+		return s.all
+	}
+	for _, t := range s.tiers {
+		var able []string
+		for name, weight := range s.weights {
+			if weight == t.weight && !s.elsewhere[name] && s.sound(name) && !s.unplugged[name] && (v.local == nil || v.local[name]) {
+				able = append(able, name)
+			}
+		}
+		if len(able) > 0 {
+			slices.Sort(able)
+			if v.local == nil {
+				s.all = able
+			}
+			return able
+		}
+	}
+	return nil
+}
+
 // elect returns the owner of the VIP: of the most preferred nodes that there
 // are, as the election has it. Nil: among all.
 func (s *scope) elect(addr netip.Addr, among map[string]bool) string {
@@ -382,6 +412,7 @@ var messages = map[Reason]string{
 	SpeakerNotReady:    "the node's speaker is not ready",
 	NodeUnknown:        "the API server has no such node",
 	NoPeer:             "no BGP peer of the advertisements selects this node",
+	NotPermitted:       "bgpPermit of the configuration does not contain it",
 	NoSession:          "this node has no session with the BGP peers of the advertisements",
 }
 
@@ -397,15 +428,19 @@ func (s *scope) message(r Reason, node, owner string) string {
 	case r == ServiceNotSelected && s.pool != nil:
 		text = fmt.Sprintf("no serviceSelector of the advertisements for pool %q selects its Service", s.pool.Name)
 	}
+	owned := fmt.Sprintf("node %s owns it", owner)
+	if s.shares {
+		owned = fmt.Sprintf("node %s has a share in it", owner)
+	}
 	switch {
 	case r == NotOwner:
-		return fmt.Sprintf("node %s owns it", owner)
+		return owned
 	case r == LessPreferred:
-		return fmt.Sprintf("node %s owns it: it is preferred by %d, this node by %d", owner, s.weights[owner], s.weights[node])
+		return fmt.Sprintf("%s: it is preferred by %d, this node by %d", owned, s.weights[owner], s.weights[node])
 	case r == NoAdvertisement, r == ServiceNotSelected, r == NoServingEndpoint:
 		return text
 	case owner == "":
 		return text + "; nobody owns it"
 	}
-	return fmt.Sprintf("%s; node %s owns it", text, owner)
+	return text + "; " + owned
 }

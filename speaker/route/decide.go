@@ -8,6 +8,7 @@ import (
 	"go4.org/netipx"
 
 	"github.com/lodestone-lb/lodestone/pkg/netstate"
+	"github.com/lodestone-lb/lodestone/pkg/reason"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -26,6 +27,16 @@ const (
 	NextHopIsSelf  plan.PodRefusal = "NextHopIsSelf"  // the other node's address is this node's, too
 	RoutedByOthers plan.PodRefusal = "RoutedByOthers" // somebody else has a route to it
 )
+
+// PodRefusals tells about the refusals that follow from the node's kernel.
+func PodRefusals() reason.Texts[plan.PodRefusal] {
+	return reason.Texts[plan.PodRefusal]{
+		NotOnSegment:   {Cause: "The other node's address is on no subnet of this node, or the interface is down.", Cure: "Use mode bgp where nodes have no segment in common; otherwise look at the link."},
+		CIDROfSegment:  {Cause: "The pod CIDR overlaps a subnet of this node, or contains its address.", Cure: "The networks of pods and nodes must not overlap: change one of them."},
+		NextHopIsSelf:  {Cause: "The other node says that it has this node's address.", Cure: "Correct the Node's InternalIP."},
+		RoutedByOthers: {Cause: "Somebody else has a route to the same CIDR.", Cure: "Decide who makes the routes, Lodestone or the other, and switch the other one off."},
+	}
+}
 
 // target is a route as it should be.
 type target struct {

@@ -19,7 +19,7 @@ app.kubernetes.io/component: {{ . }}
 
 {{/* Image of a component; its values are the argument "values". */}}
 {{- define "lodestone.image" -}}
-{{ .root.Values.image.registry }}/{{ .values.repository }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
+{{ .root.Values.image.registry }}/{{ .values.repository }}{{ with .values.digest }}@{{ . }}{{ else }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}{{ end }}
 {{- end }}
 
 {{- define "lodestone.configMap" -}}
@@ -46,4 +46,24 @@ app.kubernetes.io/component: {{ . }}
   resources: [configmaps]
   resourceNames: [{{ include "lodestone.configMap" . }}]
   verbs: [get, list, watch]
+{{- end }}
+
+{{/* How to read a component's metrics. The alerts know the labels job and node. The
+certificates are self-signed; who asks proves it by a token. */}}
+{{- define "lodestone.endpoint" -}}
+port: https
+scheme: https
+interval: {{ .interval }}
+tlsConfig: {insecureSkipVerify: true}
+relabelings:
+  - {targetLabel: job, replacement: lodestone-{{ .component }}}
+  - {sourceLabels: [__meta_kubernetes_pod_node_name], targetLabel: node}
+{{- end }}
+
+{{/* Annotations of what exists for the time of a test; the argument is the order. A pod
+that has failed stays: its log says why. */}}
+{{- define "lodestone.testHook" -}}
+helm.sh/hook: test
+helm.sh/hook-weight: {{ . | quote }}
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end }}

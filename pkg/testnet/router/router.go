@@ -1,5 +1,5 @@
-// Package router runs real routers in network namespaces for tests: FRR and
-// BIRD, from the packages frr and bird2. They end with the test.
+// Package router runs real routers in network namespaces for tests: FRR, BIRD and
+// ExaBGP, from the packages frr, bird2 and python3-exabgp. They end with the test.
 package router
 
 import (

@@ -26,8 +26,12 @@ const (
 	offTag   = 6 // byte 5 is zero
 )
 
-// flagHome is set by the node that owns the VIP while all nodes are able.
-const flagHome = 1
+const (
+	// flagHome is set by the node that owns the VIP while all nodes are able.
+	flagHome = 1 << iota
+	// flagJoins is set by a node that has come to share the VIP.
+	flagJoins
+)
 
 // magic are the first bytes: three letters and the version of the format.
 var magic = []byte("LDS\x01")
@@ -59,14 +63,26 @@ type Key []byte
 
 // Seal returns the seal of the VIP at a hardware address. Home tells whether
 // the node owns the VIP while all nodes are able.
-func (k Key) Seal(vip netip.Addr, hardware [6]byte, home bool) (s Seal) {
-	copy(s[:], magic)
+func (k Key) Seal(vip netip.Addr, hardware [6]byte, home bool) Seal {
 	if home {
-		s[offFlags] |= flagHome
+		return k.seal(flagHome, vip, hardware)
 	}
+	return k.seal(0, vip, hardware)
+}
+
+// Joining returns the seal of a node that has come to share the VIP: it asks the
+// others for their clients.
+func (k Key) Joining(vip netip.Addr, hardware [6]byte) Seal { return k.seal(flagJoins, vip, hardware) }
+
+func (k Key) seal(flags byte, vip netip.Addr, hardware [6]byte) (s Seal) {
+	copy(s[:], magic)
+	s[offFlags] = flags
 	k.tag(&s, vip, hardware)
 	return s
 }
+
+// Joins reports whether the sender has come to share the VIP.
+func (s Seal) Joins() bool { return s[offFlags]&flagJoins != 0 }
 
 // Valid reports whether the seal was made with this key for the VIP at the
 // hardware address.

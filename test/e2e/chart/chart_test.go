@@ -18,6 +18,7 @@ import (
 	"sync"
 	"testing"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -184,6 +185,9 @@ func TestBadValuesAreRefused(t *testing.T) {
 		{"image.pullPolicy=Sometimes", "pullPolicy"},
 		{"image.registry=", "registry"},
 		{"image.tag=a/b", "tag"},
+		{"dashboard.enabled=maybe", "enabled"},
+		{"admission.enabled=maybe", "enabled"},
+		{"admission.failurePolicy=Fail", "failurePolicy"},
 		{"config=none", "config"},
 		{"config.kind=Pool", "kind"},
 		{"config.pools=lan", "pools"},
@@ -464,6 +468,72 @@ func TestConfigDoesNotRestartPods(t *testing.T) {
 		b, _ := json.Marshal(pair[1])
 		if !bytes.Equal(a, b) {
 			t.Errorf("a change of the configuration changes the pods:\n%s\n%s", a, b)
+		}
+	}
+}
+
+// TestAdmissionIsACourtesy: whoever writes anything but our ConfigMap is not kept
+// waiting, nobody is kept from writing, and the controller gets the rights to its
+// own objects alone.
+func TestAdmissionIsACourtesy(t *testing.T) {
+	if all := objects(t, render(t, "testdata/default.values.yaml")); len(find[admissionv1.ValidatingWebhookConfiguration](all)) > 0 || find[corev1.Secret](all)["lodestone-admission"] != nil {
+		t.Error("nobody has asked for it")
+	}
+	all := objects(t, render(t, "testdata/existing.values.yaml"))
+	webhook := find[admissionv1.ValidatingWebhookConfiguration](all)["lodestone-config"].Webhooks[0]
+	if *webhook.FailurePolicy != admissionv1.Ignore || *webhook.TimeoutSeconds > 5 || *webhook.SideEffects != admissionv1.SideEffectClassNone || webhook.ClientConfig.CABundle != nil {
+		t.Errorf("webhook %+v", webhook)
+	}
+	if len(webhook.Rules) != 1 || !slices.Equal(webhook.Rules[0].Resources, []string{"configmaps"}) ||
+		webhook.NamespaceSelector.MatchLabels["kubernetes.io/metadata.name"] != "lodestone-system" ||
+		webhook.MatchConditions[0].Expression != `request.name == "my-config"` {
+		t.Errorf("it is sent more than our ConfigMap: %+v", webhook)
+	}
+	service := find[corev1.Service](all)[webhook.ClientConfig.Service.Name]
+	if service == nil || service.Spec.ClusterIP != "" || service.Spec.PublishNotReadyAddresses {
+		t.Errorf("the API server finds no replica that is ready by %+v", service)
+	}
+	if s := find[corev1.Secret](all)["lodestone-admission"]; s == nil || s.Data != nil {
+		t.Errorf("Secret %v, want one without data", s)
+	}
+	for _, rule := range slices.Concat(find[rbacv1.Role](all)["lodestone-controller-admission"].Rules, find[rbacv1.ClusterRole](all)["lodestone-controller-admission"].Rules) {
+		if len(rule.ResourceNames) != 1 {
+			t.Errorf("more than one object: %v", rule)
+		}
+	}
+}
+
+// TestDashboardRights: who has not enabled it grants nothing for it, and its
+// account may see it and nothing else.
+func TestDashboardRights(t *testing.T) {
+	without := objects(t, render(t, "testdata/single.values.yaml"))
+	for name := range find[rbacv1.ClusterRole](without) {
+		if strings.Contains(name, "dashboard") {
+			t.Errorf("ClusterRole %s", name)
+		}
+	}
+	all := objects(t, render(t, "testdata/default.values.yaml"))
+	roles := map[string]string{}
+	for name, b := range find[rbacv1.ClusterRoleBinding](all) {
+		for _, s := range b.Subjects {
+			if s.Name == "lodestone-dashboard" {
+				roles[name] = b.RoleRef.Name
+			}
+		}
+	}
+	for name, b := range find[rbacv1.RoleBinding](all) {
+		for _, s := range b.Subjects {
+			if s.Name == "lodestone-dashboard" || b.RoleRef.Name == "lodestone-dashboard-user" {
+				t.Errorf("binding %s", name)
+			}
+		}
+	}
+	if len(roles) != 1 || roles["lodestone-dashboard"] != "lodestone-dashboard-reader" {
+		t.Errorf("the account has roles %v", roles)
+	}
+	for _, r := range find[rbacv1.ClusterRole](all)["lodestone-dashboard-reader"].Rules {
+		if len(r.Resources) > 0 || !slices.Equal(r.Verbs, []string{"get"}) {
+			t.Errorf("it may do more than look: %v", r)
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/test/e2e/lab"
 	"github.com/lodestone-lb/lodestone/test/e2e/probe"
@@ -21,6 +22,14 @@ var vips = []netip.Addr{netip.MustParseAddr("198.18.1.1"), netip.MustParseAddr("
 
 // fleetOf starts three nodes, and returns when they announce the VIPs.
 func fleetOf(t *testing.T, advertisement string) *Fleet {
+	t.Helper()
+	f := startFleet(t, advertisement)
+	f.steady(t)
+	return f
+}
+
+// startFleet starts three nodes.
+func startFleet(t *testing.T, advertisement string) *Fleet {
 	t.Helper()
 	root, err := lab.Root()
 	require.NoError(t, err)
@@ -39,7 +48,6 @@ func fleetOf(t *testing.T, advertisement string) *Fleet {
 		}
 		require.NoError(t, f.Stop())
 	})
-	f.steady(t)
 	return f
 }
 
@@ -107,4 +115,47 @@ func TestKeptOwnerStays(t *testing.T) {
 		f.steady(t)
 		require.Equal(t, without, f.Owners(), "%s is back", lost)
 	}
+}
+
+// With shareLoad the client has one node, and another one when that is lost: soon,
+// although nothing is ever announced. The speaker of its node ends, and the client
+// moves without a loss.
+func TestSharedLoad(t *testing.T) {
+	f := startFleet(t, "advertisements:\n  - {name: all, layer2: {shareLoad: true}}\n")
+	var asking *probe.Probe
+	ask := func() {
+		asking = probe.UDP(t.Context(), probe.Options{Namespace: f.Client, Target: netip.AddrPortFrom(vips[0], 80)})
+		require.NoError(t, asking.WaitAnswers(t.Context(), 10))
+	}
+	answerer := func() string {
+		all := asking.Snapshot().Answers
+		return all[len(all)-1].Node
+	}
+	ask()
+	time.Sleep(5 * time.Second) // the speakers have come and asked each other
+	home := answerer()
+	_, err := asking.Stop()
+	require.NoError(t, err)
+
+	ask()
+	require.NoError(t, f.Unplug(home))
+	require.Eventually(t, func() bool { return answerer() != home }, 30*time.Second, 10*time.Millisecond)
+	record, err := asking.Stop()
+	require.NoError(t, err)
+	t.Logf("%s lost: %s", home, record.Outage())
+
+	ask()
+	require.NoError(t, f.PlugIn(home))
+	require.Eventually(t, func() bool { return answerer() == home }, 30*time.Second, 10*time.Millisecond)
+	time.Sleep(3 * time.Second) // it has asked for the second time
+	_, err = asking.Stop()
+	require.NoError(t, err)
+
+	ask()
+	require.NoError(t, f.speakers[home].Process.Signal(unix.SIGTERM))
+	require.Eventually(t, func() bool { return answerer() != home }, 30*time.Second, 10*time.Millisecond)
+	record, err = asking.Finish()
+	require.NoError(t, err)
+	assert.Zero(t, record.Lost(), "the speaker of %s ended: %s", home, record.Losses())
+	assert.Empty(t, f.Claims(time.Time{}), "announced to all")
 }

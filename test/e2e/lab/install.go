@@ -27,7 +27,7 @@ func (c *Cluster) lodestoneImages(ctx context.Context) (archives []string, err e
 	if err != nil {
 		return nil, err
 	}
-	for name, user := range map[string]string{"lodestone-controller": unprivileged, "lodestone-speaker": "0:0"} {
+	for name, user := range map[string]string{"lodestone-controller": unprivileged, "lodestone-speaker": "0:0", "lodestone": unprivileged} {
 		archive, err := c.writeImage(image.Image{
 			Ref: registry + "/" + name + ":dev", Binary: filepath.Join(bin, name), User: user,
 		})

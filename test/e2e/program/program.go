@@ -43,6 +43,12 @@ func (b Builder) Helm(ctx context.Context) (string, error) {
 	return b.once(ctx, "helm", "about 2 minutes on 2 cores", "helm.sh/helm/v3/cmd/helm")
 }
 
+// Promtool returns the binary of Prometheus' tool that tests rules. The build
+// tag leaves out discovery in clouds.
+func (b Builder) Promtool(ctx context.Context) (string, error) {
+	return b.once(ctx, "promtool", "about 90 seconds on 2 cores", "-tags=remove_all_sd", "github.com/prometheus/prometheus/cmd/promtool")
+}
+
 // Own returns a static binary of one of the lab's own commands.
 func (b Builder) Own(ctx context.Context, name string) (string, error) {
 	binary := filepath.Join(b.cache(), name)

@@ -248,7 +248,7 @@ func TestHostileAnnotationsHurtOnlyTheirOwnService(t *testing.T) {
 func TestControllerKilledWhileAssigning(t *testing.T) {
 	s := begin(t)
 	const services = 40
-	for round := range 3 {
+	for round := range 2 {
 		s.stopController()
 		for i := range services {
 			s.service(fmt.Sprintf("web-%d-%d", round, i))

@@ -125,7 +125,7 @@ func TestLeaderThatSleepsThroughItsLeaseGivesNoAddressTwice(t *testing.T) {
 }
 
 // The API server refuses or forgets every third request of the controller
-// while Services come and go: for half a minute, or as long as LODESTONE_SOAK says.
+// while Services come and go: for 15 seconds, or as long as LODESTONE_SOAK says.
 func TestControllerConvergesThroughAFaultyAPIServer(t *testing.T) {
 	s := begin(t)
 	s.config("\nquarantine: 1s\npools:\n  - {name: narrow, addresses: [198.18.0.200-198.18.0.219]}\n")
@@ -136,7 +136,7 @@ func TestControllerConvergesThroughAFaultyAPIServer(t *testing.T) {
 	stop := s.runController("--kubeconfig=" + api.Kubeconfig)
 	seen := s.watchAddresses()
 	const services = 15
-	faulty := 30 * time.Second
+	faulty := 15 * time.Second
 	if soak := os.Getenv("LODESTONE_SOAK"); soak != "" {
 		faulty, err = time.ParseDuration(soak)
 		require.NoError(t, err)

@@ -15,7 +15,7 @@ import (
 )
 
 const dualPools = `
-quarantine: 1s
+quarantine: 0s
 pools:
   - name: lan
     addresses: [198.18.0.200-198.18.0.250, "2001:db8:0:1::200-2001:db8:0:1::250"]
@@ -96,7 +96,7 @@ func TestIPv6NodePowerLoss(t *testing.T) {
 	s.service("six", families(corev1.IPFamilyPolicySingleStack, corev1.IPv6Protocol), port("udp", corev1.ProtocolUDP, 80))
 	vip := s.assigned("six")
 	s.echoAway(3, vip)
-	s.losePower(vip, 5)
+	s.losePower(vip, 3)
 }
 
 // Scenario 17: families come and go with the Service and with the pools.

@@ -16,6 +16,14 @@ import (
 	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
 )
 
+// What a user sees after the installation: the chart's own test passes.
+func TestHelmTest(t *testing.T) {
+	s := begin(t)
+	out, err := s.Lab.Helm(s.ctx, "test", "lodestone", "--namespace", lodestone.Namespace, "--timeout", "1m")
+	require.NoError(t, err, out)
+	require.Regexp(t, `Phase:\s+Succeeded`, out)
+}
+
 // Scenario 53: what each component may do, and what it must not.
 func TestComponentsMayDoTheirWorkAndNothingBeyond(t *testing.T) {
 	s := begin(t)
@@ -37,7 +45,7 @@ func TestComponentsMayDoTheirWorkAndNothingBeyond(t *testing.T) {
 			{"watch", "servicecidrs.networking.k8s.io", "", ""}:                    true,
 			{"watch", "leases.coordination.k8s.io", ours, ""}:                      true,
 			{"watch", "endpointslices.discovery.k8s.io", apiServer, ""}:            true,
-			{"watch", "endpointslices.discovery.k8s.io", s.namespace, ""}:          false,
+			{"watch", "endpointslices.discovery.k8s.io", s.namespace, ""}:          true, // for the dashboard
 			{"watch", "leases.coordination.k8s.io", elsewhere, ""}:                 false,
 			{"update", "leases.coordination.k8s.io", ours, "lodestone-speaker-n1"}: false,
 			{"update", "servicecidrs.networking.k8s.io", "", ""}:                   false,
@@ -53,6 +61,7 @@ func TestComponentsMayDoTheirWorkAndNothingBeyond(t *testing.T) {
 			{"update", "configmaps", ours, lodestone.ConfigMap}:                    false,
 			{"delete", "services", s.namespace, ""}:                                false,
 			{"create", "services", s.namespace, ""}:                                false,
+			{"list", "pods", ours, ""}:                                             true, // for the dashboard
 			{"list", "pods", s.namespace, ""}:                                      false,
 			{"update", "leases.coordination.k8s.io", elsewhere, "kube-scheduler"}:  false,
 			{"create", "clusterrolebindings.rbac.authorization.k8s.io", "", ""}:    false,
@@ -76,6 +85,15 @@ func TestComponentsMayDoTheirWorkAndNothingBeyond(t *testing.T) {
 			{"get", "secrets", ours, "tor"}:                         true, // as the chart was told
 			{"update", "leases.coordination.k8s.io", elsewhere, ""}: false,
 			{"list", "pods", "", ""}:                                false,
+		},
+		"lodestone-diagnose": { // it opens two paths of speakers, and nothing of the API
+			{"get", "pods", ours, ""}:                                           false,
+			{"get", "secrets", ours, "lodestone-membership"}:                    false,
+			{"get", "configmaps", ours, lodestone.ConfigMap}:                    false,
+			{"list", "leases.coordination.k8s.io", ours, ""}:                    false,
+			{"list", "services", "", ""}:                                        false,
+			{"create", "serviceaccounts", ours, ""}:                             false,
+			{"create", "clusterrolebindings.rbac.authorization.k8s.io", "", ""}: false,
 		},
 	} {
 		for r, want := range rules {

@@ -9,8 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/cluster"
-	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/routing"
+	"github.com/lodestone-lb/lodestone/pkg/cluster"
+	"github.com/lodestone-lb/lodestone/pkg/routing"
 	"github.com/lodestone-lb/lodestone/pkg/simulation"
 )
 

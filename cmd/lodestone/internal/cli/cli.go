@@ -8,10 +8,13 @@ import (
 	"io"
 
 	"github.com/spf13/cobra"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/diagnosis"
 	"github.com/lodestone-lb/lodestone/pkg/buildinfo"
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/diagnose"
 )
 
 // What the command exits with.
@@ -35,6 +38,12 @@ type Streams struct {
 	// Connect returns a client of the cluster, and the namespace of what the
 	// command is about. Nil: the kubeconfig says.
 	Connect func() (kubernetes.Interface, string, error)
+	// Dynamic returns a client for resources of others. Nil: the kubeconfig
+	// says.
+	Dynamic func() (dynamic.Interface, error)
+	// Ask returns how pods are asked, as diagnosis.Ask does, which is taken if it
+	// is nil.
+	Ask func(ctx context.Context, client kubernetes.Interface, namespace string) (diagnosis.Pods, *diagnose.Clock, error)
 }
 
 // root returns the command with all that it can do.
@@ -49,7 +58,7 @@ func root(s Streams) *cobra.Command {
 		},
 		Args: cobra.NoArgs,
 	}
-	root.AddCommand(statusCommand(s), bgp(s), validate(), plan(s), explain(s), simulate(s), version())
+	root.AddCommand(statusCommand(s), diagnoseCommand(s), dashboardCommand(s), bgp(s), validate(), plan(s), explain(s), simulate(s), migrateCommand(s), version())
 	return root
 }
 

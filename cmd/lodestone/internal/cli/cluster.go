@@ -6,11 +6,13 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/cluster"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/cluster"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/simulation"
 )
@@ -26,6 +28,8 @@ type target struct {
 	// connect returns a client of the cluster, and the namespace that its
 	// kubeconfig goes by.
 	connect func() (kubernetes.Interface, string, error)
+	// dynamic returns a client for resources of others.
+	dynamic func() (dynamic.Interface, error)
 }
 
 // targetFlags adds the flags of a command that looks at a cluster.
@@ -33,6 +37,9 @@ func targetFlags(cmd *cobra.Command, s Streams) *target {
 	t := &target{rules: clientcmd.NewDefaultClientConfigLoadingRules()}
 	if t.connect = s.Connect; t.connect == nil {
 		t.connect = t.client
+	}
+	if t.dynamic = s.Dynamic; t.dynamic == nil {
+		t.dynamic = t.dynamicClient
 	}
 	f := cmd.Flags()
 	f.StringVar(&t.rules.ExplicitPath, "kubeconfig", "", "Path of the kubeconfig file.")
@@ -48,20 +55,41 @@ func targetFlags(cmd *cobra.Command, s Streams) *target {
 // client returns a client of the cluster, and the namespace that its
 // kubeconfig goes by.
 func (t *target) client() (kubernetes.Interface, string, error) {
-	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(t.rules, &t.overrides)
-	namespace, _, err := loader.Namespace()
+	namespace, _, err := t.loader().Namespace()
 	if err != nil {
 		return nil, "", err
 	}
-	rest, err := loader.ClientConfig()
+	c, err := t.restConfig()
 	if err != nil {
 		return nil, "", err
 	}
-	rest.UserAgent = "lodestone-cli"
-	rest.QPS, rest.Burst = -1, 0 // a handful of lists
-	rest.AcceptContentTypes, rest.ContentType = runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON, runtime.ContentTypeProtobuf
-	client, err := kubernetes.NewForConfig(rest)
+	c.AcceptContentTypes, c.ContentType = runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON, runtime.ContentTypeProtobuf
+	client, err := kubernetes.NewForConfig(c)
 	return client, namespace, err
+}
+
+// dynamicClient returns a client for resources of others.
+func (t *target) dynamicClient() (dynamic.Interface, error) {
+	c, err := t.restConfig()
+	if err != nil {
+		return nil, err
+	}
+	return dynamic.NewForConfig(c)
+}
+
+func (t *target) loader() clientcmd.ClientConfig {
+	return clientcmd.NewNonInteractiveDeferredLoadingClientConfig(t.rules, &t.overrides)
+}
+
+// restConfig is how the kubeconfig says that the API server is spoken to.
+func (t *target) restConfig() (*rest.Config, error) {
+	c, err := t.loader().ClientConfig()
+	if err != nil {
+		return nil, err
+	}
+	c.UserAgent = "lodestone-cli"
+	c.QPS, c.Burst = -1, 0 // a handful of lists
+	return c, nil
 }
 
 // read reads everything that the controller decides by.

@@ -5,12 +5,16 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
+	"os/signal"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/screen"
-	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/status"
+	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/browse"
+	"github.com/lodestone-lb/lodestone/pkg/screen"
+	"github.com/lodestone-lb/lodestone/pkg/status"
 )
 
 // redraw is the time between two screens of --watch.
@@ -124,4 +128,51 @@ func watchStatus(ctx context.Context, t *target, a *answer, w watching) error {
 		case <-time.After(w.every):
 		}
 	}
+}
+
+func dashboardCommand(s Streams) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "dashboard",
+		Short: "Show the dashboard in a browser on this machine",
+		Long: `Show the dashboard in a browser on this machine: print the address of a page that
+this command serves on the loopback interface, until it is interrupted.
+
+The page comes from a controller, through the API server, as with kubectl
+port-forward. The controller is shown a token of the service account
+lodestone-dashboard, which may see the dashboard and nothing else; your own
+credentials go to the API server alone. The address has a secret in it: whoever on
+this machine does not know it sees nothing.
+
+It needs the rights that the Role lodestone-dashboard-user in Lodestone's namespace
+has: to list pods, to forward ports to them, and to create tokens of that account.
+
+Exits with 3 when the dashboard may not be seen, or cannot be reached.`,
+		Example: `  lodestone dashboard
+  lodestone dashboard --port 8080 --context prod`,
+		Args: cobra.NoArgs,
+	}
+	port := cmd.Flags().Uint16("port", 0, "Port of the loopback interface. 0: any that is free.")
+	t := targetFlags(cmd, s)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+		defer stop()
+		return serveDashboard(ctx, t, *port, cmd.OutOrStdout())
+	}
+	return cmd
+}
+
+// serveDashboard prints the address of the page and serves it until ctx ends.
+// It opens nothing before the page may be seen.
+func serveDashboard(ctx context.Context, t *target, port uint16, out io.Writer) error {
+	client, _, err := t.connect()
+	if err != nil {
+		return err
+	}
+	config, err := t.restConfig()
+	if err != nil {
+		return err
+	}
+	tunnel := &browse.Tunnel{Client: client, Config: config, Namespace: t.place.Namespace}
+	account := &browse.Account{Client: client, Namespace: t.place.Namespace}
+	return browse.Serve(ctx, browse.Options{Port: port, Target: tunnel.Transport(), Token: account, Out: out})
 }

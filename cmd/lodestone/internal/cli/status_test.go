@@ -24,13 +24,13 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"sigs.k8s.io/yaml"
 
-	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/cluster"
-	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/screen"
-	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/status"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/cluster"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/peering"
+	"github.com/lodestone-lb/lodestone/pkg/screen"
 	"github.com/lodestone-lb/lodestone/pkg/servicelb"
+	"github.com/lodestone-lb/lodestone/pkg/status"
 )
 
 func TestStatusOfAHealthyCluster(t *testing.T) {
@@ -117,6 +117,13 @@ func TestSpeakersAreMissedWhereTheyAreMeantToBe(t *testing.T) {
 	text := w.ask("", ExitFound, "status")
 	assert.NotContains(t, text, "node gateway: no speaker pod")
 	assert.Contains(t, text, "3 of 3 nodes ready")
+}
+
+func TestAdvertisementsThatMatchNoInterfaceAreSaid(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	object[*coordinationv1.Lease](w, annotation.SpeakerLeasePrefix+"n2").Annotations[annotation.UnmatchedAdvertisements] = "storage"
+	assert.Contains(t, w.ask("", ExitFound, "status"), "node n2: advertisement storage matches no interface of it")
 }
 
 // A version is the image's tag; a registry's port is none, and digests of two

@@ -18,8 +18,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 
-	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/cluster"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/cluster"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/peering"
 )
@@ -29,6 +29,8 @@ type world struct {
 	t       *testing.T
 	objects []runtime.Object
 	client  *fake.Clientset
+	// pods are how speakers answer; nil: nobody asks them.
+	pods *fakePods
 }
 
 // ask runs a command against the cluster. The answer is compared with the file
@@ -41,7 +43,7 @@ func (w *world) ask(golden string, want int, args ...string) string {
 	var out, errs bytes.Buffer
 	code := Run(args, Streams{In: strings.NewReader(""), Out: &out, Err: &errs, Connect: func() (kubernetes.Interface, string, error) {
 		return w.client, "shop", nil
-	}})
+	}, Ask: w.pods.ask})
 	require.Equal(w.t, want, code, "%q: %s%s", args, &out, &errs)
 	text := out.String() + errs.String()
 	if golden != "" {

@@ -7,11 +7,11 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/cluster"
-	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/routing"
-	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/screen"
-	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/status"
+	"github.com/lodestone-lb/lodestone/pkg/cluster"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+	"github.com/lodestone-lb/lodestone/pkg/routing"
+	"github.com/lodestone-lb/lodestone/pkg/screen"
+	"github.com/lodestone-lb/lodestone/pkg/status"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 

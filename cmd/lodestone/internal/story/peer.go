@@ -8,10 +8,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/cluster"
-	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/routing"
-	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/screen"
+	"github.com/lodestone-lb/lodestone/pkg/cluster"
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/routing"
+	"github.com/lodestone-lb/lodestone/pkg/screen"
 )
 
 // Peer is the story of a BGP peer.

@@ -9,11 +9,11 @@ import (
 
 	"go4.org/netipx"
 
-	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/cluster"
-	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/screen"
-	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/status"
+	"github.com/lodestone-lb/lodestone/pkg/cluster"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/screen"
+	"github.com/lodestone-lb/lodestone/pkg/status"
 )
 
 // Pool is the story of a pool.

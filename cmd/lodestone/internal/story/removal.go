@@ -6,10 +6,11 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
-	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/cluster"
-	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/routing"
-	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/screen"
+	"github.com/lodestone-lb/lodestone/pkg/cluster"
+	"github.com/lodestone-lb/lodestone/pkg/routing"
+	"github.com/lodestone-lb/lodestone/pkg/screen"
 	"github.com/lodestone-lb/lodestone/pkg/simulation"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
@@ -20,11 +21,11 @@ type Removal struct {
 	How  simulation.Removal `json:"how"`
 	// Orphaned are the VIPs that nobody would announce.
 	Orphaned []Orphan `json:"orphaned"`
-	// Moved are those that another node would own by layer 2.
+	// Moved are those that other nodes would own or share by layer 2.
 	Moved []Moved `json:"moved"`
 	// Silent are those that nobody announces even now.
 	Silent []netip.Addr `json:"silent,omitempty"`
-	// Load is how many VIPs each node owns by layer 2.
+	// Load is how many VIPs each node owns or shares by layer 2.
 	Load []Load `json:"load"`
 	// Routes are what routers would lose, and who would still announce it.
 	Routes []Remaining `json:"routes"`
@@ -41,7 +42,7 @@ type Orphan struct {
 	Message  string      `json:"message"`
 }
 
-// Moved is a VIP that another node would own.
+// Moved is a VIP that another node would own, or that other nodes would share.
 type Moved struct {
 	VIP      netip.Addr `json:"vip"`
 	Services []string   `json:"services"`
@@ -79,8 +80,8 @@ func OfRemoval(o *cluster.Objects, node string, how simulation.Removal) Removal 
 	for _, m := range before.Moves(after) {
 		if m.Orphaned() {
 			r.Orphaned = append(r.Orphaned, Orphan{m.VIP, services[m.VIP], m.Silence.Reason, m.Silence.Message})
-		} else if m.Before.Owner != m.After.Owner {
-			r.Moved = append(r.Moved, Moved{m.VIP, services[m.VIP], m.Before.Owner, m.After.Owner})
+		} else if from, to := m.Before.Layer2(), m.After.Layer2(); !slices.Equal(from, to) {
+			r.Moved = append(r.Moved, Moved{m.VIP, services[m.VIP], strings.Join(from, ", "), strings.Join(to, ", ")})
 		}
 	}
 	r.weigh(before.Who(), after.Who())
@@ -104,13 +105,16 @@ func (r *Removal) weigh(before, after map[netip.Addr]simulation.Audience) {
 		return count[node]
 	}
 	for vip, was := range before {
-		of(was.Owner).Before++
-		of(after[vip].Owner).After++
+		for _, node := range was.Layer2() {
+			of(node).Before++
+		}
+		for _, node := range after[vip].Layer2() {
+			of(node).After++
+		}
 		if was.Silent() {
 			r.Silent = append(r.Silent, vip)
 		}
 	}
-	delete(count, "")
 	for _, node := range slices.Sorted(maps.Keys(count)) {
 		r.Load = append(r.Load, *count[node])
 	}

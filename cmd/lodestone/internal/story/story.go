@@ -8,8 +8,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/screen"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+	"github.com/lodestone-lb/lodestone/pkg/screen"
 	"github.com/lodestone-lb/lodestone/pkg/simulation"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )

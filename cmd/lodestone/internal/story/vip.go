@@ -7,11 +7,11 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/cluster"
-	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/routing"
-	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/screen"
+	"github.com/lodestone-lb/lodestone/pkg/cluster"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/routing"
+	"github.com/lodestone-lb/lodestone/pkg/screen"
 	"github.com/lodestone-lb/lodestone/pkg/servicelb"
 	"github.com/lodestone-lb/lodestone/pkg/simulation"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
@@ -27,8 +27,10 @@ type VIP struct {
 	Standing []string  `json:"standing,omitempty"`
 	Services []Sharer  `json:"services"`
 	Nodes    []VIPNode `json:"nodes,omitempty"`
-	// Owner announces it by layer 2, Routers by BGP.
+	// Owner announces it by layer 2, or Sharers do, each to a part of the clients;
+	// Routers announce it by BGP.
 	Owner   string          `json:"owner,omitempty"`
+	Sharers []string        `json:"sharers,omitempty"`
 	Routers []string        `json:"routers,omitempty"`
 	Silence string          `json:"silence,omitempty"`
 	Routes  []routing.Route `json:"routes,omitempty"`
@@ -90,14 +92,17 @@ func (v *VIP) announced(n *simulation.Network) {
 			verdict.Silence = plan.Silence{}
 		}
 		v.Nodes = append(v.Nodes, VIPNode{name, verdict.Owned, verdict.Peers, verdict.Silence.Reason, verdict.Silence.Message})
-		if verdict.Owned {
+		switch {
+		case verdict.Owned && verdict.Layer2.Sharers != nil:
+			v.Sharers = verdict.Layer2.Sharers
+		case verdict.Owned:
 			v.Owner = name
 		}
 		if len(verdict.Peers) > 0 {
 			v.Routers = append(v.Routers, name)
 		}
 	}
-	if v.Owner == "" && len(v.Routers) == 0 {
+	if v.Owner == "" && len(v.Sharers) == 0 && len(v.Routers) == 0 {
 		v.Silence = reason(n.Silence(v.VIP))
 	}
 }
@@ -166,6 +171,9 @@ func (v VIP) Show(c *screen.Canvas) {
 	if v.Owner != "" {
 		f.add("Layer 2", "node "+v.Owner+" owns it, by the plan")
 	}
+	if len(v.Sharers) > 0 {
+		f.add("Layer 2", fmt.Sprintf("%s share%s it, by the plan: each answers a part of the clients", screen.List(v.Sharers, 5), singular(len(v.Sharers))))
+	}
 	if len(v.Routers) > 0 {
 		f.add("BGP", fmt.Sprintf("%s announce%s it, by the plan", screen.List(v.Routers, 5), singular(len(v.Routers))))
 	}
@@ -197,7 +205,10 @@ func (v VIP) showNodes(c *screen.Canvas) {
 	var rows [][]any
 	for _, n := range v.Nodes {
 		owns, peers := screen.Cell{Text: "no"}, "no"
-		if n.Owns {
+		switch {
+		case n.Owns && len(v.Sharers) > 0:
+			owns = screen.Cell{Text: "shares it", Tone: screen.Good}
+		case n.Owns:
 			owns = screen.Cell{Text: "owns it", Tone: screen.Good}
 		}
 		if len(n.Peers) > 0 {

@@ -41,6 +41,20 @@ func ledger(ctx context.Context, _ *lodestone.Installation) error {
 	})
 }
 
+// dashboardLoad runs the Go benchmarks of the dashboard: what a browser loads, and
+// what one look at the cluster costs the controller.
+func dashboardLoad(ctx context.Context, _ *lodestone.Installation) error {
+	var look, memory float64
+	return errors.Join(
+		goBenchmarks(ctx, "./pkg/dashboard", "^BenchmarkLook$", "10x", func(_ string, value measured) {
+			look, memory = value("look-ms"), value("state-MB")
+		}),
+		goBenchmarks(ctx, "./pkg/dashboard", "^BenchmarkPage$", "100x", func(_ string, value measured) {
+			result("dashboard_load", "services=10000 kb=%.0f ms=%.1f look_ms=%.0f state_mb=%.0f", value("kB"), value(perOp)*1e3, look, memory)
+		}),
+	)
+}
+
 // bfdTiming runs the Go benchmark of BFD between processes on a busy machine,
 // a minute for each case.
 func bfdTiming(ctx context.Context, _ *lodestone.Installation) error {

@@ -32,6 +32,7 @@ var benchmarks = []benchmark{
 	{name: "ipam_allocate", run: ipamAllocate},
 	{name: "config_edit", run: configEdit},
 	{name: "ledger", run: ledger},
+	{name: "dashboard_load", run: dashboardLoad},
 	{name: "l2_election", run: election},
 	{name: "l2_arp_latency", run: arpLatency},
 	{name: "l2_node_loss_10", run: fleetNodeLoss},

@@ -1,0 +1,36 @@
+package main
+
+import (
+	"net/http"
+
+	"k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/mux"
+	framework "k8s.io/controller-manager/app"
+
+	"github.com/lodestone-lb/lodestone/pkg/buildinfo"
+	"github.com/lodestone-lb/lodestone/pkg/cluster"
+	"github.com/lodestone-lb/lodestone/pkg/dashboard"
+)
+
+// serveDashboard adds the dashboard to what the secure port serves. Every
+// process has one, whether it leads or not: all of it is read from the API.
+func (p *process) serveDashboard(mux *mux.PathRecorderMux) {
+	if !p.flags.dashboard {
+		return
+	}
+	d := dashboard.New(dashboard.Options{
+		Source: func() (dashboard.Source, error) {
+			return cluster.NewWatcher(p.client, cluster.Place{Namespace: p.flags.configNamespace, ConfigName: p.flags.configName, Scope: p.scope})
+		},
+		Version: buildinfo.Get().Version, Log: p.log,
+	})
+	mux.Handle(dashboard.Path, d.Handler())
+	mux.HandlePrefix(dashboard.Path+"/", d.Handler())
+	p.start(d.Run)
+}
+
+// guard has everybody who asks for something identified and authorized by the
+// API server, as the framework does.
+func guard(next http.Handler, who *server.AuthenticationInfo, may *server.AuthorizationInfo) http.Handler {
+	return dashboard.Challenge(framework.BuildHandlerChain(next, may, who))
+}

@@ -1,0 +1,121 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/mux"
+
+	"github.com/lodestone-lb/lodestone/pkg/dashboard"
+	"github.com/lodestone-lb/lodestone/pkg/dashboard/example"
+)
+
+// Nothing of the dashboard is told to somebody without the right to it. Who asks
+// without credentials is anonymous, as the framework has it.
+func TestDashboardIsForWhoMayReadIt(t *testing.T) {
+	authenticate := authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) {
+		name := "system:anonymous"
+		switch token := r.Header.Get("Authorization"); {
+		case token == "Bearer wrong":
+			return nil, false, errors.New("invalid bearer token")
+		case token != "":
+			name = token[len("Bearer "):]
+		case r.TLS != nil && len(r.TLS.PeerCertificates) > 0:
+			name = "reader"
+		}
+		return &authenticator.Response{User: &user.DefaultInfo{Name: name}}, true, nil
+	})
+	authorize := authorizer.AuthorizerFunc(func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+		if a.GetUser().GetName() == "reader" && a.GetVerb() == "get" {
+			return authorizer.DecisionAllow, "", nil
+		}
+		return authorizer.DecisionNoOpinion, "", nil
+	})
+	m := mux.NewPathRecorderMux("test")
+	p := newProcess(t.Context())
+	p.flags.dashboard, p.log = true, slog.New(slog.DiscardHandler)
+	p.serveDashboard(m)
+	t.Cleanup(func() { p.cancel(); _ = p.tasks.Wait() })
+	handler := guard(m, &server.AuthenticationInfo{Authenticator: authenticate}, &server.AuthorizationInfo{Authorizer: authorize})
+
+	ask := func(path, token string, certified bool) int {
+		w, r := httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, path, nil)
+		if token != "" {
+			r.Header.Set("Authorization", "Bearer "+token)
+		}
+		if certified {
+			r.TLS = &tls.ConnectionState{PeerCertificates: []*x509.Certificate{{}}}
+		}
+		handler.ServeHTTP(w, r)
+		return w.Code
+	}
+	for _, path := range []string{dashboard.Path, "/dashboard/", "/dashboard/view", "/dashboard/events", "/dashboard/dashboard.js", "/dashboard/dashboard.css", "/dashboard/icon.svg", "/dashboard/nothing"} {
+		assert.Equal(t, http.StatusUnauthorized, ask(path, "", false), "%s without a token", path)
+		assert.Equal(t, http.StatusUnauthorized, ask(path, "wrong", false), "%s with a token of nobody", path)
+		assert.Equal(t, http.StatusForbidden, ask(path, "somebody", false), "%s without the right", path)
+	}
+	assert.Equal(t, http.StatusOK, ask("/dashboard/", "reader", false))
+	assert.Equal(t, http.StatusOK, ask("/dashboard/", "", true), "with a client certificate")
+	assert.Equal(t, http.StatusOK, ask("/dashboard/dashboard.js", "reader", false))
+	assert.Equal(t, http.StatusMovedPermanently, ask(dashboard.Path, "reader", false))
+	assert.Equal(t, http.StatusForbidden, ask("/metrics", "", false), "the rest is as the framework has it")
+}
+
+// Events come one by one through all that the framework puts around the page, by
+// HTTP/1.1 and HTTP/2.
+func TestEventsComeThroughTheFramework(t *testing.T) {
+	m := mux.NewPathRecorderMux("test")
+	p := newProcess(t.Context())
+	p.flags.dashboard, p.flags.configNamespace, p.flags.configName = true, example.Place.Namespace, example.Place.ConfigName
+	p.scope, p.log, p.client = example.Place.Scope, slog.New(slog.DiscardHandler), example.New(example.Size{Nodes: 2, Services: 4})
+	p.serveDashboard(m)
+	everybody := authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) {
+		return &authenticator.Response{User: &user.DefaultInfo{Name: "reader"}}, true, nil
+	})
+	everything := authorizer.AuthorizerFunc(func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
+		return authorizer.DecisionAllow, "", nil
+	})
+	handler := guard(m, &server.AuthenticationInfo{Authenticator: everybody}, &server.AuthorizationInfo{Authorizer: everything})
+	for version, h2 := range map[string]bool{"HTTP/1.1": false, "HTTP/2.0": true} {
+		s := httptest.NewUnstartedServer(handler)
+		s.EnableHTTP2 = h2
+		s.StartTLS()
+		t.Cleanup(s.Close)
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.URL+"/dashboard/events", nil)
+		require.NoError(t, err)
+		request.Header.Set("Authorization", "Bearer x")
+		response, err := s.Client().Do(request)
+		require.NoError(t, err)
+		defer response.Body.Close()
+		require.Equal(t, version, response.Proto)
+		lines := bufio.NewScanner(response.Body)
+		for _, want := range []string{"retry: 2000", ": connected", "", "event: change", `data: {"time":`} {
+			require.True(t, lines.Scan(), "%s: %v", version, lines.Err())
+			require.True(t, strings.HasPrefix(lines.Text(), want), "%s: %q", version, lines.Text())
+		}
+	}
+	p.cancel()
+	require.NoError(t, p.tasks.Wait())
+}
+
+func TestDashboardCanBeSwitchedOff(t *testing.T) {
+	m := mux.NewPathRecorderMux("test")
+	newProcess(t.Context()).serveDashboard(m)
+	w := httptest.NewRecorder()
+	m.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/dashboard/", nil))
+	assert.Equal(t, http.StatusNotFound, w.Code)
+}

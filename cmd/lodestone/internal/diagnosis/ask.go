@@ -1,0 +1,197 @@
+package diagnosis
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/lodestone-lb/lodestone/pkg/diagnose"
+)
+
+// Account is the ServiceAccount whose token speakers take. It may do nothing but
+// read Path and /status of speakers: they are sent it, and nobody's own.
+const Account = "lodestone-diagnose"
+
+const (
+	// tokenLife is the shortest that the API server gives.
+	tokenLife = 10 * time.Minute
+	// lookTimeout and probeTimeout are longer than a speaker takes to look at its
+	// node, and to probe the network, too.
+	lookTimeout  = 10 * time.Second
+	probeTimeout = 30 * time.Second
+	// asksAtOnce is how many speakers are asked at a time.
+	asksAtOnce = 16
+	// defaultPort is the speakers' HTTPS port when the pod does not name one.
+	defaultPort = 9743
+	// logLines and logBytes bound what is read of a log.
+	logLines = 2000
+	logBytes = 1 << 20
+)
+
+// Pods are where speakers are asked, and logs are read.
+type Pods interface {
+	// Get asks a speaker.
+	Get(ctx context.Context, pod *corev1.Pod, path string, query url.Values) ([]byte, error)
+	// Log returns the end of the log of the pod, or of its container before.
+	Log(ctx context.Context, pod *corev1.Pod, previous bool) ([]byte, error)
+}
+
+// throughAPI asks by way of the API server, which alone need be reachable.
+type throughAPI struct {
+	client kubernetes.Interface
+	token  string
+}
+
+func (p throughAPI) Get(ctx context.Context, pod *corev1.Pod, path string, query url.Values) ([]byte, error) {
+	r := p.client.CoreV1().RESTClient().Get().Namespace(pod.Namespace).Resource("pods").
+		Name("https:"+pod.Name+":"+strconv.Itoa(port(pod))).SubResource("proxy").Suffix(path).SetHeader(diagnose.TokenHeader, p.token)
+	for name, values := range query {
+		for _, value := range values {
+			r.Param(name, value)
+		}
+	}
+	result := r.Do(ctx) // DoRaw would not read what the API server says of errors
+	if err := result.Error(); err != nil {
+		return nil, err //nolint:wrapcheck // the caller does
+	}
+	return result.Raw() //nolint:wrapcheck // the caller does
+}
+
+func (p throughAPI) Log(ctx context.Context, pod *corev1.Pod, previous bool) ([]byte, error) {
+	lines, bytes := int64(logLines), int64(logBytes)
+	o := &corev1.PodLogOptions{TailLines: &lines, LimitBytes: &bytes, Previous: previous}
+	return p.client.CoreV1().Pods(pod.Namespace).GetLogs(pod.Name, o).DoRaw(ctx) //nolint:wrapcheck // the caller does
+}
+
+// port returns the speaker's HTTPS port.
+func port(pod *corev1.Pod) int {
+	for _, c := range pod.Spec.Containers {
+		for _, p := range c.Ports {
+			if p.Name == "https" {
+				return int(p.ContainerPort)
+			}
+		}
+	}
+	return defaultPort
+}
+
+// Ask returns how pods are asked, and how far the clock of the API server is
+// ahead of ours: a token tells when it was made.
+func Ask(ctx context.Context, client kubernetes.Interface, namespace string) (Pods, *diagnose.Clock, error) {
+	seconds, before := int64(tokenLife/time.Second), time.Now()
+	made, err := client.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, Account,
+		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}}, metav1.CreateOptions{})
+	switch {
+	case apierrors.IsForbidden(err):
+		return throughAPI{client: client}, nil, fmt.Errorf("you may not ask the speakers: you need the right to create serviceaccounts/token of %s, and to get pods/proxy, in namespace %s", Account, namespace)
+	case apierrors.IsNotFound(err):
+		return throughAPI{client: client}, nil, fmt.Errorf("the speakers cannot be asked: there is no ServiceAccount %s/%s; the chart of this version makes it", namespace, Account)
+	case err != nil:
+		return throughAPI{client: client}, nil, fmt.Errorf("get a token for the speakers: %w", err)
+	}
+	var clock *diagnose.Clock
+	if life := made.Spec.ExpirationSeconds; life != nil && !made.Status.ExpirationTimestamp.IsZero() {
+		// In whole seconds, cut off.
+		at := made.Status.ExpirationTimestamp.Add(time.Second/2 - time.Duration(*life)*time.Second)
+		clock = compare(before, time.Now(), at, at)
+		clock.Uncertainty += time.Second / 2
+	}
+	return throughAPI{client, made.Status.Token}, clock, nil
+}
+
+// compare returns how far a clock is ahead of ours that read received and sent
+// when it answered a question of ours (RFC 5905 section 8).
+func compare(asked, heard, received, sent time.Time) *diagnose.Clock {
+	return &diagnose.Clock{
+		Offset:      (received.Sub(asked) + sent.Sub(heard)) / 2,
+		Uncertainty: max(0, heard.Sub(asked)-sent.Sub(received)) / 2,
+	}
+}
+
+// answers are what the speakers said, by node.
+type answers struct {
+	mu     sync.Mutex
+	facts  map[string]diagnose.Facts
+	clocks map[string]diagnose.Clock
+	mute   map[string]string
+}
+
+// askAll asks the speakers, by node, for their facts. Plan says what each is to
+// try; nil: nothing is probed.
+func askAll(ctx context.Context, pods Pods, speakers map[string]*corev1.Pod, plan map[string][]string, active bool) *answers {
+	a := &answers{facts: map[string]diagnose.Facts{}, clocks: map[string]diagnose.Clock{}, mute: map[string]string{}}
+	var group errgroup.Group
+	group.SetLimit(asksAtOnce)
+	for node, pod := range speakers {
+		query, timeout := url.Values{}, lookTimeout
+		if active {
+			timeout = probeTimeout
+			query.Set(diagnose.ParamActive, "true")
+			query[diagnose.ParamVIP] = plan[node]
+		}
+		group.Go(func() error {
+			ctx, cancel := context.WithTimeout(ctx, timeout)
+			defer cancel()
+			a.ask(ctx, pods, pod, query)
+			return nil
+		})
+	}
+	group.Wait() //nolint:errcheck // they return nil
+	return a
+}
+
+func (a *answers) ask(ctx context.Context, pods Pods, pod *corev1.Pod, query url.Values) {
+	asked := time.Now()
+	raw, err := pods.Get(ctx, pod, diagnose.Path, query)
+	heard := time.Now()
+	var f diagnose.Facts
+	if err == nil {
+		err = json.Unmarshal(raw, &f)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	node := pod.Spec.NodeName
+	if err != nil {
+		a.mute[node] = fmt.Sprintf("pod %s does not answer: %s", pod.Name, why(err, pod.Namespace))
+		return
+	}
+	f.Node = node // who else it may take itself for
+	f.Conditions = slices.DeleteFunc(f.Conditions, func(c diagnose.Condition) bool { return c.Name == "" })
+	a.facts[node] = f
+	a.clocks[node] = *compare(asked, heard, f.Received, f.Sent)
+}
+
+// why says in words of ours what the API server answered, or the speaker by way
+// of it, whose words are no object of Kubernetes.
+func why(err error, namespace string) string {
+	var said string
+	if status := apierrors.APIStatus(nil); errors.As(err, &status) && status.Status().Details != nil {
+		for _, c := range status.Status().Details.Causes {
+			if c.Type == metav1.CauseTypeUnexpectedServerResponse {
+				said = strings.TrimSpace(c.Message)
+			}
+		}
+	}
+	switch {
+	case apierrors.IsNotFound(err) && said != "":
+		return "a speaker of an older version cannot be diagnosed"
+	case apierrors.IsForbidden(err) && said == "":
+		return "you need the right to get pods/proxy in namespace " + namespace
+	}
+	return cmp.Or(said, err.Error())
+}

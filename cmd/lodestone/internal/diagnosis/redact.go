@@ -1,0 +1,67 @@
+package diagnosis
+
+import (
+	"regexp"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// redacted stands where a secret was.
+const redacted = "REDACTED"
+
+// secretName ends a name of something secret. A reference to a Secret
+// (passwordSecretRef) is none.
+const secretName = `(?:password|passwd|secret|token|credentials?|(?:membership|private|secret|api|access)[_ -]?key|authorization)`
+
+// secrets are what secrets look like in any text, and what remains of them.
+var secrets = []struct {
+	pattern *regexp.Regexp
+	remains string
+}{
+	{regexp.MustCompile(`-----BEGIN [A-Z ]*PRIVATE KEY-----[^"-]*(?:-----END [A-Z ]*PRIVATE KEY-----)?`), redacted},
+	{regexp.MustCompile(`eyJ[\w-]{4,}\.[\w-]{4,}\.[\w-]*`), redacted}, // RFC 7519
+	{regexp.MustCompile(`(?i)(bearer|basic)\s+[\w.~+/=-]{8,}`), "$1 " + redacted},
+	{regexp.MustCompile(`(://[^/\s:@"]+:)[^/\s@"]+@`), "${1}" + redacted + "@"},
+	// In the forms name="value", name='value', "name": \"value\" within another
+	// text, "name": value of JSON, which stays JSON, and name=value.
+	{regexp.MustCompile(`(?i)(` + secretName + `(?:\\?["'])?\s*[:=]\s*)"(?:[^"\\]|\\.)*"`), `${1}"` + redacted + `"`},
+	{regexp.MustCompile(`(?i)(` + secretName + `(?:\\?["'])?\s*[:=]\s*)'(?:[^'"\\]|\\.)*'`), `${1}'` + redacted + `'`},
+	{regexp.MustCompile(`(?i)(` + secretName + `(?:\\?["'])?\s*[:=]\s*)\\"(?:[^"\\]|\\[^"])*\\"`), `${1}\"` + redacted + `\"`},
+	{regexp.MustCompile(`(?i)(` + secretName + `"\s*:\s*)[^\s,;{}\[\]"'\\]+`), `${1}"` + redacted + `"`},
+	{regexp.MustCompile(`(?i)(` + secretName + `(?:\\"|')?\s*[:=][ \t]*)[^\s,;{}\[\]"\\][^\s,;}\]"\\]*`), "${1}" + redacted},
+}
+
+// Redact takes out of a text what looks like a secret.
+func Redact(text []byte) []byte {
+	for _, s := range secrets {
+		text = s.pattern.ReplaceAll(text, []byte(s.remains))
+	}
+	return text
+}
+
+var secretKey = regexp.MustCompile(`(?i)` + secretName + `$`)
+
+// redactYAML takes secrets out of a document: whole values, however they are
+// written. It fails if it cannot tell what is a value.
+func redactYAML(text []byte) ([]byte, error) {
+	var document yaml.Node
+	if err := yaml.Unmarshal(text, &document); err != nil {
+		return nil, err //nolint:wrapcheck // the caller does
+	}
+	hide(&document)
+	out, err := yaml.Marshal(&document)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // the caller does
+	}
+	return Redact(out), nil
+}
+
+func hide(n *yaml.Node) {
+	n.HeadComment, n.LineComment, n.FootComment = string(Redact([]byte(n.HeadComment))), string(Redact([]byte(n.LineComment))), string(Redact([]byte(n.FootComment)))
+	for i, child := range n.Content {
+		if n.Kind == yaml.MappingNode && i%2 == 1 && secretKey.MatchString(n.Content[i-1].Value) {
+			*child = yaml.Node{Kind: yaml.ScalarNode, Value: redacted}
+		}
+		hide(child)
+	}
+}

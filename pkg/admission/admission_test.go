@@ -1,0 +1,340 @@
+package admission
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	admissionv1 "k8s.io/api/admission/v1"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
+)
+
+const (
+	valid  = "apiVersion: lodestone.io/v1alpha1\nkind: Config\npools: [{name: lan, addresses: [203.0.113.0/26]}]\n"
+	broken = "apiVersion: lodestone.io/v1alpha1\nkind: Config\npools:\n- {name: a, addresses: [198.18.0.0/24]}\n- {name: b, addresses: [198.18.0.128/25]}\n"
+)
+
+func reviewer() *Reviewer {
+	return NewReviewer(ReviewerOptions{
+		Namespace: "ls", Name: "lodestone-config", Log: slog.New(slog.DiscardHandler),
+		Warnings: func(*config.Config) []string {
+			all := []string{strings.Repeat("é", 500)}
+			for i := range 20 {
+				all = append(all, fmt.Sprint("warning ", i))
+			}
+			return all
+		},
+	})
+}
+
+// review is what the API server sends about a ConfigMap with that document.
+func review(document string, change ...func(*admissionv1.AdmissionRequest)) []byte {
+	object, _ := json.Marshal(&corev1.ConfigMap{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}, ObjectMeta: metav1.ObjectMeta{Namespace: "ls", Name: "lodestone-config"},
+		Data: map[string]string{"config.yaml": document},
+	})
+	r := &admissionv1.AdmissionRequest{
+		UID: "1-2-3", Namespace: "ls", Name: "lodestone-config", Operation: admissionv1.Update,
+		Resource: metav1.GroupVersionResource{Version: "v1", Resource: "configmaps"}, Object: runtime.RawExtension{Raw: object},
+	}
+	for _, f := range change {
+		f(r)
+	}
+	body, _ := json.Marshal(&admissionv1.AdmissionReview{TypeMeta: metav1.TypeMeta{APIVersion: "admission.k8s.io/v1", Kind: "AdmissionReview"}, Request: r})
+	return body
+}
+
+func TestABrokenDocumentIsRefusedInTheWordsOfValidate(t *testing.T) {
+	t.Parallel()
+	answer, err := reviewer().Review(review(broken))
+	require.NoError(t, err)
+	r := answer.Response
+	assert.Equal(t, "admission.k8s.io/v1", answer.APIVersion)
+	assert.EqualValues(t, "1-2-3", r.UID)
+	assert.False(t, r.Allowed)
+	assert.EqualValues(t, 422, r.Result.Code)
+	_, invalid := config.Parse([]byte(broken))
+	assert.Equal(t, invalid.Error(), r.Result.Message)
+	assert.Contains(t, r.Result.Message, "config.yaml:5:")
+}
+
+func TestAValidDocumentIsTakenWithWarnings(t *testing.T) {
+	t.Parallel()
+	answer, err := reviewer().Review(review(valid, func(r *admissionv1.AdmissionRequest) { r.Operation = admissionv1.Create }))
+	require.NoError(t, err)
+	assert.True(t, answer.Response.Allowed)
+	require.Len(t, answer.Response.Warnings, maxWarnings)
+	assert.LessOrEqual(t, len(answer.Response.Warnings[0]), 256, "the API server cuts longer ones")
+	assert.True(t, strings.HasSuffix(answer.Response.Warnings[0], "é..."))
+	assert.Equal(t, "warning 0", answer.Response.Warnings[1])
+}
+
+func TestWhatIsNotOursIsNotJudged(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*admissionv1.AdmissionRequest){
+		"another namespace": func(r *admissionv1.AdmissionRequest) { r.Namespace = "default" },
+		"another name":      func(r *admissionv1.AdmissionRequest) { r.Name = "lodestone-released" },
+		"a deletion":        func(r *admissionv1.AdmissionRequest) { r.Operation = admissionv1.Delete; r.Object.Raw = nil },
+		"another resource":  func(r *admissionv1.AdmissionRequest) { r.Resource.Resource = "secrets" },
+	} {
+		answer, err := reviewer().Review(review(broken, change))
+		require.NoError(t, err, name)
+		assert.True(t, answer.Response.Allowed, name)
+		assert.Empty(t, answer.Response.Warnings, name)
+	}
+	answer, err := reviewer().Review(review("", func(r *admissionv1.AdmissionRequest) { r.Object.Raw = []byte(`{"data":{"other":"x"}}`) }))
+	require.NoError(t, err)
+	assert.True(t, answer.Response.Allowed, "no document is no broken one")
+	assert.Contains(t, answer.Response.Warnings[0], `no key "config.yaml"`)
+}
+
+func TestBodiesThatAreNoReviews(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewServer(reviewer())
+	defer server.Close()
+	post := func(body io.Reader) int {
+		response, err := server.Client().Post(server.URL+Path, "application/json", body)
+		require.NoError(t, err)
+		defer response.Body.Close()
+		return response.StatusCode
+	}
+	assert.Equal(t, 200, post(bytes.NewReader(review(broken))))
+	for _, body := range []string{"", "{", "null", "[]", `{"kind":"AdmissionReview"}`, `{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview"}`,
+		strings.Replace(string(review(valid)), "admission.k8s.io/v1", "admission.k8s.io/v1beta1", 1), strings.Repeat("[", 100_000)} {
+		assert.Equal(t, 400, post(strings.NewReader(body)), "%.60s", body)
+	}
+	assert.Equal(t, 400, post(io.LimitReader(zeros{}, maxBody+1)), "too large")
+}
+
+type zeros struct{}
+
+func (zeros) Read(b []byte) (int, error) { clear(b); return len(b), nil }
+
+// Whoever keeps reviews open keeps others from none that matters: the API server
+// goes on without an answer.
+func TestReviewsAtATimeAreBounded(t *testing.T) {
+	t.Parallel()
+	v := reviewer()
+	for range maxAtOnce {
+		v.busy <- struct{}{}
+	}
+	w := httptest.NewRecorder()
+	v.ServeHTTP(w, httptest.NewRequest(http.MethodPost, Path, bytes.NewReader(review(valid))))
+	assert.Equal(t, http.StatusServiceUnavailable, w.Code)
+	<-v.busy
+	w = httptest.NewRecorder()
+	v.ServeHTTP(w, httptest.NewRequest(http.MethodPost, Path, bytes.NewReader(review(valid))))
+	assert.Equal(t, http.StatusOK, w.Code)
+}
+
+func FuzzReview(f *testing.F) {
+	f.Add(review(valid))
+	f.Add(review(broken))
+	f.Add([]byte(`{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"1","namespace":"ls","name":"lodestone-config","operation":"UPDATE","resource":{"version":"v1","resource":"configmaps"},"object":{"data":{"config.yaml":1}}}}`))
+	f.Add([]byte(`{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"object":null}}`))
+	v := reviewer()
+	f.Fuzz(func(t *testing.T, body []byte) {
+		answer, err := v.Review(body)
+		if err != nil {
+			return
+		}
+		require.NotNil(t, answer.Response)
+		require.True(t, answer.Response.Allowed || answer.Response.Result.Message != "", "a refusal has a reason")
+		_, err = json.Marshal(answer)
+		require.NoError(t, err)
+	})
+}
+
+// world is an API server with what the chart makes, a leader and a standby.
+type world struct {
+	*testing.T
+	*fake.Clientset
+	now             time.Time
+	leader, standby *Keeper
+}
+
+func newWorld(t *testing.T) *world {
+	w := &world{T: t, now: time.Now(), Clientset: fake.NewClientset(
+		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ls", Name: SecretName}},
+		&admissionregistrationv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: WebhookName, ResourceVersion: "1"},
+			Webhooks: []admissionregistrationv1.ValidatingWebhook{{Name: "config.lodestone.io"}}},
+	)}
+	w.leader, w.standby = w.keeper(true), w.keeper(false)
+	return w
+}
+
+func (w *world) keeper(leads bool) *Keeper {
+	k, err := NewKeeper(KeeperOptions{Client: w.Clientset, Namespace: "ls", Leads: func() bool { return leads }, Log: slog.New(slog.DiscardHandler), Now: func() time.Time { return w.now }})
+	require.NoError(w, err)
+	return k
+}
+
+func (w *world) keep(keepers ...*Keeper) {
+	w.Helper()
+	for _, k := range keepers {
+		require.NoError(w, k.Keep(w.Context()))
+	}
+}
+
+// trusted tells whether the API server would talk to the replica now.
+func (w *world) trusted(k *Keeper) bool {
+	webhook, err := w.AdmissionregistrationV1().ValidatingWebhookConfigurations().Get(w.Context(), WebhookName, metav1.GetOptions{})
+	require.NoError(w, err)
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(webhook.Webhooks[0].ClientConfig.CABundle)
+	pair, err := tls.X509KeyPair(k.CurrentCertKeyContent())
+	require.NoError(w, err)
+	_, err = pair.Leaf.Verify(x509.VerifyOptions{DNSName: "lodestone-admission.ls.svc", Roots: roots, CurrentTime: w.now})
+	return err == nil
+}
+
+func TestEveryReplicaServesWhatTheAPIServerTrusts(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	require.False(t, w.trusted(w.leader), "there is nothing yet")
+	w.keep(w.standby)
+	w.keep(w.leader, w.standby)
+	require.True(t, w.trusted(w.leader))
+	require.True(t, w.trusted(w.standby))
+	writes := len(w.Actions())
+	w.keep(w.leader, w.standby)
+	for _, a := range w.Actions()[writes:] {
+		require.Equal(t, "get", a.GetVerb(), "nothing is written when nothing has changed")
+	}
+	require.True(t, w.trusted(w.restarted()), "a replica that starts reads it")
+}
+
+// restarted is a replica that has just started and read the Secret.
+func (w *world) restarted() *Keeper {
+	k := w.keeper(false)
+	w.keep(k)
+	return k
+}
+
+func TestRotationLosesNobody(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.keep(w.leader, w.standby)
+	first, _ := w.leader.CurrentCertKeyContent()
+	for range 5 { // years
+		w.now = w.now.Add(life - renewal + time.Hour)
+		w.keep(w.leader)
+		next, _ := w.leader.CurrentCertKeyContent()
+		require.NotEqual(t, first, next)
+		first = next
+		require.True(t, w.trusted(w.leader))
+		require.True(t, w.trusted(w.standby), "who still serves the old one")
+		w.keep(w.standby)
+		require.True(t, w.trusted(w.standby))
+		secret, err := w.CoreV1().Secrets("ls").Get(t.Context(), SecretName, metav1.GetOptions{})
+		require.NoError(t, err)
+		require.Equal(t, 2, bytes.Count(secret.Data["ca.crt"], []byte("BEGIN CERTIFICATE")), "old authorities go")
+	}
+}
+
+func TestWhatIsWrongIsMended(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.keep(w.leader)
+	for name, harm := range map[string]func(){
+		"an expired certificate": func() { w.now = w.now.Add(2 * life) },
+		"an emptied Secret":      func() { w.write(nil) },
+		"a broken Secret": func() {
+			w.write(map[string][]byte{"tls.crt": []byte("x"), "tls.key": []byte("y"), "ca.crt": []byte("z")})
+		},
+		"another name": func() {
+			p, err := newPair("other.svc", nil, w.now)
+			require.NoError(t, err)
+			w.write(p.data())
+		},
+		"a forgotten caBundle": func() {
+			webhook, err := w.AdmissionregistrationV1().ValidatingWebhookConfigurations().Get(t.Context(), WebhookName, metav1.GetOptions{})
+			require.NoError(t, err)
+			webhook.Webhooks[0].ClientConfig.CABundle = nil
+			_, err = w.AdmissionregistrationV1().ValidatingWebhookConfigurations().Update(t.Context(), webhook, metav1.UpdateOptions{})
+			require.NoError(t, err)
+		},
+	} {
+		harm()
+		w.keep(w.standby)
+		w.keep(w.leader, w.standby)
+		assert.True(t, w.trusted(w.leader), name)
+		assert.True(t, w.trusted(w.standby), name)
+	}
+}
+
+func (w *world) write(data map[string][]byte) {
+	_, err := w.CoreV1().Secrets("ls").Update(w.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ls", Name: SecretName}, Data: data}, metav1.UpdateOptions{})
+	require.NoError(w, err)
+}
+
+// The secure port of the framework shows the certificate to who asks for the
+// Service, the present one, and its own to others.
+func TestSecurePortServesTheCertificate(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	own, err := newPair("localhost", nil, w.now)
+	require.NoError(t, err)
+	cert, err := dynamiccertificates.NewStaticCertKeyContent("own", own.certificate, own.key)
+	require.NoError(t, err)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	secure := &server.SecureServingInfo{Listener: listener, Cert: cert, SNICerts: []dynamiccertificates.SNICertKeyContentProvider{w.leader}}
+	stop := make(chan struct{})
+	_, stopped, err := secure.Serve(reviewer(), 0, stop)
+	require.NoError(t, err)
+	t.Cleanup(func() { close(stop); <-stopped })
+
+	shown := func(name string) []byte {
+		c, err := tls.Dial("tcp", listener.Addr().String(), &tls.Config{ServerName: name, InsecureSkipVerify: true}) //nolint:gosec // it is looked at
+		require.NoError(t, err)
+		defer c.Close()
+		return toPEM("CERTIFICATE", c.ConnectionState().PeerCertificates[0].Raw)
+	}
+	require.Equal(t, string(own.certificate), string(shown("localhost")))
+	for range 2 { // the first one, and one that follows
+		w.keep(w.leader)
+		current, _ := w.leader.CurrentCertKeyContent()
+		require.Eventually(t, func() bool { return bytes.Equal(shown("lodestone-admission.ls.svc"), current) }, 10*time.Second, 10*time.Millisecond)
+		w.now = w.now.Add(life - renewal + time.Hour)
+	}
+	require.Equal(t, string(own.certificate), string(shown("localhost")))
+}
+
+func TestKeeperSaysWhatIsMissing(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	require.NoError(t, w.CoreV1().Secrets("ls").Delete(t.Context(), SecretName, metav1.DeleteOptions{}))
+	require.ErrorContains(t, w.leader.Keep(t.Context()), "get Secret lodestone-admission")
+	w = newWorld(t)
+	require.NoError(t, w.AdmissionregistrationV1().ValidatingWebhookConfigurations().Delete(t.Context(), WebhookName, metav1.DeleteOptions{}))
+	require.ErrorContains(t, w.leader.Keep(t.Context()), "get ValidatingWebhookConfiguration lodestone-config")
+	secret, err := w.CoreV1().Secrets("ls").Get(t.Context(), SecretName, metav1.GetOptions{})
+	require.NoError(t, err)
+	require.Empty(t, secret.Data, "nothing is served that the API server does not trust")
+
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.NoError(t, w.leader.Run(ctx))
+}

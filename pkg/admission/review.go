@@ -1,0 +1,150 @@
+// Package admission refuses a broken configuration when somebody writes it: the
+// API server asks the controller about our ConfigMap, and the answer has the
+// lines that lodestone validate prints.
+//
+// It is a courtesy, not a safeguard: a cluster without it, or whose controller
+// does not answer, takes the ConfigMap, and an invalid document changes nothing.
+package admission
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"unicode/utf8"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
+)
+
+// Path is where the Reviewer is to be served.
+const Path = "/admission/config"
+
+const (
+	// maxBody bounds a review, in bytes: a ConfigMap is at most 1 MiB, here
+	// twice, and JSON may escape it.
+	maxBody = 8 << 20
+	// maxAtOnce is how many reviews are read at a time: whoever reaches the port
+	// may send some. The API server sends one for each write of the ConfigMap.
+	maxAtOnce = 2
+	// maxWarnings and maxWarning bound what is warned of, and each warning in
+	// bytes: the API server cuts longer ones.
+	maxWarnings = 10
+	maxWarning  = 250
+)
+
+// Reviewer answers reviews of ConfigMaps, of the API server's or of anybody's: it
+// tells nothing but what is in the review. It implements http.Handler.
+type Reviewer struct {
+	namespace, name string
+	warnings        func(*config.Config) []string
+	log             *slog.Logger
+	busy            chan struct{}
+}
+
+// ReviewerOptions are what a Reviewer needs.
+type ReviewerOptions struct {
+	// Namespace and Name are those of the ConfigMap.
+	Namespace, Name string
+	// Warnings returns what of a valid document makes no sense in this cluster,
+	// as far as that is known.
+	Warnings func(*config.Config) []string
+	Log      *slog.Logger
+}
+
+// NewReviewer returns a Reviewer.
+func NewReviewer(o ReviewerOptions) *Reviewer {
+	return &Reviewer{o.Namespace, o.Name, o.Warnings, o.Log, make(chan struct{}, maxAtOnce)}
+}
+
+// ServeHTTP implements http.Handler.
+func (v *Reviewer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	select {
+	case v.busy <- struct{}{}:
+		defer func() { <-v.busy }()
+	default:
+		http.Error(w, "busy with other reviews", http.StatusServiceUnavailable)
+		return
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err != nil {
+		http.Error(w, "the review could not be read", http.StatusBadRequest)
+		return
+	}
+	answer, err := v.Review(body)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	if err := json.NewEncoder(w).Encode(answer); err != nil {
+		v.log.Debug("review not answered", "err", err)
+	}
+}
+
+// Review answers an AdmissionReview of version v1. The error says why it is none.
+func (v *Reviewer) Review(body []byte) (*admissionv1.AdmissionReview, error) {
+	var review admissionv1.AdmissionReview
+	if err := json.Unmarshal(body, &review); err != nil {
+		return nil, errors.New("no AdmissionReview: " + err.Error())
+	}
+	if want := admissionv1.SchemeGroupVersion.String(); review.APIVersion != want || review.Kind != "AdmissionReview" || review.Request == nil {
+		return nil, fmt.Errorf("no AdmissionReview of %s with a request", want)
+	}
+	response := v.judge(review.Request)
+	response.UID = review.Request.UID
+	return &admissionv1.AdmissionReview{TypeMeta: review.TypeMeta, Response: response}, nil
+}
+
+// judge refuses our ConfigMap if its document is invalid, and nothing else.
+func (v *Reviewer) judge(r *admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
+	allowed := &admissionv1.AdmissionResponse{Allowed: true}
+	if r.Namespace != v.namespace || r.Name != v.name || r.Resource.Resource != "configmaps" || r.Resource.Group != "" || r.SubResource != "" ||
+		r.Operation != admissionv1.Create && r.Operation != admissionv1.Update {
+		return allowed
+	}
+	var object corev1.ConfigMap
+	if err := json.Unmarshal(r.Object.Raw, &object); err != nil {
+		return refuse("no ConfigMap: " + err.Error())
+	}
+	document, ok := object.Data[config.Key]
+	if !ok {
+		allowed.Warnings = []string{clip(fmt.Sprintf("the ConfigMap has no key %q, and so no configuration: the last valid one stays in force, until the controller starts anew", config.Key))}
+		return allowed
+	}
+	parsed, err := config.Parse([]byte(document))
+	if err != nil {
+		v.log.Info("configuration refused", "user", r.UserInfo.Username, "err", err)
+		return refuse(err.Error())
+	}
+	for _, w := range v.warnings(parsed) {
+		if len(allowed.Warnings) == maxWarnings {
+			break
+		}
+		allowed.Warnings = append(allowed.Warnings, clip(w))
+	}
+	return allowed
+}
+
+func refuse(message string) *admissionv1.AdmissionResponse {
+	return &admissionv1.AdmissionResponse{Result: &metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusUnprocessableEntity, Reason: metav1.StatusReasonInvalid, Message: message,
+	}}
+}
+
+// clip cuts a warning where it becomes too long.
+func clip(text string) string {
+	if len(text) <= maxWarning {
+		return text
+	}
+	end := maxWarning - len("...")
+	for end > 0 && !utf8.RuneStart(text[end]) {
+		end--
+	}
+	return text[:end] + "..."
+}

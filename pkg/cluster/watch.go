@@ -1,0 +1,337 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	coordinationinformers "k8s.io/client-go/informers/coordination/v1"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	discoveryinformers "k8s.io/client-go/informers/discovery/v1"
+	networkinginformers "k8s.io/client-go/informers/networking/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/news"
+	"github.com/lodestone-lb/lodestone/pkg/released"
+)
+
+const (
+	// recordsAge is how old the record of released addresses may be, which is
+	// read and not watched.
+	recordsAge = 10 * time.Second
+	// recordsTimeout bounds the reading of it.
+	recordsTimeout = 2 * time.Second
+)
+
+// Watcher is a task that follows all that All reads, in caches that keep no
+// more of the objects than is asked of them.
+type Watcher struct {
+	place   Place
+	client  kubernetes.Interface
+	sources []*watched
+	// The sources, by what they watch.
+	services, namespaces, configMap, nodes, leases, apiServer, serviceCIDRs, slices, pods *watched
+	changed                                                                               news.Signal
+
+	mu sync.Mutex
+	// parsed is what the document says; nil: there is none.
+	document  *string
+	parsed    *config.Config
+	parsedErr error
+	// records are what rested at the time recordsAt.
+	records    []released.Record
+	recordsErr error
+	recordsAt  time.Time
+}
+
+// watched is a kind of object that is watched.
+type watched struct {
+	source
+	informer cache.SharedIndexInformer
+	handler  cache.ResourceEventHandlerRegistration
+	// err is why it could not be listed the last time; guarded by mu.
+	mu  sync.Mutex
+	err error
+}
+
+// NewWatcher returns a Watcher that starts with Run.
+func NewWatcher(client kubernetes.Interface, p Place) (*Watcher, error) {
+	w := &Watcher{client: client, place: p}
+	none := cache.Indexers{}
+	named := func(name string) func(*metav1.ListOptions) {
+		return func(o *metav1.ListOptions) {
+			o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
+		}
+	}
+	labelled := func(selector string) func(*metav1.ListOptions) {
+		return func(o *metav1.ListOptions) { o.LabelSelector = selector }
+	}
+	w.services = w.watch(Services, "services", "", coreinformers.NewServiceInformer(client, "", 0, none))
+	w.namespaces = w.watch("Namespaces", "namespaces", "", coreinformers.NewNamespaceInformer(client, 0, none))
+	w.configMap = w.watch(ConfigMaps, "configmaps", p.Namespace, coreinformers.NewFilteredConfigMapInformer(client, p.Namespace, 0, none, named(p.ConfigName)))
+	w.nodes = w.watch(Nodes, "nodes", "", coreinformers.NewNodeInformer(client, 0, none))
+	w.leases = w.watch(Leases, "leases.coordination.k8s.io", p.Namespace, coordinationinformers.NewLeaseInformer(client, p.Namespace, 0, none))
+	w.apiServer = w.watch("the API server's EndpointSlices", "endpointslices.discovery.k8s.io", metav1.NamespaceDefault,
+		discoveryinformers.NewFilteredEndpointSliceInformer(client, metav1.NamespaceDefault, 0, none, labelled(discoveryv1.LabelServiceName+"=kubernetes")))
+	w.serviceCIDRs = w.watch("ServiceCIDRs", "servicecidrs.networking.k8s.io", "", networkinginformers.NewServiceCIDRInformer(client, 0, none))
+	w.slices = w.watch(Slices, "endpointslices.discovery.k8s.io", "", discoveryinformers.NewEndpointSliceInformer(client, "", 0, none))
+	w.pods = w.watch(Pods, "pods", p.Namespace, coreinformers.NewFilteredPodInformer(client, p.Namespace, 0, none, labelled(labelName+"=lodestone")))
+	for _, s := range w.sources {
+		if err := s.follow(w.changed.Notify); err != nil {
+			return nil, fmt.Errorf("watch %s: %w", s.kind, err)
+		}
+	}
+	return w, nil
+}
+
+func (w *Watcher) watch(kind, resource, namespace string, informer cache.SharedIndexInformer) *watched {
+	s := &watched{source: source{kind: kind, verb: "list", resource: resource, namespace: namespace}, informer: informer}
+	w.sources = append(w.sources, s)
+	return s
+}
+
+// follow calls notify when something changes that is kept, and when it turns
+// out that nothing can be read.
+func (s *watched) follow(notify func()) (err error) {
+	if err := s.informer.SetTransform(keep); err != nil {
+		return err
+	}
+	if err := s.informer.SetWatchErrorHandler(func(_ *cache.Reflector, err error) {
+		if s.note(err) {
+			notify()
+		}
+	}); err != nil {
+		return err
+	}
+	s.handler, err = s.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: func(any) { notify() },
+		UpdateFunc: func(before, after any) {
+			if !same(before.(runtime.Object), after.(runtime.Object)) {
+				notify()
+			}
+		},
+		DeleteFunc: func(any) { notify() },
+	})
+	return err
+}
+
+// note takes note of why the objects cannot be listed. It reports whether that
+// is new.
+func (s *watched) note(err error) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	first := s.err == nil
+	s.err = err
+	return first
+}
+
+// standing reports whether it is known what there is, or why not: err. Objects
+// that have been listed once stay as they are while the API server is down.
+func (s *watched) standing() (known bool, err error) {
+	if s.handler.HasSynced() {
+		return true, nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.kind == "ServiceCIDRs" && apierrors.IsNotFound(s.err) { // before Kubernetes v1.33
+		return true, nil
+	}
+	return s.err != nil, s.err
+}
+
+// same reports whether nothing that is kept differs. A leader that renews its
+// Lease changes nothing.
+func same(before, after runtime.Object) bool {
+	old := before.DeepCopyObject()
+	old.(metav1.Object).SetResourceVersion(after.(metav1.Object).GetResourceVersion())
+	if lease, ok := old.(*coordinationv1.Lease); ok {
+		lease.Spec.RenewTime = after.(*coordinationv1.Lease).Spec.RenewTime
+	}
+	return equality.Semantic.DeepEqual(old, after)
+}
+
+// String names the task.
+func (w *Watcher) String() string { return "cluster" }
+
+// Changed returns a channel that is closed as soon as Objects gives another
+// answer. Take the channel first, then ask: no change is missed.
+func (w *Watcher) Changed() <-chan struct{} { return w.changed.Next() }
+
+// Run follows the objects until ctx ends.
+func (w *Watcher) Run(ctx context.Context) error {
+	var group errgroup.Group
+	for _, s := range w.sources {
+		group.Go(func() error { s.informer.RunWithContext(ctx); return nil })
+		group.Go(func() error {
+			if cache.WaitFor(ctx, "", s.handler.HasSyncedChecker()) {
+				w.changed.Notify()
+			}
+			return nil
+		})
+	}
+	return group.Wait()
+}
+
+// Objects returns what there is, as All does. Not ready: it is not known of
+// every kind yet, nor why not.
+func (w *Watcher) Objects(ctx context.Context) (o *Objects, ready bool) {
+	o = newObjects(w.place)
+	for _, s := range w.sources {
+		known, err := s.standing()
+		if !known {
+			return nil, false
+		}
+		if err != nil {
+			o.unread[s.kind] = refused(s.source, err)
+		}
+	}
+	o.Services, o.Namespaces, o.Nodes = stored[*corev1.Service](w.services), stored[*corev1.Namespace](w.namespaces), stored[*corev1.Node](w.nodes)
+	o.Slices, o.facts.APIServer = stored[*discoveryv1.EndpointSlice](w.slices), stored[*discoveryv1.EndpointSlice](w.apiServer)
+	o.facts.ServiceCIDRs = stored[*networkingv1.ServiceCIDR](w.serviceCIDRs)
+	for _, l := range stored[*coordinationv1.Lease](w.leases) {
+		switch {
+		case l.Name == ElectionLease:
+			o.Election = l
+		case l.Labels[annotation.LabelComponent] == annotation.ComponentSpeaker:
+			o.Leases = append(o.Leases, l)
+		}
+	}
+	o.sortPods(stored[*corev1.Pod](w.pods))
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.parse(stored[*corev1.ConfigMap](w.configMap))
+	w.read(ctx)
+	o.Config, o.ConfigErr, o.Records = w.parsed, w.parsedErr, w.records
+	if w.recordsErr != nil {
+		o.unread[releasedAddresses] = w.recordsErr
+	}
+	return o, true
+}
+
+// parse reads the document, unless it is the one that was read last.
+func (w *Watcher) parse(all []*corev1.ConfigMap) {
+	i := slices.IndexFunc(all, func(cm *corev1.ConfigMap) bool { return cm.Name == w.place.ConfigName })
+	if i < 0 {
+		w.parsed, w.parsedErr, w.document = nil, nil, nil
+		return
+	}
+	if document := all[i].Data[config.Key]; w.document == nil || document != *w.document {
+		w.parsed, w.parsedErr = config.Parse([]byte(document))
+		w.document = &document
+	}
+}
+
+// read reads which addresses rest, unless that was done lately.
+func (w *Watcher) read(ctx context.Context) {
+	if time.Since(w.recordsAt) < recordsAge {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, recordsTimeout)
+	defer cancel()
+	records, err := released.New(w.client, w.place.Namespace, slog.New(slog.DiscardHandler)).Load(ctx)
+	if w.recordsAt, w.recordsErr = time.Now(), err; err == nil {
+		w.records = records
+	}
+}
+
+// stored returns the objects of the cache, in the order in which the API server
+// lists them.
+func stored[T metav1.Object](s *watched) []T {
+	var all []T
+	for _, obj := range s.informer.GetStore().List() {
+		if t, ok := obj.(T); ok {
+			all = append(all, t)
+		}
+	}
+	slices.SortFunc(all, func(a, b T) int {
+		return cmp.Or(cmp.Compare(a.GetNamespace(), b.GetNamespace()), cmp.Compare(a.GetName(), b.GetName()))
+	})
+	return all
+}
+
+// keep is an informer's transform: it takes off what nobody here reads.
+func keep(obj any) (any, error) {
+	o, ok := obj.(metav1.Object)
+	if !ok {
+		return obj, nil
+	}
+	o.SetManagedFields(nil)
+	switch o := obj.(type) {
+	case *corev1.Service:
+		delete(o.Annotations, corev1.LastAppliedConfigAnnotation)
+		if _, assigned := o.Annotations[annotation.Assigned]; !assigned && o.Spec.Type != corev1.ServiceTypeLoadBalancer && len(o.Finalizers) == 0 {
+			return &corev1.Service{ObjectMeta: named(o), Spec: corev1.ServiceSpec{Type: o.Spec.Type, ClusterIPs: o.Spec.ClusterIPs}}, nil
+		}
+	case *corev1.Node:
+		o.Status.Images, o.Status.VolumesAttached, o.Status.VolumesInUse = nil, nil, nil
+		for i := range o.Status.Conditions {
+			o.Status.Conditions[i].LastHeartbeatTime = metav1.Time{}
+		}
+	case *corev1.Namespace:
+		o.Annotations = nil
+	case *discoveryv1.EndpointSlice:
+		return keepEndpoints(o), nil
+	case *corev1.Pod:
+		o.Annotations, o.Spec.Volumes, o.Spec.Tolerations = nil, nil, nil
+		for i := range o.Spec.Containers {
+			o.Spec.Containers[i] = corev1.Container{Name: o.Spec.Containers[i].Name, Image: o.Spec.Containers[i].Image}
+		}
+	}
+	return obj, nil
+}
+
+func named(o metav1.Object) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: o.GetNamespace(), Name: o.GetName(), UID: o.GetUID(), ResourceVersion: o.GetResourceVersion()}
+}
+
+// keepEndpoints keeps addresses of the API server's slices only, and of the
+// others on which nodes there are endpoints in which condition, each once.
+func keepEndpoints(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
+	kept := &discoveryv1.EndpointSlice{ObjectMeta: named(s)}
+	service := s.Labels[discoveryv1.LabelServiceName]
+	kept.Labels = map[string]string{discoveryv1.LabelServiceName: service}
+	ours := s.Namespace == metav1.NamespaceDefault && service == "kubernetes"
+	type standing struct{ node, conditions string }
+	seen := map[standing]bool{}
+	for _, e := range s.Endpoints {
+		node := ""
+		if e.NodeName != nil {
+			node = *e.NodeName
+		}
+		at := standing{node, fmt.Sprint(deref(e.Conditions.Ready), deref(e.Conditions.Serving))}
+		if !ours && seen[at] {
+			continue
+		}
+		seen[at] = true
+		end := discoveryv1.Endpoint{NodeName: e.NodeName, Conditions: discoveryv1.EndpointConditions{Ready: e.Conditions.Ready, Serving: e.Conditions.Serving}}
+		if ours {
+			end.Addresses = e.Addresses
+		}
+		kept.Endpoints = append(kept.Endpoints, end)
+	}
+	return kept
+}
+
+func deref(b *bool) any {
+	if b == nil {
+		return nil
+	}
+	return *b
+}

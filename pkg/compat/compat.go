@@ -1,0 +1,204 @@
+// Package compat reads what Services ask of other load balancers: Lodestone
+// understands their annotations where the configuration says so, so that no
+// Service has to be edited on the day that it changes hands.
+package compat
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/config"
+)
+
+// What MetalLB reads from a Service, first as it is called since v0.13, then as
+// it was called before. MetalLB goes by the first that is there.
+var (
+	metalLBAddressPool   = []string{"metallb.io/address-pool", "metallb.universe.tf/address-pool"}
+	metalLBAddresses     = []string{"metallb.io/loadBalancerIPs", "metallb.universe.tf/loadBalancerIPs"}
+	metalLBAllowSharedIP = []string{"metallb.io/allow-shared-ip", "metallb.universe.tf/allow-shared-ip"}
+)
+
+// KubeVIPAddresses is what kube-vip reads from a Service, or its cloud provider
+// writes on it.
+const KubeVIPAddresses = "kube-vip.io/loadbalancerIPs"
+
+// specIP names what a Service asks for without any annotation.
+const specIP = "spec.loadBalancerIP"
+
+// Dialects are the load balancers whose annotations are understood, in one
+// configuration. The zero value understands none.
+type Dialects struct {
+	metalLB, kubeVIP bool
+	// leasing names the pools that lease their addresses.
+	leasing []string
+}
+
+// For returns what the configuration understands. Without one (nil), or without
+// pools, that is everything: nothing is given then, and what Services have stays
+// theirs on the terms on which they may have it.
+func For(c *config.Config) Dialects {
+	if c == nil || len(c.Pools) == 0 {
+		return Dialects{metalLB: true, kubeVIP: true}
+	}
+	d := Dialects{metalLB: slices.Contains(c.Compatibility, config.MetalLB), kubeVIP: slices.Contains(c.Compatibility, config.KubeVIP)}
+	for _, p := range c.Pools {
+		if d.kubeVIP && p.DHCP != nil {
+			d.leasing = append(d.leasing, p.Name)
+		}
+	}
+	return d
+}
+
+// Wish is something that a Service asks for, as text, and the annotation that
+// says so. The zero Wish asks for nothing.
+type Wish struct{ Annotation, Text string }
+
+// Wishes are what a Service asks for, each in the form of our annotation.
+type Wishes struct {
+	Pools, Addresses, SharingKey Wish
+	// LoadBalancerIP is spec.loadBalancerIP, unless that asks for a lease.
+	LoadBalancerIP string
+}
+
+// Read returns what the Service asks for. Our annotations win over others. The
+// error says why the others contradict each other, or ask for what there is
+// not; the Wishes are then those that are understood.
+func (d Dialects) Read(svc *corev1.Service) (Wishes, error) {
+	w := Wishes{
+		Pools: ours(svc, annotation.AddressPool), Addresses: ours(svc, annotation.Addresses), SharingKey: ours(svc, annotation.SharingKey),
+		LoadBalancerIP: svc.Spec.LoadBalancerIP,
+	}
+	if d.metalLB && w.SharingKey == (Wish{}) {
+		w.SharingKey = first(svc, metalLBAllowSharedIP)
+	}
+	if d.metalLB && w.Pools == (Wish{}) {
+		w.Pools = first(svc, metalLBAddressPool)
+		w.Pools.Text = PoolName(w.Pools.Text)
+	}
+	theirs := d.addresses(svc)
+	if w.Addresses == (Wish{}) && len(theirs) > 0 {
+		w.Addresses = theirs[0]
+		if len(theirs) > 1 && !same(theirs[0].Text, theirs[1].Text) {
+			return w, fmt.Errorf("annotation %s asks for %s, annotation %s for %s: remove one of them, or write %s, which is stronger",
+				theirs[0].Annotation, quote(theirs[0].Text), theirs[1].Annotation, quote(theirs[1].Text), annotation.Addresses)
+		}
+	}
+	if !d.kubeVIP {
+		return w, nil
+	}
+	err := d.lease(&w)
+	d.share(&w)
+	return w, err
+}
+
+// addresses returns the addresses that the annotations of others ask for.
+func (d Dialects) addresses(svc *corev1.Service) (theirs []Wish) {
+	if w := first(svc, metalLBAddresses); d.metalLB && w != (Wish{}) {
+		theirs = append(theirs, w)
+	}
+	if w := first(svc, []string{KubeVIPAddresses}); d.kubeVIP && w != (Wish{}) {
+		theirs = append(theirs, w)
+	}
+	return theirs
+}
+
+// lease turns kube-vip's wish for an address from a DHCP server into one for the
+// pools that lease theirs.
+func (d Dialects) lease(w *Wishes) error {
+	if anyAddress(w.LoadBalancerIP) {
+		if w.Addresses == (Wish{}) {
+			w.Addresses = Wish{specIP, w.LoadBalancerIP}
+		}
+		w.LoadBalancerIP = ""
+	}
+	from := w.Addresses
+	if from.Annotation != KubeVIPAddresses && from.Annotation != specIP {
+		return nil
+	}
+	switch texts := strings.Split(from.Text, ","); {
+	case !slices.ContainsFunc(texts, anyAddress):
+		return nil
+	case len(texts) > 1 || strings.TrimSpace(texts[0]) != "0.0.0.0":
+		return fmt.Errorf("%s is %s, which asks kube-vip for addresses from DHCP: Lodestone leases one IPv4 address (0.0.0.0) for a Service, and that alone; write %s or %s",
+			from.Annotation, quote(from.Text), annotation.AddressPool, annotation.Addresses)
+	case w.Pools != (Wish{}):
+	case len(d.leasing) == 0:
+		return fmt.Errorf("%s is %s, which asks kube-vip for an address from DHCP, and no pool has dhcp: add one, or remove the wish",
+			from.Annotation, quote(from.Text))
+	default:
+		w.Pools = Wish{from.Annotation, strings.Join(d.leasing, ",")}
+	}
+	w.Addresses = Wish{}
+	return nil
+}
+
+// share makes Services that ask for the same addresses share them, as they do
+// with kube-vip: what it knows of sharing is not on the Service.
+func (d Dialects) share(w *Wishes) {
+	asked := w.Addresses
+	if asked.Annotation != KubeVIPAddresses || w.SharingKey != (Wish{}) {
+		return
+	}
+	w.SharingKey = Wish{asked.Annotation, "kube-vip " + strings.Join(sorted(asked.Text), ",")}
+}
+
+// anyAddress reports whether the text is what asks kube-vip for an address from
+// a DHCP server.
+func anyAddress(text string) bool {
+	a, err := netip.ParseAddr(strings.TrimSpace(text))
+	return err == nil && a.IsUnspecified()
+}
+
+// PoolName returns the name under which Lodestone knows a pool of MetalLB, whose
+// names may have dots.
+func PoolName(theirs string) string {
+	return strings.ReplaceAll(strings.TrimSpace(theirs), ".", "-")
+}
+
+func ours(svc *corev1.Service, name string) Wish { return first(svc, []string{name}) }
+
+// first returns what the first of the annotations that is there says.
+func first(svc *corev1.Service, names []string) Wish {
+	for _, name := range names {
+		if text, ok := svc.Annotations[name]; ok {
+			if text = strings.TrimSpace(text); text == "" {
+				return Wish{}
+			}
+			return Wish{name, text}
+		}
+	}
+	return Wish{}
+}
+
+// same reports whether two lists name the same addresses.
+func same(list, other string) bool { return slices.Equal(sorted(list), sorted(other)) }
+
+// sorted returns the members of a list, addresses in canonical form.
+func sorted(list string) []string {
+	var all []string
+	for text := range strings.SplitSeq(list, ",") {
+		text = strings.TrimSpace(text)
+		if a, err := netip.ParseAddr(text); err == nil {
+			text = a.Unmap().String()
+		}
+		all = append(all, text)
+	}
+	slices.Sort(all)
+	return all
+}
+
+// maxQuoted is how much of a value a message repeats.
+const maxQuoted = 64
+
+func quote(text string) string {
+	if len(text) > maxQuoted {
+		return strconv.Quote(strings.ToValidUTF8(text[:maxQuoted], "")) + "..."
+	}
+	return strconv.Quote(text)
+}

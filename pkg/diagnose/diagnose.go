@@ -1,0 +1,132 @@
+package diagnose
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// ID names a check: the same in tickets, documents and programs, for ever.
+type ID string
+
+// Severity tells what a finding is worth.
+type Severity string
+
+// The severities, the worst first.
+const (
+	Error   Severity = "error"   // Services do not work, or will not when something moves
+	Warning Severity = "warning" // some clients, or some day, will notice
+	Unknown Severity = "unknown" // it could not be found out
+	OK      Severity = "ok"
+)
+
+var bySeverity = []Severity{Error, Warning, Unknown, OK}
+
+// Finding is what a check found.
+type Finding struct {
+	Check    ID       `json:"check"`
+	Severity Severity `json:"severity"`
+	// Nodes are those that it is about. None: the whole cluster.
+	Nodes   []string `json:"nodes,omitempty"`
+	Message string   `json:"message"`
+	// Hint is what to do about it, a command if there is one.
+	Hint string `json:"hint,omitempty"`
+}
+
+// Report is what the checks found.
+type Report struct {
+	// Findings are ordered by severity, then by check.
+	Findings []Finding `json:"findings"`
+	// NotRun are the checks that probe the network, which nobody asked for.
+	NotRun []ID `json:"notRun,omitempty"`
+}
+
+// Check judges the cluster by all checks. A check that finds nothing says that.
+func Check(c *Cluster) Report {
+	r := Report{Findings: []Finding{}}
+	for _, check := range catalogue {
+		if check.Active && !c.Active {
+			r.NotRun = append(r.NotRun, check.ID)
+			continue
+		}
+		found := merge(check.judge(c))
+		if len(found) == 0 {
+			found = []Finding{check.nothing(c)}
+		}
+		for _, f := range found {
+			f.Check = check.ID
+			r.Findings = append(r.Findings, f)
+		}
+	}
+	slices.SortStableFunc(r.Findings, func(a, b Finding) int {
+		return cmp.Compare(slices.Index(bySeverity, a.Severity), slices.Index(bySeverity, b.Severity))
+	})
+	return r
+}
+
+// nothing is what a check reports that finds nothing: that all is well only if it
+// knows enough to say so.
+func (e Entry) nothing(c *Cluster) Finding {
+	told, nodes := len(c.Facts), len(c.Facts)+len(c.Mute)
+	switch {
+	case slices.Contains(c.Unjudged, e.ID):
+		return Finding{Severity: Unknown, Message: "not judged: what it takes could not be read"}
+	case e.OfNodes && told == 0:
+		return Finding{Severity: Unknown, Message: "not judged: no speaker told of its node"}
+	case e.OfNodes && told < nodes:
+		return Finding{Severity: OK, Message: fmt.Sprintf("%s, as far as %d of %d nodes tell", e.Fine, told, nodes)}
+	}
+	return Finding{Severity: OK, Message: e.Fine}
+}
+
+// Worst returns the severity that the report begins with.
+func (r Report) Worst() Severity { return r.Findings[0].Severity }
+
+// Has reports whether something has that severity.
+func (r Report) Has(s Severity) bool {
+	return slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.Severity == s })
+}
+
+// merge joins findings that differ only in their nodes, in the order of the
+// first ones.
+func merge(all []Finding) []Finding {
+	type key struct {
+		Severity
+		message, hint string
+	}
+	at := map[key]int{}
+	var merged []Finding
+	for _, f := range all {
+		k := key{f.Severity, f.Message, f.Hint}
+		if i, ok := at[k]; ok && len(f.Nodes) > 0 {
+			merged[i].Nodes = append(merged[i].Nodes, f.Nodes...)
+			continue
+		}
+		at[k] = len(merged)
+		merged = append(merged, f)
+	}
+	for i := range merged {
+		slices.Sort(merged[i].Nodes)
+		merged[i].Nodes = slices.Compact(merged[i].Nodes)
+	}
+	return merged
+}
+
+// found returns a finding about a node; "" stands for the cluster.
+func found(s Severity, node, hint, format string, args ...any) Finding {
+	f := Finding{Severity: s, Message: fmt.Sprintf(format, args...), Hint: hint}
+	if node != "" {
+		f.Nodes = []string{node}
+	}
+	return f
+}
+
+// list joins the first few names and counts the others.
+func list(names []string) string {
+	const few = 4
+	if len(names) <= few {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:few], ", "), len(names)-few)
+}

@@ -1,0 +1,296 @@
+package migrate
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"go4.org/netipx"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
+)
+
+// KubeVIPConfigMap is the ConfigMap of kube-vip's cloud provider, as it is
+// called by default.
+const KubeVIPConfigMap = "kubevip"
+
+// kubeVIP is what there is of kube-vip and its cloud provider.
+type kubeVIP struct {
+	migration
+	settings []settings
+	ranges   *Object
+	data     map[string]string
+}
+
+// KubeVIP returns the configuration that does what kube-vip and its cloud
+// provider do by their objects: a DaemonSet or Pods, and the ConfigMap. Objects
+// of other kinds are passed over, Services are looked at.
+func KubeVIP(objects []Object) (*Result, error) {
+	m := &kubeVIP{}
+	for i := range objects {
+		m.read(&objects[i])
+	}
+	if len(m.errs) == 0 && m.ranges == nil && len(m.settings) == 0 {
+		m.errs = Errors{{Message: "there is nothing of kube-vip here: neither the DaemonSet or Pods of kube-vip, nor the ConfigMap of its cloud provider with a key such as cidr-global or range-global"}}
+	}
+	m.convertSettings()
+	if m.ranges != nil {
+		m.convertRanges()
+	} else if len(m.errs) == 0 {
+		m.decidef(&Object{Kind: "ConfigMap", Name: KubeVIPConfigMap}, "", "is not among the objects, so that there are no pools: add those with the addresses that Services have")
+	}
+	return m.finish(config.KubeVIP)
+}
+
+// read reads one object.
+func (m *kubeVIP) read(o *Object) {
+	switch {
+	case o.Kind == "Service" && o.Group == "":
+		m.service(o, config.KubeVIP)
+	case o.Kind == "ConfigMap" && o.Group == "":
+		m.readRanges(o)
+	case o.Kind == "DaemonSet" && o.Group == "apps":
+		var ds struct {
+			Spec struct {
+				Template struct {
+					Spec corev1.PodSpec `json:"spec"`
+				} `json:"template"`
+			} `json:"spec"`
+		}
+		if m.decoded(o, "", nil, json.Unmarshal(o.JSON, &ds)) {
+			m.readPod(o, &ds.Spec.Template.Spec, "spec.template.spec")
+		}
+	case o.Kind == "Pod" && o.Group == "":
+		var pod corev1.Pod
+		if m.decoded(o, "", nil, json.Unmarshal(o.JSON, &pod)) {
+			m.readPod(o, &pod.Spec, "spec")
+		}
+	}
+}
+
+// The keys of the ConfigMap, before "-" and a namespace or "global".
+const (
+	keyCIDR       = "cidr"
+	keyRange      = "range"
+	keyInterface  = "interface"
+	keyAllowShare = "allow-share"
+	keySkipEnds   = "skip-end-ips-in-cidr"
+	keyOrder      = "search-order"
+	global        = "global"
+)
+
+// readRanges reads a ConfigMap, if it is that of the cloud provider.
+func (m *kubeVIP) readRanges(o *Object) {
+	var cm configMap
+	if err := json.Unmarshal(o.JSON, &cm); err != nil {
+		if o.Name == KubeVIPConfigMap {
+			m.decoded(o, "", nil, err)
+		}
+		return
+	}
+	ours := func(key string) bool {
+		return strings.HasPrefix(key, keyCIDR+"-") || strings.HasPrefix(key, keyRange+"-")
+	}
+	switch {
+	case !slices.ContainsFunc(sortedKeys(cm.Data), ours):
+	case m.ranges != nil:
+		m.errorf(o, "", "is a second ConfigMap with addresses, the first is %s at %s: give one", m.ranges, m.ranges.From)
+	default:
+		m.ranges, m.data = o, cm.Data
+	}
+}
+
+// convertRanges writes a pool for each namespace that has addresses, and one for
+// the others.
+func (m *kubeVIP) convertRanges() {
+	names := map[string]bool{}
+	for _, key := range sortedKeys(m.data) {
+		kind, of := m.split(key)
+		switch kind {
+		case keyCIDR, keyRange:
+			names[of] = true
+		case keyAllowShare:
+			if share, _ := strconv.ParseBool(m.data[key]); share {
+				m.decideShared(m.ranges, "data."+key)
+			}
+		case keyOrder:
+			if m.data[key] == "desc" {
+				m.notef(m.ranges, "data."+key, "Lodestone gives the lowest free address first")
+			}
+		case "":
+			m.decidef(m.ranges, "data."+key, "is not known here: look up what it does, and whether Lodestone has it")
+		}
+	}
+	var taken netipx.IPSetBuilder
+	leases := map[string]bool{}
+	for _, name := range append(slices.DeleteFunc(sortedKeys(names), func(n string) bool { return n == global }), global) {
+		if names[name] {
+			m.convertRange(name, &taken, leases)
+		}
+	}
+	if len(m.doc.Pools) > 1 && names[global] {
+		m.notef(m.ranges, "", "a Service draws from the pool of its namespace, and when that is full from the global one, which kube-vip does not allow: give the global pool namespaces if it should not")
+	}
+	m.routePools()
+}
+
+// split takes a key apart.
+func (m *kubeVIP) split(key string) (kind, of string) {
+	if key == keySkipEnds || key == keyOrder {
+		return key, ""
+	}
+	for _, kind := range []string{keyCIDR, keyRange, keyInterface, keyAllowShare} {
+		if of, ok := strings.CutPrefix(key, kind+"-"); ok {
+			return kind, of
+		}
+	}
+	return "", ""
+}
+
+// convertRange writes the pool of a namespace, or the global one. The cloud
+// provider looks for cidr-<namespace>, cidr-global, range-<namespace> and
+// range-global, in this order.
+func (m *kubeVIP) convertRange(name string, taken *netipx.IPSetBuilder, leases map[string]bool) {
+	text, isCIDR := m.data[keyCIDR+"-"+name]
+	key := keyCIDR + "-" + name
+	_, globalCIDR := m.data[keyCIDR+"-"+global]
+	switch unused, both := m.data[keyRange+"-"+name]; {
+	case isCIDR && both:
+		m.notef(m.ranges, "data."+keyRange+"-"+name, "kube-vip goes by %s and does not use %s: it is left out", key, quote(unused))
+	case !isCIDR && globalCIDR:
+		m.decidef(m.ranges, "data."+keyRange+"-"+name, "kube-vip goes by cidr-global and does not use it: it is left out; add a pool with namespaces: [%s] if it was meant to count", name)
+		return
+	case !isCIDR:
+		text, key = unused, keyRange+"-"+name
+	}
+	p := pool{Name: unique(name, "", map[string]bool{})}
+	if name != global {
+		p.Namespaces, p.Priority = []string{name}, -1
+	}
+	if strings.TrimSpace(text) == "0.0.0.0/32" {
+		m.leasePool(&p, key, name, leases)
+		return
+	}
+	if m.addresses(&p, key, text, taken) {
+		m.doc.Pools = append(m.doc.Pools, p)
+	}
+}
+
+// leasePool writes a pool that leases its addresses.
+func (m *kubeVIP) leasePool(p *pool, key, name string, leases map[string]bool) {
+	on := m.data[keyInterface+"-"+name]
+	if on == "" && len(m.settings) > 0 {
+		on = m.settings[0].servicesInterface()
+	}
+	if on == "" || leases[on] {
+		m.decidef(m.ranges, "data."+key, "asks for addresses from DHCP, and no interface is known for it, or another pool leases on it: add a pool with dhcp and its interface")
+		return
+	}
+	leases[on] = true
+	p.DHCP = &dhcp{on}
+	m.decidef(m.ranges, "data."+key, "asks for addresses from DHCP: Lodestone leases them on %s by itself, as another client of the server, so that Services get other addresses than they have, unless the server reserves them", on)
+	m.doc.Pools = append(m.doc.Pools, *p)
+}
+
+// addresses writes what the pool gives, without what an earlier one does.
+func (m *kubeVIP) addresses(p *pool, key, text string, taken *netipx.IPSetBuilder) bool {
+	var own netipx.IPSetBuilder
+	apart, failed := true, false
+	skip := m.data[keySkipEnds] == "true"
+	before, _ := taken.IPSet()
+	for i, entry := range strings.Split(text, ",") {
+		b, err := parseBlock(entry)
+		if err != nil {
+			m.errorf(m.ranges, fmt.Sprintf("data.%s[%d]", key, i), "%s", err)
+			failed = true
+			continue
+		}
+		if b.loose {
+			m.notef(m.ranges, "data."+key, "%s has bits set beyond its length: kube-vip takes it for %s, which is written", quote(strings.TrimSpace(entry)), b.text)
+		}
+		soFar, _ := own.IPSet()
+		apart = apart && !soFar.OverlapsRange(b.IPRange) && !before.OverlapsRange(b.IPRange)
+		give := b.IPRange
+		own.AddRange(give)
+		if skip && b.subnet() {
+			own.Remove(give.From())
+			own.Remove(give.To())
+		}
+		p.Addresses = append(p.Addresses, b.text)
+		p.UseFirstAndLast = p.UseFirstAndLast || !skip && b.subnet()
+	}
+	own.RemoveSet(before)
+	left, _ := own.IPSet()
+	taken.AddSet(left)
+	switch {
+	case failed:
+		return false
+	case len(left.Ranges()) == 0:
+		m.decidef(m.ranges, "data."+key, "other pools have all of its addresses: it is left out")
+		return false
+	case !apart:
+		p.Addresses, p.UseFirstAndLast = nil, false
+		for _, r := range left.Ranges() {
+			p.Addresses = append(p.Addresses, rangeText(r))
+		}
+		m.decidef(m.ranges, "data."+key, "has addresses twice, or in common with another pool, which no two pools of Lodestone have: this one has what is left; see that Services keep what they have (lodestone plan)")
+	}
+	return true
+}
+
+func rangeText(r netipx.IPRange) string {
+	if r.From() == r.To() {
+		return r.From().String()
+	}
+	return r.From().String() + "-" + r.To().String()
+}
+
+// routePools has pools with an interface of their own announced there.
+func (m *kubeVIP) routePools() {
+	general := slices.Clone(m.doc.Advertisements)
+	var own []advertisement
+	for i := range m.doc.Pools {
+		p := &m.doc.Pools[i]
+		of := global
+		if len(p.Namespaces) > 0 {
+			of = p.Namespaces[0]
+		}
+		on := cmp.Or(m.data[keyInterface+"-"+of], m.data[keyInterface+"-"+global])
+		for _, a := range general {
+			if a.Layer2 != nil && on != "" && !slices.Equal(a.Layer2.Interfaces, []string{on}) {
+				a.Name, a.Layer2 = p.Name+"-"+a.Name, &layer2{Interfaces: []string{on}, NodeSelector: a.Layer2.NodeSelector}
+				own = append(own, a)
+			}
+			p.Advertise = append(p.Advertise, a.Name)
+		}
+	}
+	if len(own) == 0 { // all are for all
+		for i := range m.doc.Pools {
+			m.doc.Pools[i].Advertise = nil
+		}
+	}
+	m.doc.Advertisements = append(m.doc.Advertisements, own...)
+}
+
+// isKubeVIP reports whether the container is kube-vip, and not its cloud
+// provider.
+func isKubeVIP(c *corev1.Container) bool {
+	image := c.Image
+	if i := strings.LastIndex(image, "/"); i >= 0 {
+		image = image[i+1:]
+	}
+	image, _, _ = strings.Cut(image, "@")
+	image, _, _ = strings.Cut(image, ":")
+	return image == "kube-vip" || image == "kube-vip-iptables"
+}
+
+// anyIP reports whether the text is an address.
+func anyIP(text string) bool {
+	_, err := netip.ParseAddr(text)
+	return err == nil
+}

@@ -1,0 +1,156 @@
+package narrator_test
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/narrator"
+	"github.com/lodestone-lb/lodestone/pkg/ownership"
+	"github.com/lodestone-lb/lodestone/pkg/peering"
+)
+
+var morning = time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
+
+// told is a channel of Events.
+type told chan string
+
+func (t told) Event(object runtime.Object, eventType, reason, message string) {
+	t <- eventType + " " + object.(metav1.Object).GetName() + " " + reason + ": " + message
+}
+
+func lease(node string, sessions ...peering.Session) *coordinationv1.Lease {
+	return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "lodestone-system", Name: annotation.SpeakerLeasePrefix + node,
+		Labels:      map[string]string{annotation.LabelComponent: annotation.ComponentSpeaker},
+		Annotations: peering.Annotations(sessions),
+	}}
+}
+
+// story is a Narrator in a cluster of these Services, and the Leases that the
+// speakers write.
+type story struct {
+	t      *testing.T
+	client *fake.Clientset
+	events told
+}
+
+func newStory(t *testing.T, objects ...runtime.Object) *story {
+	t.Helper()
+	s := &story{t: t, client: fake.NewClientset(objects...), events: make(told, 100)}
+	services := coreinformers.NewServiceInformer(s.client, metav1.NamespaceAll, 0, cache.Indexers{})
+	n, err := narrator.New(narrator.Options{Client: s.client, Namespace: "lodestone-system", Services: services, Events: s.events})
+	require.NoError(t, err)
+	ended := make(chan error, 2)
+	go func() { ended <- n.Run(t.Context()) }()
+	go func() { services.RunWithContext(t.Context()); ended <- nil }()
+	t.Cleanup(func() { <-ended; <-ended })
+	require.True(t, cache.WaitForCacheSync(t.Context().Done(), services.HasSynced))
+
+	_, err = s.client.CoordinationV1().Leases("lodestone-system").Create(t.Context(), lease("n1"), metav1.CreateOptions{})
+	require.NoError(t, err)
+	for try := 0; len(s.events) == 0; try++ { // until the watch runs
+		s.says(peering.Annotations([]peering.Session{session(peering.Session{Since: morning, Message: fmt.Sprint("try ", try)})}))
+		time.Sleep(time.Millisecond)
+	}
+	require.Contains(t, <-s.events, `Warning n1 BGPSessionDown: no BGP session with peer "tor" (203.0.113.254): try `)
+	s.says(peering.Annotations([]peering.Session{session(peering.Session{Since: morning, Message: "hold timer expired"})}))
+	require.Eventually(t, func() bool {
+		return <-s.events == `Warning n1 BGPSessionDown: no BGP session with peer "tor" (203.0.113.254): hold timer expired`
+	}, 10*time.Second, time.Millisecond)
+	return s
+}
+
+func session(s peering.Session) peering.Session {
+	s.Peer, s.Router = "tor", netip.MustParseAddr("203.0.113.254")
+	return s
+}
+
+// says writes the Lease of n1.
+func (s *story) says(annotations map[string]string) {
+	s.t.Helper()
+	l := lease("n1")
+	maps.Copy(l.Annotations, annotations)
+	_, err := s.client.CoordinationV1().Leases("lodestone-system").Update(s.t.Context(), l, metav1.UpdateOptions{})
+	require.NoError(s.t, err)
+}
+
+func TestSessionsThatComeAndGoAreEvents(t *testing.T) {
+	t.Parallel()
+	s := newStory(t, lease("n0", peering.Session{Peer: "old", Message: "refused"}))
+	say := func(of peering.Session) { s.says(peering.Annotations([]peering.Session{session(of)})) }
+	say(peering.Session{Since: morning, Message: "hold timer expired"}) // nothing new
+	say(peering.Session{Established: true, Since: morning})
+	require.Equal(t, `Normal n1 BGPSessionUp: BGP session with peer "tor" (203.0.113.254) is established`, <-s.events)
+	say(peering.Session{Established: true, Since: morning, BFD: "Up"})       // nothing new
+	say(peering.Session{Established: true, Since: morning.Add(time.Minute)}) // down and up in between
+	require.Equal(t, `Normal n1 BGPSessionUp: BGP session with peer "tor" (203.0.113.254) is established`, <-s.events)
+	say(peering.Session{Since: morning, Message: "the peer: Cease, administrative shutdown"})
+	require.Equal(t, `Warning n1 BGPSessionDown: no BGP session with peer "tor" (203.0.113.254): the peer: Cease, administrative shutdown`, <-s.events)
+	require.Empty(t, s.events)
+}
+
+func service(name string, vips ...string) *corev1.Service {
+	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name), Annotations: map[string]string{annotation.Assigned: strings.Join(vips, ",")}}}
+	svc.Spec.Type = corev1.ServiceTypeLoadBalancer
+	for _, vip := range vips {
+		svc.Status.LoadBalancer.Ingress = append(svc.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: vip})
+	}
+	return svc
+}
+
+// Each Service hears once of each move of its VIPs, and nobody else.
+func TestVIPsThatChangeHandsAreEvents(t *testing.T) {
+	t.Parallel()
+	s := newStory(t, service("dual", "203.0.113.1", "2001:db8::1"), service("shares", "203.0.113.1"), service("alone", "203.0.113.2"), service("stays", "203.0.113.3"))
+	a, b, six, nobodys := netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("203.0.113.2"), netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("203.0.113.9")
+	lost := ownership.Move{At: morning, From: "n9", Why: ownership.SpeakerLost, To: map[string][]netip.Addr{"n1": {a, six}, "n2": {b, nobodys}}}
+	s.says(ownership.Annotations([]ownership.Move{lost}))
+	because := ": the speaker on node n9 is not heard any more: the node is down or cut off, or its speaker was killed"
+	require.Equal(t, "Normal dual OwnerChanged: node n1 announces 203.0.113.1 and 2001:db8::1 instead of node n9"+because, <-s.events)
+	require.Equal(t, "Normal shares OwnerChanged: node n1 announces 203.0.113.1 instead of node n9"+because, <-s.events)
+	require.Equal(t, "Normal alone OwnerChanged: node n2 announces 203.0.113.2 instead of node n9"+because, <-s.events)
+
+	gone := ownership.Move{At: morning.Add(time.Minute), From: "n2", Why: "NoServingEndpoint", To: map[string][]netip.Addr{"": {b}}}
+	s.says(ownership.Annotations([]ownership.Move{lost, gone}))
+	require.Equal(t, "Warning alone NoOwner: no node announces 203.0.113.2 by layer 2 any more, node n2 did: no endpoint of the Service takes traffic", <-s.events)
+	s.says(ownership.Annotations([]ownership.Move{gone}))
+	s.says(ownership.Annotations(nil))
+
+	t.Log("a Lease that was deleted comes back with what everybody knows")
+	require.NoError(t, s.client.CoordinationV1().Leases("lodestone-system").Delete(t.Context(), lease("n1").Name, metav1.DeleteOptions{}))
+	again := lease("n1", session(peering.Session{Message: "refused"}))
+	maps.Copy(again.Annotations, ownership.Annotations([]ownership.Move{lost}))
+	_, err := s.client.CoordinationV1().Leases("lodestone-system").Create(t.Context(), again, metav1.CreateOptions{})
+	require.NoError(t, err)
+	require.Equal(t, `Warning n1 BGPSessionDown: no BGP session with peer "tor" (203.0.113.254): refused`, <-s.events)
+	require.Empty(t, s.events)
+}
+
+func TestUnmatchedAdvertisementsAreEvents(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.says(map[string]string{annotation.UnmatchedAdvertisements: "lan,storage"})
+	require.Contains(t, <-s.events, `Warning n1 InterfaceMissing: no interface of this node is one that advertisement "lan" announces on`)
+	require.Contains(t, <-s.events, `Warning n1 InterfaceMissing: no interface of this node is one that advertisement "storage" announces on`)
+	s.says(map[string]string{annotation.UnmatchedAdvertisements: "storage"})
+	require.Equal(t, `Normal n1 InterfaceMissingOver: advertisement "lan" lacks no interface on this node any more`, <-s.events)
+	s.says(map[string]string{annotation.UnmatchedAdvertisements: "storage," + strings.Repeat("x", 64)})
+	s.says(map[string]string{annotation.UnmatchedAdvertisements: ""})
+	require.Equal(t, `Normal n1 InterfaceMissingOver: advertisement "storage" lacks no interface on this node any more`, <-s.events)
+	require.Empty(t, s.events)
+}

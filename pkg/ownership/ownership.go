@@ -1,0 +1,209 @@
+// Package ownership is what speakers tell of VIPs that changed hands on the
+// segment: one of them writes it on its Lease, and the controller makes Events
+// of it. Nothing is told of VIPs that stay where they are.
+package ownership
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/reason"
+)
+
+// The most that a Lease tells: what is beyond is not written, and not read from
+// a Lease that somebody else wrote.
+const (
+	MaxVIPs = 1024
+	maxName = 253 // of a Node
+	maxText = 64 << 10
+)
+
+// Move is VIPs that a node has lost at one time and for one reason.
+type Move struct {
+	// At tells moves of a node apart.
+	At time.Time `json:"at"`
+	// From is the node that had the VIPs. Empty: nobody did.
+	From string `json:"from,omitempty"`
+	// Why is why it has them no more. Empty: not known.
+	Why Reason `json:"why,omitempty"`
+	// To are the VIPs by the node that has them. Empty: nobody has.
+	To map[string][]netip.Addr `json:"to"`
+}
+
+// Reason is why a node lost VIPs: a reason of the plan, or SpeakerLost.
+type Reason string
+
+// SpeakerLost is the reason if the other speakers do not hear the node's.
+const SpeakerLost Reason = "SpeakerLost"
+
+// Reasons tells about each Reason that is not the plan's.
+func Reasons() reason.Texts[Reason] {
+	return reason.Texts[Reason]{
+		SpeakerLost: {Cause: "The other speakers do not hear the speaker of the node that had the VIP: the node is down or cut off, or its speaker was killed.", Cure: "Look at the node; the VIP has another owner already, if any node can be one."},
+	}
+}
+
+// reasons says what each Reason means, of the node that had a VIP (%[1]s) and
+// the one that has it (%[2]s).
+var reasons = map[Reason]string{
+	SpeakerLost:          "the speaker on node %[1]s is not heard any more: the node is down or cut off, or its speaker was killed",
+	"SpeakerNotReady":    "the speaker on node %[1]s ends, or is not ready",
+	"NodeUnknown":        "node %[1]s was deleted",
+	"NodeExcluded":       "node %[1]s was taken out of load balancing by a label or a taint",
+	"NetworkUnavailable": "node %[1]s has the condition NetworkUnavailable",
+	"LinkDown":           "the links of node %[1]s to its segment are down",
+	"NotOnSegment":       "node %[1]s has no interface on its segment that announces",
+	"NodeNotSelected":    "the advertisements do not select node %[1]s any more",
+	"NoAdvertisement":    "no advertisement by layer 2 applies to its pool any more",
+	"ServiceNotSelected": "the advertisements do not select its Service any more",
+	"NoServingEndpoint":  "no endpoint of the Service takes traffic",
+	"NoLocalEndpoint":    "externalTrafficPolicy is Local and no endpoint on node %[1]s takes traffic",
+	"LessPreferred":      "node %[2]s is preferred, and is able to have it",
+	"NotOwner":           "node %[2]s is the better owner, and is new or able to have it again",
+}
+
+// Known reports whether Tell knows what the reason means.
+func (r Reason) Known() bool { return reasons[r] != "" }
+
+// Tell says what happened to VIPs of one Service, for people.
+func Tell(vips, from, to string, why Reason) string {
+	said := fmt.Sprintf("node %s announces %s instead of node %s", to, vips, from)
+	switch {
+	case from == "":
+		return fmt.Sprintf("node %s announces %s again, which no node did", to, vips)
+	case to == "":
+		said = fmt.Sprintf("no node announces %s by layer 2 any more, node %s did", vips, from)
+	}
+	if format := reasons[why]; format != "" {
+		// %.0s takes the names that a reason does not need.
+		said += ": " + fmt.Sprintf(format+"%.0[1]s%.0[2]s", from, to)
+	}
+	return said
+}
+
+// Annotations returns what the speaker's Lease says, of the latest moves if they
+// are too many.
+func Annotations(moves []Move) map[string]string {
+	if moves = tidy(moves); len(moves) == 0 {
+		return map[string]string{annotation.Moves: ""}
+	}
+	text, err := json.Marshal(moves)
+	for err == nil && len(text) > maxText {
+		moves = halve(moves)
+		text, err = json.Marshal(moves)
+	}
+	if err != nil { // every field has a text
+		return nil
+	}
+	return map[string]string{annotation.Moves: string(text)}
+}
+
+// Parse reads what Annotations wrote. Whoever may write Leases may write
+// anything: what is malformed or out of bounds is ignored.
+func Parse(annotations map[string]string) []Move {
+	text := annotations[annotation.Moves]
+	if text == "" || len(text) > maxText {
+		return nil
+	}
+	var moves []Move
+	if err := json.Unmarshal([]byte(text), &moves); err != nil {
+		return nil
+	}
+	return tidy(moves)
+}
+
+// New returns the moves in after that before does not have.
+func New(before, after []Move) []Move {
+	return slices.DeleteFunc(slices.Clone(after), func(m Move) bool {
+		return slices.ContainsFunc(before, func(b Move) bool { return b.same(m) })
+	})
+}
+
+func (m Move) same(other Move) bool {
+	return m.At.Equal(other.At) && m.From == other.From && m.Why == other.Why
+}
+
+// tidy returns the moves by time, the latest ones if there are too many.
+func tidy(moves []Move) []Move {
+	var kept []Move
+	for _, m := range moves {
+		m.At = m.At.UTC().Truncate(time.Millisecond)
+		if m.To = tidyTo(m.To); len(m.To) > 0 && len(m.From) <= maxName && (m.Why == "" || m.Why.Known()) {
+			kept = append(kept, m)
+		}
+	}
+	slices.SortStableFunc(kept, func(a, b Move) int {
+		return cmp.Or(a.At.Compare(b.At), cmp.Compare(a.From, b.From), cmp.Compare(a.Why, b.Why))
+	})
+	kept = slices.CompactFunc(kept, Move.same)
+	room := MaxVIPs
+	for i, m := range slices.Backward(kept) {
+		if room -= m.count(); room < 0 {
+			return trim(kept[i:], MaxVIPs)
+		}
+	}
+	return kept
+}
+
+// tidyTo returns the VIPs that can be one, sorted, by nodes that can be one.
+func tidyTo(to map[string][]netip.Addr) map[string][]netip.Addr {
+	kept := map[string][]netip.Addr{}
+	for node, vips := range to {
+		vips = slices.DeleteFunc(slices.Clone(vips), func(a netip.Addr) bool { return !a.IsValid() || a.Zone() != "" })
+		slices.SortFunc(vips, netip.Addr.Compare)
+		if vips = slices.Compact(vips); len(vips) > 0 && len(node) <= maxName {
+			kept[node] = vips
+		}
+	}
+	return kept
+}
+
+// Count returns how many VIPs the moves are about.
+func Count(moves []Move) (n int) {
+	for _, m := range moves {
+		n += m.count()
+	}
+	return n
+}
+
+func (m Move) count() (n int) {
+	for _, vips := range m.To {
+		n += len(vips)
+	}
+	return n
+}
+
+// halve returns the later half of the moves.
+func halve(moves []Move) []Move {
+	if len(moves) > 1 {
+		return moves[len(moves)/2:]
+	}
+	return trim(moves, moves[0].count()/2)
+}
+
+// trim leaves VIPs of the first move out until there are no more than limit.
+func trim(moves []Move, limit int) []Move {
+	excess := Count(moves) - limit
+	first := moves[0]
+	first.To = maps.Clone(first.To)
+	for _, node := range slices.Sorted(maps.Keys(first.To)) {
+		vips := first.To[node]
+		n := min(excess, len(vips))
+		if excess -= n; n < len(vips) {
+			first.To[node] = vips[n:]
+		} else {
+			delete(first.To, node)
+		}
+	}
+	rest := slices.Clone(moves)
+	if rest[0] = first; len(first.To) == 0 {
+		return rest[1:]
+	}
+	return rest
+}

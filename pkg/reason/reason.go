@@ -1,0 +1,16 @@
+// Package reason explains reasons: the codes by which conditions, Events,
+// metrics, logs and the CLI say why something is as it is. A package with a
+// type of reasons has, beside the type, a function that returns its Texts;
+// docs/reference/reasons.md is made of them.
+package reason
+
+// Text tells people about one reason, in sentences without markup.
+type Text struct {
+	// Cause is what has happened.
+	Cause string
+	// Cure is what helps against it, or why nothing need be done.
+	Cure string
+}
+
+// Texts has the Text of each reason of a type.
+type Texts[R ~string] map[R]Text

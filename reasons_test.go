@@ -1,0 +1,218 @@
+package lodestone_test
+
+import (
+	"flag"
+	"fmt"
+	"go/ast"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/lodestone-lb/lodestone/ipam"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/narrator"
+	"github.com/lodestone-lb/lodestone/pkg/ownership"
+	"github.com/lodestone-lb/lodestone/pkg/reason"
+	"github.com/lodestone-lb/lodestone/pkg/released"
+	"github.com/lodestone-lb/lodestone/pkg/servicelb"
+	"github.com/lodestone-lb/lodestone/speaker/bfd"
+	"github.com/lodestone-lb/lodestone/speaker/bgp"
+	"github.com/lodestone-lb/lodestone/speaker/layer2"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+	"github.com/lodestone-lb/lodestone/speaker/route"
+)
+
+var update = flag.Bool("update", false, "write the generated documents instead of comparing with them")
+
+// reasonType is a type of reasons, and its section of the reference.
+type reasonType struct {
+	name, title string
+	where       string // the reader meets them
+	metrics     []string
+	texts       map[string]reason.Text
+}
+
+var reasonTypes = []reasonType{
+	{"ipam.Reason", "Why a Service has no address", "the Service's condition `lodestone.io/Allocated` while it is `False`, its Events, the controller's log, `lodestone explain service`",
+		[]string{"lodestone_services_refused", "lodestone_refusals_total"}, texts(ipam.Reasons(), servicelb.Refusals())},
+	{"servicelb.EventReason", "How a Service stands, and what happened to it", "the Service's condition `lodestone.io/Allocated` while it is `True`, its Events, the controller's log",
+		nil, texts(servicelb.EventReasons())},
+	{"plan.Reason", "Why a node does not announce a VIP", "the speaker's log and its `/status`, `lodestone explain vip`",
+		[]string{"lodestone_speaker_vips_silent", "lodestone_speaker_vips_unowned"}, texts(plan.Reasons())},
+	{"layer2.Reason", "Why the owner does not announce a VIP by layer 2", "the speaker's log and its `/status`",
+		[]string{"lodestone_layer2_unannounced_vips", "lodestone_layer2_withheld_vips"}, texts(layer2.Reasons())},
+	{"ownership.Reason", "Why a VIP changed hands", "the Events of Services, besides the reasons why a node does not announce a VIP",
+		nil, texts(ownership.Reasons())},
+	{"plan.ProblemReason", "What is wrong with a BGP session before it is tried", "the speaker's log, `lodestone bgp peers`",
+		nil, texts(plan.ProblemReasons())},
+	{"bgp.Cause", "Why a BGP session came up or ended", "the speaker's log",
+		[]string{"lodestone_bgp_session_transitions_total"}, texts(bgp.Causes())},
+	{"bgp.Withholding", "Why a router cannot be told a prefix", "the speaker's `/status`",
+		[]string{"lodestone_bgp_withheld_prefixes"}, texts(bgp.Withholdings())},
+	{"narrator.EventReason", "Events of what speakers tell", "the Events of Nodes and Services",
+		nil, texts(narrator.EventReasons())},
+	{"bfd.Cause", "Why a BFD session came up or ended", "the speaker's log and its `/status`",
+		[]string{"lodestone_bfd_transitions_total"}, texts(bfd.Causes())},
+	{"bfd.Discard", "Why a BFD packet was not used", "the speaker's log",
+		[]string{"lodestone_bfd_discarded_packets_total"}, texts(bfd.Discards())},
+	{"plan.PodRefusal", "Why there is no route to the pods of a node", "the speaker's log, `podRoutes` of its `/status`",
+		[]string{"lodestone_route_problems"}, texts(plan.PodRefusals(), route.PodRefusals())},
+	{"kube.EventReason", "Events on the ConfigMap", "the Events of the ConfigMap, the log of both components",
+		nil, texts(kube.EventReasons())},
+	{"released.LossReason", "Why a released address is not on record", "the controller's log",
+		[]string{"lodestone_released_dropped_total"}, texts(released.LossReasons())},
+}
+
+func texts[R ~string](all ...reason.Texts[R]) map[string]reason.Text {
+	merged := map[string]reason.Text{}
+	for _, part := range all {
+		for r, text := range part {
+			merged[string(r)] = text
+		}
+	}
+	return merged
+}
+
+// isReasonType matches the names of types of reasons.
+var isReasonType = regexp.MustCompile(`(Reason|Refusal|Cause|Discard|Withholding)$`)
+
+// declaredReasons are the reasons in the code, by type.
+func declaredReasons(t *testing.T) map[string][]string {
+	t.Helper()
+	declared := map[string][]string{}
+	constants(t, func(s source, typeName, value string) {
+		if value == "" || strings.HasPrefix(s.path, "test") || !isReasonType.MatchString(typeName) {
+			return
+		}
+		declared[s.qualified(typeName, value)] = append(declared[s.qualified(typeName, value)], value)
+	})
+	return declared
+}
+
+// qualified returns the type of a constant with the name of its package.
+func (s source) qualified(typeName, value string) string {
+	qualified := s.file.Name.Name + "." + typeName
+	ast.Inspect(s.file, func(n ast.Node) bool {
+		v, ok := n.(*ast.ValueSpec)
+		if !ok || len(v.Values) != 1 {
+			return true
+		}
+		if x, ok := v.Type.(*ast.SelectorExpr); ok && x.Sel.Name == typeName {
+			if text, ok := stringOf(v.Values[0]); ok && text == value {
+				qualified = x.X.(*ast.Ident).Name + "." + typeName
+			}
+		}
+		return true
+	})
+	return qualified
+}
+
+// TestEveryReasonIsExplained by a cause and a cure, and nothing else is.
+func TestEveryReasonIsExplained(t *testing.T) {
+	t.Parallel()
+	declared := declaredReasons(t)
+	for _, kind := range reasonTypes {
+		for _, r := range declared[kind.name] {
+			if text := kind.texts[r]; !isSentence(text.Cause) || !isSentence(text.Cure) {
+				t.Errorf("%s %s: cause %q and cure %q must both be sentences", kind.name, r, text.Cause, text.Cure)
+			}
+		}
+		for r := range kind.texts {
+			if !slices.Contains(declared[kind.name], r) {
+				t.Errorf("%s: no code gives the reason %s", kind.name, r)
+			}
+		}
+		delete(declared, kind.name)
+	}
+	for name, values := range declared {
+		t.Errorf("%s has reasons (%s) that reasonTypes does not list", name, strings.Join(values, ", "))
+	}
+}
+
+func isSentence(text string) bool {
+	return len(text) > 5 && strings.HasSuffix(text, ".") && strings.ToUpper(text[:1]) == text[:1]
+}
+
+// TestReasonsReference: docs/reference/reasons.md is what the code says.
+func TestReasonsReference(t *testing.T) {
+	t.Parallel()
+	const path = "docs/reference/reasons.md"
+	guide := documents(t)["docs/guides/troubleshooting.md"]
+	var b strings.Builder
+	b.WriteString("# Reasons\n\n<!-- generated from the code by go test . -update -->\n\n" +
+		"Conditions, Events, metrics, logs and the CLI give reasons by the same codes. What\n" +
+		"each of them means, and what helps:\n")
+	for _, kind := range reasonTypes {
+		fmt.Fprintf(&b, "\n## %s\n\nFound in: %s", kind.title, kind.where)
+		for _, m := range kind.metrics {
+			fmt.Fprintf(&b, ", `%s`", m)
+		}
+		b.WriteString(".\n\n| reason | cause | cure |\n|---|---|---|\n")
+		for _, r := range slices.Sorted(maps.Keys(kind.texts)) {
+			code := "`" + r + "`"
+			if strings.HasSuffix(kind.name, ".Reason") && strings.Contains(guide, "\n### "+r+"\n") {
+				code = "[" + code + "](../guides/troubleshooting.md#" + strings.ToLower(r) + ")"
+			}
+			fmt.Fprintf(&b, "| %s | %s | %s |\n", code, kind.texts[r].Cause, kind.texts[r].Cure)
+		}
+	}
+	matches(t, path, b.String())
+}
+
+// matches compares a generated document with the file, or writes it.
+func matches(t *testing.T, path, want string) {
+	t.Helper()
+	if *update {
+		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if is, err := os.ReadFile(path); err != nil || string(is) != want {
+		t.Errorf("%s is not what the code says (err %v): run go test . -update, and review the difference", path, err)
+	}
+}
+
+// TestReasonLabelsAreExplained: what a metric has as reason or cause is in the
+// reference.
+func TestReasonLabelsAreExplained(t *testing.T) {
+	t.Parallel()
+	var explained []string
+	for _, kind := range reasonTypes {
+		explained = append(explained, kind.metrics...)
+	}
+	for name, m := range documentedMetrics(t) {
+		labelled := slices.Contains(m.labels, "reason") || slices.Contains(m.labels, "cause")
+		if labelled != slices.Contains(explained, name) {
+			t.Errorf("%s: labels %v, and reasonTypes lists it: %v", name, m.labels, !labelled)
+		}
+	}
+}
+
+// TestEventsHaveTypedReasons: an Event's reason is none that only its writer
+// knows.
+func TestEventsHaveTypedReasons(t *testing.T) {
+	t.Parallel()
+	events := 0
+	for _, s := range parseSources(t) {
+		ast.Inspect(s.file, func(n ast.Node) bool {
+			call, ok := n.(*ast.CallExpr)
+			if !ok || len(call.Args) != 4 {
+				return true
+			}
+			if f, ok := call.Fun.(*ast.SelectorExpr); !ok || f.Sel.Name != "Event" {
+				return true
+			}
+			events++
+			if _, literal := call.Args[2].(*ast.BasicLit); literal {
+				t.Errorf("%s: the reason of an Event is a literal, not one of a type of reasons", s.at(call))
+			}
+			return true
+		})
+	}
+	if events < 5 {
+		t.Errorf("only %d Events were found", events)
+	}
+}

@@ -1,0 +1,264 @@
+// Package diagnosis gathers, when somebody asks, the facts of this node that
+// package diagnose judges. What the node does not tell is said, never guessed.
+//
+// The network is probed only on demand, one diagnosis at a time and within
+// seconds. Nobody can have the node send to where he likes: neighbours are
+// other speakers by their Leases, and VIPs are tried only if the plan knows
+// them.
+package diagnosis
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/lodestone-lb/lodestone/pkg/buildinfo"
+	"github.com/lodestone-lb/lodestone/pkg/diagnose"
+	"github.com/lodestone-lb/lodestone/pkg/netstate"
+	"github.com/lodestone-lb/lodestone/speaker"
+	"github.com/lodestone-lb/lodestone/speaker/membership"
+)
+
+// ProxyModeURL is where kube-proxy tells its mode, on its metrics port.
+const ProxyModeURL = "http://127.0.0.1:10249/proxyMode"
+
+const (
+	// timeout bounds a diagnosis; the server writes an answer for longer.
+	timeout        = 20 * time.Second
+	membersTimeout = 10 * time.Second
+	proxyTimeout   = time.Second
+)
+
+// Interfaces tells the node's interfaces; netstate.Watcher is one.
+type Interfaces interface {
+	Interfaces() []netstate.Interface
+}
+
+// Members are the other speakers; membership.Task is one.
+type Members interface {
+	Speakers() map[string]bool
+	// Probe asks all that have a Lease.
+	Probe(ctx context.Context) (answers []membership.Reach, unasked int)
+}
+
+// Options are what a Diagnosis needs.
+type Options struct {
+	Node       string
+	Interfaces Interfaces
+	Members    Members
+	// Status returns what the speaker decided last.
+	Status func() speaker.Status
+	Log    *slog.Logger
+	// Proc is where the kernel tells about itself. Empty: /proc.
+	Proc string
+	// ProxyModeURL is asked for kube-proxy's mode. Empty: nobody is.
+	ProxyModeURL string
+}
+
+// Diagnosis answers requests for diagnose.Path.
+type Diagnosis struct {
+	options Options
+	kernel  kernel
+	running sync.Mutex
+}
+
+// New returns a Diagnosis.
+func New(o Options) *Diagnosis {
+	d := &Diagnosis{options: o, kernel: "/proc"}
+	if o.Proc != "" {
+		d.kernel = kernel(o.Proc)
+	}
+	return d
+}
+
+// question is what somebody asks.
+type question struct {
+	active bool
+	vips   []netip.AddrPort
+}
+
+func parse(q url.Values) (question, error) {
+	asked := question{active: q.Get(diagnose.ParamActive) == "true"}
+	texts := q[diagnose.ParamVIP]
+	if len(texts) > diagnose.MaxVIPs {
+		return question{}, fmt.Errorf("%d VIPs to try, at most %d", len(texts), diagnose.MaxVIPs)
+	}
+	for _, text := range texts {
+		vip, err := netip.ParseAddrPort(text)
+		if err != nil || vip.Addr().Zone() != "" {
+			return question{}, fmt.Errorf("%.60q is not an address and a port", text)
+		}
+		asked.vips = append(asked.vips, netip.AddrPortFrom(vip.Addr().Unmap(), vip.Port()))
+	}
+	return asked, nil
+}
+
+// ServeHTTP answers with diagnose.Facts.
+func (d *Diagnosis) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	received := time.Now()
+	asked, err := parse(r.URL.Query())
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	if !d.running.TryLock() {
+		http.Error(w, "another diagnosis is under way: ask again in some seconds", http.StatusTooManyRequests)
+		return
+	}
+	defer d.running.Unlock()
+	ctx, cancel := context.WithTimeout(r.Context(), timeout)
+	defer cancel()
+	facts := d.facts(ctx, asked)
+	facts.Received, facts.Sent = received, time.Now()
+	w.Header().Set("Content-Type", "application/json")
+	if err := json.NewEncoder(w).Encode(facts); err != nil {
+		d.options.Log.Debug("diagnosis not sent", "err", err)
+	}
+}
+
+// facts gathers them.
+func (d *Diagnosis) facts(ctx context.Context, asked question) diagnose.Facts {
+	status := d.options.Status()
+	f := diagnose.Facts{
+		Node: d.options.Node, Version: buildinfo.Get().Version, Unread: map[string]string{}, Sysctls: map[string]int{},
+		Alive: slices.Sorted(maps.Keys(d.options.Members.Speakers())),
+	}
+	for _, c := range status.Checks {
+		f.Conditions = append(f.Conditions, diagnose.Condition(c))
+	}
+	f.Interfaces = interfaces(d.options.Interfaces.Interfaces())
+	names := []string{"all"}
+	for _, i := range f.Interfaces {
+		if len(i.Addrs) > 0 && i.HardwareAddr != "" {
+			names = append(names, i.Name)
+		}
+	}
+	d.kernel.tell(&f, names)
+	d.proxyMode(ctx, &f)
+	if asked.active {
+		d.probe(ctx, &f, asked.vips, status)
+	}
+	return f
+}
+
+// interfaces returns those with addresses, and the ports of bonds and bridges of
+// them, whose hardware addresses may answer for them: not those that lead to pods.
+func interfaces(all []netstate.Interface) (told []diagnose.Interface) {
+	addressed := map[int]bool{}
+	for _, i := range all {
+		addressed[i.Index] = slices.ContainsFunc(i.Addrs, func(p netip.Prefix) bool { return !p.Addr().IsLinkLocalUnicast() })
+	}
+	for _, i := range all {
+		if addressed[i.Index] || addressed[i.Master] && i.Kind != "veth" && i.Kind != "tuntap" {
+			told = append(told, diagnose.Interface{Name: i.Name, HardwareAddr: i.HardwareAddr.String(), Up: i.Up, MTU: i.MTU, Addrs: i.Addrs})
+		}
+	}
+	return told
+}
+
+// proxyMode asks kube-proxy. Who does not answer may not be there.
+func (d *Diagnosis) proxyMode(ctx context.Context, f *diagnose.Facts) {
+	if d.options.ProxyModeURL == "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, proxyTimeout)
+	defer cancel()
+	text, err := fetch(ctx, d.options.ProxyModeURL)
+	if err != nil {
+		f.Unread["proxy mode"] = err.Error()
+		return
+	}
+	f.ProxyMode = text
+}
+
+// fetch returns the short text that is at the URL.
+func fetch(ctx context.Context, url string) (string, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return "", fmt.Errorf("ask %q: %w", url, err)
+	}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Do(req)
+	if err != nil {
+		return "", err //nolint:wrapcheck // it names the URL
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(resp.Body, 64))
+	if err != nil {
+		return "", fmt.Errorf("read %s: %w", url, err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		return "", fmt.Errorf("%s answers %s", url, resp.Status)
+	}
+	return strings.TrimSpace(string(text)), nil
+}
+
+// maxNeighbours is how many other nodes are asked for by ARP or NDP, which
+// everybody on the segment hears: those that follow this one, by name, so that
+// all are asked for.
+const maxNeighbours = 8
+
+// probe asks the others. The requests for hardware addresses carry the node's
+// own address, as those of any neighbour that has something to send do: a probe
+// from 0.0.0.0 would be taken, by a speaker that is about to announce the VIP
+// and still looks for conflicts, for another host that wants it.
+func (d *Diagnosis) probe(ctx context.Context, f *diagnose.Facts, vips []netip.AddrPort, status speaker.Status) {
+	f.Active = true
+	others, links := d.members(ctx, f), d.links()
+	for _, r := range others[:min(len(others), maxNeighbours)] {
+		if link := links.to(r.Address.Addr()); link != nil {
+			link.ask(r.Node, r.Address.Addr())
+		}
+	}
+	owners := map[netip.Addr]string{}
+	for _, s := range status.Silent {
+		owners[s.VIP] = s.Owner
+	}
+	for _, vip := range vips {
+		if why := links.try(owners[vip.Addr()], vip); why != "" {
+			f.VIPs = append(f.VIPs, diagnose.Trial{Neighbour: diagnose.Neighbour{Address: vip.Addr(), Error: why}, Port: vip.Port()})
+		}
+	}
+	for _, link := range links {
+		neighbours, trials := link.run(ctx)
+		f.Neighbours, f.VIPs = append(f.Neighbours, neighbours...), append(f.VIPs, trials...)
+	}
+}
+
+// members asks all other speakers, and returns those that were asked: first
+// those whose nodes follow this one by name.
+func (d *Diagnosis) members(ctx context.Context, f *diagnose.Facts) []membership.Reach {
+	ctx, cancel := context.WithTimeout(ctx, membersTimeout)
+	defer cancel()
+	answers, unasked := d.options.Members.Probe(ctx)
+	if unasked > 0 {
+		f.Unread["members"] = fmt.Sprintf("%d of %d speakers were not asked within %s: so many do not answer", unasked, unasked+len(answers), membersTimeout)
+	}
+	var following, before []membership.Reach
+	for _, r := range answers {
+		f.Members = append(f.Members, diagnose.Member{Node: r.Node, Address: r.Address, UDP: text(r.UDP), TCP: text(r.TCP)})
+		if r.Node > d.options.Node {
+			following = append(following, r)
+		} else {
+			before = append(before, r)
+		}
+	}
+	return append(following, before...)
+}
+
+func text(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
