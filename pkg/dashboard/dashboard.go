@@ -77,9 +77,6 @@ type Dashboard struct {
 // New returns a Dashboard that starts with Run.
 func New(o Options) *Dashboard { return &Dashboard{Options: o, stopped: make(chan struct{})} }
 
-// String names the task.
-func (d *Dashboard) String() string { return "dashboard" }
-
 // Run looks at the cluster while somebody looks at the page, until ctx ends.
 func (d *Dashboard) Run(ctx context.Context) error {
 	defer close(d.stopped)
