@@ -30,7 +30,7 @@ var mayImport = []struct {
 	{"pkg/admission", []string{"pkg/config"}, "it knows documents, and nothing of what is made of them"},
 	{"pkg/annotation", []string{"pkg/config"}, "names are constants that everybody shares; what a node says about BGP is read as the configuration is"},
 	{"pkg/buildinfo", nil, "every binary links it"},
-	{"pkg/clusterfacts", []string{"pkg/annotation", "pkg/config", "pkg/news"}, "the controller and the CLI come to the same facts, and the speaker links them"},
+	{"pkg/clusterfacts", []string{"pkg/annotation", "pkg/config", "pkg/kube", "pkg/news"}, "the controller and the CLI come to the same facts, and the speaker links them"},
 	{"pkg/compat", []string{"pkg/annotation", "pkg/config"}, "what Services ask of others is translated in one place, for controller and CLI"},
 	{"pkg/config", nil, "the configuration is a leaf: allocator, plan and CLI share it"},
 	{"pkg/config/change", []string{"pkg/config"}, "what an edit changes follows from two documents alone"},
@@ -52,6 +52,7 @@ var mayImport = []struct {
 	{"speaker/layer2/clients", nil, "what clients know of a VIP is a memory and nothing else"},
 	{"speaker/layer2/seal", nil, "who may claim a VIP is arithmetic"},
 	{"speaker/limit", []string{"speaker/plan"}, "it knows the plan's types and no announcer"},
+	{"speaker/membership/guard", nil, "what may come in is told by its form"},
 	{"speaker/plan", []string{"pkg/annotation", "pkg/config", "pkg/reason", "speaker/election"}, "the CLI runs the plan offline"},
 	{"speaker/snapshot", []string{"pkg/annotation", "pkg/clusterfacts", "pkg/kube", "speaker/plan"}, "speakers and the CLI derive the same snapshot from the same objects"},
 	{"speaker/route", []string{"pkg/config", "pkg/netstate", "pkg/reason", "speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
@@ -97,7 +98,7 @@ var onlyIn = []struct {
 	{"github.com/google/nftables", []string{"speaker/limit"}, "what touches the kernel's packet filter can be named at a glance"},
 	{"github.com/insomniacslk/dhcp", []string{"pkg/dhcp"}, "how DHCP is spoken hides behind leases"},
 	{"github.com/osrg/gobgp", []string{"speaker/bgp"}, "BGP hides behind a session interface of ours"},
-	{"github.com/hashicorp/memberlist", []string{"speaker/membership"}, "how liveness is learnt hides behind membership"},
+	{"github.com/hashicorp/memberlist", []string{"speaker/membership", "speaker/membership/guard"}, "how liveness is learnt hides behind membership"},
 }
 
 func TestImports(t *testing.T) {
@@ -192,6 +193,50 @@ func TestClock(t *testing.T) {
 			}
 			return true
 		})
+	}
+}
+
+// wallClock are the places of the speaker that may take a time apart, which then
+// is the wall clock's alone.
+var wallClock = []struct{ path, reason string }{
+	{"speaker/metrics.go", "a metric says when"},
+	{"speaker/bfd/session.go", "the status says when a packet came last"},
+	{"speaker/bfd/status.go", "the status says when a packet came last"},
+}
+
+// TestClockJumps keeps the wall clock out of what speakers wait for: it may jump
+// by an hour, and moves nothing. A time.Time has a monotonic reading until it is
+// turned into a number or another form (package time, "Monotonic Clocks").
+func TestClockJumps(t *testing.T) {
+	t.Parallel()
+	used := map[string]bool{}
+	for _, s := range parseSources(t) {
+		if !slices.Contains([]string{"speaker", "speaker/layer2", "speaker/layer2/clients", "speaker/membership", "speaker/bfd", "speaker/route", "pkg/netstate", "pkg/news", "pkg/task"}, s.folder()) {
+			continue
+		}
+		ast.Inspect(s.file, func(n ast.Node) bool {
+			call, ok := n.(*ast.CallExpr)
+			if !ok {
+				return true
+			}
+			sel, ok := call.Fun.(*ast.SelectorExpr)
+			if !ok || !slices.Contains([]string{"Unix", "UnixMilli", "UnixMicro", "UnixNano", "UTC", "Local", "Date", "Parse", "ParseInLocation", "AddDate"}, sel.Sel.Name) {
+				return true
+			}
+			if x, ok := sel.X.(*ast.Ident); ok && x.Name != "time" && len(call.Args) > 0 && sel.Sel.Name != "AddDate" {
+				return true // another package's
+			}
+			used[s.path] = true
+			if !slices.ContainsFunc(wallClock, func(w struct{ path, reason string }) bool { return w.path == s.path }) {
+				t.Errorf("%s: %s makes a time of the wall clock, which may jump: keep the time.Time, or say in wallClock why not", s.at(n), sel.Sel.Name)
+			}
+			return true
+		})
+	}
+	for _, w := range wallClock {
+		if !used[w.path] {
+			t.Errorf("%s does not need to be in wallClock", w.path)
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package ipam
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"time"
@@ -22,13 +23,24 @@ type plan struct {
 }
 
 // pick is one address to hold: a lease that the owner has (kept) or comes to;
-// or one to take out of a space, the lowest free one unless addr says which.
+// or one to take out of a space, the lowest free one unless addr says which. The
+// zero pick is none.
 type pick struct {
 	family int // in the request
 	lease  *lease
 	kept   bool
 	space  *space
 	addr   netip.Addr
+}
+
+func (k pick) is() bool { return k.lease != nil || k.space != nil }
+
+// pool is nil for a lease of an address that no pool hands out.
+func (k pick) pool() *pool {
+	if k.lease != nil {
+		return k.lease.space.pool
+	}
+	return k.space.pool
 }
 
 // familySet is a set of families: bit i for families[i].
@@ -136,9 +148,10 @@ func (a *Allocator) decide(p *plan) *Refusal {
 		if p.settled(i) {
 			continue
 		}
-		var l *lease
-		if l, p.refused[i] = a.rejoined(p, f); l != nil {
-			p.picks = append(p.picks, pick{family: i, lease: l})
+		var k pick
+		if k, p.refused[i] = a.rejoined(p, f); k.is() {
+			k.family = i
+			p.picks = append(p.picks, k)
 		}
 	}
 	return a.draw(p)
@@ -204,7 +217,7 @@ func (a *Allocator) renews(p *plan, l *lease) bool {
 // Service, unless it holds only others that it may keep.
 func (a *Allocator) wishReserved(p *plan, i int, keeps bool) {
 	reserved := a.reserved[p.me.owner.Name]
-	holds := func(addr netip.Addr) bool { return p.holds(a.leases[addr]) }
+	holds := func(addr netip.Addr) bool { return p.holds(a.uses.get(addr).lease) }
 	if keeps && !p.req.Renumber && !slices.ContainsFunc(reserved, func(addr netip.Addr) bool {
 		return familyOf(addr) == p.req.Families[i] && holds(addr)
 	}) {
@@ -228,17 +241,17 @@ func (p *plan) holds(l *lease) bool { return l != nil && p.holder != nil && l.te
 
 // claim picks an address that the Service names or has reserved.
 func (a *Allocator) claim(p *plan, addr netip.Addr) (pick, *Refusal) {
-	l := a.leases[addr]
-	mine := p.holds(l)
+	u := a.uses.get(addr)
+	l, mine := u.lease, p.holds(u.lease)
 	if mine && !p.req.Renumber {
-		return pick{lease: l, kept: true}, a.vacant(p, l)
+		return pick{lease: l, kept: true}, a.vacant(p, u)
 	}
 	at, r := a.locate(p, addr)
 	if r == nil {
 		r = a.entitled(p, at, addr)
 	}
-	if r == nil && l != nil {
-		r = a.vacant(p, l)
+	if r == nil {
+		r = a.vacant(p, u)
 	}
 	if r != nil {
 		return pick{}, r
@@ -291,12 +304,14 @@ func (a *Allocator) entitled(p *plan, at *segment, addr netip.Addr) *Refusal {
 }
 
 // vacant returns nil if nobody on the address is in the way.
-func (a *Allocator) vacant(p *plan, l *lease) *Refusal {
-	if other, c := l.clash(p.me); c.is() {
-		return refuseClash(p.me, other, c, l)
+func (a *Allocator) vacant(p *plan, u use) *Refusal {
+	if u.lease != nil {
+		if other, c := u.lease.clash(p.me); c.is() {
+			return refuseClash(p.me, other, c, u.lease)
+		}
 	}
-	if l.resting && !l.waitsFor(p.me) {
-		return a.refuseResting(l)
+	if u.rest != nil && !u.rest.waitsFor(p.me) {
+		return a.refuseResting(u.rest)
 	}
 	return nil
 }
@@ -306,34 +321,35 @@ func (a *Allocator) reservedForOther(p *plan, addr netip.Addr) bool {
 	return service != "" && service != p.me.owner.Name
 }
 
-// rejoined returns the address of the family that the Service has before any
-// free one: the one that others hold under its key, or one that rests for it.
-func (a *Allocator) rejoined(p *plan, f Family) (*lease, *Refusal) {
+// rejoined picks the address of the family that the Service has before any free
+// one: the one that others hold under its key, or one that rests for it.
+func (a *Allocator) rejoined(p *plan, f Family) (pick, *Refusal) {
 	if l, r := a.join(p, f); l != nil || r != nil {
-		return l, r
+		return pick{lease: l}, r
 	}
-	return a.comeback(p, f), nil
+	if r := a.comeback(p, f); r != nil {
+		return pick{space: r.space, addr: r.addr}, nil
+	}
+	return pick{}, nil
 }
 
-// comeback returns the address of the family that the Service released and
-// could draw now: of the first pool, there the last one released.
-func (a *Allocator) comeback(p *plan, f Family) *lease {
-	var best *lease
-	for l := a.namesakes[p.me.nameHash]; l != nil; l = l.namesake.next {
+// comeback returns the rest of the address of the family that the Service
+// released and could draw now: of the first pool, there the last one released.
+func (a *Allocator) comeback(p *plan, f Family) *rest {
+	var best *rest
+	for r := a.namesakes.get(p.me.nameHash); r != nil; r = r.namesake.next {
 		switch {
-		case !l.waitsFor(p.me) || familyOf(l.addr) != f || a.open(p, l.space.pool, f) != "":
-		case a.apart[l.addr].conflict || a.reservedForOther(p, l.addr) || a.fills(p, l.space, l):
-		case best == nil || best.space != l.space || best.since == l.since:
-			best = a.first(p, best, l)
-		case best.since < l.since:
-			best = l
+		case !r.waitsFor(p.me) || familyOf(r.addr) != f || a.open(p, r.space.pool, f) != "":
+		case a.apart[r.addr].conflict || a.reservedForOther(p, r.addr) || a.fills(p, r.space, nil):
+		case best == nil || cmp.Or(
+			cmp.Compare(a.rank(p, r.space.pool), a.rank(p, best.space.pool)),
+			cmp.Compare(best.since, r.since),
+			r.addr.Compare(best.addr)) < 0:
+			best = r
 		}
 	}
 	return best
 }
-
-// waitsFor reports whether a lease rests for the party.
-func (l *lease) waitsFor(p party) bool { return l.resting && l.name != "" && l.name == p.owner.Name }
 
 // draw finds pools for the families that are not settled.
 func (a *Allocator) draw(p *plan) *Refusal {
@@ -390,12 +406,8 @@ func (a *Allocator) home(p *plan, missing familySet) *pool {
 // settledPool returns the pool of what is settled, nil if nothing is.
 func (p *plan) settledPool() *pool {
 	for _, k := range p.picks {
-		s := k.space
-		if k.lease != nil {
-			s = k.lease.space
-		}
-		if s.pool != nil {
-			return s.pool
+		if q := k.pool(); q != nil {
+			return q
 		}
 	}
 	return nil

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"runtime"
 	"strconv"
 	"testing"
 	"time"
@@ -54,18 +55,19 @@ func BenchmarkAllocate(b *testing.B) {
 			}
 		})
 	}
-	b.Run("mix-4096", func(b *testing.B) { mix(b, 1<<12, false) })
-	b.Run("mix-10000", func(b *testing.B) { mix(b, 10_000, false) })
-	b.Run("mix", func(b *testing.B) { mix(b, 1<<15, false) })
-	b.Run("mix-shared", func(b *testing.B) { mix(b, 1<<15, true) })
+	b.Run("mix-4096", func(b *testing.B) { mix(b, "198.18.0.0/16", 1<<12, false) })
+	b.Run("mix-10000", func(b *testing.B) { mix(b, "198.18.0.0/16", 10_000, false) })
+	b.Run("mix", func(b *testing.B) { mix(b, "198.18.0.0/16", 1<<15, false) })
+	b.Run("mix-100000", func(b *testing.B) { mix(b, "10.0.0.0/14", 100_000, false) })
+	b.Run("mix-shared", func(b *testing.B) { mix(b, "198.18.0.0/16", 1<<15, true) })
 }
 
-// mix is one create or delete in a fragmented /16 with quarantine, of which the
+// mix is one create or delete in a fragmented pool with quarantine, of which the
 // Services fill a half at most: in turns a random one is deleted and another one
 // created. With sharing, two neighbours in the list have a key in common.
-func mix(b *testing.B, services int, sharing bool) {
-	a := filled(b, "198.18.0.0/16", services)
-	a.Configure(ipam.Setup{Pools: []config.Pool{pool("lan", "198.18.0.0/16")}, Quarantine: time.Second})
+func mix(b *testing.B, addresses string, services int, sharing bool) {
+	a := filled(b, addresses, services)
+	a.Configure(ipam.Setup{Pools: []config.Pool{pool("lan", addresses)}, Quarantine: time.Second})
 	type service struct {
 		owner ipam.Owner
 		terms *ipam.Sharing
@@ -93,6 +95,46 @@ func mix(b *testing.B, services int, sharing bool) {
 			b.Fatal(err)
 		}
 	}
+}
+
+// BenchmarkMemory is what an allocator keeps for a Service with one address: next
+// to each other, as pools give them, or each alone, as Services may ask for them.
+// The texts of the Services are not counted.
+func BenchmarkMemory(b *testing.B) {
+	const services = 10_000
+	for _, c := range []struct {
+		name  string
+		apart int
+	}{{"neighbours", 1}, {"alone", 256}} {
+		b.Run(c.name, func(b *testing.B) {
+			owners := make([]ipam.Owner, services)
+			for i := range owners {
+				owners[i] = ownerNumber(i)
+			}
+			var kept uint64
+			for b.Loop() {
+				before := heap()
+				a := ipam.New()
+				a.Configure(ipam.Setup{Pools: []config.Pool{pool("lan", "10.0.0.0/8")}, Quarantine: time.Second})
+				for i, o := range owners {
+					n := c.apart * i
+					a.Restore(o, netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)}), nil, start)
+				}
+				kept = heap() - before
+				runtime.KeepAlive(a)
+			}
+			b.ReportMetric(float64(kept)/services, "B/service")
+			runtime.KeepAlive(owners)
+		})
+	}
+}
+
+// heap is how much memory is in use.
+func heap() uint64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
 }
 
 // BenchmarkSharers is a Service that joins n others on one address, and

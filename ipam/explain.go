@@ -120,9 +120,9 @@ func (a *Allocator) inOrder(p *plan) []*pool {
 	return pools
 }
 
-// consider considers a pool for family i. joined is the address that the
-// Service has before any free one, nil for none.
-func (a *Allocator) consider(p *plan, q *pool, i int, joined *lease) Consideration {
+// consider considers a pool for family i. joined is what the Service has before
+// any free address, if it is one.
+func (a *Allocator) consider(p *plan, q *pool, i int, joined pick) Consideration {
 	f, r := p.req.Families[i], p.refused[i]
 	c := Consideration{Family: f, Pool: q.Name}
 	if s := q.spaces[f.index()]; s != nil {
@@ -140,10 +140,10 @@ func (a *Allocator) consider(p *plan, q *pool, i int, joined *lease) Considerati
 		return say("", "pool %q gives %s", q.Name, wished)
 	case len(p.wishes[i]) > 0:
 		return say(AddressOutsidePools, "pool %q does not contain %s", q.Name, p.wishes[i])
-	case joined != nil && joined.space.pool == q && joined.resting:
+	case joined.is() && joined.pool() == q && joined.lease == nil:
 		return say("", "%s waits for the Service to come back", joined.addr)
-	case joined != nil && joined.space.pool == q:
-		return say("", "%s is shared with %s", joined.addr, holdersText(joined.tenants))
+	case joined.is() && joined.pool() == q:
+		return say("", "%s is shared with %s", joined.lease.addr, holdersText(joined.lease.tenants))
 	}
 	var w wording
 	a.explain(&w, p, q.Name, f)

@@ -50,12 +50,14 @@ func TestFreeSpaceAgainstBitmap(t *testing.T) {
 			used[i] = true
 		}
 	}
+	s.joinBack()
 	assert.Greater(t, s.runs.Len(), size/5)
 	for i := range used {
 		if used[i] {
 			s.put(nth(i))
 		}
 	}
+	s.joinBack()
 	r, _ := s.runs.Min()
 	assert.Equal(t, run{first, nth(size - 1)}, r)
 	assert.Equal(t, 1, s.runs.Len())
@@ -71,8 +73,10 @@ func TestFreeSpaceAtTheEndsOfTheNumbers(t *testing.T) {
 	s := newFreeSpace([]run{{zero, zero}, {last, last}})
 	require.Equal(t, zero, s.takeLowest())
 	require.Equal(t, last, s.takeLowest())
+	assert.True(t, s.empty())
 	s.put(last)
 	s.put(zero)
+	s.joinBack()
 	assert.Equal(t, 2, s.runs.Len())
 	assert.False(t, s.take(num{1, 1}))
 }

@@ -17,8 +17,6 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
-type ipRange = netipx.IPRange
-
 // op is one step of a history.
 type op struct {
 	kind   string
@@ -47,13 +45,14 @@ func (o op) String() string {
 	return text
 }
 
-// world is the addresses that histories are about, in order.
+// world is the addresses that histories are about, in order. Those of both
+// families are on both sides of a multiple of 16, where one page of leases ends.
 var world = func() (w []netip.Addr) {
 	for i := range byte(10) {
-		w = append(w, netip.AddrFrom4([4]byte{198, 18, 0, i}))
+		w = append(w, netip.AddrFrom4([4]byte{198, 18, 0, 11 + i}))
 	}
 	for i := range byte(6) {
-		w = append(w, netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 15: i}))
+		w = append(w, netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 15: 13 + i}))
 	}
 	return w
 }()
@@ -67,6 +66,19 @@ var worldIndex = func() map[netip.Addr]int {
 }()
 
 var services = []string{"a/x", "a/y", "a/z", "b/x", "b/y", "b/z", "c/x"}
+
+// owners are two incarnations of each Service.
+var owners = func() (o []ipam.Owner) {
+	for _, name := range services {
+		o = append(o, ipam.Owner{UID: name + "#0", Name: name}, ipam.Owner{UID: name + "#1", Name: name})
+	}
+	return o
+}()
+
+var (
+	namespaceLabels = map[string]map[string]string{"a": {"l": "a"}, "b": {"l": "b"}, "c": {"l": "c"}}
+	serviceLabels   = map[string]string{"l": ""}
+)
 
 // draft is a layout that can still be edited: who has each address.
 type draft struct {
@@ -173,7 +185,7 @@ func (d *draft) reserve(random *rand.Rand) {
 
 // layout spells a draft out.
 func (d *draft) layout() *layout {
-	l := &layout{Setup: ipam.Setup{Quarantine: d.quarantine, Reservations: slices.Clone(d.reservations), Conflicted: d.conflicted}, at: make([]spot, len(world))}
+	l := &layout{Setup: ipam.Setup{Quarantine: d.quarantine, Reservations: slices.Clone(d.reservations), Conflicted: d.conflicted}, at: make([]spot, len(world)), families: map[string][]ipam.Family{}}
 	free, withheld := make([]netipx.IPSetBuilder, len(d.pools)), make([]netipx.IPSetBuilder, len(d.pools))
 	for i, a := range world {
 		l.at[i].pool, l.at[i].withheld = d.owner[i], d.withheld[i]
@@ -183,6 +195,9 @@ func (d *draft) layout() *layout {
 			withheld[owner].Add(a)
 		default:
 			free[owner].Add(a)
+			if name := d.pools[owner].Name; !slices.Contains(l.families[name], family(a)) {
+				l.families[name] = append(l.families[name], family(a))
+			}
 		}
 	}
 	for i, p := range d.pools {
@@ -244,17 +259,17 @@ func randomSharing(random *rand.Rand) *ipam.Sharing {
 }
 
 func randomRequest(random *rand.Rand) ipam.Request {
-	service := services[random.IntN(len(services))]
+	owner := owners[random.IntN(len(owners))]
 	req := ipam.Request{
-		Owner:      ipam.Owner{UID: fmt.Sprintf("%s#%d", service, random.IntN(2)), Name: service},
-		Subject:    config.Subject{Namespace: service[:1], NamespaceLabels: map[string]string{"l": service[:1]}},
+		Owner:      owner,
+		Subject:    config.Subject{Namespace: namespace(owner.Name), NamespaceLabels: namespaceLabels[namespace(owner.Name)]},
 		RequireAll: random.IntN(2) == 0,
 		Renumber:   random.IntN(8) == 0,
 		Sharing:    randomSharing(random),
 		Families:   [][]ipam.Family{{ipam.IPv4}, {ipam.IPv6}, {ipam.IPv4, ipam.IPv6}, {ipam.IPv6, ipam.IPv4}}[random.IntN(4)],
 	}
 	if random.IntN(2) == 0 {
-		req.Subject.Labels = map[string]string{"l": ""}
+		req.Subject.Labels = serviceLabels
 	}
 	for range max(0, random.IntN(6)-3) {
 		req.Pools = append(req.Pools, []string{"p", "q", "r", "s"}[random.IntN(4)])
@@ -302,28 +317,37 @@ func randomOp(random *rand.Rand, layouts int) op {
 	return o
 }
 
-// play is a history that goes on: two allocators, which must never differ,
-// and the model.
+// play is a history that goes on: the model, and an allocator that must never
+// differ from it, or two that must not differ in their words either.
 type play struct {
 	layouts []*layout
 	setup   ipam.Setup
 	now     time.Time
 	model   *model
-	a, b    *ipam.Allocator
+	// all are the allocators. The model has one answer, and so have those who
+	// agree with it; the second one is there for what the model does not say:
+	// messages, the order in which a restart tells of things, and that to
+	// consider a request changes nothing, which only the first one does.
+	all   []*ipam.Allocator
+	asked int
 }
 
 // run plays a history. It returns the first step after which something is
 // wrong, and what.
-func run(ops []op, layouts []*layout) (failed int, how string) {
-	p := &play{layouts, ipam.Setup{}, start, newModel(), ipam.New(), ipam.New()}
-	p.a.Configure(p.setup)
-	p.b.Configure(p.setup)
-	for i, o := range ops {
-		p.now = p.now.Add(o.after)
-		if how := p.step(o); how != "" {
+func run(ops []op, layouts []*layout, twins bool) (failed int, how string) {
+	p := &play{layouts: layouts, now: start, model: newModel(), all: []*ipam.Allocator{ipam.New()}}
+	if twins {
+		p.all = append(p.all, ipam.New())
+	}
+	for _, a := range p.all {
+		a.Configure(p.setup)
+	}
+	for i := range ops {
+		p.now = p.now.Add(ops[i].after)
+		if how := p.step(&ops[i]); how != "" {
 			return i, how
 		}
-		if i%16 == 0 || i == len(ops)-1 {
+		if i%64 == 0 || i == len(ops)-1 {
 			if how := p.compare(); how != "" {
 				return i, how
 			}
@@ -333,76 +357,106 @@ func run(ops []op, layouts []*layout) (failed int, how string) {
 }
 
 // step plays one step. It says what is wrong, if anything is.
-func (p *play) step(o op) string {
-	uid := o.req.Owner.UID
+func (p *play) step(o *op) string {
 	switch o.kind {
 	case "allocate":
-		if how := p.allocate(o.req); how != "" {
+		if how := p.allocate(&o.req); how != "" {
 			return how
 		}
-	case "release":
-		want, got := p.model.release(o.req.Owner, p.now), p.a.Release(uid, p.now)
-		p.b.Release(uid, p.now)
-		if !slices.Equal(got, want) {
-			return fmt.Sprintf("released %v, want %v", got, want)
-		}
-	case "restore":
-		want, wantOK := p.model.restore(o.req.Owner, o.addr, o.req.Sharing, p.now)
-		got, ok := p.a.Restore(o.req.Owner, o.addr, o.req.Sharing, p.now)
-		p.b.Restore(o.req.Owner, o.addr, o.req.Sharing, p.now)
-		if got != want || ok != wantOK {
-			return fmt.Sprintf("got %v %v, want %v %v", got, ok, want, wantOK)
-		}
-	case "rest":
-		since := p.now.Add(-o.ago)
-		p.model.restFrom(o.req.Owner.Name, o.addr, since, p.now)
-		p.a.Rest(o.req.Owner.Name, o.addr, since, p.now)
-		p.b.Rest(o.req.Owner.Name, o.addr, since, p.now)
-	case "revoke":
-		p.model.revoke(o.addr, p.now)
-		p.a.Revoke(o.addr, p.now)
-		p.b.Revoke(o.addr, p.now)
 	case "configure":
 		l := p.layouts[o.layout]
 		p.setup = l.Setup
 		p.model.configure(l)
-		p.a.Configure(p.setup)
-		p.b.Configure(p.setup)
+		for _, a := range p.all {
+			a.Configure(p.setup)
+		}
 	case "restart":
 		p.restart()
+	default:
+		if how := p.happen(o); how != "" {
+			return how
+		}
 	}
-	if got, want := p.a.Holds(uid), p.model.held(uid); !slices.Equal(got, want) {
-		return fmt.Sprintf("%s holds %v, want %v", uid, got, want)
+	uid := o.req.Owner.UID
+	want := p.model.held(uid)
+	for _, a := range p.all {
+		if got := a.Holds(uid); !slices.Equal(got, want) {
+			return fmt.Sprintf("%s holds %v, want %v", uid, got, want)
+		}
 	}
 	return ""
 }
 
-func (p *play) allocate(req ipam.Request) string {
-	before := p.a.Holds(req.Owner.UID)
-	considered := p.a.Consider(req, p.now)
+// happen plays a step that nobody can refuse.
+func (p *play) happen(o *op) string {
+	owner, since := o.req.Owner, p.now.Add(-o.ago)
+	var freed []netip.Addr
+	var holder ipam.Owner
+	var restored bool
+	switch o.kind {
+	case "release":
+		freed = p.model.release(owner, p.now)
+	case "restore":
+		holder, restored = p.model.restore(owner, o.addr, o.req.Sharing, p.now)
+	case "rest":
+		p.model.restFrom(owner.Name, o.addr, since, p.now)
+	case "revoke":
+		p.model.revoke(o.addr, p.now)
+	}
+	for _, a := range p.all {
+		switch o.kind {
+		case "release":
+			if got := a.Release(owner.UID, p.now); !slices.Equal(got, freed) {
+				return fmt.Sprintf("released %v, want %v", got, freed)
+			}
+		case "restore":
+			if got, ok := a.Restore(owner, o.addr, o.req.Sharing, p.now); got != holder || ok != restored {
+				return fmt.Sprintf("got %v %v, want %v %v", got, ok, holder, restored)
+			}
+		case "rest":
+			a.Rest(owner.Name, o.addr, since, p.now)
+		case "revoke":
+			a.Revoke(o.addr, p.now)
+		}
+	}
+	return ""
+}
+
+func (p *play) allocate(req *ipam.Request) string {
+	before := p.all[0].Holds(req.Owner.UID)
+	judged := len(before) == 0 && len(req.Addresses) == 0 && len(req.Families) == 1
+	var considered []ipam.Consideration
+	if p.asked++; judged || p.asked%8 == 0 {
+		considered = p.all[0].Consider(*req, p.now)
+	}
 	want, reason := p.model.allocate(req, p.now)
-	got, err := p.a.Allocate(req, p.now)
-	again, errAgain := p.b.Allocate(req, p.now)
+	got, err := p.all[0].Allocate(*req, p.now)
 	r, _ := err.(*ipam.Refusal)
-	s, _ := errAgain.(*ipam.Refusal)
-	after := p.a.Holds(req.Owner.UID)
+	for _, a := range p.all[1:] {
+		again, errAgain := a.Allocate(*req, p.now)
+		s, _ := errAgain.(*ipam.Refusal)
+		if !slices.Equal(got, again) || !r.Same(s) || r != nil && r.Message != s.Message {
+			return fmt.Sprintf("the same history gave %v %v and %v %v", got, err, again, errAgain)
+		}
+	}
 	switch {
-	case !slices.Equal(got, again) || !r.Same(s) || r != nil && r.Message != s.Message:
-		return fmt.Sprintf("the same history gave %v %v and %v %v", got, err, again, errAgain)
 	case err == nil && reason != "", err != nil && (r.Reason != reason || r.Message == ""), !slices.Equal(got, want):
 		return fmt.Sprintf("got %v %v, want %v %q", got, err, want, reason)
-	case err != nil && !slices.Equal(after, before) && !p.mustLeave(req, before, after):
-		return fmt.Sprintf("a refusal changed %v to %v", before, after)
-	}
-	if len(before) == 0 && len(req.Addresses) == 0 && len(req.Families) == 1 {
+	case err != nil && !p.mayLeave(req, before):
+		return fmt.Sprintf("a refusal changed %v to %v", before, p.all[0].Holds(req.Owner.UID))
+	case judged:
 		return explains(considered, got, err)
 	}
 	return ""
 }
 
-// mustLeave: what a refusal took from the Service is held by others with whom
+// mayLeave: what a refusal took from the Service is held by others with whom
 // it clashes.
-func (p *play) mustLeave(req ipam.Request, before, after []ipam.Held) bool {
+func (p *play) mayLeave(req *ipam.Request, before []ipam.Held) bool {
+	after := p.all[0].Holds(req.Owner.UID)
+	if slices.Equal(after, before) {
+		return true
+	}
 	for _, h := range before {
 		_, c := clashAt(req.Owner, req.Sharing, p.model.at(h.Addr))
 		if slices.Contains(after, h) == (c != "") {
@@ -427,26 +481,29 @@ func explains(considered []ipam.Consideration, got []ipam.Held, err error) strin
 	return ""
 }
 
-// restart builds both allocators anew from what the old ones say: one knows
-// the setup at once and hears of what rests in another order.
+// restart builds the allocators anew from what the first one says: the second one
+// knows the setup at once and hears of what rests in another order.
 func (p *play) restart() {
-	rested := p.a.Resting(p.now)
-	a, b := ipam.New(), ipam.New()
-	b.Configure(p.setup)
-	for _, uid := range slices.Sorted(maps.Keys(p.model.holds)) {
-		for _, h := range p.a.Holds(uid) {
-			s := p.model.at(h.Addr).stay(uid)
-			a.Restore(s.owner, h.Addr, s.terms, s.since)
-			b.Restore(s.owner, h.Addr, s.terms, s.since)
+	old := p.all[0]
+	rested := old.Resting(p.now)
+	for i := range p.all {
+		a := ipam.New()
+		if i > 0 {
+			a.Configure(p.setup)
+			slices.Reverse(rested)
 		}
+		for _, uid := range slices.Sorted(maps.Keys(p.model.holds)) {
+			for _, h := range old.Holds(uid) {
+				s := p.model.at(h.Addr).stay(uid)
+				a.Restore(s.owner, h.Addr, s.terms, s.since)
+			}
+		}
+		for _, r := range rested {
+			a.Rest(r.Name, r.Addr, r.Since, p.now)
+		}
+		a.Configure(p.setup)
+		p.all[i] = a
 	}
-	for i, r := range rested {
-		a.Rest(r.Name, r.Addr, r.Since, p.now)
-		r = rested[len(rested)-1-i]
-		b.Rest(r.Name, r.Addr, r.Since, p.now)
-	}
-	a.Configure(p.setup)
-	p.a, p.b = a, b
 	p.model.tick(p.now)
 	p.model.restart()
 }
@@ -454,25 +511,27 @@ func (p *play) restart() {
 // compare compares everything that can be seen, and looks for addresses that
 // are lost, doubled, or shared by those who clash.
 func (p *play) compare() string {
-	if got, want := p.a.Stats(p.now), p.model.stats(p.now); !slices.Equal(got, want) {
-		return fmt.Sprintf("stats are %v, want %v", got, want)
-	}
-	for _, s := range p.b.Stats(p.now) {
-		if s.Size != s.Free+s.Assigned+s.Quarantined+s.Conflicted+s.Reserved {
-			return fmt.Sprintf("addresses lost or doubled: %v", s)
+	stats, resting := p.model.stats(p.now), p.model.resting(p.now)
+	for _, a := range p.all {
+		if got := a.Stats(p.now); !slices.Equal(got, stats) {
+			return fmt.Sprintf("stats are %v, want %v", got, stats)
+		}
+		if got := a.Resting(p.now); !slices.Equal(got, resting) {
+			return fmt.Sprintf("resting are %v, want %v", got, resting)
+		}
+		next, any := a.NextFree(p.now)
+		if any != (len(resting) > 0) || any && next != slices.MinFunc(resting, func(r, s ipam.Rested) int { return r.Until.Compare(s.Until) }).Until {
+			return fmt.Sprintf("next free %v %v of %v", next, any, resting)
+		}
+		for uid := range p.model.holds {
+			if got, want := a.Holds(uid), p.model.held(uid); !slices.Equal(got, want) {
+				return fmt.Sprintf("%s holds %v, want %v", uid, got, want)
+			}
 		}
 	}
-	rested, want := p.a.Resting(p.now), p.model.resting(p.now)
-	if !slices.Equal(rested, want) || !slices.Equal(p.b.Resting(p.now), want) {
-		return fmt.Sprintf("resting are %v and %v, want %v", rested, p.b.Resting(p.now), want)
-	}
-	next, any := p.a.NextFree(p.now)
-	if any != (len(want) > 0) || any && next != slices.MinFunc(want, func(r, s ipam.Rested) int { return r.Until.Compare(s.Until) }).Until {
-		return fmt.Sprintf("next free %v %v of %v", next, any, want)
-	}
-	for uid := range p.model.holds {
-		if got, want := p.a.Holds(uid), p.model.held(uid); !slices.Equal(got, want) || !slices.Equal(p.b.Holds(uid), want) {
-			return fmt.Sprintf("%s holds %v and %v, want %v", uid, got, p.b.Holds(uid), want)
+	for _, s := range stats {
+		if s.Size != s.Free+s.Assigned+s.Quarantined+s.Conflicted+s.Reserved {
+			return fmt.Sprintf("addresses lost or doubled: %v", s)
 		}
 	}
 	for _, at := range p.model.places {
@@ -493,18 +552,20 @@ func (p *play) comparePlace(at *place) string {
 			}
 		}
 	}
-	if got := p.a.HoldersOf(at.addr); !slices.Equal(got, owners) {
-		return fmt.Sprintf("%s is held by %v, want %v", at.addr, got, owners)
+	for _, a := range p.all {
+		if got := a.HoldersOf(at.addr); !slices.Equal(got, owners) {
+			return fmt.Sprintf("%s is held by %v, want %v", at.addr, got, owners)
+		}
 	}
 	return ""
 }
 
 // shrink leaves steps out of a failing history as long as it still fails.
-func shrink(ops []op, layouts []*layout) []op {
+func shrink(ops []op, layouts []*layout, twins bool) []op {
 	for size := len(ops); size >= 1; size /= 2 {
 		for from := 0; from < len(ops); {
 			fewer := slices.Delete(slices.Clone(ops), from, min(from+size, len(ops)))
-			if at, _ := run(fewer, layouts); at >= 0 {
+			if at, _ := run(fewer, layouts, twins); at >= 0 {
 				ops = fewer[:at+1]
 			} else {
 				from += size
@@ -533,16 +594,17 @@ func TestRandomHistoriesAgainstModel(t *testing.T) {
 func playSeed(t *testing.T, seed uint64, steps int) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	layouts := randomLayouts(random)
-	ops := []op{{kind: "configure"}}
+	ops := append(make([]op, 0, steps+1), op{kind: "configure"})
 	for range steps {
 		ops = append(ops, randomOp(random, len(layouts)))
 	}
-	at, _ := run(ops, layouts)
+	twins := seed/4%4 == 0
+	at, _ := run(ops, layouts, twins)
 	if at < 0 {
 		return
 	}
-	ops = shrink(ops[:at+1], layouts)
-	_, how := run(ops, layouts)
+	ops = shrink(ops[:at+1], layouts, twins)
+	_, how := run(ops, layouts, twins)
 	var story strings.Builder
 	for _, o := range ops {
 		fmt.Fprintln(&story, o)

@@ -172,14 +172,14 @@ type Setup struct {
 // concurrent use.
 type Allocator struct {
 	poolSet
-	// leases has every address that is held or rests.
-	leases  map[netip.Addr]*lease
+	// uses has every address that is held or rests.
+	uses    useIndex
 	holders holderIndex
-	// groups and namesakes find the leases that a request without addresses
-	// may go to: those held under its key, and those resting under its name,
-	// by the name's hash.
+	// groups and namesakes find what a request without addresses may go to:
+	// what is held under its key, and what rests under its name, by the name's
+	// hash.
 	groups    map[group][]*lease
-	namesakes map[uint64]*lease
+	namesakes table[rest]
 	// seed is that of all hashes. It is random, but no answer depends on it.
 	seed maphash.Seed
 
@@ -196,10 +196,9 @@ type Allocator struct {
 // what rests does not become free.
 func New() *Allocator {
 	a := &Allocator{
-		leases:     map[netip.Addr]*lease{},
-		holders:    holderIndex{map[uint64]*holder{}, map[string]*holder{}},
+		uses:       useIndex{},
+		holders:    holderIndex{others: map[string]*holder{}},
 		groups:     map[group][]*lease{},
-		namesakes:  map[uint64]*lease{},
 		seed:       maphash.MakeSeed(),
 		quarantine: forever,
 	}
@@ -224,7 +223,7 @@ func (a *Allocator) Restore(owner Owner, addr netip.Addr, sharing *Sharing, sinc
 	if h != nil && h.owner != owner {
 		return h.owner, false
 	}
-	l := a.leases[addr]
+	l := a.uses.get(addr).lease
 	if l != nil {
 		if other, c := l.clash(party{&id, terms}); c.is() {
 			return other.owner, false
@@ -266,8 +265,9 @@ func (a *Allocator) Release(uid string, now time.Time) []netip.Addr {
 // over. It does not rest.
 func (a *Allocator) Revoke(addr netip.Addr, now time.Time) {
 	a.tick(now)
-	l := a.leases[canonical(addr)]
-	if l == nil || l.resting {
+	addr = canonical(addr)
+	l := a.uses.get(addr).lease
+	if l == nil {
 		return
 	}
 	for len(l.tenants) > 0 {
@@ -277,9 +277,8 @@ func (a *Allocator) Revoke(addr netip.Addr, now time.Time) {
 			a.forget(h)
 		}
 	}
-	if l.resting {
-		a.unrest(l)
-		a.free(l)
+	if r := a.uses.get(addr).rest; r != nil {
+		a.wake(r)
 	}
 }
 
@@ -297,7 +296,7 @@ func (a *Allocator) Holds(uid string) []Held {
 // HeldSince returns since when the owner holds the address; the zero time: it
 // does not.
 func (a *Allocator) HeldSince(uid string, addr netip.Addr) time.Time {
-	h, l := a.holder(uid), a.leases[canonical(addr)]
+	h, l := a.holder(uid), a.uses.get(canonical(addr)).lease
 	if h != nil && l != nil {
 		if t := l.tenant(h); t != nil {
 			return t.since
@@ -309,13 +308,13 @@ func (a *Allocator) HeldSince(uid string, addr netip.Addr) time.Time {
 // Expects reports whether there are addresses for Services of this name only:
 // reserved or resting ones.
 func (a *Allocator) Expects(name string) bool {
-	return len(a.reserved[name]) > 0 || a.namesakes[a.hash(name)] != nil
+	return len(a.reserved[name]) > 0 || a.namesakes.get(a.hash(name)) != nil
 }
 
 // HoldersOf returns who holds the address, in the order in which they came to
 // it. Nobody holds a resting address.
 func (a *Allocator) HoldersOf(addr netip.Addr) []Owner {
-	l := a.leases[canonical(addr)]
+	l := a.uses.get(canonical(addr)).lease
 	if l == nil {
 		return nil
 	}

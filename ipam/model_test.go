@@ -47,7 +47,8 @@ type rest struct {
 // layout is a setup with what it says about each place spelled out.
 type layout struct {
 	ipam.Setup
-	at []spot
+	at       []spot
+	families map[string][]ipam.Family // of each pool
 }
 
 // spot is what a layout says about one place.
@@ -62,6 +63,12 @@ type spot struct {
 type ban struct {
 	size, from int
 	why        string
+}
+
+// has reports whether the pool has addresses of the family, forbidden ones
+// included.
+func (l *layout) has(q *config.Pool, f ipam.Family) bool {
+	return slices.Contains(l.families[q.Name], f)
 }
 
 func newModel() *model {
@@ -270,7 +277,7 @@ func (m *model) whyStranded(p *place) string {
 type choice map[ipam.Family][]*place
 
 // allocate returns a reason if it refuses.
-func (m *model) allocate(req ipam.Request, now time.Time) ([]ipam.Held, ipam.Reason) {
+func (m *model) allocate(req *ipam.Request, now time.Time) ([]ipam.Held, ipam.Reason) {
 	m.tick(now)
 	chosen := choice{}
 	if reason := m.decide(req, chosen); reason != "" {
@@ -281,7 +288,7 @@ func (m *model) allocate(req ipam.Request, now time.Time) ([]ipam.Held, ipam.Rea
 	return m.held(req.Owner.UID), ""
 }
 
-func (m *model) decide(req ipam.Request, chosen choice) ipam.Reason {
+func (m *model) decide(req *ipam.Request, chosen choice) ipam.Reason {
 	wishes := choice{}
 	for _, a := range req.Addresses {
 		p := m.at(a)
@@ -325,7 +332,7 @@ func (m *model) decide(req ipam.Request, chosen choice) ipam.Reason {
 }
 
 // kept is the first address of the family that may stay.
-func (m *model) kept(req ipam.Request, f ipam.Family) *place {
+func (m *model) kept(req *ipam.Request, f ipam.Family) *place {
 	for _, p := range m.holds[req.Owner.UID] {
 		asked := p.stay(req.Owner.UID).asked
 		named := len(req.Pools) == 0 || asked == "" || slices.Contains(req.Pools, asked) || slices.Contains(req.Pools, m.poolName(p))
@@ -337,13 +344,13 @@ func (m *model) kept(req ipam.Request, f ipam.Family) *place {
 	return nil
 }
 
-func avoids(req ipam.Request, p *place) bool {
+func avoids(req *ipam.Request, p *place) bool {
 	return slices.Contains(req.Avoid, p.addr) && len(p.stays) == 1
 }
 
 // renews: a new Service could be given the address, and would not have to
 // share another one.
-func (m *model) renews(req ipam.Request, p *place) bool {
+func (m *model) renews(req *ipam.Request, p *place) bool {
 	if !slices.Contains(m.open(req), m.pool(p)) || m.reservedForOther(req, p) {
 		return false
 	}
@@ -351,7 +358,7 @@ func (m *model) renews(req ipam.Request, p *place) bool {
 	return m.knows(req, p) || shared == nil && reason == ""
 }
 
-func (m *model) reserved(req ipam.Request, f ipam.Family) (reserved []*place) {
+func (m *model) reserved(req *ipam.Request, f ipam.Family) (reserved []*place) {
 	for _, r := range m.layout.Reservations {
 		for _, a := range r.Addresses {
 			p := m.at(a)
@@ -364,18 +371,18 @@ func (m *model) reserved(req ipam.Request, f ipam.Family) (reserved []*place) {
 }
 
 // asksFor: a pool that the request names contains the address.
-func (m *model) asksFor(req ipam.Request, p *place) bool {
+func (m *model) asksFor(req *ipam.Request, p *place) bool {
 	i := m.layout.at[p.n].pool
 	return i >= 0 && slices.Contains(req.Pools, m.layout.Pools[i].Name)
 }
 
-func (m *model) holdsReserved(req ipam.Request, f ipam.Family) bool {
+func (m *model) holdsReserved(req *ipam.Request, f ipam.Family) bool {
 	return slices.ContainsFunc(m.holds[req.Owner.UID], func(p *place) bool {
 		return p.family == f && m.layout.at[p.n].reserved == req.Owner.Name
 	})
 }
 
-func (m *model) reservedForOther(req ipam.Request, p *place) bool {
+func (m *model) reservedForOther(req *ipam.Request, p *place) bool {
 	name := m.layout.at[p.n].reserved
 	return name != "" && name != req.Owner.Name
 }
@@ -384,7 +391,7 @@ func (m *model) exists(name string) bool {
 	return slices.ContainsFunc(m.layout.Pools, func(p config.Pool) bool { return p.Name == name })
 }
 
-func (m *model) claim(req ipam.Request, p *place, chosen choice, wishes []*place) ipam.Reason {
+func (m *model) claim(req *ipam.Request, p *place, chosen choice, wishes []*place) ipam.Reason {
 	if p.stay(req.Owner.UID) == nil || req.Renumber {
 		if reason := m.mayHave(req, p); reason != "" {
 			return reason
@@ -412,7 +419,7 @@ func conflict(c string) ipam.Reason {
 }
 
 // mayHave is what the setup says about a requested address.
-func (m *model) mayHave(req ipam.Request, p *place) ipam.Reason {
+func (m *model) mayHave(req *ipam.Request, p *place) ipam.Reason {
 	s := m.layout.at[p.n]
 	mine := s.reserved == req.Owner.Name
 	switch {
@@ -441,7 +448,7 @@ func (m *model) mayHave(req ipam.Request, p *place) ipam.Reason {
 
 // fills: the namespace would hold more addresses of the pool than it may. p
 // is the address that it would hold in addition, nil for one that is free.
-func (m *model) fills(req ipam.Request, p *place, q *config.Pool, f ipam.Family, chosen choice, wishes []*place) bool {
+func (m *model) fills(req *ipam.Request, p *place, q *config.Pool, f ipam.Family, chosen choice, wishes []*place) bool {
 	if q.NamespaceQuota == 0 {
 		return false
 	}
@@ -464,7 +471,7 @@ func (m *model) fills(req ipam.Request, p *place, q *config.Pool, f ipam.Family,
 
 // candidates is the pools that the request names, or may draw from without,
 // best first; nil for one that does not exist.
-func (m *model) candidates(req ipam.Request) (pools []*config.Pool) {
+func (m *model) candidates(req *ipam.Request) (pools []*config.Pool) {
 	for _, name := range req.Pools {
 		var found *config.Pool
 		for i := range m.layout.Pools {
@@ -487,7 +494,7 @@ func (m *model) candidates(req ipam.Request) (pools []*config.Pool) {
 }
 
 // open is the candidates that give anything.
-func (m *model) open(req ipam.Request) (pools []*config.Pool) {
+func (m *model) open(req *ipam.Request) (pools []*config.Pool) {
 	for _, q := range m.candidates(req) {
 		if q != nil && q.Allows(req.Subject) && !q.Draining {
 			pools = append(pools, q)
@@ -497,7 +504,7 @@ func (m *model) open(req ipam.Request) (pools []*config.Pool) {
 }
 
 // first is the place whose pool is asked first, there the lowest.
-func (m *model) first(req ipam.Request, places []*place) *place {
+func (m *model) first(req *ipam.Request, places []*place) *place {
 	for _, q := range m.open(req) {
 		for _, p := range places {
 			if m.pool(p) == q {
@@ -509,14 +516,14 @@ func (m *model) first(req ipam.Request, places []*place) *place {
 }
 
 // knows: somebody who shares with the namespace is there under the key.
-func (m *model) knows(req ipam.Request, p *place) bool {
+func (m *model) knows(req *ipam.Request, p *place) bool {
 	return slices.ContainsFunc(p.stays, func(s *stay) bool {
 		return s.owner.Name != req.Owner.Name && clash(req.Owner, req.Sharing, s.owner, s.terms) != "key" &&
 			meets(req.Owner, req.Sharing, s.owner, s.terms)
 	})
 }
 
-func (m *model) join(req ipam.Request, f ipam.Family, chosen choice) (*place, ipam.Reason) {
+func (m *model) join(req *ipam.Request, f ipam.Family, chosen choice) (*place, ipam.Reason) {
 	var fitting, others []*place
 	open := m.open(req)
 	for _, p := range m.places {
@@ -543,7 +550,7 @@ func (m *model) join(req ipam.Request, f ipam.Family, chosen choice) (*place, ip
 }
 
 // comeback is the address of the family that waits for the Service.
-func (m *model) comeback(req ipam.Request, f ipam.Family, chosen choice) *place {
+func (m *model) comeback(req *ipam.Request, f ipam.Family, chosen choice) *place {
 	var waiting []*place
 	open := m.open(req)
 	for _, p := range m.places {
@@ -567,13 +574,13 @@ func (m *model) lowest(q *config.Pool, f ipam.Family) *place {
 }
 
 // obstacle is why a pool does not give a free address.
-func (m *model) obstacle(req ipam.Request, q *config.Pool, f ipam.Family, chosen choice) ipam.Reason {
+func (m *model) obstacle(req *ipam.Request, q *config.Pool, f ipam.Family, chosen choice) ipam.Reason {
 	switch {
 	case q == nil:
 		return ipam.PoolNotFound
 	case !q.Allows(req.Subject):
 		return ipam.PoolNotAllowed
-	case !slices.ContainsFunc(q.Free.Ranges(), func(r ipRange) bool { return family(r.From()) == f }):
+	case !m.layout.has(q, f):
 		return ipam.FamilyUnavailable
 	case q.Draining:
 		return ipam.PoolDraining
@@ -585,7 +592,7 @@ func (m *model) obstacle(req ipam.Request, q *config.Pool, f ipam.Family, chosen
 	return ""
 }
 
-func (m *model) draw(req ipam.Request, chosen choice, refused map[ipam.Family]ipam.Reason) ipam.Reason {
+func (m *model) draw(req *ipam.Request, chosen choice, refused map[ipam.Family]ipam.Reason) ipam.Reason {
 	order := m.candidates(req)
 	var missing []ipam.Family
 	for _, f := range req.Families {
@@ -646,7 +653,7 @@ func (m *model) draw(req ipam.Request, chosen choice, refused map[ipam.Family]ip
 
 // drawFrom draws from the first pool that gives an address of the family, or
 // says why none does.
-func (m *model) drawFrom(req ipam.Request, order []*config.Pool, f ipam.Family, chosen choice) ipam.Reason {
+func (m *model) drawFrom(req *ipam.Request, order []*config.Pool, f ipam.Family, chosen choice) ipam.Reason {
 	best := ipam.NoPool
 	for _, q := range order {
 		o := m.obstacle(req, q, f, chosen)
@@ -670,7 +677,7 @@ func hope(r ipam.Reason) int {
 }
 
 // settle makes the owner hold exactly what was chosen.
-func (m *model) settle(req ipam.Request, chosen choice, now time.Time) {
+func (m *model) settle(req *ipam.Request, chosen choice, now time.Time) {
 	uid := req.Owner.UID
 	before := m.holds[uid]
 	m.holds[uid] = nil
@@ -703,7 +710,7 @@ func (m *model) settle(req ipam.Request, chosen choice, now time.Time) {
 
 // abide is what a refusal changes: the terms are those of the request, and
 // where they clash the owner has gone.
-func (m *model) abide(req ipam.Request) {
+func (m *model) abide(req *ipam.Request) {
 	uid := req.Owner.UID
 	m.holds[uid] = slices.DeleteFunc(m.holds[uid], func(p *place) bool {
 		_, c := clashAt(req.Owner, req.Sharing, p)
@@ -740,7 +747,7 @@ func (m *model) stats(now time.Time) (stats []ipam.PoolStats) {
 					s.Free++
 				}
 			}
-			if slices.ContainsFunc(q.Free.Ranges(), func(r ipRange) bool { return family(r.From()) == f }) {
+			if m.layout.has(q, f) {
 				stats = append(stats, s)
 			}
 		}

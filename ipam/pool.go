@@ -166,27 +166,29 @@ func (ps *poolSet) sortPools() {
 	slices.SortFunc(ps.segments, func(s, t segment) int { return s.from.Compare(t.from) })
 }
 
-// rehome finds the present space of every lease whose space is gone, and of
-// stranded ones, and counts what namespaces hold.
+// rehome finds the present space of every address in use whose space is gone, and
+// of stranded ones, and counts what namespaces hold.
 func (a *Allocator) rehome() {
-	var resting []*lease
-	for _, l := range a.leases {
-		switch {
-		case l.space.pool != nil:
-		case l.resting:
-			resting = append(resting, l)
-		default:
-			a.moveTo(l, a.spaceOf(l.addr))
+	var resting []*rest
+	for u := range a.uses.all() {
+		if r := u.rest; r != nil {
+			if r.space.pool == nil {
+				resting = append(resting, r)
+			}
+			continue
 		}
-		l.space.countAll(l)
+		if u.lease.space.pool == nil {
+			a.moveTo(u.lease, a.spaceOf(u.lease.addr))
+		}
+		u.lease.space.countAll(u.lease)
 	}
 	a.nowhere.queue, a.nowhere.resting = queue{}, 0
-	slices.SortFunc(resting, func(l, m *lease) int { return cmp.Or(cmp.Compare(l.since, m.since), l.addr.Compare(m.addr)) })
-	for _, l := range resting {
-		l.space = a.spaceOf(l.addr)
-		l.space.take(l.addr)
-		l.space.resting++
-		l.space.queue.insert(l)
+	slices.SortFunc(resting, func(r, q *rest) int { return cmp.Or(cmp.Compare(r.since, q.since), r.addr.Compare(q.addr)) })
+	for _, r := range resting {
+		r.space = a.spaceOf(r.addr)
+		r.space.take(r.addr)
+		r.space.resting++
+		r.space.queue.insert(r)
 	}
 }
 
@@ -234,7 +236,7 @@ func (a *Allocator) restIn(p *pool) time.Duration {
 // rejoinAll gives back what is set apart and idle.
 func (a *Allocator) rejoinAll() {
 	for addr, why := range a.apart {
-		if s := a.spaceOf(addr); s.pool != nil && a.leases[addr] == nil {
+		if s := a.spaceOf(addr); s.pool != nil && a.uses.get(addr) == (use{}) {
 			*s.counter(why)--
 			s.put(addr)
 		}
@@ -261,7 +263,7 @@ func (a *Allocator) setApart(s Setup) {
 		}
 	}
 	for addr, why := range a.apart {
-		if s := a.spaceOf(addr); s.pool != nil && a.leases[addr] == nil {
+		if s := a.spaceOf(addr); s.pool != nil && a.uses.get(addr) == (use{}) {
 			s.take(addr)
 			*s.counter(why)++
 		}

@@ -30,32 +30,47 @@ func (c *clock) at(t time.Duration) time.Time { return c.last.Add(t - c.elapsed)
 // forever is how long addresses rest before anybody has said how long.
 const forever = time.Duration(math.MaxInt64 / 2)
 
-// queue is the leases that rest in a space, by the time of their release. All
-// rest equally long, so the first is the first to be free.
-type queue struct{ head, tail *lease }
+// rest is that of an address which was released by name at since, on the
+// allocator's clock.
+type rest struct {
+	addr  netip.Addr
+	page  *page // of the address
+	space *space
+	name  string
+	hash  uint64 // of the name
+	since time.Duration
+	// queue links the rests in a space, namesake those under a name.
+	queue, namesake struct{ prev, next *rest }
+}
 
-// insert puts a lease in its place, which is at the end for one that was just
-// released.
-func (q *queue) insert(l *lease) {
+// waitsFor reports whether an address rests for the party.
+func (r *rest) waitsFor(p party) bool { return r.name != "" && r.name == p.owner.Name }
+
+// queue is the rests in a space, by the time of the release. All are equally long,
+// so the first is the first to end.
+type queue struct{ head, tail *rest }
+
+// insert puts a rest in its place, which is at the end for one that just begins.
+func (q *queue) insert(r *rest) {
 	before := q.tail
-	for before != nil && before.since > l.since {
+	for before != nil && before.since > r.since {
 		before = before.queue.prev
 	}
-	l.queue.prev = before
+	r.queue.prev = before
 	if before == nil {
-		l.queue.next, q.head = q.head, l
+		r.queue.next, q.head = q.head, r
 	} else {
-		l.queue.next, before.queue.next = before.queue.next, l
+		r.queue.next, before.queue.next = before.queue.next, r
 	}
-	if l.queue.next == nil {
-		q.tail = l
+	if r.queue.next == nil {
+		q.tail = r
 	} else {
-		l.queue.next.queue.prev = l
+		r.queue.next.queue.prev = r
 	}
 }
 
-func (q *queue) remove(l *lease) {
-	b := &l.queue
+func (q *queue) remove(r *rest) {
+	b := &r.queue
 	if b.prev == nil {
 		q.head = b.next
 	} else {
@@ -112,45 +127,51 @@ func (d *dueSpaces) update(s *space) {
 	}
 }
 
-// due is when the first lease that rests in the space is free.
+// due is when the first address that rests in the space is free.
 func (s *space) due() time.Duration { return s.queue.head.since + s.rest }
 
 // tick brings the allocator to the present: who has rested out is free.
 func (a *Allocator) tick(now time.Time) {
 	a.clock.set(now)
 	for len(a.due) > 0 && a.due[0].due() <= a.clock.elapsed {
-		l := a.due[0].queue.head
-		a.unrest(l)
-		a.free(l)
+		a.wake(a.due[0].queue.head)
 	}
 }
 
-// rest makes a lease rest that nobody holds, and that says for whom and since
-// when.
-func (a *Allocator) rest(l *lease) {
-	l.resting = true
-	s := l.space
+// rest begins a rest of an address that nobody holds.
+func (a *Allocator) rest(begun rest) {
+	r := pop(&a.spare.rests)
+	*r = begun
+	r.page.set(r.addr, use{rest: r})
+	s := r.space
 	s.resting++
-	s.queue.insert(l)
-	if s.queue.head == l {
+	s.queue.insert(r)
+	if s.queue.head == r {
 		a.due.update(s)
 	}
-	if first := a.namesakes[l.hash]; first != nil {
-		l.namesake.next, first.namesake.prev = first, l
+	if first := a.namesakes.get(r.hash); first != nil {
+		r.namesake.next, first.namesake.prev = first, r
 	}
-	a.namesakes[l.hash] = l
+	a.namesakes.set(r.hash, r)
 }
 
-// unrest takes a lease out of quarantine. It is neither held nor free then.
-func (a *Allocator) unrest(l *lease) {
-	s := l.space
-	first := s.queue.head == l
+// wake ends a rest: the address is free.
+func (a *Allocator) wake(r *rest) {
+	addr, p, s := r.addr, r.page, r.space
+	a.unrest(r)
+	a.free(addr, p, s)
+}
+
+// unrest ends a rest. The caller says what the address is used for then.
+func (a *Allocator) unrest(r *rest) {
+	s := r.space
+	first := s.queue.head == r
 	s.resting--
-	s.queue.remove(l)
+	s.queue.remove(r)
 	if first {
 		a.due.update(s)
 	}
-	b := &l.namesake
+	b := &r.namesake
 	if b.next != nil {
 		b.next.namesake.prev = b.prev
 	}
@@ -158,12 +179,12 @@ func (a *Allocator) unrest(l *lease) {
 	case b.prev != nil:
 		b.prev.namesake.next = b.next
 	case b.next != nil:
-		a.namesakes[l.hash] = b.next
+		a.namesakes.set(r.hash, b.next)
 	default:
-		delete(a.namesakes, l.hash)
+		a.namesakes.remove(r.hash)
 	}
-	b.next, b.prev = nil, nil
-	l.resting, l.name = false, ""
+	*r = rest{}
+	push(&a.spare.rests, r)
 }
 
 // Rest records that the Service of this name released addr at since, before
@@ -173,14 +194,13 @@ func (a *Allocator) unrest(l *lease) {
 func (a *Allocator) Rest(name string, addr netip.Addr, since, now time.Time) {
 	a.tick(now)
 	addr = canonical(addr)
-	if !addr.IsValid() || a.leases[addr] != nil {
+	if !addr.IsValid() || a.uses.get(addr) != (use{}) {
 		return
 	}
 	s, age := a.spaceOf(addr), max(0, now.Sub(since))
 	if age < s.rest {
-		l := a.newLease(addr, s)
-		l.name, l.hash, l.since = name, a.hash(name), a.clock.elapsed-age
-		a.rest(l)
+		a.occupy(addr, s)
+		a.rest(rest{addr: addr, page: a.uses.page(addr), space: s, name: name, hash: a.hash(name), since: a.clock.elapsed - age})
 	}
 }
 
@@ -201,8 +221,8 @@ func (a *Allocator) Resting(now time.Time) []Rested {
 	a.tick(now)
 	var rested []Rested
 	for _, s := range a.due {
-		for l := s.queue.head; l != nil; l = l.queue.next {
-			rested = append(rested, Rested{l.addr, s.name(), l.name, a.clock.at(l.since), a.clock.at(l.since + s.rest)})
+		for r := s.queue.head; r != nil; r = r.queue.next {
+			rested = append(rested, Rested{r.addr, s.name(), r.name, a.clock.at(r.since), a.clock.at(r.since + s.rest)})
 		}
 	}
 	slices.SortFunc(rested, func(r, t Rested) int { return cmp.Or(r.Since.Compare(t.Since), r.Addr.Compare(t.Addr)) })

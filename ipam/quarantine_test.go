@@ -39,6 +39,25 @@ func TestPoolsThatKeepAddresses(t *testing.T) {
 	assert.False(t, resting)
 }
 
+func TestKeptAddressesAndAClockSetBack(t *testing.T) {
+	s := begin(t, keeping(time.Hour, pool("lan", "198.18.0.0/29")))
+	s.gets("default/a", "lan/198.18.0.0")
+	s.frees("default/a")
+	for _, d := range []time.Duration{30 * time.Minute, -time.Hour, 29 * time.Minute} { // 59 minutes pass
+		s.passes(d)
+		_, resting := s.NextFree(s.now)
+		assert.True(t, resting)
+	}
+	s.gets("default/x", "lan/198.18.0.1")
+	s.gets("default/a#2", "lan/198.18.0.0")
+	s.frees("default/a#2")
+	s.passes(-time.Hour)
+	next, _ := s.NextFree(s.now)
+	assert.Equal(t, s.now.Add(time.Hour), next)
+	s.passes(time.Hour)
+	s.gets("default/y", "lan/198.18.0.0")
+}
+
 func TestRestsFromBeforeTheStart(t *testing.T) {
 	s := begin(t, keeping(time.Minute, pool("lan", "198.18.0.0/29")))
 	s.restores("default/held", "198.18.0.4")

@@ -241,11 +241,11 @@ func (a *Allocator) refuseReserved(addr netip.Addr) *Refusal {
 	return refuse(AddressReserved, a.spaceOf(addr).name(), "%s is reserved for %s", addr, a.apart[addr].service)
 }
 
-func (a *Allocator) refuseResting(l *lease) *Refusal {
+func (a *Allocator) refuseResting(r *rest) *Refusal {
 	var w wording
-	w.say("%s is in quarantine after its use by %s, it is", l.addr, l.name)
-	w.sayFree(l.since + l.space.rest - a.clock.elapsed)
-	return w.refuse(AddressQuarantined, l.space.name())
+	w.say("%s is in quarantine after its use by %s, it is", r.addr, r.name)
+	w.sayFree(r.since + r.space.rest - a.clock.elapsed)
+	return w.refuse(AddressQuarantined, r.space.name())
 }
 
 // closedTo says by which of its rules the pool is closed to a Service.

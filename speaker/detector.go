@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -47,8 +48,10 @@ type Detector struct {
 	news  news.Signal
 
 	// Owned by Run.
-	fault string            // what BFD refuses, as it was logged
-	down  map[string]string // the sessions that are kept down, and why
+	want   map[string]bfd.Session  // what BFD was told
+	down   map[string]string       // the sessions that are kept down, and why
+	logged map[string]plan.Problem // the problems, as they were
+	told   []peering.Session       // when it was news
 
 	mu       sync.Mutex
 	sessions map[string]plan.Session
@@ -74,8 +77,7 @@ func (d *Detector) Set(want plan.BGP) {
 	}
 }
 
-// Changed returns a channel that is closed when Sessions may have another
-// answer.
+// Changed returns a channel that is closed when Sessions has another answer.
 func (d *Detector) Changed() <-chan struct{} { return d.news.Next() }
 
 // Run works until ctx ends.
@@ -84,10 +86,15 @@ func (d *Detector) Run(ctx context.Context) error {
 		// First the channels, then the state: no change is missed.
 		states, peers := d.bfd.Changed(), d.peers.Changed()
 		d.mu.Lock()
-		sessions := d.sessions
+		sessions, problems := d.sessions, d.problems
 		d.mu.Unlock()
 		d.watch(ctx, sessions)
 		again := d.judge(sessions)
+		d.logProblems(problems)
+		if now := d.Sessions(); !slices.Equal(now, d.told) {
+			d.told = now
+			d.news.Notify()
+		}
 		select {
 		case <-ctx.Done():
 		case <-states:
@@ -95,9 +102,23 @@ func (d *Detector) Run(ctx context.Context) error {
 		case <-d.wake:
 		case <-again:
 		}
-		d.news.Notify()
 	}
 	return nil
+}
+
+// logProblems logs what is wrong with sessions, once.
+func (d *Detector) logProblems(problems map[string]plan.Problem) {
+	for name, p := range problems {
+		if d.logged[name] != p {
+			d.log.Warn("BGP peer needs attention", "peer", name, "reason", p.Reason, "message", p.Message)
+		}
+	}
+	for name, p := range d.logged {
+		if _, still := problems[name]; !still {
+			d.log.Info("BGP peer needs no attention any more", "peer", name, "reason", p.Reason)
+		}
+	}
+	d.logged = problems
 }
 
 // watch has BFD watch the routers of the sessions. That of an unnumbered peer
@@ -117,14 +138,13 @@ func (d *Detector) watch(ctx context.Context, sessions map[string]plan.Session) 
 			want[name] = bfdSession(s, remote)
 		}
 	}
-	fault := ""
+	if maps.Equal(want, d.want) { // do not wake BFD for its own news
+		return
+	}
+	d.want = want
 	if err := d.bfd.Set(ctx, want); err != nil && ctx.Err() == nil {
-		fault = err.Error()
+		d.log.Error("BFD sessions refused", "err", err)
 	}
-	if fault != "" && fault != d.fault {
-		d.log.Error("BFD sessions refused", "err", fault)
-	}
-	d.fault = fault
 }
 
 func bfdSession(s plan.Session, remote netip.Addr) bfd.Session {
@@ -210,7 +230,7 @@ func (d *Detector) Sessions() []peering.Session {
 	var all []peering.Session
 	for _, p := range d.peers.Peers() {
 		s := peering.Session{Peer: p.Name, Router: p.Address, Established: p.State == bgp.Established, Since: p.Since}
-		if !s.Established {
+		if s.Message = problems[p.Name].Message; !s.Established {
 			s.Message = lack(p)
 		}
 		if state, ok := states[p.Name]; ok {
@@ -218,9 +238,9 @@ func (d *Detector) Sessions() []peering.Session {
 		}
 		all = append(all, s)
 	}
-	for name, problem := range problems {
+	for _, name := range slices.Sorted(maps.Keys(problems)) {
 		if _, ok := sessions[name]; !ok {
-			all = append(all, peering.Session{Peer: name, Message: problem.Message})
+			all = append(all, peering.Session{Peer: name, Message: problems[name].Message})
 		}
 	}
 	return all

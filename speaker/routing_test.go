@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/peering"
+	"github.com/lodestone-lb/lodestone/pkg/testnet"
 	"github.com/lodestone-lb/lodestone/speaker/bfd"
 	"github.com/lodestone-lb/lodestone/speaker/bgp"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
@@ -215,13 +217,14 @@ func TestEndOfTheSpeakerDrainsAndLeavesRoutes(t *testing.T) {
 type fakeBFD struct {
 	changes
 	want   map[string]bfd.Session
+	sets   int
 	states map[string]bfd.Status
 }
 
 func (f *fakeBFD) Set(_ context.Context, want map[string]bfd.Session) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.want = want
+	f.want, f.sets = want, f.sets+1
 	return nil
 }
 
@@ -301,10 +304,10 @@ func TestDetectorTiesBFDToBGP(t *testing.T) {
 		synctest.Wait()
 		assert.Equal(t, bfd.Session{Remote: found, Interface: "eth1", Timers: want}, b.wanted()["unnumbered"])
 
-		changed := d.Changed()
 		state("far", bfd.Status{State: bfd.Up, Cause: bfd.CameUp})
-		<-changed
+		changed := d.Changed()
 		state("tor", bfd.Status{State: bfd.Up, Cause: bfd.CameUp})
+		<-changed
 		assert.Empty(t, peers.downs())
 		assert.ElementsMatch(t, []peering.Session{
 			{Peer: "unnumbered", Router: found}, {Peer: "tor", Established: true, BFD: "Up"},
@@ -326,5 +329,47 @@ func TestDetectorTiesBFDToBGP(t *testing.T) {
 		synctest.Wait()
 		assert.Empty(t, peers.downs(), "peers that are gone")
 		assert.Empty(t, b.wanted())
+	})
+}
+
+// What is wrong with a session that is up is told and logged once; and news that
+// change nothing wake neither BFD nor who reports.
+func TestDetectorTellsWhatIsNew(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		log := &testnet.Log{}
+		b := &fakeBFD{states: map[string]bfd.Status{"tor": {State: bfd.Up}}}
+		peers := &fakePeers{down: map[string]string{}, peers: []bgp.Peer{{Name: "tor", State: bgp.Established}}}
+		d := NewDetector(b, peers, slog.New(slog.NewTextHandler(log, nil)))
+		go d.Run(t.Context())
+		want := plan.BGP{
+			Sessions: map[string]plan.Session{"tor": {Peer: &config.Peer{Name: "tor", Address: netip.MustParseAddr("198.18.0.254"), BFD: &config.BFD{DetectMultiplier: 3}}}},
+			Problems: map[string]plan.Problem{"tor": {Reason: plan.RouterIDShared, Message: "node n2 has it, too"}},
+		}
+		d.Set(want)
+		synctest.Wait()
+		assert.Equal(t, []peering.Session{{Peer: "tor", Established: true, BFD: "Up", Message: "node n2 has it, too"}}, d.Sessions())
+		changed, sets := d.Changed(), b.sets
+		for range 20 {
+			d.Set(want)
+			b.change(func() {})
+			peers.change(func() {})
+			time.Sleep(50 * time.Millisecond)
+			synctest.Wait()
+		}
+		assert.Equal(t, 1, strings.Count(log.String(), "BGP peer needs attention"))
+		assert.Equal(t, sets, b.sets)
+		select {
+		case <-changed:
+			t.Error("told that nothing has changed")
+		default:
+		}
+		b.change(func() { b.states["tor"] = bfd.Status{State: bfd.Down} })
+		<-changed
+		want.Problems = nil
+		d.Set(want)
+		synctest.Wait()
+		assert.Contains(t, log.String(), "BGP peer needs no attention any more")
+		assert.Empty(t, d.Sessions()[0].Message)
 	})
 }

@@ -152,7 +152,7 @@ type Speaker struct {
 	routing  routing
 	moves    moves
 
-	beat atomic.Int64 // when the loop last showed that it is alive, in Unix seconds
+	beat atomic.Pointer[time.Time] // when the loop last showed that it is alive
 
 	// The loop changes the state in place, and locks it only for that: a copy
 	// of all VIPs for each change would be half of what a storm costs.
@@ -215,7 +215,8 @@ func (s *Speaker) wait(ctx context.Context, rested time.Time, config, members, d
 	beat, end, drained, settled := time.NewTicker(heartbeat), s.leavingEnds(), s.routing.drainEnds(), s.movesDue()
 	defer beat.Stop()
 	for {
-		s.beat.Store(time.Now().Unix())
+		now := time.Now()
+		s.beat.Store(&now)
 		select {
 		case <-ctx.Done():
 			return

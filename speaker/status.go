@@ -129,7 +129,10 @@ func ready(checks []Check) bool {
 // Alive returns an error when the loop hangs.
 func (s *Speaker) Alive() error {
 	beat := s.beat.Load()
-	if age := time.Since(time.Unix(beat, 0)); beat != 0 && age > stalled {
+	if beat == nil {
+		return nil
+	}
+	if age := time.Since(*beat); age > stalled {
 		return fmt.Errorf("the loop has not moved for %s", age.Round(time.Second))
 	}
 	return nil

@@ -23,9 +23,7 @@ func TestAdmissionIsServedBesideTheRest(t *testing.T) {
 	p := newProcess(t.Context())
 	p.flags.admission, p.flags.configNamespace, p.flags.configName = true, "ls", "lodestone-config"
 	p.log, p.client, p.election = slog.New(slog.DiscardHandler), fake.NewClientset(), &election{won: make(chan struct{}), ended: make(chan struct{})}
-	var err error
-	p.facts, err = clusterfacts.NewWatcher(clusterfacts.Options{Client: p.client, Log: p.log})
-	require.NoError(t, err)
+	p.facts = clusterfacts.NewWatcher(clusterfacts.Options{Client: p.client, Log: p.log})
 	t.Cleanup(func() { p.cancel(); _ = p.tasks.Wait() })
 	secure := &server.SecureServingInfo{}
 	handler, err := p.serveAdmission(secure, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }))

@@ -20,7 +20,7 @@ func (p *process) serveDashboard(mux *mux.PathRecorderMux) {
 	}
 	d := dashboard.New(dashboard.Options{
 		Source: func() (dashboard.Source, error) {
-			return cluster.NewWatcher(p.client, cluster.Place{Namespace: p.flags.configNamespace, ConfigName: p.flags.configName, Scope: p.scope})
+			return cluster.NewWatcher(p.client, cluster.Place{Namespace: p.flags.configNamespace, ConfigName: p.flags.configName, Scope: p.scope}), nil
 		},
 		Version: buildinfo.Get().Version, Log: p.log,
 	})

@@ -104,8 +104,7 @@ func (p *process) cloud(c *config.CompletedConfig) cloudprovider.Interface {
 	p.fatal(err)
 	p.config = kube.NewConfigWatcher(p.client, kube.ConfigOptions{
 		Namespace: p.flags.configNamespace, Name: p.flags.configName, Events: p.events, Log: p.log})
-	p.facts, err = clusterfacts.NewWatcher(clusterfacts.Options{Client: p.client, Namespace: p.flags.configNamespace, Log: p.log})
-	p.fatal(err)
+	p.facts = clusterfacts.NewWatcher(clusterfacts.Options{Client: p.client, Namespace: p.flags.configNamespace, Log: p.log})
 	p.namespaces, err = kube.NewNamespaces(c.SharedInformers.Core().V1().Namespaces())
 	p.fatal(err)
 	p.book = released.New(p.client, p.flags.configNamespace, p.log)

@@ -11,8 +11,9 @@ import (
 
 func main() {
 	terminal := term.IsTerminal(int(os.Stdout.Fd()))
-	os.Exit(cli.Run(os.Args[1:], cli.Streams{
-		In: os.Stdin, Out: os.Stdout, Err: os.Stderr,
+	plugin, args := cli.Invocation(os.Args[0], os.Args[1:])
+	os.Exit(cli.Run(args, cli.Streams{
+		In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Plugin: plugin,
 		Terminal: terminal, Color: terminal && os.Getenv("NO_COLOR") == "", // https://no-color.org
 	}))
 }

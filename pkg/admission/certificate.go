@@ -40,6 +40,10 @@ type pair struct {
 // newPair makes a certificate and an authority for it alone, whose key nobody
 // keeps. The newest authority of the pair before stays known: replicas serve its
 // certificate until they have read this one.
+//
+// GenerateSelfSignedCertKey of client-go would not do: its keys are RSA, which
+// take long to make for every replica that starts, it goes by a clock of its own,
+// and its authority may sign for any name.
 func newPair(name string, before *pair, now time.Time) (*pair, error) {
 	authority := &x509.Certificate{
 		SerialNumber: serial(), Subject: pkix.Name{CommonName: "lodestone admission " + now.UTC().Format(time.DateOnly)},

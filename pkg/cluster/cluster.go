@@ -84,11 +84,16 @@ const (
 	Election   = "the Lease of the leading controller"
 	ConfigMaps = "the configuration"
 
+	namespaces        = "Namespaces"
+	apiServer         = "the API server's EndpointSlices"
+	serviceCIDRs      = "ServiceCIDRs"
 	releasedAddresses = "the released addresses"
 )
 
 // What has to be read for parts of an answer.
 var (
+	// ForAddresses is what it takes to say which Service gets which address.
+	ForAddresses = []string{Services, namespaces, ConfigMaps, Nodes, Leases, apiServer, serviceCIDRs, releasedAddresses}
 	// ForSessions is what it takes to say which BGP sessions there are.
 	ForSessions = []string{ConfigMaps, Nodes, Leases, Pods}
 	// ForVIPs is what it takes to say who announces which VIP.
@@ -249,7 +254,7 @@ func (o *Objects) allocation(client kubernetes.Interface) []source {
 			}})
 			return nil
 		}},
-		{"Namespaces", list, "namespaces", "", func(ctx context.Context) error {
+		{namespaces, list, "namespaces", "", func(ctx context.Context) error {
 			l, err := client.CoreV1().Namespaces().List(ctx, all)
 			if err == nil {
 				o.Namespaces = pointers(l.Items)
@@ -280,14 +285,14 @@ func (o *Objects) allocation(client kubernetes.Interface) []source {
 			}
 			return err
 		}},
-		{"the API server's EndpointSlices", list, "endpointslices.discovery.k8s.io", metav1.NamespaceDefault, func(ctx context.Context) error {
+		{apiServer, list, "endpointslices.discovery.k8s.io", metav1.NamespaceDefault, func(ctx context.Context) error {
 			l, err := client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=kubernetes"})
 			if err == nil {
 				o.facts.APIServer = pointers(l.Items)
 			}
 			return err
 		}},
-		{"ServiceCIDRs", list, "servicecidrs.networking.k8s.io", "", func(ctx context.Context) error {
+		{serviceCIDRs, list, "servicecidrs.networking.k8s.io", "", func(ctx context.Context) error {
 			l, err := client.NetworkingV1().ServiceCIDRs().List(ctx, all)
 			if apierrors.IsNotFound(err) { // before Kubernetes v1.33
 				return nil

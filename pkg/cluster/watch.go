@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -14,11 +13,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
 	coordinationinformers "k8s.io/client-go/informers/coordination/v1"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	discoveryinformers "k8s.io/client-go/informers/discovery/v1"
@@ -28,6 +24,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/news"
 	"github.com/lodestone-lb/lodestone/pkg/released"
 )
@@ -64,15 +61,11 @@ type Watcher struct {
 // watched is a kind of object that is watched.
 type watched struct {
 	source
-	informer cache.SharedIndexInformer
-	handler  cache.ResourceEventHandlerRegistration
-	// err is why it could not be listed the last time; guarded by mu.
-	mu  sync.Mutex
-	err error
+	*kube.Follower
 }
 
 // NewWatcher returns a Watcher that starts with Run.
-func NewWatcher(client kubernetes.Interface, p Place) (*Watcher, error) {
+func NewWatcher(client kubernetes.Interface, p Place) *Watcher {
 	w := &Watcher{client: client, place: p}
 	none := cache.Indexers{}
 	named := func(name string) func(*metav1.ListOptions) {
@@ -84,87 +77,22 @@ func NewWatcher(client kubernetes.Interface, p Place) (*Watcher, error) {
 		return func(o *metav1.ListOptions) { o.LabelSelector = selector }
 	}
 	w.services = w.watch(Services, "services", "", coreinformers.NewServiceInformer(client, "", 0, none))
-	w.namespaces = w.watch("Namespaces", "namespaces", "", coreinformers.NewNamespaceInformer(client, 0, none))
+	w.namespaces = w.watch(namespaces, "namespaces", "", coreinformers.NewNamespaceInformer(client, 0, none))
 	w.configMap = w.watch(ConfigMaps, "configmaps", p.Namespace, coreinformers.NewFilteredConfigMapInformer(client, p.Namespace, 0, none, named(p.ConfigName)))
 	w.nodes = w.watch(Nodes, "nodes", "", coreinformers.NewNodeInformer(client, 0, none))
 	w.leases = w.watch(Leases, "leases.coordination.k8s.io", p.Namespace, coordinationinformers.NewLeaseInformer(client, p.Namespace, 0, none))
-	w.apiServer = w.watch("the API server's EndpointSlices", "endpointslices.discovery.k8s.io", metav1.NamespaceDefault,
+	w.apiServer = w.watch(apiServer, "endpointslices.discovery.k8s.io", metav1.NamespaceDefault,
 		discoveryinformers.NewFilteredEndpointSliceInformer(client, metav1.NamespaceDefault, 0, none, labelled(discoveryv1.LabelServiceName+"=kubernetes")))
-	w.serviceCIDRs = w.watch("ServiceCIDRs", "servicecidrs.networking.k8s.io", "", networkinginformers.NewServiceCIDRInformer(client, 0, none))
+	w.serviceCIDRs = w.watch(serviceCIDRs, "servicecidrs.networking.k8s.io", "", networkinginformers.NewServiceCIDRInformer(client, 0, none))
 	w.slices = w.watch(Slices, "endpointslices.discovery.k8s.io", "", discoveryinformers.NewEndpointSliceInformer(client, "", 0, none))
 	w.pods = w.watch(Pods, "pods", p.Namespace, coreinformers.NewFilteredPodInformer(client, p.Namespace, 0, none, labelled(labelName+"=lodestone")))
-	for _, s := range w.sources {
-		if err := s.follow(w.changed.Notify); err != nil {
-			return nil, fmt.Errorf("watch %s: %w", s.kind, err)
-		}
-	}
-	return w, nil
+	return w
 }
 
 func (w *Watcher) watch(kind, resource, namespace string, informer cache.SharedIndexInformer) *watched {
-	s := &watched{source: source{kind: kind, verb: "list", resource: resource, namespace: namespace}, informer: informer}
+	s := &watched{source{kind: kind, verb: "list", resource: resource, namespace: namespace}, kube.NewFollower(informer, keep, w.changed.Notify)}
 	w.sources = append(w.sources, s)
 	return s
-}
-
-// follow calls notify when something changes that is kept, and when it turns
-// out that nothing can be read.
-func (s *watched) follow(notify func()) (err error) {
-	if err := s.informer.SetTransform(keep); err != nil {
-		return err
-	}
-	if err := s.informer.SetWatchErrorHandler(func(_ *cache.Reflector, err error) {
-		if s.note(err) {
-			notify()
-		}
-	}); err != nil {
-		return err
-	}
-	s.handler, err = s.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { notify() },
-		UpdateFunc: func(before, after any) {
-			if !same(before.(runtime.Object), after.(runtime.Object)) {
-				notify()
-			}
-		},
-		DeleteFunc: func(any) { notify() },
-	})
-	return err
-}
-
-// note takes note of why the objects cannot be listed. It reports whether that
-// is new.
-func (s *watched) note(err error) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	first := s.err == nil
-	s.err = err
-	return first
-}
-
-// standing reports whether it is known what there is, or why not: err. Objects
-// that have been listed once stay as they are while the API server is down.
-func (s *watched) standing() (known bool, err error) {
-	if s.handler.HasSynced() {
-		return true, nil
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.kind == "ServiceCIDRs" && apierrors.IsNotFound(s.err) { // before Kubernetes v1.33
-		return true, nil
-	}
-	return s.err != nil, s.err
-}
-
-// same reports whether nothing that is kept differs. A leader that renews its
-// Lease changes nothing.
-func same(before, after runtime.Object) bool {
-	old := before.DeepCopyObject()
-	old.(metav1.Object).SetResourceVersion(after.(metav1.Object).GetResourceVersion())
-	if lease, ok := old.(*coordinationv1.Lease); ok {
-		lease.Spec.RenewTime = after.(*coordinationv1.Lease).Spec.RenewTime
-	}
-	return equality.Semantic.DeepEqual(old, after)
 }
 
 // String names the task.
@@ -178,13 +106,7 @@ func (w *Watcher) Changed() <-chan struct{} { return w.changed.Next() }
 func (w *Watcher) Run(ctx context.Context) error {
 	var group errgroup.Group
 	for _, s := range w.sources {
-		group.Go(func() error { s.informer.RunWithContext(ctx); return nil })
-		group.Go(func() error {
-			if cache.WaitFor(ctx, "", s.handler.HasSyncedChecker()) {
-				w.changed.Notify()
-			}
-			return nil
-		})
+		group.Go(func() error { return s.Run(ctx) })
 	}
 	return group.Wait()
 }
@@ -194,7 +116,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 func (w *Watcher) Objects(ctx context.Context) (o *Objects, ready bool) {
 	o = newObjects(w.place)
 	for _, s := range w.sources {
-		known, err := s.standing()
+		known, err := s.Standing()
 		if !known {
 			return nil, false
 		}
@@ -251,20 +173,7 @@ func (w *Watcher) read(ctx context.Context) {
 	}
 }
 
-// stored returns the objects of the cache, in the order in which the API server
-// lists them.
-func stored[T metav1.Object](s *watched) []T {
-	var all []T
-	for _, obj := range s.informer.GetStore().List() {
-		if t, ok := obj.(T); ok {
-			all = append(all, t)
-		}
-	}
-	slices.SortFunc(all, func(a, b T) int {
-		return cmp.Or(cmp.Compare(a.GetNamespace(), b.GetNamespace()), cmp.Compare(a.GetName(), b.GetName()))
-	})
-	return all
-}
+func stored[T metav1.Object](s *watched) []T { return kube.Listed[T](s.Follower) }
 
 // keep is an informer's transform: it takes off what nobody here reads.
 func keep(obj any) (any, error) {

@@ -7,8 +7,9 @@
 // hold only what Collect reads.
 //
 // What speakers report is believed within bounds: whoever can write their
-// Leases can keep MaxGateways addresses per node from being handed out. What
-// follows from MaxConflicts disputes per node, pkg/servicelb bounds.
+// Leases can keep MaxGateways addresses per node from being handed out, and two
+// for each of MaxSegments segments. What follows from MaxConflicts disputes per
+// node, pkg/servicelb bounds.
 package clusterfacts
 
 import (
@@ -115,6 +116,9 @@ func Collect(o Objects) *Facts {
 	f.Disputes = mergeDisputes(f.Disputes)
 	slices.SortFunc(f.Segments, netip.Prefix.Compare)
 	f.Segments = slices.Compact(f.Segments)
+	for _, s := range f.Segments {
+		all = append(all, ownOf(s)...)
+	}
 	for _, s := range o.APIServer {
 		for _, e := range s.Endpoints {
 			for _, text := range e.Addresses {
@@ -172,6 +176,20 @@ func (c claim) compare(d claim) int {
 		return n
 	}
 	return cmp.Or(c.To().Compare(d.To()), cmp.Compare(c.what, d.what), cmp.Compare(c.node, d.node))
+}
+
+// ownOf are the addresses of a segment that none of its hosts has alone.
+func ownOf(segment netip.Prefix) claims {
+	all := netipx.RangeOfPrefix(segment)
+	first, last := netipx.IPRangeFrom(all.From(), all.From()), netipx.IPRangeFrom(all.To(), all.To())
+	switch {
+	case segment.Addr().BitLen()-segment.Bits() < 2: // between two hosts: RFC 3021, RFC 6164
+		return nil
+	case segment.Addr().Is4():
+		return claims{{first, "the network address of " + segment.String(), ""}, {last, "the broadcast address of " + segment.String(), ""}}
+	default: // RFC 4291, section 2.6.1: every router has it, and a node that forwards IPv6 is one
+		return claims{{first, "the subnet-router anycast address of " + segment.String(), ""}}
+	}
 }
 
 type claims []claim

@@ -119,8 +119,24 @@ func TestCollect(t *testing.T) {
 					{ObjectMeta: metav1.ObjectMeta{Name: "n1", Annotations: report("192.0.2.0/24 eth0", "192.0.2.1")}},
 				},
 			},
-			want:     []string{"198.18.0.1 is the default gateway of node n1 and 2 more", "2001:db8::1 is the default gateway of node n1"},
+			want: []string{
+				"198.18.0.0 is the network address of 198.18.0.0/24",
+				"198.18.0.1 is the default gateway of node n1 and 2 more",
+				"198.18.0.255 is the broadcast address of 198.18.0.0/24",
+				"198.18.3.0 is the network address of 198.18.3.0/24",
+				"198.18.3.255 is the broadcast address of 198.18.3.0/24",
+				"2001:db8:: is the subnet-router anycast address of 2001:db8::/64",
+				"2001:db8::1 is the default gateway of node n1",
+			},
 			segments: "[198.18.0.0/24 198.18.3.0/24 2001:db8::/64]",
+		},
+		{
+			name: "a segment between two hosts has no other addresses",
+			objects: Objects{
+				Nodes:  []*corev1.Node{node("n1", nil)},
+				Leases: []*coordinationv1.Lease{lease("n1", report("198.18.0.0/31 eth0,2001:db8::/127 eth0", ""))},
+			},
+			segments: "[198.18.0.0/31 2001:db8::/127]",
 		},
 		{
 			name: "one address, several reasons",
@@ -182,7 +198,7 @@ func TestCollectDoesNotDependOnTheOrder(t *testing.T) {
 	t.Parallel()
 	o := large(300)
 	want := Collect(o)
-	require.Equal(t, 300+300+3+2, len(want.Forbidden), "pod CIDRs, addresses, what nodes share, Service CIDRs")
+	require.Equal(t, 300+300+3+2+1, len(want.Forbidden), "pod CIDRs, addresses, what nodes share, Service CIDRs, 198.18.1.255")
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 20 {
 		r.Shuffle(len(o.Nodes), func(i, j int) { o.Nodes[i], o.Nodes[j] = o.Nodes[j], o.Nodes[i] })

@@ -15,9 +15,10 @@ const maxWarnings = 5
 
 // Warnings returns what the operator should know about the pools, in their
 // order: what they contain and never hand out, and what of them no neighbour
-// would ask for. Excluded addresses are not mentioned.
+// would ask for. Excluded addresses are not mentioned, and neither are those that
+// every segment has: a pool that is as wide as its segment is no mistake.
 func Warnings(cfg *config.Config, f *Facts) []string {
-	withheld := intersect(cfg.Pools, f.Forbidden)
+	withheld := intersect(cfg.Pools, mistakes(f))
 	segments := merged(f.Segments)
 	var all []string
 	for i := range cfg.Pools {
@@ -31,6 +32,17 @@ func Warnings(cfg *config.Config, f *Facts) []string {
 		}
 	}
 	return all
+}
+
+// mistakes are the ranges that pools should not contain.
+func mistakes(f *Facts) []Forbidden {
+	usual := map[netipx.IPRange]bool{}
+	for _, s := range f.Segments {
+		for _, c := range ownOf(s) {
+			usual[c.IPRange] = true
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(f.Forbidden), func(x Forbidden) bool { return usual[x.Range] })
 }
 
 // piece is a part of a pool, or of a segment.

@@ -78,6 +78,11 @@ func TestWarnings(t *testing.T) {
 			facts(t, nil, "198.18.0.0 is the network", "198.18.0.1 is the default gateway of node n1", "198.18.0.20 is the address of node n1", "198.18.0.255 is the broadcast address"), nil,
 		},
 		{
+			"what every segment has is no mistake",
+			"pools:\n  - name: lan\n    addresses: [198.18.0.0-198.18.0.255, \"2001:db8::/64\"]\n",
+			facts(t, []string{"198.18.0.0/24", "2001:db8::/64"}, "198.18.0.0 is the network", "198.18.0.255 is the broadcast address", "2001:db8:: is everybody's"), nil,
+		},
+		{
 			"a range around an excluded one is one warning",
 			"pools:\n  - name: lan\n    addresses: [198.18.0.0/24]\n    exclude: [198.18.0.16/28]\n",
 			facts(t, nil, "198.18.0.8-198.18.0.39 is taken"), []string{`pool "lan" contains 198.18.0.8-198.18.0.39, taken` + never},

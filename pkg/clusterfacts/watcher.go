@@ -2,7 +2,7 @@ package clusterfacts
 
 import (
 	"context"
-	"fmt"
+	"errors"
 	"log/slog"
 	"sync"
 	"time"
@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	coordinationinformers "k8s.io/client-go/informers/coordination/v1"
@@ -24,6 +23,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/news"
 )
 
@@ -34,9 +34,6 @@ const (
 	// patience is how long the facts may take before the log says what is
 	// missing.
 	patience = 10 * time.Second
-	// askRetry is the wait after the API server did not say whether it has
-	// ServiceCIDRs, askAgain after it said no: it is upgraded some day.
-	askRetry, askAgain = 2 * time.Second, 10 * time.Minute
 	// kubernetesService is the API server's own Service.
 	kubernetesService = "kubernetes"
 )
@@ -52,50 +49,56 @@ type Options struct {
 
 // Watcher is a task that keeps the facts up to date.
 type Watcher struct {
-	client  kubernetes.Interface
 	log     *slog.Logger
 	wake    chan struct{}
 	sources []*source
 	// The sources, by what they watch.
 	nodes, leases, serviceCIDRs, apiServer, kubernetes *source
+	// absent is set when it was said that there are no ServiceCIDRs.
+	absent bool
 
 	mu      sync.Mutex
 	current *Facts
 	changed news.Signal
 }
 
+// source is a kind of object that is watched, by the name that people know it by.
+type source struct {
+	name string
+	*kube.Follower
+}
+
 // NewWatcher returns a Watcher that starts with Run.
-func NewWatcher(o Options) (*Watcher, error) {
+func NewWatcher(o Options) *Watcher {
 	if o.Namespace == "" {
 		o.Namespace = config.Namespace
 	}
 	if o.Log == nil {
 		o.Log = slog.Default()
 	}
-	w := &Watcher{client: o.Client, log: o.Log, wake: make(chan struct{}, 1)}
+	w := &Watcher{log: o.Log, wake: make(chan struct{}, 1)}
 	none := cache.Indexers{}
-	w.nodes = &source{name: "Nodes", keep: keepNode, informer: coreinformers.NewNodeInformer(o.Client, 0, none)}
-	w.leases = &source{name: "Leases of speakers", keep: keepLease,
-		informer: coordinationinformers.NewFilteredLeaseInformer(o.Client, o.Namespace, 0, none, func(l *metav1.ListOptions) {
-			l.LabelSelector = annotation.LabelComponent + "=" + annotation.ComponentSpeaker
-		})}
-	w.serviceCIDRs = &source{name: "ServiceCIDRs", keep: keepServiceCIDR, informer: networkinginformers.NewServiceCIDRInformer(o.Client, 0, none)}
+	w.nodes = w.watch("Nodes", keepNode, coreinformers.NewNodeInformer(o.Client, 0, none))
+	w.leases = w.watch("Leases of speakers", keepLease, coordinationinformers.NewFilteredLeaseInformer(o.Client, o.Namespace, 0, none, func(l *metav1.ListOptions) {
+		l.LabelSelector = annotation.LabelComponent + "=" + annotation.ComponentSpeaker
+	}))
+	w.serviceCIDRs = w.watch("ServiceCIDRs", keepServiceCIDR, networkinginformers.NewServiceCIDRInformer(o.Client, 0, none))
 	// One slice of each family; newer API servers have both.
-	w.apiServer = &source{name: "EndpointSlices of the Service default/kubernetes", keep: keepSlice,
-		informer: discoveryinformers.NewFilteredEndpointSliceInformer(o.Client, metav1.NamespaceDefault, 0, none, func(l *metav1.ListOptions) {
+	w.apiServer = w.watch("EndpointSlices of the Service default/kubernetes", keepSlice,
+		discoveryinformers.NewFilteredEndpointSliceInformer(o.Client, metav1.NamespaceDefault, 0, none, func(l *metav1.ListOptions) {
 			l.LabelSelector = discoveryv1.LabelServiceName + "=" + kubernetesService
-		})}
-	w.kubernetes = &source{name: "Service default/kubernetes", keep: keepService,
-		informer: coreinformers.NewFilteredServiceInformer(o.Client, metav1.NamespaceDefault, 0, none, func(l *metav1.ListOptions) {
+		}))
+	w.kubernetes = w.watch("Service default/kubernetes", keepService,
+		coreinformers.NewFilteredServiceInformer(o.Client, metav1.NamespaceDefault, 0, none, func(l *metav1.ListOptions) {
 			l.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, kubernetesService).String()
-		})}
-	w.sources = []*source{w.nodes, w.leases, w.serviceCIDRs, w.apiServer, w.kubernetes}
-	for _, s := range w.sources {
-		if err := s.follow(w.notify); err != nil {
-			return nil, fmt.Errorf("watch %s: %w", s.name, err)
-		}
-	}
-	return w, nil
+		}))
+	return w
+}
+
+func (w *Watcher) watch(name string, keep cache.TransformFunc, informer cache.SharedIndexInformer) *source {
+	s := &source{name, kube.NewFollower(informer, keep, w.notify)}
+	w.sources = append(w.sources, s)
+	return s
 }
 
 // String names the task.
@@ -115,13 +118,18 @@ func (w *Watcher) Changed() <-chan struct{} { return w.changed.Next() }
 
 // Waiting names the kinds of objects that have not been listed yet.
 func (w *Watcher) Waiting() []string {
-	var names []string
+	names, _ := w.waiting()
+	return names
+}
+
+// waiting names them, and says why, as far as that is known.
+func (w *Watcher) waiting() (names []string, why error) {
 	for _, s := range w.sources {
-		if !s.absent.Load() && !s.handler.HasSynced() {
-			names = append(names, s.name)
+		if known, err := s.Standing(); !known || err != nil {
+			names, why = append(names, s.name), errors.Join(why, err)
 		}
 	}
-	return names
+	return names, why
 }
 
 // Run keeps the facts up to date until ctx ends. While the API server is down
@@ -129,52 +137,10 @@ func (w *Watcher) Waiting() []string {
 func (w *Watcher) Run(ctx context.Context) error {
 	var group errgroup.Group
 	for _, s := range w.sources {
-		group.Go(func() error {
-			if s == w.serviceCIDRs && !w.haveServiceCIDRs(ctx) {
-				return nil
-			}
-			s.informer.RunWithContext(ctx)
-			return nil
-		})
-		group.Go(func() error {
-			if cache.WaitFor(ctx, "", s.handler.HasSyncedChecker()) {
-				w.notify()
-			}
-			return nil
-		})
+		group.Go(func() error { return s.Run(ctx) })
 	}
 	group.Go(func() error { w.gather(ctx); return nil })
 	return group.Wait()
-}
-
-// haveServiceCIDRs returns when the API server has the kind, which came with
-// Kubernetes v1.33; false: ctx ended first.
-func (w *Watcher) haveServiceCIDRs(ctx context.Context) bool {
-	failed := "" // the last failure, logged once
-	for {
-		_, err := w.client.NetworkingV1().ServiceCIDRs().List(ctx, metav1.ListOptions{Limit: 1})
-		wait := askRetry
-		switch {
-		case err == nil:
-			return true
-		case !apierrors.IsNotFound(err):
-			if failed != err.Error() {
-				failed = err.Error()
-				w.log.Warn("ServiceCIDRs not listed", "err", err, "retry", wait)
-			}
-		default:
-			wait = askAgain
-			if w.serviceCIDRs.absent.CompareAndSwap(false, true) {
-				w.log.Info("the API server has no ServiceCIDRs (Kubernetes before v1.33): of the cluster IPs only its own is known; exclude the Service CIDR from pools that overlap it")
-				w.notify()
-			}
-		}
-		select {
-		case <-ctx.Done():
-			return false
-		case <-time.After(wait):
-		}
-	}
 }
 
 // gather looks at the objects when they have changed.
@@ -185,8 +151,8 @@ func (w *Watcher) gather(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-late:
-			if missing := w.Waiting(); len(missing) > 0 {
-				w.log.Warn("what must not be handed out is not known yet: may the controller list these, and does the API server answer?", "missing", missing)
+			if missing, why := w.waiting(); len(missing) > 0 {
+				w.log.Warn("what must not be handed out is not known yet: may the controller list these, and does the API server answer?", "missing", missing, "err", why)
 			}
 			continue
 		case <-w.wake:
@@ -208,6 +174,10 @@ func (w *Watcher) gather(ctx context.Context) {
 
 // look makes what the caches hold the current facts, if they differ.
 func (w *Watcher) look() {
+	if !w.absent && w.serviceCIDRs.Absent() {
+		w.absent = true
+		w.log.Info("the API server has no ServiceCIDRs (Kubernetes before v1.33): of the cluster IPs only its own is known; exclude the Service CIDR from pools that overlap it")
+	}
 	if len(w.Waiting()) > 0 {
 		return
 	}
@@ -229,6 +199,8 @@ func (w *Watcher) look() {
 	w.current = facts
 	w.changed.Notify()
 }
+
+func listed[T metav1.Object](s *source) []T { return kube.Listed[T](s.Follower) }
 
 func (w *Watcher) notify() {
 	select {

@@ -65,10 +65,10 @@ func inOrder(t *testing.T, err error) {
 	var errs Errors
 	require.ErrorAs(t, err, &errs)
 	last := 1
-	for _, e := range errs {
-		assert.GreaterOrEqual(t, e.Line, last, "lines come in order")
-		assert.Positive(t, e.Column)
-		assert.NotContains(t, e.Message, "\n")
+	for _, e := range errs { // hundreds of thousands of a hostile document
+		if e.Line < last || e.Column < 1 || strings.Contains(e.Message, "\n") {
+			t.Fatalf("after line %d comes %+v", last, e)
+		}
 		last = e.Line
 	}
 }

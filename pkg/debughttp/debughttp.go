@@ -132,6 +132,7 @@ func (s *Server) handler() http.Handler {
 
 func (s *Server) status(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("X-Content-Type-Options", "nosniff") // others' words are in it
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
 	if err := e.Encode(s.options.Status()); err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"io"
@@ -122,6 +123,28 @@ func TestWhoMayReadWhat(t *testing.T) {
 	}
 	if _, body := get(t, s, "/status", "Bearer good"); !strings.Contains(body, `"node": "n1"`) {
 		t.Errorf("status is %s", body)
+	}
+}
+
+// Names and annotations that others choose are data to whoever shows the status.
+func TestStatusIsNeverAPage(t *testing.T) {
+	t.Parallel()
+	const hostile = "<script>alert(1)</script>\x1b[2J"
+	h := New(Options{Authorizer: fakeAuthorizer{}, Log: slog.New(slog.DiscardHandler), Gatherer: prometheus.NewRegistry(),
+		Status: func() any { return map[string]string{hostile: hostile} },
+	}).handler()
+	r, w := httptest.NewRequest(http.MethodGet, "/status", nil), httptest.NewRecorder()
+	r.Header.Set("Authorization", "Bearer good")
+	h.ServeHTTP(w, r)
+	var back map[string]string
+	if err := json.Unmarshal(w.Body.Bytes(), &back); err != nil || back[hostile] != hostile {
+		t.Errorf("%v: %q", err, back)
+	}
+	if body := w.Body.String(); strings.ContainsAny(body, "<>\x1b") {
+		t.Errorf("it is not escaped: %s", body)
+	}
+	if kind, sniff := w.Header().Get("Content-Type"), w.Header().Get("X-Content-Type-Options"); kind != "application/json" || sniff != "nosniff" {
+		t.Errorf("Content-Type %q, X-Content-Type-Options %q", kind, sniff)
 	}
 }
 

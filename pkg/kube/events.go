@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"crypto/sha256"
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
@@ -35,6 +36,7 @@ type Recorder struct {
 type event struct {
 	object                     *corev1.ObjectReference
 	eventType, reason, message string
+	id                         string // see Once
 }
 
 // NewRecorder returns a recorder that starts with Run. Events carry the
@@ -51,6 +53,12 @@ func NewRecorder(cfg *rest.Config, component string) (*Recorder, error) {
 
 // Event queues an Event on the object; it is dropped when too many wait.
 func (r *Recorder) Event(object runtime.Object, eventType, reason, message string) {
+	r.Once(object, eventType, reason, message, "")
+}
+
+// Once is Event for what somebody else may have told already, before this process
+// led: of Events with one id the API server takes the first.
+func (r *Recorder) Once(object runtime.Object, eventType, reason, message, id string) {
 	ref, err := reference.GetReference(scheme.Scheme, object)
 	if err != nil {
 		return
@@ -60,7 +68,7 @@ func (r *Recorder) Event(object runtime.Object, eventType, reason, message strin
 		queue = r.warnings
 	}
 	select {
-	case queue <- event{ref, eventType, reason, message}:
+	case queue <- event{ref, eventType, reason, message, id}:
 	default:
 	}
 }
@@ -85,7 +93,7 @@ func (r *Recorder) next(ctx context.Context) (e event, ok bool) {
 func (r *Recorder) Run(ctx context.Context) error {
 	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
 	defer broadcaster.Shutdown()
-	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: r.client.CoreV1().Events("")})
+	broadcaster.StartRecordingToSink(named{&typedcorev1.EventSinkImpl{Interface: r.client.CoreV1().Events("")}})
 	sink := broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: r.component})
 	limit := flowcontrol.NewTokenBucketRateLimiter(eventsPerSecond, eventsBurst)
 	for limit.Wait(ctx) == nil {
@@ -93,7 +101,24 @@ func (r *Recorder) Run(ctx context.Context) error {
 		if !ok {
 			break
 		}
-		sink.Event(e.object, e.eventType, e.reason, e.message)
+		sink.AnnotatedEventf(e.object, map[string]string{eventID: e.id}, e.eventType, e.reason, "%s", e.message)
 	}
 	return nil
+}
+
+// eventID is the annotation that has an Event's id on its way to the sink, and no
+// further: client-go's recorder makes the names itself.
+const eventID = "id"
+
+// named is a sink that names Events after their ids.
+type named struct{ record.EventSink }
+
+func (s named) Create(e *corev1.Event) (*corev1.Event, error) {
+	e = e.DeepCopy()
+	if id := e.Annotations[eventID]; id != "" {
+		sum := sha256.Sum256([]byte(id))
+		e.Name = fmt.Sprintf("%s.%x", e.InvolvedObject.Name, sum[:8])
+	}
+	e.Annotations = nil
+	return s.EventSink.Create(e) //nolint:wrapcheck // client-go looks at it
 }

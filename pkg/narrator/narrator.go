@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -35,6 +36,7 @@ type EventReason string
 const (
 	ReasonSessionUp            EventReason = "BGPSessionUp"
 	ReasonSessionDown          EventReason = "BGPSessionDown"
+	ReasonSessionFlawed        EventReason = "BGPSessionFlawed"
 	ReasonInterfaceMissing     EventReason = "InterfaceMissing"
 	ReasonInterfaceMissingOver EventReason = "InterfaceMissingOver"
 )
@@ -50,6 +52,7 @@ func EventReasons() reason.Texts[EventReason] {
 	return reason.Texts[EventReason]{
 		ReasonSessionUp:            {Cause: "The node's BGP session with a router is established.", Cure: "Nothing to do."},
 		ReasonSessionDown:          {Cause: "The node has no BGP session with a router that it should have one with; the message says why.", Cure: "Follow the message; lodestone bgp peers shows all sessions. The router's log has the same event."},
+		ReasonSessionFlawed:        {Cause: "The node's BGP session with a router is established, and something is wrong with it; the message says what.", Cure: "Follow the message, before a router takes offence at it."},
 		ReasonInterfaceMissing:     {Cause: "No interface of the node is one that an advertisement announces on, so that it announces nothing there.", Cure: "Compare its layer2.interfaces with ip link on the node, or leave the node out by its nodeSelector."},
 		ReasonInterfaceMissingOver: {Cause: "The node has an interface for the advertisement again, or needs none any more.", Cure: "Nothing to do."},
 		ReasonOwnerChanged:         {Cause: "Another node announces an address of the Service by layer 2, and has for 10 seconds. The message says which one did before, and why; the first owner is not told of.", Cure: "Nothing to do for the Service. Look at the node that had it, if nobody meant it to move."},
@@ -63,7 +66,14 @@ const byVIP = "vip"
 // Events takes Events on objects; kube.Recorder is one.
 type Events interface {
 	Event(object runtime.Object, eventType, reason, message string)
+	// Once is Event, but for an Event with an id that there was already.
+	Once(object runtime.Object, eventType, reason, message, id string)
 }
+
+// recent is how long ago a VIP may have moved that is told of by who begins to
+// lead: the leader before may have gone with the node that had it. The Lease of a
+// node that is lost says for ever what it said last.
+const recent = 10 * time.Minute
 
 // Options are what a Narrator needs.
 type Options struct {
@@ -76,11 +86,11 @@ type Options struct {
 }
 
 // Narrator is the task that makes the Events. What a Lease said when it started
-// is no news.
+// is no news, but for VIPs that moved just then.
 type Narrator struct {
 	events   Events
 	leases   cache.SharedIndexInformer
-	services cache.Indexer
+	services cache.SharedIndexInformer
 }
 
 // New returns a Narrator that starts with Run.
@@ -88,7 +98,7 @@ func New(o Options) (*Narrator, error) {
 	if err := o.Services.AddIndexers(cache.Indexers{byVIP: vipsOf}); err != nil {
 		return nil, fmt.Errorf("index Services: %w", err)
 	}
-	n := &Narrator{events: o.Events, services: o.Services.GetIndexer()}
+	n := &Narrator{events: o.Events, services: o.Services}
 	n.leases = coordinationinformers.NewFilteredLeaseInformer(o.Client, o.Namespace, 0, cache.Indexers{}, func(l *metav1.ListOptions) {
 		l.LabelSelector = annotation.LabelComponent + "=" + annotation.ComponentSpeaker
 	})
@@ -97,8 +107,10 @@ func New(o Options) (*Narrator, error) {
 	}
 	_, err := n.leases.AddEventHandler(cache.ResourceEventHandlerDetailedFuncs{
 		AddFunc: func(obj any, listed bool) {
-			if !listed {
-				n.tell(nil, obj.(*coordinationv1.Lease))
+			if l := obj.(*coordinationv1.Lease); listed {
+				n.tellRecent(l)
+			} else {
+				n.tell(nil, l)
 			}
 		},
 		UpdateFunc: func(before, after any) { n.tell(before.(*coordinationv1.Lease), after.(*coordinationv1.Lease)) },
@@ -114,7 +126,9 @@ func (n *Narrator) String() string { return "narrator" }
 
 // Run tells what changes until ctx ends.
 func (n *Narrator) Run(ctx context.Context) error {
-	n.leases.RunWithContext(ctx)
+	if cache.WaitForCacheSync(ctx.Done(), n.services.HasSynced) { // who has the VIPs
+		n.leases.RunWithContext(ctx)
+	}
 	return nil
 }
 
@@ -157,7 +171,7 @@ func (n *Narrator) tell(before, after *coordinationv1.Lease) {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}}
 	if before != nil { // the moves of a Lease that somebody deleted are old
 		for _, m := range ownership.New(ownership.Parse(before.Annotations), ownership.Parse(after.Annotations)) {
-			n.tellMove(m)
+			n.tellMove(name, m)
 		}
 	} else {
 		before = &coordinationv1.Lease{}
@@ -174,17 +188,30 @@ func (n *Narrator) tellSessions(node *corev1.Node, before, after []peering.Sessi
 	}
 	for _, s := range after {
 		was := known[s.Peer]
-		switch {
-		case s.Established && (!was.Established || !was.Since.Equal(s.Since)):
+		if s.Established && (!was.Established || !was.Since.Equal(s.Since)) {
 			n.events.Event(node, corev1.EventTypeNormal, string(ReasonSessionUp), "BGP session with "+s.Title()+" is established")
-		case !s.Established && s.Message != "" && s.Message != was.Message:
+		}
+		switch {
+		case s.Message == "" || s.Message == was.Message:
+		case s.Established:
+			n.events.Event(node, corev1.EventTypeWarning, string(ReasonSessionFlawed), "BGP session with "+s.Title()+": "+s.Message)
+		default:
 			n.events.Event(node, corev1.EventTypeWarning, string(ReasonSessionDown), "no BGP session with "+s.Title()+": "+s.Message)
 		}
 	}
 }
 
+// tellRecent tells of the VIPs that had moved shortly before the start.
+func (n *Narrator) tellRecent(l *coordinationv1.Lease) {
+	for _, m := range ownership.Parse(l.Annotations) {
+		if time.Since(m.At).Abs() < recent {
+			n.tellMove(strings.TrimPrefix(l.Name, annotation.SpeakerLeasePrefix), m)
+		}
+	}
+}
+
 // tellMove makes one Event for each Service whose VIPs have moved to one node.
-func (n *Narrator) tellMove(m ownership.Move) {
+func (n *Narrator) tellMove(teller string, m ownership.Move) {
 	for _, to := range slices.Sorted(maps.Keys(m.To)) {
 		services, vips := map[types.UID]*corev1.Service{}, map[types.UID][]string{}
 		for _, vip := range m.To[to] {
@@ -195,10 +222,11 @@ func (n *Narrator) tellMove(m ownership.Move) {
 		}
 		for _, uid := range slices.Sorted(maps.Keys(services)) {
 			said := ownership.Tell(strings.Join(vips[uid], " and "), m.From, to, m.Why)
+			id := fmt.Sprintf("%s %s %s %q %q %s", uid, teller, m.At.UTC().Format(time.RFC3339Nano), m.From, to, m.Why)
 			if to == "" {
-				n.events.Event(services[uid], corev1.EventTypeWarning, string(ReasonNoOwner), said)
+				n.events.Once(services[uid], corev1.EventTypeWarning, string(ReasonNoOwner), said, id)
 			} else {
-				n.events.Event(services[uid], corev1.EventTypeNormal, string(ReasonOwnerChanged), said)
+				n.events.Once(services[uid], corev1.EventTypeNormal, string(ReasonOwnerChanged), said, id)
 			}
 		}
 	}
@@ -206,7 +234,7 @@ func (n *Narrator) tellMove(m ownership.Move) {
 
 // servicesAt returns the Services that have the VIP.
 func (n *Narrator) servicesAt(vip netip.Addr) (all []*corev1.Service) {
-	objects, err := n.services.ByIndex(byVIP, vip.String())
+	objects, err := n.services.GetIndexer().ByIndex(byVIP, vip.String())
 	if err != nil {
 		return nil // the index exists
 	}

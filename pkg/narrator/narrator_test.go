@@ -1,10 +1,12 @@
 package narrator_test
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"net/netip"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -32,6 +34,17 @@ type told chan string
 func (t told) Event(object runtime.Object, eventType, reason, message string) {
 	t <- eventType + " " + object.(metav1.Object).GetName() + " " + reason + ": " + message
 }
+
+func (t told) Once(object runtime.Object, eventType, reason, message, _ string) {
+	t.Event(object, eventType, reason, message)
+}
+
+// identified is a channel of the ids of Events.
+type identified chan string
+
+func (i identified) Event(runtime.Object, string, string, string) {}
+
+func (i identified) Once(_ runtime.Object, _, _, _, id string) { i <- id }
 
 func lease(node string, sessions ...peering.Session) *coordinationv1.Lease {
 	return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
@@ -101,6 +114,9 @@ func TestSessionsThatComeAndGoAreEvents(t *testing.T) {
 	require.Equal(t, `Normal n1 BGPSessionUp: BGP session with peer "tor" (203.0.113.254) is established`, <-s.events)
 	say(peering.Session{Since: morning, Message: "the peer: Cease, administrative shutdown"})
 	require.Equal(t, `Warning n1 BGPSessionDown: no BGP session with peer "tor" (203.0.113.254): the peer: Cease, administrative shutdown`, <-s.events)
+	say(peering.Session{Established: true, Since: morning.Add(time.Hour), Message: "node n2 has the router ID, too"})
+	require.Equal(t, `Normal n1 BGPSessionUp: BGP session with peer "tor" (203.0.113.254) is established`, <-s.events)
+	require.Equal(t, `Warning n1 BGPSessionFlawed: BGP session with peer "tor" (203.0.113.254): node n2 has the router ID, too`, <-s.events)
 	require.Empty(t, s.events)
 }
 
@@ -139,6 +155,40 @@ func TestVIPsThatChangeHandsAreEvents(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, `Warning n1 BGPSessionDown: no BGP session with peer "tor" (203.0.113.254): refused`, <-s.events)
 	require.Empty(t, s.events)
+}
+
+// The leader goes with the node whose VIPs move. The next one tells of them, as the
+// same Event, and not of what moved long ago.
+func TestNextLeaderTellsOfMoves(t *testing.T) {
+	t.Parallel()
+	l, vip := lease("n1"), netip.MustParseAddr("203.0.113.1")
+	maps.Copy(l.Annotations, ownership.Annotations([]ownership.Move{
+		{At: time.Now().Add(-time.Minute), From: "n9", Why: ownership.SpeakerLost, To: map[string][]netip.Addr{"n1": {vip}}},
+		{At: time.Now().Add(-time.Hour), From: "n8", Why: ownership.SpeakerLost, To: map[string][]netip.Addr{"n9": {vip}}},
+	}))
+	client := fake.NewClientset(l, service("web", vip.String()))
+	leads := func() []string {
+		events, services := make(identified, 9), coreinformers.NewServiceInformer(client, metav1.NamespaceAll, 0, cache.Indexers{})
+		n, err := narrator.New(narrator.Options{Client: client, Namespace: "lodestone-system", Services: services, Events: events})
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { services.RunWithContext(ctx) })
+		running.Go(func() { _ = n.Run(ctx) }) // returns nil
+		ids := []string{<-events}
+		cancel()
+		running.Wait()
+		close(events)
+		for id := range events {
+			ids = append(ids, id)
+		}
+		return ids
+	}
+	first := leads()
+	require.Len(t, first, 1)
+	require.Contains(t, first[0], "web n1 ")
+	require.Contains(t, first[0], `"n9" "n1" SpeakerLost`)
+	require.Equal(t, first, leads())
 }
 
 func TestUnmatchedAdvertisementsAreEvents(t *testing.T) {

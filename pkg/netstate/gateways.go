@@ -104,11 +104,11 @@ func (g *GatewayWatcher) Run(ctx context.Context) error {
 // follow subscribes and lists, and lists again when a default route or an
 // interface has changed, until notifications are lost.
 func (g *GatewayWatcher) follow(ctx context.Context) (lost, err error) {
-	s, err := subscribeRoutes(g.namespace, g.buffer)
+	s, err := SubscribeRoutes(g.namespace, g.buffer)
 	if err != nil {
 		return nil, err
 	}
-	defer s.close()
+	defer s.Close()
 	interfaces := g.interfaces.Changed()
 	due := time.After(0)
 	for {
@@ -116,9 +116,9 @@ func (g *GatewayWatcher) follow(ctx context.Context) (lost, err error) {
 		select {
 		case <-ctx.Done():
 			return nil, nil
-		case u, ok := <-s.routes:
+		case u, ok := <-s.Updates:
 			if !ok {
-				return <-s.lost, nil
+				return <-s.Lost, nil
 			}
 			changed = isDefault(u.Route)
 		case <-interfaces:
@@ -203,20 +203,23 @@ func nextHops(r netlink.Route) []netip.Addr {
 	return addrs
 }
 
-// routeSubscription is a stream of notifications, closed by the end of its
-// socket, whose cause is then in lost.
-type routeSubscription struct {
-	routes chan netlink.RouteUpdate
-	lost   chan error
-	done   chan struct{}
+// RouteSubscription is a stream of notifications of routes that come and go.
+type RouteSubscription struct {
+	// Updates is closed by the end of the socket, whose cause is then in Lost.
+	Updates chan netlink.RouteUpdate
+	Lost    chan error
+	done    chan struct{}
 }
 
-func subscribeRoutes(namespace netns.NsHandle, buffer int) (*routeSubscription, error) {
-	s := &routeSubscription{routes: make(chan netlink.RouteUpdate), lost: make(chan error, 1), done: make(chan struct{})}
-	err := netlink.RouteSubscribeWithOptions(s.routes, s.done, netlink.RouteSubscribeOptions{
+// SubscribeRoutes opens the subscription in a network namespace, netns.None for
+// this one. The buffer holds that many bytes of a burst until they are read; more
+// ends the stream.
+func SubscribeRoutes(namespace netns.NsHandle, buffer int) (*RouteSubscription, error) {
+	s := &RouteSubscription{Updates: make(chan netlink.RouteUpdate), Lost: make(chan error, 1), done: make(chan struct{})}
+	err := netlink.RouteSubscribeWithOptions(s.Updates, s.done, netlink.RouteSubscribeOptions{
 		Namespace: &namespace, ReceiveBufferSize: buffer, ErrorCallback: func(err error) {
 			select {
-			case s.lost <- err:
+			case s.Lost <- err:
 			default: // the first says enough
 			}
 		}})
@@ -226,8 +229,8 @@ func subscribeRoutes(namespace netns.NsHandle, buffer int) (*routeSubscription, 
 	return s, nil
 }
 
-// close closes the socket and waits for its reader.
-func (s *routeSubscription) close() {
+// Close closes the socket and waits for its reader.
+func (s *RouteSubscription) Close() {
 	close(s.done)
-	drain(s.routes)
+	drain(s.Updates)
 }

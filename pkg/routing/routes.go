@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/screen"
 	"github.com/lodestone-lb/lodestone/pkg/simulation"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
@@ -50,29 +51,44 @@ type Filter struct {
 	Within netip.Prefix
 }
 
-func (f Filter) matches(r Route) bool {
-	return (f.Node == "" || r.Node == f.Node) && (f.Peer == "" || r.Peer == f.Peer) && f.covers(r.Prefix)
-}
-
 func (f Filter) covers(p netip.Prefix) bool { return !f.Within.IsValid() || f.Within.Overlaps(p) }
+
+// concerned returns the VIPs that routes within the filter are made of: aggregates
+// depend on all VIPs in them.
+func (f Filter) concerned(n *simulation.Network) (vips []netip.Addr) {
+	for vip := range n.ServicesByVIP() {
+		if f.covers(netip.PrefixFrom(vip, vip.BitLen())) || slices.ContainsFunc(n.Config.Advertisements, func(a config.Advertisement) bool {
+			return a.BGP != nil && f.covers(a.BGP.Aggregate(vip))
+		}) {
+			vips = append(vips, vip)
+		}
+	}
+	return vips
+}
 
 // RoutesOf returns the routes that the filter lets pass.
 func RoutesOf(n *simulation.Network, f Filter) Routes {
 	all := Routes{[]Route{}, []Unrouted{}}
+	if f.Within.IsValid() && n.Config != nil {
+		n = n.Of(f.concerned(n)...)
+	}
 	heard := map[netip.Addr]bool{}
-	for _, node := range slices.Sorted(maps.Keys(n.Nodes)) {
-		b := n.View(node).BGP
+	nodes := maps.Keys(n.Nodes)
+	if f.Node != "" {
+		nodes = slices.Values([]string{f.Node})
+	}
+	n.EachBGP(nodes, func(node string, b plan.BGP) {
 		for vip := range b.VIPs {
 			heard[vip] = true
 		}
 		for prefix, route := range b.Routes {
 			for peer, attributes := range route {
-				if r := newRoute(b.Sessions[peer], attributes); f.matches(r.at(node, prefix)) {
-					all.Routes = append(all.Routes, r.at(node, prefix))
+				if (f.Peer == "" || f.Peer == peer) && f.covers(prefix) {
+					all.Routes = append(all.Routes, newRoute(b.Sessions[peer], attributes).at(node, prefix))
 				}
 			}
 		}
-	}
+	})
 	slices.SortFunc(all.Routes, Route.compare)
 	if f.Node == "" && f.Peer == "" {
 		all.unrouted(n, f, heard)
@@ -82,13 +98,16 @@ func RoutesOf(n *simulation.Network, f Filter) Routes {
 
 // unrouted adds the VIPs of which no router hears.
 func (all *Routes) unrouted(n *simulation.Network, f Filter, heard map[netip.Addr]bool) {
-	vips := slices.SortedFunc(maps.Keys(n.ServicesByVIP()), netip.Addr.Compare)
-	for _, vip := range vips {
-		if heard[vip] || !f.covers(netip.PrefixFrom(vip, vip.BitLen())) || !n.ForRouters(vip) {
-			continue
+	var vips []netip.Addr
+	for vip := range n.ServicesByVIP() {
+		if !heard[vip] && f.covers(netip.PrefixFrom(vip, vip.BitLen())) && n.ForRouters(vip) {
+			vips = append(vips, vip)
 		}
-		why := n.Silence(vip)
-		all.Unrouted = append(all.Unrouted, Unrouted{vip, why.Reason, why.Message})
+	}
+	why := n.Silences(vips)
+	slices.SortFunc(vips, netip.Addr.Compare)
+	for _, vip := range vips {
+		all.Unrouted = append(all.Unrouted, Unrouted{vip, why[vip].Reason, why[vip].Message})
 	}
 }
 

@@ -3,6 +3,7 @@
 package screen
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -56,9 +57,11 @@ func Print(out io.Writer, f Format, color bool, p Page) error {
 	switch f {
 	case JSON:
 		text, err = json.MarshalIndent(p, "", "  ")
-		text = append(text, '\n')
+		text = append(escape(text), '\n')
 	case YAML:
-		text, err = yaml.Marshal(p)
+		if text, err = json.Marshal(p); err == nil {
+			text, err = yaml.JSONToYAML(escape(text)) // which refuses control characters
+		}
 	default:
 		c := &Canvas{color: color}
 		p.Show(c)
@@ -99,7 +102,7 @@ type Canvas struct {
 // Line writes a line.
 func (c *Canvas) Line(t Tone, format string, args ...any) {
 	for line := range strings.SplitSeq(fmt.Sprintf(format, args...), "\n") {
-		c.text.WriteString(c.paint(clean(line), t) + "\n")
+		c.text.WriteString(c.paint(Clean(line), t) + "\n")
 	}
 }
 
@@ -131,7 +134,7 @@ func (c *Canvas) Rows(header []string, rows [][]any) {
 			if !ok {
 				cell.Text = fmt.Sprint(v)
 			}
-			cell.Text = clean(cell.Text)
+			cell.Text = Clean(cell.Text)
 			cells = append(cells, cell)
 		}
 		all = append(all, cells)
@@ -172,14 +175,34 @@ func (c *Canvas) paint(text string, t Tone) string {
 	return string(t) + text + reset
 }
 
-// clean replaces what would steer the terminal: others write what is shown.
-func clean(text string) string {
+// Clean replaces in one line what would steer the terminal or turn the order of
+// what is read: others write what is shown.
+func Clean(line string) string {
 	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) || r == utf8.RuneError {
+		if steers(r) || r == utf8.RuneError {
 			return '?'
 		}
 		return r
-	}, text)
+	}, line)
+}
+
+func steers(r rune) bool { return unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) }
+
+// escape escapes in JSON what package json leaves as it is and steers the
+// terminal all the same. It can only be within strings.
+func escape(text []byte) []byte {
+	if !bytes.ContainsFunc(text, func(r rune) bool { return steers(r) && r != '\n' }) {
+		return text
+	}
+	var out bytes.Buffer
+	for _, r := range string(text) {
+		if steers(r) && r != '\n' {
+			fmt.Fprintf(&out, `\u%04x`, r)
+		} else {
+			out.WriteRune(r)
+		}
+	}
+	return out.Bytes()
 }
 
 // barWidth is how many characters a bar has.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"sigs.k8s.io/yaml"
 )
 
 // page is a page for tests.
@@ -42,12 +43,12 @@ func TestColumnsAreAligned(t *testing.T) {
 
 func TestNobodySteersTheTerminal(t *testing.T) {
 	t.Parallel()
-	const evil = "\x1b[2Jboo\u009b\x07\xff\r"
+	const evil = "\x1b[2Jboo\u009b\x07\xff\r\u202e"
 	for _, text := range []string{
 		drawn(t, true, func(c *Canvas) { c.Line(Plain, "%s", evil) }),
 		drawn(t, true, func(c *Canvas) { c.Rows(nil, [][]any{{evil}}) }),
 	} {
-		assert.Equal(t, "?[2Jboo????\n", text)
+		assert.Equal(t, "?[2Jboo?????\n", text)
 	}
 	assert.Equal(t, "a\nb\n", drawn(t, false, func(c *Canvas) { c.Line(Plain, "a\nb") }))
 }
@@ -86,6 +87,16 @@ func TestFormats(t *testing.T) {
 		var out bytes.Buffer
 		require.NoError(t, Print(&out, f, true, page{Name: "n1"}))
 		assert.Equal(t, test.want, out.String())
+	}
+	// Programs read what was written, and it steers no terminal either.
+	const evil = "\x1b[2J\u009b\u007f\u202eboo"
+	for _, format := range []Format{JSON, YAML} {
+		var out bytes.Buffer
+		require.NoError(t, Print(&out, format, true, page{Name: evil}))
+		assert.NotRegexp(t, `[\x00-\x09\x0b-\x1f\x{7f}-\x{9f}]`, out.String(), format)
+		var back page
+		require.NoError(t, yaml.Unmarshal(out.Bytes(), &back))
+		assert.Equal(t, evil, back.Name, format)
 	}
 	require.EqualError(t, Print(closed{}, JSON, false, page{}), "closed")
 }

@@ -23,9 +23,6 @@ type Story struct {
 	Asks []string
 	// Has are sentences about what it holds.
 	Has []string
-	// Announced are sentences about who announces what it holds, as long as
-	// speakers are ready and there are endpoints.
-	Announced []string
 	// Verdict is the answer that it gets.
 	Verdict servicelb.Verdict
 	// Considered is what each pool would do for it now.
@@ -34,7 +31,8 @@ type Story struct {
 	Advice []string
 }
 
-// Explain tells the story of one Service of the cluster.
+// Explain tells the story of one Service of the cluster. Who announces what it
+// holds, a Network knows.
 func (c *Cluster) Explain(svc *corev1.Service) Story {
 	s := Story{Service: servicelb.NameOf(svc), Foreign: c.Scope.Foreign(svc)}
 	if s.Foreign != "" {
@@ -43,8 +41,7 @@ func (c *Cluster) Explain(svc *corev1.Service) Story {
 	l, verdicts := c.ledger(&draft{c.Config})
 	req, _ := servicelb.RequestOf(svc, c.NamespaceLabels[svc.Namespace], compat.For(c.Config))
 	s.Asks, s.Verdict, s.Considered = asks(req), verdicts[s.Service], l.Consider(svc)
-	s.Has, s.Announced = s.Verdict.Has(), c.announced(svc, s.Verdict)
-	s.Advice = advice(s.Verdict, s.Considered)
+	s.Has, s.Advice = s.Verdict.Has(), advice(s.Verdict, s.Considered)
 	return s
 }
 

@@ -1,6 +1,7 @@
 package simulation
 
 import (
+	"iter"
 	"maps"
 	"net/netip"
 	"runtime"
@@ -81,16 +82,60 @@ func NewNetwork(a Announcers) *Network {
 		}
 	}
 	for _, svc := range a.Services {
-		s := snapshot.Service(svc)
-		for _, vip := range s.VIPs {
-			n.sharers[vip] = append(n.sharers[vip], len(n.services))
-		}
-		if len(s.VIPs) > 0 {
-			n.services = append(n.services, s)
+		n.take(snapshot.Service(svc))
+	}
+	n.Services = n.serve(noNode)
+	return n
+}
+
+// take adds a Service without endpoints, if it has VIPs.
+func (n *Network) take(s plan.Service) {
+	if len(s.VIPs) == 0 {
+		return
+	}
+	for _, vip := range s.VIPs {
+		n.sharers[vip] = append(n.sharers[vip], len(n.services))
+	}
+	n.services = append(n.services, s)
+}
+
+func noNode(string) bool { return false }
+
+// Of returns the Network with those Services alone that have one of the VIPs.
+// Who announces a VIP, and why others do not, does not depend on the rest: it is
+// the same answer in less time. What it says of other VIPs means nothing.
+func (n *Network) Of(vips ...netip.Addr) *Network {
+	part := &Network{
+		Snapshot: n.Snapshot, Reports: n.Reports,
+		sharers: map[netip.Addr][]int{}, endpoints: n.endpoints, views: map[string]View{},
+	}
+	part.Services = nil
+	taken := map[int]bool{}
+	for _, vip := range vips {
+		for _, i := range n.sharers[vip] {
+			if !taken[i] {
+				taken[i] = true
+				part.take(n.services[i])
+				part.Services = append(part.Services, n.Services[i])
+			}
 		}
 	}
-	n.Services = n.serve(func(string) bool { return false })
-	return n
+	return part
+}
+
+// Under returns the Network with another configuration, without the VIPs that
+// its Services would lose.
+func (n *Network) Under(c *config.Config, lost func(vip netip.Addr) bool) *Network {
+	after := &Network{
+		Snapshot: plan.Snapshot{Config: c, Nodes: n.Nodes, Speakers: n.Speakers}, Reports: n.Reports,
+		sharers: map[netip.Addr][]int{}, endpoints: n.endpoints, views: map[string]View{},
+	}
+	for _, s := range n.services {
+		s.VIPs = slices.DeleteFunc(slices.Clone(s.VIPs), lost)
+		after.take(s)
+	}
+	after.Services = after.serve(noNode)
+	return after
 }
 
 // serve returns the Services with their endpoints but those on nodes that are
@@ -199,46 +244,67 @@ func (n *Network) Who() map[netip.Addr]Audience {
 
 func (n *Network) audiences() map[netip.Addr]Audience {
 	who := make(map[netip.Addr]Audience, len(n.Services))
-	sharers := plan.Sharers(n.Snapshot)
+	var sharers map[netip.Addr][]string
+	if n.sharesLoad() {
+		sharers = plan.Sharers(n.Snapshot)
+	}
 	for vip, owner := range plan.Owners(n.Snapshot) {
 		who[vip] = Audience{Owner: owner, Sharers: sharers[vip]}
 	}
-	for node, vips := range n.routed() {
-		for _, vip := range vips {
+	n.EachBGP(maps.Keys(n.Nodes), func(node string, p plan.BGP) {
+		for vip := range p.VIPs {
 			a := who[vip]
 			a.Routers = append(a.Routers, node)
 			who[vip] = a
 		}
-	}
+	})
 	for _, a := range who {
 		slices.Sort(a.Routers)
 	}
 	return who
 }
 
-// routed returns the VIPs that each node announces by BGP. Every node makes its
-// own plan, so they are made at once.
-func (n *Network) routed() map[string][]netip.Addr {
+// sharesLoad reports whether nodes may share VIPs.
+func (n *Network) sharesLoad() bool {
+	return n.Config != nil && slices.ContainsFunc(n.Config.Advertisements, func(a config.Advertisement) bool {
+		return a.Layer2 != nil && a.Layer2.ShareLoad
+	})
+}
+
+// EachBGP calls look, never twice at a time, with what each of the nodes announces
+// by BGP. Every node makes its own plan, of which many are made at once and none
+// is kept: together they are large.
+func (n *Network) EachBGP(nodes iter.Seq[string], look func(node string, p plan.BGP)) {
 	s := n.Snapshot
+	s.Config = routersOnly(n.Config)
 	s.Services = slices.DeleteFunc(slices.Clone(s.Services), func(s plan.Service) bool { return !slices.ContainsFunc(s.VIPs, n.ForRouters) })
-	all := map[string][]netip.Addr{}
-	if len(s.Services) == 0 {
-		return all
-	}
 	var mu sync.Mutex
 	var group errgroup.Group
 	group.SetLimit(runtime.GOMAXPROCS(0))
-	for node := range n.Nodes {
+	for node := range nodes {
 		group.Go(func() error {
-			vips := slices.Collect(maps.Keys(plan.Make(node, s).BGP.VIPs))
+			p := plan.Make(node, s).BGP
 			mu.Lock()
 			defer mu.Unlock()
-			all[node] = vips
+			look(node, p)
 			return nil
 		})
 	}
 	group.Wait() //nolint:errcheck // they return nil
-	return all
+}
+
+// routersOnly returns the configuration without announcements by layer 2, on which
+// those by BGP do not depend: plans of it cost less.
+func routersOnly(c *config.Config) *config.Config {
+	if c == nil {
+		return nil
+	}
+	only := *c
+	only.Advertisements = slices.Clone(c.Advertisements)
+	for i := range only.Advertisements {
+		only.Advertisements[i].Layer2 = nil
+	}
+	return &only
 }
 
 // Audience is who announces a VIP.
@@ -294,17 +360,7 @@ const maxVerdicts = 200_000
 func (n *Network) Silences(vips []netip.Addr) map[netip.Addr]plan.Silence {
 	all := make(map[netip.Addr]plan.Silence, len(vips))
 	for batch := range slices.Chunk(vips, max(1, maxVerdicts/max(1, len(n.Nodes)))) {
-		part := *n
-		part.views, part.Services = map[string]View{}, nil
-		seen := map[int]bool{}
-		for _, vip := range batch {
-			for _, i := range n.sharers[vip] {
-				if !seen[i] {
-					seen[i] = true
-					part.Services = append(part.Services, n.Services[i])
-				}
-			}
-		}
+		part := n.Of(batch...)
 		for _, vip := range batch {
 			all[vip] = part.Silence(vip)
 		}

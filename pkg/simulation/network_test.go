@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -88,6 +89,10 @@ func TestANodeThatLeaves(t *testing.T) {
 func TestRemovalComesTrue(t *testing.T) {
 	t.Parallel()
 	cfg := parse(t, announced)
+	edits := []*config.Config{
+		cfg, parse(t, strings.Replace(announced, "layer2: {}", "layer2: {shareLoad: true}", 1)),
+		parse(t, strings.Replace(announced, "layer2: {}", "layer2: {nodeSelector: {matchLabels: {rack: b}}}", 1)),
+	}
 	rapid.Check(t, func(t *rapid.T) {
 		nodes := []string{"n1", "n2", "n3", "n4"}[:rapid.IntRange(1, 4).Draw(t, "nodes")]
 		a, then := announcers(cfg, nodes...), announcers(cfg, nodes...)
@@ -107,6 +112,20 @@ func TestRemovalComesTrue(t *testing.T) {
 		require.Equal(t, want, now.Without(gone, Lose).Who())
 		require.Equal(t, want, now.Without(gone, Drain).Who(), "who is drained announces nothing either")
 		require.Equal(t, NewNetwork(a).Who(), now.Who())
+
+		// Another configuration is as good as it would be from the start, and
+		// the other Services make no difference.
+		edit := edits[rapid.IntRange(0, len(edits)-1).Draw(t, "edit")]
+		edited := a
+		edited.Config = edit
+		require.Equal(t, NewNetwork(edited).Who(), now.Under(edit, func(netip.Addr) bool { return false }).Who())
+		for vip, audience := range NewNetwork(edited).Who() {
+			part := NewNetwork(edited).Of(vip)
+			require.Equal(t, audience, part.Who()[vip])
+			for _, name := range nodes {
+				require.Equal(t, NewNetwork(edited).View(name).Verdicts[vip], part.View(name).Verdicts[vip])
+			}
+		}
 
 		// Who announces a VIP is what each node says of itself.
 		for vip, audience := range now.Who() {

@@ -40,7 +40,8 @@ func (n *Network) Without(node string, how Removal) *Network {
 	return after
 }
 
-// Move is what the removal of a node does to a VIP.
+// Move is what the removal of a node, or an edit of the configuration, does to a
+// VIP.
 type Move struct {
 	VIP           netip.Addr
 	Before, After Audience
@@ -52,21 +53,26 @@ type Move struct {
 // afterwards.
 func (m Move) Orphaned() bool { return m.After.Silent() && !m.Before.Silent() }
 
-// Moves returns the VIPs that other nodes announce after the removal than
+// Moves returns the VIPs of both that other nodes announce afterwards than
 // before, in order.
 func (n *Network) Moves(after *Network) []Move {
 	before, then := n.Who(), after.Who()
 	var moves []Move
-	for vip, was := range before {
-		is := then[vip]
-		if slices.Equal(was.Layer2(), is.Layer2()) && slices.Equal(was.Routers, is.Routers) {
+	var orphans []netip.Addr
+	for vip, is := range then {
+		was, known := before[vip]
+		if !known || slices.Equal(was.Layer2(), is.Layer2()) && slices.Equal(was.Routers, is.Routers) {
 			continue
 		}
 		m := Move{VIP: vip, Before: was, After: is}
 		if m.Orphaned() {
-			m.Silence = after.Silence(vip)
+			orphans = append(orphans, vip)
 		}
 		moves = append(moves, m)
+	}
+	why := after.Silences(orphans)
+	for i := range moves {
+		moves[i].Silence = why[moves[i].VIP]
 	}
 	slices.SortFunc(moves, func(a, b Move) int { return a.VIP.Compare(b.VIP) })
 	return moves

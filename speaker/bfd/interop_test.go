@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/lodestone-lb/lodestone/pkg/testnet"
+	"github.com/lodestone-lb/lodestone/pkg/testnet/router"
 )
 
 // late is how much later than the detection time a process that shares two
@@ -22,17 +23,17 @@ const late = 150 * time.Millisecond
 type interop struct {
 	*node
 	t        *testing.T
-	router   router
+	router   other
 	segment  *testnet.Segment
 	wire     *capture           // at the router
 	sessions map[string]Session // the node's, by name
 }
 
-func newInterop(t *testing.T, start func(testing.TB, *testnet.Host) router, minTTL int) *interop {
+func newInterop(t *testing.T, start func(testing.TB, *testnet.Host, ...string) other, minTTL int) *interop {
 	t.Helper()
 	s := testnet.NewSegment(t, 3)
-	node, other, hop := s.Hosts[0], s.Hosts[1], s.Hosts[2]
-	for i, h := range []*testnet.Host{node, other} {
+	node, there, hop := s.Hosts[0], s.Hosts[1], s.Hosts[2]
+	for i, h := range []*testnet.Host{node, there} {
 		h.Run("ip", "addr", "add", fmt.Sprintf("198.18.10.%d/32", i+1), "dev", "lo")
 		h.Run("ip", "addr", "add", fmt.Sprintf("2001:db8:10::%d/128", i+1), "dev", "lo", "nodad")
 		h.Run("ip", "addr", "add", fmt.Sprintf("fe80::%d/64", i+1), "dev", "eth0", "nodad")
@@ -44,7 +45,7 @@ func newInterop(t *testing.T, start func(testing.TB, *testnet.Host) router, minT
 	hop.Run("sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1",
 		"net.ipv4.conf.all.send_redirects=0", "net.ipv4.conf.eth0.send_redirects=0")
 	return &interop{
-		t: t, node: startNode(t, node), router: start(t, other), segment: s, wire: startCapture(t, other, "eth0"),
+		t: t, node: startNode(t, node), router: start(t, there, router.OwnProcessor...), segment: s, wire: startCapture(t, there, "eth0"),
 		sessions: map[string]Session{
 			"v4":          {Remote: addr("198.18.0.2")},
 			"v6":          {Remote: addr("2001:db8::2"), Interface: "eth0"},
@@ -154,7 +155,7 @@ func TestInterop(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name   string
-		start  func(testing.TB, *testnet.Host) router
+		start  func(testing.TB, *testnet.Host, ...string) other
 		minTTL int   // of multihop sessions, with one host between
 		off    Cause // when people switch BFD off
 	}{

@@ -302,14 +302,20 @@ func (m *machine) deadline() time.Time {
 	return m.next
 }
 
+// gap returns how long the peer was silent before a packet that comes now, and
+// the interval that was agreed on; 0: the session is not Up.
+func (m *machine) gap(now time.Time) (gap, interval time.Duration) {
+	if m.state != Up || m.heard.IsZero() {
+		return 0, 0
+	}
+	return now.Sub(m.heard), m.receiveInterval()
+}
+
 // countLost estimates from the time since the last packet how many were lost.
 // The peer sends after 75 to 100 % of the interval, and late when it is busy.
 func (m *machine) countLost(now time.Time) {
-	interval := m.receiveInterval()
-	if m.state != Up || m.heard.IsZero() || interval == 0 {
-		return
-	}
-	if gap := now.Sub(m.heard) - interval/4; gap > interval {
+	gap, interval := m.gap(now)
+	if gap -= interval / 4; interval > 0 && gap > interval {
 		m.lost += uint64((gap - 1) / interval)
 	}
 }

@@ -6,12 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"os"
-	"os/exec"
-	"os/user"
-	"path/filepath"
-	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -20,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/lodestone-lb/lodestone/pkg/testnet"
+	"github.com/lodestone-lb/lodestone/pkg/testnet/router"
 )
 
 // patience is how long a test waits for what has no bound of its own.
@@ -91,25 +86,8 @@ func every(interval time.Duration, multiplier int) Timers {
 
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
-// daemon runs a program on a host until the test ends.
-func daemon(t testing.TB, h *testnet.Host, name string, args ...string) *exec.Cmd {
-	t.Helper()
-	cmd := h.Command(context.Background(), name, args...)
-	var out strings.Builder
-	cmd.Stdout, cmd.Stderr = &out, &out
-	require.NoError(t, cmd.Start())
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-		if t.Failed() {
-			t.Logf("%s: %s", name, out.String())
-		}
-	})
-	return cmd
-}
-
-// router is somebody else's implementation.
-type router interface {
+// other is somebody else's implementation.
+type other interface {
 	// configure replaces the sessions, by the address of the peer.
 	configure(sessions ...Session)
 	// up reports whether a session is Up there.
@@ -120,58 +98,18 @@ type router interface {
 
 // frr is bfdd of FRR, with the zebra that it needs to know interfaces.
 type frr struct {
-	t   testing.TB
-	h   *testnet.Host
-	dir string
+	*router.FRR
+	t testing.TB
 }
 
-// ownProcessor runs a program as if it had its router's processor for itself,
-// whatever other tests do.
-var ownProcessor = []string{"chrt", "--rr", "1"}
-
-func startFRR(t testing.TB, h *testnet.Host) router { return newFRR(t, h, ownProcessor...) }
-
-// newFRR starts FRR, its bfdd through another program if one is given.
-func newFRR(t testing.TB, h *testnet.Host, through ...string) *frr {
+func startFRR(t testing.TB, h *testnet.Host, through ...string) other {
 	t.Helper()
-	const programs = "/usr/lib/frr"
-	dir, err := os.MkdirTemp("", "ls-frr") // t.TempDir is closed to other users
-	require.NoError(t, err)
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	owner, err := user.Lookup("frr")
-	require.NoError(t, err, "install the package frr")
-	uid, _ := strconv.Atoi(owner.Uid)
-	gid, _ := strconv.Atoi(owner.Gid)
-	require.NoError(t, os.Chmod(dir, 0o755))
-	require.NoError(t, os.Chown(dir, uid, gid))
-	f := &frr{t, h, dir}
-	file := func(name string) string { return filepath.Join(dir, name) }
-	for _, name := range []string{"zebra.conf", "bfdd.conf"} {
-		require.NoError(t, os.WriteFile(file(name), nil, 0o644))
-	}
-	daemon(t, h, programs+"/zebra", "-f", file("zebra.conf"), "-z", file("zserv"), "--vty_socket", dir, "-i", file("zebra.pid"))
-	f.wait("zebra", "show version")
-	bfdd := append(slices.Clone(through), programs+"/bfdd", "-f", file("bfdd.conf"), "-z", file("zserv"), "--vty_socket", dir, "-i", file("bfdd.pid"), "--bfdctl", file("bfdd.sock"))
-	daemon(t, h, bfdd[0], bfdd[1:]...)
-	f.wait("bfdd", "show bfd peers")
-	return f
-}
-
-// wait waits until a daemon answers.
-func (f *frr) wait(name, command string) {
-	f.t.Helper()
-	require.Eventually(f.t, func() bool {
-		return f.h.Command(context.Background(), "vtysh", "--vty_socket", f.dir, "-d", name, "-c", command).Run() == nil
-	}, patience, 50*time.Millisecond, "%s does not answer", name)
+	return &frr{router.StartFRR(t, h, router.Options{Daemons: []string{"zebra", "bfdd"}, Through: through}), t}
 }
 
 func (f *frr) vtysh(commands ...string) string {
 	f.t.Helper()
-	args := []string{"--vty_socket", f.dir, "-d", "bfdd"}
-	for _, c := range commands {
-		args = append(args, "-c", c)
-	}
-	return f.h.Run("vtysh", args...)
+	return f.AskDaemon("bfdd", commands...)
 }
 
 // peer is the command that enters a session.
@@ -231,21 +169,17 @@ func (f *frr) up(peer netip.Addr) bool {
 
 // bird is BIRD's protocol bfd.
 type bird struct {
+	*router.BIRD // nil until it is configured: sessions that come with a new configuration have the old one's intervals
 	t            testing.TB
 	h            *testnet.Host
-	conf, socket string
-	runs         bool
+	through      []string
 }
 
-func startBIRD(t testing.TB, h *testnet.Host) router {
-	t.Helper()
-	dir := t.TempDir()
-	return &bird{t: t, h: h, conf: filepath.Join(dir, "bird.conf"), socket: filepath.Join(dir, "bird.ctl")}
+func startBIRD(t testing.TB, h *testnet.Host, through ...string) other {
+	return &bird{t: t, h: h, through: through}
 }
 
-// write writes the configuration.
-func (b *bird) write(sessions ...Session) {
-	b.t.Helper()
+func birdConfig(sessions []Session) string {
 	text := "router id 198.18.0.2;\nprotocol device {}\nprotocol bfd {\n"
 	for _, s := range sessions {
 		timers := fmt.Sprintf("min rx interval %d us; min tx interval %d us; idle tx interval 1 s; multiplier %d;",
@@ -263,35 +197,24 @@ func (b *bird) write(sessions ...Session) {
 		}
 		text += ";\n"
 	}
-	require.NoError(b.t, os.WriteFile(b.conf, []byte(text+"}\n"), 0o644))
-}
-
-func (b *bird) birdc(command ...string) string {
-	b.t.Helper()
-	return b.h.Run("birdc", append([]string{"-s", b.socket}, command...)...)
+	return text + "}\n"
 }
 
 func (b *bird) configure(sessions ...Session) {
 	b.t.Helper()
-	b.write(sessions...)
-	if !b.runs { // sessions that come with a new configuration have the old one's intervals
-		b.runs = true
-		command := append(slices.Clone(ownProcessor), "bird", "-f", "-c", b.conf, "-s", b.socket)
-		daemon(b.t, b.h, command[0], command[1:]...)
-		require.Eventually(b.t, func() bool {
-			return b.h.Command(context.Background(), "birdc", "-s", b.socket, "show", "status").Run() == nil
-		}, patience, 50*time.Millisecond, "bird does not answer")
+	if b.BIRD == nil {
+		b.BIRD = router.StartBIRD(b.t, b.h, router.Options{Config: birdConfig(sessions), Through: b.through})
 		return
 	}
-	require.Contains(b.t, b.birdc("configure"), "econfigured")
-	b.birdc("enable", "bfd1")
+	b.Configure(birdConfig(sessions))
+	b.Ask("enable bfd1")
 }
 
 // switchOff ends all sessions.
-func (b *bird) switchOff(Session) { b.birdc("disable", "bfd1") }
+func (b *bird) switchOff(Session) { b.Ask("disable bfd1") }
 
 func (b *bird) up(peer netip.Addr) bool {
-	for line := range strings.Lines(b.birdc("show", "bfd", "sessions")) {
+	for line := range strings.Lines(b.Ask("show bfd sessions")) {
 		if fields := strings.Fields(line); len(fields) > 2 && fields[0] == peer.WithZone("").String() {
 			return fields[2] == "Up"
 		}

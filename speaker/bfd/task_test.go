@@ -13,6 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	dto "github.com/prometheus/client_model/go"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -430,7 +431,7 @@ func TestMetrics(t *testing.T) {
 					has[l.GetName()] = l.GetValue()
 				}
 				if f.GetName() == name && maps.Equal(has, labels) {
-					return m.GetCounter().GetValue() + m.GetGauge().GetValue()
+					return m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
 				}
 			}
 		}
@@ -443,5 +444,33 @@ func TestMetrics(t *testing.T) {
 	require.Zero(t, value(metricTransitions, map[string]string{"peer": "b", "reason": "detection_time_expired"}))
 	require.NotZero(t, value(metricPackets, map[string]string{"peer": "b", "direction": "received"}))
 	require.NotZero(t, value(metricPackets, map[string]string{"peer": "b", "direction": "sent"}))
+	require.NotZero(t, value(metricGaps, map[string]string{"peer": "b"}))
 	require.Zero(t, value(metricDiscarded, map[string]string{"reason": "hops"}))
+}
+
+// Gaps between packets count while the session is Up, as shares of the interval.
+func TestGaps(t *testing.T) {
+	t.Parallel()
+	s := &session{machine: newMachine(every(100*ms, 3), 1, func() float64 { return 0 }, epoch)}
+	now := epoch
+	hear := func(after time.Duration, state State) {
+		now = now.Add(after)
+		s.receive(packet{state: state, my: 2, your: 1, multiplier: 3, desiredMinTx: 100 * ms, requiredMinRx: 100 * ms}, now)
+	}
+	hear(0, Down)
+	hear(900*ms, Init)
+	require.Equal(t, Up, s.machine.state)
+	for _, gap := range []time.Duration{75, 100, 120, 250, 290} {
+		hear(gap*ms, Up)
+	}
+	var got dto.Metric
+	require.NoError(t, s.counters.gaps.metric("b").Write(&got))
+	h := got.GetHistogram()
+	require.EqualValues(t, 5, h.GetSampleCount())
+	require.InDelta(t, 8.35, h.GetSampleSum(), 1e-9)
+	var buckets []uint64
+	for _, b := range h.GetBucket() {
+		buckets = append(buckets, b.GetCumulativeCount())
+	}
+	require.Equal(t, []uint64{0, 1, 1, 2, 2, 3, 3, 3, 4, 5}, buckets)
 }

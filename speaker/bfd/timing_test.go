@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/pkg/testnet"
+	"github.com/lodestone-lb/lodestone/pkg/testnet/router"
 )
 
 // childSessions is the variable with the sessions of a process that is a node,
@@ -127,34 +128,49 @@ var (
 )
 
 // BenchmarkTiming measures a session with a process that keeps to it by itself,
-// ours or FRR's, beside others that keep all processors busy. Each case takes
-// -bfd.duration, whatever b.N is. A packet's jitter is how much later it came
-// than the interval allows.
+// ours, FRR's or BIRD's, beside others that keep all processors busy. Each case
+// takes -bfd.duration, whatever b.N is. A packet's jitter is how much later it
+// came than the interval allows.
 func BenchmarkTiming(b *testing.B) {
 	for _, test := range []struct {
-		name, peer string
-		through    []string
+		name          string
+		priority      []string
+		peer          func(t testing.TB, h *testnet.Host, s Session, through []string)
+		theirPriority []string
 	}{
-		{"peer=lodestone/priority=realtime", "lodestone", nil},
-		{"peer=lodestone/priority=normal", "lodestone", normalPriority},
-		{"peer=frr/priority=realtime", "frr", nil},
+		{"peer=lodestone/priority=realtime/peer_priority=realtime", nil, childAs, nil},
+		{"peer=lodestone/priority=normal/peer_priority=normal", normalPriority, childAs, normalPriority},
+		{"peer=frr/priority=realtime/peer_priority=normal", nil, otherAs(startFRR), nil},
+		{"peer=frr/priority=realtime/peer_priority=realtime", nil, otherAs(startFRR), router.OwnProcessor},
+		{"peer=bird/priority=realtime/peer_priority=normal", nil, otherAs(startBIRD), nil},
+		{"peer=bird/priority=realtime/peer_priority=realtime", nil, otherAs(startBIRD), router.OwnProcessor},
 	} {
 		for _, interval := range []time.Duration{100, 50} {
 			b.Run(fmt.Sprintf("%s/interval_ms=%d", test.name, interval), func(b *testing.B) {
-				measure(b, test.peer, every(interval*ms, 3), test.through)
+				s, timers := testnet.NewSegment(b, 2), every(interval*ms, 3)
+				test.peer(b, s.Hosts[1], Session{Remote: addr("198.18.0.1"), Local: addr("198.18.0.2"), Interface: "eth0", Timers: timers}, test.theirPriority)
+				measure(b, s, timers, test.priority)
 			})
 		}
 	}
 }
 
-func measure(b *testing.B, peer string, timers Timers, through []string) {
-	s := testnet.NewSegment(b, 2)
-	there := Session{Remote: addr("198.18.0.1"), Local: addr("198.18.0.2"), Interface: "eth0", Timers: timers}
-	if peer == "frr" {
-		newFRR(b, s.Hosts[1]).configure(there)
-	} else {
-		startChild(b, s.Hosts[1], map[string]Session{"peer": there}, through...)
+// childAs starts a node of ours as the peer.
+func childAs(t testing.TB, h *testnet.Host, s Session, through []string) {
+	t.Helper()
+	startChild(t, h, map[string]Session{"peer": s}, through...)
+}
+
+// otherAs returns what starts somebody else's implementation as the peer.
+func otherAs(start func(testing.TB, *testnet.Host, ...string) other) func(testing.TB, *testnet.Host, Session, []string) {
+	return func(t testing.TB, h *testnet.Host, s Session, through []string) {
+		t.Helper()
+		start(t, h, through...).configure(s)
 	}
+}
+
+// measure measures against what runs on the second host.
+func measure(b *testing.B, s *testnet.Segment, timers Timers, through []string) {
 	c := startCapture(b, s.Hosts[0], "eth0")
 	node := startChild(b, s.Hosts[0], map[string]Session{"peer": {Remote: addr("198.18.0.2"), Timers: timers}}, through...)
 	isUp := func(p captured) bool { return p.state == Up && p.desiredMinTx == timers.TransmitInterval && !p.poll }

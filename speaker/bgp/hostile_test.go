@@ -13,18 +13,24 @@ import (
 
 	packet "github.com/osrg/gobgp/v3/pkg/packet/bgp"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/testnet"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// fake is a router at tor4 that does as it is told with each connection.
+// fake is a router at the address that does as it is told with each connection.
 func fake(t testing.TB, host *testnet.Host, address netip.Addr, serve func(net.Conn)) {
+	t.Helper()
+	fakeAt(t, host, netip.AddrPortFrom(address, 179), serve)
+}
+
+func fakeAt(t testing.TB, host *testnet.Host, at netip.AddrPort, serve func(net.Conn)) {
 	t.Helper()
 	var l net.Listener
 	require.NoError(t, host.Do(func() (err error) {
-		l, err = net.Listen("tcp", netip.AddrPortFrom(address, 179).String())
+		l, err = net.Listen("tcp", at.String())
 		return err
 	}))
 	t.Cleanup(func() { l.Close() })
@@ -224,6 +230,95 @@ func TestRouterThatDoesNotRead(t *testing.T) {
 	}
 	w.down("deaf", "send hold timer expired: the router has taken nothing for 6s")
 	require.Zero(t, neighbor(f, "198.18.0.1").ConnectionsDropped)
+}
+
+// forget ends a connection as a loss of power does: nothing is sent, and the
+// kernel knows nothing of it any more.
+func forget(t testing.TB, conn net.Conn) {
+	t.Helper()
+	c, err := conn.(*net.TCPConn).SyscallConn()
+	require.NoError(t, err)
+	require.NoError(t, onSocket(c, func(fd int) error { return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_REPAIR, 1) }))
+	require.NoError(t, conn.Close())
+}
+
+// accepted is a router's side of a session that comes up.
+func accepted(t testing.TB, conn net.Conn) {
+	t.Helper()
+	for _, b := range [][]byte{opened(t, 90), keepalive} {
+		_, err := conn.Write(b)
+		require.NoError(t, err)
+	}
+}
+
+// A router that lost its power and is back knows nothing of the connection. The
+// node learns that from its next keepalive, or from the router's new connection,
+// and does not wait for the hold time.
+func TestHalfOpenConnection(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	connections := make(chan net.Conn)
+	fakeAt(t, w.tor, netip.AddrPortFrom(tor4, 1179), func(conn net.Conn) {
+		connections <- conn
+		answer(conn)
+	})
+	w.peer("active", func(p *config.Peer) { p.Port, p.KeepaliveInterval = 1179, time.Second })
+	w.start()
+	first := <-connections
+	accepted(t, first)
+	up := w.up("active")
+	require.Equal(t, 90*time.Second, up.HoldTime)
+	forget(t, first)
+	begin := time.Now()
+	accepted(t, <-connections)
+	w.until("a new session", func() bool { return w.up("active").Since.After(up.Since) }, func() any { return w.status("active") })
+	require.Less(t, time.Since(begin), 5*time.Second)
+	require.Contains(t, w.log.String(), "the router reset the connection without giving a reason: it restarted")
+
+	t.Log("the router connects")
+	delete(w.want.Sessions, "active")
+	w.peer("passive", func(p *config.Peer) { p.Passive = true })
+	w.set()
+	connect := func() (conn net.Conn) {
+		w.until("connection", func() bool {
+			return w.tor.Do(func() (err error) {
+				conn, err = net.Dial("tcp", netip.AddrPortFrom(node4, 179).String())
+				return err
+			}) == nil
+		}, func() any { return w.status("passive") })
+		accepted(t, conn)
+		return conn
+	}
+	first = connect()
+	up = w.up("passive")
+	forget(t, first)
+	again := connect()
+	defer again.Close()
+	go answer(again)
+	w.until("a new session", func() bool { return w.up("passive").Since.After(up.Since) }, func() any { return w.status("passive") })
+	require.Contains(t, w.log.String(), "the router opened another connection")
+}
+
+// The process that will be back ends only when its routers have noticed: what it
+// does last must not come before that.
+func TestStopWaitsForRouters(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	const slow = 300 * time.Millisecond
+	said := make(chan string, 1)
+	fake(t, w.tor, tor4, func(conn net.Conn) {
+		conn.Write(opened(t, 90, packet.NewCapGracefulRestart(false, true, 60, nil)))
+		conn.Write(keepalive)
+		said <- answer(conn) // until the node's end is closed
+		time.Sleep(slow)
+	})
+	w.peer("tor", func(p *config.Peer) { p.GracefulRestart = time.Minute })
+	w.start()
+	w.up("tor")
+	begin := time.Now()
+	w.stop(true)
+	require.GreaterOrEqual(t, time.Since(begin), slow)
+	require.Empty(t, <-said, "NOTIFICATIONs")
 }
 
 // A router whose sessions do not last is tried less and less often.

@@ -1,7 +1,6 @@
 package bgp
 
 import (
-	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -68,76 +67,6 @@ func TestExternalPeer(t *testing.T) {
 	w.until("end of the session", func() bool { return neighbor(f, "198.18.0.1").BgpState != "Established" }, func() any { return neighbor(f, "198.18.0.1") })
 	w.lacks(f, vip4)
 	require.Empty(t, w.announcer.Peers())
-}
-
-// An internal peer over IPv6 is told a local preference and no AS path, and
-// routes of both families.
-func TestInternalPeer(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, 1)
-	f := router.NewFRR(t, w.tor, `
-router bgp 64512
- bgp router-id 198.18.0.2
- neighbor 2001:db8::1 remote-as 64512
- address-family ipv6 unicast
-  neighbor 2001:db8::1 activate
- exit-address-family
-`)
-	w.peer("tor", func(p *config.Peer) { p.Address, p.PeerASN = tor6, config.ASN{Internal: true} })
-	w.route(vip4, "tor", plan.Attributes{Prepend: 3})
-	w.route(vip6, "tor", plan.Attributes{LocalPreference: ptr(uint32(200))})
-	w.start()
-	w.up("tor")
-
-	got := w.has(f, vip4)
-	require.Equal(t, uint32(100), *got.LocPrf)
-	require.Equal(t, "Local", got.AsPath.String, "FRR's word for empty")
-	require.Equal(t, []string{"198.18.0.1"}, got.nextHop("ipv4"), "the node's address on the same interface")
-	got = w.has(f, vip6)
-	require.Equal(t, uint32(200), *got.LocPrf)
-	require.Equal(t, []string{"2001:db8::1"}, got.nextHop("ipv6"))
-}
-
-// BIRD hears the same, over one session each.
-func TestBIRD(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name        string
-		node, bird  netip.Addr
-		birdOptions string
-	}{
-		{"over IPv4", node4, tor4, ""},
-		{"over IPv6", node6, tor6, ""},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			w := newWorld(t, 1)
-			b := router.NewBIRD(t, w.tor, fmt.Sprintf(`
-router id 198.18.0.2;
-protocol device { scan time 1; }
-protocol bgp node {
-  local %s as 64513;
-  neighbor %s as 64512;
-  connect retry time 1;
-  ipv4 { import all; export none; };
-  ipv6 { import all; export none; };
-}
-`, c.bird, c.node))
-			w.peer("tor", func(p *config.Peer) { p.Address = c.bird })
-			w.route(vip4, "tor", plan.Attributes{Communities: []config.Community{64512<<16 | 7}, LargeCommunities: []config.LargeCommunity{{GlobalAdmin: 1, Data1: 2, Data2: 3}}, MED: ptr(uint32(9)), Prepend: 1})
-			w.route(vip6, "tor", plan.Attributes{})
-			w.start()
-			require.Contains(t, w.up("tor").Capabilities, "four-octet AS numbers")
-			w.until("routes at BIRD", func() bool { return strings.Contains(b.Ask("show route count"), "2 of 2 routes") }, func() any { return b.Ask("show protocols all node") })
-			all := b.Ask("show route all")
-			for _, want := range []string{
-				"203.0.113.1/32", "2001:db8:203::1/128", "BGP.as_path: 64512 64512", "BGP.community: (64512,7)", "BGP.large_community: (1, 2, 3)",
-				"BGP.med: 9", "BGP.next_hop: 198.18.0.1", "BGP.next_hop: 2001:db8::1", "BGP.origin: IGP",
-			} {
-				require.Contains(t, all, want)
-			}
-		})
-	}
 }
 
 // Each peer is told its own routes. What changes for one is a single UPDATE for
@@ -418,4 +347,26 @@ func TestASNumbers(t *testing.T) {
 	t.Log("the router expects another")
 	f.Configure("router bgp 64513", "no neighbor 198.18.0.1", "neighbor 198.18.0.1 remote-as 65001", "neighbor 198.18.0.1 passive")
 	w.down("tor", "it expects another AS number of this node", "2/2")
+}
+
+// A router that moves to another AS is no longer the one of the configuration.
+func TestRouterChangesItsASNumber(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 2)
+	f := w.frr(w.tor, "198.18.0.1", "")
+	other := w.frr(w.segment.Hosts[2], "198.18.0.1", "bgp router-id 198.18.0.3")
+	w.peer("tor", nil)
+	w.peer("other", func(p *config.Peer) { p.Address = other4 })
+	w.route(vip4, "tor", plan.Attributes{})
+	w.route(vip4, "other", plan.Attributes{})
+	w.start()
+	w.has(f, vip4)
+	w.has(other, vip4)
+	f.Configure("no router bgp 64513", "router bgp 64999", "bgp router-id 198.18.0.2", "no bgp ebgp-requires-policy", "neighbor 198.18.0.1 remote-as 64512", "neighbor 198.18.0.1 passive")
+	w.down("tor", "the router is in AS 64999", "configured as 64513")
+	require.Zero(t, neighbor(other, "198.18.0.1").ConnectionsDropped)
+	w.peer("tor", func(p *config.Peer) { p.PeerASN = config.ASN{Number: 64999} })
+	w.set()
+	w.up("tor")
+	w.has(f, vip4)
 }

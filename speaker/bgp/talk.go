@@ -154,17 +154,18 @@ func (s *session) exchange(ctx context.Context, t *target, conn net.Conn, router
 
 // say tells the router why the session ends, if it is to know, and waits until
 // it has closed the connection: closing it with unread data in it would have
-// the kernel take back what was said.
+// the kernel take back what was said. Nor may what follows overtake the end of a
+// session whose routes stay: a router that hears first that BFD is switched off
+// may take that for a failure, as FRR does, and drop them.
 func (s *session) say(conn net.Conn, err error, n negotiated) {
 	f := brokenConnection(err)
-	if f.notification == nil || f.silent && n.restart {
+	if f.notification == nil || conn.SetDeadline(time.Now().Add(lastWord)) != nil {
 		return
 	}
-	if conn.SetDeadline(time.Now().Add(lastWord)) != nil {
-		return
-	}
-	if _, err := conn.Write(f.encode(n)); err != nil {
-		return
+	if !f.silent || !n.restart {
+		if _, err := conn.Write(f.encode(n)); err != nil {
+			return
+		}
 	}
 	if conn.(*net.TCPConn).CloseWrite() == nil {
 		io.Copy(io.Discard, conn) //nolint:errcheck // it ends one way or another

@@ -53,8 +53,8 @@ const (
 )
 
 // recheck is how long a VIP that somebody else has is left to him, before the
-// next look whether he is gone.
-const recheck = 10 * time.Second
+// next look whether he is gone, and hurriedRecheck what it is of plan.Layer2.Hurry.
+const recheck, hurriedRecheck = 10 * time.Second, time.Second
 
 // Who yields to another speaker asks that one, and it alone, each pollInterval,
 // and claims the VIP when maxMissed times in a row there was no answer.
@@ -232,7 +232,11 @@ func (p *port) probe(q *queue, t turn) [][]byte {
 	case !held || h.reason == Yielded:
 		return nil
 	case h.heard:
-		q.enter(t.ownership, stepRecheck, recheck)
+		if t.hurry.Load() {
+			q.enter(t.ownership, stepRecheck, hurriedRecheck)
+		} else {
+			q.enter(t.ownership, stepRecheck, recheck)
+		}
 		return nil
 	case t.step < stepProbed:
 		q.enter(t.ownership, t.step+1, probeWait)

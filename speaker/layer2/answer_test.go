@@ -8,6 +8,8 @@ import (
 	"testing/synctest"
 
 	arppacket "github.com/mdlayher/arp"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/assert"
 
 	"github.com/lodestone-lb/lodestone/speaker/layer2/clients"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
@@ -94,6 +96,7 @@ func TestAnswersSimulated(t *testing.T) {
 				return w.after(0)
 			},
 		})
+		assert.EqualValues(t, 8, testutil.ToFloat64(w.metrics.malformed.WithLabelValues("eth0", "IPv4")), "packets that break the protocol")
 	}, eth(1, "eth0"))
 }
 

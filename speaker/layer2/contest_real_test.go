@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/lodestone-lb/lodestone/pkg/testnet"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -92,6 +93,40 @@ func TestConflictWithAKernel(t *testing.T) {
 	hw, _ := neighbour(t, client, vipA)
 	assert.Equal(t, has, hw, "the client was told otherwise")
 	assert.Equal(t, []string{n.mac("eth0").String()}, answerers(t, client, vipB))
+}
+
+// Two clusters on one segment give out the same addresses. The second one leaves
+// them to the first. Where both announce them, as when the segments are connected
+// later, each knows the other one for a speaker of another cluster.
+func TestTwoClustersOnASegment(t *testing.T) {
+	t.Parallel()
+	s := testnet.NewSegment(t, 3)
+	first, second, client := startNode(t, s.Hosts[0], nil), startNode(t, s.Hosts[1], nil), s.Hosts[2]
+	second.seals = seal.Key("another cluster's")
+	for _, h := range s.Hosts {
+		settled(t, h, "eth0")
+	}
+	first.set(everywhere(vipA, vip6))
+	resolve(t, client, vipA)
+	second.set(fresh(vipA, vip6, vipB))
+	eventually(t, "both conflicts, and the free one announced", func() bool {
+		v := second.Status().VIPs
+		return v[0].Reason == AddressConflict && len(v[1].Interfaces) == 1 && v[2].Reason == AddressConflict
+	})
+	assert.Equal(t, []string{first.mac("eth0").String()}, answerers(t, client, vipA))
+	reports := func(n, other *node, announced bool) bool {
+		return len(n.Conflicts()) == 2 && !slices.ContainsFunc(n.Conflicts(), func(c Conflict) bool {
+			return !c.OtherCluster || c.Announced != announced || c.HardwareAddr != other.mac("eth0").String()
+		})
+	}
+	assert.True(t, reports(second, first, false), "%+v", second.Conflicts())
+	require.Len(t, first.Conflicts(), 1, "who asks by duplicate address detection was given the address; by ARP that is not known")
+	assert.Equal(t, vip6, first.Conflicts()[0].VIP)
+
+	second.set(nil)
+	second.Forget([]netip.Addr{vipA, vip6})
+	second.set(everywhere(vipA, vip6))
+	eventually(t, "each reports the other", func() bool { return reports(first, second, true) && reports(second, first, true) })
 }
 
 // The seal disturbs no kernel: one that looks whether the address is in use hears

@@ -400,6 +400,36 @@ func TestConflictOfANewAddress(t *testing.T) {
 	}
 }
 
+// While Services move here from another load balancer, the one who has a VIP is
+// looked for each second, also if that begins when he was found already.
+func TestConflictInAMigration(t *testing.T) {
+	t.Parallel()
+	for name, hurry := range map[string]bool{"migration": true, "none": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			inWorld(t, func(t *testing.T, w *world) {
+				var there atomic.Bool
+				there.Store(true)
+				w.wire = func(name string, frame []byte) {
+					if m, _ := (arp{}).parse(frame); m.probes() && there.Load() {
+						go w.receive(name, arpFrame(arppacket.OperationReply, m.via, clientMAC, vipA, m.via, netip.IPv4Unspecified()))
+					}
+				}
+				w.set(fresh(vipA))
+				w.after(time.Second)
+				assert.Equal(t, AddressConflict, w.Status().VIPs[0].Reason)
+				w.set(map[netip.Addr]plan.Layer2{vipA: {New: true, Hurry: hurry}})
+				w.after(recheck)
+				there.Store(false)
+				w.after(hurriedRecheck + 2*probes*probeWait)
+				assert.Equal(t, hurry, w.Status().VIPs[0].Reason == "", "announced soon")
+				w.after(recheck)
+				assert.Empty(t, w.Status().VIPs[0].Reason)
+			}, eth(1, "eth0"))
+		})
+	}
+}
+
 // Two speakers that both take an address for new do not take each other for
 // strangers, and a third one that announces it already has it.
 func TestOursIsNoConflict(t *testing.T) {

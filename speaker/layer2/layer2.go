@@ -144,10 +144,10 @@ func (s owned) without(other owned) []*ownership {
 type ownership struct {
 	vip     netip.Addr
 	since   time.Time
-	refresh time.Duration // see plan.Layer2
-	// warned is when the last conflict was logged, in Unix nanoseconds.
-	warned atomic.Int64
-	home   atomic.Bool // see plan.Layer2
+	refresh time.Duration             // see plan.Layer2
+	warned  atomic.Pointer[time.Time] // when the last conflict was logged
+	home    atomic.Bool               // see plan.Layer2
+	hurry   atomic.Bool               // see plan.Layer2
 	// probe is set until the VIP was found free on some interface, if that has
 	// to be found out.
 	probe   atomic.Bool
@@ -288,7 +288,7 @@ func (a *Announcer) lookForLost() (changed <-chan struct{}) {
 // returns the set before, and whether something changed.
 func (a *Announcer) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) (old owned, changed bool) {
 	same := func(a, b plan.Layer2) bool {
-		return slices.Equal(a.Interfaces, b.Interfaces) && a.Home == b.Home && a.Leaving == b.Leaving && a.Refresh == b.Refresh &&
+		return slices.Equal(a.Interfaces, b.Interfaces) && a.Home == b.Home && a.Leaving == b.Leaving && a.Hurry == b.Hurry && a.Refresh == b.Refresh &&
 			slices.Equal(a.Sharers, b.Sharers)
 	}
 	if maps.EqualFunc(a.set, want, same) {
@@ -297,7 +297,7 @@ func (a *Announcer) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) 
 	old, now, divided := a.vips, time.Now(), []*ownership(nil)
 	a.vips, a.set = make(owned, len(want)), make(map[netip.Addr]plan.Layer2, len(want))
 	for vip, l := range want {
-		a.set[vip] = plan.Layer2{Interfaces: slices.Clone(l.Interfaces), Home: l.Home, Leaving: l.Leaving, Refresh: l.Refresh, Sharers: slices.Clone(l.Sharers)}
+		a.set[vip] = plan.Layer2{Interfaces: slices.Clone(l.Interfaces), Home: l.Home, Hurry: l.Hurry, Leaving: l.Leaving, Refresh: l.Refresh, Sharers: slices.Clone(l.Sharers)}
 		o := old[vip]
 		switch {
 		case o == nil, o.leaving.is() && !l.Leaving, o.shared() != (l.Sharers != nil): // who comes back is announced anew
@@ -312,6 +312,7 @@ func (a *Announcer) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) 
 			o.leaving.begin()
 		}
 		o.home.Store(l.Home)
+		o.hurry.Store(l.Hurry)
 		if o.divide(a.node, l.Sharers) {
 			divided = append(divided, o)
 		}
@@ -432,8 +433,8 @@ func (a *Announcer) retry() <-chan time.Time {
 // thousand times a second. It returns whether this is the first conflict of
 // the VIP in defendInterval.
 func (a *Announcer) reportConflict(o *ownership, c Conflict) (first bool) {
-	now, last := time.Now().UnixNano(), o.warned.Load()
-	if first = now-last >= int64(defendInterval) && o.warned.CompareAndSwap(last, now); first {
+	now, last := time.Now(), o.warned.Load()
+	if first = (last == nil || now.Sub(*last) >= defendInterval) && o.warned.CompareAndSwap(last, &now); first {
 		who := "foreign host"
 		if c.OtherCluster {
 			who = "speaker of another cluster"

@@ -565,8 +565,8 @@ func TestMetricNames(t *testing.T) {
 		if err != nil || len(problems) > 0 {
 			t.Errorf("%v %v", problems, err)
 		}
-		if n, _ := testutil.GatherAndCount(w.registry); n != 18 {
-			t.Errorf("%d time series, want 18", n)
+		if n, _ := testutil.GatherAndCount(w.registry); n != 19 {
+			t.Errorf("%d time series, want 19", n)
 		}
 	}, eth(1, "eth0"))
 }

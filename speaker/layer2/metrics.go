@@ -9,6 +9,7 @@ const (
 	metricAnnouncements = "lodestone_layer2_announcements_total"
 	metricConflicts     = "lodestone_layer2_conflicts_total"
 	metricErrors        = "lodestone_layer2_errors_total"
+	metricMalformed     = "lodestone_layer2_malformed_total"
 	metricOwned         = "lodestone_layer2_owned_vips"
 	metricWithheld      = "lodestone_layer2_withheld_vips"
 	metricUnannounced   = "lodestone_layer2_unannounced_vips"
@@ -29,7 +30,7 @@ var clientsDesc = prometheus.NewDesc(metricClients,
 	[]string{"interface", "family", "node"}, nil)
 
 type metrics struct {
-	requests, replies, announcements, corrections, conflicts, errors *prometheus.CounterVec
+	requests, replies, announcements, corrections, conflicts, malformed, errors *prometheus.CounterVec
 }
 
 // collector tells at scrape what is withheld, and what cannot be announced.
@@ -78,13 +79,14 @@ func newMetrics(r prometheus.Registerer, a *Announcer) *metrics {
 		announcements: counter(metricAnnouncements, "Gratuitous announcement frames sent."),
 		corrections:   counter(metricCorrections, "Frames that tell one client of a shared VIP that this node answers it now."),
 		conflicts:     counter(metricConflicts, "Packets in which a foreign host claims a VIP that this node owns, or is about to."),
+		malformed:     counter(metricMalformed, "ARP and NDP packets that were dropped because they break the protocol: cut short, a wrong checksum, nobody's address."),
 		errors:        counter(metricErrors, "Errors of sockets, by operation: open, receive, send, join.", "operation"),
 	}
 }
 
 // counters are the metrics of one port.
 type counters struct {
-	requests, replies, announcements, corrections, conflicts, openErrors, receiveErrors, sendErrors, groupErrors prometheus.Counter
+	requests, replies, announcements, corrections, conflicts, malformed, openErrors, receiveErrors, sendErrors, groupErrors prometheus.Counter
 }
 
 func (m *metrics) of(key portKey) counters {
@@ -100,6 +102,7 @@ func (m *metrics) of(key portKey) counters {
 		announcements: on(m.announcements),
 		corrections:   on(m.corrections),
 		conflicts:     on(m.conflicts),
+		malformed:     on(m.malformed),
 		openErrors:    failed("open"),
 		receiveErrors: failed("receive"),
 		sendErrors:    failed("send"),

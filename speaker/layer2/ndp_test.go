@@ -222,6 +222,7 @@ func TestNDPAnswersSimulated(t *testing.T) {
 				return w.after(0)
 			},
 		})
+		assert.NotZero(t, testutil.ToFloat64(w.metrics.malformed.WithLabelValues("eth0", "IPv6")), "packets that break the protocol")
 	}, eth(1, "eth0"))
 }
 

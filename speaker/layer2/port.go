@@ -68,8 +68,10 @@ type port struct {
 	holds holds
 	// membersChanged says that whole may have changed.
 	membersChanged chan struct{}
-	// clients are those of shared VIPs.
-	clients clients.Book
+	// clients are those of shared VIPs, and siblings the other nodes that share
+	// any: of the task that receives.
+	clients  clients.Book
+	siblings map[mac]bool
 	// regroup says that the VIPs changed.
 	regroup chan struct{}
 	// One gate for each task that sends.
@@ -115,6 +117,7 @@ func (a *Announcer) open(ctx context.Context, key portKey, vips owned) error {
 
 		membersChanged: make(chan struct{}, 1),
 		silent:         make(chan struct{}),
+		siblings:       map[mac]bool{},
 	}
 	p.owned.Store(&owned{})
 	p.set(vips)
@@ -203,7 +206,11 @@ func (p *port) receive() error {
 // handle deals with one frame that came in.
 func (p *port) handle(frame []byte) {
 	m, ok := p.key.protocol.parse(frame)
-	if !ok || (*p.own.Load())[m.from] || !m.to.group() && m.to != p.key.mac {
+	if !ok {
+		p.counters.malformed.Inc()
+		return
+	}
+	if (*p.own.Load())[m.from] || !m.to.group() && m.to != p.key.mac {
 		return
 	}
 	if c := p.hear(m); c.kind != nothing {
@@ -232,6 +239,7 @@ func (p *port) judge(o *ownership, m message) contention {
 	h, held := p.holds.get(o)
 	switch {
 	case o.leaving.claimed(p.key): // by the node that it goes to
+	case o.shared() && p.siblings[m.from] && m.seal == (seal.Seal{}): // an answer to our kernel
 	case !p.knows(m, o):
 		if p.report(o, m, !held) && !held {
 			return contention{ownership: o, kind: foreign}
@@ -252,7 +260,7 @@ func (p *port) reply(o *ownership, m message) contention {
 	if p.sharer(o, m) {
 		return p.consult(o, m)
 	}
-	if o.leaving.left(p.key) {
+	if o.leaving.left(p.key) || o.shared() && p.siblings[m.from] {
 		return contention{}
 	}
 	_, held := p.holds.get(o)

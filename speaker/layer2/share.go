@@ -22,6 +22,10 @@ import (
 // more tells the others of them, who may not know that they were away. To tell is
 // to repeat a client's request, so that it is dealt with like one that was heard.
 // All this is sealed, and claims nothing: no client believes anything because of it.
+//
+// The kernel of such a node may ask for the VIP, too: it forwards what no Service
+// takes, a ping or a client's own check of its neighbour. Nobody answers it, as where
+// one node has the VIP: the next one would forward it again.
 
 // sharedSteps is how many steps of the schedule questions to the others take:
 // they hear us in the first second, or do not matter.
@@ -79,6 +83,7 @@ func (p *port) sharer(o *ownership, m message) bool {
 // consult deals with what another sharer says: it asks for clients, or tells of
 // one.
 func (p *port) consult(o *ownership, m message) contention {
+	p.siblings[m.via] = true
 	if m.probes() {
 		return contention{ownership: o, kind: asked, by: m.via, joins: m.seal.Joins()}
 	}

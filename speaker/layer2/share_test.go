@@ -204,6 +204,28 @@ func TestSharedVIPHasOneAnswerForEachHost(t *testing.T) {
 	})
 }
 
+// The kernel of a node asks for the VIP: it would forward what no Service takes, and
+// so would the next one. Nobody answers it; and an answer that came before all knew
+// each other is no foreign host's.
+func TestKernelOfASharerIsNotAnswered(t *testing.T) {
+	t.Parallel()
+	inTown(t, 3, func(t *testing.T, c *town) {
+		c.among(0, 1, 2)
+		c.settle()
+		for _, node := range c.macs {
+			require.Empty(t, c.ask(node, broadcast))
+		}
+		name, address := "eth0", clientIP
+		if c.vip.Is6() {
+			name, address = "eth0 IPv6", clientIP6
+		}
+		kernel := message{to: broadcast, from: c.macs[0], asks: c.vip, claims: address}
+		c.speakers[0].receive(name, protocolOf(c.vip).answer(statement{self: c.macs[1], vip: c.vip}, kernel))
+		synctest.Wait()
+		require.Empty(t, c.speakers[0].Conflicts())
+	})
+}
+
 // A node is lost: each of its hosts is told by its heir, soon, and no other host
 // sees a packet.
 func TestLostSharer(t *testing.T) {

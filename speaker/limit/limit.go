@@ -148,7 +148,10 @@ func (l *Limiter) fail(err error) {
 }
 
 func (l *Limiter) succeed(changed bool) {
-	if changed && l.err == nil && maps.EqualFunc(l.want, l.inForce, plan.Limit.Equal) {
+	switch {
+	case l.err != nil:
+		l.log.Info("connection rate limits up to date again", "limits", len(l.want))
+	case changed && maps.EqualFunc(l.want, l.inForce, plan.Limit.Equal):
 		l.log.Warn("connection rate limits restored: somebody else had changed the nftables table", "table", tableName, "limits", len(l.want))
 	}
 	l.logTransitions()

@@ -42,12 +42,19 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/news"
+	"github.com/lodestone-lb/lodestone/speaker/membership/guard"
 )
 
 // DefaultPort is the port that speakers talk to each other on, TCP and UDP.
 const DefaultPort = 9744
 
 const (
+	// retransmitMult is how often news are passed on, times the logarithm of the
+	// speakers. memberlist's 4 are two packets to each of three speakers: where a
+	// tenth is lost, a suspect did not hear of it, or was not heard, each ten
+	// minutes or so.
+	retransmitMult = 10
+
 	joinTimeout = 3 * time.Second
 	// leaveTimeout and updateTimeout bound the wait until some other speaker
 	// has been told.
@@ -229,9 +236,15 @@ func (t *Task) Run(ctx context.Context) error {
 // listen opens the sockets. Whoever knows our address may talk to us from here.
 func (t *Task) listen() error {
 	config := t.config()
-	list, err := memberlist.Create(config)
+	transport, err := guard.New(config, t.metrics.refused.Inc)
 	if err != nil {
 		return fmt.Errorf("listen for other speakers on %s: %w", t.options.Address, err)
+	}
+	config.Transport = transport
+	list, err := memberlist.Create(config)
+	if err != nil {
+		_ = transport.Shutdown()
+		return fmt.Errorf("take part in the membership: %w", err)
 	}
 	// The kernel chose the port if none was given.
 	t.options.Address = netip.AddrPortFrom(t.options.Address.Addr(), uint16(config.AdvertisePort))
@@ -275,10 +288,11 @@ func (t *Task) config() *memberlist.Config {
 	c.SuspicionMult, c.SuspicionMaxTimeoutMult = t.settings.SuspicionMultiplier, 2
 	c.AwarenessMaxMultiplier = 2
 	c.GossipInterval = t.settings.GossipInterval
+	c.RetransmitMult = retransmitMult
 	c.DisableTcpPings = true
 	c.TCPTimeout = time.Second
 	c.DeadNodeReclaimTime = time.Second // a node may come back with another address
-	c.Logger = bridge(t.log)
+	c.Logger = bridge(t.log, t.metrics.refused)
 	c.Delegate = (*delegate)(t)
 	c.Events = (*events)(t)
 	return c

@@ -237,6 +237,7 @@ func TestWrongKeyIsRefused(t *testing.T) {
 	for _, s := range []*speaker{n1, n2} {
 		s.waitFor(map[string]bool{s.options.Node: false})
 	}
+	assert.NotZero(t, refusedBy(n1.Task), "n1 hears a stranger")
 }
 
 func TestPartitionHeals(t *testing.T) {

@@ -8,21 +8,28 @@ const (
 	MetricReadySpeakers = "lodestone_membership_ready_speakers"
 	MetricChanges       = "lodestone_membership_changes_total"
 	MetricHealthScore   = "lodestone_membership_health_score"
+	MetricRefused       = "lodestone_membership_refused_total"
 )
 
 type metrics struct {
 	changes *prometheus.CounterVec
+	refused prometheus.Counter
 }
 
 func newMetrics(r prometheus.Registerer, t *Task) *metrics {
-	m := &metrics{changes: prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: MetricChanges, Help: "Changes seen in other speakers: join, leave, update (of readiness or links).",
-	}, []string{"change"})}
+	m := &metrics{
+		changes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: MetricChanges, Help: "Changes seen in other speakers: join, leave, update (of readiness or links).",
+		}, []string{"change"}),
+		refused: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: MetricRefused, Help: "Packets and connections at the membership port that were dropped: without the key, or damaged.",
+		}),
+	}
 	for _, change := range []string{"join", "leave", "update"} {
 		m.changes.WithLabelValues(change)
 	}
 	r.MustRegister(
-		m.changes,
+		m.changes, m.refused,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: MetricSpeakers, Help: "Speakers that are alive, this one included.",
 		}, func() float64 { return float64(len(t.Speakers())) }),

@@ -78,6 +78,9 @@ func (v *view) in(s Snapshot) *view {
 	}
 }
 
+// migrates reports whether Services may be moving here from another load balancer.
+func (v *view) migrates() bool { return len(v.snapshot.Config.Compatibility) > 0 }
+
 func (v *view) add(s *Service) {
 	for _, addr := range s.VIPs {
 		v.sharers[addr] = append(v.sharers[addr], s)

@@ -141,6 +141,9 @@ type Layer2 struct {
 	// Interfaces are path.Match patterns of the interfaces to answer on.
 	// Empty: every suitable one.
 	Interfaces []string
+	// Hurry is set while Services move here from another load balancer: whether
+	// the one who has the VIP is gone is asked each second.
+	Hurry bool
 	// Refresh is how often the VIP is announced again without need. Zero: never.
 	Refresh time.Duration
 	// Keep is set if the node keeps the VIP when a better owner returns.

@@ -230,6 +230,20 @@ var stories = map[string]func(*story){
 			s.t.Errorf("refreshed each %s", got)
 		}
 	},
+	"while Services move here from another load balancer, who has a VIP is looked for often": func(s *story) {
+		hurry := func() bool { return plan.Make(s.owner(vip), s.Snapshot).Layer2[vip].Hurry }
+		if hurry() {
+			s.t.Error("nothing moves here")
+		}
+		s.Config.Compatibility = []config.Compatibility{config.MetalLB}
+		if !hurry() {
+			s.t.Error("VIPs of MetalLB are in no hurry")
+		}
+		s.Config.Advertisements[0].Layer2.ShareLoad = true
+		if here := plan.Make("n1", s.Snapshot).Layer2[vip]; !here.Hurry || here.Sharers == nil {
+			s.t.Errorf("a shared one is not: %+v", here)
+		}
+	},
 	"9 a pool names its advertisements; two matching give one owner": func(s *story) {
 		s.Config.Pools[0].Advertise = []string{"a", "b"}
 		s.Config.Advertisements = []config.Advertisement{

@@ -259,11 +259,11 @@ func (p *Planner) decide(vip netip.Addr) Verdict {
 		delete(p.owners, vip)
 	}
 	if shares {
-		return Verdict{Owned: true, Peers: peers, Layer2: Layer2{Interfaces: scope.interfaces(p.node), New: p.fresh[vip], Sharers: sharers}}
+		return Verdict{Owned: true, Peers: peers, Layer2: Layer2{Interfaces: scope.interfaces(p.node), Hurry: p.view.migrates(), New: p.fresh[vip], Sharers: sharers}}
 	}
 	if owner == p.node && owner != "" {
 		return Verdict{Owned: true, Peers: peers, Layer2: Layer2{
-			Interfaces: scope.interfaces(p.node), Refresh: scope.refresh, Keep: scope.keeps, Home: scope.home(p.node, vip, demand), New: p.fresh[vip],
+			Interfaces: scope.interfaces(p.node), Hurry: p.view.migrates(), Refresh: scope.refresh, Keep: scope.keeps, Home: scope.home(p.node, vip, demand), New: p.fresh[vip],
 		}}
 	}
 	silence := p.router.unite(scope.silence(p.node, owner, demand), unheard)
@@ -288,7 +288,7 @@ func (v *Verdict) equal(w Verdict) bool {
 }
 
 func (l Layer2) equal(m Layer2) bool {
-	return l.Home == m.Home && l.New == m.New && l.Keep == m.Keep && l.Refresh == m.Refresh && slices.Equal(l.Interfaces, m.Interfaces) && slices.Equal(l.Sharers, m.Sharers)
+	return l.Home == m.Home && l.New == m.New && l.Keep == m.Keep && l.Hurry == m.Hurry && l.Refresh == m.Refresh && slices.Equal(l.Interfaces, m.Interfaces) && slices.Equal(l.Sharers, m.Sharers)
 }
 
 func (p Plan) verdict(vip netip.Addr) (v Verdict) {

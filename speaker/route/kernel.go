@@ -106,33 +106,3 @@ func (k kernel) apply(s steps) (inForce map[netip.Prefix]target, err error) {
 	}
 	return inForce, errors.Join(refused...)
 }
-
-// subscription is a stream of notifications, closed by the end of its socket,
-// whose cause is then in lost.
-type subscription struct {
-	routes chan netlink.RouteUpdate
-	lost   chan error
-	done   chan struct{}
-}
-
-func (k kernel) subscribe() (*subscription, error) {
-	s := &subscription{routes: make(chan netlink.RouteUpdate), lost: make(chan error, 1), done: make(chan struct{})}
-	err := netlink.RouteSubscribeWithOptions(s.routes, s.done, netlink.RouteSubscribeOptions{
-		Namespace: &k.namespace, ReceiveBufferSize: receiveBuffer, ErrorCallback: func(err error) {
-			select {
-			case s.lost <- err:
-			default: // the first says enough
-			}
-		}})
-	if err != nil {
-		return nil, fmt.Errorf("subscribe to routes: %w", err)
-	}
-	return s, nil
-}
-
-// close closes the socket and waits for its reader.
-func (s *subscription) close() {
-	close(s.done)
-	for range s.routes { // until the reader has ended
-	}
-}

@@ -152,14 +152,14 @@ func (t *Table) Run(ctx context.Context) error {
 
 // follow keeps the routes until notifications are lost.
 func (t *Table) follow(ctx context.Context) (lost, err error) {
-	s, err := t.kernel.subscribe()
+	s, err := netstate.SubscribeRoutes(t.kernel.namespace, receiveBuffer)
 	if err != nil {
 		return nil, err
 	}
-	defer s.close()
+	defer s.Close()
 	for ctx.Err() == nil {
-		if !t.wait(ctx, s.routes) {
-			return <-s.lost, nil
+		if !t.wait(ctx, s.Updates) {
+			return <-s.Lost, nil
 		}
 	}
 	return nil, nil

@@ -11,7 +11,9 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -47,12 +49,12 @@ func (o *output) String() string {
 	return o.b.String()
 }
 
-func start(t testing.TB, host *testnet.Host, program string, args ...string) *process {
+func start(t testing.TB, host *testnet.Host, args ...string) *process {
 	t.Helper()
-	p := &process{cmd: host.Command(context.Background(), program, args...), done: make(chan struct{})}
+	p := &process{cmd: host.Command(context.Background(), args[0], args[1:]...), done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.out
 	if err := p.cmd.Start(); err != nil {
-		t.Fatalf("start %s: %v", program, err)
+		t.Fatalf("start %s: %v", args, err)
 	}
 	go func() {
 		p.cmd.Wait() //nolint:errcheck // it was killed
@@ -68,20 +70,39 @@ func (p *process) kill() {
 	<-p.done
 }
 
+// OwnProcessor runs a program as if it had its router's processor for itself,
+// whatever else the machine does: see Options.
+var OwnProcessor = []string{"chrt", "--rr", "1"}
+
+// Options say how to run a router.
+type Options struct {
+	// Config is the configuration. For FRR it is what vtysh would read; each of
+	// the daemons gets all of it and takes its part.
+	Config string
+	// Daemons are those of FRR, in the order that they start in. Without one there
+	// is bgpd alone, which then installs nothing in the kernel.
+	Daemons []string
+	// Through is a program with arguments that starts the router's.
+	Through []string
+}
+
 // FRR is a router of the daemons bgpd, zebra and bfdd.
 type FRR struct {
 	Host      *testnet.Host
 	t         testing.TB
 	dir       string
-	config    string
-	daemons   []string
+	options   Options
 	processes map[string]*process
 }
 
-// NewFRR starts FRR on a host. The configuration is what vtysh would read; each
-// of the daemons gets all of it and takes its part. Without a daemon there is
-// bgpd alone, which then installs nothing in the kernel.
+// NewFRR starts FRR on a host.
 func NewFRR(t testing.TB, host *testnet.Host, config string, daemons ...string) *FRR {
+	t.Helper()
+	return StartFRR(t, host, Options{Config: config, Daemons: daemons})
+}
+
+// StartFRR starts FRR on a host.
+func StartFRR(t testing.TB, host *testnet.Host, o Options) *FRR {
 	t.Helper()
 	// Not t.TempDir, whose parent only its owner may search: FRR runs as its own
 	// user.
@@ -90,7 +111,7 @@ func NewFRR(t testing.TB, host *testnet.Host, config string, daemons ...string) 
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	f := &FRR{Host: host, t: t, dir: dir, daemons: daemons, processes: map[string]*process{}, config: "log stdout\n" + config}
+	f := &FRR{Host: host, t: t, dir: dir, options: o, processes: map[string]*process{}}
 	owner, err := user.Lookup("frr")
 	if err != nil {
 		t.Fatalf("FRR is needed (package frr): %v", err)
@@ -105,8 +126,8 @@ func NewFRR(t testing.TB, host *testnet.Host, config string, daemons ...string) 
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if len(f.daemons) == 0 {
-		f.daemons = []string{"bgpd"}
+	if len(f.options.Daemons) == 0 {
+		f.options.Daemons = []string{"bgpd"}
 	}
 	f.Start()
 	return f
@@ -116,12 +137,12 @@ func NewFRR(t testing.TB, host *testnet.Host, config string, daemons ...string) 
 func (f *FRR) Start() {
 	f.t.Helper()
 	conf := filepath.Join(f.dir, "frr.conf")
-	if err := os.WriteFile(conf, []byte(f.config), 0o644); err != nil {
+	if err := os.WriteFile(conf, []byte("log stdout\n"+f.options.Config), 0o644); err != nil {
 		f.t.Fatal(err)
 	}
 	zebra := false
-	for _, d := range f.daemons {
-		args := []string{"-f", conf, "-i", filepath.Join(f.dir, d+".pid"), "--vty_socket", f.dir, "-z", filepath.Join(f.dir, "zserv.api"), "-P", "0"}
+	for _, d := range f.options.Daemons {
+		args := []string{filepath.Join("/usr/lib/frr", d), "-f", conf, "-i", filepath.Join(f.dir, d+".pid"), "--vty_socket", f.dir, "-z", filepath.Join(f.dir, "zserv.api"), "-P", "0"}
 		switch {
 		case d == "zebra":
 			zebra = true
@@ -131,7 +152,7 @@ func (f *FRR) Start() {
 		if d == "bfdd" {
 			args = append(args, "--bfdctl", filepath.Join(f.dir, "bfdd.sock"))
 		}
-		f.processes[d] = start(f.t, f.Host, filepath.Join("/usr/lib/frr", d), args...)
+		f.processes[d] = start(f.t, f.Host, slices.Concat(f.options.Through, args)...)
 		f.await(d)
 	}
 }
@@ -202,18 +223,30 @@ type BIRD struct {
 	Host    *testnet.Host
 	t       testing.TB
 	dir     string
+	through []string
 	process *process
 }
 
 // NewBIRD starts BIRD on a host.
 func NewBIRD(t testing.TB, host *testnet.Host, config string) *BIRD {
 	t.Helper()
-	b := &BIRD{Host: host, t: t, dir: t.TempDir()}
-	if err := os.WriteFile(b.path("bird.conf"), []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	return StartBIRD(t, host, Options{Config: config})
+}
+
+// StartBIRD starts BIRD on a host.
+func StartBIRD(t testing.TB, host *testnet.Host, o Options) *BIRD {
+	t.Helper()
+	b := &BIRD{Host: host, t: t, dir: t.TempDir(), through: o.Through}
+	b.write(o.Config)
 	b.Start()
 	return b
+}
+
+func (b *BIRD) write(config string) {
+	b.t.Helper()
+	if err := os.WriteFile(b.path("bird.conf"), []byte(config), 0o600); err != nil {
+		b.t.Fatal(err)
+	}
 }
 
 func (b *BIRD) path(name string) string { return filepath.Join(b.dir, name) }
@@ -221,7 +254,7 @@ func (b *BIRD) path(name string) string { return filepath.Join(b.dir, name) }
 // Start starts the daemon, again after Kill.
 func (b *BIRD) Start() {
 	b.t.Helper()
-	b.process = start(b.t, b.Host, "bird", "-f", "-c", b.path("bird.conf"), "-s", b.path("bird.ctl"))
+	b.process = start(b.t, b.Host, append(slices.Clone(b.through), "bird", "-f", "-c", b.path("bird.conf"), "-s", b.path("bird.ctl"))...)
 	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		if _, err := b.ask("show status"); err == nil {
 			return
@@ -250,8 +283,18 @@ func (b *BIRD) Ask(command string) string {
 	return out
 }
 
+// Configure replaces the configuration, of which sessions that it leaves as they
+// are take no notice.
+func (b *BIRD) Configure(config string) {
+	b.t.Helper()
+	b.write(config)
+	if answer := b.Ask("configure"); !strings.Contains(answer, "econfigured") && !strings.Contains(answer, "econfiguration in progress") {
+		b.t.Fatalf("bird does not take its configuration: %s", answer)
+	}
+}
+
 func (b *BIRD) ask(command string) (string, error) {
-	out, err := exec.Command("birdc", "-r", "-s", b.path("bird.ctl"), command).CombinedOutput()
+	out, err := exec.Command("birdc", "-s", b.path("bird.ctl"), command).CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("birdc %s: %w: %s", command, err, out)
 	}

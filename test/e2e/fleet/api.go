@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -9,6 +10,9 @@ import (
 	"strings"
 	"sync"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -170,18 +174,17 @@ func (a *API) after(version int, resource string) (news []event, now int, change
 
 // watch sends what there is, if it is asked to, and what changes.
 func (a *API) watch(w http.ResponseWriter, r *http.Request, resource string) {
-	w.Header().Set("Content-Type", "application/json")
-	send, control := json.NewEncoder(w), http.NewResponseController(w)
+	send, control := streamTo(w, r), http.NewResponseController(w)
 	version := 0
 	if r.URL.Query().Get("sendInitialEvents") == "true" {
 		var items []runtime.Object
 		items, version, _ = a.snapshot(resource)
 		for _, object := range items {
-			if send.Encode(map[string]any{"type": watch.Added, "object": object}) != nil {
+			if send(watch.Added, object) != nil {
 				return
 			}
 		}
-		if send.Encode(map[string]any{"type": watch.Bookmark, "object": bookmark(resource, version)}) != nil {
+		if send(watch.Bookmark, bookmark(resource, version)) != nil {
 			return
 		}
 	} else if _, err := fmt.Sscan(r.URL.Query().Get("resourceVersion"), &version); err != nil {
@@ -191,7 +194,7 @@ func (a *API) watch(w http.ResponseWriter, r *http.Request, resource string) {
 	for {
 		news, now, changed := a.after(version, resource)
 		for _, e := range news {
-			if send.Encode(map[string]any{"type": e.kind, "object": e.object}) != nil {
+			if send(e.kind, e.object) != nil {
 				return
 			}
 		}
@@ -207,20 +210,45 @@ func (a *API) watch(w http.ResponseWriter, r *http.Request, resource string) {
 	}
 }
 
-// kinds are those of the resources that speakers watch.
-var kinds = map[string]metav1.TypeMeta{
-	"configmaps":     {APIVersion: "v1", Kind: "ConfigMap"},
-	"endpointslices": {APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"},
-	"leases":         {APIVersion: "coordination.k8s.io/v1", Kind: "Lease"},
-	"nodes":          {APIVersion: "v1", Kind: "Node"},
-	"services":       {APIVersion: "v1", Kind: "Service"},
+// streamTo returns what sends an event: in protobuf to who prefers that, as
+// speakers do and as API servers answer, else in JSON.
+func streamTo(w http.ResponseWriter, r *http.Request) func(watch.EventType, runtime.Object) error {
+	mediaType, send := runtime.ContentTypeJSON, json.NewEncoder(w)
+	if strings.HasPrefix(r.Header.Get("Accept"), runtime.ContentTypeProtobuf) {
+		mediaType = runtime.ContentTypeProtobuf
+	}
+	info, _ := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), mediaType)
+	w.Header().Set("Content-Type", mediaType+";stream=watch")
+	return func(kind watch.EventType, object runtime.Object) error {
+		raw, err := runtime.Encode(info.Serializer, object)
+		if err != nil {
+			return err
+		}
+		event := metav1.WatchEvent{Type: string(kind), Object: runtime.RawExtension{Raw: raw}}
+		if mediaType == runtime.ContentTypeJSON {
+			return send.Encode(event)
+		}
+		if raw, err = event.Marshal(); err == nil {
+			_, err = w.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(raw))), raw...))
+		}
+		return err
+	}
 }
 
 // bookmark ends the list that a watch began with.
-func bookmark(resource string, version int) any {
-	return &metav1.PartialObjectMetadata{TypeMeta: kinds[resource], ObjectMeta: metav1.ObjectMeta{
-		ResourceVersion: fmt.Sprint(version), Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"},
-	}}
+func bookmark(resource string, version int) runtime.Object {
+	end := metav1.ObjectMeta{ResourceVersion: fmt.Sprint(version), Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"}}
+	switch resource {
+	case "configmaps":
+		return &corev1.ConfigMap{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}, ObjectMeta: end}
+	case "endpointslices":
+		return &discoveryv1.EndpointSlice{TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"}, ObjectMeta: end}
+	case "leases":
+		return &coordinationv1.Lease{TypeMeta: metav1.TypeMeta{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"}, ObjectMeta: end}
+	case "nodes":
+		return &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: end}
+	}
+	return &corev1.Service{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}, ObjectMeta: end}
 }
 
 // respond answers with the value, whose code is its own if it is a Status.

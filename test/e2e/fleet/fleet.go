@@ -1,7 +1,7 @@
 // Package fleet runs speakers in network namespaces of their own, on one
-// segment, without kubelets: the real program beside an API server in memory.
-// So a segment can have more nodes than the lab, VIPs by the thousand, and
-// nothing else on the machine.
+// segment, without kubelets: the real program beside an API server in memory and,
+// if wanted, a router. So a segment can have more nodes than the lab, VIPs by the
+// thousand, and nothing else on the machine.
 //
 // A node's kernel takes packets for the VIPs that are served and answers them
 // itself, in place of kube-proxy and pods.
@@ -33,6 +33,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/lodestone-lb/lodestone/test/e2e/echo"
+	"github.com/lodestone-lb/lodestone/test/e2e/lan"
 	"github.com/lodestone-lb/lodestone/test/e2e/netns"
 )
 
@@ -50,6 +51,8 @@ type Options struct {
 	VIPs []netip.Addr
 	// Served are those of them that answer datagrams to port 80.
 	Served []netip.Addr
+	// Router asks for a router on the segment, see Router.
+	Router bool
 }
 
 // Fleet is nodes on a segment that run.
@@ -57,11 +60,15 @@ type Fleet struct {
 	API *API
 	// Client is the namespace of a host on the segment that is no node.
 	Client string
+	// Router is nil where none was asked for.
+	Router *Router
 
 	options  Options
 	dir      string
 	names    []string // of the nodes
 	speakers map[string]*exec.Cmd
+	services int // so far
+	server   *http.Server
 	wire     *wire
 	done     chan struct{}
 	closers  []func() error
@@ -79,6 +86,7 @@ var (
 	lower      = netip.MustParsePrefix("198.18.0.0/17")
 	apiHost    = netip.MustParseAddr("198.18.255.254")
 	clientHost = netip.MustParseAddr("198.18.255.253")
+	routerHost = netip.MustParseAddr("198.18.255.252")
 )
 
 func nodeHost(i int) netip.Addr { return netip.AddrFrom4([4]byte{198, 18, 255, byte(i)}) }
@@ -98,7 +106,7 @@ func Start(ctx context.Context, o Options) (f *Fleet, err error) {
 	if f.dir, err = os.MkdirTemp("", "fleet-"); err != nil {
 		return f, err
 	}
-	for _, step := range []func(context.Context) error{f.build, f.fill, f.serveAPI, f.listen, f.serve, f.run} {
+	for _, step := range []func(context.Context) error{f.build, f.fill, f.serveAPI, f.listen, f.serve, f.startRouter, f.run} {
 		if err := step(ctx); err != nil {
 			return f, err
 		}
@@ -118,7 +126,7 @@ func (f *Fleet) Stop() error {
 		failed = errors.Join(failed, c())
 	}
 	f.running.Wait()
-	for _, name := range append([]string{"switch", "client"}, f.names...) {
+	for _, name := range append([]string{"switch", "client", "router"}, f.names...) {
 		failed = errors.Join(failed, netns.Delete(f.host(name)))
 	}
 	return errors.Join(failed, os.RemoveAll(f.dir))
@@ -144,6 +152,9 @@ func (f *Fleet) build(context.Context) error {
 		return fmt.Errorf("make the switch: %w", err)
 	}
 	hosts := map[string]netip.Addr{"client": clientHost}
+	if f.options.Router {
+		hosts["router"] = routerHost
+	}
 	for i, name := range f.names {
 		hosts[name] = nodeHost(i + 1)
 	}
@@ -204,27 +215,61 @@ type object interface {
 
 // fill gives the API server the nodes, the configuration and the Services.
 func (f *Fleet) fill(context.Context) error {
-	var failed error
-	put := func(resource string, object object) {
-		object.SetUID(types.UID(resource + "-" + object.GetName()))
-		failed = errors.Join(failed, f.API.Put(resource, object))
-	}
+	failed := f.Configure(f.options.Document)
 	for _, name := range f.names {
-		put("nodes", &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"node": name}}})
+		failed = errors.Join(failed, f.Label(name, nil))
 	}
-	put("configmaps", &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "lodestone-config"}, Data: map[string]string{"config.yaml": f.options.Document}})
-	mode := corev1.LoadBalancerIPModeVIP
-	for i, vip := range f.options.VIPs {
-		name := metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprintf("web-%05d", i)}
-		service := &corev1.Service{ObjectMeta: name, Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, Ports: []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolUDP}}}}
-		service.Annotations = map[string]string{"lodestone.io/assigned-addresses": vip.String()}
-		service.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: vip.String(), IPMode: &mode}}
-		put("services", service)
-		slice := &discoveryv1.EndpointSlice{ObjectMeta: name, AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.1"}}}}
-		slice.Labels = map[string]string{discoveryv1.LabelServiceName: name.Name}
-		put("endpointslices", slice)
+	for _, vip := range f.options.VIPs {
+		failed = errors.Join(failed, f.AddService(vip))
 	}
 	return failed
+}
+
+// put has the API server hold the object.
+func (f *Fleet) put(resource string, object object) error {
+	object.SetUID(types.UID(resource + "-" + object.GetName()))
+	return f.API.Put(resource, object)
+}
+
+// Configure replaces the configuration.
+func (f *Fleet) Configure(document string) error {
+	return f.put("configmaps", &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "lodestone-config"}, Data: map[string]string{"config.yaml": document}})
+}
+
+// Label replaces the node's labels but for its name.
+func (f *Fleet) Label(node string, labels map[string]string) error {
+	all := map[string]string{"node": node}
+	maps.Copy(all, labels)
+	addresses := []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: f.Host(node).String()}}
+	return f.put("nodes", &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, Labels: all}, Status: corev1.NodeStatus{Addresses: addresses}})
+}
+
+// AddService makes a Service that has the address, and an endpoint. With it is
+// stored what an API server stores with one that people have applied.
+func (f *Fleet) AddService(vip netip.Addr) error {
+	mode, name := corev1.LoadBalancerIPModeVIP, nameOf(f.services)
+	f.services++
+	service := &corev1.Service{ObjectMeta: name, Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, Ports: []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolUDP}}}}
+	service.Annotations = map[string]string{"lodestone.io/assigned-addresses": vip.String(), corev1.LastAppliedConfigAnnotation: strings.Repeat("x", 600)}
+	for range 3 {
+		service.ManagedFields = append(service.ManagedFields, metav1.ManagedFieldsEntry{Manager: "kubectl", Operation: "Update", APIVersion: "v1", FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(`"` + strings.Repeat("y", 500) + `"`)})
+	}
+	service.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: vip.String(), IPMode: &mode}}
+	return errors.Join(f.put("services", service), f.putEndpoints(name, discoveryv1.Endpoint{Addresses: []string{"10.0.0.1"}}))
+}
+
+// Ready sets whether the only endpoint of the first Service is.
+func (f *Fleet) Ready(ready bool) error {
+	return f.putEndpoints(nameOf(0), discoveryv1.Endpoint{Addresses: []string{"10.0.0.1"}, Conditions: discoveryv1.EndpointConditions{Ready: &ready, Serving: &ready}})
+}
+
+func (f *Fleet) putEndpoints(service metav1.ObjectMeta, endpoint discoveryv1.Endpoint) error {
+	service.Labels = map[string]string{discoveryv1.LabelServiceName: service.Name}
+	return f.put("endpointslices", &discoveryv1.EndpointSlice{ObjectMeta: service, AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{endpoint}})
+}
+
+func nameOf(service int) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprintf("web-%05d", service)}
 }
 
 // serveAPI lets the API server listen on the switch.
@@ -237,11 +282,14 @@ func (f *Fleet) serveAPI(context.Context) error {
 	if err != nil {
 		return err
 	}
-	server := &http.Server{Handler: f.API, ReadHeaderTimeout: time.Minute}
-	f.closers = append(f.closers, server.Close)
-	f.running.Go(func() { _ = server.Serve(listener) }) // until it is closed
+	f.server = &http.Server{Handler: f.API, ReadHeaderTimeout: time.Minute}
+	f.closers = append(f.closers, f.server.Close)
+	f.running.Go(func() { _ = f.server.Serve(listener) }) // until it is closed
 	return nil
 }
+
+// StopAPI ends the API server for good.
+func (f *Fleet) StopAPI() error { return f.server.Close() }
 
 // listen notes from now on what the nodes send.
 func (f *Fleet) listen(context.Context) error {
@@ -319,32 +367,6 @@ func (f *Fleet) answer(node string, at netip.AddrPort) error {
 	return nil
 }
 
-// run starts the speakers.
-func (f *Fleet) run(context.Context) error {
-	kubeconfig := filepath.Join(f.dir, "kubeconfig")
-	text := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: fleet\ncontexts: [{name: fleet, context: {cluster: fleet}}]\nclusters: [{name: fleet, cluster: {server: 'http://%s'}}]\n", netip.AddrPortFrom(apiHost, apiPort))
-	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
-		return err
-	}
-	for i, name := range f.names {
-		log, err := os.Create(f.Log(name))
-		if err != nil {
-			return err
-		}
-		defer log.Close()
-		cmd := netns.Command(context.Background(), f.host(name), f.options.Speaker,
-			"--node-name="+name, "--node-ip="+nodeHost(i+1).String(), "--kubeconfig="+kubeconfig, "--kube-proxy-healthz-url=")
-		cmd.Env = append(os.Environ(), "LODESTONE_MEMBERSHIP_KEY=a key that only this fleet has")
-		cmd.Stdout, cmd.Stderr = log, log
-		cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
-		if err := cmd.Start(); err != nil {
-			return fmt.Errorf("start the speaker of %s: %w", name, err)
-		}
-		f.speakers[name] = cmd
-	}
-	return nil
-}
-
 // Log is the file with what a node's speaker said. It goes with the fleet.
 func (f *Fleet) Log(node string) string { return filepath.Join(f.dir, node+".log") }
 
@@ -366,6 +388,13 @@ func (f *Fleet) setPort(node string, set func(*netlink.Handle, netlink.Link) err
 	}
 	return set(handle, link)
 }
+
+// Lose drops that percentage of all frames between hosts, at random, until Heal.
+// The API server loses nothing.
+func (f *Fleet) Lose(percent int) error { return lan.LoseOn(f.host("switch"), percent) }
+
+// Heal ends the loss of frames.
+func (f *Fleet) Heal() error { return lan.HealOn(f.host("switch")) }
 
 // Steady waits until every VIP has been announced, and no announcement is
 // repeated any more.

@@ -31,19 +31,36 @@ func fleetOf(t *testing.T, advertisement string) *Fleet {
 // startFleet starts three nodes.
 func startFleet(t *testing.T, advertisement string) *Fleet {
 	t.Helper()
+	return startFleetWith(t, Options{Nodes: 3, VIPs: vips, Document: document(advertisement)})
+}
+
+// document is a configuration with a pool that has the VIPs.
+func document(more string) string {
+	return "apiVersion: lodestone.io/v1alpha1\nkind: Config\npools:\n  - {name: lan, addresses: [198.18.0.0/17]}\n" + more
+}
+
+// startFleetWith starts a fleet of the program as it is now, whose first VIP
+// answers.
+func startFleetWith(t *testing.T, o Options) *Fleet {
+	t.Helper()
 	root, err := lab.Root()
 	require.NoError(t, err)
 	bin, err := program.Builder{Root: root}.Lodestone(t.Context())
 	require.NoError(t, err)
-	f, err := Start(t.Context(), Options{
-		Speaker: filepath.Join(bin, "lodestone-speaker"), Nodes: 3, VIPs: vips, Served: vips[:1],
-		Document: "apiVersion: lodestone.io/v1alpha1\nkind: Config\npools:\n  - {name: lan, addresses: [198.18.0.0/17]}\n" + advertisement,
-	})
+	o.Speaker, o.Served = filepath.Join(bin, "lodestone-speaker"), o.VIPs[:1]
+	f, err := Start(t.Context(), o)
 	require.NoError(t, err)
 	t.Cleanup(func() {
+		logs := map[string]string{}
 		for _, n := range f.names {
-			if log, err := os.ReadFile(f.Log(n)); t.Failed() && err == nil {
-				t.Logf("%s:\n%s", n, log)
+			logs[n] = f.Log(n)
+		}
+		if f.Router != nil {
+			logs["bgpd"] = f.Router.Log("bgpd")
+		}
+		for name, file := range logs {
+			if log, err := os.ReadFile(file); t.Failed() && err == nil {
+				t.Logf("%s:\n%s", name, log)
 			}
 		}
 		require.NoError(t, f.Stop())

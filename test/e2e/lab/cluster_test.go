@@ -340,13 +340,3 @@ func killUpAt(t *testing.T, file string) {
 		t.Fatal(waiting)
 	}
 }
-
-func TestDualStackWithIPTables(t *testing.T) {
-	c := bringUp(t, Options{Nodes: 2, DualStack: true, ProxyMode: IPTables})
-	deployEcho(t, c)
-	for _, node := range c.Nodes() {
-		for _, address := range c.Addresses(node) {
-			answers(t, c, node, address)
-		}
-	}
-}

@@ -7,6 +7,8 @@ import (
 	"os/exec"
 	"path/filepath"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/lodestone-lb/lodestone/test/e2e/image"
 )
 
@@ -92,6 +94,26 @@ func (c *Cluster) writeImage(i image.Image) (archive string, err error) {
 	}
 	archive = filepath.Join(dir, filepath.Base(i.Binary)+".tar")
 	return archive, i.Write(archive)
+}
+
+// Import gives every node the images, as if it had pulled them.
+func (c *Cluster) Import(ctx context.Context, images ...image.Image) error {
+	archives := make([]string, len(images))
+	for n, i := range images {
+		var err error
+		if archives[n], err = c.writeImage(i); err != nil {
+			return err
+		}
+	}
+	return c.importEverywhere(ctx, archives)
+}
+
+func (c *Cluster) importEverywhere(ctx context.Context, archives []string) error {
+	group, ctx := errgroup.WithContext(ctx)
+	for _, node := range c.nodes {
+		group.Go(func() error { return c.importImages(ctx, node, archives) })
+	}
+	return group.Wait()
 }
 
 // importImages gives a node the images, as if it had pulled them.

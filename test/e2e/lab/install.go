@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/lodestone-lb/lodestone/test/e2e/image"
@@ -59,6 +58,9 @@ func (c *Cluster) values() map[string]any {
 	return values
 }
 
+// Chart returns the folder of Lodestone's chart.
+func (c *Cluster) Chart() string { return filepath.Join(c.Root, "deploy", "chart") }
+
 // Values returns the file with the chart's values that Install uses.
 func (c *Cluster) Values() string { return c.path("values.yaml") }
 
@@ -74,7 +76,7 @@ func (c *Cluster) Install(ctx context.Context) error {
 	}
 	started := time.Now()
 	c.Progress("installing lodestone with helm")
-	_, err = c.Helm(ctx, "install", "lodestone", filepath.Join(c.Root, "deploy", "chart"),
+	_, err = c.Helm(ctx, "install", "lodestone", c.Chart(),
 		"--namespace", LodestoneNamespace, "--create-namespace", "--values", c.Values(),
 		"--wait", "--timeout", "2m")
 	if err != nil {
@@ -133,11 +135,7 @@ func (c *Cluster) Load(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	group, groupCtx := errgroup.WithContext(ctx)
-	for _, node := range c.nodes {
-		group.Go(func() error { return c.importImages(groupCtx, node, archives) })
-	}
-	if err := group.Wait(); err != nil {
+	if err := c.importEverywhere(ctx, archives); err != nil {
 		return err
 	}
 	workloads := []string{"deployment/lodestone-controller", "daemonset/lodestone-speaker"}

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"text/template"
 	"time"
 
@@ -168,12 +169,38 @@ func (c *Cluster) kubelet(node string, p programs) process.Spec {
 	}}
 }
 
+// proxyMode is the flag of kube-proxy.
+const proxyMode = "--proxy-mode="
+
+// SetProxyMode starts the node's kube-proxy again, in that mode, and waits until
+// it is healthy.
+func (c *Cluster) SetProxyMode(ctx context.Context, node, mode string) error {
+	p, err := c.processes.Get("kube-proxy-" + node)
+	if err != nil {
+		return err
+	}
+	if err := p.Kill(ctx); err != nil {
+		return err
+	}
+	for i, arg := range p.Args {
+		if strings.HasPrefix(arg, proxyMode) {
+			p.Args[i] = proxyMode + mode
+		}
+	}
+	if err := p.Restart(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	return poll(ctx, 100*time.Millisecond, func() error { return c.proxyReady(ctx, node) })
+}
+
 func (c *Cluster) kubeProxy(node string, p programs) process.Spec {
 	return process.Spec{Name: "kube-proxy-" + node, Args: []string{
 		p.kubernetes("kube-proxy"),
 		"--kubeconfig=" + c.kubeconfigOf("kube-proxy"),
 		"--hostname-override=" + node,
-		"--proxy-mode=" + c.ProxyMode,
+		proxyMode + c.ProxyMode,
 		"--cluster-cidr=" + join(c.clusterCIDRs()),
 		"--healthz-bind-address=0.0.0.0:10256",
 		"--conntrack-max-per-core=0", // the limit is the machine's

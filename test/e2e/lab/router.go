@@ -48,10 +48,10 @@ func (c *Cluster) startRouter(ctx context.Context, r router) error {
 	}
 	specs, ask := birdSpecs(conf, dir), []string{"show status"}
 	if r.daemon == RouterFRR {
-		if err := give(dir, "frr"); err != nil {
+		ask = []string{"show bgp summary", "show bfd peers"}
+		if specs, err = FRR(conf, dir); err != nil {
 			return err
 		}
-		specs, ask = frrSpecs(conf, dir), []string{"show bgp summary", "show bfd peers"}
 	}
 	for _, spec := range specs {
 		spec.Name, spec.Namespace = spec.Name+"-"+r.name, c.namespace(r.name)
@@ -105,9 +105,12 @@ func (c *Cluster) writeRouterConfig(r router, dir string) (path string, err erro
 	return path, os.WriteFile(path, []byte(text.String()), 0o644)
 }
 
-// frrSpecs are FRR's daemons, each of which takes what is its own from the
-// configuration.
-func frrSpecs(conf, dir string) []process.Spec {
+// FRR gives the folder to FRR's user and returns the daemons in the order that
+// they start in. Each takes what is its own from the configuration.
+func FRR(conf, dir string) ([]process.Spec, error) {
+	if err := give(dir, "frr"); err != nil {
+		return nil, err
+	}
 	specs := make([]process.Spec, 0, 3)
 	for _, daemon := range []string{"zebra", "bgpd", "bfdd"} {
 		args := []string{"/usr/lib/frr/" + daemon, "--config_file=" + conf, "--vty_socket=" + dir, "--socket=" + filepath.Join(dir, "zserv.api"),
@@ -117,7 +120,7 @@ func frrSpecs(conf, dir string) []process.Spec {
 		}
 		specs = append(specs, process.Spec{Name: daemon, Args: args})
 	}
-	return specs
+	return specs, nil
 }
 
 func birdSpecs(conf, dir string) []process.Spec {

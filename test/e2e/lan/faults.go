@@ -67,28 +67,38 @@ func BlockPort(protocol string, port uint16) error {
 }
 
 // Lose drops the given percentage of all frames, at random.
-func Lose(percent int) error {
+func Lose(percent int) error { return LoseOn(Namespace, percent) }
+
+// LoseOn is Lose for the bridges of any namespace.
+func LoseOn(namespace string, percent int) error {
 	switch {
 	case percent < 1 || percent > 100:
 		return fmt.Errorf("lose %d percent: want 1 to 100", percent)
 	case percent == 100:
-		return addFaults("drop\n")
+		return addFaultsOn(namespace, "drop\n")
 	default:
-		return addFaults(fmt.Sprintf("numgen random mod 100 < %d drop\n", percent))
+		return addFaultsOn(namespace, fmt.Sprintf("numgen random mod 100 < %d drop\n", percent))
 	}
 }
 
-func addFaults(rules string) error {
+func addFaults(rules string) error { return addFaultsOn(Namespace, rules) }
+
+func addFaultsOn(namespace, rules string) error {
 	script := faultTable
 	for rule := range strings.Lines(rules) {
 		script += "add rule bridge faults forward " + rule
 	}
-	return nft(script)
+	return nft(namespace, script)
+}
+
+// HealOn takes every fault rule of a namespace's bridges away.
+func HealOn(namespace string) error {
+	return nft(namespace, "add table bridge faults\ndelete table bridge faults\n")
 }
 
 // Heal takes every fault rule away and brings every port up.
 func Heal() error {
-	if err := nft("add table bridge faults\ndelete table bridge faults\n"); err != nil {
+	if err := HealOn(Namespace); err != nil {
 		return err
 	}
 	handle, err := netns.Netlink(Namespace)
@@ -110,8 +120,8 @@ func Heal() error {
 	return nil
 }
 
-func nft(script string) error {
-	cmd := netns.Command(context.Background(), Namespace, "nft", "-f", "-")
+func nft(namespace, script string) error {
+	cmd := netns.Command(context.Background(), namespace, "nft", "-f", "-")
 	cmd.Stdin = strings.NewReader(script)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr

@@ -50,6 +50,8 @@ const (
 type Installation struct {
 	Lab  *lab.Cluster
 	Kube kubernetes.Interface
+	// ConfigMapName is ConfigMap, as long as the chart is not told another one.
+	ConfigMapName string
 
 	web *http.Client
 
@@ -63,7 +65,7 @@ func New(cluster *lab.Cluster) (*Installation, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Installation{Lab: cluster, Kube: kube, web: &http.Client{
+	return &Installation{Lab: cluster, Kube: kube, ConfigMapName: ConfigMap, web: &http.Client{
 		Timeout: 5 * time.Second,
 		Transport: &http.Transport{
 			DialContext:     netns.Dialer(controlPlane),
@@ -88,10 +90,10 @@ func (i *Installation) WriteConfig(ctx context.Context, document string) error {
 	maps := i.Kube.CoreV1().ConfigMaps(Namespace)
 	data := map[string]string{"config.yaml": document}
 	return Wait(ctx, "the ConfigMap takes the document", func() error {
-		m, err := maps.Get(ctx, ConfigMap, metav1.GetOptions{})
+		m, err := maps.Get(ctx, i.ConfigMapName, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			_, err = maps.Create(ctx, &corev1.ConfigMap{
-				ObjectMeta: metav1.ObjectMeta{Name: ConfigMap, Namespace: Namespace}, Data: data,
+				ObjectMeta: metav1.ObjectMeta{Name: i.ConfigMapName, Namespace: Namespace}, Data: data,
 			}, metav1.CreateOptions{})
 			return err
 		}
@@ -193,13 +195,25 @@ func terminate(name string, cmd *exec.Cmd, log string) error {
 	}
 }
 
-// Upgrade runs helm upgrade with the lab's values and the flags given.
-func (i *Installation) Upgrade(ctx context.Context, flags ...string) error {
-	_, err := i.Lab.Helm(ctx, append([]string{
-		"upgrade", "lodestone", filepath.Join(i.Lab.Root, "deploy", "chart"),
-		"--namespace", Namespace, "--values", i.Lab.Values(), "--wait", "--timeout", "2m",
-	}, flags...)...)
-	return err
+// Upgrade has helm upgrade to a chart with the lab's values and the flags given,
+// and returns when all runs as the chart says.
+func (i *Installation) Upgrade(ctx context.Context, chart string, flags ...string) error {
+	return i.roll(ctx, append([]string{"upgrade", "lodestone", chart, "--values", i.Lab.Values()}, flags...)...)
+}
+
+// Rollback has helm go back to what was before the last upgrade, and returns
+// when all runs as it did.
+func (i *Installation) Rollback(ctx context.Context) error {
+	return i.roll(ctx, "rollback", "lodestone")
+}
+
+// roll has helm replace the pods; the controllers are at their work again when
+// it returns.
+func (i *Installation) roll(ctx context.Context, args ...string) error {
+	if _, err := i.Lab.Helm(ctx, append(args, "--namespace", Namespace, "--wait", "--timeout", "2m")...); err != nil {
+		return err
+	}
+	return i.ScaleController(ctx, 2)
 }
 
 // CLI runs the operator's tool against the cluster and returns what it prints

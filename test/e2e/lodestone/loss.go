@@ -27,6 +27,14 @@ type Loss struct {
 // node in again and waits until it has its VIP back. The pods that answer must
 // be on other nodes: see KeepEchoFromOwner.
 func (i *Installation) LoseOwner(ctx context.Context, target netip.AddrPort) (loss Loss, err error) {
+	if loss, err = i.CutOwner(ctx, target); err != nil {
+		return loss, err
+	}
+	return loss, i.Moved(ctx, target.Addr().String(), loss.Old, true)
+}
+
+// CutOwner is LoseOwner without the wait at the end.
+func (i *Installation) CutOwner(ctx context.Context, target netip.AddrPort) (loss Loss, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*Patience)
 	defer cancel()
 	vip := target.Addr().String()
@@ -37,15 +45,7 @@ func (i *Installation) LoseOwner(ctx context.Context, target netip.AddrPort) (lo
 	err = i.cut(ctx, asking, &loss, vip)
 	record, stopped := asking.Stop()
 	loss.Outage = record.Outage().Duration()
-	if err := errors.Join(err, stopped); err != nil {
-		return loss, err
-	}
-	return loss, Wait(ctx, loss.Old+" has its VIP back", func() error {
-		if owner, err := i.Owner(ctx, vip); err != nil || owner != loss.Old {
-			return fmt.Errorf("%q owns it, %w", owner, err)
-		}
-		return nil
-	})
+	return loss, errors.Join(err, stopped)
 }
 
 // cut unplugs the owner until answers are back.

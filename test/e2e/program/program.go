@@ -1,5 +1,5 @@
-// Package program builds what the lab runs: Kubernetes and Helm from their Go
-// modules, once; our own programs on every run, which the Go build cache makes
+// Package program builds what the lab runs: Kubernetes, Helm and MetalLB from their
+// Go modules, once; our own programs on every run, which the Go build cache makes
 // cheap.
 package program
 
@@ -8,7 +8,9 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -29,7 +31,7 @@ const kubernetesVersion = "1.36.3"
 
 // Kubernetes returns the binary that is every Kubernetes program of the lab.
 func (b Builder) Kubernetes(ctx context.Context) (string, error) {
-	return b.once(ctx, "kubernetes", "about 6 minutes on 2 cores", "-ldflags="+versionFlags(kubernetesVersion), ".")
+	return b.once(ctx, "kubernetes", "kubernetes", "about 6 minutes on 2 cores", "-ldflags="+versionFlags(kubernetesVersion), ".")
 }
 
 func versionFlags(version string) string {
@@ -40,19 +42,56 @@ func versionFlags(version string) string {
 
 // Helm returns the helm binary.
 func (b Builder) Helm(ctx context.Context) (string, error) {
-	return b.once(ctx, "helm", "about 2 minutes on 2 cores", "helm.sh/helm/v3/cmd/helm")
+	return b.once(ctx, "helm", "helm", "about 2 minutes on 2 cores", "helm.sh/helm/v3/cmd/helm")
 }
 
 // Promtool returns the binary of Prometheus' tool that tests rules. The build
 // tag leaves out discovery in clouds.
 func (b Builder) Promtool(ctx context.Context) (string, error) {
-	return b.once(ctx, "promtool", "about 90 seconds on 2 cores", "-tags=remove_all_sd", "github.com/prometheus/prometheus/cmd/promtool")
+	return b.once(ctx, "promtool", "promtool", "about 90 seconds on 2 cores", "-tags=remove_all_sd", "github.com/prometheus/prometheus/cmd/promtool")
+}
+
+// MetalLB is a release of MetalLB.
+type MetalLB struct {
+	// Version is its tag, as in v0.16.2.
+	Version string
+	// Controller and Speaker are static binaries.
+	Controller, Speaker string
+	// Manifests is the folder with the manifests of the release.
+	Manifests string
+}
+
+// metalLBModule is MetalLB's.
+const metalLBModule = "go.universe.tf/metallb"
+
+// MetalLB returns the release that cmd/metallb requires.
+func (b Builder) MetalLB(ctx context.Context) (m MetalLB, err error) {
+	const name, duration = "metallb", "about 2 minutes on 2 cores for both"
+	if m.Controller, err = b.once(ctx, name, "metallb-controller", duration, metalLBModule+"/controller"); err != nil {
+		return m, err
+	}
+	if m.Speaker, err = b.once(ctx, name, "metallb-speaker", duration, metalLBModule+"/speaker"); err != nil {
+		return m, err
+	}
+	// Downloads it if there was nothing to build.
+	cmd := exec.CommandContext(ctx, "go", "mod", "download", "-json", metalLBModule)
+	cmd.Dir, cmd.Env = b.module(name), append(os.Environ(), "GOWORK=off")
+	output, err := cmd.Output()
+	if err != nil {
+		return m, fmt.Errorf("run %v: %w\n%s", cmd.Args, err, output)
+	}
+	var module struct{ Version, Dir string }
+	if err := json.Unmarshal(output, &module); err != nil {
+		return m, fmt.Errorf("read what %v says: %w", cmd.Args, err)
+	}
+	m.Version, m.Manifests = module.Version, filepath.Join(module.Dir, "config", "manifests")
+	return m, nil
 }
 
 // Own returns a static binary of one of the lab's own commands.
 func (b Builder) Own(ctx context.Context, name string) (string, error) {
 	binary := filepath.Join(b.cache(), name)
-	return binary, b.run(b.goBuild(ctx, filepath.Join(b.e2e(), "cmd", name), binary, "."))
+	return binary, b.run(b.goBuild(ctx, b.module(name), binary, "."))
 }
 
 // Lodestone builds the product and returns the folder of its binaries.
@@ -62,12 +101,16 @@ func (b Builder) Lodestone(ctx context.Context) (string, error) {
 }
 
 func (b Builder) cache() string { return filepath.Join(b.Root, ".cache", "lab") }
-func (b Builder) e2e() string   { return filepath.Join(b.Root, "test", "e2e") }
 
-// once builds a module below cmd unless the binary of just these sources and
-// this Go release is in the cache. Older binaries are removed: they are large.
-func (b Builder) once(ctx context.Context, name, duration string, args ...string) (string, error) {
-	dir := filepath.Join(b.e2e(), "cmd", name)
+// module is the folder of a module below cmd.
+func (b Builder) module(name string) string {
+	return filepath.Join(b.Root, "test", "e2e", "cmd", name)
+}
+
+// once builds a binary from a module below cmd unless that of just these sources
+// and this Go release is in the cache. Older ones are removed: they are large.
+func (b Builder) once(ctx context.Context, module, name, duration string, args ...string) (string, error) {
+	dir := b.module(module)
 	key, err := hashSources(dir, args)
 	if err != nil {
 		return "", err
@@ -138,17 +181,21 @@ func (b Builder) run(cmd *exec.Cmd) error {
 func hashSources(dir string, args []string) (string, error) {
 	hash := sha256.New()
 	fmt.Fprintln(hash, runtime.Version(), args)
-	paths, err := filepath.Glob(filepath.Join(dir, "*"))
-	if err != nil {
-		return "", err
-	}
-	for _, path := range paths {
+	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
 		content, err := os.ReadFile(path)
 		if err != nil {
-			return "", fmt.Errorf("hash sources: %w", err)
+			return err
 		}
-		fmt.Fprintf(hash, "%s %d\n", filepath.Base(path), len(content))
+		name, err := filepath.Rel(dir, path)
+		fmt.Fprintf(hash, "%s %d\n", name, len(content))
 		hash.Write(content)
+		return err
+	})
+	if err != nil {
+		return "", fmt.Errorf("hash sources: %w", err)
 	}
 	return hex.EncodeToString(hash.Sum(nil))[:16], nil
 }

@@ -50,6 +50,12 @@ func TestKubernetesIsBuiltOncePerSource(t *testing.T) {
 	if _, err := os.Stat(first); !os.IsNotExist(err) {
 		t.Errorf("the old binary is still there: %v", err)
 	}
+	write(t, root, "kubernetes/part", "package part\n")
+	build()
+	write(t, root, "kubernetes/part", "package part\n\nconst Changed = true\n")
+	if build(); builds != 4 {
+		t.Errorf("%d builds after two changes in a folder below, want 4", builds)
+	}
 }
 
 func TestKubernetesVersionIsTheModules(t *testing.T) {

@@ -107,8 +107,8 @@ func TestClassesAreServedOrLeftAlone(t *testing.T) {
 	require.Contains(t, s.get("classless").Finalizers, "service.kubernetes.io/load-balancer-cleanup")
 	s.untouched(foreign)
 
-	s.helmUpgrade("--set", "controller.handleClassless=false")
-	t.Cleanup(func() { s.helmUpgrade() })
+	s.stopController()
+	s.runController("--handle-classless=false")
 	ignored := s.service("ignored")
 	s.service("ours-too", class(ourClass))
 	s.assigned("ours-too")

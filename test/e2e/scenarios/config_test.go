@@ -62,6 +62,7 @@ func TestInvalidConfigurationChangesNothing(t *testing.T) {
 		})
 	}
 
+	s.finds("configuration", "")
 	s.config(usualPools)
 	require.NoError(t, s.LeaderMetricBecomes(s.ctx, "lodestone_config_valid", nil, 1))
 	s.event(lodestone.Namespace, "ConfigMap", lodestone.ConfigMap, "ConfigValid")
@@ -99,8 +100,8 @@ func TestMissingConfigurationIsSaid(t *testing.T) {
 	address := s.assigned("before")
 	s.stopController()
 	require.NoError(t, s.Kube.CoreV1().ConfigMaps(lodestone.Namespace).Delete(s.ctx, lodestone.ConfigMap, metav1.DeleteOptions{}))
-	t.Cleanup(func() { s.helmUpgrade() })
 	s.runController()
+	s.isSilent("before", s.Lab.Nodes()[0], "NoAdvertisement")
 	s.service("during")
 	s.refused("during", "ConfigUnavailable")
 	s.holds("before", address)

@@ -116,6 +116,7 @@ func TestForeignHostTakesAVIPLater(t *testing.T) {
 		}
 		return nil
 	})
+	s.finds("conflict", "")
 	s.always(3*time.Second, "the Service keeps its address", func() error {
 		if got := addresses(s.get("web")); !slices.Equal(got, []string{"198.18.0.252"}) {
 			return fmt.Errorf("it has %q", got)

@@ -99,13 +99,6 @@ func (s *story) runController(flags ...string) (stop func()) {
 	return stop
 }
 
-// helmUpgrade changes values of the installed chart.
-func (s *story) helmUpgrade(flags ...string) {
-	s.Helper()
-	require.NoError(s, s.Upgrade(context.WithoutCancel(s.ctx), flags...))
-	s.startController()
-}
-
 // slowAPIServer stops and continues the API server ten times a second, so
 // that every request takes long, until the story ends.
 func (s *story) slowAPIServer() (stop func()) {

@@ -28,13 +28,11 @@ func leases(server *lodestone.DHCPServer, want map[string]string) error {
 // A pool's addresses are those of a DHCP server: a Service gets one and is
 // reached by it, keeps it over the end of the controllers, and gives it back
 // when it goes; one that gets none is told what the server says.
-func TestPoolLeasesItsAddressesFromADHCPServer(t *testing.T) {
+func poolLeasesItsAddressesFromADHCPServer(t *testing.T) {
 	s := begin(t)
 	server, err := lodestone.RunDHCPServer(s.ctx, "198.18.0.240", "198.18.0.243")
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, server.Stop()) })
-	t.Cleanup(func() { s.helmUpgrade() })
-	s.helmUpgrade("--set", "controller.dhcp.enabled=true")
 	s.config(officePool)
 	s.echo(2)
 

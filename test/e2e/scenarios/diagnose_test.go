@@ -1,15 +1,13 @@
 package scenarios
 
 import (
-	"archive/tar"
-	"bytes"
-	"compress/gzip"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
+	"io/fs"
+	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,7 +16,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/lodestone-lb/lodestone/test/e2e/lab"
 	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
@@ -46,13 +47,13 @@ func (s *story) diagnose(args ...string) (found []finding, code int) {
 	return found, code
 }
 
-// finds checks that the diagnosis has a finding of that check about the node,
-// and returns it.
+// finds checks that the diagnosis has a finding of that check about the node, ""
+// for any, and returns it.
 func (s *story) finds(check, node string, args ...string) (f finding) {
 	s.Helper()
 	s.eventually(fmt.Sprintf("%s is found on %s", check, node), func() error {
 		found, code := s.diagnose(args...)
-		i := slices.IndexFunc(found, func(f finding) bool { return f.Check == check && slices.Contains(f.Nodes, node) })
+		i := slices.IndexFunc(found, func(f finding) bool { return f.Check == check && (node == "" || slices.Contains(f.Nodes, node)) })
 		if i < 0 {
 			return fmt.Errorf("found %+v, exit code %d", found, code)
 		}
@@ -69,11 +70,45 @@ func (s *story) on(ctx context.Context, node string, args ...string) {
 	require.NoError(s, err, "%s: %q: %s", node, args, out)
 }
 
-// The operator asks what is wrong: nothing, then what the test has done.
+// findsAll waits until one diagnosis has a finding of each of the checks, about the
+// node that is given; "" is any.
+func (s *story) findsAll(want map[string]string, args ...string) {
+	s.Helper()
+	s.eventually("each fault is found", func() error {
+		found, code := s.diagnose(args...)
+		for check, node := range want {
+			if !slices.ContainsFunc(found, func(f finding) bool {
+				return f.Check == check && (node == "" || slices.Contains(f.Nodes, node))
+			}) {
+				return fmt.Errorf("check %s finds nothing about node %q; found %+v, exit code %d", check, node, found, code)
+			}
+		}
+		return nil
+	})
+}
+
+// sysctl sets a sysctl of a node, until the test ends.
+func (s *story) sysctl(node, name, value string) {
+	s.Helper()
+	before, err := netns.Command(s.ctx, "ls-"+node, "sysctl", "-n", name).Output()
+	require.NoError(s, err)
+	s.afterwards(func() { s.on(s.ctx, node, "sysctl", "-qw", name+"="+strings.TrimSpace(string(before))) })
+	s.on(s.ctx, node, "sysctl", "-qw", name+"="+value)
+}
+
+// withIP runs ip on a node, and again otherwise when the test ends.
+func (s *story) withIP(node string, do, undo string) {
+	s.Helper()
+	s.afterwards(func() { s.on(s.ctx, node, append([]string{"ip"}, strings.Fields(undo)...)...) })
+	s.on(s.ctx, node, append([]string{"ip"}, strings.Fields(do)...)...)
+}
+
+// The operator asks what is wrong: nothing, then all that the test has done.
 func TestDiagnosisFindsWhatIsWrong(t *testing.T) {
 	s := begin(t)
 	nodes := s.Lab.Nodes()
 	require.GreaterOrEqual(t, len(nodes), 3)
+	n1, n2, n3 := nodes[0], nodes[1], nodes[2]
 	s.echo(int32(len(nodes)))
 	s.service("web")
 	vip := s.assigned("web")
@@ -86,35 +121,103 @@ func TestDiagnosisFindsWhatIsWrong(t *testing.T) {
 		return nil
 	})
 
-	// A node does not forward.
-	always := context.WithoutCancel(s.ctx)
-	s.afterwards(func() { s.on(always, nodes[1], "sysctl", "-qw", "net.ipv4.ip_forward=1") })
-	s.on(s.ctx, nodes[1], "sysctl", "-qw", "net.ipv4.ip_forward=0")
-	f := s.finds("ip-forward", nodes[1])
-	assert.Equal(t, []string{nodes[1]}, f.Nodes)
-	assert.Equal(t, "error", f.Severity)
-	assert.Equal(t, "sysctl -w net/ipv4/ip_forward=1", f.Hint)
-	s.on(s.ctx, nodes[1], "sysctl", "-qw", "net.ipv4.ip_forward=1")
-
-	// A firewall between two nodes; by way of the third one they stay alive.
-	s.afterwards(func() { s.on(always, nodes[1], "nft", "add table ip diagnosed; delete table ip diagnosed") })
-	from := s.Lab.Addresses(nodes[0])[0].String()
-	s.on(s.ctx, nodes[1], "nft", fmt.Sprintf("add table ip diagnosed; add chain ip diagnosed input { type filter hook input priority -10; }; "+
-		"add rule ip diagnosed input ip saddr %[1]s tcp dport %[2]d drop; add rule ip diagnosed input ip saddr %[1]s udp dport %[2]d drop", from, lab.GossipPort))
-	f = s.finds("membership-port", nodes[0], "--active")
-	assert.Contains(t, f.Message, "the speaker of node "+nodes[1]+" does not answer")
-	assert.Contains(t, f.Message, "TCP")
-	assert.Contains(t, f.Message, "UDP")
-	s.on(s.ctx, nodes[1], "nft", "delete table ip diagnosed")
-
-	// A VIP that somebody has put on an interface of a node.
+	// Faults of nodes.
+	s.sysctl(n2, "net.ipv4.ip_forward", "0")
+	s.sysctl(n3, "net.ipv4.conf.eth0.rp_filter", "1")
+	s.withIP(n3, "link add planted up type veth peer name planted-peer", "link delete planted")
+	s.on(s.ctx, n3, "ip", "link", "set", "planted-peer", "up")
+	if route := strings.TrimSpace(s.ip(n3, "route", "show", "default")); route != "" {
+		s.afterwards(func() { s.ip(n3, append([]string{"route", "replace"}, strings.Fields(route)...)...) })
+	}
+	s.ip(n3, "route", "replace", "default", "dev", "planted")
+	s.withIP(n3, "link set eth0 mtu 1400", "link set eth0 mtu 1500")
+	s.withIP(n3, "link add kube-ipvs0 type veth peer name kube-ipvs0-peer", "link delete kube-ipvs0")
+	s.on(s.ctx, n3, "ip", "address", "add", "198.18.0.249/32", "dev", "kube-ipvs0")
+	s.withIP(n1, "address add 192.0.2.1/24 dev eth0", "address delete 192.0.2.1/24 dev eth0")
 	owner, err := s.Owner(s.ctx, vip)
 	require.NoError(t, err)
 	other := nodes[slices.IndexFunc(nodes, func(n string) bool { return n != owner })]
-	s.afterwards(func() { _ = netns.Command(always, "ls-"+other, "ip", "addr", "del", vip+"/32", "dev", "eth0").Run() })
-	s.on(s.ctx, other, "ip", "addr", "add", vip+"/32", "dev", "eth0")
+	s.withIP(other, "address add "+vip+"/32 dev eth0", "address delete "+vip+"/32 dev eth0")
+	var daemon net.Listener // of BGP, and not ours
+	require.NoError(t, netns.Do("ls-"+n2, func() (err error) {
+		daemon, err = net.Listen("tcp4", ":179")
+		return err
+	}))
+	s.afterwards(func() { daemon.Close() })
+
+	// Faults of the configuration, of Services, and of what else runs.
+	s.config(`
+quarantine: 0s
+pools:
+  - {name: lan, addresses: [198.18.0.200-198.18.0.248]}
+  - {name: lonely, addresses: [192.0.2.10], autoAssign: false}
+peers:
+  - {name: gone, address: 198.18.0.251, localASN: 64512, peerASN: 64513, bfd: {}, nodeSelector: {matchLabels: {kubernetes.io/hostname: ` + n1 + `}}}
+  - {name: caller, address: 198.18.0.252, localASN: 64512, peerASN: 64513, passive: true, nodeSelector: {matchLabels: {kubernetes.io/hostname: ` + n2 + `}}}
+`)
+	s.service("lonely", annotated(poolAnnotation, "lonely"))
+	s.service("idle", func(svc *corev1.Service) { svc.Spec.Selector = map[string]string{"app": "nobody"} })
+	s.service("limited", annotated(rateLimit, "5"))
+	s.service("refusing", func(svc *corev1.Service) {
+		svc.Spec.Ports = []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(9)}}
+	})
+	s.register("spare", nil)
+	s.plantPod()
+	s.plantMetalLB()
+	s.allAssigned()
+	s.findsAll(map[string]string{
+		"ip-forward": n2, "rp-filter": n3, "mtu": "", "kube-proxy": n3, "segment": n1, "arp": other, "bgp-port": n2,
+		"bgp": n1, "bfd": n1, "announced": "", "capabilities": n1, "vip": "",
+		"other-implementation": "", "versions": "", "controller": "", "speakers": "", "complete": "spare",
+	}, "--active")
+	f := s.finds("ip-forward", n2)
+	assert.Equal(t, []string{n2}, f.Nodes)
+	assert.Equal(t, "error", f.Severity)
+	assert.Equal(t, "sysctl -w net/ipv4/ip_forward=1", f.Hint)
 	assert.Contains(t, s.finds("arp", other).Message, "VIP "+vip+" is configured on eth0")
-	s.on(s.ctx, other, "ip", "addr", "del", vip+"/32", "dev", "eth0")
+
+	// A firewall around a node, which answers no ARP either.
+	s.afterwards(func() { s.on(s.ctx, n2, "nft", "add table ip diagnosed; delete table ip diagnosed") })
+	s.on(s.ctx, n2, "nft", fmt.Sprintf("add table ip diagnosed; add chain ip diagnosed input { type filter hook input priority -10; }; "+
+		"add rule ip diagnosed input tcp dport %[1]d drop; add rule ip diagnosed input udp dport %[1]d drop", lab.GossipPort))
+	s.sysctl(n2, "net.ipv4.conf.eth0.arp_ignore", "8")
+	s.findsAll(map[string]string{"membership": n1, "membership-port": n1, "neighbours": n1}, "--active")
+	f = s.finds("membership-port", n1, "--active")
+	assert.Contains(t, f.Message, "the speaker of node "+n2+" does not answer")
+	assert.Contains(t, f.Message, "TCP")
+	assert.Contains(t, f.Message, "UDP")
+}
+
+// plantPod makes a pod that looks like a controller of an old version that does not
+// start; nobody takes it in.
+func (s *story) plantPod() {
+	s.Helper()
+	pods := s.Kube.CoreV1().Pods(lodestone.Namespace)
+	_, err := pods.Create(s.ctx, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "planted", Labels: map[string]string{"app.kubernetes.io/name": "lodestone", "app.kubernetes.io/component": "controller"}},
+		Spec:       corev1.PodSpec{SchedulerName: "nobody", Containers: []corev1.Container{{Name: "controller", Image: "lodestone.invalid/lodestone-controller:v0.0.1"}}},
+	}, metav1.CreateOptions{})
+	require.NoError(s, err)
+	s.afterwards(func() {
+		now := int64(0)
+		require.NoError(s, pods.Delete(s.ctx, "planted", metav1.DeleteOptions{GracePeriodSeconds: &now}))
+	})
+}
+
+// plantMetalLB makes a DaemonSet of MetalLB, on no node.
+func (s *story) plantMetalLB() {
+	s.Helper()
+	labels := map[string]string{"app": "metallb"}
+	_, err := s.Kube.AppsV1().DaemonSets(s.namespace).Create(s.ctx, &appsv1.DaemonSet{
+		ObjectMeta: metav1.ObjectMeta{Name: "speaker"},
+		Spec: appsv1.DaemonSetSpec{Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: corev1.PodTemplateSpec{
+			ObjectMeta: metav1.ObjectMeta{Labels: labels},
+			Spec: corev1.PodSpec{NodeSelector: map[string]string{"planted": "nowhere"}, Containers: []corev1.Container{{
+				Name: "speaker", Image: "quay.io/metallb/speaker:v0.16.0",
+			}}},
+		}},
+	}, metav1.CreateOptions{})
+	require.NoError(s, err)
 }
 
 // A speaker that hangs is named, and what the others tell is there.
@@ -159,23 +262,20 @@ func TestBundleForATicket(t *testing.T) {
 	}
 }
 
-// unpack returns the files of an archive, without the folder they are in.
+// unpack returns the files of an archive, as who gets the ticket finds them.
 func unpack(t *testing.T, name string) map[string]string {
 	t.Helper()
-	raw, err := os.ReadFile(name)
-	require.NoError(t, err)
-	compressed, err := gzip.NewReader(bytes.NewReader(raw))
-	require.NoError(t, err)
+	dir := t.TempDir()
+	out, err := exec.Command("tar", "--extract", "--gzip", "--strip-components=1", "--directory="+dir, "--file="+name).CombinedOutput()
+	require.NoError(t, err, "%s", out)
 	files := map[string]string{}
-	for r := tar.NewReader(compressed); ; {
-		header, err := r.Next()
-		if errors.Is(err, io.EOF) {
-			return files
+	require.NoError(t, fs.WalkDir(os.DirFS(dir), ".", func(file string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
 		}
-		require.NoError(t, err)
-		content, err := io.ReadAll(r)
-		require.NoError(t, err)
-		_, file, _ := strings.Cut(header.Name, "/")
+		content, err := os.ReadFile(filepath.Join(dir, file))
 		files[file] = string(content)
-	}
+		return err
+	}))
+	return files
 }

@@ -2,11 +2,13 @@ package scenarios
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // ownedBy waits until the node owns the VIP.
@@ -20,8 +22,8 @@ func (s *story) ownedBy(vip, node string) {
 	})
 }
 
-// Scenario 10: a preferred node is chosen, fallen back from, and reclaimed;
-// preference does not outweigh a selector.
+// Scenario 10: a preferred node is chosen, fallen back from, and reclaimed, which
+// costs nothing; preference does not outweigh a selector.
 func TestPreferredNodeOwnsTheVIP(t *testing.T) {
 	s := begin(t)
 	s.echo(3)
@@ -42,14 +44,18 @@ advertisements:
 		s.ownedBy(vip, preferred)
 		s.oneAnswerer(vip)
 	}
-	s.label("n2", "node.kubernetes.io/exclude-from-external-load-balancers", "true")
-	s.ownedBy(vip, "n3")
-	s.label("n2", "node.kubernetes.io/exclude-from-external-load-balancers", "")
-	s.ownedBy(vip, "n2")
+	s.afterwards(func() { s.label("n2", excludeLabel, "") })
+	s.losesNothing([]string{vip}, func() {
+		s.label("n2", excludeLabel, "true")
+		s.ownedBy(vip, "n3")
+		s.label("n2", excludeLabel, "")
+		s.ownedBy(vip, "n2")
+	})
 	s.oneAnswerer(vip)
 }
 
-// Scenario 9: an advertisement is for the Services that it selects.
+// Scenarios 8 and 9: an advertisement is for the Services that it selects, on the
+// interfaces that it names. What comes of it people are told, once.
 func TestAdvertisementSelectsServices(t *testing.T) {
 	s := begin(t)
 	s.config(usualPools + `
@@ -57,6 +63,9 @@ advertisements:
   - name: public
     serviceSelector: {matchLabels: {public: "yes"}}
     layer2: {}
+  - name: fibre
+    serviceSelector: {matchLabels: {public: "yes"}}
+    layer2: {interfaces: ["fibre*"], nodeSelector: {matchLabels: {kubernetes.io/hostname: n1}}}
 `)
 	s.echo(2)
 	s.service("inner")
@@ -64,7 +73,41 @@ advertisements:
 	s.always(2*time.Second, "nobody answers for a Service that no advertisement selects", func() error { return s.silent(vip) })
 	s.change("inner", labelled("public", "yes"))
 	s.eventually("the VIP answers", func() error { return s.reachTCP(vip) })
+	s.service("web", labelled("public", "yes"))
+	web := s.assigned("web")
+	before, first := s.owner(vip), s.owner(web)
+	s.always(11*time.Second, "both stay where they are; who had a VIP for less than ten seconds is not told of", func() error {
+		if now := []string{s.owner(vip), s.owner(web)}; !slices.Equal(now, []string{before, first}) {
+			return fmt.Errorf("%q own them", now)
+		}
+		return nil
+	})
+
 	s.change("inner", labelled("public", ""))
+	s.afterwards(func() { s.label(first, excludeLabel, "") })
+	s.label(first, excludeLabel, "true")
 	s.eventually("nobody answers any more", func() error { return s.silent(vip) })
 	require.Equal(t, vip, s.assigned("inner"), "it keeps its address")
+	s.eventually("another node owns the other VIP", func() error { return s.owned(web, first, false) })
+	second := s.owner(web)
+	require.Equal(t, fmt.Sprintf("no node announces %s by layer 2 any more, node %s did: the advertisements do not select its Service any more", vip, before),
+		s.toldOnce("inner", "NoOwner"))
+	require.Equal(t, fmt.Sprintf("node %s announces %s instead of node %s: node %[3]s was taken out of load balancing by a label or a taint", second, web, first),
+		s.toldOnce("web", "OwnerChanged"))
+	require.Contains(t, s.event("default", "Node", "n1", "InterfaceMissing"), `advertisement "fibre"`)
+}
+
+// toldOnce waits for an Event about the Service with the reason, and returns its
+// message. There is no second one, and no other of its owners.
+func (s *story) toldOnce(name, reason string) string {
+	s.Helper()
+	said := s.event(s.namespace, "Service", name, reason)
+	list, err := s.Kube.CoreV1().Events(s.namespace).List(s.ctx, metav1.ListOptions{FieldSelector: "involvedObject.kind=Service,involvedObject.name=" + name})
+	require.NoError(s, err)
+	for _, e := range list.Items {
+		if e.Reason == "OwnerChanged" || e.Reason == "NoOwner" {
+			require.Equal(s, []any{reason, said, int32(1)}, []any{e.Reason, e.Message, max(e.Count, 1)})
+		}
+	}
+	return said
 }

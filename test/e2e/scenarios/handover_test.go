@@ -107,7 +107,7 @@ func TestLongLivedConnectionThroughMaintenance(t *testing.T) {
 	s.label(owner, excludeLabel, "true")
 	s.eventually("another node owns the VIP", func() error { return s.owned(vip, owner, false) })
 	err := flow.lines(1000) // ten seconds of them: none of them comes late, whether the flow ends or not
-	require.True(t, err == nil || errors.Is(err, unix.ECONNRESET) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF), "the client was left waiting: %v", err)
+	require.True(t, err == nil || ended(err), "the client was left waiting: %v", err)
 	t.Logf("the connection through the old owner ended by: %v", err)
 	require.NoError(t, s.openStream(vip).lines(100))
 }
@@ -216,6 +216,11 @@ func (s *story) openStream(vip string) *stream {
 	_, err = fmt.Fprintf(conn, "GET /stream HTTP/1.1\r\nHost: %s\r\n\r\n", vip)
 	require.NoError(s, err)
 	return &stream{conn, bufio.NewReader(conn)}
+}
+
+// ended reports whether the error is that the other side ended the connection.
+func ended(err error) bool {
+	return errors.Is(err, unix.ECONNRESET) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF)
 }
 
 // lines reads that many lines, none of which may take longer than a second.

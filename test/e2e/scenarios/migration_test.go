@@ -5,8 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -14,6 +17,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/lodestone-lb/lodestone/test/e2e/lab"
+	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
+	"github.com/lodestone-lb/lodestone/test/e2e/metallb"
 )
 
 // metalLB are the objects of a MetalLB that announces by layer 2.
@@ -27,41 +34,182 @@ kind: L2Advertisement
 metadata: {name: lan, namespace: metallb-system}
 `
 
-// Services of MetalLB change hands: they keep their addresses, and clients that
-// talk to them lose nothing.
+// unusedProfile cannot be deleted without MetalLB's webhook, which goes with its
+// controller.
+const unusedProfile = `---
+apiVersion: metallb.io/v1beta1
+kind: BFDProfile
+metadata: {name: unused, namespace: metallb-system}
+`
+
+// Services of a real MetalLB change hands as the guide says, word for word: they
+// keep their addresses, and clients that talk to them lose nothing.
 func TestServicesOfMetalLBAreTakenOverWithoutLoss(t *testing.T) {
 	s := begin(t)
-	s.config("\nquarantine: 1s\n") // step 2 of the guide: Lodestone is there, and has no pools
+	s.uninstallLodestone() // it comes when MetalLB has been there for long
+	old := s.runMetalLB(metalLB + unusedProfile)
 	s.echo(3)
-	node := s.Lab.Nodes()[0]
-	vips := map[string]string{"web": "198.18.0.141", "dns": "198.18.0.144", "mail": "198.18.0.144"}
-	s.service("web", port("udp", corev1.ProtocolUDP, 80), annotated("metallb.io/loadBalancerIPs", vips["web"]), annotated("metallb.io/address-pool", "lan.v4"))
+	const web, shared = "198.18.0.141", "198.18.0.140"
+	vips := map[string]string{"web": web, "dns": shared, "mail": shared}
+	s.service("web", port("udp", corev1.ProtocolUDP, 80), port("http", corev1.ProtocolTCP, 80),
+		annotated("metallb.io/loadBalancerIPs", web), annotated("metallb.io/address-pool", "lan.v4"))
 	s.service("dns", port("udp", corev1.ProtocolUDP, 80), annotated("metallb.universe.tf/allow-shared-ip", "both"))
+	s.holds("dns", shared)
 	s.service("mail", port("smtp", corev1.ProtocolTCP, 25), annotated("metallb.universe.tf/allow-shared-ip", "both"))
 	for name, vip := range vips {
-		s.givenByMetalLB(name, vip)
+		s.holds(name, vip)
+		s.oneAnswerer(vip)
 	}
-	for _, vip := range []string{vips["web"], vips["dns"]} {
-		s.announcedByMetalLB(node, vip)
-		s.eventually("MetalLB serves "+vip, func() error { return s.reachUDP(vip) })
-	}
-	s.always(2*time.Second, "Lodestone touches nothing", func() error { return s.showAll(vips) })
-	document := s.migrated()
+	s.steady(web)
+	s.steady(shared)
 
-	s.losesNothing([]string{vips["web"], vips["dns"]}, func() { // step 4
-		for _, vip := range []string{vips["web"], vips["dns"]} {
-			s.withdrawnByMetalLB(node, vip)
-		}
-		require.NoError(s, s.WriteConfig(s.ctx, document))
-		for name, vip := range vips {
-			s.holds(name, vip)
-		}
-		for _, vip := range []string{vips["web"], vips["dns"]} {
+	g, watched := s.openGuide("migrate.md"), s.watchShown(vips)
+	s.losesNothing([]string{web, shared}, func() {
+		require.Contains(t, g.follow("1. The configuration"), "3 Services that have addresses keep them")
+		g.follow("2. Install beside it")
+		s.eventually("lodestone status shows that all is ready", func() error {
+			out, _, err := s.CLI(s.ctx, "", "status") // warns of Services without pools
+			if err == nil && (!strings.Contains(out, "3 of 3 nodes ready") || strings.Contains(out, "has not renewed its Lease")) {
+				err = errors.New(out)
+			}
+			return err
+		})
+		s.always(2*time.Second, "Lodestone touches nothing", func() error {
+			if finalizers := s.get("web").Finalizers; len(finalizers) > 0 {
+				return fmt.Errorf("it has finalizers %q", finalizers)
+			}
+			return nil
+		})
+		owner, flow, opened := s.owner(web), s.openStream(web), time.Now()
+		g.follow("4. Layer 2: hand over at once")
+		require.Contains(t, s.event(s.namespace, "Service", "web", "Adopted"), web)
+		for _, vip := range vips {
 			s.oneAnswerer(vip)
 		}
+		// A line every 10 ms, and five seconds' more than there have been.
+		err := flow.lines(int(time.Since(opened)/(10*time.Millisecond)) + 500)
+		t.Logf("a connection through %s, after %s took over, ended by: %v", owner, s.owner(web), err)
+		require.True(t, err == nil || owner != s.owner(web) && ended(err), "the client was left waiting: %v", err)
+		g.follow("6. Look, and clean up")
 	})
-	require.NoError(t, s.showAll(vips))
-	require.Contains(t, s.event(s.namespace, "Service", "web", "Adopted"), vips["web"])
+	require.Empty(t, watched(), "states in which a Service showed something else")
+	left, err := old.Left(s.ctx)
+	require.NoError(t, err)
+	require.Empty(t, left, "the guide leaves something of MetalLB")
+}
+
+// watchShown has somebody look at every state of the story's Services from now on.
+// The function returned ends that, and tells who showed what else.
+func (s *story) watchShown(vips map[string]string) (end func() []string) {
+	s.Helper()
+	ctx, cancel := context.WithCancel(s.ctx)
+	services := s.Kube.CoreV1().Services(s.namespace)
+	list, err := services.List(ctx, metav1.ListOptions{})
+	require.NoError(s, err)
+	w, err := services.Watch(ctx, metav1.ListOptions{ResourceVersion: list.ResourceVersion})
+	require.NoError(s, err)
+	var others []string
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		for event := range w.ResultChan() {
+			svc, ok := event.Object.(*corev1.Service)
+			switch {
+			case !ok && ctx.Err() != nil: // ended below
+			case !ok:
+				others = append(others, fmt.Sprintf("the watch ended: %v", event.Object))
+			case !slices.Equal(addresses(svc), []string{vips[svc.Name]}):
+				others = append(others, fmt.Sprintf("%s %q", svc.Name, addresses(svc)))
+			}
+		}
+	})
+	end = func() []string { cancel(); w.Stop(); watching.Wait(); return others }
+	s.Cleanup(func() { end() })
+	return end
+}
+
+// uninstallLodestone leaves the lab without Lodestone until somebody installs it,
+// at the latest when the story ends.
+func (s *story) uninstallLodestone() {
+	s.Helper()
+	s.afterwards(func() { require.NoError(s, s.Upgrade(s.ctx, s.Lab.Chart(), "--install")) })
+	_, err := s.Lab.Helm(s.ctx, "uninstall", "lodestone", "--namespace", lodestone.Namespace, "--wait")
+	require.NoError(s, err)
+}
+
+// runMetalLB runs MetalLB with the objects until the story ends, at the latest.
+func (s *story) runMetalLB(objects string) *metallb.MetalLB {
+	s.Helper()
+	m, err := metallb.New(s.ctx, s.Lab)
+	require.NoError(s, err)
+	s.afterwards(func() { require.NoError(s, m.Remove(s.ctx)) })
+	require.NoError(s, m.Install(s.ctx))
+	require.NoError(s, m.Apply(s.ctx, objects))
+	return m
+}
+
+// guide is one that somebody follows who works in a clone of the repository, on a
+// computer with access to the cluster.
+type guide struct {
+	*story
+	text, clone string
+	// inTheLab replaces what a reader has, too, but under another name.
+	inTheLab *strings.Replacer
+}
+
+func (s *story) openGuide(name string) *guide {
+	s.Helper()
+	text, err := os.ReadFile(filepath.Join(s.Lab.Root, "docs/guides", name))
+	require.NoError(s, err)
+	g := &guide{s, string(text), s.TempDir(), nil}
+	require.NoError(s, os.Symlink(filepath.Join(s.Lab.Root, "deploy"), filepath.Join(g.clone, "deploy")))
+	// The values that the lab's images need, and no pools.
+	var values map[string]any
+	raw, err := os.ReadFile(s.Lab.Values())
+	require.NoError(s, err)
+	require.NoError(s, json.Unmarshal(raw, &values))
+	delete(values, "config")
+	raw, err = json.Marshal(values)
+	require.NoError(s, err)
+	file := filepath.Join(g.clone, "values.json")
+	require.NoError(s, os.WriteFile(file, raw, 0o600))
+	g.inTheLab = strings.NewReplacer("--create-namespace", "--create-namespace --values "+file)
+	return g
+}
+
+// follow runs the commands of a section that are not about kube-vip, and returns
+// what they print.
+func (g *guide) follow(section string) string {
+	g.Helper()
+	_, rest, found := strings.Cut(g.text, "\n## "+section+"\n")
+	require.True(g, found, "the guide has no section %q", section)
+	body, _, _ := strings.Cut(rest, "\n## ")
+	var printed strings.Builder
+	commands, console := 0, false
+	for line := range strings.Lines(body) {
+		command, isCommand := strings.CutPrefix(line, "$ ")
+		switch {
+		case strings.HasPrefix(line, "```"):
+			console = line == "```console\n"
+		case console && isCommand && !strings.Contains(command, "kube-vip"):
+			commands++
+			printed.WriteString(g.run(command))
+		}
+	}
+	require.NotZero(g, commands, "commands in section %q", section)
+	return printed.String()
+}
+
+func (g *guide) run(command string) string {
+	g.Helper()
+	ctx, cancel := context.WithTimeout(g.ctx, 2*time.Minute)
+	defer cancel()
+	cmd := g.Lab.Command(ctx, lab.ControlPlane, "bash", "-euo", "pipefail", "-c", g.inTheLab.Replace(command))
+	cmd.Dir = g.clone
+	began := time.Now()
+	output, err := cmd.CombinedOutput()
+	g.Logf("%s (%s)\n%s", strings.TrimSpace(command), time.Since(began).Round(time.Millisecond), output)
+	require.NoError(g, err, command)
+	return string(output)
 }
 
 // The wrong order: the old announcer still answers when Lodestone takes over.

@@ -4,6 +4,9 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"regexp"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -16,12 +19,46 @@ import (
 	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
 )
 
-// What a user sees after the installation: the chart's own test passes.
+// What a user sees after the installation: the chart's own test passes. Its pod
+// would run in any namespace.
 func TestHelmTest(t *testing.T) {
 	s := begin(t)
+	const enforce = "pod-security.kubernetes.io/enforce"
+	label := func(level string) {
+		_, err := s.Lab.Kubectl(s.ctx, "label", "--overwrite", "namespace", lodestone.Namespace, enforce+level)
+		require.NoError(s, err)
+	}
+	s.afterwards(func() { label("-") })
+	label("=restricted")
 	out, err := s.Lab.Helm(s.ctx, "test", "lodestone", "--namespace", lodestone.Namespace, "--timeout", "1m")
 	require.NoError(t, err, out)
 	require.Regexp(t, `Phase:\s+Succeeded`, out)
+}
+
+// What keeps the components out of namespaces of the levels "baseline" and
+// "restricted", by the API server's own words, is what the guide says.
+func TestPodSecurityIsRefusedForWhatTheGuideSays(t *testing.T) {
+	s := begin(t)
+	for level, want := range map[string]map[string]string{
+		"baseline": {
+			"controller": "host namespaces, hostPort",
+			"speaker":    "host namespaces, hostPort, non-default capabilities",
+		},
+		"restricted": {
+			"controller": "host namespaces, hostPort",
+			"speaker":    "host namespaces, hostPort, runAsNonRoot != true, runAsUser=0, unrestricted capabilities",
+		},
+	} {
+		out, err := s.Lab.Kubectl(s.ctx, "label", "--dry-run=server", "--overwrite", "namespace", lodestone.Namespace, "pod-security.kubernetes.io/enforce="+level)
+		require.NoError(t, err)
+		got := map[string]string{}
+		for _, said := range regexp.MustCompile(`Warning: lodestone-([a-z]+)-.*: (.*)`).FindAllStringSubmatch(out, -1) {
+			reasons := strings.Split(said[2], ", ")
+			slices.Sort(reasons)
+			got[said[1]] = strings.Join(reasons, ", ")
+		}
+		assert.Equal(t, want, got, "%s:\n%s", level, out)
+	}
 }
 
 // Scenario 53: what each component may do, and what it must not.

@@ -89,10 +89,8 @@ func (s *story) ours(want []podRoute) {
 // The lab's static routes to pods give way to ours: as long as they are there,
 // they are left alone, and told as a problem; without them pods of all nodes
 // serve by our routes only.
-func TestRoutesToPodsAreOurs(t *testing.T) {
+func routesToPodsAreOurs(t *testing.T) {
 	s := begin(t)
-	s.helmUpgrade("--set=speaker.podRoutes=true")
-	s.Cleanup(func() { s.helmUpgrade() })
 	s.echo(int32(len(s.Lab.Nodes())))
 	s.service("web", port("udp", corev1.ProtocolUDP, 80))
 	vip := s.assigned("web")

@@ -3,6 +3,9 @@ package scenarios
 import (
 	"context"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/lodestone-lb/lodestone/test/e2e/lab"
 	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
 	"github.com/lodestone-lb/lodestone/test/e2e/netns"
 )
@@ -135,7 +139,9 @@ func TestServicesShareAnAddress(t *testing.T) {
 // Scenario 22.
 func TestQuotaBoundsANamespace(t *testing.T) {
 	s := begin(t)
-	s.config("\nquarantine: 0s\npools:\n  - {name: lan, addresses: [198.18.0.210-198.18.0.219], namespaceQuota: 2}\n")
+	s.config("\nquarantine: 0s\npools:\n  - {name: lan, addresses: [198.18.0.210-198.18.0.219], namespaceQuota: 2, requesters: [elsewhere]}\n")
+	s.service("bold", annotated(addrAnnotation, "198.18.0.215"))
+	require.Contains(t, s.refused("bold", "RequestNotAllowed"), `"elsewhere"`)
 	s.service("a")
 	s.assigned("a")
 	s.service("b")
@@ -161,6 +167,8 @@ pools:
 	require.NoError(t, s.LeaderMetricBecomes(s.ctx, "lodestone_services", lodestone.Labels{"state": "draining"}, 1))
 	s.service("next")
 	s.holds("next", "198.18.0.220")
+	s.service("late", annotated(poolAnnotation, "old"))
+	require.Contains(t, s.refused("late", "PoolDraining"), `"old"`)
 	s.change("web", annotated(renumber, "true"))
 	s.holds("web", "198.18.0.221")
 	require.NoError(t, s.LeaderMetricBecomes(s.ctx, "lodestone_pool_addresses", lodestone.Labels{"pool": "old", "family": "IPv4", "state": "assigned"}, 0))
@@ -187,6 +195,10 @@ reservations:
 	s.holds("stranger", "198.18.0.212")
 	s.service("late")
 	s.refused("late", "PoolExhausted")
+	s.service("heir", annotated(addrAnnotation, "198.18.0.210"))
+	s.refused("heir", "AddressQuarantined")
+	s.service("thief", annotated(addrAnnotation, "198.18.0.213"))
+	require.Contains(t, s.refused("thief", "AddressReserved"), s.namespace+"/dns")
 	s.service("dns")
 	s.holds("dns", "198.18.0.213")
 	s.service("web")
@@ -225,26 +237,25 @@ func TestWidePoolsAndWrongNames(t *testing.T) {
 
 func TestOperatorAsksWhyAndWhatIf(t *testing.T) {
 	s := begin(t)
-	s.config(onePool("pair", "198.18.0.210-198.18.0.211"))
+	s.config(onePool("pair", "198.18.0.210-198.18.0.211") + "  - {name: spare, addresses: [198.18.0.219], autoAssign: false}\n")
 	for _, name := range []string{"a", "b"} {
 		s.service(name)
 		s.assigned(name)
 	}
 	s.service("c")
 	s.refused("c", "PoolExhausted")
+	s.service("d", annotated(poolAnnotation, "pair"))
+	s.refused("d", "PoolExhausted")
 
-	out, code, err := s.CLI(s.ctx, "", "explain", "service", s.namespace+"/c")
-	require.NoError(t, err)
-	assert.Equal(t, 2, code, out)
-	assert.Contains(t, out, "PoolExhausted")
-	assert.Contains(t, out, "What helps:")
-	out, code, err = s.CLI(s.ctx, "", "explain", "service", s.namespace+"/a")
-	require.NoError(t, err)
-	assert.Equal(t, 0, code, out)
-	t.Log(out)
+	s.prints(2, []string{"explain", "service", s.namespace + "/c"}, "PoolExhausted", "What helps", "NotAutoAssigned: ", "Services that name them: spare.")
+	s.prints(2, []string{"explain", "service", "d", "--namespace", s.namespace}, "PoolExhausted", "PoolNotNamed: ")
+	// Who has an address is told why nobody answers.
+	s.prints(2, []string{"explain", "service", s.namespace + "/a"}, "198.18.0.210 from pool \"pair\"", "NoServingEndpoint: no endpoint takes traffic")
+	s.runsAsPlugin()
+	s.delete("d")
 
 	narrow := lodestone.Document(onePool("pair", "198.18.0.210"))
-	out, code, err = s.CLI(s.ctx, narrow, "plan", "--config", "-")
+	out, code, err := s.CLI(s.ctx, narrow, "plan", "--config", "-")
 	require.NoError(t, err)
 	assert.Equal(t, 2, code, out)
 	assert.Contains(t, out, "stranded  "+s.namespace+"/b")
@@ -264,11 +275,27 @@ func TestOperatorAsksWhyAndWhatIf(t *testing.T) {
 	s.stands("b", "Allocated")
 }
 
+// runsAsPlugin checks that kubectl runs the command, and completes it.
+func (s *story) runsAsPlugin() {
+	s.Helper()
+	links := s.TempDir()
+	for _, name := range []string{"kubectl-lodestone", "kubectl_complete-lodestone"} {
+		require.NoError(s, os.Symlink(filepath.Join(s.Lab.Root, "bin", "lodestone"), filepath.Join(links, name)))
+	}
+	s.Setenv("PATH", links+":"+os.Getenv("PATH"))
+	out, err := s.Lab.Command(s.ctx, lab.ControlPlane, "kubectl", "lodestone", "explain", "service", "c", "--namespace", s.namespace).CombinedOutput()
+	var exit *exec.ExitError
+	require.ErrorAs(s, err, &exit, "%s", out)
+	require.Equal(s, 2, exit.ExitCode(), "%s", out)
+	require.Contains(s, string(out), "PoolExhausted")
+	completed, err := s.Lab.Kubectl(s.ctx, "__complete", "lodestone", "explain", "pool", "sp")
+	require.NoError(s, err)
+	require.Contains(s, completed, "spare\n")
+}
+
 // A limit on new connections holds on the owner, and goes without a trace.
-func TestNewConnectionsAreLimited(t *testing.T) {
+func newConnectionsAreLimited(t *testing.T) {
 	s := begin(t)
-	s.helmUpgrade("--set=speaker.connectionRateLimits=true")
-	s.Cleanup(func() { s.helmUpgrade() })
 	s.echo(2)
 	s.service("web", annotated(rateLimit, "5"))
 	s.service("free")
@@ -300,9 +327,7 @@ func TestNewConnectionsAreLimited(t *testing.T) {
 		}
 		return nil
 	})
-	out, err := s.Lab.Command(s.ctx, owner, "nft", "list", "tables").CombinedOutput()
-	require.NoError(t, err)
-	require.NotContains(t, string(out), "lodestone")
+	require.NotContains(t, s.tables(owner), "lodestone")
 }
 
 // connections returns how many of so many connections, tried one after the

@@ -1,4 +1,5 @@
-// Package tutorial does what the tutorial says, word for word.
+// Package tutorial does what the tutorial says, and the guide to installation
+// about uninstalling, word for word.
 package tutorial_test
 
 import (
@@ -36,32 +37,20 @@ func TestTheFirstService(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	start := clean(t, cluster)
-	text, err := os.ReadFile(filepath.Join(cluster.Root, "docs/tutorial/first-service.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	uninstall(t, cluster) // the lab's; its images stay
 
+	commands := commandsOf(document(t, cluster, "tutorial/first-service.md"))
+	if len(commands) < 10 {
+		t.Fatalf("%d blocks of commands", len(commands))
+	}
 	// A reader works in a clone of the repository, and leaves files there.
 	clone := t.TempDir()
 	if err := os.Symlink(filepath.Join(cluster.Root, "deploy"), filepath.Join(clone, "deploy")); err != nil {
 		t.Fatal(err)
 	}
-	commands := commandsOf(string(text))
-	if len(commands) < 10 {
-		t.Fatalf("%d blocks of commands", len(commands))
-	}
 	var installed string
 	for _, c := range commands {
-		ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
-		cmd := cluster.Command(ctx, c.host, "bash", "-euo", "pipefail", "-c", inTheLab.Replace(c.text))
-		cmd.Dir = clone
-		output, err := cmd.CombinedOutput()
-		cancel()
-		t.Logf("line %d, on %s:\n%s", c.line, c.host, output)
-		if err != nil {
-			t.Fatalf("line %d: %v in\n%s", c.line, err, c.text)
-		}
+		c.run(t, cluster, clone)
 		switch {
 		case strings.Contains(c.text, "helm install"):
 			installed = identities(t, cluster)
@@ -71,34 +60,7 @@ func TestTheFirstService(t *testing.T) {
 			}
 		}
 	}
-	if end := objects(t, cluster); end != start {
-		t.Errorf("before the tutorial:\n%s\nafter it:\n%s", start, end)
-	}
-}
-
-// clean takes Lodestone out of the lab, which has it and its images, and
-// returns what is left.
-func clean(t *testing.T, c *lab.Cluster) string {
-	t.Helper()
-	if _, err := c.Helm(t.Context(), "uninstall", "lodestone", "--namespace", lab.LodestoneNamespace, "--wait"); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := c.Kubectl(t.Context(), "delete", "namespace", lab.LodestoneNamespace); err != nil {
-		t.Fatal(err)
-	}
-	return objects(t, c)
-}
-
-// objects lists what Lodestone's installation or the tutorial could leave
-// behind.
-func objects(t *testing.T, c *lab.Cluster) string {
-	t.Helper()
-	names, err := c.Kubectl(t.Context(), "get", "namespaces,services,deployments,clusterroles,clusterrolebindings,rolebindings,leases",
-		"--all-namespaces", "--output", `jsonpath={range .items[*]}{.kind} {.metadata.namespace} {.metadata.name}{"\n"}{end}`)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return names
+	nothingLeft(t, cluster)
 }
 
 // identities tells Lodestone's pods apart, and the key that the speakers share:
@@ -114,11 +76,35 @@ func identities(t *testing.T, c *lab.Cluster) string {
 	return uids
 }
 
+// document returns a page of the documentation.
+func document(t *testing.T, c *lab.Cluster, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(c.Root, "docs", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
 // command is a block of commands for a host.
 type command struct {
 	line int
 	host string
 	text string
+}
+
+// run runs the commands in the folder.
+func (c command) run(t *testing.T, cluster *lab.Cluster, folder string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
+	defer cancel()
+	cmd := cluster.Command(ctx, c.host, "bash", "-euo", "pipefail", "-c", inTheLab.Replace(c.text))
+	cmd.Dir = folder
+	output, err := cmd.CombinedOutput()
+	t.Logf("line %d, on %s:\n%s", c.line, c.host, output)
+	if err != nil {
+		t.Fatalf("line %d: %v in\n%s", c.line, err, c.text)
+	}
 }
 
 // commandsOf returns the fenced blocks marked as sh: plain for the

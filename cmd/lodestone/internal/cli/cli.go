@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/dynamic"
@@ -15,6 +17,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/buildinfo"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/diagnose"
+	"github.com/lodestone-lb/lodestone/pkg/screen"
 )
 
 // What the command exits with.
@@ -35,6 +38,8 @@ type Streams struct {
 	Out, Err io.Writer
 	// Terminal says that people watch Out, Color that they want colours there.
 	Terminal, Color bool
+	// Plugin says that kubectl runs the command, as kubectl lodestone.
+	Plugin bool
 	// Connect returns a client of the cluster, and the namespace of what the
 	// command is about. Nil: the kubeconfig says.
 	Connect func() (kubernetes.Interface, string, error)
@@ -58,8 +63,24 @@ func root(s Streams) *cobra.Command {
 		},
 		Args: cobra.NoArgs,
 	}
-	root.AddCommand(statusCommand(s), diagnoseCommand(s), dashboardCommand(s), bgp(s), validate(), plan(s), explain(s), simulate(s), migrateCommand(s), version())
+	if s.Plugin {
+		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl lodestone"}
+	}
+	root.AddCommand(statusCommand(s), diagnoseCommand(s), dashboardCommand(s), bgp(s), validate(s), plan(s), explain(s), simulate(s), migrateCommand(s), version())
 	return root
+}
+
+// Invocation returns how the command was called, by the name of its file: kubectl
+// runs kubectl-lodestone as its plugin, and kubectl_complete-lodestone to complete
+// what is typed.
+func Invocation(file string, args []string) (plugin bool, _ []string) {
+	switch strings.TrimSuffix(filepath.Base(file), ".exe") {
+	case "kubectl-lodestone":
+		return true, args
+	case "kubectl_complete-lodestone":
+		return true, append([]string{cobra.ShellCompRequestCmd}, args...)
+	}
+	return false, args
 }
 
 // Run runs the command and returns what to exit with.
@@ -81,11 +102,19 @@ func Run(args []string, s Streams) int {
 	case errors.Is(err, errInvalid):
 		return ExitInvalid
 	case errors.As(err, &invalid):
-		fmt.Fprintln(s.Err, err) // names the file, or the ConfigMap
+		complain(s.Err, err.Error()) // names the file, or the ConfigMap
 		return ExitInvalid
 	default:
-		fmt.Fprintln(s.Err, "lodestone:", err)
+		complain(s.Err, "lodestone: "+err.Error())
 		return ExitFailed
+	}
+}
+
+// complain writes an error. What others wrote is in it, and does not steer the
+// terminal.
+func complain(out io.Writer, text string) {
+	for line := range strings.SplitSeq(text, "\n") {
+		fmt.Fprintln(out, screen.Clean(line))
 	}
 }
 

@@ -97,6 +97,37 @@ func TestVersion(t *testing.T) {
 	assert.Regexp(t, `^lodestone \S+ \(commit \S+, date \S+, go\S+ \w+/\w+\)\n$`, out)
 }
 
+// kubectl lodestone is the same command, and speaks of itself by that name.
+func TestKubectlRunsItAsAPlugin(t *testing.T) {
+	for file, want := range map[string]struct {
+		plugin bool
+		args   []string
+	}{
+		"/usr/local/bin/lodestone":              {false, []string{"status"}},
+		"/opt/krew/bin/kubectl-lodestone":       {true, []string{"status"}},
+		"kubectl-lodestone.exe":                 {true, []string{"status"}},
+		"/usr/bin/kubectl_complete-lodestone":   {true, []string{"__complete", "status"}},
+		"/usr/local/bin/kubectl-lodestone-test": {false, []string{"status"}},
+	} {
+		plugin, args := Invocation(file, []string{"status"})
+		assert.Equal(t, want.plugin, plugin, file)
+		assert.Equal(t, want.args, args, file)
+	}
+	var out bytes.Buffer
+	require.Equal(t, ExitOK, Run([]string{"explain", "vip", "--help"}, Streams{Out: &out, Err: &out, Plugin: true}))
+	assert.Contains(t, out.String(), "Usage:\n  kubectl lodestone explain vip ADDRESS [flags]")
+}
+
+// What a file or a cluster says does not steer the terminal when it is an error.
+func TestErrorsDoNotSteerTheTerminal(t *testing.T) {
+	code, _, err := run(t, "apiVersion: lodestone.io/v1alpha1\nkind: Config\n\"\\e]0;owned\\a\": 1\n", "validate", "-")
+	assert.Equal(t, ExitInvalid, code)
+	assert.NotContains(t, err, "\x1b")
+	code, _, err = run(t, "", "validate", "no\x1b[2Jsuch\u202efile")
+	assert.Equal(t, ExitFailed, code)
+	assert.Equal(t, "lodestone: open no?[2Jsuch?file: no such file or directory\n", err)
+}
+
 func TestHelpIsOnStdout(t *testing.T) {
 	code, out, err := run(t, "", "validate", "--help")
 	assert.Equal(t, ExitOK, code)

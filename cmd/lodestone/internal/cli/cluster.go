@@ -2,6 +2,8 @@ package cli
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -17,14 +19,13 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/simulation"
 )
 
-// timeout bounds a command's whole conversation with the API server.
-const timeout = time.Minute
-
 // target says which cluster a command looks at, and where Lodestone is in it.
 type target struct {
 	rules     *clientcmd.ClientConfigLoadingRules
 	overrides clientcmd.ConfigOverrides
 	place     cluster.Place
+	// timeout bounds the reading of the cluster.
+	timeout time.Duration
 	// connect returns a client of the cluster, and the namespace that its
 	// kubeconfig goes by.
 	connect func() (kubernetes.Interface, string, error)
@@ -45,6 +46,7 @@ func targetFlags(cmd *cobra.Command, s Streams) *target {
 	f.StringVar(&t.rules.ExplicitPath, "kubeconfig", "", "Path of the kubeconfig file.")
 	f.StringVar(&t.overrides.CurrentContext, "context", "", "Name of the kubeconfig context to use.")
 	f.StringVarP(&t.overrides.Context.Namespace, "namespace", "n", "", "Namespace of what the command is about. Default: that of the kubeconfig context.")
+	f.DurationVar(&t.timeout, "request-timeout", time.Minute, "How long the API server may take for all that the command reads of the cluster.")
 	f.StringVar(&t.place.Namespace, "lodestone-namespace", config.Namespace, "Namespace that Lodestone is installed in.")
 	f.StringVar(&t.place.ConfigName, "config-name", config.ConfigMapName, "Name of the ConfigMap with the configuration.")
 	f.BoolVar(&t.place.Scope.Classless, "handle-classless", true, "Whether Lodestone serves Services without a class, as the flag of the controller.")
@@ -104,13 +106,17 @@ func (t *target) read(ctx context.Context, client kubernetes.Interface) (*simula
 // readAll reads everything that controller and speakers decide by. It fails
 // if nothing could be read.
 func (t *target) readAll(ctx context.Context) (*cluster.Objects, error) {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+	ctx, cancel := context.WithTimeout(ctx, t.timeout)
 	defer cancel()
 	client, _, err := t.connect()
 	if err != nil {
 		return nil, err
 	}
-	return cluster.All(ctx, client, t.place)
+	o, err := cluster.All(ctx, client, t.place)
+	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return nil, fmt.Errorf("the API server did not answer within %s (--request-timeout): %w", t.timeout, err)
+	}
+	return o, err
 }
 
 // readWhole is readAll that fails if something of these kinds, of any if none is

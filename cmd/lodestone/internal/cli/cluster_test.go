@@ -1,10 +1,11 @@
 package cli
 
 import (
-	"bytes"
-	"slices"
+	"os"
+	"path/filepath"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -20,6 +21,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/released"
 	"github.com/lodestone-lb/lodestone/pkg/servicelb"
 	"github.com/lodestone-lb/lodestone/pkg/simulation"
+	speakers "github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
 func configMap(name, key, text string) *corev1.ConfigMap {
@@ -41,37 +43,36 @@ func service(name, address string) *corev1.Service {
 // readCluster reads a cluster as the commands do.
 func readCluster(t *testing.T, objects ...runtime.Object) (*simulation.Cluster, error) {
 	t.Helper()
-	target := &target{place: cluster.Place{Namespace: config.Namespace, ConfigName: config.ConfigMapName, Scope: servicelb.Scope{Classless: true}}}
+	target := &target{timeout: time.Minute, place: cluster.Place{Namespace: config.Namespace, ConfigName: config.ConfigMapName, Scope: servicelb.Scope{Classless: true}}}
 	return target.read(t.Context(), fake.NewClientset(objects...))
 }
 
 // Everything that the controller would decide by is read: a node's address is
 // never handed out, one that rests is not free, labels of namespaces count.
 func TestOperatorSeesWhatTheControllerSees(t *testing.T) {
-	c, err := readCluster(t,
-		configMap(config.ConfigMapName, config.Key, header+"quarantine: 1h\npools: [{name: lan, addresses: [203.0.113.10-203.0.113.12], namespaceSelector: {matchLabels: {env: prod}}}]\n"),
+	t.Parallel()
+	w := &world{t: t}
+	const pool = header + "quarantine: 1h\npools: [{name: lan, addresses: [203.0.113.10-203.0.113.12], namespaceSelector: {matchLabels: {env: prod}}}]\n"
+	w.add(
+		configMap(config.ConfigMapName, config.Key, pool),
 		configMap(released.ConfigMapName, released.Key, "version 1\n2999-01-01T00:00:00Z shop/gone 203.0.113.11 until 2999-01-01T01:00:00Z\n"),
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: map[string]string{"env": "prod"}}},
-		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Status: corev1.NodeStatus{
-			Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "203.0.113.10"}}}},
+		node("n1", "203.0.113.10", nil),
 		service("has", "203.0.113.12"), service("waits", ""),
 	)
-	require.NoError(t, err)
-	var out bytes.Buffer
-	require.NoError(t, printStory(&out, c.Explain(find(c, "shop/waits"))))
-	assert.Contains(t, out.String(), "Refused:     PoolExhausted: pool \"lan\" has 0 of 2 IPv4 addresses free (1 in quarantine, the next is free in")
-	assert.Contains(t, out.String(), "What helps:  Widen a pool")
+	out := w.ask("", ExitFound, "explain", "service", "shop/waits")
+	assert.Contains(t, out, "Refused     PoolExhausted: pool \"lan\" has 0 of 2 IPv4 addresses free (1 in quarantine, the next is free in")
+	assert.Contains(t, out, "What helps  Widen a pool")
 
-	next, err := config.Parse([]byte(header + "pools: [{name: lan, addresses: [203.0.113.13]}]\n"))
-	require.NoError(t, err)
-	out.Reset()
-	require.ErrorIs(t, printPlan(&out, c, next, false), errFound)
-	assert.Contains(t, out.String(), "stranded   shop/has")
-	assert.Contains(t, out.String(), "satisfied  shop/waits")
-	assert.Contains(t, out.String(), "Services: 1 stranded, 1 newly satisfied\n")
-	out.Reset()
-	require.NoError(t, printPlan(&out, c, c.Config, true))
-	assert.Contains(t, out.String(), "kept")
+	next := filepath.Join(t.TempDir(), "next.yaml")
+	require.NoError(t, os.WriteFile(next, []byte(header+"pools: [{name: lan, addresses: [203.0.113.13]}]\n"), 0o600))
+	out = w.ask("", ExitFound, "plan", "--config", next)
+	assert.Contains(t, out, "stranded   shop/has")
+	assert.Contains(t, out, "satisfied  shop/waits")
+	assert.Contains(t, out, "Services: 1 stranded, 1 newly satisfied\n")
+	require.NoError(t, os.WriteFile(next, []byte(pool), 0o600))
+	assert.NotContains(t, w.ask("", ExitOK, "plan", "--config", next), "kept")
+	assert.Contains(t, w.ask("", ExitOK, "plan", "--config", next, "--all"), "kept")
 }
 
 // Who announces an address is told by the speakers' own code.
@@ -83,31 +84,31 @@ func TestExplainTellsWhoAnnounces(t *testing.T) {
 		if name == "n7" {
 			n.Labels["rack"] = "b"
 		}
-		objects = append(objects, n)
+		objects = append(objects, n, pod("speaker", name, "v0.4.0", true))
 	}
-	explain := func(advertisements string) string {
-		c, err := readCluster(t, append(slices.Clone(objects), service("web", "203.0.113.10"), configMap(config.ConfigMapName, config.Key, header+`
+	explain := func(code int, advertisements string) string {
+		w := &world{t: t}
+		w.add(objects...)
+		w.add(service("web", "203.0.113.10"), endpoints("web", "n1"), configMap(config.ConfigMapName, config.Key, header+`
 pools: [{name: lan, addresses: [203.0.113.10-203.0.113.12]}]
 peers:
   - {name: tor-a, address: 198.18.0.1, localASN: 64512, peerASN: 64513}
   - {name: tor-b, address: 198.18.0.2, localASN: 64512, peerASN: 64513, nodeSelector: {matchLabels: {rack: b}}}
   - {name: tor-c, address: 198.18.0.3, peerASN: 64513}
-advertisements: [`+advertisements+"]\n"))...)
-		require.NoError(t, err)
-		var out bytes.Buffer
-		require.NoError(t, printStory(&out, c.Explain(find(c, "shop/web"))))
-		return out.String()
+advertisements: [`+advertisements+"]\n"))
+		return w.ask("", code, "explain", "service", "web")
 	}
-	assert.Contains(t, explain("{name: l2, layer2: {}}"), "Announced:  203.0.113.10 by layer 2 from one node\n")
-	both := explain("{name: both, layer2: {}, bgp: {}}")
-	assert.Contains(t, both, "Announced:  203.0.113.10 by layer 2 from one node\n")
-	assert.Contains(t, both, "            203.0.113.10 by BGP from n1, n2, n3, n4, n5 and 1 more to tor-a\n")
-	assert.Contains(t, both, "            203.0.113.10 by BGP from n7 to tor-a, tor-b\n")
-	assert.Contains(t, explain("{name: b, bgp: {peers: [tor-c], nodeSelector: {matchLabels: {rack: b}}}}"),
-		"Announced:  203.0.113.10 not from n7: NoSession: this node has no session with the BGP peers of the advertisements: "+
-			"peer \"tor-c\" has no localASN and node n7 no annotation lodestone.io/bgp-asn: set one of them\n"+
-			"            203.0.113.10 not from n1, n2, n3, n4, n5 and 1 more: NodeNotSelected: the advertisements select other nodes\n")
-	assert.Contains(t, explain("{name: mail, serviceSelector: {matchLabels: {tier: mail}}, layer2: {}}"), "and 2 more: ServiceNotSelected: no serviceSelector")
+	assert.Regexp(t, `Announced +203.0.113.10 by layer 2 from n\d\n`, explain(ExitOK, "{name: l2, layer2: {}}"))
+	both := explain(ExitOK, "{name: both, layer2: {}, bgp: {}}")
+	assert.Regexp(t, `Announced +203.0.113.10 by layer 2 from n\d\n`, both)
+	assert.Contains(t, both, "           203.0.113.10 by BGP from n1, n2, n3, n4, n5 and 1 more to tor-a\n")
+	assert.Contains(t, both, "           203.0.113.10 by BGP from n7 to tor-a, tor-b\n")
+	none := explain(ExitFound, "{name: b, bgp: {peers: [tor-c], nodeSelector: {matchLabels: {rack: b}}}}")
+	assert.Contains(t, none, "Silent      203.0.113.10 not from n7: NoSession: this node has no session with the BGP peers of the advertisements: "+
+		"peer \"tor-c\" has no localASN and node n7 no annotation lodestone.io/bgp-asn: set one of them\n"+
+		"            203.0.113.10 not from n1, n2, n3, n4, n5 and 1 more: NodeNotSelected: the advertisements select other nodes\n")
+	assert.Contains(t, none, "What helps  NoSession: "+speakers.Reasons()[speakers.NoSession].Cure)
+	assert.Contains(t, explain(ExitFound, "{name: mail, serviceSelector: {matchLabels: {tier: mail}}, layer2: {}}"), "and 2 more: ServiceNotSelected: no serviceSelector")
 }
 
 func TestAnInvalidConfigurationInTheClusterIsSaid(t *testing.T) {
@@ -117,9 +118,7 @@ func TestAnInvalidConfigurationInTheClusterIsSaid(t *testing.T) {
 
 	c, err := readCluster(t, service("web", ""))
 	require.NoError(t, err)
-	var out bytes.Buffer
-	require.NoError(t, printStory(&out, c.Explain(find(c, "shop/web"))))
-	assert.Contains(t, out.String(), "ConfigUnavailable")
+	require.Equal(t, servicelb.ConfigUnavailable, c.Explain(c.Services[0]).Verdict.Refusal.Reason)
 }
 
 func TestUnreachableClusterIsAnError(t *testing.T) {
@@ -127,6 +126,9 @@ func TestUnreachableClusterIsAnError(t *testing.T) {
 	code, out, err := run(t, "", "explain", "service", "web", "--kubeconfig", t.TempDir()+"/none")
 	assert.Equal(t, ExitFailed, code)
 	assert.Empty(t, out)
+	assert.Contains(t, err, "none: no such file or directory")
+	code, _, err = run(t, "", "validate", "--live", "--kubeconfig", t.TempDir()+"/none")
+	assert.Equal(t, ExitFailed, code)
 	assert.Contains(t, err, "none: no such file or directory")
 	code, _, err = run(t, "", "plan")
 	assert.Equal(t, ExitFailed, code)

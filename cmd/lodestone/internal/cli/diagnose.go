@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/diagnosis"
-	"github.com/lodestone-lb/lodestone/pkg/cluster"
 )
 
 // diagnoseTimeout bounds a diagnosis: hundreds of speakers that probe, and the
@@ -67,7 +66,7 @@ found out: the findings marked UNKNOWN say what.`,
 		if err != nil {
 			return err
 		}
-		o, err := cluster.All(ctx, client, t.place)
+		o, err := t.readAll(ctx)
 		if err != nil {
 			return err
 		}

@@ -21,7 +21,20 @@ const referenceHead = `# The lodestone command
 
 Every command exits with 0 when all is well, 1 when a configuration is invalid,
 2 when it found something that somebody should look at, and 3 when it could not
-do its work.
+do its work, or not all of it.
+
+kubectl runs the command as its plugin, ` + "`kubectl lodestone`" + `, if it is in the PATH
+as ` + "`kubectl-lodestone`" + `; as ` + "`kubectl_complete-lodestone`" + ` it completes what is typed
+after that. Both are links to the one file:
+
+` + "```console" + `
+$ ln -s lodestone /usr/local/bin/kubectl-lodestone
+$ ln -s lodestone /usr/local/bin/kubectl_complete-lodestone
+` + "```" + `
+
+` + "`lodestone completion bash`" + ` (or zsh, fish, powershell) prints what the shell needs
+to complete commands, flags, and the names of nodes, pools, peers, VIPs and Services
+in the cluster; its ` + "`--help`" + ` tells where that belongs.
 `
 
 // TestReference checks that the reference says what --help says.
@@ -36,6 +49,26 @@ func TestReference(t *testing.T) {
 	have, err := os.ReadFile(page)
 	require.NoError(t, err)
 	require.Equal(t, text.String(), string(have), "go test ./cmd/lodestone/internal/cli -update")
+}
+
+// TestHelp checks that whoever asks for help is told how the command is used and
+// how it ends.
+func TestHelp(t *testing.T) {
+	var look func(*cobra.Command)
+	look = func(cmd *cobra.Command) {
+		for _, sub := range cmd.Commands() {
+			look(sub)
+		}
+		if cmd.HasSubCommands() || cmd.Name() == "version" {
+			return
+		}
+		require.Contains(t, cmd.Long, "Exits with ", cmd.CommandPath())
+		require.Contains(t, cmd.Example, "  "+cmd.CommandPath(), cmd.CommandPath())
+		if cmd.Name() != "dashboard" {
+			require.NotNil(t, cmd.Flags().Lookup("output"), "%s answers programs, too", cmd.CommandPath())
+		}
+	}
+	look(root(Streams{}))
 }
 
 // describe writes a section for each command that does something.

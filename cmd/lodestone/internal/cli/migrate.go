@@ -94,7 +94,7 @@ something to decide, and 3 when they could not be read.`,
 	cmd.Flags().VarP(&format, "output", "o", "Format of the answer: "+screen.Formats+". JSON and YAML have the notes, too, and nothing is written elsewhere.")
 	t := targetFlags(cmd, s)
 	cmd.RunE = func(cmd *cobra.Command, files []string) error {
-		ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
+		ctx, cancel := context.WithTimeout(cmd.Context(), t.timeout)
 		defer cancel()
 		result, err := o.migrate(ctx, t, files, cmd.InOrStdin(), namespace)
 		var invalid migrate.Errors

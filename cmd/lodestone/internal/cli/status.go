@@ -88,7 +88,7 @@ func showStatus(ctx context.Context, t *target, a *answer, out io.Writer) error 
 	}
 	switch {
 	case len(s.Unread) > 0:
-		return fmt.Errorf("the status is not complete: %s not read", screen.Count(len(s.Unread), "thing was", "things were"))
+		return incomplete(s.Unread)
 	case o.ConfigErr != nil:
 		return errInvalid
 	case len(s.Warnings) > 0:

@@ -191,7 +191,7 @@ func TestWatchedStatusIsDrawnAgain(t *testing.T) {
 	w := newWorld(t)
 	client, calls := fake.NewClientset(w.objects...), 0
 	var out bytes.Buffer
-	cl := &target{place: cluster.Place{Namespace: config.Namespace, ConfigName: config.ConfigMapName}, connect: func() (kubernetes.Interface, string, error) {
+	cl := &target{timeout: time.Minute, place: cluster.Place{Namespace: config.Namespace, ConfigName: config.ConfigMapName}, connect: func() (kubernetes.Interface, string, error) {
 		switch calls++; calls {
 		case 2:
 			return nil, "", errors.New("no route to host")

@@ -1,13 +1,19 @@
 package cli
 
 import (
+	"context"
+	"maps"
+	"net/netip"
 	"slices"
+	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/story"
 	"github.com/lodestone-lb/lodestone/pkg/cluster"
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/servicelb"
 )
 
 // teller is an explain command.
@@ -15,6 +21,10 @@ type teller struct {
 	use, short, long, example string
 	// tell tells the story of the argument, which may not be there.
 	tell func(o *cluster.Objects, name string) (story.Story, error)
+	// needs is what has to be read for it; none: everything.
+	needs []string
+	// names are what the argument may be.
+	names func(o *cluster.Objects) []string
 }
 
 // exits ends the help of every teller.
@@ -30,8 +40,9 @@ func (t teller) command(s Streams) *cobra.Command {
 	cmd := &cobra.Command{Use: t.use, Short: t.short, Long: t.long + exits, Example: t.example, Args: cobra.ExactArgs(1)}
 	a := answerFlags(cmd, s)
 	target := targetFlags(cmd, s)
+	cmd.ValidArgsFunction = target.complete(t.names)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		o, err := target.readWhole(cmd.Context())
+		o, err := target.readWhole(cmd.Context(), t.needs...)
 		if err != nil {
 			return err
 		}
@@ -50,6 +61,56 @@ func (t teller) command(s Streams) *cobra.Command {
 	return cmd
 }
 
+// completeTimeout bounds how long somebody who presses the tab key waits.
+const completeTimeout = 3 * time.Second
+
+// complete completes the one argument of a command by names in the cluster.
+func (t *target) complete(names func(o *cluster.Objects) []string) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		ctx, cancel := context.WithTimeout(cmd.Context(), completeTimeout)
+		defer cancel()
+		o, err := t.readAll(ctx)
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		all := slices.DeleteFunc(names(o), func(name string) bool { return !strings.HasPrefix(name, typed) })
+		return all, cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+func serviceNames(o *cluster.Objects) []string {
+	var names []string
+	for _, svc := range o.Services {
+		if o.Scope.Serves(svc) {
+			names = append(names, servicelb.NameOf(svc))
+		}
+	}
+	return names
+}
+
+func vipNames(o *cluster.Objects) []string {
+	var names []string
+	for _, vip := range slices.SortedFunc(maps.Keys(o.Network().ServicesByVIP()), netip.Addr.Compare) {
+		names = append(names, vip.String())
+	}
+	return names
+}
+
+func nodeNames(o *cluster.Objects) []string { return slices.Sorted(maps.Keys(o.Network().Nodes)) }
+
+func poolNames(o *cluster.Objects) []string {
+	var names []string
+	if o.Config != nil {
+		for i := range o.Config.Pools {
+			names = append(names, o.Config.Pools[i].Name)
+		}
+	}
+	return names
+}
+
 func explainVIP(s Streams) *cobra.Command {
 	return teller{
 		use:   "vip ADDRESS",
@@ -58,6 +119,7 @@ func explainVIP(s Streams) *cobra.Command {
 Services have it, of which pool it is, and what routers are told. Of an address
 that no Service has, tell why.`,
 		example: `  lodestone explain vip 203.0.113.7`,
+		names:   vipNames,
 		tell: func(o *cluster.Objects, name string) (story.Story, error) {
 			addr, err := address(name)
 			if err != nil {
@@ -75,6 +137,8 @@ func explainNode(s Streams) *cobra.Command {
 		long: `Tell what a node announces, what keeps it from owning the other VIPs, how its BGP
 sessions are, and what its speaker tells of its network.`,
 		example: `  lodestone explain node n1`,
+		needs:   cluster.ForVIPs,
+		names:   nodeNames,
 		tell: func(o *cluster.Objects, name string) (story.Story, error) {
 			if err := known(o.Network(), name, ""); err != nil {
 				return nil, err
@@ -92,13 +156,10 @@ func explainPool(s Streams) *cobra.Command {
 wish is given addresses of before, what announces it, and what of it makes no
 sense in this cluster.`,
 		example: `  lodestone explain pool lan`,
+		needs:   cluster.ForAddresses,
+		names:   poolNames,
 		tell: func(o *cluster.Objects, name string) (story.Story, error) {
-			var names []string
-			if o.Config != nil {
-				for i := range o.Config.Pools {
-					names = append(names, o.Config.Pools[i].Name)
-				}
-			}
+			names := poolNames(o)
 			if err := among("pool", name, names); err != nil {
 				return nil, err
 			}
@@ -114,6 +175,8 @@ func explainPeer(s Streams) *cobra.Command {
 		long: `Tell which nodes have a BGP session with a peer, how the sessions are, how soon
 its loss is noticed, and what it is told.`,
 		example: `  lodestone explain peer tor-a`,
+		needs:   cluster.ForVIPs,
+		names:   func(o *cluster.Objects) []string { return peerNames(o.Network()) },
 		tell: func(o *cluster.Objects, name string) (story.Story, error) {
 			if err := known(o.Network(), "", name); err != nil {
 				return nil, err

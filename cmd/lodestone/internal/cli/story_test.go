@@ -8,8 +8,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
 
 	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/story"
+	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 )
@@ -17,6 +19,8 @@ import (
 func TestStoriesOfAHealthyCluster(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
+	w.ask("explain-service.txt", ExitOK, "explain", "service", "local")
+	w.ask("explain-service-routed.txt", ExitOK, "explain", "service", "shop/api")
 	w.ask("explain-vip.txt", ExitOK, "explain", "vip", "203.0.113.11")
 	w.ask("explain-vip-routed.txt", ExitOK, "explain", "vip", "198.51.100.1")
 	w.ask("explain-vip-free.txt", ExitOK, "explain", "vip", "203.0.113.19")
@@ -40,6 +44,7 @@ func TestStoriesOfTrouble(t *testing.T) {
 advertisements: [{name: segment, layer2: {}}]
 peers: [{name: far, address: 192.0.2.9, peerASN: 64513, localASN: 64512, nodeSelector: {matchLabels: {rack: z}}, gracefulRestart: {restartTime: 60s}}]
 `
+	w.ask("explain-service-trouble.txt", ExitFound, "explain", "service", "local")
 	w.ask("explain-vip-trouble.txt", ExitFound, "explain", "vip", "203.0.113.11")
 	w.ask("explain-node-trouble.txt", ExitFound, "explain", "node", "n1")
 	w.ask("explain-pool-late.txt", ExitOK, "explain", "pool", "late")
@@ -65,6 +70,73 @@ func TestStoriesForPrograms(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(newWorld(t).ask("", ExitOK, "explain", "vip", "203.0.113.11", "-o", "json")), &v))
 	assert.Equal(t, "n2", v.Owner)
 	assert.Equal(t, []story.Sharer{{Service: "shop/local", Policy: "Local", Serving: true, Nodes: []string{"n2"}}}, v.Services)
+}
+
+// The story of a Service has those of its VIPs in it, and the reasons as codes.
+func TestStoryOfAServiceForPrograms(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	asks := service("asks", "")
+	asks.Annotations = map[string]string{annotation.AddressPool: "nowhere"}
+	w.add(asks, service("new", ""))
+	var s, same story.Service
+	require.NoError(t, json.Unmarshal([]byte(w.ask("", ExitOK, "explain", "service", "local", "-o", "json")), &s))
+	require.NoError(t, yaml.Unmarshal([]byte(w.ask("", ExitOK, "explain", "service", "local", "-o", "yaml")), &same))
+	assert.Equal(t, s, same)
+	require.Len(t, s.VIPs, 1)
+	var v story.VIP
+	require.NoError(t, json.Unmarshal([]byte(w.ask("", ExitOK, "explain", "vip", "203.0.113.11", "-o", "json")), &v))
+	assert.Equal(t, v, s.VIPs[0])
+	assert.Equal(t, "n2", v.Owner)
+
+	var refused, fresh story.Service
+	require.NoError(t, json.Unmarshal([]byte(w.ask("", ExitFound, "explain", "service", "asks", "-o", "json")), &refused))
+	assert.Equal(t, ipam.PoolNotFound, refused.Refusal.Reason)
+	require.NoError(t, json.Unmarshal([]byte(w.ask("", ExitOK, "explain", "service", "new", "-o", "json")), &fresh))
+	assert.Equal(t, []string{"203.0.113.12 not yet: the controller has not written it into the Service"}, fresh.Unwritten)
+}
+
+// A developer who may not see the speakers is told all the rest, and what is
+// missing.
+func TestStoryOfAServiceWithoutTheSpeakers(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.refuse("list", "pods")
+	text := w.ask("", ExitFailed, "explain", "service", "web")
+	assert.Contains(t, text, "Has        203.0.113.10 from pool \"lan\"")
+	assert.Contains(t, text, "Announced  not known, for something was not read:\n           you may not read the Pods of Lodestone: you need the right to list pods in namespace lodestone-system")
+	assert.Contains(t, text, "lodestone: the answer is not complete: 1 thing was not read")
+}
+
+// Who may not read what a question is not about is answered all the same.
+func TestStoriesNeedNoMoreThanTheyTell(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.refuse("list", "pods")
+	w.ask("explain-pool.txt", ExitOK, "explain", "pool", "lan")
+	assert.Contains(t, w.ask("", ExitFailed, "explain", "node", "n1"), "you need the right to list pods in namespace lodestone-system")
+	w.refuse("list", "servicecidrs")
+	w.ask("explain-node.txt", ExitOK, "explain", "node", "n2")
+	w.ask("explain-peer.txt", ExitOK, "explain", "peer", "tor-b")
+	assert.Contains(t, w.ask("", ExitFailed, "explain", "pool", "lan"), "you need the right to list servicecidrs.networking.k8s.io in the whole cluster")
+}
+
+// Names in the cluster are completed, and what cannot be read completes nothing.
+func TestNamesAreCompleted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for want, args := range map[string][]string{
+		"n1\nn2\nn3\n:4\n":                 {"explain", "node", ""},
+		"lan\n:4\n":                        {"explain", "pool", "l"},
+		"tor-a\ntor-b\n:4\n":               {"explain", "peer", ""},
+		"203.0.113.10\n203.0.113.11\n:4\n": {"explain", "vip", "203"},
+		"shop/api\n:4\n":                   {"explain", "service", "shop/a"},
+		"n1\nn2\nn3\n:4\nCompletion ended with directive": {"simulate", "drain", ""},
+	} {
+		assert.Contains(t, w.ask("", ExitOK, append([]string{"__complete"}, args...)...), want)
+	}
+	w.refuse("*", "*")
+	assert.Contains(t, w.ask("", ExitOK, "__complete", "explain", "node", ""), ":4\n")
 }
 
 func TestStoriesOfWhatIsNotThere(t *testing.T) {

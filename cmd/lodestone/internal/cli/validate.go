@@ -1,6 +1,8 @@
 package cli
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -8,35 +10,168 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/lodestone-lb/lodestone/pkg/cluster"
+	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/screen"
 )
 
-func validate() *cobra.Command {
-	return &cobra.Command{
-		Use:   "validate FILE|-",
+func validate(s Streams) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "validate FILE|-|--live",
 		Short: "Check a configuration and print everything that is wrong with it",
 		Long: `Check a configuration and print everything that is wrong with it.
 
 FILE is the configuration itself, or manifests with the ConfigMap that has it
-under the key config.yaml; "-" is the standard input.
+under the key config.yaml; "-" is the standard input. With --live it is the one in
+the cluster, of which the command also tells what makes no sense there, such as
+pools with addresses of nodes. How a FILE would fare there, lodestone plan tells.
 
-Exits with 0 when the configuration is valid, 1 when it is not, and 3 when it
-could not be read.`,
+Exits with 0 when the configuration is valid, 1 when it is not, 2 when it makes no
+sense in the cluster, and 3 when something could not be read.`,
 		Example: `  lodestone validate config.yaml
-  kubectl -n lodestone-system get configmap lodestone-config -o yaml | lodestone validate -`,
-		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			name, text, err := read(args[0], cmd.InOrStdin())
-			if err != nil {
-				return err
-			}
-			c, err := config.ParseFile(name, text)
-			if err != nil {
-				return err
-			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: valid: %s\n", name, summary(c))
+  lodestone validate --live
+  lodestone validate config.yaml -o json | jq '.errors[].line'`,
+	}
+	live := cmd.Flags().Bool("live", false, "Check the configuration in the cluster.")
+	a := answerFlags(cmd, s)
+	t := targetFlags(cmd, s)
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if *live {
+			return cobra.NoArgs(cmd, args)
+		}
+		return cobra.ExactArgs(1)(cmd, args)
+	}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		var v validity
+		var err error
+		if *live {
+			v, err = validateLive(cmd.Context(), t)
+		} else {
+			v, err = validateFile(args[0], cmd.InOrStdin())
+		}
+		if err != nil {
 			return err
-		},
+		}
+		return v.print(cmd, a)
+	}
+	return cmd
+}
+
+// validity is what is to be said of a configuration.
+type validity struct {
+	Name  string `json:"name"`
+	Valid bool   `json:"valid"`
+	// Errors are what is wrong with it.
+	Errors         []mistake `json:"errors"`
+	Pools          int       `json:"pools"`
+	Addresses      float64   `json:"addresses"`
+	Advertisements int       `json:"advertisements"`
+	Peers          int       `json:"peers"`
+	// Warnings are what makes no sense in the cluster; Unread is what could not
+	// be read of it.
+	Warnings []string `json:"warnings,omitempty"`
+	Unread   []string `json:"unread,omitempty"`
+
+	invalid config.Errors
+}
+
+// mistake is an error of a configuration, for programs.
+type mistake struct {
+	Line    int    `json:"line"`
+	Column  int    `json:"column"`
+	Path    string `json:"path,omitempty"`
+	Message string `json:"message"`
+}
+
+// validityOf takes over what parsing the document gave; other errors stay.
+func validityOf(name string, c *config.Config, err error) (validity, error) {
+	v := validity{Name: name, Valid: err == nil, Errors: []mistake{}}
+	if errors.As(err, &v.invalid) {
+		for _, e := range v.invalid {
+			v.Errors = append(v.Errors, mistake{e.Line, e.Column, e.Path, e.Message})
+		}
+		return v, nil
+	}
+	if err != nil {
+		return v, err
+	}
+	v.Pools, v.Advertisements, v.Peers = len(c.Pools), len(c.Advertisements), len(c.Peers)
+	for i := range c.Pools {
+		v.Addresses += c.Pools[i].Size()
+	}
+	return v, nil
+}
+
+func validateFile(arg string, stdin io.Reader) (validity, error) {
+	name, text, err := read(arg, stdin)
+	if err != nil {
+		return validity{}, err
+	}
+	c, err := config.ParseFile(name, text)
+	return validityOf(name, c, err)
+}
+
+func validateLive(ctx context.Context, t *target) (validity, error) {
+	ctx, cancel := context.WithTimeout(ctx, t.timeout)
+	defer cancel()
+	client, _, err := t.connect()
+	if err != nil {
+		return validity{}, err
+	}
+	o := cluster.Allocation(ctx, client, t.place)
+	switch {
+	case !o.Has(cluster.ConfigMaps):
+		return validity{}, o.Err(cluster.ConfigMaps)
+	case o.Config == nil && o.ConfigErr == nil:
+		return validity{}, fmt.Errorf("there is no %s", o.ConfigMap())
+	}
+	v, err := validityOf(o.ConfigMap(), o.Config, o.ConfigErr)
+	if err != nil || !v.Valid {
+		return v, err
+	}
+	if v.Unread = o.Unread(); len(v.Unread) == 0 {
+		v.Warnings = clusterfacts.Warnings(o.Config, o.Cluster().Facts)
+	}
+	return v, nil
+}
+
+// print answers. The error says what the command exits with; for people, it has
+// what is wrong with the configuration.
+func (v validity) print(cmd *cobra.Command, a *answer) error {
+	if !v.Valid && a.format == screen.Table {
+		return v.invalid
+	}
+	if err := a.print(cmd.OutOrStdout(), v); err != nil {
+		return err
+	}
+	switch {
+	case !v.Valid:
+		return errInvalid
+	case len(v.Unread) > 0:
+		return incomplete(v.Unread)
+	case len(v.Warnings) > 0:
+		return errFound
+	}
+	return nil
+}
+
+// Show writes what is to be said of a valid configuration.
+func (v validity) Show(c *screen.Canvas) {
+	counts := []string{
+		screen.Count(v.Pools, "pool", "pools"),
+		count(v.Addresses, "address", "addresses"),
+		screen.Count(v.Advertisements, "advertisement", "advertisements"),
+	}
+	if v.Peers > 0 {
+		counts = append(counts, screen.Count(v.Peers, "BGP peer", "BGP peers"))
+	}
+	c.Line(screen.Plain, "%s: valid: %s", v.Name, strings.Join(counts, ", "))
+	for _, text := range v.Warnings {
+		c.Line(screen.Warning, "warning: %s", text)
+	}
+	for _, text := range v.Unread {
+		c.Line(screen.Bad, "not read, so that it is not known what the configuration means for the cluster: %s", text)
 	}
 }
 
@@ -59,34 +194,10 @@ func read(arg string, stdin io.Reader) (name string, text []byte, err error) {
 	return name, text, nil
 }
 
-// summary says in numbers what a configuration contains.
-func summary(c *config.Config) string {
-	var addresses float64
-	for i := range c.Pools {
-		addresses += c.Pools[i].Size()
-	}
-	counts := []string{
-		count(float64(len(c.Pools)), "pool", "pools"),
-		count(addresses, "address", "addresses"),
-		count(float64(len(c.Advertisements)), "advertisement", "advertisements"),
-	}
-	if len(c.Peers) > 0 {
-		counts = append(counts, count(float64(len(c.Peers)), "BGP peer", "BGP peers"))
-	}
-	return strings.Join(counts, ", ")
-}
-
 // count returns a number and what it counts; an IPv6 pool's is rounded.
 func count(n float64, one, many string) string {
 	if n == 1 {
 		many = one
 	}
-	return number(n) + " " + many
-}
-
-func number(n float64) string {
-	if n >= 1e15 {
-		return fmt.Sprintf("about %.1e", n)
-	}
-	return fmt.Sprintf("%.0f", n)
+	return screen.Number(n) + " " + many
 }

@@ -37,15 +37,8 @@ type world struct {
 // of the name in testdata, unless that is empty.
 func (w *world) ask(golden string, want int, args ...string) string {
 	w.t.Helper()
-	if w.client == nil {
-		w.client = fake.NewClientset(w.objects...)
-	}
-	var out, errs bytes.Buffer
-	code := Run(args, Streams{In: strings.NewReader(""), Out: &out, Err: &errs, Connect: func() (kubernetes.Interface, string, error) {
-		return w.client, "shop", nil
-	}, Ask: w.pods.ask})
-	require.Equal(w.t, want, code, "%q: %s%s", args, &out, &errs)
-	text := out.String() + errs.String()
+	code, text := w.run(args...)
+	require.Equal(w.t, want, code, "%q: %s", args, text)
 	if golden != "" {
 		path := filepath.Join("testdata", golden)
 		if *update {
@@ -56,6 +49,18 @@ func (w *world) ask(golden string, want int, args ...string) string {
 		require.Equal(w.t, string(have), text, "%q; go test ./cmd/lodestone/internal/cli -update", args)
 	}
 	return text
+}
+
+// run runs a command against the cluster.
+func (w *world) run(args ...string) (code int, text string) {
+	if w.client == nil {
+		w.client = fake.NewClientset(w.objects...)
+	}
+	var out, errs bytes.Buffer
+	code = Run(args, Streams{In: strings.NewReader(""), Out: &out, Err: &errs, Connect: func() (kubernetes.Interface, string, error) {
+		return w.client, "shop", nil
+	}, Ask: w.pods.ask})
+	return code, out.String() + errs.String()
 }
 
 func (w *world) add(objects ...runtime.Object) { w.objects = append(w.objects, objects...) }

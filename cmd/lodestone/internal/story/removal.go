@@ -152,12 +152,8 @@ func (r Removal) Show(c *screen.Canvas) {
 		screen.Count(len(r.Moved), "VIP moves", "VIPs move"), screen.Count(len(r.Orphaned), "VIP is", "VIPs are"))
 	c.Line(screen.Plain, "Its pods are taken for gone, and none for started elsewhere.")
 
+	showOrphans(c, r.Orphaned)
 	var rows [][]any
-	for _, o := range r.Orphaned {
-		rows = append(rows, []any{screen.Cell{Text: o.VIP.String(), Tone: screen.Bad}, screen.List(o.Services, 3), string(o.Reason) + ": " + o.Message})
-	}
-	table(c, []string{"NOBODY HAS", "SERVICES", "WHY"}, rows)
-	rows = nil
 	for _, m := range r.Moved {
 		rows = append(rows, []any{m.VIP, screen.List(m.Services, 3), cmp.Or(m.From, "nobody"), cmp.Or(m.To, "nobody (BGP remains)")})
 	}

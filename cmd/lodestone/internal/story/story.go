@@ -1,5 +1,5 @@
-// Package story tells why something is as it is: a VIP, a node, a pool, a BGP
-// peer. The reasons are those of the code that decides.
+// Package story tells why something is as it is: a Service, a VIP, a node, a pool,
+// a BGP peer; and what would become of it. The reasons are those of the code that decides.
 package story
 
 import (

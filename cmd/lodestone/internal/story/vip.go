@@ -61,8 +61,9 @@ type VIPNode struct {
 }
 
 // OfVIP tells the story of an address.
-func OfVIP(o *cluster.Objects, addr netip.Addr) VIP {
-	n := o.Network()
+func OfVIP(o *cluster.Objects, addr netip.Addr) VIP { return ofVIP(o, o.Network(), addr) }
+
+func ofVIP(o *cluster.Objects, n *simulation.Network, addr netip.Addr) VIP {
 	v := VIP{VIP: addr, Services: []Sharer{}}
 	if p := n.PoolOf(addr); p != nil {
 		v.Pool = p.Name
@@ -79,7 +80,7 @@ func OfVIP(o *cluster.Objects, addr netip.Addr) VIP {
 	if len(v.Services) == 0 {
 		return v
 	}
-	v.announced(n)
+	v.announced(n.Of(addr))
 	v.Routes = routing.RoutesOf(n, routing.Filter{Within: netip.PrefixFrom(addr, addr.BitLen())}).Routes
 	return v
 }

@@ -113,7 +113,6 @@ func (l load) knownTo(ctx context.Context, vip netip.Addr, nodes ...string) erro
 // routerMoves counts what clients behind a router lose while the speakers are
 // replaced and while a node is taken out.
 func routerMoves(ctx context.Context, installation *lodestone.Installation) error {
-	const label = "node.kubernetes.io/exclude-from-external-load-balancers"
 	l := load{installation, 1}
 	node := l.Lab.Nodes()[0]
 	for _, c := range []struct{ name, keys string }{{"graceful_restart", "gracefulRestart: {}"}, {"graceful_shutdown", fastBFD}} {
@@ -129,8 +128,8 @@ func routerMoves(ctx context.Context, installation *lodestone.Installation) erro
 	return l.whileRouted(ctx, fastBFD, func(vip netip.Addr) error {
 		return l.losesFrom(ctx, lodestone.FromRemote, "bgp_drain", "label", 10, vip, func() error {
 			return errors.Join(
-				l.Label(ctx, node, label, "true"), l.knownTo(ctx, vip, l.Lab.Nodes()[1:]...),
-				l.Label(ctx, node, label, ""), l.knownTo(ctx, vip, l.Lab.Nodes()...),
+				l.Label(ctx, node, excludeLabel, "true"), l.knownTo(ctx, vip, l.Lab.Nodes()[1:]...),
+				l.Label(ctx, node, excludeLabel, ""), l.knownTo(ctx, vip, l.Lab.Nodes()...),
 			)
 		}, nil)
 	})

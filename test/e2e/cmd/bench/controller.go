@@ -87,19 +87,27 @@ func controllerBurst(ctx context.Context, installation *lodestone.Installation) 
 	if err := l.Configure(ctx, lodestone.Document(widePool)); err != nil {
 		return err
 	}
+	took, err := l.burst(ctx)
+	if err != nil {
+		return err
+	}
+	result("controller_burst", "services=%d p50_ms=%.0f p99_ms=%.0f", l.services, ms(quantile(took, 0.50)), ms(quantile(took, 0.99)))
+	return l.delete(ctx)
+}
+
+// burst creates the Services and returns how long each waited for its address.
+func (l load) burst(ctx context.Context) ([]time.Duration, error) {
 	// The namespace exists and a first Service has gone its way: what is
 	// measured is a controller at work, not one that wakes up.
-	if err := (load{installation, 1}).warmUp(ctx); err != nil {
-		return err
+	if err := (load{l.Installation, 1}).warmUp(ctx); err != nil {
+		return nil, err
 	}
 	born := births{load: l, at: map[string]time.Time{}}
 	seen, err := l.assignments(ctx, func() error { return l.each(ctx, born.create) })
 	if err != nil {
-		return err
+		return nil, err
 	}
-	took := born.waited(seen)
-	result("controller_burst", "services=%d p50_ms=%.0f p99_ms=%.0f", l.services, ms(quantile(took, 0.50)), ms(quantile(took, 0.99)))
-	return l.delete(ctx)
+	return born.waited(seen), nil
 }
 
 // births are when Services were created, and how long the API server took to

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,7 +29,17 @@ pools:
 
 // withFleet runs f with that many nodes and VIPs, once all VIPs are announced
 // and nothing happens any more. The first VIP answers datagrams to port 80.
-func withFleet(ctx context.Context, nodes, vips int, body string, f func(ctx context.Context, fleet *fleet.Fleet) error) (err error) {
+func withFleet(ctx context.Context, nodes, vips int, body string, f func(ctx context.Context, fleet *fleet.Fleet) error) error {
+	return withFleetOf(ctx, fleet.Options{Nodes: nodes, Document: lodestone.Document(body)}, vips, func(ctx context.Context, all *fleet.Fleet) error {
+		if err := steady(ctx, all); err != nil {
+			return err
+		}
+		return f(ctx, all)
+	})
+}
+
+// withFleetOf runs f with that many VIPs as soon as the speakers run.
+func withFleetOf(ctx context.Context, o fleet.Options, vips int, f func(ctx context.Context, fleet *fleet.Fleet) error) (err error) {
 	root, err := lab.Root()
 	if err != nil {
 		return err
@@ -37,8 +48,8 @@ func withFleet(ctx context.Context, nodes, vips int, body string, f func(ctx con
 	if err != nil {
 		return err
 	}
-	o := fleet.Options{Speaker: filepath.Join(bin, "lodestone-speaker"), Nodes: nodes, Document: lodestone.Document(body)}
-	for vip := netip.MustParseAddr("198.18.1.0"); len(o.VIPs) < vips; vip = vip.Next() {
+	o.Speaker = filepath.Join(bin, "lodestone-speaker")
+	for vip := firstVIP; len(o.VIPs) < vips; vip = vip.Next() {
 		o.VIPs = append(o.VIPs, vip)
 	}
 	o.Served = o.VIPs[:1]
@@ -47,11 +58,10 @@ func withFleet(ctx context.Context, nodes, vips int, body string, f func(ctx con
 		return err
 	}
 	defer func() { err = errors.Join(err, all.Stop()) }()
-	if err := steady(ctx, all); err != nil {
-		return err
-	}
 	return f(ctx, all)
 }
+
+var firstVIP = netip.MustParseAddr("198.18.1.0")
 
 func steady(ctx context.Context, all *fleet.Fleet) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
@@ -65,7 +75,7 @@ func fleetNodeLoss(ctx context.Context, _ *lodestone.Installation) error {
 	return withFleet(ctx, nodes, 1, fleetPool, func(ctx context.Context, all *fleet.Fleet) error {
 		var outages []time.Duration
 		for range trials {
-			outage, err := loseFleetOwner(ctx, all, netip.MustParseAddr("198.18.1.0"))
+			outage, err := loseFleetOwner(ctx, all, firstVIP)
 			if err != nil {
 				return err
 			}
@@ -219,10 +229,37 @@ func falseFailover(ctx context.Context, _ *lodestone.Installation) error {
 		}
 		defer stop()
 		before := all.Moves()
-		if err := pause(ctx, time.Duration(*minutes)*time.Minute); err != nil {
+		lasts := cmp.Or(*minutes, 10)
+		if err := pause(ctx, time.Duration(lasts)*time.Minute); err != nil {
 			return err
 		}
-		result("l2_false_failover", "minutes=%d nodes=%d vips=%d count=%d", *minutes, nodes, vips, all.Moves()-before)
+		result("l2_false_failover", "minutes=%d nodes=%d vips=%d count=%d", lasts, nodes, vips, all.Moves()-before)
 		return nil
 	})
+}
+
+// loss counts how often a VIP moves although nobody is lost, while some of all
+// frames are.
+func loss(ctx context.Context, _ *lodestone.Installation) error {
+	const nodes, vips = 3, 30
+	lasts := cmp.Or(*minutes, 1)
+	for _, failover := range []string{"normal", "fast"} {
+		err := withFleet(ctx, nodes, vips, "failover: "+failover+fleetPool, func(ctx context.Context, all *fleet.Fleet) error {
+			for _, percent := range []int{1, 10} {
+				before := all.Moves()
+				if err := errors.Join(all.Lose(percent), pause(ctx, time.Duration(lasts)*time.Minute)); err != nil {
+					return err
+				}
+				result("l2_loss", "percent=%d failover=%s minutes=%d nodes=%d vips=%d count=%d", percent, failover, lasts, nodes, vips, all.Moves()-before)
+				if err := errors.Join(all.Heal(), steady(ctx, all)); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }

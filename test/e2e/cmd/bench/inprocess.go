@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,11 +19,16 @@ import (
 )
 
 // ipamAllocate runs the allocator's own Go benchmarks and prints their cost
-// per operation.
+// per operation, and its memory per Service.
 func ipamAllocate(ctx context.Context, _ *lodestone.Installation) error {
-	return goBenchmarks(ctx, "./ipam", ".", "1s", func(name string, value measured) {
-		result("ipam_allocate", "case=%s ns_per_op=%.0f", name, value(perOp)*1e9)
-	})
+	return errors.Join(
+		goBenchmarks(ctx, "./ipam", "^Benchmark(Allocate|Sharers|Configure)$", "1s", func(name string, value measured) {
+			result("ipam_allocate", "case=%s ns_per_op=%.0f", name, value(perOp)*1e9)
+		}),
+		goBenchmarks(ctx, "./ipam", "^BenchmarkMemory$", "1x", func(name string, value measured) {
+			result("ipam_allocate", "case=%s bytes_per_service=%.0f", name, value("B/service"))
+		}),
+	)
 }
 
 // configEdit runs the Go benchmark of all that a controller does about an
@@ -55,15 +61,30 @@ func dashboardLoad(ctx context.Context, _ *lodestone.Installation) error {
 	)
 }
 
-// bfdTiming runs the Go benchmark of BFD between processes on a busy machine,
-// a minute for each case.
-func bfdTiming(ctx context.Context, _ *lodestone.Installation) error {
-	return goBenchmarks(ctx, "./speaker/bfd", "^BenchmarkTiming$", "1x", func(name string, value measured) {
-		_, details, _ := strings.Cut(name, "/")
-		result("bfd_timing", "%s p99_jitter_ms=%.2f max_jitter_ms=%.1f peer_p99_jitter_ms=%.2f peer_max_jitter_ms=%.1f false_downs=%.0f",
-			strings.ReplaceAll(details, "/", " "), value("node_p99_jitter_ms"), value("node_max_jitter_ms"),
-			value("peer_p99_jitter_ms"), value("peer_max_jitter_ms"), value("false_downs"))
+// cliStatus runs the Go benchmark of lodestone status as a process, against an
+// API server by HTTP.
+func cliStatus(ctx context.Context, _ *lodestone.Installation) error {
+	return goBenchmarks(ctx, "./cmd/lodestone", "^BenchmarkCommands$/^status$", "10x", func(_ string, value measured) {
+		result("cli_status", "services=10000 ms=%.0f cpu_ms=%.0f", value(perOp)*1e3, value("cpu-ms"))
 	})
+}
+
+// explain runs those of the commands that tell why.
+func explain(ctx context.Context, _ *lodestone.Installation) error {
+	return goBenchmarks(ctx, "./cmd/lodestone", "^BenchmarkCommands$/^explain-", "10x", func(name string, value measured) {
+		result("explain", "services=10000 case=%s ms=%.0f cpu_ms=%.0f", strings.TrimPrefix(name, "Commands/explain-"), value(perOp)*1e3, value("cpu-ms"))
+	})
+}
+
+// bfdTiming runs the Go benchmark of BFD between processes on a busy machine.
+func bfdTiming(ctx context.Context, _ *lodestone.Installation) error {
+	match, lasts := "^BenchmarkTiming$/"+*cases, cmp.Or(*minutes, 1)
+	return goBenchmarks(ctx, "./speaker/bfd", match, "1x", func(name string, value measured) {
+		_, details, _ := strings.Cut(name, "/")
+		result("bfd_timing", "%s minutes=%d p99_jitter_ms=%.2f max_jitter_ms=%.1f peer_p99_jitter_ms=%.2f peer_max_jitter_ms=%.1f false_downs=%.0f",
+			strings.ReplaceAll(details, "/", " "), lasts, value("node_p99_jitter_ms"), value("node_max_jitter_ms"),
+			value("peer_p99_jitter_ms"), value("peer_max_jitter_ms"), value("false_downs"))
+	}, fmt.Sprintf("-bfd.duration=%dm", lasts))
 }
 
 // election runs the Go benchmark of what a speaker computes when a node is
@@ -99,13 +120,14 @@ type measured func(unit string) float64
 const perOp = "sec/op"
 
 // goBenchmarks runs the Go benchmarks of a package that match, each for the
-// time or number of operations that is given, and reports what they measured.
-func goBenchmarks(ctx context.Context, pkg, match, benchtime string, report func(name string, value measured)) error {
+// time or number of operations that is given, with flags of the package's own,
+// and reports what they measured.
+func goBenchmarks(ctx context.Context, pkg, match, benchtime string, report func(name string, value measured), flags ...string) error {
 	root, err := lab.Root()
 	if err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, "go", "test", "-run=^$", "-bench="+match, "-benchtime="+benchtime, pkg)
+	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-timeout=0", "-run=^$", "-bench=" + match, "-benchtime=" + benchtime, pkg}, flags...)...)
 	cmd.Dir, cmd.Stderr = root, os.Stderr
 	out, err := cmd.Output()
 	if err != nil {

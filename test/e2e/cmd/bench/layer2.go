@@ -83,7 +83,6 @@ func (l load) serveEcho(ctx context.Context) (vip netip.Addr, err error) {
 // plannedMove counts the datagrams that are lost while the VIP moves away from
 // its owner and back, as operators cause it.
 func plannedMove(ctx context.Context, installation *lodestone.Installation) error {
-	const label = "node.kubernetes.io/exclude-from-external-load-balancers"
 	l := load{installation, 1}
 	return l.whileServed(ctx, func(vip netip.Addr) error {
 		owner, err := l.Owner(ctx, vip.String())
@@ -91,18 +90,24 @@ func plannedMove(ctx context.Context, installation *lodestone.Installation) erro
 			return err
 		}
 		return errors.Join(
-			l.loses(ctx, "l2_planned_move", "label", 20, vip, func() error {
-				return errors.Join(
-					l.Label(ctx, owner, label, "true"), l.Moved(ctx, vip.String(), owner, false),
-					l.Label(ctx, owner, label, ""), l.Moved(ctx, vip.String(), owner, true),
-				)
-			}, nil),
+			l.loses(ctx, "l2_planned_move", "label", 20, vip, func() error { return l.moveAwayAndBack(ctx, owner, vip) }, nil),
 			l.loses(ctx, "l2_planned_move", "cordon", 20, vip, func() error {
 				return errors.Join(l.Cordon(ctx, owner, true), pause(ctx, time.Second), l.Cordon(ctx, owner, false))
 			}, nil),
 			l.loses(ctx, "l2_planned_move", "rolling_update", 5, vip, func() error { return l.RollSpeakers(ctx) }, nil),
 		)
 	})
+}
+
+// excludeLabel keeps a node from having VIPs.
+const excludeLabel = "node.kubernetes.io/exclude-from-external-load-balancers"
+
+// moveAwayAndBack has the VIP move away from its owner and back, by a label.
+func (l load) moveAwayAndBack(ctx context.Context, owner string, vip netip.Addr) error {
+	return errors.Join(
+		l.Label(ctx, owner, excludeLabel, "true"), l.Moved(ctx, vip.String(), owner, false),
+		l.Label(ctx, owner, excludeLabel, ""), l.Moved(ctx, vip.String(), owner, true),
+	)
 }
 
 // speakerKill counts the datagrams that are lost when the owner's speaker is
@@ -144,23 +149,35 @@ func (l load) loses(ctx context.Context, name, what string, times int, vip netip
 }
 
 func (l load) losesFrom(ctx context.Context, where probe.Options, name, what string, times int, vip netip.Addr, do, after func() error) error {
-	sent, lost, target := 0, 0, netip.AddrPortFrom(vip, 80)
+	seen, err := l.lost(ctx, where, what, times, vip, do, after)
+	if err != nil {
+		return err
+	}
+	result(name, "case=%s times=%d probes=%d lost_probes=%d", what, times, seen.sent, seen.lost)
+	return nil
+}
+
+// tally counts datagrams.
+type tally struct{ sent, lost int }
+
+// lost does what loses does, and returns what it reports.
+func (l load) lost(ctx context.Context, where probe.Options, what string, times int, vip netip.Addr, do, after func() error) (all tally, err error) {
+	target := netip.AddrPortFrom(vip, 80)
 	for range times {
 		records, err := lodestone.During(ctx, where, []netip.AddrPort{target}, do)
 		if err != nil {
-			return err
+			return all, err
 		}
 		record := records[target]
 		if record.Lost() > 0 {
 			fmt.Fprintf(os.Stderr, "%s: %d of %d lost, %s\n", what, record.Lost(), record.Sent, record.Outage())
 		}
-		sent, lost = sent+record.Sent, lost+record.Lost()
+		all.sent, all.lost = all.sent+record.Sent, all.lost+record.Lost()
 		if after != nil {
 			if err := after(); err != nil {
-				return err
+				return all, err
 			}
 		}
 	}
-	result(name, "case=%s times=%d probes=%d lost_probes=%d", what, times, sent, lost)
-	return nil
+	return all, nil
 }

@@ -1,7 +1,7 @@
 // Command bench measures Lodestone in the lab and prints one line for each
 // benchmark: `bench NAME key=value ...`. It judges nothing.
 //
-//	bench [-keep] [-minutes N] [NAME ...]
+//	bench [-keep] [-minutes N] [-cases PATTERN] [NAME ...]
 package main
 
 import (
@@ -33,13 +33,17 @@ var benchmarks = []benchmark{
 	{name: "config_edit", run: configEdit},
 	{name: "ledger", run: ledger},
 	{name: "dashboard_load", run: dashboardLoad},
+	{name: "cli_status", run: cliStatus},
+	{name: "explain", run: explain},
 	{name: "l2_election", run: election},
 	{name: "l2_arp_latency", run: arpLatency},
 	{name: "l2_node_loss_10", run: fleetNodeLoss},
 	{name: "l2_takeover", run: takeover},
 	{name: "l2_idle", run: idle},
 	{name: "l2_false_failover", run: falseFailover},
+	{name: "l2_loss", run: loss},
 	{name: "bfd_timing", run: bfdTiming},
+	{name: "bgp_scale", run: routerScale},
 	{name: "l2_node_loss", run: nodeLoss, needsLab: true},
 	{name: "l2_planned_move", run: plannedMove, needsLab: true},
 	{name: "l2_speaker_kill9", run: speakerKill, needsLab: true},
@@ -48,14 +52,17 @@ var benchmarks = []benchmark{
 	{name: "bgp_announce", run: routerHears, needsLab: true},
 	{name: "controller_burst", run: controllerBurst, needsLab: true},
 	{name: "controller_backlog", run: controllerBacklog, needsLab: true},
+	{name: "metallb", run: besideMetalLB, needsLab: true},
 	// The first of these leaves its Services to the others.
 	{name: "memory", run: memory, needsLab: true},
 	{name: "controller_restart", run: controllerRestart, needsLab: true},
 	{name: "controller_churn", run: controllerChurn, needsLab: true},
 }
 
-// minutes is how long l2_false_failover takes.
-var minutes = flag.Int("minutes", 10, "how long l2_false_failover takes")
+var (
+	minutes = flag.Int("minutes", 0, "how long l2_false_failover takes, and each case of l2_loss and bfd_timing; 0: 10, 1 and 1")
+	cases   = flag.String("cases", "", "which cases of bfd_timing, as go test -bench takes them: peer=frr///interval_ms=50")
+)
 
 // result prints one benchmark's line.
 func result(name, format string, args ...any) {
@@ -65,7 +72,7 @@ func result(name, format string, args ...any) {
 func main() {
 	keep := flag.Bool("keep", false, "use the lab that is up, if any, and leave it up")
 	flag.Usage = func() {
-		fmt.Fprintf(flag.CommandLine.Output(), "usage: bench [-keep] [-minutes N] [NAME ...]\nbenchmarks: %s\n", strings.Join(names(), " "))
+		fmt.Fprintf(flag.CommandLine.Output(), "usage: bench [-keep] [-minutes N] [-cases PATTERN] [NAME ...]\nbenchmarks: %s\n", strings.Join(names(), " "))
 	}
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)

@@ -1,62 +1,12 @@
 package clusterfacts
 
 import (
-	"fmt"
-	"sync/atomic"
-
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/tools/cache"
 )
-
-// source is a kind of object that is watched.
-type source struct {
-	name     string
-	informer cache.SharedIndexInformer
-	// keep is what the cache keeps of an object.
-	keep    cache.TransformFunc
-	handler cache.ResourceEventHandlerRegistration
-	// absent is set when the API server does not have the kind.
-	absent atomic.Bool
-}
-
-// follow calls notify whenever something of what is kept changes.
-func (s *source) follow(notify func()) (err error) {
-	if err := s.informer.SetTransform(s.keep); err != nil {
-		return fmt.Errorf("set transform: %w", err)
-	}
-	s.handler, err = s.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { notify() },
-		UpdateFunc: func(before, after any) {
-			if !same(before, after) {
-				notify()
-			}
-		},
-		DeleteFunc: func(any) { notify() },
-	})
-	return err
-}
-
-// same reports whether two versions of an object differ in nothing else.
-func same(before, after any) bool {
-	old := before.(runtime.Object).DeepCopyObject()
-	old.(metav1.Object).SetResourceVersion(after.(metav1.Object).GetResourceVersion())
-	return equality.Semantic.DeepEqual(old, after)
-}
-
-// listed returns the objects of the cache.
-func listed[T any](s *source) []T {
-	var all []T
-	for _, obj := range s.informer.GetStore().List() {
-		all = append(all, obj.(T))
-	}
-	return all
-}
 
 // The transforms are given objects that they already saw, too: those come out
 // as they are.

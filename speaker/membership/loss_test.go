@@ -1,0 +1,172 @@
+package membership
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
+)
+
+// segment carries packets after a moment, and loses some of them. Connections lose
+// nothing, as TCP sends again.
+type segment struct {
+	loss  atomic.Uint32 // of 100
+	ends  map[string]*end
+	ended chan struct{}
+}
+
+const latency = 200 * time.Microsecond
+
+// end is a speaker's transport on the segment.
+type end struct {
+	*segment
+	address netip.AddrPort
+	packets chan *memberlist.Packet
+	streams chan net.Conn
+}
+
+func (s *segment) plug(address netip.AddrPort) *end {
+	e := &end{s, address, make(chan *memberlist.Packet), make(chan net.Conn)}
+	s.ends[address.String()] = e
+	return e
+}
+
+func (e *end) FinalAdvertiseAddr(string, int) (net.IP, int, error) {
+	return e.address.Addr().AsSlice(), int(e.address.Port()), nil
+}
+
+func (e *end) WriteTo(b []byte, address string) (time.Time, error) {
+	if rand.Uint32N(100) >= e.loss.Load() {
+		p := &memberlist.Packet{Buf: bytes.Clone(b), From: net.UDPAddrFromAddrPort(e.address)}
+		go func() {
+			p.Timestamp = time.Now().Add(latency)
+			time.Sleep(latency)
+			select {
+			case e.ends[address].packets <- p:
+			case <-e.ended:
+			}
+		}()
+	}
+	return time.Now(), nil
+}
+
+func (e *end) PacketCh() <-chan *memberlist.Packet { return e.packets }
+
+func (e *end) DialTimeout(address string, _ time.Duration) (net.Conn, error) {
+	here, there := net.Pipe()
+	select {
+	case e.ends[address].streams <- there:
+		return here, nil
+	case <-e.ended:
+		return nil, io.ErrClosedPipe
+	}
+}
+
+func (e *end) StreamCh() <-chan net.Conn { return e.streams }
+
+func (e *end) Shutdown() error { return nil }
+
+// living has speakers live on a segment for some simulated time. It returns how
+// often memberlist takes one for dead, and how often that outlives the grace
+// period, so that its VIPs move.
+func living(t *testing.T, m config.Membership, speakers int, loss uint32, d time.Duration) (verdicts, losses int) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		s := &segment{ends: map[string]*end{}, ended: make(chan struct{})}
+		c, log := makeCluster(t), &sharedLog{}
+		var all []*Task
+		for i := range speakers {
+			o := c.options(fmt.Sprint("n", i+1))
+			o.Log = slog.New(slog.NewTextHandler(log, nil))
+			o.Address = netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}), DefaultPort)
+			task := New(o)
+			task.settings = m
+			settings := task.config()
+			settings.Transport = s.plug(o.Address)
+			list, err := memberlist.Create(settings)
+			require.NoError(t, err)
+			task.list.Store(list)
+			all = append(all, task)
+			_, err = list.Join([]string{all[0].options.Address.String()})
+			require.NoError(t, err)
+		}
+		time.Sleep(10 * time.Second)
+		for _, task := range all {
+			require.Len(t, task.Speakers(), speakers)
+		}
+		before := count(all)
+		log.reset()
+		s.loss.Store(loss)
+		time.Sleep(d)
+		verdicts, losses = count(all)-before, strings.Count(log.String(), `"speaker gone"`)
+		close(s.ended)
+		for _, task := range all {
+			task.list.Load().Shutdown() //nolint:errcheck // it always returns nil
+		}
+		time.Sleep(time.Second) // until the last probes have ended
+	})
+	return verdicts, losses
+}
+
+func count(all []*Task) (verdicts int) {
+	for _, task := range all {
+		verdicts += int(testutil.ToFloat64(task.metrics.changes.WithLabelValues("leave")))
+	}
+	return verdicts
+}
+
+// sharedLog is a log that several write.
+type sharedLog struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *sharedLog) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(b)
+}
+
+func (l *sharedLog) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+func (l *sharedLog) reset() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.b.Reset()
+}
+
+// Packets get lost, and no speaker is taken for dead: with failover: normal one in
+// ten minutes or more where it is a tenth of all. More would show.
+func TestPacketsThatGetLost(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		config.Failover
+		percent uint32
+		most    int
+	}{{config.FailoverFast, 1, 0}, {config.FailoverNormal, 1, 0}, {config.FailoverNormal, 10, 2}, {config.FailoverConservative, 10, 0}} {
+		verdicts, losses := living(t, tt.Membership(), 3, tt.percent, 30*time.Second)
+		t.Logf("%s, %d %% lost, in half a minute: %d times taken for dead", tt.Failover, tt.percent, verdicts)
+		require.LessOrEqual(t, losses, tt.most, "%s, %d %% lost", tt.Failover, tt.percent)
+	}
+	_, losses := living(t, config.FailoverFast.Membership(), 3, 90, 10*time.Second)
+	require.NotZero(t, losses)
+}

@@ -1,0 +1,136 @@
+package membership
+
+import (
+	"bytes"
+	"maps"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+)
+
+// packetOf returns a packet that a speaker with the key sends: it asks n1
+// whether it is alive.
+func (c *cluster) packetOf(key []byte) []byte {
+	c.t.Helper()
+	socket, err := net.ListenPacket("udp", "127.0.0.1:0")
+	require.NoError(c.t, err)
+	defer socket.Close()
+	o := *c
+	o.key = key
+	sender := o.mute("sender", netip.MustParseAddrPort("127.0.0.1:0"))
+	_, err = sender.list.Load().Ping("n1", socket.LocalAddr())
+	require.Error(c.t, err, "nobody answers")
+	packet := make([]byte, 1<<16)
+	require.NoError(c.t, socket.SetReadDeadline(time.Now().Add(testTimeout)))
+	n, _, err := socket.ReadFrom(packet)
+	require.NoError(c.t, err)
+	return packet[:n]
+}
+
+func refusedBy(t *Task) float64 { return testutil.ToFloat64(t.metrics.refused) }
+
+// FuzzStranger sends a speaker what anybody may send: it is counted, and changes
+// nothing.
+func FuzzStranger(f *testing.F) {
+	c := makeCluster(f)
+	n1 := c.mute("n1", netip.MustParseAddrPort("127.0.0.1:0"))
+	conn, err := net.Dial("udp", n1.options.Address.String())
+	require.NoError(f, err)
+	f.Cleanup(func() { conn.Close() })
+	ours := c.packetOf(c.key)
+	for _, packet := range [][]byte{ours, []byte("a stranger's")} {
+		_, err = conn.Write(packet)
+		require.NoError(f, err)
+	}
+	require.Eventually(f, func() bool { return refusedBy(n1.Task) > 0 }, testTimeout, time.Millisecond)
+	require.EqualValues(f, 1, refusedBy(n1.Task), "who has the key is no stranger")
+	require.Eventually(f, func() bool { return len(n1.Speakers()) == 2 }, testTimeout, time.Millisecond, "but a speaker")
+	before := n1.Speakers()
+
+	wrong, err := Key([]byte("wrong horse battery staple"))
+	require.NoError(f, err)
+	f.Add(c.packetOf(wrong))
+	f.Add([]byte{})
+	f.Add(make([]byte, 1400))
+	for n := range ours {
+		f.Add(ours[:n])
+		flipped := bytes.Clone(ours)
+		flipped[n] ^= 1
+		f.Add(flipped)
+	}
+	f.Add(append(bytes.Clone(ours), 0))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if len(b) > 65507 || bytes.Equal(b, ours) { // the largest datagram
+			return
+		}
+		refused := refusedBy(n1.Task)
+		_, err := conn.Write(b)
+		require.NoError(t, err)
+		for end := time.Now().Add(testTimeout); refusedBy(n1.Task) == refused; time.Sleep(20 * time.Microsecond) {
+			require.True(t, time.Now().Before(end), "not refused: %q", b)
+		}
+		require.Equal(t, refused+1, refusedBy(n1.Task))
+		require.True(t, maps.Equal(before, n1.Speakers()), "%v", n1.Speakers())
+	})
+}
+
+// Connections without the key, or with half a message, are counted and change
+// nothing.
+func TestStrangersConnect(t *testing.T) {
+	c := newCluster(t)
+	n1 := c.mute("n1", netip.MustParseAddrPort("127.0.0.1:0"))
+	const sealed, length = "\xf4\x09lodestone\x0a", "\x00\x00\x00\x40"
+	for i, said := range []string{
+		"", "\xf4\xff", "GET / HTTP/1.1\r\n\r\n", "\xf4\x05other\x06" + strings.Repeat("x", 64), "\xf4\x09lodestone\x06" + strings.Repeat("x", 64),
+		sealed, sealed + length[:2], sealed + length + "\x01" + strings.Repeat("x", 63), sealed + length + "\x00" + strings.Repeat("x", 63),
+	} {
+		conn, err := net.Dial("tcp", n1.options.Address.String())
+		require.NoError(t, err)
+		_, err = conn.Write([]byte(said))
+		require.NoError(t, err)
+		require.NoError(t, conn.(*net.TCPConn).CloseWrite())
+		require.Eventually(t, func() bool { return refusedBy(n1.Task) == float64(i+1) }, testTimeout, time.Millisecond, "%q", said)
+		conn.Close()
+	}
+	require.Len(t, n1.Speakers(), 1)
+}
+
+// FuzzMetadata reads what a speaker of another version may say of itself.
+func FuzzMetadata(f *testing.F) {
+	for _, claimed := range []claims{{}, {0: 1, 127: 0x80}} {
+		for _, down := range []string{"", "eth0", "eth0,eth1"} {
+			task := New(makeCluster(f).options("n1"))
+			task.Claim(claimed)
+			task.setDown("n1", down)
+			meta := (*delegate)(task).NodeMeta(memberlist.MetaMaxSize)
+			for n := range meta {
+				f.Add(meta[:n])
+			}
+			f.Add(meta)
+		}
+	}
+	f.Add(bytes.Repeat([]byte{','}, memberlist.MetaMaxSize))
+	segments := []clusterfacts.Segment{{Interface: "eth0"}, {Interface: "eth1"}}
+	f.Fuzz(func(t *testing.T, meta []byte) {
+		n := &memberlist.Node{Name: "n2", Meta: meta}
+		c, down := details(n)
+		said := len(meta) >= 2 && meta[1]&metaClaims != 0
+		assert.False(t, !said && c != (claims{}), "claims that were not made")
+		network := withLinks(clusterfacts.Network{Segments: segments}, down)
+		for i, s := range network.Segments {
+			assert.Equal(t, segments[i].Interface, s.Interface)
+			assert.Equal(t, strings.Contains(","+down+",", ","+s.Interface+","), s.Down)
+		}
+		assert.False(t, segments[0].Down || segments[1].Down, "what the Lease says was changed")
+		ready(n)
+	})
+}

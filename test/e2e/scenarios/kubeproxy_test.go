@@ -1,0 +1,71 @@
+package scenarios
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/lodestone-lb/lodestone/test/e2e/lab"
+	"github.com/lodestone-lb/lodestone/test/e2e/probe"
+)
+
+// servedFrom waits until the VIP's port 80 is answered by a pod on that node.
+func (s *story) servedFrom(vip, node string) {
+	s.Helper()
+	s.eventually("a pod on "+node+" answers at "+vip, func() error {
+		ctx, cancel := context.WithTimeout(s.ctx, 2*time.Second)
+		defer cancel()
+		answer, err := probe.Get(ctx, "ls-client", target(vip))
+		if err == nil && answer.Node != node {
+			err = fmt.Errorf("one on %s does", answer.Node)
+		}
+		return err
+	})
+}
+
+// Scenarios 2 and 59: with policy Local the VIP is where its pod is, and moves with
+// it; with policy Cluster it need not be. One node's kube-proxy is in mode iptables,
+// those of the others in mode nftables, and it carries both families.
+func TestPoliciesAndModesOfKubeProxy(t *testing.T) {
+	s := begin(t)
+	s.config(dualPools)
+	s.echo(1)
+	s.service("web", dualStack, localPolicy, port("http", corev1.ProtocolTCP, 80), port("udp", corev1.ProtocolUDP, 80))
+	s.eventually("it has two addresses", func() error {
+		if got := addresses(s.get("web")); len(got) != 2 {
+			return fmt.Errorf("it has %q", got)
+		}
+		return nil
+	})
+	vips := addresses(s.get("web"))
+	first := s.owner(vips[0])
+	s.afterwards(func() { require.NoError(s, s.Lab.SetProxyMode(s.ctx, first, lab.NFTables)) })
+	require.NoError(t, s.Lab.SetProxyMode(s.ctx, first, lab.IPTables))
+	for _, vip := range vips {
+		s.ownedBy(vip, first)
+		s.servedFrom(vip, first)
+		require.NoError(t, s.reachUDP(vip))
+	}
+
+	require.NoError(t, s.RunEcho(s.ctx, s.namespace, 1, first))
+	s.eventually("the VIP follows the pod", func() error { return s.owned(vips[0], first, false) })
+	second := s.owner(vips[0])
+	for _, vip := range vips {
+		s.ownedBy(vip, second)
+		s.servedFrom(vip, second)
+	}
+
+	s.change("web", func(svc *corev1.Service) {
+		svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyCluster
+	})
+	s.config(dualPools + fmt.Sprintf("advertisements:\n  - {name: lan, layer2: {preferredNodes: [{weight: 1, nodeSelector: {matchLabels: {%s: %s}}}]}}\n", corev1.LabelHostname, first))
+	for _, vip := range vips {
+		s.ownedBy(vip, first)
+		s.servedFrom(vip, second)
+		s.eventually("it answers by UDP", func() error { return s.reachUDP(vip) })
+	}
+}

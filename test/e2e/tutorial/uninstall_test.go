@@ -1,0 +1,101 @@
+package tutorial_test
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/lodestone-lb/lodestone/test/e2e/lab"
+)
+
+// services are some that an operator forgets: of each kind of finalizer, one
+// with one of somebody else besides.
+const services = `
+apiVersion: v1
+kind: Service
+metadata: {name: forgotten, finalizers: [example.com/other]}
+spec: {type: LoadBalancer, ports: [{port: 80}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: classed}
+spec: {type: LoadBalancer, loadBalancerClass: lodestone.io/lodestone, ports: [{port: 80}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: others, annotations: {a: b}, finalizers: [service.kubernetes.io/load-balancer-cleanup]}
+spec: {type: LoadBalancer, loadBalancerClass: example.com/other, ports: [{port: 80}]}
+`
+
+// uninstall does what the guide says to an operator who has forgotten to delete
+// the Services.
+func uninstall(t *testing.T, c *lab.Cluster) {
+	t.Helper()
+	_, section, _ := strings.Cut(document(t, c, "guides/installation.md"), "\n## Uninstalling\n")
+	commands := commandsOf(section)
+	require.Len(t, commands, 2)
+	kubectl := func(args ...string) string {
+		t.Helper()
+		out, err := c.Kubectl(t.Context(), args...)
+		require.NoError(t, err)
+		return out
+	}
+	finalizers := func(name string) string {
+		t.Helper()
+		return kubectl("get", "service", name, "--ignore-not-found", "--output", "jsonpath={.metadata.finalizers}")
+	}
+
+	command{text: "kubectl apply --filename - <<'END'" + services + "END\n", host: lab.ControlPlane}.run(t, c, "")
+	for _, name := range []string{"forgotten", "classed"} {
+		kubectl("wait", "service/"+name, "--for=jsonpath={.status.loadBalancer.ingress}", "--timeout=30s")
+	}
+	commands[0].run(t, c, "")
+	kubectl("delete", "service", "forgotten", "classed", "others", "--wait=false")
+	assert.Equal(t, `["lodestone.io/load-balancer-cleanup"]`, finalizers("classed"))
+
+	commands[1].run(t, c, "")
+	assert.Empty(t, finalizers("classed"), "it is gone")
+	assert.Equal(t, `["example.com/other"]`, finalizers("forgotten"))
+	assert.Equal(t, `["service.kubernetes.io/load-balancer-cleanup"]`, finalizers("others"))
+	for _, name := range []string{"forgotten", "others"} {
+		kubectl("patch", "service", name, "--type=merge", `--patch={"metadata":{"finalizers":null}}`)
+	}
+	nothingLeft(t, c)
+}
+
+// nothingLeft checks that no object of any kind mentions us.
+func nothingLeft(t *testing.T, c *lab.Cluster) {
+	t.Helper()
+	kubectl := func(args ...string) string {
+		t.Helper()
+		out, err := c.Command(t.Context(), lab.ControlPlane, append([]string{"kubectl"}, args...)...).Output() // without warnings
+		require.NoError(t, err)
+		return string(out)
+	}
+	kinds := strings.Fields(kubectl("api-resources", "--verbs=list,get", "--output=name"))
+	var list struct{ Items []json.RawMessage }
+	require.NoError(t, json.Unmarshal([]byte(kubectl("get", strings.Join(kinds, ","), "--all-namespaces", "--output=json")), &list))
+	require.Greater(t, len(list.Items), 50, "of %d kinds", len(kinds))
+	for _, raw := range list.Items {
+		var about metav1.PartialObjectMetadata
+		require.NoError(t, json.Unmarshal(raw, &about))
+		text := string(raw)
+		switch about.Kind {
+		case "Event": // tells what was
+			continue
+		case "Node": // knows its images, and its provider for good
+			var node corev1.Node
+			require.NoError(t, json.Unmarshal(raw, &node))
+			node.Spec.ProviderID, node.Status.Images = "", nil
+			kept, err := json.Marshal(node)
+			require.NoError(t, err)
+			text = string(kept)
+		}
+		assert.NotContains(t, text, "lodestone", "%s %s", about.Kind, about.Name)
+	}
+}
