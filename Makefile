@@ -53,9 +53,9 @@ lint: ## golangci-lint; builds it on first use, which takes minutes
 
 # Both write events for testsum to standard output. There is one lab on a
 # machine, so the end-to-end packages run one at a time; they build Lodestone
-# themselves.
+# themselves. What they run in parallel waits, mostly.
 UNIT = CGO_ENABLED=1 go test -json -race $(ARGS) ./...
-E2ETESTS = cd $(E2E) && go test -json -count=1 -p 1 -timeout 90m $(ARGS) ./...
+E2ETESTS = cd $(E2E) && go test -json -count=1 -p 1 -parallel 4 -timeout 90m $(ARGS) ./...
 SUM  = go run ./hack/testsum $(if $(CI),-strict)
 
 unit: root ## unit and property tests with the race detector, and those in network namespaces (root)

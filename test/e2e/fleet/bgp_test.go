@@ -162,8 +162,10 @@ func (p policy) gone() (least, most time.Duration) {
 
 // Every cell of the table.
 func TestFailurePolicies(t *testing.T) {
+	t.Parallel()
 	for name, p := range map[string]policy{"hold time alone": {}, "bfd": {bfd: true}, "gracefulRestart": {graceful: true}, "bfd and gracefulRestart": {bfd: true, graceful: true}} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // they wait, mostly
 			f := startRouted(t, p.keys())
 			for _, row := range []struct {
 				what string
@@ -287,6 +289,7 @@ func (f *routedFleet) apiAway(p policy) {
 // Scenario 31: BFD comes up, gets other timers and stays up, whatever else
 // changes; a peer that is strict has no session without it.
 func TestBFDStaysUp(t *testing.T) {
+	t.Parallel()
 	f := startRouted(t, ", bfd: {transmitInterval: 300ms, receiveInterval: 300ms}")
 	for i := range 200 {
 		require.NoError(t, f.AddService(netip.AddrFrom4([4]byte{198, 18, 2, byte(i)})))
@@ -324,6 +327,7 @@ func TestBFDStaysUp(t *testing.T) {
 // Two nodes that have one router ID by mistake have their sessions, and the
 // operator reads of it.
 func TestOneRouterIDForTwoNodes(t *testing.T) {
+	t.Parallel()
 	f := startRouted(t, ", routerID: 192.0.2.1")
 	for node, other := range map[string]string{"n1": "n2", "n2": "n1"} {
 		require.Equal(t, "192.0.2.1", f.session(node).RouterID)
@@ -339,6 +343,7 @@ func TestOneRouterIDForTwoNodes(t *testing.T) {
 // A document without peers takes all routes back; one that also announces to
 // them is refused, and changes nothing.
 func TestConfigurationWithoutPeers(t *testing.T) {
+	t.Parallel()
 	f := startRouted(t, fastBFD)
 	require.NoError(t, f.Configure(document("advertisements: [{name: all, bgp: {}}]\n")))
 	f.says("n1", "the document defines no peers", 1)

@@ -94,7 +94,6 @@ func nodeHost(i int) netip.Addr { return netip.AddrFrom4([4]byte{198, 18, 255, b
 // Start starts a fleet. It returns as soon as the speakers run.
 func Start(ctx context.Context, o Options) (f *Fleet, err error) {
 	f = &Fleet{API: NewAPI(), options: o, speakers: map[string]*exec.Cmd{}, done: make(chan struct{})}
-	f.Client = f.host("client")
 	for i := range o.Nodes {
 		f.names = append(f.names, fmt.Sprint("n", i+1))
 	}
@@ -106,6 +105,7 @@ func Start(ctx context.Context, o Options) (f *Fleet, err error) {
 	if f.dir, err = os.MkdirTemp("", "fleet-"); err != nil {
 		return f, err
 	}
+	f.Client = f.host("client")
 	for _, step := range []func(context.Context) error{f.build, f.fill, f.serveAPI, f.listen, f.serve, f.startRouter, f.run} {
 		if err := step(ctx); err != nil {
 			return f, err
@@ -132,9 +132,8 @@ func (f *Fleet) Stop() error {
 	return errors.Join(failed, os.RemoveAll(f.dir))
 }
 
-// host is the namespace of a host. Fleets of two programs have nothing in
-// common.
-func (f *Fleet) host(name string) string { return fmt.Sprintf("ls-fleet-%d-%s", os.Getpid(), name) }
+// host is the namespace of a host. Fleets have nothing in common.
+func (f *Fleet) host(name string) string { return "ls-" + filepath.Base(f.dir) + "-" + name }
 
 // build makes the switch and plugs the hosts in.
 func (f *Fleet) build(context.Context) error {

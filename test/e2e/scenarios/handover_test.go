@@ -25,25 +25,6 @@ import (
 
 const excludeLabel = "node.kubernetes.io/exclude-from-external-load-balancers"
 
-// Scenario 56: every VIP moves away from its node and back while the speakers
-// are replaced, and no client notices.
-func TestRollingUpdateOfTheSpeakersLosesNothing(t *testing.T) {
-	s := begin(t)
-	s.echo(3)
-	var vips []string
-	for _, name := range []string{"a", "b", "c", "d"} { // not all on one node
-		s.service(name, port("udp", corev1.ProtocolUDP, 80))
-		vips = append(vips, s.assigned(name))
-	}
-	for _, vip := range vips {
-		s.steady(vip)
-	}
-	s.losesNothing(vips, func() { require.NoError(s, s.RollSpeakers(s.ctx)) })
-	for _, vip := range vips {
-		s.oneAnswerer(vip)
-	}
-}
-
 // Moves that an operator causes, there and back.
 func TestPlannedMovesLoseNothing(t *testing.T) {
 	for name, m := range map[string]struct{ away, back func(s *story, node string) }{
