@@ -5,6 +5,7 @@ package testnet
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -17,6 +18,7 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -168,7 +170,11 @@ func removeOf(dir string, gone func(pid, start string) bool) error {
 		if !gone(parts[len(parts)-3], parts[len(parts)-2]) {
 			continue
 		}
-		if err := netns.DeleteNamed(filepath.Base(p)); err != nil && !os.IsNotExist(err) {
+		err := netns.DeleteNamed(filepath.Base(p))
+		if errors.Is(err, unix.EINVAL) { // another test's process has unmounted it already
+			err = os.Remove(p)
+		}
+		if err != nil && !os.IsNotExist(err) {
 			return fmt.Errorf("delete stale namespace %s: %w", p, err)
 		}
 	}
