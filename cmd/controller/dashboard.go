@@ -19,8 +19,8 @@ func (p *process) serveDashboard(mux *mux.PathRecorderMux) {
 		return
 	}
 	d := dashboard.New(dashboard.Options{
-		Source: func() (dashboard.Source, error) {
-			return cluster.NewWatcher(p.client, cluster.Place{Namespace: p.flags.configNamespace, ConfigName: p.flags.configName, Scope: p.scope}), nil
+		Source: func() dashboard.Source {
+			return cluster.NewWatcher(p.client, cluster.Place{Namespace: p.flags.configNamespace, ConfigName: p.flags.configName, Scope: p.scope})
 		},
 		Version: buildinfo.Get().Version, Log: p.log,
 	})

@@ -46,7 +46,7 @@ func run(ctx context.Context, address string, c *example.Cluster) error {
 		return err
 	}
 	d := dashboard.New(dashboard.Options{
-		Source: func() (dashboard.Source, error) { return c.Source() }, Version: "v0.9.0", Log: slog.Default(),
+		Source: func() dashboard.Source { return c.Source() }, Version: "v0.9.0", Log: slog.Default(),
 	})
 	fmt.Printf("http://%s%s/\n", listener.Addr(), dashboard.Path)
 	server := &http.Server{Handler: d.Handler(), ReadHeaderTimeout: 5 * time.Second}

@@ -18,8 +18,7 @@ import (
 
 // follow runs a Watcher until the test ends.
 func follow(t *testing.T, c *example.Cluster) *cluster.Watcher {
-	w, err := c.Source()
-	require.NoError(t, err)
+	w := c.Source()
 	ended := make(chan error)
 	go func() { ended <- w.Run(t.Context()) }()
 	t.Cleanup(func() { require.NoError(t, <-ended) })

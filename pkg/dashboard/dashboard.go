@@ -56,7 +56,7 @@ type Source interface {
 // Options are what a Dashboard needs.
 type Options struct {
 	// Source returns a new Source, which is run once.
-	Source func() (Source, error)
+	Source func() Source
 	// Version is that of Lodestone, for people.
 	Version string
 	Log     *slog.Logger
@@ -97,11 +97,9 @@ func (d *Dashboard) Run(ctx context.Context) error {
 
 // watch follows the cluster until nobody has looked for a while.
 func (d *Dashboard) watch(ctx context.Context) error {
-	source, err := d.Source()
-	if err != nil {
-		return err
-	}
+	source := d.Source()
 	ctx, cancel := context.WithCancel(ctx)
+	var err error
 	var running sync.WaitGroup
 	running.Go(func() { err = source.Run(ctx) })
 	d.look(ctx, source)

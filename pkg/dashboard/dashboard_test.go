@@ -62,10 +62,7 @@ func (c counted) Run(ctx context.Context) error {
 	return c.Source.Run(ctx)
 }
 
-func (s *site) source() (dashboard.Source, error) {
-	source, err := s.cluster.Source()
-	return counted{source, s}, err
-}
+func (s *site) source() dashboard.Source { return counted{s.cluster.Source(), s} }
 
 // section is a section of the page, as it is sent.
 type section struct {
@@ -266,8 +263,7 @@ func TestChallenge(t *testing.T) {
 // One look at 10,000 Services, which all pages share.
 func BenchmarkLook(b *testing.B) {
 	c := example.New(example.Size{Nodes: 50, Services: 10_000})
-	source, err := c.Source()
-	require.NoError(b, err)
+	source := c.Source()
 	ctx, cancel := context.WithCancel(b.Context())
 	ended := make(chan error)
 	go func() { ended <- source.Run(ctx) }()
@@ -306,7 +302,7 @@ func BenchmarkLook(b *testing.B) {
 // it, with a cluster that is known.
 func BenchmarkPage(b *testing.B) {
 	d := dashboard.New(dashboard.Options{
-		Source: func() (dashboard.Source, error) {
+		Source: func() dashboard.Source {
 			return example.New(example.Size{Nodes: 50, Services: 10_000}).Source()
 		}, Log: slog.New(slog.DiscardHandler),
 	})

@@ -87,7 +87,7 @@ func New(s Size) *Cluster {
 }
 
 // Source returns what follows the cluster.
-func (c *Cluster) Source() (*cluster.Watcher, error) { return cluster.NewWatcher(c, Place), nil }
+func (c *Cluster) Source() *cluster.Watcher { return cluster.NewWatcher(c, Place) }
 
 // NodeName is the name of the ith node.
 func NodeName(i int) string { return fmt.Sprintf("worker-%02d", i+1) }

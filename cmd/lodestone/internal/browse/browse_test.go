@@ -140,7 +140,7 @@ type controller struct {
 
 func newController(t *testing.T) *controller {
 	c := example.New(example.Size{Nodes: 3, Services: 8})
-	d := dashboard.New(dashboard.Options{Source: func() (dashboard.Source, error) { return c.Source() }, Log: slog.New(slog.DiscardHandler)})
+	d := dashboard.New(dashboard.Options{Source: func() dashboard.Source { return c.Source() }, Log: slog.New(slog.DiscardHandler)})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error)
 	go func() { ended <- d.Run(ctx) }()
