@@ -64,12 +64,13 @@ const (
 	pollsPerSecond = 500
 )
 
-// While speakers are lost, one VIP in turn is announced each beaconInterval:
-// those who were on the other side of a partition of the segment hear it when
-// it heals. Who meets a rival then announces all that it has, at most once in
-// roundInterval.
+// While speakers are lost, one VIP in turn is announced each beaconInterval, for
+// the other side of a partition to hear when it heals. Who meets a rival announces
+// all that it has, but what he claims just then, at most once in roundInterval. So
+// clients are right within a second: a beacon, a round, a correction of that.
 const (
-	beaconInterval = 500 * time.Millisecond
+	beaconInterval = 400 * time.Millisecond
+	roundWait      = 100 * time.Millisecond
 	roundInterval  = 10 * time.Second
 )
 
@@ -154,12 +155,11 @@ func (p *port) round(q *queue) {
 	}
 	q.round = time.Now()
 	for _, o := range (*p.owned.Load()).without(nil) {
-		q.once(o, stepCorrection, correction)
+		q.enter(o, stepRound, roundWait)
 	}
 }
 
-// lookAround starts the beacon when speakers are lost. Rivals that were taken
-// for next owners are none then.
+// lookAround starts the beacon when speakers are lost. Next owners are rivals then.
 func (p *port) lookAround(q *queue) {
 	if p.whole.Load() {
 		return
@@ -199,7 +199,7 @@ func (p *port) take(q *queue, t *turn) [][]byte {
 	if t.shared() {
 		return p.share(q, *t)
 	}
-	if t.step > 0 && t.step <= stepRefresh && q.disputed(t.ownership) {
+	if (t.step > 0 && t.step <= stepRefresh || t.step == stepRound) && q.disputed(t.ownership) {
 		q.again(*t) // a rival hears us when his claim is answered
 		return nil
 	}
@@ -387,6 +387,7 @@ const (
 	stepDefence
 	stepCorrection
 	stepLag
+	stepRound
 	stepBeacon
 	stepClient
 	stepClientAgain

@@ -168,7 +168,7 @@ func TestLeavingIsNotDefended(t *testing.T) {
 // segment.
 func (n *node) serveUDP(vip netip.Addr) {
 	n.t.Helper()
-	n.host.Run("sysctl", "-qw", "net.ipv4.conf.all.arp_ignore=1")
+	n.host.Run("sysctl", "-qw", "net.ipv4.conf.all.arp_ignore=1", "net.ipv4.conf.all.arp_announce=2")
 	n.host.Run("ip", "addr", "add", netip.PrefixFrom(vip, vip.BitLen()).String(), "dev", "lo", "nodad")
 	var conn net.PacketConn
 	err := n.host.Do(func() (err error) {
