@@ -247,7 +247,7 @@ func (t *Task) begin(name string, w Session, now time.Time) *session {
 	})
 	return &session{
 		name: name, want: w, since: now, link: link{fd: -1},
-		machine: newMachine(w.Timers, t.newDiscriminator(), rand.Float64, now),
+		machine: newMachine(w.Timers, t.newDiscriminator(), rand.Float64, now), counters: counters{gaps: newGaps(name)},
 	}
 }
 

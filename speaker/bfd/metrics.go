@@ -1,9 +1,6 @@
 package bfd
 
 import (
-	"math"
-	"sync/atomic"
-
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -18,44 +15,25 @@ const (
 	metricDiscarded   = "lodestone_bfd_discarded_packets_total"
 )
 
+const gapsHelp = "Time between packets of the peer while the session was Up, as a share of the interval that was agreed on: up to 1 is as it should be."
+
 var (
 	upDesc          = prometheus.NewDesc(metricUp, "1 while the BFD session with the peer is Up.", []string{"peer"}, nil)
 	transitionsDesc = prometheus.NewDesc(metricTransitions, "How often the session came to be Up, or ceased to be, by reason.", []string{"peer", "reason"}, nil)
 	packetsDesc     = prometheus.NewDesc(metricPackets, "Control packets of the session, received and sent.", []string{"peer", "direction"}, nil)
-	gapsDesc        = prometheus.NewDesc(metricGaps, "Time between packets of the peer while the session was Up, as a share of the interval that was agreed on: up to 1 is as it should be.", []string{"peer"}, nil)
+	gapsDesc        = prometheus.NewDesc(metricGaps, gapsHelp, []string{"peer"}, nil)
 	lostDesc        = prometheus.NewDesc(metricLost, "Packets of the peer that did not arrive while the session was Up, estimated from gaps.", []string{"peer"}, nil)
 	sendErrorsDesc  = prometheus.NewDesc(metricSendErrors, "Packets that could not be sent.", []string{"peer"}, nil)
 	discardedDesc   = prometheus.NewDesc(metricDiscarded, "Received packets that were not used, by reason.", []string{"reason"}, nil)
 )
 
-// gapBounds are the upper bounds of the buckets of gaps. Peers draw a random
-// interval of 0.75 to 1 (RFC 5880, section 6.8.7); at the multiplier, mostly 3,
-// the session ends.
-var gapBounds = [...]float64{0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 2.5, 3}
-
-// gaps is a histogram with one writer, the loop.
-type gaps struct {
-	counts [len(gapBounds) + 1]atomic.Uint64
-	sum    atomic.Uint64 // the bits of a float64
-}
-
-func (g *gaps) observe(ratio float64) {
-	i := 0
-	for i < len(gapBounds) && ratio > gapBounds[i] {
-		i++
-	}
-	g.counts[i].Add(1)
-	g.sum.Store(math.Float64bits(math.Float64frombits(g.sum.Load()) + ratio))
-}
-
-func (g *gaps) metric(peer string) prometheus.Metric {
-	count, buckets := uint64(0), map[float64]uint64{}
-	for i, bound := range gapBounds {
-		count += g.counts[i].Load()
-		buckets[bound] = count
-	}
-	count += g.counts[len(gapBounds)].Load()
-	return prometheus.MustNewConstHistogram(gapsDesc, count, math.Float64frombits(g.sum.Load()), buckets, peer)
+// newGaps returns the gaps of a session. Peers draw a random interval of 0.75 to 1
+// (RFC 5880, section 6.8.7); at the multiplier, mostly 3, the session ends.
+func newGaps(peer string) prometheus.Histogram {
+	v := prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: metricGaps, Help: gapsHelp, Buckets: []float64{0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 2.5, 3},
+	}, []string{"peer"})
+	return v.WithLabelValues(peer).(prometheus.Histogram) //nolint:errcheck // it is one
 }
 
 // collector reads at scrape what the loop counts. The loop never waits for it.
@@ -82,7 +60,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		}
 		count(packetsDesc, s.counters.received.Load(), s.name, "received")
 		count(packetsDesc, s.counters.sent.Load(), s.name, "sent")
-		ch <- s.counters.gaps.metric(s.name)
+		ch <- s.counters.gaps
 		count(lostDesc, s.counters.lost.Load(), s.name)
 		count(sendErrorsDesc, s.counters.sendErrors.Load(), s.name)
 	}

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
 )
 
@@ -145,7 +146,7 @@ type counters struct {
 	received, sent, lost, sendErrors atomic.Uint64
 	lastReceived                     atomic.Int64 // Unix nanoseconds
 	transitions                      [len(causes)]atomic.Uint64
-	gaps                             gaps
+	gaps                             prometheus.Histogram
 }
 
 // accepts reports whether a datagram came by the session's path (RFC 5881,
@@ -163,7 +164,7 @@ func (s *session) receive(p packet, now time.Time) {
 	s.counters.lastReceived.Store(now.UnixNano())
 	s.refused = false
 	if gap, interval := s.machine.gap(now); interval > 0 {
-		s.counters.gaps.observe(float64(gap) / float64(interval))
+		s.counters.gaps.Observe(float64(gap) / float64(interval))
 	}
 	s.step(now, func() { s.machine.receive(p, now) })
 	s.counters.lost.Store(s.machine.lost)

@@ -451,7 +451,7 @@ func TestMetrics(t *testing.T) {
 // Gaps between packets count while the session is Up, as shares of the interval.
 func TestGaps(t *testing.T) {
 	t.Parallel()
-	s := &session{machine: newMachine(every(100*ms, 3), 1, func() float64 { return 0 }, epoch)}
+	s := &session{machine: newMachine(every(100*ms, 3), 1, func() float64 { return 0 }, epoch), counters: counters{gaps: newGaps("b")}}
 	now := epoch
 	hear := func(after time.Duration, state State) {
 		now = now.Add(after)
@@ -464,7 +464,7 @@ func TestGaps(t *testing.T) {
 		hear(gap*ms, Up)
 	}
 	var got dto.Metric
-	require.NoError(t, s.counters.gaps.metric("b").Write(&got))
+	require.NoError(t, s.counters.gaps.Write(&got))
 	h := got.GetHistogram()
 	require.EqualValues(t, 5, h.GetSampleCount())
 	require.InDelta(t, 8.35, h.GetSampleSum(), 1e-9)
