@@ -113,14 +113,22 @@ type Outcome struct {
 
 // Plan returns what the configuration would do to every Service that is
 // served, in the order of their names. It is the code that the controller
-// runs, on a ledger that is thrown away.
+// runs, on a ledger that is thrown away. Without a configuration in force, nothing
+// was stranded before.
 func (c *Cluster) Plan(next *config.Config) []Outcome {
 	source := &draft{c.Config}
 	l, before := c.ledger(source)
 	source.config = next
 	var outcomes []Outcome
 	for name, after := range c.ensureAll(l) {
-		outcomes = append(outcomes, Outcome{name, changeOf(before[name], after), before[name], after})
+		o := Outcome{name, changeOf(before[name], after), before[name], after}
+		switch {
+		case c.Config == nil && after.Stranded():
+			o.Change = Stranded
+		case c.Config == nil && o.Change == Settled:
+			o.Change = Kept
+		}
+		outcomes = append(outcomes, o)
 	}
 	slices.SortFunc(outcomes, func(a, b Outcome) int { return cmp.Compare(a.Service, b.Service) })
 	return outcomes

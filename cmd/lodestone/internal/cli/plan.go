@@ -27,7 +27,9 @@ speakers. It changes nothing and needs neither of them to run.
 Exits with 0 when no Service would lose its address or be stranded and somebody
 would announce every VIP that somebody announces now, 1 when the new configuration
 is invalid, 2 when not, and 3 when the file or the cluster, or what it takes to say
-who announces a VIP, could not be read: then the rest is shown.`,
+who announces a VIP, could not be read: then the rest is shown. While the cluster's
+own configuration is invalid, or there is none, each address that Services have and
+the new one has in no pool counts as stranded.`,
 		Example: `  lodestone plan --config new.yaml
   lodestone plan --config new.yaml -o json | jq .moved`,
 		Args: cobra.NoArgs,
@@ -48,9 +50,18 @@ who announces a VIP, could not be read: then the rest is shown.`,
 		if err != nil {
 			return err
 		}
-		o, err := t.readWhole(cmd.Context(), cluster.ForAddresses...)
+		o, err := t.readAll(cmd.Context())
 		if err != nil {
 			return err
+		}
+		invalid := o.ConfigErr
+		o.ConfigErr = nil // an edit is what repairs it
+		if err := o.Err(cluster.ForAddresses...); err != nil {
+			return err
+		}
+		if invalid != nil {
+			o.Omit(cluster.ConfigMaps, errors.New("the configuration in the cluster is invalid (lodestone validate --live tells why), "+
+				"and only controller and speakers know the one that is in force instead"))
 		}
 		told := story.OfEdit(o, next, *all)
 		if err := a.print(cmd.OutOrStdout(), told); err != nil {

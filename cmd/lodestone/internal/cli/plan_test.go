@@ -68,6 +68,21 @@ func TestPlanWithoutTheSpeakers(t *testing.T) {
 	assert.Contains(t, text, "lodestone: the answer is not complete: 1 thing was not read")
 }
 
+// A plan is how an invalid configuration is repaired: it tells of the addresses.
+func TestPlanOfARepair(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	cm := object[*corev1.ConfigMap](w, config.ConfigMapName)
+	cm.Data[config.Key] = "pools: [{name: lan, addresses: [203.0.113.1/24]}]\n"
+	text := w.ask("", ExitFailed, "plan", "--config", edited(t))
+	assert.Contains(t, text, "Services: 3 unchanged\nVIPs: who would announce them is not known: the configuration in the cluster is invalid (lodestone validate --live tells why)")
+	text = w.ask("", ExitFailed, "plan", "--config", edited(t, "203.0.113.10-", "203.0.113.11-"))
+	assert.Contains(t, text, "Services: 1 stranded, 2 unchanged")
+	w.drop(config.ConfigMapName)
+	w.client = nil
+	assert.Contains(t, w.ask("", ExitFound, "plan", "--config", edited(t, "203.0.113.10-", "203.0.113.11-")), "Services: 1 stranded, 2 unchanged")
+}
+
 // A leased address that is given up is no VIP that nobody announces.
 func TestPlanCountsALostAddressOnce(t *testing.T) {
 	t.Parallel()
