@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -26,6 +27,8 @@ import (
 // nothing, as TCP sends again.
 type segment struct {
 	loss  atomic.Uint32 // of 100
+	dead  atomic.Value  // the address of a speaker without power
+	sent  atomic.Int64  // packets
 	ends  map[string]*end
 	ended chan struct{}
 }
@@ -50,8 +53,15 @@ func (e *end) FinalAdvertiseAddr(string, int) (net.IP, int, error) {
 	return e.address.Addr().AsSlice(), int(e.address.Port()), nil
 }
 
+// cut reports whether the speaker or the other one has no power.
+func (e *end) cut(other string) bool {
+	dead := e.dead.Load()
+	return dead == e.address.String() || dead == other
+}
+
 func (e *end) WriteTo(b []byte, address string) (time.Time, error) {
-	if rand.Uint32N(100) >= e.loss.Load() {
+	e.sent.Add(1)
+	if rand.Uint32N(100) >= e.loss.Load() && !e.cut(address) {
 		p := &memberlist.Packet{Buf: bytes.Clone(b), From: net.UDPAddrFromAddrPort(e.address)}
 		go func() {
 			p.Timestamp = time.Now().Add(latency)
@@ -67,7 +77,11 @@ func (e *end) WriteTo(b []byte, address string) (time.Time, error) {
 
 func (e *end) PacketCh() <-chan *memberlist.Packet { return e.packets }
 
-func (e *end) DialTimeout(address string, _ time.Duration) (net.Conn, error) {
+func (e *end) DialTimeout(address string, wait time.Duration) (net.Conn, error) {
+	if e.cut(address) {
+		time.Sleep(wait)
+		return nil, os.ErrDeadlineExceeded
+	}
 	here, there := net.Pipe()
 	select {
 	case e.ends[address].streams <- there:
@@ -86,13 +100,27 @@ func (e *end) Shutdown() error { return nil }
 // period, so that its VIPs move.
 func living(t *testing.T, m config.Membership, speakers int, loss uint32, d time.Duration) (verdicts, losses int) {
 	t.Helper()
+	log := &sharedLog{}
+	onSegment(t, m, speakers, slog.NewTextHandler(log, nil), func(_ *testing.T, s *segment, all []*Task) {
+		before := count(all)
+		log.reset()
+		s.loss.Store(loss)
+		time.Sleep(d)
+		verdicts, losses = count(all)-before, strings.Count(log.String(), `"speaker gone"`)
+	})
+	return verdicts, losses
+}
+
+// onSegment tells the story of speakers that have joined, in simulated time.
+func onSegment(t *testing.T, m config.Membership, speakers int, log slog.Handler, story func(*testing.T, *segment, []*Task)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		s := &segment{ends: map[string]*end{}, ended: make(chan struct{})}
-		c, log := makeCluster(t), &sharedLog{}
+		c := makeCluster(t)
 		var all []*Task
 		for i := range speakers {
 			o := c.options(fmt.Sprint("n", i+1))
-			o.Log = slog.New(slog.NewTextHandler(log, nil))
+			o.Log = slog.New(log)
 			o.Address = netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}), DefaultPort)
 			task := New(o)
 			task.settings = m
@@ -109,18 +137,13 @@ func living(t *testing.T, m config.Membership, speakers int, loss uint32, d time
 		for _, task := range all {
 			require.Len(t, task.Speakers(), speakers)
 		}
-		before := count(all)
-		log.reset()
-		s.loss.Store(loss)
-		time.Sleep(d)
-		verdicts, losses = count(all)-before, strings.Count(log.String(), `"speaker gone"`)
+		story(t, s, all)
 		close(s.ended)
 		for _, task := range all {
 			task.list.Load().Shutdown() //nolint:errcheck // it always returns nil
 		}
-		time.Sleep(time.Second) // until the last probes have ended
+		time.Sleep(2 * time.Second) // until the last probes have ended
 	})
-	return verdicts, losses
 }
 
 func count(all []*Task) (verdicts int) {

@@ -41,6 +41,7 @@ var benchmarks = []benchmark{
 	{name: "l2_takeover", run: takeover},
 	{name: "l2_idle", run: idle},
 	{name: "l2_false_failover", run: falseFailover},
+	{name: "l2_membership", run: membership},
 	{name: "l2_loss", run: loss},
 	{name: "bfd_timing", run: bfdTiming},
 	{name: "bgp_scale", run: routerScale},
