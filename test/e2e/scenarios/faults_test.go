@@ -3,7 +3,6 @@ package scenarios
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -125,7 +124,7 @@ func TestLeaderThatSleepsThroughItsLeaseGivesNoAddressTwice(t *testing.T) {
 }
 
 // The API server refuses or forgets every third request of the controller
-// while Services come and go: for 15 seconds, or as long as LODESTONE_SOAK says.
+// while Services come and go.
 func TestControllerConvergesThroughAFaultyAPIServer(t *testing.T) {
 	s := begin(t)
 	s.config("\nquarantine: 1s\npools:\n  - {name: narrow, addresses: [198.18.0.200-198.18.0.219]}\n")
@@ -136,16 +135,11 @@ func TestControllerConvergesThroughAFaultyAPIServer(t *testing.T) {
 	stop := s.runController("--kubeconfig=" + api.Kubeconfig)
 	seen := s.watchAddresses()
 	const services = 15
-	faulty := 15 * time.Second
-	if soak := os.Getenv("LODESTONE_SOAK"); soak != "" {
-		faulty, err = time.ParseDuration(soak)
-		require.NoError(t, err)
-	}
 	name := func(i int) string { return fmt.Sprintf("web-%d", i%services) }
 	for i := range services {
 		s.service(name(i))
 	}
-	for i, end := 0, time.Now().Add(faulty); time.Now().Before(end); i++ {
+	for i, end := 0, time.Now().Add(s.lasting(15*time.Second)); time.Now().Before(end); i++ {
 		s.delete(name(i))
 		s.deleted(name(i))
 		s.service(name(i))

@@ -63,6 +63,36 @@ func TestPlannedMovesLoseNothing(t *testing.T) {
 	}
 }
 
+// Scenario 79: a node is drained whose pods serve while they terminate. A VIP that
+// only nodes with endpoints may own moves away; others stay.
+func TestDrainLosesNothing(t *testing.T) {
+	s := begin(t)
+	s.echo(3)
+	for _, args := range [][]string{
+		{"patch", "deployment/" + lodestone.EchoName, "--patch", `{"spec": {"template": {"spec": {
+			"terminationGracePeriodSeconds": 10, "containers": [{"name": "echo", "args": ["-on-term=drain"]}]}}}}`},
+		{"rollout", "status", "deployment/" + lodestone.EchoName},
+	} {
+		_, err := s.Lab.Kubectl(s.ctx, append([]string{"--namespace", s.namespace}, args...)...)
+		require.NoError(t, err)
+	}
+	s.service("web", port("udp", corev1.ProtocolUDP, 80))
+	s.service("local", port("udp", corev1.ProtocolUDP, 80), localPolicy)
+	web, here := s.assigned("web"), s.assigned("local")
+	s.steady(web)
+	s.steady(here)
+	drained, other := s.owner(here), s.owner(web)
+	s.afterwards(func() {
+		_, err := s.Lab.Kubectl(s.ctx, "uncordon", drained)
+		require.NoError(s, err)
+	})
+	s.losesNothing([]string{web, here}, func() {
+		_, err := s.Lab.Kubectl(s.ctx, "drain", drained, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=1m")
+		require.NoError(t, err)
+	})
+	require.NoError(t, errors.Join(s.owned(here, drained, false), s.owned(web, other, true)))
+}
+
 // Scenario 78: maintenance of other nodes does not touch a connection. That of
 // the owner ends it, as no other node knows it: the client is told at once, and
 // the next connection works.

@@ -136,15 +136,13 @@ func TestAPIServerDownKeepsAnnouncing(t *testing.T) {
 	s.echoAway(3, vip)
 	before := s.owner(vip)
 	thaw := s.frozenAPIServer()
-	s.always(5*time.Second, "the owner keeps answering", func() error {
-		if now := s.owner(vip); now != before {
-			return fmt.Errorf("%s owns it", now)
-		}
-		return s.reachUDP(vip)
-	})
+	answers := func() error { return errors.Join(s.owned(vip, before, true), s.reachUDP(vip)) }
+	s.always(s.lasting(5*time.Second), "the owner keeps answering", answers)
 	lost := s.loseOwner(vip)
 	require.NotEqual(t, lost.Old, lost.New)
+	s.eventually("the node that is back has its VIP", answers)
 	thaw()
+	s.always(3*time.Second, "it keeps it when the API server is back", answers)
 	s.oneAnswerer(vip)
 }
 

@@ -63,23 +63,10 @@ func TestServicesOfMetalLBAreTakenOverWithoutLoss(t *testing.T) {
 	s.steady(web)
 	s.steady(shared)
 
-	g, watched := s.openGuide("migrate.md"), s.watchShown(vips)
+	g, watched := s.openGuide("migrate.md", "kube-vip"), s.watchShown(vips)
 	s.losesNothing([]string{web, shared}, func() {
 		require.Contains(t, g.follow("1. The configuration"), "3 Services that have addresses keep them")
-		g.follow("2. Install beside it")
-		s.eventually("lodestone status shows that all is ready", func() error {
-			out, _, err := s.CLI(s.ctx, "", "status") // warns of Services without pools
-			if err == nil && (!strings.Contains(out, "3 of 3 nodes ready") || strings.Contains(out, "has not renewed its Lease")) {
-				err = errors.New(out)
-			}
-			return err
-		})
-		s.always(2*time.Second, "Lodestone touches nothing", func() error {
-			if finalizers := s.get("web").Finalizers; len(finalizers) > 0 {
-				return fmt.Errorf("it has finalizers %q", finalizers)
-			}
-			return nil
-		})
+		g.installBeside("web")
 		owner, flow, opened := s.owner(web), s.openStream(web), time.Now()
 		g.follow("4. Layer 2: hand over at once")
 		require.Contains(t, s.event(s.namespace, "Service", "web", "Adopted"), web)
@@ -96,6 +83,88 @@ func TestServicesOfMetalLBAreTakenOverWithoutLoss(t *testing.T) {
 	left, err := old.Left(s.ctx)
 	require.NoError(t, err)
 	require.Empty(t, left, "the guide leaves something of MetalLB")
+}
+
+// kubeVIP are objects of a kube-vip that announces by layer 2, and of its cloud
+// provider. Its programs are not there.
+const kubeVIP = `apiVersion: v1
+kind: ConfigMap
+metadata: {name: kubevip, namespace: kube-system}
+data: {range-global: 198.18.0.150-198.18.0.159}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: kube-vip-cloud-provider, namespace: kube-system}
+spec:
+  selector: {matchLabels: {app: kube-vip-cloud-provider}}
+  template:
+    metadata: {labels: {app: kube-vip-cloud-provider}}
+    spec: {containers: [{name: provider, image: kube-vip-cloud-provider, imagePullPolicy: Never}]}
+---
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: kube-vip-ds, namespace: kube-system}
+spec:
+  selector: {matchLabels: {app: kube-vip-ds}}
+  template:
+    metadata: {labels: {app: kube-vip-ds}}
+    spec:
+      containers:
+        - name: kube-vip
+          image: kube-vip
+          imagePullPolicy: Never
+          args: [manager]
+          env: [{name: vip_arp, value: "true"}, {name: vip_interface, value: eth0}, {name: svc_enable, value: "true"}]
+`
+
+// Services of kube-vip change hands as the guide says, word for word. There is of
+// kube-vip what others notice of it: its objects, the status of Services, and
+// addresses on an interface of a node, which go when it ends.
+func TestServicesOfKubeVIPAreTakenOverWithoutLoss(t *testing.T) {
+	s := begin(t)
+	s.uninstallLodestone()
+	s.deploy(kubeVIP)
+	s.echo(3)
+	const web, shared = "198.18.0.151", "198.18.0.150"
+	node, vips := s.Lab.Nodes()[0], map[string]string{"web": web, "dns": shared, "mail": shared}
+	for name, number := range map[string]int32{"web": 80, "dns": 80, "mail": 25} {
+		s.service(name, port("udp", corev1.ProtocolUDP, number), annotated("kube-vip.io/loadbalancerIPs", vips[name]))
+		s.shown(name, vips[name])
+	}
+	s.announcedByNode(node, web)
+	s.announcedByNode(node, shared)
+	s.steady(web)
+	s.steady(shared)
+
+	g, watched := s.openGuide("migrate.md", "metallb", "migrate metallb", "migrate kube-vip"), s.watchShown(vips)
+	g.before["delete daemonset"] = func() {
+		s.withdrawnByNode(node, web)
+		s.withdrawnByNode(node, shared)
+	}
+	s.losesNothing([]string{web, shared}, func() {
+		require.Contains(t, g.follow("1. The configuration"), "3 Services that have addresses keep them")
+		g.installBeside("web")
+		g.follow("4. Layer 2: hand over at once")
+		require.Contains(t, s.event(s.namespace, "Service", "web", "Adopted"), web)
+		for _, vip := range vips {
+			s.oneAnswerer(vip)
+		}
+		g.follow("6. Look, and clean up")
+	})
+	require.Empty(t, watched(), "states in which a Service showed something else")
+}
+
+// deploy creates objects that go when the story ends.
+func (s *story) deploy(manifests string) {
+	s.Helper()
+	file := filepath.Join(s.TempDir(), "manifests.yaml")
+	require.NoError(s, os.WriteFile(file, []byte(manifests), 0o600))
+	_, err := s.Lab.Kubectl(s.ctx, "apply", "-f", file)
+	require.NoError(s, err)
+	s.afterwards(func() {
+		_, err := s.Lab.Kubectl(s.ctx, "delete", "--ignore-not-found", "-f", file)
+		require.NoError(s, err)
+	})
 }
 
 // watchShown has somebody look at every state of the story's Services from now on.
@@ -154,13 +223,19 @@ type guide struct {
 	text, clone string
 	// inTheLab replaces what a reader has, too, but under another name.
 	inTheLab *strings.Replacer
+	// not is in commands that this reader has no use for.
+	not string
+	// before is what happens before a command with these words.
+	before map[string]func()
 }
 
-func (s *story) openGuide(name string) *guide {
+// openGuide opens a guide. The reader takes from it the commands without the word,
+// and replaces what the guide says to replace, in pairs.
+func (s *story) openGuide(name, not string, replace ...string) *guide {
 	s.Helper()
 	text, err := os.ReadFile(filepath.Join(s.Lab.Root, "docs/guides", name))
 	require.NoError(s, err)
-	g := &guide{s, string(text), s.TempDir(), nil}
+	g := &guide{story: s, text: string(text), clone: s.TempDir(), not: not, before: map[string]func(){}}
 	require.NoError(s, os.Symlink(filepath.Join(s.Lab.Root, "deploy"), filepath.Join(g.clone, "deploy")))
 	// The values that the lab's images need, and no pools.
 	var values map[string]any
@@ -172,12 +247,30 @@ func (s *story) openGuide(name string) *guide {
 	require.NoError(s, err)
 	file := filepath.Join(g.clone, "values.json")
 	require.NoError(s, os.WriteFile(file, raw, 0o600))
-	g.inTheLab = strings.NewReplacer("--create-namespace", "--create-namespace --values "+file)
+	g.inTheLab = strings.NewReplacer(append(replace, "--create-namespace", "--create-namespace --values "+file)...)
 	return g
 }
 
-// follow runs the commands of a section that are not about kube-vip, and returns
-// what they print.
+// installBeside installs Lodestone without pools beside the other load balancer.
+func (g *guide) installBeside(service string) {
+	g.Helper()
+	g.follow("2. Install beside it")
+	g.eventually("lodestone status shows that all is ready", func() error {
+		out, _, err := g.CLI(g.ctx, "", "status") // warns of Services without pools
+		if err == nil && (!strings.Contains(out, "3 of 3 nodes ready") || strings.Contains(out, "has not renewed its Lease")) {
+			err = errors.New(out)
+		}
+		return err
+	})
+	g.always(2*time.Second, "Lodestone touches nothing", func() error {
+		if finalizers := g.get(service).Finalizers; len(finalizers) > 0 {
+			return fmt.Errorf("it has finalizers %q", finalizers)
+		}
+		return nil
+	})
+}
+
+// follow runs the commands of a section and returns what they print.
 func (g *guide) follow(section string) string {
 	g.Helper()
 	_, rest, found := strings.Cut(g.text, "\n## "+section+"\n")
@@ -186,12 +279,17 @@ func (g *guide) follow(section string) string {
 	var printed strings.Builder
 	commands, console := 0, false
 	for line := range strings.Lines(body) {
-		command, isCommand := strings.CutPrefix(line, "$ ")
+		command, isCommand := strings.CutPrefix(g.inTheLab.Replace(line), "$ ")
 		switch {
 		case strings.HasPrefix(line, "```"):
 			console = line == "```console\n"
-		case console && isCommand && !strings.Contains(command, "kube-vip"):
+		case console && isCommand && !strings.Contains(command, g.not):
 			commands++
+			for words, happens := range g.before {
+				if strings.Contains(command, words) {
+					happens()
+				}
+			}
 			printed.WriteString(g.run(command))
 		}
 	}
@@ -203,7 +301,7 @@ func (g *guide) run(command string) string {
 	g.Helper()
 	ctx, cancel := context.WithTimeout(g.ctx, 2*time.Minute)
 	defer cancel()
-	cmd := g.Lab.Command(ctx, lab.ControlPlane, "bash", "-euo", "pipefail", "-c", g.inTheLab.Replace(command))
+	cmd := g.Lab.Command(ctx, lab.ControlPlane, "bash", "-euo", "pipefail", "-c", command)
 	cmd.Dir = g.clone
 	began := time.Now()
 	output, err := cmd.CombinedOutput()
@@ -222,12 +320,12 @@ func TestOldAnnouncerThatStillAnswersMovesNobody(t *testing.T) {
 	node := s.Lab.Nodes()[0]
 	s.service("web", port("udp", corev1.ProtocolUDP, 80))
 	s.givenByMetalLB("web", vip)
-	s.announcedByMetalLB(node, vip)
+	s.announcedByNode(node, vip)
 	require.NoError(t, s.Configure(s.ctx, s.migrated()))
 	s.holds("web", vip)
 	s.refused("web", "AddressConflict")
 	require.NoError(t, s.reachUDP(vip), "the old announcer goes on")
-	s.withdrawnByMetalLB(node, vip)
+	s.withdrawnByNode(node, vip)
 	s.eventually("Lodestone announces the address", func() error {
 		if text := conditionText(s.get("web")); !strings.HasPrefix(text, "True Allocated") {
 			return errors.New(text)
@@ -268,26 +366,34 @@ func (s *story) migrated() string {
 // givenByMetalLB writes the status as MetalLB's controller does.
 func (s *story) givenByMetalLB(name, vip string) {
 	s.Helper()
-	body := fmt.Sprintf(`{"metadata":{"annotations":{"metallb.io/ip-allocated-from-pool":"lan.v4"}},"status":{"loadBalancer":{"ingress":[{"ip":%q}]}}}`, vip)
-	_, err := s.Kube.CoreV1().Services(s.namespace).Patch(s.ctx, name, types.MergePatchType, []byte(body), metav1.PatchOptions{}, "status")
+	s.patchShown(name, `{"metadata":{"annotations":{"metallb.io/ip-allocated-from-pool":"lan.v4"}},"status":{"loadBalancer":{"ingress":[{"ip":"`+vip+`"}]}}}`)
+}
+
+// shown writes the status that users of the Service see.
+func (s *story) shown(name, vip string) {
+	s.Helper()
+	s.patchShown(name, `{"status":{"loadBalancer":{"ingress":[{"ip":"`+vip+`"}]}}}`)
+}
+
+func (s *story) patchShown(name, patch string) {
+	s.Helper()
+	_, err := s.Kube.CoreV1().Services(s.namespace).Patch(s.ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}, "status")
 	require.NoError(s, err)
 }
 
-// announcedByMetalLB has the node answer for the VIP: what matters of a speaker
-// to clients and to ours.
-func (s *story) announcedByMetalLB(node, vip string) {
+// announcedByNode has the node answer for the VIP: what matters of another
+// announcer to clients and to ours.
+func (s *story) announcedByNode(node, vip string) {
 	s.Helper()
-	out, err := s.Lab.Command(s.ctx, node, "ip", "address", "add", vip+"/32", "dev", "eth0").CombinedOutput()
-	require.NoError(s, err, "%s", out)
+	s.on(s.ctx, node, "ip", "address", "add", vip+"/32", "dev", "eth0")
 	s.Cleanup(func() { // a story may have done so
 		_ = s.Lab.Command(context.WithoutCancel(s.ctx), node, "ip", "address", "delete", vip+"/32", "dev", "eth0").Run()
 	})
 }
 
-func (s *story) withdrawnByMetalLB(node, vip string) {
+func (s *story) withdrawnByNode(node, vip string) {
 	s.Helper()
-	out, err := s.Lab.Command(s.ctx, node, "ip", "address", "delete", vip+"/32", "dev", "eth0").CombinedOutput()
-	require.NoError(s, err, "%s", out)
+	s.on(s.ctx, node, "ip", "address", "delete", vip+"/32", "dev", "eth0")
 }
 
 // showAll checks what users of the Services see.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -103,6 +104,18 @@ func (s *story) always(d time.Duration, what string, check func() error) {
 	for deadline := time.Now().Add(d); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
 		require.NoError(s, check(), "it must stay true that %s", what)
 	}
+}
+
+// lasting is how long a fault lasts: a moment, or as long as LODESTONE_SOAK says.
+func (s *story) lasting(moment time.Duration) time.Duration {
+	s.Helper()
+	soak := os.Getenv("LODESTONE_SOAK")
+	if soak == "" {
+		return moment
+	}
+	d, err := time.ParseDuration(soak)
+	require.NoError(s, err, "LODESTONE_SOAK")
+	return d
 }
 
 // option changes a Service before it is created or updated.
