@@ -21,11 +21,9 @@ BENCH   ?=
 # Further arguments of the test binaries: make e2e ARGS='-run TestFailover'.
 ARGS    ?=
 
-# Images are built with -trimpath; here it would only compile everything anew.
-BUILDFLAGS ?=
-
-# The binaries say themselves what they were built from.
-export GOFLAGS := $(GOFLAGS) -buildvcs=false
+# The binaries say themselves what they were built from. Without the paths of this
+# folder they are the same everywhere, and all clones share one build cache.
+export GOFLAGS := $(GOFLAGS) -buildvcs=false -trimpath
 # Static binaries; and vet, build and the end-to-end tests share one build cache.
 export CGO_ENABLED := 0
 
@@ -37,9 +35,9 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: ## the three binaries, into bin/
-	go build $(BUILDFLAGS) -ldflags '$(LDFLAGS)' -o bin/lodestone-controller ./cmd/controller
-	go build $(BUILDFLAGS) -ldflags '$(LDFLAGS)' -o bin/lodestone-speaker ./cmd/speaker
-	go build $(BUILDFLAGS) -ldflags '$(LDFLAGS)' -o bin/lodestone ./cmd/lodestone
+	go build -ldflags '$(LDFLAGS)' -o bin/lodestone-controller ./cmd/controller
+	go build -ldflags '$(LDFLAGS)' -o bin/lodestone-speaker ./cmd/speaker
+	go build -ldflags '$(LDFLAGS)' -o bin/lodestone ./cmd/lodestone
 
 fmt: ## fail if a file is not formatted
 	@files=$$(gofmt -l *.go cmd hack ipam pkg speaker test); [ -z "$$files" ] || { echo "not formatted (gofmt -w mends it):"; echo "$$files"; exit 1; }
@@ -52,10 +50,10 @@ lint: ## golangci-lint; builds it on first use, which takes minutes
 	go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_LINT) run ./...
 
 # Both write events for testsum to standard output. There is one lab on a
-# machine, so the end-to-end packages run one at a time; they build Lodestone
-# themselves. What they run in parallel waits, mostly.
-UNIT = CGO_ENABLED=1 go test -json -race $(ARGS) ./...
-E2ETESTS = cd $(E2E) && go test -json -count=1 -p 1 -parallel 4 -timeout 90m $(ARGS) ./...
+# machine, for which packages wait; one more runs beside the one that has it, and
+# what they run in parallel waits, mostly. They build Lodestone themselves.
+UNIT = CGO_ENABLED=1 go test -json -count=1 -race $(ARGS) ./...
+E2ETESTS = cd $(E2E) && go test -json -count=1 -p 2 -parallel 4 -timeout 90m $(ARGS) ./...
 SUM  = go run ./hack/testsum $(if $(CI),-strict)
 
 unit: root ## unit and property tests with the race detector, and those in network namespaces (root)
