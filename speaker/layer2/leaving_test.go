@@ -76,7 +76,7 @@ func TestClaimBeforeLeaving(t *testing.T) {
 	for ago, want := range map[time.Duration]bool{20 * time.Millisecond: false, time.Minute: true} {
 		inWorld(t, func(t *testing.T, w *world) {
 			w.set(claimed(true, vipA))
-			w.after(0)
+			w.after(2 * crossing)
 			w.claim("eth0")
 			assert.True(t, w.answersFor("eth0"))
 			w.after(ago)
@@ -84,6 +84,21 @@ func TestClaimBeforeLeaving(t *testing.T) {
 			assert.Equal(t, want, w.answersFor("eth0"), "claimed %s ago", ago)
 		}, eth(1, "eth0"))
 	}
+}
+
+// Who claims the VIP in the moment in which we announce it may yield to that.
+func TestClaimThatCrossedOurs(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(t *testing.T, w *world) {
+		w.set(claimed(true, vipA))
+		w.after(0)
+		w.claim("eth0")
+		w.set(leavingVIP(vipA))
+		assert.True(t, w.answersFor("eth0"))
+		w.after(2 * crossing)
+		w.claim("eth0")
+		assert.False(t, w.answersFor("eth0"))
+	}, eth(1, "eth0"))
 }
 
 // A next owner that was contradicted, because the news of the move came late,

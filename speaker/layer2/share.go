@@ -228,6 +228,7 @@ type leaving struct {
 	begun  atomic.Bool
 	mu     sync.Mutex
 	claims map[portKey]time.Time // the last one
+	told   map[portKey]time.Time // the last announcement of this node
 	// heirs are those of a shared VIP that know its clients.
 	heirs map[portKey]map[mac]bool
 }
@@ -251,15 +252,21 @@ func (l *leaving) begin() {
 // is reports whether the VIP leaves.
 func (l *leaving) is() bool { return l.begun.Load() }
 
+// crossing is how long frames may take that cross on the wire.
+const crossing = 20 * time.Millisecond
+
 // claimed notes that another host claims the VIP on the port and reports
-// whether the VIP leaves.
+// whether the VIP leaves. A claim that may have crossed our announcement does not
+// count: who made it yields, perhaps, and repeats it otherwise.
 func (l *leaving) claimed(on portKey) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.claims == nil {
 		l.claims = map[portKey]time.Time{}
 	}
-	l.claims[on] = time.Now()
+	if time.Since(l.told[on]) > crossing {
+		l.claims[on] = time.Now()
+	}
 	return l.begun.Load()
 }
 
@@ -269,6 +276,10 @@ func (l *leaving) contradicted(on portKey) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.claims, on)
+	if l.told == nil {
+		l.told = map[portKey]time.Time{}
+	}
+	l.told[on] = time.Now()
 }
 
 // left reports whether the VIP has gone from the port to another host.
