@@ -22,6 +22,54 @@ type leaving struct {
 	until time.Time
 }
 
+// kubeProxyLag is how long kube-proxy may take until it forwards to an endpoint that
+// is new: it brings its rules up to date once a second (minSyncPeriod), which takes
+// a moment. It has to be shorter than DefaultHandOver.
+const kubeProxyLag = 1500 * time.Millisecond
+
+// arriving is a VIP that this node is to own because of an endpoint here that is
+// new, while its owner has endpoints, too: he keeps it until then.
+type arriving struct {
+	from  string
+	until time.Time
+}
+
+// put hands a Service to the planner, and notes since when it has endpoints here.
+func (s *Speaker) put(svc plan.Service) {
+	for _, vip := range svc.VIPs {
+		if _, known := s.endpoints[vip]; !svc.ServingNodes[s.Node] {
+			delete(s.endpoints, vip)
+		} else if !known {
+			s.endpoints[vip] = time.Now()
+		}
+	}
+	s.planner.Put(svc)
+}
+
+// arrive keeps back the VIPs that this node is to own before kube-proxy is likely
+// to serve them here. It reports whether any is kept back no longer.
+func (s *Speaker) arrive(changes plan.Changes, now time.Time) bool {
+	for _, vip := range changes.Gone() {
+		delete(s.endpoints, vip)
+	}
+	for _, c := range changes.VIPs {
+		began, local := s.endpoints[c.VIP]
+		a := arriving{c.Before.Silence.Owner, began.Add(kubeProxyLag)}
+		if local && !c.Before.Owned && c.After.Owned && c.After.Layer2.Sharers == nil && s.waits(c.VIP, a, now) {
+			s.arriving[c.VIP] = a
+		}
+	}
+	before := len(s.arriving)
+	maps.DeleteFunc(s.arriving, func(vip netip.Addr, a arriving) bool { return !s.waits(vip, a, now) })
+	return len(s.arriving) < before
+}
+
+// waits reports whether the VIP is better off where it is.
+func (s *Speaker) waits(vip netip.Addr, a arriving, now time.Time) bool {
+	_, owned := s.planner.Plan().Layer2[vip]
+	return owned && now.Before(a.until) && s.speakers[a.from] && s.planner.Why(vip, a.from) == plan.NotOwner
+}
+
 // leave has the VIPs that this node gives up answered for until their next
 // owners take them, and reports whether others have stopped leaving: they are
 // back, or have nowhere to go. alive are the speakers that were known before.
@@ -56,14 +104,20 @@ func (s *Speaker) endLeaving(sound bool) bool {
 	return len(s.leaving) < before
 }
 
-// leavingEnds returns a channel that fires when the time of the first VIP that
-// leaves is up. Nil: there is none.
-func (s *Speaker) leavingEnds() <-chan time.Time {
+// handOversEnd returns a channel that fires when the time of the first VIP that
+// leaves or arrives is up. Nil: there is none.
+func (s *Speaker) handOversEnd() <-chan time.Time {
 	var first time.Time
-	for _, l := range s.leaving {
-		if first.IsZero() || l.until.Before(first) {
-			first = l.until
+	sooner := func(until time.Time) {
+		if first.IsZero() || until.Before(first) {
+			first = until
 		}
+	}
+	for _, l := range s.leaving {
+		sooner(l.until)
+	}
+	for _, a := range s.arriving {
+		sooner(a.until)
 	}
 	if first.IsZero() {
 		return nil
@@ -72,13 +126,14 @@ func (s *Speaker) leavingEnds() <-chan time.Time {
 }
 
 // want is what the announcer is to announce: what the plan says, and the VIPs
-// that leave.
+// that leave, without those that arrive.
 func (s *Speaker) want() map[netip.Addr]plan.Layer2 {
 	owned := s.planner.Plan().Layer2
-	if len(s.leaving) == 0 {
+	if len(s.leaving)+len(s.arriving) == 0 {
 		return owned
 	}
 	want := maps.Clone(owned)
+	maps.DeleteFunc(want, func(vip netip.Addr, _ plan.Layer2) bool { return !s.arriving[vip].until.IsZero() })
 	for vip, l := range s.leaving {
 		want[vip] = l.Layer2
 	}

@@ -117,6 +117,38 @@ func TestPlannedMovesMakeBeforeTheyBreak(t *testing.T) {
 	}
 }
 
+// A node that has a new endpoint leaves the VIP for a moment to the one that has
+// it: kube-proxy may not yet know the endpoint.
+func TestNewEndpointIsNotTrustedAtOnce(t *testing.T) {
+	both := endpoints("web", on("n1"), on("n2"))
+	for name, tt := range map[string]struct {
+		then func(s *story)
+		wait bool
+	}{
+		"the owner has endpoints":           {func(*story) {}, true},
+		"the owner has one that terminates": {func(s *story) { s.apply(endpoints("web", on("n1"), endpoint("n2", "serving"))) }, false},
+		"the owner dies":                    {func(s *story) { s.members.change(func() { delete(s.members.speakers, "n2") }) }, false},
+		"nobody has it":                     {func(s *story) { s.apply(excluded("n2")) }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, vip := newPair(t, "n1", localPolicy)
+			s.apply(endpoints("web", on("n2")))
+			s.start()
+			require.Eventually(t, func() bool {
+				silent := s.speaker.Status().Silent
+				return len(silent) == 1 && silent[0].Owner == "n2"
+			}, testTimeout, time.Millisecond)
+			began := time.Now()
+			s.apply(both)
+			tt.then(s)
+			s.announced(vip)
+			if waited := time.Since(began) >= kubeProxyLag; waited != tt.wait {
+				t.Errorf("after %s", time.Since(began))
+			}
+		})
+	}
+}
+
 // A cordon keeps new pods away, and says nothing about traffic.
 func TestCordonMovesNothing(t *testing.T) {
 	t.Parallel()

@@ -149,8 +149,11 @@ type Speaker struct {
 	heard    <-chan struct{}                 // closed when there are others
 	retry    <-chan time.Time
 	leaving  map[netip.Addr]leaving
-	routing  routing
-	moves    moves
+	arriving map[netip.Addr]arriving
+	// endpoints are since when this node has ready ones of VIPs, with policy Local.
+	endpoints map[netip.Addr]time.Time
+	routing   routing
+	moves     moves
 
 	beat atomic.Pointer[time.Time] // when the loop last showed that it is alive
 
@@ -178,7 +181,7 @@ func New(o Options) (*Speaker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("watch the cluster: %w", err)
 	}
-	s := &Speaker{Options: o, cluster: c, ready: make(chan struct{}), planner: plan.NewPlanner(o.Node), leaving: map[netip.Addr]leaving{}}
+	s := &Speaker{Options: o, cluster: c, ready: make(chan struct{}), planner: plan.NewPlanner(o.Node), leaving: map[netip.Addr]leaving{}, arriving: map[netip.Addr]arriving{}, endpoints: map[netip.Addr]time.Time{}}
 	s.moves.moving, s.moves.orphans = map[netip.Addr]moving{}, map[netip.Addr]bool{}
 	s.state = state{plan: s.planner.Plan(), since: map[netip.Addr]time.Time{}}
 	s.metrics = newMetrics(o.Registry, s)
@@ -212,7 +215,7 @@ func (s *Speaker) Run(ctx context.Context) error {
 // the loop has rested.
 func (s *Speaker) wait(ctx context.Context, rested time.Time, config, members, dataPlane, passwords <-chan struct{}) {
 	var news <-chan time.Time
-	beat, end, drained, settled := time.NewTicker(heartbeat), s.leavingEnds(), s.routing.drainEnds(), s.movesDue()
+	beat, end, drained, settled := time.NewTicker(heartbeat), s.handOversEnd(), s.routing.drainEnds(), s.movesDue()
 	defer beat.Stop()
 	for {
 		now := time.Now()
@@ -264,13 +267,14 @@ func (s *Speaker) reconcile(ctx context.Context, members, passwords <-chan struc
 	s.observe(members)
 	s.settleMoves(time.Now())
 	due, routingDue := s.endLeaving(ready) || s.retry != nil, s.routingDue(passwords)
-	if !s.planner.Stale() && !due && !routingDue {
+	if !s.planner.Stale() && !due && !routingDue && len(s.arriving) == 0 {
 		return
 	}
 	unlimited, had := s.planner.Plan().LimitErrs, s.routesAtExclusion(excluded)
 	changes := s.update()
 	s.Claimant.Claim(s.planner.Plan().Claims)
 	s.limit(s.planner.Plan().Limits)
+	due = s.arrive(changes, time.Now()) || due
 	if ready {
 		due = s.leave(changes.VIPs, alive) || due
 	}
@@ -289,7 +293,7 @@ func (s *Speaker) reconcile(ctx context.Context, members, passwords <-chan struc
 // observe tells the planner what is new. The speakers and their networks are
 // the same as long as the channel of their changes is.
 func (s *Speaker) observe(members <-chan struct{}) {
-	changedNodes, changed := s.cluster.refresh(s.planner.Put), false
+	changedNodes, changed := s.cluster.refresh(s.put), false
 	if config, _ := s.Config.Current(); config != s.config {
 		s.config, changed = config, true
 	}
