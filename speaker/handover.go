@@ -24,7 +24,7 @@ type leaving struct {
 
 // kubeProxyLag is how long kube-proxy may take until it forwards to an endpoint that
 // is new: it brings its rules up to date once a second (minSyncPeriod), which takes
-// a moment. It has to be shorter than DefaultHandOver.
+// a moment. It is shorter than DefaultHandOver, for which the owner waits.
 const kubeProxyLag = 1500 * time.Millisecond
 
 // arriving is a VIP that this node is to own because of an endpoint here that is
@@ -54,7 +54,7 @@ func (s *Speaker) arrive(changes plan.Changes, now time.Time) bool {
 	}
 	for _, c := range changes.VIPs {
 		began, local := s.endpoints[c.VIP]
-		a := arriving{c.Before.Silence.Owner, began.Add(kubeProxyLag)}
+		a := arriving{c.Before.Silence.Owner, began.Add(min(kubeProxyLag, s.HandOver/4*3))}
 		if local && !c.Before.Owned && c.After.Owned && c.After.Layer2.Sharers == nil && s.waits(c.VIP, a, now) {
 			s.arriving[c.VIP] = a
 		}
@@ -133,7 +133,9 @@ func (s *Speaker) want() map[netip.Addr]plan.Layer2 {
 		return owned
 	}
 	want := maps.Clone(owned)
-	maps.DeleteFunc(want, func(vip netip.Addr, _ plan.Layer2) bool { return !s.arriving[vip].until.IsZero() })
+	for vip := range s.arriving {
+		delete(want, vip)
+	}
 	for vip, l := range s.leaving {
 		want[vip] = l.Layer2
 	}
