@@ -121,24 +121,19 @@ func (c *Cluster) Plan(next *config.Config) []Outcome {
 	source.config = next
 	var outcomes []Outcome
 	for name, after := range c.ensureAll(l) {
-		o := Outcome{name, changeOf(before[name], after), before[name], after}
-		switch {
-		case c.Config == nil && after.Stranded():
-			o.Change = Stranded
-		case c.Config == nil && o.Change == Settled:
-			o.Change = Kept
-		}
-		outcomes = append(outcomes, o)
+		stranded := c.Config != nil && before[name].Stranded()
+		outcomes = append(outcomes, Outcome{name, changeOf(before[name], after, stranded), before[name], after})
 	}
 	slices.SortFunc(outcomes, func(a, b Outcome) int { return cmp.Compare(a.Service, b.Service) })
 	return outcomes
 }
 
-func changeOf(before, after servicelb.Verdict) Change {
+// changeOf compares two verdicts; stranded says whether the Service was.
+func changeOf(before, after servicelb.Verdict, stranded bool) Change {
 	switch {
 	case lost(before, after):
 		return Lost
-	case after.Stranded() && !before.Stranded():
+	case after.Stranded() && !stranded:
 		return Stranded
 	case after.Refusal != nil && before.Refusal == nil:
 		return Refused
@@ -146,7 +141,7 @@ func changeOf(before, after servicelb.Verdict) Change {
 		return Pending
 	case before.Refusal != nil, len(after.Held) > len(before.Held):
 		return Satisfied
-	case before.Stranded() && !after.Stranded():
+	case stranded && !after.Stranded():
 		return Settled
 	}
 	return Kept
