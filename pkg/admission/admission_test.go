@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/tls"
@@ -14,6 +15,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -108,6 +110,60 @@ func TestWhatIsNotOursIsNotJudged(t *testing.T) {
 	assert.True(t, answer.Response.Allowed, "no document is no broken one")
 	assert.Contains(t, answer.Response.Warnings[0], `no key "config.yaml"`)
 }
+
+// Labels and finalizers of a ConfigMap whose document was broken before can be
+// changed: it gets no worse.
+func TestADocumentThatWasBrokenBeforeIsNotRefused(t *testing.T) {
+	t.Parallel()
+	before := func(document string) func(*admissionv1.AdmissionRequest) {
+		return func(r *admissionv1.AdmissionRequest) {
+			r.OldObject.Raw, _ = json.Marshal(&corev1.ConfigMap{Data: map[string]string{"config.yaml": document}})
+		}
+	}
+	answer, err := reviewer().Review(review(broken, before(broken)))
+	require.NoError(t, err)
+	assert.True(t, answer.Response.Allowed)
+	assert.Contains(t, answer.Response.Warnings[0], "the configuration is invalid, as it was before: config.yaml:5:")
+	answer, err = reviewer().Review(review(broken, before(broken+"\n")))
+	require.NoError(t, err)
+	assert.False(t, answer.Response.Allowed, "it was touched")
+}
+
+// Whoever sends half a review keeps nobody else from being answered for long.
+func TestHalfAReviewIsGivenUp(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ours, theirs := net.Pipe()
+		server := http.Server{Handler: reviewer()}
+		ended := make(chan error)
+		go func() { ended <- server.Serve(&listener{first: theirs, closed: make(chan struct{})}) }()
+		start := time.Now()
+		fmt.Fprintf(ours, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{", Path)
+		answer, err := http.ReadResponse(bufio.NewReader(ours), nil)
+		require.NoError(t, err)
+		require.Equal(t, http.StatusBadRequest, answer.StatusCode)
+		require.Equal(t, patience, time.Since(start))
+		require.NoError(t, server.Close())
+		require.ErrorIs(t, <-ended, http.ErrServerClosed)
+	})
+}
+
+// listener accepts one connection.
+type listener struct {
+	net.Listener
+	first  net.Conn
+	closed chan struct{}
+}
+
+func (l *listener) Accept() (net.Conn, error) {
+	if c := l.first; c != nil {
+		l.first = nil
+		return c, nil
+	}
+	<-l.closed
+	return nil, net.ErrClosed
+}
+func (l *listener) Close() error { close(l.closed); return nil }
 
 func TestBodiesThatAreNoReviews(t *testing.T) {
 	t.Parallel()

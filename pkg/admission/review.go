@@ -13,11 +13,13 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"time"
 	"unicode/utf8"
 
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
 )
@@ -32,6 +34,9 @@ const (
 	// maxAtOnce is how many reviews are read at a time: whoever reaches the port
 	// may send some. The API server sends one for each write of the ConfigMap.
 	maxAtOnce = 2
+	// patience is how long a review may take to arrive: the API server waits no
+	// longer for the answer.
+	patience = 3 * time.Second
 	// maxWarnings and maxWarning bound what is warned of, and each warning in
 	// bytes: the API server cuts longer ones.
 	maxWarnings = 10
@@ -71,6 +76,7 @@ func (v *Reviewer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "busy with other reviews", http.StatusServiceUnavailable)
 		return
 	}
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(patience)) // what is no connection has none
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	if err != nil {
 		http.Error(w, "the review could not be read", http.StatusBadRequest)
@@ -108,16 +114,19 @@ func (v *Reviewer) judge(r *admissionv1.AdmissionRequest) *admissionv1.Admission
 		r.Operation != admissionv1.Create && r.Operation != admissionv1.Update {
 		return allowed
 	}
-	var object corev1.ConfigMap
-	if err := json.Unmarshal(r.Object.Raw, &object); err != nil {
+	document, ok, err := documentOf(r.Object)
+	if err != nil {
 		return refuse("no ConfigMap: " + err.Error())
 	}
-	document, ok := object.Data[config.Key]
 	if !ok {
 		allowed.Warnings = []string{clip(fmt.Sprintf("the ConfigMap has no key %q, and so no configuration: the last valid one stays in force, until the controller starts anew", config.Key))}
 		return allowed
 	}
 	parsed, err := config.Parse([]byte(document))
+	if before, had, _ := documentOf(r.OldObject); err != nil && had && before == document {
+		allowed.Warnings = []string{clip("the configuration is invalid, as it was before: " + err.Error())}
+		return allowed
+	}
 	if err != nil {
 		v.log.Info("configuration refused", "user", r.UserInfo.Username, "err", err)
 		return refuse(err.Error())
@@ -129,6 +138,14 @@ func (v *Reviewer) judge(r *admissionv1.AdmissionRequest) *admissionv1.Admission
 		allowed.Warnings = append(allowed.Warnings, clip(w))
 	}
 	return allowed
+}
+
+// documentOf returns the document of a ConfigMap, and whether it has one.
+func documentOf(raw runtime.RawExtension) (document string, ok bool, err error) {
+	var object corev1.ConfigMap
+	err = json.Unmarshal(raw.Raw, &object)
+	document, ok = object.Data[config.Key]
+	return document, ok, err
 }
 
 func refuse(message string) *admissionv1.AdmissionResponse {

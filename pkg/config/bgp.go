@@ -252,20 +252,11 @@ func (d *decoder) bfd(r *rawBFD) *BFD {
 	}
 }
 
-// peerNames returns what advertisements can refer to.
-func peerNames(peers []rawPeer) []string {
-	var names []string
-	for _, p := range peers {
-		names = append(names, p.Name.text())
-	}
-	return names
-}
-
 // bgp reads a BGP advertisement.
-func (d *decoder) bgp(r *rawBGP, peers []rawPeer) *BGP {
+func (d *decoder) bgp(r *rawBGP, peers []string) *BGP {
 	b := &BGP{
 		NodeSelector:        d.selector(r.NodeSelector),
-		Peers:               d.references(r.Peers, "a peer", peerNames(peers)),
+		Peers:               d.references(r.Peers, "a peer", peers),
 		LocalPreference:     d.uint32(r.LocalPreference),
 		MED:                 d.uint32(r.MED),
 		Prepend:             d.integer(r.ASPathPrepend, 1, maxPrepend),
@@ -422,6 +413,12 @@ func pointee(p *uint32) (uint32, bool) {
 // routes that both are certain to announce.
 func (d *decoder) refuseContradictions(raw *rawConfig, c *Config, i int) {
 	a := &c.Advertisements[i]
+	var pools []*Pool
+	for j := range c.Pools {
+		if c.Pools[j].AdvertisedBy(a.Name) {
+			pools = append(pools, &c.Pools[j])
+		}
+	}
 	for _, s := range singular {
 		n, isSet := s.of(a.BGP)
 		for j := 0; isSet && j < i; j++ {
@@ -432,7 +429,7 @@ func (d *decoder) refuseContradictions(raw *rawConfig, c *Config, i int) {
 			if m, wasSet := s.of(b.BGP); !wasSet || m == n {
 				continue
 			}
-			if pool, peer, both := c.overlap(a, b); both {
+			if pool, peer, both := c.overlap(a, b, pools); both {
 				at, other := s.at(raw.Advertisements[i].BGP), s.at(raw.Advertisements[j].BGP)
 				d.errorf(at, "%s contradicts advertisement %s (%s in line %d), since both announce pool %s to peer %s: write one value, or tell them apart by pools, peers or selectors",
 					at.Value, quote(b.Name), other.Value, d.lineOf(other), quote(pool), quote(peer))
@@ -443,8 +440,9 @@ func (d *decoder) refuseContradictions(raw *rawConfig, c *Config, i int) {
 }
 
 // overlap returns a pool and a peer for which the two advertisements are
-// certain to announce the same routes, if there are such.
-func (c *Config) overlap(a, b *Advertisement) (pool, peer string, found bool) {
+// certain to announce the same routes, if there are such. The pools are the
+// first one's.
+func (c *Config) overlap(a, b *Advertisement, pools []*Pool) (pool, peer string, found bool) {
 	if !a.ServiceSelector.overlaps(b.ServiceSelector) || !a.BGP.NodeSelector.overlaps(b.BGP.NodeSelector) {
 		return "", "", false
 	}
@@ -461,9 +459,8 @@ func (c *Config) overlap(a, b *Advertisement) (pool, peer string, found bool) {
 	default:
 		return "", "", false
 	}
-	for i := range c.Pools {
-		p := &c.Pools[i]
-		if p.AdvertisedBy(a.Name) && p.AdvertisedBy(b.Name) &&
+	for _, p := range pools {
+		if p.AdvertisedBy(b.Name) &&
 			(p.has(true) && a.BGP.AggregationLength == b.BGP.AggregationLength || p.has(false) && a.BGP.AggregationLengthV6 == b.BGP.AggregationLengthV6) {
 			return p.Name, peer, true
 		}
@@ -472,12 +469,12 @@ func (c *Config) overlap(a, b *Advertisement) (pool, peer string, found bool) {
 }
 
 // routes returns how nodes reach each other's pods, nil if it is not said.
-func (d *decoder) routes(raw *rawRoutes, peers []rawPeer) *Routes {
+func (d *decoder) routes(raw *rawRoutes, peers []string) *Routes {
 	if raw == nil {
 		return nil
 	}
 	oneOf(d, raw.Mode, []RouteMode{RoutesKernel, RoutesBGP})
-	r := &Routes{Mode: RouteMode(raw.Mode.text()), Peers: d.references(raw.Peers, "a peer", peerNames(peers))}
+	r := &Routes{Mode: RouteMode(raw.Mode.text()), Peers: d.references(raw.Peers, "a peer", peers)}
 	switch {
 	case r.Mode == RoutesBGP && len(peers) == 0:
 		d.errorf(raw.Mode, "announces pods to nobody: the document defines no peers")

@@ -53,7 +53,7 @@ func (d *decoder) compile(raw *rawConfig) *Config {
 		Advertisements: d.advertisements(raw),
 		Peers:          d.peers(raw.Peers),
 		Permit:         d.permit(raw.BGPPermit),
-		Routes:         d.routes(raw.Routes, raw.Peers),
+		Routes:         d.routes(raw.Routes, raw.peerNames()),
 		Compatibility:  manyOf(d, raw.Compatibility, []Compatibility{MetalLB, KubeVIP}),
 		Nodes:          d.nodes(raw.Nodes),
 	}
@@ -379,11 +379,20 @@ func (r *rawConfig) advertisementNames() []string {
 	return names
 }
 
+// peerNames returns what advertisements can refer to.
+func (r *rawConfig) peerNames() []string {
+	var names []string
+	for _, p := range r.Peers {
+		names = append(names, p.Name.text())
+	}
+	return names
+}
+
 func (d *decoder) advertisements(raw *rawConfig) []Advertisement {
 	if len(raw.Advertisements) == 0 {
 		return []Advertisement{{Name: DefaultAdvertisement, Layer2: &Layer2{}}}
 	}
-	seen := map[string]value{}
+	seen, peers := map[string]value{}, raw.peerNames()
 	var all []Advertisement
 	for _, r := range raw.Advertisements {
 		a := Advertisement{Name: d.uniqueName(r.Name, "advertisement", seen), ServiceSelector: d.selector(r.ServiceSelector)}
@@ -397,7 +406,7 @@ func (d *decoder) advertisements(raw *rawConfig) []Advertisement {
 			a.Layer2 = d.layer2(r.Layer2)
 		}
 		if r.BGP != nil {
-			a.BGP = d.bgp(r.BGP, raw.Peers)
+			a.BGP = d.bgp(r.BGP, peers)
 		}
 		all = append(all, a)
 	}

@@ -10,6 +10,7 @@ package config
 
 import (
 	"cmp"
+	"errors"
 	"net/netip"
 	"slices"
 	"time"
@@ -386,6 +387,10 @@ type ASN struct {
 
 // SecretKey is one value of a Secret in Lodestone's namespace.
 type SecretKey struct{ Name, Key string }
+
+// ErrNotRead is why the value of a SecretKey is not known when nobody has asked
+// for it yet.
+var ErrNotRead = errors.New("the API server has not been asked yet")
 
 // BFD are the settings of Bidirectional Forwarding Detection (RFC 5880) with a
 // peer.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -217,6 +218,29 @@ func TestManyErrorsArePrintedUpToAHundred(t *testing.T) {
 	var errs Errors
 	require.True(t, errors.As(err, &errs))
 	assert.Len(t, errs, 2000)
+}
+
+// The admission webhook reads what anybody sends: an unknown key costs little.
+func TestUnknownKeysAreAdvisedOnFromWhatIsKnown(t *testing.T) {
+	homeOf("once")
+	assert.Less(t, testing.AllocsPerRun(10, func() { homeOf("unknown") }), 10.0)
+}
+
+// The most of what refers to each other: with the race detector, minutes once.
+func TestLargeDocumentsDoNotHang(t *testing.T) {
+	many := func(n int, item string) string {
+		var text strings.Builder
+		for i := range n {
+			text.WriteString(strings.ReplaceAll(item, "%", strconv.Itoa(i)))
+		}
+		return text.String()
+	}
+	const peer = "- {name: p%, address: '2001:db8::%', localASN: 64512, peerASN: internal}\n"
+	_, err := Parse([]byte(header + "peers:\n" + many(2000, peer) + "advertisements:\n" + many(2000, "- {name: a%, bgp: {}}\n")))
+	require.ErrorContains(t, err, "is one too many")
+	_, err = Parse([]byte(header + "peers:\n" + many(1, peer) + "advertisements:\n- {name: z, layer2: {}}\n" + many(1000, "- {name: a%, bgp: {localPreference: %}}\n") +
+		"pools:\n" + many(4000, "- {name: p%, dhcp: {interface: eth%}, advertise: [z]}\n")))
+	require.NoError(t, err)
 }
 
 // Documents that took YAML parsers long in the past.

@@ -4,6 +4,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // The raw structs are the schema: their tags name every key there is, and the
@@ -212,4 +213,4 @@ func known(t reflect.Type, prefix string) []string {
 }
 
 // knownKeys returns the path of every key of the document.
-func knownKeys() []string { return known(reflect.TypeFor[rawConfig](), "") }
+var knownKeys = sync.OnceValue(func() []string { return known(reflect.TypeFor[rawConfig](), "") })
