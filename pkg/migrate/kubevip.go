@@ -38,6 +38,9 @@ func KubeVIP(objects []Object) (*Result, error) {
 	if len(m.errs) == 0 && m.ranges == nil && len(m.settings) == 0 {
 		m.errs = Errors{{Message: "there is nothing of kube-vip here: neither the DaemonSet or Pods of kube-vip, nor the ConfigMap of its cloud provider with a key such as cidr-global or range-global"}}
 	}
+	if m.ranges != nil && len(m.settings) == 0 {
+		m.decidef(&Object{Kind: "DaemonSet", Name: "kube-vip"}, "", "is not among the objects, nor are Pods of it, so that it is not known how it announces: give it, or add advertisements; without, Lodestone announces by layer 2 on all interfaces, whatever the keys interface-... say")
+	}
 	m.convertSettings()
 	if m.ranges != nil {
 		m.convertRanges()

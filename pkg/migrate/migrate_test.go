@@ -169,6 +169,15 @@ func TestMistakesSayWhereTheyAre(t *testing.T) {
 	}
 }
 
+// The addresses alone do not tell how they are announced.
+func TestKubeVIPWithoutItsPodsIsADecision(t *testing.T) {
+	t.Parallel()
+	r, err := migrate.KubeVIP(read(t, "{apiVersion: v1, kind: ConfigMap, metadata: {name: kubevip}, data: {range-global: 192.0.2.1-192.0.2.9, interface-global: eth0}}"))
+	require.NoError(t, err)
+	require.True(t, r.Decisions())
+	require.Contains(t, r.Notes[0].String(), "DaemonSet kube-vip: is not among the objects")
+}
+
 func TestMistakesOfKubeVIPSayWhereTheyAre(t *testing.T) {
 	t.Parallel()
 	pod := func(env string) string {

@@ -2,6 +2,7 @@ package provider
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"path"
 	"slices"
@@ -14,6 +15,8 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/servicelb"
 )
+
+var errNotRead = errors.New("the configuration has not been read yet, which may name the node's zone")
 
 // instances implements cloudprovider.InstancesV2: the machine behind a Node
 // is what the Node says, plus the configuration's rule for it.
@@ -28,8 +31,12 @@ func (i instances) InstanceExists(_ context.Context, node *corev1.Node) (bool, e
 // InstanceShutdown is false: nobody tells.
 func (i instances) InstanceShutdown(context.Context, *corev1.Node) (bool, error) { return false, nil }
 
-// InstanceMetadata tells the Node's provider ID, addresses, zone and region.
+// InstanceMetadata tells the Node's provider ID, addresses, zone and region. The
+// framework initializes a node once: what zone it is in has to be known by then.
 func (i instances) InstanceMetadata(_ context.Context, node *corev1.Node) (*cloudprovider.InstanceMetadata, error) {
+	if _, state := i.config.Current(); !state.Read {
+		return nil, errNotRead
+	}
 	rule := i.rule(node.Name)
 	id := node.Spec.ProviderID
 	if id == "" {

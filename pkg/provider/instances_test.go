@@ -10,6 +10,7 @@ import (
 	cloudproviderapi "k8s.io/cloud-provider/api"
 	nodehelpers "k8s.io/cloud-provider/node/helpers"
 
+	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/provider"
 )
 
@@ -71,13 +72,26 @@ func TestProviderIDOfAnOldNodeStays(t *testing.T) {
 	t.Parallel()
 	n := node("n")
 	n.Spec.ProviderID = "metal3://rack-4/n"
-	instances, _ := provider.New(given{}, nil, nil, provider.PodRoutes{}).InstancesV2()
+	instances, _ := provider.New(given{state: kube.State{Read: true}}, nil, nil, provider.PodRoutes{}).InstancesV2()
 	if m, _ := instances.InstanceMetadata(t.Context(), &n); m.ProviderID != n.Spec.ProviderID || m.Zone+m.Region != "" {
 		t.Errorf("metadata %+v", m)
 	}
 }
 
 // Scenario 47.
+// The framework asks for a node's zone once. Before anybody knows which
+// configuration there is, it has to ask again; without one the node is initialized.
+func TestNodesAreNotInitializedBeforeTheConfigurationIsRead(t *testing.T) {
+	t.Parallel()
+	n := node("n")
+	for g, refused := range map[given]bool{{}: true, {state: kube.State{Read: true}}: false} {
+		instances, _ := provider.New(g, nil, nil, provider.PodRoutes{}).InstancesV2()
+		if m, err := instances.InstanceMetadata(t.Context(), &n); (err != nil) != refused || (m == nil) != refused {
+			t.Errorf("%+v: %+v, %v", g.state, m, err)
+		}
+	}
+}
+
 func TestNodeIsGoneOnlyWhenTheConfigurationSaysSo(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {

@@ -46,7 +46,9 @@ func (l *Ledger) Informed() bool {
 
 // Prime imports what the cluster's Services already hold, older Services
 // before younger and before those that are being deleted, and returns the
-// duplicates among it. The records say which addresses rest.
+// duplicates among it. What a Service has given up while nobody looked is its
+// own until its object is cleaned: then it rests. The records say which
+// addresses do already.
 //
 // An address that a Service's status and annotation both name is its own,
 // whatever the pools say. An address that only one of them names (the other
@@ -57,7 +59,9 @@ func (l *Ledger) Informed() bool {
 func (l *Ledger) Prime(services []*corev1.Service, records []released.Record) []Conflict {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	services = slices.DeleteFunc(slices.Clone(services), func(svc *corev1.Service) bool { return !l.scope.Covers(svc) && !l.scope.Keeps(svc) })
+	services = slices.DeleteFunc(slices.Clone(services), func(svc *corev1.Service) bool {
+		return !l.scope.Covers(svc) && !l.scope.Keeps(svc) && !l.scope.LeftBehind(svc)
+	})
 	slices.SortFunc(services, func(a, b *corev1.Service) int {
 		return cmp.Or(deleting(a)-deleting(b), a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
@@ -88,7 +92,9 @@ func (l *Ledger) importOne(svc *corev1.Service) (conflicts []Conflict) {
 	leases := kube.Leases(svc)
 	for _, addr := range status {
 		if !slices.Contains(assigned, addr) {
-			a.foreign = append(a.foreign, addr)
+			if l.scope.Covers(svc) { // what others give to theirs is no concern of ours
+				a.foreign = append(a.foreign, addr)
+			}
 			continue
 		}
 		if holder, ok := l.alloc.Restore(a.owner, addr, a.asked.Sharing, since(svc)); !ok {

@@ -46,8 +46,11 @@ func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 	}
 	want := objectOf(v, svc.Generation)
 	body, news := want.patch(svc, metav1.NewTime(start)), want.news(svc)
-	if body != nil && news == nil && !c.mayRepair(svc) {
-		return nil
+	if body != nil && news == nil {
+		if wait := c.repairs.wait(NameOf(svc), start); wait > 0 {
+			c.queue.AddAfter(NameOf(svc), wait)
+			return nil
+		}
 	}
 	if err := c.Ledger.Remember(ctx, c.Book, NameOf(svc), string(svc.UID), false); err != nil {
 		return err
@@ -59,14 +62,17 @@ func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 	if c.Ledger.Settle(string(svc.UID)) {
 		c.wake()
 	}
-	if wrote {
-		c.tellAdopted(svc, v)
+	if !wrote {
+		return nil
 	}
-	if wrote && news != nil {
-		c.tell(svc, news, v)
-		if v.Refusal == nil {
-			c.metrics.latency.Observe(c.now().Sub(start).Seconds())
-		}
+	c.tellAdopted(svc, v)
+	if news == nil {
+		c.repaired(svc)
+		return nil
+	}
+	c.tell(svc, news, v)
+	if v.Refusal == nil {
+		c.metrics.latency.Observe(c.now().Sub(start).Seconds())
 	}
 	return nil
 }
@@ -166,17 +172,20 @@ type repair struct {
 	last, next time.Time
 }
 
-// take asks for a repair now. It returns how long to wait instead, and how
-// many repairs in a row this one is.
-func (r *repairs) take(name string, now time.Time) (wait time.Duration, count int) {
+// wait returns how long the Service is to be left as it is.
+func (r *repairs) wait(name string, now time.Time) time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.of[name].next.Sub(now)
+}
+
+// count counts a repair that was made, and returns how many in a row it is.
+func (r *repairs) count(name string, now time.Time) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	f := r.of[name]
 	if now.Sub(f.last) > calm {
 		f = repair{}
-	}
-	if now.Before(f.next) {
-		return f.next.Sub(now), f.count
 	}
 	f.count++
 	f.last = now
@@ -187,7 +196,7 @@ func (r *repairs) take(name string, now time.Time) (wait time.Duration, count in
 		r.of = map[string]repair{}
 	}
 	r.of[name] = f
-	return 0, f.count
+	return f.count
 }
 
 func (r *repairs) forget(name string) {
@@ -196,20 +205,14 @@ func (r *repairs) forget(name string) {
 	delete(r.of, name)
 }
 
-// mayRepair reports whether the Service's object may be repaired now; if not,
-// the Service comes up again when it may.
-func (c *Controller) mayRepair(svc *corev1.Service) bool {
-	name := NameOf(svc)
-	wait, count := c.repairs.take(name, c.now())
-	if wait > 0 {
-		c.queue.AddAfter(name, wait)
-		return false
-	}
+// repaired notes that the Service's object was restored. What could not be
+// written says nothing about others, and is no repair.
+func (c *Controller) repaired(svc *corev1.Service) {
+	count := c.repairs.count(NameOf(svc), c.now())
 	if count == promptRepairs+1 {
 		message := fmt.Sprintf("Lodestone has restored the status of this Service %d times in a row. "+
 			"Does another load balancer serve it, too? Lodestone now restores it less often.", count)
-		c.Log.Warn("service contested", "service", name)
+		c.Log.Warn("service contested", "service", NameOf(svc))
 		c.Events.Event(svc, corev1.EventTypeWarning, string(ReasonContested), message)
 	}
-	return true
 }

@@ -230,6 +230,24 @@ func TestForeignServicesAreLeftAlone(t *testing.T) {
 	s.has("ours", "203.0.113.10", "True Allocated")
 }
 
+// Whoever gives an address up while no controller runs gives it up all the same.
+func TestAddressGivenUpWithoutAControllerRestsToo(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.configure("quarantine: 30s\n" + single)
+	s.creates("web")
+	s.server.update("default/web", ofType(corev1.ServiceTypeClusterIP))
+	s.restart()
+	s.creates("other")
+	s.has("web", "", "")
+	s.has("other", "", "False PoolExhausted")
+	s.restart()
+	s.run()
+	s.has("other", "", "False PoolExhausted")
+	s.pass(30 * time.Second)
+	s.has("other", "203.0.113.10", "True Allocated")
+}
+
 // Scenario 74.
 func TestRecreatedServiceIsAnotherOne(t *testing.T) {
 	t.Parallel()
@@ -338,6 +356,24 @@ func TestTwoLoadBalancersDoNotFightAtFullSpeed(t *testing.T) {
 		t.Errorf("%d writes in ten minutes", n)
 	}
 	s.wantEvents("Warning StatusContested default/web")
+}
+
+// An API server that takes no writes is not another load balancer.
+func TestRepairsThatFailAreNotHeldAgainstAnybody(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.creates("web")
+	s.events.take()
+	s.server.fault = func() fault { return lost }
+	s.server.update("default/web", wiped)
+	s.see("default/web")
+	for range 2 * promptRepairs {
+		s.once()
+	}
+	s.server.fault = nil
+	s.run()
+	s.has("web", "203.0.113.10", "True Allocated")
+	s.wantEvents()
 }
 
 // Nobody gets an address by writing it on his Service while the controller is

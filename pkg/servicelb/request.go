@@ -67,8 +67,11 @@ func RequestOf(svc *corev1.Service, namespaceLabels map[string]string, dialects 
 // NameOf is "namespace/name", by which people and the ledger know a Service.
 func NameOf(svc *corev1.Service) string { return svc.Namespace + "/" + svc.Name }
 
-func readPools(wish compat.Wish, req *ipam.Request) (err error) {
-	req.Pools, err = names(wish.Text, "pool", maxPools)
+func readPools(wish compat.Wish, req *ipam.Request) error {
+	pools, err := names(wish.Text, "pool", maxPools)
+	if err == nil {
+		req.Pools = pools
+	}
 	return in(wish.Annotation, err)
 }
 
@@ -94,20 +97,19 @@ func readAddresses(wishes compat.Wishes, req *ipam.Request) (err error) {
 	return nil
 }
 
-// readSharing reads the terms on which the Service shares its addresses.
+// readSharing reads the terms on which the Service shares its addresses, and of
+// the namespaces those that can be read: one that cannot must not part it from
+// the others.
 func readSharing(svc *corev1.Service, wish compat.Wish, req *ipam.Request) error {
 	key := wish.Text
 	others, err := names(svc.Annotations[annotation.SharingNamespaces], "namespace", maxNamespaces)
 	switch {
-	case err != nil:
-		return in(annotation.SharingNamespaces, err)
 	case len(key) > maxKey:
 		return in(wish.Annotation, fmt.Errorf("%s is longer than %d bytes", quote(key), maxKey))
-	case key == "":
-		return nil
+	case key != "":
+		req.Sharing = &ipam.Sharing{Key: key, Ports: portsOf(svc), Backends: backendsOf(svc), Namespaces: others}
 	}
-	req.Sharing = &ipam.Sharing{Key: key, Ports: portsOf(svc), Backends: backendsOf(svc), Namespaces: others}
-	return nil
+	return in(annotation.SharingNamespaces, err)
 }
 
 func portsOf(svc *corev1.Service) []ipam.Port {
@@ -162,23 +164,25 @@ func in(annotation string, err error) error {
 	return fmt.Errorf("annotation %s: %w", annotation, err)
 }
 
-// names reads a comma-separated list of names; empty: none.
-func names(list, what string, limit int) ([]string, error) {
+// names reads a comma-separated list of names; empty: none. With the first error
+// it returns what else there is.
+func names(list, what string, limit int) (names []string, err error) {
 	if strings.TrimSpace(list) == "" {
 		return nil, nil
 	}
-	var names []string
 	for name := range strings.SplitSeq(list, ",") {
 		name = strings.TrimSpace(name)
 		switch {
-		case name == "" || len(name) > maxName:
-			return nil, fmt.Errorf("%s is not the name of a %s", quote(name), what)
+		case name != "" && len(name) <= maxName && len(names) < limit:
+			names = append(names, name)
+		case err != nil: // there is one to correct already
 		case len(names) == limit:
-			return nil, fmt.Errorf("%s names more than %d %ss", quote(list), limit, what)
+			err = fmt.Errorf("%s names more than %d %ss", quote(list), limit, what)
+		default:
+			err = fmt.Errorf("%s is not the name of a %s", quote(name), what)
 		}
-		names = append(names, name)
 	}
-	return names, nil
+	return names, err
 }
 
 // addresses reads a comma-separated list of addresses; empty: no wish.

@@ -120,6 +120,33 @@ func TestNamespacesShareWhenBothNameTheOther(t *testing.T) {
 	assert.Equal(t, "203.0.113.10", s.server.get("mail/imap").Annotations[annotation.Assigned])
 }
 
+// Who mistypes a list of namespaces has not asked for another address.
+func TestAMistakeAmongNamespacesPartsNobody(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	with := func(namespaces string) func(*corev1.Service) {
+		return annotated(annotation.SharingNamespaces, namespaces)
+	}
+	s.creates("web", shared("edge"), ports(80), with("mail"))
+	s.creates("api", shared("edge"), ports(8080))
+	s.server.create("mail/smtp", s.clock, shared("edge"), ports(25), with("default"))
+	s.changes("api", with("mail"))
+	s.has("api", "203.0.113.10", "True Allocated")
+	for range 2 {
+		s.changes("web", with(",mail,,shop"))
+		s.has("web", "203.0.113.10", "False InvalidRequest")
+		s.says("web", `"" is not the name of a namespace`)
+		s.changes("web", ports(80, 8081))
+		s.has("web", "203.0.113.10", "False InvalidRequest")
+		assert.Equal(t, "203.0.113.10", s.server.get("mail/smtp").Annotations[annotation.Assigned])
+		s.restart()
+		s.run()
+	}
+	s.changes("web", ports(80, 8080))
+	s.has("web", "", "False InvalidRequest")
+	s.has("api", "203.0.113.10", "True Allocated")
+}
+
 // Scenario 15.
 func TestPoolsOpenByLabels(t *testing.T) {
 	t.Parallel()

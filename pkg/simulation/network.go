@@ -145,9 +145,8 @@ func (n *Network) serve(gone func(node string) bool) []plan.Service {
 	for i, s := range n.services {
 		var left []snapshot.Endpoints
 		for _, e := range n.endpoints[s.Name] {
-			left = append(left, snapshot.Endpoints{
-				Ready: slices.DeleteFunc(slices.Clone(e.Ready), gone), Serving: slices.DeleteFunc(slices.Clone(e.Serving), gone),
-			})
+			e.Ready, e.Serving = slices.DeleteFunc(slices.Clone(e.Ready), gone), slices.DeleteFunc(slices.Clone(e.Serving), gone)
+			left = append(left, e)
 		}
 		all[i] = snapshot.With(s, left...)
 	}
