@@ -19,14 +19,12 @@ import (
 )
 
 const (
-	// passwordsEvery is how often Secrets are read again. They are not watched:
-	// that takes the right to read all that there are.
+	// passwordsEvery is how often Secrets are read again, by every speaker: from the
+	// API server's memory. They are not watched: some replace a Secret by deleting it
+	// first, and each time all sessions that need it would end.
 	passwordsEvery   = 10 * time.Second
 	passwordsTimeout = 5 * time.Second
 )
-
-// errNotRead is why there is no password yet.
-var errNotRead = errors.New("the API server has not been asked yet")
 
 // Passwords follows the Secrets that the configuration names for BGP peers.
 // While the API server is down they stay as they are.
@@ -43,8 +41,9 @@ type Passwords struct {
 
 // password is what came of reading one.
 type password struct {
-	value string
-	fault string // why there is none
+	value  string
+	fault  string // why there is none
+	missed bool   // the Secret was not there the last time
 }
 
 // NewPasswords returns Passwords from Secrets of the namespace that start with
@@ -64,7 +63,7 @@ func (p *Passwords) Password(key config.SecretKey) (string, error) {
 	known, ok := p.known[key]
 	switch {
 	case !ok:
-		return "", fmt.Errorf("Secret %s/%s: %w", p.namespace, key.Name, errNotRead)
+		return "", fmt.Errorf("Secret %s/%s: %w", p.namespace, key.Name, config.ErrNotRead)
 	case known.fault != "":
 		return "", errors.New(known.fault)
 	}
@@ -95,11 +94,16 @@ func (p *Passwords) read(ctx context.Context) {
 	if current == nil {
 		return
 	}
-	read := map[config.SecretKey]password{}
+	read, secrets := map[config.SecretKey]password{}, map[string]secret{}
 	for i := range current.Peers {
-		if key := current.Peers[i].Password; key != nil {
-			read[*key] = p.readOne(ctx, *key)
+		key := current.Peers[i].Password
+		if key == nil {
+			continue
 		}
+		if _, ok := secrets[key.Name]; !ok {
+			secrets[key.Name] = p.get(ctx, key.Name)
+		}
+		read[*key] = p.judge(*key, secrets[key.Name])
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -109,27 +113,43 @@ func (p *Passwords) read(ctx context.Context) {
 	}
 }
 
-// readOne asks the API server. Without an answer, what was known stays.
-func (p *Passwords) readOne(ctx context.Context, key config.SecretKey) password {
+// secret is what the API server answers.
+type secret struct {
+	data map[string][]byte
+	err  error
+}
+
+func (p *Passwords) get(ctx context.Context, name string) secret {
 	ctx, cancel := context.WithTimeout(ctx, passwordsTimeout)
 	defer cancel()
-	name := p.namespace + "/" + key.Name
-	secret, err := p.client.CoreV1().Secrets(p.namespace).Get(ctx, key.Name, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-		return password{fault: fmt.Sprintf("there is no Secret %s", name)}
-	case apierrors.IsForbidden(err):
-		return password{fault: fmt.Sprintf("Secret %s may not be read: list it in the value speaker.bgp.passwordSecrets of the chart: %v", name, err)}
-	case err != nil:
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		if known, ok := p.known[key]; ok && known.fault == "" {
-			p.log.Warn("Secret not read, its last value stays", "secret", name, "err", err)
-			return known
-		}
-		return password{fault: fmt.Sprintf("Secret %s could not be read: %v", name, err)}
+	s, err := p.client.CoreV1().Secrets(p.namespace).Get(ctx, name, metav1.GetOptions{ResourceVersion: "0"})
+	if err != nil {
+		return secret{err: err}
 	}
-	value, ok := secret.Data[key.Key]
+	return secret{data: s.Data}
+}
+
+// judge returns what is in force now. Without an answer, what was known stays; without
+// the Secret, it stays until that is missed twice.
+func (p *Passwords) judge(key config.SecretKey, s secret) password {
+	p.mu.Lock()
+	known, ok := p.known[key]
+	p.mu.Unlock()
+	name, works := p.namespace+"/"+key.Name, ok && known.fault == ""
+	gone := apierrors.IsNotFound(s.err)
+	switch {
+	case works && s.err != nil && !apierrors.IsForbidden(s.err) && !(gone && known.missed):
+		p.log.Warn("Secret not read, its last value stays", "secret", name, "err", s.err)
+		known.missed = gone
+		return known
+	case gone:
+		return password{fault: fmt.Sprintf("there is no Secret %s", name)}
+	case apierrors.IsForbidden(s.err):
+		return password{fault: fmt.Sprintf("Secret %s may not be read: list it in the value speaker.bgp.passwordSecrets of the chart: %v", name, s.err)}
+	case s.err != nil:
+		return password{fault: fmt.Sprintf("Secret %s could not be read: %v", name, s.err)}
+	}
+	value, ok := s.data[key.Key]
 	if !ok {
 		return password{fault: fmt.Sprintf("Secret %s has no key %q", name, key.Key)}
 	}

@@ -68,6 +68,19 @@ func TestPasswordsFollowTheirSecret(t *testing.T) {
 		<-changed
 		says("first", "")
 
+		// Somebody replaces it by another one.
+		require.NoError(t, secrets.Delete(t.Context(), "tor", metav1.DeleteOptions{}))
+		says("first", "")
+		_, err = secrets.Create(t.Context(), secret, metav1.CreateOptions{})
+		require.NoError(t, err)
+		says("first", "")
+		require.NoError(t, secrets.Delete(t.Context(), "tor", metav1.DeleteOptions{}))
+		says("first", "")
+		says("", "there is no Secret lodestone-system/tor")
+		_, err = secrets.Create(t.Context(), secret, metav1.CreateOptions{})
+		require.NoError(t, err)
+		says("first", "")
+
 		down.Store(true)
 		says("first", "")
 		_, err = p.Password(config.SecretKey{Name: "other", Key: "password"})

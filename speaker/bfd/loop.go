@@ -33,7 +33,9 @@ type listener struct {
 }
 
 // loop runs the sessions. Its clock is read before its sockets are: a deadline
-// that is over then was not met by any packet that came in time.
+// that is over then was not met by any packet that came in time. What a packet
+// begins is counted from when it was read: this process may have been stopped in
+// between.
 func (t *Task) loop(ctx context.Context) error {
 	fd, err := unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC)
 	if err != nil {
@@ -47,7 +49,7 @@ func (t *Task) loop(ctx context.Context) error {
 	close(t.ready)
 	for {
 		now := time.Now()
-		flooded := t.receive(now)
+		flooded := t.receive()
 		t.takeSets(now)
 		ending := ctx.Err() != nil // asked once: who returns has said goodbye
 		if ending {
@@ -97,10 +99,10 @@ func (t *Task) wait(waker int) {
 
 // receive takes all packets that have arrived, and reports whether they may
 // not have been all.
-func (t *Task) receive(now time.Time) (flooded bool) {
+func (t *Task) receive() (flooded bool) {
 	for transport, l := range t.listeners {
 		read := 0
-		for l.fd >= 0 && read < maxBatch && t.receiveOne(transport, l, now) {
+		for l.fd >= 0 && read < maxBatch && t.receiveOne(transport, l) {
 			read++
 		}
 		flooded = flooded || read == maxBatch
@@ -109,8 +111,9 @@ func (t *Task) receive(now time.Time) (flooded bool) {
 }
 
 // receiveOne takes a packet, if there is one.
-func (t *Task) receiveOne(of transport, l *listener, now time.Time) bool {
+func (t *Task) receiveOne(of transport, l *listener) bool {
 	d, err := read(l.fd, of, &t.buffers)
+	now := time.Now()
 	switch {
 	case err == nil:
 		t.hear(d, now)

@@ -42,12 +42,16 @@ type Options struct {
 	Log      *slog.Logger
 	Registry prometheus.Registerer
 	// Passwords returns a TCP-MD5 password. It is asked in every Set. An error,
-	// or a password that is empty, holds the sessions down that need it.
+	// or a password that is empty, holds the sessions down that need it; with
+	// config.ErrNotRead those that there are stay as they are.
 	Passwords func(config.SecretKey) (string, error)
 	// Restarting says that another process announced before this one and that
 	// its routes may still be with routers that keep them for a restart (RFC
 	// 4724): they stay until this process has announced its own.
 	Restarting bool
+	// Beside returns the addresses of the interface that has the one given, the
+	// best next hops first; netstate.Beside is one.
+	Beside func(local netip.Addr) ([]netip.Addr, error)
 	// Inside runs what opens sockets and looks up addresses, in another network
 	// namespace for instance. Nil: here.
 	Inside func(func() error) error
@@ -229,9 +233,11 @@ func (a *Announcer) setSessions(want plan.BGP) {
 	gone := before - len(a.sessions)
 	var fresh []*session
 	for name, w := range want.Sessions {
-		t := a.target(name, w)
+		t, known := a.target(name, w)
 		if s := a.sessions[name]; s != nil {
-			s.tell(t)
+			if known {
+				s.tell(t)
+			}
 			continue
 		}
 		s := newSession(a, name, t)
@@ -255,9 +261,10 @@ func (a *Announcer) setSessions(want plan.BGP) {
 	}
 }
 
-// target is what the session shall be, its password looked up.
-func (a *Announcer) target(name string, w plan.Session) target {
-	t := target{Session: w, down: a.down[name]}
+// target is what the session shall be, its password looked up, and whether that
+// is known yet.
+func (a *Announcer) target(name string, w plan.Session) (t target, known bool) {
+	t, known = target{Session: w, down: a.down[name]}, true
 	p := w.Peer
 	switch {
 	case p.Passive && !p.Address.IsValid():
@@ -267,23 +274,26 @@ func (a *Announcer) target(name string, w plan.Session) target {
 	case w.Source.IsValid() && w.Source.Is4() != (p.Address.IsValid() && p.Address.Is4()):
 		t.unfit = fmt.Sprintf("the source address %s and the router's are not of the same family", w.Source)
 	case p.Password != nil:
-		t.password, t.unfit = a.password(*p.Password)
+		known = t.readPassword(a.options.Passwords(*p.Password))
 	}
-	return t
+	return t, known
 }
 
-// password returns the password, or why there is none.
-func (a *Announcer) password(key config.SecretKey) (password, unfit string) {
-	password, err := a.options.Passwords(key)
+// readPassword takes the password, or why there is none. It reports false if it
+// has only not been read yet.
+func (t *target) readPassword(password string, err error) (known bool) {
+	key := t.Peer.Password
 	switch {
 	case err != nil:
-		return "", fmt.Sprintf("no password: %v", err)
+		t.unfit = fmt.Sprintf("no password: %v", err)
 	case password == "":
-		return "", fmt.Sprintf("the password in key %q of Secret %q is empty", key.Key, key.Name)
+		t.unfit = fmt.Sprintf("the password in key %q of Secret %q is empty", key.Key, key.Name)
 	case len(password) > maxPassword:
-		return "", fmt.Sprintf("the password in key %q of Secret %q has %d bytes, TCP-MD5 takes at most %d", key.Key, key.Name, len(password), maxPassword)
+		t.unfit = fmt.Sprintf("the password in key %q of Secret %q has %d bytes, TCP-MD5 takes at most %d", key.Key, key.Name, len(password), maxPassword)
+	default:
+		t.password = password
 	}
-	return password, ""
+	return !errors.Is(err, config.ErrNotRead)
 }
 
 // setRoutes marks what changed. Routes whose map is the same one are not

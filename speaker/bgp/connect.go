@@ -133,34 +133,6 @@ func source(router netip.Addr) (netip.Addr, error) {
 // what routers can use as next hop beside it.
 type neighbours struct{ ipv4, ipv6 netip.Addr }
 
-func neighboursOf(local netip.Addr) (neighbours, error) {
-	interfaces, err := net.Interfaces()
-	if err != nil {
-		return neighbours{}, fmt.Errorf("list interfaces: %w", err)
-	}
-	for _, i := range interfaces {
-		addresses, err := i.Addrs()
-		if err != nil {
-			continue // the interface is gone
-		}
-		var n neighbours
-		found := false
-		for _, a := range addresses {
-			prefix, err := netip.ParsePrefix(a.String())
-			if err != nil {
-				continue
-			}
-			addr := prefix.Addr().Unmap()
-			found = found || addr == local.WithZone("") && (local.Zone() == "" || local.Zone() == i.Name)
-			n.take(addr)
-		}
-		if found {
-			return n, nil
-		}
-	}
-	return neighbours{}, nil
-}
-
 // take keeps the first address of each family.
 func (n *neighbours) take(addr netip.Addr) {
 	slot := &n.ipv6

@@ -2,6 +2,7 @@ package bgp
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +16,9 @@ import (
 )
 
 func ptr[T any](v T) *T { return &v }
+
+// soon is more than a busy machine takes for what is done at once.
+const soon = 4 * time.Second
 
 // An external peer over IPv4 is told routes of both families, with all
 // attributes, and what changes.
@@ -33,7 +37,7 @@ func TestExternalPeer(t *testing.T) {
 	p := w.up("tor")
 	took := time.Since(begin)
 	t.Logf("up after %s", took)
-	require.Less(t, took, time.Second)
+	require.Less(t, took, soon)
 	require.Equal(t, []string{"IPv4", "IPv6"}, p.Families)
 	require.Equal(t, uint32(peerASN), p.PeerASN)
 	require.Equal(t, node4, p.LocalAddress)
@@ -67,6 +71,34 @@ func TestExternalPeer(t *testing.T) {
 	w.until("end of the session", func() bool { return neighbor(f, "198.18.0.1").BgpState != "Established" }, func() any { return neighbor(f, "198.18.0.1") })
 	w.lacks(f, vip4)
 	require.Empty(t, w.announcer.Peers())
+}
+
+// A session outlives addresses of the node: one of IPv6 may come minutes after it,
+// and go or be replaced while it lasts.
+func TestNextHopsFollowTheNode(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	f := w.frr(w.tor, "198.18.0.1", "address-family ipv6 unicast\n  neighbor 198.18.0.1 activate\n exit-address-family")
+	w.peer("tor", nil)
+	w.route(vip4, "tor", plan.Attributes{})
+	w.route(vip6, "tor", plan.Attributes{})
+	w.node.Run("ip", "-6", "addr", "del", "2001:db8::1/64", "dev", "eth0")
+	w.start()
+	w.has(f, vip4)
+	require.Equal(t, map[Withholding]int{withheldNextHop: 1}, w.status("tor").Withheld)
+
+	for _, address := range []string{"2001:db8::1", "2001:db8::7"} {
+		w.node.Run("ip", "-6", "addr", "add", address+"/64", "dev", "eth0", "nodad")
+		w.until("next hop "+address, func() bool {
+			p := path(f, vip6)
+			return p != nil && slices.Equal(p.nextHop("ipv6"), []string{address})
+		}, func() any { return path(f, vip6) })
+		require.Empty(t, w.status("tor").Withheld)
+		w.node.Run("ip", "-6", "addr", "del", address+"/64", "dev", "eth0")
+	}
+	w.lacks(f, vip6)
+	w.has(f, vip4)
+	require.Zero(t, neighbor(f, "198.18.0.1").ConnectionsDropped)
 }
 
 // Each peer is told its own routes. What changes for one is a single UPDATE for
@@ -168,6 +200,18 @@ func TestPasswords(t *testing.T) {
 	f.Configure("router bgp 64513", "neighbor 198.18.0.1 password pw-third")
 	w.up("tor")
 	w.has(f, vip4)
+
+	t.Log("another Secret, which is read after the document and says the same")
+	dropped, same := neighbor(f, "198.18.0.1").ConnectionsDropped, config.SecretKey{Name: "tor-2", Key: "password"}
+	w.peer("tor", func(p *config.Peer) { p.Password = &same })
+	w.passwords.fail(same, config.ErrNotRead)
+	w.set()
+	w.passwords.set(same, "pw-third")
+	w.set()
+	w.route(more4, "tor", plan.Attributes{})
+	w.set()
+	w.has(f, more4)
+	require.Equal(t, dropped, neighbor(f, "198.18.0.1").ConnectionsDropped)
 
 	require.Zero(t, neighbor(open, "198.18.0.1").ConnectionsDropped)
 	require.Empty(t, w.status("open").LastError)

@@ -25,6 +25,8 @@ const (
 	sendTimeout = 8 * time.Minute
 	// lastWord is how long a NOTIFICATION may take.
 	lastWord = time.Second
+	// nextHopsEvery is how often the node's addresses are looked up again.
+	nextHopsEvery = 5 * time.Second
 )
 
 // talk is one session from its connection to its end. It sends its progress to
@@ -41,14 +43,11 @@ func (s *session) talk(ctx context.Context, t *target, conn net.Conn) error {
 		return err
 	}
 	e := encoding{internal: n.internal, localASN: t.LocalASN, fourOctet: n.fourOctet}
-	local := conn.LocalAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
-	var beside neighbours
-	if err := s.announcer.options.Inside(func() (err error) { beside, err = neighboursOf(local); return err }); err != nil {
+	if err := s.lookUpNextHops(&e, conn, n); err != nil {
 		return err
 	}
-	e.nextHops(local, beside, n.ipv4OverIPv6)
 	up := Peer{
-		State: Established, Address: router, LocalAddress: local, PeerASN: n.peerASN, LocalASN: t.LocalASN, RouterID: n.peerID,
+		State: Established, Address: router, LocalAddress: localOf(conn), PeerASN: n.peerASN, LocalASN: t.LocalASN, RouterID: n.peerID,
 		HoldTime: n.holdTime, Keepalive: n.keepalive(t.Peer.KeepaliveInterval), Families: n.families(), Capabilities: n.capabilities(),
 	}
 	if !s.progress(ctx, up) {
@@ -58,6 +57,27 @@ func (s *session) talk(ctx context.Context, t *target, conn net.Conn) error {
 	}
 	s.say(conn, err, n)
 	return err
+}
+
+func localOf(conn net.Conn) netip.Addr {
+	return conn.LocalAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
+}
+
+// lookUpNextHops sets the next hops by the addresses that the node has now.
+func (s *session) lookUpNextHops(e *encoding, conn net.Conn, n negotiated) error {
+	local := localOf(conn)
+	return s.announcer.options.Inside(func() error {
+		addrs, err := s.announcer.options.Beside(local)
+		if err != nil {
+			return err
+		}
+		var beside neighbours
+		for _, addr := range addrs {
+			beside.take(addr)
+		}
+		e.nextHops(local, beside, n.ipv4OverIPv6)
+		return nil
+	})
 }
 
 // progress reports false if the session is to end instead.
@@ -259,6 +279,7 @@ type writer struct {
 	timeout    time.Duration // of a message
 	negotiated negotiated
 	encoding   encoding
+	looked     encoding  // as of the last look at the node's addresses
 	sent       time.Time // when the last message was
 	broken     bool      // half a message may be on its way: nothing can follow it
 }
@@ -273,6 +294,8 @@ func (w *writer) run() error {
 			return err
 		}
 	}
+	look := time.NewTicker(nextHopsEvery)
+	defer look.Stop()
 	for {
 		var due <-chan time.Time
 		if w.negotiated.holdTime > 0 {
@@ -284,6 +307,8 @@ func (w *writer) run() error {
 			return context.Cause(w.ctx)
 		case <-w.rib.wake:
 			err = w.flush()
+		case <-look.C:
+			err = w.followNextHops()
 		case <-due:
 			err = w.write(keepalive)
 		}
@@ -291,6 +316,25 @@ func (w *writer) run() error {
 			return err
 		}
 	}
+}
+
+// followNextHops announces everything anew if the node has other addresses, twice
+// in a row: who configures the network anew takes them away for a moment. Those of
+// the other family than the session's come and go without ending it.
+func (w *writer) followNextHops() error {
+	now := w.encoding
+	if w.lookUpNextHops(&now, w.conn, w.negotiated) != nil {
+		return nil // what was known stays
+	}
+	lasts := now == w.looked
+	if w.looked = now; !lasts || now == w.encoding {
+		return nil
+	}
+	w.encoding = now
+	w.log.Info("BGP next hops changed", "ipv4", w.encoding.next4, "ipv6", w.encoding.next6)
+	w.rib.refresh(true)
+	w.rib.refresh(false)
+	return w.flush()
 }
 
 // deny returns why the router cannot be told a prefix.

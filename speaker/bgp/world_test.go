@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/netstate"
 	"github.com/lodestone-lb/lodestone/pkg/testnet"
 	"github.com/lodestone-lb/lodestone/pkg/testnet/router"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
@@ -51,8 +52,15 @@ type world struct {
 
 // passwords are Secrets that may change.
 type passwords struct {
-	mu sync.Mutex
-	of map[config.SecretKey]string
+	mu     sync.Mutex
+	of     map[config.SecretKey]string
+	faults map[config.SecretKey]error
+}
+
+func (p *passwords) fail(key config.SecretKey, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.faults = map[config.SecretKey]error{key: err}
 }
 
 func (p *passwords) set(key config.SecretKey, password string) {
@@ -69,6 +77,9 @@ func (p *passwords) get(key config.SecretKey) (string, error) {
 	defer p.mu.Unlock()
 	if password, ok := p.of[key]; ok {
 		return password, nil
+	}
+	if err := p.faults[key]; err != nil {
+		return "", fmt.Errorf("Secret %q: %w", key.Name, err)
 	}
 	return "", fmt.Errorf("Secret %q does not exist", key.Name)
 }
@@ -107,7 +118,7 @@ func (w *world) start() {
 	w.t.Helper()
 	w.log, w.registry = &testnet.Log{}, prometheus.NewPedanticRegistry()
 	w.options.Log = slog.New(slog.NewTextHandler(w.log, nil))
-	w.options.Registry, w.options.Passwords, w.options.Inside = w.registry, w.passwords.get, w.node.Do
+	w.options.Registry, w.options.Passwords, w.options.Beside, w.options.Inside = w.registry, w.passwords.get, netstate.Beside, w.node.Do
 	w.announcer = New(w.options)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)

@@ -1,0 +1,63 @@
+package netstate
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// passing are the flags of addresses that are not to last: those that hosts make
+// anew each day to hide behind, and those that are about to go or belong to whoever
+// has them at the moment, as keepalived marks its own.
+const passing = unix.IFA_F_TEMPORARY | unix.IFA_F_DEPRECATED
+
+// Beside returns the addresses of the interface in this network namespace that has
+// the one given, those that are to last first, without those that cannot be used.
+func Beside(local netip.Addr) ([]netip.Addr, error) {
+	all, err := whole(context.Background(), func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	link := linkOf(local, all)
+	var lasting, others []netip.Addr
+	for _, a := range all {
+		switch addr, ok := netip.AddrFromSlice(a.IP); {
+		case !ok || a.LinkIndex != link || a.Flags&unix.IFA_F_TENTATIVE != 0:
+		case a.Flags&passing != 0:
+			others = append(others, addr.Unmap())
+		default:
+			lasting = append(lasting, addr.Unmap())
+		}
+	}
+	return append(lasting, others...), nil
+}
+
+// linkOf returns the index of the interface that has the address; 0: none.
+func linkOf(local netip.Addr, all []netlink.Addr) int {
+	for _, a := range all {
+		if addr, ok := netip.AddrFromSlice(a.IP); !ok || addr.Unmap() != local.WithZone("") {
+			continue
+		}
+		if i, err := net.InterfaceByIndex(a.LinkIndex); local.Zone() == "" || err == nil && i.Name == local.Zone() {
+			return a.LinkIndex
+		}
+	}
+	return 0
+}
+
+// Received returns how many frames have come in on the interface of that index in this
+// network namespace.
+func Received(index int) (uint64, error) {
+	link, err := netlink.LinkByIndex(index)
+	if err != nil {
+		return 0, fmt.Errorf("read the counters of interface %d: %w", index, err)
+	}
+	if link.Attrs().Statistics == nil {
+		return 0, fmt.Errorf("interface %s has no counters", link.Attrs().Name)
+	}
+	return link.Attrs().Statistics.RxPackets, nil
+}
