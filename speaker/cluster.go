@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"reflect"
 	"slices"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
@@ -19,6 +21,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 	"github.com/lodestone-lb/lodestone/speaker/snapshot"
 )
@@ -46,7 +50,15 @@ type cluster struct {
 type service struct {
 	metav1.ObjectMeta
 	plan.Service
+	// unmarked are the addresses in its status, if no annotation says whose they
+	// are.
+	unmarked []netip.Addr
 }
+
+// unmarkedFor is how long the VIPs of a Service are kept that has only lost the
+// annotation: who replaces a Service by its manifest takes it away, and the
+// controller puts it back at once.
+const unmarkedFor = 5 * time.Second
 
 type slice struct {
 	metav1.ObjectMeta
@@ -140,7 +152,12 @@ func (c *cluster) noteService(before, after any) {
 	if a == nil {
 		a = b
 	}
-	c.note(func() { c.dirty[a.Service.Name] = true })
+	note := func() { c.note(func() { c.dirty[a.Service.Name] = true }) }
+	if b != nil && len(b.VIPs) > 0 && slices.Equal(a.unmarked, b.VIPs) {
+		time.AfterFunc(unmarkedFor, note)
+		return
+	}
+	note()
 }
 
 func (c *cluster) noteSlice(before, after any) {
@@ -239,7 +256,11 @@ func keepService(obj any) (any, error) {
 	if !ok {
 		return obj, nil
 	}
-	return &service{identity(&s.ObjectMeta), snapshot.Service(s)}, nil
+	kept := &service{ObjectMeta: identity(&s.ObjectMeta), Service: snapshot.Service(s)}
+	if _, marked := s.Annotations[annotation.Assigned]; !marked && s.DeletionTimestamp == nil {
+		kept.unmarked = kube.StatusAddresses(s)
+	}
+	return kept, nil
 }
 
 func keepSlice(obj any) (any, error) {

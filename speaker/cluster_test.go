@@ -3,8 +3,11 @@ package speaker
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
@@ -51,6 +54,31 @@ func TestEndpointsThatTakeTraffic(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A cluster that has just got IPv6 has pods of before, which have none.
+func TestEndpointsOfEachFamily(t *testing.T) {
+	t.Parallel()
+	c := mustCluster(t)
+	web := serviceObject("web", "203.0.113.1")
+	web.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+	four, six, names := endpoints("web", on("n1"), on("n2")), endpoints("web", on("n2")), endpoints("web", on("n3"))
+	four.Name, four.AddressType = "web-4", discoveryv1.AddressTypeIPv4
+	six.Name, six.AddressType = "web-6", discoveryv1.AddressTypeIPv6
+	names.Name, names.AddressType = "web-names", discoveryv1.AddressTypeFQDN
+	c.add(web)
+	c.add(four)
+	c.add(names)
+	require.Nil(t, c.derive("default/web").IPv6, "nobody asks")
+
+	web.Annotations[annotation.Assigned] += ",2001:db8::1"
+	web.Status.LoadBalancer.Ingress = append(web.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: "2001:db8::1"})
+	c.add(web)
+	require.Equal(t, map[string]bool{"n1": true, "n2": true}, c.derive("default/web").ServingNodes)
+	require.Equal(t, &plan.Endpoints{ServingNodes: map[string]bool{}}, c.derive("default/web").IPv6)
+	c.add(six)
+	require.Equal(t, map[string]bool{"n1": true, "n2": true}, c.derive("default/web").ServingNodes)
+	require.Equal(t, &plan.Endpoints{Serving: true, ServingNodes: map[string]bool{"n2": true}}, c.derive("default/web").IPv6)
 }
 
 func TestOnlyWhatThePlanAsksWakesTheLoop(t *testing.T) {
@@ -105,6 +133,43 @@ func TestOnlyWhatThePlanAsksWakesTheLoop(t *testing.T) {
 	}
 }
 
+// Who puts a Service's manifest in place of the object (kubectl replace, Terraform)
+// takes Lodestone's annotation away, which the controller puts back at once.
+func TestAMarkThatIsTakenAwayForAMomentIsNoNews(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		marked, bare := serviceObject("web", "203.0.113.1"), serviceObject("web", "203.0.113.1")
+		bare.Annotations = nil
+		vips := func(c *cluster) (vips []netip.Addr) {
+			c.refresh(func(s plan.Service) { vips = append(vips, s.VIPs...) })
+			return vips
+		}
+		for name, test := range map[string]struct {
+			next  *corev1.Service
+			after time.Duration
+			gone  bool
+		}{
+			"put back":          {marked, time.Second, false},
+			"taken away":        {bare, unmarkedFor, true},
+			"without addresses": {serviceObject("web", ""), 0, true},
+		} {
+			c := mustCluster(t)
+			c.add(marked)
+			require.Len(t, vips(c), 1)
+			<-c.wake
+			c.replace(marked, bare)
+			require.Empty(t, c.wake, name)
+			time.Sleep(test.after)
+			c.replace(bare, test.next)
+			synctest.Wait()
+			time.Sleep(unmarkedFor)
+			synctest.Wait()
+			require.NotEmpty(t, c.wake, name)
+			require.Equal(t, test.gone, len(vips(c)) == 0, name)
+		}
+	})
+}
+
 // What sessions need of a Node is news; what a kubelet writes all the time is
 // not.
 func TestNewsOfNodes(t *testing.T) {
@@ -135,6 +200,16 @@ func mustCluster(t testing.TB) *cluster {
 }
 
 // add puts an object into its informer's store.
+// replace has the API server tell of a Service's next version.
+func (c *cluster) replace(before, after *corev1.Service) {
+	b, _ := keepService(before)
+	a, _ := keepService(after)
+	if err := c.services.GetStore().Update(a); err != nil {
+		panic(err)
+	}
+	c.noteService(b, a)
+}
+
 func (c *cluster) add(obj any) {
 	var err error
 	switch obj := obj.(type) {

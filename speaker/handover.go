@@ -37,7 +37,7 @@ type arriving struct {
 // put hands a Service to the planner, and notes since when it has endpoints here.
 func (s *Speaker) put(svc plan.Service) {
 	for _, vip := range svc.VIPs {
-		if _, known := s.endpoints[vip]; !svc.ServingNodes[s.Node] {
+		if _, known := s.endpoints[vip]; !svc.EndpointsAt(vip).ServingNodes[s.Node] {
 			delete(s.endpoints, vip)
 		} else if !known {
 			s.endpoints[vip] = time.Now()

@@ -21,29 +21,36 @@ const KubeProxyURL = "http://127.0.0.1:10256/healthz"
 const (
 	proxyInterval = time.Second
 	// proxyPatience is how long a starting speaker waits for an answer before
-	// it concludes that there is no kube-proxy.
+	// it concludes that there is no kube-proxy, if no other node has one.
 	proxyPatience = 10 * time.Second
+	// proxyAbsence is how long one that has answered may be silent before this
+	// node counts as one without, for those on other nodes.
+	proxyAbsence = time.Minute
 	// proxyRefusals is how many answers in a row say no before it is believed.
 	proxyRefusals = 2
 )
 
-// KubeProxy watches the health of the node's data plane. Who does not answer
-// is not there: a cluster may have no kube-proxy, and one that restarts leaves
-// its rules in the kernel meanwhile. Only an answer that says no counts.
+// KubeProxy watches the health of the node's data plane. One that has been well and
+// is silent leaves its rules in the kernel: it restarts. One that was never well is
+// not there if no other node has one, as a cluster may have none; otherwise it is
+// still to come, and the node takes no traffic before it has.
 type KubeProxy struct {
-	ask func(context.Context) (healthy bool, status string, err error) // nil: nobody is asked
-	log *slog.Logger
+	ask      func(context.Context) (healthy bool, status string, err error) // nil: nobody is asked
+	node     string
+	networks Networks
+	log      *slog.Logger
 
 	mu      sync.Mutex
 	healthy bool
 	status  string
+	answers bool
 	changed news.Signal
 }
 
-// NewKubeProxy returns a watcher of the URL that starts with Run. Without URL
-// it always says yes.
-func NewKubeProxy(url string, log *slog.Logger) *KubeProxy {
-	p := &KubeProxy{log: log, status: "no answer yet"}
+// NewKubeProxy returns a watcher of the URL on the node that starts with Run. What
+// other nodes have is in their networks. Without URL it always says yes.
+func NewKubeProxy(url, node string, networks Networks, log *slog.Logger) *KubeProxy {
+	p := &KubeProxy{node: node, networks: networks, log: log, status: "no answer yet"}
 	if url == "" {
 		p.healthy, p.status = true, "not asked"
 		return p
@@ -63,7 +70,14 @@ func (p *KubeProxy) Healthy() (bool, string) {
 	return p.healthy, p.status
 }
 
-// Changed returns a channel that is closed when Healthy has a new answer.
+// Answers reports whether there is a kube-proxy, well or not.
+func (p *KubeProxy) Answers() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.answers
+}
+
+// Changed returns a channel that is closed when Healthy or Answers has a new answer.
 func (p *KubeProxy) Changed() <-chan struct{} { return p.changed.Next() }
 
 // Run asks until ctx ends.
@@ -74,18 +88,26 @@ func (p *KubeProxy) Run(ctx context.Context) error {
 	}
 	tick := time.NewTicker(proxyInterval)
 	defer tick.Stop()
-	start, refusals := time.Now(), 0
+	start, heard, refusals, written, served := time.Now(), time.Time{}, 0, false, false
 	for {
 		healthy, status, err := p.ask(ctx)
+		if err == nil {
+			heard = time.Now()
+		}
+		p.setAnswers(time.Since(heard) < proxyAbsence)
 		switch {
-		case err != nil && time.Since(start) >= proxyPatience:
-			p.set(true, "does not answer: taken as absent")
+		case err != nil && time.Since(start) < proxyPatience:
+		case err != nil && !served && p.elsewhere():
+			p.set(false, "does not answer, as it does on other nodes: no traffic before it has written its rules")
 		case err != nil:
+			p.set(true, "does not answer: taken as absent")
 		case healthy:
-			refusals = 0
+			refusals, written, served = 0, true, true
 			p.set(true, status)
+		case written && status == unwritten: // it was replaced, and its rules are in the kernel
 		default:
 			if refusals++; refusals >= proxyRefusals {
+				written = false
 				p.set(false, status)
 			}
 		}
@@ -96,6 +118,19 @@ func (p *KubeProxy) Run(ctx context.Context) error {
 		}
 	}
 }
+
+// elsewhere reports whether another node has a kube-proxy.
+func (p *KubeProxy) elsewhere() bool {
+	for node, n := range p.networks.Networks() {
+		if node != p.node && n.KubeProxy {
+			return true
+		}
+	}
+	return false
+}
+
+// unwritten is the status of a kube-proxy that has just started.
+const unwritten = "has not written its rules yet"
 
 // proxyAnswer is what kube-proxy says of itself; others may say nothing.
 type proxyAnswer struct {
@@ -120,7 +155,7 @@ func ask(ctx context.Context, client *http.Client, url string) (healthy bool, st
 	var answer proxyAnswer
 	err = json.NewDecoder(io.LimitReader(resp.Body, 4096)).Decode(&answer)
 	if err == nil && answer.Healthy != nil && len(answer.Status) == 0 {
-		return false, "has not written its rules yet", nil
+		return false, unwritten, nil
 	}
 	return true, "healthy", nil
 }
@@ -134,4 +169,13 @@ func (p *KubeProxy) set(healthy bool, status string) {
 	p.log.Info("kube-proxy", "healthy", healthy, "status", status)
 	p.healthy, p.status = healthy, status
 	p.changed.Notify()
+}
+
+func (p *KubeProxy) setAnswers(answers bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.answers != answers {
+		p.answers = answers
+		p.changed.Notify()
+	}
 }

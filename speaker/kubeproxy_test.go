@@ -10,6 +10,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 )
 
 func TestAskKubeProxy(t *testing.T) {
@@ -32,7 +34,7 @@ func TestAskKubeProxy(t *testing.T) {
 				w.Write([]byte(test.body)) //nolint:errcheck // the client would tell
 			}))
 			defer server.Close()
-			healthy, status, err := NewKubeProxy(server.URL, nil).ask(t.Context())
+			healthy, status, err := NewKubeProxy(server.URL, "n1", nil, nil).ask(t.Context())
 			if healthy != test.healthy || status == "" || err != nil {
 				t.Errorf("healthy %v, %q, %v", healthy, status, err)
 			}
@@ -44,11 +46,12 @@ func TestKubeProxyIsBelievedWhenItAnswers(t *testing.T) {
 	t.Parallel()
 	yes := func() (bool, string, error) { return true, "healthy", nil }
 	no := func() (bool, string, error) { return false, "503", nil }
+	unsynced := func() (bool, string, error) { return false, unwritten, nil }
 	absent := func() (bool, string, error) { return false, "", errors.New("connection refused") }
 	synctest.Test(t, func(t *testing.T) {
 		var answer atomic.Value
 		answer.Store(absent)
-		p := NewKubeProxy("http://127.0.0.1", slog.New(slog.DiscardHandler))
+		p := NewKubeProxy("http://127.0.0.1", "n1", &fakeMembers{}, slog.New(slog.DiscardHandler))
 		p.ask = func(context.Context) (bool, string, error) { return answer.Load().(func() (bool, string, error))() }
 		ctx, cancel := context.WithCancel(t.Context())
 		go p.Run(ctx) //nolint:errcheck // it returns nil
@@ -60,12 +63,16 @@ func TestKubeProxyIsBelievedWhenItAnswers(t *testing.T) {
 		}{
 			{"it may still start", absent, 9 * time.Second, false},
 			{"it is not there", absent, 2 * time.Second, true},
-			{"it starts, but has no rules", no, 3 * time.Second, false},
+			{"it starts, but has no rules", unsynced, 3 * time.Second, false},
+			{"it is well", yes, 2 * time.Second, true},
+			{"it is replaced, as by an update", absent, 2 * time.Second, true},
+			{"it reads what rules there are to be: those of before stay", unsynced, time.Minute, true},
 			{"it is well", yes, 2 * time.Second, true},
 			{"it stumbles once", no, time.Second, true},
 			{"it is well again", yes, 2 * time.Second, true},
 			{"it is sick", no, 3 * time.Second, false},
 			{"it restarts: its rules stay", absent, 2 * time.Second, true},
+			{"those that it had were not good", unsynced, 3 * time.Second, false},
 		} {
 			answer.Store(step.answer)
 			time.Sleep(step.wait)
@@ -79,9 +86,64 @@ func TestKubeProxyIsBelievedWhenItAnswers(t *testing.T) {
 	})
 }
 
+// Images are pulled one after the other: on a new node a speaker may start long before
+// kube-proxy does.
+func TestKubeProxyIsWaitedForWhereOthersHaveOne(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var there atomic.Bool
+		others := &fakeMembers{networks: map[string]clusterfacts.Network{"n1": {KubeProxy: true}, "n2": {KubeProxy: true}}} // n1's Lease is of its last life
+		p := NewKubeProxy("http://127.0.0.1", "n1", others, slog.New(slog.DiscardHandler))
+		p.ask = func(context.Context) (bool, string, error) {
+			if !there.Load() {
+				return false, "", errors.New("connection refused")
+			}
+			return true, "healthy", nil
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		go p.Run(ctx) //nolint:errcheck // it returns nil
+		after := func(d time.Duration) (healthy, answers bool) {
+			time.Sleep(d)
+			synctest.Wait()
+			healthy, _ = p.Healthy()
+			return healthy, p.Answers()
+		}
+		expect := func(what string, d time.Duration, healthy, answers bool) {
+			t.Helper()
+			if h, a := after(d); h != healthy || a != answers {
+				t.Errorf("%s: healthy %v, answers %v", what, h, a)
+			}
+		}
+		expect("it is still to come", 10*time.Minute, false, false)
+		there.Store(true)
+		expect("it has come", 2*time.Second, true, true)
+		there.Store(false)
+		expect("it restarts", 58*time.Second, true, true)
+		expect("it is taken away: its rules stay, but others need not wait for theirs", 4*time.Second, true, false)
+		cancel()
+		synctest.Wait()
+	})
+	synctest.Test(t, func(t *testing.T) {
+		others := &fakeMembers{networks: map[string]clusterfacts.Network{"n1": {KubeProxy: true}, "n2": {KubeProxy: true}}}
+		p := NewKubeProxy("http://127.0.0.1", "n1", others, slog.New(slog.DiscardHandler))
+		p.ask = func(context.Context) (bool, string, error) { return false, "", errors.New("connection refused") }
+		ctx, cancel := context.WithCancel(t.Context())
+		go p.Run(ctx) //nolint:errcheck // it returns nil
+		time.Sleep(time.Minute)
+		others.change(func() { others.networks["n2"] = clusterfacts.Network{} })
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if healthy, status := p.Healthy(); !healthy {
+			t.Errorf("no other node has one any more: %s", status)
+		}
+		cancel()
+		synctest.Wait()
+	})
+}
+
 func TestWithoutURLNobodyIsAsked(t *testing.T) {
 	t.Parallel()
-	if healthy, _ := NewKubeProxy("", nil).Healthy(); !healthy {
+	if healthy, _ := NewKubeProxy("", "n1", nil, nil).Healthy(); !healthy {
 		t.Error("not healthy")
 	}
 }

@@ -49,6 +49,12 @@ type Sessions interface {
 	Changed() <-chan struct{}
 }
 
+// Presence tells whether there is a kube-proxy; KubeProxy is one.
+type Presence interface {
+	Answers() bool
+	Changed() <-chan struct{}
+}
+
 // Loop tells what the loop has found out and others are to hear; Speaker is one.
 type Loop interface {
 	Moves() []ownership.Move
@@ -65,6 +71,7 @@ type ReportOptions struct {
 	Conflicts  Conflicts
 	Sessions   Sessions
 	PodRoutes  PodRouter
+	KubeProxy  Presence
 	// Report is told what the speaker's Lease is to say; it is
 	// membership.Task's.
 	Report   func(annotations map[string]string)
@@ -75,7 +82,7 @@ type ReportOptions struct {
 // Reporter is the task that tells the controller what the node's network looks
 // like: which segments it is on, which addresses are its gateways', which of
 // its VIPs other hosts claim, how its BGP sessions are, whether its pods have
-// routes, and which VIPs changed hands.
+// routes, whether it has a kube-proxy, and which VIPs changed hands.
 type Reporter struct {
 	ReportOptions
 	metric prometheus.Gauge
@@ -110,10 +117,11 @@ func (r *Reporter) Run(ctx context.Context) error {
 	}
 	for {
 		// First the channels, then the state: no change is missed.
-		interfaces, gateways, config := r.Interfaces.Changed(), r.Gateways.Changed(), r.Config.Changed()
+		interfaces, gateways, config, proxy := r.Interfaces.Changed(), r.Gateways.Changed(), r.Config.Changed(), r.KubeProxy.Changed()
 		loop, again := r.Loop.Changed(), r.lookForUnmatched(time.Now())
 		conflicts, sessions, pods := r.Conflicts.ConflictsChanged(), r.Sessions.Changed(), r.PodRoutes.Changed()
-		annotations := r.network().Annotations()
+		annotations := map[string]string{annotation.KubeProxy: ""} // unless the network has one
+		maps.Copy(annotations, r.network().Annotations())
 		maps.Copy(annotations, peering.Annotations(r.Sessions.Sessions()))
 		maps.Copy(annotations, r.routedPods())
 		maps.Copy(annotations, ownership.Annotations(r.Loop.Moves()))
@@ -126,6 +134,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 			return nil
 		case <-interfaces:
 		case <-gateways:
+		case <-proxy:
 		case <-config:
 		case <-conflicts:
 		case <-sessions:
@@ -198,7 +207,7 @@ func (r *Reporter) network() clusterfacts.Network {
 			}
 		}
 	}
-	n := clusterfacts.Network{Segments: []clusterfacts.Segment{}, Conflicts: []clusterfacts.Conflict{}}
+	n := clusterfacts.Network{Segments: []clusterfacts.Segment{}, Conflicts: []clusterfacts.Conflict{}, KubeProxy: r.KubeProxy.Answers()}
 	for _, s := range layer2.Segments(r.Interfaces.Interfaces(), patterns...) {
 		n.Segments = append(n.Segments, clusterfacts.Segment(s))
 	}

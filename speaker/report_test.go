@@ -57,6 +57,18 @@ func (f *fakeConflicts) Conflicts() []layer2.Conflict {
 	return f.conflicts
 }
 
+// fakeProxy stands for the KubeProxy.
+type fakeProxy struct {
+	changes
+	answers bool
+}
+
+func (f *fakeProxy) Answers() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.answers
+}
+
 // fakeSessions stands for the Detector.
 type fakeSessions struct {
 	changes
@@ -83,7 +95,7 @@ func TestReporterTellsTheNetwork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		interfaces, gateways, cfg := &fakeNetwork{ready: make(chan struct{})}, &fakeNetwork{ready: make(chan struct{})}, &fakeConfig{}
 		pods := &fakePodRouter{}
-		conflicts, sessions := &fakeConflicts{}, &fakeSessions{}
+		conflicts, sessions, proxy := &fakeConflicts{}, &fakeSessions{}, &fakeProxy{}
 		interfaces.interfaces = []netstate.Interface{
 			{Index: 1, Name: "lo", Loopback: true, Up: true, Addrs: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/8")}},
 			ethernet(2, "eth0", "198.18.0.11/24", "198.18.0.99/32", "2001:db8::11/64", "fe80::1/64"),
@@ -92,7 +104,7 @@ func TestReporterTellsTheNetwork(t *testing.T) {
 		var told []map[string]string
 		report := func(a map[string]string) { told = append(told, a) }
 		loop := &fakeLoop{}
-		r := NewReporter(ReportOptions{Loop: loop, Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewPedanticRegistry(), Interfaces: interfaces, Gateways: gateways, Config: cfg, Conflicts: conflicts, Sessions: sessions, PodRoutes: pods, Report: report})
+		r := NewReporter(ReportOptions{Loop: loop, Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewPedanticRegistry(), Interfaces: interfaces, Gateways: gateways, Config: cfg, Conflicts: conflicts, Sessions: sessions, PodRoutes: pods, KubeProxy: proxy, Report: report})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- r.Run(ctx) }()
@@ -108,12 +120,15 @@ func TestReporterTellsTheNetwork(t *testing.T) {
 		synctest.Wait()
 		assert.Empty(t, told, "the gateways are still being asked for")
 		close(gateways.ready)
-		assert.Equal(t, map[string]string{annotation.Segments: "198.18.0.0/24 eth0,2001:db8::/64 eth0", annotation.Conflicts: "", annotation.BGPSessions: "", annotation.Moves: ""}, last(), "the kernel did not tell the gateways: what is there stays")
+		assert.Equal(t, map[string]string{annotation.Segments: "198.18.0.0/24 eth0,2001:db8::/64 eth0", annotation.KubeProxy: "", annotation.Conflicts: "", annotation.BGPSessions: "", annotation.Moves: ""}, last(), "the kernel did not tell the gateways: what is there stays")
 
 		gateways.change(func() {
 			gateways.gateways = []netip.Addr{netip.MustParseAddr("198.18.0.1"), netip.MustParseAddr("fe80::2")}
 		})
-		assert.Equal(t, map[string]string{annotation.Segments: "198.18.0.0/24 eth0,2001:db8::/64 eth0", annotation.Gateways: "198.18.0.1", annotation.Conflicts: "", annotation.BGPSessions: "", annotation.Moves: ""}, last())
+		assert.Equal(t, map[string]string{annotation.Segments: "198.18.0.0/24 eth0,2001:db8::/64 eth0", annotation.Gateways: "198.18.0.1", annotation.KubeProxy: "", annotation.Conflicts: "", annotation.BGPSessions: "", annotation.Moves: ""}, last())
+
+		proxy.change(func() { proxy.answers = true })
+		assert.Equal(t, annotation.KubeProxyAnswers, last()[annotation.KubeProxy])
 
 		conflicts.change(func() {
 			conflicts.conflicts = []layer2.Conflict{
@@ -158,7 +173,7 @@ func TestReporterTellsTheNetwork(t *testing.T) {
 
 		interfaces.change(func() { interfaces.interfaces = nil })
 		gateways.change(func() { gateways.gateways = []netip.Addr{} })
-		assert.Equal(t, map[string]string{annotation.Segments: "", annotation.Gateways: "", annotation.Conflicts: "", annotation.BGPSessions: "", annotation.Moves: "", annotation.UnmatchedAdvertisements: ""}, last(), "none is something to tell")
+		assert.Equal(t, map[string]string{annotation.Segments: "", annotation.Gateways: "", annotation.KubeProxy: annotation.KubeProxyAnswers, annotation.Conflicts: "", annotation.BGPSessions: "", annotation.Moves: "", annotation.UnmatchedAdvertisements: ""}, last(), "none is something to tell")
 		cancel()
 		require.NoError(t, <-done)
 	})

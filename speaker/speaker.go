@@ -327,7 +327,7 @@ func locate(nodes map[string]plan.Node, networks map[string]clusterfacts.Network
 
 // equalNetworks reports whether the plan takes the two for the same.
 func equalNetworks(a, b clusterfacts.Network) bool {
-	return a.Claims == b.Claims && slices.Equal(a.Segments, b.Segments) && (a.Segments == nil) == (b.Segments == nil)
+	return a.Claims == b.Claims && a.Blind == b.Blind && slices.Equal(a.Segments, b.Segments) && (a.Segments == nil) == (b.Segments == nil)
 }
 
 // update brings the plan up to date and returns what that changed.

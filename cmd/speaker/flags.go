@@ -17,6 +17,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/speaker"
 	"github.com/lodestone-lb/lodestone/speaker/membership"
+	"github.com/lodestone-lb/lodestone/speaker/membership/keys"
 )
 
 // defaultListen is the port of metrics, status and probes.
@@ -48,7 +49,7 @@ func (f *flags) register(set *pflag.FlagSet) {
 	set.StringVar(&f.configMap, "configmap", config.ConfigMapName, "ConfigMap with the configuration")
 	set.StringVar(&f.kubeconfig, "kubeconfig", "", "file that tells how to reach the API server; empty: as a pod does")
 	set.Uint16Var(&f.port, "membership-port", membership.DefaultPort, "port that speakers talk to each other on, TCP and UDP")
-	set.StringVar(&f.membershipKeyFile, "membership-key-file", "", "file with the key that all speakers share; empty: the environment variable LODESTONE_MEMBERSHIP_KEY")
+	set.StringVar(&f.membershipKeyFile, "membership-key-file", "", "file with the key that all speakers share, read again when it changes; empty: the environment variable LODESTONE_MEMBERSHIP_KEY")
 	set.StringVar(&f.listen, "listen", defaultListen, "address of /metrics, /status, /healthz and /readyz, always HTTPS")
 	set.StringVar(&f.certFile, "tls-cert-file", "", "certificate of that address, read anew for each connection; empty: self-signed")
 	set.StringVar(&f.keyFile, "tls-private-key-file", "", "key of that certificate")
@@ -64,7 +65,7 @@ type settings struct {
 	log     *slog.Logger
 	client  kubernetes.Interface
 	address netip.AddrPort
-	key     []byte
+	key     keys.Key
 }
 
 func (f *flags) settings() (*settings, error) {
@@ -113,13 +114,13 @@ func (f *flags) logger() (*slog.Logger, error) {
 	return log, nil
 }
 
-func (f *flags) key() ([]byte, error) {
+func (f *flags) key() (keys.Key, error) {
 	text := []byte(os.Getenv("LODESTONE_MEMBERSHIP_KEY"))
 	if f.membershipKeyFile != "" {
 		var err error
 		if text, err = os.ReadFile(f.membershipKeyFile); err != nil {
-			return nil, fmt.Errorf("read the membership key: %w", err)
+			return keys.Key{}, fmt.Errorf("read the membership key: %w", err)
 		}
 	}
-	return membership.Key(text)
+	return keys.Parse(text) //nolint:wrapcheck // it says that it is the membership key
 }

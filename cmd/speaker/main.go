@@ -27,6 +27,7 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/limit"
 	"github.com/lodestone-lb/lodestone/speaker/membership"
 	"github.com/lodestone-lb/lodestone/speaker/route"
+	"github.com/lodestone-lb/lodestone/speaker/sight"
 )
 
 func main() {
@@ -63,18 +64,18 @@ func run(ctx context.Context, f *flags) error {
 	gateways := netstate.NewGatewayWatcher(interfaces)
 	config := kube.NewConfigWatcher(s.client, kube.ConfigOptions{Namespace: f.namespace, Name: f.configMap, Log: s.log})
 	registry.MustRegister(config)
-	proxy := speaker.NewKubeProxy(f.kubeProxyURL, s.log)
 	members := membership.New(membership.Options{
-		Node: f.node, Address: s.address, Key: s.key, Config: config, Namespace: f.namespace, Client: s.client, Interfaces: interfaces, Log: s.log, Registry: registry,
+		Node: f.node, Address: s.address, Key: s.key, ReadKey: f.key, Config: config, Namespace: f.namespace, Client: s.client, Interfaces: interfaces, Log: s.log, Registry: registry,
 	})
-	announcer := layer2.New(layer2.Options{Node: f.node, Interfaces: interfaces, Members: members, Key: s.key, Log: s.log, Registry: registry})
+	proxy := speaker.NewKubeProxy(f.kubeProxyURL, f.node, members, s.log)
+	announcer := layer2.New(layer2.Options{Node: f.node, Interfaces: interfaces, Members: members, Keys: members.Keys, Received: netstate.Received, Log: s.log, Registry: registry})
 	limiter := limit.New(limit.Options{Log: s.log, Registry: registry})
 	podRoutes := route.New(route.Options{Interfaces: interfaces, Log: s.log, Registry: registry})
 	watchdog := bfd.New(bfd.Options{Log: s.log, Registry: registry})
 	passwords := kube.NewPasswords(s.client, f.namespace, config, s.log)
 	// Routers that keep the routes of a speaker that restarts may have some of
 	// the one before.
-	router := bgp.New(bgp.Options{Log: s.log, Registry: registry, Passwords: passwords.Password, Restarting: true})
+	router := bgp.New(bgp.Options{Log: s.log, Registry: registry, Passwords: passwords.Password, Beside: netstate.Beside, Restarting: true})
 	detector := speaker.NewDetector(watchdog, router, s.log)
 	loop, err := speaker.New(speaker.Options{
 		Node: f.node, Client: s.client, Config: config, Members: members, Networks: members, Claimant: members, DataPlane: proxy, Announcer: announcer, Limiter: limiter,
@@ -87,7 +88,7 @@ func run(ctx context.Context, f *flags) error {
 		Node: f.node, Interfaces: interfaces, Members: members, Status: loop.Status, Log: s.log, ProxyModeURL: diagnosis.ProxyModeURL,
 	})
 	reporter := speaker.NewReporter(speaker.ReportOptions{
-		Loop: loop, Interfaces: interfaces, Gateways: gateways, Config: config, Conflicts: announcer, Sessions: detector, PodRoutes: podRoutes, Report: members.Report, Log: s.log, Registry: registry,
+		Loop: loop, Interfaces: interfaces, Gateways: gateways, Config: config, Conflicts: announcer, Sessions: detector, PodRoutes: podRoutes, KubeProxy: proxy, Report: members.Report, Log: s.log, Registry: registry,
 	})
 	server := debughttp.New(debughttp.Options{
 		Address: f.listen, CertFile: f.certFile, KeyFile: f.keyFile, Authorizer: debughttp.NewDelegate(s.client), Gatherer: registry,
@@ -100,7 +101,7 @@ func run(ctx context.Context, f *flags) error {
 		Log:      s.log,
 	})
 	s.log.Info("starting", "node", f.node, "address", s.address, "version", buildinfo.Get().String())
-	return live(ctx, loop, interfaces, gateways, config, proxy, members, reporter, announcer, limiter, passwords, podRoutes, router, watchdog, detector, server)
+	return live(ctx, loop, interfaces, gateways, config, proxy, sight.New(s.client.Discovery().RESTClient(), members, s.log), members, reporter, announcer, limiter, passwords, podRoutes, router, watchdog, detector, server)
 }
 
 // status is what /status shows.

@@ -100,7 +100,17 @@ const (
 	// RoutedPodCIDRs are those of the node's pod CIDRs that its speaker sees to,
 	// separated by commas; ParseRoutedPodCIDRs reads them.
 	RoutedPodCIDRs = "lodestone.io/routed-pod-cidrs"
+	// KubeProxy is KubeProxyAnswers if a kube-proxy answers on the node, or what
+	// replaces it.
+	KubeProxy = "lodestone.io/kube-proxy"
+	// MembershipKeys are the marks of the membership keys that the speaker
+	// understands, separated by commas, the one that it uses first;
+	// ParseMembershipKeys reads them.
+	MembershipKeys = "lodestone.io/membership-keys"
 )
+
+// KubeProxyAnswers is the value of KubeProxy.
+const KubeProxyAnswers = "answers"
 
 // InvalidError says that an annotation's value is not understood. Two of the
 // same text are equal.

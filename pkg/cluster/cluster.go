@@ -111,8 +111,7 @@ func (o *Objects) Unread() []string {
 }
 
 // Err returns what could not be read as one error: of these kinds, or of all if
-// none is named; nil if there is nothing. An invalid configuration is one, too:
-// what is in force then, nobody else knows.
+// none is named; nil if there is nothing.
 func (o *Objects) Err(kinds ...string) error {
 	var all []string
 	for kind, err := range o.unread {
@@ -121,13 +120,33 @@ func (o *Objects) Err(kinds ...string) error {
 		}
 	}
 	slices.Sort(all)
-	if o.ConfigErr != nil {
-		return fmt.Errorf("the configuration in the cluster is invalid; repair it first (%s):\n%w", o.ConfigMap(), o.ConfigErr)
-	}
 	if len(all) == 0 {
 		return nil
 	}
 	return errors.New(strings.Join(all, "; "))
+}
+
+// Absent returns an error if there is nothing of Lodestone in its namespace: whoever
+// asks means another one.
+func (o *Objects) Absent() error {
+	if !o.Has(ConfigMaps, Pods) || o.Config != nil || o.ConfigErr != nil || len(o.Controllers)+len(o.Speakers) > 0 {
+		return nil
+	}
+	return fmt.Errorf("there is neither %s nor a pod of Lodestone in its namespace: is it installed in another one (--lodestone-namespace)?", o.ConfigMap())
+}
+
+// Unclear returns why controllers and speakers may go by another configuration
+// than the one in the cluster: it is invalid, or there is none although speakers
+// are ready, which none is without one. nil: they go by that one.
+func (o *Objects) Unclear() error {
+	const then = "controllers and speakers that run keep the last valid configuration, which only they know; those that start anew have none"
+	switch {
+	case o.ConfigErr != nil:
+		return fmt.Errorf("%s is invalid, repair it: %s", o.ConfigMap(), then)
+	case o.Config == nil && o.Has(ConfigMaps) && slices.ContainsFunc(o.Speakers, IsReady):
+		return fmt.Errorf("there is no %s, create it: %s", o.ConfigMap(), then)
+	}
+	return nil
 }
 
 // Omit has a kind count as not read, and says why.
@@ -179,6 +198,9 @@ func IsReady(p *corev1.Pod) bool {
 
 // refused says why a source cannot be read: if so, which right is missing.
 func refused(s source, err error) error {
+	if apierrors.IsUnauthorized(err) {
+		return errors.New("the API server does not accept your credentials, or they have expired: log in again, or see --context and --kubeconfig")
+	}
 	if !apierrors.IsForbidden(err) {
 		return fmt.Errorf("%s %s: %w", s.verb, s.kind, err)
 	}

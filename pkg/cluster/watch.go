@@ -213,7 +213,7 @@ func named(o metav1.Object) metav1.ObjectMeta {
 // keepEndpoints keeps addresses of the API server's slices only, and of the
 // others on which nodes there are endpoints in which condition, each once.
 func keepEndpoints(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
-	kept := &discoveryv1.EndpointSlice{ObjectMeta: named(s)}
+	kept := &discoveryv1.EndpointSlice{ObjectMeta: named(s), AddressType: s.AddressType}
 	service := s.Labels[discoveryv1.LabelServiceName]
 	kept.Labels = map[string]string{discoveryv1.LabelServiceName: service}
 	ours := s.Namespace == metav1.NamespaceDefault && service == "kubernetes"

@@ -31,7 +31,9 @@ func keepLease(obj any) (any, error) {
 	}
 	kept := &coordinationv1.Lease{ObjectMeta: identity(&l.ObjectMeta)}
 	kept.Spec.HolderIdentity = l.Spec.HolderIdentity
-	kept.Annotations = ParseNetwork(l.Annotations).Annotations() // bounded, whatever the Lease says
+	network := ParseNetwork(l.Annotations) // bounded, whatever the Lease says
+	network.KubeProxy = false              // it is for the speakers, and no news here
+	kept.Annotations = network.Annotations()
 	return kept, nil
 }
 

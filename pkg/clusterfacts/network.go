@@ -31,8 +31,12 @@ type Network struct {
 	// Conflicts are the VIPs of the node that other hosts claim. Nil: not
 	// known.
 	Conflicts []Conflict
+	// KubeProxy tells that one answers on the node, or what replaces it.
+	KubeProxy bool
 	// Claims are what plan.Claims says. They are not in the Lease.
 	Claims [128]byte
+	// Blind is what plan.Node says of it. It is not in the Lease.
+	Blind bool
 }
 
 // Conflict is a VIP that a host claims that is no speaker of this cluster.
@@ -121,6 +125,9 @@ func (s Segment) compare(t Segment) int {
 // that are no subnet) too.
 func (n Network) Annotations() map[string]string {
 	a := map[string]string{}
+	if n.KubeProxy {
+		a[annotation.KubeProxy] = annotation.KubeProxyAnswers
+	}
 	if n.Segments != nil {
 		a[annotation.Segments] = format(tidy(n.Segments, isSegment, Segment.compare), MaxSegments)
 	}
@@ -136,7 +143,7 @@ func (n Network) Annotations() map[string]string {
 // ParseNetwork reads what Annotations wrote. Whoever may write Leases may
 // write anything: what is malformed or out of bounds is ignored.
 func ParseNetwork(annotations map[string]string) Network {
-	var n Network
+	n := Network{KubeProxy: annotations[annotation.KubeProxy] == annotation.KubeProxyAnswers}
 	if text, ok := annotations[annotation.Segments]; ok {
 		n.Segments = tidy(parse(text, MaxSegments, parseSegment), isSegment, Segment.compare)
 	}

@@ -44,6 +44,7 @@ func TestNetworkAnnotations(t *testing.T) {
 		}}, map[string]string{annotation.Segments: ""}},
 		{"what no pool can contain is left out", Network{Segments: prefixes("fe80::/64", "198.18.0.9/32", "2001:db8::9/128", "198.18.0.9/24", "10.0.0.0/31"), Gateways: addrs("fe80::1", "127.0.0.1")},
 			report("10.0.0.0/31 eth0", "")},
+		{"a kube-proxy", Network{KubeProxy: true}, map[string]string{annotation.KubeProxy: annotation.KubeProxyAnswers}},
 		{"conflicts", Network{Conflicts: []Conflict{
 			{netip.MustParseAddr("2001:db8::7"), [6]byte{2, 0, 0, 0, 0, 0xd}, true},
 			{netip.MustParseAddr("198.18.0.7"), [6]byte{2, 0, 0, 0, 0, 0xc}, false},

@@ -90,7 +90,7 @@ var catalogue = []Entry{
 		Cure:    "Set the value of the chart that the finding names. A runtime or policy that takes capabilities away shows in `kubectl -n lodestone-system get pod NAME -o yaml`."},
 	{ID: Alive, OfNodes: true, judge: alive, Fine: "every speaker sees all others",
 		Meaning: "Speakers do not take each other for alive although they are: two nodes may announce the same VIP.",
-		Cure:    "Open the membership port (9744) between all nodes, for TCP and UDP; `lodestone diagnose --active` tells between which it is closed. Speakers with different keys do not hear each other either: restart those that are older than the Secret."},
+		Cure:    "Open the membership port (9744) between all nodes, for TCP and UDP; `lodestone diagnose --active` tells between which it is closed. Speakers with different keys do not hear each other either: `lodestone status` tells which have which."},
 	{ID: MembershipPort, Active: true, OfNodes: true, judge: membershipPort, Fine: "every speaker reaches the membership port of all others",
 		Meaning: "A speaker does not reach another one's membership port, by UDP or TCP.",
 		Cure:    "Open the port (9744) for both protocols, in both directions, in the nodes' firewalls and between them."},

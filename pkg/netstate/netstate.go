@@ -296,7 +296,9 @@ func (t table) addr(u netlink.AddrUpdate) bool {
 	i, old := t[u.LinkIndex], t[u.LinkIndex]
 	i.Addrs = with(i.Addrs, p, u.NewAddr)
 	i.Tentative = with(i.Tentative, p, u.NewAddr && u.Flags&unix.IFA_F_TENTATIVE != 0)
-	t[u.LinkIndex] = i
+	if t[u.LinkIndex] = i; i.Name == "" && len(i.Addrs) == 0 {
+		delete(t, u.LinkIndex) // the interface went before its addresses, as those of pods may all day
+	}
 	return !reflect.DeepEqual(old, i)
 }
 

@@ -11,6 +11,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+	"go4.org/netipx"
+	"golang.org/x/sys/unix"
+
 	"github.com/lodestone-lb/lodestone/pkg/testnet"
 )
 
@@ -194,6 +198,54 @@ func TestOnlyWhatDiffersIsAChange(t *testing.T) {
 		}
 		return true
 	})
+}
+
+// Links and addresses are told on two sockets: an address may be told to be gone
+// after its interface. A node has seen millions of pods' interfaces in the end.
+func TestInterfacesThatAreGoneLeaveNothing(t *testing.T) {
+	t.Parallel()
+	view, index := table{}, 7
+	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Index: index, Name: "veth7"}}
+	addr := netlink.AddrUpdate{LinkIndex: index, LinkAddress: *netipx.PrefixIPNet(netip.MustParsePrefix("fe80::1/64"))}
+	come, gone := unix.NlMsghdr{Type: unix.RTM_NEWLINK}, unix.NlMsghdr{Type: unix.RTM_DELLINK}
+
+	view.link(netlink.LinkUpdate{Header: come, Link: link})
+	addr.NewAddr = true
+	view.addr(addr)
+	view.link(netlink.LinkUpdate{Header: gone, Link: link})
+	addr.NewAddr = false
+	if view.addr(addr); len(view) > 0 {
+		t.Errorf("left behind: %+v", view)
+	}
+}
+
+// The newest address of IPv6 comes first in the kernel's list: one of privacy
+// extensions, or one that moves from node to node.
+func TestBesideAnAddressIsWhatLasts(t *testing.T) {
+	t.Parallel()
+	h := testnet.NewHost(t, "beside")
+	h.Run("ip", "link", "add", "eth0", "type", "veth", "peer", "name", "eth1")
+	for _, address := range []string{"198.18.0.1/24", "198.18.0.9/24", "2001:db8::1/64 nodad", "2001:db8::2/64 nodad preferred_lft 0", "2001:db8::3/64 nodad"} {
+		h.Run("ip", append([]string{"addr", "add", "dev", "eth0"}, strings.Fields(address)...)...)
+	}
+	h.Run("ip", "addr", "add", "198.18.1.1/24", "dev", "eth1")
+	h.Run("ip", "link", "set", "eth0", "addrgenmode", "none")
+	h.Run("ip", "link", "set", "eth0", "up")
+	h.Run("ip", "link", "set", "eth1", "up")
+	beside := func(local string) (addrs []netip.Addr) {
+		err := h.Do(func() (err error) { addrs, err = Beside(netip.MustParseAddr(local)); return err })
+		if err != nil {
+			t.Fatal(err)
+		}
+		return addrs
+	}
+	want := []string{"198.18.0.1", "2001:db8::3", "2001:db8::1", "198.18.0.9", "2001:db8::2"}
+	if got := fmt.Sprint(beside("198.18.0.1")); got != fmt.Sprint(want) {
+		t.Errorf("%s, want %s", got, want)
+	}
+	if got := beside("198.18.0.2"); got != nil {
+		t.Errorf("beside nothing: %v", got)
+	}
 }
 
 // resyncs counts the log lines that say resyncing.

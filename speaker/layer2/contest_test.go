@@ -1,6 +1,7 @@
 package layer2
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -54,7 +55,11 @@ type segment struct {
 	macs     []mac
 	mu       sync.Mutex
 	cut      map[int]bool // speakers on the other side of a partition
-	said     []frame      // in order, since start
+	deaf     int          // the speaker whose link carries nothing to it; 0: none
+	received uint64
+	said     []frame // in order, since start
+	lines    map[wireEnd]chan []byte
+	carrying sync.WaitGroup
 	start    time.Time
 }
 
@@ -62,10 +67,14 @@ type segment struct {
 func onSegment(t *testing.T, n int, story func(*testing.T, *segment)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		s := &segment{t: t, cut: map[int]bool{}}
+		s := &segment{t: t, cut: map[int]bool{}, lines: map[wireEnd]chan []byte{}}
+		defer s.close() // when all speakers have stopped
 		for i := range n {
 			m := &fakeMembers{changed: make(chan struct{})}
-			w, stop := newWorld(t, func(o *Options) { o.Members, o.Node = m, nodeName(i) }, eth(i+1, "eth0"))
+			w, stop := newWorld(t, func(o *Options) {
+				o.Members, o.Node = m, nodeName(i)
+				o.Received = func(int) (uint64, error) { return s.comesIn(i), nil }
+			}, eth(i+1, "eth0"))
 			w.wire = func(name string, frame []byte) { s.carry(i, name, frame) }
 			defer func() { require.NoError(t, stop()) }()
 			s.speakers, s.members, s.macs = append(s.speakers, w), append(s.members, m), append(s.macs, hardwareAddr(eth(i+1, "eth0").HardwareAddr))
@@ -74,24 +83,65 @@ func onSegment(t *testing.T, n int, story func(*testing.T, *segment)) {
 	})
 }
 
+// wireEnd leads to a socket of a speaker.
+type wireEnd struct {
+	speaker int
+	name    string
+}
+
 // carry brings a frame to all others on the same side.
 func (s *segment) carry(from int, name string, b []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.said = append(s.said, frame{at: time.Since(s.start), on: name, bytes: b})
-	for i, w := range s.speakers {
-		if to := mac(b[:6]); !to.group() && to != s.macs[i] {
-			continue
-		}
-		if c := w.conn(name); i != from && s.cut[i] == s.cut[from] && c != nil {
-			go func() {
-				select {
-				case c.in <- b:
-				case <-c.closed:
-				}
-			}()
+	for i := range s.speakers {
+		to := mac(b[:6])
+		if i != from && s.cut[i] == s.cut[from] && !s.isDeaf(i) && (to.group() || to == s.macs[i]) {
+			s.line(wireEnd{i, name}) <- b
 		}
 	}
+}
+
+// line returns the line to the socket, which one goroutine serves: with one for each
+// frame the race detector meets its limit, see TestPartitionOfTheSegment.
+func (s *segment) line(to wireEnd) chan []byte {
+	l := s.lines[to]
+	if l == nil {
+		l = make(chan []byte, 1<<16)
+		s.lines[to] = l
+		w := s.speakers[to.speaker]
+		s.carrying.Go(func() {
+			for b := range l {
+				if c := w.conn(to.name); c != nil {
+					select {
+					case c.in <- b:
+					case <-c.closed:
+					}
+				}
+			}
+		})
+	}
+	return l
+}
+
+func (s *segment) close() {
+	for _, l := range s.lines {
+		close(l)
+	}
+	s.carrying.Wait()
+}
+
+func (s *segment) isDeaf(i int) bool { return s.deaf > 0 && s.deaf == i }
+
+// comesIn counts frames: others talk there, too.
+func (s *segment) comesIn(i int) uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.isDeaf(i) {
+		s.received++
+		return s.received
+	}
+	return 0
 }
 
 func (s *segment) partition(cut map[int]bool) {
@@ -171,7 +221,20 @@ func TestSplitBrainIsDecidedOnTheWire(t *testing.T) {
 		assert.Equal(t, VIPStatus{Addr: vipB, Since: lost.Since, Reason: Yielded, Holder: s.macs[1].String()}, lost)
 		assert.Equal(t, 1, strings.Count(s.speakers[0].log.String(), "another speaker of this cluster has the VIP"+" and ranks above this one: not announced here. "+
 			"Do the speakers reach each other at the membership port, TCP and UDP?\" vip=198.18.0.101"), "warnings")
-		assert.Zero(t, testutil.ToFloat64(s.speakers[0].metrics.conflicts.WithLabelValues("eth0", "IPv4")), "no foreign host is there")
+		for i, node := range s.macs { // whose kernel asks, or somebody logged in there
+			for _, vip := range []netip.Addr{vipA, vipB} {
+				s.carry(i, "eth0", arpFrame(arppacket.OperationRequest, broadcast, node, clientIP, mac{}, vip))
+			}
+			for _, vip := range []netip.Addr{vip6, vip6B} {
+				s.carry(i, "eth0 IPv6", coldQuery(node, vip).frame())
+			}
+		}
+		synctest.Wait()
+		for _, w := range s.speakers {
+			for _, family := range []string{"IPv4", "IPv6"} {
+				assert.Zero(t, testutil.ToFloat64(w.metrics.conflicts.WithLabelValues("eth0", family)), "no foreign host is there")
+			}
+		}
 		s.speakers[0].take()
 		time.Sleep(time.Minute)
 		toAll := slices.DeleteFunc(s.speakers[0].take(), func(f frame) bool { return !mac(f.bytes[:6]).group() })
@@ -186,12 +249,64 @@ func TestSplitBrainIsDecidedOnTheWire(t *testing.T) {
 	})
 }
 
+// The link of one node carries nothing to it any more. It takes the others for dead, and
+// tells so; but hearing nothing at all, it soon tells nobody anything, so that clients are
+// left to the node that they can reach. When the link works again all is as before.
+//
+// Why it is not parallel, and short, is said at TestPartitionOfTheSegment.
+func TestDeafNodeFallsSilent(t *testing.T) {
+	onSegment(t, 2, func(t *testing.T, s *segment) {
+		homes := [][]netip.Addr{{vipA, vip6}, {vipB, vip6B}}
+		for i, vips := range homes {
+			s.speakers[i].set(claimed(true, vips...))
+		}
+		time.Sleep(10 * time.Second)
+		s.mu.Lock()
+		s.deaf = 1
+		s.mu.Unlock()
+		time.Sleep(300 * time.Millisecond)
+		s.lose(true)
+		for i, vips := range homes {
+			want := claimed(true, vips...)
+			maps.Copy(want, claimed(false, homes[1-i]...))
+			s.speakers[i].set(want)
+		}
+		time.Sleep(deafAfter + beaconInterval)
+		claims := func(d time.Duration) (by [2]int) {
+			before := len(s.heard())
+			time.Sleep(d)
+			for _, f := range s.heard()[before:] {
+				p := protocol(arp{})
+				if strings.HasSuffix(f.on, "IPv6") {
+					p = ndp{}
+				}
+				if m, ok := p.parse(f.bytes); ok && m.claims.IsValid() && m.to.group() {
+					by[slices.Index(s.macs, m.via)]++
+				}
+			}
+			return by
+		}
+		assert.Zero(t, claims(10 * time.Second)[1], "the deaf node goes on to claim VIPs")
+		assert.Contains(t, s.speakers[1].log.String(), "nothing comes in on the interface")
+
+		s.mu.Lock()
+		s.deaf = 0
+		s.mu.Unlock()
+		assert.NotZero(t, claims(5 * time.Second)[1])
+		for i, vips := range homes {
+			for _, vip := range vips {
+				assert.Equal(t, []int{i}, s.owners(vip), "%s", vip)
+			}
+		}
+	})
+}
+
 // While the segment is cut each side has an owner. A second after it heals there
 // is one, and clients have heard of it last.
 //
-// It is not parallel to the tests with real hosts, and not longer: with more that is
-// synchronized, beside threads that come and go with namespaces, Go 1.26's race
-// detector ended the process by a check of its own (tsan_rtl.cpp).
+// It is not parallel to the tests with real hosts, and not longer: in simulated time Go
+// 1.26's race detector may end the process, by a check of its own (tsan_rtl.cpp) or in
+// the runtime (timer.maybeRunChan), when a select meets a timer that is due.
 func TestPartitionOfTheSegment(t *testing.T) {
 	onSegment(t, 4, func(t *testing.T, s *segment) {
 		vips := everywhere()
@@ -446,6 +561,26 @@ func TestOursIsNoConflict(t *testing.T) {
 			assert.Empty(t, w.Conflicts())
 		}
 	})
+}
+
+// While the key is replaced, one speaker seals with the old one and another one with
+// the new: they are no strangers to each other.
+func TestClaimsWithTwoKeys(t *testing.T) {
+	t.Parallel()
+	for _, has := range [][]string{{"old", "new"}, {"new", "old"}} {
+		for _, other := range []seal.Key{seal.Key("old"), seal.Key("new")} {
+			synctest.Test(t, func(t *testing.T) {
+				w, stop := newWorld(t, func(o *Options) { o.Keys = keys(has...) }, eth(1, "eth0"))
+				w.set(claimed(false, vipA))
+				w.after(time.Minute)
+				w.receive("eth0", arp{}.announce(statement{clientMAC, vipA, other.Seal(vipA, clientMAC, true)}, true)[0])
+				synctest.Wait()
+				assert.Empty(t, w.Conflicts(), "%s of %q", other, has)
+				assert.Equal(t, Yielded, w.Status().VIPs[0].Reason, "%s of %q", other, has)
+				require.NoError(t, stop())
+			})
+		}
+	}
 }
 
 // A host that answers for every address fills no memory.

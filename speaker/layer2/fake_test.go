@@ -113,7 +113,7 @@ func newWorld(t testing.TB, change func(*Options), interfaces ...netstate.Interf
 		Registry:   w.registry,
 		Listen:     w.listen,
 		Groups:     func() (GroupSocket, error) { return &groups{w: w, joined: map[string]bool{}}, nil },
-		Key:        []byte("the cluster's"),
+		Keys:       keys("the cluster's"),
 	}
 	if change != nil {
 		change(&o)
@@ -358,4 +358,13 @@ func claimOf(hw mac, vip netip.Addr) statement {
 // ask is a request for a VIP by sender, sent to a hardware address.
 func ask(vip netip.Addr, sender netip.Addr, to mac) []byte {
 	return arpFrame(arppacket.OperationRequest, to, clientMAC, sender, mac{}, vip)
+}
+
+// keys are those that a speaker has, the one that it uses first.
+func keys(all ...string) seal.Keys {
+	var secrets [][]byte
+	for _, k := range all {
+		secrets = append(secrets, []byte(k))
+	}
+	return func() [][]byte { return secrets }
 }

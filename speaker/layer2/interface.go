@@ -9,6 +9,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"time"
 
 	ndppacket "github.com/mdlayher/ndp"
 	"golang.org/x/sys/unix"
@@ -300,4 +301,66 @@ func (m *membership) close() {
 	for _, s := range m.sockets {
 		s.Close()
 	}
+}
+
+// deafAfter is how long nothing comes in on an interface that carries one way only: on
+// one that works, the other half of a split brain has told a VIP by then, or clients
+// have answered what they were told.
+const (
+	deafAfter       = time.Second
+	hearingInterval = 100 * time.Millisecond
+)
+
+// hearing is what is known of what comes in on an interface.
+type hearing struct {
+	frames, messages uint64
+	asked, heard     time.Time
+	deaf             bool
+}
+
+// deaf reports whether speakers are lost and nothing comes in: then this node must not
+// repeat that it has the VIPs. A cable, a transceiver or a switch may carry one way
+// only; what is sent to this node is lost, and it would not hear who contradicts. It
+// tells once what it takes over, and goes on to answer: who asks is heard.
+//
+// That some neighbour speaks ends it. A frame does not: a switch may send its own.
+func (p *port) deaf(h *hearing) bool {
+	if p.received == nil || p.whole.Load() {
+		return false
+	}
+	if time.Since(h.asked) < hearingInterval {
+		return h.deaf
+	}
+	h.asked = time.Now()
+	frames, err := p.received(p.key.index)
+	messages := p.heard.Load()
+	if err != nil || h.heard.IsZero() || messages != h.messages || frames != h.frames && !h.deaf {
+		h.frames, h.messages, h.heard = frames, messages, h.asked
+	}
+	before := h.deaf
+	h.deaf = time.Since(h.heard) >= deafAfter
+	switch {
+	case h.deaf && !before:
+		p.log.Warn("other speakers are lost, and nothing comes in on the interface: VIPs are not announced again there, only answered for, until a neighbour is heard",
+			"interface", p.key.name, "family", p.key.protocol.family(),
+			"help", "a cable, a transceiver or a switch port may carry one way only; ip -s link show dev "+p.key.name)
+	case before && !h.deaf:
+		p.log.Info("a neighbour is heard on the interface again: VIPs are announced there", "interface", p.key.name, "family", p.key.protocol.family())
+	}
+	return h.deaf
+}
+
+// claims reports whether the turn tells who has the VIP, and does not ask.
+func (t turn) claims() bool { return t.step < stepProbe }
+
+// ask makes of a beacon a question, which clients learn nothing from: two halves of a
+// split brain that are both silent must hear each other when it heals. Other turns are
+// left out.
+func (p *port) ask(q *queue, t *turn) [][]byte {
+	if t.step != stepBeacon {
+		q.again(*t)
+		return nil
+	}
+	t.step = stepProbe
+	return [][]byte{p.key.protocol.probe(p.statement(t.ownership), mac{})}
 }

@@ -80,12 +80,15 @@ type Options struct {
 	Interfaces Interfaces
 	// Members may be nil: then no speaker is ever lost.
 	Members Members
-	// Key is what the speakers of the cluster share, and nobody else.
-	Key      []byte
+	// Keys are what the speakers of the cluster share, and nobody else.
+	Keys     seal.Keys
 	Log      *slog.Logger
 	Registry prometheus.Registerer
 	// Listen opens sockets. Nil: ListenPacket.
 	Listen Listen
+	// Received returns how many frames have come in on the interface of that index.
+	// Nil: it is not known, and no interface is taken for deaf.
+	Received func(index int) (uint64, error)
 	// Groups opens sockets that join multicast groups. Nil: OpenGroups.
 	Groups func() (GroupSocket, error)
 }
@@ -95,10 +98,11 @@ type Announcer struct {
 	node       string
 	interfaces Interfaces
 	members    Members
-	seals      seal.Key
+	seals      seal.Keys
 	log        *slog.Logger
 	listen     Listen
 	openGroups func() (GroupSocket, error)
+	received   func(index int) (uint64, error)
 	metrics    *metrics
 	conflicts  *conflicts
 
@@ -174,10 +178,11 @@ func New(o Options) *Announcer {
 		node:       o.Node,
 		interfaces: o.Interfaces,
 		members:    o.Members,
-		seals:      o.Key,
+		seals:      o.Keys,
 		log:        o.Log,
 		listen:     o.Listen,
 		openGroups: o.Groups,
+		received:   o.Received,
 		conflicts:  newConflicts(),
 		sets:       make(chan setting),
 		exited:     make(chan *port),

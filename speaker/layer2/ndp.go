@@ -106,7 +106,8 @@ func (n ndp) parse(frame []byte) (message, bool) {
 	case ipv6.ICMPTypeNeighborAdvertisement:
 		m.claims = target
 		_, ok = m.linkLayer(options, ndppacket.Target)
-		ok = ok && !(destination.IsMulticast() && frame[offFlags]&flagSolicited != 0)
+		m.answers = frame[offFlags]&flagSolicited != 0
+		ok = ok && !(destination.IsMulticast() && m.answers)
 	default:
 		ok = false
 	}

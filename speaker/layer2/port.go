@@ -50,15 +50,17 @@ type port struct {
 	key      portKey
 	conn     net.PacketConn
 	groups   func() (GroupSocket, error)
+	received func(index int) (uint64, error)
 	opened   time.Time
 	counters counters
 	own      *atomic.Pointer[map[mac]bool]
 	log      *slog.Logger
-	seals    seal.Key
+	seals    seal.Keys
 	whole    *atomic.Bool // no speaker is lost
 	conflict func(*ownership, Conflict) (first bool)
 	freed    func(*ownership) // nobody else has the VIP
 
+	heard atomic.Uint64 // messages of others
 	owned atomic.Pointer[owned]
 	// fresh holds what is to be announced for the first time here.
 	fresh chan []*ownership
@@ -103,6 +105,7 @@ func (a *Announcer) open(ctx context.Context, key portKey, vips owned) error {
 		conn:      conn,
 		opened:    time.Now(),
 		groups:    a.openGroups,
+		received:  a.received,
 		counters:  a.metrics.of(key),
 		own:       &a.own,
 		log:       a.log,
@@ -213,6 +216,7 @@ func (p *port) handle(frame []byte) {
 	if (*p.own.Load())[m.from] || !m.to.group() && m.to != p.key.mac {
 		return
 	}
+	p.heard.Add(1)
 	if c := p.hear(m); c.kind != nothing {
 		p.contested.put(c)
 	}
@@ -239,7 +243,7 @@ func (p *port) judge(o *ownership, m message) contention {
 	h, held := p.holds.get(o)
 	switch {
 	case o.leaving.claimed(p.key): // by the node that it goes to
-	case o.shared() && p.siblings[m.from] && m.seal == (seal.Seal{}): // an answer to our kernel
+	case m.answers && m.seal == (seal.Seal{}): // a speaker, perhaps, that takes our kernel for a client
 	case !p.knows(m, o):
 		if p.report(o, m, !held) && !held {
 			return contention{ownership: o, kind: foreign}
@@ -473,4 +477,10 @@ func (g *gate) wait(conn net.PacketConn) {
 			defer conn.SetWriteDeadline(time.Time{})
 		}
 	}
+}
+
+// may reports whether the turn may be taken. Of a shared VIP that leaves its
+// heirs are told.
+func (p *port) may(t turn) bool {
+	return p.announces(t.ownership) || t.step == stepBrief && (*p.owned.Load())[t.vip] == t.ownership
 }

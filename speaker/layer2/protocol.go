@@ -60,6 +60,9 @@ type message struct {
 	// takes is set when the sender was given the address that it asks for,
 	// and will use it if nobody answers.
 	takes bool
+	// answers is set when somebody answers this node alone, whose kernel or user
+	// asked for the address.
+	answers bool
 	// seal is what a speaker added, not verified. Zero: nothing.
 	seal seal.Seal
 }

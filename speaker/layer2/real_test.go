@@ -43,6 +43,7 @@ func startNode(t testing.TB, h *testnet.Host, members Members) *node {
 		Node:       h.Name,
 		Interfaces: watcher,
 		Members:    members,
+		Keys:       keys("the cluster's"),
 		Log:        slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn})),
 		Registry:   prometheus.NewPedanticRegistry(),
 		Listen: func(i *net.Interface, etherType int, filter []bpf.RawInstruction) (c net.PacketConn, err error) {

@@ -126,22 +126,6 @@ func (t *Task) named() map[string]sight {
 	return seen
 }
 
-// setDown records which interfaces of a node are down, their names separated
-// by commas, and reports whether that is news.
-func (t *Task) setDown(node, names string) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.down[node] == names {
-		return false
-	}
-	t.down[node] = names
-	if names == "" {
-		delete(t.down, node)
-	}
-	t.changed.Notify()
-	return true
-}
-
 // withLinks returns the network with what is down marked.
 func withLinks(n clusterfacts.Network, down string) clusterfacts.Network {
 	if down == "" {

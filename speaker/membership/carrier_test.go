@@ -142,16 +142,40 @@ func TestSpeakersTellEachOtherWhatTheyKeep(t *testing.T) {
 	knows(n2, claims{})
 }
 
+// What a speaker sees of the API server travels with its readiness.
+func TestViewsAreKnown(t *testing.T) {
+	c := newCluster(t, "n1", "n2")
+	n1, n2 := c.start("n1"), c.start("n2")
+	n1.waitJoined()
+	n2.waitJoined()
+	n1.See(true, false)
+	n2.wait("n1", func() bool { _, there := n2.Speakers()["n1"]; return there })
+	assert.False(t, n2.OthersSee(), "one that is not ready")
+	n1.SetReady(true)
+	n2.wait("n1 sees", n2.OthersSee)
+	assert.False(t, n1.OthersSee(), "it counts itself")
+	for _, blind := range []bool{true, false} {
+		n1.See(false, blind)
+		assert.Equal(t, blind, n1.Networks()["n1"].Blind, "it counts here at once")
+		n2.wait("n1 is blind, or not", func() bool { return n2.Networks()["n1"].Blind == blind })
+		assert.False(t, n2.OthersSee())
+	}
+}
+
 func TestMetadataIsReadAsWritten(t *testing.T) {
 	t.Parallel()
 	for _, want := range []struct {
 		claims claims
 		down   string
-	}{{claims{}, ""}, {claims{}, "eth0"}, {claims{5: 1}, ""}, {claims{0: 0xff}, "eth0,eth1"}} {
+		view   view
+	}{{claims{}, "", view{}}, {claims{}, "eth0", view{true, false}}, {claims{5: 1}, "", view{false, true}}, {claims{0: 0xff}, "eth0,eth1", view{true, true}}} {
 		task := New(makeCluster(t).options("n1"))
+		task.See(want.view.sighted, want.view.blind)
 		task.Claim(want.claims)
 		task.setDown("n1", want.down)
-		c, down := details(&memberlist.Node{Meta: (*delegate)(task).NodeMeta(memberlist.MetaMaxSize)})
+		n := &memberlist.Node{Meta: (*delegate)(task).NodeMeta(memberlist.MetaMaxSize)}
+		c, down := details(n)
+		assert.Equal(t, want.view, viewOf(n))
 		assert.Equal(t, want.claims, c)
 		assert.Equal(t, want.down, down)
 	}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/hashicorp/memberlist"
 	"golang.org/x/sync/errgroup"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	"k8s.io/client-go/tools/cache"
@@ -60,6 +61,7 @@ func (t *Task) discover(ctx context.Context) error {
 		}
 		group.Go(func() error { t.enter(ctx, informer.GetStore(), started, crashes); return nil })
 		group.Go(func() error { t.watchLink(ctx, informer.GetStore()); return nil })
+		group.Go(func() error { t.keepKeys(ctx, informer.GetStore()); return nil })
 		t.reunite(ctx, informer.GetStore())
 		return nil
 	})
@@ -68,6 +70,7 @@ func (t *Task) discover(ctx context.Context) error {
 
 // enter declares the speaker joined when it is.
 func (t *Task) enter(ctx context.Context, leases cache.Store, started time.Time, crashes <-chan int) {
+	t.awaitKey(ctx, leases)
 	others, giveUp := len(t.others(leases.List())), time.After(joinTimeout)
 	if others > 0 && t.meet(ctx, others, giveUp) {
 		t.settle(ctx, started, crashes, giveUp)
@@ -166,6 +169,83 @@ func (t *Task) contact(addresses []string) {
 		})
 	}
 	group.Wait() //nolint:errcheck // they return nil
+}
+
+// held is a speaker that was lost and that memberlist has met again.
+type held struct {
+	node  memberlist.Node // as it said last
+	since time.Time
+}
+
+const (
+	// verifyInterval is how often one is asked that does not answer.
+	verifyInterval = 500 * time.Millisecond
+	// unansweredMost is how many questions may be lost before that is worth a line.
+	unansweredMost = 5
+	// heldTime, and heldProbes times the interval of probes, is how long one is held
+	// that does not answer while others tell that it lives.
+	heldTime, heldProbes = 15 * time.Second, 20
+)
+
+// verifyLost counts those that were lost when they answer us.
+func (t *Task) verifyLost(ctx context.Context) {
+	for {
+		var next <-chan time.Time
+		if t.askHeld() > 0 {
+			next = time.After(verifyInterval)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.verify:
+		case <-next:
+		}
+	}
+}
+
+// askHeld counts those of the held that answer, and returns how many are left.
+func (t *Task) askHeld() int {
+	t.mu.Lock()
+	asked := maps.Clone(t.held)
+	t.mu.Unlock()
+	var group errgroup.Group
+	group.SetLimit(probeAtOnce)
+	for name, h := range asked {
+		group.Go(func() error {
+			_, err := t.list.Load().Ping(name, &net.UDPAddr{IP: h.node.Addr, Port: int(h.node.Port)})
+			if err == nil || time.Since(h.since) > heldTime+heldProbes*t.settings.ProbeInterval {
+				t.admit(name)
+			} else {
+				t.unanswered(name)
+			}
+			return nil
+		})
+	}
+	group.Wait() //nolint:errcheck // they return nil
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.held)
+}
+
+// unanswered notes that the speaker has not answered, and says so once.
+func (t *Task) unanswered(name string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.unmet[name]++; t.unmet[name] == unansweredMost {
+		t.log.Warn("speaker answers connections, and no packets: it does not count before it does", "node", name,
+			"help", "open the membership port between all nodes, in both directions, for UDP as for TCP; lodestone diagnose --active tells where it is not")
+	}
+}
+
+// admit counts the speaker, if it is still held.
+func (t *Task) admit(name string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if h, ok := t.held[name]; ok {
+		delete(t.held, name)
+		delete(t.unmet, name)
+		t.count(&h.node)
+	}
 }
 
 // Reach is how another speaker answers on the membership port.

@@ -76,7 +76,8 @@ func (t *Task) Report(annotations map[string]string) {
 	wake(t.rewrite)
 }
 
-// outdated reports whether our Lease was deleted or does not carry the report.
+// outdated reports whether our Lease was deleted or does not carry the report or
+// the keys.
 func (t *Task) outdated() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -85,7 +86,7 @@ func (t *Task) outdated() bool {
 			return true
 		}
 	}
-	return t.deleted
+	return t.deleted || t.carried[annotation.MembershipKeys] != t.ring.current().String()
 }
 
 // noteLease notes what the Lease says.
@@ -112,6 +113,7 @@ func (t *Task) noteDeleted(l *coordinationv1.Lease) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.networks, node)
+	delete(t.unmet, node)
 	t.changed.Notify()
 	if node == t.options.Node {
 		t.deleted = true
@@ -211,6 +213,7 @@ func (t *Task) take(lease *coordinationv1.Lease, started time.Time) (crashes int
 		lease.Annotations = map[string]string{}
 	}
 	lease.Annotations[annotation.SpeakerAddress] = t.options.Address.String()
+	lease.Annotations[annotation.MembershipKeys] = t.ring.current().String()
 	t.mu.Lock()
 	maps.Copy(lease.Annotations, t.report)
 	t.mu.Unlock()

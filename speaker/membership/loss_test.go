@@ -2,6 +2,7 @@ package membership
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"log/slog"
@@ -18,8 +19,13 @@ import (
 
 	"github.com/hashicorp/memberlist"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
 
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
@@ -28,6 +34,7 @@ import (
 type segment struct {
 	loss  atomic.Uint32 // of 100
 	dead  atomic.Value  // the address of a speaker without power
+	deaf  atomic.Value  // that of one that only hears answers to connections of its own
 	sent  atomic.Int64  // packets
 	ends  map[string]*end
 	ended chan struct{}
@@ -56,7 +63,7 @@ func (e *end) FinalAdvertiseAddr(string, int) (net.IP, int, error) {
 // cut reports whether the speaker or the other one has no power.
 func (e *end) cut(other string) bool {
 	dead := e.dead.Load()
-	return dead == e.address.String() || dead == other
+	return dead == e.address.String() || dead == other || e.deaf.Load() == other
 }
 
 func (e *end) WriteTo(b []byte, address string) (time.Time, error) {
@@ -133,11 +140,16 @@ func onSegment(t *testing.T, m config.Membership, speakers int, log slog.Handler
 			_, err = list.Join([]string{all[0].options.Address.String()})
 			require.NoError(t, err)
 		}
+		ctx, end := context.WithCancel(t.Context())
+		for _, task := range all {
+			go task.verifyLost(ctx)
+		}
 		time.Sleep(10 * time.Second)
 		for _, task := range all {
 			require.Len(t, task.Speakers(), speakers)
 		}
 		story(t, s, all)
+		end()
 		close(s.ended)
 		for _, task := range all {
 			task.list.Load().Shutdown() //nolint:errcheck // it always returns nil
@@ -192,4 +204,50 @@ func TestPacketsThatGetLost(t *testing.T) {
 	}
 	_, losses := living(t, config.FailoverFast.Membership(), 3, 90, 10*time.Second)
 	require.NotZero(t, losses)
+}
+
+// A firewall around one speaker lets out all and in nothing but answers of TCP. Its
+// connections make it known again and again, and what it is told by them soon turns
+// out to be wrong: after a moment nobody follows that any more.
+func TestDeafSpeaker(t *testing.T) {
+	t.Parallel()
+	const speakers = 3
+	for _, f := range []config.Failover{config.FailoverNormal, config.FailoverConservative} {
+		t.Run(string(f), func(t *testing.T) {
+			t.Parallel()
+			log := &sharedLog{}
+			onSegment(t, f.Membership(), speakers, slog.NewTextHandler(log, nil), func(t *testing.T, s *segment, all []*Task) {
+				seekEachOther(t, all)
+				deaf := all[1]
+				s.deaf.Store(deaf.options.Address.String())
+				time.Sleep(10 * time.Second)
+				log.reset()
+				time.Sleep(time.Minute)
+				assert.NotContains(t, log.String(), `"speaker joined"`)
+				assert.Len(t, all[0].Speakers(), speakers-1)
+				assert.Len(t, all[2].Speakers(), speakers-1)
+				assert.Len(t, deaf.Speakers(), 1)
+
+				s.deaf.Store("")
+				time.Sleep(10 * time.Second)
+				for _, task := range all {
+					assert.Len(t, task.Speakers(), speakers, task.options.Node)
+				}
+			})
+		})
+	}
+}
+
+// seekEachOther has speakers look for those that they lose, until the test ends.
+func seekEachOther(t *testing.T, all []*Task) {
+	t.Helper()
+	leases := cache.NewStore(cache.MetaNamespaceKeyFunc)
+	for _, task := range all {
+		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: annotation.SpeakerLeasePrefix + task.options.Node}}
+		task.take(lease, time.Now())
+		require.NoError(t, leases.Add(lease))
+	}
+	for _, task := range all {
+		go task.reunite(t.Context(), leases)
+	}
 }

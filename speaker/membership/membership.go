@@ -3,7 +3,8 @@
 // Liveness is learnt from peer to peer traffic (memberlist, a SWIM protocol),
 // never from the API server and never by comparing clocks of two machines: a
 // dead node is noticed within 0.3 s by default, also while the API server is
-// down. The traffic is encrypted with a key that all speakers share.
+// down. The traffic is encrypted with a key that all speakers share; package keys
+// says how it is replaced.
 //
 // The speakers find each other by Lease objects, one per speaker, which only
 // tell addresses. Who is found is joined, who is lost is tried again, so that
@@ -18,7 +19,7 @@
 // in the meantime.
 //
 // A speaker that lost all others with its link is not joined until it has met
-// one again.
+// one again. Who was lost counts again when it answers a packet.
 package membership
 
 import (
@@ -27,7 +28,6 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -43,6 +43,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/news"
 	"github.com/lodestone-lb/lodestone/speaker/membership/guard"
+	"github.com/lodestone-lb/lodestone/speaker/membership/keys"
 )
 
 // DefaultPort is the port that speakers talk to each other on, TCP and UDP.
@@ -74,8 +75,10 @@ type Options struct {
 	Node string
 	// Address is the node's address and the port to listen on.
 	Address netip.AddrPort
-	// Key is what Key returned.
-	Key []byte
+	// Key is the Secret's key at the start.
+	Key keys.Key
+	// ReadKey reads it again. Nil: it does not change.
+	ReadKey func() (keys.Key, error)
 	// Config has the settings. The first document that is valid counts until
 	// the process ends: memberlist cannot change them while it runs.
 	Config Config
@@ -89,6 +92,8 @@ type Options struct {
 	// SettleTime is how long a speaker lives before it is joined if there are
 	// others. Zero: DefaultSettleTime.
 	SettleTime time.Duration
+	// KeyInterval is how often the key is read again. Zero: DefaultKeyInterval.
+	KeyInterval time.Duration
 }
 
 // Task is this speaker's membership.
@@ -101,14 +106,19 @@ type Task struct {
 	tell     chan struct{} // wakes the one who tells others whether we are ready
 	seek     chan struct{} // wakes the one who looks for lost speakers
 	rewrite  chan struct{} // wakes the one who writes our Lease
+	verify   chan struct{} // wakes the one who asks those that were lost
 	metrics  *metrics
+	ring     *ring
 	mu       sync.Mutex
 	speakers map[string]bool                 // the alive ones; the value tells who is ready
 	doubtful map[string]*time.Timer          // those of them that memberlist takes for dead
+	held     map[string]held                 // those that memberlist takes for alive and that do not count yet
+	unmet    map[string]int                  // those that were lost and have not answered since, and how often
 	leases   cache.Store                     // of all speakers; nil until they are watched
 	networks map[string]clusterfacts.Network // what the Leases say, by node
-	down     map[string]string               // the nodes' interfaces that are down, as setDown takes them
+	down     map[string]string               // the nodes' interfaces that are down, as noteDown takes them
 	claims   map[string]claims               // what the nodes own and keep
+	views    map[string]view                 // what they see of the API server
 	changed  news.Signal
 	whole    bool // nobody is lost, see Whole
 	status   string
@@ -124,10 +134,14 @@ func New(o Options) *Task {
 	if o.SettleTime == 0 {
 		o.SettleTime = DefaultSettleTime
 	}
+	if o.KeyInterval == 0 {
+		o.KeyInterval = DefaultKeyInterval
+	}
 	t := &Task{
-		options: o, log: o.Log,
-		joined: make(chan struct{}), tell: make(chan struct{}, 1), seek: make(chan struct{}, 1), rewrite: make(chan struct{}, 1),
-		speakers: map[string]bool{o.Node: false}, doubtful: map[string]*time.Timer{}, networks: map[string]clusterfacts.Network{}, down: map[string]string{}, claims: map[string]claims{}, status: "not started",
+		options: o, log: o.Log, ring: newRing(o.Key),
+		joined: make(chan struct{}), tell: make(chan struct{}, 1), seek: make(chan struct{}, 1), rewrite: make(chan struct{}, 1), verify: make(chan struct{}, 1),
+		speakers: map[string]bool{o.Node: false}, doubtful: map[string]*time.Timer{}, held: map[string]held{}, unmet: map[string]int{},
+		networks: map[string]clusterfacts.Network{}, down: map[string]string{}, claims: map[string]claims{}, views: map[string]view{}, status: "not started",
 	}
 	t.metrics = newMetrics(o.Registry, t)
 	return t
@@ -193,6 +207,12 @@ func (t *Task) Networks() map[string]clusterfacts.Network {
 			networks[node] = withLinks(n, down)
 		}
 	}
+	for node, v := range t.views {
+		if n, ok := networks[node]; ok {
+			n.Blind = v.blind
+			networks[node] = n
+		}
+	}
 	for node, c := range t.claims {
 		if n, ok := networks[node]; ok {
 			n.Claims = c
@@ -210,7 +230,9 @@ func (t *Task) Changed() <-chan struct{} { return t.changed.Next() }
 // SetReady tells all speakers whether this one is ready to own VIPs. The
 // others know some ten milliseconds later.
 func (t *Task) SetReady(ready bool) {
-	if t.set(t.options.Node, ready) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.noteReady(t.options.Node, ready) {
 		wake(t.tell)
 	}
 }
@@ -227,6 +249,7 @@ func (t *Task) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return t.discover(ctx) })
 	group.Go(func() error { t.tellOthers(ctx); return nil })
+	group.Go(func() error { t.verifyLost(ctx); return nil })
 	group.Go(func() error { t.compareSettings(ctx); return nil })
 	group.Go(func() error { t.watchLinks(ctx); return nil })
 	group.Go(func() error { return t.leave(ctx) })
@@ -283,7 +306,7 @@ func (t *Task) config() *memberlist.Config {
 	c.BindAddr, c.BindPort = t.options.Address.Addr().String(), int(t.options.Address.Port())
 	c.AdvertiseAddr, c.AdvertisePort = c.BindAddr, c.BindPort
 	c.Label = "lodestone"
-	c.SecretKey = t.options.Key
+	c.Keyring = t.ring.memberlist
 	c.ProbeInterval, c.ProbeTimeout = t.settings.ProbeInterval, t.settings.ProbeTimeout
 	c.SuspicionMult, c.SuspicionMaxTimeoutMult = t.settings.SuspicionMultiplier, 2
 	c.AwarenessMaxMultiplier = 2
@@ -298,17 +321,46 @@ func (t *Task) config() *memberlist.Config {
 	return c
 }
 
-// set records a living speaker and reports whether that is news.
-func (t *Task) set(name string, ready bool) bool {
+// arrive counts the speaker that memberlist has met, unless it was lost before: then
+// it has to answer first.
+//
+// A firewall around one, or around us, may let out packets and in nothing but answers
+// of TCP. Each connection makes it known again, and a moment later its silence makes
+// it lost: VIPs must not come and go with it.
+func (t *Task) arrive(n *memberlist.Node) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	before, known := t.speakers[name]
-	if known && before == ready {
-		return false
+	_, lost := t.unmet[n.Name]
+	switch {
+	case t.trust(n.Name):
+		t.note(n)
+		t.log.Debug("speaker was slow to answer", "node", n.Name)
+	case lost:
+		t.held[n.Name] = held{*n, time.Now()}
+		wake(t.verify)
+	default:
+		t.count(n)
 	}
-	t.speakers[name] = ready
-	t.changed.Notify()
-	return true
+}
+
+func (t *Task) count(n *memberlist.Node) {
+	t.note(n)
+	t.log.Info("speaker joined", "node", n.Name)
+}
+
+// update records what a speaker says now.
+func (t *Task) update(n *memberlist.Node) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if h, ok := t.held[n.Name]; ok {
+		t.held[n.Name] = held{*n, h.since}
+		return
+	}
+	if t.note(n) {
+		_, down := details(n)
+		t.metrics.changes.WithLabelValues("update").Inc()
+		t.log.Info("speaker changed", "node", n.Name, "ready", ready(n), "links_down", down)
+	}
 }
 
 // suspect removes the speaker unless it is trusted within the grace period.
@@ -317,13 +369,15 @@ func (t *Task) set(name string, ready bool) bool {
 func (t *Task) suspect(name string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if _, ok := t.held[name]; ok {
+		delete(t.held, name)
+		return
+	}
 	t.doubtful[name] = time.AfterFunc(t.settings.GracePeriod, func() { t.remove(name) })
 }
 
 // trust ends the doubt, if there is one, and reports whether there was.
 func (t *Task) trust(name string) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	timer, doubted := t.doubtful[name]
 	delete(t.doubtful, name)
 	return doubted && timer.Stop()
@@ -339,6 +393,8 @@ func (t *Task) remove(name string) {
 	delete(t.speakers, name)
 	delete(t.down, name)
 	delete(t.claims, name)
+	delete(t.views, name)
+	t.unmet[name] = 0
 	t.changed.Notify()
 	t.log.Info("speaker gone", "node", name)
 	wake(t.seek)
@@ -360,43 +416,6 @@ func wake(ch chan struct{}) {
 	}
 }
 
-// The metadata that memberlist spreads with a node: a format version, flags, of
-// which later versions may know more, the claims if a flag says so, and the
-// interfaces that are down.
-const (
-	metaVersion = 1
-	metaReady   = 1 << 0
-	metaClaims  = 1 << 1
-)
-
-// delegate gives memberlist our metadata.
-type delegate Task
-
-// NodeMeta leaves out the interfaces that limit has no room for: VIPs stay
-// there.
-func (d *delegate) NodeMeta(limit int) []byte {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	meta := []byte{metaVersion, 0}
-	if d.speakers[d.options.Node] {
-		meta[1] = metaReady
-	}
-	if c := d.claims[d.options.Node]; c != (claims{}) {
-		meta[1] |= metaClaims
-		meta = append(meta, c[:]...)
-	}
-	down := d.down[d.options.Node]
-	for down != "" && len(meta)+len(down) > limit {
-		down = down[:max(0, strings.LastIndexByte(down, ','))]
-	}
-	return append(meta, down...)
-}
-
-func (*delegate) NotifyMsg([]byte)                {}
-func (*delegate) GetBroadcasts(int, int) [][]byte { return nil }
-func (*delegate) LocalState(bool) []byte          { return nil }
-func (*delegate) MergeRemoteState([]byte, bool)   {}
-
 // events hears from memberlist, which holds its locks meanwhile. What others
 // say about this speaker is memberlist's to refute.
 type events Task
@@ -406,26 +425,12 @@ func (e *events) NotifyJoin(n *memberlist.Node) {
 		return
 	}
 	e.metrics.changes.WithLabelValues("join").Inc()
-	t := (*Task)(e)
-	doubted := t.trust(n.Name)
-	t.setDetails(n) // before it may own
-	t.set(n.Name, ready(n))
-	if doubted {
-		e.log.Debug("speaker was slow to answer", "node", n.Name)
-	} else {
-		e.log.Info("speaker joined", "node", n.Name)
-	}
+	(*Task)(e).arrive(n)
 }
 
 func (e *events) NotifyUpdate(n *memberlist.Node) {
-	if n.Name == e.options.Node {
-		return
-	}
-	links := (*Task)(e).setDetails(n)
-	if (*Task)(e).set(n.Name, ready(n)) || links {
-		_, down := details(n)
-		e.metrics.changes.WithLabelValues("update").Inc()
-		e.log.Info("speaker changed", "node", n.Name, "ready", ready(n), "links_down", down)
+	if n.Name != e.options.Node {
+		(*Task)(e).update(n)
 	}
 }
 
@@ -434,25 +439,4 @@ func (e *events) NotifyLeave(n *memberlist.Node) {
 		e.metrics.changes.WithLabelValues("leave").Inc()
 		(*Task)(e).suspect(n.Name)
 	}
-}
-
-func ready(n *memberlist.Node) bool { return len(n.Meta) >= 2 && n.Meta[1]&metaReady != 0 }
-
-// details returns what the metadata says beside the flags.
-func details(n *memberlist.Node) (c claims, down string) {
-	if len(n.Meta) < 2 {
-		return c, ""
-	}
-	rest := n.Meta[2:]
-	if n.Meta[1]&metaClaims != 0 && len(rest) >= len(c) {
-		c, rest = claims(rest[:len(c)]), rest[len(c):]
-	}
-	return c, string(rest)
-}
-
-// setDetails records them and reports whether the links are news.
-func (t *Task) setDetails(n *memberlist.Node) (links bool) {
-	c, down := details(n)
-	t.setClaims(n.Name, c)
-	return t.setDown(n.Name, down)
 }

@@ -26,6 +26,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/speaker/membership/keys"
 )
 
 const testTimeout = 20 * time.Second
@@ -34,7 +35,7 @@ const testTimeout = 20 * time.Second
 type cluster struct {
 	t      testing.TB
 	client kubernetes.Interface
-	key    []byte
+	key    keys.Key
 	deaths int // how many speakers noticed has killed
 }
 
@@ -51,11 +52,13 @@ func makeCluster(t testing.TB, nodes ...string) *cluster {
 			t.Fatal(err)
 		}
 	}
-	key, err := Key([]byte("correct horse battery staple"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &cluster{t: t, client: client, key: key}
+	return &cluster{t: t, client: client, key: keyOf(t, "correct horse battery staple")}
+}
+
+func keyOf(t testing.TB, text string) keys.Key {
+	k, err := keys.Parse([]byte(text))
+	require.NoError(t, err)
+	return k
 }
 
 // speaker is a running Task.
@@ -228,16 +231,18 @@ func TestWrongKeyIsRefused(t *testing.T) {
 	c := newCluster(t, "n1", "n2")
 	n1 := c.start("n1")
 	n1.waitJoined()
-	wrong, err := Key([]byte("wrong horse battery staple"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	wrong := keyOf(t, "wrong horse battery staple")
 	n2 := c.start("n2", func(o *Options) { o.Key = wrong })
-	n2.waitJoined() // alone, after a while
+	n2.wait("waiting", func() bool {
+		_, status := n2.Joined()
+		return strings.Contains(status, "another membership key, one on node n1")
+	})
 	for _, s := range []*speaker{n1, n2} {
 		s.waitFor(map[string]bool{s.options.Node: false})
 	}
-	assert.NotZero(t, refusedBy(n1.Task), "n1 hears a stranger")
+	require.Eventually(t, func() bool { return refusedBy(n1.Task) > 0 }, testTimeout, time.Millisecond, "n1 hears a stranger")
+	n1.leave()
+	n2.waitJoined() // alone: there is nobody whose VIPs it could claim
 }
 
 func TestPartitionHeals(t *testing.T) {
@@ -423,20 +428,6 @@ func TestNetworksAreWhatTheLeasesSay(t *testing.T) {
 	segments(n1, map[string]string{"n1": "198.18.1.0/24 eth0"})
 }
 
-func TestKey(t *testing.T) {
-	t.Parallel()
-	for text, ok := range map[string]bool{"": false, " \n": false, "too short": false, "exactly 16 bytes": true, "white space around does not count\n": true} {
-		if key, err := Key([]byte(text)); (err == nil) != ok || ok && len(key) != 32 {
-			t.Errorf("Key(%q) = %d bytes, %v", text, len(key), err)
-		}
-	}
-	a, _ := Key([]byte("white space around does not count"))
-	b, _ := Key([]byte("white space around does not count\n"))
-	if string(a) != string(b) {
-		t.Error("white space counts")
-	}
-}
-
 func TestSpeakerThatObjectsInTimeIsNotGone(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -483,7 +474,7 @@ func TestProbeTellsWhoAnswers(t *testing.T) {
 		}, Spec: coordinationv1.LeaseSpec{HolderIdentity: &holder},
 	}, metav1.CreateOptions{})
 	require.NoError(t, err)
-	c.start("n4", func(o *Options) { o.Key = make([]byte, 32) })
+	c.start("n4", func(o *Options) { o.Key = keyOf(t, "wrong horse battery staple") })
 	got := map[string]Reach{}
 	n1.wait("three Leases of others", func() bool {
 		answers, unasked := n1.Probe(t.Context())

@@ -9,6 +9,8 @@ const (
 	MetricChanges       = "lodestone_membership_changes_total"
 	MetricHealthScore   = "lodestone_membership_health_score"
 	MetricRefused       = "lodestone_membership_refused_total"
+	MetricKeys          = "lodestone_membership_keys"
+	MetricKeyRefused    = "lodestone_membership_key_refused"
 )
 
 type metrics struct {
@@ -44,6 +46,12 @@ func newMetrics(r prometheus.Registerer, t *Task) *metrics {
 			}
 			return float64(n)
 		}),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: MetricKeys, Help: "Membership keys that this speaker understands: more than one while speakers change to another.",
+		}, func() float64 { return float64(len(t.Keys())) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: MetricKeyRefused, Help: "Whether what the Secret has now is no membership key: then the one before stays in force.",
+		}, t.ring.isRefused),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: MetricHealthScore, Help: "How badly this speaker keeps the protocol's time limits: 0 is well.",
 		}, func() float64 {

@@ -15,11 +15,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+	"github.com/lodestone-lb/lodestone/speaker/membership/keys"
 )
 
 // packetOf returns a packet that a speaker with the key sends: it asks n1
 // whether it is alive.
-func (c *cluster) packetOf(key []byte) []byte {
+func (c *cluster) packetOf(key keys.Key) []byte {
 	c.t.Helper()
 	socket, err := net.ListenPacket("udp", "127.0.0.1:0")
 	require.NoError(c.t, err)
@@ -56,9 +57,7 @@ func FuzzStranger(f *testing.F) {
 	require.Eventually(f, func() bool { return len(n1.Speakers()) == 2 }, testTimeout, time.Millisecond, "but a speaker")
 	before := n1.Speakers()
 
-	wrong, err := Key([]byte("wrong horse battery staple"))
-	require.NoError(f, err)
-	f.Add(c.packetOf(wrong))
+	f.Add(c.packetOf(keyOf(f, "wrong horse battery staple")))
 	f.Add([]byte{})
 	f.Add(make([]byte, 1400))
 	for n := range ours {
@@ -132,5 +131,6 @@ func FuzzMetadata(f *testing.F) {
 		}
 		assert.False(t, segments[0].Down || segments[1].Down, "what the Lease says was changed")
 		ready(n)
+		viewOf(n)
 	})
 }

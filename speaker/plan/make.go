@@ -102,7 +102,7 @@ func (v *view) remove(s *Service) {
 func (v *view) demand(addr netip.Addr) (vip, bool) {
 	var demand vip
 	for _, s := range v.sharers[addr] {
-		demand = demand.with(s)
+		demand = demand.with(s.EndpointsAt(addr), s.Local)
 	}
 	return demand, len(v.sharers[addr]) > 0
 }
@@ -140,22 +140,22 @@ type vip struct {
 }
 
 // with returns the VIP shared with one Service more.
-func (v vip) with(s *Service) vip {
-	if !s.Serving {
+func (v vip) with(e Endpoints, local bool) vip {
+	if !e.Serving {
 		return v
 	}
 	v.serving = true
 	switch {
-	case !s.Local:
+	case !local:
 	case v.local == nil:
-		v.local = s.ServingNodes
+		v.local = e.ServingNodes
 		if v.local == nil {
 			v.local = map[string]bool{}
 		}
 	default:
 		both := map[string]bool{}
 		for node, ok := range v.local {
-			both[node] = ok && s.ServingNodes[node]
+			both[node] = ok && e.ServingNodes[node]
 		}
 		v.local = both
 	}

@@ -46,10 +46,27 @@ type Service struct {
 	// ServingNodes are the nodes that have an endpoint that takes traffic:
 	// a ready one, or a serving one when all are terminating.
 	ServingNodes map[string]bool
+	// IPv6 is what of that is different at IPv6 VIPs: an endpoint serves one
+	// family. Nil: nothing.
+	IPv6 *Endpoints
 	// Limit caps new connections to each of its VIPs. The zero value: no cap.
 	Limit Limit
 	// LimitErr is why there is no cap although the Service asks for one.
 	LimitErr error
+}
+
+// Endpoints are those of a Service for one family; see Service.
+type Endpoints struct {
+	Serving      bool
+	ServingNodes map[string]bool
+}
+
+// EndpointsAt returns what the endpoints are for the VIP.
+func (s *Service) EndpointsAt(vip netip.Addr) Endpoints {
+	if s.IPv6 != nil && vip.Is6() {
+		return *s.IPv6
+	}
+	return Endpoints{s.Serving, s.ServingNodes}
 }
 
 // Limit caps the new connections to a Service at one VIP.
@@ -89,6 +106,9 @@ type Node struct {
 	BGP NodeBGP
 	// Claims are what the node's speaker says that it owns and keeps.
 	Claims Claims
+	// Blind is set when the API server answers other nodes and not this one: who is
+	// not owns VIPs rather, because it knows the Services that there are.
+	Blind bool
 	// PodCIDRs are those of its spec, as it says.
 	PodCIDRs []string
 	// Created is when the Node came to be.
@@ -243,7 +263,7 @@ func Reasons() reason.Texts[Reason] {
 		NetworkUnavailable: {Cause: "The node's condition NetworkUnavailable is true: its network plugin is not ready.", Cure: "See to the network plugin on the node."},
 		LinkDown:           {Cause: "The node's interfaces on the VIP's subnet are down or without a carrier.", Cure: "See to the cable, the switch port, or ip link on the node."},
 		LessPreferred:      {Cause: "The advertisements prefer another node for the VIP.", Cure: "Not a fault: preferredNodes says so."},
-		SpeakerNotReady:    {Cause: "The node's speaker is starting, does not run, or has lost the others.", Cure: "See kubectl -n lodestone-system get pods -o wide, and the speaker's log."},
+		SpeakerNotReady:    {Cause: "The node's speaker is starting, does not run, has lost the others, or is cut off from the API server while others are not.", Cure: "See kubectl -n lodestone-system get pods -o wide, and the speaker's log."},
 		NodeUnknown:        {Cause: "The API server has no Node of the name that the speaker was started with.", Cure: "Compare NODE_NAME of the speaker with kubectl get nodes."},
 		NoPeer:             {Cause: "The VIP is announced by BGP, and the nodeSelector of each peer leaves the node out.", Cure: "Not a fault if other nodes announce it."},
 		NoSession:          {Cause: "The VIP is announced by BGP, and the node lacks something for its sessions with all peers.", Cure: "The message says what it lacks; lodestone bgp peers shows it for all nodes."},

@@ -166,6 +166,17 @@ var stories = map[string]func(*story){
 		s.wantOwner(vip, "")
 		s.wantSilent("n1", vip, plan.NoLocalEndpoint)
 	},
+	"each family goes by its own endpoints": func(s *story) {
+		s.Services[0].Local = true
+		s.Services[0].IPv6 = &plan.Endpoints{Serving: true, ServingNodes: map[string]bool{"n3": true}}
+		s.wantOwner(vip, "n1", "n2")
+		s.wantOwner(vip6, "n3")
+		s.wantSilent("n1", vip6, plan.NoLocalEndpoint)
+		s.Services[0].Local, s.Services[0].IPv6 = false, &plan.Endpoints{}
+		s.wantOwner(vip, "n1", "n2", "n3")
+		s.wantOwner(vip6, "")
+		s.wantSilent("n1", vip6, plan.NoServingEndpoint)
+	},
 	"a Service without a serving endpoint is withdrawn": func(s *story) {
 		s.Services[0].Serving, s.Services[0].ServingNodes = false, nil
 		s.wantOwner(vip, "")
@@ -463,6 +474,29 @@ var stories = map[string]func(*story){
 		s.Speakers[second] = true
 		s.on(first, both...)
 		s.wantOwner(vip, first)
+	},
+	"a node that is cut off from the API server owns what nobody else can": func(s *story) {
+		before := plan.Owners(s.Snapshot)
+		owner := before[vip]
+		blind := func(n *plan.Node) { n.Blind = true }
+		s.node(owner, blind)
+		s.wantSilent(owner, vip, plan.SpeakerNotReady)
+		other := s.owner(vip)
+		if other == owner || other == "" {
+			s.t.Errorf("the owner is %q", other)
+		}
+		if plan.Make(other, s.Snapshot).Layer2[vip].Home {
+			s.t.Error("it is at home elsewhere")
+		}
+		s.service("default/local", owner).Local = true
+		s.wantOwner(vip, owner)
+		s.Services = s.Services[:len(s.Services)-1]
+		for name := range s.Nodes {
+			s.node(name, blind)
+		}
+		if after := plan.Owners(s.Snapshot); !maps.Equal(before, after) {
+			s.t.Errorf("all are cut off: owners were %v, are %v", before, after)
+		}
 	},
 	"68 a node with another link to the segment keeps its VIPs": func(s *story) {
 		lost := plan.Segment{Subnet: netip.MustParsePrefix("203.0.113.0/24"), Interface: "eth0", Down: true}

@@ -3,6 +3,7 @@ package plan
 import (
 	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
@@ -316,5 +317,6 @@ func (p Plan) set(vip netip.Addr, v Verdict) {
 // equal reports whether the plan takes the two for the same.
 func (s *Service) equal(t *Service) bool {
 	return s.Local == t.Local && s.Serving == t.Serving && slices.Equal(s.VIPs, t.VIPs) && maps.Equal(s.Labels, t.Labels) && maps.Equal(s.Leases, t.Leases) && maps.Equal(s.ServingNodes, t.ServingNodes) &&
+		reflect.DeepEqual(s.IPv6, t.IPv6) &&
 		s.Limit.Equal(t.Limit) && s.LimitErr == t.LimitErr
 }

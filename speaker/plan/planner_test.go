@@ -349,3 +349,22 @@ func BenchmarkNodeLost(b *testing.B) {
 		})
 	}
 }
+
+func TestPlannerHearsOfEndpointsOfIPv6Alone(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	p := plan.NewPlanner("n3")
+	p.Set(s.Config, s.Nodes, s.Speakers)
+	for _, on := range []string{"n3", "n1", "n3"} {
+		web := s.Services[0] // has IPv4 endpoints on n1 and n2
+		web.Local, web.IPv6 = true, &plan.Endpoints{Serving: true, ServingNodes: map[string]bool{on: true}}
+		p.Put(web)
+		require.True(t, p.Stale())
+		p.Update()
+		_, owned := p.Plan().Layer2[vip6]
+		require.Equal(t, on == "n3", owned, on)
+		require.Contains(t, p.Plan().Silent, vip)
+		p.Put(web)
+		require.False(t, p.Stale())
+	}
+}

@@ -70,7 +70,7 @@ func drawSnapshot(t *rapid.T) plan.Snapshot {
 		name := fmt.Sprint("n", i)
 		names = append(names, name)
 		s.Speakers[name] = some("speaker")
-		s.Nodes[name] = plan.Node{Labels: map[string]string{"on": fmt.Sprint(i % 4)}, Excluded: !some("included"), NetworkUnavailable: !some("network"), Segments: drawSegments(t), BGP: drawNodeBGP(t)}
+		s.Nodes[name] = plan.Node{Labels: map[string]string{"on": fmt.Sprint(i % 4)}, Excluded: !some("included"), NetworkUnavailable: !some("network"), Segments: drawSegments(t), BGP: drawNodeBGP(t), Blind: !some("sees")}
 	}
 	if name := rapid.SampledFrom(names).Draw(t, "claims all"); !some("no claims") {
 		n := s.Nodes[name]
@@ -197,24 +197,27 @@ func best(s plan.Snapshot, vip netip.Addr) (owners map[string]bool, shared bool)
 	for name := range selected {
 		linked = linked || sound(name) && !unplugged(name)
 	}
-	serving, heaviest := false, 0
-	for _, svc := range sharers {
-		serving = serving || svc.Serving
-	}
-	for name := range selected {
-		accepted := !slices.ContainsFunc(sharers, func(svc plan.Service) bool { return svc.Serving && svc.Local && !svc.ServingNodes[name] })
-		if !serving || !accepted || !sound(name) || linked && unplugged(name) {
-			continue
+	serving := slices.ContainsFunc(sharers, func(svc plan.Service) bool { return svc.Serving })
+	for _, blind := range []bool{false, true} { // the blind only if there is nobody else
+		heaviest := 0
+		for name := range selected {
+			accepted := !slices.ContainsFunc(sharers, func(svc plan.Service) bool { return svc.Serving && svc.Local && !svc.ServingNodes[name] })
+			if !serving || !accepted || !sound(name) || linked && unplugged(name) || s.Nodes[name].Blind && !blind {
+				continue
+			}
+			if kept && !shared && s.Nodes[name].Claims != (plan.Claims{}) {
+				return map[string]bool{name: true}, false // no other node claims anything
+			}
+			if weights[name] > heaviest {
+				heaviest = weights[name]
+				clear(owners)
+			}
+			if weights[name] == heaviest {
+				owners[name] = true
+			}
 		}
-		if kept && !shared && s.Nodes[name].Claims != (plan.Claims{}) {
-			return map[string]bool{name: true}, false // no other node claims anything
-		}
-		if weights[name] > heaviest {
-			heaviest = weights[name]
-			clear(owners)
-		}
-		if weights[name] == heaviest {
-			owners[name] = true
+		if len(owners) > 0 {
+			break
 		}
 	}
 	return owners, shared

@@ -30,6 +30,8 @@ type scope struct {
 	keeps          bool                       // owners are kept
 	claimants      map[uint16]map[string]bool // if so: who claims a bucket
 	whole          []tier                     // the same while all are able, see home
+	blind          bool                       // some node is, and not in the tiers
+	resort         []tier                     // those with the blind
 	all            []string                   // the sharers of VIPs without local endpoints
 
 	// What interfaces returned last: Make asks for one node.
@@ -134,7 +136,8 @@ func newScope(s Snapshot, key scopeKey, advertisements []*config.Advertisement, 
 		if byWeight[weight] == nil {
 			byWeight[weight] = map[string]bool{}
 		}
-		byWeight[weight][name] = sc.sound(name) && !sc.unplugged[name]
+		byWeight[weight][name] = sc.able(name) && !s.Nodes[name].Blind
+		sc.blind = sc.blind || s.Nodes[name].Blind
 	}
 	sc.shares = slices.ContainsFunc(sc.advertisements, func(a *config.Advertisement) bool { return a.Layer2.ShareLoad })
 	if sc.keeps = !sc.shares && slices.ContainsFunc(sc.advertisements, func(a *config.Advertisement) bool { return a.Layer2.KeepOwner }); sc.keeps {
@@ -173,6 +176,11 @@ func (s *scope) locate() {
 func (s *scope) sound(name string) bool {
 	n := s.Nodes[name]
 	return s.Speakers[name] && !n.Excluded && !n.NetworkUnavailable
+}
+
+// able reports whether the node may own the scope's VIPs.
+func (s *scope) able(name string) bool {
+	return !s.elsewhere[name] && s.sound(name) && !s.unplugged[name]
 }
 
 // reaches reports whether the node announces on an interface whose subnet
@@ -249,6 +257,14 @@ func (s *scope) owner(addr netip.Addr, v vip) string {
 	if !v.serving {
 		return ""
 	}
+	owner := s.ownerIn(s.tiers, addr, v)
+	if owner == "" && s.blind {
+		owner = s.ownerIn(s.lastResort(), addr, v)
+	}
+	return owner
+}
+
+func (s *scope) ownerIn(tiers []tier, addr netip.Addr, v vip) string {
 	if s.keeps {
 		claimants := s.claimants[bucket(addr)]
 		if v.local != nil {
@@ -256,12 +272,34 @@ func (s *scope) owner(addr netip.Addr, v vip) string {
 			maps.DeleteFunc(claimants, func(name string, _ bool) bool { return !v.local[name] })
 		}
 		if len(claimants) > 0 {
-			if owner := s.elect(addr, claimants); owner != "" {
+			if owner := elect(tiers, addr, claimants); owner != "" {
 				return owner
 			}
 		}
 	}
-	return s.elect(addr, v.local)
+	return elect(tiers, addr, v.local)
+}
+
+// lastResort returns the tiers with the blind nodes, for VIPs that nobody else can own.
+func (s *scope) lastResort() []tier {
+	if s.resort == nil {
+		s.resort = s.but(s.able)
+	}
+	return s.resort
+}
+
+// but returns the tiers with other nodes that are able.
+func (s *scope) but(able func(name string) bool) (tiers []tier) {
+	for _, t := range s.tiers {
+		nodes := map[string]bool{}
+		for name, weight := range s.weights {
+			if weight == t.weight && !s.elsewhere[name] {
+				nodes[name] = able(name)
+			}
+		}
+		tiers = append(tiers, tier{t.weight, t.With(nodes)})
+	}
+	return tiers
 }
 
 // sharers returns the nodes that share the VIP, by name: the most preferred
@@ -273,19 +311,21 @@ func (s *scope) sharers(v vip) []string {
 	case v.local == nil && s.all != nil:
 		return s.all
 	}
-	for _, t := range s.tiers {
-		var able []string
-		for name, weight := range s.weights {
-			if weight == t.weight && !s.elsewhere[name] && s.sound(name) && !s.unplugged[name] && (v.local == nil || v.local[name]) {
-				able = append(able, name)
+	for _, blind := range []bool{false, true} {
+		for _, t := range s.tiers {
+			var able []string
+			for name, weight := range s.weights {
+				if weight == t.weight && s.able(name) && (blind || !s.Nodes[name].Blind) && (v.local == nil || v.local[name]) {
+					able = append(able, name)
+				}
 			}
-		}
-		if len(able) > 0 {
-			slices.Sort(able)
-			if v.local == nil {
-				s.all = able
+			if len(able) > 0 {
+				slices.Sort(able)
+				if v.local == nil {
+					s.all = able
+				}
+				return able
 			}
-			return able
 		}
 	}
 	return nil
@@ -293,8 +333,8 @@ func (s *scope) sharers(v vip) []string {
 
 // elect returns the owner of the VIP: of the most preferred nodes that there
 // are, as the election has it. Nil: among all.
-func (s *scope) elect(addr netip.Addr, among map[string]bool) string {
-	for _, t := range s.tiers {
+func elect(tiers []tier, addr netip.Addr, among map[string]bool) string {
+	for _, t := range tiers {
 		owner := ""
 		if among == nil {
 			owner = t.Owner(addr)
@@ -312,18 +352,10 @@ func (s *scope) elect(addr netip.Addr, among map[string]bool) string {
 // are able to.
 func (s *scope) home(node string, addr netip.Addr, v vip) bool {
 	if s.whole == nil {
-		for _, t := range s.tiers {
-			nodes := map[string]bool{}
-			for name, weight := range s.weights {
-				if weight == t.weight && !s.elsewhere[name] {
-					nodes[name] = true
-				}
-			}
-			s.whole = append(s.whole, tier{t.weight, t.With(nodes)})
-		}
+		s.whole = s.but(func(string) bool { return true })
 	}
 	whole := *s
-	whole.tiers, whole.keeps = s.whole, false
+	whole.tiers, whole.keeps, whole.blind = s.whole, false, false
 	return whole.owner(addr, v) == node
 }
 
@@ -391,7 +423,7 @@ func (s *scope) reason(node, owner string, v vip) Reason {
 		return LinkDown
 	case v.local != nil && !v.local[node]:
 		return NoLocalEndpoint
-	case !s.Speakers[node]:
+	case !s.Speakers[node], n.Blind:
 		return SpeakerNotReady
 	case owner != "" && weight < s.weights[owner]:
 		return LessPreferred

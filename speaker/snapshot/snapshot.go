@@ -5,6 +5,7 @@ package snapshot
 
 import (
 	"net/netip"
+	"reflect"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -46,6 +47,8 @@ func Service(s *corev1.Service) plan.Service {
 // Endpoints are where endpoints are that are in a condition to take traffic:
 // names of nodes, sorted, each once; "" stands for endpoints without a node.
 type Endpoints struct {
+	// Family is that of their addresses. Empty: both count.
+	Family discoveryv1.AddressType
 	// Ready take traffic. Serving take it when there is nobody ready: they
 	// terminate, but still answer.
 	Ready, Serving []string
@@ -57,6 +60,7 @@ func EndpointsOf(s *discoveryv1.EndpointSlice) (service string, e Endpoints) {
 	if name := s.Labels[discoveryv1.LabelServiceName]; name != "" {
 		service = s.Namespace + "/" + name
 	}
+	e.Family = s.AddressType
 	for i := range s.Endpoints {
 		endpoint, node := &s.Endpoints[i], ""
 		if endpoint.NodeName != nil {
@@ -87,8 +91,25 @@ func sorted(names []string) []string {
 
 // With returns the Service with its endpoints, those of all of its slices.
 func With(s plan.Service, all ...Endpoints) plan.Service {
+	at := endpointsAt(discoveryv1.AddressTypeIPv4, s.Local, all)
+	s.Serving, s.ServingNodes = at.Serving, at.ServingNodes
+	if slices.ContainsFunc(s.VIPs, netip.Addr.Is6) {
+		if at6 := endpointsAt(discoveryv1.AddressTypeIPv6, s.Local, all); !reflect.DeepEqual(at, at6) {
+			s.IPv6 = &at6
+		}
+	}
+	return s
+}
+
+// endpointsAt returns what the endpoints are for VIPs of the family: kube-proxy forwards
+// to no others. Pods have one family only that were there before their cluster
+// had two, or run where the node has one.
+func endpointsAt(family discoveryv1.AddressType, local bool, all []Endpoints) (at plan.Endpoints) {
 	ready, serving := map[string]bool{}, map[string]bool{}
 	for _, e := range all {
+		if e.Family != "" && e.Family != family {
+			continue
+		}
 		for _, n := range e.Ready {
 			ready[n] = true
 		}
@@ -99,12 +120,12 @@ func With(s plan.Service, all ...Endpoints) plan.Service {
 	if len(ready) == 0 {
 		ready = serving // all terminate, or none is ready
 	}
-	s.Serving = len(ready) > 0
-	if s.Local { // nobody asks for the nodes otherwise
+	at.Serving = len(ready) > 0
+	if local { // nobody asks for the nodes otherwise
 		delete(ready, "")
-		s.ServingNodes = ready
+		at.ServingNodes = ready
 	}
-	return s
+	return at
 }
 
 // Node returns what the Node itself says; see Locate.
@@ -129,7 +150,7 @@ func Node(n *corev1.Node) plan.Node {
 
 // Locate returns the node with what its speaker tells of.
 func Locate(n plan.Node, network clusterfacts.Network) plan.Node {
-	n.Claims = plan.Claims(network.Claims)
+	n.Claims, n.Blind = plan.Claims(network.Claims), network.Blind
 	if network.Segments == nil {
 		return n
 	}

@@ -4,7 +4,7 @@
 // without another word which of them yields, even when nothing but the segment
 // connects them.
 //
-// A seal is valid for one VIP at one hardware address and is made with the key
+// A seal is valid for one VIP at one hardware address and is made with a key
 // that the speakers share. It proves no more than that: whoever hears it may
 // repeat it, as anybody on the segment may claim any address.
 package seal
@@ -14,6 +14,7 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"net/netip"
+	"slices"
 )
 
 // Size is the length of a seal in bytes. ARP packets of 42 bytes are padded to
@@ -56,6 +57,25 @@ func (s Seal) Outranks(t Seal) bool {
 		return home > other
 	}
 	return bytes.Compare(s[offTag:], t[offTag:]) > 0
+}
+
+// Keys returns the keys that the speakers of the cluster share. The first one makes
+// seals, and all verify them: while the key is replaced, not all make them with the same.
+type Keys func() [][]byte
+
+// Seal returns the seal that Key.Seal makes.
+func (k Keys) Seal(vip netip.Addr, hardware [6]byte, home bool) Seal {
+	return Key(k()[0]).Seal(vip, hardware, home)
+}
+
+// Joining returns the seal that Key.Joining makes.
+func (k Keys) Joining(vip netip.Addr, hardware [6]byte) Seal {
+	return Key(k()[0]).Joining(vip, hardware)
+}
+
+// Valid reports whether the seal is valid for one of the keys.
+func (k Keys) Valid(s Seal, vip netip.Addr, hardware [6]byte) bool {
+	return slices.ContainsFunc(k(), func(key []byte) bool { return Key(key).Valid(s, vip, hardware) })
 }
 
 // Key makes and verifies seals.

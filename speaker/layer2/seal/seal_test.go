@@ -34,6 +34,27 @@ func TestValid(t *testing.T) {
 	}
 }
 
+// While the key is replaced, speakers make seals with different ones. All believe them,
+// and whoever has only a key that is forgotten is a stranger.
+func TestKeys(t *testing.T) {
+	t.Parallel()
+	ring := func(keys ...string) seal.Keys {
+		var all [][]byte
+		for _, k := range keys {
+			all = append(all, []byte(k))
+		}
+		return func() [][]byte { return all }
+	}
+	before, after, done := ring("old", "new"), ring("new", "old"), ring("new")
+	for _, s := range []seal.Seal{before.Seal(vip, here, true), before.Joining(vip, here), after.Seal(vip, here, false), after.Joining(vip, here)} {
+		assert.True(t, before.Valid(s, vip, here))
+		assert.True(t, after.Valid(s, vip, here))
+	}
+	assert.Equal(t, seal.Key("new").Seal(vip, here, true), after.Seal(vip, here, true))
+	assert.True(t, done.Valid(after.Seal(vip, here, true), vip, here))
+	assert.False(t, done.Valid(before.Seal(vip, here, true), vip, here))
+}
+
 // Of any set of claims one outranks all others, and it is a node at home if
 // there is one.
 func TestOutranksIsAnOrder(t *testing.T) {

@@ -1,0 +1,240 @@
+package membership
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
+	"github.com/lodestone-lb/lodestone/speaker/membership/keys"
+)
+
+// mounted is the Secret as one node's kubelet has it.
+type mounted struct {
+	mu   sync.Mutex
+	text string
+}
+
+func (m *mounted) put(text string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.text = text
+}
+
+func (m *mounted) read() (keys.Key, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.text == "" {
+		return keys.Key{}, errors.New("no such file")
+	}
+	return keys.Parse([]byte(m.text))
+}
+
+// from has a speaker read its key from there.
+func (m *mounted) from(t testing.TB) func(*Options) {
+	return func(o *Options) {
+		o.Key, o.ReadKey, o.KeyInterval = keyOf(t, m.text), m.read, 10*time.Millisecond
+	}
+}
+
+// understands waits until the speaker has these keys.
+func (s *speaker) understands(texts ...string) {
+	s.t.Helper()
+	want := ringOf(s.t, texts...)
+	require.Eventually(s.t, func() bool { return slices.Equal(want, s.ring.current()) }, testTimeout, time.Millisecond,
+		"%s has not %v", s.options.Node, texts)
+}
+
+func ringOf(t testing.TB, texts ...string) (r keys.Ring) {
+	for _, text := range texts {
+		r = append(r, keyOf(t, text))
+	}
+	return r
+}
+
+const firstKey, secondKey, thirdKey = "correct horse battery staple", "the key that comes after it", "and another one after that"
+
+// Nodes read new keys at different times. Nobody is taken for dead at any moment, no
+// packet is not understood, and what one speaker seals all others believe.
+func TestRotation(t *testing.T) {
+	t.Parallel()
+	onSegment(t, config.FailoverNormal.Membership(), 3, slog.DiscardHandler, func(t *testing.T, _ *segment, all []*Task) {
+		leases, secrets := cache.NewStore(cache.MetaNamespaceKeyFunc), make([]mounted, len(all))
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		for i, task := range all {
+			secrets[i].put(firstKey)
+			task.options.ReadKey = secrets[i].read
+			require.NoError(t, leases.Add(task.said()))
+			running.Go(func() { task.keepKeys(ctx, leases) })
+		}
+		// The API server has Leases a moment after they are written.
+		running.Go(func() {
+			for ; ctx.Err() == nil; time.Sleep(300 * time.Millisecond) {
+				for _, task := range all {
+					assert.NoError(t, leases.Update(task.said()))
+				}
+			}
+		})
+		// looks for a while whether all is well, and then whether they have these keys.
+		looks := func(d time.Duration, want ...[]string) {
+			t.Helper()
+			for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+				requireBelief(t, all)
+			}
+			for i, task := range all {
+				require.Equal(t, ringOf(t, want[i]...), task.ring.current(), "%s at last", task.options.Node)
+			}
+			require.Zero(t, count(all), "taken for dead")
+		}
+		before := firstKey
+		for i, next := range []string{secondKey, thirdKey} {
+			old, both, news := []string{before}, []string{before, next}, []string{next}
+			rings := [][]string{old, old, old}
+			for n := range all {
+				secrets[(i+n)%3].put(next)
+				rings[(i+n)%3] = both
+				if n < 2 {
+					looks(2*DefaultKeyInterval, rings...)
+				}
+			}
+			looks(6*DefaultKeyInterval, news, news, news)
+			before = next
+		}
+		cancel()
+		running.Wait()
+		for _, task := range all {
+			require.Zero(t, refusedBy(task), "%s did not understand a packet", task.options.Node)
+		}
+	})
+}
+
+// said is what the speaker's Lease says.
+func (t *Task) said() *coordinationv1.Lease {
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: annotation.SpeakerLeasePrefix + t.options.Node}}
+	t.take(lease, time.Now())
+	return lease
+}
+
+// requireBelief demands that all speakers believe what each of them seals.
+func requireBelief(t *testing.T, all []*Task) {
+	t.Helper()
+	vip, hardware := netip.MustParseAddr("198.18.0.100"), [6]byte{2, 0, 0, 0, 0, 1}
+	for _, task := range all {
+		said := seal.Keys(task.Keys).Seal(vip, hardware, true)
+		for _, other := range all {
+			require.True(t, seal.Keys(other.Keys).Valid(said, vip, hardware), "%s does not believe %s", other.options.Node, task.options.Node)
+		}
+	}
+}
+
+// A speaker that starts with a key that not all have read does not go on alone: it would
+// claim what the others announce. They learn on its Lease that it has no other.
+func TestStartDuringRotation(t *testing.T) {
+	c := newCluster(t, "n1", "n2", "n3")
+	m1, m2, m3 := &mounted{text: firstKey}, &mounted{text: firstKey}, &mounted{text: secondKey}
+	n1, n2 := c.start("n1", m1.from(t)), c.start("n2", m2.from(t))
+	n1.waitJoined()
+	n2.waitJoined()
+	n3 := c.start("n3", m3.from(t))
+	n3.wait("waiting", func() bool {
+		_, status := n3.Joined()
+		return strings.HasPrefix(status, "waiting for 2 speakers that use another membership key, one on node n1")
+	})
+	m1.put(secondKey)
+	n1.understands(firstKey, secondKey)
+	time.Sleep(joinTimeout + time.Second)
+	joined, status := n3.Joined()
+	assert.False(t, joined, status)
+	n1.understands(firstKey, secondKey)
+	n2.understands(firstKey)
+	m2.put(secondKey)
+	n3.waitJoined()
+	for _, s := range []*speaker{n1, n2, n3} {
+		s.waitFor(map[string]bool{"n1": false, "n2": false, "n3": false})
+		s.understands(secondKey)
+	}
+
+	for _, text := range []string{firstKey, secondKey} {
+		packet, refused := c.packetOf(keyOf(t, text)), refusedBy(n1.Task)
+		conn, err := net.Dial("udp", n1.address())
+		require.NoError(t, err)
+		_, err = conn.Write(packet)
+		require.NoError(t, err)
+		conn.Close()
+		if text == firstKey {
+			require.Eventually(t, func() bool { return refusedBy(n1.Task) > refused }, testTimeout, time.Millisecond, "the forgotten key is understood")
+			require.NotContains(t, n1.Speakers(), "sender")
+		} else {
+			n1.wait("the sender is heard", func() bool { _, heard := n1.Speakers()["sender"]; return heard })
+		}
+	}
+}
+
+// What is no key is said once, and changes nothing.
+func TestSecretWithoutAKey(t *testing.T) {
+	c := newCluster(t, "n1", "n2")
+	log := &sharedLog{}
+	m1, m2 := &mounted{text: firstKey}, &mounted{text: firstKey}
+	n1 := c.start("n1", m1.from(t), func(o *Options) {
+		o.Log = slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelError}))
+	})
+	n2 := c.start("n2", m2.from(t))
+	n1.waitFor(map[string]bool{"n1": false, "n2": false})
+	n1.waitJoined()
+	refused := func(want string) func() bool {
+		return func() bool {
+			return testutil.GatherAndCompare(n1.options.Registry.(prometheus.Gatherer), strings.NewReader(`
+# HELP lodestone_membership_key_refused Whether what the Secret has now is no membership key: then the one before stays in force.
+# TYPE lodestone_membership_key_refused gauge
+lodestone_membership_key_refused `+want+"\n"), MetricKeyRefused) == nil
+		}
+	}
+	for i, text := range []string{"", "too short", " \n"} {
+		m1.put(text)
+		require.Eventually(t, refused("1"), testTimeout, time.Millisecond, "%q", text)
+		time.Sleep(100 * time.Millisecond)
+		n1.understands(firstKey)
+		n1.waitFor(map[string]bool{"n1": false, "n2": false})
+		m1.put(firstKey)
+		require.Eventually(t, refused("0"), testTimeout, time.Millisecond)
+		assert.Equal(t, i+1, strings.Count(log.String(), "membership key not taken"), log.String())
+	}
+	m1.put(secondKey)
+	m2.put(secondKey)
+	n1.understands(secondKey)
+	n2.understands(secondKey)
+}
+
+// Whatever memberlist had, it has what it is told, the one in use first.
+func TestRingOfMemberlist(t *testing.T) {
+	t.Parallel()
+	var k []keys.Key
+	for _, text := range []string{firstKey, secondKey, thirdKey, "the fourth of all the keys"} {
+		k = append(k, keyOf(t, text))
+	}
+	r := newRing(k[0])
+	for _, to := range []keys.Ring{{k[0], k[1], k[2], k[3]}, {k[2], k[0], k[3]}, {k[0], k[3]}, {k[1]}, {k[1], k[0], k[2]}, {k[2], k[1]}, {k[0]}} {
+		r.set(to)
+		has := r.memberlist.GetKeys()
+		assert.ElementsMatch(t, to.Secrets(), has)
+		assert.Equal(t, to.Secrets()[0], has[0])
+	}
+}
