@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -301,7 +302,7 @@ users: [{name: nobody, user: {}}]
 	assert.Equal(t, "lodestone: there is no Service shop/api-0001\n", errs)
 	code, _, errs = start(t, file, "status", "--context", "third")
 	assert.Equal(t, 3, code)
-	assert.Contains(t, errs, "context was not found for specified context: third")
+	assert.Contains(t, errs, `kubeconfig: context "third" does not exist`)
 }
 
 // Before Kubernetes v1.33 there were no ServiceCIDRs.
@@ -325,14 +326,17 @@ func TestServersThatMakeNoSense(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		answer string
+		length int // that is promised
 		want   string
 	}{
-		"a proxy":    {"<html>502 Bad Gateway</html>", "invalid character"},
-		"half of it": {`{"kind": "ServiceList", "items": [`, "unexpected"},
+		"a proxy":    {"<html>502 Bad Gateway</html>", 28, "invalid character"},
+		"half of it": {`{"kind": "ServiceList", "items": [`, 34, "unexpected"},
+		"cut off":    {`{"kind": "ServiceList"`, 34, "unexpected EOF"},
 	} {
 		s := serve(t, example.Size{})
 		s.fault = func(w http.ResponseWriter, _ *http.Request) bool {
 			w.Header().Set("Content-Type", "application/json")
+			w.Header().Set("Content-Length", strconv.Itoa(c.length))
 			fmt.Fprint(w, c.answer)
 			return true
 		}
@@ -340,6 +344,7 @@ func TestServersThatMakeNoSense(t *testing.T) {
 		assert.Equal(t, 3, code, name)
 		assert.Empty(t, out, name)
 		assert.Contains(t, errs, c.want, name)
+		assert.Equal(t, 1, strings.Count(errs, "\n"), "%s: once is enough: %s", name, errs)
 	}
 }
 

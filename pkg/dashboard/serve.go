@@ -90,7 +90,8 @@ func (d *Dashboard) view(w http.ResponseWriter, r *http.Request) {
 		if s, past := d.current(); s != nil {
 			sections, _ := NewView(s, past, ParseQuery(r.URL.Query())).since(nil)
 			w.Header().Set("Content-Type", "application/json")
-			json.NewEncoder(w).Encode(update{s.Time, sections}) //nolint:errcheck // the reader has gone
+			text, _ := json.Marshal(update{s.Time, sections})                  // NewView would have panicked
+			stream{w, http.NewResponseController(w)}.send(string(text) + "\n") //nolint:errcheck // the reader has gone
 			return
 		}
 		select {
@@ -175,6 +176,7 @@ func (s stream) send(text string) error {
 	if err := s.c.SetWriteDeadline(time.Now().Add(patience)); err != nil {
 		return err
 	}
+	defer s.c.SetWriteDeadline(time.Time{}) //nolint:errcheck // of the next request on the connection
 	if _, err := s.w.Write([]byte(text)); err != nil {
 		return err
 	}

@@ -73,10 +73,10 @@ func NewState(o *cluster.Objects) *State {
 	if o.Config != nil {
 		s.ClusterID = o.Config.ClusterID
 	}
-	if o.Has(cluster.ForSessions...) && o.ConfigErr == nil {
+	if o.Has(cluster.ForSessions...) && o.Unclear() == nil {
 		s.Sessions = routing.Peers(n, o.Now, "", "").Sessions
 	}
-	if o.Has(cluster.ForVIPs...) && o.ConfigErr == nil {
+	if o.Has(cluster.ForVIPs...) && o.Unclear() == nil {
 		s.vips(n)
 	}
 	s.nodes(o)

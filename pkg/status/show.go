@@ -63,6 +63,9 @@ func (s *Status) showComponents(c *screen.Canvas) {
 	}
 	if f := s.Speakers; f != nil {
 		speakers = fmt.Sprintf("%d of %s ready%s", f.Ready, screen.Count(f.Nodes, "node", "nodes"), versionText(f.Versions))
+		if f.MembershipKey != "" {
+			speakers += ", membership key " + f.MembershipKey
+		}
 	}
 	c.Rows(nil, [][]any{
 		{heading("CONFIGURATION"), configuration}, {heading("CONTROLLER"), controller}, {heading("SPEAKERS"), speakers},

@@ -85,6 +85,9 @@ type Speakers struct {
 	Versions []string `json:"versions"`
 	// Missing are those of the nodes without a ready speaker.
 	Missing []NodeProblem `json:"missing,omitempty"`
+	// MembershipKey is the mark of the key that all use. Empty: they change to
+	// another one, or do not say.
+	MembershipKey string `json:"membershipKey,omitempty"`
 }
 
 // NodeProblem is what is wrong on a node.
@@ -151,13 +154,14 @@ func OfNetwork(o *cluster.Objects, n *simulation.Network) *Status {
 	if o.Has(cluster.Leases) {
 		s.conflicts(n)
 	}
-	if o.Has(cluster.ConfigMaps, cluster.Services) && o.ConfigErr == nil {
+	known := o.Unclear() == nil
+	if known && o.Has(cluster.ConfigMaps, cluster.Services) {
 		s.allocation(o)
 	}
-	if o.Has(cluster.ForSessions...) && o.ConfigErr == nil {
+	if known && o.Has(cluster.ForSessions...) {
 		s.sessions(n, o.Now)
 	}
-	if o.Has(cluster.ForVIPs...) && o.ConfigErr == nil {
+	if known && o.Has(cluster.ForVIPs...) {
 		s.vips(n)
 	}
 	slices.SortStableFunc(s.Warnings, func(a, b Warning) int { return cmp.Compare(gravity(a), gravity(b)) })
@@ -179,10 +183,13 @@ func (s *Status) configuration(o *cluster.Objects) {
 	}
 	c := &Configuration{State: Missing}
 	s.Configuration = c
+	unsure := cmp.Or(o.Absent(), o.Unclear())
 	switch {
 	case o.ConfigErr != nil:
 		c.State, c.Errors = Invalid, strings.Split(o.ConfigErr.Error(), "\n")
-		s.warn("configuration", "%s is invalid: the last valid one stays in force, which only controller and speakers know; %s", o.ConfigMap(), screen.Count(len(c.Errors), "error", "errors"))
+		s.warn("configuration", "%v; %s", unsure, screen.Count(len(c.Errors), "error", "errors"))
+	case unsure != nil:
+		s.warn("configuration", "%v", unsure)
 	case o.Config == nil:
 		s.warn("configuration", "there is no %s: no Service gets an address, and nothing is announced", o.ConfigMap())
 	default:
@@ -239,6 +246,7 @@ func (s *Status) speakers(o *cluster.Objects) {
 	for _, m := range s.Speakers.Missing {
 		s.warn("speaker", "node %s: %s", m.Node, m.Message)
 	}
+	s.membershipKeys(o.Leases)
 	for _, l := range o.Leases {
 		for _, name := range annotation.ParseUnmatchedAdvertisements(l.Annotations[annotation.UnmatchedAdvertisements]) {
 			s.warn("speaker", "node %s: advertisement %s matches no interface of it: compare its interfaces with ip link there", strings.TrimPrefix(l.Name, annotation.SpeakerLeasePrefix), name)

@@ -127,7 +127,7 @@ func (a *apiServer) options(credentials string, out io.Writer) browse.Options {
 	client, err := kubernetes.NewForConfig(config)
 	require.NoError(a, err)
 	tunnel := &browse.Tunnel{Client: client, Config: config, Namespace: "ls"}
-	return browse.Options{Target: tunnel.Transport(), Token: &browse.Account{Client: client, Namespace: "ls"}, Out: out}
+	return browse.Options{Target: tunnel.Transport(), Token: &browse.Account{Client: client, Namespace: "ls"}, Timeout: time.Minute, Out: out}
 }
 
 // controller serves the dashboard of an invented cluster to the account, and
@@ -282,6 +282,12 @@ func TestNothingIsOpenedWithoutTheRight(t *testing.T) {
 		require.ErrorContains(t, err, test.says, name)
 		require.Empty(t, out.String(), name)
 	}
+	hanging := make(chan struct{})
+	a := newAPIServer(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-hanging }))
+	o := a.options(admin, io.Discard)
+	o.Timeout = 100 * time.Millisecond
+	require.ErrorContains(t, browse.Serve(t.Context(), o), "the controller cannot be reached: context deadline exceeded")
+	close(hanging)
 	for code, says := range map[int]string{401: "ClusterRole lodestone-dashboard-reader", 403: "ClusterRole lodestone-dashboard-reader", 404: "--dashboard=false", 500: "500"} {
 		a := newAPIServer(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code) }))
 		require.ErrorContains(t, browse.Serve(t.Context(), a.options(admin, io.Discard)), says)

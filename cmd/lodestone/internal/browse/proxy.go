@@ -98,6 +98,8 @@ type Options struct {
 	// Target is where requests go.
 	Target http.RoundTripper
 	Token  Token
+	// Timeout is how long the first page may take.
+	Timeout time.Duration
 	// Out is told the address.
 	Out io.Writer
 }
@@ -106,7 +108,7 @@ type Options struct {
 // nothing before the controller has shown the page.
 func Serve(ctx context.Context, o Options) error {
 	p := NewProxy(o.Target, o.Token)
-	if err := p.check(ctx); err != nil {
+	if err := p.check(ctx, o.Timeout); err != nil {
 		return err
 	}
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", fmt.Sprint(o.Port)))
@@ -131,7 +133,9 @@ func Serve(ctx context.Context, o Options) error {
 }
 
 // check asks for the page once, and returns why it may not be seen.
-func (p *Proxy) check(ctx context.Context) error {
+func (p *Proxy) check(ctx context.Context, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
 	token, err := p.token.Token(ctx)
 	if err != nil {
 		return err

@@ -60,13 +60,7 @@ when not, and 3 when the cluster could not be read.`,
 			return err
 		}
 		sessions := routing.Peers(n, o.Now, *node, *peer)
-		if err := a.print(cmd.OutOrStdout(), sessions); err != nil {
-			return err
-		}
-		if !sessions.Healthy() {
-			return errFound
-		}
-		return nil
+		return a.give(cmd, sessions, nil, !sessions.Healthy())
 	}
 	return cmd
 }
@@ -109,13 +103,7 @@ when the cluster could not be read.`,
 			return err
 		}
 		routes := routing.RoutesOf(n, f)
-		if err := a.print(cmd.OutOrStdout(), routes); err != nil {
-			return err
-		}
-		if len(routes.Unrouted) > 0 {
-			return errFound
-		}
-		return nil
+		return a.give(cmd, routes, nil, len(routes.Unrouted) > 0)
 	}
 	return cmd
 }

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -57,11 +58,11 @@ func targetFlags(cmd *cobra.Command, s Streams) *target {
 // client returns a client of the cluster, and the namespace that its
 // kubeconfig goes by.
 func (t *target) client() (kubernetes.Interface, string, error) {
-	namespace, _, err := t.loader().Namespace()
+	c, err := t.restConfig()
 	if err != nil {
 		return nil, "", err
 	}
-	c, err := t.restConfig()
+	namespace, _, err := t.loader().Namespace()
 	if err != nil {
 		return nil, "", err
 	}
@@ -86,8 +87,11 @@ func (t *target) loader() clientcmd.ClientConfig {
 // restConfig is how the kubeconfig says that the API server is spoken to.
 func (t *target) restConfig() (*rest.Config, error) {
 	c, err := t.loader().ClientConfig()
+	if clientcmd.IsEmptyConfig(err) {
+		return nil, errors.New("which cluster? There is no kubeconfig, or nothing in it: see --kubeconfig, or the variable KUBECONFIG")
+	}
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("kubeconfig: %w", err)
 	}
 	c.UserAgent = "lodestone-cli"
 	c.QPS, c.Burst = -1, 0 // a handful of lists
@@ -120,11 +124,18 @@ func (t *target) readAll(ctx context.Context) (*cluster.Objects, error) {
 }
 
 // readWhole is readAll that fails if something of these kinds, of any if none is
-// named, could not be read: half of the truth would be another story.
+// named, could not be read, or it is not known which configuration is in force:
+// half of the truth would be another story.
 func (t *target) readWhole(ctx context.Context, kinds ...string) (*cluster.Objects, error) {
 	o, err := t.readAll(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return o, o.Err(kinds...)
+	if err := o.Err(kinds...); err != nil {
+		return nil, err
+	}
+	if o.ConfigErr != nil {
+		return nil, fmt.Errorf("%w\n%w", o.Unclear(), o.ConfigErr)
+	}
+	return o, cmp.Or(o.Absent(), o.Unclear())
 }

@@ -111,11 +111,7 @@ advertisements: [`+advertisements+"]\n"))
 	assert.Contains(t, explain(ExitFound, "{name: mail, serviceSelector: {matchLabels: {tier: mail}}, layer2: {}}"), "and 2 more: ServiceNotSelected: no serviceSelector")
 }
 
-func TestAnInvalidConfigurationInTheClusterIsSaid(t *testing.T) {
-	_, err := readCluster(t, configMap(config.ConfigMapName, config.Key, header+"pool: []\n"))
-	require.ErrorContains(t, err, "ConfigMap lodestone-system/lodestone-config")
-	require.ErrorContains(t, err, `unknown key "pool"`)
-
+func TestWithoutAConfigurationNothingIsAllocated(t *testing.T) {
 	c, err := readCluster(t, service("web", ""))
 	require.NoError(t, err)
 	require.Equal(t, servicelb.ConfigUnavailable, c.Explain(c.Services[0]).Verdict.Refusal.Reason)
@@ -130,6 +126,12 @@ func TestUnreachableClusterIsAnError(t *testing.T) {
 	code, _, err = run(t, "", "validate", "--live", "--kubeconfig", t.TempDir()+"/none")
 	assert.Equal(t, ExitFailed, code)
 	assert.Contains(t, err, "none: no such file or directory")
+	code, _, err = run(t, "", "status")
+	assert.Equal(t, ExitFailed, code)
+	assert.Equal(t, "lodestone: which cluster? There is no kubeconfig, or nothing in it: see --kubeconfig, or the variable KUBECONFIG\n", err)
+	code, _, err = run(t, "", "status", "--context", "other")
+	assert.Equal(t, ExitFailed, code)
+	assert.Contains(t, err, `lodestone: kubeconfig: context "other" does not exist`)
 	code, _, err = run(t, "", "plan")
 	assert.Equal(t, ExitFailed, code)
 	assert.Contains(t, err, "which configuration?")

@@ -60,6 +60,9 @@ found out: the findings marked UNKNOWN say what.`,
 		ask = diagnosis.Ask
 	}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if _, err := os.Lstat(*bundle); err == nil {
+			return fmt.Errorf("%s is there already: name another file for the archive", *bundle)
+		}
 		ctx, cancel := context.WithTimeout(cmd.Context(), diagnoseTimeout)
 		defer cancel()
 		client, _, err := t.connect()

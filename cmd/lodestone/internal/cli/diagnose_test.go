@@ -293,7 +293,7 @@ func TestBundleHasNoSecrets(t *testing.T) {
 	}
 
 	// An archive is not overwritten, and half of one does not stay.
-	assert.Contains(t, w.ask("", ExitFailed, "diagnose", "--bundle", name), "file exists")
+	assert.Equal(t, "lodestone: "+name+" is there already: name another file for the archive\n", w.ask("", ExitFailed, "diagnose", "--bundle", name), "before anybody waits")
 	assert.Contains(t, w.ask("", ExitFailed, "diagnose", "--bundle", filepath.Join(t.TempDir(), "no", "such")), "no such file")
 	info, err := os.Stat(name)
 	require.NoError(t, err)

@@ -10,7 +10,6 @@ import (
 
 	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/story"
 	"github.com/lodestone-lb/lodestone/pkg/cluster"
-	"github.com/lodestone-lb/lodestone/pkg/screen"
 	"github.com/lodestone-lb/lodestone/pkg/servicelb"
 )
 
@@ -61,16 +60,7 @@ not be read: then the rest is shown.`,
 			return fmt.Errorf("there is no Service %s", name)
 		}
 		told := story.OfService(o, o.Services[i])
-		if err := a.print(cmd.OutOrStdout(), told); err != nil {
-			return err
-		}
-		switch {
-		case len(told.Unread) > 0:
-			return incomplete(told.Unread)
-		case told.Troubled():
-			return errFound
-		}
-		return nil
+		return a.give(cmd, told, told.Unread, told.Troubled())
 	}
 	return cmd
 }
@@ -83,9 +73,4 @@ func (t *target) qualified(name string) (string, error) {
 	}
 	_, namespace, err := t.connect()
 	return namespace + "/" + name, err
-}
-
-// incomplete ends a command whose answer says what could not be read.
-func incomplete(unread []string) error {
-	return fmt.Errorf("the answer is not complete: %s not read", screen.Count(len(unread), "thing was", "things were"))
 }

@@ -99,7 +99,7 @@ something to decide, and 3 when they could not be read.`,
 		result, err := o.migrate(ctx, t, files, cmd.InOrStdin(), namespace)
 		var invalid migrate.Errors
 		if errors.As(err, &invalid) {
-			fmt.Fprintln(cmd.ErrOrStderr(), err)
+			complain(cmd.ErrOrStderr(), err.Error())
 			return errInvalid
 		}
 		if err != nil {

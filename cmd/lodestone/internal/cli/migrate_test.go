@@ -87,6 +87,7 @@ func TestMigrateExits(t *testing.T) {
 		"a decision":     {password, []string{"metallb", "-"}, ExitFound, "!  BGPPeer tor: spec.password: Lodestone reads passwords from Secrets alone"},
 		"not YAML":       {"{", []string{"metallb", "-"}, ExitInvalid, "stdin:1: "},
 		"a mistake":      {strings.Replace(simpleMetalLB, "203.0.113.10-", "x-", 1), []string{"metallb", "-"}, ExitInvalid, "stdin:1: IPAddressPool metallb-system/lan: spec.addresses[0]: "},
+		"a hostile one":  {"{apiVersion: metallb.io/v1beta1, kind: IPAddressPool, metadata: {name: \"a\\e[2J\"}, spec: {addresses: [x]}}", []string{"metallb", "-"}, ExitInvalid, "IPAddressPool a?[2J: spec.addresses[0]: "},
 		"do not fit":     {strings.Replace(simpleMetalLB, "203.0.113.10-203.0.113.19", "127.0.0.1-127.0.0.9", 1), []string{"metallb", "-"}, ExitInvalid, "loopback"},
 		"wrong origin":   {simpleMetalLB, []string{"kube-vip", "-"}, ExitInvalid, "there is nothing of kube-vip here"},
 		"no file":        {"", []string{"metallb", file + ".gone"}, ExitFailed, "no such file"},
@@ -159,7 +160,8 @@ func TestMigrateFromAClusterTellsWhoKeepsItsAddress(t *testing.T) {
 	assert.Contains(t, errs, "kubectl -n shop annotate service web lodestone.io/address-pool=lan\n")
 
 	outside := has("outside", "192.0.2.7", nil)
-	code, _, errs = live(t, d, []runtime.Object{web, outside}, "migrate", "metallb")
+	repaired := configMap(config.ConfigMapName, config.Key, "nonsense: true\n")
+	code, _, errs = live(t, d, []runtime.Object{web, outside, repaired}, "migrate", "metallb")
 	require.Equal(t, ExitFound, code, errs)
 	assert.Contains(t, errs, "!  Service shop/outside: status.loadBalancer: it has [192.0.2.7], and with this configuration: AddressOutsidePools")
 	assert.Contains(t, errs, "take-over: 1 Service that has addresses keeps them")

@@ -54,26 +54,14 @@ the new one has in no pool counts as stranded.`,
 		if err != nil {
 			return err
 		}
-		invalid := o.ConfigErr
-		o.ConfigErr = nil // an edit is what repairs it
 		if err := o.Err(cluster.ForAddresses...); err != nil {
 			return err
 		}
-		if invalid != nil {
-			o.Omit(cluster.ConfigMaps, errors.New("the configuration in the cluster is invalid (lodestone validate --live tells why), "+
-				"and only controller and speakers know the one that is in force instead"))
+		if unclear := o.Unclear(); unclear != nil {
+			o.Omit(cluster.ConfigMaps, unclear)
 		}
 		told := story.OfEdit(o, next, *all)
-		if err := a.print(cmd.OutOrStdout(), told); err != nil {
-			return err
-		}
-		switch {
-		case len(told.Unread) > 0:
-			return incomplete(told.Unread)
-		case told.Troubled():
-			return errFound
-		}
-		return nil
+		return a.give(cmd, told, told.Unread, told.Troubled())
 	}
 	return cmd
 }
@@ -121,17 +109,11 @@ Exits with 0 when somebody would announce every VIP that somebody announces now,
 		if err != nil {
 			return err
 		}
-		if err := known(o.Network(), args[0], ""); err != nil {
+		if err := among("node", args[0], nodeNames(o)); err != nil {
 			return err
 		}
 		told := story.OfRemoval(o, args[0], how)
-		if err := a.print(cmd.OutOrStdout(), told); err != nil {
-			return err
-		}
-		if told.Troubled() {
-			return errFound
-		}
-		return nil
+		return a.give(cmd, told, nil, told.Troubled())
 	}
 	return cmd
 }

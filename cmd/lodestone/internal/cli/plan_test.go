@@ -75,12 +75,13 @@ func TestPlanOfARepair(t *testing.T) {
 	cm := object[*corev1.ConfigMap](w, config.ConfigMapName)
 	cm.Data[config.Key] = "pools: [{name: lan, addresses: [203.0.113.1/24]}]\n"
 	text := w.ask("", ExitFailed, "plan", "--config", edited(t))
-	assert.Contains(t, text, "Services: 3 unchanged\nVIPs: who would announce them is not known: the configuration in the cluster is invalid (lodestone validate --live tells why)")
+	assert.Contains(t, text, "Services: 3 unchanged\nVIPs: who would announce them is not known: ConfigMap lodestone-system/lodestone-config is invalid, repair it: controllers and speakers that run")
 	text = w.ask("", ExitFailed, "plan", "--config", edited(t, "203.0.113.10-", "203.0.113.11-"))
 	assert.Contains(t, text, "Services: 1 stranded, 2 unchanged")
 	w.drop(config.ConfigMapName)
 	w.client = nil
-	assert.Contains(t, w.ask("", ExitFound, "plan", "--config", edited(t, "203.0.113.10-", "203.0.113.11-")), "Services: 1 stranded, 2 unchanged")
+	text = w.ask("", ExitFailed, "plan", "--config", edited(t, "203.0.113.10-", "203.0.113.11-"))
+	assert.Contains(t, text, "Services: 1 stranded, 2 unchanged\nVIPs: who would announce them is not known: there is no ConfigMap")
 }
 
 // A leased address that is given up is no VIP that nobody announces.
@@ -123,7 +124,7 @@ func TestValidateWhatTheClusterHas(t *testing.T) {
 	assert.Contains(t, w.ask("", ExitInvalid, "validate", "--live"), `config.yaml:3:33: pools[0] "lan": 203.0.113.1/24 has bits set`)
 	w.drop(config.ConfigMapName)
 	w.client = nil
-	assert.Equal(t, "lodestone: there is no ConfigMap lodestone-system/lodestone-config\n", w.ask("", ExitFailed, "validate", "--live"))
+	assert.Equal(t, "lodestone: there is no ConfigMap lodestone-system/lodestone-config: see --lodestone-namespace and --config-name\n", w.ask("", ExitFailed, "validate", "--live"))
 	w.refuse("get", "configmaps")
 	assert.Contains(t, w.ask("", ExitFailed, "validate", "--live"), "you may not read the configuration: you need the right to get configmaps")
 }

@@ -41,6 +41,25 @@ func (a *answer) print(out io.Writer, p screen.Page) error {
 	return screen.Print(out, a.format, a.color, p)
 }
 
+// give answers. The error says what the command exits with.
+func (a *answer) give(cmd *cobra.Command, p screen.Page, unread []string, troubled bool) error {
+	if err := a.print(cmd.OutOrStdout(), p); err != nil {
+		return err
+	}
+	switch {
+	case len(unread) > 0:
+		return incomplete(unread)
+	case troubled:
+		return errFound
+	}
+	return nil
+}
+
+// incomplete ends a command whose answer says what could not be read.
+func incomplete(unread []string) error {
+	return fmt.Errorf("the answer is not complete: %s not read", screen.Count(len(unread), "thing was", "things were"))
+}
+
 func statusCommand(s Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
@@ -69,7 +88,7 @@ With --watch it draws until it is interrupted.`,
 	t := targetFlags(cmd, s)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if *watch {
-			return watchStatus(cmd.Context(), t, a, watching{cmd.OutOrStdout(), s.Terminal, redraw})
+			return watchStatus(cmd.Context(), t, a, watching{cmd.OutOrStdout(), cmd.ErrOrStderr(), s.Terminal, redraw})
 		}
 		return showStatus(cmd.Context(), t, a, cmd.OutOrStdout())
 	}
@@ -99,24 +118,28 @@ func showStatus(ctx context.Context, t *target, a *answer, out io.Writer) error 
 
 // watching is where and how often status draws.
 type watching struct {
-	out      io.Writer
-	terminal bool
-	every    time.Duration
+	out, errs io.Writer
+	terminal  bool
+	every     time.Duration
 }
 
 // watchStatus draws until ctx ends. A cluster that cannot be reached may come
 // back: that is drawn, too.
 func watchStatus(ctx context.Context, t *target, a *answer, w watching) error {
-	for {
+	for ctx.Err() == nil {
 		var page bytes.Buffer
 		if err := showStatus(ctx, t, a, &page); err != nil && page.Len() == 0 {
-			fmt.Fprintf(&page, "lodestone: %v\n", err)
+			to := w.errs
+			if a.format == screen.Table || w.terminal {
+				to = &page
+			}
+			complain(to, "lodestone: "+err.Error())
 		}
 		before := ""
 		switch {
 		case w.terminal:
 			before = clearScreen
-		case a.format == screen.YAML:
+		case a.format == screen.YAML && page.Len() > 0:
 			before = "---\n"
 		}
 		if _, err := io.WriteString(w.out, before+page.String()); err != nil {
@@ -124,10 +147,10 @@ func watchStatus(ctx context.Context, t *target, a *answer, w watching) error {
 		}
 		select {
 		case <-ctx.Done():
-			return nil
 		case <-time.After(w.every):
 		}
 	}
+	return nil
 }
 
 func dashboardCommand(s Streams) *cobra.Command {
@@ -174,5 +197,5 @@ func serveDashboard(ctx context.Context, t *target, port uint16, out io.Writer) 
 	}
 	tunnel := &browse.Tunnel{Client: client, Config: config, Namespace: t.place.Namespace}
 	account := &browse.Account{Client: client, Namespace: t.place.Namespace}
-	return browse.Serve(ctx, browse.Options{Port: port, Target: tunnel.Transport(), Token: account, Out: out})
+	return browse.Serve(ctx, browse.Options{Port: port, Target: tunnel.Transport(), Token: account, Timeout: t.timeout, Out: out})
 }

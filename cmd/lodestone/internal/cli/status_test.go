@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"strings"
 	"testing"
@@ -99,6 +100,11 @@ func TestStatusSaysWhichRightIsMissing(t *testing.T) {
 	assert.Equal(t, 1, strings.Count(text, "\n"), "nothing could be read: one sentence is enough: %s", text)
 	assert.Contains(t, text, "you need the right to ")
 
+	w.client.PrependReactor("*", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewUnauthorized("Unauthorized")
+	})
+	assert.Equal(t, "lodestone: the API server does not accept your credentials, or they have expired: log in again, or see --context and --kubeconfig\n", w.ask("", ExitFailed, "status"))
+
 	w.refuse("list", "services")
 	text = w.ask("", ExitFailed, "explain", "service", "web")
 	assert.Contains(t, text, "you may not read Services: you need the right to list services in the whole cluster")
@@ -124,6 +130,34 @@ func TestAdvertisementsThatMatchNoInterfaceAreSaid(t *testing.T) {
 	w := newWorld(t)
 	object[*coordinationv1.Lease](w, annotation.SpeakerLeasePrefix+"n2").Annotations[annotation.UnmatchedAdvertisements] = "storage"
 	assert.Contains(t, w.ask("", ExitFound, "status"), "node n2: advertisement storage matches no interface of it")
+}
+
+// Who rotates the membership key sees which speakers have read the new one, and that
+// all use it in the end. A speaker that has left does not count.
+func TestMembershipKeyIsSaid(t *testing.T) {
+	t.Parallel()
+	const before, after, evil = "8201839b0c01ff82", "a95c0da7beab4b13", "a95c0da7beab4b13\x1b[31m"
+	for name, x := range map[string]struct {
+		has  []string
+		says string
+		code int
+	}{
+		"one key":              {[]string{after, after, after}, "3 of 3 nodes ready, version v0.4.0, membership key " + after, ExitOK},
+		"one does not say":     {[]string{after, after, evil}, "3 of 3 nodes ready, version v0.4.0, membership key " + after, ExitOK},
+		"one has not read it":  {[]string{before + "," + after, before, before + "," + after}, ": " + before + " on n2; " + before + ", " + after + " on n1, n3\n", ExitFound},
+		"one has nothing else": {[]string{before + "," + after, after, ""}, ": " + before + ", " + after + " on n1; " + after + " on n2\n", ExitFound},
+		"all understand both":  {[]string{before + "," + after, before + "," + after, before + "," + after}, ": " + before + ", " + after + " on n1, n2, n3\n", ExitFound},
+		"nobody says anything": {[]string{"", "", ""}, "3 of 3 nodes ready, version v0.4.0\n", ExitOK},
+	} {
+		w := newWorld(t)
+		for i, has := range x.has {
+			node := fmt.Sprint("n", i+1)
+			l := object[*coordinationv1.Lease](w, annotation.SpeakerLeasePrefix+node)
+			l.Annotations[annotation.MembershipKeys], l.Spec.HolderIdentity = has, &node
+		}
+		w.add(lease("n4", map[string]string{annotation.MembershipKeys: before}))
+		assert.Contains(t, w.ask("", x.code, "status"), x.says, name)
+	}
 }
 
 // A version is the image's tag; a registry's port is none, and digests of two
@@ -184,27 +218,50 @@ func TestStatusHasColoursOnlyOnATerminal(t *testing.T) {
 	assert.Contains(t, out.String(), "?]0;owned?", "what a Lease says does not steer the terminal")
 }
 
-// A cluster that goes away and comes back is watched on.
-func TestWatchedStatusIsDrawnAgain(t *testing.T) {
-	t.Parallel()
+// watched is what status --watch writes while the cluster is there, away, and back.
+func watched(t *testing.T, format screen.Format) (out, errs string) {
 	ctx, cancel := context.WithCancel(t.Context())
 	w := newWorld(t)
 	client, calls := fake.NewClientset(w.objects...), 0
-	var out bytes.Buffer
+	var o, e bytes.Buffer
 	cl := &target{timeout: time.Minute, place: cluster.Place{Namespace: config.Namespace, ConfigName: config.ConfigMapName}, connect: func() (kubernetes.Interface, string, error) {
 		switch calls++; calls {
 		case 2:
-			return nil, "", errors.New("no route to host")
+			return nil, "", errors.New("no route\x1b[2J to host")
 		case 3:
 			cancel()
 		}
 		return client, "", nil
 	}}
-	require.NoError(t, watchStatus(ctx, cl, &answer{format: screen.Table}, watching{&out, true, time.Millisecond}))
-	screens := strings.Split(out.String(), clearScreen)
+	require.NoError(t, watchStatus(ctx, cl, &answer{format: format}, watching{&o, &e, format == screen.Table, time.Millisecond}))
+	return o.String(), e.String()
+}
+
+// A cluster that goes away and comes back is watched on.
+func TestWatchedStatusIsDrawnAgain(t *testing.T) {
+	t.Parallel()
+	out, errs := watched(t, screen.Table)
+	screens := strings.Split(out, clearScreen)
 	require.Len(t, screens, 4, "three screens after nothing: %q", screens)
 	assert.Contains(t, screens[1], "CONTROLLER")
-	assert.Equal(t, "lodestone: no route to host\n", screens[2])
+	assert.Equal(t, "lodestone: no route?[2J to host\n", screens[2])
+	assert.Empty(t, errs)
+}
+
+// Programs that watch are told of nothing but statuses.
+func TestWatchedStatusForPrograms(t *testing.T) {
+	t.Parallel()
+	out, errs := watched(t, screen.JSON)
+	assert.Equal(t, "lodestone: no route?[2J to host\n", errs)
+	all := json.NewDecoder(strings.NewReader(out))
+	for range 2 {
+		var s status.Status
+		require.NoError(t, all.Decode(&s))
+		assert.Equal(t, "lodestone-controller-n1", s.Controller.Leader)
+	}
+	require.ErrorIs(t, all.Decode(&struct{}{}), io.EOF)
+	out, _ = watched(t, screen.YAML)
+	assert.Equal(t, 2, strings.Count(out, "---\n"), "a document for each")
 }
 
 // BenchmarkStatus is all but the conversation with the API server, with VIPs by

@@ -12,7 +12,6 @@ import (
 
 	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/story"
 	"github.com/lodestone-lb/lodestone/pkg/cluster"
-	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/servicelb"
 )
 
@@ -50,13 +49,7 @@ func (t teller) command(s Streams) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if err := a.print(cmd.OutOrStdout(), told); err != nil {
-			return err
-		}
-		if told.Troubled() {
-			return errFound
-		}
-		return nil
+		return a.give(cmd, told, nil, told.Troubled())
 	}
 	return cmd
 }
@@ -140,7 +133,7 @@ sessions are, and what its speaker tells of its network.`,
 		needs:   cluster.ForVIPs,
 		names:   nodeNames,
 		tell: func(o *cluster.Objects, name string) (story.Story, error) {
-			if err := known(o.Network(), name, ""); err != nil {
+			if err := among("node", name, nodeNames(o)); err != nil {
 				return nil, err
 			}
 			return story.OfNode(o, name), nil
@@ -178,11 +171,11 @@ its loss is noticed, and what it is told.`,
 		needs:   cluster.ForVIPs,
 		names:   func(o *cluster.Objects) []string { return peerNames(o.Network()) },
 		tell: func(o *cluster.Objects, name string) (story.Story, error) {
-			if err := known(o.Network(), "", name); err != nil {
+			names := peerNames(o.Network())
+			if err := among("BGP peer", name, names); err != nil {
 				return nil, err
 			}
-			i := slices.IndexFunc(o.Config.Peers, func(p config.Peer) bool { return p.Name == name })
-			return story.OfPeer(o, &o.Config.Peers[i]), nil
+			return story.OfPeer(o, &o.Config.Peers[slices.Index(names, name)]), nil
 		},
 	}.command(s)
 }

@@ -147,15 +147,50 @@ func TestStoriesOfWhatIsNotThere(t *testing.T) {
 		`there is no pool "dmz"; there are: lan, edge`:      {"pool", "dmz"},
 		`there is no BGP peer "x"; there are: tor-a, tor-b`: {"peer", "x"},
 		`"web" is not an address, such as 203.0.113.7`:      {"vip", "web"},
+		`there is no node ""; there are: n1, n2, n3`:        {"node", ""},
+		`there is no BGP peer ""; there are: tor-a, tor-b`:  {"peer", ""},
 	} {
 		assert.Contains(t, w.ask("", ExitFailed, append([]string{"explain"}, args...)...), want)
 	}
+	assert.Contains(t, w.ask("", ExitFailed, "simulate", "drain", ""), `there is no node ""; there are: n1, n2, n3`, "a variable that is not set")
 	empty := &world{t: t}
+	for _, args := range [][]string{{"explain", "pool", "lan"}, {"explain", "vip", "203.0.113.7"}, {"bgp", "routes"}} {
+		assert.Equal(t, "lodestone: there is neither ConfigMap lodestone-system/lodestone-config nor a pod of Lodestone in its namespace: is it installed in another one (--lodestone-namespace)?\n",
+			empty.ask("", ExitFailed, args...))
+	}
+	empty.add(configMap(config.ConfigMapName, config.Key, header))
+	empty.client = nil
 	assert.Contains(t, empty.ask("", ExitFailed, "explain", "pool", "lan"), `there is no pool "lan", nor any other`)
 	assert.Contains(t, empty.ask("", ExitOK, "explain", "vip", "203.0.113.7"), "Lodestone has assigned it to no Service")
 
+}
+
+// Speakers that are ready have a configuration, which nobody else knows: without
+// theirs, nothing is said of what they do.
+func TestNoStoriesWithoutTheConfigurationInForce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	questions := [][]string{{"explain", "vip", "203.0.113.10"}, {"explain", "node", "n1"}, {"explain", "service", "web"}, {"simulate", "lose", "n1"}, {"bgp", "peers"}, {"bgp", "routes"}}
+	const know = " controllers and speakers that run keep the last valid configuration, which only they know; those that start anew have none"
 	object[*corev1.ConfigMap](w, config.ConfigMapName).Data[config.Key] = "nonsense: true\n"
+	for _, args := range questions {
+		text := w.ask("", ExitInvalid, args...)
+		assert.Contains(t, text, "ConfigMap lodestone-system/lodestone-config is invalid, repair it:"+know)
+		assert.Contains(t, text, `unknown key "nonsense"`)
+	}
+	w.drop(config.ConfigMapName)
 	w.client = nil
-	text := w.ask("", ExitInvalid, "explain", "node", "n1")
-	assert.Contains(t, text, "the configuration in the cluster is invalid; repair it first (ConfigMap lodestone-system/lodestone-config)")
+	for _, args := range questions {
+		assert.Contains(t, w.ask("", ExitFailed, args...), "there is no ConfigMap lodestone-system/lodestone-config, create it:"+know)
+	}
+	text := w.ask("", ExitFound, "status")
+	assert.Contains(t, text, "there is no ConfigMap lodestone-system/lodestone-config, create it:"+know)
+	assert.NotContains(t, text, "announced by nobody")
+
+	// They have all started anew.
+	for _, name := range []string{"n1", "n2", "n3"} {
+		object[*corev1.Pod](w, "lodestone-speaker-"+name).Status.Conditions = nil
+	}
+	w.client = nil
+	assert.Contains(t, w.ask("", ExitFound, "explain", "vip", "203.0.113.10"), "nobody announces it: NoAdvertisement: no configuration is in force")
 }

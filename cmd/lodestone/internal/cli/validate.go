@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -124,7 +125,7 @@ func validateLive(ctx context.Context, t *target) (validity, error) {
 	case !o.Has(cluster.ConfigMaps):
 		return validity{}, o.Err(cluster.ConfigMaps)
 	case o.Config == nil && o.ConfigErr == nil:
-		return validity{}, fmt.Errorf("there is no %s", o.ConfigMap())
+		return validity{}, fmt.Errorf("there is no %s: see --lodestone-namespace and --config-name", o.ConfigMap())
 	}
 	v, err := validityOf(o.ConfigMap(), o.Config, o.ConfigErr)
 	if err != nil || !v.Valid {
@@ -139,21 +140,13 @@ func validateLive(ctx context.Context, t *target) (validity, error) {
 // print answers. The error says what the command exits with; for people, it has
 // what is wrong with the configuration.
 func (v validity) print(cmd *cobra.Command, a *answer) error {
-	if !v.Valid && a.format == screen.Table {
+	switch {
+	case v.Valid:
+		return a.give(cmd, v, v.Unread, len(v.Warnings) > 0)
+	case a.format == screen.Table:
 		return v.invalid
 	}
-	if err := a.print(cmd.OutOrStdout(), v); err != nil {
-		return err
-	}
-	switch {
-	case !v.Valid:
-		return errInvalid
-	case len(v.Unread) > 0:
-		return incomplete(v.Unread)
-	case len(v.Warnings) > 0:
-		return errFound
-	}
-	return nil
+	return cmp.Or(a.print(cmd.OutOrStdout(), v), errInvalid)
 }
 
 // Show writes what is to be said of a valid configuration.

@@ -31,7 +31,7 @@ func clusterOf(o *cluster.Objects) *diagnose.Cluster {
 			c.Segments[node] = append(c.Segments[node], diagnose.Segment{Subnet: g.Subnet, Interface: g.Interface})
 		}
 	}
-	if o.Has(cluster.ForSessions...) && o.ConfigErr == nil {
+	if o.Has(cluster.ForSessions...) && o.Unclear() == nil {
 		sessions(c, o, n)
 	} else {
 		c.Unjudged = append(c.Unjudged, diagnose.BGP, diagnose.BFD)

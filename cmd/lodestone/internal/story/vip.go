@@ -70,9 +70,10 @@ func ofVIP(o *cluster.Objects, n *simulation.Network, addr netip.Addr) VIP {
 	}
 	v.Standing = standing(o, addr, len(n.SharersOf(addr)) > 0)
 	for _, s := range n.SharersOf(addr) {
-		of := Sharer{Service: s.Name, Policy: "Cluster", Serving: s.Serving}
+		endpoints := s.EndpointsAt(addr)
+		of := Sharer{Service: s.Name, Policy: "Cluster", Serving: endpoints.Serving}
 		if s.Local {
-			of.Policy, of.Nodes = "Local", slices.Sorted(maps.Keys(s.ServingNodes))
+			of.Policy, of.Nodes = "Local", slices.Sorted(maps.Keys(endpoints.ServingNodes))
 		}
 		v.Services = append(v.Services, of)
 	}
