@@ -53,6 +53,8 @@ var mayImport = []struct {
 	{"speaker/layer2/seal", nil, "who may claim a VIP is arithmetic"},
 	{"speaker/limit", []string{"speaker/plan"}, "it knows the plan's types and no announcer"},
 	{"speaker/membership/guard", nil, "what may come in is told by its form"},
+	{"speaker/membership/keys", []string{"pkg/annotation"}, "which key is used follows from what speakers say alone"},
+	{"speaker/sight", nil, "it knows the API server and who it tells"},
 	{"speaker/plan", []string{"pkg/annotation", "pkg/config", "pkg/reason", "speaker/election"}, "the CLI runs the plan offline"},
 	{"speaker/snapshot", []string{"pkg/annotation", "pkg/clusterfacts", "pkg/kube", "speaker/plan"}, "speakers and the CLI derive the same snapshot from the same objects"},
 	{"speaker/route", []string{"pkg/config", "pkg/netstate", "pkg/reason", "speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
@@ -92,7 +94,7 @@ var onlyIn = []struct {
 	places  []string
 	reason  string
 }{
-	{"k8s.io/client-go/", []string{"cmd/...", "pkg/admission", "pkg/cluster", "pkg/clusterfacts", "pkg/dashboard/example", "pkg/debughttp", "pkg/kube", "pkg/narrator", "pkg/provider", "pkg/released", "pkg/servicelb", "speaker", "speaker/membership"},
+	{"k8s.io/client-go/", []string{"cmd/...", "pkg/admission", "pkg/cluster", "pkg/clusterfacts", "pkg/dashboard/example", "pkg/debughttp", "pkg/kube", "pkg/narrator", "pkg/provider", "pkg/released", "pkg/servicelb", "speaker", "speaker/membership", "speaker/sight"},
 		"what talks to the API server can be named at a glance"},
 	{"github.com/vishvananda/netlink", []string{"pkg/netstate", "pkg/testnet", "speaker/route"}, "what touches the kernel's network can be named at a glance"},
 	{"github.com/google/nftables", []string{"speaker/limit"}, "what touches the kernel's packet filter can be named at a glance"},
@@ -211,7 +213,7 @@ func TestClockJumps(t *testing.T) {
 	t.Parallel()
 	used := map[string]bool{}
 	for _, s := range parseSources(t) {
-		if !slices.Contains([]string{"speaker", "speaker/layer2", "speaker/layer2/clients", "speaker/membership", "speaker/bfd", "speaker/route", "pkg/netstate", "pkg/news", "pkg/task"}, s.folder()) {
+		if !slices.Contains([]string{"speaker", "speaker/layer2", "speaker/layer2/clients", "speaker/membership", "speaker/bfd", "speaker/route", "speaker/sight", "pkg/netstate", "pkg/news", "pkg/task"}, s.folder()) {
 			continue
 		}
 		ast.Inspect(s.file, func(n ast.Node) bool {

@@ -17,7 +17,6 @@ import (
 var notInStories = map[string]string{
 	"LinkDown":    "which interfaces are down is not on the Lease, so that lodestone explain does not say it",
 	"NodeUnknown": "lodestone explain tells of the nodes that there are",
-	"clock":       "the nodes of the lab have the clock of the machine",
 }
 
 // storyCalls calls f with the name of each function that the stories of the lab

@@ -6,7 +6,7 @@ set -euo pipefail
 
 packages=(
   gcc libc6-dev                      # the race detector
-  containerd containernetworking-plugins iptables iproute2 nftables runc
+  containerd containernetworking-plugins ipset iptables iproute2 nftables runc
   dnsmasq-base kea-dhcp4-server # DHCP servers to lease from
   bird2 frr python3-exabgp # routers to speak BGP and BFD with
   chromium-headless-shell fonts-dejavu-core # tests look at the dashboard with it

@@ -102,6 +102,9 @@ func TestRender(t *testing.T) {
 			}
 		})
 	}
+	t.Run("a configuration of comments alone", func(t *testing.T) {
+		compare(t, filepath.Join("testdata", "default.golden.yaml"), membershipKey.ReplaceAllString(render(t, filepath.Join("testdata", "default.values.yaml"), "--set=config=null"), "  key: RANDOM"))
+	})
 	t.Run("manifests", func(t *testing.T) {
 		header, err := os.ReadFile(filepath.Join(manifests, "header.txt"))
 		if err != nil {
@@ -191,6 +194,7 @@ func TestBadValuesAreRefused(t *testing.T) {
 		{"config=none", "config"},
 		{"config.kind=Pool", "kind"},
 		{"config.pools=lan", "pools"},
+		{"controller=null", "missing property 'controller'"},
 		{"existingConfigMap=My_Config", "existingConfigMap"},
 		{"membership.key=secret", "key"},
 		{"speaker.updateStrategy.maxUnavailable=0", "maxUnavailable"},

@@ -64,14 +64,11 @@ func port(protocol corev1.Protocol) corev1.ServicePort {
 }
 
 func podSpec() corev1.PodSpec {
-	field := func(name, path string) corev1.EnvVar {
-		return corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: path}}}
-	}
 	return corev1.PodSpec{Containers: []corev1.Container{{
 		Name:            workload,
 		Image:           lab.EchoImage,
 		ImagePullPolicy: corev1.PullNever,
-		Env:             []corev1.EnvVar{field("POD_NAME", "metadata.name"), field("NODE_NAME", "spec.nodeName")},
+		Env:             []corev1.EnvVar{{Name: "NODE_NAME", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "spec.nodeName"}}}},
 		ReadinessProbe: &corev1.Probe{
 			ProbeHandler:  corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/readyz", Port: intstr.FromInt32(podPort)}},
 			PeriodSeconds: 1,

@@ -19,7 +19,7 @@ import (
 // Answer says who answered. Over HTTP it is the JSON body.
 type Answer struct {
 	Pod    string `json:"pod"`
-	Node   string `json:"node"`
+	Node   string `json:"node,omitempty"`
 	Remote string `json:"remote"` // the client's address as the pod saw it
 }
 

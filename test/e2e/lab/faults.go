@@ -47,6 +47,14 @@ func (c *Cluster) nodesBut(group []string) []string {
 	return slices.DeleteFunc(c.Nodes(), func(node string) bool { return slices.Contains(group, node) })
 }
 
+// Deafen has a node's link carry what it sends, and nothing to it.
+func (c *Cluster) Deafen(node string) error {
+	if err := c.known(node); err != nil {
+		return err
+	}
+	return lan.Deafen(node)
+}
+
 // BlockGossip stops what speakers say to each other; the segment stays intact.
 func (c *Cluster) BlockGossip() error {
 	for _, protocol := range []string{"udp", "tcp"} {

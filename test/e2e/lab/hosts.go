@@ -17,6 +17,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/test/e2e/lan"
 	"github.com/lodestone-lb/lodestone/test/e2e/netns"
+	"github.com/lodestone-lb/lodestone/test/e2e/process"
 )
 
 // namespace returns a host's network namespace. Hosts go by either name.
@@ -50,6 +51,12 @@ func (c *Cluster) Command(ctx context.Context, host string, args ...string) *exe
 		"PATH="+c.path("bin")+":"+os.Getenv("PATH"),
 		"KUBECONFIG="+c.Kubeconfig())
 	return cmd
+}
+
+// Start runs a program in a host's network until it is killed or the lab goes down.
+// Process finds it as NAME-HOST.
+func (c *Cluster) Start(host, name string, args ...string) (*process.Process, error) {
+	return c.processes.Start(process.Spec{Name: name + "-" + host, Namespace: c.namespace(host), Args: args})
 }
 
 // Kubectl runs kubectl as the administrator and returns what it prints.

@@ -53,6 +53,9 @@ func partitionRules(groups ...[]string) string {
 	return rules.String()
 }
 
+// Deafen stops all frames to the host: its link carries one way only.
+func Deafen(host string) error { return addFaults("oifname " + portOf(host) + " drop\n") }
+
 func portSet(hosts []string) string {
 	ports := make([]string, len(hosts))
 	for i, host := range hosts {

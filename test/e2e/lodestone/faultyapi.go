@@ -1,12 +1,19 @@
 package lodestone
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net/http"
+	"strconv"
 	"sync"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
 )
 
 // FaultyAPI is a way to the API server on which requests go wrong at random:
@@ -109,4 +116,46 @@ func (l lossy) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, errLost
 	}
 	return response, err
+}
+
+// SkewedAPI is a way to the API server on which its clock seems to be ahead of
+// everybody's: the tokens that it makes end later.
+type SkewedAPI struct{ detour }
+
+// NewSkewedAPI serves on the control plane's loopback until Close.
+func (i *Installation) NewSkewedAPI(ahead time.Duration) (*SkewedAPI, error) {
+	s := &SkewedAPI{}
+	return s, s.open(i, func(next http.Handler) http.Handler { return next },
+		func(next http.RoundTripper) http.RoundTripper { return skewed{next, ahead} })
+}
+
+type skewed struct {
+	http.RoundTripper
+	ahead time.Duration
+}
+
+func (s skewed) RoundTrip(r *http.Request) (*http.Response, error) {
+	if resourceOf(r.URL.Path) != "serviceaccounts/token" {
+		return s.RoundTripper.RoundTrip(r)
+	}
+	r = r.Clone(r.Context())
+	r.Header.Set("Accept", "application/json")
+	response, err := s.RoundTripper.RoundTrip(r)
+	if err != nil || response.StatusCode != http.StatusCreated {
+		return response, err
+	}
+	defer response.Body.Close()
+	var made authenticationv1.TokenRequest
+	if err := json.NewDecoder(response.Body).Decode(&made); err != nil {
+		return nil, err
+	}
+	made.Status.ExpirationTimestamp.Time = made.Status.ExpirationTimestamp.Add(s.ahead)
+	raw, err := json.Marshal(made)
+	if err != nil {
+		return nil, err
+	}
+	response.Body, response.ContentLength = io.NopCloser(bytes.NewReader(raw)), int64(len(raw))
+	response.Header.Set("Content-Length", strconv.Itoa(len(raw)))
+	response.Header.Del("Content-Encoding")
+	return response, nil
 }

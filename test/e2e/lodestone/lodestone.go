@@ -146,7 +146,7 @@ func (i *Installation) RunController(ctx context.Context, flags ...string) (stop
 }
 
 // Serves checks that the controller beside the cluster serves. That it is
-// ready is not enough: a standby, which everyone is at first, is ready, too.
+// Ready is not enough: a standby, which everyone is at first, is ready, too.
 func (i *Installation) Serves(ctx context.Context) error {
 	url := fmt.Sprintf("https://%s:%d/readyz", i.Lab.Addresses(lab.ControlPlane)[0], metricsPort["controller"])
 	response, err := i.Get(ctx, url, "")
@@ -219,8 +219,7 @@ func (i *Installation) roll(ctx context.Context, args ...string) error {
 // CLI runs the operator's tool against the cluster and returns what it prints
 // and exits with.
 func (i *Installation) CLI(ctx context.Context, stdin string, args ...string) (output string, code int, err error) {
-	args = append([]string{filepath.Join(i.Lab.Root, "bin", "lodestone")}, args...)
-	cmd := netns.Command(ctx, controlPlane, append(args, "--kubeconfig="+i.Lab.Kubeconfig())...)
+	cmd := i.Lab.Command(ctx, controlPlane, append([]string{filepath.Join(i.Lab.Root, "bin", "lodestone")}, args...)...)
 	cmd.Stdin = strings.NewReader(stdin)
 	raw, err := cmd.CombinedOutput()
 	var exit *exec.ExitError

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -56,7 +58,7 @@ func (i *Installation) controllersReady(ctx context.Context, want int) error {
 		return fmt.Errorf("there are %d", len(pods))
 	}
 	for _, pod := range pods {
-		if !ready(&pod) {
+		if !Ready(&pod) {
 			return fmt.Errorf("%s is not ready", pod.Name)
 		}
 	}
@@ -67,7 +69,8 @@ func (i *Installation) controllersReady(ctx context.Context, want int) error {
 	return err
 }
 
-func ready(pod *corev1.Pod) bool {
+// Ready reports whether the pod is ready and not about to go.
+func Ready(pod *corev1.Pod) bool {
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodReady {
 			return c.Status == corev1.ConditionTrue && pod.DeletionTimestamp == nil
@@ -122,6 +125,22 @@ func (i *Installation) Signal(ctx context.Context, pod *corev1.Pod, signal unix.
 		if err := unix.Kill(pid, signal); err != nil && !errors.Is(err, unix.ESRCH) {
 			return fmt.Errorf("signal %s to process %d of pod %s: %w", signal, pid, pod.Name, err)
 		}
+	}
+	return nil
+}
+
+// InPod runs a program of the machine in the network of a pod of ours.
+func (i *Installation) InPod(ctx context.Context, pod *corev1.Pod, args ...string) error {
+	pids, err := processes(pod)
+	if err != nil {
+		return err
+	}
+	if len(pids) == 0 {
+		return fmt.Errorf("pod %s does not run", pod.Name)
+	}
+	args = append([]string{"--net", "--target", strconv.Itoa(pids[0]), "--"}, args...)
+	if output, err := exec.CommandContext(ctx, "nsenter", args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("%q in pod %s: %w: %s", args, pod.Name, err, output)
 	}
 	return nil
 }
@@ -184,7 +203,7 @@ func (i *Installation) replaceSpeakers(ctx context.Context, replace func(old []c
 			if err != nil {
 				return err
 			}
-			fresh := slices.DeleteFunc(pods, func(pod corev1.Pod) bool { return gone[pod.Name] || !ready(&pod) })
+			fresh := slices.DeleteFunc(pods, func(pod corev1.Pod) bool { return gone[pod.Name] || !Ready(&pod) })
 			if len(fresh) <= want {
 				return fmt.Errorf("%d are", len(fresh))
 			}

@@ -56,17 +56,17 @@ func (m *MetalLB) Install(ctx context.Context) error {
 	}
 	for _, workload := range []string{"deployment/controller", "daemonset/" + Speaker} {
 		if _, err := m.lab.Kubectl(ctx, "-n", Namespace, "rollout", "status", "--timeout=2m", workload); err != nil {
-			return fmt.Errorf("%w\n%s", err, m.symptoms(ctx))
+			return fmt.Errorf("%w\n%s", err, m.Symptoms(ctx))
 		}
 	}
 	return nil
 }
 
-// symptoms collects what a failed installation can be understood by.
-func (m *MetalLB) symptoms(ctx context.Context) string {
+// Symptoms collects what an installation that does not do its work can be understood by.
+func (m *MetalLB) Symptoms(ctx context.Context) string {
 	pods, _ := m.lab.Kubectl(ctx, "-n", Namespace, "get", "pods", "-o", "wide")
 	events, _ := m.lab.Kubectl(ctx, "-n", Namespace, "get", "events", "--field-selector", "type=Warning")
-	logs, _ := m.lab.Kubectl(ctx, "-n", Namespace, "logs", "--tail", "15", "--prefix", "-l", "app=metallb")
+	logs, _ := m.lab.Kubectl(ctx, "-n", Namespace, "logs", "--tail", "60", "--prefix", "-l", "app=metallb")
 	return pods + events + logs
 }
 

@@ -51,6 +51,11 @@ func (b Builder) Promtool(ctx context.Context) (string, error) {
 	return b.once(ctx, "promtool", "promtool", "about 90 seconds on 2 cores", "-tags=remove_all_sd", "github.com/prometheus/prometheus/cmd/promtool")
 }
 
+// KubeRouter returns the binary of kube-router, which enforces NetworkPolicies.
+func (b Builder) KubeRouter(ctx context.Context) (string, error) {
+	return b.once(ctx, "kuberouter", "kube-router", "about 2 minutes on 2 cores", "-ldflags=-s -w", "github.com/cloudnativelabs/kube-router/cmd/kube-router")
+}
+
 // MetalLB is a release of MetalLB.
 type MetalLB struct {
 	// Version is its tag, as in v0.16.2.

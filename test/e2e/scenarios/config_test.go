@@ -101,6 +101,11 @@ func TestMissingConfigurationIsSaid(t *testing.T) {
 	s.stopController()
 	require.NoError(t, s.Kube.CoreV1().ConfigMaps(lodestone.Namespace).Delete(s.ctx, lodestone.ConfigMap, metav1.DeleteOptions{}))
 	s.runController()
+	out, code, err := s.CLI(s.ctx, "", "explain", "vip", address)
+	require.NoError(t, err)
+	require.Equal(t, 3, code, out)
+	require.Contains(t, out, "keep the last valid configuration, which only they know", "the speakers run")
+	s.startSpeakersAnew()
 	s.isSilent("before", s.Lab.Nodes()[0], "NoAdvertisement")
 	s.service("during")
 	s.refused("during", "ConfigUnavailable")
@@ -111,6 +116,31 @@ func TestMissingConfigurationIsSaid(t *testing.T) {
 	s.assigned("during")
 	s.holds("before", address)
 	s.says("/readyz", http.StatusOK, "[+] lease: this process leads")
+	s.eventually("the speakers are ready again", func() error { return s.speakersReady(true) })
+}
+
+// startSpeakersAnew replaces all speakers by some that find no configuration.
+func (s *story) startSpeakersAnew() {
+	s.Helper()
+	now := int64(0)
+	require.NoError(s, s.Kube.CoreV1().Pods(lodestone.Namespace).DeleteCollection(s.ctx, metav1.DeleteOptions{GracePeriodSeconds: &now},
+		metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=speaker"}))
+	s.eventually("no speaker is ready", func() error { return s.speakersReady(false) })
+}
+
+// speakersReady checks that there is a speaker on each node, and that each is ready, or
+// that none is.
+func (s *story) speakersReady(want bool) error {
+	pods, err := s.Pods(s.ctx, "speaker")
+	if err == nil && len(pods) != len(s.Lab.Nodes()) {
+		err = fmt.Errorf("there are %d", len(pods))
+	}
+	for i := range pods {
+		if lodestone.Ready(&pods[i]) != want {
+			err = fmt.Errorf("the one on %s is ready: %v", pods[i].Spec.NodeName, !want)
+		}
+	}
+	return err
 }
 
 // says waits until the controller that runs beside the cluster answers so, to

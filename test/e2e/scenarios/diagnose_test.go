@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -130,7 +131,7 @@ func TestDiagnosisFindsWhatIsWrong(t *testing.T) {
 		s.afterwards(func() { s.ip(n3, append([]string{"route", "replace"}, strings.Fields(route)...)...) })
 	}
 	s.ip(n3, "route", "replace", "default", "dev", "planted")
-	s.withIP(n3, "link set eth0 mtu 1400", "link set eth0 mtu 1500")
+	s.withIP(n3, "link set eth0 mtu 1600", "link set eth0 mtu 1500") // less would stop what is sent to it
 	s.withIP(n3, "link add kube-ipvs0 type veth peer name kube-ipvs0-peer", "link delete kube-ipvs0")
 	s.on(s.ctx, n3, "ip", "address", "add", "198.18.0.249/32", "dev", "kube-ipvs0")
 	s.withIP(n1, "address add 192.0.2.1/24 dev eth0", "address delete 192.0.2.1/24 dev eth0")
@@ -175,6 +176,15 @@ peers:
 	assert.Equal(t, "error", f.Severity)
 	assert.Equal(t, "sysctl -w net/ipv4/ip_forward=1", f.Hint)
 	assert.Contains(t, s.finds("arp", other).Message, "VIP "+vip+" is configured on eth0")
+
+	// The nodes have the clock of the machine. So has the API server, but for who goes by
+	// this way.
+	api, err := s.NewSkewedAPI(3 * time.Minute)
+	require.NoError(t, err)
+	s.afterwards(func() { require.NoError(t, api.Close()) })
+	f = s.finds("clock", n3, "--kubeconfig="+api.Kubeconfig)
+	assert.Equal(t, "error", f.Severity)
+	assert.Regexp(t, `^the clock is (2m59|3m0)(\.\d)?s behind that of the API server`, f.Message)
 
 	// A firewall around a node, which answers no ARP either.
 	s.afterwards(func() { s.on(s.ctx, n2, "nft", "add table ip diagnosed; delete table ip diagnosed") })

@@ -2,7 +2,9 @@ package scenarios
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -68,4 +70,31 @@ func TestPoliciesAndModesOfKubeProxy(t *testing.T) {
 		s.servedFrom(vip, second)
 		s.eventually("it answers by UDP", func() error { return s.reachUDP(vip) })
 	}
+}
+
+// A node whose kube-proxy is still to come, as a new one's may be for minutes, gets no
+// VIP, since other nodes have one.
+func TestNodeWaitsForItsKubeProxy(t *testing.T) {
+	s := begin(t)
+	s.echo(3)
+	s.service("web")
+	vip := s.assigned("web")
+	node := s.owner(vip)
+	proxy, err := s.Lab.Process("kube-proxy-" + node)
+	require.NoError(t, err)
+	s.afterwards(func() { require.NoError(s, proxy.Thaw()) })
+	require.NoError(t, proxy.Freeze())
+	speaker := s.speakerOf(node)
+	require.NoError(t, s.Terminate(s.ctx, &speaker))
+	s.eventually("another node owns the VIP", func() error { return s.owned(vip, node, false) })
+	s.eventually("the speaker that has started says what it waits for", func() error {
+		if !strings.Contains(s.logs(s.ctx, "speaker"), "does not answer, as it does on other nodes") {
+			return errors.New("it does not")
+		}
+		return nil
+	})
+	s.always(3*time.Second, "the node gets no VIP", func() error { return s.owned(vip, node, false) })
+	require.NoError(t, proxy.Thaw())
+	s.eventually("the node has its VIP again", func() error { return s.owned(vip, node, true) })
+	require.NoError(t, s.reachTCP(vip))
 }

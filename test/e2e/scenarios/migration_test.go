@@ -73,10 +73,12 @@ func TestServicesOfMetalLBAreTakenOverWithoutLoss(t *testing.T) {
 		for _, vip := range vips {
 			s.oneAnswerer(vip)
 		}
-		// A line every 10 ms, and five seconds' more than there have been.
+		// A line every 10 ms, and five seconds' more than there have been. MetalLB's
+		// speakers may take the address over from each other while they end, which ends
+		// the connection; the client must not wait for what does not come.
 		err := flow.lines(int(time.Since(opened)/(10*time.Millisecond)) + 500)
 		t.Logf("a connection through %s, after %s took over, ended by: %v", owner, s.owner(web), err)
-		require.True(t, err == nil || owner != s.owner(web) && ended(err), "the client was left waiting: %v", err)
+		require.True(t, err == nil || ended(err), "the client was left waiting: %v", err)
 		g.follow("6. Look, and clean up")
 	})
 	require.Empty(t, watched(), "states in which a Service showed something else")
@@ -210,7 +212,12 @@ func (s *story) runMetalLB(objects string) *metallb.MetalLB {
 	s.Helper()
 	m, err := metallb.New(s.ctx, s.Lab)
 	require.NoError(s, err)
-	s.afterwards(func() { require.NoError(s, m.Remove(s.ctx)) })
+	s.afterwards(func() {
+		if s.Failed() {
+			s.Log(m.Symptoms(s.ctx))
+		}
+		require.NoError(s, m.Remove(s.ctx))
+	})
 	require.NoError(s, m.Install(s.ctx))
 	require.NoError(s, m.Apply(s.ctx, objects))
 	return m

@@ -156,11 +156,9 @@ func TestForeignServiceWithAFinalizerLikeOursIsLeftAlone(t *testing.T) {
 	}
 	foreign := s.service("foreign", class("example.com/other"), finalized)
 	plain := s.service("plain", ofType(corev1.ServiceTypeClusterIP), finalized)
-	s.untouched(foreign)
-	s.untouched(plain)
+	s.untouched(foreign, plain)
 	s.restartController()
-	s.untouched(foreign)
-	s.untouched(plain)
+	s.untouched(foreign, plain)
 	for _, name := range []string{"foreign", "plain"} {
 		s.delete(name)
 	}

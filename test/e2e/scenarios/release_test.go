@@ -53,10 +53,11 @@ func TestNextVersionComesAndGoes(t *testing.T) {
 	rolls(func() error {
 		return s.Upgrade(s.ctx, s.nextChart(), "--set=existingConfigMap=own-config", "--set=membership.existingSecret=own-key",
 			"--set=admission.enabled=true", "--set=controller.dhcp.enabled=true",
-			"--set=speaker.connectionRateLimits=true", "--set=speaker.podRoutes=true")
+			"--set=speaker.connectionRateLimits=true", "--set=speaker.podRoutes=true", "--set=networkPolicy.enabled=true")
 	})
 	s.ConfigMapName = "own-config"
 	require.Contains(t, s.objects(), "ConfigMap/lodestone-next")
+	require.Contains(t, s.objects(), "NetworkPolicy/lodestone-test")
 	for _, replaced := range []string{"ConfigMap/lodestone-config", "Secret/lodestone-membership"} {
 		assert.NotContains(t, s.objects(), replaced)
 	}
@@ -78,7 +79,7 @@ func TestNextVersionComesAndGoes(t *testing.T) {
 	for _, kept := range []string{"ConfigMap/own-config", "Secret/own-key"} {
 		assert.Contains(t, s.objects(), kept, "it is the operator's")
 	}
-	for _, object := range []string{"ConfigMap/lodestone-next", "Secret/lodestone-admission", "ValidatingWebhookConfiguration/lodestone-config"} {
+	for _, object := range []string{"ConfigMap/lodestone-next", "NetworkPolicy/lodestone-test", "Secret/lodestone-admission", "ValidatingWebhookConfiguration/lodestone-config"} {
 		assert.NotContains(t, s.objects(), object)
 	}
 	for _, node := range s.Lab.Nodes() {
@@ -124,7 +125,7 @@ func (s *story) nextChart() string {
 // objects lists objects of the release, as kind/name.
 func (s *story) objects() []string {
 	s.Helper()
-	out, err := s.Lab.Kubectl(s.ctx, "--namespace", lodestone.Namespace, "get", "configmaps,secrets,validatingwebhookconfigurations",
+	out, err := s.Lab.Kubectl(s.ctx, "--namespace", lodestone.Namespace, "get", "configmaps,networkpolicies,secrets,validatingwebhookconfigurations",
 		"--output", `jsonpath={range .items[*]}{.kind}/{.metadata.name}{"\n"}{end}`)
 	require.NoError(s, err)
 	return strings.Fields(out)

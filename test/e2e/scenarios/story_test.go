@@ -263,13 +263,14 @@ func (s *story) refused(name, reason string) string {
 	return text
 }
 
-// untouched checks that nothing about the Service was written by us.
-func (s *story) untouched(svc *corev1.Service) {
+// untouched checks that nothing about the Services was written by us.
+func (s *story) untouched(services ...*corev1.Service) {
 	s.Helper()
-	s.always(2*time.Second, "nobody touches Service "+svc.Name, func() error {
-		now := s.get(svc.Name)
-		if now.ResourceVersion != svc.ResourceVersion {
-			return fmt.Errorf("it changed: finalizers %q, annotations %v, status %+v", now.Finalizers, now.Annotations, now.Status)
+	s.always(2*time.Second, "nobody touches the Services", func() error {
+		for _, svc := range services {
+			if now := s.get(svc.Name); now.ResourceVersion != svc.ResourceVersion {
+				return fmt.Errorf("%s changed: finalizers %q, annotations %v, status %+v", svc.Name, now.Finalizers, now.Annotations, now.Status)
+			}
 		}
 		return nil
 	})

@@ -26,7 +26,7 @@ var inTheLab = strings.NewReplacer(
 	"203.0.113.2", "198.18.0.194",
 )
 
-func TestTheFirstService(t *testing.T) {
+func TestTutorials(t *testing.T) {
 	progress := func(format string, args ...any) { t.Logf("lab: "+format, args...) }
 	cluster, err := lab.Up(t.Context(), lab.Options{Progress: progress})
 	if err != nil {
@@ -37,8 +37,14 @@ func TestTheFirstService(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	if !t.Run("the lab", func(t *testing.T) { cluster = theLab(t, cluster) }) {
+		return
+	}
 	uninstall(t, cluster) // the lab's; its images stay
+	t.Run("the first service", func(t *testing.T) { theFirstService(t, cluster) })
+}
 
+func theFirstService(t *testing.T, cluster *lab.Cluster) {
 	commands := commandsOf(document(t, cluster, "tutorial/first-service.md"))
 	if len(commands) < 10 {
 		t.Fatalf("%d blocks of commands", len(commands))

@@ -2,8 +2,10 @@ package tutorial_test
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -39,12 +41,7 @@ func uninstall(t *testing.T, c *lab.Cluster) {
 	_, section, _ := strings.Cut(document(t, c, "guides/installation.md"), "\n## Uninstalling\n")
 	commands := commandsOf(section)
 	require.Len(t, commands, 2)
-	kubectl := func(args ...string) string {
-		t.Helper()
-		out, err := c.Kubectl(t.Context(), args...)
-		require.NoError(t, err)
-		return out
-	}
+	kubectl := func(args ...string) string { return kubectl(t, c, args...) }
 	finalizers := func(name string) string {
 		t.Helper()
 		return kubectl("get", "service", name, "--ignore-not-found", "--output", "jsonpath={.metadata.finalizers}")
@@ -54,7 +51,19 @@ func uninstall(t *testing.T, c *lab.Cluster) {
 	for _, name := range []string{"forgotten", "classed"} {
 		kubectl("wait", "service/"+name, "--for=jsonpath={.status.loadBalancer.ingress}", "--timeout=30s")
 	}
-	commands[0].run(t, c, "")
+	whole := commands[0]
+	before, last, found := strings.Cut(whole.text, "kubectl delete namespace")
+	require.True(t, found)
+	whole.text = before
+	whole.run(t, c, "")
+	kinds := strings.Fields(kubectl("api-resources", "--namespaced", "--verbs=list,get,delete", "--output=name"))
+	require.EventuallyWithT(t, func(t *assert.CollectT) {
+		left := strings.Fields(kubectl("--namespace=lodestone-system", "get", strings.Join(kinds, ","), "--output=name"))
+		left = slices.DeleteFunc(left, func(name string) bool { return strings.HasPrefix(name, "event") }) // they tell what was
+		assert.Equal(t, []string{"configmap/kube-root-ca.crt", "serviceaccount/default"}, left)
+	}, time.Minute, time.Second, "in a namespace that others use")
+	whole.text = "kubectl delete namespace" + last
+	whole.run(t, c, "")
 	kubectl("delete", "service", "forgotten", "classed", "others", "--wait=false")
 	assert.Equal(t, `["lodestone.io/load-balancer-cleanup"]`, finalizers("classed"))
 
@@ -68,18 +77,20 @@ func uninstall(t *testing.T, c *lab.Cluster) {
 	nothingLeft(t, c)
 }
 
+// kubectl returns what kubectl prints, without warnings.
+func kubectl(t *testing.T, c *lab.Cluster, args ...string) string {
+	t.Helper()
+	out, err := c.Command(t.Context(), lab.ControlPlane, append([]string{"kubectl"}, args...)...).Output()
+	require.NoError(t, err)
+	return string(out)
+}
+
 // nothingLeft checks that no object of any kind mentions us.
 func nothingLeft(t *testing.T, c *lab.Cluster) {
 	t.Helper()
-	kubectl := func(args ...string) string {
-		t.Helper()
-		out, err := c.Command(t.Context(), lab.ControlPlane, append([]string{"kubectl"}, args...)...).Output() // without warnings
-		require.NoError(t, err)
-		return string(out)
-	}
-	kinds := strings.Fields(kubectl("api-resources", "--verbs=list,get", "--output=name"))
+	kinds := strings.Fields(kubectl(t, c, "api-resources", "--verbs=list,get", "--output=name"))
 	var list struct{ Items []json.RawMessage }
-	require.NoError(t, json.Unmarshal([]byte(kubectl("get", strings.Join(kinds, ","), "--all-namespaces", "--output=json")), &list))
+	require.NoError(t, json.Unmarshal([]byte(kubectl(t, c, "get", strings.Join(kinds, ","), "--all-namespaces", "--output=json")), &list))
 	require.Greater(t, len(list.Items), 50, "of %d kinds", len(kinds))
 	for _, raw := range list.Items {
 		var about metav1.PartialObjectMetadata

@@ -14,7 +14,11 @@ import (
 )
 
 func main() {
-	server := &echo.Server{Pod: os.Getenv("POD_NAME"), Node: os.Getenv("NODE_NAME")}
+	pod, err := os.Hostname() // Kubernetes names it after the pod
+	if err != nil {
+		log.Fatal(err)
+	}
+	server := &echo.Server{Pod: pod, Node: os.Getenv("NODE_NAME")}
 	flag.IntVar(&server.Port, "port", 8080, "TCP and UDP port")
 	flag.StringVar((*string)(&server.Termination), "on-term", string(echo.Exit), "what SIGTERM does: exit, drain or ignore")
 	flag.DurationVar(&server.Grace, "grace", 5*time.Second, "how long to serve on with -on-term=drain")
@@ -22,7 +26,7 @@ func main() {
 
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	if err := server.Run(ctx); err != nil {
+	if err = server.Run(ctx); err != nil {
 		log.Fatal(err)
 	}
 }
