@@ -211,6 +211,7 @@ func TestNoCluster(t *testing.T) {
 	t.Parallel()
 	s := serve(t, example.Size{})
 	s.Close()
+	s.URL = "http://127.0.0.1:1" // nobody takes it meanwhile, as with the one it had
 	kubeconfig := s.kubeconfig(t)
 	for _, args := range questions {
 		code, out, errs := start(t, kubeconfig, args...)

@@ -429,13 +429,12 @@ func TestProxyModeIsAskedFor(t *testing.T) {
 	t.Parallel()
 	answer := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ipvs\n") })
 	server := httptest.NewServer(answer)
+	t.Cleanup(server.Close)
 	f := diagnose.Facts{Unread: map[string]string{}}
-	d := New(Options{ProxyModeURL: server.URL})
-	d.proxyMode(t.Context(), &f)
+	New(Options{ProxyModeURL: server.URL}).proxyMode(t.Context(), &f)
 	assert.Equal(t, "ipvs", f.ProxyMode)
-	server.Close()
 	f.ProxyMode = ""
-	d.proxyMode(t.Context(), &f)
+	New(Options{ProxyModeURL: "http://127.0.0.1:1"}).proxyMode(t.Context(), &f)
 	assert.Empty(t, f.ProxyMode)
 	assert.Contains(t, f.Unread["proxy mode"], "connection refused")
 }
