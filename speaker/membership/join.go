@@ -25,9 +25,10 @@ const (
 	seekAtOnce = 8
 
 	// probeAtOnce is how many speakers Probe asks at a time, pings how often it
-	// asks one by UDP that does not answer.
+	// asks one by UDP that does not answer: a busy node is slower than the failover
+	// that it is set to.
 	probeAtOnce = 16
-	pings       = 3
+	pings       = 10
 )
 
 // discover lets others find us, finds them, and joins.

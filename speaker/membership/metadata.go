@@ -91,16 +91,21 @@ func (t *Task) See(sighted, blind bool) {
 	}
 }
 
-// OthersSee reports whether the API server answers another speaker that is ready.
-func (t *Task) OthersSee() bool {
+// OthersSee returns how many other speakers that are ready the API server answers, and
+// how many more have not given up on it.
+func (t *Task) OthersSee() (seeing, unsure int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for name, ready := range t.speakers {
-		if ready && t.views[name].sighted && name != t.options.Node {
-			return true
+		switch v := t.views[name]; {
+		case !ready || name == t.options.Node:
+		case v.sighted:
+			seeing++
+		case !v.blind:
+			unsure++
 		}
 	}
-	return false
+	return seeing, unsure
 }
 
 func (t *Task) noteView(node string, v view) bool {

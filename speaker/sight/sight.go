@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math/rand/v2"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -21,12 +22,15 @@ const (
 	// interval is how often the API server is asked, and patience how long it may take:
 	// its version is what it tells everybody, from memory.
 	interval, patience = 5 * time.Second, 4 * time.Second
+	// share is the time between two questions from any node while it answers all of them.
+	// Where there are so many that each would ask less often than every longest, it is less.
+	share, longest = 50 * time.Millisecond, time.Minute
 	// misses is how many questions in a row without an answer the others are told of.
 	misses = 2
 	// blindAfter is how long the API server has not answered when this node gives up,
 	// and sureAfter how long it has answered others meanwhile: when it is gone, or back,
 	// not all find out at once.
-	blindAfter, sureAfter = 30 * time.Second, 15 * time.Second
+	blindAfter, sureAfter = 25 * time.Second, 15 * time.Second
 	// seeingAfter is how long it has answered again when this node knows what it missed:
 	// watches wait for as long before they try again.
 	seeingAfter = time.Minute
@@ -37,8 +41,9 @@ type Peers interface {
 	// See tells them whether the API server answers this node, and whether the node is
 	// blind.
 	See(sighted, blind bool)
-	// OthersSee reports whether it answers one of them that is ready to own VIPs.
-	OthersSee() bool
+	// OthersSee returns how many of them that are ready to own VIPs it answers, and how
+	// many more are not blind: they are about to find out.
+	OthersSee() (seeing, unsure int)
 }
 
 // Sight is the task that asks.
@@ -48,11 +53,13 @@ type Sight struct {
 	log   *slog.Logger
 
 	// Owned by Run.
-	blind    bool
-	missed   int       // questions in a row
-	answered time.Time // the last one
-	since    time.Time // of those that were answered in a row, the first
-	others   time.Time // since when others are answered while this node is not
+	blind  bool
+	asked  time.Time // the last question
+	wait   float64   // how long the next one waits, as a share of the pace
+	missed int       // questions in a row
+	silent time.Time // since when they are
+	since  time.Time // of those that were answered in a row, the first
+	others time.Time // since when others are answered while this node is not
 }
 
 // New returns a Sight that starts with Run. The client is one for any group of the API.
@@ -69,20 +76,34 @@ func (s *Sight) String() string { return "sight" }
 func (s *Sight) Run(ctx context.Context) error {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
-	s.answered = time.Now()
 	for {
-		if err := s.once(ctx); err == nil {
-			s.noteAnswer(time.Now())
-		} else {
-			s.noteMiss(time.Now(), err)
+		if s.due(time.Now()) {
+			s.look(ctx)
 		}
-		s.peers.See(s.missed < misses, s.blind)
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
 		}
 	}
+}
+
+// due reports whether it is time for a question. In a large cluster that is not at each
+// tick, unless somebody was not answered.
+func (s *Sight) due(now time.Time) bool {
+	seeing, unsure := s.peers.OthersSee()
+	pace := float64(min(time.Duration(seeing)*share, longest))
+	return s.missed > 0 || s.blind || unsure > 0 || float64(now.Sub(s.asked).Round(time.Second)) >= s.wait*pace
+}
+
+func (s *Sight) look(ctx context.Context) {
+	s.asked, s.wait = time.Now(), 0.75+rand.Float64()/2 // who found out together does not stay together
+	if err := s.once(ctx); err == nil {
+		s.noteAnswer(time.Now())
+	} else {
+		s.noteMiss(time.Now(), err)
+	}
+	s.peers.See(s.missed < misses, s.blind)
 }
 
 // once returns nil if the API server answers, whatever it says.
@@ -100,7 +121,7 @@ func (s *Sight) noteAnswer(now time.Time) {
 	if s.missed > 0 || s.since.IsZero() {
 		s.since = now
 	}
-	s.missed, s.answered, s.others = 0, now, time.Time{}
+	s.missed, s.others = 0, time.Time{}
 	if s.blind && now.Sub(s.since) >= seeingAfter {
 		s.blind = false
 		s.log.Info("the API server answers this node again, which may own VIPs")
@@ -108,14 +129,17 @@ func (s *Sight) noteAnswer(now time.Time) {
 }
 
 func (s *Sight) noteMiss(now time.Time, err error) {
-	s.missed++
+	if s.missed++; s.missed == 1 {
+		s.silent = now
+	}
+	seeing, _ := s.peers.OthersSee()
 	switch {
-	case !s.peers.OthersSee():
+	case seeing == 0:
 		s.others = time.Time{}
 	case s.others.IsZero():
 		s.others = now
-	case !s.blind && now.Sub(s.answered) >= blindAfter && now.Sub(s.others) >= sureAfter:
+	case !s.blind && now.Sub(s.silent) >= blindAfter && now.Sub(s.others) >= sureAfter:
 		s.blind = true
-		s.log.Warn("the API server answers other nodes, and not this one: others own its VIPs at layer 2", "since", s.answered, "err", err)
+		s.log.Warn("the API server answers other nodes, and not this one: others own its VIPs at layer 2", "since", s.silent, "err", err)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math/rand/v2"
 	"net/http"
 	"sync"
 	"testing"
@@ -30,10 +31,13 @@ func (c *cluster) See(sighted, blind bool) {
 	c.sighted, c.blind = sighted, blind
 }
 
-func (c *cluster) OthersSee() bool {
+func (c *cluster) OthersSee() (seeing, unsure int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.others
+	if c.others {
+		return 1, 0
+	}
+	return 0, 1
 }
 
 func (c *cluster) ask(context.Context) error {
@@ -136,5 +140,112 @@ func TestRefusals(t *testing.T) {
 	simulated(t, func(c *cluster) {
 		c.answers(apierrors.NewGenericServerResponse(http.StatusTooManyRequests, "get", schema.GroupResource{}, "", "busy", 1, true), true)
 		c.after(time.Hour, true, false)
+	})
+}
+
+// crowd are the nodes of a large cluster, each with a Sight.
+type crowd struct {
+	mu    sync.Mutex
+	size  int
+	down  bool // the API server
+	cut   *one // from it, alone
+	asked int
+	see   int // how many say that they do
+	blind int
+}
+
+// one of the crowd.
+type one struct {
+	*crowd
+	sighted, isBlind bool
+}
+
+func (o *one) See(sighted, blind bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.see += number(sighted) - number(o.sighted)
+	o.blind += number(blind) - number(o.isBlind)
+	o.sighted, o.isBlind = sighted, blind
+}
+
+func number(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func (o *one) OthersSee() (seeing, unsure int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	seeing = o.see - number(o.sighted)
+	return seeing, o.size - 1 - seeing - o.blind + number(o.isBlind)
+}
+
+// ask takes as long as it may where packets are dropped.
+func (o *one) ask(ctx context.Context) error {
+	o.mu.Lock()
+	o.asked++
+	silent := o.down || o.cut == o
+	o.mu.Unlock()
+	if !silent {
+		return nil
+	}
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// set changes the world, and returns how many questions the API server got since that
+// happened last.
+func (c *crowd) set(down bool, cut *one) (asked int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	asked = c.asked
+	c.down, c.cut, c.asked = down, cut, 0
+	return asked
+}
+
+func (c *crowd) blindNow() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.blind
+}
+
+// A thousand nodes ask twenty times a second together while all are answered. An API
+// server that goes and comes back blinds none of them, and who is cut off alone is
+// noticed.
+func TestCrowd(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := &crowd{size: 1000}
+		ctx, cancel := context.WithCancel(t.Context())
+		all := make([]*one, c.size)
+		for i := range all {
+			all[i] = &one{crowd: c}
+			s := New(nil, all[i], slog.New(slog.DiscardHandler))
+			s.ask = all[i].ask
+			go s.Run(ctx) //nolint:errcheck // it returns nil
+			time.Sleep(share)
+		}
+		time.Sleep(2 * time.Minute)
+		for range 5 {
+			c.set(false, nil)
+			time.Sleep(100 * time.Second)
+			assert.InDelta(t, 2*c.size, c.set(true, nil), float64(c.size)/4, "questions in 100 s")
+			time.Sleep(rand.N(3 * time.Minute))
+			assert.Zero(t, c.blindNow(), "the API server is down")
+			c.set(false, nil)
+			time.Sleep(2 * time.Minute)
+			assert.Zero(t, c.blindNow(), "the API server is back")
+		}
+		c.set(false, all[rand.N(c.size)])
+		time.Sleep(longest + blindAfter + 3*interval)
+		assert.Equal(t, 1, c.blindNow())
+		time.Sleep(longest)
+		c.set(false, c.cut)
+		time.Sleep(100 * time.Second)
+		assert.InDelta(t, 2*c.size, c.set(false, nil), float64(c.size)/4, "questions in 100 s, with one that is blind")
+		cancel()
+		synctest.Wait()
 	})
 }
