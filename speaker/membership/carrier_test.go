@@ -1,10 +1,12 @@
 package membership
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/hashicorp/memberlist"
@@ -163,6 +165,27 @@ func TestViewsAreKnown(t *testing.T) {
 		n2.wait("n1 is blind, or not", func() bool { return n2.Networks()["n1"].Blind == blind })
 		assert.True(t, sees(n2, 0, map[bool]int{false: 1}[blind])())
 	}
+}
+
+// What a speaker says is said again until memberlist has it, which drops it where it
+// objects to a suspicion at the same moment.
+func TestDroppedNewsIsRepeated(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		task, tries := New(makeCluster(t).options("n1")), 0
+		go task.tellOthers(t.Context(), func(wait time.Duration) error {
+			if tries++; tries < 3 {
+				time.Sleep(wait)
+				return errors.New("timeout waiting for update broadcast")
+			}
+			(*events)(task).NotifyUpdate(&memberlist.Node{Name: "n1", Meta: (*delegate)(task).NodeMeta(memberlist.MetaMaxSize)})
+			return nil
+		})
+		task.SetReady(true)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		assert.Equal(t, 3, tries)
+	})
 }
 
 func TestMetadataIsReadAsWritten(t *testing.T) {

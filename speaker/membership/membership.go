@@ -127,6 +127,7 @@ type Task struct {
 	report   map[string]string // annotations that our Lease is to carry
 	carried  map[string]string // those of our Lease as last written
 	deleted  bool              // our Lease, since then
+	metadata []byte            // ours, as memberlist has it
 }
 
 // New returns a Task that starts with Run.
@@ -248,7 +249,7 @@ func (t *Task) Run(ctx context.Context) error {
 	defer t.list.Load().Shutdown() //nolint:errcheck // it always returns nil
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return t.discover(ctx) })
-	group.Go(func() error { t.tellOthers(ctx); return nil })
+	group.Go(func() error { t.tellOthers(ctx, t.list.Load().UpdateNode); return nil })
 	group.Go(func() error { t.verifyLost(ctx); return nil })
 	group.Go(func() error { t.compareSettings(ctx); return nil })
 	group.Go(func() error { t.watchLinks(ctx); return nil })
@@ -275,15 +276,20 @@ func (t *Task) listen() error {
 	return nil
 }
 
-// tellOthers spreads our metadata when it changes.
-func (t *Task) tellOthers(ctx context.Context) {
+// tellOthers spreads our metadata when it changes, by update, until memberlist has it:
+// where it objects to a suspicion at the same moment it drops it, and repeats what
+// was true before.
+func (t *Task) tellOthers(ctx context.Context, update func(time.Duration) error) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-t.tell:
-			if err := t.list.Load().UpdateNode(updateTimeout); err != nil {
+			if err := update(updateTimeout); err != nil {
 				t.log.Debug("metadata not yet sent", "err", err)
+			}
+			if !t.isSaid() {
+				wake(t.tell)
 			}
 		}
 	}
@@ -422,6 +428,7 @@ type events Task
 
 func (e *events) NotifyJoin(n *memberlist.Node) {
 	if n.Name == e.options.Node {
+		(*Task)(e).noteSaid(n)
 		return
 	}
 	e.metrics.changes.WithLabelValues("join").Inc()
@@ -429,9 +436,11 @@ func (e *events) NotifyJoin(n *memberlist.Node) {
 }
 
 func (e *events) NotifyUpdate(n *memberlist.Node) {
-	if n.Name != e.options.Node {
-		(*Task)(e).update(n)
+	if n.Name == e.options.Node {
+		(*Task)(e).noteSaid(n)
+		return
 	}
+	(*Task)(e).update(n)
 }
 
 func (e *events) NotifyLeave(n *memberlist.Node) {

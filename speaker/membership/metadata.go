@@ -1,6 +1,7 @@
 package membership
 
 import (
+	"bytes"
 	"strings"
 
 	"github.com/hashicorp/memberlist"
@@ -39,6 +40,21 @@ func (d *delegate) NodeMeta(limit int) []byte {
 		down = down[:max(0, strings.LastIndexByte(down, ','))]
 	}
 	return append(meta, down...)
+}
+
+// noteSaid records what memberlist tells of us.
+func (t *Task) noteSaid(us *memberlist.Node) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.metadata = us.Meta
+}
+
+// isSaid reports whether that is what there is to tell.
+func (t *Task) isSaid() bool {
+	now := (*delegate)(t).NodeMeta(memberlist.MetaMaxSize)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return bytes.Equal(t.metadata, now)
 }
 
 func (*delegate) NotifyMsg([]byte)                {}
