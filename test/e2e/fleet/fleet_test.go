@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -139,6 +140,12 @@ func TestKeptOwnerStays(t *testing.T) {
 // moves without a loss.
 func TestSharedLoad(t *testing.T) {
 	f := startFleet(t, "advertisements:\n  - {name: all, layer2: {shareLoad: true}}\n")
+	t.Cleanup(func() {
+		if t.Failed() {
+			known, err := exec.Command("ip", "-statistics", "-netns", f.Client, "neigh").CombinedOutput()
+			t.Logf("the client's neighbours, %v:\n%s", err, known)
+		}
+	})
 	var asking *probe.Probe
 	ask := func() {
 		asking = probe.UDP(t.Context(), probe.Options{Namespace: f.Client, Target: netip.AddrPortFrom(vips[0], 80)})
@@ -156,7 +163,7 @@ func TestSharedLoad(t *testing.T) {
 
 	ask()
 	require.NoError(t, f.Unplug(home))
-	require.Eventually(t, func() bool { return answerer() != home }, 30*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return answerer() != home }, 30*time.Second, 10*time.Millisecond, "another node than %s answers", home)
 	record, err := asking.Stop()
 	require.NoError(t, err)
 	t.Logf("%s lost: %s", home, record.Outage())
