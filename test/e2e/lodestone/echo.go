@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -92,7 +93,28 @@ func (i *Installation) answersAll(ctx context.Context, from string, target netip
 	if lost := record.Lost(); lost > inFlight {
 		err = errors.Join(err, fmt.Errorf("%d of %d were not", lost, record.Sent))
 	}
-	return errors.Join(err, stopped)
+	return errors.Join(err, stopped, i.answeredByTheLiving(ctx, record))
+}
+
+// answeredByTheLiving checks that no answer is from a pod whose namespace goes: a
+// kube-proxy that is late sends to those of the Service that had the address before.
+func (i *Installation) answeredByTheLiving(ctx context.Context, record probe.Record) error {
+	namespaces, err := i.Kube.CoreV1().Namespaces().List(ctx, metav1.ListOptions{FieldSelector: "status.phase=" + string(corev1.NamespaceTerminating)})
+	if err != nil {
+		return fmt.Errorf("list namespaces: %w", err)
+	}
+	for _, namespace := range namespaces.Items {
+		pods, err := i.Kube.CoreV1().Pods(namespace.Name).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return fmt.Errorf("list pods: %w", err)
+		}
+		for _, pod := range pods.Items {
+			if slices.ContainsFunc(record.Answers, func(a probe.Answer) bool { return a.Pod == pod.Name }) {
+				return fmt.Errorf("pod %s of namespace %s answers, which goes", pod.Name, namespace.Name)
+			}
+		}
+	}
+	return nil
 }
 
 func echoDeployment(namespace string, replicas int32, avoid []string) *appsv1.Deployment {
