@@ -193,9 +193,7 @@ func (s *story) bfdUp(nodes ...string) {
 func TestRollingUpdateBehindARouterLosesNothing(t *testing.T) {
 	s := begin(t)
 	s.config(routed + "\npeers:" + tor + "}\n")
-	s.echo(3)
-	s.service("web", port("udp", corev1.ProtocolUDP, 80))
-	vip := s.assigned("web")
+	vip := s.serveUDP("web")
 	s.learnt(lab.Router, vip, s.Lab.Nodes()...)
 	s.losesNothingBehind(vip, func() { require.NoError(s, s.RollSpeakers(s.ctx)) })
 	s.learnt(lab.Router, vip, s.Lab.Nodes()...)
@@ -206,9 +204,7 @@ func TestRollingUpdateBehindARouterLosesNothing(t *testing.T) {
 func TestKilledSpeakerWithGracefulRestart(t *testing.T) {
 	s := begin(t)
 	s.config(routed + "\npeers: [{name: tor, address: 198.18.0.254, localASN: 64512, peerASN: 64513, gracefulRestart: {restartTime: 60s}}]\n")
-	s.echo(3)
-	s.service("web", port("udp", corev1.ProtocolUDP, 80))
-	vip := s.assigned("web")
+	vip := s.serveUDP("web")
 	nodes := s.Lab.Nodes()
 	s.learnt(lab.Router, vip, nodes...)
 	s.losesNothingBehind(vip, func() {
@@ -239,9 +235,7 @@ func (s *story) session(node, state string) error {
 func TestNodeTakenOutBehindARouterLosesNothing(t *testing.T) {
 	s := begin(t)
 	s.config(routed + peers)
-	s.echo(3)
-	s.service("web", port("udp", corev1.ProtocolUDP, 80))
-	vip := s.assigned("web")
+	vip := s.serveUDP("web")
 	nodes := s.Lab.Nodes()
 	s.learnt(lab.Router, vip, nodes...)
 	s.afterwards(func() { s.label(nodes[0], excludeLabel, "") })

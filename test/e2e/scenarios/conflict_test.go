@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/lodestone-lb/lodestone/test/e2e/lab"
 	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
@@ -20,9 +19,7 @@ import (
 // settle on the wire who answers.
 func TestGossipBlockedOneAnswers(t *testing.T) {
 	s := begin(t)
-	s.echo(3)
-	s.service("web", port("udp", corev1.ProtocolUDP, 80))
-	vip := s.assigned("web")
+	vip := s.serveUDP("web")
 	s.oneAnswerer(vip)
 	require.NoError(t, s.Lab.BlockGossip())
 	t.Cleanup(func() { require.NoError(t, s.Lab.Heal()) })
@@ -38,11 +35,9 @@ func TestGossipBlockedOneAnswers(t *testing.T) {
 // is one.
 func TestPartitionHasAnOwnerOnEachSideAndOneAfterwards(t *testing.T) {
 	s := begin(t)
-	s.echo(3)
-	s.service("web", port("udp", corev1.ProtocolUDP, 80))
-	vip := s.assigned("web")
+	vip := s.serveUDP("web")
 	owner := s.owner(vip)
-	others := slices.DeleteFunc(s.Lab.Nodes(), func(node string) bool { return node == owner })
+	others := s.nodesBut(owner)
 	require.NoError(t, s.Lab.Partition([]string{owner}, append(others, lab.Client)))
 	t.Cleanup(func() { require.NoError(t, s.Lab.Heal()) })
 	s.eventually("the client's side has an owner", func() error {

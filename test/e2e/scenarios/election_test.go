@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -26,9 +25,7 @@ func (s *story) ownedBy(vip, node string) {
 // costs nothing; preference does not outweigh a selector.
 func TestPreferredNodeOwnsTheVIP(t *testing.T) {
 	s := begin(t)
-	s.echo(3)
-	s.service("web", port("udp", corev1.ProtocolUDP, 80))
-	vip := s.assigned("web")
+	vip := s.serveUDP("web")
 	s.echoAway(3, vip)
 	const advertisement = `
 advertisements:

@@ -46,9 +46,7 @@ func TestPlannedMovesLoseNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := begin(t)
-			s.echo(3)
-			s.service("web", port("udp", corev1.ProtocolUDP, 80))
-			vip := s.assigned("web")
+			vip := s.serveUDP("web")
 			s.steady(vip)
 			owner := s.owner(vip)
 			s.afterwards(func() { m.back(s, owner) })
@@ -135,9 +133,7 @@ func (s *story) afterwards(undo func()) {
 // back from its deputy by a planned move.
 func TestNodeWhoseLinkIsBackIsNoSecondOwner(t *testing.T) {
 	s := begin(t)
-	s.echo(3)
-	s.service("web", port("udp", corev1.ProtocolUDP, 80))
-	vip := s.assigned("web")
+	vip := s.serveUDP("web")
 	s.echoAway(3, vip)
 	owner := s.owner(vip)
 	s.afterwards(func() { require.NoError(s, lan.PlugIn(owner)) })

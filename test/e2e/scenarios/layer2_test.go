@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -73,9 +74,7 @@ func TestExcludeLabelMovesTheVIPAndBack(t *testing.T) {
 // Scenario 61.
 func TestNodePowerLossTwentyTimes(t *testing.T) {
 	s := begin(t)
-	s.echo(3)
-	s.service("web", port("udp", corev1.ProtocolUDP, 80))
-	vip := s.assigned("web")
+	vip := s.serveUDP("web")
 	s.echoAway(3, vip)
 	s.losePower(vip, 20)
 }
@@ -96,9 +95,7 @@ func (s *story) losePower(vip string, times int) {
 // not come back to it between the crashes.
 func TestCrashLoopOfASpeakerDoesNotFlapTheVIP(t *testing.T) {
 	s := begin(t)
-	s.echo(3)
-	s.service("web", port("udp", corev1.ProtocolUDP, 80))
-	vip := s.assigned("web")
+	vip := s.serveUDP("web")
 	crashing := s.owner(vip)
 	s.killSpeaker(crashing)
 	s.eventually("another node owns the VIP", func() error {
@@ -130,9 +127,7 @@ func TestCrashLoopOfASpeakerDoesNotFlapTheVIP(t *testing.T) {
 // node that dies meanwhile is replaced all the same.
 func TestAPIServerDownKeepsAnnouncing(t *testing.T) {
 	s := begin(t)
-	s.echo(3)
-	s.service("web", port("udp", corev1.ProtocolUDP, 80))
-	vip := s.assigned("web")
+	vip := s.serveUDP("web")
 	s.echoAway(3, vip)
 	before := s.owner(vip)
 	thaw := s.frozenAPIServer()
@@ -150,6 +145,20 @@ func TestAPIServerDownKeepsAnnouncing(t *testing.T) {
 func (s *story) echo(replicas int32) {
 	s.Helper()
 	require.NoError(s, s.RunEcho(s.ctx, s.namespace, replicas))
+}
+
+// serveUDP makes a Service with three echo pods that is asked by UDP, and returns its
+// address.
+func (s *story) serveUDP(name string) (vip string) {
+	s.Helper()
+	s.echo(3)
+	s.service(name, port("udp", corev1.ProtocolUDP, 80))
+	return s.assigned(name)
+}
+
+// nodesBut returns the lab's nodes without the one.
+func (s *story) nodesBut(one string) []string {
+	return slices.DeleteFunc(s.Lab.Nodes(), func(node string) bool { return node == one })
 }
 
 // owner waits until one node answers for the VIP.

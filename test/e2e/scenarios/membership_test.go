@@ -23,17 +23,10 @@ import (
 // only: it may not go on alone. Nothing is lost, and one node answers at every moment.
 func TestMembershipKeyIsReplaced(t *testing.T) {
 	s := begin(t)
-	s.echo(3)
-	s.service("web", port("udp", corev1.ProtocolUDP, 80))
-	vip := s.assigned("web")
+	vip := s.serveUDP("web")
 	s.steady(vip)
 	owner := s.owner(vip)
-	var others []string
-	for _, node := range s.Lab.Nodes() {
-		if node != owner {
-			others = append(others, node)
-		}
-	}
+	others := s.nodesBut(owner)
 	first, late := others[0], others[1]
 	before := s.keysOf(owner)
 	kubelet, err := s.Lab.Process("kubelet-" + late)
@@ -204,9 +197,7 @@ func TestLinkThatCarriesOneWayOnly(t *testing.T) {
 // of new Services: others own its VIPs, old ones and new ones, and no client notices.
 func TestNodeCutOffFromTheAPIServer(t *testing.T) {
 	s := begin(t)
-	s.echo(3)
-	s.service("old", port("udp", corev1.ProtocolUDP, 80))
-	old := s.assigned("old")
+	old := s.serveUDP("old")
 	s.steady(old)
 	node := s.owner(old)
 	server := s.Lab.Addresses(lab.ControlPlane)[0]

@@ -2,7 +2,6 @@ package scenarios
 
 import (
 	"fmt"
-	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -75,7 +74,7 @@ func TestPoliciesConfineThePodOfHelmTest(t *testing.T) {
 		return func() error { return from("timeout", "1", "bash", "-c", connect) }
 	}
 	fromPod := func(args ...string) error { return s.InPod(s.ctx, pod, args...) }
-	afar := slices.DeleteFunc(s.Lab.Nodes(), func(n string) bool { return n == pod.Spec.NodeName })[0] // its own node may
+	afar := s.nodesBut(pod.Spec.NodeName)[0] // its own node may
 	fromAfar := func(args ...string) error { return s.Lab.Command(s.ctx, afar, args...).Run() }
 	apiServer := reach(fromPod, s.Lab.Addresses(lab.ControlPlane)[0].String(), 6443)
 	others := map[string]func() error{
