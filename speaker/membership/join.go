@@ -179,10 +179,12 @@ type held struct {
 }
 
 const (
-	// verifyInterval is how often one is asked that does not answer.
-	verifyInterval = 500 * time.Millisecond
-	// unansweredMost is how many questions may be lost before that is worth a line.
-	unansweredMost = 5
+	// firstVerify and lastVerify bound the wait until one is asked again that does
+	// not answer: the first packets after a link is up are lost often.
+	firstVerify, lastVerify = 50 * time.Millisecond, 500 * time.Millisecond
+	// unansweredMost is how many questions may be lost, in some two seconds, before
+	// that is worth a line.
+	unansweredMost = 8
 	// heldTime, and heldProbes times the interval of probes, is how long one is held
 	// that does not answer while others tell that it lives.
 	heldTime, heldProbes = 15 * time.Second, 20
@@ -190,16 +192,19 @@ const (
 
 // verifyLost counts those that were lost when they answer us.
 func (t *Task) verifyLost(ctx context.Context) {
+	delay := firstVerify
 	for {
 		var next <-chan time.Time
 		if t.askHeld() > 0 {
-			next = time.After(verifyInterval)
+			next = time.After(delay)
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-t.verify:
+			delay = firstVerify
 		case <-next:
+			delay = min(2*delay, lastVerify)
 		}
 	}
 }

@@ -21,8 +21,8 @@ type Interfaces interface {
 }
 
 // meetTimeout is how long a speaker whose link is back waits for the others after
-// it has met one.
-const meetTimeout = 500 * time.Millisecond
+// it has met one: as long as one that starts.
+const meetTimeout = DefaultSettleTime
 
 // watchLink has a speaker that lost all others with its link not be joined
 // until it has met them again: they own its VIPs by then. Who does not answer is

@@ -50,7 +50,7 @@ func (l *link) set(up bool) {
 
 // cutOff is n1, joined, beside n2, which is lost as n1's link goes down.
 func cutOff(t *testing.T) (c *cluster, n1 *speaker, l *link, n2 *mute) {
-	c, l = newCluster(t, "n1", "n2"), newLink()
+	c, l = newCluster(t, "n1", "n2", "n3"), newLink()
 	n1 = c.start("n1", func(o *Options) { o.Interfaces = l })
 	n1.waitJoined()
 	n2 = c.mute("n2", netip.MustParseAddrPort("127.0.0.1:0"))
@@ -75,6 +75,26 @@ func TestSpeakerThatWasCutOffMeetsTheOthersFirst(t *testing.T) {
 	n1.waitJoined()
 	t.Logf("joined %s after the link was back", time.Since(start))
 	require.Len(t, n1.Speakers(), 2)
+}
+
+// Who has met one of the others waits for those that answer a moment later: it does not
+// know yet what they own and keep.
+func TestSpeakerThatWasCutOffMeetsAllTheOthers(t *testing.T) {
+	c, n1, l, n2 := cutOff(t)
+	c.mute("n2", n2.options.Address)
+	n3 := c.mute("n3", netip.MustParseAddrPort("127.0.0.1:0"))
+	_, err := n3.write(t.Context(), time.Now())
+	require.NoError(t, err)
+	n1.wait("knowing of n3", func() bool { _, known := n1.Networks()["n3"]; return known })
+	n3.kill()
+	l.set(true)
+	n1.wait("meeting n2", func() bool { return len(n1.Speakers()) == 2 })
+	time.Sleep(700 * time.Millisecond) // as long as two lost packets take
+	n3 = c.mute("n3", n3.options.Address)
+	_, err = n3.list.Load().Join([]string{n1.address()})
+	require.NoError(t, err)
+	n1.waitJoined()
+	require.Len(t, n1.Speakers(), 3)
 }
 
 func TestSpeakerThatWasCutOffGivesUpOnTheLost(t *testing.T) {
