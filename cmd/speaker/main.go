@@ -84,6 +84,7 @@ func run(ctx context.Context, f *flags) error {
 	if err != nil {
 		return err
 	}
+	eyes := sight.New(s.client.Discovery().RESTClient(), members, s.log)
 	diagnosis := diagnosis.New(diagnosis.Options{
 		Node: f.node, Interfaces: interfaces, Members: members, Status: loop.Status, Log: s.log, ProxyModeURL: diagnosis.ProxyModeURL,
 	})
@@ -97,29 +98,11 @@ func run(ctx context.Context, f *flags) error {
 		},
 		Diagnose: diagnosis,
 		Alive:    loop.Alive,
-		Checks:   func() []debughttp.Check { return checks(loop.Checks()) },
+		Checks:   func() []debughttp.Check { return checks(loop.Checks(), eyes.Blind()) },
 		Log:      s.log,
 	})
 	s.log.Info("starting", "node", f.node, "address", s.address, "version", buildinfo.Get().String())
-	return live(ctx, loop, interfaces, gateways, config, proxy, sight.New(s.client.Discovery().RESTClient(), members, s.log), members, reporter, announcer, limiter, passwords, podRoutes, router, watchdog, detector, server)
-}
-
-// status is what /status shows.
-type status struct {
-	speaker.Status
-	Layer2 layer2.Status         `json:"layer2"`
-	Limit  limit.Status          `json:"limit"`
-	BGP    []bgp.Peer            `json:"bgp"`
-	BFD    map[string]bfd.Status `json:"bfd"`
-	Pods   route.Status          `json:"podRoutes"`
-}
-
-func checks(from []speaker.Check) []debughttp.Check {
-	var to []debughttp.Check
-	for _, c := range from {
-		to = append(to, debughttp.Check(c))
-	}
-	return to
+	return live(ctx, loop, interfaces, gateways, config, proxy, eyes, members, reporter, announcer, limiter, passwords, podRoutes, router, watchdog, detector, server)
 }
 
 // runner is a part that works until its context ends.

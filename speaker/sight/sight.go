@@ -12,6 +12,7 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
+	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -51,9 +52,9 @@ type Sight struct {
 	ask   func(context.Context) error
 	peers Peers
 	log   *slog.Logger
+	blind atomic.Bool
 
 	// Owned by Run.
-	blind  bool
 	asked  time.Time // the last question
 	wait   float64   // how long the next one waits, as a share of the pace
 	missed int       // questions in a row
@@ -71,6 +72,9 @@ func New(client rest.Interface, peers Peers, log *slog.Logger) *Sight {
 
 // String names the task.
 func (s *Sight) String() string { return "sight" }
+
+// Blind reports whether this node has given up on the API server, which answers others.
+func (s *Sight) Blind() bool { return s.blind.Load() }
 
 // Run asks until ctx ends.
 func (s *Sight) Run(ctx context.Context) error {
@@ -93,7 +97,7 @@ func (s *Sight) Run(ctx context.Context) error {
 func (s *Sight) due(now time.Time) bool {
 	seeing, unsure := s.peers.OthersSee()
 	pace := float64(min(time.Duration(seeing)*share, longest))
-	return s.missed > 0 || s.blind || unsure > 0 || float64(now.Sub(s.asked).Round(time.Second)) >= s.wait*pace
+	return s.missed > 0 || s.Blind() || unsure > 0 || float64(now.Sub(s.asked).Round(time.Second)) >= s.wait*pace
 }
 
 func (s *Sight) look(ctx context.Context) {
@@ -103,7 +107,7 @@ func (s *Sight) look(ctx context.Context) {
 	} else {
 		s.noteMiss(time.Now(), err)
 	}
-	s.peers.See(s.missed < misses, s.blind)
+	s.peers.See(s.missed < misses, s.Blind())
 }
 
 // once returns nil if the API server answers, whatever it says.
@@ -122,8 +126,8 @@ func (s *Sight) noteAnswer(now time.Time) {
 		s.since = now
 	}
 	s.missed, s.others = 0, time.Time{}
-	if s.blind && now.Sub(s.since) >= seeingAfter {
-		s.blind = false
+	if s.Blind() && now.Sub(s.since) >= seeingAfter {
+		s.blind.Store(false)
 		s.log.Info("the API server answers this node again, which may own VIPs")
 	}
 }
@@ -138,8 +142,8 @@ func (s *Sight) noteMiss(now time.Time, err error) {
 		s.others = time.Time{}
 	case s.others.IsZero():
 		s.others = now
-	case !s.blind && now.Sub(s.silent) >= blindAfter && now.Sub(s.others) >= sureAfter:
-		s.blind = true
+	case !s.Blind() && now.Sub(s.silent) >= blindAfter && now.Sub(s.others) >= sureAfter:
+		s.blind.Store(true)
 		s.log.Warn("the API server answers other nodes, and not this one: others own its VIPs at layer 2", "since", s.silent, "err", err)
 	}
 }

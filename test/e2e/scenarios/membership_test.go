@@ -3,6 +3,7 @@ package scenarios
 import (
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -212,6 +213,9 @@ func TestNodeCutOffFromTheAPIServer(t *testing.T) {
 			"add rule ip cut output ip daddr %s tcp dport 6443 drop", server))
 		s.eventually("another node owns the VIP", func() error { return s.owned(old, node, false) })
 	})
+	pod := s.speakerOf(node)
+	readyz := strings.Replace(lodestone.MetricsURL(&pod), "/metrics", "/readyz", 1)
+	require.Equal(t, http.StatusServiceUnavailable, s.status(readyz, ""), "who asks the cluster hears of it, too")
 	for i := range 6 { // not all on the others
 		name := fmt.Sprint("new-", i)
 		s.service(name)
