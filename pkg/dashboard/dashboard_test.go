@@ -290,11 +290,11 @@ func BenchmarkLook(b *testing.B) {
 		var stats runtime.MemStats
 		runtime.GC()
 		runtime.ReadMemStats(&stats)
-		return float64(stats.HeapAlloc) / 1e6
+		return float64(stats.HeapAlloc)
 	}
 	with := heap()
 	runtime.KeepAlive(states)
-	b.ReportMetric((with-heap())/8, "state-MB")
+	b.ReportMetric((with-heap())/8, "state-B")
 	runtime.KeepAlive(objects)
 }
 
@@ -310,12 +310,17 @@ func BenchmarkPage(b *testing.B) {
 	ended := make(chan error)
 	go func() { ended <- d.Run(ctx) }()
 	defer func() { cancel(); <-ended }()
-	handler, size := d.Handler(), 0
+	server, size := httptest.NewServer(d.Handler()), 0
+	defer server.Close()
 	load := func(path string) int {
-		w := httptest.NewRecorder()
-		handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
-		require.Equal(b, http.StatusOK, w.Code)
-		return w.Body.Len()
+		response, err := server.Client().Get(server.URL + path)
+		require.NoError(b, err)
+		defer response.Body.Close()
+		body, err := io.ReadAll(response.Body)
+		require.NoError(b, err)
+		require.Equal(b, http.StatusOK, response.StatusCode)
+		require.NotEmpty(b, body, path)
+		return len(body)
 	}
 	load("/dashboard/view") // waits for the first look
 	for b.Loop() {

@@ -19,7 +19,8 @@
 // in the meantime.
 //
 // A speaker that lost all others with its link is not joined until it has met
-// one again. Who was lost counts again when it answers a packet.
+// them again, as far as they answer soon. Who was lost counts again when it answers
+// a packet.
 package membership
 
 import (

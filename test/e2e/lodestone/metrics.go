@@ -25,10 +25,13 @@ var metricsPort = map[string]int{"controller": 10258, "speaker": 9743}
 // reader is the account that the lab scrapes with.
 const reader = "metrics-reader"
 
-// MetricsURL is where the pod serves its metrics.
-func MetricsURL(pod *corev1.Pod) string {
-	return fmt.Sprintf("https://%s:%d/metrics", pod.Status.HostIP, metricsPort[pod.Labels["app.kubernetes.io/component"]])
+// URL is where the pod serves the path, beside its metrics.
+func URL(pod *corev1.Pod, path string) string {
+	return fmt.Sprintf("https://%s:%d/%s", pod.Status.HostIP, metricsPort[pod.Labels["app.kubernetes.io/component"]], path)
 }
+
+// MetricsURL is where the pod serves its metrics.
+func MetricsURL(pod *corev1.Pod) string { return URL(pod, "metrics") }
 
 // Token returns a token of a service account that exists.
 func (i *Installation) Token(ctx context.Context, namespace, account string) (string, error) {

@@ -41,7 +41,7 @@ func (s *story) dashboards() (all []string) {
 	pods, err := s.Pods(s.ctx, "controller")
 	require.NoError(s, err)
 	for _, pod := range pods {
-		all = append(all, strings.TrimSuffix(lodestone.MetricsURL(&pod), "metrics")+"dashboard/")
+		all = append(all, lodestone.URL(&pod, "dashboard/"))
 	}
 	return all
 }

@@ -214,8 +214,7 @@ func TestNodeCutOffFromTheAPIServer(t *testing.T) {
 		s.eventually("another node owns the VIP", func() error { return s.owned(old, node, false) })
 	})
 	pod := s.speakerOf(node)
-	readyz := strings.Replace(lodestone.MetricsURL(&pod), "/metrics", "/readyz", 1)
-	require.Equal(t, http.StatusServiceUnavailable, s.status(readyz, ""), "who asks the cluster hears of it, too")
+	require.Equal(t, http.StatusServiceUnavailable, s.status(lodestone.URL(&pod, "readyz"), ""))
 	for i := range 6 { // not all on the others
 		name := fmt.Sprint("new-", i)
 		s.service(name)
@@ -224,4 +223,5 @@ func TestNodeCutOffFromTheAPIServer(t *testing.T) {
 		s.oneAnswerer(vip)
 		require.NoError(t, s.owned(vip, node, false))
 	}
+	s.isSilent("old", node, "SpeakerNotReady") // as the operator is told
 }

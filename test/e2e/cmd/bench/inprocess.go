@@ -57,7 +57,7 @@ func dashboardLoad(ctx context.Context, _ *lodestone.Installation) error {
 	var look, memory float64
 	return errors.Join(
 		goBenchmarks(ctx, "./pkg/dashboard", "^BenchmarkLook$", "10x", func(_ string, value measured) {
-			look, memory = value.median("look-ms"), value.median("state-MB")
+			look, memory = value.median("look-ms"), value.median("state-B")/1e6
 		}),
 		goBenchmarks(ctx, "./pkg/dashboard", "^BenchmarkPage$", "100x", func(_ string, value measured) {
 			result("dashboard_load", "services=10000 kb=%.0f ms=%.1f look_ms=%.0f state_mb=%.0f", value.median("kB"), value.median(perOp)*1e3, look, memory)
@@ -139,7 +139,8 @@ func (m measured) median(unit string) float64 {
 
 func (m measured) best(unit string) float64 { return m(unit)[0] }
 
-// perOp is the unit of an operation's duration: benchfmt knows SI units only.
+// perOp is the unit of an operation's duration: benchfmt knows SI units only, and
+// makes B of MB.
 const perOp = "sec/op"
 
 // goBenchmarks runs the Go benchmarks of a package that match, each for the
@@ -171,20 +172,27 @@ func goBenchmarks(ctx context.Context, pkg, match, benchtime string, report func
 	if len(names) == 0 {
 		return errors.Join(reader.Err(), fmt.Errorf("no benchmark of %s matches %s", pkg, match))
 	}
+	errs := []error{reader.Err()}
 	for _, name := range names {
-		report(name, func(unit string) []float64 { return sorted(runs[name], unit) })
+		report(name, func(unit string) []float64 {
+			values, err := sorted(runs[name], unit)
+			errs = append(errs, err)
+			return values
+		})
 	}
-	return reader.Err()
+	return errors.Join(errs...)
 }
 
-func sorted(runs []*benchfmt.Result, unit string) []float64 {
-	var values []float64
+func sorted(runs []*benchfmt.Result, unit string) (values []float64, err error) {
 	for _, run := range runs {
-		value, _ := run.Value(unit)
+		value, known := run.Value(unit)
+		if !known {
+			err = fmt.Errorf("benchmark %s does not measure %s", run.Name, unit)
+		}
 		values = append(values, value)
 	}
 	slices.Sort(values)
-	return values
+	return values, err
 }
 
 // caseOf turns "Allocate/half-16-2" into "Allocate/half-16".
