@@ -150,7 +150,7 @@ func (d *Detector) watch(ctx context.Context, sessions map[string]plan.Session) 
 func bfdSession(s plan.Session, remote netip.Addr) bfd.Session {
 	b := s.Peer.BFD
 	return bfd.Session{
-		Local: s.Source, Remote: remote, Interface: s.Peer.Interface, Multihop: s.Peer.Multihop > 1,
+		Local: s.Source, Remote: remote, Interface: s.Peer.Interface, Multihop: b.MinimumTTL > 0, MinTTL: b.MinimumTTL,
 		Timers: bfd.Timers{TransmitInterval: b.TransmitInterval, ReceiveInterval: b.ReceiveInterval, DetectMultiplier: b.DetectMultiplier},
 	}
 }

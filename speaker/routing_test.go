@@ -273,7 +273,7 @@ func TestDetectorTiesBFDToBGP(t *testing.T) {
 		router, found := netip.MustParseAddr("198.18.0.254"), netip.MustParseAddr("fe80::1%eth1")
 		timers := &config.BFD{TransmitInterval: 100 * time.Millisecond, ReceiveInterval: 50 * time.Millisecond, DetectMultiplier: 3}
 		strict := *timers
-		strict.Strict = true
+		strict.Strict, strict.MinimumTTL = true, 253
 		b, peers := &fakeBFD{states: map[string]bfd.Status{}}, &fakePeers{down: map[string]string{}}
 		d := NewDetector(b, peers, slog.New(slog.DiscardHandler))
 		go d.Run(t.Context())
@@ -294,7 +294,7 @@ func TestDetectorTiesBFDToBGP(t *testing.T) {
 		want := bfd.Timers{TransmitInterval: 100 * time.Millisecond, ReceiveInterval: 50 * time.Millisecond, DetectMultiplier: 3}
 		assert.Equal(t, map[string]bfd.Session{
 			"tor": {Local: netip.MustParseAddr("198.18.0.11"), Remote: router, Timers: want},
-			"far": {Remote: router, Multihop: true, Timers: want},
+			"far": {Remote: router, Multihop: true, MinTTL: 253, Timers: want},
 		}, b.wanted(), "nobody has found the unnumbered peer yet")
 		assert.Equal(t, map[string]string{"far": "waiting for BFD (strict)"}, peers.downs())
 

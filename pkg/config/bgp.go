@@ -22,7 +22,8 @@ const (
 	maxPrepend           = 10
 
 	minMultihop, maxMultihop = 2, 255 // 1 is what a session without it has
-	maxHops                  = 254    // RFC 5082: a TTL of 255 less one for each router
+	maxTTL                   = 255
+	maxHops                  = 254 // RFC 5082: a TTL of 255 less one for each router
 
 	defaultHoldTime, minHoldTime, maxHoldTime             = 90 * time.Second, 3 * time.Second, math.MaxUint16 * time.Second
 	defaultConnectRetry, minConnectRetry, maxConnectRetry = 5 * time.Second, time.Second, time.Hour
@@ -86,6 +87,7 @@ func (d *decoder) peers(raw []rawPeer) []Peer {
 		d.endpoints(r, &p)
 		d.refuseSameRouter(r, &p, routers)
 		d.distance(r, &p)
+		d.minimumTTL(r.BFD, &p)
 		d.timers(r, &p)
 		all = append(all, p)
 	}
@@ -248,7 +250,23 @@ func (d *decoder) bfd(r *rawBFD) *BFD {
 		TransmitInterval: d.durationFrom(r.TransmitInterval, defaultBFDInterval, minBFDInterval, maxBFDInterval),
 		ReceiveInterval:  d.durationFrom(r.ReceiveInterval, defaultBFDInterval, minBFDInterval, maxBFDInterval),
 		DetectMultiplier: cmp.Or(d.integer(r.DetectMultiplier, 1, maxDetectMultiplier), defaultDetectMultiplier),
+		MinimumTTL:       d.integer(r.MinimumTTL, 1, maxTTL),
 		Strict:           d.flag(r.Strict, false),
+	}
+}
+
+// minimumTTL completes and checks the least TTL of BFD packets, by the distance
+// that BGP is configured for.
+func (d *decoder) minimumTTL(r *rawBFD, p *Peer) {
+	if r == nil {
+		return
+	}
+	switch hops := max(p.Multihop, p.TTLSecurity); {
+	case hops > 1:
+		p.BFD.MinimumTTL = cmp.Or(p.BFD.MinimumTTL, maxTTL+1-hops)
+	case p.BFD.MinimumTTL != 0:
+		d.errorf(r.MinimumTTL, "the router is on the segment, and its packets have to arrive with a TTL of %d: remove it, or write how far away the router is, with multihop or ttlSecurity", maxTTL)
+		p.BFD.MinimumTTL = 0
 	}
 }
 

@@ -401,6 +401,10 @@ type BFD struct {
 	// DetectMultiplier is how many packets the other side misses before it
 	// declares the session down. Default: 3.
 	DetectMultiplier int
+	// MinimumTTL is the least TTL of the packets of a router beyond the segment, by
+	// default that of one as far away as Multihop or TTLSecurity of the peer says
+	// that sends 255. 0: the router is on the segment, and BFD is single hop.
+	MinimumTTL int
 	// Strict keeps the BGP session down until BFD is up.
 	Strict bool
 }

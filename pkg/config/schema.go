@@ -138,6 +138,7 @@ type rawBFD struct {
 	TransmitInterval value `key:"transmitInterval"`
 	ReceiveInterval  value `key:"receiveInterval"`
 	DetectMultiplier value `key:"detectMultiplier"`
+	MinimumTTL       value `key:"minimumTTL"`
 	Strict           value `key:"strict"`
 }
 

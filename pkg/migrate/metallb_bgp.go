@@ -122,7 +122,7 @@ func (m *metalLB) peer(r *resource[peerSpec]) peer {
 	}
 	m.timers(o, spec, &p)
 	m.password(o, spec, &p)
-	p.BFD = m.bfd(o, spec.BFDProfile)
+	p.BFD = m.bfd(o, spec.BFDProfile, p.Multihop > 0)
 	m.withoutCounterpart(o, spec)
 	return p
 }
@@ -207,7 +207,7 @@ func (m *migration) newSecret(o *Object, field, name string) *secret {
 }
 
 // bfd returns the settings of a profile. Nil: there is none.
-func (m *metalLB) bfd(o *Object, name string) *bfd {
+func (m *metalLB) bfd(o *Object, name string, multihop bool) *bfd {
 	if name == "" {
 		return nil
 	}
@@ -228,8 +228,12 @@ func (m *metalLB) bfd(o *Object, name string) *bfd {
 	if spec.PassiveMode {
 		m.notef(profile, "spec.passiveMode", "Lodestone begins BFD itself, which routers that wait for it allow, too")
 	}
-	if spec.MinimumTTL != nil {
-		m.notef(profile, "spec.minimumTtl", "how far away the router may be is said by multihop or ttlSecurity of the peer, for BGP")
+	switch {
+	case spec.MinimumTTL == nil:
+	case multihop:
+		out.MinimumTTL = *spec.MinimumTTL
+	default:
+		m.notef(profile, "spec.minimumTtl", "BFD with a router on the segment takes packets with a TTL of 255 alone")
 	}
 	return out
 }

@@ -217,6 +217,7 @@ type bfd struct {
 	TransmitInterval string `yaml:"transmitInterval,omitempty"`
 	ReceiveInterval  string `yaml:"receiveInterval,omitempty"`
 	DetectMultiplier uint32 `yaml:"detectMultiplier,omitempty"`
+	MinimumTTL       uint32 `yaml:"minimumTTL,omitempty"`
 }
 
 func (d *document) text() (string, error) {

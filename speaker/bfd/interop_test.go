@@ -176,11 +176,35 @@ func TestInterop(t *testing.T) {
 				}
 				i.cut(timers)
 			}
+			i.restart(every(300*time.Millisecond, 3))
 			i.theySwitchOff(test.off)
 			i.weSwitchOff()
 			i.look()
 		})
 	}
+}
+
+// comesBack bounds the return of a session whose peer has lost it: the detection
+// time, a packet of the slow rate, and what the handshake takes beside other tests.
+const comesBack = 4 * time.Second
+
+// restart: the router's BFD is killed and starts anew, with other discriminators
+// and none of the node's. The sessions end by the detection time at the latest, and
+// are back soon.
+func (i *interop) restart(timers Timers) {
+	i.t.Helper()
+	i.retime(timers)
+	i.awaitAll(timers)
+	before := i.States()
+	i.router.restart(i.others()...)
+	started := time.Now()
+	for name := range i.sessions {
+		i.await(name, "come back after the restart", func(s Status) bool {
+			return s.Up() && s.RemoteDiscriminator != before[name].RemoteDiscriminator
+		})
+	}
+	i.awaitAll(timers)
+	require.Less(i.t, time.Since(started), comesBack)
 }
 
 // theySwitchOff: people end the session on the router.

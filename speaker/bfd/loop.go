@@ -157,12 +157,18 @@ func (t *Task) judge(d datagram) (*session, packet, Discard) {
 	return s, p, used
 }
 
-// find finds the session by the discriminator that the peer was told, else by
-// the path.
+// find finds the session by the discriminator that the peer was sent, else by
+// the path. A session that is Up is found by its discriminator alone: whoever
+// forges the peer's address does not know it, and a peer that has lost it, in a
+// restart, sends nothing else, so that the session ends by its Detection Time.
 func (t *Task) find(d datagram, p packet) (*session, Discard) {
 	if p.your == 0 {
 		for _, s := range t.sessions {
-			if s.accepts(d) {
+			switch {
+			case !s.accepts(d):
+			case s.machine.state == Up:
+				return nil, Unproven
+			default:
 				return s, used
 			}
 		}

@@ -92,6 +92,8 @@ type other interface {
 	configure(sessions ...Session)
 	// up reports whether a session is Up there.
 	up(peer netip.Addr) bool
+	// restart kills the daemon and starts it with the same sessions.
+	restart(sessions ...Session)
 	// switchOff sets a session AdminDown.
 	switchOff(s Session)
 }
@@ -141,6 +143,13 @@ func (f *frr) configure(sessions ...Session) {
 		}
 		f.vtysh(commands...)
 	}
+}
+
+func (f *frr) restart(sessions ...Session) {
+	f.t.Helper()
+	f.Kill()
+	f.Start()
+	f.configure(sessions...)
 }
 
 func (f *frr) switchOff(s Session) { f.vtysh("configure terminal", "bfd", f.peer(s), "shutdown") }
@@ -208,6 +217,11 @@ func (b *bird) configure(sessions ...Session) {
 	}
 	b.Configure(birdConfig(sessions))
 	b.Ask("enable bfd1")
+}
+
+func (b *bird) restart(...Session) { // its configuration is in a file
+	b.Kill()
+	b.Start()
 }
 
 // switchOff ends all sessions.

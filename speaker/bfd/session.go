@@ -28,9 +28,8 @@ type Session struct {
 	// is on a link of the node.
 	Multihop bool
 	// MinTTL is the least TTL or hop limit that packets of a multihop session
-	// may arrive with; most peers send 255, BIRD 64. 0: any. Then the discriminators, which
-	// are random, are all that protects a session that is Up from forgeries, and
-	// one that is not Up has no protection (RFC 5883, section 7).
+	// may arrive with; most peers send 255, BIRD 64. It is all that protects a
+	// session that is not Up from forgeries (RFC 5883, section 7). 0: any.
 	MinTTL int
 	Timers
 }

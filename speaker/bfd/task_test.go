@@ -101,6 +101,10 @@ var forgeries = []struct {
 	{"the other port", "single", func(d *datagram) { d.multihop = true }, WrongPath},
 	{"guessed discriminator", "single", func(d *datagram) { d.payload[9]++ }, UnknownDiscriminator},
 	{"stranger without discriminator", "single", func(d *datagram) { clear(d.payload[8:12]); d.from = addr("198.18.0.3") }, UnknownPeer},
+	{"peer's address, single hop", "single", func(d *datagram) { clear(d.payload[8:12]) }, Unproven},
+	{"peer's address, multihop", "multihop", func(d *datagram) { clear(d.payload[8:12]) }, Unproven},
+	{"peer's address, link-local", "link", func(d *datagram) { clear(d.payload[8:12]) }, Unproven},
+	{"AdminDown without discriminator", "single", func(d *datagram) { clear(d.payload[8:12]); d.payload[1] = byte(AdminDown) << stateShift }, Unproven},
 	{"link-local stranger", "link", func(d *datagram) { clear(d.payload[8:12]); d.ifindex = 6 }, UnknownPeer},
 	{"Up without discriminator", "single", func(d *datagram) { clear(d.payload[8:12]); d.payload[1] = byte(Up) << stateShift }, NoYourDiscriminator},
 	{"authenticated", "single", func(d *datagram) {
@@ -316,7 +320,16 @@ func TestForgedOnTheWire(t *testing.T) {
 		require.True(t, a.States()["b"].Up())
 		require.EqualValues(t, 1, a.States()["b"].Transitions)
 
-		forged.my = 77
+		unproven := a.discards(Unproven)
+		for _, state := range []State{Down, AdminDown} {
+			forged.my, forged.your, forged.state = 77, 0, state
+			sendTo(s.Hosts[1], 255) // by a neighbour that forges the peer's address and does not know the discriminator
+		}
+		require.Eventually(t, func() bool { return a.discards(Unproven) == unproven+2 }, patience, ms)
+		require.True(t, a.States()["b"].Up())
+		require.EqualValues(t, 1, a.States()["b"].Transitions)
+
+		forged.your, forged.state = up.Discriminator, Down
 		sendTo(s.Hosts[1], 255) // as if from the peer itself
 		require.Equal(t, PeerDown, a.await("b", "believe its peer", func(s Status) bool { return s.Transitions > 1 }).Cause)
 	}
