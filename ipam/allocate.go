@@ -256,7 +256,7 @@ func (a *Allocator) claim(p *plan, addr netip.Addr) (pick, *Refusal) {
 	if r != nil {
 		return pick{}, r
 	}
-	if a.apart[addr].service != p.me.owner.Name && a.fills(p, at.space, l) {
+	if a.apart[addr].service != p.me.owner.Name && a.fills(p, at.space, u) {
 		return pick{}, a.refuseQuota(p, at.space)
 	}
 	return pick{lease: l, kept: mine, space: at.space, addr: addr}, nil
@@ -340,7 +340,7 @@ func (a *Allocator) comeback(p *plan, f Family) *rest {
 	for r := a.namesakes.get(p.me.nameHash); r != nil; r = r.namesake.next {
 		switch {
 		case !r.waitsFor(p.me) || familyOf(r.addr) != f || a.open(p, r.space.pool, f) != "":
-		case a.apart[r.addr].conflict || a.reservedForOther(p, r.addr) || a.fills(p, r.space, nil):
+		case a.apart[r.addr].conflict || a.reservedForOther(p, r.addr) || a.fills(p, r.space, use{rest: r}):
 		case best == nil || cmp.Or(
 			cmp.Compare(a.rank(p, r.space.pool), a.rank(p, best.space.pool)),
 			cmp.Compare(best.since, r.since),

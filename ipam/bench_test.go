@@ -121,7 +121,7 @@ func BenchmarkMemory(b *testing.B) {
 				a.Configure(ipam.Setup{Pools: []config.Pool{pool("lan", "10.0.0.0/8")}, Quarantine: time.Second})
 				for i, o := range owners {
 					n := c.apart * i
-					a.Restore(o, netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)}), nil, start)
+					a.Restore(ipam.Holding{Owner: o, Addr: netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)}), Since: start})
 				}
 				kept = heap() - before
 				runtime.KeepAlive(a)
@@ -172,7 +172,7 @@ func BenchmarkConfigure(b *testing.B) {
 	for i := range 1000 {
 		setup.Pools = append(setup.Pools, pool(fmt.Sprintf("pool-%d", i), fmt.Sprintf("10.%d.%d.0/24", i/250, i%250)))
 		for j := range 10 {
-			a.Restore(ownerNumber(10*i+j), netip.AddrFrom4([4]byte{10, byte(i / 250), byte(i % 250), byte(10 * j)}), nil, start)
+			a.Restore(ipam.Holding{Owner: ownerNumber(10*i + j), Addr: netip.AddrFrom4([4]byte{10, byte(i / 250), byte(i % 250), byte(10 * j)}), Since: start})
 			text := fmt.Sprintf("100.%d.%d.%d/32", 64+j, i/250, i%250)
 			if j == 0 {
 				text = fmt.Sprintf("10.%d.%d.250/32", i/250, i%250)
@@ -209,7 +209,7 @@ func filled(b *testing.B, addresses string, used int) *ipam.Allocator {
 			raw[k] |= byte(v)
 		}
 		addr, _ := netip.AddrFromSlice(raw)
-		_, ok := a.Restore(ownerNumber(i), addr, nil, start)
+		_, ok := a.Restore(ipam.Holding{Owner: ownerNumber(i), Addr: addr, Since: start})
 		require.True(b, ok)
 	}
 	return a

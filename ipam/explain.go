@@ -201,7 +201,7 @@ func (a *Allocator) obstacle(p *plan, q *pool, f Family) Reason {
 		return o
 	}
 	switch s := q.spaces[f.index()]; {
-	case a.fills(p, s, nil):
+	case a.fills(p, s, use{}):
 		return QuotaExceeded
 	case s.free.empty():
 		return PoolExhausted
@@ -209,19 +209,26 @@ func (a *Allocator) obstacle(p *plan, q *pool, f Family) Reason {
 	return ""
 }
 
-// fills reports whether the namespace may hold no more addresses of the space,
-// not even the lease, which is nil for a free address.
-func (a *Allocator) fills(p *plan, s *space, l *lease) bool {
+// fills reports whether the namespace may have no more addresses of the space,
+// not even the one that is used like this.
+func (a *Allocator) fills(p *plan, s *space, u use) bool {
+	l := u.lease
 	if s.perNamespace == nil || l != nil && (l.inhabited(p.me.namespace, p.holder) || p.holds(l) && p.wants(l)) {
 		return false
 	}
-	return a.used(p, s) >= s.pool.NamespaceQuota
+	used := a.used(p, s)
+	if u.rest != nil && namespaceOf(u.rest.name) == p.me.namespace {
+		used-- // it counts already
+	}
+	return used >= s.pool.NamespaceQuota
 }
 
-// used is how many addresses of the space the namespace holds by the plan:
-// what it holds now, without what the plan gives back, with what it takes.
+// used is how many addresses of the space the namespace uses up by the plan:
+// what it holds now and what rests, without what the plan gives back, with what
+// it takes.
 func (a *Allocator) used(p *plan, s *space) int {
-	used := s.perNamespace[p.me.namespace]
+	now := s.perNamespace[p.me.namespace]
+	used := now.held + now.resting
 	if p.holder != nil {
 		for _, l := range p.holder.leases {
 			if l.space == s && !p.wants(l) && !l.inhabited(p.me.namespace, p.holder) {
@@ -230,7 +237,10 @@ func (a *Allocator) used(p *plan, s *space) int {
 		}
 	}
 	for _, k := range p.picks {
-		if k.space == s && (k.lease == nil || !k.lease.inhabited(p.me.namespace, nil)) {
+		switch {
+		case k.space != s, k.lease != nil && k.lease.inhabited(p.me.namespace, nil):
+		case k.lease == nil && a.uses.get(k.addr).rest != nil: // it counts already
+		default:
 			used++
 		}
 	}

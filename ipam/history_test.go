@@ -22,7 +22,8 @@ type op struct {
 	kind   string
 	after  time.Duration // the clock moves before the step
 	req    ipam.Request  // allocate; the owner of others
-	addr   netip.Addr    // restore, rest, revoke
+	addr   netip.Addr    // restore, rest, revoke, claim
+	more   netip.Addr    // claim
 	layout int           // configure
 	ago    time.Duration // rest
 }
@@ -33,8 +34,10 @@ func (o op) String() string {
 	case "allocate":
 		return text + fmt.Sprintf(" %v all=%v pools=%v addresses=%v labels=%v sharing=%+v renumber=%v avoid=%v", o.req.Families, o.req.RequireAll,
 			o.req.Pools, o.req.Addresses, o.req.Subject.Labels, o.req.Sharing, o.req.Renumber, o.req.Avoid)
-	case "restore":
+	case "restore", "abide":
 		return text + fmt.Sprintf(" %s %+v", o.addr, o.req.Sharing)
+	case "claim":
+		return text + fmt.Sprintf(" %v %s %v pools=%v sharing=%+v", o.req.Families, o.addr, o.more, o.req.Pools, o.req.Sharing)
 	case "rest":
 		return text + fmt.Sprintf(" %s since %v", o.addr, o.ago)
 	case "revoke":
@@ -289,7 +292,7 @@ func randomRequest(random *rand.Rand) ipam.Request {
 }
 
 func randomOp(random *rand.Rand, layouts int) op {
-	o := op{req: randomRequest(random), addr: world[random.IntN(len(world))]}
+	o := op{req: randomRequest(random), addr: world[random.IntN(len(world))], more: world[random.IntN(len(world))]}
 	switch random.IntN(12) {
 	case 0:
 		o.after = -time.Duration(random.IntN(20)) * time.Second
@@ -299,8 +302,12 @@ func randomOp(random *rand.Rand, layouts int) op {
 		o.after = time.Duration(random.IntN(3000)) * time.Millisecond
 	}
 	switch n := random.IntN(100); {
-	case n < 62:
+	case n < 58:
 		o.kind = "allocate"
+	case n < 61:
+		o.kind = "claim"
+	case n < 62:
+		o.kind = "abide"
 	case n < 86:
 		o.kind = "release"
 	case n < 90:
@@ -363,6 +370,10 @@ func (p *play) step(o *op) string {
 		if how := p.allocate(&o.req); how != "" {
 			return how
 		}
+	case "claim":
+		if how := p.claim(o); how != "" {
+			return how
+		}
 	case "configure":
 		l := p.layouts[o.layout]
 		p.setup = l.Setup
@@ -402,6 +413,9 @@ func (p *play) happen(o *op) string {
 		p.model.restFrom(owner.Name, o.addr, since, p.now)
 	case "revoke":
 		p.model.revoke(o.addr, p.now)
+	case "abide":
+		p.model.tick(p.now)
+		p.model.abide(&o.req)
 	}
 	for _, a := range p.all {
 		switch o.kind {
@@ -410,13 +424,45 @@ func (p *play) happen(o *op) string {
 				return fmt.Sprintf("released %v, want %v", got, freed)
 			}
 		case "restore":
-			if got, ok := a.Restore(owner, o.addr, o.req.Sharing, p.now); got != holder || ok != restored {
+			if got, ok := a.Restore(ipam.Holding{Owner: owner, Addr: o.addr, Sharing: o.req.Sharing, Since: p.now}); got != holder || ok != restored {
 				return fmt.Sprintf("got %v %v, want %v %v", got, ok, holder, restored)
 			}
 		case "rest":
 			a.Rest(owner.Name, o.addr, since, p.now)
 		case "revoke":
 			a.Revoke(o.addr, p.now)
+		case "abide":
+			a.Abide(owner, o.req.Sharing, p.now)
+		}
+	}
+	return ""
+}
+
+// claim plays somebody who says that addresses were its own before. One who holds
+// nothing is told what it would be told if it asked for them.
+func (p *play) claim(o *op) string {
+	addrs := []netip.Addr{o.addr}
+	if o.more.Is4() == o.addr.Is4() {
+		addrs = append(addrs, o.more)
+	}
+	if len(p.model.holds[o.req.Owner.UID]) == 0 && slices.Contains(o.req.Families, family(o.addr)) {
+		p.model.tick(p.now)
+		asks := o.req
+		asks.Addresses, asks.Families, asks.Renumber = addrs, []ipam.Family{family(o.addr)}, false
+		would := p.model.decide(&asks, choice{})
+		if reason := p.model.claimAll(&o.req, addrs, p.now, p.now); reason != would {
+			return fmt.Sprintf("a claim of %v is answered %q, a request %q", addrs, reason, would)
+		}
+		return p.claimed(o, addrs, would)
+	}
+	return p.claimed(o, addrs, p.model.claimAll(&o.req, addrs, p.now, p.now))
+}
+
+func (p *play) claimed(o *op, addrs []netip.Addr, want ipam.Reason) string {
+	for _, a := range p.all {
+		r := a.Claim(o.req, addrs, p.now, p.now)
+		if r == nil && want != "" || r != nil && r.Reason != want {
+			return fmt.Sprintf("a claim of %v is answered %v, want %q", addrs, r, want)
 		}
 	}
 	return ""
@@ -495,7 +541,7 @@ func (p *play) restart() {
 		for _, uid := range slices.Sorted(maps.Keys(p.model.holds)) {
 			for _, h := range old.Holds(uid) {
 				s := p.model.at(h.Addr).stay(uid)
-				a.Restore(s.owner, h.Addr, s.terms, s.since)
+				a.Restore(ipam.Holding{Owner: s.owner, Addr: h.Addr, Sharing: s.terms, Since: s.since, Asked: h.Asked})
 			}
 		}
 		for _, r := range rested {

@@ -15,7 +15,8 @@
 //     KeepFor of its pool, whichever is longer, and is then free like any
 //     other. While it rests only a Service of the same namespace and name can
 //     have it, and such a Service gets it before any other address that it
-//     could draw.
+//     could draw. It counts for the quota of the namespace until its rest is
+//     over.
 //   - A reserved address goes to the Service that it is reserved for, and to
 //     that one before any other address. A forbidden one goes to nobody. A
 //     conflicted one, which another host was found to have, goes only to who
@@ -39,6 +40,7 @@
 package ipam
 
 import (
+	"cmp"
 	"hash/maphash"
 	"net/netip"
 	"slices"
@@ -141,6 +143,21 @@ type Held struct {
 	// Draining says that the pool gives no new addresses: the Service should
 	// move when it can.
 	Draining bool
+	// Asked is what Restore has to be given for the holding to be the same
+	// after a restart.
+	Asked string
+}
+
+// Holding is an address that an owner has had since some time.
+type Holding struct {
+	Owner   Owner
+	Addr    netip.Addr
+	Sharing *Sharing
+	Since   time.Time
+	// Asked is the pool by whose name the owner got or kept the address:
+	// requests that name this pool keep the address, whatever became of the
+	// pool. Empty: not known, which is the pool that hands the address out.
+	Asked string
 }
 
 // Forbidden are addresses that no pool may hand out, whatever it contains.
@@ -206,19 +223,19 @@ func New() *Allocator {
 	return a
 }
 
-// Restore records that owner has held addr since then, without asking any
-// pool: the state of a cluster is true before it is valid. The address may be
+// Restore records that an owner holds an address, without asking any pool: the
+// state of a cluster is true before it is valid. The address may be
 // stranded, withheld, forbidden, reserved or resting. When it clashes with
 // others who hold the address, or the owner's UID is known by another name,
 // Restore changes nothing and returns the first of those and false. An address
 // that is not valid is held by nobody: the zero owner and false. Zones are
 // dropped.
-func (a *Allocator) Restore(owner Owner, addr netip.Addr, sharing *Sharing, since time.Time) (holder Owner, ok bool) {
-	addr = canonical(addr)
+func (a *Allocator) Restore(g Holding) (holder Owner, ok bool) {
+	owner, addr := g.Owner, canonical(g.Addr)
 	if !addr.IsValid() {
 		return Owner{}, false
 	}
-	id, terms := a.identify(owner), sharing.terms()
+	id, terms := a.identify(owner), g.Sharing.terms()
 	h := a.holders.of(owner.UID, id.uidHash)
 	if h != nil && h.owner != owner {
 		return h.owner, false
@@ -239,9 +256,60 @@ func (a *Allocator) Restore(owner Owner, addr netip.Addr, sharing *Sharing, sinc
 	if l == nil {
 		l = a.newLease(addr, a.spaceOf(addr))
 	}
-	a.enter(l, tenant{holder: h, terms: terms, asked: l.space.name(), since: since})
+	a.enter(l, tenant{holder: h, terms: terms, asked: cmp.Or(g.Asked, l.space.name()), since: g.Since})
 	h.leases = append(h.leases, l)
 	return owner, true
+}
+
+// Claim gives the owner of the request addresses that it had before, in addition
+// to what it holds: all of them, if a request for exactly these would be given
+// them now, else none. The refusal is nil, or what such a request would be told.
+// Families that have no address among them do not matter, and nothing is drawn.
+func (a *Allocator) Claim(req Request, addrs []netip.Addr, since, now time.Time) *Refusal {
+	req.Addresses, req.Renumber, req.Avoid = addrs, false, nil
+	p, r := a.read(req, now)
+	if r != nil {
+		return r
+	}
+	if p.holder != nil {
+		for _, l := range p.holder.leases {
+			p.picks = append(p.picks, pick{lease: l, kept: true})
+		}
+	}
+	kept := len(p.picks)
+	for i := range req.Families {
+		for _, addr := range p.wishes[i] {
+			k, r := a.claim(p, addr)
+			if r != nil {
+				return r
+			}
+			if !k.kept {
+				p.picks = append(p.picks, k)
+			}
+		}
+	}
+	if p.now = since; len(p.picks) > kept {
+		h := p.holder
+		if h == nil {
+			h = a.newHolder(p.self)
+		}
+		for _, k := range p.picks[kept:] {
+			h.leases = append(h.leases, a.grant(p, k, h))
+		}
+	}
+	return nil
+}
+
+// Abide makes an owner, whose request cannot be read, live with its present
+// terms: it keeps all that it holds but addresses on which it clashes with
+// others.
+func (a *Allocator) Abide(owner Owner, sharing *Sharing, now time.Time) {
+	a.tick(now)
+	p := &a.plan
+	*p = plan{self: a.identify(owner)}
+	p.me = party{&p.self, sharing.terms()}
+	p.holder = a.holders.of(owner.UID, p.self.uidHash)
+	a.abide(p)
 }
 
 // Release takes from the owner everything that it holds and returns it.
@@ -328,7 +396,7 @@ func (a *Allocator) HoldersOf(addr netip.Addr) []Owner {
 func (a *Allocator) held(h *holder) []Held {
 	held := make([]Held, len(h.leases))
 	for i, l := range h.leases {
-		held[i].Addr = l.addr
+		held[i].Addr, held[i].Asked = l.addr, l.tenant(h).asked
 		if p := l.space.pool; p != nil {
 			held[i].Pool, held[i].Draining = p.Name, p.Draining
 		} else {

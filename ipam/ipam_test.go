@@ -283,11 +283,11 @@ func TestRestoreRecordsWhatIsTrue(t *testing.T) {
 	s.holds("default/withheld", "/198.18.0.7")
 	s.holds("default/outside", "/192.0.2.1")
 
-	holder, ok := s.Restore(owner("default/thief"), netip.MustParseAddr("198.18.0.0"), nil, s.now)
+	holder, ok := s.Restore(ipam.Holding{Owner: owner("default/thief"), Addr: netip.MustParseAddr("198.18.0.0"), Since: s.now})
 	assert.False(t, ok)
 	assert.Equal(t, owner("default/a"), holder)
 	assert.Nil(t, s.Holds("default/thief"))
-	_, ok = s.Restore(owner("default/a"), netip.Addr{}, nil, s.now)
+	_, ok = s.Restore(ipam.Holding{Owner: owner("default/a"), Addr: netip.Addr{}, Since: s.now})
 	assert.False(t, ok)
 
 	s.gets("default/b", "lan/198.18.0.1")

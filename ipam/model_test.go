@@ -136,14 +136,10 @@ func (m *model) configure(l *layout) {
 	}
 }
 
-// restart is what the rebuilt allocator cannot know: which pool a stranded
-// Service asked for, and who came first.
+// restart is what the rebuilt allocator cannot know: who came first.
 func (m *model) restart() {
 	for _, p := range m.places {
 		slices.SortFunc(p.stays, func(s, t *stay) int { return cmp.Compare(s.owner.UID, t.owner.UID) })
-		for _, s := range p.stays {
-			s.asked = m.poolName(p)
-		}
 	}
 }
 
@@ -215,6 +211,43 @@ func (m *model) restFrom(name string, a netip.Addr, since, now time.Time) {
 	}
 }
 
+// claimAll gives an owner addresses in addition to what it holds, all of them or
+// none: those that it could name.
+func (m *model) claimAll(req *ipam.Request, addrs []netip.Addr, since, now time.Time) ipam.Reason {
+	m.tick(now)
+	chosen, claimed := choice{}, choice{}
+	for _, p := range m.holds[req.Owner.UID] {
+		chosen[p.family] = append(chosen[p.family], p)
+	}
+	for _, a := range addrs {
+		if p := m.at(a); !slices.Contains(req.Families, p.family) {
+			return ipam.WrongFamily
+		} else if !slices.Contains(claimed[p.family], p) {
+			claimed[p.family] = append(claimed[p.family], p)
+		}
+	}
+	again := *req
+	again.Renumber = false
+	for _, f := range req.Families {
+		for _, p := range claimed[f] {
+			if reason := m.claim(&again, p, chosen, nil); reason != "" {
+				return reason
+			}
+			chosen[f] = append(chosen[f], p)
+		}
+	}
+	for _, f := range req.Families {
+		for _, p := range claimed[f] {
+			if p.stay(req.Owner.UID) == nil {
+				p.rest = nil
+				p.stays = append(p.stays, &stay{req.Owner, req.Sharing, m.poolName(p), since})
+				m.holds[req.Owner.UID] = append(m.holds[req.Owner.UID], p)
+			}
+		}
+	}
+	return ""
+}
+
 // leave takes an address from an owner.
 func (m *model) leave(o ipam.Owner, p *place) {
 	p.stays = slices.DeleteFunc(p.stays, func(s *stay) bool { return s.owner == o })
@@ -247,7 +280,7 @@ func (m *model) revoke(a netip.Addr, now time.Time) {
 
 func (m *model) held(uid string) (held []ipam.Held) {
 	for _, p := range m.holds[uid] {
-		h := ipam.Held{Addr: p.addr}
+		h := ipam.Held{Addr: p.addr, Asked: p.stay(uid).asked}
 		if q := m.pool(p); q != nil {
 			h.Pool, h.Draining = q.Name, q.Draining
 		} else {
@@ -464,6 +497,11 @@ func (m *model) fills(req *ipam.Request, p *place, q *config.Pool, f ipam.Family
 	for _, c := range chosen[f] {
 		if m.pool(c) == q {
 			holds[c] = true
+		}
+	}
+	for _, other := range m.places {
+		if other.rest != nil && other != p && namespace(other.rest.name) == namespace(req.Owner.Name) && m.pool(other) == q && other.family == f {
+			holds[other] = true
 		}
 	}
 	return !holds[p] && len(holds) >= q.NamespaceQuota
@@ -697,7 +735,7 @@ func (m *model) settle(req *ipam.Request, chosen choice, now time.Time) {
 			case s.asked == "" && len(req.Pools) > 0:
 				s.asked = req.Pools[0]
 			case s.asked == "":
-				s.asked = "no wish"
+				s.asked = "*"
 			}
 		}
 	}
@@ -708,8 +746,8 @@ func (m *model) settle(req *ipam.Request, chosen choice, now time.Time) {
 	}
 }
 
-// abide is what a refusal changes: the terms are those of the request, and
-// where they clash the owner has gone.
+// abide is what a refusal changes, and a request that cannot be read: the terms
+// are those of the request, and where they clash the owner has gone.
 func (m *model) abide(req *ipam.Request) {
 	uid := req.Owner.UID
 	m.holds[uid] = slices.DeleteFunc(m.holds[uid], func(p *place) bool {

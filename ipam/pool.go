@@ -37,8 +37,9 @@ type space struct {
 	// assigned and resting count what is held and what rests; conflicted and
 	// reserved what is neither and set apart.
 	assigned, resting, conflicted, reserved int
-	// perNamespace counts the addresses held, for a pool with a quota.
-	perNamespace map[string]int
+	// perNamespace counts the addresses that are held and that rest, for a pool
+	// with a quota.
+	perNamespace map[string]usage
 
 	rest  time.Duration // how long a released address rests
 	queue queue
@@ -131,7 +132,7 @@ func (p *pool) attach(old *pool, forbidden *forbiddenSet) {
 		}
 		s.pool, s.forbidden, s.perNamespace = p, size[i]-s.size, nil
 		if p.NamespaceQuota > 0 {
-			s.perNamespace = map[string]int{}
+			s.perNamespace = map[string]usage{}
 		}
 		p.spaces[i] = s
 	}
@@ -174,6 +175,8 @@ func (a *Allocator) rehome() {
 		if r := u.rest; r != nil {
 			if r.space.pool == nil {
 				resting = append(resting, r)
+			} else {
+				r.space.countRest(r, +1)
 			}
 			continue
 		}
@@ -188,6 +191,7 @@ func (a *Allocator) rehome() {
 		r.space = a.spaceOf(r.addr)
 		r.space.take(r.addr)
 		r.space.resting++
+		r.space.countRest(r, +1)
 		r.space.queue.insert(r)
 	}
 }
@@ -365,13 +369,30 @@ func (s *space) freeSize() float64 {
 	return s.size - float64(s.assigned+s.resting+s.conflicted+s.reserved)
 }
 
+// usage is what counts for the quota of a namespace: addresses that its Services
+// hold, and those that rest after their last use by one of them. A namespace
+// could otherwise take one address after the other, and give each back.
+type usage struct{ held, resting int }
+
 // counts counts for the quota that a tenant of the namespace, who is not among
 // those of the lease, comes or goes.
 func (s *space) counts(l *lease, namespace string, change int) {
-	if s.perNamespace == nil || l.inhabited(namespace, nil) {
-		return
+	if s.perNamespace != nil && !l.inhabited(namespace, nil) {
+		s.count(namespace, usage{held: change})
 	}
-	if s.perNamespace[namespace] += change; s.perNamespace[namespace] == 0 {
+}
+
+// countRest counts for the quota that a rest begins or ends.
+func (s *space) countRest(r *rest, change int) {
+	if s.perNamespace != nil {
+		s.count(namespaceOf(r.name), usage{resting: change})
+	}
+}
+
+func (s *space) count(namespace string, change usage) {
+	u := s.perNamespace[namespace]
+	u.held, u.resting = u.held+change.held, u.resting+change.resting
+	if s.perNamespace[namespace] = u; u == (usage{}) {
 		delete(s.perNamespace, namespace)
 	}
 }
@@ -384,7 +405,7 @@ func (s *space) countAll(l *lease) {
 	for i := range l.tenants {
 		first := func(t tenant) bool { return t.namespace == l.tenants[i].namespace }
 		if slices.IndexFunc(l.tenants, first) == i {
-			s.perNamespace[l.tenants[i].namespace]++
+			s.count(l.tenants[i].namespace, usage{held: +1})
 		}
 	}
 }

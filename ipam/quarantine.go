@@ -145,6 +145,7 @@ func (a *Allocator) rest(begun rest) {
 	r.page.set(r.addr, use{rest: r})
 	s := r.space
 	s.resting++
+	s.countRest(r, +1)
 	s.queue.insert(r)
 	if s.queue.head == r {
 		a.due.update(s)
@@ -167,6 +168,7 @@ func (a *Allocator) unrest(r *rest) {
 	s := r.space
 	first := s.queue.head == r
 	s.resting--
+	s.countRest(r, -1)
 	s.queue.remove(r)
 	if first {
 		a.due.update(s)

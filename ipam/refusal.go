@@ -22,7 +22,7 @@ const (
 	PoolNotFound        Reason = "PoolNotFound"        // no requested pool exists
 	PoolNotAllowed      Reason = "PoolNotAllowed"      // the pool is closed to the Service, by its namespace or by labels
 	PoolDraining        Reason = "PoolDraining"        // the pool gives no new addresses
-	QuotaExceeded       Reason = "QuotaExceeded"       // the namespace holds as many addresses of the pool as it may
+	QuotaExceeded       Reason = "QuotaExceeded"       // the namespace uses as many addresses of the pool as it may
 	NoPool              Reason = "NoPool"              // no pool at all is open to the Service
 	FamilyUnavailable   Reason = "FamilyUnavailable"   // no eligible pool has addresses of the family
 	SharingConflict     Reason = "SharingConflict"     // the Service does not fit in with those who hold the address under its key
@@ -50,7 +50,7 @@ func Reasons() reason.Texts[Reason] {
 		PoolDraining:        {Cause: "The pool gives no new addresses.", Cure: "Name another pool, or set the pool's state to active."},
 		NoPool:              {Cause: "The Service names no pool, and no pool is open to every Service or to this one.", Cure: "Name a pool (annotation lodestone.io/address-pool), or open one to the Service."},
 		FamilyUnavailable:   {Cause: "No pool that is open to the Service has addresses of the family.", Cure: "Add addresses of the family to a pool, or ask for the other family (spec.ipFamilies, spec.ipFamilyPolicy)."},
-		QuotaExceeded:       {Cause: "The namespace holds as many addresses of the pool as its namespaceQuota allows.", Cure: "Delete a Service of the namespace that is not needed, or raise the pool's namespaceQuota."},
+		QuotaExceeded:       {Cause: "The namespace uses as many addresses of the pool as its namespaceQuota allows; those in quarantine after their last use count, too.", Cure: "Delete a Service of the namespace that is not needed and wait for the end of its quarantine, or raise the pool's namespaceQuota."},
 		AddressInUse:        {Cause: "The requested address belongs to another Service.", Cure: "Ask for another address, or free this one. Two Services can share one with annotation lodestone.io/sharing-key."},
 		AddressOutsidePools: {Cause: "No pool contains the requested address, or not the pool that the Service names.", Cure: "Ask for an address of a pool, or add the address to one."},
 		AddressWithheld:     {Cause: "A pool contains the requested address but never hands it out: it is excluded, or the first or last of an IPv4 prefix.", Cure: "Ask for another address, or change the pool's exclude or useFirstAndLast."},
@@ -233,8 +233,13 @@ func (a *Allocator) refuseQuota(p *plan, s *space) *Refusal {
 }
 
 func (a *Allocator) sayQuota(w *wording, p *plan, s *space) {
+	resting := s.perNamespace[p.me.namespace].resting
 	w.say("namespace %q holds %d of its %d %s addresses of pool %q",
-		p.me.namespace, a.used(p, s), s.pool.NamespaceQuota, s.family, s.name())
+		p.me.namespace, a.used(p, s)-resting, s.pool.NamespaceQuota, s.family, s.name())
+	if resting > 0 {
+		w.aside("%d in quarantine after their last use, which count, too", resting)
+	}
+	w.endAsides()
 }
 
 func (a *Allocator) refuseReserved(addr netip.Addr) *Refusal {

@@ -176,7 +176,7 @@ func TestForbiddenAddressesAreNeverHandedOut(t *testing.T) {
 		{Pool: "lan", Family: ipam.IPv6, Size: 6, Free: 6},
 		{Pool: "pods", Family: ipam.IPv4},
 	}, s.Stats(s.now))
-	assert.Equal(t, []ipam.Held{{Addr: s.addr("198.18.0.2"), Why: "the range of DHCP"}}, s.Holds("default/web"))
+	assert.Equal(t, []ipam.Held{{Addr: s.addr("198.18.0.2"), Why: "the range of DHCP", Asked: "lan"}}, s.Holds("default/web"))
 	s.gets("default/web", "/198.18.0.2")
 	r := s.refused("default/x", ipam.AddressForbidden, "198.18.0.5 is never handed out: it is in the service CIDR 198.18.0.4/30", at("198.18.0.5"))
 	assert.Equal(t, "lan", r.Pool)
@@ -237,7 +237,7 @@ func TestDrainingPoolsGiveNothingNew(t *testing.T) {
 	s.edit(draining(lan))
 	s.gets("default/a", "lan/198.18.0.0")
 	s.gets("default/a", "lan/198.18.0.0", at("198.18.0.0"))
-	assert.Equal(t, []ipam.Held{{Addr: s.addr("198.18.0.0"), Pool: "lan", Draining: true}}, s.Holds("default/a"))
+	assert.Equal(t, []ipam.Held{{Addr: s.addr("198.18.0.0"), Pool: "lan", Draining: true, Asked: "lan"}}, s.Holds("default/a"))
 	s.refused("default/b", ipam.PoolDraining, `pool "lan" is draining: it gives no new addresses`)
 	s.refused("default/x", ipam.PoolDraining, `198.18.0.5 is in pool "lan", which is draining: it gives no new addresses`, at("198.18.0.5"))
 	s.edit(draining(lan), pool("new", "198.18.1.0/29"))

@@ -194,7 +194,7 @@ func (a *Allocator) join(p *plan, f Family) (*lease, *Refusal) {
 	var joined, missed *lease
 	consider := func(l *lease) {
 		switch {
-		case familyOf(l.addr) != f || !p.me.knows(l) || a.open(p, l.space.pool, f) != "" || a.fills(p, l.space, l):
+		case familyOf(l.addr) != f || !p.me.knows(l) || a.open(p, l.space.pool, f) != "" || a.fills(p, l.space, use{lease: l}):
 		case a.sharable(p, l):
 			joined = a.first(p, joined, l)
 		default:

@@ -147,17 +147,17 @@ func TestRestoreKeepsTheTermsOfSharing(t *testing.T) {
 		return &ipam.Sharing{Key: "k", Ports: []ipam.Port{{Protocol: "TCP", Number: n}}}
 	}
 	for n, service := range []string{"default/web", "default/api"} {
-		_, ok := s.Restore(owner(service), addr, port(uint16(n)), since)
+		_, ok := s.Restore(ipam.Holding{Owner: owner(service), Addr: addr, Sharing: port(uint16(n)), Since: since})
 		assert.True(t, ok)
 	}
-	holder, ok := s.Restore(owner("default/x"), addr, port(1), since)
+	holder, ok := s.Restore(ipam.Holding{Owner: owner("default/x"), Addr: addr, Sharing: port(1), Since: since})
 	assert.False(t, ok)
 	assert.Equal(t, owner("default/api"), holder)
-	holder, ok = s.Restore(owner("default/x"), addr, nil, since)
+	holder, ok = s.Restore(ipam.Holding{Owner: owner("default/x"), Addr: addr, Since: since})
 	assert.False(t, ok)
 	assert.Equal(t, owner("default/web"), holder)
 	assert.Nil(t, s.Holds("default/x"))
-	_, ok = s.Restore(ipam.Owner{UID: "default/web", Name: "default/renamed"}, addr, port(7), since)
+	_, ok = s.Restore(ipam.Holding{Owner: ipam.Owner{UID: "default/web", Name: "default/renamed"}, Addr: addr, Sharing: port(7), Since: since})
 	assert.False(t, ok)
 
 	s.gets("default/x", "lan/198.18.0.3", shares("k", "8080"))

@@ -245,7 +245,7 @@ func (s *story) holds(service, want string) {
 
 func (s *story) restores(service, addr string) {
 	s.Helper()
-	_, ok := s.Restore(owner(service), netip.MustParseAddr(addr), nil, s.now)
+	_, ok := s.Restore(ipam.Holding{Owner: owner(service), Addr: netip.MustParseAddr(addr), Since: s.now})
 	require.True(s, ok)
 }
 

@@ -38,6 +38,10 @@ const (
 	// ours: speakers announce an address only when both name it, so the
 	// status of another load balancer's Service is never announced.
 	Assigned = "lodestone.io/assigned-addresses"
+	// AssignedPools is a comma-separated list with, for each of them, the pool by
+	// whose name the Service got or kept it. A pool may be renamed or split; a
+	// Service that goes on naming it keeps its address, after a restart, too.
+	AssignedPools = "lodestone.io/assigned-pools"
 	// Leases is a comma-separated list of those of them that a DHCP server
 	// leases to Lodestone, each followed by "=" and the interface by which the
 	// configuration knows the pool.

@@ -91,9 +91,11 @@ type account struct {
 	verdict Verdict
 	// edition is the ledger's when it was asked.
 	edition int
-	// claims are addresses from before the start that only a configuration
-	// can confirm.
+	// claims are addresses from before the first look, of which a configuration
+	// has to say whether the Service may have them.
 	claims []netip.Addr
+	// unreadable says that the request was not understood at the start.
+	unreadable bool
 	takeover
 	// unsettled are the addresses that it should leave, because another host
 	// has had them all the time.
@@ -212,8 +214,11 @@ func (l *Ledger) Ensure(svc *corev1.Service) (v Verdict, stirred bool) {
 	if a := l.accounts[req.Owner.Name]; a != nil && a.owner.UID != req.Owner.UID {
 		stirred = l.close(a)
 	}
-	a := l.open(svc)
+	a, first := l.open(svc)
 	l.takeOver(a, req, svc)
+	if first {
+		l.comeBack(a, req, refusal, svc)
+	}
 	stirred = stirred || a.asked.Owner.UID != "" && !reflect.DeepEqual(a.asked.Sharing, req.Sharing)
 	var before []ipam.Held
 	if req.Sharing != nil {
@@ -230,7 +235,7 @@ func (l *Ledger) Ensure(svc *corev1.Service) (v Verdict, stirred bool) {
 			last = req
 		}
 		last.Sharing = req.Sharing
-		l.allocate(a, last)
+		l.abide(a, last)
 		req = last
 	}
 	v = l.verdict(a, req, refusal)
@@ -267,21 +272,30 @@ func (l *Ledger) verdict(a *account, req ipam.Request, refusal *ipam.Refusal) Ve
 	return v
 }
 
-// allocate allocates. What the owner gives back is still in its object: it is
-// kept from others until Settle.
-func (l *Ledger) allocate(a *account, req ipam.Request) *ipam.Refusal {
-	now := l.Now()
-	before := l.alloc.Holds(a.owner.UID)
-	_, err := l.alloc.Allocate(req, now)
+// allocate allocates.
+func (l *Ledger) allocate(a *account, req ipam.Request) (refusal *ipam.Refusal) {
+	defer l.keepLeaving(a, l.alloc.Holds(a.owner.UID))
+	_, err := l.alloc.Allocate(req, l.Now())
+	errors.As(err, &refusal)
+	return refusal
+}
+
+// abide has a Service whose request cannot be read keep what it holds, on the
+// terms that can be read.
+func (l *Ledger) abide(a *account, req ipam.Request) {
+	defer l.keepLeaving(a, l.alloc.Holds(a.owner.UID))
+	l.alloc.Abide(a.owner, req.Sharing, l.Now())
+}
+
+// keepLeaving keeps from others until Settle what the owner has given back: it is
+// still in its object.
+func (l *Ledger) keepLeaving(a *account, before []ipam.Held) {
 	after := l.alloc.Holds(a.owner.UID)
 	for _, b := range before {
 		if !holds(after, b.Addr) {
-			l.alloc.Restore(leaving(a.owner), b.Addr, a.asked.Sharing, now)
+			l.alloc.Restore(ipam.Holding{Owner: leaving(a.owner), Addr: b.Addr, Sharing: a.asked.Sharing, Since: l.Now()})
 		}
 	}
-	var refusal *ipam.Refusal
-	errors.As(err, &refusal)
-	return refusal
 }
 
 func holds(held []ipam.Held, addr netip.Addr) bool {
@@ -430,13 +444,10 @@ func (l *Ledger) follow() {
 			l.rests[p.Name] = 0 // the server decides
 		}
 	}
+	l.restAll()
 	if first || l.takesOver() {
 		l.confirmAll()
 	}
-	for _, r := range l.records {
-		l.alloc.Rest(r.Service, r.Addr, r.Since, l.Now())
-	}
-	l.records = nil
 	if l.primed {
 		l.withholdIdle()
 	}
@@ -460,15 +471,15 @@ func (l *Ledger) setup() ipam.Setup {
 	return s
 }
 
-// open returns the Service's account.
-func (l *Ledger) open(svc *corev1.Service) *account {
+// open returns the Service's account, and whether this is the first look at it.
+func (l *Ledger) open(svc *corev1.Service) (_ *account, first bool) {
 	name := NameOf(svc)
-	a := l.accounts[name]
-	if a == nil {
-		a = &account{owner: ipam.Owner{UID: string(svc.UID), Name: name}, created: svc.CreationTimestamp.Time}
-		l.accounts[name] = a
+	if a := l.accounts[name]; a != nil {
+		return a, false
 	}
-	return a
+	a := &account{owner: ipam.Owner{UID: string(svc.UID), Name: name}, created: svc.CreationTimestamp.Time}
+	l.accounts[name] = a
+	return a, true
 }
 
 // compare puts older Services before younger ones.

@@ -79,8 +79,9 @@ const moving = "annotation " + annotation.Renumber + "=" + annotation.Renumberin
 // object is what a Service's object has to say.
 type object struct {
 	addrs []netip.Addr
-	// leases name those of them that are leased; empty: none.
-	leases string
+	// pools name the pool that each was asked of; leases those of the addresses
+	// that are leased; empty: none.
+	pools, leases string
 	// condition tells how it stands; nil: nothing.
 	condition *metav1.Condition
 	// keepCondition, keepIngress and keepFinalizers leave what the object says
@@ -92,7 +93,7 @@ type object struct {
 
 // objectOf puts the verdict on a Service that is served into its object.
 func objectOf(v Verdict, generation int64) object {
-	o := object{addrs: addrsOf(v.Held), leases: leaseText(v.Leases), renumbered: v.Renumbered}
+	o := object{addrs: addrsOf(v.Held), pools: poolText(v.Held), leases: leaseText(v.Leases), renumbered: v.Renumbered}
 	if v.Unjudged {
 		o.keepCondition = true
 		return o
@@ -194,7 +195,7 @@ func (o object) patch(svc *corev1.Service, now metav1.Time) []byte {
 // annotations returns the annotations to change, nil for one to remove.
 func (o object) annotations(svc *corev1.Service) map[string]any {
 	changes := map[string]any{}
-	for key, text := range map[string]string{annotation.Assigned: join(o.addrs), annotation.Leases: o.leases} {
+	for key, text := range map[string]string{annotation.Assigned: join(o.addrs), annotation.AssignedPools: o.pools, annotation.Leases: o.leases} {
 		if old, ok := svc.Annotations[key]; text != "" && old != text {
 			changes[key] = text
 		} else if text == "" && ok {
@@ -244,6 +245,15 @@ func ingress(addrs []netip.Addr) []corev1.LoadBalancerIngress {
 		ingress[i] = corev1.LoadBalancerIngress{IP: a.String(), IPMode: &mode}
 	}
 	return ingress
+}
+
+// poolText is the annotation with the pools that the addresses were asked of.
+func poolText(held []ipam.Held) string {
+	pools := make([]string, len(held))
+	for i, h := range held {
+		pools[i] = h.Asked
+	}
+	return strings.Join(pools, ",")
 }
 
 func addrsOf(held []ipam.Held) []netip.Addr {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -51,11 +52,12 @@ func (l *Ledger) Informed() bool {
 // addresses do already.
 //
 // An address that a Service's status and annotation both name is its own,
-// whatever the pools say. An address that only one of them names (the other
-// was wiped, or another load balancer gave it) is its own if a pool open to
-// the Service hands it out and nobody else holds it: nobody can claim, say,
-// the gateway by writing an annotation. What else is in a status is replaced,
-// unless the configuration says whose Services are being taken over.
+// whatever the pools say: who may write a Service may not write its status. An
+// address that only one of them names (the other was wiped, or another load
+// balancer gave it) it gets back if the Service would be given it now if it asked
+// for it, and not otherwise: nobody gains anything by writing an annotation. What
+// else is in a status is replaced, unless the configuration says whose Services
+// are being taken over.
 func (l *Ledger) Prime(services []*corev1.Service, records []released.Record) []Conflict {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -73,11 +75,21 @@ func (l *Ledger) Prime(services []*corev1.Service, records []released.Record) []
 	l.records = records
 	if l.config != nil {
 		l.reconfigure()
+		l.restAll()
 		l.confirmAll()
 		l.withholdIdle()
 	}
 	l.follow()
 	return conflicts
+}
+
+// restAll has the released addresses rest that are on record. It needs to know
+// how long.
+func (l *Ledger) restAll() {
+	for _, r := range l.records {
+		l.alloc.Rest(r.Service, r.Addr, r.Since, l.Now())
+	}
+	l.records = nil
 }
 
 // importOne gives the Service what is certainly its own and notes what may
@@ -87,9 +99,11 @@ func (l *Ledger) importOne(svc *corev1.Service) (conflicts []Conflict) {
 	if len(status)+len(assigned) == 0 {
 		return nil
 	}
-	a := l.open(svc)
-	a.asked, _ = l.request(svc)
-	leases := kube.Leases(svc)
+	a, _ := l.open(svc)
+	var unreadable *ipam.Refusal
+	a.asked, unreadable = l.request(svc)
+	a.unreadable = unreadable != nil
+	leases, pools := kube.Leases(svc), assignedPools(svc)
 	for _, addr := range status {
 		if !slices.Contains(assigned, addr) {
 			if l.scope.Covers(svc) { // what others give to theirs is no concern of ours
@@ -97,7 +111,8 @@ func (l *Ledger) importOne(svc *corev1.Service) (conflicts []Conflict) {
 			}
 			continue
 		}
-		if holder, ok := l.alloc.Restore(a.owner, addr, a.asked.Sharing, since(svc)); !ok {
+		g := ipam.Holding{Owner: a.owner, Addr: addr, Sharing: a.asked.Sharing, Since: since(svc), Asked: pools[addr]}
+		if holder, ok := l.alloc.Restore(g); !ok {
 			if deleting(svc) == 0 {
 				conflicts = append(conflicts, Conflict{svc, addr, holder.Name})
 			}
@@ -105,7 +120,7 @@ func (l *Ledger) importOne(svc *corev1.Service) (conflicts []Conflict) {
 			a.lease(on, addr)
 		}
 	}
-	for _, addr := range assigned {
+	for _, addr := range assigned[:min(len(assigned), ipam.MaxAddresses)] {
 		if !slices.Contains(status, addr) {
 			a.claims = append(a.claims, addr)
 		}
@@ -114,6 +129,20 @@ func (l *Ledger) importOne(svc *corev1.Service) (conflicts []Conflict) {
 		a.claims, a.foreign = nil, nil
 	}
 	return conflicts
+}
+
+// assignedPools returns the pool of each address that the annotations name. Who
+// writes them gains nothing: the name keeps an address that the Service has.
+func assignedPools(svc *corev1.Service) map[netip.Addr]string {
+	pools := strings.SplitN(svc.Annotations[annotation.AssignedPools], ",", ipam.MaxAddresses+1)
+	of := map[netip.Addr]string{}
+	for i, text := range strings.SplitN(svc.Annotations[annotation.Assigned], ",", ipam.MaxAddresses+1) {
+		addr, err := netip.ParseAddr(strings.TrimSpace(text))
+		if err == nil && i < min(len(pools), ipam.MaxAddresses) && len(pools[i]) <= maxName {
+			of[addr.Unmap()] = strings.Clone(pools[i])
+		}
+	}
+	return of
 }
 
 // since is when the Service got what it holds, as far as its object tells.
@@ -148,13 +177,23 @@ func (l *Ledger) confirmAll() {
 		} else {
 			a.claims, a.foreign = slices.Concat(a.foreign, a.claims), nil
 		}
-		for _, addr := range a.claims {
-			if l.obstacle(a.asked, addr) == nil {
-				l.alloc.Restore(a.owner, addr, a.asked.Sharing, a.created)
-			}
-		}
-		a.claims = nil
+		l.confirm(a)
 	}
+}
+
+// confirm gives the Service what it claims, as far as a request for it would be
+// met, and as far as the request that it makes would keep it. One that cannot be
+// read keeps everything.
+func (l *Ledger) confirm(a *account) {
+	for _, addr := range a.claims {
+		sameFamily := func(b netip.Addr) bool { return b.Is4() == addr.Is4() }
+		kept := slices.Contains(a.asked.Addresses, addr) || !slices.ContainsFunc(a.asked.Addresses, sameFamily) &&
+			!slices.ContainsFunc(addrsOf(l.alloc.Holds(a.owner.UID)), sameFamily)
+		if kept || a.unreadable {
+			l.alloc.Claim(a.asked, []netip.Addr{addr}, a.created, l.Now())
+		}
+	}
+	a.claims = nil
 }
 
 // takeover is what becomes of addresses that another load balancer gave.
@@ -188,42 +227,29 @@ func (l *Ledger) takeOver(a *account, req ipam.Request, svc *corev1.Service) {
 	}
 }
 
+// comeBack gives a Service that is new, and whose annotation says what it had (it
+// was restored from a backup, or created again from its manifest), the same
+// addresses, if it would be given them on request.
+func (l *Ledger) comeBack(a *account, req ipam.Request, refusal *ipam.Refusal, svc *corev1.Service) {
+	assigned := kube.Assigned(svc)
+	if len(assigned) == 0 || req.Renumber || len(l.alloc.Holds(a.owner.UID)) > 0 {
+		return
+	}
+	a.asked, a.unreadable = req, refusal != nil
+	if a.claims = assigned[:min(len(assigned), ipam.MaxAddresses)]; l.config != nil && l.primed {
+		l.confirm(a)
+	}
+}
+
 // adopt gives the Service all of the addresses or none.
 func (l *Ledger) adopt(a *account, req ipam.Request, addrs []netip.Addr) {
 	a.foreign, a.obstacle = addrs, nil
-	for _, addr := range addrs {
-		if a.obstacle = l.obstacle(req, addr); a.obstacle != nil {
-			return
-		}
-	}
-	for _, addr := range addrs {
-		if holder, ok := l.alloc.Restore(a.owner, addr, req.Sharing, a.created); !ok {
-			l.alloc.Release(a.owner.UID, l.Now())
-			a.obstacle = foreignRefusal(ipam.AddressInUse, addr, "is held by "+holder.Name+", which does not share it with this Service", "let both share it (annotation "+annotation.SharingKey+")")
-			return
-		}
+	if r := l.alloc.Claim(req, addrs, a.created, l.Now()); r != nil {
+		a.obstacle = r.Behind(r.Reason, fmt.Sprintf("another load balancer has given it %s, which stays in the status until Lodestone can give it, too, or the Service asks for another address (%s): ",
+			join(addrs), moving))
+		return
 	}
 	a.foreign, a.adopted = nil, append(a.adopted, addrs...)
-}
-
-// obstacle says why no pool gives the Service the address.
-func (l *Ledger) obstacle(req ipam.Request, addr netip.Addr) *ipam.Refusal {
-	p, ok := l.config.PoolOf(addr)
-	switch {
-	case !ok:
-		return foreignRefusal(ipam.AddressOutsidePools, addr, "is in no pool", "add it to one")
-	case !p.Free.Contains(addr):
-		return foreignRefusal(ipam.AddressWithheld, addr, fmt.Sprintf("is withheld by pool %q", p.Name), "change the pool's exclude or useFirstAndLast")
-	case !p.Allows(req.Subject):
-		return foreignRefusal(ipam.PoolNotAllowed, addr, fmt.Sprintf("is in pool %q, which is not open to this Service", p.Name), "open the pool to it")
-	}
-	return nil
-}
-
-// foreignRefusal refuses to take a Service over without its address.
-func foreignRefusal(reason ipam.Reason, addr netip.Addr, why, remedy string) *ipam.Refusal {
-	return &ipam.Refusal{Reason: reason, Message: fmt.Sprintf("another load balancer has given it %s, which stays in the status and %s: to take the Service over, %s, or ask for another address (%s)",
-		addr, why, remedy, moving)}
 }
 
 // adoptions returns the addresses that the Service has, and had before Lodestone

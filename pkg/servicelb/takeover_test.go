@@ -192,9 +192,9 @@ func TestAnAddressThatNoPoolGivesStaysWhereItIs(t *testing.T) {
 	s := newStory(t)
 	s.configure(metalLB + "pools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.19], exclude: [203.0.113.19]}\n  - {name: edge, namespaces: [edge], addresses: [198.51.100.1]}\n")
 	for name, c := range map[string]struct{ ip, reason, says string }{
-		"outside":  {"192.0.2.4", string(ipam.AddressOutsidePools), "is in no pool: to take the Service over, add it to one"},
-		"withheld": {"203.0.113.19", string(ipam.AddressWithheld), `is withheld by pool "lan"`},
-		"closed":   {"198.51.100.1", string(ipam.PoolNotAllowed), `is in pool "edge", which is not open to this Service`},
+		"outside":  {"192.0.2.4", string(ipam.AddressOutsidePools), "192.0.2.4 is in no pool"},
+		"withheld": {"203.0.113.19", string(ipam.AddressWithheld), `it is excluded from pool "lan"`},
+		"closed":   {"198.51.100.1", string(ipam.PoolNotAllowed), `is in pool "edge", which is not open to namespace "default"`},
 	} {
 		s.server.create("default/"+name, s.clock, shows(c.ip))
 		s.restart()
