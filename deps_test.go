@@ -29,6 +29,7 @@ var mayImport = []struct {
 	{"ipam", []string{"pkg/config", "pkg/reason"}, "the allocator is pure, so that it can be tested against a model and asked offline"},
 	{"pkg/admission", []string{"pkg/config"}, "it knows documents, and nothing of what is made of them"},
 	{"pkg/annotation", []string{"pkg/config"}, "names are constants that everybody shares; what a node says about BGP is read as the configuration is"},
+	{"pkg/apiclient", nil, "it knows connections, and nothing of what goes over them"},
 	{"pkg/buildinfo", nil, "every binary links it"},
 	{"pkg/clusterfacts", []string{"pkg/annotation", "pkg/config", "pkg/kube", "pkg/news"}, "the controller and the CLI come to the same facts, and the speaker links them"},
 	{"pkg/compat", []string{"pkg/annotation", "pkg/config"}, "what Services ask of others is translated in one place, for controller and CLI"},
@@ -94,7 +95,7 @@ var onlyIn = []struct {
 	places  []string
 	reason  string
 }{
-	{"k8s.io/client-go/", []string{"cmd/...", "pkg/admission", "pkg/cluster", "pkg/clusterfacts", "pkg/dashboard/example", "pkg/debughttp", "pkg/kube", "pkg/narrator", "pkg/provider", "pkg/released", "pkg/servicelb", "speaker", "speaker/membership", "speaker/sight"},
+	{"k8s.io/client-go/", []string{"cmd/...", "pkg/admission", "pkg/apiclient", "pkg/cluster", "pkg/clusterfacts", "pkg/dashboard/example", "pkg/debughttp", "pkg/kube", "pkg/narrator", "pkg/provider", "pkg/released", "pkg/servicelb", "speaker", "speaker/membership"},
 		"what talks to the API server can be named at a glance"},
 	{"github.com/vishvananda/netlink", []string{"pkg/netstate", "pkg/testnet", "speaker/route"}, "what touches the kernel's network can be named at a glance"},
 	{"github.com/google/nftables", []string{"speaker/limit"}, "what touches the kernel's packet filter can be named at a glance"},

@@ -10,6 +10,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	cloudprovider "k8s.io/cloud-provider"
@@ -22,6 +23,7 @@ import (
 	"k8s.io/controller-manager/controller"
 	"k8s.io/klog/v2"
 
+	"github.com/lodestone-lb/lodestone/pkg/apiclient"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/leases"
@@ -93,7 +95,8 @@ func (p *process) cloud(c *config.CompletedConfig) cloudprovider.Interface {
 	p.log = slog.New(logr.ToSlogHandler(klog.Background()))
 	p.scope = servicelb.Scope{Classless: p.flags.handleClassless, Classes: p.flags.classes}
 	p.workers = int(c.ComponentConfig.ServiceController.ConcurrentServiceSyncs)
-	var err error
+	err := connect(c)
+	p.fatal(err)
 	own := rest.AddUserAgent(rest.CopyConfig(c.Kubeconfig), servicelb.Name)
 	own.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return fence{next, func() bool { return p.election.holds() }}
@@ -125,6 +128,21 @@ func (p *process) cloud(c *config.CompletedConfig) cloudprovider.Interface {
 	cloud, err := cloudprovider.InitCloudProvider(given.Name, given.CloudConfigFile)
 	p.fatal(err)
 	return cloud
+}
+
+// connect has all clients that are made from here on find out soon that an API server is
+// gone, and the informers, whose client the framework has made already.
+func connect(c *config.CompletedConfig) error {
+	if _, err := apiclient.Use(c.Kubeconfig); err != nil {
+		return err
+	}
+	client, err := kubernetes.NewForConfig(rest.AddUserAgent(c.Kubeconfig, "shared-informers"))
+	if err != nil {
+		return err
+	}
+	c.VersionedClient = client
+	c.SharedInformers = informers.NewSharedInformerFactory(client, c.ComponentConfig.Generic.MinResyncPeriod.Duration)
+	return nil
 }
 
 // fatal ends the process at once: the framework's init functions return no

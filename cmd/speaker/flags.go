@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 
+	"github.com/lodestone-lb/lodestone/pkg/apiclient"
 	"github.com/lodestone-lb/lodestone/pkg/buildinfo"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/speaker"
@@ -64,6 +65,7 @@ func (f *flags) register(set *pflag.FlagSet) {
 type settings struct {
 	log     *slog.Logger
 	client  kubernetes.Interface
+	api     *apiclient.Transport
 	address netip.AddrPort
 	key     keys.Key
 }
@@ -89,6 +91,9 @@ func (f *flags) settings() (*settings, error) {
 	}
 	rest.UserAgent = "lodestone-speaker/" + buildinfo.Get().Version
 	rest.ContentType = "application/vnd.kubernetes.protobuf"
+	if s.api, err = apiclient.Use(rest); err != nil {
+		return nil, err //nolint:wrapcheck // it says what of the configuration is wrong
+	}
 	if s.client, err = kubernetes.NewForConfig(rest); err != nil {
 		return nil, fmt.Errorf("make a client: %w", err)
 	}

@@ -84,7 +84,7 @@ func run(ctx context.Context, f *flags) error {
 	if err != nil {
 		return err
 	}
-	eyes := sight.New(s.client.Discovery().RESTClient(), members, s.log)
+	eyes := sight.New(s.api, members, s.log)
 	diagnosis := diagnosis.New(diagnosis.Options{
 		Node: f.node, Interfaces: interfaces, Members: members, Status: loop.Status, Log: s.log, ProxyModeURL: diagnosis.ProxyModeURL,
 	})

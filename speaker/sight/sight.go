@@ -5,24 +5,24 @@
 // API servers is gone, knows neither new Services nor where endpoints went, and the
 // others would wait for it to announce what it has never heard of. It says then that it
 // is blind, and the plan has others own its VIPs, where there are any.
+//
+// Where there are several API servers, one that is gone or hangs blinds nobody: a question
+// without an answer is asked again over a connection of its own, which leads to another one.
 package sight
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"math/rand/v2"
 	"sync/atomic"
 	"time"
-
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/client-go/rest"
 )
 
 const (
-	// interval is how often the API server is asked, and patience how long it may take:
-	// its version is what it tells everybody, from memory.
-	interval, patience = 5 * time.Second, 4 * time.Second
+	// interval is how often the API server is asked, and askTimeout how long the answer may
+	// take, over the connection that there is and then over a new one: its version is what it
+	// tells everybody, from memory.
+	interval, askTimeout = 5 * time.Second, 2 * time.Second
 	// share is the time between two questions from any node while it answers all of them.
 	// Where there are so many that each would ask less often than every longest, it is less.
 	share, longest = 50 * time.Millisecond, time.Minute
@@ -47,9 +47,18 @@ type Peers interface {
 	OthersSee() (seeing, unsure int)
 }
 
+// API is how the API server is asked; apiclient.Transport is one. An answer is one whatever
+// it says.
+type API interface {
+	// Ask asks over the connection that there is.
+	Ask(context.Context) error
+	// Renew asks over a new connection, and closes the others if it is answered.
+	Renew(context.Context) error
+}
+
 // Sight is the task that asks.
 type Sight struct {
-	ask   func(context.Context) error
+	api   API
 	peers Peers
 	log   *slog.Logger
 	blind atomic.Bool
@@ -63,11 +72,9 @@ type Sight struct {
 	others time.Time // since when others are answered while this node is not
 }
 
-// New returns a Sight that starts with Run. The client is one for any group of the API.
-func New(client rest.Interface, peers Peers, log *slog.Logger) *Sight {
-	return &Sight{peers: peers, log: log, ask: func(ctx context.Context) error {
-		return client.Get().AbsPath("/version").Do(ctx).Error()
-	}}
+// New returns a Sight that starts with Run.
+func New(api API, peers Peers, log *slog.Logger) *Sight {
+	return &Sight{api: api, peers: peers, log: log}
 }
 
 // String names the task.
@@ -110,15 +117,23 @@ func (s *Sight) look(ctx context.Context) {
 	s.peers.See(s.missed < misses, s.Blind())
 }
 
-// once returns nil if the API server answers, whatever it says.
+// once asks the API server, and another one if there is no answer.
 func (s *Sight) once(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	err := s.ask(ctx)
-	if status := apierrors.APIStatus(nil); errors.As(err, &status) {
-		return nil
+	first := within(ctx, s.api.Ask)
+	if first == nil || ctx.Err() != nil {
+		return first
+	}
+	err := within(ctx, s.api.Renew)
+	if err == nil {
+		s.log.Info("the API server did not answer, and does over a new connection: all others are closed", "err", first)
 	}
 	return err
+}
+
+func within(ctx context.Context, ask func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	return ask(ctx)
 }
 
 func (s *Sight) noteAnswer(now time.Time) {

@@ -5,15 +5,12 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
-	"net/http"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 // cluster is what a Sight sees of the world, and says.
@@ -22,6 +19,7 @@ type cluster struct {
 	mu             sync.Mutex
 	answer         error // of the API server to this node
 	others         bool  // it answers them
+	another        bool  // there is another API server, which answers who asks over a new connection
 	sighted, blind bool  // what they are told
 }
 
@@ -40,9 +38,18 @@ func (c *cluster) OthersSee() (seeing, unsure int) {
 	return 0, 1
 }
 
-func (c *cluster) ask(context.Context) error {
+func (c *cluster) Ask(context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	return c.answer
+}
+
+func (c *cluster) Renew(context.Context) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.another {
+		c.answer = nil
+	}
 	return c.answer
 }
 
@@ -60,8 +67,7 @@ func simulated(t *testing.T, story func(*cluster)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		c := &cluster{T: t, others: true}
-		s := New(nil, c, slog.New(slog.DiscardHandler))
-		s.ask = c.ask
+		s := New(c, c, slog.New(slog.DiscardHandler))
 		ctx, cancel := context.WithCancel(t.Context())
 		go s.Run(ctx) //nolint:errcheck // it returns nil
 		c.after(time.Second, true, false)
@@ -134,12 +140,18 @@ func TestFlaky(t *testing.T) {
 	})
 }
 
-// Whoever says no is there.
-func TestRefusals(t *testing.T) {
+// One of several API servers is gone, or hangs: who was connected to it is connected to
+// another one before anybody is told of it.
+func TestOneOfSeveralIsGone(t *testing.T) {
 	t.Parallel()
 	simulated(t, func(c *cluster) {
-		c.answers(apierrors.NewGenericServerResponse(http.StatusTooManyRequests, "get", schema.GroupResource{}, "", "busy", 1, true), true)
-		c.after(time.Hour, true, false)
+		c.mu.Lock()
+		c.another = true
+		c.mu.Unlock()
+		for range 10 {
+			c.answers(errCut, true)
+			c.after(interval+askTimeout, true, false)
+		}
 	})
 }
 
@@ -182,8 +194,11 @@ func (o *one) OthersSee() (seeing, unsure int) {
 	return seeing, o.size - 1 - seeing - o.blind + number(o.isBlind)
 }
 
-// ask takes as long as it may where packets are dropped.
-func (o *one) ask(ctx context.Context) error {
+// Renew leads to the same API server: there is no other one.
+func (o *one) Renew(ctx context.Context) error { return o.Ask(ctx) }
+
+// Ask takes as long as it may where packets are dropped.
+func (o *one) Ask(ctx context.Context) error {
 	o.mu.Lock()
 	o.asked++
 	silent := o.down || o.cut == o
@@ -222,8 +237,7 @@ func TestCrowd(t *testing.T) {
 		all := make([]*one, c.size)
 		for i := range all {
 			all[i] = &one{crowd: c}
-			s := New(nil, all[i], slog.New(slog.DiscardHandler))
-			s.ask = all[i].ask
+			s := New(all[i], all[i], slog.New(slog.DiscardHandler))
 			go s.Run(ctx) //nolint:errcheck // it returns nil
 			time.Sleep(share)
 		}

@@ -1,0 +1,256 @@
+// Package apiclient connects to the API servers.
+//
+// Where there are several, the address that clients use leads to one of them for each
+// connection: kube-proxy, or a load balancer, chooses. client-go finds out after 45 s
+// that the one at the other end is gone, and may then be led to the same one for as long
+// as nobody has taken it out of the list, which takes API servers 15 to 25 s. Meanwhile
+// watches show nothing new, and a leader loses its Lease.
+//
+// A Transport finds out within SilenceTimeout, by HTTP/2 pings, which an idle connection
+// costs a frame each way in two seconds. It opens a connection by several attempts, of
+// which the first one counts that has completed the TLS handshake: an API server
+// that is gone, or hangs, costs as long as hedgeDelay.
+package apiclient
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/rest"
+)
+
+const (
+	// pingAfter is how long nothing is received on a connection before it is asked for a
+	// sign of life, pingTimeout how long that may take. An API server answers pings
+	// from memory, but one that lacks CPU time answers late: its clients must not all
+	// reconnect because of that.
+	pingAfter, pingTimeout = 2 * time.Second, 3 * time.Second
+	// SilenceTimeout is how long a connection to an API server that is gone is used.
+	SilenceTimeout = pingAfter + pingTimeout
+
+	// attempts is how many connections are tried at most for one that is needed: with
+	// one of three API servers gone, all of them lead to it in one case of 27.
+	attempts = 3
+	// hedgeDelay is how long an attempt may take before the next one starts beside it: a
+	// handshake takes some milliseconds.
+	hedgeDelay = 500 * time.Millisecond
+	// attemptTimeout bounds an attempt.
+	attemptTimeout = 10 * time.Second
+
+	// As client-go has them.
+	idleConnections = 25
+	idleTimeout     = 90 * time.Second
+)
+
+// Transport carries the requests of all clients that are made of a configuration.
+type Transport struct {
+	config *rest.Config // as it was given
+	http   *http.Transport
+
+	mu    sync.Mutex
+	conns map[net.Conn]struct{} // that are open
+}
+
+// Use has all clients that are made of the configuration from now on share the
+// Transport that it returns. The files that the configuration names are read for each
+// connection: certificates may change. A configuration with a plugin for credentials is
+// left as it is: the plugin makes the connections.
+func Use(config *rest.Config) (*Transport, error) {
+	t, err := newTransport(rest.CopyConfig(config))
+	if err != nil || config.ExecProvider != nil || config.AuthProvider != nil {
+		return t, err
+	}
+	base, _, err := rest.DefaultServerUrlFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("read address of the API server %q: %w", config.Host, err)
+	}
+	config.Host = base.String() // which the settings of TLS have their part in
+	config.Transport, config.TLSClientConfig = t.http, rest.TLSClientConfig{}
+	return t, nil
+}
+
+func newTransport(config *rest.Config) (*Transport, error) {
+	settings, err := rest.TLSConfigFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("read TLS settings of the API server: %w", err)
+	}
+	proxy := http.ProxyFromEnvironment
+	if config.Proxy != nil {
+		proxy = config.Proxy
+	}
+	t := &Transport{config: config, conns: map[net.Conn]struct{}{}}
+	t.http = &http.Transport{
+		Proxy: proxy, DialContext: t.dial, DialTLSContext: t.dialTLS,
+		TLSClientConfig: settings, TLSHandshakeTimeout: attemptTimeout, // of connections by way of a proxy
+		MaxIdleConnsPerHost: idleConnections, IdleConnTimeout: idleTimeout, DisableCompression: config.DisableCompression,
+		ForceAttemptHTTP2: true, HTTP2: &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingTimeout},
+	}
+	return t, nil
+}
+
+// Ask returns nil if an API server answers, whatever it says, over a connection as all
+// requests use it.
+func (t *Transport) Ask(ctx context.Context) error { return t.ask(ctx, t.http) }
+
+// Renew asks over a connection of its own. If an API server answers there, all other
+// connections are closed: their requests fail, and watches begin anew elsewhere.
+func (t *Transport) Renew(ctx context.Context) error {
+	fresh, err := newTransport(t.config)
+	if err != nil {
+		return err
+	}
+	defer fresh.close()
+	if err := t.ask(ctx, fresh.http); err != nil {
+		return err
+	}
+	t.close()
+	return nil
+}
+
+// ask asks for the version, which an API server knows from memory.
+func (t *Transport) ask(ctx context.Context, by http.RoundTripper) error {
+	base, _, err := rest.DefaultServerUrlFor(t.config)
+	if err != nil {
+		return fmt.Errorf("read address of the API server %q: %w", t.config.Host, err)
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, base.ResolveReference(&url.URL{Path: "/version"}).String(), nil)
+	if err != nil {
+		return fmt.Errorf("ask the API server for its version: %w", err)
+	}
+	by, err = rest.HTTPWrappersForConfig(t.config, by)
+	if err != nil {
+		return fmt.Errorf("find credentials for the API server: %w", err)
+	}
+	answer, err := by.RoundTrip(request)
+	if err != nil {
+		return fmt.Errorf("ask the API server for its version: %w", err)
+	}
+	defer answer.Body.Close()
+	_, _ = io.CopyN(io.Discard, answer.Body, 4096) // so that the connection can be used again; the answer has come
+	return nil
+}
+
+// close closes all connections that are open now.
+func (t *Transport) close() {
+	t.mu.Lock()
+	open := t.conns
+	t.conns = map[net.Conn]struct{}{}
+	t.mu.Unlock()
+	for conn := range open {
+		conn.Close()
+	}
+}
+
+// dial opens a connection.
+func (t *Transport) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	open := t.config.Dial
+	if open == nil {
+		open = (&net.Dialer{Timeout: attemptTimeout}).DialContext
+	}
+	conn, err := open(ctx, network, address)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it names the address
+	}
+	known := &connection{Conn: conn, transport: t}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.conns[known] = struct{}{}
+	return known, nil
+}
+
+// connection is one that its transport knows.
+type connection struct {
+	net.Conn
+	transport *Transport
+}
+
+// Close closes the connection.
+func (c *connection) Close() error {
+	c.transport.mu.Lock()
+	delete(c.transport.conns, c)
+	c.transport.mu.Unlock()
+	return c.Conn.Close() //nolint:wrapcheck // as the connection has it
+}
+
+// handshake opens a connection and completes the TLS handshake.
+func (t *Transport) handshake(ctx context.Context, network, address string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
+	defer cancel()
+	settings, err := rest.TLSConfigFor(t.config)
+	if err != nil {
+		return nil, fmt.Errorf("read TLS settings of the API server: %w", err)
+	}
+	if settings == nil {
+		settings = &tls.Config{MinVersion: tls.VersionTLS12}
+	}
+	if settings.ServerName == "" {
+		host, _, err := net.SplitHostPort(address)
+		if err != nil {
+			return nil, err //nolint:wrapcheck // it names the address
+		}
+		settings.ServerName = host
+	}
+	settings.NextProtos = []string{"h2", "http/1.1"}
+	plain, err := t.dial(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	conn := tls.Client(plain, settings)
+	if err := conn.HandshakeContext(ctx); err != nil {
+		plain.Close()
+		return nil, fmt.Errorf("TLS handshake with the API server at %s: %w", address, err)
+	}
+	return conn, nil
+}
+
+// dialTLS makes up to attempts attempts: the next one as soon as one has failed, or takes
+// longer than it should. The first that succeeds counts.
+func (t *Transport) dialTLS(ctx context.Context, network, address string) (net.Conn, error) {
+	type outcome struct {
+		conn net.Conn
+		err  error
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	outcomes, pending := make(chan outcome, attempts), 0
+	var running sync.WaitGroup
+	defer func() { // who comes too late
+		cancel()
+		running.Wait()
+		for ; pending > 0; pending-- {
+			if o := <-outcomes; o.err == nil {
+				o.conn.Close()
+			}
+		}
+	}()
+	for tried := 0; ; {
+		if tried < attempts {
+			tried, pending = tried+1, pending+1
+			running.Go(func() {
+				conn, err := t.handshake(ctx, network, address)
+				outcomes <- outcome{conn, err}
+			})
+		}
+		var late <-chan time.Time
+		if tried < attempts {
+			late = time.After(hedgeDelay)
+		}
+		select {
+		case <-late:
+		case o := <-outcomes:
+			pending--
+			if o.err == nil {
+				return o.conn, nil
+			}
+			if pending == 0 && tried == attempts {
+				return nil, o.err
+			}
+		}
+	}
+}
