@@ -53,7 +53,7 @@ var mayImport = []struct {
 	{"speaker/layer2/clients", nil, "what clients know of a VIP is a memory and nothing else"},
 	{"speaker/layer2/seal", nil, "who may claim a VIP is arithmetic"},
 	{"speaker/limit", []string{"speaker/plan"}, "it knows the plan's types and no announcer"},
-	{"speaker/membership/guard", nil, "what may come in is told by its form"},
+	{"speaker/membership/guard", []string{"pkg/connlimit"}, "what may come in follows from its form and its source alone"},
 	{"speaker/membership/keys", []string{"pkg/annotation"}, "which key is used follows from what speakers say alone"},
 	{"speaker/sight", nil, "it knows the API server and who it tells"},
 	{"speaker/plan", []string{"pkg/annotation", "pkg/config", "pkg/reason", "speaker/election"}, "the CLI runs the plan offline"},

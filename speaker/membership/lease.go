@@ -38,8 +38,19 @@ const (
 	maxCrashes = 7
 )
 
+// byAddress is the index of the Leases by the address on which a speaker listens.
+const byAddress = "address"
+
+func addressOf(obj any) ([]string, error) {
+	at, err := netip.ParseAddrPort(obj.(*coordinationv1.Lease).Annotations[annotation.SpeakerAddress])
+	if err != nil {
+		return nil, nil
+	}
+	return []string{at.Addr().Unmap().WithZone("").String()}, nil
+}
+
 func (t *Task) informer() cache.SharedIndexInformer {
-	return coordinationinformers.NewFilteredLeaseInformer(t.options.Client, t.options.Namespace, 0, cache.Indexers{},
+	return coordinationinformers.NewFilteredLeaseInformer(t.options.Client, t.options.Namespace, 0, cache.Indexers{byAddress: addressOf},
 		func(o *metav1.ListOptions) {
 			o.LabelSelector = annotation.LabelComponent + "=" + annotation.ComponentSpeaker
 		})

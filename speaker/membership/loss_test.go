@@ -131,9 +131,7 @@ func onSegment(t *testing.T, m config.Membership, speakers int, log slog.Handler
 			o.Address = netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}), DefaultPort)
 			task := New(o)
 			task.settings = m
-			settings := task.config()
-			settings.Transport = s.plug(o.Address)
-			list, err := memberlist.Create(settings)
+			list, err := memberlist.Create(task.config(s.plug(o.Address)))
 			require.NoError(t, err)
 			task.list.Store(list)
 			all = append(all, task)

@@ -260,21 +260,32 @@ func (t *Task) Run(ctx context.Context) error {
 
 // listen opens the sockets. Whoever knows our address may talk to us from here.
 func (t *Task) listen() error {
-	config := t.config()
-	transport, err := guard.New(config, t.metrics.refused.Inc)
+	sockets, err := guard.Listen(t.options.Address, t.known, t.metrics.refused.Inc)
 	if err != nil {
 		return fmt.Errorf("listen for other speakers on %s: %w", t.options.Address, err)
 	}
-	config.Transport = transport
+	// The kernel chose the port if none was given.
+	t.options.Address = netip.AddrPortFrom(t.options.Address.Addr(), sockets.Address().Port())
+	config := t.config(sockets)
 	list, err := memberlist.Create(config)
 	if err != nil {
-		_ = transport.Shutdown()
+		_ = config.Transport.Shutdown()
 		return fmt.Errorf("take part in the membership: %w", err)
 	}
-	// The kernel chose the port if none was given.
-	t.options.Address = netip.AddrPortFrom(t.options.Address.Addr(), uint16(config.AdvertisePort))
 	t.list.Store(list)
 	return nil
+}
+
+// known reports whether some speaker's Lease has the address.
+func (t *Task) known(source netip.Addr) bool {
+	t.mu.Lock()
+	leases := t.leases
+	t.mu.Unlock()
+	if leases == nil {
+		return false
+	}
+	of, err := leases.(cache.Indexer).ByIndex(byAddress, source.String())
+	return err == nil && len(of) > 0
 }
 
 // tellOthers spreads our metadata when it changes, by update, until memberlist has it:
@@ -306,14 +317,16 @@ func (t *Task) leave(ctx context.Context) error {
 	return nil
 }
 
-// config returns memberlist's settings.
-func (t *Task) config() *memberlist.Config {
+// config returns memberlist's settings. What it sends and receives by the transport, the
+// guard seals and opens.
+func (t *Task) config(transport memberlist.Transport) *memberlist.Config {
 	c := memberlist.DefaultLANConfig()
 	c.Name = t.options.Node
 	c.BindAddr, c.BindPort = t.options.Address.Addr().String(), int(t.options.Address.Port())
 	c.AdvertiseAddr, c.AdvertisePort = c.BindAddr, c.BindPort
-	c.Label = "lodestone"
-	c.Keyring = t.ring.memberlist
+	c.Transport = guard.New(transport, t.Keys, t.metrics.refused.Inc)
+	c.UDPBufferSize -= guard.Overhead
+	c.EnableCompression = false // which lets a few bytes become many
 	c.ProbeInterval, c.ProbeTimeout = t.settings.ProbeInterval, t.settings.ProbeTimeout
 	c.SuspicionMult, c.SuspicionMaxTimeoutMult = t.settings.SuspicionMultiplier, 2
 	c.AwarenessMaxMultiplier = 2
@@ -322,7 +335,7 @@ func (t *Task) config() *memberlist.Config {
 	c.DisableTcpPings = true
 	c.TCPTimeout = time.Second
 	c.DeadNodeReclaimTime = time.Second // a node may come back with another address
-	c.Logger = bridge(t.log, t.metrics.refused)
+	c.Logger = bridge(t.log)
 	c.Delegate = (*delegate)(t)
 	c.Events = (*events)(t)
 	return c

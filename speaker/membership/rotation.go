@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/hashicorp/memberlist"
 	"golang.org/x/sync/errgroup"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	"k8s.io/client-go/tools/cache"
@@ -23,16 +22,15 @@ const DefaultKeyInterval = 2 * time.Second
 
 // ring is the keys that this speaker understands; keepKeys alone changes it.
 type ring struct {
-	memberlist *memberlist.Keyring
-	mu         sync.Mutex
-	keys       keys.Ring
-	secrets    [][]byte
+	mu      sync.Mutex
+	keys    keys.Ring
+	secrets [][]byte
 	// refused is why the Secret's content is none. Empty: it is one.
 	refused string
 }
 
 func newRing(k keys.Key) *ring {
-	r := &ring{memberlist: &memberlist.Keyring{}}
+	r := &ring{}
 	r.set(keys.Ring{k})
 	return r
 }
@@ -43,33 +41,11 @@ func (r *ring) current() keys.Ring {
 	return r.keys
 }
 
-// set has memberlist, too, understand these keys and use the first one.
+// set has the speaker understand these keys and use the first one.
 func (r *ring) set(to keys.Ring) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.keys, r.secrets = to, to.Secrets()
-	r.add()
-	_ = r.memberlist.UseKey(r.secrets[0])
-	// What memberlist removes from the middle it overwrites while others read it: all
-	// from there on is removed, beginning with the last, and those that stay come back.
-	for {
-		has := r.memberlist.GetKeys()
-		if !slices.ContainsFunc(has, func(k []byte) bool { return !contains(r.secrets, k) }) {
-			break
-		}
-		_ = r.memberlist.RemoveKey(has[len(has)-1])
-	}
-	r.add()
-}
-
-func (r *ring) add() {
-	for _, k := range r.secrets {
-		_ = r.memberlist.AddKey(k) // of 32 bytes, as memberlist wants it
-	}
-}
-
-func contains(all [][]byte, k []byte) bool {
-	return slices.ContainsFunc(all, func(o []byte) bool { return slices.Equal(o, k) })
 }
 
 // refuse records why the Secret's content is no key, or that it is one, and reports

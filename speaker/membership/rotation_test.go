@@ -222,19 +222,3 @@ lodestone_membership_key_refused `+want+"\n"), MetricKeyRefused) == nil
 	n1.understands(secondKey)
 	n2.understands(secondKey)
 }
-
-// Whatever memberlist had, it has what it is told, the one in use first.
-func TestRingOfMemberlist(t *testing.T) {
-	t.Parallel()
-	var k []keys.Key
-	for _, text := range []string{firstKey, secondKey, thirdKey, "the fourth of all the keys"} {
-		k = append(k, keyOf(t, text))
-	}
-	r := newRing(k[0])
-	for _, to := range []keys.Ring{{k[0], k[1], k[2], k[3]}, {k[2], k[0], k[3]}, {k[0], k[3]}, {k[1]}, {k[1], k[0], k[2]}, {k[2], k[1]}, {k[0]}} {
-		r.set(to)
-		has := r.memberlist.GetKeys()
-		assert.ElementsMatch(t, to.Secrets(), has)
-		assert.Equal(t, to.Secrets()[0], has[0])
-	}
-}

@@ -87,11 +87,7 @@ func FuzzStranger(f *testing.F) {
 func TestStrangersConnect(t *testing.T) {
 	c := newCluster(t)
 	n1 := c.mute("n1", netip.MustParseAddrPort("127.0.0.1:0"))
-	const sealed, length = "\xf4\x09lodestone\x0a", "\x00\x00\x00\x40"
-	for i, said := range []string{
-		"", "\xf4\xff", "GET / HTTP/1.1\r\n\r\n", "\xf4\x05other\x06" + strings.Repeat("x", 64), "\xf4\x09lodestone\x06" + strings.Repeat("x", 64),
-		sealed, sealed + length[:2], sealed + length + "\x01" + strings.Repeat("x", 63), sealed + length + "\x00" + strings.Repeat("x", 63),
-	} {
+	for i, said := range []string{"", "\xf4\xff", "GET / HTTP/1.1\r\n\r\n", strings.Repeat("x", 31), strings.Repeat("x", 32), strings.Repeat("x", 1<<20)} {
 		conn, err := net.Dial("tcp", n1.options.Address.String())
 		require.NoError(t, err)
 		_, err = conn.Write([]byte(said))

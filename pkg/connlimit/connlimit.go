@@ -1,0 +1,178 @@
+// Package connlimit bounds how many connections a port has, and how many of them one
+// source has, so that nobody keeps others out by holding connections.
+//
+// Nobody is refused. Whoever comes takes the place of the oldest connection of the same
+// source, or, when all places are taken, of the source that has the most: an honest
+// request is answered within moments, and a connection that only waits loses its place.
+// A connection that has proved who it is loses its place last.
+package connlimit
+
+import (
+	"net"
+	"net/netip"
+	"sync"
+)
+
+// bitsOfSource is how much of an IPv6 address tells one source from another: each host
+// has a /64.
+const bitsOfSource = 64
+
+// Limits are the bounds.
+type Limits struct {
+	// All is how many connections there are.
+	All int
+	// OfSource is how many of them come from one source.
+	OfSource int
+	// Known reports whether an address is one of those that have a share of their own;
+	// all others share one. Nil: each has its own.
+	Known func(netip.Addr) bool
+}
+
+// Limiter holds the connections that are open.
+type Limiter struct {
+	limits Limits
+	mu     sync.Mutex
+	open   map[netip.Prefix][]*Conn // by source, the oldest first
+	count  int                      // of them all
+}
+
+// New returns a Limiter without connections.
+func New(l Limits) *Limiter {
+	return &Limiter{limits: l, open: map[netip.Prefix][]*Conn{}}
+}
+
+// Listener returns one whose connections are bounded.
+func (l *Limiter) Listener(of net.Listener) net.Listener { return &listener{of, l} }
+
+type listener struct {
+	net.Listener
+	limiter *Limiter
+}
+
+func (l *listener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err //nolint:wrapcheck // http.Server looks at it
+	}
+	return l.limiter.Admit(c), nil
+}
+
+// Conn is a connection that has a place until it is closed.
+type Conn struct {
+	net.Conn
+	limiter *Limiter
+	source  netip.Prefix
+	trusted bool
+}
+
+// Trust has the connection lose its place only when all others are trusted, too.
+func (c *Conn) Trust() {
+	c.limiter.mu.Lock()
+	defer c.limiter.mu.Unlock()
+	c.trusted = true
+}
+
+// Close gives the place free.
+func (c *Conn) Close() error {
+	c.limiter.mu.Lock()
+	c.limiter.forget(c)
+	c.limiter.mu.Unlock()
+	return c.Conn.Close() //nolint:wrapcheck // it names the connection
+}
+
+// Admit gives the connection a place. One from this host is trusted: the kubelet asks
+// from there.
+func (l *Limiter) Admit(c net.Conn) *Conn {
+	from := addrOf(c.RemoteAddr())
+	admitted := &Conn{Conn: c, limiter: l, source: l.sourceOf(from), trusted: from.IsValid() && from == addrOf(c.LocalAddr())}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case len(l.open[admitted.source]) >= l.limits.OfSource:
+		l.closeOldest(l.open[admitted.source])
+	case l.count >= l.limits.All:
+		l.closeOldest(l.greediest())
+	}
+	l.open[admitted.source] = append(l.open[admitted.source], admitted)
+	l.count++
+	return admitted
+}
+
+// Count returns how many connections there are.
+func (l *Limiter) Count() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.count
+}
+
+// sourceOf returns whose share a connection from the address counts to.
+func (l *Limiter) sourceOf(from netip.Addr) netip.Prefix {
+	if l.limits.Known != nil && !l.limits.Known(from) {
+		return netip.Prefix{}
+	}
+	if from.Is6() {
+		p, _ := from.Prefix(bitsOfSource)
+		return p
+	}
+	return netip.PrefixFrom(from, from.BitLen())
+}
+
+// greediest returns the connections of the source that has the most which are not
+// trusted, or, without any, the most.
+func (l *Limiter) greediest() (most []*Conn) {
+	mostUntrusted := -1
+	for _, open := range l.open {
+		n := untrusted(open)
+		if n > mostUntrusted || n == mostUntrusted && len(open) > len(most) {
+			most, mostUntrusted = open, n
+		}
+	}
+	return most
+}
+
+func untrusted(open []*Conn) (n int) {
+	for _, c := range open {
+		if !c.trusted {
+			n++
+		}
+	}
+	return n
+}
+
+// closeOldest closes the oldest one that is not trusted, or the oldest.
+func (l *Limiter) closeOldest(open []*Conn) {
+	oldest := open[0]
+	for _, c := range open {
+		if !c.trusted {
+			oldest = c
+			break
+		}
+	}
+	l.forget(oldest)
+	oldest.Conn.Close()
+}
+
+// forget gives the connection's place free, if it still has it.
+func (l *Limiter) forget(c *Conn) {
+	open := l.open[c.source]
+	for i, o := range open {
+		if o != c {
+			continue
+		}
+		rest := append(open[:i:i], open[i+1:]...)
+		l.open[c.source] = rest
+		if l.count--; len(rest) == 0 {
+			delete(l.open, c.source)
+		}
+		return
+	}
+}
+
+// addrOf returns the address without its port and zone.
+func addrOf(a net.Addr) netip.Addr {
+	tcp, ok := a.(*net.TCPAddr)
+	if !ok {
+		return netip.Addr{}
+	}
+	return tcp.AddrPort().Addr().Unmap().WithZone("")
+}

@@ -1,0 +1,327 @@
+package guard
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/hashicorp/memberlist"
+)
+
+// Message types of memberlist (net.go).
+const (
+	ping byte = iota
+	indirectPing
+	ack
+	suspect
+	alive
+	dead
+	pushPull
+	compound
+	_ // of users: speakers send none
+	_ // compressed: speakers compress nothing
+	_ // encrypted: the guard does that
+	nack
+	checksum
+	failure
+)
+
+const (
+	checksumSize = 5
+	// maxName is the longest name of a Node.
+	maxName = 253
+	// maxError is the longest text of a failure.
+	maxError = 1 << 10
+	// protocol is the version that speakers speak: memberlist's default.
+	protocol = memberlist.ProtocolVersion2Compatible
+)
+
+// kind is what a field's value may be.
+type kind int
+
+const (
+	number kind = iota
+	boolean
+	name     // a Node's
+	address  // an IP address
+	metadata // of a speaker
+	versions // that a speaker understands
+	payload  // of an answer: speakers send none
+	text
+)
+
+// field is one that a message has.
+type field struct {
+	name     string
+	kind     kind
+	optional bool
+}
+
+// The fields that memberlist sends. It does not check what it reads: a node with an
+// address of three bytes has it ask DNS, and one with another protocol keeps all others
+// from joining.
+var (
+	source = []field{{"SourceAddr", address, true}, {"SourcePort", number, true}, {"SourceNode", name, true}}
+	state  = []field{{"Name", name, false}, {"Addr", address, false}, {"Port", number, false}, {"Meta", metadata, false},
+		{"Incarnation", number, false}, {"State", number, false}, {"Vsn", versions, false}}
+
+	packets = map[byte][]field{
+		ping: append([]field{{"SeqNo", number, false}, {"Node", name, false}}, source...),
+		indirectPing: append([]field{{"SeqNo", number, false}, {"Target", address, false}, {"Port", number, false},
+			{"Node", name, false}, {"Nack", boolean, false}}, source...),
+		ack:     {{"SeqNo", number, false}, {"Payload", payload, false}},
+		nack:    {{"SeqNo", number, false}},
+		suspect: {{"Incarnation", number, false}, {"Node", name, false}, {"From", name, false}},
+		dead:    {{"Incarnation", number, false}, {"Node", name, false}, {"From", name, false}},
+		alive: {{"Incarnation", number, false}, {"Node", name, false}, {"Addr", address, false}, {"Port", number, false},
+			{"Meta", metadata, false}, {"Vsn", versions, false}},
+	}
+	pushPullHeader = []field{{"Nodes", number, false}, {"UserStateLen", number, false}, {"Join", boolean, false}}
+	failureFields  = []field{{"Error", text, false}}
+)
+
+var (
+	errShort = errors.New("message ends too early")
+	errRest  = errors.New("message goes on after its end")
+)
+
+// checkPacket returns why speakers do not send this in a packet.
+func checkPacket(b []byte) error {
+	if len(b) > checksumSize && b[0] == checksum {
+		b = b[checksumSize:] // which memberlist compares
+	}
+	if len(b) < 2 || b[0] != compound {
+		return checkSingle(b)
+	}
+	count, lengths := int(b[1]), b[2:]
+	if len(lengths) < 2*count {
+		return errShort
+	}
+	lengths, b = lengths[:2*count], lengths[2*count:]
+	for ; len(lengths) > 0; lengths = lengths[2:] {
+		n := int(binary.BigEndian.Uint16(lengths))
+		if len(b) < n {
+			return errShort
+		}
+		if err := checkSingle(b[:n]); err != nil {
+			return err
+		}
+		b = b[n:]
+	}
+	return checkEnd(b)
+}
+
+// checkSingle returns why this is not one message of a packet.
+func checkSingle(b []byte) error {
+	if len(b) == 0 {
+		return errShort
+	}
+	fields, ok := packets[b[0]]
+	if !ok {
+		return fmt.Errorf("packet of type %d", b[0])
+	}
+	rest, err := readObject(b[1:], fields, nil)
+	if err != nil {
+		return err
+	}
+	return checkEnd(rest)
+}
+
+// checkMessage returns why speakers do not send this on a connection.
+func checkMessage(b []byte) error {
+	if len(b) == 0 {
+		return errShort
+	}
+	switch b[0] {
+	case pushPull:
+		return checkState(b[1:])
+	case failure:
+		rest, err := readObject(b[1:], failureFields, nil)
+		if err != nil {
+			return err
+		}
+		return checkEnd(rest)
+	}
+	return fmt.Errorf("message of type %d", b[0])
+}
+
+// checkState returns why this is not the state of all speakers, as one knows it.
+func checkState(b []byte) error {
+	numbers := map[string]uint64{}
+	b, err := readObject(b, pushPullHeader, numbers)
+	if err != nil {
+		return err
+	}
+	if n := numbers["UserStateLen"]; n != 0 {
+		return fmt.Errorf("%d bytes of state that speakers do not have", n)
+	}
+	for range numbers["Nodes"] { // which may be a lie: each of them has some bytes
+		if b, err = readObject(b, state, nil); err != nil {
+			return err
+		}
+	}
+	return checkEnd(b)
+}
+
+func checkEnd(rest []byte) error {
+	if len(rest) > 0 {
+		return errRest
+	}
+	return nil
+}
+
+// The forms of MessagePack in which memberlist's encoder writes objects, keys and values.
+// A type in a row after another has twice as many bytes.
+const (
+	fixMap, fixMapEnd       = 0x80, 0x8f
+	fixString, fixStringEnd = 0xa0, 0xbf
+	null, no, yes           = 0xc0, 0xc2, 0xc3
+	bin8, bin16             = 0xc4, 0xc5
+	maxFixNumber            = 0x7f
+	uint8Type, uint64Type   = 0xcc, 0xcf
+	int8Type, int64Type     = 0xd0, 0xd3
+	string8, string16       = 0xd9, 0xda
+)
+
+// readObject reads an object that has the fields and no others. It records the numbers,
+// unless numbers is nil, and returns what comes after the object.
+func readObject(b []byte, fields []field, numbers map[string]uint64) (rest []byte, err error) {
+	if len(b) == 0 || b[0] < fixMap || b[0] > fixMapEnd {
+		return nil, errors.New("no object")
+	}
+	count, b := int(b[0]-fixMap), b[1:]
+	var seen uint
+	for range count {
+		if len(b) == 0 || b[0] < fixString || b[0] > fixStringEnd {
+			return nil, errors.New("no name of a field")
+		}
+		var key []byte
+		if key, b, err = readBytes(b); err != nil {
+			return nil, err
+		}
+		i := slices.IndexFunc(fields, func(f field) bool { return f.name == string(key) })
+		if i < 0 || seen&(1<<i) != 0 {
+			return nil, fmt.Errorf("field %q is unknown or there twice", key)
+		}
+		seen |= 1 << i
+		var n uint64
+		if n, b, err = readValue(b, fields[i].kind); err != nil {
+			return nil, fmt.Errorf("read %q: %w", key, err)
+		}
+		if numbers != nil {
+			numbers[fields[i].name] = n
+		}
+	}
+	for i, f := range fields {
+		if !f.optional && seen&(1<<i) == 0 {
+			return nil, fmt.Errorf("field %q is missing", f.name)
+		}
+	}
+	return b, nil
+}
+
+// readValue reads a value of the kind, and returns it if it is a number.
+func readValue(b []byte, k kind) (n uint64, rest []byte, err error) {
+	switch k {
+	case number:
+		return readNumber(b)
+	case boolean:
+		if len(b) == 0 || b[0] != no && b[0] != yes {
+			return 0, nil, errors.New("no boolean")
+		}
+		return 0, b[1:], nil
+	case name, address, metadata, versions, payload, text:
+	}
+	value, rest, err := readBytes(b)
+	if err == nil && !fits(value, k) {
+		err = fmt.Errorf("%d bytes that it cannot have", len(value))
+	}
+	return 0, rest, err
+}
+
+// fits reports whether a value may be of the kind.
+func fits(value []byte, k kind) bool {
+	switch k {
+	case name:
+		return len(value) > 0 && len(value) <= maxName && !slices.ContainsFunc(value, func(c byte) bool { return !inName(c) })
+	case address:
+		return len(value) == 4 || len(value) == 16
+	case metadata:
+		return len(value) <= memberlist.MetaMaxSize
+	case versions:
+		return len(value) == 6 && 0 < value[0] && value[0] <= protocol && protocol <= value[1] && value[2] == protocol &&
+			value[3] == 0 && value[5] == 0
+	case payload:
+		return len(value) == 0
+	case text:
+		return len(value) <= maxError
+	case number, boolean:
+	}
+	return false
+}
+
+// inName reports whether names of Nodes have the character.
+func inName(c byte) bool {
+	return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' || c == '-' || c == '.'
+}
+
+// readNumber reads a number that is not negative.
+func readNumber(b []byte) (n uint64, rest []byte, err error) {
+	if len(b) == 0 {
+		return 0, nil, errShort
+	}
+	head, b := b[0], b[1:]
+	size, signed := 0, false
+	switch {
+	case head <= maxFixNumber:
+		return uint64(head), b, nil
+	case head >= uint8Type && head <= uint64Type:
+		size = 1 << (head - uint8Type)
+	case head >= int8Type && head <= int64Type:
+		size, signed = 1<<(head-int8Type), true
+	default:
+		return 0, nil, errors.New("no number")
+	}
+	if len(b) < size {
+		return 0, nil, errShort
+	}
+	if signed && b[0] >= 0x80 {
+		return 0, nil, errors.New("negative")
+	}
+	for _, c := range b[:size] {
+		n = n<<8 | uint64(c)
+	}
+	return n, b[size:], nil
+}
+
+// readBytes reads a text or bytes; none are none.
+func readBytes(b []byte) (value, rest []byte, err error) {
+	if len(b) == 0 {
+		return nil, nil, errShort
+	}
+	head, b := b[0], b[1:]
+	size, n := 0, 0
+	switch {
+	case head == null:
+		return nil, b, nil
+	case head >= fixString && head <= fixStringEnd:
+		n = int(head - fixString)
+	case head == string8 || head == bin8:
+		size = 1
+	case head == string16 || head == bin16:
+		size = 2
+	default:
+		return nil, nil, errors.New("no text or bytes")
+	}
+	if len(b) < size {
+		return nil, nil, errShort
+	}
+	for _, c := range b[:size] {
+		n = n<<8 | int(c)
+	}
+	if b = b[size:]; len(b) < n {
+		return nil, nil, errShort
+	}
+	return b[:n], b[n:], nil
+}

@@ -1,0 +1,163 @@
+package guard
+
+import (
+	"bytes"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// from opens a connection from one of loopback's addresses.
+func (m *member) from(source string) net.Conn {
+	m.t.Helper()
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(source)}, Timeout: testTimeout}
+	c, err := d.Dial("tcp", m.address())
+	require.NoError(m.t, err)
+	m.t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// openNow returns how many connections the member has.
+func (m *member) openNow() int { return m.sockets.limiter.Count() }
+
+// isClosed waits until the other side has closed the connection.
+func isClosed(t *testing.T, c net.Conn) {
+	t.Helper()
+	require.NoError(t, c.SetReadDeadline(time.Now().Add(testTimeout)))
+	_, err := c.Read(make([]byte, 1))
+	require.Error(t, err)
+	require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "it is open still")
+}
+
+// Strangers from many addresses have four connections, the others of which are closed,
+// the oldest first; speakers join and are joined all the while.
+func TestStrangersShareOnePlace(t *testing.T) {
+	t.Parallel()
+	speakers := func(a netip.Addr) bool { return a == netip.MustParseAddr("127.0.0.2") }
+	m := newMember(t, "n1", "127.0.0.1", speakers)
+	var all []net.Conn
+	for i := range 3 * MaxOfSource {
+		all = append(all, m.from(netip.AddrFrom4([4]byte{127, 0, 1, byte(i + 1)}).String()))
+	}
+	for _, c := range all[:len(all)-MaxOfSource] {
+		isClosed(t, c)
+	}
+	assert.LessOrEqual(t, m.openNow(), MaxOfSource)
+	m.isWell(newMember(t, "n2", "127.0.0.2", anybody))
+	m.isWell(newMember(t, "n3", "127.0.0.3", anybody)) // which no Lease names yet
+}
+
+// A known address, behind which a pod may be, has four connections, and the port has 32.
+func TestBoundsOfConnections(t *testing.T) {
+	t.Parallel()
+	m := newMember(t, "n1", "127.0.0.1", anybody)
+	first := m.from("127.0.1.1")
+	for range MaxOfSource {
+		m.from("127.0.1.1")
+	}
+	isClosed(t, first)
+	for i := range 3 * MaxStreams {
+		m.from(netip.AddrFrom4([4]byte{127, 0, 2, byte(i/2 + 1)}).String())
+		require.LessOrEqual(t, m.openNow(), MaxStreams)
+	}
+	m.isWell(newMember(t, "n2", "127.0.0.2", anybody))
+	// Who says nothing is closed in time, and the place is free.
+	require.Eventually(t, func() bool { return m.openNow() == 0 }, testTimeout, time.Millisecond)
+}
+
+// Strangers send as much as they can, by connections and packets, for two seconds: the
+// speaker keeps little of it, and another one joins and pings it all the while.
+func TestFlood(t *testing.T) {
+	m := newMember(t, "n1", "127.0.0.1", func(netip.Addr) bool { return false })
+	other := newMember(t, "n2", "127.0.0.2", anybody)
+	m.isWell(other)
+	junk := bytes.Repeat([]byte{0xff}, 64<<10)
+	runtime.GC()
+	var before, now runtime.MemStats
+	runtime.ReadMemStats(&before)
+	stop := make(chan struct{})
+	var running sync.WaitGroup
+	for i := range 40 {
+		running.Go(func() {
+			d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 3, byte(i+1))}, Timeout: time.Second}
+			for {
+				select {
+				case <-stop:
+					return
+				case <-time.After(20 * time.Millisecond):
+				}
+				c, err := d.Dial("tcp", m.address())
+				if err != nil {
+					continue // the kernel's queue is full, which is the bound
+				}
+				_, _ = c.Write(junk)
+				c.Close()
+			}
+		})
+	}
+	running.Go(func() {
+		c, err := net.Dial("udp", m.address())
+		if !assert.NoError(t, err) {
+			return
+		}
+		defer c.Close()
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+				for _, n := range []int{0, 1, 1400, MaxPacket, MaxPacket + 1, 60_000} {
+					_, _ = c.Write(junk[:n])
+				}
+			}
+		}
+	})
+	most := uint64(0)
+	answered := 0
+	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); {
+		// One of them may lose its place or its packet, and is repeated, as speakers do.
+		if _, err := other.Join([]string{m.address()}); err == nil {
+			answered++
+		}
+		if _, err := other.Ping("n1", net.UDPAddrFromAddrPort(m.sockets.Address())); err == nil {
+			answered++
+		}
+		runtime.ReadMemStats(&now)
+		most = max(most, now.HeapAlloc-min(now.HeapAlloc, before.HeapAlloc))
+		require.LessOrEqual(t, m.openNow(), MaxOfSource)
+	}
+	close(stop)
+	running.Wait()
+	assert.Positive(t, answered)
+	assert.Less(t, most, uint64(32<<20), "of heap")
+	assert.Positive(t, m.refused.Load())
+	m.isWell(other)
+}
+
+// Who has recorded the sealed length of an honest message can make a speaker wait for the
+// longest one, and for no more.
+func TestRecordedLength(t *testing.T) {
+	t.Parallel()
+	m := newMember(t, "n1", "127.0.0.1", anybody)
+	c := m.from("127.0.1.1")
+	_, err := c.Write(streamOf(t, nil, MaxMessage+Overhead)[:headerSize])
+	require.NoError(t, err)
+	_, err = io.CopyN(c, zeros{}, MaxMessage+Overhead)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return m.refused.Load() == 1 }, testTimeout, time.Millisecond)
+	m.isWell(newMember(t, "n2", "127.0.0.2", anybody))
+}
+
+type zeros struct{}
+
+func (zeros) Read(b []byte) (int, error) { clear(b); return len(b), nil }
