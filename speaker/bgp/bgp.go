@@ -111,7 +111,7 @@ func (a *Announcer) Run(ctx context.Context) error {
 	sessions, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	a.ctx = sessions
 	a.listeners = newListeners(a.options.Inside)
-	a.routers = newRouters(sessions, a.options.Inside)
+	a.routers = newRouters(sessions, a.options.Inside, a.log, a.changes.Notify)
 	for {
 		restarting := true
 		var retry <-chan time.Time

@@ -180,7 +180,8 @@ type listeners struct {
 	// peers are the passive ones by their addresses; read when one connects.
 	peers   atomic.Pointer[map[netip.Addr]*session]
 	open    map[netip.Addr]*listener
-	failed  bool // set is to be called again
+	locals  map[netip.Addr]netip.Addr // the node's address towards each router, when it was known last
+	failed  bool                      // set is to be called again
 	running sync.WaitGroup
 }
 
@@ -196,6 +197,7 @@ func newListeners(inside func(func() error) error) *listeners {
 // set replaces the sessions. Those for which nobody can listen are told.
 func (l *listeners) set(sessions map[string]*session) {
 	peers, passwords := map[netip.Addr]*session{}, map[netip.Addr]map[netip.Addr]string{}
+	locals, unknown := map[netip.Addr]netip.Addr{}, map[netip.Addr]bool{}
 	l.failed = false
 	for _, s := range sessions {
 		t := s.told
@@ -204,10 +206,14 @@ func (l *listeners) set(sessions map[string]*session) {
 		}
 		router := t.Peer.Address
 		local, err := l.localFor(t, router)
-		if err != nil {
+		if err != nil { // the route is away, for a moment perhaps
 			l.note(s, err)
-			continue
+			local = l.locals[router]
+			if unknown[router] = true; l.open[local] == nil {
+				continue
+			}
 		}
+		locals[router] = local
 		peers[router] = s
 		if passwords[local] == nil {
 			passwords[local] = map[netip.Addr]string{}
@@ -223,12 +229,15 @@ func (l *listeners) set(sessions map[string]*session) {
 	for local, want := range passwords {
 		err := l.listen(local, want)
 		for router := range want {
-			l.note(peers[router], err)
+			if !unknown[router] {
+				l.note(peers[router], err)
+			}
 			if err != nil {
 				delete(peers, router)
 			}
 		}
 	}
+	l.locals = locals
 	l.peers.Store(&peers)
 }
 

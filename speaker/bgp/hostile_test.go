@@ -299,6 +299,75 @@ func TestHalfOpenConnection(t *testing.T) {
 	require.Contains(t, w.log.String(), "the router opened another connection")
 }
 
+// Who opens connections from the router's address ends no session by that alone,
+// and of those connections two at most stay open.
+func TestSecondConnectionOfAPassivePeer(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	w.peer("tor", func(p *config.Peer) { p.Passive = true })
+	w.start()
+	connect := func() (conn net.Conn) {
+		t.Helper()
+		w.until("connection", func() bool {
+			return w.tor.Do(func() (err error) {
+				conn, err = net.Dial("tcp", netip.AddrPortFrom(node4, 179).String())
+				return err
+			}) == nil
+		}, func() any { return w.status("tor") })
+		t.Cleanup(func() { conn.Close() })
+		return conn
+	}
+	first := connect()
+	accepted(t, first)
+	go answer(first)
+	up := w.up("tor")
+
+	t.Log("connections without an OPEN")
+	var closed atomic.Int64
+	const many = 200
+	for range many {
+		conn := connect()
+		go func() {
+			answer(conn)
+			closed.Add(1)
+		}()
+	}
+	w.until("end of all but two", func() bool { return closed.Load() >= many-2 }, func() any { return closed.Load() })
+	require.Equal(t, up.Since, w.up("tor").Since)
+
+	t.Log("an OPEN of another AS")
+	wrong := connect()
+	_, err := wrong.Write(raw(t, packet.NewBGPOpenMessage(peerASN+1, 90, "198.18.0.2", nil)))
+	require.NoError(t, err)
+	require.Equal(t, "0202", answer(wrong)[:4], "bad peer AS")
+	require.Equal(t, up.Since, w.up("tor").Since)
+
+	t.Log("the router itself")
+	again := connect()
+	accepted(t, again)
+	go answer(again)
+	w.until("a new session", func() bool { return w.up("tor").Since.After(up.Since) }, func() any { return w.status("tor") })
+}
+
+// A route to the router that is away for a moment ends no session that is up.
+func TestRouteOfAPassivePeerIsAway(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	f := w.frr(w.tor, "198.18.0.1", "")
+	w.peer("tor", func(p *config.Peer) { p.Passive = true })
+	w.start()
+	up := w.up("tor")
+	w.node.Run("ip", "route", "del", "198.18.0.0/24", "dev", "eth0")
+	w.set() // looks for the route
+	w.route(vip4, "tor", plan.Attributes{})
+	w.set()
+	require.Equal(t, Established, w.status("tor").State)
+	require.Contains(t, w.node.Run("ss", "-Hltn"), "198.18.0.1:179", "who loses the session meanwhile can come back")
+	w.node.Run("ip", "route", "add", "198.18.0.0/24", "dev", "eth0", "src", "198.18.0.1")
+	w.has(f, vip4)
+	require.Equal(t, up.Since, w.status("tor").Since)
+}
+
 // The process that will be back ends only when its routers have noticed: what it
 // does last must not come before that.
 func TestStopWaitsForRouters(t *testing.T) {

@@ -3,11 +3,13 @@ package bgp
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/mdlayher/ndp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 	"go4.org/netipx"
@@ -17,13 +19,8 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// An unnumbered peer is known by its interface alone: both sides find each
-// other by router advertisements, and IPv4 routes have an IPv6 next hop
-// (RFC 8950).
-func TestUnnumberedPeer(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, 1)
-	f := router.NewFRR(t, w.tor, `
+// unnumberedFRR knows the node by its interface alone.
+const unnumberedFRR = `
 interface eth0
  ipv6 nd ra-interval 1
  no ipv6 nd suppress-ra
@@ -35,7 +32,15 @@ router bgp 64513
  address-family ipv6 unicast
   neighbor eth0 activate
  exit-address-family
-`, "zebra", "bgpd")
+`
+
+// An unnumbered peer is known by its interface alone: both sides find each
+// other by router advertisements, and IPv4 routes have an IPv6 next hop
+// (RFC 8950).
+func TestUnnumberedPeer(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	f := router.NewFRR(t, w.tor, unnumberedFRR, "zebra", "bgpd")
 	w.peer("tor", func(p *config.Peer) {
 		p.Address, p.Interface, p.PeerASN = netip.Addr{}, "eth0", config.ASN{External: true}
 	})
@@ -60,6 +65,98 @@ router bgp 64513
 	w.tor.Run("ip", "link", "set", "eth0", "down")
 	w.tor.Run("ip", "link", "set", "eth0", "up")
 	w.up("tor")
+}
+
+// Anybody on the link can advertise a router. While there is a session nobody is
+// believed but the router that it is with, and after it the same one comes first.
+func TestAnotherRouterOnTheLink(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 2)
+	f := router.NewFRR(t, w.tor, unnumberedFRR, "zebra", "bgpd")
+	w.peer("tor", func(p *config.Peer) {
+		p.Address, p.Interface, p.PeerASN = netip.Addr{}, "eth0", config.ASN{External: true}
+	})
+	w.start()
+	first := w.up("tor")
+
+	rival := w.segment.Hosts[2]
+	var conn *ndp.Conn
+	require.NoError(t, rival.Do(func() error {
+		iface, err := net.InterfaceByName("eth0")
+		if err == nil {
+			conn, _, err = ndp.Listen(iface, ndp.LinkLocal)
+		}
+		return err
+	}))
+	// To the node alone: FRR believes whoever advertised itself last.
+	to := first.LocalAddress.WithZone("eth0")
+	over := make(chan struct{})
+	t.Cleanup(func() { conn.Close(); <-over })
+	go func() {
+		defer close(over)
+		for conn.WriteTo(&ndp.RouterAdvertisement{RouterLifetime: time.Hour}, nil, to) == nil {
+			time.Sleep(20 * time.Millisecond)
+		}
+	}()
+	w.until("word of the rival", func() bool { return strings.Contains(w.log.String(), "another router advertises itself") }, func() any { return w.log.String() })
+	require.Equal(t, 1, strings.Count(w.log.String(), "another router advertises itself"), "once, however often it does")
+	require.Equal(t, first.Since, w.up("tor").Since)
+
+	t.Log("the router restarts its session")
+	f.Ask("clear bgp *")
+	w.until("a new session", func() bool { return w.up("tor").Since.After(first.Since) }, func() any { return w.status("tor") })
+	require.Equal(t, first.Address, w.status("tor").Address)
+}
+
+// What follows of advertisements, sessions and their ends.
+func TestChoiceOfRouter(t *testing.T) {
+	t.Parallel()
+	tor, rival := netip.MustParseAddr("fe80::1%eth0"), netip.MustParseAddr("fe80::2%eth0")
+	at := func(seconds float64) time.Time {
+		return time.Unix(0, 0).Add(time.Duration(seconds * float64(time.Second)))
+	}
+	c := &choice{}
+	hear := func(from netip.Addr, seconds float64) (changed, said bool) { return c.hear(from, at(seconds)) }
+	expect := func(want netip.Addr, why string) { t.Helper(); require.Equal(t, want, c.get(), why) }
+
+	changed, _ := hear(rival, 0)
+	require.True(t, changed)
+	_, said := hear(tor, 1)
+	require.True(t, said)
+	_, said = hear(tor, 2)
+	require.False(t, said, "once")
+	expect(rival, "the first one")
+	hear(tor, 10)
+	expect(tor, "a router with which there is no session gives way, as to who is kept down waits for BFD")
+
+	hear(rival, 11)
+	expect(tor, "not at once")
+	c.end(tor, at(12))
+	hear(rival, 12)
+	expect(rival, "an attempt has failed")
+	c.end(tor, at(12))
+	hear(tor, 13)
+	expect(rival, "an attempt with another one says nothing of this one")
+	c.end(rival, at(13))
+	hear(tor, 13)
+	expect(tor, "")
+
+	c.confirm(tor)
+	hear(rival, 1000)
+	expect(tor, "while there is a session")
+	c.end(tor, at(1000))
+	hear(rival, 1009)
+	hear(tor, 1009.5)
+	hear(rival, 1019)
+	expect(tor, "it still advertises itself")
+	c.confirm(tor)
+	hear(rival, 1040)
+	expect(tor, "it is back")
+	c.end(tor, at(1040))
+	hear(rival, 1049.9)
+	expect(tor, "")
+	hear(rival, 1050)
+	expect(rival, "the router was replaced")
 }
 
 func TestUnnumberedPeerWithoutRouter(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"sync"
@@ -25,6 +26,12 @@ const (
 	advertiseAfter      = 10 * time.Second
 	// findTimeout is how long an attempt waits for a router.
 	findTimeout = 5 * time.Second
+	// An unnumbered peer's router that no session was established with gives way to
+	// another one after rivalAfter; one with which there was a session only if it
+	// is silent for silentAfter since the session ended, while it is asked every
+	// second. Routers answer every 3 s at least (RFC 4861, section 6.2.6).
+	rivalAfter  = 10 * time.Second
+	silentAfter = 10 * time.Second
 	// reopenAfter is the pause after a failure.
 	reopenAfter = 2 * time.Second
 )
@@ -35,6 +42,8 @@ const (
 type routers struct {
 	ctx    context.Context
 	inside func(func() error) error
+	log    *slog.Logger
+	found  func() // a link has another router
 
 	open    map[string]*link // owned by the Announcer's Run
 	links   atomic.Pointer[map[string]*link]
@@ -46,13 +55,78 @@ type link struct {
 	name    string
 	own     netip.Addr
 	cancel  context.CancelFunc
-	router  atomic.Pointer[netip.Addr]
+	router  choice
 	err     atomic.Pointer[error] // why nothing can be heard
 	changes news.Signal
+	ask     chan struct{} // the router is doubted: ask for routers now
 }
 
-func newRouters(ctx context.Context, inside func(func() error) error) *routers {
-	r := &routers{ctx: ctx, inside: inside, open: map[string]*link{}}
+// choice is the router that is believed to be the peer. Anybody on the link can
+// advertise a router. So the first one is taken, and while there is a session with
+// it no other.
+type choice struct {
+	mu     sync.Mutex
+	addr   netip.Addr // invalid: none
+	proven bool       // there was a session with it
+	since  time.Time  // it was taken
+	doubt  time.Time  // when it was heard last since the session with it, or an attempt, ended; zero: it did not
+	rival  netip.Addr // the last other one that was logged
+}
+
+// hear takes an advertisement, and reports whether the router is another one now.
+// rival is set if another router is ignored that was not the last one ignored.
+func (c *choice) hear(from netip.Addr, now time.Time) (changed, rival bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.addr == from:
+		if !c.doubt.IsZero() {
+			c.doubt = now
+		}
+		return false, false
+	case !c.addr.IsValid():
+	case c.proven && (c.doubt.IsZero() || now.Sub(c.doubt) < silentAfter),
+		!c.proven && c.doubt.IsZero() && now.Sub(c.since) < rivalAfter:
+		rival = c.rival != from
+		c.rival = from
+		return false, rival
+	}
+	c.addr, c.proven, c.since, c.doubt, c.rival = from, false, now, time.Time{}, netip.Addr{}
+	return true, false
+}
+
+// end notes that a session with the router, or an attempt, has ended.
+func (c *choice) end(router netip.Addr, now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.addr == router && c.doubt.IsZero() {
+		c.doubt = now
+	}
+}
+
+// confirm notes that there is a session with the router.
+func (c *choice) confirm(router netip.Addr) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.addr == router {
+		c.proven, c.doubt = true, time.Time{}
+	}
+}
+
+func (c *choice) get() netip.Addr {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.addr
+}
+
+func (c *choice) doubted() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.doubt.IsZero()
+}
+
+func newRouters(ctx context.Context, inside func(func() error) error, log *slog.Logger, found func()) *routers {
+	r := &routers{ctx: ctx, inside: inside, log: log, found: found, open: map[string]*link{}}
 	r.links.Store(&map[string]*link{})
 	return r
 }
@@ -83,10 +157,10 @@ func (r *routers) set(sessions map[string]*session) {
 
 func (r *routers) start(name string) *link {
 	ctx, cancel := context.WithCancel(r.ctx)
-	l := &link{name: name, cancel: cancel}
+	l := &link{name: name, cancel: cancel, ask: make(chan struct{}, 1)}
 	r.running.Go(func() {
 		for ctx.Err() == nil {
-			err := l.listen(ctx, r.inside)
+			err := l.listen(ctx, r)
 			l.err.Store(&err)
 			select {
 			case <-ctx.Done():
@@ -95,6 +169,34 @@ func (r *routers) start(name string) *link {
 		}
 	})
 	return l
+}
+
+// known returns the router on an interface; invalid: none was found. It does not
+// depend on whether a session is to be tried.
+func (r *routers) known(name string) netip.Addr {
+	if l := (*r.links.Load())[name]; l != nil {
+		return l.router.get()
+	}
+	return netip.Addr{}
+}
+
+// confirm notes that a session with the router on an interface is established.
+func (r *routers) confirm(name string, router netip.Addr) {
+	if l := (*r.links.Load())[name]; l != nil {
+		l.router.confirm(router)
+	}
+}
+
+// doubt notes that a session with the router on an interface, or an attempt to
+// have one, has ended.
+func (r *routers) doubt(name string, router netip.Addr) {
+	if l := (*r.links.Load())[name]; l != nil {
+		l.router.end(router, time.Now())
+		select {
+		case l.ask <- struct{}{}:
+		default:
+		}
+	}
 }
 
 // find returns the router on an interface, and waits for it a while.
@@ -106,8 +208,8 @@ func (r *routers) find(ctx context.Context, name string) (netip.Addr, error) {
 	timeout := time.After(findTimeout)
 	for {
 		changed := l.changes.Next()
-		if router := l.router.Load(); router != nil {
-			return *router, nil
+		if router := l.router.get(); router.IsValid() {
+			return router, nil
 		}
 		select {
 		case <-changed:
@@ -124,10 +226,10 @@ func (r *routers) find(ctx context.Context, name string) (netip.Addr, error) {
 
 // listen hears routers and advertises the node until ctx ends or something
 // fails.
-func (l *link) listen(ctx context.Context, inside func(func() error) error) error {
+func (l *link) listen(ctx context.Context, r *routers) error {
 	var conn *ndp.Conn
 	var iface *net.Interface
-	err := inside(func() (err error) {
+	err := r.inside(func() (err error) {
 		if iface, err = net.InterfaceByName(l.name); err == nil {
 			conn, l.own, err = ndp.Listen(iface, ndp.LinkLocal)
 		}
@@ -147,15 +249,15 @@ func (l *link) listen(ctx context.Context, inside func(func() error) error) erro
 	g, ctx := errgroup.WithContext(ctx)
 	context.AfterFunc(ctx, func() { conn.SetReadDeadline(time.Now()) }) //nolint:errcheck // a closed connection is as good
 	send := func(m ndp.Message, to netip.Addr) error {
-		return inside(func() error { return conn.WriteTo(m, nil, to) })
+		return r.inside(func() error { return conn.WriteTo(m, nil, to) })
 	}
-	g.Go(func() error { return advertise(ctx, send, iface.HardwareAddr) })
-	g.Go(func() error { return l.hear(conn) })
+	g.Go(func() error { return l.advertise(ctx, send, iface.HardwareAddr) })
+	g.Go(func() error { return l.hear(conn, r) })
 	return g.Wait()
 }
 
-// hear takes the sender of the last router advertisement for the router.
-func (l *link) hear(conn *ndp.Conn) error {
+// hear hears the routers on the link.
+func (l *link) hear(conn *ndp.Conn, r *routers) error {
 	for {
 		m, control, from, err := conn.ReadFrom()
 		if err != nil {
@@ -165,18 +267,25 @@ func (l *link) hear(conn *ndp.Conn) error {
 			continue
 		}
 		router := from.WithZone(l.name)
-		if before := l.router.Swap(&router); before == nil || *before != router {
+		changed, rival := l.router.hear(router, time.Now())
+		if changed {
 			l.changes.Notify()
+			r.found()
+		}
+		if rival {
+			r.log.Warn("another router advertises itself on the interface of an unnumbered BGP peer, and is ignored while the first one lives",
+				"interface", l.name, "router", l.router.get(), "ignored", router)
 		}
 	}
 }
 
-// advertise asks for routers and advertises the node until ctx ends.
-func advertise(ctx context.Context, send func(ndp.Message, netip.Addr) error, mac net.HardwareAddr) error {
+// advertise asks for routers, while none is certain, and advertises the node
+// until ctx ends.
+func (l *link) advertise(ctx context.Context, send func(ndp.Message, netip.Addr) error, mac net.HardwareAddr) error {
 	address := []ndp.Option{&ndp.LinkLayerAddress{Direction: ndp.Source, Addr: mac}}
 	for i := 0; ; i++ {
 		pause := advertiseAfter
-		if i < firstAdvertisements {
+		if i < firstAdvertisements || l.router.doubted() {
 			pause = firstAdvertiseAfter
 			if err := send(&ndp.RouterSolicitation{Options: address}, netip.IPv6LinkLocalAllRouters()); err != nil {
 				return fmt.Errorf("ask for routers: %w", err)
@@ -189,6 +298,12 @@ func advertise(ctx context.Context, send func(ndp.Message, netip.Addr) error, ma
 		case <-ctx.Done():
 			return nil
 		case <-time.After(pause):
+		case <-l.ask:
+			select { // not faster than once a second, however fast sessions end
+			case <-ctx.Done():
+				return nil
+			case <-time.After(firstAdvertiseAfter):
+			}
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -55,9 +56,9 @@ func (t *target) wire() wire {
 
 // differs returns why a session must end for the next target; nil: it need not.
 func (t *target) differs(next *target) *failure {
-	switch {
-	case next.held() != nil:
-		return next.held()
+	switch held := next.held(); {
+	case held != nil && held.cause != causeConnection: // that its router cannot connect ends no session that is up
+		return held
 	case t.password != next.password:
 		return ending(causePassword, false)
 	case t.wire() != next.wire():
@@ -80,7 +81,7 @@ type session struct {
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
 	targets  chan target
-	accepted chan net.Conn
+	accepted chan *net.TCPConn
 	steps    chan Peer
 
 	latest      atomic.Pointer[target] // for what may change in a session that is up
@@ -93,6 +94,10 @@ type session struct {
 	was     bool      // established before
 	short   int       // sessions in a row that did not last
 	shortAt time.Time // when the last of them ended
+
+	introduction  *introduction // nil: none
+	introductions sync.WaitGroup
+	next          *arrival // takes the place of the session that ended
 }
 
 func newSession(a *Announcer, name string, t target) *session {
@@ -101,7 +106,7 @@ func newSession(a *Announcer, name string, t target) *session {
 		log:      a.log.With("peer", name),
 		rib:      newRIB(name),
 		targets:  make(chan target, 1),
-		accepted: make(chan net.Conn, 1),
+		accepted: make(chan *net.TCPConn, 1),
 		steps:    make(chan Peer),
 	}
 	s.ctx, s.cancel = context.WithCancelCause(a.ctx)
@@ -122,7 +127,7 @@ func (s *session) tell(t target) {
 
 // accept takes a connection that the router opened. Of several that wait, the
 // last is the one that the router knows of.
-func (s *session) accept(conn net.Conn) {
+func (s *session) accept(conn *net.TCPConn) {
 	for {
 		select {
 		case s.accepted <- conn:
@@ -139,6 +144,8 @@ func (s *session) accept(conn net.Conn) {
 // run keeps the session until its context ends.
 func (s *session) run() {
 	defer func() {
+		s.forgetConnections()
+		s.introductions.Wait()
 		select {
 		case conn := <-s.accepted:
 			conn.Close()
@@ -161,7 +168,7 @@ func (s *session) run() {
 // wait waits until there is to be an attempt: the peer may be talked to, and the
 // pause is over or the router has connected. It returns false when the session
 // is not to be any more.
-func (s *session) wait(t *target, pause time.Duration) (net.Conn, bool) {
+func (s *session) wait(t *target, pause time.Duration) (*arrival, bool) {
 	due := time.After(pause)
 	for s.ctx.Err() == nil {
 		why := t.held()
@@ -169,6 +176,11 @@ func (s *session) wait(t *target, pause time.Duration) (net.Conn, bool) {
 		if why != nil {
 			s.fail(why)
 			ready, accepted = nil, nil
+			s.forgetConnections()
+		} else if s.next != nil {
+			next := s.next
+			s.next = nil
+			return next, true
 		} else if t.Peer.Passive {
 			s.step(Peer{State: Active, Address: t.Peer.Address})
 			ready = nil
@@ -179,11 +191,15 @@ func (s *session) wait(t *target, pause time.Duration) (net.Conn, bool) {
 		case next := <-s.targets:
 			if t.held() != nil || t.differs(&next) != nil {
 				due = time.After(0)
+				s.forgetConnections()
 			}
 			*t = next
 			s.latest.Store(&next)
 		case conn := <-accepted:
-			return conn, true
+			s.dismiss()
+			return &arrival{conn: conn}, true
+		case open := <-s.introduced():
+			s.conclude(open)
 		case <-ready:
 			return nil, true
 		}
@@ -193,12 +209,20 @@ func (s *session) wait(t *target, pause time.Duration) (net.Conn, bool) {
 
 // attempt opens a session and keeps it while the target lasts. It returns how
 // long to pause.
-func (s *session) attempt(t *target, conn net.Conn) time.Duration {
+func (s *session) attempt(t *target, from *arrival) time.Duration {
 	ctx, cancel := context.WithCancelCause(s.ctx)
 	defer cancel(nil)
 	ended := make(chan error, 1)
-	fixed, accepted := *t, s.accepted
-	go func() { ended <- s.talk(ctx, &fixed, conn) }()
+	fixed := *t
+	ours, err := s.ourOpen(&fixed)
+	if err != nil {
+		if from != nil {
+			from.conn.Close()
+		}
+		s.ended(err)
+		return s.pause(t, 0)
+	}
+	go func() { ended <- s.talk(ctx, &fixed, from, ours) }()
 	for {
 		select {
 		case <-ctx.Done(): // we end it
@@ -210,12 +234,15 @@ func (s *session) attempt(t *target, conn net.Conn) time.Duration {
 			*t = next
 			s.latest.Store(&next)
 			if why != nil {
+				s.forgetConnections()
 				cancel(why)
 			}
-		case again := <-accepted: // for the next attempt
-			cancel(ending(causeReplaced, false))
-			s.accept(again)
-			accepted = nil
+		case again := <-s.accepted:
+			s.introduce(*t, again)
+		case open := <-s.introduced():
+			if s.conclude(open) {
+				cancel(ending(causeReplaced, false))
+			}
 		case step := <-s.steps:
 			s.step(step)
 		case err := <-ended:

@@ -36,7 +36,8 @@ const (
 // Peer is what the announcer knows of a peer at one moment.
 type Peer struct {
 	Name string
-	// Address is the router's, of an unnumbered peer once it was found.
+	// Address is the router's, of an unnumbered peer once it was found, whatever
+	// the state: what watches the router may have to come before the session.
 	Address netip.Addr
 	State   State
 	// Since is when the session came up or went down last.
@@ -78,6 +79,9 @@ func (a *Announcer) Peers() []Peer {
 		p := *s.state.Load()
 		if p.State == Established {
 			p.Advertised, p.Withheld = s.rib.count()
+		}
+		if t := s.latest.Load(); p.State != Established && t != nil && t.Peer.Interface != "" {
+			p.Address = a.routers.known(t.Peer.Interface)
 		}
 		p.Dropped = s.received.Load()
 		all = append(all, p)

@@ -31,13 +31,20 @@ const (
 
 // talk is one session from its connection to its end. It sends its progress to
 // steps.
-func (s *session) talk(ctx context.Context, t *target, conn net.Conn) error {
-	conn, router, err := s.connect(ctx, t, conn)
+func (s *session) talk(ctx context.Context, t *target, from *arrival, ours []byte) error {
+	conn, router, err := s.connect(ctx, t, from)
+	if t.Peer.Interface != "" {
+		defer s.announcer.routers.doubt(t.Peer.Interface, router)
+	}
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	n, err := s.open(ctx, t, conn, router)
+	var open []byte
+	if from != nil {
+		open = from.open
+	}
+	n, err := s.open(ctx, t, conn, router, ours, open)
 	if err != nil {
 		s.say(conn, err, n)
 		return err
@@ -53,6 +60,9 @@ func (s *session) talk(ctx context.Context, t *target, conn net.Conn) error {
 	if !s.progress(ctx, up) {
 		err = context.Cause(ctx)
 	} else {
+		if t.Peer.Interface != "" {
+			s.announcer.routers.confirm(t.Peer.Interface, router)
+		}
 		err = s.established(ctx, conn, n, e)
 	}
 	s.say(conn, err, n)
@@ -91,17 +101,14 @@ func (s *session) progress(ctx context.Context, to Peer) bool {
 }
 
 // connect returns a connection with the router, and the router's address.
-func (s *session) connect(ctx context.Context, t *target, conn net.Conn) (net.Conn, netip.Addr, error) {
+func (s *session) connect(ctx context.Context, t *target, from *arrival) (net.Conn, netip.Addr, error) {
 	router := t.Peer.Address
-	if conn != nil {
-		c, err := conn.(*net.TCPConn).SyscallConn()
-		if err == nil {
-			err = onSocket(c, func(fd int) error { return setTTL(fd, router, t) })
-		}
+	if from != nil {
+		err := setTTLOf(from.conn, router, t)
 		if err != nil {
-			conn.Close()
+			from.conn.Close()
 		}
-		return conn, router, err
+		return from.conn, router, err
 	}
 	s.progress(ctx, Peer{State: Connect, Address: router})
 	if t.Peer.Interface != "" {
@@ -119,11 +126,11 @@ func (s *session) connect(ctx context.Context, t *target, conn net.Conn) (net.Co
 	return conn, router, nil
 }
 
-// open exchanges OPENs.
-func (s *session) open(ctx context.Context, t *target, conn net.Conn, router netip.Addr) (negotiated, error) {
+// open exchanges OPENs. theirs is the router's if that has been done already.
+func (s *session) open(ctx context.Context, t *target, conn net.Conn, router netip.Addr, ours, theirs []byte) (negotiated, error) {
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
-	n, err := s.exchange(ctx, t, conn, router)
+	n, err := s.exchange(ctx, t, conn, router, ours, theirs)
 	switch {
 	case ctx.Err() != nil:
 		err = context.Cause(ctx)
@@ -140,23 +147,22 @@ func (s *session) open(ctx context.Context, t *target, conn net.Conn, router net
 	return n, err
 }
 
-func (s *session) exchange(ctx context.Context, t *target, conn net.Conn, router netip.Addr) (n negotiated, err error) {
-	ours, err := openOf(t, router.Is6(), s.announcer.options.Restarting && !s.was, s.announcer.options.Restarting || s.was)
-	if err != nil {
-		return n, err
-	}
+func (s *session) exchange(ctx context.Context, t *target, conn net.Conn, router netip.Addr, ours, theirs []byte) (n negotiated, err error) {
 	if err := conn.SetDeadline(time.Now().Add(openTimeout)); err != nil {
 		return n, err
 	}
-	if _, err := conn.Write(ours); err != nil {
-		return n, err
+	if theirs == nil {
+		if _, err := conn.Write(ours); err != nil {
+			return n, err
+		}
+		s.progress(ctx, Peer{State: OpenSent, Address: router})
+		m, err := expect(conn, packet.BGP_MSG_OPEN, packet.BGP_ERROR_SUB_RECEIVE_UNEXPECTED_MESSAGE_IN_OPENSENT_STATE)
+		if err != nil {
+			return n, err
+		}
+		theirs = m.body
 	}
-	s.progress(ctx, Peer{State: OpenSent, Address: router})
-	m, err := expect(conn, packet.BGP_MSG_OPEN, packet.BGP_ERROR_SUB_RECEIVE_UNEXPECTED_MESSAGE_IN_OPENSENT_STATE)
-	if err != nil {
-		return n, err
-	}
-	if n, err = negotiate(t, m.body); err != nil {
+	if n, err = negotiate(t, theirs); err != nil {
 		return n, err
 	}
 	if n.holdTime > 0 && n.holdTime < openTimeout {
