@@ -135,6 +135,9 @@ func (p *port) contend(q *queue, c contention) {
 	case c.kind == foreign:
 		q.enter(c.ownership, stepDefence, defence)
 		return
+	case c.kind == higher:
+		q.challenge(c.ownership, c.by)
+		return
 	case c.kind == yielded:
 		q.enter(c.ownership, stepPoll, pollInterval)
 	case p.whole.Load():
@@ -185,6 +188,8 @@ func (p *port) take(q *queue, t *turn) [][]byte {
 		return p.ask(q, t)
 	case t.step == stepPoll:
 		return p.poll(q, t.ownership)
+	case t.step == stepChallenge:
+		return p.challenge(q, *t)
 	case t.step == stepRecheck:
 		p.holds.recheck(t.ownership)
 		q.enter(t.ownership, stepProbe, 0)
@@ -274,7 +279,7 @@ func (p *port) poll(q *queue, o *ownership) [][]byte {
 			"vip", o.vip, "interface", p.key.name, "hardware_addr", h.by)
 	}
 	q.enter(o, stepPoll, pollInterval)
-	return [][]byte{p.key.protocol.probe(p.statement(o), h.by)}
+	return [][]byte{p.question(o, h.by)}
 }
 
 // tell sends the frames of a turn, unless the VIP was withdrawn, withheld,
@@ -312,7 +317,7 @@ type contention struct {
 	kind claimant
 	// Of a shared VIP:
 	client clients.Client // gained
-	by     mac            // who asked
+	by     mac            // who asked; of any VIP: who claims it
 	joins  bool           // it has just come
 }
 
@@ -323,6 +328,7 @@ const (
 	nothing claimant = iota // that anything follows from
 	foreign                 // a host that is none of ours
 	lower                   // a speaker of this cluster that ranks below us
+	higher                  // one that ranks above us, says a seal that may be recorded
 	yielded                 // one that ranks above us, to which we yielded
 
 	// Of a VIP that is shared nobody claims more than a part.
@@ -331,6 +337,10 @@ const (
 	gained  // a client
 	lost    // a client
 )
+
+// maxContentions bounds what waits: more than all VIPs of a node, and hosts on a
+// segment. What does not fit is said again.
+const maxContentions = 1 << 16
 
 // inbox holds the contentions that the announcing task has not seen, each once:
 // whoever receives does not wait for it, however many come.
@@ -344,7 +354,7 @@ type inbox struct {
 func (i *inbox) put(c contention) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if i.has[c] {
+	if i.has[c] || len(i.all) >= maxContentions {
 		return
 	}
 	if i.has == nil {
@@ -370,7 +380,8 @@ type turn struct {
 	// Of a shared VIP:
 	joins  bool           // asks all for their clients
 	client clients.Client // to tell, or to tell of
-	to     mac            // whom of it
+	to     mac            // whom of it; of any VIP: who is asked
+	asked  int            // how often it was
 }
 
 // The steps after the schedule.
@@ -388,7 +399,9 @@ const (
 	stepRecheck = stepProbed + 1
 	stepPoll    = stepRecheck + 1
 	stepBrief   = stepPoll + 1
-	steps       = stepBrief + 1
+
+	stepChallenge = stepBrief + 1
+	steps         = stepChallenge + 1
 )
 
 // queue orders what is to be sent. Each step is a line whose first turn is due
@@ -400,9 +413,13 @@ type queue struct {
 	ring    []*ownership       // whose turn for a beacon it is
 	round   time.Time          // of the last one
 	polls   *rate.Limiter
-	sharers map[mac]bool // the others, of any VIP, that were heard
-	hearing hearing
-	now     chan time.Time // closed
+	// challenges bounds the questions, challenged counts the speakers that are
+	// asked about a VIP.
+	challenges *rate.Limiter
+	challenged map[*ownership]int
+	sharers    map[mac]bool // the others, of any VIP, that were heard
+	hearing    hearing
+	now        chan time.Time // closed
 }
 
 // line is a place in one of the queue's lines.
@@ -417,7 +434,8 @@ type line struct {
 func newQueue() *queue {
 	now := make(chan time.Time)
 	close(now)
-	return &queue{now: now, waiting: map[line]bool{}, resumed: map[*ownership]int{}, polls: rate.NewLimiter(pollsPerSecond, pollsPerSecond/10), sharers: map[mac]bool{}}
+	return &queue{now: now, waiting: map[line]bool{}, resumed: map[*ownership]int{}, sharers: map[mac]bool{}, challenged: map[*ownership]int{},
+		polls: rate.NewLimiter(pollsPerSecond, pollsPerSecond/10), challenges: rate.NewLimiter(challengesPerSecond, challengesPerSecond/2)}
 }
 
 // enter enters one turn.
@@ -435,7 +453,7 @@ func (q *queue) once(o *ownership, step int, wait time.Duration) {
 
 // disputed reports whether somebody else claimed the VIP just now.
 func (q *queue) disputed(o *ownership) bool {
-	return q.waiting[line{ownership: o, step: stepCorrection}] || q.waiting[line{ownership: o, step: stepLag}]
+	return q.challenged[o] > 0 || q.waiting[line{ownership: o, step: stepCorrection}] || q.waiting[line{ownership: o, step: stepLag}]
 }
 
 // resume has the VIP announced as if it were new.
@@ -472,6 +490,11 @@ func (q *queue) pop() turn {
 	t := (*next)[0]
 	*next = (*next)[1:]
 	delete(q.waiting, line{t.ownership, t.step, t.client, t.to})
+	if t.step == stepChallenge {
+		if q.challenged[t.ownership]--; q.challenged[t.ownership] == 0 {
+			delete(q.challenged, t.ownership)
+		}
+	}
 	return t
 }
 

@@ -1,15 +1,19 @@
 package layer2
 
 import (
+	"net"
 	"net/netip"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/mdlayher/packet"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/pkg/testnet"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -62,6 +66,67 @@ func TestSplitBrainReal(t *testing.T) {
 	})
 	t.Logf("healed in %v", time.Since(healed))
 	assert.Equal(t, []string{home.mac("eth0").String()}, answerers(t, client, vipA))
+}
+
+// A host on the segment records what a speaker announces, and repeats it when another
+// one has the VIP. That one goes on to answer, and reports a conflict.
+func TestRecordedClaimReal(t *testing.T) {
+	t.Parallel()
+	s := testnet.NewSegment(t, 3)
+	first, second, client := startNode(t, s.Hosts[0], nil), startNode(t, s.Hosts[1], nil), s.Hosts[2]
+	for _, h := range s.Hosts {
+		settled(t, h, "eth0")
+	}
+	var iface *net.Interface
+	conns := map[int]net.PacketConn{}
+	require.NoError(t, client.Do(func() (err error) {
+		if iface, err = net.InterfaceByName("eth0"); err != nil {
+			return err
+		}
+		for _, etherType := range []int{unix.ETH_P_ARP, unix.ETH_P_IPV6} {
+			if conns[etherType], err = packet.Listen(iface, packet.Raw, etherType, nil); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	from := first.mac("eth0")
+	recorded := map[int][]byte{}
+	first.set(map[netip.Addr]plan.Layer2{vipA: {Home: true}, vip6: {Home: true}})
+	for etherType, conn := range conns {
+		t.Cleanup(func() { conn.Close() })
+		for frame := make([]byte, 1514); recorded[etherType] == nil; {
+			n, _, err := conn.ReadFrom(frame)
+			require.NoError(t, err)
+			p := protocol(arp{})
+			if etherType == unix.ETH_P_IPV6 {
+				p = ndp{}
+			}
+			if m, ok := p.parse(frame[:n]); ok && m.via == from && m.claims.IsValid() && m.seal != (seal.Seal{}) {
+				recorded[etherType] = slices.Clone(frame[:n])
+			}
+		}
+	}
+	first.set(nil)
+	second.set(everywhere(vipA, vip6))
+	eventually(t, "announced", func() bool {
+		return !slices.ContainsFunc(second.Status().VIPs, func(v VIPStatus) bool { return len(v.Interfaces) == 0 })
+	})
+	for repeated := 0; repeated < 50 || len(second.Conflicts()) < 2; repeated++ {
+		require.Less(t, repeated, 500, "conflicts: %+v", second.Conflicts())
+		for etherType, conn := range conns {
+			_, err := conn.WriteTo(recorded[etherType], &packet.Addr{HardwareAddr: net.HardwareAddr(recorded[etherType][:6])})
+			require.NoError(t, err)
+		}
+		time.Sleep(20 * time.Millisecond) // the pace of whoever repeats
+		for _, v := range second.Status().VIPs {
+			require.Len(t, v.Interfaces, 1, "silenced: %+v", v)
+		}
+	}
+	for _, c := range second.Conflicts() {
+		assert.True(t, c.Silent && c.Announced && c.HardwareAddr == from.String(), "%+v", c)
+	}
+	assert.Equal(t, []string{second.mac("eth0").String()}, answerers(t, client, vipA))
 }
 
 // A kernel has the new addresses already. The speaker sees that and leaves them

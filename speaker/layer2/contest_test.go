@@ -573,6 +573,12 @@ func TestClaimsWithTwoKeys(t *testing.T) {
 				w, stop := newWorld(t, func(o *Options) { o.Keys = keys(has...) }, eth(1, "eth0"))
 				w.set(claimed(false, vipA))
 				w.after(time.Minute)
+				w.wire = func(name string, frame []byte) { // the other one answers
+					if m, _ := (arp{}).parse(frame); m.to == clientMAC && m.probes() {
+						s := statement{clientMAC, vipA, other.Numbered(vipA, clientMAC, true, m.seal.Nonce())}
+						go w.receive(name, arp{}.answer(s, m))
+					}
+				}
 				w.receive("eth0", arp{}.announce(statement{clientMAC, vipA, other.Seal(vipA, clientMAC, true)}, true)[0])
 				synctest.Wait()
 				assert.Empty(t, w.Conflicts(), "%s of %q", other, has)
@@ -581,6 +587,90 @@ func TestClaimsWithTwoKeys(t *testing.T) {
 			})
 		}
 	}
+}
+
+// Whoever repeats each second what the VIP's owner of yesterday announced, its probes
+// and its answers to questions silences nobody, and is reported.
+func TestRecordedClaimSilencesNobody(t *testing.T) {
+	t.Parallel()
+	for _, vip := range []netip.Addr{vipA, vip6} {
+		t.Run(vip.String(), func(t *testing.T) {
+			t.Parallel()
+			onSegment(t, 2, func(t *testing.T, s *segment) {
+				name := "eth0"
+				if vip.Is6() {
+					name = "eth0 IPv6"
+				}
+				s.speakers[1].set(claimed(true, vip))
+				s.speakers[0].set(claimed(false, vip)) // asks, and is answered
+				time.Sleep(10 * time.Second)
+				require.Equal(t, []int{1}, s.owners(vip))
+				var recorded [][]byte
+				for _, f := range s.heard() {
+					if mac(f.bytes[offEtherSource:]) == s.macs[1] {
+						recorded = append(recorded, f.bytes)
+					}
+				}
+				require.Greater(t, len(recorded), 10)
+				s.speakers[1].set(nil)
+				s.speakers[0].set(nil)
+				s.speakers[0].set(claimed(false, vip))
+				time.Sleep(3 * nonceLife)
+				w := s.speakers[0]
+				w.take()
+				for second := range 60 {
+					for _, f := range recorded {
+						w.receive(name, f)
+					}
+					require.Equal(t, []int{0}, s.owners(vip), "after %d s", second)
+					time.Sleep(time.Second)
+				}
+				require.Len(t, w.Conflicts(), 1)
+				c := w.Conflicts()[0]
+				assert.Equal(t, Conflict{VIP: vip, Interface: "eth0", HardwareAddr: s.macs[1].String(), Silent: true, Announced: true, Seen: c.Seen}, c)
+				assert.NotZero(t, testutil.ToFloat64(w.metrics.conflicts.WithLabelValues("eth0", family(vip))))
+				assert.Contains(t, w.log.String(), "somebody claims a VIP in the name of another speaker")
+				questions, announcements := 0, 0
+				for _, f := range w.take() {
+					if mac(f.bytes[:6]) == s.macs[1] {
+						questions++
+					} else {
+						announcements++
+					}
+				}
+				assert.LessOrEqual(t, questions, int(time.Minute/challengeWait), "questions")
+				assert.NotZero(t, announcements, "clients are told where the VIP is")
+				assert.LessOrEqual(t, announcements, 2*int(time.Minute/defendInterval)+2)
+			})
+		})
+	}
+}
+
+func family(vip netip.Addr) string { return protocolOf(vip).family() }
+
+// Questions to speakers that claim VIPs are bounded.
+func TestQuestionsAreBounded(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(t *testing.T, w *world) {
+		want := everywhere()
+		for vip := netip.MustParseAddr("198.19.0.0"); len(want) < 2*challengesPerSecond; vip = vip.Next() {
+			want[vip] = plan.Layer2{}
+		}
+		w.set(want)
+		w.after(time.Minute)
+		var claims [][]byte
+		for vip := range want {
+			claims = append(claims, arp{}.announce(statement{clientMAC, vip, seal.Key("the cluster's").Seal(vip, clientMAC, true)}, false)[0])
+		}
+		for range 3 {
+			for _, c := range claims {
+				w.receive("eth0", c)
+			}
+		}
+		asked := slices.DeleteFunc(w.after(time.Second), func(f frame) bool { return mac(f.bytes[:6]) != clientMAC })
+		assert.LessOrEqual(t, len(asked), challengesPerSecond+challengesPerSecond/2)
+		assert.NotEmpty(t, asked)
+	}, eth(1, "eth0"))
 }
 
 // A host that answers for every address fills no memory.

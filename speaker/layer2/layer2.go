@@ -448,6 +448,9 @@ func (a *Announcer) reportConflict(o *ownership, c Conflict) (first bool) {
 		if !c.Announced {
 			message = who + " has the address of a VIP: not announced; find the host by its hardware address, or exclude the address from the pool"
 		}
+		if c.Silent {
+			message = "somebody claims a VIP in the name of another speaker, which does not answer for it: a recorded packet is repeated on the segment, or nothing reaches that speaker"
+		}
 		a.log.Warn(message, "vip", c.VIP, "interface", c.Interface, "hardware_addr", c.HardwareAddr)
 	}
 	a.conflicts.note(c)

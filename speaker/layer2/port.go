@@ -56,6 +56,7 @@ type port struct {
 	own      *atomic.Pointer[map[mac]bool]
 	log      *slog.Logger
 	seals    seal.Keys
+	nonces   *nonces
 	whole    *atomic.Bool // no speaker is lost
 	conflict func(*ownership, Conflict) (first bool)
 	freed    func(*ownership) // nobody else has the VIP
@@ -110,6 +111,7 @@ func (a *Announcer) open(ctx context.Context, key portKey, vips owned) error {
 		own:       &a.own,
 		log:       a.log,
 		seals:     a.seals,
+		nonces:    newNonces(),
 		whole:     &a.whole,
 		conflict:  a.reportConflict,
 		freed:     a.noteFree,
@@ -237,8 +239,9 @@ func (p *port) hear(m message) contention {
 	return contention{}
 }
 
-// judge decides what follows from somebody else's claim. He may be a speaker
-// of this cluster; then the better claim counts, on both sides.
+// judge decides what follows from somebody else's claim. It may be that of a
+// speaker of this cluster; then the better claim counts, on both sides, once the
+// speaker has answered a question.
 func (p *port) judge(o *ownership, m message) contention {
 	h, held := p.holds.get(o)
 	switch {
@@ -249,10 +252,10 @@ func (p *port) judge(o *ownership, m message) contention {
 			return contention{ownership: o, kind: foreign}
 		}
 	case o.shared(): // it was not shared before
+	case m.seal.Nonce() != (seal.Nonce{}):
+		return p.believe(o, m)
 	case m.seal.Outranks(p.statement(o).seal):
-		if p.holds.yield(o, m.from) {
-			return contention{ownership: o, kind: yielded}
-		}
+		return p.doubt(o, m)
 	case !held || h.reason == Probing:
 		return contention{ownership: o, kind: lower}
 	}
@@ -267,7 +270,7 @@ func (p *port) reply(o *ownership, m message) contention {
 	if o.leaving.left(p.key) || o.shared() && p.siblings[m.from] {
 		return contention{}
 	}
-	_, held := p.holds.get(o)
+	h, held := p.holds.get(o)
 	known := m.probes() && p.knows(m, o)
 	if o.leaving.is() && (held || known) {
 		return contention{} // a speaker that yields to us is to have it
@@ -279,7 +282,8 @@ func (p *port) reply(o *ownership, m message) contention {
 		case !m.probes():
 		case !known:
 			p.report(o, m, false)
-		case m.seal.Outranks(p.statement(o).seal) && p.holds.yield(o, m.from):
+		case m.seal.Nonce() != (seal.Nonce{}): // who is silent has no answer
+		case m.seal.Outranks(p.statement(o).seal) && h.reason != Yielded && p.holds.yield(o, m.from):
 			return contention{ownership: o, kind: yielded}
 		}
 		return contention{}
@@ -291,6 +295,9 @@ func (p *port) reply(o *ownership, m message) contention {
 	s := statement{self: p.key.mac, vip: o.vip}
 	if m.probes() && m.seal != (seal.Seal{}) { // a speaker's
 		s = p.statement(o)
+		if n := m.seal.Nonce(); known && n != (seal.Nonce{}) {
+			s.seal = p.seals.Numbered(o.vip, p.key.mac, o.home.Load(), n)
+		}
 	}
 	answer := p.key.protocol.answer(s, m)
 	if o.shared() {

@@ -77,7 +77,13 @@ func (p *port) divide(changed []*ownership) {
 
 // sharer reports whether another speaker says m of a VIP that is shared.
 func (p *port) sharer(o *ownership, m message) bool {
-	return o.shared() && m.seal != (seal.Seal{}) && p.seals.Valid(m.seal, o.vip, m.via)
+	switch {
+	case !o.shared() || m.seal == (seal.Seal{}):
+		return false
+	case m.probes():
+		return p.seals.Valid(m.seal, o.vip, m.via)
+	}
+	return p.seals.Repeats(m.seal, o.vip, m.via, seal.Client{Hardware: m.from, Addr: m.claims})
 }
 
 // consult deals with what another sharer says: it asks for clients, or tells of
@@ -161,7 +167,9 @@ func (p *port) share(q *queue, t turn) [][]byte {
 		t.leaving.inherited(p.key, t.to, len(part.sharers)-1)
 		return [][]byte{p.key.protocol.probe(p.statement(t.ownership), t.to)}
 	case t.step == stepBrief:
-		return [][]byte{p.key.protocol.repeat(p.statement(t.ownership), t.client, t.to)}
+		s := p.statement(t.ownership)
+		s.seal = p.seals.Repeating(t.vip, p.key.mac, seal.Client{Hardware: t.client.Hardware, Addr: t.client.Addr})
+		return [][]byte{p.key.protocol.repeat(s, t.client, t.to)}
 	case t.step >= sharedSteps:
 		delete(q.resumed, t.ownership)
 		return nil
@@ -205,7 +213,7 @@ const correctAgain = time.Second
 // correct enters that a client is to be told, as soon as possible, unless that is
 // waiting.
 func (q *queue) correct(o *ownership, c clients.Client) {
-	if at := (line{ownership: o, step: stepClient, client: c}); !q.waiting[at] {
+	if at := (line{ownership: o, step: stepClient, client: c}); !q.waiting[at] && len(q.lines[stepClient]) < maxContentions {
 		q.waiting[at] = true
 		q.lines[stepClient] = append(q.lines[stepClient], turn{ownership: o, step: stepClient, client: c})
 	}

@@ -566,6 +566,48 @@ func TestQuestionWhileProbing(t *testing.T) {
 	}, eth(1, "eth0"))
 }
 
+// repeated is the frame in which a sharer repeats what a client asked.
+func repeated(from mac, vip netip.Addr, c clients.Client, to mac) []byte {
+	s := statement{from, vip, seal.Key("the cluster's").Repeating(vip, from, seal.Client{Hardware: c.Hardware, Addr: c.Addr})}
+	return protocolOf(vip).repeat(s, c, to)
+}
+
+// A recorded seal tells of the client that it was made for, and of no other.
+func TestForgedClientsAreNotTold(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w, stop := newWorld(t, func(o *Options) { o.Node = nodeName(0) }, eth(1, "eth0"))
+		w.set(map[netip.Addr]plan.Layer2{vipA: {Sharers: names([]int{0})}})
+		w.after(time.Minute)
+		other, self := mac{2, 0, 0, 0, 0, 2}, hardwareAddr(eth(1, "eth0").HardwareAddr)
+		f := repeated(other, vipA, clients.Client{Hardware: clientMAC, Addr: clientIP}, self)
+		for i := range 10_000 {
+			forged := slices.Clone(f)
+			copy(forged[offSender:], []byte{2, 0xc, 1, 0, byte(i >> 8), byte(i)})
+			w.receive("eth0", forged)
+		}
+		for _, f := range w.after(time.Minute) {
+			m, ok := arp{}.parse(f.bytes)
+			require.True(t, ok)
+			require.NotEqual(t, m.via, m.to, "%+v", m)
+			require.False(t, m.seal != (seal.Seal{}) && m.claims == vipA && !m.answers && m.asks == vipA, "a forged client is told: %+v", m)
+		}
+		w.receive("eth0", f)
+		assert.NotEmpty(t, w.after(time.Minute), "the client of the seal is told")
+		require.NoError(t, stop())
+	})
+}
+
+// What waits for the task that announces is bounded.
+func TestContentionsAreBounded(t *testing.T) {
+	t.Parallel()
+	i := inbox{news: make(chan struct{}, 1)}
+	for n := range 2 * maxContentions {
+		i.put(contention{kind: gained, client: clients.Client{Hardware: mac{2, 0, 0, byte(n >> 16), byte(n >> 8), byte(n)}}})
+	}
+	assert.Len(t, i.take(), maxContentions)
+}
+
 // Seals can be recorded and repeated: whoever does so has each host told at the pace
 // of all announcements, and nothing grows.
 func TestRepeatedSealsAreAnsweredOnce(t *testing.T) {
@@ -590,7 +632,7 @@ func TestRepeatedSealsAreAnsweredOnce(t *testing.T) {
 		assert.LessOrEqual(t, len(w.after(time.Minute)), meanwhile+2*(hosts+1))
 		var told [][]byte
 		for i := range hosts {
-			f := arp{}.repeat(claimOf(other, vipA), clients.Client{Hardware: mac{2, 0xc, 0, 0, 1, byte(i)}, Addr: clientIP}, nodeMAC)
+			f := repeated(other, vipA, clients.Client{Hardware: mac{2, 0xc, 0, 0, 1, byte(i)}, Addr: clientIP}, nodeMAC)
 			copy(f, eth(1, "eth0").HardwareAddr)
 			told = append(told, f)
 		}

@@ -175,14 +175,18 @@ func (s *state) of(o *ownership) VIPStatus {
 	return v
 }
 
-// Conflict says that a host that is no speaker of this cluster claims a VIP
-// that this node owns.
+// Conflict says that a host claims a VIP that this node owns, and does not prove
+// that it is a speaker of this cluster.
 type Conflict struct {
 	VIP          netip.Addr
 	Interface    string
 	HardwareAddr string
 	// OtherCluster is set if it is a speaker, which has another key.
 	OtherCluster bool
+	// Silent is set if the claim has the seal of a speaker of this cluster, which
+	// does not answer for it: somebody repeats what was recorded, or nothing that is
+	// sent to that speaker arrives.
+	Silent bool
 	// Announced is set if the VIP was announced here already, and so goes on
 	// being announced.
 	Announced bool

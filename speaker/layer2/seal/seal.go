@@ -1,12 +1,13 @@
 // Package seal is what speakers add to the ARP and NDP packets in which they
-// tell or ask who has a VIP. By it the speakers of a cluster know each other's
+// say or ask who has a VIP. By it the speakers of a cluster know each other's
 // packets from those of all other hosts, and two that claim the same VIP know
 // without another word which of them yields, even when nothing but the segment
 // connects them.
 //
 // A seal is valid for one VIP at one hardware address and is made with a key
-// that the speakers share. It proves no more than that: whoever hears it may
-// repeat it, as anybody on the segment may claim any address.
+// that the speakers share. Whoever hears it may repeat it. So a claim is not
+// believed before its speaker has answered a question: the question has a number
+// that nobody can know before, the nonce, and the seal of the answer has it, too.
 package seal
 
 import (
@@ -22,9 +23,15 @@ import (
 // 16 bytes.
 const Size = 14
 
+// The layout: two letters, the version of the format and the flags, the nonce, and
+// the tag.
 const (
-	offFlags = 4
-	offTag   = 6 // byte 5 is zero
+	offVersion = 2
+	offNonce   = 3
+	offTag     = 7
+
+	version = 2 << 4
+	flags   = 0xf
 )
 
 const (
@@ -32,28 +39,42 @@ const (
 	flagHome = 1 << iota
 	// flagJoins is set by a node that has come to share the VIP.
 	flagJoins
+	// flagClient is set where a speaker repeats what a client asked.
+	flagClient
 )
 
-// magic are the first bytes: three letters and the version of the format.
-var magic = []byte("LDS\x01")
+// magic are the first bytes.
+var magic = []byte("LS")
 
 // Seal is a seal in the form that goes over the wire. The zero value is none.
 type Seal [Size]byte
 
+// Nonce is a number that a question has, and its answer. The zero value is none.
+type Nonce [offTag - offNonce]byte
+
+// Client is who asked what a speaker repeats. The zero value is nobody.
+type Client struct {
+	Hardware [6]byte
+	Addr     netip.Addr
+}
+
 // Find returns the seal that b begins with, if there is one.
 func Find(b []byte) (s Seal, ok bool) {
-	if len(b) < Size || !bytes.HasPrefix(b, magic) {
+	if len(b) < Size || !bytes.HasPrefix(b, magic) || b[offVersion]&^flags != version {
 		return Seal{}, false
 	}
 	return Seal(b), true
 }
 
+// Nonce returns the number of the question, or of the question that is answered.
+func (s Seal) Nonce() Nonce { return Nonce(s[offNonce:offTag]) }
+
 // Outranks reports whether the sender of s has the better claim to the VIP
-// than the one of t, if both seals are valid for it: the node that the election
-// prefers to all others, alive or not, and otherwise any of the two, as long as
-// everybody comes to the same answer.
+// than the one of t, if both seals are valid for it and have no nonce: the node
+// that the election prefers to all others, alive or not, and otherwise any of the
+// two, as long as everybody comes to the same answer.
 func (s Seal) Outranks(t Seal) bool {
-	if home, other := s[offFlags]&flagHome, t[offFlags]&flagHome; home != other {
+	if home, other := s[offVersion]&flagHome, t[offVersion]&flagHome; home != other {
 		return home > other
 	}
 	return bytes.Compare(s[offTag:], t[offTag:]) > 0
@@ -68,14 +89,30 @@ func (k Keys) Seal(vip netip.Addr, hardware [6]byte, home bool) Seal {
 	return Key(k()[0]).Seal(vip, hardware, home)
 }
 
+// Numbered returns the seal that Key.Numbered makes.
+func (k Keys) Numbered(vip netip.Addr, hardware [6]byte, home bool, n Nonce) Seal {
+	return Key(k()[0]).Numbered(vip, hardware, home, n)
+}
+
 // Joining returns the seal that Key.Joining makes.
 func (k Keys) Joining(vip netip.Addr, hardware [6]byte) Seal {
 	return Key(k()[0]).Joining(vip, hardware)
 }
 
+// Repeating returns the seal that Key.Repeating makes.
+func (k Keys) Repeating(vip netip.Addr, hardware [6]byte, c Client) Seal {
+	return Key(k()[0]).Repeating(vip, hardware, c)
+}
+
 // Valid reports whether the seal is valid for one of the keys.
 func (k Keys) Valid(s Seal, vip netip.Addr, hardware [6]byte) bool {
 	return slices.ContainsFunc(k(), func(key []byte) bool { return Key(key).Valid(s, vip, hardware) })
+}
+
+// Repeats reports whether the seal is valid for one of the keys, and for what the
+// client asked.
+func (k Keys) Repeats(s Seal, vip netip.Addr, hardware [6]byte, c Client) bool {
+	return slices.ContainsFunc(k(), func(key []byte) bool { return Key(key).Repeats(s, vip, hardware, c) })
 }
 
 // Key makes and verifies seals.
@@ -84,41 +121,69 @@ type Key []byte
 // Seal returns the seal of the VIP at a hardware address. Home tells whether
 // the node owns the VIP while all nodes are able.
 func (k Key) Seal(vip netip.Addr, hardware [6]byte, home bool) Seal {
+	return k.Numbered(vip, hardware, home, Nonce{})
+}
+
+// Numbered returns the seal of a question, or of the answer to it.
+func (k Key) Numbered(vip netip.Addr, hardware [6]byte, home bool, n Nonce) Seal {
 	if home {
-		return k.seal(flagHome, vip, hardware)
+		return k.seal(flagHome, n, vip, hardware, Client{})
 	}
-	return k.seal(0, vip, hardware)
+	return k.seal(0, n, vip, hardware, Client{})
 }
 
 // Joining returns the seal of a node that has come to share the VIP: it asks the
 // others for their clients.
-func (k Key) Joining(vip netip.Addr, hardware [6]byte) Seal { return k.seal(flagJoins, vip, hardware) }
+func (k Key) Joining(vip netip.Addr, hardware [6]byte) Seal {
+	return k.seal(flagJoins, Nonce{}, vip, hardware, Client{})
+}
 
-func (k Key) seal(flags byte, vip netip.Addr, hardware [6]byte) (s Seal) {
+// Repeating returns the seal of what a client asked.
+func (k Key) Repeating(vip netip.Addr, hardware [6]byte, c Client) Seal {
+	return k.seal(flagClient, Nonce{}, vip, hardware, c)
+}
+
+func (k Key) seal(flags byte, n Nonce, vip netip.Addr, hardware [6]byte, c Client) (s Seal) {
 	copy(s[:], magic)
-	s[offFlags] = flags
-	k.tag(&s, vip, hardware)
+	s[offVersion] = version | flags
+	copy(s[offNonce:], n[:])
+	k.tag(&s, vip, hardware, c)
 	return s
 }
 
 // Joins reports whether the sender has come to share the VIP.
-func (s Seal) Joins() bool { return s[offFlags]&flagJoins != 0 }
+func (s Seal) Joins() bool { return s[offVersion]&flagJoins != 0 }
 
 // Valid reports whether the seal was made with this key for the VIP at the
-// hardware address.
+// hardware address, and repeats no client.
 func (k Key) Valid(s Seal, vip netip.Addr, hardware [6]byte) bool {
+	return s[offVersion]&flagClient == 0 && k.valid(s, vip, hardware, Client{})
+}
+
+// Repeats reports whether the seal was made with this key, by the speaker at the
+// hardware address, for what the client asked.
+func (k Key) Repeats(s Seal, vip netip.Addr, hardware [6]byte, c Client) bool {
+	return s[offVersion]&flagClient != 0 && k.valid(s, vip, hardware, c)
+}
+
+func (k Key) valid(s Seal, vip netip.Addr, hardware [6]byte, c Client) bool {
 	want := s
-	k.tag(&want, vip, hardware)
+	k.tag(&want, vip, hardware, c)
 	return bytes.HasPrefix(s[:], magic) && hmac.Equal(s[:], want[:])
 }
 
 // tag writes the tag of what stands before it.
-func (k Key) tag(s *Seal, vip netip.Addr, hardware [6]byte) {
+func (k Key) tag(s *Seal, vip netip.Addr, hardware [6]byte, c Client) {
 	h := hmac.New(sha256.New, k)
-	address := vip.As16()
+	address, client := vip.As16(), [16]byte{}
+	if c.Addr.IsValid() {
+		client = c.Addr.As16()
+	}
 	h.Write([]byte("lodestone layer-2 seal"))
 	h.Write(s[:offTag])
 	h.Write(address[:])
 	h.Write(hardware[:])
+	h.Write(c.Hardware[:])
+	h.Write(client[:])
 	copy(s[offTag:], h.Sum(nil))
 }

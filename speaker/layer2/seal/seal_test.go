@@ -34,6 +34,31 @@ func TestValid(t *testing.T) {
 	}
 }
 
+// The answer to a question has its number, and what a client asked is sealed with
+// the client.
+func TestNumbersAndClients(t *testing.T) {
+	t.Parallel()
+	n := seal.Nonce{1, 2, 3, 4}
+	s := key.Numbered(vip, here, true, n)
+	assert.Equal(t, n, s.Nonce())
+	assert.True(t, key.Valid(s, vip, here))
+	assert.Zero(t, key.Seal(vip, here, true).Nonce())
+	other := key.Seal(vip, here, true)
+	copy(other[3:], n[:])
+	assert.False(t, key.Valid(other, vip, here), "a number cannot be added")
+
+	c := seal.Client{Hardware: [6]byte{2, 0, 0, 0, 0, 9}, Addr: vip.Next()}
+	r := key.Repeating(vip, here, c)
+	assert.True(t, key.Repeats(r, vip, here, c))
+	assert.False(t, key.Valid(r, vip, here), "it claims nothing")
+	assert.False(t, key.Repeats(s, vip, here, seal.Client{}))
+	c.Hardware[5]++
+	assert.False(t, key.Repeats(r, vip, here, c), "of another client")
+	c.Hardware[5]--
+	c.Addr = c.Addr.Next()
+	assert.False(t, key.Repeats(r, vip, here, c), "of another address")
+}
+
 // While the key is replaced, speakers make seals with different ones. All believe them,
 // and whoever has only a key that is forgotten is a stranger.
 func TestKeys(t *testing.T) {
