@@ -10,10 +10,10 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/debughttp"
 )
 
-// serve takes the secure port over from the framework and serves there what
+// serveHTTPS takes the secure port over from the framework and serves there what
 // the framework would, /readyz and the dashboard. The framework has /healthz alone, for all
 // of it: who waits for the API server would be restarted for it.
-func (p *process) serve(c *config.CompletedConfig) error {
+func (p *process) serveHTTPS(c *config.CompletedConfig) error {
 	secure := c.SecureServing
 	c.SecureServing = nil
 	if secure == nil { // --secure-port=0

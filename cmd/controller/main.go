@@ -4,7 +4,8 @@
 //
 // Differences from the framework's defaults are listed in changedDefaults,
 // with their reasons. Beyond them: Lodestone's own service controller runs in
-// place of the framework's, which can be switched on by name; the
+// place of the framework's, which can be switched on by name and then drives the
+// Services without a class; the
 // framework's webhooks, of which there are none, have no flags and no port, and
 // ours is on the secure port; the leader gives its lease
 // back when it is told to stop.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"net/http"
@@ -58,8 +59,9 @@ type process struct {
 	narrator   *narrator.Narrator
 	events     *kube.Recorder
 	ledger     *servicelb.Ledger
+	services   *servicelb.Controller
+	serve      sync.Once // starts services
 	scope      servicelb.Scope
-	workers    int
 }
 
 func newProcess(stopped context.Context) *process {
@@ -82,6 +84,9 @@ func (p *process) command() (*cobra.Command, error) {
 	for name, constructor := range app.DefaultInitFuncConstructors {
 		controllers[name] = constructor
 	}
+	upstream := controllers[names.ServiceLBController]
+	upstream.Constructor = p.upstreamController(upstream.Constructor)
+	controllers[names.ServiceLBController] = upstream
 	app.ControllersDisabledByDefault.Insert(names.ServiceLBController)
 	cmd := app.NewCloudControllerManagerCommand(opts, p.cloud, controllers, names.CCMControllerAliases(), p.flags.sets(), p.stopped.Done())
 	cmd.Use = "lodestone-controller"
@@ -94,7 +99,10 @@ func (p *process) command() (*cobra.Command, error) {
 func (p *process) cloud(c *config.CompletedConfig) cloudprovider.Interface {
 	p.log = slog.New(logr.ToSlogHandler(klog.Background()))
 	p.scope = servicelb.Scope{Classless: p.flags.handleClassless, Classes: p.flags.classes}
-	p.workers = int(c.ComponentConfig.ServiceController.ConcurrentServiceSyncs)
+	upstream := framework.IsControllerEnabled(names.ServiceLBController, app.ControllersDisabledByDefault, c.ComponentConfig.Generic.Controllers)
+	if upstream && !p.scope.Classless {
+		p.fatal(errors.New("--controllers enables service-lb-controller, which serves only Services without a class, and --handle-classless=false excludes these: remove one of the two"))
+	}
 	err := connect(c)
 	p.fatal(err)
 	own := rest.AddUserAgent(rest.CopyConfig(c.Kubeconfig), servicelb.Name)
@@ -118,10 +126,19 @@ func (p *process) cloud(c *config.CompletedConfig) cloudprovider.Interface {
 	p.ledger = servicelb.NewLedger(p.scope, servicelb.Sources{Config: p.config, Facts: p.facts, NamespaceLabels: p.namespaces.Labels})
 	p.election, err = newElection(c)
 	p.fatal(err)
-	p.fatal(p.serve(c))
+	p.fatal(p.serveHTTPS(c))
+	services := c.SharedInformers.Core().V1().Services()
+	p.fatal(services.Informer().SetTransform(kube.WithoutManagedFields))
+	p.services, err = servicelb.New(servicelb.Options{
+		Ledger: p.ledger, Scope: p.scope, Services: services, Namespaces: p.namespaces,
+		Config: p.config, Facts: p.facts, Book: p.book, Leases: p.leases,
+		API: servicelb.RESTAPI{Client: p.client.CoreV1().RESTClient()}, Events: p.events, Upstream: upstream,
+		Workers: int(c.ComponentConfig.ServiceController.ConcurrentServiceSyncs), Log: p.log,
+	})
+	p.fatal(err)
 
 	cloudprovider.RegisterCloudProvider(provider.Name, func(io.Reader) (cloudprovider.Interface, error) {
-		return ledCloud{provider.New(p.config, p.ledger, p.book, provider.PodRoutes{
+		return ledCloud{provider.New(p.config, p.services, provider.PodRoutes{
 			Client: p.client, Namespace: p.flags.configNamespace, ClusterCIDR: c.ComponentConfig.KubeCloudShared.ClusterCIDR, Log: p.log}), p}, nil
 	})
 	given := c.ComponentConfig.KubeCloudShared.CloudProvider
@@ -155,22 +172,28 @@ func (p *process) fatal(err error) {
 }
 
 // serviceController implements app.InitFuncConstructor.
-func (p *process) serviceController(_ app.ControllerInitContext, c *config.CompletedConfig, _ cloudprovider.Interface) app.InitFunc {
+func (p *process) serviceController(app.ControllerInitContext, *config.CompletedConfig, cloudprovider.Interface) app.InitFunc {
 	return func(context.Context, framework.ControllerContext) (controller.Interface, bool, error) {
-		services := c.SharedInformers.Core().V1().Services()
-		if err := services.Informer().SetTransform(kube.WithoutManagedFields); err != nil {
-			return nil, false, err
-		}
-		ctl, err := servicelb.New(servicelb.Options{
-			Ledger: p.ledger, Scope: p.scope, Services: services, Namespaces: p.namespaces,
-			Config: p.config, Facts: p.facts, Book: p.book, Leases: p.leases,
-			API: servicelb.RESTAPI{Client: p.client.CoreV1().RESTClient()}, Events: p.events, Workers: p.workers, Log: p.log,
-		})
-		if err != nil {
-			return nil, false, err
-		}
-		legacyregistry.RawMustRegister(ctl)
-		p.start(ctl.Run)
-		return ctl, true, nil
+		p.startServices()
+		return p.services, true, nil
 	}
+}
+
+// upstreamController makes the constructor of Kubernetes' own service controller start
+// ours, too, which does what that one has no call for.
+func (p *process) upstreamController(construct app.InitFuncConstructor) app.InitFuncConstructor {
+	return func(i app.ControllerInitContext, c *config.CompletedConfig, cloud cloudprovider.Interface) app.InitFunc {
+		start := construct(i, c, cloud)
+		return func(ctx context.Context, f framework.ControllerContext) (controller.Interface, bool, error) {
+			p.startServices()
+			return start(ctx, f)
+		}
+	}
+}
+
+func (p *process) startServices() {
+	p.serve.Do(func() {
+		legacyregistry.RawMustRegister(p.services)
+		p.start(p.services.Run)
+	})
 }

@@ -47,7 +47,7 @@ func TestInstanceMetadata(t *testing.T) {
 			if tt.provided != "" {
 				tt.node.Annotations = map[string]string{cloudproviderapi.AnnotationAlphaProvidedIPAddr: tt.provided}
 			}
-			instances, _ := provider.New(parse(t, machines), nil, nil, provider.PodRoutes{}).InstancesV2()
+			instances, _ := provider.New(parse(t, machines), nil, provider.PodRoutes{}).InstancesV2()
 			m, err := instances.InstanceMetadata(t.Context(), &tt.node)
 			if err != nil {
 				t.Fatal(err)
@@ -72,7 +72,7 @@ func TestProviderIDOfAnOldNodeStays(t *testing.T) {
 	t.Parallel()
 	n := node("n")
 	n.Spec.ProviderID = "metal3://rack-4/n"
-	instances, _ := provider.New(given{state: kube.State{Read: true}}, nil, nil, provider.PodRoutes{}).InstancesV2()
+	instances, _ := provider.New(given{state: kube.State{Read: true}}, nil, provider.PodRoutes{}).InstancesV2()
 	if m, _ := instances.InstanceMetadata(t.Context(), &n); m.ProviderID != n.Spec.ProviderID || m.Zone+m.Region != "" {
 		t.Errorf("metadata %+v", m)
 	}
@@ -85,7 +85,7 @@ func TestNodesAreNotInitializedBeforeTheConfigurationIsRead(t *testing.T) {
 	t.Parallel()
 	n := node("n")
 	for g, refused := range map[given]bool{{}: true, {state: kube.State{Read: true}}: false} {
-		instances, _ := provider.New(g, nil, nil, provider.PodRoutes{}).InstancesV2()
+		instances, _ := provider.New(g, nil, provider.PodRoutes{}).InstancesV2()
 		if m, err := instances.InstanceMetadata(t.Context(), &n); (err != nil) != refused || (m == nil) != refused {
 			t.Errorf("%+v: %+v, %v", g.state, m, err)
 		}
@@ -106,7 +106,7 @@ func TestNodeIsGoneOnlyWhenTheConfigurationSaysSo(t *testing.T) {
 	} {
 		n := node(tt.node)
 		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown}}
-		instances, _ := provider.New(tt.config, nil, nil, provider.PodRoutes{}).InstancesV2()
+		instances, _ := provider.New(tt.config, nil, provider.PodRoutes{}).InstancesV2()
 		if exists, err := instances.InstanceExists(t.Context(), &n); exists != tt.exists || err != nil {
 			t.Errorf("%s exists: %v, %v", tt.node, exists, err)
 		}

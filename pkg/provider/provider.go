@@ -9,11 +9,9 @@ package provider
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/informers"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	cloudprovider "k8s.io/cloud-provider"
@@ -28,10 +26,8 @@ const Name = "lodestone"
 // Cloud implements cloudprovider.Interface and cloudprovider.InformerUser.
 type Cloud struct {
 	config   servicelb.ConfigSource
-	ledger   *servicelb.Ledger
-	book     servicelb.Book
+	services *servicelb.Controller
 	pods     PodRoutes
-	services coreinformers.ServiceInformer
 	nodes    coreinformers.NodeInformer
 }
 
@@ -43,10 +39,10 @@ var (
 	_ cloudprovider.Routes       = &routes{}
 )
 
-// New returns the provider that allocates from the ledger and remembers
-// releases in the book.
-func New(config servicelb.ConfigSource, ledger *servicelb.Ledger, book servicelb.Book, pods PodRoutes) *Cloud {
-	return &Cloud{config: config, ledger: ledger, book: book, pods: pods}
+// New returns the provider whose load balancers are what the controller of Services
+// gives. The controller has to run, too.
+func New(config servicelb.ConfigSource, services *servicelb.Controller, pods PodRoutes) *Cloud {
+	return &Cloud{config: config, services: services, pods: pods}
 }
 
 // Initialize implements cloudprovider.Interface. There is nothing to start.
@@ -54,8 +50,6 @@ func (c *Cloud) Initialize(cloudprovider.ControllerClientBuilder, <-chan struct{
 
 // SetInformers implements cloudprovider.InformerUser.
 func (c *Cloud) SetInformers(factory informers.SharedInformerFactory) {
-	c.services = factory.Core().V1().Services()
-	c.services.Informer()
 	c.nodes = factory.Core().V1().Nodes()
 	c.nodes.Informer()
 }
@@ -82,38 +76,47 @@ func (c *Cloud) ProviderName() string { return Name }
 // names the cluster.
 func (c *Cloud) HasClusterID() bool { return true }
 
-// loadBalancer implements cloudprovider.LoadBalancer over the ledger.
+// loadBalancer implements cloudprovider.LoadBalancer. Kubernetes' own service
+// controller calls it for Services without a class, adds the finalizer before, and
+// writes the status that it returns. It has no call for what a person does not
+// change: an address that becomes free for a Service that waits, a pool that goes,
+// a lease that ends, what speakers announce. This is done, as for all other
+// Services, by the controller of pkg/servicelb.
 type loadBalancer struct{ *Cloud }
 
-// retryPriming is when to ask again while Services are being listed.
-const retryPriming = time.Second
+// startTimeout is how long a call waits for the start: Services, configuration and
+// what the cluster itself uses are being read.
+const startTimeout = 10 * time.Second
 
-// prime makes sure that the ledger knows what the cluster's Services hold.
-func (l loadBalancer) prime(ctx context.Context) error {
-	if l.ledger.Primed() {
+// ready returns once it is known what the cluster's Services hold.
+func (l loadBalancer) ready(ctx context.Context) error {
+	late := time.NewTimer(startTimeout)
+	defer late.Stop()
+	select {
+	case <-l.services.Primed():
 		return nil
+	case <-ctx.Done():
+	case <-late.C:
 	}
-	if !l.ledger.Informed() || l.services == nil || !l.services.Informer().HasSynced() {
-		return api.NewRetryError("the cluster's Services and the configuration are being read", retryPriming)
-	}
-	services, err := l.services.Lister().List(labels.Everything())
-	if err != nil {
-		return fmt.Errorf("list services: %w", err)
-	}
-	records, err := l.book.Load(ctx)
-	if err != nil {
-		return err
-	}
-	l.ledger.Prime(services, records)
-	return nil
+	return api.NewRetryError("the cluster's Services and the configuration are being read", time.Second)
 }
 
-// GetLoadBalancer tells which addresses the Service holds.
+// ours reports whether the Service is one for this interface to serve. Those with a
+// class never are: Kubernetes' service controller leaves them to others, and so
+// does this interface.
+func (l loadBalancer) ours(svc *corev1.Service) bool {
+	return svc.Spec.LoadBalancerClass == nil && l.services.Scope.Classless
+}
+
+// GetLoadBalancer returns which addresses the Service holds.
 func (l loadBalancer) GetLoadBalancer(ctx context.Context, _ string, svc *corev1.Service) (*corev1.LoadBalancerStatus, bool, error) {
-	if err := l.prime(ctx); err != nil {
+	if !l.ours(svc) {
+		return nil, false, nil
+	}
+	if err := l.ready(ctx); err != nil {
 		return nil, false, err
 	}
-	held := l.ledger.Holds(string(svc.UID))
+	held := l.services.Ledger.Holds(string(svc.UID))
 	return servicelb.StatusOf(held), len(held) > 0, nil
 }
 
@@ -122,37 +125,41 @@ func (l loadBalancer) GetLoadBalancerName(_ context.Context, clusterName string,
 	if cfg, _ := l.config.Current(); cfg != nil {
 		clusterName = cfg.ClusterID
 	}
-	return clusterName + "-" + svc.Namespace + "-" + svc.Name
+	return servicelb.LoadBalancerName(clusterName, svc)
 }
 
 // EnsureLoadBalancer gives the Service its addresses. The error is the
 // refusal, if it is refused; it keeps what it holds then.
 func (l loadBalancer) EnsureLoadBalancer(ctx context.Context, _ string, svc *corev1.Service, _ []*corev1.Node) (*corev1.LoadBalancerStatus, error) {
-	if err := l.prime(ctx); err != nil {
+	if !l.ours(svc) {
+		return nil, cloudprovider.ImplementedElsewhere
+	}
+	if err := l.ready(ctx); err != nil {
 		return nil, err
 	}
-	v, _ := l.ledger.Ensure(svc)
-	if v.Refusal != nil {
-		return nil, v.Refusal
+	held, err := l.services.Provide(ctx, svc)
+	if err != nil {
+		return nil, err
 	}
-	return servicelb.StatusOf(v.Held), nil
+	return servicelb.StatusOf(held), nil
 }
 
 // UpdateLoadBalancer has nothing to do: speakers choose among the nodes
 // themselves.
-func (l loadBalancer) UpdateLoadBalancer(context.Context, string, *corev1.Service, []*corev1.Node) error {
+func (l loadBalancer) UpdateLoadBalancer(_ context.Context, _ string, svc *corev1.Service, _ []*corev1.Node) error {
+	if !l.ours(svc) {
+		return cloudprovider.ImplementedElsewhere
+	}
 	return nil
 }
 
-// EnsureLoadBalancerDeleted frees the Service's addresses.
+// EnsureLoadBalancerDeleted takes the addresses off the Service, and frees them.
 func (l loadBalancer) EnsureLoadBalancerDeleted(ctx context.Context, _ string, svc *corev1.Service) error {
-	if err := l.prime(ctx); err != nil {
+	if !l.ours(svc) {
+		return nil
+	}
+	if err := l.ready(ctx); err != nil {
 		return err
 	}
-	name, uid := servicelb.NameOf(svc), string(svc.UID)
-	if err := l.ledger.Remember(ctx, l.book, name, uid, true); err != nil {
-		return err
-	}
-	l.ledger.Release(name, uid)
-	return nil
+	return l.services.Withdraw(ctx, svc)
 }

@@ -74,7 +74,7 @@ func newRouted(t *testing.T, objects ...*corev1.Node) *routed {
 	for _, n := range objects {
 		r.node(n)
 	}
-	cloud := provider.New(r.config, nil, nil, provider.PodRoutes{
+	cloud := provider.New(r.config, nil, provider.PodRoutes{
 		Client: r.client, Namespace: ns, ClusterCIDR: "10.244.0.0/16", Log: slog.New(slog.NewTextHandler(r.log, nil))})
 	factory := informers.NewSharedInformerFactory(r.client, 0)
 	cloud.SetInformers(factory)
@@ -227,7 +227,7 @@ func TestRoutesAreOptional(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var log strings.Builder
-			cloud := provider.New(given{config: tt.config}, nil, nil, provider.PodRoutes{ClusterCIDR: tt.cidr, Log: slog.New(slog.NewTextHandler(&log, nil))})
+			cloud := provider.New(given{config: tt.config}, nil, provider.PodRoutes{ClusterCIDR: tt.cidr, Log: slog.New(slog.NewTextHandler(&log, nil))})
 			_, ok := cloud.Routes()
 			assert.Equal(t, tt.ok, ok)
 			assert.Contains(t, log.String(), tt.log)

@@ -93,6 +93,9 @@ type Options struct {
 	Leases Leases
 	API    API
 	Events kube.Events
+	// Upstream says that Kubernetes' own service controller drives the Services
+	// without a class, by Provide and Withdraw.
+	Upstream bool
 	// Workers is how many Services are worked on at a time.
 	Workers int
 	Log     *slog.Logger
@@ -104,7 +107,9 @@ type Controller struct {
 	queue   workqueue.TypedRateLimitingInterface[string]
 	handler cache.ResourceEventHandlerRegistration
 	// again asks for another try of the Services that wait.
-	again   chan struct{}
+	again chan struct{}
+	// primed is closed once decisions can be made.
+	primed  chan struct{}
 	now     func() time.Time
 	repairs repairs
 	metrics metrics
@@ -139,6 +144,7 @@ func newController(opts Options) *Controller {
 			workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: Name}),
 		again:   make(chan struct{}, 1),
+		primed:  make(chan struct{}),
 		now:     time.Now,
 		metrics: newMetrics(),
 	}
@@ -186,6 +192,7 @@ func (c *Controller) prime(ctx context.Context) bool {
 		return false
 	}
 	c.report(c.Ledger.Prime(services, records))
+	close(c.primed)
 	cfg, state := c.Config.Current()
 	c.Log.Info("primed", "services", len(services), "resting", len(records), "took", c.now().Sub(start), "configured", cfg != nil)
 	if cfg == nil {

@@ -103,6 +103,9 @@ type account struct {
 	// left are disputes because of which it has left an address, and which it
 	// has not been told.
 	left []clusterfacts.Dispute
+	// renumbered says that it has moved because of an annotation that its object may
+	// still show: it does not move for that one again.
+	renumbered bool
 	// class is the class that it waits in, if it waits.
 	class class
 	lessee
@@ -219,6 +222,8 @@ func (l *Ledger) Ensure(svc *corev1.Service) (v Verdict, stirred bool) {
 	if first {
 		l.comeBack(a, req, refusal, svc)
 	}
+	renumber := req.Renumber
+	req.Renumber = renumber && !a.renumbered
 	stirred = stirred || a.asked.Owner.UID != "" && !reflect.DeepEqual(a.asked.Sharing, req.Sharing)
 	var before []ipam.Held
 	if req.Sharing != nil {
@@ -241,6 +246,8 @@ func (l *Ledger) Ensure(svc *corev1.Service) (v Verdict, stirred bool) {
 	v = l.verdict(a, req, refusal)
 	stirred = stirred || req.Sharing != nil && !slices.Equal(before, v.Held)
 	v.Left, a.left = slices.Concat(a.left, left), nil
+	v.Renumbered = v.Renumbered || renumber && a.renumbered
+	a.renumbered = v.Renumbered
 	a.judged, a.asked, a.verdict, a.edition = true, req, v, l.edition
 	l.dismiss(a)
 	if v.waits() {
@@ -361,12 +368,17 @@ func (l *Ledger) rest(pool string) time.Duration {
 	return l.config.Quarantine
 }
 
-// Settle frees what the Service has given back, now that its object does not
-// show it any more. It reports whether there was anything.
-func (l *Ledger) Settle(uid string) (freed bool) {
+// Settle frees what the Service has given back, now that its object shows
+// something else. It reports whether there was anything. What the object shows is
+// not free: the Service may have moved again since.
+func (l *Ledger) Settle(uid string, shows []ipam.Held) (freed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	left := l.alloc.Release(leaving(ipam.Owner{UID: uid}).UID, l.Now())
+	before := leaving(ipam.Owner{UID: uid}).UID
+	if slices.ContainsFunc(l.alloc.Holds(before), func(h ipam.Held) bool { return holds(shows, h.Addr) }) {
+		return false
+	}
+	left := l.alloc.Release(before, l.Now())
 	if len(left) > 0 {
 		l.leasesMoved()
 		l.noteFreed(left)
@@ -406,6 +418,15 @@ func (l *Ledger) close(a *account) (freed bool) {
 	left := slices.Concat(l.alloc.Release(leaving(a.owner).UID, l.Now()), l.alloc.Release(a.owner.UID, l.Now()))
 	l.noteFreed(left)
 	return len(left) > 0
+}
+
+// Knows reports whether this incarnation of a Service has asked for something, or
+// had something at the start.
+func (l *Ledger) Knows(svc *corev1.Service) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := l.accounts[NameOf(svc)]
+	return a != nil && a.owner.UID == string(svc.UID)
 }
 
 // Holds returns what this incarnation of a Service holds.

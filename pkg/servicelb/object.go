@@ -89,6 +89,8 @@ type object struct {
 	keepCondition, keepIngress, keepFinalizers bool
 	// renumbered takes the annotation off that asked for it.
 	renumbered bool
+	// upstream leaves the conventional finalizer to Kubernetes' own service controller.
+	upstream bool
 }
 
 // objectOf puts the verdict on a Service that is served into its object.
@@ -218,7 +220,7 @@ func (o object) finalizers(svc *corev1.Service) []string {
 	if len(o.addrs) == 0 {
 		_, assigned := svc.Annotations[annotation.Assigned]
 		return slices.DeleteFunc(slices.Clone(svc.Finalizers), func(f string) bool {
-			return f == annotation.ClassFinalizer || f == annotation.Finalizer && (assigned || f == ours)
+			return f == annotation.ClassFinalizer || f == annotation.Finalizer && !o.upstream && (assigned || f == ours)
 		})
 	}
 	if slices.Contains(svc.Finalizers, ours) {

@@ -34,17 +34,6 @@ func (l *Ledger) Primed() bool {
 	return l.primed
 }
 
-// Informed reports whether everything is known that decisions depend on,
-// beside the Services: whether there is a configuration, and the facts.
-func (l *Ledger) Informed() bool {
-	_, state := l.Config.Current()
-	ready := true
-	if l.Facts != nil {
-		_, ready = l.Facts.Current()
-	}
-	return state.Read && ready
-}
-
 // Prime imports what the cluster's Services already hold, older Services
 // before younger and before those that are being deleted, and returns the
 // duplicates among it. What a Service has given up while nobody looked is its

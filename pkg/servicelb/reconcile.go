@@ -22,6 +22,8 @@ func (c *Controller) reconcile(ctx context.Context, name string) error {
 		return c.release(ctx, name)
 	case err != nil:
 		return err
+	case c.leavesToUpstream(svc):
+		return nil
 	case c.Scope.Serves(svc):
 		return c.serve(ctx, svc)
 	case c.Scope.Keeps(svc) && !c.Ledger.LeaseOver(svc):
@@ -45,6 +47,7 @@ func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 		return nil // there is nothing to say yet
 	}
 	want := objectOf(v, svc.Generation)
+	want.upstream = c.drivenByUpstream(svc)
 	body, news := want.patch(svc, metav1.NewTime(start)), want.news(svc)
 	if body != nil && news == nil {
 		if wait := c.repairs.wait(NameOf(svc), start); wait > 0 {
@@ -59,7 +62,7 @@ func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 	if err != nil {
 		return err
 	}
-	if c.Ledger.Settle(string(svc.UID)) {
+	if c.Ledger.Settle(string(svc.UID), v.Held) {
 		c.wake()
 	}
 	if !wrote {
@@ -84,7 +87,9 @@ func (c *Controller) letGo(ctx context.Context, svc *corev1.Service) error {
 	if err := c.Ledger.Remember(ctx, c.Book, name, uid, true); err != nil {
 		return err
 	}
-	if _, err := c.write(ctx, svc, nothing(svc).patch(svc, metav1.NewTime(c.now()))); err != nil {
+	want := nothing(svc)
+	want.upstream = c.drivenByUpstream(svc)
+	if _, err := c.write(ctx, svc, want.patch(svc, metav1.NewTime(c.now()))); err != nil {
 		return err
 	}
 	c.forget(name, uid)

@@ -7,25 +7,53 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Kubernetes' own service controller drives our LoadBalancer implementation:
-// the interface is implemented to the letter.
+// Kubernetes' own service controller drives Lodestone by one value of the chart and
+// with the chart's rights. Whatever Services go through has the same result then.
 func TestUpstreamServiceControllerDrivesTheProvider(t *testing.T) {
 	s := begin(t)
 	s.service("existing")
-	address := s.assigned("existing")
-	s.stopController()
-	stop := s.runController("--controllers=*,service-lb-controller,-lodestone-service")
-
+	before := s.assigned("existing")
+	s.afterwards(func() { require.NoError(s, s.Upgrade(s.ctx, s.Lab.Chart())) })
+	require.NoError(t, s.Upgrade(s.ctx, s.Lab.Chart(), "--set=controller.serviceController=upstream"))
 	s.service("web")
-	web := s.assigned("web")
-	require.NotEqual(t, address, web)
-	s.holds("existing", address)
+	require.NotEqual(t, before, s.assigned("web"))
 	s.event(s.namespace, "Service", "web", "EnsuredLoadBalancer")
+	s.holds("existing", before)
 
+	for name, story := range map[string]func(*testing.T){
+		"Answers":          TestServiceIsReachableByTCPAndUDPAndHasOneAnswerer,
+		"Exhaustion":       TestFreedAddressGoesToTheWaitingService,
+		"Priorities":       TestServicesDrawFromThePoolOfTheLowestPriorityFirst,
+		"Requests":         TestRequestedAddressIsGivenOrRefusedWithTheFacts,
+		"Withheld":         TestExcludedFirstAndLastAddressesAreNeverGiven,
+		"Recreation":       TestServiceRecreatedWithinASecondIsANewService,
+		"DeletedWhileDown": TestServiceDeletedWhileTheControllerIsDownFreesItsAddress,
+		"TypeChange":       TestServiceTurnsClusterIPAndBack,
+		"Repair":           TestStatusWipedByHandIsRepaired,
+		"Killed":           TestControllerKilledWhileAssigning,
+		"PoolRemoved":      TestPoolRemovedWhileInUseMovesNobody,
+		"Selectors":        TestPoolsOpenByLabelsOfNamespaceAndService,
+		"Sharing":          TestServicesShareAnAddress,
+		"Quota":            TestQuotaBoundsANamespace,
+		"Draining":         TestPoolIsEmptiedWithoutMovingAnybodyUnasked,
+		"Kept":             TestAddressesAreKeptForTheServiceThatComesBack,
+	} {
+		t.Run(name, story)
+	}
+
+	s.config(usualPools) // the stories' own are gone
+	s.restartController()
+	s.holds("existing", before)
 	s.change("web", ofType(corev1.ServiceTypeClusterIP), func(svc *corev1.Service) { svc.Spec.AllocateLoadBalancerNodePorts = nil })
 	s.event(s.namespace, "Service", "web", "DeletedLoadBalancer")
 	s.delete("existing")
 	s.deleted("existing")
-	stop()
-	s.startController()
+}
+
+// Kubernetes' controller serves Services without a class: it cannot be switched on where
+// these are somebody else's.
+func TestUpstreamServiceControllerNeedsServicesWithoutAClass(t *testing.T) {
+	s := begin(t)
+	err := s.Upgrade(s.ctx, s.Lab.Chart(), "--set=controller.serviceController=upstream", "--set=controller.handleClassless=false")
+	require.ErrorContains(t, err, "controller.handleClassless=false excludes")
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/cluster"
 	"github.com/lodestone-lb/lodestone/pkg/screen"
+	"github.com/lodestone-lb/lodestone/pkg/servicelb"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -18,6 +19,8 @@ import (
 type Service struct {
 	// Name is "namespace/name".
 	Name string `json:"service"`
+	// LoadBalancer is the name of its load balancer in the cloud provider interface.
+	LoadBalancer string `json:"loadBalancer,omitempty"`
 	// Foreign is why Lodestone does not serve it; empty: it does.
 	Foreign string `json:"foreign,omitempty"`
 	// Asks and Has are sentences about what it asks for, and what it holds.
@@ -62,6 +65,9 @@ func OfService(o *cluster.Objects, svc *corev1.Service) Service {
 	s := Service{Name: told.Service, Foreign: told.Foreign, Asks: told.Asks, Has: told.Has, Advice: told.Advice}
 	if s.Foreign != "" {
 		return s
+	}
+	if o.Config != nil {
+		s.LoadBalancer = servicelb.LoadBalancerName(o.Config.ClusterID, svc)
 	}
 	if r := told.Verdict.Refusal; r != nil {
 		s.Refusal = &Refusal{r.Reason, r.Message}
@@ -115,6 +121,9 @@ func (s Service) Show(c *screen.Canvas) {
 	f.add("Service", s.Name)
 	if s.Foreign != "" {
 		f.add("Served", "no: "+s.Foreign)
+	}
+	if s.LoadBalancer != "" {
+		f.add("Named", s.LoadBalancer)
 	}
 	f.add("Asks for", s.Asks...)
 	f.add("Has", s.Has...)

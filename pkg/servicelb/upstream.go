@@ -1,0 +1,85 @@
+package servicelb
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/util/retry"
+
+	"github.com/lodestone-lb/lodestone/ipam"
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+)
+
+// errUnjudged is why nothing is said about a Service that may keep what it has.
+var errUnjudged = errors.New("there is no valid configuration to decide by; the Service keeps what it has")
+
+// LoadBalancerName is what the cloud provider interface calls the Service's load
+// balancer.
+func LoadBalancerName(cluster string, svc *corev1.Service) string {
+	return cluster + "-" + svc.Namespace + "-" + svc.Name
+}
+
+// Primed is closed once it is known what the cluster's Services hold. Before,
+// Provide and Withdraw must not be called.
+func (c *Controller) Primed() <-chan struct{} { return c.primed }
+
+// Provide gives the Service what it asks for, for a caller that writes finalizer and
+// status itself. The rest of the object follows, from the queue, as does whatever
+// becomes of the Service without a further call. The error is the refusal, if
+// it is refused; it keeps what it holds then.
+func (c *Controller) Provide(ctx context.Context, svc *corev1.Service) ([]ipam.Held, error) {
+	v, stirred := c.Ledger.Ensure(svc)
+	if stirred {
+		c.wake()
+	}
+	c.tellLeft(svc, v.Left)
+	// The queue has the Service as it is by now. If it is gone, what it was given
+	// here is taken back.
+	defer c.queue.Add(NameOf(svc))
+	if err := c.Ledger.Remember(ctx, c.Book, NameOf(svc), string(svc.UID), false); err != nil {
+		return nil, err
+	}
+	switch {
+	case v.Refusal != nil:
+		return nil, v.Refusal
+	case v.Unjudged:
+		return nil, errUnjudged
+	}
+	return v.Held, nil
+}
+
+// Withdraw takes off the Service what Lodestone wrote on it, but the conventional
+// finalizer, and frees its addresses.
+func (c *Controller) Withdraw(ctx context.Context, svc *corev1.Service) error {
+	name, uid := NameOf(svc), string(svc.UID)
+	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		if current, err := c.get(name); err == nil && current.UID == svc.UID {
+			return c.letGo(ctx, current)
+		}
+		if err := c.Ledger.Remember(ctx, c.Book, name, uid, true); err != nil { // its object is gone
+			return err
+		}
+		c.forget(name, uid)
+		return nil
+	})
+}
+
+// drivenByUpstream reports whether Kubernetes' own service controller calls Provide and
+// Withdraw for the Service.
+func (c *Controller) drivenByUpstream(svc *corev1.Service) bool {
+	return c.Upstream && svc.Spec.LoadBalancerClass == nil
+}
+
+// leavesToUpstream reports whether Kubernetes' own service controller is about to call
+// Provide, or Withdraw, which the finalizer stands for.
+func (c *Controller) leavesToUpstream(svc *corev1.Service) bool {
+	if !c.drivenByUpstream(svc) {
+		return false
+	}
+	if c.Scope.Serves(svc) {
+		return !c.Ledger.Knows(svc)
+	}
+	return slices.Contains(svc.Finalizers, annotation.Finalizer)
+}
