@@ -29,10 +29,13 @@ const (
 
 // nonces are the numbers of a port's questions. They follow from a secret, so
 // nothing is kept for a question.
-type nonces struct{ secret [sha256.Size]byte }
+type nonces struct {
+	secret [sha256.Size]byte
+	begin  time.Time
+}
 
 func newNonces() *nonces {
-	n := &nonces{}
+	n := &nonces{begin: time.Now()}
 	rand.Read(n.secret[:]) //nolint:errcheck // never fails
 	return n
 }
@@ -43,7 +46,7 @@ func (n *nonces) of(vip netip.Addr, to mac, at time.Time) (nonce seal.Nonce) {
 	address := vip.As16()
 	h.Write(address[:])
 	h.Write(to[:])
-	h.Write(binary.BigEndian.AppendUint64(nil, uint64(at.UnixNano()/int64(nonceLife))))
+	h.Write(binary.BigEndian.AppendUint64(nil, uint64(at.Sub(n.begin)/nonceLife)))
 	copy(nonce[:], h.Sum(nil))
 	if nonce == (seal.Nonce{}) { // which would be none
 		nonce[0] = 1
