@@ -196,11 +196,6 @@ func (p *Pool) whole() *netipx.IPSet {
 	return set
 }
 
-// has reports whether VIPs of the pool may be IPv4, or else IPv6.
-func (p *Pool) has(ip4 bool) bool {
-	return p.DHCP != nil && ip4 || slices.ContainsFunc(p.Free.Ranges(), func(r netipx.IPRange) bool { return r.From().Is4() == ip4 })
-}
-
 // overlap is two blocks that share addresses, in the order of the document.
 type overlap struct{ first, second int }
 

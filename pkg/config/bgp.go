@@ -271,7 +271,7 @@ func (d *decoder) minimumTTL(r *rawBFD, p *Peer) {
 }
 
 // bgp reads a BGP advertisement.
-func (d *decoder) bgp(r *rawBGP, peers []string) *BGP {
+func (d *decoder) bgp(r *rawBGP, peers names) *BGP {
 	b := &BGP{
 		NodeSelector:        d.selector(r.NodeSelector),
 		Peers:               d.references(r.Peers, "a peer", peers),
@@ -301,30 +301,6 @@ func (d *decoder) communities(list []value, b *BGP) {
 	slices.SortFunc(b.LargeCommunities, LargeCommunity.Compare)
 }
 
-// checkBGP refuses what cannot be said of one advertisement alone.
-func (d *decoder) checkBGP(raw *rawConfig, c *Config) {
-	d.refuseForbidden(raw, c)
-	n, whole := 0, map[*Pool]*netipx.IPSet{}
-	for i := range c.Advertisements {
-		a := &c.Advertisements[i]
-		if a.BGP == nil {
-			continue
-		}
-		r := raw.Advertisements[i].BGP
-		if n++; n > maxBGPAdvertisements {
-			d.errorf(raw.Advertisements[i].At, "is one too many: a document has at most %d advertisements by BGP", maxBGPAdvertisements)
-			return
-		}
-		d.refuseUnheard(r, a.BGP, c.Peers)
-		for j := range c.Pools {
-			if c.Pools[j].AdvertisedBy(a.Name) {
-				d.refuseWideAggregates(r, a.BGP, &c.Pools[j], whole)
-			}
-		}
-		d.refuseContradictions(raw, c, i)
-	}
-}
-
 // permit returns all that may be announced by BGP, nil if it is not said.
 func (d *decoder) permit(raw []value) *netipx.IPSet {
 	if raw == nil {
@@ -338,163 +314,15 @@ func (d *decoder) permit(raw []value) *netipx.IPSet {
 	return set
 }
 
-// refuseForbidden refuses what is announced by BGP and not all in the list of
-// what may be.
-func (d *decoder) refuseForbidden(raw *rawConfig, c *Config) {
-	if c.Permit == nil {
-		return
-	}
-	for i := range c.Pools {
-		p := &c.Pools[i]
-		outside := slices.IndexFunc(p.Free.Ranges(), func(r netipx.IPRange) bool { return !c.Permit.ContainsRange(r) })
-		if outside >= 0 && slices.ContainsFunc(c.Advertisements, func(a Advertisement) bool { return a.BGP != nil && p.AdvertisedBy(a.Name) }) {
-			d.errorf(raw.Pools[i].At, "is announced by BGP, and bgpPermit does not contain all of %s: add it there, or exclude it here, or have other advertisements announce the pool", p.Free.Ranges()[outside])
-		}
-	}
-	if c.Routes == nil || c.Routes.Mode != RoutesBGP {
-		return
-	}
-	for _, cidr := range c.Routes.CIDRs {
-		if !c.Permit.ContainsPrefix(cidr) {
-			d.errorf(raw.Routes.At, "%s is announced by BGP, and bgpPermit does not contain all of it: add it there", cidr)
-		}
-	}
-}
-
-// refuseUnheard refuses attributes that no peer of the advertisement is told.
-func (d *decoder) refuseUnheard(r *rawBGP, b *BGP, peers []Peer) {
-	internal, external := true, true // all of them, for certain
-	for i := range peers {
-		if b.Tells(peers[i].Name) {
-			in, ex := peers[i].kind()
-			internal, external = internal && in, external && ex
-		}
-	}
-	if external && !internal && r.LocalPreference.present() {
-		d.errorf(r.LocalPreference, "only internal peers are told it (RFC 4271, section 5.1.5), and these are all external: remove it, or use med or communities")
-	}
-	if internal && !external && r.ASPathPrepend.present() {
-		d.errorf(r.ASPathPrepend, "only external peers are told a longer path, and these are all internal: remove it, or use localPreference")
-	}
-}
-
-// refuseWideAggregates refuses prefixes with addresses that are not the
-// pool's: their traffic would come here. It remembers the pools' addresses.
-func (d *decoder) refuseWideAggregates(r *rawBGP, b *BGP, p *Pool, whole map[*Pool]*netipx.IPSet) {
-	if p.DHCP != nil && b.AggregationLength < 32 {
-		d.errorf(r.AggregationLength, "pool %s leases its addresses, and others have the rest of a /%d: advertise the pool by another advertisement", quote(p.Name), b.AggregationLength)
-	}
-	for i, v := range []value{r.AggregationLength, r.AggregationLengthV6} {
-		if !v.present() {
-			continue
-		}
-		if whole[p] == nil {
-			whole[p] = p.whole()
-		}
-		if prefix, found := b.wide(p, whole[p], i == 0); found {
-			d.errorf(v, "%s is not all in pool %s, so that the traffic of others would come here: write a larger number, or advertise the pool by another advertisement", prefix, quote(p.Name))
-		}
-	}
-}
-
-// wide returns an aggregate with addresses of the pool and others, if there is
-// one.
-func (b *BGP) wide(p *Pool, whole *netipx.IPSet, ip4 bool) (netip.Prefix, bool) {
-	for _, r := range p.Free.Ranges() {
-		for _, end := range []netip.Addr{r.From(), r.To()} {
-			if prefix := b.Aggregate(end); end.Is4() == ip4 && !whole.ContainsPrefix(prefix) {
-				return prefix, true
-			}
-		}
-	}
-	return netip.Prefix{}, false
-}
-
-// singular are the settings of which a route can have one value only.
-var singular = []struct {
-	at func(*rawBGP) value
-	of func(*BGP) (n uint32, set bool)
-}{
-	{func(r *rawBGP) value { return r.LocalPreference }, func(b *BGP) (uint32, bool) { return pointee(b.LocalPreference) }},
-	{func(r *rawBGP) value { return r.MED }, func(b *BGP) (uint32, bool) { return pointee(b.MED) }},
-	{func(r *rawBGP) value { return r.ASPathPrepend }, func(b *BGP) (uint32, bool) { return uint32(b.Prepend), b.Prepend > 0 }},
-}
-
-func pointee(p *uint32) (uint32, bool) {
-	if p == nil {
-		return 0, false
-	}
-	return *p, true
-}
-
-// refuseContradictions refuses what an earlier advertisement says otherwise of
-// routes that both are certain to announce.
-func (d *decoder) refuseContradictions(raw *rawConfig, c *Config, i int) {
-	a := &c.Advertisements[i]
-	var pools []*Pool
-	for j := range c.Pools {
-		if c.Pools[j].AdvertisedBy(a.Name) {
-			pools = append(pools, &c.Pools[j])
-		}
-	}
-	for _, s := range singular {
-		n, isSet := s.of(a.BGP)
-		for j := 0; isSet && j < i; j++ {
-			b := &c.Advertisements[j]
-			if b.BGP == nil {
-				continue
-			}
-			if m, wasSet := s.of(b.BGP); !wasSet || m == n {
-				continue
-			}
-			if pool, peer, both := c.overlap(a, b, pools); both {
-				at, other := s.at(raw.Advertisements[i].BGP), s.at(raw.Advertisements[j].BGP)
-				d.errorf(at, "%s contradicts advertisement %s (%s in line %d), since both announce pool %s to peer %s: write one value, or tell them apart by pools, peers or selectors",
-					at.Value, quote(b.Name), other.Value, d.lineOf(other), quote(pool), quote(peer))
-				break
-			}
-		}
-	}
-}
-
-// overlap returns a pool and a peer for which the two advertisements are
-// certain to announce the same routes, if there are such. The pools are the
-// first one's.
-func (c *Config) overlap(a, b *Advertisement, pools []*Pool) (pool, peer string, found bool) {
-	if !a.ServiceSelector.overlaps(b.ServiceSelector) || !a.BGP.NodeSelector.overlaps(b.BGP.NodeSelector) {
-		return "", "", false
-	}
-	few, others := a.BGP, b.BGP
-	if len(few.Peers) == 0 {
-		few, others = others, few
-	}
-	i := slices.IndexFunc(few.Peers, others.Tells)
-	switch {
-	case i >= 0:
-		peer = few.Peers[i]
-	case len(few.Peers) == 0 && len(c.Peers) > 0:
-		peer = c.Peers[0].Name
-	default:
-		return "", "", false
-	}
-	for _, p := range pools {
-		if p.AdvertisedBy(b.Name) &&
-			(p.has(true) && a.BGP.AggregationLength == b.BGP.AggregationLength || p.has(false) && a.BGP.AggregationLengthV6 == b.BGP.AggregationLengthV6) {
-			return p.Name, peer, true
-		}
-	}
-	return "", "", false
-}
-
 // routes returns how nodes reach each other's pods, nil if it is not said.
-func (d *decoder) routes(raw *rawRoutes, peers []string) *Routes {
+func (d *decoder) routes(raw *rawRoutes, peers names) *Routes {
 	if raw == nil {
 		return nil
 	}
 	oneOf(d, raw.Mode, []RouteMode{RoutesKernel, RoutesBGP})
 	r := &Routes{Mode: RouteMode(raw.Mode.text()), Peers: d.references(raw.Peers, "a peer", peers)}
 	switch {
-	case r.Mode == RoutesBGP && len(peers) == 0:
+	case r.Mode == RoutesBGP && len(peers.index) == 0:
 		d.errorf(raw.Mode, "announces pods to nobody: the document defines no peers")
 	case r.Mode == RoutesKernel && len(raw.Peers) > 0:
 		d.errorf(raw.Peers[0], "mode kernel tells no peers of pods: remove peers, or write mode: bgp")

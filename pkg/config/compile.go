@@ -8,6 +8,7 @@ import (
 	"sort"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"go4.org/netipx"
 )
@@ -57,7 +58,7 @@ func (d *decoder) compile(raw *rawConfig) *Config {
 		Compatibility:  manyOf(d, raw.Compatibility, []Compatibility{MetalLB, KubeVIP}),
 		Nodes:          d.nodes(raw.Nodes),
 	}
-	d.checkBGP(raw, c)
+	(&bgpCheck{decoder: d, raw: raw, Config: c}).run()
 	if id, ok := d.text(raw.ClusterID, checkName); ok {
 		c.ClusterID = id
 	}
@@ -171,8 +172,9 @@ func (d *decoder) requesters(r rawPool) []string {
 func (d *decoder) addresses(r rawPool, pool int) []block {
 	var blocks []block
 	edges := d.flag(r.UseFirstAndLast, false)
+	at := r.At.where()
 	for _, v := range r.Addresses {
-		v.path = r.At.path // an entry speaks for itself
+		v.path, v.item = at, 0 // an entry speaks for itself
 		b, ok := d.block(v)
 		if !ok {
 			continue
@@ -265,8 +267,9 @@ func (d *decoder) reservations(raw []rawReservation, find *finder) []Reservation
 	var all []Reservation
 	for _, r := range raw {
 		res := Reservation{Service: d.service(r.Service, services)}
+		at := r.At.where()
 		for i, v := range r.Addresses {
-			v.path = r.At.path // an entry speaks for itself
+			v.path, v.item = at, 0 // an entry speaks for itself
 			if i == MaxServiceAddresses {
 				d.errorf(v, "%s is one too many: a Service has at most %d addresses", clip(v.Value), MaxServiceAddresses)
 				break
@@ -355,37 +358,50 @@ func (f *finder) block(a netip.Addr) (block, bool) {
 	return f.blocks[i], true
 }
 
+// names are the names of a list that others of the document refer to.
+type names struct {
+	index map[string]int // of the first item with the name
+	shown string         // the first of the names, for an error
+}
+
+// namesOf indexes the names of a list.
+func namesOf[T any](list []T, nameOf func(T) value) names {
+	n := names{index: map[string]int{}}
+	for i, item := range list {
+		name := nameOf(item).text()
+		if _, dup := n.index[name]; !dup {
+			n.index[name] = i
+		}
+		if len(n.shown) <= maxQuoted*utf8.UTFMax {
+			n.shown += ", " + clip(name)
+		}
+	}
+	n.shown = clip(strings.TrimPrefix(n.shown, ", "))
+	return n
+}
+
+func (r *rawConfig) advertisementNames() names {
+	return namesOf(r.Advertisements, func(a rawAdvertisement) value { return a.Name })
+}
+
+func (r *rawConfig) peerNames() names {
+	return namesOf(r.Peers, func(p rawPeer) value { return p.Name })
+}
+
 // references returns the names of a list, which must be among those of what
 // the document defines.
-func (d *decoder) references(list []value, what string, defined []string) []string {
+func (d *decoder) references(list []value, what string, defined names) []string {
 	return d.texts(list, func(s string) error {
+		_, ok := defined.index[s]
 		switch {
-		case slices.Contains(defined, s):
+		case ok:
 			return nil
-		case len(defined) == 0:
+		case len(defined.index) == 0:
 			return errors.New("is not " + what + ": the document defines none")
 		default:
-			return errors.New("is not " + what + ": the document defines " + clip(strings.Join(defined, ", ")))
+			return errors.New("is not " + what + ": the document defines " + defined.shown)
 		}
 	})
-}
-
-// advertisementNames returns what pools can refer to.
-func (r *rawConfig) advertisementNames() []string {
-	var names []string
-	for _, a := range r.Advertisements {
-		names = append(names, a.Name.text())
-	}
-	return names
-}
-
-// peerNames returns what advertisements can refer to.
-func (r *rawConfig) peerNames() []string {
-	var names []string
-	for _, p := range r.Peers {
-		names = append(names, p.Name.text())
-	}
-	return names
 }
 
 func (d *decoder) advertisements(raw *rawConfig) []Advertisement {

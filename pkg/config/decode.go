@@ -8,27 +8,42 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// maxAliased bounds how many values a document may repeat through aliases.
-const maxAliased = 10_000
+const (
+	// maxAliased bounds what a document may repeat through aliases: values and
+	// keys, and the bytes in them.
+	maxAliased, maxAliasedBytes = 10_000, MaxSize
+	// maxItems is how many maps a list may have.
+	maxItems = 10_000
+)
 
 // value is a part of the document: what is written, where, and the path that
 // names it to people. The zero value is a key that is not there.
 type value struct {
 	*yaml.Node
-	path string
+	path string // of the value, or of the list that it is an item of
+	item int    // counts the items of the list from 1; 0: the value is no item
 }
 
 func (v value) present() bool { return v.Node != nil }
 
-// child is the path of a key below v.
-func (v value) child(name string) string {
+// where is the path of the value. That of an item is made when it is asked for:
+// a document has hundreds of thousands, and most have no error.
+func (v value) where() string {
+	if v.item == 0 {
+		return v.path
+	}
+	return fmt.Sprintf("%s[%d]%s", v.path, v.item-1, nameOf(v.Node))
+}
+
+// child is the path of a key below the path of a map.
+func child(path, name string) string {
 	switch {
-	case v.path == "":
+	case path == "":
 		return name
-	case strings.HasSuffix(v.path, `"`):
-		return v.path + " " + name
+	case strings.HasSuffix(path, `"`):
+		return path + " " + name
 	default:
-		return v.path + "." + name
+		return path + "." + name
 	}
 }
 
@@ -40,14 +55,15 @@ type pair struct{ Key, Value value }
 type decoder struct {
 	file         string
 	line, column int
-	errs         Errors
+	report
 	inAlias      int // how many aliases lead to the present value
-	aliased      int // values reached through aliases
+	aliased      int // values and keys reached through aliases
+	aliasedBytes int // what is written in them
 }
 
 // errorAt records an error at a position of the document.
 func (d *decoder) errorAt(line, column int, path, format string, args ...any) {
-	d.errs = append(d.errs, Error{
+	d.add(Error{
 		File: d.file, Line: line + d.line, Column: column + d.column,
 		Path: path, Message: fmt.Sprintf(format, args...),
 	})
@@ -55,8 +71,13 @@ func (d *decoder) errorAt(line, column int, path, format string, args ...any) {
 
 // errorf records an error at a value.
 func (d *decoder) errorf(v value, format string, args ...any) {
-	d.errorAt(v.Line, v.Column, v.path, format, args...)
+	if !d.isBeyond(v) {
+		d.errorAt(v.Line, v.Column, v.where(), format, args...)
+	}
 }
+
+// isBeyond reports whether an error at the value would not be kept.
+func (d *decoder) isBeyond(v value) bool { return d.beyond(v.Line+d.line, v.Column+d.column) }
 
 // lineOf is the line of a value as the reader of the file counts.
 func (d *decoder) lineOf(v value) int { return v.Line + d.line }
@@ -67,12 +88,12 @@ func (d *decoder) decode(v value, into reflect.Value) bool {
 	if v.Kind == yaml.AliasNode {
 		d.inAlias++
 		defer func() { d.inAlias-- }()
-		v.Node = v.Alias
+		here := *v.Alias
+		here.Line, here.Column = v.Line, v.Column // what is wrong with it is wrong here
+		v.Node = &here
 	}
-	if d.inAlias > 0 {
-		d.aliased++
-	}
-	if d.aliased > maxAliased {
+	d.countAliased(v.Node)
+	if d.repeatsTooMuch() {
 		return false // refused as a whole
 	}
 	switch into.Interface().(type) {
@@ -83,6 +104,23 @@ func (d *decoder) decode(v value, into reflect.Value) bool {
 	default:
 		return d.collection(v, into)
 	}
+}
+
+// countAliased counts a value that is read, if an alias leads to it, with the
+// keys that it has.
+func (d *decoder) countAliased(n *yaml.Node) {
+	if d.inAlias == 0 {
+		return
+	}
+	d.aliased += 1 + len(n.Content)/2
+	d.aliasedBytes += len(n.Value)
+	for i := 0; n.Kind == yaml.MappingNode && i < len(n.Content); i += 2 {
+		d.aliasedBytes += len(n.Content[i].Value)
+	}
+}
+
+func (d *decoder) repeatsTooMuch() bool {
+	return d.aliased > maxAliased || d.aliasedBytes > maxAliasedBytes
 }
 
 func (d *decoder) collection(v value, into reflect.Value) bool {
@@ -110,9 +148,20 @@ func (d *decoder) list(v value, into reflect.Value) bool {
 		return false
 	}
 	into.Set(reflect.MakeSlice(into.Type(), 0, 0)) // [] is not an absent key
+	elem := into.Type().Elem()
+	item := reflect.New(elem).Elem()
+	path := v.where()
 	for i, n := range v.Content {
-		item := reflect.New(into.Type().Elem()).Elem()
-		if d.decode(value{n, fmt.Sprintf("%s[%d]%s", v.path, i, nameOf(n))}, item) {
+		if d.repeatsTooMuch() {
+			break
+		}
+		at := value{n, path, i + 1}
+		if i == maxItems && elem != reflect.TypeFor[value]() {
+			d.errorf(at, "is one too many: a list has at most %d maps", maxItems)
+			break
+		}
+		item.SetZero()
+		if d.decode(at, item) {
 			into.Set(reflect.Append(into, item))
 		}
 	}
@@ -142,13 +191,11 @@ func (d *decoder) mapping(v value, into reflect.Value) bool {
 		at.Set(reflect.ValueOf(v))
 	}
 	keys := keysOf(into.Type())
-	found := map[string]bool{}
 	for k, val := range d.entries(v) {
-		found[k.Value] = true
-		d.key(v, k, val, keys, into)
+		d.key(k, val, keys, into)
 	}
 	for _, k := range keys {
-		if k.required && !found[k.name] {
+		if _, found := lookup(v.Node, k.name); k.required && !found {
 			d.errorf(v, "key %q is missing", k.name)
 		}
 	}
@@ -156,7 +203,7 @@ func (d *decoder) mapping(v value, into reflect.Value) bool {
 }
 
 // key decodes one entry of a mapping into the field that it belongs to.
-func (d *decoder) key(of, k, val value, keys []key, into reflect.Value) {
+func (d *decoder) key(k, val value, keys []key, into reflect.Value) {
 	for _, known := range keys {
 		if known.name != k.Value {
 			continue
@@ -168,8 +215,9 @@ func (d *decoder) key(of, k, val value, keys []key, into reflect.Value) {
 		}
 		return
 	}
-	k.path = of.path
-	d.errorf(k, "unknown key %s: %s", quote(k.Value), advice(of.path, k.Value, keys))
+	if !d.isBeyond(k) {
+		d.errorf(k, "unknown key %s: %s", quote(k.Value), advice(k.path, k.Value, keys))
+	}
 }
 
 func emptyAdvice(k key) string {
@@ -182,9 +230,9 @@ func emptyAdvice(k key) string {
 // entries yields the keys and values of a mapping, each key once.
 func (d *decoder) entries(v value) func(yield func(value, value) bool) {
 	return func(yield func(value, value) bool) {
-		seen := map[string]value{}
+		seen, path := map[string]value{}, v.where()
 		for i := 0; i+1 < len(v.Content); i += 2 {
-			k := value{v.Content[i], v.path}
+			k := value{Node: v.Content[i], path: path}
 			if k.Kind != yaml.ScalarNode || k.ShortTag() == "!!null" {
 				d.errorf(k, "a key must be text, not %s", describe(k.Node))
 				continue
@@ -194,7 +242,7 @@ func (d *decoder) entries(v value) func(yield func(value, value) bool) {
 				continue
 			}
 			seen[k.Value] = k
-			if !yield(k, value{v.Content[i+1], v.child(k.Value)}) {
+			if !yield(k, value{Node: v.Content[i+1], path: child(path, clip(k.Value))}) {
 				return
 			}
 		}
@@ -203,19 +251,21 @@ func (d *decoder) entries(v value) func(yield func(value, value) bool) {
 
 // is reports whether v is of the kind, and records an error if not.
 func (d *decoder) is(v value, kind yaml.Kind) bool {
-	plain := map[yaml.Kind]string{yaml.MappingNode: "!!map", yaml.SequenceNode: "!!seq"}
-	switch {
+	switch plain := plainTags[kind]; {
 	case v.Kind == yaml.ScalarNode && v.ShortTag() == "!!null":
 		d.errorf(v, "has no value: write %s, or remove it", something[kind])
 	case v.Kind != kind:
 		d.errorf(v, "must be %s, not %s%s", kinds[kind], describe(v.Node), kindHint(v, kind))
-	case plain[kind] != "" && v.ShortTag() != plain[kind]:
+	case plain != "" && v.ShortTag() != plain:
 		d.errorf(v, "has the tag %s, which means nothing here: remove it", v.Tag)
 	default:
 		return true
 	}
 	return false
 }
+
+// plainTags are the tags of collections without one.
+var plainTags = map[yaml.Kind]string{yaml.MappingNode: "!!map", yaml.SequenceNode: "!!seq"}
 
 // kindHint says how to write what was probably meant.
 func kindHint(v value, want yaml.Kind) string {

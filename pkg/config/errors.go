@@ -6,11 +6,15 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"unicode/utf8"
 )
 
-// maxPrinted is how many errors Errors.Error spells out.
-const maxPrinted = 100
+const (
+	// maxPrinted is how many errors Errors.Error writes out.
+	maxPrinted = 100
+	// maxKept is how many errors Parse returns: the first ones of the document.
+	// A document of 1 MiB can have half a million.
+	maxKept = 1000
+)
 
 // Error is one thing that is wrong with a document.
 type Error struct {
@@ -34,7 +38,8 @@ func (e Error) Error() string {
 	return fmt.Sprintf("%s:%d:%d: %s: %s", file, e.Line, e.Column, e.Path, e.Message)
 }
 
-// Errors is everything that is wrong with a document, in its order.
+// Errors is what is wrong with a document, in its order: everything, or the
+// first maxKept errors of more.
 type Errors []Error
 
 // Error returns one line per error; of very many, the first hundred.
@@ -43,21 +48,57 @@ func (e Errors) Error() string {
 	for _, err := range e[:min(len(e), maxPrinted)] {
 		lines = append(lines, err.Error())
 	}
-	if more := len(e) - maxPrinted; more > 0 {
+	switch more := len(e) - maxPrinted; {
+	case len(e) >= maxKept:
+		lines = append(lines, fmt.Sprintf("and at least %d more errors", more))
+	case more > 0:
 		lines = append(lines, fmt.Sprintf("and %d more errors", more))
 	}
 	return strings.Join(lines, "\n")
 }
 
+// report collects errors and keeps the first maxKept of the document.
+type report struct {
+	errs Errors
+	full bool // there were more errors, behind all that are kept
+}
+
+// beyond reports whether an error at the position would not be kept.
+func (r *report) beyond(line, column int) bool {
+	return r.full && inDocument(r.errs[maxKept-1], Error{Line: line, Column: column}) <= 0
+}
+
+// add adds an error. The errors behind the first maxKept are dropped from time
+// to time, so that an error costs as much as the sorting of its share.
+func (r *report) add(e Error) {
+	if r.beyond(e.Line, e.Column) {
+		return
+	}
+	if r.errs = append(r.errs, e); len(r.errs) == 2*maxKept {
+		r.sort()
+	}
+}
+
+func (r *report) sort() {
+	slices.SortStableFunc(r.errs, inDocument)
+	if len(r.errs) > maxKept {
+		clear(r.errs[maxKept:])
+		r.errs, r.full = r.errs[:maxKept], true
+	}
+}
+
+// inDocument compares the positions of two errors.
+func inDocument(a, b Error) int {
+	return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+}
+
 // errorOrNil returns the sorted errors, or nil when there are none.
-func (e Errors) errorOrNil() error {
-	if len(e) == 0 {
+func (r *report) errorOrNil() error {
+	if len(r.errs) == 0 {
 		return nil
 	}
-	slices.SortStableFunc(e, func(a, b Error) int {
-		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
-	})
-	return e
+	r.sort()
+	return r.errs
 }
 
 // maxQuoted is how much of a value, in characters, an error repeats.
@@ -67,10 +108,14 @@ const maxQuoted = 64
 func quote(s string) string { return strconv.Quote(clip(s)) }
 
 func clip(s string) string {
-	if utf8.RuneCountInString(s) <= maxQuoted {
-		return s
+	runes := 0
+	for i := range s {
+		if runes == maxQuoted {
+			return s[:i] + "..."
+		}
+		runes++
 	}
-	return string([]rune(s)[:maxQuoted]) + "..."
+	return s
 }
 
 // elsewhere are keys that people look for and that are not there.

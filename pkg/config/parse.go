@@ -9,6 +9,7 @@ import (
 	"io"
 	"reflect"
 	"regexp"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -27,7 +28,7 @@ func Parse(doc []byte) (*Config, error) {
 func (d *decoder) parse(doc []byte) (*Config, error) {
 	roots := d.documents(doc)
 	if len(d.errs) > 0 {
-		return nil, d.errs.errorOrNil()
+		return nil, d.errorOrNil()
 	}
 	return d.parseRoot(roots, doc)
 }
@@ -36,17 +37,17 @@ func (d *decoder) parse(doc []byte) (*Config, error) {
 func (d *decoder) parseRoot(roots []*yaml.Node, doc []byte) (*Config, error) {
 	root, ok := d.root(roots)
 	if !ok {
-		return nil, d.errs.errorOrNil()
+		return nil, d.errorOrNil()
 	}
 	var raw rawConfig
 	d.decode(root, reflect.ValueOf(&raw).Elem())
-	if d.aliased > maxAliased {
-		d.errs = nil
-		d.errorf(root, "aliases (*) repeat more than %d values of the document: write them out", maxAliased)
-		return nil, d.errs.errorOrNil()
+	if d.repeatsTooMuch() {
+		d.report = report{}
+		d.errorf(root, "aliases (*) repeat more than %d values or %d bytes of the document: write them out", maxAliased, maxAliasedBytes)
+		return nil, d.errorOrNil()
 	}
 	c := d.compile(&raw)
-	if err := d.errs.errorOrNil(); err != nil {
+	if err := d.errorOrNil(); err != nil {
 		return nil, err
 	}
 	digest := sha256.Sum256(doc)
@@ -84,7 +85,7 @@ func (d *decoder) isOurs(root value) bool {
 	}
 	v, found := lookup(root.Node, "apiVersion")
 	if found && v.Kind == yaml.ScalarNode && v.ShortTag() == "!!str" && v.Value != APIVersion {
-		d.errorf(value{v, "apiVersion"}, "%s is not a version of this document: this program reads %s", quote(v.Value), APIVersion)
+		d.errorf(value{Node: v, path: "apiVersion"}, "%s is not a version of this document: this program reads %s", quote(v.Value), APIVersion)
 		return false
 	}
 	return true
@@ -97,7 +98,7 @@ func ParseFile(name string, text []byte) (*Config, error) {
 	d := &decoder{file: name}
 	roots := d.documents(text)
 	if len(d.errs) > 0 {
-		return nil, d.errs.errorOrNil()
+		return nil, d.errorOrNil()
 	}
 	maps := configMaps(roots)
 	if len(maps) == 0 {
@@ -105,7 +106,7 @@ func ParseFile(name string, text []byte) (*Config, error) {
 	}
 	doc, ok := d.embedded(maps)
 	if !ok {
-		return nil, d.errs.errorOrNil()
+		return nil, d.errorOrNil()
 	}
 	d.enter(doc, string(text))
 	return d.parse([]byte(doc.Value))
@@ -131,7 +132,7 @@ func (d *decoder) embedded(maps []*yaml.Node) (value, bool) {
 			continue
 		}
 		if doc, ok := lookup(data, Key); ok {
-			docs = append(docs, value{doc, "data[" + Key + "]"})
+			docs = append(docs, value{Node: doc, path: "data[" + Key + "]"})
 		}
 	}
 	switch {
@@ -227,14 +228,14 @@ func position(text []byte, offset int) (line, column int) {
 	return 1 + bytes.Count(before, []byte("\n")), 1 + utf8.RuneCount(before[start:])
 }
 
-// How far to look for the line that breaks a document: further is too slow
-// for what it is worth.
+// How far to look for the line that breaks a document: how many lines before
+// the place where the parser stops, and how many bytes it may read again.
 const (
-	maxSearchedBytes = 64 << 10
 	maxSearchedLines = 200
+	maxSearchedBytes = 256 << 10
 )
 
-var yamlPrefix = regexp.MustCompile(`^yaml: (line \d+: )?`)
+var yamlPrefix = regexp.MustCompile(`^yaml: (?:line (\d+): )?`)
 
 // syntaxHints say what the YAML parser's complaints mean in practice.
 var syntaxHints = map[string]string{
@@ -254,7 +255,11 @@ var syntaxHints = map[string]string{
 // often a line nearby, so the place is found by trying.
 func (d *decoder) syntaxError(text []byte, err error) {
 	problem := yamlPrefix.ReplaceAllString(err.Error(), "")
-	line := brokenLine(text)
+	named := 0 // the line that the parser names: often that of the bracket or quote
+	if match := yamlPrefix.FindStringSubmatch(err.Error()); match != nil {
+		named, _ = strconv.Atoi(match[1]) // 0 where it names none
+	}
+	line := brokenLine(text, named)
 	indent, tab := indentation(text, line)
 	hint := syntaxHints[problem]
 	if tab {
@@ -267,20 +272,34 @@ func (d *decoder) syntaxError(text []byte, err error) {
 }
 
 // brokenLine returns the line after which nothing can make the text valid
-// again: the first after the longest run of whole lines that is valid.
-func brokenLine(text []byte) int {
+// again: the first after the longest run of whole lines that is valid. It looks
+// near the line where the parser stops and near the one that the parser names,
+// and returns the latter when it has read enough again.
+func brokenLine(text []byte, named int) int {
 	r := &trickle{text: text}
 	_, _ = documentsOf(r)
 	last, _ := position(text, max(r.read-1, 0))
-	if len(text) > maxSearchedBytes {
-		return last
+	read := 0
+	isValid := func(lines int) bool {
+		before := firstLines(text, lines)
+		read += len(before)
+		_, err := documentsOf(bytes.NewReader(before))
+		return err == nil
 	}
-	for line := last; line > max(0, last-maxSearchedLines); line-- {
-		if _, err := documentsOf(bytes.NewReader(firstLines(text, line-1))); err == nil {
+	for line := last; line > max(0, last-maxSearchedLines) && read+r.read <= maxSearchedBytes; line-- {
+		if isValid(line - 1) {
 			return line
 		}
 	}
-	return last
+	if named == 0 || named > last {
+		return last
+	}
+	for line := named; line > max(0, named-2) && r.read <= maxSearchedBytes; line-- {
+		if isValid(line - 1) {
+			return line
+		}
+	}
+	return named
 }
 
 // trickle gives its text byte by byte, so that it knows how far its reader

@@ -178,7 +178,31 @@ type key struct {
 }
 
 // keysOf returns the keys of a raw struct, in its order.
-func keysOf(t reflect.Type) []key {
+func keysOf(t reflect.Type) []key { return allKeys()[t] }
+
+// allKeys has the keys of every raw struct.
+var allKeys = sync.OnceValue(func() map[reflect.Type][]key {
+	all := map[reflect.Type][]key{}
+	addKeys(all, reflect.TypeFor[rawConfig]())
+	return all
+})
+
+// addKeys adds the keys of the structs that a raw type is made of.
+func addKeys(all map[reflect.Type][]key, t reflect.Type) {
+	for t.Kind() == reflect.Slice || t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	if t == reflect.TypeFor[value]() || t == reflect.TypeFor[pair]() || all[t] != nil {
+		return
+	}
+	all[t] = tagged(t)
+	for _, k := range all[t] {
+		addKeys(all, t.Field(k.index).Type)
+	}
+}
+
+// tagged returns the keys that the tags of a struct name.
+func tagged(t reflect.Type) []key {
 	var keys []key
 	for i := range t.NumField() {
 		tag := strings.Split(t.Field(i).Tag.Get("key"), ",")

@@ -54,12 +54,6 @@ func (r Requirement) matches(labels map[string]string) bool {
 	}
 }
 
-// overlaps reports whether the two are certain to select something in common,
-// if they select anything.
-func (s Selector) overlaps(other Selector) bool {
-	return len(s) == 0 || len(other) == 0 || s.String() == other.String()
-}
-
 // String returns the selector as kubectl takes it after -l.
 func (s Selector) String() string {
 	var all []string

@@ -44,6 +44,14 @@ func configEdit(ctx context.Context, _ *lodestone.Installation) error {
 	})
 }
 
+// configWorst validates the documents that cost most, each of 1 MiB, by the
+// command in a process on one core.
+func configWorst(ctx context.Context, _ *lodestone.Installation) error {
+	return goBenchmarks(ctx, "./pkg/config", "^BenchmarkWorst$", "1x", func(_ string, value measured) {
+		result("config_worst", "shapes=%.0f max_ms=%.0f max_mb=%.0f", value.median("shapes"), value.median("max-ms"), value.median("max-B")/1e6)
+	})
+}
+
 // ledger runs the Go benchmarks of the controller's state in memory.
 func ledger(ctx context.Context, _ *lodestone.Installation) error {
 	return goBenchmarks(ctx, "./pkg/servicelb", "^BenchmarkLedger$", "1s", func(name string, value measured) {

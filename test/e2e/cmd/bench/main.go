@@ -31,6 +31,7 @@ type benchmark struct {
 var benchmarks = []benchmark{
 	{name: "ipam_allocate", run: ipamAllocate},
 	{name: "config_edit", run: configEdit},
+	{name: "config_worst", run: configWorst},
 	{name: "ledger", run: ledger},
 	{name: "dashboard_load", run: dashboardLoad},
 	{name: "cli_status", run: cliStatus},
