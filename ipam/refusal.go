@@ -54,7 +54,7 @@ func Reasons() reason.Texts[Reason] {
 		AddressInUse:        {Cause: "The requested address belongs to another Service.", Cure: "Ask for another address, or free this one. Two Services can share one with annotation lodestone.io/sharing-key."},
 		AddressOutsidePools: {Cause: "No pool contains the requested address, or not the pool that the Service names.", Cure: "Ask for an address of a pool, or add the address to one."},
 		AddressWithheld:     {Cause: "A pool contains the requested address but never hands it out: it is excluded, or the first or last of an IPv4 prefix.", Cure: "Ask for another address, or change the pool's exclude or useFirstAndLast."},
-		AddressForbidden:    {Cause: "A pool contains the requested address, which the cluster itself uses: a node, a gateway, pods or Services have it.", Cure: "Ask for another address: this one is in use by the cluster itself."},
+		AddressForbidden:    {Cause: "A pool contains the requested address, which something else uses: a node, a gateway or BGP peer, pods, or a Service of another load balancer.", Cure: "Ask for another address: this one is in use; the message says by what."},
 		AddressReserved:     {Cause: "The configuration reserves the address for another Service.", Cure: "Ask for another address, or change the configuration's reservations."},
 		AddressQuarantined:  {Cause: "The requested address was another Service's until just now, and rests.", Cure: "Wait until the address is free, or ask for another one."},
 		RequestNotAllowed:   {Cause: "The pool has requesters, and the Service's namespace is not among them.", Cure: "Take any address of the pool (remove annotation lodestone.io/addresses), or add the namespace to the pool's requesters."},

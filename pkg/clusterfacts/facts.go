@@ -27,6 +27,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
 // Facts are what is known of the cluster's addresses. They are immutable.
@@ -66,6 +67,33 @@ type Forbidden struct {
 	Range netipx.IPRange
 	// Why completes the sentence "203.0.113.1 is ...".
 	Why string
+}
+
+// Forbid returns all that the pools of the configuration must not hand out: what
+// the cluster uses, and what the configuration itself says others have. The
+// slice is the caller's; cfg and f may be nil.
+func Forbid(cfg *config.Config, f *Facts) []Forbidden {
+	var all []Forbidden
+	if f != nil {
+		all = append(all, f.Forbidden...)
+	}
+	if cfg == nil {
+		return all
+	}
+	for _, p := range cfg.Peers {
+		if p.Address.IsValid() && p.Address.Zone() == "" {
+			all = append(all, Forbidden{netipx.IPRangeFrom(p.Address, p.Address), fmt.Sprintf("the address of BGP peer %q", p.Name)})
+		}
+		if p.SourceAddress.IsValid() {
+			all = append(all, Forbidden{netipx.IPRangeFrom(p.SourceAddress, p.SourceAddress), fmt.Sprintf("a node's end of the sessions with BGP peer %q", p.Name)})
+		}
+	}
+	if cfg.Routes != nil {
+		for _, cidr := range cfg.Routes.CIDRs {
+			all = append(all, Forbidden{netipx.RangeOfPrefix(cidr), "among the pods' addresses, by routes.cidrs " + cidr.String()})
+		}
+	}
+	return all
 }
 
 // Objects are what Collect reads, in any order. Each kind may be missing.
@@ -213,6 +241,12 @@ func (all *claims) prefix(text, what, node string) {
 }
 
 func (all *claims) node(n *corev1.Node) {
+	sources, _ := annotation.ParseBGPSourceAddress(n.Annotations[annotation.BGPSourceAddress]) // the speaker reports what is wrong with it
+	for _, a := range sources {
+		if a.IsGlobalUnicast() {
+			all.add(netipx.IPRangeFrom(a, a), "the source address of BGP sessions", n.Name)
+		}
+	}
 	for _, a := range n.Status.Addresses {
 		if a.Type == corev1.NodeInternalIP || a.Type == corev1.NodeExternalIP {
 			all.addr(a.Address, "the address", n.Name)

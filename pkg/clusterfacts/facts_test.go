@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -19,6 +20,18 @@ import (
 
 func node(name string, podCIDRs []string, addresses ...corev1.NodeAddress) *corev1.Node {
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{PodCIDRs: podCIDRs}, Status: corev1.NodeStatus{Addresses: addresses}}
+}
+
+func sourced(name, addresses string) *corev1.Node {
+	n := node(name, nil)
+	n.Annotations = map[string]string{annotation.BGPSourceAddress: addresses}
+	return n
+}
+
+// kept is the Node as the Watcher's cache has it.
+func kept(n *corev1.Node) *corev1.Node {
+	obj, _ := keepNode(n)
+	return obj.(*corev1.Node)
 }
 
 func internal(a string) corev1.NodeAddress {
@@ -83,6 +96,15 @@ func TestCollect(t *testing.T) {
 				"203.0.113.11 is the address of node n1",
 				"2001:db8::11 is the address of node n1",
 				"fd00:1::/64 is in the pod CIDR fd00:1::/64 of node n1",
+			},
+		},
+		{
+			name: "a node's ends of BGP sessions",
+			objects: Objects{Nodes: []*corev1.Node{kept(sourced("n1", "198.18.0.21, 2001:db8::21")), kept(sourced("n2", "nonsense")),
+				kept(sourced("n3", "fe80::1")), kept(sourced("n4", strings.Repeat("198.18.0.22,", 1000)))}},
+			want: []string{
+				"198.18.0.21 is the source address of BGP sessions of node n1",
+				"2001:db8::21 is the source address of BGP sessions of node n1",
 			},
 		},
 		{

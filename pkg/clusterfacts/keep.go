@@ -6,10 +6,15 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
 )
 
 // The transforms are given objects that they already saw, too: those come out
 // as they are.
+
+// maxSources is longer than any value of annotation.BGPSourceAddress, in bytes.
+const maxSources = 128
 
 func keepNode(obj any) (any, error) {
 	n, ok := obj.(*corev1.Node)
@@ -18,6 +23,9 @@ func keepNode(obj any) (any, error) {
 	}
 	kept := &corev1.Node{ObjectMeta: identity(&n.ObjectMeta),
 		Spec: corev1.NodeSpec{PodCIDRs: n.Spec.PodCIDRs}, Status: corev1.NodeStatus{Addresses: n.Status.Addresses}}
+	if sources := n.Annotations[annotation.BGPSourceAddress]; sources != "" && len(sources) <= maxSources {
+		kept.Annotations = map[string]string{annotation.BGPSourceAddress: sources}
+	}
 	if isDown(n) {
 		kept.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown}}
 	}

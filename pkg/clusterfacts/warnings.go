@@ -18,7 +18,7 @@ const maxWarnings = 5
 // would ask for. Excluded addresses are not mentioned, and neither are those that
 // every segment has: a pool that is as wide as its segment is no mistake.
 func Warnings(cfg *config.Config, f *Facts) []string {
-	withheld := intersect(cfg.Pools, mistakes(f))
+	withheld := intersect(cfg.Pools, mistakes(cfg, f))
 	segments := merged(f.Segments)
 	var all []string
 	for i := range cfg.Pools {
@@ -35,14 +35,14 @@ func Warnings(cfg *config.Config, f *Facts) []string {
 }
 
 // mistakes are the ranges that pools should not contain.
-func mistakes(f *Facts) []Forbidden {
+func mistakes(cfg *config.Config, f *Facts) []Forbidden {
 	usual := map[netipx.IPRange]bool{}
 	for _, s := range f.Segments {
 		for _, c := range ownOf(s) {
 			usual[c.IPRange] = true
 		}
 	}
-	return slices.DeleteFunc(slices.Clone(f.Forbidden), func(x Forbidden) bool { return usual[x.Range] })
+	return slices.DeleteFunc(Forbid(cfg, f), func(x Forbidden) bool { return usual[x.Range] })
 }
 
 // piece is a part of a pool, or of a segment.

@@ -61,6 +61,7 @@ func assigned(i int, addr netip.Addr) func(*corev1.Service) {
 		pool := fmt.Sprintf("pool-%d", i%manyPools)
 		annotated(annotation.AddressPool, pool)(svc)
 		annotated(annotation.Assigned, addr.String())(svc)
+		annotated(annotation.AssignedPools, pool)(svc)
 		svc.Finalizers = []string{annotation.Finalizer}
 		svc.Status.LoadBalancer.Ingress = ingress([]netip.Addr{addr})
 		svc.Status.Conditions = []metav1.Condition{{

@@ -238,3 +238,58 @@ func TestAMistakeInAWishCostsNoAddress(t *testing.T) {
 	s.changes("web", annotated(annotation.Addresses, "203.0.113.12,203.0.113.15"))
 	s.has("web", "203.0.113.12,203.0.113.15,2001:db8::12", "True Allocated")
 }
+
+// What another load balancer has given is in use, and so is what the document says
+// routers and nodes have.
+func TestAddressesOfOthersAreNeverGiven(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.server.create("default/theirs", s.clock, ofClass("metallb.io/metallb"), shows("203.0.113.10"))
+	s.restart()
+	s.run()
+	s.creates("web")
+	s.has("web", "203.0.113.11", "True Allocated")
+	s.creates("asks", annotated(annotation.Addresses, "203.0.113.10"))
+	s.has("asks", "", "False AddressForbidden")
+	s.says("asks", "203.0.113.10 is never handed out: it is the address of Service default/theirs, which another load balancer serves")
+
+	s.creates("more", ofClass("metallb.io/metallb"), shows("203.0.113.12", "198.51.100.1"))
+	s.creates("next")
+	s.has("next", "203.0.113.13", "True Allocated")
+	s.changes("more", shows("203.0.113.14"))
+	s.creates("after")
+	s.has("after", "203.0.113.12", "True Allocated")
+	s.deletes("theirs")
+	s.has("asks", "203.0.113.10", "True Allocated")
+
+	s.changes("more", shows("203.0.113.11"))
+	s.has("web", "203.0.113.11", "True Stranded") // it keeps it, and says who has it, too
+	s.says("web", "the address of Service default/more")
+
+	// Every tenant writes externalIPs: they forbid nothing.
+	s.creates("outer", ofClass("metallb.io/metallb"), func(svc *corev1.Service) { svc.Spec.ExternalIPs = []string{"203.0.113.15"} })
+	s.creates("fifth", annotated(annotation.Addresses, "203.0.113.15"))
+	s.has("fifth", "203.0.113.15", "True Allocated")
+}
+
+func TestAddressesThatTheDocumentGivesToOthersAreNeverGiven(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.configure(`pools: [{name: lan, addresses: [203.0.113.0/24, 10.1.0.0/30], useFirstAndLast: true}]
+peers: [{name: tor, address: 203.0.113.0, sourceAddress: 203.0.113.1, localASN: 64512, peerASN: 64513}]
+routes: {mode: kernel, cidrs: [10.1.0.0/16]}
+`)
+	s.creates("web")
+	s.has("web", "203.0.113.2", "True Allocated")
+	for addr, why := range map[string]string{
+		"203.0.113.0": `the address of BGP peer "tor"`,
+		"203.0.113.1": `a node's end of the sessions with BGP peer "tor"`,
+		"10.1.0.2":    "among the pods' addresses, by routes.cidrs 10.1.0.0/16",
+	} {
+		s.changes("web", annotated(annotation.Addresses, addr))
+		s.has("web", "203.0.113.2", "False AddressForbidden")
+		s.says("web", why)
+	}
+	cfg, _ := s.config.Current()
+	assert.Len(t, clusterfacts.Warnings(cfg, &clusterfacts.Facts{}), 3)
+}

@@ -125,13 +125,13 @@ func New(opts Options) (*Controller, error) {
 	c := newController(opts)
 	var err error
 	c.handler, err = opts.Services.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { c.enqueue(obj, obj) },
-		UpdateFunc: func(before, obj any) { c.enqueue(before, obj) },
+		AddFunc:    func(obj any) { c.enqueue(obj, obj, false) },
+		UpdateFunc: func(before, obj any) { c.enqueue(before, obj, false) },
 		DeleteFunc: func(obj any) {
 			if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 				obj = gone.Obj
 			}
-			c.enqueue(obj, obj)
+			c.enqueue(obj, obj, true)
 		},
 	})
 	return c, err
@@ -252,10 +252,14 @@ func (c *Controller) report(conflicts []Conflict) {
 	}
 }
 
-// enqueue has a Service looked at that concerns us, or did before.
-func (c *Controller) enqueue(before, obj any) {
+// enqueue has a Service looked at that concerns us, or did before, and takes note
+// of what others show.
+func (c *Controller) enqueue(before, obj any, gone bool) {
 	was, ok1 := before.(*corev1.Service)
 	svc, ok2 := obj.(*corev1.Service)
+	if ok2 && c.Ledger.SeeForeign(svc, gone) {
+		c.wake()
+	}
 	if ok1 && ok2 && (c.Scope.Covers(svc) || c.Scope.Covers(was) || c.Scope.LeftBehind(svc)) {
 		c.queue.Add(NameOf(svc))
 	}

@@ -76,6 +76,7 @@ type Ledger struct {
 	leasesFreed bool
 	leaseWork   chan struct{}
 	conflicts
+	foreigners
 	primedAt time.Time
 }
 
@@ -187,7 +188,7 @@ func NewLedger(scope Scope, sources Sources) *Ledger {
 	}
 	return &Ledger{
 		scope: scope, Sources: sources, alloc: ipam.New(), accounts: map[string]*account{}, waiters: newWaiters(), leaseWork: make(chan struct{}, 1),
-		conflicts: conflicts{withheld: map[netip.Addr]time.Time{}, full: map[share]int{}},
+		conflicts: conflicts{withheld: map[netip.Addr]time.Time{}, full: map[share]int{}}, foreigners: foreigners{shown: map[string][]netip.Addr{}},
 	}
 }
 
@@ -447,7 +448,7 @@ func (l *Ledger) follow() {
 		return
 	}
 	if cfg == l.config && facts == l.facts {
-		if l.endWithholding() {
+		if ended := l.endWithholding(); ended || l.foreigners.moved {
 			l.reconfigure()
 		}
 		return
@@ -476,17 +477,15 @@ func (l *Ledger) follow() {
 
 // reconfigure makes the allocator go by what is in force and what is leased.
 func (l *Ledger) reconfigure() {
-	l.swept = false
+	l.swept, l.foreigners.moved = false, false
 	l.dropLeases()
 	l.alloc.Configure(l.setup())
 }
 
 func (l *Ledger) setup() ipam.Setup {
 	s := ipam.Setup{Pools: l.config.Pools, Quarantine: l.config.Quarantine, Reservations: l.config.Reservations, Conflicted: slices.Collect(maps.Keys(l.withheld))}
-	if l.facts != nil {
-		for _, f := range l.facts.Forbidden {
-			s.Forbidden = append(s.Forbidden, ipam.Forbidden(f))
-		}
+	for _, f := range slices.Concat(clusterfacts.Forbid(l.config, l.facts), l.foreigners.forbidden()) {
+		s.Forbidden = append(s.Forbidden, ipam.Forbidden(f))
 	}
 	l.addLeases(&s)
 	return s

@@ -50,6 +50,9 @@ func (l *Ledger) Primed() bool {
 func (l *Ledger) Prime(services []*corev1.Service, records []released.Record) []Conflict {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	for _, svc := range services {
+		l.foreigners.set(NameOf(svc), l.scope.shown(svc))
+	}
 	services = slices.DeleteFunc(slices.Clone(services), func(svc *corev1.Service) bool {
 		return !l.scope.Covers(svc) && !l.scope.Keeps(svc) && !l.scope.LeftBehind(svc)
 	})

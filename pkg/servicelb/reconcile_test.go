@@ -225,9 +225,8 @@ func TestForeignServicesAreLeftAlone(t *testing.T) {
 		s.changes("plain", annotated("a", "b"))
 		s.deletes("plain")
 	})
-	// The foreign load balancer owns its own addresses, not ours.
-	s.creates("ours")
-	s.has("ours", "203.0.113.10", "True Allocated")
+	s.creates("ours") // not with an address that is in use
+	s.has("ours", "203.0.113.11", "True Allocated")
 }
 
 // Whoever gives an address up while no controller runs gives it up all the same.

@@ -406,10 +406,10 @@ func (s *story) see(name string) {
 		if !had {
 			before = svc
 		}
-		s.enqueue(before, svc)
+		s.enqueue(before, svc, false)
 	case had:
 		_ = s.index.Delete(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: short}})
-		s.enqueue(before, before)
+		s.enqueue(before, before, true)
 	}
 }
 

@@ -131,7 +131,7 @@ func standing(o *cluster.Objects, addr netip.Addr, assigned bool) []string {
 			}
 		}
 	}
-	for _, f := range o.Cluster().Facts.Forbidden {
+	for _, f := range clusterfacts.Forbid(o.Config, o.Cluster().Facts) {
 		if f.Range.Contains(addr) {
 			said = append(said, "it is "+f.Why+": it is never handed out")
 		}
