@@ -16,6 +16,9 @@ E2E     := test/e2e
 GOLANGCI_LINT := v2.15.0
 # One fuzz target runs this long.
 FUZZTIME ?= 10s
+# How long each fault of `make soak` lasts, and the stories that it runs.
+SOAK    ?= 10m
+SOAKS   := TestAPIServerDownKeepsAnnouncing|TestControllerConvergesThroughAFaultyAPIServer
 # Which benchmark: make bench BENCH=l2_node_loss. Empty: all.
 BENCH   ?=
 # Further arguments of the test binaries: make e2e ARGS='-run TestFailover'.
@@ -27,7 +30,7 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false -trimpath
 # Static binaries; and vet, build and the end-to-end tests share one build cache.
 export CGO_ENABLED := 0
 
-.PHONY: all help build fmt vet lint unit e2e test check bench fuzz demo lab-up lab-down manifests clean deps root
+.PHONY: all help build fmt vet lint unit e2e test check soak bench fuzz demo lab-up lab-down manifests clean deps root
 
 all: build vet ## build and vet (the default)
 
@@ -70,6 +73,9 @@ test: root deps build ## every test; the last line counts passed, failed and ski
 
 check: fmt vet ## what CI runs: gofmt, vet, make test; with CI=true a skipped test fails
 	@$(MAKE) --no-print-directory test
+
+soak: root deps ## the stories of an API server that is away or faulty, for SOAK=10m each (root)
+	cd $(E2E) && LODESTONE_SOAK=$(SOAK) go test -count=1 -timeout 0 -v -run '^($(SOAKS))$$' ./scenarios
 
 bench: root deps build ## benchmarks, a line for each; BENCH=name runs one (root)
 	@cd $(E2E) && go run ./cmd/bench $(BENCH)

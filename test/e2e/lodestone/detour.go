@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/client-go/rest"
@@ -133,4 +134,48 @@ func resourceOf(path string) string {
 		return path
 	}
 	return match[1] + match[2]
+}
+
+// GatedAPI is a way to the API server that lets a number of writes pass, and holds
+// the others of their kind until Close, when they fail without having been carried out.
+type GatedAPI struct {
+	detour
+	what   string
+	passed atomic.Int64
+	limit  int64
+	held   chan struct{}
+	closed chan struct{}
+}
+
+// NewGatedAPI serves on the control plane's loopback until Close. What is as in
+// CountingAPI.Writes.
+func (i *Installation) NewGatedAPI(what string, limit int64) (*GatedAPI, error) {
+	g := &GatedAPI{what: what, limit: limit, held: make(chan struct{}, 1), closed: make(chan struct{})}
+	return g, g.open(i, g.holding, func(next http.RoundTripper) http.RoundTripper { return next })
+}
+
+// Held receives a value once a write is being held.
+func (g *GatedAPI) Held() <-chan struct{} { return g.held }
+
+// Close fails what is held and ends the service.
+func (g *GatedAPI) Close() error {
+	close(g.closed)
+	return g.detour.Close()
+}
+
+func (g *GatedAPI) holding(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method+" "+resourceOf(r.URL.Path) == g.what && g.passed.Add(1) > g.limit {
+			select {
+			case g.held <- struct{}{}:
+			default: // it is known already
+			}
+			select {
+			case <-g.closed:
+			case <-r.Context().Done():
+			}
+			panic(http.ErrAbortHandler) // the client sees a connection that breaks
+		}
+		next.ServeHTTP(w, r)
+	})
 }

@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // dnsmasq is where Debian has it, which is not on everybody's PATH.
@@ -14,8 +16,8 @@ const dnsmasq = "/usr/sbin/dnsmasq"
 
 // DHCPServer is a dnsmasq on the client, which is on the nodes' segment.
 type DHCPServer struct {
-	dir  string
-	stop func() error
+	dir string
+	end func(by unix.Signal) error
 }
 
 // RunDHCPServer starts a DHCP server that leases the addresses from first to
@@ -27,13 +29,13 @@ func RunDHCPServer(ctx context.Context, first, last string) (*DHCPServer, error)
 	}
 	d := &DHCPServer{dir: dir}
 	// Nobody has the addresses: it need not ping each for 3 s before it offers it.
-	log, stop, err := run(ctx, client, dnsmasq, "--keep-in-foreground", "--log-facility=-", "--conf-file=/dev/null", "--pid-file",
+	log, end, err := run(ctx, client, dnsmasq, "--keep-in-foreground", "--log-facility=-", "--conf-file=/dev/null", "--pid-file",
 		"--user=root", "--group=root", "--port=0", "--interface=eth0", "--bind-interfaces", "--log-dhcp", "--no-ping",
 		"--dhcp-authoritative", "--dhcp-leasefile="+d.file(), "--dhcp-range="+first+","+last+",255.255.255.0,1h")
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
-	d.stop = stop
+	d.end = end
 	err = Wait(ctx, "the DHCP server serves", func() error {
 		text, err := os.ReadFile(log)
 		if err == nil && !strings.Contains(string(text), "DHCP, sockets bound exclusively") {
@@ -50,7 +52,7 @@ func RunDHCPServer(ctx context.Context, first, last string) (*DHCPServer, error)
 func (d *DHCPServer) file() string { return filepath.Join(d.dir, "leases") }
 
 // Stop ends the server. What it has leased is forgotten.
-func (d *DHCPServer) Stop() error { return errors.Join(d.stop(), os.RemoveAll(d.dir)) }
+func (d *DHCPServer) Stop() error { return errors.Join(d.end(unix.SIGTERM), os.RemoveAll(d.dir)) }
 
 // Leases are the leases that the server knows, by address: the name of the
 // client's host.

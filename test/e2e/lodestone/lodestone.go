@@ -137,12 +137,12 @@ func Wait(ctx context.Context, what string, check func() error) error {
 const Patience = 60 * time.Second
 
 // RunController starts a controller of ours beside the cluster, with no flag
-// but the kubeconfig and those given. The function returned ends it as an
-// operator would, by SIGTERM, and returns once it is gone.
-func (i *Installation) RunController(ctx context.Context, flags ...string) (stop func() error, err error) {
+// but the kubeconfig and those given. The function returned ends it, by SIGTERM as an
+// operator would or by SIGKILL, and returns once it is gone.
+func (i *Installation) RunController(ctx context.Context, flags ...string) (end func(by unix.Signal) error, err error) {
 	args := append([]string{filepath.Join(i.Lab.Root, "bin", Controller), "--kubeconfig=" + i.Lab.Kubeconfig()}, flags...)
-	_, stop, err = run(ctx, controlPlane, args...)
-	return stop, err
+	_, end, err = run(ctx, controlPlane, args...)
+	return end, err
 }
 
 // Serves checks that the controller beside the cluster serves. That it is
@@ -162,8 +162,8 @@ func (i *Installation) Serves(ctx context.Context) error {
 }
 
 // run starts a program in a namespace. It returns the file that the program's
-// output goes to, and what ends the program.
-func run(ctx context.Context, namespace string, args ...string) (log string, stop func() error, err error) {
+// output goes to, and what ends the program by a signal.
+func run(ctx context.Context, namespace string, args ...string) (log string, end func(by unix.Signal) error, err error) {
 	name := filepath.Base(args[0])
 	output, err := os.CreateTemp("", name+"-*.log")
 	if err != nil {
@@ -175,12 +175,12 @@ func run(ctx context.Context, namespace string, args ...string) (log string, sto
 	if err := cmd.Start(); err != nil {
 		return "", nil, fmt.Errorf("start %s: %w", name, err)
 	}
-	return output.Name(), func() error { return terminate(name, cmd, output.Name()) }, nil
+	return output.Name(), func(by unix.Signal) error { return terminate(name, cmd, by, output.Name()) }, nil
 }
 
-func terminate(name string, cmd *exec.Cmd, log string) error {
+func terminate(name string, cmd *exec.Cmd, by unix.Signal, log string) error {
 	defer os.Remove(log)
-	if err := cmd.Process.Signal(unix.SIGTERM); err != nil {
+	if err := cmd.Process.Signal(by); err != nil {
 		raw, _ := os.ReadFile(log)
 		return fmt.Errorf("end %s: %w; its log: %s", name, err, raw)
 	}

@@ -117,11 +117,6 @@ func (i *Installation) Label(ctx context.Context, node, key, value string) error
 	return i.patchNode(ctx, node, map[string]any{"metadata": map[string]any{"labels": labels}})
 }
 
-// Cordon keeps new pods off the node, or lets them come again.
-func (i *Installation) Cordon(ctx context.Context, node string, cordoned bool) error {
-	return i.patchNode(ctx, node, map[string]any{"spec": map[string]any{"unschedulable": cordoned}})
-}
-
 func (i *Installation) patchNode(ctx context.Context, node string, patch any) error {
 	raw, err := json.Marshal(patch)
 	if err != nil {

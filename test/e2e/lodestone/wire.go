@@ -18,12 +18,12 @@ import (
 // answer matches one reply in arping's output.
 var answer = regexp.MustCompile(`bytes from ([0-9a-f:]{17}) `)
 
-// Arping asks for an address from the client's segment as often as count and
-// returns the hardware address of each answer, in the order of arrival.
+// Arping asks for an address on a host's segment as often as count and returns the
+// hardware address of each answer, in the order of arrival. The host is its namespace.
 // arping is a program of others: it sees what any host on the segment sees.
-func Arping(ctx context.Context, address string, count int) ([]string, error) {
+func Arping(ctx context.Context, host, address string, count int) ([]string, error) {
 	// Without an answer arping ends with status 1: that is a result.
-	out, err := netns.Command(ctx, client, "arping", "-c", strconv.Itoa(count), "-w", "1", "-W", "0.05", "-i", "eth0", address).CombinedOutput()
+	out, err := netns.Command(ctx, host, "arping", "-c", strconv.Itoa(count), "-w", "1", "-W", "0.05", "-i", "eth0", address).CombinedOutput()
 	var macs []string
 	for _, match := range answer.FindAllStringSubmatch(string(out), -1) {
 		macs = append(macs, match[1])
@@ -37,14 +37,14 @@ func Arping(ctx context.Context, address string, count int) ([]string, error) {
 // advertised matches one advertisement in ndisc6's output.
 var advertised = regexp.MustCompile(`Target link-layer address: ([0-9A-F:]{17})`)
 
-// Ndisc6 solicits an IPv6 address from the client's segment as often as count
-// and returns the hardware address of each answer. It waits for answers of
-// several hosts to each solicitation.
-func Ndisc6(ctx context.Context, address string, count int) ([]string, error) {
+// Ndisc6 solicits an IPv6 address on a host's segment as often as count and returns
+// the hardware address of each answer. It waits for answers of several hosts to each
+// solicitation. The host is its namespace.
+func Ndisc6(ctx context.Context, host, address string, count int) ([]string, error) {
 	var macs []string
 	for range count {
 		// Without an answer ndisc6 ends with status 2: that is a result.
-		out, err := netns.Command(ctx, client, "ndisc6", "-m", "-r", "1", "-w", "50", address, "eth0").CombinedOutput()
+		out, err := netns.Command(ctx, host, "ndisc6", "-m", "-r", "1", "-w", "50", address, "eth0").CombinedOutput()
 		matches := advertised.FindAllStringSubmatch(string(out), -1)
 		for _, match := range matches {
 			macs = append(macs, strings.ToLower(match[1]))
@@ -56,17 +56,30 @@ func Ndisc6(ctx context.Context, address string, count int) ([]string, error) {
 	return macs, nil
 }
 
-// Ask asks the segment for an address of either family.
+// Ask asks the client's segment for an address of either family.
 func Ask(ctx context.Context, address string, count int) ([]string, error) {
-	if a, err := netip.ParseAddr(address); err == nil && a.Is6() {
-		return Ndisc6(ctx, address, count)
-	}
-	return Arping(ctx, address, count)
+	return askFrom(ctx, client, address, count)
 }
 
-// Owner returns the node that answers for the address on the wire.
+func askFrom(ctx context.Context, host, address string, count int) ([]string, error) {
+	if a, err := netip.ParseAddr(address); err == nil && a.Is6() {
+		return Ndisc6(ctx, host, address, count)
+	}
+	return Arping(ctx, host, address, count)
+}
+
+// Owner returns the node that answers the client for the address on the wire.
 func (i *Installation) Owner(ctx context.Context, address string) (string, error) {
-	macs, err := Ask(ctx, address, 1)
+	return i.ownerFrom(ctx, client, address)
+}
+
+// OwnerSeenBy returns the node that answers another node for the address.
+func (i *Installation) OwnerSeenBy(ctx context.Context, node, address string) (string, error) {
+	return i.ownerFrom(ctx, "ls-"+node, address)
+}
+
+func (i *Installation) ownerFrom(ctx context.Context, host, address string) (string, error) {
+	macs, err := askFrom(ctx, host, address, 1)
 	if err != nil {
 		return "", err
 	}

@@ -159,3 +159,40 @@ func TestProbesOutliveRefusals(t *testing.T) {
 		t.Errorf("sent %d, answers %d, %v", record.Sent, len(record.Answers), err)
 	}
 }
+
+// Connections that live are told from those that are reset.
+func TestConnectionsAreHeldUntilTheyBreak(t *testing.T) {
+	namespace, _, tcp := newEcho(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	const held = 5
+	c, err := Connect(ctx, Options{Namespace: namespace, Target: tcp}, held)
+	if err != nil {
+		t.Fatal(err)
+	}
+	until := func(what string, holds func(ConnectionRecord) bool) {
+		t.Helper()
+		for !holds(c.Snapshot()) {
+			select {
+			case <-ctx.Done():
+				t.Fatalf("waited in vain until %s: %+v", what, c.Snapshot())
+			case <-time.After(time.Millisecond):
+			}
+		}
+	}
+	until("each has asked ten times", func(r ConnectionRecord) bool { return r.Requests >= 10*held })
+	if r := c.Snapshot(); len(r.Broken) > 0 || r.Nodes["n1"] != held || r.WorstPause <= 0 {
+		t.Errorf("%+v", r)
+	}
+	// Somebody ends them all: ss is the kernel's own tool for it.
+	if out, err := netns.Command(ctx, namespace, "ss", "--kill", "state", "established", "dport", "=", fmt.Sprint(tcp.Port())).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	until("all are broken", func(r ConnectionRecord) bool { return len(r.Broken) == held })
+	if r := c.Stop(); r.Opened != held || len(r.Broken) != held {
+		t.Errorf("%+v", r)
+	}
+	if _, err := Connect(ctx, Options{Namespace: namespace, Target: netip.AddrPortFrom(tcp.Addr(), 1)}, 1); err == nil {
+		t.Error("a connection to a port that nobody has was opened")
+	}
+}

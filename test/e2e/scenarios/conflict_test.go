@@ -31,18 +31,30 @@ func TestGossipBlockedOneAnswers(t *testing.T) {
 	s.oneAnswerer(vip)
 }
 
-// Scenario 62: each side of a partition has an owner, and after healing there
-// is one.
+// Each side of a partition has one owner: on the owner's side another node sees that it
+// stays, on the client's side the client sees that the third node takes over. After
+// healing there is one.
 func TestPartitionHasAnOwnerOnEachSideAndOneAfterwards(t *testing.T) {
 	s := begin(t)
 	vip := s.serveUDP("web")
 	owner := s.owner(vip)
 	others := s.nodesBut(owner)
-	require.NoError(t, s.Lab.Partition([]string{owner}, append(others, lab.Client)))
+	beside, across := others[0], others[1]
+	require.NoError(t, s.Lab.Partition([]string{owner, beside}, []string{across, lab.Client}))
 	t.Cleanup(func() { require.NoError(t, s.Lab.Heal()) })
-	s.eventually("the client's side has an owner", func() error {
-		return s.OneAnswerer(s.ctx, vip)
-	})
+	sides := func() error {
+		here, errHere := s.OwnerSeenBy(s.ctx, beside, vip)
+		there, errThere := s.Owner(s.ctx, vip)
+		if err := errors.Join(errHere, errThere); err != nil {
+			return err
+		}
+		if here != owner || there != across {
+			return fmt.Errorf("%s sees %s, the client sees %s", beside, here, there)
+		}
+		return nil
+	}
+	s.eventually("each side has its owner", sides)
+	s.always(2*time.Second, "each side has its owner", sides)
 	require.NoError(t, s.Lab.Heal())
 	s.oneAnswerer(vip)
 	s.always(3*time.Second, "one answers", func() error { return s.OneAnswerer(s.ctx, vip) })

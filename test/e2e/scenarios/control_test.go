@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -92,7 +93,7 @@ func (s *story) runController(flags ...string) (stop func()) {
 	stop = func() {
 		if !ended {
 			ended = true
-			require.NoError(s, end())
+			require.NoError(s, end(unix.SIGTERM))
 		}
 	}
 	s.Cleanup(stop)

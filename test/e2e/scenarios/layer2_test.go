@@ -71,7 +71,8 @@ func TestExcludeLabelMovesTheVIPAndBack(t *testing.T) {
 	s.oneAnswerer(vip)
 }
 
-// Scenario 61.
+// The owner loses its power again and again. Each time another node answers within
+// longestOutage.
 func TestNodePowerLossTwentyTimes(t *testing.T) {
 	s := begin(t)
 	vip := s.serveUDP("web")
@@ -79,14 +80,20 @@ func TestNodePowerLossTwentyTimes(t *testing.T) {
 	s.losePower(vip, 20)
 }
 
+// longestOutage is what a client may see when a node loses its power. The median is
+// below a quarter of a second (benchmark l2_node_loss); a busy machine gets twelve times
+// as much, which is still less than a lost Lease or a lost ARP entry would take.
+const longestOutage = 3 * time.Second
+
 // losePower cuts the owner of the VIP off so many times: another node takes
-// over each time, alone.
+// over each time, alone and soon.
 func (s *story) losePower(vip string, times int) {
 	s.Helper()
 	for i := range times {
 		lost := s.loseOwner(vip)
 		s.Logf("loss %d: %s to %s, outage %s", i+1, lost.Old, lost.New, lost.Outage.Round(time.Millisecond))
 		require.NotEqual(s, lost.Old, lost.New)
+		require.Less(s, lost.Outage, longestOutage)
 		s.oneAnswerer(vip)
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
 )
 
@@ -59,16 +61,16 @@ func (l load) ceiling(ctx context.Context) (took time.Duration, err error) {
 // Services as they were.
 func (l load) backlog(ctx context.Context) (time.Duration, error) {
 	var start time.Time
-	var stop func() error
+	var end func(by unix.Signal) error
 	seen, err := l.assignments(ctx, func() (err error) {
 		start = time.Now()
-		stop, err = l.RunController(ctx)
+		end, err = l.RunController(ctx)
 		return err
 	})
 	if err != nil {
 		return 0, err
 	}
-	return last(seen).Sub(start), errors.Join(stop(), l.clear(ctx))
+	return last(seen).Sub(start), errors.Join(end(unix.SIGTERM), l.clear(ctx))
 }
 
 func last(seen map[string]time.Time) (latest time.Time) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -58,7 +59,10 @@ func (l load) serveEcho(ctx context.Context) (vip netip.Addr, err error) {
 	}
 	svc := service("web-00000")
 	svc.Spec.Selector = map[string]string{"app": lodestone.EchoName}
-	svc.Spec.Ports = []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolUDP, TargetPort: intstr.FromInt32(lodestone.EchoPort)}}
+	for _, protocol := range []corev1.Protocol{corev1.ProtocolUDP, corev1.ProtocolTCP} {
+		port := corev1.ServicePort{Name: strings.ToLower(string(protocol)), Port: 80, Protocol: protocol, TargetPort: intstr.FromInt32(lodestone.EchoPort)}
+		svc.Spec.Ports = append(svc.Spec.Ports, port)
+	}
 	seen, err := l.assignments(ctx, func() error {
 		_, err := l.Kube.CoreV1().Services(namespace).Create(ctx, svc, metav1.CreateOptions{})
 		return err
@@ -80,8 +84,8 @@ func (l load) serveEcho(ctx context.Context) (vip netip.Addr, err error) {
 	return vip, l.Steady(ctx, netip.AddrPortFrom(vip, 80))
 }
 
-// plannedMove counts the datagrams that are lost while the VIP moves away from
-// its owner and back, as operators cause it.
+// plannedMove counts what a client loses while the VIP moves away from its owner and
+// back, as operators cause it: datagrams, and TCP connections that it holds open.
 func plannedMove(ctx context.Context, installation *lodestone.Installation) error {
 	l := load{installation, 1}
 	return l.whileServed(ctx, func(vip netip.Addr) error {
@@ -90,13 +94,38 @@ func plannedMove(ctx context.Context, installation *lodestone.Installation) erro
 			return err
 		}
 		return errors.Join(
-			l.loses(ctx, "l2_planned_move", "label", 20, vip, func() error { return l.moveAwayAndBack(ctx, owner, vip) }, nil),
-			l.loses(ctx, "l2_planned_move", "cordon", 20, vip, func() error {
-				return errors.Join(l.Cordon(ctx, owner, true), pause(ctx, time.Second), l.Cordon(ctx, owner, false))
-			}, nil),
-			l.loses(ctx, "l2_planned_move", "rolling_update", 5, vip, func() error { return l.RollSpeakers(ctx) }, nil),
+			l.moves(ctx, "label", 20, vip, func() error { return l.moveAwayAndBack(ctx, owner, vip) }),
+			l.moves(ctx, "rolling_update", 5, vip, func() error { return l.RollSpeakers(ctx) }),
 		)
 	})
+}
+
+// moves does something again and again that moves the VIP away and back. It reports
+// the datagrams that were lost, one every 5 ms, and the TCP connections that broke, of
+// 60 opened each time before, with a request every 100 ms on each.
+func (l load) moves(ctx context.Context, what string, times int, vip netip.Addr, do func() error) error {
+	held := probe.Options{Namespace: lodestone.FromClient.Namespace, Target: netip.AddrPortFrom(vip, 80), Interval: 100 * time.Millisecond}
+	var total probe.ConnectionRecord
+	seen, err := l.lost(ctx, lodestone.FromClient, what, times, vip, func() error {
+		connections, err := probe.Connect(ctx, held, 60)
+		if err != nil {
+			return err
+		}
+		failed := errors.Join(do(), pause(ctx, time.Second)) // each asks once more, at least
+		record := connections.Stop()
+		total.Opened, total.Requests = total.Opened+record.Opened, total.Requests+record.Requests
+		total.Broken, total.WorstPause = append(total.Broken, record.Broken...), max(total.WorstPause, record.WorstPause)
+		return failed
+	}, nil)
+	if err != nil {
+		return err
+	}
+	if len(total.Broken) > 0 {
+		fmt.Fprintf(os.Stderr, "%s: the first connection that broke: %s\n", what, total.Broken[0])
+	}
+	result("l2_planned_move", "case=%s times=%d probes=%d lost_probes=%d connections=%d requests=%d lost_connections=%d worst_pause_ms=%.0f",
+		what, times, seen.sent, seen.lost, total.Opened, total.Requests, len(total.Broken), ms(total.WorstPause))
+	return nil
 }
 
 // excludeLabel keeps a node from having VIPs.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -219,11 +220,11 @@ func (l load) startup(ctx context.Context) (s startup, err error) {
 	}
 	defer func() { err = errors.Join(err, api.Close()) }()
 	began := time.Now()
-	stop, err := l.RunController(ctx, "--kubeconfig="+api.Kubeconfig)
+	end, err := l.RunController(ctx, "--kubeconfig="+api.Kubeconfig)
 	if err != nil {
 		return s, err
 	}
-	defer func() { err = errors.Join(err, stop()) }()
+	defer func() { err = errors.Join(err, end(unix.SIGTERM)) }()
 	if err := lodestone.Wait(ctx, "the controller serves", func() error { return l.Serves(ctx) }); err != nil {
 		return s, err
 	}
