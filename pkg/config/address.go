@@ -75,6 +75,9 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	if i := strings.IndexByte(length, '-'); i >= 0 {
 		return netip.Prefix{}, fmt.Errorf("%s mixes a prefix and a range: write one of them", quote(s))
 	}
+	if a, err := netip.ParseAddr(addr); err == nil && a.Is4In6() && a.Zone() == "" {
+		return netip.Prefix{}, fmt.Errorf("%s is an IPv4 prefix in IPv6 form: write %s", quote(s), unmapped(a, length))
+	}
 	a, err := parseAddr(addr)
 	if err != nil {
 		return netip.Prefix{}, err
@@ -90,17 +93,32 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	return prefix, nil
 }
 
-// prefixes returns the prefixes that are spelled right. The hint says what else
-// to write.
+// unmapped is how to write a prefix of IPv4 addresses in IPv6 form.
+func unmapped(a netip.Addr, length string) string {
+	bits, err := strconv.Atoi(length)
+	if err != nil || bits < 96 || bits > 128 {
+		return "its IPv4 addresses, with a length of 0 to 32"
+	}
+	prefix, _ := a.Unmap().Prefix(bits - 96)
+	return prefix.String()
+}
+
+// prefixes returns the prefixes that are spelled right, each once. The hint says
+// what else to write.
 func (d *decoder) prefixes(all []value, hint string) (prefixes []netip.Prefix) {
+	seen := map[netip.Prefix]value{}
 	for _, v := range all {
 		prefix, err := parsePrefix(v.Value)
+		first, dup := seen[prefix]
 		switch {
 		case !strings.Contains(v.Value, "/"):
 			d.errorf(v, "%s is not a prefix: %s", quote(v.Value), hint)
 		case err != nil:
 			d.errorf(v, "%v", err)
+		case dup:
+			d.errorf(v, "%s is listed twice, first in line %d", prefix, d.lineOf(first))
 		default:
+			seen[prefix] = v
 			prefixes = append(prefixes, prefix)
 		}
 	}

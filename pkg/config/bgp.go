@@ -7,7 +7,6 @@ import (
 	"math"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"go4.org/netipx"
@@ -139,7 +138,7 @@ func (d *decoder) host(v value) netip.Addr {
 		err = fmt.Errorf("%s is not an IP address: write one such as 203.0.113.254, without prefix length and port", quote(v.Value))
 	case a.Is4In6():
 		err = fmt.Errorf("%s is an IPv4 address in IPv6 form: write %s", v.Value, a.Unmap())
-	case a.IsUnspecified() || a.IsMulticast() || a == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+	case a.IsUnspecified() || a.IsMulticast() || a.Is4() && (a.As4()[0] == 0 || a.As4()[0] >= 240): // RFC 1122, section 3.2.1.3; RFC 1112, section 4
 		err = fmt.Errorf("%s names no one machine: write an address that one has", v.Value)
 	case a.Zone() != "" && checkInterfaceName(a.Zone()) != nil:
 		err = fmt.Errorf("%s %w", quote(a.Zone()), checkInterfaceName(a.Zone()))
@@ -307,7 +306,11 @@ func (d *decoder) permit(raw []value) *netipx.IPSet {
 		return nil
 	}
 	var b netipx.IPSetBuilder
-	for _, p := range d.prefixes(raw, "write one that contains all that may be announced, such as 203.0.113.0/24") {
+	prefixes := d.prefixes(raw, "write one that contains all that may be announced, such as 203.0.113.0/24")
+	if len(prefixes) < len(raw) {
+		return nil // its own errors come first: what it permits is not known
+	}
+	for _, p := range prefixes {
 		b.AddPrefix(p)
 	}
 	set, _ := b.IPSet() // only valid prefixes go in
@@ -327,16 +330,27 @@ func (d *decoder) routes(raw *rawRoutes, peers names) *Routes {
 	case r.Mode == RoutesKernel && len(raw.Peers) > 0:
 		d.errorf(raw.Peers[0], "mode kernel tells no peers of pods: remove peers, or write mode: bgp")
 	}
+	r.CIDRs = d.prefixes(raw.CIDRs, podsHint)
 	for _, v := range raw.CIDRs {
-		cidr, err := parsePrefix(v.Value)
-		switch {
-		case !strings.Contains(v.Value, "/"):
-			d.errorf(v, "%s is not a prefix: write one that contains the pods of all nodes, such as 10.244.0.0/16", quote(v.Value))
-		case err != nil:
-			d.errorf(v, "%v", err)
-		default:
-			r.CIDRs = append(r.CIDRs, cidr)
+		if cidr, err := parsePrefix(v.Value); err == nil {
+			d.refuseUnroutable(v, cidr)
 		}
 	}
 	return r
+}
+
+const podsHint = "write one that contains the pods of all nodes, such as 10.244.0.0/16"
+
+// refuseUnroutable refuses a prefix with addresses that pods cannot have.
+func (d *decoder) refuseUnroutable(v value, cidr netip.Prefix) {
+	if cidr.Bits() == 0 {
+		d.errorf(v, "%s contains every address: %s", cidr, podsHint)
+		return
+	}
+	for _, s := range special {
+		if cidr.Overlaps(s.prefix) {
+			d.errorf(v, "%s cannot be used: %s %s", cidr, s.prefix, s.why)
+			return
+		}
+	}
 }

@@ -229,8 +229,14 @@ func removeFirstAndLast(set *netipx.IPSetBuilder, blocks []block) {
 }
 
 func (d *decoder) exclude(r rawPool, set *netipx.IPSetBuilder, pool []netipx.IPRange) {
+	seen := map[netipx.IPRange]value{}
 	for _, v := range r.Exclude {
 		b, ok := d.block(v)
+		if first, dup := seen[b.IPRange]; ok && dup {
+			d.errorf(v, "%s is listed twice, first in line %d", b.text, d.lineOf(first))
+			continue
+		}
+		seen[b.IPRange] = v
 		if ok && len(pool) > 0 && !touches(pool, b.IPRange) {
 			d.errorf(v, "%s excludes nothing: no address of the pool lies in it", b.text)
 		}

@@ -136,7 +136,7 @@ func (d *decoder) collection(v value, into reflect.Value) bool {
 }
 
 func (d *decoder) scalar(v value, into reflect.Value) bool {
-	if !d.is(v, yaml.ScalarNode) {
+	if !d.is(v, yaml.ScalarNode) || d.isTagged(v) {
 		return false
 	}
 	into.Set(reflect.ValueOf(v))
@@ -221,8 +221,11 @@ func (d *decoder) key(k, val value, keys []key, into reflect.Value) {
 }
 
 func emptyAdvice(k key) string {
-	if k.required {
+	switch {
+	case k.required:
 		return "list at least one"
+	case k.name == "addresses":
+		return "list at least one, or write dhcp in place of addresses to lease them"
 	}
 	return "leave the key out, or list at least one"
 }
@@ -235,6 +238,9 @@ func (d *decoder) entries(v value) func(yield func(value, value) bool) {
 			k := value{Node: v.Content[i], path: path}
 			if k.Kind != yaml.ScalarNode || k.ShortTag() == "!!null" {
 				d.errorf(k, "a key must be text, not %s", describe(k.Node))
+				continue
+			}
+			if d.isTagged(k) {
 				continue
 			}
 			if first, dup := seen[k.Value]; dup {
@@ -257,11 +263,22 @@ func (d *decoder) is(v value, kind yaml.Kind) bool {
 	case v.Kind != kind:
 		d.errorf(v, "must be %s, not %s%s", kinds[kind], describe(v.Node), kindHint(v, kind))
 	case plain != "" && v.ShortTag() != plain:
-		d.errorf(v, "has the tag %s, which means nothing here: remove it", v.Tag)
+		d.errorf(v, "has the tag %s, which means nothing here: remove it", ascii(clip(v.Tag)))
 	default:
 		return true
 	}
 	return false
+}
+
+// isTagged reports whether the value has a tag, and records an error. What a key
+// takes follows from the key; a tag could only contradict it. But for !!str,
+// which is another way to write quotes.
+func (d *decoder) isTagged(v value) bool {
+	if v.Style&yaml.TaggedStyle == 0 || v.ShortTag() == "!!str" {
+		return false
+	}
+	d.errorf(v, "has the tag %s, which means nothing here: remove it", ascii(clip(v.Tag)))
+	return true
 }
 
 // plainTags are the tags of collections without one.
@@ -271,7 +288,7 @@ var plainTags = map[yaml.Kind]string{yaml.MappingNode: "!!map", yaml.SequenceNod
 func kindHint(v value, want yaml.Kind) string {
 	switch {
 	case want == yaml.SequenceNode && v.Kind == yaml.ScalarNode:
-		return ": write [" + clip(v.Value) + "]"
+		return ": write [" + ascii(clip(v.Value)) + "]"
 	case want == yaml.ScalarNode && v.Kind == yaml.MappingNode:
 		return ": write it in quotes, or after | on lines of its own, to make it text"
 	}
@@ -299,7 +316,7 @@ func describe(n *yaml.Node) string {
 	if s, ok := scalarTags[n.ShortTag()]; ok {
 		return s
 	}
-	return "a value tagged " + n.Tag
+	return "a value tagged " + ascii(clip(n.Tag))
 }
 
 // nameOf returns the name that a list item gives itself, quoted, with a space

@@ -105,7 +105,11 @@ func (r *report) errorOrNil() error {
 const maxQuoted = 64
 
 // quote quotes what the user wrote, the start of it if it is long.
-func quote(s string) string { return strconv.Quote(clip(s)) }
+// Letters beyond ASCII are written as escapes: many look like others.
+func quote(s string) string { return strconv.QuoteToASCII(clip(s)) }
+
+// ascii is what the user wrote, without quotes.
+func ascii(s string) string { return strings.Trim(strconv.QuoteToASCII(s), `"`) }
 
 func clip(s string) string {
 	runes := 0

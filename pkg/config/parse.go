@@ -9,6 +9,7 @@ import (
 	"io"
 	"reflect"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -57,7 +58,7 @@ func (d *decoder) parseRoot(roots []*yaml.Node, doc []byte) (*Config, error) {
 
 // root returns the top of the one document of a stream.
 func (d *decoder) root(roots []*yaml.Node) (value, bool) {
-	if len(roots) == 0 || len(roots) == 1 && blank(roots[0]) {
+	if len(roots) == 0 {
 		d.errorAt(1, 1, "", "the document is empty: it needs at least apiVersion: %s and kind: %s", APIVersion, Kind)
 		return value{}, false
 	}
@@ -71,6 +72,7 @@ func (d *decoder) root(roots []*yaml.Node) (value, bool) {
 	return root, len(roots) == 1
 }
 
+// blank reports whether there is nothing in a document, as after a trailing ---.
 func blank(document *yaml.Node) bool {
 	n := document.Content[0]
 	return n.Kind == yaml.ScalarNode && n.Value == ""
@@ -108,19 +110,39 @@ func ParseFile(name string, text []byte) (*Config, error) {
 	if !ok {
 		return nil, d.errorOrNil()
 	}
+	if doc.Style&yaml.FoldedStyle != 0 {
+		if _, err := Parse([]byte(doc.Value)); err != nil {
+			d.errorf(doc, "is written after >, which joins its lines: write %s: |", Key)
+			return nil, d.errorOrNil()
+		}
+	}
 	d.enter(doc, string(text))
 	return d.parse([]byte(doc.Value))
 }
 
-// configMaps returns the ConfigMaps among some manifests.
+// configMaps returns the ConfigMaps among some manifests, those in a List
+// included.
 func configMaps(roots []*yaml.Node) []*yaml.Node {
 	var maps []*yaml.Node
 	for _, root := range roots {
-		if kind, ok := lookup(root.Content[0], "kind"); ok && kind.Value == "ConfigMap" {
-			maps = append(maps, root.Content[0])
+		manifests := root.Content
+		if items, ok := lookup(root.Content[0], "items"); ok && strings.HasSuffix(kindOf(root.Content[0]), "List") {
+			manifests = items.Content
+		}
+		for _, m := range manifests {
+			if kindOf(m) == "ConfigMap" {
+				maps = append(maps, m)
+			}
 		}
 	}
 	return maps
+}
+
+func kindOf(manifest *yaml.Node) string {
+	if kind, ok := lookup(manifest, "kind"); ok {
+		return kind.Value
+	}
+	return ""
 }
 
 // embedded returns the one document that the ConfigMaps hold.
@@ -131,6 +153,8 @@ func (d *decoder) embedded(maps []*yaml.Node) (value, bool) {
 		if data == nil {
 			continue
 		}
+		d.refuseDoubles(value{Node: m})
+		d.refuseDoubles(value{Node: data, path: "data"})
 		if doc, ok := lookup(data, Key); ok {
 			docs = append(docs, value{Node: doc, path: "data[" + Key + "]"})
 		}
@@ -143,7 +167,16 @@ func (d *decoder) embedded(maps []*yaml.Node) (value, bool) {
 		d.errorf(docs[1], "the file has a second document, the first is in line %d: validate one at a time", d.lineOf(docs[0]))
 		return value{}, false
 	}
-	return docs[0], d.is(docs[0], yaml.ScalarNode)
+	return docs[0], d.is(docs[0], yaml.ScalarNode) && len(d.errs) == 0
+}
+
+// refuseDoubles refuses a key that is in a map twice: which of the two counts
+// is not the same everywhere.
+func (d *decoder) refuseDoubles(mapping value) {
+	if mapping.Kind == yaml.MappingNode {
+		for range d.entries(mapping) {
+		}
+	}
 }
 
 // enter makes the decoder count positions from where the document begins in
@@ -185,12 +218,27 @@ func (d *decoder) documents(text []byte) []*yaml.Node {
 		d.errorAt(line, column, "", "byte 0x%02x is not text: write the document in UTF-8, without control characters", text[i])
 		return nil
 	}
+	text = yaml11(text)
 	roots, err := documentsOf(bytes.NewReader(text))
 	if err != nil {
 		d.syntaxError(text, err)
 		return nil
 	}
-	return roots
+	return slices.DeleteFunc(roots, blank)
+}
+
+var yaml12 = regexp.MustCompile(`^(?:\x{feff}|[ \t]*(?:#[^\n]*)?\r?\n)*%YAML[ \t]+1\.2[ \t\r\n]`)
+
+// yaml11 has a document that says to be of YAML 1.2 say 1.1, which is all that
+// the parser knows. What a document of ours consists of is the same in both.
+func yaml11(text []byte) []byte {
+	match := yaml12.FindIndex(text)
+	if match == nil {
+		return text
+	}
+	text = bytes.Clone(text)
+	text[match[1]-2] = '1'
+	return text
 }
 
 // documentsOf reads YAML documents until the end or an error.
@@ -260,10 +308,24 @@ func (d *decoder) syntaxError(text []byte, err error) {
 		named, _ = strconv.Atoi(match[1]) // 0 where it names none
 	}
 	line := brokenLine(text, named)
-	indent, tab := indentation(text, line)
+	for n := line; n > max(0, line-2); n-- {
+		if column, key, rest, found := withoutSpace(lineOf(text, n)); found {
+			d.errorAt(n, column, "", "this is not YAML: a key is followed by ':' and a space: write %s: %s", key, ascii(clip(rest)))
+			return
+		}
+	}
+	broken := lineOf(text, line)
+	indent, tab := indentation(broken)
 	hint := syntaxHints[problem]
-	if tab {
+	switch {
+	case tab:
 		hint = "indent with spaces, not with tabs"
+	case tabAfterDash.MatchString(broken):
+		hint = "write a space after -, not a tab"
+	case strings.HasPrefix(broken, "%"):
+		hint = "a line that begins with % is a directive, which only %YAML and %TAG are: quote what is meant as text"
+	case strings.HasPrefix(broken[indent:], "@") || strings.HasPrefix(broken[indent:], "`"):
+		hint = "quote values that begin with @, %, ` or another sign"
 	}
 	if hint != "" {
 		problem += ": " + hint
@@ -331,10 +393,30 @@ func firstLines(text []byte, n int) []byte {
 	return text[:end]
 }
 
+// lineOf returns a line of the text.
+func lineOf(text []byte, line int) string {
+	rest, _, _ := bytes.Cut(text[len(firstLines(text, line-1)):], []byte("\n"))
+	return string(rest)
+}
+
 // indentation returns the width of the white space that begins a line, and
 // whether there is a tab in it.
-func indentation(text []byte, line int) (width int, tab bool) {
-	rest := string(text[len(firstLines(text, line-1)):])
-	width = len(rest) - len(strings.TrimLeft(rest, " \t"))
-	return width, strings.Contains(rest[:width], "\t")
+func indentation(line string) (width int, tab bool) {
+	width = len(line) - len(strings.TrimLeft(line, " \t"))
+	return width, strings.Contains(line[:width], "\t")
+}
+
+var (
+	tabAfterDash = regexp.MustCompile(`^ *-\t`)
+	keyAndColon  = regexp.MustCompile(`^( *(?:- +)*)([A-Za-z][A-Za-z0-9]*):(\S.*)$`)
+)
+
+// withoutSpace finds a key of the document that is followed by ':' without a
+// space: the parser takes it for text, and complains about what follows.
+func withoutSpace(line string) (column int, key, rest string, found bool) {
+	match := keyAndColon.FindStringSubmatch(strings.TrimRight(line, " \r"))
+	if match == nil || !slices.ContainsFunc(knownKeys(), func(path string) bool { return path == match[2] || strings.HasSuffix(path, "."+match[2]) }) {
+		return 0, "", "", false
+	}
+	return len(match[1]) + 1, match[2], match[3], true
 }

@@ -162,6 +162,18 @@ func TestConfigMapPositions(t *testing.T) {
 			"kind: ConfigMap\ndata: {config.yaml: a}\n---\nkind: ConfigMap\ndata: {config.yaml: b}\n",
 			"cm.yaml:5:21: data[config.yaml]: the file has a second document, the first is in line 2: validate one at a time",
 		},
+		"the key twice": {
+			"kind: ConfigMap\ndata:\n  config.yaml: a\n  config.yaml: b\n",
+			`cm.yaml:4:3: data: key "config.yaml" is already set in line 3`,
+		},
+		"folded": {
+			manifest(">", "    "),
+			"cm.yaml:5:16: data[config.yaml]: is written after >, which joins its lines: write config.yaml: |",
+		},
+		"in a List": {
+			"kind: List\nitems:\n- kind: Namespace\n- kind: ConfigMap\n  data: {config.yaml: 'kind: Config'}\n",
+			`cm.yaml:5:23: config.yaml:1:1: key "apiVersion" is missing`,
+		},
 		"no YAML": {"kind: ConfigMap: x\n", "cm.yaml:1:1: this is not YAML: mapping values are not allowed in this context: " +
 			"check the indentation of this line, and quote values that contain ': '"},
 	}

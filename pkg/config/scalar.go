@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 	"unicode"
 )
@@ -137,8 +138,10 @@ func (d *decoder) durationFrom(v value, absent, shortest, longest time.Duration)
 	}
 	n, err := time.ParseDuration(v.Value)
 	switch {
-	case err != nil && decimal.MatchString(v.Value):
-		d.errorf(v, "%s has no unit: write %ss for seconds", clip(v.Value), clip(v.Value))
+	case decimal.MatchString(v.Value):
+		d.errorf(v, "%s has no unit: write %s", clip(v.Value), withUnit(clip(v.Value), shortest, longest))
+	case err == nil && strings.HasSuffix(v.Value, "0"): // Go takes +0
+		d.errorf(v, "%s has no unit: write 0s", quote(v.Value))
 	case err != nil:
 		d.errorf(v, "%s is not a duration: write one such as 500ms, 30s or 1h30m, at most %s", quote(v.Value), brief(longest))
 	case n < shortest || n > longest:
@@ -147,6 +150,17 @@ func (d *decoder) durationFrom(v value, absent, shortest, longest time.Duration)
 		return n
 	}
 	return absent
+}
+
+// withUnit is a number with the unit that was probably meant: the first of
+// seconds, milliseconds, minutes and hours with which it is within the bounds.
+func withUnit(number string, shortest, longest time.Duration) string {
+	for _, unit := range []struct{ short, name string }{{"s", "seconds"}, {"ms", "milliseconds"}, {"m", "minutes"}, {"h", "hours"}} {
+		if n, err := time.ParseDuration(number + unit.short); err == nil && n >= shortest && n <= longest {
+			return fmt.Sprintf("%s%s for %s", number, unit.short, unit.name)
+		}
+	}
+	return fmt.Sprintf("a number and a unit, from %s to %s", brief(shortest), brief(longest))
 }
 
 // seconds returns a duration in whole seconds between two bounds.
@@ -334,6 +348,11 @@ func (c LargeCommunity) String() string {
 	return fmt.Sprintf("%d:%d:%d", c.GlobalAdmin, c.Data1, c.Data2)
 }
 
+var errNoCommunity = sync.OnceValue(func() error {
+	return errors.New("is not a community: write one such as 64512:100 (numbers to 65535, without leading zeros), 64512:1:2 (large, numbers to 4294967295), or " +
+		strings.Join(slices.Sorted(maps.Keys(wellKnown)), ", "))
+})
+
 // attach adds a community as it is written in the document.
 func (b *BGP) attach(text string) error {
 	parts, bits := strings.Split(text, ":"), 16
@@ -343,7 +362,7 @@ func (b *BGP) attach(text string) error {
 	var n [3]uint32
 	for i, part := range parts[:min(len(parts), 3)] {
 		number, err := strconv.ParseUint(part, 10, bits)
-		if n[i] = uint32(number); err != nil {
+		if n[i] = uint32(number); err != nil || len(part) > 1 && part[0] == '0' {
 			parts = nil
 		}
 	}
@@ -354,8 +373,7 @@ func (b *BGP) attach(text string) error {
 	case len(parts) == 2:
 		standard = Community(n[0]<<16 | n[1])
 	case len(parts) != 3:
-		return fmt.Errorf("is not a community: write one such as 64512:100 (numbers to 65535), 64512:1:2 (large, numbers to 4294967295), or %s",
-			strings.Join(slices.Sorted(maps.Keys(wellKnown)), ", "))
+		return errNoCommunity()
 	case slices.Contains(b.LargeCommunities, large):
 		return errors.New("is listed twice")
 	default:

@@ -159,7 +159,7 @@ type rawRequirement struct {
 	At       value
 	Key      value   `key:"key,required"`
 	Operator value   `key:"operator,required"`
-	Values   []value `key:"values,nonempty"`
+	Values   []value `key:"values"`
 }
 
 type rawNode struct {

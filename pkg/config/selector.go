@@ -102,10 +102,10 @@ func (d *decoder) requirement(raw rawRequirement) Requirement {
 	switch r.Operator {
 	case In, NotIn:
 		if len(raw.Values) == 0 {
-			d.errorf(raw.At, "operator %s needs values", r.Operator)
+			d.errorf(raw.At, "operator %s needs values: list at least one", r.Operator)
 		}
 	case Exists, DoesNotExist:
-		if len(raw.Values) > 0 {
+		if raw.Values != nil {
 			d.errorf(raw.At, "operator %s takes no values: remove them", r.Operator)
 		}
 	default:
