@@ -132,6 +132,75 @@ func TestEveryReasonIsExplained(t *testing.T) {
 	}
 }
 
+// dependsOn are the reasons that follow from a key of the configuration, an annotation
+// or a value of the chart: what the code asks.
+var dependsOn = map[string]map[string][]string{
+	"ipam.Reason": {
+		"AddressConflict": {"lodestone.io/renumber"}, "AddressInUse": {"lodestone.io/sharing-key"}, "AddressQuarantined": {"quarantine"},
+		"AddressReserved": {"reservations"}, "AddressWithheld": {"pools[].exclude", "pools[].useFirstAndLast"}, "LeasePending": {"pools[].dhcp"},
+		"NoPool": {"lodestone.io/address-pool"}, "NotAutoAssigned": {"pools[].autoAssign", "lodestone.io/address-pool"}, "PoolDraining": {"pools[].state"},
+		"PoolExhausted": {"quarantine"}, "PoolNotAllowed": {"pools[].namespaces", "pools[].namespaceSelector", "pools[].serviceSelector"},
+		"QuotaExceeded": {"pools[].namespaceQuota"}, "RequestNotAllowed": {"pools[].requesters", "lodestone.io/addresses"},
+	},
+	"servicelb.EventReason": {"Draining": {"pools[].state", "lodestone.io/renumber"}, "Stranded": {"lodestone.io/renumber"}},
+	"plan.Reason": {
+		"LessPreferred": {"advertisements[].layer2.preferredNodes"}, "NoAdvertisement": {"pools[].advertise"}, "NoPeer": {"peers[].nodeSelector"},
+		"NodeNotSelected": {"advertisements[].layer2.nodeSelector"}, "NotOnSegment": {"advertisements[].layer2.anySegment"}, "NotPermitted": {"bgpPermit"},
+		"ServiceNotSelected": {"advertisements[].serviceSelector"},
+	},
+	"layer2.Reason": {"NoInterface": {"advertisements[].layer2.interfaces"}},
+	"plan.ProblemReason": {
+		"AddressTaken": {"peers[].nodeSelector"}, "NoLocalASN": {"peers[].localASN", "lodestone.io/bgp-asn"},
+		"NoRouterID": {"peers[].routerID", "lodestone.io/bgp-router-id"}, "RouterIDShared": {"lodestone.io/bgp-router-id"},
+	},
+	"bgp.Cause":       {"password": {"peers[].passwordSecretRef"}, "removed": {"peers[].nodeSelector"}, "hold_timer": {"peers[].holdTime"}},
+	"bgp.Withholding": {"attributes_too_long": {"advertisements[].bgp.communities", "advertisements[].bgp.asPathPrepend"}, "not_permitted": {"bgpPermit"}},
+	"bfd.Cause": {
+		"detection_time_expired": {"peers[].bfd.transmitInterval", "peers[].bfd.receiveInterval", "speaker.bgp.realTimeBFD"},
+	},
+	"bfd.Discard":          {"hops": {"peers[].multihop", "peers[].bfd.minimumTTL"}, "unknown_peer": {"peers[].bfd"}},
+	"plan.PodRefusal":      {"CIDRNotPermitted": {"bgpPermit"}, "CIDROutside": {"routes.cidrs"}, "NotOnSegment": {"routes.mode"}},
+	"narrator.EventReason": {"InterfaceMissing": {"advertisements[].layer2.interfaces", "advertisements[].layer2.nodeSelector"}},
+	"released.LossReason":  {"full": {"quarantine"}},
+}
+
+// TestReasonsNameTheirKeys: whoever reads a reason that depends on a key reads its
+// name, and finds it in the reference.
+func TestReasonsNameTheirKeys(t *testing.T) {
+	t.Parallel()
+	docs := documents(t)
+	reference := docs["docs/reference/configuration.md"] + docs["docs/reference/annotations.md"] + docs["docs/reference/chart.md"]
+	checked := 0
+	for _, kind := range reasonTypes {
+		for r, keys := range dependsOn[kind.name] {
+			checked++
+			text, ok := kind.texts[r]
+			if !ok {
+				t.Errorf("%s: there is no reason %s", kind.name, r)
+			}
+			for _, key := range keys {
+				if !strings.Contains(reference, "`"+key+"`") {
+					t.Errorf("%s %s depends on %q, which no reference has", kind.name, r, key)
+				}
+				name := key
+				if strings.Contains(key, "[]") {
+					name = key[strings.LastIndex(key, ".")+1:]
+				}
+				if !regexp.MustCompile(`(^|\W)` + regexp.QuoteMeta(name) + `(\W|$)`).MatchString(text.Cause + " " + text.Cure) {
+					t.Errorf("%s %s depends on %q, which neither its cause nor its cure names: %q %q", kind.name, r, key, text.Cause, text.Cure)
+				}
+			}
+		}
+	}
+	listed := 0
+	for _, of := range dependsOn {
+		listed += len(of)
+	}
+	if checked != listed {
+		t.Errorf("dependsOn has %d reasons of types that are not in reasonTypes", listed-checked)
+	}
+}
+
 func isSentence(text string) bool {
 	return len(text) > 5 && strings.HasSuffix(text, ".") && strings.ToUpper(text[:1]) == text[:1]
 }

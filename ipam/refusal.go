@@ -56,12 +56,12 @@ func Reasons() reason.Texts[Reason] {
 		AddressWithheld:     {Cause: "A pool contains the requested address but never hands it out: it is excluded, or the first or last of an IPv4 prefix.", Cure: "Ask for another address, or change the pool's exclude or useFirstAndLast."},
 		AddressForbidden:    {Cause: "A pool contains the requested address, which something else uses: a node, a gateway or BGP peer, pods, or a Service of another load balancer.", Cure: "Ask for another address: this one is in use; the message says by what."},
 		AddressReserved:     {Cause: "The configuration reserves the address for another Service.", Cure: "Ask for another address, or change the configuration's reservations."},
-		AddressQuarantined:  {Cause: "The requested address was another Service's until just now, and rests.", Cure: "Wait until the address is free, or ask for another one."},
+		AddressQuarantined:  {Cause: "The requested address was another Service's until just now, and is in quarantine.", Cure: "Wait until the quarantine is over, or ask for another one."},
 		RequestNotAllowed:   {Cause: "The pool has requesters, and the Service's namespace is not among them.", Cure: "Take any address of the pool (remove annotation lodestone.io/addresses), or add the namespace to the pool's requesters."},
 		SharingConflict:     {Cause: "The Service does not fit in with those who hold the address under its sharing key: a port or the pods differ.", Cure: "Use other ports, or another sharing key, or no key for an address of its own."},
 		WrongFamily:         {Cause: "The requested address is of a family that the Service does not have.", Cure: "Ask for an address of the Service's families, or change spec.ipFamilies."},
 		InvalidRequest:      {Cause: "The Service's annotations cannot be read, or contradict each other or spec.loadBalancerIP.", Cure: "Correct what the message names."},
-		NotAutoAssigned:     {Cause: "Only lodestone explain says it: the pool is for Services that name it.", Cure: "Name the pool (annotation lodestone.io/address-pool) if the Service is to draw from it."},
+		NotAutoAssigned:     {Cause: "Only lodestone explain says it: the pool has autoAssign: false, and is for Services that name it.", Cure: "Name the pool (annotation lodestone.io/address-pool) if the Service is to draw from it."},
 		PoolNotNamed:        {Cause: "Only lodestone explain says it: the Service names other pools.", Cure: "Name this pool, too, if the Service is to draw from it."},
 	}
 }

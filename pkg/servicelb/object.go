@@ -51,7 +51,7 @@ func EventReasons() reason.Texts[EventReason] {
 	return reason.Texts[EventReason]{
 		ReasonAllocated:    {Cause: "The Service has the addresses that it asks for.", Cure: "Nothing to do."},
 		ReasonPartial:      {Cause: "The Service prefers both address families, and no pool gives one of them.", Cure: "Add addresses of that family to a pool; or nothing, if one family is enough."},
-		ReasonDraining:     {Cause: "The Service keeps its address, whose pool is to be emptied.", Cure: "Have the Service move when it suits (" + moving + ")."},
+		ReasonDraining:     {Cause: "The Service keeps its address, whose pool has state: draining.", Cure: "Have the Service move when it suits (" + moving + ")."},
 		ReasonStranded:     {Cause: "The Service keeps its address, which no pool gives any more after an edit of the configuration.", Cure: "Have the Service move (" + moving + "), or put the address back into a pool."},
 		ReasonLeaseOverdue: {Cause: "The DHCP server does not extend the lease of the address, which is withdrawn when the lease ends; the message says when.", Cure: "See to the DHCP server; the message has its answer, or that there is none."},
 		ReasonLeaseLost:    {Cause: "A leased address was withdrawn because its lease is over, or its pool is gone.", Cure: "The Service gets another address as soon as a pool gives one. See to the DHCP server."},
@@ -66,7 +66,7 @@ func Refusals() reason.Texts[ipam.Reason] {
 	return reason.Texts[ipam.Reason]{
 		ConfigUnavailable: {Cause: "The controller has no configuration: there is no ConfigMap, it lacks the key config.yaml, or it has been invalid since the controller started.", Cure: "Write a valid configuration; lodestone validate finds the mistakes."},
 		AddressConflict:   {Cause: "Another host has the address, or claims it, too.", Cure: "Find the other host by its hardware address and take the address away from it. Or exclude the address from the pool and annotate the Service with " + annotation.Renumber + "=" + annotation.Renumbering + ", which gives it another one, unless it asks for this one."},
-		LeasePending:      {Cause: "The pool leases its addresses, and the DHCP server has not leased one for the Service.", Cure: "Wait for the DHCP server, or see what it says in the Service's condition " + annotation.ConditionAllocated + "."},
+		LeasePending:      {Cause: "The pool leases its addresses (dhcp), and the DHCP server has not leased one for the Service.", Cure: "Wait for the DHCP server, or see what it says in the Service's condition " + annotation.ConditionAllocated + "."},
 	}
 }
 

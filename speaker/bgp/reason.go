@@ -44,11 +44,11 @@ func Causes() reason.Texts[Cause] {
 	return reason.Texts[Cause]{
 		causeEstablished:  {Cause: "The session came up.", Cure: "Nothing to do."},
 		causeConfigured:   {Cause: "The node's end of the session has changed, or can no longer be had.", Cure: "Not a fault: it comes back with the new settings. If not, lodestone bgp peers says what it lacks."},
-		causePassword:     {Cause: "The session's password has changed.", Cure: "Not a fault: it comes back when the router has the new password, too."},
-		causeRemoved:      {Cause: "The peer is no longer one of this node.", Cure: "Not a fault: the configuration or the node's labels say so."},
+		causePassword:     {Cause: "The password in the Secret of the peer's passwordSecretRef has changed.", Cure: "Not a fault: it comes back when the router has the new password, too."},
+		causeRemoved:      {Cause: "The peer is no longer one of this node.", Cure: "Not a fault: the configuration says so, or the node's labels by the peer's nodeSelector."},
 		causeStopped:      {Cause: "The speaker stops.", Cure: "Not a fault if it was restarted or updated; otherwise see why its pod ended."},
 		causeBFD:          {Cause: "BFD found the path to the router broken.", Cure: "See to the path and the router; metrics lodestone_bfd_transitions_total says which side noticed."},
-		causeHoldTimer:    {Cause: "The router was not heard for the hold time.", Cure: "See to the path and the router, and to its load."},
+		causeHoldTimer:    {Cause: "The router was not heard for the hold time, the smaller one of holdTime and the router's.", Cure: "See to the path and the router, and to its load."},
 		causeSendTimer:    {Cause: "The router does not take what is sent.", Cure: "The router is overloaded or hangs: look at it, and at the MTU of the path."},
 		causeNotification: {Cause: "The router ended the session with a NOTIFICATION, which the log has in words.", Cure: "Follow the words in the log or of lodestone bgp peers; the router's own log has more."},
 		causeProtocol:     {Cause: "The router made a mistake in the protocol, which the log describes.", Cure: "Compare AS numbers, capabilities and families of both ends; update the router."},
@@ -73,8 +73,8 @@ func Withholdings() reason.Texts[Withholding] {
 	return reason.Texts[Withholding]{
 		withheldFamily:    {Cause: "The session does not carry the prefix's address family.", Cure: "Activate the family for this neighbour on the router, or announce such VIPs to another peer."},
 		withheldNextHop:   {Cause: "The node has no address of that family on the session's interface.", Cure: "Give the interface one, or use a session of that family."},
-		withheldForbidden: {Cause: "The configuration's pools do not contain the prefix.", Cure: "Put the address back into a pool if it is to be announced."},
-		withheldTooLong:   {Cause: "The attributes do not fit into one UPDATE message.", Cure: "Use fewer communities or less prepending in the advertisements."},
+		withheldForbidden: {Cause: "The configuration lists in bgpPermit what may be announced by BGP, and the prefix is not in it.", Cure: "Add it to bgpPermit, or take the address out of the pools that are advertised by BGP."},
+		withheldTooLong:   {Cause: "The attributes do not fit into one UPDATE message.", Cure: "Use fewer communities or a smaller asPathPrepend in the advertisements."},
 	}
 }
 

@@ -31,7 +31,7 @@ const (
 // PodRefusals tells about the refusals that follow from the node's kernel.
 func PodRefusals() reason.Texts[plan.PodRefusal] {
 	return reason.Texts[plan.PodRefusal]{
-		NotOnSegment:   {Cause: "The other node's address is on no subnet of this node, or the interface is down.", Cure: "Use mode bgp where nodes have no segment in common; otherwise look at the link."},
+		NotOnSegment:   {Cause: "The other node's address is on no subnet of this node, or the interface is down.", Cure: "Use routes.mode bgp where nodes have no segment in common; otherwise look at the link."},
 		CIDROfSegment:  {Cause: "The pod CIDR overlaps a subnet of this node, or contains its address.", Cure: "The networks of pods and nodes must not overlap: change one of them."},
 		NextHopIsSelf:  {Cause: "The other node says that it has this node's address.", Cure: "Correct the Node's InternalIP."},
 		RoutedByOthers: {Cause: "Somebody else has a route to the same CIDR.", Cure: "Decide who makes the routes, Lodestone or the other, and switch the other one off."},
