@@ -19,25 +19,37 @@ type Check struct {
 	Name    string `json:"name"`
 	OK      bool   `json:"ok"`
 	Message string `json:"message"`
+	// public is what everybody may read, if that is not the message.
+	public string
+}
+
+// Public returns what everybody may read of the check: an error of the configuration
+// quotes it.
+func (c Check) Public() string {
+	if c.public != "" {
+		return c.public
+	}
+	return c.Message
 }
 
 // checks asks everything that a speaker needs before it may own VIPs. A
 // speaker without configuration must not: it would win VIPs and not know how
 // to announce them.
 func (s *Speaker) checks() []Check {
-	caches := Check{"caches", s.cluster.hasSynced(), "waiting for the API server"}
+	caches := Check{Name: "caches", OK: s.cluster.hasSynced(), Message: "waiting for the API server"}
 	if caches.OK {
 		caches.Message = "synced"
 	}
 	current, state := s.Config.Current()
-	config := Check{"configuration", current != nil, "waiting for the API server"}
+	config := Check{Name: "configuration", OK: current != nil, Message: "waiting for the API server"}
 	switch {
 	case current != nil && state.Err != nil:
 		config.Message = "in force, but the latest document is not: " + state.Err.Error()
+		config.public = "in force, but the latest document is not: /status and the log say why"
 	case current != nil:
 		config.Message = "in force"
 	case state.Err != nil:
-		config.Message = state.Err.Error()
+		config.Message, config.public = state.Err.Error(), "none that is valid: /status and the log say why"
 	}
 	membership := Check{Name: "membership"}
 	membership.OK, membership.Message = s.Members.Joined()

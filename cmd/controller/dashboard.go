@@ -10,6 +10,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/buildinfo"
 	"github.com/lodestone-lb/lodestone/pkg/cluster"
 	"github.com/lodestone-lb/lodestone/pkg/dashboard"
+	"github.com/lodestone-lb/lodestone/pkg/debughttp"
 )
 
 // serveDashboard adds the dashboard to what the secure port serves. Every
@@ -31,6 +32,11 @@ func (p *process) serveDashboard(mux *mux.PathRecorderMux) {
 
 // guard has everybody who asks for something identified and authorized by the
 // API server, as the framework does.
+//
+// The framework remembers an answer for ten seconds, and asks again for each other token
+// and path: strangers have a share of that.
 func guard(next http.Handler, who *server.AuthenticationInfo, may *server.AuthorizationInfo) http.Handler {
-	return dashboard.Challenge(framework.BuildHandlerChain(next, may, who))
+	throttle := &debughttp.Throttle{}
+	chain := framework.BuildHandlerChain(throttle.After(next), may, who)
+	return dashboard.Challenge(throttle.Before(chain, "/healthz", "/readyz"))
 }

@@ -27,6 +27,8 @@ func (p *process) serveHTTPS(c *config.CompletedConfig) error {
 	if err != nil {
 		return err
 	}
+	secure.Listener = debughttp.Limit(secure.Listener)
+	secure.DisableHTTP2 = true // by which one connection would have hundreds of requests, of 256 KiB before anybody reads them
 	_, _, err = secure.Serve(handler, 0, p.stopped.Done())
 	return err
 }
@@ -43,6 +45,9 @@ func (p *process) checks() []debughttp.Check {
 	return []debughttp.Check{{Name: "lease", OK: true, Message: "this process leads"}, p.configured(), p.primed()}
 }
 
+// whatIsWrong says where the error is, which quotes the configuration.
+const whatIsWrong = ": the log and the ConfigMap's Events say why"
+
 func (p *process) configured() debughttp.Check {
 	check := debughttp.Check{Name: "configuration"}
 	cfg, state := p.config.Current()
@@ -50,9 +55,9 @@ func (p *process) configured() debughttp.Check {
 	case !state.Read:
 		check.Message = "not read yet"
 	case cfg == nil:
-		check.Message = "nothing is allocated until there is a valid one: " + state.Err.Error()
+		check.Message = "nothing is allocated until there is a valid one" + whatIsWrong
 	case state.Err != nil:
-		check.OK, check.Message = true, "the last good one is in force, the latest is not: "+state.Err.Error()
+		check.OK, check.Message = true, "the last good one is in force, the latest is not"+whatIsWrong
 	default:
 		check.OK, check.Message = true, "in force"
 	}

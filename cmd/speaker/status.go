@@ -25,7 +25,7 @@ type status struct {
 func checks(from []speaker.Check, blind bool) []debughttp.Check {
 	var to []debughttp.Check
 	for _, c := range from {
-		to = append(to, debughttp.Check(c))
+		to = append(to, debughttp.Check{Name: c.Name, OK: c.OK, Message: c.Public()})
 	}
 	if blind {
 		to = append(to, debughttp.Check{Name: "api-server", Message: "it answers other nodes, and not this one: others own its VIPs at layer 2"})

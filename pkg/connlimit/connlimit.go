@@ -41,20 +41,20 @@ func New(l Limits) *Limiter {
 	return &Limiter{limits: l, open: map[netip.Prefix][]*Conn{}}
 }
 
-// Listener returns one whose connections are bounded.
-func (l *Limiter) Listener(of net.Listener) net.Listener { return &listener{of, l} }
+// Bound returns a listener whose connections are bounded.
+func (l *Limiter) Bound(of net.Listener) net.Listener { return &bounded{of, l} }
 
-type listener struct {
+type bounded struct {
 	net.Listener
-	limiter *Limiter
+	*Limiter
 }
 
-func (l *listener) Accept() (net.Conn, error) {
+func (l *bounded) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err //nolint:wrapcheck // http.Server looks at it
 	}
-	return l.limiter.Admit(c), nil
+	return l.Admit(c), nil
 }
 
 // Conn is a connection that has a place until it is closed.

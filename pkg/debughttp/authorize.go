@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -18,53 +19,82 @@ import (
 var (
 	ErrUnauthenticated = errors.New("no bearer token that the API server knows")
 	ErrForbidden       = errors.New("no permission to get this path: grant the nonResourceURL")
+	ErrBusy            = errors.New("too many tokens that are not known: try again in a second")
 )
 
 const (
-	// remember is how long a yes holds: shorter than the interval between two
-	// scrapes would spare nothing.
-	remember   = time.Minute
-	remembered = 64
-	askTimeout = 5 * time.Second
-	// asksAtOnce bounds what strangers can make us ask of the API server.
+	// rememberYes is how long an acceptance holds: shorter than the interval between
+	// two scrapes would spare nothing. rememberNo is how long a refusal holds: people
+	// who have just been given a right wait that long.
+	rememberYes, rememberNo = time.Minute, 10 * time.Second
+	// knownTime is how long a token that was accepted is asked for before those that
+	// never were.
+	knownTime = time.Hour
+	// maxAccepted and maxRefused bound the answers that are remembered. There are no
+	// more refusals than asksPerSecond in rememberNo.
+	maxAccepted, maxRefused = 64, int(rememberNo/time.Second) * asksPerSecond
+	askTimeout              = 5 * time.Second
+	// asksAtOnce bounds the questions that the API server has at a time about tokens
+	// that were accepted before, and about others.
 	asksAtOnce = 4
 )
 
 // Delegate is an Authorizer that asks the API server: who is it
 // (TokenReview), and may they get the path (SubjectAccessReview). It does so
 // without k8s.io/apiserver's machinery, which would link 250 packages more.
+//
+// Strangers have a share of what it asks of the API server, and no more: tokens that
+// were accepted before are asked for beside it.
 type Delegate struct {
 	client kubernetes.Interface
-	asking chan struct{}
+	budget Budget
+	known  chan struct{} // those who ask for a token that was accepted before
+	new    chan struct{} // those who ask for another one
 
-	mu  sync.Mutex
-	yes map[[sha256.Size]byte]time.Time // until when, by token and path
+	mu       sync.Mutex
+	accepted map[key]time.Time // when
+	refused  map[key]refusal
+}
+
+// key is a token and a path.
+type key [sha256.Size]byte
+
+type refusal struct {
+	err   error
+	until time.Time
 }
 
 // NewDelegate returns an Authorizer that asks through the client.
 func NewDelegate(client kubernetes.Interface) *Delegate {
-	return &Delegate{client: client, asking: make(chan struct{}, asksAtOnce), yes: map[[sha256.Size]byte]time.Time{}}
+	return &Delegate{client: client, known: make(chan struct{}, asksAtOnce), new: make(chan struct{}, asksAtOnce),
+		accepted: map[key]time.Time{}, refused: map[key]refusal{}}
 }
 
 // Authorize implements Authorizer.
-func (d *Delegate) Authorize(ctx context.Context, token, path string) error {
-	key := sha256.Sum256([]byte(path + "\x00" + token))
-	if d.known(key) {
-		return nil
+func (d *Delegate) Authorize(ctx context.Context, source netip.Addr, token, path string) error {
+	k := key(sha256.Sum256([]byte(path + "\x00" + token)))
+	answered, known, err := d.recall(k)
+	if answered {
+		return err
+	}
+	slots := d.known
+	if !known {
+		if !d.budget.Take(source) {
+			return ErrBusy
+		}
+		slots = d.new
 	}
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	select {
-	case d.asking <- struct{}{}:
-		defer func() { <-d.asking }()
+	case slots <- struct{}{}:
+		defer func() { <-slots }()
 	case <-ctx.Done():
 		return fmt.Errorf("wait to ask the API server: %w", ctx.Err())
 	}
-	if err := d.ask(ctx, token, path); err != nil {
-		return err
-	}
-	d.keep(key)
-	return nil
+	err = d.ask(ctx, token, path)
+	d.remember(k, err)
+	return err
 }
 
 func (d *Delegate) ask(ctx context.Context, token, path string) error {
@@ -95,17 +125,52 @@ func (d *Delegate) ask(ctx context.Context, token, path string) error {
 	return nil
 }
 
-func (d *Delegate) known(key [sha256.Size]byte) bool {
+// recall returns the answer if it is remembered, and otherwise whether the token was
+// accepted before.
+func (d *Delegate) recall(k key) (answered, known bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return time.Now().Before(d.yes[key])
+	now := time.Now()
+	if r, ok := d.refused[k]; ok && now.Before(r.until) {
+		return true, false, r.err
+	}
+	since, known := d.accepted[k]
+	age := now.Sub(since)
+	return known && age < rememberYes, known && age < knownTime, nil
 }
 
-func (d *Delegate) keep(key [sha256.Size]byte) {
+// remember remembers the answer, if it is one.
+func (d *Delegate) remember(k key, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if len(d.yes) >= remembered {
-		clear(d.yes)
+	switch {
+	case err == nil:
+		keepAccepted(d.accepted, k)
+	case errors.Is(err, ErrUnauthenticated), errors.Is(err, ErrForbidden):
+		delete(d.accepted, k)
+		if len(d.refused) >= maxRefused {
+			delete(d.refused, first(d.refused, func(a, b refusal) bool { return a.until.Before(b.until) }))
+		}
+		d.refused[k] = refusal{err, time.Now().Add(rememberNo)}
 	}
-	d.yes[key] = time.Now().Add(remember)
+}
+
+// keepAccepted notes that the key is accepted now, in place of the oldest one if there
+// are too many.
+func keepAccepted(accepted map[key]time.Time, k key) {
+	if _, ok := accepted[k]; !ok && len(accepted) >= maxAccepted {
+		delete(accepted, first(accepted, time.Time.Before))
+	}
+	accepted[k] = time.Now()
+}
+
+// first returns the key of the value that is before all others.
+func first[V any](of map[key]V, before func(a, b V) bool) (k key) {
+	found := false
+	for other, v := range of {
+		if !found || before(v, of[k]) {
+			k, found = other, true
+		}
+	}
+	return k
 }

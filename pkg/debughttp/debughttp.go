@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 	"time"
 
@@ -31,12 +32,13 @@ const (
 )
 
 // Authorizer decides who may read a path. It returns an error that is
-// ErrUnauthenticated or ErrForbidden, or another one when it cannot tell.
+// ErrUnauthenticated, ErrForbidden or ErrBusy, or another one when it cannot tell.
 type Authorizer interface {
-	Authorize(ctx context.Context, token, path string) error
+	Authorize(ctx context.Context, source netip.Addr, token, path string) error
 }
 
-// Check is one condition of being ready.
+// Check is one condition of being ready. Everybody reads its message, so that it has
+// nothing of the configuration in it.
 type Check struct {
 	Name    string
 	OK      bool
@@ -88,10 +90,11 @@ func (s *Server) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", s.options.Address)
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.options.Address)
 	if err != nil {
 		return fmt.Errorf("listen for metrics and probes: %w", err)
 	}
+	s.listener = Limit(listener)
 	close(s.ready)
 	server := &http.Server{
 		Handler:           s.handler(),
@@ -102,7 +105,10 @@ func (s *Server) Run(ctx context.Context) error {
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
 		ErrorLog:          log.New(debugLog{s.options.Log}, "", 0),
+		ConnContext:       withConn,
+		Protocols:         &http.Protocols{},
 	}
+	server.Protocols.SetHTTP1(true) // by HTTP/2 one connection would have hundreds of requests
 	ended := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(ended)
@@ -152,8 +158,8 @@ func Healthz(alive func() error) http.Handler {
 	})
 }
 
-// Readyz lists the checks, those that fail marked [-]. Without any the process
-// is starting and not ready.
+// Readyz lists the checks, those that fail marked [-], to everybody. Without any the
+// process is starting and not ready.
 func Readyz(checks func() []Check) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		code, body := http.StatusOK, ""
@@ -188,16 +194,19 @@ func (s *Server) authorized(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		err := ErrUnauthenticated
 		if token := token(r); token != "" {
-			err = s.options.Authorizer.Authorize(r.Context(), token, r.URL.Path)
+			err = s.options.Authorizer.Authorize(r.Context(), SourceOf(r), token, r.URL.Path)
 		}
 		switch {
 		case err == nil:
+			trust(r.Context())
 			next.ServeHTTP(w, r)
 		case errors.Is(err, ErrUnauthenticated):
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			http.Error(w, err.Error(), http.StatusUnauthorized)
 		case errors.Is(err, ErrForbidden):
 			http.Error(w, err.Error(), http.StatusForbidden)
+		case errors.Is(err, ErrBusy):
+			http.Error(w, err.Error(), http.StatusTooManyRequests)
 		default:
 			s.options.Log.Warn("request not authorized", "path", r.URL.Path, "err", err)
 			http.Error(w, "the API server cannot be asked who you are", http.StatusServiceUnavailable)

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -29,7 +30,7 @@ import (
 // fakeAuthorizer knows tokens by what becomes of them.
 type fakeAuthorizer struct{}
 
-func (fakeAuthorizer) Authorize(_ context.Context, token, path string) error {
+func (fakeAuthorizer) Authorize(_ context.Context, _ netip.Addr, token, path string) error {
 	switch token {
 	case "good":
 		return nil
@@ -270,18 +271,19 @@ func TestDelegateAsksTheAPIServer(t *testing.T) {
 		asks        int
 	}{
 		{"unknown", "/metrics", ErrUnauthenticated, 1},
-		{"unknown", "/metrics", ErrUnauthenticated, 1},
+		{"unknown", "/metrics", ErrUnauthenticated, 0},
 		{"somebody", "/metrics", ErrForbidden, 1},
+		{"somebody", "/metrics", ErrForbidden, 0},
 		{"prometheus", "/status", ErrForbidden, 1},
 		{"prometheus", "/metrics", nil, 1},
 		{"prometheus", "/metrics", nil, 0},
 	} {
 		asked = 0
-		if err := d.Authorize(t.Context(), test.token, test.path); !errors.Is(err, test.want) || asked != test.asks {
+		if err := d.Authorize(t.Context(), netip.Addr{}, test.token, test.path); !errors.Is(err, test.want) || asked != test.asks {
 			t.Errorf("%s about %s: %v after %d questions, want %v after %d", test.token, test.path, err, asked, test.want, test.asks)
 		}
 	}
-	if err := d.Authorize(t.Context(), "down", "/metrics"); err == nil || errors.Is(err, ErrForbidden) || errors.Is(err, ErrUnauthenticated) {
+	if err := d.Authorize(t.Context(), netip.Addr{}, "down", "/metrics"); err == nil || errors.Is(err, ErrForbidden) || errors.Is(err, ErrUnauthenticated) {
 		t.Errorf("no API server: %v", err)
 	}
 }

@@ -134,7 +134,7 @@ func (d *Diagnosis) facts(ctx context.Context, asked question) diagnose.Facts {
 		Alive: slices.Sorted(maps.Keys(d.options.Members.Speakers())),
 	}
 	for _, c := range status.Checks {
-		f.Conditions = append(f.Conditions, diagnose.Condition(c))
+		f.Conditions = append(f.Conditions, diagnose.Condition{Name: c.Name, OK: c.OK, Message: c.Message})
 	}
 	f.Interfaces = interfaces(d.options.Interfaces.Interfaces())
 	names := []string{"all"}

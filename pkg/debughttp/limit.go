@@ -1,0 +1,122 @@
+package debughttp
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/lodestone-lb/lodestone/pkg/connlimit"
+)
+
+const (
+	// MaxConns is how many connections a port has, of some 30 KB each, and
+	// MaxConnsOfSource how many of them one address has: a browser opens six.
+	MaxConns         = 128
+	MaxConnsOfSource = 16
+
+	// asksPerSecond and asksOfSource bound how many tokens that were not accepted
+	// before are shown to the API server in a second, all and of one address.
+	asksPerSecond = 64
+	asksOfSource  = 16
+)
+
+// Limit returns a listener that bounds the connections of the port.
+func Limit(l net.Listener) net.Listener {
+	return connlimit.New(connlimit.Limits{All: MaxConns, OfSource: MaxConnsOfSource}).Bound(l)
+}
+
+// connKey is the key of a request's connection in its context.
+type connKey struct{}
+
+// withConn is http.Server's ConnContext.
+func withConn(ctx context.Context, c net.Conn) context.Context {
+	if t, ok := c.(*tls.Conn); ok {
+		c = t.NetConn()
+	}
+	return context.WithValue(ctx, connKey{}, c)
+}
+
+// trust has the connection outlast those on which nobody has shown a valid token.
+func trust(ctx context.Context) {
+	if c, ok := ctx.Value(connKey{}).(*connlimit.Conn); ok {
+		c.Trust()
+	}
+}
+
+// SourceOf returns the address that the request comes from.
+func SourceOf(r *http.Request) netip.Addr {
+	from, _ := netip.ParseAddrPort(r.RemoteAddr)
+	return from.Addr().Unmap().WithZone("")
+}
+
+// Budget bounds what strangers can make us ask of the API server.
+type Budget struct {
+	mu    sync.Mutex
+	since time.Time
+	asked int
+	of    map[netip.Addr]int
+}
+
+// Take reports whether another question is within the bounds of this second.
+func (b *Budget) Take(source netip.Addr) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if now := time.Now(); b.of == nil || now.Sub(b.since) >= time.Second {
+		b.since, b.asked, b.of = now, 0, map[netip.Addr]int{}
+	}
+	if b.asked == asksPerSecond || b.of[source] == asksOfSource {
+		return false
+	}
+	b.asked++
+	b.of[source]++
+	return true
+}
+
+// Throttle keeps strangers from having a handler ask the API server without bound, where
+// the handler does so by itself: Before goes before it, After comes after it.
+type Throttle struct {
+	budget   Budget
+	mu       sync.Mutex
+	accepted map[key]time.Time // when, by token
+}
+
+// Before has the handler serve those whose token was accepted lately, and as many others
+// as the budget allows. Paths that are open to everybody cost no question.
+func (t *Throttle) Before(next http.Handler, open ...string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		certified := r.TLS != nil && len(r.TLS.PeerCertificates) > 0 // which nobody is asked about
+		if !slices.Contains(open, r.URL.Path) && !certified && !t.knows(r) && !t.budget.Take(SourceOf(r)) {
+			http.Error(w, ErrBusy.Error(), http.StatusTooManyRequests)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// After notes that the request was accepted.
+func (t *Throttle) After(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if token := r.Header.Get("Authorization"); token != "" {
+			t.mu.Lock()
+			if t.accepted == nil {
+				t.accepted = map[key]time.Time{}
+			}
+			keepAccepted(t.accepted, sha256.Sum256([]byte(token)))
+			t.mu.Unlock()
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func (t *Throttle) knows(r *http.Request) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	since, ok := t.accepted[sha256.Sum256([]byte(r.Header.Get("Authorization")))]
+	return ok && time.Since(since) < knownTime
+}
