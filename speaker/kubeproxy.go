@@ -33,7 +33,8 @@ const (
 // KubeProxy watches the health of the node's data plane. One that has been well and
 // is silent leaves its rules in the kernel: it restarts. One that was never well is
 // not there if no other node has one, as a cluster may have none; otherwise it is
-// still to come, and the node takes no traffic before it has.
+// still to come, and the node takes no traffic before it has. One that says that it is not
+// healthy has rules in the kernel that age: the node is the last choice.
 type KubeProxy struct {
 	ask      func(context.Context) (healthy bool, status string, err error) // nil: nobody is asked
 	node     string
@@ -42,6 +43,7 @@ type KubeProxy struct {
 
 	mu      sync.Mutex
 	healthy bool
+	sick    bool // it says so itself
 	status  string
 	answers bool
 	changed news.Signal
@@ -70,6 +72,14 @@ func (p *KubeProxy) Healthy() (bool, string) {
 	return p.healthy, p.status
 }
 
+// Sick reports whether the data plane is there and says that it is not healthy: what it has
+// written before may serve.
+func (p *KubeProxy) Sick() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.sick
+}
+
 // Answers reports whether there is a kube-proxy, well or not.
 func (p *KubeProxy) Answers() bool {
 	p.mu.Lock()
@@ -77,7 +87,7 @@ func (p *KubeProxy) Answers() bool {
 	return p.answers
 }
 
-// Changed returns a channel that is closed when Healthy or Answers has a new answer.
+// Changed returns a channel that is closed when Healthy, Sick or Answers has a new answer.
 func (p *KubeProxy) Changed() <-chan struct{} { return p.changed.Next() }
 
 // Run asks until ctx ends.
@@ -98,17 +108,17 @@ func (p *KubeProxy) Run(ctx context.Context) error {
 		switch {
 		case err != nil && time.Since(start) < proxyPatience:
 		case err != nil && !served && p.elsewhere():
-			p.set(false, "does not answer, as it does on other nodes: no traffic before it has written its rules")
+			p.set(false, false, "does not answer, as it does on other nodes: no traffic before it has written its rules")
 		case err != nil:
-			p.set(true, "does not answer: taken as absent")
+			p.set(true, false, "does not answer: taken as absent")
 		case healthy:
 			refusals, written, served = 0, true, true
-			p.set(true, status)
+			p.set(true, false, status)
 		case written && status == unwritten: // it was replaced, and its rules are in the kernel
 		default:
 			if refusals++; refusals >= proxyRefusals {
 				written = false
-				p.set(false, status)
+				p.set(false, true, status)
 			}
 		}
 		select {
@@ -160,14 +170,14 @@ func ask(ctx context.Context, client *http.Client, url string) (healthy bool, st
 	return true, "healthy", nil
 }
 
-func (p *KubeProxy) set(healthy bool, status string) {
+func (p *KubeProxy) set(healthy, sick bool, status string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.healthy == healthy && p.status == status {
+	if p.healthy == healthy && p.sick == sick && p.status == status {
 		return
 	}
 	p.log.Info("kube-proxy", "healthy", healthy, "status", status)
-	p.healthy, p.status = healthy, status
+	p.healthy, p.sick, p.status = healthy, sick, status
 	p.changed.Notify()
 }
 

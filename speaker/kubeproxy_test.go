@@ -80,6 +80,10 @@ func TestKubeProxyIsBelievedWhenItAnswers(t *testing.T) {
 			if healthy, status := p.Healthy(); healthy != step.healthy {
 				t.Errorf("%s: healthy %v, %q", step.what, healthy, status)
 			}
+			if said := answer.Load().(func() (bool, string, error)); p.Sick() == step.healthy && step.what != "it may still start" {
+				_, status, err := said()
+				t.Errorf("%s: sick %v, %q, %v", step.what, p.Sick(), status, err)
+			}
 		}
 		cancel()
 		synctest.Wait()
@@ -110,8 +114,8 @@ func TestKubeProxyIsWaitedForWhereOthersHaveOne(t *testing.T) {
 		}
 		expect := func(what string, d time.Duration, healthy, answers bool) {
 			t.Helper()
-			if h, a := after(d); h != healthy || a != answers {
-				t.Errorf("%s: healthy %v, answers %v", what, h, a)
+			if h, a := after(d); h != healthy || a != answers || p.Sick() {
+				t.Errorf("%s: healthy %v, answers %v, sick %v", what, h, a, p.Sick())
 			}
 		}
 		expect("it is still to come", 10*time.Minute, false, false)

@@ -66,6 +66,8 @@ type Members interface {
 	Speakers() map[string]bool
 	Joined() (bool, string)
 	SetReady(bool)
+	// SetSick tells all whether the data plane of this node is sick, see DataPlane.
+	SetSick(bool)
 	Changed() <-chan struct{}
 }
 
@@ -86,6 +88,9 @@ type Claimant interface {
 // DataPlane carries the traffic from here to the endpoints; KubeProxy is one.
 type DataPlane interface {
 	Healthy() (bool, string)
+	// Sick reports whether it is there and not healthy, so that what it has written may
+	// serve: the node is ready, and the last choice.
+	Sick() bool
 	Changed() <-chan struct{}
 }
 
@@ -254,7 +259,9 @@ func (s *Speaker) wait(ctx context.Context, rested time.Time, config, members, d
 // reconcile brings what is announced up to date with what is known.
 func (s *Speaker) reconcile(ctx context.Context, members, passwords <-chan struct{}) {
 	checks := s.checks()
-	ready := !slices.ContainsFunc(checks, func(c Check) bool { return !c.OK })
+	sick := s.DataPlane.Sick()
+	ready := mayOwn(checks, sick)
+	s.Members.SetSick(sick)
 	s.Members.SetReady(ready)
 	if ready {
 		s.declareReady()
@@ -327,7 +334,7 @@ func locate(nodes map[string]plan.Node, networks map[string]clusterfacts.Network
 
 // equalNetworks reports whether the plan takes the two for the same.
 func equalNetworks(a, b clusterfacts.Network) bool {
-	return a.Claims == b.Claims && a.Blind == b.Blind && slices.Equal(a.Segments, b.Segments) && (a.Segments == nil) == (b.Segments == nil)
+	return a.Claims == b.Claims && a.Blind == b.Blind && a.Sick == b.Sick && a.Apart == b.Apart && slices.Equal(a.Segments, b.Segments) && (a.Segments == nil) == (b.Segments == nil)
 }
 
 // update brings the plan up to date and returns what that changed.

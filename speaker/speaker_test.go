@@ -98,6 +98,18 @@ func (f *fakeMembers) Joined() (bool, string) {
 	return f.joined, "joining"
 }
 
+func (f *fakeMembers) SetSick(sick bool) {
+	if n := f.Networks()[f.self]; n.Sick != sick {
+		n.Sick = sick
+		f.change(func() {
+			if f.networks == nil {
+				f.networks = map[string]clusterfacts.Network{}
+			}
+			f.networks[f.self] = n
+		})
+	}
+}
+
 func (f *fakeMembers) SetReady(ready bool) {
 	if f.Speakers()[f.self] != ready {
 		f.change(func() { f.speakers[f.self] = ready; f.said = append(f.said, ready) })
@@ -124,13 +136,20 @@ func (f *fakeMembers) claim(node string, buckets [128]byte) {
 
 type fakeDataPlane struct {
 	changes
-	sick bool
+	sick   bool // it is not there yet
+	ailing bool // it says that it is not healthy
+}
+
+func (f *fakeDataPlane) Sick() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.ailing
 }
 
 func (f *fakeDataPlane) Healthy() (bool, string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return !f.sick, "503 Service Unavailable"
+	return !f.sick && !f.ailing, "503 Service Unavailable"
 }
 
 // fakeAnnouncer remembers what it was told.
@@ -475,6 +494,23 @@ func TestNothingIsOwnedBeforeAllIsReady(t *testing.T) {
 	s.dataPlane.change(func() { s.dataPlane.sick = true })
 	s.announced()
 	s.silent(plan.SpeakerNotReady, "")
+}
+
+// A node whose kube-proxy is sick hands its VIPs over to one where it is not, and takes them
+// back when there is none any more: what is in the kernel serves.
+func TestASickDataPlaneIsTheLastChoice(t *testing.T) {
+	s, vip := newPair(t, "n1")
+	s.start()
+	s.announced(vip)
+	s.dataPlane.change(func() { s.dataPlane.ailing = true })
+	s.announced(vip + " leaving")
+	if !s.members.Speakers()["n1"] || s.speaker.Status().Checks[3].OK {
+		t.Errorf("it is ready, and says that kube-proxy is not well: %+v", s.speaker.Status())
+	}
+	s.members.change(func() { s.members.networks = map[string]clusterfacts.Network{"n1": {Sick: true}, "n2": {Sick: true}} })
+	s.announced(vip)
+	s.dataPlane.change(func() { s.dataPlane.ailing, s.dataPlane.sick = false, true })
+	s.announced()
 }
 
 // silent waits until the only VIP is silent for the reason: the status comes

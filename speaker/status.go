@@ -53,9 +53,18 @@ func (s *Speaker) checks() []Check {
 	}
 	membership := Check{Name: "membership"}
 	membership.OK, membership.Message = s.Members.Joined()
-	dataPlane := Check{Name: "kube-proxy"}
+	dataPlane := Check{Name: checkKubeProxy}
 	dataPlane.OK, dataPlane.Message = s.DataPlane.Healthy()
 	return []Check{caches, config, membership, dataPlane}
+}
+
+// checkKubeProxy names the check of the data plane.
+const checkKubeProxy = "kube-proxy"
+
+// mayOwn reports whether the speaker is ready to own VIPs: all checks are good, but for a
+// data plane that is sick. Then the node is the last choice.
+func mayOwn(checks []Check, sick bool) bool {
+	return !slices.ContainsFunc(checks, func(c Check) bool { return !c.OK && !(sick && c.Name == checkKubeProxy) })
 }
 
 // Status is what a speaker knows and does.

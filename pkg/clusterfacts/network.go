@@ -35,8 +35,9 @@ type Network struct {
 	KubeProxy bool
 	// Claims are what plan.Claims says. They are not in the Lease.
 	Claims [128]byte
-	// Blind is what plan.Node says of it. It is not in the Lease.
-	Blind bool
+	// Blind, Sick and Apart are what plan.Node says of them. They are not in the Lease.
+	Blind, Sick bool
+	Apart       string
 }
 
 // Conflict is a VIP that a host claims that is no speaker of this cluster.

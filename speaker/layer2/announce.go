@@ -304,6 +304,9 @@ func (p *port) tell(t turn, frames [][]byte) {
 }
 
 func (p *port) statement(o *ownership) statement {
+	if o.apart.Load() {
+		return statement{p.key.mac, o.vip, p.seals.Apart(o.vip, p.key.mac, o.home.Load())}
+	}
 	return statement{p.key.mac, o.vip, p.seals.Seal(o.vip, p.key.mac, o.home.Load())}
 }
 

@@ -151,6 +151,7 @@ type ownership struct {
 	refresh time.Duration             // see plan.Layer2
 	warned  atomic.Pointer[time.Time] // when the last conflict was logged
 	home    atomic.Bool               // see plan.Layer2
+	apart   atomic.Bool               // as home
 	hurry   atomic.Bool               // see plan.Layer2
 	// probe is set until the VIP was found free on some interface, if that has
 	// to be found out.
@@ -293,7 +294,7 @@ func (a *Announcer) lookForLost() (changed <-chan struct{}) {
 // returns the set before, and whether something changed.
 func (a *Announcer) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) (old owned, changed bool) {
 	same := func(a, b plan.Layer2) bool {
-		return slices.Equal(a.Interfaces, b.Interfaces) && a.Home == b.Home && a.Leaving == b.Leaving && a.Hurry == b.Hurry && a.Refresh == b.Refresh &&
+		return slices.Equal(a.Interfaces, b.Interfaces) && a.Home == b.Home && a.Apart == b.Apart && a.Leaving == b.Leaving && a.Hurry == b.Hurry && a.Refresh == b.Refresh &&
 			slices.Equal(a.Sharers, b.Sharers)
 	}
 	if maps.EqualFunc(a.set, want, same) {
@@ -302,7 +303,7 @@ func (a *Announcer) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) 
 	old, now, divided := a.vips, time.Now(), []*ownership(nil)
 	a.vips, a.set = make(owned, len(want)), make(map[netip.Addr]plan.Layer2, len(want))
 	for vip, l := range want {
-		a.set[vip] = plan.Layer2{Interfaces: slices.Clone(l.Interfaces), Home: l.Home, Hurry: l.Hurry, Leaving: l.Leaving, Refresh: l.Refresh, Sharers: slices.Clone(l.Sharers)}
+		a.set[vip] = plan.Layer2{Interfaces: slices.Clone(l.Interfaces), Home: l.Home, Apart: l.Apart, Hurry: l.Hurry, Leaving: l.Leaving, Refresh: l.Refresh, Sharers: slices.Clone(l.Sharers)}
 		o := old[vip]
 		switch {
 		case o == nil, o.leaving.is() && !l.Leaving, o.shared() != (l.Sharers != nil): // who comes back is announced anew
@@ -317,6 +318,7 @@ func (a *Announcer) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) 
 			o.leaving.begin()
 		}
 		o.home.Store(l.Home)
+		o.apart.Store(l.Apart)
 		o.hurry.Store(l.Hurry)
 		if o.divide(a.node, l.Sharers) {
 			divided = append(divided, o)

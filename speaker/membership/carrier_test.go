@@ -194,9 +194,10 @@ func TestMetadataIsReadAsWritten(t *testing.T) {
 		claims claims
 		down   string
 		view   view
-	}{{claims{}, "", view{}}, {claims{}, "eth0", view{true, false}}, {claims{5: 1}, "", view{false, true}}, {claims{0: 0xff}, "eth0,eth1", view{true, true}}} {
+	}{{claims{}, "", view{}}, {claims{}, "eth0", view{sighted: true}}, {claims{5: 1}, "", view{blind: true, sick: true}}, {claims{0: 0xff}, "eth0,eth1", view{true, true, false}}} {
 		task := New(makeCluster(t).options("n1"))
 		task.See(want.view.sighted, want.view.blind)
+		task.SetSick(want.view.sick)
 		task.Claim(want.claims)
 		task.setDown("n1", want.down)
 		n := &memberlist.Node{Meta: (*delegate)(task).NodeMeta(memberlist.MetaMaxSize)}

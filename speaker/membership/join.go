@@ -105,7 +105,9 @@ func (t *Task) meet(ctx context.Context, others int, giveUp <-chan time.Time) bo
 	}
 }
 
-// settle waits until the speaker has lived long enough to be relied on.
+// settle waits until the speaker has lived long enough to be relied on. After the time that
+// speakers take to meet each other it goes on only while another one is ready:
+// otherwise nobody serves meanwhile.
 func (t *Task) settle(ctx context.Context, started time.Time, crashes <-chan int, giveUp <-chan time.Time) {
 	crashed := 0
 	select {
@@ -116,9 +118,36 @@ func (t *Task) settle(ctx context.Context, started time.Time, crashes <-chan int
 	settle := t.options.SettleTime << crashed
 	t.say("joined %d other speakers, settling for %s after %d crashes", len(t.Speakers())-1, settle, crashed)
 	select {
-	case <-time.After(time.Until(started.Add(settle))):
+	case <-time.After(time.Until(started.Add(t.options.SettleTime))):
 	case <-ctx.Done():
+		return
 	}
+	due := time.After(time.Until(started.Add(settle)))
+	for {
+		changed := t.Changed()
+		if !t.othersReady() {
+			return
+		}
+		select {
+		case <-changed:
+		case <-due:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// othersReady reports whether another speaker is ready to own VIPs.
+func (t *Task) othersReady() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for name, ready := range t.speakers {
+		if ready && name != t.options.Node {
+			return true
+		}
+	}
+	return false
 }
 
 // reunite joins the speakers that have a Lease but are not among the living:

@@ -1,6 +1,7 @@
 package membership
 
 import (
+	"cmp"
 	"context"
 	"net/netip"
 	"slices"
@@ -24,9 +25,54 @@ type Interfaces interface {
 // it has met one: as long as one that starts.
 const meetTimeout = DefaultSettleTime
 
-// watchLink has a speaker that lost all others with its link not be joined
-// until it has met them again: they own its VIPs by then. Who does not answer is
-// given up on as at the start.
+// lately is how long before the link goes down another speaker may have been lost: it was
+// lost with the link then, of which some drivers hear late. As long after the last one was
+// lost, who is still heard is heard by another way.
+const lately = 5 * time.Second
+
+// severance finds out whether a speaker has lost others with the link of its address. Who had
+// none before has lost none: nobody has taken over what it owns.
+type severance struct {
+	down  time.Time // since when the link is; zero: it is up
+	lost  time.Time // when another speaker was lost last; zero: never
+	apart bool
+}
+
+// lose notes that another speaker is lost. Those that follow are lost with the same link, and
+// are no reason to take over what they own.
+func (s *severance) lose(now time.Time) {
+	s.lost = now
+	s.apart = s.apart || !s.down.IsZero()
+}
+
+// look notes whether the link is up and others are heard. It returns when to look again
+// although nothing has changed: zero, never.
+func (s *severance) look(up, others bool, now time.Time) (next time.Time) {
+	switch {
+	case up:
+		s.down = time.Time{}
+		return next
+	case s.down.IsZero():
+		s.down = now
+	}
+	switch {
+	case s.apart && others:
+		next = s.lost.Add(lately)
+	case !s.apart && !s.lost.IsZero() && s.lost.Before(s.down) && s.down.Sub(s.lost) <= lately:
+		next = s.down.Add(downDelay) // it may flap after somebody was lost
+	default:
+		return time.Time{}
+	}
+	if now.Before(next) {
+		return next
+	}
+	s.apart = !s.apart
+	return time.Time{}
+}
+
+// watchLink finds out when this speaker has lost others with its link. Until it has met
+// them again it says that it is not ready, since they own its VIPs, and its own plan
+// takes it for apart, see plan.Node. Who does not answer is given up on as at the start.
 func (t *Task) watchLink(ctx context.Context, leases cache.Store) {
 	if t.options.Interfaces == nil {
 		return
@@ -36,22 +82,70 @@ func (t *Task) watchLink(ctx context.Context, leases cache.Store) {
 		wake(t.seek)
 	case <-ctx.Done():
 	}
-	address := t.options.Address.Addr()
-	for t.await(ctx, func() bool { return !t.linkUp() && len(t.Speakers()) == 1 }) {
-		t.say("the link of %s is down, and no other speaker is heard", address)
-		t.setApart(true)
-		t.log.Warn("link down and all other speakers lost: this node owns no VIP until it is back", "address", address)
-		if !t.await(ctx, t.linkUp) {
-			return
+	known := false // that it is apart
+	for ctx.Err() == nil {
+		interfaces, speakers := t.options.Interfaces.Changed(), t.Changed()
+		apart, up, next := t.lookAtLink(time.Now())
+		switch {
+		case apart && up:
+			t.rejoin(ctx, leases)
+			known = false
+			continue
+		case apart && !known:
+			address := t.options.Address.Addr()
+			t.log.Warn("link down and other speakers lost: others own the VIPs of its segment, and all others that another node announces", "address", address)
 		}
-		t.log.Info("link up", "address", address)
-		wake(t.seek)
-		if lost := len(t.lost(leases)); lost > 0 {
-			t.meet(ctx, lost, time.After(joinTimeout))
-			t.meetAll(ctx, leases)
+		known = apart
+		var due <-chan time.Time
+		if !next.IsZero() {
+			due = time.After(time.Until(next))
 		}
-		t.setApart(false)
+		select {
+		case <-interfaces:
+		case <-speakers:
+		case <-due:
+		case <-ctx.Done():
+		}
 	}
+}
+
+// lookAtLink looks at the interface that has the speaker's address, or had it last.
+func (t *Task) lookAtLink(now time.Time) (apart, up bool, next time.Time) {
+	link, up := t.link(), t.linkUp()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.ownLink = cmp.Or(link, t.ownLink)
+	before := t.severed.apart
+	next = t.severed.look(up || t.ownLink == "", len(t.speakers) > 1, now)
+	if t.severed.apart != before {
+		wake(t.tell)
+		t.changed.Notify()
+	}
+	return t.severed.apart, up, next
+}
+
+// rejoin has the speaker, whose link is back, be apart until it has met the others again.
+func (t *Task) rejoin(ctx context.Context, leases cache.Store) {
+	t.log.Info("link up", "address", t.options.Address.Addr())
+	wake(t.seek)
+	if lost := len(t.lost(leases)); lost > 0 {
+		t.meet(ctx, lost, time.After(joinTimeout))
+		t.meetAll(ctx, leases)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.severed = severance{lost: t.severed.lost}
+	wake(t.tell)
+	t.changed.Notify()
+}
+
+// apart returns the interface with whose link others were lost, empty if they were not. The
+// caller holds mu.
+func (t *Task) apart() string {
+	if !t.severed.apart {
+		return ""
+	}
+	return t.ownLink
 }
 
 // meetAll waits a moment for the others, of whom the first one that is met tells:
@@ -73,34 +167,26 @@ func (t *Task) meetAll(ctx context.Context, leases cache.Store) {
 	}
 }
 
-// await returns when the condition, which is about the link and the speakers,
-// holds, and reports whether it did before ctx ended.
-func (t *Task) await(ctx context.Context, holds func() bool) bool {
-	for {
-		interfaces, speakers := t.options.Interfaces.Changed(), t.Changed()
-		if ctx.Err() != nil || holds() {
-			return ctx.Err() == nil
-		}
-		select {
-		case <-interfaces:
-		case <-speakers:
-		case <-ctx.Done():
-		}
-	}
-}
-
 // linkUp reports whether an interface that is up has the speaker's address.
 func (t *Task) linkUp() bool {
 	return t.options.Interfaces == nil || slices.ContainsFunc(t.options.Interfaces.Interfaces(), func(i netstate.Interface) bool {
-		return i.Up && slices.ContainsFunc(i.Addrs, func(p netip.Prefix) bool {
-			return p.Addr() == t.options.Address.Addr() && !slices.Contains(i.Tentative, p)
-		})
+		return i.Up && t.isOwn(i)
 	})
 }
 
-func (t *Task) setApart(apart bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.apart = apart
-	t.changed.Notify()
+// link returns the interface with the speaker's address, empty if there is none.
+func (t *Task) link() string {
+	for _, i := range t.options.Interfaces.Interfaces() {
+		if t.isOwn(i) {
+			return i.Name
+		}
+	}
+	return ""
+}
+
+// isOwn reports whether the interface has the speaker's address, and may use it.
+func (t *Task) isOwn(i netstate.Interface) bool {
+	return slices.ContainsFunc(i.Addrs, func(p netip.Prefix) bool {
+		return p.Addr() == t.options.Address.Addr() && !slices.Contains(i.Tentative, p)
+	})
 }

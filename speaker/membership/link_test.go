@@ -53,27 +53,38 @@ func cutOff(t *testing.T) (c *cluster, n1 *speaker, l *link, n2 *mute) {
 	c, l = newCluster(t, "n1", "n2", "n3"), newLink()
 	n1 = c.start("n1", func(o *Options) { o.Interfaces = l })
 	n1.waitJoined()
+	n1.SetReady(true)
 	n2 = c.mute("n2", netip.MustParseAddrPort("127.0.0.1:0"))
 	_, err := n2.write(t.Context(), time.Now())
 	require.NoError(t, err)
-	n1.waitFor(map[string]bool{"n1": false, "n2": false})
+	n1.waitFor(map[string]bool{"n1": true, "n2": false})
 	l.set(false)
 	joined, _ := n1.Joined()
 	require.True(t, joined, "a link that flaps is no reason while the others are heard")
 	n2.kill()
-	n1.wait("being apart", func() bool { joined, _ := n1.Joined(); return !joined })
+	n1.waitApart("eth0")
+	joined, _ = n1.Joined()
+	require.True(t, joined, "it may own VIPs of other segments")
+	require.Zero(t, (*delegate)(n1.Task).NodeMeta(512)[1]&metaReady, "whoever meets it waits until it has met all")
 	return c, n1, l, n2
+}
+
+// waitApart waits until the speaker is apart by the loss of that interface; "": until it
+// is not any more.
+func (s *speaker) waitApart(from string) {
+	s.t.Helper()
+	s.wait("being apart: "+from, func() bool { return s.Networks()[s.options.Node].Apart == from })
 }
 
 func TestSpeakerThatWasCutOffMeetsTheOthersFirst(t *testing.T) {
 	c, n1, l, n2 := cutOff(t)
 	_, status := n1.Joined()
-	require.Contains(t, status, "127.0.0.1 is down")
+	require.Contains(t, status, "lost with the link of 127.0.0.1, which is down")
 	c.mute("n2", n2.options.Address) // it looks for nobody
 	start := time.Now()
 	l.set(true)
-	n1.waitJoined()
-	t.Logf("joined %s after the link was back", time.Since(start))
+	n1.waitApart("")
+	t.Logf("together %s after the link was back", time.Since(start))
 	require.Len(t, n1.Speakers(), 2)
 }
 
@@ -93,7 +104,7 @@ func TestSpeakerThatWasCutOffMeetsAllTheOthers(t *testing.T) {
 	n3 = c.mute("n3", n3.options.Address)
 	_, err = n3.list.Load().Join([]string{n1.address()})
 	require.NoError(t, err)
-	n1.waitJoined()
+	n1.waitApart("")
 	require.Len(t, n1.Speakers(), 3)
 }
 
@@ -101,19 +112,50 @@ func TestSpeakerThatWasCutOffGivesUpOnTheLost(t *testing.T) {
 	_, n1, l, _ := cutOff(t)
 	l.set(true)
 	n1.wait("looking for the others", func() bool {
-		joined, status := n1.Joined()
-		return !joined && strings.Contains(status, "joining 1 other")
+		_, status := n1.Joined()
+		return strings.Contains(status, "apart: joining 1 other")
 	})
-	n1.waitJoined()
+	n1.waitApart("")
 	require.Len(t, n1.Speakers(), 1)
 }
 
-func TestLinkOfALoneSpeaker(t *testing.T) {
-	c, l := newCluster(t, "n1"), newLink()
-	n1 := c.start("n1", func(o *Options) { o.Interfaces = l })
-	n1.waitJoined()
-	l.set(false)
-	n1.wait("being apart", func() bool { joined, _ := n1.Joined(); return !joined })
-	l.set(true)
-	n1.waitJoined()
+// severed is a story of a speaker's link, step by step.
+type severed struct {
+	at         time.Duration
+	lose       bool // another speaker, before the look
+	up, others bool
+	apart      bool
+	next       time.Duration
+}
+
+func TestSeverance(t *testing.T) {
+	t.Parallel()
+	for what, steps := range map[string][]severed{
+		"the others are lost with the link, one after the other": {
+			{0, false, true, true, false, 0}, {10 * time.Second, false, false, true, false, 0},
+			{10*time.Second + 300*time.Millisecond, true, false, true, true, 10*time.Second + 300*time.Millisecond + lately},
+			{10*time.Second + 400*time.Millisecond, true, false, false, true, 0}, {time.Hour, false, false, false, true, 0}},
+		"the link is back: they are to be met first": {{0, false, false, true, false, 0}, {time.Second, true, false, false, true, 0}, {time.Minute, false, true, false, true, 0}},
+		"the link flaps, and nobody is lost":         {{0, false, true, true, false, 0}, {time.Second, false, false, true, false, 0}, {time.Second + 5*time.Millisecond, false, true, true, false, 0}},
+		"a node that is alone":                       {{0, false, true, false, false, 0}, {time.Second, false, false, false, false, 0}, {time.Hour, false, false, false, false, 0}},
+		"the last survivor": {{0, true, true, false, false, 0}, {time.Minute, false, false, false, false, 0}, {time.Minute + 5*time.Millisecond, false, true, false, false, 0},
+			{time.Hour, false, false, false, false, 0}, {2 * time.Hour, false, false, false, false, 0}},
+		"the driver notices late":                              {{0, true, true, false, false, 0}, {lately, false, false, false, false, lately + downDelay}, {lately + downDelay, false, false, false, true, 0}},
+		"the link flaps after another one was lost":            {{0, true, true, false, false, 0}, {time.Second, false, false, false, false, time.Second + downDelay}, {time.Second + downDelay/2, false, true, false, false, 0}},
+		"the others are heard by another way, and one is lost": {{0, false, false, true, false, 0}, {time.Minute, true, false, true, true, time.Minute + lately}, {time.Minute + lately, false, false, true, false, 0}},
+	} {
+		s, start := severance{}, time.Now()
+		for _, step := range steps {
+			if step.lose {
+				s.lose(start.Add(step.at))
+			}
+			next := s.look(step.up, step.others, start.Add(step.at))
+			require.Equal(t, step.apart, s.apart, "%s, after %s", what, step.at)
+			var want time.Time
+			if step.next != 0 {
+				want = start.Add(step.next)
+			}
+			require.Equal(t, want, next, "%s, after %s", what, step.at)
+		}
+	}
 }

@@ -16,11 +16,10 @@
 // must not take its VIPs and drop them each time. It waits for settleTime,
 // doubled by each start of the last ones that did not end with a clean leave.
 // A speaker without others settles at once: there is nobody who could serve
-// in the meantime.
+// in the meantime. So does one, after the first settleTime, while no other one is ready.
 //
-// A speaker that lost all others with its link is not joined until it has met
-// them again, as far as they answer soon. Who was lost counts again when it answers
-// a packet.
+// A speaker that lost all others with its link is apart until it has met them
+// again, as far as they answer soon. Who was lost counts again when it answers a packet.
 package membership
 
 import (
@@ -123,7 +122,8 @@ type Task struct {
 	changed  news.Signal
 	whole    bool // nobody is lost, see Whole
 	status   string
-	apart    bool              // since the link was down and no other speaker heard, until one is met
+	severed  severance
+	ownLink  string            // the interface with our address, also while it has none
 	unlike   string            // says that the settings are not the document's, if so
 	report   map[string]string // annotations that our Lease is to carry
 	carried  map[string]string // those of our Lease as last written
@@ -162,8 +162,11 @@ func (t *Task) Joined() (bool, string) {
 	defer t.mu.Unlock()
 	select {
 	case <-t.joined:
-		if t.apart {
-			return false, t.status
+		if t.apart() != "" {
+			if !t.severed.down.IsZero() {
+				return true, fmt.Sprintf("apart: other speakers were lost with the link of %s, which is down", t.options.Address.Addr())
+			}
+			return true, "apart: " + t.status
 		}
 		return true, fmt.Sprintf("joined: %d speakers are alive%s", len(t.speakers), t.unlike)
 	default:
@@ -211,9 +214,14 @@ func (t *Task) Networks() map[string]clusterfacts.Network {
 	}
 	for node, v := range t.views {
 		if n, ok := networks[node]; ok {
-			n.Blind = v.blind
+			n.Blind, n.Sick = v.blind, v.sick
 			networks[node] = n
 		}
+	}
+	if link := t.apart(); link != "" {
+		n := networks[t.options.Node]
+		n.Apart = link
+		networks[t.options.Node] = n
 	}
 	for node, c := range t.claims {
 		if n, ok := networks[node]; ok {
@@ -415,6 +423,8 @@ func (t *Task) remove(name string) {
 	delete(t.claims, name)
 	delete(t.views, name)
 	t.unmet[name] = 0
+	t.severed.lose(time.Now())
+	wake(t.tell)
 	t.changed.Notify()
 	t.log.Info("speaker gone", "node", name)
 	wake(t.seek)

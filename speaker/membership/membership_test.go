@@ -298,6 +298,42 @@ func TestSpeakerThatCrashedSettlesLonger(t *testing.T) {
 	}
 }
 
+// crashed has the node's Lease say that its speaker has crashed as often as counts.
+func (c *cluster) crashed(node string) {
+	c.t.Helper()
+	before := c.mute(node, netip.MustParseAddrPort("127.0.0.1:0"))
+	for i := range maxCrashes {
+		_, err := before.write(c.t.Context(), time.Now().Add(time.Duration(i-maxCrashes)*time.Second))
+		require.NoError(c.t, err)
+	}
+	before.kill()
+}
+
+// After a crash loop of all speakers nobody serves: nobody waits. One that crashed alone
+// waits while another one is ready, and no longer.
+func TestNobodyWaitsWhileNobodyServes(t *testing.T) {
+	c := newCluster(t, "n1", "n2", "n3")
+	slow := func(o *Options) { o.SettleTime = 400 * time.Millisecond } // 51 s after all these crashes
+	c.crashed("n1")
+	c.crashed("n2")
+	n1, n2 := c.start("n1", slow), c.start("n2", slow)
+	n1.waitJoined()
+	n2.waitJoined()
+	n2.waitFor(map[string]bool{"n1": false, "n2": false})
+
+	n1.SetReady(true)
+	n2.waitFor(map[string]bool{"n1": true, "n2": false})
+	c.crashed("n3")
+	n3 := c.start("n3", slow)
+	n3.wait("settling", func() bool { _, status := n3.Joined(); return strings.Contains(status, "after 7 crashes") })
+	n3.waitFor(map[string]bool{"n1": true, "n2": false, "n3": false})
+	time.Sleep(time.Second)
+	joined, status := n3.Joined()
+	require.False(t, joined, status)
+	n1.SetReady(false)
+	n3.waitJoined()
+}
+
 func (c *cluster) lease(node string) *coordinationv1.Lease {
 	c.t.Helper()
 	l, err := c.client.CoordinationV1().Leases("lodestone-system").Get(context.Background(), annotation.SpeakerLeasePrefix+node, metav1.GetOptions{})

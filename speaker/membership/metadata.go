@@ -16,6 +16,7 @@ const (
 	metaClaims  = 1 << 1
 	metaSighted = 1 << 2
 	metaBlind   = 1 << 3
+	metaSick    = 1 << 4
 )
 
 // delegate gives memberlist our metadata.
@@ -27,7 +28,7 @@ func (d *delegate) NodeMeta(limit int) []byte {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	meta := []byte{metaVersion, 0}
-	if d.speakers[d.options.Node] {
+	if d.speakers[d.options.Node] && (*Task)(d).apart() == "" {
 		meta[1] |= metaReady
 	}
 	meta[1] |= d.views[d.options.Node].flags()
@@ -77,8 +78,9 @@ func details(n *memberlist.Node) (c claims, down string) {
 }
 
 // view is what a speaker sees of the API server: whether it answers, and whether the
-// speaker has given up on it while it answers others. Neither: it does not say.
-type view struct{ sighted, blind bool }
+// speaker has given up on it while it answers others; neither: it does not say. And it
+// is whether kube-proxy on the node is sick.
+type view struct{ sighted, blind, sick bool }
 
 func (v view) flags() (flags byte) {
 	if v.sighted {
@@ -87,6 +89,9 @@ func (v view) flags() (flags byte) {
 	if v.blind {
 		flags |= metaBlind
 	}
+	if v.sick {
+		flags |= metaSick
+	}
 	return flags
 }
 
@@ -94,7 +99,7 @@ func viewOf(n *memberlist.Node) view {
 	if len(n.Meta) < 2 {
 		return view{}
 	}
-	return view{n.Meta[1]&metaSighted != 0, n.Meta[1]&metaBlind != 0}
+	return view{n.Meta[1]&metaSighted != 0, n.Meta[1]&metaBlind != 0, n.Meta[1]&metaSick != 0}
 }
 
 // See tells all speakers whether the API server answers this one, and whether this one
@@ -102,7 +107,20 @@ func viewOf(n *memberlist.Node) view {
 func (t *Task) See(sighted, blind bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.noteView(t.options.Node, view{sighted, blind}) {
+	v := t.views[t.options.Node]
+	v.sighted, v.blind = sighted, blind
+	if t.noteView(t.options.Node, v) {
+		wake(t.tell)
+	}
+}
+
+// SetSick tells all speakers whether kube-proxy on this node is not healthy.
+func (t *Task) SetSick(sick bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	v := t.views[t.options.Node]
+	v.sick = sick
+	if t.noteView(t.options.Node, v) {
 		wake(t.tell)
 	}
 }
@@ -125,7 +143,7 @@ func (t *Task) OthersSee() (seeing, unsure int) {
 }
 
 func (t *Task) noteView(node string, v view) bool {
-	if t.views[node].blind != v.blind {
+	if before := t.views[node]; before.blind != v.blind || before.sick != v.sick {
 		t.changed.Notify()
 	}
 	return record(t.views, node, v)

@@ -117,9 +117,48 @@ func told(s plan.Snapshot, node string, a config.Advertisement) (peers []string,
 				serving, accepted = true, accepted && (!svc.Local || svc.ServingNodes[node])
 			}
 		}
-		covered[vip] = serving && accepted && s.Speakers[node] && !n.Excluded && !n.NetworkUnavailable
+		covered[vip] = serving && accepted && announces(s, node) && !(n.Sick && healthier(s, node, vip))
 	}
 	return peers, covered
+}
+
+func announces(s plan.Snapshot, node string) bool {
+	n := s.Nodes[node]
+	return s.Speakers[node] && !n.Excluded && !n.NetworkUnavailable
+}
+
+// healthier reports whether some other node that is not sick announces the VIP, which serves,
+// by an advertisement by which the node may.
+func healthier(s plan.Snapshot, node string, vip netip.Addr) bool {
+	by := func(node string, a config.Advertisement) bool {
+		if a.BGP == nil || !a.BGP.NodeSelector.Matches(s.Nodes[node].Labels) {
+			return false
+		}
+		for name := range heard(s, node) {
+			if len(a.BGP.Peers) == 0 || slices.Contains(a.BGP.Peers, name) {
+				return true
+			}
+		}
+		return false
+	}
+	for other, n := range s.Nodes {
+		accepted := !slices.ContainsFunc(s.Services, func(svc plan.Service) bool {
+			return slices.Contains(svc.VIPs, vip) && svc.Serving && svc.Local && !svc.ServingNodes[other]
+		})
+		if other == node || n.Sick || !accepted || !announces(s, other) {
+			continue
+		}
+		for _, a := range s.Config.Advertisements {
+			covers := slices.ContainsFunc(s.Services, func(svc plan.Service) bool {
+				pool, ok := s.Config.PoolOf(vip)
+				return slices.Contains(svc.VIPs, vip) && a.ServiceSelector.Matches(svc.Labels) && (!ok || len(pool.Advertise) == 0 || slices.Contains(pool.Advertise, a.Name))
+			})
+			if covers && by(node, a) && by(other, a) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // prefixes returns what an advertisement announces of the VIPs that it covers.

@@ -345,3 +345,36 @@ func TestARelabelledNodeChangesItsSessionsAlone(t *testing.T) {
 	s.node("n1", func(n *plan.Node) { n.Labels = map[string]string{"on": "elsewhere"} })
 	require.Equal(t, []bool{false, true}, []bool{step()["n1"].Sessions, len(planners["n1"].Plan().BGP.Routes) == 0}, "sessions stay without routes")
 }
+
+// A node whose kube-proxy is sick announces what no healthy one announces: routers spread
+// traffic over all that do.
+func TestRoutesOfSickNodes(t *testing.T) {
+	t.Parallel()
+	s := newRoutedStory(t)
+	sick := func(n *plan.Node) { n.Sick = true }
+	s.node("n1", sick)
+	assert.NotContains(t, s.bgp("n1").VIPs, vip)
+	s.wantHeard(vip, "n2", "tor-a", "tor-b")
+	for _, n := range []string{"n2", "n3"} {
+		s.node(n, sick)
+	}
+	for n := range s.Nodes {
+		s.wantHeard(vip, n, "tor-a", "tor-b")
+	}
+	s.node("n2", func(n *plan.Node) { n.Sick = false })
+	for i := range s.Services {
+		s.Services[i].Local = true
+	}
+	assert.NotContains(t, s.bgp("n1").VIPs, vip)
+	s.Services[0].ServingNodes = map[string]bool{"n1": true}
+	s.wantHeard(vip, "n1", "tor-a", "tor-b")
+}
+
+// The routers know themselves whether they reach a node: one that is apart says what it said.
+func TestRoutesOfANodeThatIsApart(t *testing.T) {
+	t.Parallel()
+	s := newRoutedStory(t)
+	s.node("n1", func(n *plan.Node) { n.Apart = "eth0" })
+	s.Speakers = map[string]bool{"n1": true}
+	s.wantHeard(vip, "n1", "tor-a", "tor-b")
+}

@@ -106,14 +106,23 @@ type Node struct {
 	BGP NodeBGP
 	// Claims are what the node's speaker says that it owns and keeps.
 	Claims Claims
-	// Blind is set when the API server answers other nodes and not this one: who is
-	// not owns VIPs rather, because it knows the Services that there are.
+	// Blind is set when the API server answers other nodes and not this one: a node that
+	// is not blind is preferred as owner, because it knows the Services that there are.
 	Blind bool
+	// Sick is set when kube-proxy on the node says that it is not healthy. Its rules are in
+	// the kernel and age: a healthy node is preferred, in routes, too.
+	Sick bool
+	// Apart is set while the node's speaker has lost all others with its link to them, to
+	// that interface, and until it has met them again. It knows that of itself alone.
+	Apart string
 	// PodCIDRs are those of its spec, as it says.
 	PodCIDRs []string
 	// Created is when the Node came to be.
 	Created time.Time
 }
+
+// impaired reports whether the node is the last choice.
+func (n Node) impaired() bool { return n.Blind || n.Sick }
 
 // Claims are the VIPs that a node owns and keeps, see config.Layer2, by buckets:
 // a bit each, so that they have one size however many VIPs there are. A node
@@ -171,10 +180,14 @@ type Layer2 struct {
 	// Home is set if the node owns the VIP while all selected nodes are able
 	// to: of two that claim a VIP, that one is right.
 	Home bool
+	// Apart is set if the node has lost the other speakers with its link to them: of two
+	// that claim a VIP, the other one is right.
+	Apart bool
 	// New is set if the address came to a Service while this node's Planner
 	// knew the others, and since then nobody else has owned it: who announces
 	// it first has to find out whether another host has it. Make, which knows
-	// no history, never sets it.
+	// no history, never sets it, except on a node that is apart: there, another speaker may
+	// have each VIP that the node does not have already.
 	New bool
 	// Leaving is set while the VIP moves to another node: this one answers for
 	// it until it hears that one claim it, and neither announces nor defends
@@ -261,9 +274,9 @@ func Reasons() reason.Texts[Reason] {
 		NotOnSegment:       {Cause: "The node has no interface on the VIP's subnet, and others have.", Cure: "Not a fault if another node announces it. If a router takes the VIP to the node all the same: anySegment in the advertisement."},
 		NodeExcluded:       {Cause: "A label or a taint excludes the node from load balancing.", Cure: "Remove node.kubernetes.io/exclude-from-external-load-balancers if the node is to announce VIPs."},
 		NetworkUnavailable: {Cause: "The node's condition NetworkUnavailable is true: its network plugin is not ready.", Cure: "See to the network plugin on the node."},
-		LinkDown:           {Cause: "The node's interfaces on the VIP's subnet are down or without a carrier.", Cure: "See to the cable, the switch port, or ip link on the node."},
+		LinkDown:           {Cause: "The node's interfaces on the VIP's subnet are down or without a carrier, or the one by which its speaker lost the others was, and it has not met them again.", Cure: "See to the cable, the switch port, or ip link on the node."},
 		LessPreferred:      {Cause: "The advertisements prefer another node for the VIP.", Cure: "Not a fault: preferredNodes says so."},
-		SpeakerNotReady:    {Cause: "The node's speaker is starting, does not run, has lost the others, or is cut off from the API server while others are not.", Cure: "See kubectl -n lodestone-system get pods -o wide, and the speaker's log."},
+		SpeakerNotReady:    {Cause: "The node's speaker is starting, does not run, has lost the others, or is cut off from the API server while others are not; or kube-proxy on the node is not healthy, and is on others.", Cure: "See kubectl -n lodestone-system get pods -o wide, and the speaker's log."},
 		NodeUnknown:        {Cause: "The API server has no Node of the name that the speaker was started with.", Cure: "Compare NODE_NAME of the speaker with kubectl get nodes."},
 		NoPeer:             {Cause: "The VIP is announced by BGP, and the nodeSelector of each peer leaves the node out.", Cure: "Not a fault if other nodes announce it."},
 		NoSession:          {Cause: "The VIP is announced by BGP, and the node lacks something for its sessions with all peers.", Cure: "The message says what it lacks; lodestone bgp peers shows it for all nodes."},

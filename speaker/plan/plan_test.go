@@ -475,6 +475,50 @@ var stories = map[string]func(*story){
 		s.on(first, both...)
 		s.wantOwner(vip, first)
 	},
+	"a node whose kube-proxy is sick owns what nobody else can": func(s *story) {
+		before := plan.Owners(s.Snapshot)
+		owner := before[vip]
+		sick := func(n *plan.Node) { n.Sick = true }
+		s.node(owner, sick)
+		s.wantSilent(owner, vip, plan.SpeakerNotReady)
+		if other := s.owner(vip); other == owner || other == "" {
+			s.t.Errorf("the owner is %q", other)
+		}
+		for name := range s.Nodes {
+			s.node(name, sick)
+		}
+		if after := plan.Owners(s.Snapshot); !maps.Equal(before, after) {
+			s.t.Errorf("all are sick: owners were %v, are %v", before, after)
+		}
+	},
+	// The speaker of n1 has lost the others with the link to them: it alone knows.
+	"a node that is apart owns nothing on the segment of that link": func(s *story) {
+		s.on("n1", segment("203.0.113.0/24", "eth0"))
+		s.node("n1", func(n *plan.Node) { n.Apart = "eth0" })
+		s.Speakers = map[string]bool{"n1": true}
+		s.wantSilent("n1", vip, plan.LinkDown)
+		s.on("n1", plan.Segment{Subnet: netip.MustParsePrefix("203.0.113.0/24"), Interface: "eth0"}, plan.Segment{Subnet: netip.MustParsePrefix("203.0.113.0/24"), Interface: "eth1", Down: true})
+		s.wantSilent("n1", vip, plan.LinkDown)
+	},
+	"a node that is apart owns the VIPs of other segments, and asks for those that it gains": func(s *story) {
+		for _, segments := range [][]plan.Segment{
+			{segment("198.18.0.0/24", "eth0"), segment("203.0.113.0/24", "eth1")},
+			{segment("198.18.0.0/24", "eth0"), segment("192.0.2.0/24", "eth1")}, // the VIP is of neither
+			{segment("203.0.113.0/24", "eth0"), segment("203.0.113.0/24", "eth1")},
+		} {
+			s.on("n1", segments...)
+			s.node("n1", func(n *plan.Node) { n.Apart = "" })
+			s.Speakers = map[string]bool{"n1": true}
+			if l := plan.Make("n1", s.Snapshot).Layer2[vip]; l.New || l.Apart {
+				s.t.Errorf("%v: it is not apart: %+v", segments, l)
+			}
+			s.node("n1", func(n *plan.Node) { n.Apart = "eth0" })
+			s.wantOwner(vip, "n1")
+			if l := plan.Make("n1", s.Snapshot).Layer2[vip]; !l.New || !l.Apart {
+				s.t.Errorf("%v: %+v", segments, l)
+			}
+		}
+	},
 	"a node that is cut off from the API server owns what nobody else can": func(s *story) {
 		before := plan.Owners(s.Snapshot)
 		owner := before[vip]

@@ -263,8 +263,10 @@ func (p *Planner) decide(vip netip.Addr) Verdict {
 		return Verdict{Owned: true, Peers: peers, Layer2: Layer2{Interfaces: scope.interfaces(p.node), Hurry: p.view.migrates(), New: p.fresh[vip], Sharers: sharers}}
 	}
 	if owner == p.node && owner != "" {
+		apart := p.view.snapshot.Nodes[p.node].Apart != ""
 		return Verdict{Owned: true, Peers: peers, Layer2: Layer2{
-			Interfaces: scope.interfaces(p.node), Hurry: p.view.migrates(), Refresh: scope.refresh, Keep: scope.keeps, Home: scope.home(p.node, vip, demand), New: p.fresh[vip],
+			Interfaces: scope.interfaces(p.node), Hurry: p.view.migrates(), Refresh: scope.refresh, Keep: scope.keeps, Home: scope.home(p.node, vip, demand),
+			New: p.fresh[vip] || apart, Apart: apart,
 		}}
 	}
 	silence := p.router.unite(scope.silence(p.node, owner, demand), unheard)
@@ -289,7 +291,7 @@ func (v *Verdict) equal(w Verdict) bool {
 }
 
 func (l Layer2) equal(m Layer2) bool {
-	return l.Home == m.Home && l.New == m.New && l.Keep == m.Keep && l.Hurry == m.Hurry && l.Refresh == m.Refresh && slices.Equal(l.Interfaces, m.Interfaces) && slices.Equal(l.Sharers, m.Sharers)
+	return l.Home == m.Home && l.Apart == m.Apart && l.New == m.New && l.Keep == m.Keep && l.Hurry == m.Hurry && l.Refresh == m.Refresh && slices.Equal(l.Interfaces, m.Interfaces) && slices.Equal(l.Sharers, m.Sharers)
 }
 
 func (p Plan) verdict(vip netip.Addr) (v Verdict) {

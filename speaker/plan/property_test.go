@@ -70,7 +70,7 @@ func drawSnapshot(t *rapid.T) plan.Snapshot {
 		name := fmt.Sprint("n", i)
 		names = append(names, name)
 		s.Speakers[name] = some("speaker")
-		s.Nodes[name] = plan.Node{Labels: map[string]string{"on": fmt.Sprint(i % 4)}, Excluded: !some("included"), NetworkUnavailable: !some("network"), Segments: drawSegments(t), BGP: drawNodeBGP(t), Blind: !some("sees")}
+		s.Nodes[name] = plan.Node{Labels: map[string]string{"on": fmt.Sprint(i % 4)}, Excluded: !some("included"), NetworkUnavailable: !some("network"), Segments: drawSegments(t), BGP: drawNodeBGP(t), Blind: !some("sees"), Sick: rapid.IntRange(0, 2).Draw(t, "sick") == 0}
 	}
 	if name := rapid.SampledFrom(names).Draw(t, "claims all"); !some("no claims") {
 		n := s.Nodes[name]
@@ -198,11 +198,11 @@ func best(s plan.Snapshot, vip netip.Addr) (owners map[string]bool, shared bool)
 		linked = linked || sound(name) && !unplugged(name)
 	}
 	serving := slices.ContainsFunc(sharers, func(svc plan.Service) bool { return svc.Serving })
-	for _, blind := range []bool{false, true} { // the blind only if there is nobody else
+	for _, blind := range []bool{false, true} { // the blind and the sick only if there is nobody else
 		heaviest := 0
 		for name := range selected {
 			accepted := !slices.ContainsFunc(sharers, func(svc plan.Service) bool { return svc.Serving && svc.Local && !svc.ServingNodes[name] })
-			if !serving || !accepted || !sound(name) || linked && unplugged(name) || s.Nodes[name].Blind && !blind {
+			if !serving || !accepted || !sound(name) || linked && unplugged(name) || (s.Nodes[name].Blind || s.Nodes[name].Sick) && !blind {
 				continue
 			}
 			if kept && !shared && s.Nodes[name].Claims != (plan.Claims{}) {

@@ -23,6 +23,7 @@ type router struct {
 	obstacle    Reason // why the node announces nothing, empty if it may
 	sessions    map[string]Session
 	problems    map[string]Problem
+	healthy     map[string]announcer                     // the other nodes that may announce, if this one is sick
 	pods        []netip.Prefix                           // the node's, if peers are to hear of them
 	advertised  map[*config.Pool][]*config.Advertisement // nil: outside all pools
 	offers      map[*config.Advertisement]*offer
@@ -121,13 +122,15 @@ func (r *router) set(s Snapshot) (changed bool) {
 	case !s.Speakers[r.node]:
 		obstacle = SpeakerNotReady
 	}
+	healthy := healthierThan(r.node, s)
 	sessions, problems := sessionsOf(r.node, s)
 	pods := announcedPods(r.node, s)
 	changed = !maps.Equal(sessions, r.sessions) || !maps.Equal(problems, r.problems)
-	if !changed && s.Config == r.config && obstacle == r.obstacle && maps.Equal(self.Labels, r.self.Labels) && slices.Equal(pods, r.pods) {
+	if !changed && s.Config == r.config && obstacle == r.obstacle && maps.Equal(self.Labels, r.self.Labels) && slices.Equal(pods, r.pods) &&
+		maps.EqualFunc(healthy, r.healthy, announcer.equal) {
 		return false
 	}
-	r.config, r.self, r.obstacle, r.pods = s.Config, self, obstacle, pods
+	r.config, r.self, r.obstacle, r.pods, r.healthy = s.Config, self, obstacle, pods, healthy
 	if changed {
 		r.sessions, r.problems = sessions, problems
 	}
@@ -152,6 +155,8 @@ func (r *router) look(addr netip.Addr, pool *config.Pool, sharers []*Service, de
 		silence = silent(r.obstacle)
 	case demand.local != nil && !demand.local[r.node]:
 		silence = silent(NoLocalEndpoint)
+	case r.servedByHealthy(d, demand):
+		silence = silent(SpeakerNotReady)
 	}
 	served := len(d.offers) > 0 && silence == Silence{}
 	r.move(addr, place{d, served})
@@ -159,6 +164,46 @@ func (r *router) look(addr netip.Addr, pool *config.Pool, sharers []*Service, de
 		return nil, silence
 	}
 	return d.peers, Silence{}
+}
+
+// healthierThan returns the other nodes that may announce and are not sick, if the node is
+// sick.
+func healthierThan(node string, s Snapshot) map[string]announcer {
+	if !s.Nodes[node].Sick {
+		return nil
+	}
+	healthy := map[string]announcer{}
+	for name, n := range s.Nodes {
+		if name != node && s.Speakers[name] && !n.Excluded && !n.NetworkUnavailable && !n.Sick {
+			sessions, _ := s.sessionsAlone(name)
+			healthy[name] = announcer{n.Labels, slices.Sorted(maps.Keys(sessions))}
+		}
+	}
+	return healthy
+}
+
+// announcer is a node with sessions with some peers.
+type announcer struct {
+	labels map[string]string
+	peers  []string
+}
+
+func (a announcer) equal(b announcer) bool {
+	return maps.Equal(a.labels, b.labels) && slices.Equal(a.peers, b.peers)
+}
+
+// servedByHealthy reports whether this node is sick and one that is not announces the VIPs
+// by an advertisement of the domain.
+func (r *router) servedByHealthy(d *domain, demand vip) bool {
+	for name, n := range r.healthy {
+		announces := func(o *offer) bool {
+			return o.BGP.NodeSelector.Matches(n.labels) && slices.ContainsFunc(n.peers, o.BGP.Tells)
+		}
+		if (demand.local == nil || demand.local[name]) && slices.ContainsFunc(d.offers, announces) {
+			return true
+		}
+	}
+	return false
 }
 
 // permit returns all that may be announced. Nil: there is no such list.

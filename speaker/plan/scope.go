@@ -25,13 +25,14 @@ type scope struct {
 	weights        map[string]int             // of the nodes that are selected
 	elsewhere      map[string]bool            // those of them that are on other segments
 	unplugged      map[string]bool            // those whose link to the segment is down
+	severed        map[string]bool            // those that are apart, and whose link to the segment is that one
 	tiers          []tier                     // the most preferred first
 	shares         bool                       // all who could own a VIP share it
 	keeps          bool                       // owners are kept
 	claimants      map[uint16]map[string]bool // if so: who claims a bucket
 	whole          []tier                     // the same while all are able, see home
-	blind          bool                       // some node is, and not in the tiers
-	resort         []tier                     // those with the blind
+	impaired       bool                       // some node is, and not in the tiers
+	resort         []tier                     // those with the impaired
 	all            []string                   // the sharers of VIPs without local endpoints
 
 	// What interfaces returned last: Make asks for one node.
@@ -116,7 +117,7 @@ func applied(advertisements []*config.Advertisement, services []*Service) string
 // advertisements applies. What the election decided is taken over from the
 // scope before, if there is one.
 func newScope(s Snapshot, key scopeKey, advertisements []*config.Advertisement, before *scope) *scope {
-	sc := &scope{Snapshot: s, scopeKey: key, weights: map[string]int{}, elsewhere: map[string]bool{}, unplugged: map[string]bool{}, silences: map[silenceKey]Silence{}}
+	sc := &scope{Snapshot: s, scopeKey: key, weights: map[string]int{}, elsewhere: map[string]bool{}, unplugged: map[string]bool{}, severed: map[string]bool{}, silences: map[silenceKey]Silence{}}
 	for i, a := range advertisements {
 		if key.applied == "" || key.applied[i] != 0 {
 			sc.advertisements = append(sc.advertisements, a)
@@ -136,8 +137,8 @@ func newScope(s Snapshot, key scopeKey, advertisements []*config.Advertisement, 
 		if byWeight[weight] == nil {
 			byWeight[weight] = map[string]bool{}
 		}
-		byWeight[weight][name] = sc.able(name) && !s.Nodes[name].Blind
-		sc.blind = sc.blind || s.Nodes[name].Blind
+		byWeight[weight][name] = sc.able(name) && !s.Nodes[name].impaired()
+		sc.impaired = sc.impaired || s.Nodes[name].impaired()
 	}
 	sc.shares = slices.ContainsFunc(sc.advertisements, func(a *config.Advertisement) bool { return a.Layer2.ShareLoad })
 	if sc.keeps = !sc.shares && slices.ContainsFunc(sc.advertisements, func(a *config.Advertisement) bool { return a.Layer2.KeepOwner }); sc.keeps {
@@ -160,7 +161,7 @@ func (s *scope) locate() {
 		n := s.Nodes[name]
 		on, up := s.reaches(n)
 		known = known || on
-		s.unplugged[name] = on && !up
+		s.unplugged[name], s.severed[name] = on && !up, s.severs(n)
 		s.elsewhere[name] = !on && n.Segments != nil
 		linked = linked || s.sound(name) && !s.elsewhere[name] && !s.unplugged[name]
 	}
@@ -180,7 +181,29 @@ func (s *scope) sound(name string) bool {
 
 // able reports whether the node may own the scope's VIPs.
 func (s *scope) able(name string) bool {
-	return !s.elsewhere[name] && s.sound(name) && !s.unplugged[name]
+	return !s.elsewhere[name] && s.sound(name) && !s.unplugged[name] && !s.severed[name]
+}
+
+// severs reports whether the node is apart and all its interfaces that could announce the
+// VIPs are down, or the one by which it lost the others: a link that is back may be
+// that of a segment where they own the VIPs.
+func (s *scope) severs(n Node) bool {
+	if n.Apart == "" {
+		return false
+	}
+	works := func(g Segment) bool { return g.Interface != n.Apart && !g.Down }
+	on := false
+	for _, a := range s.advertisements {
+		for _, g := range n.Segments {
+			if a.Layer2.NodeSelector.Matches(n.Labels) && g.answers(a.Layer2.Interfaces) && (a.Layer2.AnySegment || s.isOf(g)) {
+				if works(g) {
+					return false
+				}
+				on = true
+			}
+		}
+	}
+	return on || !slices.ContainsFunc(n.Segments, works)
 }
 
 // reaches reports whether the node announces on an interface whose subnet
@@ -258,7 +281,7 @@ func (s *scope) owner(addr netip.Addr, v vip) string {
 		return ""
 	}
 	owner := s.ownerIn(s.tiers, addr, v)
-	if owner == "" && s.blind {
+	if owner == "" && s.impaired {
 		owner = s.ownerIn(s.lastResort(), addr, v)
 	}
 	return owner
@@ -280,7 +303,7 @@ func (s *scope) ownerIn(tiers []tier, addr netip.Addr, v vip) string {
 	return elect(tiers, addr, v.local)
 }
 
-// lastResort returns the tiers with the blind nodes, for VIPs that nobody else can own.
+// lastResort returns the tiers with the impaired nodes, for VIPs that nobody else can own.
 func (s *scope) lastResort() []tier {
 	if s.resort == nil {
 		s.resort = s.but(s.able)
@@ -311,11 +334,11 @@ func (s *scope) sharers(v vip) []string {
 	case v.local == nil && s.all != nil:
 		return s.all
 	}
-	for _, blind := range []bool{false, true} {
+	for _, impaired := range []bool{false, true} {
 		for _, t := range s.tiers {
 			var able []string
 			for name, weight := range s.weights {
-				if weight == t.weight && s.able(name) && (blind || !s.Nodes[name].Blind) && (v.local == nil || v.local[name]) {
+				if weight == t.weight && s.able(name) && (impaired || !s.Nodes[name].impaired()) && (v.local == nil || v.local[name]) {
 					able = append(able, name)
 				}
 			}
@@ -355,7 +378,7 @@ func (s *scope) home(node string, addr netip.Addr, v vip) bool {
 		s.whole = s.but(func(string) bool { return true })
 	}
 	whole := *s
-	whole.tiers, whole.keeps, whole.blind = s.whole, false, false
+	whole.tiers, whole.keeps, whole.impaired = s.whole, false, false
 	return whole.owner(addr, v) == node
 }
 
@@ -419,11 +442,11 @@ func (s *scope) reason(node, owner string, v vip) Reason {
 		return NodeExcluded
 	case n.NetworkUnavailable:
 		return NetworkUnavailable
-	case s.unplugged[node]:
+	case s.unplugged[node], s.severed[node]:
 		return LinkDown
 	case v.local != nil && !v.local[node]:
 		return NoLocalEndpoint
-	case !s.Speakers[node], n.Blind:
+	case !s.Speakers[node], n.impaired():
 		return SpeakerNotReady
 	case owner != "" && weight < s.weights[owner]:
 		return LessPreferred

@@ -23,6 +23,18 @@ type NodeBGP struct {
 // sessionsOf returns the node's sessions, and what is wrong with them. One that
 // cannot be had does not keep the node from the others.
 func sessionsOf(node string, s Snapshot) (map[string]Session, map[string]Problem) {
+	all, problems := s.sessionsAlone(node)
+	for name, session := range all {
+		if other, shared := s.sharesRouterID(node, session); shared {
+			problems[name] = Problem{RouterIDShared, fmt.Sprintf("node %s has the router ID %s, too, so that routers may take the two for one: "+
+				"give each its own by annotation %s, and remove routerID from peers of several nodes", other, session.RouterID, annotation.BGPRouterID)}
+		}
+	}
+	return all, problems
+}
+
+// sessionsAlone is sessionsOf without a look at other nodes.
+func (s Snapshot) sessionsAlone(node string) (map[string]Session, map[string]Problem) {
 	all, problems := map[string]Session{}, map[string]Problem{}
 	n, known := s.Nodes[node]
 	if s.Config == nil || !known {
@@ -45,10 +57,6 @@ func sessionsOf(node string, s Snapshot) (map[string]Session, map[string]Problem
 			continue
 		}
 		at[where], all[p.Name] = p.Name, session
-		if other, shared := s.sharesRouterID(node, session); shared {
-			problems[p.Name] = Problem{RouterIDShared, fmt.Sprintf("node %s has the router ID %s, too, so that routers may take the two for one: "+
-				"give each its own by annotation %s, and remove routerID from peers of several nodes", other, session.RouterID, annotation.BGPRouterID)}
-		}
 	}
 	return all, problems
 }

@@ -150,7 +150,7 @@ func Node(n *corev1.Node) plan.Node {
 
 // Locate returns the node with what its speaker tells of.
 func Locate(n plan.Node, network clusterfacts.Network) plan.Node {
-	n.Claims, n.Blind = plan.Claims(network.Claims), network.Blind
+	n.Claims, n.Blind, n.Sick, n.Apart = plan.Claims(network.Claims), network.Blind, network.Sick, network.Apart
 	if network.Segments == nil {
 		return n
 	}

@@ -41,6 +41,8 @@ const (
 	flagJoins
 	// flagClient is set where a speaker repeats what a client asked.
 	flagClient
+	// flagApart is set by a node that has lost the other speakers with its link to them.
+	flagApart
 )
 
 // magic are the first bytes.
@@ -70,10 +72,14 @@ func Find(b []byte) (s Seal, ok bool) {
 func (s Seal) Nonce() Nonce { return Nonce(s[offNonce:offTag]) }
 
 // Outranks reports whether the sender of s has the better claim to the VIP
-// than the one of t, if both seals are valid for it and have no nonce: the node
-// that the election prefers to all others, alive or not, and otherwise any of the
-// two, as long as everybody comes to the same answer.
+// than the one of t, if both seals are valid for it and have no nonce: the node that
+// has its link to the other speakers, then the one that the election prefers to all
+// others, alive or not, and otherwise any of the two, as long as everybody comes to the
+// same answer.
 func (s Seal) Outranks(t Seal) bool {
+	if apart, other := s[offVersion]&flagApart, t[offVersion]&flagApart; apart != other {
+		return apart < other
+	}
 	if home, other := s[offVersion]&flagHome, t[offVersion]&flagHome; home != other {
 		return home > other
 	}
@@ -92,6 +98,11 @@ func (k Keys) Seal(vip netip.Addr, hardware [6]byte, home bool) Seal {
 // Numbered returns the seal that Key.Numbered makes.
 func (k Keys) Numbered(vip netip.Addr, hardware [6]byte, home bool, n Nonce) Seal {
 	return Key(k()[0]).Numbered(vip, hardware, home, n)
+}
+
+// Apart returns the seal that Key.Apart makes.
+func (k Keys) Apart(vip netip.Addr, hardware [6]byte, home bool) Seal {
+	return Key(k()[0]).Apart(vip, hardware, home)
 }
 
 // Joining returns the seal that Key.Joining makes.
@@ -130,6 +141,15 @@ func (k Key) Numbered(vip netip.Addr, hardware [6]byte, home bool, n Nonce) Seal
 		return k.seal(flagHome, n, vip, hardware, Client{})
 	}
 	return k.seal(0, n, vip, hardware, Client{})
+}
+
+// Apart returns the seal that Seal returns of a node that has lost the other speakers with
+// its link to them: perhaps it reaches no pods either.
+func (k Key) Apart(vip netip.Addr, hardware [6]byte, home bool) Seal {
+	if home {
+		return k.seal(flagApart|flagHome, Nonce{}, vip, hardware, Client{})
+	}
+	return k.seal(flagApart, Nonce{}, vip, hardware, Client{})
 }
 
 // Joining returns the seal of a node that has come to share the VIP: it asks the

@@ -102,6 +102,32 @@ func TestOutranksIsAnOrder(t *testing.T) {
 	}
 }
 
+// Of any set of claims the one of a node that is apart is right only if all are: then it is
+// the one at home, if there is one.
+func TestWhoIsApartYields(t *testing.T) {
+	t.Parallel()
+	var all []seal.Seal
+	for i := range byte(20) {
+		hardware := [6]byte{2, 0, 0, 0, 0, i}
+		s := key.Seal(vip, hardware, i%5 == 0)
+		if i%2 == 0 {
+			s = key.Apart(vip, hardware, i%5 == 0)
+		}
+		assert.True(t, key.Valid(s, vip, hardware))
+		all = append(all, s)
+	}
+	for i, a := range all {
+		for j, b := range all {
+			assert.Equal(t, i != j, a.Outranks(b) != b.Outranks(a), "%d and %d", i, j)
+			apart, other := i%2 == 0, j%2 == 0
+			home, otherHome := i%5 == 0, j%5 == 0
+			if !apart && other || apart == other && home && !otherHome {
+				assert.True(t, a.Outranks(b), "%d and %d", i, j)
+			}
+		}
+	}
+}
+
 // FuzzFind feeds what may follow an ARP packet.
 func FuzzFind(f *testing.F) {
 	s := key.Seal(vip, here, false)
