@@ -21,16 +21,21 @@ const (
 	// addresses to write first.
 	eventsPerSecond = 20
 	eventsBurst     = 20
-	// eventsQueued is how many Events of a type may wait; more are dropped.
-	eventsQueued = 8192
+	// eventsQueued is how many Events of a type may wait, eventsPerNamespace how many
+	// of them on objects of one namespace, and eventsPerObject on one object. More are
+	// dropped.
+	eventsQueued       = 8192
+	eventsPerNamespace = 4096
+	eventsPerObject    = 16
 )
 
 // Recorder writes Events in the background, from a client of its own and at a
-// bounded rate, warnings first: nobody ever waits for an Event.
+// bounded rate, warnings first, namespaces in turn: nobody ever waits for an Event,
+// and nobody's Events wait for those of another namespace.
 type Recorder struct {
 	client           kubernetes.Interface
 	component        string
-	warnings, normal chan event
+	warnings, normal *eventQueue
 }
 
 type event struct {
@@ -48,7 +53,7 @@ func NewRecorder(cfg *rest.Config, component string) (*Recorder, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make client for events: %w", err)
 	}
-	return &Recorder{client, component, make(chan event, eventsQueued), make(chan event, eventsQueued)}, nil
+	return &Recorder{client, component, newEventQueue(), newEventQueue()}, nil
 }
 
 // Event queues an Event on the object; it is dropped when too many wait.
@@ -67,26 +72,25 @@ func (r *Recorder) Once(object runtime.Object, eventType, reason, message, id st
 	if eventType == corev1.EventTypeWarning {
 		queue = r.warnings
 	}
-	select {
-	case queue <- event{ref, eventType, reason, message, id}:
-	default:
-	}
+	queue.push(event{ref, eventType, reason, message, id})
 }
 
 // next returns the next Event to write; false: the context has ended.
 func (r *Recorder) next(ctx context.Context) (e event, ok bool) {
-	select {
-	case e := <-r.warnings:
-		return e, true
-	default:
+	for {
+		if e, ok := r.warnings.pop(); ok {
+			return e, true
+		}
+		if e, ok := r.normal.pop(); ok {
+			return e, true
+		}
+		select {
+		case <-r.warnings.pushed:
+		case <-r.normal.pushed:
+		case <-ctx.Done():
+			return e, false
+		}
 	}
-	select {
-	case e = <-r.warnings:
-	case e = <-r.normal:
-	case <-ctx.Done():
-		return e, false
-	}
-	return e, true
 }
 
 // Run writes Events until the context ends.

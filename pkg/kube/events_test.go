@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -27,7 +28,7 @@ func TestEventsWithAnIDAreWrittenOnce(t *testing.T) {
 		return messages
 	}
 	for _, last := range []string{"first", "second"} {
-		r := &Recorder{client, "lodestone-controller", make(chan event, 9), make(chan event, 9)}
+		r := &Recorder{client, "lodestone-controller", newEventQueue(), newEventQueue()}
 		r.Once(svc, corev1.EventTypeNormal, "OwnerChanged", "once", "id")
 		r.Event(svc, corev1.EventTypeNormal, "OwnerChanged", last)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -38,4 +39,42 @@ func TestEventsWithAnIDAreWrittenOnce(t *testing.T) {
 		require.NoError(t, <-ended)
 	}
 	require.ElementsMatch(t, []string{"once", "first", "second"}, events())
+}
+
+// One tenant's flood of Events delays nobody else's, and what waits is bounded.
+func TestEventsOfOneNamespaceDelayNoOther(t *testing.T) {
+	t.Parallel()
+	q := newEventQueue()
+	on := func(namespace, name string) event {
+		return event{object: &corev1.ObjectReference{Kind: "Service", Namespace: namespace, Name: name}}
+	}
+	for i := range 3 * eventsPerNamespace {
+		q.push(on("noisy", "web"))
+		q.push(on("loud", fmt.Sprint(i)))
+		q.push(on("shrill", fmt.Sprint(i)))
+	}
+	require.Len(t, q.waits["noisy"], eventsPerObject)
+	require.LessOrEqual(t, len(q.waits["loud"]), eventsPerNamespace)
+	require.Equal(t, eventsQueued, q.size)
+	q.push(on("shop", "web"))
+	require.Equal(t, eventsQueued, q.size)
+	for turn := 0; ; turn++ {
+		e, ok := q.pop()
+		require.True(t, ok)
+		if e.object.Namespace == "shop" {
+			require.Less(t, turn, 4, "its turn")
+			break
+		}
+	}
+	n := 1
+	for ; ; n++ {
+		if _, ok := q.pop(); !ok {
+			break
+		}
+	}
+	require.Less(t, n, eventsQueued)
+	require.Zero(t, q.size)
+	require.Empty(t, q.on)
+	require.Empty(t, q.waits)
+	require.Empty(t, q.turns)
 }
