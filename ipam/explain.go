@@ -282,14 +282,20 @@ func (a *Allocator) explain(w *wording, p *plan, name string, f Family) {
 
 // sayFree says how much of a space is free, and what became of the rest.
 func (a *Allocator) sayFree(w *wording, s *space) {
+	fmt.Fprintf(&w.fact, "pool %q has no %s address free", s.name(), s.family)
+	w.counts = true
+	defer func() { w.counts = false }()
 	w.say("pool %q has %.0f of %.0f %s addresses free", s.name(), s.freeSize(), s.size, s.family)
 	if s.size == 0 {
+		w.fact.WriteString(", forbidden")
 		w.aside("%.0f forbidden", s.forbidden)
 	}
 	if s.reserved > 0 {
+		w.fact.WriteString(", reserved")
 		w.aside("%d reserved", s.reserved)
 	}
 	if s.conflicted > 0 {
+		w.fact.WriteString(", in use by other hosts")
 		w.aside("%d in use by other hosts", s.conflicted)
 	}
 	if s.resting > 0 && s.free.empty() {

@@ -97,7 +97,7 @@ func TestSameRefusal(t *testing.T) {
 	assert.True(t, resting.Same(refusal(at("198.18.0.0"))))
 	assert.False(t, resting.Same(full))
 	s.frees("default/b")
-	assert.False(t, full.Same(refusal()), "two rest now")
+	assert.True(t, full.Same(refusal()), "two rest now")
 	assert.False(t, full.Same(nil))
 	elsewhere := *full
 	elsewhere.Pool = "dmz"

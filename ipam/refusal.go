@@ -72,19 +72,19 @@ type Refusal struct {
 	Reason Reason
 	// Pool is the pool that the refusal is about, if it is about one.
 	Pool string
-	// Message is a sentence with the numbers in it. It may count down (free
-	// in 12s): see Same.
+	// Message is a sentence with the numbers in it. It may count (2 in quarantine,
+	// the next is free in 12s): see Same.
 	Message string
 
-	// fact is the message without what counts down, if anything does.
+	// fact is the message without what counts, if anything does.
 	fact string
 }
 
 // Error returns reason and message.
 func (r *Refusal) Error() string { return string(r.Reason) + ": " + r.Message }
 
-// Same reports whether both say the same, but for times that count down. Two
-// nil refusals are the same.
+// Same reports whether both say the same, but for figures: how much is in use, and
+// times that count down. Two nil refusals are the same.
 func (r *Refusal) Same(s *Refusal) bool {
 	if r == nil || s == nil {
 		return r == s
@@ -121,16 +121,20 @@ func refuse(reason Reason, pool, format string, args ...any) *Refusal {
 	return &Refusal{Reason: reason, Pool: pool, Message: fmt.Sprintf(format, args...)}
 }
 
-// wording is a message and, beside it, the same without what counts down.
+// wording is a message and, beside it, the same without what counts, up or down.
 type wording struct {
 	message, fact strings.Builder
 	asides        int
+	// counts says that what follows are figures, which are no facts.
+	counts bool
 }
 
 func (w *wording) say(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	w.message.WriteString(text)
-	w.fact.WriteString(text)
+	if !w.counts {
+		w.fact.WriteString(text)
+	}
 }
 
 // aside says something in the parentheses after a sentence.
@@ -234,6 +238,9 @@ func (a *Allocator) refuseQuota(p *plan, s *space) *Refusal {
 
 func (a *Allocator) sayQuota(w *wording, p *plan, s *space) {
 	resting := s.perNamespace[p.me.namespace].resting
+	fmt.Fprintf(&w.fact, "namespace %q has its %d %s addresses of pool %q", p.me.namespace, s.pool.NamespaceQuota, s.family, s.name())
+	w.counts = true
+	defer func() { w.counts = false }()
 	w.say("namespace %q holds %d of its %d %s addresses of pool %q",
 		p.me.namespace, a.used(p, s)-resting, s.pool.NamespaceQuota, s.family, s.name())
 	if resting > 0 {

@@ -1,6 +1,7 @@
 package servicelb
 
 import (
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"net/netip"
@@ -129,6 +130,15 @@ func objectOf(v Verdict, generation int64) object {
 		o.condition.Message += fmt.Sprintf("; no pool gives it an %s address, which it would like, too", v.Missing)
 	}
 	return o
+}
+
+// sum stands for what the object says.
+func (o object) sum() [sha256.Size]byte {
+	said := fmt.Sprint(o.addrs, o.leases, o.renumbered, o.keepCondition, o.keepIngress)
+	if c := o.condition; c != nil {
+		said += fmt.Sprintln(c.Status, c.Reason, c.Message)
+	}
+	return sha256.Sum256([]byte(said))
 }
 
 // nothing is the object of a Service that is not served: without anything

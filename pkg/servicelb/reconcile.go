@@ -2,6 +2,7 @@ package servicelb
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // reconcile brings one Service, by "namespace/name", into step with the
@@ -49,7 +51,8 @@ func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 	want := objectOf(v, svc.Generation)
 	want.upstream = c.drivenByUpstream(svc)
 	body, news := want.patch(svc, metav1.NewTime(start)), want.news(svc)
-	if body != nil && news == nil {
+	repair := body != nil && c.repairs.wrote(svc, want.sum())
+	if repair {
 		if wait := c.repairs.wait(NameOf(svc), start); wait > 0 {
 			c.queue.AddAfter(NameOf(svc), wait)
 			return nil
@@ -65,12 +68,16 @@ func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 	if c.Ledger.Settle(string(svc.UID), v.Held) {
 		c.wake()
 	}
+	if wrote && repair {
+		c.repaired(svc)
+		return nil
+	}
+	c.repairs.note(svc, want.sum())
 	if !wrote {
 		return nil
 	}
 	c.tellAdopted(svc, v)
 	if news == nil {
-		c.repaired(svc)
 		return nil
 	}
 	c.tell(svc, news, v)
@@ -166,15 +173,42 @@ const (
 )
 
 // repairs bounds the repairs of each Service's object: two load balancers
-// that both believe a Service to be theirs must not fight at full speed.
+// that both believe a Service to be theirs must not fight at full speed. A repair
+// is a write of the same that was written last: somebody else has changed it since.
 type repairs struct {
 	mu sync.Mutex
 	of map[string]repair
 }
 
 type repair struct {
+	// uid and sum are of what was written last.
+	uid        types.UID
+	sum        [sha256.Size]byte
 	count      int
 	last, next time.Time
+}
+
+// wrote reports whether this is what was written last.
+func (r *repairs) wrote(svc *corev1.Service, sum [sha256.Size]byte) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	last, ok := r.of[NameOf(svc)]
+	return ok && last.uid == svc.UID && last.sum == sum
+}
+
+// note notes what was written, or is there already.
+func (r *repairs) note(svc *corev1.Service, sum [sha256.Size]byte) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	last := r.of[NameOf(svc)]
+	if last.uid != svc.UID {
+		last = repair{uid: svc.UID}
+	}
+	last.sum = sum
+	if r.of == nil {
+		r.of = map[string]repair{}
+	}
+	r.of[NameOf(svc)] = last
 }
 
 // wait returns how long the Service is to be left as it is.
@@ -190,15 +224,12 @@ func (r *repairs) count(name string, now time.Time) int {
 	defer r.mu.Unlock()
 	f := r.of[name]
 	if now.Sub(f.last) > calm {
-		f = repair{}
+		f.count, f.next = 0, time.Time{}
 	}
 	f.count++
 	f.last = now
 	if over := f.count - promptRepairs; over >= 0 {
 		f.next = now.Add(min(lastDelay, firstDelay<<min(over, 10)))
-	}
-	if r.of == nil {
-		r.of = map[string]repair{}
 	}
 	r.of[name] = f
 	return f.count

@@ -1,0 +1,75 @@
+package servicelb
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+)
+
+// A user who mistypes a request again and again is no other load balancer: what
+// somebody else then does to the object is undone at once.
+func TestTypingErrorsAreNoContest(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.creates("web")
+	for i := range 3 * promptRepairs {
+		s.changes("web", annotated(annotation.Addresses, fmt.Sprintf("203.0.113.1%dx", i)))
+		s.has("web", "203.0.113.10", "False InvalidRequest")
+		s.says("web", fmt.Sprintf("1%dx", i))
+	}
+	s.changes("web", func(svc *corev1.Service) { delete(svc.Annotations, annotation.Addresses) })
+	s.has("web", "203.0.113.10", "True Allocated")
+	s.events.take()
+	s.changes("web", wiped)
+	s.has("web", "203.0.113.10", "True Allocated")
+	s.wantEvents()
+}
+
+// A Service that waits is not written to because of figures: what others hold, what
+// is in quarantine.
+func TestFiguresOfARefusalCauseNoWrite(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.configure("quarantine: 1h\npools: [{name: small, addresses: [203.0.113.10-203.0.113.13]}]\n")
+	for i := range 4 {
+		s.creates(fmt.Sprint("has-", i))
+	}
+	for i := range 3 {
+		s.creates(fmt.Sprint("waits-", i))
+	}
+	s.says("waits-2", "0 of 4 IPv4 addresses free")
+	for i := range 3 {
+		s.deletes(fmt.Sprint("has-", i))
+		s.pass(time.Minute)
+		s.silent("a namespace is created", func() { s.stale = true; s.run() })
+	}
+	s.says("waits-2", "0 of 4 IPv4 addresses free")
+	s.events.take()
+	s.changes("waits-2", func(svc *corev1.Service) { svc.Status.Conditions = nil })
+	s.has("waits-2", "", "False PoolExhausted")
+	s.wantEvents() // that was a repair
+}
+
+// A tenant who writes what Lodestone writes is treated as any other who does.
+func TestEditsOfTheAnnotationAreRepairs(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.creates("web")
+	s.events.take()
+	before := s.server.patches
+	for i := range 200 {
+		s.server.update("default/web", annotated(annotation.Assigned, fmt.Sprintf("203.0.113.%d", 1+i)))
+		s.pass(time.Second)
+	}
+	if n := s.server.patches - before; n > 20 {
+		t.Errorf("%d writes for 200 edits in 200 s", n)
+	}
+	s.wantEvents("Warning StatusContested default/web")
+	s.pass(lastDelay)
+	s.changes("web", func(svc *corev1.Service) { svc.Labels = map[string]string{"a": "b"} }) // a look
+	s.has("web", "203.0.113.10", "True Allocated")
+}
