@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/yaml"
 )
@@ -60,7 +61,8 @@ func TestServiceMonitors(t *testing.T) {
 		assert.EqualValues(t, "https", *e.Scheme)
 		assert.EqualValues(t, "15s", e.Interval)
 		assert.True(t, *e.TLSConfig.InsecureSkipVerify)
-		assert.NotEmpty(t, e.BearerTokenFile) //nolint:staticcheck // the only way to the token of Prometheus' own account
+		tokenOf(t, all, e.Authorization)
+		assert.Empty(t, e.BearerTokenFile, "Prometheus' own token goes to whoever answers") //nolint:staticcheck // nobody may use it
 		labelled(t, component, e.RelabelConfigs)
 	}
 	binding := find[rbacv1.ClusterRoleBinding](all)["lodestone-metrics-reader"]
@@ -71,12 +73,37 @@ func TestServiceMonitors(t *testing.T) {
 	all = objects(t, render(t, "testdata/default.values.yaml", "--set=monitoring.serviceMonitor.enabled=true", "--set=monitoring.tokenSecret.name=token"))
 	e := find[monitoringv1.ServiceMonitor](all)["lodestone-speaker"].Spec.Endpoints[0]
 	assert.Equal(t, "token", e.Authorization.Credentials.Name)
-	assert.Empty(t, e.BearerTokenFile) //nolint:staticcheck // as above
+	assert.Nil(t, find[corev1.ServiceAccount](all)["lodestone-metrics"])
+}
+
+// tokenOf requires that the token is one of an account that may read metrics and no more.
+func tokenOf(t *testing.T, all []runtime.Object, a *monitoringv1.SafeAuthorization) {
+	t.Helper()
+	require.NotNil(t, a)
+	assert.Equal(t, corev1.ServiceAccountTokenKey, a.Credentials.Key)
+	secret := find[corev1.Secret](all)[a.Credentials.Name]
+	require.NotNil(t, secret)
+	assert.Equal(t, corev1.SecretTypeServiceAccountToken, secret.Type)
+	account := find[corev1.ServiceAccount](all)[secret.Annotations[corev1.ServiceAccountNameKey]]
+	require.NotNil(t, account)
+	bound := 0
+	for _, b := range find[rbacv1.ClusterRoleBinding](all) {
+		for _, s := range b.Subjects {
+			if s.Name == account.Name {
+				bound++
+				assert.Equal(t, account.Namespace, s.Namespace)
+				assert.Equal(t, "lodestone-metrics-reader", b.RoleRef.Name)
+			}
+		}
+	}
+	assert.Equal(t, 1, bound)
 }
 
 // TestPodMonitors: they select the pods that the chart runs.
 func TestPodMonitors(t *testing.T) {
-	all := objects(t, render(t, "testdata/default.values.yaml", "--set=monitoring.podMonitor.enabled=true", "--set=monitoring.tokenSecret.name=token", "--set=metrics.services=false"))
+	all := objects(t, render(t, "testdata/default.values.yaml", "--set=monitoring.podMonitor.enabled=true", "--set=metrics.services=false"))
+	tokenOf(t, all, find[monitoringv1.PodMonitor](all)["lodestone-speaker"].Spec.PodMetricsEndpoints[0].Authorization)
+	all = objects(t, render(t, "testdata/default.values.yaml", "--set=monitoring.podMonitor.enabled=true", "--set=monitoring.tokenSecret.name=token", "--set=metrics.services=false"))
 	monitors := find[monitoringv1.PodMonitor](all)
 	require.Len(t, monitors, 2)
 	pods := map[string]corev1.PodTemplateSpec{"controller": deployment(t, all).Template, "speaker": daemonSet(t, all).Template}
@@ -108,7 +135,6 @@ func labelled(t *testing.T, component string, configs []monitoringv1.RelabelConf
 
 func TestMonitorsThatCannotWorkAreRefused(t *testing.T) {
 	tests := []struct{ set, want string }{
-		{"monitoring.podMonitor.enabled=true", "tokenSecret"},
 		{"monitoring.serviceMonitor.enabled=true,monitoring.podMonitor.enabled=true,monitoring.tokenSecret.name=a", "twice"},
 		{"monitoring.serviceMonitor.enabled=true,metrics.services=false", "metrics.services"},
 		{"monitoring.scraper.name=prometheus", "namespace"},
