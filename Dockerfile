@@ -2,9 +2,12 @@
 # docker build --target speaker    --build-arg VERSION=v0.1.0 --tag lodestone-speaker:v0.1.0 .
 # docker build --target cli        --build-arg VERSION=v0.1.0 --tag lodestone:v0.1.0 .
 #
-# An image is one static binary and nothing else.
+# An image is one static binary and nothing else. Nothing of the image that builds it gets in but
+# what its compiler writes; to build with one that you have verified, name it by its digest:
+# --build-arg GO_IMAGE=golang:1.26@sha256:...
+ARG GO_IMAGE=golang:1.26
 
-FROM --platform=$BUILDPLATFORM golang:1.26 AS build
+FROM --platform=$BUILDPLATFORM $GO_IMAGE AS build
 WORKDIR /src
 COPY go.mod go.sum ./
 RUN go mod download
