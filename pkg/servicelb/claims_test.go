@@ -293,3 +293,18 @@ routes: {mode: kernel, cidrs: [10.1.0.0/16]}
 	cfg, _ := s.config.Current()
 	assert.Len(t, clusterfacts.Warnings(cfg, &clusterfacts.Facts{}), 3)
 }
+
+// A Service that moves twice before its object is written, and the second time back
+// to what it had, leaves nothing behind.
+func TestAServiceThatMovesBackLeavesNothing(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.creates("web")
+	s.server.update("default/web", annotated(annotation.Addresses, "203.0.113.11"))
+	s.Ledger.Ensure(s.server.get("default/web")) // and the controller does not come to write it
+	s.changes("web", annotated(annotation.Addresses, "203.0.113.12,203.0.113.10"))
+	s.has("web", "203.0.113.12,203.0.113.10", "True Allocated")
+	s.pass(time.Hour)
+	s.creates("next", annotated(annotation.Addresses, "203.0.113.11"))
+	s.has("next", "203.0.113.11", "True Allocated")
+}

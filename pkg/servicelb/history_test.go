@@ -1,6 +1,8 @@
 package servicelb
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -37,6 +39,7 @@ func TestNoHistoryGivesAnAddressTwice(t *testing.T) {
 		office + "  - {name: six, addresses: ['2001:db8::10-2001:db8::12']}\n  - {name: lan, addresses: [203.0.113.10]}\n  - {name: lab, dhcp: {interface: eth2}}\n",
 		"quarantine: 20s\npools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.14], keepFor: 1m, namespaceQuota: 2}\nreservations: [{service: default/s1, addresses: [203.0.113.12]}]\n",
 		"quarantine: 20s\npools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.12], state: draining}\n  - {name: new, addresses: [203.0.113.13-203.0.113.14], namespaceSelector: {matchLabels: {env: prod}}}\n",
+		"quarantine: 5s\npools:\n  - {name: legacy, addresses: [203.0.113.10-203.0.113.11]}\n  - {name: lan, addresses: [203.0.113.12-203.0.113.19, '2001:db8::10-2001:db8::19']}\n",
 		"compatibility: [metallb]\n" + lan,
 		"compatibility: [metallb, kube-vip]\nquarantine: 5s\npools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.12]}\n  - {name: office, dhcp: {interface: eth1}}\n",
 	}
@@ -50,6 +53,7 @@ func TestNoHistoryGivesAnAddressTwice(t *testing.T) {
 		annotated(annotation.Addresses, ""),
 		annotated(annotation.Addresses, "poison"),
 		annotated(annotation.AddressPool, "six"),
+		annotated(annotation.AddressPool, "lan"),
 		annotated(annotation.AddressPool, ""),
 		annotated(annotation.Addresses, "203.0.113.12,203.0.113.10"),
 		annotated(annotation.Renumber, annotation.Renumbering),
@@ -72,6 +76,10 @@ func TestNoHistoryGivesAnAddressTwice(t *testing.T) {
 		wiped,
 		func(svc *corev1.Service) { delete(svc.Annotations, annotation.Assigned) },
 		func(svc *corev1.Service) { delete(svc.Annotations, annotation.Leases) },
+		func(svc *corev1.Service) { delete(svc.Annotations, annotation.AssignedPools) },
+		assignedTo("203.0.113.11"),
+		assignedTo("203.0.113.10,203.0.113.12,2001:db8::10"),
+		annotated(annotation.AssignedPools, "six,new"),
 		func(svc *corev1.Service) { svc.Status = corev1.ServiceStatus{} },
 		func(svc *corev1.Service) { svc.Finalizers = nil },
 		ofType(corev1.ServiceTypeClusterIP),
@@ -163,6 +171,7 @@ func TestNoHistoryGivesAnAddressTwice(t *testing.T) {
 				s.rings()
 				s.run()
 				s.content()
+				s.restartChangesNothing()
 				s.server.fault, s.book.fault = fault, fault
 			},
 			"": func(*rapid.T) { s.unique(); s.due() },
@@ -181,7 +190,39 @@ func TestNoHistoryGivesAnAddressTwice(t *testing.T) {
 		}
 		s.unique()
 		s.settled(t)
+		s.restartChangesNothing()
 	})
+}
+
+// restartChangesNothing checks that a controller that starts now, and every reader
+// who builds the same ledger from the same objects (the CLI, the dashboard, another
+// replica), comes to the answers that the controller has written. It does not hold
+// for objects that wait for a repair, and while others dispute addresses: what is
+// withheld from whom is in memory alone.
+func (s *story) restartChangesNothing() {
+	s.Helper()
+	if s.config.config == nil || s.config.state.Err != nil || len(s.around.facts.Disputes)+len(s.Ledger.withheld) > 0 {
+		return
+	}
+	fresh := NewLedger(s.scope, Sources{Config: s.config, Facts: s.around, NamespaceLabels: s.around.Labels, Now: func() time.Time { return s.clock }})
+	records, _ := s.book.Load(context.Background())
+	fresh.Prime(s.server.all(), records)
+	services := slices.DeleteFunc(s.server.all(), func(svc *corev1.Service) bool { return !s.scope.Serves(svc) })
+	slices.SortFunc(services, func(a, b *corev1.Service) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(NameOf(a), NameOf(b)))
+	})
+	for _, svc := range services {
+		c, before := conditionOf(svc), s.Ledger.Holds(string(svc.UID))
+		repaired := join(kube.VIPs(svc)) == join(addrsOf(before)) && svc.Annotations[annotation.AssignedPools] == poolText(before)
+		v, _ := fresh.Ensure(svc)
+		switch {
+		case c == nil || !repaired || len(before) == 0 || len(kube.Leases(svc)) > 0:
+		case !slices.Equal(v.Held, before):
+			s.Fatalf("%s holds %v, after a restart %v", NameOf(svc), before, v.Held)
+		case objectOf(v, 0).condition.Reason != c.Reason && c.Reason != string(LeasePending):
+			s.Fatalf("%s is told %q, after a restart %q", NameOf(svc), c.Reason+": "+c.Message, v)
+		}
+	}
 }
 
 // due checks that the ledger, which keeps count of the Services that are due,
@@ -232,6 +273,7 @@ func (s *story) settledAddresses() map[string][]netip.Addr {
 			continue
 		}
 		s.Ledger.Ensure(svc)
+		s.queue.Add(name) // the answer is not written yet
 		for _, h := range s.Ledger.Holds(uid) {
 			if s.clock.Sub(s.Ledger.alloc.HeldSince(uid, h.Addr)) >= settling {
 				settled[name] = append(settled[name], h.Addr)
@@ -246,6 +288,7 @@ func (s *story) keeps(settled map[string][]netip.Addr) {
 	for name, addrs := range settled {
 		svc := s.server.get(name)
 		s.Ledger.Ensure(svc)
+		s.queue.Add(name)
 		for _, a := range addrs {
 			if !holds(s.Ledger.Holds(string(svc.UID)), a) {
 				s.Fatalf("a report moved %s from %s", name, a)

@@ -375,11 +375,20 @@ func (l *Ledger) rest(pool string) time.Duration {
 func (l *Ledger) Settle(uid string, shows []ipam.Held) (freed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	before := leaving(ipam.Owner{UID: uid}).UID
-	if slices.ContainsFunc(l.alloc.Holds(before), func(h ipam.Held) bool { return holds(shows, h.Addr) }) {
-		return false
+	before, has := leaving(ipam.Owner{UID: uid}).UID, l.alloc.Holds(uid)
+	var stays []ipam.Holding
+	for _, h := range l.alloc.Holds(before) {
+		if holds(shows, h.Addr) && !holds(has, h.Addr) {
+			owners := l.alloc.HoldersOf(h.Addr)
+			owner := owners[slices.IndexFunc(owners, func(o ipam.Owner) bool { return o.UID == before })]
+			stays = append(stays, ipam.Holding{Owner: owner, Addr: h.Addr, Since: l.alloc.HeldSince(before, h.Addr)})
+		}
 	}
 	left := l.alloc.Release(before, l.Now())
+	for _, g := range stays {
+		l.alloc.Restore(g)
+		left = slices.DeleteFunc(left, func(addr netip.Addr) bool { return addr == g.Addr })
+	}
 	if len(left) > 0 {
 		l.leasesMoved()
 		l.noteFreed(left)
