@@ -31,7 +31,13 @@ type routedFleet struct {
 // packets to both.
 func startRouted(t *testing.T, keys string) *routedFleet {
 	t.Helper()
-	f := &routedFleet{startFleetWith(t, Options{Nodes: 2, VIPs: vips, Router: true, Document: document(fmt.Sprintf(routed, keys))}), t}
+	return startRoutedWith(t, keys, Options{})
+}
+
+func startRoutedWith(t *testing.T, keys string, o Options) *routedFleet {
+	t.Helper()
+	o.Nodes, o.VIPs, o.Router, o.Document = 2, vips, true, document(fmt.Sprintf(routed, keys))
+	f := &routedFleet{startFleetWith(t, o), t}
 	f.sendsTo("n1", "n2")
 	if strings.Contains(keys, "bfd") {
 		f.bfdUp("n1", "n2")

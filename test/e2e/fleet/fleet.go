@@ -53,6 +53,9 @@ type Options struct {
 	Served []netip.Addr
 	// Router asks for a router on the segment, see Router.
 	Router bool
+	// Management gives every node a second interface, on a segment of its own, by which it
+	// reaches the API server and the other speakers.
+	Management bool
 }
 
 // Fleet is nodes on a segment that run.
@@ -78,6 +81,7 @@ type Fleet struct {
 const (
 	namespace = "lodestone-system"
 	bridge    = "br0"
+	second    = "br1" // with Options.Management
 	apiPort   = 6443
 )
 
@@ -90,6 +94,21 @@ var (
 )
 
 func nodeHost(i int) netip.Addr { return netip.AddrFrom4([4]byte{198, 18, 255, byte(i)}) }
+
+// management is the host's address on the segment of Options.Management, 198.19.0.0/16.
+func management(host netip.Addr) netip.Addr {
+	raw := host.As4()
+	raw[1] = 19
+	return netip.AddrFrom4(raw)
+}
+
+// api is where the API server listens.
+func (f *Fleet) api() netip.AddrPort {
+	if f.options.Management {
+		return netip.AddrPortFrom(management(apiHost), apiPort)
+	}
+	return netip.AddrPortFrom(apiHost, apiPort)
+}
 
 // Start starts a fleet. It returns as soon as the speakers run.
 func Start(ctx context.Context, o Options) (f *Fleet, err error) {
@@ -158,12 +177,35 @@ func (f *Fleet) build(context.Context) error {
 		hosts[name] = nodeHost(i + 1)
 	}
 	for name, addr := range hosts {
-		if err := f.plug(handle, link, name, addr); err != nil {
+		if err := netns.Create(f.host(name)); err != nil {
+			return err
+		}
+		if err := f.plug(handle, link, name, name, "eth0", addr); err != nil {
 			return fmt.Errorf("plug in %s: %w", name, err)
+		}
+	}
+	if f.options.Management {
+		return f.buildManagement(handle)
+	}
+	return nil
+}
+
+// buildManagement gives the nodes their second interface.
+func (f *Fleet) buildManagement(handle *netlink.Handle) error {
+	snooping := false
+	link := &netlink.Bridge{LinkAttrs: attrs(second), MulticastSnooping: &snooping}
+	if err := errors.Join(handle.LinkAdd(link), handle.LinkSetUp(link), address(handle, link, management(apiHost))); err != nil {
+		return fmt.Errorf("make the second switch: %w", err)
+	}
+	for i, name := range f.names {
+		if err := f.plug(handle, link, name, managementPort(name), "eth1", management(nodeHost(i+1))); err != nil {
+			return fmt.Errorf("plug in the second interface of %s: %w", name, err)
 		}
 	}
 	return nil
 }
+
+func managementPort(node string) string { return "m-" + node }
 
 func attrs(name string) netlink.LinkAttrs {
 	a := netlink.NewLinkAttrs()
@@ -175,17 +217,14 @@ func address(h *netlink.Handle, link netlink.Link, addr netip.Addr) error {
 	return h.AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(16, 32)}})
 }
 
-// plug makes a host on the port of its name.
-func (f *Fleet) plug(h *netlink.Handle, master netlink.Link, name string, addr netip.Addr) error {
-	if err := netns.Create(f.host(name)); err != nil {
-		return err
-	}
+// plug gives a host an interface on the port.
+func (f *Fleet) plug(h *netlink.Handle, master netlink.Link, name, portName, interfaceName string, addr netip.Addr) error {
 	target, err := os.Open(netns.Path(f.host(name)))
 	if err != nil {
 		return err
 	}
 	defer target.Close()
-	port := &netlink.Veth{LinkAttrs: attrs(name), PeerName: "eth0", PeerNamespace: netlink.NsFd(target.Fd())}
+	port := &netlink.Veth{LinkAttrs: attrs(portName), PeerName: interfaceName, PeerNamespace: netlink.NsFd(target.Fd())}
 	port.MasterIndex = master.Attrs().Index
 	if err := errors.Join(h.LinkAdd(port), h.LinkSetUp(port)); err != nil {
 		return err
@@ -199,11 +238,11 @@ func (f *Fleet) plug(h *netlink.Handle, master netlink.Link, name string, addr n
 	if err != nil {
 		return err
 	}
-	eth0, err := inside.LinkByName("eth0")
+	link, err := inside.LinkByName(interfaceName)
 	if err != nil {
 		return err
 	}
-	return errors.Join(inside.LinkSetUp(lo), inside.LinkSetUp(eth0), address(inside, eth0, addr))
+	return errors.Join(inside.LinkSetUp(lo), inside.LinkSetUp(link), address(inside, link, addr))
 }
 
 // object is one of the API server's.
@@ -239,7 +278,7 @@ func (f *Fleet) Configure(document string) error {
 func (f *Fleet) Label(node string, labels map[string]string) error {
 	all := map[string]string{"node": node}
 	maps.Copy(all, labels)
-	addresses := []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: f.Host(node).String()}}
+	addresses := []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: f.nodeIP(node).String()}}
 	return f.put("nodes", &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, Labels: all}, Status: corev1.NodeStatus{Addresses: addresses}})
 }
 
@@ -275,7 +314,7 @@ func nameOf(service int) metav1.ObjectMeta {
 func (f *Fleet) serveAPI(context.Context) error {
 	var listener net.Listener
 	err := netns.Do(f.host("switch"), func() (err error) {
-		listener, err = net.Listen("tcp", netip.AddrPortFrom(apiHost, apiPort).String())
+		listener, err = net.Listen("tcp", f.api().String())
 		return err
 	})
 	if err != nil {
@@ -374,6 +413,23 @@ func (f *Fleet) Unplug(node string) error { return f.setPort(node, (*netlink.Han
 
 // PlugIn brings the node's port back up.
 func (f *Fleet) PlugIn(node string) error { return f.setPort(node, (*netlink.Handle).LinkSetUp) }
+
+// UnplugManagement takes the ports of the nodes' second interfaces down.
+func (f *Fleet) UnplugManagement(nodes ...string) error {
+	return f.setManagement(nodes, (*netlink.Handle).LinkSetDown)
+}
+
+// PlugInManagement brings them back up.
+func (f *Fleet) PlugInManagement(nodes ...string) error {
+	return f.setManagement(nodes, (*netlink.Handle).LinkSetUp)
+}
+
+func (f *Fleet) setManagement(nodes []string, set func(*netlink.Handle, netlink.Link) error) (failed error) {
+	for _, node := range nodes {
+		failed = errors.Join(failed, f.setPort(managementPort(node), set))
+	}
+	return failed
+}
 
 func (f *Fleet) setPort(node string, set func(*netlink.Handle, netlink.Link) error) error {
 	handle, err := netns.Netlink(f.host("switch"))

@@ -15,7 +15,7 @@ import (
 
 // run starts all speakers.
 func (f *Fleet) run(context.Context) error {
-	text := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: fleet\ncontexts: [{name: fleet, context: {cluster: fleet}}]\nclusters: [{name: fleet, cluster: {server: 'http://%s'}}]\n", netip.AddrPortFrom(apiHost, apiPort))
+	text := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: fleet\ncontexts: [{name: fleet, context: {cluster: fleet}}]\nclusters: [{name: fleet, cluster: {server: 'http://%s'}}]\n", f.api())
 	if err := os.WriteFile(f.kubeconfig(), []byte(text), 0o600); err != nil {
 		return err
 	}
@@ -37,7 +37,7 @@ func (f *Fleet) StartSpeaker(node string) error {
 	}
 	defer log.Close()
 	cmd := netns.Command(context.Background(), f.host(node), f.options.Speaker,
-		"--node-name="+node, "--node-ip="+f.Host(node).String(), "--kubeconfig="+f.kubeconfig(), "--kube-proxy-healthz-url=")
+		"--node-name="+node, "--node-ip="+f.nodeIP(node).String(), "--kubeconfig="+f.kubeconfig(), "--kube-proxy-healthz-url=")
 	cmd.Env = append(os.Environ(), "LODESTONE_MEMBERSHIP_KEY=a key that only this fleet has")
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
@@ -65,5 +65,13 @@ func (f *Fleet) EndSpeaker(node string, by unix.Signal) error {
 // Speaker is the process id of the node's speaker.
 func (f *Fleet) Speaker(node string) int { return f.speakers[node].Process.Pid }
 
-// Host is the node's address.
+// nodeIP is the node's address by which speakers reach each other.
+func (f *Fleet) nodeIP(node string) netip.Addr {
+	if f.options.Management {
+		return management(f.Host(node))
+	}
+	return f.Host(node)
+}
+
+// Host is the node's address on the segment.
 func (f *Fleet) Host(node string) netip.Addr { return nodeHost(slices.Index(f.names, node) + 1) }
