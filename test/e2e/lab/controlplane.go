@@ -5,7 +5,10 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"time"
+
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/lodestone-lb/lodestone/test/e2e/pki"
 	"github.com/lodestone-lb/lodestone/test/e2e/process"
@@ -56,7 +59,10 @@ func (c *Cluster) issueIdentities() error {
 
 func (c *Cluster) issueServer(certs *certificates) (err error) {
 	names := []string{"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"}
-	addresses := append(c.ips(ControlPlane), netip.MustParseAddr("127.0.0.1"))
+	addresses := []netip.Addr{netip.MustParseAddr("127.0.0.1")}
+	for _, server := range c.servers {
+		addresses = append(addresses, c.ips(server)...)
+	}
 	for _, cidr := range c.serviceCIDRs() {
 		addresses = append(addresses, cidr.Addr().Next()) // of the Service "kubernetes"
 	}
@@ -109,26 +115,36 @@ func (c *Cluster) kubeconfigOf(component string) string {
 }
 
 // server is the API server's address as everything in the lab uses it.
-func (c *Cluster) server() string {
-	return "https://" + netip.AddrPortFrom(c.ips(ControlPlane)[0], 6443).String()
+func (c *Cluster) server() string { return c.serverOf(ControlPlane) }
+
+func (c *Cluster) serverOf(host string) string {
+	return "https://" + netip.AddrPortFrom(c.ips(host)[0], 6443).String()
 }
 
 // startControlPlane starts its four programs and returns when the API server
 // is ready for its clients. The controllers must come after that: they end at
 // once if the built-in roles are not there yet.
 func (c *Cluster) startControlPlane(ctx context.Context, p programs) error {
-	if err := c.startAtControlPlane(c.etcd(p), c.apiServer(p)); err != nil {
+	if err := c.startAt(ControlPlane, c.etcd(p), c.apiServer(p, ControlPlane)); err != nil {
 		return err
 	}
 	if err := c.WaitAPIServer(ctx); err != nil {
 		return err
 	}
-	return c.startAtControlPlane(c.controllerManager(p), c.scheduler(p))
+	for _, server := range c.servers[1:] {
+		if err := c.startAt(server, c.apiServer(p, server)); err != nil {
+			return err
+		}
+		if err := c.WaitAPIServerOf(ctx, server); err != nil {
+			return err
+		}
+	}
+	return c.startAt(ControlPlane, c.controllerManager(p), c.scheduler(p))
 }
 
-func (c *Cluster) startAtControlPlane(specs ...process.Spec) error {
+func (c *Cluster) startAt(host string, specs ...process.Spec) error {
 	for _, spec := range specs {
-		spec.Namespace = c.namespace(ControlPlane)
+		spec.Namespace = c.namespace(host)
 		if _, err := c.processes.Start(spec); err != nil {
 			return err
 		}
@@ -136,15 +152,37 @@ func (c *Cluster) startAtControlPlane(specs ...process.Spec) error {
 	return nil
 }
 
+// APIHosts returns the hosts with an API server. The first one is ControlPlane, which has
+// etcd and the controllers, too.
+func (c *Cluster) APIHosts() []string { return slices.Clone(c.servers) }
+
+// APIServerOf is the name of the API server's process on a host.
+func APIServerOf(host string) string {
+	if host == ControlPlane {
+		return apiServer
+	}
+	return apiServer + "-" + host
+}
+
 // WaitAPIServer waits until the API server says that it is ready.
 func (c *Cluster) WaitAPIServer(ctx context.Context) error {
+	return c.WaitAPIServerOf(ctx, ControlPlane)
+}
+
+// WaitAPIServerOf waits until the API server on the host says that it is ready.
+func (c *Cluster) WaitAPIServerOf(ctx context.Context, host string) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	client, err := c.Clientset()
+	config, err := c.RESTConfig()
 	if err != nil {
 		return err
 	}
-	server, err := c.processes.Get(apiServer)
+	config.Host = c.serverOf(host)
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	server, err := c.processes.Get(APIServerOf(host))
 	if err != nil {
 		return err
 	}
@@ -186,7 +224,7 @@ func (c *Cluster) etcd(p programs) process.Spec {
 	return process.Spec{Name: etcd, Args: []string{
 		p.kubernetes(etcd),
 		"--data-dir=" + c.path("etcd"),
-		"--listen-client-urls=http://127.0.0.1:2379",
+		"--listen-client-urls=http://127.0.0.1:2379," + c.etcdURL(),
 		"--advertise-client-urls=http://127.0.0.1:2379",
 		"--listen-peer-urls=http://127.0.0.1:2380",
 		"--unsafe-no-fsync",
@@ -194,12 +232,17 @@ func (c *Cluster) etcd(p programs) process.Spec {
 	}}
 }
 
-func (c *Cluster) apiServer(p programs) process.Spec {
-	return process.Spec{Name: apiServer, Args: []string{
+// etcdURL is how the API servers reach etcd.
+func (c *Cluster) etcdURL() string {
+	return "http://" + netip.AddrPortFrom(c.ips(ControlPlane)[0], 2379).String()
+}
+
+func (c *Cluster) apiServer(p programs, host string) process.Spec {
+	return process.Spec{Name: APIServerOf(host), Args: []string{
 		p.kubernetes(apiServer),
-		"--etcd-servers=http://127.0.0.1:2379",
+		"--etcd-servers=" + c.etcdURL(),
 		"--bind-address=::",
-		"--advertise-address=" + c.ips(ControlPlane)[0].String(),
+		"--advertise-address=" + c.ips(host)[0].String(),
 		"--service-cluster-ip-range=" + join(c.serviceCIDRs()),
 		"--tls-cert-file=" + c.certs.server.Cert,
 		"--tls-private-key-file=" + c.certs.server.Key,

@@ -48,6 +48,9 @@ type Options struct {
 	DualStack   bool   `json:"dualStack"`
 	Router      string `json:"router"`
 	NoLodestone bool   `json:"noLodestone"`
+	// APIServers is how many there are, 1 to 3, each on a host of its own. Pods reach them by the
+	// Service "kubernetes", and everything else the first one.
+	APIServers int `json:"apiServers"`
 	// OwnPodRoutes leaves out the nodes' static routes to pods: Lodestone makes
 	// them.
 	OwnPodRoutes bool `json:"ownPodRoutes"`
@@ -65,6 +68,12 @@ func (o *Options) complete() error {
 	}
 	if o.Nodes < 1 || o.Nodes > 80 {
 		return fmt.Errorf("nodes %d: want 1 to 80", o.Nodes)
+	}
+	if o.APIServers == 0 {
+		o.APIServers = 1
+	}
+	if o.APIServers < 1 || o.APIServers > 3 {
+		return fmt.Errorf("API servers %d: want 1 to 3", o.APIServers)
 	}
 	if o.ProxyMode == "" {
 		o.ProxyMode = NFTables

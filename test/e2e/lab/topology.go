@@ -12,7 +12,10 @@ import (
 // Host names. Nodes are n1, n2, ...; the namespace of host X is ls-X.
 const (
 	ControlPlane = "cp"
-	Client       = "client"
+	// With Options.APIServers the control plane has more hosts, each with an API server.
+	ControlPlane2 = "cp2"
+	ControlPlane3 = "cp3"
+	Client        = "client"
 	// Router is on the LAN, and Remote is a client behind it. With RouterBoth
 	// there is a second of each.
 	Router  = "router"
@@ -82,6 +85,8 @@ type topology struct {
 	families []family
 	nodes    []string
 	routers  []router
+	// servers are the hosts with an API server; the first one has the rest of the control plane.
+	servers []string
 	// ownPodRoutes is Options.OwnPodRoutes.
 	ownPodRoutes bool
 }
@@ -94,6 +99,7 @@ type router struct {
 
 func newTopology(o Options) topology {
 	t := topology{families: []family{ipv4}, ownPodRoutes: o.OwnPodRoutes}
+	t.servers = []string{ControlPlane, ControlPlane2, ControlPlane3}[:max(1, o.APIServers)]
 	if o.DualStack {
 		t.families = append(t.families, ipv6)
 	}
@@ -112,8 +118,8 @@ func newTopology(o Options) topology {
 // number is the last part of a host's LAN addresses.
 func (t topology) number(host string) int {
 	switch host {
-	case ControlPlane:
-		return 1
+	case ControlPlane, ControlPlane2, ControlPlane3:
+		return 1 + slices.Index(t.servers, host)
 	case Client:
 		return 100
 	case Router:
@@ -174,9 +180,9 @@ func join[T fmt.Stringer](values []T) string {
 // hosts returns every machine of the lab. The control plane and the nodes have
 // static routes to the pods, unless the nodes make their own; the client knows the LAN and nothing more.
 func (t topology) hosts() []lan.Host {
-	hosts := []lan.Host{
-		{Name: ControlPlane, Addresses: t.addresses(ControlPlane), Routes: t.podRoutes("")},
-		{Name: Client, Addresses: t.addresses(Client)},
+	hosts := []lan.Host{{Name: Client, Addresses: t.addresses(Client)}}
+	for _, server := range t.servers {
+		hosts = append(hosts, lan.Host{Name: server, Addresses: t.addresses(server), Routes: t.podRoutes("")})
 	}
 	for _, node := range t.nodes {
 		hosts = append(hosts, t.nodeHost(node))

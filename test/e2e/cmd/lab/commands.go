@@ -31,6 +31,7 @@ func addOptions(cmd *cobra.Command) *lab.Options {
 	flags.IntVar(&options.Nodes, "nodes", 3, "number of nodes")
 	flags.StringVar(&options.ProxyMode, "proxy-mode", lab.NFTables, "kube-proxy mode: nftables or iptables")
 	flags.BoolVar(&options.DualStack, "dual-stack", false, "IPv4 and IPv6")
+	flags.IntVar(&options.APIServers, "api-servers", 1, "how many API servers, each on a host of its own: 1 to 3")
 	flags.BoolVar(&options.OwnPodRoutes, "own-pod-routes", false, "no static routes to pods: Lodestone makes them")
 	flags.StringVar(&options.Router, "router", lab.RouterNone, "routers on the LAN: none, frr, bird or both")
 	return options

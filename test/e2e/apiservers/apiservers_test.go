@@ -1,0 +1,173 @@
+// Package apiservers tells what becomes of VIPs when one of three API servers is lost. Pods
+// reach them as in any cluster, by the Service "kubernetes": kube-proxy chooses one for each
+// connection, and goes on choosing one that is lost until the others take it out.
+package apiservers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/lodestone-lb/lodestone/test/e2e/lab"
+	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
+)
+
+const (
+	// soon is how long a change takes at most until it is seen on the wire.
+	soon = 10 * time.Second
+	// fault is longer than a speaker waits before it says that it is blind.
+	fault = 45 * time.Second
+)
+
+// cluster is a lab with three API servers and some Services.
+type cluster struct {
+	*testing.T
+	*lodestone.Installation
+	services int
+	owners   map[string]string // of the VIPs
+}
+
+func start(t *testing.T) *cluster {
+	t.Helper()
+	up, err := lab.Up(t.Context(), lab.Options{APIServers: 3, Progress: t.Logf})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, up.Down(context.WithoutCancel(t.Context()))) })
+	installation, err := lodestone.New(up)
+	require.NoError(t, err)
+	c := &cluster{T: t, Installation: installation, owners: map[string]string{}}
+	require.NoError(t, c.RunEcho(t.Context(), metav1.NamespaceDefault, 3))
+	for range 9 {
+		c.addService()
+	}
+	return c
+}
+
+// addService creates a Service, and returns how long it took until its VIP was announced.
+func (c *cluster) addService() time.Duration {
+	c.Helper()
+	c.services++
+	begin, none, services := time.Now(), false, c.Kube.CoreV1().Services(metav1.NamespaceDefault)
+	name := fmt.Sprintf("web-%d", c.services)
+	_, err := services.Create(c.Context(), &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ServiceSpec{
+		Type: corev1.ServiceTypeLoadBalancer, Selector: map[string]string{"app": lodestone.EchoName}, AllocateLoadBalancerNodePorts: &none,
+		Ports: []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(lodestone.EchoPort)}},
+	}}, metav1.CreateOptions{})
+	require.NoError(c, err)
+	require.NoError(c, lodestone.Wait(c.Context(), name+" is announced", func() error {
+		service, err := services.Get(c.Context(), name, metav1.GetOptions{})
+		switch {
+		case err != nil:
+			return err
+		case len(service.Status.LoadBalancer.Ingress) == 0:
+			return errors.New("it has no address")
+		}
+		vip := service.Status.LoadBalancer.Ingress[0].IP
+		owner, err := c.Owner(c.Context(), vip)
+		if err == nil {
+			c.owners[vip] = owner
+		}
+		return err
+	}))
+	return time.Since(begin)
+}
+
+// changesArrive checks that a change is seen on the wire soon.
+func (c *cluster) changesArrive(when string) {
+	c.Helper()
+	took := c.addService()
+	c.Logf("%s: a new Service was announced after %s", when, took.Round(time.Millisecond))
+	require.Less(c, took, soon, when)
+}
+
+// nothingMoves checks for a while that every VIP is where it was.
+func (c *cluster) nothingMoves(d time.Duration, when string) {
+	c.Helper()
+	for end := time.Now().Add(d); time.Now().Before(end); {
+		now := map[string]string{}
+		for vip := range c.owners {
+			owner, err := c.Owner(c.Context(), vip)
+			require.NoError(c, err, "%s: %s", when, vip)
+			now[vip] = owner
+		}
+		require.True(c, maps.Equal(c.owners, now), "%s: owners were %v, are %v", when, c.owners, now)
+	}
+}
+
+// victim returns the API server that nodes have most connections to, beside the first,
+// which other programs need.
+func (c *cluster) victim() (host string) {
+	c.Helper()
+	most := 0
+	for _, server := range c.Lab.APIHosts()[1:] {
+		out, err := c.Lab.Command(c.Context(), server, "ss", "-Htn", "state", "established", "sport", "=", ":6443").Output()
+		require.NoError(c, err)
+		connections := 0
+		for line := range strings.Lines(string(out)) {
+			for _, node := range c.Lab.Nodes() {
+				if strings.Contains(line, c.Lab.Addresses(node)[0].String()+"]:") || strings.Contains(line, c.Lab.Addresses(node)[0].String()+":") {
+					connections++
+				}
+			}
+		}
+		c.Logf("%s has %d connections of nodes", server, connections)
+		if connections > most {
+			host, most = server, connections
+		}
+	}
+	require.NotEmpty(c, host, "all speakers and controllers are connected to the first API server")
+	return host
+}
+
+// One API server loses power, one hangs, and all restart one after the other: no VIP moves, and
+// changes arrive.
+func TestOneOfThreeAPIServers(t *testing.T) {
+	c := start(t)
+	for _, lost := range []struct {
+		what       string
+		lose, heal func(host string) error
+	}{
+		{"without power", c.Lab.NodeLoss, c.Lab.HealNode},
+		{"hanging", func(host string) error { return c.signal(host, true) }, func(host string) error { return c.signal(host, false) }},
+	} {
+		host := c.victim()
+		when := host + " is " + lost.what
+		require.NoError(t, lost.lose(host))
+		begin := time.Now()
+		c.changesArrive(when)
+		c.nothingMoves(fault-time.Since(begin), when)
+		c.changesArrive(when + " still")
+		require.NoError(t, lost.heal(host))
+		require.NoError(t, c.Lab.WaitAPIServerOf(t.Context(), host))
+		c.nothingMoves(5*time.Second, when+" no more")
+	}
+	for _, host := range c.Lab.APIHosts() {
+		server, err := c.Lab.Process(lab.APIServerOf(host))
+		require.NoError(t, err)
+		require.NoError(t, server.Kill(t.Context()))
+		require.NoError(t, server.Restart())
+		require.NoError(t, c.Lab.WaitAPIServerOf(t.Context(), host))
+		c.changesArrive(host + " has restarted")
+		c.nothingMoves(5*time.Second, host+" has restarted")
+	}
+	c.nothingMoves(30*time.Second, "all have restarted")
+}
+
+func (c *cluster) signal(host string, freeze bool) error {
+	server, err := c.Lab.Process(lab.APIServerOf(host))
+	if err != nil {
+		return err
+	}
+	if freeze {
+		return server.Freeze()
+	}
+	return server.Thaw()
+}
