@@ -195,5 +195,6 @@ func (p *process) startServices() {
 	p.serve.Do(func() {
 		legacyregistry.RawMustRegister(p.services)
 		p.start(p.services.Run)
+		p.start(p.config.Keep)
 	})
 }

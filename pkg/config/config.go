@@ -24,6 +24,9 @@ const (
 	Namespace = "lodestone-system"
 	// ConfigMapName is the name of the ConfigMap that holds the document.
 	ConfigMapName = "lodestone-config"
+	// LastValidName is the name of the ConfigMap with a copy of the last valid
+	// document, for programs that start while the document is not valid.
+	LastValidName = "lodestone-config-last-valid"
 	// Key is the ConfigMap key whose value is the document.
 	Key = "config.yaml"
 	// APIVersion is the only document version that Parse accepts.

@@ -31,6 +31,7 @@ const (
 	ReasonConfigValid       EventReason = "ConfigValid"
 	ReasonConfigWarning     EventReason = "ConfigWarning"
 	ReasonConfigWarningOver EventReason = "ConfigWarningOver"
+	ReasonConfigRestored    EventReason = "ConfigRestored"
 )
 
 // EventReasons tells about each EventReason.
@@ -39,6 +40,7 @@ func EventReasons() reason.Texts[EventReason] {
 		ReasonConfigInvalid:     {Cause: "The new document has mistakes, which the message names; the last good one stays in force.", Cure: "Correct the document; lodestone validate finds the mistakes before it is applied."},
 		ReasonConfigValid:       {Cause: "The document is valid again, and in force.", Cure: "Nothing to do."},
 		ReasonConfigWarning:     {Cause: "The document is in force, and something in it makes no sense in this cluster, such as a pool that contains addresses of nodes.", Cure: "Follow the message. What it names is not handed out, or is not heard by neighbours."},
+		ReasonConfigRestored:    {Cause: "A program has started while the document is missing or has mistakes. It works by the copy of the last valid document in the ConfigMap lodestone-config-last-valid.", Cure: "Correct the document. To give the addresses up on purpose, apply a document without pools."},
 		ReasonConfigWarningOver: {Cause: "What a warning said of the document is so no more.", Cure: "Nothing to do."},
 	}
 }
@@ -56,6 +58,9 @@ type State struct {
 	Err error
 	// Since is when the configuration in force was taken over.
 	Since time.Time
+	// Restored is set while the configuration in force is the copy of the last
+	// valid document, because there was no valid one since the start.
+	Restored bool
 }
 
 // Events takes Events on objects; record.EventRecorder and Recorder are such.
@@ -76,7 +81,8 @@ type ConfigOptions struct {
 }
 
 // ConfigWatcher follows the document in the ConfigMap. An invalid or missing
-// document changes nothing: the last good one stays in force.
+// document changes nothing: the last good one stays in force. That holds for a
+// watcher that starts later, too: it reads the copy that Keep has made.
 //
 // It is also a prometheus.Collector of the lodestone_config metrics.
 type ConfigWatcher struct {
@@ -127,6 +133,7 @@ func (w *ConfigWatcher) Run(ctx context.Context) error {
 			w.observeNothing()
 		}
 	})
+	listed.Go(func() { w.restore(ctx) })
 	informer.RunWithContext(ctx)
 	listed.Wait()
 	return nil
@@ -201,6 +208,9 @@ func (w *ConfigWatcher) note(cm *corev1.ConfigMap, parsed *config.Config, err er
 	w.object = cm
 	if err == nil && (w.current == nil || w.current.Digest != parsed.Digest) {
 		w.current, w.state.Since = parsed, time.Now()
+	}
+	if err == nil {
+		w.state.Restored = false
 	}
 	w.state.Read, w.state.Err = true, err
 	w.changed.Notify()

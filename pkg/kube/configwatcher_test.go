@@ -166,7 +166,7 @@ func TestConfigMetrics(t *testing.T) {
 	c.start()
 	c.until("the document is in force", pools(1))
 	expect("1")
-	if n, err := testutil.GatherAndCount(reg); err != nil || n != 3 {
+	if n, err := testutil.GatherAndCount(reg); err != nil || n != 4 {
 		t.Errorf("%d metrics, %v", n, err)
 	}
 	if problems, err := testutil.GatherAndLint(reg); err != nil || len(problems) > 0 {

@@ -4,15 +4,17 @@ import "github.com/prometheus/client_golang/prometheus"
 
 // The metrics of the configuration.
 const (
-	MetricConfigValid   = "lodestone_config_valid"
-	MetricConfigApplied = "lodestone_config_applied_timestamp_seconds"
-	MetricConfigInfo    = "lodestone_config_info"
+	MetricConfigValid    = "lodestone_config_valid"
+	MetricConfigApplied  = "lodestone_config_applied_timestamp_seconds"
+	MetricConfigInfo     = "lodestone_config_info"
+	MetricConfigRestored = "lodestone_config_restored"
 )
 
 var (
-	configValid   = prometheus.NewDesc(MetricConfigValid, "Whether the latest document is valid and in force.", nil, nil)
-	configApplied = prometheus.NewDesc(MetricConfigApplied, "When the configuration in force was taken over, in Unix time.", nil, nil)
-	configInfo    = prometheus.NewDesc(MetricConfigInfo, "The configuration in force, by the SHA-256 of its document.", []string{"digest"}, nil)
+	configValid    = prometheus.NewDesc(MetricConfigValid, "Whether the latest document is valid and in force.", nil, nil)
+	configApplied  = prometheus.NewDesc(MetricConfigApplied, "When the configuration in force was taken over, in Unix time.", nil, nil)
+	configRestored = prometheus.NewDesc(MetricConfigRestored, "Whether the configuration in force is the copy of the last valid document, because there was no valid document since the start.", nil, nil)
+	configInfo     = prometheus.NewDesc(MetricConfigInfo, "The configuration in force, by the SHA-256 of its document.", []string{"digest"}, nil)
 )
 
 // Describe implements prometheus.Collector.
@@ -20,6 +22,7 @@ func (w *ConfigWatcher) Describe(ch chan<- *prometheus.Desc) {
 	ch <- configValid
 	ch <- configApplied
 	ch <- configInfo
+	ch <- configRestored
 }
 
 // Collect implements prometheus.Collector.
@@ -30,6 +33,11 @@ func (w *ConfigWatcher) Collect(ch chan<- prometheus.Metric) {
 		valid = 1
 	}
 	ch <- prometheus.MustNewConstMetric(configValid, prometheus.GaugeValue, valid)
+	restored := 0.0
+	if state.Restored {
+		restored = 1
+	}
+	ch <- prometheus.MustNewConstMetric(configRestored, prometheus.GaugeValue, restored)
 	if cfg != nil {
 		ch <- prometheus.MustNewConstMetric(configApplied, prometheus.GaugeValue, float64(state.Since.UnixMilli())/1e3)
 		ch <- prometheus.MustNewConstMetric(configInfo, prometheus.GaugeValue, 1, cfg.Digest)

@@ -60,6 +60,7 @@ func TestASpeakersTokenMayDoNothingBeyond(t *testing.T) {
 		"configmaps/" + lodestone.ConfigMap + " in " + s.namespace:     "",
 		"secrets/lodestone-membership in " + ours:                      "",
 		"configmaps/lodestone-released in " + ours:                     "",
+		"configmaps/lodestone-config-last-valid in " + ours:            "get",
 		"configmaps/extension-apiserver-authentication in kube-system": "",
 	}
 	_, lists, err := s.Kube.Discovery().ServerGroupsAndResources()

@@ -1,0 +1,136 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
+)
+
+// copyRetry is the time between attempts to read or write the copy of the last
+// valid document.
+const copyRetry = 5 * time.Second
+
+// Keep writes each valid document to the ConfigMap config.LastValidName, until
+// the context ends. The leading controller does this; speakers only read.
+func (w *ConfigWatcher) Keep(ctx context.Context) error {
+	kept, failed := "", ""
+	for {
+		changed := w.Changed()
+		var retry <-chan time.Time
+		if document, digest, ok := w.valid(); ok && digest != kept {
+			if err := w.writeCopy(ctx, document); err == nil {
+				kept, failed = digest, ""
+			} else {
+				if ctx.Err() == nil && failed != err.Error() {
+					w.opts.Log.Error("last valid configuration not kept", "err", err)
+				}
+				failed, retry = err.Error(), time.After(copyRetry)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		case <-retry:
+		}
+	}
+}
+
+// valid returns the document in force, if it is the one in the ConfigMap.
+func (w *ConfigWatcher) valid() (document, digest string, ok bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.object == nil || w.current == nil || w.state.Err != nil {
+		return "", "", false
+	}
+	return w.object.Data[config.Key], w.current.Digest, true
+}
+
+func (w *ConfigWatcher) writeCopy(ctx context.Context, document string) error {
+	maps := w.client.CoreV1().ConfigMaps(w.opts.Namespace)
+	data := map[string]string{config.Key: document}
+	cm, err := maps.Get(ctx, config.LastValidName, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		cm = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.opts.Namespace, Name: config.LastValidName}, Data: data}
+		_, err = maps.Create(ctx, cm, metav1.CreateOptions{})
+	case err == nil && cm.Data[config.Key] != document:
+		cm.Data, cm.BinaryData = data, nil
+		_, err = maps.Update(ctx, cm, metav1.UpdateOptions{})
+	}
+	if err != nil {
+		return fmt.Errorf("write ConfigMap %s/%s: %w", w.opts.Namespace, config.LastValidName, err)
+	}
+	return nil
+}
+
+// restore puts the copy of the last valid document in force, if there is no
+// valid one when the watcher starts. It ends as soon as a configuration is in
+// force.
+func (w *ConfigWatcher) restore(ctx context.Context) {
+	failed := ""
+	for {
+		changed := w.Changed()
+		current, state := w.Current()
+		var retry <-chan time.Time
+		switch {
+		case current != nil:
+			return
+		case state.Read && state.Err != nil:
+			err := w.readCopy(ctx)
+			if err == nil {
+				return
+			}
+			if ctx.Err() == nil && failed != err.Error() {
+				w.opts.Log.Error("no configuration in force", "err", err)
+			}
+			failed, retry = err.Error(), time.After(copyRetry)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		case <-retry:
+		}
+	}
+}
+
+// readCopy puts the copy in force, unless there is a valid document by now.
+func (w *ConfigWatcher) readCopy(ctx context.Context) error {
+	cm, err := w.client.CoreV1().ConfigMaps(w.opts.Namespace).Get(ctx, config.LastValidName, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("get the copy of the last valid document: %w", err)
+	}
+	document, ok := cm.Data[config.Key]
+	if !ok {
+		return fmt.Errorf("%w: ConfigMap %s/%s has no copy of a valid document", ErrNoConfig, w.opts.Namespace, config.LastValidName)
+	}
+	parsed, err := config.Parse([]byte(document))
+	if err != nil {
+		return fmt.Errorf("read ConfigMap %s/%s: %w", w.opts.Namespace, config.LastValidName, err)
+	}
+	object, why, taken := w.takeCopy(parsed)
+	if taken {
+		w.opts.Log.Error("configuration restored from the copy of the last valid document", "configmap", w.opts.Namespace+"/"+config.LastValidName, "digest", parsed.Digest, "err", why)
+		w.event(object, corev1.EventTypeWarning, ReasonConfigRestored,
+			"Started without a valid document: the copy in ConfigMap "+config.LastValidName+" is in force until there is one.")
+	}
+	return nil
+}
+
+func (w *ConfigWatcher) takeCopy(parsed *config.Config) (object *corev1.ConfigMap, why error, taken bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.current != nil || w.state.Err == nil {
+		return nil, nil, false
+	}
+	w.current, w.state.Since, w.state.Restored = parsed, time.Now(), true
+	w.changed.Notify()
+	return w.object, w.state.Err, true
+}

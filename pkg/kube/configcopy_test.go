@@ -1,0 +1,159 @@
+package kube_test
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
+)
+
+// keep runs what the leading controller runs, until the test ends.
+func (c *cluster) keep() {
+	done := make(chan error)
+	go func() { done <- c.watcher.Keep(c.Context()) }()
+	c.Cleanup(func() {
+		if err := <-done; err != nil {
+			c.Error(err)
+		}
+	})
+}
+
+// restart replaces the watcher by one that knows nothing yet.
+func (c *cluster) restart() *cluster {
+	next := newCluster(c.T)
+	next.client = c.client
+	next.watcher = kube.NewConfigWatcher(c.client, kube.ConfigOptions{Events: next.events, Log: slog.New(slog.DiscardHandler)})
+	return next
+}
+
+// kept waits until the copy is the document.
+func (c *cluster) kept(document string) {
+	c.Helper()
+	ctx, cancel := context.WithTimeout(c.Context(), 10*time.Second)
+	defer cancel()
+	watch, err := c.client.CoreV1().ConfigMaps(config.Namespace).Watch(ctx, metav1.ListOptions{})
+	if err != nil {
+		c.Fatal(err)
+	}
+	defer watch.Stop()
+	for {
+		cm, err := c.client.CoreV1().ConfigMaps(config.Namespace).Get(ctx, config.LastValidName, metav1.GetOptions{})
+		if err == nil && cm.Data[config.Key] == document {
+			return
+		}
+		select {
+		case <-watch.ResultChan():
+		case <-ctx.Done():
+			c.Fatalf("the copy is %v, want %q", cm, document)
+		}
+	}
+}
+
+func (c *cluster) wantRestored(value string) {
+	c.Helper()
+	want := "# HELP lodestone_config_restored Whether the configuration in force is the copy of the last valid document, because there was no valid document since the start.\n" +
+		"# TYPE lodestone_config_restored gauge\nlodestone_config_restored " + value + "\n"
+	if err := testutil.CollectAndCompare(c.watcher, strings.NewReader(want), kube.MetricConfigRestored); err != nil {
+		c.Error(err)
+	}
+}
+
+func restored(n int) func(*config.Config, kube.State) bool {
+	return func(cfg *config.Config, s kube.State) bool {
+		return cfg != nil && len(cfg.Pools) == n && s.Restored && s.Err != nil
+	}
+}
+
+// An invalid edit is no outage, however many programs start before it is
+// mended: they take the copy, say so, and leave it for the first valid document.
+func TestProgramsThatStartTakeTheLastValidDocument(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.write(map[string]string{config.Key: twoPools})
+	c.start()
+	c.keep()
+	c.kept(twoPools)
+
+	c.write(map[string]string{config.Key: broken})
+	c.until("the mistake is seen", func(_ *config.Config, s kube.State) bool { return s.Err != nil })
+	c.kept(twoPools)
+	late := c.restart()
+	late.start()
+	late.until("the copy is in force", restored(2))
+	late.wantEvent("Warning ConfigInvalid")
+	late.wantEvent("Warning ConfigRestored")
+	late.wantRestored("1")
+
+	c.write(map[string]string{config.Key: oneAddress})
+	late.until("the corrected document is in force", func(cfg *config.Config, s kube.State) bool {
+		return s.Err == nil && !s.Restored && len(cfg.Pools) == 1
+	})
+	late.wantRestored("0")
+	c.kept(oneAddress)
+}
+
+// A document that is missing is a mistake like any other, until the copy goes,
+// too, as it does when the chart is uninstalled.
+func TestProgramsThatStartWithoutDocument(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.write(map[string]string{config.Key: twoPools})
+	c.start()
+	c.keep()
+	c.kept(twoPools)
+	maps := c.client.CoreV1().ConfigMaps(config.Namespace)
+	if err := maps.Delete(t.Context(), config.ConfigMapName, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	late := c.restart()
+	late.start()
+	late.until("the copy is in force", restored(2))
+
+	if err := maps.Delete(t.Context(), config.LastValidName, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	last := c.restart()
+	last.start()
+	last.until("it is known that there is none", func(_ *config.Config, s kube.State) bool { return s.Read })
+	if cfg, _ := last.watcher.Current(); cfg != nil {
+		t.Errorf("without document and copy there is a configuration: %+v", cfg)
+	}
+}
+
+// A valid document is never replaced by the copy, not even at the start; a copy
+// that cannot be read is none.
+func TestTheCopyIsNotBelievedOverADocument(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	write := func(document string) {
+		maps := c.client.CoreV1().ConfigMaps(config.Namespace)
+		cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: config.Namespace, Name: config.LastValidName}, Data: map[string]string{config.Key: document}}
+		if _, err := maps.Update(t.Context(), cm, metav1.UpdateOptions{}); err == nil {
+			return
+		}
+		if _, err := maps.Create(t.Context(), cm, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(twoPools)
+	c.write(map[string]string{config.Key: oneAddress})
+	c.start()
+	c.until("the document is in force", pools(1))
+	if _, state := c.watcher.Current(); state.Restored {
+		t.Error("the copy is in force")
+	}
+
+	write(broken)
+	c.write(map[string]string{config.Key: broken})
+	late := c.restart()
+	late.start()
+	late.until("neither can be read", func(cfg *config.Config, s kube.State) bool { return cfg == nil && s.Err != nil })
+}
