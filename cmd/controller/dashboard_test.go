@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -54,6 +55,7 @@ func TestDashboardIsForWhoMayReadIt(t *testing.T) {
 
 	ask := func(path, token string, certified bool) int {
 		w, r := httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, path, nil)
+		r.RemoteAddr = fmt.Sprintf("192.0.2.%d:1000", 1+len(token)) // each asks from a place of its own, and has its share
 		if token != "" {
 			r.Header.Set("Authorization", "Bearer "+token)
 		}
