@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -13,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
 // documents are the Markdown files of the project, by path.
@@ -125,6 +127,19 @@ func TestEveryAnnotationIsDocumented(t *testing.T) {
 			if !slices.Contains(known, name) {
 				t.Errorf("%s names %s, which does not exist", path, name)
 			}
+		}
+	}
+}
+
+// TestEveryFieldOfTheReportIsDocumented: what a speaker says, people read, too.
+func TestEveryFieldOfTheReportIsDocumented(t *testing.T) {
+	t.Parallel()
+	const reference = "docs/reference/annotations.md"
+	text := documents(t)[reference]
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[report.Report]()) {
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if name != "" && name != "-" && !strings.Contains(text, "| `"+name+"` |") {
+			t.Errorf("%s is not in %s", name, reference)
 		}
 	}
 }

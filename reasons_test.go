@@ -14,9 +14,9 @@ import (
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/narrator"
-	"github.com/lodestone-lb/lodestone/pkg/ownership"
 	"github.com/lodestone-lb/lodestone/pkg/reason"
 	"github.com/lodestone-lb/lodestone/pkg/released"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/pkg/servicelb"
 	"github.com/lodestone-lb/lodestone/speaker/bfd"
 	"github.com/lodestone-lb/lodestone/speaker/bgp"
@@ -44,8 +44,8 @@ var reasonTypes = []reasonType{
 		[]string{"lodestone_speaker_vips_silent", "lodestone_speaker_vips_unowned"}, texts(plan.Reasons())},
 	{"layer2.Reason", "Why the owner does not announce a VIP by layer 2", "the speaker's log and its `/status`",
 		[]string{"lodestone_layer2_unannounced_vips", "lodestone_layer2_withheld_vips"}, texts(layer2.Reasons())},
-	{"ownership.Reason", "Why a VIP changed hands", "the Events of Services, besides the reasons why a node does not announce a VIP",
-		nil, texts(ownership.Reasons())},
+	{"report.Reason", "Why a VIP changed hands", "the Events of Services, besides the reasons why a node does not announce a VIP",
+		nil, texts(report.Reasons())},
 	{"plan.ProblemReason", "What is wrong with a BGP session before it is tried", "the speaker's log, `lodestone bgp peers`",
 		nil, texts(plan.ProblemReasons())},
 	{"bgp.Cause", "Why a BGP session came up or ended", "the speaker's log",

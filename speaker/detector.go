@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/lodestone-lb/lodestone/pkg/news"
-	"github.com/lodestone-lb/lodestone/pkg/peering"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/bfd"
 	"github.com/lodestone-lb/lodestone/speaker/bgp"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
@@ -51,7 +51,7 @@ type Detector struct {
 	want   map[string]bfd.Session  // what BFD was told
 	down   map[string]string       // the sessions that are kept down, and why
 	logged map[string]plan.Problem // the problems, as they were
-	told   []peering.Session       // when it was news
+	told   []report.Session        // when it was news
 
 	mu       sync.Mutex
 	sessions map[string]plan.Session
@@ -222,14 +222,14 @@ func lack(p bgp.Peer) string {
 
 // Sessions returns what there is to tell of the node's BGP sessions, those that
 // cannot be included.
-func (d *Detector) Sessions() []peering.Session {
+func (d *Detector) Sessions() []report.Session {
 	d.mu.Lock()
 	sessions, problems := d.sessions, d.problems
 	d.mu.Unlock()
 	states := d.bfd.States()
-	var all []peering.Session
+	var all []report.Session
 	for _, p := range d.peers.Peers() {
-		s := peering.Session{Peer: p.Name, Router: p.Address, Established: p.State == bgp.Established, Since: p.Since}
+		s := report.Session{Peer: p.Name, Router: p.Address, Established: p.State == bgp.Established, Since: p.Since}
 		if s.Message = problems[p.Name].Message; !s.Established {
 			s.Message = lack(p)
 		}
@@ -240,7 +240,7 @@ func (d *Detector) Sessions() []peering.Session {
 	}
 	for _, name := range slices.Sorted(maps.Keys(problems)) {
 		if _, ok := sessions[name]; !ok {
-			all = append(all, peering.Session{Peer: name, Message: problems[name].Message})
+			all = append(all, report.Session{Peer: name, Message: problems[name].Message})
 		}
 	}
 	return all

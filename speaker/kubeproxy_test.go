@@ -11,7 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
 func TestAskKubeProxy(t *testing.T) {
@@ -96,7 +96,7 @@ func TestKubeProxyIsWaitedForWhereOthersHaveOne(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var there atomic.Bool
-		others := &fakeMembers{networks: map[string]clusterfacts.Network{"n1": {KubeProxy: true}, "n2": {KubeProxy: true}}} // n1's Lease is of its last life
+		others := &fakeMembers{networks: map[string]report.Network{"n1": {KubeProxy: true}, "n2": {KubeProxy: true}}} // n1's Lease is of its last life
 		p := NewKubeProxy("http://127.0.0.1", "n1", others, slog.New(slog.DiscardHandler))
 		p.ask = func(context.Context) (bool, string, error) {
 			if !there.Load() {
@@ -128,13 +128,13 @@ func TestKubeProxyIsWaitedForWhereOthersHaveOne(t *testing.T) {
 		synctest.Wait()
 	})
 	synctest.Test(t, func(t *testing.T) {
-		others := &fakeMembers{networks: map[string]clusterfacts.Network{"n1": {KubeProxy: true}, "n2": {KubeProxy: true}}}
+		others := &fakeMembers{networks: map[string]report.Network{"n1": {KubeProxy: true}, "n2": {KubeProxy: true}}}
 		p := NewKubeProxy("http://127.0.0.1", "n1", others, slog.New(slog.DiscardHandler))
 		p.ask = func(context.Context) (bool, string, error) { return false, "", errors.New("connection refused") }
 		ctx, cancel := context.WithCancel(t.Context())
 		go p.Run(ctx) //nolint:errcheck // it returns nil
 		time.Sleep(time.Minute)
-		others.change(func() { others.networks["n2"] = clusterfacts.Network{} })
+		others.change(func() { others.networks["n2"] = report.Network{} })
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		if healthy, status := p.Healthy(); !healthy {

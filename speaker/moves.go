@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/lodestone-lb/lodestone/pkg/news"
-	"github.com/lodestone-lb/lodestone/pkg/ownership"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -30,7 +30,7 @@ type moves struct {
 	next    time.Time
 
 	// Of the state, and under its lock.
-	told    []ownership.Move
+	told    []report.Move
 	changed news.Signal
 }
 
@@ -38,8 +38,8 @@ type moves struct {
 // as it stayed.
 type moving struct {
 	from, to string
-	why      ownership.Reason // as of the first move
-	at       time.Time        // of the last move
+	why      report.Reason // as of the first move
+	at       time.Time     // of the last move
 }
 
 // noteMoves notes what changes hands. It comes after the deed.
@@ -65,10 +65,10 @@ func (s *Speaker) noteMoves(changes plan.Changes, now time.Time) {
 }
 
 // why returns why the node that had a VIP has it no more.
-func (s *Speaker) why(m plan.Move) ownership.Reason {
-	why := ownership.Reason(s.planner.Why(m.VIP, m.From))
-	if _, alive := s.speakers[m.From]; why == ownership.Reason(plan.SpeakerNotReady) && !alive {
-		return ownership.SpeakerLost
+func (s *Speaker) why(m plan.Move) report.Reason {
+	why := report.Reason(s.planner.Why(m.VIP, m.From))
+	if _, alive := s.speakers[m.From]; why == report.Reason(plan.SpeakerNotReady) && !alive {
+		return report.SpeakerLost
 	}
 	return why
 }
@@ -89,7 +89,7 @@ func (s *Speaker) settleMoves(now time.Time) {
 		return
 	}
 	s.moves.next = time.Time{}
-	fresh, first := map[moving]ownership.Move{}, firstReady(s.speakers)
+	fresh, first := map[moving]report.Move{}, firstReady(s.speakers)
 	for vip, m := range s.moves.moving {
 		if due := m.at.Add(movesSettle); now.Before(due) {
 			s.moves.lookAt(due)
@@ -99,7 +99,7 @@ func (s *Speaker) settleMoves(now time.Time) {
 		if s.moves.again(vip, m) && teller(m, s.speakers, first) == s.Node {
 			key := moving{from: m.from, why: m.why}
 			if fresh[key].To == nil {
-				fresh[key] = ownership.Move{At: now, From: m.from, Why: m.why, To: map[string][]netip.Addr{}}
+				fresh[key] = report.Move{At: now, From: m.from, Why: m.why, To: map[string][]netip.Addr{}}
 			}
 			fresh[key].To[m.to] = append(fresh[key].To[m.to], vip)
 		}
@@ -125,12 +125,12 @@ func (m *moves) again(vip netip.Addr, of moving) bool {
 }
 
 // tellMoves replaces what is told.
-func (s *Speaker) tellMoves(fresh []ownership.Move, now time.Time) {
+func (s *Speaker) tellMoves(fresh []report.Move, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	told := slices.DeleteFunc(slices.Clone(s.moves.told), func(m ownership.Move) bool { return now.Sub(m.At) >= movesTold })
-	if n := ownership.Count(fresh); n > ownership.MaxVIPs {
-		s.Log.Warn("too many VIPs moved to tell their Services of each", "vips", n, "told", ownership.MaxVIPs)
+	told := slices.DeleteFunc(slices.Clone(s.moves.told), func(m report.Move) bool { return now.Sub(m.At) >= movesTold })
+	if n := report.CountVIPs(fresh); n > report.MaxVIPs {
+		s.Log.Warn("too many VIPs moved to tell their Services of each", "vips", n, "told", report.MaxVIPs)
 	}
 	if told = append(told, fresh...); len(fresh) > 0 || len(told) < len(s.moves.told) {
 		s.moves.told = told
@@ -143,7 +143,7 @@ func (s *Speaker) tellMoves(fresh []ownership.Move, now time.Time) {
 
 // Moves returns the VIPs that changed hands lately, as far as this node tells of
 // them.
-func (s *Speaker) Moves() []ownership.Move {
+func (s *Speaker) Moves() []report.Move {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.moves.told

@@ -19,7 +19,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/netstate"
-	"github.com/lodestone-lb/lodestone/pkg/ownership"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -33,11 +33,11 @@ type fleet struct {
 	alive    map[string]bool
 	services map[string]plan.Service
 	loops    map[string]*Speaker
-	told     map[string][]ownership.Move // by node, as the controller has read them
+	told     map[string][]report.Move // by node, as the controller has read them
 }
 
 func newFleet(t require.TestingT, nodes, vips int) *fleet {
-	f := &fleet{t: t, now: time.Unix(1e9, 0), nodes: map[string]plan.Node{}, alive: map[string]bool{}, services: map[string]plan.Service{}, loops: map[string]*Speaker{}, told: map[string][]ownership.Move{}}
+	f := &fleet{t: t, now: time.Unix(1e9, 0), nodes: map[string]plan.Node{}, alive: map[string]bool{}, services: map[string]plan.Service{}, loops: map[string]*Speaker{}, told: map[string][]report.Move{}}
 	f.config = &config.Config{
 		Pools:          []config.Pool{{Name: "lan", Free: prefix("203.0.113.0/24"), Withheld: prefix("198.51.100.0/32")}},
 		Advertisements: []config.Advertisement{{Name: "all", Layer2: &config.Layer2{}}},
@@ -113,8 +113,8 @@ func (f *fleet) after(d time.Duration) []string {
 		f.now = f.now.Add(min(time.Second, end.Sub(f.now)))
 		for node, s := range f.loops {
 			s.settleMoves(f.now)
-			moves := ownership.Parse(ownership.Annotations(s.Moves()))
-			for _, m := range ownership.New(f.told[node], moves) {
+			moves := report.Of(report.Report{Moves: s.Moves()}.Annotations()).Moves
+			for _, m := range report.NewMoves(f.told[node], moves) {
 				for to, vips := range m.To {
 					for _, vip := range vips {
 						said = append(said, fmt.Sprintf("%s %q %q %s", vip, m.From, to, m.Why))
@@ -129,7 +129,7 @@ func (f *fleet) after(d time.Duration) []string {
 }
 
 // tells returns what is to be told when the owners were these before.
-func (f *fleet) tells(before map[netip.Addr]string, why ownership.Reason) []string {
+func (f *fleet) tells(before map[netip.Addr]string, why report.Reason) []string {
 	said := []string{}
 	for vip, owner := range f.owners() {
 		if before[vip] != owner {
@@ -149,7 +149,7 @@ func TestMovesAreToldOnceTheyHaveSettled(t *testing.T) {
 	t.Log("a node is lost")
 	f.lose("n0")
 	require.Empty(t, f.after(movesSettle-time.Second))
-	lost := f.tells(before, ownership.SpeakerLost)
+	lost := f.tells(before, report.SpeakerLost)
 	require.NotEmpty(t, lost)
 	require.Equal(t, lost, f.after(time.Minute), "by one of the others")
 	t.Log("and is back")
@@ -195,7 +195,7 @@ func TestMovesHaveTheirReasons(t *testing.T) {
 	f := newFleet(t, 3, 30)
 	f.after(time.Minute)
 	for _, step := range []struct {
-		why ownership.Reason
+		why report.Reason
 		do  func()
 	}{
 		{"NodeExcluded", func() { f.exclude("n1", true) }},
@@ -301,7 +301,7 @@ func TestWhatIsToldIsTheDifference(t *testing.T) {
 			expected := f.tells(before, "")
 			require.Len(t, said, len(expected))
 			for i := range said {
-				require.True(t, strings.HasPrefix(said[i], expected[i]) && ownership.Reason(strings.Fields(said[i])[3]).Known(), "%q, not %q", said[i], expected[i])
+				require.True(t, strings.HasPrefix(said[i], expected[i]) && report.Reason(strings.Fields(said[i])[3]).Known(), "%q, not %q", said[i], expected[i])
 			}
 			told += len(said)
 		}
@@ -316,18 +316,18 @@ func TestReasonsAreKnown(t *testing.T) {
 		plan.NotOwner, plan.NoAdvertisement, plan.ServiceNotSelected, plan.NoServingEndpoint, plan.NoLocalEndpoint, plan.NodeNotSelected, plan.NotOnSegment,
 		plan.NodeExcluded, plan.NetworkUnavailable, plan.LinkDown, plan.LessPreferred, plan.SpeakerNotReady, plan.NodeUnknown,
 	} {
-		require.True(t, ownership.Reason(r).Known(), r)
+		require.True(t, report.Reason(r).Known(), r)
 	}
 }
 
 // fakeLoop stands for the Speaker.
 type fakeLoop struct {
 	changes
-	moves  []ownership.Move
+	moves  []report.Move
 	labels map[string]string
 }
 
-func (f *fakeLoop) Moves() []ownership.Move {
+func (f *fakeLoop) Moves() []report.Move {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.moves

@@ -12,9 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
-	"github.com/lodestone-lb/lodestone/pkg/peering"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 	"github.com/lodestone-lb/lodestone/speaker/route"
 )
@@ -116,12 +115,12 @@ func TestNoWordOnRoutesToPodsWithoutConfiguration(t *testing.T) {
 func TestReporterTellsRoutedPods(t *testing.T) {
 	t.Parallel()
 	own := []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("fd00:10:244:1::/64")}
-	says := func(mode config.RouteMode) map[string]string {
-		return map[string]string{annotation.PodRoutes: string(mode), annotation.RoutedPodCIDRs: "10.244.1.0/24,fd00:10:244:1::/64"}
+	type said struct {
+		mode   config.RouteMode
+		routed []netip.Prefix
 	}
-	nothingNew := func(mode config.RouteMode) map[string]string {
-		return map[string]string{annotation.PodRoutes: string(mode)}
-	}
+	says := func(mode config.RouteMode) said { return said{mode, own} }
+	nothingNew := func(mode config.RouteMode) said { return said{mode, nil} }
 	bgp := &config.Config{Routes: &config.Routes{Mode: config.RoutesBGP, Peers: []string{"tor-a"}}}
 	kernel := route.Status{Told: true, Mode: config.RoutesKernel, Own: own}
 	refused := kernel
@@ -131,23 +130,24 @@ func TestReporterTellsRoutedPods(t *testing.T) {
 	tests := map[string]struct {
 		status   route.Status
 		config   *config.Config
-		sessions []peering.Session
-		want     map[string]string
+		sessions []report.Session
+		want     said
 	}{
-		"not told yet":             {route.Status{}, nil, nil, nil},
-		"switched off":             {route.Status{Told: true}, &config.Config{}, nil, map[string]string{annotation.PodRoutes: "", annotation.RoutedPodCIDRs: ""}},
+		"not told yet":             {route.Status{}, nil, nil, said{}},
+		"switched off":             {route.Status{Told: true}, &config.Config{}, nil, said{"", []netip.Prefix{}}},
 		"kernel":                   {kernel, nil, nil, says("kernel")},
 		"kernel without the right": {refused, nil, nil, nothingNew("kernel")},
 		"one route refused":        {partly, nil, nil, says("kernel")},
-		"bgp, no session":          {route.Status{Told: true, Mode: config.RoutesBGP, Own: own}, bgp, []peering.Session{{Peer: "tor-a"}}, nothingNew("bgp")},
-		"bgp, another session":     {route.Status{Told: true, Mode: config.RoutesBGP, Own: own}, bgp, []peering.Session{{Peer: "tor-b", Established: true}}, nothingNew("bgp")},
-		"bgp":                      {route.Status{Told: true, Mode: config.RoutesBGP, Own: own}, bgp, []peering.Session{{Peer: "tor-a", Established: true}}, says("bgp")},
+		"bgp, no session":          {route.Status{Told: true, Mode: config.RoutesBGP, Own: own}, bgp, []report.Session{{Peer: "tor-a"}}, nothingNew("bgp")},
+		"bgp, another session":     {route.Status{Told: true, Mode: config.RoutesBGP, Own: own}, bgp, []report.Session{{Peer: "tor-b", Established: true}}, nothingNew("bgp")},
+		"bgp":                      {route.Status{Told: true, Mode: config.RoutesBGP, Own: own}, bgp, []report.Session{{Peer: "tor-a", Established: true}}, says("bgp")},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := NewReporter(ReportOptions{Registry: prometheus.NewRegistry(), Config: &fakeConfig{config: tt.config}, PodRoutes: &fakePodRouter{status: tt.status}, Sessions: &fakeSessions{sessions: tt.sessions}})
-			assert.Equal(t, tt.want, r.routedPods())
+			mode, routed := r.routedPods()
+			assert.Equal(t, tt.want, said{config.RouteMode(mode), routed})
 		})
 	}
 }

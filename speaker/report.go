@@ -3,7 +3,6 @@ package speaker
 import (
 	"context"
 	"log/slog"
-	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -11,11 +10,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/lodestone-lb/lodestone/pkg/annotation"
-	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/netstate"
-	"github.com/lodestone-lb/lodestone/pkg/ownership"
-	"github.com/lodestone-lb/lodestone/pkg/peering"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/layer2"
 )
 
@@ -45,7 +41,7 @@ type Conflicts interface {
 
 // Sessions tells how the BGP sessions are; Detector is one.
 type Sessions interface {
-	Sessions() []peering.Session
+	Sessions() []report.Session
 	Changed() <-chan struct{}
 }
 
@@ -57,7 +53,7 @@ type Presence interface {
 
 // Loop tells what the loop has found out and others are to hear; Speaker is one.
 type Loop interface {
-	Moves() []ownership.Move
+	Moves() []report.Move
 	Labels() (labels map[string]string, known bool)
 	Changed() <-chan struct{}
 }
@@ -72,9 +68,8 @@ type ReportOptions struct {
 	Sessions   Sessions
 	PodRoutes  PodRouter
 	KubeProxy  Presence
-	// Report is told what the speaker's Lease is to say; it is
-	// membership.Task's.
-	Report   func(annotations map[string]string)
+	// Report takes what the speaker's Lease is to say; it is membership.Task's.
+	Report   func(report.Report)
 	Log      *slog.Logger
 	Registry prometheus.Registerer
 }
@@ -120,15 +115,12 @@ func (r *Reporter) Run(ctx context.Context) error {
 		interfaces, gateways, config, proxy := r.Interfaces.Changed(), r.Gateways.Changed(), r.Config.Changed(), r.KubeProxy.Changed()
 		loop, again := r.Loop.Changed(), r.lookForUnmatched(time.Now())
 		conflicts, sessions, pods := r.Conflicts.ConflictsChanged(), r.Sessions.Changed(), r.PodRoutes.Changed()
-		annotations := map[string]string{annotation.KubeProxy: ""} // unless the network has one
-		maps.Copy(annotations, r.network().Annotations())
-		maps.Copy(annotations, peering.Annotations(r.Sessions.Sessions()))
-		maps.Copy(annotations, r.routedPods())
-		maps.Copy(annotations, ownership.Annotations(r.Loop.Moves()))
+		said := report.Report{Network: r.network(), Sessions: r.Sessions.Sessions(), Moves: r.Loop.Moves()}
+		said.PodRoutes, said.RoutedPodCIDRs = r.routedPods()
 		if r.judged {
-			annotations[annotation.UnmatchedAdvertisements] = annotation.FormatUnmatchedAdvertisements(r.unmatched)
+			said.Unmatched = append([]string{}, r.unmatched...)
 		}
-		r.Report(annotations)
+		r.Report(said)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -198,7 +190,7 @@ func (r *Reporter) lookForUnmatched(now time.Time) (again <-chan time.Time) {
 
 // network returns what the kernel tells. Segments are those that VIPs are
 // announced on by default or as some advertisement says.
-func (r *Reporter) network() clusterfacts.Network {
+func (r *Reporter) network() report.Network {
 	patterns := [][]string{nil}
 	if config, _ := r.Config.Current(); config != nil {
 		for _, a := range config.Advertisements {
@@ -207,13 +199,13 @@ func (r *Reporter) network() clusterfacts.Network {
 			}
 		}
 	}
-	n := clusterfacts.Network{Segments: []clusterfacts.Segment{}, Conflicts: []clusterfacts.Conflict{}, KubeProxy: r.KubeProxy.Answers()}
+	n := report.Network{Segments: []report.Segment{}, KubeProxy: r.KubeProxy.Answers()}
 	for _, s := range layer2.Segments(r.Interfaces.Interfaces(), patterns...) {
-		n.Segments = append(n.Segments, clusterfacts.Segment(s))
+		n.Segments = append(n.Segments, report.Segment(s))
 	}
 	for _, c := range r.Conflicts.Conflicts() {
 		if hardware, err := net.ParseMAC(c.HardwareAddr); err == nil && len(hardware) == 6 {
-			n.Conflicts = append(n.Conflicts, clusterfacts.Conflict{VIP: c.VIP, HardwareAddr: [6]byte(hardware), Announced: c.Announced})
+			n.Conflicts = append(n.Conflicts, report.Conflict{VIP: c.VIP, HardwareAddr: [6]byte(hardware), Announced: c.Announced})
 		}
 	}
 	if gateways, known := r.Gateways.Gateways(); known {

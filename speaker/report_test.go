@@ -2,9 +2,11 @@ package speaker
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,11 +15,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/netstate"
-	"github.com/lodestone-lb/lodestone/pkg/ownership"
-	"github.com/lodestone-lb/lodestone/pkg/peering"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/layer2"
 )
 
@@ -72,10 +72,10 @@ func (f *fakeProxy) Answers() bool {
 // fakeSessions stands for the Detector.
 type fakeSessions struct {
 	changes
-	sessions []peering.Session
+	sessions []report.Session
 }
 
-func (f *fakeSessions) Sessions() []peering.Session {
+func (f *fakeSessions) Sessions() []report.Session {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.sessions
@@ -101,34 +101,37 @@ func TestReporterTellsTheNetwork(t *testing.T) {
 			ethernet(2, "eth0", "198.18.0.11/24", "198.18.0.99/32", "2001:db8::11/64", "fe80::1/64"),
 			ethernet(3, "docker0", "172.17.0.1/16"),
 		}
-		var told []map[string]string
-		report := func(a map[string]string) { told = append(told, a) }
+		var told []report.Report
 		loop := &fakeLoop{}
-		r := NewReporter(ReportOptions{Loop: loop, Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewPedanticRegistry(), Interfaces: interfaces, Gateways: gateways, Config: cfg, Conflicts: conflicts, Sessions: sessions, PodRoutes: pods, KubeProxy: proxy, Report: report})
+		r := NewReporter(ReportOptions{Loop: loop, Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewPedanticRegistry(), Interfaces: interfaces, Gateways: gateways, Config: cfg, Conflicts: conflicts, Sessions: sessions, PodRoutes: pods, KubeProxy: proxy, Report: func(r report.Report) { told = append(told, r) }})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- r.Run(ctx) }()
-		last := func() map[string]string {
+		last := func() report.Report {
 			t.Helper()
 			time.Sleep(2 * reportDelay)
 			synctest.Wait()
 			require.NotEmpty(t, told)
 			return told[len(told)-1]
 		}
+		says := func(want string, note ...any) {
+			t.Helper()
+			assert.Equal(t, want, strings.ReplaceAll(last().String(), "\n", ""), note...)
+		}
 
 		close(interfaces.ready)
 		synctest.Wait()
 		assert.Empty(t, told, "the gateways are still being asked for")
 		close(gateways.ready)
-		assert.Equal(t, map[string]string{annotation.Segments: "198.18.0.0/24 eth0,2001:db8::/64 eth0", annotation.KubeProxy: "", annotation.Conflicts: "", annotation.BGPSessions: "", annotation.Moves: ""}, last(), "the kernel did not tell the gateways: what is there stays")
+		says(`{"segments":["198.18.0.0/24 eth0","2001:db8::/64 eth0"]}`, "the kernel did not tell the gateways: what is there stays")
 
 		gateways.change(func() {
 			gateways.gateways = []netip.Addr{netip.MustParseAddr("198.18.0.1"), netip.MustParseAddr("fe80::2")}
 		})
-		assert.Equal(t, map[string]string{annotation.Segments: "198.18.0.0/24 eth0,2001:db8::/64 eth0", annotation.Gateways: "198.18.0.1", annotation.KubeProxy: "", annotation.Conflicts: "", annotation.BGPSessions: "", annotation.Moves: ""}, last())
+		says(`{"segments":["198.18.0.0/24 eth0","2001:db8::/64 eth0"], "gateways":["198.18.0.1"]}`)
 
 		proxy.change(func() { proxy.answers = true })
-		assert.Equal(t, annotation.KubeProxyAnswers, last()[annotation.KubeProxy])
+		assert.True(t, last().KubeProxy)
 
 		conflicts.change(func() {
 			conflicts.conflicts = []layer2.Conflict{
@@ -136,18 +139,18 @@ func TestReporterTellsTheNetwork(t *testing.T) {
 				{VIP: netip.MustParseAddr("2001:db8::7"), HardwareAddr: "02:00:00:00:00:0d", Announced: true},
 			}
 		})
-		assert.Equal(t, "198.18.0.7 02:00:00:00:00:0c withheld,2001:db8::7 02:00:00:00:00:0d announced", last()[annotation.Conflicts])
+		assert.Equal(t, "[198.18.0.7 02:00:00:00:00:0c withheld 2001:db8::7 02:00:00:00:00:0d announced]", fmt.Sprint(last().Conflicts))
 		conflicts.change(func() { conflicts.conflicts = nil })
-		assert.Empty(t, last()[annotation.Conflicts], "they are gone")
+		assert.Empty(t, last().Conflicts, "they are gone")
 
-		sessions.change(func() { sessions.sessions = []peering.Session{{Peer: "tor", Message: "no password"}} })
-		assert.JSONEq(t, `[{"peer":"tor","since":"0001-01-01T00:00:00Z","message":"no password"}]`, last()[annotation.BGPSessions])
+		sessions.change(func() { sessions.sessions = []report.Session{{Peer: "tor", Message: "no password"}} })
+		assert.Equal(t, []report.Session{{Peer: "tor", Message: "no password"}}, last().Sessions)
 		sessions.change(func() { sessions.sessions = nil })
 
 		cfg.change(func() {
 			cfg.config = &config.Config{Advertisements: []config.Advertisement{{Name: "routed"}, {Name: "l2", Layer2: &config.Layer2{Interfaces: []string{"docker*"}}}}}
 		})
-		assert.Equal(t, "172.17.0.0/16 docker0 if-named,198.18.0.0/24 eth0,2001:db8::/64 eth0", last()[annotation.Segments], "an advertisement names the interface")
+		assert.Equal(t, "[172.17.0.0/16 docker0 if-named 198.18.0.0/24 eth0 2001:db8::/64 eth0]", fmt.Sprint(last().Tidy().Segments), "an advertisement names the interface")
 
 		reports := len(told)
 		for range 50 { // eth0 flaps for five seconds
@@ -156,24 +159,23 @@ func TestReporterTellsTheNetwork(t *testing.T) {
 			interfaces.change(func() { interfaces.interfaces = []netstate.Interface{ethernet(2, "eth0", "198.18.0.11/24")} })
 			time.Sleep(reportDelay / 100)
 		}
-		assert.Equal(t, "198.18.0.0/24 eth0", last()[annotation.Segments])
+		assert.Equal(t, "[198.18.0.0/24 eth0]", fmt.Sprint(last().Segments))
 		assert.LessOrEqual(t, len(told)-reports, 2)
 
 		loop.change(func() {
-			loop.moves = []ownership.Move{{At: time.Unix(0, 0), From: "n1", Why: "LinkDown", To: map[string][]netip.Addr{"n2": {netip.MustParseAddr("198.18.0.7")}}}}
+			loop.moves = []report.Move{{At: time.Unix(0, 0), From: "n1", Why: "LinkDown", To: map[string][]netip.Addr{"n2": {netip.MustParseAddr("198.18.0.7")}}}}
 		})
-		assert.JSONEq(t, `[{"at":"1970-01-01T00:00:00Z","from":"n1","why":"LinkDown","to":{"n2":["198.18.0.7"]}}]`, last()[annotation.Moves])
-		assert.NotContains(t, last(), annotation.UnmatchedAdvertisements, "not known yet")
+		assert.Equal(t, loop.moves, last().Moves)
+		assert.Nil(t, last().Unmatched, "not known yet")
 		loop.change(func() { loop.moves, loop.labels = nil, map[string]string{} })
 		time.Sleep(2 * unmatchedFor)
-		assert.Equal(t, "l2", last()[annotation.UnmatchedAdvertisements])
+		assert.Equal(t, []string{"l2"}, last().Unmatched)
 		cfg.change(func() { cfg.config = &config.Config{} })
-		assert.Contains(t, last(), annotation.UnmatchedAdvertisements)
-		assert.Empty(t, last()[annotation.UnmatchedAdvertisements])
+		assert.Equal(t, []string{}, last().Unmatched)
 
 		interfaces.change(func() { interfaces.interfaces = nil })
 		gateways.change(func() { gateways.gateways = []netip.Addr{} })
-		assert.Equal(t, map[string]string{annotation.Segments: "", annotation.Gateways: "", annotation.KubeProxy: annotation.KubeProxyAnswers, annotation.Conflicts: "", annotation.BGPSessions: "", annotation.Moves: "", annotation.UnmatchedAdvertisements: ""}, last(), "none is something to tell")
+		says(`{"segments":[], "gateways":[], "kubeProxy":true, "unmatchedAdvertisements":[]}`, "none is something to tell")
 		cancel()
 		require.NoError(t, <-done)
 	})

@@ -10,9 +10,8 @@ import (
 
 	"go4.org/netipx"
 
-	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
-	"github.com/lodestone-lb/lodestone/pkg/peering"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/bgp"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 	"github.com/lodestone-lb/lodestone/speaker/route"
@@ -164,28 +163,28 @@ func (s *Speaker) routePods() {
 	}
 }
 
-// routedPods returns what the Lease says of the node's pods. Of whether they
-// have routes it says nothing new as long as that is not known: a speaker that
-// is replaced, or a session that is down for a while, does not make a node's
-// network unavailable.
-func (r *Reporter) routedPods() map[string]string {
+// routedPods returns the mode of routes to pods and those of the node's pod CIDRs that
+// have routes. While that is not known they are nil, and the last report about them
+// stays: a speaker that is replaced, or a session that is down for a while, does not
+// make a node's network unavailable.
+func (r *Reporter) routedPods() (mode string, routed []netip.Prefix) {
 	status := r.PodRoutes.Status()
 	if !status.Told {
-		return nil
+		return "", nil
 	}
 	current, _ := r.Config.Current()
-	said, known := map[string]string{annotation.PodRoutes: string(status.Mode)}, true
+	known := true
 	switch {
 	case status.Mode == config.RoutesKernel:
 		// A route that the kernel refuses is no reason to give up the others.
 		known = status.Error == "" || len(status.Routes) > 0
 	case status.Mode == config.RoutesBGP:
-		known = current != nil && current.Routes != nil && slices.ContainsFunc(r.Sessions.Sessions(), func(p peering.Session) bool {
+		known = current != nil && current.Routes != nil && slices.ContainsFunc(r.Sessions.Sessions(), func(p report.Session) bool {
 			return p.Established && current.Routes.Tells(p.Peer)
 		})
 	}
-	if known {
-		said[annotation.RoutedPodCIDRs] = annotation.FormatRoutedPodCIDRs(status.Own)
+	if !known {
+		return string(status.Mode), nil
 	}
-	return said
+	return string(status.Mode), append([]netip.Prefix{}, status.Own...)
 }

@@ -18,7 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
-	"github.com/lodestone-lb/lodestone/pkg/peering"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/pkg/testnet"
 	"github.com/lodestone-lb/lodestone/speaker/bfd"
 	"github.com/lodestone-lb/lodestone/speaker/bgp"
@@ -309,7 +309,7 @@ func TestDetectorTiesBFDToBGP(t *testing.T) {
 		state("tor", bfd.Status{State: bfd.Up, Cause: bfd.CameUp})
 		<-changed
 		assert.Empty(t, peers.downs())
-		assert.ElementsMatch(t, []peering.Session{
+		assert.ElementsMatch(t, []report.Session{
 			{Peer: "unnumbered", Router: found}, {Peer: "tor", Established: true, BFD: "Up"},
 			{Peer: "plain", Message: "hold timer expired; now: refused"}, {Peer: "other", Message: "no AS number"},
 		}, d.Sessions())
@@ -348,7 +348,7 @@ func TestDetectorTellsWhatIsNew(t *testing.T) {
 		}
 		d.Set(want)
 		synctest.Wait()
-		assert.Equal(t, []peering.Session{{Peer: "tor", Established: true, BFD: "Up", Message: "node n2 has it, too"}}, d.Sessions())
+		assert.Equal(t, []report.Session{{Peer: "tor", Established: true, BFD: "Up", Message: "node n2 has it, too"}}, d.Sessions())
 		changed, sets := d.Changed(), b.sets
 		for range 20 {
 			d.Set(want)

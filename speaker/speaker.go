@@ -27,9 +27,9 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 	"github.com/lodestone-lb/lodestone/speaker/snapshot"
 )
@@ -76,7 +76,7 @@ type Members interface {
 type Networks interface {
 	// Networks returns what each speaker has told all others, so that they
 	// come to the same owners.
-	Networks() map[string]clusterfacts.Network
+	Networks() map[string]report.Network
 }
 
 // Claimant tells all other speakers what this one owns and keeps;
@@ -147,11 +147,11 @@ type Speaker struct {
 
 	// Owned by Run.
 	planner  *plan.Planner
-	config   *config.Config                  // in the planner
-	speakers map[string]bool                 // in the planner
-	nodes    map[string]plan.Node            // in the planner
-	networks map[string]clusterfacts.Network // in the nodes
-	heard    <-chan struct{}                 // closed when there are others
+	config   *config.Config            // in the planner
+	speakers map[string]bool           // in the planner
+	nodes    map[string]plan.Node      // in the planner
+	networks map[string]report.Network // in the nodes
+	heard    <-chan struct{}           // closed when there are others
 	retry    <-chan time.Time
 	leaving  map[netip.Addr]leaving
 	arriving map[netip.Addr]arriving
@@ -324,7 +324,7 @@ func (s *Speaker) observe(members <-chan struct{}) {
 }
 
 // locate returns the nodes with what their speakers tell: segments and claims.
-func locate(nodes map[string]plan.Node, networks map[string]clusterfacts.Network) map[string]plan.Node {
+func locate(nodes map[string]plan.Node, networks map[string]report.Network) map[string]plan.Node {
 	located := make(map[string]plan.Node, len(nodes))
 	for name, n := range nodes {
 		located[name] = snapshot.Locate(n, networks[name])
@@ -333,7 +333,7 @@ func locate(nodes map[string]plan.Node, networks map[string]clusterfacts.Network
 }
 
 // equalNetworks reports whether the plan takes the two for the same.
-func equalNetworks(a, b clusterfacts.Network) bool {
+func equalNetworks(a, b report.Network) bool {
 	return a.Claims == b.Claims && a.Blind == b.Blind && a.Sick == b.Sick && a.Apart == b.Apart && slices.Equal(a.Segments, b.Segments) && (a.Segments == nil) == (b.Segments == nil)
 }
 

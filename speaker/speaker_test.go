@@ -26,9 +26,9 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
-	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -76,7 +76,7 @@ type fakeMembers struct {
 	joined   bool
 	self     string
 	speakers map[string]bool
-	networks map[string]clusterfacts.Network
+	networks map[string]report.Network
 	said     []bool // what SetReady was told
 }
 
@@ -86,7 +86,7 @@ func (f *fakeMembers) Speakers() map[string]bool {
 	return maps.Clone(f.speakers)
 }
 
-func (f *fakeMembers) Networks() map[string]clusterfacts.Network {
+func (f *fakeMembers) Networks() map[string]report.Network {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return maps.Clone(f.networks)
@@ -103,7 +103,7 @@ func (f *fakeMembers) SetSick(sick bool) {
 		n.Sick = sick
 		f.change(func() {
 			if f.networks == nil {
-				f.networks = map[string]clusterfacts.Network{}
+				f.networks = map[string]report.Network{}
 			}
 			f.networks[f.self] = n
 		})
@@ -126,7 +126,7 @@ func (f *fakeMembers) Claim(buckets [128]byte) {
 func (f *fakeMembers) claim(node string, buckets [128]byte) {
 	networks := maps.Clone(f.networks)
 	if networks == nil {
-		networks = map[string]clusterfacts.Network{}
+		networks = map[string]report.Network{}
 	}
 	n := networks[node]
 	n.Claims = buckets
@@ -507,7 +507,7 @@ func TestASickDataPlaneIsTheLastChoice(t *testing.T) {
 	if !s.members.Speakers()["n1"] || s.speaker.Status().Checks[3].OK {
 		t.Errorf("it is ready, and says that kube-proxy is not well: %+v", s.speaker.Status())
 	}
-	s.members.change(func() { s.members.networks = map[string]clusterfacts.Network{"n1": {Sick: true}, "n2": {Sick: true}} })
+	s.members.change(func() { s.members.networks = map[string]report.Network{"n1": {Sick: true}, "n2": {Sick: true}} })
 	s.announced(vip)
 	s.dataPlane.change(func() { s.dataPlane.ailing, s.dataPlane.sick = false, true })
 	s.announced()
@@ -554,15 +554,15 @@ func (s *story) waitsFor(names ...string) {
 
 func TestSegmentsMoveVIPs(t *testing.T) {
 	s := newStory(t, serviceObject("web", "203.0.113.1"), endpoints("web", on("n1")), nodeObject("n2"))
-	network := func(subnets ...string) clusterfacts.Network {
-		n := clusterfacts.Network{Segments: []clusterfacts.Segment{}}
+	network := func(subnets ...string) report.Network {
+		n := report.Network{Segments: []report.Segment{}}
 		for _, subnet := range subnets {
-			n.Segments = append(n.Segments, clusterfacts.Segment{Subnet: netip.MustParsePrefix(subnet), Interface: "eth0"})
+			n.Segments = append(n.Segments, report.Segment{Subnet: netip.MustParsePrefix(subnet), Interface: "eth0"})
 		}
 		return n
 	}
-	tell := func(n1, n2 clusterfacts.Network) {
-		s.members.change(func() { s.members.networks = map[string]clusterfacts.Network{"n1": n1, "n2": n2} })
+	tell := func(n1, n2 report.Network) {
+		s.members.change(func() { s.members.networks = map[string]report.Network{"n1": n1, "n2": n2} })
 	}
 	s.members.speakers["n2"] = true
 	s.start()

@@ -80,41 +80,10 @@ const (
 	ComponentSpeaker = "speaker"
 	// SpeakerLeasePrefix and the node's name are the Lease's name.
 	SpeakerLeasePrefix = "lodestone-speaker-"
-	// SpeakerAddress is where the speaker listens, as address:port.
-	SpeakerAddress = "lodestone.io/speaker-address"
-	// Segments are the subnets of the node's interfaces that VIPs can be
-	// announced on, each with its interface, separated by commas.
-	Segments = "lodestone.io/segments"
-	// Gateways are the node's default gateways, separated by commas.
-	Gateways = "lodestone.io/gateways"
-	// Conflicts are the node's VIPs that other hosts claim, separated by
-	// commas.
-	Conflicts = "lodestone.io/conflicts"
-	// BGPSessions are the node's BGP sessions, as JSON.
-	BGPSessions = "lodestone.io/bgp-sessions"
-	// Moves are VIPs that changed hands lately, of which this speaker tells for
-	// all, as JSON.
-	Moves = "lodestone.io/moves"
-	// UnmatchedAdvertisements are the advertisements by layer 2 that select the
-	// node and name no interface that it has, separated by commas.
-	UnmatchedAdvertisements = "lodestone.io/unmatched-advertisements"
-	// PodRoutes is the mode of routes to pods that the speaker works in. Empty:
-	// none.
-	PodRoutes = "lodestone.io/pod-routes"
-	// RoutedPodCIDRs are those of the node's pod CIDRs that its speaker sees to,
-	// separated by commas; ParseRoutedPodCIDRs reads them.
-	RoutedPodCIDRs = "lodestone.io/routed-pod-cidrs"
-	// KubeProxy is KubeProxyAnswers if a kube-proxy answers on the node, or what
-	// replaces it.
-	KubeProxy = "lodestone.io/kube-proxy"
-	// MembershipKeys are the marks of the membership keys that the speaker
-	// understands, separated by commas, the one that it uses first;
-	// ParseMembershipKeys reads them.
-	MembershipKeys = "lodestone.io/membership-keys"
+	// Report is all that the speaker says of itself and its node; package report
+	// writes and reads it.
+	Report = "lodestone.io/report"
 )
-
-// KubeProxyAnswers is the value of KubeProxy.
-const KubeProxyAnswers = "answers"
 
 // InvalidError says that an annotation's value is not understood. Two of the
 // same text are equal.

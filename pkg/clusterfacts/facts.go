@@ -6,19 +6,19 @@
 // the same answer. The Watcher keeps the answer up to date from caches that
 // hold only what Collect reads.
 //
-// What speakers report is believed within bounds: whoever can write their
-// Leases can keep MaxGateways addresses per node from being handed out, and two
-// for each of MaxSegments segments. What follows from MaxConflicts disputes per
-// node, pkg/servicelb bounds.
+// What speakers report is believed within bounds: a Lease counts for a Node that
+// exists, and the one of a node that lies keeps at most report.MaxGateways addresses
+// from being handed out, and two for each of maxAlone segments. What follows from
+// report.MaxConflicts disputes per node, pkg/servicelb bounds.
 package clusterfacts
 
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"go4.org/netipx"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -28,7 +28,12 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 )
+
+// maxAlone is of how many segments that no other node reports a node keeps the network
+// and broadcast addresses from being handed out.
+const maxAlone = 16
 
 // Facts are what is known of the cluster's addresses. They are immutable.
 type Facts struct {
@@ -45,7 +50,7 @@ type Facts struct {
 type Dispute struct {
 	// Conflict is what the first node says, but for Announced, which is set if
 	// any node says so.
-	Conflict
+	report.Conflict
 	// Node is the first node, by name, that reports it, and Others how many
 	// more do.
 	Node   string
@@ -114,17 +119,17 @@ type Objects struct {
 func Collect(o Objects) *Facts {
 	var all claims
 	f := &Facts{}
-	nodes := map[string]*corev1.Node{}
+	nodes, reporters := map[string]*corev1.Node{}, map[netip.Prefix]map[string]bool{}
 	for _, n := range o.Nodes {
 		nodes[n.Name] = n
 		all.node(n)
 	}
 	for _, l := range o.Leases {
-		node, ok := strings.CutPrefix(l.Name, annotation.SpeakerLeasePrefix)
+		node, ok := report.NodeOf(l.Name)
 		if !ok || nodes[node] == nil {
 			continue
 		}
-		n := ParseNetwork(l.Annotations)
+		n := report.Of(l.Annotations)
 		for _, g := range n.Gateways {
 			all.add(netipx.IPRangeFrom(g, g), "the default gateway", node)
 		}
@@ -133,6 +138,10 @@ func Collect(o Objects) *Facts {
 		}
 		for _, s := range n.Segments {
 			f.Segments = append(f.Segments, s.Subnet)
+			if reporters[s.Subnet] == nil {
+				reporters[s.Subnet] = map[string]bool{}
+			}
+			reporters[s.Subnet][node] = true
 		}
 		if l.Spec.HolderIdentity == nil || isDown(nodes[node]) {
 			continue // nobody goes on asking who has its VIPs
@@ -144,7 +153,14 @@ func Collect(o Objects) *Facts {
 	f.Disputes = mergeDisputes(f.Disputes)
 	slices.SortFunc(f.Segments, netip.Prefix.Compare)
 	f.Segments = slices.Compact(f.Segments)
+	alone := map[string]int{} // segments of one node alone, by node
 	for _, s := range f.Segments {
+		if len(reporters[s]) == 1 {
+			node := slices.Collect(maps.Keys(reporters[s]))[0]
+			if alone[node]++; alone[node] > maxAlone {
+				continue
+			}
+		}
 		all = append(all, ownOf(s)...)
 	}
 	for _, s := range o.APIServer {
@@ -175,7 +191,7 @@ func isDown(n *corev1.Node) bool {
 // mergeDisputes sorts the reports and makes those of one VIP one.
 func mergeDisputes(all []Dispute) []Dispute {
 	slices.SortFunc(all, func(d, e Dispute) int {
-		return cmp.Or(d.VIP.Compare(e.VIP), cmp.Compare(d.Node, e.Node), compareConflicts(d.Conflict, e.Conflict))
+		return cmp.Or(d.VIP.Compare(e.VIP), cmp.Compare(d.Node, e.Node), d.Conflict.Compare(e.Conflict))
 	})
 	var merged []Dispute
 	for i, d := range all {

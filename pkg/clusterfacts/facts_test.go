@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
 func node(name string, podCIDRs []string, addresses ...corev1.NodeAddress) *corev1.Node {
@@ -46,8 +47,16 @@ func lease(node string, annotations map[string]string) *coordinationv1.Lease {
 	return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "lodestone-system", Name: annotation.SpeakerLeasePrefix + node, Annotations: annotations}}
 }
 
-func report(segments, gateways string) map[string]string {
-	return map[string]string{annotation.Segments: segments, annotation.Gateways: gateways}
+func said(segments, gateways string) map[string]string {
+	return map[string]string{annotation.Report: fmt.Sprintf(`{"segments": [%s], "gateways": [%s]}`, quoted(segments), quoted(gateways))}
+}
+
+// quoted returns a list in JSON of what commas separate.
+func quoted(list string) string {
+	if list == "" {
+		return ""
+	}
+	return `"` + strings.ReplaceAll(list, ",", `", "`) + `"`
 }
 
 func serviceCIDR(name string, cidrs ...string) *networkingv1.ServiceCIDR {
@@ -133,12 +142,12 @@ func TestCollect(t *testing.T) {
 			objects: Objects{
 				Nodes: []*corev1.Node{node("n2", nil), node("n1", nil), node("n3", nil), node("old", nil)},
 				Leases: []*coordinationv1.Lease{
-					lease("n2", report("198.18.0.0/24 eth0,2001:db8::/64 eth0", "198.18.0.1")),
-					lease("n1", report("198.18.0.0/24 eth0", "198.18.0.1,2001:db8::1")),
-					lease("n3", report("198.18.3.0/24 eth0", "198.18.0.1")),
+					lease("n2", said("198.18.0.0/24 eth0,2001:db8::/64 eth0", "198.18.0.1")),
+					lease("n1", said("198.18.0.0/24 eth0", "198.18.0.1,2001:db8::1")),
+					lease("n3", said("198.18.3.0/24 eth0", "198.18.0.1")),
 					lease("old", nil),
-					lease("deleted", report("192.0.2.0/24 eth0", "192.0.2.1")),
-					{ObjectMeta: metav1.ObjectMeta{Name: "n1", Annotations: report("192.0.2.0/24 eth0", "192.0.2.1")}},
+					lease("deleted", said("192.0.2.0/24 eth0", "192.0.2.1")),
+					{ObjectMeta: metav1.ObjectMeta{Name: "n1", Annotations: said("192.0.2.0/24 eth0", "192.0.2.1")}},
 				},
 			},
 			want: []string{
@@ -156,7 +165,7 @@ func TestCollect(t *testing.T) {
 			name: "a segment between two hosts has no other addresses",
 			objects: Objects{
 				Nodes:  []*corev1.Node{node("n1", nil)},
-				Leases: []*coordinationv1.Lease{lease("n1", report("198.18.0.0/31 eth0,2001:db8::/127 eth0", ""))},
+				Leases: []*coordinationv1.Lease{lease("n1", said("198.18.0.0/31 eth0,2001:db8::/127 eth0", ""))},
 			},
 			segments: "[198.18.0.0/31 2001:db8::/127]",
 		},
@@ -178,7 +187,7 @@ func TestCollect(t *testing.T) {
 			name: "garbage is ignored",
 			objects: Objects{
 				Nodes:        []*corev1.Node{node("n%d1", []string{"10.244.0.0", "10.244.7.9/24", "", "::ffff:10.0.0.0/104"}, internal(""), internal("fe80::1%eth0"), internal("n1"))},
-				Leases:       []*coordinationv1.Lease{lease("n%d1", report("everything", "0.0.0.0,::,127.0.0.1,224.0.0.1,fe80::1,x"))},
+				Leases:       []*coordinationv1.Lease{lease("n%d1", said("0.0.0.0/0 eth0", "0.0.0.0,::,127.0.0.1,224.0.0.1,fe80::1"))},
 				ServiceCIDRs: []*networkingv1.ServiceCIDR{serviceCIDR("x", "no", "10.96.0.0/99")},
 				APIServer:    []*discoveryv1.EndpointSlice{endpoints("api.example")},
 				Kubernetes:   apiService("None"),
@@ -211,7 +220,7 @@ func large(n int) Objects {
 		name := fmt.Sprintf("n%d", i)
 		o.Nodes = append(o.Nodes, node(name, []string{fmt.Sprintf("10.%d.%d.0/24", 128+i/256, i%256)},
 			internal(fmt.Sprintf("198.18.%d.%d", i/256, i%256)), external("203.0.113.1")))
-		o.Leases = append(o.Leases, lease(name, report(fmt.Sprintf("198.18.%d.0/24 eth0", i/256), "198.18.255.254,2001:db8::1")))
+		o.Leases = append(o.Leases, lease(name, said(fmt.Sprintf("198.18.%d.0/24 eth0", i/256), "198.18.255.254,2001:db8::1")))
 	}
 	return o
 }
@@ -237,8 +246,8 @@ func TestCollectDoesNotDependOnTheOrder(t *testing.T) {
 }
 
 // disputing is what a speaker that runs reports of its VIPs.
-func disputing(node, report string) *coordinationv1.Lease {
-	l := lease(node, map[string]string{annotation.Conflicts: report})
+func disputing(node, conflicts string) *coordinationv1.Lease {
+	l := lease(node, map[string]string{annotation.Report: `{"conflicts": [` + quoted(conflicts) + `]}`})
 	l.Spec.HolderIdentity = &node
 	return l
 }
@@ -268,6 +277,27 @@ func TestDisputes(t *testing.T) {
 		"2001:db8::7 false: the host " + d + " (seen by node n2)",
 	}, said, "neither of a speaker that has stopped, nor of a node that is down or unknown")
 	assert.False(t, f.Equal(&Facts{}))
+}
+
+// A node that lies keeps few addresses from being handed out, however many segments it
+// says it has.
+func TestOneNodeForbidsFewAddresses(t *testing.T) {
+	t.Parallel()
+	var segments, gateways []string
+	for i := range 64 {
+		segments = append(segments, fmt.Sprintf("203.0.113.%d/30 eth0", 4*i), fmt.Sprintf("203.0.113.%d/31 eth1", 2*i))
+		gateways = append(gateways, fmt.Sprintf("203.0.113.%d", 4*i+1))
+	}
+	lies := lease("n1", said(strings.Join(segments, ","), strings.Join(gateways, ",")))
+	o := Objects{Nodes: []*corev1.Node{node("n1", nil), node("n2", nil)}, Leases: []*coordinationv1.Lease{lies}}
+	for i := range 100 { // of no Node
+		ghost := lies.DeepCopy()
+		ghost.Name += fmt.Sprint("-ghost-", i)
+		o.Leases = append(o.Leases, ghost)
+	}
+	assert.LessOrEqual(t, len(Collect(o).Forbidden), report.MaxGateways+2*maxAlone)
+	o.Leases = append(o.Leases, lease("n2", said("203.0.113.252/30 eth0", "")))
+	assert.Contains(t, sentences(Collect(o)), "203.0.113.255 is the broadcast address of 203.0.113.252/30", "another node agrees")
 }
 
 func TestSegmentsThatAreNotKnownAreNotNone(t *testing.T) {

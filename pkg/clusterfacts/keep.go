@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
 // The transforms are given objects that they already saw, too: those come out
@@ -39,9 +40,9 @@ func keepLease(obj any) (any, error) {
 	}
 	kept := &coordinationv1.Lease{ObjectMeta: identity(&l.ObjectMeta)}
 	kept.Spec.HolderIdentity = l.Spec.HolderIdentity
-	network := ParseNetwork(l.Annotations) // bounded, whatever the Lease says
-	network.KubeProxy = false              // it is for the speakers, and no news here
-	kept.Annotations = network.Annotations()
+	network := report.Of(l.Annotations).Network // bounded, whatever the Lease says
+	network.KubeProxy = false                   // it is for the speakers, and no news here
+	kept.Annotations = report.Report{Network: network}.Annotations()
 	return kept, nil
 }
 

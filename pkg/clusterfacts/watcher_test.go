@@ -102,7 +102,7 @@ func (c *cluster) updateNode(n *corev1.Node) func() error {
 }
 
 func TestWatcherFollowsTheCluster(t *testing.T) {
-	speaker := lease("n1", report("198.18.0.0/24 eth0", "198.18.0.254"))
+	speaker := lease("n1", said("198.18.0.0/24 eth0", "198.18.0.254"))
 	speaker.Labels = map[string]string{annotation.LabelComponent: annotation.ComponentSpeaker}
 	n1 := node("n1", nil, internal("198.18.0.11"))
 	v6, other := endpoints("2001:db8::2"), endpoints("192.0.2.1")
@@ -136,7 +136,7 @@ func TestWatcherFollowsTheCluster(t *testing.T) {
 
 		assert.True(t, c.changes(func() error {
 			l := speaker.DeepCopy()
-			l.Annotations[annotation.Gateways] = "198.18.0.253"
+			l.Annotations = said("198.18.0.0/24 eth0", "198.18.0.253")
 			_, err := c.client.CoordinationV1().Leases(l.Namespace).Update(t.Context(), l, metav1.UpdateOptions{})
 			return err
 		}), "another gateway")
@@ -155,12 +155,12 @@ func TestWatcherKeepsLittle(t *testing.T) {
 	n1 := node("n1", []string{"10.244.1.0/24"}, internal("198.18.0.11"))
 	n1.Labels, n1.Annotations = map[string]string{"a": "b"}, map[string]string{"c": "d"}
 	n1.Status.Images = []corev1.ContainerImage{{Names: []string{"image"}}}
-	hostile := lease("n1", report(strings.Repeat("x", 1<<17), strings.Repeat("198.18.0.1,", 1<<14)))
+	hostile := lease("n1", map[string]string{annotation.Report: strings.Repeat("x", 1<<20), "a": strings.Repeat("x", 1<<17)})
 	hostile.Labels = map[string]string{annotation.LabelComponent: annotation.ComponentSpeaker}
 	bubble(t, func(c *cluster) {
 		c.start()
 		assert.Equal(t, []*corev1.Node{node("n1", []string{"10.244.1.0/24"}, internal("198.18.0.11"))}, listed[*corev1.Node](c.watcher.nodes))
-		assert.Equal(t, []*coordinationv1.Lease{lease("n1", report("", "198.18.0.1"))}, listed[*coordinationv1.Lease](c.watcher.leases))
+		assert.Equal(t, []*coordinationv1.Lease{lease("n1", map[string]string{annotation.Report: "{}"})}, listed[*coordinationv1.Lease](c.watcher.leases))
 	}, n1, hostile)
 }
 

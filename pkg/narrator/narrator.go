@@ -24,9 +24,8 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
-	"github.com/lodestone-lb/lodestone/pkg/ownership"
-	"github.com/lodestone-lb/lodestone/pkg/peering"
 	"github.com/lodestone-lb/lodestone/pkg/reason"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
 // EventReason is a stable code in the Events.
@@ -140,10 +139,9 @@ func keepLease(obj any) (any, error) {
 	}
 	kept := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
 		Namespace: l.Namespace, Name: l.Name, UID: l.UID, ResourceVersion: l.ResourceVersion,
-		Annotations: peering.Annotations(peering.Parse(l.Annotations)),
 	}}
-	maps.Copy(kept.Annotations, ownership.Annotations(ownership.Parse(l.Annotations)))
-	kept.Annotations[annotation.UnmatchedAdvertisements] = annotation.FormatUnmatchedAdvertisements(unmatched(l))
+	r := report.Of(l.Annotations)
+	kept.Annotations = report.Report{Sessions: r.Sessions, Moves: r.Moves, Unmatched: r.Unmatched}.Annotations()
 	return kept, nil
 }
 
@@ -162,27 +160,27 @@ func vipsOf(obj any) ([]string, error) {
 
 // tell makes Events of what is new. before is nil for a speaker that is new.
 func (n *Narrator) tell(before, after *coordinationv1.Lease) {
-	name, ok := strings.CutPrefix(after.Name, annotation.SpeakerLeasePrefix)
+	name, ok := report.NodeOf(after.Name)
 	if !ok {
 		return
 	}
 	// Events on Nodes name the node in place of a UID, as kubelet's do: that is
 	// how kubectl describe finds them.
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}}
+	was, is := report.Report{}, report.Of(after.Annotations)
 	if before != nil { // the moves of a Lease that somebody deleted are old
-		for _, m := range ownership.New(ownership.Parse(before.Annotations), ownership.Parse(after.Annotations)) {
+		was = report.Of(before.Annotations)
+		for _, m := range report.NewMoves(was.Moves, is.Moves) {
 			n.tellMove(name, m)
 		}
-	} else {
-		before = &coordinationv1.Lease{}
 	}
-	n.tellSessions(node, peering.Parse(before.Annotations), peering.Parse(after.Annotations))
-	n.tellUnmatched(node, unmatched(before), unmatched(after))
+	n.tellSessions(node, was.Sessions, is.Sessions)
+	n.tellUnmatched(node, was.Unmatched, is.Unmatched)
 }
 
 // tellSessions makes Events of the sessions that are not as they were.
-func (n *Narrator) tellSessions(node *corev1.Node, before, after []peering.Session) {
-	known := map[string]peering.Session{}
+func (n *Narrator) tellSessions(node *corev1.Node, before, after []report.Session) {
+	known := map[string]report.Session{}
 	for _, s := range before {
 		known[s.Peer] = s
 	}
@@ -203,7 +201,7 @@ func (n *Narrator) tellSessions(node *corev1.Node, before, after []peering.Sessi
 
 // tellRecent tells of the VIPs that had moved shortly before the start.
 func (n *Narrator) tellRecent(l *coordinationv1.Lease) {
-	for _, m := range ownership.Parse(l.Annotations) {
+	for _, m := range report.Of(l.Annotations).Moves {
 		if time.Since(m.At).Abs() < recent {
 			n.tellMove(strings.TrimPrefix(l.Name, annotation.SpeakerLeasePrefix), m)
 		}
@@ -211,7 +209,7 @@ func (n *Narrator) tellRecent(l *coordinationv1.Lease) {
 }
 
 // tellMove makes one Event for each Service whose VIPs have moved to one node.
-func (n *Narrator) tellMove(teller string, m ownership.Move) {
+func (n *Narrator) tellMove(teller string, m report.Move) {
 	for _, to := range slices.Sorted(maps.Keys(m.To)) {
 		services, vips := map[types.UID]*corev1.Service{}, map[types.UID][]string{}
 		for _, vip := range m.To[to] {
@@ -221,7 +219,7 @@ func (n *Narrator) tellMove(teller string, m ownership.Move) {
 			}
 		}
 		for _, uid := range slices.Sorted(maps.Keys(services)) {
-			said := ownership.Tell(strings.Join(vips[uid], " and "), m.From, to, m.Why)
+			said := report.Tell(strings.Join(vips[uid], " and "), m.From, to, m.Why)
 			id := fmt.Sprintf("%s %s %s %q %q %s", uid, teller, m.At.UTC().Format(time.RFC3339Nano), m.From, to, m.Why)
 			if to == "" {
 				n.events.Once(services[uid], corev1.EventTypeWarning, string(ReasonNoOwner), said, id)
@@ -261,8 +259,4 @@ func (n *Narrator) tellUnmatched(node *corev1.Node, before, after []string) {
 				"advertisement %q lacks no interface on this node any more", name))
 		}
 	}
-}
-
-func unmatched(l *coordinationv1.Lease) []string {
-	return annotation.ParseUnmatchedAdvertisements(l.Annotations[annotation.UnmatchedAdvertisements])
 }

@@ -3,7 +3,6 @@ package narrator_test
 import (
 	"context"
 	"fmt"
-	"maps"
 	"net/netip"
 	"strings"
 	"sync"
@@ -22,8 +21,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/narrator"
-	"github.com/lodestone-lb/lodestone/pkg/ownership"
-	"github.com/lodestone-lb/lodestone/pkg/peering"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
 var morning = time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
@@ -46,11 +44,11 @@ func (i identified) Event(runtime.Object, string, string, string) {}
 
 func (i identified) Once(_ runtime.Object, _, _, _, id string) { i <- id }
 
-func lease(node string, sessions ...peering.Session) *coordinationv1.Lease {
+func lease(node string, sessions ...report.Session) *coordinationv1.Lease {
 	return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
 		Namespace: "lodestone-system", Name: annotation.SpeakerLeasePrefix + node,
 		Labels:      map[string]string{annotation.LabelComponent: annotation.ComponentSpeaker},
-		Annotations: peering.Annotations(sessions),
+		Annotations: report.Report{Sessions: sessions}.Annotations(),
 	}}
 }
 
@@ -77,44 +75,44 @@ func newStory(t *testing.T, objects ...runtime.Object) *story {
 	_, err = s.client.CoordinationV1().Leases("lodestone-system").Create(t.Context(), lease("n1"), metav1.CreateOptions{})
 	require.NoError(t, err)
 	for try := 0; len(s.events) == 0; try++ { // until the watch runs
-		s.says(peering.Annotations([]peering.Session{session(peering.Session{Since: morning, Message: fmt.Sprint("try ", try)})}))
+		s.says(report.Report{Sessions: []report.Session{session(report.Session{Since: morning, Message: fmt.Sprint("try ", try)})}})
 		time.Sleep(time.Millisecond)
 	}
 	require.Contains(t, <-s.events, `Warning n1 BGPSessionDown: no BGP session with peer "tor" (203.0.113.254): try `)
-	s.says(peering.Annotations([]peering.Session{session(peering.Session{Since: morning, Message: "hold timer expired"})}))
+	s.says(report.Report{Sessions: []report.Session{session(report.Session{Since: morning, Message: "hold timer expired"})}})
 	require.Eventually(t, func() bool {
 		return <-s.events == `Warning n1 BGPSessionDown: no BGP session with peer "tor" (203.0.113.254): hold timer expired`
 	}, 10*time.Second, time.Millisecond)
 	return s
 }
 
-func session(s peering.Session) peering.Session {
+func session(s report.Session) report.Session {
 	s.Peer, s.Router = "tor", netip.MustParseAddr("203.0.113.254")
 	return s
 }
 
 // says writes the Lease of n1.
-func (s *story) says(annotations map[string]string) {
+func (s *story) says(r report.Report) {
 	s.t.Helper()
 	l := lease("n1")
-	maps.Copy(l.Annotations, annotations)
+	l.Annotations = r.Annotations()
 	_, err := s.client.CoordinationV1().Leases("lodestone-system").Update(s.t.Context(), l, metav1.UpdateOptions{})
 	require.NoError(s.t, err)
 }
 
 func TestSessionsThatComeAndGoAreEvents(t *testing.T) {
 	t.Parallel()
-	s := newStory(t, lease("n0", peering.Session{Peer: "old", Message: "refused"}))
-	say := func(of peering.Session) { s.says(peering.Annotations([]peering.Session{session(of)})) }
-	say(peering.Session{Since: morning, Message: "hold timer expired"}) // nothing new
-	say(peering.Session{Established: true, Since: morning})
+	s := newStory(t, lease("n0", report.Session{Peer: "old", Message: "refused"}))
+	say := func(of report.Session) { s.says(report.Report{Sessions: []report.Session{session(of)}}) }
+	say(report.Session{Since: morning, Message: "hold timer expired"}) // nothing new
+	say(report.Session{Established: true, Since: morning})
 	require.Equal(t, `Normal n1 BGPSessionUp: BGP session with peer "tor" (203.0.113.254) is established`, <-s.events)
-	say(peering.Session{Established: true, Since: morning, BFD: "Up"})       // nothing new
-	say(peering.Session{Established: true, Since: morning.Add(time.Minute)}) // down and up in between
+	say(report.Session{Established: true, Since: morning, BFD: "Up"})       // nothing new
+	say(report.Session{Established: true, Since: morning.Add(time.Minute)}) // down and up in between
 	require.Equal(t, `Normal n1 BGPSessionUp: BGP session with peer "tor" (203.0.113.254) is established`, <-s.events)
-	say(peering.Session{Since: morning, Message: "the peer: Cease, administrative shutdown"})
+	say(report.Session{Since: morning, Message: "the peer: Cease, administrative shutdown"})
 	require.Equal(t, `Warning n1 BGPSessionDown: no BGP session with peer "tor" (203.0.113.254): the peer: Cease, administrative shutdown`, <-s.events)
-	say(peering.Session{Established: true, Since: morning.Add(time.Hour), Message: "node n2 has the router ID, too"})
+	say(report.Session{Established: true, Since: morning.Add(time.Hour), Message: "node n2 has the router ID, too"})
 	require.Equal(t, `Normal n1 BGPSessionUp: BGP session with peer "tor" (203.0.113.254) is established`, <-s.events)
 	require.Equal(t, `Warning n1 BGPSessionFlawed: BGP session with peer "tor" (203.0.113.254): node n2 has the router ID, too`, <-s.events)
 	require.Empty(t, s.events)
@@ -134,23 +132,23 @@ func TestVIPsThatChangeHandsAreEvents(t *testing.T) {
 	t.Parallel()
 	s := newStory(t, service("dual", "203.0.113.1", "2001:db8::1"), service("shares", "203.0.113.1"), service("alone", "203.0.113.2"), service("stays", "203.0.113.3"))
 	a, b, six, nobodys := netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("203.0.113.2"), netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("203.0.113.9")
-	lost := ownership.Move{At: morning, From: "n9", Why: ownership.SpeakerLost, To: map[string][]netip.Addr{"n1": {a, six}, "n2": {b, nobodys}}}
-	s.says(ownership.Annotations([]ownership.Move{lost}))
+	lost := report.Move{At: morning, From: "n9", Why: report.SpeakerLost, To: map[string][]netip.Addr{"n1": {a, six}, "n2": {b, nobodys}}}
+	s.says(report.Report{Moves: []report.Move{lost}})
 	because := ": the speaker on node n9 is not heard any more: the node is down or cut off, or its speaker was killed"
 	require.Equal(t, "Normal dual OwnerChanged: node n1 announces 203.0.113.1 and 2001:db8::1 instead of node n9"+because, <-s.events)
 	require.Equal(t, "Normal shares OwnerChanged: node n1 announces 203.0.113.1 instead of node n9"+because, <-s.events)
 	require.Equal(t, "Normal alone OwnerChanged: node n2 announces 203.0.113.2 instead of node n9"+because, <-s.events)
 
-	gone := ownership.Move{At: morning.Add(time.Minute), From: "n2", Why: "NoServingEndpoint", To: map[string][]netip.Addr{"": {b}}}
-	s.says(ownership.Annotations([]ownership.Move{lost, gone}))
+	gone := report.Move{At: morning.Add(time.Minute), From: "n2", Why: "NoServingEndpoint", To: map[string][]netip.Addr{"": {b}}}
+	s.says(report.Report{Moves: []report.Move{lost, gone}})
 	require.Equal(t, "Warning alone NoOwner: no node announces 203.0.113.2 by layer 2 any more, node n2 did: no endpoint of the Service takes traffic", <-s.events)
-	s.says(ownership.Annotations([]ownership.Move{gone}))
-	s.says(ownership.Annotations(nil))
+	s.says(report.Report{Moves: []report.Move{gone}})
+	s.says(report.Report{})
 
 	t.Log("a Lease that was deleted comes back with what everybody knows")
 	require.NoError(t, s.client.CoordinationV1().Leases("lodestone-system").Delete(t.Context(), lease("n1").Name, metav1.DeleteOptions{}))
-	again := lease("n1", session(peering.Session{Message: "refused"}))
-	maps.Copy(again.Annotations, ownership.Annotations([]ownership.Move{lost}))
+	again := lease("n1", session(report.Session{Message: "refused"}))
+	again.Annotations = report.Report{Sessions: []report.Session{session(report.Session{Message: "refused"})}, Moves: []report.Move{lost}}.Annotations()
 	_, err := s.client.CoordinationV1().Leases("lodestone-system").Create(t.Context(), again, metav1.CreateOptions{})
 	require.NoError(t, err)
 	require.Equal(t, `Warning n1 BGPSessionDown: no BGP session with peer "tor" (203.0.113.254): refused`, <-s.events)
@@ -162,10 +160,10 @@ func TestVIPsThatChangeHandsAreEvents(t *testing.T) {
 func TestNextLeaderTellsOfMoves(t *testing.T) {
 	t.Parallel()
 	l, vip := lease("n1"), netip.MustParseAddr("203.0.113.1")
-	maps.Copy(l.Annotations, ownership.Annotations([]ownership.Move{
-		{At: time.Now().Add(-time.Minute), From: "n9", Why: ownership.SpeakerLost, To: map[string][]netip.Addr{"n1": {vip}}},
-		{At: time.Now().Add(-time.Hour), From: "n8", Why: ownership.SpeakerLost, To: map[string][]netip.Addr{"n9": {vip}}},
-	}))
+	l.Annotations = report.Report{Moves: []report.Move{
+		{At: time.Now().Add(-time.Minute), From: "n9", Why: report.SpeakerLost, To: map[string][]netip.Addr{"n1": {vip}}},
+		{At: time.Now().Add(-time.Hour), From: "n8", Why: report.SpeakerLost, To: map[string][]netip.Addr{"n9": {vip}}},
+	}}.Annotations()
 	client := fake.NewClientset(l, service("web", vip.String()))
 	leads := func() []string {
 		events, services := make(identified, 9), coreinformers.NewServiceInformer(client, metav1.NamespaceAll, 0, cache.Indexers{})
@@ -194,13 +192,13 @@ func TestNextLeaderTellsOfMoves(t *testing.T) {
 func TestUnmatchedAdvertisementsAreEvents(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
-	s.says(map[string]string{annotation.UnmatchedAdvertisements: "lan,storage"})
+	s.says(report.Report{Unmatched: []string{"lan", "storage"}})
 	require.Contains(t, <-s.events, `Warning n1 InterfaceMissing: no interface of this node is one that advertisement "lan" announces on`)
 	require.Contains(t, <-s.events, `Warning n1 InterfaceMissing: no interface of this node is one that advertisement "storage" announces on`)
-	s.says(map[string]string{annotation.UnmatchedAdvertisements: "storage"})
+	s.says(report.Report{Unmatched: []string{"storage"}})
 	require.Equal(t, `Normal n1 InterfaceMissingOver: advertisement "lan" lacks no interface on this node any more`, <-s.events)
-	s.says(map[string]string{annotation.UnmatchedAdvertisements: "storage," + strings.Repeat("x", 64)})
-	s.says(map[string]string{annotation.UnmatchedAdvertisements: ""})
+	s.says(report.Report{Unmatched: []string{"storage", strings.Repeat("x", 64)}})
+	s.says(report.Report{})
 	require.Equal(t, `Normal n1 InterfaceMissingOver: advertisement "storage" lacks no interface on this node any more`, <-s.events)
 	require.Empty(t, s.events)
 }

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -19,6 +18,7 @@ import (
 	cloudprovider "k8s.io/cloud-provider"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
 // PodRoutes is what routes to pods need. The zero value: there are none.
@@ -91,7 +91,7 @@ func (r *routes) list(ctx context.Context) (map[types.NodeName]*coordinationv1.L
 	}
 	leases := map[types.NodeName]*coordinationv1.Lease{}
 	for i := range list.Items {
-		if node, ok := strings.CutPrefix(list.Items[i].Name, annotation.SpeakerLeasePrefix); ok {
+		if node, ok := report.NodeOf(list.Items[i].Name); ok {
 			leases[types.NodeName(node)] = &list.Items[i]
 		}
 	}
@@ -106,7 +106,7 @@ func (r *routes) list(ctx context.Context) (map[types.NodeName]*coordinationv1.L
 // then all stays as it is, lest an upgrade make the network of every node
 // unavailable.
 func routed(node *corev1.Node, cidr string, lease *coordinationv1.Lease) bool {
-	if lease.Annotations[annotation.PodRoutes] == "" {
+	if report.Of(lease.Annotations).PodRoutes == "" {
 		return !slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
 			return c.Type == corev1.NodeNetworkUnavailable && c.Status == corev1.ConditionTrue
 		})
@@ -117,7 +117,7 @@ func routed(node *corev1.Node, cidr string, lease *coordinationv1.Lease) bool {
 // says reports whether the speaker says that the CIDR has routes.
 func says(lease *coordinationv1.Lease, cidr string) bool {
 	prefix, err := netip.ParsePrefix(cidr)
-	return err == nil && slices.Contains(annotation.ParseRoutedPodCIDRs(lease.Annotations[annotation.RoutedPodCIDRs]), prefix.Masked())
+	return err == nil && slices.Contains(report.Of(lease.Annotations).RoutedPodCIDRs, prefix.Masked())
 }
 
 // CreateRoute fails as long as the node's speaker does not say that the CIDR has

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net"
+	"net/netip"
 	"strings"
 	"sync"
 	"testing"
@@ -27,6 +28,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/provider"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
 const ns = "lodestone-system"
@@ -110,7 +112,18 @@ func (r *routed) node(n *corev1.Node) {
 // says has the node's speaker write its Lease.
 func (r *routed) says(node, mode, cidrs string) {
 	r.Helper()
-	r.lease(node, map[string]string{annotation.PodRoutes: mode, annotation.RoutedPodCIDRs: cidrs})
+	r.lease(node, said(mode, cidrs))
+}
+
+// said is what the Lease has then. The CIDRs are separated by commas.
+func said(mode, cidrs string) map[string]string {
+	of := report.Report{PodRoutes: mode, RoutedPodCIDRs: []netip.Prefix{}}
+	for cidr := range strings.SplitSeq(cidrs, ",") {
+		if p, err := netip.ParsePrefix(cidr); err == nil {
+			of.RoutedPodCIDRs = append(of.RoutedPodCIDRs, p)
+		}
+	}
+	return of.Annotations()
 }
 
 func (r *routed) lease(node string, annotations map[string]string) {
@@ -199,7 +212,7 @@ func TestAnUpgradeMakesNoNetworkUnavailable(t *testing.T) {
 		lost.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeNetworkUnavailable, Status: corev1.ConditionTrue}}
 		r := newRouted(t, podNode("n1", "10.244.1.0/24"), lost)
 		r.lease("n1", nil)
-		r.lease("n2", map[string]string{annotation.PodRoutes: "", annotation.RoutedPodCIDRs: ""})
+		r.lease("n2", said("", ""))
 		r.pass()
 		r.wantNetwork("n1", corev1.ConditionFalse)
 		r.wantNetwork("n2", corev1.ConditionTrue)

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/lodestone-lb/lodestone/pkg/peering"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/pkg/screen"
 	"github.com/lodestone-lb/lodestone/pkg/simulation"
 )
@@ -66,9 +66,9 @@ func Peers(n *simulation.Network, now time.Time, node, peer string) Sessions {
 
 func sessionsOf(n *simulation.Network, node string) []Session {
 	due, problems := n.Sessions(node)
-	report, reported := n.Reports[node]
-	told := map[string]peering.Session{}
-	for _, s := range report.Sessions {
+	last, reported := n.Reports[node]
+	told := map[string]report.Session{}
+	for _, s := range last.Sessions {
 		told[s.Peer] = s
 	}
 	names := map[string]bool{}
@@ -112,7 +112,7 @@ func sessionsOf(n *simulation.Network, node string) []Session {
 }
 
 // unheard says what is known of a session whose speaker is not ready.
-func unheard(reported, heard bool, last peering.Session) string {
+func unheard(reported, heard bool, last report.Session) string {
 	switch {
 	case !reported:
 		return "the node has no speaker that has ever told anything"
@@ -132,7 +132,7 @@ func join(a, b string) string {
 }
 
 // take takes over what the speaker tells.
-func (s *Session) take(t peering.Session) {
+func (s *Session) take(t report.Session) {
 	s.State, s.Since, s.BFD, s.Message = Down, t.Since, t.BFD, t.Message
 	if t.Established {
 		s.State = Established

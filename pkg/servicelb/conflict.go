@@ -279,8 +279,8 @@ func (l *Ledger) Overrun() []string {
 	defer l.mu.Unlock()
 	var said []string
 	for of, most := range l.full {
-		said = append(said, fmt.Sprintf("pool %q: speakers report more %s addresses of it in use by other hosts than are withheld from Services, which is at most %d; exclude what other hosts use (annotation %s of the speakers' Leases lists it)",
-			of.pool, of.family, most, annotation.Conflicts))
+		said = append(said, fmt.Sprintf("pool %q: speakers report more %s addresses of it in use by other hosts than are withheld from Services, which is at most %d; exclude what other hosts use (conflicts in the annotation %s of the speakers' Leases lists it)",
+			of.pool, of.family, most, annotation.Report))
 	}
 	slices.Sort(said)
 	return said

@@ -15,6 +15,7 @@ import (
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
 // few is a pool of three addresses, .10 to .12.
@@ -22,9 +23,9 @@ const few = "quarantine: 0s\npools:\n  - {name: lan, addresses: [203.0.113.10-20
 
 // dispute is what node n1 reports: "203.0.113.10 withheld". The other host is
 // always the same.
-func dispute(report string) clusterfacts.Dispute {
-	addr, state, _ := strings.Cut(report, " ")
-	c, err := clusterfacts.ParseConflict(addr + " 02:00:00:00:00:0c " + state)
+func dispute(said string) clusterfacts.Dispute {
+	addr, state, _ := strings.Cut(said, " ")
+	c, err := report.ParseConflict(addr + " 02:00:00:00:00:0c " + state)
 	if err != nil {
 		panic(err)
 	}

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"runtime"
 	"slices"
-	"strings"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -14,10 +13,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
-	"github.com/lodestone-lb/lodestone/pkg/annotation"
-	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
-	"github.com/lodestone-lb/lodestone/pkg/peering"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 	"github.com/lodestone-lb/lodestone/speaker/snapshot"
 )
@@ -34,19 +31,13 @@ type Announcers struct {
 	Ready map[string]bool
 }
 
-// Report is what a speaker tells on its Lease.
-type Report struct {
-	clusterfacts.Network
-	Sessions []peering.Session
-}
-
 // Network is what the speakers decide by, as the API describes it at one
 // moment. Who is alive, they know from each other; here whose pod is ready
 // counts. It is not safe for concurrent use.
 type Network struct {
 	plan.Snapshot
 	// Reports are what speakers tell, by node.
-	Reports map[string]Report
+	Reports map[string]report.Report
 
 	services  []plan.Service       // without endpoints
 	sharers   map[netip.Addr][]int // of Services, by VIP
@@ -66,11 +57,11 @@ type View struct {
 func NewNetwork(a Announcers) *Network {
 	n := &Network{
 		Snapshot: plan.Snapshot{Config: a.Config, Nodes: map[string]plan.Node{}, Speakers: a.Ready},
-		Reports:  map[string]Report{}, sharers: map[netip.Addr][]int{}, endpoints: map[string][]snapshot.Endpoints{}, views: map[string]View{},
+		Reports:  map[string]report.Report{}, sharers: map[netip.Addr][]int{}, endpoints: map[string][]snapshot.Endpoints{}, views: map[string]View{},
 	}
 	for _, l := range a.Leases {
-		if node, ok := strings.CutPrefix(l.Name, annotation.SpeakerLeasePrefix); ok {
-			n.Reports[node] = Report{clusterfacts.ParseNetwork(l.Annotations), peering.Parse(l.Annotations)}
+		if node, ok := report.NodeOf(l.Name); ok {
+			n.Reports[node] = report.Of(l.Annotations)
 		}
 	}
 	for _, node := range a.Nodes {

@@ -179,5 +179,5 @@ func TestPoolsAreCounted(t *testing.T) {
 }
 
 func lease(name, segments string) *coordinationv1.Lease {
-	return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{annotation.Segments: segments}}}
+	return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{annotation.Report: `{"segments": ["` + segments + `"]}`}}}
 }

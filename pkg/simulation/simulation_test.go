@@ -14,6 +14,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/pkg/servicelb"
 )
 
@@ -118,7 +119,7 @@ func TestExplainTellsOfOtherHosts(t *testing.T) {
 			vip = vip.Next()
 		}
 		c.Facts.Disputes = append(c.Facts.Disputes, clusterfacts.Dispute{
-			Node: "n1", Conflict: clusterfacts.Conflict{VIP: vip, HardwareAddr: [6]byte{2, 5: 12}, Announced: announced}})
+			Node: "n1", Conflict: report.Conflict{VIP: vip, HardwareAddr: [6]byte{2, 5: 12}, Announced: announced}})
 	}
 	const host = "the host 02:00:00:00:00:0c (seen by node n1)"
 	s := c.Explain(c.Services[0])

@@ -9,6 +9,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/pkg/screen"
 )
 
@@ -17,7 +18,7 @@ import (
 func (s *Status) membershipKeys(leases []*coordinationv1.Lease) {
 	has := map[string][]string{} // nodes by what they have
 	for _, l := range leases {
-		marks := annotation.ParseMembershipKeys(l.Annotations[annotation.MembershipKeys])
+		marks := report.Of(l.Annotations).Keys
 		if l.Spec.HolderIdentity != nil && *l.Spec.HolderIdentity != "" && marks != nil {
 			all := strings.Join(marks, ", ")
 			has[all] = append(has[all], strings.TrimPrefix(l.Name, annotation.SpeakerLeasePrefix))

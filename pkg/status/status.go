@@ -19,6 +19,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/cluster"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/pkg/screen"
 	"github.com/lodestone-lb/lodestone/pkg/servicelb"
 	"github.com/lodestone-lb/lodestone/pkg/simulation"
@@ -248,7 +249,7 @@ func (s *Status) speakers(o *cluster.Objects) {
 	}
 	s.membershipKeys(o.Leases)
 	for _, l := range o.Leases {
-		for _, name := range annotation.ParseUnmatchedAdvertisements(l.Annotations[annotation.UnmatchedAdvertisements]) {
+		for _, name := range report.Of(l.Annotations).Unmatched {
 			s.warn("speaker", "node %s: advertisement %s matches no interface of it: compare its interfaces with ip link there", strings.TrimPrefix(l.Name, annotation.SpeakerLeasePrefix), name)
 		}
 	}

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
 // A node that has lost the link to a segment is no owner there, though its
@@ -127,7 +127,7 @@ func (t *Task) named() map[string]sight {
 }
 
 // withLinks returns the network with what is down marked.
-func withLinks(n clusterfacts.Network, down string) clusterfacts.Network {
+func withLinks(n report.Network, down string) report.Network {
 	if down == "" {
 		return n
 	}

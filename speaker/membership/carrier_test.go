@@ -13,7 +13,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/netstate"
 )
 
@@ -75,7 +74,7 @@ func TestSpeakersTellEachOtherWhichLinksAreDown(t *testing.T) {
 	n1.waitJoined()
 	n2.waitJoined()
 	n1.SetReady(true)
-	n1.Report(map[string]string{annotation.Segments: "198.18.0.0/24 eth0,198.18.1.0/24 eth1"})
+	n1.Report(onSegments("198.18.0.0/24 eth0", "198.18.1.0/24 eth1"))
 	knows := func(s *speaker, known, down bool) {
 		t.Helper()
 		s.wait(fmt.Sprintf("eth1 down: %v", down), func() bool {

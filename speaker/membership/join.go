@@ -12,13 +12,12 @@ import (
 
 	"github.com/hashicorp/memberlist"
 	"golang.org/x/sync/errgroup"
-	coordinationv1 "k8s.io/api/coordination/v1"
 	"k8s.io/client-go/tools/cache"
 )
 
 const (
 	// firstSeek and lastSeek bound the wait between two attempts to reach the
-	// speakers that are lost.
+	// speakers that are lost, of a speaker alone: crowd has the others.
 	firstSeek, lastSeek = 250 * time.Millisecond, 4 * time.Second
 	// seekAtOnce is how many lost speakers are tried at a time; one that
 	// answers brings all that it knows.
@@ -34,16 +33,18 @@ const (
 // discover lets others find us, finds them, and joins.
 func (t *Task) discover(ctx context.Context) error {
 	started, crashes := time.Now(), make(chan int, 1)
-	informer := t.informer()
+	informer, err := t.informer()
+	if err != nil {
+		return err
+	}
 	handler, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { t.noteLease(obj.(*coordinationv1.Lease)) },
-		UpdateFunc: func(_, obj any) { t.noteLease(obj.(*coordinationv1.Lease)) },
+		AddFunc:    func(obj any) { t.noteLease(nil, obj.(*peer)) },
+		UpdateFunc: func(before, after any) { t.noteLease(before.(*peer), after.(*peer)) },
 		DeleteFunc: func(obj any) {
-			wake(t.seek)
 			if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 				obj = gone.Obj
 			}
-			t.noteDeleted(obj.(*coordinationv1.Lease))
+			t.noteDeleted(obj.(*peer))
 		},
 	})
 	if err != nil {
@@ -54,7 +55,12 @@ func (t *Task) discover(ctx context.Context) error {
 	t.mu.Unlock()
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { informer.RunWithContext(ctx); return nil })
-	group.Go(func() error { t.publish(ctx, started, crashes); return nil })
+	group.Go(func() error {
+		if cache.WaitForCacheSync(ctx.Done(), handler.HasSynced) { // what it says of the time before us is no news then
+			t.publish(ctx, started, crashes)
+		}
+		return nil
+	})
 	group.Go(func() error {
 		t.say("waiting for the API server to list the speakers")
 		if !cache.WaitForCacheSync(ctx.Done(), handler.HasSynced) {
@@ -153,7 +159,7 @@ func (t *Task) othersReady() bool {
 // reunite joins the speakers that have a Lease but are not among the living:
 // those that started before us, and those that a partition took away.
 func (t *Task) reunite(ctx context.Context, leases cache.Store) {
-	delay := firstSeek
+	delay := firstSeek * t.crowd()
 	for {
 		var next <-chan time.Time
 		lost := t.lost(leases)
@@ -161,15 +167,15 @@ func (t *Task) reunite(ctx context.Context, leases cache.Store) {
 		// An attempt without a link would hold up the one that comes with it.
 		if len(lost) > 0 && t.linkUp() {
 			t.contact(lost)
-			next = time.After(delay/2 + rand.N(delay))
+			next = time.After(spread(delay))
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-t.seek:
-			delay = firstSeek
+			delay = firstSeek * t.crowd()
 		case <-next:
-			delay = min(2*delay, lastSeek)
+			delay = min(2*delay, lastSeek*t.crowd())
 		}
 	}
 }

@@ -3,12 +3,13 @@ package membership
 import (
 	"context"
 	"fmt"
-	"maps"
+	"math/rand/v2"
 	"net/netip"
 	"reflect"
-	"strings"
+	"slices"
 	"time"
 
+	"golang.org/x/time/rate"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,13 +18,16 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
-	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
 const (
 	// refresh is how often a Lease is written without need, so that people
 	// see who is there. Nobody concludes anything from its age.
 	refresh = 10 * time.Minute
+	// writeInterval and writeBurst bound how often a Lease is written that somebody
+	// else writes, too: two speakers of one node would not end.
+	writeInterval, writeBurst = time.Second, 10
 	// releaseTimeout bounds the wait for the API server when leaving.
 	releaseTimeout = time.Second
 	// firstRetry and lastRetry bound the wait after a failed write.
@@ -42,18 +46,51 @@ const (
 const byAddress = "address"
 
 func addressOf(obj any) ([]string, error) {
-	at, err := netip.ParseAddrPort(obj.(*coordinationv1.Lease).Annotations[annotation.SpeakerAddress])
-	if err != nil {
-		return nil, nil
+	if p, ok := obj.(*peer); ok && p.Address.IsValid() {
+		return []string{p.Address.Addr().Unmap().String()}, nil
 	}
-	return []string{at.Addr().Unmap().WithZone("").String()}, nil
+	return nil, nil
 }
 
-func (t *Task) informer() cache.SharedIndexInformer {
-	return coordinationinformers.NewFilteredLeaseInformer(t.options.Client, t.options.Namespace, 0, cache.Indexers{byAddress: addressOf},
+// peer is what the store keeps of a speaker's Lease, whatever the Lease says: it is
+// bounded by report.MaxBytes.
+type peer struct {
+	metav1.ObjectMeta
+	node, holder string
+	report.Report
+	// Of our own Lease alone: the report as it is written, and whether the rest is not
+	// what we write.
+	text string
+	odd  bool
+}
+
+func (t *Task) informer() (cache.SharedIndexInformer, error) {
+	informer := coordinationinformers.NewFilteredLeaseInformer(t.options.Client, t.options.Namespace, 0, cache.Indexers{byAddress: addressOf},
 		func(o *metav1.ListOptions) {
 			o.LabelSelector = annotation.LabelComponent + "=" + annotation.ComponentSpeaker
 		})
+	if err := informer.SetTransform(t.keepLease); err != nil {
+		return nil, fmt.Errorf("set transform: %w", err)
+	}
+	return informer, nil
+}
+
+// keepLease is given objects that it already saw, too: those pass.
+func (t *Task) keepLease(obj any) (any, error) {
+	l, ok := obj.(*coordinationv1.Lease)
+	if !ok {
+		return obj, nil
+	}
+	kept := &peer{ObjectMeta: metav1.ObjectMeta{Namespace: l.Namespace, Name: l.Name, UID: l.UID, ResourceVersion: l.ResourceVersion}, holder: holder(l)}
+	kept.node, _ = report.NodeOf(l.Name)
+	said := report.Of(l.Annotations)
+	kept.Report = report.Report{Address: said.Address, Keys: said.Keys, Network: said.Network}
+	kept.Conflicts, kept.Gateways = nil, nil // they are for the controller, and no news here
+	if kept.node == t.options.Node {
+		kept.text = l.Annotations[annotation.Report]
+		kept.odd = len(l.Annotations) != 1 || len(l.Labels) != 1 || len(l.OwnerReferences) != 1 || len(l.Finalizers) != 0 || kept.holder != kept.node
+	}
+	return kept, nil
 }
 
 // others returns where the speakers of other nodes listen, by node. A speaker
@@ -61,11 +98,8 @@ func (t *Task) informer() cache.SharedIndexInformer {
 func (t *Task) others(leases []any) map[string]netip.AddrPort {
 	others := map[string]netip.AddrPort{}
 	for _, l := range leases {
-		lease := l.(*coordinationv1.Lease)
-		node := holder(lease)
-		addr, err := netip.ParseAddrPort(lease.Annotations[annotation.SpeakerAddress])
-		if err == nil && node != "" && node != t.options.Node && lease.Name == annotation.SpeakerLeasePrefix+node {
-			others[node] = addr
+		if p := l.(*peer); p.Address.IsValid() && p.node != "" && p.node != t.options.Node && p.holder == p.node {
+			others[p.node] = p.Address
 		}
 	}
 	return others
@@ -78,39 +112,67 @@ func holder(l *coordinationv1.Lease) string {
 	return *l.Spec.HolderIdentity
 }
 
-// Report has our Lease carry the annotations from now on, beside its own. It
-// is written only if it does not carry them already.
-func (t *Task) Report(annotations map[string]string) {
+// Report has our Lease carry the report from now on. What it does not know stays as
+// it was. It is written only if the Lease does not carry it already.
+func (t *Task) Report(r report.Report) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.report = maps.Clone(annotations)
+	t.report = r.Over(t.report).Tidy()
 	wake(t.rewrite)
 }
 
-// outdated reports whether our Lease was deleted or does not carry the report or
-// the keys.
+// ours returns the report that our Lease is to carry. The caller holds mu.
+func (t *Task) ours() report.Report {
+	r := t.report.Over(t.before)
+	r.Address, r.Keys = t.options.Address, t.ring.current().Marks()
+	return r
+}
+
+// outdated reports whether our Lease does not carry the report, or somebody else wrote
+// or deleted it.
 func (t *Task) outdated() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for name, value := range t.report {
-		if carried, ok := t.carried[name]; !ok || carried != value {
-			return true
-		}
-	}
-	return t.deleted || t.carried[annotation.MembershipKeys] != t.ring.current().String()
+	return t.spoiled || t.carried != t.ours().String()
 }
 
-// noteLease notes what the Lease says.
-func (t *Task) noteLease(l *coordinationv1.Lease) {
-	wake(t.seek)
-	node, ok := strings.CutPrefix(l.Name, annotation.SpeakerLeasePrefix)
-	if !ok {
+// noteLease notes what the Lease says now. Events of those that say the same as before
+// come every few minutes, of all speakers.
+func (t *Task) noteLease(before, p *peer) {
+	if p.node == "" {
 		return
 	}
-	network := clusterfacts.ParseNetwork(l.Annotations)
-	network.Conflicts = nil // they are for the controller, and no news here
+	if before == nil || before.holder != p.holder || before.Address != p.Address || !slices.Equal(before.Keys, p.Keys) {
+		wake(t.seek)
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if p.node == t.options.Node && t.carried != "" {
+		t.noteOwn(p)
+		return
+	}
+	t.noteNetwork(p.node, p.Network)
+}
+
+// noteOwn has our Lease written anew if it is not as we wrote it. Nobody learns of our
+// node from it but others: what we wrote last is what counts here.
+func (t *Task) noteOwn(p *peer) {
+	switch {
+	case p.text == t.carried && !p.odd:
+		t.overwritten = "" // the watch has caught up
+	case p.text == t.overwritten && !p.odd: // by us; the watch lags
+	default:
+		t.spoil()
+	}
+}
+
+func (t *Task) spoil() {
+	t.spoiled = true
+	wake(t.rewrite)
+}
+
+// noteNetwork records the node's network. The caller holds mu.
+func (t *Task) noteNetwork(node string, network report.Network) {
 	if before, known := t.networks[node]; !known || !reflect.DeepEqual(before, network) {
 		t.networks[node] = network
 		t.changed.Notify()
@@ -119,27 +181,27 @@ func (t *Task) noteLease(l *coordinationv1.Lease) {
 
 // noteDeleted forgets what the Lease said and has it written anew if it is
 // ours.
-func (t *Task) noteDeleted(l *coordinationv1.Lease) {
-	node := strings.TrimPrefix(l.Name, annotation.SpeakerLeasePrefix)
+func (t *Task) noteDeleted(p *peer) {
+	wake(t.seek)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	delete(t.networks, node)
-	delete(t.unmet, node)
-	t.changed.Notify()
-	if node == t.options.Node {
-		t.deleted = true
-		wake(t.rewrite)
+	delete(t.unmet, p.node)
+	if p.node == t.options.Node {
+		t.spoil()
+		return
 	}
+	delete(t.networks, p.node)
+	t.changed.Notify()
 }
 
 // publish writes our Lease: at the start, when it is gone or the report has
 // changed, and now and then. The first answer of the API server tells how
 // often we crashed.
 func (t *Task) publish(ctx context.Context, started time.Time, crashes chan<- int) {
-	retry := firstRetry
-	for {
+	retry, pace := firstRetry, rate.NewLimiter(rate.Every(writeInterval), writeBurst)
+	for pace.Wait(ctx) == nil {
 		n, err := t.write(ctx, started)
-		wait := refresh
+		wait := spread(refresh * t.crowd())
 		if err != nil {
 			t.log.Warn("lease not written: speakers that start now may not find this one", "err", err)
 			wait, retry = retry, min(2*retry, lastRetry)
@@ -177,7 +239,7 @@ func (t *Task) rest(ctx context.Context, wait time.Duration) bool {
 // ended early and without a clean leave.
 func (t *Task) write(ctx context.Context, started time.Time) (crashes int, err error) {
 	t.mu.Lock()
-	t.deleted = false // a deletion from here on asks for another write
+	t.spoiled = false // what somebody else writes from here on asks for another write
 	t.mu.Unlock()
 	leases := t.options.Client.CoordinationV1().Leases(t.options.Namespace)
 	lease, err := leases.Get(ctx, annotation.SpeakerLeasePrefix+t.options.Node, metav1.GetOptions{})
@@ -187,22 +249,42 @@ func (t *Task) write(ctx context.Context, started time.Time) (crashes int, err e
 	} else if err != nil {
 		return 0, fmt.Errorf("get our Lease: %w", err)
 	}
-	if lease.OwnerReferences, err = t.owner(ctx); err != nil {
+	owner, err := t.owner(ctx)
+	if err != nil {
 		return 0, err
 	}
-	crashes = t.take(lease, started)
+	crashes, said := t.take(lease, started), t.carry(lease)
+	lease.OwnerReferences, lease.Finalizers = owner, nil
 	if exists {
-		lease, err = leases.Update(ctx, lease, metav1.UpdateOptions{})
+		_, err = leases.Update(ctx, lease, metav1.UpdateOptions{})
 	} else {
-		lease, err = leases.Create(ctx, lease, metav1.CreateOptions{})
+		_, err = leases.Create(ctx, lease, metav1.CreateOptions{})
 	}
 	if err != nil {
 		return 0, fmt.Errorf("write our Lease: %w", err)
 	}
+	said.Conflicts, said.Gateways = nil, nil // as others know us
 	t.mu.Lock()
-	t.carried = lease.Annotations
-	t.mu.Unlock()
+	defer t.mu.Unlock()
+	t.noteNetwork(t.options.Node, said.Network)
 	return crashes, nil
+}
+
+// carry makes the Lease carry our report, and nothing else, and returns it. What the
+// first Lease that we see says of the time before our start stays until we know better.
+func (t *Task) carry(lease *coordinationv1.Lease) report.Report {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.carried == "" {
+		t.before = report.Of(lease.Annotations)
+	}
+	said := t.ours().Tidy()
+	if text := said.String(); text != t.carried {
+		t.carried, t.overwritten = text, t.carried
+	}
+	lease.Labels = map[string]string{annotation.LabelComponent: annotation.ComponentSpeaker}
+	lease.Annotations = map[string]string{annotation.Report: t.carried}
+	return said
 }
 
 // take makes the Lease say that we hold it since we started. Its transitions
@@ -211,27 +293,18 @@ func (t *Task) take(lease *coordinationv1.Lease, started time.Time) (crashes int
 	acquired := lease.Spec.AcquireTime
 	switch {
 	case holder(lease) == "" || acquired == nil || started.Sub(acquired.Time) > youth:
-	case acquired.Equal(&metav1.MicroTime{Time: started.Truncate(time.Microsecond)}):
-		crashes = int(*lease.Spec.LeaseTransitions) // ours already
-	case lease.Spec.LeaseTransitions != nil:
-		crashes = min(int(*lease.Spec.LeaseTransitions)+1, maxCrashes)
-	default:
+	case lease.Spec.LeaseTransitions == nil:
 		crashes = 1
+	case acquired.Equal(&metav1.MicroTime{Time: started.Truncate(time.Microsecond)}):
+		crashes = min(max(int(*lease.Spec.LeaseTransitions), 0), maxCrashes) // ours already
+	default:
+		crashes = min(max(int(*lease.Spec.LeaseTransitions)+1, 0), maxCrashes)
 	}
 	transitions := int32(crashes)
-	lease.Labels = map[string]string{annotation.LabelComponent: annotation.ComponentSpeaker}
-	if lease.Annotations == nil {
-		lease.Annotations = map[string]string{}
+	lease.Spec = coordinationv1.LeaseSpec{
+		HolderIdentity: &t.options.Node, AcquireTime: &metav1.MicroTime{Time: started.Truncate(time.Microsecond)},
+		RenewTime: &metav1.MicroTime{Time: time.Now()}, LeaseTransitions: &transitions,
 	}
-	lease.Annotations[annotation.SpeakerAddress] = t.options.Address.String()
-	lease.Annotations[annotation.MembershipKeys] = t.ring.current().String()
-	t.mu.Lock()
-	maps.Copy(lease.Annotations, t.report)
-	t.mu.Unlock()
-	lease.Spec.HolderIdentity = &t.options.Node
-	lease.Spec.AcquireTime = &metav1.MicroTime{Time: started.Truncate(time.Microsecond)}
-	lease.Spec.RenewTime = &metav1.MicroTime{Time: time.Now()}
-	lease.Spec.LeaseTransitions = &transitions
 	return crashes
 }
 
@@ -264,3 +337,17 @@ func (t *Task) release() {
 		t.log.Warn("lease not released", "err", err)
 	}
 }
+
+// crowdSize is how many speakers act as often as each alone would: of more, each waits
+// longer, so that all together cost the segment and the API server no more.
+const crowdSize = 50
+
+// crowd returns by how much an interval is longer than that of a speaker alone.
+func (t *Task) crowd() time.Duration {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return time.Duration(max(1, len(t.speakers)/crowdSize))
+}
+
+// spread returns about d, not the same for all.
+func spread(d time.Duration) time.Duration { return d/2 + rand.N(d) }

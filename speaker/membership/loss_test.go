@@ -21,11 +21,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	coordinationv1 "k8s.io/api/coordination/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
@@ -247,9 +244,7 @@ func seekEachOther(t *testing.T, all []*Task) {
 	t.Helper()
 	leases := cache.NewStore(cache.MetaNamespaceKeyFunc)
 	for _, task := range all {
-		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: annotation.SpeakerLeasePrefix + task.options.Node}}
-		task.take(lease, time.Now())
-		require.NoError(t, leases.Add(lease))
+		require.NoError(t, leases.Add(task.said()))
 	}
 	for _, task := range all {
 		go task.reunite(t.Context(), leases)

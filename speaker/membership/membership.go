@@ -38,10 +38,10 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/news"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/membership/guard"
 	"github.com/lodestone-lb/lodestone/speaker/membership/keys"
 )
@@ -110,25 +110,28 @@ type Task struct {
 	metrics  *metrics
 	ring     *ring
 	mu       sync.Mutex
-	speakers map[string]bool                 // the alive ones; the value tells who is ready
-	doubtful map[string]*time.Timer          // those of them that memberlist takes for dead
-	held     map[string]held                 // those that memberlist takes for alive and that do not count yet
-	unmet    map[string]int                  // those that were lost and have not answered since, and how often
-	leases   cache.Store                     // of all speakers; nil until they are watched
-	networks map[string]clusterfacts.Network // what the Leases say, by node
-	down     map[string]string               // the nodes' interfaces that are down, as noteDown takes them
-	claims   map[string]claims               // what the nodes own and keep
-	views    map[string]view                 // what they see of the API server
+	speakers map[string]bool           // the alive ones; the value tells who is ready
+	doubtful map[string]*time.Timer    // those of them that memberlist takes for dead
+	held     map[string]held           // those that memberlist takes for alive and that do not count yet
+	unmet    map[string]int            // those that were lost and have not answered since, and how often
+	leases   cache.Store               // of all speakers; nil until they are watched
+	networks map[string]report.Network // what the Leases say, by node
+	down     map[string]string         // the nodes' interfaces that are down, as noteDown takes them
+	claims   map[string]claims         // what the nodes own and keep
+	views    map[string]view           // what they see of the API server
 	changed  news.Signal
 	whole    bool // nobody is lost, see Whole
 	status   string
 	severed  severance
-	ownLink  string            // the interface with our address, also while it has none
-	unlike   string            // says that the settings are not the document's, if so
-	report   map[string]string // annotations that our Lease is to carry
-	carried  map[string]string // those of our Lease as last written
-	deleted  bool              // our Lease, since then
-	metadata []byte            // ours, as memberlist has it
+	ownLink  string        // the interface with our address, also while it has none
+	unlike   string        // says that the settings are not the document's, if so
+	report   report.Report // what our Lease is to say
+	before   report.Report // what it said before we started
+	// carried is the text on our Lease as we wrote it last, overwritten the one before
+	// until the watch has caught up.
+	carried, overwritten string
+	spoiled              bool   // somebody else has written or deleted our Lease
+	metadata             []byte // ours, as memberlist has it
 }
 
 // New returns a Task that starts with Run.
@@ -143,7 +146,7 @@ func New(o Options) *Task {
 		options: o, log: o.Log, ring: newRing(o.Key),
 		joined: make(chan struct{}), tell: make(chan struct{}, 1), seek: make(chan struct{}, 1), rewrite: make(chan struct{}, 1), verify: make(chan struct{}, 1),
 		speakers: map[string]bool{o.Node: false}, doubtful: map[string]*time.Timer{}, held: map[string]held{}, unmet: map[string]int{},
-		networks: map[string]clusterfacts.Network{}, down: map[string]string{}, claims: map[string]claims{}, views: map[string]view{}, status: "not started",
+		networks: map[string]report.Network{o.Node: {}}, down: map[string]string{}, claims: map[string]claims{}, views: map[string]view{}, status: "not started",
 	}
 	t.metrics = newMetrics(o.Registry, t)
 	return t
@@ -203,7 +206,7 @@ func (t *Task) setWhole(whole bool) {
 // Networks returns what the Leases say of the networks of nodes, whether their
 // speakers are alive or not, and which links are down and which VIPs are kept, as
 // the speakers say. A speaker that has joined knows all Leases.
-func (t *Task) Networks() map[string]clusterfacts.Network {
+func (t *Task) Networks() map[string]report.Network {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	networks := maps.Clone(t.networks)

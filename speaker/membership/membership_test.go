@@ -26,6 +26,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/membership/keys"
 )
 
@@ -222,7 +223,9 @@ func TestLeaveIsKnownAtOnce(t *testing.T) {
 	n2.waitJoined()
 	n2.leave()
 	n1.waitFor(map[string]bool{"n1": false})
-	if others := n1.others([]any{c.lease("n2")}); len(others) > 0 {
+	left, err := n1.keepLease(c.lease("n2"))
+	require.NoError(t, err)
+	if others := n1.others([]any{left}); len(others) > 0 {
 		t.Errorf("n1 looks for %v, which left", others)
 	}
 }
@@ -354,7 +357,7 @@ func TestLeaseGoesWithItsNode(t *testing.T) {
 	if o := l.OwnerReferences; len(o) != 1 || o[0].Kind != "Node" || o[0].Name != "n1" || o[0].UID != "uid-of-n1" {
 		t.Errorf("the Lease belongs to %+v", o)
 	}
-	if l.Annotations[annotation.SpeakerAddress] != n1.address() {
+	if report.Of(l.Annotations).Address.String() != n1.address() {
 		t.Errorf("the Lease says %v, listening on %s", l.Annotations, n1.address())
 	}
 }
@@ -370,20 +373,30 @@ func (c *cluster) leaseWrites() int {
 	return writes
 }
 
+// onSegments is the report of a node with these.
+func onSegments(texts ...string) report.Report {
+	r := report.Report{Network: report.Network{Segments: []report.Segment{}}}
+	for _, text := range texts {
+		var s report.Segment
+		if err := s.UnmarshalText([]byte(text)); err != nil {
+			panic(err)
+		}
+		r.Segments = append(r.Segments, s)
+	}
+	return r
+}
+
 func TestLeaseCarriesTheReport(t *testing.T) {
 	c := newCluster(t, "n1")
-	report := map[string]string{annotation.Segments: "198.18.0.0/24", annotation.Gateways: "198.18.0.254"}
+	want := onSegments("198.18.0.0/24 eth0")
+	want.Gateways = []netip.Addr{netip.MustParseAddr("198.18.0.254")}
 	carries := func() bool {
 		l, err := c.client.CoordinationV1().Leases("lodestone-system").Get(t.Context(), annotation.SpeakerLeasePrefix+"n1", metav1.GetOptions{})
 		if err != nil {
 			return false
 		}
-		for name, value := range report {
-			if l.Annotations[name] != value {
-				return false
-			}
-		}
-		return l.Annotations[annotation.SpeakerAddress] != ""
+		r := report.Of(l.Annotations)
+		return r.Network.Equal(want.Network) && r.Address.IsValid() && len(r.Keys) == 1
 	}
 	until := func(what string, holds func() bool) {
 		t.Helper()
@@ -391,19 +404,20 @@ func TestLeaseCarriesTheReport(t *testing.T) {
 	}
 	n1 := c.start("n1")
 	n1.waitJoined()
-	n1.Report(report)
+	n1.Report(want)
 	until("the first report is written", carries)
-	report[annotation.Gateways] = ""
-	assert.False(t, carries(), "the caller's map is still in use")
-	n1.Report(report)
+	want.Gateways = []netip.Addr{}
+	n1.Report(want)
 	until("a gateway that is gone is, too", carries)
+	n1.Report(report.Report{})
 
+	n1.waitCaughtUp()
 	writes := c.leaseWrites()
 	for range 10 {
-		n1.Report(report)
+		n1.Report(want)
 	}
-	report[annotation.Segments] = "198.18.0.0/24,2001:db8::/64"
-	n1.Report(report)
+	want.Segments = onSegments("198.18.0.0/24 eth0", "2001:db8::/64 eth0").Segments
+	n1.Report(want)
 	until("the next report is written", carries)
 	assert.Equal(t, writes+1, c.leaseWrites(), "what the Lease said already was written, too")
 
@@ -416,12 +430,111 @@ func TestLeaseCarriesTheReport(t *testing.T) {
 	again := c.start("n1")
 	until("the next start writes the Lease", func() bool { return c.leaseWrites() > writes })
 	assert.True(t, carries(), "the start took the last report away")
+	again.waitCaughtUp()
 	writes = c.leaseWrites()
-	again.Report(report)
-	report[annotation.Segments] = ""
-	again.Report(report)
+	again.Report(want)
+	want.Segments = []report.Segment{}
+	again.Report(want)
 	until("another report is written", carries)
 	assert.Equal(t, writes+1, c.leaseWrites(), "the same report was written again after the start")
+}
+
+// waitCaughtUp waits until the speaker has seen what it wrote last.
+func (s *speaker) waitCaughtUp() {
+	s.t.Helper()
+	require.Eventually(s.t, func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.carried != "" && s.overwritten == "" && !s.spoiled
+	}, testTimeout, time.Millisecond)
+}
+
+// What somebody else writes on a speaker's Lease is not believed by that speaker, and
+// does not stay there.
+func TestASpeakerRepairsItsLeaseAtOnce(t *testing.T) {
+	c := newCluster(t, "n1")
+	n1 := c.start("n1")
+	n1.waitJoined()
+	n1.Report(onSegments("198.18.0.0/24 eth0"))
+	leases := c.client.CoordinationV1().Leases("lodestone-system")
+	intact := func() bool {
+		l := c.lease("n1")
+		return report.Of(l.Annotations).Equal(onSegments("198.18.0.0/24 eth0").Network) && len(l.Annotations) == 1 && len(l.Finalizers) == 0 &&
+			holder(l) == "n1" && len(l.OwnerReferences) == 1 && l.OwnerReferences[0].Name == "n1" && l.Labels[annotation.LabelComponent] == annotation.ComponentSpeaker
+	}
+	require.Eventually(t, intact, testTimeout, time.Millisecond)
+	n1.waitCaughtUp()
+	other := "n2"
+	for what, forge := range map[string]func(*coordinationv1.Lease){
+		"another segment": func(l *coordinationv1.Lease) { l.Annotations = onSegments("192.0.2.0/24 eth0").Annotations() },
+		"nothing":         func(l *coordinationv1.Lease) { l.Annotations = nil },
+		"more":            func(l *coordinationv1.Lease) { l.Annotations["a"] = "b" },
+		"another holder":  func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = &other },
+		"no owner":        func(l *coordinationv1.Lease) { l.OwnerReferences = nil },
+		"a finalizer":     func(l *coordinationv1.Lease) { l.Finalizers = []string{"example.com/a"} },
+	} {
+		l := c.lease("n1")
+		forge(l)
+		_, err := leases.Update(t.Context(), l, metav1.UpdateOptions{})
+		require.NoError(t, err)
+		require.Eventually(t, func() bool {
+			require.Equal(t, onSegments("198.18.0.0/24 eth0").Segments, n1.Networks()["n1"].Segments, "it believes what somebody wrote: %s", what)
+			return intact()
+		}, testTimeout, time.Millisecond, what)
+	}
+}
+
+// A Lease that names another node than its own, or that is too long, counts for nobody.
+func TestALeaseCountsForItsNodeAlone(t *testing.T) {
+	task := New(Options{Node: "n1", Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry()})
+	says := func(name, holder, text string) *peer {
+		kept, err := task.keepLease(&coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{annotation.Report: text, "other": strings.Repeat("x", 1<<20)}},
+			Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder},
+		})
+		require.NoError(t, err)
+		return kept.(*peer)
+	}
+	const text = `{"address": "127.0.0.1:9", "segments": ["198.18.0.0/24 eth0"]}`
+	honest := says("lodestone-speaker-n2", "n2", text)
+	assert.Len(t, task.others([]any{honest}), 1)
+	for _, p := range []*peer{says("lodestone-speaker-n2", "n3", text), says("lodestone-speaker-n1", "n1", text), says("n2", "n2", text), says("lodestone-speaker-", "", text), says("lodestone-speaker-n2", "n2", text+strings.Repeat(" ", 1<<17))} {
+		assert.Empty(t, task.others([]any{p}), "%s held by %s", p.Name, p.holder)
+	}
+	task.noteLease(nil, says("n2", "n2", text))
+	assert.Len(t, task.Networks(), 1, "its own")
+	assert.Empty(t, honest.ObjectMeta.Annotations, "kept in memory")
+}
+
+// A Lease that is renewed and says what it said does not restart the search for those
+// that are lost, of which each attempt is a broadcast on the segment.
+func TestARenewedLeaseRestartsNoSearch(t *testing.T) {
+	task := New(Options{Node: "n1", Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry()})
+	p := &peer{node: "n2", holder: "n2", Report: report.Report{Address: netip.MustParseAddrPort("127.0.0.1:9"), Keys: []string{"8201839b0c01ff82"}}}
+	restarts := func(before, after *peer) bool {
+		task.noteLease(before, after)
+		select {
+		case <-task.seek:
+			return true
+		default:
+			return false
+		}
+	}
+	other := func(change func(*peer)) *peer {
+		q := *p
+		change(&q)
+		return &q
+	}
+	assert.True(t, restarts(nil, p))
+	assert.False(t, restarts(p, other(func(*peer) {})))
+	assert.False(t, restarts(p, other(func(q *peer) { q.Network = onSegments("198.18.0.0/24 eth0").Network })))
+	assert.True(t, restarts(p, other(func(q *peer) { q.Address = netip.MustParseAddrPort("127.0.0.2:9") })))
+	assert.True(t, restarts(p, other(func(q *peer) { q.holder = "" })))
+	assert.True(t, restarts(p, other(func(q *peer) { q.Keys = nil })))
+	for i := range 1000 {
+		task.speakers[fmt.Sprint(i)] = true
+	}
+	assert.EqualValues(t, 20, task.crowd())
 }
 
 // Every speaker knows the same of every node's network, its own included: what
@@ -435,7 +548,7 @@ func TestNetworksAreWhatTheLeasesSay(t *testing.T) {
 			got := map[string]string{}
 			for node, network := range s.Networks() {
 				if network.Segments != nil {
-					got[node] = network.Annotations()[annotation.Segments]
+					got[node] = fmt.Sprint(network.Segments)
 				}
 			}
 			return maps.Equal(got, want)
@@ -443,13 +556,13 @@ func TestNetworksAreWhatTheLeasesSay(t *testing.T) {
 	}
 	n1.waitJoined()
 	n2.waitJoined()
-	n1.Report(map[string]string{annotation.Segments: "198.18.0.0/24 eth0"})
+	n1.Report(onSegments("198.18.0.0/24 eth0"))
 	for _, s := range []*speaker{n1, n2} {
-		segments(s, map[string]string{"n1": "198.18.0.0/24 eth0"})
+		segments(s, map[string]string{"n1": "[198.18.0.0/24 eth0]"})
 	}
-	n2.Report(map[string]string{annotation.Segments: ""})
-	n1.Report(map[string]string{annotation.Segments: "198.18.1.0/24 eth0"})
-	both := map[string]string{"n1": "198.18.1.0/24 eth0", "n2": ""}
+	n2.Report(onSegments())
+	n1.Report(onSegments("198.18.1.0/24 eth0"))
+	both := map[string]string{"n1": "[198.18.1.0/24 eth0]", "n2": "[]"}
 	for _, s := range []*speaker{n1, n2} {
 		segments(s, both)
 	}
@@ -461,7 +574,7 @@ func TestNetworksAreWhatTheLeasesSay(t *testing.T) {
 	n3.waitJoined()
 	assert.Subset(t, slices.Collect(maps.Keys(n3.Networks())), []string{"n1", "n2"}, "who has joined may own, and must know them")
 	require.NoError(t, c.client.CoordinationV1().Leases("lodestone-system").Delete(t.Context(), annotation.SpeakerLeasePrefix+"n2", metav1.DeleteOptions{}))
-	segments(n1, map[string]string{"n1": "198.18.1.0/24 eth0"})
+	segments(n1, map[string]string{"n1": "[198.18.1.0/24 eth0]"})
 }
 
 func TestSpeakerThatObjectsInTimeIsNotGone(t *testing.T) {
@@ -506,7 +619,7 @@ func TestProbeTellsWhoAnswers(t *testing.T) {
 	_, err := c.client.CoordinationV1().Leases("lodestone-system").Create(t.Context(), &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: annotation.SpeakerLeasePrefix + holder, Labels: map[string]string{annotation.LabelComponent: annotation.ComponentSpeaker},
-			Annotations: map[string]string{annotation.SpeakerAddress: "127.0.0.1:9"},
+			Annotations: report.Report{Address: netip.MustParseAddrPort("127.0.0.1:9")}.Annotations(),
 		}, Spec: coordinationv1.LeaseSpec{HolderIdentity: &holder},
 	}, metav1.CreateOptions{})
 	require.NoError(t, err)

@@ -4,15 +4,12 @@ import (
 	"context"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	coordinationv1 "k8s.io/api/coordination/v1"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/speaker/membership/keys"
 )
 
@@ -129,22 +126,17 @@ func (t *Task) saidByOthers(leases []any) (said [][]string) {
 	alive := t.Speakers()
 	delete(alive, t.options.Node)
 	for _, l := range leases {
-		lease := l.(*coordinationv1.Lease)
-		node, ok := strings.CutPrefix(lease.Name, annotation.SpeakerLeasePrefix)
-		_, lives := alive[node]
-		if ok && node != t.options.Node && (lives || holder(lease) != "") {
-			said = append(said, marks(lease))
-			delete(alive, node)
+		p := l.(*peer)
+		_, lives := alive[p.node]
+		if p.node != "" && p.node != t.options.Node && (lives || p.holder != "") {
+			said = append(said, p.Keys)
+			delete(alive, p.node)
 		}
 	}
 	for range alive {
 		said = append(said, nil)
 	}
 	return said
-}
-
-func marks(l *coordinationv1.Lease) []string {
-	return annotation.ParseMembershipKeys(l.Annotations[annotation.MembershipKeys])
 }
 
 // awaitKey returns when we and all speakers that live understand each other. While the
@@ -171,7 +163,7 @@ func (t *Task) awaitKey(ctx context.Context, leases cache.Store) {
 func (t *Task) strangers(ctx context.Context, leases []any) []string {
 	ours := t.ring.current()
 	others := t.others(slices.DeleteFunc(leases, func(l any) bool {
-		return ours.Meets(marks(l.(*coordinationv1.Lease)))
+		return ours.Meets(l.(*peer).Keys)
 	}))
 	nodes := slices.Sorted(maps.Keys(others))
 	var group errgroup.Group

@@ -127,10 +127,12 @@ func TestRotation(t *testing.T) {
 }
 
 // said is what the speaker's Lease says.
-func (t *Task) said() *coordinationv1.Lease {
+func (t *Task) said() *peer {
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: annotation.SpeakerLeasePrefix + t.options.Node}}
 	t.take(lease, time.Now())
-	return lease
+	t.carry(lease)
+	kept, _ := t.keepLease(lease)
+	return kept.(*peer)
 }
 
 // requireBelief demands that all speakers believe what each of them seals.

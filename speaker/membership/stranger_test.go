@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/membership/keys"
 )
 
@@ -114,13 +114,13 @@ func FuzzMetadata(f *testing.F) {
 		}
 	}
 	f.Add(bytes.Repeat([]byte{','}, memberlist.MetaMaxSize))
-	segments := []clusterfacts.Segment{{Interface: "eth0"}, {Interface: "eth1"}}
+	segments := []report.Segment{{Interface: "eth0"}, {Interface: "eth1"}}
 	f.Fuzz(func(t *testing.T, meta []byte) {
 		n := &memberlist.Node{Name: "n2", Meta: meta}
 		c, down := details(n)
 		said := len(meta) >= 2 && meta[1]&metaClaims != 0
 		assert.False(t, !said && c != (claims{}), "claims that were not made")
-		network := withLinks(clusterfacts.Network{Segments: segments}, down)
+		network := withLinks(report.Network{Segments: segments}, down)
 		for i, s := range network.Segments {
 			assert.Equal(t, segments[i].Interface, s.Interface)
 			assert.Equal(t, strings.Contains(","+down+",", ","+s.Interface+","), s.Down)

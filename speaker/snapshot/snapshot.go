@@ -12,8 +12,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
-	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -149,7 +149,7 @@ func Node(n *corev1.Node) plan.Node {
 }
 
 // Locate returns the node with what its speaker tells of.
-func Locate(n plan.Node, network clusterfacts.Network) plan.Node {
+func Locate(n plan.Node, network report.Network) plan.Node {
 	n.Claims, n.Blind, n.Sick, n.Apart = plan.Claims(network.Claims), network.Blind, network.Sick, network.Apart
 	if network.Segments == nil {
 		return n

@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
-	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -54,12 +54,12 @@ func TestNodeSaysHowItsSessionsAre(t *testing.T) {
 // No segments is not the same as not known: who is not known is not held off.
 func TestUnknownSegmentsAreNotNone(t *testing.T) {
 	t.Parallel()
-	assert.Nil(t, Locate(plan.Node{}, clusterfacts.Network{}).Segments)
-	none := Locate(plan.Node{}, clusterfacts.Network{Segments: []clusterfacts.Segment{}}).Segments
+	assert.Nil(t, Locate(plan.Node{}, report.Network{}).Segments)
+	none := Locate(plan.Node{}, report.Network{Segments: []report.Segment{}}).Segments
 	assert.NotNil(t, none)
 	assert.Empty(t, none)
-	lan := clusterfacts.Segment{Subnet: netip.MustParsePrefix("203.0.113.0/24"), Interface: "eth0", IfNamed: true}
-	assert.Equal(t, []plan.Segment{plan.Segment(lan)}, Locate(plan.Node{}, clusterfacts.Network{Segments: []clusterfacts.Segment{lan}}).Segments)
+	lan := report.Segment{Subnet: netip.MustParsePrefix("203.0.113.0/24"), Interface: "eth0", IfNamed: true}
+	assert.Equal(t, []plan.Segment{plan.Segment(lan)}, Locate(plan.Node{}, report.Network{Segments: []report.Segment{lan}}).Segments)
 }
 
 func TestLimitIsAtThePortsOfTheService(t *testing.T) {

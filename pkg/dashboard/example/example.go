@@ -19,7 +19,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/cluster"
 	"github.com/lodestone-lb/lodestone/pkg/config"
-	"github.com/lodestone-lb/lodestone/pkg/peering"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/pkg/servicelb"
 )
 
@@ -144,7 +144,7 @@ func node(i int) *corev1.Node {
 // there is a reason.
 func (c *Cluster) lease(i int, reason string) *coordinationv1.Lease {
 	up := c.began.Add(-time.Duration(3+i) * 7 * time.Hour)
-	sessions := []peering.Session{
+	sessions := []report.Session{
 		{Peer: "tor-a", Router: netip.MustParseAddr("172.16.0.1"), Established: true, Since: up, BFD: "Up"},
 		{Peer: "tor-b", Router: netip.MustParseAddr("172.16.0.2"), Established: true, Since: up, BFD: "Up"},
 	}
@@ -152,8 +152,9 @@ func (c *Cluster) lease(i int, reason string) *coordinationv1.Lease {
 		sessions[1].Established, sessions[1].Message, sessions[1].BFD, sessions[1].Since = false, reason, "Down", time.Now()
 	}
 	l := &coordinationv1.Lease{ObjectMeta: meta(config.Namespace, annotation.SpeakerLeasePrefix+NodeName(i))}
-	l.Annotations = peering.Annotations(sessions)
-	l.Annotations[annotation.Segments] = "10.64.0.0/16 eth0,2001:db8:1::/64 eth0"
+	l.Annotations = report.Report{Sessions: sessions, Network: report.Network{Segments: []report.Segment{
+		{Subnet: netip.MustParsePrefix("10.64.0.0/16"), Interface: "eth0"}, {Subnet: netip.MustParsePrefix("2001:db8:1::/64"), Interface: "eth0"},
+	}}}.Annotations()
 	l.Labels = map[string]string{annotation.LabelComponent: annotation.ComponentSpeaker}
 	return l
 }

@@ -18,7 +18,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
 const (
@@ -78,7 +78,7 @@ func (r Ring) Marks() []string {
 	return marks
 }
 
-// String is what a Lease says.
+// String names the keys for people.
 func (r Ring) String() string { return strings.Join(r.Marks(), ",") }
 
 // Meets reports whether it and a speaker that has these marks on its Lease understand
@@ -101,7 +101,7 @@ func (r Ring) Next(secret Key, others [][]string) Ring {
 	}
 	next := Ring{used}
 	for _, k := range append(Ring{secret}, r...) {
-		if !slices.Contains(next, k) && len(next) < annotation.MaxMembershipKeys {
+		if !slices.Contains(next, k) && len(next) < report.MaxKeys {
 			next = append(next, k)
 		}
 	}

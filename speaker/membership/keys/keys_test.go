@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
 func key(t testing.TB, text string) Key {
@@ -26,7 +26,7 @@ func TestParse(t *testing.T) {
 	}
 	assert.Equal(t, key(t, "a"), key(t, "a\n"), "white space around counts")
 	assert.NotEqual(t, key(t, "a").secret, key(t, "b").secret)
-	assert.Len(t, annotation.ParseMembershipKeys(Ring{key(t, "a"), key(t, "b")}.String()), 2, "a Lease says it as it is read")
+	assert.Len(t, report.Report{Keys: Ring{key(t, "a"), key(t, "b")}.Marks()}.Tidy().Keys, 2, "a Lease says it as it is read")
 }
 
 func TestNext(t *testing.T) {
@@ -57,10 +57,10 @@ func TestNext(t *testing.T) {
 		assert.Equal(t, x.want, x.ring.Next(x.secret, x.others), name)
 	}
 	many := Ring{a}
-	for i := range 2 * annotation.MaxMembershipKeys {
+	for i := range 2 * report.MaxKeys {
 		many = many.Next(key(t, fmt.Sprint(i)), [][]string{nil})
 	}
-	assert.Len(t, many, annotation.MaxMembershipKeys)
+	assert.Len(t, many, report.MaxKeys)
 	assert.Equal(t, a, many[0], "the one in use is forgotten")
 }
 

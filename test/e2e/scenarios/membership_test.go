@@ -1,6 +1,7 @@
 package scenarios
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -98,7 +99,9 @@ func (s *story) keysOf(node string) string {
 	s.Helper()
 	lease, err := s.Kube.CoordinationV1().Leases(lodestone.Namespace).Get(s.ctx, "lodestone-speaker-"+node, metav1.GetOptions{})
 	require.NoError(s, err)
-	return lease.Annotations["lodestone.io/membership-keys"]
+	var said struct{ MembershipKeys []string }
+	require.NoError(s, json.Unmarshal([]byte(lease.Annotations["lodestone.io/report"]), &said))
+	return strings.Join(said.MembershipKeys, ",")
 }
 
 func (s *story) has(node, keys string) error {

@@ -1,7 +1,6 @@
 package scenarios
 
 import (
-	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -15,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/rest"
 
 	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
@@ -158,68 +158,69 @@ func TestASpeakersTokenWritesItsOwnLeaseAlone(t *testing.T) {
 	require.NoError(t, err)
 	victim, err := leases.Get(s.ctx, "lodestone-speaker-"+nodes[1], metav1.GetOptions{})
 	require.NoError(t, err)
-	leader, err := leases.Get(s.ctx, lodestone.Controller, metav1.GetOptions{})
-	require.NoError(t, err)
+	write := func(as coordinationclient.LeaseInterface, name string, change func(*coordinationv1.Lease)) error {
+		for {
+			l, err := leases.Get(s.ctx, name, metav1.GetOptions{})
+			require.NoError(t, err)
+			change(l)
+			if _, err = as.Update(s.ctx, l, dry); !apierrors.IsConflict(err) { // renewed meanwhile
+				return err
+			}
+		}
+	}
+	require.NoError(t, write(leases, own.Name, func(*coordinationv1.Lease) {}), "its own")
+	require.NoError(t, write(leases, own.Name, func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = nil }), "its own, when it ends")
+
+	forever, nobody := int32(math.MaxInt32), "nobody"
+	for _, x := range []struct {
+		what, lease string
+		change      func(*coordinationv1.Lease)
+	}{
+		{"no controller leads (S4)", lodestone.Controller, func(l *coordinationv1.Lease) {
+			l.Spec.HolderIdentity, l.Spec.LeaseDurationSeconds = &nobody, &forever
+		}},
+		{"another node loses its segment (S5)", victim.Name, func(l *coordinationv1.Lease) {
+			l.Annotations["lodestone.io/report"] = `{"segments": ["192.0.2.0/24 eth0"]}`
+		}},
+		{"another node as it is", victim.Name, func(*coordinationv1.Lease) {}},
+		{"held by another", own.Name, func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = &nobody }},
+		{"owned by another Node", own.Name, func(l *coordinationv1.Lease) { l.OwnerReferences = victim.OwnerReferences }},
+		{"owned by nobody", own.Name, func(l *coordinationv1.Lease) { l.OwnerReferences = nil }},
+		{"owned by two", own.Name, func(l *coordinationv1.Lease) {
+			l.OwnerReferences = append(l.OwnerReferences, victim.OwnerReferences...)
+		}},
+		{"other labels", own.Name, func(l *coordinationv1.Lease) { l.Labels["example.com/a"] = "b" }},
+		{"without its label", own.Name, func(l *coordinationv1.Lease) { l.Labels = nil }},
+		{"with a finalizer", own.Name, func(l *coordinationv1.Lease) { l.Finalizers = []string{"example.com/keep"} }},
+		{"another annotation", own.Name, func(l *coordinationv1.Lease) { l.Annotations["example.com/a"] = "b" }},
+		{"longer than any report", own.Name, func(l *coordinationv1.Lease) { l.Annotations["lodestone.io/report"] = strings.Repeat("x", 65537) }},
+	} {
+		err := write(leases, x.lease, x.change)
+		assert.True(t, apierrors.IsForbidden(err), "%s: %v", x.what, err)
+	}
 	fresh := func(name string) *coordinationv1.Lease {
 		l := own.DeepCopy()
 		l.ObjectMeta = metav1.ObjectMeta{Name: name, Namespace: own.Namespace, Labels: own.Labels, Annotations: own.Annotations, OwnerReferences: own.OwnerReferences}
 		return l
 	}
-	with := func(l *coordinationv1.Lease, change func(*coordinationv1.Lease)) *coordinationv1.Lease {
-		l = l.DeepCopy()
-		l.ResourceVersion = "" // it is renewed meanwhile
-		change(l)
-		return l
-	}
-	_, err = leases.Update(s.ctx, with(own, func(*coordinationv1.Lease) {}), dry)
-	require.NoError(t, err, "its own")
-	_, err = leases.Update(s.ctx, with(own, func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = nil }), dry)
-	require.NoError(t, err, "its own, when it ends")
-
-	forever, nobody := int32(math.MaxInt32), "nobody"
-	for what, l := range map[string]*coordinationv1.Lease{
-		"no controller leads (S4)": with(leader, func(l *coordinationv1.Lease) {
-			l.Spec.HolderIdentity, l.Spec.LeaseDurationSeconds = &nobody, &forever
-		}),
-		"another node loses its segment (S5)": with(victim, func(l *coordinationv1.Lease) {
-			l.Annotations["lodestone.io/segments"] = "192.0.2.0/24 eth0"
-		}),
-		"another node as it is": with(victim, func(*coordinationv1.Lease) {}),
-		"held by another":       with(own, func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = &nobody }),
-		"owned by another Node": with(own, func(l *coordinationv1.Lease) { l.OwnerReferences = victim.OwnerReferences }),
-		"owned by nobody":       with(own, func(l *coordinationv1.Lease) { l.OwnerReferences = nil }),
-		"owned by two": with(own, func(l *coordinationv1.Lease) {
-			l.OwnerReferences = append(l.OwnerReferences, victim.OwnerReferences...)
-		}),
-		"other labels":              with(own, func(l *coordinationv1.Lease) { l.Labels["example.com/a"] = "b" }),
-		"without its label":         with(own, func(l *coordinationv1.Lease) { l.Labels = nil }),
-		"with a finalizer":          with(own, func(l *coordinationv1.Lease) { l.Finalizers = []string{"example.com/keep"} }),
-		"larger than any speaker's": with(own, func(l *coordinationv1.Lease) { l.Annotations["lodestone.io/a"] = strings.Repeat("x", 200_000) }),
-		"many annotations, each small": with(own, func(l *coordinationv1.Lease) {
-			for i := range 3000 {
-				l.Annotations[fmt.Sprint("example.com/", i)] = strings.Repeat("x", 60)
-			}
-		}),
-	} {
-		_, err := leases.Update(s.ctx, l, dry)
-		assert.True(t, apierrors.IsForbidden(err), "%s: %v", what, err)
-	}
+	generated := fresh("")
+	generated.GenerateName = "lodestone-speaker-"
 	for what, l := range map[string]*coordinationv1.Lease{
 		"of another node": fresh("lodestone-speaker-" + nodes[1]),
 		"of no node":      fresh("lodestone-speaker-ghost"), // S5: eight of them forbade a /24
 		"of nobody":       fresh("some-lock"),
-		"of no name":      with(fresh(""), func(l *coordinationv1.Lease) { l.GenerateName = "lodestone-speaker-" }),
+		"of no name":      generated,
 		"the leader's":    fresh(lodestone.Controller),
 	} {
 		_, err := leases.Create(s.ctx, l, metav1.CreateOptions{DryRun: dry.DryRun})
 		assert.True(t, apierrors.IsForbidden(err), "%s: %v", what, err)
 	}
-	for _, l := range []*coordinationv1.Lease{own, victim, leader} {
-		_, err := nowhere.Update(s.ctx, with(l, func(*coordinationv1.Lease) {}), dry)
-		assert.True(t, apierrors.IsForbidden(err), "a token that names no node writes %s: %v", l.Name, err)
-		_, err = leases.Patch(s.ctx, l.Name, types.MergePatchType, []byte(`{"spec": {"leaseDurationSeconds": 1}}`), metav1.PatchOptions{DryRun: dry.DryRun})
-		assert.True(t, apierrors.IsForbidden(err), "patch %s: %v", l.Name, err)
-		assert.True(t, apierrors.IsForbidden(leases.Delete(s.ctx, l.Name, metav1.DeleteOptions{DryRun: dry.DryRun})), "delete %s", l.Name)
+	for _, name := range []string{own.Name, victim.Name, lodestone.Controller} {
+		err := write(nowhere, name, func(*coordinationv1.Lease) {})
+		assert.True(t, apierrors.IsForbidden(err), "a token that names no node writes %s: %v", name, err)
+		_, err = leases.Patch(s.ctx, name, types.MergePatchType, []byte(`{"spec": {"leaseDurationSeconds": 1}}`), metav1.PatchOptions{DryRun: dry.DryRun})
+		assert.True(t, apierrors.IsForbidden(err), "patch %s: %v", name, err)
+		assert.True(t, apierrors.IsForbidden(leases.Delete(s.ctx, name, metav1.DeleteOptions{DryRun: dry.DryRun})), "delete %s", name)
 	}
 	assert.True(t, apierrors.IsForbidden(leases.DeleteCollection(s.ctx, metav1.DeleteOptions{DryRun: dry.DryRun}, metav1.ListOptions{})))
 }

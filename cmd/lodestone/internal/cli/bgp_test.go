@@ -12,7 +12,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
-	"github.com/lodestone-lb/lodestone/pkg/peering"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/pkg/routing"
 )
 
@@ -33,14 +33,14 @@ func TestPeersSayWhyThereIsNoSession(t *testing.T) {
 	for _, name := range []string{"n1", "n2", "n3"} {
 		w.drop("lodestone-speaker-" + name)
 	}
-	torA := func(s peering.Session) peering.Session { s.Peer, s.Since = "tor-a", ago(10*time.Minute); return s }
+	torA := func(s report.Session) report.Session { s.Peer, s.Since = "tor-a", ago(10*time.Minute); return s }
 	w.add(
 		node("n4", "203.0.113.4", nil), node("n5", "203.0.113.5", nil), node("n6", "2001:db8::6", nil),
 		pod("speaker", "n1", "v0.4.0", true), pod("speaker", "n2", "v0.4.0", true), pod("speaker", "n3", "v0.4.0", true), pod("speaker", "n4", "v0.4.0", false),
-		lease("n1", nil, torA(peering.Session{Message: "the router refused: wrong AS number", BFD: "Down"}), peering.Session{Peer: "old", Established: true, Since: ago(time.Hour)}),
+		lease("n1", nil, torA(report.Session{Message: "the router refused: wrong AS number", BFD: "Down"}), report.Session{Peer: "old", Established: true, Since: ago(time.Hour)}),
 		lease("n2", nil),
-		lease("n3", nil, torA(peering.Session{Established: true, Router: netip.MustParseAddr("192.0.2.1")})),
-		lease("n4", nil, torA(peering.Session{Established: true})),
+		lease("n3", nil, torA(report.Session{Established: true, Router: netip.MustParseAddr("192.0.2.1")})),
+		lease("n4", nil, torA(report.Session{Established: true})),
 	)
 	object[*corev1.Node](w, "n3").Annotations = map[string]string{annotation.BGPRouterID: "203.0.113.1"}
 	w.ask("peers-down.txt", ExitFound, "bgp", "peers")

@@ -150,7 +150,7 @@ func TestDiagnosisNamesWhoIsMissing(t *testing.T) {
 	// Its pod is gone altogether: that is worse.
 	w.drop("lodestone-speaker-n2")
 	w.client = nil
-	w.add(lease("n2", map[string]string{annotation.Segments: "203.0.113.0/24 eth0"}))
+	w.add(lease("n2", map[string]string{annotation.Report: `{"segments": ["203.0.113.0/24 eth0"]}`}))
 	text = w.ask("", ExitFailed, "diagnose")
 	assert.Contains(t, text, "node n2: no speaker pod")
 	assert.Contains(t, text, "nothing is known of the node itself: no speaker pod")

@@ -1,17 +1,18 @@
 package cli
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/diagnose"
-	"github.com/lodestone-lb/lodestone/pkg/peering"
 )
 
 // Users write Services, machines that were taken over write Leases and answer as
@@ -29,8 +30,7 @@ func TestNobodyInTheClusterSteersTheTerminal(t *testing.T) {
 	w.drop("lodestone-speaker-n1")
 	dead := pod("speaker", "n1", evil, false)
 	dead.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: evil}}}}
-	w.add(dead, lease("n1", map[string]string{annotation.UnmatchedAdvertisements: evil, annotation.Segments: "203.0.113.0/24 eth" + evil},
-		peering.Session{Peer: "tor-a", Message: evil, BFD: evil, Since: time.Now()}, peering.Session{Peer: evil, Message: evil}))
+	w.add(dead, lease("n1", map[string]string{annotation.Report: hostileReport(t, evil)}))
 	object[*corev1.Node](w, "n2").Annotations = map[string]string{annotation.BGPASN: evil, annotation.BGPRouterID: evil}
 	w.change("n2", func(f *diagnose.Facts) {
 		f.Version, f.Alive, f.Conditions[0] = evil, []string{evil}, diagnose.Condition{Name: evil, Message: evil}
@@ -62,4 +62,15 @@ func TestNobodyInTheClusterSteersTheTerminal(t *testing.T) {
 	for _, args := range [][]string{{"status"}, {"diagnose"}, {"explain", "service", "hostile"}, {"validate", "--live"}} {
 		clean(args...)
 	}
+}
+
+// hostileReport is a report that no speaker writes.
+func hostileReport(t *testing.T, evil string) string {
+	t.Helper()
+	text, err := json.Marshal(map[string]any{
+		"unmatchedAdvertisements": []string{evil}, "segments": []string{"203.0.113.0/24 eth" + evil}, "podRoutes": evil, "membershipKeys": []string{evil},
+		"bgpSessions": []any{map[string]any{"peer": "tor-a", "message": evil, "since": time.Now()}, map[string]any{"peer": "tor-b", "bfd": evil, "since": time.Now()}, map[string]any{"peer": evil, "message": evil, "since": time.Now()}},
+	})
+	require.NoError(t, err)
+	return string(text)
 }

@@ -28,7 +28,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/cluster"
 	"github.com/lodestone-lb/lodestone/pkg/config"
-	"github.com/lodestone-lb/lodestone/pkg/peering"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/pkg/screen"
 	"github.com/lodestone-lb/lodestone/pkg/servicelb"
 	"github.com/lodestone-lb/lodestone/pkg/status"
@@ -48,9 +48,9 @@ func TestStatusOfABadNight(t *testing.T) {
 	w.drop("lodestone-speaker-n2")
 	w.drop("lodestone-speaker-n3")
 	w.drop("lodestone-speaker-n1")
-	down := peering.Session{Peer: "tor-a", Router: netip.MustParseAddr("192.0.2.1"), Since: ago(90 * time.Second), BFD: "Down", Message: "hold timer expired: nothing was heard for 90s"}
+	down := report.Session{Peer: "tor-a", Router: netip.MustParseAddr("192.0.2.1"), Since: ago(90 * time.Second), BFD: "Down", Message: "hold timer expired: nothing was heard for 90s"}
 	w.add(pod("speaker", "n1", "v0.4.0", true), pod("speaker", "n2", "v0.3.0", false),
-		lease("n1", map[string]string{annotation.Segments: "203.0.113.0/24 eth0", annotation.Conflicts: "203.0.113.10 02:00:00:00:00:0c announced"}, down))
+		lease("n1", map[string]string{annotation.Report: `{"segments": ["203.0.113.0/24 eth0"], "conflicts": ["203.0.113.10 02:00:00:00:00:0c announced"]}`}, down))
 	crashed := object[*corev1.Pod](w, "lodestone-speaker-n2")
 	crashed.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}}}
 	// The controller does not lead, Services wait.
@@ -128,7 +128,10 @@ func TestSpeakersAreMissedWhereTheyAreMeantToBe(t *testing.T) {
 func TestAdvertisementsThatMatchNoInterfaceAreSaid(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	object[*coordinationv1.Lease](w, annotation.SpeakerLeasePrefix+"n2").Annotations[annotation.UnmatchedAdvertisements] = "storage"
+	l := object[*coordinationv1.Lease](w, annotation.SpeakerLeasePrefix+"n2")
+	said := report.Of(l.Annotations)
+	said.Unmatched = []string{"storage"}
+	l.Annotations = said.Annotations()
 	assert.Contains(t, w.ask("", ExitFound, "status"), "node n2: advertisement storage matches no interface of it")
 }
 
@@ -153,9 +156,11 @@ func TestMembershipKeyIsSaid(t *testing.T) {
 		for i, has := range x.has {
 			node := fmt.Sprint("n", i+1)
 			l := object[*coordinationv1.Lease](w, annotation.SpeakerLeasePrefix+node)
-			l.Annotations[annotation.MembershipKeys], l.Spec.HolderIdentity = has, &node
+			said := report.Of(l.Annotations)
+			said.Keys = strings.FieldsFunc(has, func(c rune) bool { return c == ',' })
+			l.Annotations, l.Spec.HolderIdentity = said.Annotations(), &node
 		}
-		w.add(lease("n4", map[string]string{annotation.MembershipKeys: before}))
+		w.add(lease("n4", report.Report{Keys: []string{before}}.Annotations()))
 		assert.Contains(t, w.ask("", x.code, "status"), x.says, name)
 	}
 }
@@ -207,7 +212,7 @@ func TestStatusHasColoursOnlyOnATerminal(t *testing.T) {
 	t.Parallel()
 	assert.NotContains(t, newWorld(t).ask("", ExitOK, "status"), "\x1b")
 
-	w, evil := newWorld(t), peering.Session{Peer: "tor-a", Message: "\x1b]0;owned\x07", Since: time.Now()}
+	w, evil := newWorld(t), report.Session{Peer: "tor-a", Message: "\x1b]0;owned\x07", Since: time.Now()}
 	w.drop("lodestone-speaker-n1")
 	w.add(pod("speaker", "n1", "v0.4.0", true), lease("n1", nil, evil))
 	client := fake.NewClientset(w.objects...)
@@ -215,7 +220,7 @@ func TestStatusHasColoursOnlyOnATerminal(t *testing.T) {
 	code := Run([]string{"status"}, Streams{Out: &out, Err: &out, Color: true, Connect: func() (kubernetes.Interface, string, error) { return client, "", nil }})
 	assert.Equal(t, ExitFound, code)
 	assert.Contains(t, out.String(), string(screen.Bad))
-	assert.Contains(t, out.String(), "?]0;owned?", "what a Lease says does not steer the terminal")
+	assert.Contains(t, out.String(), " ]0;owned ", "what a Lease says does not steer the terminal")
 }
 
 // watched is what status --watch writes while the cluster is there, away, and back.

@@ -36,7 +36,7 @@ func TestStoriesOfTrouble(t *testing.T) {
 	w.drop("local-1")
 	w.drop("lodestone-speaker-n1")
 	object[*corev1.Node](w, "n1").Labels[corev1.LabelNodeExcludeBalancers] = ""
-	w.add(pod("speaker", "n1", "v0.4.0", false), lease("n1", map[string]string{annotation.Conflicts: "203.0.113.11 02:00:00:00:00:0c withheld"}))
+	w.add(pod("speaker", "n1", "v0.4.0", false), lease("n1", map[string]string{annotation.Report: `{"conflicts": ["203.0.113.11 02:00:00:00:00:0c withheld"]}`}))
 	object[*corev1.ConfigMap](w, config.ConfigMapName).Data[config.Key] = header + `pools:
   - {name: late, addresses: [203.0.113.20-203.0.113.29], priority: 10, namespaces: [shop], requesters: [], namespaceQuota: 3, advertise: [segment]}
   - {name: lan, addresses: [203.0.113.10/31], serviceSelector: {matchLabels: {tier: web}}, advertise: [segment]}

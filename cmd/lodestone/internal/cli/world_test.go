@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -21,7 +22,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/cluster"
 	"github.com/lodestone-lb/lodestone/pkg/config"
-	"github.com/lodestone-lb/lodestone/pkg/peering"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
 // world is a cluster for a test.
@@ -117,13 +118,14 @@ func node(name, address string, labels map[string]string) *corev1.Node {
 }
 
 // lease is a speaker's Lease.
-func lease(node string, annotations map[string]string, sessions ...peering.Session) *coordinationv1.Lease {
-	all := peering.Annotations(sessions)
-	for key, value := range annotations {
-		all[key] = value
+func lease(node string, annotations map[string]string, sessions ...report.Session) *coordinationv1.Lease {
+	if len(sessions) > 0 {
+		all := report.Of(annotations)
+		all.Sessions = sessions
+		annotations = all.Annotations()
 	}
 	return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
-		Namespace: config.Namespace, Name: annotation.SpeakerLeasePrefix + node, Annotations: all,
+		Namespace: config.Namespace, Name: annotation.SpeakerLeasePrefix + node, Annotations: maps.Clone(annotations),
 		Labels: map[string]string{annotation.LabelComponent: annotation.ComponentSpeaker},
 	}}
 }
@@ -159,13 +161,13 @@ func newWorld(t *testing.T) *world {
 			Spec: coordinationv1.LeaseSpec{HolderIdentity: &leader, AcquireTime: &acquired, RenewTime: &renewed}},
 		pod("controller", "n1", "v0.4.0", true), pod("controller", "n2", "v0.4.0", true),
 	)
-	segment := map[string]string{annotation.Segments: "203.0.113.0/24 eth0"}
-	torA := peering.Session{Peer: "tor-a", Router: netip.MustParseAddr("192.0.2.1"), Established: true, Since: ago(5 * time.Hour), BFD: "Up"}
-	torB := peering.Session{Peer: "tor-b", Router: netip.MustParseAddr("192.0.2.2"), Established: true, Since: ago(5 * 24 * time.Hour)}
+	segment := map[string]string{annotation.Report: `{"segments": ["203.0.113.0/24 eth0"]}`}
+	torA := report.Session{Peer: "tor-a", Router: netip.MustParseAddr("192.0.2.1"), Established: true, Since: ago(5 * time.Hour), BFD: "Up"}
+	torB := report.Session{Peer: "tor-b", Router: netip.MustParseAddr("192.0.2.2"), Established: true, Since: ago(5 * 24 * time.Hour)}
 	for i, name := range []string{"n1", "n2", "n3"} {
-		rack, sessions := "a", []peering.Session{torA}
+		rack, sessions := "a", []report.Session{torA}
 		if name == "n3" {
-			rack, sessions = "b", []peering.Session{torA, torB}
+			rack, sessions = "b", []report.Session{torA, torB}
 		}
 		w.add(node(name, netip.AddrFrom4([4]byte{203, 0, 113, byte(1 + i)}).String(), map[string]string{"rack": rack}),
 			lease(name, segment, sessions...), pod("speaker", name, "v0.4.0", true))

@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"github.com/lodestone-lb/lodestone/pkg/cluster"
-	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/pkg/routing"
 	"github.com/lodestone-lb/lodestone/pkg/screen"
 	"github.com/lodestone-lb/lodestone/pkg/status"
@@ -50,8 +50,8 @@ type Out struct {
 // OfNode tells the story of a node that is there.
 func OfNode(o *cluster.Objects, name string) Node {
 	network := o.Network()
-	view, report := network.View(name), network.Reports[name]
-	n := Node{Name: name, Owns: []Owned{}, Routed: len(view.BGP.VIPs), Gateways: report.Gateways, Segments: strung(report.Segments)}
+	view, last := network.View(name), network.Reports[name]
+	n := Node{Name: name, Owns: []Owned{}, Routed: len(view.BGP.VIPs), Gateways: last.Gateways, Segments: strung(last.Segments)}
 	for _, m := range status.SpeakersOf(o).Missing {
 		if m.Node == name {
 			n.Obstacles = append(n.Obstacles, m.Message)
@@ -63,12 +63,12 @@ func OfNode(o *cluster.Objects, name string) Node {
 	if network.Nodes[name].NetworkUnavailable {
 		n.Obstacles = append(n.Obstacles, "its condition NetworkUnavailable is true: its network plugin is not ready")
 	}
-	if report.Network.Segments == nil {
+	if last.Segments == nil {
 		n.Obstacles = append(n.Obstacles, "its speaker has not told which segments it is on")
 	}
 	n.vips(network.ServicesByVIP(), view.Verdicts)
 	n.Sessions = routing.Peers(network, o.Now, name, "")
-	n.Claims = claims(network, func(node string, _ clusterfacts.Conflict) bool { return node == name })
+	n.Claims = claims(network, func(node string, _ report.Conflict) bool { return node == name })
 	return n
 }
 

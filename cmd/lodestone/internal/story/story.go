@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/pkg/screen"
 	"github.com/lodestone-lb/lodestone/pkg/simulation"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
@@ -32,7 +32,7 @@ type Claim struct {
 }
 
 // claims returns what the nodes have heard, in order.
-func claims(n *simulation.Network, want func(node string, c clusterfacts.Conflict) bool) []Claim {
+func claims(n *simulation.Network, want func(node string, c report.Conflict) bool) []Claim {
 	var all []Claim
 	for node, r := range n.Reports {
 		for _, c := range r.Conflicts {

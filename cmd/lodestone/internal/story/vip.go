@@ -10,6 +10,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/cluster"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/pkg/routing"
 	"github.com/lodestone-lb/lodestone/pkg/screen"
 	"github.com/lodestone-lb/lodestone/pkg/servicelb"
@@ -77,7 +78,7 @@ func ofVIP(o *cluster.Objects, n *simulation.Network, addr netip.Addr) VIP {
 		}
 		v.Services = append(v.Services, of)
 	}
-	v.Claims = claims(n, func(_ string, c clusterfacts.Conflict) bool { return c.VIP == addr })
+	v.Claims = claims(n, func(_ string, c report.Conflict) bool { return c.VIP == addr })
 	if len(v.Services) == 0 {
 		return v
 	}

@@ -1,27 +1,14 @@
-// Package ownership is what speakers tell of VIPs that changed hands on the
-// segment: one of them writes it on its Lease, and the controller makes Events
-// of it. Nothing is told of VIPs that stay where they are.
-package ownership
+package report
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
 	"time"
 
-	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/reason"
-)
-
-// The most that a Lease tells: what is beyond is not written, and not read from
-// a Lease that somebody else wrote.
-const (
-	MaxVIPs = 1024
-	maxName = 253 // of a Node
-	maxText = 64 << 10
 )
 
 // Move is VIPs that a node has lost at one time and for one reason.
@@ -87,39 +74,8 @@ func Tell(vips, from, to string, why Reason) string {
 	return said
 }
 
-// Annotations returns what the speaker's Lease says, of the latest moves if they
-// are too many.
-func Annotations(moves []Move) map[string]string {
-	if moves = tidy(moves); len(moves) == 0 {
-		return map[string]string{annotation.Moves: ""}
-	}
-	text, err := json.Marshal(moves)
-	for err == nil && len(text) > maxText {
-		moves = halve(moves)
-		text, err = json.Marshal(moves)
-	}
-	if err != nil { // every field has a text
-		return nil
-	}
-	return map[string]string{annotation.Moves: string(text)}
-}
-
-// Parse reads what Annotations wrote. Whoever may write Leases may write
-// anything: what is malformed or out of bounds is ignored.
-func Parse(annotations map[string]string) []Move {
-	text := annotations[annotation.Moves]
-	if text == "" || len(text) > maxText {
-		return nil
-	}
-	var moves []Move
-	if err := json.Unmarshal([]byte(text), &moves); err != nil {
-		return nil
-	}
-	return tidy(moves)
-}
-
-// New returns the moves in after that before does not have.
-func New(before, after []Move) []Move {
+// NewMoves returns the moves in after that before does not have.
+func NewMoves(before, after []Move) []Move {
 	return slices.DeleteFunc(slices.Clone(after), func(m Move) bool {
 		return slices.ContainsFunc(before, func(b Move) bool { return b.same(m) })
 	})
@@ -129,12 +85,12 @@ func (m Move) same(other Move) bool {
 	return m.At.Equal(other.At) && m.From == other.From && m.Why == other.Why
 }
 
-// tidy returns the moves by time, the latest ones if there are too many.
-func tidy(moves []Move) []Move {
+// tidyMoves returns the moves by time, the latest ones if there are too many.
+func tidyMoves(moves []Move) []Move {
 	var kept []Move
 	for _, m := range moves {
 		m.At = m.At.UTC().Truncate(time.Millisecond)
-		if m.To = tidyTo(m.To); len(m.To) > 0 && len(m.From) <= maxName && (m.Why == "" || m.Why.Known()) {
+		if m.To = tidyTo(m.To); len(m.To) > 0 && (m.From == "" || isName(m.From, maxName)) && isTime(m.At) && (m.Why == "" || m.Why.Known()) {
 			kept = append(kept, m)
 		}
 	}
@@ -157,15 +113,15 @@ func tidyTo(to map[string][]netip.Addr) map[string][]netip.Addr {
 	for node, vips := range to {
 		vips = slices.DeleteFunc(slices.Clone(vips), func(a netip.Addr) bool { return !a.IsValid() || a.Zone() != "" })
 		slices.SortFunc(vips, netip.Addr.Compare)
-		if vips = slices.Compact(vips); len(vips) > 0 && len(node) <= maxName {
+		if vips = slices.Compact(vips); len(vips) > 0 && (node == "" || isName(node, maxName)) {
 			kept[node] = vips
 		}
 	}
 	return kept
 }
 
-// Count returns how many VIPs the moves are about.
-func Count(moves []Move) (n int) {
+// CountVIPs returns how many VIPs the moves are about.
+func CountVIPs(moves []Move) (n int) {
 	for _, m := range moves {
 		n += m.count()
 	}
@@ -189,7 +145,7 @@ func halve(moves []Move) []Move {
 
 // trim leaves VIPs of the first move out until there are no more than limit.
 func trim(moves []Move, limit int) []Move {
-	excess := Count(moves) - limit
+	excess := CountVIPs(moves) - limit
 	first := moves[0]
 	first.To = maps.Clone(first.To)
 	for _, node := range slices.Sorted(maps.Keys(first.To)) {

@@ -1,0 +1,163 @@
+package report
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Network is what a speaker tells of its node's network.
+type Network struct {
+	// Segments are the subnets that the node can announce VIPs on. Nil: not
+	// known.
+	Segments []Segment `json:"segments,omitzero"`
+	// Gateways are the node's default gateways. Nil: not known.
+	Gateways []netip.Addr `json:"gateways,omitzero"`
+	// Conflicts are the VIPs of the node that other hosts claim.
+	Conflicts []Conflict `json:"conflicts,omitempty"`
+	// KubeProxy tells that one answers on the node, or what replaces it.
+	KubeProxy bool `json:"kubeProxy,omitempty"`
+	// Claims are what plan.Claims says. They are not in the Lease.
+	Claims [128]byte `json:"-"`
+	// Blind, Sick and Apart are what plan.Node says of them. They are not in the Lease.
+	Blind bool   `json:"-"`
+	Sick  bool   `json:"-"`
+	Apart string `json:"-"`
+}
+
+// Conflict is a VIP that a host claims that is no speaker of this cluster.
+type Conflict struct {
+	VIP netip.Addr
+	// HardwareAddr is who has it or claims it.
+	HardwareAddr [6]byte
+	// Announced is set if the VIP had been announced before, and still is.
+	// Otherwise the host had it before, and the VIP is not announced.
+	Announced bool
+}
+
+// MarshalText returns the conflict as String does.
+func (c Conflict) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
+
+// UnmarshalText reads what MarshalText returned.
+func (c *Conflict) UnmarshalText(text []byte) (err error) {
+	*c, err = ParseConflict(string(text))
+	return err
+}
+
+// String returns what ParseConflict reads: "203.0.113.7 02:00:00:00:00:0c withheld".
+func (c Conflict) String() string {
+	state := withheld
+	if c.Announced {
+		state = announced
+	}
+	return fmt.Sprintf("%s %s %s", c.VIP, net.HardwareAddr(c.HardwareAddr[:]), state)
+}
+
+const withheld, announced = "withheld", "announced"
+
+// ParseConflict reads what Conflict.String returns.
+func ParseConflict(text string) (c Conflict, err error) {
+	f := strings.Fields(text)
+	if len(f) != 3 || f[2] != withheld && f[2] != announced {
+		return Conflict{}, fmt.Errorf("%.60q is not an address, a hardware address, and %q or %q", text, withheld, announced)
+	}
+	if c.VIP, err = netip.ParseAddr(f[0]); err != nil {
+		return Conflict{}, fmt.Errorf("read a conflict: %w", err)
+	}
+	hardware, err := net.ParseMAC(f[1])
+	if err != nil || len(hardware) != len(c.HardwareAddr) {
+		return Conflict{}, fmt.Errorf("%.40q is not a hardware address of 6 bytes", f[1])
+	}
+	c.HardwareAddr, c.Announced = [6]byte(hardware), f[2] == announced
+	return c, nil
+}
+
+// Compare orders conflicts by VIP and hardware address.
+func (c Conflict) Compare(d Conflict) int {
+	return cmp.Or(c.VIP.Compare(d.VIP), bytes.Compare(c.HardwareAddr[:], d.HardwareAddr[:]))
+}
+
+func isConflict(c Conflict) bool { return isGateway(c.VIP) }
+
+// Segment is a subnet of an interface that VIPs can be announced on.
+type Segment struct {
+	Subnet    netip.Prefix
+	Interface string
+	// IfNamed is set when only an advertisement that names the interface
+	// announces there.
+	IfNamed bool
+	// Down is set while the node's speaker says that the interface is down. It
+	// is not in the Lease.
+	Down bool
+}
+
+// ifNamed is how a Lease says Segment.IfNamed.
+const ifNamed = "if-named"
+
+// String returns the segment as a Lease has it.
+func (s Segment) String() string {
+	text := s.Subnet.String() + " " + s.Interface
+	if s.IfNamed {
+		text += " " + ifNamed
+	}
+	return text
+}
+
+// MarshalText returns the segment as String does.
+func (s Segment) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText reads what MarshalText returned.
+func (s *Segment) UnmarshalText(text []byte) error {
+	fields := strings.Fields(string(text))
+	if len(fields) < 2 {
+		return fmt.Errorf("%.60q is not a prefix and an interface, and possibly %q", text, ifNamed)
+	}
+	subnet, err := netip.ParsePrefix(fields[0])
+	if err != nil {
+		return fmt.Errorf("read a segment: %w", err)
+	}
+	*s = Segment{Subnet: subnet, Interface: fields[1], IfNamed: slices.Contains(fields[2:], ifNamed)}
+	return nil
+}
+
+func (s Segment) compare(t Segment) int {
+	return cmp.Or(s.Subnet.Compare(t.Subnet), cmp.Compare(s.String(), t.String()))
+}
+
+// Equal reports whether both say the same on a Lease.
+func (n Network) Equal(other Network) bool {
+	return Report{Network: n}.String() == Report{Network: other}.String()
+}
+
+// tidy leaves out what no pool can contain: link-local gateways, single addresses that
+// are no subnet.
+func (n Network) tidy() Network {
+	if n.Segments != nil {
+		n.Segments = tidy(n.Segments, MaxSegments, isSegment, Segment.compare)
+	}
+	if n.Gateways != nil {
+		n.Gateways = tidy(n.Gateways, MaxGateways, isGateway, netip.Addr.Compare)
+	}
+	if n.Conflicts = tidy(n.Conflicts, MaxConflicts, isConflict, Conflict.Compare); len(n.Conflicts) == 0 {
+		n.Conflicts = nil
+	}
+	return n
+}
+
+// maxInterface is IFNAMSIZ without the terminating zero.
+const maxInterface = 15
+
+// isSegment reports whether other hosts can be on the subnet, and VIPs, and
+// whether the interface can be named.
+func isSegment(s Segment) bool {
+	p := s.Subnet
+	return isName(s.Interface, maxInterface) && p == p.Masked() && !p.IsSingleIP() && p.Bits() > 0 && p.Addr().IsGlobalUnicast() && !p.Addr().Is4In6()
+}
+
+func isGateway(a netip.Addr) bool {
+	return a.IsGlobalUnicast() && a.Zone() == "" && !a.Is4In6()
+}
