@@ -197,22 +197,56 @@ func TestForgotten(t *testing.T) {
 	})
 }
 
-// The server says that the client's last address is not its own any more.
+// A server says that the client's last address is not its own. It may be any server on
+// the segment: the address is lost only when a server leases another one.
 func TestLastIsRefused(t *testing.T) {
 	t.Parallel()
 	simulate(t, func(w *world) {
+		grants, offers := w.grants(), false
 		w.server(func(m sent) {
-			if m.MessageType() == dhcpv4.MessageTypeRequest {
-				w.answer(m, dhcpv4.MessageTypeNak, serverA, addrA)
+			switch {
+			case m.MessageType() == dhcpv4.MessageTypeRequest && m.ServerIdentifier() == nil:
+				w.answer(m, dhcpv4.MessageTypeNak, serverB, addrA)
+			case offers:
+				grants(m)
 			}
+		})
+		last := netip.MustParseAddr("198.18.0.77")
+		w.Set([]Client{{ID: webID, Last: last}})
+		w.pass(time.Second)
+		st := w.Current()[webID]
+		require.Nil(t, st.Lease)
+		require.False(t, st.Lost.IsValid(), "it may be somebody else's server")
+		require.ErrorContains(t, st.Err, "DHCP server 198.18.0.3 refused 198.18.0.77")
+		w.pass(20 * time.Second)
+		require.Equal(t, dhcpv4.MessageTypeDiscover, w.sent()[refusedPatience].MessageType())
+		require.False(t, w.Current()[webID].Lost.IsValid())
+		offers = true
+		w.pass(lastDelay)
+		st = w.Current()[webID]
+		require.Equal(t, addrA, st.Lease.Addr)
+		require.Equal(t, last, st.Lost)
+		require.NoError(t, st.Err)
+	})
+}
+
+// A rogue server refuses first, and the one that leased the address confirms it.
+func TestRefusalBeforeTheConfirmation(t *testing.T) {
+	t.Parallel()
+	simulate(t, func(w *world) {
+		w.server(func(m sent) {
+			w.answer(m, dhcpv4.MessageTypeNak, serverB, addrA)
+			w.answer(m, dhcpv4.MessageTypeAck, serverA, addrA)
+			w.answer(m, dhcpv4.MessageTypeNak, serverB, addrA)
 		})
 		w.Set([]Client{{ID: webID, Last: addrA}})
 		w.pass(time.Second)
 		st := w.Current()[webID]
-		require.Nil(t, st.Lease)
-		require.Equal(t, addrA, st.Lost)
-		require.EqualError(t, st.Err, "DHCP server 198.18.0.2 refused 198.18.0.100")
-		require.Equal(t, dhcpv4.MessageTypeDiscover, w.sent()[1].MessageType())
+		require.NoError(t, st.Err)
+		require.False(t, st.Lost.IsValid())
+		require.Equal(t, addrA, st.Lease.Addr)
+		require.Equal(t, serverA, st.Lease.Server)
+		require.Len(t, w.sent(), 1)
 	})
 }
 

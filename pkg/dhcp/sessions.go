@@ -23,6 +23,9 @@ const (
 	// patience is how often a REQUEST is sent before starting over: about a
 	// minute (section 3.1.5).
 	patience = 4
+	// refusedPatience is patience with an address of before the start that some server
+	// has refused.
+	refusedPatience = 2
 	// slowDelay is the least time between REQUESTs for a lease that still
 	// runs (section 4.4.5).
 	slowDelay = time.Minute
@@ -64,6 +67,8 @@ type session struct {
 	began time.Time
 	asked time.Time // of the first REQUEST with this xid
 	tries int       // messages without an answer
+	// refused says that a server, whichever, refused the address that is being confirmed.
+	refused bool
 	// naks is how many times in a row a server refused what it had offered.
 	naks int
 
@@ -172,7 +177,7 @@ func (t *sessions) begin(s *session, p phase, now time.Time) {
 	for s.xid = newXID(); t.byXID[s.xid] != nil; s.xid = newXID() {
 	}
 	t.byXID[s.xid] = s
-	s.phase, s.due, s.began, s.asked, s.tries = p, now, now, time.Time{}, 0
+	s.phase, s.due, s.began, s.asked, s.tries, s.refused = p, now, now, time.Time{}, 0, false
 }
 
 // end ends the exchange, if there is one: what is still answered is ignored.
@@ -274,6 +279,8 @@ func (t *sessions) advance(s *session, now time.Time) bool {
 		s.began, s.tries = began, tries // it is the same silence
 	case l != nil && !now.Before(l.Renew) && s.phase == bound:
 		t.begin(s, renewing, now)
+	case l == nil && s.refused && s.tries >= refusedPatience && s.phase == rebooting:
+		t.begin(s, selecting, now)
 	case l == nil && s.tries >= patience && s.phase != selecting:
 		t.complain(s, t.silence(s, 0))
 		t.begin(s, selecting, now)
@@ -456,6 +463,11 @@ func (t *sessions) grant(s *session, a answer) {
 // deny deals with a NAK: the client starts over (section 3.1.5). At once, if
 // it lost the address that it had; later each time, if a server refuses what
 // it offers.
+//
+// Of an address that it had before the start nobody knows any more which server
+// leased it, and any server on the segment may refuse it: it is asked for on, for
+// some seconds, and an ACK counts. After that the session asks for any address; it
+// gives up the one that it had when a server has leased it another.
 func (t *sessions) deny(s *session, a answer, now time.Time) {
 	addr := s.wants()
 	err := fmt.Errorf("DHCP server %v refused %v", a.server, addr)
@@ -466,6 +478,11 @@ func (t *sessions) deny(s *session, a answer, now time.Time) {
 		t.complain(s, err)
 		t.begin(s, selecting, now.Add(min(firstDelay<<min(s.naks, 8), lastDelay)-rand.N(firstDelay)))
 		s.naks++
+		return
+	}
+	if s.phase == rebooting {
+		s.refused = true
+		t.complain(s, fmt.Errorf("%w; asking on whether another server confirms it", err))
 		return
 	}
 	t.lose(s, err)
