@@ -10,6 +10,8 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/cloud-provider/app/config"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo" // of the client: leader_election_, rest_client_, workqueue_
+
+	"github.com/lodestone-lb/lodestone/pkg/servicelb"
 )
 
 // election is the leader election, by the framework's flags. The framework
@@ -39,10 +41,16 @@ func identity() string {
 	return name + "_" + uuid.NewString()
 }
 
+// marginOf is how long before its end the lease is not relied on any more: a write that
+// begins before then is over, or given up, when the lease ends.
+func marginOf(lease, renewal time.Duration) time.Duration {
+	return min(max(lease-renewal, servicelb.PatchTimeout), lease/2)
+}
+
 // newElection takes the election over from the framework.
 func newElection(c *config.CompletedConfig) (*election, error) {
 	by := c.ComponentConfig.Generic.LeaderElection
-	e := &election{margin: by.LeaseDuration.Duration - by.RenewDeadline.Duration, health: leaderelection.NewLeaderHealthzAdaptor(by.LeaseDuration.Duration), won: make(chan struct{}), ended: make(chan struct{})}
+	e := &election{margin: marginOf(by.LeaseDuration.Duration, by.RenewDeadline.Duration), health: leaderelection.NewLeaderHealthzAdaptor(by.LeaseDuration.Duration), won: make(chan struct{}), ended: make(chan struct{})}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	if !by.LeaderElect {
 		return e, nil

@@ -5,9 +5,12 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/lodestone-lb/lodestone/pkg/servicelb"
 )
 
 func TestFenceLetsReadsThroughAndWritesOnlyWithTheLease(t *testing.T) {
@@ -34,4 +37,14 @@ func TestFenceLetsReadsThroughAndWritesOnlyWithTheLease(t *testing.T) {
 	holds = true
 	require.NoError(t, do(http.MethodPatch))
 	assert.Equal(t, []string{http.MethodGet, http.MethodPatch}, served)
+}
+
+// A write that the fence lets through is over before another process can lead.
+func TestFenceClosesBeforeTheLeaseEnds(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ lease, renewal time.Duration }{{10 * time.Second, 7 * time.Second}, {15 * time.Second, 10 * time.Second}, {60 * time.Second, 40 * time.Second}} {
+		if last := tt.lease - marginOf(tt.lease, tt.renewal); last+servicelb.PatchTimeout > tt.lease {
+			t.Errorf("lease of %s: a write that begins after %s may end after it", tt.lease, last)
+		}
+	}
 }

@@ -32,9 +32,9 @@ const (
 	// that the API server would not take.
 	firstRetry = 5 * time.Millisecond
 	lastRetry  = 30 * time.Second
-	// patchTimeout bounds one PATCH. It is shorter than the leader election's
+	// PatchTimeout bounds one PATCH. It is shorter than the leader election's
 	// renew deadline: nothing of an old leader's arrives late.
-	patchTimeout = 5 * time.Second
+	PatchTimeout = 5 * time.Second
 	// loadRetry is the time between attempts to read what rests.
 	loadRetry = 2 * time.Second
 	// shortestWait bounds how often Services that wait are tried by the clock.
@@ -398,7 +398,7 @@ type RESTAPI struct{ Client rest.Interface }
 
 // PatchStatus implements API.
 func (a RESTAPI) PatchStatus(ctx context.Context, namespace, name string, patch []byte) error {
-	ctx, cancel := context.WithTimeout(ctx, patchTimeout)
+	ctx, cancel := context.WithTimeout(ctx, PatchTimeout)
 	defer cancel()
 	return a.Client.Patch(types.MergePatchType).Namespace(namespace).Resource("services").Name(name).SubResource("status").
 		Body(patch).Do(ctx).Error()

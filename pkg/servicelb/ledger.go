@@ -333,7 +333,7 @@ func (l *Ledger) Remember(ctx context.Context, book Book, name, uid string, all 
 	if len(records) == 0 {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, patchTimeout)
+	ctx, cancel := context.WithTimeout(ctx, PatchTimeout)
 	defer cancel()
 	return book.Keep(ctx, records...)
 }
