@@ -90,7 +90,8 @@ type object struct {
 	keepCondition, keepIngress, keepFinalizers bool
 	// renumbered takes the annotation off that asked for it.
 	renumbered bool
-	// upstream leaves the conventional finalizer to Kubernetes' own service controller.
+	// upstream leaves the conventional finalizer to Kubernetes' own service controller, or
+	// another load balancer.
 	upstream bool
 }
 

@@ -95,7 +95,9 @@ func (c *Controller) letGo(ctx context.Context, svc *corev1.Service) error {
 		return err
 	}
 	want := nothing(svc)
-	want.upstream = c.drivenByUpstream(svc)
+	// Who has written the status of a Service that is not ours any more has written the
+	// conventional finalizer, too.
+	want.upstream = c.drivenByUpstream(svc) || want.keepIngress && !c.Scope.Covers(svc)
 	if _, err := c.write(ctx, svc, want.patch(svc, metav1.NewTime(c.now()))); err != nil {
 		return err
 	}

@@ -73,3 +73,21 @@ func TestEditsOfTheAnnotationAreRepairs(t *testing.T) {
 	s.changes("web", func(svc *corev1.Service) { svc.Labels = map[string]string{"a": "b"} }) // a look
 	s.has("web", "203.0.113.10", "True Allocated")
 }
+
+// A Service without a class that another load balancer has taken over keeps the finalizer,
+// which is that one's now.
+func TestFinalizerOfAnotherLoadBalancerStays(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.creates("web")
+	s.Scope.Classless = false
+	s.Ledger.scope.Classless = false
+	s.changes("web", func(svc *corev1.Service) { svc.Status.LoadBalancer.Ingress[0].IP = "192.0.2.7" })
+	svc := s.server.get("default/web")
+	if len(svc.Finalizers) != 1 || svc.Finalizers[0] != annotation.Finalizer {
+		t.Errorf("finalizers %q", svc.Finalizers)
+	}
+	if _, ours := svc.Annotations[annotation.Assigned]; ours || svc.Status.LoadBalancer.Ingress[0].IP != "192.0.2.7" {
+		t.Errorf("annotations %q, status %v", svc.Annotations, svc.Status)
+	}
+}

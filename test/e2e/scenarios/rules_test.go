@@ -95,7 +95,12 @@ pools:
 	})
 	s.change("plain", labelled("tier", "gold"), annotated(renumber, "true"))
 	s.holds("plain", "198.18.0.221")
-	assert.NotContains(t, s.get("plain").Annotations, renumber)
+	s.eventually("it is not asked to move again", func() error {
+		if _, still := s.get("plain").Annotations[renumber]; still {
+			return fmt.Errorf("the annotation %s stays", renumber)
+		}
+		return nil
+	})
 }
 
 // Scenario 20: what shares an address is reached at its own port, and an edit
