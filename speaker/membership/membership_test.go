@@ -458,8 +458,8 @@ func TestASpeakerRepairsItsLeaseAtOnce(t *testing.T) {
 	n1.Report(onSegments("198.18.0.0/24 eth0"))
 	leases := c.client.CoordinationV1().Leases("lodestone-system")
 	intact := func() bool {
-		l := c.lease("n1")
-		return report.Of(l.Annotations).Equal(onSegments("198.18.0.0/24 eth0").Network) && len(l.Annotations) == 1 && len(l.Finalizers) == 0 &&
+		l, err := leases.Get(t.Context(), annotation.SpeakerLeasePrefix+"n1", metav1.GetOptions{})
+		return err == nil && report.Of(l.Annotations).Equal(onSegments("198.18.0.0/24 eth0").Network) && len(l.Annotations) == 1 && len(l.Finalizers) == 0 &&
 			holder(l) == "n1" && len(l.OwnerReferences) == 1 && l.OwnerReferences[0].Name == "n1" && l.Labels[annotation.LabelComponent] == annotation.ComponentSpeaker
 	}
 	require.Eventually(t, intact, testTimeout, time.Millisecond)
