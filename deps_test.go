@@ -31,7 +31,7 @@ var mayImport = []struct {
 	{"pkg/annotation", []string{"pkg/config"}, "names are constants that everybody shares; what a node says about BGP is read as the configuration is"},
 	{"pkg/apiclient", nil, "it knows connections, and nothing of what goes over them"},
 	{"pkg/buildinfo", nil, "every binary links it"},
-	{"pkg/clusterfacts", []string{"pkg/annotation", "pkg/config", "pkg/kube", "pkg/news", "pkg/report"}, "the controller and the CLI come to the same facts, and the speaker links them"},
+	{"pkg/clusterfacts", []string{"pkg/annotation", "pkg/config", "pkg/kube", "pkg/news", "pkg/objects", "pkg/report"}, "the controller and the CLI come to the same facts, and the speaker links them"},
 	{"pkg/compat", []string{"pkg/annotation", "pkg/config"}, "what Services ask of others is translated in one place, for controller and CLI"},
 	{"pkg/config", nil, "the configuration is a leaf: allocator, plan and CLI share it"},
 	{"pkg/config/change", []string{"pkg/config"}, "what an edit changes follows from two documents alone"},
@@ -41,7 +41,8 @@ var mayImport = []struct {
 	{"pkg/leases", []string{"pkg/dhcp", "pkg/news", "pkg/servicelb"}, "it is what the ledger asks for, as far as DHCP servers give it"},
 	{"pkg/migrate", []string{"pkg/annotation", "pkg/compat", "pkg/config"}, "what others are told is turned into a document, and asks no cluster"},
 	{"pkg/news", nil, "whatever changes may tell it"},
-	{"pkg/narrator", []string{"pkg/annotation", "pkg/kube", "pkg/reason", "pkg/report"}, "it tells what speakers say, and decides nothing"},
+	{"pkg/narrator", []string{"pkg/annotation", "pkg/kube", "pkg/objects", "pkg/reason", "pkg/report"}, "it tells what speakers say, and decides nothing"},
+	{"pkg/objects", []string{"pkg/annotation", "pkg/compat", "pkg/config"}, "what is kept of objects depends on what is read from them alone"},
 	{"pkg/reason", nil, "whoever has reasons explains them"},
 	{"pkg/report", []string{"pkg/annotation", "pkg/reason"}, "speaker, controller and CLI share it"},
 	{"speaker/bfd", []string{"pkg/reason", "speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
@@ -94,7 +95,7 @@ var onlyIn = []struct {
 	places  []string
 	reason  string
 }{
-	{"k8s.io/client-go/", []string{"cmd/...", "pkg/admission", "pkg/apiclient", "pkg/cluster", "pkg/clusterfacts", "pkg/dashboard/example", "pkg/debughttp", "pkg/kube", "pkg/narrator", "pkg/provider", "pkg/released", "pkg/servicelb", "speaker", "speaker/membership"},
+	{"k8s.io/client-go/", []string{"cmd/...", "pkg/admission", "pkg/apiclient", "pkg/cluster", "pkg/clusterfacts", "pkg/dashboard/example", "pkg/debughttp", "pkg/kube", "pkg/narrator", "pkg/objects", "pkg/provider", "pkg/released", "pkg/servicelb", "speaker", "speaker/membership"},
 		"what talks to the API server can be named at a glance"},
 	{"github.com/vishvananda/netlink", []string{"pkg/netstate", "pkg/testnet", "speaker/route"}, "what touches the kernel's network can be named at a glance"},
 	{"github.com/google/nftables", []string{"speaker/limit"}, "what touches the kernel's packet filter can be named at a glance"},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"maps"
 	"net/netip"
 	"reflect"
@@ -16,13 +17,14 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	coreinformers "k8s.io/client-go/informers/core/v1"
-	discoveryinformers "k8s.io/client-go/informers/discovery/v1"
+	kruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/objects"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 	"github.com/lodestone-lb/lodestone/speaker/snapshot"
 )
@@ -39,11 +41,16 @@ type cluster struct {
 	synced                  []cache.InformerSynced
 	wake                    chan struct{}
 
+	// seed is that of the hashes of nodes' names.
+	seed maphash.Seed
+
 	mu         sync.Mutex
 	dirty      map[string]bool // keys of Services
 	dirtyNodes bool
 
-	known map[string]plan.Node // owned by the loop
+	// Owned by the loop.
+	known map[string]plan.Node
+	names map[uint64]string // of the known nodes, by hash
 }
 
 // service, slice and node are what the informers' stores keep of the objects.
@@ -60,10 +67,14 @@ type service struct {
 // controller puts it back at once.
 const unmarkedFor = 5 * time.Second
 
+// slice has the nodes of endpoints by the hashes of their names, sorted: whatever
+// names somebody writes there, a slice costs 8 bytes for each. 0 stands for
+// endpoints without a node.
 type slice struct {
 	metav1.ObjectMeta
-	service string
-	snapshot.Endpoints
+	service        string
+	family         discoveryv1.AddressType
+	ready, serving []uint64
 }
 
 type node struct {
@@ -71,31 +82,31 @@ type node struct {
 	plan.Node
 }
 
-func newCluster(client kubernetes.Interface) (*cluster, error) {
+// GetObjectKind and DeepCopyObject make them objects. Nobody changes them.
+func (*service) GetObjectKind() schema.ObjectKind  { return schema.EmptyObjectKind }
+func (s *service) DeepCopyObject() kruntime.Object { return s }
+func (*slice) GetObjectKind() schema.ObjectKind    { return schema.EmptyObjectKind }
+func (s *slice) DeepCopyObject() kruntime.Object   { return s }
+func (*node) GetObjectKind() schema.ObjectKind     { return schema.EmptyObjectKind }
+func (n *node) DeepCopyObject() kruntime.Object    { return n }
+
+func newCluster(client kubernetes.Interface, scope kube.Scope) (*cluster, error) {
 	c := &cluster{
-		services: coreinformers.NewFilteredServiceInformer(client, metav1.NamespaceAll, 0, cache.Indexers{}, func(o *metav1.ListOptions) {
-			o.FieldSelector = fields.OneTermEqualSelector("spec.type", string(corev1.ServiceTypeLoadBalancer)).String()
-		}),
-		slices: discoveryinformers.NewEndpointSliceInformer(client, metav1.NamespaceAll, 0, cache.Indexers{
-			byService: func(obj any) ([]string, error) { return []string{obj.(*slice).service}, nil },
-		}),
-		nodes: coreinformers.NewNodeInformer(client, 0, cache.Indexers{}),
-		wake:  make(chan struct{}, 1),
-		dirty: map[string]bool{}, known: map[string]plan.Node{},
+		wake: make(chan struct{}, 1), seed: maphash.MakeSeed(),
+		dirty: map[string]bool{}, known: map[string]plan.Node{}, names: map[uint64]string{},
 	}
-	return c, errors.Join(
-		c.follow(c.services, keepService, c.noteService),
-		c.follow(c.slices, keepSlice, c.noteSlice),
-		c.follow(c.nodes, keepNode, c.noteNode),
-	)
+	balanced := objects.Scope{Fields: fields.OneTermEqualSelector("spec.type", string(corev1.ServiceTypeLoadBalancer)).String()}
+	c.services = objects.Informer(objects.Services, client, balanced, services(scope), cache.SharedIndexInformerOptions{})
+	c.slices = objects.Informer(objects.EndpointSlices, client, objects.Scope{}, objects.View[*discoveryv1.EndpointSlice, *slice]{Derive: c.keepSlice}, cache.SharedIndexInformerOptions{
+		Indexers: cache.Indexers{byService: func(obj any) ([]string, error) { return []string{obj.(*slice).service}, nil }},
+	})
+	c.nodes = objects.Informer(objects.Nodes, client, objects.Scope{}, objects.View[*corev1.Node, *node]{Derive: keepNode}, cache.SharedIndexInformerOptions{})
+	return c, errors.Join(c.follow(c.services, c.noteService), c.follow(c.slices, c.noteSlice), c.follow(c.nodes, c.noteNode))
 }
 
-// follow makes the informer keep only what keep returns, and note what
-// changes. Before and after are nil when the object comes and goes.
-func (c *cluster) follow(informer cache.SharedIndexInformer, keep cache.TransformFunc, note func(before, after any)) error {
-	if err := informer.SetTransform(keep); err != nil {
-		return fmt.Errorf("set transform: %w", err)
-	}
+// follow makes the informer note what changes. Before and after are nil when the
+// object comes and goes.
+func (c *cluster) follow(informer cache.SharedIndexInformer, note func(before, after any)) error {
 	handler, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { note(nil, obj) },
 		UpdateFunc: note,
@@ -149,11 +160,13 @@ func (c *cluster) noteService(before, after any) {
 	if a != nil && b != nil && reflect.DeepEqual(a.Service, b.Service) {
 		return
 	}
+	named := a
 	if a == nil {
-		a = b
+		named = b
 	}
-	note := func() { c.note(func() { c.dirty[a.Service.Name] = true }) }
-	if b != nil && len(b.VIPs) > 0 && slices.Equal(a.unmarked, b.VIPs) {
+	key := named.Namespace + "/" + named.ObjectMeta.Name
+	note := func() { c.note(func() { c.dirty[key] = true }) }
+	if a != nil && b != nil && len(b.VIPs) > 0 && slices.Equal(a.unmarked, b.VIPs) {
 		time.AfterFunc(unmarkedFor, note)
 		return
 	}
@@ -185,9 +198,9 @@ func (c *cluster) noteEndpoints(key string, b, a *slice) {
 	if err != nil || !ok || len(obj.(*service).VIPs) == 0 {
 		return
 	}
-	same := slices.Equal(a.Ready, b.Ready) && slices.Equal(a.Serving, b.Serving)
+	same := slices.Equal(a.ready, b.ready) && slices.Equal(a.serving, b.serving)
 	if !obj.(*service).Local {
-		same = (len(a.Ready) > 0) == (len(b.Ready) > 0) && (len(a.Serving) > 0) == (len(b.Serving) > 0)
+		same = (len(a.ready) > 0) == (len(b.ready) > 0) && (len(a.serving) > 0) == (len(b.serving) > 0)
 	}
 	if !same {
 		c.note(func() { c.dirty[key] = true })
@@ -216,16 +229,32 @@ func (c *cluster) refresh(put func(plan.Service)) bool {
 	c.dirty, c.dirtyNodes = map[string]bool{}, false
 	c.mu.Unlock()
 
+	changed := dirtyNodes && c.learnNodes(dirty)
 	for key := range dirty {
 		put(c.derive(key))
 	}
-	if !dirtyNodes {
-		return false
-	}
+	return changed
+}
+
+// learnNodes takes the nodes over and reports whether they changed. Services whose
+// traffic stays on the nodes of their endpoints are dirty where nodes come or go.
+func (c *cluster) learnNodes(dirty map[string]bool) bool {
 	before := c.known
 	c.known = map[string]plan.Node{}
 	for _, obj := range c.nodes.GetStore().List() {
 		c.known[obj.(*node).Name] = obj.(*node).Node
+	}
+	same := func(plan.Node, plan.Node) bool { return true }
+	if !maps.EqualFunc(c.known, before, same) {
+		c.names = map[uint64]string{}
+		for name := range c.known {
+			c.names[c.hash(name)] = name
+		}
+		for _, obj := range c.services.GetStore().List() {
+			if s := obj.(*service); s.Local && len(s.VIPs) > 0 {
+				dirty[s.Service.Name] = true
+			}
+		}
 	}
 	return !maps.EqualFunc(c.known, before, equalNode)
 }
@@ -244,40 +273,72 @@ func (c *cluster) derive(key string) plan.Service {
 	}
 	all := make([]snapshot.Endpoints, len(objs))
 	for i, obj := range objs {
-		all[i] = obj.(*slice).Endpoints
+		of := obj.(*slice)
+		all[i] = snapshot.Endpoints{Family: of.family, Ready: c.named(of.ready), Serving: c.named(of.serving)}
 	}
 	return snapshot.With(s, all...)
 }
 
-// keepService, keepSlice and keepNode are given objects that they already saw,
-// too: those pass.
-func keepService(obj any) (any, error) {
-	s, ok := obj.(*corev1.Service)
-	if !ok {
-		return obj, nil
+// named returns the names of the nodes. Endpoints on a node that is not known count
+// as those without a node.
+func (c *cluster) named(nodes []uint64) []string {
+	names := make([]string, len(nodes))
+	for i, n := range nodes {
+		names[i] = c.names[n]
 	}
-	kept := &service{ObjectMeta: identity(&s.ObjectMeta), Service: snapshot.Service(s)}
-	if _, marked := s.Annotations[annotation.Assigned]; !marked && s.DeletionTimestamp == nil {
-		kept.unmarked = kube.StatusAddresses(s)
-	}
-	return kept, nil
+	return names
 }
 
-func keepSlice(obj any) (any, error) {
-	s, ok := obj.(*discoveryv1.EndpointSlice)
-	if !ok {
-		return obj, nil
+// hash returns the hash of a node's name.
+func (c *cluster) hash(name string) uint64 {
+	if name == "" {
+		return 0
 	}
+	return maphash.String(c.seed, name)
+}
+
+// services is the view of the Services: only those of ours that have VIPs are kept,
+// or had until somebody took the annotation away.
+func services(scope kube.Scope) objects.View[*corev1.Service, *service] {
+	return objects.View[*corev1.Service, *service]{
+		Keep: func(s *corev1.Service) bool {
+			return scope.Announces(s) && (len(kube.VIPs(s)) > 0 || len(unmarked(s)) > 0)
+		},
+		Derive: func(s *corev1.Service) *service {
+			return &service{ObjectMeta: identity(&s.ObjectMeta), Service: snapshot.Service(s, scope), unmarked: unmarked(s)}
+		},
+	}
+}
+
+// unmarked returns the addresses in the Service's status, if no annotation says
+// whose they are.
+func unmarked(s *corev1.Service) []netip.Addr {
+	if _, marked := s.Annotations[annotation.Assigned]; marked || s.DeletionTimestamp != nil {
+		return nil
+	}
+	return kube.StatusAddresses(s)
+}
+
+func (c *cluster) keepSlice(s *discoveryv1.EndpointSlice) *slice {
 	of, endpoints := snapshot.EndpointsOf(s)
-	return &slice{identity(&s.ObjectMeta), of, endpoints}, nil
+	kept := &slice{ObjectMeta: identity(&s.ObjectMeta), service: of, family: endpoints.Family, ready: c.hashes(endpoints.Ready)}
+	if kept.serving = kept.ready; !slices.Equal(endpoints.Ready, endpoints.Serving) {
+		kept.serving = c.hashes(endpoints.Serving)
+	}
+	return kept
 }
 
-func keepNode(obj any) (any, error) {
-	n, ok := obj.(*corev1.Node)
-	if !ok {
-		return obj, nil
+func (c *cluster) hashes(names []string) []uint64 {
+	all := make([]uint64, len(names))
+	for i, name := range names {
+		all[i] = c.hash(name)
 	}
-	return &node{identity(&n.ObjectMeta), snapshot.Node(n)}, nil
+	slices.Sort(all)
+	return all
+}
+
+func keepNode(n *corev1.Node) *node {
+	return &node{identity(&n.ObjectMeta), snapshot.Node(n)}
 }
 
 func identity(m *metav1.ObjectMeta) metav1.ObjectMeta {

@@ -16,6 +16,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/objects"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -48,6 +50,10 @@ func TestEndpointsThatTakeTraffic(t *testing.T) {
 			}
 			c.add(endpoints("other", on("n9")))
 			c.add(web)
+			for _, name := range []string{"n1", "n2", "n3", "n9"} {
+				c.add(nodeObject(name))
+			}
+			c.refresh(func(plan.Service) {})
 			got := c.derive("default/web")
 			if nodes := slices.Sorted(maps.Keys(got.ServingNodes)); got.Serving != test.serving || !slices.Equal(nodes, test.nodes) {
 				t.Errorf("serving %v on %q, want %v on %q", got.Serving, nodes, test.serving, test.nodes)
@@ -69,6 +75,9 @@ func TestEndpointsOfEachFamily(t *testing.T) {
 	c.add(web)
 	c.add(four)
 	c.add(names)
+	c.add(nodeObject("n1"))
+	c.add(nodeObject("n2"))
+	c.refresh(func(plan.Service) {})
 	require.Nil(t, c.derive("default/web").IPv6, "nobody asks")
 
 	web.Annotations[annotation.Assigned] += ",2001:db8::1"
@@ -119,9 +128,7 @@ func TestOnlyWhatThePlanAsksWakesTheLoop(t *testing.T) {
 				if o == nil {
 					return nil
 				}
-				k, _ := keepSlice(o)
-				k, _ = keepService(k)
-				return k
+				return c.kept(o)
 			}
 			if _, ok := event.before.(*corev1.Service); ok {
 				note = c.noteService
@@ -184,26 +191,39 @@ func TestNewsOfNodes(t *testing.T) {
 	} {
 		c, before, after := mustCluster(t), nodeObject("n1"), nodeObject("n1")
 		change(after)
-		b, _ := keepNode(before)
-		a, _ := keepNode(after)
-		c.noteNode(b, a)
+		c.noteNode(c.kept(before), c.kept(after))
 		require.Equal(t, name != "images", c.dirtyNodes, name)
 	}
 }
 
 func mustCluster(t testing.TB) *cluster {
-	c, err := newCluster(fake.NewClientset())
+	c, err := newCluster(fake.NewClientset(), testScope)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return c
 }
 
+// testScope serves the Services of the tests.
+var testScope = kube.Scope{Classless: true}
+
+// kept returns what a cache has of an object.
+func (c *cluster) kept(o any) any {
+	switch o := o.(type) {
+	case *corev1.Service:
+		return services(testScope).Derive(objects.Services.Project(o))
+	case *discoveryv1.EndpointSlice:
+		return c.keepSlice(objects.EndpointSlices.Project(o))
+	case *corev1.Node:
+		return keepNode(objects.Nodes.Project(o))
+	}
+	return nil
+}
+
 // add puts an object into its informer's store.
 // replace has the API server tell of a Service's next version.
 func (c *cluster) replace(before, after *corev1.Service) {
-	b, _ := keepService(before)
-	a, _ := keepService(after)
+	b, a := c.kept(before), c.kept(after)
 	if err := c.services.GetStore().Update(a); err != nil {
 		panic(err)
 	}
@@ -214,13 +234,17 @@ func (c *cluster) add(obj any) {
 	var err error
 	switch obj := obj.(type) {
 	case *corev1.Service:
-		kept, _ := keepService(obj)
+		kept := c.kept(obj)
 		err = c.services.GetStore().Add(kept)
 		c.noteService(nil, kept)
 	case *discoveryv1.EndpointSlice:
-		kept, _ := keepSlice(obj)
+		kept := c.kept(obj)
 		err = c.slices.GetStore().Add(kept)
 		c.noteSlice(nil, kept)
+	case *corev1.Node:
+		kept := c.kept(obj)
+		err = c.nodes.GetStore().Add(kept)
+		c.noteNode(nil, kept)
 	}
 	if err != nil {
 		panic(err)

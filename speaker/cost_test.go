@@ -126,7 +126,7 @@ func manyOptions(url string) (Options, error) {
 	}
 	log := slog.New(slog.DiscardHandler)
 	return Options{
-		Node: members.self, Client: client, Members: members, Networks: members, Claimant: members, DataPlane: &fakeDataPlane{}, Announcer: &fakeAnnouncer{},
+		Node: members.self, Client: client, Scope: testScope, Members: members, Networks: members, Claimant: members, DataPlane: &fakeDataPlane{}, Announcer: &fakeAnnouncer{},
 		Limiter: &fakeLimiter{}, Router: &fakeRouter{}, PodRoutes: &fakePodRouter{}, Passwords: &changes{}, Detector: NewDetector(&fakeBFD{}, &fakePeers{}, log),
 		Config: &fakeConfig{config: &config.Config{
 			Pools:          []config.Pool{{Name: "lan", Free: prefix("10.0.0.0/16"), Withheld: prefix("10.1.0.0/32")}},

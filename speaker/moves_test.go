@@ -57,7 +57,7 @@ func newFleet(t require.TestingT, nodes, vips int) *fleet {
 
 // begin starts a speaker that knows nothing, on a node that is ready or not.
 func (f *fleet) begin(node string, ready bool) {
-	s, err := New(Options{Node: node, Client: fake.NewClientset(), Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry()})
+	s, err := New(Options{Node: node, Scope: testScope, Client: fake.NewClientset(), Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry()})
 	require.NoError(f.t, err)
 	f.loops[node], f.alive[node] = s, ready
 	delete(f.told, node)

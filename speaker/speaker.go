@@ -115,8 +115,10 @@ type Limiter interface {
 
 // Options are what a Speaker needs.
 type Options struct {
-	Node      string
-	Client    kubernetes.Interface
+	Node   string
+	Client kubernetes.Interface
+	// Scope says which Services are Lodestone's.
+	Scope     kube.Scope
 	Config    Config
 	Members   Members
 	Networks  Networks
@@ -182,7 +184,7 @@ type state struct {
 
 // New returns a Speaker that starts with Run.
 func New(o Options) (*Speaker, error) {
-	c, err := newCluster(o.Client)
+	c, err := newCluster(o.Client, o.Scope)
 	if err != nil {
 		return nil, fmt.Errorf("watch the cluster: %w", err)
 	}

@@ -258,7 +258,7 @@ func newStory(t *testing.T, objects ...runtime.Object) *story {
 func (s *story) start() {
 	s.t.Helper()
 	var err error
-	s.speaker, err = New(Options{Node: "n1", Client: s.client, Config: &s.config, Members: &s.members, Networks: &s.members, Claimant: &s.members, DataPlane: &s.dataPlane,
+	s.speaker, err = New(Options{Node: "n1", Scope: testScope, Client: s.client, Config: &s.config, Members: &s.members, Networks: &s.members, Claimant: &s.members, DataPlane: &s.dataPlane,
 		Announcer: &s.announcer, Limiter: &s.limiter, Router: &s.router, PodRoutes: &s.pods, Passwords: &s.passwords, Drain: s.drain,
 		Detector: NewDetector(&fakeBFD{}, &fakePeers{}, slog.New(slog.DiscardHandler)), Log: slog.New(slog.NewTextHandler(&s.log, nil)), Registry: s.registry, HandOver: s.handOver})
 	if err != nil {

@@ -29,6 +29,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/leases"
 	"github.com/lodestone-lb/lodestone/pkg/narrator"
+	"github.com/lodestone-lb/lodestone/pkg/objects"
 	"github.com/lodestone-lb/lodestone/pkg/provider"
 	"github.com/lodestone-lb/lodestone/pkg/released"
 	"github.com/lodestone-lb/lodestone/pkg/servicelb"
@@ -105,6 +106,7 @@ func (p *process) cloud(c *config.CompletedConfig) cloudprovider.Interface {
 	}
 	err := connect(c)
 	p.fatal(err)
+	objects.Share(c.SharedInformers)
 	own := rest.AddUserAgent(rest.CopyConfig(c.Kubeconfig), servicelb.Name)
 	own.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return fence{next, func() bool { return p.election.holds() }}
@@ -128,7 +130,6 @@ func (p *process) cloud(c *config.CompletedConfig) cloudprovider.Interface {
 	p.fatal(err)
 	p.fatal(p.serveHTTPS(c))
 	services := c.SharedInformers.Core().V1().Services()
-	p.fatal(services.Informer().SetTransform(kube.WithoutManagedFields))
 	p.services, err = servicelb.New(servicelb.Options{
 		Ledger: p.ledger, Scope: p.scope, Services: services, Namespaces: p.namespaces,
 		Config: p.config, Facts: p.facts, Book: p.book, Leases: p.leases,

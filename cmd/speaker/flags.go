@@ -13,9 +13,11 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/apiclient"
 	"github.com/lodestone-lb/lodestone/pkg/buildinfo"
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/speaker"
 	"github.com/lodestone-lb/lodestone/speaker/membership"
 	"github.com/lodestone-lb/lodestone/speaker/membership/keys"
@@ -32,6 +34,7 @@ type flags struct {
 	listen, certFile, keyFile                      string
 	kubeProxyURL                                   string
 	handOver, drain                                time.Duration
+	scope                                          kube.Scope
 	logLevel, logFormat                            string
 }
 
@@ -57,6 +60,8 @@ func (f *flags) register(set *pflag.FlagSet) {
 	set.StringVar(&f.kubeProxyURL, "kube-proxy-healthz-url", speaker.KubeProxyURL, "where kube-proxy tells its health; empty: do not ask")
 	set.DurationVar(&f.handOver, "hand-over", speaker.DefaultHandOver, "how long at most a VIP that moves to another node is answered for here until that node is heard")
 	set.DurationVar(&f.drain, "drain", speaker.DefaultDrain, "how long routers are asked to prefer other nodes before this one withdraws its routes")
+	set.BoolVar(&f.scope.Classless, "handle-classless", true, "announce Services that have no spec.loadBalancerClass, as the controller serves them")
+	set.StringSliceVar(&f.scope.Classes, "load-balancer-classes", []string{annotation.DefaultClass}, "values of spec.loadBalancerClass whose Services are announced, those that the controller serves")
 	set.StringVar(&f.logLevel, "log-level", "info", "debug, info, warn or error")
 	set.StringVar(&f.logFormat, "log-format", "text", "text or json")
 }

@@ -78,7 +78,7 @@ func run(ctx context.Context, f *flags) error {
 	router := bgp.New(bgp.Options{Log: s.log, Registry: registry, Passwords: passwords.Password, Beside: netstate.Beside, Restarting: true})
 	detector := speaker.NewDetector(watchdog, router, s.log)
 	loop, err := speaker.New(speaker.Options{
-		Node: f.node, Client: s.client, Config: config, Members: members, Networks: members, Claimant: members, DataPlane: proxy, Announcer: announcer, Limiter: limiter,
+		Node: f.node, Client: s.client, Scope: f.scope, Config: config, Members: members, Networks: members, Claimant: members, DataPlane: proxy, Announcer: announcer, Limiter: limiter,
 		Router: router, PodRoutes: podRoutes, Passwords: passwords, Detector: detector, Log: s.log, Registry: registry, HandOver: f.handOver, Drain: f.drain,
 	})
 	if err != nil {

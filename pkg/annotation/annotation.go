@@ -85,6 +85,14 @@ const (
 	Report = "lodestone.io/report"
 )
 
+// OfServices returns the names of what is read from a Service, what Lodestone writes
+// first: a cache keeps no others.
+func OfServices() []string {
+	return []string{
+		Assigned, AssignedPools, Leases, Addresses, AddressPool, SharingKey, Renumber, ConnectionRateLimit, SharingNamespaces,
+	}
+}
+
 // InvalidError says that an annotation's value is not understood. Two of the
 // same text are equal.
 type InvalidError struct{ text string }

@@ -23,6 +23,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/released"
 	"github.com/lodestone-lb/lodestone/pkg/servicelb"
 	"github.com/lodestone-lb/lodestone/pkg/simulation"
@@ -185,7 +186,7 @@ func (o *Objects) Network() *simulation.Network {
 		}
 	}
 	return simulation.NewNetwork(simulation.Announcers{
-		Config: o.Config, Services: o.Services, Slices: o.Slices, Nodes: o.Nodes, Leases: o.Leases, Ready: ready,
+		Scope: kube.Scope(o.Scope), Config: o.Config, Services: o.Services, Slices: o.Slices, Nodes: o.Nodes, Leases: o.Leases, Ready: ready,
 	})
 }
 

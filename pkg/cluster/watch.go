@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
@@ -15,10 +14,6 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	coordinationinformers "k8s.io/client-go/informers/coordination/v1"
-	coreinformers "k8s.io/client-go/informers/core/v1"
-	discoveryinformers "k8s.io/client-go/informers/discovery/v1"
-	networkinginformers "k8s.io/client-go/informers/networking/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
@@ -26,6 +21,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/news"
+	"github.com/lodestone-lb/lodestone/pkg/objects"
 	"github.com/lodestone-lb/lodestone/pkg/released"
 )
 
@@ -67,30 +63,25 @@ type watched struct {
 // NewWatcher returns a Watcher that starts with Run.
 func NewWatcher(client kubernetes.Interface, p Place) *Watcher {
 	w := &Watcher{client: client, place: p}
-	none := cache.Indexers{}
-	named := func(name string) func(*metav1.ListOptions) {
-		return func(o *metav1.ListOptions) {
-			o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
-		}
-	}
-	labelled := func(selector string) func(*metav1.ListOptions) {
-		return func(o *metav1.ListOptions) { o.LabelSelector = selector }
-	}
-	w.services = w.watch(Services, "services", "", coreinformers.NewServiceInformer(client, "", 0, none))
-	w.namespaces = w.watch(namespaces, "namespaces", "", coreinformers.NewNamespaceInformer(client, 0, none))
-	w.configMap = w.watch(ConfigMaps, "configmaps", p.Namespace, coreinformers.NewFilteredConfigMapInformer(client, p.Namespace, 0, none, named(p.ConfigName)))
-	w.nodes = w.watch(Nodes, "nodes", "", coreinformers.NewNodeInformer(client, 0, none))
-	w.leases = w.watch(Leases, "leases.coordination.k8s.io", p.Namespace, coordinationinformers.NewLeaseInformer(client, p.Namespace, 0, none))
-	w.apiServer = w.watch(apiServer, "endpointslices.discovery.k8s.io", metav1.NamespaceDefault,
-		discoveryinformers.NewFilteredEndpointSliceInformer(client, metav1.NamespaceDefault, 0, none, labelled(discoveryv1.LabelServiceName+"=kubernetes")))
-	w.serviceCIDRs = w.watch(serviceCIDRs, "servicecidrs.networking.k8s.io", "", networkinginformers.NewServiceCIDRInformer(client, 0, none))
-	w.slices = w.watch(Slices, "endpointslices.discovery.k8s.io", "", discoveryinformers.NewEndpointSliceInformer(client, "", 0, none))
-	w.pods = w.watch(Pods, "pods", p.Namespace, coreinformers.NewFilteredPodInformer(client, p.Namespace, 0, none, labelled(labelName+"=lodestone")))
+	none := cache.SharedIndexInformerOptions{}
+	all, ours := objects.Scope{}, objects.Scope{Namespace: p.Namespace}
+	document, api, pods := ours, objects.Scope{Namespace: metav1.NamespaceDefault, Labels: discoveryv1.LabelServiceName + "=kubernetes"}, ours
+	document.Fields = fields.OneTermEqualSelector(metav1.ObjectNameField, p.ConfigName).String()
+	pods.Labels = labelName + "=lodestone"
+	w.services = w.watch(Services, "services", "", objects.Services.Informer(client, all, none))
+	w.namespaces = w.watch(namespaces, "namespaces", "", objects.Namespaces.Informer(client, all, none))
+	w.configMap = w.watch(ConfigMaps, "configmaps", p.Namespace, objects.ConfigMaps.Informer(client, document, none))
+	w.nodes = w.watch(Nodes, "nodes", "", objects.Nodes.Informer(client, all, none))
+	w.leases = w.watch(Leases, "leases.coordination.k8s.io", p.Namespace, objects.Leases.Informer(client, ours, none))
+	w.apiServer = w.watch(apiServer, "endpointslices.discovery.k8s.io", metav1.NamespaceDefault, objects.EndpointSlices.Informer(client, api, none))
+	w.serviceCIDRs = w.watch(serviceCIDRs, "servicecidrs.networking.k8s.io", "", objects.ServiceCIDRs.Informer(client, all, none))
+	w.slices = w.watch(Slices, "endpointslices.discovery.k8s.io", "", objects.EndpointSlices.Informer(client, all, none))
+	w.pods = w.watch(Pods, "pods", p.Namespace, objects.Pods.Informer(client, pods, none))
 	return w
 }
 
 func (w *Watcher) watch(kind, resource, namespace string, informer cache.SharedIndexInformer) *watched {
-	s := &watched{source{kind: kind, verb: "list", resource: resource, namespace: namespace}, kube.NewFollower(informer, keep, w.changed.Notify)}
+	s := &watched{source{kind: kind, verb: "list", resource: resource, namespace: namespace}, kube.NewFollower(informer, asIs, w.changed.Notify)}
 	w.sources = append(w.sources, s)
 	return s
 }
@@ -175,72 +166,16 @@ func (w *Watcher) read(ctx context.Context) {
 
 func stored[T metav1.Object](s *watched) []T { return kube.Listed[T](s.Follower) }
 
-// keep is an informer's transform: it takes off what nobody here reads.
-func keep(obj any) (any, error) {
-	o, ok := obj.(metav1.Object)
+// asIs is the transform of a cache that keeps projections as they are, but for
+// Services that are no concern of ours: of them the addresses are known.
+func asIs(obj any) (any, error) {
+	o, ok := obj.(*corev1.Service)
 	if !ok {
 		return obj, nil
 	}
-	o.SetManagedFields(nil)
-	switch o := obj.(type) {
-	case *corev1.Service:
-		delete(o.Annotations, corev1.LastAppliedConfigAnnotation)
-		if _, assigned := o.Annotations[annotation.Assigned]; !assigned && o.Spec.Type != corev1.ServiceTypeLoadBalancer && len(o.Finalizers) == 0 {
-			return &corev1.Service{ObjectMeta: named(o), Spec: corev1.ServiceSpec{Type: o.Spec.Type, ClusterIPs: o.Spec.ClusterIPs}}, nil
-		}
-	case *corev1.Node:
-		o.Status.Images, o.Status.VolumesAttached, o.Status.VolumesInUse = nil, nil, nil
-		for i := range o.Status.Conditions {
-			o.Status.Conditions[i].LastHeartbeatTime = metav1.Time{}
-		}
-	case *corev1.Namespace:
-		o.Annotations = nil
-	case *discoveryv1.EndpointSlice:
-		return keepEndpoints(o), nil
-	case *corev1.Pod:
-		o.Annotations, o.Spec.Volumes, o.Spec.Tolerations = nil, nil, nil
-		for i := range o.Spec.Containers {
-			o.Spec.Containers[i] = corev1.Container{Name: o.Spec.Containers[i].Name, Image: o.Spec.Containers[i].Image}
-		}
+	if _, assigned := o.Annotations[annotation.Assigned]; !assigned && o.Spec.Type != corev1.ServiceTypeLoadBalancer && len(o.Finalizers) == 0 {
+		meta := metav1.ObjectMeta{Namespace: o.Namespace, Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}
+		return &corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{Type: o.Spec.Type, ClusterIPs: o.Spec.ClusterIPs, ExternalIPs: o.Spec.ExternalIPs}}, nil
 	}
 	return obj, nil
-}
-
-func named(o metav1.Object) metav1.ObjectMeta {
-	return metav1.ObjectMeta{Namespace: o.GetNamespace(), Name: o.GetName(), UID: o.GetUID(), ResourceVersion: o.GetResourceVersion()}
-}
-
-// keepEndpoints keeps addresses of the API server's slices only, and of the
-// others on which nodes there are endpoints in which condition, each once.
-func keepEndpoints(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
-	kept := &discoveryv1.EndpointSlice{ObjectMeta: named(s), AddressType: s.AddressType}
-	service := s.Labels[discoveryv1.LabelServiceName]
-	kept.Labels = map[string]string{discoveryv1.LabelServiceName: service}
-	ours := s.Namespace == metav1.NamespaceDefault && service == "kubernetes"
-	type standing struct{ node, conditions string }
-	seen := map[standing]bool{}
-	for _, e := range s.Endpoints {
-		node := ""
-		if e.NodeName != nil {
-			node = *e.NodeName
-		}
-		at := standing{node, fmt.Sprint(deref(e.Conditions.Ready), deref(e.Conditions.Serving))}
-		if !ours && seen[at] {
-			continue
-		}
-		seen[at] = true
-		end := discoveryv1.Endpoint{NodeName: e.NodeName, Conditions: discoveryv1.EndpointConditions{Ready: e.Conditions.Ready, Serving: e.Conditions.Serving}}
-		if ours {
-			end.Addresses = e.Addresses
-		}
-		kept.Endpoints = append(kept.Endpoints, end)
-	}
-	return kept
-}
-
-func deref(b *bool) any {
-	if b == nil {
-		return nil
-	}
-	return *b
 }

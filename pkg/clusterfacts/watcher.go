@@ -14,17 +14,13 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	coordinationinformers "k8s.io/client-go/informers/coordination/v1"
-	coreinformers "k8s.io/client-go/informers/core/v1"
-	discoveryinformers "k8s.io/client-go/informers/discovery/v1"
-	networkinginformers "k8s.io/client-go/informers/networking/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/news"
+	"github.com/lodestone-lb/lodestone/pkg/objects"
 )
 
 const (
@@ -77,21 +73,15 @@ func NewWatcher(o Options) *Watcher {
 		o.Log = slog.Default()
 	}
 	w := &Watcher{log: o.Log, wake: make(chan struct{}, 1)}
-	none := cache.Indexers{}
-	w.nodes = w.watch("Nodes", keepNode, coreinformers.NewNodeInformer(o.Client, 0, none))
-	w.leases = w.watch("Leases of speakers", keepLease, coordinationinformers.NewFilteredLeaseInformer(o.Client, o.Namespace, 0, none, func(l *metav1.ListOptions) {
-		l.LabelSelector = annotation.LabelComponent + "=" + annotation.ComponentSpeaker
-	}))
-	w.serviceCIDRs = w.watch("ServiceCIDRs", keepServiceCIDR, networkinginformers.NewServiceCIDRInformer(o.Client, 0, none))
+	all, none := objects.Scope{}, cache.SharedIndexInformerOptions{}
+	w.nodes = w.watch("Nodes", keepNode, objects.Nodes.Informer(o.Client, all, none))
+	w.leases = w.watch("Leases of speakers", keepLease, objects.Leases.Informer(o.Client, objects.Speakers(o.Namespace), none))
+	w.serviceCIDRs = w.watch("ServiceCIDRs", keepServiceCIDR, objects.ServiceCIDRs.Informer(o.Client, all, none))
 	// One slice of each family; newer API servers have both.
 	w.apiServer = w.watch("EndpointSlices of the Service default/kubernetes", keepSlice,
-		discoveryinformers.NewFilteredEndpointSliceInformer(o.Client, metav1.NamespaceDefault, 0, none, func(l *metav1.ListOptions) {
-			l.LabelSelector = discoveryv1.LabelServiceName + "=" + kubernetesService
-		}))
+		objects.EndpointSlices.Informer(o.Client, objects.Scope{Namespace: metav1.NamespaceDefault, Labels: discoveryv1.LabelServiceName + "=" + kubernetesService}, none))
 	w.kubernetes = w.watch("Service default/kubernetes", keepService,
-		coreinformers.NewFilteredServiceInformer(o.Client, metav1.NamespaceDefault, 0, none, func(l *metav1.ListOptions) {
-			l.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, kubernetesService).String()
-		}))
+		objects.Services.Informer(o.Client, objects.Scope{Namespace: metav1.NamespaceDefault, Fields: fields.OneTermEqualSelector(metav1.ObjectNameField, kubernetesService).String()}, none))
 	return w
 }
 

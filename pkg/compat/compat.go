@@ -28,6 +28,11 @@ var (
 // writes on it.
 const KubeVIPAddresses = "kube-vip.io/loadbalancerIPs"
 
+// Annotations returns the names of the annotations of others that are understood.
+func Annotations() []string {
+	return slices.Concat(metalLBAddresses, metalLBAddressPool, metalLBAllowSharedIP, []string{KubeVIPAddresses})
+}
+
 // specIP names what a Service asks for without any annotation.
 const specIP = "spec.loadBalancerIP"
 

@@ -13,12 +13,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
-	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/news"
+	"github.com/lodestone-lb/lodestone/pkg/objects"
 	"github.com/lodestone-lb/lodestone/pkg/reason"
 )
 
@@ -112,10 +112,8 @@ func NewConfigWatcher(client kubernetes.Interface, opts ConfigOptions) *ConfigWa
 
 // Run follows the document until the context ends.
 func (w *ConfigWatcher) Run(ctx context.Context) error {
-	informer := coreinformers.NewFilteredConfigMapInformer(w.client, w.opts.Namespace, 0, cache.Indexers{},
-		func(o *metav1.ListOptions) {
-			o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, w.opts.Name).String()
-		})
+	scope := objects.Scope{Namespace: w.opts.Namespace, Fields: fields.OneTermEqualSelector(metav1.ObjectNameField, w.opts.Name).String()}
+	informer := objects.ConfigMaps.Informer(w.client, scope, cache.SharedIndexInformerOptions{})
 	handler, err := informer.AddEventHandler(cache.FilteringResourceEventHandler{
 		FilterFunc: w.isOurs,
 		Handler: cache.ResourceEventHandlerFuncs{

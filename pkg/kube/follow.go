@@ -78,10 +78,12 @@ func (f *Follower) listen() (handler cache.ResourceEventHandlerRegistration, err
 // failed takes note of why the objects cannot be listed or watched.
 func (f *Follower) failed(ctx context.Context, r *cache.Reflector, err error) {
 	f.mu.Lock()
-	first := f.err == nil
+	// What Standing says changes where another kind of error takes the place of one:
+	// an API server that starts refuses everybody before it says what it lacks.
+	other := f.err == nil || apierrors.ReasonForError(f.err) != apierrors.ReasonForError(err)
 	f.err = err
 	f.mu.Unlock()
-	if first {
+	if other {
 		f.notify()
 	}
 	if !apierrors.IsNotFound(err) { // Absent tells

@@ -5,6 +5,8 @@
 package kube
 
 import (
+	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
 	"strings"
@@ -13,7 +15,62 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/objects"
 )
+
+// Scope says which Services are Lodestone's to serve: controller and speakers are
+// started with the same one.
+type Scope struct {
+	// Classless serves Services without a spec.loadBalancerClass.
+	Classless bool
+	// Classes are the values of spec.loadBalancerClass that are served.
+	Classes []string
+}
+
+// Covers reports whether the Service is of a kind that Lodestone serves, be
+// it about to be deleted or not.
+func (s Scope) Covers(svc *corev1.Service) bool {
+	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer {
+		return false
+	}
+	if class := svc.Spec.LoadBalancerClass; class != nil {
+		return slices.Contains(s.Classes, *class)
+	}
+	return s.Classless
+}
+
+// Announces reports whether the VIPs of the Service are Lodestone's to announce:
+// it is in scope, or it was when it was given its addresses. That is what the
+// condition in its status says, which its owner cannot write; the annotation can
+// be written by whoever owns the Service, whatever its class is.
+func (s Scope) Announces(svc *corev1.Service) bool {
+	return s.Covers(svc) || slices.ContainsFunc(svc.Status.Conditions, func(c metav1.Condition) bool {
+		return c.Type == annotation.ConditionAllocated && c.Status == metav1.ConditionTrue
+	})
+}
+
+// ConnectionRateLimit returns how many new connections per second the Service
+// lets to each of its VIPs; 0: as many as there are.
+func ConnectionRateLimit(svc *corev1.Service) (perSecond uint32, err error) {
+	value, ok := svc.Annotations[annotation.ConnectionRateLimit]
+	if !ok {
+		return 0, nil
+	}
+	if len(svc.Spec.Ports) > objects.MaxPorts {
+		return 0, tooManyPorts{annotation.ConnectionRateLimit}
+	}
+	return annotation.ParseConnectionRateLimit(value)
+}
+
+// tooManyPorts is the error of a Service that has more ports than the annotation
+// is for. Two of them are equal.
+type tooManyPorts struct{ annotation string }
+
+// Error implements error.
+func (t tooManyPorts) Error() string {
+	return fmt.Sprintf("annotation %s is for a Service with at most %d ports, and this one has more: split it", t.annotation, objects.MaxPorts)
+}
 
 // VIPs returns the addresses that Lodestone gave to the Service, in the order
 // of its status: those that its status and its annotation both name. A
@@ -28,37 +85,42 @@ func VIPs(svc *corev1.Service) []netip.Addr {
 }
 
 // Assigned returns the addresses that the Service's annotation says Lodestone
-// gave to it.
+// gave to it. It writes no more than config.MaxServiceAddresses there: what comes
+// after that many is not read.
 func Assigned(svc *corev1.Service) []netip.Addr {
 	var addrs []netip.Addr
-	for text := range strings.SplitSeq(svc.Annotations[annotation.Assigned], ",") {
-		addrs = appendAddr(addrs, strings.TrimSpace(text))
+	for text := range members(svc.Annotations[annotation.Assigned]) {
+		addrs = appendAddr(addrs, text)
 	}
 	return addrs
 }
 
 // Leases returns, for the addresses that the Service's annotation says are
-// leased from a DHCP server, the interface. Nil: there are none.
+// leased from a DHCP server, the interface; as many as Assigned returns. Nil: there
+// are none.
 func Leases(svc *corev1.Service) map[netip.Addr]string {
 	text, ok := svc.Annotations[annotation.Leases]
 	if !ok {
 		return nil
 	}
 	leases := map[netip.Addr]string{}
-	for lease := range strings.SplitSeq(text, ",") {
-		addr, name, _ := strings.Cut(strings.TrimSpace(lease), "=")
+	for lease := range members(text) {
+		addr, name, _ := strings.Cut(lease, "=")
 		for _, a := range appendAddr(nil, addr) {
-			leases[a] = name
+			leases[a] = strings.Clone(name)
 		}
 	}
 	return leases
 }
 
 // StatusAddresses returns the addresses in the Service's status, without
-// those that only forward (ipMode Proxy).
+// those that only forward (ipMode Proxy): the first config.MaxServiceAddresses.
 func StatusAddresses(svc *corev1.Service) []netip.Addr {
 	var addrs []netip.Addr
 	for _, in := range svc.Status.LoadBalancer.Ingress {
+		if len(addrs) == config.MaxServiceAddresses {
+			break
+		}
 		if in.IPMode == nil || *in.IPMode == corev1.LoadBalancerIPModeVIP {
 			addrs = appendAddr(addrs, in.IP)
 		}
@@ -66,13 +128,16 @@ func StatusAddresses(svc *corev1.Service) []netip.Addr {
 	return addrs
 }
 
-// WithoutManagedFields is an informer's transform: nobody here reads who wrote
-// which field, and it is half of an object's size.
-func WithoutManagedFields(obj any) (any, error) {
-	if o, ok := obj.(metav1.Object); ok {
-		o.SetManagedFields(nil)
+// members are the first config.MaxServiceAddresses of a list.
+func members(list string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		n := 0
+		for text := range strings.SplitSeq(list, ",") {
+			if n++; n > config.MaxServiceAddresses || !yield(strings.TrimSpace(text)) {
+				return
+			}
+		}
 	}
-	return obj, nil
 }
 
 // appendAddr appends the address that the text spells, if it spells one that

@@ -2,12 +2,15 @@ package kube_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
 
@@ -63,5 +66,62 @@ func TestLeasesAreReadAsFarAsTheyMakeSense(t *testing.T) {
 	svc.Annotations = map[string]string{annotation.Leases: " 203.0.113.4=eth1 ,, no=eth1,203.0.113.5,fe80::1%eth0=eth1,203.0.113.6=bond0=x"}
 	if got, want := fmt.Sprint(kube.Leases(svc)), "map[203.0.113.4:eth1 203.0.113.5: 203.0.113.6:bond0=x]"; got != want {
 		t.Errorf("leases %s, want %s", got, want)
+	}
+}
+
+// What comes after the addresses that Lodestone can have written costs nothing.
+func TestLongListsAreNotReadToTheEnd(t *testing.T) {
+	// Not parallel: it measures.
+	var list strings.Builder
+	for i := range 60_000 {
+		fmt.Fprintf(&list, "10.%d.%d.%d=eth0,", i>>16, i>>8&255, i&255)
+	}
+	svc := &corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer}}
+	svc.Annotations = map[string]string{annotation.Leases: list.String(), annotation.Assigned: strings.ReplaceAll(list.String(), "=eth0", "")}
+	for i := range 60_000 {
+		svc.Status.LoadBalancer.Ingress = append(svc.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&255, i&255)})
+	}
+	fastest := time.Hour
+	for range 20 {
+		start := time.Now()
+		vips, leases := kube.VIPs(svc), kube.Leases(svc)
+		fastest = min(fastest, time.Since(start))
+		if len(vips) != config.MaxServiceAddresses || len(leases) != config.MaxServiceAddresses {
+			t.Fatalf("%d VIPs and %d leases", len(vips), len(leases))
+		}
+	}
+	if fastest > time.Millisecond {
+		t.Errorf("a look takes %v", fastest)
+	}
+}
+
+// The annotation is the tenant's to write; class and condition are not.
+func TestSpeakersAnnounceWhatTheControllerServes(t *testing.T) {
+	t.Parallel()
+	foreign, ours := "example.com/other", annotation.DefaultClass
+	scope := kube.Scope{Classless: true, Classes: []string{ours}}
+	for _, tt := range []struct {
+		name      string
+		class     *string
+		condition metav1.ConditionStatus
+		scope     kube.Scope
+		want      bool
+	}{
+		{"without a class", nil, "", scope, true},
+		{"of our class", &ours, "", scope, true},
+		{"of a foreign class", &foreign, "", scope, false},
+		{"of a foreign class, and refused", &foreign, metav1.ConditionFalse, scope, false},
+		{"without a class, which is not served", nil, "", kube.Scope{Classes: []string{ours}}, false},
+		{"without a class, which was served when it got its address", nil, metav1.ConditionTrue, kube.Scope{Classes: []string{ours}}, true},
+	} {
+		svc := &corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, LoadBalancerClass: tt.class}}
+		svc.Annotations = map[string]string{annotation.Assigned: "203.0.113.4"}
+		svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.4"}}
+		if tt.condition != "" {
+			svc.Status.Conditions = []metav1.Condition{{Type: annotation.ConditionAllocated, Status: tt.condition}}
+		}
+		if got := tt.scope.Announces(svc); got != tt.want {
+			t.Errorf("a Service %s is announced: %v", tt.name, got)
+		}
 	}
 }

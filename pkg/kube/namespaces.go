@@ -23,9 +23,6 @@ type Namespaces struct {
 // NewNamespaces listens to the informer, which somebody else runs.
 func NewNamespaces(informer coreinformers.NamespaceInformer) (*Namespaces, error) {
 	n := &Namespaces{lister: informer.Lister()}
-	if err := informer.Informer().SetTransform(onlyLabels); err != nil {
-		return nil, fmt.Errorf("watch namespaces: %w", err)
-	}
 	var err error
 	n.handler, err = informer.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(any) { n.changed.Notify() },
@@ -39,17 +36,6 @@ func NewNamespaces(informer coreinformers.NamespaceInformer) (*Namespaces, error
 		return nil, fmt.Errorf("watch namespaces: %w", err)
 	}
 	return n, nil
-}
-
-// onlyLabels is an informer's transform: nothing else of a namespace is read.
-func onlyLabels(obj any) (any, error) {
-	ns, ok := obj.(*corev1.Namespace)
-	if !ok {
-		return obj, nil
-	}
-	slim := &corev1.Namespace{}
-	slim.Name, slim.UID, slim.ResourceVersion, slim.Labels = ns.Name, ns.UID, ns.ResourceVersion, ns.Labels
-	return slim, nil
 }
 
 // Labels returns the labels of the namespace, which nobody may change; none

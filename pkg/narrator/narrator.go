@@ -18,12 +18,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	coordinationinformers "k8s.io/client-go/informers/coordination/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/objects"
 	"github.com/lodestone-lb/lodestone/pkg/reason"
 	"github.com/lodestone-lb/lodestone/pkg/report"
 )
@@ -98,9 +98,7 @@ func New(o Options) (*Narrator, error) {
 		return nil, fmt.Errorf("index Services: %w", err)
 	}
 	n := &Narrator{events: o.Events, services: o.Services}
-	n.leases = coordinationinformers.NewFilteredLeaseInformer(o.Client, o.Namespace, 0, cache.Indexers{}, func(l *metav1.ListOptions) {
-		l.LabelSelector = annotation.LabelComponent + "=" + annotation.ComponentSpeaker
-	})
+	n.leases = objects.Leases.Informer(o.Client, objects.Speakers(o.Namespace), cache.SharedIndexInformerOptions{})
 	if err := n.leases.SetTransform(keepLease); err != nil {
 		return nil, fmt.Errorf("set transform: %w", err)
 	}

@@ -43,7 +43,7 @@ const (
 
 // API writes to Services.
 type API interface {
-	// PatchStatus applies a merge patch to services/status.
+	// PatchStatus applies a strategic merge patch to services/status.
 	PatchStatus(ctx context.Context, namespace, name string, patch []byte) error
 }
 
@@ -400,6 +400,6 @@ type RESTAPI struct{ Client rest.Interface }
 func (a RESTAPI) PatchStatus(ctx context.Context, namespace, name string, patch []byte) error {
 	ctx, cancel := context.WithTimeout(ctx, PatchTimeout)
 	defer cancel()
-	return a.Client.Patch(types.MergePatchType).Namespace(namespace).Resource("services").Name(name).SubResource("status").
+	return a.Client.Patch(types.StrategicMergePatchType).Namespace(namespace).Resource("services").Name(name).SubResource("status").
 		Body(patch).Do(ctx).Error()
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/objects"
 	"github.com/lodestone-lb/lodestone/pkg/reason"
 )
 
@@ -177,13 +178,17 @@ func (v Verdict) String() string {
 	return c.Reason + ": " + c.Message
 }
 
-// patch returns the merge patch of services/status that makes the Service say
+// patch returns the strategic merge patch of services/status that makes the Service say
 // what it has to, nil when it says so already. The API server refuses it when
 // the Service has changed in the meantime or is another one.
 func (o object) patch(svc *corev1.Service, now metav1.Time) []byte {
 	meta, status := map[string]any{}, map[string]any{}
-	if finalizers := o.finalizers(svc); !slices.Equal(finalizers, svc.Finalizers) {
-		meta["finalizers"] = finalizers
+	finalizers := o.finalizers(svc)
+	if added := without(finalizers, svc.Finalizers); len(added) > 0 {
+		meta["finalizers"] = added
+	}
+	if removed := without(svc.Finalizers, finalizers); len(removed) > 0 {
+		meta["$deleteFromPrimitiveList/finalizers"] = removed
 	}
 	if annotations := o.annotations(svc); len(annotations) > 0 {
 		meta["annotations"] = annotations
@@ -191,8 +196,8 @@ func (o object) patch(svc *corev1.Service, now metav1.Time) []byte {
 	if !o.keepIngress && !o.showsAddresses(svc) {
 		status["loadBalancer"] = map[string]any{"ingress": ingress(o.addrs)}
 	}
-	if conditions, changed := o.conditions(svc, now); changed {
-		status["conditions"] = conditions
+	if condition := o.change(svc, now); condition != nil {
+		status["conditions"] = []any{condition}
 	}
 	if len(meta)+len(status) == 0 {
 		return nil
@@ -203,6 +208,11 @@ func (o object) patch(svc *corev1.Service, now metav1.Time) []byte {
 		panic(err) // maps of strings
 	}
 	return body
+}
+
+// without returns the members of the list that the other one lacks.
+func without(list, other []string) []string {
+	return slices.DeleteFunc(slices.Clone(list), func(s string) bool { return slices.Contains(other, s) })
 }
 
 // annotations returns the annotations to change, nil for one to remove.
@@ -277,26 +287,26 @@ func addrsOf(held []ipam.Held) []netip.Addr {
 	return addrs
 }
 
-// conditions returns the Service's conditions with ours, and whether that is
-// a change.
-func (o object) conditions(svc *corev1.Service, now metav1.Time) (_ []metav1.Condition, changed bool) {
+// change returns what makes our condition of the Service as it has to be, those of
+// others staying as they are; nil: nothing.
+func (o object) change(svc *corev1.Service, now metav1.Time) any {
 	old := conditionOf(svc)
-	switch {
-	case o.keepCondition, o.condition == nil && old == nil:
-		return nil, false
-	case o.condition != nil && old != nil && o.condition.Status == old.Status && o.condition.Reason == old.Reason && o.condition.Message == old.Message:
-		return nil, false
+	if o.keepCondition || o.condition == nil && old == nil {
+		return nil
 	}
-	conditions := slices.DeleteFunc(slices.Clone(svc.Status.Conditions), isOurs)
 	if o.condition == nil {
-		return conditions, true
+		return map[string]string{"$patch": "delete", "type": annotation.ConditionAllocated}
 	}
 	c := *o.condition
+	c.Message = objects.Message(c.Message) // the part that a cache keeps
+	if old != nil && c.Status == old.Status && c.Reason == old.Reason && c.Message == old.Message {
+		return nil
+	}
 	c.LastTransitionTime = now
 	if old != nil && old.Status == c.Status {
 		c.LastTransitionTime = old.LastTransitionTime
 	}
-	return append(conditions, c), true
+	return c
 }
 
 func isOurs(c metav1.Condition) bool { return c.Type == annotation.ConditionAllocated }

@@ -1,6 +1,7 @@
 package servicelb
 
 import (
+	"encoding/json"
 	"errors"
 	"strings"
 	"testing"
@@ -9,8 +10,10 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/objects"
 )
 
 const single = "pools: [{name: single, addresses: [203.0.113.10]}]\n"
@@ -512,18 +515,27 @@ func TestNobodyWritesBecauseSecondsCountDown(t *testing.T) {
 	}
 }
 
-func TestConditionsOfOthersStay(t *testing.T) {
+// The cache keeps our condition and our finalizers alone, so a patch has to leave
+// those of others where they are.
+func TestWhatOthersWroteStays(t *testing.T) {
 	t.Parallel()
 	o := objectOf(Verdict{Held: nil}, 1)
 	svc := &corev1.Service{}
+	svc.Finalizers = []string{"example.com/other", annotation.ClassFinalizer}
 	svc.Status.Conditions = []metav1.Condition{{Type: "example.com/Other"}, *o.condition}
-	if conditions, changed := o.conditions(svc, metav1.Now()); changed {
-		t.Errorf("the same condition again: %v", conditions)
+	if change := o.change(svc, metav1.Now()); change != nil {
+		t.Errorf("the same condition again: %v", change)
 	}
-	without, changed := object{}.conditions(svc, metav1.Now())
-	if !changed || len(without) != 1 || without[0].Type != "example.com/Other" {
-		t.Errorf("conditions without ours: %v", without)
-	}
+	body := object{}.patch(objects.Services.Project(svc), metav1.Now())
+	before, err := json.Marshal(svc)
+	require.NoError(t, err)
+	after, err := strategicpatch.StrategicMergePatch(before, body, corev1.Service{})
+	require.NoError(t, err)
+	got := &corev1.Service{}
+	require.NoError(t, json.Unmarshal(after, got))
+	require.Equal(t, []string{"example.com/other"}, got.Finalizers)
+	require.Len(t, got.Status.Conditions, 1)
+	require.Equal(t, "example.com/Other", got.Status.Conditions[0].Type)
 }
 
 func TestServiceThatIsGoneWaitsNoMore(t *testing.T) {

@@ -23,6 +23,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/compat"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/objects"
 )
 
 const (
@@ -106,6 +107,8 @@ func readSharing(svc *corev1.Service, wish compat.Wish, req *ipam.Request) error
 	switch {
 	case len(key) > maxKey:
 		return in(wish.Annotation, fmt.Errorf("%s is longer than %d bytes", quote(key), maxKey))
+	case key != "" && len(svc.Spec.Ports) > objects.MaxPorts:
+		return in(wish.Annotation, fmt.Errorf("a Service that shares its address has at most %d ports, and this one has more: split it", objects.MaxPorts))
 	case key != "":
 		req.Sharing = &ipam.Sharing{Key: key, Ports: portsOf(svc), Backends: backendsOf(svc), Namespaces: others}
 	}
@@ -148,11 +151,7 @@ func readRenumber(svc *corev1.Service, req *ipam.Request) error {
 // checkLimit reads what the speakers will read, so that a mistake is said where
 // the user looks.
 func checkLimit(svc *corev1.Service) error {
-	text, ok := svc.Annotations[annotation.ConnectionRateLimit]
-	if !ok {
-		return nil
-	}
-	_, err := annotation.ParseConnectionRateLimit(text)
+	_, err := kube.ConnectionRateLimit(svc)
 	return err
 }
 
@@ -235,13 +234,7 @@ type Scope struct {
 // Covers reports whether the Service is of a kind that Lodestone serves, be
 // it about to be deleted or not.
 func (s Scope) Covers(svc *corev1.Service) bool {
-	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer {
-		return false
-	}
-	if class := svc.Spec.LoadBalancerClass; class != nil {
-		return slices.Contains(s.Classes, *class)
-	}
-	return s.Classless
+	return kube.Scope(s).Covers(svc)
 }
 
 // Serves reports whether the Service is to have addresses.

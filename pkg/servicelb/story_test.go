@@ -14,13 +14,13 @@ import (
 	"sync"
 	"time"
 
-	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
@@ -169,7 +169,7 @@ func (s *server) PatchStatus(_ context.Context, namespace, name string, patch []
 		return apierrors.NewNotFound(group, name)
 	}
 	before, _ := json.Marshal(old)
-	after, err := jsonpatch.MergePatch(before, patch)
+	after, err := strategicpatch.StrategicMergePatch(before, patch, corev1.Service{})
 	if err != nil {
 		return apierrors.NewBadRequest(err.Error())
 	}

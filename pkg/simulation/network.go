@@ -14,6 +14,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 	"github.com/lodestone-lb/lodestone/speaker/snapshot"
@@ -21,6 +22,8 @@ import (
 
 // Announcers are what a Network is made of.
 type Announcers struct {
+	// Scope says which Services are Lodestone's.
+	Scope    kube.Scope
 	Config   *config.Config
 	Services []*corev1.Service
 	Slices   []*discoveryv1.EndpointSlice
@@ -73,7 +76,7 @@ func NewNetwork(a Announcers) *Network {
 		}
 	}
 	for _, svc := range a.Services {
-		n.take(snapshot.Service(svc))
+		n.take(snapshot.Service(svc, a.Scope))
 	}
 	n.Services = n.serve(noNode)
 	return n

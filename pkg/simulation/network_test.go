@@ -17,6 +17,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -42,7 +43,7 @@ func slice(service string, nodes ...string) *discoveryv1.EndpointSlice {
 
 // announcers are nodes with ready speakers, and Services.
 func announcers(cfg *config.Config, nodes ...string) Announcers {
-	a := Announcers{Config: cfg, Ready: map[string]bool{}}
+	a := Announcers{Scope: kube.Scope{Classless: true}, Config: cfg, Ready: map[string]bool{}}
 	for i, name := range nodes {
 		a.Ready[name] = true
 		a.Nodes = append(a.Nodes, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: corev1.NodeStatus{

@@ -24,17 +24,16 @@ const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
 // Service's port can have.
 var protocols = map[corev1.Protocol]uint8{"": 6, corev1.ProtocolTCP: 6, corev1.ProtocolUDP: 17, corev1.ProtocolSCTP: 132}
 
-// Service returns what the Service itself says, nothing of its endpoints.
-func Service(s *corev1.Service) plan.Service {
-	of := plan.Service{
-		Name:   s.Namespace + "/" + s.Name,
-		Labels: s.Labels,
-		VIPs:   kube.VIPs(s),
-		Leases: kube.Leases(s),
-		Local:  s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal,
+// Service returns what the Service itself says, nothing of its endpoints: without
+// VIPs if it is not Lodestone's.
+func Service(s *corev1.Service, scope kube.Scope) plan.Service {
+	of := plan.Service{Name: s.Namespace + "/" + s.Name}
+	if !scope.Announces(s) {
+		return of
 	}
-	if value, ok := s.Annotations[annotation.ConnectionRateLimit]; ok {
-		of.Limit.PerSecond, of.LimitErr = annotation.ParseConnectionRateLimit(value)
+	of.Labels, of.VIPs, of.Leases = s.Labels, kube.VIPs(s), kube.Leases(s)
+	of.Local = s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
+	if of.Limit.PerSecond, of.LimitErr = kube.ConnectionRateLimit(s); of.Limit.PerSecond > 0 {
 		for _, p := range s.Spec.Ports {
 			if number, ok := protocols[p.Protocol]; ok {
 				of.Limit.Ports = append(of.Limit.Ports, plan.Port{Protocol: number, Number: uint16(p.Port)})

@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
@@ -66,10 +67,10 @@ func TestLimitIsAtThePortsOfTheService(t *testing.T) {
 	t.Parallel()
 	s := Service(&corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", Annotations: map[string]string{annotation.ConnectionRateLimit: "5"}},
-		Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{
+		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, Ports: []corev1.ServicePort{
 			{Port: 80}, {Protocol: corev1.ProtocolUDP, Port: 53}, {Protocol: corev1.ProtocolSCTP, Port: 9}, {Protocol: "DCCP", Port: 1},
 		}},
-	})
+	}, kube.Scope{Classless: true})
 	assert.Equal(t, plan.Limit{PerSecond: 5, Ports: []plan.Port{{Protocol: 6, Number: 80}, {Protocol: 17, Number: 53}, {Protocol: 132, Number: 9}}}, s.Limit)
 }
 

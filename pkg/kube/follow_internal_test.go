@@ -1,0 +1,37 @@
+package kube
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/tools/cache"
+)
+
+// An API server that has just started refuses first, and says only then that it
+// does not have the kind: who waits for that has to hear of it.
+func TestEveryOtherKindOfErrorIsNews(t *testing.T) {
+	t.Parallel()
+	resource := schema.GroupResource{Group: "networking.k8s.io", Resource: "servicecidrs"}
+	notified := 0
+	reflector := cache.NewReflector(&cache.ListWatch{}, &networkingv1.ServiceCIDR{}, cache.NewStore(cache.MetaNamespaceKeyFunc), 0)
+	f := &Follower{notify: func() { notified++ }}
+	for _, step := range []struct {
+		err      error
+		notified int
+		absent   bool
+	}{
+		{apierrors.NewForbidden(resource, "", nil), 1, false},
+		{apierrors.NewForbidden(resource, "", nil), 1, false},
+		{apierrors.NewNotFound(resource, ""), 2, true},
+		{apierrors.NewNotFound(resource, ""), 2, true},
+		{apierrors.NewServiceUnavailable("starting"), 3, false},
+		{apierrors.NewNotFound(resource, ""), 4, true},
+	} {
+		f.failed(t.Context(), reflector, step.err)
+		require.Equal(t, step.notified, notified, step.err)
+		require.Equal(t, step.absent, f.Absent(), step.err)
+	}
+}

@@ -1,0 +1,146 @@
+package objects_test
+
+import (
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/objects"
+)
+
+// huge is how much of a field one object can have: etcd takes 1.5 MiB.
+const huge = 1200 << 10
+
+// alphabets are what names and values are written in.
+var alphabets = []string{"a", "é", "漢", "😀", "\x00", "\u202e", ",", "="}
+
+// many returns as many labels as fit into an object.
+func many() map[string]string {
+	all := map[string]string{}
+	for size, i := 0, 0; size < huge; i++ {
+		name := fmt.Sprintf("%s.example.com/label-%06d", strings.Repeat("x", 10), i)
+		all[name] = "v"
+		size += len(name) + 1
+	}
+	return all
+}
+
+// long returns a value of that alphabet that fills an object.
+func long(alphabet string) string { return strings.Repeat(alphabet, huge/len(alphabet)) }
+
+// hostileMeta are the worst metadata, by what is large in them.
+func hostileMeta() map[string]metav1.ObjectMeta {
+	metas := map[string]metav1.ObjectMeta{
+		"labels": {Labels: many()},
+	}
+	var finalizers []string
+	for i := range huge / 40 {
+		finalizers = append(finalizers, fmt.Sprintf("finalizers.example.com/number-%08d", i))
+	}
+	metas["finalizers"] = metav1.ObjectMeta{Finalizers: finalizers}
+	read := append([]string{annotation.Report}, annotation.Assigned, annotation.Leases, annotation.Addresses, annotation.SharingKey,
+		annotation.SharingNamespaces, annotation.AddressPool, annotation.ConnectionRateLimit, annotation.Renumber, annotation.BGPASN)
+	for i, alphabet := range alphabets {
+		name := read[i%len(read)]
+		metas[fmt.Sprintf("%s of %q", name, alphabet)] = metav1.ObjectMeta{Annotations: map[string]string{name: long(alphabet)}}
+	}
+	var list strings.Builder
+	for i := 0; list.Len() < huge; i++ {
+		fmt.Fprintf(&list, "10.%d.%d.%d=eth0,", i>>16, i>>8&255, i&255)
+	}
+	addresses := metav1.ObjectMeta{Annotations: map[string]string{}}
+	for _, name := range read {
+		addresses.Annotations[name] = list.String()
+	}
+	metas["annotations"] = addresses
+	return metas
+}
+
+func hostileServices(metas map[string]metav1.ObjectMeta) map[string]*corev1.Service {
+	all := map[string]*corev1.Service{}
+	for name, meta := range metas {
+		all[name] = &corev1.Service{ObjectMeta: meta}
+	}
+	ports, externals, selector, status := &corev1.Service{}, &corev1.Service{}, &corev1.Service{}, &corev1.Service{}
+	for i := range 60_000 {
+		ports.Spec.Ports = append(ports.Spec.Ports, corev1.ServicePort{Name: fmt.Sprint("p", i), Port: int32(i + 1)})
+		externals.Spec.ExternalIPs = append(externals.Spec.ExternalIPs, fmt.Sprintf("10.0.%d.%d", i>>8&255, i&255))
+		status.Status.LoadBalancer.Ingress = append(status.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: fmt.Sprintf("10.0.%d.%d", i>>8&255, i&255)})
+	}
+	selector.Spec.Selector = metas["labels"].Labels
+	status.Status.Conditions = []metav1.Condition{{Type: annotation.ConditionAllocated, Message: long("é")}}
+	status.Spec.LoadBalancerIP = long("1")
+	all["ports"], all["external addresses"], all["selector"], all["status"] = ports, externals, selector, status
+	for _, s := range all {
+		s.Spec.Type = corev1.ServiceTypeLoadBalancer
+	}
+	return all
+}
+
+// looks are what a program does with the worst objects of each kind.
+func looks() map[string]func() any {
+	looks, metas := map[string]func() any{}, hostileMeta()
+	for name, s := range hostileServices(metas) {
+		looks["Service: "+name] = func() any { return objects.Services.Project(s) }
+	}
+	for name, meta := range metas {
+		looks["Namespace: "+name] = func() any { return objects.Namespaces.Project(&corev1.Namespace{ObjectMeta: meta}) }
+		looks["Node: "+name] = func() any { return objects.Nodes.Project(&corev1.Node{ObjectMeta: meta}) }
+		looks["Lease: "+name] = func() any { return objects.Leases.Project(&coordinationv1.Lease{ObjectMeta: meta}) }
+	}
+	meta := metas["labels"]
+	looks["Pod"] = func() any { return objects.Pods.Project(&corev1.Pod{ObjectMeta: meta}) }
+	looks["ConfigMap"] = func() any { return objects.ConfigMaps.Project(&corev1.ConfigMap{ObjectMeta: meta}) }
+	looks["ServiceCIDR"] = func() any { return objects.ServiceCIDRs.Project(&networkingv1.ServiceCIDR{ObjectMeta: meta}) }
+	looks["EndpointSlice: labels"] = func() any { return objects.EndpointSlices.Project(&discoveryv1.EndpointSlice{ObjectMeta: meta}) }
+	s := &discoveryv1.EndpointSlice{}
+	for i := range 1000 {
+		node := fmt.Sprintf("%s-%04d", strings.Repeat("n", 240), i)
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{NodeName: &node, Addresses: []string{fmt.Sprintf("10.0.%d.%d", i>>8, i&255)}})
+	}
+	looks["EndpointSlice: endpoints"] = func() any { return objects.EndpointSlices.Project(s) }
+	return looks
+}
+
+// What is kept of an object does not grow with the object, and no look takes more
+// than a millisecond.
+func TestHostileObjects(t *testing.T) {
+	// Not parallel: it measures.
+	const looksEach, size = 5, 200 << 10
+	for name, look := range looks() {
+		kept := make([]any, looksEach)
+		look() // what it interns
+		before, fastest := live(), time.Hour
+		for i := range kept {
+			start := time.Now()
+			kept[i] = look()
+			fastest = min(fastest, time.Since(start))
+		}
+		bytes := (live() - before) / looksEach
+		bound := int64(size)
+		if strings.HasPrefix(name, "Service: ") {
+			bound = 10 << 10
+		}
+		require.Less(t, bytes, bound, "%s: bytes kept", name)
+		require.Less(t, fastest, aLook, "%s: a look", name)
+		runtime.KeepAlive(kept)
+	}
+}
+
+func live() int64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}

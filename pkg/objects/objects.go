@@ -1,0 +1,328 @@
+// Package objects is the one table of the kinds of Kubernetes objects that
+// controller and speaker watch or list: what is kept of each, and the bound of
+// each field. Every cache is made from it.
+//
+// Whoever may create objects chooses their size and number. So an object is
+// reduced to its projection before the next one is read, both in a list and in a
+// watch: a program never holds more than one object as it was written.
+package objects
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+)
+
+// Object is what an informer's cache can keep.
+type Object interface {
+	runtime.Object
+	metav1.Object
+}
+
+// Kind is a row of the table: a kind of objects, and its projection.
+type Kind[E any, P interface {
+	*E
+	Object
+	Unmarshal(data []byte) error
+}] struct {
+	// Name is what people call the objects.
+	Name string
+	// Resource is the kind's name in URLs.
+	Resource string
+	rest     func(kubernetes.Interface) rest.Interface
+	list     func(ctx context.Context, c kubernetes.Interface, namespace string, o metav1.ListOptions) (runtime.Object, error)
+	watch    func(ctx context.Context, c kubernetes.Interface, namespace string, o metav1.ListOptions) (watch.Interface, error)
+	// project returns what is kept of an object, within bounds. It shares no memory
+	// with what is not kept.
+	project func(P) P
+}
+
+// Scope says which objects of a kind.
+type Scope struct {
+	// Namespace is theirs. Empty: of all namespaces.
+	Namespace string
+	// Labels and Fields are selectors. Empty: all.
+	Labels, Fields string
+}
+
+func (s Scope) options(o metav1.ListOptions) metav1.ListOptions {
+	o.LabelSelector, o.FieldSelector = s.Labels, s.Fields
+	return o
+}
+
+// Project returns what is kept of the object.
+func (k Kind[E, P]) Project(obj P) P { return k.project(obj) }
+
+// List returns what is kept of the objects.
+func (k Kind[E, P]) List(ctx context.Context, client kubernetes.Interface, scope Scope) ([]P, error) {
+	var all []P
+	_, err := k.read(ctx, client, scope, metav1.ListOptions{}, func(obj P) { all = append(all, k.project(obj)) })
+	return all, err
+}
+
+// Informer returns an informer, not yet started, whose cache has the projections
+// of the objects.
+func (k Kind[E, P]) Informer(client kubernetes.Interface, scope Scope, o cache.SharedIndexInformerOptions) cache.SharedIndexInformer {
+	return Informer(k, client, scope, View[P, P]{Derive: func(obj P) P { return obj }}, o)
+}
+
+// Share has the factory's informers of Services, Namespaces and Nodes keep
+// projections. Nobody may have asked the factory for them before.
+func Share(factory informers.SharedInformerFactory) {
+	share(factory, Services)
+	share(factory, Namespaces)
+	share(factory, WritableNodes)
+}
+
+func share[E any, P interface {
+	*E
+	Object
+	Unmarshal(data []byte) error
+}](factory informers.SharedInformerFactory, k Kind[E, P]) {
+	factory.InformerFor(P(new(E)), func(client kubernetes.Interface, resync time.Duration) cache.SharedIndexInformer {
+		return k.Informer(client, Scope{}, cache.SharedIndexInformerOptions{
+			ResyncPeriod: resync, Indexers: cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc},
+		})
+	})
+}
+
+// View is what a cache has in place of projections.
+type View[P, T any] struct {
+	// Derive returns what is cached of a projection.
+	Derive func(P) T
+	// Keep reports whether anything is. An object that is not kept any more is
+	// deleted, as far as the informer is concerned. Nil: all are kept.
+	Keep func(P) bool
+}
+
+// Informer returns an informer, not yet started, whose cache has what the view
+// shows of the projections of the objects.
+func Informer[E any, P interface {
+	*E
+	Object
+	Unmarshal(data []byte) error
+}, K any, T interface {
+	*K
+	Object
+}](kind Kind[E, P], client kubernetes.Interface, scope Scope, view View[P, T], o cache.SharedIndexInformerOptions) cache.SharedIndexInformer {
+	r := &reader[K, T]{all: view.Keep == nil, kept: map[string]bool{}, keep: func(obj runtime.Object) (T, bool) {
+		p, ok := obj.(P)
+		if !ok {
+			return nil, false
+		}
+		p = kind.project(p)
+		if view.Keep != nil && !view.Keep(p) {
+			return nil, false
+		}
+		return view.Derive(p), true
+	}}
+	lw := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			l := &list{}
+			r.reset()
+			head, err := kind.read(ctx, client, scope, options, func(obj P) {
+				if kept, ok := r.keep(obj); ok {
+					r.note(kept)
+					l.Items = append(l.Items, kept)
+				}
+			})
+			l.ListMeta = head
+			return l, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			if options.SendInitialEvents != nil && *options.SendInitialEvents {
+				r.reset()
+			}
+			w, err := kind.watch(ctx, client, scope.Namespace, scope.options(options))
+			if err != nil {
+				return nil, fmt.Errorf("watch %s: %w", kind.Name, err)
+			}
+			return filter(w, r.event), nil
+		},
+	}
+	return cache.NewSharedIndexInformerWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, client), T(new(K)), o)
+}
+
+// reader turns what the API server sends into what an informer keeps.
+type reader[K any, T interface {
+	*K
+	Object
+}] struct {
+	keep func(runtime.Object) (T, bool)
+	// all is set if there is nothing that is not kept.
+	all bool
+
+	mu sync.Mutex
+	// kept are the keys of what was kept: of these alone the informer has to know
+	// that they are not kept any more.
+	kept map[string]bool
+}
+
+func (r *reader[K, T]) reset() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	clear(r.kept)
+}
+
+func (r *reader[K, T]) note(obj T) {
+	if r.all {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.kept[key(obj)] = true
+}
+
+// event returns what an informer is to see of the event: a bookmark where that is
+// how far it has come, and no more.
+func (r *reader[K, T]) event(e watch.Event) watch.Event {
+	o, ok := e.Object.(metav1.Object)
+	switch {
+	case e.Type == watch.Error || !ok:
+		return e
+	case e.Type == watch.Bookmark:
+		mark := bare[K, T](o)
+		if done, ok := o.GetAnnotations()[metav1.InitialEventsAnnotationKey]; ok {
+			mark.SetAnnotations(map[string]string{metav1.InitialEventsAnnotationKey: done})
+		}
+		return watch.Event{Type: watch.Bookmark, Object: mark}
+	}
+	kept, keep := r.keep(e.Object)
+	if r.all {
+		return watch.Event{Type: e.Type, Object: kept}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	name := key(o)
+	known := r.kept[name]
+	if keep && e.Type != watch.Deleted {
+		r.kept[name] = true
+		return watch.Event{Type: e.Type, Object: kept}
+	}
+	delete(r.kept, name)
+	if !known {
+		return watch.Event{Type: watch.Bookmark, Object: bare[K, T](o)}
+	}
+	gone := bare[K, T](o)
+	gone.SetNamespace(o.GetNamespace())
+	gone.SetName(o.GetName())
+	gone.SetUID(o.GetUID())
+	return watch.Event{Type: watch.Deleted, Object: gone}
+}
+
+// bare returns an object of which only the version is known.
+func bare[K any, T interface {
+	*K
+	Object
+}](o metav1.Object) T {
+	t := T(new(K))
+	t.SetResourceVersion(o.GetResourceVersion())
+	return t
+}
+
+func key(o metav1.Object) string { return cache.MetaObjectToName(o).String() }
+
+// filtered is a watch with other events. Its Stop returns when nothing changes
+// any event any more.
+type filtered struct {
+	from    watch.Interface
+	to      chan watch.Event
+	stop    chan struct{}
+	once    sync.Once
+	running sync.WaitGroup
+}
+
+func filter(from watch.Interface, change func(watch.Event) watch.Event) *filtered {
+	f := &filtered{from: from, to: make(chan watch.Event), stop: make(chan struct{})}
+	f.running.Go(func() {
+		defer close(f.to)
+		for {
+			select {
+			case e, more := <-from.ResultChan():
+				if !more {
+					return
+				}
+				select {
+				case f.to <- change(e):
+				case <-f.stop:
+					return
+				}
+			case <-f.stop:
+				return
+			}
+		}
+	})
+	return f
+}
+
+// Stop implements watch.Interface.
+func (f *filtered) Stop() {
+	f.once.Do(func() { close(f.stop) })
+	f.from.Stop()
+	f.running.Wait()
+}
+
+// ResultChan implements watch.Interface.
+func (f *filtered) ResultChan() <-chan watch.Event { return f.to }
+
+// list is a list of what is kept of objects.
+type list struct {
+	metav1.TypeMeta
+	metav1.ListMeta
+	Items []runtime.Object
+}
+
+// DeepCopyObject implements runtime.Object.
+func (l *list) DeepCopyObject() runtime.Object {
+	c := &list{TypeMeta: l.TypeMeta, ListMeta: *l.ListMeta.DeepCopy(), Items: make([]runtime.Object, len(l.Items))}
+	for i, item := range l.Items {
+		c.Items[i] = item.DeepCopyObject()
+	}
+	return c
+}
+
+// read lists the objects and hands them over, one after the other.
+func (k Kind[E, P]) read(ctx context.Context, client kubernetes.Interface, scope Scope, o metav1.ListOptions, each func(P)) (head metav1.ListMeta, err error) {
+	// All of it, which the API server has in memory: pages are read from etcd.
+	o.Limit, o.Continue = 0, ""
+	if c, ok := k.rest(client).(*rest.RESTClient); ok && c != nil {
+		head, err = k.stream(ctx, c, scope, o, each)
+	} else { // a client of a test
+		head, err = k.atOnce(ctx, client, scope, o, each)
+	}
+	if err != nil {
+		return head, fmt.Errorf("list %s: %w", k.Name, err)
+	}
+	return head, nil
+}
+
+func (k Kind[E, P]) atOnce(ctx context.Context, client kubernetes.Interface, scope Scope, o metav1.ListOptions, each func(P)) (head metav1.ListMeta, err error) {
+	l, err := k.list(ctx, client, scope.Namespace, scope.options(o))
+	if err != nil {
+		return head, err
+	}
+	of, err := meta.ListAccessor(l)
+	if err != nil {
+		return head, err
+	}
+	head.ResourceVersion = of.GetResourceVersion()
+	return head, meta.EachListItem(l, func(obj runtime.Object) error {
+		p, ok := obj.(P)
+		if !ok {
+			return fmt.Errorf("one is a %s", reflect.TypeOf(obj))
+		}
+		each(p)
+		return nil
+	})
+}

@@ -1,0 +1,448 @@
+package objects
+
+import (
+	"context"
+	"slices"
+	"unicode/utf8"
+	"unique"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/compat"
+	"github.com/lodestone-lb/lodestone/pkg/config"
+)
+
+// The bounds. Of a list one more than the bound is kept, so that who reads it sees
+// that there were more.
+const (
+	// MaxLabels and maxLabelBytes bound the labels of a Service or a namespace:
+	// these count, the first by name.
+	MaxLabels     = 32
+	maxLabelBytes = 2 << 10
+	// tooManyLabels is from where on none count: that many nobody needs, and to look
+	// at them takes long.
+	tooManyLabels = 1024
+	// maxNodeLabels and maxNodeLabelBytes bound those of a Node, on which feature
+	// discovery writes a hundred and more.
+	maxNodeLabels     = 512
+	maxNodeLabelBytes = 32 << 10
+	// maxAnnotationBytes bounds the annotations of a Service that are read, all
+	// together.
+	maxAnnotationBytes = 4 << 10
+	// MaxPorts is how many ports of a Service count.
+	MaxPorts = 64
+	// MaxAddresses is how many addresses of a Service count, in its status and in
+	// its spec.
+	MaxAddresses = config.MaxServiceAddresses
+	// maxSelectors and maxSelectorBytes bound the selector of a Service.
+	maxSelectors     = 32
+	maxSelectorBytes = 1 << 10
+	// MaxMessage bounds the message of a Service's condition.
+	MaxMessage = 1 << 10
+	// maxText bounds what else is text.
+	maxText = 256
+	// maxEndpoints is the API server's own bound on the endpoints of a slice.
+	maxEndpoints = 1000
+	// maxNodeAddresses, maxTaints and maxConditions bound what a kubelet writes.
+	maxNodeAddresses = 16
+	maxTaints        = 64
+	maxConditions    = 16
+	// maxLeaseBytes bounds the annotations of a speaker's Lease, all together.
+	maxLeaseBytes = 64 << 10
+)
+
+// Services are kept with what allocation and announcement read. Annotations and
+// finalizers of others, and their conditions, are left where they are.
+var Services = Kind[corev1.Service, *corev1.Service]{
+	Name: "Services", Resource: "services", rest: core, project: service,
+	list: func(ctx context.Context, c kubernetes.Interface, namespace string, o metav1.ListOptions) (runtime.Object, error) {
+		return c.CoreV1().Services(namespace).List(ctx, o)
+	},
+	watch: func(ctx context.Context, c kubernetes.Interface, namespace string, o metav1.ListOptions) (watch.Interface, error) {
+		return c.CoreV1().Services(namespace).Watch(ctx, o)
+	},
+}
+
+// Namespaces are kept with their labels.
+var Namespaces = Kind[corev1.Namespace, *corev1.Namespace]{
+	Name: "Namespaces", Resource: "namespaces", rest: core, project: func(n *corev1.Namespace) *corev1.Namespace {
+		kept := &corev1.Namespace{ObjectMeta: identity(n)}
+		kept.Labels = labels(n.Labels, MaxLabels, maxLabelBytes)
+		return kept
+	},
+	list: func(ctx context.Context, c kubernetes.Interface, _ string, o metav1.ListOptions) (runtime.Object, error) {
+		return c.CoreV1().Namespaces().List(ctx, o)
+	},
+	watch: func(ctx context.Context, c kubernetes.Interface, _ string, o metav1.ListOptions) (watch.Interface, error) {
+		return c.CoreV1().Namespaces().Watch(ctx, o)
+	},
+}
+
+// ConfigMaps are kept with their data: only those are read whose name is known,
+// in Lodestone's own namespace.
+var ConfigMaps = Kind[corev1.ConfigMap, *corev1.ConfigMap]{
+	Name: "ConfigMaps", Resource: "configmaps", rest: core, project: func(c *corev1.ConfigMap) *corev1.ConfigMap {
+		return &corev1.ConfigMap{ObjectMeta: identity(c), Data: c.Data}
+	},
+	list: func(ctx context.Context, c kubernetes.Interface, namespace string, o metav1.ListOptions) (runtime.Object, error) {
+		return c.CoreV1().ConfigMaps(namespace).List(ctx, o)
+	},
+	watch: func(ctx context.Context, c kubernetes.Interface, namespace string, o metav1.ListOptions) (watch.Interface, error) {
+		return c.CoreV1().ConfigMaps(namespace).Watch(ctx, o)
+	},
+}
+
+// Nodes are kept with what the plan, the sessions and the forbidden addresses are
+// made from.
+var Nodes = Kind[corev1.Node, *corev1.Node]{
+	Name: "Nodes", Resource: "nodes", rest: core, project: node,
+	list: func(ctx context.Context, c kubernetes.Interface, _ string, o metav1.ListOptions) (runtime.Object, error) {
+		return c.CoreV1().Nodes().List(ctx, o)
+	},
+	watch: func(ctx context.Context, c kubernetes.Interface, _ string, o metav1.ListOptions) (watch.Interface, error) {
+		return c.CoreV1().Nodes().Watch(ctx, o)
+	},
+}
+
+// WritableNodes are Nodes as the controllers of the cloud-provider framework need
+// them: they write metadata and spec back as they were cached, so these are whole.
+// A kubelet can make its own Node as large as etcd takes it, and no other.
+var WritableNodes = func() Kind[corev1.Node, *corev1.Node] {
+	k := Nodes
+	k.project = writableNode
+	return k
+}()
+
+// Leases are the speakers'.
+var Leases = Kind[coordinationv1.Lease, *coordinationv1.Lease]{
+	Name: "Leases of speakers", Resource: "leases", project: lease,
+	rest: func(c kubernetes.Interface) rest.Interface { return c.CoordinationV1().RESTClient() },
+	list: func(ctx context.Context, c kubernetes.Interface, namespace string, o metav1.ListOptions) (runtime.Object, error) {
+		return c.CoordinationV1().Leases(namespace).List(ctx, o)
+	},
+	watch: func(ctx context.Context, c kubernetes.Interface, namespace string, o metav1.ListOptions) (watch.Interface, error) {
+		return c.CoordinationV1().Leases(namespace).Watch(ctx, o)
+	},
+}
+
+// Speakers is the scope of the speakers' Leases.
+func Speakers(namespace string) Scope {
+	return Scope{Namespace: namespace, Labels: annotation.LabelComponent + "=" + annotation.ComponentSpeaker}
+}
+
+// EndpointSlices are kept with the nodes of their endpoints, and with the addresses
+// of the API servers alone.
+var EndpointSlices = Kind[discoveryv1.EndpointSlice, *discoveryv1.EndpointSlice]{
+	Name: "EndpointSlices", Resource: "endpointslices", project: slice,
+	rest: func(c kubernetes.Interface) rest.Interface { return c.DiscoveryV1().RESTClient() },
+	list: func(ctx context.Context, c kubernetes.Interface, namespace string, o metav1.ListOptions) (runtime.Object, error) {
+		return c.DiscoveryV1().EndpointSlices(namespace).List(ctx, o)
+	},
+	watch: func(ctx context.Context, c kubernetes.Interface, namespace string, o metav1.ListOptions) (watch.Interface, error) {
+		return c.DiscoveryV1().EndpointSlices(namespace).Watch(ctx, o)
+	},
+}
+
+// ServiceCIDRs are an administrator's; API servers before v1.33 have none.
+var ServiceCIDRs = Kind[networkingv1.ServiceCIDR, *networkingv1.ServiceCIDR]{
+	Name: "ServiceCIDRs", Resource: "servicecidrs",
+	project: func(s *networkingv1.ServiceCIDR) *networkingv1.ServiceCIDR {
+		kept := &networkingv1.ServiceCIDR{ObjectMeta: identity(s)}
+		kept.Spec.CIDRs = texts(s.Spec.CIDRs, MaxAddresses)
+		return kept
+	},
+	rest: func(c kubernetes.Interface) rest.Interface { return c.NetworkingV1().RESTClient() },
+	list: func(ctx context.Context, c kubernetes.Interface, _ string, o metav1.ListOptions) (runtime.Object, error) {
+		return c.NetworkingV1().ServiceCIDRs().List(ctx, o)
+	},
+	watch: func(ctx context.Context, c kubernetes.Interface, _ string, o metav1.ListOptions) (watch.Interface, error) {
+		return c.NetworkingV1().ServiceCIDRs().Watch(ctx, o)
+	},
+}
+
+// Pods are Lodestone's own, kept with what says how they are.
+var Pods = Kind[corev1.Pod, *corev1.Pod]{
+	Name: "the Pods of Lodestone", Resource: "pods", rest: core, project: pod,
+	list: func(ctx context.Context, c kubernetes.Interface, namespace string, o metav1.ListOptions) (runtime.Object, error) {
+		return c.CoreV1().Pods(namespace).List(ctx, o)
+	},
+	watch: func(ctx context.Context, c kubernetes.Interface, namespace string, o metav1.ListOptions) (watch.Interface, error) {
+		return c.CoreV1().Pods(namespace).Watch(ctx, o)
+	},
+}
+
+func core(c kubernetes.Interface) rest.Interface { return c.CoreV1().RESTClient() }
+
+// serviceAnnotations are the annotations of a Service that are read, ours first.
+var serviceAnnotations = append(annotation.OfServices(), compat.Annotations()...)
+
+func service(s *corev1.Service) *corev1.Service {
+	kept := &corev1.Service{ObjectMeta: identity(s)}
+	kept.Generation, kept.CreationTimestamp, kept.DeletionTimestamp = s.Generation, s.CreationTimestamp, s.DeletionTimestamp
+	kept.Labels = labels(s.Labels, MaxLabels, maxLabelBytes)
+	kept.Annotations = annotations(s.Annotations, maxAnnotationBytes, serviceAnnotations)
+	for _, f := range []string{annotation.Finalizer, annotation.ClassFinalizer} {
+		if slices.Contains(s.Finalizers, f) {
+			kept.Finalizers = append(kept.Finalizers, f)
+		}
+	}
+	kept.Spec = corev1.ServiceSpec{
+		Type: s.Spec.Type, ClusterIP: cut(s.Spec.ClusterIP), ClusterIPs: texts(s.Spec.ClusterIPs, MaxAddresses),
+		ExternalIPs: texts(s.Spec.ExternalIPs, MaxAddresses), LoadBalancerIP: cut(s.Spec.LoadBalancerIP), LoadBalancerClass: s.Spec.LoadBalancerClass,
+		IPFamilyPolicy: s.Spec.IPFamilyPolicy, IPFamilies: head(s.Spec.IPFamilies, MaxAddresses), SessionAffinity: s.Spec.SessionAffinity,
+		ExternalTrafficPolicy: s.Spec.ExternalTrafficPolicy, InternalTrafficPolicy: s.Spec.InternalTrafficPolicy,
+		HealthCheckNodePort: s.Spec.HealthCheckNodePort, AllocateLoadBalancerNodePorts: s.Spec.AllocateLoadBalancerNodePorts,
+	}
+	// A selector that is cut would be another one; without any, a Service selects
+	// what no other one does.
+	if some := labels(s.Spec.Selector, maxSelectors, maxSelectorBytes); len(some) == len(s.Spec.Selector) {
+		kept.Spec.Selector = some
+	}
+	for _, p := range head(s.Spec.Ports, MaxPorts) {
+		kept.Spec.Ports = append(kept.Spec.Ports, corev1.ServicePort{Protocol: p.Protocol, Port: p.Port, NodePort: p.NodePort})
+	}
+	for _, in := range head(s.Status.LoadBalancer.Ingress, MaxAddresses) {
+		kept.Status.LoadBalancer.Ingress = append(kept.Status.LoadBalancer.Ingress,
+			corev1.LoadBalancerIngress{IP: cut(in.IP), Hostname: cut(in.Hostname), IPMode: in.IPMode})
+	}
+	if i := slices.IndexFunc(s.Status.Conditions, func(c metav1.Condition) bool { return c.Type == annotation.ConditionAllocated }); i >= 0 {
+		c := s.Status.Conditions[i]
+		c.Reason, c.Message = cut(c.Reason), Message(c.Message)
+		kept.Status.Conditions = []metav1.Condition{c}
+	}
+	return kept
+}
+
+func node(n *corev1.Node) *corev1.Node {
+	kept := &corev1.Node{ObjectMeta: identity(n)}
+	kept.CreationTimestamp, kept.DeletionTimestamp = n.CreationTimestamp, n.DeletionTimestamp
+	kept.Labels = labels(n.Labels, maxNodeLabels, maxNodeLabelBytes)
+	kept.Annotations = annotations(n.Annotations, maxAnnotationBytes, []string{annotation.BGPASN, annotation.BGPRouterID, annotation.BGPSourceAddress})
+	kept.Spec = corev1.NodeSpec{PodCIDR: cut(n.Spec.PodCIDR), PodCIDRs: texts(n.Spec.PodCIDRs, MaxAddresses), ProviderID: cut(n.Spec.ProviderID), Unschedulable: n.Spec.Unschedulable}
+	for _, t := range head(n.Spec.Taints, maxTaints) {
+		kept.Spec.Taints = append(kept.Spec.Taints, corev1.Taint{Key: cut(t.Key), Value: cut(t.Value), Effect: t.Effect})
+	}
+	kept.Status = nodeStatus(&n.Status)
+	return kept
+}
+
+func writableNode(n *corev1.Node) *corev1.Node {
+	meta := n.ObjectMeta
+	meta.ManagedFields = nil // nobody changes them by leaving them out
+	return &corev1.Node{ObjectMeta: meta, Spec: n.Spec, Status: nodeStatus(&n.Status)}
+}
+
+func nodeStatus(s *corev1.NodeStatus) (kept corev1.NodeStatus) {
+	for _, a := range head(s.Addresses, maxNodeAddresses) {
+		kept.Addresses = append(kept.Addresses, corev1.NodeAddress{Type: a.Type, Address: cut(a.Address)})
+	}
+	for _, c := range head(s.Conditions, maxConditions) {
+		c.LastHeartbeatTime = metav1.Time{} // a kubelet writes it all the time
+		c.Type, c.Reason, c.Message = corev1.NodeConditionType(cut(string(c.Type))), cut(c.Reason), cut(c.Message)
+		kept.Conditions = append(kept.Conditions, c)
+	}
+	i := s.NodeInfo
+	kept.NodeInfo = corev1.NodeSystemInfo{
+		MachineID: cut(i.MachineID), SystemUUID: cut(i.SystemUUID), KernelVersion: cut(i.KernelVersion), OSImage: cut(i.OSImage),
+		ContainerRuntimeVersion: cut(i.ContainerRuntimeVersion), KubeletVersion: cut(i.KubeletVersion), Architecture: cut(i.Architecture),
+	}
+	return kept
+}
+
+func lease(l *coordinationv1.Lease) *coordinationv1.Lease {
+	kept := &coordinationv1.Lease{ObjectMeta: identity(l)}
+	kept.CreationTimestamp, kept.DeletionTimestamp = l.CreationTimestamp, l.DeletionTimestamp
+	if c, ok := l.Labels[annotation.LabelComponent]; ok {
+		kept.Labels = map[string]string{annotation.LabelComponent: cut(c)}
+	}
+	for _, o := range head(l.OwnerReferences, MaxAddresses) {
+		kept.OwnerReferences = append(kept.OwnerReferences, metav1.OwnerReference{APIVersion: cut(o.APIVersion), Kind: cut(o.Kind), Name: cut(o.Name), UID: o.UID})
+	}
+	kept.Annotations = annotations(l.Annotations, maxLeaseBytes, []string{annotation.Report})
+	kept.Spec = l.Spec
+	if h := l.Spec.HolderIdentity; h != nil {
+		holder := cut(*h)
+		kept.Spec.HolderIdentity = &holder
+	}
+	return kept
+}
+
+// kubernetesService is the API server's own Service.
+const kubernetesService = "kubernetes"
+
+func slice(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
+	kept := &discoveryv1.EndpointSlice{ObjectMeta: identity(s), AddressType: s.AddressType}
+	service, of := s.Labels[discoveryv1.LabelServiceName]
+	if of {
+		service = cut(service)
+		kept.Labels = map[string]string{discoveryv1.LabelServiceName: service}
+	}
+	api := s.Namespace == metav1.NamespaceDefault && service == kubernetesService
+	type standing struct {
+		node           string
+		none           bool
+		ready, serving string
+	}
+	seen := map[standing]bool{}
+	for _, e := range head(s.Endpoints, maxEndpoints-1) {
+		end := discoveryv1.Endpoint{Conditions: discoveryv1.EndpointConditions{Ready: e.Conditions.Ready, Serving: e.Conditions.Serving}}
+		at := standing{none: e.NodeName == nil, ready: flag(e.Conditions.Ready), serving: flag(e.Conditions.Serving)}
+		if e.NodeName != nil {
+			node := unique.Make(cut(*e.NodeName)).Value() // a thousand slices name the same nodes
+			at.node, end.NodeName = node, &node
+		}
+		if !api && seen[at] {
+			continue
+		}
+		seen[at] = true
+		if api {
+			end.Addresses = texts(e.Addresses, MaxAddresses)
+		}
+		kept.Endpoints = append(kept.Endpoints, end)
+	}
+	return kept
+}
+
+func flag(b *bool) string {
+	switch {
+	case b == nil:
+		return "unknown"
+	case *b:
+		return "yes"
+	default:
+		return "no"
+	}
+}
+
+func pod(p *corev1.Pod) *corev1.Pod {
+	kept := &corev1.Pod{ObjectMeta: identity(p)}
+	kept.CreationTimestamp, kept.DeletionTimestamp = p.CreationTimestamp, p.DeletionTimestamp
+	kept.Labels = labels(p.Labels, MaxLabels, maxLabelBytes)
+	kept.Spec.NodeName = cut(p.Spec.NodeName)
+	for _, c := range head(p.Spec.Containers, maxConditions) {
+		container := corev1.Container{Name: cut(c.Name), Image: shorten(c.Image, MaxMessage)}
+		for _, arg := range head(c.Args, MaxPorts) {
+			container.Args = append(container.Args, shorten(arg, MaxMessage))
+		}
+		kept.Spec.Containers = append(kept.Spec.Containers, container)
+	}
+	kept.Status = corev1.PodStatus{Phase: p.Status.Phase, Reason: cut(p.Status.Reason), Message: Message(p.Status.Message), PodIP: cut(p.Status.PodIP), HostIP: cut(p.Status.HostIP), StartTime: p.Status.StartTime}
+	for _, c := range head(p.Status.Conditions, maxConditions) {
+		kept.Status.Conditions = append(kept.Status.Conditions, corev1.PodCondition{
+			Type: corev1.PodConditionType(cut(string(c.Type))), Status: c.Status, LastTransitionTime: c.LastTransitionTime,
+			Reason: cut(c.Reason), Message: Message(c.Message)})
+	}
+	for _, c := range head(p.Status.ContainerStatuses, maxConditions) {
+		kept.Status.ContainerStatuses = append(kept.Status.ContainerStatuses,
+			corev1.ContainerStatus{Name: cut(c.Name), Ready: c.Ready, Started: c.Started, RestartCount: c.RestartCount, State: state(c.State), LastTerminationState: state(c.LastTerminationState),
+				Image: shorten(c.Image, MaxMessage), ImageID: shorten(c.ImageID, MaxMessage)})
+	}
+	return kept
+}
+
+func state(s corev1.ContainerState) corev1.ContainerState {
+	if w := s.Waiting; w != nil {
+		s.Waiting = &corev1.ContainerStateWaiting{Reason: cut(w.Reason), Message: Message(w.Message)}
+	}
+	if t := s.Terminated; t != nil {
+		ended := *t
+		ended.Reason, ended.Message, ended.ContainerID = cut(t.Reason), Message(t.Message), cut(t.ContainerID)
+		s.Terminated = &ended
+	}
+	return s
+}
+
+// identity returns what an informer needs of an object.
+func identity(o metav1.Object) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: o.GetNamespace(), Name: o.GetName(), UID: o.GetUID(), ResourceVersion: o.GetResourceVersion()}
+}
+
+// labels returns the labels, or the first by name, as many as the bounds allow:
+// the same for everybody who looks at the object.
+func labels(all map[string]string, number, size int) map[string]string {
+	if len(all) == 0 || len(all) > tooManyLabels {
+		return nil
+	}
+	names := make([]string, 0, min(len(all), number))
+	for name := range all {
+		if len(names) == number && name > names[number-1] {
+			continue
+		}
+		i, _ := slices.BinarySearch(names, name)
+		if len(names) == number {
+			names = names[:number-1]
+		}
+		names = slices.Insert(names, i, name)
+	}
+	kept := make(map[string]string, len(names))
+	for _, name := range names {
+		if size -= len(name) + len(all[name]); size < 0 {
+			break
+		}
+		kept[name] = all[name]
+	}
+	return kept
+}
+
+// annotations returns those that are read, of no more than size bytes together.
+func annotations(all map[string]string, size int, names []string) (kept map[string]string) {
+	if len(all) == 0 {
+		return nil
+	}
+	for _, name := range names {
+		value, ok := all[name]
+		if !ok {
+			continue
+		}
+		if kept == nil {
+			kept = map[string]string{}
+		}
+		kept[name] = shorten(value, size)
+		size -= min(size, len(value))
+	}
+	return kept
+}
+
+// Cut ends what is not whole. It has no meaning in any value, so nobody takes a
+// part for the whole.
+const Cut = "…"
+
+// shorten returns the text, or as much of it as the bound allows and Cut.
+func shorten(text string, size int) string {
+	if len(text) <= size {
+		return text
+	}
+	for size > 0 && !utf8.RuneStart(text[size]) {
+		size--
+	}
+	return text[:size] + Cut // a copy: the rest is not kept
+}
+
+func cut(text string) string { return shorten(text, maxText) }
+
+// Message returns the message of a condition as it is kept.
+func Message(text string) string {
+	if len(text) <= MaxMessage {
+		return text
+	}
+	return shorten(text, MaxMessage-len(Cut))
+}
+
+// head returns the first of a list, one more than the bound if there are more.
+func head[T any](all []T, bound int) []T { return all[:min(len(all), bound+1)] }
+
+func texts(all []string, bound int) (kept []string) {
+	for _, text := range head(all, bound) {
+		kept = append(kept, cut(text))
+	}
+	return kept
+}

@@ -1,0 +1,89 @@
+package speaker
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// Nothing is kept of Services that have no VIP of ours, and little of those that
+// have, so that their number and size cost a speaker nothing.
+func TestServicesOfOthersCostNothing(t *testing.T) {
+	foreign, large := "example.com/other", strings.Repeat("203.0.113.1=eth0,", 256<<10/17)
+	client := fake.NewClientset(serviceObject("web", "203.0.113.1"))
+	for i := range 100 {
+		s := serviceObject(fmt.Sprint("foreign-", i), "203.0.113.9")
+		s.Spec.LoadBalancerClass = &foreign
+		s.Annotations[annotation.Leases] = fmt.Sprint(large, i) // no two share memory
+		_, err := client.CoreV1().Services("default").Create(t.Context(), s, metav1.CreateOptions{})
+		require.NoError(t, err)
+	}
+	c, err := newCluster(client, testScope)
+	require.NoError(t, err)
+	ctx, end := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); c.run(ctx) }()
+	defer func() { end(); <-done }()
+	<-c.wake
+	require.Eventually(t, c.hasSynced, testTimeout, time.Millisecond)
+	require.Equal(t, []string{"default/web"}, c.services.GetStore().ListKeys())
+
+	// One that was announced and comes into other hands is gone.
+	web := serviceObject("web", "203.0.113.1")
+	web.Spec.LoadBalancerClass = &foreign
+	_, err = client.CoreV1().Services("default").Update(t.Context(), web, metav1.UpdateOptions{})
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return len(c.services.GetStore().ListKeys()) == 0 }, testTimeout, time.Millisecond)
+	require.Empty(t, c.derive("default/web").VIPs)
+}
+
+// A slice costs 8 bytes for each node that it names, whatever the names are.
+func TestSlicesWithLongNamesCostLittle(t *testing.T) {
+	c, kept := mustCluster(t), make([]any, 200)
+	before := heapNow()
+	for i := range kept {
+		s := &discoveryv1.EndpointSlice{}
+		for j := range 1000 {
+			s.Endpoints = append(s.Endpoints, on(fmt.Sprintf("%s-%d-%d", strings.Repeat("n", 230), i, j)))
+		}
+		kept[i] = c.kept(s)
+	}
+	require.Less(t, (heapNow()-before)/int64(len(kept)), int64(12<<10))
+	runtime.KeepAlive(kept)
+}
+
+// Endpoints count on a Node from when it is there.
+func TestEndpointsOfANodeThatComesLater(t *testing.T) {
+	t.Parallel()
+	c, web := mustCluster(t), serviceObject("web", "203.0.113.1")
+	web.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+	c.add(web)
+	c.add(endpoints("web", on("n1")))
+	var got plan.Service
+	c.refresh(func(s plan.Service) { got = s })
+	require.True(t, got.Serving)
+	require.Empty(t, got.ServingNodes)
+	c.add(nodeObject("n1"))
+	c.refresh(func(s plan.Service) { got = s })
+	require.Equal(t, map[string]bool{"n1": true}, got.ServingNodes)
+}
+
+func heapNow() int64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
