@@ -229,6 +229,31 @@ func benchFree(b *testing.B, s *story) {
 	}
 }
 
+// BenchmarkLackOfAFamily frees an address while 10,000 Services lack an IPv6 address that
+// no pool has, and asks who gets something.
+func BenchmarkLackOfAFamily(b *testing.B) {
+	s := newStory(b)
+	s.configure("quarantine: 0s\npools:\n  - {name: four, addresses: [10.0.0.0/16]}\n  - {name: six, addresses: ['2001:db8::1/128']}\n")
+	s.creates("six", families(corev1.IPFamilyPolicySingleStack, corev1.IPv6Protocol))
+	for i := range manyServices {
+		s.server.create(fmt.Sprintf("default/web-%d", i), s.clock.Add(time.Duration(i)*time.Second),
+			families(corev1.IPFamilyPolicyPreferDualStack, corev1.IPv4Protocol, corev1.IPv6Protocol))
+	}
+	for s.once() {
+	}
+	for _, name := range s.server.names() {
+		s.see(name)
+	}
+	for s.once() {
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if got := s.Ledger.Retry(); len(got) > 0 {
+			b.Fatal(got)
+		}
+	}
+}
+
 func benchPrime(b *testing.B, s *story) {
 	services := s.server.all()
 	var l *Ledger

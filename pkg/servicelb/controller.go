@@ -303,7 +303,8 @@ func (c *Controller) wake() {
 
 // retryWaiting tries the Services that wait, and only those, as soon as there
 // is hope: those that get something, when an address was freed or one has ended
-// its rest; all of them, when something changed that decisions depend on.
+// its rest; those of a namespace, when its labels changed; all of them, when
+// configuration or facts did.
 func (c *Controller) retryWaiting(ctx context.Context) {
 	due := c.Ledger.Waiting
 	for {
@@ -321,9 +322,13 @@ func (c *Controller) retryWaiting(ctx context.Context) {
 		case <-c.again:
 		case <-rested:
 		}
-		due = c.Ledger.Retry
-		if closed(config) || closed(facts) || closed(namespaces) {
+		switch {
+		case closed(config) || closed(facts):
 			due = c.Ledger.Waiting
+		case closed(namespaces):
+			due = c.Ledger.Relabeled
+		default:
+			due = c.Ledger.Retry
 		}
 		stop()
 		if ctx.Err() != nil {

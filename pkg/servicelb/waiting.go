@@ -37,7 +37,9 @@ func newWaiters() waiters {
 // them is refused, so are all the others. A Service whose answer depends on
 // more than that is a class of its own.
 type class struct {
-	reason     ipam.Reason
+	reason     ipam.Reason // why they hold nothing; empty: they lack a family
+	missing    ipam.Family // the family that they lack
+	holds      string      // what they hold of the other one: a pool, and by which name they asked for it
 	families   string
 	requireAll bool
 	pools      string
@@ -48,12 +50,21 @@ type class struct {
 
 // classOf returns the class of a Service that waits.
 func (l *Ledger) classOf(a *account) class {
-	r, req := a.verdict.Refusal, a.asked
-	if r == nil || a.obstacle != nil || len(req.Addresses) > 0 || req.Sharing != nil || len(l.alloc.Holds(a.owner.UID)) > 0 ||
-		len(l.alloc.Holds(leaving(a.owner).UID)) > 0 || l.alloc.Expects(a.owner.Name) || l.leases(req) {
-		return class{alone: a.owner.Name}
+	r, req, held := a.verdict.Refusal, a.asked, l.alloc.Holds(a.owner.UID)
+	alone := class{alone: a.owner.Name}
+	if a.obstacle != nil || len(req.Addresses) > 0 || req.Sharing != nil || len(l.alloc.Holds(leaving(a.owner).UID)) > 0 ||
+		l.alloc.Expects(a.owner.Name) || l.leases(req) {
+		return alone
 	}
-	c := class{reason: r.Reason, requireAll: req.RequireAll, pools: strings.Join(req.Pools, ","), namespace: req.Subject.Namespace}
+	c := class{requireAll: req.RequireAll, pools: strings.Join(req.Pools, ","), namespace: req.Subject.Namespace}
+	switch v := a.verdict; {
+	case r != nil && len(held) == 0:
+		c.reason = r.Reason
+	case r == nil && v.Missing != "" && len(held) == 1 && len(v.Disputes) == 0 && !req.Renumber && len(req.Avoid) == 0:
+		c.missing, c.holds = v.Missing, held[0].Pool+","+held[0].Asked
+	default:
+		return alone
+	}
 	for _, f := range req.Families {
 		c.families += string(f)
 	}
@@ -109,6 +120,20 @@ func (l *Ledger) Waiting() []string {
 		l.sweep()
 	}
 	return namesOf(slices.Collect(maps.Keys(l.due)))
+}
+
+// Relabeled returns the Services, oldest first, that wait and whose namespace has other
+// labels than when their last request was read: other pools may be open to them.
+func (l *Ledger) Relabeled() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var relabeled []*account
+	for a := range l.due {
+		if l.NamespaceLabels != nil && !maps.Equal(l.NamespaceLabels(a.asked.Subject.Namespace), a.asked.Subject.NamespaceLabels) {
+			relabeled = append(relabeled, a)
+		}
+	}
+	return namesOf(relabeled)
 }
 
 // namesOf returns the names, those of older Services first, each once.

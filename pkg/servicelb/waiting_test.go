@@ -1,6 +1,7 @@
 package servicelb
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -128,4 +129,41 @@ func TestWhoeverWaitsIsNotToldNumbers(t *testing.T) {
 	s.has("waits-too", "203.0.113.11", "True Allocated")
 	assert.Empty(t, s.Ledger.classes)
 	assert.Equal(t, ipam.PoolStats{Pool: "lan", Family: ipam.IPv4, Size: 4, Assigned: 4}, s.Ledger.alloc.Stats(s.clock)[0])
+}
+
+// Services that lack the same family are asked for as one, and the oldest gets what is
+// freed. Those that hold an address of another pool may get another answer.
+func TestServicesThatLackAFamilyWaitTogether(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.configure("quarantine: 0s\npools:\n  - {name: four, addresses: [203.0.113.0/24]}\n  - {name: more, addresses: [198.51.100.0/24], autoAssign: false}\n  - {name: six, addresses: ['2001:db8::1/128']}\n")
+	prefers := families(corev1.IPFamilyPolicyPreferDualStack, corev1.IPv4Protocol, corev1.IPv6Protocol)
+	s.creates("six-only", families(corev1.IPFamilyPolicySingleStack, corev1.IPv6Protocol))
+	s.has("six-only", "2001:db8::1", "True Allocated")
+	for i := range 50 {
+		s.creates(fmt.Sprintf("web-%d", i), prefers)
+	}
+	s.creates("elsewhere", prefers, annotated(annotation.AddressPool, "more,six"))
+	assert.Len(t, s.Ledger.classes, 2)
+	s.deletes("six-only")
+	s.has("web-0", "203.0.113.1,2001:db8::1", "True Allocated")
+	s.has("web-1", "203.0.113.2", "True PartiallyAllocated")
+	s.silent("nobody else is looked at twice", func() { s.wake(); s.run() })
+	s.deletes("web-0")
+	s.has("web-1", "203.0.113.2,2001:db8::1", "True Allocated")
+	assert.Len(t, s.Ledger.classes, 2)
+}
+
+// When the labels of a namespace change, only Services of that namespace are asked for.
+func TestLabelsOfANamespaceWakeItsServices(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.configure("pools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.19], namespaceSelector: {matchLabels: {tier: gold}}}\n")
+	s.creates("web")
+	s.has("web", "", "False NoPool")
+	assert.Empty(t, s.Ledger.Relabeled())
+	s.around.labels["other"] = map[string]string{"tier": "gold"}
+	assert.Empty(t, s.Ledger.Relabeled())
+	s.around.labels["default"] = map[string]string{"tier": "gold"}
+	assert.Equal(t, []string{"default/web"}, s.Ledger.Relabeled())
 }
