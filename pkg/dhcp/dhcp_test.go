@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -202,12 +203,13 @@ func TestForgotten(t *testing.T) {
 func TestLastIsRefused(t *testing.T) {
 	t.Parallel()
 	simulate(t, func(w *world) {
-		grants, offers := w.grants(), false
+		grants := w.grants()
+		var offers atomic.Bool
 		w.server(func(m sent) {
 			switch {
 			case m.MessageType() == dhcpv4.MessageTypeRequest && m.ServerIdentifier() == nil:
 				w.answer(m, dhcpv4.MessageTypeNak, serverB, addrA)
-			case offers:
+			case offers.Load():
 				grants(m)
 			}
 		})
@@ -221,7 +223,7 @@ func TestLastIsRefused(t *testing.T) {
 		w.pass(20 * time.Second)
 		require.Equal(t, dhcpv4.MessageTypeDiscover, w.sent()[refusedPatience].MessageType())
 		require.False(t, w.Current()[webID].Lost.IsValid())
-		offers = true
+		offers.Store(true)
 		w.pass(lastDelay)
 		st = w.Current()[webID]
 		require.Equal(t, addrA, st.Lease.Addr)
