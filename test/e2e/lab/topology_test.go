@@ -51,6 +51,15 @@ func TestNodesReachPodsAndEverythingElse(t *testing.T) {
 	}
 }
 
+// A host whose namespace is not removed is in the way of the next lab.
+func TestEveryHostIsRemoved(t *testing.T) {
+	for _, host := range newTopology(Options{Nodes: 12, APIServers: 3, Router: RouterBoth}).hosts() {
+		if !lan.Owns(host.Namespace()) {
+			t.Errorf("the namespace of %s stays when the lab goes", host.Name)
+		}
+	}
+}
+
 func TestNodesWithoutRoutesToPods(t *testing.T) {
 	hosts := newTopology(Options{Nodes: 3, OwnPodRoutes: true}).hosts()
 	routes := hosts[slices.IndexFunc(hosts, isHost("n2"))].Routes

@@ -62,7 +62,10 @@ func (h Host) MAC() net.HardwareAddr {
 
 // ours are the namespaces that Build makes, and no others: tests of other
 // packages have namespaces too.
-var ours = regexp.MustCompile(`^ls-(lan|cp|client|(router|remote)2?|n[0-9]+)$`)
+var ours = regexp.MustCompile(`^ls-(lan|cp[23]?|client|(router|remote)2?|n[0-9]+)$`)
+
+// Owns reports whether Destroy removes the namespace.
+func Owns(namespace string) bool { return ours.MatchString(namespace) }
 
 // Destroy removes every namespace that Build may have made.
 func Destroy() error {
@@ -72,7 +75,7 @@ func Destroy() error {
 	}
 	var failed error
 	for _, path := range paths {
-		if name := filepath.Base(path); ours.MatchString(name) {
+		if name := filepath.Base(path); Owns(name) {
 			failed = errors.Join(failed, netns.Delete(name))
 		}
 	}

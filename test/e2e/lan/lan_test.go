@@ -18,7 +18,7 @@ func TestDestroyKnowsItsOwn(t *testing.T) {
 		"ls-lan": true, "ls-cp": true, "ls-client": true, "ls-router": true, "ls-router2": true, "ls-remote": true, "ls-router3": false, "ls-n1": true, "ls-n12": true,
 		"ls-t-h1-29803": false, "ls-n": false, "ls-nx": false, "ls-ctl": false, "other": false,
 	} {
-		if got := ours.MatchString(name); got != want {
+		if got := Owns(name); got != want {
 			t.Errorf("%s is ours = %v", name, got)
 		}
 	}
