@@ -14,6 +14,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 )
 
 const directory = "/run/netns"
@@ -33,9 +34,14 @@ func Create(name string) error {
 }
 
 // Delete removes the namespace's name; the namespace goes with its last
-// process. A namespace that is not there is no error.
+// process. A namespace that is not there is no error, nor is a name without one: a
+// program that was killed left it, or another mount hides the namespace.
 func Delete(name string) error {
-	if err := netns.DeleteNamed(name); err != nil && !errors.Is(err, os.ErrNotExist) {
+	err := netns.DeleteNamed(name)
+	if errors.Is(err, unix.EINVAL) { // nothing is mounted there
+		err = os.Remove(Path(name))
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("delete namespace %s: %w", name, err)
 	}
 	return nil

@@ -91,3 +91,17 @@ func TestDeleteOfAMissingNamespaceIsNoError(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A program that is killed between two system calls leaves a name without a namespace.
+func TestDeleteOfANameWithoutANamespace(t *testing.T) {
+	const name = "ls-test-unmounted"
+	if err := os.WriteFile(Path(name), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := Delete(name); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(Path(name)); !os.IsNotExist(err) {
+		t.Errorf("the name is still there: %v", err)
+	}
+}
