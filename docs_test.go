@@ -257,6 +257,35 @@ func anchorsOf(markdown string) map[string]bool {
 	return anchors
 }
 
+// TestTestsThatAreNamedExist: a document that names a test as its proof names one that
+// there is.
+func TestTestsThatAreNamedExist(t *testing.T) {
+	t.Parallel()
+	defined := map[string]bool{}
+	function := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Benchmark)\w+)\(`)
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for _, m := range function.FindAllStringSubmatch(string(text), -1) {
+			defined[m[1]] = true
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := regexp.MustCompile("[`\\[, ]((?:Test|Fuzz|Benchmark)[A-Z]\\w+)")
+	for path, text := range documents(t) {
+		for _, m := range named.FindAllStringSubmatch(text, -1) {
+			if !defined[m[1]] {
+				t.Errorf("%s names %s, which does not exist", path, m[1])
+			}
+		}
+	}
+}
+
 // TestMakeTargetsExist: what a document says to make can be made.
 func TestMakeTargetsExist(t *testing.T) {
 	t.Parallel()
