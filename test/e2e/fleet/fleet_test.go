@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"testing"
 	"time"
 
@@ -46,9 +47,12 @@ func startFleetWith(t *testing.T, o Options) *Fleet {
 	t.Helper()
 	root, err := lab.Root()
 	require.NoError(t, err)
-	bin, err := program.Builder{Root: root}.Lodestone(t.Context())
-	require.NoError(t, err)
-	o.Speaker, o.Served = filepath.Join(bin, "lodestone-speaker"), o.VIPs[:1]
+	if o.Speaker == "" {
+		bin, err := program.Builder{Root: root}.Lodestone(t.Context())
+		require.NoError(t, err)
+		o.Speaker = filepath.Join(bin, "lodestone-speaker")
+	}
+	o.Served = o.VIPs[:1]
 	f, err := Start(t.Context(), o)
 	require.NoError(t, err)
 	t.Cleanup(func() {
@@ -182,4 +186,46 @@ func TestSharedLoad(t *testing.T) {
 	require.NoError(t, err)
 	assert.Zero(t, record.Lost(), "the speaker of %s ended: %s", home, record.Losses())
 	assert.Empty(t, f.Claims(time.Time{}), "announced to all")
+}
+
+// The wall clocks of nodes jump by an hour, one after the other, forward and back. No
+// VIP moves, no datagram is lost, and a node that is lost then is replaced as ever.
+func TestClockJumpsMoveNoVIP(t *testing.T) {
+	root, err := lab.Root()
+	require.NoError(t, err)
+	jumping, err := program.Builder{Root: root}.JumpingSpeaker(t.Context())
+	require.NoError(t, err)
+	f := startFleetWith(t, Options{Nodes: 3, VIPs: vips, Document: document(""), Speaker: jumping})
+	f.steady(t)
+	before, moves := f.Owners(), f.Moves()
+	asking := probe.UDP(t.Context(), probe.Options{Namespace: f.Client, Target: netip.AddrPortFrom(vips[0], 80)})
+	require.NoError(t, asking.WaitAnswers(t.Context(), 10))
+	for _, to := range []unix.Signal{unix.SIGUSR1, unix.SIGUSR2} {
+		for _, node := range f.names {
+			require.NoError(t, f.speakers[node].Process.Signal(to))
+			// Longer than anything takes that could be mistaken: a probe, its answer, the
+			// grace, the distance of announcements.
+			time.Sleep(2 * time.Second)
+			require.Equal(t, before, f.Owners(), "the clock of %s jumped", node)
+		}
+	}
+	record, err := asking.Finish()
+	require.NoError(t, err)
+	require.Zero(t, record.Lost(), record.Losses())
+	require.Equal(t, moves, f.Moves())
+	lost := f.lose(t)
+
+	// The clocks did jump: what the others log of the loss is from an hour ago.
+	for _, node := range f.names {
+		if node == lost {
+			continue
+		}
+		log, err := os.ReadFile(f.Log(node))
+		require.NoError(t, err)
+		times := regexp.MustCompile(`(?m)^time=(\S+)`).FindAllStringSubmatch(string(log), -1)
+		require.NotEmpty(t, times, node)
+		last, err := time.Parse(time.RFC3339, times[len(times)-1][1])
+		require.NoError(t, err)
+		require.WithinDuration(t, time.Now().Add(-time.Hour), last, time.Minute, node)
+	}
 }
