@@ -41,7 +41,10 @@ const (
 // Place is where Lodestone is in a cluster, and what it serves.
 type Place struct {
 	Namespace, ConfigName string
-	Scope                 servicelb.Scope
+	// Scope is what it serves. ScopeAsRunning: if there is a controller, what its flags
+	// say is in its place.
+	Scope          servicelb.Scope
+	ScopeAsRunning bool
 }
 
 // ConfigMap names the ConfigMap for people.
@@ -140,7 +143,7 @@ func (o *Objects) Absent() error {
 // than the one in the cluster: it is invalid, or there is none although speakers
 // are ready, which none is without one. nil: they go by that one.
 func (o *Objects) Unclear() error {
-	const then = "controllers and speakers that run keep the last valid configuration, which only they know; those that start anew have none"
+	const then = "controllers and speakers go by the last valid one, of which ConfigMap " + config.LastValidName + " has a copy"
 	switch {
 	case o.ConfigErr != nil:
 		return fmt.Errorf("%s is invalid, repair it: %s", o.ConfigMap(), then)
@@ -221,7 +224,7 @@ type source struct {
 // Allocation reads what the controller decides by.
 func Allocation(ctx context.Context, client kubernetes.Interface, p Place) *Objects {
 	o := newObjects(p)
-	o.readAll(ctx, o.allocation(client))
+	o.readAll(ctx, append(o.allocation(client), o.pods(client)))
 	return o
 }
 
@@ -248,6 +251,26 @@ func (o *Objects) readAll(ctx context.Context, sources []source) {
 		group.Go(func() { o.read(ctx, s) })
 	}
 	group.Wait()
+	if o.ScopeAsRunning && len(o.Controllers) > 0 {
+		runs := max(0, slices.IndexFunc(o.Controllers, IsReady))
+		o.Scope = scopeOf(o.Controllers[runs], o.Scope)
+	}
+}
+
+// scopeOf returns what the flags of a controller's pod say that it serves; what they
+// do not say is as in the default.
+func scopeOf(pod *corev1.Pod, scope servicelb.Scope) servicelb.Scope {
+	for _, c := range pod.Spec.Containers {
+		for _, arg := range c.Args {
+			if value, ok := strings.CutPrefix(arg, "--handle-classless="); ok {
+				scope.Classless = value == "true"
+			}
+			if value, ok := strings.CutPrefix(arg, "--load-balancer-classes="); ok {
+				scope.Classes = strings.Split(value, ",")
+			}
+		}
+	}
+	return scope
 }
 
 // read reads a source, or notes why that cannot be.
@@ -339,14 +362,7 @@ func (o *Objects) announcement(client kubernetes.Interface) []source {
 			}
 			return err
 		}},
-		{Pods, "list", "pods", o.Namespace, func(ctx context.Context) error {
-			l, err := client.CoreV1().Pods(o.Namespace).List(ctx, metav1.ListOptions{LabelSelector: labelName + "=lodestone"})
-			if err != nil {
-				return err
-			}
-			o.sortPods(pointers(l.Items))
-			return nil
-		}},
+		o.pods(client),
 		{Election, "get", "leases.coordination.k8s.io", o.Namespace, func(ctx context.Context) error {
 			l, err := client.CoordinationV1().Leases(o.Namespace).Get(ctx, ElectionLease, metav1.GetOptions{})
 			if apierrors.IsNotFound(err) {
@@ -358,6 +374,18 @@ func (o *Objects) announcement(client kubernetes.Interface) []source {
 			return err
 		}},
 	}
+}
+
+// pods is Lodestone's own pods.
+func (o *Objects) pods(client kubernetes.Interface) source {
+	return source{Pods, "list", "pods", o.Namespace, func(ctx context.Context) error {
+		l, err := client.CoreV1().Pods(o.Namespace).List(ctx, metav1.ListOptions{LabelSelector: labelName + "=lodestone"})
+		if err != nil {
+			return err
+		}
+		o.sortPods(pointers(l.Items))
+		return nil
+	}}
 }
 
 // sortPods sorts the pods by component.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
@@ -25,6 +26,7 @@ type target struct {
 	rules     *clientcmd.ClientConfigLoadingRules
 	overrides clientcmd.ConfigOverrides
 	place     cluster.Place
+	flags     *pflag.FlagSet
 	// timeout bounds the reading of the cluster.
 	timeout time.Duration
 	// connect returns a client of the cluster, and the namespace that its
@@ -44,15 +46,24 @@ func targetFlags(cmd *cobra.Command, s Streams) *target {
 		t.dynamic = t.dynamicClient
 	}
 	f := cmd.Flags()
+	t.flags = f
 	f.StringVar(&t.rules.ExplicitPath, "kubeconfig", "", "Path of the kubeconfig file.")
 	f.StringVar(&t.overrides.CurrentContext, "context", "", "Name of the kubeconfig context to use.")
 	f.StringVarP(&t.overrides.Context.Namespace, "namespace", "n", "", "Namespace of what the command is about. Default: that of the kubeconfig context.")
 	f.DurationVar(&t.timeout, "request-timeout", time.Minute, "How long the API server may take for all that the command reads of the cluster.")
 	f.StringVar(&t.place.Namespace, "lodestone-namespace", config.Namespace, "Namespace that Lodestone is installed in.")
 	f.StringVar(&t.place.ConfigName, "config-name", config.ConfigMapName, "Name of the ConfigMap with the configuration.")
-	f.BoolVar(&t.place.Scope.Classless, "handle-classless", true, "Whether Lodestone serves Services without a class, as the flag of the controller.")
-	f.StringSliceVar(&t.place.Scope.Classes, "load-balancer-classes", []string{annotation.DefaultClass}, "The classes that Lodestone serves, as the flag of the controller.")
+	f.BoolVar(&t.place.Scope.Classless, "handle-classless", true, "Whether Lodestone serves Services without a class. Default: as the controller that runs.")
+	f.StringSliceVar(&t.place.Scope.Classes, "load-balancer-classes", []string{annotation.DefaultClass}, "The classes that Lodestone serves. Default: those of the controller that runs.")
 	return t
+}
+
+// where returns the place, whose scope is that of the controller unless a flag says
+// another one.
+func (t *target) where() cluster.Place {
+	p := t.place
+	p.ScopeAsRunning = t.flags == nil || !t.flags.Changed("handle-classless") && !t.flags.Changed("load-balancer-classes")
+	return p
 }
 
 // client returns a client of the cluster, and the namespace that its
@@ -100,8 +111,8 @@ func (t *target) restConfig() (*rest.Config, error) {
 
 // read reads everything that the controller decides by.
 func (t *target) read(ctx context.Context, client kubernetes.Interface) (*simulation.Cluster, error) {
-	o := cluster.Allocation(ctx, client, t.place)
-	if err := o.Err(); err != nil {
+	o := cluster.Allocation(ctx, client, t.where())
+	if err := o.Err(cluster.ForAddresses...); err != nil {
 		return nil, err
 	}
 	return o.Cluster(), nil
@@ -116,7 +127,7 @@ func (t *target) readAll(ctx context.Context) (*cluster.Objects, error) {
 	if err != nil {
 		return nil, err
 	}
-	o, err := cluster.All(ctx, client, t.place)
+	o, err := cluster.All(ctx, client, t.where())
 	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return nil, fmt.Errorf("the API server did not answer within %s (--request-timeout): %w", t.timeout, err)
 	}

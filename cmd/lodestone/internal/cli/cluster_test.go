@@ -75,6 +75,26 @@ func TestOperatorSeesWhatTheControllerSees(t *testing.T) {
 	assert.Contains(t, w.ask("", ExitOK, "plan", "--config", next, "--all"), "kept")
 }
 
+// The classes are those that the controller which runs serves, unless a flag says others.
+func TestClassesAreThoseOfTheControllerThatRuns(t *testing.T) {
+	t.Parallel()
+	w := &world{t: t}
+	class := "example.com/edge"
+	edge := service("edge", "")
+	edge.Spec.LoadBalancerClass = &class
+	controller := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: config.Namespace, Name: "lodestone-controller-1",
+		Labels: map[string]string{"app.kubernetes.io/name": "lodestone", "app.kubernetes.io/component": "controller"}}}
+	controller.Spec.Containers = []corev1.Container{{Args: []string{"--handle-classless=false", "--load-balancer-classes=lodestone.io/lodestone,example.com/edge"}}}
+	w.add(configMap(config.ConfigMapName, config.Key, header+"pools: [{name: lan, addresses: [203.0.113.10]}]\n"),
+		controller, service("classless", ""), edge)
+	_, out := w.run("explain", "service", "shop/edge")
+	assert.NotContains(t, out, "Served")
+	_, out = w.run("explain", "service", "shop/classless")
+	assert.Contains(t, out, "Served   no: ")
+	_, out = w.run("explain", "service", "shop/edge", "--load-balancer-classes=lodestone.io/lodestone")
+	assert.Contains(t, out, "Served   no: ")
+}
+
 // Who announces an address is told by the speakers' own code.
 func TestExplainTellsWhoAnnounces(t *testing.T) {
 	var objects []runtime.Object

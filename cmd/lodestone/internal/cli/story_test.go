@@ -165,13 +165,13 @@ func TestStoriesOfWhatIsNotThere(t *testing.T) {
 
 }
 
-// Speakers that are ready have a configuration, which nobody else knows: without
-// theirs, nothing is said of what they do.
+// Speakers that are ready have a configuration, which need not be the one in the cluster:
+// without theirs, nothing is said of what they do.
 func TestNoStoriesWithoutTheConfigurationInForce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	questions := [][]string{{"explain", "vip", "203.0.113.10"}, {"explain", "node", "n1"}, {"explain", "service", "web"}, {"simulate", "lose", "n1"}, {"bgp", "peers"}, {"bgp", "routes"}}
-	const know = " controllers and speakers that run keep the last valid configuration, which only they know; those that start anew have none"
+	const know = " controllers and speakers go by the last valid one, of which ConfigMap lodestone-config-last-valid has a copy"
 	object[*corev1.ConfigMap](w, config.ConfigMapName).Data[config.Key] = "nonsense: true\n"
 	for _, args := range questions {
 		text := w.ask("", ExitInvalid, args...)
