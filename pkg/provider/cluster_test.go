@@ -132,7 +132,7 @@ func (s *apiServer) patched(a clienttesting.PatchAction) (*corev1.Service, error
 
 // PatchStatus implements servicelb.API.
 func (s *apiServer) PatchStatus(ctx context.Context, namespace, name string, patch []byte) error {
-	_, err := s.CoreV1().Services(namespace).Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+	_, err := s.CoreV1().Services(namespace).Patch(ctx, name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
 	return err
 }
 
