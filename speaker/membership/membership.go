@@ -61,6 +61,9 @@ const (
 	// has been told.
 	leaveTimeout  = 500 * time.Millisecond
 	updateTimeout = 500 * time.Millisecond
+	// repeatAfter is when our metadata is sent once more: by then what waited beside it
+	// has been sent as often as it is going to be.
+	repeatAfter = 500 * time.Millisecond
 )
 
 // Config is the configuration in force; kube.ConfigWatcher is one.
@@ -301,19 +304,25 @@ func (t *Task) known(source netip.Addr) bool {
 
 // tellOthers spreads our metadata when it changes, by update, until memberlist has it:
 // where it objects to a suspicion at the same moment it drops it, and repeats what
-// was true before.
+// was true before. And once more after that: of two messages of one length that wait,
+// memberlist 0.7 may forget the older one, because its numbers begin anew whenever its
+// queue is empty for a moment.
 func (t *Task) tellOthers(ctx context.Context, update func(time.Duration) error) {
+	var again <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-t.tell:
-			if err := update(updateTimeout); err != nil {
-				t.log.Debug("metadata not yet sent", "err", err)
-			}
-			if !t.isSaid() {
-				wake(t.tell)
-			}
+			again = time.After(repeatAfter)
+		case <-again:
+			again = nil
+		}
+		if err := update(updateTimeout); err != nil {
+			t.log.Debug("metadata not yet sent", "err", err)
+		}
+		if !t.isSaid() {
+			wake(t.tell)
 		}
 	}
 }
