@@ -310,19 +310,23 @@ func (t *Task) known(source netip.Addr) bool {
 func (t *Task) tellOthers(ctx context.Context, update func(time.Duration) error) {
 	var again <-chan time.Time
 	for {
+		repeat := true
 		select {
 		case <-ctx.Done():
 			return
 		case <-t.tell:
-			again = time.After(repeatAfter)
 		case <-again:
-			again = nil
+			repeat = false
 		}
+		again = nil
 		if err := update(updateTimeout); err != nil {
 			t.log.Debug("metadata not yet sent", "err", err)
 		}
-		if !t.isSaid() {
+		switch {
+		case !t.isSaid():
 			wake(t.tell)
+		case repeat:
+			again = time.After(repeatAfter)
 		}
 	}
 }
