@@ -143,7 +143,7 @@ func (o *Objects) Absent() error {
 // than the one in the cluster: it is invalid, or there is none although speakers
 // are ready, which none is without one. nil: they go by that one.
 func (o *Objects) Unclear() error {
-	const then = "controllers and speakers go by the last valid one, of which ConfigMap " + config.LastValidName + " has a copy"
+	const then = "controllers and speakers that run go by the last valid one, those that start by its copy in ConfigMap " + config.LastValidName + ", if there is one"
 	switch {
 	case o.ConfigErr != nil:
 		return fmt.Errorf("%s is invalid, repair it: %s", o.ConfigMap(), then)

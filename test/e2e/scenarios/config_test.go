@@ -99,12 +99,14 @@ func TestMissingConfigurationIsSaid(t *testing.T) {
 	s.service("before")
 	address := s.assigned("before")
 	s.stopController()
-	require.NoError(t, s.Kube.CoreV1().ConfigMaps(lodestone.Namespace).Delete(s.ctx, lodestone.ConfigMap, metav1.DeleteOptions{}))
+	for _, name := range []string{lodestone.ConfigMap, lastValid} {
+		require.NoError(t, s.Kube.CoreV1().ConfigMaps(lodestone.Namespace).Delete(s.ctx, name, metav1.DeleteOptions{}))
+	}
 	s.runController()
 	out, code, err := s.CLI(s.ctx, "", "explain", "vip", address)
 	require.NoError(t, err)
 	require.Equal(t, 3, code, out)
-	require.Contains(t, out, "keep the last valid configuration, which only they know", "the speakers run")
+	require.Contains(t, out, "that run go by the last valid one", "the speakers run")
 	s.startSpeakersAnew()
 	s.isSilent("before", s.Lab.Nodes()[0], "NoAdvertisement")
 	s.service("during")
@@ -119,13 +121,43 @@ func TestMissingConfigurationIsSaid(t *testing.T) {
 	s.eventually("the speakers are ready again", func() error { return s.speakersReady(true) })
 }
 
+// lastValid is the ConfigMap with the copy of the last valid document.
+const lastValid = "lodestone-config-last-valid"
+
+// A document that is broken by an edit costs nothing, even when all programs start anew
+// while it is: they take the copy of the last valid one, and say so.
+func TestProgramsThatStartTakeTheLastValidConfiguration(t *testing.T) {
+	s := begin(t)
+	vip := s.serveUDP("web")
+	s.steady(vip)
+	require.NoError(t, s.WriteConfig(s.ctx, "pools: none\n"))
+	s.restartController()
+	s.replaceSpeakers()
+	s.eventually("the speakers are ready", func() error { return s.speakersReady(true) })
+	s.eventually("the VIP answers", func() error { return s.reachUDP(vip) })
+	s.service("during")
+	s.assigned("during")
+	s.holds("web", vip)
+	require.Contains(t, s.event(lodestone.Namespace, "ConfigMap", lodestone.ConfigMap, "ConfigRestored"), lastValid)
+	require.NoError(t, s.LeaderMetricBecomes(s.ctx, "lodestone_config_restored", nil, 1))
+	s.config(usualPools)
+	require.NoError(t, s.LeaderMetricBecomes(s.ctx, "lodestone_config_restored", nil, 0))
+	s.holds("web", vip)
+}
+
 // startSpeakersAnew replaces all speakers by some that find no configuration.
 func (s *story) startSpeakersAnew() {
+	s.Helper()
+	s.replaceSpeakers()
+	s.eventually("no speaker is ready", func() error { return s.speakersReady(false) })
+}
+
+// replaceSpeakers ends all speakers' pods at once; kubelets start others.
+func (s *story) replaceSpeakers() {
 	s.Helper()
 	now := int64(0)
 	require.NoError(s, s.Kube.CoreV1().Pods(lodestone.Namespace).DeleteCollection(s.ctx, metav1.DeleteOptions{GracePeriodSeconds: &now},
 		metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=speaker"}))
-	s.eventually("no speaker is ready", func() error { return s.speakersReady(false) })
 }
 
 // speakersReady checks that there is a speaker on each node, and that each is ready, or

@@ -75,7 +75,7 @@ func TestPlanOfARepair(t *testing.T) {
 	cm := object[*corev1.ConfigMap](w, config.ConfigMapName)
 	cm.Data[config.Key] = "pools: [{name: lan, addresses: [203.0.113.1/24]}]\n"
 	text := w.ask("", ExitFailed, "plan", "--config", edited(t))
-	assert.Contains(t, text, "Services: 3 unchanged\nVIPs: who would announce them is not known: ConfigMap lodestone-system/lodestone-config is invalid, repair it: controllers and speakers go by the last valid one")
+	assert.Contains(t, text, "Services: 3 unchanged\nVIPs: who would announce them is not known: ConfigMap lodestone-system/lodestone-config is invalid, repair it: controllers and speakers that run go by the last valid one")
 	text = w.ask("", ExitFailed, "plan", "--config", edited(t, "203.0.113.10-", "203.0.113.11-"))
 	assert.Contains(t, text, "Services: 1 stranded, 2 unchanged")
 	w.drop(config.ConfigMapName)

@@ -171,7 +171,7 @@ func TestNoStoriesWithoutTheConfigurationInForce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	questions := [][]string{{"explain", "vip", "203.0.113.10"}, {"explain", "node", "n1"}, {"explain", "service", "web"}, {"simulate", "lose", "n1"}, {"bgp", "peers"}, {"bgp", "routes"}}
-	const know = " controllers and speakers go by the last valid one, of which ConfigMap lodestone-config-last-valid has a copy"
+	const know = " controllers and speakers that run go by the last valid one, those that start by its copy in ConfigMap lodestone-config-last-valid, if there is one"
 	object[*corev1.ConfigMap](w, config.ConfigMapName).Data[config.Key] = "nonsense: true\n"
 	for _, args := range questions {
 		text := w.ask("", ExitInvalid, args...)
