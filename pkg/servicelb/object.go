@@ -66,7 +66,7 @@ func EventReasons() reason.Texts[EventReason] {
 // Refusals tells about the reasons of refusals that are not the allocator's.
 func Refusals() reason.Texts[ipam.Reason] {
 	return reason.Texts[ipam.Reason]{
-		ConfigUnavailable: {Cause: "The controller has no configuration: there is no ConfigMap, it lacks the key config.yaml, or it has been invalid since the controller started.", Cure: "Write a valid configuration; lodestone validate finds the mistakes."},
+		ConfigUnavailable: {Cause: "The controller has no configuration: there is no ConfigMap, it lacks the key config.yaml, or it is invalid; and there is no copy of a valid one.", Cure: "Write a valid configuration; lodestone validate finds the mistakes."},
 		AddressConflict:   {Cause: "Another host has the address, or claims it, too.", Cure: "Find the other host by its hardware address and take the address away from it. Or exclude the address from the pool and annotate the Service with " + annotation.Renumber + "=" + annotation.Renumbering + ", which gives it another one, unless it asks for this one."},
 		LeasePending:      {Cause: "The pool leases its addresses (dhcp), and the DHCP server has not leased one for the Service.", Cure: "Wait for the DHCP server, or see what it says in the Service's condition " + annotation.ConditionAllocated + "."},
 	}
