@@ -156,17 +156,24 @@ func (s *Speaker) Labels() (map[string]string, bool) {
 	return s.state.labels, s.state.labelled
 }
 
-// Changed returns a channel that is closed when Moves or Labels have another
+// Addresses returns the internal addresses of the Node; none: they are not known.
+func (s *Speaker) Addresses() []netip.Addr {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.state.addresses
+}
+
+// Changed returns a channel that is closed when Moves, Labels or Addresses have another
 // answer.
 func (s *Speaker) Changed() <-chan struct{} { return s.moves.changed.Next() }
 
-// noteLabels publishes the node's labels.
-func (s *Speaker) noteLabels() {
+// noteNode publishes the node's labels and addresses.
+func (s *Speaker) noteNode() {
 	n, known := s.nodes[s.Node]
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if known != s.state.labelled || !maps.Equal(n.Labels, s.state.labels) {
-		s.state.labels, s.state.labelled = n.Labels, known
+	if known != s.state.labelled || !maps.Equal(n.Labels, s.state.labels) || !slices.Equal(n.Addresses, s.state.addresses) {
+		s.state.labels, s.state.labelled, s.state.addresses = n.Labels, known, n.Addresses
 		s.moves.changed.Notify()
 	}
 }

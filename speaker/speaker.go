@@ -180,6 +180,8 @@ type state struct {
 	// labels are the node's, if it is known.
 	labels   map[string]string
 	labelled bool
+	// addresses are the node's internal ones.
+	addresses []netip.Addr
 }
 
 // New returns a Speaker that starts with Run.
@@ -315,7 +317,7 @@ func (s *Speaker) observe(members <-chan struct{}) {
 	}
 	if changedNodes {
 		s.nodes = locate(s.cluster.known, s.networks)
-		s.noteLabels()
+		s.noteNode()
 	}
 	if changed || changedNodes {
 		s.planner.Set(s.config, s.nodes, s.speakers)

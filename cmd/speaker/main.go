@@ -102,7 +102,8 @@ func run(ctx context.Context, f *flags) error {
 		Log:      s.log,
 	})
 	s.log.Info("starting", "node", f.node, "address", s.address, "version", buildinfo.Get().String())
-	return live(ctx, loop, interfaces, gateways, config, proxy, eyes, members, reporter, announcer, limiter, passwords, podRoutes, router, watchdog, detector, server)
+	address := speaker.AddressWatch{Address: s.address.Addr(), Node: loop}
+	return live(ctx, loop, address, interfaces, gateways, config, proxy, eyes, members, reporter, announcer, limiter, passwords, podRoutes, router, watchdog, detector, server)
 }
 
 // runner is a part that works until its context ends.
