@@ -59,6 +59,7 @@ func (l load) serveEcho(ctx context.Context) (vip netip.Addr, err error) {
 	}
 	svc := service("web-00000")
 	svc.Spec.Selector = map[string]string{"app": lodestone.EchoName}
+	svc.Spec.Ports = nil
 	for _, protocol := range []corev1.Protocol{corev1.ProtocolUDP, corev1.ProtocolTCP} {
 		port := corev1.ServicePort{Name: strings.ToLower(string(protocol)), Port: 80, Protocol: protocol, TargetPort: intstr.FromInt32(lodestone.EchoPort)}
 		svc.Spec.Ports = append(svc.Spec.Ports, port)
