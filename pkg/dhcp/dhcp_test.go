@@ -221,7 +221,7 @@ func TestLastIsRefused(t *testing.T) {
 		require.False(t, st.Lost.IsValid(), "it may be somebody else's server")
 		require.ErrorContains(t, st.Err, "DHCP server 198.18.0.3 refused 198.18.0.77")
 		w.pass(20 * time.Second)
-		require.Equal(t, dhcpv4.MessageTypeDiscover, w.sent()[refusedPatience].MessageType())
+		require.Equal(t, dhcpv4.MessageTypeDiscover, w.sent()[refusedAttempts].MessageType())
 		require.False(t, w.Current()[webID].Lost.IsValid())
 		offers.Store(true)
 		w.pass(lastDelay)

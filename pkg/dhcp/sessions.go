@@ -23,9 +23,9 @@ const (
 	// patience is how often a REQUEST is sent before starting over: about a
 	// minute (section 3.1.5).
 	patience = 4
-	// refusedPatience is patience with an address of before the start that some server
-	// has refused.
-	refusedPatience = 2
+	// refusedAttempts is how often an address of before the start is asked for that some
+	// server refuses, which may be a stranger's.
+	refusedAttempts = 2
 	// slowDelay is the least time between REQUESTs for a lease that still
 	// runs (section 4.4.5).
 	slowDelay = time.Minute
@@ -279,7 +279,7 @@ func (t *sessions) advance(s *session, now time.Time) bool {
 		s.began, s.tries = began, tries // it is the same silence
 	case l != nil && !now.Before(l.Renew) && s.phase == bound:
 		t.begin(s, renewing, now)
-	case l == nil && s.refused && s.tries >= refusedPatience && s.phase == rebooting:
+	case l == nil && s.refused && s.tries >= refusedAttempts && s.phase == rebooting:
 		t.begin(s, selecting, now)
 	case l == nil && s.tries >= patience && s.phase != selecting:
 		t.complain(s, t.silence(s, 0))
