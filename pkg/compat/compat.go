@@ -4,6 +4,7 @@
 package compat
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -160,10 +161,33 @@ func anyAddress(text string) bool {
 	return err == nil && a.IsUnspecified()
 }
 
+// maxName is the length of the longest name in a configuration.
+const maxName = 63
+
 // PoolName returns the name under which Lodestone knows a pool of MetalLB, whose
-// names may have dots.
+// names may be longer and have dots, and before v0.13 any characters. Capitals
+// become small, other characters '-'. A name that is too long, or has no letter
+// or digit left, ends with a part of its hash, so that similar names stay apart.
 func PoolName(theirs string) string {
-	return strings.ReplaceAll(strings.TrimSpace(theirs), ".", "-")
+	theirs = strings.TrimSpace(theirs)
+	name := strings.Trim(strings.Map(nameCharacter, theirs), "-")
+	if theirs == "" || name != "" && len(name) <= maxName {
+		return name
+	}
+	hash := fmt.Sprintf("%x", sha256.Sum256([]byte(theirs)))[:8]
+	kept := strings.TrimRight(name[:min(len(name), maxName-1-len(hash))], "-")
+	return strings.TrimLeft(kept+"-"+hash, "-")
+}
+
+func nameCharacter(r rune) rune {
+	switch {
+	case r >= 'a' && r <= 'z', r >= '0' && r <= '9':
+		return r
+	case r >= 'A' && r <= 'Z':
+		return r - 'A' + 'a'
+	default:
+		return '-'
+	}
 }
 
 func ours(svc *corev1.Service, name string) Wish { return first(svc, []string{name}) }

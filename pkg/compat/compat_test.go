@@ -41,6 +41,8 @@ func TestRead(t *testing.T) {
 		"nothing is understood unasked": {with(), []string{"metallb.io/address-pool", "lan", "metallb.io/allow-shared-ip", "k", "kube-vip.io/loadbalancerIPs", "192.0.2.7"}, "", "", ""},
 		"ours always":                   {with(), []string{annotation.AddressPool, "lan, dmz", annotation.Addresses, "192.0.2.7", annotation.SharingKey, "k"}, "lan, dmz", "192.0.2.7", "k"},
 		"metallb":                       {metalLB, []string{"metallb.io/address-pool", "prod.v4", "metallb.io/loadBalancerIPs", "192.0.2.7,2001:db8::7", "metallb.io/allow-shared-ip", "k"}, "prod-v4", "192.0.2.7,2001:db8::7", "k"},
+		"a name of old":                 {metalLB, []string{"metallb.universe.tf/address-pool", "Prod_1"}, "prod-1", "", ""},
+		"a long name":                   {metalLB, []string{"metallb.io/address-pool", strings.Repeat("a", 64)}, strings.Repeat("a", 54) + "-ffe054fe", "", ""},
 		"metallb of old":                {metalLB, []string{"metallb.universe.tf/address-pool", "lan", "metallb.universe.tf/loadBalancerIPs", "192.0.2.7", "metallb.universe.tf/allow-shared-ip", "k"}, "lan", "192.0.2.7", "k"},
 		"new before old":                {metalLB, []string{"metallb.io/address-pool", "new", "metallb.universe.tf/address-pool", "old", "metallb.io/allow-shared-ip", "", "metallb.universe.tf/allow-shared-ip", "k"}, "new", "", ""},
 		"ours win one by one":           {metalLB, []string{annotation.AddressPool, "ours", "metallb.io/address-pool", "theirs", "metallb.io/loadBalancerIPs", "192.0.2.7"}, "ours", "192.0.2.7", ""},

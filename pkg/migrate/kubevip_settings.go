@@ -200,7 +200,7 @@ const defaultAS = 65000
 // convertPeers writes the BGP peers.
 func (m *kubeVIP) convertPeers(s *settings) {
 	local := m.number(s, "bgp_as", defaultAS)
-	general := peer{LocalASN: local, RouterID: s.values["bgp_routerid"], SourceAddress: s.values["bgp_sourceip"]}
+	general := peer{LocalASN: local, RouterID: s.values["bgp_routerid"], SourceAddress: unmapped(s.values["bgp_sourceip"])}
 	if hold := m.number(s, "bgp_hold_time", 0); hold > 0 {
 		general.HoldTime = fmt.Sprintf("%ds", hold)
 		if keepalive := m.number(s, "bgp_keepalive_interval", 0); keepalive > 0 && keepalive <= hold/3 {
@@ -212,7 +212,7 @@ func (m *kubeVIP) convertPeers(s *settings) {
 	}
 	if address := s.values["bgp_peeraddress"]; address != "" {
 		p := general
-		p.Address, p.PeerASN = address, m.number(s, "bgp_peeras", defaultAS)
+		p.Address, p.PeerASN = unmapped(address), m.number(s, "bgp_peeras", defaultAS)
 		m.addPeer(s, p, "bgp_peeraddress", s.values["bgp_peerpass"] != "", s.on("bgp_multihop"))
 	}
 	for i, text := range strings.Split(s.values["bgp_peers"], ",") {
@@ -265,7 +265,7 @@ func (m *kubeVIP) convertPeer(s *settings, p peer, index int, text string) {
 		wrong("does not begin with an address")
 		return
 	default:
-		p.Address = host
+		p.Address = unmapped(host)
 	}
 	if err != nil {
 		wrong("has no AS number after the address")

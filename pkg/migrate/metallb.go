@@ -121,21 +121,29 @@ type metalLB struct {
 	bgp         []resource[bgpSpec]
 	peers       []resource[peerSpec]
 	profiles    []resource[bfdSpec]
-	communities map[string]string
+	communities map[string]*community
 	// advertise are, by the name of a pool, the names of its advertisements.
 	advertise map[string][]string
 	// peerNames are what MetalLB's peers are called here.
 	peerNames map[string][]string
 }
 
+// community is what an alias stands for.
+type community struct {
+	object *Object
+	field  string
+	value  string
+	used   bool
+}
+
 // MetalLB returns the configuration that does what MetalLB does by its objects.
 // Objects of other kinds are passed over, Services are looked at.
 func MetalLB(objects []Object) (*Result, error) {
-	m := &metalLB{communities: map[string]string{}, advertise: map[string][]string{}, peerNames: map[string][]string{}}
+	m := &metalLB{communities: map[string]*community{}, advertise: map[string][]string{}, peerNames: map[string][]string{}}
 	for i := range objects {
 		m.read(&objects[i])
 	}
-	if len(m.errs) == 0 && len(m.pools)+len(m.peers)+len(m.l2)+len(m.bgp) == 0 {
+	if len(m.errs) == 0 && len(m.pools)+len(m.peers)+len(m.l2)+len(m.bgp)+len(m.profiles)+len(m.communities) == 0 {
 		m.errs = Errors{{Message: "there is nothing of MetalLB here: neither objects of the group metallb.io, nor the ConfigMap with the key config that MetalLB had before v0.13"}}
 	}
 	m.sort()
@@ -148,6 +156,7 @@ func MetalLB(objects []Object) (*Result, error) {
 		m.convertBGP(&m.bgp[i], taken)
 	}
 	m.convertPools(taken)
+	m.noteUnused()
 	return m.finish(config.MetalLB)
 }
 
@@ -205,11 +214,11 @@ func (m *metalLB) readCommunities(o *Object) {
 
 // alias notes what a community is called.
 func (m *metalLB) alias(o *Object, field, name, value string) {
-	if old, dup := m.communities[name]; dup && old != value {
-		m.errorf(o, field, "%s stands for %s elsewhere, and for %s here", quote(name), quote(old), quote(value))
-		return
+	if old, dup := m.communities[name]; !dup {
+		m.communities[name] = &community{o, field, value, false}
+	} else if old.value != value {
+		m.errorf(o, field, "%s stands for %s elsewhere, and for %s here", quote(name), quote(old.value), quote(value))
 	}
-	m.communities[name] = value
 }
 
 // sort orders what came in any order, as objects from a cluster do.
@@ -314,7 +323,7 @@ func (m *metalLB) convertPools(taken map[string]bool) {
 			m.errorf(p.object, "metadata.name", "the name becomes %s, which another pool has, too: rename one", quote(out.Name))
 		}
 		if out.Name != p.object.Name {
-			m.notef(p.object, "metadata.name", "the pool is called %s, since names have no dots here; annotations of MetalLB that name it are understood", out.Name)
+			m.notef(p.object, "metadata.name", "the pool is called %s, since names here have at most 63 of a-z, 0-9 and '-'; annotations of MetalLB that name it are understood", out.Name)
 		}
 		names[out.Name] = true
 		if out.AutoAssign != nil && *out.AutoAssign {
@@ -343,6 +352,23 @@ func (m *metalLB) unannounced(p *resource[poolSpec], out *pool, taken map[string
 	}
 	out.Advertise = []string{nobody}
 	m.decidef(p.object, "", "no advertisement of MetalLB is for this pool, so that nobody announces its addresses: it stays so (advertise: [%s]); name an advertisement there, or remove the pool", nobody)
+}
+
+// noteUnused notes what nothing else names, and that there are no pools.
+func (m *metalLB) noteUnused() {
+	for _, p := range m.profiles {
+		if !slices.ContainsFunc(m.peers, func(r resource[peerSpec]) bool { return r.Spec.BFDProfile == p.object.Name }) {
+			m.notef(p.object, "", "no peer has this BFD profile: it is left out")
+		}
+	}
+	for _, name := range sortedKeys(m.communities) {
+		if c := m.communities[name]; !c.used {
+			m.notef(c.object, c.field, "no advertisement has the community %s (%s): it is left out", quote(name), quote(c.value))
+		}
+	}
+	if len(m.pools) == 0 {
+		m.decidef(&Object{Kind: "IPAddressPool"}, "", "there is none among the objects, so that there are no pools and no Service is given an address: add pools with the addresses that Services have")
+	}
 }
 
 // simplify leaves out what says nothing: that all advertisements are for all
@@ -468,6 +494,18 @@ func (b block) subnet() bool {
 	return b.prefix.IsValid() && b.prefix.Addr().Is4() && b.prefix.Bits() < 31
 }
 
+// mappedBits is the length of ::ffff:0:0/96, which contains the IPv4 addresses
+// in IPv6 form.
+const mappedBits = 96
+
+// unmapped writes an IPv4 address as IPv4. Other texts stay as they are.
+func unmapped(address string) string {
+	if a, err := netip.ParseAddr(address); err == nil && a.Is4In6() && a.Zone() == "" {
+		return a.Unmap().String()
+	}
+	return address
+}
+
 // parseBlock reads a prefix, a range, or an address as others write them.
 func parseBlock(text string) (block, error) {
 	text = strings.TrimSpace(text)
@@ -485,8 +523,11 @@ func parseBlock(text string) (block, error) {
 		return block{IPRange: netipx.IPRangeFrom(a, a), text: a.String()}, nil
 	}
 	prefix, err := netip.ParsePrefix(text)
-	if err != nil {
+	if err != nil || prefix.Addr().Is4In6() && prefix.Bits() < mappedBits {
 		return block{}, fmt.Errorf("%s is neither a prefix nor a range of addresses", quote(text))
+	}
+	if prefix.Addr().Is4In6() {
+		prefix = netip.PrefixFrom(prefix.Addr().Unmap(), prefix.Bits()-mappedBits)
 	}
 	whole := prefix.Masked()
 	return block{IPRange: netipx.RangeOfPrefix(whole), prefix: whole, text: whole.String(), loose: whole != prefix}, nil

@@ -52,7 +52,10 @@ func (p *peer) mayBeInternal() bool {
 // community returns a community as we write it: MetalLB has aliases for them,
 // and puts "large:" before large ones.
 func (m *metalLB) community(o *Object, field, text string) []string {
-	value := cmp.Or(m.communities[text], text)
+	value := text
+	if c, found := m.communities[text]; found {
+		value, c.used = c.value, true
+	}
 	if !strings.Contains(value, ":") {
 		m.errorf(o, field, "%s is no community, nor the alias of one that a Community has", quote(text))
 		return nil
@@ -94,7 +97,7 @@ func (m *metalLB) convertPeers() {
 func (m *metalLB) peer(r *resource[peerSpec]) peer {
 	o, spec := r.object, &r.Spec
 	p := peer{
-		Address: spec.PeerAddress, Interface: spec.Interface, SourceAddress: spec.SourceAddress, RouterID: spec.RouterID,
+		Address: unmapped(spec.PeerAddress), Interface: spec.Interface, SourceAddress: unmapped(spec.SourceAddress), RouterID: spec.RouterID,
 		LocalASN: cmp.Or(spec.LocalASN, spec.MyASN), PeerASN: spec.PeerASN,
 	}
 	switch {

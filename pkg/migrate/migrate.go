@@ -14,6 +14,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/lodestone-lb/lodestone/pkg/compat"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
@@ -238,8 +239,7 @@ const maxName = 63
 
 // unique returns the name in the form of ours, or one like it if that is taken.
 func unique(name, suffix string, taken map[string]bool) string {
-	name = strings.ReplaceAll(strings.ToLower(name), ".", "-")
-	name = strings.Trim(name[:min(len(name), maxName)], "-")
+	name = compat.PoolName(name)
 	for i, base := 1, name; taken[name]; i++ {
 		end := suffix
 		if i > 1 {

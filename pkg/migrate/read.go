@@ -42,10 +42,7 @@ func (o *Object) String() string {
 	if o.Namespace != "" {
 		name = o.Namespace + "/" + name
 	}
-	if o.Kind == "" {
-		return name
-	}
-	return o.Kind + " " + name
+	return strings.Trim(o.Kind+" "+name, " ")
 }
 
 // header is what all objects have.
