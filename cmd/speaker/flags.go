@@ -72,7 +72,7 @@ type settings struct {
 	client  kubernetes.Interface
 	api     *apiclient.Transport
 	address netip.AddrPort
-	key     keys.Key
+	secret  keys.Secret
 }
 
 func (f *flags) settings() (*settings, error) {
@@ -87,7 +87,7 @@ func (f *flags) settings() (*settings, error) {
 	if s.log, err = f.logger(); err != nil {
 		return nil, err
 	}
-	if s.key, err = f.key(); err != nil {
+	if s.secret, err = f.secret(); err != nil {
 		return nil, err
 	}
 	rest, err := clientcmd.BuildConfigFromFlags("", f.kubeconfig)
@@ -124,12 +124,12 @@ func (f *flags) logger() (*slog.Logger, error) {
 	return log, nil
 }
 
-func (f *flags) key() (keys.Key, error) {
+func (f *flags) secret() (keys.Secret, error) {
 	text := []byte(os.Getenv("LODESTONE_MEMBERSHIP_KEY"))
 	if f.membershipKeyFile != "" {
 		var err error
 		if text, err = os.ReadFile(f.membershipKeyFile); err != nil {
-			return keys.Key{}, fmt.Errorf("read the membership key: %w", err)
+			return keys.Secret{}, fmt.Errorf("read the membership key: %w", err)
 		}
 	}
 	return keys.Parse(text) //nolint:wrapcheck // it says that it is the membership key

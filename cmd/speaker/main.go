@@ -65,10 +65,10 @@ func run(ctx context.Context, f *flags) error {
 	config := kube.NewConfigWatcher(s.client, kube.ConfigOptions{Namespace: f.namespace, Name: f.configMap, Log: s.log})
 	registry.MustRegister(config)
 	members := membership.New(membership.Options{
-		Node: f.node, Address: s.address, Key: s.key, ReadKey: f.key, Config: config, Namespace: f.namespace, Client: s.client, Interfaces: interfaces, Log: s.log, Registry: registry,
+		Node: f.node, Address: s.address, Secret: s.secret, ReadSecret: f.secret, Config: config, Namespace: f.namespace, Client: s.client, Interfaces: interfaces, Log: s.log, Registry: registry,
 	})
 	proxy := speaker.NewKubeProxy(f.kubeProxyURL, f.node, members, s.log)
-	announcer := layer2.New(layer2.Options{Node: f.node, Interfaces: interfaces, Members: members, Keys: members.Keys, Received: netstate.Received, Log: s.log, Registry: registry})
+	announcer := layer2.New(layer2.Options{Node: f.node, Interfaces: interfaces, Members: members, Keys: members.SealKeys, Received: netstate.Received, Log: s.log, Registry: registry})
 	limiter := limit.New(limit.Options{Log: s.log, Registry: registry})
 	podRoutes := route.New(route.Options{Interfaces: interfaces, Log: s.log, Registry: registry})
 	watchdog := bfd.New(bfd.Options{Log: s.log, Registry: registry})

@@ -124,10 +124,11 @@ func onSegment(t *testing.T, m config.Membership, speakers int, log slog.Handler
 		var all []*Task
 		for i := range speakers {
 			o := c.options(fmt.Sprint("n", i+1))
-			o.Log = slog.New(log)
+			o.Log, o.Config = slog.New(log), with(m)
 			o.Address = netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}), DefaultPort)
 			task := New(o)
-			task.settings = m
+			_, err := task.readSettings(t.Context())
+			require.NoError(t, err)
 			list, err := memberlist.Create(task.config(s.plug(o.Address)))
 			require.NoError(t, err)
 			task.list.Store(list)

@@ -78,12 +78,13 @@ type Options struct {
 	Node string
 	// Address is the node's address and the port to listen on.
 	Address netip.AddrPort
-	// Key is the Secret's key at the start.
-	Key keys.Key
-	// ReadKey reads it again. Nil: it does not change.
-	ReadKey func() (keys.Key, error)
-	// Config has the settings. The first document that is valid counts until
-	// the process ends: memberlist cannot change them while it runs.
+	// Secret is what it is at the start.
+	Secret keys.Secret
+	// ReadSecret reads it again. Nil: it does not change.
+	ReadSecret func() (keys.Secret, error)
+	// Config has the clusterID, which may change, and the settings. Those of the first
+	// document that is valid count until the process ends: memberlist cannot change
+	// them while it runs.
 	Config Config
 	// Namespace is where the speakers' Leases are.
 	Namespace string
@@ -103,33 +104,36 @@ type Options struct {
 type Task struct {
 	options  Options
 	settings config.Membership // since Run has read them
-	log      *slog.Logger
-	list     atomic.Pointer[memberlist.Memberlist]
-	joined   chan struct{} // closed when joined and settled
-	tell     chan struct{} // wakes the one who tells others whether we are ready
-	seek     chan struct{} // wakes the one who looks for lost speakers
-	rewrite  chan struct{} // wakes the one who writes our Lease
-	verify   chan struct{} // wakes the one who asks those that were lost
-	metrics  *metrics
-	ring     *ring
-	mu       sync.Mutex
-	speakers map[string]bool           // the alive ones; the value tells who is ready
-	doubtful map[string]*time.Timer    // those of them that memberlist takes for dead
-	held     map[string]held           // those that memberlist takes for alive and that do not count yet
-	unmet    map[string]int            // those that were lost and have not answered since, and how often
-	leases   cache.Store               // of all speakers; nil until they are watched
-	networks map[string]report.Network // what the Leases say, by node
-	down     map[string]string         // the nodes' interfaces that are down, as noteDown takes them
-	claims   map[string]claims         // what the nodes own and keep
-	views    map[string]view           // what they see of the API server
-	changed  news.Signal
-	whole    bool // nobody is lost, see Whole
-	status   string
-	severed  severance
-	ownLink  string        // the interface with our address, also while it has none
-	unlike   string        // says that the settings are not the document's, if so
-	report   report.Report // what our Lease is to say
-	before   report.Report // what it said before we started
+	// clusterID is that of the key which Secret and configuration give now: Run sets it,
+	// and keepKeys follows it.
+	clusterID string
+	log       *slog.Logger
+	list      atomic.Pointer[memberlist.Memberlist]
+	joined    chan struct{} // closed when joined and settled
+	tell      chan struct{} // wakes the one who tells others whether we are ready
+	seek      chan struct{} // wakes the one who looks for lost speakers
+	rewrite   chan struct{} // wakes the one who writes our Lease
+	verify    chan struct{} // wakes the one who asks those that were lost
+	metrics   *metrics
+	ring      *ring
+	mu        sync.Mutex
+	speakers  map[string]bool           // the alive ones; the value tells who is ready
+	doubtful  map[string]*time.Timer    // those of them that memberlist takes for dead
+	held      map[string]held           // those that memberlist takes for alive and that do not count yet
+	unmet     map[string]int            // those that were lost and have not answered since, and how often
+	leases    cache.Store               // of all speakers; nil until they are watched
+	networks  map[string]report.Network // what the Leases say, by node
+	down      map[string]string         // the nodes' interfaces that are down, as noteDown takes them
+	claims    map[string]claims         // what the nodes own and keep
+	views     map[string]view           // what they see of the API server
+	changed   news.Signal
+	whole     bool // nobody is lost, see Whole
+	status    string
+	severed   severance
+	ownLink   string        // the interface with our address, also while it has none
+	unlike    string        // says that the settings are not the document's, if so
+	report    report.Report // what our Lease is to say
+	before    report.Report // what it said before we started
 	// carried is the text on our Lease as we wrote it last, overwritten the one before
 	// until the watch has caught up.
 	carried, overwritten string
@@ -146,7 +150,7 @@ func New(o Options) *Task {
 		o.KeyInterval = DefaultKeyInterval
 	}
 	t := &Task{
-		options: o, log: o.Log, ring: newRing(o.Key),
+		options: o, log: o.Log, ring: &ring{},
 		joined: make(chan struct{}), tell: make(chan struct{}, 1), seek: make(chan struct{}, 1), rewrite: make(chan struct{}, 1), verify: make(chan struct{}, 1),
 		speakers: map[string]bool{o.Node: false}, doubtful: map[string]*time.Timer{}, held: map[string]held{}, unmet: map[string]int{},
 		networks: map[string]report.Network{o.Node: {}}, down: map[string]string{}, claims: map[string]claims{}, views: map[string]view{}, status: "not started",
@@ -255,8 +259,8 @@ func (t *Task) SetReady(ready bool) {
 
 // Run takes part until ctx ends, then tells the others that it leaves.
 func (t *Task) Run(ctx context.Context) error {
-	if !t.readSettings(ctx) {
-		return nil
+	if ok, err := t.readSettings(ctx); err != nil || !ok {
+		return err
 	}
 	if err := t.listen(); err != nil {
 		return err
@@ -348,7 +352,7 @@ func (t *Task) config(transport memberlist.Transport) *memberlist.Config {
 	c.Name = t.options.Node
 	c.BindAddr, c.BindPort = t.options.Address.Addr().String(), int(t.options.Address.Port())
 	c.AdvertiseAddr, c.AdvertisePort = c.BindAddr, c.BindPort
-	c.Transport = guard.New(transport, t.Keys, t.metrics.refused.Inc)
+	c.Transport = guard.New(transport, t.gossipKeys, t.metrics.refused.Inc)
 	c.UDPBufferSize -= guard.Overhead
 	c.EnableCompression = false // which lets a few bytes become many
 	c.ProbeInterval, c.ProbeTimeout = t.settings.ProbeInterval, t.settings.ProbeTimeout

@@ -36,7 +36,7 @@ const testTimeout = 20 * time.Second
 type cluster struct {
 	t      testing.TB
 	client kubernetes.Interface
-	key    keys.Key
+	secret keys.Secret
 	deaths int // how many speakers noticed has killed
 }
 
@@ -53,11 +53,20 @@ func makeCluster(t testing.TB, nodes ...string) *cluster {
 			t.Fatal(err)
 		}
 	}
-	return &cluster{t: t, client: client, key: keyOf(t, "correct horse battery staple")}
+	return &cluster{t: t, client: client, secret: secretOf(t, firstKey)}
 }
 
-func keyOf(t testing.TB, text string) keys.Key {
-	k, err := keys.Parse([]byte(text))
+func secretOf(t testing.TB, text string) keys.Secret {
+	s, err := keys.Parse([]byte(text))
+	require.NoError(t, err)
+	return s
+}
+
+// keyOf returns the Secret's key of the cluster that the tests are about.
+func keyOf(t testing.TB, text string) keys.Key { return keyIn(t, text, ourCluster) }
+
+func keyIn(t testing.TB, text, clusterID string) keys.Key {
+	k, err := secretOf(t, text).Of(clusterID)
 	require.NoError(t, err)
 	return k
 }
@@ -72,7 +81,7 @@ type speaker struct {
 
 func (c *cluster) options(node string) Options {
 	return Options{
-		Node: node, Address: netip.MustParseAddrPort("127.0.0.1:0"), Key: c.key, Config: with(config.FailoverNormal.Membership()), Namespace: "lodestone-system",
+		Node: node, Address: netip.MustParseAddrPort("127.0.0.1:0"), Secret: c.secret, Config: with(config.FailoverNormal.Membership()), Namespace: "lodestone-system",
 		Client: c.client, Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewPedanticRegistry(), SettleTime: time.Millisecond,
 	}
 }
@@ -114,10 +123,11 @@ type mute struct {
 func (c *cluster) mute(node string, address netip.AddrPort) *mute {
 	c.t.Helper()
 	task := New(c.options(node))
-	task.options.Address, task.settings = address, config.FailoverNormal.Membership()
-	if err := task.listen(); err != nil {
-		c.t.Fatal(err)
-	}
+	task.options.Address = address
+	known, err := task.readSettings(c.t.Context())
+	require.NoError(c.t, err)
+	require.True(c.t, known)
+	require.NoError(c.t, task.listen())
 	kill := func() { task.list.Load().Shutdown() } //nolint:errcheck // it always returns nil
 	c.t.Cleanup(kill)
 	return &mute{task, kill}
@@ -234,8 +244,8 @@ func TestWrongKeyIsRefused(t *testing.T) {
 	c := newCluster(t, "n1", "n2")
 	n1 := c.start("n1")
 	n1.waitJoined()
-	wrong := keyOf(t, "wrong horse battery staple")
-	n2 := c.start("n2", func(o *Options) { o.Key = wrong })
+	wrong := secretOf(t, "wrong horse battery staple")
+	n2 := c.start("n2", func(o *Options) { o.Secret = wrong })
 	n2.wait("waiting", func() bool {
 		_, status := n2.Joined()
 		return strings.Contains(status, "another membership key, one on node n1")
@@ -623,7 +633,7 @@ func TestProbeTellsWhoAnswers(t *testing.T) {
 		}, Spec: coordinationv1.LeaseSpec{HolderIdentity: &holder},
 	}, metav1.CreateOptions{})
 	require.NoError(t, err)
-	c.start("n4", func(o *Options) { o.Key = keyOf(t, "wrong horse battery staple") })
+	c.start("n4", func(o *Options) { o.Secret = secretOf(t, "wrong horse battery staple") })
 	got := map[string]Reach{}
 	n1.wait("three Leases of others", func() bool {
 		answers, unasked := n1.Probe(t.Context())

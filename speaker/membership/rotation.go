@@ -19,17 +19,11 @@ const DefaultKeyInterval = 2 * time.Second
 
 // ring is the keys that this speaker understands; keepKeys alone changes it.
 type ring struct {
-	mu      sync.Mutex
-	keys    keys.Ring
-	secrets [][]byte
+	mu            sync.Mutex
+	keys          keys.Ring
+	gossip, seals [][]byte
 	// refused is why the Secret's content is none. Empty: it is one.
 	refused string
-}
-
-func newRing(k keys.Key) *ring {
-	r := &ring{}
-	r.set(keys.Ring{k})
-	return r
 }
 
 func (r *ring) current() keys.Ring {
@@ -42,7 +36,7 @@ func (r *ring) current() keys.Ring {
 func (r *ring) set(to keys.Ring) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.keys, r.secrets = to, to.Secrets()
+	r.keys, r.gossip, r.seals = to, to.Gossip(), to.Seals()
 }
 
 // refuse records why the Secret's content is no key, or that it is one, and reports
@@ -62,22 +56,32 @@ func (r *ring) isRefused() float64 {
 	return float64(min(1, len(r.refused)))
 }
 
-// Keys returns the keys that this speaker understands. It uses the first one.
-func (t *Task) Keys() [][]byte {
+// SealKeys returns the keys of seals that this speaker believes. It seals with the first
+// one. There is none before the speaker knows its cluster's ID.
+func (t *Task) SealKeys() [][]byte {
 	t.ring.mu.Lock()
 	defer t.ring.mu.Unlock()
-	return t.ring.secrets
+	return t.ring.seals
 }
 
-// keepKeys has the speaker change to the key that the Secret has, until ctx ends. It
-// forgets a key one interval after it may: packets are on their way.
+// gossipKeys returns the keys of messages that this speaker understands. It uses the first
+// one.
+func (t *Task) gossipKeys() [][]byte {
+	t.ring.mu.Lock()
+	defer t.ring.mu.Unlock()
+	return t.ring.gossip
+}
+
+// keepKeys has the speaker change to the key that follows from the Secret and the
+// clusterID, until ctx ends. It forgets a key one interval after it may: packets are on
+// their way.
 func (t *Task) keepKeys(ctx context.Context, leases cache.Store) {
-	secret, tick := t.options.Key, time.NewTicker(t.options.KeyInterval)
+	now, tick := t.readKey(t.ring.current()[0]), time.NewTicker(t.options.KeyInterval)
 	defer tick.Stop()
 	var before keys.Ring
 	for {
 		ring := t.ring.current()
-		next := ring.Next(secret, t.saidByOthers(leases.List()))
+		next := ring.Next(now, t.saidByOthers(leases.List()))
 		if len(next) >= len(ring) || slices.Equal(next, before) {
 			t.turn(next)
 		}
@@ -86,17 +90,25 @@ func (t *Task) keepKeys(ctx context.Context, leases cache.Store) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			secret = t.readKey(secret)
+			now = t.readKey(now)
 		}
 	}
 }
 
-// readKey returns the Secret's key, or the one before if there is none now.
+// readKey returns the key of the Secret and the clusterID, or the one before if there is
+// none now.
 func (t *Task) readKey(before keys.Key) keys.Key {
-	if t.options.ReadKey == nil {
-		return before
+	if c, _ := t.options.Config.Current(); c != nil {
+		t.clusterID = c.ClusterID
 	}
-	key, err := t.options.ReadKey()
+	secret, err := t.options.Secret, error(nil)
+	if t.options.ReadSecret != nil {
+		secret, err = t.options.ReadSecret()
+	}
+	key := before
+	if err == nil {
+		key, err = secret.Of(t.clusterID)
+	}
 	if err != nil {
 		if t.ring.refuse(err.Error()) {
 			t.log.Error("membership key not taken: the one before stays in force, and no speaker can start; write another one into the Secret", "err", err)
@@ -148,9 +160,9 @@ func (t *Task) awaitKey(ctx context.Context, leases cache.Store) {
 		if len(nodes) == 0 {
 			return
 		}
-		t.say("waiting for %d speakers that use another membership key, one on node %s: each changes to the Secret's when all have read it, within two minutes", len(nodes), nodes[0])
+		t.say("waiting for %d speakers that use another membership key, one on node %s: each changes when all have read the Secret and the clusterID, within two minutes", len(nodes), nodes[0])
 		if !waited {
-			t.log.Warn("not joining speakers that use another membership key, until they change to the Secret's", "nodes", nodes)
+			t.log.Warn("not joining speakers that use another membership key, until they change to that of the Secret and the clusterID", "nodes", nodes)
 		}
 		select {
 		case <-ctx.Done():

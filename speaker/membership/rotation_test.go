@@ -22,6 +22,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
 	"github.com/lodestone-lb/lodestone/speaker/membership/keys"
 )
@@ -38,11 +39,11 @@ func (m *mounted) put(text string) {
 	m.text = text
 }
 
-func (m *mounted) read() (keys.Key, error) {
+func (m *mounted) read() (keys.Secret, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.text == "" {
-		return keys.Key{}, errors.New("no such file")
+		return keys.Secret{}, errors.New("no such file")
 	}
 	return keys.Parse([]byte(m.text))
 }
@@ -50,7 +51,7 @@ func (m *mounted) read() (keys.Key, error) {
 // from has a speaker read its key from there.
 func (m *mounted) from(t testing.TB) func(*Options) {
 	return func(o *Options) {
-		o.Key, o.ReadKey, o.KeyInterval = keyOf(t, m.text), m.read, 10*time.Millisecond
+		o.Secret, o.ReadSecret, o.KeyInterval = secretOf(t, m.text), m.read, 10*time.Millisecond
 	}
 }
 
@@ -71,17 +72,40 @@ func ringOf(t testing.TB, texts ...string) (r keys.Ring) {
 
 const firstKey, secondKey, thirdKey = "correct horse battery staple", "the key that comes after it", "and another one after that"
 
-// Nodes read new keys at different times. Nobody is taken for dead at any moment, no
-// packet is not understood, and what one speaker seals all others believe.
+// Nodes read another Secret at different times, or another clusterID. Nobody is taken for
+// dead at any moment, no packet is not understood, and what one speaker seals all others
+// believe.
 func TestRotation(t *testing.T) {
 	t.Parallel()
+	t.Run("Secret", func(t *testing.T) {
+		t.Parallel()
+		rotates(t, []string{firstKey, secondKey, thirdKey}, func(t *testing.T, text string) keys.Key { return keyOf(t, text) }, func(task *Task) func(string) {
+			m := &mounted{text: firstKey}
+			task.options.ReadSecret = m.read
+			return m.put
+		})
+	})
+	t.Run("clusterID", func(t *testing.T) {
+		t.Parallel()
+		key := func(t *testing.T, id string) keys.Key { return keyIn(t, firstKey, id) }
+		rotates(t, []string{ourCluster, "fra2", "fra3"}, key, func(task *Task) func(string) {
+			d := with(task.settings)
+			task.options.Config = d
+			return func(id string) { d.set(&config.Config{ClusterID: id, Membership: task.settings}) }
+		})
+	})
+}
+
+// rotates changes from the first value to the others, one after another: keyOf returns the
+// key that follows from one, and source has a speaker read what the function that it
+// returns is given.
+func rotates(t *testing.T, values []string, keyOf func(*testing.T, string) keys.Key, source func(*Task) func(value string)) {
 	onSegment(t, config.FailoverNormal.Membership(), 3, slog.DiscardHandler, func(t *testing.T, _ *segment, all []*Task) {
-		leases, secrets := cache.NewStore(cache.MetaNamespaceKeyFunc), make([]mounted, len(all))
+		leases, put := cache.NewStore(cache.MetaNamespaceKeyFunc), make([]func(string), len(all))
 		ctx, cancel := context.WithCancel(t.Context())
 		var running sync.WaitGroup
 		for i, task := range all {
-			secrets[i].put(firstKey)
-			task.options.ReadKey = secrets[i].read
+			put[i] = source(task)
 			require.NoError(t, leases.Add(task.said()))
 			running.Go(func() { task.keepKeys(ctx, leases) })
 		}
@@ -100,16 +124,20 @@ func TestRotation(t *testing.T) {
 				requireBelief(t, all)
 			}
 			for i, task := range all {
-				require.Equal(t, ringOf(t, want[i]...), task.ring.current(), "%s at last", task.options.Node)
+				var ring keys.Ring
+				for _, value := range want[i] {
+					ring = append(ring, keyOf(t, value))
+				}
+				require.Equal(t, ring, task.ring.current(), "%s at last", task.options.Node)
 			}
 			require.Zero(t, count(all), "taken for dead")
 		}
-		before := firstKey
-		for i, next := range []string{secondKey, thirdKey} {
+		before := values[0]
+		for i, next := range values[1:] {
 			old, both, news := []string{before}, []string{before, next}, []string{next}
 			rings := [][]string{old, old, old}
 			for n := range all {
-				secrets[(i+n)%3].put(next)
+				put[(i+n)%3](next)
 				rings[(i+n)%3] = both
 				if n < 2 {
 					looks(2*DefaultKeyInterval, rings...)
@@ -140,9 +168,9 @@ func requireBelief(t *testing.T, all []*Task) {
 	t.Helper()
 	vip, hardware := netip.MustParseAddr("198.18.0.100"), [6]byte{2, 0, 0, 0, 0, 1}
 	for _, task := range all {
-		said := seal.Keys(task.Keys).Seal(vip, hardware, true)
+		said := seal.Keys(task.SealKeys).Seal(vip, hardware, true)
 		for _, other := range all {
-			require.True(t, seal.Keys(other.Keys).Valid(said, vip, hardware), "%s does not believe %s", other.options.Node, task.options.Node)
+			require.True(t, seal.Keys(other.SealKeys).Valid(said, vip, hardware), "%s does not believe %s", other.options.Node, task.options.Node)
 		}
 	}
 }
@@ -175,7 +203,7 @@ func TestStartDuringRotation(t *testing.T) {
 	}
 
 	for _, text := range []string{firstKey, secondKey} {
-		packet, refused := c.packetOf(keyOf(t, text)), refusedBy(n1.Task)
+		packet, refused := c.packetOf(secretOf(t, text)), refusedBy(n1.Task)
 		conn, err := net.Dial("udp", n1.address())
 		require.NoError(t, err)
 		_, err = conn.Write(packet)
@@ -223,4 +251,52 @@ lodestone_membership_key_refused `+want+"\n"), MetricKeyRefused) == nil
 	m2.put(secondKey)
 	n1.understands(secondKey)
 	n2.understands(secondKey)
+}
+
+// Two clusters have a copy of one Secret, and one has a speaker of the other among its
+// Leases. With one clusterID they are one cluster to each other; with one each, neither
+// joins the other, nor believes its seals.
+func TestClustersThatShareASecret(t *testing.T) {
+	t.Parallel()
+	meet := func(t *testing.T, other string) (n1, n2 *speaker) {
+		a, b := makeCluster(t, "n1"), makeCluster(t, "n2")
+		n2 = b.start("n2", func(o *Options) {
+			o.Config = &document{config: &config.Config{ClusterID: other, Membership: config.FailoverNormal.Membership()}}
+		})
+		n2.waitJoined()
+		// The cluster has had that address before, and then the other one.
+		require.Eventually(t, func() bool {
+			_, err := b.client.CoordinationV1().Leases("lodestone-system").Get(t.Context(), annotation.SpeakerLeasePrefix+"n2", metav1.GetOptions{})
+			return err == nil
+		}, testTimeout, time.Millisecond)
+		stale := b.lease("n2")
+		said := report.Of(stale.Annotations)
+		said.Keys = []string{keyOf(t, firstKey).Mark()}
+		stale.Annotations, stale.ResourceVersion = map[string]string{annotation.Report: said.String()}, ""
+		_, err := a.client.CoordinationV1().Leases(stale.Namespace).Create(t.Context(), stale, metav1.CreateOptions{})
+		require.NoError(t, err)
+		n1 = a.start("n1")
+		return n1, n2
+	}
+	both := map[string]bool{"n1": false, "n2": false}
+	vip, hardware := netip.MustParseAddr("198.18.0.100"), [6]byte{2, 0, 0, 0, 0, 1}
+	believes := func(a, b *speaker) bool {
+		return seal.Keys(a.SealKeys).Valid(seal.Keys(b.SealKeys).Seal(vip, hardware, true), vip, hardware)
+	}
+	t.Run("and one clusterID", func(t *testing.T) {
+		t.Parallel()
+		n1, n2 := meet(t, ourCluster)
+		n1.waitFor(both)
+		n2.waitFor(both)
+		require.True(t, believes(n1, n2) && believes(n2, n1))
+	})
+	t.Run("with a clusterID each", func(t *testing.T) {
+		t.Parallel()
+		n1, n2 := meet(t, "fra2")
+		n1.waitJoined()
+		require.Eventually(t, func() bool { return refusedBy(n2.Task) > 2 }, testTimeout, time.Millisecond, "n1 has not tried")
+		require.Equal(t, map[string]bool{"n1": false}, n1.Speakers())
+		require.Equal(t, map[string]bool{"n2": false}, n2.Speakers())
+		require.False(t, believes(n1, n2) || believes(n2, n1))
+	})
 }

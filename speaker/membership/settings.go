@@ -2,21 +2,29 @@ package membership
 
 import (
 	"context"
+
+	"github.com/lodestone-lb/lodestone/speaker/membership/keys"
 )
 
-// readSettings waits for the first configuration and reports whether there is
-// one before ctx ends. A speaker without one owns nothing anyway.
-func (t *Task) readSettings(ctx context.Context) bool {
+// readSettings waits for the first configuration, which names the cluster whose key this
+// speaker has, and reports whether there is one before ctx ends. A speaker without one
+// owns nothing anyway.
+func (t *Task) readSettings(ctx context.Context) (ok bool, err error) {
 	t.say("waiting for the configuration")
 	for {
 		changed := t.options.Config.Changed()
 		if c, _ := t.options.Config.Current(); c != nil {
-			t.settings = c.Membership
-			return true
+			t.settings, t.clusterID = c.Membership, c.ClusterID
+			key, err := t.options.Secret.Of(t.clusterID)
+			if err != nil {
+				return false, err //nolint:wrapcheck // it says that it is the membership key
+			}
+			t.ring.set(keys.Ring{key})
+			return true, nil
 		}
 		select {
 		case <-ctx.Done():
-			return false
+			return false, nil
 		case <-changed:
 		}
 	}

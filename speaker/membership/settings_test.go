@@ -19,6 +19,9 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
 
+// ourCluster is the clusterID.
+const ourCluster = "fra1"
+
 // document is a configuration that can be replaced.
 type document struct {
 	mu      sync.Mutex
@@ -27,7 +30,7 @@ type document struct {
 }
 
 func with(m config.Membership) *document {
-	return &document{config: &config.Config{Membership: m}, changed: make(chan struct{})}
+	return &document{config: &config.Config{ClusterID: ourCluster, Membership: m}, changed: make(chan struct{})}
 }
 
 func (d *document) Current() (*config.Config, kube.State) {

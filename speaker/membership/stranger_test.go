@@ -20,13 +20,13 @@ import (
 
 // packetOf returns a packet that a speaker with the key sends: it asks n1
 // whether it is alive.
-func (c *cluster) packetOf(key keys.Key) []byte {
+func (c *cluster) packetOf(secret keys.Secret) []byte {
 	c.t.Helper()
 	socket, err := net.ListenPacket("udp", "127.0.0.1:0")
 	require.NoError(c.t, err)
 	defer socket.Close()
 	o := *c
-	o.key = key
+	o.secret = secret
 	sender := o.mute("sender", netip.MustParseAddrPort("127.0.0.1:0"))
 	_, err = sender.list.Load().Ping("n1", socket.LocalAddr())
 	require.Error(c.t, err, "nobody answers")
@@ -47,7 +47,7 @@ func FuzzStranger(f *testing.F) {
 	conn, err := net.Dial("udp", n1.options.Address.String())
 	require.NoError(f, err)
 	f.Cleanup(func() { conn.Close() })
-	ours := c.packetOf(c.key)
+	ours := c.packetOf(c.secret)
 	for _, packet := range [][]byte{ours, []byte("a stranger's")} {
 		_, err = conn.Write(packet)
 		require.NoError(f, err)
@@ -57,7 +57,7 @@ func FuzzStranger(f *testing.F) {
 	require.Eventually(f, func() bool { return len(n1.Speakers()) == 2 }, testTimeout, time.Millisecond, "but a speaker")
 	before := n1.Speakers()
 
-	f.Add(c.packetOf(keyOf(f, "wrong horse battery staple")))
+	f.Add(c.packetOf(secretOf(f, "wrong horse battery staple")))
 	f.Add([]byte{})
 	f.Add(make([]byte, 1400))
 	for n := range ours {

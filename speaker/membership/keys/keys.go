@@ -1,9 +1,13 @@
 // Package keys decides which keys a speaker understands and which one it uses, so that
 // the one that all speakers share can be replaced while they work.
 //
-// The Secret reaches the nodes at different times, up to two minutes apart. A speaker
-// that reads a new key understands it from then on, beside those that it had, and says
-// so on its Lease. It uses the new key when all speakers understand it, and forgets the
+// A key follows from the Secret's text and from the configuration's clusterID: clusters
+// that share the text do not share keys. What the speakers say to each other and the
+// seals on their announcements have a key each.
+//
+// The Secret reaches the nodes at different times, up to two minutes apart, and so does
+// the configuration. A speaker that reads a new one understands its key from then on,
+// beside those that it had, and says so on its Lease. It uses the new key when all speakers understand it, and forgets the
 // others when all use it. A speaker that starts meanwhile has the new one only, and waits
 // until it and all others understand each other.
 package keys
@@ -31,27 +35,40 @@ const (
 // ErrNone says that there is no key.
 var ErrNone = errors.New("no membership key: speakers talk to each other only encrypted; put at least 16 random characters into the Secret")
 
-// Key is one that speakers share. Two of the same text are equal.
-type Key struct {
-	secret [32]byte // AES-256
-	mark   string
-}
+// Secret is the text that speakers share.
+type Secret struct{ text string }
 
-// Parse derives a key from a text, white space around it aside.
-func Parse(text []byte) (Key, error) {
+// Parse returns the Secret of a text, white space around it aside.
+func Parse(text []byte) (Secret, error) {
 	text = bytes.TrimSpace(text)
 	switch {
 	case len(text) == 0:
-		return Key{}, ErrNone
+		return Secret{}, ErrNone
 	case len(text) < minText:
-		return Key{}, fmt.Errorf("membership key of %d bytes, at least %d", len(text), minText)
+		return Secret{}, fmt.Errorf("membership key of %d bytes, at least %d", len(text), minText)
 	}
-	secret, err := hkdf.Key(sha256.New, text, nil, "lodestone membership", len(Key{}.secret))
-	if err != nil {
-		return Key{}, err //nolint:wrapcheck // of a hash that is known there is none
+	return Secret{string(text)}, nil
+}
+
+// Key is one that the speakers of a cluster share. Two of the same Secret and cluster are
+// equal.
+type Key struct {
+	gossip, seal [32]byte
+	mark         string
+}
+
+// Of returns the Secret's key of the cluster with the clusterID.
+func (s Secret) Of(clusterID string) (k Key, err error) {
+	var mark [markSize]byte
+	for purpose, to := range map[string][]byte{"gossip": k.gossip[:], "seal": k.seal[:], "mark": mark[:]} {
+		derived, err := hkdf.Key(sha256.New, []byte(s.text), nil, "lodestone "+purpose+" "+clusterID, len(to))
+		if err != nil {
+			return Key{}, fmt.Errorf("derive the membership key: %w", err)
+		}
+		copy(to, derived)
 	}
-	mark, err := hkdf.Key(sha256.New, text, nil, "lodestone membership mark", markSize)
-	return Key{[32]byte(secret), hex.EncodeToString(mark)}, err //nolint:wrapcheck // as above
+	k.mark = hex.EncodeToString(mark[:])
+	return k, nil
 }
 
 // Mark names the key, and tells nobody what it is.
@@ -60,13 +77,18 @@ func (k Key) Mark() string { return k.mark }
 // Ring are the keys that a speaker understands. It uses the first one.
 type Ring []Key
 
-// Secrets returns what encrypts and seals, in the same order.
-func (r Ring) Secrets() [][]byte {
-	secrets := make([][]byte, len(r))
+// Gossip returns what encrypts what speakers say to each other, in the same order.
+func (r Ring) Gossip() [][]byte { return r.each(func(k *Key) []byte { return k.gossip[:] }) }
+
+// Seals returns what seals announcements, in the same order.
+func (r Ring) Seals() [][]byte { return r.each(func(k *Key) []byte { return k.seal[:] }) }
+
+func (r Ring) each(part func(*Key) []byte) [][]byte {
+	parts := make([][]byte, len(r))
 	for i := range r {
-		secrets[i] = slices.Clone(r[i].secret[:])
+		parts[i] = slices.Clone(part(&r[i]))
 	}
-	return secrets
+	return parts
 }
 
 // Marks returns the keys' marks, in the same order.
@@ -87,20 +109,20 @@ func (r Ring) Meets(marks []string) bool {
 	return len(marks) == 0 || slices.Contains(r.Marks(), marks[0]) && slices.Contains(marks, r[0].mark)
 }
 
-// Next returns the ring that follows r when the Secret has the key and the other
-// speakers say these marks, each the one that it uses first. Who says nothing has to be
+// Next returns the ring that follows r when Secret and clusterID give the key now and the
+// other speakers say these marks, each the one that it uses first. Who says nothing has to be
 // waited for, and so has who is lost: it may be on the other side of a partition, where
 // the Secret does not come.
-func (r Ring) Next(secret Key, others [][]string) Ring {
+func (r Ring) Next(now Key, others [][]string) Ring {
 	used := r[0]
-	if all(others, func(marks []string) bool { return slices.Contains(marks, secret.mark) }) {
-		used = secret
+	if all(others, func(marks []string) bool { return slices.Contains(marks, now.mark) }) {
+		used = now
 	}
-	if used == secret && all(others, func(marks []string) bool { return len(marks) > 0 && marks[0] == secret.mark }) {
-		return Ring{secret}
+	if used == now && all(others, func(marks []string) bool { return len(marks) > 0 && marks[0] == now.mark }) {
+		return Ring{now}
 	}
 	next := Ring{used}
-	for _, k := range append(Ring{secret}, r...) {
+	for _, k := range append(Ring{now}, r...) {
 		if !slices.Contains(next, k) && len(next) < report.MaxKeys {
 			next = append(next, k)
 		}

@@ -1,6 +1,7 @@
 package keys
 
 import (
+	"encoding/hex"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -13,7 +14,13 @@ import (
 )
 
 func key(t testing.TB, text string) Key {
-	k, err := Parse([]byte("the membership key " + text))
+	return keyIn(t, text, "kubernetes")
+}
+
+func keyIn(t testing.TB, text, clusterID string) Key {
+	s, err := Parse([]byte("the membership key " + text))
+	require.NoError(t, err)
+	k, err := s.Of(clusterID)
 	require.NoError(t, err)
 	return k
 }
@@ -25,8 +32,27 @@ func TestParse(t *testing.T) {
 		assert.Equal(t, ok, err == nil, "%q: %v", text, err)
 	}
 	assert.Equal(t, key(t, "a"), key(t, "a\n"), "white space around counts")
-	assert.NotEqual(t, key(t, "a").secret, key(t, "b").secret)
 	assert.Len(t, report.Report{Keys: Ring{key(t, "a"), key(t, "b")}.Marks()}.Tidy().Keys, 2, "a Lease says it as it is read")
+}
+
+// What encrypts, what seals and what names a key tell nothing of each other, nor of
+// another cluster's, nor of another Secret's.
+func TestKeysAreApart(t *testing.T) {
+	t.Parallel()
+	seen := map[string]string{}
+	for _, text := range []string{"a", "b"} {
+		for _, id := range []string{"kubernetes", "fra1", "fra2"} {
+			k := keyIn(t, text, id)
+			mark, err := hex.DecodeString(k.Mark())
+			require.NoError(t, err)
+			for part, b := range map[string][]byte{"gossip": Ring{k}.Gossip()[0], "seal": Ring{k}.Seals()[0], "mark": mark} {
+				require.NotEqual(t, make([]byte, len(b)), b)
+				name := text + "/" + id + "/" + part
+				require.Empty(t, seen[string(b[:markSize])], "%s is it, too", name)
+				seen[string(b[:markSize])] = name
+			}
+		}
+	}
 }
 
 func TestNext(t *testing.T) {
