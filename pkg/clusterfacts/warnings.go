@@ -19,12 +19,12 @@ const maxWarnings = 5
 // every segment has: a pool that is as wide as its segment is no mistake.
 func Warnings(cfg *config.Config, f *Facts) []string {
 	withheld := intersect(cfg.Pools, mistakes(cfg, f))
-	segments := merged(f.Segments)
+	segments, beyond := merged(f.Segments), beyondSegments(cfg)
 	var all []string
 	for i := range cfg.Pools {
 		p := &cfg.Pools[i]
 		all = append(all, withheld[i].warnings(p.Name)...)
-		if f.Segments == nil || !onSegmentOnly(cfg, p) {
+		if f.Segments == nil || beyond.announce(p) {
 			continue
 		}
 		if w, ok := offSegment(p, segments); ok {
@@ -74,9 +74,7 @@ type conflicts struct {
 func intersect(pools []config.Pool, forbidden []Forbidden) []conflicts {
 	var pieces []piece
 	for i := range pools {
-		for _, r := range pools[i].Free.Ranges() {
-			pieces = append(pieces, piece{r, i})
-		}
+		pieces = append(pieces, piecesOf(pools[i].Free, i)...)
 	}
 	slices.SortFunc(pieces, func(p, q piece) int { return p.From().Compare(q.From()) })
 	all := make([]conflicts, len(pools))
@@ -117,12 +115,27 @@ func (c *conflicts) warnings(pool string) []string {
 	return all
 }
 
-// onSegmentOnly reports whether nothing but neighbours on a segment get to know
-// the pool's VIPs, and no advertisement says that other segments are meant.
-func onSegmentOnly(cfg *config.Config, p *config.Pool) bool {
-	return !slices.ContainsFunc(cfg.Advertisements, func(a config.Advertisement) bool {
-		return (a.BGP != nil || a.Layer2 == nil || a.Layer2.AnySegment) && p.AdvertisedBy(a.Name)
-	})
+// names are the names of some advertisements.
+type names map[string]bool
+
+// beyondSegments returns the advertisements by which others than the neighbours on
+// a segment get to know VIPs, or that say that other segments are meant.
+func beyondSegments(cfg *config.Config) names {
+	all := names{}
+	for _, a := range cfg.Advertisements {
+		if a.BGP != nil || a.Layer2 == nil || a.Layer2.AnySegment {
+			all[a.Name] = true
+		}
+	}
+	return all
+}
+
+// announce reports whether one of the advertisements applies to the pool.
+func (n names) announce(p *config.Pool) bool {
+	if len(p.Advertise) == 0 {
+		return len(n) > 0
+	}
+	return slices.ContainsFunc(p.Advertise, func(name string) bool { return n[name] })
 }
 
 // offSegment says which part of the pool is on no segment.
@@ -134,8 +147,9 @@ func offSegment(p *config.Pool, segments []piece) (warning string, ok bool) {
 	if err != nil {
 		return "", false // sets are valid
 	}
+	free := piecesOf(p.Free, 0)
 	off := slices.DeleteFunc(set.Ranges(), func(r netipx.IPRange) bool {
-		return len(overlapping(segments, r)) > 0 || !p.Free.OverlapsRange(r)
+		return len(overlapping(segments, r)) > 0 || len(overlapping(free, r)) == 0
 	})
 	if len(off) == 0 {
 		return "", false
@@ -158,9 +172,14 @@ func merged(subnets []netip.Prefix) []piece {
 	if err != nil {
 		return nil // they are valid
 	}
+	return piecesOf(set, 0)
+}
+
+// piecesOf returns the ranges of a set as pieces of the pool.
+func piecesOf(set *netipx.IPSet, pool int) []piece {
 	var all []piece
 	for _, r := range set.Ranges() {
-		all = append(all, piece{IPRange: r})
+		all = append(all, piece{r, pool})
 	}
 	return all
 }

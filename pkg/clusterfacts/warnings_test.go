@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -13,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/testcost"
 )
 
 const header = "apiVersion: lodestone.io/v1alpha1\nkind: Config\n"
@@ -208,5 +210,47 @@ func BenchmarkWarnings(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		Warnings(cfg, f)
+	}
+}
+
+// A document and a cluster of four times the size cost about four times as much,
+// whatever there is much of.
+func TestCostOfWarnings(t *testing.T) {
+	type input struct {
+		cfg *config.Config
+		f   *Facts
+	}
+	// numbered repeats an item with the numbers from 0 to n in it.
+	numbered := func(n int, item string) string {
+		var b strings.Builder
+		for i := range n {
+			b.WriteString(strings.NewReplacer("%a", fmt.Sprintf("10.%d.%d.%d", 2*i>>16&255, 2*i>>8&255, 2*i&255), "%d", strconv.Itoa(i)).Replace(item))
+		}
+		return b.String()
+	}
+	segments := func(n int, format string) (all []string) {
+		for i := range n {
+			all = append(all, fmt.Sprintf(format, i>>8&255, i&255))
+		}
+		return all
+	}
+	for name, make := range map[string]func(n int) input{
+		"addresses on no segment": func(n int) input {
+			return input{parsed(t, "pools: [{name: a, addresses: ["+numbered(n, "%a,")+"]}]"), facts(t, []string{"198.18.0.0/24"})}
+		},
+		"addresses on segments": func(n int) input {
+			return input{parsed(t, "pools: [{name: a, addresses: ["+numbered(n, "%a,")+"]}]"), facts(t, segments(n, "10.%d.%d.0/24"))}
+		},
+		"advertisements for other segments": func(n int) input {
+			return input{parsed(t, "pools: [{name: a, addresses: [192.0.2.1], advertise: ["+numbered(n, "n%d,")+"]}]\n"+
+				"advertisements: ["+numbered(n, "{name: w%d, layer2: {anySegment: true}},{name: n%d, layer2: {}},")+"]"), facts(t, []string{"198.18.0.0/24"})}
+		},
+		"forbidden addresses": func(n int) input {
+			return input{parsed(t, "pools: [{name: a, addresses: ["+numbered(n, "%a,")+"]}]\nroutes: {mode: kernel, cidrs: [10.0.0.0/8,"+numbered(n, "%a/32,")+"]}"), facts(t, nil)}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			testcost.Grows(t, "Warnings", make(1000), make(testcost.Growth*1000), func(in input) { Warnings(in.cfg, in.f) })
+		})
 	}
 }

@@ -1,0 +1,126 @@
+//go:build linux
+
+// Package testcost has tests fail where a function costs more than the length of
+// what it is given explains.
+package testcost
+
+import (
+	"bytes"
+	"runtime"
+	"strconv"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// What is never too much, so that the noise of the machine and what happens once
+// do not count.
+const (
+	freeTime  = 20 * time.Millisecond
+	freeBytes = 4 << 20
+)
+
+// maxGrowth is how many times the cost of the small input the large one may have.
+// A linear function needs 4 times as much for it, a quadratic one 16 times.
+const maxGrowth = 8
+
+// attempts is how often a cost is measured: a measurement is disturbed at times,
+// so that the least one counts.
+const attempts = 5
+
+// Cost is what a function takes.
+type Cost struct {
+	// Time is that of the processor, in the calling thread.
+	Time time.Duration
+	// Bytes are all that it allocates, those included that are free again.
+	Bytes uint64
+}
+
+// Of measures the function.
+func Of(f func()) Cost {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	start := threadTime()
+	f()
+	spent := threadTime() - start
+	runtime.ReadMemStats(&after)
+	return Cost{spent, after.TotalAlloc - before.TotalAlloc}
+}
+
+// Growth is how many times as much as the small input the large one of Grows is.
+const Growth = 4
+
+// Grows fails the test if the large input costs more than the cost of the small
+// one explains. The large one is about Growth times as much.
+func Grows[T any](t testing.TB, name string, small, large T, read func(T)) {
+	t.Helper()
+	first, then := Cost{1 << 62, 1 << 62}, Cost{1 << 62, 1 << 62}
+	for range attempts {
+		first = least(first, Of(func() { read(small) }))
+		then = least(then, Of(func() { read(large) }))
+		if then.Time < max(freeTime, maxGrowth*first.Time) && then.Bytes < max(freeBytes, maxGrowth*first.Bytes) {
+			return
+		}
+	}
+	t.Errorf("%s takes %s and %d KiB, and %s and %d KiB for about %d times as much",
+		name, first.Time, first.Bytes>>10, then.Time, then.Bytes>>10, Growth)
+}
+
+func least(a, b Cost) Cost { return Cost{min(a.Time, b.Time), min(a.Bytes, b.Bytes)} }
+
+// Repeat returns the text with a part of it repeated, at least once, until the
+// text is about as long as the size. The parts are those between two separators; the numbers in
+// the part differ each time, so that names and addresses do.
+func Repeat(text []byte, separator byte, from, to, size int) string {
+	parts := bytes.SplitAfter(text, []byte{separator})
+	from %= len(parts)
+	to = from + 1 + to%(len(parts)-from)
+	repeated := bytes.Join(parts[from:to], nil)
+	if n := len(repeated); n == 0 || repeated[n-1] != separator {
+		repeated = append(repeated, separator)
+	}
+	out := bytes.Join(parts[:from], nil)
+	for n := 0; n == 0 || len(out)+len(repeated) < size; n++ {
+		out = renumber(out, repeated, n)
+	}
+	return string(append(out, bytes.Join(parts[to:], nil)...))
+}
+
+// renumber appends the text with n added to its numbers: to the octets of an
+// address the low and the high byte of n in turn.
+func renumber(out, text []byte, n int) []byte {
+	octet := 0
+	for i := 0; i < len(text); {
+		end := i
+		for end < len(text) && end-i < 9 && text[end] >= '0' && text[end] <= '9' {
+			end++
+		}
+		if end == i {
+			out = append(out, text[i])
+			i++
+			continue
+		}
+		number, _ := strconv.Atoi(string(text[i:end])) // at most 9 digits
+		dotted := i > 0 && text[i-1] == '.' || end < len(text) && text[end] == '.'
+		if dotted && number < 256 {
+			octet++
+			number = (number + n>>(8*(octet&1))) & 255
+		} else {
+			number += n
+		}
+		out = strconv.AppendInt(out, int64(number), 10)
+		i = end
+	}
+	return out
+}
+
+func threadTime() time.Duration {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &now); err != nil {
+		panic(err)
+	}
+	return time.Duration(now.Nano())
+}
