@@ -3,11 +3,11 @@ package config
 import (
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"reflect"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,7 +17,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v3"
-	"golang.org/x/sys/unix"
+
+	"github.com/lodestone-lb/lodestone/pkg/testcost"
 )
 
 // shape is a family of documents that differ in size alone.
@@ -527,7 +528,10 @@ const (
 	mostMemory = 300 << 20
 )
 
-var shapeFilter = flag.String("shapes", "", "run the shapes whose names contain this")
+var (
+	shapeFilter = flag.String("shapes", "", "run the shapes whose names contain this")
+	shapeLog    = flag.String("shapes.log", "", "a file to which each shape adds a line: milliseconds, MB, name")
+)
 
 // selected returns the shapes that the flag names.
 func selected(t testing.TB) []shape {
@@ -544,6 +548,13 @@ func BenchmarkWorst(b *testing.B) {
 	output, err := build.CombinedOutput()
 	require.NoError(b, err, string(output))
 	shapes := selected(b)
+	var log io.Writer = io.Discard
+	if *shapeLog != "" {
+		file, err := os.OpenFile(*shapeLog, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+		require.NoError(b, err)
+		defer file.Close()
+		log = file
+	}
 	for b.Loop() {
 		var slowest time.Duration
 		var largest int64
@@ -552,6 +563,7 @@ func BenchmarkWorst(b *testing.B) {
 			if spent > mostTime || memory > mostMemory {
 				b.Errorf("%s takes %s and %d MB", s.name, spent, memory>>20)
 			}
+			fmt.Fprintf(log, "%d %d %s\n", spent.Milliseconds(), memory/1e6, s.name)
 			slowest, largest = max(slowest, spent), max(largest, memory)
 		}
 		b.ReportMetric(float64(len(shapes)), "shapes")
@@ -576,8 +588,8 @@ func validate(b *testing.B, dir, doc string) (time.Duration, int64) {
 }
 
 // Four times the document costs about four times as much, whatever there is much
-// of. The sizes are small, so that this can be in every run of the tests; what is
-// compared is the time of the thread that parses. BenchmarkWorst has the full
+// of. The sizes are small, so that this can be in every run of the tests.
+// BenchmarkWorst has the full
 // size, and every shape.
 func TestCostGrowsWithTheDocument(t *testing.T) {
 	for _, s := range worstShapes() {
@@ -606,35 +618,35 @@ func TestCostOfWhatWasQuadratic(t *testing.T) {
 	require.Equal(t, len(known), found)
 }
 
-// growsAsTheDocument parses documents of the size and of four times the size. A
-// measurement is disturbed at times, so that the best of some counts.
+// growsAsTheDocument parses documents of the size and of four times the size.
 func growsAsTheDocument(t *testing.T, s shape, size int) {
 	t.Helper()
-	small, large := s.write(size), s.write(4*size)
-	first, then := time.Duration(1<<62), time.Duration(1<<62)
-	for range 5 {
-		first, then = min(first, parsingTime(small)), min(then, parsingTime(large))
-		if then < 8*first || then < 10*time.Millisecond {
-			return
+	testcost.Grows(t, s.name, s.write(size), s.write(testcost.Growth*size), func(text string) { _, _ = Parse([]byte(text)) })
+}
+
+// What anybody writes costs what its length explains, also when a part of it is
+// repeated until there is much of it.
+func FuzzCost(f *testing.F) {
+	for _, dir := range []string{"invalid", "valid"} {
+		files, _ := filepath.Glob(filepath.Join("testdata", dir, "*.yaml"))
+		for i, file := range files {
+			text, err := os.ReadFile(file)
+			require.NoError(f, err)
+			f.Add(text, i%2 == 0, uint16(i), uint16(i/10))
 		}
 	}
-	t.Errorf("%s: a document of %d bytes takes %s, one of %d bytes %s", s.name, len(small), first, len(large), then)
-}
-
-// parsingTime is the time of the thread that parses the document.
-func parsingTime(doc string) time.Duration {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	text := []byte(doc)
-	before := threadTime()
-	_, _ = Parse(text)
-	return threadTime() - before
-}
-
-func threadTime() time.Duration {
-	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &now); err != nil {
-		panic(err)
-	}
-	return time.Duration(now.Nano())
+	f.Fuzz(func(t *testing.T, text []byte, commas bool, from, to uint16) {
+		const size = 8 << 10
+		if len(text) > size {
+			return
+		}
+		separator := byte('\n')
+		if commas {
+			separator = ','
+		}
+		small := testcost.Repeat(text, separator, int(from), int(to), size)
+		large := testcost.Repeat(text, separator, int(from), int(to), testcost.Growth*len(small))
+		testcost.Grows(t, fmt.Sprintf("Parse of %d bytes", len(small)), small, large, func(text string) { _, _ = Parse([]byte(text)) })
+		testcost.Grows(t, fmt.Sprintf("ParseFile of %d bytes", len(small)), small, large, func(text string) { _, _ = ParseFile("f", []byte(text)) })
+	})
 }
