@@ -14,8 +14,6 @@ package guard
 
 import (
 	"bytes"
-	"crypto/aes"
-	"crypto/cipher"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -29,7 +27,7 @@ import (
 
 const (
 	// Overhead is what sealing adds to a packet: nonce and tag.
-	Overhead = 12 + 16
+	Overhead = 24 + 16
 	// MaxPacket is the longest packet: memberlist sends 1,400 bytes, and 5 for a checksum.
 	MaxPacket = 1500
 	// MaxMessage is the longest message on a connection: the state of 1,000 speakers
@@ -199,38 +197,4 @@ func (s *stream) Write(b []byte) (int, error) {
 		return 0, err //nolint:wrapcheck // it names the address
 	}
 	return len(b), nil
-}
-
-// seal appends b, sealed with the first key, to the prefix.
-func seal(prefix []byte, keys [][]byte, b, context []byte) ([]byte, error) {
-	if len(keys) == 0 {
-		return nil, errKey
-	}
-	gcm, err := gcmOf(keys[0])
-	if err != nil {
-		return nil, err
-	}
-	return gcm.Seal(prefix, nil, b, context), nil
-}
-
-// open returns what was sealed with one of the keys.
-func open(keys [][]byte, sealed, context []byte) ([]byte, error) {
-	for _, k := range keys {
-		gcm, err := gcmOf(k)
-		if err != nil {
-			return nil, err
-		}
-		if plain, err := gcm.Open(nil, nil, sealed, context); err == nil {
-			return plain, nil
-		}
-	}
-	return nil, errKey
-}
-
-func gcmOf(key []byte) (cipher.AEAD, error) {
-	block, err := aes.NewCipher(key)
-	if err != nil {
-		return nil, err //nolint:wrapcheck // it names the length
-	}
-	return cipher.NewGCMWithRandomNonce(block) //nolint:wrapcheck // of AES there is none
 }
