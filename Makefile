@@ -43,7 +43,7 @@ build: ## the three binaries, into bin/
 	go build -ldflags '$(LDFLAGS)' -o bin/lodestone ./cmd/lodestone
 
 fmt: ## fail if a file is not formatted
-	@files=$$(gofmt -l *.go cmd hack ipam pkg speaker test); [ -z "$$files" ] || { echo "not formatted (gofmt -w mends it):"; echo "$$files"; exit 1; }
+	@files=$$(gofmt -l *.go cmd controller hack inspect ipam pkg speaker test); [ -z "$$files" ] || { echo "not formatted (gofmt -w mends it):"; echo "$$files"; exit 1; }
 
 vet: ## go vet, both modules
 	go vet ./...

@@ -19,6 +19,15 @@ import (
 
 const module = "github.com/lodestone-lb/lodestone"
 
+// layers are the top folders, from the bottom up. A package imports from its own
+// folder and from layers below; controller and speaker know nothing of each other.
+var layers = [][]string{{"pkg"}, {"ipam"}, {"controller", "speaker"}, {"inspect"}, {"cmd"}}
+
+// layerOf returns the layer of a package's top folder, -1 if it has none.
+func layerOf(pkg string) int {
+	return slices.IndexFunc(layers, func(folder []string) bool { return slices.Contains(folder, folders(pkg, 1)) })
+}
+
 // mayImport lists, for packages that must stay small, all that they may
 // import of ours.
 var mayImport = []struct {
@@ -27,38 +36,38 @@ var mayImport = []struct {
 	reason  string
 }{
 	{"ipam", []string{"pkg/config", "pkg/reason"}, "the allocator is pure, so that it can be tested against a model and asked offline"},
-	{"pkg/admission", []string{"pkg/config"}, "it knows documents, and nothing of what is made of them"},
+	{"controller/admission", []string{"pkg/config"}, "it knows documents, and nothing of what is made of them"},
 	{"pkg/annotation", []string{"pkg/config"}, "names are constants that everybody shares; what a node says about BGP is read as the configuration is"},
 	{"pkg/apiclient", nil, "it knows connections, and nothing of what goes over them"},
 	{"pkg/buildinfo", nil, "every binary links it"},
-	{"pkg/clusterfacts", []string{"pkg/annotation", "pkg/config", "pkg/kube", "pkg/news", "pkg/objects", "pkg/report"}, "the controller and the CLI come to the same facts, and the speaker links them"},
+	{"pkg/clusterfacts", []string{"pkg/annotation", "pkg/config", "pkg/kube", "pkg/notify", "pkg/objects", "pkg/report"}, "the controller and the CLI come to the same facts, and the speaker links them"},
 	{"pkg/compat", []string{"pkg/annotation", "pkg/config"}, "what Services ask of others is translated in one place, for controller and CLI"},
 	{"pkg/config", nil, "the configuration is a leaf: allocator, plan and CLI share it"},
 	{"pkg/config/change", []string{"pkg/config"}, "what an edit changes follows from two documents alone"},
 	{"pkg/diagnose", nil, "what is wrong follows from facts alone: speakers tell them, the CLI judges"},
-	{"pkg/dashboard", []string{"pkg/annotation", "pkg/cluster", "pkg/kube", "pkg/news", "pkg/routing", "pkg/screen", "pkg/servicelb", "pkg/simulation", "pkg/status"}, "it shows what lodestone status shows, and knows no controller"},
-	{"pkg/dhcp", []string{"pkg/news"}, "leases know nothing of pools and Services"},
-	{"pkg/leases", []string{"pkg/dhcp", "pkg/news", "pkg/servicelb"}, "it is what the ledger asks for, as far as DHCP servers give it"},
+	{"inspect/dashboard", []string{"pkg/annotation", "inspect/cluster", "pkg/kube", "pkg/notify", "inspect/bgp", "inspect/output", "controller/servicelb", "inspect/simulation", "inspect/status"}, "it shows what lodestone status shows, and knows no controller"},
+	{"controller/dhcp", []string{"pkg/notify"}, "leases know nothing of pools and Services"},
+	{"controller/dhcp/pools", []string{"controller/dhcp", "pkg/notify", "controller/servicelb"}, "it is what the ledger asks for, as far as DHCP servers give it"},
 	{"pkg/migrate", []string{"pkg/annotation", "pkg/compat", "pkg/config"}, "what others are told is turned into a document, and asks no cluster"},
-	{"pkg/news", nil, "whatever changes may tell it"},
-	{"pkg/narrator", []string{"pkg/annotation", "pkg/kube", "pkg/objects", "pkg/reason", "pkg/report"}, "it tells what speakers say, and decides nothing"},
+	{"pkg/notify", nil, "whatever changes may tell it"},
+	{"controller/leaseevents", []string{"pkg/annotation", "pkg/kube", "pkg/objects", "pkg/reason", "pkg/report"}, "it tells what speakers say, and decides nothing"},
 	{"pkg/objects", []string{"pkg/annotation", "pkg/compat", "pkg/config"}, "what is kept of objects depends on what is read from them alone"},
 	{"pkg/reason", nil, "whoever has reasons explains them"},
 	{"pkg/report", []string{"pkg/annotation", "pkg/reason"}, "speaker, controller and CLI share it"},
 	{"speaker/bfd", []string{"pkg/reason", "speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
-	{"speaker/bgp", []string{"pkg/config", "pkg/news", "pkg/reason", "speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
-	{"speaker/diagnosis", []string{"pkg/buildinfo", "pkg/diagnose", "pkg/netstate", "speaker", "speaker/membership"}, "it looks at the node and at the speaker, and changes neither"},
+	{"speaker/bgp", []string{"pkg/config", "pkg/notify", "pkg/reason", "speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
+	{"speaker/diagnosis", []string{"pkg/buildinfo", "pkg/diagnose", "speaker/netstate", "speaker", "speaker/membership"}, "it looks at the node and at the speaker, and changes neither"},
 	{"speaker/election", nil, "the election is arithmetic over names and addresses"},
-	{"speaker/layer2", []string{"pkg/config", "pkg/netstate", "pkg/news", "pkg/reason", "speaker/election", "speaker/layer2/clients", "speaker/layer2/seal", "speaker/plan"}, "an announcer knows the plan's types and no other announcer; whose part of a shared VIP a client is, is arithmetic"},
+	{"speaker/layer2", []string{"pkg/config", "speaker/netstate", "pkg/notify", "pkg/reason", "speaker/election", "speaker/layer2/clients", "speaker/layer2/seal", "speaker/plan"}, "an announcer knows the plan's types and no other announcer; whose part of a shared VIP a client is, is arithmetic"},
 	{"speaker/layer2/clients", nil, "what clients know of a VIP is a memory and nothing else"},
 	{"speaker/layer2/seal", nil, "who may claim a VIP is arithmetic"},
 	{"speaker/limit", []string{"speaker/plan"}, "it knows the plan's types and no announcer"},
 	{"speaker/membership/guard", []string{"pkg/connlimit"}, "what may come in follows from its form and its source alone"},
 	{"speaker/membership/keys", []string{"pkg/report"}, "which key is used follows from what speakers say alone"},
-	{"speaker/sight", nil, "it knows the API server and who it tells"},
+	{"speaker/apihealth", nil, "it knows the API server and who it tells"},
 	{"speaker/plan", []string{"pkg/annotation", "pkg/config", "pkg/reason", "speaker/election"}, "the CLI runs the plan offline"},
 	{"speaker/snapshot", []string{"pkg/annotation", "pkg/kube", "pkg/report", "speaker/plan"}, "speakers and the CLI derive the same snapshot from the same objects"},
-	{"speaker/route", []string{"pkg/config", "pkg/netstate", "pkg/reason", "speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
+	{"speaker/podroutes", []string{"pkg/config", "speaker/netstate", "pkg/reason", "speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
 }
 
 // mustNotLink lists what may not be in a package's binary, through whatever
@@ -95,11 +104,11 @@ var onlyIn = []struct {
 	places  []string
 	reason  string
 }{
-	{"k8s.io/client-go/", []string{"cmd/...", "pkg/admission", "pkg/apiclient", "pkg/cluster", "pkg/clusterfacts", "pkg/dashboard/example", "pkg/debughttp", "pkg/kube", "pkg/narrator", "pkg/objects", "pkg/provider", "pkg/released", "pkg/servicelb", "speaker", "speaker/membership"},
+	{"k8s.io/client-go/", []string{"cmd/...", "controller/admission", "pkg/apiclient", "inspect/cluster", "pkg/clusterfacts", "inspect/dashboard/example", "inspect/diagnosis", "pkg/debughttp", "pkg/kube", "controller/leaseevents", "pkg/objects", "controller/provider", "controller/quarantine", "controller/servicelb", "speaker", "speaker/membership"},
 		"what talks to the API server can be named at a glance"},
-	{"github.com/vishvananda/netlink", []string{"pkg/netstate", "pkg/testnet", "speaker/route"}, "what touches the kernel's network can be named at a glance"},
+	{"github.com/vishvananda/netlink", []string{"speaker/netstate", "pkg/testnet", "speaker/podroutes"}, "what touches the kernel's network can be named at a glance"},
 	{"github.com/google/nftables", []string{"speaker/limit"}, "what touches the kernel's packet filter can be named at a glance"},
-	{"github.com/insomniacslk/dhcp", []string{"pkg/dhcp"}, "how DHCP is spoken hides behind leases"},
+	{"github.com/insomniacslk/dhcp", []string{"controller/dhcp"}, "how DHCP is spoken hides behind leases"},
 	{"github.com/osrg/gobgp", []string{"speaker/bgp"}, "BGP hides behind a session interface of ours"},
 	{"github.com/hashicorp/memberlist", []string{"speaker/membership", "speaker/membership/guard"}, "how liveness is learnt hides behind membership"},
 }
@@ -132,6 +141,9 @@ func TestImports(t *testing.T) {
 	}
 	for name, p := range packages {
 		for _, dep := range p.Imports {
+			if ours, ok := strings.CutPrefix(dep, module+"/"); ok && layerOf(name) >= 0 && folders(ours, 1) != folders(name, 1) && layerOf(ours) >= layerOf(name) {
+				t.Errorf("%s imports %s: arrows go down, from %v", name, ours, layers)
+			}
 			if ours := strings.TrimPrefix(dep, module+"/"); strings.HasPrefix(ours, "cmd/") && folders(ours, 2) != folders(name, 2) {
 				t.Errorf("%s imports %s: commands are wiring and imported by nobody", name, dep)
 			}
@@ -214,7 +226,7 @@ func TestClockJumps(t *testing.T) {
 	t.Parallel()
 	used := map[string]bool{}
 	for _, s := range parseSources(t) {
-		if !slices.Contains([]string{"speaker", "speaker/layer2", "speaker/layer2/clients", "speaker/membership", "speaker/bfd", "speaker/route", "speaker/sight", "pkg/netstate", "pkg/news", "pkg/task"}, s.folder()) {
+		if !slices.Contains([]string{"speaker", "speaker/layer2", "speaker/layer2/clients", "speaker/membership", "speaker/bfd", "speaker/podroutes", "speaker/apihealth", "speaker/netstate", "pkg/notify"}, s.folder()) {
 			continue
 		}
 		ast.Inspect(s.file, func(n ast.Node) bool {

@@ -14,16 +14,16 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/controller/servicelb"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
-	"github.com/lodestone-lb/lodestone/pkg/released"
-	"github.com/lodestone-lb/lodestone/pkg/servicelb"
 	"github.com/lodestone-lb/lodestone/speaker"
 	"github.com/lodestone-lb/lodestone/speaker/bfd"
 	"github.com/lodestone-lb/lodestone/speaker/bgp"
 	"github.com/lodestone-lb/lodestone/speaker/layer2"
 	"github.com/lodestone-lb/lodestone/speaker/limit"
 	"github.com/lodestone-lb/lodestone/speaker/membership"
-	"github.com/lodestone-lb/lodestone/speaker/route"
+	"github.com/lodestone-lb/lodestone/speaker/podroutes"
 )
 
 const metricsReference = "docs/reference/metrics.md"
@@ -105,12 +105,12 @@ func components(t *testing.T) *describer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.MustRegister(config, controller, released.New(client, "lodestone-system", log))
+	d.MustRegister(config, controller, quarantine.New(client, "lodestone-system", log))
 
 	members := membership.New(membership.Options{Log: log, Registry: d})
 	layer2.New(layer2.Options{Log: log, Registry: d})
 	limit.New(limit.Options{Log: log, Registry: d})
-	route.New(route.Options{Log: log, Registry: d})
+	podroutes.New(podroutes.Options{Log: log, Registry: d})
 	bfd.New(bfd.Options{Log: log, Registry: d})
 	bgp.New(bgp.Options{Log: log, Registry: d})
 	if _, err := speaker.New(speaker.Options{Client: client, Members: members, Log: log, Registry: d}); err != nil {

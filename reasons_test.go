@@ -11,18 +11,18 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/lodestone-lb/lodestone/controller/leaseevents"
+	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/controller/servicelb"
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
-	"github.com/lodestone-lb/lodestone/pkg/narrator"
 	"github.com/lodestone-lb/lodestone/pkg/reason"
-	"github.com/lodestone-lb/lodestone/pkg/released"
 	"github.com/lodestone-lb/lodestone/pkg/report"
-	"github.com/lodestone-lb/lodestone/pkg/servicelb"
 	"github.com/lodestone-lb/lodestone/speaker/bfd"
 	"github.com/lodestone-lb/lodestone/speaker/bgp"
 	"github.com/lodestone-lb/lodestone/speaker/layer2"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
-	"github.com/lodestone-lb/lodestone/speaker/route"
+	"github.com/lodestone-lb/lodestone/speaker/podroutes"
 )
 
 var update = flag.Bool("update", false, "write the generated documents instead of comparing with them")
@@ -52,18 +52,18 @@ var reasonTypes = []reasonType{
 		[]string{"lodestone_bgp_session_transitions_total"}, texts(bgp.Causes())},
 	{"bgp.Withholding", "Why a router cannot be told a prefix", "the speaker's `/status`",
 		[]string{"lodestone_bgp_withheld_prefixes"}, texts(bgp.Withholdings())},
-	{"narrator.EventReason", "Events of what speakers tell", "the Events of Nodes and Services",
-		nil, texts(narrator.EventReasons())},
+	{"leaseevents.EventReason", "Events of what speakers tell", "the Events of Nodes and Services",
+		nil, texts(leaseevents.EventReasons())},
 	{"bfd.Cause", "Why a BFD session came up or ended", "the speaker's log and its `/status`",
 		[]string{"lodestone_bfd_transitions_total"}, texts(bfd.Causes())},
 	{"bfd.Discard", "Why a BFD packet was not used", "the speaker's log",
 		[]string{"lodestone_bfd_discarded_packets_total"}, texts(bfd.Discards())},
 	{"plan.PodRefusal", "Why there is no route to the pods of a node", "the speaker's log, `podRoutes` of its `/status`",
-		[]string{"lodestone_route_problems"}, texts(plan.PodRefusals(), route.PodRefusals())},
+		[]string{"lodestone_route_problems"}, texts(plan.PodRefusals(), podroutes.PodRefusals())},
 	{"kube.EventReason", "Events on the ConfigMap", "the Events of the ConfigMap, the log of both components",
 		nil, texts(kube.EventReasons())},
-	{"released.LossReason", "Why a released address is not on record", "the controller's log",
-		[]string{"lodestone_released_dropped_total"}, texts(released.LossReasons())},
+	{"quarantine.LossReason", "Why a released address is not on record", "the controller's log",
+		[]string{"lodestone_released_dropped_total"}, texts(quarantine.LossReasons())},
 }
 
 func texts[R ~string](all ...reason.Texts[R]) map[string]reason.Text {
@@ -160,8 +160,8 @@ var dependsOn = map[string]map[string][]string{
 	},
 	"bfd.Discard":          {"hops": {"peers[].multihop", "peers[].bfd.minimumTTL"}, "unknown_peer": {"peers[].bfd"}},
 	"plan.PodRefusal":      {"CIDRNotPermitted": {"bgpPermit"}, "CIDROutside": {"routes.cidrs"}, "NotOnSegment": {"routes.mode"}},
-	"narrator.EventReason": {"InterfaceMissing": {"advertisements[].layer2.interfaces", "advertisements[].layer2.nodeSelector"}},
-	"released.LossReason":  {"full": {"quarantine"}},
+	"leaseevents.EventReason": {"InterfaceMissing": {"advertisements[].layer2.interfaces", "advertisements[].layer2.nodeSelector"}},
+	"quarantine.LossReason":  {"full": {"quarantine"}},
 }
 
 // TestReasonsNameTheirKeys: whoever reads a reason that depends on a key reads its

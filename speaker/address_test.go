@@ -8,13 +8,13 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/lodestone-lb/lodestone/pkg/news"
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 )
 
 // nodeAddresses are what a Node has, one after the other.
 type nodeAddresses struct {
 	addrs   []netip.Addr
-	changed news.Signal
+	changed notify.Signal
 }
 
 func (n *nodeAddresses) Addresses() []netip.Addr  { return n.addrs }

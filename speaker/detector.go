@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/lodestone-lb/lodestone/pkg/news"
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/bfd"
 	"github.com/lodestone-lb/lodestone/speaker/bgp"
@@ -45,7 +45,7 @@ type Detector struct {
 	peers Peers
 	log   *slog.Logger
 	wake  chan struct{}
-	news  news.Signal
+	news  notify.Signal
 
 	// Owned by Run.
 	want   map[string]bfd.Session  // what BFD was told

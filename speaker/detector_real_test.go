@@ -14,11 +14,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
-	"github.com/lodestone-lb/lodestone/pkg/netstate"
 	"github.com/lodestone-lb/lodestone/pkg/testnet"
 	"github.com/lodestone-lb/lodestone/pkg/testnet/router"
 	"github.com/lodestone-lb/lodestone/speaker/bfd"
 	"github.com/lodestone-lb/lodestone/speaker/bgp"
+	"github.com/lodestone-lb/lodestone/speaker/netstate"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 

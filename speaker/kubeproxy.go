@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/lodestone-lb/lodestone/pkg/news"
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 )
 
 // KubeProxyURL is where kube-proxy, and what replaces it, tells load balancers
@@ -46,7 +46,7 @@ type KubeProxy struct {
 	sick    bool // it says so itself
 	status  string
 	answers bool
-	changed news.Signal
+	changed notify.Signal
 }
 
 // NewKubeProxy returns a watcher of the URL on the node that starts with Run. What

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/lodestone-lb/lodestone/pkg/news"
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
@@ -31,7 +31,7 @@ type moves struct {
 
 	// Of the state, and under its lock.
 	told    []report.Move
-	changed news.Signal
+	changed notify.Signal
 }
 
 // moving is a VIP that changes hands, and that somebody had, or nobody, as long

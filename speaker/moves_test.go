@@ -18,8 +18,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
-	"github.com/lodestone-lb/lodestone/pkg/netstate"
 	"github.com/lodestone-lb/lodestone/pkg/report"
+	"github.com/lodestone-lb/lodestone/speaker/netstate"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 

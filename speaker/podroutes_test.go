@@ -15,21 +15,21 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
-	"github.com/lodestone-lb/lodestone/speaker/route"
+	"github.com/lodestone-lb/lodestone/speaker/podroutes"
 )
 
 // fakePodRouter remembers what it was told.
 type fakePodRouter struct {
 	changes
 	sets   []plan.PodRoutes
-	status route.Status
+	status podroutes.Status
 }
 
 func (f *fakePodRouter) Set(want plan.PodRoutes) {
 	f.change(func() { f.sets = append(f.sets, want) })
 }
 
-func (f *fakePodRouter) Status() route.Status {
+func (f *fakePodRouter) Status() podroutes.Status {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.status
@@ -122,25 +122,25 @@ func TestReporterTellsRoutedPods(t *testing.T) {
 	says := func(mode config.RouteMode) said { return said{mode, own} }
 	nothingNew := func(mode config.RouteMode) said { return said{mode, nil} }
 	bgp := &config.Config{Routes: &config.Routes{Mode: config.RoutesBGP, Peers: []string{"tor-a"}}}
-	kernel := route.Status{Told: true, Mode: config.RoutesKernel, Own: own}
+	kernel := podroutes.Status{Told: true, Mode: config.RoutesKernel, Own: own}
 	refused := kernel
 	refused.Error = "operation not permitted"
 	partly := refused
-	partly.Routes = []route.RouteStatus{{Node: "n2"}}
+	partly.Routes = []podroutes.RouteStatus{{Node: "n2"}}
 	tests := map[string]struct {
-		status   route.Status
+		status   podroutes.Status
 		config   *config.Config
 		sessions []report.Session
 		want     said
 	}{
-		"not told yet":             {route.Status{}, nil, nil, said{}},
-		"switched off":             {route.Status{Told: true}, &config.Config{}, nil, said{"", []netip.Prefix{}}},
+		"not told yet":             {podroutes.Status{}, nil, nil, said{}},
+		"switched off":             {podroutes.Status{Told: true}, &config.Config{}, nil, said{"", []netip.Prefix{}}},
 		"kernel":                   {kernel, nil, nil, says("kernel")},
 		"kernel without the right": {refused, nil, nil, nothingNew("kernel")},
 		"one route refused":        {partly, nil, nil, says("kernel")},
-		"bgp, no session":          {route.Status{Told: true, Mode: config.RoutesBGP, Own: own}, bgp, []report.Session{{Peer: "tor-a"}}, nothingNew("bgp")},
-		"bgp, another session":     {route.Status{Told: true, Mode: config.RoutesBGP, Own: own}, bgp, []report.Session{{Peer: "tor-b", Established: true}}, nothingNew("bgp")},
-		"bgp":                      {route.Status{Told: true, Mode: config.RoutesBGP, Own: own}, bgp, []report.Session{{Peer: "tor-a", Established: true}}, says("bgp")},
+		"bgp, no session":          {podroutes.Status{Told: true, Mode: config.RoutesBGP, Own: own}, bgp, []report.Session{{Peer: "tor-a"}}, nothingNew("bgp")},
+		"bgp, another session":     {podroutes.Status{Told: true, Mode: config.RoutesBGP, Own: own}, bgp, []report.Session{{Peer: "tor-b", Established: true}}, nothingNew("bgp")},
+		"bgp":                      {podroutes.Status{Told: true, Mode: config.RoutesBGP, Own: own}, bgp, []report.Session{{Peer: "tor-a", Established: true}}, says("bgp")},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -10,9 +10,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/lodestone-lb/lodestone/pkg/netstate"
 	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/layer2"
+	"github.com/lodestone-lb/lodestone/speaker/netstate"
 )
 
 // reportDelay is how long changes are gathered before the Lease is written: a

@@ -16,9 +16,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
-	"github.com/lodestone-lb/lodestone/pkg/netstate"
 	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/layer2"
+	"github.com/lodestone-lb/lodestone/speaker/netstate"
 )
 
 // fakeNetwork stands for what the kernel tells, of interfaces or of gateways.

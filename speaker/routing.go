@@ -14,7 +14,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/bgp"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
-	"github.com/lodestone-lb/lodestone/speaker/route"
+	"github.com/lodestone-lb/lodestone/speaker/podroutes"
 )
 
 // DefaultDrain is how long routers are given to prefer other nodes before this
@@ -149,7 +149,7 @@ type PodRouter interface {
 	// Set replaces the whole set and does not wait for its effect: no VIP waits
 	// for a route.
 	Set(want plan.PodRoutes)
-	Status() route.Status
+	Status() podroutes.Status
 	// Changed returns a channel that is closed when Status has something new.
 	Changed() <-chan struct{}
 }

@@ -5,7 +5,7 @@ import (
 
 	"k8s.io/apiserver/pkg/server"
 
-	"github.com/lodestone-lb/lodestone/pkg/admission"
+	"github.com/lodestone-lb/lodestone/controller/admission"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 )

@@ -7,9 +7,9 @@ import (
 	"k8s.io/apiserver/pkg/server/mux"
 	framework "k8s.io/controller-manager/app"
 
+	"github.com/lodestone-lb/lodestone/inspect/cluster"
+	"github.com/lodestone-lb/lodestone/inspect/dashboard"
 	"github.com/lodestone-lb/lodestone/pkg/buildinfo"
-	"github.com/lodestone-lb/lodestone/pkg/cluster"
-	"github.com/lodestone-lb/lodestone/pkg/dashboard"
 	"github.com/lodestone-lb/lodestone/pkg/debughttp"
 )
 

@@ -21,8 +21,8 @@ import (
 	"k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/mux"
 
-	"github.com/lodestone-lb/lodestone/pkg/dashboard"
-	"github.com/lodestone-lb/lodestone/pkg/dashboard/example"
+	"github.com/lodestone-lb/lodestone/inspect/dashboard"
+	"github.com/lodestone-lb/lodestone/inspect/dashboard/example"
 )
 
 // Nothing of the dashboard is told to somebody without the right to it. Who asks

@@ -11,7 +11,7 @@ import (
 	"k8s.io/cloud-provider/app/config"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo" // of the client: leader_election_, rest_client_, workqueue_
 
-	"github.com/lodestone-lb/lodestone/pkg/servicelb"
+	"github.com/lodestone-lb/lodestone/controller/servicelb"
 )
 
 // election is the leader election, by the framework's flags. The framework

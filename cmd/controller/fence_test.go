@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/lodestone-lb/lodestone/pkg/servicelb"
+	"github.com/lodestone-lb/lodestone/controller/servicelb"
 )
 
 func TestFenceLetsReadsThroughAndWritesOnlyWithTheLease(t *testing.T) {

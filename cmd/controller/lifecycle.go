@@ -8,7 +8,7 @@ import (
 	cloudprovider "k8s.io/cloud-provider"
 	"k8s.io/component-base/metrics/legacyregistry"
 
-	"github.com/lodestone-lb/lodestone/pkg/provider"
+	"github.com/lodestone-lb/lodestone/controller/provider"
 )
 
 // ledCloud is our provider, initialized only in the process that leads.

@@ -24,15 +24,15 @@ import (
 	"k8s.io/controller-manager/controller"
 	"k8s.io/klog/v2"
 
+	"github.com/lodestone-lb/lodestone/controller/dhcp/pools"
+	"github.com/lodestone-lb/lodestone/controller/leaseevents"
+	"github.com/lodestone-lb/lodestone/controller/provider"
+	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/controller/servicelb"
 	"github.com/lodestone-lb/lodestone/pkg/apiclient"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
-	"github.com/lodestone-lb/lodestone/pkg/leases"
-	"github.com/lodestone-lb/lodestone/pkg/narrator"
 	"github.com/lodestone-lb/lodestone/pkg/objects"
-	"github.com/lodestone-lb/lodestone/pkg/provider"
-	"github.com/lodestone-lb/lodestone/pkg/released"
-	"github.com/lodestone-lb/lodestone/pkg/servicelb"
 )
 
 // process is what lives as long as the process: the tasks that the framework
@@ -55,9 +55,9 @@ type process struct {
 	config     *kube.ConfigWatcher
 	facts      *clusterfacts.Watcher
 	namespaces *kube.Namespaces
-	book       *released.Book
-	leases     *leases.Keeper
-	narrator   *narrator.Narrator
+	book       *quarantine.Book
+	leases     *pools.Keeper
+	narrator   *leaseevents.Narrator
 	events     *kube.Recorder
 	ledger     *servicelb.Ledger
 	services   *servicelb.Controller
@@ -120,9 +120,9 @@ func (p *process) cloud(c *config.CompletedConfig) cloudprovider.Interface {
 	p.facts = clusterfacts.NewWatcher(clusterfacts.Options{Client: p.client, Namespace: p.flags.configNamespace, Log: p.log})
 	p.namespaces, err = kube.NewNamespaces(c.SharedInformers.Core().V1().Namespaces())
 	p.fatal(err)
-	p.book = released.New(p.client, p.flags.configNamespace, p.log)
-	p.leases = leases.New(p.log)
-	p.narrator, err = narrator.New(narrator.Options{
+	p.book = quarantine.New(p.client, p.flags.configNamespace, p.log)
+	p.leases = pools.New(p.log)
+	p.narrator, err = leaseevents.New(leaseevents.Options{
 		Client: p.client, Namespace: p.flags.configNamespace, Services: c.SharedInformers.Core().V1().Services().Informer(), Events: p.events})
 	p.fatal(err)
 	p.ledger = servicelb.NewLedger(p.scope, servicelb.Sources{Config: p.config, Facts: p.facts, NamespaceLabels: p.namespaces.Labels})

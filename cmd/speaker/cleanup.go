@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/lodestone-lb/lodestone/speaker/route"
+	"github.com/lodestone-lb/lodestone/speaker/podroutes"
 )
 
 // cleanup returns the command that removes what speakers leave on a node.
@@ -15,11 +15,11 @@ func cleanup() *cobra.Command {
 		Short: "Remove from this node the routes to pods, which outlive the speaker",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			removed, err := route.Clear(nil)
+			removed, err := podroutes.Clear(nil)
 			if err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "removed %d routes with protocol %d\n", removed, route.Protocol)
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "removed %d routes with protocol %d\n", removed, podroutes.Protocol)
 			return err
 		},
 	}

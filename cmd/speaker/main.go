@@ -18,16 +18,16 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/buildinfo"
 	"github.com/lodestone-lb/lodestone/pkg/debughttp"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
-	"github.com/lodestone-lb/lodestone/pkg/netstate"
 	"github.com/lodestone-lb/lodestone/speaker"
+	"github.com/lodestone-lb/lodestone/speaker/apihealth"
 	"github.com/lodestone-lb/lodestone/speaker/bfd"
 	"github.com/lodestone-lb/lodestone/speaker/bgp"
 	"github.com/lodestone-lb/lodestone/speaker/diagnosis"
 	"github.com/lodestone-lb/lodestone/speaker/layer2"
 	"github.com/lodestone-lb/lodestone/speaker/limit"
 	"github.com/lodestone-lb/lodestone/speaker/membership"
-	"github.com/lodestone-lb/lodestone/speaker/route"
-	"github.com/lodestone-lb/lodestone/speaker/sight"
+	"github.com/lodestone-lb/lodestone/speaker/netstate"
+	"github.com/lodestone-lb/lodestone/speaker/podroutes"
 )
 
 func main() {
@@ -70,7 +70,7 @@ func run(ctx context.Context, f *flags) error {
 	proxy := speaker.NewKubeProxy(f.kubeProxyURL, f.node, members, s.log)
 	announcer := layer2.New(layer2.Options{Node: f.node, Interfaces: interfaces, Members: members, Keys: members.SealKeys, Received: netstate.Received, Log: s.log, Registry: registry})
 	limiter := limit.New(limit.Options{Log: s.log, Registry: registry})
-	podRoutes := route.New(route.Options{Interfaces: interfaces, Log: s.log, Registry: registry})
+	podRoutes := podroutes.New(podroutes.Options{Interfaces: interfaces, Log: s.log, Registry: registry})
 	watchdog := bfd.New(bfd.Options{Log: s.log, Registry: registry})
 	passwords := kube.NewPasswords(s.client, f.namespace, config, s.log)
 	// Routers that keep the routes of a speaker that restarts may have some of
@@ -84,7 +84,7 @@ func run(ctx context.Context, f *flags) error {
 	if err != nil {
 		return err
 	}
-	eyes := sight.New(s.api, members, s.log)
+	eyes := apihealth.New(s.api, members, s.log)
 	diagnosis := diagnosis.New(diagnosis.Options{
 		Node: f.node, Interfaces: interfaces, Members: members, Status: loop.Status, Log: s.log, ProxyModeURL: diagnosis.ProxyModeURL,
 	})

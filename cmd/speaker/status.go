@@ -7,7 +7,7 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/bgp"
 	"github.com/lodestone-lb/lodestone/speaker/layer2"
 	"github.com/lodestone-lb/lodestone/speaker/limit"
-	"github.com/lodestone-lb/lodestone/speaker/route"
+	"github.com/lodestone-lb/lodestone/speaker/podroutes"
 )
 
 // status is what /status shows.
@@ -17,7 +17,7 @@ type status struct {
 	Limit  limit.Status          `json:"limit"`
 	BGP    []bgp.Peer            `json:"bgp"`
 	BFD    map[string]bfd.Status `json:"bfd"`
-	Pods   route.Status          `json:"podRoutes"`
+	Pods   podroutes.Status      `json:"podRoutes"`
 }
 
 // checks are what /readyz shows. Who asks the cluster who may own VIPs has nothing else

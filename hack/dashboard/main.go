@@ -22,8 +22,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/lodestone-lb/lodestone/pkg/dashboard"
-	"github.com/lodestone-lb/lodestone/pkg/dashboard/example"
+	"github.com/lodestone-lb/lodestone/inspect/dashboard"
+	"github.com/lodestone-lb/lodestone/inspect/dashboard/example"
 )
 
 func main() {

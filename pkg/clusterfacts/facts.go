@@ -9,7 +9,7 @@
 // What speakers report is believed within bounds: a Lease counts for a Node that
 // exists, and the one of a node that lies keeps at most report.MaxGateways addresses
 // from being handed out, and two for each of maxAlone segments. What follows from
-// report.MaxConflicts disputes per node, pkg/servicelb bounds.
+// report.MaxConflicts disputes per node, controller/servicelb bounds.
 package clusterfacts
 
 import (

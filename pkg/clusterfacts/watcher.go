@@ -19,7 +19,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
-	"github.com/lodestone-lb/lodestone/pkg/news"
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/pkg/objects"
 )
 
@@ -55,7 +55,7 @@ type Watcher struct {
 
 	mu      sync.Mutex
 	current *Facts
-	changed news.Signal
+	changed notify.Signal
 }
 
 // source is a kind of object that is watched, by the name that people know it by.

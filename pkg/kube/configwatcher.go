@@ -17,7 +17,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
-	"github.com/lodestone-lb/lodestone/pkg/news"
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/pkg/objects"
 	"github.com/lodestone-lb/lodestone/pkg/reason"
 )
@@ -93,7 +93,7 @@ type ConfigWatcher struct {
 	object  *corev1.ConfigMap // nil: there is none
 	current *config.Config
 	state   State
-	changed news.Signal
+	changed notify.Signal
 }
 
 // NewConfigWatcher returns a watcher that starts with Run.

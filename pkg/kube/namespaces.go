@@ -10,14 +10,14 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/lodestone-lb/lodestone/pkg/news"
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 )
 
 // Namespaces follows the labels of the namespaces.
 type Namespaces struct {
 	lister  corelisters.NamespaceLister
 	handler cache.ResourceEventHandlerRegistration
-	changed news.Signal
+	changed notify.Signal
 }
 
 // NewNamespaces listens to the informer, which somebody else runs.

@@ -15,7 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
-	"github.com/lodestone-lb/lodestone/pkg/news"
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 )
 
 const (
@@ -34,7 +34,7 @@ type Passwords struct {
 	config    *ConfigWatcher
 	log       *slog.Logger
 
-	changed news.Signal
+	changed notify.Signal
 	mu      sync.Mutex
 	known   map[config.SecretKey]password
 }

@@ -27,7 +27,7 @@ import (
 	"go4.org/netipx"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
-	"github.com/lodestone-lb/lodestone/pkg/news"
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -61,7 +61,7 @@ type Options struct {
 type Announcer struct {
 	options Options
 	log     *slog.Logger
-	changes news.Signal
+	changes notify.Signal
 
 	calls   chan func()
 	end     chan bool // whether the process will be back soon

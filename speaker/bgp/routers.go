@@ -15,7 +15,7 @@ import (
 	"golang.org/x/net/ipv6"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/lodestone-lb/lodestone/pkg/news"
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 )
 
 const (
@@ -57,7 +57,7 @@ type link struct {
 	cancel  context.CancelFunc
 	router  choice
 	err     atomic.Pointer[error] // why nothing can be heard
-	changes news.Signal
+	changes notify.Signal
 	ask     chan struct{} // the router is doubted: ask for routers now
 }
 

@@ -14,9 +14,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
-	"github.com/lodestone-lb/lodestone/pkg/netstate"
 	"github.com/lodestone-lb/lodestone/pkg/testnet"
 	"github.com/lodestone-lb/lodestone/pkg/testnet/router"
+	"github.com/lodestone-lb/lodestone/speaker/netstate"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 

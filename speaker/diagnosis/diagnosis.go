@@ -24,9 +24,9 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/buildinfo"
 	"github.com/lodestone-lb/lodestone/pkg/diagnose"
-	"github.com/lodestone-lb/lodestone/pkg/netstate"
 	"github.com/lodestone-lb/lodestone/speaker"
 	"github.com/lodestone-lb/lodestone/speaker/membership"
+	"github.com/lodestone-lb/lodestone/speaker/netstate"
 )
 
 // ProxyModeURL is where kube-proxy tells its mode, on its metrics port.

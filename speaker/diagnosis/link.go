@@ -15,7 +15,7 @@ import (
 	"golang.org/x/net/ipv6"
 
 	"github.com/lodestone-lb/lodestone/pkg/diagnose"
-	"github.com/lodestone-lb/lodestone/pkg/netstate"
+	"github.com/lodestone-lb/lodestone/speaker/netstate"
 )
 
 const (

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
-	"github.com/lodestone-lb/lodestone/pkg/netstate"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/clients"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
+	"github.com/lodestone-lb/lodestone/speaker/netstate"
 )
 
 // arp is the Address Resolution Protocol (RFC 826) for IPv4 on Ethernet.

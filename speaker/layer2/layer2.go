@@ -32,8 +32,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
 
-	"github.com/lodestone-lb/lodestone/pkg/netstate"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
+	"github.com/lodestone-lb/lodestone/speaker/netstate"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 

@@ -20,7 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/lodestone-lb/lodestone/pkg/netstate"
+	"github.com/lodestone-lb/lodestone/speaker/netstate"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 

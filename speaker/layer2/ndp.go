@@ -13,9 +13,9 @@ import (
 	"golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
 
-	"github.com/lodestone-lb/lodestone/pkg/netstate"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/clients"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
+	"github.com/lodestone-lb/lodestone/speaker/netstate"
 )
 
 // ndp is the Neighbor Discovery Protocol (RFC 4861) on Ethernet.

@@ -9,9 +9,9 @@ import (
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
-	"github.com/lodestone-lb/lodestone/pkg/netstate"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/clients"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
+	"github.com/lodestone-lb/lodestone/speaker/netstate"
 )
 
 // protocol is what ARP and NDP differ in.

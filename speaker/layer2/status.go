@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/lodestone-lb/lodestone/pkg/news"
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/pkg/reason"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/clients"
 )
@@ -206,7 +206,7 @@ const (
 type conflicts struct {
 	mu      sync.Mutex
 	of      map[netip.Addr]Conflict
-	changed news.Signal
+	changed notify.Signal
 }
 
 func newConflicts() *conflicts { return &conflicts{of: map[netip.Addr]Conflict{}} }

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/lodestone-lb/lodestone/pkg/netstate"
+	"github.com/lodestone-lb/lodestone/speaker/netstate"
 )
 
 func TestLinksCountAsDownSoonAndAsUpLate(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/lodestone-lb/lodestone/pkg/netstate"
+	"github.com/lodestone-lb/lodestone/speaker/netstate"
 )
 
 // Interfaces is the live view of the node's interfaces; netstate.Watcher is

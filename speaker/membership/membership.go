@@ -40,7 +40,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
-	"github.com/lodestone-lb/lodestone/pkg/news"
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/membership/guard"
 	"github.com/lodestone-lb/lodestone/speaker/membership/keys"
@@ -126,7 +126,7 @@ type Task struct {
 	down      map[string]string         // the nodes' interfaces that are down, as noteDown takes them
 	claims    map[string]claims         // what the nodes own and keep
 	views     map[string]view           // what they see of the API server
-	changed   news.Signal
+	changed   notify.Signal
 	whole     bool // nobody is lost, see Whole
 	status    string
 	severed   severance

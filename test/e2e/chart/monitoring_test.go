@@ -214,7 +214,7 @@ func TestHelmTest(t *testing.T) {
 		assert.False(t, mayWrite(r), "the test may write: %v", r)
 	}
 	reads := regexp.MustCompile(`, "?(list|get)"?, "([a-z]+)\.?([a-z0-9.]*)", (?:""|o\.Namespace|metav1)`).FindAllStringSubmatch(
-		fileOf(t, "../../pkg/cluster/cluster.go"), -1)
+		fileOf(t, "../../inspect/cluster/cluster.go"), -1)
 	assert.GreaterOrEqual(t, len(reads), 11, "what lodestone status reads")
 	for _, m := range reads {
 		verb, resource, group := m[1], m[2], m[3]

@@ -31,8 +31,8 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/browse"
-	"github.com/lodestone-lb/lodestone/pkg/dashboard"
-	"github.com/lodestone-lb/lodestone/pkg/dashboard/example"
+	"github.com/lodestone-lb/lodestone/inspect/dashboard"
+	"github.com/lodestone-lb/lodestone/inspect/dashboard/example"
 )
 
 // apiServer is as much of an API server as it takes: it lists a pod, gives tokens

@@ -16,7 +16,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/lodestone-lb/lodestone/pkg/dashboard"
+	"github.com/lodestone-lb/lodestone/inspect/dashboard"
 )
 
 // Token is a source of tokens that the dashboard takes.

@@ -20,7 +20,7 @@ import (
 	"k8s.io/client-go/transport/spdy"
 	"k8s.io/streaming/pkg/httpstream"
 
-	"github.com/lodestone-lb/lodestone/pkg/cluster"
+	"github.com/lodestone-lb/lodestone/inspect/cluster"
 )
 
 // Tunnel connects to a controller through the API server, as kubectl

@@ -9,12 +9,12 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/lodestone-lb/lodestone/pkg/cluster"
-	"github.com/lodestone-lb/lodestone/pkg/routing"
-	"github.com/lodestone-lb/lodestone/pkg/simulation"
+	"github.com/lodestone-lb/lodestone/inspect/bgp"
+	"github.com/lodestone-lb/lodestone/inspect/cluster"
+	"github.com/lodestone-lb/lodestone/inspect/simulation"
 )
 
-func bgp(s Streams) *cobra.Command {
+func bgpCommand(s Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bgp",
 		Short: "Show the BGP sessions and what routers are told",
@@ -59,7 +59,7 @@ when not, and 3 when the cluster could not be read.`,
 		if err := known(n, *node, *peer); err != nil {
 			return err
 		}
-		sessions := routing.Peers(n, o.Now, *node, *peer)
+		sessions := bgp.Peers(n, o.Now, *node, *peer)
 		return a.give(cmd, sessions, nil, !sessions.Healthy())
 	}
 	return cmd
@@ -83,7 +83,7 @@ when the cluster could not be read.`,
   lodestone bgp routes 203.0.113.0/24 --node n1 -o yaml`,
 		Args: cobra.MaximumNArgs(1),
 	}
-	var f routing.Filter
+	var f bgp.Filter
 	cmd.Flags().StringVar(&f.Node, "node", "", "Only what this node announces.")
 	cmd.Flags().StringVar(&f.Peer, "peer", "", "Only what this peer is told.")
 	a := answerFlags(cmd, s)
@@ -102,7 +102,7 @@ when the cluster could not be read.`,
 		if err := known(n, f.Node, f.Peer); err != nil {
 			return err
 		}
-		routes := routing.RoutesOf(n, f)
+		routes := bgp.RoutesOf(n, f)
 		return a.give(cmd, routes, nil, len(routes.Unrouted) > 0)
 	}
 	return cmd

@@ -10,17 +10,17 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/lodestone-lb/lodestone/inspect/bgp"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/report"
-	"github.com/lodestone-lb/lodestone/pkg/routing"
 )
 
 func TestPeersOfAHealthyCluster(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.ask("peers-healthy.txt", ExitOK, "bgp", "peers")
-	var s routing.Sessions
+	var s bgp.Sessions
 	require.NoError(t, json.Unmarshal([]byte(w.ask("", ExitOK, "bgp", "peers", "--node", "n3", "--peer", "tor-b", "-o", "json")), &s))
 	require.Len(t, s.Sessions, 1)
 	assert.Equal(t, "192.0.2.2", s.Sessions[0].Router.String())
@@ -63,7 +63,7 @@ func TestRoutesInTheWordsOfANetworkEngineer(t *testing.T) {
 	w := newWorld(t)
 	w.ask("routes.txt", ExitOK, "bgp", "routes")
 
-	var all routing.Routes
+	var all bgp.Routes
 	require.NoError(t, json.Unmarshal([]byte(w.ask("", ExitOK, "bgp", "routes", "-o", "json", "198.51.100.0/24", "--peer", "tor-b")), &all))
 	require.Len(t, all.Routes, 1)
 	r := all.Routes[0]

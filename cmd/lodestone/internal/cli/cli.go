@@ -13,11 +13,11 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/diagnosis"
+	"github.com/lodestone-lb/lodestone/inspect/diagnosis"
+	"github.com/lodestone-lb/lodestone/inspect/output"
 	"github.com/lodestone-lb/lodestone/pkg/buildinfo"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/diagnose"
-	"github.com/lodestone-lb/lodestone/pkg/screen"
 )
 
 // What the command exits with.
@@ -66,7 +66,7 @@ func root(s Streams) *cobra.Command {
 	if s.Plugin {
 		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl lodestone"}
 	}
-	root.AddCommand(statusCommand(s), diagnoseCommand(s), dashboardCommand(s), bgp(s), validate(s), plan(s), explain(s), simulate(s), migrateCommand(s), version())
+	root.AddCommand(statusCommand(s), diagnoseCommand(s), dashboardCommand(s), bgpCommand(s), validateCommand(s), planCommand(s), explainCommand(s), simulateCommand(s), migrateCommand(s), versionCommand())
 	return root
 }
 
@@ -114,11 +114,11 @@ func Run(args []string, s Streams) int {
 // terminal.
 func complain(out io.Writer, text string) {
 	for line := range strings.SplitSeq(text, "\n") {
-		fmt.Fprintln(out, screen.Clean(line))
+		fmt.Fprintln(out, output.Clean(line))
 	}
 }
 
-func version() *cobra.Command {
+func versionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Print the version of this program",

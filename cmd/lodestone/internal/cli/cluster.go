@@ -15,10 +15,10 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/lodestone-lb/lodestone/inspect/cluster"
+	"github.com/lodestone-lb/lodestone/inspect/simulation"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
-	"github.com/lodestone-lb/lodestone/pkg/cluster"
 	"github.com/lodestone-lb/lodestone/pkg/config"
-	"github.com/lodestone-lb/lodestone/pkg/simulation"
 )
 
 // target says which cluster a command looks at, and where Lodestone is in it.

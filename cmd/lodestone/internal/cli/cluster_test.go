@@ -15,12 +15,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/controller/servicelb"
+	"github.com/lodestone-lb/lodestone/inspect/cluster"
+	"github.com/lodestone-lb/lodestone/inspect/simulation"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
-	"github.com/lodestone-lb/lodestone/pkg/cluster"
 	"github.com/lodestone-lb/lodestone/pkg/config"
-	"github.com/lodestone-lb/lodestone/pkg/released"
-	"github.com/lodestone-lb/lodestone/pkg/servicelb"
-	"github.com/lodestone-lb/lodestone/pkg/simulation"
 	speakers "github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -55,7 +55,7 @@ func TestOperatorSeesWhatTheControllerSees(t *testing.T) {
 	const pool = header + "quarantine: 1h\npools: [{name: lan, addresses: [203.0.113.10-203.0.113.12], namespaceSelector: {matchLabels: {env: prod}}}]\n"
 	w.add(
 		configMap(config.ConfigMapName, config.Key, pool),
-		configMap(released.ConfigMapName, released.Key, "version 1\n2999-01-01T00:00:00Z shop/gone 203.0.113.11 until 2999-01-01T01:00:00Z\n"),
+		configMap(quarantine.ConfigMapName, quarantine.Key, "version 1\n2999-01-01T00:00:00Z shop/gone 203.0.113.11 until 2999-01-01T01:00:00Z\n"),
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: map[string]string{"env": "prod"}}},
 		node("n1", "203.0.113.10", nil),
 		service("has", "203.0.113.12"), service("waits", ""),

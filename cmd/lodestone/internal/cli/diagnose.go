@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/diagnosis"
+	"github.com/lodestone-lb/lodestone/inspect/diagnosis"
 )
 
 // diagnoseTimeout bounds a diagnosis: hundreds of speakers that probe, and the

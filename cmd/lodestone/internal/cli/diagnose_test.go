@@ -28,7 +28,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/diagnosis"
+	"github.com/lodestone-lb/lodestone/inspect/diagnosis"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/diagnose"

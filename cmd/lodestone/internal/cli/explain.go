@@ -8,12 +8,12 @@ import (
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/story"
-	"github.com/lodestone-lb/lodestone/pkg/cluster"
-	"github.com/lodestone-lb/lodestone/pkg/servicelb"
+	"github.com/lodestone-lb/lodestone/controller/servicelb"
+	"github.com/lodestone-lb/lodestone/inspect/cluster"
+	"github.com/lodestone-lb/lodestone/inspect/explain"
 )
 
-func explain(s Streams) *cobra.Command {
+func explainCommand(s Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "explain",
 		Short: "Tell why something is as it is",
@@ -59,7 +59,7 @@ not be read: then the rest is shown.`,
 		if i < 0 {
 			return fmt.Errorf("there is no Service %s", name)
 		}
-		told := story.OfService(o, o.Services[i])
+		told := explain.OfService(o, o.Services[i])
 		return a.give(cmd, told, told.Unread, told.Troubled())
 	}
 	return cmd

@@ -14,11 +14,11 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/foreign"
+	"github.com/lodestone-lb/lodestone/controller/servicelb"
+	"github.com/lodestone-lb/lodestone/inspect/output"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/migrate"
-	"github.com/lodestone-lb/lodestone/pkg/screen"
-	"github.com/lodestone-lb/lodestone/pkg/servicelb"
 )
 
 // origin is a load balancer to migrate from.
@@ -88,10 +88,10 @@ Exits with 0 when all is done, 1 when the objects make no sense, 2 when there is
 something to decide, and 3 when they could not be read.`,
 		Example: o.example,
 	}
-	form, namespace, format := manifest, "", screen.Table
+	form, namespace, format := manifest, "", output.Table
 	cmd.Flags().Var(&form, "as", "What to write the configuration as: "+forms+".")
 	cmd.Flags().StringVar(&namespace, "from-namespace", o.namespace, "Namespace that "+o.title+" is installed in.")
-	cmd.Flags().VarP(&format, "output", "o", "Format of the answer: "+screen.Formats+". JSON and YAML have the notes, too, and nothing is written elsewhere.")
+	cmd.Flags().VarP(&format, "output", "o", "Format of the answer: "+output.Formats+". JSON and YAML have the notes, too, and nothing is written elsewhere.")
 	t := targetFlags(cmd, s)
 	cmd.RunE = func(cmd *cobra.Command, files []string) error {
 		ctx, cancel := context.WithTimeout(cmd.Context(), t.timeout)
@@ -184,7 +184,7 @@ func (t *target) takeover(ctx context.Context, client kubernetes.Interface, c *c
 		}
 	}
 	slices.SortFunc(notes, func(a, b migrate.Note) int { return strings.Compare(a.Object, b.Object) })
-	return append(notes, migrate.Note{Object: about, Message: screen.Count(kept, "Service that has addresses keeps them", "Services that have addresses keep them")})
+	return append(notes, migrate.Note{Object: about, Message: output.Count(kept, "Service that has addresses keeps them", "Services that have addresses keep them")})
 }
 
 // form is what the configuration is written as; it is a flag's value.
@@ -243,37 +243,37 @@ type migrated struct {
 }
 
 // Show writes what is not in the configuration.
-func (p migrated) Show(c *screen.Canvas) {
+func (p migrated) Show(c *output.Canvas) {
 	for _, n := range p.Notes {
 		if n.Decision {
-			c.Line(screen.Warning, "!  %s", n)
+			c.Line(output.Warning, "!  %s", n)
 		}
 	}
 	for _, n := range p.Notes {
 		if !n.Decision {
-			c.Line(screen.Plain, "-  %s", n)
+			c.Line(output.Plain, "-  %s", n)
 		}
 	}
 	if len(p.Services) == 0 {
 		return
 	}
 	c.Blank()
-	c.Line(screen.Heading, "Annotations of ours, for when compatibility is taken out of the configuration:")
+	c.Line(output.Heading, "Annotations of ours, for when compatibility is taken out of the configuration:")
 	for _, s := range p.Services {
-		c.Line(screen.Plain, "%s", s.Command())
+		c.Line(output.Plain, "%s", s.Command())
 	}
 }
 
-func printMigration(cmd *cobra.Command, r *migrate.Result, t *target, format screen.Format, form form) error {
+func printMigration(cmd *cobra.Command, r *migrate.Result, t *target, format output.Format, form form) error {
 	p := migrated{Services: r.Services, Notes: r.Notes}
-	if format != screen.Table {
+	if format != output.Table {
 		if err := yaml.Unmarshal([]byte(r.Document), &p.Configuration); err != nil {
 			return err
 		}
-		return screen.Print(cmd.OutOrStdout(), format, false, p)
+		return output.Print(cmd.OutOrStdout(), format, false, p)
 	}
 	if _, err := io.WriteString(cmd.OutOrStdout(), form.write(r.Document, t)); err != nil {
 		return err
 	}
-	return screen.Print(cmd.ErrOrStderr(), format, false, p)
+	return output.Print(cmd.ErrOrStderr(), format, false, p)
 }

@@ -5,13 +5,13 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/story"
-	"github.com/lodestone-lb/lodestone/pkg/cluster"
+	"github.com/lodestone-lb/lodestone/inspect/cluster"
+	"github.com/lodestone-lb/lodestone/inspect/explain"
+	"github.com/lodestone-lb/lodestone/inspect/simulation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
-	"github.com/lodestone-lb/lodestone/pkg/simulation"
 )
 
-func plan(s Streams) *cobra.Command {
+func planCommand(s Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "plan --config FILE|-",
 		Short: "Show what an edit of the configuration would do to the cluster's Services",
@@ -60,13 +60,13 @@ the new one has in no pool counts as stranded.`,
 		if unclear := o.Unclear(); unclear != nil {
 			o.Omit(cluster.ConfigMaps, unclear)
 		}
-		told := story.OfEdit(o, next, *all)
+		told := explain.OfEdit(o, next, *all)
 		return a.give(cmd, told, told.Unread, told.Troubled())
 	}
 	return cmd
 }
 
-func simulate(s Streams) *cobra.Command {
+func simulateCommand(s Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "simulate",
 		Short: "Show what would become of the VIPs if a node left",
@@ -112,7 +112,7 @@ Exits with 0 when somebody would announce every VIP that somebody announces now,
 		if err := among("node", args[0], nodeNames(o)); err != nil {
 			return err
 		}
-		told := story.OfRemoval(o, args[0], how)
+		told := explain.OfRemoval(o, args[0], how)
 		return a.give(cmd, told, nil, told.Troubled())
 	}
 	return cmd

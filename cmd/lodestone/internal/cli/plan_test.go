@@ -11,9 +11,9 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/story"
+	"github.com/lodestone-lb/lodestone/inspect/explain"
+	"github.com/lodestone-lb/lodestone/inspect/simulation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
-	"github.com/lodestone-lb/lodestone/pkg/simulation"
 	speakers "github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -35,20 +35,20 @@ func TestPlanTellsWhichVIPsMove(t *testing.T) {
 	// told of the rest by one rack.
 	moves := edited(t, "segment, layer2: {}", "segment, layer2: {nodeSelector: {matchLabels: {rack: b}}}", "communities:", "nodeSelector: {matchLabels: {rack: b}}, communities:")
 	w.ask("plan-moves.txt", ExitFound, "plan", "--config", moves)
-	var e story.Edit
+	var e explain.Edit
 	require.NoError(t, json.Unmarshal([]byte(w.ask("", ExitFound, "plan", "--config", moves, "-o", "json")), &e))
 	assert.Equal(t, map[simulation.Change]int{simulation.Kept: 3}, e.Counts)
 	require.Len(t, e.Orphaned, 1)
 	assert.Equal(t, "203.0.113.11", e.Orphaned[0].VIP.String())
 	assert.Equal(t, speakers.NoLocalEndpoint, e.Orphaned[0].Reason)
 	require.Len(t, e.Moved, 2)
-	assert.Equal(t, story.Announcers{BGP: []string{"n3"}}, e.Moved[0].After)
-	assert.Equal(t, story.Announcers{Layer2: []string{"n3"}}, e.Moved[1].After)
+	assert.Equal(t, explain.Announcers{BGP: []string{"n3"}}, e.Moved[0].After)
+	assert.Equal(t, explain.Announcers{Layer2: []string{"n3"}}, e.Moved[1].After)
 
 	// It comes true.
 	object[*corev1.ConfigMap](w, config.ConfigMapName).Data[config.Key] = read1(t, moves)
 	w.client = nil
-	var v story.VIP
+	var v explain.VIP
 	require.NoError(t, json.Unmarshal([]byte(w.ask("", ExitOK, "explain", "vip", "203.0.113.10", "-o", "json")), &v))
 	assert.Equal(t, "n3", v.Owner)
 	assert.Contains(t, w.ask("", ExitFound, "explain", "vip", "203.0.113.11"), "nobody announces it")
@@ -93,9 +93,9 @@ func TestPlanCountsALostAddressOnce(t *testing.T) {
 	leased := service("leased", "203.0.113.99")
 	leased.Annotations["lodestone.io/leases"] = "203.0.113.99=eth0"
 	w.add(leased, endpoints("leased", "n1"))
-	var e story.Edit
+	var e explain.Edit
 	require.NoError(t, json.Unmarshal([]byte(w.ask("", ExitFound, "plan", "--config", edited(t), "-o", "json")), &e))
-	assert.Equal(t, []story.Outcome{{Service: "shop/leased", Change: simulation.Lost, Message: e.Services[0].Message}}, e.Services)
+	assert.Equal(t, []explain.Outcome{{Service: "shop/leased", Change: simulation.Lost, Message: e.Services[0].Message}}, e.Services)
 	assert.Empty(t, e.Orphaned)
 	assert.Empty(t, e.Moved)
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/story"
+	"github.com/lodestone-lb/lodestone/inspect/explain"
 )
 
 func TestOperatorAsksBeforeTheReboot(t *testing.T) {
@@ -19,7 +19,7 @@ func TestOperatorAsksBeforeTheReboot(t *testing.T) {
 	// n3 alone has a session with tor-b.
 	w.ask("lose-n3.txt", ExitOK, "simulate", "lose", "n3")
 
-	var r story.Removal
+	var r explain.Removal
 	require.NoError(t, json.Unmarshal([]byte(w.ask("", ExitFound, "simulate", "drain", "n2", "-o", "json")), &r))
 	require.Len(t, r.Orphaned, 1)
 	assert.Equal(t, "203.0.113.11", r.Orphaned[0].VIP.String())

@@ -13,8 +13,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/browse"
-	"github.com/lodestone-lb/lodestone/pkg/screen"
-	"github.com/lodestone-lb/lodestone/pkg/status"
+	"github.com/lodestone-lb/lodestone/inspect/output"
+	"github.com/lodestone-lb/lodestone/inspect/status"
 )
 
 // redraw is the time between two screens of --watch.
@@ -25,24 +25,24 @@ const clearScreen = "\x1b[H\x1b[2J"
 
 // answer is how a command answers.
 type answer struct {
-	format screen.Format
+	format output.Format
 	color  bool
 }
 
 // answerFlags adds the flags of a command that answers in several formats.
 func answerFlags(cmd *cobra.Command, s Streams) *answer {
-	a := &answer{screen.Table, s.Color}
-	cmd.Flags().VarP(&a.format, "output", "o", "Format of the answer: "+screen.Formats+".")
+	a := &answer{output.Table, s.Color}
+	cmd.Flags().VarP(&a.format, "output", "o", "Format of the answer: "+output.Formats+".")
 	return a
 }
 
 // print answers.
-func (a *answer) print(out io.Writer, p screen.Page) error {
-	return screen.Print(out, a.format, a.color, p)
+func (a *answer) print(out io.Writer, p output.Page) error {
+	return output.Print(out, a.format, a.color, p)
 }
 
 // give answers. The error says what the command exits with.
-func (a *answer) give(cmd *cobra.Command, p screen.Page, unread []string, troubled bool) error {
+func (a *answer) give(cmd *cobra.Command, p output.Page, unread []string, troubled bool) error {
 	if err := a.print(cmd.OutOrStdout(), p); err != nil {
 		return err
 	}
@@ -57,7 +57,7 @@ func (a *answer) give(cmd *cobra.Command, p screen.Page, unread []string, troubl
 
 // incomplete ends a command whose answer says what could not be read.
 func incomplete(unread []string) error {
-	return fmt.Errorf("the answer is not complete: %s not read", screen.Count(len(unread), "thing was", "things were"))
+	return fmt.Errorf("the answer is not complete: %s not read", output.Count(len(unread), "thing was", "things were"))
 }
 
 func statusCommand(s Streams) *cobra.Command {
@@ -130,7 +130,7 @@ func watchStatus(ctx context.Context, t *target, a *answer, w watching) error {
 		var page bytes.Buffer
 		if err := showStatus(ctx, t, a, &page); err != nil && page.Len() == 0 {
 			to := w.errs
-			if a.format == screen.Table || w.terminal {
+			if a.format == output.Table || w.terminal {
 				to = &page
 			}
 			complain(to, "lodestone: "+err.Error())
@@ -139,7 +139,7 @@ func watchStatus(ctx context.Context, t *target, a *answer, w watching) error {
 		switch {
 		case w.terminal:
 			before = clearScreen
-		case a.format == screen.YAML && page.Len() > 0:
+		case a.format == output.YAML && page.Len() > 0:
 			before = "---\n"
 		}
 		if _, err := io.WriteString(w.out, before+page.String()); err != nil {

@@ -25,13 +25,13 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"sigs.k8s.io/yaml"
 
+	"github.com/lodestone-lb/lodestone/controller/servicelb"
+	"github.com/lodestone-lb/lodestone/inspect/cluster"
+	"github.com/lodestone-lb/lodestone/inspect/output"
+	"github.com/lodestone-lb/lodestone/inspect/status"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
-	"github.com/lodestone-lb/lodestone/pkg/cluster"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/report"
-	"github.com/lodestone-lb/lodestone/pkg/screen"
-	"github.com/lodestone-lb/lodestone/pkg/servicelb"
-	"github.com/lodestone-lb/lodestone/pkg/status"
 )
 
 func TestStatusOfAHealthyCluster(t *testing.T) {
@@ -219,12 +219,12 @@ func TestStatusHasColoursOnlyOnATerminal(t *testing.T) {
 	var out bytes.Buffer
 	code := Run([]string{"status"}, Streams{Out: &out, Err: &out, Color: true, Connect: func() (kubernetes.Interface, string, error) { return client, "", nil }})
 	assert.Equal(t, ExitFound, code)
-	assert.Contains(t, out.String(), string(screen.Bad))
+	assert.Contains(t, out.String(), string(output.Bad))
 	assert.Contains(t, out.String(), " ]0;owned ", "what a Lease says does not steer the terminal")
 }
 
 // watched is what status --watch writes while the cluster is there, away, and back.
-func watched(t *testing.T, format screen.Format) (out, errs string) {
+func watched(t *testing.T, format output.Format) (out, errs string) {
 	ctx, cancel := context.WithCancel(t.Context())
 	w := newWorld(t)
 	client, calls := fake.NewClientset(w.objects...), 0
@@ -238,14 +238,14 @@ func watched(t *testing.T, format screen.Format) (out, errs string) {
 		}
 		return client, "", nil
 	}}
-	require.NoError(t, watchStatus(ctx, cl, &answer{format: format}, watching{&o, &e, format == screen.Table, time.Millisecond}))
+	require.NoError(t, watchStatus(ctx, cl, &answer{format: format}, watching{&o, &e, format == output.Table, time.Millisecond}))
 	return o.String(), e.String()
 }
 
 // A cluster that goes away and comes back is watched on.
 func TestWatchedStatusIsDrawnAgain(t *testing.T) {
 	t.Parallel()
-	out, errs := watched(t, screen.Table)
+	out, errs := watched(t, output.Table)
 	screens := strings.Split(out, clearScreen)
 	require.Len(t, screens, 4, "three screens after nothing: %q", screens)
 	assert.Contains(t, screens[1], "CONTROLLER")
@@ -256,7 +256,7 @@ func TestWatchedStatusIsDrawnAgain(t *testing.T) {
 // Programs that watch are told of nothing but statuses.
 func TestWatchedStatusForPrograms(t *testing.T) {
 	t.Parallel()
-	out, errs := watched(t, screen.JSON)
+	out, errs := watched(t, output.JSON)
 	assert.Equal(t, "lodestone: no route?[2J to host\n", errs)
 	all := json.NewDecoder(strings.NewReader(out))
 	for range 2 {
@@ -265,7 +265,7 @@ func TestWatchedStatusForPrograms(t *testing.T) {
 		assert.Equal(t, "lodestone-controller-n1", s.Controller.Leader)
 	}
 	require.ErrorIs(t, all.Decode(&struct{}{}), io.EOF)
-	out, _ = watched(t, screen.YAML)
+	out, _ = watched(t, output.YAML)
 	assert.Equal(t, 2, strings.Count(out, "---\n"), "a document for each")
 }
 

@@ -10,16 +10,16 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/story"
-	"github.com/lodestone-lb/lodestone/pkg/cluster"
-	"github.com/lodestone-lb/lodestone/pkg/servicelb"
+	"github.com/lodestone-lb/lodestone/controller/servicelb"
+	"github.com/lodestone-lb/lodestone/inspect/cluster"
+	"github.com/lodestone-lb/lodestone/inspect/explain"
 )
 
 // teller is an explain command.
 type teller struct {
 	use, short, long, example string
 	// tell tells the story of the argument, which may not be there.
-	tell func(o *cluster.Objects, name string) (story.Story, error)
+	tell func(o *cluster.Objects, name string) (explain.Story, error)
 	// needs is what has to be read for it; none: everything.
 	needs []string
 	// names are what the argument may be.
@@ -113,12 +113,12 @@ Services have it, of which pool it is, and what routers are told. Of an address
 that no Service has, tell why.`,
 		example: `  lodestone explain vip 203.0.113.7`,
 		names:   vipNames,
-		tell: func(o *cluster.Objects, name string) (story.Story, error) {
+		tell: func(o *cluster.Objects, name string) (explain.Story, error) {
 			addr, err := address(name)
 			if err != nil {
 				return nil, err
 			}
-			return story.OfVIP(o, addr), nil
+			return explain.OfVIP(o, addr), nil
 		},
 	}.command(s)
 }
@@ -132,11 +132,11 @@ sessions are, and what its speaker tells of its network.`,
 		example: `  lodestone explain node n1`,
 		needs:   cluster.ForVIPs,
 		names:   nodeNames,
-		tell: func(o *cluster.Objects, name string) (story.Story, error) {
+		tell: func(o *cluster.Objects, name string) (explain.Story, error) {
 			if err := among("node", name, nodeNames(o)); err != nil {
 				return nil, err
 			}
-			return story.OfNode(o, name), nil
+			return explain.OfNode(o, name), nil
 		},
 	}.command(s)
 }
@@ -151,12 +151,12 @@ sense in this cluster.`,
 		example: `  lodestone explain pool lan`,
 		needs:   cluster.ForAddresses,
 		names:   poolNames,
-		tell: func(o *cluster.Objects, name string) (story.Story, error) {
+		tell: func(o *cluster.Objects, name string) (explain.Story, error) {
 			names := poolNames(o)
 			if err := among("pool", name, names); err != nil {
 				return nil, err
 			}
-			return story.OfPool(o, &o.Config.Pools[slices.Index(names, name)]), nil
+			return explain.OfPool(o, &o.Config.Pools[slices.Index(names, name)]), nil
 		},
 	}.command(s)
 }
@@ -170,12 +170,12 @@ its loss is noticed, and what it is told.`,
 		example: `  lodestone explain peer tor-a`,
 		needs:   cluster.ForVIPs,
 		names:   func(o *cluster.Objects) []string { return peerNames(o.Network()) },
-		tell: func(o *cluster.Objects, name string) (story.Story, error) {
+		tell: func(o *cluster.Objects, name string) (explain.Story, error) {
 			names := peerNames(o.Network())
 			if err := among("BGP peer", name, names); err != nil {
 				return nil, err
 			}
-			return story.OfPeer(o, &o.Config.Peers[slices.Index(names, name)]), nil
+			return explain.OfPeer(o, &o.Config.Peers[slices.Index(names, name)]), nil
 		},
 	}.command(s)
 }

@@ -10,7 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
-	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/story"
+	"github.com/lodestone-lb/lodestone/inspect/explain"
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
@@ -66,10 +66,10 @@ func TestStoriesOfASharedVIP(t *testing.T) {
 
 func TestStoriesForPrograms(t *testing.T) {
 	t.Parallel()
-	var v story.VIP
+	var v explain.VIP
 	require.NoError(t, json.Unmarshal([]byte(newWorld(t).ask("", ExitOK, "explain", "vip", "203.0.113.11", "-o", "json")), &v))
 	assert.Equal(t, "n2", v.Owner)
-	assert.Equal(t, []story.Sharer{{Service: "shop/local", Policy: "Local", Serving: true, Nodes: []string{"n2"}}}, v.Services)
+	assert.Equal(t, []explain.Sharer{{Service: "shop/local", Policy: "Local", Serving: true, Nodes: []string{"n2"}}}, v.Services)
 }
 
 // The story of a Service has those of its VIPs in it, and the reasons as codes.
@@ -79,17 +79,17 @@ func TestStoryOfAServiceForPrograms(t *testing.T) {
 	asks := service("asks", "")
 	asks.Annotations = map[string]string{annotation.AddressPool: "nowhere"}
 	w.add(asks, service("new", ""))
-	var s, same story.Service
+	var s, same explain.Service
 	require.NoError(t, json.Unmarshal([]byte(w.ask("", ExitOK, "explain", "service", "local", "-o", "json")), &s))
 	require.NoError(t, yaml.Unmarshal([]byte(w.ask("", ExitOK, "explain", "service", "local", "-o", "yaml")), &same))
 	assert.Equal(t, s, same)
 	require.Len(t, s.VIPs, 1)
-	var v story.VIP
+	var v explain.VIP
 	require.NoError(t, json.Unmarshal([]byte(w.ask("", ExitOK, "explain", "vip", "203.0.113.11", "-o", "json")), &v))
 	assert.Equal(t, v, s.VIPs[0])
 	assert.Equal(t, "n2", v.Owner)
 
-	var refused, fresh story.Service
+	var refused, fresh explain.Service
 	require.NoError(t, json.Unmarshal([]byte(w.ask("", ExitFound, "explain", "service", "asks", "-o", "json")), &refused))
 	assert.Equal(t, ipam.PoolNotFound, refused.Refusal.Reason)
 	require.NoError(t, json.Unmarshal([]byte(w.ask("", ExitOK, "explain", "service", "new", "-o", "json")), &fresh))

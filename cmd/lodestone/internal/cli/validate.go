@@ -12,13 +12,13 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/lodestone-lb/lodestone/pkg/cluster"
+	"github.com/lodestone-lb/lodestone/inspect/cluster"
+	"github.com/lodestone-lb/lodestone/inspect/output"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
-	"github.com/lodestone-lb/lodestone/pkg/screen"
 )
 
-func validate(s Streams) *cobra.Command {
+func validateCommand(s Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "validate FILE|-|--live",
 		Short: "Check a configuration and print everything that is wrong with it",
@@ -147,28 +147,28 @@ func (v validity) print(cmd *cobra.Command, a *answer) error {
 	switch {
 	case v.Valid:
 		return a.give(cmd, v, v.Unread, len(v.Warnings) > 0)
-	case a.format == screen.Table:
+	case a.format == output.Table:
 		return v.invalid
 	}
 	return cmp.Or(a.print(cmd.OutOrStdout(), v), errInvalid)
 }
 
 // Show writes what is to be said of a valid configuration.
-func (v validity) Show(c *screen.Canvas) {
+func (v validity) Show(c *output.Canvas) {
 	counts := []string{
-		screen.Count(v.Pools, "pool", "pools"),
+		output.Count(v.Pools, "pool", "pools"),
 		count(v.Addresses, "address", "addresses"),
-		screen.Count(v.Advertisements, "advertisement", "advertisements"),
+		output.Count(v.Advertisements, "advertisement", "advertisements"),
 	}
 	if v.Peers > 0 {
-		counts = append(counts, screen.Count(v.Peers, "BGP peer", "BGP peers"))
+		counts = append(counts, output.Count(v.Peers, "BGP peer", "BGP peers"))
 	}
-	c.Line(screen.Plain, "%s: valid: %s", v.Name, strings.Join(counts, ", "))
+	c.Line(output.Plain, "%s: valid: %s", v.Name, strings.Join(counts, ", "))
 	for _, text := range v.Warnings {
-		c.Line(screen.Warning, "warning: %s", text)
+		c.Line(output.Warning, "warning: %s", text)
 	}
 	for _, text := range v.Unread {
-		c.Line(screen.Bad, "not read, so that it is not known what the configuration means for the cluster: %s", text)
+		c.Line(output.Bad, "not read, so that it is not known what the configuration means for the cluster: %s", text)
 	}
 }
 
@@ -196,5 +196,5 @@ func count(n float64, one, many string) string {
 	if n == 1 {
 		many = one
 	}
-	return screen.Number(n) + " " + many
+	return output.Number(n) + " " + many
 }

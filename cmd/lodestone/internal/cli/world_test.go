@@ -19,8 +19,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/lodestone-lb/lodestone/inspect/cluster"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
-	"github.com/lodestone-lb/lodestone/pkg/cluster"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/report"
 )

@@ -38,7 +38,7 @@ func ipamAllocate(ctx context.Context, _ *lodestone.Installation) error {
 // configEdit runs the Go benchmark of all that a controller does about an
 // edit.
 func configEdit(ctx context.Context, _ *lodestone.Installation) error {
-	return goBenchmarks(ctx, "./pkg/servicelb", "^BenchmarkConfigEdit$", "1s", func(name string, value measured) {
+	return goBenchmarks(ctx, "./controller/servicelb", "^BenchmarkConfigEdit$", "1s", func(name string, value measured) {
 		_, sizes, _ := strings.Cut(name, "/")
 		result("config_edit", "%s ms=%.1f", strings.ReplaceAll(sizes, "/", " "), value.median(perOp)*1e3)
 	})
@@ -54,7 +54,7 @@ func configWorst(ctx context.Context, _ *lodestone.Installation) error {
 
 // ledger runs the Go benchmarks of the controller's state in memory.
 func ledger(ctx context.Context, _ *lodestone.Installation) error {
-	return goBenchmarks(ctx, "./pkg/servicelb", "^BenchmarkLedger$", "1s", func(name string, value measured) {
+	return goBenchmarks(ctx, "./controller/servicelb", "^BenchmarkLedger$", "1s", func(name string, value measured) {
 		result("ledger", "case=%s ns_per_op=%.0f", strings.TrimPrefix(name, "Ledger/"), value.median(perOp)*1e9)
 	})
 }
@@ -64,10 +64,10 @@ func ledger(ctx context.Context, _ *lodestone.Installation) error {
 func dashboardLoad(ctx context.Context, _ *lodestone.Installation) error {
 	var look, memory float64
 	return errors.Join(
-		goBenchmarks(ctx, "./pkg/dashboard", "^BenchmarkLook$", "10x", func(_ string, value measured) {
+		goBenchmarks(ctx, "./inspect/dashboard", "^BenchmarkLook$", "10x", func(_ string, value measured) {
 			look, memory = value.median("look-ms"), value.median("state-B")/1e6
 		}),
-		goBenchmarks(ctx, "./pkg/dashboard", "^BenchmarkPage$", "100x", func(_ string, value measured) {
+		goBenchmarks(ctx, "./inspect/dashboard", "^BenchmarkPage$", "100x", func(_ string, value measured) {
 			result("dashboard_load", "services=10000 kb=%.0f ms=%.1f look_ms=%.0f state_mb=%.0f", value.median("kB"), value.median(perOp)*1e3, look, memory)
 		}),
 	)

@@ -1,0 +1,311 @@
+// Package dhcp leases addresses from a DHCPv4 server (RFC 2131): one for each
+// of many VIPs, by one socket on one interface.
+//
+// The addresses are on no interface. Who asks for their hardware address is
+// answered by the speaker that owns the VIP, often on another node, or by
+// nobody, so a server's unicast would never arrive here. Every message but the
+// release is therefore broadcast, asks for a broadcast answer, and leaves
+// ciaddr empty, as after a reboot (section 4.3.2, INIT-REBOOT); to a server
+// that is how a lease is confirmed and extended as well.
+//
+// One goroutine, Run, owns the socket and the clock. What is said when is
+// decided in sessions.go, which has neither.
+package dhcp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodestone-lb/lodestone/pkg/notify"
+)
+
+const (
+	// pace is the least time between two messages: the usual receive buffer
+	// of a server holds about 270 of them.
+	pace = 5 * time.Millisecond
+	// A socket that failed is opened again after the first delay, which
+	// doubles up to the last one.
+	firstRetry = 250 * time.Millisecond
+	lastRetry  = 8 * time.Second
+	// glance is how old what is known of the interface may be when something
+	// is sent: to look means to list all interfaces of the node.
+	glance = 250 * time.Millisecond
+)
+
+// Client is a VIP that wants an address.
+type Client struct {
+	// ID is what servers know the client by (option 61, of type 0), whichever
+	// node asks: 1 to 254 bytes, unique among all that ask the server.
+	ID string
+	// Hostname is what servers list the client as (option 12). It is cut to
+	// 63 bytes, and may be empty.
+	Hostname string
+	// Last is the address that the client had, and will be asked for first.
+	// The zero Addr: none.
+	Last netip.Addr
+}
+
+// Options are what a Source needs.
+type Options struct {
+	// Interface is on the segment of the server or of its relay. A bridge or
+	// a bond is meant by its own name, not by that of a port.
+	Interface string
+	Log       *slog.Logger
+	// Network is where the interface is. Nil: this process's network
+	// namespace.
+	Network Network
+}
+
+// Source is a task that keeps a lease for each client.
+type Source struct {
+	name    string
+	log     *slog.Logger
+	network Network
+	wake    chan struct{}
+	heard   chan event
+
+	mu       sync.Mutex // guards what follows; never held over I/O
+	sessions *sessions
+	failed   error // why there is no port
+	changed  notify.Signal
+
+	// Owned by Run.
+	port    *port
+	checked time.Time     // when the interface was last looked at
+	sent    time.Time     // when the last message was
+	retry   time.Time     // when to open the port again
+	delay   time.Duration // until the retry after that
+}
+
+// New returns a Source that asks for nothing until it runs.
+func New(o Options) *Source {
+	log := o.Log.With("interface", o.Interface)
+	s := &Source{
+		name:     o.Interface,
+		log:      log,
+		network:  o.Network,
+		wake:     make(chan struct{}, 1),
+		heard:    make(chan event),
+		sessions: newSessions(o.Interface, log),
+		delay:    firstRetry,
+	}
+	if s.network == nil {
+		s.network = host{}
+	}
+	return s
+}
+
+// String names the task.
+func (s *Source) String() string { return "dhcp " + s.name }
+
+// Set replaces the whole set of clients. Who is new asks for an address. The
+// lease of who is gone is released; one that was never confirmed to this
+// process is left to expire. Set does not wait.
+func (s *Source) Set(want []Client) {
+	s.mu.Lock()
+	s.sessions.set(time.Now(), want)
+	s.notify()
+	s.mu.Unlock()
+	select {
+	case s.wake <- struct{}{}:
+	default: // Run will look anyway
+	}
+}
+
+// Current returns the state of each client by ID.
+func (s *Source) Current() map[string]State {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.sessions.states(s.failed)
+}
+
+// Changed returns a channel that is closed when Current has something new: a
+// lease came or went, or an error did. A renewal is nothing new. Ask for it
+// before Current and nothing is missed.
+func (s *Source) Changed() <-chan struct{} { return s.changed.Next() }
+
+// notify tells whoever waits for it that something changed. s.mu is held.
+func (s *Source) notify() {
+	if s.sessions.changed {
+		s.sessions.changed = false
+		s.changed.Notify()
+	}
+}
+
+// Run keeps the leases until ctx ends. It releases none then but those that Set
+// gave up: the VIPs live on, and whoever runs next takes their leases over. It
+// never fails: what keeps it from working is told by Current, and tried again.
+func (s *Source) Run(ctx context.Context) error {
+	defer s.close()
+	for ctx.Err() == nil {
+		s.wait(ctx, s.step(ctx, time.Now()))
+	}
+	for m := s.released(); m != nil && s.port != nil; m = s.released() {
+		time.Sleep(time.Until(s.sent.Add(pace)))
+		s.send(m, time.Now())
+	}
+	return nil
+}
+
+// released returns a release to be sent, nil if there is none.
+func (s *Source) released() *message {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.sessions.release()
+}
+
+// wait returns at the given time, if it is not zero, or as soon as there is
+// something to do.
+func (s *Source) wait(ctx context.Context, until time.Time) {
+	var due <-chan time.Time
+	if !until.IsZero() {
+		timer := time.NewTimer(time.Until(until))
+		defer timer.Stop()
+		due = timer.C
+	}
+	select {
+	case <-ctx.Done():
+	case <-due:
+	case <-s.wake:
+	case e := <-s.heard:
+		s.receive(e)
+	}
+}
+
+// step sends at most one message and returns when the next step is due.
+func (s *Source) step(ctx context.Context, now time.Time) (next time.Time) {
+	if free := s.sent.Add(pace); now.Before(free) {
+		return free
+	}
+	if s.port == nil && !now.Before(s.retry) && s.needed() {
+		s.open(ctx, now)
+	}
+	m, next := s.decide(now)
+	if m != nil {
+		s.send(m, now)
+	}
+	if s.port == nil && s.needed() && (next.IsZero() || s.retry.Before(next)) {
+		next = s.retry
+	}
+	return next
+}
+
+// decide returns what is to be sent now, which may be nothing, and when to ask
+// again.
+func (s *Source) decide(now time.Time) (m *message, next time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer s.notify()
+	if s.port == nil {
+		return nil, s.sessions.lapse(now)
+	}
+	return s.sessions.act(now)
+}
+
+// needed reports whether there is anybody to do something for.
+func (s *Source) needed() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.sessions.byID)+len(s.sessions.released) > 0
+}
+
+// send sends a message. What cannot be sent counts as lost: it is said again
+// when there is a port again.
+func (s *Source) send(m *message, now time.Time) {
+	s.sent = now
+	if now.Sub(s.checked) >= glance {
+		i, err := s.network.Interface(s.name)
+		if err == nil {
+			err = s.port.replacedBy(i)
+		}
+		if err != nil {
+			s.fail(err)
+			return
+		}
+		s.use(i, now)
+	}
+	if err := s.port.send(m); err != nil {
+		s.fail(fmt.Errorf("send on interface %q: %w", s.name, err))
+	}
+}
+
+// receive deals with what the port heard.
+func (s *Source) receive(e event) {
+	if e.port != s.port {
+		return // closed meanwhile
+	}
+	if e.err != nil {
+		s.fail(fmt.Errorf("receive on interface %q: %w", s.name, e.err))
+		return
+	}
+	s.mu.Lock()
+	s.sessions.receive(time.Now(), e.answer)
+	s.notify()
+	s.mu.Unlock()
+}
+
+// open opens the port, or plans the next attempt.
+func (s *Source) open(ctx context.Context, now time.Time) {
+	i, err := s.network.Interface(s.name)
+	if err == nil {
+		err = i.usable(s.name)
+	}
+	var p *port
+	if err == nil {
+		p, err = openPort(ctx, s.network, i, s.heard)
+	}
+	if errors.Is(err, unix.EPERM) {
+		err = fmt.Errorf("%w: leases need the capability NET_RAW; with Helm, set controller.dhcp.enabled", err)
+	}
+	if err != nil {
+		s.fail(err)
+		return
+	}
+	s.port, s.delay = p, firstRetry
+	s.use(i, now)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.failed != nil {
+		s.log.Info("interface works again")
+		s.failed = nil
+		s.sessions.hurry(now)
+		s.notify()
+	}
+}
+
+// use records what was just seen of the interface.
+func (s *Source) use(i Interface, now time.Time) {
+	s.checked = now
+	s.mu.Lock()
+	s.sessions.own = i.Addrs
+	s.mu.Unlock()
+}
+
+// fail closes the port and plans the next attempt.
+func (s *Source) fail(err error) {
+	s.close()
+	s.retry = time.Now().Add(s.delay)
+	s.delay = min(2*s.delay, lastRetry)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.failed == nil || s.failed.Error() != err.Error() {
+		s.log.Warn("interface failed: no lease is acquired or extended", "err", err)
+		s.failed, s.sessions.changed = err, true
+		s.notify()
+	}
+}
+
+// close closes the port, if there is one.
+func (s *Source) close() {
+	if s.port != nil {
+		s.port.close()
+		s.port = nil
+	}
+}

@@ -1,0 +1,260 @@
+// Package leaseevents makes Events of what speakers write on their Leases: of BGP
+// sessions that come and go, VIPs that change hands, and advertisements that
+// match no interface. One process tells for all, so that speakers need not write
+// anything but their Leases.
+package leaseevents
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/objects"
+	"github.com/lodestone-lb/lodestone/pkg/reason"
+	"github.com/lodestone-lb/lodestone/pkg/report"
+)
+
+// EventReason is a stable code in the Events.
+type EventReason string
+
+// The reasons of Events on Nodes.
+const (
+	ReasonSessionUp            EventReason = "BGPSessionUp"
+	ReasonSessionDown          EventReason = "BGPSessionDown"
+	ReasonSessionFlawed        EventReason = "BGPSessionFlawed"
+	ReasonInterfaceMissing     EventReason = "InterfaceMissing"
+	ReasonInterfaceMissingOver EventReason = "InterfaceMissingOver"
+)
+
+// The reasons of Events on Services.
+const (
+	ReasonOwnerChanged EventReason = "OwnerChanged"
+	ReasonNoOwner      EventReason = "NoOwner"
+)
+
+// EventReasons tells about each EventReason.
+func EventReasons() reason.Texts[EventReason] {
+	return reason.Texts[EventReason]{
+		ReasonSessionUp:            {Cause: "The node's BGP session with a router is established.", Cure: "Nothing to do."},
+		ReasonSessionDown:          {Cause: "The node has no BGP session with a router that it should have one with; the message says why.", Cure: "Follow the message; lodestone bgp peers shows all sessions. The router's log has the same event."},
+		ReasonSessionFlawed:        {Cause: "The node's BGP session with a router is established, and something is wrong with it; the message says what.", Cure: "Follow the message, before a router takes offence at it."},
+		ReasonInterfaceMissing:     {Cause: "No interface of the node is one that an advertisement announces on, so that it announces nothing there.", Cure: "Compare its layer2.interfaces with ip link on the node, or leave the node out by its nodeSelector."},
+		ReasonInterfaceMissingOver: {Cause: "The node has an interface for the advertisement again, or needs none any more.", Cure: "Nothing to do."},
+		ReasonOwnerChanged:         {Cause: "Another node announces an address of the Service by layer 2, and has for 10 seconds. The message says which one did before, and why; the first owner is not told of.", Cure: "Nothing to do for the Service. Look at the node that had it, if nobody meant it to move."},
+		ReasonNoOwner:              {Cause: "No node has announced an address of the Service by layer 2 for 10 seconds, and one did before.", Cure: "The message says why; lodestone explain service tells what every node lacks."},
+	}
+}
+
+// byVIP is the index of Services by their addresses.
+const byVIP = "vip"
+
+// Events takes Events on objects; kube.Recorder is one.
+type Events interface {
+	Event(object runtime.Object, eventType, reason, message string)
+	// Once is Event, but for an Event with an id that there was already.
+	Once(object runtime.Object, eventType, reason, message, id string)
+}
+
+// recent is how long ago a VIP may have moved that is told of by who begins to
+// lead: the leader before may have gone with the node that had it. The Lease of a
+// node that is lost says for ever what it said last.
+const recent = 10 * time.Minute
+
+// Options are what a Narrator needs.
+type Options struct {
+	Client kubernetes.Interface
+	// Namespace is where the speakers' Leases are.
+	Namespace string
+	// Services knows all Services, and has not been started yet.
+	Services cache.SharedIndexInformer
+	Events   Events
+}
+
+// Narrator is the task that makes the Events. What a Lease said when it started
+// is no news, but for VIPs that moved just then.
+type Narrator struct {
+	events   Events
+	leases   cache.SharedIndexInformer
+	services cache.SharedIndexInformer
+}
+
+// New returns a Narrator that starts with Run.
+func New(o Options) (*Narrator, error) {
+	if err := o.Services.AddIndexers(cache.Indexers{byVIP: vipsOf}); err != nil {
+		return nil, fmt.Errorf("index Services: %w", err)
+	}
+	n := &Narrator{events: o.Events, services: o.Services}
+	n.leases = objects.Leases.Informer(o.Client, objects.Speakers(o.Namespace), cache.SharedIndexInformerOptions{})
+	if err := n.leases.SetTransform(keepLease); err != nil {
+		return nil, fmt.Errorf("set transform: %w", err)
+	}
+	_, err := n.leases.AddEventHandler(cache.ResourceEventHandlerDetailedFuncs{
+		AddFunc: func(obj any, listed bool) {
+			if l := obj.(*coordinationv1.Lease); listed {
+				n.tellRecent(l)
+			} else {
+				n.tell(nil, l)
+			}
+		},
+		UpdateFunc: func(before, after any) { n.tell(before.(*coordinationv1.Lease), after.(*coordinationv1.Lease)) },
+	})
+	if err != nil {
+		return nil, fmt.Errorf("add event handler: %w", err)
+	}
+	return n, nil
+}
+
+// String names the task.
+func (n *Narrator) String() string { return "narrator" }
+
+// Run tells what changes until ctx ends.
+func (n *Narrator) Run(ctx context.Context) error {
+	if cache.WaitForCacheSync(ctx.Done(), n.services.HasSynced) { // who has the VIPs
+		n.leases.RunWithContext(ctx)
+	}
+	return nil
+}
+
+// keepLease returns what of a Lease is of interest, within bounds.
+func keepLease(obj any) (any, error) {
+	l, ok := obj.(*coordinationv1.Lease)
+	if !ok {
+		return obj, nil
+	}
+	kept := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
+		Namespace: l.Namespace, Name: l.Name, UID: l.UID, ResourceVersion: l.ResourceVersion,
+	}}
+	r := report.Of(l.Annotations)
+	kept.Annotations = report.Report{Sessions: r.Sessions, Moves: r.Moves, Unmatched: r.Unmatched}.Annotations()
+	return kept, nil
+}
+
+// vipsOf is the index function of byVIP.
+func vipsOf(obj any) ([]string, error) {
+	svc, ok := obj.(*corev1.Service)
+	if !ok {
+		return nil, nil
+	}
+	var vips []string
+	for _, vip := range kube.VIPs(svc) {
+		vips = append(vips, vip.String())
+	}
+	return vips, nil
+}
+
+// tell makes Events of what is new. before is nil for a speaker that is new.
+func (n *Narrator) tell(before, after *coordinationv1.Lease) {
+	name, ok := report.NodeOf(after.Name)
+	if !ok {
+		return
+	}
+	// Events on Nodes name the node in place of a UID, as kubelet's do: that is
+	// how kubectl describe finds them.
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}}
+	was, is := report.Report{}, report.Of(after.Annotations)
+	if before != nil { // the moves of a Lease that somebody deleted are old
+		was = report.Of(before.Annotations)
+		for _, m := range report.NewMoves(was.Moves, is.Moves) {
+			n.tellMove(name, m)
+		}
+	}
+	n.tellSessions(node, was.Sessions, is.Sessions)
+	n.tellUnmatched(node, was.Unmatched, is.Unmatched)
+}
+
+// tellSessions makes Events of the sessions that are not as they were.
+func (n *Narrator) tellSessions(node *corev1.Node, before, after []report.Session) {
+	known := map[string]report.Session{}
+	for _, s := range before {
+		known[s.Peer] = s
+	}
+	for _, s := range after {
+		was := known[s.Peer]
+		if s.Established && (!was.Established || !was.Since.Equal(s.Since)) {
+			n.events.Event(node, corev1.EventTypeNormal, string(ReasonSessionUp), "BGP session with "+s.Title()+" is established")
+		}
+		switch {
+		case s.Message == "" || s.Message == was.Message:
+		case s.Established:
+			n.events.Event(node, corev1.EventTypeWarning, string(ReasonSessionFlawed), "BGP session with "+s.Title()+": "+s.Message)
+		default:
+			n.events.Event(node, corev1.EventTypeWarning, string(ReasonSessionDown), "no BGP session with "+s.Title()+": "+s.Message)
+		}
+	}
+}
+
+// tellRecent tells of the VIPs that had moved shortly before the start.
+func (n *Narrator) tellRecent(l *coordinationv1.Lease) {
+	for _, m := range report.Of(l.Annotations).Moves {
+		if time.Since(m.At).Abs() < recent {
+			n.tellMove(strings.TrimPrefix(l.Name, annotation.SpeakerLeasePrefix), m)
+		}
+	}
+}
+
+// tellMove makes one Event for each Service whose VIPs have moved to one node.
+func (n *Narrator) tellMove(teller string, m report.Move) {
+	for _, to := range slices.Sorted(maps.Keys(m.To)) {
+		services, vips := map[types.UID]*corev1.Service{}, map[types.UID][]string{}
+		for _, vip := range m.To[to] {
+			for _, svc := range n.servicesAt(vip) {
+				services[svc.UID] = svc
+				vips[svc.UID] = append(vips[svc.UID], vip.String())
+			}
+		}
+		for _, uid := range slices.Sorted(maps.Keys(services)) {
+			said := report.Tell(strings.Join(vips[uid], " and "), m.From, to, m.Why)
+			id := fmt.Sprintf("%s %s %s %q %q %s", uid, teller, m.At.UTC().Format(time.RFC3339Nano), m.From, to, m.Why)
+			if to == "" {
+				n.events.Once(services[uid], corev1.EventTypeWarning, string(ReasonNoOwner), said, id)
+			} else {
+				n.events.Once(services[uid], corev1.EventTypeNormal, string(ReasonOwnerChanged), said, id)
+			}
+		}
+	}
+}
+
+// servicesAt returns the Services that have the VIP.
+func (n *Narrator) servicesAt(vip netip.Addr) (all []*corev1.Service) {
+	objects, err := n.services.GetIndexer().ByIndex(byVIP, vip.String())
+	if err != nil {
+		return nil // the index exists
+	}
+	for _, obj := range objects {
+		if svc, ok := obj.(*corev1.Service); ok {
+			all = append(all, svc)
+		}
+	}
+	return all
+}
+
+// tellUnmatched makes Events of advertisements that match no interface of a node
+// any more, or one again.
+func (n *Narrator) tellUnmatched(node *corev1.Node, before, after []string) {
+	for _, name := range after {
+		if !slices.Contains(before, name) {
+			n.events.Event(node, corev1.EventTypeWarning, string(ReasonInterfaceMissing), fmt.Sprintf(
+				"no interface of this node is one that advertisement %q announces on: it announces nothing here. Compare its layer2.interfaces with ip link on the node, or leave the node out by its nodeSelector", name))
+		}
+	}
+	for _, name := range before {
+		if !slices.Contains(after, name) {
+			n.events.Event(node, corev1.EventTypeNormal, string(ReasonInterfaceMissingOver), fmt.Sprintf(
+				"advertisement %q lacks no interface on this node any more", name))
+		}
+	}
+}

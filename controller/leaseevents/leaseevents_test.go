@@ -1,0 +1,204 @@
+package leaseevents_test
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/lodestone-lb/lodestone/controller/leaseevents"
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/report"
+)
+
+var morning = time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
+
+// told is a channel of Events.
+type told chan string
+
+func (t told) Event(object runtime.Object, eventType, reason, message string) {
+	t <- eventType + " " + object.(metav1.Object).GetName() + " " + reason + ": " + message
+}
+
+func (t told) Once(object runtime.Object, eventType, reason, message, _ string) {
+	t.Event(object, eventType, reason, message)
+}
+
+// identified is a channel of the ids of Events.
+type identified chan string
+
+func (i identified) Event(runtime.Object, string, string, string) {}
+
+func (i identified) Once(_ runtime.Object, _, _, _, id string) { i <- id }
+
+func lease(node string, sessions ...report.Session) *coordinationv1.Lease {
+	return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "lodestone-system", Name: annotation.SpeakerLeasePrefix + node,
+		Labels:      map[string]string{annotation.LabelComponent: annotation.ComponentSpeaker},
+		Annotations: report.Report{Sessions: sessions}.Annotations(),
+	}}
+}
+
+// story is a Narrator in a cluster of these Services, and the Leases that the
+// speakers write.
+type story struct {
+	t      *testing.T
+	client *fake.Clientset
+	events told
+}
+
+func newStory(t *testing.T, objects ...runtime.Object) *story {
+	t.Helper()
+	s := &story{t: t, client: fake.NewClientset(objects...), events: make(told, 100)}
+	services := coreinformers.NewServiceInformer(s.client, metav1.NamespaceAll, 0, cache.Indexers{})
+	n, err := leaseevents.New(leaseevents.Options{Client: s.client, Namespace: "lodestone-system", Services: services, Events: s.events})
+	require.NoError(t, err)
+	ended := make(chan error, 2)
+	go func() { ended <- n.Run(t.Context()) }()
+	go func() { services.RunWithContext(t.Context()); ended <- nil }()
+	t.Cleanup(func() { <-ended; <-ended })
+	require.True(t, cache.WaitForCacheSync(t.Context().Done(), services.HasSynced))
+
+	_, err = s.client.CoordinationV1().Leases("lodestone-system").Create(t.Context(), lease("n1"), metav1.CreateOptions{})
+	require.NoError(t, err)
+	for try := 0; len(s.events) == 0; try++ { // until the watch runs
+		s.says(report.Report{Sessions: []report.Session{session(report.Session{Since: morning, Message: fmt.Sprint("try ", try)})}})
+		time.Sleep(time.Millisecond)
+	}
+	require.Contains(t, <-s.events, `Warning n1 BGPSessionDown: no BGP session with peer "tor" (203.0.113.254): try `)
+	s.says(report.Report{Sessions: []report.Session{session(report.Session{Since: morning, Message: "hold timer expired"})}})
+	require.Eventually(t, func() bool {
+		return <-s.events == `Warning n1 BGPSessionDown: no BGP session with peer "tor" (203.0.113.254): hold timer expired`
+	}, 10*time.Second, time.Millisecond)
+	return s
+}
+
+func session(s report.Session) report.Session {
+	s.Peer, s.Router = "tor", netip.MustParseAddr("203.0.113.254")
+	return s
+}
+
+// says writes the Lease of n1.
+func (s *story) says(r report.Report) {
+	s.t.Helper()
+	l := lease("n1")
+	l.Annotations = r.Annotations()
+	_, err := s.client.CoordinationV1().Leases("lodestone-system").Update(s.t.Context(), l, metav1.UpdateOptions{})
+	require.NoError(s.t, err)
+}
+
+func TestSessionsThatComeAndGoAreEvents(t *testing.T) {
+	t.Parallel()
+	s := newStory(t, lease("n0", report.Session{Peer: "old", Message: "refused"}))
+	say := func(of report.Session) { s.says(report.Report{Sessions: []report.Session{session(of)}}) }
+	say(report.Session{Since: morning, Message: "hold timer expired"}) // nothing new
+	say(report.Session{Established: true, Since: morning})
+	require.Equal(t, `Normal n1 BGPSessionUp: BGP session with peer "tor" (203.0.113.254) is established`, <-s.events)
+	say(report.Session{Established: true, Since: morning, BFD: "Up"})       // nothing new
+	say(report.Session{Established: true, Since: morning.Add(time.Minute)}) // down and up in between
+	require.Equal(t, `Normal n1 BGPSessionUp: BGP session with peer "tor" (203.0.113.254) is established`, <-s.events)
+	say(report.Session{Since: morning, Message: "the peer: Cease, administrative shutdown"})
+	require.Equal(t, `Warning n1 BGPSessionDown: no BGP session with peer "tor" (203.0.113.254): the peer: Cease, administrative shutdown`, <-s.events)
+	say(report.Session{Established: true, Since: morning.Add(time.Hour), Message: "node n2 has the router ID, too"})
+	require.Equal(t, `Normal n1 BGPSessionUp: BGP session with peer "tor" (203.0.113.254) is established`, <-s.events)
+	require.Equal(t, `Warning n1 BGPSessionFlawed: BGP session with peer "tor" (203.0.113.254): node n2 has the router ID, too`, <-s.events)
+	require.Empty(t, s.events)
+}
+
+func service(name string, vips ...string) *corev1.Service {
+	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name), Annotations: map[string]string{annotation.Assigned: strings.Join(vips, ",")}}}
+	svc.Spec.Type = corev1.ServiceTypeLoadBalancer
+	for _, vip := range vips {
+		svc.Status.LoadBalancer.Ingress = append(svc.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: vip})
+	}
+	return svc
+}
+
+// Each Service hears once of each move of its VIPs, and nobody else.
+func TestVIPsThatChangeHandsAreEvents(t *testing.T) {
+	t.Parallel()
+	s := newStory(t, service("dual", "203.0.113.1", "2001:db8::1"), service("shares", "203.0.113.1"), service("alone", "203.0.113.2"), service("stays", "203.0.113.3"))
+	a, b, six, nobodys := netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("203.0.113.2"), netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("203.0.113.9")
+	lost := report.Move{At: morning, From: "n9", Why: report.SpeakerLost, To: map[string][]netip.Addr{"n1": {a, six}, "n2": {b, nobodys}}}
+	s.says(report.Report{Moves: []report.Move{lost}})
+	because := ": the speaker on node n9 is not heard any more: the node is down or cut off, or its speaker was killed"
+	require.Equal(t, "Normal dual OwnerChanged: node n1 announces 203.0.113.1 and 2001:db8::1 instead of node n9"+because, <-s.events)
+	require.Equal(t, "Normal shares OwnerChanged: node n1 announces 203.0.113.1 instead of node n9"+because, <-s.events)
+	require.Equal(t, "Normal alone OwnerChanged: node n2 announces 203.0.113.2 instead of node n9"+because, <-s.events)
+
+	gone := report.Move{At: morning.Add(time.Minute), From: "n2", Why: "NoServingEndpoint", To: map[string][]netip.Addr{"": {b}}}
+	s.says(report.Report{Moves: []report.Move{lost, gone}})
+	require.Equal(t, "Warning alone NoOwner: no node announces 203.0.113.2 by layer 2 any more, node n2 did: no endpoint of the Service takes traffic", <-s.events)
+	s.says(report.Report{Moves: []report.Move{gone}})
+	s.says(report.Report{})
+
+	t.Log("a Lease that was deleted comes back with what everybody knows")
+	require.NoError(t, s.client.CoordinationV1().Leases("lodestone-system").Delete(t.Context(), lease("n1").Name, metav1.DeleteOptions{}))
+	again := lease("n1", session(report.Session{Message: "refused"}))
+	again.Annotations = report.Report{Sessions: []report.Session{session(report.Session{Message: "refused"})}, Moves: []report.Move{lost}}.Annotations()
+	_, err := s.client.CoordinationV1().Leases("lodestone-system").Create(t.Context(), again, metav1.CreateOptions{})
+	require.NoError(t, err)
+	require.Equal(t, `Warning n1 BGPSessionDown: no BGP session with peer "tor" (203.0.113.254): refused`, <-s.events)
+	require.Empty(t, s.events)
+}
+
+// The leader goes with the node whose VIPs move. The next one tells of them, as the
+// same Event, and not of what moved long ago.
+func TestNextLeaderTellsOfMoves(t *testing.T) {
+	t.Parallel()
+	l, vip := lease("n1"), netip.MustParseAddr("203.0.113.1")
+	l.Annotations = report.Report{Moves: []report.Move{
+		{At: time.Now().Add(-time.Minute), From: "n9", Why: report.SpeakerLost, To: map[string][]netip.Addr{"n1": {vip}}},
+		{At: time.Now().Add(-time.Hour), From: "n8", Why: report.SpeakerLost, To: map[string][]netip.Addr{"n9": {vip}}},
+	}}.Annotations()
+	client := fake.NewClientset(l, service("web", vip.String()))
+	leads := func() []string {
+		events, services := make(identified, 9), coreinformers.NewServiceInformer(client, metav1.NamespaceAll, 0, cache.Indexers{})
+		n, err := leaseevents.New(leaseevents.Options{Client: client, Namespace: "lodestone-system", Services: services, Events: events})
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { services.RunWithContext(ctx) })
+		running.Go(func() { _ = n.Run(ctx) }) // returns nil
+		ids := []string{<-events}
+		cancel()
+		running.Wait()
+		close(events)
+		for id := range events {
+			ids = append(ids, id)
+		}
+		return ids
+	}
+	first := leads()
+	require.Len(t, first, 1)
+	require.Contains(t, first[0], "web n1 ")
+	require.Contains(t, first[0], `"n9" "n1" SpeakerLost`)
+	require.Equal(t, first, leads())
+}
+
+func TestUnmatchedAdvertisementsAreEvents(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.says(report.Report{Unmatched: []string{"lan", "storage"}})
+	require.Contains(t, <-s.events, `Warning n1 InterfaceMissing: no interface of this node is one that advertisement "lan" announces on`)
+	require.Contains(t, <-s.events, `Warning n1 InterfaceMissing: no interface of this node is one that advertisement "storage" announces on`)
+	s.says(report.Report{Unmatched: []string{"storage"}})
+	require.Equal(t, `Normal n1 InterfaceMissingOver: advertisement "lan" lacks no interface on this node any more`, <-s.events)
+	s.says(report.Report{Unmatched: []string{"storage", strings.Repeat("x", 64)}})
+	s.says(report.Report{})
+	require.Equal(t, `Normal n1 InterfaceMissingOver: advertisement "storage" lacks no interface on this node any more`, <-s.events)
+	require.Empty(t, s.events)
+}

@@ -1,0 +1,89 @@
+package provider
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"path"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	cloudprovider "k8s.io/cloud-provider"
+	cloudproviderapi "k8s.io/cloud-provider/api"
+
+	"github.com/lodestone-lb/lodestone/controller/servicelb"
+	"github.com/lodestone-lb/lodestone/pkg/config"
+)
+
+var errNotRead = errors.New("the configuration has not been read yet, which may name the node's zone")
+
+// instances implements cloudprovider.InstancesV2: the machine behind a Node
+// is what the Node says, plus the configuration's rule for it.
+type instances struct{ config servicelb.ConfigSource }
+
+// InstanceExists is true unless the configuration says positively that the
+// machine is gone: false has the Node deleted.
+func (i instances) InstanceExists(_ context.Context, node *corev1.Node) (bool, error) {
+	return !i.rule(node.Name).Gone, nil
+}
+
+// InstanceShutdown is false: nobody tells.
+func (i instances) InstanceShutdown(context.Context, *corev1.Node) (bool, error) { return false, nil }
+
+// InstanceMetadata tells the Node's provider ID, addresses, zone and region. The
+// framework initializes a node once: what zone it is in has to be known by then.
+func (i instances) InstanceMetadata(_ context.Context, node *corev1.Node) (*cloudprovider.InstanceMetadata, error) {
+	if _, state := i.config.Current(); !state.Read {
+		return nil, errNotRead
+	}
+	rule := i.rule(node.Name)
+	id := node.Spec.ProviderID
+	if id == "" {
+		id = Name + "://" + node.Name
+	}
+	return &cloudprovider.InstanceMetadata{
+		ProviderID:    id,
+		NodeAddresses: addressesOf(node),
+		Zone:          rule.Zone,
+		Region:        rule.Region,
+	}, nil
+}
+
+// rule returns the first rule of the configuration that matches the name.
+func (i instances) rule(node string) config.NodeRule {
+	cfg, _ := i.config.Current()
+	if cfg == nil {
+		return config.NodeRule{}
+	}
+	for _, r := range cfg.Nodes {
+		if slices.ContainsFunc(r.Names, func(pattern string) bool {
+			ok, _ := path.Match(pattern, node)
+			return ok
+		}) {
+			return r
+		}
+	}
+	return config.NodeRule{}
+}
+
+// addressesOf returns the addresses that the Node has, and those that its
+// kubelet was told to use: the framework insists on each of them.
+func addressesOf(node *corev1.Node) []corev1.NodeAddress {
+	addresses := slices.Clone(node.Status.Addresses)
+	for text := range strings.SplitSeq(node.Annotations[cloudproviderapi.AnnotationAlphaProvidedIPAddr], ",") {
+		ip, err := netip.ParseAddr(strings.TrimSpace(text))
+		if err == nil && !slices.ContainsFunc(addresses, func(a corev1.NodeAddress) bool { return sameIP(a.Address, ip) }) {
+			addresses = append(addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: ip.String()})
+		}
+	}
+	if !slices.ContainsFunc(addresses, func(a corev1.NodeAddress) bool { return a.Type == corev1.NodeHostName }) {
+		addresses = append(addresses, corev1.NodeAddress{Type: corev1.NodeHostName, Address: node.Name})
+	}
+	return addresses
+}
+
+func sameIP(text string, ip netip.Addr) bool {
+	a, err := netip.ParseAddr(text)
+	return err == nil && a == ip
+}

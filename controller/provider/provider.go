@@ -1,0 +1,165 @@
+// Package provider is Lodestone as a Kubernetes cloud provider: it answers
+// the cloud controller framework's questions about load balancers and nodes.
+//
+// Load balancers are addresses in the ledger of controller/servicelb, the same that
+// Lodestone's own service controller works with. Nodes are what they say of
+// themselves, plus what the configuration says of them. Routes to pods are what
+// speakers say of them.
+package provider
+
+import (
+	"context"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/informers"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	cloudprovider "k8s.io/cloud-provider"
+	"k8s.io/cloud-provider/api"
+
+	"github.com/lodestone-lb/lodestone/controller/servicelb"
+)
+
+// Name is the name of the cloud provider and the scheme of its provider IDs.
+const Name = "lodestone"
+
+// Cloud implements cloudprovider.Interface and cloudprovider.InformerUser.
+type Cloud struct {
+	config   servicelb.ConfigSource
+	services *servicelb.Controller
+	pods     PodRoutes
+	nodes    coreinformers.NodeInformer
+}
+
+var (
+	_ cloudprovider.Interface    = &Cloud{}
+	_ cloudprovider.InformerUser = &Cloud{}
+	_ cloudprovider.LoadBalancer = loadBalancer{}
+	_ cloudprovider.InstancesV2  = instances{}
+	_ cloudprovider.Routes       = &routes{}
+)
+
+// New returns the provider whose load balancers are what the controller of Services
+// gives. The controller has to run, too.
+func New(config servicelb.ConfigSource, services *servicelb.Controller, pods PodRoutes) *Cloud {
+	return &Cloud{config: config, services: services, pods: pods}
+}
+
+// Initialize implements cloudprovider.Interface. There is nothing to start.
+func (c *Cloud) Initialize(cloudprovider.ControllerClientBuilder, <-chan struct{}) {}
+
+// SetInformers implements cloudprovider.InformerUser.
+func (c *Cloud) SetInformers(factory informers.SharedInformerFactory) {
+	c.nodes = factory.Core().V1().Nodes()
+	c.nodes.Informer()
+}
+
+// LoadBalancer implements cloudprovider.Interface.
+func (c *Cloud) LoadBalancer() (cloudprovider.LoadBalancer, bool) { return loadBalancer{c}, true }
+
+// InstancesV2 implements cloudprovider.Interface.
+func (c *Cloud) InstancesV2() (cloudprovider.InstancesV2, bool) { return instances{c.config}, true }
+
+// Instances is deprecated in favour of InstancesV2.
+func (c *Cloud) Instances() (cloudprovider.Instances, bool) { return nil, false }
+
+// Zones is deprecated in favour of InstancesV2.
+func (c *Cloud) Zones() (cloudprovider.Zones, bool) { return nil, false }
+
+// Clusters implements cloudprovider.Interface: there is only this one.
+func (c *Cloud) Clusters() (cloudprovider.Clusters, bool) { return nil, false }
+
+// ProviderName implements cloudprovider.Interface.
+func (c *Cloud) ProviderName() string { return Name }
+
+// HasClusterID implements cloudprovider.Interface: the configuration always
+// names the cluster.
+func (c *Cloud) HasClusterID() bool { return true }
+
+// loadBalancer implements cloudprovider.LoadBalancer. Kubernetes' own service
+// controller calls it for Services without a class, adds the finalizer before, and
+// writes the status that it returns. It has no call for what a person does not
+// change: an address that becomes free for a Service that waits, a pool that goes,
+// a lease that ends, what speakers announce. This is done, as for all other
+// Services, by the controller of controller/servicelb.
+type loadBalancer struct{ *Cloud }
+
+// startTimeout is how long a call waits for the start: Services, configuration and
+// what the cluster itself uses are being read.
+const startTimeout = 10 * time.Second
+
+// ready returns once it is known what the cluster's Services hold.
+func (l loadBalancer) ready(ctx context.Context) error {
+	late := time.NewTimer(startTimeout)
+	defer late.Stop()
+	select {
+	case <-l.services.Primed():
+		return nil
+	case <-ctx.Done():
+	case <-late.C:
+	}
+	return api.NewRetryError("the cluster's Services and the configuration are being read", time.Second)
+}
+
+// ours reports whether the Service is one for this interface to serve. Those with a
+// class never are: Kubernetes' service controller leaves them to others, and so
+// does this interface.
+func (l loadBalancer) ours(svc *corev1.Service) bool {
+	return svc.Spec.LoadBalancerClass == nil && l.services.Scope.Classless
+}
+
+// GetLoadBalancer returns which addresses the Service holds.
+func (l loadBalancer) GetLoadBalancer(ctx context.Context, _ string, svc *corev1.Service) (*corev1.LoadBalancerStatus, bool, error) {
+	if !l.ours(svc) {
+		return nil, false, nil
+	}
+	if err := l.ready(ctx); err != nil {
+		return nil, false, err
+	}
+	held := l.services.Ledger.Holds(string(svc.UID))
+	return servicelb.StatusOf(held), len(held) > 0, nil
+}
+
+// GetLoadBalancerName returns <clusterID>-<namespace>-<service>.
+func (l loadBalancer) GetLoadBalancerName(_ context.Context, clusterName string, svc *corev1.Service) string {
+	if cfg, _ := l.config.Current(); cfg != nil {
+		clusterName = cfg.ClusterID
+	}
+	return servicelb.LoadBalancerName(clusterName, svc)
+}
+
+// EnsureLoadBalancer gives the Service its addresses. The error is the
+// refusal, if it is refused; it keeps what it holds then.
+func (l loadBalancer) EnsureLoadBalancer(ctx context.Context, _ string, svc *corev1.Service, _ []*corev1.Node) (*corev1.LoadBalancerStatus, error) {
+	if !l.ours(svc) {
+		return nil, cloudprovider.ImplementedElsewhere
+	}
+	if err := l.ready(ctx); err != nil {
+		return nil, err
+	}
+	held, err := l.services.Provide(ctx, svc)
+	if err != nil {
+		return nil, err
+	}
+	return servicelb.StatusOf(held), nil
+}
+
+// UpdateLoadBalancer has nothing to do: speakers choose among the nodes
+// themselves.
+func (l loadBalancer) UpdateLoadBalancer(_ context.Context, _ string, svc *corev1.Service, _ []*corev1.Node) error {
+	if !l.ours(svc) {
+		return cloudprovider.ImplementedElsewhere
+	}
+	return nil
+}
+
+// EnsureLoadBalancerDeleted takes the addresses off the Service, and frees them.
+func (l loadBalancer) EnsureLoadBalancerDeleted(ctx context.Context, _ string, svc *corev1.Service) error {
+	if !l.ours(svc) {
+		return nil
+	}
+	if err := l.ready(ctx); err != nil {
+		return err
+	}
+	return l.services.Withdraw(ctx, svc)
+}

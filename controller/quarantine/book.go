@@ -1,0 +1,231 @@
+package quarantine
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+)
+
+const (
+	// ConfigMapName is the name of the ConfigMap, in the controller's
+	// namespace.
+	ConfigMapName = "lodestone-released"
+	// Key is the key of the text in it.
+	Key = "released"
+)
+
+// Book is the record of released addresses. The leader alone writes it, and
+// what it knows is the truth: lines that somebody removes come back with the
+// next write, lines that somebody adds stay and count from the next start.
+//
+// It has no goroutine: whoever calls Keep while nobody writes writes for all
+// that have called meanwhile, and an idle book writes nothing. It is safe for
+// concurrent use, and a prometheus.Collector of the lodestone_released metrics.
+type Book struct {
+	client    typedcorev1.ConfigMapInterface
+	namespace string
+	log       *slog.Logger
+	metrics   metrics
+
+	// turn is held by who reads or writes the ConfigMap. What follows is
+	// theirs.
+	turn chan struct{}
+	// object is the ConfigMap as last seen, without a resourceVersion if there
+	// was none; nil if it is not known how it stands.
+	object *corev1.ConfigMap
+	// next is when the API server has rested from the last write.
+	next time.Time
+	// full is set when the last write had no room for all.
+	full bool
+
+	mu sync.Mutex
+	// records has what is or should be in the ConfigMap. A record that is over
+	// stays until the ConfigMap is known to have no older one of the address.
+	records map[netip.Addr]Record
+	// noted counts the calls of Keep, saved those whose records are durable.
+	noted, saved uint64
+	// size is that of the text last written or read, in bytes.
+	size int
+	// fault is why the API server did not do what it was last asked for.
+	fault error
+}
+
+// New returns a book whose ConfigMap is in the namespace. It is of no use until
+// Load.
+func New(client kubernetes.Interface, namespace string, log *slog.Logger) *Book {
+	return &Book{
+		client: client.CoreV1().ConfigMaps(namespace), namespace: namespace, log: log, metrics: newMetrics(),
+		turn: make(chan struct{}, 1), records: map[netip.Addr]Record{},
+	}
+}
+
+// String returns namespace and name of the ConfigMap.
+func (b *Book) String() string { return b.namespace + "/" + ConfigMapName }
+
+// Load returns what is on record, oldest first; if there is no ConfigMap,
+// nothing. A release that lies in the future (the clock was set back) counts as
+// of now. Load tries until ctx ends, but not with an error that stays.
+//
+// List the Services before: a Service that is not among them any more is on
+// record then, since its record is older than its end.
+func (b *Book) Load(ctx context.Context) ([]Record, error) {
+	err := b.inTurn(ctx, func() error { return b.insist(ctx, b.read) })
+	if err != nil {
+		return nil, fmt.Errorf("load released addresses: %w", err)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	live, _ := b.sift(time.Now())
+	sortOldestFirst(live)
+	return live, nil
+}
+
+// Keep puts releases on record and returns nil once they are durable: release
+// the addresses in the API after that. A record replaces an older one of the
+// same address. Calls that come while one is being written share the next
+// write. Keep tries until ctx ends, but not with an error that stays; what it
+// could not save is saved by a later call. A book that is full drops the
+// records that end first, and counts them.
+func (b *Book) Keep(ctx context.Context, records ...Record) error {
+	for _, r := range records {
+		if err := r.check(); err != nil {
+			return fmt.Errorf("record the release of %s: %w", r.Addr, err)
+		}
+	}
+	mine, needed := b.note(records)
+	if !needed {
+		return nil
+	}
+	err := b.inTurn(ctx, func() error {
+		if b.isSaved(mine) {
+			return nil
+		}
+		return b.insist(ctx, b.write)
+	})
+	if err != nil {
+		return fmt.Errorf("record the release of %s: %w", names(records), err)
+	}
+	return nil
+}
+
+// names names the addresses of the records and their Services.
+func names(records []Record) string {
+	name := records[0].Addr.String() + " by " + records[0].Service
+	if len(records) > 1 {
+		name += fmt.Sprintf(" and %d more", len(records)-1)
+	}
+	return name
+}
+
+// note takes the records over and returns which call of Keep this is. It need
+// not be saved if it changes nothing: an address that is free at once and is
+// not in the book.
+func (b *Book) note(records []Record) (mine uint64, needed bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, r := range records {
+		r = r.rounded()
+		if _, known := b.records[r.Addr]; known || r.Until.After(r.Since) {
+			b.records[r.Addr] = r
+			needed = true
+		}
+	}
+	b.noted++
+	return b.noted, needed
+}
+
+func (b *Book) isSaved(mine uint64) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.saved >= mine
+}
+
+// inTurn calls f while nobody else reads or writes the ConfigMap.
+func (b *Book) inTurn(ctx context.Context, f func() error) error {
+	select {
+	case b.turn <- struct{}{}:
+		defer func() { <-b.turn }()
+		return f()
+	case <-ctx.Done():
+		return b.because(ctx.Err())
+	}
+}
+
+// because adds to an error what has been going wrong.
+func (b *Book) because(err error) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.fault == nil {
+		return fmt.Errorf("ConfigMap %s: %w", b, err)
+	}
+	return fmt.Errorf("%w (gave up: %w)", b.fault, err)
+}
+
+// merge adds what the ConfigMap says: of an address the newest record counts,
+// but one from the future says nothing against one that is known.
+func (b *Book) merge(records []Record, size int, now time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.size = size
+	for _, r := range records {
+		ours, known := b.records[r.Addr]
+		future := r.Since.After(now)
+		if known && (future || !r.newer(ours)) {
+			continue
+		}
+		if future {
+			r.Since, r.Until = now, now.Add(r.Until.Sub(r.Since))
+		}
+		b.records[r.Addr] = r.rounded()
+	}
+}
+
+// sift parts the records into those that still count and those that are over.
+func (b *Book) sift(now time.Time) (live, over []Record) {
+	for _, r := range b.records {
+		if r.Until.After(now) {
+			live = append(live, r)
+		} else {
+			over = append(over, r)
+		}
+	}
+	return live, over
+}
+
+// draft is a text to write.
+type draft struct {
+	text string
+	// noted is how many calls of Keep it contains.
+	noted uint64
+	// over and full are records that are not in it: they have ended, or had no
+	// room.
+	over, full []Record
+}
+
+func (b *Book) draft(now time.Time) draft {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	live, over := b.sift(now)
+	text, full := format(live)
+	return draft{text: text, noted: b.noted, over: over, full: full}
+}
+
+// settle notes that the draft is what the ConfigMap says.
+func (b *Book) settle(d draft) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.saved, b.size = d.noted, len(d.text)
+	for _, r := range slices.Concat(d.over, d.full) {
+		if b.records[r.Addr] == r {
+			delete(b.records, r.Addr)
+		}
+	}
+}

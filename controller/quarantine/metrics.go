@@ -1,0 +1,99 @@
+package quarantine
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/lodestone-lb/lodestone/pkg/reason"
+)
+
+// The metrics of the record of released addresses.
+const (
+	MetricRecords = "lodestone_released_records"
+	MetricSize    = "lodestone_released_size_bytes"
+	MetricWrites  = "lodestone_released_writes_total"
+	MetricDropped = "lodestone_released_dropped_total"
+)
+
+// The results of a write.
+const (
+	resultSaved    = "saved"
+	resultConflict = "conflict"
+	resultFailed   = "failed"
+)
+
+// LossReason is a stable code for why a record is dropped.
+type LossReason string
+
+// The reasons.
+const (
+	LostFull       LossReason = "full"
+	LostUnreadable LossReason = "unreadable"
+)
+
+// LossReasons tells about each LossReason.
+func LossReasons() reason.Texts[LossReason] {
+	return reason.Texts[LossReason]{
+		LostFull:       {Cause: "The record has no room for the release.", Cure: "Nothing at once: the address rests all the same, until the controller restarts. If it goes on, shorten quarantine or delete fewer Services at a time."},
+		LostUnreadable: {Cause: "A line of the record is none, after an edit by hand.", Cure: "Leave the ConfigMap lodestone-released alone. The next write removes the line."},
+	}
+}
+
+var (
+	recordCount = prometheus.NewDesc(MetricRecords, "Released addresses on record that nobody else may have yet.", nil, nil)
+	textSize    = prometheus.NewDesc(MetricSize, "Size of the record of released addresses when it was last written or read.", nil, nil)
+)
+
+// metrics are those that count; the others are computed when they are asked
+// for.
+type metrics struct{ writes, dropped *prometheus.CounterVec }
+
+func newMetrics() metrics {
+	m := metrics{
+		writes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: MetricWrites, Help: "Attempts to write the record of released addresses, by result: saved, conflict, failed."}, []string{"result"}),
+		dropped: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: MetricDropped, Help: "Records of released addresses that were lost, by reason: full, unreadable."}, []string{"reason"}),
+	}
+	for _, result := range []string{resultSaved, resultConflict, resultFailed} {
+		m.writes.WithLabelValues(result)
+	}
+	for _, why := range []LossReason{LostFull, LostUnreadable} {
+		m.dropped.WithLabelValues(string(why))
+	}
+	return m
+}
+
+// resultOf names the result of a write.
+func resultOf(err error) string {
+	switch {
+	case err == nil:
+		return resultSaved
+	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err), apierrors.IsNotFound(err):
+		return resultConflict
+	default:
+		return resultFailed
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (b *Book) Describe(ch chan<- *prometheus.Desc) {
+	ch <- recordCount
+	ch <- textSize
+	b.metrics.writes.Describe(ch)
+	b.metrics.dropped.Describe(ch)
+}
+
+// Collect implements prometheus.Collector.
+func (b *Book) Collect(ch chan<- prometheus.Metric) {
+	b.mu.Lock()
+	live, _ := b.sift(time.Now())
+	size := b.size
+	b.mu.Unlock()
+	ch <- prometheus.MustNewConstMetric(recordCount, prometheus.GaugeValue, float64(len(live)))
+	ch <- prometheus.MustNewConstMetric(textSize, prometheus.GaugeValue, float64(size))
+	b.metrics.writes.Collect(ch)
+	b.metrics.dropped.Collect(ch)
+}

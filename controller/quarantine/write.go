@@ -1,0 +1,149 @@
+package quarantine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+)
+
+const (
+	// attemptTimeout bounds one attempt. It is shorter than the leader
+	// election's renew deadline: nothing of an old leader's arrives late.
+	attemptTimeout = 5 * time.Second
+	// A write is followed by a pause that grows with its size: etcd stores the
+	// whole text each time. A full book is written about 4 times a second, a
+	// small one up to 40 times.
+	shortestPause = 25 * time.Millisecond
+	pausePerByte  = 200 * time.Nanosecond
+)
+
+// retries are the pauses between attempts.
+var retries = wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: math.MaxInt, Cap: 5 * time.Second}
+
+// insist attempts until it succeeds, ctx ends, or an attempt fails in a way
+// that stays.
+func (b *Book) insist(ctx context.Context, attempt func(context.Context) error) error {
+	err := retries.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
+		limited, cancel := context.WithTimeout(ctx, attemptTimeout)
+		defer cancel()
+		err := attempt(limited)
+		if err != nil && ctx.Err() != nil {
+			return false, err // which says only that ctx has ended
+		}
+		b.mu.Lock()
+		b.fault = err
+		b.mu.Unlock()
+		if isTransient(err) {
+			return false, nil
+		}
+		return err == nil, err
+	})
+	if err != nil && ctx.Err() != nil {
+		return b.because(ctx.Err())
+	}
+	return err
+}
+
+// isTransient reports whether another attempt may succeed, after reading the
+// ConfigMap again: somebody else wrote, created or deleted it (409, 404), the
+// API server is overloaded or ill, or cannot be reached.
+func isTransient(err error) bool {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		return err != nil && !errors.Is(err, errVersion)
+	}
+	switch code := status.Status().Code; code {
+	case http.StatusConflict, http.StatusNotFound, http.StatusTooManyRequests:
+		return true
+	default:
+		return code >= http.StatusInternalServerError
+	}
+}
+
+// read takes over what the ConfigMap says. It may not exist.
+func (b *Book) read(ctx context.Context) error {
+	object, err := b.client.Get(ctx, ConfigMapName, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		object = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: ConfigMapName}}
+	case err != nil:
+		return fmt.Errorf("get ConfigMap %s: %w", b, err)
+	}
+	text := object.Data[Key]
+	page, err := parse(text)
+	if err != nil {
+		return fmt.Errorf("read ConfigMap %s: %w", b, err)
+	}
+	if page.unreadable > 0 {
+		b.metrics.dropped.WithLabelValues(string(LostUnreadable)).Add(float64(page.unreadable))
+		b.log.Warn("released addresses: lines skipped, the next write removes them", "configmap", b.String(),
+			"lines", page.unreadable, "records", len(page.records), "first", page.first)
+	}
+	b.merge(page.records, len(text), time.Now())
+	b.object = object
+	return nil
+}
+
+// write makes the ConfigMap say what the book says.
+func (b *Book) write(ctx context.Context) error {
+	if err := b.pause(ctx); err != nil {
+		return err
+	}
+	if b.object == nil {
+		if err := b.read(ctx); err != nil {
+			return err
+		}
+	}
+	d := b.draft(time.Now())
+	object, err := b.put(ctx, d.text)
+	b.object, b.next = object, time.Now().Add(shortestPause+time.Duration(len(d.text))*pausePerByte)
+	b.metrics.writes.WithLabelValues(resultOf(err)).Inc()
+	if err != nil {
+		b.object = nil // whether it was written or not
+		return fmt.Errorf("write ConfigMap %s: %w", b, err)
+	}
+	b.settle(d)
+	b.reportFull(d.full)
+	return nil
+}
+
+func (b *Book) pause(ctx context.Context) error {
+	select {
+	case <-time.After(time.Until(b.next)):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// put creates or updates the ConfigMap. The resourceVersion that it was read
+// with lets it fail if somebody else has written since.
+func (b *Book) put(ctx context.Context, text string) (*corev1.ConfigMap, error) {
+	object := b.object.DeepCopy()
+	if object.Data == nil {
+		object.Data = map[string]string{}
+	}
+	object.Data[Key] = text
+	if object.ResourceVersion == "" {
+		return b.client.Create(ctx, object, metav1.CreateOptions{})
+	}
+	return b.client.Update(ctx, object, metav1.UpdateOptions{})
+}
+
+// reportFull tells of records that had no room, once until there is room again.
+func (b *Book) reportFull(dropped []Record) {
+	b.metrics.dropped.WithLabelValues(string(LostFull)).Add(float64(len(dropped)))
+	if len(dropped) > 0 && !b.full {
+		b.log.Warn("too many released addresses: those that end first are not on record, a restart of the controller forgets them",
+			"configmap", b.String(), "dropped", len(dropped), "limitBytes", maxText, "endsFirst", dropped[len(dropped)-1].String())
+	}
+	b.full = len(dropped) > 0
+}

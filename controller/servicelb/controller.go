@@ -1,0 +1,410 @@
+package servicelb
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+
+	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
+)
+
+// Name is the controller's name among the controllers of the framework.
+const Name = "lodestone-service"
+
+const (
+	// firstRetry and lastRetry bound the time between attempts at a Service
+	// that the API server would not take.
+	firstRetry = 5 * time.Millisecond
+	lastRetry  = 30 * time.Second
+	// PatchTimeout bounds one PATCH. It is shorter than the leader election's
+	// renew deadline: nothing of an old leader's arrives late.
+	PatchTimeout = 5 * time.Second
+	// loadRetry is the time between attempts to read what rests.
+	loadRetry = 2 * time.Second
+	// shortestWait bounds how often Services that wait are tried by the clock.
+	shortestWait = 50 * time.Millisecond
+)
+
+// API writes to Services.
+type API interface {
+	// PatchStatus applies a strategic merge patch to services/status.
+	PatchStatus(ctx context.Context, namespace, name string, patch []byte) error
+}
+
+// Config tells the configuration and when it changes; kube.ConfigWatcher is
+// one.
+type Config interface {
+	ConfigSource
+	Changed() <-chan struct{}
+	// Warn tells the operator that something about the document is odd, and
+	// WarnOver that it is not any more.
+	Warn(message string)
+	WarnOver(message string)
+}
+
+// Namespaces tell when the labels of one change; kube.Namespaces is one.
+type Namespaces interface {
+	// Wait waits until all are known; false: the context has ended.
+	Wait(ctx context.Context) bool
+	Changed() <-chan struct{}
+}
+
+// Facts tell what the cluster itself uses and when that changes;
+// clusterfacts.Watcher is one.
+type Facts interface {
+	FactSource
+	Changed() <-chan struct{}
+}
+
+// Book keeps what must survive the controller; released.Book is one.
+type Book interface {
+	// Load returns what the book says. It is called once, before all else.
+	Load(ctx context.Context) ([]quarantine.Record, error)
+	// Keep returns when the records are durable.
+	Keep(ctx context.Context, records ...quarantine.Record) error
+}
+
+// Options are what a Controller works with.
+type Options struct {
+	Ledger     *Ledger
+	Scope      Scope
+	Services   coreinformers.ServiceInformer
+	Namespaces Namespaces
+	Config     Config
+	Facts      Facts
+	Book       Book
+	// Leases keep the addresses of pools with DHCP. Nil: nobody does.
+	Leases Leases
+	API    API
+	Events kube.Events
+	// Upstream says that Kubernetes' own service controller drives the Services
+	// without a class, by Provide and Withdraw.
+	Upstream bool
+	// Workers is how many Services are worked on at a time.
+	Workers int
+	Log     *slog.Logger
+}
+
+// Controller keeps the Service objects in step with the ledger.
+type Controller struct {
+	Options
+	queue   workqueue.TypedRateLimitingInterface[string]
+	handler cache.ResourceEventHandlerRegistration
+	// again asks for another try of the Services that wait.
+	again chan struct{}
+	// primed is closed once decisions can be made.
+	primed  chan struct{}
+	now     func() time.Time
+	repairs repairs
+	metrics metrics
+	// warned are the warnings that were given, examined what they are about.
+	// Only retryWaiting uses them.
+	warned   []string
+	examined situation
+}
+
+// New returns a controller that starts with Run; it listens to Services from
+// now on.
+func New(opts Options) (*Controller, error) {
+	c := newController(opts)
+	var err error
+	c.handler, err = opts.Services.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { c.enqueue(obj, obj, false) },
+		UpdateFunc: func(before, obj any) { c.enqueue(before, obj, false) },
+		DeleteFunc: func(obj any) {
+			if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+				obj = gone.Obj
+			}
+			c.enqueue(obj, obj, true)
+		},
+	})
+	return c, err
+}
+
+func newController(opts Options) *Controller {
+	return &Controller{
+		Options: opts,
+		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry),
+			workqueue.TypedRateLimitingQueueConfig[string]{Name: Name}),
+		again:   make(chan struct{}, 1),
+		primed:  make(chan struct{}),
+		now:     time.Now,
+		metrics: newMetrics(),
+	}
+}
+
+// Name implements the framework's controller.Interface.
+func (c *Controller) Name() string { return Name }
+
+// Run serves until the context ends. What is being written then is finished.
+func (c *Controller) Run(ctx context.Context) error {
+	if !c.prime(ctx) {
+		return nil
+	}
+	var tasks sync.WaitGroup
+	for range c.Workers {
+		tasks.Go(func() { c.work(ctx) })
+	}
+	tasks.Go(func() { c.retryWaiting(ctx) })
+	if c.Leases != nil {
+		tasks.Go(func() { c.keepLeases(ctx) })
+	}
+	<-ctx.Done()
+	c.queue.ShutDown()
+	tasks.Wait()
+	return nil
+}
+
+// prime waits until everything is known that decisions depend on and imports
+// what is there. Only then may anything be allocated.
+func (c *Controller) prime(ctx context.Context) bool {
+	start := c.now()
+	if !cache.WaitFor(ctx, "", c.handler.HasSyncedChecker()) || !c.Namespaces.Wait(ctx) ||
+		!await(ctx, c.Config.Changed, c.configRead) || !await(ctx, c.Facts.Changed, c.factsReady) {
+		return false
+	}
+	// After the Services: what one of them has given back meanwhile is on
+	// record by now.
+	records, ok := c.load(ctx)
+	if !ok {
+		return false
+	}
+	services, err := c.Services.Lister().List(labels.Everything())
+	if err != nil {
+		c.Log.Error("list services", "err", err)
+		return false
+	}
+	c.report(c.Ledger.Prime(services, records))
+	close(c.primed)
+	cfg, state := c.Config.Current()
+	c.Log.Info("primed", "services", len(services), "resting", len(records), "took", c.now().Sub(start), "configured", cfg != nil)
+	if cfg == nil {
+		c.Log.Error("nothing is allocated until there is a valid configuration", "err", state.Err)
+	}
+	return true
+}
+
+// load reads which addresses rest. Without that, some of them would be given
+// away too early: better nobody is given one until it is known.
+func (c *Controller) load(ctx context.Context) (records []quarantine.Record, ok bool) {
+	for {
+		records, err := c.Book.Load(ctx)
+		if err == nil {
+			return records, true
+		}
+		c.Log.Error("nothing is allocated until it is known which addresses rest", "err", err)
+		select {
+		case <-ctx.Done():
+			return nil, false
+		case <-time.After(loadRetry):
+		}
+	}
+}
+
+func (c *Controller) configRead() bool {
+	_, state := c.Config.Current()
+	return state.Read
+}
+
+func (c *Controller) factsReady() bool {
+	_, ready := c.Facts.Current()
+	return ready
+}
+
+// await waits until done holds, which can only change when changed says so;
+// false: the context has ended.
+func await(ctx context.Context, changed func() <-chan struct{}, done func() bool) bool {
+	for {
+		signal := changed()
+		if done() {
+			return true
+		}
+		select {
+		case <-signal:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// report tells about duplicate addresses.
+func (c *Controller) report(conflicts []Conflict) {
+	for _, d := range conflicts {
+		c.Log.Warn("duplicate address", "service", NameOf(d.Service), "address", d.Addr, "holder", d.Holder)
+		c.Events.Event(d.Service, corev1.EventTypeWarning, string(ReasonDuplicate), d.message())
+	}
+}
+
+// enqueue has a Service looked at that concerns us, or did before, and takes note
+// of what others show.
+func (c *Controller) enqueue(before, obj any, gone bool) {
+	was, ok1 := before.(*corev1.Service)
+	svc, ok2 := obj.(*corev1.Service)
+	if ok2 && c.Ledger.SeeForeign(svc, gone) {
+		c.wake()
+	}
+	if ok1 && ok2 && (c.Scope.Covers(svc) || c.Scope.Covers(was) || c.Scope.LeftBehind(svc)) {
+		c.queue.Add(NameOf(svc))
+	}
+}
+
+func (c *Controller) get(name string) (*corev1.Service, error) {
+	namespace, name, err := cache.SplitMetaNamespaceKey(name)
+	if err != nil {
+		return nil, err
+	}
+	return c.Services.Lister().Services(namespace).Get(name)
+}
+
+func (c *Controller) work(ctx context.Context) {
+	for {
+		name, shutdown := c.queue.Get()
+		if shutdown || ctx.Err() != nil {
+			return
+		}
+		err := c.reconcile(context.WithoutCancel(ctx), name)
+		switch {
+		case err == nil:
+			c.queue.Forget(name)
+		case apierrors.IsConflict(err): // decided on an old object
+			c.queue.AddRateLimited(name)
+		default:
+			c.Log.Error("service not reconciled, retrying", "service", name, "err", err)
+			c.queue.AddRateLimited(name)
+		}
+		c.queue.Done(name)
+	}
+}
+
+// wake asks for another try of the Services that wait: something was freed.
+func (c *Controller) wake() {
+	select {
+	case c.again <- struct{}{}:
+	default:
+	}
+}
+
+// retryWaiting tries the Services that wait, and only those, as soon as there
+// is hope: those that get something, when an address was freed or one has ended
+// its rest; those of a namespace, when its labels changed; all of them, when
+// configuration or facts did.
+func (c *Controller) retryWaiting(ctx context.Context) {
+	due := c.Ledger.Waiting
+	for {
+		config, facts, namespaces := c.Config.Changed(), c.Facts.Changed(), c.Namespaces.Changed()
+		for _, name := range due() {
+			c.queue.Add(name)
+		}
+		c.warn()
+		rested, stop := c.nextFree()
+		select {
+		case <-ctx.Done():
+		case <-config:
+		case <-facts:
+		case <-namespaces:
+		case <-c.again:
+		case <-rested:
+		}
+		switch {
+		case closed(config) || closed(facts):
+			due = c.Ledger.Waiting
+		case closed(namespaces):
+			due = c.Ledger.Relabeled
+		default:
+			due = c.Ledger.Retry
+		}
+		stop()
+		if ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+func closed(signal <-chan struct{}) bool {
+	select {
+	case <-signal:
+		return true
+	default:
+		return false
+	}
+}
+
+// nextFree returns a channel that fires when it is time for Ledger.Retry.
+func (c *Controller) nextFree() (<-chan time.Time, func()) {
+	at := c.Ledger.NextFree()
+	if at.IsZero() {
+		return nil, func() {}
+	}
+	timer := time.NewTimer(max(at.Sub(c.now()), shortestWait))
+	return timer.C, func() { timer.Stop() }
+}
+
+// Describe implements prometheus.Collector.
+func (c *Controller) Describe(ch chan<- *prometheus.Desc) { c.metrics.describe(ch) }
+
+// Collect implements prometheus.Collector.
+func (c *Controller) Collect(ch chan<- prometheus.Metric) { c.metrics.collect(c.Ledger, ch) }
+
+// situation is a configuration in a cluster, of which both are immutable.
+type situation struct {
+	config *config.Config
+	facts  *clusterfacts.Facts
+	// overrun is what Ledger.Overrun says.
+	overrun string
+}
+
+// warn tells the operator, once each, what of the configuration makes no
+// sense in this cluster.
+func (c *Controller) warn() {
+	cfg, _ := c.Config.Current()
+	facts, ready := c.Facts.Current()
+	overrun := c.Ledger.Overrun()
+	now := situation{cfg, facts, strings.Join(overrun, "\n")}
+	if cfg == nil || !ready || now == c.examined {
+		return
+	}
+	c.examined = now
+	warnings := append(clusterfacts.Warnings(cfg, facts), overrun...)
+	for _, w := range warnings {
+		if !slices.Contains(c.warned, w) {
+			c.Log.Warn("configuration", "warning", w)
+			c.Config.Warn(w)
+		}
+	}
+	for _, w := range c.warned {
+		if !slices.Contains(warnings, w) {
+			c.Log.Info("configuration: over", "warning", w)
+			c.Config.WarnOver(w)
+		}
+	}
+	c.warned = warnings
+	c.metrics.warnings.Set(float64(len(warnings)))
+}
+
+// RESTAPI writes through a Kubernetes REST client of the core group.
+type RESTAPI struct{ Client rest.Interface }
+
+// PatchStatus implements API.
+func (a RESTAPI) PatchStatus(ctx context.Context, namespace, name string, patch []byte) error {
+	ctx, cancel := context.WithTimeout(ctx, PatchTimeout)
+	defer cancel()
+	return a.Client.Patch(types.StrategicMergePatchType).Namespace(namespace).Resource("services").Name(name).SubResource("status").
+		Body(patch).Do(ctx).Error()
+}

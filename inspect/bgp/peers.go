@@ -1,0 +1,221 @@
+// Package bgp is what the nodes and the routers have to do with each other:
+// the sessions that should be and are, and what routers are told.
+package bgp
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/lodestone-lb/lodestone/inspect/output"
+	"github.com/lodestone-lb/lodestone/inspect/simulation"
+	"github.com/lodestone-lb/lodestone/pkg/report"
+)
+
+// The states of a session, as far as the cluster tells.
+const (
+	Established = "established"
+	Down        = "down"
+	// Unknown: there should be one, and no speaker that is ready tells of it.
+	Unknown = "unknown"
+	// Impossible: the peer selects the node, which lacks something for it.
+	Impossible = "impossible"
+	// Leftover: the speaker tells of one that should not be.
+	Leftover = "leftover"
+)
+
+// Session is a node's session with a peer: what the plan says and what the
+// speaker tells.
+type Session struct {
+	Node   string     `json:"node"`
+	Peer   string     `json:"peer"`
+	Router netip.Addr `json:"router,omitzero"`
+	State  string     `json:"state"`
+	Since  time.Time  `json:"since,omitzero"`
+	// BFD is the state of the BFD session; empty: there is none.
+	BFD     string `json:"bfd,omitempty"`
+	Message string `json:"message,omitempty"`
+}
+
+// Sessions are those of all nodes, by node and peer.
+type Sessions struct {
+	Time     time.Time `json:"time"`
+	Sessions []Session `json:"sessions"`
+}
+
+// Peers returns the sessions that there should be, and those that speakers tell
+// of. Empty names stand for every node and every peer.
+func Peers(n *simulation.Network, now time.Time, node, peer string) Sessions {
+	all := Sessions{now.UTC().Truncate(time.Second), []Session{}}
+	for _, name := range slices.Sorted(maps.Keys(n.Nodes)) {
+		if node != "" && name != node {
+			continue
+		}
+		for _, s := range sessionsOf(n, name) {
+			if peer == "" || s.Peer == peer {
+				all.Sessions = append(all.Sessions, s)
+			}
+		}
+	}
+	return all
+}
+
+func sessionsOf(n *simulation.Network, node string) []Session {
+	due, problems := n.Sessions(node)
+	last, reported := n.Reports[node]
+	told := map[string]report.Session{}
+	for _, s := range last.Sessions {
+		told[s.Peer] = s
+	}
+	names := map[string]bool{}
+	for name := range due {
+		names[name] = true
+	}
+	for name := range problems {
+		names[name] = true
+	}
+	for name := range told {
+		names[name] = true
+	}
+	var all []Session
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		s := Session{Node: node, Peer: name}
+		session, wanted := due[name]
+		if wanted {
+			s.Router = session.Peer.Address
+		}
+		t, heard := told[name]
+		problem, wrong := problems[name]
+		switch {
+		case !wanted && wrong:
+			s.State, s.Message = Impossible, problem.Message
+		case !wanted:
+			s.take(t)
+			s.State, s.Message = Leftover, "no peer of the configuration in the cluster is like it; the speaker may have another one in force"
+		case !n.Speakers[node]:
+			s.State, s.Message = Unknown, unheard(reported, heard, t)
+		case !heard:
+			s.State, s.Message = Unknown, "there should be a session, and the speaker does not tell of it: its log says more"
+		default:
+			s.take(t)
+			if wrong && !strings.Contains(s.Message, problem.Message) { // an older speaker does not tell
+				s.Message = join(s.Message, problem.Message)
+			}
+		}
+		all = append(all, s)
+	}
+	return all
+}
+
+// unheard says what is known of a session whose speaker is not ready.
+func unheard(reported, heard bool, last report.Session) string {
+	switch {
+	case !reported:
+		return "the node has no speaker that has ever told anything"
+	case !heard:
+		return "the node's speaker is not ready, and has not told of it"
+	case last.Established:
+		return "the node's speaker is not ready; the last it told was that the session is established"
+	}
+	return join("the node's speaker is not ready", last.Message)
+}
+
+func join(a, b string) string {
+	if a == "" || b == "" {
+		return a + b
+	}
+	return a + "; " + b
+}
+
+// take takes over what the speaker tells.
+func (s *Session) take(t report.Session) {
+	s.State, s.Since, s.BFD, s.Message = Down, t.Since, t.BFD, t.Message
+	if t.Established {
+		s.State = Established
+	}
+	if t.Router.IsValid() {
+		s.Router = t.Router
+	}
+}
+
+// Up reports whether routes are exchanged.
+func (s Session) Up() bool { return s.State == Established }
+
+// Healthy reports whether all sessions are as they should be.
+func (s Sessions) Healthy() bool {
+	return !slices.ContainsFunc(s.Sessions, func(s Session) bool { return !s.Up() || s.Message != "" })
+}
+
+// Show implements screen.Page.
+func (s Sessions) Show(c *output.Canvas) {
+	if len(s.Sessions) == 0 {
+		c.Line(output.Plain, "There are no BGP sessions, and there should be none.")
+		return
+	}
+	var rows [][]any
+	for _, session := range s.Sessions {
+		rows = append(rows, session.row(s.Time))
+	}
+	c.Rows([]string{"NODE", "PEER", "ROUTER", "STATE", "SINCE", "BFD", "MESSAGE"}, rows)
+}
+
+func (s Session) row(now time.Time) []any {
+	router, since, tone := "?", "", output.Bad
+	if s.Router.IsValid() {
+		router = s.Router.String()
+	}
+	if !s.Since.IsZero() {
+		since = output.Age(now.Sub(s.Since))
+	}
+	switch {
+	case s.Up() && s.Message == "":
+		tone = output.Good
+	case s.Up(), s.State == Leftover:
+		tone = output.Warning
+	}
+	return []any{s.Node, s.Peer, router, output.Cell{Text: s.State, Tone: tone}, since, s.BFD, s.Message}
+}
+
+// Peer is how the sessions with a peer are, all nodes together.
+type Peer struct {
+	Name string `json:"name"`
+	// Up of Nodes sessions are established.
+	Up    int `json:"up"`
+	Nodes int `json:"nodes"`
+	// Down are the sessions that are not.
+	Down []Session `json:"down,omitempty"`
+}
+
+// ByPeer sums the sessions up, by peer.
+func (s Sessions) ByPeer() []Peer {
+	by := map[string]*Peer{}
+	for _, session := range s.Sessions {
+		p := by[session.Peer]
+		if p == nil {
+			p = &Peer{Name: session.Peer}
+			by[session.Peer] = p
+		}
+		if session.State != Leftover {
+			p.Nodes++
+		}
+		if session.Up() {
+			p.Up++
+		} else {
+			p.Down = append(p.Down, session)
+		}
+	}
+	all := []Peer{}
+	for _, name := range slices.Sorted(maps.Keys(by)) {
+		all = append(all, *by[name])
+	}
+	return all
+}
+
+// Why says why a session is not there, for people.
+func (s Session) Why() string {
+	return fmt.Sprintf("node %s, peer %s: %s", s.Node, s.Peer, cmp.Or(s.Message, s.State))
+}

@@ -1,0 +1,87 @@
+package dashboard
+
+import (
+	"net/netip"
+	"net/url"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/lodestone-lb/lodestone/inspect/status"
+)
+
+// state is a State with these VIPs, counted from 192.0.2.1.
+func state(vips ...VIP) *State {
+	s := &State{Status: &status.Status{VIPs: &status.VIPs{}}}
+	for i, v := range vips {
+		v.Addr = netip.AddrFrom4([4]byte{192, 0, 2, byte(1 + i)})
+		s.VIPs = append(s.VIPs, v)
+	}
+	return s
+}
+
+func TestMovesAreToldTogether(t *testing.T) {
+	t.Parallel()
+	a, b, none := VIP{Owner: "a"}, VIP{Owner: "b"}, VIP{Reason: "NoServingEndpoint"}
+	routed := func(nodes ...string) VIP { return VIP{Routers: nodes} }
+	for name, test := range map[string]struct {
+		before, after *State
+		want          []Transition
+	}{
+		"nothing": {state(a, b, routed("a", "b")), state(a, b, routed("a", "b")), nil},
+		"a node is lost": {state(a, a, a, a, a, b), state(b, b, b, b, b, b),
+			[]Transition{{Tone: Note, Text: "192.0.2.1, 192.0.2.2, 192.0.2.3 and 2 more: from a to b"}}},
+		"a new VIP":           {state(), state(a), []Transition{{Tone: Good, Text: "192.0.2.1: announced by a"}}},
+		"nobody any more":     {state(a), state(none), []Transition{{Tone: Bad, Text: "192.0.2.1: not announced by a any more; nobody announces it"}}},
+		"a Service is gone":   {state(a), state(), []Transition{{Tone: Note, Text: "192.0.2.1: no Service has it any more"}}},
+		"a node fewer":        {state(routed("a", "b")), state(routed("b")), []Transition{{Tone: Note, Text: "192.0.2.1: by BGP no longer from a"}}},
+		"a node more":         {state(routed("a")), state(routed("a", "b")), []Transition{{Tone: Good, Text: "192.0.2.1: by BGP also from b"}}},
+		"what is not known":   {&State{Status: &status.Status{}}, state(a), nil},
+		"from layer 2 to BGP": {state(a), state(routed("b")), []Transition{{Tone: Note, Text: "192.0.2.1: not announced by a any more; by BGP also from b"}}},
+	} {
+		var got []Transition
+		for _, m := range moves(test.before, test.after) {
+			require.Equal(t, "VIP", m.About)
+			got = append(got, Transition{Tone: m.Tone, Text: m.Text})
+		}
+		assert.Equal(t, test.want, got, name)
+	}
+}
+
+// However much happens at once, the timeline stays short.
+func TestTransitionsAreBounded(t *testing.T) {
+	t.Parallel()
+	before, after := state(), state()
+	for i := range 1000 {
+		after.Nodes = append(after.Nodes, Node{Name: strings.Repeat("n", i+1)})
+	}
+	all := transitions(before, after)
+	require.Len(t, all, maxAtOnce+1)
+	require.Equal(t, "and 960 more like that", all[maxAtOnce].Text)
+	d := New(Options{})
+	for range 20 {
+		d.show(before)
+		d.show(after)
+	}
+	_, past := d.current()
+	require.LessOrEqual(t, len(past), maxTransitions)
+	require.LessOrEqual(t, len(clip(strings.Repeat("é", 1000))), maxText+3)
+}
+
+func FuzzParseQuery(f *testing.F) {
+	for _, text := range []string{"", "q=a", "vips=-1", "vips=99999999999999999999", "trouble=1&nodes=3", "q=%00%ff"} {
+		f.Add(text)
+	}
+	s := state(VIP{Owner: "a", Services: []string{"shop/web"}}, VIP{Reason: "x"})
+	f.Fuzz(func(t *testing.T, text string) {
+		values, err := url.ParseQuery(text)
+		if err != nil {
+			return
+		}
+		v := NewView(s, nil, ParseQuery(values))
+		require.LessOrEqual(t, len(v["vips"].order), 2)
+		require.GreaterOrEqual(t, v["vips"].page, 0)
+	})
+}

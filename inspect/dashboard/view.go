@@ -1,0 +1,351 @@
+package dashboard
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/lodestone-lb/lodestone/inspect/bgp"
+	"github.com/lodestone-lb/lodestone/inspect/output"
+	"github.com/lodestone-lb/lodestone/inspect/status"
+)
+
+// The most rows that a page has. What is beyond is counted, and found by asking
+// for it.
+const (
+	vipsPerPage  = 25
+	nodesPerPage = 24
+	maxRows      = 100
+	// maxNames is how many names a row lists, maxSessions how many sessions.
+	maxNames    = 4
+	maxSessions = 16
+	// maxQuery bounds a search, in bytes.
+	maxQuery = 100
+)
+
+// Query is what of the State somebody looks at.
+type Query struct {
+	// Text is searched for in the names of nodes, VIPs, Services and pools.
+	Text string
+	// Trouble asks for VIPs that nobody announces, and nodes with problems,
+	// alone.
+	Trouble bool
+	// VIPs and Nodes are the pages, from 0.
+	VIPs, Nodes int
+}
+
+// ParseQuery reads a Query from the parameters of a URL: q, trouble, vips and
+// nodes. What makes no sense is ignored.
+func ParseQuery(v url.Values) Query {
+	number := func(name string) int {
+		n, err := strconv.Atoi(v.Get(name))
+		if err != nil || n < 0 {
+			return 0
+		}
+		return min(n, 1<<20)
+	}
+	text := strings.ToLower(v.Get("q"))
+	return Query{Text: text[:min(len(text), maxQuery)], Trouble: v.Get("trouble") == "1", VIPs: number("vips"), Nodes: number("nodes")}
+}
+
+// section is a list of rows on the page, each with a name that stays.
+type section struct {
+	order []string
+	rows  map[string]json.RawMessage
+	// total counts what there is on all pages, page is the one that is shown.
+	total, page int
+}
+
+// View is the page that somebody looks at: a bounded number of rows, by section.
+type View map[string]*section
+
+func (v View) add(name, id string, row any) {
+	s := v.section(name)
+	if _, twice := s.rows[id]; twice {
+		return
+	}
+	text, err := json.Marshal(row) // escapes < and >, too
+	if err != nil {
+		panic(err) // texts and numbers
+	}
+	s.order, s.rows[id] = append(s.order, id), text
+}
+
+func (v View) section(name string) *section {
+	if v[name] == nil {
+		v[name] = &section{order: []string{}, rows: map[string]json.RawMessage{}}
+	}
+	return v[name]
+}
+
+// page keeps the rows of one page, the last if there are not that many, and
+// says how many there are.
+func page[T any](s *section, all []T, n, size int) []T {
+	s.total = len(all)
+	s.page = max(0, min(n, (len(all)-1)/size))
+	start := s.page * size
+	return all[start:min(start+size, len(all))]
+}
+
+// head is the one row of the section of that name.
+type head struct {
+	ClusterID     string `json:"clusterID,omitempty"`
+	Configuration string `json:"configuration"`
+	Controller    string `json:"controller"`
+	Leader        string `json:"leader,omitempty"`
+	Speakers      string `json:"speakers"`
+	Served        int    `json:"served"`
+	Waiting       int    `json:"waiting"`
+	VIPs          int    `json:"vips"`
+	Silent        int    `json:"silent"`
+	Up            int    `json:"up"`
+	Sessions      int    `json:"sessions"`
+	Warnings      int    `json:"warnings"`
+	// Unread says that not all is known.
+	Unread bool `json:"unread,omitempty"`
+}
+
+// poolRow is a family of a pool. Shares are parts of its size, in percent.
+type poolRow struct {
+	Name     string  `json:"name"`
+	Family   string  `json:"family,omitempty"`
+	Text     string  `json:"text"`
+	Note     string  `json:"note,omitempty"`
+	Tone     Tone    `json:"tone"`
+	Used     float64 `json:"used"`
+	Resting  float64 `json:"resting"`
+	Reserved float64 `json:"reserved"`
+}
+
+// NewView returns what the Query asks for of the State and of what happened.
+func NewView(s *State, past []Transition, q Query) View {
+	v := View{}
+	v.head(s)
+	v.warnings(s)
+	v.pools(s)
+	v.nodes(s, q, v.vips(s, q))
+	v.peers(s)
+	v.section("events")
+	for i := len(past) - 1; i >= max(0, len(past)-maxRows); i-- {
+		t := past[i]
+		v.add("events", fmt.Sprint(t.Time.Unix(), " ", t.Text), t)
+	}
+	return v
+}
+
+func (v View) head(s *State) {
+	h := head{ClusterID: s.ClusterID, Configuration: s.configuration(), Controller: "not read", Speakers: "not read",
+		VIPs: len(s.VIPs), Warnings: len(s.Warnings) + len(s.Unread), Unread: len(s.Unread) > 0}
+	if c := s.Controller; c != nil {
+		h.Controller, h.Leader = fmt.Sprintf("%d of %d ready", c.Ready, c.Replicas), clip(c.Leader)
+	}
+	if sp := s.Speakers; sp != nil {
+		h.Speakers = fmt.Sprintf("%d of %d ready", sp.Ready, sp.Nodes)
+	}
+	if s.Services != nil {
+		h.Served = s.Services.Served
+		h.Waiting = len(s.waiting())
+	}
+	for i := range s.VIPs {
+		if s.VIPs[i].Reason != "" {
+			h.Silent++
+		}
+	}
+	h.Up, h.Sessions = s.up()
+	v.add("head", "head", h)
+}
+
+func (v View) warnings(s *State) {
+	all := []status.Warning{}
+	for _, text := range s.Unread {
+		all = append(all, status.Warning{About: "not read", Message: text})
+	}
+	if s.Configuration != nil {
+		for _, text := range s.Configuration.Errors {
+			all = append(all, status.Warning{About: "configuration", Message: text})
+		}
+	}
+	all = append(all, s.Warnings...)
+	for _, w := range page(v.section("warnings"), all, 0, maxRows) {
+		w.Message = clip(w.Message)
+		v.add("warnings", w.About+" "+w.Message, w)
+	}
+}
+
+func (v View) pools(s *State) {
+	for _, p := range page(v.section("pools"), s.Pools, 0, maxRows) {
+		row := poolRow{Name: p.Name, Family: string(p.Family), Tone: Good}
+		if p.Draining {
+			row.Note = "draining"
+		}
+		if p.Leased {
+			row.Text = output.Number(p.Used) + " leased by DHCP"
+		} else {
+			row.Text = output.Number(p.Used) + " of " + output.Number(p.Size) + " used, " + output.Number(p.Free) + " free"
+			percent := func(n float64) float64 { return share(n, p.Size) }
+			row.Used, row.Resting, row.Reserved = percent(p.Used), percent(p.Quarantined), percent(p.Reserved)
+			switch {
+			case p.Full():
+				row.Tone = Bad
+			case p.Free < p.Size/10:
+				row.Tone = Note
+			}
+		}
+		v.add("pools", p.Name+" "+string(p.Family), row)
+	}
+}
+
+// share is a part of the whole in percent, with a tenth for what is there at all.
+func share(part, whole float64) float64 {
+	if part <= 0 || whole <= 0 {
+		return 0
+	}
+	return max(0.1, float64(int(min(1, part/whole)*1000))/10)
+}
+
+// nodeRow is a Node, and how many VIPs it owns in percent of the most that one
+// does; where nobody owns any, how many it tells routers of.
+type nodeRow struct {
+	Node
+	Share float64 `json:"share"`
+	// More counts the sessions that are left out.
+	More int `json:"more,omitempty"`
+}
+
+// nodes shows those that the Query is about: by name, or because they announce a
+// VIP that it finds.
+func (v View) nodes(s *State, q Query, found []*VIP) {
+	announcing := map[string]bool{}
+	for _, vip := range found {
+		announcing[vip.Owner] = true
+		for _, node := range vip.Routers {
+			announcing[node] = true
+		}
+	}
+	owned, told := 0, 0
+	var all []Node
+	for _, n := range s.Nodes {
+		owned, told = max(owned, n.Layer2), max(told, n.BGP)
+		if (strings.Contains(strings.ToLower(n.Name), q.Text) || announcing[n.Name]) && (!q.Trouble || n.bad()) {
+			all = append(all, n)
+		}
+	}
+	slices.SortStableFunc(all, func(a, b Node) int { return cmp.Compare(gravity(a), gravity(b)) })
+	for _, n := range page(v.section("nodes"), all, q.Nodes, nodesPerPage) {
+		row := nodeRow{Node: n, Share: share(float64(n.Layer2), float64(owned))}
+		if owned == 0 {
+			row.Share = share(float64(n.BGP), float64(told))
+		}
+		row.Problem = clip(n.Problem)
+		row.More = max(0, len(n.Sessions)-maxSessions)
+		row.Sessions = slices.Clone(n.Sessions[:len(n.Sessions)-row.More])
+		for i := range row.Sessions {
+			row.Sessions[i].Node = "" // it is the row's
+			row.Sessions[i].Message = clip(row.Sessions[i].Message)
+		}
+		v.add("nodes", n.Name, row)
+	}
+}
+
+// gravity puts nodes with problems first.
+func gravity(n Node) int {
+	if n.bad() {
+		return 0
+	}
+	return 1
+}
+
+// peerRow is how the sessions with a peer are.
+type peerRow struct {
+	Name    string `json:"name"`
+	Up      int    `json:"up"`
+	Nodes   int    `json:"nodes"`
+	Message string `json:"message,omitempty"`
+}
+
+func (v View) peers(s *State) {
+	for _, p := range page(v.section("peers"), s.Peers, 0, maxRows) {
+		row := peerRow{Name: p.Name, Up: p.Up, Nodes: p.Nodes}
+		if len(p.Down) > 0 {
+			row.Message = clip(why(p.Down[0]))
+		}
+		v.add("peers", p.Name, row)
+	}
+}
+
+func why(s bgp.Session) string { return s.Node + ": " + cmp.Or(s.Message, s.State) }
+
+// vipRow is a VIP with a bounded number of names.
+type vipRow struct {
+	VIP
+	// MoreServices and MoreRouters count the names that are left out.
+	MoreServices int `json:"moreServices,omitempty"`
+	MoreRouters  int `json:"moreRouters,omitempty"`
+}
+
+// vips shows those that the Query finds, and returns all of them.
+func (v View) vips(s *State, q Query) []*VIP {
+	var found []*VIP
+	for i := range s.VIPs {
+		if vip := &s.VIPs[i]; (!q.Trouble || vip.Reason != "") && vip.matches(q.Text) {
+			found = append(found, vip)
+		}
+	}
+	for _, vip := range page(v.section("vips"), found, q.VIPs, vipsPerPage) {
+		row := vipRow{VIP: *vip, MoreServices: max(0, len(vip.Services)-maxNames), MoreRouters: max(0, len(vip.Routers)-maxNames)}
+		row.Services, row.Routers = vip.Services[:len(vip.Services)-row.MoreServices], vip.Routers[:len(vip.Routers)-row.MoreRouters]
+		row.Message = clip(vip.Message)
+		v.add("vips", vip.Addr.String(), row)
+	}
+	return found
+}
+
+// matches reports whether a name of the VIP contains the text.
+func (v *VIP) matches(text string) bool {
+	contains := func(name string) bool { return strings.Contains(strings.ToLower(name), text) }
+	return text == "" || contains(v.Pool) || contains(v.Owner) || contains(v.Reason) || contains(v.Addr.String()) ||
+		slices.ContainsFunc(v.Services, contains) || slices.ContainsFunc(v.Routers, contains)
+}
+
+// change is what of a section differs from what somebody has seen. Rows that
+// Order does not name are gone.
+type change struct {
+	Order []string                   `json:"order"`
+	Rows  map[string]json.RawMessage `json:"rows,omitempty"`
+	Total int                        `json:"total"`
+	Page  int                        `json:"page"`
+}
+
+// update is what a page is sent: the sections that changed.
+type update struct {
+	Time     time.Time         `json:"time"`
+	Sections map[string]change `json:"sections"`
+}
+
+// since returns what differs from what was seen before, everything if that is
+// nil, and whether there is anything.
+func (v View) since(seen View) (sections map[string]change, any bool) {
+	sections = map[string]change{}
+	for name, s := range v {
+		c := change{Order: s.order, Rows: map[string]json.RawMessage{}, Total: s.total, Page: s.page}
+		old := seen[name]
+		if old == nil {
+			old = &section{total: -1}
+		}
+		for id, row := range s.rows {
+			if !bytes.Equal(row, old.rows[id]) {
+				c.Rows[id] = row
+			}
+		}
+		if len(c.Rows) > 0 || s.total != old.total || s.page != old.page || !slices.Equal(s.order, old.order) {
+			sections[name] = c
+		}
+	}
+	return sections, len(sections) > 0
+}

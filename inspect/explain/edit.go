@@ -1,0 +1,194 @@
+package explain
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"strings"
+
+	"github.com/lodestone-lb/lodestone/inspect/cluster"
+	"github.com/lodestone-lb/lodestone/inspect/output"
+	"github.com/lodestone-lb/lodestone/inspect/simulation"
+	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/config/change"
+)
+
+// Edit is the story of an edit of the configuration.
+type Edit struct {
+	// Edits are sentences about what it changes about the pools, Warnings about
+	// what of them makes no sense in this cluster.
+	Edits    []string `json:"edits"`
+	Warnings []string `json:"warnings,omitempty"`
+	// Services are what becomes of them, the worst first; those that nothing
+	// changes for are only counted, unless they were asked for.
+	Services []Outcome                 `json:"services"`
+	Counts   map[simulation.Change]int `json:"counts"`
+	// Orphaned are the VIPs that nobody would announce any more, Moved those that
+	// others would.
+	Orphaned []Orphan `json:"orphaned"`
+	Moved    []Shift  `json:"moved"`
+	// Unread is what could not be read, so that Orphaned and Moved are not known.
+	Unread []string `json:"unread,omitempty"`
+}
+
+// Outcome is what the edit does to a Service.
+type Outcome struct {
+	Service string            `json:"service"`
+	Change  simulation.Change `json:"change"`
+	// Message is how it would stand.
+	Message string `json:"message"`
+}
+
+// Shift is a VIP that others would announce than do now.
+type Shift struct {
+	VIP      netip.Addr `json:"vip"`
+	Services []string   `json:"services"`
+	Before   Announcers `json:"before"`
+	After    Announcers `json:"after"`
+}
+
+// Announcers are the nodes that announce a VIP.
+type Announcers struct {
+	Layer2 []string `json:"layer2,omitempty"`
+	BGP    []string `json:"bgp,omitempty"`
+}
+
+// String names them for people.
+func (a Announcers) String() string {
+	switch {
+	case a.Layer2 == nil && a.BGP == nil:
+		return "nobody"
+	case a.BGP == nil:
+		return output.List(a.Layer2, 3)
+	case a.Layer2 == nil:
+		return output.List(a.BGP, 3) + " by BGP"
+	}
+	return output.List(a.Layer2, 3) + "; " + output.List(a.BGP, 3) + " by BGP"
+}
+
+// outcomes are what an edit can do to a Service, in the order of how much it
+// matters, with what they are called.
+var outcomes = []struct {
+	change simulation.Change
+	said   string
+}{
+	{simulation.Lost, "without their leased address"},
+	{simulation.Stranded, "stranded"},
+	{simulation.Refused, "refused what they ask for"},
+	{simulation.Pending, "still waiting"},
+	{simulation.Satisfied, "newly satisfied"},
+	{simulation.Settled, "not stranded any more"},
+	{simulation.Kept, "unchanged"},
+}
+
+// OfEdit tells what another configuration would do to the cluster, of which what
+// it takes to say who gets which address (cluster.ForAddresses) has been read. With
+// all, Services that nothing changes for are told of, too.
+func OfEdit(o *cluster.Objects, next *config.Config, all bool) Edit {
+	c := o.Cluster()
+	e := Edit{Edits: []string{}, Warnings: clusterfacts.Warnings(next, c.Facts), Services: []Outcome{}, Counts: map[simulation.Change]int{}, Orphaned: []Orphan{}, Moved: []Shift{}}
+	for _, d := range change.Diff(o.Config, next) {
+		e.Edits = append(e.Edits, d.Message)
+	}
+	planned := c.Plan(next)
+	for _, kind := range outcomes {
+		for _, p := range planned {
+			if p.Change != kind.change {
+				continue
+			}
+			e.Counts[p.Change]++
+			if all || p.Change != simulation.Kept {
+				e.Services = append(e.Services, Outcome{p.Service, p.Change, p.After.String()})
+			}
+		}
+	}
+	if !o.Has(cluster.ForVIPs...) {
+		e.Unread = o.Unread()
+		return e
+	}
+	e.announcements(o.Network(), next, lostIn(planned))
+	return e
+}
+
+// lostIn returns the addresses that their Services would not hold any more.
+func lostIn(planned []simulation.Outcome) map[netip.Addr]bool {
+	lost, held := map[netip.Addr]bool{}, map[netip.Addr]bool{}
+	for _, p := range planned {
+		for _, h := range p.Before.Held {
+			lost[h.Addr] = true
+		}
+		for _, h := range p.After.Held {
+			held[h.Addr] = true
+		}
+	}
+	maps.DeleteFunc(lost, func(vip netip.Addr, _ bool) bool { return held[vip] })
+	return lost
+}
+
+// announcements tells which VIPs would move.
+func (e *Edit) announcements(before *simulation.Network, next *config.Config, lost map[netip.Addr]bool) {
+	after := before.Under(next, func(vip netip.Addr) bool { return lost[vip] })
+	services := before.ServicesByVIP()
+	for _, m := range before.Moves(after) {
+		if m.Orphaned() {
+			e.Orphaned = append(e.Orphaned, Orphan{m.VIP, services[m.VIP], m.Silence.Reason, m.Silence.Message})
+			continue
+		}
+		e.Moved = append(e.Moved, Shift{m.VIP, services[m.VIP], Announcers{m.Before.Layer2(), m.Before.Routers}, Announcers{m.After.Layer2(), m.After.Routers}})
+	}
+}
+
+// Troubled implements Story.
+func (e Edit) Troubled() bool {
+	return e.Counts[simulation.Lost]+e.Counts[simulation.Stranded] > 0 || len(e.Orphaned) > 0
+}
+
+// Show implements screen.Page.
+func (e Edit) Show(c *output.Canvas) {
+	var rows [][]any
+	for _, text := range e.Edits {
+		rows = append(rows, []any{"edit", text})
+	}
+	for _, text := range e.Warnings {
+		rows = append(rows, []any{output.Cell{Text: "warning", Tone: output.Warning}, text})
+	}
+	for _, s := range e.Services {
+		cell := output.Cell{Text: string(s.Change)}
+		if s.Change == simulation.Lost || s.Change == simulation.Stranded {
+			cell.Tone = output.Bad
+		}
+		rows = append(rows, []any{cell, s.Service, s.Message})
+	}
+	c.Rows(nil, rows)
+	var counts []string
+	for _, kind := range outcomes {
+		if n := e.Counts[kind.change]; n > 0 {
+			counts = append(counts, fmt.Sprintf("%d %s", n, kind.said))
+		}
+	}
+	if len(counts) == 0 {
+		counts = []string{"none"}
+	}
+	c.Line(output.Heading, "Services: %s", strings.Join(counts, ", "))
+	if len(e.Unread) > 0 {
+		c.Line(output.Bad, "VIPs: who would announce them is not known: %s", strings.Join(e.Unread, "; "))
+		return
+	}
+	c.Line(output.Heading, "VIPs: %d announced by others than now, %d by nobody any more", len(e.Moved), len(e.Orphaned))
+	showOrphans(c, e.Orphaned)
+	rows = nil
+	for _, m := range e.Moved {
+		rows = append(rows, []any{m.VIP, output.List(m.Services, 3), m.Before, m.After})
+	}
+	table(c, []string{"MOVES", "SERVICES", "FROM", "TO"}, rows)
+}
+
+// showOrphans lists the VIPs that nobody would announce.
+func showOrphans(c *output.Canvas, orphans []Orphan) {
+	var rows [][]any
+	for _, o := range orphans {
+		rows = append(rows, []any{output.Cell{Text: o.VIP.String(), Tone: output.Bad}, output.List(o.Services, 3), string(o.Reason) + ": " + o.Message})
+	}
+	table(c, []string{"NOBODY HAS", "SERVICES", "WHY"}, rows)
+}

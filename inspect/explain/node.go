@@ -1,0 +1,141 @@
+package explain
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/lodestone-lb/lodestone/inspect/bgp"
+	"github.com/lodestone-lb/lodestone/inspect/cluster"
+	"github.com/lodestone-lb/lodestone/inspect/output"
+	"github.com/lodestone-lb/lodestone/inspect/status"
+	"github.com/lodestone-lb/lodestone/pkg/report"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// Node is the story of a node.
+type Node struct {
+	Name string `json:"name"`
+	// Obstacles are sentences about what keeps it from every VIP.
+	Obstacles []string `json:"obstacles,omitempty"`
+	// Segments and Gateways are what its speaker tells of its network.
+	Segments []string     `json:"segments,omitempty"`
+	Gateways []netip.Addr `json:"gateways,omitempty"`
+	// Owns are the VIPs that it announces by layer 2, Routed counts those that
+	// it announces by BGP.
+	Owns     []Owned      `json:"owns"`
+	Routed   int          `json:"routed"`
+	Sessions bgp.Sessions `json:"sessions"`
+	// Out is what keeps it from owning the other VIPs.
+	Out    []Out   `json:"out,omitempty"`
+	Claims []Claim `json:"claims,omitempty"`
+}
+
+// Owned is a VIP with its Services.
+type Owned struct {
+	VIP      netip.Addr `json:"vip"`
+	Services []string   `json:"services"`
+}
+
+// Out are VIPs that a node does not own for the same reason.
+type Out struct {
+	Reason plan.Reason `json:"reason"`
+	// Message is what is said of the first of them.
+	Message string       `json:"message"`
+	VIPs    []netip.Addr `json:"vips"`
+}
+
+// OfNode tells the story of a node that is there.
+func OfNode(o *cluster.Objects, name string) Node {
+	network := o.Network()
+	view, last := network.View(name), network.Reports[name]
+	n := Node{Name: name, Owns: []Owned{}, Routed: len(view.BGP.VIPs), Gateways: last.Gateways, Segments: strung(last.Segments)}
+	for _, m := range status.SpeakersOf(o).Missing {
+		if m.Node == name {
+			n.Obstacles = append(n.Obstacles, m.Message)
+		}
+	}
+	if network.Nodes[name].Excluded {
+		n.Obstacles = append(n.Obstacles, "it is taken out of load balancing, by its label node.kubernetes.io/exclude-from-external-load-balancers or a taint")
+	}
+	if network.Nodes[name].NetworkUnavailable {
+		n.Obstacles = append(n.Obstacles, "its condition NetworkUnavailable is true: its network plugin is not ready")
+	}
+	if last.Segments == nil {
+		n.Obstacles = append(n.Obstacles, "its speaker has not told which segments it is on")
+	}
+	n.vips(network.ServicesByVIP(), view.Verdicts)
+	n.Sessions = bgp.Peers(network, o.Now, name, "")
+	n.Claims = claims(network, func(node string, _ report.Conflict) bool { return node == name })
+	return n
+}
+
+// vips sorts the VIPs into those that the node owns, and those that it does not,
+// by reason.
+func (n *Node) vips(services map[netip.Addr][]string, verdicts map[netip.Addr]plan.Verdict) {
+	out := map[plan.Reason]*Out{}
+	for _, vip := range slices.SortedFunc(maps.Keys(verdicts), netip.Addr.Compare) {
+		v := verdicts[vip]
+		if v.Owned {
+			n.Owns = append(n.Owns, Owned{vip, services[vip]})
+			continue
+		}
+		if forRoutersOnly(v) {
+			continue
+		}
+		if out[v.Silence.Reason] == nil {
+			out[v.Silence.Reason] = &Out{Reason: v.Silence.Reason, Message: v.Silence.Message}
+		}
+		out[v.Silence.Reason].VIPs = append(out[v.Silence.Reason].VIPs, vip)
+	}
+	for _, r := range slices.Sorted(maps.Keys(out)) {
+		n.Out = append(n.Out, *out[r])
+	}
+}
+
+// Troubled implements Story.
+func (n Node) Troubled() bool {
+	return len(n.Obstacles)+len(n.Claims) > 0 || !n.Sessions.Healthy()
+}
+
+// Show implements screen.Page.
+func (n Node) Show(c *output.Canvas) {
+	var f facts
+	f.add("Node", n.Name)
+	f.bad("Kept out", n.Obstacles...)
+	if len(n.Segments) > 0 {
+		f.add("Segments", strings.Join(n.Segments, ", "))
+	}
+	if len(n.Gateways) > 0 {
+		f.add("Gateways", strings.Join(strung(n.Gateways), ", "))
+	}
+	f.add("Layer 2", fmt.Sprintf("owns %s, by the plan", output.Count(len(n.Owns), "VIP", "VIPs")))
+	f.add("BGP", fmt.Sprintf("announces %s over %s, by the plan", output.Count(n.Routed, "VIP", "VIPs"), output.Count(len(n.Sessions.Sessions), "session", "sessions")))
+	f.bad("Conflict", strung(n.Claims)...)
+	c.Rows(nil, f)
+
+	var rows [][]any
+	for _, o := range n.Owns {
+		rows = append(rows, []any{o.VIP, strings.Join(o.Services, ", ")})
+	}
+	table(c, []string{"OWNS", "SERVICES"}, rows)
+	rows = nil
+	for _, o := range n.Out {
+		rows = append(rows, []any{string(o.Reason), len(o.VIPs), output.List(strung(o.VIPs), 3), o.Message})
+	}
+	table(c, []string{"DOES NOT OWN", "VIPS", "", "FOR EXAMPLE"}, rows)
+	if len(n.Sessions.Sessions) > 0 {
+		c.Blank()
+		n.Sessions.Show(c)
+	}
+}
+
+// table writes a table after an empty line; nothing if it has no rows.
+func table(c *output.Canvas, header []string, rows [][]any) {
+	if len(rows) > 0 {
+		c.Blank()
+		c.Rows(header, rows)
+	}
+}

@@ -1,0 +1,214 @@
+package explain
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/lodestone-lb/lodestone/controller/servicelb"
+	"github.com/lodestone-lb/lodestone/inspect/cluster"
+	"github.com/lodestone-lb/lodestone/inspect/output"
+	"github.com/lodestone-lb/lodestone/ipam"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// Service is the story of a Service.
+type Service struct {
+	// Name is "namespace/name".
+	Name string `json:"service"`
+	// LoadBalancer is the name of its load balancer in the cloud provider interface.
+	LoadBalancer string `json:"loadBalancer,omitempty"`
+	// Foreign is why Lodestone does not serve it; empty: it does.
+	Foreign string `json:"foreign,omitempty"`
+	// Asks and Has are sentences about what it asks for, and what it holds.
+	Asks []string `json:"asks,omitempty"`
+	Has  []string `json:"has,omitempty"`
+	// VIPs are the stories of the addresses that it has been given.
+	VIPs []VIP `json:"vips,omitempty"`
+	// Unwritten are sentences about those that nobody announces because the
+	// controller has not written them into the Service yet.
+	Unwritten []string `json:"unwritten,omitempty"`
+	// Refusal is why it does not hold what it asks for.
+	Refusal *Refusal `json:"refusal,omitempty"`
+	// Advice are sentences about what helps.
+	Advice []string `json:"advice,omitempty"`
+	// Pools are what each pool would say to a new Service like it.
+	Pools []Answer `json:"pools,omitempty"`
+	// Unread is what could not be read, so that VIPs are not there.
+	Unread []string `json:"unread,omitempty"`
+}
+
+// Refusal is why a Service does not hold what it asks for.
+type Refusal struct {
+	Reason  ipam.Reason `json:"reason"`
+	Message string      `json:"message"`
+}
+
+// Answer is what a pool would say about one address family.
+type Answer struct {
+	Pool   string      `json:"pool"`
+	Family ipam.Family `json:"family"`
+	// Free is how many addresses of the family it can give.
+	Free float64 `json:"free"`
+	// Reason and Message say why it would give none; empty: it would.
+	Reason  ipam.Reason `json:"reason,omitempty"`
+	Message string      `json:"message,omitempty"`
+}
+
+// OfService tells the story of a Service that is there. What it takes to say who
+// gets which address (cluster.ForAddresses) has been read.
+func OfService(o *cluster.Objects, svc *corev1.Service) Service {
+	told := o.Cluster().Explain(svc)
+	s := Service{Name: told.Service, Foreign: told.Foreign, Asks: told.Asks, Has: told.Has, Advice: told.Advice}
+	if s.Foreign != "" {
+		return s
+	}
+	if o.Config != nil {
+		s.LoadBalancer = servicelb.LoadBalancerName(o.Config.ClusterID, svc)
+	}
+	if r := told.Verdict.Refusal; r != nil {
+		s.Refusal = &Refusal{r.Reason, r.Message}
+	}
+	for _, c := range told.Considered {
+		s.Pools = append(s.Pools, Answer{c.Pool, c.Family, c.Free, c.Reason, c.Message})
+	}
+	if !o.Has(cluster.ForVIPs...) {
+		s.Unread = o.Unread()
+		return s
+	}
+	n := o.Network()
+	for _, held := range told.Verdict.Held {
+		if len(n.SharersOf(held.Addr)) == 0 {
+			s.Unwritten = append(s.Unwritten, fmt.Sprintf("%s not yet: the controller has not written it into the Service", held.Addr))
+			continue
+		}
+		v := ofVIP(o, n, held.Addr)
+		s.VIPs = append(s.VIPs, v)
+		if v.Silence != "" {
+			s.Advice = append(s.Advice, v.cures()...)
+		}
+	}
+	return s
+}
+
+// cures are what helps against the reasons why nobody announces the VIP, each
+// once.
+func (v VIP) cures() []string {
+	reasons := map[plan.Reason]bool{}
+	for _, n := range v.Nodes {
+		reasons[n.Reason] = true
+	}
+	var said []string
+	for _, r := range slices.Sorted(maps.Keys(reasons)) {
+		if text, ok := plan.Reasons()[r]; ok {
+			said = append(said, string(r)+": "+text.Cure)
+		}
+	}
+	return said
+}
+
+// Troubled implements Story.
+func (s Service) Troubled() bool {
+	return len(s.Advice) > 0 || slices.ContainsFunc(s.VIPs, VIP.Troubled)
+}
+
+// Show implements screen.Page.
+func (s Service) Show(c *output.Canvas) {
+	var f facts
+	f.add("Service", s.Name)
+	if s.Foreign != "" {
+		f.add("Served", "no: "+s.Foreign)
+	}
+	if s.LoadBalancer != "" {
+		f.add("Named", s.LoadBalancer)
+	}
+	f.add("Asks for", s.Asks...)
+	f.add("Has", s.Has...)
+	var announced, silent []string
+	for _, v := range s.VIPs {
+		announced = append(announced, v.announcement()...)
+		silent = append(silent, v.silences()...)
+	}
+	f.add("Announced", append(announced, s.Unwritten...)...)
+	f.bad("Silent", silent...)
+	if len(s.Unread) > 0 {
+		f.bad("Announced", "not known, for something was not read:")
+		f.bad("", s.Unread...)
+	}
+	if s.Refusal != nil {
+		f.bad("Refused", string(s.Refusal.Reason)+": "+s.Refusal.Message)
+	}
+	f.add("What helps", s.Advice...)
+	c.Rows(nil, f)
+	if len(s.Pools) == 0 {
+		return
+	}
+	c.Blank()
+	c.Line(output.Plain, "What the pools would say to a new Service like it:")
+	var rows [][]any
+	for _, p := range s.Pools {
+		answer := output.Cell{Text: "yes", Tone: output.Good}
+		if p.Reason != "" {
+			answer = output.Cell{Text: string(p.Reason) + ": " + p.Message}
+		}
+		rows = append(rows, []any{p.Pool, p.Family, output.Number(p.Free), answer})
+	}
+	c.Rows([]string{"POOL", "FAMILY", "FREE", "ANSWER"}, rows)
+}
+
+// maxListed is how many nodes a sentence lists.
+const maxListed = 5
+
+// announcement are sentences about who announces the VIP.
+func (v VIP) announcement() []string {
+	var said []string
+	switch {
+	case len(v.Sharers) > 0:
+		said = append(said, fmt.Sprintf("%s by layer 2 from %s, each to a part of the clients", v.VIP, output.List(v.Sharers, maxListed)))
+	case v.Owner != "":
+		said = append(said, fmt.Sprintf("%s by layer 2 from %s", v.VIP, v.Owner))
+	}
+	for _, g := range v.grouped(func(n VIPNode) string { return strings.Join(n.Peers, ", ") }) {
+		said = append(said, fmt.Sprintf("%s by BGP from %s to %s", v.VIP, output.List(g.nodes, maxListed), g.by))
+	}
+	return said
+}
+
+// silences are sentences about why no node announces the VIP.
+func (v VIP) silences() []string {
+	if v.Silence == "" {
+		return nil
+	}
+	var said []string
+	for _, g := range v.grouped(func(n VIPNode) string { return reason(plan.Silence{Reason: n.Reason, Message: n.Message}) }) {
+		said = append(said, fmt.Sprintf("%s not from %s: %s", v.VIP, output.List(g.nodes, maxListed), g.by))
+	}
+	if len(said) == 0 {
+		said = append(said, fmt.Sprintf("%s: %s", v.VIP, v.Silence))
+	}
+	return said
+}
+
+// group are nodes of which the same is to be said.
+type group struct {
+	by    string
+	nodes []string
+}
+
+// grouped groups the nodes by what is to be said, without those of which there is
+// nothing.
+func (v VIP) grouped(by func(VIPNode) string) (groups []group) {
+	nodes := map[string][]string{}
+	for _, n := range v.Nodes {
+		if key := by(n); key != "" {
+			nodes[key] = append(nodes[key], n.Node)
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(nodes)) {
+		groups = append(groups, group{key, nodes[key]})
+	}
+	return groups
+}

@@ -1,0 +1,239 @@
+package explain
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/lodestone-lb/lodestone/controller/servicelb"
+	"github.com/lodestone-lb/lodestone/inspect/bgp"
+	"github.com/lodestone-lb/lodestone/inspect/cluster"
+	"github.com/lodestone-lb/lodestone/inspect/output"
+	"github.com/lodestone-lb/lodestone/inspect/simulation"
+	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/report"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// VIP is the story of an address.
+type VIP struct {
+	VIP netip.Addr `json:"vip"`
+	// Pool contains it; empty: none does.
+	Pool string `json:"pool,omitempty"`
+	// Standing are sentences about an address that is no Service's, or should
+	// not be.
+	Standing []string  `json:"standing,omitempty"`
+	Services []Sharer  `json:"services"`
+	Nodes    []VIPNode `json:"nodes,omitempty"`
+	// Owner announces it by layer 2, or Sharers do, each to a part of the clients;
+	// Routers announce it by BGP.
+	Owner   string      `json:"owner,omitempty"`
+	Sharers []string    `json:"sharers,omitempty"`
+	Routers []string    `json:"routers,omitempty"`
+	Silence string      `json:"silence,omitempty"`
+	Routes  []bgp.Route `json:"routes,omitempty"`
+	Claims  []Claim     `json:"claims,omitempty"`
+}
+
+// Sharer is a Service that has the VIP.
+type Sharer struct {
+	Service string `json:"service"`
+	// Policy is its externalTrafficPolicy.
+	Policy string `json:"policy"`
+	// Serving tells whether an endpoint takes traffic; with policy Local, Nodes
+	// are those that have one.
+	Serving bool     `json:"serving"`
+	Nodes   []string `json:"nodes,omitempty"`
+}
+
+// VIPNode is what a node does with the VIP.
+type VIPNode struct {
+	Node string `json:"node"`
+	// Owns tells whether it announces the VIP by layer 2; Peers are told by BGP.
+	Owns  bool     `json:"owns"`
+	Peers []string `json:"peers,omitempty"`
+	// Reason and Message say why it does not own the VIP, or why it announces it
+	// by neither.
+	Reason  plan.Reason `json:"reason,omitempty"`
+	Message string      `json:"message,omitempty"`
+}
+
+// OfVIP tells the story of an address.
+func OfVIP(o *cluster.Objects, addr netip.Addr) VIP { return ofVIP(o, o.Network(), addr) }
+
+func ofVIP(o *cluster.Objects, n *simulation.Network, addr netip.Addr) VIP {
+	v := VIP{VIP: addr, Services: []Sharer{}}
+	if p := n.PoolOf(addr); p != nil {
+		v.Pool = p.Name
+	}
+	v.Standing = standing(o, addr, len(n.SharersOf(addr)) > 0)
+	for _, s := range n.SharersOf(addr) {
+		endpoints := s.EndpointsAt(addr)
+		of := Sharer{Service: s.Name, Policy: "Cluster", Serving: endpoints.Serving}
+		if s.Local {
+			of.Policy, of.Nodes = "Local", slices.Sorted(maps.Keys(endpoints.ServingNodes))
+		}
+		v.Services = append(v.Services, of)
+	}
+	v.Claims = claims(n, func(_ string, c report.Conflict) bool { return c.VIP == addr })
+	if len(v.Services) == 0 {
+		return v
+	}
+	v.announced(n.Of(addr))
+	v.Routes = bgp.RoutesOf(n, bgp.Filter{Within: netip.PrefixFrom(addr, addr.BitLen())}).Routes
+	return v
+}
+
+// announced tells what each node does with the VIP.
+func (v *VIP) announced(n *simulation.Network) {
+	for _, name := range slices.Sorted(maps.Keys(n.Nodes)) {
+		verdict := n.View(name).Verdicts[v.VIP]
+		if forRoutersOnly(verdict) {
+			verdict.Silence = plan.Silence{}
+		}
+		v.Nodes = append(v.Nodes, VIPNode{name, verdict.Owned, verdict.Peers, verdict.Silence.Reason, verdict.Silence.Message})
+		switch {
+		case verdict.Owned && verdict.Layer2.Sharers != nil:
+			v.Sharers = verdict.Layer2.Sharers
+		case verdict.Owned:
+			v.Owner = name
+		}
+		if len(verdict.Peers) > 0 {
+			v.Routers = append(v.Routers, name)
+		}
+	}
+	if v.Owner == "" && len(v.Sharers) == 0 && len(v.Routers) == 0 {
+		v.Silence = reason(n.Silence(v.VIP))
+	}
+}
+
+// forRoutersOnly reports whether nobody is to announce the VIP by layer 2, and the
+// node announces it by BGP: there is nothing to explain.
+func forRoutersOnly(v plan.Verdict) bool {
+	return len(v.Peers) > 0 && v.Silence.Reason == plan.NoAdvertisement
+}
+
+// standing says what is particular about an address.
+func standing(o *cluster.Objects, addr netip.Addr, assigned bool) []string {
+	var said []string
+	if o.Config != nil {
+		switch p, listed := o.Config.PoolOf(addr); {
+		case !listed:
+			said = append(said, "no pool lists it: it is stranded, leased, or not Lodestone's")
+		case p.Withheld.Contains(addr):
+			said = append(said, fmt.Sprintf("pool %q never hands it out: it is excluded, or the first or last of its prefix", p.Name))
+		}
+		for _, r := range o.Config.Reservations {
+			if slices.Contains(r.Addresses, addr) {
+				said = append(said, "it is reserved for Service "+r.Service)
+			}
+		}
+	}
+	for _, f := range clusterfacts.Forbid(o.Config, o.Cluster().Facts) {
+		if f.Range.Contains(addr) {
+			said = append(said, "it is "+f.Why+": it is never handed out")
+		}
+	}
+	for _, r := range o.Records {
+		if r.Addr == addr && r.Until.After(o.Now) && !assigned {
+			said = append(said, fmt.Sprintf("Service %s released it; it rests for %s, unless the configuration says longer", r.Service, output.Age(r.Until.Sub(o.Now))))
+		}
+	}
+	for _, svc := range o.Services {
+		if slices.Contains(kube.StatusAddresses(svc), addr) && !slices.Contains(kube.VIPs(svc), addr) {
+			said = append(said, fmt.Sprintf("the status of Service %s shows it, but Lodestone has not assigned it, or the Service is being deleted", servicelb.NameOf(svc)))
+		}
+	}
+	if !assigned {
+		said = append(said, "Lodestone has assigned it to no Service")
+	}
+	return said
+}
+
+// Troubled implements Story.
+func (v VIP) Troubled() bool { return v.Silence != "" || len(v.Claims) > 0 }
+
+// Show implements screen.Page.
+func (v VIP) Show(c *output.Canvas) {
+	var f facts
+	f.add("VIP", v.VIP.String())
+	if v.Pool != "" {
+		f.add("Pool", v.Pool)
+	}
+	f.add("Standing", v.Standing...)
+	for i, s := range v.Services {
+		label := "Services"
+		if i > 0 {
+			label = ""
+		}
+		f.add(label, s.String())
+	}
+	if v.Owner != "" {
+		f.add("Layer 2", "node "+v.Owner+" owns it, by the plan")
+	}
+	if len(v.Sharers) > 0 {
+		f.add("Layer 2", fmt.Sprintf("%s share%s it, by the plan: each answers a part of the clients", output.List(v.Sharers, 5), singular(len(v.Sharers))))
+	}
+	if len(v.Routers) > 0 {
+		f.add("BGP", fmt.Sprintf("%s announce%s it, by the plan", output.List(v.Routers, 5), singular(len(v.Routers))))
+	}
+	if v.Silence != "" {
+		f.bad("Silent", "nobody announces it: "+v.Silence)
+	}
+	f.bad("Conflict", strung(v.Claims)...)
+	c.Rows(nil, f)
+	v.showNodes(c)
+	if len(v.Routes) > 0 {
+		c.Blank()
+		bgp.Routes{Routes: v.Routes}.Show(c)
+	}
+}
+
+// singular ends the verb of a single subject.
+func singular(n int) string {
+	if n == 1 {
+		return "s"
+	}
+	return ""
+}
+
+func (v VIP) showNodes(c *output.Canvas) {
+	if len(v.Nodes) == 0 {
+		return
+	}
+	c.Blank()
+	var rows [][]any
+	for _, n := range v.Nodes {
+		owns, peers := output.Cell{Text: "no"}, "no"
+		switch {
+		case n.Owns && len(v.Sharers) > 0:
+			owns = output.Cell{Text: "shares it", Tone: output.Good}
+		case n.Owns:
+			owns = output.Cell{Text: "owns it", Tone: output.Good}
+		}
+		if len(n.Peers) > 0 {
+			peers = "tells " + strings.Join(n.Peers, ", ")
+		}
+		why := ""
+		if n.Reason != "" {
+			why = string(n.Reason) + ": " + n.Message
+		}
+		rows = append(rows, []any{n.Node, owns, peers, why})
+	}
+	c.Rows([]string{"NODE", "LAYER 2", "BGP", "WHY NOT"}, rows)
+}
+
+// String describes the Service for people.
+func (s Sharer) String() string {
+	text := s.Service + ", externalTrafficPolicy " + s.Policy
+	switch {
+	case !s.Serving:
+		return text + ", no endpoint takes traffic"
+	case s.Policy == "Local":
+		return text + ", endpoints on " + output.List(s.Nodes, 5)
+	}
+	return text + ", endpoints take traffic"
+}

@@ -1,0 +1,158 @@
+// Package simulation asks what controller and speakers do, or would do: it builds
+// the ledger that a controller would have and the plans that speakers would make,
+// and throws them away. It needs none of them to run, and changes nothing.
+package simulation
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/controller/servicelb"
+	"github.com/lodestone-lb/lodestone/ipam"
+	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
+)
+
+// Cluster is a cluster as the API describes it at one moment: everything that
+// a controller decides by, but for what DHCP servers say. Leased addresses are
+// those that Services show.
+type Cluster struct {
+	Scope    servicelb.Scope
+	Services []*corev1.Service
+	// Config is the configuration in force; nil: there is none.
+	Config *config.Config
+	Facts  *clusterfacts.Facts
+	Nodes  []*corev1.Node
+	// NamespaceLabels are the labels of each namespace.
+	NamespaceLabels map[string]map[string]string
+	// Records tell which addresses rest.
+	Records []quarantine.Record
+	Now     time.Time
+}
+
+// draft is a configuration that can be replaced.
+type draft struct{ config *config.Config }
+
+// Current implements servicelb.ConfigSource.
+func (d *draft) Current() (*config.Config, kube.State) {
+	state := kube.State{Read: true}
+	if d.config == nil {
+		state.Err = kube.ErrNoConfig
+	}
+	return d.config, state
+}
+
+// Current implements servicelb.FactSource.
+func (c *Cluster) Current() (*clusterfacts.Facts, bool) { return c.Facts, true }
+
+// ledger returns the ledger of a controller that has just started and has
+// looked at every Service once, and what it said to each.
+func (c *Cluster) ledger(source servicelb.ConfigSource) (*servicelb.Ledger, map[string]servicelb.Verdict) {
+	l := servicelb.NewLedger(c.Scope, servicelb.Sources{
+		Config: source, Facts: c, Now: func() time.Time { return c.Now },
+		NamespaceLabels: func(namespace string) map[string]string { return c.NamespaceLabels[namespace] },
+	})
+	l.Prime(c.Services, c.Records)
+	return l, c.ensureAll(l)
+}
+
+// ensureAll looks at every Service that is served, older ones first.
+func (c *Cluster) ensureAll(l *servicelb.Ledger) map[string]servicelb.Verdict {
+	served := slices.DeleteFunc(slices.Clone(c.Services), func(svc *corev1.Service) bool { return !c.Scope.Serves(svc) })
+	slices.SortFunc(served, func(a, b *corev1.Service) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(servicelb.NameOf(a), servicelb.NameOf(b)))
+	})
+	verdicts := map[string]servicelb.Verdict{}
+	for _, svc := range served {
+		verdicts[servicelb.NameOf(svc)], _ = l.Ensure(svc)
+	}
+	return verdicts
+}
+
+// Allocation is how pools and Services stand.
+type Allocation struct {
+	// Pools are the counters of the pools, without those that lease their
+	// addresses.
+	Pools []ipam.PoolStats
+	// Verdicts are the answers to all Services that are served, by name.
+	Verdicts map[string]servicelb.Verdict
+}
+
+// Allocation returns what the controller says to everybody.
+func (c *Cluster) Allocation() Allocation {
+	l, verdicts := c.ledger(&draft{c.Config})
+	return Allocation{l.Pools(), verdicts}
+}
+
+// Change is what an edit of the configuration does to one Service.
+type Change string
+
+// The changes.
+const (
+	Kept      Change = "kept"      // nothing
+	Lost      Change = "lost"      // its leased address goes back to the DHCP server
+	Stranded  Change = "stranded"  // it keeps an address that no pool gives any more
+	Settled   Change = "settled"   // its stranded address is in a pool again
+	Satisfied Change = "satisfied" // it gets what it was waiting for
+	Refused   Change = "refused"   // what it asks for is refused now
+	Pending   Change = "pending"   // it waits, as before
+)
+
+// Outcome is what an edit does to one Service.
+type Outcome struct {
+	// Service is "namespace/name".
+	Service       string
+	Change        Change
+	Before, After servicelb.Verdict
+}
+
+// Plan returns what the configuration would do to every Service that is
+// served, in the order of their names. It is the code that the controller
+// runs, on a ledger that is thrown away. Without a configuration in force, nothing
+// was stranded before.
+func (c *Cluster) Plan(next *config.Config) []Outcome {
+	source := &draft{c.Config}
+	l, before := c.ledger(source)
+	source.config = next
+	var outcomes []Outcome
+	for name, after := range c.ensureAll(l) {
+		stranded := c.Config != nil && before[name].Stranded()
+		outcomes = append(outcomes, Outcome{name, changeOf(before[name], after, stranded), before[name], after})
+	}
+	slices.SortFunc(outcomes, func(a, b Outcome) int { return cmp.Compare(a.Service, b.Service) })
+	return outcomes
+}
+
+// changeOf compares two verdicts; stranded says whether the Service was.
+func changeOf(before, after servicelb.Verdict, stranded bool) Change {
+	switch {
+	case lost(before, after):
+		return Lost
+	case after.Stranded() && !stranded:
+		return Stranded
+	case after.Refusal != nil && before.Refusal == nil:
+		return Refused
+	case after.Refusal != nil:
+		return Pending
+	case before.Refusal != nil, len(after.Held) > len(before.Held):
+		return Satisfied
+	case stranded && !after.Stranded():
+		return Settled
+	}
+	return Kept
+}
+
+// lost reports whether an address that was leased is not held any more.
+func lost(before, after servicelb.Verdict) bool {
+	for addr := range before.Leases {
+		if !slices.ContainsFunc(after.Held, func(h ipam.Held) bool { return h.Addr == addr }) {
+			return true
+		}
+	}
+	return false
+}

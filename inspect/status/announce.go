@@ -1,0 +1,103 @@
+package status
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/lodestone-lb/lodestone/inspect/bgp"
+	"github.com/lodestone-lb/lodestone/inspect/output"
+	"github.com/lodestone-lb/lodestone/inspect/simulation"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// VIPs are who announces the VIPs, by the plan.
+type VIPs struct {
+	Total int `json:"total"`
+	// Nodes are those that announce some.
+	Nodes []Announcing `json:"nodes"`
+	// Silent are those that nobody announces, by reason.
+	Silent []Silent `json:"silent,omitempty"`
+}
+
+// Announcing is how many VIPs a node announces.
+type Announcing struct {
+	Node string `json:"node"`
+	// Layer2 counts those that it owns or shares, BGP those that it tells routers of.
+	Layer2 int `json:"layer2"`
+	BGP    int `json:"bgp"`
+}
+
+// Silent are VIPs that nobody announces for the same reason.
+type Silent struct {
+	Reason plan.Reason `json:"reason"`
+	// Message is what is said of the first of them.
+	Message string       `json:"message"`
+	VIPs    []netip.Addr `json:"vips"`
+}
+
+// Peer is how the BGP sessions with a peer are.
+type Peer = bgp.Peer
+
+func (s *Status) sessions(n *simulation.Network, now time.Time) {
+	s.Peers = bgp.Peers(n, now, "", "").ByPeer()
+	for _, p := range s.Peers {
+		byMessage := map[string][]string{}
+		for _, d := range p.Down {
+			byMessage[cmp.Or(d.Message, "no session")] = append(byMessage[cmp.Or(d.Message, "no session")], d.Node)
+		}
+		for _, message := range slices.Sorted(maps.Keys(byMessage)) {
+			s.warn("BGP", "peer %s on %s: %s", p.Name, output.List(byMessage[message], 3), message)
+		}
+	}
+}
+
+func (s *Status) vips(n *simulation.Network) {
+	who := n.Who()
+	nodes := map[string]*Announcing{}
+	of := func(name string) *Announcing {
+		if nodes[name] == nil {
+			nodes[name] = &Announcing{Node: name}
+		}
+		return nodes[name]
+	}
+	var unheard []netip.Addr
+	for _, vip := range slices.SortedFunc(maps.Keys(who), netip.Addr.Compare) {
+		a := who[vip]
+		for _, node := range a.Layer2() {
+			of(node).Layer2++
+		}
+		for _, node := range a.Routers {
+			of(node).BGP++
+		}
+		if a.Silent() {
+			unheard = append(unheard, vip)
+		}
+	}
+	silent, why := map[plan.Reason]*Silent{}, n.Silences(unheard)
+	for _, vip := range unheard {
+		reason := why[vip].Reason
+		if silent[reason] == nil {
+			silent[reason] = &Silent{Reason: reason, Message: why[vip].Message}
+		}
+		silent[reason].VIPs = append(silent[reason].VIPs, vip)
+	}
+	s.VIPs = &VIPs{Total: len(who), Nodes: []Announcing{}}
+	for _, name := range slices.Sorted(maps.Keys(nodes)) {
+		s.VIPs.Nodes = append(s.VIPs.Nodes, *nodes[name])
+	}
+	for _, reason := range slices.Sorted(maps.Keys(silent)) {
+		s.VIPs.Silent = append(s.VIPs.Silent, *silent[reason])
+		s.warn("VIPs", "nobody announces %s: %s: %s", output.List(texts(silent[reason].VIPs), 3), reason, silent[reason].Message)
+	}
+}
+
+func texts(addrs []netip.Addr) []string {
+	all := make([]string, len(addrs))
+	for i, a := range addrs {
+		all[i] = a.String()
+	}
+	return all
+}

@@ -1,0 +1,436 @@
+// Package status is how a whole installation of Lodestone stands: what is wrong
+// with it first, then all of it on one screen.
+package status
+
+import (
+	"cmp"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/lodestone-lb/lodestone/controller/servicelb"
+	"github.com/lodestone-lb/lodestone/inspect/cluster"
+	"github.com/lodestone-lb/lodestone/inspect/output"
+	"github.com/lodestone-lb/lodestone/inspect/simulation"
+	"github.com/lodestone-lb/lodestone/ipam"
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/report"
+)
+
+// Status is how the installation stands. What could not be read is null.
+type Status struct {
+	Time time.Time `json:"time"`
+	// Unread is what could not be read, and why.
+	Unread []string `json:"unread,omitempty"`
+	// Warnings are what somebody should look at, the worst first.
+	Warnings      []Warning      `json:"warnings"`
+	Configuration *Configuration `json:"configuration"`
+	Controller    *Controller    `json:"controller"`
+	Speakers      *Speakers      `json:"speakers"`
+	Pools         []Pool         `json:"pools"`
+	Services      *Services      `json:"services"`
+	VIPs          *VIPs          `json:"vips"`
+	Peers         []Peer         `json:"peers"`
+	Conflicts     []Conflict     `json:"conflicts"`
+}
+
+// Warning is something that somebody should look at.
+type Warning struct {
+	// About is the part of the installation.
+	About   string `json:"about"`
+	Message string `json:"message"`
+}
+
+// Configuration is how the document in the cluster is.
+type Configuration struct {
+	// State is valid, invalid or missing.
+	State string `json:"state"`
+	// Errors are what is wrong with it.
+	Errors         []string `json:"errors,omitempty"`
+	Pools          int      `json:"pools"`
+	Advertisements int      `json:"advertisements"`
+	Peers          int      `json:"peers"`
+}
+
+// The states of a configuration.
+const (
+	Valid   = "valid"
+	Invalid = "invalid"
+	Missing = "missing"
+)
+
+// Controller is how the controller's replicas are.
+type Controller struct {
+	Replicas int `json:"replicas"`
+	Ready    int `json:"ready"`
+	// Leader is the pod that leads, since LeaderSince; empty: none does.
+	Leader      string    `json:"leader,omitempty"`
+	LeaderSince time.Time `json:"leaderSince,omitzero"`
+	// Versions are those of the images.
+	Versions []string `json:"versions"`
+}
+
+// Speakers is how the speakers are.
+type Speakers struct {
+	// Nodes counts those that are to have one.
+	Nodes    int      `json:"nodes"`
+	Ready    int      `json:"ready"`
+	Versions []string `json:"versions"`
+	// Missing are those of the nodes without a ready speaker.
+	Missing []NodeProblem `json:"missing,omitempty"`
+	// MembershipKey is the mark of the key that all use. Empty: they change to
+	// another one, or do not say.
+	MembershipKey string `json:"membershipKey,omitempty"`
+}
+
+// NodeProblem is what is wrong on a node.
+type NodeProblem struct {
+	Node    string `json:"node"`
+	Message string `json:"message"`
+}
+
+// Pool is how many addresses of one family of a pool are used.
+type Pool struct {
+	Name   string      `json:"name"`
+	Family ipam.Family `json:"family,omitempty"`
+	// Leased pools take their addresses from a DHCP server: only Used is known.
+	Leased      bool    `json:"leased,omitempty"`
+	Draining    bool    `json:"draining,omitempty"`
+	Size        float64 `json:"size"`
+	Used        float64 `json:"used"`
+	Free        float64 `json:"free"`
+	Quarantined float64 `json:"quarantined"`
+	Reserved    float64 `json:"reserved"`
+}
+
+// Services are how the Services that Lodestone serves stand.
+type Services struct {
+	Served int `json:"served"`
+	// Waiting are those without all of the addresses that they ask for.
+	Waiting []Waiting `json:"waiting,omitempty"`
+	// Stranded are those that hold an address that no pool gives any more.
+	Stranded []string `json:"stranded,omitempty"`
+}
+
+// Waiting are Services that wait for the same reason.
+type Waiting struct {
+	// Reason is that of the refusal; Unassigned if there is none.
+	Reason   string   `json:"reason"`
+	Services []string `json:"services"`
+	// Message is what the first of them is told.
+	Message string `json:"message"`
+}
+
+// Unassigned is why a Service waits that is to have an address and has it not
+// yet: the controller has not written it.
+const Unassigned = "Unassigned"
+
+// Conflict is a VIP that a host claims that is no speaker of the cluster.
+type Conflict struct {
+	Node         string     `json:"node"`
+	VIP          netip.Addr `json:"vip"`
+	HardwareAddr string     `json:"hardwareAddr"`
+	// Announced tells whether the VIP is announced in spite of it.
+	Announced bool `json:"announced"`
+}
+
+// Of returns the status of what was read.
+func Of(o *cluster.Objects) *Status { return OfNetwork(o, o.Network()) }
+
+// OfNetwork is Of for who has the Network of the objects already.
+func OfNetwork(o *cluster.Objects, n *simulation.Network) *Status {
+	s := &Status{Time: o.Now.UTC().Truncate(time.Second), Unread: o.Unread(), Warnings: []Warning{}}
+	s.configuration(o)
+	s.controller(o)
+	s.speakers(o)
+	s.skew()
+	if o.Has(cluster.Leases) {
+		s.conflicts(n)
+	}
+	known := o.Unclear() == nil
+	if known && o.Has(cluster.ConfigMaps, cluster.Services) {
+		s.allocation(o)
+	}
+	if known && o.Has(cluster.ForSessions...) {
+		s.sessions(n, o.Now)
+	}
+	if known && o.Has(cluster.ForVIPs...) {
+		s.vips(n)
+	}
+	slices.SortStableFunc(s.Warnings, func(a, b Warning) int { return cmp.Compare(gravity(a), gravity(b)) })
+	return s
+}
+
+// gravity orders warnings by what they are about.
+func gravity(w Warning) int {
+	return slices.Index([]string{"configuration", "controller", "VIPs", "conflict", "speaker", "BGP", "version", "Services", "pool"}, w.About)
+}
+
+func (s *Status) warn(about, format string, args ...any) {
+	s.Warnings = append(s.Warnings, Warning{about, fmt.Sprintf(format, args...)})
+}
+
+func (s *Status) configuration(o *cluster.Objects) {
+	if !o.Has(cluster.ConfigMaps) {
+		return
+	}
+	c := &Configuration{State: Missing}
+	s.Configuration = c
+	unsure := cmp.Or(o.Absent(), o.Unclear())
+	switch {
+	case o.ConfigErr != nil:
+		c.State, c.Errors = Invalid, strings.Split(o.ConfigErr.Error(), "\n")
+		s.warn("configuration", "%v; %s", unsure, output.Count(len(c.Errors), "error", "errors"))
+	case unsure != nil:
+		s.warn("configuration", "%v", unsure)
+	case o.Config == nil:
+		s.warn("configuration", "there is no %s: no Service gets an address, and nothing is announced", o.ConfigMap())
+	default:
+		c.State, c.Pools, c.Advertisements, c.Peers = Valid, len(o.Config.Pools), len(o.Config.Advertisements), len(o.Config.Peers)
+		if o.Has(cluster.Nodes, cluster.Leases, cluster.Services) {
+			for _, w := range clusterfacts.Warnings(o.Config, o.Cluster().Facts) {
+				s.warn("pool", "%s", w)
+			}
+		}
+	}
+}
+
+// stale is how long ago the leader may have renewed its Lease: longer than any
+// lease lasts, because the clocks of this machine and of the leader differ.
+const stale = time.Minute
+
+func (s *Status) controller(o *cluster.Objects) {
+	if !o.Has(cluster.Pods) {
+		return
+	}
+	c := &Controller{Replicas: len(o.Controllers), Versions: versions(o.Controllers)}
+	s.Controller = c
+	for _, p := range o.Controllers {
+		if cluster.IsReady(p) {
+			c.Ready++
+		}
+	}
+	if e := o.Election; e != nil && e.Spec.HolderIdentity != nil {
+		c.Leader, _, _ = strings.Cut(*e.Spec.HolderIdentity, "_")
+		if e.Spec.AcquireTime != nil {
+			c.LeaderSince = e.Spec.AcquireTime.UTC().Truncate(time.Second)
+		}
+	}
+	switch {
+	case c.Replicas == 0:
+		s.warn("controller", "no pod of the controller: Services get no addresses")
+	case !o.Has(cluster.Election):
+	case c.Leader == "":
+		s.warn("controller", "no replica leads: Services get no addresses")
+	case o.Election.Spec.RenewTime != nil && o.Now.Sub(o.Election.Spec.RenewTime.Time) > stale:
+		s.warn("controller", "the leader %s has not renewed its Lease for %s, by the clock of this machine: Services get no addresses",
+			c.Leader, output.Age(o.Now.Sub(o.Election.Spec.RenewTime.Time)))
+	}
+	if c.Ready < c.Replicas {
+		s.warn("controller", "%d of %d replicas are ready", c.Ready, c.Replicas)
+	}
+}
+
+func (s *Status) speakers(o *cluster.Objects) {
+	if !o.Has(cluster.Pods, cluster.Nodes) {
+		return
+	}
+	s.Speakers = SpeakersOf(o)
+	for _, m := range s.Speakers.Missing {
+		s.warn("speaker", "node %s: %s", m.Node, m.Message)
+	}
+	s.membershipKeys(o.Leases)
+	for _, l := range o.Leases {
+		for _, name := range report.Of(l.Annotations).Unmatched {
+			s.warn("speaker", "node %s: advertisement %s matches no interface of it: compare its interfaces with ip link there", strings.TrimPrefix(l.Name, annotation.SpeakerLeasePrefix), name)
+		}
+	}
+}
+
+// SpeakersOf returns how the speakers are.
+func SpeakersOf(o *cluster.Objects) *Speakers {
+	of := &Speakers{Versions: versions(o.Speakers)}
+	pods := map[string]*corev1.Pod{}
+	for _, p := range o.Speakers {
+		if before := pods[p.Spec.NodeName]; before == nil || !cluster.IsReady(before) {
+			pods[p.Spec.NodeName] = p
+		}
+	}
+	for _, n := range o.Nodes {
+		p := pods[n.Name]
+		switch {
+		case p == nil && !wanted(n, o.Speakers):
+			continue
+		case p == nil:
+			of.Missing = append(of.Missing, NodeProblem{n.Name, "no speaker pod"})
+		case !cluster.IsReady(p):
+			of.Missing = append(of.Missing, NodeProblem{n.Name, "pod " + p.Name + " is not ready: " + whyNot(p)})
+		default:
+			of.Ready++
+		}
+		of.Nodes++
+	}
+	slices.SortFunc(of.Missing, func(a, b NodeProblem) int { return cmp.Compare(a.Node, b.Node) })
+	return of
+}
+
+// wanted reports whether the node is to have a speaker: the nodeSelector of the
+// DaemonSet is in its pods.
+func wanted(n *corev1.Node, speakers []*corev1.Pod) bool {
+	return !slices.ContainsFunc(speakers, func(p *corev1.Pod) bool {
+		return !labels.SelectorFromSet(p.Spec.NodeSelector).Matches(labels.Set(n.Labels))
+	})
+}
+
+// whyNot says why a pod is not ready.
+func whyNot(p *corev1.Pod) string {
+	if p.DeletionTimestamp != nil {
+		return "it is being deleted"
+	}
+	for _, c := range p.Status.ContainerStatuses {
+		if w := c.State.Waiting; w != nil && w.Reason != "" {
+			return w.Reason
+		}
+	}
+	if p.Status.Phase == corev1.PodRunning {
+		return "it runs; kubectl -n " + p.Namespace + " logs " + p.Name + " tells"
+	}
+	return "phase " + string(p.Status.Phase)
+}
+
+// versions returns the tags of the images of the pods, sorted, each once. An
+// image without one is named by its digest.
+func versions(pods []*corev1.Pod) []string {
+	all := []string{}
+	for _, p := range pods {
+		for _, c := range p.Spec.Containers {
+			all = append(all, version(c.Image))
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+func version(image string) string {
+	name, digest, _ := strings.Cut(image, "@")
+	if i := strings.LastIndex(name, ":"); i > strings.LastIndex(name, "/") {
+		return name[i+1:]
+	}
+	return cmp.Or(digest, "latest")
+}
+
+// skew warns of components of different versions. Digests of two images always
+// differ: they say nothing.
+func (s *Status) skew() {
+	if s.Controller == nil || s.Speakers == nil {
+		return
+	}
+	all := slices.Concat(s.Controller.Versions, s.Speakers.Versions)
+	slices.Sort(all)
+	all = slices.Compact(slices.DeleteFunc(all, func(v string) bool { return strings.Contains(v, ":") }))
+	if len(all) > 1 {
+		s.warn("version", "controller %s, speakers %s: an upgrade is under way, or has stopped half way", strings.Join(s.Controller.Versions, ", "), strings.Join(s.Speakers.Versions, ", "))
+	}
+}
+
+func (s *Status) conflicts(n *simulation.Network) {
+	s.Conflicts = []Conflict{}
+	for node, r := range n.Reports {
+		for _, c := range r.Conflicts {
+			s.Conflicts = append(s.Conflicts, Conflict{node, c.VIP, net.HardwareAddr(c.HardwareAddr[:]).String(), c.Announced})
+		}
+	}
+	slices.SortFunc(s.Conflicts, func(a, b Conflict) int { return cmp.Or(a.VIP.Compare(b.VIP), cmp.Compare(a.Node, b.Node)) })
+	for _, c := range s.Conflicts {
+		state := "it is not announced"
+		if c.Announced {
+			state = "it is announced all the same"
+		}
+		s.warn("conflict", "VIP %s: another machine, %s, has it, says the speaker of node %s; %s", c.VIP, c.HardwareAddr, c.Node, state)
+	}
+}
+
+func (s *Status) allocation(o *cluster.Objects) {
+	a := o.Cluster().Allocation()
+	s.Pools = PoolsOf(o, a)
+	for _, p := range s.Pools {
+		if p.Full() {
+			s.warn("pool", "%s has no free %s address: %s assigned, %s in quarantine, %s reserved of %s", p.Name, p.Family,
+				output.Number(p.Used), output.Number(p.Quarantined), output.Number(p.Reserved), output.Number(p.Size))
+		}
+	}
+	s.Services = &Services{Served: len(a.Verdicts)}
+	waiting := map[string]*Waiting{}
+	wait := func(reason, service, message string) {
+		if waiting[reason] == nil {
+			waiting[reason] = &Waiting{Reason: reason, Message: message}
+		}
+		waiting[reason].Services = append(waiting[reason].Services, service)
+	}
+	for _, svc := range o.Services {
+		name := servicelb.NameOf(svc)
+		v, served := a.Verdicts[name]
+		switch {
+		case !served:
+		case v.Refusal != nil:
+			wait(string(v.Refusal.Reason), name, v.Refusal.Message)
+		case !shown(svc, v):
+			wait(Unassigned, name, "the controller is to write their addresses into the Services, and has not yet")
+		}
+		if served && v.Stranded() {
+			s.Services.Stranded = append(s.Services.Stranded, name)
+		}
+	}
+	for _, w := range waiting {
+		s.Services.Waiting = append(s.Services.Waiting, *w)
+	}
+	slices.SortFunc(s.Services.Waiting, func(a, b Waiting) int {
+		return cmp.Or(cmp.Compare(len(b.Services), len(a.Services)), cmp.Compare(a.Reason, b.Reason))
+	})
+	for _, w := range s.Services.Waiting {
+		s.warn("Services", "%s: %s: %s: %s", output.Count(len(w.Services), "waits for an address", "wait for an address"), output.List(w.Services, 3), w.Reason, w.Message)
+	}
+	if n := len(s.Services.Stranded); n > 0 {
+		s.warn("Services", "%s an address that no pool gives any more: %s", output.Count(n, "holds", "hold"), output.List(s.Services.Stranded, 3))
+	}
+}
+
+// shown reports whether the Service shows all that it holds.
+func shown(svc *corev1.Service, v servicelb.Verdict) bool {
+	shows := kube.VIPs(svc)
+	return !slices.ContainsFunc(v.Held, func(h ipam.Held) bool { return !slices.Contains(shows, h.Addr) })
+}
+
+// PoolsOf returns how the pools of the configuration are used.
+func PoolsOf(o *cluster.Objects, a simulation.Allocation) []Pool {
+	all := []Pool{}
+	if o.Config == nil {
+		return all
+	}
+	held := map[string]float64{}
+	for _, v := range a.Verdicts {
+		for _, h := range v.Held {
+			held[h.Pool]++
+		}
+	}
+	for i := range o.Config.Pools {
+		p := &o.Config.Pools[i]
+		if p.DHCP != nil {
+			all = append(all, Pool{Name: p.Name, Family: ipam.IPv4, Leased: true, Draining: p.Draining, Used: held[p.Name]})
+		}
+		for _, c := range a.Pools {
+			if c.Pool == p.Name {
+				all = append(all, Pool{Name: c.Pool, Family: c.Family, Draining: p.Draining, Size: c.Size, Used: c.Assigned, Free: c.Free, Quarantined: c.Quarantined, Reserved: c.Reserved})
+			}
+		}
+	}
+	return all
+}

@@ -1,0 +1,57 @@
+package notify_test
+
+import (
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/lodestone-lb/lodestone/pkg/notify"
+)
+
+func closed(ch <-chan struct{}) bool {
+	select {
+	case <-ch:
+		return true
+	default:
+		return false
+	}
+}
+
+func TestSignal(t *testing.T) {
+	t.Parallel()
+	var s notify.Signal
+	s.Notify() // nobody listens
+	first, second := s.Next(), s.Next()
+	assert.False(t, closed(first))
+	s.Notify()
+	assert.True(t, closed(first))
+	assert.True(t, closed(second))
+	assert.False(t, closed(s.Next()), "what is over is not told again")
+}
+
+// Whoever takes the channel before it looks sees every change in the end.
+func TestNoChangeIsMissed(t *testing.T) {
+	t.Parallel()
+	var s notify.Signal
+	var value atomic.Int64
+	const last = 10_000
+	var readers sync.WaitGroup
+	for range 4 {
+		readers.Go(func() {
+			for {
+				next := s.Next()
+				if value.Load() == last {
+					return
+				}
+				<-next
+			}
+		})
+	}
+	for range last {
+		value.Add(1)
+		s.Notify()
+	}
+	readers.Wait()
+}

@@ -1,0 +1,164 @@
+// Package apihealth tells the other speakers whether the API server answers this node.
+//
+// While it answers nobody, nothing changes: VIPs do not depend on it. But a node that
+// alone is cut off from it, by a firewall, or because the proxy on it that leads to the
+// API servers is gone, knows neither new Services nor where endpoints went, and the
+// others would wait for it to announce what it has never heard of. It says then that it
+// is blind, and the plan has others own its VIPs, where there are any.
+//
+// Where there are several API servers, one that is gone or hangs blinds nobody: a question
+// without an answer is asked again over a connection of its own, which leads to another one.
+package apihealth
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// interval is how often the API server is asked, and askTimeout how long the answer may
+	// take, over the connection that there is and then over a new one: its version is what it
+	// tells everybody, from memory.
+	interval, askTimeout = 5 * time.Second, 2 * time.Second
+	// share is the time between two questions from any node while it answers all of them.
+	// Where there are so many that each would ask less often than every longest, it is less.
+	share, longest = 50 * time.Millisecond, time.Minute
+	// misses is how many questions in a row without an answer the others are told of.
+	misses = 2
+	// blindAfter is how long the API server has not answered when this node gives up,
+	// and sureAfter how long it has answered others meanwhile: when it is gone, or back,
+	// not all find out at once.
+	blindAfter, sureAfter = 25 * time.Second, 15 * time.Second
+	// seeingAfter is how long it has answered again when this node knows what it missed:
+	// watches wait for as long before they try again.
+	seeingAfter = time.Minute
+)
+
+// Peers are the other speakers; membership.Task is one.
+type Peers interface {
+	// See tells them whether the API server answers this node, and whether the node is
+	// blind.
+	See(sighted, blind bool)
+	// OthersSee returns how many of them that are ready to own VIPs it answers, and how
+	// many more are not blind: they are about to find out.
+	OthersSee() (seeing, unsure int)
+}
+
+// API is how the API server is asked; apiclient.Transport is one. An answer is one whatever
+// it says.
+type API interface {
+	// Ask asks over the connection that there is.
+	Ask(context.Context) error
+	// Renew asks over a new connection, and closes the others if it is answered.
+	Renew(context.Context) error
+}
+
+// Sight is the task that asks.
+type Sight struct {
+	api   API
+	peers Peers
+	log   *slog.Logger
+	blind atomic.Bool
+
+	// Owned by Run.
+	asked  time.Time // the last question
+	wait   float64   // how long the next one waits, as a share of the pace
+	missed int       // questions in a row
+	silent time.Time // since when they are
+	since  time.Time // of those that were answered in a row, the first
+	others time.Time // since when others are answered while this node is not
+}
+
+// New returns a Sight that starts with Run.
+func New(api API, peers Peers, log *slog.Logger) *Sight {
+	return &Sight{api: api, peers: peers, log: log}
+}
+
+// String names the task.
+func (s *Sight) String() string { return "sight" }
+
+// Blind reports whether this node has given up on the API server, which answers others.
+func (s *Sight) Blind() bool { return s.blind.Load() }
+
+// Run asks until ctx ends.
+func (s *Sight) Run(ctx context.Context) error {
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for {
+		if s.due(time.Now()) {
+			s.look(ctx)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// due reports whether it is time for a question. In a large cluster that is not at each
+// tick, unless somebody was not answered.
+func (s *Sight) due(now time.Time) bool {
+	seeing, unsure := s.peers.OthersSee()
+	pace := float64(min(time.Duration(seeing)*share, longest))
+	return s.missed > 0 || s.Blind() || unsure > 0 || float64(now.Sub(s.asked).Round(time.Second)) >= s.wait*pace
+}
+
+func (s *Sight) look(ctx context.Context) {
+	s.asked, s.wait = time.Now(), 0.75+rand.Float64()/2 // who found out together does not stay together
+	if err := s.once(ctx); err == nil {
+		s.noteAnswer(time.Now())
+	} else {
+		s.noteMiss(time.Now(), err)
+	}
+	s.peers.See(s.missed < misses, s.Blind())
+}
+
+// once asks the API server, and another one if there is no answer.
+func (s *Sight) once(ctx context.Context) error {
+	first := within(ctx, s.api.Ask)
+	if first == nil || ctx.Err() != nil {
+		return first
+	}
+	err := within(ctx, s.api.Renew)
+	if err == nil {
+		s.log.Info("the API server did not answer, and does over a new connection: all others are closed", "err", first)
+	}
+	return err
+}
+
+func within(ctx context.Context, ask func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	return ask(ctx)
+}
+
+func (s *Sight) noteAnswer(now time.Time) {
+	if s.missed > 0 || s.since.IsZero() {
+		s.since = now
+	}
+	s.missed, s.others = 0, time.Time{}
+	if s.Blind() && now.Sub(s.since) >= seeingAfter {
+		s.blind.Store(false)
+		s.log.Info("the API server answers this node again, which may own VIPs")
+	}
+}
+
+func (s *Sight) noteMiss(now time.Time, err error) {
+	if s.missed++; s.missed == 1 {
+		s.silent = now
+	}
+	seeing, _ := s.peers.OthersSee()
+	switch {
+	case seeing == 0:
+		s.others = time.Time{}
+	case s.others.IsZero():
+		s.others = now
+	case !s.Blind() && now.Sub(s.silent) >= blindAfter && now.Sub(s.others) >= sureAfter:
+		s.blind.Store(true)
+		s.log.Warn("the API server answers other nodes, and not this one: others own its VIPs at layer 2", "since", s.silent, "err", err)
+	}
+}

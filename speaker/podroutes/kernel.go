@@ -1,0 +1,108 @@
+package podroutes
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"go4.org/netipx"
+	"golang.org/x/sys/unix"
+
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+const (
+	// receiveBuffer holds the notifications of a burst until we read them. An
+	// overrun costs one look at the whole table, no more.
+	receiveBuffer = 1 << 20
+	// listAttempts is how often the table is listed again that changed meanwhile.
+	listAttempts = 5
+	// timeout bounds the wait for an answer of the kernel.
+	timeout = 10 * time.Second
+)
+
+// kernel is the main routing table of a network namespace.
+type kernel struct{ namespace netns.NsHandle }
+
+func (k kernel) open() (*netlink.Handle, error) {
+	h, err := netlink.NewHandleAt(k.namespace, unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink: %w", err)
+	}
+	if err := h.SetSocketTimeout(timeout); err != nil {
+		h.Close()
+		return nil, fmt.Errorf("set the timeout of netlink: %w", err)
+	}
+	return h, nil
+}
+
+// list returns the routes that are ours, and those of others to the same
+// destinations.
+func (k kernel) list(want map[netip.Prefix]plan.PodRoute) ([]entry, error) {
+	h, err := k.open()
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	for range listAttempts {
+		var table []entry
+		err = nil
+		for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+			err = errors.Join(err, h.RouteListFilteredIter(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE, func(r netlink.Route) bool {
+				e := entryOf(r)
+				if _, wanted := want[e.prefix]; e.ours || wanted {
+					table = append(table, e)
+				}
+				return true
+			}))
+		}
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+			if err != nil {
+				err = fmt.Errorf("list routes: %w", err)
+			}
+			return table, err
+		}
+	}
+	return nil, fmt.Errorf("list routes: %w", err)
+}
+
+// apply takes the steps and returns what is in force then. A route that the
+// kernel refuses keeps no other from its place.
+func (k kernel) apply(s steps) (inForce map[netip.Prefix]target, err error) {
+	inForce = maps.Clone(s.kept)
+	if len(s.puts)+len(s.removes) == 0 {
+		return inForce, nil
+	}
+	h, err := k.open()
+	if err != nil {
+		return inForce, err
+	}
+	defer h.Close()
+	var refused []error
+	for _, prefix := range ordered(s.puts) {
+		to := s.puts[prefix]
+		put := h.RouteAdd
+		if s.replaces[prefix] {
+			put = h.RouteReplace
+		}
+		err := put(&netlink.Route{Dst: netipx.PrefixIPNet(prefix), Gw: to.via.AsSlice(), LinkIndex: to.link, Priority: metric, Protocol: Protocol})
+		if err != nil {
+			refused = append(refused, fmt.Errorf("set the route to %s via %s on %s: %w", prefix, to.via, to.name, err))
+			continue
+		}
+		inForce[prefix] = to
+	}
+	for _, r := range s.removes {
+		if err := h.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) { // somebody was faster
+			refused = append(refused, fmt.Errorf("remove the route to %s: %w", r.Dst, err))
+		}
+	}
+	if len(refused) > 1 {
+		return inForce, fmt.Errorf("%w (and %d more routes)", refused[0], len(refused)-1)
+	}
+	return inForce, errors.Join(refused...)
+}

@@ -1,0 +1,342 @@
+// Package podroutes keeps routes to the pods of other nodes in the kernel's main
+// table. It touches nothing but routes with Protocol, its mark: what others
+// have a route to is left to them and told as a problem.
+//
+// One goroutine, Run, owns all state. It compares the kernel's table with the
+// wanted routes and changes what differs, additions before deletions, a next
+// hop by replacement. So a restarted speaker goes on with the routes that it
+// finds, no packet is lost when a node gets another address, and what somebody
+// else takes away comes back at once. Routes outlive the process: Clear, or a
+// Set without routes, removes them.
+package podroutes
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/lodestone-lb/lodestone/speaker/netstate"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+const (
+	// Between two looks at the kernel's table is minRest, and restFactor times
+	// what a look takes: somebody who deletes routes all the time costs little,
+	// and a node may have a full BGP table.
+	minRest    = 100 * time.Millisecond
+	restFactor = 9
+	// settle is when the table is looked at again after an interface changed: one
+	// that goes down loses its IPv4 routes somewhat later and without a
+	// notification.
+	settle = time.Second
+	// check is how often the table is looked at without need.
+	check = 30 * time.Second
+	// What failed is tried again after the first delay, which doubles up to the
+	// last one.
+	firstRetry, lastRetry = time.Second, 30 * time.Second
+)
+
+// Interfaces tells the node's interfaces; netstate.Watcher is one.
+type Interfaces interface {
+	Ready() <-chan struct{}
+	Interfaces() []netstate.Interface
+	Changed() <-chan struct{}
+}
+
+// Options are what a Table needs.
+type Options struct {
+	Interfaces Interfaces
+	// Namespace is the network namespace of the routes. Nil: this process's own.
+	Namespace *netns.NsHandle
+	Log       *slog.Logger
+	Registry  prometheus.Registerer
+}
+
+// Table is a task that keeps routes.
+type Table struct {
+	Options
+	kernel   kernel
+	restored prometheus.Counter
+	sets     chan plan.PodRoutes
+
+	// Owned by Run.
+	state     state
+	due       time.Time       // of the next look at the kernel's table; zero: none
+	rested    time.Time       // when it may be looked at again
+	seen      <-chan struct{} // closed when interfaces changed that were not looked at
+	unsettled bool            // they have since the last look
+	delay     time.Duration
+
+	published atomic.Pointer[view]
+}
+
+// state is what Run knows and has done. What a view has of it is immutable.
+type state struct {
+	told     bool // want is what Set was called with
+	want     plan.PodRoutes
+	inForce  map[netip.Prefix]target
+	problems map[netip.Prefix]problem
+	err      error // why routes that could be are not in force
+}
+
+// view is a state that others may look at.
+type view struct {
+	state
+	changed chan struct{} // closed when there is a newer one
+}
+
+// New returns a Table that does nothing until it runs.
+func New(o Options) *Table {
+	t := &Table{Options: o, kernel: kernel{netns.None()}, sets: make(chan plan.PodRoutes, 1)}
+	if o.Namespace != nil {
+		t.kernel.namespace = *o.Namespace
+	}
+	t.restored = prometheus.NewCounter(prometheus.CounterOpts{Name: metricRestored, Help: "Routes to pods that were gone and came back."})
+	t.published.Store(&view{changed: make(chan struct{})})
+	o.Registry.MustRegister(t.restored, collector{t})
+	return t
+}
+
+// String names the task.
+func (t *Table) String() string { return "pod routes" }
+
+// Set replaces the whole set of routes. It does not wait: Run brings the set
+// into force, and goes on trying. Before the first call the kernel's table
+// stays as it is. Set is for one goroutine, and keeps want.
+func (t *Table) Set(want plan.PodRoutes) {
+	select {
+	case <-t.sets: // one that Run has not seen yet
+	default:
+	}
+	t.sets <- want
+}
+
+// Changed returns a channel that is closed when Status has something new. Ask
+// for it before Status and nothing is missed.
+func (t *Table) Changed() <-chan struct{} { return t.published.Load().changed }
+
+// Run keeps the routes until ctx ends, and leaves them then: traffic goes on
+// while a speaker is replaced. What fails is tried again.
+func (t *Table) Run(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-t.Interfaces.Ready():
+	}
+	t.seen = t.Interfaces.Changed()
+	for ctx.Err() == nil {
+		lost, err := t.follow(ctx)
+		switch {
+		case err != nil:
+			t.Log.Warn("pod routes that somebody deletes come back late", "err", err, "check", check)
+			t.wait(ctx, nil)
+		case ctx.Err() == nil:
+			t.Log.Debug("looking at all routes", "cause", lost)
+			t.look()
+		}
+	}
+	return nil
+}
+
+// follow keeps the routes until notifications are lost.
+func (t *Table) follow(ctx context.Context) (lost, err error) {
+	s, err := netstate.SubscribeRoutes(t.kernel.namespace, receiveBuffer)
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	for ctx.Err() == nil {
+		if !t.wait(ctx, s.Updates) {
+			return <-s.Lost, nil
+		}
+	}
+	return nil, nil
+}
+
+// wait waits for one thing to happen and does what follows from it. False: the
+// notifications have ended.
+func (t *Table) wait(ctx context.Context, routes <-chan netlink.RouteUpdate) bool {
+	var due <-chan time.Time
+	if !t.due.IsZero() {
+		due = time.After(time.Until(t.due))
+	}
+	select {
+	case <-ctx.Done():
+	case want := <-t.sets:
+		if !t.state.told || !equal(want, t.state.want) {
+			t.set(want)
+		}
+	case u, ok := <-routes:
+		if !ok {
+			return false
+		}
+		if t.concerns(u) {
+			t.look()
+		}
+	case <-t.seen:
+		t.seen, t.unsettled = t.Interfaces.Changed(), true
+		t.look()
+	case <-due:
+		t.reconcile()
+	}
+	return true
+}
+
+// set takes over what Set was called with.
+func (t *Table) set(want plan.PodRoutes) {
+	for _, r := range want.Refused {
+		if !slices.Contains(t.state.want.Refused, r) {
+			t.Log.Warn("no pod route", "cidr", r.CIDR, "node", r.Node, "reason", r.Reason, "message", r.Message)
+		}
+	}
+	t.state.told, t.state.want = true, want
+	t.reconcile()
+}
+
+// look has the kernel's table looked at as soon as it may be.
+func (t *Table) look() {
+	if t.state.told {
+		t.due = t.rested
+	}
+}
+
+func equal(a, b plan.PodRoutes) bool {
+	return a.Mode == b.Mode && maps.Equal(a.Routes, b.Routes) && slices.Equal(a.Own, b.Own) && slices.Equal(a.Refused, b.Refused)
+}
+
+// concerns reports whether the notification tells of something other than what
+// Run did itself.
+func (t *Table) concerns(u netlink.RouteUpdate) bool {
+	if u.Table != unix.RT_TABLE_MAIN || !t.state.told {
+		return false
+	}
+	e := entryOf(u.Route)
+	_, wanted := t.state.want.Routes[e.prefix]
+	if u.Type == unix.RTM_NEWROUTE && e.ours {
+		return !e.is(t.state.inForce[e.prefix])
+	}
+	return wanted
+}
+
+// reconcile brings want into force.
+func (t *Table) reconcile() {
+	start, before := time.Now(), t.state
+	table, err := t.kernel.list(before.want.Routes)
+	if err == nil {
+		s := decide(before.want.Routes, t.Interfaces.Interfaces(), table)
+		t.state.problems = s.problems
+		t.state.inForce, err = t.kernel.apply(s)
+		t.tell(before, s)
+	}
+	now := time.Now()
+	t.state.err, t.rested, t.due = err, now.Add(max(minRest, restFactor*now.Sub(start))), time.Time{}
+	switch {
+	case err != nil:
+		t.fail(before.err)
+	case len(before.want.Routes) == 0:
+	case t.unsettled:
+		t.due = now.Add(settle)
+	default:
+		t.due = now.Add(check)
+	}
+	t.unsettled = false
+	t.publish()
+}
+
+func (t *Table) fail(before error) {
+	err := t.state.err
+	if before == nil || before.Error() != err.Error() {
+		t.Log.Error("pod routes not up to date", "wanted", len(t.state.want.Routes), "in_force", len(t.state.inForce), "err", err, "hint", hint(err))
+		t.delay = firstRetry
+	}
+	t.due = time.Now().Add(t.delay)
+	t.delay = min(2*t.delay, lastRetry)
+}
+
+// hint says what an operator can do about the error.
+func hint(err error) string {
+	switch {
+	case errors.Is(err, unix.EPERM):
+		return "the speaker needs the capability NET_ADMIN: set the chart's speaker.podRoutes"
+	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.EINVAL):
+		return "the kernel does not reach the next hop: has the interface a route to its own subnet?"
+	}
+	return "it is tried again"
+}
+
+// tell logs and counts what changed about routes and problems, in order.
+func (t *Table) tell(before state, s steps) {
+	for _, prefix := range ordered(before.inForce) {
+		now, ok := t.state.inForce[prefix]
+		switch was := before.inForce[prefix]; {
+		case !ok:
+			t.Log.Info("pod route no longer in force", "cidr", prefix, "node", was.node, "via", was.via)
+		case now != was:
+			t.Log.Info("pod route changed", "cidr", prefix, "node", now.node, "via", now.via, "interface", now.name, "before", was.via)
+		case s.puts[prefix] == now:
+			t.restored.Inc()
+			t.Log.Warn("pod route restored: somebody had removed it, or its interface was down", "cidr", prefix, "node", now.node, "via", now.via)
+		}
+	}
+	for _, prefix := range ordered(t.state.inForce) {
+		if _, ok := before.inForce[prefix]; !ok {
+			now := t.state.inForce[prefix]
+			t.Log.Info("pod route in force", "cidr", prefix, "node", now.node, "via", now.via, "interface", now.name)
+		}
+	}
+	for _, r := range s.removes {
+		if e := entryOf(r); before.inForce[e.prefix] == (target{}) {
+			t.Log.Info("pod route of another speaker or time removed", "cidr", e.prefix, "via", e.via)
+		}
+	}
+	for _, prefix := range ordered(t.state.problems) {
+		if p := t.state.problems[prefix]; before.problems[prefix] != p {
+			t.Log.Warn("no pod route", "cidr", prefix, "node", t.state.want.Routes[prefix].Node, "reason", p.reason, "message", p.message)
+		}
+	}
+}
+
+// ordered returns the prefixes in order.
+func ordered[T any](of map[netip.Prefix]T) []netip.Prefix {
+	return slices.SortedFunc(maps.Keys(of), comparePrefixes)
+}
+
+func comparePrefixes(a, b netip.Prefix) int {
+	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
+}
+
+// publish shows the state to others.
+func (t *Table) publish() {
+	old := t.published.Swap(&view{t.state, make(chan struct{})})
+	close(old.changed)
+}
+
+// Clear removes all routes that carry Protocol from the namespace, nil for this
+// process's own, and returns how many there were.
+func Clear(namespace *netns.NsHandle) (int, error) {
+	k := kernel{netns.None()}
+	if namespace != nil {
+		k.namespace = *namespace
+	}
+	table, err := k.list(nil)
+	if err != nil {
+		return 0, err
+	}
+	s := decide(nil, nil, table)
+	if _, err := k.apply(s); err != nil {
+		return 0, fmt.Errorf("%w: %s", err, hint(err))
+	}
+	return len(s.removes), nil
+}
