@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/google/btree"
 	"go4.org/netipx"
 	corev1 "k8s.io/api/core/v1"
 
@@ -129,11 +130,11 @@ func (m *kubeVIP) convertRanges() {
 			m.decidef(m.ranges, "data."+key, "is not known here: look up what it does, and whether Lodestone has it")
 		}
 	}
-	var taken netipx.IPSetBuilder
+	taken := newRanges()
 	leases := map[string]bool{}
 	for _, name := range append(slices.DeleteFunc(sortedKeys(names), func(n string) bool { return n == global }), global) {
 		if names[name] {
-			m.convertRange(name, &taken, leases)
+			m.convertRange(name, taken, leases)
 		}
 	}
 	if len(m.doc.Pools) > 1 && names[global] {
@@ -158,7 +159,7 @@ func (m *kubeVIP) split(key string) (kind, of string) {
 // convertRange writes the pool of a namespace, or the global one. The cloud
 // provider looks for cidr-<namespace>, cidr-global, range-<namespace> and
 // range-global, in this order.
-func (m *kubeVIP) convertRange(name string, taken *netipx.IPSetBuilder, leases map[string]bool) {
+func (m *kubeVIP) convertRange(name string, taken ranges, leases map[string]bool) {
 	text, isCIDR := m.data[keyCIDR+"-"+name]
 	key := keyCIDR + "-" + name
 	_, globalCIDR := m.data[keyCIDR+"-"+global]
@@ -200,12 +201,12 @@ func (m *kubeVIP) leasePool(p *pool, key, name string, leases map[string]bool) {
 	m.doc.Pools = append(m.doc.Pools, *p)
 }
 
-// addresses writes what the pool gives, without what an earlier one does.
-func (m *kubeVIP) addresses(p *pool, key, text string, taken *netipx.IPSetBuilder) bool {
-	var own netipx.IPSetBuilder
-	apart, failed := true, false
-	skip := m.data[keySkipEnds] == "true"
-	before, _ := taken.IPSet()
+// addresses writes what the pool gives, without what earlier ones do, which is
+// taken.
+func (m *kubeVIP) addresses(p *pool, key, text string, taken ranges) bool {
+	var blocks []netipx.IPRange
+	var own, ends netipx.IPSetBuilder
+	failed, skip := false, m.data[keySkipEnds] == "true"
 	for i, entry := range strings.Split(text, ",") {
 		b, err := parseBlock(entry)
 		if err != nil {
@@ -216,23 +217,33 @@ func (m *kubeVIP) addresses(p *pool, key, text string, taken *netipx.IPSetBuilde
 		if b.loose {
 			m.notef(m.ranges, "data."+key, "%s has bits set beyond its length: kube-vip takes it for %s, which is written", quote(strings.TrimSpace(entry)), b.text)
 		}
-		soFar, _ := own.IPSet()
-		apart = apart && !soFar.OverlapsRange(b.IPRange) && !before.OverlapsRange(b.IPRange)
-		give := b.IPRange
-		own.AddRange(give)
+		blocks = append(blocks, b.IPRange)
+		own.AddRange(b.IPRange)
 		if skip && b.subnet() {
-			own.Remove(give.From())
-			own.Remove(give.To())
+			ends.Add(b.From())
+			ends.Add(b.To())
 		}
 		p.Addresses = append(p.Addresses, b.text)
 		p.UseFirstAndLast = p.UseFirstAndLast || !skip && b.subnet()
 	}
-	own.RemoveSet(before)
-	left, _ := own.IPSet()
-	taken.AddSet(left)
-	switch {
-	case failed:
+	if failed {
 		return false
+	}
+	whole, _ := own.IPSet() // only valid ranges go in, here and below
+	edges, _ := ends.IPSet()
+	own.RemoveSet(edges)
+	apart := !overlapThemselves(blocks)
+	for _, r := range whole.Ranges() {
+		for _, t := range taken.overlapping(r) {
+			own.RemoveRange(t)
+			apart = false
+		}
+	}
+	left, _ := own.IPSet()
+	for _, r := range left.Ranges() {
+		taken.ReplaceOrInsert(r)
+	}
+	switch {
 	case len(left.Ranges()) == 0:
 		m.decidef(m.ranges, "data."+key, "other pools have all of its addresses: it is left out")
 		return false
@@ -244,6 +255,44 @@ func (m *kubeVIP) addresses(p *pool, key, text string, taken *netipx.IPSetBuilde
 		m.decidef(m.ranges, "data."+key, "has addresses twice, or in common with another pool, which no two pools of Lodestone have: this one has what is left; see that Services keep what they have (lodestone plan)")
 	}
 	return true
+}
+
+// overlapThemselves reports whether two of the ranges, which it sorts, share an
+// address.
+func overlapThemselves(ranges []netipx.IPRange) bool {
+	slices.SortFunc(ranges, byFirst)
+	for i := 1; i < len(ranges); i++ {
+		if ranges[i].From().Compare(ranges[i-1].To()) <= 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func byFirst(a, b netipx.IPRange) int { return a.From().Compare(b.From()) }
+
+// ranges are disjoint ranges by their first address.
+type ranges struct{ *btree.BTreeG[netipx.IPRange] }
+
+func newRanges() ranges {
+	return ranges{btree.NewG(32, func(a, b netipx.IPRange) bool { return a.From().Less(b.From()) })}
+}
+
+// overlapping returns those that share an address with r.
+func (rs ranges) overlapping(r netipx.IPRange) (all []netipx.IPRange) {
+	rs.DescendLessOrEqual(r, func(before netipx.IPRange) bool {
+		if before.Overlaps(r) {
+			all = append(all, before)
+		}
+		return false
+	})
+	rs.AscendGreaterOrEqual(r, func(after netipx.IPRange) bool {
+		if after.Overlaps(r) && (len(all) == 0 || all[0] != after) {
+			all = append(all, after)
+		}
+		return after.Overlaps(r)
+	})
+	return all
 }
 
 func rangeText(r netipx.IPRange) string {

@@ -123,9 +123,13 @@ type metalLB struct {
 	profiles    []resource[bfdSpec]
 	communities map[string]*community
 	// advertise are, by the name of a pool, the names of its advertisements.
-	advertise map[string][]string
-	// peerNames are what MetalLB's peers are called here.
+	advertise  map[string][]string
+	advertised int  // how many names these are
+	silenced   bool // the advertisement nobody is written
+	// peerNames are what MetalLB's peers are called here, internal those of the
+	// new names whose routers may have the nodes' AS number.
 	peerNames map[string][]string
+	internal  map[string]bool
 }
 
 // community is what an alias stands for.
@@ -139,7 +143,7 @@ type community struct {
 // MetalLB returns the configuration that does what MetalLB does by its objects.
 // Objects of other kinds are passed over, Services are looked at.
 func MetalLB(objects []Object) (*Result, error) {
-	m := &metalLB{communities: map[string]*community{}, advertise: map[string][]string{}, peerNames: map[string][]string{}}
+	m := &metalLB{communities: map[string]*community{}, advertise: map[string][]string{}, peerNames: map[string][]string{}, internal: map[string]bool{}}
 	for i := range objects {
 		m.read(&objects[i])
 	}
@@ -256,18 +260,40 @@ func (m *metalLB) apply(o *Object, r reach, names []string) {
 		}
 		selectors = append(selectors, parsed)
 	}
+	named := map[string]bool{}
 	for i, name := range r.IPAddressPools {
-		if !slices.ContainsFunc(m.pools, func(p resource[poolSpec]) bool { return p.object.Name == name }) {
+		if _, found := slices.BinarySearchFunc(m.pools, name, func(p resource[poolSpec], name string) int { return cmp.Compare(p.object.Name, name) }); !found {
 			m.notef(o, fmt.Sprintf("spec.ipAddressPools[%d]", i), "there is no IPAddressPool %s", quote(name))
+		} else if !named[name] {
+			m.announce(o, name, names)
 		}
+		named[name] = true
 	}
 	all := len(r.IPAddressPools)+len(r.IPAddressPoolSelectors) == 0
+	if !all && len(selectors) == 0 {
+		return
+	}
 	for _, p := range m.pools {
-		named := slices.Contains(r.IPAddressPools, p.object.Name)
 		selected := slices.ContainsFunc(selectors, func(s labels.Selector) bool { return s.Matches(labels.Set(p.Metadata.Labels)) })
-		if all || named || selected {
-			m.advertise[p.object.Name] = append(m.advertise[p.object.Name], names...)
+		if (all || selected) && !named[p.object.Name] {
+			m.announce(o, p.object.Name, names)
 		}
+	}
+}
+
+// maxAdvertised is how many names of advertisements the pools may have in all:
+// more do not fit into a configuration.
+const maxAdvertised = config.MaxSize / 4
+
+// announce notes that the advertisements announce the pool.
+func (m *metalLB) announce(o *Object, pool string, names []string) {
+	before := m.advertised
+	m.advertised += len(names)
+	switch {
+	case m.advertised <= maxAdvertised:
+		m.advertise[pool] = append(m.advertise[pool], names...)
+	case before <= maxAdvertised:
+		m.errorf(o, "", "there are more pools and advertisements for them than a configuration holds: migrate them in parts")
 	}
 }
 
@@ -341,11 +367,11 @@ func (m *metalLB) convertPools(taken map[string]bool) {
 
 // unannounced has a pool announced by nobody, as it is.
 func (m *metalLB) unannounced(p *resource[poolSpec], out *pool, taken map[string]bool) {
-	if !slices.ContainsFunc(m.doc.Advertisements, func(a advertisement) bool { return a.Name == nobody }) {
+	if !m.silenced {
 		if taken[nobody] {
 			m.errorf(p.object, "", "no advertisement is for this pool, and the name %q is taken by one: rename that", nobody)
 		}
-		taken[nobody] = true
+		m.silenced = true
 		m.doc.Advertisements = append(m.doc.Advertisements, advertisement{Name: nobody, Layer2: &layer2{}, ServiceSelector: &selector{
 			MatchExpressions: []requirement{{nobody, "Exists", nil}, {nobody, "DoesNotExist", nil}},
 		}})
@@ -356,8 +382,12 @@ func (m *metalLB) unannounced(p *resource[poolSpec], out *pool, taken map[string
 
 // noteUnused notes what nothing else names, and that there are no pools.
 func (m *metalLB) noteUnused() {
+	used := map[string]bool{}
+	for _, p := range m.peers {
+		used[p.Spec.BFDProfile] = true
+	}
 	for _, p := range m.profiles {
-		if !slices.ContainsFunc(m.peers, func(r resource[peerSpec]) bool { return r.Spec.BFDProfile == p.object.Name }) {
+		if !used[p.object.Name] {
 			m.notef(p.object, "", "no peer has this BFD profile: it is left out")
 		}
 	}

@@ -20,15 +20,18 @@ func (m *metalLB) convertBGP(r *resource[bgpSpec], taken map[string]bool) {
 		m.decidef(r.object, "", "there is no BGPPeer, so that MetalLB announces nothing by this advertisement: it is left out")
 		return
 	}
-	if b.LocalPreference != 0 && !slices.ContainsFunc(m.doc.Peers, func(p peer) bool { return p.mayBeInternal() && (len(b.Peers) == 0 || slices.Contains(b.Peers, p.Name)) }) {
+	toInternal := slices.ContainsFunc(b.Peers, func(name string) bool { return m.internal[name] })
+	if b.LocalPreference != 0 && !toInternal && (len(b.Peers) > 0 || len(m.internal) == 0) {
 		m.notef(r.object, "spec.localPref", "only internal peers are told it, and these are all external: it is left out")
 		b.LocalPreference = 0
 	}
+	seen := map[string]bool{} // an alias may stand for another one
 	for i, text := range spec.Communities {
 		for _, c := range m.community(r.object, fmt.Sprintf("spec.communities[%d]", i), text) {
-			if !slices.Contains(b.Communities, c) { // an alias may stand for another one
+			if !seen[c] {
 				b.Communities = append(b.Communities, c)
 			}
+			seen[c] = true
 		}
 	}
 	if n := spec.AggregationLength; n != nil && *n != 32 {
@@ -85,6 +88,9 @@ func (m *metalLB) convertPeers() {
 			one.Name, one.NodeSelector = unique(numbered(r.object.Name, i, len(nodes)), "-peer", taken), n
 			m.peerNames[r.object.Name] = append(m.peerNames[r.object.Name], one.Name)
 			m.doc.Peers = append(m.doc.Peers, one)
+			if one.mayBeInternal() {
+				m.internal[one.Name] = true
+			}
 		}
 		if len(nodes) > 1 {
 			m.decidef(r.object, "spec.nodeSelectors", "has %d selectors of which one has to match, and becomes the peers %s: see that no node matches two of them, it would have two sessions with one router",

@@ -138,6 +138,7 @@ func TestMistakesSayWhereTheyAre(t *testing.T) {
 		"wrong scalar":     {poolOf("addresses: [192.0.2.0/24], autoAssign: 'yes'"), []string{"spec.autoAssign: must be true or false, not string"}},
 		"wrong address":    {poolOf("addresses: [192.0.2.0/24, 300.1.1.1/24]"), []string{`in.yaml:1: IPAddressPool m/lan: spec.addresses[1]: "300.1.1.1/24" is neither a prefix nor a range`}},
 		"more than IPv4":   {poolOf("addresses: ['::ffff:203.0.113.0/95']"), []string{`"::ffff:203.0.113.0/95" is neither a prefix nor a range`}},
+		"nobody is taken":  {strings.Replace(poolOf("addresses: [192.0.2.0/24]"), "name: all}", "name: nobody}, spec: {ipAddressPools: [none]}", 1), []string{`the name "nobody" is taken`}},
 		"backwards":        {poolOf("addresses: [192.0.2.9-192.0.2.1]"), []string{`"192.0.2.9-192.0.2.1" is not a range`}},
 		"mixed families":   {poolOf("addresses: ['192.0.2.9-2001:db8::1']"), []string{"is not a range"}},
 		"no addresses":     {poolOf(""), []string{"spec.addresses: is empty"}},
