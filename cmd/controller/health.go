@@ -27,10 +27,7 @@ func (p *process) serveHTTPS(c *config.CompletedConfig) error {
 	if err != nil {
 		return err
 	}
-	secure.Listener = debughttp.Limit(secure.Listener)
-	secure.DisableHTTP2 = true // by which one connection would have hundreds of requests, of 256 KiB before anybody reads them
-	_, _, err = secure.Serve(handler, 0, p.stopped.Done())
-	return err
+	return serve(p.stopped, secure, handler)
 }
 
 // checks are what has to be well for this process to do its part. A standby's

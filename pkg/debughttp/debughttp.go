@@ -28,8 +28,10 @@ const (
 	writeTimeout    = 30 * time.Second
 	idleTimeout     = time.Minute
 	shutdownTimeout = time.Second
-	maxHeader       = 16 << 10
 )
+
+// MaxHeader is how long the header of a request may be, in bytes, from whomever it comes.
+const MaxHeader = 16 << 10
 
 // Authorizer decides who may read a path. It returns an error that is
 // ErrUnauthenticated, ErrForbidden or ErrBusy, or another one when it cannot tell.
@@ -103,7 +105,7 @@ func (s *Server) Run(ctx context.Context) error {
 		ReadTimeout:       readTimeout,
 		WriteTimeout:      writeTimeout,
 		IdleTimeout:       idleTimeout,
-		MaxHeaderBytes:    maxHeader,
+		MaxHeaderBytes:    MaxHeader,
 		ErrorLog:          log.New(debugLog{s.options.Log}, "", 0),
 		ConnContext:       withConn,
 		Protocols:         &http.Protocols{},

@@ -1,0 +1,61 @@
+package main
+
+import (
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+	"github.com/lodestone-lb/lodestone/pkg/debughttp"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/controller/servicelb"
+)
+
+// Everybody may read /readyz, and no error of a configuration, which quotes it, is there. The
+// whole text stands here, so that whatever is added to it is looked at.
+func TestReadyzQuotesNoConfiguration(t *testing.T) {
+	p := newProcess(t.Context())
+	p.log = slog.New(slog.DiscardHandler)
+	p.client = fake.NewClientset(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ls", Name: "lodestone-config"}, Data: map[string]string{
+		"config.yaml": "apiVersion: lodestone.io/v1alpha1\nkind: Config\npools: [{name: tenant-7, addresses: [203.0.113.77/33]}]\n"}})
+	p.config = kube.NewConfigWatcher(p.client, kube.ConfigOptions{Namespace: "ls", Name: "lodestone-config", Log: p.log})
+	p.facts = clusterfacts.NewWatcher(clusterfacts.Options{Client: p.client, Namespace: "ls", Log: p.log})
+	p.ledger = servicelb.NewLedger(servicelb.Scope{}, servicelb.Sources{Config: p.config, Facts: p.facts})
+	p.election = &election{won: make(chan struct{}), ended: make(chan struct{})}
+	t.Cleanup(func() { p.cancel(); _ = p.tasks.Wait() })
+	readyz := func() string {
+		w := httptest.NewRecorder()
+		debughttp.Readyz(p.checks).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+		return w.Body.String()
+	}
+	assert.Equal(t, "[+] lease: standby, another process leads or is about to\n", readyz())
+	close(p.election.won)
+	p.start(p.config.Run)
+	require.Eventually(t, func() bool { _, state := p.config.Current(); return state.Err != nil }, 20*time.Second, time.Millisecond)
+	_, state := p.config.Current()
+	require.ErrorContains(t, state.Err, "203.0.113.77/33", "the error quotes the document")
+	assert.Equal(t, "[+] lease: this process leads\n"+
+		"[-] configuration: nothing is allocated until there is a valid one: the log and the ConfigMap's Events say why\n"+
+		"[-] services: what Services hold is being read; nothing is allocated before; still missing: "+missing(p)+"\n", readyz())
+	close(p.election.ended)
+	assert.Equal(t, "[-] lease: lost; this process ends as soon as the API server answers\n", readyz())
+}
+
+// missing are the kinds of objects that are not read yet.
+func missing(p *process) (names string) {
+	for i, name := range p.facts.Waiting() {
+		if i > 0 {
+			names += ", "
+		}
+		names += name
+	}
+	return names
+}

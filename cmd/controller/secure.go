@@ -1,0 +1,80 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log"
+	"net/http"
+	"os"
+	"time"
+
+	"k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+
+	"github.com/lodestone-lb/lodestone/pkg/debughttp"
+)
+
+const (
+	headerTimeout = 5 * time.Second
+	idleTimeout   = 90 * time.Second
+)
+
+// serve serves the secure port until ctx ends, with certificates that change as the framework's
+// do. The framework's own server takes headers of 1 MiB from everybody, and by HTTP/2 hundreds
+// of requests on a connection, of 256 KiB each before anybody reads them.
+func serve(ctx context.Context, secure *server.SecureServingInfo, handler http.Handler) error {
+	config := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}, CurvePreferences: secure.CurvePreferences}
+	if secure.MinTLSVersion > 0 {
+		config.MinVersion = secure.MinTLSVersion
+	}
+	if len(secure.CipherSuites) > 0 {
+		config.CipherSuites = secure.CipherSuites
+	}
+	if secure.ClientCA != nil { // the authenticator judges the certificates
+		config.ClientAuth = tls.RequestClientCert
+	}
+	if err := followCertificates(ctx, secure, config); err != nil {
+		return err
+	}
+	s := &http.Server{
+		Handler:           handler,
+		TLSConfig:         config,
+		MaxHeaderBytes:    debughttp.MaxHeader,
+		ReadHeaderTimeout: headerTimeout,
+		IdleTimeout:       idleTimeout,
+		ErrorLog:          log.New(os.Stderr, "", 0),
+	}
+	_, _, err := server.RunServer(s, debughttp.Limit(secure.Listener), 0, ctx.Done())
+	return err //nolint:wrapcheck // it is about the listener
+}
+
+// followCertificates has every connection take the certificates that there are when it comes.
+func followCertificates(ctx context.Context, secure *server.SecureServingInfo, config *tls.Config) error {
+	current := dynamiccertificates.NewDynamicServingCertificateController(config, secure.ClientCA, secure.Cert, secure.SNICerts, nil)
+	var sources []dynamiccertificates.Notifier
+	if secure.ClientCA != nil {
+		sources = append(sources, secure.ClientCA)
+	}
+	if secure.Cert != nil {
+		sources = append(sources, secure.Cert)
+	}
+	for _, c := range secure.SNICerts {
+		sources = append(sources, c)
+	}
+	for _, source := range sources {
+		source.AddListener(current)
+		if files, ok := source.(dynamiccertificates.ControllerRunner); ok {
+			if err := files.RunOnce(ctx); err != nil {
+				return fmt.Errorf("read certificates: %w", err)
+			}
+			go files.Run(ctx, 1)
+		}
+	}
+	if err := current.RunOnce(); err != nil {
+		return fmt.Errorf("read certificates: %w", err)
+	}
+	go current.Run(1, ctx.Done())
+	config.GetConfigForClient = current.GetConfigForClient
+	return nil
+}
