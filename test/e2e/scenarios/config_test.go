@@ -59,6 +59,7 @@ func TestInvalidConfigurationChangesNothing(t *testing.T) {
 			s.service("during-" + name)
 			s.assigned("during-" + name)
 			require.Equal(t, []string{address}, addresses(s.get("before")))
+			s.strangersAreToldNothingOf("198.18.0.128", "config.yaml:", "pols")
 		})
 	}
 
@@ -162,6 +163,29 @@ func (s *story) replaceSpeakers() {
 
 // speakersReady checks that there is a speaker on each node, and that each is ready, or
 // that none is.
+// strangersAreToldNothingOf checks that what everybody may read of every program has none of the words.
+func (s *story) strangersAreToldNothingOf(words ...string) {
+	s.Helper()
+	for _, component := range []string{"controller", "speaker"} {
+		pods, err := s.Pods(s.ctx, component)
+		require.NoError(s, err)
+		require.NotEmpty(s, pods)
+		for _, pod := range pods {
+			for _, path := range []string{"readyz", "healthz"} {
+				response, err := s.Get(s.ctx, lodestone.URL(&pod, path), "")
+				require.NoError(s, err)
+				text, err := io.ReadAll(response.Body)
+				response.Body.Close()
+				require.NoError(s, err)
+				require.NotEmpty(s, text)
+				for _, word := range words {
+					require.NotContains(s, string(text), word, "%s of %s", path, pod.Name)
+				}
+			}
+		}
+	}
+}
+
 func (s *story) speakersReady(want bool) error {
 	pods, err := s.Pods(s.ctx, "speaker")
 	if err == nil && len(pods) != len(s.Lab.Nodes()) {
