@@ -1,6 +1,7 @@
 // Package apiservers tells what becomes of VIPs when one of three API servers is lost. Pods
 // reach them as in any cluster, by the Service "kubernetes": kube-proxy chooses one for each
-// connection, and goes on choosing one that is lost until the others take it out.
+// connection, and goes on choosing one that is lost until the others take it out. The same lab
+// has no routes to pods but Lodestone's, and another story tells what they carry.
 package apiservers
 
 import (
@@ -8,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -28,21 +30,44 @@ const (
 	fault = 45 * time.Second
 )
 
-// cluster is a lab with three API servers and some Services.
+// installation is the Lodestone that the stories share, in a lab with three API servers and
+// without routes to pods but those that Lodestone makes.
+var installation *lodestone.Installation
+
+func TestMain(m *testing.M) {
+	code, err := run(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "apiservers:", err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func run(m *testing.M) (code int, err error) {
+	ctx, begin := context.Background(), time.Now()
+	options := lab.Options{APIServers: 3, DualStack: true, OwnPodRoutes: true, Progress: func(format string, args ...any) {
+		fmt.Printf("lab: %5.1fs %s\n", time.Since(begin).Seconds(), fmt.Sprintf(format, args...))
+	}}
+	cluster, err := lab.Up(ctx, options)
+	if err != nil {
+		return 1, err
+	}
+	defer func() { err = errors.Join(err, cluster.Down(ctx)) }()
+	if installation, err = lodestone.New(cluster); err != nil {
+		return 1, err
+	}
+	return m.Run(), nil
+}
+
+// cluster is the lab with some Services.
 type cluster struct {
 	*testing.T
 	*lodestone.Installation
-	services int
-	owners   map[string]string // of the VIPs
+	owners map[string]string // of the VIPs
 }
 
 func start(t *testing.T) *cluster {
 	t.Helper()
-	up, err := lab.Up(t.Context(), lab.Options{APIServers: 3, Progress: t.Logf})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, up.Down(context.WithoutCancel(t.Context()))) })
-	installation, err := lodestone.New(up)
-	require.NoError(t, err)
 	c := &cluster{T: t, Installation: installation, owners: map[string]string{}}
 	require.NoError(t, c.RunEcho(t.Context(), metav1.NamespaceDefault, 3))
 	for range 9 {
@@ -54,16 +79,14 @@ func start(t *testing.T) *cluster {
 // addService creates a Service, and returns how long it took until its VIP was announced.
 func (c *cluster) addService() time.Duration {
 	c.Helper()
-	c.services++
 	begin, none, services := time.Now(), false, c.Kube.CoreV1().Services(metav1.NamespaceDefault)
-	name := fmt.Sprintf("web-%d", c.services)
-	_, err := services.Create(c.Context(), &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ServiceSpec{
+	web, err := services.Create(c.Context(), &corev1.Service{ObjectMeta: metav1.ObjectMeta{GenerateName: "web-"}, Spec: corev1.ServiceSpec{
 		Type: corev1.ServiceTypeLoadBalancer, Selector: map[string]string{"app": lodestone.EchoName}, AllocateLoadBalancerNodePorts: &none,
 		Ports: []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(lodestone.EchoPort)}},
 	}}, metav1.CreateOptions{})
 	require.NoError(c, err)
-	require.NoError(c, lodestone.Wait(c.Context(), name+" is announced", func() error {
-		service, err := services.Get(c.Context(), name, metav1.GetOptions{})
+	require.NoError(c, lodestone.Wait(c.Context(), web.Name+" is announced", func() error {
+		service, err := services.Get(c.Context(), web.Name, metav1.GetOptions{})
 		switch {
 		case err != nil:
 			return err
