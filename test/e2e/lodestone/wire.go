@@ -78,10 +78,17 @@ func (i *Installation) OwnerSeenBy(ctx context.Context, node, address string) (s
 	return i.ownerFrom(ctx, "ls-"+node, address)
 }
 
+// attempts is how often an owner is asked for until somebody answers: a speaker that has to
+// wait for a busy machine answers too late for the first request. Linux asks three times, too.
+const attempts = 3
+
 func (i *Installation) ownerFrom(ctx context.Context, host, address string) (string, error) {
-	macs, err := askFrom(ctx, host, address, 1)
-	if err != nil {
-		return "", err
+	var macs []string
+	for attempt := 0; attempt < attempts && len(macs) == 0; attempt++ {
+		var err error
+		if macs, err = askFrom(ctx, host, address, 1); err != nil {
+			return "", err
+		}
 	}
 	slices.Sort(macs)
 	if macs = slices.Compact(macs); len(macs) != 1 {
