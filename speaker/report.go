@@ -3,6 +3,7 @@ package speaker
 import (
 	"context"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"slices"
@@ -16,7 +17,9 @@ import (
 )
 
 // reportDelay is how long changes are gathered before the Lease is written: a
-// link that flaps costs the API server little.
+// link that flaps costs the API server little. What is for people alone, sessions and
+// moves, waits longer on nodes of which there are many. When a router reboots, all of
+// them have it to report, and each Lease goes to all of them.
 const reportDelay = 5 * time.Second
 
 // Interfaces tells the node's interfaces; netstate.Watcher is one.
@@ -68,6 +71,9 @@ type ReportOptions struct {
 	Sessions   Sessions
 	PodRoutes  PodRouter
 	KubeProxy  Presence
+	// Crowd returns by how much an interval of each speaker is longer than that of a few
+	// speakers. It is membership.Task's.
+	Crowd func() int
 	// Report takes what the speaker's Lease is to say; it is membership.Task's.
 	Report   func(report.Report)
 	Log      *slog.Logger
@@ -110,13 +116,13 @@ func (r *Reporter) Run(ctx context.Context) error {
 		case <-ready:
 		}
 	}
-	for {
+	for ctx.Err() == nil {
 		// First the channels, then the state: no change is missed.
 		interfaces, gateways, config, proxy := r.Interfaces.Changed(), r.Gateways.Changed(), r.Config.Changed(), r.KubeProxy.Changed()
 		loop, again := r.Loop.Changed(), r.lookForUnmatched(time.Now())
 		conflicts, sessions, pods := r.Conflicts.ConflictsChanged(), r.Sessions.Changed(), r.PodRoutes.Changed()
-		said := report.Report{Network: r.network(), Sessions: r.Sessions.Sessions(), Moves: r.Loop.Moves()}
-		said.PodRoutes, said.RoutedPodCIDRs = r.routedPods()
+		said := r.urgent()
+		said.Sessions, said.Moves = r.Sessions.Sessions(), r.Loop.Moves()
 		if r.judged {
 			said.Unmatched = append([]string{}, r.unmatched...)
 		}
@@ -134,10 +140,37 @@ func (r *Reporter) Run(ctx context.Context) error {
 		case <-loop:
 		case <-again:
 		}
+		r.gather(ctx, said)
+	}
+	return nil
+}
+
+// urgent returns the part of the report by which others decide.
+func (r *Reporter) urgent() (said report.Report) {
+	said.Network = r.network()
+	said.PodRoutes, said.RoutedPodCIDRs = r.routedPods()
+	return said
+}
+
+// gather waits for more changes.
+func (r *Reporter) gather(ctx context.Context, reported report.Report) {
+	reported.Sessions, reported.Moves, reported.Unmatched = nil, nil, nil
+	rest := reportDelay
+	if crowd := time.Duration(r.Crowd()); crowd > 1 {
+		rest = crowd*reportDelay/2 + rand.N(crowd*reportDelay)
+	}
+	for due := time.Now().Add(rest); ; {
+		left := min(reportDelay, time.Until(due))
+		if left <= 0 {
+			return
+		}
 		select {
 		case <-ctx.Done():
-			return nil
-		case <-time.After(reportDelay):
+			return
+		case <-time.After(left):
+		}
+		if r.urgent().Over(reported).Tidy().String() != reported.Tidy().String() {
+			return
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -103,7 +104,7 @@ func TestReporterTellsTheNetwork(t *testing.T) {
 		}
 		var told []report.Report
 		loop := &fakeLoop{}
-		r := NewReporter(ReportOptions{Loop: loop, Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewPedanticRegistry(), Interfaces: interfaces, Gateways: gateways, Config: cfg, Conflicts: conflicts, Sessions: sessions, PodRoutes: pods, KubeProxy: proxy, Report: func(r report.Report) { told = append(told, r) }})
+		r := NewReporter(ReportOptions{Loop: loop, Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewPedanticRegistry(), Interfaces: interfaces, Gateways: gateways, Config: cfg, Conflicts: conflicts, Sessions: sessions, PodRoutes: pods, KubeProxy: proxy, Crowd: func() int { return 1 }, Report: func(r report.Report) { told = append(told, r) }})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- r.Run(ctx) }()
@@ -178,5 +179,89 @@ func TestReporterTellsTheNetwork(t *testing.T) {
 		says(`{"segments":[], "gateways":[], "kubeProxy":true, "unmatchedAdvertisements":[]}`, "none is something to tell")
 		cancel()
 		require.NoError(t, <-done)
+	})
+}
+
+// A router of 1,000 nodes reboots: what they write because of that, which goes to all of them,
+// is spread over two minutes, and is nothing if the router is back within 20 s. Who loses a
+// segment in the meantime is known at once.
+func TestReportsOfManySpeakers(t *testing.T) {
+	t.Parallel()
+	const here, all = 50, 1000
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var writes []time.Time // of Leases, which are not written if nothing has changed
+		var networks, sessions []*changes
+		up, down := []report.Session{{Peer: "tor", Established: true}}, []report.Session{{Peer: "tor", Message: "connection refused"}}
+		all50 := make([]*fakeSessions, here)
+		links := make([]*fakeNetwork, here)
+		ready := make(chan struct{})
+		close(ready)
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		for i := range here {
+			all50[i] = &fakeSessions{sessions: up}
+			links[i] = &fakeNetwork{ready: ready, interfaces: []netstate.Interface{ethernet(2, "eth0", "198.18.0.11/24")}}
+			lease := ""
+			r := NewReporter(ReportOptions{Loop: &fakeLoop{}, Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewPedanticRegistry(), Interfaces: links[i],
+				Gateways: &fakeNetwork{ready: ready}, Config: &fakeConfig{}, Conflicts: &fakeConflicts{}, Sessions: all50[i], PodRoutes: &fakePodRouter{},
+				KubeProxy: &fakeProxy{}, Crowd: func() int { return all / 50 }, Report: func(r report.Report) {
+					mu.Lock()
+					defer mu.Unlock()
+					if text := r.Tidy().String(); text != lease {
+						lease, writes = text, append(writes, time.Now())
+					}
+				}})
+			running.Go(func() { assert.NoError(t, r.Run(ctx)) })
+			networks, sessions = append(networks, &links[i].changes), append(sessions, &all50[i].changes)
+		}
+		set := func(to []report.Session) {
+			for i, s := range all50 {
+				sessions[i].change(func() { s.sessions = to })
+			}
+		}
+		// most returns how many are written, and how many of them within a second at most.
+		most := func(d time.Duration) (written, within int) {
+			time.Sleep(d)
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			for i := range writes {
+				n := 0
+				for _, w := range writes[i:] {
+					if w.Sub(writes[i]) < time.Second {
+						n++
+					}
+				}
+				within = max(within, n)
+			}
+			written, writes = len(writes), nil
+			return written, within
+		}
+		written, _ := most(time.Minute)
+		require.Equal(t, here, written, "at the start")
+
+		set(down)
+		written, within := most(5 * time.Minute)
+		t.Logf("a router is gone: %d of %d Leases, %d within a second", written, here, within)
+		assert.Equal(t, here, written)
+		assert.LessOrEqual(t, within, here/10)
+
+		set(up)
+		time.Sleep(5 * time.Minute)
+		most(0)
+		set(down)
+		time.Sleep(20 * time.Second)
+		set(up)
+		written, _ = most(5 * time.Minute)
+		t.Logf("it is gone for 20 s: %d of %d Leases", written, here)
+		assert.Zero(t, written)
+
+		set(down)
+		networks[7].change(func() { links[7].interfaces = nil })
+		written, _ = most(2 * reportDelay)
+		assert.Equal(t, 1, written, "who loses a segment says so at once")
+		cancel()
+		running.Wait()
 	})
 }

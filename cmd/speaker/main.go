@@ -89,7 +89,7 @@ func run(ctx context.Context, f *flags) error {
 		Node: f.node, Interfaces: interfaces, Members: members, Status: loop.Status, Log: s.log, ProxyModeURL: diagnosis.ProxyModeURL,
 	})
 	reporter := speaker.NewReporter(speaker.ReportOptions{
-		Loop: loop, Interfaces: interfaces, Gateways: gateways, Config: config, Conflicts: announcer, Sessions: detector, PodRoutes: podRoutes, KubeProxy: proxy, Report: members.Report, Log: s.log, Registry: registry,
+		Loop: loop, Interfaces: interfaces, Gateways: gateways, Config: config, Conflicts: announcer, Sessions: detector, PodRoutes: podRoutes, KubeProxy: proxy, Crowd: members.Crowd, Report: members.Report, Log: s.log, Registry: registry,
 	})
 	server := debughttp.New(debughttp.Options{
 		Address: f.listen, CertFile: f.certFile, KeyFile: f.keyFile, Authorizer: debughttp.NewDelegate(s.client), Gatherer: registry,

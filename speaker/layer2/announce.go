@@ -3,6 +3,7 @@ package layer2
 import (
 	"cmp"
 	"context"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -64,7 +65,8 @@ const (
 )
 
 // While speakers are lost, one VIP in turn is announced each beaconInterval, for
-// the other side of a partition to hear when it heals. Who meets a rival announces
+// the other side of a partition to hear when it heals. Of many speakers each waits longer,
+// and not as long as the next one: one beacon of any is enough. Who meets a rival announces
 // all that it has, but what he claims just then, at most once in roundInterval. So
 // clients are right within a second: a beacon, a round, a correction of that.
 const (
@@ -170,7 +172,7 @@ func (p *port) lookAround(q *queue) {
 		p.round(q)
 	}
 	if len(q.lines[stepBeacon]) == 0 {
-		q.enter(nil, stepBeacon, beaconInterval)
+		q.enter(nil, stepBeacon, p.beaconWait())
 	}
 }
 
@@ -218,7 +220,7 @@ func (p *port) beacon(q *queue, t *turn) bool {
 	if p.whole.Load() {
 		return false
 	}
-	q.enter(nil, stepBeacon, beaconInterval)
+	q.enter(nil, stepBeacon, p.beaconWait())
 	for range 2 { // the rest of the ring, and once around
 		for len(q.ring) > 0 {
 			t.ownership, q.ring = q.ring[0], q.ring[1:]
@@ -229,6 +231,15 @@ func (p *port) beacon(q *queue, t *turn) bool {
 		q.ring = (*p.owned.Load()).without(nil)
 	}
 	return false
+}
+
+// beaconWait returns how long to wait for the next beacon.
+func (p *port) beaconWait() time.Duration {
+	crowd := time.Duration(p.crowd.Load())
+	if crowd <= 1 {
+		return beaconInterval
+	}
+	return crowd*beaconInterval/2 + rand.N(crowd*beaconInterval)
 }
 
 // probe asks everybody, or ends the questions: nobody answered, or somebody.

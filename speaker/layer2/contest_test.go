@@ -24,8 +24,11 @@ import (
 type fakeMembers struct {
 	mu      sync.Mutex
 	lost    bool
+	crowd   int // 0: 1
 	changed chan struct{}
 }
+
+func (f *fakeMembers) Crowd() int { return max(1, f.crowd) }
 
 func (f *fakeMembers) Whole() bool {
 	f.mu.Lock()
@@ -246,6 +249,54 @@ func TestSplitBrainIsDecidedOnTheWire(t *testing.T) {
 		for _, vip := range []netip.Addr{vipB, vip6B} {
 			assert.Contains(t, s.owners(vip), 0, "the other speaker is silent")
 		}
+	})
+}
+
+// 1,000 speakers announce their beacons no more often than 100 do, and not all at once; 20
+// of them are here. When a partition heals, clients are right nearly as soon: one beacon of
+// any of them is enough.
+//
+// Why it is not parallel, and short, is said at TestPartitionOfTheSegment.
+func TestBeaconsOfManySpeakers(t *testing.T) {
+	const here, all, watched = 20, 1000, 2 * time.Minute
+	onSegment(t, here, func(t *testing.T, s *segment) {
+		homes, either := make([][2]netip.Addr, here), map[int]bool{}
+		for i, vip := 0, vipA; i < here; i, vip = i+1, vip.Next().Next() {
+			homes[i] = [2]netip.Addr{vip, vip.Next()}
+			s.members[i].crowd = all / 50
+			either[i] = i%2 == 1
+			s.speakers[i].set(claimed(true, homes[i][:]...))
+		}
+		time.Sleep(10 * time.Second)
+		s.partition(either)
+		s.lose(true)
+		for i := range here { // each takes over from two, which are on the other side
+			want := claimed(true, homes[i][:]...)
+			maps.Copy(want, claimed(false, homes[(i+1)%here][0], homes[(i+here-1)%here][1]))
+			s.speakers[i].set(want)
+		}
+		time.Sleep(10 * time.Second)
+		before := len(s.heard())
+		time.Sleep(watched)
+		busy, beacons := map[time.Duration]int{}, s.heard()[before:]
+		for _, f := range beacons {
+			busy[f.at.Truncate(beaconInterval)]++
+		}
+		second := float64(len(beacons)) / watched.Seconds() * all / here
+		assert.LessOrEqual(t, second, 100/beaconInterval.Seconds()*2, "frames of all speakers in a second")
+		assert.Greater(t, second, 0.0)
+		assert.Greater(t, len(busy), int(watched/beaconInterval)/4, "moments at which there are beacons")
+		t.Logf("%.0f frames of %d speakers in a second, at %d of %d moments", second, all, len(busy), watched/beaconInterval)
+
+		s.partition(map[int]bool{})
+		healed := time.Now()
+		for _, vip := range slices.Concat(homes[0][:], homes[here/2][:], homes[here-1][:]) {
+			for len(s.owners(vip)) != 1 {
+				require.Less(t, time.Since(healed), 15*time.Second, "%s has %v", vip, s.owners(vip))
+				time.Sleep(100 * time.Millisecond)
+			}
+		}
+		t.Logf("healed after %s", time.Since(healed))
 	})
 }
 

@@ -69,6 +69,9 @@ type Interfaces interface {
 type Members interface {
 	// Whole reports whether all speakers that there should be are alive.
 	Whole() bool
+	// Crowd returns by how much an interval of each speaker is longer than that of a few
+	// speakers, so that all together do no more on the segment. It is at least 1.
+	Crowd() int
 	// Changed returns a channel that is closed by the next change.
 	Changed() <-chan struct{}
 }
@@ -124,6 +127,7 @@ type Announcer struct {
 
 	// Read by everybody, immutable.
 	whole     atomic.Bool                  // no speaker is lost
+	crowd     atomic.Int64                 // see Members
 	own       atomic.Pointer[map[mac]bool] // the node's own hardware addresses
 	published atomic.Pointer[state]
 }
@@ -277,10 +281,11 @@ func (a *Announcer) Run(ctx context.Context) error {
 // lookForLost tells the ports whether speakers are lost, and returns what is
 // closed when that may have changed.
 func (a *Announcer) lookForLost() (changed <-chan struct{}) {
-	whole := true
+	whole, crowd := true, 1
 	if a.members != nil {
-		changed, whole = a.members.Changed(), a.members.Whole()
+		changed, whole, crowd = a.members.Changed(), a.members.Whole(), a.members.Crowd()
 	}
+	a.crowd.Store(int64(crowd))
 	if a.whole.Swap(whole) != whole {
 		for _, p := range a.ports {
 			wake(p.membersChanged)

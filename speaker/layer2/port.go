@@ -58,6 +58,7 @@ type port struct {
 	seals    seal.Keys
 	nonces   *nonces
 	whole    *atomic.Bool // no speaker is lost
+	crowd    *atomic.Int64
 	conflict func(*ownership, Conflict) (first bool)
 	freed    func(*ownership) // nobody else has the VIP
 
@@ -113,6 +114,7 @@ func (a *Announcer) open(ctx context.Context, key portKey, vips owned) error {
 		seals:     a.seals,
 		nonces:    newNonces(),
 		whole:     &a.whole,
+		crowd:     &a.crowd,
 		conflict:  a.reportConflict,
 		freed:     a.noteFree,
 		fresh:     make(chan []*ownership, 1),

@@ -342,12 +342,14 @@ func (t *Task) release() {
 // longer, so that all together cost the segment and the API server no more.
 const crowdSize = 50
 
-// crowd returns by how much an interval is longer than that of a speaker alone.
-func (t *Task) crowd() time.Duration {
+// Crowd returns by how much an interval is longer than that of a speaker alone.
+func (t *Task) Crowd() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return time.Duration(max(1, len(t.speakers)/crowdSize))
+	return max(1, len(t.speakers)/crowdSize)
 }
+
+func (t *Task) crowd() time.Duration { return time.Duration(t.Crowd()) }
 
 // spread returns about d, not the same for all.
 func spread(d time.Duration) time.Duration { return d/2 + rand.N(d) }
