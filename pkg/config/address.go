@@ -103,20 +103,30 @@ func unmapped(a netip.Addr, length string) string {
 	return prefix.String()
 }
 
+// block returns an entry of a list of addresses.
+func (vs values) block(v value) (block, bool) {
+	b, err := parseBlock(v.Value)
+	if err != nil {
+		vs.errorf(v, "%v", err)
+	}
+	b.at = v
+	return b, err == nil
+}
+
 // prefixes returns the prefixes that are spelled right, each once. The hint says
 // what else to write.
-func (d *decoder) prefixes(all []value, hint string) (prefixes []netip.Prefix) {
+func (vs values) prefixes(all []value, hint string) (prefixes []netip.Prefix) {
 	seen := map[netip.Prefix]value{}
 	for _, v := range all {
 		prefix, err := parsePrefix(v.Value)
 		first, dup := seen[prefix]
 		switch {
 		case !strings.Contains(v.Value, "/"):
-			d.errorf(v, "%s is not a prefix: %s", quote(v.Value), hint)
+			vs.errorf(v, "%s is not a prefix: %s", quote(v.Value), hint)
 		case err != nil:
-			d.errorf(v, "%v", err)
+			vs.errorf(v, "%v", err)
 		case dup:
-			d.errorf(v, "%s is listed twice, first in line %d", prefix, d.lineOf(first))
+			vs.errorf(v, "%s is listed twice, first in line %d", prefix, vs.lineOf(first))
 		default:
 			seen[prefix] = v
 			prefixes = append(prefixes, prefix)

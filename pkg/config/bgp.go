@@ -12,6 +12,9 @@ import (
 	"go4.org/netipx"
 )
 
+// bgpCompiler reads peers, and what is announced to them.
+type bgpCompiler struct{ values }
+
 // Bounds and defaults of BGP.
 const (
 	bgpPort = 179
@@ -32,7 +35,7 @@ const (
 	defaultDetectMultiplier, maxDetectMultiplier       = 3, 255 // RFC 5880, section 4.1: 8 bits
 )
 
-func (d *decoder) asn(v value) uint32 {
+func (c bgpCompiler) asn(v value) uint32 {
 	if !v.present() {
 		return 0
 	}
@@ -41,22 +44,22 @@ func (d *decoder) asn(v value) uint32 {
 		err = errors.New("has quotes: write the number without")
 	}
 	if err != nil {
-		d.errorf(v, "%s %v", clip(v.Value), err)
+		c.errorf(v, "%s %v", clip(v.Value), err)
 	}
 	return n
 }
 
-func (d *decoder) peerASN(v value) ASN {
+func (c bgpCompiler) peerASN(v value) ASN {
 	switch s := v.text(); {
 	case s == "internal":
 		return ASN{Internal: true}
 	case s == "external":
 		return ASN{External: true}
 	case v.present() && !decimal.MatchString(s):
-		d.errorf(v, "%s is not known here: write the router's AS number, internal (the same as the node's) or external (any other)", quote(s))
+		c.errorf(v, "%s is not known here: write the router's AS number, internal (the same as the node's) or external (any other)", quote(s))
 		return ASN{}
 	}
-	return ASN{Number: d.asn(v)}
+	return ASN{Number: c.asn(v)}
 }
 
 // kind reports whether a peer is certain to be internal or external. Without
@@ -67,68 +70,68 @@ func (p *Peer) kind() (internal, external bool) {
 	return p.PeerASN.Internal || known && same, p.PeerASN.External || known && !same
 }
 
-func (d *decoder) peers(raw []rawPeer) []Peer {
+func (c bgpCompiler) peers(raw []rawPeer) []Peer {
 	var all []Peer
 	names, routers := map[string]value{}, map[string]value{}
 	for _, r := range raw {
 		p := Peer{
-			Name:         d.uniqueName(r.Name, "peer", names),
-			NodeSelector: d.selector(r.NodeSelector),
-			Port:         uint16(cmp.Or(d.integer(r.Port, 1, math.MaxUint16), bgpPort)),
-			LocalASN:     d.asn(r.LocalASN),
-			PeerASN:      d.peerASN(r.PeerASN),
-			RouterID:     d.routerID(r.RouterID),
-			Passive:      d.flag(r.Passive, false),
-			Password:     d.password(r.Password),
-			ConnectRetry: d.seconds(r.ConnectRetry, defaultConnectRetry, minConnectRetry, maxConnectRetry),
-			BFD:          d.bfd(r.BFD),
+			Name:         c.uniqueName(r.Name, "peer", names),
+			NodeSelector: c.selector(r.NodeSelector),
+			Port:         uint16(cmp.Or(c.integer(r.Port, 1, math.MaxUint16), bgpPort)),
+			LocalASN:     c.asn(r.LocalASN),
+			PeerASN:      c.peerASN(r.PeerASN),
+			RouterID:     c.routerID(r.RouterID),
+			Passive:      c.flag(r.Passive, false),
+			Password:     c.password(r.Password),
+			ConnectRetry: c.seconds(r.ConnectRetry, defaultConnectRetry, minConnectRetry, maxConnectRetry),
+			BFD:          c.bfd(r.BFD),
 		}
-		d.endpoints(r, &p)
-		d.refuseSameRouter(r, &p, routers)
-		d.distance(r, &p)
-		d.minimumTTL(r.BFD, &p)
-		d.timers(r, &p)
+		c.endpoints(r, &p)
+		c.refuseSameRouter(r, &p, routers)
+		c.distance(r, &p)
+		c.minimumTTL(r.BFD, &p)
+		c.timers(r, &p)
 		all = append(all, p)
 	}
 	return all
 }
 
 // endpoints reads where the two ends of the connection are.
-func (d *decoder) endpoints(r rawPeer, p *Peer) {
-	p.Address, p.SourceAddress = d.host(r.Address), d.host(r.SourceAddress)
-	p.Interface, _ = d.text(r.Interface, checkInterfaceName)
+func (c bgpCompiler) endpoints(r rawPeer, p *Peer) {
+	p.Address, p.SourceAddress = c.host(r.Address), c.host(r.SourceAddress)
+	p.Interface, _ = c.text(r.Interface, checkInterfaceName)
 	switch {
 	case r.Address.present() && r.Interface.present():
-		d.errorf(r.Interface, "the peer has an address, too: remove one of the two, an interface alone is for routers that tell their address themselves (unnumbered)")
+		c.errorf(r.Interface, "the peer has an address, too: remove one of the two, an interface alone is for routers that tell their address themselves (unnumbered)")
 	case !r.Address.present() && !r.Interface.present():
-		d.errorf(r.At, "has no address: write the router's, or the interface that it is on (unnumbered)")
+		c.errorf(r.At, "has no address: write the router's, or the interface that it is on (unnumbered)")
 	}
 	switch a := p.Address; {
 	case !a.IsValid():
 	case a.Zone() != "" && !a.IsLinkLocalUnicast():
-		d.errorf(r.Address, "%s has a zone, which only link-local addresses have: write %s", a, a.WithZone(""))
+		c.errorf(r.Address, "%s has a zone, which only link-local addresses have: write %s", a, a.WithZone(""))
 	case a.Is6() && a.IsLinkLocalUnicast() && a.Zone() == "":
-		d.errorf(r.Address, "%s is link-local, so that it may be on every interface: write the interface behind it, as in %s%%eth0, or interface in place of address", a, a)
+		c.errorf(r.Address, "%s is link-local, so that it may be on every interface: write the interface behind it, as in %s%%eth0, or interface in place of address", a, a)
 	}
 	if p.Passive && r.Interface.present() {
-		d.errorf(r.Passive, "who connects is told from others by address, which an unnumbered peer has none of: remove it, or write address in place of interface")
+		c.errorf(r.Passive, "who connects is told from others by address, which an unnumbered peer has none of: remove it, or write address in place of interface")
 	}
 	source := p.SourceAddress
 	switch {
 	case !source.IsValid():
 	case source.Zone() != "":
-		d.errorf(r.SourceAddress, "%s has a zone: write %s, the interface is that of the peer's address", source, source.WithZone(""))
+		c.errorf(r.SourceAddress, "%s has a zone: write %s, the interface is that of the peer's address", source, source.WithZone(""))
 	case r.Interface.present():
-		d.errorf(r.SourceAddress, "an unnumbered session is between link-local addresses: remove sourceAddress")
+		c.errorf(r.SourceAddress, "an unnumbered session is between link-local addresses: remove sourceAddress")
 	case p.Address.IsValid() && source.Is4() != p.Address.Is4():
-		d.errorf(r.SourceAddress, "%s cannot reach %s: one is IPv4 and one IPv6", source, p.Address)
+		c.errorf(r.SourceAddress, "%s cannot reach %s: one is IPv4 and one IPv6", source, p.Address)
 	case source == p.Address:
-		d.errorf(r.SourceAddress, "%s is the router's own address", source)
+		c.errorf(r.SourceAddress, "%s is the router's own address", source)
 	}
 }
 
 // host returns an address that one machine has.
-func (d *decoder) host(v value) netip.Addr {
+func (c bgpCompiler) host(v value) netip.Addr {
 	if !v.present() {
 		return netip.Addr{}
 	}
@@ -144,26 +147,26 @@ func (d *decoder) host(v value) netip.Addr {
 		err = fmt.Errorf("%s %w", quote(a.Zone()), checkInterfaceName(a.Zone()))
 	}
 	if err != nil {
-		d.errorf(v, "%v", err)
+		c.errorf(v, "%v", err)
 		return netip.Addr{}
 	}
 	return a
 }
 
-func (d *decoder) routerID(v value) netip.Addr {
+func (c bgpCompiler) routerID(v value) netip.Addr {
 	if !v.present() {
 		return netip.Addr{}
 	}
 	id, err := netip.ParseAddr(v.Value)
 	if err != nil || !id.Is4() || id.IsUnspecified() {
-		d.errorf(v, "%s is not a router ID: write one in the form of an IPv4 address, other than 0.0.0.0", quote(v.Value))
+		c.errorf(v, "%s is not a router ID: write one in the form of an IPv4 address, other than 0.0.0.0", quote(v.Value))
 	}
 	return id
 }
 
 // refuseSameRouter refuses a second session of a node with one router: both
 // ends tell sessions apart by address.
-func (d *decoder) refuseSameRouter(r rawPeer, p *Peer, seen map[string]value) {
+func (c bgpCompiler) refuseSameRouter(r rawPeer, p *Peer, seen map[string]value) {
 	at, where, nodes := r.Address, p.Address.String(), p.NodeSelector.String()
 	if p.Interface != "" {
 		at, where = r.Interface, "interface "+p.Interface
@@ -177,7 +180,7 @@ func (d *decoder) refuseSameRouter(r rawPeer, p *Peer, seen map[string]value) {
 	}
 	for _, other := range overlapping {
 		if first, dup := seen[other]; dup {
-			d.errorf(at, "the peer in line %d is there, too, for nodes that this one selects as well: tell their nodes apart by nodeSelector, or remove one", d.lineOf(first))
+			c.errorf(at, "the peer in line %d is there, too, for nodes that this one selects as well: tell their nodes apart by nodeSelector, or remove one", c.lineOf(first))
 			return
 		}
 	}
@@ -188,75 +191,75 @@ func (d *decoder) refuseSameRouter(r rawPeer, p *Peer, seen map[string]value) {
 }
 
 // distance reads how far away the router may be.
-func (d *decoder) distance(r rawPeer, p *Peer) {
-	p.Multihop = d.integer(r.Multihop, minMultihop, maxMultihop)
-	p.TTLSecurity = d.integer(r.TTLSecurity, 1, maxHops)
+func (c bgpCompiler) distance(r rawPeer, p *Peer) {
+	p.Multihop = c.integer(r.Multihop, minMultihop, maxMultihop)
+	p.TTLSecurity = c.integer(r.TTLSecurity, 1, maxHops)
 	internal, _ := p.kind()
 	switch {
 	case !r.Multihop.present():
 	case r.TTLSecurity.present():
-		d.errorf(r.Multihop, "ttlSecurity says how far away the router may be, and allows for more than one hop: remove multihop")
+		c.errorf(r.Multihop, "ttlSecurity says how far away the router may be, and allows for more than one hop: remove multihop")
 	case p.Interface != "" || p.Address.IsLinkLocalUnicast():
-		d.errorf(r.Multihop, "the router is on the segment, since its address is link-local: remove multihop")
+		c.errorf(r.Multihop, "the router is on the segment, since its address is link-local: remove multihop")
 	case internal:
-		d.errorf(r.Multihop, "internal peers may be any number of hops away: remove multihop")
+		c.errorf(r.Multihop, "internal peers may be any number of hops away: remove multihop")
 	}
 }
 
 // timers reads when the session counts as lost, and what happens then.
-func (d *decoder) timers(r rawPeer, p *Peer) {
-	p.HoldTime = d.seconds(r.HoldTime, defaultHoldTime, 0, maxHoldTime)
+func (c bgpCompiler) timers(r rawPeer, p *Peer) {
+	p.HoldTime = c.seconds(r.HoldTime, defaultHoldTime, 0, maxHoldTime)
 	if p.HoldTime > 0 && p.HoldTime < minHoldTime {
-		d.errorf(r.HoldTime, "%s is too short: at least %s, or 0s for none (RFC 4271, section 4.2)", p.HoldTime, minHoldTime)
+		c.errorf(r.HoldTime, "%s is too short: at least %s, or 0s for none (RFC 4271, section 4.2)", p.HoldTime, minHoldTime)
 	}
 	if p.HoldTime == 0 && p.BFD == nil {
-		d.errorf(r.HoldTime, "without hold time and without bfd nobody notices that the router is gone: write at least %s, or set bfd", minHoldTime)
+		c.errorf(r.HoldTime, "without hold time and without bfd nobody notices that the router is gone: write at least %s, or set bfd", minHoldTime)
 	}
 	longest := (p.HoldTime / 3).Truncate(time.Second)
 	p.KeepaliveInterval = longest
 	switch {
 	case !r.KeepaliveInterval.present():
 	case p.HoldTime == 0:
-		d.errorf(r.KeepaliveInterval, "there are no keepalives with holdTime: 0s: remove it")
+		c.errorf(r.KeepaliveInterval, "there are no keepalives with holdTime: 0s: remove it")
 	default:
-		p.KeepaliveInterval = d.seconds(r.KeepaliveInterval, longest, time.Second, maxHoldTime)
+		p.KeepaliveInterval = c.seconds(r.KeepaliveInterval, longest, time.Second, maxHoldTime)
 		if p.KeepaliveInterval > longest && p.HoldTime >= minHoldTime {
-			d.errorf(r.KeepaliveInterval, "%s is longer than a third of holdTime, which is %s: at most %s", p.KeepaliveInterval, p.HoldTime, longest)
+			c.errorf(r.KeepaliveInterval, "%s is longer than a third of holdTime, which is %s: at most %s", p.KeepaliveInterval, p.HoldTime, longest)
 		}
 	}
 	if r.GracefulRestart != nil {
-		p.GracefulRestart = d.seconds(r.GracefulRestart.RestartTime, defaultRestartTime, time.Second, maxRestartTime)
+		p.GracefulRestart = c.seconds(r.GracefulRestart.RestartTime, defaultRestartTime, time.Second, maxRestartTime)
 	}
 }
 
-func (d *decoder) password(r *rawSecretKey) *SecretKey {
+func (c bgpCompiler) password(r *rawSecretKey) *SecretKey {
 	if r == nil {
 		return nil
 	}
 	s := &SecretKey{Key: "password"}
-	s.Name, _ = d.text(r.Name, checkSecretName)
-	if key, ok := d.text(r.Key, checkSecretKey); ok {
+	s.Name, _ = c.text(r.Name, checkSecretName)
+	if key, ok := c.text(r.Key, checkSecretKey); ok {
 		s.Key = key
 	}
 	return s
 }
 
-func (d *decoder) bfd(r *rawBFD) *BFD {
+func (c bgpCompiler) bfd(r *rawBFD) *BFD {
 	if r == nil {
 		return nil
 	}
 	return &BFD{
-		TransmitInterval: d.durationFrom(r.TransmitInterval, defaultBFDInterval, minBFDInterval, maxBFDInterval),
-		ReceiveInterval:  d.durationFrom(r.ReceiveInterval, defaultBFDInterval, minBFDInterval, maxBFDInterval),
-		DetectMultiplier: cmp.Or(d.integer(r.DetectMultiplier, 1, maxDetectMultiplier), defaultDetectMultiplier),
-		MinimumTTL:       d.integer(r.MinimumTTL, 1, maxTTL),
-		Strict:           d.flag(r.Strict, false),
+		TransmitInterval: c.durationFrom(r.TransmitInterval, defaultBFDInterval, minBFDInterval, maxBFDInterval),
+		ReceiveInterval:  c.durationFrom(r.ReceiveInterval, defaultBFDInterval, minBFDInterval, maxBFDInterval),
+		DetectMultiplier: cmp.Or(c.integer(r.DetectMultiplier, 1, maxDetectMultiplier), defaultDetectMultiplier),
+		MinimumTTL:       c.integer(r.MinimumTTL, 1, maxTTL),
+		Strict:           c.flag(r.Strict, false),
 	}
 }
 
 // minimumTTL completes and checks the least TTL of BFD packets, by the distance
 // that BGP is configured for.
-func (d *decoder) minimumTTL(r *rawBFD, p *Peer) {
+func (c bgpCompiler) minimumTTL(r *rawBFD, p *Peer) {
 	if r == nil {
 		return
 	}
@@ -264,36 +267,36 @@ func (d *decoder) minimumTTL(r *rawBFD, p *Peer) {
 	case hops > 1:
 		p.BFD.MinimumTTL = cmp.Or(p.BFD.MinimumTTL, maxTTL+1-hops)
 	case p.BFD.MinimumTTL != 0:
-		d.errorf(r.MinimumTTL, "the router is on the segment, and its packets have to arrive with a TTL of %d: remove it, or write how far away the router is, with multihop or ttlSecurity", maxTTL)
+		c.errorf(r.MinimumTTL, "the router is on the segment, and its packets have to arrive with a TTL of %d: remove it, or write how far away the router is, with multihop or ttlSecurity", maxTTL)
 		p.BFD.MinimumTTL = 0
 	}
 }
 
 // bgp reads a BGP advertisement.
-func (d *decoder) bgp(r *rawBGP, peers names) *BGP {
+func (c bgpCompiler) bgp(r *rawBGP, peers names) *BGP {
 	b := &BGP{
-		NodeSelector:        d.selector(r.NodeSelector),
-		Peers:               d.references(r.Peers, "a peer", peers),
-		LocalPreference:     d.uint32(r.LocalPreference),
-		MED:                 d.uint32(r.MED),
-		Prepend:             d.integer(r.ASPathPrepend, 1, maxPrepend),
-		AggregationLength:   cmp.Or(d.integer(r.AggregationLength, minPrefix4, 32), 32),
-		AggregationLengthV6: cmp.Or(d.integer(r.AggregationLengthV6, minPrefix6, 128), 128),
-		AggregatePartly:     d.flag(r.AggregatePartly, false),
+		NodeSelector:        c.selector(r.NodeSelector),
+		Peers:               c.references(r.Peers, "a peer", peers),
+		LocalPreference:     c.uint32(r.LocalPreference),
+		MED:                 c.uint32(r.MED),
+		Prepend:             c.integer(r.ASPathPrepend, 1, maxPrepend),
+		AggregationLength:   cmp.Or(c.integer(r.AggregationLength, minPrefix4, 32), 32),
+		AggregationLengthV6: cmp.Or(c.integer(r.AggregationLengthV6, minPrefix6, 128), 128),
+		AggregatePartly:     c.flag(r.AggregatePartly, false),
 	}
-	d.communities(r.Communities, b)
+	c.communities(r.Communities, b)
 	return b
 }
 
 // communities reads the communities of all kinds.
-func (d *decoder) communities(list []value, b *BGP) {
+func (c bgpCompiler) communities(list []value, b *BGP) {
 	if len(list) > maxCommunities {
-		d.errorf(list[maxCommunities], "%s is one too many: an advertisement has at most %d communities", quote(list[maxCommunities].Value), maxCommunities)
+		c.errorf(list[maxCommunities], "%s is one too many: an advertisement has at most %d communities", quote(list[maxCommunities].Value), maxCommunities)
 		list = list[:maxCommunities]
 	}
 	for _, v := range list {
 		if err := b.attach(v.Value); err != nil {
-			d.errorf(v, "%s %v", quote(v.Value), err)
+			c.errorf(v, "%s %v", quote(v.Value), err)
 		}
 	}
 	slices.Sort(b.Communities)
@@ -301,12 +304,12 @@ func (d *decoder) communities(list []value, b *BGP) {
 }
 
 // permit returns all that may be announced by BGP, nil if it is not said.
-func (d *decoder) permit(raw []value) *netipx.IPSet {
+func (c bgpCompiler) permit(raw []value) *netipx.IPSet {
 	if raw == nil {
 		return nil
 	}
 	var b netipx.IPSetBuilder
-	prefixes := d.prefixes(raw, "write one that contains all that may be announced, such as 203.0.113.0/24")
+	prefixes := c.prefixes(raw, "write one that contains all that may be announced, such as 203.0.113.0/24")
 	if len(prefixes) < len(raw) {
 		return nil // its own errors come first: what it permits is not known
 	}
@@ -318,22 +321,22 @@ func (d *decoder) permit(raw []value) *netipx.IPSet {
 }
 
 // routes returns how nodes reach each other's pods, nil if it is not said.
-func (d *decoder) routes(raw *rawRoutes, peers names) *Routes {
+func (c bgpCompiler) routes(raw *rawRoutes, peers names) *Routes {
 	if raw == nil {
 		return nil
 	}
-	oneOf(d, raw.Mode, []RouteMode{RoutesKernel, RoutesBGP})
-	r := &Routes{Mode: RouteMode(raw.Mode.text()), Peers: d.references(raw.Peers, "a peer", peers)}
+	oneOf(c.report, raw.Mode, []RouteMode{RoutesKernel, RoutesBGP})
+	r := &Routes{Mode: RouteMode(raw.Mode.text()), Peers: c.references(raw.Peers, "a peer", peers)}
 	switch {
 	case r.Mode == RoutesBGP && len(peers.index) == 0:
-		d.errorf(raw.Mode, "announces pods to nobody: the document defines no peers")
+		c.errorf(raw.Mode, "announces pods to nobody: the document defines no peers")
 	case r.Mode == RoutesKernel && len(raw.Peers) > 0:
-		d.errorf(raw.Peers[0], "mode kernel tells no peers of pods: remove peers, or write mode: bgp")
+		c.errorf(raw.Peers[0], "mode kernel tells no peers of pods: remove peers, or write mode: bgp")
 	}
-	r.CIDRs = d.prefixes(raw.CIDRs, podsHint)
+	r.CIDRs = c.prefixes(raw.CIDRs, podsHint)
 	for _, v := range raw.CIDRs {
 		if cidr, err := parsePrefix(v.Value); err == nil {
-			d.refuseUnroutable(v, cidr)
+			c.refuseUnroutable(v, cidr)
 		}
 	}
 	return r
@@ -342,14 +345,14 @@ func (d *decoder) routes(raw *rawRoutes, peers names) *Routes {
 const podsHint = "write one that contains the pods of all nodes, such as 10.244.0.0/16"
 
 // refuseUnroutable refuses a prefix with addresses that pods cannot have.
-func (d *decoder) refuseUnroutable(v value, cidr netip.Prefix) {
+func (c bgpCompiler) refuseUnroutable(v value, cidr netip.Prefix) {
 	if cidr.Bits() == 0 {
-		d.errorf(v, "%s contains every address: %s", cidr, podsHint)
+		c.errorf(v, "%s contains every address: %s", cidr, podsHint)
 		return
 	}
 	for _, s := range special {
 		if cidr.Overlaps(s.prefix) {
-			d.errorf(v, "%s cannot be used: %s %s", cidr, s.prefix, s.why)
+			c.errorf(v, "%s cannot be used: %s %s", cidr, s.prefix, s.why)
 			return
 		}
 	}

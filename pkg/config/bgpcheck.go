@@ -12,7 +12,7 @@ import (
 // can fill the document, so that none is searched once for each item of
 // another: what is compared is indexed first.
 type bgpCheck struct {
-	*decoder
+	*report
 	raw *rawConfig
 	*Config
 

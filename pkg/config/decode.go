@@ -50,37 +50,13 @@ func child(path, name string) string {
 // pair is a key and its value in a map of any keys.
 type pair struct{ Key, Value value }
 
-// decoder turns nodes into raw structs and collects what is wrong. Its file,
-// line and column say where the document lies in a larger file.
+// decoder turns a text into raw structs.
 type decoder struct {
-	file         string
-	line, column int
 	report
 	inAlias      int // how many aliases lead to the present value
 	aliased      int // values and keys reached through aliases
 	aliasedBytes int // what is written in them
 }
-
-// errorAt records an error at a position of the document.
-func (d *decoder) errorAt(line, column int, path, format string, args ...any) {
-	d.add(Error{
-		File: d.file, Line: line + d.line, Column: column + d.column,
-		Path: path, Message: fmt.Sprintf(format, args...),
-	})
-}
-
-// errorf records an error at a value.
-func (d *decoder) errorf(v value, format string, args ...any) {
-	if !d.isBeyond(v) {
-		d.errorAt(v.Line, v.Column, v.where(), format, args...)
-	}
-}
-
-// isBeyond reports whether an error at the value would not be kept.
-func (d *decoder) isBeyond(v value) bool { return d.beyond(v.Line+d.line, v.Column+d.column) }
-
-// lineOf is the line of a value as the reader of the file counts.
-func (d *decoder) lineOf(v value) int { return v.Line + d.line }
 
 // decode fills a field of a raw struct with what v says, if it is of the
 // kind that belongs there.

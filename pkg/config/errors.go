@@ -57,11 +57,35 @@ func (e Errors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// report collects errors and keeps the first maxKept of the document.
+// report collects errors and keeps the first maxKept of the document. Its file,
+// line and column say where the document lies in a larger file.
 type report struct {
-	errs Errors
-	full bool // there were more errors, behind all that are kept
+	file         string
+	line, column int
+	errs         Errors
+	full         bool // there were more errors, behind all that are kept
 }
+
+// errorAt records an error at a position of the document.
+func (r *report) errorAt(line, column int, path, format string, args ...any) {
+	r.add(Error{
+		File: r.file, Line: line + r.line, Column: column + r.column,
+		Path: path, Message: fmt.Sprintf(format, args...),
+	})
+}
+
+// errorf records an error at a value.
+func (r *report) errorf(v value, format string, args ...any) {
+	if !r.isBeyond(v) {
+		r.errorAt(v.Line, v.Column, v.where(), format, args...)
+	}
+}
+
+// isBeyond reports whether an error at the value would not be kept.
+func (r *report) isBeyond(v value) bool { return r.beyond(v.Line+r.line, v.Column+r.column) }
+
+// lineOf is the line of a value as the reader of the file counts.
+func (r *report) lineOf(v value) int { return v.Line + r.line }
 
 // beyond reports whether an error at the position would not be kept.
 func (r *report) beyond(line, column int) bool {

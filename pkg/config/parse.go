@@ -43,11 +43,11 @@ func (d *decoder) parseRoot(roots []*yaml.Node, doc []byte) (*Config, error) {
 	var raw rawConfig
 	d.decode(root, reflect.ValueOf(&raw).Elem())
 	if d.repeatsTooMuch() {
-		d.report = report{}
+		d.errs, d.full = nil, false
 		d.errorf(root, "aliases (*) repeat more than %d values or %d bytes of the document: write them out", maxAliased, maxAliasedBytes)
 		return nil, d.errorOrNil()
 	}
-	c := d.compile(&raw)
+	c := compile(&raw, &d.report)
 	if err := d.errorOrNil(); err != nil {
 		return nil, err
 	}
@@ -97,7 +97,7 @@ func (d *decoder) isOurs(root value) bool {
 // ConfigMap that has one under Key, other manifests beside it notwithstanding.
 // Positions in errors are positions in the file, whose name they begin with.
 func ParseFile(name string, text []byte) (*Config, error) {
-	d := &decoder{file: name}
+	d := &decoder{report: report{file: name}}
 	roots := d.documents(text)
 	if len(d.errs) > 0 {
 		return nil, d.errorOrNil()

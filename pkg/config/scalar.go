@@ -15,18 +15,22 @@ import (
 	"unicode"
 )
 
+// values reads single values, and lists of them: what each kind looks like, and
+// what is wrong with one that does not.
+type values struct{ *report }
+
 // text returns what v says if the check accepts it.
-func (d *decoder) text(v value, check func(string) error) (string, bool) {
+func (vs values) text(v value, check func(string) error) (string, bool) {
 	if !v.present() {
 		return "", false
 	}
 	if v.ShortTag() != "!!str" {
-		d.errorf(v, `must be text, not %s: write "%s"`, describe(v.Node), clip(v.Value))
+		vs.errorf(v, `must be text, not %s: write "%s"`, describe(v.Node), clip(v.Value))
 		return "", false
 	}
 	err := check(v.Value)
 	if err != nil {
-		d.errorf(v, "%s %v", quote(v.Value), err)
+		vs.errorf(v, "%s %v", quote(v.Value), err)
 	}
 	return v.Value, err == nil
 }
@@ -40,15 +44,15 @@ func (v value) text() string {
 }
 
 // texts returns what a list says, which must not repeat itself.
-func (d *decoder) texts(list []value, check func(string) error) []string {
+func (vs values) texts(list []value, check func(string) error) []string {
 	var all []string
 	seen := map[string]bool{}
 	for _, v := range list {
-		s, ok := d.text(v, check)
+		s, ok := vs.text(v, check)
 		switch {
 		case !ok:
 		case seen[s]:
-			d.errorf(v, "%s is listed twice", quote(s))
+			vs.errorf(v, "%s is listed twice", quote(s))
 		default:
 			seen[s] = true
 			all = append(all, s)
@@ -58,17 +62,17 @@ func (d *decoder) texts(list []value, check func(string) error) []string {
 }
 
 // oneOf refuses what is not among the accepted values.
-func oneOf[T ~string](d *decoder, v value, accepted []T) {
+func oneOf[T ~string](r *report, v value, accepted []T) {
 	if v.present() && !slices.Contains(accepted, T(v.Value)) {
-		d.errorf(v, "%s is not known here: write %s", quote(v.Value), join(accepted))
+		r.errorf(v, "%s is not known here: write %s", quote(v.Value), join(accepted))
 	}
 }
 
 // manyOf returns the values of a list, which must be among the accepted ones and
 // not repeat themselves.
-func manyOf[T ~string](d *decoder, list []value, accepted []T) []T {
+func manyOf[T ~string](vs values, list []value, accepted []T) []T {
 	var all []T
-	for _, s := range d.texts(list, func(s string) error {
+	for _, s := range vs.texts(list, func(s string) error {
 		if !slices.Contains(accepted, T(s)) {
 			return errors.New("is not known here: write " + join(accepted))
 		}
@@ -80,12 +84,12 @@ func manyOf[T ~string](d *decoder, list []value, accepted []T) []T {
 }
 
 // flag returns a boolean.
-func (d *decoder) flag(v value, absent bool) bool {
+func (vs values) flag(v value, absent bool) bool {
 	if !v.present() {
 		return absent
 	}
 	if v.ShortTag() != "!!bool" {
-		d.errorf(v, "must be true or false without quotes, not %s %s", describe(v.Node), quote(v.Value))
+		vs.errorf(v, "must be true or false without quotes, not %s %s", describe(v.Node), quote(v.Value))
 		return absent
 	}
 	return strings.EqualFold(v.Value, "true")
@@ -94,31 +98,31 @@ func (d *decoder) flag(v value, absent bool) bool {
 var decimal = regexp.MustCompile(`^-?(0|[1-9][0-9]*)$`)
 
 // integer returns a whole number between two bounds, or 0.
-func (d *decoder) integer(v value, lowest, highest int) int {
-	n, _ := d.number(v, int64(lowest), int64(highest))
+func (vs values) integer(v value, lowest, highest int) int {
+	n, _ := vs.number(v, int64(lowest), int64(highest))
 	return int(n)
 }
 
 // number returns a whole number between two bounds, if there is one.
-func (d *decoder) number(v value, lowest, highest int64) (int64, bool) {
+func (vs values) number(v value, lowest, highest int64) (int64, bool) {
 	if !v.present() {
 		return 0, false
 	}
 	if v.ShortTag() == "!!str" || !decimal.MatchString(v.Value) {
-		d.errorf(v, "%s is not a whole number: write one from %d to %d, without quotes", quote(v.Value), lowest, highest)
+		vs.errorf(v, "%s is not a whole number: write one from %d to %d, without quotes", quote(v.Value), lowest, highest)
 		return 0, false
 	}
 	n, err := strconv.ParseInt(v.Value, 10, 64)
 	if err != nil || n < lowest || n > highest {
-		d.errorf(v, "%s is out of bounds: at least %d, at most %d", clip(v.Value), lowest, highest)
+		vs.errorf(v, "%s is out of bounds: at least %d, at most %d", clip(v.Value), lowest, highest)
 		return 0, false
 	}
 	return n, true
 }
 
 // uint32 returns any number of 32 bits, nil if there is none.
-func (d *decoder) uint32(v value) *uint32 {
-	n, ok := d.number(v, 0, math.MaxUint32)
+func (vs values) uint32(v value) *uint32 {
+	n, ok := vs.number(v, 0, math.MaxUint32)
 	if !ok {
 		return nil
 	}
@@ -127,25 +131,25 @@ func (d *decoder) uint32(v value) *uint32 {
 }
 
 // duration returns a Go duration between 0 and the bound.
-func (d *decoder) duration(v value, absent, longest time.Duration) time.Duration {
-	return d.durationFrom(v, absent, 0, longest)
+func (vs values) duration(v value, absent, longest time.Duration) time.Duration {
+	return vs.durationFrom(v, absent, 0, longest)
 }
 
 // durationFrom returns a Go duration between two bounds.
-func (d *decoder) durationFrom(v value, absent, shortest, longest time.Duration) time.Duration {
+func (vs values) durationFrom(v value, absent, shortest, longest time.Duration) time.Duration {
 	if !v.present() {
 		return absent
 	}
 	n, err := time.ParseDuration(v.Value)
 	switch {
 	case decimal.MatchString(v.Value):
-		d.errorf(v, "%s has no unit: write %s", clip(v.Value), withUnit(clip(v.Value), shortest, longest))
+		vs.errorf(v, "%s has no unit: write %s", clip(v.Value), withUnit(clip(v.Value), shortest, longest))
 	case err == nil && strings.HasSuffix(v.Value, "0"): // Go takes +0
-		d.errorf(v, "%s has no unit: write 0s", quote(v.Value))
+		vs.errorf(v, "%s has no unit: write 0s", quote(v.Value))
 	case err != nil:
-		d.errorf(v, "%s is not a duration: write one such as 500ms, 30s or 1h30m, at most %s", quote(v.Value), brief(longest))
+		vs.errorf(v, "%s is not a duration: write one such as 500ms, 30s or 1h30m, at most %s", quote(v.Value), brief(longest))
 	case n < shortest || n > longest:
-		d.errorf(v, "%s is out of bounds: at least %s, at most %s", clip(v.Value), brief(shortest), brief(longest))
+		vs.errorf(v, "%s is out of bounds: at least %s, at most %s", clip(v.Value), brief(shortest), brief(longest))
 	default:
 		return n
 	}
@@ -164,10 +168,10 @@ func withUnit(number string, shortest, longest time.Duration) string {
 }
 
 // seconds returns a duration in whole seconds between two bounds.
-func (d *decoder) seconds(v value, absent, shortest, longest time.Duration) time.Duration {
-	n := d.durationFrom(v, absent, shortest, longest)
+func (vs values) seconds(v value, absent, shortest, longest time.Duration) time.Duration {
+	n := vs.durationFrom(v, absent, shortest, longest)
 	if n%time.Second != 0 {
-		d.errorf(v, "%s is no whole number of seconds, in which BGP counts", clip(v.Value))
+		vs.errorf(v, "%s is no whole number of seconds, in which BGP counts", clip(v.Value))
 		return absent
 	}
 	return n

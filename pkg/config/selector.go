@@ -78,38 +78,38 @@ func (r Requirement) String() string {
 }
 
 // selector returns nil when there is none, and not nil when it is empty.
-func (d *decoder) selector(raw *rawSelector) Selector {
+func (vs values) selector(raw *rawSelector) Selector {
 	if raw == nil {
 		return nil
 	}
 	s := Selector{}
 	for _, p := range raw.MatchLabels {
-		key, _ := d.text(p.Key, checkLabelKey)
-		val, _ := d.text(p.Value, checkLabelValue)
+		key, _ := vs.text(p.Key, checkLabelKey)
+		val, _ := vs.text(p.Value, checkLabelValue)
 		s = append(s, Requirement{Key: key, Operator: In, Values: []string{val}})
 	}
 	for _, r := range raw.MatchExpressions {
-		s = append(s, d.requirement(r))
+		s = append(s, vs.requirement(r))
 	}
 	return s
 }
 
 var operators = []Operator{In, NotIn, Exists, DoesNotExist}
 
-func (d *decoder) requirement(raw rawRequirement) Requirement {
-	key, _ := d.text(raw.Key, checkLabelKey)
-	r := Requirement{Key: key, Operator: Operator(raw.Operator.text()), Values: d.texts(raw.Values, checkLabelValue)}
+func (vs values) requirement(raw rawRequirement) Requirement {
+	key, _ := vs.text(raw.Key, checkLabelKey)
+	r := Requirement{Key: key, Operator: Operator(raw.Operator.text()), Values: vs.texts(raw.Values, checkLabelValue)}
 	switch r.Operator {
 	case In, NotIn:
 		if len(raw.Values) == 0 {
-			d.errorf(raw.At, "operator %s needs values: list at least one", r.Operator)
+			vs.errorf(raw.At, "operator %s needs values: list at least one", r.Operator)
 		}
 	case Exists, DoesNotExist:
 		if raw.Values != nil {
-			d.errorf(raw.At, "operator %s takes no values: remove them", r.Operator)
+			vs.errorf(raw.At, "operator %s takes no values: remove them", r.Operator)
 		}
 	default:
-		oneOf(d, raw.Operator, operators)
+		oneOf(vs.report, raw.Operator, operators)
 	}
 	return r
 }
