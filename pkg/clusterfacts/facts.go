@@ -90,7 +90,8 @@ func Forbid(cfg *config.Config, f *Facts) []Forbidden {
 			all = append(all, Forbidden{netipx.IPRangeFrom(p.Address, p.Address), fmt.Sprintf("the address of BGP peer %q", p.Name)})
 		}
 		if p.SourceAddress.IsValid() {
-			all = append(all, Forbidden{netipx.IPRangeFrom(p.SourceAddress, p.SourceAddress), fmt.Sprintf("a node's end of the sessions with BGP peer %q", p.Name)})
+			all = append(all, Forbidden{netipx.IPRangeFrom(p.SourceAddress, p.SourceAddress),
+				fmt.Sprintf("a node's end of the sessions with BGP peer %q", p.Name)})
 		}
 	}
 	if cfg.Routes != nil {
@@ -177,7 +178,8 @@ func Collect(o Objects) *Facts {
 
 // Equal reports whether both say the same.
 func (f *Facts) Equal(other *Facts) bool {
-	return slices.Equal(f.Forbidden, other.Forbidden) && slices.Equal(f.Segments, other.Segments) && slices.Equal(f.Disputes, other.Disputes) &&
+	return slices.Equal(f.Forbidden, other.Forbidden) && slices.Equal(f.Segments, other.Segments) &&
+		slices.Equal(f.Disputes, other.Disputes) &&
 		(f.Segments == nil) == (other.Segments == nil)
 }
 

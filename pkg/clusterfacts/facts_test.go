@@ -20,7 +20,8 @@ import (
 )
 
 func node(name string, podCIDRs []string, addresses ...corev1.NodeAddress) *corev1.Node {
-	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{PodCIDRs: podCIDRs}, Status: corev1.NodeStatus{Addresses: addresses}}
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{PodCIDRs: podCIDRs},
+		Status: corev1.NodeStatus{Addresses: addresses}}
 }
 
 func sourced(name, addresses string) *corev1.Node {
@@ -44,7 +45,8 @@ func external(a string) corev1.NodeAddress {
 }
 
 func lease(node string, annotations map[string]string) *coordinationv1.Lease {
-	return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "lodestone-system", Name: annotation.SpeakerLeasePrefix + node, Annotations: annotations}}
+	return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "lodestone-system",
+		Name: annotation.SpeakerLeasePrefix + node, Annotations: annotations}}
 }
 
 func said(segments, gateways string) map[string]string {
@@ -73,7 +75,8 @@ func endpoints(addresses ...string) *discoveryv1.EndpointSlice {
 }
 
 func apiService(ips ...string) *corev1.Service {
-	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes"}, Spec: corev1.ServiceSpec{ClusterIPs: ips}}
+	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes"},
+		Spec: corev1.ServiceSpec{ClusterIPs: ips}}
 }
 
 // sentences returns what is forbidden, a sentence for each.
@@ -119,9 +122,10 @@ func TestCollect(t *testing.T) {
 		{
 			name: "what the API server tells of itself and of cluster IPs",
 			objects: Objects{
-				ServiceCIDRs: []*networkingv1.ServiceCIDR{serviceCIDR("kubernetes", "10.96.0.0/12", "fd00:2::/112"), serviceCIDR("more", "10.64.0.0/16")},
-				APIServer:    []*discoveryv1.EndpointSlice{endpoints("198.18.0.2", "198.18.0.3"), endpoints("2001:db8::2")},
-				Kubernetes:   apiService("10.96.0.1"),
+				ServiceCIDRs: []*networkingv1.ServiceCIDR{serviceCIDR("kubernetes", "10.96.0.0/12", "fd00:2::/112"),
+					serviceCIDR("more", "10.64.0.0/16")},
+				APIServer:  []*discoveryv1.EndpointSlice{endpoints("198.18.0.2", "198.18.0.3"), endpoints("2001:db8::2")},
+				Kubernetes: apiService("10.96.0.1"),
 			},
 			want: []string{
 				"10.64.0.0/16 is in the Service CIDR 10.64.0.0/16",
@@ -180,13 +184,15 @@ func TestCollect(t *testing.T) {
 		{
 			name: "one external address for all nodes",
 			objects: Objects{Nodes: []*corev1.Node{
-				node("n3", nil, external("203.0.113.1")), node("n1", nil, external("203.0.113.1")), node("n2", nil, external("203.0.113.1"))}},
+				node("n3", nil, external("203.0.113.1")), node("n1", nil, external("203.0.113.1")),
+				node("n2", nil, external("203.0.113.1"))}},
 			want: []string{"203.0.113.1 is the address of node n1 and 2 more"},
 		},
 		{
 			name: "garbage is ignored",
 			objects: Objects{
-				Nodes:        []*corev1.Node{node("n%d1", []string{"10.244.0.0", "10.244.7.9/24", "", "::ffff:10.0.0.0/104"}, internal(""), internal("fe80::1%eth0"), internal("n1"))},
+				Nodes: []*corev1.Node{node("n%d1", []string{"10.244.0.0", "10.244.7.9/24", "", "::ffff:10.0.0.0/104"},
+					internal(""), internal("fe80::1%eth0"), internal("n1"))},
 				Leases:       []*coordinationv1.Lease{lease("n%d1", said("0.0.0.0/0 eth0", "0.0.0.0,::,127.0.0.1,224.0.0.1,fe80::1"))},
 				ServiceCIDRs: []*networkingv1.ServiceCIDR{serviceCIDR("x", "no", "10.96.0.0/99")},
 				APIServer:    []*discoveryv1.EndpointSlice{endpoints("api.example")},

@@ -107,7 +107,8 @@ func (c *conflicts) add(number int, f Forbidden) {
 func (c *conflicts) warnings(pool string) []string {
 	var all []string
 	for _, f := range c.named {
-		all = append(all, fmt.Sprintf("pool %q contains %s, %s: it is never handed out; exclude it to silence this", pool, spell(f.Range), f.Why))
+		all = append(all, fmt.Sprintf("pool %q contains %s, %s: it is never handed out; exclude it to silence this", pool,
+			spell(f.Range), f.Why))
 	}
 	if more := c.total - len(c.named); more > 0 {
 		all = append(all, fmt.Sprintf("pool %q contains %d more addresses or ranges that are never handed out", pool, more))
@@ -158,7 +159,8 @@ func offSegment(p *config.Pool, segments []piece) (warning string, ok bool) {
 	if len(off) > 1 {
 		more = fmt.Sprintf(" and of %d more ranges", len(off)-1)
 	}
-	return fmt.Sprintf("pool %q: no node is on the segment of %s%s: the addresses are announced, but nobody asks for them unless a router on a node's segment takes them for directly connected",
+	return fmt.Sprintf("pool %q: no node is on the segment of %s%s: the addresses are announced, but nobody asks for them unless a "+
+		"router on a node's segment takes them for directly connected",
 		p.Name, spell(off[0]), more), true
 }
 

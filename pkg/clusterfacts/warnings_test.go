@@ -56,7 +56,8 @@ func TestWarnings(t *testing.T) {
 	const (
 		lan   = "pools:\n  - name: lan\n    addresses: [198.18.0.0/24]\n"
 		never = ": it is never handed out; exclude it to silence this"
-		off   = ": the addresses are announced, but nobody asks for them unless a router on a node's segment takes them for directly connected"
+		off   = ": the addresses are announced, but nobody asks for them unless a router on a node's segment takes them for " +
+			"directly connected"
 	)
 	for _, tt := range []struct {
 		name, document string
@@ -64,10 +65,12 @@ func TestWarnings(t *testing.T) {
 		want           []string
 	}{
 		{"nothing known", lan, facts(t, nil), nil},
-		{"all is well", lan, facts(t, []string{"198.18.0.0/23"}, "198.18.1.1 is the address of node n1", "10.96.0.0/12 is in the Service CIDR"), nil},
+		{"all is well", lan, facts(t, []string{"198.18.0.0/23"}, "198.18.1.1 is the address of node n1",
+			"10.96.0.0/12 is in the Service CIDR"), nil},
 		{
 			"addresses and ranges, in order", lan,
-			facts(t, nil, "10.0.0.0/8 is far away", "198.18.0.1 is the default gateway of node n1", "198.18.0.128/26 is in the pod CIDR 198.18.0.128/26 of node n1", "198.18.0.200-198.18.1.10 is taken"),
+			facts(t, nil, "10.0.0.0/8 is far away", "198.18.0.1 is the default gateway of node n1",
+				"198.18.0.128/26 is in the pod CIDR 198.18.0.128/26 of node n1", "198.18.0.200-198.18.1.10 is taken"),
 			[]string{
 				`pool "lan" contains 198.18.0.1, the default gateway of node n1` + never,
 				`pool "lan" contains 198.18.0.128/26, in the pod CIDR 198.18.0.128/26 of node n1` + never,
@@ -77,12 +80,14 @@ func TestWarnings(t *testing.T) {
 		{
 			"what is excluded or not handed out anyway is not mentioned",
 			"pools:\n  - name: lan\n    addresses: [198.18.0.0/24]\n    exclude: [198.18.0.1, 198.18.0.16/28]\n",
-			facts(t, nil, "198.18.0.0 is the network", "198.18.0.1 is the default gateway of node n1", "198.18.0.20 is the address of node n1", "198.18.0.255 is the broadcast address"), nil,
+			facts(t, nil, "198.18.0.0 is the network", "198.18.0.1 is the default gateway of node n1",
+				"198.18.0.20 is the address of node n1", "198.18.0.255 is the broadcast address"), nil,
 		},
 		{
 			"what every segment has is no mistake",
 			"pools:\n  - name: lan\n    addresses: [198.18.0.0-198.18.0.255, \"2001:db8::/64\"]\n",
-			facts(t, []string{"198.18.0.0/24", "2001:db8::/64"}, "198.18.0.0 is the network", "198.18.0.255 is the broadcast address", "2001:db8:: is everybody's"), nil,
+			facts(t, []string{"198.18.0.0/24", "2001:db8::/64"}, "198.18.0.0 is the network", "198.18.0.255 is the broadcast address",
+				"2001:db8:: is everybody's"), nil,
 		},
 		{
 			"a range around an excluded one is one warning",
@@ -91,22 +96,26 @@ func TestWarnings(t *testing.T) {
 		},
 		{
 			"a range over several pools concerns each",
-			"pools:\n  - name: b\n    addresses: [198.18.0.8/29, 198.18.0.24/29]\n    useFirstAndLast: true\n  - name: a\n    addresses: [198.18.0.16/29]\n    useFirstAndLast: true\n",
+			"pools:\n  - name: b\n    addresses: [198.18.0.8/29, 198.18.0.24/29]\n    useFirstAndLast: true\n  - name: a\n    " +
+				"addresses: [198.18.0.16/29]\n    useFirstAndLast: true\n",
 			facts(t, nil, "198.18.0.0/24 is taken"),
 			[]string{`pool "b" contains 198.18.0.8-198.18.0.31, taken` + never, `pool "a" contains 198.18.0.16/29, taken` + never},
 		},
 		{
 			"many are counted", lan,
-			facts(t, nil, "198.18.0.1 is a", "198.18.0.2 is b", "198.18.0.3 is c", "198.18.0.4 is d", "198.18.0.5 is e", "198.18.0.6 is f", "198.18.0.7 is g"),
+			facts(t, nil, "198.18.0.1 is a", "198.18.0.2 is b", "198.18.0.3 is c", "198.18.0.4 is d", "198.18.0.5 is e",
+				"198.18.0.6 is f", "198.18.0.7 is g"),
 			[]string{
-				`pool "lan" contains 198.18.0.1, a` + never, `pool "lan" contains 198.18.0.2, b` + never, `pool "lan" contains 198.18.0.3, c` + never,
+				`pool "lan" contains 198.18.0.1, a` + never, `pool "lan" contains 198.18.0.2, b` + never,
+				`pool "lan" contains 198.18.0.3, c` + never,
 				`pool "lan" contains 198.18.0.4, d` + never, `pool "lan" contains 198.18.0.5, e` + never,
 				`pool "lan" contains 2 more addresses or ranges that are never handed out`,
 			},
 		},
 		{
 			"a pool of another network, which is meant",
-			lan + "  - name: dmz\n    addresses: [198.51.100.0/27]\n    advertise: [routed]\nadvertisements:\n  - name: lan\n    layer2: {}\n  - name: routed\n    layer2: {anySegment: true}\n",
+			lan + "  - name: dmz\n    addresses: [198.51.100.0/27]\n    advertise: [routed]\nadvertisements:\n  - name: lan\n    " +
+				"layer2: {}\n  - name: routed\n    layer2: {anySegment: true}\n",
 			facts(t, []string{"198.18.0.0/24"}), nil,
 		},
 		{
@@ -116,15 +125,19 @@ func TestWarnings(t *testing.T) {
 		},
 		{
 			"parts of a pool",
-			"pools:\n  - name: lan\n    addresses: [198.18.0.0/24, 198.51.100.0/27, 203.0.113.9/32, \"2001:db8::/120\"]\n", facts(t, []string{"198.18.0.0/24", "2001:db8::/64"}),
+			"pools:\n  - name: lan\n    addresses: [198.18.0.0/24, 198.51.100.0/27, 203.0.113.9/32, \"2001:db8::/120\"]\n",
+			facts(t, []string{"198.18.0.0/24", "2001:db8::/64"}),
 			[]string{`pool "lan": no node is on the segment of 198.51.100.0/27 and of 1 more ranges` + off},
 		},
-		{"speakers that are on no segment", lan, facts(t, []string{}), []string{`pool "lan": no node is on the segment of 198.18.0.0/24` + off}},
+		{"speakers that are on no segment", lan, facts(t, []string{}),
+			[]string{`pool "lan": no node is on the segment of 198.18.0.0/24` + off}},
 		{
 			"a part that is excluded as a whole is announced by nobody",
-			"pools:\n  - name: lan\n    addresses: [198.18.0.0/24, 198.51.100.0/27]\n    exclude: [198.51.100.0/27]\n", facts(t, []string{"198.18.0.0/24"}), nil,
+			"pools:\n  - name: lan\n    addresses: [198.18.0.0/24, 198.51.100.0/27]\n    exclude: [198.51.100.0/27]\n",
+			facts(t, []string{"198.18.0.0/24"}), nil,
 		},
-		{"a segment inside of the pool", "pools:\n  - name: lan\n    addresses: [198.18.0.0/16]\n", facts(t, []string{"198.18.7.0/24", "198.18.7.128/25"}), nil},
+		{"a segment inside of the pool", "pools:\n  - name: lan\n    addresses: [198.18.0.0/16]\n",
+			facts(t, []string{"198.18.7.0/24", "198.18.7.128/25"}), nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -224,7 +237,8 @@ func TestCostOfWarnings(t *testing.T) {
 	numbered := func(n int, item string) string {
 		var b strings.Builder
 		for i := range n {
-			b.WriteString(strings.NewReplacer("%a", fmt.Sprintf("10.%d.%d.%d", 2*i>>16&255, 2*i>>8&255, 2*i&255), "%d", strconv.Itoa(i)).Replace(item))
+			b.WriteString(strings.NewReplacer("%a", fmt.Sprintf("10.%d.%d.%d", 2*i>>16&255, 2*i>>8&255, 2*i&255), "%d",
+				strconv.Itoa(i)).Replace(item))
 		}
 		return b.String()
 	}
@@ -243,10 +257,12 @@ func TestCostOfWarnings(t *testing.T) {
 		},
 		"advertisements for other segments": func(n int) input {
 			return input{parsed(t, "pools: [{name: a, addresses: [192.0.2.1], advertise: ["+numbered(n, "n%d,")+"]}]\n"+
-				"advertisements: ["+numbered(n, "{name: w%d, layer2: {anySegment: true}},{name: n%d, layer2: {}},")+"]"), facts(t, []string{"198.18.0.0/24"})}
+				"advertisements: ["+numbered(n, "{name: w%d, layer2: {anySegment: true}},{name: n%d, layer2: {}},")+"]"),
+				facts(t, []string{"198.18.0.0/24"})}
 		},
 		"forbidden addresses": func(n int) input {
-			return input{parsed(t, "pools: [{name: a, addresses: ["+numbered(n, "%a,")+"]}]\nroutes: {mode: kernel, cidrs: [10.0.0.0/8,"+numbered(n, "%a/32,")+"]}"), facts(t, nil)}
+			return input{parsed(t, "pools: [{name: a, addresses: ["+numbered(n, "%a,")+"]}]\nroutes: {mode: kernel, "+
+				"cidrs: [10.0.0.0/8,"+numbered(n, "%a/32,")+"]}"), facts(t, nil)}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -79,9 +79,11 @@ func NewWatcher(o Options) *Watcher {
 	w.serviceCIDRs = w.watch("ServiceCIDRs", keepServiceCIDR, objects.ServiceCIDRs.Informer(o.Client, all, none))
 	// One slice of each family; newer API servers have both.
 	w.apiServer = w.watch("EndpointSlices of the Service default/kubernetes", keepSlice,
-		objects.EndpointSlices.Informer(o.Client, objects.Scope{Namespace: metav1.NamespaceDefault, Labels: discoveryv1.LabelServiceName + "=" + kubernetesService}, none))
+		objects.EndpointSlices.Informer(o.Client,
+			objects.Scope{Namespace: metav1.NamespaceDefault, Labels: discoveryv1.LabelServiceName + "=" + kubernetesService}, none))
 	w.kubernetes = w.watch("Service default/kubernetes", keepService,
-		objects.Services.Informer(o.Client, objects.Scope{Namespace: metav1.NamespaceDefault, Fields: fields.OneTermEqualSelector(metav1.ObjectNameField, kubernetesService).String()}, none))
+		objects.Services.Informer(o.Client, objects.Scope{Namespace: metav1.NamespaceDefault,
+			Fields: fields.OneTermEqualSelector(metav1.ObjectNameField, kubernetesService).String()}, none))
 	return w
 }
 
@@ -142,7 +144,8 @@ func (w *Watcher) gather(ctx context.Context) {
 			return
 		case <-late:
 			if missing, why := w.waiting(); len(missing) > 0 {
-				w.log.Warn("what must not be handed out is not known yet: may the controller list these, and does the API server answer?", "missing", missing, "err", why)
+				w.log.Warn("what must not be handed out is not known yet: may the controller list these, and does the "+
+					"API server answer?", "missing", missing, "err", why)
 			}
 			continue
 		case <-w.wake:
@@ -166,7 +169,8 @@ func (w *Watcher) gather(ctx context.Context) {
 func (w *Watcher) look() {
 	if !w.absent && w.serviceCIDRs.Absent() {
 		w.absent = true
-		w.log.Info("the API server has no ServiceCIDRs (Kubernetes before v1.33): of the cluster IPs only its own is known; exclude the Service CIDR from pools that overlap it")
+		w.log.Info("the API server has no ServiceCIDRs (Kubernetes before v1.33): of the cluster IPs only its own is known; exclude " +
+			"the Service CIDR from pools that overlap it")
 	}
 	if len(w.Waiting()) > 0 {
 		return

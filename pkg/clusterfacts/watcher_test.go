@@ -145,7 +145,8 @@ func TestWatcherFollowsTheCluster(t *testing.T) {
 		assert.True(t, c.changes(func() error {
 			return c.client.CoreV1().Nodes().Delete(t.Context(), "n1", metav1.DeleteOptions{})
 		}), "the node goes")
-		assert.Equal(t, []string{"10.96.0.0/12 is in the Service CIDR 10.96.0.0/12", "198.18.0.2 is an endpoint of the API server", "2001:db8::2 is an endpoint of the API server"}, sentences(c.facts()))
+		assert.Equal(t, []string{"10.96.0.0/12 is in the Service CIDR 10.96.0.0/12", "198.18.0.2 is an endpoint of the API server",
+			"2001:db8::2 is an endpoint of the API server"}, sentences(c.facts()))
 		assert.Nil(t, c.facts().Segments)
 	}, n1, speaker, serviceCIDR("kubernetes", "10.96.0.0/12"), endpoints("198.18.0.2"), v6, other, apiService("10.96.0.1"))
 }
@@ -159,8 +160,10 @@ func TestWatcherKeepsLittle(t *testing.T) {
 	hostile.Labels = map[string]string{annotation.LabelComponent: annotation.ComponentSpeaker}
 	bubble(t, func(c *cluster) {
 		c.start()
-		assert.Equal(t, []*corev1.Node{node("n1", []string{"10.244.1.0/24"}, internal("198.18.0.11"))}, listed[*corev1.Node](c.watcher.nodes))
-		assert.Equal(t, []*coordinationv1.Lease{lease("n1", map[string]string{annotation.Report: "{}"})}, listed[*coordinationv1.Lease](c.watcher.leases))
+		assert.Equal(t, []*corev1.Node{node("n1", []string{"10.244.1.0/24"}, internal("198.18.0.11"))},
+			listed[*corev1.Node](c.watcher.nodes))
+		assert.Equal(t, []*coordinationv1.Lease{lease("n1", map[string]string{annotation.Report: "{}"})},
+			listed[*coordinationv1.Lease](c.watcher.leases))
 	}, n1, hostile)
 }
 
@@ -171,7 +174,8 @@ func TestManyNodesCostFewLooks(t *testing.T) {
 		for range 10 { // a second
 			changed := c.watcher.Changed()
 			for i := range 30 {
-				_, err := c.client.CoreV1().Nodes().Create(t.Context(), node(fmt.Sprint("n", time.Now().UnixNano(), "-", i), nil, internal("198.18.0.1")), metav1.CreateOptions{})
+				_, err := c.client.CoreV1().Nodes().Create(t.Context(),
+					node(fmt.Sprint("n", time.Now().UnixNano(), "-", i), nil, internal("198.18.0.1")), metav1.CreateOptions{})
 				require.NoError(t, err)
 			}
 			time.Sleep(gatherDelay / 2)

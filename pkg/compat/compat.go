@@ -131,7 +131,8 @@ func (d Dialects) lease(w *Wishes) error {
 	case !slices.ContainsFunc(texts, anyAddress):
 		return nil
 	case len(texts) > 1 || strings.TrimSpace(texts[0]) != "0.0.0.0":
-		return fmt.Errorf("%s is %s, which asks kube-vip for addresses from DHCP: Lodestone leases one IPv4 address (0.0.0.0) for a Service, and that alone; write %s or %s",
+		return fmt.Errorf("%s is %s, which asks kube-vip for addresses from DHCP: Lodestone leases one IPv4 address (0.0.0.0) for a "+
+			"Service, and that alone; write %s or %s",
 			from.Annotation, quote(from.Text), annotation.AddressPool, annotation.Addresses)
 	case w.Pools != (Wish{}):
 	case len(d.leasing) == 0:

@@ -88,7 +88,8 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	}
 	prefix := netip.PrefixFrom(a, int(bits))
 	if whole := prefix.Masked(); whole != prefix {
-		return prefix, fmt.Errorf("%s has bits set after its first %d: did you mean the prefix %s, or the one address %s?", s, bits, whole, a)
+		return prefix, fmt.Errorf("%s has bits set after its first %d: did you mean the prefix %s, or the one address %s?", s, bits,
+			whole, a)
 	}
 	return prefix, nil
 }

@@ -56,7 +56,8 @@ func (c bgpCompiler) peerASN(v value) ASN {
 	case s == "external":
 		return ASN{External: true}
 	case v.present() && !decimal.MatchString(s):
-		c.errorf(v, "%s is not known here: write the router's AS number, internal (the same as the node's) or external (any other)", quote(s))
+		c.errorf(v, "%s is not known here: write the router's AS number, internal (the same as the node's) or external (any other)",
+			quote(s))
 		return ASN{}
 	}
 	return ASN{Number: c.asn(v)}
@@ -102,7 +103,8 @@ func (c bgpCompiler) endpoints(r rawPeer, p *Peer) {
 	p.Interface, _ = c.text(r.Interface, checkInterfaceName)
 	switch {
 	case r.Address.present() && r.Interface.present():
-		c.errorf(r.Interface, "the peer has an address, too: remove one of the two, an interface alone is for routers that tell their address themselves (unnumbered)")
+		c.errorf(r.Interface, "the peer has an address, too: remove one of the two, an interface alone is for routers that tell their "+
+			"address themselves (unnumbered)")
 	case !r.Address.present() && !r.Interface.present():
 		c.errorf(r.At, "has no address: write the router's, or the interface that it is on (unnumbered)")
 	}
@@ -111,10 +113,12 @@ func (c bgpCompiler) endpoints(r rawPeer, p *Peer) {
 	case a.Zone() != "" && !a.IsLinkLocalUnicast():
 		c.errorf(r.Address, "%s has a zone, which only link-local addresses have: write %s", a, a.WithZone(""))
 	case a.Is6() && a.IsLinkLocalUnicast() && a.Zone() == "":
-		c.errorf(r.Address, "%s is link-local, so that it may be on every interface: write the interface behind it, as in %s%%eth0, or interface in place of address", a, a)
+		c.errorf(r.Address, "%s is link-local, so that it may be on every interface: write the interface behind it, as in %s%%eth0, or "+
+			"interface in place of address", a, a)
 	}
 	if p.Passive && r.Interface.present() {
-		c.errorf(r.Passive, "who connects is told from others by address, which an unnumbered peer has none of: remove it, or write address in place of interface")
+		c.errorf(r.Passive, "who connects is told from others by address, which an unnumbered peer has none of: remove it, or write "+
+			"address in place of interface")
 	}
 	source := p.SourceAddress
 	switch {
@@ -141,7 +145,8 @@ func (c bgpCompiler) host(v value) netip.Addr {
 		err = fmt.Errorf("%s is not an IP address: write one such as 203.0.113.254, without prefix length and port", quote(v.Value))
 	case a.Is4In6():
 		err = fmt.Errorf("%s is an IPv4 address in IPv6 form: write %s", v.Value, a.Unmap())
-	case a.IsUnspecified() || a.IsMulticast() || a.Is4() && (a.As4()[0] == 0 || a.As4()[0] >= 240): // RFC 1122, section 3.2.1.3; RFC 1112, section 4
+	case a.IsUnspecified() || a.IsMulticast() || a.Is4() &&
+		(a.As4()[0] == 0 || a.As4()[0] >= 240): // RFC 1122, section 3.2.1.3; RFC 1112, section 4
 		err = fmt.Errorf("%s names no one machine: write an address that one has", v.Value)
 	case a.Zone() != "" && checkInterfaceName(a.Zone()) != nil:
 		err = fmt.Errorf("%s %w", quote(a.Zone()), checkInterfaceName(a.Zone()))
@@ -180,7 +185,8 @@ func (c bgpCompiler) refuseSameRouter(r rawPeer, p *Peer, seen map[string]value)
 	}
 	for _, other := range overlapping {
 		if first, dup := seen[other]; dup {
-			c.errorf(at, "the peer in line %d is there, too, for nodes that this one selects as well: tell their nodes apart by nodeSelector, or remove one", c.lineOf(first))
+			c.errorf(at, "the peer in line %d is there, too, for nodes that this one selects as well: tell their nodes apart by "+
+				"nodeSelector, or remove one", c.lineOf(first))
 			return
 		}
 	}
@@ -213,7 +219,8 @@ func (c bgpCompiler) timers(r rawPeer, p *Peer) {
 		c.errorf(r.HoldTime, "%s is too short: at least %s, or 0s for none (RFC 4271, section 4.2)", p.HoldTime, minHoldTime)
 	}
 	if p.HoldTime == 0 && p.BFD == nil {
-		c.errorf(r.HoldTime, "without hold time and without bfd nobody notices that the router is gone: write at least %s, or set bfd", minHoldTime)
+		c.errorf(r.HoldTime, "without hold time and without bfd nobody notices that the router is gone: write at least %s, or set bfd",
+			minHoldTime)
 	}
 	longest := (p.HoldTime / 3).Truncate(time.Second)
 	p.KeepaliveInterval = longest
@@ -224,7 +231,8 @@ func (c bgpCompiler) timers(r rawPeer, p *Peer) {
 	default:
 		p.KeepaliveInterval = c.seconds(r.KeepaliveInterval, longest, time.Second, maxHoldTime)
 		if p.KeepaliveInterval > longest && p.HoldTime >= minHoldTime {
-			c.errorf(r.KeepaliveInterval, "%s is longer than a third of holdTime, which is %s: at most %s", p.KeepaliveInterval, p.HoldTime, longest)
+			c.errorf(r.KeepaliveInterval, "%s is longer than a third of holdTime, which is %s: at most %s", p.KeepaliveInterval,
+				p.HoldTime, longest)
 		}
 	}
 	if r.GracefulRestart != nil {
@@ -267,7 +275,8 @@ func (c bgpCompiler) minimumTTL(r *rawBFD, p *Peer) {
 	case hops > 1:
 		p.BFD.MinimumTTL = cmp.Or(p.BFD.MinimumTTL, maxTTL+1-hops)
 	case p.BFD.MinimumTTL != 0:
-		c.errorf(r.MinimumTTL, "the router is on the segment, and its packets have to arrive with a TTL of %d: remove it, or write how far away the router is, with multihop or ttlSecurity", maxTTL)
+		c.errorf(r.MinimumTTL, "the router is on the segment, and its packets have to arrive with a TTL of %d: remove it, or write how "+
+			"far away the router is, with multihop or ttlSecurity", maxTTL)
 		p.BFD.MinimumTTL = 0
 	}
 }
@@ -291,7 +300,8 @@ func (c bgpCompiler) bgp(r *rawBGP, peers names) *BGP {
 // communities reads the communities of all kinds.
 func (c bgpCompiler) communities(list []value, b *BGP) {
 	if len(list) > maxCommunities {
-		c.errorf(list[maxCommunities], "%s is one too many: an advertisement has at most %d communities", quote(list[maxCommunities].Value), maxCommunities)
+		c.errorf(list[maxCommunities], "%s is one too many: an advertisement has at most %d communities",
+			quote(list[maxCommunities].Value), maxCommunities)
 		list = list[:maxCommunities]
 	}
 	for _, v := range list {

@@ -190,8 +190,10 @@ func (k *bgpCheck) refuseForbidden() {
 		p := &k.Config.Pools[i]
 		free := p.Free.Ranges()
 		outside := slices.IndexFunc(free, func(r netipx.IPRange) bool { return !covers(permit, r) })
-		if outside >= 0 && any && (len(p.Advertise) == 0 || slices.ContainsFunc(p.Advertise, func(name string) bool { return byBGP[name] })) {
-			k.errorf(k.raw.Pools[i].At, "is announced by BGP, and bgpPermit does not contain all of %s: add it there, or exclude it here, or have other advertisements announce the pool", free[outside])
+		if outside >= 0 && any && (len(p.Advertise) == 0 ||
+			slices.ContainsFunc(p.Advertise, func(name string) bool { return byBGP[name] })) {
+			k.errorf(k.raw.Pools[i].At, "is announced by BGP, and bgpPermit does not contain all of %s: add it there, or exclude it "+
+				"here, or have other advertisements announce the pool", free[outside])
 		}
 	}
 	if k.Routes == nil || k.Routes.Mode != RoutesBGP {
@@ -229,10 +231,12 @@ func (k *bgpCheck) refuseUnheard(r *rawBGP, b *BGP) {
 		add(&k.Peers[i])
 	}
 	if external && !internal && r.LocalPreference.present() {
-		k.errorf(r.LocalPreference, "only internal peers are told it (RFC 4271, section 5.1.5), and these are all external: remove it, or use med or communities")
+		k.errorf(r.LocalPreference, "only internal peers are told it (RFC 4271, section 5.1.5), and these are all external: remove it, "+
+			"or use med or communities")
 	}
 	if internal && !external && r.ASPathPrepend.present() {
-		k.errorf(r.ASPathPrepend, "only external peers are told a longer path, and these are all internal: remove it, or use localPreference")
+		k.errorf(r.ASPathPrepend, "only external peers are told a longer path, and these are all internal: remove it, or use "+
+			"localPreference")
 	}
 }
 
@@ -244,12 +248,14 @@ func (k *bgpCheck) refuseWideAggregates(r *rawBGP, a *Advertisement) {
 		for family, v := range []value{r.AggregationLength, r.AggregationLengthV6} {
 			bits := [2]int{b.AggregationLength, b.AggregationLengthV6}[family]
 			if wide, found := tooWide(reach.narrowest[family], bits); v.present() && found {
-				k.errorf(v, "%s is not all in pool %s, so that the traffic of others would come here: write a larger number, or advertise the pool by another advertisement",
+				k.errorf(v, "%s is not all in pool %s, so that the traffic of others would come here: write a larger number, or "+
+					"advertise the pool by another advertisement",
 					b.Aggregate(wide.of), quote(k.Config.Pools[wide.pool].Name))
 			}
 		}
 		if reach.leased >= 0 && b.AggregationLength < 32 {
-			k.errorf(r.AggregationLength, "pool %s leases its addresses, and others have the rest of a /%d: advertise the pool by another advertisement",
+			k.errorf(r.AggregationLength, "pool %s leases its addresses, and others have the rest of a /%d: advertise the pool by "+
+				"another advertisement",
 				quote(k.Config.Pools[reach.leased].Name), b.AggregationLength)
 		}
 	}
@@ -285,7 +291,8 @@ type announcement struct {
 
 func (k *bgpCheck) announcement(i int) *announcement {
 	a := &k.Advertisements[i]
-	next := &announcement{BGP: a.BGP, name: a.Name, raw: k.raw.Advertisements[i].BGP, services: a.ServiceSelector.String(), nodes: a.BGP.NodeSelector.String()}
+	next := &announcement{BGP: a.BGP, name: a.Name, raw: k.raw.Advertisements[i].BGP, services: a.ServiceSelector.String(),
+		nodes: a.BGP.NodeSelector.String()}
 	for _, name := range a.BGP.Peers {
 		if p, ok := k.peers[name]; ok {
 			next.peers = append(next.peers, p)
@@ -315,7 +322,8 @@ func (k *bgpCheck) refuseContradictions(a *announcement, earlier []*announcement
 			}
 			if pool, samePool := k.commonPool(a, b); samePool {
 				at, other := s.at(a.raw), s.at(b.raw)
-				k.errorf(at, "%s contradicts advertisement %s (%s in line %d), since both announce pool %s to peer %s: write one value, or tell them apart by pools, peers or selectors",
+				k.errorf(at, "%s contradicts advertisement %s (%s in line %d), since both announce pool %s to peer %s: write one "+
+					"value, or tell them apart by pools, peers or selectors",
 					at.Value, quote(b.name), other.Value, k.lineOf(other), quote(k.Config.Pools[pool].Name), quote(k.Peers[peer].Name))
 				break
 			}

@@ -109,9 +109,12 @@ func dump(c *Config) string {
 		dumpAdvertisement(&b, a)
 	}
 	for _, p := range c.Peers {
-		fmt.Fprintf(&b, "peer %s: address %v%s port %d, AS %d to %+v, nodes %v\n", p.Name, p.Address, p.Interface, p.Port, p.LocalASN, p.PeerASN, p.NodeSelector)
-		fmt.Fprintf(&b, "  source   %v, router ID %v, passive %t, multihop %d, TTL security %d, password %+v\n", p.SourceAddress, p.RouterID, p.Passive, p.Multihop, p.TTLSecurity, p.Password)
-		fmt.Fprintf(&b, "  timers   hold %s, keepalive %s, retry %s, restart %s, BFD %+v\n", p.HoldTime, p.KeepaliveInterval, p.ConnectRetry, p.GracefulRestart, p.BFD)
+		fmt.Fprintf(&b, "peer %s: address %v%s port %d, AS %d to %+v, nodes %v\n", p.Name, p.Address, p.Interface, p.Port, p.LocalASN,
+			p.PeerASN, p.NodeSelector)
+		fmt.Fprintf(&b, "  source   %v, router ID %v, passive %t, multihop %d, TTL security %d, password %+v\n", p.SourceAddress,
+			p.RouterID, p.Passive, p.Multihop, p.TTLSecurity, p.Password)
+		fmt.Fprintf(&b, "  timers   hold %s, keepalive %s, retry %s, restart %s, BFD %+v\n", p.HoldTime, p.KeepaliveInterval,
+			p.ConnectRetry, p.GracefulRestart, p.BFD)
 	}
 	if c.Permit != nil {
 		fmt.Fprintf(&b, "permitted by BGP: %v\n", c.Permit.Prefixes())
@@ -154,8 +157,10 @@ func dumpAdvertisement(b *strings.Builder, a Advertisement) {
 	if g := a.BGP; g != nil {
 		preference, _ := pointee(g.LocalPreference)
 		med, _ := pointee(g.MED)
-		fmt.Fprintf(b, "  BGP      peers %q, nodes %v, communities %v %v, preference %d (%t), MED %d (%t), prepend %d, /%d /%d partly %t\n", g.Peers, g.NodeSelector,
-			g.Communities, g.LargeCommunities, preference, g.LocalPreference != nil, med, g.MED != nil, g.Prepend, g.AggregationLength, g.AggregationLengthV6, g.AggregatePartly)
+		fmt.Fprintf(b, "  BGP      peers %q, nodes %v, communities %v %v, preference %d (%t), MED %d (%t), prepend %d, /%d "+
+			"/%d partly %t\n", g.Peers, g.NodeSelector,
+			g.Communities, g.LargeCommunities, preference, g.LocalPreference != nil, med, g.MED != nil, g.Prepend, g.AggregationLength,
+			g.AggregationLengthV6, g.AggregatePartly)
 	}
 }
 
@@ -171,10 +176,13 @@ func TestInvalidGenerated(t *testing.T) {
 			header + strings.Repeat("#", MaxSize+1-len(header)),
 			"config.yaml:1:1: the document is larger than 1048576 bytes (1 MiB), the most that a ConfigMap holds",
 		},
-		"a program": {"\x7fELF\x02\x01\x01\x00", "config.yaml:1:1: byte 0x7f is not text: write the document in UTF-8, without control characters"},
-		"NUL":       {header + "clusterID: a\x00b\n", "config.yaml:3:13: byte 0x00 is not text: write the document in UTF-8, without control characters"},
-		"Latin-1":   {header + "# für\n# f\xfcr\n", "config.yaml:4:4: byte 0xfc is not text: write the document in UTF-8, without control characters"},
-		"UTF-16":    {"\xff\xfea\x00", "config.yaml:1:1: byte 0xff is not text: write the document in UTF-8, without control characters"},
+		"a program": {"\x7fELF\x02\x01\x01\x00", "config.yaml:1:1: byte 0x7f is not text: write the document in UTF-8, without " +
+			"control characters"},
+		"NUL": {header + "clusterID: a\x00b\n", "config.yaml:3:13: byte 0x00 is not text: write the document in UTF-8, without " +
+			"control characters"},
+		"Latin-1": {header + "# für\n# f\xfcr\n", "config.yaml:4:4: byte 0xfc is not text: write the document in UTF-8, without " +
+			"control characters"},
+		"UTF-16": {"\xff\xfea\x00", "config.yaml:1:1: byte 0xff is not text: write the document in UTF-8, without control characters"},
 		"deep brackets": {
 			header + "pools: " + strings.Repeat("[", 100_000),
 			"config.yaml:3:1: this is not YAML: exceeded max depth of 10000",
@@ -238,14 +246,16 @@ func TestLargeDocumentsDoNotHang(t *testing.T) {
 	const peer = "- {name: p%, address: '2001:db8::%', localASN: 64512, peerASN: internal}\n"
 	_, err := Parse([]byte(header + "peers:\n" + many(2000, peer) + "advertisements:\n" + many(2000, "- {name: a%, bgp: {}}\n")))
 	require.ErrorContains(t, err, "is one too many")
-	_, err = Parse([]byte(header + "peers:\n" + many(1, peer) + "advertisements:\n- {name: z, layer2: {}}\n" + many(1000, "- {name: a%, bgp: {localPreference: %}}\n") +
+	_, err = Parse([]byte(header + "peers:\n" + many(1, peer) + "advertisements:\n- {name: z, layer2: {}}\n" + many(1000,
+		"- {name: a%, bgp: {localPreference: %}}\n") +
 		"pools:\n" + many(4000, "- {name: p%, dhcp: {interface: eth%}, advertise: [z]}\n")))
 	require.NoError(t, err)
 }
 
 // Documents that took YAML parsers long in the past.
 func TestHostileDocumentsDoNotHang(t *testing.T) {
-	for _, unit := range []string{"[", "{", "- ", "? ", "'", "\"", "a: ", "a:\n", "*a ", "&a ", "!!str ", "#\n", "|\n", "a,", "\t", "%", "---\n", "a: &a [*a]\n"} {
+	for _, unit := range []string{"[", "{", "- ", "? ", "'", "\"", "a: ", "a:\n", "*a ", "&a ", "!!str ", "#\n", "|\n", "a,", "\t",
+		"%", "---\n", "a: &a [*a]\n"} {
 		for _, text := range [][]byte{
 			bytes.Repeat([]byte(unit), (MaxSize-len(header))/len(unit)),
 			slices.Concat([]byte(header), bytes.Repeat([]byte(unit), 60_000/len(unit))),

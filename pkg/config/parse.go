@@ -87,7 +87,8 @@ func (d *decoder) isOurs(root value) bool {
 	}
 	v, found := lookup(root.Node, "apiVersion")
 	if found && v.Kind == yaml.ScalarNode && v.ShortTag() == "!!str" && v.Value != APIVersion {
-		d.errorf(value{Node: v, path: "apiVersion"}, "%s is not a version of this document: this program reads %s", quote(v.Value), APIVersion)
+		d.errorf(value{Node: v, path: "apiVersion"}, "%s is not a version of this document: this program reads %s", quote(v.Value),
+			APIVersion)
 		return false
 	}
 	return true
@@ -415,7 +416,11 @@ var (
 // space: the parser takes it for text, and complains about what follows.
 func withoutSpace(line string) (column int, key, rest string, found bool) {
 	match := keyAndColon.FindStringSubmatch(strings.TrimRight(line, " \r"))
-	if match == nil || !slices.ContainsFunc(knownKeys(), func(path string) bool { return path == match[2] || strings.HasSuffix(path, "."+match[2]) }) {
+	if match == nil {
+		return 0, "", "", false
+	}
+	isKey := func(path string) bool { return path == match[2] || strings.HasSuffix(path, "."+match[2]) }
+	if !slices.ContainsFunc(knownKeys(), isKey) {
 		return 0, "", "", false
 	}
 	return len(match[1]) + 1, match[2], match[3], true

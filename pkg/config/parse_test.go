@@ -66,7 +66,8 @@ func TestManyAdvertisements(t *testing.T) {
 		fmt.Fprintf(&b, "- {name: a%d, bgp: {peers: [p%d], localPreference: %d, med: %d, asPathPrepend: %d}}\n", i, i, i, i, 1+i%10)
 	}
 	_, err := Parse([]byte(b.String()))
-	require.EqualError(t, err, `config.yaml:3006:3: advertisements[1000] "a1000": is one too many: a document has at most 1000 advertisements by BGP`)
+	require.EqualError(t, err, `config.yaml:3006:3: advertisements[1000] "a1000": is one too many: `+
+		"a document has at most 1000 advertisements by BGP")
 }
 
 // An absent selector, one of everything and one of labels are three things.
@@ -124,10 +125,13 @@ func TestConfigMapPositions(t *testing.T) {
 		return "apiVersion: v1\nkind: ConfigMap\ndata:\n  other: x\n  config.yaml: " + style + body + "\n"
 	}
 	tests := map[string]struct{ file, want string }{
-		"bare document":        {bad, `cm.yaml:5:33: pools[0] "lan": 203.0.113.7 overlaps 203.0.113.0/24 in line 5 of the same pool`},
-		"literal block":        {manifest("|", "    "), `cm.yaml:10:37: pools[0] "lan": 203.0.113.7 overlaps 203.0.113.0/24 in line 10 of the same pool`},
-		"deeper literal block": {manifest("|-", "        "), `cm.yaml:10:41: pools[0] "lan": 203.0.113.7 overlaps 203.0.113.0/24 in line 10 of the same pool`},
-		"blank first line":     {manifest("|\n", "    "), `cm.yaml:11:37: pools[0] "lan": 203.0.113.7 overlaps 203.0.113.0/24 in line 11 of the same pool`},
+		"bare document": {bad, `cm.yaml:5:33: pools[0] "lan": 203.0.113.7 overlaps 203.0.113.0/24 in line 5 of the same pool`},
+		"literal block": {manifest("|", "    "),
+			`cm.yaml:10:37: pools[0] "lan": 203.0.113.7 overlaps 203.0.113.0/24 in line 10 of the same pool`},
+		"deeper literal block": {manifest("|-", "        "),
+			`cm.yaml:10:41: pools[0] "lan": 203.0.113.7 overlaps 203.0.113.0/24 in line 10 of the same pool`},
+		"blank first line": {manifest("|\n", "    "),
+			`cm.yaml:11:37: pools[0] "lan": 203.0.113.7 overlaps 203.0.113.0/24 in line 11 of the same pool`},
 		"Windows line ends": {
 			strings.ReplaceAll(manifest("|", "    "), "\n", "\r\n"),
 			`cm.yaml:10:37: pools[0] "lan": 203.0.113.7 overlaps 203.0.113.0/24 in line 10 of the same pool`,
@@ -156,7 +160,8 @@ func TestConfigMapPositions(t *testing.T) {
 		"other key": {"kind: ConfigMap\ndata: {config.yml: x}\n", "cm.yaml:1:1: the ConfigMap has no key config.yaml under data"},
 		"not text": {
 			"kind: ConfigMap\ndata:\n  config.yaml: {kind: Config}\n",
-			"cm.yaml:3:16: data[config.yaml]: must be a single value, not a map: write it in quotes, or after | on lines of its own, to make it text",
+			"cm.yaml:3:16: data[config.yaml]: must be a single value, not a map: write it in quotes, or after | on lines of its own, " +
+				"to make it text",
 		},
 		"two": {
 			"kind: ConfigMap\ndata: {config.yaml: a}\n---\nkind: ConfigMap\ndata: {config.yaml: b}\n",
@@ -231,7 +236,8 @@ func TestManyReservations(t *testing.T) {
 	var errs Errors
 	require.ErrorAs(t, err, &errs)
 	assert.Len(t, errs, maxKept, "the first ones")
-	assert.Equal(t, `10.0.0.0 is the first or last address of 10.0.0.0/8, which pool "p" withholds: set its useFirstAndLast, or reserve another address`, errs[0].Message)
+	assert.Equal(t, `10.0.0.0 is the first or last address of 10.0.0.0/8, which pool "p" withholds: `+
+		"set its useFirstAndLast, or reserve another address", errs[0].Message)
 	assert.Equal(t, `10.0.0.1 is excluded from pool "p": remove it from exclude there, or reserve another address`, errs[1].Message)
 }
 
@@ -365,7 +371,8 @@ func TestCommunitiesAreShownAsTheyAreWritten(t *testing.T) {
 	t.Parallel()
 	for c, want := range map[Community]string{
 		64512<<16 | 100: "64512:100", 0: "0:0", 0xffff0000: "graceful-shutdown", 0xffff0007: "no-llgr", 0xffff029a: "blackhole",
-		0xffffff01: "no-export", 0xffffff02: "no-advertise", 0xffffff03: "no-export-subconfed", 0xffffff04: "no-peer", 0xffff0001: "65535:1",
+		0xffffff01: "no-export", 0xffffff02: "no-advertise", 0xffffff03: "no-export-subconfed", 0xffffff04: "no-peer",
+		0xffff0001: "65535:1",
 	} {
 		if got := c.String(); got != want {
 			t.Errorf("%#x is %s, want %s", uint32(c), got, want)

@@ -69,7 +69,8 @@ func (c poolCompiler) dhcp(r rawPool, seen map[string]value) *DHCP {
 	v := r.DHCP.Interface
 	name, ok := c.text(v, checkInterfaceName)
 	if first, dup := seen[name]; ok && dup {
-		c.errorf(v, "another pool leases its addresses on %s, in line %d: one pool can, and Services ask it by its name", quote(name), c.lineOf(first))
+		c.errorf(v, "another pool leases its addresses on %s, in line %d: one pool can, and Services ask it by its name", quote(name),
+			c.lineOf(first))
 	} else if ok {
 		seen[name] = v
 	}
@@ -279,7 +280,8 @@ func (f *finder) check(a netip.Addr) error {
 	}
 	name := quote(f.pools[b.pool].Name)
 	if b.subnet && (a == b.From() || a == b.To()) {
-		return fmt.Errorf("%s is the first or last address of %s, which pool %s withholds: set its useFirstAndLast, or reserve another address", a, b.text, name)
+		return fmt.Errorf("%s is the first or last address of %s, which pool %s withholds: set its useFirstAndLast, or reserve "+
+			"another address", a, b.text, name)
 	}
 	return fmt.Errorf("%s is excluded from pool %s: remove it from exclude there, or reserve another address", a, name)
 }

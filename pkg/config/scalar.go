@@ -202,7 +202,8 @@ func checkName(s string) error {
 func checkService(s string) error {
 	namespace, name, _ := strings.Cut(s, "/")
 	if !dnsLabel.MatchString(namespace) || !dnsLabel.MatchString(name) {
-		return errors.New("is not a Service: write its namespace and name, such as default/web, each of 1 to 63 of a-z, 0-9 and '-', with a letter or digit first and last")
+		return errors.New("is not a Service: write its namespace and name, such as default/web, each of 1 to 63 of a-z, 0-9 and '-', " +
+			"with a letter or digit first and last")
 	}
 	return nil
 }
@@ -223,7 +224,8 @@ func checkTopology(s string) error {
 // checkLabelValue accepts what Kubernetes accepts as the value of a label.
 func checkLabelValue(s string) error {
 	if s != "" && !labelName.MatchString(s) {
-		return errors.New("is not a valid label value: use at most 63 letters, digits, '-', '_' and '.', with a letter or digit first and last")
+		return errors.New("is not a valid label value: use at most 63 letters, digits, '-', '_' and '.', with a letter or " +
+			"digit first and last")
 	}
 	return nil
 }
@@ -262,7 +264,8 @@ func checkInterfaceName(s string) error {
 	switch {
 	case s == "" || s == "." || s == ".." || len(s) > maxInterface:
 		return fmt.Errorf("is not the name of an interface: it has 1 to %d characters", maxInterface)
-	case strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsGraphic(r) || unicode.IsSpace(r) }) || strings.ContainsAny(s, "/:,="+globMeta):
+	case strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsGraphic(r) || unicode.IsSpace(r) }) ||
+		strings.ContainsAny(s, "/:,="+globMeta):
 		return fmt.Errorf("is not the name of an interface: write one name, such as eth1, and no pattern")
 	}
 	return nil
@@ -353,7 +356,8 @@ func (c LargeCommunity) String() string {
 }
 
 var errNoCommunity = sync.OnceValue(func() error {
-	return errors.New("is not a community: write one such as 64512:100 (numbers to 65535, without leading zeros), 64512:1:2 (large, numbers to 4294967295), or " +
+	return errors.New("is not a community: write one such as 64512:100 (numbers to 65535, without leading zeros), 64512:1:2 (large, " +
+		"numbers to 4294967295), or " +
 		strings.Join(slices.Sorted(maps.Keys(wellKnown)), ", "))
 })
 

@@ -491,13 +491,17 @@ func syntaxShapes() []shape {
 	add := func(name string, write func(size int) string) { all = append(all, shape{"syntax " + name, write}) }
 	fill := func(unit string, size int) string { return strings.Repeat(unit, max(0, size)/len(unit)) }
 	head := "apiVersion: " + APIVersion + "\nkind: " + Kind + "\n"
-	units := []string{"[", "{", "- ", "? ", "'", "\"", "a: ", "a:\n", "*a ", "&a ", "!!str ", "#\n", "# a\n", "|\n", "a,", "\t", "%", "---\n", "...\n", "a: &a [*a]\n",
-		"- a\n", "- - - a\n", "- {}\n", "a\n", "\n", " ", " \n", "[]", "{}", "a b ", "'' ", "a: b # c\n", "- # c\n", "# a\n- b\n", "\r\n", "\r", "ü", "\u2028", "\ufeff", "- |\n a\n", "- >\n\n a\n", "\"\\x41\"", "<<: *a\n", "? a\n: b\n"}
+	units := []string{"[", "{", "- ", "? ", "'", "\"", "a: ", "a:\n", "*a ", "&a ", "!!str ", "#\n", "# a\n", "|\n", "a,", "\t", "%",
+		"---\n", "...\n", "a: &a [*a]\n",
+		"- a\n", "- - - a\n", "- {}\n", "a\n", "\n", " ", " \n", "[]", "{}", "a b ", "'' ", "a: b # c\n", "- # c\n", "# a\n- b\n",
+		"\r\n", "\r", "ü", "\u2028", "\ufeff", "- |\n a\n", "- >\n\n a\n", "\"\\x41\"", "<<: *a\n", "? a\n: b\n"}
 	for _, unit := range units {
 		add(fmt.Sprintf("%q", unit), func(size int) string { return fill(unit, size) })
 		add(fmt.Sprintf("%q after the header", unit), func(size int) string { return head + fill(unit, size-len(head)) })
-		for _, before := range []string{"pools: [", "pools: {", "pools: \"", "pools: '", "pools: |\n  ", "pools:\n- ", "? ", "pools: &a ", "x: ["} {
-			add(fmt.Sprintf("%q after %q", unit, before), func(size int) string { return head + before + fill(unit, size-len(head)-len(before)) })
+		for _, before := range []string{"pools: [", "pools: {", "pools: \"", "pools: '", "pools: |\n  ", "pools:\n- ", "? ",
+			"pools: &a ", "x: ["} {
+			add(fmt.Sprintf("%q after %q", unit, before),
+				func(size int) string { return head + before + fill(unit, size-len(head)-len(before)) })
 		}
 	}
 	mistakes, _ := filepath.Glob(filepath.Join("testdata", "invalid", "yaml-*.yaml"))
@@ -515,7 +519,8 @@ func syntaxShapes() []shape {
 				return b.String()
 			}
 			add(fmt.Sprintf("%s after %q", filepath.Base(file), filler), func(size int) string { return fillOf(size) + string(text) })
-			add(fmt.Sprintf("%s after 60 KB of %q", filepath.Base(file), filler), func(size int) string { return fillOf(min(size, 60_000)) + string(text) })
+			add(fmt.Sprintf("%s after 60 KB of %q", filepath.Base(file), filler),
+				func(size int) string { return fillOf(min(size, 60_000)) + string(text) })
 			add(fmt.Sprintf("%s before %q", filepath.Base(file), filler), func(size int) string { return string(text) + fillOf(size) })
 		}
 	}
@@ -649,6 +654,7 @@ func FuzzCost(f *testing.F) {
 		}
 		small := testcost.Repeat(text, separator, int(from), int(to), size)
 		large := testcost.Repeat(text, separator, int(from), int(to), testcost.Growth*len(small))
-		testcost.Grows(t, fmt.Sprintf("ParseFile of %d bytes", len(small)), small, large, func(text string) { _, _ = ParseFile("f", []byte(text)) })
+		testcost.Grows(t, fmt.Sprintf("ParseFile of %d bytes", len(small)), small, large,
+			func(text string) { _, _ = ParseFile("f", []byte(text)) })
 	})
 }

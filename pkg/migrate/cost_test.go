@@ -27,16 +27,19 @@ func both(text string) {
 // Four times as many objects, or as much in one, cost about four times as much.
 func TestCostGrowsWithTheObjects(t *testing.T) {
 	const (
-		pools    = "{apiVersion: metallb.io/v1beta1, kind: IPAddressPool, metadata: {name: p%d}, spec: {addresses: [%a]}}\n---\n"
-		peers    = "{apiVersion: metallb.io/v1beta2, kind: BGPPeer, metadata: {name: r%d}, spec: {myASN: 64512, peerASN: 64513, peerAddress: %a, bfdProfile: b%d}}\n---\n"
+		pools = "{apiVersion: metallb.io/v1beta1, kind: IPAddressPool, metadata: {name: p%d}, spec: {addresses: [%a]}}\n---\n"
+		peers = "{apiVersion: metallb.io/v1beta2, kind: BGPPeer, metadata: {name: r%d}, spec: {myASN: 64512, peerASN: 64513, " +
+			"peerAddress: %a, bfdProfile: b%d}}\n---\n"
 		profiles = "{apiVersion: metallb.io/v1beta1, kind: BFDProfile, metadata: {name: b%d}}\n---\n"
 		l2       = "{apiVersion: metallb.io/v1beta1, kind: L2Advertisement, metadata: {name: l%d}, spec: {ipAddressPools: [p%d]}}\n---\n"
-		bgp      = "{apiVersion: metallb.io/v1beta1, kind: BGPAdvertisement, metadata: {name: l%d}, spec: {ipAddressPools: [p%d], localPref: 1, peers: [r%d]}}\n---\n"
+		bgp      = "{apiVersion: metallb.io/v1beta1, kind: BGPAdvertisement, metadata: {name: l%d}, spec: {ipAddressPools: [p%d], " +
+			"localPref: 1, peers: [r%d]}}\n---\n"
 	)
 	numbered := func(n int, item string) string {
 		var b strings.Builder
 		for i := range n {
-			b.WriteString(strings.NewReplacer("%a", fmt.Sprintf("10.%d.%d.%d", 2*i>>16&255, 2*i>>8&255, 2*i&255), "%d", strconv.Itoa(i)).Replace(item))
+			b.WriteString(strings.NewReplacer("%a", fmt.Sprintf("10.%d.%d.%d", 2*i>>16&255, 2*i>>8&255, 2*i&255), "%d",
+				strconv.Itoa(i)).Replace(item))
 		}
 		return b.String()
 	}
@@ -53,7 +56,8 @@ func TestCostGrowsWithTheObjects(t *testing.T) {
 			return numbered(n, pools) + strings.ReplaceAll(l2, "[p%d]", "["+numbered(n, "p%d,")+"]")
 		},
 		"communities": func(n int) string {
-			return poolOf("addresses: [192.0.2.0/24]") + peer + "\n---\n{apiVersion: metallb.io/v1beta1, kind: BGPAdvertisement, metadata: {name: a}, spec: {communities: [" + numbered(n, "'large:1:2:%d',") + "]}}"
+			return poolOf("addresses: [192.0.2.0/24]") + peer + "\n---\n{apiVersion: metallb.io/v1beta1, kind: BGPAdvertisement, " +
+				"metadata: {name: a}, spec: {communities: [" + numbered(n, "'large:1:2:%d',") + "]}}"
 		},
 		"addresses of kube-vip": func(n int) string {
 			return "{apiVersion: v1, kind: ConfigMap, metadata: {name: kubevip}, data: {range-global: '" + numbered(n, "%a-%a,") + "'}}"

@@ -37,16 +37,20 @@ func KubeVIP(objects []Object) (*Result, error) {
 		m.read(&objects[i])
 	}
 	if len(m.errs) == 0 && m.ranges == nil && len(m.settings) == 0 {
-		m.errs = Errors{{Message: "there is nothing of kube-vip here: neither the DaemonSet or Pods of kube-vip, nor the ConfigMap of its cloud provider with a key such as cidr-global or range-global"}}
+		m.errs = Errors{{Message: "there is nothing of kube-vip here: neither the DaemonSet or Pods of kube-vip, nor the ConfigMap of " +
+			"its cloud provider with a key such as cidr-global or range-global"}}
 	}
 	if m.ranges != nil && len(m.settings) == 0 {
-		m.decidef(&Object{Kind: "DaemonSet", Name: "kube-vip"}, "", "is not among the objects, nor are Pods of it, so that it is not known how it announces: give it, or add advertisements; without, Lodestone announces by layer 2 on all interfaces, whatever the keys interface-... say")
+		m.decidef(&Object{Kind: "DaemonSet", Name: "kube-vip"}, "",
+			"is not among the objects, nor are Pods of it, so that it is not known how it announces: give it, or add advertisements; "+
+				"without, Lodestone announces by layer 2 on all interfaces, whatever the keys interface-... say")
 	}
 	m.convertSettings()
 	if m.ranges != nil {
 		m.convertRanges()
 	} else if len(m.errs) == 0 {
-		m.decidef(&Object{Kind: "ConfigMap", Name: KubeVIPConfigMap}, "", "is not among the objects, so that there are no pools: add those with the addresses that Services have")
+		m.decidef(&Object{Kind: "ConfigMap", Name: KubeVIPConfigMap}, "",
+			"is not among the objects, so that there are no pools: add those with the addresses that Services have")
 	}
 	return m.finish(config.KubeVIP)
 }
@@ -138,7 +142,8 @@ func (m *kubeVIP) convertRanges() {
 		}
 	}
 	if len(m.doc.Pools) > 1 && names[global] {
-		m.notef(m.ranges, "", "a Service draws from the pool of its namespace, and when that is full from the global one, which kube-vip does not allow: give the global pool namespaces if it should not")
+		m.notef(m.ranges, "", "a Service draws from the pool of its namespace, and when that is full from the global one, which "+
+			"kube-vip does not allow: give the global pool namespaces if it should not")
 	}
 	m.routePools()
 }
@@ -167,7 +172,8 @@ func (m *kubeVIP) convertRange(name string, taken ranges, leases map[string]bool
 	case isCIDR && both:
 		m.notef(m.ranges, "data."+keyRange+"-"+name, "kube-vip goes by %s and does not use %s: it is left out", key, quote(unused))
 	case !isCIDR && globalCIDR:
-		m.decidef(m.ranges, "data."+keyRange+"-"+name, "kube-vip goes by cidr-global and does not use it: it is left out; add a pool with namespaces: [%s] if it was meant to count", name)
+		m.decidef(m.ranges, "data."+keyRange+"-"+name, "kube-vip goes by cidr-global and does not use it: it is left out; add a pool "+
+			"with namespaces: [%s] if it was meant to count", name)
 		return
 	case !isCIDR:
 		text, key = unused, keyRange+"-"+name
@@ -192,12 +198,14 @@ func (m *kubeVIP) leasePool(p *pool, key, name string, leases map[string]bool) {
 		on = m.settings[0].servicesInterface()
 	}
 	if on == "" || leases[on] {
-		m.decidef(m.ranges, "data."+key, "asks for addresses from DHCP, and no interface is known for it, or another pool leases on it: add a pool with dhcp and its interface")
+		m.decidef(m.ranges, "data."+key, "asks for addresses from DHCP, and no interface is known for it, or another pool leases on "+
+			"it: add a pool with dhcp and its interface")
 		return
 	}
 	leases[on] = true
 	p.DHCP = &dhcp{on}
-	m.decidef(m.ranges, "data."+key, "asks for addresses from DHCP: Lodestone leases them on %s by itself, as another client of the server, so that Services get other addresses than they have, unless the server reserves them", on)
+	m.decidef(m.ranges, "data."+key, "asks for addresses from DHCP: Lodestone leases them on %s by itself, as another client of the "+
+		"server, so that Services get other addresses than they have, unless the server reserves them", on)
 	m.doc.Pools = append(m.doc.Pools, *p)
 }
 
@@ -215,7 +223,8 @@ func (m *kubeVIP) addresses(p *pool, key, text string, taken ranges) bool {
 			continue
 		}
 		if b.loose {
-			m.notef(m.ranges, "data."+key, "%s has bits set beyond its length: kube-vip takes it for %s, which is written", quote(strings.TrimSpace(entry)), b.text)
+			m.notef(m.ranges, "data."+key, "%s has bits set beyond its length: kube-vip takes it for %s, which is written",
+				quote(strings.TrimSpace(entry)), b.text)
 		}
 		blocks = append(blocks, b.IPRange)
 		own.AddRange(b.IPRange)
@@ -252,7 +261,8 @@ func (m *kubeVIP) addresses(p *pool, key, text string, taken ranges) bool {
 		for _, r := range left.Ranges() {
 			p.Addresses = append(p.Addresses, rangeText(r))
 		}
-		m.decidef(m.ranges, "data."+key, "has addresses twice, or in common with another pool, which no two pools of Lodestone have: this one has what is left; see that Services keep what they have (lodestone plan)")
+		m.decidef(m.ranges, "data."+key, "has addresses twice, or in common with another pool, which no two pools of Lodestone have: "+
+			"this one has what is left; see that Services keep what they have (lodestone plan)")
 	}
 	return true
 }

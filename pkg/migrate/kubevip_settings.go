@@ -36,41 +36,60 @@ func (s *settings) servicesInterface() string {
 
 // flags are kube-vip's flags that say what an environment variable does.
 var flags = map[string]string{
-	"arp": "vip_arp", "bgp": "bgp_enable", "services": "svc_enable", "controlplane": "cp_enable", "interface": "vip_interface", "serviceInterface": "vip_servicesinterface",
-	"address": "address", "vip": "address", "localAS": "bgp_as", "bgpRouterID": "bgp_routerid", "peerAS": "bgp_peeras", "peerAddress": "bgp_peeraddress", "peerPass": "bgp_peerpass",
-	"bgppeers": "bgp_peers", "multihop": "bgp_multihop", "sourceIP": "bgp_sourceip", "sourceIF": "bgp_sourceif", "bgpHoldTimer": "bgp_hold_time", "bgpKeepAliveInterval": "bgp_keepalive_interval",
-	"servicesElection": "svc_election", "lbClassOnly": "lb_class_only", "lbClassName": "lb_class_name", "wireguard": "vip_wireguard", "table": "vip_routingtable",
+	"arp": "vip_arp", "bgp": "bgp_enable", "services": "svc_enable", "controlplane": "cp_enable", "interface": "vip_interface",
+	"serviceInterface": "vip_servicesinterface",
+	"address":          "address", "vip": "address", "localAS": "bgp_as", "bgpRouterID": "bgp_routerid", "peerAS": "bgp_peeras",
+	"peerAddress": "bgp_peeraddress", "peerPass": "bgp_peerpass",
+	"bgppeers": "bgp_peers", "multihop": "bgp_multihop", "sourceIP": "bgp_sourceip", "sourceIF": "bgp_sourceif",
+	"bgpHoldTimer": "bgp_hold_time", "bgpKeepAliveInterval": "bgp_keepalive_interval",
+	"servicesElection": "svc_election", "lbClassOnly": "lb_class_only", "lbClassName": "lb_class_name", "wireguard": "vip_wireguard",
+	"table":              "vip_routingtable",
 	"enableLoadBalancer": "lb_enable", "ddns": "vip_ddns", "enableUPNP": "enable_upnp", "egressPodCidr": "egress_podcidr",
 }
 
 // silent are settings that Lodestone needs none of, or that are about the
 // control plane, or tell nobody anything.
 var silent = []string{
-	"vip_arprate", "vip_leaderelection", "vip_leasename", "vip_leaseduration", "vip_renewdeadline", "vip_retryperiod", "vip_leaseannotations", "vip_loglevel", "vip_interfaceloglobal",
-	"vip_subnet", "vip_cidr", "vip_address", "vip_nodename", "vip_singlenode", "vip_startleader", "vip_preserve_on_leadership_loss", "port", "address", "annotation", "cp_namespace", "cp_detect", "kubernetes_addr",
-	"svc_namespace", "svc_election", "svc_leasename", "lb_port", "lb_fwdmethod", "prometheus_server", "k8s_config_file", "dns_mode", "disable_service_updates", "enable_endpoints", "enable_endpointslices",
-	"iptables_backend", "backend_health_check_interval", "health_check_port", "egress_clean", "egress_podcidr", "egress_servicecidr", "egress_withnftables", "lb_class_legacy_handling", "vip_cleanroutingtable", "vip_routingtableid", "vip_routingtabletype", "vip_routingprotocol",
-	"bgp_routerinterface", "vip_arp", "bgp_enable", "svc_enable", "vip_interface", "vip_servicesinterface", "bgp_as", "bgp_routerid", "bgp_peeras", "bgp_peeraddress", "bgp_peerpass", "bgp_peers", "bgp_multihop", "bgp_sourceip", "bgp_hold_time", "bgp_keepalive_interval",
+	"vip_arprate", "vip_leaderelection", "vip_leasename", "vip_leaseduration", "vip_renewdeadline", "vip_retryperiod",
+	"vip_leaseannotations", "vip_loglevel", "vip_interfaceloglobal",
+	"vip_subnet", "vip_cidr", "vip_address", "vip_nodename", "vip_singlenode", "vip_startleader", "vip_preserve_on_leadership_loss",
+	"port", "address", "annotation", "cp_namespace", "cp_detect", "kubernetes_addr",
+	"svc_namespace", "svc_election", "svc_leasename", "lb_port", "lb_fwdmethod", "prometheus_server", "k8s_config_file", "dns_mode",
+	"disable_service_updates", "enable_endpoints", "enable_endpointslices",
+	"iptables_backend", "backend_health_check_interval", "health_check_port", "egress_clean", "egress_podcidr", "egress_servicecidr",
+	"egress_withnftables", "lb_class_legacy_handling", "vip_cleanroutingtable", "vip_routingtableid", "vip_routingtabletype",
+	"vip_routingprotocol",
+	"bgp_routerinterface", "vip_arp", "bgp_enable", "svc_enable", "vip_interface", "vip_servicesinterface", "bgp_as", "bgp_routerid",
+	"bgp_peeras", "bgp_peeraddress", "bgp_peerpass", "bgp_peers", "bgp_multihop", "bgp_sourceip", "bgp_hold_time",
+	"bgp_keepalive_interval",
 }
 
 // decisions are settings that Lodestone has no counterpart of, with what to do.
 // They count when they are on, or say something.
 var decisions = map[string]string{
-	"cp_enable":               "the address of the control plane is none of Lodestone's business: keep kube-vip for it, with svc_enable=false (--services=false)",
-	"lb_enable":               "Lodestone does not balance the API server: keep kube-vip for the control plane, with svc_enable=false (--services=false)",
-	"vip_routingtable":        "Lodestone installs no routes to VIPs for another routing daemon: announce by BGP (peers), or keep what tells your routers",
-	"vip_wireguard":           "Lodestone has no tunnel for VIPs: reach them by layer 2 or BGP",
-	"vip_ddns":                "Lodestone registers no names: give the records in the DNS the addresses",
-	"zebra_enable":            "Lodestone speaks BGP itself: give it the peers of the FRR beside kube-vip",
-	"enable_service_security": "Lodestone does not drop what is sent to other ports of a VIP; nothing answers there but the node itself: see the firewall of the nodes",
-	"enable_node_labeling":    "Lodestone does not label nodes: see lodestone explain vip for who announces an address",
-	"enable_upnp":             "Lodestone does not talk to gateways by UPnP: forward the ports there",
-	"mirror_dest_interface":   "Lodestone does not mirror traffic",
-	"bgp_sourceif":            "the node's end of a session is an address: annotate the Nodes with lodestone.io/bgp-source-address if the one that the kernel chooses is wrong",
-	"mpbgp_nexthop":           "the next hop is the node's end of the session, or its address of the other family: annotate the Nodes with lodestone.io/bgp-source-address if that is wrong",
-	"lb_class_only":           "set the chart's values controller.handleClassless=false and controller.loadBalancerClasses to serve the same Services",
-	"lb_class_name":           "set the chart's value controller.loadBalancerClasses to serve the same Services",
-	"config_file":             "kube-vip reads more from this file, which is not looked at: compare it with the configuration that is written here",
+	"cp_enable": "the address of the control plane is none of Lodestone's business: keep kube-vip for it, with " +
+		"svc_enable=false (--services=false)",
+	"lb_enable": "Lodestone does not balance the API server: keep kube-vip for the control plane, with svc_enable=false " +
+		"(--services=false)",
+	"vip_routingtable": "Lodestone installs no routes to VIPs for another routing daemon: announce by BGP (peers), or keep what " +
+		"tells your routers",
+	"vip_wireguard": "Lodestone has no tunnel for VIPs: reach them by layer 2 or BGP",
+	"vip_ddns":      "Lodestone registers no names: give the records in the DNS the addresses",
+	"zebra_enable":  "Lodestone speaks BGP itself: give it the peers of the FRR beside kube-vip",
+	"enable_service_security": "Lodestone does not drop what is sent to other ports of a VIP; nothing answers there but the node " +
+		"itself: see the firewall of the nodes",
+	"enable_node_labeling":  "Lodestone does not label nodes: see lodestone explain vip for who announces an address",
+	"enable_upnp":           "Lodestone does not talk to gateways by UPnP: forward the ports there",
+	"mirror_dest_interface": "Lodestone does not mirror traffic",
+	"bgp_sourceif": "the node's end of a session is an address: annotate the Nodes with lodestone.io/bgp-source-address if " +
+		"the one that the kernel chooses is wrong",
+	"mpbgp_nexthop": "the next hop is the node's end of the session, or its address of the other family: annotate the Nodes " +
+		"with lodestone.io/bgp-source-address if that is wrong",
+	"lb_class_only": "set the chart's values controller.handleClassless=false and controller.loadBalancerClasses to serve " +
+		"the same Services",
+	"lb_class_name": "set the chart's value controller.loadBalancerClasses to serve the same Services",
+	"config_file": "kube-vip reads more from this file, which is not looked at: compare it with the configuration that " +
+		"is written here",
 }
 
 // readPod reads the containers of kube-vip in a pod.
@@ -125,7 +144,8 @@ func nodesOf(pod *corev1.PodSpec) []metav1.LabelSelector {
 	for _, t := range terms {
 		one := metav1.LabelSelector{MatchLabels: pod.NodeSelector}
 		for _, e := range t.MatchExpressions {
-			one.MatchExpressions = append(one.MatchExpressions, metav1.LabelSelectorRequirement{Key: e.Key, Operator: metav1.LabelSelectorOperator(e.Operator), Values: e.Values})
+			one.MatchExpressions = append(one.MatchExpressions,
+				metav1.LabelSelectorRequirement{Key: e.Key, Operator: metav1.LabelSelectorOperator(e.Operator), Values: e.Values})
 		}
 		all = append(all, one)
 	}
@@ -135,7 +155,8 @@ func nodesOf(pod *corev1.PodSpec) []metav1.LabelSelector {
 // convertSettings writes how kube-vip announces VIPs. Pods of one DaemonSet, or
 // static ones of several nodes, say the same.
 func (m *kubeVIP) convertSettings() {
-	serving := slices.DeleteFunc(slices.Clone(m.settings), func(s settings) bool { return s.values["svc_enable"] != "" && !s.on("svc_enable") })
+	serving := slices.DeleteFunc(slices.Clone(m.settings),
+		func(s settings) bool { return s.values["svc_enable"] != "" && !s.on("svc_enable") })
 	for i := range m.settings {
 		m.judge(&m.settings[i])
 	}
@@ -155,7 +176,8 @@ func (m *kubeVIP) convertSettings() {
 	nodes := orEverything(anyOf(s.nodes))
 	for i, n := range nodes {
 		if len(m.doc.Peers) > 0 {
-			m.doc.Advertisements = append(m.doc.Advertisements, advertisement{Name: numbered("bgp", i, len(nodes)), BGP: &bgp{NodeSelector: n}})
+			m.doc.Advertisements = append(m.doc.Advertisements,
+				advertisement{Name: numbered("bgp", i, len(nodes)), BGP: &bgp{NodeSelector: n}})
 		}
 		if byARP {
 			l := &layer2{NodeSelector: n}
@@ -166,7 +188,8 @@ func (m *kubeVIP) convertSettings() {
 		}
 	}
 	if nodes[0] != nil {
-		m.notef(s.object, s.field, "VIPs are announced by the nodes on which kube-vip runs, as now: remove the nodeSelector to have all nodes announce")
+		m.notef(s.object, s.field, "VIPs are announced by the nodes on which kube-vip runs, as now: remove the nodeSelector to have "+
+			"all nodes announce")
 	}
 }
 

@@ -143,12 +143,14 @@ type community struct {
 // MetalLB returns the configuration that does what MetalLB does by its objects.
 // Objects of other kinds are passed over, Services are looked at.
 func MetalLB(objects []Object) (*Result, error) {
-	m := &metalLB{communities: map[string]*community{}, advertise: map[string][]string{}, peerNames: map[string][]string{}, internal: map[string]bool{}}
+	m := &metalLB{communities: map[string]*community{}, advertise: map[string][]string{}, peerNames: map[string][]string{},
+		internal: map[string]bool{}}
 	for i := range objects {
 		m.read(&objects[i])
 	}
 	if len(m.errs) == 0 && len(m.pools)+len(m.peers)+len(m.l2)+len(m.bgp)+len(m.profiles)+len(m.communities) == 0 {
-		m.errs = Errors{{Message: "there is nothing of MetalLB here: neither objects of the group metallb.io, nor the ConfigMap with the key config that MetalLB had before v0.13"}}
+		m.errs = Errors{{Message: "there is nothing of MetalLB here: neither objects of the group metallb.io, nor the ConfigMap with " +
+			"the key config that MetalLB had before v0.13"}}
 	}
 	m.sort()
 	taken := map[string]bool{}
@@ -189,7 +191,8 @@ func (m *metalLB) read(o *Object) {
 	case strings.HasSuffix(o.Kind, "Status"), o.Kind == "ConfigurationState":
 		// what MetalLB says, not what it is told
 	default:
-		m.decidef(o, "", "objects of this kind are not known here, and nothing of it is taken over: look up what it does, and whether Lodestone has it")
+		m.decidef(o, "", "objects of this kind are not known here, and nothing of it is taken over: look up what it does, and whether "+
+			"Lodestone has it")
 	}
 }
 
@@ -243,7 +246,8 @@ func byName[Spec any](a, b resource[Spec]) int { return cmp.Compare(a.object.Nam
 func twice[Spec any](sorted []resource[Spec]) (errs Errors) {
 	for i := 1; i < len(sorted); i++ {
 		if o, before := sorted[i].object, sorted[i-1].object; o.Name == before.Name {
-			errs = append(errs, Error{From: o.From, Object: o.String(), Message: fmt.Sprintf("is there twice, also at %s: remove one", before.From)})
+			errs = append(errs, Error{From: o.From, Object: o.String(),
+				Message: fmt.Sprintf("is there twice, also at %s: remove one", before.From)})
 		}
 	}
 	return errs
@@ -262,7 +266,8 @@ func (m *metalLB) apply(o *Object, r reach, names []string) {
 	}
 	named := map[string]bool{}
 	for i, name := range r.IPAddressPools {
-		if _, found := slices.BinarySearchFunc(m.pools, name, func(p resource[poolSpec], name string) int { return cmp.Compare(p.object.Name, name) }); !found {
+		if _, found := slices.BinarySearchFunc(m.pools, name,
+			func(p resource[poolSpec], name string) int { return cmp.Compare(p.object.Name, name) }); !found {
 			m.notef(o, fmt.Sprintf("spec.ipAddressPools[%d]", i), "there is no IPAddressPool %s", quote(name))
 		} else if !named[name] {
 			m.announce(o, name, names)
@@ -349,7 +354,8 @@ func (m *metalLB) convertPools(taken map[string]bool) {
 			m.errorf(p.object, "metadata.name", "the name becomes %s, which another pool has, too: rename one", quote(out.Name))
 		}
 		if out.Name != p.object.Name {
-			m.notef(p.object, "metadata.name", "the pool is called %s, since names here have at most 63 of a-z, 0-9 and '-'; annotations of MetalLB that name it are understood", out.Name)
+			m.notef(p.object, "metadata.name", "the pool is called %s, since names here have at most 63 of a-z, 0-9 and '-'; "+
+				"annotations of MetalLB that name it are understood", out.Name)
 		}
 		names[out.Name] = true
 		if out.AutoAssign != nil && *out.AutoAssign {
@@ -377,7 +383,8 @@ func (m *metalLB) unannounced(p *resource[poolSpec], out *pool, taken map[string
 		}})
 	}
 	out.Advertise = []string{nobody}
-	m.decidef(p.object, "", "no advertisement of MetalLB is for this pool, so that nobody announces its addresses: it stays so (advertise: [%s]); name an advertisement there, or remove the pool", nobody)
+	m.decidef(p.object, "", "no advertisement of MetalLB is for this pool, so that nobody announces its addresses: it stays so "+
+		"(advertise: [%s]); name an advertisement there, or remove the pool", nobody)
 }
 
 // noteUnused notes what nothing else names, and that there are no pools.
@@ -397,7 +404,8 @@ func (m *metalLB) noteUnused() {
 		}
 	}
 	if len(m.pools) == 0 {
-		m.decidef(&Object{Kind: "IPAddressPool"}, "", "there is none among the objects, so that there are no pools and no Service is given an address: add pools with the addresses that Services have")
+		m.decidef(&Object{Kind: "IPAddressPool"}, "", "there is none among the objects, so that there are no pools and no Service is "+
+			"given an address: add pools with the addresses that Services have")
 	}
 }
 
@@ -427,7 +435,8 @@ func (m *metalLB) addresses(p *resource[poolSpec], out *pool) {
 			continue
 		}
 		if b.loose {
-			m.notef(p.object, fmt.Sprintf("spec.addresses[%d]", i), "%s has bits set beyond its length: MetalLB takes it for %s, which is written", quote(text), b.text)
+			m.notef(p.object, fmt.Sprintf("spec.addresses[%d]", i),
+				"%s has bits set beyond its length: MetalLB takes it for %s, which is written", quote(text), b.text)
 		}
 		blocks = append(blocks, b)
 		out.Addresses = append(out.Addresses, b.text)
@@ -438,7 +447,8 @@ func (m *metalLB) addresses(p *resource[poolSpec], out *pool) {
 		out.UseFirstAndLast = slices.ContainsFunc(blocks, block.subnet)
 	case whole: // exactly what Lodestone withholds anyway
 	case len(edges) > maxEdges:
-		m.decidef(p.object, "spec.avoidBuggyIPs", "more than %d addresses end in .0 or .255: they are not excluded, but for the first and last of each prefix; exclude those that your network needs", maxEdges)
+		m.decidef(p.object, "spec.avoidBuggyIPs", "more than %d addresses end in .0 or .255: they are not excluded, but for the first "+
+			"and last of each prefix; exclude those that your network needs", maxEdges)
 	default:
 		out.UseFirstAndLast, out.Exclude = slices.ContainsFunc(blocks, block.subnet), edges
 	}
@@ -505,7 +515,8 @@ func (m *metalLB) allocation(p *resource[poolSpec], out *pool, pinned bool) {
 		out.Priority = lastPriority
 	case s.Priority > lastPriority:
 		out.Priority = lastPriority
-		m.decidef(p.object, "spec.serviceAllocation.priority", "%d is more than %d, which is written: see that the order of such pools is right", s.Priority, lastPriority)
+		m.decidef(p.object, "spec.serviceAllocation.priority",
+			"%d is more than %d, which is written: see that the order of such pools is right", s.Priority, lastPriority)
 	}
 }
 

@@ -13,7 +13,8 @@ func (m *metalLB) convertBGP(r *resource[bgpSpec], taken map[string]bool) {
 	spec := &r.Spec
 	b := bgp{LocalPreference: spec.LocalPref, Peers: m.namesOf(r.object, spec.Peers)}
 	if len(spec.Peers) > 0 && len(b.Peers) == 0 {
-		m.decidef(r.object, "spec.peers", "none of these peers exists, so that MetalLB announces nothing by this advertisement: it is left out")
+		m.decidef(r.object, "spec.peers", "none of these peers exists, so that MetalLB announces nothing by this "+
+			"advertisement: it is left out")
 		return
 	}
 	if len(m.doc.Peers) == 0 {
@@ -93,7 +94,8 @@ func (m *metalLB) convertPeers() {
 			}
 		}
 		if len(nodes) > 1 {
-			m.decidef(r.object, "spec.nodeSelectors", "has %d selectors of which one has to match, and becomes the peers %s: see that no node matches two of them, it would have two sessions with one router",
+			m.decidef(r.object, "spec.nodeSelectors", "has %d selectors of which one has to match, and becomes the peers %s: see that "+
+				"no node matches two of them, it would have two sessions with one router",
 				len(nodes), strings.Join(m.peerNames[r.object.Name], ", "))
 		}
 	}
@@ -103,7 +105,8 @@ func (m *metalLB) convertPeers() {
 func (m *metalLB) peer(r *resource[peerSpec]) peer {
 	o, spec := r.object, &r.Spec
 	p := peer{
-		Address: unmapped(spec.PeerAddress), Interface: spec.Interface, SourceAddress: unmapped(spec.SourceAddress), RouterID: spec.RouterID,
+		Address: unmapped(spec.PeerAddress), Interface: spec.Interface, SourceAddress: unmapped(spec.SourceAddress),
+		RouterID: spec.RouterID,
 		LocalASN: cmp.Or(spec.LocalASN, spec.MyASN), PeerASN: spec.PeerASN,
 	}
 	switch {
@@ -138,10 +141,12 @@ func (m *metalLB) peer(r *resource[peerSpec]) peer {
 
 func (m *metalLB) withoutCounterpart(o *Object, spec *peerSpec) {
 	if spec.VRF != "" {
-		m.decidef(o, "spec.vrf", "Lodestone has its sessions in the default VRF: give the nodes a route to the router there, or remove the peer")
+		m.decidef(o, "spec.vrf", "Lodestone has its sessions in the default VRF: give the nodes a route to the router there, or "+
+			"remove the peer")
 	}
 	if spec.DisableMP {
-		m.notef(o, "spec.disableMP", "a session carries the families that both ends offer; what the router does not offer is not announced to it")
+		m.notef(o, "spec.disableMP", "a session carries the families that both ends offer; what the router does not offer is not "+
+			"announced to it")
 	}
 }
 
@@ -202,7 +207,8 @@ func (m *metalLB) password(o *Object, spec *peerSpec, p *peer) {
 	switch {
 	case spec.PasswordSecret.Name != "":
 		p.Password = &secret{spec.PasswordSecret.Name}
-		m.decidef(o, "spec.passwordSecret", "copy the Secret %s into Lodestone's namespace, and list it in the chart's speaker.bgp.passwordSecrets, before you apply the configuration", spec.PasswordSecret.Name)
+		m.decidef(o, "spec.passwordSecret", "copy the Secret %s into Lodestone's namespace, and list it in the chart's "+
+			"speaker.bgp.passwordSecrets, before you apply the configuration", spec.PasswordSecret.Name)
 	case spec.Password != "":
 		p.Password = m.newSecret(o, "spec.password", o.Name)
 	}
@@ -211,7 +217,8 @@ func (m *metalLB) password(o *Object, spec *peerSpec, p *peer) {
 // newSecret names the Secret for a password that stands in the open.
 func (m *migration) newSecret(o *Object, field, name string) *secret {
 	s := &secret{unique(name, "", map[string]bool{}) + "-password"}
-	m.decidef(o, field, "Lodestone reads passwords from Secrets alone: kubectl -n lodestone-system create secret generic %s --from-literal=password=..., and list it in the chart's speaker.bgp.passwordSecrets, before you apply the configuration", s.Name)
+	m.decidef(o, field, "Lodestone reads passwords from Secrets alone: kubectl -n lodestone-system create secret generic %s "+
+		"--from-literal=password=..., and list it in the chart's speaker.bgp.passwordSecrets, before you apply the configuration", s.Name)
 	return s
 }
 
@@ -232,7 +239,8 @@ func (m *metalLB) bfd(o *Object, name string, multihop bool) *bfd {
 	}
 	profile := m.profiles[i].object
 	if spec.EchoMode {
-		m.decidef(profile, "spec.echoMode", "Lodestone has no BFD echo: it detects by the intervals (%s) alone; shorten them if that is too slow", intervals(out))
+		m.decidef(profile, "spec.echoMode", "Lodestone has no BFD echo: it detects by the intervals (%s) alone; shorten them if "+
+			"that is too slow", intervals(out))
 	}
 	if spec.PassiveMode {
 		m.notef(profile, "spec.passiveMode", "Lodestone begins BFD itself, which routers that wait for it allow, too")

@@ -84,7 +84,8 @@ func (m *metalLB) readLegacy(o *Object) {
 	var cm configMap
 	err := json.Unmarshal(o.JSON, &cm)
 	if err == nil && o.Name == ExtrasConfigMap && cm.Data["extras"] != "" {
-		m.decidef(o, "data.extras", "is in the language of FRR, which Lodestone does not have: look up what it does, and whether peers and advertisements have it")
+		m.decidef(o, "data.extras", "is in the language of FRR, which Lodestone does not have: look up what it does, and whether peers "+
+			"and advertisements have it")
 	}
 	if err != nil || cm.Data[LegacyKey] == "" {
 		return
@@ -127,12 +128,14 @@ func (m *metalLB) legacyPeers(o *Object, c *legacyConfig) {
 		r := resource[peerSpec]{object: m.part(o, fmt.Sprintf("data.%s.peers[%d]", LegacyKey, i), fmt.Sprintf("peer-%d", i+1))}
 		r.Spec = peerSpec{
 			MyASN: p.MyASN, PeerASN: p.PeerASN, PeerAddress: p.PeerAddress, SourceAddress: p.SourceAddress, PeerPort: p.PeerPort,
-			HoldTime: p.HoldTime, KeepaliveTime: p.KeepaliveTime, RouterID: p.RouterID, Password: p.Password, BFDProfile: p.BFDProfile, EBGPMultiHop: p.EBGPMultiHop,
+			HoldTime: p.HoldTime, KeepaliveTime: p.KeepaliveTime, RouterID: p.RouterID, Password: p.Password, BFDProfile: p.BFDProfile,
+			EBGPMultiHop: p.EBGPMultiHop,
 		}
 		for _, s := range p.NodeSelectors {
 			one := metav1.LabelSelector{MatchLabels: s.MatchLabels}
 			for _, e := range s.MatchExpressions {
-				one.MatchExpressions = append(one.MatchExpressions, metav1.LabelSelectorRequirement{Key: e.Key, Operator: metav1.LabelSelectorOperator(e.Operator), Values: e.Values})
+				one.MatchExpressions = append(one.MatchExpressions,
+					metav1.LabelSelectorRequirement{Key: e.Key, Operator: metav1.LabelSelectorOperator(e.Operator), Values: e.Values})
 			}
 			r.Spec.NodeSelectors = append(r.Spec.NodeSelectors, one)
 		}
@@ -166,7 +169,8 @@ func (m *metalLB) legacyAdvertisements(pool *Object, protocol string, list []leg
 			at := *pool
 			at.Name = numbered(pool.Name, i, len(list))
 			m.bgp = append(m.bgp, resource[bgpSpec]{object: &at, Spec: bgpSpec{
-				reach: only, AggregationLength: a.AggregationLength, AggregationLengthV6: a.AggregationLengthV6, LocalPref: a.LocalPref, Communities: a.Communities,
+				reach: only, AggregationLength: a.AggregationLength, AggregationLengthV6: a.AggregationLengthV6,
+				LocalPref: a.LocalPref, Communities: a.Communities,
 			}})
 		}
 	default:

@@ -97,7 +97,8 @@ func TestOrderOfObjectsDoesNotMatter(t *testing.T) {
 
 const (
 	l2All = "\n---\n{apiVersion: metallb.io/v1beta1, kind: L2Advertisement, metadata: {name: all}}"
-	peer  = "\n---\n{apiVersion: metallb.io/v1beta2, kind: BGPPeer, metadata: {name: tor}, spec: {myASN: 64512, peerASN: 64513, peerAddress: 198.18.0.1}}"
+	peer  = "\n---\n{apiVersion: metallb.io/v1beta2, kind: BGPPeer, metadata: {name: tor}, spec: {myASN: 64512, peerASN: 64513, " +
+		"peerAddress: 198.18.0.1}}"
 )
 
 func poolOf(spec string) string {
@@ -108,13 +109,17 @@ func poolOf(spec string) string {
 func TestAddressesAreTheSame(t *testing.T) {
 	t.Parallel()
 	for spec, c := range map[string]struct{ gives, keeps []string }{
-		"addresses: [192.0.2.0/28]":                                       {[]string{"192.0.2.0", "192.0.2.15"}, nil},
-		"addresses: [192.0.2.0/24], avoidBuggyIPs: true":                  {[]string{"192.0.2.1", "192.0.2.254"}, []string{"192.0.2.0", "192.0.2.255"}},
-		"addresses: [192.0.2.0/25], avoidBuggyIPs: true":                  {[]string{"192.0.2.1", "192.0.2.127"}, []string{"192.0.2.0"}},
-		"addresses: [10.1.0.0/16], avoidBuggyIPs: true":                   {[]string{"10.1.0.1", "10.1.7.1", "10.1.255.254"}, []string{"10.1.0.0", "10.1.7.0", "10.1.7.255", "10.1.8.0", "10.1.255.255"}},
-		"addresses: [192.0.2.200-192.0.3.10], avoidBuggyIPs: true":        {[]string{"192.0.2.254", "192.0.3.1"}, []string{"192.0.2.255", "192.0.3.0"}},
-		"addresses: [\"2001:db8::/120\"], avoidBuggyIPs: true":            {[]string{"2001:db8::", "2001:db8::ff"}, nil},
-		"addresses: [192.0.2.7/32, 192.0.2.8 - 192.0.2.9, 192.0.2.64/31]": {[]string{"192.0.2.7", "192.0.2.8", "192.0.2.9", "192.0.2.64", "192.0.2.65"}, nil},
+		"addresses: [192.0.2.0/28]": {[]string{"192.0.2.0", "192.0.2.15"}, nil},
+		"addresses: [192.0.2.0/24], avoidBuggyIPs: true": {[]string{"192.0.2.1", "192.0.2.254"},
+			[]string{"192.0.2.0", "192.0.2.255"}},
+		"addresses: [192.0.2.0/25], avoidBuggyIPs: true": {[]string{"192.0.2.1", "192.0.2.127"}, []string{"192.0.2.0"}},
+		"addresses: [10.1.0.0/16], avoidBuggyIPs: true": {[]string{"10.1.0.1", "10.1.7.1", "10.1.255.254"},
+			[]string{"10.1.0.0", "10.1.7.0", "10.1.7.255", "10.1.8.0", "10.1.255.255"}},
+		"addresses: [192.0.2.200-192.0.3.10], avoidBuggyIPs: true": {[]string{"192.0.2.254", "192.0.3.1"},
+			[]string{"192.0.2.255", "192.0.3.0"}},
+		"addresses: [\"2001:db8::/120\"], avoidBuggyIPs: true": {[]string{"2001:db8::", "2001:db8::ff"}, nil},
+		"addresses: [192.0.2.7/32, 192.0.2.8 - " +
+			"192.0.2.9, 192.0.2.64/31]": {[]string{"192.0.2.7", "192.0.2.8", "192.0.2.9", "192.0.2.64", "192.0.2.65"}, nil},
 	} {
 		r, err := migrate.MetalLB(read(t, poolOf(spec)))
 		require.NoError(t, err, spec)
@@ -134,28 +139,46 @@ func TestMistakesSayWhereTheyAre(t *testing.T) {
 		text string
 		says []string
 	}{
-		"wrong type":       {poolOf("addresses: 192.0.2.0/24"), []string{"in.yaml:1: IPAddressPool m/lan: spec.addresses: must be a list, not string"}},
-		"wrong scalar":     {poolOf("addresses: [192.0.2.0/24], autoAssign: 'yes'"), []string{"spec.autoAssign: must be true or false, not string"}},
-		"wrong address":    {poolOf("addresses: [192.0.2.0/24, 300.1.1.1/24]"), []string{`in.yaml:1: IPAddressPool m/lan: spec.addresses[1]: "300.1.1.1/24" is neither a prefix nor a range`}},
-		"more than IPv4":   {poolOf("addresses: ['::ffff:203.0.113.0/95']"), []string{`"::ffff:203.0.113.0/95" is neither a prefix nor a range`}},
-		"nobody is taken":  {strings.Replace(poolOf("addresses: [192.0.2.0/24]"), "name: all}", "name: nobody}, spec: {ipAddressPools: [none]}", 1), []string{`the name "nobody" is taken`}},
-		"backwards":        {poolOf("addresses: [192.0.2.9-192.0.2.1]"), []string{`"192.0.2.9-192.0.2.1" is not a range`}},
-		"mixed families":   {poolOf("addresses: ['192.0.2.9-2001:db8::1']"), []string{"is not a range"}},
-		"no addresses":     {poolOf(""), []string{"spec.addresses: is empty"}},
-		"all at once":      {poolOf("addresses: [a, b]"), []string{"spec.addresses[0]", "spec.addresses[1]"}},
-		"twice":            {poolOf("addresses: [192.0.2.0/24]") + "\n---\n" + poolOf("addresses: [192.0.3.0/24]"), []string{"is there twice, also at in.yaml:1"}},
-		"a key twice":      {"apiVersion: metallb.io/v1beta1\nkind: IPAddressPool\nkind: IPAddressPool", []string{"in.yaml:1", "already set"}},
-		"nameless":         {"{apiVersion: metallb.io/v1beta1, kind: IPAddressPool, spec: {addresses: [192.0.2.0/24]}}", []string{"metadata.name: is missing"}},
-		"no profile":       {poolOf("addresses: [192.0.2.0/24]") + strings.Replace(peer, "198.18.0.1", "198.18.0.1, bfdProfile: fast", 1), []string{`in.yaml:5: BGPPeer tor: spec.bfdProfile: there is no BFDProfile "fast"`}},
-		"no ASN":           {poolOf("addresses: [192.0.2.0/24]") + strings.Replace(peer, "myASN: 64512,", "", 1), []string{"spec.myASN: is missing"}},
-		"a number too big": {poolOf("addresses: [192.0.2.0/24]") + strings.Replace(peer, "64512", "99999999999", 1), []string{"BGPPeer tor: spec.myASN: must be a whole number from 0 to 4294967295"}},
-		"a bad duration":   {poolOf("addresses: [192.0.2.0/24]") + strings.Replace(peer, "198.18.0.1", "198.18.0.1, holdTime: soon", 1), []string{`spec.holdTime: "soon" is not a duration`}},
-		"no community":     {poolOf("addresses: [192.0.2.0/24]") + peer + "\n---\n{apiVersion: metallb.io/v1beta1, kind: BGPAdvertisement, metadata: {name: a}, spec: {communities: [vip]}}", []string{`spec.communities[0]: "vip" is no community`}},
-		"legacy":           {"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: config}\ndata: {config: 'address-pools: [{name: a, protocol: arp, addresses: [x]}]'}", []string{"data.config.address-pools[0]", `protocol: "arp" is neither layer2 nor bgp`, `spec.addresses[0]`}},
-		"legacy type":      {"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: config}\ndata: {config: 'peers: [{my-asn: x}]'}", []string{"ConfigMap config: data.config.peers.my-asn: must be a whole number"}},
-		"legacy YAML":      {"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: config}\ndata: {config: '[['}", []string{"ConfigMap config: data.config: is not YAML"}},
-		"nothing":          {"{apiVersion: v1, kind: Secret, metadata: {name: s}}", []string{"there is nothing of MetalLB here"}},
-		"they do not fit":  {poolOf("addresses: [192.0.2.0/24, 192.0.2.0/25]"), []string{"the objects do not fit together", `pools[0] "lan": 192.0.2.0/25 overlaps 192.0.2.0/24`}},
+		"wrong type": {poolOf("addresses: 192.0.2.0/24"),
+			[]string{"in.yaml:1: IPAddressPool m/lan: spec.addresses: must be a list, not string"}},
+		"wrong scalar": {poolOf("addresses: [192.0.2.0/24], autoAssign: 'yes'"),
+			[]string{"spec.autoAssign: must be true or false, not string"}},
+		"wrong address": {poolOf("addresses: [192.0.2.0/24, 300.1.1.1/24]"),
+			[]string{`in.yaml:1: IPAddressPool m/lan: spec.addresses[1]: "300.1.1.1/24" is neither a prefix nor a range`}},
+		"more than IPv4": {poolOf("addresses: ['::ffff:203.0.113.0/95']"),
+			[]string{`"::ffff:203.0.113.0/95" is neither a prefix nor a range`}},
+		"nobody is taken": {strings.Replace(poolOf("addresses: [192.0.2.0/24]"), "name: all}",
+			"name: nobody}, spec: {ipAddressPools: [none]}", 1), []string{`the name "nobody" is taken`}},
+		"backwards":      {poolOf("addresses: [192.0.2.9-192.0.2.1]"), []string{`"192.0.2.9-192.0.2.1" is not a range`}},
+		"mixed families": {poolOf("addresses: ['192.0.2.9-2001:db8::1']"), []string{"is not a range"}},
+		"no addresses":   {poolOf(""), []string{"spec.addresses: is empty"}},
+		"all at once":    {poolOf("addresses: [a, b]"), []string{"spec.addresses[0]", "spec.addresses[1]"}},
+		"twice": {poolOf("addresses: [192.0.2.0/24]") + "\n---\n" + poolOf("addresses: [192.0.3.0/24]"),
+			[]string{"is there twice, also at in.yaml:1"}},
+		"a key twice": {"apiVersion: metallb.io/v1beta1\nkind: IPAddressPool\nkind: IPAddressPool",
+			[]string{"in.yaml:1", "already set"}},
+		"nameless": {"{apiVersion: metallb.io/v1beta1, kind: IPAddressPool, spec: {addresses: [192.0.2.0/24]}}",
+			[]string{"metadata.name: is missing"}},
+		"no profile": {poolOf("addresses: [192.0.2.0/24]") + strings.Replace(peer, "198.18.0.1", "198.18.0.1, bfdProfile: fast",
+			1), []string{`in.yaml:5: BGPPeer tor: spec.bfdProfile: there is no BFDProfile "fast"`}},
+		"no ASN": {poolOf("addresses: [192.0.2.0/24]") + strings.Replace(peer, "myASN: 64512,", "", 1),
+			[]string{"spec.myASN: is missing"}},
+		"a number too big": {poolOf("addresses: [192.0.2.0/24]") + strings.Replace(peer, "64512", "99999999999", 1),
+			[]string{"BGPPeer tor: spec.myASN: must be a whole number from 0 to 4294967295"}},
+		"a bad duration": {poolOf("addresses: [192.0.2.0/24]") + strings.Replace(peer, "198.18.0.1", "198.18.0.1, holdTime: soon",
+			1), []string{`spec.holdTime: "soon" is not a duration`}},
+		"no community": {poolOf("addresses: [192.0.2.0/24]") + peer + "\n---\n{apiVersion: metallb.io/v1beta1, kind: " +
+			"BGPAdvertisement, metadata: {name: a}, spec: {communities: [vip]}}", []string{`spec.communities[0]: "vip" is no community`}},
+		"legacy": {"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: config}\ndata: {config: 'address-pools: [{name: a, " +
+			"protocol: arp, addresses: [x]}]'}",
+			[]string{"data.config.address-pools[0]", `protocol: "arp" is neither layer2 nor bgp`, `spec.addresses[0]`}},
+		"legacy type": {"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: config}\ndata: {config: 'peers: [{my-asn: x}]'}",
+			[]string{"ConfigMap config: data.config.peers.my-asn: must be a whole number"}},
+		"legacy YAML": {"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: config}\ndata: {config: '[['}",
+			[]string{"ConfigMap config: data.config: is not YAML"}},
+		"nothing": {"{apiVersion: v1, kind: Secret, metadata: {name: s}}", []string{"there is nothing of MetalLB here"}},
+		"they do not fit": {poolOf("addresses: [192.0.2.0/24, 192.0.2.0/25]"),
+			[]string{"the objects do not fit together", `pools[0] "lan": 192.0.2.0/25 overlaps 192.0.2.0/24`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -174,7 +197,8 @@ func TestMistakesSayWhereTheyAre(t *testing.T) {
 // The addresses alone do not tell how they are announced.
 func TestKubeVIPWithoutItsPodsIsADecision(t *testing.T) {
 	t.Parallel()
-	r, err := migrate.KubeVIP(read(t, "{apiVersion: v1, kind: ConfigMap, metadata: {name: kubevip}, data: {range-global: 192.0.2.1-192.0.2.9, interface-global: eth0}}"))
+	r, err := migrate.KubeVIP(read(t, "{apiVersion: v1, kind: ConfigMap, metadata: {name: kubevip}, data: {range-global: "+
+		"192.0.2.1-192.0.2.9, interface-global: eth0}}"))
 	require.NoError(t, err)
 	require.True(t, r.Decisions())
 	require.Contains(t, r.Notes[0].String(), "DaemonSet kube-vip: is not among the objects")
@@ -183,19 +207,30 @@ func TestKubeVIPWithoutItsPodsIsADecision(t *testing.T) {
 func TestMistakesOfKubeVIPSayWhereTheyAre(t *testing.T) {
 	t.Parallel()
 	pod := func(env string) string {
-		return "apiVersion: v1\nkind: Pod\nmetadata: {name: kube-vip, namespace: s}\nspec: {containers: [{image: kube-vip, env: [" + env + "]}]}"
+		return "apiVersion: v1\nkind: Pod\nmetadata: {name: kube-vip, namespace: s}\nspec: {containers: [{image: " +
+			"kube-vip, env: [" + env + "]}]}"
 	}
 	for name, c := range map[string]struct{ text, says string }{
-		"address":     {"{apiVersion: v1, kind: ConfigMap, metadata: {name: kubevip, namespace: s}, data: {cidr-global: '192.0.2.0/24,x'}}", `in.yaml:1: ConfigMap s/kubevip: data.cidr-global[1]: "x" is neither a prefix nor a range of addresses`},
-		"second":      {"{apiVersion: v1, kind: ConfigMap, metadata: {name: a}, data: {cidr-global: 192.0.2.0/24}}\n---\n{apiVersion: v1, kind: ConfigMap, metadata: {name: b}, data: {cidr-global: 192.0.2.0/24}}", "in.yaml:3: ConfigMap b: is a second ConfigMap with addresses, the first is ConfigMap a at in.yaml:1"},
-		"wrong type":  {"{apiVersion: v1, kind: ConfigMap, metadata: {name: kubevip}, data: {cidr-global: [a]}}", "ConfigMap kubevip: data: must be text, not array"},
-		"number":      {pod("{name: bgp_enable, value: 'true'}, {name: bgp_as, value: many}"), `Pod s/kube-vip: spec.containers[0].env[bgp_as]: "many" is not a whole number`},
-		"peer":        {pod("{name: bgp_enable, value: 'true'}, {name: bgp_peers, value: 'router:65000:hunter2'}"), "env[bgp_peers[0]]: does not begin with an address"},
-		"peer's AS":   {pod("{name: bgp_enable, value: 'true'}, {name: bgp_peers, value: '192.0.2.1:hunter2'}"), "env[bgp_peers[0]]: has no AS number after the address"},
-		"bracket":     {pod("{name: bgp_enable, value: 'true'}, {name: bgp_peers, value: '[2001:db8::1:65000'}"), "the bracket before the address is not closed"},
-		"nothing":     {"{apiVersion: v1, kind: ConfigMap, metadata: {name: other}, data: {a: b}}", "there is nothing of kube-vip here"},
-		"containers":  {"{apiVersion: apps/v1, kind: DaemonSet, metadata: {name: d}, spec: {template: {spec: {containers: {}}}}}", "DaemonSet d: spec.template.spec.containers: must be a list, not object"},
-		"no such pod": {"{apiVersion: v1, kind: Pod, metadata: {name: d}, spec: {containers: [{image: kube-vip-cloud-provider}]}}", "there is nothing of kube-vip here"},
+		"address": {"{apiVersion: v1, kind: ConfigMap, metadata: {name: kubevip, namespace: s}, data: {cidr-global: " +
+			"'192.0.2.0/24,x'}}", `in.yaml:1: ConfigMap s/kubevip: data.cidr-global[1]: "x" is neither a prefix nor a range of addresses`},
+		"second": {"{apiVersion: v1, kind: ConfigMap, metadata: {name: a}, data: {cidr-global: 192.0.2.0/24}}\n---\n{apiVersion: " +
+			"v1, kind: ConfigMap, metadata: {name: b}, data: {cidr-global: 192.0.2.0/24}}",
+			"in.yaml:3: ConfigMap b: is a second ConfigMap with addresses, the first is ConfigMap a at in.yaml:1"},
+		"wrong type": {"{apiVersion: v1, kind: ConfigMap, metadata: {name: kubevip}, data: {cidr-global: [a]}}",
+			"ConfigMap kubevip: data: must be text, not array"},
+		"number": {pod("{name: bgp_enable, value: 'true'}, {name: bgp_as, value: many}"),
+			`Pod s/kube-vip: spec.containers[0].env[bgp_as]: "many" is not a whole number`},
+		"peer": {pod("{name: bgp_enable, value: 'true'}, {name: bgp_peers, value: 'router:65000:hunter2'}"),
+			"env[bgp_peers[0]]: does not begin with an address"},
+		"peer's AS": {pod("{name: bgp_enable, value: 'true'}, {name: bgp_peers, value: '192.0.2.1:hunter2'}"),
+			"env[bgp_peers[0]]: has no AS number after the address"},
+		"bracket": {pod("{name: bgp_enable, value: 'true'}, {name: bgp_peers, value: '[2001:db8::1:65000'}"),
+			"the bracket before the address is not closed"},
+		"nothing": {"{apiVersion: v1, kind: ConfigMap, metadata: {name: other}, data: {a: b}}", "there is nothing of kube-vip here"},
+		"containers": {"{apiVersion: apps/v1, kind: DaemonSet, metadata: {name: d}, spec: {template: {spec: {containers: {}}}}}",
+			"DaemonSet d: spec.template.spec.containers: must be a list, not object"},
+		"no such pod": {"{apiVersion: v1, kind: Pod, metadata: {name: d}, spec: {containers: [{image: kube-vip-cloud-provider}]}}",
+			"there is nothing of kube-vip here"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -209,15 +244,19 @@ func TestMistakesOfKubeVIPSayWhereTheyAre(t *testing.T) {
 func TestHostileInput(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ text, says string }{
-		"no YAML":      {"{", "in.yaml:1: the document that begins here is not YAML"},
-		"second":       {"apiVersion: v1\nkind: Secret\n---\n[", "in.yaml:4: the document that begins here is not YAML"},
-		"no object":    {"- 1", "in.yaml:1: is not a Kubernetes object"},
-		"no kind":      {"a: b", "has no kind or no apiVersion"},
-		"list in list": {"{apiVersion: v1, kind: List, items: [{apiVersion: v1, kind: List, items: []}]}", "in.yaml:1: items[0]: List: is a list in a list"},
-		"item":         {"{apiVersion: v1, kind: List, items: [1]}", "in.yaml:1: items[0]: is not a Kubernetes object"},
-		"cycle":        {"a: &a [*a]", "in.yaml:1: the document that begins here is not YAML"},
-		"bomb":         {"a: &a [x,x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b,*b]\nd: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c,*c]\ne: &e [*d,*d,*d,*d,*d,*d,*d,*d,*d,*d]\nf: &f [*e,*e,*e,*e,*e,*e,*e,*e,*e,*e]\ng: [*f,*f,*f,*f,*f,*f,*f,*f,*f,*f]", "in.yaml:1: the document that begins here is not YAML"},
-		"huge":         {"a: " + strings.Repeat("x", migrate.MaxSize), "is larger than 16777216 bytes"},
+		"no YAML":   {"{", "in.yaml:1: the document that begins here is not YAML"},
+		"second":    {"apiVersion: v1\nkind: Secret\n---\n[", "in.yaml:4: the document that begins here is not YAML"},
+		"no object": {"- 1", "in.yaml:1: is not a Kubernetes object"},
+		"no kind":   {"a: b", "has no kind or no apiVersion"},
+		"list in list": {"{apiVersion: v1, kind: List, items: [{apiVersion: v1, kind: List, items: []}]}",
+			"in.yaml:1: items[0]: List: is a list in a list"},
+		"item":  {"{apiVersion: v1, kind: List, items: [1]}", "in.yaml:1: items[0]: is not a Kubernetes object"},
+		"cycle": {"a: &a [*a]", "in.yaml:1: the document that begins here is not YAML"},
+		"bomb": {"a: &a [x,x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c " +
+			"[*b,*b,*b,*b,*b,*b,*b,*b,*b,*b]\nd: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c,*c]\ne: &e [*d,*d,*d,*d,*d,*d,*d,*d,*d,*d]\nf: &f " +
+			"[*e,*e,*e,*e,*e,*e,*e,*e,*e,*e]\ng: [*f,*f,*f,*f,*f,*f,*f,*f,*f,*f]",
+			"in.yaml:1: the document that begins here is not YAML"},
+		"huge": {"a: " + strings.Repeat("x", migrate.MaxSize), "is larger than 16777216 bytes"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -231,10 +270,12 @@ func TestHostileInput(t *testing.T) {
 // Text may follow the dashes.
 func TestDocumentsBeginAfterDashes(t *testing.T) {
 	t.Parallel()
-	objects, err := migrate.Read("in.yaml", strings.NewReader("--- {apiVersion: v1, kind: A, metadata: {name: a}}\r\n--- # a comment\napiVersion: v1\nkind: B\nmetadata: {name: b, namespace: ns}\n---"))
+	objects, err := migrate.Read("in.yaml", strings.NewReader("--- {apiVersion: v1, kind: A, metadata: {name: a}}\r\n--- # a "+
+		"comment\napiVersion: v1\nkind: B\nmetadata: {name: b, namespace: ns}\n---"))
 	require.NoError(t, err)
 	require.Len(t, objects, 2)
-	assert.Equal(t, []string{"in.yaml:1", "A a", "in.yaml:2", "B ns/b"}, []string{objects[0].From, objects[0].String(), objects[1].From, objects[1].String()})
+	assert.Equal(t, []string{"in.yaml:1", "A a", "in.yaml:2", "B ns/b"},
+		[]string{objects[0].From, objects[0].String(), objects[1].From, objects[1].String()})
 }
 
 func TestNothingAndCommentsAreNoObjects(t *testing.T) {

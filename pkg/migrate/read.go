@@ -64,14 +64,16 @@ func Read(name string, text io.Reader) ([]Object, error) {
 	case err != nil:
 		return nil, fmt.Errorf("read %s: %w", name, err)
 	case len(raw) > MaxSize:
-		return nil, Errors{{From: name, Message: fmt.Sprintf("is larger than %d bytes (16 MiB): give the objects of the load balancer alone", MaxSize)}}
+		return nil, Errors{{From: name, Message: fmt.Sprintf("is larger than %d bytes (16 MiB): give the objects of the "+
+			"load balancer alone", MaxSize)}}
 	}
 	var objects []Object
 	for line, doc := range documents(raw) {
 		from := fmt.Sprintf("%s:%d", name, line)
 		body, err := yaml.YAMLToJSONStrict(doc)
 		if err != nil {
-			return nil, Errors{{From: from, Message: fmt.Sprintf("the document that begins here is not YAML: %s", cut(strings.TrimPrefix(err.Error(), "yaml: ")))}}
+			return nil, Errors{{From: from, Message: fmt.Sprintf("the document that begins here is not YAML: %s",
+				cut(strings.TrimPrefix(err.Error(), "yaml: ")))}}
 		}
 		if string(body) == "null" {
 			continue
@@ -117,7 +119,8 @@ func appendObject(objects []Object, from string, body []byte, depth int) ([]Obje
 	case strings.HasSuffix(h.Kind, "List") && o.Name == "":
 		return appendItems(objects, from, h, depth)
 	case len(objects) == maxObjects:
-		return nil, Errors{{From: from, Message: fmt.Sprintf("has more than %d objects: give those of the load balancer alone", maxObjects)}}
+		return nil, Errors{{From: from, Message: fmt.Sprintf("has more than %d objects: give those of the load balancer alone",
+			maxObjects)}}
 	}
 	return append(objects, o), nil
 }
@@ -183,7 +186,8 @@ func (m *migration) decoded(o *Object, field string, unknown []error, err error)
 		if strings.Contains(u.Error(), "duplicate") {
 			m.errorf(o, strict.FieldPath(), "is set twice")
 		} else {
-			m.decidef(o, strings.Trim(field+"."+strict.FieldPath(), "."), "is not known here: look up what it does, and whether Lodestone has it")
+			m.decidef(o, strings.Trim(field+"."+strict.FieldPath(), "."),
+				"is not known here: look up what it does, and whether Lodestone has it")
 		}
 	}
 	return true

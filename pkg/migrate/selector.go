@@ -98,7 +98,8 @@ func (m *migration) only(o *Object, field string, selectors []metav1.LabelSelect
 	case 1:
 		return all[0]
 	}
-	m.decidef(o, field, "has %d selectors of which one has to match, and Lodestone takes one: only the first is written; give what the others select a label in common, and select by that", len(all))
+	m.decidef(o, field, "has %d selectors of which one has to match, and Lodestone takes one: only the first is written; give what the "+
+		"others select a label in common, and select by that", len(all))
 	return all[0]
 }
 

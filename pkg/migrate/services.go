@@ -42,20 +42,27 @@ func shell(word string) string {
 
 // unread are annotations of kube-vip that have no counterpart, with what to do.
 var unread = map[string]string{
-	"kube-vip.io/ignore":                            "kube-vip leaves the Service alone, and Lodestone knows no such mark: give it a loadBalancerClass that Lodestone does not serve",
-	"kube-vip.io/egress":                            "Lodestone does not give connections of pods a VIP as their source: keep kube-vip for this Service, or use what the network plugin has",
-	"kube-vip.io/serviceInterface":                  "the interface is chosen by an advertisement: give one the interface and a serviceSelector, or the pool's advertise",
-	"kube-vip.io/serviceVLAN":                       "the interface is chosen by an advertisement: create the VLAN's interface on the nodes, and name it there",
-	"kube-vip.io/loadbalancerHostname":              "Lodestone tells the DHCP server no host name of a Service: give the record in the DNS the address",
+	"kube-vip.io/ignore": "kube-vip leaves the Service alone, and Lodestone knows no such mark: give it a " +
+		"loadBalancerClass that Lodestone does not serve",
+	"kube-vip.io/egress": "Lodestone does not give connections of pods a VIP as their source: keep kube-vip " +
+		"for this Service, or use what the network plugin has",
+	"kube-vip.io/serviceInterface": "the interface is chosen by an advertisement: give one the interface and a " +
+		"serviceSelector, or the pool's advertise",
+	"kube-vip.io/serviceVLAN": "the interface is chosen by an advertisement: create the VLAN's interface on the " +
+		"nodes, and name it there",
+	"kube-vip.io/loadbalancerHostname": "Lodestone tells the DHCP server no host name of a Service: give the record in " +
+		"the DNS the address",
 	"kube-vip.io/ddns":                              "Lodestone registers no names: give the record in the DNS the address",
 	"kube-vip.io/forwardUPNP":                       "Lodestone does not talk to gateways by UPnP: forward the port there",
 	"kube-vip.io/macvlanName":                       "Lodestone leases addresses without interfaces of their own",
 	"kube-vip.io/allow-reconcile-without-endpoints": "Lodestone withdraws the addresses of a Service without endpoints",
-	"kube-vip.io/hwaddr":                            "an address leased by kube-vip ends with it: Lodestone asks as another client, and is given another one, unless the DHCP server reserves it",
+	"kube-vip.io/hwaddr": "an address leased by kube-vip ends with it: Lodestone asks as another client, " +
+		"and is given another one, unless the DHCP server reserves it",
 }
 
 // decisive are those whose absence somebody notices.
-var decisive = []string{"kube-vip.io/ignore", "kube-vip.io/egress", "kube-vip.io/serviceInterface", "kube-vip.io/serviceVLAN", "kube-vip.io/forwardUPNP", "kube-vip.io/hwaddr"}
+var decisive = []string{"kube-vip.io/ignore", "kube-vip.io/egress", "kube-vip.io/serviceInterface", "kube-vip.io/serviceVLAN",
+	"kube-vip.io/forwardUPNP", "kube-vip.io/hwaddr"}
 
 // service notes what a Service asks of the other load balancer.
 func (m *migration) service(o *Object, c config.Compatibility) {
@@ -70,7 +77,8 @@ func (m *migration) service(o *Object, c config.Compatibility) {
 	}
 	if class := svc.Spec.LoadBalancerClass; class != nil && *class != annotation.DefaultClass && !slices.Contains(m.classes, *class) {
 		m.classes = append(m.classes, *class)
-		m.decidef(o, "spec.loadBalancerClass", "Services of the class %s are not Lodestone's, and a class cannot be changed: list it in the chart's controller.loadBalancerClasses if they are to be", quote(*class))
+		m.decidef(o, "spec.loadBalancerClass", "Services of the class %s are not Lodestone's, and a class cannot be changed: list it "+
+			"in the chart's controller.loadBalancerClasses if they are to be", quote(*class))
 	}
 	for _, key := range sortedKeys(svc.Annotations) {
 		switch remedy, known := unread[key]; {
@@ -99,7 +107,8 @@ func (m *migration) translate(f found, c config.Compatibility) {
 		wishes.Addresses = compat.Wish{}
 	}
 	s := Service{Namespace: f.Namespace, Name: f.Name, Annotations: map[string]string{}}
-	for key, wish := range map[string]compat.Wish{annotation.AddressPool: wishes.Pools, annotation.Addresses: wishes.Addresses, annotation.SharingKey: wishes.SharingKey} {
+	for key, wish := range map[string]compat.Wish{annotation.AddressPool: wishes.Pools, annotation.Addresses: wishes.Addresses,
+		annotation.SharingKey: wishes.SharingKey} {
 		if wish.Text != "" && wish.Annotation != key {
 			s.Annotations[key] = wish.Text
 		}
@@ -115,6 +124,7 @@ func (m *migration) translate(f found, c config.Compatibility) {
 // decideShared notes that Services share addresses, which kube-vip knows from
 // its own configuration alone.
 func (m *migration) decideShared(o *Object, field string) {
-	m.notef(o, field, "Services of one namespace that ask for the same addresses (%s) share them while compatibility has kube-vip; those of several namespaces need %s and %s",
+	m.notef(o, field, "Services of one namespace that ask for the same addresses (%s) share them while compatibility has kube-vip; "+
+		"those of several namespaces need %s and %s",
 		compat.KubeVIPAddresses, annotation.SharingKey, annotation.SharingNamespaces)
 }

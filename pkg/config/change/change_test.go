@@ -35,7 +35,8 @@ func sentences(changes []Change) []string {
 }
 
 func TestDiff(t *testing.T) {
-	const a, b, c = "- {name: a, addresses: [203.0.113.0/26]}\n", "- {name: b, addresses: [198.51.100.0/27]}\n", "- {name: c, addresses: [192.0.2.1]}\n"
+	const a, b, c = "- {name: a, addresses: [203.0.113.0/26]}\n", "- {name: b, addresses: [198.51.100.0/27]}\n",
+		"- {name: c, addresses: [192.0.2.1]}\n"
 	pool := func(settings string) string {
 		return "- {name: a, addresses: [203.0.113.0/26], " + settings + "}\n"
 	}
@@ -46,25 +47,30 @@ func TestDiff(t *testing.T) {
 		"nothing": {a + b, a + b, nil},
 		"only written differently": {
 			"- {name: a, addresses: [203.0.113.0/26], namespaces: [x, y]}\n",
-			"- {name: a, addresses: [203.0.113.1-203.0.113.9, 203.0.113.10-203.0.113.62], namespaces: [y, x], priority: 0, state: active, autoAssign: true, serviceSelector: {}}\n",
+			"- {name: a, addresses: [203.0.113.1-203.0.113.9, 203.0.113.10-203.0.113.62], namespaces: [y, x], priority: 0, state: " +
+				"active, autoAssign: true, serviceSelector: {}}\n",
 			nil,
 		},
-		"leases added and removed": {a + "- {name: old, dhcp: {interface: eth1}}\n", a + "- {name: new, dhcp: {interface: eth2}}\n", []string{
-			`Added: pool "new" is added with leases on interface "eth2"`,
-			`Removed: pool "old" is removed with leases on interface "eth1": its leases are released, and Services lose those that they hold`,
-		}},
+		"leases added and removed": {a + "- {name: old, dhcp: {interface: eth1}}\n", a + "- {name: new, dhcp: {interface: eth2}}\n",
+			[]string{
+				`Added: pool "new" is added with leases on interface "eth2"`,
+				`Removed: pool "old" is removed with leases on interface "eth1": ` +
+					"its leases are released, and Services lose those that they hold",
+			}},
 		"leases renamed": {"- {name: old, dhcp: {interface: eth1}}\n", "- {name: new, dhcp: {interface: eth1}}\n", []string{
 			`Renamed: pool "old" is called "new" now: Services keep their addresses, annotations that name "old" find no pool`,
 		}},
 		"leased elsewhere": {"- {name: a, dhcp: {interface: eth1}}\n", "- {name: a, dhcp: {interface: eth2}}\n", []string{
-			`Edited: pool "a": dhcp is interface "eth2", was interface "eth1": its leases are released, and Services lose those that they hold`,
+			`Edited: pool "a": dhcp is interface "eth2", was interface "eth1": ` +
+				"its leases are released, and Services lose those that they hold",
 		}},
 		"leased instead": {"- {name: a, addresses: [192.0.2.1]}\n", "- {name: a, dhcp: {interface: eth2}}\n", []string{
 			`Shrunk: pool "a" loses 1 address (192.0.2.1): Services keep those that they hold`,
 			`Edited: pool "a": dhcp is interface "eth2", was not set`,
 		}},
-		"added":   {a, b + a, []string{`Added: pool "b" is added with 30 addresses (198.51.100.1-198.51.100.30)`}},
-		"removed": {b + a, a, []string{`Removed: pool "b" is removed with 30 addresses (198.51.100.1-198.51.100.30): Services keep those that they hold`}},
+		"added": {a, b + a, []string{`Added: pool "b" is added with 30 addresses (198.51.100.1-198.51.100.30)`}},
+		"removed": {b + a, a, []string{`Removed: pool "b" is removed with 30 addresses (198.51.100.1-198.51.100.30): ` +
+			"Services keep those that they hold"}},
 		"in the order of the documents": {a + c, b + a, []string{
 			`Added: pool "b" is added with 30 addresses (198.51.100.1-198.51.100.30)`,
 			`Removed: pool "c" is removed with 1 address (192.0.2.1): Services keep those that they hold`,
@@ -90,16 +96,19 @@ func TestDiff(t *testing.T) {
 			`Widened: pool "a" gains 1 address (192.0.2.2)`,
 			`Shrunk: pool "a" loses 1 address (192.0.2.1): Services keep those that they hold`,
 		}},
-		"many parts": {"- {name: a, addresses: [192.0.2.1]}\n", "- {name: a, addresses: [192.0.2.1, 192.0.2.3, 192.0.2.5, 192.0.2.7, 192.0.2.9, 192.0.2.11, 192.0.2.13, 192.0.2.15]}\n", []string{
-			`Widened: pool "a" gains 7 addresses (192.0.2.3, 192.0.2.5, 192.0.2.7, 192.0.2.9, 192.0.2.11 and 2 more)`,
-		}},
+		"many parts": {"- {name: a, addresses: [192.0.2.1]}\n",
+			"- {name: a, addresses: [192.0.2.1, 192.0.2.3, 192.0.2.5, 192.0.2.7, 192.0.2.9, 192.0.2.11, 192.0.2.13, 192.0.2.15]}\n",
+			[]string{
+				`Widened: pool "a" gains 7 addresses (192.0.2.3, 192.0.2.5, 192.0.2.7, 192.0.2.9, 192.0.2.11 and 2 more)`,
+			}},
 		"split": {a, "- {name: a, addresses: [203.0.113.1-203.0.113.9]}\n- {name: b, addresses: [203.0.113.10-203.0.113.62]}\n", []string{
 			`Shrunk: pool "a" loses 53 addresses (203.0.113.10-203.0.113.62): Services keep those that they hold`,
 			`Added: pool "b" is added with 53 addresses (203.0.113.10-203.0.113.62)`,
 		}},
 		"the last comes first": {a + b + c, c + a + b, []string{`Moved: pool "c" is tried first now`}},
 		"the first comes last": {a + b + c, b + c + a, []string{`Moved: pool "a" is tried after pool "c" now`}},
-		"another priority":     {a + b, pool("priority: 5") + b, []string{`Moved: pool "a" has priority 5, was 0: it is tried after pool "b"`}},
+		"another priority": {a + b, pool("priority: 5") + b,
+			[]string{`Moved: pool "a" has priority 5, was 0: it is tried after pool "b"`}},
 		"another priority in the same order": {
 			a + b, pool("priority: -5") + b, []string{`Moved: pool "a" has priority -5, was 0: it is tried first`},
 		},
@@ -109,9 +118,12 @@ func TestDiff(t *testing.T) {
 		},
 		"order without autoAssign": {pool("autoAssign: false") + b, b + pool("autoAssign: false"), nil},
 		"autoAssign":               {a + b, pool("autoAssign: false") + b, []string{`Edited: pool "a": autoAssign is false, was true`}},
-		"drained":                  {a, pool("state: draining"), []string{`Drained: pool "a" is draining: it gives no new addresses, Services keep those that they hold`}},
-		"reopened":                 {pool("state: draining"), a, []string{`Reopened: pool "a" is active again: it gives new addresses`}},
-		"restricted": {a, pool("namespaces: [x, y], namespaceSelector: {matchLabels: {team: a}}, serviceSelector: {matchExpressions: [{key: tier, operator: NotIn, values: [db, mail]}, {key: old, operator: DoesNotExist}]}, namespaceQuota: 4, requesters: [], keepFor: 1h"), []string{
+		"drained": {a, pool("state: draining"),
+			[]string{`Drained: pool "a" is draining: it gives no new addresses, Services keep those that they hold`}},
+		"reopened": {pool("state: draining"), a, []string{`Reopened: pool "a" is active again: it gives new addresses`}},
+		"restricted": {a, pool("namespaces: [x, y], namespaceSelector: {matchLabels: {team: a}}, serviceSelector: {matchExpressions: " +
+			"[{key: tier, operator: NotIn, values: [db, mail]}, {key: old, operator: DoesNotExist}]}, namespaceQuota: 4, requesters: " +
+			"[], keepFor: 1h"), []string{
 			`Edited: pool "a": namespaces is [x, y], was not set`,
 			`Edited: pool "a": namespaceSelector is team=a, was not set`,
 			`Edited: pool "a": serviceSelector is tier notin (db,mail),!old, was not set`,
@@ -121,7 +133,8 @@ func TestDiff(t *testing.T) {
 		}},
 		"lists": {
 			pool("namespaces: [x, y, z], requesters: [x]"), pool("namespaces: [n1, n2, n3, n4, n5, n6, n7, x, z], requesters: []"),
-			[]string{`Edited: pool "a": namespaces gains n1, n2, n3, n4, n5 and 2 more and loses y`, `Edited: pool "a": requesters loses x`},
+			[]string{`Edited: pool "a": namespaces gains n1, n2, n3, n4, n5 and 2 more and loses y`,
+				`Edited: pool "a": requesters loses x`},
 		},
 		"no longer restricted": {pool("namespaces: [x], requesters: []"), a, []string{
 			`Edited: pool "a": namespaces is not set, was [x]`, `Edited: pool "a": requesters is not set, was []`,
