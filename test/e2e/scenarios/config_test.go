@@ -47,7 +47,7 @@ func TestInvalidConfigurationChangesNothing(t *testing.T) {
 		"binary":  {"\x00\x01\x02", "config.yaml"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := &story{T: t, Installation: s.Installation, ctx: t.Context(), namespace: s.namespace}
+			s := s.part(t)
 			require.NoError(t, s.WriteConfig(s.ctx, c.document))
 			require.NoError(t, s.LeaderMetricBecomes(s.ctx, "lodestone_config_valid", nil, 0))
 			s.eventually("the Event on the ConfigMap names the fault", func() error {

@@ -25,8 +25,14 @@ import (
 
 const excludeLabel = "node.kubernetes.io/exclude-from-external-load-balancers"
 
-// Moves that an operator causes, there and back.
+// Moves that an operator causes, there and back. Scenario 5 is the label.
 func TestPlannedMovesLoseNothing(t *testing.T) {
+	s := begin(t)
+	s.echo(3)
+	s.service("web", port("http", corev1.ProtocolTCP, 80), port("udp", corev1.ProtocolUDP, 80))
+	vip := s.assigned("web")
+	s.steady(vip)
+	owner := s.owner(vip)
 	for name, m := range map[string]struct{ away, back func(s *story, node string) }{
 		"label": {
 			func(s *story, node string) { s.label(node, excludeLabel, "true") },
@@ -45,17 +51,17 @@ func TestPlannedMovesLoseNothing(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := begin(t)
-			vip := s.serveUDP("web")
-			s.steady(vip)
-			owner := s.owner(vip)
+			s := s.part(t)
 			s.afterwards(func() { m.back(s, owner) })
 			s.losesNothing([]string{vip}, func() {
 				m.away(s, owner)
 				s.eventually("another node owns the VIP", func() error { return s.owned(vip, owner, false) })
+				require.NoError(t, s.reachTCP(vip))
+				s.oneAnswerer(vip)
 				m.back(s, owner)
 				s.eventually("the VIP is back", func() error { return s.owned(vip, owner, true) })
 			})
+			require.NoError(t, s.reachTCP(vip))
 			s.oneAnswerer(vip)
 		})
 	}

@@ -41,36 +41,6 @@ func TestServiceWithoutEndpointsIsNotAnnounced(t *testing.T) {
 	s.eventually("the VIP answers by TCP", func() error { return s.reachTCP(vip) })
 }
 
-// Scenario 5.
-func TestExcludeLabelMovesTheVIPAndBack(t *testing.T) {
-	s := begin(t)
-	s.echo(3)
-	s.service("web", port("http", corev1.ProtocolTCP, 80), port("udp", corev1.ProtocolUDP, 80))
-	vip := s.assigned("web")
-	s.steady(vip) // a kube-proxy that comes late is not what this is about
-	first := s.owner(vip)
-
-	s.label(first, "node.kubernetes.io/exclude-from-external-load-balancers", "true")
-	s.eventually("another node owns the VIP", func() error {
-		if now := s.owner(vip); now == first {
-			return fmt.Errorf("%s still does", now)
-		}
-		return nil
-	})
-	require.NoError(t, s.reachTCP(vip))
-	s.oneAnswerer(vip)
-
-	s.label(first, "node.kubernetes.io/exclude-from-external-load-balancers", "")
-	s.eventually("the VIP is back", func() error {
-		if now := s.owner(vip); now != first {
-			return fmt.Errorf("%s owns it", now)
-		}
-		return nil
-	})
-	require.NoError(t, s.reachTCP(vip))
-	s.oneAnswerer(vip)
-}
-
 // The owner loses its power again and again. Each time another node answers within
 // longestOutage.
 func TestNodePowerLossTwentyTimes(t *testing.T) {

@@ -50,6 +50,11 @@ func begin(t *testing.T) *story {
 	return s
 }
 
+// part is a part of the story that is a test of its own.
+func (s *story) part(t *testing.T) *story {
+	return &story{T: t, Installation: s.Installation, ctx: t.Context(), namespace: s.namespace}
+}
+
 func namespaceFor(t *testing.T) string {
 	name := strings.ToLower(strings.TrimPrefix(t.Name(), "Test"))
 	name = strings.NewReplacer("_", "-", "/", "-").Replace(name)
