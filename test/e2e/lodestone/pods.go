@@ -101,6 +101,11 @@ func (i *Installation) Leader(ctx context.Context) (*corev1.Pod, error) {
 	return nil, errNoLeader
 }
 
+// ForgetLeader deletes the Lease of a leader that is dead, which another one would wait for.
+func (i *Installation) ForgetLeader(ctx context.Context) error {
+	return i.Kube.CoordinationV1().Leases(Namespace).Delete(ctx, Controller, metav1.DeleteOptions{})
+}
+
 // Terminate deletes a pod, as a rolling update or a drain does: by SIGTERM.
 func (i *Installation) Terminate(ctx context.Context, pod *corev1.Pod) error {
 	return i.Kube.CoreV1().Pods(Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{})

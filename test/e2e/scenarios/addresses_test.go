@@ -270,7 +270,7 @@ func TestControllerKilledWhileAssigning(t *testing.T) {
 			held = true
 		case <-time.After(lodestone.Patience):
 		}
-		require.NoError(t, errors.Join(end(unix.SIGKILL), api.Close()))
+		require.NoError(t, errors.Join(end(unix.SIGKILL), api.Close(), s.ForgetLeader(s.ctx)))
 		require.True(t, held, "it was killed between an allocation and its write")
 		have := s.count(func(svc *corev1.Service) bool { return len(addresses(svc)) > 0 })
 		require.True(t, 0 < have && have <= written, "%d of %d have an address when it is dead", have, services)

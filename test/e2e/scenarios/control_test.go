@@ -75,12 +75,14 @@ func (s *story) restartController() {
 	s.startController()
 }
 
-// killController ends the leading controller by SIGKILL.
+// killController ends the leading controller by SIGKILL. Its Lease goes, so that the next one
+// does not wait for its end: how long that takes, TestStandbyTakesOverFromTheLeader tells.
 func (s *story) killController() {
 	s.Helper()
 	leader, err := s.Leader(s.ctx)
 	require.NoError(s, err)
 	require.NoError(s, s.Kill(s.ctx, leader))
+	require.NoError(s, s.ForgetLeader(s.ctx))
 }
 
 // runController runs a controller beside the cluster, with no flag but the
