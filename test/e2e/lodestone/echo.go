@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -68,12 +69,11 @@ func (i *Installation) KeepEchoFromOwner(ctx context.Context, namespace string, 
 // Steady waits until every node's kube-proxy knows the endpoints of the VIP:
 // from each node, every one of many flows is answered.
 func (i *Installation) Steady(ctx context.Context, target netip.AddrPort) error {
+	group, ctx := errgroup.WithContext(ctx)
 	for _, node := range i.Lab.Nodes() {
-		if err := i.SteadyFrom(ctx, node, target); err != nil {
-			return err
-		}
+		group.Go(func() error { return i.SteadyFrom(ctx, node, target) })
 	}
-	return nil
+	return group.Wait()
 }
 
 // SteadyFrom waits until every one of many flows from the host is answered.
