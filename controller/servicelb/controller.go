@@ -2,6 +2,7 @@ package servicelb
 
 import (
 	"context"
+	"io"
 	"log/slog"
 	"slices"
 	"strings"
@@ -398,6 +399,9 @@ func (c *Controller) warn() {
 	c.metrics.warnings.Set(float64(len(warnings)))
 }
 
+// ordinaryAnswer is longer than most Services are.
+const ordinaryAnswer = 64 << 10
+
 // RESTAPI writes through a Kubernetes REST client of the core group.
 type RESTAPI struct{ Client rest.Interface }
 
@@ -405,6 +409,14 @@ type RESTAPI struct{ Client rest.Interface }
 func (a RESTAPI) PatchStatus(ctx context.Context, namespace, name string, patch []byte) error {
 	ctx, cancel := context.WithTimeout(ctx, PatchTimeout)
 	defer cancel()
-	return a.Client.Patch(types.StrategicMergePatchType).Namespace(namespace).Resource("services").Name(name).SubResource("status").
-		Body(patch).Do(ctx).Error()
+	answer, err := a.Client.Patch(types.StrategicMergePatchType).Namespace(namespace).Resource("services").Name(name).SubResource("status").
+		Body(patch).Stream(ctx)
+	if err != nil {
+		return err //nolint:wrapcheck // its kind counts
+	}
+	// The answer is the Service, as large as its owner made it. The watch brings what is kept
+	// of it. An ordinary one is let through: the API server logs answers that it cannot write.
+	_, _ = io.CopyN(io.Discard, answer, ordinaryAnswer)
+	_ = answer.Close() // the patch is written
+	return nil
 }
