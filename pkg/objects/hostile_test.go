@@ -138,6 +138,27 @@ func TestHostileObjects(t *testing.T) {
 	}
 }
 
+// Who writes a Lease has to see that somebody else wrote more, whatever that is.
+func TestMoreOnALeaseIsSeen(t *testing.T) {
+	t.Parallel()
+	honest := coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
+		Labels: map[string]string{annotation.LabelComponent: annotation.ComponentSpeaker}, Annotations: map[string]string{annotation.Report: "{}"}}}
+	require.Equal(t, honest.ObjectMeta, objects.Leases.Project(&honest).ObjectMeta)
+	for _, more := range []func(*coordinationv1.Lease){
+		func(l *coordinationv1.Lease) { l.Labels["a"] = "b" },
+		func(l *coordinationv1.Lease) { l.Labels = many() },
+		func(l *coordinationv1.Lease) { l.Annotations["a"] = "b" },
+		func(l *coordinationv1.Lease) { l.Annotations = many() },
+		func(l *coordinationv1.Lease) { l.Finalizers = []string{"example.com/a"} },
+	} {
+		l := honest.DeepCopy()
+		more(l)
+		kept := objects.Leases.Project(l)
+		require.NotEqual(t, honest.ObjectMeta, kept.ObjectMeta)
+		require.LessOrEqual(t, len(kept.Labels)+len(kept.Annotations)+len(kept.Finalizers), 3)
+	}
+}
+
 func live() int64 {
 	runtime.GC()
 	var m runtime.MemStats

@@ -268,6 +268,9 @@ func lease(l *coordinationv1.Lease) *coordinationv1.Lease {
 		kept.OwnerReferences = append(kept.OwnerReferences, metav1.OwnerReference{APIVersion: cut(o.APIVersion), Kind: cut(o.Kind), Name: cut(o.Name), UID: o.UID})
 	}
 	kept.Annotations = annotations(l.Annotations, maxLeaseBytes, []string{annotation.Report})
+	// A speaker writes no more than these, and has to see that somebody else did.
+	kept.Labels, kept.Annotations = andMore(kept.Labels, l.Labels), andMore(kept.Annotations, l.Annotations)
+	kept.Finalizers = texts(l.Finalizers, 0)
 	kept.Spec = l.Spec
 	if h := l.Spec.HolderIdentity; h != nil {
 		holder := cut(*h)
@@ -409,6 +412,18 @@ func annotations(all map[string]string, size int, names []string) (kept map[stri
 		kept[name] = shorten(value, size)
 		size -= min(size, len(value))
 	}
+	return kept
+}
+
+// andMore returns what is kept of a map, with Cut as a name if there is more.
+func andMore(kept, all map[string]string) map[string]string {
+	if len(all) == len(kept) {
+		return kept
+	}
+	if kept == nil {
+		kept = map[string]string{}
+	}
+	kept[Cut] = ""
 	return kept
 }
 

@@ -33,10 +33,7 @@ const (
 // discover lets others find us, finds them, and joins.
 func (t *Task) discover(ctx context.Context) error {
 	started, crashes := time.Now(), make(chan int, 1)
-	informer, err := t.informer()
-	if err != nil {
-		return err
-	}
+	informer := t.informer()
 	handler, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { t.noteLease(nil, obj.(*peer)) },
 		UpdateFunc: func(before, after any) { t.noteLease(before.(*peer), after.(*peer)) },

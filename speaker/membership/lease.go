@@ -14,10 +14,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	coordinationinformers "k8s.io/client-go/informers/coordination/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/objects"
 	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
@@ -64,23 +66,16 @@ type peer struct {
 	odd  bool
 }
 
-func (t *Task) informer() (cache.SharedIndexInformer, error) {
-	informer := coordinationinformers.NewFilteredLeaseInformer(t.options.Client, t.options.Namespace, 0, cache.Indexers{byAddress: addressOf},
-		func(o *metav1.ListOptions) {
-			o.LabelSelector = annotation.LabelComponent + "=" + annotation.ComponentSpeaker
-		})
-	if err := informer.SetTransform(t.keepLease); err != nil {
-		return nil, fmt.Errorf("set transform: %w", err)
-	}
-	return informer, nil
+// GetObjectKind and DeepCopyObject make it an object. Nobody changes one.
+func (*peer) GetObjectKind() schema.ObjectKind { return schema.EmptyObjectKind }
+func (p *peer) DeepCopyObject() runtime.Object { return p }
+
+func (t *Task) informer() cache.SharedIndexInformer {
+	return objects.Informer(objects.Leases, t.options.Client, objects.Speakers(t.options.Namespace), objects.View[*coordinationv1.Lease, *peer]{Derive: t.keepLease},
+		cache.SharedIndexInformerOptions{Indexers: cache.Indexers{byAddress: addressOf}})
 }
 
-// keepLease is given objects that it already saw, too: those pass.
-func (t *Task) keepLease(obj any) (any, error) {
-	l, ok := obj.(*coordinationv1.Lease)
-	if !ok {
-		return obj, nil
-	}
+func (t *Task) keepLease(l *coordinationv1.Lease) *peer {
 	kept := &peer{ObjectMeta: metav1.ObjectMeta{Namespace: l.Namespace, Name: l.Name, UID: l.UID, ResourceVersion: l.ResourceVersion}, holder: holder(l)}
 	kept.node, _ = report.NodeOf(l.Name)
 	said := report.Of(l.Annotations)
@@ -90,7 +85,7 @@ func (t *Task) keepLease(obj any) (any, error) {
 		kept.text = l.Annotations[annotation.Report]
 		kept.odd = len(l.Annotations) != 1 || len(l.Labels) != 1 || len(l.OwnerReferences) != 1 || len(l.Finalizers) != 0 || kept.holder != kept.node
 	}
-	return kept, nil
+	return kept
 }
 
 // others returns where the speakers of other nodes listen, by node. A speaker

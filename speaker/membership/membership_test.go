@@ -233,9 +233,7 @@ func TestLeaveIsKnownAtOnce(t *testing.T) {
 	n2.waitJoined()
 	n2.leave()
 	n1.waitFor(map[string]bool{"n1": false})
-	left, err := n1.keepLease(c.lease("n2"))
-	require.NoError(t, err)
-	if others := n1.others([]any{left}); len(others) > 0 {
+	if others := n1.others([]any{n1.keepLease(c.lease("n2"))}); len(others) > 0 {
 		t.Errorf("n1 looks for %v, which left", others)
 	}
 }
@@ -469,7 +467,7 @@ func TestASpeakerRepairsItsLeaseAtOnce(t *testing.T) {
 	leases := c.client.CoordinationV1().Leases("lodestone-system")
 	intact := func() bool {
 		l, err := leases.Get(t.Context(), annotation.SpeakerLeasePrefix+"n1", metav1.GetOptions{})
-		return err == nil && report.Of(l.Annotations).Equal(onSegments("198.18.0.0/24 eth0").Network) && len(l.Annotations) == 1 && len(l.Finalizers) == 0 &&
+		return err == nil && report.Of(l.Annotations).Equal(onSegments("198.18.0.0/24 eth0").Network) && len(l.Annotations) == 1 && len(l.Labels) == 1 && len(l.Finalizers) == 0 &&
 			holder(l) == "n1" && len(l.OwnerReferences) == 1 && l.OwnerReferences[0].Name == "n1" && l.Labels[annotation.LabelComponent] == annotation.ComponentSpeaker
 	}
 	require.Eventually(t, intact, testTimeout, time.Millisecond)
@@ -479,6 +477,7 @@ func TestASpeakerRepairsItsLeaseAtOnce(t *testing.T) {
 		"another segment": func(l *coordinationv1.Lease) { l.Annotations = onSegments("192.0.2.0/24 eth0").Annotations() },
 		"nothing":         func(l *coordinationv1.Lease) { l.Annotations = nil },
 		"more":            func(l *coordinationv1.Lease) { l.Annotations["a"] = "b" },
+		"another label":   func(l *coordinationv1.Lease) { l.Labels["a"] = "b" },
 		"another holder":  func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = &other },
 		"no owner":        func(l *coordinationv1.Lease) { l.OwnerReferences = nil },
 		"a finalizer":     func(l *coordinationv1.Lease) { l.Finalizers = []string{"example.com/a"} },
@@ -498,12 +497,10 @@ func TestASpeakerRepairsItsLeaseAtOnce(t *testing.T) {
 func TestALeaseCountsForItsNodeAlone(t *testing.T) {
 	task := New(Options{Node: "n1", Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry()})
 	says := func(name, holder, text string) *peer {
-		kept, err := task.keepLease(&coordinationv1.Lease{
+		return task.keepLease(&coordinationv1.Lease{
 			ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{annotation.Report: text, "other": strings.Repeat("x", 1<<20)}},
 			Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder},
 		})
-		require.NoError(t, err)
-		return kept.(*peer)
 	}
 	const text = `{"address": "127.0.0.1:9", "segments": ["198.18.0.0/24 eth0"]}`
 	honest := says("lodestone-speaker-n2", "n2", text)

@@ -159,8 +159,7 @@ func (t *Task) said() *peer {
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: annotation.SpeakerLeasePrefix + t.options.Node}}
 	t.take(lease, time.Now())
 	t.carry(lease)
-	kept, _ := t.keepLease(lease)
-	return kept.(*peer)
+	return t.keepLease(lease)
 }
 
 // requireBelief demands that all speakers believe what each of them seals.
