@@ -1,0 +1,263 @@
+// Package hostile fills a real API server with the worst objects that it takes, runs a
+// controller and speakers beside it, and measures what they need: memory at start, in service
+// and when they list everything anew, and how long another tenant's Services wait meanwhile.
+//
+// The API server has no streaming lists, as before Kubernetes 1.32: a list is one answer. No
+// kubelet, and no program of others, holds these objects, too: there are etcd, an API server
+// and hosts, and no lab. What runs there is what the chart says, with its arguments, its environment and
+// its accounts' tokens.
+package hostile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+// Options say how much there is of everything.
+type Options struct {
+	// Small and Large are how many Services there are of about 20 KiB and of about 1.2 MiB.
+	Small, Large int
+	// Slices are EndpointSlices of 1,000 addresses.
+	Slices int
+	// Leases are Leases of speakers that an administrator forged, of nodes that are not there.
+	// One more is forged by the token of a speaker, as far as the API server lets it.
+	Leases int
+	// Progress is told what happens.
+	Progress func(format string, args ...any)
+}
+
+// Phases of a run, by which Result has its figures.
+const (
+	Filling = "filling" // while the objects are created
+	Start   = "start"   // of all programs, with all objects there
+	Service = "service" // while every object is changed once
+	Relist  = "relist"  // after a restart of the API server
+)
+
+// Peaks are the most that programs had resident, in bytes, by phase.
+type Peaks map[string]int64
+
+// Max is the largest of them.
+func (p Peaks) Max() (largest int64) {
+	for _, size := range p {
+		largest = max(largest, size)
+	}
+	return largest
+}
+
+// Result is what was measured.
+type Result struct {
+	// Speaker is of the largest of the speakers.
+	Speaker, Controller Peaks
+	// SpeakerLimit and ControllerLimit are the chart's limits of memory, in bytes.
+	SpeakerLimit, ControllerLimit int64
+	// Usual is how long another tenant's Services waited before there was anything hostile,
+	// Quiet with it, and Busy while all of it was changed.
+	Usual, Quiet, Busy Waits
+	// Bytes is what the API server holds of the hostile objects, in its own encoding.
+	Bytes int64
+	// Ended is how often a program ended by itself, and was started again.
+	Ended int
+}
+
+// Nodes with a speaker, and the node whose speaker's token forges a Lease.
+const (
+	victims = 2 // n1 and n2
+	forger  = "n3"
+	// samples is how many Services of another tenant are measured at a time.
+	samples = 100
+	// settle is how long a phase goes on when all has been seen.
+	settle = 3 * time.Second
+	// storeBytes is the most that etcd takes.
+	storeBytes = 8 << 30
+)
+
+// cluster is the lab with all that runs in it.
+type cluster struct {
+	Options
+	*ground
+	kube     kubernetes.Interface
+	programs []*daemon
+	result   *Result
+	watched  *watcher
+	tenants  int // Services of the other tenant so far
+}
+
+// Run makes the cluster, measures, and takes it away.
+func Run(ctx context.Context, o Options) (result *Result, err error) {
+	g, err := prepare(ctx, o.Progress)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, g.end()) }()
+	if err := g.serveAPI(ctx); err != nil {
+		return nil, err
+	}
+	config, err := g.config()
+	if err != nil {
+		return nil, err
+	}
+	config.ContentType, config.WarningHandler = "application/vnd.kubernetes.protobuf", rest.NoWarnings{}
+	c := &cluster{Options: o, ground: g, result: &Result{Speaker: Peaks{}, Controller: Peaks{}}}
+	if c.kube, err = kubernetes.NewForConfig(config); err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, c.killAll()) }()
+	if err := c.install(ctx); err != nil {
+		return nil, fmt.Errorf("install: %w", err)
+	}
+	ctx, end := context.WithCancel(ctx)
+	watching, err := c.watch(ctx)
+	if err != nil {
+		end()
+		return nil, err
+	}
+	defer func() { end(); err = errors.Join(err, watching()) }()
+	return c.result, c.measure(ctx)
+}
+
+// killAll ends all programs.
+func (c *cluster) killAll() (failed error) {
+	for _, p := range c.programs {
+		failed = errors.Join(failed, p.kill())
+	}
+	return failed
+}
+
+// measure goes through the phases.
+func (c *cluster) measure(ctx context.Context) (err error) {
+	if err := c.phase(ctx, "", c.startAll); err != nil {
+		return err
+	}
+	if c.result.Usual, err = c.serve(ctx, samples); err != nil {
+		return err
+	}
+	if err := c.phase(ctx, Filling, c.fill); err != nil {
+		return err
+	}
+	if err := c.phase(ctx, Start, c.restart); err != nil {
+		return err
+	}
+	if c.result.Quiet, err = c.serve(ctx, samples); err != nil {
+		return err
+	}
+	if err := c.phase(ctx, Service, c.change); err != nil {
+		return err
+	}
+	if err := c.phase(ctx, Relist, c.relist); err != nil {
+		return err
+	}
+	for _, p := range c.programs {
+		c.result.Ended += p.ended()
+	}
+	return nil
+}
+
+// phase notes how much memory the programs need while do runs, and some time longer.
+func (c *cluster) phase(ctx context.Context, name string, do func(context.Context) error) error {
+	for _, p := range c.programs {
+		p.reset()
+	}
+	began := time.Now()
+	err := do(ctx)
+	if err == nil {
+		err = sleep(ctx, settle)
+	}
+	for _, p := range c.programs {
+		peak := p.peak()
+		c.Progress("%s: %s had %d MB resident", name, p.name, peak/1e6)
+		if name == "" {
+			continue
+		}
+		of := c.result.Speaker
+		if p.component == controller {
+			of = c.result.Controller
+		}
+		of[name] = max(of[name], peak)
+	}
+	c.Progress("%s took %s", name, time.Since(began).Round(time.Second))
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
+}
+
+// startAll starts all programs and waits until the first Service is announced.
+func (c *cluster) startAll(ctx context.Context) error {
+	for _, p := range c.programs {
+		if err := p.run(ctx); err != nil {
+			return err
+		}
+	}
+	_, err := c.serve(ctx, 1)
+	return err
+}
+
+// restart ends all programs as a crash would and starts them anew.
+func (c *cluster) restart(ctx context.Context) error {
+	if err := c.killAll(); err != nil {
+		return err
+	}
+	if err := c.startAll(ctx); err != nil {
+		return err
+	}
+	return c.ready(ctx)
+}
+
+// change changes every object once, while another tenant creates Services.
+func (c *cluster) change(ctx context.Context) error {
+	changed := make(chan error, 1)
+	go func() { changed <- c.touch(ctx) }()
+	var err error
+	c.result.Busy, err = c.serve(ctx, samples)
+	return errors.Join(err, <-changed)
+}
+
+// relist restarts the API server. It remembers nothing of before, so whoever watched has to
+// list everything anew.
+func (c *cluster) relist(ctx context.Context) error {
+	if err := kill(c.api); err != nil {
+		return err
+	}
+	if err := c.startAPI(ctx); err != nil {
+		return err
+	}
+	if err := c.ready(ctx); err != nil {
+		return err
+	}
+	if _, err := c.serve(ctx, 1); err != nil {
+		return err
+	}
+	return wait(ctx, "all have listed the Services anew", func() error {
+		lists, err := c.lists(ctx)
+		if err == nil && lists < len(c.programs) {
+			err = fmt.Errorf("%d of %d have", lists, len(c.programs))
+		}
+		return err
+	})
+}
+
+// Waits are how long another tenant's Services waited, since the request for their creation.
+type Waits struct {
+	// Created is until the API server answered, which is none of ours.
+	Created []time.Duration
+	// Address is until the Service had an address.
+	Address []time.Duration
+	// Announced is until a host on the segment heard of the address.
+	Announced []time.Duration
+}
+
+// Quantile returns the one of them that a share q of them do not exceed.
+func Quantile(of []time.Duration, q float64) time.Duration {
+	sorted := slices.Sorted(slices.Values(of))
+	if len(sorted) == 0 {
+		return 0
+	}
+	return sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
+}

@@ -1,0 +1,34 @@
+package hostile_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/lodestone-lb/lodestone/test/e2e/hostile"
+)
+
+// A tenth of what `make bench BENCH=hostile_cluster` takes, which is as much as there may
+// be. It is enough to tell: with whole objects in memory, or a list read at once, each of the
+// programs would need more than its bound.
+func TestHostileCluster(t *testing.T) {
+	r, err := hostile.Run(t.Context(), hostile.Options{Small: 1000, Large: 100, Slices: 25, Leases: 20, Progress: t.Logf})
+	require.NoError(t, err)
+	for _, p := range []struct {
+		name  string
+		peaks hostile.Peaks
+		limit int64
+	}{{"speaker", r.Speaker, r.SpeakerLimit}, {"controller", r.Controller, r.ControllerLimit}} {
+		require.Len(t, p.peaks, 4)
+		for phase, peak := range p.peaks {
+			require.Positive(t, peak)
+			require.Less(t, peak, p.limit/2, "%s: bytes of the %s", phase, p.name)
+		}
+	}
+	for phase, waits := range map[string]hostile.Waits{"usual": r.Usual, "quiet": r.Quiet, "busy": r.Busy} {
+		require.Len(t, waits.Announced, 100)
+		t.Logf("%s: p99 %s", phase, hostile.Quantile(waits.Announced, 0.99))
+	}
+	require.Less(t, hostile.Quantile(r.Quiet.Announced, 0.99), hostile.Quantile(r.Usual.Announced, 0.99)+time.Second)
+}
