@@ -216,13 +216,13 @@ func benchFree(b *testing.B, s *story) {
 	s.API = &accepting{}
 	full := netip.MustParseAddr("198.51.100.1")
 	for b.Loop() {
-		before := s.Ledger.alloc.HoldersOf(full)[0].Name
+		before := s.Ledger.held.HoldersOf(full)[0].Name
 		s.Ledger.Release(before, "")
 		s.clock = s.clock.Add(time.Minute)
 		s.wake()
 		for s.once() {
 		}
-		if now := s.Ledger.alloc.HoldersOf(full); len(now) != 1 || now[0].Name == before {
+		if now := s.Ledger.held.HoldersOf(full); len(now) != 1 || now[0].Name == before {
 			b.Fatal(before, now)
 		}
 		s.Ledger.Ensure(s.server.get(before))

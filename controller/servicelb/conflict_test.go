@@ -52,7 +52,7 @@ func (s *surroundings) report(reports ...string) {
 func (s *story) counts(t *testing.T, want ipam.PoolStats) {
 	t.Helper()
 	want.Pool, want.Family = "lan", ipam.IPv4
-	assert.Equal(t, want, s.Ledger.alloc.Stats(s.clock)[0])
+	assert.Equal(t, want, s.Ledger.held.Stats(s.clock)[0])
 }
 
 func TestANewAddressThatAnotherHostHas(t *testing.T) {
@@ -209,7 +209,7 @@ func TestAFloodOfConflicts(t *testing.T) {
 	s.reports(all...)
 	s.has("web", "203.0.113.10", "False AddressConflict")
 	s.counts(t, ipam.PoolStats{Size: 11, Free: 5, Assigned: 1, Conflicted: 5})
-	wide, ok := s.Ledger.alloc.StatsOf(netip.MustParseAddr("10.0.0.7"), s.clock)
+	wide, ok := s.Ledger.held.StatsOf(netip.MustParseAddr("10.0.0.7"), s.clock)
 	require.True(t, ok)
 	assert.Equal(t, float64(maxWithheld), wide.Conflicted)
 	s.warn()

@@ -25,9 +25,6 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
 
-// Name is the controller's name among the controllers of the framework.
-const Name = "lodestone-service"
-
 const (
 	// firstRetry and lastRetry bound the time between attempts at a Service
 	// that the API server would not take.
@@ -73,7 +70,7 @@ type Facts interface {
 	Changed() <-chan struct{}
 }
 
-// Book keeps what must survive the controller; released.Book is one.
+// Book keeps what must survive the controller; quarantine.Book is one.
 type Book interface {
 	// Load returns what the book says. It is called once, before all else.
 	Load(ctx context.Context) ([]quarantine.Record, error)
@@ -192,7 +189,7 @@ func (c *Controller) prime(ctx context.Context) bool {
 		c.Log.Error("list services", "err", err)
 		return false
 	}
-	c.report(c.Ledger.Prime(services, records))
+	c.emitDuplicates(c.Ledger.Prime(services, records))
 	close(c.primed)
 	cfg, state := c.Config.Current()
 	c.Log.Info("primed", "services", len(services), "resting", len(records), "took", c.now().Sub(start), "configured", cfg != nil)
@@ -242,14 +239,6 @@ func await(ctx context.Context, changed func() <-chan struct{}, done func() bool
 		case <-ctx.Done():
 			return false
 		}
-	}
-}
-
-// report tells about duplicate addresses.
-func (c *Controller) report(conflicts []Conflict) {
-	for _, d := range conflicts {
-		c.Log.Warn("duplicate address", "service", NameOf(d.Service), "address", d.Addr, "holder", d.Holder)
-		c.Events.Event(d.Service, corev1.EventTypeWarning, string(ReasonDuplicate), d.message())
 	}
 }
 
@@ -335,6 +324,35 @@ func (c *Controller) retryWaiting(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
+	}
+}
+
+// keepLeases keeps the leases and the ledger in step.
+func (c *Controller) keepLeases(ctx context.Context) {
+	for {
+		leases, config := c.Leases.Changed(), c.Config.Changed()
+		c.stepLeases()
+		select {
+		case <-ctx.Done():
+			return
+		case <-leases:
+		case <-config:
+		case <-c.Ledger.leasing.work:
+		}
+	}
+}
+
+func (c *Controller) stepLeases() {
+	due, lost := c.Ledger.FollowLeases(c.Leases.Current())
+	if want := c.Ledger.LeaseClients(); want != nil {
+		c.Leases.Set(want)
+	}
+	for _, l := range lost {
+		c.emitLost(l)
+		due = append(due, l.Service)
+	}
+	for _, name := range due {
+		c.queue.Add(name)
 	}
 }
 

@@ -201,7 +201,7 @@ func TestNoHistoryGivesAnAddressTwice(t *testing.T) {
 // withheld from whom is in memory alone.
 func (s *story) restartChangesNothing() {
 	s.Helper()
-	if s.config.config == nil || s.config.state.Err != nil || len(s.around.facts.Disputes)+len(s.Ledger.withheld) > 0 {
+	if s.config.config == nil || s.config.state.Err != nil || len(s.around.facts.Disputes)+len(s.Ledger.conflicts.withheld) > 0 {
 		return
 	}
 	fresh := NewLedger(s.scope, Sources{Config: s.config, Facts: s.around, NamespaceLabels: s.around.Labels, Now: func() time.Time { return s.clock }})
@@ -231,22 +231,22 @@ func (s *story) due() {
 	l := s.Ledger
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.swept {
+	if !l.waiters.swept {
 		return // Waiting looks at every Service first
 	}
 	n := 0
 	for name, a := range l.accounts {
-		held := l.alloc.Holds(a.owner.UID)
-		if !a.judged || a.edition == l.edition && !a.verdict.waits() && slices.Equal(a.verdict.Held, held) && slices.Equal(a.verdict.Disputes, l.disputesOf(held)) {
+		held := l.held.Holds(a.owner.UID)
+		if !a.judged || a.edition == l.edition && !a.verdict.waits() && slices.Equal(a.verdict.Held, held) && slices.Equal(a.verdict.Disputes, l.conflicts.about(held)) {
 			continue
 		}
 		n++
-		if _, ok := l.due[a]; !ok {
+		if _, ok := l.waiters.due[a]; !ok {
 			s.Fatalf("%s is due and not listed: %v", name, a.verdict)
 		}
 	}
-	if n != len(l.due) {
-		s.Fatalf("%d Services are due, %d are listed", n, len(l.due))
+	if n != len(l.waiters.due) {
+		s.Fatalf("%d Services are due, %d are listed", n, len(l.waiters.due))
 	}
 }
 
@@ -275,7 +275,7 @@ func (s *story) settledAddresses() map[string][]netip.Addr {
 		s.Ledger.Ensure(svc)
 		s.queue.Add(name) // the answer is not written yet
 		for _, h := range s.Ledger.Holds(uid) {
-			if s.clock.Sub(s.Ledger.alloc.HeldSince(uid, h.Addr)) >= settling {
+			if s.clock.Sub(s.Ledger.held.HeldSince(uid, h.Addr)) >= settling {
 				settled[name] = append(settled[name], h.Addr)
 			}
 		}
@@ -324,7 +324,7 @@ func (s *story) settled(t *rapid.T) {
 	s.Ledger.mu.Lock()
 	defer s.Ledger.mu.Unlock()
 	assigned := 0.0
-	for _, p := range s.Ledger.alloc.Stats(s.clock) {
+	for _, p := range s.Ledger.held.Stats(s.clock) {
 		assigned += p.Assigned
 		if p.Quarantined > 0 {
 			t.Errorf("pool %s: %v addresses still rest", p.Pool, p.Quarantined)

@@ -164,9 +164,9 @@ func (l *lessor) fails(on, address, why string) {
 
 // followedLeases does what keepLeases does, if there is a reason to.
 func (s *story) followedLeases() bool {
-	poked := len(s.Ledger.leaseWork) > 0
+	poked := len(s.Ledger.leasing.work) > 0
 	if poked {
-		<-s.Ledger.leaseWork
+		<-s.Ledger.leasing.work
 	}
 	changed := [2]<-chan struct{}{s.Leases.Changed(), s.config.Changed()}
 	if !poked && changed == s.lessor.seen {

@@ -3,8 +3,6 @@ package servicelb
 import (
 	"cmp"
 	"context"
-	"errors"
-	"fmt"
 	"maps"
 	"net/netip"
 	"reflect"
@@ -56,28 +54,19 @@ type Ledger struct {
 	Sources
 
 	mu     sync.Mutex
-	alloc  *ipam.Allocator
-	config *config.Config
+	config *config.Config // nil until there is a valid one
+	facts  *clusterfacts.Facts
 	// edition counts how often annotations came to mean something else.
 	edition int
-	facts   *clusterfacts.Facts
 	primed  bool
-	// accounts has every Service.
+	// accounts has every Service, by "namespace/name".
 	accounts map[string]*account
-	waiters
-	// records wait for the first configuration, which says how long released
-	// addresses rest.
-	records []quarantine.Record
-	// rests is how long released addresses of each pool rest.
-	rests map[string]time.Duration
-	// losses wait to be told. leasesFreed says that somebody who had leases
-	// is gone; leaseWork wakes whoever keeps them.
-	losses      []Loss
-	leasesFreed bool
-	leaseWork   chan struct{}
-	conflicts
-	foreigners
-	primedAt time.Time
+
+	held      *holdings
+	waiters   waiters
+	leasing   leasing
+	conflicts conflicts
+	foreign   foreigners
 }
 
 // account is what the ledger knows about a Service, under its
@@ -109,76 +98,6 @@ type account struct {
 	renumbered bool
 	// class is the class that it waits in, if it waits.
 	class class
-	lessee
-}
-
-// Verdict is the ledger's answer to a Service.
-type Verdict struct {
-	// Held is what the Service holds now, refused or not.
-	Held []ipam.Held
-	// Refusal is why it does not hold what it asks for; nil when it does.
-	Refusal *ipam.Refusal
-	// Unjudged says that there is no configuration to judge by: what Held
-	// does not contradict must stay as it is.
-	Unjudged bool
-	// Missing is a family that the Service would like and does not get; empty
-	// when there is none.
-	Missing ipam.Family
-	// Renumbered says that the Service asked for new addresses and has them.
-	Renumbered bool
-	// Leases are the interfaces on which addresses in Held are leased.
-	Leases map[netip.Addr]string
-	// Overdue is why a lease is not being extended; nil when all is well.
-	Overdue error
-	// Asked says that a DHCP server was asked for a lease, which is why there
-	// is a refusal, and nothing is known to be wrong.
-	Asked bool
-	// Foreign are addresses that another load balancer gave, and that stay in
-	// the Service's status although it does not hold them.
-	Foreign []netip.Addr
-	// Disputes are about the addresses in Held that other hosts claim, and
-	// Left about those that the Service has just left for that reason.
-	Disputes, Left []clusterfacts.Dispute
-}
-
-// waits reports whether a later call may give a better answer, though the
-// Service stays the same.
-func (v Verdict) waits() bool {
-	if v.Refusal != nil {
-		return v.Refusal.Reason != ipam.InvalidRequest && v.Refusal.Reason != ipam.WrongFamily
-	}
-	return v.Unjudged || v.Missing != ""
-}
-
-// Stranded reports whether an address has left its pools.
-func (v Verdict) Stranded() bool {
-	return slices.ContainsFunc(v.Held, func(h ipam.Held) bool { return h.Pool == "" })
-}
-
-// Draining reports whether an address is of a pool that is to be emptied.
-func (v Verdict) Draining() bool {
-	return slices.ContainsFunc(v.Held, func(h ipam.Held) bool { return h.Draining })
-}
-
-// Holds reports whether the Service holds all of these addresses.
-func (v Verdict) Holds(addrs ...netip.Addr) bool {
-	return !slices.ContainsFunc(addrs, func(a netip.Addr) bool { return !holds(v.Held, a) })
-}
-
-// Has are sentences about what the Service holds, at least one.
-func (v Verdict) Has() []string {
-	if len(v.Held) == 0 {
-		return []string{"nothing"}
-	}
-	has := descriptions(v.Held)
-	for i, h := range v.Held {
-		for _, d := range v.Disputes {
-			if d.VIP == h.Addr {
-				has[i] += fmt.Sprintf(", which %s has, too", d)
-			}
-		}
-	}
-	return has
 }
 
 // NewLedger returns a ledger that knows nobody: see Prime.
@@ -186,9 +105,11 @@ func NewLedger(scope Scope, sources Sources) *Ledger {
 	if sources.Now == nil {
 		sources.Now = time.Now
 	}
+	held := &holdings{Allocator: ipam.New(), now: sources.Now}
 	return &Ledger{
-		scope: scope, Sources: sources, alloc: ipam.New(), accounts: map[string]*account{}, waiters: newWaiters(), leaseWork: make(chan struct{}, 1),
-		conflicts: conflicts{withheld: map[netip.Addr]time.Time{}, full: map[share]int{}}, foreigners: foreigners{shown: map[string][]netip.Addr{}},
+		scope: scope, Sources: sources, accounts: map[string]*account{},
+		held: held, waiters: newWaiters(), leasing: newLeasing(held), conflicts: newConflicts(held),
+		foreign: foreigners{shown: map[string][]netip.Addr{}},
 	}
 }
 
@@ -228,20 +149,20 @@ func (l *Ledger) Ensure(svc *corev1.Service) (v Verdict, stirred bool) {
 	stirred = stirred || a.asked.Owner.UID != "" && !reflect.DeepEqual(a.asked.Sharing, req.Sharing)
 	var before []ipam.Held
 	if req.Sharing != nil {
-		before = l.alloc.Holds(req.Owner.UID)
+		before = l.held.Holds(req.Owner.UID)
 	}
 	var left []clusterfacts.Dispute
 	switch {
 	case l.config == nil:
 	case refusal == nil:
-		left, refusal = l.give(a, req)
-	case len(l.alloc.Holds(req.Owner.UID)) > 0: // it may have become a bad neighbour all the same
+		left, refusal = l.allocate(a, req)
+	case len(l.held.Holds(req.Owner.UID)) > 0: // it may have become a bad neighbour all the same
 		last := a.asked
 		if last.Owner.UID == "" { // taken over just now: as much of it as can be read
 			last = req
 		}
 		last.Sharing = req.Sharing
-		l.abide(a, last)
+		l.held.abide(a, last)
 		req = last
 	}
 	v = l.verdict(a, req, refusal)
@@ -250,16 +171,43 @@ func (l *Ledger) Ensure(svc *corev1.Service) (v Verdict, stirred bool) {
 	v.Renumbered = v.Renumbered || renumber && a.renumbered
 	a.renumbered = v.Renumbered
 	a.judged, a.asked, a.verdict, a.edition = true, req, v, l.edition
-	l.dismiss(a)
+	l.waiters.remove(a)
 	if v.waits() {
-		l.await(a)
+		l.waiters.add(a, l.classOf(a))
 	}
 	return v, stirred
 }
 
+// allocate gives the Service what it asks for, or says why not. A Service leaves an
+// address that it was given just now and that turns out to be another host's; if there
+// is no other, it stays.
+func (l *Ledger) allocate(a *account, req ipam.Request) (left []clusterfacts.Dispute, refusal *ipam.Refusal) {
+	if a.obstacle != nil && len(req.Addresses) == 0 {
+		if l.held.adopt(a, req, a.foreign); a.obstacle != nil {
+			return nil, a.obstacle
+		}
+	}
+	toLeave := l.conflicts.toLeave(a, req.Renumber)
+	req.Avoid = vips(toLeave)
+	refusal = l.held.allocate(a, req)
+	if refusal != nil && len(toLeave) > 0 && !req.Renumber {
+		req.Avoid = nil
+		if again := l.held.allocate(a, req); again != nil {
+			return nil, again
+		}
+		return nil, refusal.Behind(AddressConflict, silenced(toLeave[0])+"; there is no other address: ")
+	}
+	held := l.held.Holds(a.owner.UID)
+	left = slices.DeleteFunc(toLeave, func(d clusterfacts.Dispute) bool { return holds(held, d.VIP) })
+	if l.conflicts.withhold(vips(left)...) {
+		l.reconfigure()
+	}
+	return left, refusal
+}
+
 // verdict is the answer to a request that was met or refused.
 func (l *Ledger) verdict(a *account, req ipam.Request, refusal *ipam.Refusal) Verdict {
-	v := Verdict{Held: l.alloc.Holds(req.Owner.UID), Refusal: refusal}
+	v := Verdict{Held: l.held.Holds(req.Owner.UID), Refusal: refusal}
 	if len(v.Held) == 0 {
 		v.Foreign = a.foreign
 	}
@@ -272,42 +220,15 @@ func (l *Ledger) verdict(a *account, req ipam.Request, refusal *ipam.Refusal) Ve
 	case refusal == nil:
 		v.Refusal = l.unavailable()
 	}
-	l.contest(&v)
-	l.seek(a, req, &v)
+	v.Disputes = l.conflicts.about(v.Held)
+	if v.Refusal == nil && !v.Unjudged {
+		v.Refusal = l.conflicts.refusal(v.Disputes)
+	}
+	l.leasing.seek(a, req, &v)
 	if last := a.verdict.Refusal; last != nil && v.Refusal != nil && v.Refusal.Same(last) {
 		v.Refusal = last // its message may count seconds: say it once
 	}
 	return v
-}
-
-// allocate allocates.
-func (l *Ledger) allocate(a *account, req ipam.Request) (refusal *ipam.Refusal) {
-	defer l.keepLeaving(a, l.alloc.Holds(a.owner.UID))
-	_, err := l.alloc.Allocate(req, l.Now())
-	errors.As(err, &refusal)
-	return refusal
-}
-
-// abide has a Service whose request cannot be read keep what it holds, on the
-// terms that can be read.
-func (l *Ledger) abide(a *account, req ipam.Request) {
-	defer l.keepLeaving(a, l.alloc.Holds(a.owner.UID))
-	l.alloc.Abide(a.owner, req.Sharing, l.Now())
-}
-
-// keepLeaving keeps from others until Settle what the owner has given back: it is
-// still in its object.
-func (l *Ledger) keepLeaving(a *account, before []ipam.Held) {
-	after := l.alloc.Holds(a.owner.UID)
-	for _, b := range before {
-		if !holds(after, b.Addr) {
-			l.alloc.Restore(ipam.Holding{Owner: leaving(a.owner), Addr: b.Addr, Sharing: a.asked.Sharing, Since: l.Now()})
-		}
-	}
-}
-
-func holds(held []ipam.Held, addr netip.Addr) bool {
-	return slices.ContainsFunc(held, func(h ipam.Held) bool { return h.Addr == addr })
 }
 
 // missing returns the family that the Service would like and does not hold.
@@ -320,16 +241,17 @@ func missing(req ipam.Request, held []ipam.Held) ipam.Family {
 	return ""
 }
 
-// leaving is who holds what the owner has given back but its object still
-// shows.
-func leaving(o ipam.Owner) ipam.Owner { return ipam.Owner{UID: o.UID + "/leaving", Name: o.Name} }
-
 // Remember makes durable what the Service, or this incarnation of it (with a
 // UID), is about to give back: from the moment when the API shows it, a
 // controller that starts anew must know that it rests. all: it gives back
 // everything.
 func (l *Ledger) Remember(ctx context.Context, book Book, name, uid string, all bool) error {
-	records := l.departing(name, uid, all)
+	l.mu.Lock()
+	var records []quarantine.Record
+	if a := l.accounts[name]; a != nil && l.config != nil && (uid == "" || uid == a.owner.UID) {
+		records = l.held.departing(a.owner, all)
+	}
+	l.mu.Unlock()
 	if len(records) == 0 {
 		return nil
 	}
@@ -338,62 +260,24 @@ func (l *Ledger) Remember(ctx context.Context, book Book, name, uid string, all 
 	return book.Keep(ctx, records...)
 }
 
-// departing returns what rests when nobody else holds it.
-func (l *Ledger) departing(name, uid string, all bool) []quarantine.Record {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	a := l.accounts[name]
-	if a == nil || l.config == nil || uid != "" && uid != a.owner.UID {
-		return nil
-	}
-	held := l.alloc.Holds(leaving(a.owner).UID)
-	if all {
-		held = append(held, l.alloc.Holds(a.owner.UID)...)
-	}
-	var records []quarantine.Record
-	now := l.Now()
-	for _, h := range held {
-		shared := slices.ContainsFunc(l.alloc.HoldersOf(h.Addr), func(o ipam.Owner) bool { return o.Name != name })
-		if rest := l.rest(h.Pool); rest > 0 && !shared {
-			records = append(records, quarantine.Record{Addr: h.Addr, Service: name, Since: now, Until: now.Add(rest)})
-		}
-	}
-	return records
-}
-
-// rest is how long an address of the pool rests.
-func (l *Ledger) rest(pool string) time.Duration {
-	if rest, ok := l.rests[pool]; ok {
-		return rest
-	}
-	return l.config.Quarantine
-}
-
 // Settle frees what the Service has given back, now that its object shows
-// something else. It reports whether there was anything. What the object shows is
-// not free: the Service may have moved again since.
+// something else. It reports whether there was anything.
 func (l *Ledger) Settle(uid string, shows []ipam.Held) (freed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	before, has := leaving(ipam.Owner{UID: uid}).UID, l.alloc.Holds(uid)
-	var stays []ipam.Holding
-	for _, h := range l.alloc.Holds(before) {
-		if holds(shows, h.Addr) && !holds(has, h.Addr) {
-			owners := l.alloc.HoldersOf(h.Addr)
-			owner := owners[slices.IndexFunc(owners, func(o ipam.Owner) bool { return o.UID == before })]
-			stays = append(stays, ipam.Holding{Owner: owner, Addr: h.Addr, Since: l.alloc.HeldSince(before, h.Addr)})
-		}
-	}
-	left := l.alloc.Release(before, l.Now())
-	for _, g := range stays {
-		l.alloc.Restore(g)
-		left = slices.DeleteFunc(left, func(addr netip.Addr) bool { return addr == g.Addr })
-	}
+	left := l.held.settle(uid, shows)
 	if len(left) > 0 {
-		l.leasesMoved()
+		l.leasing.wake()
 		l.noteFreed(left)
 	}
 	return len(left) > 0
+}
+
+// noteFreed has the pools offer what Services have given back, or withhold it.
+func (l *Ledger) noteFreed(addrs []netip.Addr) {
+	if l.config != nil && l.conflicts.freed(addrs) {
+		l.reconfigure()
+	}
 }
 
 func (l *Ledger) unavailable() *ipam.Refusal {
@@ -420,12 +304,9 @@ func (l *Ledger) Release(name, uid string) (freed bool) {
 // close frees everything that the account's owner holds.
 func (l *Ledger) close(a *account) (freed bool) {
 	delete(l.accounts, a.owner.Name)
-	l.dismiss(a)
-	if a.interested() {
-		l.leasesFreed = true
-		l.leasesMoved()
-	}
-	left := slices.Concat(l.alloc.Release(leaving(a.owner).UID, l.Now()), l.alloc.Release(a.owner.UID, l.Now()))
+	l.waiters.remove(a)
+	l.leasing.close(a)
+	left := l.held.releaseAll(a.owner)
 	l.noteFreed(left)
 	return len(left) > 0
 }
@@ -443,7 +324,7 @@ func (l *Ledger) Knows(svc *corev1.Service) bool {
 func (l *Ledger) Holds(uid string) []ipam.Held {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.alloc.Holds(uid)
+	return l.held.Holds(uid)
 }
 
 // follow takes over the configuration and the facts in force.
@@ -457,7 +338,7 @@ func (l *Ledger) follow() {
 		return
 	}
 	if cfg == l.config && facts == l.facts {
-		if ended := l.endWithholding(); ended || l.foreigners.moved {
+		if ended := l.conflicts.expire(); ended || l.foreign.moved {
 			l.reconfigure()
 		}
 		return
@@ -466,37 +347,32 @@ func (l *Ledger) follow() {
 	if !first && !reflect.DeepEqual(compat.For(l.config), compat.For(cfg)) {
 		l.edition++
 	}
-	l.config, l.facts = cfg, facts
-	l.followDisputes()
+	l.config, l.facts, l.leasing.config = cfg, facts, cfg
+	l.conflicts.follow(facts)
+	l.held.follow(cfg)
 	l.reconfigure()
-	l.rests = map[string]time.Duration{}
-	for _, p := range cfg.Pools {
-		if l.rests[p.Name] = max(cfg.Quarantine, p.KeepFor); p.DHCP != nil {
-			l.rests[p.Name] = 0 // the server decides
-		}
-	}
-	l.restAll()
-	if first || l.takesOver() {
+	l.held.quarantineRecorded()
+	if first || takesOver(cfg) {
 		l.confirmAll()
 	}
-	if l.primed {
-		l.withholdIdle()
+	if l.primed && l.conflicts.withholdIdle() {
+		l.reconfigure()
 	}
 }
 
 // reconfigure makes the allocator go by what is in force and what is leased.
 func (l *Ledger) reconfigure() {
-	l.swept, l.foreigners.moved = false, false
-	l.dropLeases()
-	l.alloc.Configure(l.setup())
+	l.waiters.swept, l.foreign.moved = false, false
+	l.leasing.drop()
+	l.held.Configure(l.setup())
 }
 
 func (l *Ledger) setup() ipam.Setup {
-	s := ipam.Setup{Pools: l.config.Pools, Quarantine: l.config.Quarantine, Reservations: l.config.Reservations, Conflicted: slices.Collect(maps.Keys(l.withheld))}
-	for _, f := range slices.Concat(clusterfacts.Forbid(l.config, l.facts), l.foreigners.forbidden()) {
+	s := ipam.Setup{Pools: l.config.Pools, Quarantine: l.config.Quarantine, Reservations: l.config.Reservations, Conflicted: slices.Collect(maps.Keys(l.conflicts.withheld))}
+	for _, f := range slices.Concat(clusterfacts.Forbid(l.config, l.facts), l.foreign.forbidden()) {
 		s.Forbidden = append(s.Forbidden, ipam.Forbidden(f))
 	}
-	l.addLeases(&s)
+	l.leasing.addTo(&s)
 	return s
 }
 
@@ -526,5 +402,13 @@ func (l *Ledger) Consider(svc *corev1.Service) []ipam.Consideration {
 	if refusal != nil || l.config == nil {
 		return nil
 	}
-	return l.alloc.Consider(req, l.Now())
+	return l.held.Consider(req, l.Now())
+}
+
+// Overrun are sentences about pools of which other hosts have more addresses
+// than are withheld.
+func (l *Ledger) Overrun() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.conflicts.overrun()
 }

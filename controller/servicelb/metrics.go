@@ -74,9 +74,9 @@ func (m metrics) collect(l *Ledger, ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
 	}
 	l.mu.Lock()
-	pools := l.alloc.Stats(l.Now())
+	pools := l.held.Stats(l.Now())
 	states, reasons := l.census()
-	leased := l.leaseCensus()
+	leased := l.leasing.census()
 	ready := l.primed
 	l.mu.Unlock()
 
@@ -122,8 +122,8 @@ func (l *Ledger) Pools() []ipam.PoolStats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.follow()
-	leased := l.leaseCensus()
-	return slices.DeleteFunc(l.alloc.Stats(l.Now()), func(p ipam.PoolStats) bool { _, leases := leased[p.Pool]; return leases })
+	leased := l.leasing.census()
+	return slices.DeleteFunc(l.held.Stats(l.Now()), func(p ipam.PoolStats) bool { _, leases := leased[p.Pool]; return leases })
 }
 
 // census counts the accounts by how they stand, and the refusals by reason.
@@ -150,42 +150,4 @@ func (l *Ledger) census() (states, reasons map[string]float64) {
 		}
 	}
 	return states, reasons
-}
-
-// leaseStates are how a lease can stand, for the metrics: leased; overdue, not
-// being extended; unconfirmed, held since before the start; waiting for one.
-var leaseStates = []string{"leased", "overdue", "unconfirmed", "waiting"}
-
-// leaseCensus counts leases by pool and how they stand.
-func (l *Ledger) leaseCensus() map[string]map[string]float64 {
-	count := map[string]map[string]float64{}
-	if l.config == nil {
-		return count
-	}
-	on := map[string]string{} // the pool of each interface
-	for _, p := range l.config.Pools {
-		if p.DHCP != nil {
-			on[p.DHCP.Interface], count[p.Name] = p.Name, map[string]float64{}
-		}
-	}
-	for _, a := range l.accounts {
-		for _, name := range a.wants() {
-			if pool, ok := on[name]; ok {
-				count[pool][a.standing(name)]++
-			}
-		}
-	}
-	return count
-}
-
-func (s *lessee) standing(on string) string {
-	switch answer := s.answers[on]; {
-	case !s.leased[on].IsValid():
-		return "waiting"
-	case answer.Addr != s.leased[on]:
-		return "unconfirmed"
-	case answer.Err != nil:
-		return "overdue"
-	}
-	return "leased"
 }

@@ -15,62 +15,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/objects"
-	"github.com/lodestone-lb/lodestone/pkg/reason"
 )
-
-// EventReason is a stable code in the condition and the Events of a Service. All
-// others there are those of refusals.
-type EventReason string
-
-// How a Service stands that has what it asks for.
-const (
-	ReasonAllocated EventReason = "Allocated"
-	// ReasonPartial: one of two families, because no pool gives the other.
-	ReasonPartial EventReason = "PartiallyAllocated"
-	// ReasonDraining: the address stays, but its pool is to be emptied.
-	ReasonDraining EventReason = "Draining"
-	// ReasonLeaseOverdue: the address stays until its lease ends, which no DHCP
-	// server extends.
-	ReasonLeaseOverdue EventReason = "LeaseOverdue"
-	// ReasonStranded: the address stays, but no pool gives it any more.
-	ReasonStranded EventReason = "Stranded"
-)
-
-// What happens to a Service.
-const (
-	// ReasonLeaseLost: it loses a leased address.
-	ReasonLeaseLost EventReason = "LeaseLost"
-	// ReasonContested: somebody else writes to its status again and again.
-	ReasonContested EventReason = "StatusContested"
-	// ReasonDuplicate: it loses an address that another Service has, too.
-	ReasonDuplicate EventReason = "DuplicateAddress"
-	// ReasonAdopted: it keeps the addresses that another load balancer gave it.
-	ReasonAdopted EventReason = "Adopted"
-)
-
-// EventReasons tells about each EventReason.
-func EventReasons() reason.Texts[EventReason] {
-	return reason.Texts[EventReason]{
-		ReasonAllocated:    {Cause: "The Service has the addresses that it asks for.", Cure: "Nothing to do."},
-		ReasonPartial:      {Cause: "The Service prefers both address families, and no pool gives one of them.", Cure: "Add addresses of that family to a pool; or nothing, if one family is enough."},
-		ReasonDraining:     {Cause: "The Service keeps its address, whose pool has state: draining.", Cure: "Have the Service move when it suits (" + moving + ")."},
-		ReasonStranded:     {Cause: "The Service keeps its address, which no pool gives any more after an edit of the configuration.", Cure: "Have the Service move (" + moving + "), or put the address back into a pool."},
-		ReasonLeaseOverdue: {Cause: "The DHCP server does not extend the lease of the address, which is withdrawn when the lease ends; the message says when.", Cure: "See to the DHCP server; the message has its answer, or that there is none."},
-		ReasonLeaseLost:    {Cause: "A leased address was withdrawn because its lease is over, or its pool is gone.", Cure: "The Service gets another address as soon as a pool gives one. See to the DHCP server."},
-		ReasonContested:    {Cause: "Somebody else has overwritten the Service's status several times in a row.", Cure: "Find the other load balancer that serves it, and let one of the two have it: give the Service a spec.loadBalancerClass."},
-		ReasonDuplicate:    {Cause: "When the controller started, two Services had the same address; the older one keeps it.", Cure: "Nothing, if any address will do: the Service is given another one. Clients that know the old one must be told."},
-		ReasonAdopted:      {Cause: "Lodestone has taken the Service over with the addresses that another load balancer gave it.", Cure: "Nothing to do."},
-	}
-}
-
-// Refusals tells about the reasons of refusals that are not the allocator's.
-func Refusals() reason.Texts[ipam.Reason] {
-	return reason.Texts[ipam.Reason]{
-		ConfigUnavailable: {Cause: "The controller has no configuration: there is no ConfigMap, it lacks the key config.yaml, or it is invalid; and there is no copy of a valid one.", Cure: "Write a valid configuration; lodestone validate finds the mistakes."},
-		AddressConflict:   {Cause: "Another host has the address, or claims it, too.", Cure: "Find the other host by its hardware address and take the address away from it. Or exclude the address from the pool and annotate the Service with " + annotation.Renumber + "=" + annotation.Renumbering + ", which gives it another one, unless it asks for this one."},
-		LeasePending:      {Cause: "The pool leases its addresses (dhcp), and the DHCP server has not leased one for the Service.", Cure: "Wait for the DHCP server, or see what it says in the Service's condition " + annotation.ConditionAllocated + "."},
-	}
-}
 
 // toMove tells how a Service gets away from an address that it should leave.
 const toMove = "; " + moving + " gives it another one"
@@ -151,33 +96,6 @@ func nothing(svc *corev1.Service) object {
 	return object{keepIngress: foreign}
 }
 
-// describe names addresses and their pools.
-func describe(held []ipam.Held) string { return strings.Join(descriptions(held), " and ") }
-
-func descriptions(held []ipam.Held) []string {
-	var parts []string
-	for _, h := range held {
-		switch {
-		case h.Pool == "":
-			parts = append(parts, fmt.Sprintf("%s, which no pool gives any more: it is %s", h.Addr, h.Why))
-		case h.Draining:
-			parts = append(parts, fmt.Sprintf("%s from pool %q, which is draining", h.Addr, h.Pool))
-		default:
-			parts = append(parts, fmt.Sprintf("%s from pool %q", h.Addr, h.Pool))
-		}
-	}
-	return parts
-}
-
-// String is what a person reads about the Service: reason and sentence.
-func (v Verdict) String() string {
-	c := objectOf(v, 0).condition
-	if c == nil {
-		return "there is no valid configuration; keeps " + describe(v.Held)
-	}
-	return c.Reason + ": " + c.Message
-}
-
 // patch returns the strategic merge patch of services/status that makes the Service say
 // what it has to, nil when it says so already. The API server refuses it when
 // the Service has changed in the meantime or is another one.
@@ -250,6 +168,15 @@ func (o object) finalizers(svc *corev1.Service) []string {
 	return append(slices.Clone(svc.Finalizers), ours)
 }
 
+// finalizerOf is the finalizer that the Service carries while it holds
+// addresses.
+func finalizerOf(svc *corev1.Service) string {
+	if svc.Spec.LoadBalancerClass != nil {
+		return annotation.ClassFinalizer
+	}
+	return annotation.Finalizer
+}
+
 func (o object) showsAddresses(svc *corev1.Service) bool {
 	return slices.EqualFunc(svc.Status.LoadBalancer.Ingress, o.addrs, func(in corev1.LoadBalancerIngress, a netip.Addr) bool {
 		return in.IP == a.String() && in.Hostname == "" && in.IPMode != nil && *in.IPMode == corev1.LoadBalancerIPModeVIP
@@ -277,14 +204,6 @@ func poolText(held []ipam.Held) string {
 		pools[i] = h.Asked
 	}
 	return strings.Join(pools, ",")
-}
-
-func addrsOf(held []ipam.Held) []netip.Addr {
-	addrs := make([]netip.Addr, len(held))
-	for i, h := range held {
-		addrs[i] = h.Addr
-	}
-	return addrs
 }
 
 // change returns what makes our condition of the Service as it has to be, those of

@@ -2,7 +2,6 @@ package servicelb
 
 import (
 	"cmp"
-	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -51,7 +50,7 @@ func (l *Ledger) Prime(services []*corev1.Service, records []quarantine.Record) 
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, svc := range services {
-		l.foreigners.set(NameOf(svc), l.scope.shown(svc))
+		l.foreign.set(NameOf(svc), l.scope.shown(svc))
 	}
 	services = slices.DeleteFunc(slices.Clone(services), func(svc *corev1.Service) bool {
 		return !l.scope.Covers(svc) && !l.scope.Keeps(svc) && !l.scope.LeftBehind(svc)
@@ -63,25 +62,18 @@ func (l *Ledger) Prime(services []*corev1.Service, records []quarantine.Record) 
 	for _, svc := range services {
 		conflicts = append(conflicts, l.importOne(svc)...)
 	}
-	l.primed, l.primedAt = true, l.Now()
-	l.records = records
+	l.primed, l.conflicts.since = true, l.Now()
+	l.held.records = records
 	if l.config != nil {
 		l.reconfigure()
-		l.restAll()
+		l.held.quarantineRecorded()
 		l.confirmAll()
-		l.withholdIdle()
+		if l.conflicts.withholdIdle() {
+			l.reconfigure()
+		}
 	}
 	l.follow()
 	return conflicts
-}
-
-// restAll has the released addresses rest that are on record. It needs to know
-// how long.
-func (l *Ledger) restAll() {
-	for _, r := range l.records {
-		l.alloc.Rest(r.Service, r.Addr, r.Since, l.Now())
-	}
-	l.records = nil
 }
 
 // importOne gives the Service what is certainly its own and notes what may
@@ -104,12 +96,12 @@ func (l *Ledger) importOne(svc *corev1.Service) (conflicts []Conflict) {
 			continue
 		}
 		g := ipam.Holding{Owner: a.owner, Addr: addr, Sharing: a.asked.Sharing, Since: since(svc), Asked: pools[addr]}
-		if holder, ok := l.alloc.Restore(g); !ok {
+		if holder, ok := l.held.Restore(g); !ok {
 			if deleting(svc) == 0 {
 				conflicts = append(conflicts, Conflict{svc, addr, holder.Name})
 			}
-		} else if on := leases[addr]; on != "" && !a.leased[on].IsValid() {
-			a.lease(on, addr)
+		} else if on := leases[addr]; on != "" {
+			l.leasing.restore(a, on, addr)
 		}
 	}
 	for _, addr := range assigned[:min(len(assigned), ipam.MaxAddresses)] {
@@ -151,119 +143,4 @@ func deleting(svc *corev1.Service) int {
 		return 1
 	}
 	return 0
-}
-
-// confirmAll decides about all claims, older Services first, before anybody is
-// given anything.
-func (l *Ledger) confirmAll() {
-	var claimants []*account
-	for _, a := range l.accounts {
-		if len(a.claims)+len(a.foreign) > 0 {
-			claimants = append(claimants, a)
-		}
-	}
-	sortAccounts(claimants)
-	for _, a := range claimants {
-		if l.takesOver() {
-			l.adopt(a, a.asked, a.foreign)
-		} else {
-			a.claims, a.foreign = slices.Concat(a.foreign, a.claims), nil
-		}
-		l.confirm(a)
-	}
-}
-
-// confirm gives the Service what it claims, as far as a request for it would be
-// met, and as far as the request that it makes would keep it. One that cannot be
-// read keeps everything.
-func (l *Ledger) confirm(a *account) {
-	for _, addr := range a.claims {
-		sameFamily := func(b netip.Addr) bool { return b.Is4() == addr.Is4() }
-		kept := slices.Contains(a.asked.Addresses, addr) || !slices.ContainsFunc(a.asked.Addresses, sameFamily) &&
-			!slices.ContainsFunc(addrsOf(l.alloc.Holds(a.owner.UID)), sameFamily)
-		if kept || a.unreadable {
-			l.alloc.Claim(a.asked, []netip.Addr{addr}, a.created, l.Now())
-		}
-	}
-	a.claims = nil
-}
-
-// takeover is what becomes of addresses that another load balancer gave.
-type takeover struct {
-	// foreign are those in the Service's status that it does not hold, and
-	// obstacle is why not; nil while nobody has looked.
-	foreign  []netip.Addr
-	obstacle *ipam.Refusal
-	// adopted are those that it was given because they were in its status.
-	adopted []netip.Addr
-}
-
-// takesOver reports whether Services of other load balancers are left alone
-// until they can be taken over with the addresses that they have. Before there
-// are pools they always are: there is nothing better for them.
-func (l *Ledger) takesOver() bool {
-	return l.config == nil || len(l.config.Pools) == 0 || len(l.config.Compatibility) > 0
-}
-
-// takeOver gives the Service what another load balancer wrote into its status,
-// if it holds nothing and does not ask for something else.
-func (l *Ledger) takeOver(a *account, req ipam.Request, svc *corev1.Service) {
-	a.foreign, a.obstacle = nil, nil
-	if !l.takesOver() || req.Renumber || len(l.alloc.Holds(a.owner.UID))+len(l.alloc.Holds(leaving(a.owner).UID)) > 0 {
-		return
-	}
-	assigned := kube.Assigned(svc)
-	a.foreign = slices.DeleteFunc(kube.StatusAddresses(svc), func(addr netip.Addr) bool { return slices.Contains(assigned, addr) })
-	if l.config != nil && l.primed {
-		l.adopt(a, req, a.foreign)
-	}
-}
-
-// comeBack gives a Service that is new, and whose annotation says what it had (it
-// was restored from a backup, or created again from its manifest), the same
-// addresses, if it would be given them on request.
-func (l *Ledger) comeBack(a *account, req ipam.Request, refusal *ipam.Refusal, svc *corev1.Service) {
-	assigned := kube.Assigned(svc)
-	if len(assigned) == 0 || req.Renumber || len(l.alloc.Holds(a.owner.UID)) > 0 {
-		return
-	}
-	a.asked, a.unreadable = req, refusal != nil
-	if a.claims = assigned[:min(len(assigned), ipam.MaxAddresses)]; l.config != nil && l.primed {
-		l.confirm(a)
-	}
-}
-
-// adopt gives the Service all of the addresses or none.
-func (l *Ledger) adopt(a *account, req ipam.Request, addrs []netip.Addr) {
-	a.foreign, a.obstacle = addrs, nil
-	if r := l.alloc.Claim(req, addrs, a.created, l.Now()); r != nil {
-		a.obstacle = r.Behind(r.Reason, fmt.Sprintf("another load balancer has given it %s, which stays in the status until Lodestone can give it, too, or the Service asks for another address (%s): ",
-			join(addrs), moving))
-		return
-	}
-	a.foreign, a.adopted = nil, append(a.adopted, addrs...)
-}
-
-// adoptions returns the addresses that the Service has, and had before Lodestone
-// said so.
-func adoptions(svc *corev1.Service, held []ipam.Held) []netip.Addr {
-	assigned := kube.Assigned(svc)
-	return slices.DeleteFunc(kube.StatusAddresses(svc), func(addr netip.Addr) bool { return slices.Contains(assigned, addr) || !holds(held, addr) })
-}
-
-// tellAdopted says to the log and to the Service's users that it is Lodestone's
-// now.
-func (c *Controller) tellAdopted(svc *corev1.Service, v Verdict) {
-	adopted := adoptions(svc, v.Held)
-	if len(adopted) == 0 {
-		return
-	}
-	c.Log.Info("service taken over", "service", NameOf(svc), "addresses", join(adopted))
-	c.Events.Event(svc, corev1.EventTypeNormal, string(ReasonAdopted), fmt.Sprintf("Lodestone has taken this Service over with the addresses that its status had: %s.", join(adopted)))
-}
-
-// message says what becomes of the Service.
-func (c Conflict) message() string {
-	return c.Addr.String() + " also belongs to " + c.Holder + ", which is older and keeps it. " +
-		"This Service is given another address (annotation " + annotation.Addresses + " can ask for one)."
 }

@@ -44,7 +44,7 @@ func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 	if stirred {
 		c.wake()
 	}
-	c.tellLeft(svc, v.Left)
+	c.emitLeft(svc, v.Left)
 	if len(v.Held) == 0 && (v.Unjudged || v.Asked && !c.Scope.LeftBehind(svc)) {
 		return nil // there is nothing to say yet
 	}
@@ -76,11 +76,11 @@ func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 	if !wrote {
 		return nil
 	}
-	c.tellAdopted(svc, v)
+	c.emitAdopted(svc, v)
 	if news == nil {
 		return nil
 	}
-	c.tell(svc, news, v)
+	c.emit(svc, news, v)
 	if v.Refusal == nil {
 		c.metrics.latency.Observe(c.now().Sub(start).Seconds())
 	}
@@ -147,20 +147,6 @@ func isOtherUID(err error) bool {
 		return false
 	}
 	return slices.ContainsFunc(status.Status().Details.Causes, func(c metav1.StatusCause) bool { return c.Field == "metadata.uid" })
-}
-
-// tell says what is new about the Service: to the log, to its users, to the
-// metrics.
-func (c *Controller) tell(svc *corev1.Service, news *metav1.Condition, v Verdict) {
-	eventType := corev1.EventTypeNormal
-	if news.Reason != string(ReasonAllocated) {
-		eventType = corev1.EventTypeWarning
-	}
-	if v.Refusal != nil {
-		c.metrics.refusals.WithLabelValues(news.Reason).Inc()
-	}
-	c.Events.Event(svc, eventType, news.Reason, news.Message)
-	c.Log.Info("service "+news.Reason, "service", NameOf(svc), "message", news.Message)
 }
 
 const (

@@ -389,7 +389,7 @@ func (s *story) restart() {
 		all = append(all, s.server.get(name))
 	}
 	records, _ := s.book.Load(context.Background())
-	s.report(ledger.Prime(all, records))
+	s.emitDuplicates(ledger.Prime(all, records))
 }
 
 // see brings what the controller knows of a Service up to date.

@@ -34,7 +34,7 @@ func (c *Controller) Provide(ctx context.Context, svc *corev1.Service) ([]ipam.H
 	if stirred {
 		c.wake()
 	}
-	c.tellLeft(svc, v.Left)
+	c.emitLeft(svc, v.Left)
 	// The queue has the Service as it is by now. If it is gone, what it was given
 	// here is taken back.
 	defer c.queue.Add(NameOf(svc))

@@ -123,12 +123,12 @@ func TestWhoeverWaitsIsNotToldNumbers(t *testing.T) {
 	s.deletes("b")
 	s.pass(5 * time.Second)
 	assert.Equal(t, before, s.server.get("default/waits-too").ResourceVersion)
-	assert.Len(t, s.Ledger.classes, 1)
+	assert.Len(t, s.Ledger.waiters.classes, 1)
 	s.pass(10 * time.Second)
 	s.has("waits", "203.0.113.10", "True Allocated")
 	s.has("waits-too", "203.0.113.11", "True Allocated")
-	assert.Empty(t, s.Ledger.classes)
-	assert.Equal(t, ipam.PoolStats{Pool: "lan", Family: ipam.IPv4, Size: 4, Assigned: 4}, s.Ledger.alloc.Stats(s.clock)[0])
+	assert.Empty(t, s.Ledger.waiters.classes)
+	assert.Equal(t, ipam.PoolStats{Pool: "lan", Family: ipam.IPv4, Size: 4, Assigned: 4}, s.Ledger.held.Stats(s.clock)[0])
 }
 
 // Services that lack the same family are asked for as one, and the oldest gets what is
@@ -144,14 +144,14 @@ func TestServicesThatLackAFamilyWaitTogether(t *testing.T) {
 		s.creates(fmt.Sprintf("web-%d", i), prefers)
 	}
 	s.creates("elsewhere", prefers, annotated(annotation.AddressPool, "more,six"))
-	assert.Len(t, s.Ledger.classes, 2)
+	assert.Len(t, s.Ledger.waiters.classes, 2)
 	s.deletes("six-only")
 	s.has("web-0", "203.0.113.1,2001:db8::1", "True Allocated")
 	s.has("web-1", "203.0.113.2", "True PartiallyAllocated")
 	s.silent("nobody else is looked at twice", func() { s.wake(); s.run() })
 	s.deletes("web-0")
 	s.has("web-1", "203.0.113.2,2001:db8::1", "True Allocated")
-	assert.Len(t, s.Ledger.classes, 2)
+	assert.Len(t, s.Ledger.waiters.classes, 2)
 }
 
 // When the labels of a namespace change, only Services of that namespace are asked for.

@@ -10,9 +10,60 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/lodestone-lb/lodestone/ipam"
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
+
+// Scope says which Services are Lodestone's to serve.
+type Scope struct {
+	// Classless serves Services without a spec.loadBalancerClass.
+	Classless bool
+	// Classes are the values of spec.loadBalancerClass that are served.
+	Classes []string
+}
+
+// Covers reports whether the Service is of a kind that Lodestone serves, be
+// it about to be deleted or not.
+func (s Scope) Covers(svc *corev1.Service) bool {
+	return kube.Scope(s).Covers(svc)
+}
+
+// Serves reports whether the Service is to have addresses.
+func (s Scope) Serves(svc *corev1.Service) bool {
+	return s.Covers(svc) && svc.DeletionTimestamp == nil
+}
+
+// Foreign says why the Service is not served, empty if it is.
+func (s Scope) Foreign(svc *corev1.Service) string {
+	class := svc.Spec.LoadBalancerClass
+	switch {
+	case svc.Spec.Type != corev1.ServiceTypeLoadBalancer:
+		return fmt.Sprintf("its spec.type is %s, not LoadBalancer", svc.Spec.Type)
+	case svc.DeletionTimestamp != nil:
+		return "it is being deleted"
+	case class != nil && !s.Covers(svc):
+		return fmt.Sprintf("its spec.loadBalancerClass is %q, and Lodestone serves %q", *class, s.Classes)
+	case !s.Covers(svc):
+		return fmt.Sprintf("it has no spec.loadBalancerClass, and Lodestone serves only %q", s.Classes)
+	}
+	return ""
+}
+
+// Keeps reports whether the Service, which is not served any more, keeps the
+// addresses that it was given when it was: nobody else has taken it over.
+func (s Scope) Keeps(svc *corev1.Service) bool {
+	return !s.Covers(svc) && len(kube.VIPs(svc)) > 0
+}
+
+// LeftBehind reports whether the Service, which is not served, carries
+// something that Lodestone wrote on it. The conventional finalizer alone is
+// proof only on a Service that Lodestone would serve: others use it, too.
+func (s Scope) LeftBehind(svc *corev1.Service) bool {
+	_, assigned := svc.Annotations[annotation.Assigned]
+	return assigned || conditionOf(svc) != nil || slices.Contains(svc.Finalizers, annotation.ClassFinalizer) ||
+		s.Covers(svc) && slices.Contains(svc.Finalizers, annotation.Finalizer)
+}
 
 // foreigners are the Services that other load balancers serve. What their status
 // shows is in use, and is not handed out. A status is written by load balancers;
@@ -67,12 +118,12 @@ func (l *Ledger) SeeForeign(svc *corev1.Service, gone bool) (changed bool) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	before := l.foreigners.shown[NameOf(svc)]
-	if !l.foreigners.set(NameOf(svc), now) || l.config == nil {
+	before := l.foreign.shown[NameOf(svc)]
+	if !l.foreign.set(NameOf(svc), now) || l.config == nil {
 		return false
 	}
 	if slices.ContainsFunc(slices.Concat(before, now), func(a netip.Addr) bool { _, ok := l.config.PoolOf(a); return ok }) {
-		l.foreigners.moved = true
+		l.foreign.moved = true
 	}
-	return l.foreigners.moved
+	return l.foreign.moved
 }

@@ -1,0 +1,258 @@
+package servicelb
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/lodestone-lb/lodestone/ipam"
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+)
+
+// AddressConflict is the reason of a refusal that ends when no other host has
+// the address that the Service was given, and of the condition of a Service
+// whose address another host claims, too.
+const AddressConflict ipam.Reason = "AddressConflict"
+
+const (
+	// settling is how long after a Service was given an address a conflict may
+	// still take it away. Speakers find and report one within about 6 s, and
+	// twice as long when several reports follow each other; the rest is for an
+	// API server that is busy. Whoever takes over one node can report anything
+	// for all of them, so that a report does not move anybody later.
+	settling = 2 * time.Minute
+	// withholding is how long an address that another host has is not drawn.
+	// Speakers ask only for what Services hold, so nobody hears that the host
+	// is gone: the next Service that draws the address finds out. While it
+	// does, it is without an address that works, for some 6 s.
+	withholding = 24 * time.Hour
+	// maxWithheld is how many addresses of a family are withheld of a pool, and
+	// not more than half of them: lies must not exhaust it.
+	maxWithheld = 64
+)
+
+// conflicts is what is known of other hosts that have our addresses.
+type conflicts struct {
+	held *holdings
+	// since is when this began: what Services have had before counts as old.
+	since time.Time
+	// disputes are what speakers report at present.
+	disputes map[netip.Addr]clusterfacts.Dispute
+	// withheld are the addresses that nobody draws, with the end of that, and
+	// lapse is the first end.
+	withheld map[netip.Addr]time.Time
+	lapse    time.Time
+	// full are the pools of which no more is withheld, by family.
+	full map[poolFamily]int
+}
+
+// poolFamily is the part of a pool that has one family.
+type poolFamily struct {
+	pool   string
+	family ipam.Family
+}
+
+func newConflicts(held *holdings) conflicts {
+	return conflicts{held: held, withheld: map[netip.Addr]time.Time{}, full: map[poolFamily]int{}}
+}
+
+// follow takes over what speakers report.
+func (c *conflicts) follow(facts *clusterfacts.Facts) {
+	c.disputes = map[netip.Addr]clusterfacts.Dispute{}
+	if facts == nil {
+		return
+	}
+	for _, d := range facts.Disputes {
+		c.disputes[d.VIP] = d
+	}
+}
+
+// about returns the disputes about addresses that are held.
+func (c *conflicts) about(held []ipam.Held) (disputes []clusterfacts.Dispute) {
+	if len(c.disputes) == 0 {
+		return nil
+	}
+	for _, h := range held {
+		if d, ok := c.disputes[h.Addr]; ok {
+			disputes = append(disputes, d)
+		}
+	}
+	return disputes
+}
+
+// toLeave returns the disputes because of which the Service is to leave an
+// address: those about an address that it has for a moment only and that is not
+// announced, if that can be withheld; and all of them when it moves anyway.
+func (c *conflicts) toLeave(a *account, moves bool) []clusterfacts.Dispute {
+	disputes := c.about(c.held.Holds(a.owner.UID))
+	if moves || len(disputes) == 0 {
+		return disputes
+	}
+	disputes = slices.DeleteFunc(disputes, func(d clusterfacts.Dispute) bool {
+		return d.Announced || !slices.Contains(a.unsettled, d.VIP) && !c.settles(a, d.VIP)
+	})
+	a.unsettled = vips(disputes)
+	return slices.DeleteFunc(disputes, func(d clusterfacts.Dispute) bool { return !c.room(d.VIP) })
+}
+
+// settles reports whether the Service was given the address moments ago. What
+// it had at the start counts only if the Service itself is that young, and what
+// another load balancer gave it never: that may be who has the address.
+func (c *conflicts) settles(a *account, addr netip.Addr) bool {
+	if slices.Contains(a.adopted, addr) {
+		return false
+	}
+	now, since := c.held.now(), c.held.HeldSince(a.owner.UID, addr)
+	return now.Sub(since) < settling && (!since.Before(c.since) || now.Sub(a.created) < settling)
+}
+
+// refusal says that an address of these disputes is not announced, which is as good as
+// none; nil: all are.
+func (c *conflicts) refusal(disputes []clusterfacts.Dispute) *ipam.Refusal {
+	for _, d := range disputes {
+		if !d.Announced {
+			s, _ := c.held.StatsOf(d.VIP, c.held.now())
+			return &ipam.Refusal{Reason: AddressConflict, Pool: s.Pool, Message: silenced(d) +
+				": take it away from that host, or let the Service ask for no particular address and move (" + moving + ")"}
+		}
+	}
+	return nil
+}
+
+// withhold sees to it that nobody draws addresses, as far as there is room for
+// more of them. It reports whether that changes something.
+func (c *conflicts) withhold(addrs ...netip.Addr) (changed bool) {
+	for _, addr := range addrs {
+		if _, done := c.withheld[addr]; !done && c.room(addr) {
+			c.withheld[addr] = c.held.now().Add(withholding)
+			changed = true
+		}
+	}
+	c.setLapse()
+	return changed
+}
+
+// room reports whether one more address of the pool may be withheld. It counts
+// until there is none, and then not again before something has changed.
+func (c *conflicts) room(addr netip.Addr) bool {
+	s, ok := c.held.StatsOf(addr, c.held.now())
+	of := poolFamily{s.Pool, s.Family}
+	if _, full := c.full[of]; full || !ok {
+		return false
+	}
+	most, count := int(min(s.Size/2, maxWithheld)), 0
+	for other := range c.withheld {
+		if t, ok := c.held.StatsOf(other, c.held.now()); ok && of == (poolFamily{t.Pool, t.Family}) {
+			count++
+		}
+	}
+	if count >= most {
+		c.full[of] = most
+	}
+	return count < most
+}
+
+// setLapse finds out when the next address ceases to be withheld.
+func (c *conflicts) setLapse() {
+	c.lapse = time.Time{}
+	for _, until := range c.withheld {
+		if c.lapse.IsZero() || until.Before(c.lapse) {
+			c.lapse = until
+		}
+	}
+}
+
+// withholdIdle withholds the disputed addresses that nobody holds: after a
+// restart the reports are all that is known. It reports whether that changes something.
+func (c *conflicts) withholdIdle() (changed bool) {
+	c.full = map[poolFamily]int{}
+	var idle []netip.Addr
+	for _, addr := range slices.SortedFunc(maps.Keys(c.disputes), netip.Addr.Compare) {
+		if len(c.held.HoldersOf(addr)) == 0 {
+			idle = append(idle, addr)
+		}
+	}
+	return len(idle) > 0 && c.withhold(idle...)
+}
+
+// expire lets addresses be drawn again whose time is over, and reports whether
+// there are any.
+func (c *conflicts) expire() (ended bool) {
+	now := c.held.now()
+	if c.lapse.IsZero() || now.Before(c.lapse) {
+		return false
+	}
+	for addr, until := range c.withheld {
+		_, disputed := c.disputes[addr]
+		switch {
+		case now.Before(until):
+		case disputed:
+			c.withheld[addr] = now.Add(withholding)
+		default:
+			delete(c.withheld, addr)
+			ended = true
+		}
+	}
+	clear(c.full)
+	c.setLapse()
+	return ended
+}
+
+// freed is called with what Services have given back. Addresses that another host
+// has must not be drawn next; one that was withheld, and that a Service has had
+// without a dispute, may be. It reports whether that changes something.
+func (c *conflicts) freed(addrs []netip.Addr) (changed bool) {
+	if len(c.disputes)+len(c.withheld) == 0 {
+		return false
+	}
+	for _, addr := range addrs {
+		_, disputed := c.disputes[addr]
+		_, withheld := c.withheld[addr]
+		switch {
+		case len(c.held.HoldersOf(addr)) > 0:
+		case disputed:
+			changed = c.withhold(addr) || changed
+		case withheld:
+			delete(c.withheld, addr)
+			clear(c.full)
+			changed = true
+		}
+	}
+	if changed {
+		c.setLapse()
+	}
+	return changed
+}
+
+// overrun are sentences about pools of which other hosts have more addresses
+// than are withheld.
+func (c *conflicts) overrun() []string {
+	var sentences []string
+	for of, most := range c.full {
+		sentences = append(sentences, fmt.Sprintf("pool %q: speakers report more %s addresses of it in use by other hosts than are withheld from Services, which is at most %d; "+
+			"exclude what other hosts use (conflicts in the annotation %s of the speakers' Leases lists it)", of.pool, of.family, most, annotation.Report))
+	}
+	slices.Sort(sentences)
+	return sentences
+}
+
+// silenced says that another host has an address.
+func silenced(d clusterfacts.Dispute) string {
+	return fmt.Sprintf("%s has %s, which is therefore not announced", d, d.VIP)
+}
+
+// contested says that another host claims an address that is announced.
+func contested(d clusterfacts.Dispute) string {
+	return fmt.Sprintf("%s claims %s, too: the speakers defend it, and some clients may reach that host; "+
+		"take the address away from it, or let the Service move (%s)", d, d.VIP, moving)
+}
+
+func vips(disputes []clusterfacts.Dispute) (vips []netip.Addr) {
+	for _, d := range disputes {
+		vips = append(vips, d.VIP)
+	}
+	return vips
+}

@@ -1,0 +1,138 @@
+package servicelb
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/ipam"
+	"github.com/lodestone-lb/lodestone/pkg/config"
+)
+
+// holdings is what is allocated: which Service holds which addresses. What a Service
+// has given back stays held by its owner "leaving" until its object ceases to show it.
+type holdings struct {
+	*ipam.Allocator
+	now func() time.Time
+	// quarantines is how long a released address of each pool is given to nobody, and
+	// quarantine that of an address of no pool.
+	quarantines map[string]time.Duration
+	quarantine  time.Duration
+	// records are the addresses in quarantine before the start. They wait for the
+	// first configuration.
+	records []quarantine.Record
+}
+
+// follow takes over for how long released addresses are in quarantine.
+func (h *holdings) follow(cfg *config.Config) {
+	h.quarantine, h.quarantines = cfg.Quarantine, map[string]time.Duration{}
+	for _, p := range cfg.Pools {
+		if h.quarantines[p.Name] = max(cfg.Quarantine, p.KeepFor); p.DHCP != nil {
+			h.quarantines[p.Name] = 0 // the server decides
+		}
+	}
+}
+
+// quarantineRecorded puts the released addresses that are on record into quarantine.
+func (h *holdings) quarantineRecorded() {
+	for _, r := range h.records {
+		h.Rest(r.Service, r.Addr, r.Since, h.now())
+	}
+	h.records = nil
+}
+
+// allocate gives the Service what it asks for, or says why not.
+func (h *holdings) allocate(a *account, req ipam.Request) (refusal *ipam.Refusal) {
+	defer h.keepLeaving(a, h.Holds(a.owner.UID))
+	_, err := h.Allocate(req, h.now())
+	errors.As(err, &refusal)
+	return refusal
+}
+
+// abide has a Service whose request cannot be read keep what it holds, on the
+// terms that can be read.
+func (h *holdings) abide(a *account, req ipam.Request) {
+	defer h.keepLeaving(a, h.Holds(a.owner.UID))
+	h.Abide(a.owner, req.Sharing, h.now())
+}
+
+// keepLeaving keeps from others what the owner has given back since it held before.
+func (h *holdings) keepLeaving(a *account, before []ipam.Held) {
+	after := h.Holds(a.owner.UID)
+	for _, b := range before {
+		if !holds(after, b.Addr) {
+			h.Restore(ipam.Holding{Owner: leaving(a.owner), Addr: b.Addr, Sharing: a.asked.Sharing, Since: h.now()})
+		}
+	}
+}
+
+// leaving is who holds what the owner has given back but its object still shows.
+func leaving(o ipam.Owner) ipam.Owner { return ipam.Owner{UID: o.UID + "/leaving", Name: o.Name} }
+
+// settle frees what the owner has given back, and returns it. What its object shows
+// is not free: the Service may have moved again since.
+func (h *holdings) settle(uid string, shows []ipam.Held) (freed []netip.Addr) {
+	before, has := leaving(ipam.Owner{UID: uid}).UID, h.Holds(uid)
+	var stays []ipam.Holding
+	for _, left := range h.Holds(before) {
+		if holds(shows, left.Addr) && !holds(has, left.Addr) {
+			owners := h.HoldersOf(left.Addr)
+			owner := owners[slices.IndexFunc(owners, func(o ipam.Owner) bool { return o.UID == before })]
+			stays = append(stays, ipam.Holding{Owner: owner, Addr: left.Addr, Since: h.HeldSince(before, left.Addr)})
+		}
+	}
+	freed = h.Release(before, h.now())
+	for _, g := range stays {
+		h.Restore(g)
+		freed = slices.DeleteFunc(freed, func(addr netip.Addr) bool { return addr == g.Addr })
+	}
+	return freed
+}
+
+// releaseAll frees all that the owner holds and has given back, and returns what
+// nobody holds any more.
+func (h *holdings) releaseAll(o ipam.Owner) (freed []netip.Addr) {
+	return slices.Concat(h.Release(leaving(o).UID, h.now()), h.Release(o.UID, h.now()))
+}
+
+// departing returns what goes into quarantine once the owner has given it back, if
+// nobody else holds it. all: the owner gives back everything.
+func (h *holdings) departing(o ipam.Owner, all bool) (records []quarantine.Record) {
+	held := h.Holds(leaving(o).UID)
+	if all {
+		held = append(held, h.Holds(o.UID)...)
+	}
+	now := h.now()
+	for _, g := range held {
+		shared := slices.ContainsFunc(h.HoldersOf(g.Addr), func(other ipam.Owner) bool { return other.Name != o.Name })
+		length, known := h.quarantines[g.Pool]
+		if !known {
+			length = h.quarantine
+		}
+		if length > 0 && !shared {
+			records = append(records, quarantine.Record{Addr: g.Addr, Service: o.Name, Since: now, Until: now.Add(length)})
+		}
+	}
+	return records
+}
+
+// hasOrShows reports whether the Service holds an address, or its object still shows it.
+func (h *holdings) hasOrShows(service string, addr netip.Addr) bool {
+	return slices.ContainsFunc(h.HoldersOf(addr), func(o ipam.Owner) bool { return o.Name == service })
+}
+
+// holds reports whether the address is among those held.
+func holds(held []ipam.Held, addr netip.Addr) bool {
+	return slices.ContainsFunc(held, func(h ipam.Held) bool { return h.Addr == addr })
+}
+
+// addrsOf returns the addresses held.
+func addrsOf(held []ipam.Held) []netip.Addr {
+	addrs := make([]netip.Addr, len(held))
+	for i, h := range held {
+		addrs[i] = h.Addr
+	}
+	return addrs
+}

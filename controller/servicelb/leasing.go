@@ -1,0 +1,495 @@
+package servicelb
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+
+	"go4.org/netipx"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/lodestone-lb/lodestone/ipam"
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
+)
+
+// LeasePending is the reason of a refusal that ends when a DHCP server leases
+// an address for the Service.
+const LeasePending ipam.Reason = "LeasePending"
+
+// Leases keep addresses leased from DHCP servers; pools.Keeper is one.
+type Leases interface {
+	// Set replaces, for each interface, those who want a lease there. The
+	// lease of who is gone, with its interface or alone, is released.
+	Set(want map[string][]LeaseClient)
+	// Current returns how they stand, by interface and ID.
+	Current() map[string]map[string]LeaseState
+	// Changed returns a channel that is closed when Current has something
+	// new. Ask for it before Current and nothing is missed.
+	Changed() <-chan struct{}
+}
+
+// LeaseClient is a Service that wants a lease.
+type LeaseClient struct {
+	// ID is what the server knows the Service by.
+	ID string
+	// Hostname is what the server lists it as.
+	Hostname string
+	// Last is the address that it has, or had, and will be asked for first.
+	// The zero Addr: none.
+	Last netip.Addr
+}
+
+// LeaseState is how a client stands.
+type LeaseState struct {
+	// Addr is leased at present. The zero Addr: there is no lease.
+	Addr netip.Addr
+	// Err is why there is no lease, or why it is not being extended.
+	Err error
+	// Lost is an address that the client may not use any more. Without Addr
+	// and Lost nothing is known yet: LeaseClient.Last may be used on.
+	Lost netip.Addr
+}
+
+// Loss is an address that a Service had to give up at once, because its lease
+// is over.
+type Loss struct {
+	// Service is "namespace/name".
+	Service string
+	// Pool is empty if it was gone before the start.
+	Pool string
+	Addr netip.Addr
+	// Why is without a full stop.
+	Why string
+}
+
+// lessee is a Service that has to do with leases.
+type lessee struct {
+	*account
+	// leased are the addresses, by interface, that are the Service's until the server
+	// says otherwise: it leased them, or the object names them as leased.
+	leased map[string]netip.Addr
+	// sought are the interfaces on which it waits for a lease.
+	sought []string
+	// answers are how its leases stood last, by interface.
+	answers map[string]LeaseState
+}
+
+// on returns the interfaces on which there has to be a client.
+func (s *lessee) on() []string {
+	on := slices.AppendSeq(slices.Clone(s.sought), maps.Keys(s.leased))
+	slices.Sort(on)
+	return slices.Compact(on)
+}
+
+// leasing is what is leased from DHCP servers: a set of leases goes in, and the
+// addresses come out that Services have lost.
+type leasing struct {
+	held   *holdings
+	config *config.Config // nil until there is one
+	of     map[*account]*lessee
+	// losses wait to be reported. freed says that somebody who had leases is gone.
+	losses []Loss
+	freed  bool
+	// work wakes whoever keeps the leases.
+	work chan struct{}
+}
+
+func newLeasing(held *holdings) leasing {
+	return leasing{held: held, of: map[*account]*lessee{}, work: make(chan struct{}, 1)}
+}
+
+// open returns what is known of the Service's leases.
+func (l *leasing) open(a *account) *lessee {
+	if l.of[a] == nil {
+		l.of[a] = &lessee{account: a, leased: map[string]netip.Addr{}, answers: map[string]LeaseState{}}
+	}
+	return l.of[a]
+}
+
+// close forgets the Service.
+func (l *leasing) close(a *account) {
+	if s := l.of[a]; s != nil && len(s.on()) > 0 {
+		l.freed = true
+		l.wake()
+	}
+	delete(l.of, a)
+}
+
+// restore gives the Service a lease that its object names, unless it has one there.
+func (l *leasing) restore(a *account, on string, addr netip.Addr) {
+	if s := l.open(a); !s.leased[on].IsValid() {
+		s.leased[on] = addr
+	}
+}
+
+// lessees returns those who have to do with leases, oldest first, and forgets those
+// who had.
+func (l *leasing) lessees() []*lessee {
+	maps.DeleteFunc(l.of, func(_ *account, s *lessee) bool { return len(s.on()) == 0 })
+	return slices.SortedFunc(maps.Values(l.of), func(s, t *lessee) int { return s.compare(t.account) })
+}
+
+// wake has whoever keeps the leases look at clients again.
+func (l *leasing) wake() {
+	select {
+	case l.work <- struct{}{}:
+	default:
+	}
+}
+
+// clients returns who wants a lease, for the interface of each pool that leases
+// its addresses.
+func (l *leasing) clients() map[string][]LeaseClient {
+	want := map[string][]LeaseClient{}
+	for _, p := range l.config.Pools {
+		if p.DHCP != nil {
+			want[p.DHCP.Interface] = nil
+		}
+	}
+	for _, s := range l.lessees() {
+		_, hostname, _ := strings.Cut(s.owner.Name, "/")
+		for _, on := range s.on() {
+			want[on] = append(want[on], LeaseClient{ID: l.clientID(s), Hostname: hostname, Last: s.leased[on]})
+		}
+	}
+	return want
+}
+
+// clientID is what servers know the Service by, whichever node asks.
+func (l *leasing) clientID(s *lessee) string { return l.config.ClusterID + "/" + s.owner.Name }
+
+// follow takes over how leases stand. It returns the Services to which that is
+// new, and whether pools have other addresses now.
+func (l *leasing) follow(current map[string]map[string]LeaseState) (due []string, changed bool) {
+	changed, l.freed = l.freed, false
+	for _, s := range l.lessees() {
+		isNew := false
+		for _, on := range s.on() {
+			if l.unused(s, on) {
+				delete(s.leased, on)
+				delete(s.answers, on)
+				changed = true
+				continue
+			}
+			n, c := l.answer(s, on, current[on][l.clientID(s)])
+			isNew, changed = isNew || n, changed || c
+		}
+		if isNew {
+			due = append(due, s.owner.Name)
+		}
+	}
+	return due, changed
+}
+
+// unused reports whether a leased address is of no use any more.
+func (l *leasing) unused(s *lessee, on string) bool {
+	addr, leased := s.leased[on]
+	return leased && !slices.Contains(s.sought, on) && !l.held.hasOrShows(s.owner.Name, addr)
+}
+
+// answer takes over how a lease stands. isNew: the Service has to be looked at.
+// changed: the pool has other addresses now.
+func (l *leasing) answer(s *lessee, on string, now LeaseState) (isNew, changed bool) {
+	last, had := s.answers[on], s.leased[on]
+	if pool, listed := l.config.PoolOf(now.Addr); listed && now.Addr != had {
+		now.Err = fmt.Errorf("the DHCP server leases %s, which is in pool %q: take it out of that pool or out of the server's range", now.Addr, pool.Name)
+		now.Lost, now.Addr = had, netip.Addr{}
+	}
+	if had.IsValid() && (now.Lost == had || now.Addr.IsValid() && now.Addr != had) {
+		why := fmt.Sprintf("the DHCP server leases %s instead", now.Addr)
+		if now.Err != nil {
+			why = now.Err.Error()
+		}
+		isNew, changed = true, l.end(s, on, why)
+		if !slices.Contains(s.sought, on) {
+			s.sought = append(s.sought, on) // it stays a client until it is looked at
+		}
+	}
+	if now.Addr.IsValid() && now.Addr != s.leased[on] {
+		s.leased[on] = now.Addr
+		isNew, changed = true, true
+	}
+	if sameFacts(now.Err, last.Err) {
+		now.Err = last.Err // its numbers may change all the time: say it once
+	} else {
+		isNew = true
+	}
+	s.answers[on] = now
+	return isNew || now.Addr != last.Addr, changed
+}
+
+// addressOrNumber matches addresses, which tell something, before numbers, which count.
+var addressOrNumber = regexp.MustCompile(`\d+\.\d+\.\d+\.\d+|\d+`)
+
+// sameFacts reports whether both say the same, but for times and counts.
+func sameFacts(a, b error) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	facts := func(err error) string {
+		return addressOrNumber.ReplaceAllStringFunc(err.Error(), func(n string) string {
+			if strings.Contains(n, ".") {
+				return n
+			}
+			return "N"
+		})
+	}
+	return facts(a) == facts(b)
+}
+
+// end ends a lease: the address is not ours to keep. One that the document lists
+// as a pool's stays. It reports whether there was a lease.
+func (l *leasing) end(s *lessee, on, why string) bool {
+	addr, leased := s.leased[on]
+	delete(s.leased, on)
+	delete(s.answers, on)
+	if _, listed := l.config.PoolOf(addr); leased && !listed && l.held.hasOrShows(s.owner.Name, addr) {
+		loss := Loss{Service: s.owner.Name, Addr: addr, Why: why}
+		for _, h := range l.held.Holds(s.owner.UID) {
+			if h.Addr == addr {
+				loss.Pool = h.Pool
+			}
+		}
+		l.held.Revoke(addr, l.held.now())
+		l.losses = append(l.losses, loss)
+		l.wake()
+	}
+	return leased
+}
+
+// drop ends the leases of pools that are gone.
+func (l *leasing) drop() {
+	for _, s := range l.lessees() {
+		for _, on := range s.on() {
+			if _, ok := l.config.PoolOn(on); !ok {
+				l.end(s, on, "its pool is gone from the configuration")
+				s.sought = slices.DeleteFunc(s.sought, func(sought string) bool { return sought == on })
+			}
+		}
+	}
+}
+
+// addTo gives each pool with DHCP what is leased, and reserves it for the
+// Service that it is leased for.
+func (l *leasing) addTo(setup *ipam.Setup) {
+	lessees, taken := l.lessees(), map[netip.Addr]bool{}
+	if len(lessees) == 0 {
+		return
+	}
+	setup.Pools, setup.Reservations = slices.Clone(setup.Pools), slices.Clone(setup.Reservations)
+	for i := range setup.Pools {
+		p := &setup.Pools[i]
+		if p.DHCP == nil {
+			continue
+		}
+		var free netipx.IPSetBuilder
+		for _, s := range lessees {
+			addr, leased := s.leased[p.DHCP.Interface]
+			if _, listed := l.config.PoolOf(addr); !leased || listed || taken[addr] {
+				continue
+			}
+			taken[addr] = true
+			free.Add(addr)
+			setup.Reservations = append(setup.Reservations, config.Reservation{Service: l.beneficiary(s, p), Addresses: []netip.Addr{addr}})
+		}
+		p.Free, _ = free.IPSet() // only valid addresses went in
+	}
+}
+
+// beneficiary is who a leased address is reserved for. Nobody else is given it
+// in any case; the Service itself, only if it may draw from the pool and no
+// address is reserved for it by the operator, which it would have in addition.
+func (l *leasing) beneficiary(s *lessee, p *config.Pool) string {
+	reserved := slices.ContainsFunc(l.config.Reservations, func(r config.Reservation) bool {
+		return r.Service == s.owner.Name && slices.ContainsFunc(r.Addresses, netip.Addr.Is4)
+	})
+	if reserved || !candidate(p, s.asked) {
+		return "the lease of " + s.owner.Name
+	}
+	return s.owner.Name
+}
+
+// candidate reports whether the request may draw from the pool.
+func candidate(p *config.Pool, req ipam.Request) bool {
+	named := slices.Contains(req.Pools, p.Name) || len(req.Pools) == 0 && p.AutoAssign
+	return named && !p.Draining && p.Allows(req.Subject)
+}
+
+// mayDraw reports whether the request may draw from a pool with DHCP.
+func (l *leasing) mayDraw(req ipam.Request) bool {
+	return l.config != nil && slices.ContainsFunc(l.config.Pools, func(p config.Pool) bool { return p.DHCP != nil && candidate(&p, req) })
+}
+
+// seek decides on which interfaces the Service waits for a lease, and has the
+// verdict say so.
+func (l *leasing) seek(a *account, req ipam.Request, v *Verdict) {
+	sought := l.sought(a, req, *v)
+	s := l.of[a]
+	if s == nil && len(sought) == 0 {
+		return
+	}
+	s = l.open(a)
+	if !slices.Equal(sought, s.sought) {
+		s.sought = sought
+		maps.DeleteFunc(s.answers, func(on string, _ LeaseState) bool { return !slices.Contains(s.on(), on) })
+		l.wake()
+	}
+	v.Leases, v.Overdue = s.among(v.Held)
+	if r := v.Refusal; r == nil || len(sought) == 0 || r.Reason != ipam.PoolExhausted && r.Reason != ipam.QuotaExceeded {
+		return
+	}
+	sentences := []string{v.Refusal.Message}
+	for _, on := range sought {
+		if err := s.answers[on].Err; err != nil {
+			sentences = append(sentences, err.Error())
+		}
+	}
+	v.Asked = len(sentences) == 1
+	v.Refusal = &ipam.Refusal{Reason: LeasePending, Pool: v.Refusal.Pool, Message: strings.Join(sentences, ": ")}
+}
+
+// sought returns the interfaces on which the Service is to ask for a lease:
+// those of the pools that it draws from, in their order, as far as the first
+// whose server may still give one. A pool that has an address at hand ends the
+// search.
+func (l *leasing) sought(a *account, req ipam.Request, v Verdict) (sought []string) {
+	if l.config == nil || v.Missing != ipam.IPv4 && (v.Refusal == nil || !v.waits()) || !l.mayDraw(req) {
+		return nil
+	}
+	var s lessee
+	if known := l.of[a]; known != nil {
+		s = *known
+	}
+	for _, c := range l.held.Consider(req, l.held.now()) {
+		i := slices.IndexFunc(l.config.Pools, func(p config.Pool) bool { return p.Name == c.Pool })
+		p := &l.config.Pools[i]
+		has := !req.Renumber && slices.ContainsFunc(v.Held, func(h ipam.Held) bool { return h.Pool == c.Pool && h.Addr.Is4() })
+		switch {
+		case c.Family != ipam.IPv4 || !candidate(p, req):
+			continue
+		case p.DHCP == nil && (c.Reason == "" || has):
+			return sought
+		case p.DHCP == nil:
+			continue
+		}
+		if on := p.DHCP.Interface; s.leased[on].IsValid() || c.Reason == ipam.PoolExhausted {
+			sought = append(sought, on)
+			if s.answers[on].Err == nil {
+				return sought
+			}
+		}
+	}
+	return sought
+}
+
+// among returns the interface of each address held that is leased, and why
+// one of them is not being extended, if that is so.
+func (s *lessee) among(held []ipam.Held) (leases map[netip.Addr]string, overdue error) {
+	for _, on := range s.on() {
+		addr := s.leased[on]
+		if !holds(held, addr) {
+			continue
+		}
+		if leases == nil {
+			leases = map[netip.Addr]string{}
+		}
+		leases[addr] = on
+		if answer := s.answers[on]; answer.Addr == addr {
+			overdue = answer.Err
+		}
+	}
+	return leases, overdue
+}
+
+// leaseText is the annotation that names leases.
+func leaseText(leases map[netip.Addr]string) string {
+	var entries []string
+	for _, a := range slices.SortedFunc(maps.Keys(leases), netip.Addr.Compare) {
+		entries = append(entries, a.String()+"="+leases[a])
+	}
+	return strings.Join(entries, ",")
+}
+
+// leaseStates are how a lease can stand, for the metrics: leased; overdue, not
+// being extended; unconfirmed, held since before the start; waiting for one.
+var leaseStates = []string{"leased", "overdue", "unconfirmed", "waiting"}
+
+// state returns which of leaseStates the lease on an interface is in.
+func (s *lessee) state(on string) string {
+	switch answer := s.answers[on]; {
+	case !s.leased[on].IsValid():
+		return "waiting"
+	case answer.Addr != s.leased[on]:
+		return "unconfirmed"
+	case answer.Err != nil:
+		return "overdue"
+	}
+	return "leased"
+}
+
+// census counts the leases of each pool that leases its addresses, by state.
+func (l *leasing) census() map[string]map[string]float64 {
+	count := map[string]map[string]float64{}
+	if l.config == nil {
+		return count
+	}
+	pools := map[string]string{} // by interface
+	for _, p := range l.config.Pools {
+		if p.DHCP != nil {
+			pools[p.DHCP.Interface], count[p.Name] = p.Name, map[string]float64{}
+		}
+	}
+	for _, s := range l.lessees() {
+		for _, on := range s.on() {
+			if pool, ok := pools[on]; ok {
+				count[pool][s.state(on)]++
+			}
+		}
+	}
+	return count
+}
+
+// LeaseClients returns who wants a lease, for the interface of each pool that
+// leases its addresses. Nil: there is no configuration yet.
+func (l *Ledger) LeaseClients() map[string][]LeaseClient {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.config == nil {
+		return nil
+	}
+	return l.leasing.clients()
+}
+
+// FollowLeases takes over how leases stand. It returns the Services to which
+// that is new, and what was lost since the last call.
+func (l *Ledger) FollowLeases(current map[string]map[string]LeaseState) (due []string, lost []Loss) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.follow()
+	if l.config == nil {
+		return nil, nil
+	}
+	due, changed := l.leasing.follow(current)
+	if changed {
+		l.reconfigure()
+	}
+	lost, l.leasing.losses = l.leasing.losses, nil
+	return due, lost
+}
+
+// LeaseOver reports whether the Service's object shows an address whose lease
+// is over.
+func (l *Ledger) LeaseOver(svc *corev1.Service) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for addr := range kube.Leases(svc) {
+		if slices.Contains(kube.VIPs(svc), addr) && !l.held.hasOrShows(NameOf(svc), addr) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,107 @@
+package servicelb
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/lodestone-lb/lodestone/ipam"
+	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+)
+
+// Verdict is the ledger's answer to a Service.
+type Verdict struct {
+	// Held is what the Service holds now, refused or not.
+	Held []ipam.Held
+	// Refusal is why it does not hold what it asks for; nil when it does.
+	Refusal *ipam.Refusal
+	// Unjudged says that there is no configuration to judge by: what Held
+	// does not contradict must stay as it is.
+	Unjudged bool
+	// Missing is a family that the Service would like and does not get; empty
+	// when there is none.
+	Missing ipam.Family
+	// Renumbered says that the Service asked for new addresses and has them.
+	Renumbered bool
+	// Leases are the interfaces on which addresses in Held are leased.
+	Leases map[netip.Addr]string
+	// Overdue is why a lease is not being extended; nil when all is well.
+	Overdue error
+	// Asked says that a DHCP server was asked for a lease, which is why there
+	// is a refusal, and nothing is known to be wrong.
+	Asked bool
+	// Foreign are addresses that another load balancer gave, and that stay in
+	// the Service's status although it does not hold them.
+	Foreign []netip.Addr
+	// Disputes are about the addresses in Held that other hosts claim, and
+	// Left about those that the Service has just left for that reason.
+	Disputes, Left []clusterfacts.Dispute
+}
+
+// waits reports whether a later call may give a better answer, though the
+// Service stays the same.
+func (v Verdict) waits() bool {
+	if v.Refusal != nil {
+		return v.Refusal.Reason != ipam.InvalidRequest && v.Refusal.Reason != ipam.WrongFamily
+	}
+	return v.Unjudged || v.Missing != ""
+}
+
+// Stranded reports whether an address has left its pools.
+func (v Verdict) Stranded() bool {
+	return slices.ContainsFunc(v.Held, func(h ipam.Held) bool { return h.Pool == "" })
+}
+
+// Draining reports whether an address is of a pool that is to be emptied.
+func (v Verdict) Draining() bool {
+	return slices.ContainsFunc(v.Held, func(h ipam.Held) bool { return h.Draining })
+}
+
+// Holds reports whether the Service holds all of these addresses.
+func (v Verdict) Holds(addrs ...netip.Addr) bool {
+	return !slices.ContainsFunc(addrs, func(a netip.Addr) bool { return !holds(v.Held, a) })
+}
+
+// Has are sentences about what the Service holds, at least one.
+func (v Verdict) Has() []string {
+	if len(v.Held) == 0 {
+		return []string{"nothing"}
+	}
+	has := descriptions(v.Held)
+	for i, h := range v.Held {
+		for _, d := range v.Disputes {
+			if d.VIP == h.Addr {
+				has[i] += fmt.Sprintf(", which %s has, too", d)
+			}
+		}
+	}
+	return has
+}
+
+// String is what a person reads about the Service: reason and sentence.
+func (v Verdict) String() string {
+	c := objectOf(v, 0).condition
+	if c == nil {
+		return "there is no valid configuration; keeps " + describe(v.Held)
+	}
+	return c.Reason + ": " + c.Message
+}
+
+// describe names addresses and their pools.
+func describe(held []ipam.Held) string { return strings.Join(descriptions(held), " and ") }
+
+func descriptions(held []ipam.Held) []string {
+	var parts []string
+	for _, h := range held {
+		switch {
+		case h.Pool == "":
+			parts = append(parts, fmt.Sprintf("%s, which no pool gives any more: it is %s", h.Addr, h.Why))
+		case h.Draining:
+			parts = append(parts, fmt.Sprintf("%s from pool %q, which is draining", h.Addr, h.Pool))
+		default:
+			parts = append(parts, fmt.Sprintf("%s from pool %q", h.Addr, h.Pool))
+		}
+	}
+	return parts
+}

@@ -1,0 +1,262 @@
+package servicelb
+
+import (
+	"container/heap"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/btree"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/lodestone-lb/lodestone/ipam"
+	"github.com/lodestone-lb/lodestone/pkg/config"
+)
+
+// waiters are the Services that may get a better answer.
+type waiters struct {
+	// due has those that Waiting names, unless swept is false: configuration or
+	// facts have changed since.
+	due   map[*account]struct{}
+	swept bool
+	// classes has those that wait, oldest first.
+	classes map[class]*btree.BTreeG[*account]
+	// next is what NextFree returns.
+	next time.Time
+}
+
+// btreeDegree is that of the trees: classes are small, or few.
+const btreeDegree = 16
+
+func newWaiters() waiters {
+	return waiters{due: map[*account]struct{}{}, classes: map[class]*btree.BTreeG[*account]{}}
+}
+
+// class is what Services have in common that get the same answer: when one of
+// them is refused, so are all the others. A Service whose answer depends on
+// more than that is a class of its own.
+type class struct {
+	reason     ipam.Reason // why they hold nothing; empty: they lack a family
+	missing    ipam.Family // the family that they lack
+	holds      string      // what they hold of the other one: a pool, and by which name they asked for it
+	families   string
+	requireAll bool
+	pools      string
+	namespace  string
+	labels     string // where a pool looks at labels of Services
+	alone      string // its name
+}
+
+// add puts a Service among those that wait.
+func (w *waiters) add(a *account, c class) {
+	w.due[a] = struct{}{}
+	a.class = c
+	tree := w.classes[c]
+	if tree == nil {
+		tree = btree.NewG(btreeDegree, func(a, b *account) bool { return a.compare(b) < 0 })
+		w.classes[c] = tree
+	}
+	tree.ReplaceOrInsert(a)
+}
+
+// remove takes a Service from those that wait and from those that are due.
+func (w *waiters) remove(a *account) {
+	delete(w.due, a)
+	w.leaveClass(a)
+}
+
+func (w *waiters) leaveClass(a *account) {
+	tree := w.classes[a.class]
+	if tree == nil {
+		return
+	}
+	if tree.Delete(a); tree.Len() == 0 {
+		delete(w.classes, a.class)
+	}
+}
+
+// round retries the oldest Service of each class, and of a class that gets something
+// the next one. It returns those to which the answer is new. joinable: somebody has
+// come to an address that others may join.
+//
+// retry asks for a Service once more. got: it holds something else now. isNew: its
+// class has to be given another answer than the last one.
+func (w *waiters) round(retry func(*account) (got, isNew bool)) (due []*account, joinable bool) {
+	var first oldest // of each class
+	for _, class := range w.classes {
+		a, _ := class.Min()
+		first = append(first, a)
+	}
+	heap.Init(&first)
+	for len(first) > 0 {
+		a := first[0]
+		class := w.classes[a.class]
+		got, isNew := retry(a)
+		switch {
+		case got:
+			due, joinable = append(due, a), joinable || a.asked.Sharing != nil
+			w.leaveClass(a) // it is not retried before its object has been written
+		case isNew:
+			class.Ascend(func(b *account) bool { due = append(due, b); return true })
+		}
+		if next, ok := class.Min(); got && ok {
+			first[0] = next
+			heap.Fix(&first, 0)
+		} else {
+			heap.Pop(&first)
+		}
+	}
+	return due, joinable
+}
+
+// namesOf returns the names, those of older Services first, each once.
+func namesOf(accounts []*account) []string {
+	sortAccounts(accounts)
+	accounts = slices.Compact(accounts)
+	names := make([]string, len(accounts))
+	for i, a := range accounts {
+		names[i] = a.owner.Name
+	}
+	return names
+}
+
+// oldest is a heap of Services.
+type oldest []*account
+
+func (o oldest) Len() int           { return len(o) }
+func (o oldest) Less(i, j int) bool { return o[i].compare(o[j]) < 0 }
+func (o oldest) Swap(i, j int)      { o[i], o[j] = o[j], o[i] }
+
+// Push is part of heap.Interface.
+func (o *oldest) Push(x any) { *o = append(*o, x.(*account)) } //nolint:errcheck // the heap has nothing else
+
+// Pop is part of heap.Interface.
+func (o *oldest) Pop() any {
+	last := len(*o) - 1
+	a := (*o)[last]
+	*o = (*o)[:last]
+	return a
+}
+
+// classOf returns the class of a Service that waits.
+func (l *Ledger) classOf(a *account) class {
+	r, req, held := a.verdict.Refusal, a.asked, l.held.Holds(a.owner.UID)
+	alone := class{alone: a.owner.Name}
+	if a.obstacle != nil || len(req.Addresses) > 0 || req.Sharing != nil || len(l.held.Holds(leaving(a.owner).UID)) > 0 ||
+		l.held.Expects(a.owner.Name) || l.leasing.mayDraw(req) {
+		return alone
+	}
+	c := class{requireAll: req.RequireAll, pools: strings.Join(req.Pools, ","), namespace: req.Subject.Namespace}
+	switch v := a.verdict; {
+	case r != nil && len(held) == 0:
+		c.reason = r.Reason
+	case r == nil && v.Missing != "" && len(held) == 1 && len(v.Disputes) == 0 && !req.Renumber && len(req.Avoid) == 0:
+		c.missing, c.holds = v.Missing, held[0].Pool+","+held[0].Asked
+	default:
+		return alone
+	}
+	for _, f := range req.Families {
+		c.families += string(f)
+	}
+	if l.config != nil && slices.ContainsFunc(l.config.Pools, func(p config.Pool) bool { return p.ServiceSelector != nil }) {
+		c.labels = labels.FormatLabels(req.Subject.Labels)
+	}
+	return c
+}
+
+// Waiting returns the Services, oldest first, that may get a better answer
+// now: those that wait for something, and those whose addresses joined or
+// left pools, or are disputed or no longer so, or whose annotations may mean
+// something else, when something changed that decisions depend on.
+func (l *Ledger) Waiting() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.follow()
+	l.lookAhead()
+	if !l.waiters.swept {
+		l.sweep()
+	}
+	return namesOf(slices.Collect(maps.Keys(l.waiters.due)))
+}
+
+// Relabeled returns the Services, oldest first, that wait and whose namespace has other
+// labels than when their last request was read: other pools may be open to them.
+func (l *Ledger) Relabeled() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var relabeled []*account
+	for a := range l.waiters.due {
+		if l.NamespaceLabels != nil && !maps.Equal(l.NamespaceLabels(a.asked.Subject.Namespace), a.asked.Subject.NamespaceLabels) {
+			relabeled = append(relabeled, a)
+		}
+	}
+	return namesOf(relabeled)
+}
+
+// sweep finds out who is due. Those that there was no verdict on yet have
+// their turn to come.
+func (l *Ledger) sweep() {
+	clear(l.waiters.due)
+	for _, a := range l.accounts {
+		if held := l.held.Holds(a.owner.UID); a.judged &&
+			(a.edition != l.edition || a.verdict.waits() || !slices.Equal(a.verdict.Held, held) || !slices.Equal(a.verdict.Disputes, l.conflicts.about(held))) {
+			l.waiters.due[a] = struct{}{}
+		}
+	}
+	l.waiters.swept = true
+}
+
+// Retry gives what has become free to those who wait, the oldest first, and
+// returns the Services to which that is new, oldest first. Of a class that is
+// refused it asks one.
+func (l *Ledger) Retry() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.follow()
+	l.lookAhead()
+	if !l.waiters.swept {
+		l.sweep()
+		return namesOf(slices.Collect(maps.Keys(l.waiters.due)))
+	}
+	if l.config == nil {
+		return nil
+	}
+	var due []*account
+	for more := true; more; {
+		var some []*account
+		some, more = l.waiters.round(l.retry)
+		due = append(due, some...)
+	}
+	return namesOf(due)
+}
+
+// retry asks for a Service once more. To say that numbers have changed is, for one
+// of many, not reason enough.
+func (l *Ledger) retry(a *account) (got, isNew bool) {
+	before := l.held.Holds(a.owner.UID)
+	left, refusal := l.allocate(a, a.asked)
+	a.left = append(a.left, left...)
+	got = !slices.Equal(before, l.held.Holds(a.owner.UID))
+	if a.class.alone == "" {
+		return got, refusal != nil && refusal.Reason != a.class.reason
+	}
+	return got, !refusal.Same(a.verdict.Refusal) || l.leasing.mayDraw(a.asked)
+}
+
+// NextFree returns when the next address after the last Retry, or Waiting, ends
+// its rest or ceases to be withheld; the zero time: none will. Whoever asks later
+// would miss those that have done so meanwhile.
+func (l *Ledger) NextFree() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.waiters.next
+}
+
+// lookAhead sets what NextFree returns.
+func (l *Ledger) lookAhead() {
+	l.waiters.next, _ = l.held.NextFree(l.Now())
+	if !l.conflicts.lapse.IsZero() && (l.waiters.next.IsZero() || l.conflicts.lapse.Before(l.waiters.next)) {
+		l.waiters.next = l.conflicts.lapse
+	}
+}
