@@ -26,8 +26,9 @@ import (
 const (
 	// soon is how long a change takes at most until it is seen on the wire.
 	soon = 10 * time.Second
-	// fault is longer than a speaker waits before it says that it is blind.
-	fault = 45 * time.Second
+	// fault is longer than a speaker waits before it says that it is blind: 25 s without an
+	// answer, found out by questions that are 5 s apart and wait for 4 s.
+	fault = 36 * time.Second
 )
 
 // installation is the Lodestone that the stories share, in a lab with three API servers and
