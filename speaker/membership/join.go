@@ -23,6 +23,10 @@ const (
 	// answers brings all that it knows.
 	seekAtOnce = 8
 
+	// arrivalTime is how long a speaker that starts allows for each of the others, and
+	// lastArrival for all of them: fewer than 300 are there in the time of the other waits.
+	arrivalTime, lastArrival = 10 * time.Millisecond, 10 * time.Second
+
 	// probeAtOnce is how many speakers Probe asks at a time, pings how often it
 	// asks one by UDP that does not answer: a busy node is slower than the failover
 	// that it is set to.
@@ -76,9 +80,11 @@ func (t *Task) discover(ctx context.Context) error {
 func (t *Task) enter(ctx context.Context, leases cache.Store, started time.Time, crashes <-chan int) {
 	t.awaitKey(ctx, leases)
 	others, giveUp := len(t.others(leases.List())), time.After(joinTimeout)
+	met := time.Now()
 	if others > 0 && t.meet(ctx, others, giveUp) {
 		t.settle(ctx, started, crashes, giveUp)
 	}
+	t.awaitMost(ctx, others, met.Add(min(time.Duration(others)*arrivalTime, lastArrival)))
 	if ctx.Err() != nil {
 		return
 	}
@@ -141,6 +147,29 @@ func (t *Task) settle(ctx context.Context, started time.Time, crashes <-chan int
 	}
 }
 
+// awaitMost waits until half of the others are there, or one of them is ready, but not beyond
+// the time. After a power cut the first of many would have to announce all VIPs, and each one
+// that follows would take its part over.
+func (t *Task) awaitMost(ctx context.Context, others int, until time.Time) {
+	giveUp := time.After(time.Until(until))
+	for said := false; ; said = true {
+		changed := t.Changed()
+		if 2*(len(t.Speakers())-1) >= others || t.othersReady() {
+			return
+		}
+		if !said {
+			t.say("waiting for half of %d other speakers, at most for %s", others, time.Until(until).Round(time.Second))
+		}
+		select {
+		case <-changed:
+		case <-giveUp:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
 // othersReady reports whether another speaker is ready to own VIPs.
 func (t *Task) othersReady() bool {
 	t.mu.Lock()
@@ -155,24 +184,35 @@ func (t *Task) othersReady() bool {
 
 // reunite joins the speakers that have a Lease but are not among the living:
 // those that started before us, and those that a partition took away.
+//
+// Of many speakers each waits before it tries to reach one: by then the first of them, or
+// the one that was lost, has made it known to all.
 func (t *Task) reunite(ctx context.Context, leases cache.Store) {
-	delay := firstSeek * t.crowd()
+	at, delay := time.Now(), firstSeek*t.crowd() // at: of the next attempt
 	for {
-		var next <-chan time.Time
 		lost := t.lost(leases)
 		t.setWhole(len(lost) == 0)
+		var next <-chan time.Time
 		// An attempt without a link would hold up the one that comes with it.
 		if len(lost) > 0 && t.linkUp() {
-			t.contact(lost)
-			next = time.After(spread(delay))
+			if !time.Now().Before(at) {
+				t.contact(lost)
+				at, delay = time.Now().Add(spread(delay)), min(2*delay, lastSeek*t.crowd())
+			}
+			next = time.After(time.Until(at))
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-t.seek:
-			delay = firstSeek * t.crowd()
 		case <-next:
-			delay = min(2*delay, lastSeek*t.crowd())
+		case <-t.seek:
+			soon := time.Now()
+			if delay = firstSeek * t.crowd(); delay > firstSeek {
+				soon = soon.Add(spread(delay))
+			}
+			if at.Before(time.Now()) || soon.Before(at) {
+				at = soon
+			}
 		}
 	}
 }

@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
@@ -542,6 +543,63 @@ func TestARenewedLeaseRestartsNoSearch(t *testing.T) {
 		task.speakers[fmt.Sprint(i)] = true
 	}
 	assert.EqualValues(t, 20, task.crowd())
+}
+
+// After a power cut the first speaker of many does not claim all VIPs while the others
+// start, and does not wait for those that do not come.
+func TestFirstOfManyAfterAPowerCut(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name         string
+		leases       int
+		every        time.Duration // one more speaker comes; 0: none does
+		ready        bool          // the first of them
+		after        time.Duration // the speaker has joined
+		alive, least int
+	}{
+		{"1000 nodes, which start within 10 s", 1000, 10 * time.Millisecond, false, 5 * time.Second, 500, 400},
+		{"1000 nodes, which start within two minutes", 1000, 120 * time.Millisecond, false, 10 * time.Second, 84, 80},
+		{"1000 nodes, and nobody comes", 1000, 0, false, 10 * time.Second, 1, 1},
+		{"1000 nodes, of which one has served all the time", 1000, time.Second, true, 2 * time.Second, 2, 1},
+		{"100 nodes", 100, 10 * time.Millisecond, false, 2 * time.Second, 100, 50},
+		{"20 nodes, and nobody comes", 20, 0, false, joinTimeout, 1, 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				task := New(Options{Node: "n1", Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry()})
+				task.ring.set(keys.Ring{keyOf(t, firstKey)})
+				leases, crashes := cache.NewStore(cache.MetaNamespaceKeyFunc), make(chan int, 1)
+				crashes <- 0
+				name := func(i int) string { return fmt.Sprint("n", i) }
+				for i := range tt.leases {
+					require.NoError(t, leases.Add(&peer{ObjectMeta: metav1.ObjectMeta{Name: name(i + 1)}, node: name(i + 1), holder: name(i + 1),
+						Report: report.Report{Address: netip.MustParseAddrPort("198.18.0.1:9744"), Keys: task.ring.current().Marks()}}))
+				}
+				start := time.Now()
+				go task.enter(t.Context(), leases, start, crashes)
+				go func() {
+					for i := 1; tt.every > 0 && i < tt.leases; i++ {
+						time.Sleep(tt.every)
+						meta := []byte{metaVersion, 0}
+						if tt.ready && i == 1 {
+							meta[1] = metaReady
+						}
+						task.mu.Lock()
+						task.count(&memberlist.Node{Name: name(i + 1), Meta: meta})
+						task.mu.Unlock()
+					}
+				}()
+				<-task.Ready()
+				took, alive := time.Since(start), len(task.Speakers())
+				t.Logf("joined after %s, when %d of %d were alive", took, alive, tt.leases)
+				assert.InDelta(t, tt.after.Seconds(), took.Seconds(), 1)
+				assert.InDelta(t, tt.alive, alive, float64(max(1, tt.alive/10)))
+				assert.GreaterOrEqual(t, alive, tt.least)
+				time.Sleep(time.Duration(tt.leases) * tt.every) // until all are there
+			})
+		})
+	}
 }
 
 // Every speaker knows the same of every node's network, its own included: what
