@@ -33,6 +33,8 @@ type segment struct {
 	dead  atomic.Value  // the address of a speaker without power
 	deaf  atomic.Value  // that of one that only hears answers to connections of its own
 	sent  atomic.Int64  // packets
+	dials atomic.Int64  // of connections to the speaker that is counted
+	count atomic.Value  // its address
 	ends  map[string]*end
 	ended chan struct{}
 }
@@ -82,6 +84,9 @@ func (e *end) WriteTo(b []byte, address string) (time.Time, error) {
 func (e *end) PacketCh() <-chan *memberlist.Packet { return e.packets }
 
 func (e *end) DialTimeout(address string, wait time.Duration) (net.Conn, error) {
+	if e.count.Load() == address {
+		e.dials.Add(1)
+	}
 	if e.cut(address) {
 		time.Sleep(wait)
 		return nil, os.ErrDeadlineExceeded
@@ -122,11 +127,14 @@ func onSegment(t *testing.T, m config.Membership, speakers int, log slog.Handler
 		s := &segment{ends: map[string]*end{}, ended: make(chan struct{})}
 		c := makeCluster(t)
 		var all []*Task
+		leases := cache.NewStore(cache.MetaNamespaceKeyFunc)
 		for i := range speakers {
 			o := c.options(fmt.Sprint("n", i+1))
+			require.NoError(t, leases.Add(leaseOf(o.Node)))
 			o.Log, o.Config = slog.New(log), with(m)
 			o.Address = netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}), DefaultPort)
 			task := New(o)
+			task.leases = leases
 			_, err := task.readSettings(t.Context())
 			require.NoError(t, err)
 			list, err := memberlist.Create(task.config(s.plug(o.Address)))
@@ -238,6 +246,50 @@ func TestDeafSpeaker(t *testing.T) {
 			})
 		})
 	}
+}
+
+// One of 1,000 speakers is lost, and writes its Lease when it is back, which all others hear
+// of at once. Of 30 that are here few try to reach it by a connection, and none needs to: it
+// joins some, and they pass that on.
+func TestManySeekOneThatIsBack(t *testing.T) {
+	t.Parallel()
+	const here, all = 30, 1000
+	onSegment(t, config.FailoverNormal.Membership(), here, slog.DiscardHandler, func(t *testing.T, s *segment, tasks []*Task) {
+		lost, others := tasks[here-1], tasks[:here-1]
+		for _, task := range others {
+			for i := range all - here {
+				task.speakers[fmt.Sprint("elsewhere-", i)] = true
+			}
+		}
+		seekEachOther(t, tasks)
+		address := lost.options.Address.String()
+		s.count.Store(address)
+		s.dead.Store(address)
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		require.Len(t, others[0].Speakers(), all-1)
+		require.False(t, others[0].Whole())
+		t.Logf("%d connections to it in the first 5 s", s.dials.Load())
+		assert.LessOrEqual(t, s.dials.Load(), int64(here))
+
+		s.dead.Store("")
+		s.dials.Store(0)
+		back := time.Now()
+		for _, task := range tasks {
+			wake(task.seek)
+		}
+		for _, task := range others {
+			for !task.alive(lost.options.Node) {
+				require.Less(t, time.Since(back), 5*time.Second, "%s does not know", task.options.Node)
+				time.Sleep(time.Millisecond)
+			}
+		}
+		known := time.Since(back)
+		time.Sleep(5 * time.Second)
+		t.Logf("all know after %s, by %d connections to it", known, s.dials.Load())
+		assert.LessOrEqual(t, s.dials.Load(), int64(5))
+		require.True(t, others[0].Whole())
+	})
 }
 
 // seekEachOther has speakers look for those that they lose, until the test ends.

@@ -117,23 +117,27 @@ type Task struct {
 	metrics   *metrics
 	ring      *ring
 	mu        sync.Mutex
-	speakers  map[string]bool           // the alive ones; the value tells who is ready
-	doubtful  map[string]*time.Timer    // those of them that memberlist takes for dead
-	held      map[string]held           // those that memberlist takes for alive and that do not count yet
-	unmet     map[string]int            // those that were lost and have not answered since, and how often
-	leases    cache.Store               // of all speakers; nil until they are watched
-	networks  map[string]report.Network // what the Leases say, by node
-	down      map[string]string         // the nodes' interfaces that are down, as noteDown takes them
-	claims    map[string]claims         // what the nodes own and keep
-	views     map[string]view           // what they see of the API server
-	changed   notify.Signal
-	whole     bool // nobody is lost, see Whole
-	status    string
-	severed   severance
-	ownLink   string        // the interface with our address, also while it has none
-	unlike    string        // says that the settings are not the document's, if so
-	report    report.Report // what our Lease is to say
-	before    report.Report // what it said before we started
+	speakers  map[string]bool        // the alive ones; the value tells who is ready
+	doubtful  map[string]*time.Timer // those of them that memberlist takes for dead
+	held      map[string]held        // those that memberlist takes for alive and that do not count yet
+	// unlisted are the speakers without a Lease that count, and since when; overrun is when
+	// it was logged last that there are more.
+	unlisted map[string]time.Time
+	overrun  time.Time
+	unmet    map[string]int            // those that were lost and have not answered since, and how often
+	leases   cache.Store               // of all speakers; nil until they are watched
+	networks map[string]report.Network // what the Leases say, by node
+	down     map[string]string         // the nodes' interfaces that are down, as noteDown takes them
+	claims   map[string]claims         // what the nodes own and keep
+	views    map[string]view           // what they see of the API server
+	changed  notify.Signal
+	whole    bool // nobody is lost, see Whole
+	status   string
+	severed  severance
+	ownLink  string        // the interface with our address, also while it has none
+	unlike   string        // says that the settings are not the document's, if so
+	report   report.Report // what our Lease is to say
+	before   report.Report // what it said before we started
 	// carried is the text on our Lease as we wrote it last, overwritten the one before
 	// until the watch has caught up.
 	carried, overwritten string
@@ -152,7 +156,7 @@ func New(o Options) *Task {
 	t := &Task{
 		options: o, log: o.Log, ring: &ring{},
 		joined: make(chan struct{}), tell: make(chan struct{}, 1), seek: make(chan struct{}, 1), rewrite: make(chan struct{}, 1), verify: make(chan struct{}, 1),
-		speakers: map[string]bool{o.Node: false}, doubtful: map[string]*time.Timer{}, held: map[string]held{}, unmet: map[string]int{},
+		speakers: map[string]bool{o.Node: false}, doubtful: map[string]*time.Timer{}, held: map[string]held{}, unmet: map[string]int{}, unlisted: map[string]time.Time{},
 		networks: map[string]report.Network{o.Node: {}}, down: map[string]string{}, claims: map[string]claims{}, views: map[string]view{}, status: "not started",
 	}
 	t.metrics = newMetrics(o.Registry, t)
@@ -365,6 +369,7 @@ func (t *Task) config(transport memberlist.Transport) *memberlist.Config {
 	c.DeadNodeReclaimTime = time.Second // a node may come back with another address
 	c.Logger = bridge(t.log)
 	c.Delegate = (*delegate)(t)
+	c.Alive = (*delegate)(t)
 	c.Events = (*events)(t)
 	return c
 }

@@ -1,0 +1,87 @@
+package membership
+
+import (
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+)
+
+// leaseOf is the Lease of the node's speaker, as far as it says that there is one.
+func leaseOf(node string) *peer {
+	return &peer{ObjectMeta: metav1.ObjectMeta{Namespace: "lodestone-system", Name: annotation.SpeakerLeasePrefix + node}, node: node}
+}
+
+// Somebody who has the key makes up speakers, with another name each, as many as it likes.
+// A few count, and those that have a Lease all the same.
+func TestMadeUpSpeakers(t *testing.T) {
+	c := newCluster(t, "n1", "n2")
+	n1 := c.mute("n1", netip.MustParseAddrPort("127.0.0.1:0"))
+	n1.leases = cache.NewStore(cache.MetaNamespaceKeyFunc)
+	for i := range 100 {
+		require.NoError(t, n1.leases.Add(leaseOf(fmt.Sprint("honest-", i))))
+	}
+	meets := func(name string) {
+		t.Helper()
+		sender := c.mute(name, netip.MustParseAddrPort("127.0.0.1:0"))
+		_, err := sender.list.Load().Join([]string{n1.options.Address.String()})
+		require.NoError(t, err)
+		sender.kill()
+	}
+	for i := range 2 * maxUnlisted {
+		meets(fmt.Sprint("made-up-", i))
+	}
+	assert.LessOrEqual(t, len(n1.Speakers()), 1+maxUnlisted)
+	assert.LessOrEqual(t, n1.list.Load().NumMembers(), 1+maxUnlisted)
+	meets("honest-7")
+	assert.Contains(t, n1.Speakers(), "honest-7")
+}
+
+// 100,000 names cost what a few do, also when each of them leaves before the next one
+// comes.
+func TestMadeUpSpeakersThatComeAndGo(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		log := &sharedLog{}
+		task := New(Options{Node: "n1", Log: slog.New(slog.NewTextHandler(log, nil)), Registry: prometheus.NewRegistry()})
+		heard, counted := (*events)(task), 0
+		for i := range 100_000 {
+			n := &memberlist.Node{Name: fmt.Sprint("made-up-", i), Meta: []byte{metaVersion, metaReady}}
+			if (*delegate)(task).NotifyAlive(n) == nil {
+				counted++
+				heard.NotifyJoin(n)
+				heard.NotifyLeave(n)
+			}
+			if i%100 == 0 {
+				time.Sleep(time.Second)
+			}
+		}
+		t.Logf("%d of 100,000 counted in %d s", counted, 1000)
+		assert.LessOrEqual(t, counted, 1000/60*maxUnlisted+2*maxUnlisted)
+		assert.Positive(t, counted)
+		for name, n := range map[string]int{"speakers": len(task.Speakers()), "doubtful": len(task.doubtful), "held": len(task.held), "unmet": len(task.unmet), "unlisted": len(task.unlisted)} {
+			assert.LessOrEqual(t, n, 1+maxUnlisted, name)
+		}
+		assert.LessOrEqual(t, strings.Count(log.String(), "more speakers without a Lease"), 2)
+
+		for (*delegate)(task).NotifyAlive(&memberlist.Node{Name: fmt.Sprint("filler-", len(task.unlisted))}) == nil {
+		}
+		late := &memberlist.Node{Name: "late"}
+		require.Error(t, (*delegate)(task).NotifyAlive(late))
+		task.leases, task.options.Namespace = cache.NewStore(cache.MetaNamespaceKeyFunc), "lodestone-system"
+		require.NoError(t, task.leases.Add(leaseOf("late")))
+		require.NoError(t, (*delegate)(task).NotifyAlive(late), "its Lease is there")
+	})
+}
