@@ -301,3 +301,27 @@ func TestMakeTargetsExist(t *testing.T) {
 		}
 	}
 }
+
+// TestArchitectureNamesEveryPackage holds the table of packages to the tree.
+func TestArchitectureNamesEveryPackage(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("docs/explanation/architecture.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := map[string]bool{}
+	for _, row := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\| \\S").FindAllStringSubmatch(string(text), -1) {
+		named[row[1]] = true
+	}
+	packages := listPackages(t)
+	for pkg := range packages {
+		if pkg != module && !named[pkg] {
+			t.Errorf("architecture.md has no line for %s", pkg)
+		}
+	}
+	for pkg := range named {
+		if _, ok := packages[pkg]; !ok {
+			t.Errorf("architecture.md has a line for %s, which is no package", pkg)
+		}
+	}
+}
