@@ -140,11 +140,13 @@ func resourceOf(path string) string {
 // the others of their kind until Close, when they fail without having been carried out.
 type GatedAPI struct {
 	detour
-	what   string
-	passed atomic.Int64
-	limit  int64
-	held   chan struct{}
-	closed chan struct{}
+	what  string
+	limit int64
+	// passed are the writes that were let pass, carried those of them that are done, and
+	// waiting those that are held.
+	passed, carried, waiting atomic.Int64
+	held                     chan struct{}
+	closed                   chan struct{}
 }
 
 // NewGatedAPI serves on the control plane's loopback until Close. What is as in
@@ -154,7 +156,7 @@ func (i *Installation) NewGatedAPI(what string, limit int64) (*GatedAPI, error) 
 	return g, g.open(i, g.holding, func(next http.RoundTripper) http.RoundTripper { return next })
 }
 
-// Held receives a value once a write is being held.
+// Held receives a value once a write is being held and all that passed are carried out.
 func (g *GatedAPI) Held() <-chan struct{} { return g.held }
 
 // Close fails what is held and ends the service.
@@ -165,17 +167,33 @@ func (g *GatedAPI) Close() error {
 
 func (g *GatedAPI) holding(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method+" "+resourceOf(r.URL.Path) == g.what && g.passed.Add(1) > g.limit {
-			select {
-			case g.held <- struct{}{}:
-			default: // it is known already
-			}
-			select {
-			case <-g.closed:
-			case <-r.Context().Done():
-			}
-			panic(http.ErrAbortHandler) // the client sees a connection that breaks
+		if r.Method+" "+resourceOf(r.URL.Path) != g.what {
+			next.ServeHTTP(w, r)
+			return
 		}
-		next.ServeHTTP(w, r)
+		if g.passed.Add(1) <= g.limit {
+			next.ServeHTTP(w, r)
+			g.carried.Add(1)
+			g.announce()
+			return
+		}
+		g.waiting.Add(1)
+		g.announce()
+		select {
+		case <-g.closed:
+		case <-r.Context().Done():
+		}
+		panic(http.ErrAbortHandler) // the client sees a connection that breaks
 	})
+}
+
+// announce sends to Held if it is time.
+func (g *GatedAPI) announce() {
+	if g.carried.Load() < g.limit || g.waiting.Load() == 0 {
+		return
+	}
+	select {
+	case g.held <- struct{}{}:
+	default: // it is known already
+	}
 }
