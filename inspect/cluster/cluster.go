@@ -23,10 +23,10 @@ import (
 	"github.com/lodestone-lb/lodestone/controller/quarantine"
 	"github.com/lodestone-lb/lodestone/controller/servicelb"
 	"github.com/lodestone-lb/lodestone/inspect/simulation"
-	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/objects"
 )
 
 // ElectionLease is the Lease by which the controller's replicas elect a leader.
@@ -285,10 +285,11 @@ func (o *Objects) read(ctx context.Context, s source) {
 // allocation are the sources of what the controller decides by.
 func (o *Objects) allocation(client kubernetes.Interface) []source {
 	const list, get = "list", "get"
-	all := metav1.ListOptions{}
+	all := objects.Scope{}
 	return []source{
 		{Services, list, "services", "", func(ctx context.Context) error {
-			l, err := client.CoreV1().Services("").List(ctx, all)
+			// Whole: diagnose looks for the marks of other implementations.
+			l, err := client.CoreV1().Services("").List(ctx, metav1.ListOptions{})
 			if err != nil {
 				return err
 			}
@@ -300,11 +301,8 @@ func (o *Objects) allocation(client kubernetes.Interface) []source {
 			}})
 			return nil
 		}},
-		{namespaces, list, "namespaces", "", func(ctx context.Context) error {
-			l, err := client.CoreV1().Namespaces().List(ctx, all)
-			if err == nil {
-				o.Namespaces = pointers(l.Items)
-			}
+		{namespaces, list, "namespaces", "", func(ctx context.Context) (err error) {
+			o.Namespaces, err = once(objects.Namespaces.List(ctx, client, all))
 			return err
 		}},
 		{ConfigMaps, get, "configmaps", o.Namespace, func(ctx context.Context) error {
@@ -317,35 +315,24 @@ func (o *Objects) allocation(client kubernetes.Interface) []source {
 			}
 			return err
 		}},
-		{Nodes, list, "nodes", "", func(ctx context.Context) error {
-			l, err := client.CoreV1().Nodes().List(ctx, all)
-			if err == nil {
-				o.Nodes = pointers(l.Items)
-			}
+		{Nodes, list, "nodes", "", func(ctx context.Context) (err error) {
+			o.Nodes, err = once(objects.Nodes.List(ctx, client, all))
 			return err
 		}},
-		{Leases, list, "leases.coordination.k8s.io", o.Namespace, func(ctx context.Context) error {
-			l, err := client.CoordinationV1().Leases(o.Namespace).List(ctx, metav1.ListOptions{LabelSelector: annotation.LabelComponent + "=" + annotation.ComponentSpeaker})
-			if err == nil {
-				o.Leases = pointers(l.Items)
-			}
+		{Leases, list, "leases.coordination.k8s.io", o.Namespace, func(ctx context.Context) (err error) {
+			o.Leases, err = once(objects.Leases.List(ctx, client, objects.Speakers(o.Namespace)))
 			return err
 		}},
-		{apiServer, list, "endpointslices.discovery.k8s.io", metav1.NamespaceDefault, func(ctx context.Context) error {
-			l, err := client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=kubernetes"})
-			if err == nil {
-				o.facts.APIServer = pointers(l.Items)
-			}
+		{apiServer, list, "endpointslices.discovery.k8s.io", metav1.NamespaceDefault, func(ctx context.Context) (err error) {
+			o.facts.APIServer, err = once(objects.EndpointSlices.List(ctx, client, objects.Scope{Namespace: metav1.NamespaceDefault, Labels: discoveryv1.LabelServiceName + "=kubernetes"}))
 			return err
 		}},
 		{serviceCIDRs, list, "servicecidrs.networking.k8s.io", "", func(ctx context.Context) error {
-			l, err := client.NetworkingV1().ServiceCIDRs().List(ctx, all)
+			found, err := once(objects.ServiceCIDRs.List(ctx, client, all))
 			if apierrors.IsNotFound(err) { // before Kubernetes v1.33
 				return nil
 			}
-			if err == nil {
-				o.facts.ServiceCIDRs = pointers(l.Items)
-			}
+			o.facts.ServiceCIDRs = found
 			return err
 		}},
 	}
@@ -355,11 +342,8 @@ func (o *Objects) allocation(client kubernetes.Interface) []source {
 // the components are.
 func (o *Objects) announcement(client kubernetes.Interface) []source {
 	return []source{
-		{Slices, "list", "endpointslices.discovery.k8s.io", "", func(ctx context.Context) error {
-			l, err := client.DiscoveryV1().EndpointSlices("").List(ctx, metav1.ListOptions{})
-			if err == nil {
-				o.Slices = pointers(l.Items)
-			}
+		{Slices, "list", "endpointslices.discovery.k8s.io", "", func(ctx context.Context) (err error) {
+			o.Slices, err = once(objects.EndpointSlices.List(ctx, client, objects.Scope{}))
 			return err
 		}},
 		o.pods(client),
@@ -379,6 +363,7 @@ func (o *Objects) announcement(client kubernetes.Interface) []source {
 // pods is Lodestone's own pods.
 func (o *Objects) pods(client kubernetes.Interface) source {
 	return source{Pods, "list", "pods", o.Namespace, func(ctx context.Context) error {
+		// Whole: their selectors say which nodes lack a speaker.
 		l, err := client.CoreV1().Pods(o.Namespace).List(ctx, metav1.ListOptions{LabelSelector: labelName + "=lodestone"})
 		if err != nil {
 			return err
@@ -399,6 +384,9 @@ func (o *Objects) sortPods(pods []*corev1.Pod) {
 		}
 	}
 }
+
+// once returns the error without what it could not do: who reads it says that.
+func once[T any](all []T, err error) ([]T, error) { return all, errors.Unwrap(err) }
 
 func pointers[T any](items []T) []*T {
 	all := make([]*T, len(items))
