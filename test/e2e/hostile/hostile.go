@@ -253,6 +253,15 @@ type Waits struct {
 	Announced []time.Duration
 }
 
+// Own returns what of the wait for the announcement came after the API server's answer.
+func (w Waits) Own() []time.Duration {
+	own := make([]time.Duration, len(w.Announced))
+	for i := range own {
+		own[i] = w.Announced[i] - w.Created[i]
+	}
+	return own
+}
+
 // Quantile returns the one of them that a share q of them do not exceed.
 func Quantile(of []time.Duration, q float64) time.Duration {
 	sorted := slices.Sorted(slices.Values(of))

@@ -10,8 +10,8 @@ import (
 )
 
 // A tenth of what `make bench BENCH=hostile_cluster` takes, which is as much as there may
-// be. It is enough to tell: with whole objects in memory, or a list read at once, each of the
-// programs would need more than its bound.
+// be. It is enough to tell: with whole objects in memory and lists read at once, the controller
+// needed 464 MB, and a speaker 377 MB.
 func TestHostileCluster(t *testing.T) {
 	r, err := hostile.Run(t.Context(), hostile.Options{Small: 1000, Large: 100, Slices: 25, Leases: 20, Progress: t.Logf})
 	require.NoError(t, err)
@@ -30,5 +30,6 @@ func TestHostileCluster(t *testing.T) {
 		require.Len(t, waits.Announced, 100)
 		t.Logf("%s: p99 %s", phase, hostile.Quantile(waits.Announced, 0.99))
 	}
-	require.Less(t, hostile.Quantile(r.Quiet.Announced, 0.99), hostile.Quantile(r.Usual.Announced, 0.99)+time.Second)
+	// The API server's own answer is none of ours; a VIP is asked for for 0.6 s before that.
+	require.Less(t, hostile.Quantile(r.Quiet.Own(), 0.99), hostile.Quantile(r.Usual.Own(), 0.99)+2*time.Second)
 }
