@@ -11,6 +11,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/compat"
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/testcost"
 )
 
 // with returns the dialects of a configuration that has the compatibility and
@@ -154,4 +155,18 @@ func FuzzRead(f *testing.F) {
 			t.Fatalf("an error that no condition holds: %q", err)
 		}
 	})
+}
+
+// What a tenant writes into annotations, up to 256 KiB of it, costs what it is long.
+func TestCostOfLongAnnotations(t *testing.T) {
+	for name, item := range map[string]string{"addresses": "192.0.2.1,", "commas": ",", "no addresses": "a,", "any": "0.0.0.0,"} {
+		svc := func(size int) *corev1.Service {
+			text := strings.Repeat(item, size/len(item))
+			s := service("metallb.io/loadBalancerIPs", text, "kube-vip.io/loadbalancerIPs", text, "metallb.io/address-pool", text)
+			s.Spec.LoadBalancerIP = text
+			return s
+		}
+		d := with(config.MetalLB, config.KubeVIP)
+		testcost.Grows(t, name, svc(16<<10), svc(testcost.Growth*16<<10), func(s *corev1.Service) { _, _ = d.Read(s) })
+	}
 }

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"io"
@@ -31,8 +32,10 @@ type shape struct {
 // worstShapes returns the shapes that could cost most. They follow from the
 // schema and from the corpus, so that a new key, list or error is among them
 // without anybody adding it here.
-func worstShapes() []shape {
-	return slices.Concat(listShapes(), pairShapes(), mapShapes(), corpusShapes(), syntaxShapes())
+func worstShapes() []shape { return slices.Concat(families()...) }
+
+func families() [][]shape {
+	return [][]shape{listShapes(), pairShapes(), mapShapes(), corpusShapes(), syntaxShapes()}
 }
 
 // list is a list, or a map of any keys, of the schema.
@@ -534,19 +537,42 @@ const (
 )
 
 var (
-	shapeFilter = flag.String("shapes", "", "run the shapes whose names contain this")
+	shapeFilter = flag.String("shapes", "", "measure the shapes whose names contain this")
+	everyShape  = flag.Bool("shapes.all", false, "measure every shape, which takes an hour")
 	shapeLog    = flag.String("shapes.log", "", "a file to which each shape adds a line: milliseconds, MB, name")
 )
 
-// selected returns the shapes that the flag names.
-func selected(t testing.TB) []shape {
-	all := slices.DeleteFunc(worstShapes(), func(s shape) bool { return !strings.Contains(s.name, *shapeFilter) })
-	require.NotEmpty(t, all)
-	return all
+// selected returns the shapes to measure: those that the flags name, or the worst
+// of each family.
+func selected(t testing.TB) (shapes []shape) {
+	if *shapeFilter == "" && !*everyShape {
+		for _, family := range families() {
+			shapes = append(shapes, worstOf(family)...)
+		}
+		return shapes
+	}
+	shapes = slices.DeleteFunc(worstShapes(), func(s shape) bool { return !strings.Contains(s.name, *shapeFilter) })
+	require.NotEmpty(t, shapes)
+	return shapes
 }
 
-// Every list, pair of lists, map and mistake, as large as a document can be:
-// lodestone validate, as a process on one core, keeps to its bounds.
+// worstOf returns the shapes whose documents of 64 KiB cost most to parse: the
+// worst in time, and the worst in memory.
+func worstOf(family []shape) []shape {
+	const size, each = 64 << 10, 10
+	costs := map[string]testcost.Cost{}
+	for _, s := range family {
+		doc := []byte(s.write(size))
+		costs[s.name] = testcost.Of(func() { _, _ = Parse(doc) })
+	}
+	slices.SortFunc(family, func(s, t shape) int { return cmp.Compare(costs[t.name].Time, costs[s.name].Time) })
+	rest := slices.Clone(family[min(each, len(family)):])
+	slices.SortFunc(rest, func(s, t shape) int { return cmp.Compare(costs[t.name].Bytes, costs[s.name].Bytes) })
+	return append(family[:min(each, len(family))], rest[:min(each, len(rest))]...)
+}
+
+// The worst lists, pairs of lists, maps and mistakes, as large as a document can
+// be: lodestone validate, as a process on one core, keeps to its bounds.
 func BenchmarkWorst(b *testing.B) {
 	dir := b.TempDir()
 	build := exec.Command("go", "build", "-o", dir+"/lodestone", "../../cmd/lodestone")
@@ -572,6 +598,7 @@ func BenchmarkWorst(b *testing.B) {
 			slowest, largest = max(slowest, spent), max(largest, memory)
 		}
 		b.ReportMetric(float64(len(shapes)), "shapes")
+		b.ReportMetric(float64(len(worstShapes())), "of")
 		b.ReportMetric(float64(slowest.Milliseconds()), "max-ms")
 		b.ReportMetric(float64(largest)/1e6, "max-MB")
 	}

@@ -27,7 +27,7 @@ const maxGrowth = 8
 
 // attempts is how often a cost is measured: a measurement is disturbed at times,
 // so that the least one counts.
-const attempts = 5
+const attempts = 10
 
 // Cost is what a function takes.
 type Cost struct {
