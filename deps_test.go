@@ -37,28 +37,38 @@ var mayImport = []struct {
 }{
 	{"ipam", []string{"pkg/config", "pkg/reason"}, "the allocator is pure, so that it can be tested against a model and asked offline"},
 	{"controller/admission", []string{"pkg/config"}, "it knows documents, and nothing of what is made of them"},
-	{"pkg/annotation", []string{"pkg/config"}, "names are constants that everybody shares; what a node says about BGP is read as the configuration is"},
+	{"pkg/annotation", []string{"pkg/config"},
+		"names are constants that everybody shares; what a node says about BGP is read as the configuration is"},
 	{"pkg/apiclient", nil, "it knows connections, and nothing of what goes over them"},
 	{"pkg/buildinfo", nil, "every binary links it"},
-	{"pkg/clusterfacts", []string{"pkg/annotation", "pkg/config", "pkg/kube", "pkg/notify", "pkg/objects", "pkg/report"}, "the controller and the CLI come to the same facts, and the speaker links them"},
+	{"pkg/clusterfacts", []string{"pkg/annotation", "pkg/config", "pkg/kube", "pkg/notify", "pkg/objects", "pkg/report"},
+		"the controller and the CLI come to the same facts, and the speaker links them"},
 	{"pkg/compat", []string{"pkg/annotation", "pkg/config"}, "what Services ask of others is translated in one place, for controller and CLI"},
 	{"pkg/config", nil, "the configuration is a leaf: allocator, plan and CLI share it"},
 	{"pkg/config/change", []string{"pkg/config"}, "what an edit changes follows from two documents alone"},
 	{"pkg/diagnose", nil, "what is wrong follows from facts alone: speakers tell them, the CLI judges"},
-	{"inspect/dashboard", []string{"pkg/annotation", "inspect/cluster", "pkg/kube", "pkg/notify", "inspect/bgp", "inspect/output", "controller/servicelb", "inspect/simulation", "inspect/status"}, "it shows what lodestone status shows, and knows no controller"},
+	{"inspect/dashboard", []string{"pkg/annotation", "inspect/cluster", "pkg/kube", "pkg/notify", "inspect/bgp", "inspect/output",
+		"controller/servicelb", "inspect/simulation", "inspect/status"}, "it shows what lodestone status shows, and knows no controller"},
 	{"controller/dhcp", []string{"pkg/notify"}, "leases know nothing of pools and Services"},
-	{"controller/dhcp/pools", []string{"controller/dhcp", "pkg/notify", "controller/servicelb"}, "it is what the ledger asks for, as far as DHCP servers give it"},
-	{"pkg/migrate", []string{"pkg/annotation", "pkg/compat", "pkg/config"}, "what others are told is turned into a document, and asks no cluster"},
+	{"controller/dhcp/pools", []string{"controller/dhcp", "pkg/notify", "controller/servicelb"},
+		"it is what the ledger asks for, as far as DHCP servers give it"},
+	{"pkg/migrate", []string{"pkg/annotation", "pkg/compat", "pkg/config"},
+		"what others are told is turned into a document, and asks no cluster"},
 	{"pkg/notify", nil, "whatever changes may tell it"},
-	{"controller/leaseevents", []string{"pkg/annotation", "pkg/kube", "pkg/objects", "pkg/reason", "pkg/report"}, "it tells what speakers say, and decides nothing"},
+	{"controller/leaseevents", []string{"pkg/annotation", "pkg/kube", "pkg/objects", "pkg/reason", "pkg/report"},
+		"it tells what speakers say, and decides nothing"},
 	{"pkg/objects", []string{"pkg/annotation", "pkg/compat", "pkg/config"}, "what is kept of objects depends on what is read from them alone"},
 	{"pkg/reason", nil, "whoever has reasons explains them"},
 	{"pkg/report", []string{"pkg/annotation", "pkg/reason"}, "speaker, controller and CLI share it"},
 	{"speaker/bfd", []string{"pkg/reason", "speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
-	{"speaker/bgp", []string{"pkg/config", "pkg/notify", "pkg/reason", "speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
-	{"speaker/diagnosis", []string{"pkg/buildinfo", "pkg/diagnose", "speaker/netstate", "speaker", "speaker/membership"}, "it looks at the node and at the speaker, and changes neither"},
+	{"speaker/bgp", []string{"pkg/config", "pkg/notify", "pkg/reason", "speaker/plan"},
+		"an announcer knows the plan's types and no other announcer"},
+	{"speaker/diagnosis", []string{"pkg/buildinfo", "pkg/diagnose", "speaker/netstate", "speaker", "speaker/membership"},
+		"it looks at the node and at the speaker, and changes neither"},
 	{"speaker/election", nil, "the election is arithmetic over names and addresses"},
-	{"speaker/layer2", []string{"pkg/config", "speaker/netstate", "pkg/notify", "pkg/reason", "speaker/election", "speaker/layer2/clients", "speaker/layer2/seal", "speaker/plan"}, "an announcer knows the plan's types and no other announcer; whose part of a shared VIP a client is, is arithmetic"},
+	{"speaker/layer2", []string{"pkg/config", "speaker/netstate", "pkg/notify", "pkg/reason", "speaker/election", "speaker/layer2/clients",
+		"speaker/layer2/seal", "speaker/plan"},
+		"an announcer knows the plan's types and no other announcer; whose part of a shared VIP a client is, is arithmetic"},
 	{"speaker/layer2/clients", nil, "what clients know of a VIP is a memory and nothing else"},
 	{"speaker/layer2/seal", nil, "who may claim a VIP is arithmetic"},
 	{"speaker/limit", []string{"speaker/plan"}, "it knows the plan's types and no announcer"},
@@ -66,8 +76,10 @@ var mayImport = []struct {
 	{"speaker/membership/keys", []string{"pkg/report"}, "which key is used follows from what speakers say alone"},
 	{"speaker/apihealth", nil, "it knows the API server and who it tells"},
 	{"speaker/plan", []string{"pkg/annotation", "pkg/config", "pkg/reason", "speaker/election"}, "the CLI runs the plan offline"},
-	{"speaker/snapshot", []string{"pkg/annotation", "pkg/kube", "pkg/report", "speaker/plan"}, "speakers and the CLI derive the same snapshot from the same objects"},
-	{"speaker/podroutes", []string{"pkg/config", "speaker/netstate", "pkg/reason", "speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
+	{"speaker/snapshot", []string{"pkg/annotation", "pkg/kube", "pkg/report", "speaker/plan"},
+		"speakers and the CLI derive the same snapshot from the same objects"},
+	{"speaker/podroutes", []string{"pkg/config", "speaker/netstate", "pkg/reason", "speaker/plan"},
+		"an announcer knows the plan's types and no other announcer"},
 }
 
 // mustNotLink lists what may not be in a package's binary, through whatever
@@ -80,9 +92,12 @@ var mustNotLink = []struct {
 	{"ipam", []string{"k8s.io/", "sigs.k8s.io/", "github.com/prometheus/"}, "the allocator is pure"},
 	{"pkg/config", []string{"k8s.io/", "github.com/prometheus/"}, "the configuration is a leaf that the CLI links"},
 	{"speaker/election", []string{"k8s.io/", "github.com/"}, "the election is arithmetic"},
-	{"speaker/plan", []string{"k8s.io/", "github.com/prometheus/", "github.com/vishvananda/", "github.com/google/nftables", "github.com/osrg/gobgp", "github.com/hashicorp/"}, "the CLI runs the plan offline"},
-	{"cmd/controller", []string{"github.com/vishvananda/netlink", "github.com/google/nftables", "github.com/osrg/gobgp", "github.com/hashicorp/memberlist"}, "the controller touches no network but the API, and DHCP servers where a pool has one"},
-	{"cmd/lodestone", []string{module + "/pkg/dhcp", "github.com/insomniacslk/dhcp", "github.com/vishvananda/netlink", "github.com/google/nftables", "github.com/osrg/gobgp", "github.com/hashicorp/memberlist"}, "the CLI runs on laptops that are not Linux"},
+	{"speaker/plan", []string{"k8s.io/", "github.com/prometheus/", "github.com/vishvananda/", "github.com/google/nftables",
+		"github.com/osrg/gobgp", "github.com/hashicorp/"}, "the CLI runs the plan offline"},
+	{"cmd/controller", []string{"github.com/vishvananda/netlink", "github.com/google/nftables", "github.com/osrg/gobgp",
+		"github.com/hashicorp/memberlist"}, "the controller touches no network but the API, and DHCP servers where a pool has one"},
+	{"cmd/lodestone", []string{module + "/pkg/dhcp", "github.com/insomniacslk/dhcp", "github.com/vishvananda/netlink",
+		"github.com/google/nftables", "github.com/osrg/gobgp", "github.com/hashicorp/memberlist"}, "the CLI runs on laptops that are not Linux"},
 }
 
 // mustNotImport lists what a package's own files may not import; what they
@@ -93,9 +108,11 @@ var mustNotImport = []struct {
 	reason string
 }{
 	{"ipam", []string{"net", "net/http", "os", "log", "log/slog", "context"}, "the allocator does no I/O"},
-	{"speaker/election", []string{"net", "os", "log", "log/slog", "time", "context", "math/rand", "math/rand/v2"}, "every node must come to the same answer"},
+	{"speaker/election", []string{"net", "os", "log", "log/slog", "time", "context", "math/rand", "math/rand/v2"},
+		"every node must come to the same answer"},
 	{"speaker/snapshot", []string{"net", "os", "log", "log/slog", "time", "context"}, "the same objects must give the same snapshot"},
-	{"speaker/plan", []string{"net", "os", "log", "log/slog", "context", "math/rand", "math/rand/v2"}, "the same snapshot must give the same plan"},
+	{"speaker/plan", []string{"net", "os", "log", "log/slog", "context", "math/rand", "math/rand/v2"},
+		"the same snapshot must give the same plan"},
 }
 
 // onlyIn lists the few places that may import a library.
@@ -104,13 +121,17 @@ var onlyIn = []struct {
 	places  []string
 	reason  string
 }{
-	{"k8s.io/client-go/", []string{"cmd/...", "controller/admission", "pkg/apiclient", "inspect/cluster", "pkg/clusterfacts", "inspect/dashboard/example", "inspect/diagnosis", "pkg/debughttp", "pkg/kube", "controller/leaseevents", "pkg/objects", "controller/provider", "controller/quarantine", "controller/servicelb", "speaker", "speaker/membership"},
+	{"k8s.io/client-go/", []string{"cmd/...", "controller/admission", "pkg/apiclient", "inspect/cluster", "pkg/clusterfacts",
+		"inspect/dashboard/example", "inspect/diagnosis", "pkg/debughttp", "pkg/kube", "controller/leaseevents", "pkg/objects",
+		"controller/provider", "controller/quarantine", "controller/servicelb", "speaker", "speaker/membership"},
 		"what talks to the API server can be named at a glance"},
-	{"github.com/vishvananda/netlink", []string{"speaker/netstate", "pkg/testnet", "speaker/podroutes"}, "what touches the kernel's network can be named at a glance"},
+	{"github.com/vishvananda/netlink", []string{"speaker/netstate", "pkg/testnet", "speaker/podroutes"},
+		"what touches the kernel's network can be named at a glance"},
 	{"github.com/google/nftables", []string{"speaker/limit"}, "what touches the kernel's packet filter can be named at a glance"},
 	{"github.com/insomniacslk/dhcp", []string{"controller/dhcp"}, "how DHCP is spoken hides behind leases"},
 	{"github.com/osrg/gobgp", []string{"speaker/bgp"}, "BGP hides behind a session interface of ours"},
-	{"github.com/hashicorp/memberlist", []string{"speaker/membership", "speaker/membership/guard"}, "how liveness is learnt hides behind membership"},
+	{"github.com/hashicorp/memberlist", []string{"speaker/membership", "speaker/membership/guard"},
+		"how liveness is learnt hides behind membership"},
 }
 
 func TestImports(t *testing.T) {
@@ -141,14 +162,16 @@ func TestImports(t *testing.T) {
 	}
 	for name, p := range packages {
 		for _, dep := range p.Imports {
-			if ours, ok := strings.CutPrefix(dep, module+"/"); ok && layerOf(name) >= 0 && folders(ours, 1) != folders(name, 1) && layerOf(ours) >= layerOf(name) {
+			if ours, ok := strings.CutPrefix(dep, module+"/"); ok && layerOf(name) >= 0 && folders(ours, 1) != folders(name, 1) &&
+				layerOf(ours) >= layerOf(name) {
 				t.Errorf("%s imports %s: arrows go down, from %v", name, ours, layers)
 			}
 			if ours := strings.TrimPrefix(dep, module+"/"); strings.HasPrefix(ours, "cmd/") && folders(ours, 2) != folders(name, 2) {
 				t.Errorf("%s imports %s: commands are wiring and imported by nobody", name, dep)
 			}
 			for _, r := range onlyIn {
-				if strings.HasPrefix(dep+"/", strings.TrimSuffix(r.library, "/")+"/") && !slices.Contains(r.places, name) && !slices.Contains(r.places, folders(name, 1)+"/...") {
+				if strings.HasPrefix(dep+"/", strings.TrimSuffix(r.library, "/")+"/") && !slices.Contains(r.places, name) &&
+					!slices.Contains(r.places, folders(name, 1)+"/...") {
 					t.Errorf("%s imports %s, which belongs in %s: %s", name, dep, strings.Join(r.places, ", "), r.reason)
 				}
 			}
@@ -203,7 +226,8 @@ func TestClock(t *testing.T) {
 			if !ok {
 				return true
 			}
-			if x, ok := sel.X.(*ast.Ident); ok && x.Name == "time" && slices.Contains([]string{"Now", "Since", "Until", "After", "Sleep"}, sel.Sel.Name) {
+			if x, ok := sel.X.(*ast.Ident); ok && x.Name == "time" &&
+				slices.Contains([]string{"Now", "Since", "Until", "After", "Sleep"}, sel.Sel.Name) {
 				t.Errorf("%s: time.%s in a package that decides", s.at(n), sel.Sel.Name)
 			}
 			return true
@@ -226,7 +250,8 @@ func TestClockJumps(t *testing.T) {
 	t.Parallel()
 	used := map[string]bool{}
 	for _, s := range parseSources(t) {
-		if !slices.Contains([]string{"speaker", "speaker/layer2", "speaker/layer2/clients", "speaker/membership", "speaker/bfd", "speaker/podroutes", "speaker/apihealth", "speaker/netstate", "pkg/notify"}, s.folder()) {
+		if !slices.Contains([]string{"speaker", "speaker/layer2", "speaker/layer2/clients", "speaker/membership", "speaker/bfd",
+			"speaker/podroutes", "speaker/apihealth", "speaker/netstate", "pkg/notify"}, s.folder()) {
 			continue
 		}
 		ast.Inspect(s.file, func(n ast.Node) bool {
@@ -235,7 +260,8 @@ func TestClockJumps(t *testing.T) {
 				return true
 			}
 			sel, ok := call.Fun.(*ast.SelectorExpr)
-			if !ok || !slices.Contains([]string{"Unix", "UnixMilli", "UnixMicro", "UnixNano", "UTC", "Local", "Date", "Parse", "ParseInLocation", "AddDate"}, sel.Sel.Name) {
+			if !ok || !slices.Contains([]string{"Unix", "UnixMilli", "UnixMicro", "UnixNano", "UTC", "Local", "Date", "Parse", "ParseInLocation",
+				"AddDate"}, sel.Sel.Name) {
 				return true
 			}
 			if x, ok := sel.X.(*ast.Ident); ok && x.Name != "time" && len(call.Args) > 0 && sel.Sel.Name != "AddDate" {
@@ -243,7 +269,8 @@ func TestClockJumps(t *testing.T) {
 			}
 			used[s.path] = true
 			if !slices.ContainsFunc(wallClock, func(w struct{ path, reason string }) bool { return w.path == s.path }) {
-				t.Errorf("%s: %s makes a time of the wall clock, which may jump: keep the time.Time, or say in wallClock why not", s.at(n), sel.Sel.Name)
+				t.Errorf("%s: %s makes a time of the wall clock, which may jump: keep the time.Time, or say in wallClock why not",
+					s.at(n), sel.Sel.Name)
 			}
 			return true
 		})

@@ -36,9 +36,11 @@ type reasonType struct {
 }
 
 var reasonTypes = []reasonType{
-	{"ipam.Reason", "Why a Service has no address", "the Service's condition `lodestone.io/Allocated` while it is `False`, its Events, the controller's log, `lodestone explain service`",
+	{"ipam.Reason", "Why a Service has no address",
+		"the Service's condition `lodestone.io/Allocated` while it is `False`, its Events, the controller's log, `lodestone explain service`",
 		[]string{"lodestone_services_refused", "lodestone_refusals_total"}, texts(ipam.Reasons(), servicelb.Refusals())},
-	{"servicelb.EventReason", "How a Service stands, and what happened to it", "the Service's condition `lodestone.io/Allocated` while it is `True`, its Events, the controller's log",
+	{"servicelb.EventReason", "How a Service stands, and what happened to it",
+		"the Service's condition `lodestone.io/Allocated` while it is `True`, its Events, the controller's log",
 		nil, texts(servicelb.EventReasons())},
 	{"plan.Reason", "Why a node does not announce a VIP", "the speaker's log and its `/status`, `lodestone explain vip`",
 		[]string{"lodestone_speaker_vips_silent", "lodestone_speaker_vips_unowned"}, texts(plan.Reasons())},
@@ -138,14 +140,16 @@ var dependsOn = map[string]map[string][]string{
 	"ipam.Reason": {
 		"AddressConflict": {"lodestone.io/renumber"}, "AddressInUse": {"lodestone.io/sharing-key"}, "AddressQuarantined": {"quarantine"},
 		"AddressReserved": {"reservations"}, "AddressWithheld": {"pools[].exclude", "pools[].useFirstAndLast"}, "LeasePending": {"pools[].dhcp"},
-		"NoPool": {"lodestone.io/address-pool"}, "NotAutoAssigned": {"pools[].autoAssign", "lodestone.io/address-pool"}, "PoolDraining": {"pools[].state"},
+		"NoPool": {"lodestone.io/address-pool"}, "NotAutoAssigned": {"pools[].autoAssign", "lodestone.io/address-pool"},
+		"PoolDraining":  {"pools[].state"},
 		"PoolExhausted": {"quarantine"}, "PoolNotAllowed": {"pools[].namespaces", "pools[].namespaceSelector", "pools[].serviceSelector"},
 		"QuotaExceeded": {"pools[].namespaceQuota"}, "RequestNotAllowed": {"pools[].requesters", "lodestone.io/addresses"},
 	},
 	"servicelb.EventReason": {"Draining": {"pools[].state", "lodestone.io/renumber"}, "Stranded": {"lodestone.io/renumber"}},
 	"plan.Reason": {
 		"LessPreferred": {"advertisements[].layer2.preferredNodes"}, "NoAdvertisement": {"pools[].advertise"}, "NoPeer": {"peers[].nodeSelector"},
-		"NodeNotSelected": {"advertisements[].layer2.nodeSelector"}, "NotOnSegment": {"advertisements[].layer2.anySegment"}, "NotPermitted": {"bgpPermit"},
+		"NodeNotSelected": {"advertisements[].layer2.nodeSelector"}, "NotOnSegment": {"advertisements[].layer2.anySegment"},
+		"NotPermitted":       {"bgpPermit"},
 		"ServiceNotSelected": {"advertisements[].serviceSelector"},
 	},
 	"layer2.Reason": {"NoInterface": {"advertisements[].layer2.interfaces"}},
@@ -153,15 +157,16 @@ var dependsOn = map[string]map[string][]string{
 		"AddressTaken": {"peers[].nodeSelector"}, "NoLocalASN": {"peers[].localASN", "lodestone.io/bgp-asn"},
 		"NoRouterID": {"peers[].routerID", "lodestone.io/bgp-router-id"}, "RouterIDShared": {"lodestone.io/bgp-router-id"},
 	},
-	"bgp.Cause":       {"password": {"peers[].passwordSecretRef"}, "removed": {"peers[].nodeSelector"}, "hold_timer": {"peers[].holdTime"}},
-	"bgp.Withholding": {"attributes_too_long": {"advertisements[].bgp.communities", "advertisements[].bgp.asPathPrepend"}, "not_permitted": {"bgpPermit"}},
+	"bgp.Cause": {"password": {"peers[].passwordSecretRef"}, "removed": {"peers[].nodeSelector"}, "hold_timer": {"peers[].holdTime"}},
+	"bgp.Withholding": {"attributes_too_long": {"advertisements[].bgp.communities", "advertisements[].bgp.asPathPrepend"},
+		"not_permitted": {"bgpPermit"}},
 	"bfd.Cause": {
 		"detection_time_expired": {"peers[].bfd.transmitInterval", "peers[].bfd.receiveInterval", "speaker.bgp.realTimeBFD"},
 	},
-	"bfd.Discard":          {"hops": {"peers[].multihop", "peers[].bfd.minimumTTL"}, "unknown_peer": {"peers[].bfd"}},
-	"plan.PodRefusal":      {"CIDRNotPermitted": {"bgpPermit"}, "CIDROutside": {"routes.cidrs"}, "NotOnSegment": {"routes.mode"}},
+	"bfd.Discard":             {"hops": {"peers[].multihop", "peers[].bfd.minimumTTL"}, "unknown_peer": {"peers[].bfd"}},
+	"plan.PodRefusal":         {"CIDRNotPermitted": {"bgpPermit"}, "CIDROutside": {"routes.cidrs"}, "NotOnSegment": {"routes.mode"}},
 	"leaseevents.EventReason": {"InterfaceMissing": {"advertisements[].layer2.interfaces", "advertisements[].layer2.nodeSelector"}},
-	"quarantine.LossReason":  {"full": {"quarantine"}},
+	"quarantine.LossReason":   {"full": {"quarantine"}},
 }
 
 // TestReasonsNameTheirKeys: whoever reads a reason that depends on a key reads its

@@ -33,7 +33,8 @@ func (w AddressWatch) Run(ctx context.Context) error {
 		changed, addrs := w.Node.Changed(), w.Node.Addresses()
 		has := slices.Contains(addrs, w.Address)
 		if had && !has && len(addrs) > 0 {
-			return fmt.Errorf("the Node has left the address %s (--node-ip, NODE_IP) and has %v now: the speaker has to be started with one of these", w.Address, addrs)
+			return fmt.Errorf("the Node has left the address %s (--node-ip, NODE_IP) and has %v now: the speaker has to be started with one of "+
+				"these", w.Address, addrs)
 		}
 		had = had || has
 		select {

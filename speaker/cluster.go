@@ -97,10 +97,12 @@ func newCluster(client kubernetes.Interface, scope kube.Scope) (*cluster, error)
 	}
 	balanced := objects.Scope{Fields: fields.OneTermEqualSelector("spec.type", string(corev1.ServiceTypeLoadBalancer)).String()}
 	c.services = objects.Informer(objects.Services, client, balanced, services(scope), cache.SharedIndexInformerOptions{})
-	c.slices = objects.Informer(objects.EndpointSlices, client, objects.Scope{}, objects.View[*discoveryv1.EndpointSlice, *slice]{Derive: c.keepSlice}, cache.SharedIndexInformerOptions{
-		Indexers: cache.Indexers{byService: func(obj any) ([]string, error) { return []string{obj.(*slice).service}, nil }},
-	})
-	c.nodes = objects.Informer(objects.Nodes, client, objects.Scope{}, objects.View[*corev1.Node, *node]{Derive: keepNode}, cache.SharedIndexInformerOptions{})
+	c.slices = objects.Informer(objects.EndpointSlices, client, objects.Scope{},
+		objects.View[*discoveryv1.EndpointSlice, *slice]{Derive: c.keepSlice}, cache.SharedIndexInformerOptions{
+			Indexers: cache.Indexers{byService: func(obj any) ([]string, error) { return []string{obj.(*slice).service}, nil }},
+		})
+	c.nodes = objects.Informer(objects.Nodes, client, objects.Scope{}, objects.View[*corev1.Node, *node]{Derive: keepNode},
+		cache.SharedIndexInformerOptions{})
 	return c, errors.Join(c.follow(c.services, c.noteService), c.follow(c.slices, c.noteSlice), c.follow(c.nodes, c.noteNode))
 }
 

@@ -103,11 +103,13 @@ func TestOnlyWhatThePlanAsksWakesTheLoop(t *testing.T) {
 		before, after runtime.Object
 		dirty         []string
 	}{
-		"policy Cluster: an endpoint beside others":       {endpoints("web", on("n1")), endpoints("web", on("n1"), on("n2")), nil},
-		"policy Cluster: the last endpoint goes":          {endpoints("web", on("n1")), endpoints("web"), []string{"default/web"}},
-		"policy Cluster: the last endpoint terminates":    {endpoints("web", on("n1")), endpoints("web", endpoint("n1", "serving")), []string{"default/web"}},
-		"policy Cluster: the slice goes":                  {endpoints("web", on("n1")), nil, []string{"default/web"}},
-		"policy Local: an endpoint on another node":       {endpoints("local", on("n1")), endpoints("local", on("n2")), []string{"default/local"}},
+		"policy Cluster: an endpoint beside others": {endpoints("web", on("n1")), endpoints("web", on("n1"), on("n2")), nil},
+		"policy Cluster: the last endpoint goes":    {endpoints("web", on("n1")), endpoints("web"), []string{"default/web"}},
+		"policy Cluster: the last endpoint terminates": {endpoints("web", on("n1")), endpoints("web", endpoint("n1", "serving")),
+			[]string{"default/web"}},
+		"policy Cluster: the slice goes": {endpoints("web", on("n1")), nil, []string{"default/web"}},
+		"policy Local: an endpoint on another node": {endpoints("local", on("n1")), endpoints("local", on("n2")),
+			[]string{"default/local"}},
 		"policy Local: another endpoint on the same node": {endpoints("local", on("n1")), endpoints("local", on("n1"), on("n1")), nil},
 		"the slice goes over to another Service":          {endpoints("web", on("n1")), moved, []string{"default/local", "default/web"}},
 		"a Service without a VIP":                         {endpoints("pending"), endpoints("pending", on("n1")), nil},

@@ -87,7 +87,8 @@ func BenchmarkStorm(b *testing.B) {
 
 // BenchmarkMemory is what a synced speaker keeps.
 func BenchmarkMemory(b *testing.B) {
-	for _, policy := range []corev1.ServiceExternalTrafficPolicy{corev1.ServiceExternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyLocal} {
+	for _, policy := range []corev1.ServiceExternalTrafficPolicy{corev1.ServiceExternalTrafficPolicyCluster,
+		corev1.ServiceExternalTrafficPolicyLocal} {
 		b.Run(string(policy), func(b *testing.B) {
 			api := newAPIServer(b, policy, nil)
 			for b.Loop() {
@@ -119,15 +120,18 @@ func startSpeaker(b *testing.B, api *apiServer) {
 // manyOptions are those of a speaker in the large cluster of an API server.
 // Routers and all that is not the loop's are fakes.
 func manyOptions(url string) (Options, error) {
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: url, ContentConfig: rest.ContentConfig{ContentType: kruntime.ContentTypeProtobuf}})
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: url,
+		ContentConfig: rest.ContentConfig{ContentType: kruntime.ContentTypeProtobuf}})
 	members := &fakeMembers{joined: true, self: "node-7", speakers: map[string]bool{}}
 	for i := range manyNodes {
 		members.speakers[fmt.Sprint("node-", i)] = true
 	}
 	log := slog.New(slog.DiscardHandler)
 	return Options{
-		Node: members.self, Client: client, Scope: testScope, Members: members, Networks: members, Claimant: members, DataPlane: &fakeDataPlane{}, Announcer: &fakeAnnouncer{},
-		Limiter: &fakeLimiter{}, Router: &fakeRouter{}, PodRoutes: &fakePodRouter{}, Passwords: &changes{}, Detector: NewDetector(&fakeBFD{}, &fakePeers{}, log),
+		Node: members.self, Client: client, Scope: testScope, Members: members, Networks: members, Claimant: members, DataPlane: &fakeDataPlane{},
+		Announcer: &fakeAnnouncer{},
+		Limiter:   &fakeLimiter{}, Router: &fakeRouter{}, PodRoutes: &fakePodRouter{}, Passwords: &changes{},
+		Detector: NewDetector(&fakeBFD{}, &fakePeers{}, log),
 		Config: &fakeConfig{config: &config.Config{
 			Pools:          []config.Pool{{Name: "lan", Free: prefix("10.0.0.0/16"), Withheld: prefix("10.1.0.0/32")}},
 			Advertisements: []config.Advertisement{{Name: "all", Layer2: &config.Layer2{}}},
@@ -226,7 +230,8 @@ func storedService(i int, policy corev1.ServiceExternalTrafficPolicy) *corev1.Se
 	s.UID, s.ManagedFields = someUID, managedFields(3)
 	s.Spec.ExternalTrafficPolicy = policy
 	s.Spec.ClusterIP, s.Spec.Selector = "10.96.0.1", s.Labels
-	s.Spec.Ports = []corev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80, NodePort: 30080}, {Name: "https", Protocol: "TCP", Port: 443, NodePort: 30443}}
+	s.Spec.Ports = []corev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80, NodePort: 30080},
+		{Name: "https", Protocol: "TCP", Port: 443, NodePort: 30443}}
 	return s
 }
 
@@ -251,7 +256,8 @@ func managedFields(n int) []metav1.ManagedFieldsEntry {
 	var entries []metav1.ManagedFieldsEntry
 	for range n {
 		entries = append(entries, metav1.ManagedFieldsEntry{
-			Manager: "kubectl", Operation: "Update", APIVersion: "v1", FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(strings.Repeat("y", 500)),
+			Manager: "kubectl", Operation: "Update", APIVersion: "v1", FieldsType: "FieldsV1",
+			FieldsV1: metav1.NewFieldsV1(strings.Repeat("y", 500)),
 		})
 	}
 	return entries

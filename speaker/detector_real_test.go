@@ -73,9 +73,11 @@ router bgp 64513
 			require.NoError(t, <-ended)
 		}
 	})
-	timers := &config.BFD{TransmitInterval: 100 * time.Millisecond, ReceiveInterval: 100 * time.Millisecond, DetectMultiplier: 10, Strict: true}
+	timers := &config.BFD{TransmitInterval: 100 * time.Millisecond, ReceiveInterval: 100 * time.Millisecond,
+		DetectMultiplier: 10, Strict: true}
 	want := plan.BGP{Sessions: map[string]plan.Session{"tor": {
-		Peer:     &config.Peer{Name: "tor", Interface: "eth0", Port: 179, PeerASN: config.ASN{External: true}, HoldTime: 90 * time.Second, ConnectRetry: time.Second, BFD: timers},
+		Peer: &config.Peer{Name: "tor", Interface: "eth0", Port: 179, PeerASN: config.ASN{External: true}, HoldTime: 90 * time.Second,
+			ConnectRetry: time.Second, BFD: timers},
 		LocalASN: 64512, RouterID: netip.MustParseAddr("198.18.0.1"),
 	}}}
 	d.Set(want)

@@ -35,7 +35,8 @@ func newPair(t *testing.T, preferred string, change ...func(*corev1.Service)) (s
 // preferring returns an address that the node owns while n1 and n2 are able.
 func (s *story) preferring(node string) string {
 	s.t.Helper()
-	both := plan.Snapshot{Config: s.config.config, Nodes: map[string]plan.Node{"n1": {}, "n2": {}}, Speakers: map[string]bool{"n1": true, "n2": true}}
+	both := plan.Snapshot{Config: s.config.config, Nodes: map[string]plan.Node{"n1": {}, "n2": {}},
+		Speakers: map[string]bool{"n1": true, "n2": true}}
 	for vip := netip.MustParseAddr("203.0.113.1"); vip.As4()[3] < 255; vip = vip.Next() {
 		both.Services = []plan.Service{{Name: "default/web", Serving: true, VIPs: []netip.Addr{vip}}}
 		if plan.Owners(both)[vip] == node {

@@ -96,7 +96,8 @@ func TestKubeProxyIsWaitedForWhereOthersHaveOne(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var there atomic.Bool
-		others := &fakeMembers{networks: map[string]report.Network{"n1": {KubeProxy: true}, "n2": {KubeProxy: true}}} // n1's Lease is of its last life
+		// n1's Lease is of its last life
+		others := &fakeMembers{networks: map[string]report.Network{"n1": {KubeProxy: true}, "n2": {KubeProxy: true}}}
 		p := NewKubeProxy("http://127.0.0.1", "n1", others, slog.New(slog.DiscardHandler))
 		p.ask = func(context.Context) (bool, string, error) {
 			if !there.Load() {

@@ -19,10 +19,11 @@ const (
 )
 
 var (
-	readyDesc     = prometheus.NewDesc(MetricReady, "Whether the speaker is ready to own VIPs.", nil, nil)
-	ownedDesc     = prometheus.NewDesc(MetricVIPsOwned, "VIPs that this node owns.", nil, nil)
-	silentDesc    = prometheus.NewDesc(MetricVIPsSilent, "VIPs that this node does not announce, by reason.", []string{"reason"}, nil)
-	unownedDesc   = prometheus.NewDesc(MetricVIPsUnowned, "VIPs for layer 2 alone that no node owns, by the reason of this node.", []string{"reason"}, nil)
+	readyDesc   = prometheus.NewDesc(MetricReady, "Whether the speaker is ready to own VIPs.", nil, nil)
+	ownedDesc   = prometheus.NewDesc(MetricVIPsOwned, "VIPs that this node owns.", nil, nil)
+	silentDesc  = prometheus.NewDesc(MetricVIPsSilent, "VIPs that this node does not announce, by reason.", []string{"reason"}, nil)
+	unownedDesc = prometheus.NewDesc(MetricVIPsUnowned, "VIPs for layer 2 alone that no node owns, by the reason of this node.",
+		[]string{"reason"}, nil)
 	timestampDesc = prometheus.NewDesc(MetricPlanTimestamp, "When the plan was last brought up to date, in Unix time.", nil, nil)
 )
 

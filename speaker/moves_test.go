@@ -37,7 +37,8 @@ type fleet struct {
 }
 
 func newFleet(t require.TestingT, nodes, vips int) *fleet {
-	f := &fleet{t: t, now: time.Unix(1e9, 0), nodes: map[string]plan.Node{}, alive: map[string]bool{}, services: map[string]plan.Service{}, loops: map[string]*Speaker{}, told: map[string][]report.Move{}}
+	f := &fleet{t: t, now: time.Unix(1e9, 0), nodes: map[string]plan.Node{}, alive: map[string]bool{}, services: map[string]plan.Service{},
+		loops: map[string]*Speaker{}, told: map[string][]report.Move{}}
 	f.config = &config.Config{
 		Pools:          []config.Pool{{Name: "lan", Free: prefix("203.0.113.0/24"), Withheld: prefix("198.51.100.0/32")}},
 		Advertisements: []config.Advertisement{{Name: "all", Layer2: &config.Layer2{}}},
@@ -57,7 +58,8 @@ func newFleet(t require.TestingT, nodes, vips int) *fleet {
 
 // begin starts a speaker that knows nothing, on a node that is ready or not.
 func (f *fleet) begin(node string, ready bool) {
-	s, err := New(Options{Node: node, Scope: testScope, Client: fake.NewClientset(), Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry()})
+	s, err := New(Options{Node: node, Scope: testScope, Client: fake.NewClientset(), Log: slog.New(slog.DiscardHandler),
+		Registry: prometheus.NewRegistry()})
 	require.NoError(f.t, err)
 	f.loops[node], f.alive[node] = s, ready
 	delete(f.told, node)
@@ -79,7 +81,8 @@ func (f *fleet) exclude(node string, excluded bool) {
 
 func (f *fleet) prefer(node string) {
 	c := *f.config
-	c.Advertisements = []config.Advertisement{{Name: "all", Layer2: &config.Layer2{PreferredNodes: []config.Preference{{Weight: 1, NodeSelector: labelled("name", node)}}}}}
+	c.Advertisements = []config.Advertisement{{Name: "all",
+		Layer2: &config.Layer2{PreferredNodes: []config.Preference{{Weight: 1, NodeSelector: labelled("name", node)}}}}}
 	f.config = &c
 	f.see()
 }
@@ -301,7 +304,8 @@ func TestWhatIsToldIsTheDifference(t *testing.T) {
 			expected := f.tells(before, "")
 			require.Len(t, said, len(expected))
 			for i := range said {
-				require.True(t, strings.HasPrefix(said[i], expected[i]) && report.Reason(strings.Fields(said[i])[3]).Known(), "%q, not %q", said[i], expected[i])
+				require.True(t, strings.HasPrefix(said[i], expected[i]) && report.Reason(strings.Fields(said[i])[3]).Known(), "%q, not %q",
+					said[i], expected[i])
 			}
 			told += len(said)
 		}
@@ -313,7 +317,8 @@ func TestWhatIsToldIsTheDifference(t *testing.T) {
 func TestReasonsAreKnown(t *testing.T) {
 	t.Parallel()
 	for _, r := range []plan.Reason{
-		plan.NotOwner, plan.NoAdvertisement, plan.ServiceNotSelected, plan.NoServingEndpoint, plan.NoLocalEndpoint, plan.NodeNotSelected, plan.NotOnSegment,
+		plan.NotOwner, plan.NoAdvertisement, plan.ServiceNotSelected, plan.NoServingEndpoint, plan.NoLocalEndpoint, plan.NodeNotSelected,
+		plan.NotOnSegment,
 		plan.NodeExcluded, plan.NetworkUnavailable, plan.LinkDown, plan.LessPreferred, plan.SpeakerNotReady, plan.NodeUnknown,
 	} {
 		require.True(t, report.Reason(r).Known(), r)
@@ -346,7 +351,8 @@ func TestUnmatchedAdvertisements(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
 		interfaces, cfg, loop := &fakeNetwork{}, &fakeConfig{}, &fakeLoop{}
-		r := NewReporter(ReportOptions{Loop: loop, Interfaces: interfaces, Config: cfg, Log: slog.New(slog.NewTextHandler(&log, nil)), Registry: prometheus.NewPedanticRegistry()})
+		r := NewReporter(ReportOptions{Loop: loop, Interfaces: interfaces, Config: cfg, Log: slog.New(slog.NewTextHandler(&log, nil)),
+			Registry: prometheus.NewPedanticRegistry()})
 		look := func() []string { r.lookForUnmatched(time.Now()); return r.unmatched }
 		interfaces.interfaces = []netstate.Interface{ethernet(2, "eth0", "198.18.0.11/24")}
 		cfg.config = &config.Config{Advertisements: []config.Advertisement{

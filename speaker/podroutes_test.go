@@ -138,14 +138,18 @@ func TestReporterTellsRoutedPods(t *testing.T) {
 		"kernel":                   {kernel, nil, nil, says("kernel")},
 		"kernel without the right": {refused, nil, nil, nothingNew("kernel")},
 		"one route refused":        {partly, nil, nil, says("kernel")},
-		"bgp, no session":          {podroutes.Status{Told: true, Mode: config.RoutesBGP, Own: own}, bgp, []report.Session{{Peer: "tor-a"}}, nothingNew("bgp")},
-		"bgp, another session":     {podroutes.Status{Told: true, Mode: config.RoutesBGP, Own: own}, bgp, []report.Session{{Peer: "tor-b", Established: true}}, nothingNew("bgp")},
-		"bgp":                      {podroutes.Status{Told: true, Mode: config.RoutesBGP, Own: own}, bgp, []report.Session{{Peer: "tor-a", Established: true}}, says("bgp")},
+		"bgp, no session": {podroutes.Status{Told: true, Mode: config.RoutesBGP, Own: own}, bgp, []report.Session{{Peer: "tor-a"}},
+			nothingNew("bgp")},
+		"bgp, another session": {podroutes.Status{Told: true, Mode: config.RoutesBGP, Own: own}, bgp,
+			[]report.Session{{Peer: "tor-b", Established: true}}, nothingNew("bgp")},
+		"bgp": {podroutes.Status{Told: true, Mode: config.RoutesBGP, Own: own}, bgp,
+			[]report.Session{{Peer: "tor-a", Established: true}}, says("bgp")},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := NewReporter(ReportOptions{Registry: prometheus.NewRegistry(), Config: &fakeConfig{config: tt.config}, PodRoutes: &fakePodRouter{status: tt.status}, Sessions: &fakeSessions{sessions: tt.sessions}})
+			r := NewReporter(ReportOptions{Registry: prometheus.NewRegistry(), Config: &fakeConfig{config: tt.config},
+				PodRoutes: &fakePodRouter{status: tt.status}, Sessions: &fakeSessions{sessions: tt.sessions}})
 			mode, routed := r.routedPods()
 			assert.Equal(t, tt.want, said{config.RouteMode(mode), routed})
 		})

@@ -13,7 +13,8 @@ import (
 // Everybody may read /readyz: the public text of a check quotes nothing of the configuration,
 // whose errors do. The whole text stands here, so that whatever is added to it is looked at.
 func TestReadyzQuotesNoConfiguration(t *testing.T) {
-	_, err := config.Parse([]byte("apiVersion: lodestone.io/v1alpha1\nkind: Config\npools: [{name: tenant-7, addresses: [203.0.113.77/33]}]\n"))
+	_, err := config.Parse([]byte("apiVersion: lodestone.io/v1alpha1\nkind: Config\npools: [{name: tenant-7, addresses: " +
+		"[203.0.113.77/33]}]\n"))
 	require.ErrorContains(t, err, "203.0.113.77/33", "the error quotes the document")
 	for want, before := range map[string]*config.Config{
 		"none that is valid: /status and the log say why":                       nil,

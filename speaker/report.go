@@ -204,7 +204,8 @@ func (r *Reporter) lookForUnmatched(now time.Time) (again <-chan time.Time) {
 		}
 		unmatched = append(unmatched, a.Name)
 		if !slices.Contains(r.unmatched, a.Name) {
-			r.Log.Warn("no interface of this node matches the advertisement: it announces nothing here; compare its interfaces with ip link, or leave this node out by its nodeSelector",
+			r.Log.Warn("no interface of this node matches the advertisement: it announces nothing here; compare its interfaces with ip link, "+
+				"or leave this node out by its nodeSelector",
 				"advertisement", a.Name, "interfaces", a.Layer2.Interfaces)
 		}
 	}

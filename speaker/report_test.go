@@ -84,7 +84,8 @@ func (f *fakeSessions) Sessions() []report.Session {
 
 // ethernet returns an interface that can announce.
 func ethernet(index int, name string, addrs ...string) netstate.Interface {
-	i := netstate.Interface{Index: index, Name: name, Kind: "device", HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, byte(index)}, Up: true, Ethernet: true}
+	i := netstate.Interface{Index: index, Name: name, Kind: "device", HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, byte(index)}, Up: true,
+		Ethernet: true}
 	for _, a := range addrs {
 		i.Addrs = append(i.Addrs, netip.MustParsePrefix(a))
 	}
@@ -104,7 +105,9 @@ func TestReporterTellsTheNetwork(t *testing.T) {
 		}
 		var told []report.Report
 		loop := &fakeLoop{}
-		r := NewReporter(ReportOptions{Loop: loop, Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewPedanticRegistry(), Interfaces: interfaces, Gateways: gateways, Config: cfg, Conflicts: conflicts, Sessions: sessions, PodRoutes: pods, KubeProxy: proxy, Crowd: func() int { return 1 }, Report: func(r report.Report) { told = append(told, r) }})
+		r := NewReporter(ReportOptions{Loop: loop, Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewPedanticRegistry(),
+			Interfaces: interfaces, Gateways: gateways, Config: cfg, Conflicts: conflicts, Sessions: sessions, PodRoutes: pods, KubeProxy: proxy,
+			Crowd: func() int { return 1 }, Report: func(r report.Report) { told = append(told, r) }})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- r.Run(ctx) }()
@@ -149,9 +152,11 @@ func TestReporterTellsTheNetwork(t *testing.T) {
 		sessions.change(func() { sessions.sessions = nil })
 
 		cfg.change(func() {
-			cfg.config = &config.Config{Advertisements: []config.Advertisement{{Name: "routed"}, {Name: "l2", Layer2: &config.Layer2{Interfaces: []string{"docker*"}}}}}
+			cfg.config = &config.Config{Advertisements: []config.Advertisement{{Name: "routed"},
+				{Name: "l2", Layer2: &config.Layer2{Interfaces: []string{"docker*"}}}}}
 		})
-		assert.Equal(t, "[172.17.0.0/16 docker0 if-named 198.18.0.0/24 eth0 2001:db8::/64 eth0]", fmt.Sprint(last().Tidy().Segments), "an advertisement names the interface")
+		assert.Equal(t, "[172.17.0.0/16 docker0 if-named 198.18.0.0/24 eth0 2001:db8::/64 eth0]", fmt.Sprint(last().Tidy().Segments),
+			"an advertisement names the interface")
 
 		reports := len(told)
 		for range 50 { // eth0 flaps for five seconds
@@ -164,7 +169,8 @@ func TestReporterTellsTheNetwork(t *testing.T) {
 		assert.LessOrEqual(t, len(told)-reports, 2)
 
 		loop.change(func() {
-			loop.moves = []report.Move{{At: time.Unix(0, 0), From: "n1", Why: "LinkDown", To: map[string][]netip.Addr{"n2": {netip.MustParseAddr("198.18.0.7")}}}}
+			loop.moves = []report.Move{{At: time.Unix(0, 0), From: "n1", Why: "LinkDown",
+				To: map[string][]netip.Addr{"n2": {netip.MustParseAddr("198.18.0.7")}}}}
 		})
 		assert.Equal(t, loop.moves, last().Moves)
 		assert.Nil(t, last().Unmatched, "not known yet")
@@ -203,8 +209,10 @@ func TestReportsOfManySpeakers(t *testing.T) {
 			all50[i] = &fakeSessions{sessions: up}
 			links[i] = &fakeNetwork{ready: ready, interfaces: []netstate.Interface{ethernet(2, "eth0", "198.18.0.11/24")}}
 			lease := ""
-			r := NewReporter(ReportOptions{Loop: &fakeLoop{}, Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewPedanticRegistry(), Interfaces: links[i],
-				Gateways: &fakeNetwork{ready: ready}, Config: &fakeConfig{}, Conflicts: &fakeConflicts{}, Sessions: all50[i], PodRoutes: &fakePodRouter{},
+			r := NewReporter(ReportOptions{Loop: &fakeLoop{}, Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewPedanticRegistry(),
+				Interfaces: links[i],
+				Gateways:   &fakeNetwork{ready: ready}, Config: &fakeConfig{}, Conflicts: &fakeConflicts{}, Sessions: all50[i],
+				PodRoutes: &fakePodRouter{},
 				KubeProxy: &fakeProxy{}, Crowd: func() int { return all / 50 }, Report: func(r report.Report) {
 					mu.Lock()
 					defer mu.Unlock()

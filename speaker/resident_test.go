@@ -51,7 +51,8 @@ func TestMain(m *testing.M) {
 func BenchmarkResident(b *testing.B) {
 	segment := testnet.NewSegment(b, 3)
 	for i, host := range segment.Hosts[1:] {
-		router.NewFRR(b, host, fmt.Sprintf("router bgp 64513\n bgp router-id 198.18.0.%d\n no bgp ebgp-requires-policy\n neighbor 198.18.0.1 remote-as 64512\n", 2+i))
+		router.NewFRR(b, host, fmt.Sprintf("router bgp 64513\n bgp router-id 198.18.0.%d\n no bgp ebgp-requires-policy\n neighbor "+
+			"198.18.0.1 remote-as 64512\n", 2+i))
 	}
 	var listener net.Listener
 	require.NoError(b, segment.Hosts[0].Do(func() (err error) { listener, err = net.Listen("tcp", "127.0.0.1:0"); return err }))

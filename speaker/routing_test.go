@@ -111,8 +111,10 @@ func (s *story) hearsNothing() {
 
 // routed is a configuration with a peer for all nodes.
 func (s *story) routed() {
-	s.config.config.Peers = []config.Peer{{Name: "tor", Address: netip.MustParseAddr("198.18.0.254"), LocalASN: 64512, PeerASN: config.ASN{Number: 64513}, RouterID: netip.MustParseAddr("198.18.0.1")}}
-	s.config.config.Advertisements = []config.Advertisement{{Name: "routed", BGP: &config.BGP{AggregationLength: 32, AggregationLengthV6: 128}}}
+	s.config.config.Peers = []config.Peer{{Name: "tor", Address: netip.MustParseAddr("198.18.0.254"), LocalASN: 64512,
+		PeerASN: config.ASN{Number: 64513}, RouterID: netip.MustParseAddr("198.18.0.1")}}
+	s.config.config.Advertisements = []config.Advertisement{{Name: "routed",
+		BGP: &config.BGP{AggregationLength: 32, AggregationLengthV6: 128}}}
 }
 
 // newRoutedStory begins with a Service that has endpoints.
@@ -299,7 +301,8 @@ func TestDetectorTiesBFDToBGP(t *testing.T) {
 		assert.Equal(t, map[string]string{"far": "waiting for BFD (strict)"}, peers.downs())
 
 		peers.change(func() {
-			peers.peers = []bgp.Peer{{Name: "unnumbered", Address: found}, {Name: "tor", State: bgp.Established}, {Name: "plain", State: bgp.Connect, LastError: "refused", Ended: "hold timer expired"}}
+			peers.peers = []bgp.Peer{{Name: "unnumbered", Address: found}, {Name: "tor", State: bgp.Established},
+				{Name: "plain", State: bgp.Connect, LastError: "refused", Ended: "hold timer expired"}}
 		})
 		synctest.Wait()
 		assert.Equal(t, bfd.Session{Remote: found, Interface: "eth1", Timers: want}, b.wanted()["unnumbered"])
@@ -343,7 +346,8 @@ func TestDetectorTellsWhatIsNew(t *testing.T) {
 		d := NewDetector(b, peers, slog.New(slog.NewTextHandler(log, nil)))
 		go d.Run(t.Context())
 		want := plan.BGP{
-			Sessions: map[string]plan.Session{"tor": {Peer: &config.Peer{Name: "tor", Address: netip.MustParseAddr("198.18.0.254"), BFD: &config.BFD{DetectMultiplier: 3}}}},
+			Sessions: map[string]plan.Session{"tor": {Peer: &config.Peer{Name: "tor", Address: netip.MustParseAddr("198.18.0.254"),
+				BFD: &config.BFD{DetectMultiplier: 3}}}},
 			Problems: map[string]plan.Problem{"tor": {Reason: plan.RouterIDShared, Message: "node n2 has it, too"}},
 		}
 		d.Set(want)

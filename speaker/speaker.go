@@ -190,7 +190,8 @@ func New(o Options) (*Speaker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("watch the cluster: %w", err)
 	}
-	s := &Speaker{Options: o, cluster: c, ready: make(chan struct{}), planner: plan.NewPlanner(o.Node), leaving: map[netip.Addr]leaving{}, arriving: map[netip.Addr]arriving{}, endpoints: map[netip.Addr]time.Time{}}
+	s := &Speaker{Options: o, cluster: c, ready: make(chan struct{}), planner: plan.NewPlanner(o.Node), leaving: map[netip.Addr]leaving{},
+		arriving: map[netip.Addr]arriving{}, endpoints: map[netip.Addr]time.Time{}}
 	s.moves.moving, s.moves.orphans = map[netip.Addr]moving{}, map[netip.Addr]bool{}
 	s.state = state{plan: s.planner.Plan(), since: map[netip.Addr]time.Time{}}
 	s.metrics = newMetrics(o.Registry, s)
@@ -338,7 +339,8 @@ func locate(nodes map[string]plan.Node, networks map[string]report.Network) map[
 
 // equalNetworks reports whether the plan takes the two for the same.
 func equalNetworks(a, b report.Network) bool {
-	return a.Claims == b.Claims && a.Blind == b.Blind && a.Sick == b.Sick && a.Apart == b.Apart && slices.Equal(a.Segments, b.Segments) && (a.Segments == nil) == (b.Segments == nil)
+	return a.Claims == b.Claims && a.Blind == b.Blind && a.Sick == b.Sick && a.Apart == b.Apart && slices.Equal(a.Segments, b.Segments) &&
+		(a.Segments == nil) == (b.Segments == nil)
 }
 
 // update brings the plan up to date and returns what that changed.

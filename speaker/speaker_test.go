@@ -245,7 +245,8 @@ type story struct {
 // everything well.
 func newStory(t *testing.T, objects ...runtime.Object) *story {
 	t.Parallel()
-	s := &story{t: t, client: fake.NewClientset(append(objects, nodeObject("n1"))...), registry: prometheus.NewPedanticRegistry(), handOver: time.Millisecond}
+	s := &story{t: t, client: fake.NewClientset(append(objects, nodeObject("n1"))...), registry: prometheus.NewPedanticRegistry(),
+		handOver: time.Millisecond}
 	s.config.config = &config.Config{
 		Digest:         "d1",
 		Pools:          []config.Pool{{Name: "lan", Free: prefix("203.0.113.0/24"), Withheld: &netipx.IPSet{}}},
@@ -258,9 +259,11 @@ func newStory(t *testing.T, objects ...runtime.Object) *story {
 func (s *story) start() {
 	s.t.Helper()
 	var err error
-	s.speaker, err = New(Options{Node: "n1", Scope: testScope, Client: s.client, Config: &s.config, Members: &s.members, Networks: &s.members, Claimant: &s.members, DataPlane: &s.dataPlane,
+	s.speaker, err = New(Options{Node: "n1", Scope: testScope, Client: s.client, Config: &s.config, Members: &s.members, Networks: &s.members,
+		Claimant: &s.members, DataPlane: &s.dataPlane,
 		Announcer: &s.announcer, Limiter: &s.limiter, Router: &s.router, PodRoutes: &s.pods, Passwords: &s.passwords, Drain: s.drain,
-		Detector: NewDetector(&fakeBFD{}, &fakePeers{}, slog.New(slog.DiscardHandler)), Log: slog.New(slog.NewTextHandler(&s.log, nil)), Registry: s.registry, HandOver: s.handOver})
+		Detector: NewDetector(&fakeBFD{}, &fakePeers{}, slog.New(slog.DiscardHandler)), Log: slog.New(slog.NewTextHandler(&s.log, nil)),
+		Registry: s.registry, HandOver: s.handOver})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -348,8 +351,9 @@ func serviceObject(name, vip string) *corev1.Service {
 
 func endpoints(service string, eps ...discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
 	return &discoveryv1.EndpointSlice{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: service + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: service}},
-		Endpoints:  eps,
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: service + "-1",
+			Labels: map[string]string{discoveryv1.LabelServiceName: service}},
+		Endpoints: eps,
 	}
 }
 
@@ -440,7 +444,8 @@ func TestNodeLabelMovesVIPs(t *testing.T) {
 
 // What was reported of an address ends with the last Service that has it.
 func TestAddressesWithoutAServiceAreForgotten(t *testing.T) {
-	s := newStory(t, serviceObject("web", "203.0.113.1"), endpoints("web", on("n1")), serviceObject("dns", "203.0.113.2"), endpoints("dns", on("n1")))
+	s := newStory(t, serviceObject("web", "203.0.113.1"), endpoints("web", on("n1")), serviceObject("dns", "203.0.113.2"),
+		endpoints("dns", on("n1")))
 	s.start()
 	<-s.speaker.Ready()
 	forgotten := func(vips ...netip.Addr) {
@@ -679,12 +684,14 @@ func (s *story) limited(want map[string]uint32) {
 func limitedService(name, vip, limit string) *corev1.Service {
 	svc := serviceObject(name, vip)
 	svc.Annotations[annotation.ConnectionRateLimit] = limit
-	svc.Spec.Ports = []corev1.ServicePort{{Port: 80}, {Port: 53, Protocol: corev1.ProtocolUDP}, {Port: 9899, Protocol: corev1.ProtocolSCTP}, {Port: 1, Protocol: "QUIC"}}
+	svc.Spec.Ports = []corev1.ServicePort{{Port: 80}, {Port: 53, Protocol: corev1.ProtocolUDP}, {Port: 9899, Protocol: corev1.ProtocolSCTP},
+		{Port: 1, Protocol: "QUIC"}}
 	return svc
 }
 
 func TestLimitsFollowTheAnnotation(t *testing.T) {
-	s := newStory(t, limitedService("web", "203.0.113.1", "100"), endpoints("web", on("n1")), serviceObject("dns", "203.0.113.2"), endpoints("dns", on("n1")))
+	s := newStory(t, limitedService("web", "203.0.113.1", "100"), endpoints("web", on("n1")), serviceObject("dns", "203.0.113.2"),
+		endpoints("dns", on("n1")))
 	s.start()
 	s.limited(map[string]uint32{"203.0.113.1 default/web": 100})
 	_, last := s.limiter.told()

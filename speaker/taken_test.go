@@ -47,7 +47,8 @@ func TestWhatATakenNodeDraws(t *testing.T) {
 		drawsAllOfItsOwn bool
 	}{
 		{"nothing", false, func(*cut) {}, share, none, false},
-		{"that it is on the other segment, too", false, func(c *cut) { c.networks["taken"] = onThese(itsSegment, otherSegment) }, share, share, false},
+		{"that it is on the other segment, too", false, func(c *cut) { c.networks["taken"] = onThese(itsSegment, otherSegment) }, share,
+			share, false},
 		{"a thousand times that it is on the other segment", false, func(c *cut) {
 			c.networks["taken"] = onThese(append(slices.Repeat([]netip.Prefix{otherSegment}, 1000), itsSegment)...)
 		}, share, share, false},
@@ -90,7 +91,8 @@ func TestWhatATakenNodeDraws(t *testing.T) {
 		parsed, err := config.Parse([]byte(document))
 		require.NoError(t, err)
 		c := &cut{map[string]plan.Node{}, map[string]report.Network{}, map[string]bool{}}
-		for name, on := range map[string]netip.Prefix{"a": itsSegment, "b": itsSegment, "taken": itsSegment, "c": otherSegment, "d": otherSegment} {
+		for name, on := range map[string]netip.Prefix{"a": itsSegment, "b": itsSegment, "taken": itsSegment, "c": otherSegment,
+			"d": otherSegment} {
 			c.nodes[name], c.networks[name], c.alive[name] = plan.Node{}, onThese(on), true
 		}
 		s := plan.Snapshot{Config: parsed, Speakers: c.alive}

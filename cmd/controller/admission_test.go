@@ -22,11 +22,13 @@ import (
 func TestAdmissionIsServedBesideTheRest(t *testing.T) {
 	p := newProcess(t.Context())
 	p.flags.admission, p.flags.configNamespace, p.flags.configName = true, "ls", "lodestone-config"
-	p.log, p.client, p.election = slog.New(slog.DiscardHandler), fake.NewClientset(), &election{won: make(chan struct{}), ended: make(chan struct{})}
+	p.log, p.client, p.election = slog.New(slog.DiscardHandler), fake.NewClientset(),
+		&election{won: make(chan struct{}), ended: make(chan struct{})}
 	p.facts = clusterfacts.NewWatcher(clusterfacts.Options{Client: p.client, Log: p.log})
 	t.Cleanup(func() { p.cancel(); _ = p.tasks.Wait() })
 	secure := &server.SecureServingInfo{}
-	handler, err := p.serveAdmission(secure, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }))
+	handler, err := p.serveAdmission(secure,
+		http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }))
 	require.NoError(t, err)
 	require.Equal(t, []string{"lodestone-admission.ls.svc"}, secure.SNICerts[0].SNINames())
 
@@ -36,7 +38,8 @@ func TestAdmissionIsServedBesideTheRest(t *testing.T) {
 		return w
 	}
 	for document, allowed := range map[string]bool{`apiVersion: lodestone.io/v1alpha1\nkind: Config\n`: true, `kind: Config\n`: false} {
-		w := ask(http.MethodPost, "/admission/config", `{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"1","namespace":"ls","name":"lodestone-config",
+		w := ask(http.MethodPost, "/admission/config",
+			`{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"1","namespace":"ls","name":"lodestone-config",
 			"operation":"UPDATE","resource":{"version":"v1","resource":"configmaps"},"object":{"data":{"config.yaml":"`+document+`"}}}}`)
 		require.Equal(t, http.StatusOK, w.Code, w.Body)
 		var review admissionv1.AdmissionReview

@@ -65,7 +65,8 @@ func TestDashboardIsForWhoMayReadIt(t *testing.T) {
 		handler.ServeHTTP(w, r)
 		return w.Code
 	}
-	for _, path := range []string{dashboard.Path, "/dashboard/", "/dashboard/view", "/dashboard/events", "/dashboard/dashboard.js", "/dashboard/dashboard.css", "/dashboard/icon.svg", "/dashboard/nothing"} {
+	for _, path := range []string{dashboard.Path, "/dashboard/", "/dashboard/view", "/dashboard/events", "/dashboard/dashboard.js",
+		"/dashboard/dashboard.css", "/dashboard/icon.svg", "/dashboard/nothing"} {
 		assert.Equal(t, http.StatusUnauthorized, ask(path, "", false), "%s without a token", path)
 		assert.Equal(t, http.StatusUnauthorized, ask(path, "wrong", false), "%s with a token of nobody", path)
 		assert.Equal(t, http.StatusForbidden, ask(path, "somebody", false), "%s without the right", path)

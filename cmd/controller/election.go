@@ -50,7 +50,8 @@ func marginOf(lease, renewal time.Duration) time.Duration {
 // newElection takes the election over from the framework.
 func newElection(c *config.CompletedConfig) (*election, error) {
 	by := c.ComponentConfig.Generic.LeaderElection
-	e := &election{margin: marginOf(by.LeaseDuration.Duration, by.RenewDeadline.Duration), health: leaderelection.NewLeaderHealthzAdaptor(by.LeaseDuration.Duration), won: make(chan struct{}), ended: make(chan struct{})}
+	e := &election{margin: marginOf(by.LeaseDuration.Duration, by.RenewDeadline.Duration),
+		health: leaderelection.NewLeaderHealthzAdaptor(by.LeaseDuration.Duration), won: make(chan struct{}), ended: make(chan struct{})}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	if !by.LeaderElect {
 		return e, nil

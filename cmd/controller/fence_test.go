@@ -42,7 +42,8 @@ func TestFenceLetsReadsThroughAndWritesOnlyWithTheLease(t *testing.T) {
 // A write that the fence lets through is over before another process can lead.
 func TestFenceClosesBeforeTheLeaseEnds(t *testing.T) {
 	t.Parallel()
-	for _, tt := range []struct{ lease, renewal time.Duration }{{10 * time.Second, 7 * time.Second}, {15 * time.Second, 10 * time.Second}, {60 * time.Second, 40 * time.Second}} {
+	for _, tt := range []struct{ lease, renewal time.Duration }{{10 * time.Second, 7 * time.Second}, {15 * time.Second, 10 * time.Second},
+		{60 * time.Second, 40 * time.Second}} {
 		if last := tt.lease - marginOf(tt.lease, tt.renewal); last+servicelb.PatchTimeout > tt.lease {
 			t.Errorf("lease of %s: a write that begins after %s may end after it", tt.lease, last)
 		}

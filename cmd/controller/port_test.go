@@ -55,7 +55,8 @@ func serveSecurePort(t *testing.T) securePort {
 	c.Authentication.Authenticator = authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) {
 		return &authenticator.Response{User: &user.DefaultInfo{Name: "system:anonymous"}}, true, nil
 	})
-	c.Authorization.Authorizer = authorizer.AuthorizerFunc(func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	c.Authorization.Authorizer = authorizer.AuthorizerFunc(func(_ context.Context, a authorizer.Attributes) (authorizer.Decision,
+		string, error) {
 		if a.GetPath() == "/readyz" { // which --authorization-always-allow-paths has
 			return authorizer.DecisionAllow, "", nil
 		}
@@ -137,7 +138,8 @@ func open(conns []net.Conn) (n int) {
 func TestStrangersAtTheSecurePort(t *testing.T) {
 	p := serveSecurePort(t)
 	ask := p.apiServer("127.0.0.2")
-	kubelet := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} //nolint:gosec // as the kubelet
+	kubelet := &http.Client{Timeout: 5 * time.Second,
+		Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} //nolint:gosec // as the kubelet
 	t.Cleanup(kubelet.CloseIdleConnections)
 	goesOn := func() {
 		t.Helper()
@@ -182,7 +184,8 @@ func TestStrangersAtTheSecurePort(t *testing.T) {
 			time.Sleep(50 * time.Millisecond)
 		}
 	})
-	assert.Eventually(t, func() bool { code, _ := ask(); return code == http.StatusServiceUnavailable }, 20*time.Second, 10*time.Millisecond, "both places are taken")
+	assert.Eventually(t, func() bool { code, _ := ask(); return code == http.StatusServiceUnavailable }, 20*time.Second, 10*time.Millisecond,
+		"both places are taken")
 	stop()
 	sending.Wait()
 	begin := time.Now()

@@ -100,9 +100,11 @@ func (p *process) command() (*cobra.Command, error) {
 func (p *process) cloud(c *config.CompletedConfig) cloudprovider.Interface {
 	p.log = slog.New(logr.ToSlogHandler(klog.Background()))
 	p.scope = servicelb.Scope{Classless: p.flags.handleClassless, Classes: p.flags.classes}
-	upstream := framework.IsControllerEnabled(names.ServiceLBController, app.ControllersDisabledByDefault, c.ComponentConfig.Generic.Controllers)
+	upstream := framework.IsControllerEnabled(names.ServiceLBController, app.ControllersDisabledByDefault,
+		c.ComponentConfig.Generic.Controllers)
 	if upstream && !p.scope.Classless {
-		p.fatal(errors.New("--controllers enables service-lb-controller, which serves only Services without a class, and --handle-classless=false excludes these: remove one of the two"))
+		p.fatal(errors.New("--controllers enables service-lb-controller, which serves only Services without a class, and " +
+			"--handle-classless=false excludes these: remove one of the two"))
 	}
 	err := connect(c)
 	p.fatal(err)

@@ -24,8 +24,9 @@ import (
 func TestReadyzQuotesNoConfiguration(t *testing.T) {
 	p := newProcess(t.Context())
 	p.log = slog.New(slog.DiscardHandler)
-	p.client = fake.NewClientset(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ls", Name: "lodestone-config"}, Data: map[string]string{
-		"config.yaml": "apiVersion: lodestone.io/v1alpha1\nkind: Config\npools: [{name: tenant-7, addresses: [203.0.113.77/33]}]\n"}})
+	p.client = fake.NewClientset(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ls", Name: "lodestone-config"},
+		Data: map[string]string{
+			"config.yaml": "apiVersion: lodestone.io/v1alpha1\nkind: Config\npools: [{name: tenant-7, addresses: [203.0.113.77/33]}]\n"}})
 	p.config = kube.NewConfigWatcher(p.client, kube.ConfigOptions{Namespace: "ls", Name: "lodestone-config", Log: p.log})
 	p.facts = clusterfacts.NewWatcher(clusterfacts.Options{Client: p.client, Namespace: "ls", Log: p.log})
 	p.ledger = servicelb.NewLedger(servicelb.Scope{}, servicelb.Sources{Config: p.config, Facts: p.facts})

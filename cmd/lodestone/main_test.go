@@ -101,7 +101,8 @@ func (s *server) answer(r *http.Request) answer {
 	code := http.StatusOK
 	if err != nil {
 		code, version = http.StatusNotFound, schema.GroupVersion{Version: "v1"}
-		object = &metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonNotFound, Code: http.StatusNotFound, Message: err.Error()}
+		object = &metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonNotFound, Code: http.StatusNotFound,
+			Message: err.Error()}
 	}
 	info, _ := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
 	var body bytes.Buffer

@@ -65,10 +65,12 @@ func run(ctx context.Context, f *flags) error {
 	config := kube.NewConfigWatcher(s.client, kube.ConfigOptions{Namespace: f.namespace, Name: f.configMap, Log: s.log})
 	registry.MustRegister(config)
 	members := membership.New(membership.Options{
-		Node: f.node, Address: s.address, Secret: s.secret, ReadSecret: f.secret, Config: config, Namespace: f.namespace, Client: s.client, Interfaces: interfaces, Log: s.log, Registry: registry,
+		Node: f.node, Address: s.address, Secret: s.secret, ReadSecret: f.secret, Config: config, Namespace: f.namespace, Client: s.client,
+		Interfaces: interfaces, Log: s.log, Registry: registry,
 	})
 	proxy := speaker.NewKubeProxy(f.kubeProxyURL, f.node, members, s.log)
-	announcer := layer2.New(layer2.Options{Node: f.node, Interfaces: interfaces, Members: members, Keys: members.SealKeys, Received: netstate.Received, Log: s.log, Registry: registry})
+	announcer := layer2.New(layer2.Options{Node: f.node, Interfaces: interfaces, Members: members, Keys: members.SealKeys,
+		Received: netstate.Received, Log: s.log, Registry: registry})
 	limiter := limit.New(limit.Options{Log: s.log, Registry: registry})
 	podRoutes := podroutes.New(podroutes.Options{Interfaces: interfaces, Log: s.log, Registry: registry})
 	watchdog := bfd.New(bfd.Options{Log: s.log, Registry: registry})
@@ -78,8 +80,10 @@ func run(ctx context.Context, f *flags) error {
 	router := bgp.New(bgp.Options{Log: s.log, Registry: registry, Passwords: passwords.Password, Beside: netstate.Beside, Restarting: true})
 	detector := speaker.NewDetector(watchdog, router, s.log)
 	loop, err := speaker.New(speaker.Options{
-		Node: f.node, Client: s.client, Scope: f.scope, Config: config, Members: members, Networks: members, Claimant: members, DataPlane: proxy, Announcer: announcer, Limiter: limiter,
-		Router: router, PodRoutes: podRoutes, Passwords: passwords, Detector: detector, Log: s.log, Registry: registry, HandOver: f.handOver, Drain: f.drain,
+		Node: f.node, Client: s.client, Scope: f.scope, Config: config, Members: members, Networks: members, Claimant: members, DataPlane: proxy,
+		Announcer: announcer, Limiter: limiter,
+		Router: router, PodRoutes: podRoutes, Passwords: passwords, Detector: detector, Log: s.log, Registry: registry, HandOver: f.handOver,
+		Drain: f.drain,
 	})
 	if err != nil {
 		return err
@@ -89,7 +93,8 @@ func run(ctx context.Context, f *flags) error {
 		Node: f.node, Interfaces: interfaces, Members: members, Status: loop.Status, Log: s.log, ProxyModeURL: diagnosis.ProxyModeURL,
 	})
 	reporter := speaker.NewReporter(speaker.ReportOptions{
-		Loop: loop, Interfaces: interfaces, Gateways: gateways, Config: config, Conflicts: announcer, Sessions: detector, PodRoutes: podRoutes, KubeProxy: proxy, Crowd: members.Crowd, Report: members.Report, Log: s.log, Registry: registry,
+		Loop: loop, Interfaces: interfaces, Gateways: gateways, Config: config, Conflicts: announcer, Sessions: detector, PodRoutes: podRoutes,
+		KubeProxy: proxy, Crowd: members.Crowd, Report: members.Report, Log: s.log, Registry: registry,
 	})
 	server := debughttp.New(debughttp.Options{
 		Address: f.listen, CertFile: f.certFile, KeyFile: f.keyFile, Authorizer: debughttp.NewDelegate(s.client), Gatherer: registry,
@@ -103,7 +108,8 @@ func run(ctx context.Context, f *flags) error {
 	})
 	s.log.Info("starting", "node", f.node, "address", s.address, "version", buildinfo.Get().String())
 	address := speaker.AddressWatch{Address: s.address.Addr(), Node: loop}
-	return live(ctx, loop, address, interfaces, gateways, config, proxy, eyes, members, reporter, announcer, limiter, passwords, podRoutes, router, watchdog, detector, server)
+	return live(ctx, loop, address, interfaces, gateways, config, proxy, eyes, members, reporter, announcer, limiter, passwords, podRoutes,
+		router, watchdog, detector, server)
 }
 
 // runner is a part that works until its context ends.

@@ -34,7 +34,8 @@ import (
 
 const (
 	valid  = "apiVersion: lodestone.io/v1alpha1\nkind: Config\npools: [{name: lan, addresses: [203.0.113.0/26]}]\n"
-	broken = "apiVersion: lodestone.io/v1alpha1\nkind: Config\npools:\n- {name: a, addresses: [198.18.0.0/24]}\n- {name: b, addresses: [198.18.0.128/25]}\n"
+	broken = "apiVersion: lodestone.io/v1alpha1\nkind: Config\npools:\n- {name: a, addresses: [198.18.0.0/24]}\n- {name: b, addresses: " +
+		"[198.18.0.128/25]}\n"
 )
 
 func reviewer() *Reviewer {
@@ -63,7 +64,8 @@ func review(document string, change ...func(*admissionv1.AdmissionRequest)) []by
 	for _, f := range change {
 		f(r)
 	}
-	body, _ := json.Marshal(&admissionv1.AdmissionReview{TypeMeta: metav1.TypeMeta{APIVersion: "admission.k8s.io/v1", Kind: "AdmissionReview"}, Request: r})
+	body, _ := json.Marshal(&admissionv1.AdmissionReview{TypeMeta: metav1.TypeMeta{APIVersion: "admission.k8s.io/v1",
+		Kind: "AdmissionReview"}, Request: r})
 	return body
 }
 
@@ -176,7 +178,8 @@ func TestBodiesThatAreNoReviews(t *testing.T) {
 		return response.StatusCode
 	}
 	assert.Equal(t, 200, post(bytes.NewReader(review(broken))))
-	for _, body := range []string{"", "{", "null", "[]", `{"kind":"AdmissionReview"}`, `{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview"}`,
+	for _, body := range []string{"", "{", "null", "[]", `{"kind":"AdmissionReview"}`,
+		`{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview"}`,
 		strings.Replace(string(review(valid)), "admission.k8s.io/v1", "admission.k8s.io/v1beta1", 1), strings.Repeat("[", 100_000)} {
 		assert.Equal(t, 400, post(strings.NewReader(body)), "%.60s", body)
 	}
@@ -241,7 +244,8 @@ func newWorld(t *testing.T) *world {
 }
 
 func (w *world) keeper(leads bool) *Keeper {
-	k, err := NewKeeper(KeeperOptions{Client: w.Clientset, Namespace: "ls", Leads: func() bool { return leads }, Log: slog.New(slog.DiscardHandler), Now: func() time.Time { return w.now }})
+	k, err := NewKeeper(KeeperOptions{Client: w.Clientset, Namespace: "ls", Leads: func() bool { return leads },
+		Log: slog.New(slog.DiscardHandler), Now: func() time.Time { return w.now }})
 	require.NoError(w, err)
 	return k
 }
@@ -341,7 +345,8 @@ func TestWhatIsWrongIsMended(t *testing.T) {
 }
 
 func (w *world) write(data map[string][]byte) {
-	_, err := w.CoreV1().Secrets("ls").Update(w.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ls", Name: SecretName}, Data: data}, metav1.UpdateOptions{})
+	_, err := w.CoreV1().Secrets("ls").Update(w.Context(),
+		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ls", Name: SecretName}, Data: data}, metav1.UpdateOptions{})
 	require.NoError(w, err)
 }
 
@@ -363,7 +368,8 @@ func TestSecurePortServesTheCertificate(t *testing.T) {
 	t.Cleanup(func() { close(stop); <-stopped })
 
 	shown := func(name string) []byte {
-		c, err := tls.Dial("tcp", listener.Addr().String(), &tls.Config{ServerName: name, InsecureSkipVerify: true}) //nolint:gosec // it is looked at
+		c, err := tls.Dial("tcp", listener.Addr().String(),
+			&tls.Config{ServerName: name, InsecureSkipVerify: true}) //nolint:gosec // it is looked at
 		require.NoError(t, err)
 		defer c.Close()
 		return toPEM("CERTIFICATE", c.ConnectionState().PeerCertificates[0].Raw)
@@ -372,7 +378,8 @@ func TestSecurePortServesTheCertificate(t *testing.T) {
 	for range 2 { // the first one, and one that follows
 		w.keep(w.leader)
 		current, _ := w.leader.CurrentCertKeyContent()
-		require.Eventually(t, func() bool { return bytes.Equal(shown("lodestone-admission.ls.svc"), current) }, 10*time.Second, 10*time.Millisecond)
+		require.Eventually(t, func() bool { return bytes.Equal(shown("lodestone-admission.ls.svc"), current) }, 10*time.Second,
+			10*time.Millisecond)
 		w.now = w.now.Add(life - renewal + time.Hour)
 	}
 	require.Equal(t, string(own.certificate), string(shown("localhost")))

@@ -76,7 +76,8 @@ func newPair(name string, before *pair, now time.Time) (*pair, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &pair{certificate: toPEM("CERTIFICATE", der), key: toPEM("PRIVATE KEY", keyDER), authorities: toPEM("CERTIFICATE", authorityDER), until: leaf.NotAfter}
+	p := &pair{certificate: toPEM("CERTIFICATE", der), key: toPEM("PRIVATE KEY", keyDER), authorities: toPEM("CERTIFICATE", authorityDER),
+		until: leaf.NotAfter}
 	if before != nil {
 		if newest, _ := pem.Decode(before.authorities); newest != nil {
 			p.authorities = append(p.authorities, pem.EncodeToMemory(newest)...)

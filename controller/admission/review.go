@@ -99,7 +99,8 @@ func (v *Reviewer) Review(body []byte) (*admissionv1.AdmissionReview, error) {
 	if err := json.Unmarshal(body, &review); err != nil {
 		return nil, errors.New("no AdmissionReview: " + err.Error())
 	}
-	if want := admissionv1.SchemeGroupVersion.String(); review.APIVersion != want || review.Kind != "AdmissionReview" || review.Request == nil {
+	if want := admissionv1.SchemeGroupVersion.String(); review.APIVersion != want || review.Kind != "AdmissionReview" ||
+		review.Request == nil {
 		return nil, fmt.Errorf("no AdmissionReview of %s with a request", want)
 	}
 	response := v.judge(review.Request)
@@ -110,7 +111,8 @@ func (v *Reviewer) Review(body []byte) (*admissionv1.AdmissionReview, error) {
 // judge refuses our ConfigMap if its document is invalid, and nothing else.
 func (v *Reviewer) judge(r *admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
 	allowed := &admissionv1.AdmissionResponse{Allowed: true}
-	if r.Namespace != v.namespace || r.Name != v.name || r.Resource.Resource != "configmaps" || r.Resource.Group != "" || r.SubResource != "" ||
+	if r.Namespace != v.namespace || r.Name != v.name || r.Resource.Resource != "configmaps" || r.Resource.Group != "" ||
+		r.SubResource != "" ||
 		r.Operation != admissionv1.Create && r.Operation != admissionv1.Update {
 		return allowed
 	}
@@ -119,7 +121,8 @@ func (v *Reviewer) judge(r *admissionv1.AdmissionRequest) *admissionv1.Admission
 		return refuse("no ConfigMap: " + err.Error())
 	}
 	if !ok {
-		allowed.Warnings = []string{clip(fmt.Sprintf("the ConfigMap has no key %q, and so no configuration: the last valid one stays in force, until the controller starts anew", config.Key))}
+		allowed.Warnings = []string{clip(fmt.Sprintf("the ConfigMap has no key %q, and so no configuration: the last valid one stays in "+
+			"force, until the controller starts anew", config.Key))}
 		return allowed
 	}
 	parsed, err := config.Parse([]byte(document))

@@ -156,7 +156,8 @@ func frameOf(payload []byte) []byte {
 
 // reply makes the answer of a server to a message.
 func reply(m *dhcpv4.DHCPv4, kind dhcpv4.MessageType, server, addr netip.Addr, more ...dhcpv4.Modifier) *dhcpv4.DHCPv4 {
-	modifiers := []dhcpv4.Modifier{dhcpv4.WithMessageType(kind), dhcpv4.WithServerIP(server.AsSlice()), dhcpv4.WithOption(dhcpv4.OptServerIdentifier(server.AsSlice()))}
+	modifiers := []dhcpv4.Modifier{dhcpv4.WithMessageType(kind), dhcpv4.WithServerIP(server.AsSlice()),
+		dhcpv4.WithOption(dhcpv4.OptServerIdentifier(server.AsSlice()))}
 	if kind != dhcpv4.MessageTypeNak {
 		modifiers = append(modifiers, dhcpv4.WithYourIP(addr.AsSlice()), dhcpv4.WithLeaseTime(3600), dhcpv4.WithNetmask(net.CIDRMask(24, 32)))
 	}

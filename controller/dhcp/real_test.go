@@ -250,7 +250,8 @@ func TestDnsmasq(t *testing.T) {
 func TestDnsmasqRefuses(t *testing.T) {
 	t.Parallel()
 	seg := testnet.NewSegment(t, 2)
-	stop := dnsmasq(t, seg.Hosts[1], filepath.Join(t.TempDir(), "leases"), "198.18.0.100,198.18.0.109,255.255.255.0", "--dhcp-authoritative", "--no-ping")
+	stop := dnsmasq(t, seg.Hosts[1], filepath.Join(t.TempDir(), "leases"), "198.18.0.100,198.18.0.109,255.255.255.0",
+		"--dhcp-authoritative", "--no-ping")
 	s, end := start(t, seg.Hosts[0])
 	s.Set(clients(2))
 	had := await(t, s, "two leases", allLeased)
@@ -400,7 +401,8 @@ func TestKeaByHardwareAddress(t *testing.T) {
 func TestInterfaceFails(t *testing.T) {
 	t.Parallel()
 	seg := testnet.NewSegment(t, 2)
-	kea{leases: filepath.Join(t.TempDir(), "leases"), pool: "198.18.0.100-198.18.0.199", renew: 1, rebind: 20, expire: 30}.serve(t, seg.Hosts[1])
+	kea{leases: filepath.Join(t.TempDir(), "leases"), pool: "198.18.0.100-198.18.0.199", renew: 1, rebind: 20,
+		expire: 30}.serve(t, seg.Hosts[1])
 	h := seg.Hosts[0]
 	s, _ := start(t, h)
 	s.Set(clients(1))
@@ -450,7 +452,8 @@ func TestManyLeases(t *testing.T) {
 	seg := testnet.NewSegment(t, 3)
 	server := seg.Hosts[2]
 	server.Run("ip", "addr", "add", "198.18.4.1/22", "dev", "eth0")
-	dnsmasq(t, server, filepath.Join(t.TempDir(), "leases"), "198.18.4.2,198.18.6.200,255.255.252.0", "--dhcp-lease-max=1000", "--no-ping", "--quiet-dhcp")
+	dnsmasq(t, server, filepath.Join(t.TempDir(), "leases"), "198.18.4.2,198.18.6.200,255.255.252.0", "--dhcp-lease-max=1000", "--no-ping",
+		"--quiet-dhcp")
 	s, stop := start(t, seg.Hosts[0])
 	begin := time.Now()
 	s.Set(clients(n))

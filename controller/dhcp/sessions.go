@@ -417,7 +417,8 @@ func (t *sessions) refuse(s *session, a netip.Addr) error {
 	}
 	for _, other := range t.byID {
 		if other != s && other.lease != nil && other.lease.Addr == a {
-			return fmt.Errorf("%v is leased to %q already: a server that tells clients apart by hardware address, not by client identifier (option 61), can lease only one VIP", a, other.ID)
+			return fmt.Errorf("%v is leased to %q already: a server that tells clients apart by hardware address, not by client identifier "+
+				"(option 61), can lease only one VIP", a, other.ID)
 		}
 	}
 	return nil

@@ -74,7 +74,8 @@ func (t *sessions) silence(s *session, waiting int) error {
 		return fmt.Errorf("DHCP server %v has not extended the lease of %v since %s: all servers are asked from %s, and it ends at %s",
 			s.lease.Server, s.lease.Addr, since, clock(s.lease.Rebind), clock(s.lease.Expires))
 	case rebinding:
-		return fmt.Errorf("no DHCP server on interface %q has extended the lease of %v since %s: it ends at %s", t.name, s.lease.Addr, since, clock(s.lease.Expires))
+		return fmt.Errorf("no DHCP server on interface %q has extended the lease of %v since %s: it ends at %s", t.name, s.lease.Addr, since,
+			clock(s.lease.Expires))
 	}
 	hint := "check that a server or a relay serves its segment"
 	if t.heard.After(s.began) {

@@ -49,13 +49,20 @@ const (
 // EventReasons tells about each EventReason.
 func EventReasons() reason.Texts[EventReason] {
 	return reason.Texts[EventReason]{
-		ReasonSessionUp:            {Cause: "The node's BGP session with a router is established.", Cure: "Nothing to do."},
-		ReasonSessionDown:          {Cause: "The node has no BGP session with a router that it should have one with; the message says why.", Cure: "Follow the message; lodestone bgp peers shows all sessions. The router's log has the same event."},
-		ReasonSessionFlawed:        {Cause: "The node's BGP session with a router is established, and something is wrong with it; the message says what.", Cure: "Follow the message, before a router takes offence at it."},
-		ReasonInterfaceMissing:     {Cause: "No interface of the node is one that an advertisement announces on, so that it announces nothing there.", Cure: "Compare its layer2.interfaces with ip link on the node, or leave the node out by its nodeSelector."},
-		ReasonInterfaceMissingOver: {Cause: "The node has an interface for the advertisement again, or needs none any more.", Cure: "Nothing to do."},
-		ReasonOwnerChanged:         {Cause: "Another node announces an address of the Service by layer 2, and has for 10 seconds. The message says which one did before, and why; the first owner is not told of.", Cure: "Nothing to do for the Service. Look at the node that had it, if nobody meant it to move."},
-		ReasonNoOwner:              {Cause: "No node has announced an address of the Service by layer 2 for 10 seconds, and one did before.", Cure: "The message says why; lodestone explain service tells what every node lacks."},
+		ReasonSessionUp: {Cause: "The node's BGP session with a router is established.", Cure: "Nothing to do."},
+		ReasonSessionDown: {Cause: "The node has no BGP session with a router that it should have one with; the message says why.",
+			Cure: "Follow the message; lodestone bgp peers shows all sessions. The router's log has the same event."},
+		ReasonSessionFlawed: {Cause: "The node's BGP session with a router is established, and something is wrong with it; the " +
+			"message says what.", Cure: "Follow the message, before a router takes offence at it."},
+		ReasonInterfaceMissing: {Cause: "No interface of the node is one that an advertisement announces on, so that it announces " +
+			"nothing there.", Cure: "Compare its layer2.interfaces with ip link on the node, or leave the node out by its nodeSelector."},
+		ReasonInterfaceMissingOver: {Cause: "The node has an interface for the advertisement again, or needs none any more.",
+			Cure: "Nothing to do."},
+		ReasonOwnerChanged: {Cause: "Another node announces an address of the Service by layer 2, and has for 10 seconds. The message says " +
+			"which one did before, and why; the first owner is not told of.",
+			Cure: "Nothing to do for the Service. Look at the node that had it, if nobody meant it to move."},
+		ReasonNoOwner: {Cause: "No node has announced an address of the Service by layer 2 for 10 seconds, and one did before.",
+			Cure: "The message says why; lodestone explain service tells what every node lacks."},
 	}
 }
 
@@ -248,7 +255,8 @@ func (n *Narrator) tellUnmatched(node *corev1.Node, before, after []string) {
 	for _, name := range after {
 		if !slices.Contains(before, name) {
 			n.events.Event(node, corev1.EventTypeWarning, string(ReasonInterfaceMissing), fmt.Sprintf(
-				"no interface of this node is one that advertisement %q announces on: it announces nothing here. Compare its layer2.interfaces with ip link on the node, or leave the node out by its nodeSelector", name))
+				"no interface of this node is one that advertisement %q announces on: it announces nothing here. Compare its layer2.interfaces "+
+					"with ip link on the node, or leave the node out by its nodeSelector", name))
 		}
 	}
 	for _, name := range before {

@@ -119,7 +119,8 @@ func TestSessionsThatComeAndGoAreEvents(t *testing.T) {
 }
 
 func service(name string, vips ...string) *corev1.Service {
-	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name), Annotations: map[string]string{annotation.Assigned: strings.Join(vips, ",")}}}
+	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name),
+		Annotations: map[string]string{annotation.Assigned: strings.Join(vips, ",")}}}
 	svc.Spec.Type = corev1.ServiceTypeLoadBalancer
 	for _, vip := range vips {
 		svc.Status.LoadBalancer.Ingress = append(svc.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: vip})
@@ -130,8 +131,10 @@ func service(name string, vips ...string) *corev1.Service {
 // Each Service hears once of each move of its VIPs, and nobody else.
 func TestVIPsThatChangeHandsAreEvents(t *testing.T) {
 	t.Parallel()
-	s := newStory(t, service("dual", "203.0.113.1", "2001:db8::1"), service("shares", "203.0.113.1"), service("alone", "203.0.113.2"), service("stays", "203.0.113.3"))
-	a, b, six, nobodys := netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("203.0.113.2"), netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("203.0.113.9")
+	s := newStory(t, service("dual", "203.0.113.1", "2001:db8::1"), service("shares", "203.0.113.1"), service("alone", "203.0.113.2"),
+		service("stays", "203.0.113.3"))
+	a, b, six, nobodys := netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("203.0.113.2"), netip.MustParseAddr("2001:db8::1"),
+		netip.MustParseAddr("203.0.113.9")
 	lost := report.Move{At: morning, From: "n9", Why: report.SpeakerLost, To: map[string][]netip.Addr{"n1": {a, six}, "n2": {b, nobodys}}}
 	s.says(report.Report{Moves: []report.Move{lost}})
 	because := ": the speaker on node n9 is not heard any more: the node is down or cut off, or its speaker was killed"
@@ -141,14 +144,16 @@ func TestVIPsThatChangeHandsAreEvents(t *testing.T) {
 
 	gone := report.Move{At: morning.Add(time.Minute), From: "n2", Why: "NoServingEndpoint", To: map[string][]netip.Addr{"": {b}}}
 	s.says(report.Report{Moves: []report.Move{lost, gone}})
-	require.Equal(t, "Warning alone NoOwner: no node announces 203.0.113.2 by layer 2 any more, node n2 did: no endpoint of the Service takes traffic", <-s.events)
+	require.Equal(t, "Warning alone NoOwner: no node announces 203.0.113.2 by layer 2 any more, node n2 did: no endpoint of the Service "+
+		"takes traffic", <-s.events)
 	s.says(report.Report{Moves: []report.Move{gone}})
 	s.says(report.Report{})
 
 	t.Log("a Lease that was deleted comes back with what everybody knows")
 	require.NoError(t, s.client.CoordinationV1().Leases("lodestone-system").Delete(t.Context(), lease("n1").Name, metav1.DeleteOptions{}))
 	again := lease("n1", session(report.Session{Message: "refused"}))
-	again.Annotations = report.Report{Sessions: []report.Session{session(report.Session{Message: "refused"})}, Moves: []report.Move{lost}}.Annotations()
+	again.Annotations = report.Report{Sessions: []report.Session{session(report.Session{Message: "refused"})},
+		Moves: []report.Move{lost}}.Annotations()
 	_, err := s.client.CoordinationV1().Leases("lodestone-system").Create(t.Context(), again, metav1.CreateOptions{})
 	require.NoError(t, err)
 	require.Equal(t, `Warning n1 BGPSessionDown: no BGP session with peer "tor" (203.0.113.254): refused`, <-s.events)

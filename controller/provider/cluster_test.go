@@ -218,7 +218,8 @@ func (s *story) start() {
 	s.cloud = provider.New(s.config, ctl, provider.PodRoutes{Log: log})
 	s.cloud.Initialize(nil, nil)
 	s.cloud.SetInformers(factory)
-	upstream, err := servicecontroller.New(s.cloud, s.api, factory.Core().V1().Services(), factory.Core().V1().Nodes(), "kubernetes", utilfeature.DefaultFeatureGate)
+	upstream, err := servicecontroller.New(s.cloud, s.api, factory.Core().V1().Services(), factory.Core().V1().Nodes(), "kubernetes",
+		utilfeature.DefaultFeatureGate)
 	if err != nil {
 		s.Fatal(err)
 	}

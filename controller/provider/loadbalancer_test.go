@@ -265,7 +265,8 @@ func TestLoadBalancer(t *testing.T) {
 	one, three := s.get("one"), s.get("three")
 	for range 2 {
 		status, err := lb.EnsureLoadBalancer(ctx, "", one, nil)
-		if err != nil || len(status.Ingress) != 1 || status.Ingress[0].IP != "203.0.113.10" || *status.Ingress[0].IPMode != corev1.LoadBalancerIPModeVIP {
+		if err != nil || len(status.Ingress) != 1 || status.Ingress[0].IP != "203.0.113.10" ||
+			*status.Ingress[0].IPMode != corev1.LoadBalancerIPModeVIP {
 			t.Errorf("one: %v, %v", status, err)
 		}
 	}

@@ -130,7 +130,8 @@ func (l loadBalancer) GetLoadBalancerName(_ context.Context, clusterName string,
 
 // EnsureLoadBalancer gives the Service its addresses. The error is the
 // refusal, if it is refused; it keeps what it holds then.
-func (l loadBalancer) EnsureLoadBalancer(ctx context.Context, _ string, svc *corev1.Service, _ []*corev1.Node) (*corev1.LoadBalancerStatus, error) {
+func (l loadBalancer) EnsureLoadBalancer(ctx context.Context, _ string, svc *corev1.Service,
+	_ []*corev1.Node) (*corev1.LoadBalancerStatus, error) {
 	if !l.ours(svc) {
 		return nil, cloudprovider.ImplementedElsewhere
 	}

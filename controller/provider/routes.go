@@ -49,7 +49,8 @@ func (c *Cloud) Routes() (cloudprovider.Routes, bool) {
 	cfg, _ := c.config.Current()
 	switch {
 	case cfg == nil || cfg.Routes == nil:
-		c.pods.Log.Warn("no routes to pods: the configuration has no routes; the Nodes' condition NetworkUnavailable is left alone until the controller is restarted with one")
+		c.pods.Log.Warn("no routes to pods: the configuration has no routes; the Nodes' condition NetworkUnavailable is left alone until " +
+			"the controller is restarted with one")
 		return nil, false
 	case c.pods.ClusterCIDR == "":
 		c.pods.Log.Error("the Nodes' condition NetworkUnavailable is left alone: set --cluster-cidr to the pod CIDRs of the cluster")
@@ -61,7 +62,8 @@ func (c *Cloud) Routes() (cloudprovider.Routes, bool) {
 // ListRoutes returns the pod CIDRs of nodes that have routes.
 func (r *routes) ListRoutes(ctx context.Context, _ string) ([]*cloudprovider.Route, error) {
 	if cfg, _ := r.config.Current(); cfg == nil || cfg.Routes == nil {
-		return nil, errors.New("the configuration has no routes any more: restart the controller, the Nodes' condition NetworkUnavailable stays as it is")
+		return nil, errors.New("the configuration has no routes any more: restart the controller, the Nodes' condition NetworkUnavailable " +
+			"stays as it is")
 	}
 	leases, err := r.list(ctx)
 	if err != nil {
@@ -128,9 +130,11 @@ func (r *routes) CreateRoute(_ context.Context, _, _ string, route *cloudprovide
 	r.mu.Unlock()
 	switch {
 	case lease == nil:
-		return fmt.Errorf("node %s has no speaker that could see to routes to its pods: does the DaemonSet lodestone-speaker run there?", route.TargetNode)
+		return fmt.Errorf("node %s has no speaker that could see to routes to its pods: does the DaemonSet lodestone-speaker run there?",
+			route.TargetNode)
 	case !says(lease, route.DestinationCIDR):
-		return fmt.Errorf("the speaker of node %s does not say that %s has routes: its log and /status tell why", route.TargetNode, route.DestinationCIDR)
+		return fmt.Errorf("the speaker of node %s does not say that %s has routes: its log and /status tell why", route.TargetNode,
+			route.DestinationCIDR)
 	}
 	return nil
 }

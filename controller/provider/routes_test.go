@@ -71,7 +71,8 @@ const period = 10 * time.Second
 // newRouted has the framework's own route controller with our provider, which the
 // first pass starts. It is for a synctest bubble.
 func newRouted(t *testing.T, objects ...*corev1.Node) *routed {
-	r := &routed{T: t, client: fake.NewClientset(), config: &editable{config: &config.Config{Routes: &config.Routes{Mode: config.RoutesKernel}}}, log: &strings.Builder{}}
+	r := &routed{T: t, client: fake.NewClientset(),
+		config: &editable{config: &config.Config{Routes: &config.Routes{Mode: config.RoutesKernel}}}, log: &strings.Builder{}}
 	require.NoError(t, registerFeatures())
 	for _, n := range objects {
 		r.node(n)
@@ -232,15 +233,17 @@ func TestRoutesAreOptional(t *testing.T) {
 		ok     bool
 		log    string
 	}{
-		"no configuration":  {nil, "10.244.0.0/16", false, "the configuration has no routes"},
-		"none in it":        {&config.Config{}, "10.244.0.0/16", false, "the configuration has no routes"},
-		"no --cluster-cidr": {&config.Config{Routes: &config.Routes{Mode: config.RoutesBGP}}, "", false, "set --cluster-cidr to the pod CIDRs of the cluster"},
-		"all there":         {&config.Config{Routes: &config.Routes{Mode: config.RoutesBGP}}, "10.244.0.0/16", true, ""},
+		"no configuration": {nil, "10.244.0.0/16", false, "the configuration has no routes"},
+		"none in it":       {&config.Config{}, "10.244.0.0/16", false, "the configuration has no routes"},
+		"no --cluster-cidr": {&config.Config{Routes: &config.Routes{Mode: config.RoutesBGP}}, "", false,
+			"set --cluster-cidr to the pod CIDRs of the cluster"},
+		"all there": {&config.Config{Routes: &config.Routes{Mode: config.RoutesBGP}}, "10.244.0.0/16", true, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var log strings.Builder
-			cloud := provider.New(given{config: tt.config}, nil, provider.PodRoutes{ClusterCIDR: tt.cidr, Log: slog.New(slog.NewTextHandler(&log, nil))})
+			cloud := provider.New(given{config: tt.config}, nil,
+				provider.PodRoutes{ClusterCIDR: tt.cidr, Log: slog.New(slog.NewTextHandler(&log, nil))})
 			_, ok := cloud.Routes()
 			assert.Equal(t, tt.ok, ok)
 			assert.Contains(t, log.String(), tt.log)

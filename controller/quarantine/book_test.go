@@ -255,7 +255,8 @@ func TestAnotherVersionIsNeitherReadNorOverwritten(t *testing.T) {
 		s.edit(func(string) string { return "version 2\n{}\n" })
 		_, err := s.open().Load(t.Context())
 		assert.EqualError(t, err, "load released addresses: read ConfigMap lodestone-system/lodestone-released: another format: version 2, "+
-			"and this controller reads version 1: run the version that wrote it, or delete the ConfigMap (other Services may then get the addresses in it at once)")
+			"and this controller reads version 1: run the version that wrote it, or delete the ConfigMap (other Services may then get the "+
+			"addresses in it at once)")
 		err = b.Keep(t.Context(), release("203.0.113.6", "default/web", time.Hour))
 		assert.ErrorContains(t, err, "record the release of 203.0.113.6 by default/web: read ConfigMap")
 		assert.Equal(t, "version 2\n{}\n", s.text())
@@ -356,7 +357,8 @@ func TestRecordsThatCouldNotBeReadBackAreRefused(t *testing.T) {
 
 func TestMetrics(t *testing.T) {
 	simulated(t, func(t *testing.T, s *server, b *Book) {
-		require.NoError(t, b.Keep(t.Context(), release("203.0.113.5", "default/web", time.Second), release("203.0.113.6", "default/web", time.Hour)))
+		require.NoError(t, b.Keep(t.Context(), release("203.0.113.5", "default/web", time.Second),
+			release("203.0.113.6", "default/web", time.Hour)))
 		time.Sleep(time.Minute)
 		reg := prometheus.NewPedanticRegistry()
 		require.NoError(t, reg.Register(b))

@@ -132,7 +132,8 @@ func (w *world) check(known []Record) {
 func (w *world) keep(rt *rapid.T) {
 	who := rapid.IntRange(0, 1).Draw(rt, "leader")
 	l := w.leaders[who]
-	l.faults = rapid.SliceOfN(rapid.SampledFrom([]string{"none", "none", "refused", "answer lost", "killed before", "killed after"}), 0, 6).Draw(rt, "faults")
+	l.faults = rapid.SliceOfN(rapid.SampledFrom([]string{"none", "none", "refused", "answer lost", "killed before", "killed after"}), 0,
+		6).Draw(rt, "faults")
 	hosts := rapid.SliceOfNDistinct(rapid.IntRange(1, 6), 1, 3, rapid.ID[int]).Draw(rt, "addresses")
 	rest := time.Duration(rapid.SampledFrom([]int{0, 5, 30, 3600}).Draw(rt, "rest")) * time.Second
 	w.server.meddleWith(l.meddle)
@@ -141,7 +142,8 @@ func (w *world) keep(rt *rapid.T) {
 	records, errs := make([]Record, len(hosts)), make([]error, len(hosts))
 	var calls sync.WaitGroup
 	for i, n := range hosts {
-		records[i] = release(netip.AddrFrom4([4]byte{203, 0, 113, byte(n)}).String(), rapid.SampledFrom([]string{"default/web", "shop/cart"}).Draw(rt, "service"), rest).rounded()
+		records[i] = release(netip.AddrFrom4([4]byte{203, 0, 113, byte(n)}).String(),
+			rapid.SampledFrom([]string{"default/web", "shop/cart"}).Draw(rt, "service"), rest).rounded()
 		calls.Go(func() { errs[i] = l.Keep(ctx, records[i]) })
 	}
 	calls.Wait()

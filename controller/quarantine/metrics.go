@@ -36,8 +36,11 @@ const (
 // LossReasons tells about each LossReason.
 func LossReasons() reason.Texts[LossReason] {
 	return reason.Texts[LossReason]{
-		LostFull:       {Cause: "The record has no room for the release.", Cure: "Nothing at once: the address rests all the same, until the controller restarts. If it goes on, shorten quarantine or delete fewer Services at a time."},
-		LostUnreadable: {Cause: "A line of the record is none, after an edit by hand.", Cure: "Leave the ConfigMap lodestone-released alone. The next write removes the line."},
+		LostFull: {Cause: "The record has no room for the release.",
+			Cure: "Nothing at once: the address rests all the same, until the controller restarts. If it goes on, shorten quarantine or delete " +
+				"fewer Services at a time."},
+		LostUnreadable: {Cause: "A line of the record is none, after an edit by hand.",
+			Cure: "Leave the ConfigMap lodestone-released alone. The next write removes the line."},
 	}
 }
 
@@ -53,7 +56,8 @@ type metrics struct{ writes, dropped *prometheus.CounterVec }
 func newMetrics() metrics {
 	m := metrics{
 		writes: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: MetricWrites, Help: "Attempts to write the record of released addresses, by result: saved, conflict, failed."}, []string{"result"}),
+			Name: MetricWrites, Help: "Attempts to write the record of released addresses, by result: saved, conflict, failed."},
+			[]string{"result"}),
 		dropped: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: MetricDropped, Help: "Records of released addresses that were lost, by reason: full, unreadable."}, []string{"reason"}),
 	}

@@ -96,7 +96,8 @@ func (h *holdings) confirm(a *account) {
 func (h *holdings) adopt(a *account, req ipam.Request, addrs []netip.Addr) {
 	a.foreign, a.obstacle = addrs, nil
 	if r := h.Claim(req, addrs, a.created, h.now()); r != nil {
-		a.obstacle = r.Behind(r.Reason, fmt.Sprintf("another load balancer has given it %s, which stays in the status until Lodestone can give it, too, or the Service asks for another address (%s): ",
+		a.obstacle = r.Behind(r.Reason, fmt.Sprintf("another load balancer has given it %s, which stays in the status until Lodestone can "+
+			"give it, too, or the Service asks for another address (%s): ",
 			join(addrs), moving))
 		return
 	}
@@ -107,5 +108,6 @@ func (h *holdings) adopt(a *account, req ipam.Request, addrs []netip.Addr) {
 // said so.
 func adoptions(svc *corev1.Service, held []ipam.Held) []netip.Addr {
 	assigned := kube.Assigned(svc)
-	return slices.DeleteFunc(kube.StatusAddresses(svc), func(addr netip.Addr) bool { return slices.Contains(assigned, addr) || !holds(held, addr) })
+	return slices.DeleteFunc(kube.StatusAddresses(svc),
+		func(addr netip.Addr) bool { return slices.Contains(assigned, addr) || !holds(held, addr) })
 }

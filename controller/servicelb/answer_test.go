@@ -25,7 +25,8 @@ func TestTheAnswerToAPatchIsNotKept(t *testing.T) {
 			_, _ = w.Write([]byte(`{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Conflict", "code": 409}`))
 			return
 		}
-		_, _ = w.Write([]byte(`{"kind": "Service", "apiVersion": "v1", "metadata": {"annotations": {"example.com/a": "` + strings.Repeat("x", 256<<10)))
+		_, _ = w.Write([]byte(`{"kind": "Service", "apiVersion": "v1", "metadata": {"annotations": {"example.com/a": "` +
+			strings.Repeat("x", 256<<10)))
 		_ = http.NewResponseController(w).Flush()
 		<-r.Context().Done()
 	}))

@@ -74,7 +74,8 @@ func TestAnAnnotationClaimsNothingThatARequestWouldNotGet(t *testing.T) {
 					s := newStory(t)
 					s.configure(contestedAddresses)
 					gateway := netip.MustParseAddr("203.0.113.1")
-					s.around.facts = &clusterfacts.Facts{Forbidden: []clusterfacts.Forbidden{{Range: netipx.IPRangeFrom(gateway, gateway), Why: "the default gateway of node n1"}}}
+					s.around.facts = &clusterfacts.Facts{Forbidden: []clusterfacts.Forbidden{{Range: netipx.IPRangeFrom(gateway, gateway),
+						Why: "the default gateway of node n1"}}}
 					s.stale = true
 					s.creates("mine", annotated(annotation.Addresses, "203.0.113.8"))
 					s.creates("gone", annotated(annotation.Addresses, "203.0.113.9"))
@@ -133,7 +134,8 @@ func TestAnAnnotationClaimsAtMostWhatARequestMayName(t *testing.T) {
 	for i := range 200 {
 		all = append(all, fmt.Sprintf("203.0.113.%d", 1+i))
 	}
-	s.server.create("default/greedy", s.clock, assignedTo(strings.Join(all, ",")), annotated(annotation.Addresses, "poison"), annotated(annotation.AssignedPools, strings.Repeat("lan,", 100_000)))
+	s.server.create("default/greedy", s.clock, assignedTo(strings.Join(all, ",")), annotated(annotation.Addresses, "poison"),
+		annotated(annotation.AssignedPools, strings.Repeat("lan,", 100_000)))
 	s.restart()
 	require.Len(t, s.Ledger.Holds(string(s.server.get("default/greedy").UID)), ipam.MaxAddresses)
 }
@@ -177,7 +179,8 @@ func TestWhatRestsCountsForTheQuota(t *testing.T) {
 // that starts after it, or during it.
 func TestAPoolThatIsSplitMovesNobodyEver(t *testing.T) {
 	t.Parallel()
-	const split = "pools:\n  - {name: legacy, addresses: [203.0.113.10-203.0.113.14]}\n  - {name: lan, addresses: [203.0.113.15-203.0.113.19]}\n"
+	const split = "pools:\n  - {name: legacy, addresses: [203.0.113.10-203.0.113.14]}\n  - {name: lan, addresses: " +
+		"[203.0.113.15-203.0.113.19]}\n"
 	for name, edit := range map[string]func(s *story){
 		"before the restart": func(s *story) { s.configure(split) },
 		"at the restart":     func(s *story) { s.config.set(split) },
@@ -206,7 +209,8 @@ func TestAPoolThatIsSplitMovesNobodyEver(t *testing.T) {
 func TestForgedPoolsGiveNothing(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
-	s.configure("pools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.19]}\n  - {name: dmz, addresses: [198.51.100.10-198.51.100.19], namespaces: [infra]}\n")
+	s.configure("pools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.19]}\n  - {name: dmz, addresses: " +
+		"[198.51.100.10-198.51.100.19], namespaces: [infra]}\n")
 	s.creates("web")
 	s.server.update("default/web", annotated(annotation.AssignedPools, "dmz"), annotated(annotation.AddressPool, "dmz"))
 	s.restart()

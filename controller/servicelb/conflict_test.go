@@ -82,7 +82,8 @@ func TestANewAddressThatAnotherHostHas(t *testing.T) {
 	s.has("last", "203.0.113.10", "True Allocated")
 	s.reports("203.0.113.10 withheld") // it is still there
 	s.has("last", "203.0.113.10", "False AddressConflict")
-	s.says("last", "the host 02:00:00:00:00:0c (seen by node n1) has 203.0.113.10, which is therefore not announced; there is no other address: pool \"lan\" has 0 of 3 IPv4 addresses free; keeps 203.0.113.10 from pool \"lan\"")
+	s.says("last", "the host 02:00:00:00:00:0c (seen by node n1) has 203.0.113.10, which is therefore not announced; there is no other "+
+		"address: pool \"lan\" has 0 of 3 IPv4 addresses free; keeps 203.0.113.10 from pool \"lan\"")
 	s.pass(time.Hour)
 	s.deletes("web")
 	s.has("last", "203.0.113.11", "True Allocated")
@@ -99,7 +100,8 @@ func TestAServiceThatStaysOnAnAddressThatAnotherHostHas(t *testing.T) {
 	s.creates("sharer", shared("k"), ports(443))
 	s.events.take()
 	s.reports("203.0.113.10 withheld", "203.0.113.11 withheld", "203.0.113.12 withheld")
-	for name, addr := range map[string]string{"named": "203.0.113.11", "reserved": "203.0.113.12", "shared": "203.0.113.10", "sharer": "203.0.113.10"} {
+	for name, addr := range map[string]string{"named": "203.0.113.11", "reserved": "203.0.113.12", "shared": "203.0.113.10",
+		"sharer": "203.0.113.10"} {
 		s.has(name, addr, "False AddressConflict")
 		s.says(name, "has "+addr+", which is therefore not announced: take it away from that host")
 	}
@@ -214,7 +216,8 @@ func TestAFloodOfConflicts(t *testing.T) {
 	assert.Equal(t, float64(maxWithheld), wide.Conflicted)
 	s.warn()
 	require.Len(t, s.config.warnings, 2)
-	assert.Contains(t, s.config.warnings[0], `pool "lan": speakers report more IPv4 addresses of it in use by other hosts than are withheld from Services, which is at most 5`)
+	assert.Contains(t, s.config.warnings[0],
+		`pool "lan": speakers report more IPv4 addresses of it in use by other hosts than are withheld from Services, which is at most 5`)
 
 	s.creates("new") // in conflict as well, and there is no room to withhold more
 	s.has("new", "203.0.113.16", "False AddressConflict")

@@ -232,8 +232,10 @@ func (c *conflicts) freed(addrs []netip.Addr) (changed bool) {
 func (c *conflicts) overrun() []string {
 	var sentences []string
 	for of, most := range c.full {
-		sentences = append(sentences, fmt.Sprintf("pool %q: speakers report more %s addresses of it in use by other hosts than are withheld from Services, which is at most %d; "+
-			"exclude what other hosts use (conflicts in the annotation %s of the speakers' Leases lists it)", of.pool, of.family, most, annotation.Report))
+		sentences = append(sentences, fmt.Sprintf("pool %q: speakers report more %s addresses of it in use by other hosts than are withheld "+
+			"from Services, which is at most %d; "+
+			"exclude what other hosts use (conflicts in the annotation %s of the speakers' Leases lists it)", of.pool, of.family, most,
+			annotation.Report))
 	}
 	slices.Sort(sentences)
 	return sentences

@@ -32,7 +32,8 @@ func FuzzRequestOf(f *testing.F) {
 			}
 			return
 		}
-		if len(req.Pools) > maxPools || len(req.Addresses) > ipam.MaxAddresses || req.Sharing != nil && len(req.Sharing.Namespaces) > maxNamespaces {
+		if len(req.Pools) > maxPools || len(req.Addresses) > ipam.MaxAddresses || req.Sharing != nil &&
+			len(req.Sharing.Namespaces) > maxNamespaces {
 			t.Errorf("request %+v", req)
 		}
 		for _, a := range req.Addresses {

@@ -33,15 +33,21 @@ func TestNoHistoryGivesAnAddressTwice(t *testing.T) {
 	configs := []string{
 		lan,
 		"quarantine: 0s\npools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.12]}\n",
-		"quarantine: 10s\npools:\n  - {name: lan, addresses: [203.0.113.11-203.0.113.13]}\n  - {name: six, addresses: ['2001:db8::10-2001:db8::11'], priority: 5}\n",
+		"quarantine: 10s\npools:\n  - {name: lan, addresses: [203.0.113.11-203.0.113.13]}\n  - {name: six, addresses: " +
+			"['2001:db8::10-2001:db8::11'], priority: 5}\n",
 		"quarantine: 5s\npools:\n  - {name: six, addresses: ['2001:db8::10-2001:db8::19']}\n",
 		office,
-		office + "  - {name: six, addresses: ['2001:db8::10-2001:db8::12']}\n  - {name: lan, addresses: [203.0.113.10]}\n  - {name: lab, dhcp: {interface: eth2}}\n",
-		"quarantine: 20s\npools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.14], keepFor: 1m, namespaceQuota: 2}\nreservations: [{service: default/s1, addresses: [203.0.113.12]}]\n",
-		"quarantine: 20s\npools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.12], state: draining}\n  - {name: new, addresses: [203.0.113.13-203.0.113.14], namespaceSelector: {matchLabels: {env: prod}}}\n",
-		"quarantine: 5s\npools:\n  - {name: legacy, addresses: [203.0.113.10-203.0.113.11]}\n  - {name: lan, addresses: [203.0.113.12-203.0.113.19, '2001:db8::10-2001:db8::19']}\n",
+		office + "  - {name: six, addresses: ['2001:db8::10-2001:db8::12']}\n  - {name: lan, addresses: [203.0.113.10]}\n  - {name: lab, " +
+			"dhcp: {interface: eth2}}\n",
+		"quarantine: 20s\npools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.14], keepFor: 1m, namespaceQuota: 2}\nreservations: " +
+			"[{service: default/s1, addresses: [203.0.113.12]}]\n",
+		"quarantine: 20s\npools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.12], state: draining}\n  - {name: new, addresses: " +
+			"[203.0.113.13-203.0.113.14], namespaceSelector: {matchLabels: {env: prod}}}\n",
+		"quarantine: 5s\npools:\n  - {name: legacy, addresses: [203.0.113.10-203.0.113.11]}\n  - {name: lan, addresses: " +
+			"[203.0.113.12-203.0.113.19, '2001:db8::10-2001:db8::19']}\n",
 		"compatibility: [metallb]\n" + lan,
-		"compatibility: [metallb, kube-vip]\nquarantine: 5s\npools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.12]}\n  - {name: office, dhcp: {interface: eth1}}\n",
+		"compatibility: [metallb, kube-vip]\nquarantine: 5s\npools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.12]}\n  - {name: " +
+			"office, dhcp: {interface: eth1}}\n",
 	}
 	wishes := []func(*corev1.Service){
 		func(*corev1.Service) {},
@@ -126,7 +132,8 @@ func TestNoHistoryGivesAnAddressTwice(t *testing.T) {
 			},
 			"disputes": func(t *rapid.T) {
 				settled := s.settledAddresses()
-				report := rapid.SampledFrom([]string{"203.0.113.10 withheld", "203.0.113.11 withheld", "203.0.113.12 announced", "198.18.0.240 withheld", "2001:db8::10 withheld"})
+				report := rapid.SampledFrom([]string{"203.0.113.10 withheld", "203.0.113.11 withheld", "203.0.113.12 announced",
+					"198.18.0.240 withheld", "2001:db8::10 withheld"})
 				s.around.report(rapid.SliceOfNDistinct(report, 0, 5, rapid.ID[string]).Draw(t, "reports")...)
 				s.stale = true
 				s.keeps(settled)
@@ -204,7 +211,8 @@ func (s *story) restartChangesNothing() {
 	if s.config.config == nil || s.config.state.Err != nil || len(s.around.facts.Disputes)+len(s.Ledger.conflicts.withheld) > 0 {
 		return
 	}
-	fresh := NewLedger(s.scope, Sources{Config: s.config, Facts: s.around, NamespaceLabels: s.around.Labels, Now: func() time.Time { return s.clock }})
+	fresh := NewLedger(s.scope, Sources{Config: s.config, Facts: s.around, NamespaceLabels: s.around.Labels,
+		Now: func() time.Time { return s.clock }})
 	records, _ := s.book.Load(context.Background())
 	fresh.Prime(s.server.all(), records)
 	services := slices.DeleteFunc(s.server.all(), func(svc *corev1.Service) bool { return !s.scope.Serves(svc) })
@@ -237,7 +245,8 @@ func (s *story) due() {
 	n := 0
 	for name, a := range l.accounts {
 		held := l.held.Holds(a.owner.UID)
-		if !a.judged || a.edition == l.edition && !a.verdict.waits() && slices.Equal(a.verdict.Held, held) && slices.Equal(a.verdict.Disputes, l.conflicts.about(held)) {
+		if !a.judged || a.edition == l.edition && !a.verdict.waits() && slices.Equal(a.verdict.Held, held) &&
+			slices.Equal(a.verdict.Disputes, l.conflicts.about(held)) {
 			continue
 		}
 		n++
@@ -343,7 +352,8 @@ func (s *story) fitted(t *rapid.T) {
 		req, _ := RequestOf(svc, nil, compat.For(s.config.config))
 		for _, a := range kube.VIPs(svc) {
 			for _, other := range by[a] {
-				clash := req.Sharing == nil || other.Sharing == nil || req.Sharing.Key != other.Sharing.Key || req.Sharing.Backends != other.Sharing.Backends
+				clash := req.Sharing == nil || other.Sharing == nil || req.Sharing.Key != other.Sharing.Key ||
+					req.Sharing.Backends != other.Sharing.Backends
 				for i := 0; !clash && i < len(req.Sharing.Ports); i++ {
 					clash = slices.Contains(other.Sharing.Ports, req.Sharing.Ports[i])
 				}

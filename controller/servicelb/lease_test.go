@@ -203,7 +203,8 @@ func TestServiceGetsALeasedAddressWithOneWriteAndOneEvent(t *testing.T) {
 	s.leases("web", "198.18.0.240=eth1")
 	s.wantEvents("Normal Allocated default/web: 198.18.0.240")
 	assert.Equal(t, 1, s.server.patches)
-	assert.Equal(t, map[string][]LeaseClient{"eth1": {{ID: "kubernetes/default/web", Hostname: "web", Last: netip.MustParseAddr("198.18.0.240")}}}, s.Ledger.LeaseClients())
+	assert.Equal(t, map[string][]LeaseClient{"eth1": {{ID: "kubernetes/default/web", Hostname: "web",
+		Last: netip.MustParseAddr("198.18.0.240")}}}, s.Ledger.LeaseClients())
 	s.silent("the lease is extended", func() { s.lessor.notify(); s.run() })
 
 	s.deletes("web")
@@ -242,7 +243,8 @@ func TestLeasedAddressOutlivesTheController(t *testing.T) {
 	s.configure(office)
 	s.has("a", "198.18.0.240", "True Allocated")
 	s.has("b", "198.18.0.242", "True Allocated")
-	s.wantEvents("Warning LeaseLost default/b: 198.18.0.241 is withdrawn: the DHCP server leases 198.18.0.242 instead.", "Normal Allocated default/b")
+	s.wantEvents("Warning LeaseLost default/b: 198.18.0.241 is withdrawn: the DHCP server leases 198.18.0.242 instead.",
+		"Normal Allocated default/b")
 }
 
 func TestLostLeaseTakesTheAddressAwayAtOnce(t *testing.T) {
@@ -256,7 +258,8 @@ func TestLostLeaseTakesTheAddressAwayAtOnce(t *testing.T) {
 	s.has("web", "", "False LeasePending")
 	s.says("web", `pool "office" has no lease for the Service yet: the lease of 198.18.0.240 ended at 10:00`)
 	s.leases("web", "")
-	s.wantEvents("Warning LeaseLost default/web: 198.18.0.240 is withdrawn: the lease of 198.18.0.240 ended at 10:00.", "Warning LeasePending default/web")
+	s.wantEvents("Warning LeaseLost default/web: 198.18.0.240 is withdrawn: the lease of 198.18.0.240 ended at 10:00.",
+		"Warning LeasePending default/web")
 	assert.Empty(t, s.book.records, "it is not ours to keep")
 	assert.InDelta(t, 1, testutil.ToFloat64(s.metrics.lost.WithLabelValues("office")), 0)
 
@@ -326,7 +329,8 @@ func TestPoolWithAddressesAtHandComesBeforeALease(t *testing.T) {
 	t.Parallel()
 	s := newOffice(t)
 	s.lessor.serves("eth2", "198.18.2.1")
-	s.configure("quarantine: 0s\npools:\n  - {name: office, dhcp: {interface: eth1}}\n  - {name: lab, dhcp: {interface: eth2}}\n  - {name: one, addresses: [203.0.113.10]}\n")
+	s.configure("quarantine: 0s\npools:\n  - {name: office, dhcp: {interface: eth1}}\n  - {name: lab, dhcp: {interface: eth2}}\n  - " +
+		"{name: one, addresses: [203.0.113.10]}\n")
 	s.creates("a")
 	s.has("a", "203.0.113.10", "True Allocated")
 	assert.Equal(t, map[string][]LeaseClient{"eth1": nil, "eth2": nil}, s.Ledger.LeaseClients())
@@ -347,7 +351,8 @@ func TestPoolWithAddressesAtHandComesBeforeALease(t *testing.T) {
 func TestLeaseFollowsWhatTheServiceAsksFor(t *testing.T) {
 	t.Parallel()
 	s := newOffice(t)
-	s.configure(office + "  - {name: six, addresses: ['2001:db8::10'], autoAssign: false}\n  - {name: four, addresses: [203.0.113.10], autoAssign: false}\n")
+	s.configure(office + "  - {name: six, addresses: ['2001:db8::10'], autoAssign: false}\n  - {name: four, addresses: [203.0.113.10], " +
+		"autoAssign: false}\n")
 	s.creates("six", annotated(annotation.AddressPool, "six,office"),
 		families(corev1.IPFamilyPolicyPreferDualStack, corev1.IPv6Protocol, corev1.IPv4Protocol))
 	s.has("six", "2001:db8::10,198.18.0.240", "True Allocated")

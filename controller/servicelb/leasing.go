@@ -196,7 +196,8 @@ func (l *leasing) unused(s *lessee, on string) bool {
 func (l *leasing) answer(s *lessee, on string, now LeaseState) (isNew, changed bool) {
 	last, had := s.answers[on], s.leased[on]
 	if pool, listed := l.config.PoolOf(now.Addr); listed && now.Addr != had {
-		now.Err = fmt.Errorf("the DHCP server leases %s, which is in pool %q: take it out of that pool or out of the server's range", now.Addr, pool.Name)
+		now.Err = fmt.Errorf("the DHCP server leases %s, which is in pool %q: take it out of that pool or out of the server's range",
+			now.Addr, pool.Name)
 		now.Lost, now.Addr = had, netip.Addr{}
 	}
 	if had.IsValid() && (now.Lost == had || now.Addr.IsValid() && now.Addr != had) {

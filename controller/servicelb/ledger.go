@@ -368,7 +368,8 @@ func (l *Ledger) reconfigure() {
 }
 
 func (l *Ledger) setup() ipam.Setup {
-	s := ipam.Setup{Pools: l.config.Pools, Quarantine: l.config.Quarantine, Reservations: l.config.Reservations, Conflicted: slices.Collect(maps.Keys(l.conflicts.withheld))}
+	s := ipam.Setup{Pools: l.config.Pools, Quarantine: l.config.Quarantine, Reservations: l.config.Reservations,
+		Conflicted: slices.Collect(maps.Keys(l.conflicts.withheld))}
 	for _, f := range slices.Concat(clusterfacts.Forbid(l.config, l.facts), l.foreign.forbidden()) {
 		s.Forbidden = append(s.Forbidden, ipam.Forbidden(f))
 	}

@@ -25,11 +25,18 @@ const (
 
 var (
 	poolSize      = prometheus.NewDesc(MetricPoolSize, "Addresses that the pool may hand out.", []string{"pool", "family"}, nil)
-	poolAddresses = prometheus.NewDesc(MetricPoolAddresses, "Addresses of the pool by what becomes of them: free, assigned, quarantined, conflicted (another host has them), reserved.", []string{"pool", "family", "state"}, nil)
-	services      = prometheus.NewDesc(MetricServices, "Services served, by how they stand: allocated, partial, draining, stranded, contested (another host claims the address, too), refused, unjudged.", []string{"state"}, nil)
-	refused       = prometheus.NewDesc(MetricRefused, "Services whose request is refused at present.", []string{"reason"}, nil)
-	leases        = prometheus.NewDesc(MetricLeases, "Leases of a pool that leases its addresses, by how they stand: leased, overdue (not being extended), unconfirmed (held since before the start), waiting.", []string{"pool", "state"}, nil)
-	primed        = prometheus.NewDesc(MetricPrimed, "Whether the ledger knows what the cluster's Services hold, so that addresses are allocated.", nil, nil)
+	poolAddresses = prometheus.NewDesc(MetricPoolAddresses,
+		"Addresses of the pool by what becomes of them: free, assigned, quarantined, conflicted (another host has them), reserved.",
+		[]string{"pool", "family", "state"}, nil)
+	services = prometheus.NewDesc(MetricServices,
+		"Services served, by how they stand: allocated, partial, draining, stranded, contested (another host claims the address, too), "+
+			"refused, unjudged.", []string{"state"}, nil)
+	refused = prometheus.NewDesc(MetricRefused, "Services whose request is refused at present.", []string{"reason"}, nil)
+	leases  = prometheus.NewDesc(MetricLeases,
+		"Leases of a pool that leases its addresses, by how they stand: leased, overdue (not being extended), unconfirmed (held since "+
+			"before the start), waiting.", []string{"pool", "state"}, nil)
+	primed = prometheus.NewDesc(MetricPrimed,
+		"Whether the ledger knows what the cluster's Services hold, so that addresses are allocated.", nil, nil)
 )
 
 // metrics are those that count; all others are computed from the ledger when

@@ -136,7 +136,8 @@ func without(list, other []string) []string {
 // annotations returns the annotations to change, nil for one to remove.
 func (o object) annotations(svc *corev1.Service) map[string]any {
 	changes := map[string]any{}
-	for key, text := range map[string]string{annotation.Assigned: join(o.addrs), annotation.AssignedPools: o.pools, annotation.Leases: o.leases} {
+	for key, text := range map[string]string{annotation.Assigned: join(o.addrs), annotation.AssignedPools: o.pools,
+		annotation.Leases: o.leases} {
 		if old, ok := svc.Annotations[key]; text != "" && old != text {
 			changes[key] = text
 		} else if text == "" && ok {

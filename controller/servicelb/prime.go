@@ -56,7 +56,8 @@ func (l *Ledger) Prime(services []*corev1.Service, records []quarantine.Record) 
 		return !l.scope.Covers(svc) && !l.scope.Keeps(svc) && !l.scope.LeftBehind(svc)
 	})
 	slices.SortFunc(services, func(a, b *corev1.Service) int {
-		return cmp.Or(deleting(a)-deleting(b), a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(deleting(a)-deleting(b), a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Namespace, b.Namespace),
+			cmp.Compare(a.Name, b.Name))
 	})
 	var conflicts []Conflict
 	for _, svc := range services {

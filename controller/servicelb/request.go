@@ -49,7 +49,8 @@ func RequestOf(svc *corev1.Service, namespaceLabels map[string]string, dialects 
 	}
 	wishes, contradiction := dialects.Read(svc)
 	for _, err := range []error{
-		readSharing(svc, wishes.SharingKey, &req), contradiction, readPools(wishes.Pools, &req), readAddresses(wishes, &req), readRenumber(svc, &req), checkLimit(svc),
+		readSharing(svc, wishes.SharingKey, &req), contradiction, readPools(wishes.Pools, &req), readAddresses(wishes, &req),
+		readRenumber(svc, &req), checkLimit(svc),
 	} {
 		if err != nil {
 			return req, &ipam.Refusal{Reason: ipam.InvalidRequest, Message: err.Error()}
@@ -78,7 +79,8 @@ func readAddresses(wishes compat.Wishes, req *ipam.Request) (err error) {
 	case err != nil:
 		return fmt.Errorf("spec.loadBalancerIP: %w", err)
 	case len(inSpec) != 1:
-		return fmt.Errorf("spec.loadBalancerIP: %s is not one address: annotation %s takes several", quote(wishes.LoadBalancerIP), annotation.Addresses)
+		return fmt.Errorf("spec.loadBalancerIP: %s is not one address: annotation %s takes several", quote(wishes.LoadBalancerIP),
+			annotation.Addresses)
 	case len(req.Addresses) == 0:
 		req.Addresses = inSpec
 	case !slices.Contains(req.Addresses, inSpec[0]):
@@ -98,7 +100,8 @@ func readSharing(svc *corev1.Service, wish compat.Wish, req *ipam.Request) error
 	case len(key) > maxKey:
 		return in(wish.Annotation, fmt.Errorf("%s is longer than %d bytes", quote(key), maxKey))
 	case key != "" && len(svc.Spec.Ports) > objects.MaxPorts:
-		return in(wish.Annotation, fmt.Errorf("a Service that shares its address has at most %d ports, and this one has more: split it", objects.MaxPorts))
+		return in(wish.Annotation, fmt.Errorf("a Service that shares its address has at most %d ports, and this one has more: split it",
+			objects.MaxPorts))
 	case key != "":
 		req.Sharing = &ipam.Sharing{Key: key, Ports: portsOf(svc), Backends: backendsOf(svc), Namespaces: others}
 	}

@@ -329,7 +329,8 @@ func TestOddConfigurationIsWarnedOfOnce(t *testing.T) {
 	warnings := func() int { s.warn(); s.warn(); return len(s.config.warnings) }
 	assert.Zero(t, warnings())
 	node := netip.MustParseAddr("203.0.113.11")
-	s.around.facts = &clusterfacts.Facts{Forbidden: []clusterfacts.Forbidden{{Range: netipx.IPRangeFrom(node, node), Why: "the address of node n1"}}}
+	s.around.facts = &clusterfacts.Facts{Forbidden: []clusterfacts.Forbidden{{Range: netipx.IPRangeFrom(node, node),
+		Why: "the address of node n1"}}}
 	assert.Equal(t, 1, warnings(), "a node has joined")
 	s.config.set(lan)
 	assert.Equal(t, 1, warnings(), "an edit that does not matter")

@@ -83,12 +83,14 @@ func listWatch(s *server) *cache.ListWatch {
 }
 
 func startRunning(t *testing.T, server *server, config *document) *running {
-	informer := cache.NewSharedIndexInformer(listWatch(server), &corev1.Service{}, 0, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
+	informer := cache.NewSharedIndexInformer(listWatch(server), &corev1.Service{}, 0,
+		cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 	scope, around := Scope{Classless: true}, newSurroundings()
 	ctl, err := New(Options{
 		Ledger: NewLedger(scope, Sources{Config: config, Facts: around, NamespaceLabels: around.Labels}), Scope: scope,
-		Services: watched{informer: informer}, Namespaces: around, Config: config, Facts: around, Book: &shelf{records: map[netip.Addr]quarantine.Record{}},
-		API: server, Events: &events{}, Workers: 16, Log: slog.New(slog.DiscardHandler),
+		Services: watched{informer: informer}, Namespaces: around, Config: config, Facts: around,
+		Book: &shelf{records: map[netip.Addr]quarantine.Record{}},
+		API:  server, Events: &events{}, Workers: 16, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -221,7 +223,8 @@ func TestMetrics(t *testing.T) {
 	s := newStory(t)
 	reg := prometheus.NewPedanticRegistry()
 	reg.MustRegister(s.Controller)
-	s.configure("quarantine: 30s\npools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.12]}\n  - {name: gone, addresses: [198.51.100.1/32], autoAssign: false}\n")
+	s.configure("quarantine: 30s\npools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.12]}\n  - {name: gone, addresses: " +
+		"[198.51.100.1/32], autoAssign: false}\n")
 	s.creates("a")
 	s.creates("b")
 	s.creates("c")

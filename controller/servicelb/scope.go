@@ -91,7 +91,8 @@ func (f *foreigners) forbidden() []clusterfacts.Forbidden {
 	var all []clusterfacts.Forbidden
 	for _, name := range slices.Sorted(maps.Keys(f.shown)) {
 		for _, addr := range f.shown[name] {
-			all = append(all, clusterfacts.Forbidden{Range: netipx.IPRangeFrom(addr, addr), Why: fmt.Sprintf("the address of Service %s, which another load balancer serves", name)})
+			all = append(all, clusterfacts.Forbidden{Range: netipx.IPRangeFrom(addr, addr),
+				Why: fmt.Sprintf("the address of Service %s, which another load balancer serves", name)})
 		}
 	}
 	return all

@@ -181,7 +181,8 @@ func (s *server) PatchStatus(_ context.Context, namespace, name string, patch []
 	case svc.ResourceVersion != old.ResourceVersion:
 		return apierrors.NewConflict(group, name, errors.New("the object has been modified"))
 	case svc.UID != old.UID:
-		return apierrors.NewInvalid(schema.GroupKind{Kind: "Service"}, name, field.ErrorList{field.Invalid(field.NewPath("metadata", "uid"), svc.UID, "field is immutable")})
+		return apierrors.NewInvalid(schema.GroupKind{Kind: "Service"}, name,
+			field.ErrorList{field.Invalid(field.NewPath("metadata", "uid"), svc.UID, "field is immutable")})
 	}
 	svc.Spec = old.Spec
 	s.store(key, svc)
@@ -362,7 +363,8 @@ const lan = "quarantine: 30s\npools:\n  - {name: lan, addresses: [203.0.113.10-2
 func newStory(t failer) *story {
 	s := &story{
 		failer: t, server: newServer(), events: &events{}, clock: time.Unix(1e9, 0),
-		config: &document{changed: make(chan struct{})}, around: newSurroundings(), shared: map[string]bool{}, book: &shelf{records: map[netip.Addr]quarantine.Record{}},
+		config: &document{changed: make(chan struct{})}, around: newSurroundings(), shared: map[string]bool{},
+		book:   &shelf{records: map[netip.Addr]quarantine.Record{}},
 		lessor: newLessor(), scope: Scope{Classless: true, Classes: []string{annotation.DefaultClass}},
 	}
 	s.config.set(lan)

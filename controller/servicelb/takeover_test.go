@@ -44,7 +44,8 @@ func (s *story) inStatus(name string) (ips []string) {
 	return ips
 }
 
-const twoPools = "pools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.19, '2001:db8::10-2001:db8::19']}\n  - {name: prod-dmz, autoAssign: false, addresses: [198.51.100.10-198.51.100.19]}\n"
+const twoPools = "pools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.19, '2001:db8::10-2001:db8::19']}\n  - {name: prod-dmz, " +
+	"autoAssign: false, addresses: [198.51.100.10-198.51.100.19]}\n"
 
 func TestAnnotationsOfMetalLB(t *testing.T) {
 	t.Parallel()
@@ -98,11 +99,13 @@ func TestOursWinAndContradictionsAreRefused(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
 	s.configure("compatibility: [metallb, kube-vip]\n" + twoPools)
-	s.creates("ours", annotated(annotation.Addresses, "203.0.113.15"), annotated("metallb.io/loadBalancerIPs", "203.0.113.16"), annotated("kube-vip.io/loadbalancerIPs", "203.0.113.17"))
+	s.creates("ours", annotated(annotation.Addresses, "203.0.113.15"), annotated("metallb.io/loadBalancerIPs", "203.0.113.16"),
+		annotated("kube-vip.io/loadbalancerIPs", "203.0.113.17"))
 	s.has("ours", "203.0.113.15", "True Allocated")
 	s.creates("quarrel", annotated("metallb.io/loadBalancerIPs", "203.0.113.16"), annotated("kube-vip.io/loadbalancerIPs", "203.0.113.17"))
 	s.has("quarrel", "", "False InvalidRequest")
-	s.says("quarrel", "annotation metallb.io/loadBalancerIPs asks for \"203.0.113.16\", annotation kube-vip.io/loadbalancerIPs for \"203.0.113.17\"")
+	s.says("quarrel", "annotation metallb.io/loadBalancerIPs asks for \"203.0.113.16\", annotation kube-vip.io/loadbalancerIPs for "+
+		"\"203.0.113.17\"")
 	s.changes("quarrel", annotated(annotation.Addresses, "203.0.113.18"))
 	s.has("quarrel", "203.0.113.18", "True Allocated")
 
@@ -181,7 +184,8 @@ func TestATakeOverIsTold(t *testing.T) {
 	s.server.create("default/web", s.clock, shows("203.0.113.12"))
 	s.restart()
 	s.run()
-	s.wantEvents("Normal Adopted default/web: Lodestone has taken this Service over with the addresses that its status had: 203.0.113.12.", "Normal Allocated default/web")
+	s.wantEvents("Normal Adopted default/web: Lodestone has taken this Service over with the addresses that its status had: 203.0.113.12.",
+		"Normal Allocated default/web")
 	s.silent("nothing is left to tell", func() { s.restart(); s.run() })
 	s.wantEvents()
 }
@@ -190,7 +194,8 @@ func TestATakeOverIsTold(t *testing.T) {
 func TestAnAddressThatNoPoolGivesStaysWhereItIs(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
-	s.configure(metalLB + "pools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.19], exclude: [203.0.113.19]}\n  - {name: edge, namespaces: [edge], addresses: [198.51.100.1]}\n")
+	s.configure(metalLB + "pools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.19], exclude: [203.0.113.19]}\n  - {name: edge, " +
+		"namespaces: [edge], addresses: [198.51.100.1]}\n")
 	for name, c := range map[string]struct{ ip, reason, says string }{
 		"outside":  {"192.0.2.4", string(ipam.AddressOutsidePools), "192.0.2.4 is in no pool"},
 		"withheld": {"203.0.113.19", string(ipam.AddressWithheld), `it is excluded from pool "lan"`},
@@ -205,7 +210,8 @@ func TestAnAddressThatNoPoolGivesStaysWhereItIs(t *testing.T) {
 		require.Equal(t, []string{c.ip}, s.inStatus(name))
 	}
 	// kube-vip's cloud provider has the conventional finalizer on its Services.
-	s.server.create("default/theirs", s.clock, shows("192.0.2.5"), func(svc *corev1.Service) { svc.Finalizers = []string{annotation.Finalizer} })
+	s.server.create("default/theirs", s.clock, shows("192.0.2.5"),
+		func(svc *corev1.Service) { svc.Finalizers = []string{annotation.Finalizer} })
 	s.run()
 	require.Equal(t, []string{annotation.Finalizer}, s.server.get("default/theirs").Finalizers)
 	// One of two is not enough.
@@ -215,7 +221,8 @@ func TestAnAddressThatNoPoolGivesStaysWhereItIs(t *testing.T) {
 	require.Equal(t, []string{"203.0.113.14", "2001:db8::99"}, s.inStatus("half"))
 	s.silent("time passes, others come and go", func() { s.pass(time.Hour); s.restart(); s.run() })
 
-	s.configure(metalLB + "pools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.19, '2001:db8::90-2001:db8::99', 192.0.2.4]}\n  - {name: edge, addresses: [198.51.100.1]}\n")
+	s.configure(metalLB + "pools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.19, '2001:db8::90-2001:db8::99', 192.0.2.4]}\n  - " +
+		"{name: edge, addresses: [198.51.100.1]}\n")
 	s.has("outside", "192.0.2.4", "True Allocated")
 	s.has("withheld", "203.0.113.19", "True Allocated")
 	s.has("closed", "198.51.100.1", "True Allocated")

@@ -200,7 +200,8 @@ func (l *Ledger) sweep() {
 	clear(l.waiters.due)
 	for _, a := range l.accounts {
 		if held := l.held.Holds(a.owner.UID); a.judged &&
-			(a.edition != l.edition || a.verdict.waits() || !slices.Equal(a.verdict.Held, held) || !slices.Equal(a.verdict.Disputes, l.conflicts.about(held))) {
+			(a.edition != l.edition || a.verdict.waits() || !slices.Equal(a.verdict.Held, held) ||
+				!slices.Equal(a.verdict.Disputes, l.conflicts.about(held))) {
 			l.waiters.due[a] = struct{}{}
 		}
 	}

@@ -16,7 +16,8 @@ import (
 func TestWhatIsFreedGoesToTheOldestWhoCanUseIt(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
-	s.configure("quarantine: 0s\npools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.12]}\n  - {name: dmz, addresses: [198.51.100.1/32]}\n")
+	s.configure("quarantine: 0s\npools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.12]}\n  - {name: dmz, addresses: " +
+		"[198.51.100.1/32]}\n")
 	for _, name := range []string{"a", "b", "c", "d"} {
 		s.creates(name)
 	}
@@ -136,7 +137,8 @@ func TestWhoeverWaitsIsNotToldNumbers(t *testing.T) {
 func TestServicesThatLackAFamilyWaitTogether(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
-	s.configure("quarantine: 0s\npools:\n  - {name: four, addresses: [203.0.113.0/24]}\n  - {name: more, addresses: [198.51.100.0/24], autoAssign: false}\n  - {name: six, addresses: ['2001:db8::1/128']}\n")
+	s.configure("quarantine: 0s\npools:\n  - {name: four, addresses: [203.0.113.0/24]}\n  - {name: more, addresses: [198.51.100.0/24], " +
+		"autoAssign: false}\n  - {name: six, addresses: ['2001:db8::1/128']}\n")
 	prefers := families(corev1.IPFamilyPolicyPreferDualStack, corev1.IPv4Protocol, corev1.IPv6Protocol)
 	s.creates("six-only", families(corev1.IPFamilyPolicySingleStack, corev1.IPv6Protocol))
 	s.has("six-only", "2001:db8::1", "True Allocated")

@@ -112,7 +112,8 @@ func (s *summary) finishPackage(k key, e event) {
 	}
 	delete(s.output, k)
 	if s.tests[k.pkg] > 0 || s.bad[k.pkg] > 0 {
-		fmt.Fprintf(s.out, "%-4s %s (%d tests, %.1fs)\n", map[bool]string{true: "ok", false: "FAIL"}[s.bad[k.pkg] == 0], k.pkg, s.tests[k.pkg], e.Elapsed)
+		fmt.Fprintf(s.out, "%-4s %s (%d tests, %.1fs)\n", map[bool]string{true: "ok", false: "FAIL"}[s.bad[k.pkg] == 0], k.pkg,
+			s.tests[k.pkg], e.Elapsed)
 	}
 }
 

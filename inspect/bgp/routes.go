@@ -152,7 +152,8 @@ func (all Routes) Show(c *output.Canvas) {
 	}
 	var rows [][]any
 	for _, r := range all.Routes {
-		rows = append(rows, []any{r.Prefix, r.Node, r.Peer, optional(r.LocalPreference), optional(r.MED), prepended(r.Prepend), dash(strings.Join(r.Communities, " "))})
+		rows = append(rows, []any{r.Prefix, r.Node, r.Peer, optional(r.LocalPreference), optional(r.MED), prepended(r.Prepend),
+			dash(strings.Join(r.Communities, " "))})
 	}
 	c.Rows([]string{"PREFIX", "NODE", "PEER", "LOCAL PREF", "MED", "PREPEND", "COMMUNITIES"}, rows)
 	if len(all.Unrouted) == 0 {

@@ -136,14 +136,16 @@ func (o *Objects) Absent() error {
 	if !o.Has(ConfigMaps, Pods) || o.Config != nil || o.ConfigErr != nil || len(o.Controllers)+len(o.Speakers) > 0 {
 		return nil
 	}
-	return fmt.Errorf("there is neither %s nor a pod of Lodestone in its namespace: is it installed in another one (--lodestone-namespace)?", o.ConfigMap())
+	return fmt.Errorf("there is neither %s nor a pod of Lodestone in its namespace: is it installed in another one (--lodestone-namespace)?",
+		o.ConfigMap())
 }
 
 // Unclear returns why controllers and speakers may go by another configuration
 // than the one in the cluster: it is invalid, or there is none although speakers
 // are ready, which none is without one. nil: they go by that one.
 func (o *Objects) Unclear() error {
-	const then = "controllers and speakers that run go by the last valid one, those that start by its copy in ConfigMap " + config.LastValidName + ", if there is one"
+	const then = "controllers and speakers that run go by the last valid one, those that start by its copy in ConfigMap " +
+		config.LastValidName + ", if there is one"
 	switch {
 	case o.ConfigErr != nil:
 		return fmt.Errorf("%s is invalid, repair it: %s", o.ConfigMap(), then)
@@ -164,7 +166,8 @@ func (o *Objects) Has(kinds ...string) bool {
 // Cluster returns what the controller decides by.
 func (o *Objects) Cluster() *simulation.Cluster {
 	c := &simulation.Cluster{
-		Scope: o.Scope, Services: o.Services, Config: o.Config, Nodes: o.Nodes, NamespaceLabels: map[string]map[string]string{}, Records: o.Records, Now: o.Now,
+		Scope: o.Scope, Services: o.Services, Config: o.Config, Nodes: o.Nodes, NamespaceLabels: map[string]map[string]string{},
+		Records: o.Records, Now: o.Now,
 	}
 	for _, ns := range o.Namespaces {
 		c.NamespaceLabels[ns.Name] = ns.Labels
@@ -203,7 +206,8 @@ func IsReady(p *corev1.Pod) bool {
 // refused says why a source cannot be read: if so, which right is missing.
 func refused(s source, err error) error {
 	if apierrors.IsUnauthorized(err) {
-		return errors.New("the API server does not accept your credentials, or they have expired: log in again, or see --context and --kubeconfig")
+		return errors.New("the API server does not accept your credentials, or they have expired: log in again, or see --context and " +
+			"--kubeconfig")
 	}
 	if !apierrors.IsForbidden(err) {
 		return fmt.Errorf("%s %s: %w", s.verb, s.kind, err)
@@ -324,7 +328,8 @@ func (o *Objects) allocation(client kubernetes.Interface) []source {
 			return err
 		}},
 		{apiServer, list, "endpointslices.discovery.k8s.io", metav1.NamespaceDefault, func(ctx context.Context) (err error) {
-			o.facts.APIServer, err = once(objects.EndpointSlices.List(ctx, client, objects.Scope{Namespace: metav1.NamespaceDefault, Labels: discoveryv1.LabelServiceName + "=kubernetes"}))
+			o.facts.APIServer, err = once(objects.EndpointSlices.List(ctx, client,
+				objects.Scope{Namespace: metav1.NamespaceDefault, Labels: discoveryv1.LabelServiceName + "=kubernetes"}))
 			return err
 		}},
 		{serviceCIDRs, list, "servicecidrs.networking.k8s.io", "", func(ctx context.Context) error {

@@ -73,7 +73,8 @@ func NewWatcher(client kubernetes.Interface, p Place) *Watcher {
 	w.configMap = w.watch(ConfigMaps, "configmaps", p.Namespace, objects.ConfigMaps.Informer(client, document, none))
 	w.nodes = w.watch(Nodes, "nodes", "", objects.Nodes.Informer(client, all, none))
 	w.leases = w.watch(Leases, "leases.coordination.k8s.io", p.Namespace, objects.Leases.Informer(client, ours, none))
-	w.apiServer = w.watch(apiServer, "endpointslices.discovery.k8s.io", metav1.NamespaceDefault, objects.EndpointSlices.Informer(client, api, none))
+	w.apiServer = w.watch(apiServer, "endpointslices.discovery.k8s.io", metav1.NamespaceDefault,
+		objects.EndpointSlices.Informer(client, api, none))
 	w.serviceCIDRs = w.watch(serviceCIDRs, "servicecidrs.networking.k8s.io", "", objects.ServiceCIDRs.Informer(client, all, none))
 	w.slices = w.watch(Slices, "endpointslices.discovery.k8s.io", "", objects.EndpointSlices.Informer(client, all, none))
 	w.pods = w.watch(Pods, "pods", p.Namespace, objects.Pods.Informer(client, pods, none))
@@ -81,7 +82,8 @@ func NewWatcher(client kubernetes.Interface, p Place) *Watcher {
 }
 
 func (w *Watcher) watch(kind, resource, namespace string, informer cache.SharedIndexInformer) *watched {
-	s := &watched{source{kind: kind, verb: "list", resource: resource, namespace: namespace}, kube.NewFollower(informer, asIs, w.changed.Notify)}
+	s := &watched{source{kind: kind, verb: "list", resource: resource, namespace: namespace},
+		kube.NewFollower(informer, asIs, w.changed.Notify)}
 	w.sources = append(w.sources, s)
 	return s
 }
@@ -115,7 +117,8 @@ func (w *Watcher) Objects(ctx context.Context) (o *Objects, ready bool) {
 			o.unread[s.kind] = refused(s.source, err)
 		}
 	}
-	o.Services, o.Namespaces, o.Nodes = stored[*corev1.Service](w.services), stored[*corev1.Namespace](w.namespaces), stored[*corev1.Node](w.nodes)
+	o.Services, o.Namespaces, o.Nodes = stored[*corev1.Service](w.services), stored[*corev1.Namespace](w.namespaces),
+		stored[*corev1.Node](w.nodes)
 	o.Slices, o.facts.APIServer = stored[*discoveryv1.EndpointSlice](w.slices), stored[*discoveryv1.EndpointSlice](w.apiServer)
 	o.facts.ServiceCIDRs = stored[*networkingv1.ServiceCIDR](w.serviceCIDRs)
 	for _, l := range stored[*coordinationv1.Lease](w.leases) {
@@ -173,9 +176,11 @@ func asIs(obj any) (any, error) {
 	if !ok {
 		return obj, nil
 	}
-	if _, assigned := o.Annotations[annotation.Assigned]; !assigned && o.Spec.Type != corev1.ServiceTypeLoadBalancer && len(o.Finalizers) == 0 {
+	if _, assigned := o.Annotations[annotation.Assigned]; !assigned && o.Spec.Type != corev1.ServiceTypeLoadBalancer &&
+		len(o.Finalizers) == 0 {
 		meta := metav1.ObjectMeta{Namespace: o.Namespace, Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}
-		return &corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{Type: o.Spec.Type, ClusterIPs: o.Spec.ClusterIPs, ExternalIPs: o.Spec.ExternalIPs}}, nil
+		return &corev1.Service{ObjectMeta: meta,
+			Spec: corev1.ServiceSpec{Type: o.Spec.Type, ClusterIPs: o.Spec.ClusterIPs, ExternalIPs: o.Spec.ExternalIPs}}, nil
 	}
 	return obj, nil
 }

@@ -41,7 +41,8 @@ const (
 )
 
 // errTooLarge is why nothing is said of VIPs.
-var errTooLarge = errors.New("who announces the VIPs: too many VIPs and nodes for the dashboard, which must leave the controller room; lodestone status tells")
+var errTooLarge = errors.New("who announces the VIPs: too many VIPs and nodes for the dashboard, which must leave the controller " +
+	"room; lodestone status tells")
 
 // Source is what the dashboard looks at; cluster.Watcher is one.
 type Source interface {

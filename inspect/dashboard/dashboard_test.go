@@ -141,7 +141,8 @@ func TestPageIsSelfContained(t *testing.T) {
 	t.Parallel()
 	s := serve(t, example.Size{Nodes: 3, Services: 8})
 	for path, kind := range map[string]string{
-		"/dashboard/": "text/html", "/dashboard/dashboard.js": "text/javascript", "/dashboard/dashboard.css": "text/css", "/dashboard/icon.svg": "image/svg+xml",
+		"/dashboard/": "text/html", "/dashboard/dashboard.js": "text/javascript", "/dashboard/dashboard.css": "text/css",
+		"/dashboard/icon.svg": "image/svg+xml",
 	} {
 		code, header, body := s.get(path)
 		assert.Equal(t, http.StatusOK, code, path)

@@ -26,7 +26,8 @@ const (
 )
 
 // policy forbids the page everything but what it is made of.
-const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; " +
+	"form-action 'none'; frame-ancestors 'none'"
 
 //go:embed page
 var files embed.FS
@@ -198,7 +199,8 @@ func Challenge(next http.Handler) http.Handler {
 		certified := r.TLS != nil && len(r.TLS.PeerCertificates) > 0
 		if r.Header.Get("Authorization") == "" && !certified && within(r.URL.Path) {
 			w.Header().Set("WWW-Authenticate", "Bearer")
-			http.Error(w, "the dashboard takes a token or a client certificate of somebody who may read "+Path+"; see: lodestone dashboard --help", http.StatusUnauthorized)
+			http.Error(w, "the dashboard takes a token or a client certificate of somebody who may read "+Path+"; see: lodestone dashboard --help",
+				http.StatusUnauthorized)
 			return
 		}
 		next.ServeHTTP(w, r)

@@ -213,6 +213,7 @@ func (s *State) configuration() string {
 		return c.State
 	}
 	return "valid: " + strings.Join([]string{
-		output.Count(c.Pools, "pool", "pools"), output.Count(c.Advertisements, "advertisement", "advertisements"), output.Count(c.Peers, "BGP peer", "BGP peers"),
+		output.Count(c.Pools, "pool", "pools"), output.Count(c.Advertisements, "advertisement", "advertisements"),
+		output.Count(c.Peers, "BGP peer", "BGP peers"),
 	}, ", ")
 }

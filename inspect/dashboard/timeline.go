@@ -50,7 +50,8 @@ func sessionIs(s bgp.Session) Transition {
 	if s.Up() {
 		return Transition{Tone: Good, About: "BGP", Text: fmt.Sprintf("%s has a session with %s", s.Node, s.Peer)}
 	}
-	return Transition{Tone: Bad, About: "BGP", Text: clip(fmt.Sprintf("%s has no session with %s: %s", s.Node, s.Peer, cmp.Or(s.Message, s.State)))}
+	return Transition{Tone: Bad, About: "BGP",
+		Text: clip(fmt.Sprintf("%s has no session with %s: %s", s.Node, s.Peer, cmp.Or(s.Message, s.State)))}
 }
 
 func speakerIs(node string, ready bool, why string) Transition {
@@ -73,7 +74,8 @@ func waits(service, reason, message string) Transition {
 func transitions(before, after *State) []Transition {
 	var all []Transition
 	for _, part := range [][]Transition{
-		configurations(before, after), leaders(before, after), speakers(before, after), sessions(before, after), moves(before, after), services(before, after), conflicts(before, after),
+		configurations(before, after), leaders(before, after), speakers(before, after), sessions(before, after), moves(before, after),
+		services(before, after), conflicts(before, after),
 	} {
 		if more := len(part) - maxAtOnce; more > 0 {
 			part = append(part[:maxAtOnce], Transition{Tone: Note, About: part[0].About, Text: fmt.Sprintf("and %d more like that", more)})
@@ -247,12 +249,14 @@ func services(before, after *State) (all []Transition) {
 func conflicts(before, after *State) (all []Transition) {
 	for _, c := range after.Conflicts {
 		if !slices.Contains(before.Conflicts, c) {
-			all = append(all, Transition{Tone: Bad, About: "conflict", Text: clip(fmt.Sprintf("another machine, %s, has %s, says %s", c.HardwareAddr, c.VIP, c.Node))})
+			all = append(all, Transition{Tone: Bad, About: "conflict",
+				Text: clip(fmt.Sprintf("another machine, %s, has %s, says %s", c.HardwareAddr, c.VIP, c.Node))})
 		}
 	}
 	for _, c := range before.Conflicts {
 		if !slices.Contains(after.Conflicts, c) {
-			all = append(all, Transition{Tone: Good, About: "conflict", Text: fmt.Sprintf("%s does not see another machine with %s any more", c.Node, c.VIP)})
+			all = append(all, Transition{Tone: Good, About: "conflict",
+				Text: fmt.Sprintf("%s does not see another machine with %s any more", c.Node, c.VIP)})
 		}
 	}
 	return all

@@ -33,13 +33,16 @@ func TestMovesAreToldTogether(t *testing.T) {
 		"nothing": {state(a, b, routed("a", "b")), state(a, b, routed("a", "b")), nil},
 		"a node is lost": {state(a, a, a, a, a, b), state(b, b, b, b, b, b),
 			[]Transition{{Tone: Note, Text: "192.0.2.1, 192.0.2.2, 192.0.2.3 and 2 more: from a to b"}}},
-		"a new VIP":           {state(), state(a), []Transition{{Tone: Good, Text: "192.0.2.1: announced by a"}}},
-		"nobody any more":     {state(a), state(none), []Transition{{Tone: Bad, Text: "192.0.2.1: not announced by a any more; nobody announces it"}}},
-		"a Service is gone":   {state(a), state(), []Transition{{Tone: Note, Text: "192.0.2.1: no Service has it any more"}}},
-		"a node fewer":        {state(routed("a", "b")), state(routed("b")), []Transition{{Tone: Note, Text: "192.0.2.1: by BGP no longer from a"}}},
-		"a node more":         {state(routed("a")), state(routed("a", "b")), []Transition{{Tone: Good, Text: "192.0.2.1: by BGP also from b"}}},
-		"what is not known":   {&State{Status: &status.Status{}}, state(a), nil},
-		"from layer 2 to BGP": {state(a), state(routed("b")), []Transition{{Tone: Note, Text: "192.0.2.1: not announced by a any more; by BGP also from b"}}},
+		"a new VIP": {state(), state(a), []Transition{{Tone: Good, Text: "192.0.2.1: announced by a"}}},
+		"nobody any more": {state(a), state(none),
+			[]Transition{{Tone: Bad, Text: "192.0.2.1: not announced by a any more; nobody announces it"}}},
+		"a Service is gone": {state(a), state(), []Transition{{Tone: Note, Text: "192.0.2.1: no Service has it any more"}}},
+		"a node fewer": {state(routed("a", "b")), state(routed("b")),
+			[]Transition{{Tone: Note, Text: "192.0.2.1: by BGP no longer from a"}}},
+		"a node more":       {state(routed("a")), state(routed("a", "b")), []Transition{{Tone: Good, Text: "192.0.2.1: by BGP also from b"}}},
+		"what is not known": {&State{Status: &status.Status{}}, state(a), nil},
+		"from layer 2 to BGP": {state(a), state(routed("b")),
+			[]Transition{{Tone: Note, Text: "192.0.2.1: not announced by a any more; by BGP also from b"}}},
 	} {
 		var got []Transition
 		for _, m := range moves(test.before, test.after) {

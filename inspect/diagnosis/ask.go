@@ -98,9 +98,12 @@ func Ask(ctx context.Context, client kubernetes.Interface, namespace string) (Po
 		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}}, metav1.CreateOptions{})
 	switch {
 	case apierrors.IsForbidden(err):
-		return throughAPI{client: client}, nil, fmt.Errorf("you may not ask the speakers: you need the right to create serviceaccounts/token of %s, and to get pods/proxy, in namespace %s", Account, namespace)
+		return throughAPI{client: client}, nil,
+			fmt.Errorf("you may not ask the speakers: you need the right to create serviceaccounts/token of %s, and to get pods/proxy, in "+
+				"namespace %s", Account, namespace)
 	case apierrors.IsNotFound(err):
-		return throughAPI{client: client}, nil, fmt.Errorf("the speakers cannot be asked: there is no ServiceAccount %s/%s; the chart of this version makes it", namespace, Account)
+		return throughAPI{client: client}, nil,
+			fmt.Errorf("the speakers cannot be asked: there is no ServiceAccount %s/%s; the chart of this version makes it", namespace, Account)
 	case err != nil:
 		return throughAPI{client: client}, nil, fmt.Errorf("get a token for the speakers: %w", err)
 	}

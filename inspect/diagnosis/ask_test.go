@@ -30,12 +30,15 @@ func apiServer(t *testing.T, ahead time.Duration) kubernetes.Interface {
 		assert.EqualValues(t, 600, *asked.Spec.ExpirationSeconds)
 		life := int64(300) // it may be given for a shorter time
 		asked.Spec.ExpirationSeconds = &life
-		asked.Status = authenticationv1.TokenRequestStatus{Token: "small", ExpirationTimestamp: metav1.NewTime(time.Now().Add(ahead + 300*time.Second))}
+		asked.Status = authenticationv1.TokenRequestStatus{Token: "small",
+			ExpirationTimestamp: metav1.NewTime(time.Now().Add(ahead + 300*time.Second))}
 		w.Header().Set("Content-Type", "application/json")
 		assert.NoError(t, json.NewEncoder(w).Encode(asked))
 	})
-	mux.HandleFunc("POST /api/v1/namespaces/empty/serviceaccounts/", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) })
-	mux.HandleFunc("POST /api/v1/namespaces/forbidden/serviceaccounts/", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) })
+	mux.HandleFunc("POST /api/v1/namespaces/empty/serviceaccounts/",
+		func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) })
+	mux.HandleFunc("POST /api/v1/namespaces/forbidden/serviceaccounts/",
+		func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) })
 	mux.HandleFunc("GET "+in+"pods/https:lodestone-speaker-n1:9999/proxy/diagnose", func(w http.ResponseWriter, r *http.Request) {
 		assert.Equal(t, "small", r.Header.Get(diagnose.TokenHeader))
 		assert.Equal(t, url.Values{"active": {"true"}, "vip": {"203.0.113.7:80", "203.0.113.8:0"}}, r.URL.Query())
@@ -51,7 +54,8 @@ func apiServer(t *testing.T, ahead time.Duration) kubernetes.Interface {
 	mux.HandleFunc("GET "+in+"pods/https:lodestone-speaker-n5:9743/proxy/diagnose", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusForbidden)
-		assert.NoError(t, json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonForbidden, Code: http.StatusForbidden}))
+		assert.NoError(t, json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
+			Status: metav1.StatusFailure, Reason: metav1.StatusReasonForbidden, Code: http.StatusForbidden}))
 	})
 	mux.HandleFunc("GET "+in+"pods/lodestone-speaker-n1/log", func(w http.ResponseWriter, r *http.Request) {
 		assert.Equal(t, url.Values{"tailLines": {"2000"}, "limitBytes": {"1048576"}, "previous": {"true"}}, r.URL.Query())
@@ -59,13 +63,15 @@ func apiServer(t *testing.T, ahead time.Duration) kubernetes.Interface {
 	})
 	server := httptest.NewServer(mux)
 	t.Cleanup(server.Close)
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL, BearerToken: "mine", ContentConfig: rest.ContentConfig{ContentType: "application/json"}})
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL, BearerToken: "mine",
+		ContentConfig: rest.ContentConfig{ContentType: "application/json"}})
 	require.NoError(t, err)
 	return client
 }
 
 func speakerAt(node string) *corev1.Pod {
-	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "lodestone-system", Name: "lodestone-speaker-" + node}, Spec: corev1.PodSpec{NodeName: node}}
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "lodestone-system", Name: "lodestone-speaker-" + node},
+		Spec: corev1.PodSpec{NodeName: node}}
 }
 
 func TestSpeakersAreAskedThroughTheAPIServer(t *testing.T) {
@@ -86,10 +92,12 @@ func TestSpeakersAreAskedThroughTheAPIServer(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, "the end", string(log))
 
-	a = askAll(t.Context(), pods, map[string]*corev1.Pod{"n2": speakerAt("n2"), "n3": speakerAt("n3"), "n4": speakerAt("n4"), "n5": speakerAt("n5")}, nil, false)
+	a = askAll(t.Context(), pods, map[string]*corev1.Pod{"n2": speakerAt("n2"), "n3": speakerAt("n3"), "n4": speakerAt("n4"),
+		"n5": speakerAt("n5")}, nil, false)
 	assert.Empty(t, a.facts)
 	assert.Equal(t, "pod lodestone-speaker-n2 does not answer: another diagnosis is under way", a.mute["n2"])
-	assert.Equal(t, "pod lodestone-speaker-n5 does not answer: you need the right to get pods/proxy in namespace lodestone-system", a.mute["n5"])
+	assert.Equal(t, "pod lodestone-speaker-n5 does not answer: you need the right to get pods/proxy in namespace "+
+		"lodestone-system", a.mute["n5"])
 	assert.Contains(t, a.mute["n3"], "invalid character '<'")
 	assert.Contains(t, a.mute["n4"], "older version")
 }
@@ -97,7 +105,8 @@ func TestSpeakersAreAskedThroughTheAPIServer(t *testing.T) {
 func TestWhoMayNotAskIsToldWhichRightIsMissing(t *testing.T) {
 	t.Parallel()
 	_, _, err := Ask(t.Context(), apiServer(t, 0), "forbidden")
-	assert.EqualError(t, err, "you may not ask the speakers: you need the right to create serviceaccounts/token of lodestone-diagnose, and to get pods/proxy, in namespace forbidden")
+	assert.EqualError(t, err, "you may not ask the speakers: you need the right to create serviceaccounts/token of lodestone-diagnose, "+
+		"and to get pods/proxy, in namespace forbidden")
 	_, _, err = Ask(t.Context(), apiServer(t, 0), "empty")
 	assert.ErrorContains(t, err, "there is no ServiceAccount empty/lodestone-diagnose")
 }
@@ -138,9 +147,11 @@ func TestRedact(t *testing.T) {
 
 func TestRedactedYAMLHidesWholeValues(t *testing.T) {
 	t.Parallel()
-	out, err := redactYAML([]byte("# secret: no\npools: []\npassword: |\n  two\n  lines\ncredentials: {user: a, pass: b}\npeers:\n- {name: x, token: [1, 2], passwordSecretRef: {name: tor}}\n"))
+	out, err := redactYAML([]byte("# secret: no\npools: []\npassword: |\n  two\n  lines\ncredentials: {user: a, pass: b}\npeers:\n- " +
+		"{name: x, token: [1, 2], passwordSecretRef: {name: tor}}\n"))
 	require.NoError(t, err)
-	assert.Equal(t, "# secret: REDACTED\npools: []\npassword: REDACTED\ncredentials: REDACTED\npeers:\n    - {name: x, token: REDACTED, passwordSecretRef: {name: tor}}\n", string(out))
+	assert.Equal(t, "# secret: REDACTED\npools: []\npassword: REDACTED\ncredentials: REDACTED\npeers:\n    - {name: x, token: REDACTED, "+
+		"passwordSecretRef: {name: tor}}\n", string(out))
 	_, err = redactYAML([]byte("a: [\n"))
 	assert.Error(t, err)
 }

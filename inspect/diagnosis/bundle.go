@@ -179,7 +179,8 @@ func (b *bundle) services() {
 		if s.Spec.Type != corev1.ServiceTypeLoadBalancer {
 			continue
 		}
-		of := service{Namespace: s.Namespace, Name: s.Name, Policy: s.Spec.ExternalTrafficPolicy, Families: s.Spec.IPFamilies, Ports: s.Spec.Ports, Annotations: ours(s.Annotations), Status: s.Status}
+		of := service{Namespace: s.Namespace, Name: s.Name, Policy: s.Spec.ExternalTrafficPolicy, Families: s.Spec.IPFamilies,
+			Ports: s.Spec.Ports, Annotations: ours(s.Annotations), Status: s.Status}
 		if s.Spec.LoadBalancerClass != nil {
 			of.Class = *s.Spec.LoadBalancerClass
 		}
@@ -226,7 +227,8 @@ func (b *bundle) events(ctx context.Context) {
 				continue // it is there already
 			}
 			o := e.InvolvedObject
-			all = append(all, event{e.LastTimestamp.Time, e.Count, e.Type, o.Kind + " " + o.Namespace + "/" + o.Name, e.Reason, e.Source.Component, e.Message})
+			all = append(all, event{e.LastTimestamp.Time, e.Count, e.Type, o.Kind + " " + o.Namespace + "/" + o.Name, e.Reason,
+				e.Source.Component, e.Message})
 		}
 	}
 	slices.SortStableFunc(all, func(a, b event) int { return a.Last.Compare(b.Last) })

@@ -23,7 +23,8 @@ import (
 
 // clusterOf returns what the API server tells, for package diagnose.
 func clusterOf(o *cluster.Objects) *diagnose.Cluster {
-	c := &diagnose.Cluster{Namespace: o.Namespace, Unread: o.Unread(), Segments: map[string][]diagnose.Segment{}, Passive: map[string][]string{}}
+	c := &diagnose.Cluster{Namespace: o.Namespace, Unread: o.Unread(), Segments: map[string][]diagnose.Segment{},
+		Passive: map[string][]string{}}
 	s, n := status.Of(o), o.Network()
 	notices(c, s)
 	for node, report := range n.Reports {
@@ -43,7 +44,8 @@ func clusterOf(o *cluster.Objects) *diagnose.Cluster {
 	}
 	c.NetAdmin = netAdmin(o)
 	for what, id := range map[string]diagnose.ID{
-		cluster.ConfigMaps: diagnose.Configuration, cluster.Election: diagnose.Controller, cluster.Leases: diagnose.Conflict, cluster.Services: diagnose.Implementations,
+		cluster.ConfigMaps: diagnose.Configuration, cluster.Election: diagnose.Controller, cluster.Leases: diagnose.Conflict,
+		cluster.Services: diagnose.Implementations,
 	} {
 		if !o.Has(what) {
 			c.Unjudged = append(c.Unjudged, id)
@@ -61,7 +63,8 @@ var about = map[string]diagnose.Notice{
 	"controller":    {Check: diagnose.Controller, Severity: diagnose.Error, Hint: "kubectl get pods, and the log of the controller"},
 	"speaker":       {Check: diagnose.Speakers, Severity: diagnose.Error, Hint: "kubectl get pods -o wide, and the log of the speaker"},
 	"version":       {Check: diagnose.Versions, Severity: diagnose.Warning, Hint: "kubectl rollout status daemonset/lodestone-speaker"},
-	"conflict":      {Check: diagnose.Conflict, Severity: diagnose.Error, Hint: "find the machine by its hardware address in the switches' tables, and give it another address"},
+	"conflict": {Check: diagnose.Conflict, Severity: diagnose.Error,
+		Hint: "find the machine by its hardware address in the switches' tables, and give it another address"},
 }
 
 func notices(c *diagnose.Cluster, s *status.Status) {

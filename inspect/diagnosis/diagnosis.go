@@ -115,7 +115,8 @@ func (d *Diagnosis) Show(c *output.Canvas) {
 		}
 	}
 	c.Line(output.Heading, "%s, %s, %d unknown; %d of %s answered", output.Count(count[diagnose.Error], "error", "errors"),
-		output.Count(count[diagnose.Warning], "warning", "warnings"), count[diagnose.Unknown], d.Told, output.Count(d.Nodes, "speaker", "speakers"))
+		output.Count(count[diagnose.Warning], "warning", "warnings"), count[diagnose.Unknown], d.Told,
+		output.Count(d.Nodes, "speaker", "speakers"))
 	for _, f := range d.Findings {
 		if f.Severity != diagnose.OK {
 			c.Blank()
@@ -134,7 +135,8 @@ func (d *Diagnosis) Show(c *output.Canvas) {
 	}
 }
 
-var tones = map[diagnose.Severity]output.Tone{diagnose.Error: output.Bad, diagnose.Warning: output.Warning, diagnose.Unknown: output.Warning}
+var tones = map[diagnose.Severity]output.Tone{diagnose.Error: output.Bad, diagnose.Warning: output.Warning,
+	diagnose.Unknown: output.Warning}
 
 func show(c *output.Canvas, f diagnose.Finding) {
 	where := "cluster"

@@ -34,9 +34,11 @@ type implementation struct {
 }
 
 var known = []implementation{
-	{name: "MetalLB", images: []string{"metallb/controller", "metallb/speaker", "metallb-controller", "metallb-speaker"}, classed: []string{"--lb-class="},
+	{name: "MetalLB", images: []string{"metallb/controller", "metallb/speaker", "metallb-controller", "metallb-speaker"},
+		classed:     []string{"--lb-class="},
 		annotations: []string{"metallb.io/ip-allocated-from-pool", "metallb.universe.tf/ip-allocated-from-pool"}},
-	{name: "kube-vip", images: []string{"kube-vip/kube-vip"}, classed: []string{"lb_class_only=true", "svc_enable=false"}, annotations: []string{"kube-vip.io/vipHost"}},
+	{name: "kube-vip", images: []string{"kube-vip/kube-vip"}, classed: []string{"lb_class_only=true", "svc_enable=false"},
+		annotations: []string{"kube-vip.io/vipHost"}},
 	{name: "the servicelb of k3s (klipper-lb)", images: []string{"klipper-lb"}, finalizers: []string{"svccontroller.k3s.cattle.io/daemonset"}},
 	{name: "the LB IPAM of Cilium", conditions: []string{"cilium.io/IPAMRequestSatisfied"}},
 	{name: "OpenELB", images: []string{"kubesphere/openelb", "openelb/openelb"}, annotations: []string{"lb.kubesphere.io/v1alpha1"}},
@@ -101,7 +103,8 @@ func workloads(ctx context.Context, client kubernetes.Interface) (all []workload
 
 func unlisted(kind, resource string, err error) error {
 	if apierrors.IsForbidden(err) {
-		return fmt.Errorf("you may not read %s, and other implementations may go unseen: you need the right to list %s in the whole cluster", kind, resource)
+		return fmt.Errorf("you may not read %s, and other implementations may go unseen: you need the right to list %s in the whole cluster",
+			kind, resource)
 	}
 	return fmt.Errorf("list %s: %w", kind, err)
 }

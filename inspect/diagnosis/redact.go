@@ -57,7 +57,8 @@ func redactYAML(text []byte) ([]byte, error) {
 }
 
 func hide(n *yaml.Node) {
-	n.HeadComment, n.LineComment, n.FootComment = string(Redact([]byte(n.HeadComment))), string(Redact([]byte(n.LineComment))), string(Redact([]byte(n.FootComment)))
+	n.HeadComment, n.LineComment, n.FootComment = string(Redact([]byte(n.HeadComment))), string(Redact([]byte(n.LineComment))),
+		string(Redact([]byte(n.FootComment)))
 	for i, child := range n.Content {
 		if n.Kind == yaml.MappingNode && i%2 == 1 && secretKey.MatchString(n.Content[i-1].Value) {
 			*child = yaml.Node{Kind: yaml.ScalarNode, Value: redacted}

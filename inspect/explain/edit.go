@@ -87,7 +87,8 @@ var outcomes = []struct {
 // all, Services that nothing changes for are told of, too.
 func OfEdit(o *cluster.Objects, next *config.Config, all bool) Edit {
 	c := o.Cluster()
-	e := Edit{Edits: []string{}, Warnings: clusterfacts.Warnings(next, c.Facts), Services: []Outcome{}, Counts: map[simulation.Change]int{}, Orphaned: []Orphan{}, Moved: []Shift{}}
+	e := Edit{Edits: []string{}, Warnings: clusterfacts.Warnings(next, c.Facts), Services: []Outcome{}, Counts: map[simulation.Change]int{},
+		Orphaned: []Orphan{}, Moved: []Shift{}}
 	for _, d := range change.Diff(o.Config, next) {
 		e.Edits = append(e.Edits, d.Message)
 	}
@@ -135,7 +136,8 @@ func (e *Edit) announcements(before *simulation.Network, next *config.Config, lo
 			e.Orphaned = append(e.Orphaned, Orphan{m.VIP, services[m.VIP], m.Silence.Reason, m.Silence.Message})
 			continue
 		}
-		e.Moved = append(e.Moved, Shift{m.VIP, services[m.VIP], Announcers{m.Before.Layer2(), m.Before.Routers}, Announcers{m.After.Layer2(), m.After.Routers}})
+		e.Moved = append(e.Moved, Shift{m.VIP, services[m.VIP], Announcers{m.Before.Layer2(), m.Before.Routers},
+			Announcers{m.After.Layer2(), m.After.Routers}})
 	}
 }
 
@@ -188,7 +190,8 @@ func (e Edit) Show(c *output.Canvas) {
 func showOrphans(c *output.Canvas, orphans []Orphan) {
 	var rows [][]any
 	for _, o := range orphans {
-		rows = append(rows, []any{output.Cell{Text: o.VIP.String(), Tone: output.Bad}, output.List(o.Services, 3), string(o.Reason) + ": " + o.Message})
+		rows = append(rows, []any{output.Cell{Text: o.VIP.String(), Tone: output.Bad}, output.List(o.Services, 3), string(o.Reason) +
+			": " + o.Message})
 	}
 	table(c, []string{"NOBODY HAS", "SERVICES", "WHY"}, rows)
 }

@@ -58,7 +58,8 @@ func OfNode(o *cluster.Objects, name string) Node {
 		}
 	}
 	if network.Nodes[name].Excluded {
-		n.Obstacles = append(n.Obstacles, "it is taken out of load balancing, by its label node.kubernetes.io/exclude-from-external-load-balancers or a taint")
+		n.Obstacles = append(n.Obstacles, "it is taken out of load balancing, by its label "+
+			"node.kubernetes.io/exclude-from-external-load-balancers or a taint")
 	}
 	if network.Nodes[name].NetworkUnavailable {
 		n.Obstacles = append(n.Obstacles, "its condition NetworkUnavailable is true: its network plugin is not ready")
@@ -112,7 +113,8 @@ func (n Node) Show(c *output.Canvas) {
 		f.add("Gateways", strings.Join(strung(n.Gateways), ", "))
 	}
 	f.add("Layer 2", fmt.Sprintf("owns %s, by the plan", output.Count(len(n.Owns), "VIP", "VIPs")))
-	f.add("BGP", fmt.Sprintf("announces %s over %s, by the plan", output.Count(n.Routed, "VIP", "VIPs"), output.Count(len(n.Sessions.Sessions), "session", "sessions")))
+	f.add("BGP", fmt.Sprintf("announces %s over %s, by the plan", output.Count(n.Routed, "VIP", "VIPs"),
+		output.Count(len(n.Sessions.Sessions), "session", "sessions")))
 	f.bad("Conflict", strung(n.Claims)...)
 	c.Rows(nil, f)
 

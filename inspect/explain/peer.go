@@ -96,10 +96,12 @@ func Detection(p *config.Peer) string {
 		said = fmt.Sprintf("after the hold time of %s", p.HoldTime)
 	}
 	if b := p.BFD; b != nil {
-		said = fmt.Sprintf("by BFD after about %s (%d packets at %s), else %s", b.TransmitInterval*time.Duration(b.DetectMultiplier), b.DetectMultiplier, b.TransmitInterval, said)
+		said = fmt.Sprintf("by BFD after about %s (%d packets at %s), else %s", b.TransmitInterval*time.Duration(b.DetectMultiplier),
+			b.DetectMultiplier, b.TransmitInterval, said)
 	}
 	if p.GracefulRestart > 0 {
-		said += fmt.Sprintf("; a router that agreed to graceful restart keeps the routes of a node whose speaker ended for up to %s", p.GracefulRestart)
+		said += fmt.Sprintf("; a router that agreed to graceful restart keeps the routes of a node whose speaker ended for up to %s",
+			p.GracefulRestart)
 	}
 	return said
 }

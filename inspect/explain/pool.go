@@ -82,7 +82,8 @@ func draws(p *config.Pool) []string {
 	var said []string
 	switch {
 	case len(p.Namespaces) > 0 && p.NamespaceSelector != nil:
-		said = append(said, fmt.Sprintf("Services of the namespaces %s, and of those with labels %s", strings.Join(p.Namespaces, ", "), p.NamespaceSelector))
+		said = append(said, fmt.Sprintf("Services of the namespaces %s, and of those with labels %s", strings.Join(p.Namespaces, ", "),
+			p.NamespaceSelector))
 	case len(p.Namespaces) > 0:
 		said = append(said, "Services of the namespaces "+strings.Join(p.Namespaces, ", "))
 	case p.NamespaceSelector != nil:
@@ -118,9 +119,11 @@ func shadows(c *config.Config, p *config.Pool) []string {
 		switch {
 		case !q.AutoAssign || q.Draining || i == own:
 		case q.Priority < p.Priority:
-			said = append(said, fmt.Sprintf("pool %s, as long as it is open to the Service and has addresses: its priority is %d, this one's %d", q.Name, q.Priority, p.Priority))
+			said = append(said, fmt.Sprintf("pool %s, as long as it is open to the Service and has addresses: its priority is %d, this one's %d",
+				q.Name, q.Priority, p.Priority))
 		case q.Priority == p.Priority && i < own:
-			said = append(said, fmt.Sprintf("pool %s, as long as it is open to the Service and has addresses: it has the same priority and is earlier in the document", q.Name))
+			said = append(said, fmt.Sprintf("pool %s, as long as it is open to the Service and has addresses: it has the same priority and is "+
+				"earlier in the document", q.Name))
 		}
 	}
 	return said

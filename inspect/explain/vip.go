@@ -139,12 +139,14 @@ func standing(o *cluster.Objects, addr netip.Addr, assigned bool) []string {
 	}
 	for _, r := range o.Records {
 		if r.Addr == addr && r.Until.After(o.Now) && !assigned {
-			said = append(said, fmt.Sprintf("Service %s released it; it rests for %s, unless the configuration says longer", r.Service, output.Age(r.Until.Sub(o.Now))))
+			said = append(said, fmt.Sprintf("Service %s released it; it rests for %s, unless the configuration says longer", r.Service,
+				output.Age(r.Until.Sub(o.Now))))
 		}
 	}
 	for _, svc := range o.Services {
 		if slices.Contains(kube.StatusAddresses(svc), addr) && !slices.Contains(kube.VIPs(svc), addr) {
-			said = append(said, fmt.Sprintf("the status of Service %s shows it, but Lodestone has not assigned it, or the Service is being deleted", servicelb.NameOf(svc)))
+			said = append(said, fmt.Sprintf("the status of Service %s shows it, but Lodestone has not assigned it, or the Service is being deleted",
+				servicelb.NameOf(svc)))
 		}
 	}
 	if !assigned {
@@ -175,7 +177,8 @@ func (v VIP) Show(c *output.Canvas) {
 		f.add("Layer 2", "node "+v.Owner+" owns it, by the plan")
 	}
 	if len(v.Sharers) > 0 {
-		f.add("Layer 2", fmt.Sprintf("%s share%s it, by the plan: each answers a part of the clients", output.List(v.Sharers, 5), singular(len(v.Sharers))))
+		f.add("Layer 2", fmt.Sprintf("%s share%s it, by the plan: each answers a part of the clients", output.List(v.Sharers, 5),
+			singular(len(v.Sharers))))
 	}
 	if len(v.Routers) > 0 {
 		f.add("BGP", fmt.Sprintf("%s announce%s it, by the plan", output.List(v.Routers, 5), singular(len(v.Routers))))

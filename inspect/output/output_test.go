@@ -67,7 +67,8 @@ func TestBarsAreFullOnlyWhenAllIsUsed(t *testing.T) {
 func TestWords(t *testing.T) {
 	t.Parallel()
 	for d, want := range map[time.Duration]string{
-		-time.Hour: "0s", 119 * time.Second: "119s", 2 * time.Minute: "2m", 119 * time.Minute: "119m", 47 * time.Hour: "47h", 49 * time.Hour: "2d",
+		-time.Hour: "0s", 119 * time.Second: "119s", 2 * time.Minute: "2m", 119 * time.Minute: "119m", 47 * time.Hour: "47h",
+		49 * time.Hour: "2d",
 	} {
 		assert.Equal(t, want, Age(d))
 	}

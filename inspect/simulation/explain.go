@@ -98,7 +98,8 @@ func advice(v servicelb.Verdict, considered []ipam.Consideration) []string {
 	case len(v.Disputes) > 0:
 		said = append(said, remedy(servicelb.AddressConflict))
 	case v.Stranded(), v.Draining():
-		said = append(said, "kubectl annotate service NAME "+annotation.Renumber+"="+annotation.Renumbering+" gives it another address, and frees this one.")
+		said = append(said, "kubectl annotate service NAME "+annotation.Renumber+"="+annotation.Renumbering+
+			" gives it another address, and frees this one.")
 	case v.Missing != "":
 		said = append(said, remedy(ipam.FamilyUnavailable))
 	default:

@@ -60,7 +60,8 @@ type View struct {
 func NewNetwork(a Announcers) *Network {
 	n := &Network{
 		Snapshot: plan.Snapshot{Config: a.Config, Nodes: map[string]plan.Node{}, Speakers: a.Ready},
-		Reports:  map[string]report.Report{}, sharers: map[netip.Addr][]int{}, endpoints: map[string][]snapshot.Endpoints{}, views: map[string]View{},
+		Reports:  map[string]report.Report{}, sharers: map[netip.Addr][]int{}, endpoints: map[string][]snapshot.Endpoints{},
+		views: map[string]View{},
 	}
 	for _, l := range a.Leases {
 		if node, ok := report.NodeOf(l.Name); ok {

@@ -34,7 +34,8 @@ func local(svc *corev1.Service) {
 }
 
 func slice(service string, nodes ...string) *discoveryv1.EndpointSlice {
-	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Labels: map[string]string{discoveryv1.LabelServiceName: service}}}
+	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "shop",
+		Labels: map[string]string{discoveryv1.LabelServiceName: service}}}
 	for i := range nodes {
 		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{NodeName: &nodes[i]})
 	}
@@ -161,7 +162,8 @@ func TestSilenceIsThatOfTheClosestNode(t *testing.T) {
 func TestReportsAreOfSpeakersAlone(t *testing.T) {
 	t.Parallel()
 	a := announcers(parse(t, announced), "n1")
-	a.Leases = append(a.Leases, lease(annotation.SpeakerLeasePrefix+"n1", "203.0.113.0/24 eth0"), lease("lodestone-controller", "198.51.100.0/24 eth0"))
+	a.Leases = append(a.Leases, lease(annotation.SpeakerLeasePrefix+"n1", "203.0.113.0/24 eth0"),
+		lease("lodestone-controller", "198.51.100.0/24 eth0"))
 	n := NewNetwork(a)
 	require.Len(t, n.Reports, 1)
 	assert.Equal(t, []plan.Segment{{Subnet: netip.MustParsePrefix("203.0.113.0/24"), Interface: "eth0"}}, n.Nodes["n1"].Segments)
@@ -169,7 +171,8 @@ func TestReportsAreOfSpeakersAlone(t *testing.T) {
 
 func TestPoolsAreCounted(t *testing.T) {
 	t.Parallel()
-	c := cluster(t, "pools: [{name: lan, addresses: [203.0.113.10-203.0.113.12]}, {name: office, dhcp: {interface: eth1}}]\n", service("has", "203.0.113.10"), service("waits", ""))
+	c := cluster(t, "pools: [{name: lan, addresses: [203.0.113.10-203.0.113.12]}, {name: office, dhcp: {interface: eth1}}]\n",
+		service("has", "203.0.113.10"), service("waits", ""))
 	a := c.Allocation()
 	require.Len(t, a.Pools, 1, "how much of a leasing pool is free only the server knows")
 	assert.EqualValues(t, 2, a.Pools[0].Assigned, "the one that waits is about to get one")
@@ -180,5 +183,6 @@ func TestPoolsAreCounted(t *testing.T) {
 }
 
 func lease(name, segments string) *coordinationv1.Lease {
-	return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{annotation.Report: `{"segments": ["` + segments + `"]}`}}}
+	return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name,
+		Annotations: map[string]string{annotation.Report: `{"segments": ["` + segments + `"]}`}}}
 }

@@ -141,7 +141,8 @@ func TestExplainTellsTheStory(t *testing.T) {
   - {name: lan, addresses: [203.0.113.10]}
   - {name: edge, addresses: [198.51.100.0/28], autoAssign: false}
   - {name: prod, addresses: [198.51.100.16/28], namespaces: [prod]}
-`, service("has", "203.0.113.10"), service("waits", ""), service("internal", "", func(svc *corev1.Service) { svc.Spec.Type = corev1.ServiceTypeClusterIP }))
+`, service("has", "203.0.113.10"), service("waits", ""),
+		service("internal", "", func(svc *corev1.Service) { svc.Spec.Type = corev1.ServiceTypeClusterIP }))
 
 	s := c.Explain(c.Services[1])
 	assert.Equal(t, []string{"one address of the family IPv4"}, s.Asks)

@@ -111,7 +111,8 @@ func PoolRows(pools []Pool) [][]any {
 			tone = output.Warning
 		}
 		rows = append(rows, []any{p.Name, p.Family, output.Cell{Text: output.Bar(p.Used, p.Size), Tone: tone},
-			output.Number(p.Used) + " of " + output.Number(p.Size), output.Number(p.Free), output.Number(p.Quarantined), output.Number(p.Reserved), note(p)})
+			output.Number(p.Used) + " of " + output.Number(p.Size), output.Number(p.Free), output.Number(p.Quarantined),
+			output.Number(p.Reserved), note(p)})
 	}
 	return rows
 }
@@ -132,7 +133,8 @@ func (s *Status) showServices(c *output.Canvas) {
 		waiting += len(w.Services)
 	}
 	c.Blank()
-	c.Rows(nil, [][]any{{heading("SERVICES"), fmt.Sprintf("%d served, %d waiting, %d stranded", s.Services.Served, waiting, len(s.Services.Stranded))}})
+	c.Rows(nil, [][]any{{heading("SERVICES"),
+		fmt.Sprintf("%d served, %d waiting, %d stranded", s.Services.Served, waiting, len(s.Services.Stranded))}})
 	var rows [][]any
 	for _, w := range s.Services.Waiting {
 		rows = append(rows, []any{w.Reason, len(w.Services), output.List(w.Services, 3)})
@@ -149,7 +151,8 @@ func (s *Status) showVIPs(c *output.Canvas) {
 	for _, v := range s.VIPs.Silent {
 		silent += len(v.VIPs)
 	}
-	c.Rows(nil, [][]any{{heading("VIPS"), fmt.Sprintf("%d, %d announced by nobody; by the plan, for speakers whose pods are ready", s.VIPs.Total, silent)}})
+	c.Rows(nil, [][]any{{heading("VIPS"), fmt.Sprintf("%d, %d announced by nobody; by the plan, for speakers whose pods are ready",
+		s.VIPs.Total, silent)}})
 	var rows [][]any
 	for _, n := range s.VIPs.Nodes {
 		rows = append(rows, []any{n.Node, n.Layer2, n.BGP})

@@ -250,7 +250,8 @@ func (s *Status) speakers(o *cluster.Objects) {
 	s.membershipKeys(o.Leases)
 	for _, l := range o.Leases {
 		for _, name := range report.Of(l.Annotations).Unmatched {
-			s.warn("speaker", "node %s: advertisement %s matches no interface of it: compare its interfaces with ip link there", strings.TrimPrefix(l.Name, annotation.SpeakerLeasePrefix), name)
+			s.warn("speaker", "node %s: advertisement %s matches no interface of it: compare its interfaces with ip link there",
+				strings.TrimPrefix(l.Name, annotation.SpeakerLeasePrefix), name)
 		}
 	}
 }
@@ -337,7 +338,8 @@ func (s *Status) skew() {
 	slices.Sort(all)
 	all = slices.Compact(slices.DeleteFunc(all, func(v string) bool { return strings.Contains(v, ":") }))
 	if len(all) > 1 {
-		s.warn("version", "controller %s, speakers %s: an upgrade is under way, or has stopped half way", strings.Join(s.Controller.Versions, ", "), strings.Join(s.Speakers.Versions, ", "))
+		s.warn("version", "controller %s, speakers %s: an upgrade is under way, or has stopped half way",
+			strings.Join(s.Controller.Versions, ", "), strings.Join(s.Speakers.Versions, ", "))
 	}
 }
 
@@ -396,7 +398,8 @@ func (s *Status) allocation(o *cluster.Objects) {
 		return cmp.Or(cmp.Compare(len(b.Services), len(a.Services)), cmp.Compare(a.Reason, b.Reason))
 	})
 	for _, w := range s.Services.Waiting {
-		s.warn("Services", "%s: %s: %s: %s", output.Count(len(w.Services), "waits for an address", "wait for an address"), output.List(w.Services, 3), w.Reason, w.Message)
+		s.warn("Services", "%s: %s: %s: %s", output.Count(len(w.Services), "waits for an address", "wait for an address"),
+			output.List(w.Services, 3), w.Reason, w.Message)
 	}
 	if n := len(s.Services.Stranded); n > 0 {
 		s.warn("Services", "%s an address that no pool gives any more: %s", output.Count(n, "holds", "hold"), output.List(s.Services.Stranded, 3))
@@ -428,7 +431,8 @@ func PoolsOf(o *cluster.Objects, a simulation.Allocation) []Pool {
 		}
 		for _, c := range a.Pools {
 			if c.Pool == p.Name {
-				all = append(all, Pool{Name: c.Pool, Family: c.Family, Draining: p.Draining, Size: c.Size, Used: c.Assigned, Free: c.Free, Quarantined: c.Quarantined, Reserved: c.Reserved})
+				all = append(all, Pool{Name: c.Pool, Family: c.Family, Draining: p.Draining, Size: c.Size, Used: c.Assigned, Free: c.Free,
+					Quarantined: c.Quarantined, Reserved: c.Reserved})
 			}
 		}
 	}

@@ -20,7 +20,8 @@ func TestParseBGPASN(t *testing.T) {
 		assert.Equal(t, want, got)
 	}
 	for value, reason := range map[string]string{
-		"": "decimal digits", "-1": "decimal digits", "1.10": "decimal digits", "064512": "decimal digits", "AS64512": "decimal digits", " 1": "decimal digits",
+		"": "decimal digits", "-1": "decimal digits", "1.10": "decimal digits", "064512": "decimal digits", "AS64512": "decimal digits",
+		" 1":         "decimal digits",
 		"4294967296": "from 1 to 4294967294", "0": "RFC 7607", "23456": "AS_TRANS", "65535": "RFC 7300", "4294967295": "RFC 7300",
 	} {
 		_, err := annotation.ParseBGPASN(value)

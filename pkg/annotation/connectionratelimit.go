@@ -16,7 +16,8 @@ const MaxConnectionRateLimit = 1_000_000
 func ParseConnectionRateLimit(value string) (uint32, error) {
 	n, err := strconv.ParseUint(value, 10, 32)
 	if err != nil || n < 1 || n > MaxConnectionRateLimit {
-		return 0, invalid(ConnectionRateLimit, value, fmt.Sprintf("not a whole number of connections per second from 1 to %d", MaxConnectionRateLimit))
+		return 0, invalid(ConnectionRateLimit, value,
+			fmt.Sprintf("not a whole number of connections per second from 1 to %d", MaxConnectionRateLimit))
 	}
 	return uint32(n), nil
 }

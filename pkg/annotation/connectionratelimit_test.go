@@ -18,7 +18,8 @@ func TestParseConnectionRateLimit(t *testing.T) {
 		require.NoError(t, err, value)
 		assert.Equal(t, want, got, value)
 	}
-	for _, value := range []string{"", "0", "-1", "+5", "1.5", "1e3", " 100", "100/s", "1_000", "0x10", "1000001", "4294967297", "99999999999999999999", "١٠"} {
+	for _, value := range []string{"", "0", "-1", "+5", "1.5", "1e3", " 100", "100/s", "1_000", "0x10", "1000001", "4294967297",
+		"99999999999999999999", "١٠"} {
 		_, err := annotation.ParseConnectionRateLimit(value)
 		assert.ErrorContains(t, err, strconv.Quote(value))
 		assert.ErrorContains(t, err, "from 1 to 1000000")

@@ -167,7 +167,8 @@ func use(t *testing.T, config *rest.Config) (kubernetes.Interface, *Transport) {
 func watch(t *testing.T, client kubernetes.Interface) <-chan time.Time {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	stream, err := client.CoreV1().RESTClient().Get().Resource("nodes").VersionedParams(&metav1.ListOptions{Watch: true}, metav1.ParameterCodec).Stream(ctx)
+	stream, err := client.CoreV1().RESTClient().Get().Resource("nodes").VersionedParams(&metav1.ListOptions{Watch: true},
+		metav1.ParameterCodec).Stream(ctx)
 	require.NoError(t, err)
 	ended := make(chan time.Time, 1)
 	var reading sync.WaitGroup

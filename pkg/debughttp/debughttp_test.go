@@ -144,7 +144,8 @@ func TestStatusIsNeverAPage(t *testing.T) {
 	if body := w.Body.String(); strings.ContainsAny(body, "<>\x1b") {
 		t.Errorf("it is not escaped: %s", body)
 	}
-	if kind, sniff := w.Header().Get("Content-Type"), w.Header().Get("X-Content-Type-Options"); kind != "application/json" || sniff != "nosniff" {
+	if kind, sniff := w.Header().Get("Content-Type"), w.Header().Get("X-Content-Type-Options"); kind != "application/json" ||
+		sniff != "nosniff" {
 		t.Errorf("Content-Type %q, X-Content-Type-Options %q", kind, sniff)
 	}
 }
@@ -153,7 +154,8 @@ func TestStatusIsNeverAPage(t *testing.T) {
 func TestDiagnosisIsForThoseWhoMayReadIt(t *testing.T) {
 	t.Parallel()
 	h := New(Options{Authorizer: fakeAuthorizer{}, Log: slog.New(slog.DiscardHandler), Gatherer: prometheus.NewRegistry(),
-		Diagnose: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, r.URL.RawQuery) }), //nolint:errcheck // a recorder
+		Diagnose: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, r.URL.RawQuery) }),
+		//nolint:errcheck // a recorder
 	}).handler()
 	for _, test := range []struct {
 		header, value string
@@ -223,7 +225,8 @@ func write(t *testing.T, certFile, keyFile string) *x509.Certificate {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for file, block := range map[string]*pem.Block{certFile: {Type: "CERTIFICATE", Bytes: cert.Certificate[0]}, keyFile: {Type: "PRIVATE KEY", Bytes: key}} {
+	for file, block := range map[string]*pem.Block{certFile: {Type: "CERTIFICATE", Bytes: cert.Certificate[0]},
+		keyFile: {Type: "PRIVATE KEY", Bytes: key}} {
 		if err := os.WriteFile(file, pem.EncodeToMemory(block), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -261,7 +264,8 @@ func TestDelegateAsksTheAPIServer(t *testing.T) {
 	client.PrependReactor("create", "subjectaccessreviews", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		r := a.(clienttesting.CreateAction).GetObject().(*authorizationv1.SubjectAccessReview).DeepCopy()
 		s := r.Spec
-		r.Status.Allowed = s.User == "prometheus" && s.Groups[0] == "scrapers" && s.NonResourceAttributes.Path == "/metrics" && s.NonResourceAttributes.Verb == "get"
+		r.Status.Allowed = s.User == "prometheus" && s.Groups[0] == "scrapers" && s.NonResourceAttributes.Path == "/metrics" &&
+			s.NonResourceAttributes.Verb == "get"
 		return true, r, nil
 	})
 	d := NewDelegate(client)
@@ -283,7 +287,8 @@ func TestDelegateAsksTheAPIServer(t *testing.T) {
 			t.Errorf("%s about %s: %v after %d questions, want %v after %d", test.token, test.path, err, asked, test.want, test.asks)
 		}
 	}
-	if err := d.Authorize(t.Context(), netip.Addr{}, "down", "/metrics"); err == nil || errors.Is(err, ErrForbidden) || errors.Is(err, ErrUnauthenticated) {
+	if err := d.Authorize(t.Context(), netip.Addr{}, "down", "/metrics"); err == nil || errors.Is(err, ErrForbidden) ||
+		errors.Is(err, ErrUnauthenticated) {
 		t.Errorf("no API server: %v", err)
 	}
 }

@@ -88,7 +88,8 @@ func TestStrangersAtThePort(t *testing.T) {
 	require.NoError(t, err)
 	resp.Body.Close()
 	assert.Equal(t, http.StatusRequestHeaderFieldsTooLarge, resp.StatusCode)
-	state := tls.Client(dial(t, s, "127.0.3.2"), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2", "http/1.1"}}) //nolint:gosec // as above
+	state := tls.Client(dial(t, s, "127.0.3.2"),
+		&tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2", "http/1.1"}}) //nolint:gosec // as above
 	require.NoError(t, state.HandshakeContext(t.Context()))
 	assert.Equal(t, "http/1.1", state.ConnectionState().NegotiatedProtocol, "one connection is one request at a time")
 	prometheus.scrape(t)

@@ -65,32 +65,40 @@ var catalogue = []Entry{
 		Meaning: "A machine that is no speaker of this cluster uses the address of a VIP.",
 		Cure:    "Find it by its hardware address in the switches' tables, and give it another address; or exclude the address from the pool."},
 	{ID: Implementations, judge: implementations, Fine: "nobody else serves the Services that Lodestone serves",
-		Meaning: "Another implementation of Services of type LoadBalancer runs in the cluster (MetalLB, kube-vip, the servicelb of k3s, the LB IPAM of Cilium, ...). Two that serve the same Services overwrite each other's addresses.",
-		Cure:    "Remove the other one, or give each its class; `controller.handleClassless=false` leaves Services without a class to the other."},
+		Meaning: "Another implementation of Services of type LoadBalancer runs in the cluster (MetalLB, kube-vip, the servicelb of k3s, the " +
+			"LB IPAM of Cilium, ...). Two that serve the same Services overwrite each other's addresses.",
+		Cure: "Remove the other one, or give each its class; `controller.handleClassless=false` leaves Services without a class to the other."},
 	{ID: KubeProxy, OfNodes: true, judge: kubeProxy, Fine: "kube-proxy does not make nodes answer ARP for VIPs",
-		Meaning: "kube-proxy in mode IPVS gives every node every VIP, on the interface kube-ipvs0. Without `strictARP` the kernel of every node answers ARP for it, whoever the owner is.",
-		Cure:    "`kubectl -n kube-system edit configmap kube-proxy`: under `ipvs`, `strictARP: true`; then restart the DaemonSet kube-proxy."},
+		Meaning: "kube-proxy in mode IPVS gives every node every VIP, on the interface kube-ipvs0. Without `strictARP` the kernel of every " +
+			"node answers ARP for it, whoever the owner is.",
+		Cure: "`kubectl -n kube-system edit configmap kube-proxy`: under `ipvs`, `strictARP: true`; then restart the DaemonSet kube-proxy."},
 	{ID: ARP, OfNodes: true, judge: arp, Fine: "no node has a VIP of its own, and all nodes answer ARP",
-		Meaning: "A VIP is configured on an interface, so that the kernel answers for it beside Lodestone; or the kernel does not answer ARP at all (`arp_ignore` 8); or, with VIPs on kube-ipvs0, asks its neighbours in their name (`arp_announce` below 2).",
-		Cure:    "Remove the address where it does not belong; set the sysctl as the finding says."},
+		Meaning: "A VIP is configured on an interface, so that the kernel answers for it beside Lodestone; or the kernel does not answer " +
+			"ARP at all (`arp_ignore` 8); or, with VIPs on kube-ipvs0, asks its neighbours in their name (`arp_announce` below 2).",
+		Cure: "Remove the address where it does not belong; set the sysctl as the finding says."},
 	{ID: IPForward, OfNodes: true, judge: ipForward, Fine: "all nodes forward packets",
 		Meaning: "The kernel of a node does not forward packets: what comes for a VIP never reaches a pod of another node, or any pod.",
-		Cure:    "Set the sysctl as the finding says, for good in /etc/sysctl.d. Tools that configure the host's firewall or network may reset it."},
+		Cure: "Set the sysctl as the finding says, for good in /etc/sysctl.d. Tools that configure the host's firewall or network may " +
+			"reset it."},
 	{ID: RPFilter, OfNodes: true, judge: rpFilter, Fine: "no interface drops packets whose way back leads elsewhere",
-		Meaning: "An interface on the segment of a VIP filters strictly by reverse path (RFC 3704), and the default route leads through another one: packets of clients behind routers are dropped there.",
-		Cure:    "Loose mode (2) on the interface, or a route by which answers leave there."},
+		Meaning: "An interface on the segment of a VIP filters strictly by reverse path (RFC 3704), and the default route leads through " +
+			"another one: packets of clients behind routers are dropped there.",
+		Cure: "Loose mode (2) on the interface, or a route by which answers leave there."},
 	{ID: OnSegment, judge: onSegment, Fine: "every VIP on a segment has two nodes there, or there is one node",
-		Meaning: "No node, or a single one, has an interface that is up on the segment of a VIP: nobody answers for it, or nobody could take over.",
-		Cure:    "Compare the pools with `ip -brief addr` of the nodes; see interfaces and nodeSelector of the advertisements."},
+		Meaning: "No node, or a single one, has an interface that is up on the segment of a VIP: nobody answers for it, or nobody could " +
+			"take over.",
+		Cure: "Compare the pools with `ip -brief addr` of the nodes; see interfaces and nodeSelector of the advertisements."},
 	{ID: Announced, judge: notices(Announced), Fine: "every VIP is announced",
 		Meaning: "Nobody announces a VIP.",
 		Cure:    "`lodestone explain vip ADDRESS` tells why each node does not."},
 	{ID: Capabilities, OfNodes: true, judge: capabilities, Fine: "the speakers have the capabilities that they need",
 		Meaning: "A speaker runs without a capability that the configuration asks for.",
-		Cure:    "Set the value of the chart that the finding names. A runtime or policy that takes capabilities away shows in `kubectl -n lodestone-system get pod NAME -o yaml`."},
+		Cure: "Set the value of the chart that the finding names. A runtime or policy that takes capabilities away shows in `kubectl -n " +
+			"lodestone-system get pod NAME -o yaml`."},
 	{ID: Alive, OfNodes: true, judge: alive, Fine: "every speaker sees all others",
 		Meaning: "Speakers do not take each other for alive although they are: two nodes may announce the same VIP.",
-		Cure:    "Open the membership port (9744) between all nodes, for TCP and UDP; `lodestone diagnose --active` tells between which it is closed. Speakers with different keys do not hear each other either: `lodestone status` tells which have which."},
+		Cure: "Open the membership port (9744) between all nodes, for TCP and UDP; `lodestone diagnose --active` tells between which it " +
+			"is closed. Speakers with different keys do not hear each other either: `lodestone status` tells which have which."},
 	{ID: MembershipPort, Active: true, OfNodes: true, judge: membershipPort, Fine: "every speaker reaches the membership port of all others",
 		Meaning: "A speaker does not reach another one's membership port, by UDP or TCP.",
 		Cure:    "Open the port (9744) for both protocols, in both directions, in the nodes' firewalls and between them."},
@@ -107,12 +115,15 @@ var catalogue = []Entry{
 		Meaning: "A node does not get, or gets from two machines, an answer to ARP or NDP for the address of another node on the same segment.",
 		Cure:    "Same VLAN? Port security, ARP inspection or a cloud's anti-spoofing on the way? `arping -I INTERFACE ADDRESS` on the node."},
 	{ID: Reach, Active: true, OfNodes: true, judge: reach, Fine: "every VIP that was tried answers another node",
-		Meaning: "A VIP does not answer another node of its segment: not to ARP or NDP, from the wrong machine, from two, or its port says nothing.",
-		Cure:    "`lodestone explain vip ADDRESS`; tcpdump on the owner shows whether the packet arrives and whether the endpoint answers. A NetworkPolicy may forbid nodes what it allows to clients."},
+		Meaning: "A VIP does not answer another node of its segment: not to ARP or NDP, from the wrong machine, from two, or its port says " +
+			"nothing.",
+		Cure: "`lodestone explain vip ADDRESS`; tcpdump on the owner shows whether the packet arrives and whether the endpoint answers. A " +
+			"NetworkPolicy may forbid nodes what it allows to clients."},
 	{ID: MTU, OfNodes: true, judge: mtu, Fine: "interfaces on a segment have one MTU",
 		Meaning: "Interfaces on one segment have different MTUs: large packets to the nodes with the smaller one are lost without a trace.",
 		Cure:    "`ip link set dev INTERFACE mtu SIZE`, in the host's network configuration."},
 	{ID: ClockSkew, OfNodes: true, judge: clocks, Fine: "the clocks of nodes and API server agree",
-		Meaning: "The clock of a node differs from the API server's: tokens and certificates are refused, and times in logs and quarantines mislead. Who is alive does not depend on clocks.",
-		Cure:    "`chronyc tracking` or `timedatectl` on the node."},
+		Meaning: "The clock of a node differs from the API server's: tokens and certificates are refused, and times in logs and quarantines " +
+			"mislead. Who is alive does not depend on clocks.",
+		Cure: "`chronyc tracking` or `timedatectl` on the node."},
 }

@@ -41,14 +41,16 @@ func complete(c *Cluster) (all []Finding) {
 		all = append(all, found(Unknown, "", "", "%s", text))
 	}
 	for _, node := range slices.Sorted(maps.Keys(c.Mute)) {
-		all = append(all, found(Unknown, node, "kubectl -n "+c.Namespace+" get pods -o wide", "nothing is known of the node itself: %s", c.Mute[node]))
+		all = append(all, found(Unknown, node, "kubectl -n "+c.Namespace+" get pods -o wide", "nothing is known of the node itself: %s",
+			c.Mute[node]))
 	}
 	if !c.Active {
 		return all
 	}
 	c.nodes(func(name string, f Facts) {
 		if !f.Active {
-			all = append(all, found(Unknown, name, "", "the speaker has not probed the network: %s", cmp.Or(f.Unread["active"], "it is of another version")))
+			all = append(all, found(Unknown, name, "", "the speaker has not probed the network: %s",
+				cmp.Or(f.Unread["active"], "it is of another version")))
 		}
 	})
 	return all
@@ -56,7 +58,8 @@ func complete(c *Cluster) (all []Finding) {
 
 func implementations(c *Cluster) (all []Finding) {
 	for _, o := range c.Others {
-		hint := "remove " + o.Name + ", or give each its class (spec.loadBalancerClass); controller.handleClassless=false leaves Services without a class to the other"
+		hint := "remove " + o.Name + ", or give each its class (spec.loadBalancerClass); controller.handleClassless=false leaves Services " +
+			"without a class to the other"
 		if o.Handles {
 			all = append(all, found(Error, "", hint, "%s handles Services that Lodestone serves: %s", o.Name, o.Evidence))
 		} else {
@@ -141,7 +144,8 @@ func membershipPort(c *Cluster) (all []Finding) {
 				}
 			}
 			if slices.Sort(by); len(by) > 0 {
-				all = append(all, found(Error, name, fmt.Sprintf("open port %d between all nodes, for TCP and UDP; nft list ruleset on both nodes", m.Address.Port()),
+				all = append(all, found(Error, name,
+					fmt.Sprintf("open port %d between all nodes, for TCP and UDP; nft list ruleset on both nodes", m.Address.Port()),
 					"the speaker of node %s does not answer at %s by %s", m.Node, m.Address, strings.Join(by, " and ")))
 			}
 		}
@@ -308,7 +312,8 @@ func clocks(c *Cluster) (all []Finding) {
 		}
 		if ahead-unsure > tolerated {
 			all = append(all, found(severity, node, "chronyc tracking, or timedatectl, on the node",
-				"the clock is %s %s that of the API server, give or take %s", ahead.Round(100*time.Millisecond), where, unsure.Round(100*time.Millisecond)))
+				"the clock is %s %s that of the API server, give or take %s", ahead.Round(100*time.Millisecond), where,
+				unsure.Round(100*time.Millisecond)))
 		}
 	}
 	return all

@@ -38,7 +38,8 @@ func healthy() *Cluster {
 		c.Segments[name] = []Segment{{prefix("203.0.113.0/24"), "eth0"}, {prefix("2001:db8::/64"), "eth0"}, {prefix("192.0.2.0/24"), "mgmt"}}
 		c.Clocks[name] = Clock{Offset: time.Minute + time.Second, Uncertainty: 5 * time.Millisecond}
 		c.Facts[name] = Facts{
-			Node: name, Active: true, Unread: map[string]string{}, Conditions: []Condition{{"caches", true, "synced"}}, Alive: []string{"n1", "n2", "n3"},
+			Node: name, Active: true, Unread: map[string]string{}, Conditions: []Condition{{"caches", true, "synced"}},
+			Alive: []string{"n1", "n2", "n3"},
 			Interfaces: []Interface{
 				{Name: "lo", MTU: 65536, Up: true, Addrs: []netip.Prefix{prefix("127.0.0.1/8")}},
 				{Name: "eth0", HardwareAddr: mac(i + 1), MTU: 1500, Up: true, Addrs: []netip.Prefix{prefix(fmt.Sprintf("203.0.113.%d/24", i+1))}},
@@ -108,9 +109,11 @@ func TestFaultsAreFoundByTheirChecks(t *testing.T) {
 		}, Configuration, Warning, "", "ConfigMap is invalid"},
 		"condition": {on("n3", func(f *Facts) { f.Conditions[0] = Condition{"caches", false, "waiting for the API server"} }),
 			Speakers, Error, "n3", "the speaker is not ready: caches: waiting for the API server"},
-		"mute":    {func(c *Cluster) { c.Mute["n4"] = "no speaker pod" }, Complete, Unknown, "n4", "nothing is known of the node itself: no speaker pod"},
-		"unread":  {func(c *Cluster) { c.Unread = []string{"you may not read Nodes"} }, Complete, Unknown, "", "you may not read Nodes"},
-		"passive": {on("n3", func(f *Facts) { f.Active = false }), Complete, Unknown, "n3", "has not probed the network: it is of another version"},
+		"mute": {func(c *Cluster) { c.Mute["n4"] = "no speaker pod" }, Complete, Unknown, "n4",
+			"nothing is known of the node itself: no speaker pod"},
+		"unread": {func(c *Cluster) { c.Unread = []string{"you may not read Nodes"} }, Complete, Unknown, "", "you may not read Nodes"},
+		"passive": {on("n3", func(f *Facts) { f.Active = false }), Complete, Unknown, "n3",
+			"has not probed the network: it is of another version"},
 		"other that handles": {func(c *Cluster) { c.Others = []Other{{"MetalLB", "shop/web", true}} },
 			Implementations, Error, "", "MetalLB handles Services that Lodestone serves: shop/web"},
 		"other that may": {func(c *Cluster) { c.Others = []Other{{"MetalLB", "DaemonSet a/b", false}} },
@@ -135,11 +138,12 @@ func TestFaultsAreFoundByTheirChecks(t *testing.T) {
 		}), ARP, Warning, "n2", "arp_announce is 0 on eth0, and 1 VIPs are on kube-ipvs0"},
 		"VIP configured": {on("n3", func(f *Facts) { f.Interfaces[1].Addrs = append(f.Interfaces[1].Addrs, prefix("203.0.113.10/32")) }),
 			ARP, Error, "n3", "VIP 203.0.113.10 is configured on eth0"},
-		"no ARP":               {sysctl("n1", Sysctl("all", "arp_ignore"), 8), ARP, Error, "n1", "arp_ignore is 8 on eth0"},
-		"no forwarding":        {sysctl("n1", SysctlForward4, 0), IPForward, Error, "n1", "net/ipv4/ip_forward is 0"},
-		"no forwarding there":  {sysctl("n1", Sysctl("eth0", "forwarding"), 0), IPForward, Error, "n1", "net/ipv4/conf/eth0/forwarding is 0"},
-		"no IPv6 forwarding":   {sysctl("n1", SysctlForward6, 0), IPForward, Error, "n1", "net/ipv6/conf/all/forwarding is 0"},
-		"forwarding not known": {on("n1", func(f *Facts) { delete(f.Sysctls, SysctlForward4) }), IPForward, Unknown, "n1", "net/ipv4/ip_forward is not known: the speaker does not tell"},
+		"no ARP":              {sysctl("n1", Sysctl("all", "arp_ignore"), 8), ARP, Error, "n1", "arp_ignore is 8 on eth0"},
+		"no forwarding":       {sysctl("n1", SysctlForward4, 0), IPForward, Error, "n1", "net/ipv4/ip_forward is 0"},
+		"no forwarding there": {sysctl("n1", Sysctl("eth0", "forwarding"), 0), IPForward, Error, "n1", "net/ipv4/conf/eth0/forwarding is 0"},
+		"no IPv6 forwarding":  {sysctl("n1", SysctlForward6, 0), IPForward, Error, "n1", "net/ipv6/conf/all/forwarding is 0"},
+		"forwarding not known": {on("n1", func(f *Facts) { delete(f.Sysctls, SysctlForward4) }), IPForward, Unknown, "n1",
+			"net/ipv4/ip_forward is not known: the speaker does not tell"},
 		"strict and another way back": {on("n1", func(f *Facts) {
 			f.Sysctls[Sysctl("all", "rp_filter")], f.Sysctls[Sysctl("eth0", "rp_filter")] = 1, 0
 			f.DefaultRoutes = []string{"mgmt"}
@@ -152,15 +156,21 @@ func TestFaultsAreFoundByTheirChecks(t *testing.T) {
 		"alone on the segment": {func(c *Cluster) {
 			c.Segments["n2"], c.Segments["n3"] = c.Segments["n2"][1:], c.Segments["n3"][1:]
 		}, OnSegment, Warning, "n1", "no other node is on the segment of 203.0.113.10"},
-		"no NET_RAW":   {on("n1", func(f *Facts) { f.Capabilities = 1 << capNetBindService }), Capabilities, Error, "n1", "lacks NET_RAW"},
-		"no NET_ADMIN": {func(c *Cluster) { c.NetAdmin = "routes to pods" }, Capabilities, Error, "n1 n2 n3", "lacks NET_ADMIN, which routes to pods take"},
-		"no port 179":  {on("n1", func(f *Facts) { f.Capabilities = 1 << capNetRaw }), Capabilities, Error, "n1", "lacks NET_BIND_SERVICE: it cannot listen on port 179 for passive peers (tor-a)"},
-		"not alive":    {on("n1", func(f *Facts) { f.Alive = []string{"n1", "n2"} }), Alive, Error, "n1", "does not see that of node n3, which is alive"},
+		"no NET_RAW": {on("n1", func(f *Facts) { f.Capabilities = 1 << capNetBindService }), Capabilities, Error, "n1", "lacks NET_RAW"},
+		"no NET_ADMIN": {func(c *Cluster) { c.NetAdmin = "routes to pods" }, Capabilities, Error, "n1 n2 n3",
+			"lacks NET_ADMIN, which routes to pods take"},
+		"no port 179": {on("n1", func(f *Facts) { f.Capabilities = 1 << capNetRaw }), Capabilities, Error, "n1",
+			"lacks NET_BIND_SERVICE: it cannot listen on port 179 for passive peers (tor-a)"},
+		"not alive": {on("n1", func(f *Facts) { f.Alive = []string{"n1", "n2"} }), Alive, Error, "n1",
+			"does not see that of node n3, which is alive"},
 		"port closed": {on("n2", func(f *Facts) { f.Members[0].UDP = "no response" }), MembershipPort, Error, "n2",
 			"the speaker of node n1 does not answer at 203.0.113.1:9744 by UDP (no response)"},
-		"members not asked": {on("n2", func(f *Facts) { f.Unread["members"] = "3 of 9 speakers were not asked" }), MembershipPort, Unknown, "n2", "3 of 9"},
-		"session down":      {func(c *Cluster) { c.Sessions[1].Up, c.Sessions[1].Message = false, "hold timer expired" }, BGP, Error, "n2", "no session with peer tor-b: hold timer expired"},
-		"session troubled":  {func(c *Cluster) { c.Sessions[1].Message = "router ID shared" }, BGP, Warning, "n2", "session with peer tor-b: router ID shared"},
+		"members not asked": {on("n2", func(f *Facts) { f.Unread["members"] = "3 of 9 speakers were not asked" }), MembershipPort, Unknown,
+			"n2", "3 of 9"},
+		"session down": {func(c *Cluster) { c.Sessions[1].Up, c.Sessions[1].Message = false, "hold timer expired" }, BGP, Error, "n2",
+			"no session with peer tor-b: hold timer expired"},
+		"session troubled": {func(c *Cluster) { c.Sessions[1].Message = "router ID shared" }, BGP, Warning, "n2",
+			"session with peer tor-b: router ID shared"},
 		"session left over": {func(c *Cluster) { c.Sessions[1].Leftover = true }, BGP, Warning, "n2", "should be none"},
 		"BFD down":          {func(c *Cluster) { c.Sessions[0].BFD = "Down" }, BFD, Error, "n1", "the BFD session with peer tor-a is Down"},
 		"another daemon": {on("n1", func(f *Facts) { f.BGPListeners[0].Ours = false }), BGPPort, Error, "n1",
@@ -168,27 +178,39 @@ func TestFaultsAreFoundByTheirChecks(t *testing.T) {
 		"two daemons": {on("n1", func(f *Facts) {
 			f.BGPListeners = append(f.BGPListeners, Listener{Address: netip.MustParseAddrPort("203.0.113.1:179")})
 		}), BGPPort, Warning, "n1", "another BGP daemon listens on 203.0.113.1:179 beside the speaker"},
-		"no daemon":           {on("n1", func(f *Facts) { f.BGPListeners = nil }), BGPPort, Error, "n1", "nobody listens on port 179"},
-		"no ARP answer":       {on("n2", func(f *Facts) { f.Neighbours[0].Answers = nil }), Neighbours, Error, "n2", "address 203.0.113.1 of node n1: nobody answers ARP for it on eth0"},
-		"no NDP answer":       {on("n2", func(f *Facts) { f.Neighbours[0].Answers, f.Neighbours[0].Address = nil, addr("2001:db8::1") }), Neighbours, Error, "n2", "nobody answers NDP"},
-		"not asked":           {on("n2", func(f *Facts) { f.Neighbours[0].Error = "operation not permitted" }), Neighbours, Unknown, "n2", "was not asked for: operation not permitted"},
-		"VIP of a stranger":   {trial(func(t *Trial) { t.Answers = []string{mac(99)} }), Reach, Error, "n2", "VIP 203.0.113.10 of node n1: 02:00:00:00:00:63 (no known node) answers ARP"},
+		"no daemon": {on("n1", func(f *Facts) { f.BGPListeners = nil }), BGPPort, Error, "n1", "nobody listens on port 179"},
+		"no ARP answer": {on("n2", func(f *Facts) { f.Neighbours[0].Answers = nil }), Neighbours, Error, "n2",
+			"address 203.0.113.1 of node n1: nobody answers ARP for it on eth0"},
+		"no NDP answer": {on("n2", func(f *Facts) { f.Neighbours[0].Answers, f.Neighbours[0].Address = nil, addr("2001:db8::1") }),
+			Neighbours, Error, "n2", "nobody answers NDP"},
+		"not asked": {on("n2", func(f *Facts) { f.Neighbours[0].Error = "operation not permitted" }), Neighbours, Unknown, "n2",
+			"was not asked for: operation not permitted"},
+		"VIP of a stranger": {trial(func(t *Trial) { t.Answers = []string{mac(99)} }), Reach, Error, "n2",
+			"VIP 203.0.113.10 of node n1: 02:00:00:00:00:63 (no known node) answers ARP"},
 		"VIP of another node": {trial(func(t *Trial) { t.Answers = []string{mac(3)} }), Reach, Error, "n2", "02:00:00:00:00:03 (n3) answers ARP"},
-		"VIP of two":          {trial(func(t *Trial) { t.Answers = []string{mac(1), mac(3)} }), Reach, Error, "n2", "2 hardware addresses answer ARP for it on eth0: 02:00:00:00:00:01 (n1), 02:00:00:00:00:03 (n3)"},
-		"VIP of nobody":       {trial(func(t *Trial) { t.Answers, t.Reply = nil, "" }), Reach, Error, "n2", "nobody answers ARP"},
-		"VIP that is silent":  {trial(func(t *Trial) { t.Reply = Silence }), Reach, Error, "n2", "VIP 203.0.113.10 of node n1: TCP port 80 does not answer"},
-		"VIP that refuses":    {trial(func(t *Trial) { t.Reply = Refused }), Reach, Warning, "n2", "TCP port 80 refuses connections"},
-		"VIP not tried":       {trial(func(t *Trial) { t.Error = "it may have moved" }), Reach, Unknown, "n2", "VIP 203.0.113.10 was not tried: it may have moved"},
+		"VIP of two": {trial(func(t *Trial) { t.Answers = []string{mac(1), mac(3)} }), Reach, Error, "n2",
+			"2 hardware addresses answer ARP for it on eth0: 02:00:00:00:00:01 (n1), 02:00:00:00:00:03 (n3)"},
+		"VIP of nobody": {trial(func(t *Trial) { t.Answers, t.Reply = nil, "" }), Reach, Error, "n2", "nobody answers ARP"},
+		"VIP that is silent": {trial(func(t *Trial) { t.Reply = Silence }), Reach, Error, "n2",
+			"VIP 203.0.113.10 of node n1: TCP port 80 does not answer"},
+		"VIP that refuses": {trial(func(t *Trial) { t.Reply = Refused }), Reach, Warning, "n2", "TCP port 80 refuses connections"},
+		"VIP not tried": {trial(func(t *Trial) { t.Error = "it may have moved" }), Reach, Unknown, "n2",
+			"VIP 203.0.113.10 was not tried: it may have moved"},
 		"MTU": {on("n3", func(f *Facts) { f.Interfaces[1].MTU = 9000 }), MTU, Warning, "",
 			"interfaces on 203.0.113.0/24 have different MTUs, 1500 on n1 (eth0), n2 (eth0), 9000 on n3 (eth0)"},
-		"clock":             {func(c *Cluster) { c.Clocks["n2"] = Clock{Offset: 50 * time.Second} }, ClockSkew, Warning, "n2", "the clock is 10s behind that of the API server, give or take 1s"},
-		"clock far off":     {func(c *Cluster) { c.Clocks["n2"] = Clock{Offset: 2 * time.Minute} }, ClockSkew, Error, "n2", "1m0s ahead of"},
-		"no clock":          {func(c *Cluster) { c.APIServer = nil }, ClockSkew, Unknown, "", "the clock of the API server is not known"},
-		"nothing to judge":  {func(c *Cluster) { c.Unjudged = []ID{BGP} }, BGP, Unknown, "", "not judged: what it takes could not be read"},
-		"nobody announces":  {func(c *Cluster) { c.Notices = []Notice{{Announced, Error, "nobody announces it", ""}} }, Announced, Error, "", "nobody announces it"},
-		"versions differ":   {func(c *Cluster) { c.Notices = []Notice{{Versions, Warning, "v1 and v2", ""}} }, Versions, Warning, "", "v1 and v2"},
-		"address conflict":  {func(c *Cluster) { c.Notices = []Notice{{Conflict, Error, "another machine", ""}} }, Conflict, Error, "", "another machine"},
-		"controller absent": {func(c *Cluster) { c.Notices = []Notice{{Controller, Error, "no replica leads", ""}} }, Controller, Error, "", "no replica leads"},
+		"clock": {func(c *Cluster) { c.Clocks["n2"] = Clock{Offset: 50 * time.Second} }, ClockSkew, Warning, "n2",
+			"the clock is 10s behind that of the API server, give or take 1s"},
+		"clock far off":    {func(c *Cluster) { c.Clocks["n2"] = Clock{Offset: 2 * time.Minute} }, ClockSkew, Error, "n2", "1m0s ahead of"},
+		"no clock":         {func(c *Cluster) { c.APIServer = nil }, ClockSkew, Unknown, "", "the clock of the API server is not known"},
+		"nothing to judge": {func(c *Cluster) { c.Unjudged = []ID{BGP} }, BGP, Unknown, "", "not judged: what it takes could not be read"},
+		"nobody announces": {func(c *Cluster) { c.Notices = []Notice{{Announced, Error, "nobody announces it", ""}} }, Announced, Error, "",
+			"nobody announces it"},
+		"versions differ": {func(c *Cluster) { c.Notices = []Notice{{Versions, Warning, "v1 and v2", ""}} }, Versions, Warning,
+			"", "v1 and v2"},
+		"address conflict": {func(c *Cluster) { c.Notices = []Notice{{Conflict, Error, "another machine", ""}} }, Conflict, Error, "",
+			"another machine"},
+		"controller absent": {func(c *Cluster) { c.Notices = []Notice{{Controller, Error, "no replica leads", ""}} }, Controller, Error, "",
+			"no replica leads"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -245,7 +267,8 @@ func TestNodesWithoutIPv4NeedNotForwardIt(t *testing.T) {
 	c := healthy()
 	change(c, "n1", func(f *Facts) {
 		f.Sysctls[SysctlForward4] = 0
-		f.Interfaces = []Interface{{Name: "lo", Addrs: []netip.Prefix{prefix("127.0.0.1/8")}}, {Name: "eth0", MTU: 1500, HardwareAddr: mac(1), Addrs: []netip.Prefix{prefix("2001:db8::1/64")}}}
+		f.Interfaces = []Interface{{Name: "lo", Addrs: []netip.Prefix{prefix("127.0.0.1/8")}},
+			{Name: "eth0", MTU: 1500, HardwareAddr: mac(1), Addrs: []netip.Prefix{prefix("2001:db8::1/64")}}}
 	})
 	assert.Equal(t, OK, Check(c).Worst())
 }
@@ -295,7 +318,8 @@ func TestEveryVIPIsTriedByOneOtherNode(t *testing.T) {
 
 	// The next one is away: the one after it.
 	c.Mute["n2"] = "gone"
-	assert.Equal(t, map[string][]netip.AddrPort{"n3": {netip.MustParseAddrPort("203.0.113.10:80"), netip.MustParseAddrPort("[2001:db8::10]:0")}}, c.Plan())
+	assert.Equal(t, map[string][]netip.AddrPort{"n3": {netip.MustParseAddrPort("203.0.113.10:80"),
+		netip.MustParseAddrPort("[2001:db8::10]:0")}}, c.Plan())
 
 	// No node is asked for more than it can do.
 	c.VIPs = nil

@@ -99,8 +99,11 @@ func kubeProxy(c *Cluster) (all []Finding) {
 			case !known:
 				all = append(all, f.unread(Sysctl(i, "arp_ignore")))
 			case value == 0:
-				all = append(all, found(Error, name, "kubectl -n kube-system edit configmap kube-proxy: ipvs.strictARP: true; then kubectl -n kube-system rollout restart daemonset/kube-proxy",
-					"kube-proxy is in mode IPVS without strictARP: arp_ignore is 0 on %s, so that the kernel answers ARP for all VIPs on %s, %d at the moment", i, ipvsInterface, vips))
+				all = append(all, found(Error, name,
+					"kubectl -n kube-system edit configmap kube-proxy: ipvs.strictARP: true; then kubectl -n kube-system rollout restart "+
+						"daemonset/kube-proxy",
+					"kube-proxy is in mode IPVS without strictARP: arp_ignore is 0 on %s, so that the kernel answers ARP for all VIPs on %s, %d at "+
+						"the moment", i, ipvsInterface, vips))
 			}
 		}
 	})
@@ -121,7 +124,8 @@ func arp(c *Cluster) (all []Finding) {
 		for _, i := range f.Interfaces {
 			for _, v := range c.VIPs {
 				if i.Name != ipvsInterface && has(i, v.Addr) && c.answers(f, v.Addr, i.Name) {
-					all = append(all, found(Error, name, fmt.Sprintf("ip addr del %s dev %s; and find out who added it: keepalived, kube-vip, a person?", v.Addr, i.Name),
+					all = append(all, found(Error, name,
+						fmt.Sprintf("ip addr del %s dev %s; and find out who added it: keepalived, kube-vip, a person?", v.Addr, i.Name),
 						"VIP %s is configured on %s: the kernel answers for it, whoever the owner is", v.Addr, i.Name))
 				}
 			}
@@ -129,11 +133,13 @@ func arp(c *Cluster) (all []Finding) {
 		vips, _ := c.ipvs(f)
 		for _, i := range c.interfaces(name) {
 			if value, known := f.strictest(i, "arp_ignore"); known && value == 8 {
-				all = append(all, found(Error, name, set(Sysctl(i, "arp_ignore"), 1), "arp_ignore is 8 on %s: the node answers no ARP, not even for its own address", i))
+				all = append(all, found(Error, name, set(Sysctl(i, "arp_ignore"), 1),
+					"arp_ignore is 8 on %s: the node answers no ARP, not even for its own address", i))
 			}
 			if value, known := f.strictest(i, "arp_announce"); known && value < 2 && vips > 0 {
 				all = append(all, found(Warning, name, set(Sysctl(i, "arp_announce"), 2),
-					"arp_announce is %d on %s, and %d VIPs are on %s: the node may ask its neighbours in their name, who then send to it", value, i, vips, ipvsInterface))
+					"arp_announce is %d on %s, and %d VIPs are on %s: the node may ask its neighbours in their name, who then send to it", value, i, vips,
+					ipvsInterface))
 			}
 		}
 	})
@@ -160,7 +166,8 @@ func ipForward(c *Cluster) (all []Finding) {
 		default:
 			for _, i := range c.interfaces(name) {
 				if value, known := f.Sysctls[Sysctl(i, "forwarding")]; known && value == 0 {
-					all = append(all, found(Error, name, set(Sysctl(i, "forwarding"), 1), "%s is 0: packets to VIPs that come in there are not forwarded to pods", Sysctl(i, "forwarding")))
+					all = append(all, found(Error, name, set(Sysctl(i, "forwarding"), 1),
+						"%s is 0: packets to VIPs that come in there are not forwarded to pods", Sysctl(i, "forwarding")))
 				}
 			}
 		}
@@ -189,7 +196,8 @@ func rpFilter(c *Cluster) (all []Finding) {
 				all = append(all, f.unread("default routes"))
 			case len(f.DefaultRoutes) > 0 && !slices.Contains(f.DefaultRoutes, i):
 				all = append(all, found(Warning, name, set(Sysctl(i, "rp_filter"), 2),
-					"rp_filter is 1 (strict) on %s, and the default route leads through %s: what clients behind routers send to VIPs there is dropped", i, list(f.DefaultRoutes)))
+					"rp_filter is 1 (strict) on %s, and the default route leads through %s: what clients behind routers send to VIPs there is dropped", i,
+					list(f.DefaultRoutes)))
 			}
 		}
 	})
@@ -211,13 +219,16 @@ func capabilities(c *Cluster) (all []Finding) {
 		}
 		lacks := func(capability int) bool { return f.Capabilities&(1<<capability) == 0 }
 		if lacks(capNetRaw) {
-			all = append(all, found(Error, name, "see securityContext of the DaemonSet lodestone-speaker, and the policies that change pods", "the speaker lacks NET_RAW: it cannot answer ARP and NDP"))
+			all = append(all, found(Error, name, "see securityContext of the DaemonSet lodestone-speaker, and the policies that change pods",
+				"the speaker lacks NET_RAW: it cannot answer ARP and NDP"))
 		}
 		if c.NetAdmin != "" && lacks(capNetAdmin) {
-			all = append(all, found(Error, name, "helm upgrade with speaker.podRoutes=true, or speaker.connectionRateLimits=true", "the speaker lacks NET_ADMIN, which %s take", c.NetAdmin))
+			all = append(all, found(Error, name, "helm upgrade with speaker.podRoutes=true, or speaker.connectionRateLimits=true",
+				"the speaker lacks NET_ADMIN, which %s take", c.NetAdmin))
 		}
 		if peers := c.Passive[name]; len(peers) > 0 && lacks(capNetBindService) {
-			all = append(all, found(Error, name, "helm upgrade with speaker.bgp.passivePeers=true", "the speaker lacks NET_BIND_SERVICE: it cannot listen on port 179 for passive peers (%s)", list(peers)))
+			all = append(all, found(Error, name, "helm upgrade with speaker.bgp.passivePeers=true",
+				"the speaker lacks NET_BIND_SERVICE: it cannot listen on port 179 for passive peers (%s)", list(peers)))
 		}
 	})
 	return all
@@ -243,11 +254,15 @@ func bgpPort(c *Cluster) (all []Finding) {
 		const look = "ss -ltnp 'sport = :179' on the node"
 		switch {
 		case len(foreign) > 0 && !ours:
-			all = append(all, found(Error, name, look, "another BGP daemon listens on %s, and passive peers (%s) connect there in vain", strings.Join(foreign, ", "), list(peers)))
+			all = append(all, found(Error, name, look, "another BGP daemon listens on %s, and passive peers (%s) connect there in vain",
+				strings.Join(foreign, ", "), list(peers)))
 		case len(foreign) > 0:
-			all = append(all, found(Warning, name, look, "another BGP daemon listens on %s beside the speaker: passive peers (%s) may reach the wrong one", strings.Join(foreign, ", "), list(peers)))
+			all = append(all, found(Warning, name, look,
+				"another BGP daemon listens on %s beside the speaker: passive peers (%s) may reach the wrong one",
+				strings.Join(foreign, ", "), list(peers)))
 		case !ours:
-			all = append(all, found(Error, name, "kubectl -n "+c.Namespace+" logs of the speaker says why", "nobody listens on port 179, where passive peers (%s) connect", list(peers)))
+			all = append(all, found(Error, name, "kubectl -n "+c.Namespace+" logs of the speaker says why",
+				"nobody listens on port 179, where passive peers (%s) connect", list(peers)))
 		}
 	})
 	return all

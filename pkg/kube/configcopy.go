@@ -117,7 +117,8 @@ func (w *ConfigWatcher) readCopy(ctx context.Context) error {
 	}
 	object, why, taken := w.takeCopy(parsed)
 	if taken {
-		w.opts.Log.Error("configuration restored from the copy of the last valid document", "configmap", w.opts.Namespace+"/"+config.LastValidName, "digest", parsed.Digest, "err", why)
+		w.opts.Log.Error("configuration restored from the copy of the last valid document", "configmap", w.opts.Namespace+"/"+
+			config.LastValidName, "digest", parsed.Digest, "err", why)
 		w.event(object, corev1.EventTypeWarning, ReasonConfigRestored,
 			"Started without a valid document: the copy in ConfigMap "+config.LastValidName+" is in force until there is one.")
 	}

@@ -59,7 +59,8 @@ func (c *cluster) kept(document string) {
 
 func (c *cluster) wantRestored(value string) {
 	c.Helper()
-	want := "# HELP lodestone_config_restored Whether the configuration in force is the copy of the last valid document, because there was no valid document since the start.\n" +
+	want := "# HELP lodestone_config_restored Whether the configuration in force is the copy of the last valid document, because there " +
+		"was no valid document since the start.\n" +
 		"# TYPE lodestone_config_restored gauge\nlodestone_config_restored " + value + "\n"
 	if err := testutil.CollectAndCompare(c.watcher, strings.NewReader(want), kube.MetricConfigRestored); err != nil {
 		c.Error(err)
@@ -135,7 +136,8 @@ func TestTheCopyIsNotBelievedOverADocument(t *testing.T) {
 	c := newCluster(t)
 	write := func(document string) {
 		maps := c.client.CoreV1().ConfigMaps(config.Namespace)
-		cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: config.Namespace, Name: config.LastValidName}, Data: map[string]string{config.Key: document}}
+		cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: config.Namespace, Name: config.LastValidName},
+			Data: map[string]string{config.Key: document}}
 		if _, err := maps.Update(t.Context(), cm, metav1.UpdateOptions{}); err == nil {
 			return
 		}

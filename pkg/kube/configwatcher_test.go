@@ -156,7 +156,8 @@ func TestConfigMetrics(t *testing.T) {
 	reg.MustRegister(c.watcher)
 	expect := func(valid string) {
 		t.Helper()
-		want := "# HELP lodestone_config_valid Whether the latest document is valid and in force.\n# TYPE lodestone_config_valid gauge\nlodestone_config_valid " + valid + "\n"
+		want := "# HELP lodestone_config_valid Whether the latest document is valid and in force.\n# TYPE lodestone_config_valid " +
+			"gauge\nlodestone_config_valid " + valid + "\n"
 		if err := testutil.GatherAndCompare(reg, strings.NewReader(want), kube.MetricConfigValid); err != nil {
 			t.Error(err)
 		}

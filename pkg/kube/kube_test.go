@@ -32,14 +32,17 @@ func TestVIPs(t *testing.T) {
 		want string
 	}{
 		{"both families in the status's order", service("203.0.113.4,2001:db8::4",
-			corev1.LoadBalancerIngress{IP: "2001:DB8:0::4", IPMode: &vip}, corev1.LoadBalancerIngress{IP: "203.0.113.4"}), nil, "[2001:db8::4 203.0.113.4]"},
+			corev1.LoadBalancerIngress{IP: "2001:DB8:0::4", IPMode: &vip}, corev1.LoadBalancerIngress{IP: "203.0.113.4"}), nil,
+			"[2001:db8::4 203.0.113.4]"},
 		{"spaces, garbage and repetition are ignored", service(" 203.0.113.4 ,, no, 203.0.113.400,fe80::1%eth0",
 			corev1.LoadBalancerIngress{IP: "203.0.113.4"}, corev1.LoadBalancerIngress{IP: "203.0.113.4"},
 			corev1.LoadBalancerIngress{IP: "fe80::1%eth0"}, corev1.LoadBalancerIngress{Hostname: "lb.example"}), nil, "[203.0.113.4]"},
 		{"another load balancer's status is not ours", service("", corev1.LoadBalancerIngress{IP: "203.0.113.4"}), nil, "[]"},
-		{"what the status does not name is not served", service("203.0.113.4,203.0.113.5", corev1.LoadBalancerIngress{IP: "203.0.113.5"}), nil, "[203.0.113.5]"},
+		{"what the status does not name is not served", service("203.0.113.4,203.0.113.5", corev1.LoadBalancerIngress{IP: "203.0.113.5"}), nil,
+			"[203.0.113.5]"},
 		{"a proxied address is not a VIP", service("203.0.113.4", corev1.LoadBalancerIngress{IP: "203.0.113.4", IPMode: &proxy}), nil, "[]"},
-		{"an IPv4-mapped address is the IPv4 address", service("::ffff:203.0.113.4", corev1.LoadBalancerIngress{IP: "203.0.113.4"}), nil, "[203.0.113.4]"},
+		{"an IPv4-mapped address is the IPv4 address", service("::ffff:203.0.113.4", corev1.LoadBalancerIngress{IP: "203.0.113.4"}), nil,
+			"[203.0.113.4]"},
 		{"a Service being deleted has none", service("203.0.113.4", corev1.LoadBalancerIngress{IP: "203.0.113.4"}),
 			func(s *corev1.Service) { s.DeletionTimestamp = &now }, "[]"},
 		{"a ClusterIP Service has none", service("203.0.113.4", corev1.LoadBalancerIngress{IP: "203.0.113.4"}),
@@ -79,7 +82,8 @@ func TestLongListsAreNotReadToTheEnd(t *testing.T) {
 	svc := &corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer}}
 	svc.Annotations = map[string]string{annotation.Leases: list.String(), annotation.Assigned: strings.ReplaceAll(list.String(), "=eth0", "")}
 	for i := range 60_000 {
-		svc.Status.LoadBalancer.Ingress = append(svc.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&255, i&255)})
+		svc.Status.LoadBalancer.Ingress = append(svc.Status.LoadBalancer.Ingress,
+			corev1.LoadBalancerIngress{IP: fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&255, i&255)})
 	}
 	fastest := time.Hour
 	for range 20 {

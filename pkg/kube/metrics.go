@@ -13,8 +13,10 @@ const (
 var (
 	configValid    = prometheus.NewDesc(MetricConfigValid, "Whether the latest document is valid and in force.", nil, nil)
 	configApplied  = prometheus.NewDesc(MetricConfigApplied, "When the configuration in force was taken over, in Unix time.", nil, nil)
-	configRestored = prometheus.NewDesc(MetricConfigRestored, "Whether the configuration in force is the copy of the last valid document, because there was no valid document since the start.", nil, nil)
-	configInfo     = prometheus.NewDesc(MetricConfigInfo, "The configuration in force, by the SHA-256 of its document.", []string{"digest"}, nil)
+	configRestored = prometheus.NewDesc(MetricConfigRestored,
+		"Whether the configuration in force is the copy of the last valid document, because there was no valid document since the "+
+			"start.", nil, nil)
+	configInfo = prometheus.NewDesc(MetricConfigInfo, "The configuration in force, by the SHA-256 of its document.", []string{"digest"}, nil)
 )
 
 // Describe implements prometheus.Collector.

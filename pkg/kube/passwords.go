@@ -145,7 +145,8 @@ func (p *Passwords) judge(key config.SecretKey, s secret) password {
 	case gone:
 		return password{fault: fmt.Sprintf("there is no Secret %s", name)}
 	case apierrors.IsForbidden(s.err):
-		return password{fault: fmt.Sprintf("Secret %s may not be read: list it in the value speaker.bgp.passwordSecrets of the chart: %v", name, s.err)}
+		return password{fault: fmt.Sprintf("Secret %s may not be read: list it in the value speaker.bgp.passwordSecrets of the chart: "+
+			"%v", name, s.err)}
 	case s.err != nil:
 		return password{fault: fmt.Sprintf("Secret %s could not be read: %v", name, s.err)}
 	}

@@ -30,7 +30,8 @@ peers: [{name: tor, address: 203.0.113.254, localASN: 64512, peerASN: 64513, pas
 func TestPasswordsFollowTheirSecret(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := fake.NewClientset(&corev1.ConfigMap{
-			ObjectMeta: metav1.ObjectMeta{Namespace: config.Namespace, Name: config.ConfigMapName}, Data: map[string]string{config.Key: withPassword},
+			ObjectMeta: metav1.ObjectMeta{Namespace: config.Namespace, Name: config.ConfigMapName},
+			Data:       map[string]string{config.Key: withPassword},
 		})
 		var down atomic.Bool
 		client.PrependReactor("get", "secrets", func(clienttesting.Action) (bool, runtime.Object, error) {

@@ -76,7 +76,8 @@ func hostileServices(metas map[string]metav1.ObjectMeta) map[string]*corev1.Serv
 	for i := range 60_000 {
 		ports.Spec.Ports = append(ports.Spec.Ports, corev1.ServicePort{Name: fmt.Sprint("p", i), Port: int32(i + 1)})
 		externals.Spec.ExternalIPs = append(externals.Spec.ExternalIPs, fmt.Sprintf("10.0.%d.%d", i>>8&255, i&255))
-		status.Status.LoadBalancer.Ingress = append(status.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: fmt.Sprintf("10.0.%d.%d", i>>8&255, i&255)})
+		status.Status.LoadBalancer.Ingress = append(status.Status.LoadBalancer.Ingress,
+			corev1.LoadBalancerIngress{IP: fmt.Sprintf("10.0.%d.%d", i>>8&255, i&255)})
 	}
 	selector.Spec.Selector = metas["labels"].Labels
 	status.Status.Conditions = []metav1.Condition{{Type: annotation.ConditionAllocated, Message: long("é")}}
@@ -142,7 +143,8 @@ func TestHostileObjects(t *testing.T) {
 func TestMoreOnALeaseIsSeen(t *testing.T) {
 	t.Parallel()
 	honest := coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
-		Labels: map[string]string{annotation.LabelComponent: annotation.ComponentSpeaker}, Annotations: map[string]string{annotation.Report: "{}"}}}
+		Labels:      map[string]string{annotation.LabelComponent: annotation.ComponentSpeaker},
+		Annotations: map[string]string{annotation.Report: "{}"}}}
 	require.Equal(t, honest.ObjectMeta, objects.Leases.Project(&honest).ObjectMeta)
 	for _, more := range []func(*coordinationv1.Lease){
 		func(l *coordinationv1.Lease) { l.Labels["a"] = "b" },

@@ -115,7 +115,8 @@ func Informer[E any, P interface {
 }, K any, T interface {
 	*K
 	Object
-}](kind Kind[E, P], client kubernetes.Interface, scope Scope, view View[P, T], o cache.SharedIndexInformerOptions) cache.SharedIndexInformer {
+}](kind Kind[E, P], client kubernetes.Interface, scope Scope, view View[P, T],
+	o cache.SharedIndexInformerOptions) cache.SharedIndexInformer {
 	r := &reader[K, T]{all: view.Keep == nil, kept: map[string]bool{}, keep: func(obj runtime.Object) (T, bool) {
 		p, ok := obj.(P)
 		if !ok {
@@ -293,7 +294,8 @@ func (l *list) DeepCopyObject() runtime.Object {
 }
 
 // read lists the objects and hands them over, one after the other.
-func (k Kind[E, P]) read(ctx context.Context, client kubernetes.Interface, scope Scope, o metav1.ListOptions, each func(P)) (head metav1.ListMeta, err error) {
+func (k Kind[E, P]) read(ctx context.Context, client kubernetes.Interface, scope Scope, o metav1.ListOptions,
+	each func(P)) (head metav1.ListMeta, err error) {
 	// All of it, which the API server has in memory: pages are read from etcd.
 	o.Limit, o.Continue = 0, ""
 	if c, ok := k.rest(client).(*rest.RESTClient); ok && c != nil {
@@ -307,7 +309,8 @@ func (k Kind[E, P]) read(ctx context.Context, client kubernetes.Interface, scope
 	return head, nil
 }
 
-func (k Kind[E, P]) atOnce(ctx context.Context, client kubernetes.Interface, scope Scope, o metav1.ListOptions, each func(P)) (head metav1.ListMeta, err error) {
+func (k Kind[E, P]) atOnce(ctx context.Context, client kubernetes.Interface, scope Scope, o metav1.ListOptions,
+	each func(P)) (head metav1.ListMeta, err error) {
 	l, err := k.list(ctx, client, scope.Namespace, scope.options(o))
 	if err != nil {
 		return head, err

@@ -21,7 +21,8 @@ import (
 const maxObject = 16 << 20
 
 // stream lists the objects as the API server sends them, and keeps one at a time.
-func (k Kind[E, P]) stream(ctx context.Context, c *rest.RESTClient, scope Scope, o metav1.ListOptions, each func(P)) (head metav1.ListMeta, err error) {
+func (k Kind[E, P]) stream(ctx context.Context, c *rest.RESTClient, scope Scope, o metav1.ListOptions,
+	each func(P)) (head metav1.ListMeta, err error) {
 	o = scope.options(o)
 	body, err := c.Get().NamespaceIfScoped(scope.Namespace, scope.Namespace != "").Resource(k.Resource).
 		VersionedParams(&o, scheme.ParameterCodec).SetHeader("Accept", runtime.ContentTypeProtobuf).Stream(ctx)

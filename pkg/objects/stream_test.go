@@ -45,7 +45,8 @@ func lister(t *testing.T, list []byte) kubernetes.Interface {
 		}
 	}))
 	t.Cleanup(server.Close)
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL, ContentConfig: rest.ContentConfig{ContentType: kruntime.ContentTypeProtobuf}})
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL,
+		ContentConfig: rest.ContentConfig{ContentType: kruntime.ContentTypeProtobuf}})
 	require.NoError(t, err)
 	return client
 }
@@ -65,11 +66,13 @@ func hostileList(number int) *corev1.ServiceList {
 	list := &corev1.ServiceList{ListMeta: metav1.ListMeta{ResourceVersion: "7"}}
 	for i := range number {
 		list.Items = append(list.Items, corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "tenant", Name: fmt.Sprint("s", i), Annotations: map[string]string{annotation.Leases: big, "example.com/note": "x"}},
-			Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer},
+			ObjectMeta: metav1.ObjectMeta{Namespace: "tenant", Name: fmt.Sprint("s", i),
+				Annotations: map[string]string{annotation.Leases: big, "example.com/note": "x"}},
+			Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer},
 		})
 	}
-	list.Items = append(list.Items, corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", Labels: map[string]string{"app": "web"}}})
+	list.Items = append(list.Items, corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web",
+		Labels: map[string]string{"app": "web"}}})
 	return list
 }
 

@@ -197,8 +197,9 @@ func service(s *corev1.Service) *corev1.Service {
 	}
 	kept.Spec = corev1.ServiceSpec{
 		Type: s.Spec.Type, ClusterIP: cut(s.Spec.ClusterIP), ClusterIPs: texts(s.Spec.ClusterIPs, MaxAddresses),
-		ExternalIPs: texts(s.Spec.ExternalIPs, MaxAddresses), LoadBalancerIP: cut(s.Spec.LoadBalancerIP), LoadBalancerClass: s.Spec.LoadBalancerClass,
-		IPFamilyPolicy: s.Spec.IPFamilyPolicy, IPFamilies: head(s.Spec.IPFamilies, MaxAddresses), SessionAffinity: s.Spec.SessionAffinity,
+		ExternalIPs: texts(s.Spec.ExternalIPs, MaxAddresses), LoadBalancerIP: cut(s.Spec.LoadBalancerIP),
+		LoadBalancerClass: s.Spec.LoadBalancerClass,
+		IPFamilyPolicy:    s.Spec.IPFamilyPolicy, IPFamilies: head(s.Spec.IPFamilies, MaxAddresses), SessionAffinity: s.Spec.SessionAffinity,
 		ExternalTrafficPolicy: s.Spec.ExternalTrafficPolicy, InternalTrafficPolicy: s.Spec.InternalTrafficPolicy,
 		HealthCheckNodePort: s.Spec.HealthCheckNodePort, AllocateLoadBalancerNodePorts: s.Spec.AllocateLoadBalancerNodePorts,
 	}
@@ -226,8 +227,10 @@ func node(n *corev1.Node) *corev1.Node {
 	kept := &corev1.Node{ObjectMeta: identity(n)}
 	kept.CreationTimestamp, kept.DeletionTimestamp = n.CreationTimestamp, n.DeletionTimestamp
 	kept.Labels = labels(n.Labels, maxNodeLabels, maxNodeLabelBytes)
-	kept.Annotations = annotations(n.Annotations, maxAnnotationBytes, []string{annotation.BGPASN, annotation.BGPRouterID, annotation.BGPSourceAddress})
-	kept.Spec = corev1.NodeSpec{PodCIDR: cut(n.Spec.PodCIDR), PodCIDRs: texts(n.Spec.PodCIDRs, MaxAddresses), ProviderID: cut(n.Spec.ProviderID), Unschedulable: n.Spec.Unschedulable}
+	kept.Annotations = annotations(n.Annotations, maxAnnotationBytes,
+		[]string{annotation.BGPASN, annotation.BGPRouterID, annotation.BGPSourceAddress})
+	kept.Spec = corev1.NodeSpec{PodCIDR: cut(n.Spec.PodCIDR), PodCIDRs: texts(n.Spec.PodCIDRs, MaxAddresses),
+		ProviderID: cut(n.Spec.ProviderID), Unschedulable: n.Spec.Unschedulable}
 	for _, t := range head(n.Spec.Taints, maxTaints) {
 		kept.Spec.Taints = append(kept.Spec.Taints, corev1.Taint{Key: cut(t.Key), Value: cut(t.Value), Effect: t.Effect})
 	}
@@ -265,7 +268,8 @@ func lease(l *coordinationv1.Lease) *coordinationv1.Lease {
 		kept.Labels = map[string]string{annotation.LabelComponent: cut(c)}
 	}
 	for _, o := range head(l.OwnerReferences, MaxAddresses) {
-		kept.OwnerReferences = append(kept.OwnerReferences, metav1.OwnerReference{APIVersion: cut(o.APIVersion), Kind: cut(o.Kind), Name: cut(o.Name), UID: o.UID})
+		kept.OwnerReferences = append(kept.OwnerReferences,
+			metav1.OwnerReference{APIVersion: cut(o.APIVersion), Kind: cut(o.Kind), Name: cut(o.Name), UID: o.UID})
 	}
 	kept.Annotations = annotations(l.Annotations, maxLeaseBytes, []string{annotation.Report})
 	// A speaker writes no more than these, and has to see that somebody else did.
@@ -338,7 +342,8 @@ func pod(p *corev1.Pod) *corev1.Pod {
 		}
 		kept.Spec.Containers = append(kept.Spec.Containers, container)
 	}
-	kept.Status = corev1.PodStatus{Phase: p.Status.Phase, Reason: cut(p.Status.Reason), Message: Message(p.Status.Message), PodIP: cut(p.Status.PodIP), HostIP: cut(p.Status.HostIP), StartTime: p.Status.StartTime}
+	kept.Status = corev1.PodStatus{Phase: p.Status.Phase, Reason: cut(p.Status.Reason), Message: Message(p.Status.Message),
+		PodIP: cut(p.Status.PodIP), HostIP: cut(p.Status.HostIP), StartTime: p.Status.StartTime}
 	for _, c := range head(p.Status.Conditions, maxConditions) {
 		kept.Status.Conditions = append(kept.Status.Conditions, corev1.PodCondition{
 			Type: corev1.PodConditionType(cut(string(c.Type))), Status: c.Status, LastTransitionTime: c.LastTransitionTime,
@@ -346,8 +351,9 @@ func pod(p *corev1.Pod) *corev1.Pod {
 	}
 	for _, c := range head(p.Status.ContainerStatuses, maxConditions) {
 		kept.Status.ContainerStatuses = append(kept.Status.ContainerStatuses,
-			corev1.ContainerStatus{Name: cut(c.Name), Ready: c.Ready, Started: c.Started, RestartCount: c.RestartCount, State: state(c.State), LastTerminationState: state(c.LastTerminationState),
-				Image: shorten(c.Image, MaxMessage), ImageID: shorten(c.ImageID, MaxMessage)})
+			corev1.ContainerStatus{Name: cut(c.Name), Ready: c.Ready, Started: c.Started, RestartCount: c.RestartCount, State: state(c.State),
+				LastTerminationState: state(c.LastTerminationState),
+				Image:                shorten(c.Image, MaxMessage), ImageID: shorten(c.ImageID, MaxMessage)})
 	}
 	return kept
 }

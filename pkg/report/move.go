@@ -32,7 +32,8 @@ const SpeakerLost Reason = "SpeakerLost"
 // Reasons tells about each Reason that is not the plan's.
 func Reasons() reason.Texts[Reason] {
 	return reason.Texts[Reason]{
-		SpeakerLost: {Cause: "The other speakers do not hear the speaker of the node that had the VIP: the node is down or cut off, or its speaker was killed.", Cure: "Look at the node; the VIP has another owner already, if any node can be one."},
+		SpeakerLost: {Cause: "The other speakers do not hear the speaker of the node that had the VIP: the node is down or cut off, or its " +
+			"speaker was killed.", Cure: "Look at the node; the VIP has another owner already, if any node can be one."},
 	}
 }
 

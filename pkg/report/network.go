@@ -155,7 +155,8 @@ const maxInterface = 15
 // whether the interface can be named.
 func isSegment(s Segment) bool {
 	p := s.Subnet
-	return isName(s.Interface, maxInterface) && p == p.Masked() && !p.IsSingleIP() && p.Bits() > 0 && p.Addr().IsGlobalUnicast() && !p.Addr().Is4In6()
+	return isName(s.Interface, maxInterface) && p == p.Masked() && !p.IsSingleIP() && p.Bits() > 0 && p.Addr().IsGlobalUnicast() &&
+		!p.Addr().Is4In6()
 }
 
 func isGateway(a netip.Addr) bool {

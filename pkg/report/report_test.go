@@ -74,7 +74,8 @@ func TestAReportIsReadAsItWasWritten(t *testing.T) {
 	assert.Equal(t, full(), again(t, full()))
 	assert.Equal(t, report.Report{}, report.Of(nil), "a Lease without a report")
 	assert.Equal(t, "{}", report.Report{}.String())
-	none := report.Report{Network: report.Network{Segments: []report.Segment{}, Gateways: []netip.Addr{}}, RoutedPodCIDRs: []netip.Prefix{}, Unmatched: []string{}}
+	none := report.Report{Network: report.Network{Segments: []report.Segment{}, Gateways: []netip.Addr{}}, RoutedPodCIDRs: []netip.Prefix{},
+		Unmatched: []string{}}
 	assert.Equal(t, none, again(t, none), "none is not the same as not known")
 }
 
@@ -117,8 +118,10 @@ func TestWhatIsOutOfBoundsIsLeftOut(t *testing.T) {
 func TestWhatIsNotUnderstoodSaysNothing(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{
-		"null null", "[]", "x", "{", `{"segments": "198.18.0.0/24 eth0"}`, `{"segments": ["eth0"]}`, `{"segments": ["198.18.0.0 eth0"]}`, `{"gateways": ["x"]}`,
-		`{"conflicts": ["203.0.113.7 02:00:00:00:00:0c"]}`, `{"bgpSessions": [{"since": "2026"}]}`, `{"moves": {"at": 1}}`, `{"kubeProxy": "answers"}`,
+		"null null", "[]", "x", "{", `{"segments": "198.18.0.0/24 eth0"}`, `{"segments": ["eth0"]}`, `{"segments": ["198.18.0.0 eth0"]}`,
+		`{"gateways": ["x"]}`,
+		`{"conflicts": ["203.0.113.7 02:00:00:00:00:0c"]}`, `{"bgpSessions": [{"since": "2026"}]}`, `{"moves": {"at": 1}}`,
+		`{"kubeProxy": "answers"}`,
 		strings.Repeat("[", report.MaxBytes), strings.Repeat(" ", report.MaxBytes) + "{}",
 	} {
 		_, err := report.Parse(text)
@@ -135,15 +138,19 @@ func longest() report.Report {
 	r.Address = netip.MustParseAddrPort("[2001:db8:1111:2222:3333:4444:5555:6666]:65535")
 	r.KubeProxy, r.PodRoutes = true, "kernel"
 	for i := range 1000 {
-		six := netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, 0x11, 0x11, 0x22, 0x22, 0x33, 0x33, 0x44, 0x44, 0x55, 0x55, byte(i/256 + 16), byte(i)})
+		six := netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, 0x11, 0x11, 0x22, 0x22, 0x33, 0x33, 0x44, 0x44, 0x55, 0x55,
+			byte(i/256 + 16), byte(i)})
 		label := fmt.Sprintf("%063d", i)
-		r.Segments = append(r.Segments, report.Segment{Subnet: netip.PrefixFrom(six, 127).Masked(), Interface: fmt.Sprintf("%015d", i), IfNamed: true})
+		r.Segments = append(r.Segments, report.Segment{Subnet: netip.PrefixFrom(six, 127).Masked(), Interface: fmt.Sprintf("%015d", i),
+			IfNamed: true})
 		r.Gateways = append(r.Gateways, six)
 		r.Conflicts = append(r.Conflicts, report.Conflict{VIP: six, HardwareAddr: [6]byte{2}})
 		r.RoutedPodCIDRs = append(r.RoutedPodCIDRs, netip.PrefixFrom(six, 128))
 		r.Unmatched = append(r.Unmatched, label)
-		r.Sessions = append(r.Sessions, report.Session{Peer: label, Router: six.WithZone("fifteen-letters"), Since: morning, Message: strings.Repeat(`"\`, 500) + "\n", BFD: "AdministrativelyDown"[:16]})
-		r.Moves = append(r.Moves, report.Move{At: morning.Add(time.Duration(i) * time.Second), From: strings.Repeat("n", 253), Why: report.SpeakerLost, To: map[string][]netip.Addr{strings.Repeat("m", 253): {six}}})
+		r.Sessions = append(r.Sessions, report.Session{Peer: label, Router: six.WithZone("fifteen-letters"), Since: morning,
+			Message: strings.Repeat(`"\`, 500) + "\n", BFD: "AdministrativelyDown"[:16]})
+		r.Moves = append(r.Moves, report.Move{At: morning.Add(time.Duration(i) * time.Second), From: strings.Repeat("n", 253),
+			Why: report.SpeakerLost, To: map[string][]netip.Addr{strings.Repeat("m", 253): {six}}})
 	}
 	for i := range report.MaxKeys {
 		r.Keys = append(r.Keys, fmt.Sprintf("%016x", i))
@@ -187,7 +194,8 @@ func TestNodeOf(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	for _, seed := range []string{"", "null", "{}", "[]", asText, `{"segments":["\u0000"]}`, `{"moves":[{"at":"9999-12-31T23:59:59.9999-23:59","to":{"n":["::1%eth0"]}}]}`,
+	for _, seed := range []string{"", "null", "{}", "[]", asText, `{"segments":["\u0000"]}`,
+		`{"moves":[{"at":"9999-12-31T23:59:59.9999-23:59","to":{"n":["::1%eth0"]}}]}`,
 		`{"bgpSessions":[{"peer":"a","since":"0000-01-01T00:00:00+23:59"},{"peer":"a"}]}`, longest().String()} {
 		f.Add(seed)
 	}

@@ -42,7 +42,8 @@ func (s Session) Title() string {
 // tidySessions returns the sessions by name, each once, within the bounds.
 func tidySessions(sessions []Session) []Session {
 	sessions = slices.DeleteFunc(slices.Clone(sessions), func(s Session) bool {
-		return !isName(s.Peer, maxLabel) || s.BFD != "" && !isName(s.BFD, maxBFD) || s.Router.IsValid() && len(s.Router.Zone()) > 0 && !isName(s.Router.Zone(), maxInterface) ||
+		return !isName(s.Peer, maxLabel) || s.BFD != "" && !isName(s.BFD, maxBFD) || s.Router.IsValid() && len(s.Router.Zone()) > 0 &&
+			!isName(s.Router.Zone(), maxInterface) ||
 			!isTime(s.Since)
 	})
 	slices.SortStableFunc(sessions, func(a, b Session) int { return cmp.Compare(a.Peer, b.Peer) })

@@ -51,10 +51,14 @@ var causes = [...]Cause{CameUp, Expired, PeerDown, PeerAdminDown}
 // Causes tells about each Cause that a transition can have.
 func Causes() reason.Texts[Cause] {
 	return reason.Texts[Cause]{
-		CameUp:        {Cause: "Both sides hear each other.", Cure: "Nothing to do."},
-		Expired:       {Cause: "The peer was not heard for the detection time.", Cure: "See to the path and the router. If it happens often on a busy node, take longer ones for transmitInterval and receiveInterval, or the chart's speaker.bgp.realTimeBFD."},
-		PeerDown:      {Cause: "The peer does not hear this node any more, or has started anew.", Cure: "See to the way from the node to the router; if the router restarted, nothing."},
-		PeerAdminDown: {Cause: "People have switched the session off on the peer. BGP goes on without BFD.", Cure: "Not a fault: switch it on again on the router if BFD is wanted."},
+		CameUp: {Cause: "Both sides hear each other.", Cure: "Nothing to do."},
+		Expired: {Cause: "The peer was not heard for the detection time.",
+			Cure: "See to the path and the router. If it happens often on a busy node, take longer ones for transmitInterval and " +
+				"receiveInterval, or the chart's speaker.bgp.realTimeBFD."},
+		PeerDown: {Cause: "The peer does not hear this node any more, or has started anew.",
+			Cure: "See to the way from the node to the router; if the router restarted, nothing."},
+		PeerAdminDown: {Cause: "People have switched the session off on the peer. BGP goes on without BFD.",
+			Cure: "Not a fault: switch it on again on the router if BFD is wanted."},
 	}
 }
 

@@ -25,7 +25,8 @@ func newStory(t *testing.T, timers Timers) *story {
 	s := &story{newMachine(timers, 7, func() float64 { return 1 }, epoch), t, epoch}
 	p, sent := s.advance(s.now)
 	require.True(t, sent, "the first packet goes at once")
-	require.Equal(t, packet{state: Down, multiplier: uint8(timers.DetectMultiplier), my: 7, desiredMinTx: max(slowest, timers.TransmitInterval), requiredMinRx: timers.ReceiveInterval}, p)
+	require.Equal(t, packet{state: Down, multiplier: uint8(timers.DetectMultiplier), my: 7,
+		desiredMinTx: max(slowest, timers.TransmitInterval), requiredMinRx: timers.ReceiveInterval}, p)
 	return s
 }
 
@@ -307,7 +308,8 @@ func TestLeave(t *testing.T) {
 	s := upStory(t, every(300*ms, 3))
 	s.leave(s.now)
 	p := s.sends()
-	require.Equal(t, packet{state: AdminDown, diagnostic: AdministrativelyDown, multiplier: 3, my: 7, your: 9, desiredMinTx: time.Second, requiredMinRx: 300 * ms}, *p)
+	require.Equal(t, packet{state: AdminDown, diagnostic: AdministrativelyDown, multiplier: 3, my: 7, your: 9, desiredMinTx: time.Second,
+		requiredMinRx: 300 * ms}, *p)
 	require.Nil(t, s.hear(Up, every(300*ms, 3), func(p *packet) { p.poll = true }), "it is over")
 	require.False(t, s.left())
 	for range farewells - 1 {

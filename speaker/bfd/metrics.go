@@ -17,19 +17,23 @@ const (
 
 var (
 	upDesc          = prometheus.NewDesc(metricUp, "1 while the BFD session with the peer is Up.", []string{"peer"}, nil)
-	transitionsDesc = prometheus.NewDesc(metricTransitions, "How often the session came to be Up, or ceased to be, by reason.", []string{"peer", "reason"}, nil)
-	packetsDesc     = prometheus.NewDesc(metricPackets, "Control packets of the session, received and sent.", []string{"peer", "direction"}, nil)
-	gapsDesc        = newGaps("").Desc()
-	lostDesc        = prometheus.NewDesc(metricLost, "Packets of the peer that did not arrive while the session was Up, estimated from gaps.", []string{"peer"}, nil)
-	sendErrorsDesc  = prometheus.NewDesc(metricSendErrors, "Packets that could not be sent.", []string{"peer"}, nil)
-	discardedDesc   = prometheus.NewDesc(metricDiscarded, "Received packets that were not used, by reason.", []string{"reason"}, nil)
+	transitionsDesc = prometheus.NewDesc(metricTransitions, "How often the session came to be Up, or ceased to be, by reason.",
+		[]string{"peer", "reason"}, nil)
+	packetsDesc = prometheus.NewDesc(metricPackets, "Control packets of the session, received and sent.",
+		[]string{"peer", "direction"}, nil)
+	gapsDesc = newGaps("").Desc()
+	lostDesc = prometheus.NewDesc(metricLost, "Packets of the peer that did not arrive while the session was Up, estimated from gaps.",
+		[]string{"peer"}, nil)
+	sendErrorsDesc = prometheus.NewDesc(metricSendErrors, "Packets that could not be sent.", []string{"peer"}, nil)
+	discardedDesc  = prometheus.NewDesc(metricDiscarded, "Received packets that were not used, by reason.", []string{"reason"}, nil)
 )
 
 // newGaps returns the gaps of a session. Peers draw a random interval of 0.75 to 1
 // (RFC 5880, section 6.8.7); at the multiplier, mostly 3, the session ends.
 func newGaps(peer string) prometheus.Histogram {
 	v := prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Name: metricGaps, Help: "Time between packets of the peer while the session was Up, as a share of the interval that was agreed on: up to 1 is as it should be.",
+		Name: metricGaps, Help: "Time between packets of the peer while the session was Up, as a share of the interval that was agreed on: " +
+			"up to 1 is as it should be.",
 		Buckets: []float64{0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 2.5, 3},
 	}, []string{"peer"})
 	return v.WithLabelValues(peer).(prometheus.Histogram) //nolint:errcheck // it is one

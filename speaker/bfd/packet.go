@@ -95,18 +95,25 @@ var discards = []Discard{
 func Discards() reason.Texts[Discard] {
 	const faulty = "The peer's BFD is faulty, or somebody forges packets: capture them, and update the peer."
 	return reason.Texts[Discard]{
-		BadHops:              {Cause: "The TTL or hop limit is not 255: the packet does not come from the segment. For a multihop peer: less than bfd.minimumTTL.", Cure: "If the router is beyond the segment, configure multihop, and bfd.minimumTTL if it sends less than 255, as BIRD does (64); otherwise somebody forges packets from afar."},
-		BadVersion:           {Cause: "The packet is not of version 1.", Cure: faulty},
-		BadLength:            {Cause: "The packet is shorter than it may be, or than its own length field says.", Cure: faulty},
-		NoMultiplier:         {Cause: "The detect multiplier is 0.", Cure: faulty},
-		MultipointSet:        {Cause: "The multipoint bit is set.", Cure: faulty},
-		NoMyDiscriminator:    {Cause: "The sender's discriminator is 0.", Cure: faulty},
-		UnknownDiscriminator: {Cause: "Our discriminator in the packet is of no session.", Cure: "Nothing: some follow each restart of a speaker."},
-		NoYourDiscriminator:  {Cause: "Our discriminator is missing, which only a peer in Down or AdminDown may do.", Cure: faulty},
-		Unproven:             {Cause: "Our discriminator is missing, and the session is Up: the peer has lost it, or somebody forges packets.", Cure: "If the session ends within its detection time, the router restarted: nothing. If it stays Up, somebody forges packets: find out who."},
-		UnknownPeer:          {Cause: "There is no session with the sender: BFD is configured on the router only.", Cure: "Configure bfd on the peer, or remove it from the router."},
-		WrongPath:            {Cause: "The discriminator is of a session with another address, interface or port.", Cure: "See whether the router sends from the address that the peer has in the configuration."},
-		Authenticated:        {Cause: "The packet is authenticated, and no session is.", Cure: "Switch BFD authentication off on the router."},
+		BadHops: {Cause: "The TTL or hop limit is not 255: the packet does not come from the segment. For a multihop peer: " +
+			"less than bfd.minimumTTL.", Cure: "If the router is beyond the segment, configure multihop, and bfd.minimumTTL if it sends less " +
+			"than 255, as BIRD does (64); otherwise somebody forges packets from afar."},
+		BadVersion:        {Cause: "The packet is not of version 1.", Cure: faulty},
+		BadLength:         {Cause: "The packet is shorter than it may be, or than its own length field says.", Cure: faulty},
+		NoMultiplier:      {Cause: "The detect multiplier is 0.", Cure: faulty},
+		MultipointSet:     {Cause: "The multipoint bit is set.", Cure: faulty},
+		NoMyDiscriminator: {Cause: "The sender's discriminator is 0.", Cure: faulty},
+		UnknownDiscriminator: {Cause: "Our discriminator in the packet is of no session.",
+			Cure: "Nothing: some follow each restart of a speaker."},
+		NoYourDiscriminator: {Cause: "Our discriminator is missing, which only a peer in Down or AdminDown may do.", Cure: faulty},
+		Unproven: {Cause: "Our discriminator is missing, and the session is Up: the peer has lost it, or somebody forges packets.",
+			Cure: "If the session ends within its detection time, the router restarted: nothing. If it stays Up, somebody forges packets: find " +
+				"out who."},
+		UnknownPeer: {Cause: "There is no session with the sender: BFD is configured on the router only.",
+			Cure: "Configure bfd on the peer, or remove it from the router."},
+		WrongPath: {Cause: "The discriminator is of a session with another address, interface or port.",
+			Cure: "See whether the router sends from the address that the peer has in the configuration."},
+		Authenticated: {Cause: "The packet is authenticated, and no session is.", Cure: "Switch BFD authentication off on the router."},
 	}
 }
 

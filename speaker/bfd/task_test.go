@@ -30,14 +30,23 @@ func TestAdmit(t *testing.T) {
 		return map[string]Session{"a": good, "b": s}
 	}
 	for want, sessions := range map[string]map[string]Session{
-		`remote address "invalid IP": want a unicast address`:                               with(func(s *Session) { *s = Session{Timers: s.Timers} }),
-		`remote address "224.0.0.1": want a unicast address`:                                with(func(s *Session) { s.Remote = addr("224.0.0.1") }),
-		"local address 2001:db8::1 and remote address 198.18.0.2 are of different families": with(func(s *Session) { s.Local = addr("2001:db8::1") }),
-		"remote address fe80::1 is link-local: want an interface":                           with(func(s *Session) { s.Remote = addr("fe80::1") }),
-		"minimum TTL 255: want 0 to 255, and 0 for single hop":                              with(func(s *Session) { s.Remote = addr("198.18.0.3"); s.MinTTL = 255 }),
-		"interval 999µs: want 1ms to 1h11m34.967295s, in whole microseconds":                with(func(s *Session) { s.Remote = addr("198.18.0.3"); s.ReceiveInterval = 999 * time.Microsecond }),
-		"detect multiplier 256: want 1 to 255":                                              with(func(s *Session) { s.Remote = addr("198.18.0.3"); s.DetectMultiplier = 256 }),
-		`packets cannot be told from those of peer "a"`:                                     with(func(s *Session) { s.Interface = "eth0" }),
+		`remote address "invalid IP": want a unicast address`: with(func(
+			s *Session) {
+			*s = Session{Timers: s.Timers}
+		}),
+		`remote address "224.0.0.1": want a unicast address`: with(func(
+			s *Session) {
+			s.Remote = addr("224.0.0.1")
+		}),
+		"local address 2001:db8::1 and remote address 198.18.0.2 are of different " +
+			"families": with(func(s *Session) { s.Local = addr("2001:db8::1") }),
+		"remote address fe80::1 is link-local: want an interface": with(func(s *Session) { s.Remote = addr("fe80::1") }),
+		"minimum TTL 255: want 0 to 255, and 0 for single " +
+			"hop": with(func(s *Session) { s.Remote = addr("198.18.0.3"); s.MinTTL = 255 }),
+		"interval 999µs: want 1ms to 1h11m34.967295s, in whole " +
+			"microseconds": with(func(s *Session) { s.Remote = addr("198.18.0.3"); s.ReceiveInterval = 999 * time.Microsecond }),
+		"detect multiplier 256: want 1 to 255":          with(func(s *Session) { s.Remote = addr("198.18.0.3"); s.DetectMultiplier = 256 }),
+		`packets cannot be told from those of peer "a"`: with(func(s *Session) { s.Interface = "eth0" }),
 	} {
 		possible, err := admit(sessions)
 		require.ErrorContains(t, err, `BFD session of peer "b": `+want)
@@ -66,7 +75,8 @@ func heard(t testing.TB) *Task {
 	for i, s := range task.sessions {
 		s.link.ifindex = 5
 		for _, state := range []State{Down, Init, Up} {
-			s.receive(packet{state: state, multiplier: 3, my: uint32(90 + i), your: s.machine.local, desiredMinTx: 300 * ms, requiredMinRx: 300 * ms}, epoch)
+			s.receive(packet{state: state, multiplier: 3, my: uint32(90 + i), your: s.machine.local, desiredMinTx: 300 * ms,
+				requiredMinRx: 300 * ms}, epoch)
 			s.machine.advance(epoch)
 		}
 		require.Equal(t, Up, s.machine.state)
@@ -82,7 +92,8 @@ func (t *Task) session(name string) *session {
 func (t *Task) from(name string) datagram {
 	s := t.session(name)
 	d := datagram{transport: s.want.transport(), from: s.want.Remote.WithZone(""), to: addr("198.18.0.1"), ifindex: 5, hops: maxHops}
-	d.payload = packet{state: Down, multiplier: 3, my: 91, your: s.machine.local, desiredMinTx: time.Second, requiredMinRx: time.Second}.marshal()
+	d.payload = packet{state: Down, multiplier: 3, my: 91, your: s.machine.local, desiredMinTx: time.Second,
+		requiredMinRx: time.Second}.marshal()
 	return d
 }
 
@@ -104,9 +115,11 @@ var forgeries = []struct {
 	{"peer's address, single hop", "single", func(d *datagram) { clear(d.payload[8:12]) }, Unproven},
 	{"peer's address, multihop", "multihop", func(d *datagram) { clear(d.payload[8:12]) }, Unproven},
 	{"peer's address, link-local", "link", func(d *datagram) { clear(d.payload[8:12]) }, Unproven},
-	{"AdminDown without discriminator", "single", func(d *datagram) { clear(d.payload[8:12]); d.payload[1] = byte(AdminDown) << stateShift }, Unproven},
+	{"AdminDown without discriminator", "single",
+		func(d *datagram) { clear(d.payload[8:12]); d.payload[1] = byte(AdminDown) << stateShift }, Unproven},
 	{"link-local stranger", "link", func(d *datagram) { clear(d.payload[8:12]); d.ifindex = 6 }, UnknownPeer},
-	{"Up without discriminator", "single", func(d *datagram) { clear(d.payload[8:12]); d.payload[1] = byte(Up) << stateShift }, NoYourDiscriminator},
+	{"Up without discriminator", "single", func(d *datagram) { clear(d.payload[8:12]); d.payload[1] = byte(Up) << stateShift },
+		NoYourDiscriminator},
 	{"authenticated", "single", func(d *datagram) {
 		d.payload = append(d.payload, 1, 2)
 		d.payload[1] |= flagAuthentication
@@ -402,7 +415,8 @@ func TestTrouble(t *testing.T) {
 	host.Run("ip", "addr", "flush", "dev", "eth0")
 	s.Plug(host, "eth1")
 	host.Run("ip", "addr", "add", "198.18.0.1/24", "dev", "eth1")
-	a.await("b", "find nobody", complains("198.18.0.2 refuses packets to UDP port 3784, IPv4: BFD does not run there, or not for this session"))
+	a.await("b", "find nobody", complains("198.18.0.2 refuses packets to UDP port 3784, IPv4: BFD does not run there, or not for this "+
+		"session"))
 
 	var squatter net.PacketConn
 	require.NoError(t, s.Hosts[1].Do(func() (err error) {

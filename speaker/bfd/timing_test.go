@@ -148,7 +148,8 @@ func BenchmarkTiming(b *testing.B) {
 		for _, interval := range []time.Duration{100, 50} {
 			b.Run(fmt.Sprintf("%s/interval_ms=%d", test.name, interval), func(b *testing.B) {
 				s, timers := testnet.NewSegment(b, 2), every(interval*ms, 3)
-				test.peer(b, s.Hosts[1], Session{Remote: addr("198.18.0.1"), Local: addr("198.18.0.2"), Interface: "eth0", Timers: timers}, test.theirPriority)
+				test.peer(b, s.Hosts[1], Session{Remote: addr("198.18.0.1"), Local: addr("198.18.0.2"), Interface: "eth0", Timers: timers},
+					test.theirPriority)
 				measure(b, s, timers, test.priority)
 			})
 		}

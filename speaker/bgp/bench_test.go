@@ -161,9 +161,11 @@ func BenchmarkSend(b *testing.B) {
 	for b.Loop() {
 		w.want.Routes = map[netip.Prefix]plan.Route{}
 		w.set()
-		w.until("withdrawal", func() bool { return w.status("a").Advertised+w.status("b").Advertised == 0 }, func() any { return w.announcer.Peers() })
+		w.until("withdrawal", func() bool { return w.status("a").Advertised+w.status("b").Advertised == 0 },
+			func() any { return w.announcer.Peers() })
 		for i := range prefixes {
-			w.want.Routes[netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 32)] = plan.Route{"a": attributes, "b": attributes}
+			w.want.Routes[netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 32)] = plan.Route{"a": attributes,
+				"b": attributes}
 		}
 		begin := time.Now()
 		w.set()

@@ -289,7 +289,8 @@ func (t *target) readPassword(password string, err error) (known bool) {
 	case password == "":
 		t.unfit = fmt.Sprintf("the password in key %q of Secret %q is empty", key.Key, key.Name)
 	case len(password) > maxPassword:
-		t.unfit = fmt.Sprintf("the password in key %q of Secret %q has %d bytes, TCP-MD5 takes at most %d", key.Key, key.Name, len(password), maxPassword)
+		t.unfit = fmt.Sprintf("the password in key %q of Secret %q has %d bytes, TCP-MD5 takes at most %d", key.Key, key.Name,
+			len(password), maxPassword)
 	default:
 		t.password = password
 	}

@@ -31,7 +31,8 @@ func TestPacketsThatNobodyServes(t *testing.T) {
 	for hook, priority := range map[string]string{"prerouting": "-100", "output": "-100"} {
 		node.Run("nft", "add", "table", "ip", "proxy")
 		node.Run("nft", "add", "chain", "ip", "proxy", hook, fmt.Sprintf("{ type nat hook %s priority %s ; }", hook, priority))
-		node.Run("nft", "add", "rule", "ip", "proxy", hook, "ip", "daddr", "203.0.113.7", "tcp", "dport", "80", "dnat", "to", node4.String()+":8080")
+		node.Run("nft", "add", "rule", "ip", "proxy", hook, "ip", "daddr", "203.0.113.7", "tcp", "dport", "80", "dnat", "to",
+			node4.String()+":8080")
 	}
 	var pod net.Listener
 	require.NoError(t, node.Do(func() (err error) {

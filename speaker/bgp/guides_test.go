@@ -92,7 +92,8 @@ func TestExampleOfTheGuides(t *testing.T) {
 			}
 			w.start()
 			w.up(peer.Name)
-			w.until("routes of others", func() bool { return w.status(peer.Name).Advertised == len(others) }, func() any { return w.status(peer.Name) })
+			w.until("routes of others", func() bool { return w.status(peer.Name).Advertised == len(others) },
+				func() any { return w.status(peer.Name) })
 			for _, p := range pool { // told last, so that the others have arrived
 				w.route(p, peer.Name, attributes)
 			}

@@ -65,7 +65,8 @@ func header(kind uint8, body []byte) []byte {
 func opened(t testing.TB, holdTime uint16, capabilities ...packet.ParameterCapabilityInterface) []byte {
 	t.Helper()
 	capabilities = append(capabilities, packet.NewCapMultiProtocol(packet.RF_IPv4_UC))
-	return raw(t, packet.NewBGPOpenMessage(peerASN, holdTime, "198.18.0.2", []packet.OptionParameterInterface{packet.NewOptionParameterCapability(capabilities)}))
+	return raw(t, packet.NewBGPOpenMessage(peerASN, holdTime, "198.18.0.2",
+		[]packet.OptionParameterInterface{packet.NewOptionParameterCapability(capabilities)}))
 }
 
 // answer reads messages until the other side closes, and returns all
@@ -102,8 +103,9 @@ func TestHostileRouters(t *testing.T) {
 		{"no identifier", "BGP identifier is 0.0.0.0", "0203", [][]byte{header(1, []byte{4, 0xfc, 1, 0, 90, 0, 0, 0, 0, 0})}},
 		{"hold time", "a hold time of 2s", "0206", [][]byte{opened(t, 2)}},
 		{"parameters beyond the end", "cannot be read", "0200", [][]byte{header(1, []byte{4, 0xfc, 1, 0, 90, 1, 1, 1, 1, 9, 2})}},
-		{"no family", "neither IPv4 nor IPv6", "0207", [][]byte{raw(t, packet.NewBGPOpenMessage(peerASN, 90, "1.1.1.1", []packet.OptionParameterInterface{
-			packet.NewOptionParameterCapability([]packet.ParameterCapabilityInterface{packet.NewCapMultiProtocol(packet.RF_EVPN)})}))}},
+		{"no family", "neither IPv4 nor IPv6", "0207",
+			[][]byte{raw(t, packet.NewBGPOpenMessage(peerASN, 90, "1.1.1.1", []packet.OptionParameterInterface{
+				packet.NewOptionParameterCapability([]packet.ParameterCapabilityInterface{packet.NewCapMultiProtocol(packet.RF_EVPN)})}))}},
 		{"reserved AS", "the router is in AS 0", "0202", [][]byte{header(1, []byte{4, 0, 0, 0, 90, 1, 1, 1, 1, 0})}},
 		{"update beyond its end", "malformed UPDATE", "0301", [][]byte{opened(t, 90), keepalive, header(2, []byte{0, 200, 0, 0})}},
 		{"prefix beyond its end", "malformed UPDATE", "030a", [][]byte{opened(t, 90), keepalive, header(2, []byte{0, 0, 0, 0, 32, 1})}},

@@ -53,10 +53,12 @@ func TestUnnumberedPeer(t *testing.T) {
 	require.Contains(t, p.Capabilities, "IPv4 over IPv6 next hops")
 
 	got := w.has(f, vip4)
-	w.until("valid IPv4 route", func() bool { return path(f, vip4).Valid }, func() any { return f.Ask("show bgp ipv4 unicast 203.0.113.1/32") })
+	w.until("valid IPv4 route", func() bool { return path(f, vip4).Valid },
+		func() any { return f.Ask("show bgp ipv4 unicast 203.0.113.1/32") })
 	require.Empty(t, got.nextHop("ipv4"))
 	require.Contains(t, got.nextHop("ipv6"), p.LocalAddress.WithZone("").String())
-	w.until("valid IPv6 route", func() bool { v6 := path(f, vip6); return v6 != nil && v6.Valid }, func() any { return f.Ask("show bgp ipv6 unicast") })
+	w.until("valid IPv6 route", func() bool { v6 := path(f, vip6); return v6 != nil && v6.Valid },
+		func() any { return f.Ask("show bgp ipv6 unicast") })
 	w.until("routes in the router's kernel", func() bool {
 		return strings.Contains(w.tor.Run("ip", "route"), "203.0.113.1 ") && strings.Contains(w.tor.Run("ip", "-6", "route"), "2001:db8:203::1 ")
 	}, func() any { return w.tor.Run("ip", "route") + w.tor.Run("ip", "-6", "route") })
@@ -98,7 +100,8 @@ func TestAnotherRouterOnTheLink(t *testing.T) {
 			time.Sleep(20 * time.Millisecond)
 		}
 	}()
-	w.until("word of the rival", func() bool { return strings.Contains(w.log.String(), "another router advertises itself") }, func() any { return w.log.String() })
+	w.until("word of the rival", func() bool { return strings.Contains(w.log.String(), "another router advertises itself") },
+		func() any { return w.log.String() })
 	require.Equal(t, 1, strings.Count(w.log.String(), "another router advertises itself"), "once, however often it does")
 	require.Equal(t, first.Since, w.up("tor").Since)
 
@@ -177,7 +180,8 @@ func TestLinkLocalPeer(t *testing.T) {
 	w.passwords.set(key, "secret")
 	w.node.Run("ip", "addr", "add", "fe80::1/64", "dev", "eth0", "nodad")
 	w.tor.Run("ip", "addr", "add", "fe80::2/64", "dev", "eth0", "nodad")
-	f := w.frr(w.tor, "fe80::1", "neighbor fe80::1 interface eth0\n neighbor fe80::1 password secret\n address-family ipv6 unicast\n neighbor fe80::1 activate\n exit-address-family", "zebra", "bgpd")
+	f := w.frr(w.tor, "fe80::1", "neighbor fe80::1 interface eth0\n neighbor fe80::1 password secret\n address-family ipv6 unicast\n "+
+		"neighbor fe80::1 activate\n exit-address-family", "zebra", "bgpd")
 	w.peer("tor", func(p *config.Peer) { p.Address, p.Password = netip.MustParseAddr("fe80::2%eth0"), &key })
 	s := w.want.Sessions["tor"]
 	s.Source = netip.MustParseAddr("fe80::1")
@@ -274,7 +278,10 @@ protocol bgp node {
 	w.start()
 	routes := func(n int) {
 		t.Helper()
-		w.until(fmt.Sprintf("%d routes", n), func() bool { return strings.Contains(b.Ask("show route count"), fmt.Sprintf("%d of %d routes", n, n)) }, func() any { return b.Ask("show route all") })
+		w.until(fmt.Sprintf("%d routes", n), func() bool {
+			return strings.Contains(b.Ask("show route count"),
+				fmt.Sprintf("%d of %d routes", n, n))
+		}, func() any { return b.Ask("show route all") })
 	}
 	routes(2)
 	w.stop(true)
@@ -374,7 +381,8 @@ func TestDrain(t *testing.T) {
 
 	require.NoError(t, w.announcer.Drain(context.Background(), true))
 	for _, f := range []*router.FRR{internal, external} {
-		w.until("graceful shutdown", func() bool { return path(f, vip4).Community.String == "0:7 graceful-shutdown" }, func() any { return path(f, vip4) })
+		w.until("graceful shutdown", func() bool { return path(f, vip4).Community.String == "0:7 graceful-shutdown" },
+			func() any { return path(f, vip4) })
 	}
 	require.Zero(t, *path(internal, vip4).LocPrf)
 	w.route(more4, "external", plan.Attributes{})
@@ -410,9 +418,11 @@ func TestRouterRestarts(t *testing.T) {
 	t.Log("its administrator asks for the routes again, and shuts the session down with a word")
 	updates := neighbor(f, "198.18.0.1").MessageStats.UpdatesRecv
 	f.Ask("clear bgp 198.18.0.1 soft in")
-	w.until("the routes again", func() bool { return neighbor(f, "198.18.0.1").MessageStats.UpdatesRecv == updates+1 }, func() any { return neighbor(f, "198.18.0.1") })
+	w.until("the routes again", func() bool { return neighbor(f, "198.18.0.1").MessageStats.UpdatesRecv == updates+1 },
+		func() any { return neighbor(f, "198.18.0.1") })
 	f.Configure("router bgp 64513", "neighbor 198.18.0.1 shutdown message maintenance until noon")
-	w.until("the router's word", func() bool { return strings.Contains(w.log.String(), "maintenance until noon") }, func() any { return w.status("tor") })
+	w.until("the router's word", func() bool { return strings.Contains(w.log.String(), "maintenance until noon") },
+		func() any { return w.status("tor") })
 	require.Contains(t, w.log.String(), "its administrator shut the session down")
 }
 
@@ -470,7 +480,8 @@ func TestWithheld(t *testing.T) {
 # HELP %[4]s Sessions that came up (cause established) or went down, by cause.
 # TYPE %[4]s counter
 %[4]s{cause="established",peer="tor"} 1
-`, metricEstablished, metricWithheld, metricUpdates, metricTransitions)), metricEstablished, metricWithheld, metricUpdates, metricTransitions))
+`, metricEstablished, metricWithheld, metricUpdates, metricTransitions)), metricEstablished, metricWithheld, metricUpdates,
+		metricTransitions))
 	_, err = w.announcer.Routes("nobody")
 	require.ErrorContains(t, err, `no BGP peer "nobody"`)
 

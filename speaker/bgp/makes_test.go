@@ -38,7 +38,8 @@ router bgp %[1]d
 		if p == nil || !p.Valid {
 			return k, false
 		}
-		k = known{nextHop: p.Nexthops[0].IP, asPath: strings.TrimPrefix(p.AsPath.String, "Local"), community: p.Community.String, large: p.Large.String}
+		k = known{nextHop: p.Nexthops[0].IP, asPath: strings.TrimPrefix(p.AsPath.String, "Local"), community: p.Community.String,
+			large: p.Large.String}
 		if asn == nodeASN {
 			k.preference = fmt.Sprint(*p.LocPrf)
 		}
@@ -146,7 +147,8 @@ func TestSessionOfOneFamily(t *testing.T) {
 	w.has(f, vip4)
 	require.Equal(t, map[Withholding]int{"family_not_negotiated": 1}, w.status("tor").Withheld)
 
-	f.Configure("router bgp 64513", "address-family ipv4 unicast", "no neighbor 198.18.0.1 activate", "exit-address-family", "address-family ipv6 unicast", "neighbor 198.18.0.1 activate")
+	f.Configure("router bgp 64513", "address-family ipv4 unicast", "no neighbor 198.18.0.1 activate", "exit-address-family",
+		"address-family ipv6 unicast", "neighbor 198.18.0.1 activate")
 	w.has(f, vip6)
 	require.Equal(t, []string{"IPv6"}, w.status("tor").Families)
 	require.Equal(t, map[Withholding]int{"family_not_negotiated": 1}, w.status("tor").Withheld)

@@ -229,7 +229,8 @@ func FuzzRead(f *testing.F) {
 		}
 		if m.kind == packet.BGP_MSG_OPEN {
 			var f *failure
-			if _, err := negotiate(&target{Session: plan.Session{Peer: &config.Peer{}, RouterID: node4}}, m.body); err != nil && !errors.As(err, &f) {
+			if _, err := negotiate(&target{Session: plan.Session{Peer: &config.Peer{}, RouterID: node4}}, m.body); err != nil &&
+				!errors.As(err, &f) {
 				t.Errorf("no failure: %v", err)
 			}
 		}

@@ -87,7 +87,8 @@ func negotiate(t *target, body []byte) (negotiated, error) {
 	switch {
 	case !fits(n.peerASN, t.LocalASN, t.Peer.PeerASN):
 		err = refuse(packet.BGP_ERROR_OPEN_MESSAGE_ERROR, packet.BGP_ERROR_SUB_BAD_PEER_AS, nil,
-			"the router is in AS %d, and its peerASN is configured as %s, where the node is in AS %d", n.peerASN, expected(t.Peer.PeerASN), t.LocalASN)
+			"the router is in AS %d, and its peerASN is configured as %s, where the node is in AS %d", n.peerASN,
+			expected(t.Peer.PeerASN), t.LocalASN)
 	case id.IsUnspecified(), n.internal && id == t.RouterID: // RFC 6286 section 2.2
 		err = refuse(packet.BGP_ERROR_OPEN_MESSAGE_ERROR, packet.BGP_ERROR_SUB_BAD_BGP_IDENTIFIER, nil,
 			"the router's BGP identifier is %s, and the node's %s", id, t.RouterID)

@@ -28,8 +28,9 @@ func TestExternalPeer(t *testing.T) {
 	f := w.frr(w.tor, "198.18.0.1", "address-family ipv6 unicast\n  neighbor 198.18.0.1 activate\n exit-address-family")
 	w.peer("tor", nil)
 	w.route(vip4, "tor", plan.Attributes{
-		Communities: []config.Community{64512<<16 | 100, 0xFFFFFF01}, LargeCommunities: []config.LargeCommunity{{GlobalAdmin: 64512, Data1: 1, Data2: 2}},
-		LocalPreference: ptr(uint32(200)), MED: ptr(uint32(50)), Prepend: 2,
+		Communities:      []config.Community{64512<<16 | 100, 0xFFFFFF01},
+		LargeCommunities: []config.LargeCommunity{{GlobalAdmin: 64512, Data1: 1, Data2: 2}},
+		LocalPreference:  ptr(uint32(200)), MED: ptr(uint32(50)), Prepend: 2,
 	})
 	w.route(vip6, "tor", plan.Attributes{})
 	begin := time.Now()
@@ -68,7 +69,8 @@ func TestExternalPeer(t *testing.T) {
 
 	w.want = plan.BGP{}
 	w.set()
-	w.until("end of the session", func() bool { return neighbor(f, "198.18.0.1").BgpState != "Established" }, func() any { return neighbor(f, "198.18.0.1") })
+	w.until("end of the session", func() bool { return neighbor(f, "198.18.0.1").BgpState != "Established" },
+		func() any { return neighbor(f, "198.18.0.1") })
 	w.lacks(f, vip4)
 	require.Empty(t, w.announcer.Peers())
 }
@@ -262,7 +264,8 @@ func TestPassivePeer(t *testing.T) {
 	w.has(f, vip4)
 
 	t.Log("a connection from elsewhere is closed")
-	out, err := w.segment.Hosts[2].Command(t.Context(), "timeout", "5", "bash", "-c", "exec 3<>/dev/tcp/198.18.0.1/179; cat <&3").CombinedOutput()
+	out, err := w.segment.Hosts[2].Command(t.Context(), "timeout", "5", "bash", "-c",
+		"exec 3<>/dev/tcp/198.18.0.1/179; cat <&3").CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	require.Empty(t, out)
 
@@ -303,7 +306,8 @@ func TestPassivePeerWithoutAddress(t *testing.T) {
 func TestTTLSecurity(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
-	f := w.frr(w.tor, "198.18.0.1", "neighbor 198.18.0.1 ttl-security hops 1\n neighbor 2001:db8::1 remote-as 64512\n neighbor 2001:db8::1 ttl-security hops 1")
+	f := w.frr(w.tor, "198.18.0.1", "neighbor 198.18.0.1 ttl-security hops 1\n neighbor 2001:db8::1 remote-as 64512\n neighbor "+
+		"2001:db8::1 ttl-security hops 1")
 	w.route(vip4, "v4", plan.Attributes{})
 	w.peer("v4", func(p *config.Peer) { p.HoldTime = 3 * time.Second })
 	w.peer("v6", func(p *config.Peer) { p.Address, p.TTLSecurity = tor6, 1 })
@@ -406,7 +410,8 @@ func TestRouterChangesItsASNumber(t *testing.T) {
 	w.start()
 	w.has(f, vip4)
 	w.has(other, vip4)
-	f.Configure("no router bgp 64513", "router bgp 64999", "bgp router-id 198.18.0.2", "no bgp ebgp-requires-policy", "neighbor 198.18.0.1 remote-as 64512", "neighbor 198.18.0.1 passive")
+	f.Configure("no router bgp 64513", "router bgp 64999", "bgp router-id 198.18.0.2", "no bgp ebgp-requires-policy",
+		"neighbor 198.18.0.1 remote-as 64512", "neighbor 198.18.0.1 passive")
 	w.down("tor", "the router is in AS 64999", "configured as 64513")
 	require.Zero(t, neighbor(other, "198.18.0.1").ConnectionsDropped)
 	w.peer("tor", func(p *config.Peer) { p.PeerASN = config.ASN{Number: 64999} })

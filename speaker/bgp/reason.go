@@ -42,18 +42,28 @@ const (
 // Causes tells about each Cause.
 func Causes() reason.Texts[Cause] {
 	return reason.Texts[Cause]{
-		causeEstablished:  {Cause: "The session came up.", Cure: "Nothing to do."},
-		causeConfigured:   {Cause: "The node's end of the session has changed, or can no longer be had.", Cure: "Not a fault: it comes back with the new settings. If not, lodestone bgp peers says what it lacks."},
-		causePassword:     {Cause: "The password in the Secret of the peer's passwordSecretRef has changed.", Cure: "Not a fault: it comes back when the router has the new password, too."},
-		causeRemoved:      {Cause: "The peer is no longer one of this node.", Cure: "Not a fault: the configuration says so, or the node's labels by the peer's nodeSelector."},
-		causeStopped:      {Cause: "The speaker stops.", Cure: "Not a fault if it was restarted or updated; otherwise see why its pod ended."},
-		causeBFD:          {Cause: "BFD found the path to the router broken.", Cure: "See to the path and the router; metrics lodestone_bfd_transitions_total says which side noticed."},
-		causeHoldTimer:    {Cause: "The router was not heard for the hold time, the smaller one of holdTime and the router's.", Cure: "See to the path and the router, and to its load."},
-		causeSendTimer:    {Cause: "The router does not take what is sent.", Cure: "The router is overloaded or hangs: look at it, and at the MTU of the path."},
-		causeNotification: {Cause: "The router ended the session with a NOTIFICATION, which the log has in words.", Cure: "Follow the words in the log or of lodestone bgp peers; the router's own log has more."},
-		causeProtocol:     {Cause: "The router made a mistake in the protocol, which the log describes.", Cure: "Compare AS numbers, capabilities and families of both ends; update the router."},
-		causeConnection:   {Cause: "The connection broke, or the router closed it without a reason.", Cure: "See whether the router restarted, and what its log says of this node."},
-		causeReplaced:     {Cause: "The router opened another connection.", Cure: "Nothing: the session goes on over the new one. If it happens often, see why the router loses the old one."},
+		causeEstablished: {Cause: "The session came up.", Cure: "Nothing to do."},
+		causeConfigured: {Cause: "The node's end of the session has changed, or can no longer be had.",
+			Cure: "Not a fault: it comes back with the new settings. If not, lodestone bgp peers says what it lacks."},
+		causePassword: {Cause: "The password in the Secret of the peer's passwordSecretRef has changed.",
+			Cure: "Not a fault: it comes back when the router has the new password, too."},
+		causeRemoved: {Cause: "The peer is no longer one of this node.",
+			Cure: "Not a fault: the configuration says so, or the node's labels by the peer's nodeSelector."},
+		causeStopped: {Cause: "The speaker stops.", Cure: "Not a fault if it was restarted or updated; otherwise see why its pod ended."},
+		causeBFD: {Cause: "BFD found the path to the router broken.",
+			Cure: "See to the path and the router; metrics lodestone_bfd_transitions_total says which side noticed."},
+		causeHoldTimer: {Cause: "The router was not heard for the hold time, the smaller one of holdTime and the router's.",
+			Cure: "See to the path and the router, and to its load."},
+		causeSendTimer: {Cause: "The router does not take what is sent.",
+			Cure: "The router is overloaded or hangs: look at it, and at the MTU of the path."},
+		causeNotification: {Cause: "The router ended the session with a NOTIFICATION, which the log has in words.",
+			Cure: "Follow the words in the log or of lodestone bgp peers; the router's own log has more."},
+		causeProtocol: {Cause: "The router made a mistake in the protocol, which the log describes.",
+			Cure: "Compare AS numbers, capabilities and families of both ends; update the router."},
+		causeConnection: {Cause: "The connection broke, or the router closed it without a reason.",
+			Cure: "See whether the router restarted, and what its log says of this node."},
+		causeReplaced: {Cause: "The router opened another connection.",
+			Cure: "Nothing: the session goes on over the new one. If it happens often, see why the router loses the old one."},
 	}
 }
 
@@ -71,10 +81,14 @@ const (
 // Withholdings tells about each Withholding.
 func Withholdings() reason.Texts[Withholding] {
 	return reason.Texts[Withholding]{
-		withheldFamily:    {Cause: "The session does not carry the prefix's address family.", Cure: "Activate the family for this neighbour on the router, or announce such VIPs to another peer."},
-		withheldNextHop:   {Cause: "The node has no address of that family on the session's interface.", Cure: "Give the interface one, or use a session of that family."},
-		withheldForbidden: {Cause: "The configuration lists in bgpPermit what may be announced by BGP, and the prefix is not in it.", Cure: "Add it to bgpPermit, or take the address out of the pools that are advertised by BGP."},
-		withheldTooLong:   {Cause: "The attributes do not fit into one UPDATE message.", Cure: "Use fewer communities or a smaller asPathPrepend in the advertisements."},
+		withheldFamily: {Cause: "The session does not carry the prefix's address family.",
+			Cure: "Activate the family for this neighbour on the router, or announce such VIPs to another peer."},
+		withheldNextHop: {Cause: "The node has no address of that family on the session's interface.",
+			Cure: "Give the interface one, or use a session of that family."},
+		withheldForbidden: {Cause: "The configuration lists in bgpPermit what may be announced by BGP, and the prefix is not in it.",
+			Cure: "Add it to bgpPermit, or take the address out of the pools that are advertised by BGP."},
+		withheldTooLong: {Cause: "The attributes do not fit into one UPDATE message.",
+			Cure: "Use fewer communities or a smaller asPathPrepend in the advertisements."},
 	}
 }
 
@@ -110,15 +124,18 @@ func cease(subcode uint8) *packet.BGPNotification {
 func ending(cause Cause, restarting bool) *failure {
 	switch cause {
 	case causeStopped:
-		return &failure{cause: cause, text: "the speaker stops", notification: cease(packet.BGP_ERROR_SUB_ADMINISTRATIVE_SHUTDOWN), final: !restarting, silent: restarting}
+		return &failure{cause: cause, text: "the speaker stops", notification: cease(packet.BGP_ERROR_SUB_ADMINISTRATIVE_SHUTDOWN),
+			final: !restarting, silent: restarting}
 	case causeRemoved:
-		return &failure{cause: cause, text: "the peer is no longer one of this node", notification: cease(packet.BGP_ERROR_SUB_PEER_DECONFIGURED), final: true}
+		return &failure{cause: cause, text: "the peer is no longer one of this node",
+			notification: cease(packet.BGP_ERROR_SUB_PEER_DECONFIGURED), final: true}
 	case causePassword:
 		return &failure{cause: cause, text: "the password has changed", notification: cease(packet.BGP_ERROR_SUB_OTHER_CONFIGURATION_CHANGE)}
 	case causeReplaced:
 		return &failure{cause: cause, text: "the router opened another connection"}
 	}
-	return &failure{cause: causeConfigured, text: "the configuration of the session has changed", notification: cease(packet.BGP_ERROR_SUB_OTHER_CONFIGURATION_CHANGE)}
+	return &failure{cause: causeConfigured, text: "the configuration of the session has changed",
+		notification: cease(packet.BGP_ERROR_SUB_OTHER_CONFIGURATION_CHANGE)}
 }
 
 // held is why the session has to be down.
@@ -157,7 +174,8 @@ func told(body []byte) *failure {
 // notificationText says what a NOTIFICATION means, and what to look at.
 func notificationText(code, subcode uint8, data []byte) string {
 	text := map[[2]uint8]string{
-		{packet.BGP_ERROR_OPEN_MESSAGE_ERROR, packet.BGP_ERROR_SUB_BAD_PEER_AS}:            "it expects another AS number of this node (bad peer AS)",
+		{packet.BGP_ERROR_OPEN_MESSAGE_ERROR, packet.BGP_ERROR_SUB_BAD_PEER_AS}: "it expects another AS number of this node (bad " +
+			"peer AS)",
 		{packet.BGP_ERROR_OPEN_MESSAGE_ERROR, packet.BGP_ERROR_SUB_BAD_BGP_IDENTIFIER}:     "it does not accept this node's router ID",
 		{packet.BGP_ERROR_OPEN_MESSAGE_ERROR, packet.BGP_ERROR_SUB_UNACCEPTABLE_HOLD_TIME}: "it does not accept the hold time",
 		{packet.BGP_ERROR_OPEN_MESSAGE_ERROR, packet.BGP_ERROR_SUB_UNSUPPORTED_CAPABILITY}: "it lacks a capability or an address family",
@@ -165,13 +183,14 @@ func notificationText(code, subcode uint8, data []byte) string {
 		{packet.BGP_ERROR_CEASE, packet.BGP_ERROR_SUB_ADMINISTRATIVE_SHUTDOWN}:             "its administrator shut the session down",
 		{packet.BGP_ERROR_CEASE, packet.BGP_ERROR_SUB_PEER_DECONFIGURED}:                   "this node is no longer configured there",
 		{packet.BGP_ERROR_CEASE, packet.BGP_ERROR_SUB_ADMINISTRATIVE_RESET}:                "its administrator reset the session",
-		{packet.BGP_ERROR_CEASE, packet.BGP_ERROR_SUB_CONNECTION_REJECTED}:                 "it rejects the connection, as if this node were not configured there",
-		{packet.BGP_ERROR_CEASE, packet.BGP_ERROR_SUB_OTHER_CONFIGURATION_CHANGE}:          "its configuration changed",
-		{packet.BGP_ERROR_CEASE, packet.BGP_ERROR_SUB_CONNECTION_COLLISION_RESOLUTION}:     "it has another connection with this node",
-		{packet.BGP_ERROR_CEASE, packet.BGP_ERROR_SUB_OUT_OF_RESOURCES}:                    "it is out of resources",
-		{packet.BGP_ERROR_CEASE, packet.BGP_ERROR_SUB_HARD_RESET}:                          "hard reset",
-		{packet.BGP_ERROR_CEASE, bfdDown}:                                                  "its BFD session with this node went down",
-		{packet.BGP_ERROR_HOLD_TIMER_EXPIRED, 0}:                                           "it did not hear this node within the hold time",
+		{packet.BGP_ERROR_CEASE, packet.BGP_ERROR_SUB_CONNECTION_REJECTED}: "it rejects the connection, as if this node " +
+			"were not configured there",
+		{packet.BGP_ERROR_CEASE, packet.BGP_ERROR_SUB_OTHER_CONFIGURATION_CHANGE}:      "its configuration changed",
+		{packet.BGP_ERROR_CEASE, packet.BGP_ERROR_SUB_CONNECTION_COLLISION_RESOLUTION}: "it has another connection with this node",
+		{packet.BGP_ERROR_CEASE, packet.BGP_ERROR_SUB_OUT_OF_RESOURCES}:                "it is out of resources",
+		{packet.BGP_ERROR_CEASE, packet.BGP_ERROR_SUB_HARD_RESET}:                      "hard reset",
+		{packet.BGP_ERROR_CEASE, bfdDown}:                                              "its BFD session with this node went down",
+		{packet.BGP_ERROR_HOLD_TIMER_EXPIRED, 0}:                                       "it did not hear this node within the hold time",
 	}[[2]uint8{code, subcode}]
 	if text == "" {
 		text = map[uint8]string{
@@ -244,7 +263,8 @@ func brokenConnection(err error) *failure {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return &failure{cause: causeConnection, text: "the router closed the connection without giving a reason"}
 	case errors.Is(err, unix.ECONNRESET):
-		return &failure{cause: causeConnection, text: "the router reset the connection without giving a reason: it restarted, or does not accept this node as a peer"}
+		return &failure{cause: causeConnection,
+			text: "the router reset the connection without giving a reason: it restarted, or does not accept this node as a peer"}
 	}
 	return &failure{cause: causeConnection, text: fmt.Sprintf("the connection broke: %v", plain(err))}
 }

@@ -263,7 +263,8 @@ func (l *link) hear(conn *ndp.Conn, r *routers) error {
 		if err != nil {
 			return fmt.Errorf("hear routers: %w", err)
 		}
-		if _, ok := m.(*ndp.RouterAdvertisement); !ok || control == nil || control.HopLimit != ndp.HopLimit || !from.IsLinkLocalUnicast() || from.WithZone("") == l.own.WithZone("") {
+		if _, ok := m.(*ndp.RouterAdvertisement); !ok || control == nil || control.HopLimit != ndp.HopLimit || !from.IsLinkLocalUnicast() ||
+			from.WithZone("") == l.own.WithZone("") {
 			continue
 		}
 		router := from.WithZone(l.name)

@@ -51,7 +51,8 @@ type wire struct {
 
 func (t *target) wire() wire {
 	p := t.Peer
-	return wire{p.Address, t.Source, t.RouterID, p.Interface, p.Port, t.LocalASN, p.PeerASN, p.Passive, p.Multihop, p.TTLSecurity, p.HoldTime, p.GracefulRestart}
+	return wire{p.Address, t.Source, t.RouterID, p.Interface, p.Port, t.LocalASN, p.PeerASN, p.Passive, p.Multihop, p.TTLSecurity, p.HoldTime,
+		p.GracefulRestart}
 }
 
 // differs returns why a session must end for the next target; nil: it need not.
@@ -308,7 +309,8 @@ func (s *session) pause(t *target, lasted time.Duration) time.Duration {
 // fail publishes that there is no session, and logs what was not known.
 func (s *session) fail(f *failure) {
 	before := s.state.Load()
-	now := Peer{Name: s.name, Address: before.Address, State: Idle, Since: before.Since, LastError: f.text, LastErrorAt: time.Now(), Ended: before.Ended}
+	now := Peer{Name: s.name, Address: before.Address, State: Idle, Since: before.Since, LastError: f.text, LastErrorAt: time.Now(),
+		Ended: before.Ended}
 	if before.State == Established {
 		now.Since, now.Ended = time.Now(), f.text
 	}
@@ -320,7 +322,8 @@ func (s *session) fail(f *failure) {
 	}
 	switch {
 	case before.State == Established:
-		s.log.Log(s.ctx, level, "BGP session ended", "router", before.Address, "cause", f.cause, "reason", f.text, "lasted", time.Since(before.Since).Round(time.Millisecond))
+		s.log.Log(s.ctx, level, "BGP session ended", "router", before.Address, "cause", f.cause, "reason", f.text, "lasted",
+			time.Since(before.Since).Round(time.Millisecond))
 	case before.LastError != f.text && s.ctx.Err() == nil:
 		s.log.Warn("no BGP session", "router", before.Address, "reason", f.text)
 	default:

@@ -147,7 +147,8 @@ func (s *session) open(ctx context.Context, t *target, conn net.Conn, router net
 	return n, err
 }
 
-func (s *session) exchange(ctx context.Context, t *target, conn net.Conn, router netip.Addr, ours, theirs []byte) (n negotiated, err error) {
+func (s *session) exchange(ctx context.Context, t *target, conn net.Conn, router netip.Addr, ours,
+	theirs []byte) (n negotiated, err error) {
 	if err := conn.SetDeadline(time.Now().Add(openTimeout)); err != nil {
 		return n, err
 	}
@@ -209,7 +210,10 @@ func (s *session) established(ctx context.Context, conn net.Conn, n negotiated, 
 		defer close(read)
 		cancel(s.read(ctx, conn, n.holdTime))
 	}()
-	stop := context.AfterFunc(ctx, func() { conn.SetWriteDeadline(time.Now().Add(lastWord)) }) //nolint:errcheck // a closed connection is as good
+	stop := context.AfterFunc(ctx, func() {
+		conn.SetWriteDeadline(
+			time.Now().Add(lastWord))
+	}) //nolint:errcheck // a closed connection is as good
 	w := &writer{session: s, ctx: ctx, conn: conn, timeout: n.holdTime * sendHold, negotiated: n, encoding: e, sent: time.Now()}
 	if n.holdTime == 0 {
 		w.timeout = sendTimeout

@@ -94,7 +94,8 @@ router bgp 64512
 		require.Equal(t, c.preference, p.LocPrf)
 		require.Equal(t, "198.18.0.1", p.OriginatorID, "our router ID")
 		require.Equal(t, []string{"10.0.0.1"}, p.ClusterList.List)
-		require.True(t, slices.ContainsFunc(p.Nexthops, func(n struct{ IP string }) bool { return n.IP == c.nextHop }), "the node, not the reflector: %+v", p.Nexthops)
+		require.True(t, slices.ContainsFunc(p.Nexthops, func(n struct{ IP string }) bool { return n.IP == c.nextHop }),
+			"the node, not the reflector: %+v", p.Nexthops)
 		ping := func() bool {
 			return behind.Command(t.Context(), "ping", "-c1", "-W1", c.prefix.Addr().String()).Run() == nil
 		}
@@ -157,7 +158,8 @@ neighbor 198.18.0.1 {
 }`)
 	w.peer("exabgp", func(p *config.Peer) { p.GracefulRestart = 120 * time.Second })
 	w.route(vip4, "exabgp", plan.Attributes{
-		Communities: []config.Community{64512<<16 | 7, 0xFFFFFF01}, LargeCommunities: []config.LargeCommunity{{GlobalAdmin: 1, Data1: 2, Data2: 3}}, MED: ptr(uint32(9)), Prepend: 1,
+		Communities:      []config.Community{64512<<16 | 7, 0xFFFFFF01},
+		LargeCommunities: []config.LargeCommunity{{GlobalAdmin: 1, Data1: 2, Data2: 3}}, MED: ptr(uint32(9)), Prepend: 1,
 	})
 	w.route(vip6, "exabgp", plan.Attributes{})
 	w.start()
@@ -167,7 +169,8 @@ neighbor 198.18.0.1 {
 	require.Contains(t, up.Capabilities, "graceful restart")
 	hears := func(want map[string]string) {
 		t.Helper()
-		w.until("routes at ExaBGP", func() bool { got, _ := learnt(e); return maps.Equal(got, want) }, func() any { got, _ := learnt(e); return got })
+		w.until("routes at ExaBGP", func() bool { got, _ := learnt(e); return maps.Equal(got, want) },
+			func() any { got, _ := learnt(e); return got })
 	}
 	hears(map[string]string{vip4.String(): "198.18.0.1", vip6.String(): "2001:db8::1"})
 	w.until("End-of-RIB", func() bool { _, whole := learnt(e); return len(whole) == 2 }, func() any { _, whole := learnt(e); return whole })

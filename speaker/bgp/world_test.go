@@ -94,7 +94,8 @@ func newWorld(t testing.TB, routers int) *world {
 
 // peer returns an external peer at tor4, and adds its session.
 func (w *world) peer(name string, change func(*config.Peer)) *config.Peer {
-	p := &config.Peer{Name: name, Address: tor4, Port: 179, PeerASN: config.ASN{Number: peerASN}, HoldTime: 90 * time.Second, ConnectRetry: time.Second}
+	p := &config.Peer{Name: name, Address: tor4, Port: 179, PeerASN: config.ASN{Number: peerASN}, HoldTime: 90 * time.Second,
+		ConnectRetry: time.Second}
 	if change != nil {
 		change(p)
 	}

@@ -242,7 +242,8 @@ func (d *Diagnosis) members(ctx context.Context, f *diagnose.Facts) []membership
 	defer cancel()
 	answers, unasked := d.options.Members.Probe(ctx)
 	if unasked > 0 {
-		f.Unread["members"] = fmt.Sprintf("%d of %d speakers were not asked within %s: so many do not answer", unasked, unasked+len(answers), membersTimeout)
+		f.Unread["members"] = fmt.Sprintf("%d of %d speakers were not asked within %s: so many do not answer", unasked, unasked+len(answers),
+			membersTimeout)
 	}
 	var following, before []membership.Reach
 	for _, r := range answers {

@@ -175,7 +175,8 @@ func TestKernelSettingsAreFoundWhereTheyAreWrong(t *testing.T) {
 	s.Plug(h, "mgmt")
 	h.Run("ip", "addr", "add", "192.0.2.1/24", "dev", "mgmt")
 	h.Run("ip", "route", "replace", "default", "via", "192.0.2.254")
-	assert.Contains(t, judge(n.ask(question{}))[diagnose.RPFilter].Message, "rp_filter is 1 (strict) on eth0, and the default route leads through mgmt")
+	assert.Contains(t, judge(n.ask(question{}))[diagnose.RPFilter].Message,
+		"rp_filter is 1 (strict) on eth0, and the default route leads through mgmt")
 	h.Run("sysctl", "-qw", "net.ipv4.conf.eth0.rp_filter=2")
 	assert.NotContains(t, judge(n.ask(question{})), diagnose.RPFilter)
 
@@ -312,7 +313,8 @@ func TestVIPIsTriedAtItsOwner(t *testing.T) {
 			_, err := l.Accept()
 			assert.ErrorIs(t, err, os.ErrDeadlineExceeded)
 
-			owner.Run("nft", "add table inet faults; add chain inet faults input { type filter hook input priority 0; }; add rule inet faults input tcp dport 80 drop")
+			owner.Run("nft", "add table inet faults; add chain inet faults input { type filter hook input priority 0; }; add rule inet faults "+
+				"input tcp dport 80 drop")
 			assert.Equal(t, diagnose.Silence, try(80).Reply)
 			assert.Contains(t, try(80).Answers, hardwareAddr(owner))
 		})
@@ -339,8 +341,10 @@ func TestOnlyVIPsOfOtherNodesAreTried(t *testing.T) {
 	s := testnet.NewSegment(t, 2)
 	n := newNode(t, s.Hosts[0])
 	n.linked("eth0")
-	n.d.options.Members = members{{Node: "far", Address: netip.MustParseAddrPort("203.0.113.7:9744"), TCP: errors.New("no route"), UDP: errors.New("no response")}}
-	f := n.ask(question{active: true, vips: []netip.AddrPort{netip.MustParseAddrPort("198.18.0.2:22"), netip.MustParseAddrPort("203.0.113.10:80")}})
+	n.d.options.Members = members{{Node: "far", Address: netip.MustParseAddrPort("203.0.113.7:9744"), TCP: errors.New("no route"),
+		UDP: errors.New("no response")}}
+	f := n.ask(question{active: true, vips: []netip.AddrPort{netip.MustParseAddrPort("198.18.0.2:22"),
+		netip.MustParseAddrPort("203.0.113.10:80")}})
 	require.Len(t, f.VIPs, 2)
 	for _, v := range f.VIPs {
 		assert.Contains(t, v.Error, "does not know another node that owns it")
@@ -354,7 +358,8 @@ func TestOnlyVIPsOfOtherNodesAreTried(t *testing.T) {
 	}
 	far := n.ask(question{active: true, vips: []netip.AddrPort{netip.MustParseAddrPort("203.0.113.10:80")}})
 	assert.Contains(t, far.VIPs[0].Error, "has no interface that is up on its segment")
-	assert.Equal(t, []diagnose.Member{{Node: "far", Address: netip.MustParseAddrPort("203.0.113.7:9744"), UDP: "no response", TCP: "no route"}}, f.Members)
+	assert.Equal(t, []diagnose.Member{{Node: "far", Address: netip.MustParseAddrPort("203.0.113.7:9744"), UDP: "no response",
+		TCP: "no route"}}, f.Members)
 }
 
 // Of many neighbours, those that follow by name are asked for.
@@ -366,7 +371,8 @@ func TestFewNeighboursAreAskedFor(t *testing.T) {
 	var all members
 	for i := range 20 {
 		if i != 5 {
-			all = append(all, membership.Reach{Node: fmt.Sprintf("n%02d", i), Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, 0, byte(50 + i)}), 9744)})
+			all = append(all, membership.Reach{Node: fmt.Sprintf("n%02d", i),
+				Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, 0, byte(50 + i)}), 9744)})
 		}
 	}
 	n.d.options.Members = all
@@ -383,9 +389,11 @@ func TestInterfacesAreThoseOfTheNode(t *testing.T) {
 	lan, pods := []netip.Prefix{netip.MustParsePrefix("198.18.0.1/24")}, []netip.Prefix{netip.MustParsePrefix("10.244.1.1/24")}
 	var names []string
 	for _, i := range interfaces([]netstate.Interface{
-		{Index: 1, Name: "eth0", Kind: "device", Master: 3}, {Index: 2, Name: "eth1", Kind: "device", Master: 3}, {Index: 3, Name: "bond0", Kind: "bond", Addrs: lan},
+		{Index: 1, Name: "eth0", Kind: "device", Master: 3}, {Index: 2, Name: "eth1", Kind: "device", Master: 3},
+		{Index: 3, Name: "bond0", Kind: "bond", Addrs: lan},
 		{Index: 4, Name: "cni0", Kind: "bridge", Addrs: pods}, {Index: 5, Name: "veth1", Kind: "veth", Master: 4},
-		{Index: 6, Name: "cali1", Kind: "veth", Addrs: []netip.Prefix{netip.MustParsePrefix("fe80::1/64")}}, {Index: 7, Name: "eth2", Kind: "device"},
+		{Index: 6, Name: "cali1", Kind: "veth", Addrs: []netip.Prefix{netip.MustParsePrefix("fe80::1/64")}},
+		{Index: 7, Name: "eth2", Kind: "device"},
 	}) {
 		names = append(names, i.Name)
 	}
@@ -493,7 +501,8 @@ func TestSegmentsAreReadAsWritten(t *testing.T) {
 func FuzzParseSegment(f *testing.F) {
 	head := append(make([]byte, 12), 0x08, 0x00)
 	f.Add(append(head, segment(netip.MustParseAddrPort("198.18.0.1:1"), netip.MustParseAddrPort("198.18.0.2:2"), 1, flagSYN)...))
-	f.Add(append(append(make([]byte, 12), 0x86, 0xdd), segment(netip.MustParseAddrPort("[2001:db8::1]:1"), netip.MustParseAddrPort("[2001:db8::2]:2"), 1, flagRST)...))
+	f.Add(append(append(make([]byte, 12), 0x86, 0xdd),
+		segment(netip.MustParseAddrPort("[2001:db8::1]:1"), netip.MustParseAddrPort("[2001:db8::2]:2"), 1, flagRST)...))
 	f.Fuzz(func(t *testing.T, frame []byte) {
 		from, _, _, ok := parseSegment(frame)
 		if ok && !from.IsValid() {
@@ -503,7 +512,8 @@ func FuzzParseSegment(f *testing.F) {
 }
 
 func FuzzParseListeners(f *testing.F) {
-	f.Add("  sl  local_address rem_address   st\n   0: 0100007F:00B3 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 77 1\n")
+	f.Add("  sl  local_address rem_address   st\n   0: 0100007F:00B3 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0       " +
+		" 0 77 1\n")
 	f.Add("h\n 0: 00000000000000000000000000000000:00B3 0:0 0A 0:0 00:0 0 0 0 78\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		all, err := parseListeners(strings.NewReader(text))

@@ -175,7 +175,8 @@ func (l *link) resolveNDP(ctx context.Context, all map[netip.Addr][]string) erro
 				return err //nolint:wrapcheck // exchange does
 			}
 			own := &ndp.LinkLayerAddress{Direction: ndp.Source, Addr: l.HardwareAddr}
-			return conn.WriteTo(&ndp.NeighborSolicitation{TargetAddress: a, Options: []ndp.Option{own}}, nil, group) //nolint:wrapcheck // exchange does
+			return conn.WriteTo(&ndp.NeighborSolicitation{TargetAddress: a, Options: []ndp.Option{own}}, nil,
+				group) //nolint:wrapcheck // exchange does
 		},
 		receive: func() error {
 			m, _, _, err := conn.ReadFrom()

@@ -180,7 +180,8 @@ func TestKnownOwners(t *testing.T) {
 	t.Parallel()
 	e := election.New(map[string]bool{"n1": true, "n2": true, "n3": true})
 	got := ""
-	for _, vip := range []string{"203.0.113.0", "203.0.113.1", "203.0.113.2", "203.0.113.3", "203.0.113.31", "203.0.113.32", "255.255.255.255", "2001:db8::", "2001:db8::1", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"} {
+	for _, vip := range []string{"203.0.113.0", "203.0.113.1", "203.0.113.2", "203.0.113.3", "203.0.113.31", "203.0.113.32", "255.255.255.255",
+		"2001:db8::", "2001:db8::1", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"} {
 		got += e.Owner(netip.MustParseAddr(vip)) + " "
 	}
 	if want := "n3 n2 n3 n2 n2 n3 n1 n2 n3 n3 "; got != want {
@@ -216,7 +217,8 @@ func TestFigures(t *testing.T) {
 				delete(nodes, gone)
 				removed += float64(movedBetweenOthers(during, owners(nodes, vips), ""))
 			}
-			t.Logf("%2d nodes, %3d VIPs: most loaded node %.2f of fair share; node added: %.2f VIPs go to it and %.2f between others; lost node deleted for good: %.2f",
+			t.Logf("%2d nodes, %3d VIPs: most loaded node %.2f of fair share; node added: %.2f VIPs go to it and %.2f between others; lost "+
+				"node deleted for good: %.2f",
 				n, v, most/runs*float64(n)/float64(v), needed/runs, extra/runs, removed/runs)
 			if extra > needed {
 				t.Errorf("%d nodes, %d VIPs: %.2f moves between others for %.2f needed", n, v, extra/runs, needed/runs)

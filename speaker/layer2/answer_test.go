@@ -68,7 +68,8 @@ func answers(t *testing.T, s stage) {
 	expect("a sender who is everybody", arpFrame(arppacket.OperationRequest, broadcast, broadcast, clientIP, mac{}, vipA), false)
 	expect("a sender who is nobody", arpFrame(arppacket.OperationRequest, broadcast, mac{}, clientIP, mac{}, vipA), false)
 	expect("a sender who is the node itself", arpFrame(arppacket.OperationRequest, broadcast, s.node, clientIP, mac{}, vipA), false)
-	for what, at := range map[string]int{"hardware type": 15, "protocol type": 16, "hardware length": 18, "protocol length": 19, "operation": 20} {
+	for what, at := range map[string]int{"hardware type": 15, "protocol type": 16, "hardware length": 18, "protocol length": 19,
+		"operation": 20} {
 		f := request(broadcast, clientIP, vipA)
 		f[at]++
 		expect("a foreign "+what, f, false)
@@ -107,7 +108,8 @@ func FuzzARP(f *testing.F) {
 		f.Add(good[:n])
 	}
 	f.Add(good)
-	for at, b := range map[int]byte{offFormat: 0xff, offLengths: 0xff, offLengths + 1: 16, offOperation: 9, offEtherType: 0x81, offSender: 0xff} {
+	for at, b := range map[int]byte{offFormat: 0xff, offLengths: 0xff, offLengths + 1: 16, offOperation: 9, offEtherType: 0x81,
+		offSender: 0xff} {
 		bad := append([]byte(nil), good...)
 		bad[at] = b
 		f.Add(bad)

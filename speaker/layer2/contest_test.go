@@ -222,7 +222,8 @@ func TestSplitBrainIsDecidedOnTheWire(t *testing.T) {
 		}
 		lost := s.speakers[0].Status().VIPs[1]
 		assert.Equal(t, VIPStatus{Addr: vipB, Since: lost.Since, Reason: Yielded, Holder: s.macs[1].String()}, lost)
-		assert.Equal(t, 1, strings.Count(s.speakers[0].log.String(), "another speaker of this cluster has the VIP"+" and ranks above this one: not announced here. "+
+		assert.Equal(t, 1, strings.Count(s.speakers[0].log.String(), "another speaker of this cluster has the VIP"+
+			" and ranks above this one: not announced here. "+
 			"Do the speakers reach each other at the membership port, TCP and UDP?\" vip=198.18.0.101"), "warnings")
 		for i, node := range s.macs { // whose kernel asks, or somebody logged in there
 			for _, vip := range []netip.Addr{vipA, vipB} {
@@ -241,7 +242,8 @@ func TestSplitBrainIsDecidedOnTheWire(t *testing.T) {
 		s.speakers[0].take()
 		time.Sleep(time.Minute)
 		toAll := slices.DeleteFunc(s.speakers[0].take(), func(f frame) bool { return !mac(f.bytes[:6]).group() })
-		assert.InDelta(t, int(time.Minute/beaconInterval)*3, len(toAll), 6, "frames that all hosts hear: a beacon in two ARP packets and one of NDP")
+		assert.InDelta(t, int(time.Minute/beaconInterval)*3, len(toAll), 6,
+			"frames that all hosts hear: a beacon in two ARP packets and one of NDP")
 
 		// The other one dies.
 		s.partition(map[int]bool{1: true})
@@ -508,7 +510,8 @@ func TestNewAddressIsProbed(t *testing.T) {
 func TestConflictOfANewAddress(t *testing.T) {
 	t.Parallel()
 	for name, f := range map[string][]byte{
-		"answers":            arpFrame(arppacket.OperationReply, hardwareAddr(eth(1, "eth0").HardwareAddr), clientMAC, vipA, mac{}, netip.IPv4Unspecified()),
+		"answers": arpFrame(arppacket.OperationReply, hardwareAddr(eth(1, "eth0").HardwareAddr), clientMAC, vipA, mac{},
+			netip.IPv4Unspecified()),
 		"announces":          arpFrame(arppacket.OperationRequest, broadcast, clientMAC, vipA, mac{}, vipA),
 		"asks something":     arpFrame(arppacket.OperationRequest, broadcast, clientMAC, vipA, mac{}, clientIP),
 		"probes, too":        arpFrame(arppacket.OperationRequest, broadcast, clientMAC, netip.IPv4Unspecified(), mac{}, vipA),
@@ -533,7 +536,8 @@ func TestConflictOfANewAddress(t *testing.T) {
 				assert.Equal(t, AddressConflict, s.VIPs[0].Reason)
 				assert.Equal(t, clientMAC.String(), s.VIPs[0].Holder)
 				require.Len(t, s.Conflicts, 1)
-				assert.Equal(t, Conflict{VIP: vipA, Interface: "eth0", HardwareAddr: clientMAC.String(), OtherCluster: name == "of another cluster", Seen: s.Conflicts[0].Seen}, s.Conflicts[0])
+				assert.Equal(t, Conflict{VIP: vipA, Interface: "eth0", HardwareAddr: clientMAC.String(), OtherCluster: name == "of another cluster",
+					Seen: s.Conflicts[0].Seen}, s.Conflicts[0])
 				who := map[bool]string{true: "speaker of another cluster has", false: "foreign host has"}[name == "of another cluster"]
 				assert.Contains(t, w.log.String(), who)
 

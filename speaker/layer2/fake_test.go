@@ -105,7 +105,8 @@ func (f frame) vip(t testing.TB) netip.Addr { _, p := f.packet(t); return p.Send
 // stop is called.
 func newWorld(t testing.TB, change func(*Options), interfaces ...netstate.Interface) (w *world, stop func() error) {
 	w = &world{t: t, start: time.Now(), interfaces: interfaces, registry: prometheus.NewPedanticRegistry(),
-		changed: make(chan struct{}), ready: make(chan struct{}), conns: map[string]*conn{}, openErr: map[string]error{}, joined: map[string]bool{}}
+		changed: make(chan struct{}), ready: make(chan struct{}), conns: map[string]*conn{}, openErr: map[string]error{},
+		joined: map[string]bool{}}
 	close(w.ready)
 	o := Options{
 		Interfaces: view{w},

@@ -341,11 +341,13 @@ func (p *port) deaf(h *hearing) bool {
 	h.deaf = time.Since(h.heard) >= deafAfter
 	switch {
 	case h.deaf && !before:
-		p.log.Warn("other speakers are lost, and nothing comes in on the interface: VIPs are not announced again there, only answered for, until a neighbour is heard",
+		p.log.Warn("other speakers are lost, and nothing comes in on the interface: VIPs are not announced again there, only answered for, "+
+			"until a neighbour is heard",
 			"interface", p.key.name, "family", p.key.protocol.family(),
 			"help", "a cable, a transceiver or a switch port may carry one way only; ip -s link show dev "+p.key.name)
 	case before && !h.deaf:
-		p.log.Info("a neighbour is heard on the interface again: VIPs are announced there", "interface", p.key.name, "family", p.key.protocol.family())
+		p.log.Info("a neighbour is heard on the interface again: VIPs are announced there", "interface", p.key.name, "family",
+			p.key.protocol.family())
 	}
 	return h.deaf
 }

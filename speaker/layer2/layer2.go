@@ -299,7 +299,8 @@ func (a *Announcer) lookForLost() (changed <-chan struct{}) {
 // returns the set before, and whether something changed.
 func (a *Announcer) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) (old owned, changed bool) {
 	same := func(a, b plan.Layer2) bool {
-		return slices.Equal(a.Interfaces, b.Interfaces) && a.Home == b.Home && a.Apart == b.Apart && a.Leaving == b.Leaving && a.Hurry == b.Hurry && a.Refresh == b.Refresh &&
+		return slices.Equal(a.Interfaces, b.Interfaces) && a.Home == b.Home && a.Apart == b.Apart && a.Leaving == b.Leaving &&
+			a.Hurry == b.Hurry && a.Refresh == b.Refresh &&
 			slices.Equal(a.Sharers, b.Sharers)
 	}
 	if maps.EqualFunc(a.set, want, same) {
@@ -308,7 +309,8 @@ func (a *Announcer) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) 
 	old, now, divided := a.vips, time.Now(), []*ownership(nil)
 	a.vips, a.set = make(owned, len(want)), make(map[netip.Addr]plan.Layer2, len(want))
 	for vip, l := range want {
-		a.set[vip] = plan.Layer2{Interfaces: slices.Clone(l.Interfaces), Home: l.Home, Apart: l.Apart, Hurry: l.Hurry, Leaving: l.Leaving, Refresh: l.Refresh, Sharers: slices.Clone(l.Sharers)}
+		a.set[vip] = plan.Layer2{Interfaces: slices.Clone(l.Interfaces), Home: l.Home, Apart: l.Apart, Hurry: l.Hurry, Leaving: l.Leaving,
+			Refresh: l.Refresh, Sharers: slices.Clone(l.Sharers)}
 		o := old[vip]
 		switch {
 		case o == nil, o.leaving.is() && !l.Leaving, o.shared() != (l.Sharers != nil): // who comes back is announced anew
@@ -456,7 +458,8 @@ func (a *Announcer) reportConflict(o *ownership, c Conflict) (first bool) {
 			message = who + " has the address of a VIP: not announced; find the host by its hardware address, or exclude the address from the pool"
 		}
 		if c.Silent {
-			message = "somebody claims a VIP in the name of another speaker, which does not answer for it: a recorded packet is repeated on the segment, or nothing reaches that speaker"
+			message = "somebody claims a VIP in the name of another speaker, which does not answer for it: a recorded packet is repeated on " +
+				"the segment, or nothing reaches that speaker"
 		}
 		a.log.Warn(message, "vip", c.VIP, "interface", c.Interface, "hardware_addr", c.HardwareAddr)
 	}

@@ -60,8 +60,9 @@ func TestTakeover(t *testing.T) {
 		for range 1000 {
 			w.set(everywhere(vipA))
 		}
-		if got, want := when(t, w.after(time.Hour)), "eth0 198.18.0.100 100, eth0 198.18.0.100 1000, eth0 198.18.0.100 2000, eth0 198.18.0.100 4000, "+
-			"eth1 198.18.0.100 100, eth1 198.18.0.100 1000, eth1 198.18.0.100 2000, eth1 198.18.0.100 4000"; got != want {
+		if got, want := when(t, w.after(time.Hour)),
+			"eth0 198.18.0.100 100, eth0 198.18.0.100 1000, eth0 198.18.0.100 2000, eth0 198.18.0.100 4000, "+
+				"eth1 198.18.0.100 100, eth1 198.18.0.100 1000, eth1 198.18.0.100 2000, eth1 198.18.0.100 4000"; got != want {
 			t.Errorf("repeated at\n%s, want\n%s", got, want)
 		}
 		w.set(everywhere(vipA))
@@ -94,7 +95,8 @@ func TestWithdrawalEndsTheAnnouncement(t *testing.T) {
 		w.set(everywhere(vipB))
 		w.set(everywhere(vipA, vipB))
 		got := when(t, slices.DeleteFunc(w.after(time.Minute), func(f frame) bool { return f.vip(t) != vipA }))
-		if want := "eth0 198.18.0.100 1500, eth0 198.18.0.100 2500, eth0 198.18.0.100 4500, eth0 198.18.0.100 500, eth0 198.18.0.100 600"; got != want {
+		if want := "eth0 198.18.0.100 1500, eth0 198.18.0.100 2500, eth0 198.18.0.100 4500, eth0 198.18.0.100 500, eth0 198.18.0.100 " +
+			"600"; got != want {
 			t.Errorf("announced at %s, want %s", got, want)
 		}
 	}, eth(1, "eth0"))
@@ -175,7 +177,8 @@ func TestRefresh(t *testing.T) {
 		w.set(map[netip.Addr]plan.Layer2{vipA: {Refresh: 10 * time.Minute}})
 		w.after(5 * time.Second)
 		w.receive("eth0", arpFrame(arppacket.OperationReply, broadcast, clientMAC, vipA, clientMAC, vipA)) // defended once
-		if got, want := when(t, w.after(25*time.Minute)), "eth0 198.18.0.100 1204000, eth0 198.18.0.100 6000, eth0 198.18.0.100 604000"; got != want {
+		if got, want := when(t, w.after(25*time.Minute)),
+			"eth0 198.18.0.100 1204000, eth0 198.18.0.100 6000, eth0 198.18.0.100 604000"; got != want {
 			t.Errorf("refreshed and defended at %s, want %s", got, want)
 		}
 	})
@@ -330,7 +333,8 @@ func TestConflict(t *testing.T) {
 			time.Sleep(time.Second)
 			synctest.Wait()
 		}
-		assert.Equal(t, []Conflict{{VIP: vipA, Interface: "eth0", HardwareAddr: clientMAC.String(), Announced: true, Seen: time.Now().Add(-time.Second)}}, w.Conflicts())
+		assert.Equal(t, []Conflict{{VIP: vipA, Interface: "eth0", HardwareAddr: clientMAC.String(), Announced: true,
+			Seen: time.Now().Add(-time.Second)}}, w.Conflicts())
 		if n := strings.Count(w.log.String(), "level=WARN"); n != 3 {
 			t.Errorf("%d warnings in 25 s, want 3", n)
 		}
@@ -468,16 +472,20 @@ func TestSegments(t *testing.T) {
 		}
 		return i
 	}
-	down, port, bridge := subnets(eth(3, "eth1"), "198.18.3.1/24"), subnets(eth(4, "eth2"), "198.18.4.1/24"), subnets(eth(5, "br0"), "198.18.5.1/24")
+	down, port, bridge := subnets(eth(3, "eth1"), "198.18.3.1/24"), subnets(eth(4, "eth2"), "198.18.4.1/24"),
+		subnets(eth(5, "br0"), "198.18.5.1/24")
 	down.Up, bridge.Kind, port.Master = false, "bridge", 5
-	all := []netstate.Interface{subnets(eth(2, "eth0"), "198.18.2.1/24", "2001:db8::1/64"), down, port, bridge, subnets(eth(6, "docker0"), "172.17.0.1/16")}
+	all := []netstate.Interface{subnets(eth(2, "eth0"), "198.18.2.1/24", "2001:db8::1/64"), down, port, bridge,
+		subnets(eth(6, "docker0"), "172.17.0.1/16")}
 	for _, tt := range []struct {
 		patterns [][]string
 		want     string
 	}{
-		{[][]string{nil}, "[{198.18.2.0/24 eth0 false false} {2001:db8::/64 eth0 false false} {198.18.3.0/24 eth1 false false} {198.18.5.0/24 br0 false false}]"},
+		{[][]string{nil}, "[{198.18.2.0/24 eth0 false false} {2001:db8::/64 eth0 false false} {198.18.3.0/24 eth1 false false} " +
+			"{198.18.5.0/24 br0 false false}]"},
 		{[][]string{{"eth1"}}, "[{198.18.3.0/24 eth1 false false}]"},
-		{[][]string{{"eth1"}, {"docker*"}, {"eth2"}}, "[{198.18.3.0/24 eth1 false false} {198.18.4.0/24 eth2 true false} {172.17.0.0/16 docker0 true false}]"},
+		{[][]string{{"eth1"}, {"docker*"}, {"eth2"}},
+			"[{198.18.3.0/24 eth1 false false} {198.18.4.0/24 eth2 true false} {172.17.0.0/16 docker0 true false}]"},
 		{nil, "[]"},
 	} {
 		if got := Segments(all, tt.patterns...); got == nil || fmt.Sprint(got) != tt.want {

@@ -59,7 +59,8 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	for key, h := range now.holds {
 		n := h.count()
 		for _, reason := range []Reason{Probing, AddressConflict, Yielded} {
-			ch <- prometheus.MustNewConstMetric(withheldDesc, prometheus.GaugeValue, float64(n[reason]), key.name, key.protocol.family(), string(reason))
+			ch <- prometheus.MustNewConstMetric(withheldDesc, prometheus.GaugeValue, float64(n[reason]), key.name, key.protocol.family(),
+				string(reason))
 		}
 	}
 }
@@ -78,9 +79,12 @@ func newMetrics(r prometheus.Registerer, a *Announcer) *metrics {
 		replies:       counter(metricReplies, "Requests answered."),
 		announcements: counter(metricAnnouncements, "Gratuitous announcement frames sent."),
 		corrections:   counter(metricCorrections, "Frames that tell one client of a shared VIP that this node answers it now."),
-		conflicts:     counter(metricConflicts, "Packets in which a foreign host claims a VIP that this node owns, or is about to, and claims in the name of a speaker that did not answer for them."),
-		malformed:     counter(metricMalformed, "ARP and NDP packets that were dropped because they break the protocol: cut short, a wrong checksum, nobody's address."),
-		errors:        counter(metricErrors, "Errors of sockets, by operation: open, receive, send, join.", "operation"),
+		conflicts: counter(metricConflicts,
+			"Packets in which a foreign host claims a VIP that this node owns, or is about to, and claims in the name of a speaker that did "+
+				"not answer for them."),
+		malformed: counter(metricMalformed, "ARP and NDP packets that were dropped because they break the protocol: cut short, a wrong "+
+			"checksum, nobody's address."),
+		errors: counter(metricErrors, "Errors of sockets, by operation: open, receive, send, join.", "operation"),
 	}
 }
 

@@ -162,7 +162,8 @@ func TestNDPAnswersReal(t *testing.T) {
 			before := testutil.ToFloat64(announcements)
 			n.set(want)
 			if len(want) > 0 { // an announcement looks like an answer
-				require.Eventually(t, func() bool { return testutil.ToFloat64(announcements) == before+float64(len(schedule)+1) }, 10*time.Second, 10*time.Millisecond)
+				require.Eventually(t, func() bool { return testutil.ToFloat64(announcements) == before+float64(len(schedule)+1) }, 10*time.Second,
+					10*time.Millisecond)
 			}
 		},
 		exchange: func(f []byte) (got []frame) {

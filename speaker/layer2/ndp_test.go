@@ -145,7 +145,8 @@ func ndpAnswers(t *testing.T, s stage) {
 	answered("from a link-local address", with(func(q *query) { q.source = linkLocal }), s.client, linkLocal, true)
 	dad := func(q *query) { q.source, q.options = unspec, nil }
 	answered("duplicate address detection", with(dad), multicast(allNodes), allNodes, false)
-	nonce, err := ndppacket.MarshalMessage(&ndppacket.NeighborSolicitation{TargetAddress: vip6, Options: []ndppacket.Option{ndppacket.NewNonce()}})
+	nonce, err := ndppacket.MarshalMessage(&ndppacket.NeighborSolicitation{TargetAddress: vip6,
+		Options: []ndppacket.Option{ndppacket.NewNonce()}})
 	require.NoError(t, err)
 	answered("the same with a nonce (RFC 7527)", func() []byte { q := cold; dad(&q); return q.followed(nonce[24:]...) }(),
 		multicast(allNodes), allNodes, false)
@@ -175,7 +176,8 @@ func ndpAnswers(t *testing.T, s stage) {
 	wrong[offType+2] ^= 1
 	ignored("a wrong checksum", wrong)
 	for what, options := range map[string][]byte{
-		"of length 0": {14, 0, 1, 2, 3, 4, 5, 6}, "longer than the packet": {14, 2, 1, 2, 3, 4, 5, 6}, "cut short": {14, 1, 1, 2}, "of one byte": {14},
+		"of length 0": {14, 0, 1, 2, 3, 4, 5, 6}, "longer than the packet": {14, 2, 1, 2, 3, 4, 5, 6}, "cut short": {14, 1, 1, 2},
+		"of one byte": {14},
 	} {
 		ignored("an option "+what, cold.followed(options...))
 	}
@@ -271,9 +273,11 @@ func TestNDPConflict(t *testing.T) {
 		fromVIP.source = vip6
 		dad.source, dad.options = unspec, nil
 		bare := ndpFrame(multicast(allNodes), clientMAC, vip6, allNodes, &ndppacket.NeighborAdvertisement{TargetAddress: vip6})
-		for i, f := range [][]byte{claim(clientMAC, vip6, allNodes, false), claim(clientMAC, clientIP6, allNodes, false), bare, fromVIP.frame(), dad.frame()} {
+		for i, f := range [][]byte{claim(clientMAC, vip6, allNodes, false), claim(clientMAC, clientIP6, allNodes, false), bare, fromVIP.frame(),
+			dad.frame()} {
 			w.receive("eth0 IPv6", f)
-			assert.Len(t, w.after(time.Second/2), map[int]int{1: 1, 4: 1}[i], "frames after %d: the defence after a second, and the answer to the last", i)
+			assert.Len(t, w.after(time.Second/2), map[int]int{1: 1, 4: 1}[i],
+				"frames after %d: the defence after a second, and the answer to the last", i)
 			seen := time.Now().Add(-time.Second / 2)
 			assert.Equal(t, []Conflict{{VIP: vip6, Interface: "eth0", HardwareAddr: clientMAC.String(), Announced: true, Seen: seen}}, w.Conflicts())
 		}
@@ -284,7 +288,8 @@ func TestNDPConflict(t *testing.T) {
 		w.receive("eth0 IPv6", claim(own, vip6, allNodes, false))
 		w.receive("eth0 IPv6", claim(clientMAC, vip6, allNodes, true)) // invalid: to a group, and solicited
 		assert.Empty(t, w.after(time.Second))
-		assert.EqualValues(t, 5, testutil.ToFloat64(w.metrics.conflicts.WithLabelValues("eth0", "IPv6")), "the node's own packet, or an invalid one")
+		assert.EqualValues(t, 5, testutil.ToFloat64(w.metrics.conflicts.WithLabelValues("eth0", "IPv6")),
+			"the node's own packet, or an invalid one")
 	}, eth(1, "eth0"), eth(2, "eth1"))
 }
 
@@ -330,7 +335,8 @@ func TestGroupsFail(t *testing.T) {
 		s := w.Status()
 		assert.Empty(t, s.VIPs[0].Reason)
 		assert.Equal(t, InterfaceFailed, s.VIPs[1].Reason)
-		assert.Contains(t, s.Interfaces[1].Error, `join IPv6 multicast groups on interface "eth0": join ff02::1:ff00:100 beside 0 others: address family not supported`)
+		assert.Contains(t, s.Interfaces[1].Error,
+			`join IPv6 multicast groups on interface "eth0": join ff02::1:ff00:100 beside 0 others: address family not supported`)
 		assert.EqualValues(t, 1, testutil.ToFloat64(w.metrics.errors.WithLabelValues("join", "eth0", "IPv6")))
 		bare := eth(1, "eth0")
 		bare.Addrs = nil

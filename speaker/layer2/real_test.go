@@ -361,7 +361,8 @@ func TestInterfaceChanges(t *testing.T) {
 		n.host.Run("ip", "link", "set", "eth0", "down")
 		n.host.Run("ip", "link", "set", "eth0", "up")
 	}
-	eventually(t, "announced after flapping", func() bool { return len(n.Status().VIPs[0].Interfaces) == 1 && n.Status().Interfaces[0].Error == "" })
+	eventually(t, "announced after flapping",
+		func() bool { return len(n.Status().VIPs[0].Interfaces) == 1 && n.Status().Interfaces[0].Error == "" })
 	knows("flapped", "eth0")
 
 	before = announced()
@@ -430,7 +431,8 @@ func TestBridgePort(t *testing.T) {
 // capture runs tcpdump on a host until stop, which returns its lines.
 func capture(t *testing.T, h *testnet.Host, filter ...string) (stop func() []string) {
 	t.Helper()
-	c := h.Command(t.Context(), "tcpdump", append([]string{"-i", "eth0", "-n", "-e", "-tt", "-s", "100", "-B", "8192", "--immediate-mode"}, filter...)...)
+	c := h.Command(t.Context(), "tcpdump", append([]string{"-i", "eth0", "-n", "-e", "-tt", "-s", "100", "-B", "8192", "--immediate-mode"},
+		filter...)...)
 	stderr, err := c.StderrPipe()
 	if err != nil {
 		t.Fatal(err)

@@ -102,7 +102,8 @@ func (q *quarter) resolveAll(nodes ...*node) {
 // packets captures what a client hears of the VIPs on the link layer. What is for
 // other hosts a switch may send everywhere.
 func packets(t *testing.T, client *testnet.Host) (stop func() []string) {
-	end := capture(t, client, "-Q", "in", "(arp or (icmp6 and (ip6[40] == 135 or ip6[40] == 136))) and (ether multicast or ether dst "+macOf(t, client, "eth0").String()+")")
+	end := capture(t, client, "-Q", "in", "(arp or (icmp6 and (ip6[40] == 135 or ip6[40] == 136))) and (ether multicast or ether dst "+
+		macOf(t, client, "eth0").String()+")")
 	return func() []string {
 		return slices.DeleteFunc(end(), func(line string) bool {
 			return !slices.ContainsFunc(sharedVIPs, func(vip netip.Addr) bool { return strings.Contains(line, vip.String()) })
@@ -185,7 +186,8 @@ func (q *quarter) lose(which int) {
 			}
 		}
 	}
-	q.t.Logf("node %d lost: %d neighbour entries of its clients corrected %v after Set; %d clients unconcerned", which, len(moves), time.Since(start), len(stops))
+	q.t.Logf("node %d lost: %d neighbour entries of its clients corrected %v after Set; %d clients unconcerned", which, len(moves),
+		time.Since(start), len(stops))
 	for _, m := range moves {
 		m.client.Run("ping", "-c1", "-W2", m.vip.String())
 		hw, _ := neighbour(q.t, m.client, m.vip)

@@ -42,12 +42,18 @@ const (
 // Reasons tells about each Reason.
 func Reasons() reason.Texts[Reason] {
 	return reason.Texts[Reason]{
-		NoInterface:        {Cause: "No interface that is up may announce the VIP.", Cure: "Compare interfaces of its advertisements with ip link on the node."},
-		NoLinkLocalAddress: {Cause: "No interface that may announce the VIP has an IPv6 link-local address that can be used.", Cure: "See ip -6 addr on the node: IPv6 is switched off, or another host has the same link-local address."},
-		InterfaceFailed:    {Cause: "The interfaces cannot be used, and are tried again.", Cure: "The speaker's log has the error, and so has its /status."},
-		Probing:            {Cause: "The address is new, and whether another machine has it is being asked.", Cure: "Nothing to do: it takes 0.6 s."},
-		AddressConflict:    {Cause: "Another host has the address.", Cure: "Find it by its hardware address, and take the address away from it or exclude it from the pool."},
-		Yielded:            {Cause: "Another speaker of this cluster announces the VIP, too, and ranks above this one: the two do not see each other.", Cure: "Open port 9744, TCP and UDP, between the nodes, in both directions."},
+		NoInterface: {Cause: "No interface that is up may announce the VIP.",
+			Cure: "Compare interfaces of its advertisements with ip link on the node."},
+		NoLinkLocalAddress: {Cause: "No interface that may announce the VIP has an IPv6 link-local address that can be used.",
+			Cure: "See ip -6 addr on the node: IPv6 is switched off, or another host has the same link-local address."},
+		InterfaceFailed: {Cause: "The interfaces cannot be used, and are tried again.",
+			Cure: "The speaker's log has the error, and so has its /status."},
+		Probing: {Cause: "The address is new, and whether another machine has it is being asked.",
+			Cure: "Nothing to do: it takes 0.6 s."},
+		AddressConflict: {Cause: "Another host has the address.",
+			Cure: "Find it by its hardware address, and take the address away from it or exclude it from the pool."},
+		Yielded: {Cause: "Another speaker of this cluster announces the VIP, too, and ranks above this one: the two do not see each other.",
+			Cure: "Open port 9744, TCP and UDP, between the nodes, in both directions."},
 	}
 }
 

@@ -140,7 +140,8 @@ func (l *Limiter) reconcile() {
 
 func (l *Limiter) fail(err error) {
 	if l.err == nil || l.err.Error() != err.Error() {
-		l.log.Error("connection rate limits not up to date: Services work without", "wanted", len(l.want), "in_force", len(l.inForce), "err", err, "hint", hint(err))
+		l.log.Error("connection rate limits not up to date: Services work without", "wanted", len(l.want), "in_force", len(l.inForce), "err", err,
+			"hint", hint(err))
 		l.delay = firstRetry
 	}
 	l.err, l.due = err, time.Now().Add(l.delay)

@@ -282,7 +282,8 @@ func TestWhatSomebodyElseTakesAwayComesBack(t *testing.T) {
 		},
 		"a map that leads elsewhere": func(conn *nftables.Conn) error {
 			chain := conn.AddChain(&nftables.Chain{Table: table, Name: "elsewhere"})
-			element := []nftables.SetElement{{Key: []byte(elementKey(vip4, http)), VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: chain.Name}}}
+			element := []nftables.SetElement{{Key: []byte(elementKey(vip4, http)),
+				VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: chain.Name}}}
 			return errors.Join(conn.SetDeleteElements(families[0].vips, element), conn.SetAddElements(families[0].vips, element))
 		},
 		"more in the table": func(conn *nftables.Conn) error {
@@ -327,7 +328,8 @@ func TestTheRulesetCanBeSavedAndLoaded(t *testing.T) {
 	require.Equal(t, sound, w.node.Run("nft", "list", "ruleset"))
 
 	w.stop()
-	require.Equal(t, handle.ReplaceAllString(others, ""), handle.ReplaceAllString(w.node.Run("nft", "-a", "list", "table", "inet", "proxy"), ""))
+	require.Equal(t, handle.ReplaceAllString(others, ""),
+		handle.ReplaceAllString(w.node.Run("nft", "-a", "list", "table", "inet", "proxy"), ""))
 }
 
 // A table of another version of Lodestone is replaced.
@@ -352,7 +354,8 @@ func TestServicesThatClaimOnePort(t *testing.T) {
 	w := newWorld(t)
 	w.serve(80)
 	w.start()
-	w.set(limits{at(vip4, "a"): {PerSecond: 5, Ports: web}, at(vip4, "b"): {PerSecond: 1, Ports: web}, at(other4, "c"): {PerSecond: 7, Ports: web}})
+	w.set(limits{at(vip4, "a"): {PerSecond: 5, Ports: web}, at(vip4, "b"): {PerSecond: 1, Ports: web},
+		at(other4, "c"): {PerSecond: 7, Ports: web}})
 	w.capped(at(vip4, "a"), 80, 100, 5, 5)
 	w.capped(at(other4, "c"), 80, 100, 7, 7)
 }
@@ -451,10 +454,12 @@ func TestAnySetFollowsAnyOther(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		want := limits{}
 		for range rapid.IntRange(0, 6).Draw(t, "limits") {
-			key := at(rapid.SampledFrom([]netip.Addr{vip4, vip6, other4, other6}).Draw(t, "vip"), rapid.SampledFrom([]string{"a", "b"}).Draw(t, "service"))
+			key := at(rapid.SampledFrom([]netip.Addr{vip4, vip6, other4, other6}).Draw(t, "vip"),
+				rapid.SampledFrom([]string{"a", "b"}).Draw(t, "service"))
 			limit := plan.Limit{PerSecond: rapid.SampledFrom([]uint32{1, 2, 1_000_000}).Draw(t, "rate")}
 			for range rapid.IntRange(0, 3).Draw(t, "ports") {
-				limit.Ports = append(limit.Ports, plan.Port{Protocol: rapid.SampledFrom([]uint8{6, 17, 132}).Draw(t, "protocol"), Number: uint16(rapid.IntRange(1, 3).Draw(t, "port"))})
+				limit.Ports = append(limit.Ports, plan.Port{Protocol: rapid.SampledFrom([]uint8{6, 17, 132}).Draw(t, "protocol"),
+					Number: uint16(rapid.IntRange(1, 3).Draw(t, "port"))})
 			}
 			want[key] = limit
 		}

@@ -12,9 +12,10 @@ const (
 )
 
 var (
-	droppedDesc = prometheus.NewDesc(metricDropped, "Attempts to open a connection that were dropped because they exceeded the Service's limit.", []string{"service", "vip"}, nil)
-	wantedDesc  = prometheus.NewDesc(metricWanted, "Connection rate limits that there should be on this node.", nil, nil)
-	activeDesc  = prometheus.NewDesc(metricActive, "Connection rate limits that the kernel has.", nil, nil)
+	droppedDesc = prometheus.NewDesc(metricDropped,
+		"Attempts to open a connection that were dropped because they exceeded the Service's limit.", []string{"service", "vip"}, nil)
+	wantedDesc = prometheus.NewDesc(metricWanted, "Connection rate limits that there should be on this node.", nil, nil)
+	activeDesc = prometheus.NewDesc(metricActive, "Connection rate limits that the kernel has.", nil, nil)
 )
 
 // collector asks the kernel at scrape.

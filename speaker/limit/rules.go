@@ -103,7 +103,8 @@ func (f family) lookUp() []expr.Any {
 	bits := func(key expr.CtKey, mask uint32, op expr.CmpOp) []expr.Any {
 		return []expr.Any{
 			&expr.Ct{Register: unix.NFT_REG_1, Key: key},
-			&expr.Bitwise{SourceRegister: unix.NFT_REG_1, DestRegister: unix.NFT_REG_1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(mask), Xor: make([]byte, 4)},
+			&expr.Bitwise{SourceRegister: unix.NFT_REG_1, DestRegister: unix.NFT_REG_1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(mask),
+				Xor: make([]byte, 4)},
 			&expr.Cmp{Register: unix.NFT_REG_1, Op: op, Data: make([]byte, 4)},
 		}
 	}
@@ -118,7 +119,8 @@ func (f family) lookUp() []expr.Any {
 			f.address,
 			&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: f.next},
 			&expr.Payload{DestRegister: f.next + 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
-			&expr.Lookup{SourceRegister: unix.NFT_REG_1, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: f.vips.Name, SetID: f.vips.ID},
+			&expr.Lookup{SourceRegister: unix.NFT_REG_1, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: f.vips.Name,
+				SetID: f.vips.ID},
 		},
 	)
 }

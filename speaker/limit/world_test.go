@@ -154,7 +154,8 @@ func (c onHost) Collect(ch chan<- prometheus.Metric) {
 func (w *world) start() {
 	w.t.Helper()
 	w.log, w.registry = &testnet.Log{}, prometheus.NewPedanticRegistry()
-	w.limiter = New(Options{Log: slog.New(slog.NewTextHandler(w.log, nil)), Registry: inside{w.registry, w.node}, Check: 20 * time.Millisecond})
+	w.limiter = New(Options{Log: slog.New(slog.NewTextHandler(w.log, nil)), Registry: inside{w.registry, w.node},
+		Check: 20 * time.Millisecond})
 	w.run(func(ctx context.Context) error { return w.node.Do(func() error { return w.limiter.Run(ctx) }) })
 }
 

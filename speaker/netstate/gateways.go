@@ -55,7 +55,8 @@ type gateways struct {
 // NewGatewayWatcher returns a GatewayWatcher for the namespace of the
 // interfaces, that knows nothing until it runs.
 func NewGatewayWatcher(interfaces *Watcher) *GatewayWatcher {
-	g := &GatewayWatcher{interfaces: interfaces, namespace: interfaces.namespace, log: interfaces.log, buffer: receiveBuffer, ready: make(chan struct{}), rest: restGateways}
+	g := &GatewayWatcher{interfaces: interfaces, namespace: interfaces.namespace, log: interfaces.log, buffer: receiveBuffer,
+		ready: make(chan struct{}), rest: restGateways}
 	g.view.Store(&gateways{changed: make(chan struct{})})
 	return g
 }

@@ -92,7 +92,8 @@ func TestWatcherFollowsTheKernel(t *testing.T) {
 			return m["eth0"].HardwareAddr.String() == "02:00:00:00:00:77"
 		}},
 		{"it is taken down", "link set eth0 down", h, func(m map[string]Interface) bool { return !m["eth0"].Up }},
-		{"it is renamed", "link set eth0 name lan0", h, func(m map[string]Interface) bool { return m["eth0"].Index == 0 && m["lan0"].Index != 0 }},
+		{"it is renamed", "link set eth0 name lan0", h,
+			func(m map[string]Interface) bool { return m["eth0"].Index == 0 && m["lan0"].Index != 0 }},
 		{"a bridge appears", "link add br0 type bridge", h, func(m map[string]Interface) bool { return m["br0"].Kind == "bridge" }},
 		{"it becomes its port", "link set lan0 master br0", h, func(m map[string]Interface) bool {
 			return m["lan0"].Master == m["br0"].Index && m["br0"].Index != 0
@@ -116,7 +117,8 @@ func TestDuplicateAddressStaysTentative(t *testing.T) {
 	h, taken := s.Hosts[0], netip.MustParsePrefix("2001:db8::2/64")
 	early := watch(t, h, slog.DiscardHandler, receiveBuffer)
 	h.Run("ip", "addr", "add", taken.String(), "dev", "eth0")
-	for deadline := time.Now().Add(5 * time.Second); !strings.Contains(h.Run("ip", "addr", "show", "dev", "eth0"), "dadfailed"); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(5 * time.Second); !strings.Contains(h.Run("ip", "addr", "show", "dev", "eth0"),
+		"dadfailed"); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the kernel never found the duplicate")
 		}
@@ -225,7 +227,8 @@ func TestBesideAnAddressIsWhatLasts(t *testing.T) {
 	t.Parallel()
 	h := testnet.NewHost(t, "beside")
 	h.Run("ip", "link", "add", "eth0", "type", "veth", "peer", "name", "eth1")
-	for _, address := range []string{"198.18.0.1/24", "198.18.0.9/24", "2001:db8::1/64 nodad", "2001:db8::2/64 nodad preferred_lft 0", "2001:db8::3/64 nodad"} {
+	for _, address := range []string{"198.18.0.1/24", "198.18.0.9/24", "2001:db8::1/64 nodad", "2001:db8::2/64 nodad preferred_lft 0",
+		"2001:db8::3/64 nodad"} {
 		h.Run("ip", append([]string{"addr", "add", "dev", "eth0"}, strings.Fields(address)...)...)
 	}
 	h.Run("ip", "addr", "add", "198.18.1.1/24", "dev", "eth1")

@@ -75,10 +75,15 @@ const (
 // ProblemReasons tells about each ProblemReason.
 func ProblemReasons() reason.Texts[ProblemReason] {
 	return reason.Texts[ProblemReason]{
-		NoLocalASN:        {Cause: "Neither the peer has a localASN nor the node an AS number.", Cure: "Set localASN on the peer, or annotate the node with lodestone.io/bgp-asn."},
-		NoRouterID:        {Cause: "Neither the peer nor the node has a router ID, and the node has no IPv4 address to take for one.", Cure: "Annotate the node with lodestone.io/bgp-router-id, or set routerID on the peer."},
-		AnnotationInvalid: {Cause: "An annotation of the node about BGP is not understood.", Cure: "Correct the annotation that the message names."},
-		AddressTaken:      {Cause: "Another peer of the node has the same address; the first in the document has the session.", Cure: "Remove one of the two peers, or give one a nodeSelector that leaves the node out."},
-		RouterIDShared:    {Cause: "Another node has the same router ID. There is a session all the same, and some routers refuse the second.", Cure: "Give one of the nodes another lodestone.io/bgp-router-id."},
+		NoLocalASN: {Cause: "Neither the peer has a localASN nor the node an AS number.",
+			Cure: "Set localASN on the peer, or annotate the node with lodestone.io/bgp-asn."},
+		NoRouterID: {Cause: "Neither the peer nor the node has a router ID, and the node has no IPv4 address to take for one.",
+			Cure: "Annotate the node with lodestone.io/bgp-router-id, or set routerID on the peer."},
+		AnnotationInvalid: {Cause: "An annotation of the node about BGP is not understood.",
+			Cure: "Correct the annotation that the message names."},
+		AddressTaken: {Cause: "Another peer of the node has the same address; the first in the document has the session.",
+			Cure: "Remove one of the two peers, or give one a nodeSelector that leaves the node out."},
+		RouterIDShared: {Cause: "Another node has the same router ID. There is a session all the same, and some routers refuse the second.",
+			Cure: "Give one of the nodes another lodestone.io/bgp-router-id."},
 	}
 }

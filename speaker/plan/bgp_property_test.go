@@ -105,7 +105,8 @@ func told(s plan.Snapshot, node string, a config.Advertisement) (peers []string,
 	}
 	for _, svc := range s.Services {
 		for _, vip := range svc.VIPs {
-			if pool, ok := s.Config.PoolOf(vip); a.ServiceSelector.Matches(svc.Labels) && (!ok || len(pool.Advertise) == 0 || slices.Contains(pool.Advertise, a.Name)) {
+			if pool, ok := s.Config.PoolOf(vip); a.ServiceSelector.Matches(svc.Labels) &&
+				(!ok || len(pool.Advertise) == 0 || slices.Contains(pool.Advertise, a.Name)) {
 				covered[vip] = false
 			}
 		}
@@ -151,7 +152,8 @@ func healthier(s plan.Snapshot, node string, vip netip.Addr) bool {
 		for _, a := range s.Config.Advertisements {
 			covers := slices.ContainsFunc(s.Services, func(svc plan.Service) bool {
 				pool, ok := s.Config.PoolOf(vip)
-				return slices.Contains(svc.VIPs, vip) && a.ServiceSelector.Matches(svc.Labels) && (!ok || len(pool.Advertise) == 0 || slices.Contains(pool.Advertise, a.Name))
+				return slices.Contains(svc.VIPs, vip) && a.ServiceSelector.Matches(svc.Labels) &&
+					(!ok || len(pool.Advertise) == 0 || slices.Contains(pool.Advertise, a.Name))
 			})
 			if covers && by(node, a) && by(other, a) {
 				return true
@@ -235,7 +237,8 @@ func TestRoutesAreWhatTheReferenceSays(t *testing.T) {
 			}
 			for prefix := range p.Routes {
 				_, vip := p.VIPs[prefix.Addr()]
-				require.True(t, prefix.IsSingleIP() && vip || slices.ContainsFunc(s.Config.Pools, func(p config.Pool) bool { return p.ContainsPrefix(prefix) }), prefix)
+				require.True(t, prefix.IsSingleIP() && vip ||
+					slices.ContainsFunc(s.Config.Pools, func(p config.Pool) bool { return p.ContainsPrefix(prefix) }), prefix)
 			}
 			checkPermitted(t, s, node, p)
 		}

@@ -108,7 +108,8 @@ var routedStories = map[string]func(*story){
 		s.Config.Peers[0].NodeSelector, s.Config.Peers[0].LocalASN = labelled("n1", "n2"), 0
 		s.Config.Peers[1].NodeSelector = labelled("n3")
 		s.node("n1", func(n *plan.Node) {
-			n.BGP = plan.NodeBGP{ASN: 65001, RouterID: netip.MustParseAddr("192.0.2.1"), Source4: netip.MustParseAddr("198.18.1.11"), Source6: netip.MustParseAddr("2001:db8::11")}
+			n.BGP = plan.NodeBGP{ASN: 65001, RouterID: netip.MustParseAddr("192.0.2.1"), Source4: netip.MustParseAddr("198.18.1.11"),
+				Source6: netip.MustParseAddr("2001:db8::11")}
 		})
 		s.node("n2", func(n *plan.Node) { n.BGP = plan.NodeBGP{ASN: 65002} })
 		s.wantHeard(vip, "n1", "tor-a")
@@ -118,11 +119,13 @@ var routedStories = map[string]func(*story){
 		assert.Equal(s.t, map[string]plan.Session{
 			"tor-a": {Peer: &peers[0], LocalASN: 65001, RouterID: netip.MustParseAddr("192.0.2.1"), Source: netip.MustParseAddr("198.18.1.11")},
 		}, s.bgp("n1").Sessions)
-		assert.Equal(s.t, map[string]plan.Session{"tor-a": {Peer: &peers[0], LocalASN: 65002, RouterID: netip.MustParseAddr("198.18.0.12")}}, s.bgp("n2").Sessions)
+		assert.Equal(s.t, map[string]plan.Session{"tor-a": {Peer: &peers[0], LocalASN: 65002, RouterID: netip.MustParseAddr("198.18.0.12")}},
+			s.bgp("n2").Sessions)
 
 		p := &peers[0]
 		p.LocalASN, p.RouterID, p.SourceAddress = 64999, netip.MustParseAddr("192.0.2.99"), netip.MustParseAddr("198.18.0.99")
-		assert.Equal(s.t, plan.Session{Peer: p, LocalASN: 64999, RouterID: p.RouterID, Source: p.SourceAddress}, s.bgp("n1").Sessions["tor-a"], "the peer's own come first")
+		assert.Equal(s.t, plan.Session{Peer: p, LocalASN: 64999, RouterID: p.RouterID, Source: p.SourceAddress}, s.bgp("n1").Sessions["tor-a"],
+			"the peer's own come first")
 		p.Address, p.SourceAddress = netip.MustParseAddr("2001:db8::1"), netip.Addr{}
 		assert.Equal(s.t, netip.MustParseAddr("2001:db8::11"), s.bgp("n1").Sessions["tor-a"].Source)
 		p.Address = netip.MustParseAddr("fe80::1%eth0")
@@ -132,7 +135,8 @@ var routedStories = map[string]func(*story){
 		bad := errors.New("lodestone.io/bgp-asn is wrong")
 		s.Config.Peers[0].LocalASN = 0
 		s.wantHeard(vip, "n1", "tor-b")
-		s.wantProblem("n1", "tor-a", plan.NoLocalASN, `peer "tor-a" has no localASN and node n1 no annotation lodestone.io/bgp-asn: set one of them`)
+		s.wantProblem("n1", "tor-a", plan.NoLocalASN,
+			`peer "tor-a" has no localASN and node n1 no annotation lodestone.io/bgp-asn: set one of them`)
 		s.node("n1", func(n *plan.Node) { n.BGP.ASNErr = bad })
 		s.wantProblem("n1", "tor-a", plan.AnnotationInvalid, `node n1: annotation lodestone.io/bgp-asn is wrong`)
 		s.node("n1", func(n *plan.Node) { n.BGP = plan.NodeBGP{ASN: 1, RouterIDErr: bad} })
@@ -144,7 +148,8 @@ var routedStories = map[string]func(*story){
 		s.wantProblem("n1", "tor-a", plan.AnnotationInvalid, `node n1: annotation lodestone.io/bgp-asn is wrong`)
 		s.wantHeard(vip, "n1", "tor-b")
 		s.node("n1", func(n *plan.Node) { n.BGP, n.Addresses = plan.NodeBGP{ASN: 1}, []netip.Addr{vip6} })
-		s.wantProblem("n1", "tor-a", plan.NoRouterID, `node n1 has no IPv4 address to take its router ID from: set its annotation lodestone.io/bgp-router-id, or routerID of peer "tor-a"`)
+		s.wantProblem("n1", "tor-a", plan.NoRouterID,
+			`node n1 has no IPv4 address to take its router ID from: set its annotation lodestone.io/bgp-router-id, or routerID of peer "tor-a"`)
 
 		s.Config.Peers = s.Config.Peers[:1]
 		s.wantSilent("n1", vip, plan.NoSession)
@@ -154,7 +159,8 @@ var routedStories = map[string]func(*story){
 		s.Config.Peers[0].NodeSelector = labelled("n1", "n2")
 		s.Config.Peers[1].NodeSelector, s.Config.Peers[1].Address = labelled("n2", "n3"), s.Config.Peers[0].Address
 		s.wantHeard(vip, "n2", "tor-a")
-		s.wantProblem("n2", "tor-b", plan.AddressTaken, `peer "tor-a" is at 198.18.0.1, too, and selects node n2 as well: tell them apart by nodeSelector`)
+		s.wantProblem("n2", "tor-b", plan.AddressTaken,
+			`peer "tor-a" is at 198.18.0.1, too, and selects node n2 as well: tell them apart by nodeSelector`)
 		s.wantHeard(vip, "n3", "tor-b")
 	},
 	"30 two nodes with one router ID have their sessions, and are told": func(s *story) {
@@ -172,7 +178,8 @@ var routedStories = map[string]func(*story){
 		b := s.Config.Advertisements[0].BGP
 		b.Communities, b.LargeCommunities = []config.Community{0xffffff01}, []config.LargeCommunity{{GlobalAdmin: 64512, Data1: 1, Data2: 2}}
 		b.LocalPreference, b.MED, b.Prepend = ptr(0), ptr(10), 3
-		want := plan.Attributes{Communities: b.Communities, LargeCommunities: b.LargeCommunities, LocalPreference: ptr(0), MED: ptr(10), Prepend: 3}
+		want := plan.Attributes{Communities: b.Communities, LargeCommunities: b.LargeCommunities, LocalPreference: ptr(0),
+			MED: ptr(10), Prepend: 3}
 		assert.Equal(s.t, plan.Route{"tor-a": want, "tor-b": want}, s.bgp("n1").Routes[netip.MustParsePrefix("203.0.113.1/32")])
 	},
 	"32 an aggregate stands for VIPs that are all served": func(s *story) {
@@ -209,11 +216,14 @@ var routedStories = map[string]func(*story){
 	},
 	"33 overlapping advertisements: communities unite, the more preferred value counts": func(s *story) {
 		a, b := s.Config.Advertisements[0].BGP, hosts()
-		a.Communities, a.LargeCommunities, a.LocalPreference, a.MED, a.Prepend = []config.Community{1, 3}, []config.LargeCommunity{{GlobalAdmin: 2}}, ptr(100), ptr(7), 4
-		b.Communities, b.LargeCommunities, b.LocalPreference, b.MED, b.Prepend = []config.Community{2, 3}, []config.LargeCommunity{{GlobalAdmin: 1}}, ptr(200), ptr(9), 2
+		a.Communities, a.LargeCommunities, a.LocalPreference, a.MED, a.Prepend = []config.Community{1, 3},
+			[]config.LargeCommunity{{GlobalAdmin: 2}}, ptr(100), ptr(7), 4
+		b.Communities, b.LargeCommunities, b.LocalPreference, b.MED, b.Prepend = []config.Community{2, 3},
+			[]config.LargeCommunity{{GlobalAdmin: 1}}, ptr(200), ptr(9), 2
 		b.Peers = []string{"tor-b"}
 		s.Config.Advertisements = append(s.Config.Advertisements, config.Advertisement{Name: "more", ServiceSelector: labelled("web"), BGP: b})
-		first := plan.Attributes{Communities: a.Communities, LargeCommunities: a.LargeCommunities, LocalPreference: ptr(100), MED: ptr(7), Prepend: 4}
+		first := plan.Attributes{Communities: a.Communities, LargeCommunities: a.LargeCommunities, LocalPreference: ptr(100),
+			MED: ptr(7), Prepend: 4}
 		prefix := netip.MustParsePrefix("203.0.113.1/32")
 		assert.Equal(s.t, plan.Route{"tor-a": first, "tor-b": first}, s.bgp("n1").Routes[prefix])
 		s.Services[0].Labels = map[string]string{"on": "web"}
@@ -273,7 +283,8 @@ var routedStories = map[string]func(*story){
 		s.wantMessage(silent, vip, fmt.Sprintf("node %s owns it; by BGP: the advertisements select other nodes", s.owner(vip)))
 	},
 	"38 a Service that only one of the two is for": func(s *story) {
-		s.Config.Advertisements = append(s.Config.Advertisements, config.Advertisement{Name: "l2", ServiceSelector: labelled("web"), Layer2: &config.Layer2{}})
+		s.Config.Advertisements = append(s.Config.Advertisements,
+			config.Advertisement{Name: "l2", ServiceSelector: labelled("web"), Layer2: &config.Layer2{}})
 		s.wantHeard(vip, "n1", "tor-a", "tor-b")
 		s.wantOwner(vip, "")
 		s.Config.Advertisements[0].ServiceSelector = labelled("web")
@@ -343,7 +354,8 @@ func TestARelabelledNodeChangesItsSessionsAlone(t *testing.T) {
 	s.Config.Peers[0].NodeSelector, s.Config.Advertisements[0].BGP.NodeSelector = nil, labelled("n1")
 	step()
 	s.node("n1", func(n *plan.Node) { n.Labels = map[string]string{"on": "elsewhere"} })
-	require.Equal(t, []bool{false, true}, []bool{step()["n1"].Sessions, len(planners["n1"].Plan().BGP.Routes) == 0}, "sessions stay without routes")
+	require.Equal(t, []bool{false, true}, []bool{step()["n1"].Sessions, len(planners["n1"].Plan().BGP.Routes) == 0},
+		"sessions stay without routes")
 }
 
 // A node whose kube-proxy is sick announces what no healthy one announces: routers spread

@@ -362,7 +362,8 @@ var stories = map[string]func(*story){
 	"10 an advertisement prefers among the nodes that it selects itself": func(s *story) {
 		s.prefer(100, "n1", "n2")
 		s.Config.Advertisements[0].Layer2.NodeSelector = labelled("n2")
-		s.Config.Advertisements = append(s.Config.Advertisements, config.Advertisement{Name: "b", Layer2: &config.Layer2{NodeSelector: labelled("n1")}})
+		s.Config.Advertisements = append(s.Config.Advertisements,
+			config.Advertisement{Name: "b", Layer2: &config.Layer2{NodeSelector: labelled("n1")}})
 		s.wantOwner(vip, "n2")
 		s.wantSilent("n1", vip, plan.LessPreferred)
 	},
@@ -391,7 +392,8 @@ var stories = map[string]func(*story){
 		s.Speakers["n2"] = true
 		s.wantOwner(vip, "")
 		s.wantSilent("n2", vip, plan.NotOnSegment)
-		if got, want := plan.Make("n2", s.Snapshot).Silent[vip].Message, "the advertisements announce on no interface of this node that is on 203.0.113.0/25; nobody owns it"; got != want {
+		if got, want := plan.Make("n2", s.Snapshot).Silent[vip].Message,
+			"the advertisements announce on no interface of this node that is on 203.0.113.0/25; nobody owns it"; got != want {
 			s.t.Errorf("n2 says %q, want %q", got, want)
 		}
 	},
@@ -497,7 +499,8 @@ var stories = map[string]func(*story){
 		s.node("n1", func(n *plan.Node) { n.Apart = "eth0" })
 		s.Speakers = map[string]bool{"n1": true}
 		s.wantSilent("n1", vip, plan.LinkDown)
-		s.on("n1", plan.Segment{Subnet: netip.MustParsePrefix("203.0.113.0/24"), Interface: "eth0"}, plan.Segment{Subnet: netip.MustParsePrefix("203.0.113.0/24"), Interface: "eth1", Down: true})
+		s.on("n1", plan.Segment{Subnet: netip.MustParsePrefix("203.0.113.0/24"), Interface: "eth0"},
+			plan.Segment{Subnet: netip.MustParsePrefix("203.0.113.0/24"), Interface: "eth1", Down: true})
 		s.wantSilent("n1", vip, plan.LinkDown)
 	},
 	"a node that is apart owns the VIPs of other segments, and asks for those that it gains": func(s *story) {

@@ -83,7 +83,8 @@ func (c Changes) Gone() (vips []netip.Addr) {
 func NewPlanner(node string) *Planner {
 	p := &Planner{
 		node: node, services: map[string]*Service{}, limiting: map[string]*Service{}, view: newView(Snapshot{}), router: newRouter(node),
-		plan: Plan{Layer2: map[netip.Addr]Layer2{}, Silent: map[netip.Addr]Silence{}}, stale: map[netip.Addr]bool{}, fresh: map[netip.Addr]bool{}, kept: map[uint16]int{}, owners: map[netip.Addr]string{},
+		plan: Plan{Layer2: map[netip.Addr]Layer2{}, Silent: map[netip.Addr]Silence{}}, stale: map[netip.Addr]bool{}, fresh: map[netip.Addr]bool{},
+		kept: map[uint16]int{}, owners: map[netip.Addr]string{},
 	}
 	p.plan.BGP = BGP{Sessions: p.router.sessions, Problems: p.router.problems, Routes: p.router.routes, VIPs: map[netip.Addr][]string{}}
 	return p
@@ -260,13 +261,15 @@ func (p *Planner) decide(vip netip.Addr) Verdict {
 		delete(p.owners, vip)
 	}
 	if shares {
-		return Verdict{Owned: true, Peers: peers, Layer2: Layer2{Interfaces: scope.interfaces(p.node), Hurry: p.view.migrates(), New: p.fresh[vip], Sharers: sharers}}
+		return Verdict{Owned: true, Peers: peers,
+			Layer2: Layer2{Interfaces: scope.interfaces(p.node), Hurry: p.view.migrates(), New: p.fresh[vip], Sharers: sharers}}
 	}
 	if owner == p.node && owner != "" {
 		apart := p.view.snapshot.Nodes[p.node].Apart != ""
 		return Verdict{Owned: true, Peers: peers, Layer2: Layer2{
-			Interfaces: scope.interfaces(p.node), Hurry: p.view.migrates(), Refresh: scope.refresh, Keep: scope.keeps, Home: scope.home(p.node, vip, demand),
-			New: p.fresh[vip] || apart, Apart: apart,
+			Interfaces: scope.interfaces(p.node), Hurry: p.view.migrates(), Refresh: scope.refresh, Keep: scope.keeps,
+			Home: scope.home(p.node, vip, demand),
+			New:  p.fresh[vip] || apart, Apart: apart,
 		}}
 	}
 	silence := p.router.unite(scope.silence(p.node, owner, demand), unheard)
@@ -287,11 +290,13 @@ func (p *Planner) Why(vip netip.Addr, node string) Reason {
 
 // equal reports whether a plan takes the two for the same.
 func (v *Verdict) equal(w Verdict) bool {
-	return v.Owned == w.Owned && v.Silent == w.Silent && (!v.Silent || v.Silence == w.Silence) && v.Layer2.equal(w.Layer2) && slices.Equal(v.Peers, w.Peers)
+	return v.Owned == w.Owned && v.Silent == w.Silent && (!v.Silent || v.Silence == w.Silence) && v.Layer2.equal(w.Layer2) &&
+		slices.Equal(v.Peers, w.Peers)
 }
 
 func (l Layer2) equal(m Layer2) bool {
-	return l.Home == m.Home && l.Apart == m.Apart && l.New == m.New && l.Keep == m.Keep && l.Hurry == m.Hurry && l.Refresh == m.Refresh && slices.Equal(l.Interfaces, m.Interfaces) && slices.Equal(l.Sharers, m.Sharers)
+	return l.Home == m.Home && l.Apart == m.Apart && l.New == m.New && l.Keep == m.Keep && l.Hurry == m.Hurry && l.Refresh == m.Refresh &&
+		slices.Equal(l.Interfaces, m.Interfaces) && slices.Equal(l.Sharers, m.Sharers)
 }
 
 func (p Plan) verdict(vip netip.Addr) (v Verdict) {
@@ -318,7 +323,8 @@ func (p Plan) set(vip netip.Addr, v Verdict) {
 
 // equal reports whether the plan takes the two for the same.
 func (s *Service) equal(t *Service) bool {
-	return s.Local == t.Local && s.Serving == t.Serving && slices.Equal(s.VIPs, t.VIPs) && maps.Equal(s.Labels, t.Labels) && maps.Equal(s.Leases, t.Leases) && maps.Equal(s.ServingNodes, t.ServingNodes) &&
+	return s.Local == t.Local && s.Serving == t.Serving && slices.Equal(s.VIPs, t.VIPs) && maps.Equal(s.Labels, t.Labels) &&
+		maps.Equal(s.Leases, t.Leases) && maps.Equal(s.ServingNodes, t.ServingNodes) &&
 		reflect.DeepEqual(s.IPv6, t.IPv6) &&
 		s.Limit.Equal(t.Limit) && s.LimitErr == t.LimitErr
 }

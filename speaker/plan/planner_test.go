@@ -76,7 +76,8 @@ func TestPlannerSaysWhatMakeSays(t *testing.T) {
 			maps.DeleteFunc(replay, func(_ netip.Addr, v plan.Verdict) bool { return !v.Owned && !v.Silent && v.Peers == nil })
 			require.Equal(t, verdicts(p.Plan()), replay)
 			checkRoutesChanged(t, routes, p.Plan().BGP.Routes, changes.Prefixes)
-			require.Equal(t, changes.Sessions, !maps.Equal(sessions.Sessions, p.Plan().BGP.Sessions) || !maps.Equal(sessions.Problems, p.Plan().BGP.Problems))
+			require.Equal(t, changes.Sessions, !maps.Equal(sessions.Sessions, p.Plan().BGP.Sessions) ||
+				!maps.Equal(sessions.Problems, p.Plan().BGP.Problems))
 		}
 	})
 }
@@ -132,7 +133,8 @@ func large(nodes int) plan.Snapshot {
 	}}
 	for i := range nodes {
 		name := fmt.Sprint("n", i)
-		s.Nodes[name], s.Speakers[name] = plan.Node{Segments: []plan.Segment{segment("10.0.0.0/16", "eth0"), segment("2001:db8::/64", "eth0")}}, true
+		s.Nodes[name], s.Speakers[name] = plan.Node{Segments: []plan.Segment{segment("10.0.0.0/16", "eth0"),
+			segment("2001:db8::/64", "eth0")}}, true
 	}
 	for i := range 10_000 {
 		s.Services = append(s.Services, plan.Service{
@@ -157,7 +159,8 @@ func routed(nodes int) plan.Snapshot {
 	}
 	for i := range 2 {
 		s.Config.Peers = append(s.Config.Peers, config.Peer{
-			Name: fmt.Sprint("tor-", i), Address: netip.AddrFrom4([4]byte{198, 18, 0, byte(i)}), LocalASN: 64512, PeerASN: config.ASN{Number: 64513}})
+			Name: fmt.Sprint("tor-", i), Address: netip.AddrFrom4([4]byte{198, 18, 0, byte(i)}), LocalASN: 64512,
+			PeerASN: config.ASN{Number: 64513}})
 	}
 	return s
 }
@@ -238,7 +241,8 @@ func benchmarkPlan(b *testing.B, name string, s plan.Snapshot) {
 	}
 	lost := maps.Clone(s.Speakers)
 	delete(lost, "n9")
-	run("speaker lost or back", s.Config.Advertisements[0].Layer2 != nil, func(i int) { p.Set(s.Config, s.Nodes, []map[string]bool{lost, s.Speakers}[i%2]) })
+	run("speaker lost or back", s.Config.Advertisements[0].Layer2 != nil,
+		func(i int) { p.Set(s.Config, s.Nodes, []map[string]bool{lost, s.Speakers}[i%2]) })
 	service := s.Services[1]
 	run("Service comes or goes", true, func(i int) {
 		service.VIPs = s.Services[1].VIPs[:i%2]

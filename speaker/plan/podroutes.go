@@ -57,13 +57,19 @@ const (
 // configuration.
 func PodRefusals() reason.Texts[PodRefusal] {
 	return reason.Texts[PodRefusal]{
-		CIDRInvalid:      {Cause: "The pod CIDR is not a prefix that pods can have: unreadable, IPv4 in IPv6 form, link-local, multicast, loopback.", Cure: "Correct the Node's spec.podCIDRs, which takes deleting and registering it anew."},
-		CIDRTooWide:      {Cause: "The pod CIDR is wider than /8, or /32 in IPv6: such a route takes the traffic of others.", Cure: "Correct the Node's spec.podCIDRs, which takes deleting and registering it anew."},
-		CIDRNotPermitted: {Cause: "Routers are told of pods, and the configuration's bgpPermit does not contain the pod CIDR.", Cure: "Correct the Node, or bgpPermit."},
-		CIDROutside:      {Cause: "The configuration's routes.cidrs do not contain the pod CIDR.", Cure: "Correct the Node, or routes.cidrs."},
-		CIDRTaken:        {Cause: "The pod CIDR overlaps that of an older Node, which keeps its route.", Cure: "Give the younger node another one."},
-		CIDROfNodes:      {Cause: "The pod CIDR contains the address of its own node or of an older one.", Cure: "The networks of pods and nodes must not overlap: change one of them."},
-		NoAddressOfNodes: {Cause: "The node has no InternalIP of the CIDR's family, so the route has no next hop.", Cure: "Correct the kubelet's --node-ip."},
+		CIDRInvalid: {Cause: "The pod CIDR is not a prefix that pods can have: unreadable, IPv4 in IPv6 form, link-local, multicast, " +
+			"loopback.", Cure: "Correct the Node's spec.podCIDRs, which takes deleting and registering it anew."},
+		CIDRTooWide: {Cause: "The pod CIDR is wider than /8, or /32 in IPv6: such a route takes the traffic of others.",
+			Cure: "Correct the Node's spec.podCIDRs, which takes deleting and registering it anew."},
+		CIDRNotPermitted: {Cause: "Routers are told of pods, and the configuration's bgpPermit does not contain the pod CIDR.",
+			Cure: "Correct the Node, or bgpPermit."},
+		CIDROutside: {Cause: "The configuration's routes.cidrs do not contain the pod CIDR.", Cure: "Correct the Node, or routes.cidrs."},
+		CIDRTaken: {Cause: "The pod CIDR overlaps that of an older Node, which keeps its route.",
+			Cure: "Give the younger node another one."},
+		CIDROfNodes: {Cause: "The pod CIDR contains the address of its own node or of an older one.",
+			Cure: "The networks of pods and nodes must not overlap: change one of them."},
+		NoAddressOfNodes: {Cause: "The node has no InternalIP of the CIDR's family, so the route has no next hop.",
+			Cure: "Correct the kubelet's --node-ip."},
 	}
 }
 
@@ -176,7 +182,8 @@ func readPodCIDR(node, text string, c *config.Config) *podCIDR {
 	case len(r.CIDRs) > 0 && !slices.ContainsFunc(r.CIDRs, func(c netip.Prefix) bool { return contains(c, p.prefix) }):
 		p.refuse(CIDROutside, "the pod CIDR %s of node %s is outside of routes.cidrs of the configuration: %v", p.text, p.node, r.CIDRs)
 	case r.Mode == config.RoutesBGP && c.Permit != nil && !c.Permit.ContainsPrefix(p.prefix):
-		p.refuse(CIDRNotPermitted, "the pod CIDR %s of node %s is not in bgpPermit of the configuration, which lists all that may be announced", p.text, p.node)
+		p.refuse(CIDRNotPermitted, "the pod CIDR %s of node %s is not in bgpPermit of the configuration, which lists all that may be announced",
+			p.text, p.node)
 	}
 	return p
 }
@@ -217,7 +224,8 @@ func refuseNodes(all []*podCIDR, nodes map[string]Node) {
 
 // refuseNode names the first address by its text, whatever the order.
 func (p *podCIDR) refuseNode(name string, a netip.Addr) {
-	message := fmt.Sprintf("node %s has the address %s within the pod CIDR %s of node %s: their networks must not overlap", name, a, p.text, p.node)
+	message := fmt.Sprintf("node %s has the address %s within the pod CIDR %s of node %s: their networks must not overlap", name, a,
+		p.text, p.node)
 	if p.refused == "" || message < p.message {
 		p.refused, p.message = CIDROfNodes, message
 	}
@@ -241,7 +249,8 @@ func refuseTaken(all []*podCIDR, nodes map[string]Node) {
 				young, old = outer, p
 			}
 			if young.refused == "" {
-				young.refuse(CIDRTaken, "the pod CIDR %s of node %s overlaps %s of node %s, which is older: give one of them another", young.text, young.node, old.text, old.node)
+				young.refuse(CIDRTaken, "the pod CIDR %s of node %s overlaps %s of node %s, which is older: give one of them another", young.text,
+					young.node, old.text, old.node)
 			}
 		}
 		if len(around) == 0 || around[len(around)-1].prefix != p.prefix {

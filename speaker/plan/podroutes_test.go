@@ -36,7 +36,8 @@ func threeNodes() map[string]plan.Node {
 	nodes := map[string]plan.Node{}
 	for i := 1; i <= 3; i++ {
 		nodes[fmt.Sprintf("n%d", i)] = podNode(i,
-			[]string{fmt.Sprintf("10.244.%d.0/24", i), fmt.Sprintf("fd00:10:244:%d::/64", i)}, fmt.Sprintf("198.18.0.%d", i), fmt.Sprintf("2001:db8::%d", i))
+			[]string{fmt.Sprintf("10.244.%d.0/24", i), fmt.Sprintf("fd00:10:244:%d::/64", i)}, fmt.Sprintf("198.18.0.%d", i),
+			fmt.Sprintf("2001:db8::%d", i))
 	}
 	return nodes
 }
@@ -70,24 +71,41 @@ func TestPodRoutesRefuse(t *testing.T) {
 		reason  plan.PodRefusal
 		message string
 	}{
-		"everything":            {podNode(9, []string{"0.0.0.0/0"}, "198.18.0.9"), nil, plan.CIDRTooWide, "the pod CIDR 0.0.0.0/0 of node n9 is wider than /8: its route would take the traffic of others"},
-		"half of everything":    {podNode(9, []string{"128.0.0.0/1"}, "198.18.0.9"), nil, plan.CIDRTooWide, "the pod CIDR 128.0.0.0/1 of node n9 is wider than /8: its route would take the traffic of others"},
-		"all of IPv6":           {podNode(9, []string{"::/0"}, "2001:db8::9"), nil, plan.CIDRTooWide, "the pod CIDR ::/0 of node n9 is wider than /32: its route would take the traffic of others"},
-		"all unique local ones": {podNode(9, []string{"fd00::/8"}, "2001:db8::9"), nil, plan.CIDRTooWide, "the pod CIDR fd00::/8 of node n9 is wider than /32: its route would take the traffic of others"},
-		"IPv4 in IPv6 form":     {podNode(9, []string{"::ffff:10.9.0.0/120"}, "198.18.0.9"), nil, plan.CIDRInvalid, "the pod CIDR ::ffff:10.9.0.0/120 of node n9 is an IPv4 prefix in IPv6 form"},
-		"no prefix":             {podNode(9, []string{"10.9.0.0"}, "198.18.0.9"), nil, plan.CIDRInvalid, `node n9 says that "10.9.0.0" is its pod CIDR, which is not a prefix`},
-		"a zone":                {podNode(9, []string{"fe80::%eth0/64"}, "2001:db8::9"), nil, plan.CIDRInvalid, `node n9 says that "fe80::%eth0/64" is its pod CIDR, which is not a prefix`},
-		"link-local":            {podNode(9, []string{"fe80::/64"}, "2001:db8::9"), nil, plan.CIDRInvalid, "the pod CIDR fe80::/64 of node n9 is none of pods: it is link-local, multicast, loopback or unspecified"},
-		"loopback":              {podNode(9, []string{"127.0.0.0/24"}, "198.18.0.9"), nil, plan.CIDRInvalid, "the pod CIDR 127.0.0.0/24 of node n9 is none of pods: it is link-local, multicast, loopback or unspecified"},
-		"the nodes' LAN":        {podNode(9, []string{"198.18.0.0/24"}, "198.18.0.9"), nil, plan.CIDROfNodes, "node n1 has the address 198.18.0.1 within the pod CIDR 198.18.0.0/24 of node n9: their networks must not overlap"},
-		"one other node":        {podNode(9, []string{"198.18.0.2/32"}, "198.18.0.9"), nil, plan.CIDROfNodes, "node n2 has the address 198.18.0.2 within the pod CIDR 198.18.0.2/32 of node n9: their networks must not overlap"},
-		"that of another":       {podNode(9, []string{"10.244.2.0/24"}, "198.18.0.9"), nil, plan.CIDRTaken, "the pod CIDR 10.244.2.0/24 of node n9 overlaps 10.244.2.0/24 of node n2, which is older: give one of them another"},
-		"part of another's":     {podNode(9, []string{"10.244.2.128/25"}, "198.18.0.9"), nil, plan.CIDRTaken, "the pod CIDR 10.244.2.128/25 of node n9 overlaps 10.244.2.0/24 of node n2, which is older: give one of them another"},
-		"those of all others":   {podNode(9, []string{"10.244.0.0/16"}, "198.18.0.9"), nil, plan.CIDRTaken, "the pod CIDR 10.244.0.0/16 of node n9 overlaps 10.244.1.0/24 of node n1, which is older: give one of them another"},
-		"no address":            {podNode(9, []string{"10.244.9.0/24"}, "2001:db8::9"), nil, plan.NoAddressOfNodes, "node n9 has no InternalIP of the family of its pod CIDR 10.244.9.0/24: routes have no next hop"},
-		"outside of cidrs": {podNode(9, []string{"203.0.113.0/24"}, "198.18.0.9"), kernelRoutes("10.244.0.0/16", "fd00:10:244::/48"), plan.CIDROutside,
+		"everything": {podNode(9, []string{"0.0.0.0/0"}, "198.18.0.9"), nil, plan.CIDRTooWide,
+			"the pod CIDR 0.0.0.0/0 of node n9 is wider than /8: its route would take the traffic of others"},
+		"half of everything": {podNode(9, []string{"128.0.0.0/1"}, "198.18.0.9"), nil, plan.CIDRTooWide,
+			"the pod CIDR 128.0.0.0/1 of node n9 is wider than /8: its route would take the traffic of others"},
+		"all of IPv6": {podNode(9, []string{"::/0"}, "2001:db8::9"), nil, plan.CIDRTooWide,
+			"the pod CIDR ::/0 of node n9 is wider than /32: its route would take the traffic of others"},
+		"all unique local ones": {podNode(9, []string{"fd00::/8"}, "2001:db8::9"), nil, plan.CIDRTooWide,
+			"the pod CIDR fd00::/8 of node n9 is wider than /32: its route would take the traffic of others"},
+		"IPv4 in IPv6 form": {podNode(9, []string{"::ffff:10.9.0.0/120"}, "198.18.0.9"), nil, plan.CIDRInvalid,
+			"the pod CIDR ::ffff:10.9.0.0/120 of node n9 is an IPv4 prefix in IPv6 form"},
+		"no prefix": {podNode(9, []string{"10.9.0.0"}, "198.18.0.9"), nil, plan.CIDRInvalid,
+			`node n9 says that "10.9.0.0" is its pod CIDR, which is not a prefix`},
+		"a zone": {podNode(9, []string{"fe80::%eth0/64"}, "2001:db8::9"), nil, plan.CIDRInvalid,
+			`node n9 says that "fe80::%eth0/64" is its pod CIDR, which is not a prefix`},
+		"link-local": {podNode(9, []string{"fe80::/64"}, "2001:db8::9"), nil, plan.CIDRInvalid,
+			"the pod CIDR fe80::/64 of node n9 is none of pods: it is link-local, multicast, loopback or unspecified"},
+		"loopback": {podNode(9, []string{"127.0.0.0/24"}, "198.18.0.9"), nil, plan.CIDRInvalid,
+			"the pod CIDR 127.0.0.0/24 of node n9 is none of pods: it is link-local, multicast, loopback or unspecified"},
+		"the nodes' LAN": {podNode(9, []string{"198.18.0.0/24"}, "198.18.0.9"), nil, plan.CIDROfNodes,
+			"node n1 has the address 198.18.0.1 within the pod CIDR 198.18.0.0/24 of node n9: their networks must not overlap"},
+		"one other node": {podNode(9, []string{"198.18.0.2/32"}, "198.18.0.9"), nil, plan.CIDROfNodes,
+			"node n2 has the address 198.18.0.2 within the pod CIDR 198.18.0.2/32 of node n9: their networks must not overlap"},
+		"that of another": {podNode(9, []string{"10.244.2.0/24"}, "198.18.0.9"), nil, plan.CIDRTaken,
+			"the pod CIDR 10.244.2.0/24 of node n9 overlaps 10.244.2.0/24 of node n2, which is older: give one of them another"},
+		"part of another's": {podNode(9, []string{"10.244.2.128/25"}, "198.18.0.9"), nil, plan.CIDRTaken,
+			"the pod CIDR 10.244.2.128/25 of node n9 overlaps 10.244.2.0/24 of node n2, which is older: give one of them another"},
+		"those of all others": {podNode(9, []string{"10.244.0.0/16"}, "198.18.0.9"), nil, plan.CIDRTaken,
+			"the pod CIDR 10.244.0.0/16 of node n9 overlaps 10.244.1.0/24 of node n1, which is older: give one of them another"},
+		"no address": {podNode(9, []string{"10.244.9.0/24"}, "2001:db8::9"), nil, plan.NoAddressOfNodes,
+			"node n9 has no InternalIP of the family of its pod CIDR 10.244.9.0/24: routes have no next hop"},
+		"outside of cidrs": {podNode(9, []string{"203.0.113.0/24"}, "198.18.0.9"), kernelRoutes("10.244.0.0/16", "fd00:10:244::/48"),
+			plan.CIDROutside,
 			"the pod CIDR 203.0.113.0/24 of node n9 is outside of routes.cidrs of the configuration: [10.244.0.0/16 fd00:10:244::/48]"},
-		"wider than cidrs": {podNode(9, []string{"10.244.0.0/15"}, "198.18.0.9"), kernelRoutes("10.244.0.0/16", "fd00:10:244::/48"), plan.CIDROutside,
+		"wider than cidrs": {podNode(9, []string{"10.244.0.0/15"}, "198.18.0.9"), kernelRoutes("10.244.0.0/16", "fd00:10:244::/48"),
+			plan.CIDROutside,
 			"the pod CIDR 10.244.0.0/15 of node n9 is outside of routes.cidrs of the configuration: [10.244.0.0/16 fd00:10:244::/48]"},
 	}
 	for name, tt := range tests {
@@ -104,7 +122,8 @@ func TestPodRoutesRefuse(t *testing.T) {
 			require.Len(t, got.Refused, 1)
 			assert.Equal(t, plan.RefusedCIDR{Node: "n9", CIDR: tt.node.PodCIDRs[0], Reason: tt.reason, Message: tt.message}, got.Refused[0])
 			if tt.reason != plan.NoAddressOfNodes {
-				assert.Empty(t, plan.PodRoutesOf("n9", &config.Config{Routes: &config.Routes{Mode: config.RoutesBGP, CIDRs: c.Routes.CIDRs}}, nodes).Own, "nor does it announce it")
+				assert.Empty(t, plan.PodRoutesOf("n9", &config.Config{Routes: &config.Routes{Mode: config.RoutesBGP, CIDRs: c.Routes.CIDRs}},
+					nodes).Own, "nor does it announce it")
 			}
 		})
 	}
@@ -130,13 +149,15 @@ func TestPodRoutesProperties(t *testing.T) {
 			case 1:
 				return fmt.Sprintf("fd00:10:%x::/%d", rapid.IntRange(0, 3).Draw(t, "net"), rapid.IntRange(0, 128).Draw(t, "bits"))
 			default:
-				return fmt.Sprintf("10.%d.%d.%d/%d", rapid.IntRange(0, 1).Draw(t, "b"), rapid.IntRange(0, 3).Draw(t, "c"), byte4.Draw(t, "d"), rapid.IntRange(6, 32).Draw(t, "bits"))
+				return fmt.Sprintf("10.%d.%d.%d/%d", rapid.IntRange(0, 1).Draw(t, "b"), rapid.IntRange(0, 3).Draw(t, "c"), byte4.Draw(t, "d"),
+					rapid.IntRange(6, 32).Draw(t, "bits"))
 			}
 		})
 		nodes := map[string]plan.Node{}
 		draw := func(minute int) plan.Node {
 			n := podNode(minute, rapid.SliceOfN(cidr, 0, 3).Draw(t, "cidrs"))
-			n.Addresses = append(n.Addresses, netip.AddrFrom4([4]byte{10, rapid.SampledFrom([]byte{0, 9}).Draw(t, "lan"), 0, byte4.Draw(t, "host")}), netip.MustParseAddr("fd01::1"))
+			n.Addresses = append(n.Addresses, netip.AddrFrom4([4]byte{10, rapid.SampledFrom([]byte{0, 9}).Draw(t, "lan"), 0, byte4.Draw(t, "host")}),
+				netip.MustParseAddr("fd01::1"))
 			return n
 		}
 		for i := range rapid.IntRange(2, 6).Draw(t, "nodes") {

@@ -70,7 +70,9 @@ func drawSnapshot(t *rapid.T) plan.Snapshot {
 		name := fmt.Sprint("n", i)
 		names = append(names, name)
 		s.Speakers[name] = some("speaker")
-		s.Nodes[name] = plan.Node{Labels: map[string]string{"on": fmt.Sprint(i % 4)}, Excluded: !some("included"), NetworkUnavailable: !some("network"), Segments: drawSegments(t), BGP: drawNodeBGP(t), Blind: !some("sees"), Sick: rapid.IntRange(0, 2).Draw(t, "sick") == 0}
+		s.Nodes[name] = plan.Node{Labels: map[string]string{"on": fmt.Sprint(i % 4)}, Excluded: !some("included"),
+			NetworkUnavailable: !some("network"), Segments: drawSegments(t), BGP: drawNodeBGP(t), Blind: !some("sees"),
+			Sick: rapid.IntRange(0, 2).Draw(t, "sick") == 0}
 	}
 	if name := rapid.SampledFrom(names).Draw(t, "claims all"); !some("no claims") {
 		n := s.Nodes[name]
@@ -118,8 +120,10 @@ func TestEveryVIPHasOneOwnerOrAReasonOnEveryNode(t *testing.T) {
 				silence, silent := p.Silent[vip]
 				l, owned := p.Layer2[vip]
 				_, routed := p.BGP.VIPs[vip]
-				if owned != (node == owner || slices.Contains(sharers[vip], node)) || silent == (owned || routed) || owned && !slices.Equal(l.Sharers, sharers[vip]) {
-					t.Fatalf("node %s about %s: owned %v, routed %v, silent %v, owner %q, sharers %q, of %q", node, vip, owned, routed, silent, owner, l.Sharers, sharers[vip])
+				if owned != (node == owner || slices.Contains(sharers[vip], node)) || silent == (owned || routed) || owned &&
+					!slices.Equal(l.Sharers, sharers[vip]) {
+					t.Fatalf("node %s about %s: owned %v, routed %v, silent %v, owner %q, sharers %q, of %q", node, vip, owned, routed, silent, owner,
+						l.Sharers, sharers[vip])
 				}
 				if sharers[vip] != nil && !slices.Contains(sharers[vip], owner) {
 					t.Fatalf("%s: owner %q, sharers %q", vip, owner, sharers[vip])

@@ -117,7 +117,8 @@ func applied(advertisements []*config.Advertisement, services []*Service) string
 // advertisements applies. What the election decided is taken over from the
 // scope before, if there is one.
 func newScope(s Snapshot, key scopeKey, advertisements []*config.Advertisement, before *scope) *scope {
-	sc := &scope{Snapshot: s, scopeKey: key, weights: map[string]int{}, elsewhere: map[string]bool{}, unplugged: map[string]bool{}, severed: map[string]bool{}, silences: map[silenceKey]Silence{}}
+	sc := &scope{Snapshot: s, scopeKey: key, weights: map[string]int{}, elsewhere: map[string]bool{}, unplugged: map[string]bool{},
+		severed: map[string]bool{}, silences: map[silenceKey]Silence{}}
 	for i, a := range advertisements {
 		if key.applied == "" || key.applied[i] != 0 {
 			sc.advertisements = append(sc.advertisements, a)
@@ -141,7 +142,8 @@ func newScope(s Snapshot, key scopeKey, advertisements []*config.Advertisement, 
 		sc.impaired = sc.impaired || s.Nodes[name].impaired()
 	}
 	sc.shares = slices.ContainsFunc(sc.advertisements, func(a *config.Advertisement) bool { return a.Layer2.ShareLoad })
-	if sc.keeps = !sc.shares && slices.ContainsFunc(sc.advertisements, func(a *config.Advertisement) bool { return a.Layer2.KeepOwner }); sc.keeps {
+	if sc.keeps = !sc.shares && slices.ContainsFunc(sc.advertisements,
+		func(a *config.Advertisement) bool { return a.Layer2.KeepOwner }); sc.keeps {
 		sc.claimants = sc.readClaims()
 	}
 	for _, weight := range slices.Backward(slices.Sorted(maps.Keys(byWeight))) {
@@ -461,7 +463,8 @@ var messages = map[Reason]string{
 	NoLocalEndpoint:    "externalTrafficPolicy is Local and no endpoint on this node takes traffic",
 	NodeNotSelected:    "the advertisements select other nodes",
 	NotOnSegment:       "the advertisements announce on no interface of this node that is on its subnet",
-	NodeExcluded:       "the node has the label node.kubernetes.io/exclude-from-external-load-balancers, or the taint node.kubernetes.io/out-of-service or ToBeDeletedByClusterAutoscaler",
+	NodeExcluded: "the node has the label node.kubernetes.io/exclude-from-external-load-balancers, or the taint " +
+		"node.kubernetes.io/out-of-service or ToBeDeletedByClusterAutoscaler",
 	NetworkUnavailable: "the node's condition NetworkUnavailable is set",
 	LinkDown:           "the node's interfaces on its subnet are down",
 	SpeakerNotReady:    "the node's speaker is not ready",

@@ -50,7 +50,8 @@ func (s Snapshot) sessionsAlone(node string) (map[string]Session, map[string]Pro
 		session, problem := n.session(node, p)
 		switch first, taken := at[where]; {
 		case taken:
-			problems[p.Name] = Problem{AddressTaken, fmt.Sprintf("peer %q is at %s, too, and selects node %s as well: tell them apart by nodeSelector", first, where, node)}
+			problems[p.Name] = Problem{AddressTaken,
+				fmt.Sprintf("peer %q is at %s, too, and selects node %s as well: tell them apart by nodeSelector", first, where, node)}
 			continue
 		case problem != Problem{}:
 			problems[p.Name] = problem
@@ -71,11 +72,13 @@ func (n Node) session(name string, p *config.Peer) (Session, Problem) {
 	case p.LocalASN == 0 && n.BGP.ASNErr != nil:
 		return invalid(n.BGP.ASNErr)
 	case s.LocalASN == 0:
-		return Session{}, Problem{NoLocalASN, fmt.Sprintf("peer %q has no localASN and node %s no annotation %s: set one of them", p.Name, name, annotation.BGPASN)}
+		return Session{}, Problem{NoLocalASN, fmt.Sprintf("peer %q has no localASN and node %s no annotation %s: set one of them", p.Name, name,
+			annotation.BGPASN)}
 	case !p.RouterID.IsValid() && n.BGP.RouterIDErr != nil:
 		return invalid(n.BGP.RouterIDErr)
 	case !s.RouterID.IsValid():
-		return Session{}, Problem{NoRouterID, fmt.Sprintf("node %s has no IPv4 address to take its router ID from: set its annotation %s, or routerID of peer %q", name, annotation.BGPRouterID, p.Name)}
+		return Session{}, Problem{NoRouterID, fmt.Sprintf("node %s has no IPv4 address to take its router ID from: set its annotation %s, "+
+			"or routerID of peer %q", name, annotation.BGPRouterID, p.Name)}
 	case !p.SourceAddress.IsValid() && n.BGP.SourceErr != nil && !unnumbered(p):
 		return invalid(n.BGP.SourceErr)
 	}
@@ -120,7 +123,8 @@ func (n Node) routerID(p *config.Peer) netip.Addr {
 // the same router ID, if there is one.
 func (s *Snapshot) sharesRouterID(node string, session Session) (other string, shared bool) {
 	for name, n := range s.Nodes {
-		if name != node && (!shared || name < other) && n.routerID(session.Peer) == session.RouterID && session.Peer.NodeSelector.Matches(n.Labels) {
+		if name != node && (!shared || name < other) && n.routerID(session.Peer) == session.RouterID &&
+			session.Peer.NodeSelector.Matches(n.Labels) {
 			other, shared = name, true
 		}
 	}

@@ -31,10 +31,13 @@ const (
 // PodRefusals tells about the refusals that follow from the node's kernel.
 func PodRefusals() reason.Texts[plan.PodRefusal] {
 	return reason.Texts[plan.PodRefusal]{
-		NotOnSegment:   {Cause: "The other node's address is on no subnet of this node, or the interface is down.", Cure: "Use routes.mode bgp where nodes have no segment in common; otherwise look at the link."},
-		CIDROfSegment:  {Cause: "The pod CIDR overlaps a subnet of this node, or contains its address.", Cure: "The networks of pods and nodes must not overlap: change one of them."},
-		NextHopIsSelf:  {Cause: "The other node says that it has this node's address.", Cure: "Correct the Node's InternalIP."},
-		RoutedByOthers: {Cause: "Somebody else has a route to the same CIDR.", Cure: "Decide who makes the routes, Lodestone or the other, and switch the other one off."},
+		NotOnSegment: {Cause: "The other node's address is on no subnet of this node, or the interface is down.",
+			Cure: "Use routes.mode bgp where nodes have no segment in common; otherwise look at the link."},
+		CIDROfSegment: {Cause: "The pod CIDR overlaps a subnet of this node, or contains its address.",
+			Cure: "The networks of pods and nodes must not overlap: change one of them."},
+		NextHopIsSelf: {Cause: "The other node says that it has this node's address.", Cure: "Correct the Node's InternalIP."},
+		RoutedByOthers: {Cause: "Somebody else has a route to the same CIDR.",
+			Cure: "Decide who makes the routes, Lodestone or the other, and switch the other one off."},
 	}
 }
 
@@ -97,7 +100,8 @@ func decide(want map[netip.Prefix]plan.PodRoute, interfaces []netstate.Interface
 	for prefix, route := range want {
 		to, p := resolve(prefix, route, interfaces)
 		if other, taken := others[prefix]; taken {
-			p = problem{RoutedByOthers, fmt.Sprintf("somebody else has a route to %s already (%s): remove that one, or switch off routes in the configuration", prefix, describe(other.raw))}
+			p = problem{RoutedByOthers, fmt.Sprintf("somebody else has a route to %s already (%s): remove that one, or switch off routes in "+
+				"the configuration", prefix, describe(other.raw))}
 		}
 		if p != (problem{}) {
 			s.problems[prefix] = p
@@ -137,9 +141,13 @@ func resolve(prefix netip.Prefix, route plan.PodRoute, interfaces []netstate.Int
 		for _, a := range i.Addrs {
 			switch {
 			case a.Addr() == route.Via:
-				return target{}, problem{NextHopIsSelf, fmt.Sprintf("node %s says that it has the address %s, which is this node's on %s: correct the Node's InternalIP", route.Node, route.Via, i.Name)}
+				return target{}, problem{NextHopIsSelf,
+					fmt.Sprintf("node %s says that it has the address %s, which is this node's on %s: correct the Node's InternalIP", route.Node,
+						route.Via, i.Name)}
 			case prefix.Contains(a.Addr()):
-				return target{}, problem{CIDROfSegment, fmt.Sprintf("the pod CIDR %s of node %s contains this node's address %s on %s: their networks must not overlap", prefix, route.Node, a.Addr(), i.Name)}
+				return target{}, problem{CIDROfSegment,
+					fmt.Sprintf("the pod CIDR %s of node %s contains this node's address %s on %s: their networks must not overlap", prefix, route.Node,
+						a.Addr(), i.Name)}
 			case !a.Contains(route.Via) || i.Loopback:
 			case !i.Up:
 				down = i.Name
@@ -152,9 +160,12 @@ func resolve(prefix netip.Prefix, route plan.PodRoute, interfaces []netstate.Int
 	case !to.via.IsValid() && down != "":
 		return target{}, problem{NotOnSegment, fmt.Sprintf("node %s is at %s on the segment of %s, which is down", route.Node, route.Via, down)}
 	case !to.via.IsValid():
-		return target{}, problem{NotOnSegment, fmt.Sprintf("node %s is at %s, which is on no subnet of this node: a router is between them, so use mode bgp", route.Node, route.Via)}
+		return target{}, problem{NotOnSegment,
+			fmt.Sprintf("node %s is at %s, which is on no subnet of this node: a router is between them, so use mode bgp", route.Node, route.Via)}
 	case prefix.Overlaps(subnet):
-		return target{}, problem{CIDROfSegment, fmt.Sprintf("the pod CIDR %s of node %s overlaps the subnet %s of %s: their networks must not overlap", prefix, route.Node, subnet, to.name)}
+		return target{}, problem{CIDROfSegment,
+			fmt.Sprintf("the pod CIDR %s of node %s overlaps the subnet %s of %s: their networks must not overlap", prefix, route.Node,
+				subnet, to.name)}
 	}
 	return to, problem{}
 }

@@ -53,7 +53,8 @@ func drawInterfaces(t *rapid.T) []netstate.Interface {
 func after(table []entry, s steps) []entry {
 	table = slices.Clone(table)
 	for prefix, to := range s.puts {
-		put := entryOf(netlink.Route{Dst: netipx.PrefixIPNet(prefix), Gw: to.via.AsSlice(), LinkIndex: to.link, Priority: metric, Protocol: Protocol})
+		put := entryOf(netlink.Route{Dst: netipx.PrefixIPNet(prefix), Gw: to.via.AsSlice(), LinkIndex: to.link, Priority: metric,
+			Protocol: Protocol})
 		i := slices.IndexFunc(table, func(e entry) bool { return e.prefix == prefix && e.raw.Priority == metric })
 		if s.replaces[prefix] {
 			table[i] = put

@@ -52,13 +52,14 @@ func (k kernel) list(want map[netip.Prefix]plan.PodRoute) ([]entry, error) {
 		var table []entry
 		err = nil
 		for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-			err = errors.Join(err, h.RouteListFilteredIter(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE, func(r netlink.Route) bool {
-				e := entryOf(r)
-				if _, wanted := want[e.prefix]; e.ours || wanted {
-					table = append(table, e)
-				}
-				return true
-			}))
+			err = errors.Join(err, h.RouteListFilteredIter(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE,
+				func(r netlink.Route) bool {
+					e := entryOf(r)
+					if _, wanted := want[e.prefix]; e.ours || wanted {
+						table = append(table, e)
+					}
+					return true
+				}))
 		}
 		if !errors.Is(err, netlink.ErrDumpInterrupted) {
 			if err != nil {
@@ -89,7 +90,8 @@ func (k kernel) apply(s steps) (inForce map[netip.Prefix]target, err error) {
 		if s.replaces[prefix] {
 			put = h.RouteReplace
 		}
-		err := put(&netlink.Route{Dst: netipx.PrefixIPNet(prefix), Gw: to.via.AsSlice(), LinkIndex: to.link, Priority: metric, Protocol: Protocol})
+		err := put(&netlink.Route{Dst: netipx.PrefixIPNet(prefix), Gw: to.via.AsSlice(), LinkIndex: to.link, Priority: metric,
+			Protocol: Protocol})
 		if err != nil {
 			refused = append(refused, fmt.Errorf("set the route to %s via %s on %s: %w", prefix, to.via, to.name, err))
 			continue

@@ -258,7 +258,8 @@ func (t *Table) reconcile() {
 func (t *Table) fail(before error) {
 	err := t.state.err
 	if before == nil || before.Error() != err.Error() {
-		t.Log.Error("pod routes not up to date", "wanted", len(t.state.want.Routes), "in_force", len(t.state.inForce), "err", err, "hint", hint(err))
+		t.Log.Error("pod routes not up to date", "wanted", len(t.state.want.Routes), "in_force", len(t.state.inForce), "err", err,
+			"hint", hint(err))
 		t.delay = firstRetry
 	}
 	t.due = time.Now().Add(t.delay)

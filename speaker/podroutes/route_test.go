@@ -99,7 +99,9 @@ func TestOthersAtTheTable(t *testing.T) {
 	// A network plugin comes with a route to the same pods: it is theirs now.
 	n.Run("ip", "route", "add", "10.244.2.0/24", "via", "198.18.0.2", "proto", "bird")
 	n.wantRoutes(t, toOthers(2, 3)[1:]...)
-	n.wantProblem(t, podroutes.RoutedByOthers, "somebody else has a route to 10.244.2.0/24 already (proto bird via 198.18.0.2 interface 2 metric 0): remove that one, or switch off routes in the configuration")
+	n.wantProblem(t, podroutes.RoutedByOthers,
+		"somebody else has a route to 10.244.2.0/24 already (proto bird via 198.18.0.2 interface 2 metric 0): remove that one, or switch "+
+			"off routes in the configuration")
 	n.ping(t, "10.244.2.2")
 	n.Run("ip", "route", "del", "10.244.2.0/24", "proto", "bird")
 	n.wantRoutes(t, toOthers(2, 3)...)
@@ -211,7 +213,8 @@ func TestHostileNodes(t *testing.T) {
 			"node n9 is at 192.0.2.9, which is on no subnet of this node: a router is between them, so use mode bgp"},
 		"part of the segment": {plan.Node{PodCIDRs: []string{"198.18.0.128/25"}, Addresses: addrs("198.18.0.3")}, podroutes.CIDROfSegment,
 			"the pod CIDR 198.18.0.128/25 of node n9 overlaps the subnet 198.18.0.0/24 of eth0: their networks must not overlap"},
-		"our other network": {plan.Node{PodCIDRs: []string{"10.244.1.0/28"}, Addresses: addrs("198.18.0.3"), Created: time.Unix(0, 0)}, podroutes.CIDROfSegment,
+		"our other network": {plan.Node{PodCIDRs: []string{"10.244.1.0/28"}, Addresses: addrs("198.18.0.3"), Created: time.Unix(0, 0)},
+			podroutes.CIDROfSegment,
 			"the pod CIDR 10.244.1.0/28 of node n9 contains this node's address 10.244.1.1 on pod0: their networks must not overlap"},
 		"our address": {plan.Node{PodCIDRs: []string{"10.244.9.0/24"}, Addresses: addrs("198.18.0.1")}, podroutes.NextHopIsSelf,
 			"node n9 says that it has the address 198.18.0.1, which is this node's on eth0: correct the Node's InternalIP"},
@@ -276,7 +279,8 @@ func TestManyNodes(t *testing.T) {
 	const many = 2000
 	for i := range many {
 		w.api[fmt.Sprintf("m%d", i)] = plan.Node{
-			PodCIDRs: []string{fmt.Sprintf("10.%d.%d.0/24", 100+i/250, i%250)}, Addresses: addrs(fmt.Sprintf("198.18.0.%d", 2+i%250)), Created: time.Unix(int64(i), 0),
+			PodCIDRs: []string{fmt.Sprintf("10.%d.%d.0/24", 100+i/250, i%250)}, Addresses: addrs(fmt.Sprintf("198.18.0.%d", 2+i%250)),
+			Created: time.Unix(int64(i), 0),
 		}
 	}
 	w.start(n)
@@ -307,7 +311,8 @@ func TestWithoutTheRight(t *testing.T) {
 	cmd.Env = append(os.Environ(), "LODESTONE_TEST_CLEAR=1")
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	assert.Contains(t, string(out), "remove the route to 10.244.2.0/24: operation not permitted: the speaker needs the capability NET_ADMIN: set the chart's speaker.podRoutes")
+	assert.Contains(t, string(out), "remove the route to 10.244.2.0/24: operation not permitted: the speaker needs the capability "+
+		"NET_ADMIN: set the chart's speaker.podRoutes")
 }
 
 func TestMetrics(t *testing.T) {

@@ -133,7 +133,8 @@ func Node(n *corev1.Node) plan.Node {
 	excluded = excluded || slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
 		return t.Key == corev1.TaintNodeOutOfService || t.Key == taintToBeDeleted
 	})
-	of := plan.Node{Labels: n.Labels, Excluded: excluded, BGP: nodeBGP(n.Annotations), PodCIDRs: n.Spec.PodCIDRs, Created: n.CreationTimestamp.Time}
+	of := plan.Node{Labels: n.Labels, Excluded: excluded, BGP: nodeBGP(n.Annotations), PodCIDRs: n.Spec.PodCIDRs,
+		Created: n.CreationTimestamp.Time}
 	for _, a := range n.Status.Addresses {
 		if addr, err := netip.ParseAddr(a.Address); a.Type == corev1.NodeInternalIP && err == nil {
 			of.Addresses = append(of.Addresses, addr)

@@ -24,7 +24,8 @@ func TestNodeSaysWhatKeepsItOut(t *testing.T) {
 	} {
 		assert.Equal(t, excluded, Node(&corev1.Node{Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: key}}}}).Excluded, key)
 	}
-	for status, unavailable := range map[corev1.ConditionStatus]bool{corev1.ConditionTrue: true, corev1.ConditionFalse: false, corev1.ConditionUnknown: false} {
+	for status, unavailable := range map[corev1.ConditionStatus]bool{corev1.ConditionTrue: true, corev1.ConditionFalse: false,
+		corev1.ConditionUnknown: false} {
 		n := corev1.Node{Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeNetworkUnavailable, Status: status}}}}
 		assert.Equal(t, unavailable, Node(&n).NetworkUnavailable, status)
 	}
@@ -38,7 +39,8 @@ func TestNodeSaysHowItsSessionsAre(t *testing.T) {
 			annotation.BGPASN: "64512", annotation.BGPRouterID: "none", annotation.BGPSourceAddress: "2001:db8::1,203.0.113.1",
 		}},
 		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
-			{Type: corev1.NodeHostName, Address: "n1"}, {Type: corev1.NodeInternalIP, Address: "198.51.100.1"}, {Type: corev1.NodeExternalIP, Address: "192.0.2.1"},
+			{Type: corev1.NodeHostName, Address: "n1"}, {Type: corev1.NodeInternalIP, Address: "198.51.100.1"},
+			{Type: corev1.NodeExternalIP, Address: "192.0.2.1"},
 		}},
 	}
 	n := Node(object)
@@ -71,7 +73,8 @@ func TestLimitIsAtThePortsOfTheService(t *testing.T) {
 			{Port: 80}, {Protocol: corev1.ProtocolUDP, Port: 53}, {Protocol: corev1.ProtocolSCTP, Port: 9}, {Protocol: "DCCP", Port: 1},
 		}},
 	}, kube.Scope{Classless: true})
-	assert.Equal(t, plan.Limit{PerSecond: 5, Ports: []plan.Port{{Protocol: 6, Number: 80}, {Protocol: 17, Number: 53}, {Protocol: 132, Number: 9}}}, s.Limit)
+	assert.Equal(t, plan.Limit{PerSecond: 5,
+		Ports: []plan.Port{{Protocol: 6, Number: 80}, {Protocol: 17, Number: 53}, {Protocol: 132, Number: 9}}}, s.Limit)
 }
 
 func TestSliceOfNoServiceIsOfNone(t *testing.T) {

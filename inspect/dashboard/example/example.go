@@ -68,7 +68,8 @@ func New(s Size) *Cluster {
 	leader, since, renewed := "lodestone-controller-7d9f-x2x4q_1", metav1.NewMicroTime(ago(50*time.Hour)), metav1.NewMicroTime(time.Now())
 	objects := []runtime.Object{
 		&corev1.ConfigMap{ObjectMeta: meta(config.Namespace, config.ConfigMapName), Data: map[string]string{config.Key: document}},
-		&coordinationv1.Lease{ObjectMeta: meta(config.Namespace, cluster.ElectionLease), Spec: coordinationv1.LeaseSpec{HolderIdentity: &leader, AcquireTime: &since, RenewTime: &renewed}},
+		&coordinationv1.Lease{ObjectMeta: meta(config.Namespace, cluster.ElectionLease),
+			Spec: coordinationv1.LeaseSpec{HolderIdentity: &leader, AcquireTime: &since, RenewTime: &renewed}},
 		pod("controller", NodeName(0), true), pod("controller", NodeName(1), true),
 	}
 	c := &Cluster{size: s, began: time.Now()}
@@ -132,12 +133,14 @@ func troubled(s Size) []runtime.Object {
 func ago(d time.Duration) time.Time { return time.Now().Add(-d) }
 
 func meta(namespace, name string) metav1.ObjectMeta {
-	return metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(namespace + "/" + name), CreationTimestamp: metav1.NewTime(ago(90 * 24 * time.Hour))}
+	return metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(namespace + "/" + name),
+		CreationTimestamp: metav1.NewTime(ago(90 * 24 * time.Hour))}
 }
 
 func node(i int) *corev1.Node {
 	address := netip.AddrFrom4([4]byte{10, 64, 250, byte(i)})
-	return &corev1.Node{ObjectMeta: meta("", NodeName(i)), Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: address.String()}}}}
+	return &corev1.Node{ObjectMeta: meta("", NodeName(i)),
+		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: address.String()}}}}
 }
 
 // lease is what the ith node's speaker tells: its session with tor-b is down if
@@ -166,12 +169,15 @@ func pod(component, node string, ready bool) *corev1.Pod {
 	}
 	p := &corev1.Pod{ObjectMeta: meta(config.Namespace, "lodestone-"+component+"-"+node)}
 	p.Labels = map[string]string{"app.kubernetes.io/name": "lodestone", "app.kubernetes.io/component": component}
-	p.Spec = corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: component, Image: "ghcr.io/lodestone-lb/lodestone-" + component + ":v0.9.0"}}}
-	p.Status = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: status, LastTransitionTime: metav1.NewTime(ago(49 * time.Hour))}}}
+	p.Spec = corev1.PodSpec{NodeName: node,
+		Containers: []corev1.Container{{Name: component, Image: "ghcr.io/lodestone-lb/lodestone-" + component + ":v0.9.0"}}}
+	p.Status = corev1.PodStatus{Phase: corev1.PodRunning,
+		Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: status, LastTransitionTime: metav1.NewTime(ago(49 * time.Hour))}}}
 	return p
 }
 
-var teams, apps = []string{"shop", "media", "billing", "search", "observability"}, []string{"web", "api", "gateway", "ingest", "cache", "push"}
+var teams, apps = []string{"shop", "media", "billing", "search", "observability"},
+	[]string{"web", "api", "gateway", "ingest", "cache", "push"}
 
 func service(i int) *corev1.Service {
 	n := i / 4
@@ -190,7 +196,8 @@ func service(i int) *corev1.Service {
 	}
 	svc := &corev1.Service{ObjectMeta: meta(teams[i%len(teams)], fmt.Sprintf("%s-%04d", apps[i%len(apps)], i))}
 	svc.Annotations = map[string]string{annotation.AddressPool: pool, annotation.Assigned: vip.String()}
-	svc.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, IPFamilies: []corev1.IPFamily{family}, Ports: []corev1.ServicePort{{Port: 443, Protocol: corev1.ProtocolTCP}}}
+	svc.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, IPFamilies: []corev1.IPFamily{family},
+		Ports: []corev1.ServicePort{{Port: 443, Protocol: corev1.ProtocolTCP}}}
 	svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: vip.String(), IPMode: &mode}}
 	return svc
 }

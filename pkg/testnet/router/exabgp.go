@@ -73,7 +73,8 @@ func NewExaBGP(t testing.TB, host *testnet.Host, local, config string) *ExaBGP {
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	e.process = start(t, host, "env", "exabgp.daemon.user=root", "exabgp.api.cli=false", "exabgp.tcp.bind="+local, "exabgp.log.destination=stdout",
+	e.process = start(t, host, "env", "exabgp.daemon.user=root", "exabgp.api.cli=false", "exabgp.tcp.bind="+local,
+		"exabgp.log.destination=stdout",
 		"exabgp.cache.attributes=false", python, "-m", "exabgp", file)
 	return e
 }

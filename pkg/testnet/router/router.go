@@ -142,7 +142,8 @@ func (f *FRR) Start() {
 	}
 	zebra := false
 	for _, d := range f.options.Daemons {
-		args := []string{filepath.Join("/usr/lib/frr", d), "-f", conf, "-i", filepath.Join(f.dir, d+".pid"), "--vty_socket", f.dir, "-z", filepath.Join(f.dir, "zserv.api"), "-P", "0"}
+		args := []string{filepath.Join("/usr/lib/frr", d), "-f", conf, "-i", filepath.Join(f.dir, d+".pid"), "--vty_socket", f.dir, "-z",
+			filepath.Join(f.dir, "zserv.api"), "-P", "0"}
 		switch {
 		case d == "zebra":
 			zebra = true

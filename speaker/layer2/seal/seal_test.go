@@ -71,7 +71,8 @@ func TestKeys(t *testing.T) {
 		return func() [][]byte { return all }
 	}
 	before, after, done := ring("old", "new"), ring("new", "old"), ring("new")
-	for _, s := range []seal.Seal{before.Seal(vip, here, true), before.Joining(vip, here), after.Seal(vip, here, false), after.Joining(vip, here)} {
+	for _, s := range []seal.Seal{before.Seal(vip, here, true), before.Joining(vip, here), after.Seal(vip, here, false),
+		after.Joining(vip, here)} {
 		assert.True(t, before.Valid(s, vip, here))
 		assert.True(t, after.Valid(s, vip, here))
 	}
@@ -140,7 +141,8 @@ func FuzzFind(f *testing.F) {
 		if ok && string(found[:]) != string(b[:seal.Size]) || !ok && found != (seal.Seal{}) {
 			t.Errorf("found %x in %x", found, b)
 		}
-		if key.Valid(found, vip, here) && found != key.Seal(vip, here, false) && found != key.Seal(vip, here, true) && found != key.Joining(vip, here) {
+		if key.Valid(found, vip, here) && found != key.Seal(vip, here, false) && found != key.Seal(vip, here, true) &&
+			found != key.Joining(vip, here) {
 			t.Errorf("forged %x", found)
 		}
 	})

@@ -76,7 +76,8 @@ func lineOf(text, with string) string {
 // echoPods are the pods of the story, by node.
 func (c *cluster) echoPods() map[string]*corev1.Pod {
 	c.Helper()
-	list, err := c.Kube.CoreV1().Pods(metav1.NamespaceDefault).List(c.Context(), metav1.ListOptions{LabelSelector: "app=" + lodestone.EchoName})
+	list, err := c.Kube.CoreV1().Pods(metav1.NamespaceDefault).List(c.Context(),
+		metav1.ListOptions{LabelSelector: "app=" + lodestone.EchoName})
 	require.NoError(c, err)
 	pods := map[string]*corev1.Pod{}
 	for i := range list.Items {
@@ -182,7 +183,8 @@ func (c *cluster) nodeWithoutRoutes(pods map[string]*corev1.Pod, first, last str
 		}
 	}
 	c.permit(some...)
-	ipv4 := pods[last].Status.PodIPs[slices.IndexFunc(pods[last].Status.PodIPs, func(a corev1.PodIP) bool { return netip.MustParseAddr(a.IP).Is4() })].IP
+	ipv4 := pods[last].Status.PodIPs[slices.IndexFunc(pods[last].Status.PodIPs,
+		func(a corev1.PodIP) bool { return netip.MustParseAddr(a.IP).Is4() })].IP
 	c.wait("packets go to the addresses that are permitted alone", func() error {
 		err := c.reaches(pods[first], pods[last])
 		if err == nil || strings.Count(err.Error(), " to ") != 1 || !strings.Contains(err.Error(), ipv4) {
@@ -192,7 +194,8 @@ func (c *cluster) nodeWithoutRoutes(pods map[string]*corev1.Pod, first, last str
 	})
 	c.network(last, corev1.ConditionTrue, "NoRouteCreated")
 	c.wait("pods are kept off", func() error {
-		if taints := c.node(last).Spec.Taints; !slices.ContainsFunc(taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeNetworkUnavailable }) {
+		if taints := c.node(last).Spec.Taints; !slices.ContainsFunc(taints,
+			func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeNetworkUnavailable }) {
 			return fmt.Errorf("taints are %+v", taints)
 		}
 		return nil

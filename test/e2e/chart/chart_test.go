@@ -71,7 +71,8 @@ func helm(t *testing.T, args ...string) (string, error) {
 // template renders the chart as `helm install` in a cluster would.
 func template(t *testing.T, args ...string) (string, error) {
 	t.Helper()
-	return helm(t, append([]string{"template", "lodestone", chart, "--namespace", "lodestone-system", "--kube-version", "v1.36.0"}, args...)...)
+	return helm(t, append([]string{"template", "lodestone", chart, "--namespace", "lodestone-system", "--kube-version",
+		"v1.36.0"}, args...)...)
 }
 
 func render(t *testing.T, values string, flags ...string) string {
@@ -103,7 +104,8 @@ func TestRender(t *testing.T) {
 		})
 	}
 	t.Run("a configuration of comments alone", func(t *testing.T) {
-		compare(t, filepath.Join("testdata", "default.golden.yaml"), membershipKey.ReplaceAllString(render(t, filepath.Join("testdata", "default.values.yaml"), "--set=config=null"), "  key: RANDOM"))
+		compare(t, filepath.Join("testdata", "default.golden.yaml"),
+			membershipKey.ReplaceAllString(render(t, filepath.Join("testdata", "default.values.yaml"), "--set=config=null"), "  key: RANDOM"))
 	})
 	t.Run("manifests", func(t *testing.T) {
 		header, err := os.ReadFile(filepath.Join(manifests, "header.txt"))
@@ -296,7 +298,8 @@ func TestRights(t *testing.T) {
 		if slices.Contains(r.Resources, "secrets") {
 			t.Errorf("nobody needs to read Secrets through the API: %v", r)
 		}
-		released := slices.Equal(r.ResourceNames, []string{"lodestone-released", "lodestone-config-last-valid"}) || slices.Equal(r.Verbs, []string{"create"})
+		released := slices.Equal(r.ResourceNames, []string{"lodestone-released", "lodestone-config-last-valid"}) ||
+			slices.Equal(r.Verbs, []string{"create"})
 		if slices.Contains(r.Resources, "configmaps") && !released && (len(r.ResourceNames) != 1 || mayWrite(r)) {
 			t.Errorf("only our configuration to read, and the record of released addresses: %v", r)
 		}
@@ -374,7 +377,8 @@ func TestPodsAreConfined(t *testing.T) {
 		{"speaker", daemonSet(t, all).Template.Spec, 0, []corev1.Capability{"NET_RAW"}},
 		{"speaker with limits", daemonSet(t, limiting).Template.Spec, 0, []corev1.Capability{"NET_RAW", "NET_ADMIN"}},
 		{"speaker with routes to pods", daemonSet(t, routing).Template.Spec, 0, []corev1.Capability{"NET_RAW", "NET_ADMIN"}},
-		{"speaker with passive peers and BFD", daemonSet(t, bgp).Template.Spec, 0, []corev1.Capability{"NET_RAW", "NET_BIND_SERVICE", "SYS_NICE"}},
+		{"speaker with passive peers and BFD", daemonSet(t, bgp).Template.Spec, 0,
+			[]corev1.Capability{"NET_RAW", "NET_BIND_SERVICE", "SYS_NICE"}},
 	}
 	for _, tt := range tests {
 		c := tt.pod.Containers[0]
@@ -410,7 +414,8 @@ func TestImagesRunAsThePodsDo(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		" AS controller\nCOPY --from=build /src/bin/lodestone-controller /lodestone-controller\nUSER 65532:65532\nENTRYPOINT [\"/lodestone-controller\"]\n",
+		" AS controller\nCOPY --from=build /src/bin/lodestone-controller /lodestone-controller\nUSER 65532:65532\nENTRYPOINT " +
+			"[\"/lodestone-controller\"]\n",
 		" AS speaker\nCOPY --from=build /src/bin/lodestone-speaker /lodestone-speaker\nUSER 0:0\nENTRYPOINT [\"/lodestone-speaker\"]\n",
 	} {
 		if !strings.Contains(string(content), want) {
@@ -441,7 +446,8 @@ func TestControllerRunsOnUninitializedNodes(t *testing.T) {
 }
 
 func tolerates(tol corev1.Toleration, taint *corev1.Taint) bool {
-	return tol.Operator == corev1.TolerationOpExists && (tol.Key == "" || tol.Key == taint.Key) && (tol.Effect == "" || tol.Effect == taint.Effect)
+	return tol.Operator == corev1.TolerationOpExists && (tol.Key == "" || tol.Key == taint.Key) &&
+		(tol.Effect == "" || tol.Effect == taint.Effect)
 }
 
 // TestUpgradesLeaveTheRecordAlone: what the chart does not set, helm and
@@ -480,12 +486,14 @@ func TestConfigDoesNotRestartPods(t *testing.T) {
 // waiting, nobody is kept from writing, and the controller gets the rights to its
 // own objects alone.
 func TestAdmissionIsACourtesy(t *testing.T) {
-	if all := objects(t, render(t, "testdata/default.values.yaml")); len(find[admissionv1.ValidatingWebhookConfiguration](all)) > 0 || find[corev1.Secret](all)["lodestone-admission"] != nil {
+	if all := objects(t, render(t, "testdata/default.values.yaml")); len(find[admissionv1.ValidatingWebhookConfiguration](all)) > 0 ||
+		find[corev1.Secret](all)["lodestone-admission"] != nil {
 		t.Error("nobody has asked for it")
 	}
 	all := objects(t, render(t, "testdata/existing.values.yaml"))
 	webhook := find[admissionv1.ValidatingWebhookConfiguration](all)["lodestone-config"].Webhooks[0]
-	if *webhook.FailurePolicy != admissionv1.Ignore || *webhook.TimeoutSeconds > 5 || *webhook.SideEffects != admissionv1.SideEffectClassNone || webhook.ClientConfig.CABundle != nil {
+	if *webhook.FailurePolicy != admissionv1.Ignore || *webhook.TimeoutSeconds > 5 ||
+		*webhook.SideEffects != admissionv1.SideEffectClassNone || webhook.ClientConfig.CABundle != nil {
 		t.Errorf("webhook %+v", webhook)
 	}
 	if len(webhook.Rules) != 1 || !slices.Equal(webhook.Rules[0].Resources, []string{"configmaps"}) ||
@@ -500,7 +508,8 @@ func TestAdmissionIsACourtesy(t *testing.T) {
 	if s := find[corev1.Secret](all)["lodestone-admission"]; s == nil || s.Data != nil {
 		t.Errorf("Secret %v, want one without data", s)
 	}
-	for _, rule := range slices.Concat(find[rbacv1.Role](all)["lodestone-controller-admission"].Rules, find[rbacv1.ClusterRole](all)["lodestone-controller-admission"].Rules) {
+	for _, rule := range slices.Concat(find[rbacv1.Role](all)["lodestone-controller-admission"].Rules,
+		find[rbacv1.ClusterRole](all)["lodestone-controller-admission"].Rules) {
 		if len(rule.ResourceNames) != 1 {
 			t.Errorf("more than one object: %v", rule)
 		}

@@ -70,7 +70,8 @@ func TestServiceMonitors(t *testing.T) {
 	assert.Equal(t, []rbacv1.Subject{{Kind: "ServiceAccount", Name: "prometheus-k8s", Namespace: "monitoring"}}, binding.Subjects)
 	assert.NotNil(t, find[rbacv1.ClusterRole](all)[binding.RoleRef.Name])
 
-	all = objects(t, render(t, "testdata/default.values.yaml", "--set=monitoring.serviceMonitor.enabled=true", "--set=monitoring.tokenSecret.name=token"))
+	all = objects(t, render(t, "testdata/default.values.yaml", "--set=monitoring.serviceMonitor.enabled=true",
+		"--set=monitoring.tokenSecret.name=token"))
 	e := find[monitoringv1.ServiceMonitor](all)["lodestone-speaker"].Spec.Endpoints[0]
 	assert.Equal(t, "token", e.Authorization.Credentials.Name)
 	assert.Nil(t, find[corev1.ServiceAccount](all)["lodestone-metrics"])
@@ -103,7 +104,8 @@ func tokenOf(t *testing.T, all []runtime.Object, a *monitoringv1.SafeAuthorizati
 func TestPodMonitors(t *testing.T) {
 	all := objects(t, render(t, "testdata/default.values.yaml", "--set=monitoring.podMonitor.enabled=true", "--set=metrics.services=false"))
 	tokenOf(t, all, find[monitoringv1.PodMonitor](all)["lodestone-speaker"].Spec.PodMetricsEndpoints[0].Authorization)
-	all = objects(t, render(t, "testdata/default.values.yaml", "--set=monitoring.podMonitor.enabled=true", "--set=monitoring.tokenSecret.name=token", "--set=metrics.services=false"))
+	all = objects(t, render(t, "testdata/default.values.yaml", "--set=monitoring.podMonitor.enabled=true",
+		"--set=monitoring.tokenSecret.name=token", "--set=metrics.services=false"))
 	monitors := find[monitoringv1.PodMonitor](all)
 	require.Len(t, monitors, 2)
 	pods := map[string]corev1.PodTemplateSpec{"controller": deployment(t, all).Template, "speaker": daemonSet(t, all).Template}
@@ -153,7 +155,8 @@ func TestMonitorsThatCannotWorkAreRefused(t *testing.T) {
 
 // TestPrometheusRule: it has the alerts of the rules file.
 func TestPrometheusRule(t *testing.T) {
-	all := objects(t, render(t, "testdata/default.values.yaml", "--set=monitoring.prometheusRule.enabled=true", "--set=monitoring.prometheusRule.labels.release=prometheus"))
+	all := objects(t, render(t, "testdata/default.values.yaml", "--set=monitoring.prometheusRule.enabled=true",
+		"--set=monitoring.prometheusRule.labels.release=prometheus"))
 	r := find[monitoringv1.PrometheusRule](all)["lodestone"]
 	require.NotNil(t, r)
 	assert.Equal(t, "prometheus", r.Labels["release"])
@@ -165,7 +168,8 @@ func TestPrometheusRule(t *testing.T) {
 
 // TestDashboard: Grafana's sidecar gets the file as it is.
 func TestDashboard(t *testing.T) {
-	all := objects(t, render(t, "testdata/default.values.yaml", "--set=monitoring.dashboard.enabled=true", "--set=monitoring.dashboard.annotations.grafana_folder=Network"))
+	all := objects(t, render(t, "testdata/default.values.yaml", "--set=monitoring.dashboard.enabled=true",
+		"--set=monitoring.dashboard.annotations.grafana_folder=Network"))
 	cm := find[corev1.ConfigMap](all)["lodestone-grafana-dashboard"]
 	require.NotNil(t, cm)
 	assert.Equal(t, "1", cm.Labels["grafana_dashboard"])

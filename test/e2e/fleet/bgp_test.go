@@ -17,7 +17,8 @@ import (
 )
 
 // routed announces all VIPs to the router by BGP; more keys of the peer follow.
-const routed = "advertisements: [{name: all, bgp: {}}]\npeers: [{name: tor, address: 198.18.255.252, localASN: 64512, peerASN: 64513, connectRetry: 1s%s}]\n"
+const routed = "advertisements: [{name: all, bgp: {}}]\npeers: [{name: tor, address: 198.18.255.252, localASN: 64512, peerASN: 64513, " +
+	"connectRetry: 1s%s}]\n"
 
 const fastBFD = ", bfd: {transmitInterval: 100ms, receiveInterval: 100ms}"
 
@@ -169,7 +170,8 @@ func (p policy) gone() (least, most time.Duration) {
 // Every cell of the table.
 func TestFailurePolicies(t *testing.T) {
 	t.Parallel()
-	for name, p := range map[string]policy{"hold time alone": {}, "bfd": {bfd: true}, "gracefulRestart": {graceful: true}, "bfd and gracefulRestart": {bfd: true, graceful: true}} {
+	for name, p := range map[string]policy{"hold time alone": {}, "bfd": {bfd: true}, "gracefulRestart": {graceful: true},
+		"bfd and gracefulRestart": {bfd: true, graceful: true}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // they wait, mostly
 			f := startRouted(t, p.keys())
@@ -257,7 +259,8 @@ func (f *routedFleet) takenOut(p policy) {
 	before := f.session("n1")
 	f.losesNothing(func() {
 		require.NoError(f.t, f.Label("n1", map[string]string{"node.kubernetes.io/exclude-from-external-load-balancers": ""}))
-		f.until("the router is asked to prefer others", func() bool { text, _ := f.table("n1"); return strings.Contains(text, "graceful-shutdown") })
+		f.until("the router is asked to prefer others",
+			func() bool { text, _ := f.table("n1"); return strings.Contains(text, "graceful-shutdown") })
 		f.sendsTo("n2")
 		f.until("the routes are gone", func() bool { _, knows := f.table("n1"); return !knows })
 		require.NoError(f.t, f.Label("n1", nil))
@@ -305,7 +308,8 @@ func TestBFDStaysUp(t *testing.T) {
 	configure(", bfd: {transmitInterval: 70ms, receiveInterval: 80ms, detectMultiplier: 7}")
 	f.until("the router has the new timers", func() bool {
 		text, err := f.Router.Ask(t.Context(), fmt.Sprintf("show bfd peer %s json", f.Host("n1")))
-		return err == nil && strings.Contains(text, `"remote-transmit-interval":70`) && strings.Contains(text, `"remote-receive-interval":80`) && strings.Contains(text, `"remote-detect-multiplier":7`)
+		return err == nil && strings.Contains(text, `"remote-transmit-interval":70`) && strings.Contains(text, `"remote-receive-interval":80`) &&
+			strings.Contains(text, `"remote-detect-multiplier":7`)
 	})
 	for _, node := range []string{"n1", "n2"} {
 		require.Equal(t, 1, f.said(node, "BFD session up"), node)

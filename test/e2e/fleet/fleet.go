@@ -271,7 +271,8 @@ func (f *Fleet) put(resource string, object object) error {
 
 // Configure replaces the configuration.
 func (f *Fleet) Configure(document string) error {
-	return f.put("configmaps", &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "lodestone-config"}, Data: map[string]string{"config.yaml": document}})
+	return f.put("configmaps", &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "lodestone-config"},
+		Data: map[string]string{"config.yaml": document}})
 }
 
 // Label replaces the node's labels but for its name.
@@ -279,7 +280,8 @@ func (f *Fleet) Label(node string, labels map[string]string) error {
 	all := map[string]string{"node": node}
 	maps.Copy(all, labels)
 	addresses := []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: f.nodeIP(node).String()}}
-	return f.put("nodes", &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, Labels: all}, Status: corev1.NodeStatus{Addresses: addresses}})
+	return f.put("nodes", &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, Labels: all},
+		Status: corev1.NodeStatus{Addresses: addresses}})
 }
 
 // AddService makes a Service that has the address, and an endpoint. With it is
@@ -287,10 +289,13 @@ func (f *Fleet) Label(node string, labels map[string]string) error {
 func (f *Fleet) AddService(vip netip.Addr) error {
 	mode, name := corev1.LoadBalancerIPModeVIP, nameOf(f.services)
 	f.services++
-	service := &corev1.Service{ObjectMeta: name, Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, Ports: []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolUDP}}}}
-	service.Annotations = map[string]string{"lodestone.io/assigned-addresses": vip.String(), corev1.LastAppliedConfigAnnotation: strings.Repeat("x", 600)}
+	service := &corev1.Service{ObjectMeta: name,
+		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, Ports: []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolUDP}}}}
+	service.Annotations = map[string]string{"lodestone.io/assigned-addresses": vip.String(),
+		corev1.LastAppliedConfigAnnotation: strings.Repeat("x", 600)}
 	for range 3 {
-		service.ManagedFields = append(service.ManagedFields, metav1.ManagedFieldsEntry{Manager: "kubectl", Operation: "Update", APIVersion: "v1", FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(`"` + strings.Repeat("y", 500) + `"`)})
+		service.ManagedFields = append(service.ManagedFields, metav1.ManagedFieldsEntry{Manager: "kubectl", Operation: "Update", APIVersion: "v1",
+			FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(`"` + strings.Repeat("y", 500) + `"`)})
 	}
 	service.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: vip.String(), IPMode: &mode}}
 	return errors.Join(f.put("services", service), f.putEndpoints(name, discoveryv1.Endpoint{Addresses: []string{"10.0.0.1"}}))
@@ -298,12 +303,14 @@ func (f *Fleet) AddService(vip netip.Addr) error {
 
 // Ready sets whether the only endpoint of the first Service is.
 func (f *Fleet) Ready(ready bool) error {
-	return f.putEndpoints(nameOf(0), discoveryv1.Endpoint{Addresses: []string{"10.0.0.1"}, Conditions: discoveryv1.EndpointConditions{Ready: &ready, Serving: &ready}})
+	return f.putEndpoints(nameOf(0), discoveryv1.Endpoint{Addresses: []string{"10.0.0.1"},
+		Conditions: discoveryv1.EndpointConditions{Ready: &ready, Serving: &ready}})
 }
 
 func (f *Fleet) putEndpoints(service metav1.ObjectMeta, endpoint discoveryv1.Endpoint) error {
 	service.Labels = map[string]string{discoveryv1.LabelServiceName: service.Name}
-	return f.put("endpointslices", &discoveryv1.EndpointSlice{ObjectMeta: service, AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{endpoint}})
+	return f.put("endpointslices", &discoveryv1.EndpointSlice{ObjectMeta: service, AddressType: discoveryv1.AddressTypeIPv4,
+		Endpoints: []discoveryv1.Endpoint{endpoint}})
 }
 
 func nameOf(service int) metav1.ObjectMeta {

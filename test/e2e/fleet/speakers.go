@@ -15,7 +15,8 @@ import (
 
 // run starts all speakers.
 func (f *Fleet) run(context.Context) error {
-	text := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: fleet\ncontexts: [{name: fleet, context: {cluster: fleet}}]\nclusters: [{name: fleet, cluster: {server: 'http://%s'}}]\n", f.api())
+	text := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: fleet\ncontexts: [{name: fleet, context: {cluster: "+
+		"fleet}}]\nclusters: [{name: fleet, cluster: {server: 'http://%s'}}]\n", f.api())
 	if err := os.WriteFile(f.kubeconfig(), []byte(text), 0o600); err != nil {
 		return err
 	}

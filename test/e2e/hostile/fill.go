@@ -66,7 +66,8 @@ func (c *cluster) fill(ctx context.Context) error {
 				if err != nil {
 					return err
 				}
-				if s, err = c.kube.CoreV1().Services(hostile).Patch(ctx, s.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
+				if s, err = c.kube.CoreV1().Services(hostile).Patch(ctx, s.Name, types.MergePatchType, patch, metav1.PatchOptions{},
+					"status"); err != nil {
 					return err
 				}
 			}
@@ -138,7 +139,8 @@ func (c *cluster) touch(ctx context.Context) error {
 		}
 	}
 	if err := c.each(ctx, "changing Leases", c.Leases, func(ctx context.Context, i int) error {
-		_, err := c.kube.CoordinationV1().Leases(lab.LodestoneNamespace).Patch(ctx, "lodestone-speaker-"+ghost(i).Name, types.MergePatchType, patch, metav1.PatchOptions{})
+		_, err := c.kube.CoordinationV1().Leases(lab.LodestoneNamespace).Patch(ctx, "lodestone-speaker-"+ghost(i).Name, types.MergePatchType,
+			patch, metav1.PatchOptions{})
 		return err
 	}); err != nil {
 		return err

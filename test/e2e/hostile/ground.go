@@ -40,7 +40,8 @@ type ground struct {
 const control = "control"
 
 var hosts = map[string]netip.Addr{
-	control: netip.MustParseAddr("198.18.0.1"), "n1": netip.MustParseAddr("198.18.0.11"), "n2": netip.MustParseAddr("198.18.0.12"), "n3": netip.MustParseAddr("198.18.0.13"),
+	control: netip.MustParseAddr("198.18.0.1"), "n1": netip.MustParseAddr("198.18.0.11"), "n2": netip.MustParseAddr("198.18.0.12"),
+	"n3": netip.MustParseAddr("198.18.0.13"),
 }
 
 // prepare builds programs and makes the hosts.
@@ -194,7 +195,8 @@ func (g *ground) serveAPI(ctx context.Context) (err error) {
 		return err
 	}
 	key := g.path("accounts.key")
-	if err := errors.Join(pki.WriteKey(key), ca.WriteKubeconfig(g.path("kubeconfig"), "https://198.18.0.1:6443", "admin", "admin", "system:masters")); err != nil {
+	if err := errors.Join(pki.WriteKey(key),
+		ca.WriteKubeconfig(g.path("kubeconfig"), "https://198.18.0.1:6443", "admin", "admin", "system:masters")); err != nil {
 		return err
 	}
 	g.store, err = g.start(control, "etcd", nil, g.path("etcd"),
@@ -206,10 +208,12 @@ func (g *ground) serveAPI(ctx context.Context) (err error) {
 		return err
 	}
 	g.serve = []string{
-		g.path("kube-apiserver"), "--etcd-servers=http://127.0.0.1:2379", "--advertise-address=198.18.0.1", "--service-cluster-ip-range=10.96.0.0/16",
+		g.path("kube-apiserver"), "--etcd-servers=http://127.0.0.1:2379", "--advertise-address=198.18.0.1",
+		"--service-cluster-ip-range=10.96.0.0/16",
 		"--tls-cert-file=" + server.Cert, "--tls-private-key-file=" + server.Key, "--client-ca-file=" + ca.Cert,
 		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
-		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file=" + key, "--service-account-signing-key-file=" + key,
+		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file=" + key,
+		"--service-account-signing-key-file=" + key,
 		"--requestheader-client-ca-file=" + ca.Cert, "--requestheader-allowed-names=nobody", "--requestheader-username-headers=X-Remote-User",
 		"--requestheader-group-headers=X-Remote-Group", "--requestheader-extra-headers-prefix=X-Remote-Extra-",
 		"--feature-gates=WatchList=false", // no streaming lists, as before Kubernetes 1.32

@@ -64,7 +64,8 @@ func (c *cluster) install(ctx context.Context) error {
 		return err
 	}
 	for _, name := range []string{tenant, hostile} {
-		if _, err := c.kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+		if _, err := c.kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}},
+			metav1.CreateOptions{}); err != nil {
 			return err
 		}
 	}
@@ -331,7 +332,8 @@ func (c *cluster) ready(ctx context.Context) error {
 func (p *daemon) ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	transport := &http.Transport{DialContext: netns.Dialer(p.host(p.node)), TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} // self-signed
+	// self-signed
+	transport := &http.Transport{DialContext: netns.Dialer(p.host(p.node)), TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
 	defer transport.CloseIdleConnections()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, p.url, nil)
 	if err != nil {

@@ -123,7 +123,8 @@ func status() corev1.ServiceStatus {
 	for a := range addresses {
 		s.LoadBalancer.Ingress = append(s.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: fmt.Sprintf("198.19.%d.%d", 32+a/250, a%250+1)})
 	}
-	s.Conditions = []metav1.Condition{{Type: "example.com/Long", Status: metav1.ConditionTrue, Reason: "Long", Message: text("é", 32<<10), LastTransitionTime: metav1.Now()}}
+	s.Conditions = []metav1.Condition{{Type: "example.com/Long", Status: metav1.ConditionTrue, Reason: "Long", Message: text("é", 32<<10),
+		LastTransitionTime: metav1.Now()}}
 	return s
 }
 
@@ -131,7 +132,8 @@ func status() corev1.ServiceStatus {
 // own, whose name is as long as may be.
 func slice(i int) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Name: fmt.Sprintf("slice-%06d", i), Namespace: hostile, Labels: map[string]string{discoveryv1.LabelServiceName: service(i*len(classes), smallBytes).Name}},
+		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("slice-%06d", i), Namespace: hostile,
+			Labels: map[string]string{discoveryv1.LabelServiceName: service(i*len(classes), smallBytes).Name}},
 		AddressType: discoveryv1.AddressTypeIPv4,
 	}
 	label := strings.Repeat("n", 60)

@@ -56,7 +56,8 @@ func (c *cluster) watch(ctx context.Context) (wait func() error, err error) {
 		return nil, fmt.Errorf("listen on the segment: %w", err)
 	}
 	services := coreinformers.NewServiceInformer(c.kube, tenant, 0, cache.Indexers{})
-	if _, err := services.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: w.note, UpdateFunc: func(_, obj any) { w.note(obj) }}); err != nil {
+	if _, err := services.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: w.note,
+		UpdateFunc: func(_, obj any) { w.note(obj) }}); err != nil {
 		return nil, err
 	}
 	var running sync.WaitGroup

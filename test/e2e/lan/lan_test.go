@@ -15,7 +15,8 @@ func TestHardwareAddressesShowTheHost(t *testing.T) {
 
 func TestDestroyKnowsItsOwn(t *testing.T) {
 	for name, want := range map[string]bool{
-		"ls-lan": true, "ls-cp": true, "ls-client": true, "ls-router": true, "ls-router2": true, "ls-remote": true, "ls-router3": false, "ls-n1": true, "ls-n12": true,
+		"ls-lan": true, "ls-cp": true, "ls-client": true, "ls-router": true, "ls-router2": true, "ls-remote": true, "ls-router3": false,
+		"ls-n1": true, "ls-n12": true,
 		"ls-t-h1-29803": false, "ls-n": false, "ls-nx": false, "ls-ctl": false, "other": false,
 	} {
 		if got := Owns(name); got != want {

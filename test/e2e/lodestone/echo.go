@@ -99,7 +99,8 @@ func (i *Installation) answersAll(ctx context.Context, from string, target netip
 // answeredByTheLiving checks that no answer is from a pod whose namespace goes: a
 // kube-proxy that is late sends to those of the Service that had the address before.
 func (i *Installation) answeredByTheLiving(ctx context.Context, record probe.Record) error {
-	namespaces, err := i.Kube.CoreV1().Namespaces().List(ctx, metav1.ListOptions{FieldSelector: "status.phase=" + string(corev1.NamespaceTerminating)})
+	namespaces, err := i.Kube.CoreV1().Namespaces().List(ctx,
+		metav1.ListOptions{FieldSelector: "status.phase=" + string(corev1.NamespaceTerminating)})
 	if err != nil {
 		return fmt.Errorf("list namespaces: %w", err)
 	}
@@ -158,7 +159,8 @@ func echoContainer() corev1.Container {
 		Name:            EchoName,
 		Image:           lab.EchoImage,
 		ImagePullPolicy: corev1.PullNever,
-		Env:             []corev1.EnvVar{{Name: "NODE_NAME", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "spec.nodeName"}}}},
+		Env: []corev1.EnvVar{{Name: "NODE_NAME",
+			ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "spec.nodeName"}}}},
 		ReadinessProbe: &corev1.Probe{PeriodSeconds: 1, ProbeHandler: corev1.ProbeHandler{
 			HTTPGet: &corev1.HTTPGetAction{Path: "/readyz", Port: intstr.FromInt32(EchoPort)},
 		}},

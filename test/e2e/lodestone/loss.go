@@ -67,7 +67,8 @@ func (i *Installation) cut(ctx context.Context, asking *probe.Probe, loss *Loss,
 
 // During asks each address by UDP every 5 ms, as the options say, from before
 // until after do does what it does, and returns what was seen of each.
-func During(ctx context.Context, options probe.Options, targets []netip.AddrPort, do func() error) (map[netip.AddrPort]probe.Record, error) {
+func During(ctx context.Context, options probe.Options, targets []netip.AddrPort,
+	do func() error) (map[netip.AddrPort]probe.Record, error) {
 	const steady = 100 // answers, half a second's
 	probes, records := map[netip.AddrPort]*probe.Probe{}, map[netip.AddrPort]probe.Record{}
 	var failed error

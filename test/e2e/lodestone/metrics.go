@@ -35,7 +35,8 @@ func MetricsURL(pod *corev1.Pod) string { return URL(pod, "metrics") }
 
 // Token returns a token of a service account that exists.
 func (i *Installation) Token(ctx context.Context, namespace, account string) (string, error) {
-	request, err := i.Kube.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, account, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	request, err := i.Kube.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, account, &authenticationv1.TokenRequest{},
+		metav1.CreateOptions{})
 	if err != nil {
 		return "", fmt.Errorf("get token of account %s: %w", account, err)
 	}
@@ -46,7 +47,8 @@ func (i *Installation) Token(ctx context.Context, namespace, account string) (st
 // monitoring systems is bound to.
 func (i *Installation) MetricsToken(ctx context.Context) (string, error) {
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: reader, Namespace: "default"}}
-	if _, err := i.Kube.CoreV1().ServiceAccounts("default").Create(ctx, account, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+	if _, err := i.Kube.CoreV1().ServiceAccounts("default").Create(ctx, account, metav1.CreateOptions{}); err != nil &&
+		!apierrors.IsAlreadyExists(err) {
 		return "", err
 	}
 	binding := &rbacv1.ClusterRoleBinding{
@@ -54,7 +56,8 @@ func (i *Installation) MetricsToken(ctx context.Context) (string, error) {
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "lodestone-metrics-reader"},
 		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: reader, Namespace: "default"}},
 	}
-	if _, err := i.Kube.RbacV1().ClusterRoleBindings().Create(ctx, binding, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+	if _, err := i.Kube.RbacV1().ClusterRoleBindings().Create(ctx, binding, metav1.CreateOptions{}); err != nil &&
+		!apierrors.IsAlreadyExists(err) {
 		return "", err
 	}
 	return i.Token(ctx, "default", reader)

@@ -184,7 +184,8 @@ func (i *Installation) RestartSpeakers(ctx context.Context) error {
 func (i *Installation) RollSpeakers(ctx context.Context) error {
 	return i.replaceSpeakers(ctx, func([]corev1.Pod) error {
 		_, err := i.Kube.AppsV1().DaemonSets(Namespace).Patch(ctx, Speaker, types.MergePatchType, fmt.Appendf(nil,
-			`{"spec":{"template":{"metadata":{"annotations":{"kubectl.kubernetes.io/restartedAt":%q}}}}}`, time.Now().Format(time.RFC3339Nano)), metav1.PatchOptions{})
+			`{"spec":{"template":{"metadata":{"annotations":{"kubectl.kubernetes.io/restartedAt":%q}}}}}`, time.Now().Format(time.RFC3339Nano)),
+			metav1.PatchOptions{})
 		return err
 	})
 }

@@ -116,7 +116,8 @@ var scraped = []string{"job", "node", "instance"}
 func metrics(t *testing.T) map[string][]string {
 	t.Helper()
 	labels := map[string][]string{"up": nil, "process_cpu_seconds_total": nil, "process_resident_memory_bytes": nil}
-	rows := regexp.MustCompile("(?m)^\\| `([a-z0-9_]+)` \\| (\\w+) \\| ([^|]*)\\| ").FindAllStringSubmatch(read(t, root+"/docs/reference/metrics.md"), -1)
+	rows := regexp.MustCompile("(?m)^\\| `([a-z0-9_]+)` \\| (\\w+) \\| ([^|]*)\\| ").FindAllStringSubmatch(read(t, root+
+		"/docs/reference/metrics.md"), -1)
 	require.Greater(t, len(rows), 50)
 	for _, m := range rows {
 		var of []string

@@ -73,7 +73,8 @@ func start(ctx context.Context, options Options, send func(p *Probe, ctx, asking
 	options.complete()
 	ctx, cancel := context.WithCancel(ctx)
 	asking, finish := context.WithCancel(ctx)
-	p := &Probe{options: options, cancel: cancel, finish: finish, asked: make(chan struct{}), port: portAt(time.Now()), record: Record{Started: time.Now()}}
+	p := &Probe{options: options, cancel: cancel, finish: finish, asked: make(chan struct{}), port: portAt(time.Now()),
+		record: Record{Started: time.Now()}}
 	p.workers.Go(func() {
 		defer close(p.asked)
 		if err := send(p, ctx, asking); err != nil {

@@ -185,7 +185,8 @@ func TestConnectionsAreHeldUntilTheyBreak(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	// Somebody ends them all: ss is the kernel's own tool for it.
-	if out, err := netns.Command(ctx, namespace, "ss", "--kill", "state", "established", "dport", "=", fmt.Sprint(tcp.Port())).CombinedOutput(); err != nil {
+	if out, err := netns.Command(ctx, namespace, "ss", "--kill", "state", "established", "dport", "=",
+		fmt.Sprint(tcp.Port())).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	until("all are broken", func(r ConnectionRecord) bool { return len(r.Broken) == held })

@@ -48,12 +48,14 @@ func (b Builder) Helm(ctx context.Context) (string, error) {
 // Promtool returns the binary of Prometheus' tool that tests rules. The build
 // tag leaves out discovery in clouds.
 func (b Builder) Promtool(ctx context.Context) (string, error) {
-	return b.once(ctx, "promtool", "promtool", "about 90 seconds on 2 cores", "-tags=remove_all_sd", "github.com/prometheus/prometheus/cmd/promtool")
+	return b.once(ctx, "promtool", "promtool", "about 90 seconds on 2 cores", "-tags=remove_all_sd",
+		"github.com/prometheus/prometheus/cmd/promtool")
 }
 
 // KubeRouter returns the binary of kube-router, which enforces NetworkPolicies.
 func (b Builder) KubeRouter(ctx context.Context) (string, error) {
-	return b.once(ctx, "kuberouter", "kube-router", "about 2 minutes on 2 cores", "-ldflags=-s -w", "github.com/cloudnativelabs/kube-router/cmd/kube-router")
+	return b.once(ctx, "kuberouter", "kube-router", "about 2 minutes on 2 cores", "-ldflags=-s -w",
+		"github.com/cloudnativelabs/kube-router/cmd/kube-router")
 }
 
 // MetalLB is a release of MetalLB.

@@ -38,7 +38,8 @@ advertisements:
 // tor and spine are the lab's routers, as peers; more keys can follow.
 const (
 	tor   = "\n  - {name: tor, address: 198.18.0.254, localASN: 64512, peerASN: 64513, bfd: {transmitInterval: 100ms, receiveInterval: 100ms}"
-	spine = "\n  - {name: spine, address: 198.18.0.253, localASN: 64512, peerASN: external, bfd: {transmitInterval: 100ms, receiveInterval: 100ms}"
+	spine = "\n  - {name: spine, address: 198.18.0.253, localASN: 64512, peerASN: external, bfd: {transmitInterval: 100ms, " +
+		"receiveInterval: 100ms}"
 	peers = "\npeers:" + tor + "}" + spine + "}\n"
 )
 
@@ -75,7 +76,8 @@ func (s *story) learnt(router, vip string, nodes ...string) {
 func (s *story) onRouter(do, undo []string) {
 	s.Helper()
 	ask := func(ctx context.Context, commands []string) {
-		_, err := s.Lab.AskRouter(ctx, lab.Router, append([]string{"configure terminal", fmt.Sprintf("router bgp %d", lab.RouterASN)}, commands...)...)
+		_, err := s.Lab.AskRouter(ctx, lab.Router,
+			append([]string{"configure terminal", fmt.Sprintf("router bgp %d", lab.RouterASN)}, commands...)...)
 		require.NoError(s, err)
 	}
 	s.afterwards(func() { ask(s.ctx, undo) })
@@ -369,7 +371,8 @@ func TestPasswordFromASecret(t *testing.T) {
 // Scenario 34: what routers announce is not installed.
 func TestRoutesOfRoutersAreNotInstalled(t *testing.T) {
 	s := begin(t)
-	s.onRouter([]string{"no bgp network import-check", "address-family ipv4 unicast", "network 198.18.99.0/24", "neighbor nodes default-originate"},
+	s.onRouter([]string{"no bgp network import-check", "address-family ipv4 unicast", "network 198.18.99.0/24",
+		"neighbor nodes default-originate"},
 		[]string{"bgp network import-check", "address-family ipv4 unicast", "no network 198.18.99.0/24", "no neighbor nodes default-originate"})
 	s.config(routed + peers)
 	s.echo(3)
@@ -454,10 +457,12 @@ func TestOperatorSeesSessionsAndRoutes(t *testing.T) {
 	s.prints(0, []string{"simulate", "lose", nodes[0]}, vip+"/32", "by BFD after about 300ms")
 	s.prints(0, []string{"status"}, "2 BGP peers", "3 of 3 up", "routed")
 
-	_, err := s.Lab.AskRouter(s.ctx, lab.Router, "configure terminal", fmt.Sprintf("router bgp %d", lab.RouterASN), "neighbor nodes shutdown message maintenance of the rack")
+	_, err := s.Lab.AskRouter(s.ctx, lab.Router, "configure terminal", fmt.Sprintf("router bgp %d", lab.RouterASN),
+		"neighbor nodes shutdown message maintenance of the rack")
 	require.NoError(s, err)
 	s.afterwards(func() {
-		_, err := s.Lab.AskRouter(s.ctx, lab.Router, "configure terminal", fmt.Sprintf("router bgp %d", lab.RouterASN), "no neighbor nodes shutdown")
+		_, err := s.Lab.AskRouter(s.ctx, lab.Router, "configure terminal", fmt.Sprintf("router bgp %d", lab.RouterASN),
+			"no neighbor nodes shutdown")
 		require.NoError(s, err)
 	})
 	s.eventually("the operator reads why the sessions are gone", func() error {

@@ -41,10 +41,11 @@ func TestInvalidConfigurationChangesNothing(t *testing.T) {
 	address := s.assigned("before")
 
 	for name, c := range map[string]struct{ document, says string }{
-		"typo":    {"apiVersion: lodestone.io/v1alpha1\nkind: Config\npols: []\n", "config.yaml:3:1"},
-		"overlap": {"apiVersion: lodestone.io/v1alpha1\nkind: Config\npools:\n- {name: a, addresses: [198.18.0.0/24]}\n- {name: b, addresses: [198.18.0.128/25]}\n", "overlaps"},
-		"empty":   {"", "config.yaml"},
-		"binary":  {"\x00\x01\x02", "config.yaml"},
+		"typo": {"apiVersion: lodestone.io/v1alpha1\nkind: Config\npols: []\n", "config.yaml:3:1"},
+		"overlap": {"apiVersion: lodestone.io/v1alpha1\nkind: Config\npools:\n- {name: a, addresses: [198.18.0.0/24]}\n- {name: b, " +
+			"addresses: [198.18.0.128/25]}\n", "overlaps"},
+		"empty":  {"", "config.yaml"},
+		"binary": {"\x00\x01\x02", "config.yaml"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := s.part(t)

@@ -138,7 +138,8 @@ func (s *story) clientTakes(address string) (mac string) {
 	s.Helper()
 	s.onClient("ip", "address", "add", address+"/32", "dev", "eth0")
 	s.Cleanup(func() {
-		_ = s.Lab.Command(context.WithoutCancel(s.ctx), lab.Client, "ip", "address", "delete", address+"/32", "dev", "eth0").Run() // a story may have done so
+		// a story may have done so
+		_ = s.Lab.Command(context.WithoutCancel(s.ctx), lab.Client, "ip", "address", "delete", address+"/32", "dev", "eth0").Run()
 	})
 	link := strings.Fields(s.onClient("ip", "-brief", "link", "show", "eth0")) // /sys is the machine's
 	require.GreaterOrEqual(s, len(link), 3, "%q", link)

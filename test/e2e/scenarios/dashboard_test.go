@@ -64,7 +64,8 @@ func TestDashboardIsForWhoMaySeeIt(t *testing.T) {
 			assert.Equal(t, http.StatusUnauthorized, s.status(url+path, ""), "without a token: %s", url+path)
 			assert.Equal(t, http.StatusForbidden, s.status(url+path, anybody), "with anybody's token: %s", url+path)
 		}
-		assert.Equal(t, http.StatusForbidden, s.status(strings.TrimSuffix(url, "dashboard/")+"metrics", reader), "it is no right to anything else")
+		assert.Equal(t, http.StatusForbidden, s.status(strings.TrimSuffix(url, "dashboard/")+"metrics", reader),
+			"it is no right to anything else")
 		code, page, err := s.fetch(url, reader)
 		require.NoError(t, err)
 		require.Equal(t, http.StatusOK, code)
@@ -134,10 +135,12 @@ func TestDashboardComesToTheOperator(t *testing.T) {
 // while no controller answers is not held up.
 func brokenConfigurationIsRefusedAtOnce(t *testing.T) {
 	s := begin(t)
-	const broken = "apiVersion: lodestone.io/v1alpha1\nkind: Config\npools:\n- {name: a, addresses: [198.18.0.0/24]}\n- {name: b, addresses: [198.18.0.128/25]}\n"
+	const broken = "apiVersion: lodestone.io/v1alpha1\nkind: Config\npools:\n- {name: a, addresses: [198.18.0.0/24]}\n- {name: b, " +
+		"addresses: [198.18.0.128/25]}\n"
 	s.eventually("kubectl apply is refused with the sentence", func() error {
 		err := s.apply(broken)
-		if err == nil || !strings.Contains(err.Error(), "config.lodestone.io") || !strings.Contains(err.Error(), "config.yaml:5:") || !strings.Contains(err.Error(), "overlaps") {
+		if err == nil || !strings.Contains(err.Error(), "config.lodestone.io") || !strings.Contains(err.Error(), "config.yaml:5:") ||
+			!strings.Contains(err.Error(), "overlaps") {
 			return fmt.Errorf("kubectl apply: %v", err)
 		}
 		return nil
@@ -158,7 +161,8 @@ func brokenConfigurationIsRefusedAtOnce(t *testing.T) {
 
 // apply runs kubectl apply with a document.
 func (s *story) apply(document string) error {
-	manifest := "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: " + s.ConfigMapName + ", namespace: " + lodestone.Namespace + "}\ndata:\n  config.yaml: |\n"
+	manifest := "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: " + s.ConfigMapName + ", namespace: " + lodestone.Namespace +
+		"}\ndata:\n  config.yaml: |\n"
 	for line := range strings.SplitSeq(strings.TrimSuffix(document, "\n"), "\n") {
 		manifest += "    " + line + "\n"
 	}

@@ -53,7 +53,8 @@ func poolLeasesItsAddressesFromADHCPServer(t *testing.T) {
 	require.NoError(t, leases(server, leased))
 
 	s.service("e")
-	require.Contains(t, s.refused("e", "LeasePending"), `pool "office" has no lease for the Service yet: no DHCP server on interface "eth0" has offered an address since`)
+	require.Contains(t, s.refused("e", "LeasePending"),
+		`pool "office" has no lease for the Service yet: no DHCP server on interface "eth0" has offered an address since`)
 	allLeased()
 
 	s.restartController()

@@ -204,8 +204,10 @@ func (s *story) plantPod() {
 	s.Helper()
 	pods := s.Kube.CoreV1().Pods(lodestone.Namespace)
 	_, err := pods.Create(s.ctx, &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: "planted", Labels: map[string]string{"app.kubernetes.io/name": "lodestone", "app.kubernetes.io/component": "controller"}},
-		Spec:       corev1.PodSpec{SchedulerName: "nobody", Containers: []corev1.Container{{Name: "controller", Image: "lodestone.invalid/lodestone-controller:v0.0.1"}}},
+		ObjectMeta: metav1.ObjectMeta{Name: "planted",
+			Labels: map[string]string{"app.kubernetes.io/name": "lodestone", "app.kubernetes.io/component": "controller"}},
+		Spec: corev1.PodSpec{SchedulerName: "nobody",
+			Containers: []corev1.Container{{Name: "controller", Image: "lodestone.invalid/lodestone-controller:v0.0.1"}}},
 	}, metav1.CreateOptions{})
 	require.NoError(s, err)
 	s.afterwards(func() {
@@ -256,7 +258,8 @@ func TestBundleForATicket(t *testing.T) {
 	_, _, err = s.CLI(s.ctx, "", "diagnose", "--bundle", name)
 	require.NoError(t, err)
 	files := unpack(t, name)
-	for _, want := range []string{"config.yaml", "leases.json", "events.json", "status.json", "versions.json", "speakers/" + s.Lab.Nodes()[0] + ".json"} {
+	for _, want := range []string{"config.yaml", "leases.json", "events.json", "status.json", "versions.json", "speakers/" +
+		s.Lab.Nodes()[0] + ".json"} {
 		assert.Contains(t, files, want)
 	}
 	assert.Contains(t, files["services.json"], s.namespace)

@@ -87,9 +87,11 @@ advertisements:
 	require.Equal(t, vip, s.assigned("inner"), "it keeps its address")
 	s.eventually("another node owns the other VIP", func() error { return s.owned(web, first, false) })
 	second := s.owner(web)
-	require.Equal(t, fmt.Sprintf("no node announces %s by layer 2 any more, node %s did: the advertisements do not select its Service any more", vip, before),
+	require.Equal(t, fmt.Sprintf("no node announces %s by layer 2 any more, node %s did: the advertisements do not select its Service "+
+		"any more", vip, before),
 		s.toldOnce("inner", "NoOwner"))
-	require.Equal(t, fmt.Sprintf("node %s announces %s instead of node %s: node %[3]s was taken out of load balancing by a label or a taint", second, web, first),
+	require.Equal(t, fmt.Sprintf("node %s announces %s instead of node %s: node %[3]s was taken out of load balancing by a label or a taint",
+		second, web, first),
 		s.toldOnce("web", "OwnerChanged"))
 	require.Contains(t, s.event("default", "Node", "n1", "InterfaceMissing"), `advertisement "fibre"`)
 }
@@ -99,7 +101,8 @@ advertisements:
 func (s *story) toldOnce(name, reason string) string {
 	s.Helper()
 	said := s.event(s.namespace, "Service", name, reason)
-	list, err := s.Kube.CoreV1().Events(s.namespace).List(s.ctx, metav1.ListOptions{FieldSelector: "involvedObject.kind=Service,involvedObject.name=" + name})
+	list, err := s.Kube.CoreV1().Events(s.namespace).List(s.ctx,
+		metav1.ListOptions{FieldSelector: "involvedObject.kind=Service,involvedObject.name=" + name})
 	require.NoError(s, err)
 	for _, e := range list.Items {
 		if e.Reason == "OwnerChanged" || e.Reason == "NoOwner" {

@@ -44,7 +44,8 @@ func TestPlannedMovesLoseNothing(t *testing.T) {
 		},
 		"configuration": {
 			func(s *story, node string) {
-				s.config(usualPools + fmt.Sprintf("\nadvertisements:\n  - name: elsewhere\n    layer2:\n      nodeSelector: {matchExpressions: [{key: %s, operator: NotIn, values: [%s]}]}\n",
+				s.config(usualPools + fmt.Sprintf("\nadvertisements:\n  - name: elsewhere\n    layer2:\n      nodeSelector: {matchExpressions: "+
+					"[{key: %s, operator: NotIn, values: [%s]}]}\n",
 					corev1.LabelHostname, node))
 			},
 			func(s *story, _ string) { s.config(usualPools) },

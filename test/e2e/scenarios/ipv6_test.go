@@ -44,7 +44,8 @@ func TestIPv6ServiceIsReachedAndHasOneAnswerer(t *testing.T) {
 	s.config(dualPools)
 	s.echo(3)
 	// No other story's: a host that has taken it for its own keeps it from Services.
-	s.service("six", families(corev1.IPFamilyPolicySingleStack, corev1.IPv6Protocol), annotated(addrAnnotation, "2001:db8:0:1::240"), port("http", corev1.ProtocolTCP, 80), port("udp", corev1.ProtocolUDP, 80))
+	s.service("six", families(corev1.IPFamilyPolicySingleStack, corev1.IPv6Protocol), annotated(addrAnnotation, "2001:db8:0:1::240"),
+		port("http", corev1.ProtocolTCP, 80), port("udp", corev1.ProtocolUDP, 80))
 	vip := s.assigned("six")
 	require.True(t, netip.MustParseAddr(vip).Is6())
 	s.eventually("the VIP answers by TCP", func() error { return s.reachTCP(vip) })

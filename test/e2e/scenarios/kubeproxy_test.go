@@ -64,7 +64,8 @@ func TestPoliciesAndModesOfKubeProxy(t *testing.T) {
 	s.change("web", func(svc *corev1.Service) {
 		svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyCluster
 	})
-	s.config(dualPools + fmt.Sprintf("advertisements:\n  - {name: lan, layer2: {preferredNodes: [{weight: 1, nodeSelector: {matchLabels: {%s: %s}}}]}}\n", corev1.LabelHostname, first))
+	s.config(dualPools + fmt.Sprintf("advertisements:\n  - {name: lan, layer2: {preferredNodes: [{weight: 1, nodeSelector: {matchLabels: "+
+		"{%s: %s}}}]}}\n", corev1.LabelHostname, first))
 	for _, vip := range vips {
 		s.ownedBy(vip, first)
 		s.servedFrom(vip, second)

@@ -49,7 +49,8 @@ func TestPodSecurityIsRefusedForWhatTheGuideSays(t *testing.T) {
 			"speaker":    "host namespaces, hostPort, runAsNonRoot != true, runAsUser=0, unrestricted capabilities",
 		},
 	} {
-		out, err := s.Lab.Kubectl(s.ctx, "label", "--dry-run=server", "--overwrite", "namespace", lodestone.Namespace, "pod-security.kubernetes.io/enforce="+level)
+		out, err := s.Lab.Kubectl(s.ctx, "label", "--dry-run=server", "--overwrite", "namespace", lodestone.Namespace,
+			"pod-security.kubernetes.io/enforce="+level)
 		require.NoError(t, err)
 		got := map[string]string{}
 		for _, said := range regexp.MustCompile(`Warning: lodestone-([a-z]+)-.*: (.*)`).FindAllStringSubmatch(out, -1) {
@@ -215,15 +216,19 @@ func (s *story) status(url, token string) int {
 func TestMetricsFollowTheServices(t *testing.T) {
 	s := begin(t)
 	s.config(onePool("pair", "198.18.0.210-198.18.0.211"))
-	require.NoError(t, s.LeaderMetricBecomes(s.ctx, "lodestone_pool_addresses", lodestone.Labels{"pool": "pair", "family": "IPv4", "state": "free"}, 2))
+	require.NoError(t, s.LeaderMetricBecomes(s.ctx, "lodestone_pool_addresses",
+		lodestone.Labels{"pool": "pair", "family": "IPv4", "state": "free"}, 2))
 	for _, name := range []string{"a", "b", "c"} {
 		s.service(name)
 	}
-	require.NoError(t, s.LeaderMetricBecomes(s.ctx, "lodestone_pool_addresses", lodestone.Labels{"pool": "pair", "family": "IPv4", "state": "free"}, 0))
-	require.NoError(t, s.LeaderMetricBecomes(s.ctx, "lodestone_pool_addresses", lodestone.Labels{"pool": "pair", "family": "IPv4", "state": "assigned"}, 2))
+	require.NoError(t, s.LeaderMetricBecomes(s.ctx, "lodestone_pool_addresses",
+		lodestone.Labels{"pool": "pair", "family": "IPv4", "state": "free"}, 0))
+	require.NoError(t, s.LeaderMetricBecomes(s.ctx, "lodestone_pool_addresses",
+		lodestone.Labels{"pool": "pair", "family": "IPv4", "state": "assigned"}, 2))
 	require.NoError(t, s.LeaderMetricBecomes(s.ctx, "lodestone_services_refused", lodestone.Labels{"reason": "PoolExhausted"}, 1))
 	for _, name := range []string{"a", "b", "c"} {
 		s.delete(name)
 	}
-	require.NoError(t, s.LeaderMetricBecomes(s.ctx, "lodestone_pool_addresses", lodestone.Labels{"pool": "pair", "family": "IPv4", "state": "free"}, 2))
+	require.NoError(t, s.LeaderMetricBecomes(s.ctx, "lodestone_pool_addresses",
+		lodestone.Labels{"pool": "pair", "family": "IPv4", "state": "free"}, 2))
 }

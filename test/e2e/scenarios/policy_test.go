@@ -27,7 +27,8 @@ func (s *story) enforce() {
 func (s *story) policy(namespace, name string, spec networkingv1.NetworkPolicySpec) {
 	s.Helper()
 	policies := s.Kube.NetworkingV1().NetworkPolicies(namespace)
-	_, err := policies.Create(s.ctx, &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{})
+	_, err := policies.Create(s.ctx, &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec},
+		metav1.CreateOptions{})
 	require.NoError(s, err)
 	s.afterwards(func() { require.NoError(s, policies.Delete(s.ctx, name, metav1.DeleteOptions{})) })
 }

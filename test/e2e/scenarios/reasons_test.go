@@ -79,8 +79,10 @@ peers:
 	nobody := func(svc *corev1.Service) { svc.Spec.Selector = map[string]string{"app": "nobody"} }
 	for name, options := range map[string][]option{
 		"plain": nil, "idle": {nobody}, "local": {localPolicy},
-		"chosen": {annotated(poolAnnotation, "chosen")}, "preferred": {annotated(poolAnnotation, "preferred")}, "picky": {annotated(poolAnnotation, "picky")},
-		"elsewhere": {annotated(poolAnnotation, "elsewhere")}, "near": {annotated(poolAnnotation, "near")}, "far": {annotated(poolAnnotation, "far")},
+		"chosen": {annotated(poolAnnotation, "chosen")}, "preferred": {annotated(poolAnnotation, "preferred")},
+		"picky":     {annotated(poolAnnotation, "picky")},
+		"elsewhere": {annotated(poolAnnotation, "elsewhere")}, "near": {annotated(poolAnnotation, "near")},
+		"far": {annotated(poolAnnotation, "far")},
 	} {
 		s.service(name, options...)
 	}

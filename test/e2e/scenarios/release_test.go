@@ -79,7 +79,8 @@ func TestNextVersionComesAndGoes(t *testing.T) {
 	for _, kept := range []string{"ConfigMap/own-config", "Secret/own-key"} {
 		assert.Contains(t, s.objects(), kept, "it is the operator's")
 	}
-	for _, object := range []string{"ConfigMap/lodestone-next", "NetworkPolicy/lodestone-test", "Secret/lodestone-admission", "ValidatingWebhookConfiguration/lodestone-config"} {
+	for _, object := range []string{"ConfigMap/lodestone-next", "NetworkPolicy/lodestone-test", "Secret/lodestone-admission",
+		"ValidatingWebhookConfiguration/lodestone-config"} {
 		assert.NotContains(t, s.objects(), object)
 	}
 	for _, node := range s.Lab.Nodes() {
@@ -100,7 +101,8 @@ func (s *story) own() {
 		require.NoError(s, maps.Delete(s.ctx, "own-config", metav1.DeleteOptions{}))
 		require.NoError(s, secrets.Delete(s.ctx, "own-key", metav1.DeleteOptions{}))
 	})
-	_, err = maps.Create(s.ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "own-config"}, Data: config.Data}, metav1.CreateOptions{})
+	_, err = maps.Create(s.ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "own-config"}, Data: config.Data},
+		metav1.CreateOptions{})
 	require.NoError(s, err)
 	_, err = secrets.Create(s.ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "own-key"}, Data: key.Data}, metav1.CreateOptions{})
 	require.NoError(s, err)
@@ -125,7 +127,8 @@ func (s *story) nextChart() string {
 // objects lists objects of the release, as kind/name.
 func (s *story) objects() []string {
 	s.Helper()
-	out, err := s.Lab.Kubectl(s.ctx, "--namespace", lodestone.Namespace, "get", "configmaps,networkpolicies,secrets,validatingwebhookconfigurations",
+	out, err := s.Lab.Kubectl(s.ctx, "--namespace", lodestone.Namespace, "get",
+		"configmaps,networkpolicies,secrets,validatingwebhookconfigurations",
 		"--output", `jsonpath={range .items[*]}{.kind}/{.metadata.name}{"\n"}{end}`)
 	require.NoError(s, err)
 	return strings.Fields(out)

@@ -82,7 +82,8 @@ func TestASpeakersTokenMayDoNothingBeyond(t *testing.T) {
 				}
 				names := []string{"some"}
 				for key := range may {
-					if name, in, ok := strings.Cut(strings.TrimPrefix(key, kind+"/"), " in "); strings.HasPrefix(key, kind+"/") && ok && in == namespace && sub == "" {
+					if name, in, ok := strings.Cut(strings.TrimPrefix(key, kind+"/"), " in "); strings.HasPrefix(key, kind+"/") && ok &&
+						in == namespace && sub == "" {
 						names = append(names, name)
 					}
 				}
@@ -91,7 +92,8 @@ func TestASpeakersTokenMayDoNothingBeyond(t *testing.T) {
 						if name != "some" && !slices.Contains([]string{"get", "update", "patch", "delete"}, verb) {
 							continue
 						}
-						want := sub == "" && (allows(may, kind, verb) || allows(may, kind+" in "+namespace, verb) || allows(may, kind+"/"+name+" in "+namespace, verb))
+						want := sub == "" && (allows(may, kind, verb) || allows(may, kind+" in "+namespace, verb) ||
+							allows(may, kind+"/"+name+" in "+namespace, verb))
 						asked++
 						got := s.try(speaker.RESTClient(), verb, at, name, sub)
 						if forbidden := apierrors.IsForbidden(got); forbidden == want {
@@ -200,7 +202,8 @@ func TestASpeakersTokenWritesItsOwnLeaseAlone(t *testing.T) {
 	}
 	fresh := func(name string) *coordinationv1.Lease {
 		l := own.DeepCopy()
-		l.ObjectMeta = metav1.ObjectMeta{Name: name, Namespace: own.Namespace, Labels: own.Labels, Annotations: own.Annotations, OwnerReferences: own.OwnerReferences}
+		l.ObjectMeta = metav1.ObjectMeta{Name: name, Namespace: own.Namespace, Labels: own.Labels, Annotations: own.Annotations,
+			OwnerReferences: own.OwnerReferences}
 		return l
 	}
 	generated := fresh("")
@@ -218,7 +221,8 @@ func TestASpeakersTokenWritesItsOwnLeaseAlone(t *testing.T) {
 	for _, name := range []string{own.Name, victim.Name, lodestone.Controller} {
 		err := write(nowhere, name, func(*coordinationv1.Lease) {})
 		assert.True(t, apierrors.IsForbidden(err), "a token that names no node writes %s: %v", name, err)
-		_, err = leases.Patch(s.ctx, name, types.MergePatchType, []byte(`{"spec": {"leaseDurationSeconds": 1}}`), metav1.PatchOptions{DryRun: dry.DryRun})
+		_, err = leases.Patch(s.ctx, name, types.MergePatchType, []byte(`{"spec": {"leaseDurationSeconds": 1}}`),
+			metav1.PatchOptions{DryRun: dry.DryRun})
 		assert.True(t, apierrors.IsForbidden(err), "patch %s: %v", name, err)
 		assert.True(t, apierrors.IsForbidden(leases.Delete(s.ctx, name, metav1.DeleteOptions{DryRun: dry.DryRun})), "delete %s", name)
 	}

@@ -176,7 +176,8 @@ pools:
 	require.Contains(t, s.refused("late", "PoolDraining"), `"old"`)
 	s.change("web", annotated(renumber, "true"))
 	s.holds("web", "198.18.0.221")
-	require.NoError(t, s.LeaderMetricBecomes(s.ctx, "lodestone_pool_addresses", lodestone.Labels{"pool": "old", "family": "IPv4", "state": "assigned"}, 0))
+	require.NoError(t, s.LeaderMetricBecomes(s.ctx, "lodestone_pool_addresses",
+		lodestone.Labels{"pool": "old", "family": "IPv4", "state": "assigned"}, 0))
 }
 
 // Kept and reserved addresses survive the Service, and the controller.
@@ -214,7 +215,8 @@ reservations:
 func TestTheClustersOwnAddressesAreNeverGiven(t *testing.T) {
 	s := begin(t)
 	node := s.Lab.Addresses("n1")[0]
-	s.config(fmt.Sprintf("\nquarantine: 0s\npools:\n  - {name: careless, addresses: [%s-%s]}\n  - {name: elsewhere, addresses: [192.0.2.0/28], autoAssign: false}\n",
+	s.config(fmt.Sprintf("\nquarantine: 0s\npools:\n  - {name: careless, addresses: [%s-%s]}\n  - {name: elsewhere, addresses: "+
+		"[192.0.2.0/28], autoAssign: false}\n",
 		node, s.Lab.Addresses("n3")[0].Next()))
 	warnings := s.event(lodestone.Namespace, "ConfigMap", lodestone.ConfigMap, "ConfigWarning")
 	t.Log(warnings)
@@ -252,10 +254,12 @@ func TestOperatorAsksWhyAndWhatIf(t *testing.T) {
 	s.service("d", annotated(poolAnnotation, "pair"))
 	s.refused("d", "PoolExhausted")
 
-	s.prints(2, []string{"explain", "service", s.namespace + "/c"}, "PoolExhausted", "What helps", "NotAutoAssigned: ", "Services that name them: spare.")
+	s.prints(2, []string{"explain", "service", s.namespace + "/c"}, "PoolExhausted", "What helps", "NotAutoAssigned: ",
+		"Services that name them: spare.")
 	s.prints(2, []string{"explain", "service", "d", "--namespace", s.namespace}, "PoolExhausted", "PoolNotNamed: ")
 	// Who has an address is told why nobody answers.
-	s.prints(2, []string{"explain", "service", s.namespace + "/a"}, "198.18.0.210 from pool \"pair\"", "NoServingEndpoint: no endpoint takes traffic")
+	s.prints(2, []string{"explain", "service", s.namespace + "/a"}, "198.18.0.210 from pool \"pair\"",
+		"NoServingEndpoint: no endpoint takes traffic")
 	s.runsAsPlugin()
 	s.delete("d")
 
@@ -288,7 +292,8 @@ func (s *story) runsAsPlugin() {
 		require.NoError(s, os.Symlink(filepath.Join(s.Lab.Root, "bin", "lodestone"), filepath.Join(links, name)))
 	}
 	s.Setenv("PATH", links+":"+os.Getenv("PATH"))
-	out, err := s.Lab.Command(s.ctx, lab.ControlPlane, "kubectl", "lodestone", "explain", "service", "c", "--namespace", s.namespace).CombinedOutput()
+	out, err := s.Lab.Command(s.ctx, lab.ControlPlane, "kubectl", "lodestone", "explain", "service", "c", "--namespace",
+		s.namespace).CombinedOutput()
 	var exit *exec.ExitError
 	require.ErrorAs(s, err, &exit, "%s", out)
 	require.Equal(s, 2, exit.ExitCode(), "%s", out)

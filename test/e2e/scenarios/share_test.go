@@ -32,7 +32,8 @@ func (s *story) askFrom(hosts, vips []string) (flows []*flow) {
 	for _, host := range hosts {
 		for _, vip := range vips {
 			// Not every 5 ms: two pods answer eight flows.
-			f := &flow{Probe: probe.UDP(s.ctx, probe.Options{Namespace: "ls-" + host, Target: target(vip), Interval: 20 * time.Millisecond}), host: host, vip: vip}
+			f := &flow{Probe: probe.UDP(s.ctx, probe.Options{Namespace: "ls-" + host, Target: target(vip), Interval: 20 * time.Millisecond}),
+				host: host, vip: vip}
 			s.answered(f)
 			home, err := s.SendsTo(host, vip)
 			require.NoError(s, err)

@@ -43,7 +43,8 @@ func begin(t *testing.T) *story {
 	s := &story{T: t, Installation: installation, ctx: t.Context(), namespace: namespaceFor(t)}
 	s.config(usualPools)
 	s.eventually("the story has its namespace", func() error { // -count=2: the last one's may be going
-		_, err := s.Kube.CoreV1().Namespaces().Create(s.ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.namespace}}, metav1.CreateOptions{})
+		_, err := s.Kube.CoreV1().Namespaces().Create(s.ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.namespace}},
+			metav1.CreateOptions{})
 		return err
 	})
 	t.Cleanup(s.end)

@@ -48,9 +48,11 @@ func (a *Account) Token(ctx context.Context) (string, error) {
 	answer, err := a.Client.CoreV1().ServiceAccounts(a.Namespace).CreateToken(ctx, AccountName, request, metav1.CreateOptions{})
 	switch {
 	case apierrors.IsForbidden(err):
-		return "", fmt.Errorf("you may not see the dashboard: you need the right to create serviceaccounts/token of %s in namespace %s, which the Role lodestone-dashboard-user has: %w", AccountName, a.Namespace, err)
+		return "", fmt.Errorf("you may not see the dashboard: you need the right to create serviceaccounts/token of %s in namespace %s, "+
+			"which the Role lodestone-dashboard-user has: %w", AccountName, a.Namespace, err)
 	case apierrors.IsNotFound(err):
-		return "", fmt.Errorf("there is no service account %s in namespace %s: the chart makes it with dashboard.enabled: %w", AccountName, a.Namespace, err)
+		return "", fmt.Errorf("there is no service account %s in namespace %s: the chart makes it with dashboard.enabled: %w", AccountName,
+			a.Namespace, err)
 	case err != nil:
 		return "", fmt.Errorf("get a token for the dashboard: %w", err)
 	}

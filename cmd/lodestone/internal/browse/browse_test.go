@@ -65,7 +65,8 @@ func newAPIServer(t *testing.T, controller http.Handler) *apiServer {
 	mux.HandleFunc("POST /api/v1/namespaces/ls/serviceaccounts/lodestone-dashboard/token", func(w http.ResponseWriter, _ *http.Request) {
 		answer(w, &authenticationv1.TokenRequest{
 			TypeMeta: metav1.TypeMeta{APIVersion: "authentication.k8s.io/v1", Kind: "TokenRequest"},
-			Status:   authenticationv1.TokenRequestStatus{Token: fmt.Sprintf("dashboard-%d", a.tokens.Add(1)), ExpirationTimestamp: metav1.NewTime(time.Now().Add(a.life))},
+			Status: authenticationv1.TokenRequestStatus{Token: fmt.Sprintf("dashboard-%d", a.tokens.Add(1)),
+				ExpirationTimestamp: metav1.NewTime(time.Now().Add(a.life))},
 		})
 	})
 	mux.HandleFunc("POST /api/v1/namespaces/ls/pods/lodestone-controller-1/portforward", a.forward)
@@ -73,7 +74,8 @@ func newAPIServer(t *testing.T, controller http.Handler) *apiServer {
 		if r.Header.Get("Authorization") != admin {
 			w.Header().Set("Content-Type", "application/json")
 			w.WriteHeader(http.StatusForbidden)
-			answer(w, &metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: "Failure", Reason: metav1.StatusReasonForbidden, Code: 403, Message: "no"})
+			answer(w, &metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: "Failure",
+				Reason: metav1.StatusReasonForbidden, Code: 403, Message: "no"})
 			return
 		}
 		mux.ServeHTTP(w, r)
@@ -251,7 +253,8 @@ func TestOthersSeeNothing(t *testing.T) {
 	}
 	assert.Len(t, c.shown, before, "the controller was asked nothing")
 
-	code, _ := request(t, "GET", u.String(), "localhost:"+u.Port(), http.Header{"Cookie": {"a=b"}, "Authorization": {"Basic x"}, "X-Forwarded-For": {"y"}, "Impersonate-User": {"root"}})
+	code, _ := request(t, "GET", u.String(), "localhost:"+u.Port(),
+		http.Header{"Cookie": {"a=b"}, "Authorization": {"Basic x"}, "X-Forwarded-For": {"y"}, "Impersonate-User": {"root"}})
 	require.Equal(t, http.StatusOK, code)
 	last := c.shown[len(c.shown)-1]
 	for _, name := range []string{"Cookie", "Impersonate-User"} {
@@ -267,7 +270,8 @@ func TestNothingIsOpenedWithoutTheRight(t *testing.T) {
 		options func(*apiServer, io.Writer) browse.Options
 		says    string
 	}{
-		"no right to tokens": {func(a *apiServer, w io.Writer) browse.Options { return a.options("Bearer of somebody", w) }, "lodestone-dashboard-user"},
+		"no right to tokens": {func(a *apiServer, w io.Writer) browse.Options { return a.options("Bearer of somebody", w) },
+			"lodestone-dashboard-user"},
 		"no pod": {func(a *apiServer, w io.Writer) browse.Options {
 			a.pods = nil
 			return a.options(admin, w)
@@ -288,7 +292,8 @@ func TestNothingIsOpenedWithoutTheRight(t *testing.T) {
 	o.Timeout = time.Second // enough for the way there on a busy machine
 	require.ErrorContains(t, browse.Serve(t.Context(), o), "the controller cannot be reached: context deadline exceeded")
 	close(hanging)
-	for code, says := range map[int]string{401: "ClusterRole lodestone-dashboard-reader", 403: "ClusterRole lodestone-dashboard-reader", 404: "--dashboard=false", 500: "500"} {
+	for code, says := range map[int]string{401: "ClusterRole lodestone-dashboard-reader", 403: "ClusterRole lodestone-dashboard-reader",
+		404: "--dashboard=false", 500: "500"} {
 		a := newAPIServer(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code) }))
 		require.ErrorContains(t, browse.Serve(t.Context(), a.options(admin, io.Discard)), says)
 	}

@@ -67,7 +67,8 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	secret, path, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	path = "/" + path
-	if subtle.ConstantTimeCompare([]byte(secret), []byte(p.secret)) == 0 || !strings.HasPrefix(path, dashboard.Path+"/") || strings.Contains(path, "..") {
+	if subtle.ConstantTimeCompare([]byte(secret), []byte(p.secret)) == 0 || !strings.HasPrefix(path, dashboard.Path+"/") ||
+		strings.Contains(path, "..") {
 		http.NotFound(w, r)
 		return
 	}
@@ -116,7 +117,8 @@ func Serve(ctx context.Context, o Options) error {
 		return fmt.Errorf("listen on the loopback interface: %w", err)
 	}
 	p.port = fmt.Sprint(listener.Addr().(*net.TCPAddr).Port)
-	if _, err := fmt.Fprintf(o.Out, "The dashboard is at\n\n  %s\n\nuntil this command ends (Ctrl-C). Whoever has the address can see it.\n", p.url()); err != nil {
+	if _, err := fmt.Fprintf(o.Out, "The dashboard is at\n\n  %s\n\nuntil this command ends (Ctrl-C). Whoever has the address can see it.\n",
+		p.url()); err != nil {
 		return err
 	}
 	// No timeout for answers: events come as long as the page is open.
@@ -154,9 +156,11 @@ func (p *Proxy) check(ctx context.Context, timeout time.Duration) error {
 	case http.StatusOK:
 		return nil
 	case http.StatusNotFound:
-		return errors.New("the controller has no dashboard: it is older than this command, or runs with --dashboard=false (dashboard.enabled in the values of the chart)")
+		return errors.New("the controller has no dashboard: it is older than this command, or runs with --dashboard=false " +
+			"(dashboard.enabled in the values of the chart)")
 	case http.StatusUnauthorized, http.StatusForbidden:
-		return fmt.Errorf("the controller refuses the account of the dashboard (%s): is the ClusterRole lodestone-dashboard-reader bound to it?", response.Status)
+		return fmt.Errorf("the controller refuses the account of the dashboard (%s): is the ClusterRole lodestone-dashboard-reader bound to it?",
+			response.Status)
 	}
 	return fmt.Errorf("the controller answers %s", response.Status)
 }

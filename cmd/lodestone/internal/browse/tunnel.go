@@ -71,7 +71,8 @@ func (t *Tunnel) dial(ctx context.Context) (net.Conn, error) {
 
 // controller returns a pod of the controller that is ready, and its port.
 func (t *Tunnel) controller(ctx context.Context) (pod string, port int, err error) {
-	list, err := t.Client.CoreV1().Pods(t.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=lodestone,app.kubernetes.io/component=controller"})
+	list, err := t.Client.CoreV1().Pods(t.Namespace).List(ctx,
+		metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=lodestone,app.kubernetes.io/component=controller"})
 	if err != nil {
 		return "", 0, fmt.Errorf("list the pods of the controller: %w", err)
 	}
@@ -88,7 +89,8 @@ func (t *Tunnel) controller(ctx context.Context) (pod string, port int, err erro
 			}
 		}
 	}
-	return "", 0, fmt.Errorf("namespace %s has no pod of the controller that is ready (of %d); lodestone status needs none", t.Namespace, len(list.Items))
+	return "", 0, fmt.Errorf("namespace %s has no pod of the controller that is ready (of %d); lodestone status needs none", t.Namespace,
+		len(list.Items))
 }
 
 // dialer returns what asks the API server for the connection: over WebSocket,

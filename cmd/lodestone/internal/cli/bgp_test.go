@@ -36,8 +36,10 @@ func TestPeersSayWhyThereIsNoSession(t *testing.T) {
 	torA := func(s report.Session) report.Session { s.Peer, s.Since = "tor-a", ago(10*time.Minute); return s }
 	w.add(
 		node("n4", "203.0.113.4", nil), node("n5", "203.0.113.5", nil), node("n6", "2001:db8::6", nil),
-		pod("speaker", "n1", "v0.4.0", true), pod("speaker", "n2", "v0.4.0", true), pod("speaker", "n3", "v0.4.0", true), pod("speaker", "n4", "v0.4.0", false),
-		lease("n1", nil, torA(report.Session{Message: "the router refused: wrong AS number", BFD: "Down"}), report.Session{Peer: "old", Established: true, Since: ago(time.Hour)}),
+		pod("speaker", "n1", "v0.4.0", true), pod("speaker", "n2", "v0.4.0", true), pod("speaker", "n3", "v0.4.0", true),
+		pod("speaker", "n4", "v0.4.0", false),
+		lease("n1", nil, torA(report.Session{Message: "the router refused: wrong AS number", BFD: "Down"}),
+			report.Session{Peer: "old", Established: true, Since: ago(time.Hour)}),
 		lease("n2", nil),
 		lease("n3", nil, torA(report.Session{Established: true, Router: netip.MustParseAddr("192.0.2.1")})),
 		lease("n4", nil, torA(report.Session{Established: true})),

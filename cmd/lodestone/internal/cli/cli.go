@@ -66,7 +66,8 @@ func root(s Streams) *cobra.Command {
 	if s.Plugin {
 		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl lodestone"}
 	}
-	root.AddCommand(statusCommand(s), diagnoseCommand(s), dashboardCommand(s), bgpCommand(s), validateCommand(s), planCommand(s), explainCommand(s), simulateCommand(s), migrateCommand(s), versionCommand())
+	root.AddCommand(statusCommand(s), diagnoseCommand(s), dashboardCommand(s), bgpCommand(s), validateCommand(s), planCommand(s),
+		explainCommand(s), simulateCommand(s), migrateCommand(s), versionCommand())
 	return root
 }
 

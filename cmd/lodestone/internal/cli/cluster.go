@@ -49,12 +49,16 @@ func targetFlags(cmd *cobra.Command, s Streams) *target {
 	t.flags = f
 	f.StringVar(&t.rules.ExplicitPath, "kubeconfig", "", "Path of the kubeconfig file.")
 	f.StringVar(&t.overrides.CurrentContext, "context", "", "Name of the kubeconfig context to use.")
-	f.StringVarP(&t.overrides.Context.Namespace, "namespace", "n", "", "Namespace of what the command is about. Default: that of the kubeconfig context.")
-	f.DurationVar(&t.timeout, "request-timeout", time.Minute, "How long the API server may take for all that the command reads of the cluster.")
+	f.StringVarP(&t.overrides.Context.Namespace, "namespace", "n", "",
+		"Namespace of what the command is about. Default: that of the kubeconfig context.")
+	f.DurationVar(&t.timeout, "request-timeout", time.Minute,
+		"How long the API server may take for all that the command reads of the cluster.")
 	f.StringVar(&t.place.Namespace, "lodestone-namespace", config.Namespace, "Namespace that Lodestone is installed in.")
 	f.StringVar(&t.place.ConfigName, "config-name", config.ConfigMapName, "Name of the ConfigMap with the configuration.")
-	f.BoolVar(&t.place.Scope.Classless, "handle-classless", true, "Whether Lodestone serves Services without a class. Default: as the controller that runs.")
-	f.StringSliceVar(&t.place.Scope.Classes, "load-balancer-classes", []string{annotation.DefaultClass}, "The classes that Lodestone serves. Default: those of the controller that runs.")
+	f.BoolVar(&t.place.Scope.Classless, "handle-classless", true,
+		"Whether Lodestone serves Services without a class. Default: as the controller that runs.")
+	f.StringSliceVar(&t.place.Scope.Classes, "load-balancer-classes", []string{annotation.DefaultClass},
+		"The classes that Lodestone serves. Default: those of the controller that runs.")
 	return t
 }
 

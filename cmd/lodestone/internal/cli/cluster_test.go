@@ -43,7 +43,8 @@ func service(name, address string) *corev1.Service {
 // readCluster reads a cluster as the commands do.
 func readCluster(t *testing.T, objects ...runtime.Object) (*simulation.Cluster, error) {
 	t.Helper()
-	target := &target{timeout: time.Minute, place: cluster.Place{Namespace: config.Namespace, ConfigName: config.ConfigMapName, Scope: servicelb.Scope{Classless: true}}}
+	target := &target{timeout: time.Minute,
+		place: cluster.Place{Namespace: config.Namespace, ConfigName: config.ConfigMapName, Scope: servicelb.Scope{Classless: true}}}
 	return target.read(t.Context(), fake.NewClientset(objects...))
 }
 
@@ -52,10 +53,12 @@ func readCluster(t *testing.T, objects ...runtime.Object) (*simulation.Cluster, 
 func TestOperatorSeesWhatTheControllerSees(t *testing.T) {
 	t.Parallel()
 	w := &world{t: t}
-	const pool = header + "quarantine: 1h\npools: [{name: lan, addresses: [203.0.113.10-203.0.113.12], namespaceSelector: {matchLabels: {env: prod}}}]\n"
+	const pool = header + "quarantine: 1h\npools: [{name: lan, addresses: [203.0.113.10-203.0.113.12], namespaceSelector: {matchLabels: " +
+		"{env: prod}}}]\n"
 	w.add(
 		configMap(config.ConfigMapName, config.Key, pool),
-		configMap(quarantine.ConfigMapName, quarantine.Key, "version 1\n2999-01-01T00:00:00Z shop/gone 203.0.113.11 until 2999-01-01T01:00:00Z\n"),
+		configMap(quarantine.ConfigMapName, quarantine.Key,
+			"version 1\n2999-01-01T00:00:00Z shop/gone 203.0.113.11 until 2999-01-01T01:00:00Z\n"),
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: map[string]string{"env": "prod"}}},
 		node("n1", "203.0.113.10", nil),
 		service("has", "203.0.113.12"), service("waits", ""),
@@ -84,7 +87,8 @@ func TestClassesAreThoseOfTheControllerThatRuns(t *testing.T) {
 	edge.Spec.LoadBalancerClass = &class
 	controller := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: config.Namespace, Name: "lodestone-controller-1",
 		Labels: map[string]string{"app.kubernetes.io/name": "lodestone", "app.kubernetes.io/component": "controller"}}}
-	controller.Spec.Containers = []corev1.Container{{Args: []string{"--handle-classless=false", "--load-balancer-classes=lodestone.io/lodestone,example.com/edge"}}}
+	controller.Spec.Containers = []corev1.Container{{Args: []string{"--handle-classless=false",
+		"--load-balancer-classes=lodestone.io/lodestone,example.com/edge"}}}
 	w.add(configMap(config.ConfigMapName, config.Key, header+"pools: [{name: lan, addresses: [203.0.113.10]}]\n"),
 		controller, service("classless", ""), edge)
 	_, out := w.run("explain", "service", "shop/edge")
@@ -124,11 +128,13 @@ advertisements: [`+advertisements+"]\n"))
 	assert.Contains(t, both, "           203.0.113.10 by BGP from n1, n2, n3, n4, n5 and 1 more to tor-a\n")
 	assert.Contains(t, both, "           203.0.113.10 by BGP from n7 to tor-a, tor-b\n")
 	none := explain(ExitFound, "{name: b, bgp: {peers: [tor-c], nodeSelector: {matchLabels: {rack: b}}}}")
-	assert.Contains(t, none, "Silent      203.0.113.10 not from n7: NoSession: this node has no session with the BGP peers of the advertisements: "+
+	assert.Contains(t, none, "Silent      203.0.113.10 not from n7: NoSession: this node has no session with the BGP peers of the "+
+		"advertisements: "+
 		"peer \"tor-c\" has no localASN and node n7 no annotation lodestone.io/bgp-asn: set one of them\n"+
 		"            203.0.113.10 not from n1, n2, n3, n4, n5 and 1 more: NodeNotSelected: the advertisements select other nodes\n")
 	assert.Contains(t, none, "What helps  NoSession: "+speakers.Reasons()[speakers.NoSession].Cure)
-	assert.Contains(t, explain(ExitFound, "{name: mail, serviceSelector: {matchLabels: {tier: mail}}, layer2: {}}"), "and 2 more: ServiceNotSelected: no serviceSelector")
+	assert.Contains(t, explain(ExitFound, "{name: mail, serviceSelector: {matchLabels: {tier: mail}}, layer2: {}}"),
+		"and 2 more: ServiceNotSelected: no serviceSelector")
 }
 
 func TestWithoutAConfigurationNothingIsAllocated(t *testing.T) {

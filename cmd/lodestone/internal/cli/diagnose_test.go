@@ -62,7 +62,8 @@ func (p *fakePods) Get(_ context.Context, pod *corev1.Pod, path string, query ur
 	p.asked[pod.Spec.NodeName] = query
 	f, ok := p.facts[pod.Spec.NodeName]
 	if !ok {
-		return nil, apierrors.NewGenericServerResponse(http.StatusNotFound, "get", schema.GroupResource{Resource: "pods"}, pod.Name, "404 page not found", 0, true)
+		return nil, apierrors.NewGenericServerResponse(http.StatusNotFound, "get", schema.GroupResource{Resource: "pods"}, pod.Name,
+			"404 page not found", 0, true)
 	}
 	f.Received, f.Sent = time.Now().Add(p.ahead), time.Now().Add(p.ahead)
 	f.Active = query.Get(diagnose.ParamActive) == "true"
@@ -79,13 +80,15 @@ func (p *fakePods) Log(_ context.Context, pod *corev1.Pod, previous bool) ([]byt
 // diagnosed is newWorld with speakers that tell of healthy nodes.
 func diagnosed(t *testing.T) *world {
 	w := newWorld(t)
-	w.pods = &fakePods{facts: map[string]diagnose.Facts{}, texts: map[string]string{}, logs: map[string]string{}, asked: map[string]url.Values{}}
+	w.pods = &fakePods{facts: map[string]diagnose.Facts{}, texts: map[string]string{}, logs: map[string]string{},
+		asked: map[string]url.Values{}}
 	for i, name := range []string{"n1", "n2", "n3"} {
 		f := diagnose.Facts{
 			Node: name, Version: "v0.4.0", Alive: []string{"n1", "n2", "n3"}, Capabilities: 1 << 13, DefaultRoutes: []string{"eth0"},
 			Conditions: []diagnose.Condition{{Name: "caches", OK: true, Message: "synced"}},
-			Interfaces: []diagnose.Interface{{Name: "eth0", HardwareAddr: fmt.Sprintf("02:00:00:00:00:0%d", i+1), Up: true, MTU: 1500, Addrs: []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{203, 0, 113, byte(i + 1)}), 24)}}},
-			Sysctls:    map[string]int{diagnose.SysctlForward4: 1},
+			Interfaces: []diagnose.Interface{{Name: "eth0", HardwareAddr: fmt.Sprintf("02:00:00:00:00:0%d", i+1), Up: true, MTU: 1500,
+				Addrs: []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{203, 0, 113, byte(i + 1)}), 24)}}},
+			Sysctls: map[string]int{diagnose.SysctlForward4: 1},
 		}
 		for _, of := range []string{"all", "eth0"} {
 			for _, setting := range diagnose.InterfaceSettings {
@@ -218,10 +221,12 @@ func TestOtherImplementationsAreFound(t *testing.T) {
 		plant func(w *world)
 		want  string
 	}{
-		"runs":            {func(w *world) { w.add(deployment("quay.io/metallb/controller:v1")) }, "WARNING  other-implementation  cluster\n  MetalLB is installed, and may handle Services that Lodestone serves: Deployment lb/other"},
-		"has its class":   {func(w *world) { w.add(deployment("quay.io/metallb/controller:v1", "--lb-class=metallb")) }, ""},
-		"left a mark":     {marked, ""},
-		"runs and marked": {func(w *world) { marked(w); w.add(deployment("metallb/controller")) }, "ERROR  other-implementation  cluster\n  MetalLB handles Services that Lodestone serves: it has left its mark on shop/web"},
+		"runs": {func(w *world) { w.add(deployment("quay.io/metallb/controller:v1")) },
+			"WARNING  other-implementation  cluster\n  MetalLB is installed, and may handle Services that Lodestone serves: Deployment lb/other"},
+		"has its class": {func(w *world) { w.add(deployment("quay.io/metallb/controller:v1", "--lb-class=metallb")) }, ""},
+		"left a mark":   {marked, ""},
+		"runs and marked": {func(w *world) { marked(w); w.add(deployment("metallb/controller")) },
+			"ERROR  other-implementation  cluster\n  MetalLB handles Services that Lodestone serves: it has left its mark on shop/web"},
 		"gave an address": {func(w *world) {
 			svc := object[*corev1.Service](w, "web")
 			svc.Status.Conditions = []metav1.Condition{{Type: "cilium.io/IPAMRequestSatisfied"}}
@@ -245,12 +250,16 @@ func TestBundleHasNoSecrets(t *testing.T) {
 	const password, key, token = "hunter2-of-tor-a", "correct-horse-battery-staple", "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJhZG1pbiJ9.c2lnbmF0dXJl"
 	w := diagnosed(t)
 	w.add(
-		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: config.Namespace, Name: "lodestone-membership"}, Data: map[string][]byte{"key": []byte(key)}},
-		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: config.Namespace, Name: "tor-a"}, Data: map[string][]byte{"password": []byte(password)}},
-		&corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: config.Namespace, Name: "e1"}, InvolvedObject: corev1.ObjectReference{Kind: "ConfigMap", Name: "lodestone-config"},
-			Reason: "Invalid", Message: "password: " + password + " is not a key"},
+		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: config.Namespace, Name: "lodestone-membership"},
+			Data: map[string][]byte{"key": []byte(key)}},
+		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: config.Namespace, Name: "tor-a"},
+			Data: map[string][]byte{"password": []byte(password)}},
+		&corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: config.Namespace, Name: "e1"},
+			InvolvedObject: corev1.ObjectReference{Kind: "ConfigMap", Name: "lodestone-config"},
+			Reason:         "Invalid", Message: "password: " + password + " is not a key"},
 		&corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "e2"}, Source: corev1.EventSource{Component: "lodestone-controller"},
-			InvolvedObject: corev1.ObjectReference{Kind: "Service", Namespace: "shop", Name: "web"}, Reason: "Allocated", Message: "gave 203.0.113.10"},
+			InvolvedObject: corev1.ObjectReference{Kind: "Service", Namespace: "shop", Name: "web"}, Reason: "Allocated",
+			Message: "gave 203.0.113.10"},
 	)
 	// Who mistook the configuration for the place of a password.
 	cm := object[*corev1.ConfigMap](w, config.ConfigMapName)
@@ -262,9 +271,12 @@ func TestBundleHasNoSecrets(t *testing.T) {
 	speaker := object[*corev1.Pod](w, "lodestone-speaker-n1")
 	speaker.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "LODESTONE_MEMBERSHIP_KEY", Value: key}}
 	speaker.Status.ContainerStatuses = []corev1.ContainerStatus{{RestartCount: 1}}
-	w.pods.logs["lodestone-speaker-n1"] = "msg=starting LODESTONE_MEMBERSHIP_KEY=" + key + "\nlevel=WARN err=\"Authorization: Bearer " + token + "\"\n" +
-		"msg=\"dial https://admin:" + password + "@api:6443\" vip=203.0.113.10\n-----BEGIN RSA PRIVATE KEY-----\n" + key + "\n-----END RSA PRIVATE KEY-----\nmsg=ready\n"
-	w.pods.texts["lodestone-speaker-n1"] = `{"node":"n1","bgp":[{"Name":"tor-a","Password":"` + password + `","token":null,"LastError":"password=\"` + password + `\" refused"}]}`
+	w.pods.logs["lodestone-speaker-n1"] = "msg=starting LODESTONE_MEMBERSHIP_KEY=" + key + "\nlevel=WARN err=\"Authorization: Bearer " +
+		token + "\"\n" +
+		"msg=\"dial https://admin:" + password + "@api:6443\" vip=203.0.113.10\n-----BEGIN RSA PRIVATE KEY-----\n" + key +
+		"\n-----END RSA PRIVATE KEY-----\nmsg=ready\n"
+	w.pods.texts["lodestone-speaker-n1"] = `{"node":"n1","bgp":[{"Name":"tor-a","Password":"` + password +
+		`","token":null,"LastError":"password=\"` + password + `\" refused"}]}`
 
 	name := filepath.Join(t.TempDir(), "ticket.tar.gz")
 	text := w.ask("", ExitFailed, "diagnose", "--bundle", name) // the configuration is invalid now
@@ -286,14 +298,17 @@ func TestBundleHasNoSecrets(t *testing.T) {
 	for file, want := range map[string]string{
 		"README.txt": "REDACTED", "diagnosis.txt": "configuration", "diagnosis.json": `"check": "configuration"`, "status.txt": "CONFIGURATION",
 		"facts/n2.json": diagnose.SysctlForward4, "versions.json": "v0.4.0", "config.yaml": "address: 192.0.2.1", "services.json": "203.0.113.10",
-		"leases.json": "203.0.113.0/24 eth0", "events.json": "gave 203.0.113.10", "pods.json": "lodestone-speaker-n2", "speakers/n1.json": "tor-a",
-		"logs/lodestone-speaker-n1.log": "msg=ready", "missing.txt": "logs/lodestone-speaker-n1.before.log: previous terminated container not found",
+		"leases.json": "203.0.113.0/24 eth0", "events.json": "gave 203.0.113.10", "pods.json": "lodestone-speaker-n2",
+		"speakers/n1.json":              "tor-a",
+		"logs/lodestone-speaker-n1.log": "msg=ready",
+		"missing.txt":                   "logs/lodestone-speaker-n1.before.log: previous terminated container not found",
 	} {
 		assert.Contains(t, files[file], want, file)
 	}
 
 	// An archive is not overwritten, and half of one does not stay.
-	assert.Equal(t, "lodestone: "+name+" is there already: name another file for the archive\n", w.ask("", ExitFailed, "diagnose", "--bundle", name), "before anybody waits")
+	assert.Equal(t, "lodestone: "+name+" is there already: name another file for the archive\n",
+		w.ask("", ExitFailed, "diagnose", "--bundle", name), "before anybody waits")
 	assert.Contains(t, w.ask("", ExitFailed, "diagnose", "--bundle", filepath.Join(t.TempDir(), "no", "such")), "no such file")
 	info, err := os.Stat(name)
 	require.NoError(t, err)

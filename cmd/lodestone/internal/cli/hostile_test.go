@@ -51,13 +51,16 @@ func TestNobodyInTheClusterSteersTheTerminal(t *testing.T) {
 		}
 	}
 	for _, args := range [][]string{
-		{"status"}, {"diagnose", "--active"}, {"explain", "service", "hostile"}, {"explain", "service", "asks"}, {"explain", "vip", "203.0.113.10"},
+		{"status"}, {"diagnose", "--active"}, {"explain", "service", "hostile"}, {"explain", "service", "asks"},
+		{"explain", "vip", "203.0.113.10"},
 		{"explain", "node", "n1"}, {"explain", "node", "n2"}, {"explain", "pool", "lan"}, {"explain", "peer", "tor-a"}, {"explain", "node", evil},
-		{"bgp", "peers"}, {"bgp", "routes"}, {"simulate", "lose", "n1"}, {"validate", "--live"}, {"plan", "--config", edited(t, "203.0.113.19", "203.0.113.10")},
+		{"bgp", "peers"}, {"bgp", "routes"}, {"simulate", "lose", "n1"}, {"validate", "--live"},
+		{"plan", "--config", edited(t, "203.0.113.19", "203.0.113.10")},
 	} {
 		clean(args...)
 	}
-	object[*corev1.ConfigMap](w, config.ConfigMapName).Data[config.Key] = header + "\"" + `\e]0;owned\a` + "\": 1\npools: [{name: \"\\e[2J\", addresses: [\"\\e[2J\"]}]\n"
+	object[*corev1.ConfigMap](w, config.ConfigMapName).Data[config.Key] = header + "\"" + `\e]0;owned\a` +
+		"\": 1\npools: [{name: \"\\e[2J\", addresses: [\"\\e[2J\"]}]\n"
 	w.client = nil
 	for _, args := range [][]string{{"status"}, {"diagnose"}, {"explain", "service", "hostile"}, {"validate", "--live"}} {
 		clean(args...)
@@ -68,8 +71,10 @@ func TestNobodyInTheClusterSteersTheTerminal(t *testing.T) {
 func hostileReport(t *testing.T, evil string) string {
 	t.Helper()
 	text, err := json.Marshal(map[string]any{
-		"unmatchedAdvertisements": []string{evil}, "segments": []string{"203.0.113.0/24 eth" + evil}, "podRoutes": evil, "membershipKeys": []string{evil},
-		"bgpSessions": []any{map[string]any{"peer": "tor-a", "message": evil, "since": time.Now()}, map[string]any{"peer": "tor-b", "bfd": evil, "since": time.Now()}, map[string]any{"peer": evil, "message": evil, "since": time.Now()}},
+		"unmatchedAdvertisements": []string{evil}, "segments": []string{"203.0.113.0/24 eth" + evil}, "podRoutes": evil,
+		"membershipKeys": []string{evil},
+		"bgpSessions": []any{map[string]any{"peer": "tor-a", "message": evil, "since": time.Now()},
+			map[string]any{"peer": "tor-b", "bfd": evil, "since": time.Now()}, map[string]any{"peer": evil, "message": evil, "since": time.Now()}},
 	})
 	require.NoError(t, err)
 	return string(text)

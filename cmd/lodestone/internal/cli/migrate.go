@@ -34,7 +34,8 @@ type origin struct {
 var origins = []origin{
 	{
 		name: "metallb", title: "MetalLB", namespace: "metallb-system",
-		what:    "the IPAddressPools, L2Advertisements, BGPAdvertisements, BGPPeers,\nBFDProfiles and Communities of MetalLB, or the ConfigMap that it had before v0.13",
+		what: "the IPAddressPools, L2Advertisements, BGPAdvertisements, BGPPeers,\nBFDProfiles and Communities of MetalLB, or the " +
+			"ConfigMap that it had before v0.13",
 		convert: migrate.MetalLB,
 		read: func(ctx context.Context, t *target, client kubernetes.Interface, namespace string) ([]migrate.Object, error) {
 			d, err := t.dynamic()
@@ -43,7 +44,8 @@ var origins = []origin{
 			}
 			return foreign.MetalLB(ctx, d, client, namespace)
 		},
-		example: "  lodestone migrate metallb > lodestone-config.yaml\n  kubectl -n metallb-system get ipaddresspools,l2advertisements -o yaml | lodestone migrate metallb -",
+		example: "  lodestone migrate metallb > lodestone-config.yaml\n  kubectl -n metallb-system get ipaddresspools,l2advertisements -o " +
+			"yaml | lodestone migrate metallb -",
 	},
 	{
 		name: "kube-vip", title: "kube-vip", namespace: "kube-system",
@@ -52,7 +54,8 @@ var origins = []origin{
 		read: func(ctx context.Context, _ *target, client kubernetes.Interface, namespace string) ([]migrate.Object, error) {
 			return foreign.KubeVIP(ctx, client, namespace)
 		},
-		example: "  lodestone migrate kube-vip > lodestone-config.yaml\n  lodestone migrate kube-vip kube-vip.yaml kubevip-configmap.yaml --as values",
+		example: "  lodestone migrate kube-vip > lodestone-config.yaml\n  lodestone migrate kube-vip kube-vip.yaml kubevip-configmap.yaml " +
+			"--as values",
 	},
 }
 
@@ -91,7 +94,8 @@ something to decide, and 3 when they could not be read.`,
 	form, namespace, format := manifest, "", output.Table
 	cmd.Flags().Var(&form, "as", "What to write the configuration as: "+forms+".")
 	cmd.Flags().StringVar(&namespace, "from-namespace", o.namespace, "Namespace that "+o.title+" is installed in.")
-	cmd.Flags().VarP(&format, "output", "o", "Format of the answer: "+output.Formats+". JSON and YAML have the notes, too, and nothing is written elsewhere.")
+	cmd.Flags().VarP(&format, "output", "o", "Format of the answer: "+output.Formats+
+		". JSON and YAML have the notes, too, and nothing is written elsewhere.")
 	t := targetFlags(cmd, s)
 	cmd.RunE = func(cmd *cobra.Command, files []string) error {
 		ctx, cancel := context.WithTimeout(cmd.Context(), t.timeout)
@@ -166,7 +170,8 @@ func (t *target) takeover(ctx context.Context, client kubernetes.Interface, c *c
 	const about = "take-over"
 	cluster, err := t.read(ctx, client)
 	if err != nil {
-		return []migrate.Note{{Object: about, Message: "which Services would keep their addresses was not looked at: " + err.Error(), Decision: true}}
+		return []migrate.Note{{Object: about, Message: "which Services would keep their addresses was not looked at: " + err.Error(),
+			Decision: true}}
 	}
 	cluster.Config = c
 	var notes []migrate.Note
@@ -178,13 +183,15 @@ func (t *target) takeover(ctx context.Context, client kubernetes.Interface, c *c
 		switch {
 		case !served || len(has) == 0:
 		case v.Refusal != nil || !v.Holds(has...):
-			notes = append(notes, migrate.Note{Object: "Service " + servicelb.NameOf(svc), Field: "status.loadBalancer", Message: "it has " + fmt.Sprint(has) + ", and with this configuration: " + v.String(), Decision: true})
+			notes = append(notes, migrate.Note{Object: "Service " + servicelb.NameOf(svc), Field: "status.loadBalancer", Message: "it has " +
+				fmt.Sprint(has) + ", and with this configuration: " + v.String(), Decision: true})
 		default:
 			kept++
 		}
 	}
 	slices.SortFunc(notes, func(a, b migrate.Note) int { return strings.Compare(a.Object, b.Object) })
-	return append(notes, migrate.Note{Object: about, Message: output.Count(kept, "Service that has addresses keeps them", "Services that have addresses keep them")})
+	return append(notes, migrate.Note{Object: about,
+		Message: output.Count(kept, "Service that has addresses keeps them", "Services that have addresses keep them")})
 }
 
 // form is what the configuration is written as; it is a flag's value.

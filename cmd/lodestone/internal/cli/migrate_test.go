@@ -76,19 +76,24 @@ func TestMigrateExits(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "in.yaml")
 	require.NoError(t, os.WriteFile(file, []byte(simpleMetalLB), 0o600))
-	password := simpleMetalLB + "---\n{apiVersion: metallb.io/v1beta2, kind: BGPPeer, metadata: {name: tor}, spec: {myASN: 1, peerASN: 2, peerAddress: 192.0.2.1, password: hunter2}}\n"
+	password := simpleMetalLB + "---\n{apiVersion: metallb.io/v1beta2, kind: BGPPeer, metadata: {name: tor}, spec: {myASN: 1, peerASN: " +
+		"2, peerAddress: 192.0.2.1, password: hunter2}}\n"
 	for name, c := range map[string]struct {
 		stdin string
 		args  []string
 		code  int
 		says  string
 	}{
-		"a file":         {"", []string{"metallb", file}, ExitOK, ""},
-		"a decision":     {password, []string{"metallb", "-"}, ExitFound, "!  BGPPeer tor: spec.password: Lodestone reads passwords from Secrets alone"},
-		"not YAML":       {"{", []string{"metallb", "-"}, ExitInvalid, "stdin:1: "},
-		"a mistake":      {strings.Replace(simpleMetalLB, "203.0.113.10-", "x-", 1), []string{"metallb", "-"}, ExitInvalid, "stdin:1: IPAddressPool metallb-system/lan: spec.addresses[0]: "},
-		"a hostile one":  {"{apiVersion: metallb.io/v1beta1, kind: IPAddressPool, metadata: {name: \"a\\e[2J\"}, spec: {addresses: [x]}}", []string{"metallb", "-"}, ExitInvalid, "IPAddressPool a?[2J: spec.addresses[0]: "},
-		"do not fit":     {strings.Replace(simpleMetalLB, "203.0.113.10-203.0.113.19", "127.0.0.1-127.0.0.9", 1), []string{"metallb", "-"}, ExitInvalid, "loopback"},
+		"a file": {"", []string{"metallb", file}, ExitOK, ""},
+		"a decision": {password, []string{"metallb", "-"}, ExitFound,
+			"!  BGPPeer tor: spec.password: Lodestone reads passwords from Secrets alone"},
+		"not YAML": {"{", []string{"metallb", "-"}, ExitInvalid, "stdin:1: "},
+		"a mistake": {strings.Replace(simpleMetalLB, "203.0.113.10-", "x-", 1), []string{"metallb", "-"}, ExitInvalid,
+			"stdin:1: IPAddressPool metallb-system/lan: spec.addresses[0]: "},
+		"a hostile one": {"{apiVersion: metallb.io/v1beta1, kind: IPAddressPool, metadata: {name: \"a\\e[2J\"}, spec: {addresses: [x]}}",
+			[]string{"metallb", "-"}, ExitInvalid, "IPAddressPool a?[2J: spec.addresses[0]: "},
+		"do not fit": {strings.Replace(simpleMetalLB, "203.0.113.10-203.0.113.19", "127.0.0.1-127.0.0.9", 1), []string{"metallb", "-"},
+			ExitInvalid, "loopback"},
 		"wrong origin":   {simpleMetalLB, []string{"kube-vip", "-"}, ExitInvalid, "there is nothing of kube-vip here"},
 		"no file":        {"", []string{"metallb", file + ".gone"}, ExitFailed, "no such file"},
 		"unknown form":   {"", []string{"metallb", "-", "--as", "poem"}, ExitFailed, "the forms are"},
@@ -120,7 +125,8 @@ func live(t *testing.T, d dynamic.Interface, objects []runtime.Object, args ...s
 // resources is a cluster with MetalLB's resources and these objects of them.
 func resources(objects ...runtime.Object) *dynamicfake.FakeDynamicClient {
 	kinds := map[schema.GroupVersionResource]string{}
-	for resource, kind := range map[string]string{"ipaddresspools": "IPAddressPool", "l2advertisements": "L2Advertisement", "bgpadvertisements": "BGPAdvertisement", "bfdprofiles": "BFDProfile", "communities": "Community"} {
+	for resource, kind := range map[string]string{"ipaddresspools": "IPAddressPool", "l2advertisements": "L2Advertisement",
+		"bgpadvertisements": "BGPAdvertisement", "bfdprofiles": "BFDProfile", "communities": "Community"} {
 		kinds[schema.GroupVersionResource{Group: "metallb.io", Version: "v1beta1", Resource: resource}] = kind + "List"
 	}
 	kinds[schema.GroupVersionResource{Group: "metallb.io", Version: "v1beta2", Resource: "bgppeers"}] = "BGPPeerList"
@@ -142,7 +148,8 @@ func refusing(err error) *dynamicfake.FakeDynamicClient {
 
 // has is a LoadBalancer Service to which MetalLB has given an address.
 func has(name, ip string, annotations map[string]string) *corev1.Service {
-	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID("uid of " + name), Annotations: annotations}}
+	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID("uid of " + name),
+		Annotations: annotations}}
 	svc.Spec.Type = corev1.ServiceTypeLoadBalancer
 	svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: ip}}
 	return svc
@@ -150,7 +157,8 @@ func has(name, ip string, annotations map[string]string) *corev1.Service {
 
 func TestMigrateFromAClusterTellsWhoKeepsItsAddress(t *testing.T) {
 	t.Parallel()
-	d := resources(metalLBObject("IPAddressPool", "lan", map[string]any{"addresses": []any{"203.0.113.10-203.0.113.19"}}), metalLBObject("L2Advertisement", "lan", map[string]any{}))
+	d := resources(metalLBObject("IPAddressPool", "lan", map[string]any{"addresses": []any{"203.0.113.10-203.0.113.19"}}),
+		metalLBObject("L2Advertisement", "lan", map[string]any{}))
 	web := has("web", "203.0.113.10", map[string]string{"metallb.io/address-pool": "lan"})
 	code, out, errs := live(t, d, []runtime.Object{web}, "migrate", "metallb")
 	require.Zero(t, code, errs)
@@ -163,7 +171,8 @@ func TestMigrateFromAClusterTellsWhoKeepsItsAddress(t *testing.T) {
 	repaired := configMap(config.ConfigMapName, config.Key, "nonsense: true\n")
 	code, _, errs = live(t, d, []runtime.Object{web, outside, repaired}, "migrate", "metallb")
 	require.Equal(t, ExitFound, code, errs)
-	assert.Contains(t, errs, "!  Service shop/outside: status.loadBalancer: it has [192.0.2.7], and with this configuration: AddressOutsidePools")
+	assert.Contains(t, errs, "!  Service shop/outside: status.loadBalancer: it has [192.0.2.7], and with this configuration: "+
+		"AddressOutsidePools")
 	assert.Contains(t, errs, "take-over: 1 Service that has addresses keeps them")
 }
 
@@ -193,8 +202,10 @@ func TestMigrateFromAClusterWithoutMetalLB(t *testing.T) {
 func TestMigrateFromAClusterWithKubeVIP(t *testing.T) {
 	t.Parallel()
 	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "kube-vip-ds"}}
-	set.Spec.Template.Spec.Containers = []corev1.Container{{Image: "ghcr.io/kube-vip/kube-vip:v1.0.1", Env: []corev1.EnvVar{{Name: "vip_arp", Value: "true"}, {Name: "vip_interface", Value: "eth0"}}}}
-	ranges := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "kubevip"}, Data: map[string]string{"range-global": "203.0.113.10-203.0.113.19"}}
+	set.Spec.Template.Spec.Containers = []corev1.Container{{Image: "ghcr.io/kube-vip/kube-vip:v1.0.1",
+		Env: []corev1.EnvVar{{Name: "vip_arp", Value: "true"}, {Name: "vip_interface", Value: "eth0"}}}}
+	ranges := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "kubevip"},
+		Data: map[string]string{"range-global": "203.0.113.10-203.0.113.19"}}
 	web := has("web", "203.0.113.10", map[string]string{"kube-vip.io/loadbalancerIPs": "203.0.113.10"})
 	code, out, errs := live(t, nil, []runtime.Object{set, ranges, web}, "migrate", "kube-vip")
 	require.Zero(t, code, errs)

@@ -33,7 +33,8 @@ func TestPlanTellsWhichVIPsMove(t *testing.T) {
 
 	// The segment is n3's alone, which runs no endpoint of one Service; routers are
 	// told of the rest by one rack.
-	moves := edited(t, "segment, layer2: {}", "segment, layer2: {nodeSelector: {matchLabels: {rack: b}}}", "communities:", "nodeSelector: {matchLabels: {rack: b}}, communities:")
+	moves := edited(t, "segment, layer2: {}", "segment, layer2: {nodeSelector: {matchLabels: {rack: b}}}", "communities:",
+		"nodeSelector: {matchLabels: {rack: b}}, communities:")
 	w.ask("plan-moves.txt", ExitFound, "plan", "--config", moves)
 	var e explain.Edit
 	require.NoError(t, json.Unmarshal([]byte(w.ask("", ExitFound, "plan", "--config", moves, "-o", "json")), &e))
@@ -60,7 +61,8 @@ func TestPlanWithoutTheSpeakers(t *testing.T) {
 	w := newWorld(t)
 	w.refuse("list", "endpointslices")
 	text := w.ask("", ExitFailed, "plan", "--config", edited(t))
-	assert.Contains(t, text, "you need the right to list endpointslices.discovery.k8s.io in namespace default", "its addresses are not given to Services")
+	assert.Contains(t, text, "you need the right to list endpointslices.discovery.k8s.io in namespace default",
+		"its addresses are not given to Services")
 
 	w.refuse("list", "pods")
 	text = w.ask("", ExitFailed, "plan", "--config", edited(t))
@@ -75,7 +77,8 @@ func TestPlanOfARepair(t *testing.T) {
 	cm := object[*corev1.ConfigMap](w, config.ConfigMapName)
 	cm.Data[config.Key] = "pools: [{name: lan, addresses: [203.0.113.1/24]}]\n"
 	text := w.ask("", ExitFailed, "plan", "--config", edited(t))
-	assert.Contains(t, text, "Services: 3 unchanged\nVIPs: who would announce them is not known: ConfigMap lodestone-system/lodestone-config is invalid, repair it: controllers and speakers that run go by the last valid one")
+	assert.Contains(t, text, "Services: 3 unchanged\nVIPs: who would announce them is not known: ConfigMap "+
+		"lodestone-system/lodestone-config is invalid, repair it: controllers and speakers that run go by the last valid one")
 	text = w.ask("", ExitFailed, "plan", "--config", edited(t, "203.0.113.10-", "203.0.113.11-"))
 	assert.Contains(t, text, "Services: 1 stranded, 2 unchanged")
 	w.drop(config.ConfigMapName)
@@ -109,7 +112,8 @@ func read1(t *testing.T, name string) string {
 func TestValidateWhatTheClusterHas(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	assert.Equal(t, "ConfigMap lodestone-system/lodestone-config: valid: 2 pools, 24 addresses, 2 advertisements, 2 BGP peers\n", w.ask("", ExitOK, "validate", "--live"))
+	assert.Equal(t, "ConfigMap lodestone-system/lodestone-config: valid: 2 pools, 24 addresses, 2 advertisements, 2 BGP peers\n",
+		w.ask("", ExitOK, "validate", "--live"))
 	assert.Contains(t, w.ask("", ExitFailed, "validate", "--live", "config.yaml"), "unknown command")
 
 	cm := object[*corev1.ConfigMap](w, config.ConfigMapName)
@@ -124,7 +128,8 @@ func TestValidateWhatTheClusterHas(t *testing.T) {
 	assert.Contains(t, w.ask("", ExitInvalid, "validate", "--live"), `config.yaml:3:33: pools[0] "lan": 203.0.113.1/24 has bits set`)
 	w.drop(config.ConfigMapName)
 	w.client = nil
-	assert.Equal(t, "lodestone: there is no ConfigMap lodestone-system/lodestone-config: see --lodestone-namespace and --config-name\n", w.ask("", ExitFailed, "validate", "--live"))
+	assert.Equal(t, "lodestone: there is no ConfigMap lodestone-system/lodestone-config: see --lodestone-namespace and --config-name\n",
+		w.ask("", ExitFailed, "validate", "--live"))
 	w.refuse("get", "configmaps")
 	assert.Contains(t, w.ask("", ExitFailed, "validate", "--live"), "you may not read the configuration: you need the right to get configmaps")
 }

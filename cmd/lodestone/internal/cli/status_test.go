@@ -48,7 +48,8 @@ func TestStatusOfABadNight(t *testing.T) {
 	w.drop("lodestone-speaker-n2")
 	w.drop("lodestone-speaker-n3")
 	w.drop("lodestone-speaker-n1")
-	down := report.Session{Peer: "tor-a", Router: netip.MustParseAddr("192.0.2.1"), Since: ago(90 * time.Second), BFD: "Down", Message: "hold timer expired: nothing was heard for 90s"}
+	down := report.Session{Peer: "tor-a", Router: netip.MustParseAddr("192.0.2.1"), Since: ago(90 * time.Second), BFD: "Down",
+		Message: "hold timer expired: nothing was heard for 90s"}
 	w.add(pod("speaker", "n1", "v0.4.0", true), pod("speaker", "n2", "v0.3.0", false),
 		lease("n1", map[string]string{annotation.Report: `{"segments": ["203.0.113.0/24 eth0"], "conflicts": ["203.0.113.10 02:00:00:00:00:0c announced"]}`}, down))
 	crashed := object[*corev1.Pod](w, "lodestone-speaker-n2")
@@ -70,7 +71,8 @@ func TestStatusOfAnEmptyCluster(t *testing.T) {
 func TestStatusSaysWhatIsWrongWithTheConfiguration(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	object[*corev1.ConfigMap](w, config.ConfigMapName).Data[config.Key] = header + "pool: []\npools: [{name: lan, addresses: [203.0.113.1/24]}]\n"
+	object[*corev1.ConfigMap](w, config.ConfigMapName).Data[config.Key] = header +
+		"pool: []\npools: [{name: lan, addresses: [203.0.113.1/24]}]\n"
 	w.ask("status-invalid.txt", ExitInvalid, "status")
 }
 
@@ -103,7 +105,8 @@ func TestStatusSaysWhichRightIsMissing(t *testing.T) {
 	w.client.PrependReactor("*", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewUnauthorized("Unauthorized")
 	})
-	assert.Equal(t, "lodestone: the API server does not accept your credentials, or they have expired: log in again, or see --context and --kubeconfig\n", w.ask("", ExitFailed, "status"))
+	assert.Equal(t, "lodestone: the API server does not accept your credentials, or they have expired: log in again, or see --context "+
+		"and --kubeconfig\n", w.ask("", ExitFailed, "status"))
 
 	w.refuse("list", "services")
 	text = w.ask("", ExitFailed, "explain", "service", "web")
@@ -145,11 +148,14 @@ func TestMembershipKeyIsSaid(t *testing.T) {
 		says string
 		code int
 	}{
-		"one key":              {[]string{after, after, after}, "3 of 3 nodes ready, version v0.4.0, membership key " + after, ExitOK},
-		"one does not say":     {[]string{after, after, evil}, "3 of 3 nodes ready, version v0.4.0, membership key " + after, ExitOK},
-		"one has not read it":  {[]string{before + "," + after, before, before + "," + after}, ": " + before + " on n2; " + before + ", " + after + " on n1, n3\n", ExitFound},
-		"one has nothing else": {[]string{before + "," + after, after, ""}, ": " + before + ", " + after + " on n1; " + after + " on n2\n", ExitFound},
-		"all understand both":  {[]string{before + "," + after, before + "," + after, before + "," + after}, ": " + before + ", " + after + " on n1, n2, n3\n", ExitFound},
+		"one key":          {[]string{after, after, after}, "3 of 3 nodes ready, version v0.4.0, membership key " + after, ExitOK},
+		"one does not say": {[]string{after, after, evil}, "3 of 3 nodes ready, version v0.4.0, membership key " + after, ExitOK},
+		"one has not read it": {[]string{before + "," + after, before, before + "," + after}, ": " + before + " on n2; " + before + ", " +
+			after + " on n1, n3\n", ExitFound},
+		"one has nothing else": {[]string{before + "," + after, after, ""}, ": " + before + ", " + after + " on n1; " + after +
+			" on n2\n", ExitFound},
+		"all understand both": {[]string{before + "," + after, before + "," + after, before + "," + after}, ": " + before + ", " + after +
+			" on n1, n2, n3\n", ExitFound},
 		"nobody says anything": {[]string{"", "", ""}, "3 of 3 nodes ready, version v0.4.0\n", ExitOK},
 	} {
 		w := newWorld(t)
@@ -169,7 +175,8 @@ func TestMembershipKeyIsSaid(t *testing.T) {
 // images cannot be compared.
 func TestVersionSkewIsOfTags(t *testing.T) {
 	t.Parallel()
-	for image, skew := range map[string]bool{"r:5000/s:v0.5.0": true, "r:5000/s:v0.4.0": false, "r:5000/s": true, "r/s@sha256:00": false, "r/s:v0.3.0@sha256:00": true} {
+	for image, skew := range map[string]bool{"r:5000/s:v0.5.0": true, "r:5000/s:v0.4.0": false, "r:5000/s": true, "r/s@sha256:00": false,
+		"r/s:v0.3.0@sha256:00": true} {
 		w := newWorld(t)
 		object[*corev1.Pod](w, "lodestone-speaker-n2").Spec.Containers[0].Image = image
 		want := ExitOK
@@ -186,7 +193,8 @@ func TestLeaderThatIsGoneIsSaid(t *testing.T) {
 	w := newWorld(t)
 	renewed := metav1.NewMicroTime(ago(10 * time.Minute))
 	object[*coordinationv1.Lease](w, cluster.ElectionLease).Spec.RenewTime = &renewed
-	assert.Contains(t, w.ask("", ExitFound, "status"), "the leader lodestone-controller-n1 has not renewed its Lease for 10m, by the clock of this machine")
+	assert.Contains(t, w.ask("", ExitFound, "status"),
+		"the leader lodestone-controller-n1 has not renewed its Lease for 10m, by the clock of this machine")
 	none := ""
 	object[*coordinationv1.Lease](w, cluster.ElectionLease).Spec.HolderIdentity = &none
 	w.client = nil
@@ -217,7 +225,8 @@ func TestStatusHasColoursOnlyOnATerminal(t *testing.T) {
 	w.add(pod("speaker", "n1", "v0.4.0", true), lease("n1", nil, evil))
 	client := fake.NewClientset(w.objects...)
 	var out bytes.Buffer
-	code := Run([]string{"status"}, Streams{Out: &out, Err: &out, Color: true, Connect: func() (kubernetes.Interface, string, error) { return client, "", nil }})
+	code := Run([]string{"status"}, Streams{Out: &out, Err: &out, Color: true,
+		Connect: func() (kubernetes.Interface, string, error) { return client, "", nil }})
 	assert.Equal(t, ExitFound, code)
 	assert.Contains(t, out.String(), string(output.Bad))
 	assert.Contains(t, out.String(), " ]0;owned ", "what a Lease says does not steer the terminal")
@@ -229,15 +238,16 @@ func watched(t *testing.T, format output.Format) (out, errs string) {
 	w := newWorld(t)
 	client, calls := fake.NewClientset(w.objects...), 0
 	var o, e bytes.Buffer
-	cl := &target{timeout: time.Minute, place: cluster.Place{Namespace: config.Namespace, ConfigName: config.ConfigMapName}, connect: func() (kubernetes.Interface, string, error) {
-		switch calls++; calls {
-		case 2:
-			return nil, "", errors.New("no route\x1b[2J to host")
-		case 3:
-			cancel()
-		}
-		return client, "", nil
-	}}
+	cl := &target{timeout: time.Minute, place: cluster.Place{Namespace: config.Namespace, ConfigName: config.ConfigMapName},
+		connect: func() (kubernetes.Interface, string, error) {
+			switch calls++; calls {
+			case 2:
+				return nil, "", errors.New("no route\x1b[2J to host")
+			case 3:
+				cancel()
+			}
+			return client, "", nil
+		}}
 	require.NoError(t, watchStatus(ctx, cl, &answer{format: format}, watching{&o, &e, format == output.Table, time.Millisecond}))
 	return o.String(), e.String()
 }

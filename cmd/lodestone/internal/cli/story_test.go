@@ -36,7 +36,8 @@ func TestStoriesOfTrouble(t *testing.T) {
 	w.drop("local-1")
 	w.drop("lodestone-speaker-n1")
 	object[*corev1.Node](w, "n1").Labels[corev1.LabelNodeExcludeBalancers] = ""
-	w.add(pod("speaker", "n1", "v0.4.0", false), lease("n1", map[string]string{annotation.Report: `{"conflicts": ["203.0.113.11 02:00:00:00:00:0c withheld"]}`}))
+	w.add(pod("speaker", "n1", "v0.4.0", false),
+		lease("n1", map[string]string{annotation.Report: `{"conflicts": ["203.0.113.11 02:00:00:00:00:0c withheld"]}`}))
 	object[*corev1.ConfigMap](w, config.ConfigMapName).Data[config.Key] = header + `pools:
   - {name: late, addresses: [203.0.113.20-203.0.113.29], priority: 10, namespaces: [shop], requesters: [], namespaceQuota: 3, advertise: [segment]}
   - {name: lan, addresses: [203.0.113.10/31], serviceSelector: {matchLabels: {tier: web}}, advertise: [segment]}
@@ -104,7 +105,8 @@ func TestStoryOfAServiceWithoutTheSpeakers(t *testing.T) {
 	w.refuse("list", "pods")
 	text := w.ask("", ExitFailed, "explain", "service", "web")
 	assert.Contains(t, text, "Has        203.0.113.10 from pool \"lan\"")
-	assert.Contains(t, text, "Announced  not known, for something was not read:\n           you may not read the Pods of Lodestone: you need the right to list pods in namespace lodestone-system")
+	assert.Contains(t, text, "Announced  not known, for something was not read:\n           you may not read the Pods of Lodestone: you "+
+		"need the right to list pods in namespace lodestone-system")
 	assert.Contains(t, text, "lodestone: the answer is not complete: 1 thing was not read")
 }
 
@@ -118,7 +120,8 @@ func TestStoriesNeedNoMoreThanTheyTell(t *testing.T) {
 	w.refuse("list", "servicecidrs")
 	w.ask("explain-node.txt", ExitOK, "explain", "node", "n2")
 	w.ask("explain-peer.txt", ExitOK, "explain", "peer", "tor-b")
-	assert.Contains(t, w.ask("", ExitFailed, "explain", "pool", "lan"), "you need the right to list servicecidrs.networking.k8s.io in the whole cluster")
+	assert.Contains(t, w.ask("", ExitFailed, "explain", "pool", "lan"),
+		"you need the right to list servicecidrs.networking.k8s.io in the whole cluster")
 }
 
 // Names in the cluster are completed, and what cannot be read completes nothing.
@@ -152,10 +155,12 @@ func TestStoriesOfWhatIsNotThere(t *testing.T) {
 	} {
 		assert.Contains(t, w.ask("", ExitFailed, append([]string{"explain"}, args...)...), want)
 	}
-	assert.Contains(t, w.ask("", ExitFailed, "simulate", "drain", ""), `there is no node ""; there are: n1, n2, n3`, "a variable that is not set")
+	assert.Contains(t, w.ask("", ExitFailed, "simulate", "drain", ""), `there is no node ""; there are: n1, n2, n3`,
+		"a variable that is not set")
 	empty := &world{t: t}
 	for _, args := range [][]string{{"explain", "pool", "lan"}, {"explain", "vip", "203.0.113.7"}, {"bgp", "routes"}} {
-		assert.Equal(t, "lodestone: there is neither ConfigMap lodestone-system/lodestone-config nor a pod of Lodestone in its namespace: is it installed in another one (--lodestone-namespace)?\n",
+		assert.Equal(t, "lodestone: there is neither ConfigMap lodestone-system/lodestone-config nor a pod of Lodestone in its namespace: "+
+			"is it installed in another one (--lodestone-namespace)?\n",
 			empty.ask("", ExitFailed, args...))
 	}
 	empty.add(configMap(config.ConfigMapName, config.Key, header))
@@ -170,8 +175,10 @@ func TestStoriesOfWhatIsNotThere(t *testing.T) {
 func TestNoStoriesWithoutTheConfigurationInForce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	questions := [][]string{{"explain", "vip", "203.0.113.10"}, {"explain", "node", "n1"}, {"explain", "service", "web"}, {"simulate", "lose", "n1"}, {"bgp", "peers"}, {"bgp", "routes"}}
-	const know = " controllers and speakers that run go by the last valid one, those that start by its copy in ConfigMap lodestone-config-last-valid, if there is one"
+	questions := [][]string{{"explain", "vip", "203.0.113.10"}, {"explain", "node", "n1"}, {"explain", "service", "web"},
+		{"simulate", "lose", "n1"}, {"bgp", "peers"}, {"bgp", "routes"}}
+	const know = " controllers and speakers that run go by the last valid one, those that start by its copy in ConfigMap " +
+		"lodestone-config-last-valid, if there is one"
 	object[*corev1.ConfigMap](w, config.ConfigMapName).Data[config.Key] = "nonsense: true\n"
 	for _, args := range questions {
 		text := w.ask("", ExitInvalid, args...)
@@ -192,5 +199,6 @@ func TestNoStoriesWithoutTheConfigurationInForce(t *testing.T) {
 		object[*corev1.Pod](w, "lodestone-speaker-"+name).Status.Conditions = nil
 	}
 	w.client = nil
-	assert.Contains(t, w.ask("", ExitFound, "explain", "vip", "203.0.113.10"), "nobody announces it: NoAdvertisement: no configuration is in force")
+	assert.Contains(t, w.ask("", ExitFound, "explain", "vip", "203.0.113.10"),
+		"nobody announces it: NoAdvertisement: no configuration is in force")
 }

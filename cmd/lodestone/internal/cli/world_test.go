@@ -105,7 +105,8 @@ func pod(component, node, version string, ready bool) *corev1.Pod {
 		ObjectMeta: metav1.ObjectMeta{Namespace: config.Namespace, Name: "lodestone-" + component + "-" + node, Labels: map[string]string{
 			"app.kubernetes.io/name": "lodestone", "app.kubernetes.io/component": component,
 		}},
-		Spec:   corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: component, Image: "registry.example.com:5000/lodestone-" + component + ":" + version}}},
+		Spec: corev1.PodSpec{NodeName: node,
+			Containers: []corev1.Container{{Name: component, Image: "registry.example.com:5000/lodestone-" + component + ":" + version}}},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: status}}},
 	}
 }
@@ -132,7 +133,8 @@ func lease(node string, annotations map[string]string, sessions ...report.Sessio
 
 // endpoints are ready endpoints of a Service of namespace shop.
 func endpoints(service string, nodes ...string) *discoveryv1.EndpointSlice {
-	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: service + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: service}}}
+	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: service + "-1",
+		Labels: map[string]string{discoveryv1.LabelServiceName: service}}}
 	for i := range nodes {
 		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{NodeName: &nodes[i]})
 	}

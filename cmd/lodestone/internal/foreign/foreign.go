@@ -64,7 +64,8 @@ func MetalLB(ctx context.Context, d dynamic.Interface, client kubernetes.Interfa
 	case err != nil:
 		return nil, err
 	case len(objects) == 0 && len(found) == 0 && absent == len(metalLB):
-		return nil, fmt.Errorf("the cluster has no MetalLB: neither resources of the group %s, nor the ConfigMap %s/%s; is it another cluster (--context), or are the objects in files?", migrate.MetalLBGroup, namespace, migrate.LegacyKey)
+		return nil, fmt.Errorf("the cluster has no MetalLB: neither resources of the group %s, nor the ConfigMap %s/%s; is it another "+
+			"cluster (--context), or are the objects in files?", migrate.MetalLBGroup, namespace, migrate.LegacyKey)
 	case len(objects) == 0 && len(found) == 0:
 		return nil, fmt.Errorf("MetalLB has no objects in namespace %s: name its namespace with --from-namespace", namespace)
 	}
@@ -107,7 +108,8 @@ func KubeVIP(ctx context.Context, client kubernetes.Interface, namespace string)
 		objects = append(objects, o)
 	}
 	if len(objects) == 0 {
-		return nil, fmt.Errorf("there is no kube-vip in namespace %s: neither a DaemonSet, nor Pods, nor the ConfigMap %s; name its namespace with --from-namespace", namespace, migrate.KubeVIPConfigMap)
+		return nil, fmt.Errorf("there is no kube-vip in namespace %s: neither a DaemonSet, nor Pods, nor the ConfigMap %s; name its "+
+			"namespace with --from-namespace", namespace, migrate.KubeVIPConfigMap)
 	}
 	return withServices(ctx, client, objects)
 }

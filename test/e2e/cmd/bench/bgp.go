@@ -78,7 +78,8 @@ func (l load) loseNodeBehind(ctx context.Context, node string, vip netip.Addr) (
 			record, stopped := p.Stop() // what is lost is no outage to the end
 			outage, err = max(outage, record.Outage().Duration()), errors.Join(err, stopped)
 		}
-		err = errors.Join(err, l.Lab.HealNode(node), l.knownTo(ctx, vip, l.Lab.Nodes()...), l.SteadyFrom(ctx, lab.Remote, netip.AddrPortFrom(vip, 80)))
+		err = errors.Join(err, l.Lab.HealNode(node), l.knownTo(ctx, vip, l.Lab.Nodes()...),
+			l.SteadyFrom(ctx, lab.Remote, netip.AddrPortFrom(vip, 80)))
 	}()
 	for _, p := range probes {
 		if err := p.WaitAnswers(ctx, before); err != nil {
@@ -139,7 +140,8 @@ func routerMoves(ctx context.Context, installation *lodestone.Installation) erro
 // pods are not on the first node.
 func (l load) whileRouted(ctx context.Context, keys string, f func(vip netip.Addr) error) error {
 	nodes := l.Lab.Nodes()
-	if err := errors.Join(l.Configure(ctx, lodestone.Document(fmt.Sprintf(routedPool, keys))), l.makeNamespace(ctx), l.RunEcho(ctx, namespace, 2, nodes[0])); err != nil {
+	if err := errors.Join(l.Configure(ctx, lodestone.Document(fmt.Sprintf(routedPool, keys))), l.makeNamespace(ctx),
+		l.RunEcho(ctx, namespace, 2, nodes[0])); err != nil {
 		return err
 	}
 	vip, err := l.createRouted(ctx, map[string]string{"app": lodestone.EchoName})

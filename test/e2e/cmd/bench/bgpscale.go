@@ -40,7 +40,8 @@ func routerScale(ctx context.Context, _ *lodestone.Installation) error {
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(os.Stderr, "the router had all after %.2f s, %.2f s of that from ready on; %.0f MB, at most %.0f\n", s.took, s.announced, s.memory, s.peak)
+			fmt.Fprintf(os.Stderr, "the router had all after %.2f s, %.2f s of that from ready on; %.0f MB, at most %.0f\n", s.took, s.announced,
+				s.memory, s.peak)
 			took, announced, memory, peak = max(took, s.took), max(announced, s.announced), max(memory, s.memory), max(peak, s.peak)
 		}
 		before, err := all.Router.Session(ctx, "n1")
@@ -56,7 +57,8 @@ func routerScale(ctx context.Context, _ *lodestone.Installation) error {
 		if err != nil {
 			return err
 		}
-		result("bgp_scale", "prefixes=%d trials=%d seconds=%.2f announce_seconds=%.2f speaker_mb=%.0f peak_mb=%.0f one_more_ms=%.0f one_more_updates=%d",
+		result("bgp_scale", "prefixes=%d trials=%d seconds=%.2f announce_seconds=%.2f speaker_mb=%.0f peak_mb=%.0f one_more_ms=%.0f "+
+			"one_more_updates=%d",
 			vips, trials, took, announced, memory, peak, ms(one), after.Stats.Updates-before.Stats.Updates)
 		return nil
 	})

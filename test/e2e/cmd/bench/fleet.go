@@ -30,12 +30,13 @@ pools:
 // withFleet runs f with that many nodes and VIPs, once all VIPs are announced
 // and nothing happens any more. The first VIP answers datagrams to port 80.
 func withFleet(ctx context.Context, nodes, vips int, body string, f func(ctx context.Context, fleet *fleet.Fleet) error) error {
-	return withFleetOf(ctx, fleet.Options{Nodes: nodes, Document: lodestone.Document(body)}, vips, func(ctx context.Context, all *fleet.Fleet) error {
-		if err := steady(ctx, all); err != nil {
-			return err
-		}
-		return f(ctx, all)
-	})
+	return withFleetOf(ctx, fleet.Options{Nodes: nodes, Document: lodestone.Document(body)}, vips,
+		func(ctx context.Context, all *fleet.Fleet) error {
+			if err := steady(ctx, all); err != nil {
+				return err
+			}
+			return f(ctx, all)
+		})
 }
 
 // withFleetOf runs f with that many VIPs as soon as the speakers run.
@@ -196,7 +197,8 @@ func idle(ctx context.Context, _ *lodestone.Installation) error {
 			return err
 		}
 		now := all.Traffic()
-		result("l2_idle", "nodes=%d vips=%d packets_per_minute=%.1f membership_packets_per_minute=%d api_writes_per_minute=%.1f cpu_percent=%.2f moves=%d",
+		result("l2_idle", "nodes=%d vips=%d packets_per_minute=%.1f membership_packets_per_minute=%d api_writes_per_minute=%.1f "+
+			"cpu_percent=%.2f moves=%d",
 			nodes, vips, float64(now.VIPs-traffic.VIPs)/minutes, (now.Membership-traffic.Membership)/minutes,
 			float64(all.API.Writes()-writes)/minutes, 100*(used-cpu).Minutes()/minutes/nodes, all.Moves()-moves)
 		return nil
@@ -250,7 +252,8 @@ func loss(ctx context.Context, _ *lodestone.Installation) error {
 				if err := errors.Join(all.Lose(percent), pause(ctx, time.Duration(lasts)*time.Minute)); err != nil {
 					return err
 				}
-				result("l2_loss", "percent=%d failover=%s minutes=%d nodes=%d vips=%d count=%d", percent, failover, lasts, nodes, vips, all.Moves()-before)
+				result("l2_loss", "percent=%d failover=%s minutes=%d nodes=%d vips=%d count=%d", percent, failover, lasts, nodes, vips,
+					all.Moves()-before)
 				if err := errors.Join(all.Heal(), steady(ctx, all)); err != nil {
 					return err
 				}

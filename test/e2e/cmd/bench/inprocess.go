@@ -69,7 +69,8 @@ func dashboardLoad(ctx context.Context, _ *lodestone.Installation) error {
 			look, memory = value.median("look-ms"), value.median("state-B")/1e6
 		}),
 		goBenchmarks(ctx, "./inspect/dashboard", "^BenchmarkPage$", "100x", func(_ string, value measured) {
-			result("dashboard_load", "services=10000 kb=%.0f ms=%.1f look_ms=%.0f state_mb=%.0f", value.median("kB"), value.median(perOp)*1e3, look, memory)
+			result("dashboard_load", "services=10000 kb=%.0f ms=%.1f look_ms=%.0f state_mb=%.0f", value.median("kB"),
+				value.median(perOp)*1e3, look, memory)
 		}),
 	)
 }
@@ -85,7 +86,8 @@ func cliStatus(ctx context.Context, _ *lodestone.Installation) error {
 // explain runs those of the commands that tell why.
 func explain(ctx context.Context, _ *lodestone.Installation) error {
 	return goBenchmarks(ctx, "./cmd/lodestone", "^BenchmarkCommands$/^explain-", "10x", func(name string, value measured) {
-		result("explain", "services=10000 case=%s ms=%.0f cpu_ms=%.0f", strings.TrimPrefix(name, "Commands/explain-"), value.median(perOp)*1e3, value.median("cpu-ms"))
+		result("explain", "services=10000 case=%s ms=%.0f cpu_ms=%.0f", strings.TrimPrefix(name, "Commands/explain-"), value.median(perOp)*1e3,
+			value.median("cpu-ms"))
 	})
 }
 
@@ -94,7 +96,8 @@ func bfdTiming(ctx context.Context, _ *lodestone.Installation) error {
 	match, lasts := "^BenchmarkTiming$/"+*cases, cmp.Or(*minutes, 1)
 	return goBenchmarks(ctx, "./speaker/bfd", match, "1x", func(name string, value measured) {
 		_, details, _ := strings.Cut(name, "/")
-		result("bfd_timing", "%s minutes=%d p99_jitter_ms=%.2f max_jitter_ms=%.1f peer_p99_jitter_ms=%.2f peer_max_jitter_ms=%.1f false_downs=%.0f",
+		result("bfd_timing", "%s minutes=%d p99_jitter_ms=%.2f max_jitter_ms=%.1f peer_p99_jitter_ms=%.2f peer_max_jitter_ms=%.1f "+
+			"false_downs=%.0f",
 			strings.ReplaceAll(details, "/", " "), lasts, value.median("node_p99_jitter_ms"), value.median("node_max_jitter_ms"),
 			value.median("peer_p99_jitter_ms"), value.median("peer_max_jitter_ms"), value.median("false_downs"))
 	}, fmt.Sprintf("-bfd.duration=%dm", lasts))
@@ -126,15 +129,19 @@ func arpLatency(ctx context.Context, _ *lodestone.Installation) error {
 	latency, rate, others := "", map[string]float64{}, 0.0
 	err := errors.Join(
 		goBenchmarks(ctx, "./speaker/layer2", "^BenchmarkARPLatency$", "20000x", func(_ string, value measured) {
-			latency = fmt.Sprintf("p50_us=%.0f p99_us=%.0f kernel_p50_us=%.0f kernel_p99_us=%.0f", value.median("p50-us"), value.median("p99-us"), value.median("kernel-p50-us"), value.median("kernel-p99-us"))
+			latency = fmt.Sprintf("p50_us=%.0f p99_us=%.0f kernel_p50_us=%.0f kernel_p99_us=%.0f", value.median("p50-us"), value.median("p99-us"),
+				value.median("kernel-p50-us"), value.median("kernel-p99-us"))
 		}),
-		goBenchmarks(ctx, "./speaker/layer2", "^BenchmarkARPRate$", "100000x", func(name string, value measured) { rate[name] = value.median("answers/s") }),
-		goBenchmarks(ctx, "./speaker/layer2", "^BenchmarkARPOfOthers$", "10x", func(_ string, value measured) { others = value.median("cpu-percent") }),
+		goBenchmarks(ctx, "./speaker/layer2", "^BenchmarkARPRate$", "100000x",
+			func(name string, value measured) { rate[name] = value.median("answers/s") }),
+		goBenchmarks(ctx, "./speaker/layer2", "^BenchmarkARPOfOthers$", "10x",
+			func(_ string, value measured) { others = value.median("cpu-percent") }),
 	)
 	if err != nil {
 		return err
 	}
-	result("l2_arp_latency", "%s max_rate=%.0f kernel_max_rate=%.0f others_10000_per_s_cpu_percent=%.1f", latency, rate["ARPRate/ours"], rate["ARPRate/kernel"], others)
+	result("l2_arp_latency", "%s max_rate=%.0f kernel_max_rate=%.0f others_10000_per_s_cpu_percent=%.1f", latency, rate["ARPRate/ours"],
+		rate["ARPRate/kernel"], others)
 	return nil
 }
 
@@ -160,7 +167,8 @@ func goBenchmarks(ctx context.Context, pkg, match, benchtime string, report func
 	if err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-timeout=0", "-run=^$", "-bench=" + match, "-benchtime=" + benchtime, pkg}, flags...)...)
+	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-timeout=0", "-run=^$", "-bench=" + match, "-benchtime=" + benchtime,
+		pkg}, flags...)...)
 	cmd.Dir, cmd.Stderr = root, os.Stderr
 	out, err := cmd.Output()
 	if err != nil {

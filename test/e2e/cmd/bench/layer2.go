@@ -61,7 +61,8 @@ func (l load) serveEcho(ctx context.Context) (vip netip.Addr, err error) {
 	svc.Spec.Selector = map[string]string{"app": lodestone.EchoName}
 	svc.Spec.Ports = nil
 	for _, protocol := range []corev1.Protocol{corev1.ProtocolUDP, corev1.ProtocolTCP} {
-		port := corev1.ServicePort{Name: strings.ToLower(string(protocol)), Port: 80, Protocol: protocol, TargetPort: intstr.FromInt32(lodestone.EchoPort)}
+		port := corev1.ServicePort{Name: strings.ToLower(string(protocol)), Port: 80, Protocol: protocol,
+			TargetPort: intstr.FromInt32(lodestone.EchoPort)}
 		svc.Spec.Ports = append(svc.Spec.Ports, port)
 	}
 	seen, err := l.assignments(ctx, func() error {
@@ -152,7 +153,8 @@ func speakerKill(ctx context.Context, installation *lodestone.Installation) erro
 			}
 			return errors.Join(l.KillSpeaker(ctx, owner), l.Moved(ctx, vip.String(), owner, false))
 		}, func() error { // fresh pods, which kubelet does not make wait
-			return errors.Join(l.RestartSpeakers(ctx), lodestone.Wait(ctx, "one speaker answers", func() error { return l.OneAnswerer(ctx, vip.String()) }))
+			return errors.Join(l.RestartSpeakers(ctx),
+				lodestone.Wait(ctx, "one speaker answers", func() error { return l.OneAnswerer(ctx, vip.String()) }))
 		})
 	})
 }
@@ -178,7 +180,8 @@ func (l load) loses(ctx context.Context, name, what string, times int, vip netip
 	return l.losesFrom(ctx, lodestone.FromClient, name, what, times, vip, do, after)
 }
 
-func (l load) losesFrom(ctx context.Context, where probe.Options, name, what string, times int, vip netip.Addr, do, after func() error) error {
+func (l load) losesFrom(ctx context.Context, where probe.Options, name, what string, times int, vip netip.Addr, do,
+	after func() error) error {
 	seen, err := l.lost(ctx, where, what, times, vip, do, after)
 	if err != nil {
 		return err
@@ -191,7 +194,8 @@ func (l load) losesFrom(ctx context.Context, where probe.Options, name, what str
 type tally struct{ sent, lost int }
 
 // lost does what loses does, and returns what it reports.
-func (l load) lost(ctx context.Context, where probe.Options, what string, times int, vip netip.Addr, do, after func() error) (all tally, err error) {
+func (l load) lost(ctx context.Context, where probe.Options, what string, times int, vip netip.Addr, do,
+	after func() error) (all tally, err error) {
 	target := netip.AddrPortFrom(vip, 80)
 	for range times {
 		records, err := lodestone.During(ctx, where, []netip.AddrPort{target}, do)

@@ -75,7 +75,8 @@ func result(name, format string, args ...any) {
 func main() {
 	keep := flag.Bool("keep", false, "use the lab that is up, if any, and leave it up")
 	flag.Usage = func() {
-		fmt.Fprintf(flag.CommandLine.Output(), "usage: bench [-keep] [-minutes N] [-cases PATTERN] [NAME ...]\nbenchmarks: %s\n", strings.Join(names(), " "))
+		fmt.Fprintf(flag.CommandLine.Output(), "usage: bench [-keep] [-minutes N] [-cases PATTERN] [NAME ...]\nbenchmarks: %s\n",
+			strings.Join(names(), " "))
 	}
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)

@@ -270,7 +270,8 @@ func controllerChurn(ctx context.Context, installation *lodestone.Installation) 
 		return err
 	}
 	rate, waited := float64(turns)/took.Seconds(), born.waited(seen)
-	result("controller_churn", "services=%d seconds=%.0f deletes_per_s=%.1f creates_per_s=%.1f p50_ms=%.0f p99_ms=%.0f api_p50_ms=%.0f api_p99_ms=%.0f",
+	result("controller_churn", "services=%d seconds=%.0f deletes_per_s=%.1f creates_per_s=%.1f p50_ms=%.0f p99_ms=%.0f api_p50_ms=%.0f "+
+		"api_p99_ms=%.0f",
 		l.services, took.Seconds(), rate, rate, ms(quantile(waited, 0.50)), ms(quantile(waited, 0.99)),
 		ms(quantile(born.answered, 0.50)), ms(quantile(born.answered, 0.99)))
 	return l.left(ctx, l.services)
