@@ -368,13 +368,9 @@ func (o *Objects) announcement(client kubernetes.Interface) []source {
 // pods is Lodestone's own pods.
 func (o *Objects) pods(client kubernetes.Interface) source {
 	return source{Pods, "list", "pods", o.Namespace, func(ctx context.Context) error {
-		// Whole: their selectors say which nodes lack a speaker.
-		l, err := client.CoreV1().Pods(o.Namespace).List(ctx, metav1.ListOptions{LabelSelector: labelName + "=lodestone"})
-		if err != nil {
-			return err
-		}
-		o.sortPods(pointers(l.Items))
-		return nil
+		pods, err := once(objects.Pods.List(ctx, client, objects.Scope{Namespace: o.Namespace, Labels: labelName + "=lodestone"}))
+		o.sortPods(pods)
+		return err
 	}}
 }
 

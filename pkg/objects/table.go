@@ -335,6 +335,7 @@ func pod(p *corev1.Pod) *corev1.Pod {
 	kept.CreationTimestamp, kept.DeletionTimestamp = p.CreationTimestamp, p.DeletionTimestamp
 	kept.Labels = labels(p.Labels, MaxLabels, maxLabelBytes)
 	kept.Spec.NodeName = cut(p.Spec.NodeName)
+	kept.Spec.NodeSelector = labels(p.Spec.NodeSelector, MaxLabels, maxLabelBytes)
 	for _, c := range head(p.Spec.Containers, maxConditions) {
 		container := corev1.Container{Name: cut(c.Name), Image: shorten(c.Image, MaxMessage)}
 		for _, arg := range head(c.Args, MaxPorts) {
