@@ -29,10 +29,13 @@ func leaseOf(node string) *peer {
 func TestMadeUpSpeakers(t *testing.T) {
 	c := newCluster(t, "n1", "n2")
 	n1 := c.mute("n1", netip.MustParseAddrPort("127.0.0.1:0"))
-	n1.leases = cache.NewStore(cache.MetaNamespaceKeyFunc)
+	leases := cache.NewStore(cache.MetaNamespaceKeyFunc)
 	for i := range 100 {
-		require.NoError(t, n1.leases.Add(leaseOf(fmt.Sprint("honest-", i))))
+		require.NoError(t, leases.Add(leaseOf(fmt.Sprint("honest-", i))))
 	}
+	n1.mu.Lock()
+	n1.leases = leases
+	n1.mu.Unlock()
 	meets := func(name string) {
 		t.Helper()
 		sender := c.mute(name, netip.MustParseAddrPort("127.0.0.1:0"))
