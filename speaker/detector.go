@@ -89,7 +89,7 @@ func (d *Detector) Run(ctx context.Context) error {
 		sessions, problems := d.sessions, d.problems
 		d.mu.Unlock()
 		d.watch(ctx, sessions)
-		again := d.judge(sessions)
+		again := d.evaluate(sessions)
 		d.logProblems(problems)
 		if now := d.Sessions(); !slices.Equal(now, d.told) {
 			d.told = now
@@ -155,13 +155,13 @@ func bfdSession(s plan.Session, remote netip.Addr) bfd.Session {
 	}
 }
 
-// judge takes BGP sessions down by what BFD says, and lets them be again. The
+// evaluate takes BGP sessions down by what BFD says, and lets them be again. The
 // channel fires when it has to be asked again; nil: not by itself.
-func (d *Detector) judge(sessions map[string]plan.Session) (again <-chan time.Time) {
+func (d *Detector) evaluate(sessions map[string]plan.Session) (again <-chan time.Time) {
 	states, soonest := d.bfd.States(), bfdPause
 	for name := range d.down {
 		if s, ok := sessions[name]; !ok || s.Peer.BFD == nil {
-			d.tell(name, "")
+			d.setDown(name, "")
 		}
 	}
 	for name, s := range sessions {
@@ -182,7 +182,7 @@ func (d *Detector) judge(sessions map[string]plan.Session) (again <-chan time.Ti
 				why, soonest = failure(state), min(soonest, wait)
 			}
 		}
-		d.tell(name, why)
+		d.setDown(name, why)
 	}
 	if len(d.down) == 0 {
 		return nil
@@ -198,9 +198,9 @@ func failure(s bfd.Status) string {
 	return "BFD: the router does not hear this node, or has started anew"
 }
 
-// tell takes the session down because of why, if that is new; empty: lets it
+// setDown takes the session down because of why, if that is new; empty: lets it
 // be.
-func (d *Detector) tell(name, why string) {
+func (d *Detector) setDown(name, why string) {
 	if d.down[name] == why {
 		return
 	}

@@ -59,7 +59,7 @@ router bgp 64513
 `, netip.MustParsePrefix(local[3]).Addr()), "zebra", "bfdd", "bgpd")
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
 	b := bfd.New(bfd.Options{Log: log, Registry: prometheus.NewRegistry()})
-	a := bgp.New(bgp.Options{Log: log, Registry: prometheus.NewRegistry(), Beside: netstate.Beside, Inside: node.Do})
+	a := bgp.New(bgp.Options{Log: log, Registry: prometheus.NewRegistry(), NextHops: netstate.NextHops, Inside: node.Do})
 	held := &heldPeers{Announcer: a, down: make(chan struct{})}
 	d := NewDetector(b, held, log)
 	ctx, cancel := context.WithCancel(context.Background())

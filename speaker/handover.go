@@ -173,7 +173,7 @@ func (s *Speaker) giveUp(ctx context.Context) {
 	if len(s.leaving) > 0 {
 		s.apply(ctx, s.want())
 	}
-	s.tell(changes)
+	s.logChanges(changes)
 	poll := time.NewTicker(leavingPoll)
 	defer poll.Stop()
 	for end := time.Now().Add(s.HandOver); s.Announcer.Leaving() > 0; <-poll.C {

@@ -16,9 +16,9 @@ const (
 	// hears that it is another one: a speaker that is replaced within that time,
 	// or a node that flaps, is no news.
 	movesSettle = 10 * time.Second
-	// movesTold is how long moves are told. The controller notes them when they
+	// movesPublished is how long moves are told. The controller notes them when they
 	// are written, which is seconds later.
-	movesTold = 2 * time.Minute
+	movesPublished = 2 * time.Minute
 )
 
 // moves are the VIPs that change hands. Every speaker sees them all, in its own
@@ -104,7 +104,7 @@ func (s *Speaker) settleMoves(now time.Time) {
 			fresh[key].To[m.to] = append(fresh[key].To[m.to], vip)
 		}
 	}
-	s.tellMoves(slices.Collect(maps.Values(fresh)), now)
+	s.publishMoves(slices.Collect(maps.Values(fresh)), now)
 }
 
 // lookAt has the moves looked at by then.
@@ -124,11 +124,11 @@ func (m *moves) again(vip netip.Addr, of moving) bool {
 	return of.from != "" || had
 }
 
-// tellMoves replaces what is told.
-func (s *Speaker) tellMoves(fresh []report.Move, now time.Time) {
+// publishMoves replaces what is told.
+func (s *Speaker) publishMoves(fresh []report.Move, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	told := slices.DeleteFunc(slices.Clone(s.moves.told), func(m report.Move) bool { return now.Sub(m.At) >= movesTold })
+	told := slices.DeleteFunc(slices.Clone(s.moves.told), func(m report.Move) bool { return now.Sub(m.At) >= movesPublished })
 	if n := report.CountVIPs(fresh); n > report.MaxVIPs {
 		s.Log.Warn("too many VIPs moved to tell their Services of each", "vips", n, "told", report.MaxVIPs)
 	}
@@ -137,7 +137,7 @@ func (s *Speaker) tellMoves(fresh []report.Move, now time.Time) {
 		s.moves.changed.Notify()
 	}
 	for _, m := range told {
-		s.moves.lookAt(m.At.Add(movesTold))
+		s.moves.lookAt(m.At.Add(movesPublished))
 	}
 }
 

@@ -47,7 +47,7 @@ type Passwords interface {
 // routing is what routers have been told.
 type routing struct {
 	told      bool // anything at all
-	abreast   bool // the routes of the plan, until its last change
+	current   bool // the routes of the plan, until its last change
 	passwords <-chan struct{}
 	permit    *netipx.IPSet // see plan.BGP
 	// draining are the routes that the node is about to withdraw, at until. Nil:
@@ -105,26 +105,26 @@ func (s *Speaker) route(ctx context.Context, had map[netip.Prefix]plan.Route, ch
 	case len(had) > 0:
 		s.Log.Info("draining: routers are asked to prefer other nodes", "routes", len(had), "for", s.Drain)
 		s.routing.draining, s.routing.until = had, time.Now().Add(s.Drain)
-		s.told("drain", s.Router.Drain(ctx, true))
+		s.logRouterError("drain", s.Router.Drain(ctx, true))
 	case s.routing.draining != nil && (!s.excluded() || !time.Now().Before(s.routing.until)):
 		s.routing.draining = nil
-		defer func() { s.told("end of drain", s.Router.Drain(ctx, false)) }()
+		defer func() { s.logRouterError("end of drain", s.Router.Drain(ctx, false)) }()
 	}
 	if s.routing.draining != nil {
 		want.Routes = s.routing.draining
 	}
 	var err error
-	if s.routing.abreast && s.routing.draining == nil {
+	if s.routing.current && s.routing.draining == nil {
 		err = s.Router.Update(ctx, want, changed)
 	} else {
 		err = s.Router.Set(ctx, want)
 	}
-	s.routing.abreast = err == nil && s.routing.draining == nil
-	s.told("routes", err)
+	s.routing.current = err == nil && s.routing.draining == nil
+	s.logRouterError("routes", err)
 }
 
-// told logs what could not be told to the announcer. It fails only at the end.
-func (s *Speaker) told(what string, err error) {
+// logRouterError logs what the BGP announcer did not take. It fails only at the end.
+func (s *Speaker) logRouterError(what string, err error) {
 	if err != nil && !errors.Is(err, bgp.ErrStopped) && !errors.Is(err, context.Canceled) {
 		s.Log.Error("routers not told", "what", what, "err", err)
 	}
@@ -135,7 +135,7 @@ func (s *Speaker) told(what string, err error) {
 func (s *Speaker) leaveRouters(ctx context.Context, vips int) {
 	if vips > 0 {
 		s.Log.Info("handing over: routers are asked to prefer other nodes", "vips", vips, "for", s.Drain)
-		s.told("drain", s.Router.Drain(ctx, true))
+		s.logRouterError("drain", s.Router.Drain(ctx, true))
 		select {
 		case <-time.After(s.Drain):
 		case <-ctx.Done():

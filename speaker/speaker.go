@@ -298,8 +298,8 @@ func (s *Speaker) reconcile(ctx context.Context, members, passwords <-chan struc
 		s.route(ctx, had, changes.Prefixes)
 	}
 	s.noteMoves(changes, time.Now())
-	s.tell(changes)
-	s.tellUnlimited(unlimited, s.planner.Plan().LimitErrs)
+	s.logChanges(changes)
+	s.logUnlimited(unlimited, s.planner.Plan().LimitErrs)
 }
 
 // observe tells the planner what is new. The speakers and their networks are
@@ -387,9 +387,9 @@ func (s *Speaker) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) {
 	}
 }
 
-// tell logs and counts the VIPs that came and went. It comes after the deed:
+// logChanges logs and counts the VIPs that came and went. It comes after the deed:
 // a failover does not wait for the log.
-func (s *Speaker) tell(changes plan.Changes) {
+func (s *Speaker) logChanges(changes plan.Changes) {
 	slices.SortFunc(changes.VIPs, func(a, b plan.Change) int { return a.VIP.Compare(b.VIP) })
 	for _, c := range changes.VIPs {
 		reason := []any{"vip", c.VIP, "message", "no Service has it any more"}
@@ -417,8 +417,8 @@ func (s *Speaker) tell(changes plan.Changes) {
 	}
 }
 
-// tellUnlimited logs the limits that are not understood.
-func (s *Speaker) tellUnlimited(before, after map[string]error) {
+// logUnlimited logs the limits that are not understood.
+func (s *Speaker) logUnlimited(before, after map[string]error) {
 	for _, name := range slices.Sorted(maps.Keys(after)) {
 		if err := after[name]; err != before[name] {
 			s.Log.Warn("connections not limited: correct the Service's annotation", "service", name, "err", err)

@@ -32,17 +32,17 @@ func (c ledCloud) Initialize(cloudprovider.ControllerClientBuilder, <-chan struc
 	c.p.start(c.p.config.Run)
 	c.p.start(c.p.facts.Run)
 	c.p.start(c.p.leases.Run)
-	c.p.start(c.p.narrator.Run)
+	c.p.start(c.p.leaseEvents.Run)
 }
 
-// patience is how long the framework is kept waiting for the configuration.
-const patience = 10 * time.Second
+// configTimeout is how long the framework is kept waiting for the configuration.
+const configTimeout = 10 * time.Second
 
 // Routes waits for the configuration, which says whether there are routes: the
 // framework asks but once. Ours does not need the framework's informers, which
 // start later.
 func (c ledCloud) Routes() (cloudprovider.Routes, bool) {
-	late := time.After(patience)
+	late := time.After(configTimeout)
 	for {
 		changed := c.p.config.Changed()
 		if current, state := c.p.config.Current(); current != nil || state.Read {
@@ -53,7 +53,7 @@ func (c ledCloud) Routes() (cloudprovider.Routes, bool) {
 		case <-c.p.working.Done():
 			return nil, false
 		case <-late:
-			c.p.log.Error("no routes to pods: the configuration could not be read; restart the controller", "waited", patience)
+			c.p.log.Error("no routes to pods: the configuration could not be read; restart the controller", "waited", configTimeout)
 			return nil, false
 		}
 	}

@@ -49,20 +49,20 @@ type process struct {
 	// running is the election that was started.
 	running *election
 
-	election   *election
-	log        *slog.Logger
-	client     kubernetes.Interface
-	config     *kube.ConfigWatcher
-	facts      *clusterfacts.Watcher
-	namespaces *kube.Namespaces
-	book       *quarantine.Book
-	leases     *pools.Keeper
-	narrator   *leaseevents.Narrator
-	events     *kube.Recorder
-	ledger     *servicelb.Ledger
-	services   *servicelb.Controller
-	serve      sync.Once // starts services
-	scope      servicelb.Scope
+	election    *election
+	log         *slog.Logger
+	client      kubernetes.Interface
+	config      *kube.ConfigWatcher
+	facts       *clusterfacts.Watcher
+	namespaces  *kube.Namespaces
+	book        *quarantine.Book
+	leases      *pools.Keeper
+	leaseEvents *leaseevents.Emitter
+	events      *kube.Recorder
+	ledger      *servicelb.Ledger
+	services    *servicelb.Controller
+	serve       sync.Once // starts services
+	scope       servicelb.Scope
 }
 
 func newProcess(stopped context.Context) *process {
@@ -124,7 +124,7 @@ func (p *process) cloud(c *config.CompletedConfig) cloudprovider.Interface {
 	p.fatal(err)
 	p.book = quarantine.New(p.client, p.flags.configNamespace, p.log)
 	p.leases = pools.New(p.log)
-	p.narrator, err = leaseevents.New(leaseevents.Options{
+	p.leaseEvents, err = leaseevents.New(leaseevents.Options{
 		Client: p.client, Namespace: p.flags.configNamespace, Services: c.SharedInformers.Core().V1().Services().Informer(), Events: p.events})
 	p.fatal(err)
 	p.ledger = servicelb.NewLedger(p.scope, servicelb.Sources{Config: p.config, Facts: p.facts, NamespaceLabels: p.namespaces.Labels})

@@ -77,7 +77,8 @@ func run(ctx context.Context, f *flags) error {
 	passwords := kube.NewPasswords(s.client, f.namespace, config, s.log)
 	// Routers that keep the routes of a speaker that restarts may have some of
 	// the one before.
-	router := bgp.New(bgp.Options{Log: s.log, Registry: registry, Passwords: passwords.Password, Beside: netstate.Beside, Restarting: true})
+	router := bgp.New(bgp.Options{Log: s.log, Registry: registry, Passwords: passwords.Password, NextHops: netstate.NextHops,
+		Restarting: true})
 	detector := speaker.NewDetector(watchdog, router, s.log)
 	loop, err := speaker.New(speaker.Options{
 		Node: f.node, Client: s.client, Scope: f.scope, Config: config, Members: members, Networks: members, Claimant: members, DataPlane: proxy,
@@ -88,7 +89,7 @@ func run(ctx context.Context, f *flags) error {
 	if err != nil {
 		return err
 	}
-	eyes := apihealth.New(s.api, members, s.log)
+	apiHealth := apihealth.New(s.api, members, s.log)
 	diagnosis := diagnosis.New(diagnosis.Options{
 		Node: f.node, Interfaces: interfaces, Members: members, Status: loop.Status, Log: s.log, ProxyModeURL: diagnosis.ProxyModeURL,
 	})
@@ -103,12 +104,13 @@ func run(ctx context.Context, f *flags) error {
 		},
 		Diagnose: diagnosis,
 		Alive:    loop.Alive,
-		Checks:   func() []debughttp.Check { return checks(loop.Checks(), eyes.Blind()) },
+		Checks:   func() []debughttp.Check { return checks(loop.Checks(), apiHealth.Blind()) },
 		Log:      s.log,
 	})
 	s.log.Info("starting", "node", f.node, "address", s.address, "version", buildinfo.Get().String())
 	address := speaker.AddressWatch{Address: s.address.Addr(), Node: loop}
-	return live(ctx, loop, address, interfaces, gateways, config, proxy, eyes, members, reporter, announcer, limiter, passwords, podRoutes,
+	return live(ctx, loop, address, interfaces, gateways, config, proxy, apiHealth, members, reporter, announcer, limiter,
+		passwords, podRoutes,
 		router, watchdog, detector, server)
 }
 

@@ -144,7 +144,7 @@ func TestHalfAReviewIsGivenUp(t *testing.T) {
 		answer, err := http.ReadResponse(bufio.NewReader(ours), nil)
 		require.NoError(t, err)
 		require.Equal(t, http.StatusBadRequest, answer.StatusCode)
-		require.Equal(t, patience, time.Since(start))
+		require.Equal(t, reviewTimeout, time.Since(start))
 		require.NoError(t, server.Close())
 		require.ErrorIs(t, <-ended, http.ErrServerClosed)
 	})

@@ -34,9 +34,9 @@ const (
 	// maxAtOnce is how many reviews are read at a time: whoever reaches the port
 	// may send some. The API server sends one for each write of the ConfigMap.
 	maxAtOnce = 2
-	// patience is how long a review may take to arrive: the API server waits no
+	// reviewTimeout is how long a review may take to arrive: the API server waits no
 	// longer for the answer.
-	patience = 3 * time.Second
+	reviewTimeout = 3 * time.Second
 	// maxWarnings and maxWarning bound what is warned of, and each warning in
 	// bytes: the API server cuts longer ones.
 	maxWarnings = 10
@@ -76,7 +76,7 @@ func (v *Reviewer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "busy with other reviews", http.StatusServiceUnavailable)
 		return
 	}
-	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(patience)) // what is no connection has none
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(reviewTimeout)) // what is no connection has none
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	if err != nil {
 		http.Error(w, "the review could not be read", http.StatusBadRequest)
@@ -103,13 +103,13 @@ func (v *Reviewer) Review(body []byte) (*admissionv1.AdmissionReview, error) {
 		review.Request == nil {
 		return nil, fmt.Errorf("no AdmissionReview of %s with a request", want)
 	}
-	response := v.judge(review.Request)
+	response := v.decide(review.Request)
 	response.UID = review.Request.UID
 	return &admissionv1.AdmissionReview{TypeMeta: review.TypeMeta, Response: response}, nil
 }
 
 // judge refuses our ConfigMap if its document is invalid, and nothing else.
-func (v *Reviewer) judge(r *admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
+func (v *Reviewer) decide(r *admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
 	allowed := &admissionv1.AdmissionResponse{Allowed: true}
 	if r.Namespace != v.namespace || r.Name != v.name || r.Resource.Resource != "configmaps" || r.Resource.Group != "" ||
 		r.SubResource != "" ||

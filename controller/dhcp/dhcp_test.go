@@ -185,12 +185,12 @@ func TestForgotten(t *testing.T) {
 		require.False(t, st.Lost.IsValid(), "nobody took it away")
 		require.EqualError(t, st.Err, fmt.Sprintf(`no DHCP server on interface "eth0" has confirmed 198.18.0.77 since %s`, clock(w.began)))
 		w.pass(50 * time.Second)
-		for _, m := range w.sent()[:patience] {
+		for _, m := range w.sent()[:requestAttempts] {
 			require.Equal(t, dhcpv4.MessageTypeRequest, m.MessageType())
 			require.Equal(t, last.String(), m.RequestedIPAddress().String())
 			require.Nil(t, m.ServerIdentifier())
 		}
-		require.Equal(t, last.String(), w.sent()[patience].RequestedIPAddress().String(), "the DISCOVER asks for it, too")
+		require.Equal(t, last.String(), w.sent()[requestAttempts].RequestedIPAddress().String(), "the DISCOVER asks for it, too")
 		st = w.Current()[webID]
 		require.Equal(t, addrA, st.Lease.Addr)
 		require.Equal(t, last, st.Lost)

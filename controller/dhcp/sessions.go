@@ -20,9 +20,9 @@ const (
 	firstDelay = 4 * time.Second
 	lastDelay  = 64 * time.Second
 	jitter     = time.Second
-	// patience is how often a REQUEST is sent before starting over: about a
+	// requestAttempts is how often a REQUEST is sent before starting over: about a
 	// minute (section 3.1.5).
-	patience = 4
+	requestAttempts = 4
 	// refusedAttempts is how often an address of before the start is asked for that some
 	// server refuses, which may be a stranger's.
 	refusedAttempts = 2
@@ -281,7 +281,7 @@ func (t *sessions) advance(s *session, now time.Time) bool {
 		t.begin(s, renewing, now)
 	case l == nil && s.refused && s.tries >= refusedAttempts && s.phase == rebooting:
 		t.begin(s, selecting, now)
-	case l == nil && s.tries >= patience && s.phase != selecting:
+	case l == nil && s.tries >= requestAttempts && s.phase != selecting:
 		t.complain(s, t.silence(s, 0))
 		t.begin(s, selecting, now)
 	default:

@@ -81,7 +81,7 @@ type Events interface {
 // node that is lost says for ever what it said last.
 const recent = 10 * time.Minute
 
-// Options are what a Narrator needs.
+// Options are what an Emitter needs.
 type Options struct {
 	Client kubernetes.Interface
 	// Namespace is where the speakers' Leases are.
@@ -91,20 +91,20 @@ type Options struct {
 	Events   Events
 }
 
-// Narrator is the task that makes the Events. What a Lease said when it started
+// Emitter is the task that makes the Events. What a Lease said when it started
 // is no news, but for VIPs that moved just then.
-type Narrator struct {
+type Emitter struct {
 	events   Events
 	leases   cache.SharedIndexInformer
 	services cache.SharedIndexInformer
 }
 
-// New returns a Narrator that starts with Run.
-func New(o Options) (*Narrator, error) {
+// New returns an Emitter that starts with Run.
+func New(o Options) (*Emitter, error) {
 	if err := o.Services.AddIndexers(cache.Indexers{byVIP: vipsOf}); err != nil {
 		return nil, fmt.Errorf("index Services: %w", err)
 	}
-	n := &Narrator{events: o.Events, services: o.Services}
+	n := &Emitter{events: o.Events, services: o.Services}
 	n.leases = objects.Leases.Informer(o.Client, objects.Speakers(o.Namespace), cache.SharedIndexInformerOptions{})
 	if err := n.leases.SetTransform(keepLease); err != nil {
 		return nil, fmt.Errorf("set transform: %w", err)
@@ -112,12 +112,12 @@ func New(o Options) (*Narrator, error) {
 	_, err := n.leases.AddEventHandler(cache.ResourceEventHandlerDetailedFuncs{
 		AddFunc: func(obj any, listed bool) {
 			if l := obj.(*coordinationv1.Lease); listed {
-				n.tellRecent(l)
+				n.emitRecent(l)
 			} else {
-				n.tell(nil, l)
+				n.emit(nil, l)
 			}
 		},
-		UpdateFunc: func(before, after any) { n.tell(before.(*coordinationv1.Lease), after.(*coordinationv1.Lease)) },
+		UpdateFunc: func(before, after any) { n.emit(before.(*coordinationv1.Lease), after.(*coordinationv1.Lease)) },
 	})
 	if err != nil {
 		return nil, fmt.Errorf("add event handler: %w", err)
@@ -126,10 +126,10 @@ func New(o Options) (*Narrator, error) {
 }
 
 // String names the task.
-func (n *Narrator) String() string { return "narrator" }
+func (n *Emitter) String() string { return "lease events" }
 
 // Run tells what changes until ctx ends.
-func (n *Narrator) Run(ctx context.Context) error {
+func (n *Emitter) Run(ctx context.Context) error {
 	if cache.WaitForCacheSync(ctx.Done(), n.services.HasSynced) { // who has the VIPs
 		n.leases.RunWithContext(ctx)
 	}
@@ -163,8 +163,8 @@ func vipsOf(obj any) ([]string, error) {
 	return vips, nil
 }
 
-// tell makes Events of what is new. before is nil for a speaker that is new.
-func (n *Narrator) tell(before, after *coordinationv1.Lease) {
+// emit makes Events of what is new. before is nil for a speaker that is new.
+func (n *Emitter) emit(before, after *coordinationv1.Lease) {
 	name, ok := report.NodeOf(after.Name)
 	if !ok {
 		return
@@ -176,15 +176,15 @@ func (n *Narrator) tell(before, after *coordinationv1.Lease) {
 	if before != nil { // the moves of a Lease that somebody deleted are old
 		was = report.Of(before.Annotations)
 		for _, m := range report.NewMoves(was.Moves, is.Moves) {
-			n.tellMove(name, m)
+			n.emitMove(name, m)
 		}
 	}
-	n.tellSessions(node, was.Sessions, is.Sessions)
-	n.tellUnmatched(node, was.Unmatched, is.Unmatched)
+	n.emitSessions(node, was.Sessions, is.Sessions)
+	n.emitUnmatched(node, was.Unmatched, is.Unmatched)
 }
 
-// tellSessions makes Events of the sessions that are not as they were.
-func (n *Narrator) tellSessions(node *corev1.Node, before, after []report.Session) {
+// emitSessions makes Events of the sessions that are not as they were.
+func (n *Emitter) emitSessions(node *corev1.Node, before, after []report.Session) {
 	known := map[string]report.Session{}
 	for _, s := range before {
 		known[s.Peer] = s
@@ -204,17 +204,17 @@ func (n *Narrator) tellSessions(node *corev1.Node, before, after []report.Sessio
 	}
 }
 
-// tellRecent tells of the VIPs that had moved shortly before the start.
-func (n *Narrator) tellRecent(l *coordinationv1.Lease) {
+// emitRecent tells of the VIPs that had moved shortly before the start.
+func (n *Emitter) emitRecent(l *coordinationv1.Lease) {
 	for _, m := range report.Of(l.Annotations).Moves {
 		if time.Since(m.At).Abs() < recent {
-			n.tellMove(strings.TrimPrefix(l.Name, annotation.SpeakerLeasePrefix), m)
+			n.emitMove(strings.TrimPrefix(l.Name, annotation.SpeakerLeasePrefix), m)
 		}
 	}
 }
 
-// tellMove makes one Event for each Service whose VIPs have moved to one node.
-func (n *Narrator) tellMove(teller string, m report.Move) {
+// emitMove makes one Event for each Service whose VIPs have moved to one node.
+func (n *Emitter) emitMove(reporter string, m report.Move) {
 	for _, to := range slices.Sorted(maps.Keys(m.To)) {
 		services, vips := map[types.UID]*corev1.Service{}, map[types.UID][]string{}
 		for _, vip := range m.To[to] {
@@ -225,7 +225,7 @@ func (n *Narrator) tellMove(teller string, m report.Move) {
 		}
 		for _, uid := range slices.Sorted(maps.Keys(services)) {
 			said := report.Tell(strings.Join(vips[uid], " and "), m.From, to, m.Why)
-			id := fmt.Sprintf("%s %s %s %q %q %s", uid, teller, m.At.UTC().Format(time.RFC3339Nano), m.From, to, m.Why)
+			id := fmt.Sprintf("%s %s %s %q %q %s", uid, reporter, m.At.UTC().Format(time.RFC3339Nano), m.From, to, m.Why)
 			if to == "" {
 				n.events.Once(services[uid], corev1.EventTypeWarning, string(ReasonNoOwner), said, id)
 			} else {
@@ -236,7 +236,7 @@ func (n *Narrator) tellMove(teller string, m report.Move) {
 }
 
 // servicesAt returns the Services that have the VIP.
-func (n *Narrator) servicesAt(vip netip.Addr) (all []*corev1.Service) {
+func (n *Emitter) servicesAt(vip netip.Addr) (all []*corev1.Service) {
 	objects, err := n.services.GetIndexer().ByIndex(byVIP, vip.String())
 	if err != nil {
 		return nil // the index exists
@@ -249,9 +249,9 @@ func (n *Narrator) servicesAt(vip netip.Addr) (all []*corev1.Service) {
 	return all
 }
 
-// tellUnmatched makes Events of advertisements that match no interface of a node
+// emitUnmatched makes Events of advertisements that match no interface of a node
 // any more, or one again.
-func (n *Narrator) tellUnmatched(node *corev1.Node, before, after []string) {
+func (n *Emitter) emitUnmatched(node *corev1.Node, before, after []string) {
 	for _, name := range after {
 		if !slices.Contains(before, name) {
 			n.events.Event(node, corev1.EventTypeWarning, string(ReasonInterfaceMissing), fmt.Sprintf(

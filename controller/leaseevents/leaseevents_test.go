@@ -52,7 +52,7 @@ func lease(node string, sessions ...report.Session) *coordinationv1.Lease {
 	}}
 }
 
-// story is a Narrator in a cluster of these Services, and the Leases that the
+// story is an Emitter in a cluster of these Services, and the Leases that the
 // speakers write.
 type story struct {
 	t      *testing.T

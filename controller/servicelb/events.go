@@ -123,16 +123,16 @@ func (c *Controller) emitDuplicates(conflicts []Conflict) {
 
 // emit says what is new about the Service: to the log, to its users, to the
 // metrics.
-func (c *Controller) emit(svc *corev1.Service, news *metav1.Condition, v Verdict) {
+func (c *Controller) emit(svc *corev1.Service, event *metav1.Condition, v Verdict) {
 	eventType := corev1.EventTypeNormal
-	if news.Reason != string(ReasonAllocated) {
+	if event.Reason != string(ReasonAllocated) {
 		eventType = corev1.EventTypeWarning
 	}
 	if v.Refusal != nil {
-		c.metrics.refusals.WithLabelValues(news.Reason).Inc()
+		c.metrics.refusals.WithLabelValues(event.Reason).Inc()
 	}
-	c.Events.Event(svc, eventType, news.Reason, news.Message)
-	c.Log.Info("service "+news.Reason, "service", NameOf(svc), "message", news.Message)
+	c.Events.Event(svc, eventType, event.Reason, event.Message)
+	c.Log.Info("service "+event.Reason, "service", NameOf(svc), "message", event.Message)
 }
 
 // message says what becomes of the Service.

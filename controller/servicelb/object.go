@@ -239,9 +239,9 @@ func conditionOf(svc *corev1.Service) *metav1.Condition {
 	return nil
 }
 
-// news is what of the change of a Service's object is worth an Event: another
+// event is what of the change of a Service's object is worth an Event: another
 // reason, or other addresses. Nil: nothing.
-func (o object) news(svc *corev1.Service) *metav1.Condition {
+func (o object) event(svc *corev1.Service) *metav1.Condition {
 	old := conditionOf(svc)
 	if o.condition == nil || old != nil && old.Reason == o.condition.Reason && svc.Annotations[annotation.Assigned] == join(o.addrs) {
 		return nil

@@ -50,7 +50,7 @@ func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 	}
 	want := objectOf(v, svc.Generation)
 	want.upstream = c.drivenByUpstream(svc)
-	body, news := want.patch(svc, metav1.NewTime(start)), want.news(svc)
+	body, event := want.patch(svc, metav1.NewTime(start)), want.event(svc)
 	repair := body != nil && c.repairs.wrote(svc, want.sum())
 	if repair {
 		if wait := c.repairs.wait(NameOf(svc), start); wait > 0 {
@@ -77,10 +77,10 @@ func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 		return nil
 	}
 	c.emitAdopted(svc, v)
-	if news == nil {
+	if event == nil {
 		return nil
 	}
-	c.emit(svc, news, v)
+	c.emit(svc, event, v)
 	if v.Refusal == nil {
 		c.metrics.latency.Observe(c.now().Sub(start).Seconds())
 	}

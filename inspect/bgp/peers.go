@@ -150,7 +150,7 @@ func (s Sessions) Healthy() bool {
 	return !slices.ContainsFunc(s.Sessions, func(s Session) bool { return !s.Up() || s.Message != "" })
 }
 
-// Show implements screen.Page.
+// Show implements output.Page.
 func (s Sessions) Show(c *output.Canvas) {
 	if len(s.Sessions) == 0 {
 		c.Line(output.Plain, "There are no BGP sessions, and there should be none.")

@@ -145,7 +145,7 @@ func (r Route) compare(other Route) int {
 	return strings.Compare(r.Node+" "+r.Peer, other.Node+" "+other.Peer)
 }
 
-// Show implements screen.Page.
+// Show implements output.Page.
 func (all Routes) Show(c *output.Canvas) {
 	if len(all.Routes) == 0 {
 		c.Line(output.Plain, "No node announces such a route by BGP.")

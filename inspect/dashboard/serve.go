@@ -19,8 +19,8 @@ const (
 	streamLife = 10 * time.Minute
 	// beat is the time between signs of life, patience how long a page may take
 	// for what it is sent before it is given up.
-	beat     = 15 * time.Second
-	patience = 10 * time.Second
+	beat         = 15 * time.Second
+	writeTimeout = 10 * time.Second
 	// firstLook is how long the first look at a cluster may take.
 	firstLook = 30 * time.Second
 )
@@ -174,7 +174,7 @@ type stream struct {
 
 // send sends a text, or gives up.
 func (s stream) send(text string) error {
-	if err := s.c.SetWriteDeadline(time.Now().Add(patience)); err != nil {
+	if err := s.c.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
 		return err
 	}
 	defer s.c.SetWriteDeadline(time.Time{}) //nolint:errcheck // of the next request on the connection

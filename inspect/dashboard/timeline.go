@@ -180,8 +180,8 @@ func moves(before, after *State) (all []Transition) {
 			moved[m] = append(moved[m], v.Addr.String())
 		}
 	}
-	for _, m := range slices.SortedFunc(maps.Keys(moved), func(a, b move) int { return cmp.Compare(a.tell(), b.tell()) }) {
-		t := Transition{Tone: Note, About: "VIP", Text: clip(output.List(moved[m], 3) + ": " + m.tell())}
+	for _, m := range slices.SortedFunc(maps.Keys(moved), func(a, b move) int { return cmp.Compare(a.text(), b.text()) }) {
+		t := Transition{Tone: Note, About: "VIP", Text: clip(output.List(moved[m], 3) + ": " + m.text())}
 		switch {
 		case m.silent:
 			t.Tone = Bad
@@ -208,8 +208,8 @@ func without(names, others []string) string {
 	return output.List(slices.DeleteFunc(slices.Clone(names), func(n string) bool { return slices.Contains(others, n) }), 3)
 }
 
-// tell says what became of announcements.
-func (m move) tell() string {
+// text says what became of announcements.
+func (m move) text() string {
 	var parts []string
 	switch {
 	case m.from != "" && m.to != "":

@@ -104,7 +104,7 @@ func (d *Diagnosis) Incomplete() bool { return d.Has(diagnose.Unknown) }
 // Troubled reports whether somebody should look at what was found.
 func (d *Diagnosis) Troubled() bool { return d.Has(diagnose.Error) || d.Has(diagnose.Warning) }
 
-// Show implements screen.Page.
+// Show implements output.Page.
 func (d *Diagnosis) Show(c *output.Canvas) {
 	var fine []string
 	count := map[diagnose.Severity]int{}

@@ -146,7 +146,7 @@ func (e Edit) Troubled() bool {
 	return e.Counts[simulation.Lost]+e.Counts[simulation.Stranded] > 0 || len(e.Orphaned) > 0
 }
 
-// Show implements screen.Page.
+// Show implements output.Page.
 func (e Edit) Show(c *output.Canvas) {
 	var rows [][]any
 	for _, text := range e.Edits {

@@ -101,7 +101,7 @@ func (n Node) Troubled() bool {
 	return len(n.Obstacles)+len(n.Claims) > 0 || !n.Sessions.Healthy()
 }
 
-// Show implements screen.Page.
+// Show implements output.Page.
 func (n Node) Show(c *output.Canvas) {
 	var f facts
 	f.add("Node", n.Name)

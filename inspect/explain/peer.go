@@ -109,7 +109,7 @@ func Detection(p *config.Peer) string {
 // Troubled implements Story.
 func (p Peer) Troubled() bool { return !p.Sessions.Healthy() || len(p.Sessions.Sessions) == 0 }
 
-// Show implements screen.Page.
+// Show implements output.Page.
 func (p Peer) Show(c *output.Canvas) {
 	var f facts
 	f.add("Peer", p.Name)

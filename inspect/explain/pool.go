@@ -164,7 +164,7 @@ func (p Pool) Troubled() bool {
 	return len(p.Warnings) > 0 || len(p.Advertisements) == 0 || slices.ContainsFunc(p.Usage, status.Pool.Full)
 }
 
-// Show implements screen.Page.
+// Show implements output.Page.
 func (p Pool) Show(c *output.Canvas) {
 	var f facts
 	f.add("Pool", p.Name)

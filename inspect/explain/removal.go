@@ -142,7 +142,7 @@ func (r *Removal) routes(before, after *simulation.Network) {
 // Troubled implements Story.
 func (r Removal) Troubled() bool { return len(r.Orphaned) > 0 }
 
-// Show implements screen.Page.
+// Show implements output.Page.
 func (r Removal) Show(c *output.Canvas) {
 	what := "drained"
 	if r.How == simulation.Lose {

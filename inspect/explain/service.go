@@ -115,7 +115,7 @@ func (s Service) Troubled() bool {
 	return len(s.Advice) > 0 || slices.ContainsFunc(s.VIPs, VIP.Troubled)
 }
 
-// Show implements screen.Page.
+// Show implements output.Page.
 func (s Service) Show(c *output.Canvas) {
 	var f facts
 	f.add("Service", s.Name)

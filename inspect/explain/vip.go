@@ -158,7 +158,7 @@ func standing(o *cluster.Objects, addr netip.Addr, assigned bool) []string {
 // Troubled implements Story.
 func (v VIP) Troubled() bool { return v.Silence != "" || len(v.Claims) > 0 }
 
-// Show implements screen.Page.
+// Show implements output.Page.
 func (v VIP) Show(c *output.Canvas) {
 	var f facts
 	f.add("VIP", v.VIP.String())

@@ -8,7 +8,7 @@ import (
 	"github.com/lodestone-lb/lodestone/inspect/output"
 )
 
-// Show implements screen.Page.
+// Show implements output.Page.
 func (s *Status) Show(c *output.Canvas) {
 	s.showWarnings(c)
 	c.Blank()

@@ -27,9 +27,9 @@ const (
 	// gatherDelay is how long changes are gathered before they are looked at:
 	// a thousand nodes that join cost a few looks.
 	gatherDelay = 200 * time.Millisecond
-	// patience is how long the facts may take before the log says what is
+	// lateAfter is how long the facts may take before the log says what is
 	// missing.
-	patience = 10 * time.Second
+	lateAfter = 10 * time.Second
 	// kubernetesService is the API server's own Service.
 	kubernetesService = "kubernetes"
 )
@@ -137,7 +137,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 
 // gather looks at the objects when they have changed.
 func (w *Watcher) gather(ctx context.Context) {
-	late := time.After(patience)
+	late := time.After(lateAfter)
 	for {
 		select {
 		case <-ctx.Done():

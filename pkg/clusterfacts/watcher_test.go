@@ -225,7 +225,7 @@ func TestNotReadyBeforeEverythingIsListed(t *testing.T) {
 			return !allowed.Load(), nil, apierrors.NewForbidden(networkingv1.Resource("servicecidrs"), "", nil)
 		})
 		c.start()
-		time.Sleep(patience)
+		time.Sleep(lateAfter)
 		synctest.Wait()
 		_, ready := c.watcher.Current()
 		assert.False(t, ready)

@@ -103,7 +103,7 @@ func (p *Passwords) read(ctx context.Context) {
 		if _, ok := secrets[key.Name]; !ok {
 			secrets[key.Name] = p.get(ctx, key.Name)
 		}
-		read[*key] = p.judge(*key, secrets[key.Name])
+		read[*key] = p.inForce(*key, secrets[key.Name])
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -129,9 +129,9 @@ func (p *Passwords) get(ctx context.Context, name string) secret {
 	return secret{data: s.Data}
 }
 
-// judge returns what is in force now. Without an answer, what was known stays; without
+// inForce returns what is in force now. Without an answer, what was known stays; without
 // the Secret, it stays until that is missed twice.
-func (p *Passwords) judge(key config.SecretKey, s secret) password {
+func (p *Passwords) inForce(key config.SecretKey, s secret) password {
 	p.mu.Lock()
 	known, ok := p.known[key]
 	p.mu.Unlock()

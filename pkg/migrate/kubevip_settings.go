@@ -158,7 +158,7 @@ func (m *kubeVIP) convertSettings() {
 	serving := slices.DeleteFunc(slices.Clone(m.settings),
 		func(s settings) bool { return s.values["svc_enable"] != "" && !s.on("svc_enable") })
 	for i := range m.settings {
-		m.judge(&m.settings[i])
+		m.noteSettings(&m.settings[i])
 	}
 	if m.settings = serving; len(serving) == 0 {
 		return
@@ -202,8 +202,8 @@ func same(s, t *settings) bool {
 	return len(s.values) == len(t.values)
 }
 
-// judge notes the settings that have no counterpart.
-func (m *kubeVIP) judge(s *settings) {
+// noteSettings notes the settings that have no counterpart.
+func (m *kubeVIP) noteSettings(s *settings) {
 	for _, name := range sortedKeys(s.values) {
 		value, remedy := s.values[name], decisions[strings.ToLower(name)]
 		off := value == "" || value == "false" || value == "0"

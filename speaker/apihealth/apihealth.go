@@ -56,8 +56,8 @@ type API interface {
 	Renew(context.Context) error
 }
 
-// Sight is the task that asks.
-type Sight struct {
+// Checker is the task that asks.
+type Checker struct {
 	api   API
 	peers Peers
 	log   *slog.Logger
@@ -72,19 +72,19 @@ type Sight struct {
 	others time.Time // since when others are answered while this node is not
 }
 
-// New returns a Sight that starts with Run.
-func New(api API, peers Peers, log *slog.Logger) *Sight {
-	return &Sight{api: api, peers: peers, log: log}
+// New returns a Checker that starts with Run.
+func New(api API, peers Peers, log *slog.Logger) *Checker {
+	return &Checker{api: api, peers: peers, log: log}
 }
 
 // String names the task.
-func (s *Sight) String() string { return "sight" }
+func (s *Checker) String() string { return "API health" }
 
 // Blind reports whether this node has given up on the API server, which answers others.
-func (s *Sight) Blind() bool { return s.blind.Load() }
+func (s *Checker) Blind() bool { return s.blind.Load() }
 
 // Run asks until ctx ends.
-func (s *Sight) Run(ctx context.Context) error {
+func (s *Checker) Run(ctx context.Context) error {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for {
@@ -101,13 +101,13 @@ func (s *Sight) Run(ctx context.Context) error {
 
 // due reports whether it is time for a question. In a large cluster that is not at each
 // tick, unless somebody was not answered.
-func (s *Sight) due(now time.Time) bool {
+func (s *Checker) due(now time.Time) bool {
 	seeing, unsure := s.peers.OthersSee()
 	pace := float64(min(time.Duration(seeing)*share, longest))
 	return s.missed > 0 || s.Blind() || unsure > 0 || float64(now.Sub(s.asked).Round(time.Second)) >= s.wait*pace
 }
 
-func (s *Sight) look(ctx context.Context) {
+func (s *Checker) look(ctx context.Context) {
 	s.asked, s.wait = time.Now(), 0.75+rand.Float64()/2 // who found out together does not stay together
 	if err := s.once(ctx); err == nil {
 		s.noteAnswer(time.Now())
@@ -118,7 +118,7 @@ func (s *Sight) look(ctx context.Context) {
 }
 
 // once asks the API server, and another one if there is no answer.
-func (s *Sight) once(ctx context.Context) error {
+func (s *Checker) once(ctx context.Context) error {
 	first := within(ctx, s.api.Ask)
 	if first == nil || ctx.Err() != nil {
 		return first
@@ -136,7 +136,7 @@ func within(ctx context.Context, ask func(context.Context) error) error {
 	return ask(ctx)
 }
 
-func (s *Sight) noteAnswer(now time.Time) {
+func (s *Checker) noteAnswer(now time.Time) {
 	if s.missed > 0 || s.since.IsZero() {
 		s.since = now
 	}
@@ -147,7 +147,7 @@ func (s *Sight) noteAnswer(now time.Time) {
 	}
 }
 
-func (s *Sight) noteMiss(now time.Time, err error) {
+func (s *Checker) noteMiss(now time.Time, err error) {
 	if s.missed++; s.missed == 1 {
 		s.silent = now
 	}

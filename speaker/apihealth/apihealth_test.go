@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-// cluster is what a Sight sees of the world, and says.
+// cluster is what a Checker sees of the world, and says.
 type cluster struct {
 	*testing.T
 	mu             sync.Mutex
@@ -155,7 +155,7 @@ func TestOneOfSeveralIsGone(t *testing.T) {
 	})
 }
 
-// crowd are the nodes of a large cluster, each with a Sight.
+// crowd are the nodes of a large cluster, each with a Checker.
 type crowd struct {
 	mu    sync.Mutex
 	size  int

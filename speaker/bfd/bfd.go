@@ -143,7 +143,7 @@ func (t *Task) Run(ctx context.Context) error {
 	defer teller.Wait()
 	over := make(chan struct{})
 	defer close(over)
-	teller.Go(func() { t.tell(over) })
+	teller.Go(func() { t.logChanges(over) })
 	if restore, err := realTime(); err != nil {
 		t.log.Debug("BFD runs at normal priority", "err", err)
 	} else {

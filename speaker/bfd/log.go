@@ -2,15 +2,15 @@ package bfd
 
 import "time"
 
-// tell logs what becomes of sessions, until over is closed. Writing a log can
+// logChanges logs what becomes of sessions, until over is closed. Writing a log can
 // take long, so the loop does not do it.
-func (t *Task) tell(over <-chan struct{}) {
+func (t *Task) logChanges(over <-chan struct{}) {
 	told := map[string]Status{}
 	for {
 		changed := t.Changed()
 		states := t.States()
 		for name, now := range states {
-			t.tellOf(name, told[name], now)
+			t.logChange(name, told[name], now)
 		}
 		told = states
 		select {
@@ -21,8 +21,8 @@ func (t *Task) tell(over <-chan struct{}) {
 	}
 }
 
-// tellOf logs what the owner of a network wants to know of a session.
-func (t *Task) tellOf(name string, before, now Status) {
+// logChange logs what the owner of a network wants to know of a session.
+func (t *Task) logChange(name string, before, now Status) {
 	log := t.log.With("peer", name, "remote", now.Session.Remote)
 	again := before.Discriminator == now.Discriminator
 	switch {

@@ -127,7 +127,7 @@ func (t *Task) receiveOne(of transport, l *listener) bool {
 
 // hear gives a datagram to its session.
 func (t *Task) hear(d datagram, now time.Time) {
-	s, p, why := t.judge(d)
+	s, p, why := t.classify(d)
 	if why != used {
 		t.discarded[slices.Index(discards, why)].Add(1)
 		return
@@ -137,7 +137,7 @@ func (t *Task) hear(d datagram, now time.Time) {
 
 // judge finds the session of a datagram (RFC 5880, section 6.8.6; RFC 5881,
 // sections 3 and 5; RFC 5883, sections 4 and 5).
-func (t *Task) judge(d datagram) (*session, packet, Discard) {
+func (t *Task) classify(d datagram) (*session, packet, Discard) {
 	if !d.multihop && d.hops != maxHops {
 		return nil, packet{}, BadHops
 	}

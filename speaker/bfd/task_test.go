@@ -194,7 +194,7 @@ func FuzzReceive(f *testing.F) {
 		}
 		d.payload, d.multihop, d.hops, d.ifindex = payload, multihop, hops, ifindex
 		before := task.machines()
-		s, p, why := task.judge(d)
+		s, p, why := task.classify(d)
 		now := epoch.Add(time.Second)
 		task.hear(d, now)
 		for name, m := range task.machines() {

@@ -190,7 +190,7 @@ func BenchmarkOneMore(b *testing.B) {
 	const prefixes = 10_000
 	attributes := plan.Attributes{Communities: []config.Community{64512<<16 | 1}}
 	route := plan.Route{"a": attributes, "b": attributes}
-	for name, tell := range map[string]func(*Announcer, plan.BGP) error{
+	for name, setTarget := range map[string]func(*Announcer, plan.BGP) error{
 		"Set":    func(a *Announcer, want plan.BGP) error { return a.Set(b.Context(), want) },
 		"Update": func(a *Announcer, want plan.BGP) error { return a.Update(b.Context(), want, []netip.Prefix{vip4}) },
 	} {
@@ -208,7 +208,7 @@ func BenchmarkOneMore(b *testing.B) {
 				} else {
 					delete(w.want.Routes, vip4)
 				}
-				require.NoError(b, tell(w.announcer, w.want))
+				require.NoError(b, setTarget(w.announcer, w.want))
 			}
 		})
 	}

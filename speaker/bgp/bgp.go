@@ -49,9 +49,9 @@ type Options struct {
 	// its routes may still be with routers that keep them for a restart (RFC
 	// 4724): they stay until this process has announced its own.
 	Restarting bool
-	// Beside returns the addresses of the interface that has the one given, the
-	// best next hops first; netstate.Beside is one.
-	Beside func(local netip.Addr) ([]netip.Addr, error)
+	// NextHops returns the addresses of the interface that has the one given, the
+	// best next hops first; netstate.NextHops is one.
+	NextHops func(local netip.Addr) ([]netip.Addr, error)
 	// Inside runs what opens sockets and looks up addresses, in another network
 	// namespace for instance. Nil: here.
 	Inside func(func() error) error
@@ -201,9 +201,9 @@ func (a *Announcer) SetDown(peer string, down bool, why string) {
 			delete(a.down, peer)
 		}
 		if s := a.sessions[peer]; s != nil {
-			t := *s.told
+			t := *s.newest
 			t.down = a.down[peer]
-			s.tell(t)
+			s.setTarget(t)
 			a.listeners.set(a.sessions)
 		}
 	})
@@ -236,7 +236,7 @@ func (a *Announcer) setSessions(want plan.BGP) {
 		t, known := a.target(name, w)
 		if s := a.sessions[name]; s != nil {
 			if known {
-				s.tell(t)
+				s.setTarget(t)
 			}
 			continue
 		}

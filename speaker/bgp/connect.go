@@ -200,7 +200,7 @@ func (l *listeners) set(sessions map[string]*session) {
 	locals, unknown := map[netip.Addr]netip.Addr{}, map[netip.Addr]bool{}
 	l.failed = false
 	for _, s := range sessions {
-		t := s.told
+		t := s.newest
 		if !t.Peer.Passive || t.down != "" || t.unfit != "" {
 			continue
 		}
@@ -247,10 +247,10 @@ func (l *listeners) note(s *session, err error) {
 	if err != nil {
 		l.failed, unheard = true, err.Error()
 	}
-	if s.told.unheard != unheard {
-		t := *s.told
+	if s.newest.unheard != unheard {
+		t := *s.newest
 		t.unheard = unheard
-		s.tell(t)
+		s.setTarget(t)
 	}
 }
 

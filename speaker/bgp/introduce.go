@@ -41,7 +41,7 @@ func (s *session) introduce(t target, conn *net.TCPConn) {
 			open, n, err = s.greet(&t, conn, ours)
 		}
 		if err != nil {
-			s.say(conn, err, n)
+			s.sendNotification(conn, err, n)
 			conn.Close()
 			open = nil
 		}

@@ -64,7 +64,7 @@ func expect(r io.Reader, kind, subcode uint8) (message, error) {
 	case err != nil:
 		return m, err
 	case m.kind == packet.BGP_MSG_NOTIFICATION:
-		return m, told(m.body)
+		return m, notified(m.body)
 	case m.kind != kind:
 		return m, refuse(packet.BGP_ERROR_FSM_ERROR, subcode, []byte{m.kind},
 			"the router sent a message of type %d where one of type %d was due", m.kind, kind)

@@ -254,7 +254,7 @@ func TestNotificationsInWords(t *testing.T) {
 		{[]byte{3, 11}, "UPDATE message error [NOTIFICATION 3/11]"},
 		{[]byte{77, 5}, "[NOTIFICATION 77/5]"},
 	} {
-		require.Equal(t, "the router ended the session: "+c.want, told(c.body).text)
+		require.Equal(t, "the router ended the session: "+c.want, notified(c.body).text)
 	}
 }
 

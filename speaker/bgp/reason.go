@@ -166,8 +166,8 @@ func (f *failure) encode(n negotiated) []byte {
 	return b
 }
 
-// told is a NOTIFICATION of the router, in words.
-func told(body []byte) *failure {
+// notified is a NOTIFICATION of the router, in words.
+func notified(body []byte) *failure {
 	return &failure{cause: causeNotification, text: "the router ended the session: " + notificationText(body[0], body[1], body[2:])}
 }
 

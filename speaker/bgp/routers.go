@@ -137,7 +137,7 @@ func (r *routers) wait() { r.running.Wait() }
 func (r *routers) set(sessions map[string]*session) {
 	links := map[string]*link{}
 	for _, s := range sessions {
-		name := s.told.Peer.Interface
+		name := s.newest.Peer.Interface
 		if name == "" || links[name] != nil {
 			continue
 		}

@@ -77,7 +77,7 @@ type session struct {
 	announcer *Announcer
 	log       *slog.Logger
 	rib       *rib
-	told      *target // owned by the Announcer's Run
+	newest    *target // owned by the Announcer's Run
 
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
@@ -103,7 +103,7 @@ type session struct {
 
 func newSession(a *Announcer, name string, t target) *session {
 	s := &session{
-		name: name, announcer: a, told: &t,
+		name: name, announcer: a, newest: &t,
 		log:      a.log.With("peer", name),
 		rib:      newRIB(name),
 		targets:  make(chan target, 1),
@@ -112,13 +112,13 @@ func newSession(a *Announcer, name string, t target) *session {
 	}
 	s.ctx, s.cancel = context.WithCancelCause(a.ctx)
 	s.state.Store(&Peer{Name: name, State: Idle, Since: time.Now()})
-	s.tell(t)
+	s.setTarget(t)
 	return s
 }
 
-// tell replaces what the session shall be. It is for the Announcer's Run.
-func (s *session) tell(t target) {
-	s.told = &t
+// setTarget replaces what the session shall be. It is for the Announcer's Run.
+func (s *session) setTarget(t target) {
+	s.newest = &t
 	select {
 	case <-s.targets: // one that the session has not seen yet
 	default:
@@ -223,7 +223,7 @@ func (s *session) attempt(t *target, from *arrival) time.Duration {
 		s.ended(err)
 		return s.pause(t, 0)
 	}
-	go func() { ended <- s.talk(ctx, &fixed, from, ours) }()
+	go func() { ended <- s.converse(ctx, &fixed, from, ours) }()
 	for {
 		select {
 		case <-ctx.Done(): // we end it

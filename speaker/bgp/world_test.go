@@ -119,7 +119,7 @@ func (w *world) start() {
 	w.t.Helper()
 	w.log, w.registry = &testnet.Log{}, prometheus.NewPedanticRegistry()
 	w.options.Log = slog.New(slog.NewTextHandler(w.log, nil))
-	w.options.Registry, w.options.Passwords, w.options.Beside, w.options.Inside = w.registry, w.passwords.get, netstate.Beside, w.node.Do
+	w.options.Registry, w.options.Passwords, w.options.NextHops, w.options.Inside = w.registry, w.passwords.get, netstate.NextHops, w.node.Do
 	w.announcer = New(w.options)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)

@@ -143,7 +143,7 @@ func (d *Diagnosis) facts(ctx context.Context, asked question) diagnose.Facts {
 			names = append(names, i.Name)
 		}
 	}
-	d.kernel.tell(&f, names)
+	d.kernel.addTo(&f, names)
 	d.proxyMode(ctx, &f)
 	if asked.active {
 		d.probe(ctx, &f, asked.vips, status)

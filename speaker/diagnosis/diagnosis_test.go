@@ -410,7 +410,7 @@ func TestUnreadableKernelIsSaid(t *testing.T) {
 	require.NoError(t, os.MkdirAll(filepath.Join(proc, "sys", "net", "ipv4"), 0o755))
 	require.NoError(t, os.WriteFile(filepath.Join(proc, "sys", diagnose.SysctlForward4), []byte("yes\n"), 0o644))
 	f := diagnose.Facts{Unread: map[string]string{}, Sysctls: map[string]int{}}
-	kernel(proc).tell(&f, []string{"all", "eth0"})
+	kernel(proc).addTo(&f, []string{"all", "eth0"})
 	assert.Empty(t, f.Sysctls)
 	assert.Contains(t, f.Unread[diagnose.SysctlForward4], `is "yes\n", not a number`)
 	for _, what := range []string{diagnose.Sysctl("eth0", "rp_filter"), "default routes", "capabilities", "bgp listeners"} {

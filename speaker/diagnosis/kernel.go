@@ -22,8 +22,8 @@ import (
 // network is that of the thread's namespace.
 type kernel string
 
-// tell adds what the kernel tells. Interfaces are those whose settings count.
-func (k kernel) tell(f *diagnose.Facts, interfaces []string) {
+// addTo adds what the kernel tells. Interfaces are those whose settings count.
+func (k kernel) addTo(f *diagnose.Facts, interfaces []string) {
 	names := []string{diagnose.SysctlForward4, diagnose.SysctlForward6}
 	for _, i := range interfaces {
 		for _, setting := range diagnose.InterfaceSettings {

@@ -236,7 +236,7 @@ func TestBesideAnAddressIsWhatLasts(t *testing.T) {
 	h.Run("ip", "link", "set", "eth0", "up")
 	h.Run("ip", "link", "set", "eth1", "up")
 	beside := func(local string) (addrs []netip.Addr) {
-		err := h.Do(func() (err error) { addrs, err = Beside(netip.MustParseAddr(local)); return err })
+		err := h.Do(func() (err error) { addrs, err = NextHops(netip.MustParseAddr(local)); return err })
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -238,7 +238,7 @@ func (t *Table) reconcile() {
 		s := decide(before.want.Routes, t.Interfaces.Interfaces(), table)
 		t.state.problems = s.problems
 		t.state.inForce, err = t.kernel.apply(s)
-		t.tell(before, s)
+		t.logChanges(before, s)
 	}
 	now := time.Now()
 	t.state.err, t.rested, t.due = err, now.Add(max(minRest, restFactor*now.Sub(start))), time.Time{}
@@ -277,8 +277,8 @@ func hint(err error) string {
 	return "it is tried again"
 }
 
-// tell logs and counts what changed about routes and problems, in order.
-func (t *Table) tell(before state, s steps) {
+// logChanges logs and counts what changed about routes and problems, in order.
+func (t *Table) logChanges(before state, s steps) {
 	for _, prefix := range ordered(before.inForce) {
 		now, ok := t.state.inForce[prefix]
 		switch was := before.inForce[prefix]; {

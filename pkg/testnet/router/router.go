@@ -21,8 +21,8 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/testnet"
 )
 
-// patience is how long a daemon may take to answer.
-const patience = 20 * time.Second
+// answerTimeout is how long a daemon may take to answer.
+const answerTimeout = 20 * time.Second
 
 // process is a daemon in a namespace.
 type process struct {
@@ -162,7 +162,7 @@ func (f *FRR) Start() {
 func (f *FRR) await(daemon string) {
 	f.t.Helper()
 	p := f.processes[daemon]
-	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(answerTimeout); ; time.Sleep(20 * time.Millisecond) {
 		if exec.Command("vtysh", "--vty_socket", f.dir, "-d", daemon, "-c", "show version").Run() == nil {
 			return
 		}
@@ -256,7 +256,7 @@ func (b *BIRD) path(name string) string { return filepath.Join(b.dir, name) }
 func (b *BIRD) Start() {
 	b.t.Helper()
 	b.process = start(b.t, b.Host, append(slices.Clone(b.through), "bird", "-f", "-c", b.path("bird.conf"), "-s", b.path("bird.ctl"))...)
-	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(answerTimeout); ; time.Sleep(20 * time.Millisecond) {
 		if _, err := b.ask("show status"); err == nil {
 			return
 		}

@@ -29,9 +29,9 @@ const (
 	nextHopsEvery = 5 * time.Second
 )
 
-// talk is one session from its connection to its end. It sends its progress to
+// converse is one session from its connection to its end. It sends its progress to
 // steps.
-func (s *session) talk(ctx context.Context, t *target, from *arrival, ours []byte) error {
+func (s *session) converse(ctx context.Context, t *target, from *arrival, ours []byte) error {
 	conn, router, err := s.connect(ctx, t, from)
 	if t.Peer.Interface != "" {
 		defer s.announcer.routers.doubt(t.Peer.Interface, router)
@@ -46,7 +46,7 @@ func (s *session) talk(ctx context.Context, t *target, from *arrival, ours []byt
 	}
 	n, err := s.open(ctx, t, conn, router, ours, open)
 	if err != nil {
-		s.say(conn, err, n)
+		s.sendNotification(conn, err, n)
 		return err
 	}
 	e := encoding{internal: n.internal, localASN: t.LocalASN, fourOctet: n.fourOctet}
@@ -65,7 +65,7 @@ func (s *session) talk(ctx context.Context, t *target, from *arrival, ours []byt
 		}
 		err = s.established(ctx, conn, n, e)
 	}
-	s.say(conn, err, n)
+	s.sendNotification(conn, err, n)
 	return err
 }
 
@@ -77,7 +77,7 @@ func localOf(conn net.Conn) netip.Addr {
 func (s *session) lookUpNextHops(e *encoding, conn net.Conn, n negotiated) error {
 	local := localOf(conn)
 	return s.announcer.options.Inside(func() error {
-		addrs, err := s.announcer.options.Beside(local)
+		addrs, err := s.announcer.options.NextHops(local)
 		if err != nil {
 			return err
 		}
@@ -179,12 +179,12 @@ func (s *session) exchange(ctx context.Context, t *target, conn net.Conn, router
 	return n, err
 }
 
-// say tells the router why the session ends, if it is to know, and waits until
+// sendNotification tells the router why the session ends, if it is to know, and waits until
 // it has closed the connection: closing it with unread data in it would have
 // the kernel take back what was said. Nor may what follows overtake the end of a
 // session whose routes stay: a router that hears first that BFD is switched off
 // may take that for a failure, as FRR does, and drop them.
-func (s *session) say(conn net.Conn, err error, n negotiated) {
+func (s *session) sendNotification(conn net.Conn, err error, n negotiated) {
 	f := brokenConnection(err)
 	if f.notification == nil || conn.SetDeadline(time.Now().Add(lastWord)) != nil {
 		return
@@ -270,7 +270,7 @@ func (s *session) handle(m message) (heard bool, err error) {
 		s.received.Add(uint64(prefixes))
 		return true, err
 	case packet.BGP_MSG_NOTIFICATION:
-		return false, told(m.body)
+		return false, notified(m.body)
 	case packet.BGP_MSG_ROUTE_REFRESH: // RFC 2918: AFI, reserved, SAFI
 		if m.body[3] == packet.SAFI_UNICAST && m.body[0] == 0 {
 			s.rib.refresh(m.body[1] == packet.AFI_IP)

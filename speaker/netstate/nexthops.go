@@ -15,9 +15,9 @@ import (
 // has them at the moment, as keepalived marks its own.
 const passing = unix.IFA_F_TEMPORARY | unix.IFA_F_DEPRECATED
 
-// Beside returns the addresses of the interface in this network namespace that has
+// NextHops returns the addresses of the interface in this network namespace that has
 // the one given, those that are to last first, without those that cannot be used.
-func Beside(local netip.Addr) ([]netip.Addr, error) {
+func NextHops(local netip.Addr) ([]netip.Addr, error) {
 	all, err := whole(context.Background(), func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
