@@ -3,285 +3,107 @@ package ipam
 import (
 	"fmt"
 	"net/netip"
-	"slices"
-	"time"
+	"strconv"
+	"strings"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
-// PoolStats are a pool's counters for one family. The counts of an IPv6 pool
-// may exceed what an integer holds, hence float64.
-type PoolStats struct {
-	Pool   string
-	Family Family
-	// Size is how many addresses the pool may hand out, without what is
-	// forbidden; Free those of them that can be given to anybody now; Assigned
-	// those that are held, Quarantined those that rest, Conflicted the others
-	// that other hosts have, Reserved those of the rest that are reserved.
-	// Stranded addresses are in no pool and not counted.
-	Size, Free, Assigned, Quarantined, Conflicted, Reserved float64
-}
-
-// Stats returns counters of every pool and family the pool has, in the order
-// of the document, at a cost that does not depend on the pools' sizes.
-func (a *Allocator) Stats(now time.Time) []PoolStats {
-	a.tick(now)
-	stats := make([]PoolStats, 0, len(families)*len(a.pools))
-	for _, p := range a.pools {
-		for _, s := range p.spaces {
-			if s != nil {
-				stats = append(stats, s.stats())
-			}
+// refuseAll refuses a request of which no family can be had: by the family
+// that is closest to it.
+func (p *plan) refuseAll() *Refusal {
+	var nearest *Refusal
+	for i := range p.Families {
+		r := p.refuseDraw(i)
+		if nearest == nil || hope(r.Reason) > hope(nearest.Reason) {
+			nearest = r
 		}
 	}
-	return stats
+	return nearest
 }
 
-// StatsOf returns the counters of the pool that hands the address out; false:
-// there is none.
-func (a *Allocator) StatsOf(addr netip.Addr, now time.Time) (PoolStats, bool) {
-	a.tick(now)
-	if s := a.spaceOf(canonical(addr)); s.pool != nil {
-		return s.stats(), true
+// refuseDraw says why no pool gives an address of family i: what is the matter
+// with each pool that the Service may draw from.
+func (p *plan) refuseDraw(i int) *Refusal {
+	if p.refused[i] != nil {
+		return p.refused[i]
 	}
-	return PoolStats{}, false
-}
-
-func (s *space) stats() PoolStats {
-	return PoolStats{
-		Pool: s.name(), Family: s.family, Size: s.size, Free: s.freeSize(),
-		Assigned: float64(s.assigned), Quarantined: float64(s.resting),
-		Conflicted: float64(s.conflicted), Reserved: float64(s.reserved),
-	}
-}
-
-// Consideration is what one pool means for one family of a request.
-type Consideration struct {
-	Family Family
-	Pool   string
-	// Free is how many addresses of the family the pool can give now.
-	Free float64
-	// Reason is why the pool would not give the request an address. Empty: it
-	// would. Message says the same in words.
-	Reason  Reason
-	Message string
-}
-
-// Consider says what every pool would do for the request, if it were a new
-// one: for each family first the pools that the request may draw from, in the
-// order in which they are asked, then the others in the order of the document.
-// It changes nothing. A request that cannot be read has no considerations:
-// Allocate says why.
-func (a *Allocator) Consider(req Request, now time.Time) []Consideration {
-	p, r := a.read(req, now)
-	if r != nil {
-		return nil
-	}
-	p.req.Renumber = true // nothing that it holds counts
-	var all []Consideration
-	for i, f := range req.Families {
-		if len(p.wishes[i]) == 0 {
-			a.wishReserved(p, i, false)
-		}
-		joined, r := a.rejoined(p, f)
-		if len(p.wishes[i]) > 0 {
-			r = a.claimAll(p, i)
-		}
-		p.refused[i] = r
-		for _, q := range a.inOrder(p) {
-			all = append(all, a.consider(p, q, i, joined))
-		}
-	}
-	return all
-}
-
-// claimAll says which address of family i that the request names it may not
-// have.
-func (a *Allocator) claimAll(p *plan, i int) *Refusal {
-	for _, addr := range p.wishes[i] {
-		if _, r := a.claim(p, addr); r != nil {
-			return r
-		}
-	}
-	return nil
-}
-
-// inOrder returns all pools, those first that the request may draw from.
-func (a *Allocator) inOrder(p *plan) []*pool {
-	var pools []*pool
-	for i := range a.candidates(p) {
-		if q := a.candidate(p, i); q != nil && !slices.Contains(pools, q) {
-			pools = append(pools, q)
-		}
-	}
-	for _, q := range a.pools {
-		if a.rank(p, q) < 0 {
-			pools = append(pools, q)
-		}
-	}
-	return pools
-}
-
-// consider considers a pool for family i. joined is what the Service has before
-// any free address, if it is one.
-func (a *Allocator) consider(p *plan, q *pool, i int, joined pick) Consideration {
-	f, r := p.req.Families[i], p.refused[i]
-	c := Consideration{Family: f, Pool: q.Name}
-	if s := q.spaces[f.index()]; s != nil {
-		c.Free = s.freeSize()
-	}
-	say := func(reason Reason, format string, args ...any) Consideration {
-		c.Reason, c.Message = reason, fmt.Sprintf(format, args...)
-		return c
-	}
-	wished := slices.DeleteFunc(slices.Clone(p.wishes[i]), func(addr netip.Addr) bool { return a.spaceOf(addr).pool != q })
-	switch {
-	case r != nil && (len(p.wishes[i]) > 0 || a.open(p, q, f) == ""):
-		return say(r.Reason, "%s", r.Message)
-	case len(wished) > 0:
-		return say("", "pool %q gives %s", q.Name, wished)
-	case len(p.wishes[i]) > 0:
-		return say(AddressOutsidePools, "pool %q does not contain %s", q.Name, p.wishes[i])
-	case joined.is() && joined.pool() == q && joined.lease == nil:
-		return say("", "%s waits for the Service to come back", joined.addr)
-	case joined.is() && joined.pool() == q:
-		return say("", "%s is shared with %s", joined.lease.addr, holdersText(joined.lease.tenants))
-	}
+	f, named := p.Families[i], len(p.Pools) > 0
+	reason, considered, about := NoPool, 0, ""
 	var w wording
-	a.explain(&w, p, q.Name, f)
-	return say(a.obstacle(p, q, f), "%s", w.message.String())
-}
-
-// candidates is how many pools the request may draw from, if it is let in.
-func (a *Allocator) candidates(p *plan) int {
-	if len(p.req.Pools) > 0 {
-		return len(p.req.Pools)
+	for i := range p.candidates() {
+		q := p.candidate(i)
+		o := p.obstacle(q, f)
+		if !named && o == PoolNotAllowed {
+			continue
+		}
+		if hope(o) > hope(reason) {
+			reason = o
+		}
+		if considered++; considered > listed {
+			continue
+		}
+		if considered > 1 {
+			w.say("; ")
+		}
+		if named {
+			about = p.Pools[i]
+		} else {
+			about = q.Name
+		}
+		p.explain(&w, about, f)
 	}
-	return len(a.auto)
-}
-
-// candidate returns pool i of the request, nil if there is none of the name.
-func (a *Allocator) candidate(p *plan, i int) *pool {
-	if len(p.req.Pools) > 0 {
-		return a.byName[p.req.Pools[i]]
-	}
-	return a.auto[i]
-}
-
-// rank is the place of a pool among the candidates, negative if it is none.
-func (a *Allocator) rank(p *plan, q *pool) int {
-	if len(p.req.Pools) > 0 {
-		return slices.Index(p.req.Pools, q.Name)
-	}
-	return q.rank
-}
-
-// open returns why a pool, which may not exist, gives the request nothing new
-// of the family at all, empty if nothing stands against it.
-func (a *Allocator) open(p *plan, q *pool, f Family) Reason {
 	switch {
-	case q == nil:
-		return PoolNotFound
-	case a.rank(p, q) < 0 && len(p.req.Pools) > 0:
-		return PoolNotNamed
-	case a.rank(p, q) < 0:
-		return NotAutoAssigned
-	case !q.Allows(p.req.Subject):
-		return PoolNotAllowed
-	case q.spaces[f.index()] == nil:
-		return FamilyUnavailable
-	case q.Draining:
-		return PoolDraining
+	case considered == 0:
+		return p.refuseNoPool()
+	case considered > listed:
+		w.say("; and %d more", considered-listed)
 	}
-	return ""
+	if considered > 1 {
+		about = ""
+	}
+	return w.refuse(reason, about)
 }
 
-// obstacle returns why a pool does not give the request a free address of the
-// family, empty if it does.
-func (a *Allocator) obstacle(p *plan, q *pool, f Family) Reason {
-	if o := a.open(p, q, f); o != "" {
-		return o
+// refuseNoPool is for a Service that names no pool where none is open to all.
+func (req *request) refuseNoPool() *Refusal {
+	if len(req.pools.all) == 0 {
+		return refuse(NoPool, "", "there are no pools")
 	}
-	switch s := q.spaces[f.index()]; {
-	case a.fills(p, s, use{}):
-		return QuotaExceeded
-	case s.free.empty():
-		return PoolExhausted
-	}
-	return ""
-}
-
-// fills reports whether the namespace may have no more addresses of the space,
-// not even the one that is used like this.
-func (a *Allocator) fills(p *plan, s *space, u use) bool {
-	l := u.lease
-	if s.perNamespace == nil || l != nil && (l.inhabited(p.me.namespace, p.holder) || p.holds(l) && p.wants(l)) {
-		return false
-	}
-	used := a.used(p, s)
-	if u.rest != nil && namespaceOf(u.rest.name) == p.me.namespace {
-		used-- // it counts already
-	}
-	return used >= s.pool.NamespaceQuota
-}
-
-// used is how many addresses of the space the namespace uses up by the plan:
-// what it holds now and what rests, without what the plan gives back, with what
-// it takes.
-func (a *Allocator) used(p *plan, s *space) int {
-	now := s.perNamespace[p.me.namespace]
-	used := now.held + now.resting
-	if p.holder != nil {
-		for _, l := range p.holder.leases {
-			if l.space == s && !p.wants(l) && !l.inhabited(p.me.namespace, p.holder) {
-				used--
-			}
-		}
-	}
-	for _, k := range p.picks {
-		switch {
-		case k.space != s, k.lease != nil && k.lease.inhabited(p.me.namespace, nil):
-		case k.lease == nil && a.uses.get(k.addr).rest != nil: // it counts already
-		default:
-			used++
-		}
-	}
-	return used
-}
-
-// wants reports whether the plan keeps what the Service holds.
-func (p *plan) wants(l *lease) bool {
-	return slices.Contains(p.wishes[0], l.addr) || slices.Contains(p.wishes[1], l.addr) ||
-		slices.ContainsFunc(p.picks, func(k pick) bool { return k.kept && k.lease == l })
+	off := len(req.pools.all) - len(req.pools.auto)
+	return refuse(NoPool, "", "none of %d pools is open to the Service in namespace %q: %d with autoAssign off, %d for other namespaces or labels",
+		len(req.pools.all), req.Subject.Namespace, off, len(req.pools.auto))
 }
 
 // explain says what a pool, which may not exist, does for the request.
-func (a *Allocator) explain(w *wording, p *plan, name string, f Family) {
-	q := a.byName[name]
-	switch o := a.obstacle(p, q, f); o {
+func (p *plan) explain(w *wording, name string, f Family) {
+	q := p.pools.byName[name]
+	switch o := p.obstacle(q, f); o {
 	case PoolNotFound:
 		w.say("there is no pool %q", name)
 	case PoolNotNamed:
-		w.say("pool %q is not among the requested %s", name, quoted(p.req.Pools))
+		w.say("pool %q is not among the requested %s", name, quoted(p.Pools))
 	case NotAutoAssigned:
 		w.say("pool %q is only for Services that name it (autoAssign is off)", name)
 	case PoolNotAllowed:
-		w.say("pool %q %s", name, q.closedTo(p.req.Subject))
+		w.say("pool %q %s", name, q.closedTo(p.Subject))
 	case FamilyUnavailable:
 		w.say("pool %q has no %s addresses", name, f)
 	case PoolDraining:
 		w.say("pool %q is draining: it gives no new addresses", name)
 	case QuotaExceeded:
-		a.sayQuota(w, p, q.spaces[f.index()])
+		p.sayQuota(w, q.spaces[f.index()])
 	default:
 		if o != "" && q.DHCP != nil {
 			w.say("pool %q has no lease for the Service yet", name)
 			return
 		}
-		a.sayFree(w, q.spaces[f.index()])
+		p.sayFree(w, q.spaces[f.index()])
 	}
 }
 
-// sayFree says how much of a space is free, and what became of the rest.
-func (a *Allocator) sayFree(w *wording, s *space) {
+// sayFree says how much of a space is free, and what became of the others.
+func (a *addresses) sayFree(w *wording, s *space) {
 	fmt.Fprintf(&w.fact, "pool %q has no %s address free", s.name(), s.family)
 	w.counts = true
 	defer func() { w.counts = false }()
@@ -298,9 +120,122 @@ func (a *Allocator) sayFree(w *wording, s *space) {
 		w.fact.WriteString(", in use by other hosts")
 		w.aside("%d in use by other hosts", s.conflicted)
 	}
-	if s.resting > 0 && s.free.empty() {
-		w.aside("%d in quarantine, the next is", s.resting)
-		w.sayFree(s.due() - a.clock.elapsed)
+	if s.quarantined > 0 && s.free.empty() {
+		w.aside("%d in quarantine, the next is", s.quarantined)
+		w.sayFree(a.quarantine.of(s).due() - a.quarantine.clock.elapsed)
 	}
 	w.endAsides()
+}
+
+// refuseQuota refuses an address of a space of which the namespace has enough.
+func (p *plan) refuseQuota(s *space) *Refusal {
+	var w wording
+	p.sayQuota(&w, s)
+	return w.refuse(QuotaExceeded, s.name())
+}
+
+// sayQuota says what the namespace has of its quota.
+func (p *plan) sayQuota(w *wording, s *space) {
+	waiting := s.usages[p.me.namespace].quarantined
+	fmt.Fprintf(&w.fact, "namespace %q has its %d %s addresses of pool %q", p.me.namespace, s.pool.NamespaceQuota, s.family, s.name())
+	w.counts = true
+	defer func() { w.counts = false }()
+	w.say("namespace %q holds %d of its %d %s addresses of pool %q",
+		p.me.namespace, p.used(s)-waiting, s.pool.NamespaceQuota, s.family, s.name())
+	if waiting > 0 {
+		w.aside("%d in quarantine after their last use, which count, too", waiting)
+	}
+	w.endAsides()
+}
+
+// refuseReserved refuses an address that is reserved for another Service.
+func (req *request) refuseReserved(addr netip.Addr) *Refusal {
+	return refuse(AddressReserved, req.pools.spaceOf(addr).name(), "%s is reserved for %s", addr, req.reservations.apart[addr].service)
+}
+
+// refuseQuarantined refuses an address that is in quarantine for another Service.
+func (req *request) refuseQuarantined(r *quarantined) *Refusal {
+	var w wording
+	w.say("%s is in quarantine after its use by %s, it is", r.addr, r.name)
+	w.sayFree(r.until() - req.quarantine.clock.elapsed)
+	return w.refuse(AddressQuarantined, r.queue.space.name())
+}
+
+// refuseClash says why the party cannot come to an address that is held.
+func refuseClash(p party, other *tenant, c clash, g *holding) *Refusal {
+	pool, name := g.space.name(), other.owner.Name
+	switch c.over {
+	case overNamespaces:
+		return refuse(SharingConflict, pool, "%s, held by %s, cannot be shared between namespaces %q and %q: each Service has to name the other's namespace",
+			g.addr, name, other.namespace, p.namespace)
+	case overBackends:
+		return refuse(SharingConflict, pool, "%s is held by %s, which has %s, this Service %s: let both have externalTrafficPolicy Cluster, or the same selector, or use another sharing key",
+			g.addr, name, backendsOf(other.terms), backendsOf(p.terms))
+	case overPort:
+		return refuse(SharingConflict, pool, "port %s of %s is used by %s: use another port or another sharing key", c.port, g.addr, name)
+	}
+	return refuse(AddressInUse, pool, "%s is held by %s", g.addr, holdersText(g.tenants))
+}
+
+func backendsOf(s *Sharing) string {
+	if s.Backends == "" {
+		return "externalTrafficPolicy Cluster"
+	}
+	return fmt.Sprintf("externalTrafficPolicy Local with selector %.80q", s.Backends)
+}
+
+// holdersText names who holds an address, and since when.
+func holdersText(tenants []tenant) string {
+	var said []string
+	for i := range tenants[:min(len(tenants), listed)] {
+		t := &tenants[i]
+		text := t.owner.Name
+		if !t.since.IsZero() {
+			text += " since " + stamp(t.since)
+		}
+		said = append(said, text)
+	}
+	return strings.Join(said, ", ") + more(len(tenants))
+}
+
+// closedTo says by which of its rules the pool is closed to a Service.
+func (p *pool) closedTo(s config.Subject) string {
+	anyService := config.Pool{Namespaces: p.Namespaces, NamespaceSelector: p.NamespaceSelector}
+	if anyService.Allows(s) {
+		return "is only open to Services with the labels " + selectorText(p.ServiceSelector)
+	}
+	var to []string
+	if len(p.Namespaces) > 0 {
+		to = append(to, "only to "+quoted(p.Namespaces))
+	}
+	if p.NamespaceSelector != nil {
+		to = append(to, "only to namespaces with the labels "+selectorText(p.NamespaceSelector))
+	}
+	return fmt.Sprintf("is not open to namespace %q, %s", s.Namespace, strings.Join(to, " and "))
+}
+
+// selectorText writes a selector as kubectl reads it.
+func selectorText(s config.Selector) string {
+	said := make([]string, len(s))
+	for i, r := range s {
+		switch values := strings.Join(r.Values, ", "); r.Operator {
+		case config.Exists:
+			said[i] = r.Key
+		case config.DoesNotExist:
+			said[i] = "!" + r.Key
+		case config.NotIn:
+			said[i] = fmt.Sprintf("%s notin (%s)", r.Key, values)
+		default:
+			said[i] = fmt.Sprintf("%s in (%s)", r.Key, values)
+		}
+	}
+	return strconv.Quote(strings.Join(said, ","))
+}
+
+// requesters names the namespaces that may ask for particular addresses.
+func requesters(namespaces []string) string {
+	if len(namespaces) == 0 {
+		return "nobody"
+	}
+	return "only " + quoted(namespaces)
 }

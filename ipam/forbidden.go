@@ -5,7 +5,17 @@ import (
 	"net/netip"
 	"slices"
 	"sort"
+
+	"go4.org/netipx"
 )
+
+// Forbidden are addresses that no pool may hand out, whatever it contains.
+type Forbidden struct {
+	Range netipx.IPRange
+	// Why completes "ADDR is ...": "the address of node n1". Where ranges
+	// overlap, the narrowest says why.
+	Why string
+}
 
 // forbiddenSet is what no pool may hand out.
 type forbiddenSet struct {
@@ -107,13 +117,4 @@ func (fs *forbiddenSet) why(addr netip.Addr) (why string, forbidden bool) {
 		}
 	}
 	return why, true
-}
-
-func (r run) has(n num) bool { return !n.less(r.from) && !r.to.less(n) }
-
-func (n num) compare(m num) int {
-	if c := cmp.Compare(n.hi, m.hi); c != 0 {
-		return c
-	}
-	return cmp.Compare(n.lo, m.lo)
 }

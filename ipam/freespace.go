@@ -1,65 +1,10 @@
 package ipam
 
 import (
-	"encoding/binary"
-	"net/netip"
 	"slices"
 
 	"github.com/google/btree"
 )
-
-// num is an address of one family as a number.
-type num struct{ hi, lo uint64 }
-
-func numOf(a netip.Addr) num {
-	if a.Is4() {
-		b := a.As4()
-		return num{0, uint64(binary.BigEndian.Uint32(b[:]))}
-	}
-	b := a.As16()
-	return num{binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])}
-}
-
-func (n num) addr(f Family) netip.Addr {
-	if f == IPv4 {
-		return netip.AddrFrom4([4]byte{byte(n.lo >> 24), byte(n.lo >> 16), byte(n.lo >> 8), byte(n.lo)})
-	}
-	var b [16]byte
-	binary.BigEndian.PutUint64(b[:8], n.hi)
-	binary.BigEndian.PutUint64(b[8:], n.lo)
-	return netip.AddrFrom16(b)
-}
-
-func (n num) less(m num) bool { return n.hi < m.hi || n.hi == m.hi && n.lo < m.lo }
-
-// next and prev wrap around: whoever calls them knows of a neighbour there.
-func (n num) next() num {
-	n.lo++
-	if n.lo == 0 {
-		n.hi++
-	}
-	return n
-}
-
-func (n num) prev() num {
-	if n.lo == 0 {
-		n.hi--
-	}
-	n.lo--
-	return n
-}
-
-// run is every address from one to another, both included.
-type run struct{ from, to num }
-
-// size is exact up to 2^53 addresses.
-func (r run) size() float64 {
-	hi, lo := r.to.hi-r.from.hi, r.to.lo-r.from.lo
-	if r.to.lo < r.from.lo {
-		hi--
-	}
-	return float64(hi)*(1<<64) + float64(lo) + 1
-}
 
 // freeSpace is the free addresses of one family of one pool: a B-tree of
 // disjoint runs, so that its memory follows the number of holes and not the number

@@ -428,7 +428,7 @@ func (p *play) happen(o *op) string {
 				return fmt.Sprintf("got %v %v, want %v %v", got, ok, holder, restored)
 			}
 		case "rest":
-			a.Rest(owner.Name, o.addr, since, p.now)
+			a.Quarantine(owner.Name, o.addr, since, p.now)
 		case "revoke":
 			a.Revoke(o.addr, p.now)
 		case "abide":
@@ -531,7 +531,7 @@ func explains(considered []ipam.Consideration, got []ipam.Held, err error) strin
 // knows the setup at once and hears of what rests in another order.
 func (p *play) restart() {
 	old := p.all[0]
-	rested := old.Resting(p.now)
+	rested := old.InQuarantine(p.now)
 	for i := range p.all {
 		a := ipam.New()
 		if i > 0 {
@@ -545,7 +545,7 @@ func (p *play) restart() {
 			}
 		}
 		for _, r := range rested {
-			a.Rest(r.Name, r.Addr, r.Since, p.now)
+			a.Quarantine(r.Name, r.Addr, r.Since, p.now)
 		}
 		a.Configure(p.setup)
 		p.all[i] = a
@@ -562,11 +562,11 @@ func (p *play) compare() string {
 		if got := a.Stats(p.now); !slices.Equal(got, stats) {
 			return fmt.Sprintf("stats are %v, want %v", got, stats)
 		}
-		if got := a.Resting(p.now); !slices.Equal(got, resting) {
+		if got := a.InQuarantine(p.now); !slices.Equal(got, resting) {
 			return fmt.Sprintf("resting are %v, want %v", got, resting)
 		}
 		next, any := a.NextFree(p.now)
-		if any != (len(resting) > 0) || any && next != slices.MinFunc(resting, func(r, s ipam.Rested) int { return r.Until.Compare(s.Until) }).Until {
+		if any != (len(resting) > 0) || any && next != slices.MinFunc(resting, func(r, s ipam.Quarantined) int { return r.Until.Compare(s.Until) }).Until {
 			return fmt.Sprintf("next free %v %v of %v", next, any, resting)
 		}
 		for uid := range p.model.holds {

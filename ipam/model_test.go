@@ -793,14 +793,14 @@ func (m *model) stats(now time.Time) (stats []ipam.PoolStats) {
 	return stats
 }
 
-func (m *model) resting(now time.Time) (rested []ipam.Rested) {
+func (m *model) resting(now time.Time) (rested []ipam.Quarantined) {
 	m.tick(now)
 	for _, p := range m.places {
 		if p.rest != nil {
 			since := now.Add(-p.rest.time)
-			rested = append(rested, ipam.Rested{Addr: p.addr, Pool: m.poolName(p), Name: p.rest.name, Since: since, Until: since.Add(m.restTime(p))})
+			rested = append(rested, ipam.Quarantined{Addr: p.addr, Pool: m.poolName(p), Name: p.rest.name, Since: since, Until: since.Add(m.restTime(p))})
 		}
 	}
-	slices.SortStableFunc(rested, func(r, s ipam.Rested) int { return r.Since.Compare(s.Since) })
+	slices.SortStableFunc(rested, func(r, s ipam.Quarantined) int { return r.Since.Compare(s.Since) })
 	return rested
 }

@@ -9,9 +9,267 @@ import (
 	"time"
 )
 
+// Quarantined is an address in quarantine.
+type Quarantined struct {
+	Addr netip.Addr
+	// Pool is empty if no pool hands the address out any more.
+	Pool string
+	// Name is the Service that released it, the only one that gets it before
+	// Until.
+	Name         string
+	Since, Until time.Time
+}
+
+// quarantine keeps the addresses that were released a short time ago.
+type quarantine struct {
+	clock  clock
+	at     map[netip.Addr]*quarantined
+	byName map[string]*quarantined
+	queues map[*space]*queue
+	due    dueQueues
+	spare  spare[quarantined]
+}
+
+// forever is how long a quarantine lasts before anybody has said how long.
+const forever = time.Duration(math.MaxInt64 / 2)
+
+// quarantined is an address in quarantine, released by name at since on the
+// allocator's clock.
+type quarantined struct {
+	addr  netip.Addr
+	name  string
+	since time.Duration
+	queue *queue
+	// inQueue links those of a queue, namesake those under a name.
+	inQueue, namesake struct{ prev, next *quarantined }
+}
+
+// waitsFor reports whether the address is kept for the party.
+func (r *quarantined) waitsFor(p party) bool { return r.name != "" && r.name == p.owner.Name }
+
+func (r *quarantined) until() time.Duration { return r.since + r.queue.length }
+
+// count counts one that comes to its space or leaves it.
+func (r *quarantined) count(change int) {
+	r.queue.space.usages.add(namespaceOf(r.name), usage{quarantined: change})
+}
+
+// of returns the queue of a space.
+func (q *quarantine) of(s *space) *queue {
+	c := q.queues[s]
+	if c == nil {
+		c = &queue{space: s, place: notDue}
+		q.queues[s] = c
+	}
+	return c
+}
+
+// rehome finds the present space of every address whose space is gone, and of
+// stranded ones, and counts what namespaces have in quarantine.
+func (q *quarantine) rehome(ps *pools) {
+	var homeless []*quarantined
+	for _, r := range q.at {
+		if r.queue.space.pool == nil {
+			homeless = append(homeless, r)
+		} else {
+			r.count(+1)
+		}
+	}
+	c := q.of(&ps.nowhere)
+	c.head, c.tail, c.space.quarantined = nil, nil, 0
+	slices.SortFunc(homeless, func(r, t *quarantined) int {
+		return cmp.Or(cmp.Compare(r.since, t.since), r.addr.Compare(t.addr))
+	})
+	for _, r := range homeless {
+		s := ps.spaceOf(r.addr)
+		s.take(r.addr)
+		s.quarantined++
+		r.queue = q.of(s)
+		r.count(+1)
+		r.queue.insert(r)
+	}
+}
+
+// setLengths gives every space the length of its quarantine. A leased address goes
+// back to the server, which decides how long nobody gets it.
+func (q *quarantine) setLengths(ps *pools, length time.Duration) {
+	old := q.queues
+	q.queues, q.due = make(map[*space]*queue, len(old)), q.due[:0]
+	set := func(s *space, length time.Duration) {
+		if c := old[s]; c != nil {
+			q.queues[s] = c
+		}
+		c := q.of(s)
+		c.length, c.place = length, notDue
+		if c.head != nil {
+			q.due.update(c)
+		}
+	}
+	set(&ps.nowhere, length)
+	for _, p := range ps.all {
+		of := max(length, p.KeepFor)
+		if p.DHCP != nil {
+			of = 0
+		}
+		for _, s := range p.spaces {
+			if s != nil {
+				set(s, of)
+			}
+		}
+	}
+}
+
+// begin puts an address that nobody holds into quarantine, in the space of its queue.
+func (q *quarantine) begin(begun quarantined) {
+	r := q.spare.pop()
+	*r = begun
+	q.at[r.addr] = r
+	r.queue.space.quarantined++
+	r.count(+1)
+	r.queue.insert(r)
+	if r.queue.head == r {
+		q.due.update(r.queue)
+	}
+	if first := q.byName[r.name]; first != nil {
+		r.namesake.next, first.namesake.prev = first, r
+	}
+	q.byName[r.name] = r
+}
+
+// end ends a quarantine. The caller says what becomes of the address.
+func (q *quarantine) end(r *quarantined) {
+	first := r.queue.head == r
+	r.queue.space.quarantined--
+	r.count(-1)
+	r.queue.remove(r)
+	if first {
+		q.due.update(r.queue)
+	}
+	b := &r.namesake
+	if b.next != nil {
+		b.next.namesake.prev = b.prev
+	}
+	switch {
+	case b.prev != nil:
+		b.prev.namesake.next = b.next
+	case b.next != nil:
+		q.byName[r.name] = b.next
+	default:
+		delete(q.byName, r.name)
+	}
+	delete(q.at, r.addr)
+	q.spare.push(r)
+}
+
+// over returns the first address whose quarantine is over, nil if there is none.
+func (q *quarantine) over() *quarantined {
+	if len(q.due) == 0 || q.due[0].due() > q.clock.elapsed {
+		return nil
+	}
+	return q.due[0].head
+}
+
+// list returns all that is in quarantine, in the order of release.
+func (q *quarantine) list() (all []Quarantined) {
+	for _, r := range q.at {
+		all = append(all, Quarantined{r.addr, r.queue.space.name(), r.name, q.clock.at(r.since), q.clock.at(r.until())})
+	}
+	slices.SortFunc(all, func(r, t Quarantined) int { return cmp.Or(r.Since.Compare(t.Since), r.Addr.Compare(t.Addr)) })
+	return all
+}
+
+// queue is the addresses of a space in quarantine, by the time of the release. All
+// stay equally long, so the first is the first to be free.
+type queue struct {
+	space      *space
+	length     time.Duration
+	head, tail *quarantined
+	place      int // in dueQueues
+}
+
+// due is when the first address is free.
+func (q *queue) due() time.Duration { return q.head.until() }
+
+// insert puts an address in its place, which is at the end for one just released.
+func (q *queue) insert(r *quarantined) {
+	before := q.tail
+	for before != nil && before.since > r.since {
+		before = before.inQueue.prev
+	}
+	r.inQueue.prev = before
+	if before == nil {
+		r.inQueue.next, q.head = q.head, r
+	} else {
+		r.inQueue.next, before.inQueue.next = before.inQueue.next, r
+	}
+	if r.inQueue.next == nil {
+		q.tail = r
+	} else {
+		r.inQueue.next.inQueue.prev = r
+	}
+}
+
+func (q *queue) remove(r *quarantined) {
+	b := &r.inQueue
+	if b.prev == nil {
+		q.head = b.next
+	} else {
+		b.prev.inQueue.next = b.next
+	}
+	if b.next == nil {
+		q.tail = b.prev
+	} else {
+		b.next.inQueue.prev = b.prev
+	}
+	b.next, b.prev = nil, nil
+}
+
+// dueQueues is a heap of the queues that are not empty, by when their first address
+// is free.
+type dueQueues []*queue
+
+// notDue is the place of a queue that is not in the heap.
+const notDue = -1
+
+func (d dueQueues) Len() int           { return len(d) }
+func (d dueQueues) Less(i, j int) bool { return d[i].due() < d[j].due() }
+func (d dueQueues) Swap(i, j int) {
+	d[i], d[j] = d[j], d[i]
+	d[i].place, d[j].place = i, j
+}
+
+// Push is part of heap.Interface.
+func (d *dueQueues) Push(x any) {
+	q := x.(*queue) //nolint:errcheck // the heap has nothing else
+	q.place = len(*d)
+	*d = append(*d, q)
+}
+
+// Pop is part of heap.Interface.
+func (d *dueQueues) Pop() any {
+	last := len(*d) - 1
+	q := (*d)[last]
+	q.place = notDue
+	(*d)[last] = nil
+	*d = (*d)[:last]
+	return q
+}
+
+// update puts a queue that has a new head in its place.
+func (d *dueQueues) update(q *queue) {
+	switch {
+	case q.place == notDue:
+		heap.Push(d, q)
+	case q.head == nil:
+		heap.Remove(d, q.place)
+	default:
+		heap.Fix(d, q.place)
+	}
+}
+
 // clock counts the time that has passed for the allocator. It never goes
-// back: where the caller's clock does, none has passed, so that all that
-// rests has as long to rest as before.
+// back: where the caller's clock does, none has passed, so that a quarantine
+// has as long to last as before.
 type clock struct {
 	last    time.Time
 	elapsed time.Duration
@@ -26,217 +284,3 @@ func (c *clock) set(now time.Time) {
 
 // at is the time of the caller's clock, as it goes now, for one of this clock.
 func (c *clock) at(t time.Duration) time.Time { return c.last.Add(t - c.elapsed) }
-
-// forever is how long addresses rest before anybody has said how long.
-const forever = time.Duration(math.MaxInt64 / 2)
-
-// rest is that of an address which was released by name at since, on the
-// allocator's clock.
-type rest struct {
-	addr  netip.Addr
-	page  *page // of the address
-	space *space
-	name  string
-	hash  uint64 // of the name
-	since time.Duration
-	// queue links the rests in a space, namesake those under a name.
-	queue, namesake struct{ prev, next *rest }
-}
-
-// waitsFor reports whether an address rests for the party.
-func (r *rest) waitsFor(p party) bool { return r.name != "" && r.name == p.owner.Name }
-
-// queue is the rests in a space, by the time of the release. All are equally long,
-// so the first is the first to end.
-type queue struct{ head, tail *rest }
-
-// insert puts a rest in its place, which is at the end for one that just begins.
-func (q *queue) insert(r *rest) {
-	before := q.tail
-	for before != nil && before.since > r.since {
-		before = before.queue.prev
-	}
-	r.queue.prev = before
-	if before == nil {
-		r.queue.next, q.head = q.head, r
-	} else {
-		r.queue.next, before.queue.next = before.queue.next, r
-	}
-	if r.queue.next == nil {
-		q.tail = r
-	} else {
-		r.queue.next.queue.prev = r
-	}
-}
-
-func (q *queue) remove(r *rest) {
-	b := &r.queue
-	if b.prev == nil {
-		q.head = b.next
-	} else {
-		b.prev.queue.next = b.next
-	}
-	if b.next == nil {
-		q.tail = b.prev
-	} else {
-		b.next.queue.prev = b.prev
-	}
-	b.next, b.prev = nil, nil
-}
-
-// dueSpaces is a heap of the spaces in which something rests, by when the next
-// address of each is free.
-type dueSpaces []*space
-
-// notDue is the place of a space that is not in the heap.
-const notDue = -1
-
-func (d dueSpaces) Len() int           { return len(d) }
-func (d dueSpaces) Less(i, j int) bool { return d[i].due() < d[j].due() }
-func (d dueSpaces) Swap(i, j int) {
-	d[i], d[j] = d[j], d[i]
-	d[i].place, d[j].place = i, j
-}
-
-// Push is part of heap.Interface.
-func (d *dueSpaces) Push(x any) {
-	s := x.(*space) //nolint:errcheck // the heap has nothing else
-	s.place = len(*d)
-	*d = append(*d, s)
-}
-
-// Pop is part of heap.Interface.
-func (d *dueSpaces) Pop() any {
-	last := len(*d) - 1
-	s := (*d)[last]
-	s.place = notDue
-	(*d)[last] = nil
-	*d = (*d)[:last]
-	return s
-}
-
-// update puts a space whose queue has a new head in its place.
-func (d *dueSpaces) update(s *space) {
-	switch {
-	case s.place == notDue:
-		heap.Push(d, s)
-	case s.queue.head == nil:
-		heap.Remove(d, s.place)
-	default:
-		heap.Fix(d, s.place)
-	}
-}
-
-// due is when the first address that rests in the space is free.
-func (s *space) due() time.Duration { return s.queue.head.since + s.rest }
-
-// tick brings the allocator to the present: who has rested out is free.
-func (a *Allocator) tick(now time.Time) {
-	a.clock.set(now)
-	for len(a.due) > 0 && a.due[0].due() <= a.clock.elapsed {
-		a.wake(a.due[0].queue.head)
-	}
-}
-
-// rest begins a rest of an address that nobody holds.
-func (a *Allocator) rest(begun rest) {
-	r := pop(&a.spare.rests)
-	*r = begun
-	r.page.set(r.addr, use{rest: r})
-	s := r.space
-	s.resting++
-	s.countRest(r, +1)
-	s.queue.insert(r)
-	if s.queue.head == r {
-		a.due.update(s)
-	}
-	if first := a.namesakes.get(r.hash); first != nil {
-		r.namesake.next, first.namesake.prev = first, r
-	}
-	a.namesakes.set(r.hash, r)
-}
-
-// wake ends a rest: the address is free.
-func (a *Allocator) wake(r *rest) {
-	addr, p, s := r.addr, r.page, r.space
-	a.unrest(r)
-	a.free(addr, p, s)
-}
-
-// unrest ends a rest. The caller says what the address is used for then.
-func (a *Allocator) unrest(r *rest) {
-	s := r.space
-	first := s.queue.head == r
-	s.resting--
-	s.countRest(r, -1)
-	s.queue.remove(r)
-	if first {
-		a.due.update(s)
-	}
-	b := &r.namesake
-	if b.next != nil {
-		b.next.namesake.prev = b.prev
-	}
-	switch {
-	case b.prev != nil:
-		b.prev.namesake.next = b.next
-	case b.next != nil:
-		a.namesakes.set(r.hash, b.next)
-	default:
-		a.namesakes.remove(r.hash)
-	}
-	*r = rest{}
-	push(&a.spare.rests, r)
-}
-
-// Rest records that the Service of this name released addr at since, before
-// this allocator knew of it: the address rests for what is left of its time.
-// Nothing happens when it is held or rests already, or when its time is over.
-// A release in the future counts as one now. It costs least oldest first.
-func (a *Allocator) Rest(name string, addr netip.Addr, since, now time.Time) {
-	a.tick(now)
-	addr = canonical(addr)
-	if !addr.IsValid() || a.uses.get(addr) != (use{}) {
-		return
-	}
-	s, age := a.spaceOf(addr), max(0, now.Sub(since))
-	if age < s.rest {
-		a.occupy(addr, s)
-		a.rest(rest{addr: addr, page: a.uses.page(addr), space: s, name: name, hash: a.hash(name), since: a.clock.elapsed - age})
-	}
-}
-
-// Rested is an address that rests.
-type Rested struct {
-	Addr netip.Addr
-	// Pool is empty if no pool hands the address out any more.
-	Pool string
-	// Name is the Service that released it, the only one that gets it before
-	// Until.
-	Name         string
-	Since, Until time.Time
-}
-
-// Resting returns everything that rests, in the order of release. It is what
-// Rest needs after a restart.
-func (a *Allocator) Resting(now time.Time) []Rested {
-	a.tick(now)
-	var rested []Rested
-	for _, s := range a.due {
-		for r := s.queue.head; r != nil; r = r.queue.next {
-			rested = append(rested, Rested{r.addr, s.name(), r.name, a.clock.at(r.since), a.clock.at(r.since + s.rest)})
-		}
-	}
-	slices.SortFunc(rested, func(r, t Rested) int { return cmp.Or(r.Since.Compare(t.Since), r.Addr.Compare(t.Addr)) })
-	return rested
-}
-
-// NextFree returns when the next address ends its rest, and false if none
-// rests.
-func (a *Allocator) NextFree(now time.Time) (time.Time, bool) {
-	a.tick(now)
-	if len(a.due) == 0 {
-		return time.Time{}, false
-	}
-	return a.clock.at(a.due[0].due()), true
-}

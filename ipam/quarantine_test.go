@@ -17,10 +17,10 @@ func TestPoolsThatKeepAddresses(t *testing.T) {
 	s.gets("default/b", "short/198.18.1.0", from("short"))
 	s.frees("default/a")
 	s.frees("default/b")
-	assert.Equal(t, []ipam.Rested{
+	assert.Equal(t, []ipam.Quarantined{
 		{Addr: s.addr("198.18.0.0"), Pool: "lan", Name: "default/a", Since: start, Until: start.Add(time.Hour)},
 		{Addr: s.addr("198.18.1.0"), Pool: "short", Name: "default/b", Since: start, Until: start.Add(30 * time.Second)},
-	}, s.Resting(s.now))
+	}, s.InQuarantine(s.now))
 	next, _ := s.NextFree(s.now)
 	assert.Equal(t, start.Add(30*time.Second), next)
 
@@ -58,45 +58,45 @@ func TestKeptAddressesAndAClockSetBack(t *testing.T) {
 	s.gets("default/y", "lan/198.18.0.0")
 }
 
-func TestRestsFromBeforeTheStart(t *testing.T) {
+func TestQuarantineFromBeforeTheStart(t *testing.T) {
 	s := begin(t, keeping(time.Minute, pool("lan", "198.18.0.0/29")))
 	s.restores("default/held", "198.18.0.4")
 	for addr, ago := range map[string]time.Duration{
 		"198.18.0.0": 40 * time.Second, "198.18.0.1": -time.Hour, "198.18.0.2": time.Minute, "198.18.0.4": 0, "192.0.2.1": 20 * time.Second,
 	} {
-		s.Rest("default/a", s.addr(addr), s.now.Add(-ago), s.now)
+		s.Quarantine("default/a", s.addr(addr), s.now.Add(-ago), s.now)
 	}
-	s.Rest("default/b", s.addr("198.18.0.1"), s.now, s.now) // rests already
-	s.Rest("default/b", ipam.Rested{}.Addr, s.now, s.now)
-	want := []ipam.Rested{
+	s.Quarantine("default/b", s.addr("198.18.0.1"), s.now, s.now) // in quarantine already
+	s.Quarantine("default/b", ipam.Quarantined{}.Addr, s.now, s.now)
+	want := []ipam.Quarantined{
 		{Addr: s.addr("198.18.0.0"), Pool: "lan", Name: "default/a", Since: start.Add(-40 * time.Second), Until: start.Add(20 * time.Second)},
 		{Addr: s.addr("192.0.2.1"), Name: "default/a", Since: start.Add(-20 * time.Second), Until: start.Add(10 * time.Second)},
 		{Addr: s.addr("198.18.0.1"), Pool: "lan", Name: "default/a", Since: start, Until: start.Add(time.Minute)},
 	}
-	require.Equal(t, want, s.Resting(s.now))
+	require.Equal(t, want, s.InQuarantine(s.now))
 	s.holds("default/held", "lan/198.18.0.4")
 
 	s.passes(-time.Hour) // the clock was set back: it rests as long as before
 	for i := range want {
 		want[i].Since, want[i].Until = want[i].Since.Add(-time.Hour), want[i].Until.Add(-time.Hour)
 	}
-	require.Equal(t, want, s.Resting(s.now))
+	require.Equal(t, want, s.InQuarantine(s.now))
 	s.passes(10 * time.Second)
-	require.Len(t, s.Resting(s.now), 2)
+	require.Len(t, s.InQuarantine(s.now), 2)
 	s.passes(10 * time.Second)
-	require.Len(t, s.Resting(s.now), 1)
+	require.Len(t, s.InQuarantine(s.now), 1)
 }
 
 func TestNothingIsFreeBeforeTheFirstSetup(t *testing.T) {
 	s := &story{t, ipam.New(), start, ipam.Setup{Quarantine: 30 * time.Second}}
 	s.restores("default/a", "198.18.0.0")
 	s.frees("default/a")
-	s.Rest("default/b", s.addr("198.18.0.1"), s.now.Add(-20*time.Second), s.now)
+	s.Quarantine("default/b", s.addr("198.18.0.1"), s.now.Add(-20*time.Second), s.now)
 	s.passes(5 * time.Second)
-	require.Len(t, s.Resting(s.now), 2)
+	require.Len(t, s.InQuarantine(s.now), 2)
 	s.passes(10 * time.Second)
 	s.edit(pool("lan", "198.18.0.0/31"))
-	require.Equal(t, []ipam.Rested{{Addr: s.addr("198.18.0.0"), Pool: "lan", Name: "default/a", Since: start, Until: start.Add(30 * time.Second)}},
-		s.Resting(s.now))
+	require.Equal(t, []ipam.Quarantined{{Addr: s.addr("198.18.0.0"), Pool: "lan", Name: "default/a", Since: start, Until: start.Add(30 * time.Second)}},
+		s.InQuarantine(s.now))
 	s.gets("default/x", "lan/198.18.0.1")
 }

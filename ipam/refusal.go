@@ -2,13 +2,11 @@ package ipam
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/reason"
 )
 
@@ -18,7 +16,7 @@ type Reason string
 
 // The reasons.
 const (
-	PoolExhausted       Reason = "PoolExhausted"       // every eligible address is in use, reserved or resting
+	PoolExhausted       Reason = "PoolExhausted"       // every eligible address is in use, reserved or in quarantine
 	PoolNotFound        Reason = "PoolNotFound"        // no requested pool exists
 	PoolNotAllowed      Reason = "PoolNotAllowed"      // the pool is closed to the Service, by its namespace or by labels
 	PoolDraining        Reason = "PoolDraining"        // the pool gives no new addresses
@@ -31,7 +29,7 @@ const (
 	AddressOutsidePools Reason = "AddressOutsidePools" // no pool, or not the requested one, contains the requested address
 	AddressWithheld     Reason = "AddressWithheld"     // a pool contains the requested address but never hands it out
 	AddressForbidden    Reason = "AddressForbidden"    // a pool contains the requested address but something else uses it
-	AddressQuarantined  Reason = "AddressQuarantined"  // the requested address rests after its last use by another Service
+	AddressQuarantined  Reason = "AddressQuarantined"  // the requested address is in quarantine after its last use by another Service
 	RequestNotAllowed   Reason = "RequestNotAllowed"   // the namespace may not ask for particular addresses of the pool
 	WrongFamily         Reason = "WrongFamily"         // the requested address is of a family the Service does not have
 	InvalidRequest      Reason = "InvalidRequest"      // the request contradicts itself or cannot be read
@@ -162,144 +160,6 @@ func (w *wording) sayFree(left time.Duration) {
 
 func (w *wording) refuse(reason Reason, pool string) *Refusal {
 	return &Refusal{Reason: reason, Pool: pool, Message: w.message.String(), fact: w.fact.String()}
-}
-
-// refuseAll refuses a request of which no family can be had: by the family
-// that is closest to it.
-func (a *Allocator) refuseAll(p *plan) *Refusal {
-	var nearest *Refusal
-	for i := range p.req.Families {
-		r := a.refuseDraw(p, i)
-		if nearest == nil || hope(r.Reason) > hope(nearest.Reason) {
-			nearest = r
-		}
-	}
-	return nearest
-}
-
-// refuseDraw says why no pool gives an address of family i: what is the matter
-// with each pool that the Service may draw from.
-func (a *Allocator) refuseDraw(p *plan, i int) *Refusal {
-	if p.refused[i] != nil {
-		return p.refused[i]
-	}
-	f, named := p.req.Families[i], len(p.req.Pools) > 0
-	reason, considered, about := NoPool, 0, ""
-	var w wording
-	for i := range a.candidates(p) {
-		q := a.candidate(p, i)
-		o := a.obstacle(p, q, f)
-		if !named && o == PoolNotAllowed {
-			continue
-		}
-		if hope(o) > hope(reason) {
-			reason = o
-		}
-		if considered++; considered > listed {
-			continue
-		}
-		if considered > 1 {
-			w.say("; ")
-		}
-		if named {
-			about = p.req.Pools[i]
-		} else {
-			about = q.Name
-		}
-		a.explain(&w, p, about, f)
-	}
-	switch {
-	case considered == 0:
-		return a.refuseNoPool(p.req.Subject)
-	case considered > listed:
-		w.say("; and %d more", considered-listed)
-	}
-	if considered > 1 {
-		about = ""
-	}
-	return w.refuse(reason, about)
-}
-
-// refuseNoPool is for a Service that names no pool where none is open to all.
-func (a *Allocator) refuseNoPool(s config.Subject) *Refusal {
-	if len(a.pools) == 0 {
-		return refuse(NoPool, "", "there are no pools")
-	}
-	off := len(a.pools) - len(a.auto)
-	return refuse(NoPool, "", "none of %d pools is open to the Service in namespace %q: %d with autoAssign off, %d for other namespaces or labels",
-		len(a.pools), s.Namespace, off, len(a.auto))
-}
-
-func (a *Allocator) refuseQuota(p *plan, s *space) *Refusal {
-	var w wording
-	a.sayQuota(&w, p, s)
-	return w.refuse(QuotaExceeded, s.name())
-}
-
-func (a *Allocator) sayQuota(w *wording, p *plan, s *space) {
-	resting := s.perNamespace[p.me.namespace].resting
-	fmt.Fprintf(&w.fact, "namespace %q has its %d %s addresses of pool %q", p.me.namespace, s.pool.NamespaceQuota, s.family, s.name())
-	w.counts = true
-	defer func() { w.counts = false }()
-	w.say("namespace %q holds %d of its %d %s addresses of pool %q",
-		p.me.namespace, a.used(p, s)-resting, s.pool.NamespaceQuota, s.family, s.name())
-	if resting > 0 {
-		w.aside("%d in quarantine after their last use, which count, too", resting)
-	}
-	w.endAsides()
-}
-
-func (a *Allocator) refuseReserved(addr netip.Addr) *Refusal {
-	return refuse(AddressReserved, a.spaceOf(addr).name(), "%s is reserved for %s", addr, a.apart[addr].service)
-}
-
-func (a *Allocator) refuseResting(r *rest) *Refusal {
-	var w wording
-	w.say("%s is in quarantine after its use by %s, it is", r.addr, r.name)
-	w.sayFree(r.since + r.space.rest - a.clock.elapsed)
-	return w.refuse(AddressQuarantined, r.space.name())
-}
-
-// closedTo says by which of its rules the pool is closed to a Service.
-func (p *pool) closedTo(s config.Subject) string {
-	anyService := config.Pool{Namespaces: p.Namespaces, NamespaceSelector: p.NamespaceSelector}
-	if anyService.Allows(s) {
-		return "is only open to Services with the labels " + selectorText(p.ServiceSelector)
-	}
-	var to []string
-	if len(p.Namespaces) > 0 {
-		to = append(to, "only to "+quoted(p.Namespaces))
-	}
-	if p.NamespaceSelector != nil {
-		to = append(to, "only to namespaces with the labels "+selectorText(p.NamespaceSelector))
-	}
-	return fmt.Sprintf("is not open to namespace %q, %s", s.Namespace, strings.Join(to, " and "))
-}
-
-// selectorText writes a selector as kubectl reads it.
-func selectorText(s config.Selector) string {
-	said := make([]string, len(s))
-	for i, r := range s {
-		switch values := strings.Join(r.Values, ", "); r.Operator {
-		case config.Exists:
-			said[i] = r.Key
-		case config.DoesNotExist:
-			said[i] = "!" + r.Key
-		case config.NotIn:
-			said[i] = fmt.Sprintf("%s notin (%s)", r.Key, values)
-		default:
-			said[i] = fmt.Sprintf("%s in (%s)", r.Key, values)
-		}
-	}
-	return strconv.Quote(strings.Join(said, ","))
-}
-
-// requesters names the namespaces that may ask for particular addresses.
-func requesters(namespaces []string) string {
-	if len(namespaces) == 0 {
-		return "nobody"
-	}
-	return "only " + quoted(namespaces)
 }
 
 // quoted lists the first few names.

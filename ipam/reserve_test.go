@@ -112,7 +112,7 @@ func TestLeasedAddresses(t *testing.T) {
 	s.refused("default/y", ipam.PoolExhausted, `pool "lan" has 0 of 1 IPv4 addresses free; pool "office" has no lease for the Service yet`)
 
 	s.frees("default/x")
-	assert.Empty(t, s.Resting(s.now), "the server decides how long a lease rests")
+	assert.Empty(t, s.InQuarantine(s.now), "the server decides how long a lease rests")
 	s.gets("default/x", "office/198.18.0.241")
 
 	s.Revoke(netip.MustParseAddr("198.18.0.240"), s.now)

@@ -7,6 +7,16 @@ import (
 	"strings"
 )
 
+// Owner is who holds addresses: one incarnation of a Service.
+type Owner struct {
+	// UID identifies the owner. A re-created Service is another owner.
+	UID string
+	// Name is "namespace/name" and never changes for a UID. Owners of one
+	// name never stand in each other's way on an address: they are the same
+	// Service to people, before and after a change.
+	Name string
+}
+
 // Sharing are the terms on which a Service shares its addresses. Those who
 // hold one address all have the same key, which is not empty, no port in
 // common, the same backends, and, if they are of different namespaces, each
@@ -71,13 +81,25 @@ func (s *Sharing) commonPort(t *Sharing) (Port, bool) {
 	return Port{}, false
 }
 
+// identity is an owner and its namespace.
+type identity struct {
+	owner     Owner
+	namespace string
+}
+
+func identify(o Owner) identity { return identity{o, namespaceOf(o.Name)} }
+
+// namespaceOf is the namespace in "namespace/name".
+func namespaceOf(name string) string {
+	namespace, _, _ := strings.Cut(name, "/")
+	return namespace
+}
+
 // party is who wants an address or holds it, and on which terms.
 type party struct {
 	*identity
 	terms *Sharing
 }
-
-func (t *tenant) party() party { return party{&t.identity, t.terms} }
 
 // sameService reports whether both are one Service to people.
 func (p party) sameService(q party) bool {
@@ -127,164 +149,4 @@ func (p party) clash(q party) clash {
 		return clash{overPort, common}
 	}
 	return clash{}
-}
-
-// clash returns the first tenant with whom somebody clashes.
-func (l *lease) clash(p party) (*tenant, clash) {
-	for i := range l.tenants {
-		if c := p.clash(l.tenants[i].party()); c.is() {
-			return &l.tenants[i], c
-		}
-	}
-	return nil, clash{}
-}
-
-// group is who may share with each other without naming namespaces.
-type group struct{ key, namespace string }
-
-// enlist notes that a tenant with these terms comes to the lease.
-func (a *Allocator) enlist(l *lease, terms *Sharing, namespace string) {
-	if terms == nil {
-		return
-	}
-	g := group{terms.Key, namespace}
-	if leases := a.groups[g]; !slices.Contains(leases, l) {
-		a.groups[g] = append(leases, l)
-	}
-}
-
-// delist notes that a tenant with these terms has gone from the lease.
-func (a *Allocator) delist(l *lease, terms *Sharing, namespace string) {
-	if terms == nil {
-		return
-	}
-	g := group{terms.Key, namespace}
-	for i := range l.tenants {
-		if t := &l.tenants[i]; t.terms != nil && (group{t.terms.Key, t.namespace}) == g {
-			return
-		}
-	}
-	left := slices.DeleteFunc(a.groups[g], func(m *lease) bool { return m == l })
-	if len(left) > 0 {
-		a.groups[g] = left
-	} else {
-		delete(a.groups, g)
-	}
-}
-
-// setTerms changes the terms of one who holds the lease.
-func (a *Allocator) setTerms(l *lease, h *holder, terms *Sharing) {
-	t := l.tenant(h)
-	before := t.terms
-	t.terms = terms
-	if before != terms {
-		a.enlist(l, terms, h.namespace)
-		a.delist(l, before, h.namespace)
-	}
-}
-
-// join returns the address of the family that the request has to share: the
-// first, in the order of pools and then by address, that is held under its
-// key and on which it clashes with nobody. It is refused when there are only
-// others.
-func (a *Allocator) join(p *plan, f Family) (*lease, *Refusal) {
-	if p.me.terms == nil {
-		return nil, nil
-	}
-	var joined, missed *lease
-	consider := func(l *lease) {
-		switch {
-		case familyOf(l.addr) != f || !p.me.knows(l) || a.open(p, l.space.pool, f) != "" || a.fills(p, l.space, use{lease: l}):
-		case a.sharable(p, l):
-			joined = a.first(p, joined, l)
-		default:
-			missed = a.first(p, missed, l)
-		}
-	}
-	for _, l := range a.groups[group{p.me.terms.Key, p.me.namespace}] {
-		consider(l)
-	}
-	for _, n := range p.me.terms.Namespaces {
-		for _, l := range a.groups[group{p.me.terms.Key, n}] {
-			consider(l)
-		}
-	}
-	if joined == nil && missed != nil {
-		return nil, a.refuseShare(p, missed)
-	}
-	return joined, nil
-}
-
-// knows reports whether somebody else who would share with the party's
-// namespace holds the lease under its key.
-func (p party) knows(l *lease) bool {
-	for i := range l.tenants {
-		if t := l.tenants[i].party(); !p.sameService(t) && p.sameKey(t) && p.meets(t) {
-			return true
-		}
-	}
-	return false
-}
-
-// sharable reports whether the request may come to a lease that is held.
-func (a *Allocator) sharable(p *plan, l *lease) bool {
-	_, c := l.clash(p.me)
-	return !c.is() && !a.reservedForOther(p, l.addr)
-}
-
-// refuseShare says why it may not.
-func (a *Allocator) refuseShare(p *plan, l *lease) *Refusal {
-	if a.reservedForOther(p, l.addr) {
-		return a.refuseReserved(l.addr)
-	}
-	other, c := l.clash(p.me)
-	return refuseClash(p.me, other, c, l)
-}
-
-// first returns the lease, or the other, which may be nil, that comes first:
-// by the order in which the request asks the pools, then by address.
-func (a *Allocator) first(p *plan, l, m *lease) *lease {
-	if l == nil || cmp.Or(
-		cmp.Compare(a.rank(p, m.space.pool), a.rank(p, l.space.pool)),
-		m.addr.Compare(l.addr)) < 0 {
-		return m
-	}
-	return l
-}
-
-// refuseClash says why the party cannot come to an address that is held.
-func refuseClash(p party, other *tenant, c clash, l *lease) *Refusal {
-	pool, name := l.space.name(), other.owner.Name
-	switch c.over {
-	case overNamespaces:
-		return refuse(SharingConflict, pool, "%s, held by %s, cannot be shared between namespaces %q and %q: each Service has to name the other's namespace",
-			l.addr, name, other.namespace, p.namespace)
-	case overBackends:
-		return refuse(SharingConflict, pool, "%s is held by %s, which has %s, this Service %s: let both have externalTrafficPolicy Cluster, or the same selector, or use another sharing key",
-			l.addr, name, backendsOf(other.terms), backendsOf(p.terms))
-	case overPort:
-		return refuse(SharingConflict, pool, "port %s of %s is used by %s: use another port or another sharing key", c.port, l.addr, name)
-	}
-	return refuse(AddressInUse, pool, "%s is held by %s", l.addr, holdersText(l.tenants))
-}
-
-func backendsOf(s *Sharing) string {
-	if s.Backends == "" {
-		return "externalTrafficPolicy Cluster"
-	}
-	return fmt.Sprintf("externalTrafficPolicy Local with selector %.80q", s.Backends)
-}
-
-// holdersText names who holds an address, and since when.
-func holdersText(tenants []tenant) string {
-	var said []string
-	for i := range tenants[:min(len(tenants), listed)] {
-		t := &tenants[i]
-		text := t.owner.Name
-		if !t.since.IsZero() {
-			text += " since " + stamp(t.since)
-		}
-		said = append(said, text)
-	}
-	return strings.Join(said, ", ") + more(len(tenants))
 }

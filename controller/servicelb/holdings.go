@@ -38,7 +38,7 @@ func (h *holdings) follow(cfg *config.Config) {
 // quarantineRecorded puts the released addresses that are on record into quarantine.
 func (h *holdings) quarantineRecorded() {
 	for _, r := range h.records {
-		h.Rest(r.Service, r.Addr, r.Since, h.now())
+		h.Quarantine(r.Service, r.Addr, r.Since, h.now())
 	}
 	h.records = nil
 }

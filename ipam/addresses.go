@@ -1,0 +1,82 @@
+package ipam
+
+import (
+	"net/netip"
+	"time"
+)
+
+// addresses is what became of every address: it is free, set apart, held or in
+// quarantine.
+type addresses struct {
+	pools        pools
+	reservations reservations
+	holdings     holdings
+	quarantine   quarantine
+}
+
+// configure replaces the setup.
+func (a *addresses) configure(setup Setup) {
+	for addr := range a.reservations.apart {
+		if s := a.pools.spaceOf(addr); s.pool != nil && a.idle(addr) {
+			a.reservations.take(addr, s)
+			s.put(addr)
+		}
+	}
+	a.pools.set(setup)
+	a.holdings.rehome(&a.pools)
+	a.quarantine.rehome(&a.pools)
+	a.reservations = newReservations(setup)
+	for addr := range a.reservations.apart {
+		if s := a.pools.spaceOf(addr); s.pool != nil && a.idle(addr) {
+			s.take(addr)
+			a.reservations.put(addr, s)
+		}
+	}
+	a.quarantine.setLengths(&a.pools, setup.Quarantine)
+}
+
+// tick brings the addresses to the present: those whose quarantine is over are free.
+func (a *addresses) tick(now time.Time) {
+	a.quarantine.clock.set(now)
+	for r := a.quarantine.over(); r != nil; r = a.quarantine.over() {
+		a.free(r)
+	}
+}
+
+// idle reports whether an address is neither held nor in quarantine.
+func (a *addresses) idle(addr netip.Addr) bool {
+	return a.holdings.at[addr] == nil && a.quarantine.at[addr] == nil
+}
+
+// hold makes a holding of an address that has none. It has no tenants yet.
+func (a *addresses) hold(addr netip.Addr, s *space) *holding {
+	if r := a.quarantine.at[addr]; r != nil {
+		a.quarantine.end(r)
+	} else {
+		a.reservations.take(addr, s)
+	}
+	return a.holdings.begin(addr, s)
+}
+
+// leave takes an address from one of its holders, who has to forget it, too. When
+// the last one leaves, the quarantine begins.
+func (a *addresses) leave(g *holding, h *holder) {
+	a.holdings.leave(g, h)
+	if len(g.tenants) > 0 {
+		return
+	}
+	addr, s := g.addr, g.space
+	a.holdings.end(g)
+	if q := a.quarantine.of(s); q.length > 0 {
+		a.quarantine.begin(quarantined{addr: addr, name: h.owner.Name, since: a.quarantine.clock.elapsed, queue: q})
+	} else {
+		a.reservations.put(addr, s)
+	}
+}
+
+// free ends a quarantine: the address is free.
+func (a *addresses) free(r *quarantined) {
+	addr, s := r.addr, r.queue.space
+	a.quarantine.end(r)
+	a.reservations.put(addr, s)
+}

@@ -1,0 +1,290 @@
+package ipam
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// Held is an address that an owner holds.
+type Held struct {
+	Addr netip.Addr
+	// Pool is the pool that hands the address out. Empty: stranded, no pool
+	// does any more, and Why completes "ADDR is ...": "in no pool".
+	Pool, Why string
+	// Draining says that the pool gives no new addresses: the Service should
+	// move when it can.
+	Draining bool
+	// Asked is what Restore has to be given for the holding to be the same
+	// after a restart.
+	Asked string
+}
+
+// Holding is an address that an owner has had since some time.
+type Holding struct {
+	Owner   Owner
+	Addr    netip.Addr
+	Sharing *Sharing
+	Since   time.Time
+	// Asked is the pool by whose name the owner got or kept the address:
+	// requests that name this pool keep the address, whatever became of the
+	// pool. Empty: not known, which is the pool that hands the address out.
+	Asked string
+}
+
+// holdings is who holds what.
+type holdings struct {
+	at map[netip.Addr]*holding
+	// byUID has everybody who holds something.
+	byUID  map[string]*holder
+	groups groups
+
+	spareHoldings spare[holding]
+	spareHolders  spare[holder]
+}
+
+// holder is an owner that holds at least one address.
+type holder struct {
+	identity
+	holdings []*holding
+	room     [2]*holding
+}
+
+// holding is an address that is held.
+type holding struct {
+	addr  netip.Addr
+	space *space
+	// tenants hold the address, in the order in which they came.
+	tenants []tenant
+	room    [1]tenant
+}
+
+// tenant is one who holds an address, alone or with others.
+type tenant struct {
+	*holder
+	terms *Sharing
+	// asked is the pool that gave the address or, since then, the one by
+	// whose name a request kept it: requests that name it ask for no move,
+	// whatever became of the pool. Empty: restored from outside every pool,
+	// and no request yet.
+	asked string
+	since time.Time
+}
+
+// anyPool is asked when the first request for such an address named no pool.
+const anyPool = "*"
+
+// newHolder begins a holder, who holds nothing yet.
+func (hs *holdings) newHolder(id identity) *holder {
+	h := hs.spareHolders.pop()
+	h.identity, h.holdings = id, h.room[:0]
+	hs.byUID[id.owner.UID] = h
+	return h
+}
+
+// forget ends a holder that holds nothing any more.
+func (hs *holdings) forget(h *holder) {
+	delete(hs.byUID, h.owner.UID)
+	hs.spareHolders.push(h)
+}
+
+// begin makes a holding of an address that has none. It has no tenants yet.
+func (hs *holdings) begin(addr netip.Addr, s *space) *holding {
+	g := hs.spareHoldings.pop()
+	g.addr, g.space, g.tenants = addr, s, g.room[:0]
+	hs.at[addr] = g
+	s.assigned++
+	return g
+}
+
+// end ends a holding that has no tenants any more.
+func (hs *holdings) end(g *holding) {
+	g.space.assigned--
+	delete(hs.at, g.addr)
+	hs.spareHoldings.push(g)
+}
+
+// enter makes somebody new hold an address. The caller puts it among the holder's
+// holdings.
+func (hs *holdings) enter(g *holding, t tenant) {
+	g.count(t.namespace, +1)
+	hs.groups.add(g, t.terms, t.namespace)
+	g.tenants = append(g.tenants, t)
+}
+
+// leave takes an address from one of its holders, who has to forget it, too.
+func (hs *holdings) leave(g *holding, h *holder) {
+	i := slices.IndexFunc(g.tenants, func(t tenant) bool { return t.holder == h })
+	terms := g.tenants[i].terms
+	g.tenants = slices.Delete(g.tenants, i, i+1)
+	g.count(h.namespace, -1)
+	hs.groups.remove(g, terms, h.namespace)
+}
+
+// setTerms changes the terms of one who holds the address.
+func (hs *holdings) setTerms(g *holding, h *holder, terms *Sharing) {
+	t := g.tenant(h)
+	before := t.terms
+	t.terms = terms
+	if before != terms {
+		hs.groups.add(g, terms, h.namespace)
+		hs.groups.remove(g, before, h.namespace)
+	}
+}
+
+// rehome finds the present space of every address whose space is gone, and of
+// stranded ones, and counts what namespaces hold.
+func (hs *holdings) rehome(ps *pools) {
+	for _, g := range hs.at {
+		if g.space.pool == nil {
+			g.moveTo(ps.spaceOf(g.addr))
+		}
+		g.countAll()
+	}
+}
+
+// of returns what a holder holds.
+func (hs *holdings) of(h *holder, ps *pools) []Held {
+	held := make([]Held, len(h.holdings))
+	for i, g := range h.holdings {
+		held[i].Addr, held[i].Asked = g.addr, g.tenant(h).asked
+		if p := g.space.pool; p != nil {
+			held[i].Pool, held[i].Draining = p.Name, p.Draining
+		} else {
+			held[i].Why = ps.whyStranded(g.addr)
+		}
+	}
+	return held
+}
+
+// moveTo puts an address that is held into another space.
+func (g *holding) moveTo(s *space) {
+	g.space.assigned--
+	g.space = s
+	s.assigned++
+	s.take(g.addr)
+	for i := range g.tenants {
+		if t := &g.tenants[i]; t.asked == "" {
+			t.asked = s.name()
+		}
+	}
+}
+
+// count counts for the quota that a tenant of the namespace, who is not among
+// the tenants, comes or goes.
+func (g *holding) count(namespace string, change int) {
+	if g.space.usages != nil && !g.inhabited(namespace, nil) {
+		g.space.usages.add(namespace, usage{held: change})
+	}
+}
+
+// countAll counts the namespaces of the tenants.
+func (g *holding) countAll() {
+	if g.space.usages == nil {
+		return
+	}
+	for i := range g.tenants {
+		first := func(t tenant) bool { return t.namespace == g.tenants[i].namespace }
+		if slices.IndexFunc(g.tenants, first) == i {
+			g.space.usages.add(g.tenants[i].namespace, usage{held: +1})
+		}
+	}
+}
+
+// tenant returns the holder's tenancy, nil if it has none.
+func (g *holding) tenant(h *holder) *tenant {
+	for i := range g.tenants {
+		if g.tenants[i].holder == h {
+			return &g.tenants[i]
+		}
+	}
+	return nil
+}
+
+// inhabited reports whether a tenant other than one is of the namespace.
+func (g *holding) inhabited(namespace string, except *holder) bool {
+	for i := range g.tenants {
+		if t := &g.tenants[i]; t.holder != except && t.namespace == namespace {
+			return true
+		}
+	}
+	return false
+}
+
+// clash returns the first tenant with whom somebody clashes.
+func (g *holding) clash(p party) (*tenant, clash) {
+	for i := range g.tenants {
+		if c := p.clash(g.tenants[i].party()); c.is() {
+			return &g.tenants[i], c
+		}
+	}
+	return nil, clash{}
+}
+
+// knows reports whether somebody else who would share with the party's
+// namespace holds the address under its key.
+func (g *holding) knows(p party) bool {
+	for i := range g.tenants {
+		if t := g.tenants[i].party(); !p.sameService(t) && p.sameKey(t) && p.meets(t) {
+			return true
+		}
+	}
+	return false
+}
+
+func (t *tenant) party() party { return party{&t.identity, t.terms} }
+
+// fits reports whether a request for these pools lets the tenant keep the
+// address.
+func (t *tenant) fits(s *space, pools []string) bool {
+	return len(pools) == 0 || t.asked == "" ||
+		slices.Contains(pools, t.asked) || slices.Contains(pools, s.name())
+}
+
+// keep notes what the request that keeps the address asked for.
+func (t *tenant) keep(s *space, pools []string) {
+	switch name := s.name(); {
+	case slices.Contains(pools, name):
+		t.asked = name
+	case t.asked == "" && len(pools) > 0:
+		t.asked = pools[0]
+	case t.asked == "":
+		t.asked = anyPool
+	}
+}
+
+// groups finds what is held under a sharing key.
+type groups map[group][]*holding
+
+// group is who may share with each other without naming namespaces.
+type group struct{ key, namespace string }
+
+// add notes that a tenant with these terms comes to the address.
+func (gs groups) add(g *holding, terms *Sharing, namespace string) {
+	if terms == nil {
+		return
+	}
+	key := group{terms.Key, namespace}
+	if holdings := gs[key]; !slices.Contains(holdings, g) {
+		gs[key] = append(holdings, g)
+	}
+}
+
+// remove notes that a tenant with these terms has gone from the address.
+func (gs groups) remove(g *holding, terms *Sharing, namespace string) {
+	if terms == nil {
+		return
+	}
+	key := group{terms.Key, namespace}
+	for i := range g.tenants {
+		if t := &g.tenants[i]; t.terms != nil && (group{t.terms.Key, t.namespace}) == key {
+			return
+		}
+	}
+	left := slices.DeleteFunc(gs[key], func(other *holding) bool { return other == g })
+	if len(left) > 0 {
+		gs[key] = left
+	} else {
+		delete(gs, key)
+	}
+}

@@ -1,0 +1,112 @@
+package ipam
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// familySet is a set of families: bit i for families[i].
+type familySet uint8
+
+// plan is how a request will be met.
+type plan struct {
+	request
+	// refused are, for every family, why it may not even draw.
+	refused [len(families)]*Refusal
+	picks   []pick
+}
+
+// pick is one address to hold: a holding that the owner has part in (kept) or comes
+// to; or one to take out of a space, the lowest free one unless addr says which. The
+// zero pick is none.
+type pick struct {
+	family  int // in the request
+	holding *holding
+	kept    bool
+	space   *space
+	addr    netip.Addr
+}
+
+func (k pick) is() bool { return k.holding != nil || k.space != nil }
+
+// pool is nil for an address that no pool hands out.
+func (k pick) pool() *pool {
+	if k.holding != nil {
+		return k.holding.space.pool
+	}
+	return k.space.pool
+}
+
+// begin begins the plan for a request, which it reads first.
+func (p *plan) begin(a *addresses, req Request, now time.Time) *Refusal {
+	a.tick(now)
+	*p = plan{
+		request: request{Request: req, addresses: a, now: now, wishes: [...][]netip.Addr{p.wishes[0][:0], p.wishes[1][:0]}},
+		picks:   p.picks[:0],
+	}
+	return p.read()
+}
+
+// settled reports whether there is a pick for family i.
+func (p *plan) settled(i int) bool {
+	return slices.ContainsFunc(p.picks, func(k pick) bool { return k.family == i })
+}
+
+// obstacle returns why a pool does not give the request a free address of the
+// family, empty if it does.
+func (p *plan) obstacle(q *pool, f Family) Reason {
+	if o := p.open(q, f); o != "" {
+		return o
+	}
+	switch s := q.spaces[f.index()]; {
+	case p.fills(s, nil, nil):
+		return QuotaExceeded
+	case s.free.empty():
+		return PoolExhausted
+	}
+	return ""
+}
+
+// fills reports whether the namespace may have no more addresses of the space,
+// not even one that is held or in quarantine already.
+func (p *plan) fills(s *space, g *holding, r *quarantined) bool {
+	if s.usages == nil || g != nil && (g.inhabited(p.me.namespace, p.holder) || p.holds(g) && p.wants(g)) {
+		return false
+	}
+	used := p.used(s)
+	if r != nil && namespaceOf(r.name) == p.me.namespace {
+		used-- // it counts already
+	}
+	return used >= s.pool.NamespaceQuota
+}
+
+// used is how many addresses of the space the namespace uses up by the plan:
+// what it holds now and what is in quarantine, without what the plan gives back, with what
+// it takes.
+func (p *plan) used(s *space) int {
+	now := s.usages[p.me.namespace]
+	used := now.held + now.quarantined
+	if p.holder != nil {
+		for _, g := range p.holder.holdings {
+			if g.space == s && !p.wants(g) && !g.inhabited(p.me.namespace, p.holder) {
+				used--
+			}
+		}
+	}
+	for _, k := range p.picks {
+		switch {
+		case k.space != s, k.holding != nil && k.holding.inhabited(p.me.namespace, nil):
+		case k.holding == nil && p.quarantine.at[k.addr] != nil: // it counts already
+		default:
+			used++
+		}
+	}
+	return used
+}
+
+// wants reports whether the plan keeps what the Service holds.
+func (p *plan) wants(g *holding) bool {
+	return slices.Contains(p.wishes[0], g.addr) || slices.Contains(p.wishes[1], g.addr) ||
+		slices.ContainsFunc(p.picks, func(k pick) bool { return k.kept && k.holding == g })
+}

@@ -1,0 +1,93 @@
+package ipam
+
+import (
+	"cmp"
+)
+
+// rejoined picks the address of the family that the Service has before any free
+// one: the one that others hold under its key, or one in quarantine that it had before.
+func (p *plan) rejoined(f Family) (pick, *Refusal) {
+	if g, r := p.join(f); g != nil || r != nil {
+		return pick{holding: g}, r
+	}
+	if r := p.comeback(f); r != nil {
+		return pick{space: r.queue.space, addr: r.addr}, nil
+	}
+	return pick{}, nil
+}
+
+// join returns the address of the family that the request has to share: the
+// first, in the order of pools and then by address, that is held under its
+// key and on which it clashes with nobody. It is refused when there are only
+// others.
+func (p *plan) join(f Family) (*holding, *Refusal) {
+	if p.me.terms == nil {
+		return nil, nil
+	}
+	var joined, missed *holding
+	consider := func(g *holding) {
+		switch {
+		case familyOf(g.addr) != f || !g.knows(p.me) || p.open(g.space.pool, f) != "" || p.fills(g.space, g, nil):
+		case p.sharable(g):
+			joined = p.first(joined, g)
+		default:
+			missed = p.first(missed, g)
+		}
+	}
+	for _, g := range p.holdings.groups[group{p.me.terms.Key, p.me.namespace}] {
+		consider(g)
+	}
+	for _, n := range p.me.terms.Namespaces {
+		for _, g := range p.holdings.groups[group{p.me.terms.Key, n}] {
+			consider(g)
+		}
+	}
+	if joined == nil && missed != nil {
+		return nil, p.refuseShare(missed)
+	}
+	return joined, nil
+}
+
+// sharable reports whether the request may come to an address that is held.
+func (req *request) sharable(g *holding) bool {
+	_, c := g.clash(req.me)
+	return !c.is() && !req.reservedForOther(g.addr)
+}
+
+// refuseShare says why the request may not come to an address that is held.
+func (req *request) refuseShare(g *holding) *Refusal {
+	if req.reservedForOther(g.addr) {
+		return req.refuseReserved(g.addr)
+	}
+	other, c := g.clash(req.me)
+	return refuseClash(req.me, other, c, g)
+}
+
+// first returns the holding, which may be nil, or the other: the one that comes
+// first by the order in which the request asks the pools, then by address.
+func (req *request) first(g, other *holding) *holding {
+	if g == nil || cmp.Or(
+		cmp.Compare(req.rank(other.space.pool), req.rank(g.space.pool)),
+		other.addr.Compare(g.addr)) < 0 {
+		return other
+	}
+	return g
+}
+
+// comeback returns the address of the family in quarantine that the Service
+// released and could draw now: of the first pool, there the last one released.
+func (p *plan) comeback(f Family) *quarantined {
+	var best *quarantined
+	for r := p.quarantine.byName[p.service()]; r != nil; r = r.namesake.next {
+		switch {
+		case !r.waitsFor(p.me) || familyOf(r.addr) != f || p.open(r.queue.space.pool, f) != "":
+		case p.reservations.apart[r.addr].conflict || p.reservedForOther(r.addr) || p.fills(r.queue.space, nil, r):
+		case best == nil || cmp.Or(
+			cmp.Compare(p.rank(r.queue.space.pool), p.rank(best.queue.space.pool)),
+			cmp.Compare(best.since, r.since),
+			r.addr.Compare(best.addr)) < 0:
+			best = r
+		}
+	}
+	return best
+}

@@ -1,0 +1,24 @@
+package ipam
+
+// spare is structs to use again. It is bounded, since memory follows use.
+type spare[T any] []*T
+
+const maxSpare = 1024
+
+func (s *spare[T]) pop() *T {
+	last := len(*s) - 1
+	if last < 0 {
+		return new(T)
+	}
+	t := (*s)[last]
+	*s = (*s)[:last]
+	return t
+}
+
+// push empties a struct and keeps it.
+func (s *spare[T]) push(t *T) {
+	*t = *new(T)
+	if len(*s) < maxSpare {
+		*s = append(*s, t)
+	}
+}
