@@ -7,43 +7,41 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
 // A node that has lost the link to a segment is no owner there, though its
-// speaker lives and is heard on another one. Which subnets a node is on stands
-// in Leases; that a link is down is told by gossip, because it has to be known
-// in no more time than the loss of a node, and while the API server is away.
+// speaker lives and is heard on another one. The Leases have the subnets of a node;
+// gossip carries which links are down, because that has to be known in no more time
+// than the loss of a node, and while the API server is away.
 
 const (
-	// downDelay is how long a link has to be down before that is told: one
-	// that flaps faster than others would miss its node changes nothing.
+	// downDelay is how long a link has to be down before it is published:
+	// one that flaps faster than others would miss its node changes nothing.
 	downDelay = 200 * time.Millisecond
 	// upDelay is how long it has to be up again: switches may not forward yet,
-	// and a link that flaps must not pull VIPs back each time. It is not for the
-	// link of the speaker's own address: who meets the others again by it knows
-	// that it works, and all links of a switch that is on again must count at
-	// once.
+	// and a link that flaps must not pull VIPs back each time. The link of the
+	// speaker's own address counts at once: a speaker that meets the others again
+	// by it knows that it works, and all links of a switch that is on again must
+	// count together.
 	upDelay = 3 * time.Second
 )
 
-// carrier is the state of an interface that our Lease names.
+// carrier is what counts of an interface that our Lease names, and what is so.
 type carrier struct {
 	counts bool // as up
 	is     bool // up
 	since  time.Time
 }
 
-// sight is what is seen of one now.
-type sight struct{ up, own bool } // own: it has the speaker's address
+// linkState is the state of such an interface now.
+type linkState struct{ up, own bool } // own: it has the speaker's address
 
 // carriers are those by the interface's name.
 type carriers map[string]carrier
 
-// look notes which interfaces are up. It returns those that count as down,
-// sorted, and when to look again although nothing has changed: zero, never.
-func (c carriers) look(seen map[string]sight, now time.Time) (down []string, next time.Time) {
+// check records which interfaces are up. It returns those that count as down,
+// sorted, and when to check again although nothing has changed: zero, never.
+func (c carriers) check(seen map[string]linkState, now time.Time) (down []string, next time.Time) {
 	maps.DeleteFunc(c, func(name string, _ carrier) bool { _, ok := seen[name]; return !ok })
 	for name, s := range seen {
 		known, ok := c[name]
@@ -75,66 +73,52 @@ func (c carriers) look(seen map[string]sight, now time.Time) (down []string, nex
 	return down, next
 }
 
-// watchLinks tells all speakers which of the interfaces that our Lease names
+// allLinks publishes which of the interfaces are down that our Lease names.
+type allLinks struct {
+	*base
+	table *table
+}
+
+// watch publishes which of the interfaces that our Lease names
 // are down, until ctx ends.
-func (t *Task) watchLinks(ctx context.Context) {
-	if t.options.Interfaces == nil {
+func (a *allLinks) watch(ctx context.Context) {
+	if a.options.Interfaces == nil {
 		return
 	}
 	select {
-	case <-t.options.Interfaces.Ready():
+	case <-a.options.Interfaces.Ready():
 	case <-ctx.Done():
 		return
 	}
 	all := carriers{}
 	for {
-		interfaces, leases := t.options.Interfaces.Changed(), t.Changed()
-		down, next := all.look(t.named(), time.Now())
-		if t.setDown(t.options.Node, strings.Join(down, ",")) {
-			wake(t.tell)
-			t.log.Warn("links went down or came up: VIPs belong to nodes whose link is up, if there are any", "down", down)
-		}
-		var due <-chan time.Time
-		if !next.IsZero() {
-			due = time.After(time.Until(next))
+		interfaces, leases := a.options.Interfaces.Changed(), a.table.Changed()
+		down, next := all.check(a.named(), time.Now())
+		if a.table.setDown(strings.Join(down, ",")) {
+			a.log.Warn("links went down or came up: VIPs belong to nodes whose link is up, if there are any", "down", down)
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-interfaces:
 		case <-leases:
-		case <-due:
+		case <-at(next):
 		}
 	}
 }
 
 // named returns the interfaces that our Lease names, and whether they are up.
 // One that is gone is not.
-func (t *Task) named() map[string]sight {
-	seen := map[string]sight{}
-	t.mu.Lock()
-	for _, s := range t.networks[t.options.Node].Segments {
-		seen[s.Interface] = sight{}
+func (a *allLinks) named() map[string]linkState {
+	seen := map[string]linkState{}
+	for _, s := range a.table.ownSegments() {
+		seen[s.Interface] = linkState{}
 	}
-	t.mu.Unlock()
-	for _, i := range t.options.Interfaces.Interfaces() {
+	for _, i := range a.options.Interfaces.Interfaces() {
 		if _, ok := seen[i.Name]; ok {
-			own := slices.ContainsFunc(i.Addrs, func(p netip.Prefix) bool { return p.Addr() == t.options.Address.Addr() })
-			seen[i.Name] = sight{i.Up, own}
+			own := slices.ContainsFunc(i.Addrs, func(p netip.Prefix) bool { return p.Addr() == a.options.Address.Addr() })
+			seen[i.Name] = linkState{i.Up, own}
 		}
 	}
 	return seen
-}
-
-// withLinks returns the network with what is down marked.
-func withLinks(n report.Network, down string) report.Network {
-	if down == "" {
-		return n
-	}
-	names := strings.Split(down, ",")
-	n.Segments = slices.Clone(n.Segments)
-	for i, s := range n.Segments {
-		n.Segments[i].Down = slices.Contains(names, s.Interface)
-	}
-	return n
 }

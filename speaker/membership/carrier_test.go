@@ -38,11 +38,11 @@ func TestLinksCountAsDownSoonAndAsUpLate(t *testing.T) {
 		{"the other, too", 5*time.Second + upDelay, map[string]bool{"eth0": true, "eth1": true}, nil, 0},
 		{"one is named no more", 10 * time.Second, map[string]bool{"eth0": false}, nil, 10*time.Second + downDelay},
 	} {
-		seen := map[string]sight{}
+		seen := map[string]linkState{}
 		for name, up := range step.up {
-			seen[name] = sight{up: up}
+			seen[name] = linkState{up: up}
 		}
-		down, next := all.look(seen, start.Add(step.at))
+		down, next := all.check(seen, start.Add(step.at))
 		assert.Equal(t, step.down, down, step.what)
 		var want time.Time
 		if step.next != 0 {
@@ -57,11 +57,11 @@ func TestLinksCountAsDownSoonAndAsUpLate(t *testing.T) {
 func TestTheLinkOfTheSpeakersAddressCountsAtOnce(t *testing.T) {
 	t.Parallel()
 	all, now := carriers{}, time.Now()
-	all.look(map[string]sight{"eth0": {true, true}}, now)
-	all.look(map[string]sight{"eth0": {false, true}}, now)
-	down, _ := all.look(map[string]sight{"eth0": {false, true}}, now.Add(downDelay))
+	all.check(map[string]linkState{"eth0": {true, true}}, now)
+	all.check(map[string]linkState{"eth0": {false, true}}, now)
+	down, _ := all.check(map[string]linkState{"eth0": {false, true}}, now.Add(downDelay))
 	assert.Equal(t, []string{"eth0"}, down)
-	down, next := all.look(map[string]sight{"eth0": {true, true}}, now.Add(time.Second))
+	down, next := all.check(map[string]linkState{"eth0": {true, true}}, now.Add(time.Second))
 	assert.Empty(t, down)
 	assert.Zero(t, next)
 }
@@ -113,9 +113,9 @@ func TestMetadataHasRoomForSomeLinks(t *testing.T) {
 	t.Parallel()
 	task := New(makeCluster(t).options("n1"))
 	task.SetReady(true)
-	task.setDown("n1", strings.Join([]string{"enp129s0f0np0", "enp129s0f1np1", "eth0"}, ","))
+	task.setDown(strings.Join([]string{"enp129s0f0np0", "enp129s0f1np1", "eth0"}, ","))
 	for limit, want := range map[int]string{512: "enp129s0f0np0,enp129s0f1np1,eth0", 33: "enp129s0f0np0,enp129s0f1np1", 28: "enp129s0f0np0", 10: ""} {
-		meta := (*delegate)(task).NodeMeta(limit)
+		meta := task.gossip.NodeMeta(limit)
 		assert.Equal(t, append([]byte{metaVersion, metaReady}, want...), meta, "limit %d", limit)
 	}
 }
@@ -129,7 +129,7 @@ func TestSpeakersTellEachOtherWhatTheyKeep(t *testing.T) {
 	n1.SetReady(true)
 	mine := claims{0: 1, 127: 0x80}
 	n1.Claim(mine)
-	n1.setDown("n1", "eth1,eth2")
+	n1.setDown("eth1,eth2")
 	assert.Equal(t, mine, claims(n1.Networks()["n1"].Claims), "they count here at once")
 	knows := func(s *speaker, want claims) {
 		t.Helper()
@@ -167,7 +167,7 @@ func TestViewsAreKnown(t *testing.T) {
 }
 
 // memberlist's queue forgets one of two messages of the same length. So what a speaker
-// sends is sent twice: see tellOthers, which need not do so when this test fails.
+// sends is sent twice: see sendMetadata, which need not do so when this test fails.
 func TestQueueForgetsABroadcast(t *testing.T) {
 	t.Parallel()
 	q := memberlist.TransmitLimitedQueue{RetransmitMult: retransmitMult, NumNodes: func() int { return 2 }}
@@ -195,12 +195,12 @@ func TestDroppedNewsIsRepeated(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		task, tries := New(makeCluster(t).options("n1")), 0
-		go task.tellOthers(t.Context(), func(wait time.Duration) error {
+		go task.gossip.sendMetadata(t.Context(), func(wait time.Duration) error {
 			if tries++; tries < 3 {
 				time.Sleep(wait)
 				return errors.New("timeout waiting for update broadcast")
 			}
-			(*events)(task).NotifyUpdate(&memberlist.Node{Name: "n1", Meta: (*delegate)(task).NodeMeta(memberlist.MetaMaxSize)})
+			task.gossip.NotifyUpdate(&memberlist.Node{Name: "n1", Meta: task.gossip.NodeMeta(memberlist.MetaMaxSize)})
 			return nil
 		})
 		task.SetReady(true)
@@ -216,20 +216,19 @@ func TestMetadataIsReadAsWritten(t *testing.T) {
 		claims claims
 		down   string
 		view   view
-	}{{claims{}, "", view{}}, {claims{}, "eth0", view{sighted: true}}, {claims{5: 1}, "", view{blind: true, sick: true}}, {claims{0: 0xff}, "eth0,eth1", view{true, true, false}}} {
+	}{{claims{}, "", view{}}, {claims{}, "eth0", view{answered: true}}, {claims{5: 1}, "", view{blind: true, sick: true}}, {claims{0: 0xff}, "eth0,eth1", view{true, true, false}}} {
 		task := New(makeCluster(t).options("n1"))
-		task.See(want.view.sighted, want.view.blind)
+		task.See(want.view.answered, want.view.blind)
 		task.SetSick(want.view.sick)
 		task.Claim(want.claims)
-		task.setDown("n1", want.down)
-		n := &memberlist.Node{Meta: (*delegate)(task).NodeMeta(memberlist.MetaMaxSize)}
-		c, down := details(n)
-		assert.Equal(t, want.view, viewOf(n))
-		assert.Equal(t, want.claims, c)
-		assert.Equal(t, want.down, down)
+		task.setDown(want.down)
+		n := &memberlist.Node{Meta: task.gossip.NodeMeta(memberlist.MetaMaxSize)}
+		got := decode(n.Meta)
+		assert.Equal(t, want.view, got.view)
+		assert.Equal(t, want.claims, got.claims)
+		assert.Equal(t, want.down, got.down)
 	}
 	for _, meta := range [][]byte{nil, {metaVersion}, {metaVersion, metaReady}, {metaVersion, metaClaims, 1, 2, 3}} {
-		c, _ := details(&memberlist.Node{Meta: meta})
-		assert.Zero(t, c, "%v", meta)
+		assert.Zero(t, decode(meta).claims, "%v", meta)
 	}
 }

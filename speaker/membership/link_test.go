@@ -55,7 +55,7 @@ func cutOff(t *testing.T) (c *cluster, n1 *speaker, l *link, n2 *mute) {
 	n1.waitJoined()
 	n1.SetReady(true)
 	n2 = c.mute("n2", netip.MustParseAddrPort("127.0.0.1:0"))
-	_, err := n2.write(t.Context(), time.Now())
+	_, err := n2.own.write(t.Context(), time.Now())
 	require.NoError(t, err)
 	n1.waitFor(map[string]bool{"n1": true, "n2": false})
 	l.set(false)
@@ -65,7 +65,7 @@ func cutOff(t *testing.T) (c *cluster, n1 *speaker, l *link, n2 *mute) {
 	n1.waitApart("eth0")
 	joined, _ = n1.Joined()
 	require.True(t, joined, "it may own VIPs of other segments")
-	require.Zero(t, (*delegate)(n1.Task).NodeMeta(512)[1]&metaReady, "whoever meets it waits until it has met all")
+	require.Zero(t, n1.Task.gossip.NodeMeta(512)[1]&metaReady, "whoever meets it waits until it has met all")
 	return c, n1, l, n2
 }
 
@@ -94,7 +94,7 @@ func TestSpeakerThatWasCutOffMeetsAllTheOthers(t *testing.T) {
 	c, n1, l, n2 := cutOff(t)
 	c.mute("n2", n2.options.Address)
 	n3 := c.mute("n3", netip.MustParseAddrPort("127.0.0.1:0"))
-	_, err := n3.write(t.Context(), time.Now())
+	_, err := n3.own.write(t.Context(), time.Now())
 	require.NoError(t, err)
 	n1.wait("knowing of n3", func() bool { _, known := n1.Networks()["n3"]; return known })
 	n3.kill()
@@ -149,7 +149,7 @@ func TestSeverance(t *testing.T) {
 			if step.lose {
 				s.lose(start.Add(step.at))
 			}
-			next := s.look(step.up, step.others, start.Add(step.at))
+			next := s.check(step.up, step.others, start.Add(step.at))
 			require.Equal(t, step.apart, s.apart, "%s, after %s", what, step.at)
 			var want time.Time
 			if step.next != 0 {

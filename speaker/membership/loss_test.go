@@ -134,10 +134,10 @@ func onSegment(t *testing.T, m config.Membership, speakers int, log slog.Handler
 			o.Log, o.Config = slog.New(log), with(m)
 			o.Address = netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}), DefaultPort)
 			task := New(o)
-			task.leases = leases
+			task.leases.store = leases
 			_, err := task.readSettings(t.Context())
 			require.NoError(t, err)
-			list, err := memberlist.Create(task.config(s.plug(o.Address)))
+			list, err := memberlist.Create(task.gossip.config(s.plug(o.Address)))
 			require.NoError(t, err)
 			task.list.Store(list)
 			all = append(all, task)
@@ -146,7 +146,7 @@ func onSegment(t *testing.T, m config.Membership, speakers int, log slog.Handler
 		}
 		ctx, end := context.WithCancel(t.Context())
 		for _, task := range all {
-			go task.verifyLost(ctx)
+			go task.seeker.verifyLost(ctx)
 		}
 		time.Sleep(10 * time.Second)
 		for _, task := range all {
@@ -258,7 +258,7 @@ func TestManySeekOneThatIsBack(t *testing.T) {
 		lost, others := tasks[here-1], tasks[:here-1]
 		for _, task := range others {
 			for i := range all - here {
-				task.speakers[fmt.Sprint("elsewhere-", i)] = true
+				*task.peers.at(fmt.Sprint("elsewhere-", i)) = peer{alive: true, metadata: metadata{ready: true}}
 			}
 		}
 		seekEachOther(t, tasks)
@@ -279,7 +279,7 @@ func TestManySeekOneThatIsBack(t *testing.T) {
 			wake(task.seek)
 		}
 		for _, task := range others {
-			for !task.alive(lost.options.Node) {
+			for !task.knows(lost.options.Node) {
 				require.Less(t, time.Since(back), 5*time.Second, "%s does not know", task.options.Node)
 				time.Sleep(time.Millisecond)
 			}
@@ -300,6 +300,6 @@ func seekEachOther(t *testing.T, all []*Task) {
 		require.NoError(t, leases.Add(task.said()))
 	}
 	for _, task := range all {
-		go task.reunite(t.Context(), leases)
+		go task.seeker.reunite(t.Context(), leases)
 	}
 }

@@ -128,7 +128,7 @@ func (c *cluster) mute(node string, address netip.AddrPort) *mute {
 	known, err := task.readSettings(c.t.Context())
 	require.NoError(c.t, err)
 	require.True(c.t, known)
-	require.NoError(c.t, task.listen())
+	require.NoError(c.t, task.gossip.listen())
 	kill := func() { task.list.Load().Shutdown() } //nolint:errcheck // it always returns nil
 	c.t.Cleanup(kill)
 	return &mute{task, kill}
@@ -234,7 +234,7 @@ func TestLeaveIsKnownAtOnce(t *testing.T) {
 	n2.waitJoined()
 	n2.leave()
 	n1.waitFor(map[string]bool{"n1": false})
-	if others := n1.others([]any{n1.keepLease(c.lease("n2"))}); len(others) > 0 {
+	if others := n1.leases.others([]any{n1.leases.keep(c.lease("n2"))}); len(others) > 0 {
 		t.Errorf("n1 looks for %v, which left", others)
 	}
 }
@@ -243,6 +243,7 @@ func TestWrongKeyIsRefused(t *testing.T) {
 	c := newCluster(t, "n1", "n2")
 	n1 := c.start("n1")
 	n1.waitJoined()
+	n1.waitCaughtUp() // n2 has to find its Lease
 	wrong := secretOf(t, "wrong horse battery staple")
 	n2 := c.start("n2", func(o *Options) { o.Secret = wrong })
 	n2.wait("waiting", func() bool {
@@ -262,7 +263,7 @@ func TestPartitionHeals(t *testing.T) {
 	n1 := c.start("n1")
 	n1.waitJoined()
 	n2 := c.mute("n2", netip.MustParseAddrPort("127.0.0.1:0"))
-	if _, err := n2.write(t.Context(), time.Now()); err != nil {
+	if _, err := n2.own.write(t.Context(), time.Now()); err != nil {
 		t.Fatal(err)
 	}
 	n1.waitFor(map[string]bool{"n1": false, "n2": false})
@@ -298,11 +299,11 @@ func TestSpeakerThatCrashedSettlesLonger(t *testing.T) {
 		{after: time.Hour, crashes: 0},
 	} {
 		if step.leave {
-			task.release()
+			task.own.release()
 		}
 		now = now.Add(step.after)
 		for range 2 { // writing again changes nothing
-			crashes, err := task.write(t.Context(), now)
+			crashes, err := task.own.write(t.Context(), now)
 			if err != nil || crashes != step.crashes {
 				t.Fatalf("%+v: %d crashes, %v", step, crashes, err)
 			}
@@ -315,7 +316,7 @@ func (c *cluster) crashed(node string) {
 	c.t.Helper()
 	before := c.mute(node, netip.MustParseAddrPort("127.0.0.1:0"))
 	for i := range maxCrashes {
-		_, err := before.write(c.t.Context(), time.Now().Add(time.Duration(i-maxCrashes)*time.Second))
+		_, err := before.own.write(c.t.Context(), time.Now().Add(time.Duration(i-maxCrashes)*time.Second))
 		require.NoError(c.t, err)
 	}
 	before.kill()
@@ -359,7 +360,7 @@ func TestLeaseGoesWithItsNode(t *testing.T) {
 	c := newCluster(t, "n1")
 	n1 := c.start("n1")
 	n1.waitJoined()
-	if _, err := n1.write(t.Context(), time.Now()); err != nil {
+	if _, err := n1.own.write(t.Context(), time.Now()); err != nil {
 		t.Fatal(err)
 	}
 	l := c.lease("n1")
@@ -452,9 +453,9 @@ func TestLeaseCarriesTheReport(t *testing.T) {
 func (s *speaker) waitCaughtUp() {
 	s.t.Helper()
 	require.Eventually(s.t, func() bool {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return s.carried != "" && s.overwritten == "" && !s.spoiled
+		s.own.mu.Lock()
+		defer s.own.mu.Unlock()
+		return s.own.carried != "" && s.own.overwritten == "" && !s.own.spoiled
 	}, testTimeout, time.Millisecond)
 }
 
@@ -497,19 +498,19 @@ func TestASpeakerRepairsItsLeaseAtOnce(t *testing.T) {
 // A Lease that names another node than its own, or that is too long, counts for nobody.
 func TestALeaseCountsForItsNodeAlone(t *testing.T) {
 	task := New(Options{Node: "n1", Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry()})
-	says := func(name, holder, text string) *peer {
-		return task.keepLease(&coordinationv1.Lease{
+	says := func(name, holder, text string) *lease {
+		return task.leases.keep(&coordinationv1.Lease{
 			ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{annotation.Report: text, "other": strings.Repeat("x", 1<<20)}},
 			Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder},
 		})
 	}
 	const text = `{"address": "127.0.0.1:9", "segments": ["198.18.0.0/24 eth0"]}`
 	honest := says("lodestone-speaker-n2", "n2", text)
-	assert.Len(t, task.others([]any{honest}), 1)
-	for _, p := range []*peer{says("lodestone-speaker-n2", "n3", text), says("lodestone-speaker-n1", "n1", text), says("n2", "n2", text), says("lodestone-speaker-", "", text), says("lodestone-speaker-n2", "n2", text+strings.Repeat(" ", 1<<17))} {
-		assert.Empty(t, task.others([]any{p}), "%s held by %s", p.Name, p.holder)
+	assert.Len(t, task.leases.others([]any{honest}), 1)
+	for _, p := range []*lease{says("lodestone-speaker-n2", "n3", text), says("lodestone-speaker-n1", "n1", text), says("n2", "n2", text), says("lodestone-speaker-", "", text), says("lodestone-speaker-n2", "n2", text+strings.Repeat(" ", 1<<17))} {
+		assert.Empty(t, task.leases.others([]any{p}), "%s held by %s", p.Name, p.holder)
 	}
-	task.noteLease(nil, says("n2", "n2", text))
+	task.leases.record(nil, says("n2", "n2", text))
 	assert.Len(t, task.Networks(), 1, "its own")
 	assert.Empty(t, honest.ObjectMeta.Annotations, "kept in memory")
 }
@@ -518,9 +519,9 @@ func TestALeaseCountsForItsNodeAlone(t *testing.T) {
 // that are lost, of which each attempt is a broadcast on the segment.
 func TestARenewedLeaseRestartsNoSearch(t *testing.T) {
 	task := New(Options{Node: "n1", Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry()})
-	p := &peer{node: "n2", holder: "n2", Report: report.Report{Address: netip.MustParseAddrPort("127.0.0.1:9"), Keys: []string{"8201839b0c01ff82"}}}
-	restarts := func(before, after *peer) bool {
-		task.noteLease(before, after)
+	p := &lease{node: "n2", holder: "n2", Report: report.Report{Address: netip.MustParseAddrPort("127.0.0.1:9"), Keys: []string{"8201839b0c01ff82"}}}
+	restarts := func(before, after *lease) bool {
+		task.leases.record(before, after)
 		select {
 		case <-task.seek:
 			return true
@@ -528,19 +529,19 @@ func TestARenewedLeaseRestartsNoSearch(t *testing.T) {
 			return false
 		}
 	}
-	other := func(change func(*peer)) *peer {
+	other := func(change func(*lease)) *lease {
 		q := *p
 		change(&q)
 		return &q
 	}
 	assert.True(t, restarts(nil, p))
-	assert.False(t, restarts(p, other(func(*peer) {})))
-	assert.False(t, restarts(p, other(func(q *peer) { q.Network = onSegments("198.18.0.0/24 eth0").Network })))
-	assert.True(t, restarts(p, other(func(q *peer) { q.Address = netip.MustParseAddrPort("127.0.0.2:9") })))
-	assert.True(t, restarts(p, other(func(q *peer) { q.holder = "" })))
-	assert.True(t, restarts(p, other(func(q *peer) { q.Keys = nil })))
+	assert.False(t, restarts(p, other(func(*lease) {})))
+	assert.False(t, restarts(p, other(func(q *lease) { q.Network = onSegments("198.18.0.0/24 eth0").Network })))
+	assert.True(t, restarts(p, other(func(q *lease) { q.Address = netip.MustParseAddrPort("127.0.0.2:9") })))
+	assert.True(t, restarts(p, other(func(q *lease) { q.holder = "" })))
+	assert.True(t, restarts(p, other(func(q *lease) { q.Keys = nil })))
 	for i := range 1000 {
-		task.speakers[fmt.Sprint(i)] = true
+		task.peers.at(fmt.Sprint(i)).alive = true
 	}
 	assert.EqualValues(t, 20, task.crowd())
 }
@@ -573,11 +574,11 @@ func TestFirstOfManyAfterAPowerCut(t *testing.T) {
 				crashes <- 0
 				name := func(i int) string { return fmt.Sprint("n", i) }
 				for i := range tt.leases {
-					require.NoError(t, leases.Add(&peer{ObjectMeta: metav1.ObjectMeta{Name: name(i + 1)}, node: name(i + 1), holder: name(i + 1),
+					require.NoError(t, leases.Add(&lease{ObjectMeta: metav1.ObjectMeta{Name: name(i + 1)}, node: name(i + 1), holder: name(i + 1),
 						Report: report.Report{Address: netip.MustParseAddrPort("198.18.0.1:9744"), Keys: task.ring.current().Marks()}}))
 				}
 				start := time.Now()
-				go task.enter(t.Context(), leases, start, crashes)
+				go task.joiner.enter(t.Context(), leases, start, crashes)
 				go func() {
 					for i := 1; tt.every > 0 && i < tt.leases; i++ {
 						time.Sleep(tt.every)
@@ -586,7 +587,7 @@ func TestFirstOfManyAfterAPowerCut(t *testing.T) {
 							meta[1] = metaReady
 						}
 						task.mu.Lock()
-						task.count(&memberlist.Node{Name: name(i + 1), Meta: meta})
+						task.join(&memberlist.Node{Name: name(i + 1), Meta: meta})
 						task.mu.Unlock()
 					}
 				}()
@@ -648,7 +649,7 @@ func TestSpeakerThatObjectsInTimeIsNotGone(t *testing.T) {
 		const grace = 50 * time.Millisecond
 		task := New(Options{Node: "n1", Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry()})
 		task.settings.GracePeriod = grace
-		heard := (*events)(task)
+		heard := task.gossip
 		n2 := &memberlist.Node{Name: "n2", Meta: []byte{metaVersion, metaReady}}
 		heard.NotifyJoin(n2)
 		changed := task.Changed()

@@ -48,7 +48,7 @@ func newMetrics(r prometheus.Registerer, t *Task) *metrics {
 		}),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: MetricKeys, Help: "Membership keys that this speaker understands: more than one while speakers change to another.",
-		}, func() float64 { return float64(len(t.gossipKeys())) }),
+		}, func() float64 { return float64(len(t.ring.gossipKeys())) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: MetricKeyRefused, Help: "Whether what the Secret has now is no membership key: then the one before stays in force.",
 		}, t.ring.isRefused),

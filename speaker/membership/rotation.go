@@ -17,7 +17,7 @@ import (
 // for who understands it. Kubelets take a minute until a new one is there to be read.
 const DefaultKeyInterval = 2 * time.Second
 
-// ring is the keys that this speaker understands; keepKeys alone changes it.
+// ring is the keys that this speaker understands; rotation alone changes it.
 type ring struct {
 	mu            sync.Mutex
 	keys          keys.Ring
@@ -40,13 +40,13 @@ func (r *ring) set(to keys.Ring) {
 }
 
 // refuse records why the Secret's content is no key, or that it is one, and reports
-// whether that is news.
+// whether that was different before.
 func (r *ring) refuse(why string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	news := r.refused != why
+	changed := r.refused != why
 	r.refused = why
-	return news
+	return changed
 }
 
 // isRefused returns 1 if it is no key.
@@ -56,126 +56,125 @@ func (r *ring) isRefused() float64 {
 	return float64(min(1, len(r.refused)))
 }
 
-// SealKeys returns the keys of seals that this speaker believes. It seals with the first
-// one. There is none before the speaker knows its cluster's ID.
-func (t *Task) SealKeys() [][]byte {
-	t.ring.mu.Lock()
-	defer t.ring.mu.Unlock()
-	return t.ring.seals
+// sealKeys returns the keys of seals that this speaker believes.
+func (r *ring) sealKeys() [][]byte {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.seals
 }
 
 // gossipKeys returns the keys of messages that this speaker understands. It uses the first
 // one.
-func (t *Task) gossipKeys() [][]byte {
-	t.ring.mu.Lock()
-	defer t.ring.mu.Unlock()
-	return t.ring.gossip
+func (r *ring) gossipKeys() [][]byte {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.gossip
 }
 
-// keepKeys has the speaker change to the key that follows from the Secret and the
+// rotation changes the keys of the ring.
+type rotation struct {
+	*base
+	table  *table
+	leases *leases
+	// clusterID is that of the key which Secret and configuration give now.
+	clusterID string
+}
+
+// start has the speaker use the key of the cluster.
+func (r *rotation) start(clusterID string) error {
+	r.clusterID = clusterID
+	key, err := r.options.Secret.Of(clusterID)
+	if err == nil {
+		r.ring.set(keys.Ring{key})
+	}
+	return err //nolint:wrapcheck // it names the membership key
+}
+
+// keep has the speaker change to the key that follows from the Secret and the
 // clusterID, until ctx ends. It forgets a key one interval after it may: packets are on
 // their way.
-func (t *Task) keepKeys(ctx context.Context, leases cache.Store) {
-	now, tick := t.readKey(t.ring.current()[0]), time.NewTicker(t.options.KeyInterval)
+func (r *rotation) keep(ctx context.Context, store cache.Store) {
+	now, tick := r.readKey(r.ring.current()[0]), time.NewTicker(r.options.KeyInterval)
 	defer tick.Stop()
 	var before keys.Ring
 	for {
-		ring := t.ring.current()
-		next := ring.Next(now, t.saidByOthers(leases.List()))
+		ring := r.ring.current()
+		next := ring.Next(now, r.keysOfOthers(store.List()))
 		if len(next) >= len(ring) || slices.Equal(next, before) {
-			t.turn(next)
+			r.turn(next)
 		}
 		before = next
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			now = t.readKey(now)
+			now = r.readKey(now)
 		}
 	}
 }
 
 // readKey returns the key of the Secret and the clusterID, or the one before if there is
 // none now.
-func (t *Task) readKey(before keys.Key) keys.Key {
-	if c, _ := t.options.Config.Current(); c != nil {
-		t.clusterID = c.ClusterID
+func (r *rotation) readKey(before keys.Key) keys.Key {
+	if c, _ := r.options.Config.Current(); c != nil {
+		r.clusterID = c.ClusterID
 	}
-	secret, err := t.options.Secret, error(nil)
-	if t.options.ReadSecret != nil {
-		secret, err = t.options.ReadSecret()
+	secret, err := r.options.Secret, error(nil)
+	if r.options.ReadSecret != nil {
+		secret, err = r.options.ReadSecret()
 	}
 	key := before
 	if err == nil {
-		key, err = secret.Of(t.clusterID)
+		key, err = secret.Of(r.clusterID)
 	}
 	if err != nil {
-		if t.ring.refuse(err.Error()) {
-			t.log.Error("membership key not taken: the one before stays in force, and no speaker can start; write another one into the Secret", "err", err)
+		if r.ring.refuse(err.Error()) {
+			r.log.Error("membership key not taken: the one before stays in force, and no speaker can start; "+
+				"write another one into the Secret", "err", err)
 		}
 		return before
 	}
-	t.ring.refuse("")
+	r.ring.refuse("")
 	return key
 }
 
 // turn changes to another ring, if it is one. Others hear of it by our Lease.
-func (t *Task) turn(to keys.Ring) {
-	from := t.ring.current()
+func (r *rotation) turn(to keys.Ring) {
+	from := r.ring.current()
 	if slices.Equal(from, to) {
 		return
 	}
-	t.ring.set(to)
-	t.log.Info("membership keys changed: one is used when all speakers understand it, and the others are forgotten when all use it",
+	r.ring.set(to)
+	r.log.Info("membership keys changed: one is used when all speakers understand it, and the others are forgotten when all use it",
 		"used", to[0].Mark(), "understood", to.String(), "before", from.String())
-	wake(t.rewrite)
-	wake(t.seek) // somebody may understand us now
+	wake(r.rewrite)
+	wake(r.seek) // somebody may understand us now
 }
 
-// saidByOthers returns what the other speakers say of their keys: all that have a Lease,
-// and all that live.
-func (t *Task) saidByOthers(leases []any) (said [][]string) {
-	alive := t.Speakers()
-	delete(alive, t.options.Node)
-	for _, l := range leases {
-		p := l.(*peer)
+// keysOfOthers returns the marks of the keys of each other speaker that has a Lease or is
+// alive. Those without a Lease have none.
+func (r *rotation) keysOfOthers(all []any) (marks [][]string) {
+	alive := r.table.Speakers()
+	delete(alive, r.options.Node)
+	for _, l := range all {
+		p := l.(*lease)
 		_, lives := alive[p.node]
-		if p.node != "" && p.node != t.options.Node && (lives || p.holder != "") {
-			said = append(said, p.Keys)
+		if p.node != "" && p.node != r.options.Node && (lives || p.holder != "") {
+			marks = append(marks, p.Keys)
 			delete(alive, p.node)
 		}
 	}
 	for range alive {
-		said = append(said, nil)
+		marks = append(marks, nil)
 	}
-	return said
-}
-
-// awaitKey returns when we and all speakers that live understand each other. While the
-// key is replaced, some may not have read it yet: who went on without them would claim
-// what they announce.
-func (t *Task) awaitKey(ctx context.Context, leases cache.Store) {
-	for waited := false; ctx.Err() == nil; waited = true {
-		nodes := t.strangers(ctx, leases.List())
-		if len(nodes) == 0 {
-			return
-		}
-		t.say("waiting for %d speakers that use another membership key, one on node %s: each changes when all have read the Secret and the clusterID, within two minutes", len(nodes), nodes[0])
-		if !waited {
-			t.log.Warn("not joining speakers that use another membership key, until they change to that of the Secret and the clusterID", "nodes", nodes)
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(t.options.KeyInterval):
-		}
-	}
+	return marks
 }
 
 // strangers returns the nodes of speakers that live and do not understand us, or we them.
-func (t *Task) strangers(ctx context.Context, leases []any) []string {
-	ours := t.ring.current()
-	others := t.others(slices.DeleteFunc(leases, func(l any) bool {
-		return ours.Meets(l.(*peer).Keys)
+func (r *rotation) strangers(ctx context.Context, all []any) []string {
+	ours := r.ring.current()
+	others := r.leases.others(slices.DeleteFunc(all, func(l any) bool {
+		return ours.Meets(l.(*lease).Keys)
 	}))
 	nodes := slices.Sorted(maps.Keys(others))
 	var group errgroup.Group

@@ -107,7 +107,7 @@ func rotates(t *testing.T, values []string, keyOf func(*testing.T, string) keys.
 		for i, task := range all {
 			put[i] = source(task)
 			require.NoError(t, leases.Add(task.said()))
-			running.Go(func() { task.keepKeys(ctx, leases) })
+			running.Go(func() { task.rotation.keep(ctx, leases) })
 		}
 		// The API server has Leases a moment after they are written.
 		running.Go(func() {
@@ -155,11 +155,11 @@ func rotates(t *testing.T, values []string, keyOf func(*testing.T, string) keys.
 }
 
 // said is what the speaker's Lease says.
-func (t *Task) said() *peer {
+func (t *Task) said() *lease {
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: annotation.SpeakerLeasePrefix + t.options.Node}}
-	t.take(lease, time.Now())
-	t.carry(lease)
-	return t.keepLease(lease)
+	t.own.take(lease, time.Now())
+	t.own.carry(lease)
+	return t.leases.keep(lease)
 }
 
 // requireBelief demands that all speakers believe what each of them seals.

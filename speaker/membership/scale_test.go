@@ -35,7 +35,7 @@ func TestOneOfManyIsLost(t *testing.T) {
 			require.Less(t, time.Since(died), 5*time.Second, "%d do not know", len(rest))
 			time.Sleep(5 * time.Millisecond)
 			rest = slices.DeleteFunc(rest, func(task *Task) bool {
-				if task.alive(all[n-1].options.Node) {
+				if task.knows(all[n-1].options.Node) {
 					return false
 				}
 				known = append(known, time.Since(died))
@@ -50,12 +50,12 @@ func TestOneOfManyIsLost(t *testing.T) {
 	})
 }
 
-// alive reports whether the speaker is.
-func (t *Task) alive(name string) bool {
+// knows reports whether the speaker is alive.
+func (t *Task) knows(name string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	_, alive := t.speakers[name]
-	return alive
+	p, known := t.peers[name]
+	return known && p.alive
 }
 
 // cpuTime is what this process has used.

@@ -105,8 +105,8 @@ func FuzzMetadata(f *testing.F) {
 		for _, down := range []string{"", "eth0", "eth0,eth1"} {
 			task := New(makeCluster(f).options("n1"))
 			task.Claim(claimed)
-			task.setDown("n1", down)
-			meta := (*delegate)(task).NodeMeta(memberlist.MetaMaxSize)
+			task.setDown(down)
+			meta := task.gossip.NodeMeta(memberlist.MetaMaxSize)
 			for n := range meta {
 				f.Add(meta[:n])
 			}
@@ -116,17 +116,14 @@ func FuzzMetadata(f *testing.F) {
 	f.Add(bytes.Repeat([]byte{','}, memberlist.MetaMaxSize))
 	segments := []report.Segment{{Interface: "eth0"}, {Interface: "eth1"}}
 	f.Fuzz(func(t *testing.T, meta []byte) {
-		n := &memberlist.Node{Name: "n2", Meta: meta}
-		c, down := details(n)
+		got := decode(meta)
 		said := len(meta) >= 2 && meta[1]&metaClaims != 0
-		assert.False(t, !said && c != (claims{}), "claims that were not made")
-		network := withLinks(report.Network{Segments: segments}, down)
+		assert.False(t, !said && got.claims != (claims{}), "claims that were not made")
+		network := withLinks(report.Network{Segments: segments}, got.down)
 		for i, s := range network.Segments {
 			assert.Equal(t, segments[i].Interface, s.Interface)
-			assert.Equal(t, strings.Contains(","+down+",", ","+s.Interface+","), s.Down)
+			assert.Equal(t, strings.Contains(","+got.down+",", ","+s.Interface+","), s.Down)
 		}
 		assert.False(t, segments[0].Down || segments[1].Down, "what the Lease says was changed")
-		ready(n)
-		viewOf(n)
 	})
 }

@@ -5,8 +5,6 @@ import (
 	"time"
 
 	"github.com/hashicorp/memberlist"
-
-	"github.com/lodestone-lb/lodestone/pkg/annotation"
 )
 
 // Whoever has the key can make up speakers, and each costs memory, and packets that ask it
@@ -23,53 +21,48 @@ const (
 	unlistedWarning = 10 * time.Minute
 )
 
-// NotifyAlive implements memberlist.AliveDelegate: it refuses a speaker by an error.
-func (d *delegate) NotifyAlive(n *memberlist.Node) error {
-	t := (*Task)(d)
+// accept refuses a speaker by an error if too many others have no Lease. listed reports
+// whether a node has one.
+func (t *table) accept(n *memberlist.Node, listed func(node string) bool) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if n.Name == t.options.Node || t.listed(n.Name) {
+	if n.Name == t.options.Node || listed(n.Name) {
 		return nil
 	}
-	if _, known := t.unlisted[n.Name]; known {
+	if p, known := t.peers[n.Name]; known && p.isUnlisted() {
 		return nil
 	}
-	if len(t.unlisted) >= maxUnlisted {
-		t.forgetUnlisted()
+	unlisted := t.peers.count((*peer).isUnlisted)
+	if unlisted >= maxUnlisted {
+		unlisted -= t.peers.forgetUnlisted(listed)
 	}
-	if len(t.unlisted) >= maxUnlisted {
+	if unlisted >= maxUnlisted {
 		if time.Since(t.overrun) > unlistedWarning {
 			t.overrun = time.Now()
 			t.log.Warn("more speakers without a Lease than can be: those beyond do not count; has a node with the membership key been taken over?",
 				"node", n.Name, "address", n.Address(), "most", maxUnlisted)
 		}
-		return fmt.Errorf("%d speakers have no Lease, at most %d", len(t.unlisted)+1, maxUnlisted)
+		return fmt.Errorf("%d speakers have no Lease, at most %d", unlisted+1, maxUnlisted)
 	}
-	t.unlisted[n.Name] = time.Now()
+	t.peers.at(n.Name).unlisted = time.Now()
 	return nil
 }
 
-// listed reports whether the node has a Lease. The caller holds mu.
-func (t *Task) listed(node string) bool {
-	if t.leases == nil {
-		return false
-	}
-	_, listed, err := t.leases.GetByKey(t.options.Namespace + "/" + annotation.SpeakerLeasePrefix + node)
-	return listed && err == nil
-}
-
-// forgetUnlisted makes room: those that have a Lease now, and those that are gone. The
-// caller holds mu.
-func (t *Task) forgetUnlisted() {
-	for name, since := range t.unlisted {
-		_, alive := t.speakers[name]
-		_, held := t.held[name]
+// forgetUnlisted makes room: those that have a Lease now, and those that are gone. It
+// returns how many places are free now that were not before.
+func (all peers) forgetUnlisted(listed func(node string) bool) (freed int) {
+	for node, p := range all {
 		switch {
-		case t.listed(name):
-			delete(t.unlisted, name)
-		case !alive && !held && time.Since(since) > unlistedTime:
-			delete(t.unlisted, name)
-			delete(t.unmet, name)
+		case !p.isUnlisted():
+		case listed(node):
+			p.unlisted = time.Time{}
+			freed++
+		case !p.alive && p.held == nil && time.Since(p.unlisted) > unlistedTime:
+			p.unlisted = time.Time{}
+			p.found()
+			freed++
+			all.tidy(node)
 		}
 	}
+	return freed
 }

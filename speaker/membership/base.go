@@ -1,0 +1,61 @@
+package membership
+
+import (
+	"context"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/notify"
+)
+
+// base is what all parts of the Task share.
+type base struct {
+	options  Options
+	settings config.Membership // since Run has read them
+	log      *slog.Logger
+	metrics  *metrics
+	ring     *ring
+	list     atomic.Pointer[memberlist.Memberlist] // nil before Run
+	changed  notify.Signal                         // see Changed
+	// Each of these wakes one loop: the one that sends our metadata, looks for lost
+	// speakers, asks those that were lost, and writes our Lease.
+	send, seek, verify, rewrite chan struct{}
+}
+
+// await waits until the condition holds, which it checks after each change, and reports
+// whether it does before the time is over.
+func (b *base) await(ctx context.Context, giveUp <-chan time.Time, holds func() bool) bool {
+	for {
+		changed := b.changed.Next()
+		if holds() {
+			return true
+		}
+		select {
+		case <-changed:
+		case <-giveUp:
+			return false
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// wake makes one receive from the channel succeed, now or later.
+func wake(ch chan struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default:
+	}
+}
+
+// at returns a channel that receives at that time. The zero time never comes.
+func at(due time.Time) <-chan time.Time {
+	if due.IsZero() {
+		return nil
+	}
+	return time.After(time.Until(due))
+}

@@ -1,0 +1,182 @@
+package membership
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+
+	"github.com/lodestone-lb/lodestone/speaker/membership/guard"
+)
+
+const (
+	// retransmitMult is how often a message is passed on, times the logarithm of the
+	// speakers. memberlist's 4 are two packets to each of three speakers: where a
+	// tenth is lost, a suspect did not hear of it, or was not heard, each ten
+	// minutes or so.
+	retransmitMult = 10
+
+	// leaveTimeout and updateTimeout bound the wait until the message has reached some
+	// other speaker.
+	leaveTimeout  = 500 * time.Millisecond
+	updateTimeout = 500 * time.Millisecond
+	// repeatAfter is when our metadata is sent once more: by then what waited beside it
+	// has been sent as often as it is going to be.
+	repeatAfter = 500 * time.Millisecond
+)
+
+// gossip connects memberlist with the table: it is memberlist's Delegate, AliveDelegate and
+// EventDelegate.
+type gossip struct {
+	*base
+	table  *table
+	leases *leases
+	mu     sync.Mutex
+	sent   []byte // our metadata, as memberlist has it
+}
+
+// listen opens the sockets. Whoever knows our address may send to us from here.
+func (g *gossip) listen() error {
+	sockets, err := guard.Listen(g.options.Address, g.leases.known, g.metrics.refused.Inc)
+	if err != nil {
+		return fmt.Errorf("listen for other speakers on %s: %w", g.options.Address, err)
+	}
+	// The kernel chose the port if none was given.
+	g.options.Address = netip.AddrPortFrom(g.options.Address.Addr(), sockets.Address().Port())
+	config := g.config(sockets)
+	list, err := memberlist.Create(config)
+	if err != nil {
+		_ = config.Transport.Shutdown()
+		return fmt.Errorf("take part in the membership: %w", err)
+	}
+	g.list.Store(list)
+	return nil
+}
+
+// config returns memberlist's settings. What it sends and receives by the transport, the
+// guard seals and opens.
+func (g *gossip) config(transport memberlist.Transport) *memberlist.Config {
+	c := memberlist.DefaultLANConfig()
+	c.Name = g.options.Node
+	c.BindAddr, c.BindPort = g.options.Address.Addr().String(), int(g.options.Address.Port())
+	c.AdvertiseAddr, c.AdvertisePort = c.BindAddr, c.BindPort
+	c.Transport = guard.New(transport, g.ring.gossipKeys, g.metrics.refused.Inc)
+	c.UDPBufferSize -= guard.Overhead
+	c.EnableCompression = false // which lets a few bytes become many
+	c.ProbeInterval, c.ProbeTimeout = g.settings.ProbeInterval, g.settings.ProbeTimeout
+	c.SuspicionMult, c.SuspicionMaxTimeoutMult = g.settings.SuspicionMultiplier, 2
+	c.AwarenessMaxMultiplier = 2
+	c.GossipInterval = g.settings.GossipInterval
+	c.RetransmitMult = retransmitMult
+	c.DisableTcpPings = true
+	c.TCPTimeout = time.Second
+	c.DeadNodeReclaimTime = time.Second // a node may come back with another address
+	c.Logger = bridge(g.log)
+	c.Delegate, c.Alive, c.Events = g, g, g
+	return c
+}
+
+// sendMetadata sends our metadata when it changes, by update, until memberlist has it:
+// where memberlist objects to a suspicion at the same moment it drops the metadata, and
+// repeats what was true before. It sends the metadata once more after that: of two messages
+// of one length that wait, memberlist 0.7 may forget the older one, because its numbers
+// begin anew whenever its queue is empty for a moment.
+func (g *gossip) sendMetadata(ctx context.Context, update func(time.Duration) error) {
+	var again <-chan time.Time
+	for {
+		repeat := true
+		select {
+		case <-ctx.Done():
+			return
+		case <-g.send:
+		case <-again:
+			repeat = false
+		}
+		again = nil
+		if err := update(updateTimeout); err != nil {
+			g.log.Debug("metadata not yet sent", "err", err)
+		}
+		switch {
+		case !g.isSent():
+			wake(g.send)
+		case repeat:
+			again = time.After(repeatAfter)
+		}
+	}
+}
+
+// isOwn reports whether the event is about us, and records the metadata that memberlist has
+// of us.
+func (g *gossip) isOwn(n *memberlist.Node) bool {
+	if n.Name != g.options.Node {
+		return false
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.sent = n.Meta
+	return true
+}
+
+// isSent reports whether memberlist has the metadata that we publish.
+func (g *gossip) isSent() bool {
+	now := g.NodeMeta(memberlist.MetaMaxSize)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return bytes.Equal(g.sent, now)
+}
+
+// NodeMeta returns our metadata.
+func (g *gossip) NodeMeta(limit int) []byte { return g.table.own().encode(limit) }
+
+// NotifyAlive refuses a speaker by an error.
+func (g *gossip) NotifyAlive(n *memberlist.Node) error { return g.table.accept(n, g.leases.listed) }
+
+// NotifyJoin is called, as the next two methods are, while memberlist holds its locks.
+// memberlist itself refutes what others claim about this speaker.
+func (g *gossip) NotifyJoin(n *memberlist.Node) {
+	if !g.isOwn(n) {
+		g.metrics.changes.WithLabelValues("join").Inc()
+		g.table.arrive(n)
+	}
+}
+
+// NotifyUpdate is called when a speaker has sent other metadata.
+func (g *gossip) NotifyUpdate(n *memberlist.Node) {
+	if !g.isOwn(n) {
+		g.table.update(n)
+	}
+}
+
+// NotifyLeave is called when a speaker has left or is taken for dead.
+func (g *gossip) NotifyLeave(n *memberlist.Node) {
+	if n.Name != g.options.Node {
+		g.metrics.changes.WithLabelValues("leave").Inc()
+		g.table.suspect(n.Name)
+	}
+}
+
+// The rest of memberlist.Delegate is not used.
+func (*gossip) NotifyMsg([]byte)                {}
+func (*gossip) GetBroadcasts(int, int) [][]byte { return nil }
+func (*gossip) LocalState(bool) []byte          { return nil }
+func (*gossip) MergeRemoteState([]byte, bool)   {}
+
+// bridge returns a logger for memberlist, all of whose lines are debug lines:
+// what matters to people is logged by us.
+func bridge(l *slog.Logger) *log.Logger { return log.New(writer{l}, "", 0) }
+
+type writer struct{ log *slog.Logger }
+
+func (w writer) Write(line []byte) (int, error) {
+	if w.log.Enabled(context.Background(), slog.LevelDebug) {
+		w.log.Debug(strings.TrimSpace(string(line)))
+	}
+	return len(line), nil
+}

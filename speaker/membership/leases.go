@@ -1,0 +1,177 @@
+package membership
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/objects"
+	"github.com/lodestone-lb/lodestone/pkg/report"
+)
+
+// lease is what the store keeps of a speaker's Lease, whatever the Lease carries: it
+// is bounded by report.MaxBytes.
+type lease struct {
+	metav1.ObjectMeta
+	node, holder string
+	report.Report
+	// Of our own Lease alone: the report as it is written, and whether the rest is not
+	// what we write.
+	text string
+	odd  bool
+}
+
+// GetObjectKind and DeepCopyObject make it an object. Nobody changes one.
+func (*lease) GetObjectKind() schema.ObjectKind { return schema.EmptyObjectKind }
+func (l *lease) DeepCopyObject() runtime.Object { return l }
+
+// byAddress is the index of the Leases by the address on which a speaker listens.
+const byAddress = "address"
+
+func addressOf(obj any) ([]string, error) {
+	if l, ok := obj.(*lease); ok && l.Address.IsValid() {
+		return []string{l.Address.Addr().Unmap().String()}, nil
+	}
+	return nil, nil
+}
+
+// leases watches the Leases of all speakers.
+type leases struct {
+	*base
+	table *table
+	own   *ownLease
+	mu    sync.Mutex
+	store cache.Store // nil until they are watched
+}
+
+// watch returns the informer of the Leases and what knows when their first list is recorded.
+func (l *leases) watch() (cache.SharedIndexInformer, cache.InformerSynced, error) {
+	informer := objects.Informer(objects.Leases, l.options.Client, objects.Speakers(l.options.Namespace),
+		objects.View[*coordinationv1.Lease, *lease]{Derive: l.keep},
+		cache.SharedIndexInformerOptions{Indexers: cache.Indexers{byAddress: addressOf}})
+	handler, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { l.record(nil, obj.(*lease)) },
+		UpdateFunc: func(before, after any) { l.record(before.(*lease), after.(*lease)) },
+		DeleteFunc: func(obj any) {
+			if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+				obj = gone.Obj
+			}
+			l.forget(obj.(*lease))
+		},
+	})
+	if err != nil {
+		return nil, nil, fmt.Errorf("watch Leases: %w", err)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.store = informer.GetStore()
+	return informer, handler.HasSynced, nil
+}
+
+// current returns the store, nil until the Leases are watched.
+func (l *leases) current() cache.Store {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.store
+}
+
+// known reports whether some speaker's Lease has the address.
+func (l *leases) known(source netip.Addr) bool {
+	store := l.current()
+	if store == nil {
+		return false
+	}
+	of, err := store.(cache.Indexer).ByIndex(byAddress, source.String())
+	return err == nil && len(of) > 0
+}
+
+// listed reports whether the node has a Lease.
+func (l *leases) listed(node string) bool {
+	store := l.current()
+	if store == nil {
+		return false
+	}
+	_, listed, err := store.GetByKey(l.options.Namespace + "/" + annotation.SpeakerLeasePrefix + node)
+	return listed && err == nil
+}
+
+// keep returns what the store keeps of a Lease.
+func (l *leases) keep(of *coordinationv1.Lease) *lease {
+	meta := metav1.ObjectMeta{Namespace: of.Namespace, Name: of.Name, UID: of.UID, ResourceVersion: of.ResourceVersion}
+	kept := &lease{ObjectMeta: meta, holder: holder(of)}
+	kept.node, _ = report.NodeOf(of.Name)
+	r := report.Of(of.Annotations)
+	kept.Report = report.Report{Address: r.Address, Keys: r.Keys, Network: r.Network}
+	kept.Conflicts, kept.Gateways = nil, nil // they are for the controller, and change often
+	if kept.node == l.options.Node {
+		kept.text = of.Annotations[annotation.Report]
+		kept.odd = len(of.Annotations) != 1 || len(of.Labels) != 1 || len(of.OwnerReferences) != 1 || len(of.Finalizers) != 0 ||
+			kept.holder != kept.node
+	}
+	return kept
+}
+
+func holder(l *coordinationv1.Lease) string {
+	if l.Spec.HolderIdentity == nil {
+		return ""
+	}
+	return *l.Spec.HolderIdentity
+}
+
+// others returns where the speakers of other nodes listen, by node. A speaker
+// that left has released its Lease.
+func (l *leases) others(all []any) map[string]netip.AddrPort {
+	others := map[string]netip.AddrPort{}
+	for _, obj := range all {
+		if p := obj.(*lease); p.Address.IsValid() && p.node != "" && p.node != l.options.Node && p.holder == p.node {
+			others[p.node] = p.Address
+		}
+	}
+	return others
+}
+
+// lost returns the addresses of the speakers that have a Lease and are not alive.
+func (l *leases) lost(store cache.Store) []string {
+	var lost []string
+	alive := l.table.Speakers()
+	for node, addr := range l.others(store.List()) {
+		if _, ok := alive[node]; !ok {
+			lost = append(lost, addr.String())
+		}
+	}
+	return lost
+}
+
+// record records the content of the Lease. Every few minutes there is an event of each Lease
+// without other content.
+func (l *leases) record(before, now *lease) {
+	if now.node == "" {
+		return
+	}
+	if before == nil || before.holder != now.holder || before.Address != now.Address || !slices.Equal(before.Keys, now.Keys) {
+		wake(l.seek)
+	}
+	if now.node == l.options.Node {
+		l.own.compare(now)
+	} else {
+		l.table.setNetwork(now.node, now.Network)
+	}
+}
+
+// forget forgets the content of the Lease, and has it written anew if it is ours.
+func (l *leases) forget(gone *lease) {
+	wake(l.seek)
+	if gone.node == l.options.Node {
+		l.own.spoil()
+	} else {
+		l.table.forgetLease(gone.node)
+	}
+}

@@ -1,0 +1,80 @@
+package membership
+
+import (
+	"time"
+
+	"github.com/hashicorp/memberlist"
+
+	"github.com/lodestone-lb/lodestone/pkg/report"
+)
+
+// peer is all that is known of one node's speaker. This speaker has a record of itself, too.
+type peer struct {
+	// alive is set while the speaker counts; metadata is what it publishes, and is empty
+	// while it does not count.
+	alive bool
+	metadata
+	// doubt runs while memberlist takes a speaker for dead that counts. The speaker is
+	// removed when the timer fires.
+	doubt *time.Timer
+	// held is set while memberlist takes a speaker for alive that does not count yet.
+	held *held
+	// lost is set from the loss of the speaker until it answers a packet; unanswered is how
+	// many packets it has not answered since.
+	lost       bool
+	unanswered int
+	// unlisted is since when the speaker counts without a Lease. Zero: it has a Lease, or
+	// memberlist does not know it.
+	unlisted time.Time
+	// network is the one on the Lease. Nil: there is no Lease.
+	network *report.Network
+}
+
+// held is a speaker that was lost and that memberlist has met again.
+type held struct {
+	node  memberlist.Node // with its last metadata
+	since time.Time
+}
+
+// trust ends the doubt and reports whether that was in time.
+func (p *peer) trust() bool {
+	timer := p.doubt
+	p.doubt = nil
+	return timer != nil && timer.Stop()
+}
+
+// found ends the loss.
+func (p *peer) found() { p.lost, p.unanswered = false, 0 }
+
+// peers are the records by node.
+type peers map[string]*peer
+
+// at returns the node's record, which it adds if there is none.
+func (all peers) at(node string) *peer {
+	p, ok := all[node]
+	if !ok {
+		p = &peer{}
+		all[node] = p
+	}
+	return p
+}
+
+// tidy deletes the node's record if nothing is known of the node.
+func (all peers) tidy(node string) {
+	if p, ok := all[node]; ok && *p == (peer{}) {
+		delete(all, node)
+	}
+}
+
+// count returns how many of the records have the property.
+func (all peers) count(property func(*peer) bool) (n int) {
+	for _, p := range all {
+		if property(p) {
+			n++
+		}
+	}
+	return n
+}
+
+func (p *peer) isAlive() bool    { return p.alive }
+func (p *peer) isUnlisted() bool { return !p.unlisted.IsZero() }

@@ -1,0 +1,130 @@
+package membership
+
+import (
+	"context"
+	"math/rand/v2"
+	"net"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/tools/cache"
+)
+
+const (
+	// firstSeek and lastSeek bound the wait between two attempts to reach the
+	// speakers that are lost, of a speaker alone: crowd has the others.
+	firstSeek, lastSeek = 250 * time.Millisecond, 4 * time.Second
+	// seekAtOnce is how many lost speakers are tried at a time; one that
+	// answers brings all that it knows.
+	seekAtOnce = 8
+
+	// firstVerify and lastVerify bound the wait until one is asked again that does
+	// not answer: the first packets after a link is up are lost often.
+	firstVerify, lastVerify = 50 * time.Millisecond, 500 * time.Millisecond
+	// unansweredMost is how many questions may be lost, in some two seconds, before
+	// that is logged.
+	unansweredMost = 8
+	// heldTime, and heldProbes times the interval of probes, is how long one is held
+	// that does not answer while others take it for alive.
+	heldTime, heldProbes = 15 * time.Second, 20
+)
+
+// seeker looks for the speakers that are lost.
+type seeker struct {
+	*base
+	table  *table
+	leases *leases
+	whole  atomic.Bool // nobody is lost
+}
+
+// reunite joins the speakers that have a Lease but are not among the living:
+// those that started before us, and those that a partition took away.
+//
+// Of many speakers each waits before it tries to reach one: by then the first of them, or
+// the one that was lost, has made it known to all.
+func (s *seeker) reunite(ctx context.Context, store cache.Store) {
+	at, delay := time.Now(), firstSeek*s.table.crowd() // at: of the next attempt
+	for {
+		lost := s.leases.lost(store)
+		if whole := len(lost) == 0; s.whole.Swap(whole) != whole {
+			s.changed.Notify()
+		}
+		var next <-chan time.Time
+		// An attempt without a link would hold up the one that comes with it.
+		if len(lost) > 0 && s.linkUp() {
+			if !time.Now().Before(at) {
+				s.contact(lost)
+				at, delay = time.Now().Add(spread(delay)), min(2*delay, lastSeek*s.table.crowd())
+			}
+			next = time.After(time.Until(at))
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-next:
+		case <-s.seek:
+			soon := time.Now()
+			if delay = firstSeek * s.table.crowd(); delay > firstSeek {
+				soon = soon.Add(spread(delay))
+			}
+			if at.Before(time.Now()) || soon.Before(at) {
+				at = soon
+			}
+		}
+	}
+}
+
+// contact tries to join some of the addresses. Who does not answer is tried
+// again later.
+func (s *seeker) contact(addresses []string) {
+	rand.Shuffle(len(addresses), func(i, j int) { addresses[i], addresses[j] = addresses[j], addresses[i] })
+	var group errgroup.Group
+	for _, a := range addresses[:min(len(addresses), seekAtOnce)] {
+		group.Go(func() error {
+			if _, err := s.list.Load().Join([]string{a}); err != nil {
+				s.log.Debug("speaker does not answer", "address", a, "err", err)
+			}
+			return nil
+		})
+	}
+	group.Wait() //nolint:errcheck // they return nil
+}
+
+// verifyLost counts those that were lost when they answer us.
+func (s *seeker) verifyLost(ctx context.Context) {
+	delay := firstVerify
+	for {
+		var next <-chan time.Time
+		if s.askHeld() > 0 {
+			next = time.After(delay)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.verify:
+			delay = firstVerify
+		case <-next:
+			delay = min(2*delay, lastVerify)
+		}
+	}
+}
+
+// askHeld counts those of the held that answer, and returns how many are left.
+func (s *seeker) askHeld() int {
+	var group errgroup.Group
+	group.SetLimit(probeAtOnce)
+	for name, h := range s.table.held() {
+		group.Go(func() error {
+			_, err := s.list.Load().Ping(name, &net.UDPAddr{IP: h.node.Addr, Port: int(h.node.Port)})
+			if err == nil || time.Since(h.since) > heldTime+heldProbes*s.settings.ProbeInterval {
+				s.table.admit(name)
+			} else {
+				s.table.unanswered(name)
+			}
+			return nil
+		})
+	}
+	group.Wait() //nolint:errcheck // they return nil
+	return len(s.table.held())
+}

@@ -1,0 +1,357 @@
+package membership
+
+import (
+	"cmp"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+
+	"github.com/lodestone-lb/lodestone/pkg/report"
+)
+
+// table has one record per speaker. Its exported methods are the Task's.
+type table struct {
+	*base
+	mu      sync.Mutex
+	peers   peers
+	severed severance // whether this speaker is apart
+	overrun time.Time // when refused speakers without a Lease were logged last
+}
+
+func newTable(b *base) *table {
+	return &table{base: b, peers: peers{b.options.Node: {alive: true, network: &report.Network{}}}}
+}
+
+// Speakers returns the speakers that are alive, this one included; the value
+// is whether the speaker is ready to own VIPs.
+func (t *table) Speakers() map[string]bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	speakers := make(map[string]bool, len(t.peers))
+	for node, p := range t.peers {
+		if p.alive {
+			speakers[node] = p.ready
+		}
+	}
+	return speakers
+}
+
+// alive returns how many speakers are alive, this one included.
+func (t *table) alive() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.peers.count((*peer).isAlive)
+}
+
+// summary returns how many speakers are alive, and whether this one is apart and its link down.
+func (t *table) summary() (alive int, apart, down bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.peers.count((*peer).isAlive), t.severed.from() != "", !t.severed.down.IsZero()
+}
+
+// othersReady reports whether another speaker is ready to own VIPs.
+func (t *table) othersReady() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for node, p := range t.peers {
+		if p.ready && node != t.options.Node {
+			return true
+		}
+	}
+	return false
+}
+
+// Networks returns the networks on the Leases, whether their speakers are alive or not,
+// with the links, claims and views that the alive ones publish. A speaker that has joined
+// knows all Leases.
+func (t *table) Networks() map[string]report.Network {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	networks := make(map[string]report.Network, len(t.peers))
+	for node, p := range t.peers {
+		if p.network == nil {
+			continue
+		}
+		n := withLinks(*p.network, p.down)
+		n.Blind, n.Sick, n.Claims = p.view.blind, p.view.sick, p.claims
+		if node == t.options.Node {
+			n.Apart = t.severed.from()
+		}
+		networks[node] = n
+	}
+	return networks
+}
+
+// withLinks returns the network with those of its interfaces marked that are down.
+func withLinks(n report.Network, down string) report.Network {
+	if down == "" {
+		return n
+	}
+	names := strings.Split(down, ",")
+	n.Segments = slices.Clone(n.Segments)
+	for i, s := range n.Segments {
+		n.Segments[i].Down = slices.Contains(names, s.Interface)
+	}
+	return n
+}
+
+// ownSegments returns the segments that our Lease names.
+func (t *table) ownSegments() []report.Segment {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.peers[t.options.Node].network.Segments
+}
+
+// setNetwork records the network of a node that has a Lease.
+func (t *table) setNetwork(node string, network report.Network) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if p := t.peers.at(node); p.network == nil || !reflect.DeepEqual(*p.network, network) {
+		p.network = &network
+		t.changed.Notify()
+	}
+}
+
+// forgetLease records that the node has no Lease any more.
+func (t *table) forgetLease(node string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p := t.peers.at(node)
+	p.found()
+	p.network = nil
+	t.peers.tidy(node)
+	t.changed.Notify()
+}
+
+// Changed returns a channel that is closed as soon as the answer of Speakers,
+// Networks, Joined or Whole changes. Take the channel first, then ask: no change
+// is missed.
+func (t *table) Changed() <-chan struct{} { return t.changed.Next() }
+
+// crowdSize is how many speakers act as often as each alone would: of more, each waits
+// longer, so that all together cost the segment and the API server no more.
+const crowdSize = 50
+
+// Crowd returns by how much an interval is longer than that of a speaker alone.
+func (t *table) Crowd() int { return max(1, t.alive()/crowdSize) }
+
+func (t *table) crowd() time.Duration { return time.Duration(t.Crowd()) }
+
+// SetReady publishes whether this speaker is ready to own VIPs. The others know some ten
+// milliseconds later.
+func (t *table) SetReady(ready bool) { t.publish(func(m *metadata) { m.ready = ready }) }
+
+// Claim publishes what this speaker owns and keeps; see plan.Claims. The claims count here
+// at once, and elsewhere some ten milliseconds later.
+func (t *table) Claim(buckets [128]byte) { t.publish(func(m *metadata) { m.claims = buckets }) }
+
+// See publishes whether the API server answers this speaker, and whether this speaker has
+// given up on it.
+func (t *table) See(answered, blind bool) {
+	t.publish(func(m *metadata) { m.view.answered, m.view.blind = answered, blind })
+}
+
+// SetSick publishes whether kube-proxy on this node is not healthy.
+func (t *table) SetSick(sick bool) { t.publish(func(m *metadata) { m.view.sick = sick }) }
+
+// setDown publishes which interfaces of this node are down, their names separated by
+// commas, and reports whether they are others than before.
+func (t *table) setDown(names string) bool {
+	return t.publish(func(m *metadata) { m.down = names })
+}
+
+// publish changes what this speaker publishes, and reports whether it does.
+func (t *table) publish(change func(*metadata)) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	own := t.peers[t.options.Node]
+	m := own.metadata
+	change(&m)
+	if m == own.metadata {
+		return false
+	}
+	t.record(own, m)
+	wake(t.send)
+	return true
+}
+
+// own returns what this speaker publishes. It is not ready while it is apart from the others.
+func (t *table) own() metadata {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	m := t.peers[t.options.Node].metadata
+	m.ready = m.ready && t.severed.from() == ""
+	return m
+}
+
+// record counts the speaker as alive, with that metadata, and reports whether anything but
+// its claims and its view has changed.
+func (t *table) record(p *peer, m metadata) (changed bool) {
+	before := p.metadata
+	changed = !p.alive || before.ready != m.ready || before.down != m.down
+	p.alive, p.metadata = true, m
+	if changed || before.claims != m.claims || before.view.blind != m.view.blind || before.view.sick != m.view.sick {
+		t.changed.Notify()
+	}
+	return changed
+}
+
+// OthersSee returns how many other speakers that are ready the API server answers, and
+// how many more have not given up on it.
+func (t *table) OthersSee() (seeing, unsure int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for node, p := range t.peers {
+		switch {
+		case !p.ready || node == t.options.Node:
+		case p.view.answered:
+			seeing++
+		case !p.view.blind:
+			unsure++
+		}
+	}
+	return seeing, unsure
+}
+
+// arrive counts the speaker that memberlist has met, unless it was lost before: then
+// it has to answer first.
+//
+// A firewall around one, or around us, may let out packets and in nothing but answers
+// of TCP. Each connection makes it known again, and a moment later its silence makes
+// it lost: VIPs must not come and go with it.
+func (t *table) arrive(n *memberlist.Node) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p := t.peers.at(n.Name)
+	switch {
+	case p.trust():
+		t.record(p, decode(n.Meta))
+		t.log.Debug("speaker was slow to answer", "node", n.Name)
+	case p.lost:
+		p.held = &held{*n, time.Now()}
+		wake(t.verify)
+	default:
+		t.join(n)
+	}
+}
+
+// join counts the speaker as alive. The caller holds mu.
+func (t *table) join(n *memberlist.Node) {
+	t.record(t.peers.at(n.Name), decode(n.Meta))
+	t.log.Info("speaker joined", "node", n.Name)
+}
+
+// update records what a speaker publishes now.
+func (t *table) update(n *memberlist.Node) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p := t.peers.at(n.Name)
+	if p.held != nil {
+		p.held = &held{*n, p.held.since}
+		return
+	}
+	if t.record(p, decode(n.Meta)) {
+		t.metrics.changes.WithLabelValues("update").Inc()
+		t.log.Info("speaker changed", "node", n.Name, "ready", p.ready, "links_down", p.down)
+	}
+}
+
+// suspect removes the speaker unless it is trusted within the grace period.
+// When this process did not get to run for a while, its timers fire before it
+// reads the answers that wait in the socket.
+func (t *table) suspect(node string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p := t.peers.at(node)
+	if p.held != nil {
+		p.held = nil
+		t.peers.tidy(node)
+		return
+	}
+	p.doubt = time.AfterFunc(t.settings.GracePeriod, func() { t.remove(node) })
+}
+
+// remove has the speaker count as lost, if it is still in doubt.
+func (t *table) remove(node string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p, known := t.peers[node]
+	if !known || p.doubt == nil {
+		return // it objected at the last moment
+	}
+	p.alive, p.metadata, p.doubt = false, metadata{}, nil
+	p.lost, p.unanswered = true, 0
+	t.severed.lose(time.Now())
+	wake(t.send)
+	t.changed.Notify()
+	t.log.Info("speaker gone", "node", node)
+	wake(t.seek)
+}
+
+// held returns the speakers that do not count before they answer.
+func (t *table) held() map[string]held {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	all := map[string]held{}
+	for node, p := range t.peers {
+		if p.held != nil {
+			all[node] = *p.held
+		}
+	}
+	return all
+}
+
+// admit counts the speaker, if it is still held.
+func (t *table) admit(node string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if p, known := t.peers[node]; known && p.held != nil {
+		n := p.held.node
+		p.held = nil
+		p.found()
+		t.join(&n)
+	}
+}
+
+// unanswered records that the speaker has not answered a packet, and logs it once.
+func (t *table) unanswered(node string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p := t.peers.at(node)
+	p.lost = true
+	if p.unanswered++; p.unanswered == unansweredMost {
+		t.log.Warn("speaker answers connections, and no packets: it does not count before it does", "node", node,
+			"help", "open the membership port between all nodes, in both directions, for UDP as for TCP; "+
+				"lodestone diagnose --active tells where it is not")
+	}
+}
+
+// checkLink records the interface with the speaker's address, empty if there is none, and
+// whether it is up. It returns whether this speaker is apart, and when to check again
+// although nothing has changed: zero, never.
+func (t *table) checkLink(link string, up bool, now time.Time) (apart bool, next time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.severed.link = cmp.Or(link, t.severed.link)
+	before := t.severed.apart
+	next = t.severed.check(up || t.severed.link == "", t.peers.count((*peer).isAlive) > 1, now)
+	if t.severed.apart != before {
+		wake(t.send)
+		t.changed.Notify()
+	}
+	return t.severed.apart, next
+}
+
+// reunited ends being apart.
+func (t *table) reunited() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.severed = severance{link: t.severed.link, lost: t.severed.lost}
+	wake(t.send)
+	t.changed.Notify()
+}
