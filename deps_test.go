@@ -10,11 +10,13 @@ import (
 	"go/token"
 	"io"
 	"io/fs"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 const module = "github.com/lodestone-lb/lodestone"
@@ -288,7 +290,34 @@ const (
 	maxFunction   = 100
 	maxMain       = 150
 	maxParameters = 4
+	maxLine       = 140
 )
+
+// TestLinesAreShort bounds the lines of production code, in characters. Raw strings are
+// what they are.
+func TestLinesAreShort(t *testing.T) {
+	t.Parallel()
+	for _, s := range parseSources(t) {
+		raw := map[int]bool{}
+		ast.Inspect(s.file, func(n ast.Node) bool {
+			if lit, ok := n.(*ast.BasicLit); ok && lit.Kind == token.STRING && strings.HasPrefix(lit.Value, "`") {
+				for line := s.fset.Position(lit.Pos()).Line; line <= s.fset.Position(lit.End()).Line; line++ {
+					raw[line] = true
+				}
+			}
+			return true
+		})
+		text, err := os.ReadFile(s.path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, line := range strings.Split(string(text), "\n") {
+			if n := utf8.RuneCountInString(line); n > maxLine && !raw[i+1] {
+				t.Errorf("%s:%d has %d characters, at most %d", s.path, i+1, n, maxLine)
+			}
+		}
+	}
+}
 
 func TestBudget(t *testing.T) {
 	t.Parallel()

@@ -172,7 +172,8 @@ func BenchmarkConfigure(b *testing.B) {
 	for i := range 1000 {
 		setup.Pools = append(setup.Pools, pool(fmt.Sprintf("pool-%d", i), fmt.Sprintf("10.%d.%d.0/24", i/250, i%250)))
 		for j := range 10 {
-			a.Restore(ipam.Holding{Owner: ownerNumber(10*i + j), Addr: netip.AddrFrom4([4]byte{10, byte(i / 250), byte(i % 250), byte(10 * j)}), Since: start})
+			a.Restore(ipam.Holding{Owner: ownerNumber(10*i + j), Addr: netip.AddrFrom4([4]byte{10, byte(i / 250), byte(i % 250), byte(10 * j)}),
+				Since: start})
 			text := fmt.Sprintf("100.%d.%d.%d/32", 64+j, i/250, i%250)
 			if j == 0 {
 				text = fmt.Sprintf("10.%d.%d.250/32", i/250, i%250)

@@ -71,7 +71,8 @@ func (req *request) refuseNoPool() *Refusal {
 		return refuse(NoPool, "", "there are no pools")
 	}
 	off := len(req.pools.all) - len(req.pools.auto)
-	return refuse(NoPool, "", "none of %d pools is open to the Service in namespace %q: %d with autoAssign off, %d for other namespaces or labels",
+	return refuse(NoPool, "", "none of %d pools is open to the Service in namespace %q: %d with autoAssign off, %d for other namespaces "+
+		"or labels",
 		len(req.pools.all), req.Subject.Namespace, off, len(req.pools.auto))
 }
 
@@ -166,10 +167,12 @@ func refuseClash(p party, other *tenant, c clash, g *holding) *Refusal {
 	pool, name := g.space.name(), other.owner.Name
 	switch c.over {
 	case overNamespaces:
-		return refuse(SharingConflict, pool, "%s, held by %s, cannot be shared between namespaces %q and %q: each Service has to name the other's namespace",
+		return refuse(SharingConflict, pool, "%s, held by %s, cannot be shared between namespaces %q and %q: each Service has to name the "+
+			"other's namespace",
 			g.addr, name, other.namespace, p.namespace)
 	case overBackends:
-		return refuse(SharingConflict, pool, "%s is held by %s, which has %s, this Service %s: let both have externalTrafficPolicy Cluster, or the same selector, or use another sharing key",
+		return refuse(SharingConflict, pool, "%s is held by %s, which has %s, this Service %s: let both have externalTrafficPolicy Cluster, "+
+			"or the same selector, or use another sharing key",
 			g.addr, name, backendsOf(other.terms), backendsOf(p.terms))
 	case overPort:
 		return refuse(SharingConflict, pool, "port %s of %s is used by %s: use another port or another sharing key", c.port, g.addr, name)

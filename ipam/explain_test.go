@@ -56,7 +56,8 @@ func TestConsiderExactAddresses(t *testing.T) {
 		return answers
 	}
 	assert.Equal(t, []string{" pool \"lan\" gives [198.18.0.5]", " pool \"wan\" gives [198.18.1.5]"}, ask(at("198.18.0.5", "198.18.1.5")))
-	assert.Equal(t, []string{" pool \"lan\" gives [198.18.0.5]", "AddressOutsidePools pool \"wan\" does not contain [198.18.0.5]"}, ask(at("198.18.0.5")))
+	assert.Equal(t, []string{" pool \"lan\" gives [198.18.0.5]", "AddressOutsidePools pool \"wan\" does not contain [198.18.0.5]"},
+		ask(at("198.18.0.5")))
 	held := "AddressInUse 198.18.0.3 is held by default/a since 2030-01-01T12:00:00Z"
 	assert.Equal(t, []string{held, held}, ask(at("198.18.0.5", "198.18.0.3")))
 	s.reserves(reserved("default/x", "198.18.1.7"))

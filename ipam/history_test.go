@@ -188,7 +188,8 @@ func (d *draft) reserve(random *rand.Rand) {
 
 // layout spells a draft out.
 func (d *draft) layout() *layout {
-	l := &layout{Setup: ipam.Setup{Quarantine: d.quarantine, Reservations: slices.Clone(d.reservations), Conflicted: d.conflicted}, at: make([]spot, len(world)), families: map[string][]ipam.Family{}}
+	l := &layout{Setup: ipam.Setup{Quarantine: d.quarantine, Reservations: slices.Clone(d.reservations), Conflicted: d.conflicted},
+		at: make([]spot, len(world)), families: map[string][]ipam.Family{}}
 	free, withheld := make([]netipx.IPSetBuilder, len(d.pools)), make([]netipx.IPSetBuilder, len(d.pools))
 	for i, a := range world {
 		l.at[i].pool, l.at[i].withheld = d.owner[i], d.withheld[i]
@@ -424,7 +425,8 @@ func (p *play) happen(o *op) string {
 				return fmt.Sprintf("released %v, want %v", got, freed)
 			}
 		case "restore":
-			if got, ok := a.Restore(ipam.Holding{Owner: owner, Addr: o.addr, Sharing: o.req.Sharing, Since: p.now}); got != holder || ok != restored {
+			if got, ok := a.Restore(ipam.Holding{Owner: owner, Addr: o.addr, Sharing: o.req.Sharing, Since: p.now}); got != holder ||
+				ok != restored {
 				return fmt.Sprintf("got %v %v, want %v %v", got, ok, holder, restored)
 			}
 		case "rest":
@@ -566,7 +568,8 @@ func (p *play) compare() string {
 			return fmt.Sprintf("resting are %v, want %v", got, resting)
 		}
 		next, any := a.NextFree(p.now)
-		if any != (len(resting) > 0) || any && next != slices.MinFunc(resting, func(r, s ipam.Quarantined) int { return r.Until.Compare(s.Until) }).Until {
+		if any != (len(resting) > 0) || any &&
+			next != slices.MinFunc(resting, func(r, s ipam.Quarantined) int { return r.Until.Compare(s.Until) }).Until {
 			return fmt.Sprintf("next free %v %v of %v", next, any, resting)
 		}
 		for uid := range p.model.holds {

@@ -604,7 +604,8 @@ func (m *model) comeback(req *ipam.Request, f ipam.Family, chosen choice) *place
 // lowest is the pool's lowest free address of the family.
 func (m *model) lowest(q *config.Pool, f ipam.Family) *place {
 	for _, p := range m.places {
-		if p.family == f && m.pool(p) == q && len(p.stays) == 0 && p.rest == nil && m.layout.at[p.n].reserved == "" && !m.layout.at[p.n].conflict {
+		if p.family == f && m.pool(p) == q && len(p.stays) == 0 && p.rest == nil && m.layout.at[p.n].reserved == "" &&
+			!m.layout.at[p.n].conflict {
 			return p
 		}
 	}
@@ -798,7 +799,8 @@ func (m *model) resting(now time.Time) (rested []ipam.Quarantined) {
 	for _, p := range m.places {
 		if p.rest != nil {
 			since := now.Add(-p.rest.time)
-			rested = append(rested, ipam.Quarantined{Addr: p.addr, Pool: m.poolName(p), Name: p.rest.name, Since: since, Until: since.Add(m.restTime(p))})
+			rested = append(rested, ipam.Quarantined{Addr: p.addr, Pool: m.poolName(p), Name: p.rest.name, Since: since,
+				Until: since.Add(m.restTime(p))})
 		}
 	}
 	slices.SortStableFunc(rested, func(r, s ipam.Quarantined) int { return r.Since.Compare(s.Since) })

@@ -96,7 +96,8 @@ func TestNothingIsFreeBeforeTheFirstSetup(t *testing.T) {
 	require.Len(t, s.InQuarantine(s.now), 2)
 	s.passes(10 * time.Second)
 	s.edit(pool("lan", "198.18.0.0/31"))
-	require.Equal(t, []ipam.Quarantined{{Addr: s.addr("198.18.0.0"), Pool: "lan", Name: "default/a", Since: start, Until: start.Add(30 * time.Second)}},
+	require.Equal(t, []ipam.Quarantined{{Addr: s.addr("198.18.0.0"), Pool: "lan", Name: "default/a", Since: start,
+		Until: start.Add(30 * time.Second)}},
 		s.InQuarantine(s.now))
 	s.gets("default/x", "lan/198.18.0.1")
 }

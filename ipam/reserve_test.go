@@ -64,7 +64,8 @@ func TestConflictedAddressesAreNotDrawn(t *testing.T) {
 	s.gets("default/z", "lan/198.18.0.2")
 
 	s.frees("default/web")
-	s.refused("default/web#2", ipam.PoolExhausted, `pool "lan" has 0 of 4 IPv4 addresses free (1 in quarantine, the next is free in 30s)`) // nor comes back
+	// nor comes back
+	s.refused("default/web#2", ipam.PoolExhausted, `pool "lan" has 0 of 4 IPv4 addresses free (1 in quarantine, the next is free in 30s)`)
 	s.passes(time.Minute)
 	assert.Equal(t, 1., s.Stats(s.now)[0].Conflicted)
 	s.conflicts()
@@ -103,7 +104,8 @@ func TestLeasedAddresses(t *testing.T) {
 	s := begin(t, pool("lan", "198.18.9.1/32"), leased())
 	s.gets("default/a", "lan/198.18.9.1")
 	s.refused("default/web", ipam.PoolExhausted, `pool "lan" has 0 of 1 IPv4 addresses free; pool "office" has no lease for the Service yet`)
-	s.refused("default/web", ipam.FamilyUnavailable, `pool "lan" has no IPv6 addresses; pool "office" has no IPv6 addresses`, families(ipam.IPv6))
+	s.refused("default/web", ipam.FamilyUnavailable, `pool "lan" has no IPv6 addresses; pool "office" has no IPv6 addresses`,
+		families(ipam.IPv6))
 
 	s.setup.Reservations = []config.Reservation{reserved("default/web", "198.18.0.240"), reserved("default/x", "198.18.0.241")}
 	s.edit(pool("lan", "198.18.9.1/32"), leased("198.18.0.240-198.18.0.241"))
@@ -178,14 +180,16 @@ func TestForbiddenAddressesAreNeverHandedOut(t *testing.T) {
 	}, s.Stats(s.now))
 	assert.Equal(t, []ipam.Held{{Addr: s.addr("198.18.0.2"), Why: "the range of DHCP", Asked: "lan"}}, s.Holds("default/web"))
 	s.gets("default/web", "/198.18.0.2")
-	r := s.refused("default/x", ipam.AddressForbidden, "198.18.0.5 is never handed out: it is in the service CIDR 198.18.0.4/30", at("198.18.0.5"))
+	r := s.refused("default/x", ipam.AddressForbidden, "198.18.0.5 is never handed out: it is in the service CIDR 198.18.0.4/30",
+		at("198.18.0.5"))
 	assert.Equal(t, "lan", r.Pool)
 	s.refused("default/x", ipam.AddressForbidden, "198.18.0.0 is never handed out: it is in a range", at("198.18.0.0"))
 	s.refused("default/x", ipam.PoolExhausted, `pool "pods" has 0 of 0 IPv4 addresses free (4 forbidden)`, from("pods"))
 	s.gets("default/x", "lan/198.18.0.3 lan/2001:db8::2", families(ipam.IPv4, ipam.IPv6))
 
 	s.frees("default/web") // and it does not come back
-	s.refused("default/web", ipam.PoolExhausted, `pool "lan" has 0 of 1 IPv4 addresses free; pool "pods" has 0 of 0 IPv4 addresses free (4 forbidden)`)
+	s.refused("default/web", ipam.PoolExhausted,
+		`pool "lan" has 0 of 1 IPv4 addresses free; pool "pods" has 0 of 0 IPv4 addresses free (4 forbidden)`)
 	s.forbids()
 	s.gets("default/web", "lan/198.18.0.2")
 	s.restores("default/y", "198.18.0.7")
@@ -259,14 +263,17 @@ func TestWhoMayAskForAnAddress(t *testing.T) {
 
 func TestPoolsThatLookAtLabels(t *testing.T) {
 	lan := onlyFor(pool("lan", "198.18.0.0/29"), "edge")
-	lan.NamespaceSelector = config.Selector{{Key: "team", Operator: config.In, Values: []string{"a", "b"}}, {Key: "old", Operator: config.DoesNotExist}}
-	lan.ServiceSelector = config.Selector{{Key: "tier", Operator: config.NotIn, Values: []string{"lab"}}, {Key: "public", Operator: config.Exists}}
+	lan.NamespaceSelector = config.Selector{{Key: "team", Operator: config.In, Values: []string{"a", "b"}},
+		{Key: "old", Operator: config.DoesNotExist}}
+	lan.ServiceSelector = config.Selector{{Key: "tier", Operator: config.NotIn, Values: []string{"lab"}},
+		{Key: "public", Operator: config.Exists}}
 	s := begin(t, lan)
 	public := labelled("public=")
 	s.gets("edge/a", "lan/198.18.0.0", public)
 	s.gets("default/b", "lan/198.18.0.1", public, inNamespaceLabelled("team=b"))
 	s.refused("default/c", ipam.PoolNotAllowed,
-		`pool "lan" is not open to namespace "default", only to "edge" and only to namespaces with the labels "team in (a, b),!old"`, public, from("lan"))
+		`pool "lan" is not open to namespace "default", only to "edge" and only to namespaces with the labels "team in (a, b),!old"`,
+		public, from("lan"))
 	s.refused("edge/c", ipam.PoolNotAllowed,
 		`pool "lan" is only open to Services with the labels "tier notin (lab),public"`, labelled("public= tier=lab"), from("lan"))
 	s.gets("edge/a", "lan/198.18.0.0") // relabelled: it stays
@@ -276,11 +283,13 @@ func TestPoolsThatLookAtLabels(t *testing.T) {
 func TestSeveralAddressesOfAFamily(t *testing.T) {
 	s := begin(t, pool("lan", "198.18.0.0/28", "2001:db8::/125"), pool("wan", "198.18.1.0/28"))
 	both := families(ipam.IPv6, ipam.IPv4)
-	s.gets("default/a", "lan/2001:db8:: wan/198.18.1.3 lan/198.18.0.5 lan/198.18.0.2", both, at("198.18.1.3", "198.18.0.5", "198.18.0.2", "198.18.0.5"))
+	s.gets("default/a", "lan/2001:db8:: wan/198.18.1.3 lan/198.18.0.5 lan/198.18.0.2", both,
+		at("198.18.1.3", "198.18.0.5", "198.18.0.2", "198.18.0.5"))
 	s.gets("default/a", "lan/2001:db8:: lan/198.18.0.2 wan/198.18.1.3", both, at("198.18.0.2", "198.18.1.3"))
 	s.refused("default/b", ipam.AddressInUse, "198.18.0.2 is held by default/a since 2030-01-01T12:00:00Z", at("198.18.0.7", "198.18.0.2"))
 	s.gets("default/a", "lan/2001:db8:: lan/198.18.0.2", both)
-	nine := []string{"198.18.0.1", "198.18.0.2", "198.18.0.3", "198.18.0.4", "198.18.0.5", "198.18.0.6", "198.18.0.7", "198.18.0.8", "198.18.0.9"}
+	nine := []string{"198.18.0.1", "198.18.0.2", "198.18.0.3", "198.18.0.4", "198.18.0.5", "198.18.0.6", "198.18.0.7",
+		"198.18.0.8", "198.18.0.9"}
 	s.refused("default/b", ipam.InvalidRequest, "9 addresses are requested, at most 8 can be", at(nine...))
 }
 

@@ -38,8 +38,9 @@ func TestTheSameKeyMeansTheSameAddress(t *testing.T) {
 	r := s.refused("default/x", ipam.SharingConflict,
 		"port TCP/443 of 198.18.0.0 is used by default/web: use another port or another sharing key", shares("k", "443 8080", "app=web"))
 	assert.Equal(t, "lan", r.Pool)
-	s.refused("default/x", ipam.SharingConflict, `198.18.0.0 is held by default/web, which has externalTrafficPolicy Local with selector "app=web", `+
-		`this Service externalTrafficPolicy Cluster: let both have externalTrafficPolicy Cluster, or the same selector, or use another sharing key`,
+	s.refused("default/x", ipam.SharingConflict,
+		`198.18.0.0 is held by default/web, which has externalTrafficPolicy Local with selector "app=web", `+
+			`this Service externalTrafficPolicy Cluster: let both have externalTrafficPolicy Cluster, or the same selector, or use another sharing key`,
 		shares("k", "8080"))
 	s.gets("default/x", "lan/198.18.0.1", shares("", "443"))
 	s.gets("default/y", "lan/198.18.0.2", shares("", "8080")) // no key is not a key
@@ -121,7 +122,8 @@ func TestRefusedServiceIsKnownByItsNewTerms(t *testing.T) {
 	s := begin(t, pool("lan", "198.18.0.0/30"))
 	s.gets("default/x", "lan/198.18.0.0")
 	s.gets("default/web", "lan/198.18.0.1", shares("k", "80"))
-	s.refused("default/web", ipam.AddressInUse, "198.18.0.0 is held by default/x since 2030-01-01T12:00:00Z", shares("k", "443"), at("198.18.0.0"))
+	s.refused("default/web", ipam.AddressInUse, "198.18.0.0 is held by default/x since 2030-01-01T12:00:00Z", shares("k", "443"),
+		at("198.18.0.0"))
 	s.refused("default/api", ipam.SharingConflict,
 		"port TCP/443 of 198.18.0.1 is used by default/web: use another port or another sharing key", shares("k", "443"))
 	s.gets("default/api", "lan/198.18.0.1", shares("k", "80"))

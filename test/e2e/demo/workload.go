@@ -87,7 +87,8 @@ func (d *demo) avoid(ctx context.Context, node string) error {
 			}}},
 		},
 	}}
-	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"template": map[string]any{"spec": map[string]any{"affinity": affinity}}}})
+	spec := map[string]any{"affinity": affinity}
+	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"template": map[string]any{"spec": spec}}})
 	if err != nil {
 		return err
 	}
