@@ -34,7 +34,8 @@ func TestLinksCountAsDownSoonAndAsUpLate(t *testing.T) {
 		{"both are back", 3 * time.Second, map[string]bool{"eth0": true, "eth1": true}, []string{"eth0", "eth1"}, 3*time.Second + upDelay},
 		{"one flaps", 4 * time.Second, map[string]bool{"eth0": true, "eth1": false}, []string{"eth0", "eth1"}, 3*time.Second + upDelay},
 		{"and is back", 5 * time.Second, map[string]bool{"eth0": true, "eth1": true}, []string{"eth0", "eth1"}, 3*time.Second + upDelay},
-		{"one has proved itself", 3*time.Second + upDelay, map[string]bool{"eth0": true, "eth1": true}, []string{"eth1"}, 5*time.Second + upDelay},
+		{"one has proved itself", 3*time.Second + upDelay, map[string]bool{"eth0": true, "eth1": true}, []string{"eth1"},
+			5*time.Second + upDelay},
 		{"the other, too", 5*time.Second + upDelay, map[string]bool{"eth0": true, "eth1": true}, nil, 0},
 		{"one is named no more", 10 * time.Second, map[string]bool{"eth0": false}, nil, 10*time.Second + downDelay},
 	} {
@@ -114,7 +115,8 @@ func TestMetadataHasRoomForSomeLinks(t *testing.T) {
 	task := New(makeCluster(t).options("n1"))
 	task.SetReady(true)
 	task.setDown(strings.Join([]string{"enp129s0f0np0", "enp129s0f1np1", "eth0"}, ","))
-	for limit, want := range map[int]string{512: "enp129s0f0np0,enp129s0f1np1,eth0", 33: "enp129s0f0np0,enp129s0f1np1", 28: "enp129s0f0np0", 10: ""} {
+	for limit, want := range map[int]string{512: "enp129s0f0np0,enp129s0f1np1,eth0", 33: "enp129s0f0np0,enp129s0f1np1",
+		28: "enp129s0f0np0", 10: ""} {
 		meta := task.gossip.NodeMeta(limit)
 		assert.Equal(t, append([]byte{metaVersion, metaReady}, want...), meta, "limit %d", limit)
 	}
@@ -216,7 +218,8 @@ func TestMetadataIsReadAsWritten(t *testing.T) {
 		claims claims
 		down   string
 		view   view
-	}{{claims{}, "", view{}}, {claims{}, "eth0", view{answered: true}}, {claims{5: 1}, "", view{blind: true, sick: true}}, {claims{0: 0xff}, "eth0,eth1", view{true, true, false}}} {
+	}{{claims{}, "", view{}}, {claims{}, "eth0", view{answered: true}}, {claims{5: 1}, "", view{blind: true, sick: true}},
+		{claims{0: 0xff}, "eth0,eth1", view{true, true, false}}} {
 		task := New(makeCluster(t).options("n1"))
 		task.See(want.view.answered, want.view.blind)
 		task.SetSick(want.view.sick)

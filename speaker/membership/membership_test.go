@@ -82,8 +82,9 @@ type speaker struct {
 
 func (c *cluster) options(node string) Options {
 	return Options{
-		Node: node, Address: netip.MustParseAddrPort("127.0.0.1:0"), Secret: c.secret, Config: with(config.FailoverNormal.Membership()), Namespace: "lodestone-system",
-		Client: c.client, Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewPedanticRegistry(), SettleTime: time.Millisecond,
+		Node: node, Address: netip.MustParseAddrPort("127.0.0.1:0"), Secret: c.secret, Config: with(config.FailoverNormal.Membership()),
+		Namespace: "lodestone-system",
+		Client:    c.client, Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewPedanticRegistry(), SettleTime: time.Millisecond,
 	}
 }
 
@@ -349,7 +350,8 @@ func TestNobodyWaitsWhileNobodyServes(t *testing.T) {
 
 func (c *cluster) lease(node string) *coordinationv1.Lease {
 	c.t.Helper()
-	l, err := c.client.CoordinationV1().Leases("lodestone-system").Get(context.Background(), annotation.SpeakerLeasePrefix+node, metav1.GetOptions{})
+	l, err := c.client.CoordinationV1().Leases("lodestone-system").Get(context.Background(), annotation.SpeakerLeasePrefix+node,
+		metav1.GetOptions{})
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -431,7 +433,8 @@ func TestLeaseCarriesTheReport(t *testing.T) {
 	until("the next report is written", carries)
 	assert.Equal(t, writes+1, c.leaseWrites(), "what the Lease said already was written, too")
 
-	require.NoError(t, c.client.CoordinationV1().Leases("lodestone-system").Delete(t.Context(), annotation.SpeakerLeasePrefix+"n1", metav1.DeleteOptions{}))
+	require.NoError(t, c.client.CoordinationV1().Leases("lodestone-system").Delete(t.Context(), annotation.SpeakerLeasePrefix+"n1",
+		metav1.DeleteOptions{}))
 	until("a deleted Lease comes back with the report", carries)
 
 	n1.leave()
@@ -469,8 +472,10 @@ func TestASpeakerRepairsItsLeaseAtOnce(t *testing.T) {
 	leases := c.client.CoordinationV1().Leases("lodestone-system")
 	intact := func() bool {
 		l, err := leases.Get(t.Context(), annotation.SpeakerLeasePrefix+"n1", metav1.GetOptions{})
-		return err == nil && report.Of(l.Annotations).Equal(onSegments("198.18.0.0/24 eth0").Network) && len(l.Annotations) == 1 && len(l.Labels) == 1 && len(l.Finalizers) == 0 &&
-			holder(l) == "n1" && len(l.OwnerReferences) == 1 && l.OwnerReferences[0].Name == "n1" && l.Labels[annotation.LabelComponent] == annotation.ComponentSpeaker
+		return err == nil && report.Of(l.Annotations).Equal(onSegments("198.18.0.0/24 eth0").Network) && len(l.Annotations) == 1 &&
+			len(l.Labels) == 1 && len(l.Finalizers) == 0 &&
+			holder(l) == "n1" && len(l.OwnerReferences) == 1 && l.OwnerReferences[0].Name == "n1" &&
+			l.Labels[annotation.LabelComponent] == annotation.ComponentSpeaker
 	}
 	require.Eventually(t, intact, testTimeout, time.Millisecond)
 	n1.waitCaughtUp()
@@ -507,7 +512,8 @@ func TestALeaseCountsForItsNodeAlone(t *testing.T) {
 	const text = `{"address": "127.0.0.1:9", "segments": ["198.18.0.0/24 eth0"]}`
 	honest := says("lodestone-speaker-n2", "n2", text)
 	assert.Len(t, task.leases.others([]any{honest}), 1)
-	for _, p := range []*lease{says("lodestone-speaker-n2", "n3", text), says("lodestone-speaker-n1", "n1", text), says("n2", "n2", text), says("lodestone-speaker-", "", text), says("lodestone-speaker-n2", "n2", text+strings.Repeat(" ", 1<<17))} {
+	for _, p := range []*lease{says("lodestone-speaker-n2", "n3", text), says("lodestone-speaker-n1", "n1", text), says("n2", "n2", text),
+		says("lodestone-speaker-", "", text), says("lodestone-speaker-n2", "n2", text+strings.Repeat(" ", 1<<17))} {
 		assert.Empty(t, task.leases.others([]any{p}), "%s held by %s", p.Name, p.holder)
 	}
 	task.leases.record(nil, says("n2", "n2", text))
@@ -519,7 +525,8 @@ func TestALeaseCountsForItsNodeAlone(t *testing.T) {
 // that are lost, of which each attempt is a broadcast on the segment.
 func TestARenewedLeaseRestartsNoSearch(t *testing.T) {
 	task := New(Options{Node: "n1", Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry()})
-	p := &lease{node: "n2", holder: "n2", Report: report.Report{Address: netip.MustParseAddrPort("127.0.0.1:9"), Keys: []string{"8201839b0c01ff82"}}}
+	p := &lease{node: "n2", holder: "n2", Report: report.Report{Address: netip.MustParseAddrPort("127.0.0.1:9"),
+		Keys: []string{"8201839b0c01ff82"}}}
 	restarts := func(before, after *lease) bool {
 		task.leases.record(before, after)
 		select {
@@ -639,7 +646,8 @@ func TestNetworksAreWhatTheLeasesSay(t *testing.T) {
 	n3 := c.start("n3")
 	n3.waitJoined()
 	assert.Subset(t, slices.Collect(maps.Keys(n3.Networks())), []string{"n1", "n2"}, "who has joined may own, and must know them")
-	require.NoError(t, c.client.CoordinationV1().Leases("lodestone-system").Delete(t.Context(), annotation.SpeakerLeasePrefix+"n2", metav1.DeleteOptions{}))
+	require.NoError(t, c.client.CoordinationV1().Leases("lodestone-system").Delete(t.Context(), annotation.SpeakerLeasePrefix+"n2",
+		metav1.DeleteOptions{}))
 	segments(n1, map[string]string{"n1": "[198.18.1.0/24 eth0]"})
 }
 

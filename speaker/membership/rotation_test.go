@@ -79,11 +79,12 @@ func TestRotation(t *testing.T) {
 	t.Parallel()
 	t.Run("Secret", func(t *testing.T) {
 		t.Parallel()
-		rotates(t, []string{firstKey, secondKey, thirdKey}, func(t *testing.T, text string) keys.Key { return keyOf(t, text) }, func(task *Task) func(string) {
-			m := &mounted{text: firstKey}
-			task.options.ReadSecret = m.read
-			return m.put
-		})
+		rotates(t, []string{firstKey, secondKey, thirdKey}, func(t *testing.T, text string) keys.Key { return keyOf(t, text) },
+			func(task *Task) func(string) {
+				m := &mounted{text: firstKey}
+				task.options.ReadSecret = m.read
+				return m.put
+			})
 	})
 	t.Run("clusterID", func(t *testing.T) {
 		t.Parallel()
@@ -209,7 +210,8 @@ func TestStartDuringRotation(t *testing.T) {
 		require.NoError(t, err)
 		conn.Close()
 		if text == firstKey {
-			require.Eventually(t, func() bool { return refusedBy(n1.Task) > refused }, testTimeout, time.Millisecond, "the forgotten key is understood")
+			require.Eventually(t, func() bool { return refusedBy(n1.Task) > refused }, testTimeout, time.Millisecond,
+				"the forgotten key is understood")
 			require.NotContains(t, n1.Speakers(), "sender")
 		} else {
 			n1.wait("the sender is heard", func() bool { _, heard := n1.Speakers()["sender"]; return heard })

@@ -46,7 +46,8 @@ func TestOneOfManyIsLost(t *testing.T) {
 			require.Len(t, task.Speakers(), n-1, "taken for dead")
 		}
 		fmt.Printf("BenchmarkMembership/speakers=%d 1 %d first-ms %d median-ms %d last-ms %.1f packets/s %.3f cpu-percent\n",
-			n, known[0].Milliseconds(), known[len(known)/2].Milliseconds(), known[len(known)-1].Milliseconds(), packets, 100*cpu.Seconds()/watched.Seconds())
+			n, known[0].Milliseconds(), known[len(known)/2].Milliseconds(), known[len(known)-1].Milliseconds(), packets,
+			100*cpu.Seconds()/watched.Seconds())
 	})
 }
 

@@ -87,7 +87,8 @@ func FuzzStranger(f *testing.F) {
 func TestStrangersConnect(t *testing.T) {
 	c := newCluster(t)
 	n1 := c.mute("n1", netip.MustParseAddrPort("127.0.0.1:0"))
-	for i, said := range []string{"", "\xf4\xff", "GET / HTTP/1.1\r\n\r\n", strings.Repeat("x", 43), strings.Repeat("x", 44), strings.Repeat("x", 1<<20)} {
+	for i, said := range []string{"", "\xf4\xff", "GET / HTTP/1.1\r\n\r\n", strings.Repeat("x", 43), strings.Repeat("x", 44),
+		strings.Repeat("x", 1<<20)} {
 		conn, err := net.Dial("tcp", n1.options.Address.String())
 		require.NoError(t, err)
 		// The connection may be refused and reset before all is written, or closed.

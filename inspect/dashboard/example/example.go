@@ -120,7 +120,8 @@ func troubled(s Size) []runtime.Object {
 	hostile.Name = Hostile
 	hostile.Annotations["example.com/note"] = Hostile
 	dead := pod("speaker", Hostile, false)
-	dead.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: Hostile}}}}
+	crashing := corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: Hostile}}
+	dead.Status.ContainerStatuses = []corev1.ContainerStatus{{State: crashing}}
 	unwell := node(s.Nodes)
 	unwell.Name = Hostile
 	c := &Cluster{size: s, began: time.Now()}

@@ -128,9 +128,11 @@ func with(o object, key string, value any) object {
 }
 
 var (
-	aliveObject = object{"Incarnation": 1, "Node": "n9", "Addr": []byte{127, 0, 0, 9}, "Port": 9744, "Meta": []byte{1, 0}, "Vsn": []byte{1, 5, 2, 0, 0, 0}}
-	stateObject = object{"Incarnation": 1, "Name": "n9", "Addr": []byte{127, 0, 0, 9}, "Port": 9744, "Meta": []byte{1, 0}, "State": 0, "Vsn": []byte{1, 5, 2, 0, 0, 0}}
-	pingObject  = object{"SeqNo": 7, "Node": "n1"}
+	aliveObject = object{"Incarnation": 1, "Node": "n9", "Addr": []byte{127, 0, 0, 9}, "Port": 9744, "Meta": []byte{1, 0},
+		"Vsn": []byte{1, 5, 2, 0, 0, 0}}
+	stateObject = object{"Incarnation": 1, "Name": "n9", "Addr": []byte{127, 0, 0, 9}, "Port": 9744, "Meta": []byte{1, 0}, "State": 0,
+		"Vsn": []byte{1, 5, 2, 0, 0, 0}}
+	pingObject = object{"SeqNo": 7, "Node": "n1"}
 )
 
 func header(nodes, user int) object {
@@ -317,7 +319,8 @@ func FuzzHolderOfTheKey(f *testing.F) {
 	}
 	for _, plain := range [][]byte{
 		encoded(f, ping, pingObject), encoded(f, ack, object{"SeqNo": 7, "Payload": []byte{}}), encoded(f, nack, object{"SeqNo": 7}),
-		encoded(f, suspect, object{"Incarnation": 1, "Node": "n9", "From": "n8"}), encoded(f, dead, object{"Incarnation": 1, "Node": "n9", "From": "n9"}),
+		encoded(f, suspect, object{"Incarnation": 1, "Node": "n9", "From": "n8"}),
+		encoded(f, dead, object{"Incarnation": 1, "Node": "n9", "From": "n9"}),
 		encoded(f, alive, aliveObject), compoundOf(encoded(f, alive, aliveObject), encoded(f, ping, pingObject)),
 		encoded(f, pushPull, header(2, 0), stateObject, with(stateObject, "State", 1)), encoded(f, failure, object{"Error": "busy"}),
 		encoded(f, indirectPing, object{"SeqNo": 7, "Target": []byte{127, 0, 0, 1}, "Port": 9, "Node": "n3", "Nack": true}),

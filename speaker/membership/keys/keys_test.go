@@ -27,7 +27,8 @@ func keyIn(t testing.TB, text, clusterID string) Key {
 
 func TestParse(t *testing.T) {
 	t.Parallel()
-	for text, ok := range map[string]bool{"": false, " \n": false, "too short": false, "exactly 16 bytes": true, "two lines\nare one key": true} {
+	for text, ok := range map[string]bool{"": false, " \n": false, "too short": false, "exactly 16 bytes": true,
+		"two lines\nare one key": true} {
 		_, err := Parse([]byte(text))
 		assert.Equal(t, ok, err == nil, "%q: %v", text, err)
 	}
