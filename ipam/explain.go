@@ -93,18 +93,18 @@ func (p *plan) explain(w *wording, name string, f Family) {
 	case PoolDraining:
 		w.say("pool %q is draining: it gives no new addresses", name)
 	case QuotaExceeded:
-		p.sayQuota(w, q.spaces[f.index()])
+		p.describeQuota(w, q.spaces[f.index()])
 	default:
 		if o != "" && q.DHCP != nil {
 			w.say("pool %q has no lease for the Service yet", name)
 			return
 		}
-		p.sayFree(w, q.spaces[f.index()])
+		p.describeFree(w, q.spaces[f.index()])
 	}
 }
 
-// sayFree says how much of a space is free, and what became of the others.
-func (a *addresses) sayFree(w *wording, s *space) {
+// describeFree says how much of a space is free, and what became of the others.
+func (a *addresses) describeFree(w *wording, s *space) {
 	fmt.Fprintf(&w.fact, "pool %q has no %s address free", s.name(), s.family)
 	w.counts = true
 	defer func() { w.counts = false }()
@@ -123,7 +123,7 @@ func (a *addresses) sayFree(w *wording, s *space) {
 	}
 	if s.quarantined > 0 && s.free.empty() {
 		w.aside("%d in quarantine, the next is", s.quarantined)
-		w.sayFree(a.quarantine.of(s).due() - a.quarantine.clock.elapsed)
+		w.describeFree(a.quarantine.of(s).due() - a.quarantine.clock.elapsed)
 	}
 	w.endAsides()
 }
@@ -131,12 +131,12 @@ func (a *addresses) sayFree(w *wording, s *space) {
 // refuseQuota refuses an address of a space of which the namespace has enough.
 func (p *plan) refuseQuota(s *space) *Refusal {
 	var w wording
-	p.sayQuota(&w, s)
+	p.describeQuota(&w, s)
 	return w.refuse(QuotaExceeded, s.name())
 }
 
-// sayQuota says what the namespace has of its quota.
-func (p *plan) sayQuota(w *wording, s *space) {
+// describeQuota says what the namespace has of its quota.
+func (p *plan) describeQuota(w *wording, s *space) {
 	waiting := s.usages[p.me.namespace].quarantined
 	fmt.Fprintf(&w.fact, "namespace %q has its %d %s addresses of pool %q", p.me.namespace, s.pool.NamespaceQuota, s.family, s.name())
 	w.counts = true
@@ -158,7 +158,7 @@ func (req *request) refuseReserved(addr netip.Addr) *Refusal {
 func (req *request) refuseQuarantined(r *quarantined) *Refusal {
 	var w wording
 	w.say("%s is in quarantine after its use by %s, it is", r.addr, r.name)
-	w.sayFree(r.until() - req.quarantine.clock.elapsed)
+	w.describeFree(r.until() - req.quarantine.clock.elapsed)
 	return w.refuse(AddressQuarantined, r.queue.space.name())
 }
 

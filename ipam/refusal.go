@@ -171,8 +171,8 @@ func (w *wording) endAsides() {
 	w.asides = 0
 }
 
-// sayFree says when something is free.
-func (w *wording) sayFree(left time.Duration) {
+// describeFree says when something is free.
+func (w *wording) describeFree(left time.Duration) {
 	left = (left + time.Second - 1).Truncate(time.Second)
 	w.message.WriteString(" free in " + left.String())
 }

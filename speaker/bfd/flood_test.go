@@ -108,7 +108,7 @@ func TestFloodOfEveryPort(t *testing.T) {
 			require.EqualValues(t, 1, n.States()[name].Transitions, name)
 		}
 		received := a.States()[name].Received
-		require.Eventually(t, func() bool { return a.States()[name].Received > received+5 }, patience, 10*ms, name)
+		require.Eventually(t, func() bool { return a.States()[name].Received > received+5 }, answerTimeout, 10*ms, name)
 	}
 	for i, n := range sent {
 		require.Greater(t, n, 10_000, "of flood %d", i)

@@ -100,7 +100,7 @@ func (i *interop) awaitAll(timers Timers) {
 	}
 	require.Eventually(i.t, func() bool {
 		return !slices.ContainsFunc(i.others(), func(o Session) bool { return !i.router.up(o.Remote) })
-	}, patience, 20*time.Millisecond, "the router is up, too")
+	}, answerTimeout, 20*time.Millisecond, "the router is up, too")
 }
 
 // transitions returns those of all sessions.
@@ -132,7 +132,7 @@ func (i *interop) cut(timers Timers) {
 				return p.outgoing && p.to.Addr() == local(session) && p.state == Down
 			})
 			return len(down) > 0
-		}, patience, 10*time.Millisecond, "%s: the router notices", name)
+		}, answerTimeout, 10*time.Millisecond, "%s: the router notices", name)
 		ours := i.wire.since(time.Time{}, func(p captured) bool {
 			return !p.outgoing && p.from.Addr() == local(session)
 		})
@@ -231,12 +231,12 @@ func (i *interop) weSwitchOff() {
 	for name, s := range i.sessions {
 		require.Eventually(i.t, func() bool {
 			return !i.router.up(local(s))
-		}, patience, 20*time.Millisecond, name)
+		}, answerTimeout, 20*time.Millisecond, name)
 		require.Eventually(i.t, func() bool {
 			return len(i.wire.since(before, func(p captured) bool {
 				return !p.outgoing && p.from.Addr() == local(s) && p.state == AdminDown && p.diagnostic == AdministrativelyDown
 			})) == farewells
-		}, patience, 20*time.Millisecond, name)
+		}, answerTimeout, 20*time.Millisecond, name)
 		answers := i.wire.since(before, func(p captured) bool {
 			return p.outgoing && p.to.Addr() == local(s) && p.state != Up
 		})

@@ -17,8 +17,8 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/testnet/router"
 )
 
-// patience is how long a test waits for what has no bound of its own.
-const patience = 20 * time.Second
+// answerTimeout is how long a test waits for what has no bound of its own.
+const answerTimeout = 20 * time.Second
 
 // node is a Task on a host, with real sockets.
 type node struct {
@@ -56,7 +56,7 @@ func (n *node) set(want map[string]Session) {
 // then.
 func (n *node) await(peer, what string, right func(Status) bool) Status {
 	n.t.Helper()
-	deadline := time.After(patience)
+	deadline := time.After(answerTimeout)
 	for {
 		changed := n.Changed()
 		s := n.States()[peer]

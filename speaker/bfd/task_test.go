@@ -329,7 +329,7 @@ func TestForgedOnTheWire(t *testing.T) {
 		sendTo(s.Hosts[2], 255) // from a neighbour
 		require.Eventually(t, func() bool {
 			return a.discards(BadHops) == hops+1 && a.discards(WrongPath) == path+1
-		}, patience, ms)
+		}, answerTimeout, ms)
 		require.True(t, a.States()["b"].Up())
 		require.EqualValues(t, 1, a.States()["b"].Transitions)
 
@@ -338,7 +338,7 @@ func TestForgedOnTheWire(t *testing.T) {
 			forged.my, forged.your, forged.state = 77, 0, state
 			sendTo(s.Hosts[1], 255) // by a neighbour that forges the peer's address and does not know the discriminator
 		}
-		require.Eventually(t, func() bool { return a.discards(Unproven) == unproven+2 }, patience, ms)
+		require.Eventually(t, func() bool { return a.discards(Unproven) == unproven+2 }, answerTimeout, ms)
 		require.True(t, a.States()["b"].Up())
 		require.EqualValues(t, 1, a.States()["b"].Transitions)
 
@@ -372,9 +372,9 @@ func TestFlood(t *testing.T) {
 		}
 		return nil
 	}))
-	require.Eventually(t, func() bool { return a.discards(BadHops) > 100 }, patience, ms)
+	require.Eventually(t, func() bool { return a.discards(BadHops) > 100 }, answerTimeout, ms)
 	received := a.States()["b"].Received
-	require.Eventually(t, func() bool { return a.States()["b"].Received > received+5 }, patience, 10*ms)
+	require.Eventually(t, func() bool { return a.States()["b"].Received > received+5 }, answerTimeout, 10*ms)
 	require.EqualValues(t, 1, a.States()["b"].Transitions)
 }
 
@@ -397,7 +397,7 @@ func TestStalled(t *testing.T) {
 	}
 	stalled.signal(unix.SIGCONT)
 	received := peer.States()["peer"].Received
-	require.Eventually(t, func() bool { return peer.States()["peer"].Received > received+5 }, patience, 10*ms)
+	require.Eventually(t, func() bool { return peer.States()["peer"].Received > received+5 }, answerTimeout, 10*ms)
 	require.EqualValues(t, 1, peer.States()["peer"].Transitions)
 	require.Equal(t, map[string]uint64{"peer": 1}, stalled.end())
 }

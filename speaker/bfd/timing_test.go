@@ -177,7 +177,7 @@ func measure(b *testing.B, s *testnet.Segment, timers Timers, through []string) 
 	isUp := func(p captured) bool { return p.state == Up && p.desiredMinTx == timers.TransmitInterval && !p.poll }
 	require.Eventually(b, func() bool {
 		return len(c.since(time.Time{}, func(p captured) bool { return p.outgoing && isUp(p) })) > 0
-	}, patience, 100*ms)
+	}, answerTimeout, 100*ms)
 	keepBusy(b, *timingBusy)
 	start := time.Now()
 	time.Sleep(*timingDuration)

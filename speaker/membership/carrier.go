@@ -24,6 +24,10 @@ const (
 	// by it knows that it works, and all links of a switch that is on again must
 	// count together.
 	upDelay = 3 * time.Second
+	// hearDelay is how long after that the link counts here. Where all nodes lost it, with
+	// a switch that has no power, all publish that it is back at the same time: until a node
+	// has heard of the others it would take itself for the only one, and announce all VIPs.
+	hearDelay = 250 * time.Millisecond
 )
 
 // carrier is what counts of an interface that our Lease names, and what is so.
@@ -39,9 +43,10 @@ type linkState struct{ up, own bool } // own: it has the speaker's address
 // carriers are those by the interface's name.
 type carriers map[string]carrier
 
-// check records which interfaces are up. It returns those that count as down,
-// sorted, and when to check again although nothing has changed: zero, never.
-func (c carriers) check(seen map[string]linkState, now time.Time) (down []string, next time.Time) {
+// check records which interfaces are up. It returns those that count as down, sorted, if
+// they have to be up for upDelay, and when to check again although nothing has changed:
+// zero, never.
+func (c carriers) check(seen map[string]linkState, now time.Time, upDelay time.Duration) (down []string, next time.Time) {
 	maps.DeleteFunc(c, func(name string, _ carrier) bool { _, ok := seen[name]; return !ok })
 	for name, s := range seen {
 		known, ok := c[name]
@@ -90,11 +95,16 @@ func (a *allLinks) watch(ctx context.Context) {
 	case <-ctx.Done():
 		return
 	}
-	all := carriers{}
+	published, counted := carriers{}, carriers{}
 	for {
 		interfaces, leases := a.options.Interfaces.Changed(), a.table.Changed()
-		down, next := all.check(a.named(), time.Now())
-		if a.table.setDown(strings.Join(down, ",")) {
+		seen, now := a.named(), time.Now()
+		others, soon := published.check(seen, now, upDelay)
+		down, next := counted.check(seen, now, upDelay+hearDelay)
+		if next.IsZero() || !soon.IsZero() && soon.Before(next) {
+			next = soon
+		}
+		if a.table.setDown(strings.Join(down, ","), strings.Join(others, ",")) {
 			a.log.Warn("links went down or came up: VIPs belong to nodes whose link is up, if there are any", "down", down)
 		}
 		select {

@@ -43,7 +43,7 @@ func TestLinksCountAsDownSoonAndAsUpLate(t *testing.T) {
 		for name, up := range step.up {
 			seen[name] = linkState{up: up}
 		}
-		down, next := all.check(seen, start.Add(step.at))
+		down, next := all.check(seen, start.Add(step.at), upDelay)
 		assert.Equal(t, step.down, down, step.what)
 		var want time.Time
 		if step.next != 0 {
@@ -58,11 +58,11 @@ func TestLinksCountAsDownSoonAndAsUpLate(t *testing.T) {
 func TestTheLinkOfTheSpeakersAddressCountsAtOnce(t *testing.T) {
 	t.Parallel()
 	all, now := carriers{}, time.Now()
-	all.check(map[string]linkState{"eth0": {true, true}}, now)
-	all.check(map[string]linkState{"eth0": {false, true}}, now)
-	down, _ := all.check(map[string]linkState{"eth0": {false, true}}, now.Add(downDelay))
+	all.check(map[string]linkState{"eth0": {true, true}}, now, upDelay)
+	all.check(map[string]linkState{"eth0": {false, true}}, now, upDelay)
+	down, _ := all.check(map[string]linkState{"eth0": {false, true}}, now.Add(downDelay), upDelay)
 	assert.Equal(t, []string{"eth0"}, down)
-	down, next := all.check(map[string]linkState{"eth0": {true, true}}, now.Add(time.Second))
+	down, next := all.check(map[string]linkState{"eth0": {true, true}}, now.Add(time.Second), upDelay)
 	assert.Empty(t, down)
 	assert.Zero(t, next)
 }
@@ -96,9 +96,12 @@ func TestSpeakersTellEachOtherWhichLinksAreDown(t *testing.T) {
 	late := c.start("n3")
 	late.waitJoined()
 	knows(late, true, true)
+	back := time.Now()
 	eth1.set(true)
 	knows(n2, true, false)
-	require.GreaterOrEqual(t, time.Since(start), upDelay)
+	require.GreaterOrEqual(t, time.Since(back), upDelay)
+	knows(n1, true, false)
+	require.GreaterOrEqual(t, time.Since(back), upDelay+hearDelay, "here it counts once the others have been heard")
 }
 
 // twoInterfaces are those of a node whose eth1 is the link.
@@ -114,7 +117,8 @@ func TestMetadataHasRoomForSomeLinks(t *testing.T) {
 	t.Parallel()
 	task := New(makeCluster(t).options("n1"))
 	task.SetReady(true)
-	task.setDown(strings.Join([]string{"enp129s0f0np0", "enp129s0f1np1", "eth0"}, ","))
+	links := strings.Join([]string{"enp129s0f0np0", "enp129s0f1np1", "eth0"}, ",")
+	task.setDown(links, links)
 	for limit, want := range map[int]string{512: "enp129s0f0np0,enp129s0f1np1,eth0", 33: "enp129s0f0np0,enp129s0f1np1",
 		28: "enp129s0f0np0", 10: ""} {
 		meta := task.gossip.NodeMeta(limit)
@@ -131,7 +135,7 @@ func TestSpeakersTellEachOtherWhatTheyKeep(t *testing.T) {
 	n1.SetReady(true)
 	mine := claims{0: 1, 127: 0x80}
 	n1.Claim(mine)
-	n1.setDown("eth1,eth2")
+	n1.setDown("eth1,eth2", "eth1,eth2")
 	assert.Equal(t, mine, claims(n1.Networks()["n1"].Claims), "they count here at once")
 	knows := func(s *speaker, want claims) {
 		t.Helper()
@@ -224,7 +228,7 @@ func TestMetadataIsReadAsWritten(t *testing.T) {
 		task.See(want.view.answered, want.view.blind)
 		task.SetSick(want.view.sick)
 		task.Claim(want.claims)
-		task.setDown(want.down)
+		task.setDown(want.down, want.down)
 		n := &memberlist.Node{Meta: task.gossip.NodeMeta(memberlist.MetaMaxSize)}
 		got := decode(n.Meta)
 		assert.Equal(t, want.view, got.view)

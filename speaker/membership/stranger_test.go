@@ -106,7 +106,7 @@ func FuzzMetadata(f *testing.F) {
 		for _, down := range []string{"", "eth0", "eth0,eth1"} {
 			task := New(makeCluster(f).options("n1"))
 			task.Claim(claimed)
-			task.setDown(down)
+			task.setDown(down, down)
 			meta := task.gossip.NodeMeta(memberlist.MetaMaxSize)
 			for n := range meta {
 				f.Add(meta[:n])

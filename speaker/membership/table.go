@@ -20,6 +20,9 @@ type table struct {
 	peers   peers
 	severed severance // whether this speaker is apart
 	overrun time.Time // when refused speakers without a Lease were logged last
+	// down are the interfaces of this node that are published as down. In its record are
+	// those that count as down here.
+	down string
 }
 
 func newTable(b *base) *table {
@@ -159,10 +162,16 @@ func (t *table) See(answered, blind bool) {
 // SetSick publishes whether kube-proxy on this node is not healthy.
 func (t *table) SetSick(sick bool) { t.publish(func(m *metadata) { m.view.sick = sick }) }
 
-// setDown publishes which interfaces of this node are down, their names separated by
-// commas, and reports whether they are others than before.
-func (t *table) setDown(names string) bool {
-	return t.publish(func(m *metadata) { m.down = names })
+// setDown sets which interfaces of this node count as down here, and publishes which are,
+// their names separated by commas. It reports whether others count than before.
+func (t *table) setDown(here, published string) bool {
+	t.mu.Lock()
+	if t.down != published {
+		t.down = published
+		wake(t.send)
+	}
+	t.mu.Unlock()
+	return t.publish(func(m *metadata) { m.down = here })
 }
 
 // publish changes what this speaker publishes, and reports whether it does.
@@ -185,7 +194,7 @@ func (t *table) own() metadata {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	m := t.peers[t.options.Node].metadata
-	m.ready = m.ready && t.severed.from() == ""
+	m.ready, m.down = m.ready && t.severed.from() == "", t.down
 	return m
 }
 
