@@ -19,13 +19,20 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/lodestone-lb/lodestone/test/e2e/lab"
+	"github.com/lodestone-lb/lodestone/test/e2e/lock"
 	"github.com/lodestone-lb/lodestone/test/e2e/netns"
 	"github.com/lodestone-lb/lodestone/test/e2e/pki"
 	"github.com/lodestone-lb/lodestone/test/e2e/program"
 )
 
+// machine lets one program at a time have a ground. It ends with its holder, so what the next
+// one finds is of a run that was killed.
+var machine = lock.New("/run/lodestone-hostile.lock")
+
 // ground is where all of it runs: a switch, which has the API server and the controller on
 // it, and nodes, each a network namespace of its own. It needs no lab, and runs beside one.
+// The namespaces and the folder have fixed names, by which the next run finds what a killed
+// one left. The programs of a killed one end with it.
 type ground struct {
 	root, dir  string
 	progress   func(format string, args ...any)
@@ -46,11 +53,11 @@ var hosts = map[string]netip.Addr{
 
 // prepare builds programs and makes the hosts.
 func prepare(ctx context.Context, progress func(format string, args ...any)) (g *ground, err error) {
-	g = &ground{progress: progress, nodes: []string{"n1", "n2", "n3"}}
+	g = &ground{progress: progress, nodes: []string{"n1", "n2", "n3"}, dir: filepath.Join(os.TempDir(), "lodestone-hostile")}
 	if g.root, err = lab.Root(); err != nil {
 		return nil, err
 	}
-	if g.dir, err = os.MkdirTemp("", "hostile-"); err != nil {
+	if err := machine.Acquire(ctx, progress); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -58,6 +65,12 @@ func prepare(ctx context.Context, progress func(format string, args ...any)) (g 
 			err = errors.Join(err, g.end())
 		}
 	}()
+	if err := g.remove(); err != nil {
+		return g, fmt.Errorf("remove what a killed run left: %w", err)
+	}
+	if err := os.Mkdir(g.dir, 0o700); err != nil {
+		return g, err
+	}
 	builder := program.Builder{Root: g.root, Progress: progress}
 	all, err := builder.Kubernetes(ctx)
 	if err != nil {
@@ -81,16 +94,22 @@ func (g *ground) path(elem ...string) string {
 	return filepath.Join(append([]string{g.dir}, elem...)...)
 }
 
-// host is the namespace of a host. Two runs have nothing in common.
-func (g *ground) host(name string) string { return "ls-" + filepath.Base(g.dir) + "-" + name }
+// host is the namespace of a host.
+func (g *ground) host(name string) string { return "ls-hostile-" + name }
 
-// end ends all of it.
+// end ends all of it, and lets the next run begin.
 func (g *ground) end() (failed error) {
+	defer machine.Release()
 	for _, c := range []*exec.Cmd{g.api, g.store} {
 		if c != nil {
 			failed = errors.Join(failed, kill(c))
 		}
 	}
+	return errors.Join(failed, g.remove())
+}
+
+// remove removes the namespaces and the folder, if they are there.
+func (g *ground) remove() (failed error) {
 	for name := range hosts {
 		failed = errors.Join(failed, netns.Delete(g.host(name)))
 	}
