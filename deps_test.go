@@ -65,6 +65,8 @@ var mayImport = []struct {
 	{"speaker/bfd", []string{"pkg/reason", "speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
 	{"speaker/bgp", []string{"pkg/config", "pkg/notify", "pkg/reason", "speaker/plan"},
 		"an announcer knows the plan's types and no other announcer"},
+	{"speaker/core", []string{"pkg/config", "pkg/report", "speaker/plan", "speaker/snapshot"},
+		"it decides what the announcers do, and knows none of them"},
 	{"speaker/diagnosis", []string{"pkg/buildinfo", "pkg/diagnose", "speaker/netstate", "speaker", "speaker/membership"},
 		"it looks at the node and at the speaker, and changes neither"},
 	{"speaker/election", nil, "the election is arithmetic over names and addresses"},
@@ -237,6 +239,54 @@ func TestClock(t *testing.T) {
 	}
 }
 
+// machines are the packages that are deterministic: events and the time go in, effects come
+// out. They have one owner, and wait for nothing.
+var machines = []string{"speaker/core"}
+
+// TestMachines keeps all out of the machines that does not follow from their events.
+func TestMachines(t *testing.T) {
+	t.Parallel()
+	packages := listPackages(t)
+	for _, m := range machines {
+		if len(packages[m].Imports) == 0 {
+			t.Errorf("%s is no package", m)
+		}
+		for _, dep := range packages[m].Imports {
+			if slices.Contains([]string{"context", "log", "log/slog", "math/rand", "math/rand/v2", "net", "os", "sync", "sync/atomic",
+				module + "/pkg/notify"}, dep) {
+				t.Errorf("%s imports %s: a machine has one owner, and waits for nothing", m, dep)
+			}
+		}
+	}
+	for _, s := range parseSources(t) {
+		if !slices.Contains(machines, s.folder()) {
+			continue
+		}
+		ast.Inspect(s.file, func(n ast.Node) bool {
+			what := ""
+			switch n := n.(type) {
+			case *ast.GoStmt:
+				what = "a goroutine"
+			case *ast.ChanType, *ast.SelectStmt, *ast.SendStmt:
+				what = "a channel"
+			case *ast.UnaryExpr:
+				if n.Op == token.ARROW {
+					what = "a channel"
+				}
+			case *ast.SelectorExpr:
+				if x, ok := n.X.(*ast.Ident); ok && x.Name == "time" && slices.Contains([]string{"Now", "Since", "Until", "After", "AfterFunc",
+					"Sleep", "Tick", "NewTimer", "NewTicker"}, n.Sel.Name) {
+					what = "the clock"
+				}
+			}
+			if what != "" {
+				t.Errorf("%s: %s in a machine", s.at(n), what)
+			}
+			return true
+		})
+	}
+}
+
 // wallClock are the places of the speaker that may take a time apart, which then
 // is the wall clock's alone.
 var wallClock = []struct{ path, reason string }{
@@ -252,7 +302,7 @@ func TestClockJumps(t *testing.T) {
 	t.Parallel()
 	used := map[string]bool{}
 	for _, s := range parseSources(t) {
-		if !slices.Contains([]string{"speaker", "speaker/layer2", "speaker/layer2/clients", "speaker/membership", "speaker/bfd",
+		if !slices.Contains([]string{"speaker", "speaker/core", "speaker/layer2", "speaker/layer2/clients", "speaker/membership", "speaker/bfd",
 			"speaker/podroutes", "speaker/apihealth", "speaker/netstate", "pkg/notify"}, s.folder()) {
 			continue
 		}

@@ -1,0 +1,312 @@
+// Package core decides what a speaker does next. It is a deterministic machine with
+// one owner: an event and the time go into Step, effects come out. It has no
+// goroutine, no clock, no lock and no log of its own, and what a step costs follows
+// what has changed.
+//
+// Most events are facts, which are only noted. Decide decides by all facts that have
+// come since the last time, so that a burst of them costs one plan. What comes of an
+// effect returns as an event: VIPsFailed, RoutesFailed, StillLeaving.
+//
+// Decide decides in this order:
+//
+//  1. Whether this node may own VIPs (ready.go). It comes first because the node is a
+//     candidate in its own plan only if it may. As long as the API server's objects
+//     are not known, nothing else is decided: an empty plan would withdraw what the
+//     speaker before this one has announced.
+//  2. The plan (facts.go): who owns which VIP, and what routers are sent. All that
+//     follows compares the plan with the one before.
+//  3. Which VIPs leave (leaving.go). A VIP that this node gives up is answered for
+//     until the next owner is heard. It comes before the arrivals because a VIP that
+//     has not arrived is not announced here, and cannot leave.
+//  4. Which VIPs arrive late (arriving.go): those that kube-proxy may not serve yet.
+//  5. What is announced on the segment: what the plan says, the VIPs that leave, and
+//     not those that arrive. It comes before the routes because it is what hosts wait
+//     for in a failover; routers have other paths.
+//  6. What routers are sent (routing.go), and whether they are first asked to prefer
+//     other nodes.
+//  7. Which moves people hear of (moves.go). It comes last: nobody waits for it.
+//
+// Stop is the end (stop.go): all VIPs leave as in step 3, routers are asked to prefer
+// other nodes, and Done says that both are over.
+package core
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/report"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// Event is what the machine is told. Maps in it belong to the machine from then on.
+type Event interface{ event() }
+
+// The events.
+type (
+	// Health is what the node has of all that owning VIPs takes.
+	Health struct {
+		// Synced is set once the API server's objects are known.
+		Synced bool
+		// Joined is set once the other speakers are known.
+		Joined bool
+		// Healthy is set if the data plane takes traffic. Sick is set if it says that it
+		// does not, and what it has written may serve.
+		Healthy, Sick bool
+	}
+	// Config is the configuration in force. Nil: there is none.
+	Config struct{ *config.Config }
+	// Nodes are all Nodes, as the API server has them.
+	Nodes map[string]plan.Node
+	// Members are the speakers that are alive, with who of them is ready, and what each
+	// has published about its node.
+	Members struct {
+		Speakers map[string]bool
+		Networks map[string]report.Network
+	}
+	// Service replaces the Service of that name. Without VIPs it is gone.
+	Service struct{ plan.Service }
+	// Passwords says that sessions have to be set again for their passwords.
+	Passwords struct{}
+	// VIPsFailed says that the VIPs of the last effects were not set.
+	VIPsFailed struct{}
+	// RoutesFailed says that the routes of the last effects were not set.
+	RoutesFailed struct{}
+
+	// Decide has the machine decide by what it knows.
+	Decide struct{}
+	// Stop has it give all up. After it, only StillLeaving may come.
+	Stop struct{}
+	// StillLeaving is how many of the VIPs that leave are still answered for.
+	StillLeaving int
+)
+
+func (Health) event()       {}
+func (Config) event()       {}
+func (Nodes) event()        {}
+func (Members) event()      {}
+func (Service) event()      {}
+func (Passwords) event()    {}
+func (VIPsFailed) event()   {}
+func (RoutesFailed) event() {}
+func (Decide) event()       {}
+func (Stop) event()         {}
+func (StillLeaving) event() {}
+
+// Effects are what is to be done, in the order of the fields. Facts have none. Maps
+// belong to the machine: they are good until the next step.
+type Effects struct {
+	// Ready is what the other speakers are to hear: whether this node may own VIPs.
+	Ready bool
+	// BecameReady is set when it may for the first time.
+	BecameReady bool
+	// News is set when State has other moves, labels or addresses.
+	News bool
+	// PodRoutes replace the routes to the pods of other nodes. Nil: they stay.
+	PodRoutes *plan.PodRoutes
+	// Planned is set when there is a new plan: Claims, Changes and Gone are its own.
+	Planned bool
+	// Claims are what the other speakers are to hear of what the node owns and keeps.
+	Claims plan.Claims
+	// Limits replace the limits of connections. Nil: they stay.
+	Limits map[plan.LimitKey]plan.Limit
+	// VIPs replace what is announced on the segment, if SetVIPs is set.
+	SetVIPs bool
+	VIPs    map[netip.Addr]plan.Layer2
+	// Gone are the VIPs that no Service has any more.
+	Gone []netip.Addr
+	// BeginDrain has routers prefer other nodes, before the Routes.
+	BeginDrain bool
+	// Routes are what routers are sent. Nil: nothing new.
+	Routes *Routes
+	// EndDrain ends that routers prefer other nodes, after the Routes.
+	EndDrain bool
+	// StopRouters closes the sessions with routers.
+	StopRouters bool
+	// Changes are what is different about the plan, and Log is what else is logged.
+	Changes plan.Changes
+	Log     []Line
+
+	// Next is when Decide is due, or StillLeaving after a Stop, if nothing happens
+	// before. Zero: there is no such time.
+	Next time.Time
+	// Done is set when all that followed a Stop is over.
+	Done bool
+}
+
+// Routes are what routers are sent.
+type Routes struct {
+	plan.BGP
+	// All is set if all routes are to be set. Otherwise only those to Changed are others.
+	All     bool
+	Changed []netip.Prefix
+}
+
+// Line is a line of the log.
+type Line struct {
+	Warn bool
+	Text string
+	Args []any
+}
+
+// RetryAfter is when VIPs are set again that were not set.
+const RetryAfter = time.Second
+
+// Options are what a Core needs to know from the beginning.
+type Options struct {
+	Node string
+	// HandOver is how long at most a VIP that leaves is answered for.
+	HandOver time.Duration
+	// Drain is how long routers are given to prefer other nodes.
+	Drain time.Duration
+}
+
+// Core is the machine. It is not safe for concurrent use.
+type Core struct {
+	Options
+	now time.Time // of this step
+	out Effects   // of this step
+
+	facts     facts
+	planner   *plan.Planner
+	ready     bool // this node may own VIPs
+	everReady bool
+	retry     time.Time // when VIPs are set again that were not set; zero: they were set
+	leaving   map[netip.Addr]leaving
+	arriving  map[netip.Addr]arriving
+	endpoints map[netip.Addr]time.Time // since when this node has ready ones, of VIPs with policy Local
+	routing   routing
+	moves     moves
+	ending    ending
+
+	since   map[netip.Addr]time.Time // of the VIPs that the plan has this node own
+	planned time.Time
+}
+
+// New returns a Core that knows nothing yet.
+func New(o Options) *Core {
+	return &Core{
+		Options: o, planner: plan.NewPlanner(o.Node), leaving: map[netip.Addr]leaving{}, arriving: map[netip.Addr]arriving{},
+		endpoints: map[netip.Addr]time.Time{}, since: map[netip.Addr]time.Time{},
+		moves: moves{moving: map[netip.Addr]moving{}, orphans: map[netip.Addr]bool{}},
+	}
+}
+
+// Step takes an event at a time, which never goes back.
+func (c *Core) Step(event Event, now time.Time) Effects {
+	c.now, c.out = now, Effects{Ready: c.ready}
+	switch e := event.(type) {
+	case Decide:
+		c.decide()
+	case Stop:
+		c.stop()
+	case StillLeaving:
+		c.end(int(e))
+	case VIPsFailed:
+		c.retry = now.Add(RetryAfter)
+	default:
+		c.note(event)
+		return c.out
+	}
+	c.out.Next = c.next()
+	return c.out
+}
+
+// decide decides in the order that the package's comment explains.
+func (c *Core) decide() {
+	c.decideReady()
+	if !c.facts.health.Synced {
+		return
+	}
+	before := c.plan()
+	changed := c.leave(before.speakers)
+	changed = c.arrive() || changed
+	c.announce(changed)
+	c.route(before)
+	c.noteMoves()
+	c.settleMoves()
+}
+
+// announce sets what is announced on the segment if the plan, or VIPs that leave or
+// arrive, changed it, or if it was not set the last time.
+func (c *Core) announce(changed bool) {
+	owned := func(v plan.Change) bool { return v.Before.Owned || v.After.Owned }
+	if changed || !c.retry.IsZero() || slices.ContainsFunc(c.out.Changes.VIPs, owned) {
+		c.retry = time.Time{}
+		c.out.SetVIPs, c.out.VIPs = true, c.want()
+	}
+}
+
+// want returns what is announced: what the plan says, and the VIPs that leave, without
+// those that arrive.
+func (c *Core) want() map[netip.Addr]plan.Layer2 {
+	owned := c.planner.Plan().Layer2
+	if len(c.leaving)+len(c.arriving) == 0 {
+		return owned
+	}
+	want := maps.Clone(owned)
+	for vip := range c.arriving {
+		delete(want, vip)
+	}
+	for vip, l := range c.leaving {
+		want[vip] = l.Layer2
+	}
+	return want
+}
+
+// next returns the first time at which there is something to decide.
+func (c *Core) next() (first time.Time) {
+	sooner := func(when time.Time) {
+		if !when.IsZero() && (first.IsZero() || when.Before(first)) {
+			first = when
+		}
+	}
+	if c.ending.began {
+		sooner(c.ending.next)
+		return first
+	}
+	for _, l := range c.leaving {
+		sooner(l.until)
+	}
+	for _, a := range c.arriving {
+		sooner(a.until)
+	}
+	sooner(c.retry)
+	sooner(c.routing.until)
+	sooner(c.moves.next)
+	return first
+}
+
+// log adds a line to the log.
+func (c *Core) log(warn bool, text string, args ...any) {
+	c.out.Log = append(c.out.Log, Line{warn, text, args})
+}
+
+// State is what was decided last. Nobody may modify its maps, and they are good until
+// the next step.
+type State struct {
+	Plan plan.Plan
+	// Since is since when this node owns its VIPs.
+	Since map[netip.Addr]time.Time
+	// Digest identifies the document that the plan was made from, and Planned is when.
+	Digest  string
+	Planned time.Time
+	// Node is what is known of this node, if it is Known.
+	Node  plan.Node
+	Known bool
+	// Moves are the VIPs that changed hands lately, as far as this node reports them. The
+	// slice is never modified.
+	Moves []report.Move
+}
+
+// State returns what was decided last.
+func (c *Core) State() State {
+	s := State{Plan: c.planner.Plan(), Since: c.since, Planned: c.planned, Moves: c.moves.published}
+	s.Node, s.Known = c.facts.nodes[c.Node]
+	if c.facts.planned != nil {
+		s.Digest = c.facts.planned.Digest
+	}
+	return s
+}

@@ -1,0 +1,159 @@
+package core
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/report"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+	"github.com/lodestone-lb/lodestone/speaker/snapshot"
+)
+
+// facts are what the machine has been told, and what of that the planner knows.
+type facts struct {
+	health  Health
+	config  *config.Config
+	cluster map[string]plan.Node // as the API server has them
+	members Members
+	// newCluster and newMembers are set if they came after the last plan.
+	newCluster, newMembers bool
+
+	// In the planner.
+	planned  *config.Config
+	nodes    map[string]plan.Node // with what their speakers publish
+	speakers map[string]bool
+	networks map[string]report.Network // in the nodes
+}
+
+// note notes a fact.
+func (c *Core) note(event Event) {
+	f := &c.facts
+	switch e := event.(type) {
+	case Health:
+		f.health = e
+	case Config:
+		f.config = e.Config
+	case Nodes:
+		f.cluster, f.newCluster = e, true
+	case Members:
+		f.members, f.newMembers = e, true
+	case Service:
+		c.put(e.Service)
+	case Passwords:
+		c.routing.due = true
+	case RoutesFailed:
+		c.routing.current = false
+	}
+}
+
+// put hands a Service to the planner, and notes since when it has endpoints here.
+func (c *Core) put(s plan.Service) {
+	for _, vip := range s.VIPs {
+		if _, known := c.endpoints[vip]; !s.EndpointsAt(vip).ServingNodes[c.Node] {
+			delete(c.endpoints, vip)
+		} else if !known {
+			c.endpoints[vip] = c.now
+		}
+	}
+	c.planner.Put(s)
+}
+
+// before is what is needed of the time before the last plan.
+type before struct {
+	speakers map[string]bool
+	excluded bool
+	// routes are those that the node had if it is about to lose them, see routing.
+	routes map[netip.Prefix]plan.Route
+}
+
+// plan brings the plan up to date with the facts, and returns what was before.
+func (c *Core) plan() before {
+	was := before{speakers: c.facts.speakers, excluded: c.excluded()}
+	c.inform()
+	was.routes = c.routesAtExclusion(was.excluded)
+	if !c.planner.Stale() {
+		return was
+	}
+	unlimited := c.planner.Plan().LimitErrs
+	c.update()
+	p := c.planner.Plan()
+	c.out.Planned, c.out.Claims, c.out.Gone = true, p.Claims, c.out.Changes.Gone()
+	if c.everReady { // the limits of a speaker that was killed stay: packets still arrive for it
+		c.out.Limits = p.Limits
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.LimitErrs)) {
+		if err := p.LimitErrs[name]; err != unlimited[name] {
+			c.log(true, "connections not limited: correct the Service's annotation", "service", name, "err", err)
+		}
+	}
+	return was
+}
+
+// inform hands the planner the facts that are new to it.
+func (c *Core) inform() {
+	f := &c.facts
+	node, known := f.nodes[c.Node]
+	routesDue := f.newCluster || f.config != f.planned
+	changed, changedNodes := f.config != f.planned, f.newCluster
+	// Whether this node is ready is decided here, and the other speakers hear it later.
+	if f.newMembers || f.speakers[c.Node] != c.ready {
+		speakers := map[string]bool{}
+		maps.Copy(speakers, f.members.Speakers)
+		speakers[c.Node] = c.ready
+		changed, f.speakers = changed || !maps.Equal(speakers, f.speakers), speakers
+	}
+	if f.newMembers {
+		changedNodes = changedNodes || !maps.EqualFunc(f.members.Networks, f.networks, equalNetworks)
+		f.networks = f.members.Networks
+	}
+	f.planned, f.newCluster, f.newMembers = f.config, false, false
+	if changedNodes {
+		f.nodes = locate(f.cluster, f.networks)
+	}
+	if changed || changedNodes {
+		c.planner.Set(f.planned, f.nodes, f.speakers)
+	}
+	n, knows := f.nodes[c.Node]
+	if knows != known || !maps.Equal(n.Labels, node.Labels) || !slices.Equal(n.Addresses, node.Addresses) {
+		c.out.News = true
+	}
+	// Without a configuration, or from an API server that does not know this node, nothing
+	// can be concluded about routes to pods: what is there stays.
+	if routesDue && knows && f.planned != nil {
+		routes := plan.PodRoutesOf(c.Node, f.planned, f.nodes)
+		c.out.PodRoutes = &routes
+	}
+}
+
+// locate returns the nodes with what their speakers publish: segments and claims.
+func locate(nodes map[string]plan.Node, networks map[string]report.Network) map[string]plan.Node {
+	located := make(map[string]plan.Node, len(nodes))
+	for name, n := range nodes {
+		located[name] = snapshot.Locate(n, networks[name])
+	}
+	return located
+}
+
+// equalNetworks reports whether the plan takes the two for the same.
+func equalNetworks(a, b report.Network) bool {
+	return a.Claims == b.Claims && a.Blind == b.Blind && a.Sick == b.Sick && a.Apart == b.Apart && slices.Equal(a.Segments, b.Segments) &&
+		(a.Segments == nil) == (b.Segments == nil)
+}
+
+// update brings the plan up to date.
+func (c *Core) update() {
+	c.out.Changes, c.planned = c.planner.Update(), c.now
+	for _, v := range c.out.Changes.VIPs {
+		switch {
+		case !v.After.Owned:
+			delete(c.since, v.VIP)
+		case !v.Before.Owned:
+			c.since[v.VIP] = c.now
+		}
+	}
+}
+
+// excluded reports whether the node is taken out of load balancing.
+func (c *Core) excluded() bool { return c.facts.nodes[c.Node].Excluded }

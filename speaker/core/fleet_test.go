@@ -1,0 +1,222 @@
+package core
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/report"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// fleet is the cores of all nodes, which hear of each other at once, in a time of their own.
+type fleet struct {
+	t        require.TestingT
+	now      time.Time
+	config   *config.Config
+	nodes    Nodes
+	services map[string]plan.Service
+	health   map[string]Health
+	cores    map[string]*Core
+	alive    map[string]bool // the speakers, and which of them say that they are ready
+	networks map[string]report.Network
+	vips     map[string]map[netip.Addr]plan.Layer2 // what each node announces
+	read     map[string][]report.Move              // by node, as the controller has read them
+	cut      map[string]bool                       // the nodes that nobody hears
+	check    func()                                // at every moment
+}
+
+func newFleet(t require.TestingT, nodes, vips int) *fleet {
+	f := &fleet{t: t, now: time.Unix(1e9, 0), nodes: Nodes{}, services: map[string]plan.Service{}, health: map[string]Health{},
+		cores: map[string]*Core{}, alive: map[string]bool{}, networks: map[string]report.Network{},
+		vips: map[string]map[netip.Addr]plan.Layer2{}, read: map[string][]report.Move{}, cut: map[string]bool{}, check: func() {}}
+	f.config = &config.Config{
+		Pools:          []config.Pool{{Name: "lan", Free: prefix("203.0.113.0/24"), Withheld: prefix("198.51.100.0/32")}},
+		Advertisements: []config.Advertisement{{Name: "all", Layer2: &config.Layer2{}}},
+	}
+	for i := range vips {
+		name := fmt.Sprint("default/web-", i)
+		f.services[name] = plan.Service{Name: name, Serving: true, VIPs: []netip.Addr{netip.AddrFrom4([4]byte{203, 0, 113, byte(i)})}}
+	}
+	for i := range nodes {
+		name := fmt.Sprint("n", i)
+		f.nodes[name] = plan.Node{Labels: map[string]string{"name": name}}
+		f.begin(name, true)
+	}
+	f.see()
+	return f
+}
+
+// begin starts a speaker that knows nothing, on a node that is ready or not.
+func (f *fleet) begin(node string, ready bool) {
+	f.cores[node], f.alive[node], f.vips[node] = New(Options{node, handOver, drain}), ready, nil
+	f.health[node] = Health{Synced: true, Joined: ready, Healthy: true}
+	delete(f.read, node)
+}
+
+// join has a node be ready, or not.
+func (f *fleet) join(node string, ready bool) {
+	f.health[node] = Health{Synced: true, Joined: ready, Healthy: true}
+	f.see()
+}
+
+// lose takes a node down.
+func (f *fleet) lose(node string) {
+	delete(f.cores, node)
+	delete(f.alive, node)
+	delete(f.vips, node)
+	f.see()
+}
+
+// stop ends a speaker. A VIP that leaves is answered for until another node announces it.
+func (f *fleet) stop(node string) {
+	c := f.cores[node]
+	e := c.Step(Stop{}, f.now)
+	delete(f.cores, node) // the others are stepped by see and after
+	for f.apply(node, e); !e.Done; f.apply(node, e) {
+		f.see()
+		f.after(max(0, e.Next.Sub(f.now)))
+		left := 0
+		for vip, l := range f.vips[node] {
+			if _, taken := f.vips[f.owners()[vip]][vip]; l.Leaving && !taken {
+				left++
+			}
+		}
+		e = c.Step(StillLeaving(left), f.now)
+	}
+	f.lose(node)
+}
+
+// see has all cores see the cluster as it is, until none has anything to say.
+func (f *fleet) see() {
+	for changed := true; changed; {
+		changed = false
+		for node, c := range f.cores {
+			c.Step(f.health[node], f.now)
+			c.Step(Config{f.config}, f.now)
+			c.Step(maps.Clone(f.nodes), f.now)
+			c.Step(Members{f.heard(), maps.Clone(f.networks)}, f.now)
+			for _, svc := range f.services {
+				c.Step(Service{svc}, f.now)
+			}
+			changed = f.apply(node, c.Step(Decide{}, f.now)) || changed
+		}
+	}
+	f.check()
+}
+
+// apply does what a core wants done, and reports whether the others are to hear of it.
+func (f *fleet) apply(node string, e Effects) (changed bool) {
+	if f.alive[node] != e.Ready {
+		f.alive[node], changed = e.Ready, true
+	}
+	if n := f.networks[node]; e.Planned && n.Claims != e.Claims {
+		n.Claims = e.Claims
+		f.networks[node], changed = n, true
+	}
+	if e.SetVIPs {
+		f.vips[node] = maps.Clone(e.VIPs)
+	}
+	return changed
+}
+
+// after lets time pass, in seconds at most, and returns the moves that were published
+// meanwhile: "203.0.113.1 n1 n2 SpeakerLost" for each VIP.
+func (f *fleet) after(d time.Duration) []string {
+	said := []string{}
+	for end := f.now.Add(d); f.now.Before(end); f.check() {
+		f.now = f.now.Add(min(time.Second, end.Sub(f.now)))
+		for node, c := range f.cores {
+			f.apply(node, c.Step(Decide{}, f.now))
+			moves := report.Of(report.Report{Moves: c.State().Moves}.Annotations()).Moves
+			for _, m := range report.NewMoves(f.read[node], moves) {
+				for to, vips := range m.To {
+					for _, vip := range vips {
+						said = append(said, fmt.Sprintf("%s %q %q %s", vip, m.From, to, m.Why))
+					}
+				}
+			}
+			f.read[node] = moves
+		}
+	}
+	slices.Sort(said)
+	return said
+}
+
+// heard returns the speakers that others hear.
+func (f *fleet) heard() map[string]bool {
+	heard := maps.Clone(f.alive)
+	maps.DeleteFunc(heard, func(node string, _ bool) bool { return f.cut[node] })
+	return heard
+}
+
+// owners returns the owner of each VIP.
+func (f *fleet) owners() map[netip.Addr]string {
+	s := plan.Snapshot{Config: f.config, Nodes: f.nodes, Speakers: f.heard()}
+	for _, svc := range f.services {
+		s.Services = append(s.Services, svc)
+	}
+	return plan.Owners(s)
+}
+
+func (f *fleet) exclude(node string, excluded bool) {
+	n := f.nodes[node]
+	n.Excluded = excluded
+	f.nodes[node] = n
+	f.see()
+}
+
+func (f *fleet) prefer(node string) {
+	c := *f.config
+	c.Advertisements = []config.Advertisement{{Name: "all",
+		Layer2: &config.Layer2{PreferredNodes: []config.Preference{{Weight: 1, NodeSelector: labelled("name", node)}}}}}
+	f.config = &c
+	f.see()
+}
+
+// Three speakers agree: at every moment each VIP is announced by one of them, or by one
+// while another one leaves it.
+func TestThreeCoresAgree(t *testing.T) {
+	t.Parallel()
+	f, handed := newFleet(t, 3, 12), 0
+	f.check = func() {
+		for _, svc := range f.services {
+			owned, leaving := []string{}, []string{}
+			for node, vips := range f.vips {
+				switch l, announced := vips[svc.VIPs[0]]; {
+				case announced && l.Leaving:
+					leaving = append(leaving, node)
+				case announced:
+					owned = append(owned, node)
+				}
+			}
+			require.Len(t, owned, 1, "%s at %s, leaving %v", svc.VIPs[0], f.now, leaving)
+			require.LessOrEqual(t, len(leaving), 1, "%s at %s", svc.VIPs[0], f.now)
+			handed += len(leaving)
+		}
+	}
+	before := f.owners()
+	for _, change := range []func(){
+		func() { f.lose("n0") },
+		func() { f.begin("n0", false); f.see(); f.join("n0", true) },
+		func() { f.stop("n1") },
+		func() { f.begin("n1", false); f.see(); f.join("n1", true) },
+		func() { f.exclude("n2", true) },
+		func() { f.exclude("n2", false) },
+		func() { f.prefer("n2") },
+	} {
+		change()
+		f.after(time.Minute)
+		for vip, owner := range f.owners() {
+			require.Contains(t, f.vips[owner], vip, "it is where all expect it")
+		}
+	}
+	require.NotZero(t, handed, "some VIPs were handed over")
+	require.NotEqual(t, before, f.owners())
+}

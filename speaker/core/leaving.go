@@ -1,0 +1,44 @@
+package core
+
+import (
+	"maps"
+	"net/netip"
+	"time"
+
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// leaving is a VIP that moves to another node and is answered for here until that node
+// is heard, but not longer than until.
+type leaving struct {
+	plan.Layer2
+	until time.Time
+}
+
+// leave decides which VIPs leave, and reports whether any leaves no longer. known are
+// the speakers that were alive at the last plan.
+//
+// A node that may not own VIPs gives all up at once: it may not carry the traffic. A next
+// owner that was not known comes out of a partition, in which it has owned the VIP all
+// the time: it has nothing to announce, so there is nothing to wait for.
+func (c *Core) leave(known map[string]bool) (ended bool) {
+	before, sound := len(c.leaving), c.ready || c.ending.began
+	maps.DeleteFunc(c.leaving, func(_ netip.Addr, l leaving) bool { return !sound || !c.now.Before(l.until) })
+	ended = len(c.leaving) < before
+	for _, v := range c.out.Changes.VIPs {
+		_, heard := known[v.After.Silence.Owner]
+		_, arrives := c.arriving[v.VIP]
+		_, leaves := c.leaving[v.VIP]
+		reason := v.After.Silence.Reason
+		orderly := sound && heard && reason != plan.NetworkUnavailable && reason != plan.LinkDown
+		switch {
+		case orderly && v.Before.Owned && !arrives:
+			v.Before.Layer2.Leaving = true
+			c.leaving[v.VIP] = leaving{v.Before.Layer2, c.now.Add(c.HandOver)}
+		case !orderly && leaves: // it is back, or has nowhere to go
+			delete(c.leaving, v.VIP)
+			ended = true
+		}
+	}
+	return ended
+}

@@ -1,0 +1,203 @@
+package core
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/lodestone-lb/lodestone/pkg/report"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// tells returns what is to be told when the owners were these before.
+func (f *fleet) tells(before map[netip.Addr]string, why report.Reason) []string {
+	said := []string{}
+	for vip, owner := range f.owners() {
+		if before[vip] != owner {
+			said = append(said, fmt.Sprintf("%s %q %q %s", vip, before[vip], owner, why))
+		}
+	}
+	slices.Sort(said)
+	return said
+}
+
+func TestMovesAreToldOnceTheyHaveSettled(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 4, 40)
+	require.Empty(t, f.after(time.Minute), "a first owner is no news")
+	before := f.owners()
+
+	t.Log("a node is lost")
+	f.lose("n0")
+	require.Empty(t, f.after(movesSettle-time.Second))
+	lost := f.tells(before, report.SpeakerLost)
+	require.NotEmpty(t, lost)
+	require.Equal(t, lost, f.after(time.Minute), "by one of the others")
+	t.Log("and is back")
+	f.begin("n0", false)
+	f.see()
+	f.join("n0", true)
+	back := f.after(time.Minute)
+	require.Len(t, back, len(lost))
+	require.Contains(t, back[0], ` "n0" NotOwner`)
+	require.Equal(t, before, f.owners())
+
+	t.Log("its speaker is replaced: nobody hears of it")
+	f.join("n0", false) // it hands over
+	require.Empty(t, f.after(time.Second))
+	f.lose("n0")
+	require.Empty(t, f.after(4*time.Second))
+	f.begin("n0", false)
+	f.see()
+	require.Empty(t, f.after(time.Second))
+	f.join("n0", true)
+	require.Empty(t, f.after(time.Hour))
+
+	t.Log("it flaps, and in the end it is gone")
+	for range 20 {
+		f.cut["n0"] = true
+		f.see()
+		require.Empty(t, f.after(3*time.Second))
+		f.cut["n0"] = false
+		f.see()
+		require.Empty(t, f.after(3*time.Second))
+	}
+	f.lose("n0")
+	require.Equal(t, lost, f.after(time.Hour))
+}
+
+func TestMovesHaveTheirReasons(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 3, 30)
+	f.after(time.Minute)
+	for _, step := range []struct {
+		why report.Reason
+		do  func()
+	}{
+		{"NodeExcluded", func() { f.exclude("n1", true) }},
+		{"NotOwner", func() { f.exclude("n1", false) }},
+		{"LessPreferred", func() { f.prefer("n2") }},
+		{"SpeakerNotReady", func() { f.join("n2", false) }},
+		{"LessPreferred", func() { f.join("n2", true) }},
+		{"NodeUnknown", func() { delete(f.nodes, "n2"); f.lose("n2") }},
+	} {
+		before := f.owners()
+		step.do()
+		told := f.tells(before, step.why)
+		require.NotEmpty(t, told, step.why)
+		require.Equal(t, told, f.after(time.Minute), step.why)
+	}
+}
+
+func TestVIPsThatNobodyHas(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 3, 1)
+	vip := netip.MustParseAddr("203.0.113.0")
+	owner := f.owners()[vip]
+	f.after(time.Minute)
+	serving := func(yes bool) {
+		web := f.services["default/web-0"]
+		web.Serving = yes
+		f.services["default/web-0"] = web
+		f.see()
+	}
+	serving(false)
+	require.Empty(t, f.after(time.Second))
+	serving(true)
+	require.Empty(t, f.after(time.Minute), "a rollout")
+	serving(false)
+	require.Equal(t, []string{fmt.Sprintf(`203.0.113.0 %q "" NoServingEndpoint`, owner)}, f.after(time.Minute))
+	serving(true)
+	require.Len(t, f.after(time.Minute), 1, "it has an owner again")
+
+	t.Log("a Service that is new waits for its endpoints: its first owner is no news")
+	late := plan.Service{Name: "default/late", VIPs: []netip.Addr{netip.MustParseAddr("203.0.113.99")}}
+	f.services[late.Name] = late
+	f.see()
+	require.Empty(t, f.after(time.Minute))
+	late.Serving = true
+	f.services[late.Name] = late
+	f.see()
+	require.Empty(t, f.after(time.Minute))
+
+	t.Log("a Service that is deleted while its VIP moves is nobody's business")
+	f.exclude(owner, true)
+	for _, c := range f.cores {
+		c.Step(Service{plan.Service{Name: "default/web-0"}}, f.now)
+	}
+	delete(f.services, "default/web-0")
+	f.see()
+	require.NotContains(t, strings.Join(f.after(time.Minute), " "), "203.0.113.0 ")
+}
+
+// Whatever happens between two calm times: who owns a VIP at the second one and
+// did not at the first is told once, and nobody else.
+func TestWhatIsToldIsTheDifference(t *testing.T) {
+	t.Parallel()
+	told := 0
+	rapid.Check(t, func(t *rapid.T) {
+		const nodes = 4
+		f := newFleet(t, nodes, 8)
+		f.after(time.Minute)
+		node := rapid.Custom(func(t *rapid.T) string { return fmt.Sprint("n", rapid.IntRange(0, nodes-2).Draw(t, "node")) }) // the last one stays
+		pause := func() []string { return f.after(time.Duration(rapid.IntRange(0, 12).Draw(t, "seconds")) * time.Second) }
+		for range rapid.IntRange(1, 5).Draw(t, "times") {
+			before, said := f.owners(), []string{}
+			if rapid.IntRange(0, 3).Draw(t, "restart") == 0 {
+				n := node.Draw(t, "of")
+				if !f.alive[n] {
+					continue
+				}
+				f.lose(n)
+				said = append(said, pause()...)
+				f.begin(n, false)
+				f.see()
+				said = append(said, pause()...)
+				f.join(n, true)
+				said = append(said, f.after(time.Minute)...)
+				require.Zero(t, len(said)%2, "there and back: %q", said)
+				continue
+			}
+			for range rapid.IntRange(1, 4).Draw(t, "changes") {
+				switch n := node.Draw(t, "at"); rapid.IntRange(0, 2).Draw(t, "kind") {
+				case 0:
+					f.exclude(n, !f.nodes[n].Excluded)
+				case 1:
+					f.prefer(n)
+				default:
+					f.join(n, !f.alive[n])
+				}
+				// Changes are less than movesSettle apart, the first and the last, too.
+				said = append(said, f.after(time.Duration(rapid.IntRange(0, 3).Draw(t, "pause"))*time.Second)...)
+			}
+			said = append(said, f.after(time.Minute)...)
+			slices.Sort(said)
+			expected := f.tells(before, "")
+			require.Len(t, said, len(expected))
+			for i := range said {
+				require.True(t, strings.HasPrefix(said[i], expected[i]) && report.Reason(strings.Fields(said[i])[3]).Known(), "%q, not %q",
+					said[i], expected[i])
+			}
+			told += len(said)
+		}
+	})
+	require.Positive(t, told)
+}
+
+// Every reason for which a node can lose a VIP is one that people can read.
+func TestReasonsAreKnown(t *testing.T) {
+	t.Parallel()
+	for _, r := range []plan.Reason{
+		plan.NotOwner, plan.NoAdvertisement, plan.ServiceNotSelected, plan.NoServingEndpoint, plan.NoLocalEndpoint, plan.NodeNotSelected,
+		plan.NotOnSegment,
+		plan.NodeExcluded, plan.NetworkUnavailable, plan.LinkDown, plan.LessPreferred, plan.SpeakerNotReady, plan.NodeUnknown,
+	} {
+		require.True(t, report.Reason(r).Known(), r)
+	}
+}

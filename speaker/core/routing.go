@@ -1,0 +1,60 @@
+package core
+
+import (
+	"maps"
+	"net/netip"
+	"time"
+
+	"go4.org/netipx"
+
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// routing is what routers have been sent.
+type routing struct {
+	sent    bool // anything at all
+	current bool // the routes of the plan, until its last change
+	due     bool // sessions have to be set again
+	permit  *netipx.IPSet
+	// draining are the routes that the node is about to withdraw, at until. Nil: it does
+	// not drain, and until is zero.
+	draining map[netip.Prefix]plan.Route
+	until    time.Time
+}
+
+// routesAtExclusion returns the routes that the node is about to lose because it has
+// been taken out of load balancing: routers are asked to prefer other nodes first. The
+// plan does not know yet.
+func (c *Core) routesAtExclusion(before bool) map[netip.Prefix]plan.Route {
+	if before || !c.excluded() || len(c.planner.Plan().BGP.VIPs) == 0 {
+		return nil
+	}
+	return maps.Clone(c.planner.Plan().BGP.Routes)
+}
+
+// route decides what routers are sent. A node that has just been taken out first has
+// them prefer other nodes for the routes that it had.
+//
+// Nothing is sent before the node has been ready for the first time: the first set has
+// all routes, which is what routers wait for after a restart.
+func (c *Core) route(was before) {
+	r, want := &c.routing, c.planner.Plan().BGP
+	drained := r.draining != nil && !c.now.Before(r.until)
+	due := !r.sent || r.due || drained || c.out.Changes.Sessions || len(c.out.Changes.Prefixes) > 0 || want.Permit != r.permit
+	if !c.everReady || !due {
+		return
+	}
+	r.sent, r.due, r.permit = true, false, want.Permit
+	switch {
+	case len(was.routes) > 0:
+		c.log(false, "draining: routers are asked to prefer other nodes", "routes", len(was.routes), "for", c.Drain)
+		r.draining, r.until, c.out.BeginDrain = was.routes, c.now.Add(c.Drain), true
+	case r.draining != nil && (drained || !c.excluded()):
+		r.draining, r.until, c.out.EndDrain = nil, time.Time{}, true
+	}
+	all := !r.current || r.draining != nil
+	if r.current = r.draining == nil; r.draining != nil {
+		want.Routes = r.draining
+	}
+	c.out.Routes = &Routes{BGP: want, All: all, Changed: c.out.Changes.Prefixes}
+}

@@ -1,0 +1,123 @@
+package core
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go4.org/netipx"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+const routedVIP = "203.0.113.1"
+
+// routed is a story in which all is announced by BGP.
+func routed(t *testing.T) *story {
+	s := newStory(t)
+	s.config.Peers = []config.Peer{{Name: "tor", Address: netip.MustParseAddr("198.18.0.254"), LocalASN: 64512,
+		PeerASN: config.ASN{Number: 64513}, RouterID: netip.MustParseAddr("198.18.0.1")}}
+	s.config.Advertisements = []config.Advertisement{{Name: "routed", BGP: &config.BGP{AggregationLength: 32, AggregationLengthV6: 128}}}
+	s.nodes = Nodes{"n1": {}}
+	s.speakers = map[string]bool{}
+	return s
+}
+
+func TestRoutersHearOfServices(t *testing.T) {
+	s := routed(t)
+	s.begin(web(routedVIP, true))
+	s.sent("set [tor] [203.0.113.1/32]")
+	s.step(Service{web(routedVIP, false)})
+	s.sent("update [tor] []")
+	require.Equal(t, []netip.Prefix{netip.MustParsePrefix("203.0.113.1/32")}, s.last.Routes.Changed)
+	s.step(Service{web(routedVIP, true)})
+	s.sent("update [tor] [203.0.113.1/32]")
+	s.config.Peers = nil
+	s.step(s.configured())
+	s.sent("update [] []")
+}
+
+func TestRoutersHearWhatIsPermitted(t *testing.T) {
+	s := routed(t)
+	s.begin(web(routedVIP, true))
+	s.sent("set [tor] [203.0.113.1/32]")
+	for _, tt := range []struct {
+		permit *netipx.IPSet
+		sent   string
+	}{
+		{prefix("203.0.113.8/29"), "update [tor] []"},
+		{prefix("203.0.113.0/29"), "update [tor] [203.0.113.1/32]"},
+		{nil, "update [tor] [203.0.113.1/32]"}, // the announcer need not look any more
+	} {
+		s.config.Permit = tt.permit
+		s.step(s.configured())
+		s.sent(tt.sent)
+	}
+}
+
+func TestRoutersHearNothingBeforeAllIsReady(t *testing.T) {
+	s := routed(t)
+	s.health.Healthy = false
+	s.begin(web(routedVIP, true))
+	s.step(Passwords{})
+	s.sent()
+	s.step(well)
+	s.sent("set [tor] [203.0.113.1/32]")
+	s.step(s.health)
+	s.sent("update [tor] []")
+}
+
+func TestRoutersAreAskedToPreferOthersFirst(t *testing.T) {
+	s := routed(t)
+	s.begin(web(routedVIP, true))
+	s.sent("set [tor] [203.0.113.1/32]")
+	s.step(s.excluded("n1", true))
+	require.True(t, s.logged("draining: routers are asked to prefer other nodes"))
+	s.sent("drain true", "set [tor] [203.0.113.1/32]")
+	s.after(drain - 1)
+	s.sent()
+	s.after(1)
+	s.sent("set [tor] []", "drain false")
+	s.step(s.excluded("n1", false))
+	s.sent("update [tor] [203.0.113.1/32]")
+}
+
+func TestNodeBackWhileItDrains(t *testing.T) {
+	s := routed(t)
+	s.begin(web(routedVIP, true))
+	s.step(s.excluded("n1", true))
+	s.sent("set [tor] [203.0.113.1/32]", "drain true", "set [tor] [203.0.113.1/32]")
+	s.after(drain / 2)
+	s.step(s.excluded("n1", false))
+	s.sent("set [tor] [203.0.113.1/32]", "drain false")
+	s.after(time.Minute)
+	s.sent()
+}
+
+func TestNewPasswordsSetTheSessionsAgain(t *testing.T) {
+	s := routed(t)
+	s.begin(web(routedVIP, true))
+	s.sent("set [tor] [203.0.113.1/32]")
+	s.step(Passwords{})
+	s.sent("update [tor] [203.0.113.1/32]")
+}
+
+// Routes that were not set are set as a whole, with the next ones.
+func TestRoutesAfterThoseThatFailed(t *testing.T) {
+	s := routed(t)
+	s.begin(web(routedVIP, true))
+	s.step(RoutesFailed{})
+	s.sent("set [tor] [203.0.113.1/32]")
+	s.step(Service{plan.Service{Name: "default/dns", Serving: true, VIPs: []netip.Addr{netip.MustParseAddr("203.0.113.2")}}})
+	s.sent("set [tor] [203.0.113.1/32 203.0.113.2/32]")
+}
+
+func TestEndOfTheSpeakerDrainsAndLeavesRoutes(t *testing.T) {
+	s := routed(t)
+	s.begin(web(routedVIP, true))
+	s.sent("set [tor] [203.0.113.1/32]")
+	require.Equal(t, drain, s.stop(0))
+	s.sent("drain true", "stop")
+}

@@ -1,0 +1,59 @@
+package core
+
+import "time"
+
+// leavingPoll is how often an ending speaker asks whether all its VIPs have arrived.
+const leavingPoll = 10 * time.Millisecond
+
+// ending is how far the end is.
+type ending struct {
+	began bool
+	// vips is when VIPs that leave are withdrawn though their next owners are not heard,
+	// routers when the sessions are closed.
+	vips, routers      time.Time
+	withdrawn, stopped bool
+	next               time.Time
+}
+
+// stop makes the plan of a node that may not own VIPs, and has all its VIPs leave if it
+// could own them. Routers are asked to prefer other nodes meanwhile. Those that agreed to
+// graceful restart keep the routes for the next speaker.
+func (c *Core) stop() {
+	sound, had := c.ready, c.planner.Plan()
+	c.log(false, "handing over", "vips", len(had.Layer2))
+	c.ending = ending{began: true, vips: c.now, routers: c.now, next: c.now}
+	if n := len(had.BGP.VIPs); n > 0 {
+		c.log(false, "handing over: routers are asked to prefer other nodes", "vips", n, "for", c.Drain)
+		c.out.BeginDrain, c.ending.routers = true, c.now.Add(c.Drain)
+	}
+	c.ready, c.out.Ready = false, false
+	if !sound {
+		return
+	}
+	known := c.facts.speakers
+	c.inform()
+	c.update()
+	if c.leave(known); len(c.leaving) > 0 {
+		c.out.SetVIPs, c.out.VIPs, c.ending.vips = true, c.want(), c.now.Add(c.HandOver)
+	}
+}
+
+// end withdraws what is still announced once the next owners have taken what they are to
+// take, or the time for it is over, and closes the sessions with routers.
+func (c *Core) end(left int) {
+	e, over := &c.ending, !c.now.Before(c.ending.vips)
+	if !e.withdrawn && (left == 0 || over) {
+		if left > 0 {
+			c.log(true, "next owners not heard, stopping all the same", "vips", left, "waited", c.HandOver)
+		}
+		e.withdrawn, c.out.SetVIPs = true, true
+	}
+	if !e.stopped && !c.now.Before(e.routers) {
+		e.stopped, c.out.StopRouters = true, true
+	}
+	c.out.Done = e.withdrawn && e.stopped
+	e.next = e.routers
+	if !e.withdrawn {
+		e.next = c.now.Add(leavingPoll)
+	}
+}
