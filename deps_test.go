@@ -70,10 +70,8 @@ var mayImport = []struct {
 	{"speaker/diagnosis", []string{"pkg/buildinfo", "pkg/diagnose", "speaker/netstate", "speaker", "speaker/membership"},
 		"it looks at the node and at the speaker, and changes neither"},
 	{"speaker/election", nil, "the election is arithmetic over names and addresses"},
-	{"speaker/layer2", []string{"pkg/config", "speaker/netstate", "pkg/notify", "pkg/reason", "speaker/election", "speaker/layer2/clients",
-		"speaker/layer2/seal", "speaker/plan"},
-		"an announcer knows the plan's types and no other announcer; whose part of a shared VIP a client is, is arithmetic"},
-	{"speaker/layer2/clients", nil, "what clients know of a VIP is a memory and nothing else"},
+	{"speaker/layer2", []string{"pkg/config", "speaker/netstate", "pkg/notify", "pkg/reason", "speaker/layer2/seal", "speaker/plan"},
+		"an announcer knows the plan's types and no other announcer"},
 	{"speaker/layer2/seal", nil, "who may claim a VIP is arithmetic"},
 	{"speaker/limit", []string{"speaker/plan"}, "it knows the plan's types and no announcer"},
 	{"speaker/membership/guard", []string{"pkg/connlimit"}, "what may come in follows from its form and its source alone"},
@@ -302,7 +300,7 @@ func TestClockJumps(t *testing.T) {
 	t.Parallel()
 	used := map[string]bool{}
 	for _, s := range parseSources(t) {
-		if !slices.Contains([]string{"speaker", "speaker/core", "speaker/layer2", "speaker/layer2/clients", "speaker/membership", "speaker/bfd",
+		if !slices.Contains([]string{"speaker", "speaker/core", "speaker/layer2", "speaker/membership", "speaker/bfd",
 			"speaker/podroutes", "speaker/apihealth", "speaker/netstate", "pkg/notify"}, s.folder()) {
 			continue
 		}

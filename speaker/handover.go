@@ -55,7 +55,7 @@ func (s *Speaker) arrive(changes plan.Changes, now time.Time) bool {
 	for _, c := range changes.VIPs {
 		began, local := s.endpoints[c.VIP]
 		a := arriving{c.Before.Silence.Owner, began.Add(min(kubeProxyLag, s.HandOver/4*3))}
-		if local && !c.Before.Owned && c.After.Owned && c.After.Layer2.Sharers == nil && s.waits(c.VIP, a, now) {
+		if local && !c.Before.Owned && c.After.Owned && s.waits(c.VIP, a, now) {
 			s.arriving[c.VIP] = a
 		}
 	}

@@ -2,7 +2,6 @@ package speaker
 
 import (
 	"net/netip"
-	"reflect"
 	"testing"
 	"time"
 
@@ -187,35 +186,6 @@ func TestUnplannedLossesBreakFirst(t *testing.T) {
 			require.Zero(t, s.announcer.left())
 		})
 	}
-}
-
-// A shared VIP is announced by both, and each says among whom: when the other one
-// is lost, by this one alone, and when this one is to go, as it was until the other
-// one has its clients.
-func TestSharedVIPs(t *testing.T) {
-	s, vip := newPair(t, "n2")
-	s.config.config.Advertisements[0].Layer2.ShareLoad = true
-	among := func(want plan.Layer2) {
-		t.Helper()
-		require.Eventually(t, func() bool {
-			s.announcer.mu.Lock()
-			defer s.announcer.mu.Unlock()
-			n := len(s.announcer.sets)
-			return n > 0 && reflect.DeepEqual(s.announcer.sets[n-1], map[netip.Addr]plan.Layer2{netip.MustParseAddr(vip): want})
-		}, testTimeout, time.Millisecond, "%+v", want)
-	}
-	both := []string{"n1", "n2"}
-	s.start()
-	among(plan.Layer2{Sharers: both})
-	require.Equal(t, both, s.speaker.Status().Owned[0].Sharers)
-	s.ready(false)
-	among(plan.Layer2{Sharers: both[:1]})
-	s.ready(true)
-	among(plan.Layer2{Sharers: both})
-	s.apply(excluded("n1"))
-	among(plan.Layer2{Sharers: both, Leaving: true})
-	s.stop()
-	require.Contains(t, s.log.String(), "vip shared by other nodes")
 }
 
 // A speaker that is ready when it is heard of for the first time has owned the

@@ -397,8 +397,6 @@ func (s *Speaker) logChanges(changes plan.Changes) {
 			reason = []any{"vip", c.VIP, "reason", silence.Reason, "owner", silence.Owner, "message", silence.Message}
 		}
 		switch {
-		case c.Before.Owned && c.After.Owned && !slices.Equal(c.Before.Layer2.Sharers, c.After.Layer2.Sharers):
-			s.Log.Info("vip shared by other nodes", "vip", c.VIP, "before", c.Before.Layer2.Sharers, "now", c.After.Layer2.Sharers)
 		case c.Before.Owned == c.After.Owned:
 		case c.After.Owned:
 			s.metrics.gained.Inc()

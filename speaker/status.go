@@ -91,9 +91,6 @@ type Owned struct {
 	Since time.Time  `json:"since"`
 	// Interfaces are the patterns of the interfaces to announce on; none: all.
 	Interfaces []string `json:"interfaces,omitempty"`
-	// Sharers are the nodes that share the VIP, this one among them; none: this
-	// node owns it alone.
-	Sharers []string `json:"sharers,omitempty"`
 }
 
 // Silent is a VIP that this node does not announce.
@@ -116,7 +113,7 @@ func (s *Speaker) Status() Status {
 	s.mu.Lock()
 	status.Ready, status.Checks, status.ConfigDigest, status.Planned = ready(s.state.checks), s.state.checks, s.state.digest, s.state.planned
 	for vip, l := range s.state.plan.Layer2 {
-		status.Owned = append(status.Owned, Owned{vip, s.state.since[vip], l.Interfaces, l.Sharers})
+		status.Owned = append(status.Owned, Owned{vip, s.state.since[vip], l.Interfaces})
 	}
 	for vip, silence := range s.state.plan.Silent {
 		status.Silent = append(status.Silent, Silent{vip, silence.Reason, silence.Owner, silence.Message})

@@ -50,21 +50,21 @@ type Shift struct {
 
 // Announcers are the nodes that announce a VIP.
 type Announcers struct {
-	Layer2 []string `json:"layer2,omitempty"`
+	Layer2 string   `json:"layer2,omitempty"`
 	BGP    []string `json:"bgp,omitempty"`
 }
 
 // String names them for people.
 func (a Announcers) String() string {
 	switch {
-	case a.Layer2 == nil && a.BGP == nil:
+	case a.Layer2 == "" && a.BGP == nil:
 		return "nobody"
 	case a.BGP == nil:
-		return output.List(a.Layer2, 3)
-	case a.Layer2 == nil:
+		return a.Layer2
+	case a.Layer2 == "":
 		return output.List(a.BGP, 3) + " by BGP"
 	}
-	return output.List(a.Layer2, 3) + "; " + output.List(a.BGP, 3) + " by BGP"
+	return a.Layer2 + "; " + output.List(a.BGP, 3) + " by BGP"
 }
 
 // outcomes are what an edit can do to a Service, in the order of how much it
@@ -136,8 +136,8 @@ func (e *Edit) announcements(before *simulation.Network, next *config.Config, lo
 			e.Orphaned = append(e.Orphaned, Orphan{m.VIP, services[m.VIP], m.Silence.Reason, m.Silence.Message})
 			continue
 		}
-		e.Moved = append(e.Moved, Shift{m.VIP, services[m.VIP], Announcers{m.Before.Layer2(), m.Before.Routers},
-			Announcers{m.After.Layer2(), m.After.Routers}})
+		e.Moved = append(e.Moved, Shift{m.VIP, services[m.VIP], Announcers{m.Before.Owner, m.Before.Routers},
+			Announcers{m.After.Owner, m.After.Routers}})
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/lodestone-lb/lodestone/inspect/bgp"
 	"github.com/lodestone-lb/lodestone/inspect/cluster"
@@ -21,11 +20,11 @@ type Removal struct {
 	How  simulation.Removal `json:"how"`
 	// Orphaned are the VIPs that nobody would announce.
 	Orphaned []Orphan `json:"orphaned"`
-	// Moved are those that other nodes would own or share by layer 2.
+	// Moved are those that other nodes would own by layer 2.
 	Moved []Moved `json:"moved"`
 	// Silent are those that nobody announces even now.
 	Silent []netip.Addr `json:"silent,omitempty"`
-	// Load is how many VIPs each node owns or shares by layer 2.
+	// Load is how many VIPs each node owns by layer 2.
 	Load []Load `json:"load"`
 	// Routes are what routers would lose, and who would still announce it.
 	Routes []Remaining `json:"routes"`
@@ -42,7 +41,7 @@ type Orphan struct {
 	Message  string      `json:"message"`
 }
 
-// Moved is a VIP that another node would own, or that other nodes would share.
+// Moved is a VIP that another node would own.
 type Moved struct {
 	VIP      netip.Addr `json:"vip"`
 	Services []string   `json:"services"`
@@ -80,8 +79,8 @@ func OfRemoval(o *cluster.Objects, node string, how simulation.Removal) Removal 
 	for _, m := range before.Moves(after) {
 		if m.Orphaned() {
 			r.Orphaned = append(r.Orphaned, Orphan{m.VIP, services[m.VIP], m.Silence.Reason, m.Silence.Message})
-		} else if from, to := m.Before.Layer2(), m.After.Layer2(); !slices.Equal(from, to) {
-			r.Moved = append(r.Moved, Moved{m.VIP, services[m.VIP], strings.Join(from, ", "), strings.Join(to, ", ")})
+		} else if from, to := m.Before.Owner, m.After.Owner; from != to {
+			r.Moved = append(r.Moved, Moved{m.VIP, services[m.VIP], from, to})
 		}
 	}
 	r.weigh(before.Who(), after.Who())
@@ -105,11 +104,11 @@ func (r *Removal) weigh(before, after map[netip.Addr]simulation.Audience) {
 		return count[node]
 	}
 	for vip, was := range before {
-		for _, node := range was.Layer2() {
-			of(node).Before++
+		if was.Owner != "" {
+			of(was.Owner).Before++
 		}
-		for _, node := range after[vip].Layer2() {
-			of(node).After++
+		if owner := after[vip].Owner; owner != "" {
+			of(owner).After++
 		}
 		if was.Silent() {
 			r.Silent = append(r.Silent, vip)

@@ -165,10 +165,7 @@ const maxListed = 5
 // announcement are sentences about who announces the VIP.
 func (v VIP) announcement() []string {
 	var said []string
-	switch {
-	case len(v.Sharers) > 0:
-		said = append(said, fmt.Sprintf("%s by layer 2 from %s, each to a part of the clients", v.VIP, output.List(v.Sharers, maxListed)))
-	case v.Owner != "":
+	if v.Owner != "" {
 		said = append(said, fmt.Sprintf("%s by layer 2 from %s", v.VIP, v.Owner))
 	}
 	for _, g := range v.grouped(func(n VIPNode) string { return strings.Join(n.Peers, ", ") }) {

@@ -28,10 +28,8 @@ type VIP struct {
 	Standing []string  `json:"standing,omitempty"`
 	Services []Sharer  `json:"services"`
 	Nodes    []VIPNode `json:"nodes,omitempty"`
-	// Owner announces it by layer 2, or Sharers do, each to a part of the clients;
-	// Routers announce it by BGP.
+	// Owner announces it by layer 2, Routers announce it by BGP.
 	Owner   string      `json:"owner,omitempty"`
-	Sharers []string    `json:"sharers,omitempty"`
 	Routers []string    `json:"routers,omitempty"`
 	Silence string      `json:"silence,omitempty"`
 	Routes  []bgp.Route `json:"routes,omitempty"`
@@ -95,17 +93,14 @@ func (v *VIP) announced(n *simulation.Network) {
 			verdict.Silence = plan.Silence{}
 		}
 		v.Nodes = append(v.Nodes, VIPNode{name, verdict.Owned, verdict.Peers, verdict.Silence.Reason, verdict.Silence.Message})
-		switch {
-		case verdict.Owned && verdict.Layer2.Sharers != nil:
-			v.Sharers = verdict.Layer2.Sharers
-		case verdict.Owned:
+		if verdict.Owned {
 			v.Owner = name
 		}
 		if len(verdict.Peers) > 0 {
 			v.Routers = append(v.Routers, name)
 		}
 	}
-	if v.Owner == "" && len(v.Sharers) == 0 && len(v.Routers) == 0 {
+	if v.Owner == "" && len(v.Routers) == 0 {
 		v.Silence = reason(n.Silence(v.VIP))
 	}
 }
@@ -176,10 +171,6 @@ func (v VIP) Show(c *output.Canvas) {
 	if v.Owner != "" {
 		f.add("Layer 2", "node "+v.Owner+" owns it, by the plan")
 	}
-	if len(v.Sharers) > 0 {
-		f.add("Layer 2", fmt.Sprintf("%s share%s it, by the plan: each answers a part of the clients", output.List(v.Sharers, 5),
-			singular(len(v.Sharers))))
-	}
 	if len(v.Routers) > 0 {
 		f.add("BGP", fmt.Sprintf("%s announce%s it, by the plan", output.List(v.Routers, 5), singular(len(v.Routers))))
 	}
@@ -211,10 +202,7 @@ func (v VIP) showNodes(c *output.Canvas) {
 	var rows [][]any
 	for _, n := range v.Nodes {
 		owns, peers := output.Cell{Text: "no"}, "no"
-		switch {
-		case n.Owns && len(v.Sharers) > 0:
-			owns = output.Cell{Text: "shares it", Tone: output.Good}
-		case n.Owns:
+		if n.Owns {
 			owns = output.Cell{Text: "owns it", Tone: output.Good}
 		}
 		if len(n.Peers) > 0 {

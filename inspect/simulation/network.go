@@ -238,12 +238,8 @@ func (n *Network) Who() map[netip.Addr]Audience {
 
 func (n *Network) audiences() map[netip.Addr]Audience {
 	who := make(map[netip.Addr]Audience, len(n.Services))
-	var sharers map[netip.Addr][]string
-	if n.sharesLoad() {
-		sharers = plan.Sharers(n.Snapshot)
-	}
 	for vip, owner := range plan.Owners(n.Snapshot) {
-		who[vip] = Audience{Owner: owner, Sharers: sharers[vip]}
+		who[vip] = Audience{Owner: owner}
 	}
 	n.EachBGP(maps.Keys(n.Nodes), func(node string, p plan.BGP) {
 		for vip := range p.VIPs {
@@ -256,13 +252,6 @@ func (n *Network) audiences() map[netip.Addr]Audience {
 		slices.Sort(a.Routers)
 	}
 	return who
-}
-
-// sharesLoad reports whether nodes may share VIPs.
-func (n *Network) sharesLoad() bool {
-	return n.Config != nil && slices.ContainsFunc(n.Config.Advertisements, func(a config.Advertisement) bool {
-		return a.Layer2 != nil && a.Layer2.ShareLoad
-	})
 }
 
 // EachBGP calls look, never twice at a time, with what each of the nodes announces
@@ -305,21 +294,8 @@ func routersOnly(c *config.Config) *config.Config {
 type Audience struct {
 	// Owner announces it by layer 2; empty: nobody does.
 	Owner string
-	// Sharers do so together, if the VIP is shared, the Owner among them, sorted.
-	Sharers []string
 	// Routers are the nodes that announce it by BGP, sorted.
 	Routers []string
-}
-
-// Layer2 returns who announces the VIP by layer 2: its owner, or all that share it.
-func (a Audience) Layer2() []string {
-	switch {
-	case a.Sharers != nil:
-		return a.Sharers
-	case a.Owner != "":
-		return []string{a.Owner}
-	}
-	return nil
 }
 
 // Silent reports whether nobody announces the VIP.

@@ -92,7 +92,7 @@ func TestRemovalComesTrue(t *testing.T) {
 	t.Parallel()
 	cfg := parse(t, announced)
 	edits := []*config.Config{
-		cfg, parse(t, strings.Replace(announced, "layer2: {}", "layer2: {shareLoad: true}", 1)),
+		cfg,
 		parse(t, strings.Replace(announced, "layer2: {}", "layer2: {nodeSelector: {matchLabels: {rack: b}}}", 1)),
 	}
 	rapid.Check(t, func(t *rapid.T) {

@@ -61,7 +61,7 @@ func (n *Network) Moves(after *Network) []Move {
 	var orphans []netip.Addr
 	for vip, is := range then {
 		was, known := before[vip]
-		if !known || slices.Equal(was.Layer2(), is.Layer2()) && slices.Equal(was.Routers, is.Routers) {
+		if !known || was.Owner == is.Owner && slices.Equal(was.Routers, is.Routers) {
 			continue
 		}
 		m := Move{VIP: vip, Before: was, After: is}

@@ -66,8 +66,8 @@ func (s *Status) vips(n *simulation.Network) {
 	var unheard []netip.Addr
 	for _, vip := range slices.SortedFunc(maps.Keys(who), netip.Addr.Compare) {
 		a := who[vip]
-		for _, node := range a.Layer2() {
-			of(node).Layer2++
+		if a.Owner != "" {
+			of(a.Owner).Layer2++
 		}
 		for _, node := range a.Routers {
 			of(node).BGP++

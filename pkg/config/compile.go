@@ -148,22 +148,14 @@ func (c compiler) advertisements(raw *rawConfig) []Advertisement {
 }
 
 func (c compiler) layer2(r *rawLayer2) *Layer2 {
-	l := &Layer2{
+	return &Layer2{
 		NodeSelector:   c.selector(r.NodeSelector),
 		Interfaces:     c.texts(r.Interfaces, checkInterface),
 		PreferredNodes: c.preferences(r.PreferredNodes),
 		AnySegment:     c.flag(r.AnySegment, false),
 		Refresh:        c.durationFrom(r.Refresh, 0, minRefresh, maxRefresh),
 		KeepOwner:      c.flag(r.KeepOwner, false),
-		ShareLoad:      c.flag(r.ShareLoad, false),
 	}
-	switch {
-	case l.ShareLoad && l.KeepOwner:
-		c.errorf(r.KeepOwner, "an address with shareLoad has no owner that could be kept: remove one of the two")
-	case l.ShareLoad && l.Refresh > 0:
-		c.errorf(r.Refresh, "an address with shareLoad is never announced to all: remove one of the two")
-	}
-	return l
 }
 
 func (c compiler) preferences(raw []rawPreference) []Preference {

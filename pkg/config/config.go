@@ -255,9 +255,6 @@ type Layer2 struct {
 	// KeepOwner leaves VIPs with the node that took them over when a better
 	// owner returns.
 	KeepOwner bool
-	// ShareLoad has all nodes that could own a VIP answer for it, each to a part
-	// of the clients.
-	ShareLoad bool
 }
 
 // Preference is how much the nodes with these labels are preferred.

@@ -154,6 +154,7 @@ var elsewhere = map[string]string{
 	"myASN":        "write localASN",
 	"password":     "write passwordSecretRef, the password itself belongs in a Secret",
 	"peerAddress":  "write address",
+	"shareLoad":    "it was removed: use several addresses, externalTrafficPolicy Cluster, or BGP to have all nodes announce one address",
 	"<<":           "merge keys are not supported: write the keys out",
 }
 

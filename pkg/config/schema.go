@@ -83,7 +83,6 @@ type rawLayer2 struct {
 	AnySegment     value           `key:"anySegment"`
 	Refresh        value           `key:"refreshInterval"`
 	KeepOwner      value           `key:"keepOwner"`
-	ShareLoad      value           `key:"shareLoad"`
 }
 
 type rawPreference struct {

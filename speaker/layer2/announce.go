@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
-
-	"github.com/lodestone-lb/lodestone/speaker/layer2/clients"
 )
 
 // schedule says when a VIP is announced after this node became its owner.
@@ -33,9 +31,9 @@ var schedule = [...]time.Duration{
 const (
 	// defence answers a foreign host.
 	defence = time.Second
-	// correction answers a speaker of this cluster that ranks below us, and
-	// tells its clients. It may yet be the next owner: then the news that the
-	// VIP leaves us comes before, unless a watch lags.
+	// correction answers a speaker of this cluster that ranks below us. It may
+	// yet be the next owner: then the news that the VIP leaves us comes before,
+	// unless a watch lags.
 	correction = 400 * time.Millisecond
 	// indulgence answers it while all speakers see each other: then it is the
 	// next owner, and we have not heard yet that it is.
@@ -124,16 +122,13 @@ func (p *port) begin(q *queue, o *ownership) {
 	if _, held := p.holds.get(o); held {
 		q.enter(o, stepProbe, 0)
 	} else {
-		q.lines[0] = append(q.lines[0], turn{ownership: o, resumed: q.resumed[o], joins: true})
+		q.lines[0] = append(q.lines[0], turn{ownership: o, resumed: q.resumed[o]})
 	}
 }
 
 // contend answers a claim, later.
 func (p *port) contend(q *queue, c contention) {
 	switch {
-	case c.kind >= asked:
-		p.agree(q, c)
-		return
 	case c.kind == foreign:
 		q.enter(c.ownership, stepDefence, defence)
 		return
@@ -181,7 +176,7 @@ func (p *port) take(q *queue, t *turn) [][]byte {
 	if t.step == stepBeacon && !p.beacon(q, t) {
 		return nil
 	}
-	if !p.may(*t) {
+	if !p.announces(t.ownership) {
 		delete(q.resumed, t.ownership)
 		return nil // and no repetition
 	}
@@ -204,9 +199,6 @@ func (p *port) take(q *queue, t *turn) [][]byte {
 	if _, held := p.holds.get(t.ownership); held {
 		return nil
 	}
-	if t.shared() {
-		return p.share(q, *t)
-	}
 	if (t.step > 0 && t.step <= stepRefresh || t.step == stepRound) && q.disputed(t.ownership) {
 		q.again(*t) // a rival hears us when his claim is answered
 		return nil
@@ -224,7 +216,7 @@ func (p *port) beacon(q *queue, t *turn) bool {
 	for range 2 { // the rest of the ring, and once around
 		for len(q.ring) > 0 {
 			t.ownership, q.ring = q.ring[0], q.ring[1:]
-			if _, held := p.holds.get(t.ownership); !held && p.announces(t.ownership) && !t.shared() && !q.disputed(t.ownership) {
+			if _, held := p.holds.get(t.ownership); !held && p.announces(t.ownership) && !q.disputed(t.ownership) {
 				return true
 			}
 		}
@@ -299,15 +291,11 @@ func (p *port) tell(t turn, frames [][]byte) {
 	p.announcing.enter()
 	defer p.announcing.leave()
 	_, held := p.holds.get(t.ownership)
-	if !p.may(t) || held && t.claims() {
+	if !p.announces(t.ownership) || held && t.claims() {
 		return
 	}
 	for _, f := range frames {
-		switch sent := p.send(f); {
-		case !sent || !t.claims():
-		case t.step == stepClient || t.step == stepClientAgain:
-			p.counters.corrections.Inc()
-		case !t.shared():
+		if sent := p.send(f); sent && t.claims() {
 			p.counters.announcements.Inc()
 			t.leaving.contradicted(p.key)
 		}
@@ -329,10 +317,7 @@ func (p *port) announces(o *ownership) bool {
 type contention struct {
 	*ownership
 	kind claimant
-	// Of a shared VIP:
-	client clients.Client // gained
-	by     mac            // who asked; of any VIP: who claims it
-	joins  bool           // it has just come
+	by   mac // who claims it
 }
 
 // claimant is who claims it.
@@ -344,12 +329,6 @@ const (
 	lower                   // a speaker of this cluster that ranks below us
 	higher                  // one that ranks above us, says a seal that may be recorded
 	yielded                 // one that ranks above us, to which we yielded
-
-	// Of a VIP that is shared nobody claims more than a part.
-	asked   // by another sharer
-	divided // among others than before
-	gained  // a client
-	lost    // a client
 )
 
 // maxContentions bounds what waits: more than all VIPs of a node, and hosts on a
@@ -391,11 +370,8 @@ type turn struct {
 	step       int
 	first, due time.Time // of the first announcement, of this one
 	resumed    int       // how often the VIP had been announced anew
-	// Of a shared VIP:
-	joins  bool           // asks all for their clients
-	client clients.Client // to tell, or to tell of
-	to     mac            // whom of it; of any VIP: who is asked
-	asked  int            // how often it was
+	to         mac       // who is asked
+	asked      int       // how often it was
 }
 
 // The steps after the schedule.
@@ -406,15 +382,11 @@ const (
 	stepLag
 	stepRound
 	stepBeacon
-	stepClient
-	stepClientAgain
 	stepProbe
-	stepProbed  = stepProbe + probes
-	stepRecheck = stepProbed + 1
-	stepPoll    = stepRecheck + 1
-	stepBrief   = stepPoll + 1
-
-	stepChallenge = stepBrief + 1
+	stepProbed    = stepProbe + probes
+	stepRecheck   = stepProbed + 1
+	stepPoll      = stepRecheck + 1
+	stepChallenge = stepPoll + 1
 	steps         = stepChallenge + 1
 )
 
@@ -431,7 +403,6 @@ type queue struct {
 	// asked about a VIP.
 	challenges *rate.Limiter
 	challenged map[*ownership]int
-	sharers    map[mac]bool // the others, of any VIP, that were heard
 	hearing    hearing
 	now        chan time.Time // closed
 }
@@ -440,15 +411,13 @@ type queue struct {
 type line struct {
 	*ownership
 	step int
-	// Of a shared VIP:
-	client clients.Client
-	to     mac
+	to   mac
 }
 
 func newQueue() *queue {
 	now := make(chan time.Time)
 	close(now)
-	return &queue{now: now, waiting: map[line]bool{}, resumed: map[*ownership]int{}, sharers: map[mac]bool{}, challenged: map[*ownership]int{},
+	return &queue{now: now, waiting: map[line]bool{}, resumed: map[*ownership]int{}, challenged: map[*ownership]int{},
 		polls: rate.NewLimiter(pollsPerSecond, pollsPerSecond/10), challenges: rate.NewLimiter(challengesPerSecond, challengesPerSecond/2)}
 }
 
@@ -473,7 +442,7 @@ func (q *queue) disputed(o *ownership) bool {
 // resume has the VIP announced as if it were new.
 func (q *queue) resume(o *ownership) {
 	q.resumed[o]++
-	q.lines[0] = append(q.lines[0], turn{ownership: o, resumed: q.resumed[o], joins: true})
+	q.lines[0] = append(q.lines[0], turn{ownership: o, resumed: q.resumed[o]})
 }
 
 func (q *queue) next() int {
@@ -503,7 +472,7 @@ func (q *queue) pop() turn {
 	next := &q.lines[q.next()]
 	t := (*next)[0]
 	*next = (*next)[1:]
-	delete(q.waiting, line{t.ownership, t.step, t.client, t.to})
+	delete(q.waiting, line{t.ownership, t.step, t.to})
 	if t.step == stepChallenge {
 		if q.challenged[t.ownership]--; q.challenged[t.ownership] == 0 {
 			delete(q.challenged, t.ownership)

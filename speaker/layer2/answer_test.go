@@ -11,7 +11,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/assert"
 
-	"github.com/lodestone-lb/lodestone/speaker/layer2/clients"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -118,7 +117,6 @@ func FuzzARP(f *testing.F) {
 	f.Add(make([]byte, 128))
 	f.Add(arp{}.announce(claimOf(clientMAC, vipA), true)[0])
 	f.Add(arp{}.probe(claimOf(clientMAC, vipA), mac{}))
-	f.Add(arp{}.repeat(claimOf(nodeMAC, vipA), clients.Client{Hardware: clientMAC, Addr: clientIP}, nodeMAC))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		m, ok := arp{}.parse(b)
 		if !ok {

@@ -10,7 +10,6 @@ import (
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
-	"github.com/lodestone-lb/lodestone/speaker/layer2/clients"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
 	"github.com/lodestone-lb/lodestone/speaker/netstate"
 )
@@ -55,7 +54,7 @@ func (arp) parse(frame []byte) (message, bool) {
 		binary.BigEndian.Uint16(f.Payload[4:]) != lengthsEthernetIPv4 || p.UnmarshalBinary(f.Payload) != nil {
 		return message{}, false
 	}
-	m := message{to: hardwareAddr(f.Destination), from: hardwareAddr(p.SenderHardwareAddr), via: hardwareAddr(f.Source)}
+	m := message{to: hardwareAddr(f.Destination), from: hardwareAddr(p.SenderHardwareAddr)}
 	if m.from.group() || m.from == (mac{}) {
 		return message{}, false // nobody's address: an answer would go to everybody
 	}
@@ -102,13 +101,6 @@ func (arp) probe(s statement, to mac) []byte {
 		to = broadcast
 	}
 	return s.sealed(arpFrame(arppacket.OperationRequest, to, s.self, netip.IPv4Unspecified(), mac{}, s.vip))
-}
-
-// repeat returns the client's request. Who sends it is said by the frame alone.
-func (arp) repeat(s statement, c clients.Client, to mac) []byte {
-	f := arpFrame(arppacket.OperationRequest, to, c.Hardware, c.Addr, mac{}, s.vip)
-	copy(f[offEtherSource:], s.self[:])
-	return s.sealed(f)
 }
 
 // sealed puts the seal into the padding of an ARP frame.

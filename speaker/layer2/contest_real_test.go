@@ -102,7 +102,7 @@ func TestRecordedClaimReal(t *testing.T) {
 			if etherType == unix.ETH_P_IPV6 {
 				p = ndp{}
 			}
-			if m, ok := p.parse(frame[:n]); ok && m.via == from && m.claims.IsValid() && m.seal != (seal.Seal{}) {
+			if m, ok := p.parse(frame[:n]); ok && m.from == from && m.claims.IsValid() && m.seal != (seal.Seal{}) {
 				recorded[etherType] = slices.Clone(frame[:n])
 			}
 		}

@@ -75,7 +75,7 @@ func onSegment(t *testing.T, n int, story func(*testing.T, *segment)) {
 		for i := range n {
 			m := &fakeMembers{changed: make(chan struct{})}
 			w, stop := newWorld(t, func(o *Options) {
-				o.Members, o.Node = m, nodeName(i)
+				o.Members = m
 				o.Received = func(int) (uint64, error) { return s.comesIn(i), nil }
 			}, eth(i+1, "eth0"))
 			w.wire = func(name string, frame []byte) { s.carry(i, name, frame) }
@@ -334,7 +334,7 @@ func TestDeafNodeFallsSilent(t *testing.T) {
 					p = ndp{}
 				}
 				if m, ok := p.parse(f.bytes); ok && m.claims.IsValid() && m.to.group() {
-					by[slices.Index(s.macs, m.via)]++
+					by[slices.Index(s.macs, m.from)]++
 				}
 			}
 			return by
@@ -581,7 +581,7 @@ func TestConflictInAMigration(t *testing.T) {
 				there.Store(true)
 				w.wire = func(name string, frame []byte) {
 					if m, _ := (arp{}).parse(frame); m.probes() && there.Load() {
-						go w.receive(name, arpFrame(arppacket.OperationReply, m.via, clientMAC, vipA, m.via, netip.IPv4Unspecified()))
+						go w.receive(name, arpFrame(arppacket.OperationReply, m.from, clientMAC, vipA, m.from, netip.IPv4Unspecified()))
 					}
 				}
 				w.set(fresh(vipA))
@@ -744,4 +744,14 @@ func TestConflictsAreBounded(t *testing.T) {
 		w.after(0)
 		assert.Len(t, w.Conflicts(), maxConflicts)
 	}, eth(1, "eth0"))
+}
+
+// What waits for the task that announces is bounded.
+func TestContentionsAreBounded(t *testing.T) {
+	t.Parallel()
+	i := inbox{news: make(chan struct{}, 1)}
+	for n := range 2 * maxContentions {
+		i.put(contention{kind: higher, by: mac{2, 0, 0, byte(n >> 16), byte(n >> 8), byte(n)}})
+	}
+	assert.Len(t, i.take(), maxContentions)
 }

@@ -13,8 +13,6 @@
 // while others are asked whether they have it and for as long as one does, and
 // one that another speaker of the cluster claims, which has the better right to
 // it.
-//
-// A VIP that nodes share is another matter: see share.go.
 package layer2
 
 import (
@@ -78,8 +76,6 @@ type Members interface {
 
 // Options are what an Announcer needs.
 type Options struct {
-	// Node is the name of this node: a VIP that is shared is so among names.
-	Node       string
 	Interfaces Interfaces
 	// Members may be nil: then no speaker is ever lost.
 	Members Members
@@ -98,7 +94,6 @@ type Options struct {
 
 // Announcer is the layer-2 announcer: a task with one verb, Set.
 type Announcer struct {
-	node       string
 	interfaces Interfaces
 	members    Members
 	seals      seal.Keys
@@ -161,7 +156,6 @@ type ownership struct {
 	// to be found out.
 	probe   atomic.Bool
 	leaving leaving
-	part    atomic.Pointer[part] // nil: this node alone has the VIP
 }
 
 // setting is a call of Set.
@@ -180,7 +174,6 @@ type failure struct {
 // New returns an Announcer that does nothing until it runs.
 func New(o Options) *Announcer {
 	a := &Announcer{
-		node:       o.Node,
 		interfaces: o.Interfaces,
 		members:    o.Members,
 		seals:      o.Keys,
@@ -300,20 +293,19 @@ func (a *Announcer) lookForLost() (changed <-chan struct{}) {
 func (a *Announcer) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) (old owned, changed bool) {
 	same := func(a, b plan.Layer2) bool {
 		return slices.Equal(a.Interfaces, b.Interfaces) && a.Home == b.Home && a.Apart == b.Apart && a.Leaving == b.Leaving &&
-			a.Hurry == b.Hurry && a.Refresh == b.Refresh &&
-			slices.Equal(a.Sharers, b.Sharers)
+			a.Hurry == b.Hurry && a.Refresh == b.Refresh
 	}
 	if maps.EqualFunc(a.set, want, same) {
 		return a.vips, false
 	}
-	old, now, divided := a.vips, time.Now(), []*ownership(nil)
+	old, now := a.vips, time.Now()
 	a.vips, a.set = make(owned, len(want)), make(map[netip.Addr]plan.Layer2, len(want))
 	for vip, l := range want {
 		a.set[vip] = plan.Layer2{Interfaces: slices.Clone(l.Interfaces), Home: l.Home, Apart: l.Apart, Hurry: l.Hurry, Leaving: l.Leaving,
-			Refresh: l.Refresh, Sharers: slices.Clone(l.Sharers)}
+			Refresh: l.Refresh}
 		o := old[vip]
 		switch {
-		case o == nil, o.leaving.is() && !l.Leaving, o.shared() != (l.Sharers != nil): // who comes back is announced anew
+		case o == nil, o.leaving.is() && !l.Leaving: // who comes back is announced anew
 			o = &ownership{vip: vip, since: now, refresh: l.Refresh}
 			o.probe.Store(l.New || a.conflicts.withheld(vip))
 		case o.refresh != l.Refresh && !l.Leaving: // announced now, and from now on each interval
@@ -327,16 +319,10 @@ func (a *Announcer) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) 
 		o.home.Store(l.Home)
 		o.apart.Store(l.Apart)
 		o.hurry.Store(l.Hurry)
-		if o.divide(a.node, l.Sharers) {
-			divided = append(divided, o)
-		}
 		a.vips[vip] = o
 	}
 	a.groups = grouped(a.set, a.vips)
 	a.reconcile(ctx)
-	for _, p := range a.ports {
-		p.divide(divided)
-	}
 	return old, true
 }
 

@@ -575,8 +575,8 @@ func TestMetricNames(t *testing.T) {
 		if err != nil || len(problems) > 0 {
 			t.Errorf("%v %v", problems, err)
 		}
-		if n, _ := testutil.GatherAndCount(w.registry); n != 19 {
-			t.Errorf("%d time series, want 19", n)
+		if n, _ := testutil.GatherAndCount(w.registry); n != 16 {
+			t.Errorf("%d time series, want 16", n)
 		}
 	}, eth(1, "eth0"))
 }

@@ -13,8 +13,6 @@ const (
 	metricOwned         = "lodestone_layer2_owned_vips"
 	metricWithheld      = "lodestone_layer2_withheld_vips"
 	metricUnannounced   = "lodestone_layer2_unannounced_vips"
-	metricCorrections   = "lodestone_layer2_corrections_total"
-	metricClients       = "lodestone_layer2_shared_clients"
 )
 
 var withheldDesc = prometheus.NewDesc(metricWithheld,
@@ -25,12 +23,8 @@ var unannouncedDesc = prometheus.NewDesc(metricUnannounced,
 	"VIPs that this node owns and announces on no interface: NoInterface may, NoLinkLocalAddress for IPv6, InterfaceFailed.",
 	[]string{"reason"}, nil)
 
-var clientsDesc = prometheus.NewDesc(metricClients,
-	"Hosts that have asked for VIPs that nodes share, each once for a VIP, by the node that they send to: this one, or another one.",
-	[]string{"interface", "family", "node"}, nil)
-
 type metrics struct {
-	requests, replies, announcements, corrections, conflicts, malformed, errors *prometheus.CounterVec
+	requests, replies, announcements, conflicts, malformed, errors *prometheus.CounterVec
 }
 
 // collector tells at scrape what is withheld, and what cannot be announced.
@@ -39,7 +33,6 @@ type collector struct{ *Announcer }
 func (collector) Describe(ch chan<- *prometheus.Desc) {
 	ch <- withheldDesc
 	ch <- unannouncedDesc
-	ch <- clientsDesc
 }
 
 func (c collector) Collect(ch chan<- prometheus.Metric) {
@@ -49,12 +42,6 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	for _, reason := range []Reason{NoInterface, NoLinkLocalAddress, InterfaceFailed} {
 		ch <- prometheus.MustNewConstMetric(unannouncedDesc, prometheus.GaugeValue, float64(unannounced[reason]), string(reason))
-	}
-	for key, book := range now.clients {
-		known, sending := book.CountAll()
-		for node, n := range map[string]int{"this": sending, "another": known - sending} {
-			ch <- prometheus.MustNewConstMetric(clientsDesc, prometheus.GaugeValue, float64(n), key.name, key.protocol.family(), node)
-		}
 	}
 	for key, h := range now.holds {
 		n := h.count()
@@ -78,7 +65,6 @@ func newMetrics(r prometheus.Registerer, a *Announcer) *metrics {
 		requests:      counter(metricRequests, "Requests for the address of a VIP that this node owns."),
 		replies:       counter(metricReplies, "Requests answered."),
 		announcements: counter(metricAnnouncements, "Gratuitous announcement frames sent."),
-		corrections:   counter(metricCorrections, "Frames that tell one client of a shared VIP that this node answers it now."),
 		conflicts: counter(metricConflicts,
 			"Packets in which a foreign host claims a VIP that this node owns, or is about to, and claims in the name of a speaker that did "+
 				"not answer for them."),
@@ -90,7 +76,7 @@ func newMetrics(r prometheus.Registerer, a *Announcer) *metrics {
 
 // counters are the metrics of one port.
 type counters struct {
-	requests, replies, announcements, corrections, conflicts, malformed, openErrors, receiveErrors, sendErrors, groupErrors prometheus.Counter
+	requests, replies, announcements, conflicts, malformed, openErrors, receiveErrors, sendErrors, groupErrors prometheus.Counter
 }
 
 func (m *metrics) of(key portKey) counters {
@@ -104,7 +90,6 @@ func (m *metrics) of(key portKey) counters {
 		requests:      on(m.requests),
 		replies:       on(m.replies),
 		announcements: on(m.announcements),
-		corrections:   on(m.corrections),
 		conflicts:     on(m.conflicts),
 		malformed:     on(m.malformed),
 		openErrors:    failed("open"),

@@ -13,7 +13,6 @@ import (
 	"golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
 
-	"github.com/lodestone-lb/lodestone/speaker/layer2/clients"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
 	"github.com/lodestone-lb/lodestone/speaker/netstate"
 )
@@ -92,8 +91,7 @@ func (n ndp) parse(frame []byte) (message, bool) {
 	if !ok {
 		return message{}, false
 	}
-	m := message{to: mac(frame[:6]), via: mac(frame[offEtherSource:offEtherType])}
-	m.from = m.via
+	m := message{to: mac(frame[:6]), from: mac(frame[offEtherSource:offEtherType])}
 	source, destination := addrAt(frame, offSource), addrAt(frame, offDestination)
 	target := addrAt(frame, offTarget)
 	if source.IsMulticast() || target.IsMulticast() {
@@ -214,15 +212,6 @@ func (ndp) probe(s statement, to mac) []byte {
 	}
 	ns := ndppacket.NeighborSolicitation{TargetAddress: s.vip, Options: []ndppacket.Option{sealOption(s.seal)}}
 	return ndpFrame(to, s.self, netip.IPv6Unspecified(), group, &ns)
-}
-
-// repeat returns the client's solicitation. Who sends it is said by the frame
-// alone.
-func (ndp) repeat(s statement, c clients.Client, to mac) []byte {
-	ns := ndppacket.NeighborSolicitation{TargetAddress: s.vip, Options: []ndppacket.Option{
-		&ndppacket.LinkLayerAddress{Direction: ndppacket.Source, Addr: net.HardwareAddr(c.Hardware[:])}, sealOption(s.seal),
-	}}
-	return ndpFrame(to, s.self, c.Addr, s.vip, &ns)
 }
 
 // advertise returns a frame that says that self has the VIP. Its source is

@@ -18,7 +18,6 @@ import (
 	"golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
 
-	"github.com/lodestone-lb/lodestone/speaker/layer2/clients"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
 	"github.com/lodestone-lb/lodestone/speaker/netstate"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
@@ -418,7 +417,6 @@ func FuzzNDP(f *testing.F) {
 	cold, dad := coldQuery(clientMAC, vip6), coldQuery(clientMAC, vip6)
 	dad.source, dad.options = unspec, nil
 	f.Add(ndp{}.probe(claimOf(clientMAC, vip6), mac{}))
-	f.Add(ndp{}.repeat(claimOf(nodeMAC, vip6), clients.Client{Hardware: clientMAC, Addr: clientIP6}, nodeMAC))
 	f.Add(cold.frame())
 	f.Add(dad.frame())
 	f.Add(fragment(cold.frame()))

@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
-	"github.com/lodestone-lb/lodestone/speaker/layer2/clients"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
 )
 
@@ -72,10 +71,6 @@ type port struct {
 	holds holds
 	// membersChanged says that whole may have changed.
 	membersChanged chan struct{}
-	// clients are those of shared VIPs, and siblings the other nodes that share
-	// any: of the task that receives.
-	clients  clients.Book
-	siblings map[mac]bool
 	// regroup says that the VIPs changed.
 	regroup chan struct{}
 	// One gate for each task that sends.
@@ -124,7 +119,6 @@ func (a *Announcer) open(ctx context.Context, key portKey, vips owned) error {
 
 		membersChanged: make(chan struct{}, 1),
 		silent:         make(chan struct{}),
-		siblings:       map[mac]bool{},
 	}
 	p.owned.Store(&owned{})
 	p.set(vips)
@@ -178,7 +172,6 @@ func (p *port) set(vips owned) {
 	p.announcing.wait(p.conn)
 	for _, o := range old.without(vips) {
 		p.holds.forget(o)
-		p.clients.Forget(o.vip) // who comes back is told anew
 	}
 	wake(p.regroup)
 	select {
@@ -253,7 +246,6 @@ func (p *port) judge(o *ownership, m message) contention {
 		if p.report(o, m, !held) && !held {
 			return contention{ownership: o, kind: foreign}
 		}
-	case o.shared(): // it was not shared before
 	case m.seal.Nonce() != (seal.Nonce{}):
 		return p.believe(o, m)
 	case m.seal.Outranks(p.statement(o).seal):
@@ -266,10 +258,7 @@ func (p *port) judge(o *ownership, m message) contention {
 
 // reply answers who asks for a VIP.
 func (p *port) reply(o *ownership, m message) contention {
-	if p.sharer(o, m) {
-		return p.consult(o, m)
-	}
-	if o.leaving.left(p.key) || o.shared() && p.siblings[m.from] {
+	if o.leaving.left(p.key) {
 		return contention{}
 	}
 	h, held := p.holds.get(o)
@@ -290,9 +279,6 @@ func (p *port) reply(o *ownership, m message) contention {
 		}
 		return contention{}
 	}
-	if o.shared() && !p.mine(o, m) {
-		return contention{}
-	}
 	p.counters.requests.Inc()
 	s := statement{self: p.key.mac, vip: o.vip}
 	if m.probes() && m.seal != (seal.Seal{}) { // a speaker's
@@ -301,11 +287,7 @@ func (p *port) reply(o *ownership, m message) contention {
 			s.seal = p.seals.Numbered(o.vip, p.key.mac, o.home.Load(), n)
 		}
 	}
-	answer := p.key.protocol.answer(s, m)
-	if o.shared() {
-		copy(answer, m.from[:]) // to who asked alone, though it may have no address yet (RFC 6085)
-	}
-	if p.send(answer) {
+	if p.send(p.key.protocol.answer(s, m)) {
 		p.counters.replies.Inc()
 	}
 	if m.takes && !known {
@@ -486,10 +468,4 @@ func (g *gate) wait(conn net.PacketConn) {
 			defer conn.SetWriteDeadline(time.Time{})
 		}
 	}
-}
-
-// may reports whether the turn may be taken. Of a shared VIP that leaves its
-// heirs are told.
-func (p *port) may(t turn) bool {
-	return p.announces(t.ownership) || t.step == stepBrief && (*p.owned.Load())[t.vip] == t.ownership
 }

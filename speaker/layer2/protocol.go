@@ -9,7 +9,6 @@ import (
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
-	"github.com/lodestone-lb/lodestone/speaker/layer2/clients"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
 	"github.com/lodestone-lb/lodestone/speaker/netstate"
 )
@@ -33,8 +32,6 @@ type protocol interface {
 	// probe returns the frame that asks who has a VIP, of one host or of all,
 	// and claims nothing.
 	probe(s statement, to mac) []byte
-	// repeat returns the frame that tells another speaker what a client asked.
-	repeat(s statement, client clients.Client, to mac) []byte
 }
 
 // statement is what a node says of a VIP: that it has it, or wants it. Without
@@ -50,8 +47,6 @@ type message struct {
 	// to is the destination of the frame, from the address that the sender
 	// says is its own.
 	to, from mac
-	// via is who sent the frame: who repeats what a client asked.
-	via mac
 	// asks is the address whose owner shall answer. Invalid: it asks nothing.
 	asks netip.Addr
 	// claims is the address that the sender says it has. Invalid: it claims

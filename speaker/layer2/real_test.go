@@ -40,7 +40,6 @@ func startNode(t testing.TB, h *testnet.Host, members Members) *node {
 	t.Helper()
 	watcher := netstate.New(netstate.Options{Namespace: h.Handle()})
 	a := New(Options{
-		Node:       h.Name,
 		Interfaces: watcher,
 		Members:    members,
 		Keys:       keys("the cluster's"),

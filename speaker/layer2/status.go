@@ -11,7 +11,6 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/pkg/reason"
-	"github.com/lodestone-lb/lodestone/speaker/layer2/clients"
 )
 
 // Reason is a stable code for why an owned VIP is not announced.
@@ -90,11 +89,6 @@ type VIPStatus struct {
 	// Holder is the hardware address of who has it, if the Reason is
 	// AddressConflict or Yielded.
 	Holder string
-	// Sharers are the nodes that share the VIP, this one among them; none: this
-	// one alone has it. Clients is how many hosts on the segments send to this
-	// node, and KnownClients how many have asked for the VIP, whoever answered.
-	Sharers               []string `json:",omitempty"`
-	Clients, KnownClients int      `json:",omitempty"`
 	// Leaving is set while the VIP moves to another node: it is answered for
 	// on the Interfaces until that node is heard there.
 	Leaving bool
@@ -106,13 +100,12 @@ type state struct {
 	want     map[portKey]owned
 	failures map[portKey]error // of ports that are wanted and not open
 	holds    map[portKey]*holds
-	clients  map[portKey]*clients.Book
 }
 
 func (a *Announcer) publish() {
-	s := &state{vips: a.vips, want: a.want, failures: maps.Clone(a.unfit), holds: map[portKey]*holds{}, clients: map[portKey]*clients.Book{}}
+	s := &state{vips: a.vips, want: a.want, failures: maps.Clone(a.unfit), holds: map[portKey]*holds{}}
 	for key, p := range a.ports {
-		s.holds[key], s.clients[key] = &p.holds, &p.clients
+		s.holds[key] = &p.holds
 	}
 	for key, f := range a.failures {
 		if a.ports[key] == nil {
@@ -149,13 +142,6 @@ func (s *state) keys() []portKey {
 // of returns the status of one VIP.
 func (s *state) of(o *ownership) VIPStatus {
 	v := VIPStatus{Addr: o.vip, Since: o.since, Leaving: o.leaving.is()}
-	if part := o.part.Load(); part != nil {
-		v.Sharers = part.sharers
-		for _, book := range s.clients {
-			known, sending := book.Count(o.vip)
-			v.KnownClients, v.Clients = v.KnownClients+known, v.Clients+sending
-		}
-	}
 	for _, key := range s.keys() {
 		held, silent := s.held(key, o)
 		switch {

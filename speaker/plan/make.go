@@ -24,36 +24,17 @@ func Make(node string, s Snapshot) Plan {
 }
 
 // Owners returns the owner of each VIP of the snapshot, "" for those that
-// nobody announces by layer 2: what Make decides for all nodes at once. Of nodes
-// that share a VIP it is one.
+// nobody announces by layer 2: what Make decides for all nodes at once.
 func Owners(s Snapshot) map[netip.Addr]string {
-	owners := make(map[netip.Addr]string, len(s.Services))
-	s.each(func(addr netip.Addr, v vip, scope *scope) { owners[addr] = scope.owner(addr, v) })
-	return owners
-}
-
-// Sharers returns the nodes that share each of the snapshot's VIPs that are
-// shared, by name.
-func Sharers(s Snapshot) map[netip.Addr][]string {
-	sharers := map[netip.Addr][]string{}
-	s.each(func(addr netip.Addr, v vip, scope *scope) {
-		if nodes := scope.sharers(v); nodes != nil {
-			sharers[addr] = nodes
-		}
-	})
-	return sharers
-}
-
-// each looks at every VIP of the snapshot.
-func (s Snapshot) each(look func(netip.Addr, vip, *scope)) {
-	view := newView(s)
+	owners, view := make(map[netip.Addr]string, len(s.Services)), newView(s)
 	for i := range s.Services {
 		view.add(&s.Services[i])
 	}
 	for addr := range view.sharers {
 		v, _ := view.demand(addr)
-		look(addr, v, view.scopeOf(addr, view.poolOf(addr)))
+		owners[addr] = view.scopeOf(addr, view.poolOf(addr)).owner(addr, v)
 	}
+	return owners
 }
 
 // view is a Snapshot by VIP.

@@ -193,11 +193,6 @@ type Layer2 struct {
 	// it until it hears that one claim it, and neither announces nor defends
 	// it. Make never sets it.
 	Leaving bool
-	// Sharers are the nodes that share the VIP, by name, this one among them:
-	// each answers a part of the clients, see election.Share. Such a VIP is
-	// neither kept nor at home anywhere nor announced to all. Nil: this node owns
-	// it alone. The slice belongs to the plan.
-	Sharers []string
 }
 
 // Plan is what one node announces.
@@ -227,8 +222,7 @@ type LimitKey struct {
 // Silence is why a node does not announce a VIP.
 type Silence struct {
 	Reason Reason
-	// Owner is the node that announces it by layer 2 instead, or one of those
-	// that share it. Empty: nobody does.
+	// Owner is the node that announces it by layer 2 instead. Empty: nobody does.
 	Owner string
 	// Unowned is set if nobody announces it at all: it is for layer 2 alone, and
 	// no node can own it.

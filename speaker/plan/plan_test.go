@@ -250,10 +250,6 @@ var stories = map[string]func(*story){
 		if !hurry() {
 			s.t.Error("VIPs of MetalLB are in no hurry")
 		}
-		s.Config.Advertisements[0].Layer2.ShareLoad = true
-		if here := plan.Make("n1", s.Snapshot).Layer2[vip]; !here.Hurry || here.Sharers == nil {
-			s.t.Errorf("a shared one is not: %+v", here)
-		}
 	},
 	"9 a pool names its advertisements; two matching give one owner": func(s *story) {
 		s.Config.Pools[0].Advertise = []string{"a", "b"}

@@ -158,7 +158,7 @@ func (p *Planner) Update() Changes {
 		before := p.plan.verdict(vip)
 		owner, known := p.ownerOf(vip, before)
 		after := p.decide(vip)
-		if now, still := p.ownerOf(vip, after); known && still && owner != now && !p.divided(vip, owner, now) {
+		if now, still := p.ownerOf(vip, after); known && still && owner != now {
 			changes.Moves = append(changes.Moves, Move{vip, owner, now})
 		}
 		if before.Owned && !after.Owned || after.Silence.Owner != "" {
@@ -225,14 +225,8 @@ func limits(services map[string]*Service, plan Plan) (map[LimitKey]Limit, map[st
 	return limits, errs
 }
 
-// divided reports whether neither of the two owns the VIP alone: it is shared, and
-// that another one of its sharers is the first of them is no move.
-func (p *Planner) divided(vip netip.Addr, before, after string) bool {
-	return before != "" && after != "" && p.view.scopeOf(vip, p.view.poolOf(vip)).shares
-}
-
-// ownerOf returns the owner by layer 2 of a VIP with that verdict, the first of
-// those that share it, "" for nobody, and whether any Service has the VIP.
+// ownerOf returns the owner by layer 2 of a VIP with that verdict, "" for nobody,
+// and whether any Service has the VIP.
 func (p *Planner) ownerOf(vip netip.Addr, v Verdict) (owner string, known bool) {
 	if owner, known = p.owners[vip]; known {
 		return owner, true
@@ -252,17 +246,12 @@ func (p *Planner) decide(vip netip.Addr) Verdict {
 	}
 	pool := p.view.poolOf(vip)
 	scope := p.view.scopeOf(vip, pool)
-	owner, sharers := scope.owner(vip, demand), scope.sharers(demand)
+	owner := scope.owner(vip, demand)
 	peers, unheard := p.router.look(vip, pool, p.view.sharers[vip], demand)
-	shares := slices.Contains(sharers, p.node)
-	if owner != p.node && (peers != nil || shares) {
+	if owner != p.node && peers != nil {
 		p.owners[vip] = owner
 	} else {
 		delete(p.owners, vip)
-	}
-	if shares {
-		return Verdict{Owned: true, Peers: peers,
-			Layer2: Layer2{Interfaces: scope.interfaces(p.node), Hurry: p.view.migrates(), New: p.fresh[vip], Sharers: sharers}}
 	}
 	if owner == p.node && owner != "" {
 		apart := p.view.snapshot.Nodes[p.node].Apart != ""
@@ -296,7 +285,7 @@ func (v *Verdict) equal(w Verdict) bool {
 
 func (l Layer2) equal(m Layer2) bool {
 	return l.Home == m.Home && l.Apart == m.Apart && l.New == m.New && l.Keep == m.Keep && l.Hurry == m.Hurry && l.Refresh == m.Refresh &&
-		slices.Equal(l.Interfaces, m.Interfaces) && slices.Equal(l.Sharers, m.Sharers)
+		slices.Equal(l.Interfaces, m.Interfaces)
 }
 
 func (p Plan) verdict(vip netip.Addr) (v Verdict) {

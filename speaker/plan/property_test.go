@@ -19,7 +19,6 @@ func drawLayer2(t *rapid.T, nodes ...string) *config.Layer2 {
 		Interfaces:   rapid.SampledFrom([][]string{nil, nil, {"eth0"}, {"eth*", "docker*"}}).Draw(t, "interfaces"),
 		AnySegment:   rapid.IntRange(0, 7).Draw(t, "any segment") == 0,
 		KeepOwner:    rapid.Bool().Draw(t, "keep owner"),
-		ShareLoad:    rapid.IntRange(0, 3).Draw(t, "share load") == 0,
 	}
 	for range rapid.IntRange(0, 2).Draw(t, "preferences") {
 		l.PreferredNodes = append(l.PreferredNodes, config.Preference{
@@ -103,7 +102,7 @@ func TestEveryVIPHasOneOwnerOrAReasonOnEveryNode(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		s := drawSnapshot(t)
-		owners, sharers := plan.Owners(s), plan.Sharers(s)
+		owners := plan.Owners(s)
 		for _, svc := range s.Services {
 			for _, vip := range svc.VIPs {
 				if _, ok := owners[vip]; !ok {
@@ -118,15 +117,10 @@ func TestEveryVIPHasOneOwnerOrAReasonOnEveryNode(t *testing.T) {
 			}
 			for vip, owner := range owners {
 				silence, silent := p.Silent[vip]
-				l, owned := p.Layer2[vip]
+				_, owned := p.Layer2[vip]
 				_, routed := p.BGP.VIPs[vip]
-				if owned != (node == owner || slices.Contains(sharers[vip], node)) || silent == (owned || routed) || owned &&
-					!slices.Equal(l.Sharers, sharers[vip]) {
-					t.Fatalf("node %s about %s: owned %v, routed %v, silent %v, owner %q, sharers %q, of %q", node, vip, owned, routed, silent, owner,
-						l.Sharers, sharers[vip])
-				}
-				if sharers[vip] != nil && !slices.Contains(sharers[vip], owner) {
-					t.Fatalf("%s: owner %q, sharers %q", vip, owner, sharers[vip])
+				if owned != (node == owner) || silent == (owned || routed) {
+					t.Fatalf("node %s about %s: owned %v, routed %v, silent %v, owner %q", node, vip, owned, routed, silent, owner)
 				}
 				if silent && (silence.Owner != owner || silence.Reason == "" || silence.Message == "") {
 					t.Fatalf("node %s about %s: %+v, owner %q", node, vip, silence, owner)
@@ -153,7 +147,7 @@ func TestMakeIgnoresTheOrderOfServices(t *testing.T) {
 
 // best returns the nodes that may own the VIP, by the rules as the reference
 // has them: from all nodes down, without what the plan remembers.
-func best(s plan.Snapshot, vip netip.Addr) (owners map[string]bool, shared bool) {
+func best(s plan.Snapshot, vip netip.Addr) map[string]bool {
 	var sharers []plan.Service
 	for _, svc := range s.Services {
 		if slices.Contains(svc.VIPs, vip) {
@@ -165,15 +159,14 @@ func best(s plan.Snapshot, vip netip.Addr) (owners map[string]bool, shared bool)
 		return a.Layer2 != nil && (!inPool || len(pool.Advertise) == 0 || slices.Contains(pool.Advertise, a.Name)) &&
 			slices.ContainsFunc(sharers, func(svc plan.Service) bool { return a.ServiceSelector.Matches(svc.Labels) })
 	}
-	kept := false
-	owners = map[string]bool{}
+	kept, owners := false, map[string]bool{}
 	selected, here, weights, links := map[string]bool{}, map[string]bool{}, map[string]int{}, map[string][]bool{}
 	for name, n := range s.Nodes {
 		for _, a := range s.Config.Advertisements {
 			if !concerns(a) {
 				continue
 			}
-			kept, shared = kept || a.Layer2.KeepOwner, shared || a.Layer2.ShareLoad
+			kept = kept || a.Layer2.KeepOwner
 			if !a.Layer2.NodeSelector.Matches(n.Labels) {
 				continue
 			}
@@ -209,8 +202,8 @@ func best(s plan.Snapshot, vip netip.Addr) (owners map[string]bool, shared bool)
 			if !serving || !accepted || !sound(name) || linked && unplugged(name) || (s.Nodes[name].Blind || s.Nodes[name].Sick) && !blind {
 				continue
 			}
-			if kept && !shared && s.Nodes[name].Claims != (plan.Claims{}) {
-				return map[string]bool{name: true}, false // no other node claims anything
+			if kept && s.Nodes[name].Claims != (plan.Claims{}) {
+				return map[string]bool{name: true} // no other node claims anything
 			}
 			if weights[name] > heaviest {
 				heaviest = weights[name]
@@ -224,21 +217,17 @@ func best(s plan.Snapshot, vip netip.Addr) (owners map[string]bool, shared bool)
 			break
 		}
 	}
-	return owners, shared
+	return owners
 }
 
 func TestTheOwnerIsOneOfTheBest(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		s := drawSnapshot(t)
-		sharers := plan.Sharers(s)
 		for vip, owner := range plan.Owners(s) {
-			want, shared := best(s, vip)
+			want := best(s, vip)
 			if !want[owner] && (owner != "" || len(want) > 0) {
 				t.Fatalf("%s is owned by %q, the best are %v", vip, owner, want)
-			}
-			if all := slices.Sorted(maps.Keys(want)); shared && !slices.Equal(all, sharers[vip]) || !shared && sharers[vip] != nil {
-				t.Fatalf("%s is shared by %q, the best are %q, and they share it: %v", vip, sharers[vip], all, shared)
 			}
 		}
 	})

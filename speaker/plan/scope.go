@@ -27,13 +27,11 @@ type scope struct {
 	unplugged      map[string]bool            // those whose link to the segment is down
 	severed        map[string]bool            // those that are apart, and whose link to the segment is that one
 	tiers          []tier                     // the most preferred first
-	shares         bool                       // all who could own a VIP share it
 	keeps          bool                       // owners are kept
 	claimants      map[uint16]map[string]bool // if so: who claims a bucket
 	whole          []tier                     // the same while all are able, see home
 	impaired       bool                       // some node is, and not in the tiers
 	resort         []tier                     // those with the impaired
-	all            []string                   // the sharers of VIPs without local endpoints
 
 	// What interfaces returned last: Make asks for one node.
 	node     string
@@ -141,9 +139,8 @@ func newScope(s Snapshot, key scopeKey, advertisements []*config.Advertisement, 
 		byWeight[weight][name] = sc.able(name) && !s.Nodes[name].impaired()
 		sc.impaired = sc.impaired || s.Nodes[name].impaired()
 	}
-	sc.shares = slices.ContainsFunc(sc.advertisements, func(a *config.Advertisement) bool { return a.Layer2.ShareLoad })
-	if sc.keeps = !sc.shares && slices.ContainsFunc(sc.advertisements,
-		func(a *config.Advertisement) bool { return a.Layer2.KeepOwner }); sc.keeps {
+	sc.keeps = slices.ContainsFunc(sc.advertisements, func(a *config.Advertisement) bool { return a.Layer2.KeepOwner })
+	if sc.keeps {
 		sc.claimants = sc.readClaims()
 	}
 	for _, weight := range slices.Backward(slices.Sorted(maps.Keys(byWeight))) {
@@ -327,35 +324,6 @@ func (s *scope) but(able func(name string) bool) (tiers []tier) {
 	return tiers
 }
 
-// sharers returns the nodes that share the VIP, by name: the most preferred
-// that there are. Nil: nobody does, or an owner has it alone.
-func (s *scope) sharers(v vip) []string {
-	switch {
-	case !s.shares || !v.serving:
-		return nil
-	case v.local == nil && s.all != nil:
-		return s.all
-	}
-	for _, impaired := range []bool{false, true} {
-		for _, t := range s.tiers {
-			var able []string
-			for name, weight := range s.weights {
-				if weight == t.weight && s.able(name) && (impaired || !s.Nodes[name].impaired()) && (v.local == nil || v.local[name]) {
-					able = append(able, name)
-				}
-			}
-			if len(able) > 0 {
-				slices.Sort(able)
-				if v.local == nil {
-					s.all = able
-				}
-				return able
-			}
-		}
-	}
-	return nil
-}
-
 // elect returns the owner of the VIP: of the most preferred nodes that there
 // are, as the election has it. Nil: among all.
 func elect(tiers []tier, addr netip.Addr, among map[string]bool) string {
@@ -487,9 +455,6 @@ func (s *scope) message(r Reason, node, owner string) string {
 		text = fmt.Sprintf("no serviceSelector of the advertisements for pool %q selects its Service", s.pool.Name)
 	}
 	owned := fmt.Sprintf("node %s owns it", owner)
-	if s.shares {
-		owned = fmt.Sprintf("node %s has a share in it", owner)
-	}
 	switch {
 	case r == NotOwner:
 		return owned

@@ -36,14 +36,13 @@ const (
 
 const (
 	// flagHome is set by the node that owns the VIP while all nodes are able.
-	flagHome = 1 << iota
-	// flagJoins is set by a node that has come to share the VIP.
-	flagJoins
-	// flagClient is set where a speaker repeats what a client asked.
-	flagClient
+	flagHome = 1
 	// flagApart is set by a node that has lost the other speakers with its link to them.
-	flagApart
+	flagApart = 8
 )
+
+// reserved is the end of what the tag covers. It is part of the format.
+var reserved [22]byte
 
 // magic are the first bytes.
 var magic = []byte("LS")
@@ -53,12 +52,6 @@ type Seal [Size]byte
 
 // Nonce is a number that a question has, and its answer. The zero value is none.
 type Nonce [offTag - offNonce]byte
-
-// Client is who asked what a speaker repeats. The zero value is nobody.
-type Client struct {
-	Hardware [6]byte
-	Addr     netip.Addr
-}
 
 // Find returns the seal that b begins with, if there is one.
 func Find(b []byte) (s Seal, ok bool) {
@@ -105,25 +98,9 @@ func (k Keys) Apart(vip netip.Addr, hardware [6]byte, home bool) Seal {
 	return Key(k()[0]).Apart(vip, hardware, home)
 }
 
-// Joining returns the seal that Key.Joining makes.
-func (k Keys) Joining(vip netip.Addr, hardware [6]byte) Seal {
-	return Key(k()[0]).Joining(vip, hardware)
-}
-
-// Repeating returns the seal that Key.Repeating makes.
-func (k Keys) Repeating(vip netip.Addr, hardware [6]byte, c Client) Seal {
-	return Key(k()[0]).Repeating(vip, hardware, c)
-}
-
 // Valid reports whether the seal is valid for one of the keys.
 func (k Keys) Valid(s Seal, vip netip.Addr, hardware [6]byte) bool {
 	return slices.ContainsFunc(k(), func(key []byte) bool { return Key(key).Valid(s, vip, hardware) })
-}
-
-// Repeats reports whether the seal is valid for one of the keys, and for what the
-// client asked.
-func (k Keys) Repeats(s Seal, vip netip.Addr, hardware [6]byte, c Client) bool {
-	return slices.ContainsFunc(k(), func(key []byte) bool { return Key(key).Repeats(s, vip, hardware, c) })
 }
 
 // Key makes and verifies seals.
@@ -138,72 +115,44 @@ func (k Key) Seal(vip netip.Addr, hardware [6]byte, home bool) Seal {
 // Numbered returns the seal of a question, or of the answer to it.
 func (k Key) Numbered(vip netip.Addr, hardware [6]byte, home bool, n Nonce) Seal {
 	if home {
-		return k.seal(flagHome, n, vip, hardware, Client{})
+		return k.seal(flagHome, n, vip, hardware)
 	}
-	return k.seal(0, n, vip, hardware, Client{})
+	return k.seal(0, n, vip, hardware)
 }
 
 // Apart returns the seal that Seal returns of a node that has lost the other speakers with
 // its link to them: perhaps it reaches no pods either.
 func (k Key) Apart(vip netip.Addr, hardware [6]byte, home bool) Seal {
 	if home {
-		return k.seal(flagApart|flagHome, Nonce{}, vip, hardware, Client{})
+		return k.seal(flagApart|flagHome, Nonce{}, vip, hardware)
 	}
-	return k.seal(flagApart, Nonce{}, vip, hardware, Client{})
+	return k.seal(flagApart, Nonce{}, vip, hardware)
 }
 
-// Joining returns the seal of a node that has come to share the VIP: it asks the
-// others for their clients.
-func (k Key) Joining(vip netip.Addr, hardware [6]byte) Seal {
-	return k.seal(flagJoins, Nonce{}, vip, hardware, Client{})
-}
-
-// Repeating returns the seal of what a client asked.
-func (k Key) Repeating(vip netip.Addr, hardware [6]byte, c Client) Seal {
-	return k.seal(flagClient, Nonce{}, vip, hardware, c)
-}
-
-func (k Key) seal(flags byte, n Nonce, vip netip.Addr, hardware [6]byte, c Client) (s Seal) {
+func (k Key) seal(flags byte, n Nonce, vip netip.Addr, hardware [6]byte) (s Seal) {
 	copy(s[:], magic)
 	s[offVersion] = version | flags
 	copy(s[offNonce:], n[:])
-	k.tag(&s, vip, hardware, c)
+	k.tag(&s, vip, hardware)
 	return s
 }
 
-// Joins reports whether the sender has come to share the VIP.
-func (s Seal) Joins() bool { return s[offVersion]&flagJoins != 0 }
-
 // Valid reports whether the seal was made with this key for the VIP at the
-// hardware address, and repeats no client.
+// hardware address.
 func (k Key) Valid(s Seal, vip netip.Addr, hardware [6]byte) bool {
-	return s[offVersion]&flagClient == 0 && k.valid(s, vip, hardware, Client{})
-}
-
-// Repeats reports whether the seal was made with this key, by the speaker at the
-// hardware address, for what the client asked.
-func (k Key) Repeats(s Seal, vip netip.Addr, hardware [6]byte, c Client) bool {
-	return s[offVersion]&flagClient != 0 && k.valid(s, vip, hardware, c)
-}
-
-func (k Key) valid(s Seal, vip netip.Addr, hardware [6]byte, c Client) bool {
 	want := s
-	k.tag(&want, vip, hardware, c)
+	k.tag(&want, vip, hardware)
 	return bytes.HasPrefix(s[:], magic) && hmac.Equal(s[:], want[:])
 }
 
 // tag writes the tag of what stands before it.
-func (k Key) tag(s *Seal, vip netip.Addr, hardware [6]byte, c Client) {
+func (k Key) tag(s *Seal, vip netip.Addr, hardware [6]byte) {
 	h := hmac.New(sha256.New, k)
-	address, client := vip.As16(), [16]byte{}
-	if c.Addr.IsValid() {
-		client = c.Addr.As16()
-	}
+	address := vip.As16()
 	h.Write([]byte("lodestone layer-2 seal"))
 	h.Write(s[:offTag])
 	h.Write(address[:])
 	h.Write(hardware[:])
-	h.Write(c.Hardware[:])
-	h.Write(client[:])
+	h.Write(reserved[:])
 	copy(s[offTag:], h.Sum(nil))
 }

@@ -1,6 +1,7 @@
 package seal_test
 
 import (
+	"encoding/hex"
 	"net/netip"
 	"testing"
 
@@ -34,9 +35,21 @@ func TestValid(t *testing.T) {
 	}
 }
 
-// The answer to a question has its number, and what a client asked is sealed with
-// the client.
-func TestNumbersAndClients(t *testing.T) {
+// Speakers of different versions have the same seals.
+func TestFormat(t *testing.T) {
+	t.Parallel()
+	for want, s := range map[string]seal.Seal{
+		"4c532000000000ba01ff6f72b410": key.Seal(vip, here, false),
+		"4c5321000000006967273e43d71b": key.Seal(vip, here, true),
+		"4c532101020304ab6014aed1fbe8": key.Numbered(vip, here, true, seal.Nonce{1, 2, 3, 4}),
+		"4c532900000000692458664d95cc": key.Apart(vip, here, true),
+	} {
+		assert.Equal(t, want, hex.EncodeToString(s[:]))
+	}
+}
+
+// The answer to a question has its number.
+func TestNumbers(t *testing.T) {
 	t.Parallel()
 	n := seal.Nonce{1, 2, 3, 4}
 	s := key.Numbered(vip, here, true, n)
@@ -46,17 +59,6 @@ func TestNumbersAndClients(t *testing.T) {
 	other := key.Seal(vip, here, true)
 	copy(other[3:], n[:])
 	assert.False(t, key.Valid(other, vip, here), "a number cannot be added")
-
-	c := seal.Client{Hardware: [6]byte{2, 0, 0, 0, 0, 9}, Addr: vip.Next()}
-	r := key.Repeating(vip, here, c)
-	assert.True(t, key.Repeats(r, vip, here, c))
-	assert.False(t, key.Valid(r, vip, here), "it claims nothing")
-	assert.False(t, key.Repeats(s, vip, here, seal.Client{}))
-	c.Hardware[5]++
-	assert.False(t, key.Repeats(r, vip, here, c), "of another client")
-	c.Hardware[5]--
-	c.Addr = c.Addr.Next()
-	assert.False(t, key.Repeats(r, vip, here, c), "of another address")
 }
 
 // While the key is replaced, speakers make seals with different ones. All believe them,
@@ -71,8 +73,8 @@ func TestKeys(t *testing.T) {
 		return func() [][]byte { return all }
 	}
 	before, after, done := ring("old", "new"), ring("new", "old"), ring("new")
-	for _, s := range []seal.Seal{before.Seal(vip, here, true), before.Joining(vip, here), after.Seal(vip, here, false),
-		after.Joining(vip, here)} {
+	for _, s := range []seal.Seal{before.Seal(vip, here, true), before.Apart(vip, here, false), after.Seal(vip, here, false),
+		after.Apart(vip, here, false)} {
 		assert.True(t, before.Valid(s, vip, here))
 		assert.True(t, after.Valid(s, vip, here))
 	}
@@ -142,7 +144,7 @@ func FuzzFind(f *testing.F) {
 			t.Errorf("found %x in %x", found, b)
 		}
 		if key.Valid(found, vip, here) && found != key.Seal(vip, here, false) && found != key.Seal(vip, here, true) &&
-			found != key.Joining(vip, here) {
+			found != key.Apart(vip, here, false) && found != key.Apart(vip, here, true) {
 			t.Errorf("forged %x", found)
 		}
 	})

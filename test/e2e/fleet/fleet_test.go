@@ -5,7 +5,6 @@ import (
 	"maps"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"testing"
@@ -137,55 +136,6 @@ func TestKeptOwnerStays(t *testing.T) {
 		f.steady(t)
 		require.Equal(t, without, f.Owners(), "%s is back", lost)
 	}
-}
-
-// With shareLoad the client has one node, and another one when that is lost: soon,
-// although nothing is ever announced. The speaker of its node ends, and the client
-// moves without a loss.
-func TestSharedLoad(t *testing.T) {
-	f := startFleet(t, "advertisements:\n  - {name: all, layer2: {shareLoad: true}}\n")
-	t.Cleanup(func() {
-		if t.Failed() {
-			known, err := exec.Command("ip", "-statistics", "-netns", f.Client, "neigh").CombinedOutput()
-			t.Logf("the client's neighbours, %v:\n%s", err, known)
-		}
-	})
-	var asking *probe.Probe
-	ask := func() {
-		asking = probe.UDP(t.Context(), probe.Options{Namespace: f.Client, Target: netip.AddrPortFrom(vips[0], 80)})
-		require.NoError(t, asking.WaitAnswers(t.Context(), 10))
-	}
-	answerer := func() string {
-		all := asking.Snapshot().Answers
-		return all[len(all)-1].Node
-	}
-	ask()
-	time.Sleep(5 * time.Second) // the speakers have come and asked each other
-	home := answerer()
-	_, err := asking.Stop()
-	require.NoError(t, err)
-
-	ask()
-	require.NoError(t, f.Unplug(home))
-	require.Eventually(t, func() bool { return answerer() != home }, 30*time.Second, 10*time.Millisecond, "another node than %s answers", home)
-	record, err := asking.Stop()
-	require.NoError(t, err)
-	t.Logf("%s lost: %s", home, record.Outage())
-
-	ask()
-	require.NoError(t, f.PlugIn(home))
-	require.Eventually(t, func() bool { return answerer() == home }, 30*time.Second, 10*time.Millisecond)
-	time.Sleep(3 * time.Second) // it has asked for the second time
-	_, err = asking.Stop()
-	require.NoError(t, err)
-
-	ask()
-	require.NoError(t, f.speakers[home].Process.Signal(unix.SIGTERM))
-	require.Eventually(t, func() bool { return answerer() != home }, 30*time.Second, 10*time.Millisecond)
-	record, err = asking.Finish()
-	require.NoError(t, err)
-	assert.Zero(t, record.Lost(), "the speaker of %s ended: %s", home, record.Losses())
-	assert.Empty(t, f.Claims(time.Time{}), "announced to all")
 }
 
 // The wall clocks of nodes jump by an hour, one after the other, forward and back. No

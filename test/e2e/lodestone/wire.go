@@ -9,8 +9,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/lodestone-lb/lodestone/test/e2e/lan"
 	"github.com/lodestone-lb/lodestone/test/e2e/netns"
 )
@@ -95,26 +93,6 @@ func (i *Installation) ownerFrom(ctx context.Context, host, address string) (str
 		return "", fmt.Errorf("%d hosts answer for %s: %q", len(macs), address, macs)
 	}
 	return i.nodeOf(macs[0])
-}
-
-// SendsTo returns the node that the host sends the address's packets to, as its
-// kernel has it, without asking anybody.
-func (i *Installation) SendsTo(host, address string) (string, error) {
-	handle, err := netns.Netlink("ls-" + host)
-	if err != nil {
-		return "", err
-	}
-	defer handle.Close()
-	neighbours, err := handle.NeighList(0, netlink.FAMILY_ALL)
-	if err != nil {
-		return "", fmt.Errorf("list neighbours of %s: %w", host, err)
-	}
-	for _, n := range neighbours {
-		if n.IP.String() == address && len(n.HardwareAddr) > 0 {
-			return i.nodeOf(n.HardwareAddr.String())
-		}
-	}
-	return "", fmt.Errorf("%s does not know %s", host, address)
 }
 
 func (i *Installation) nodeOf(mac string) (string, error) {

@@ -44,7 +44,7 @@ func TestPlanTellsWhichVIPsMove(t *testing.T) {
 	assert.Equal(t, speakers.NoLocalEndpoint, e.Orphaned[0].Reason)
 	require.Len(t, e.Moved, 2)
 	assert.Equal(t, explain.Announcers{BGP: []string{"n3"}}, e.Moved[0].After)
-	assert.Equal(t, explain.Announcers{Layer2: []string{"n3"}}, e.Moved[1].After)
+	assert.Equal(t, explain.Announcers{Layer2: "n3"}, e.Moved[1].After)
 
 	// It comes true.
 	object[*corev1.ConfigMap](w, config.ConfigMapName).Data[config.Key] = read1(t, moves)

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"encoding/json"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -51,18 +50,6 @@ peers: [{name: far, address: 192.0.2.9, peerASN: 64513, localASN: 64512, nodeSel
 	w.ask("explain-pool-late.txt", ExitOK, "explain", "pool", "late")
 	w.ask("explain-pool-spare.txt", ExitFound, "explain", "pool", "spare")
 	w.ask("explain-peer-trouble.txt", ExitFound, "explain", "peer", "far")
-}
-
-// A VIP that nodes share: who they are, and what a drain does to them.
-func TestStoriesOfASharedVIP(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	document := object[*corev1.ConfigMap](w, config.ConfigMapName).Data
-	document[config.Key] = strings.Replace(document[config.Key], "layer2: {}", "layer2: {shareLoad: true}", 1)
-	object[*corev1.Node](w, "n3").Labels[corev1.LabelNodeExcludeBalancers] = ""
-	w.ask("explain-vip-shared.txt", ExitOK, "explain", "vip", "203.0.113.10")
-	w.ask("drain-n1-shared.txt", ExitOK, "simulate", "drain", "n1")
-	assert.Contains(t, w.ask("", ExitOK, "explain", "service", "shop/web"), "by layer 2 from n1, n2, each to a part of the clients")
 }
 
 func TestStoriesForPrograms(t *testing.T) {
