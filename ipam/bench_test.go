@@ -140,16 +140,21 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
-// BenchmarkSharers is a Service that joins n others on one address, and
-// leaves.
+// BenchmarkSharers is a Service that leaves an address which it shares with others, n in
+// all, and joins them again. With ports, each has as many of them as are looked at.
 func BenchmarkSharers(b *testing.B) {
-	for _, n := range []int{10, 1000} {
-		b.Run(strconv.Itoa(n), func(b *testing.B) {
+	for _, c := range []struct {
+		name     string
+		n, ports int
+	}{{"10", 10, 1}, {"1000", ipam.MaxSharers, 1}, {"1000-ports", ipam.MaxSharers, 64}} {
+		b.Run(c.name, func(b *testing.B) {
 			a := filled(b, "198.18.0.0/16", 0)
 			req := ipam.Request{Subject: config.Subject{Namespace: "default"}, Families: []ipam.Family{ipam.IPv4}, RequireAll: true}
-			for i := range n + 1 {
-				req.Owner = ownerNumber(i)
-				req.Sharing = &ipam.Sharing{Key: "k", Ports: []ipam.Port{{Protocol: "TCP", Number: uint16(i)}}}
+			for i := range c.n {
+				req.Owner, req.Sharing = ownerNumber(i), &ipam.Sharing{Key: "k"}
+				for p := range c.ports {
+					req.Sharing.Ports = append(req.Sharing.Ports, ipam.Port{Protocol: "TCP", Number: uint16(i*c.ports + p)})
+				}
 				_, err := a.Allocate(req, start)
 				require.NoError(b, err)
 			}

@@ -176,6 +176,8 @@ func refuseClash(p party, other *tenant, c clash, g *holding) *Refusal {
 			g.addr, name, backendsOf(other.terms), backendsOf(p.terms))
 	case overPort:
 		return refuse(SharingConflict, pool, "port %s of %s is used by %s: use another port or another sharing key", c.port, g.addr, name)
+	case overNumber:
+		return refuse(SharingConflict, pool, "%s is shared by %d Services, and more cannot: use another sharing key", g.addr, len(g.tenants))
 	}
 	return refuse(AddressInUse, pool, "%s is held by %s", g.addr, holdersText(g.tenants))
 }

@@ -183,10 +183,12 @@ func (g *holding) countAll() {
 	if g.space.usages == nil {
 		return
 	}
+	var room [4]string
+	counted := room[:0] // few namespaces share an address, be there many tenants
 	for i := range g.tenants {
-		first := func(t tenant) bool { return t.namespace == g.tenants[i].namespace }
-		if slices.IndexFunc(g.tenants, first) == i {
-			g.space.usages.add(g.tenants[i].namespace, usage{held: +1})
+		if namespace := g.tenants[i].namespace; !slices.Contains(counted, namespace) {
+			counted = append(counted, namespace)
+			g.space.usages.add(namespace, usage{held: +1})
 		}
 	}
 }
@@ -211,12 +213,19 @@ func (g *holding) inhabited(namespace string, except *holder) bool {
 	return false
 }
 
-// clash returns the first tenant with whom somebody clashes.
+// clash returns the first tenant with whom somebody clashes: the first of all, if there are
+// as many as may be.
 func (g *holding) clash(p party) (*tenant, clash) {
+	in := false
 	for i := range g.tenants {
-		if c := p.clash(g.tenants[i].party()); c.is() {
+		t := g.tenants[i].party()
+		if c := p.clash(t); c.is() {
 			return &g.tenants[i], c
 		}
+		in = in || p.sameService(t)
+	}
+	if !in && len(g.tenants) >= MaxSharers {
+		return &g.tenants[0], clash{over: overNumber}
 	}
 	return nil, clash{}
 }

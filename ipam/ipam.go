@@ -102,8 +102,8 @@ func (a *Allocator) Configure(s Setup) { a.configure(s) }
 
 // Restore records that an owner holds an address, without asking any pool: the
 // state of a cluster is true before it is valid. The address may be
-// stranded, withheld, forbidden, reserved or in quarantine. When it clashes with
-// others who hold the address, or the owner's UID is known by another name,
+// stranded, withheld, forbidden, reserved or in quarantine, or shared by more than MaxSharers.
+// When it clashes otherwise with those who hold the address, or the owner's UID is known by another name,
 // Restore changes nothing and returns the first of those and false. An address
 // that is not valid is held by nobody: the zero owner and false. Zones are
 // dropped.
@@ -119,7 +119,7 @@ func (a *Allocator) Restore(was Holding) (holder Owner, ok bool) {
 	}
 	g := a.holdings.at[addr]
 	if g != nil {
-		if other, c := g.clash(party{&id, terms}); c.is() {
+		if other, c := g.clash(party{&id, terms}); c.is() && c.over != overNumber {
 			return other.owner, false
 		}
 	}

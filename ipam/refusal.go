@@ -70,7 +70,8 @@ func Reasons() reason.Texts[Reason] {
 			Cure: "Wait until the quarantine is over, or ask for another one."},
 		RequestNotAllowed: {Cause: "The pool has requesters, and the Service's namespace is not among them.",
 			Cure: "Take any address of the pool (remove annotation lodestone.io/addresses), or add the namespace to the pool's requesters."},
-		SharingConflict: {Cause: "The Service does not fit in with those who hold the address under its sharing key: a port or the pods differ.",
+		SharingConflict: {Cause: "The Service does not fit in with those who hold the address under its sharing key: a port or " +
+			"the pods differ. Or there are 1,000 already.",
 			Cure: "Use other ports, or another sharing key, or no key for an address of its own."},
 		WrongFamily: {Cause: "The requested address is of a family that the Service does not have.",
 			Cure: "Ask for an address of the Service's families, or change spec.ipFamilies."},

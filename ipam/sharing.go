@@ -17,8 +17,12 @@ type Owner struct {
 	Name string
 }
 
+// MaxSharers is how many Services may share an address: whoever looks at one of them looks
+// at all, and anybody with a sharing key could make them as many as it may have Services.
+const MaxSharers = 1000
+
 // Sharing are the terms on which a Service shares its addresses. Those who
-// hold one address all have the same key, which is not empty, no port in
+// hold one address are at most MaxSharers, and all have the same key, which is not empty, no port in
 // common, the same backends, and, if they are of different namespaces, each
 // name the other's.
 //
@@ -130,6 +134,7 @@ const (
 	overNamespaces
 	overBackends
 	overPort
+	overNumber
 )
 
 func (c clash) is() bool { return c.over != noClash }

@@ -1,7 +1,9 @@
 package ipam_test
 
 import (
+	"fmt"
 	"net/netip"
+	"strconv"
 	"testing"
 	"time"
 
@@ -127,6 +129,31 @@ func TestRefusedServiceIsKnownByItsNewTerms(t *testing.T) {
 	s.refused("default/api", ipam.SharingConflict,
 		"port TCP/443 of 198.18.0.1 is used by default/web: use another port or another sharing key", shares("k", "443"))
 	s.gets("default/api", "lan/198.18.0.1", shares("k", "80"))
+}
+
+// Anybody with a key may make Services that share an address, and a look at one of them is a
+// look at all.
+func TestSharersHaveABound(t *testing.T) {
+	s := begin(t, pool("lan", "198.18.0.0/29"))
+	for i := range ipam.MaxSharers {
+		s.gets(fmt.Sprintf("default/%d", i), "lan/198.18.0.0", shares("k", strconv.Itoa(i)))
+	}
+	const full = "198.18.0.0 is shared by 1000 Services, and more cannot: use another sharing key"
+	s.refused("default/x", ipam.SharingConflict, full, shares("k", "8080"))
+	s.refused("default/x", ipam.SharingConflict, full, shares("k", "8080"), at("198.18.0.0"))
+	s.gets("default/7", "lan/198.18.0.0", shares("k", "7 8080"))
+	s.gets("default/7#again", "lan/198.18.0.0", shares("k", "7")) // to people the same Service
+	_, ok := s.Restore(ipam.Holding{Owner: owner("default/before"), Addr: netip.MustParseAddr("198.18.0.0"), Since: start,
+		Sharing: &ipam.Sharing{Key: "k", Ports: portsOf("9090")}})
+	assert.True(t, ok, "what was is true")
+	s.gets("default/before", "lan/198.18.0.0", shares("k", "9090"))
+	s.gets("default/x", "lan/198.18.0.1", shares("m", "8080"))
+	for _, gone := range []string{"default/7", "default/7#again", "default/before"} {
+		_, err := s.ask("default/y", shares("k", "9999"))
+		assert.ErrorContains(t, err, "and more cannot", gone)
+		s.frees(gone)
+	}
+	s.gets("default/y", "lan/198.18.0.0", shares("k", "9999"))
 }
 
 // A Service that moves is known under two UIDs for a while: what it gives back
