@@ -44,7 +44,7 @@ var reasonTypes = []reasonType{
 		nil, texts(servicelb.EventReasons())},
 	{"plan.Reason", "Why a node does not announce a VIP", "the speaker's log and its `/status`, `lodestone explain vip`",
 		[]string{"lodestone_speaker_vips_silent", "lodestone_speaker_vips_unowned"}, texts(plan.Reasons())},
-	{"layer2.Reason", "Why the owner does not announce a VIP by layer 2", "the speaker's log and its `/status`",
+	{"segment.Reason", "Why the owner does not announce a VIP by layer 2", "the speaker's log and its `/status`",
 		[]string{"lodestone_layer2_unannounced_vips", "lodestone_layer2_withheld_vips"}, texts(layer2.Reasons())},
 	{"report.Reason", "Why a VIP changed hands", "the Events of Services, besides the reasons why a node does not announce a VIP",
 		nil, texts(report.Reasons())},
@@ -152,7 +152,7 @@ var dependsOn = map[string]map[string][]string{
 		"NotPermitted":       {"bgpPermit"},
 		"ServiceNotSelected": {"advertisements[].serviceSelector"},
 	},
-	"layer2.Reason": {"NoInterface": {"advertisements[].layer2.interfaces"}},
+	"segment.Reason": {"NoInterface": {"advertisements[].layer2.interfaces"}},
 	"plan.ProblemReason": {
 		"AddressTaken": {"peers[].nodeSelector"}, "NoLocalASN": {"peers[].localASN", "lodestone.io/bgp-asn"},
 		"NoRouterID": {"peers[].routerID", "lodestone.io/bgp-router-id"}, "RouterIDShared": {"lodestone.io/bgp-router-id"},

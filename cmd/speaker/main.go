@@ -69,8 +69,8 @@ func run(ctx context.Context, f *flags) error {
 		Interfaces: interfaces, Log: s.log, Registry: registry,
 	})
 	proxy := speaker.NewKubeProxy(f.kubeProxyURL, f.node, members, s.log)
-	announcer := layer2.New(layer2.Options{Interfaces: interfaces, Members: members, Keys: members.SealKeys, Received: netstate.Received,
-		Log: s.log, Registry: registry})
+	announcer := layer2.New(layer2.Options{Interfaces: interfaces, Members: members, Keys: members.SealKeys,
+		Received: netstate.Received, Log: s.log, Registry: registry})
 	limiter := limit.New(limit.Options{Log: s.log, Registry: registry})
 	podRoutes := podroutes.New(podroutes.Options{Interfaces: interfaces, Log: s.log, Registry: registry})
 	watchdog := bfd.New(bfd.Options{Log: s.log, Registry: registry})

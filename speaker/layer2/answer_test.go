@@ -11,6 +11,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/assert"
 
+	"github.com/lodestone-lb/lodestone/speaker/layer2/segment"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -115,18 +117,18 @@ func FuzzARP(f *testing.F) {
 	}
 	f.Add(append([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0, 0, 1, 0x88, 0xa8, 0, 1, 0x81, 0, 0, 2}, good[12:]...))
 	f.Add(make([]byte, 128))
-	f.Add(arp{}.announce(claimOf(clientMAC, vipA), true)[0])
-	f.Add(arp{}.probe(claimOf(clientMAC, vipA), mac{}))
+	f.Add(wire.ARP{}.Announce(claimOf(clientMAC, vipA), true)[0])
+	f.Add(wire.ARP{}.Probe(claimOf(clientMAC, vipA), mac{}))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		m, ok := arp{}.parse(b)
+		m, ok := wire.ARP{}.Parse(b)
 		if !ok {
 			return
 		}
-		if m.from.group() || m.asks.IsValid() && !m.asks.Is4() || m.claims.IsValid() && !m.claims.Is4() {
+		if m.From.Group() || m.Asks.IsValid() && !m.Asks.Is4() || m.Claims.IsValid() && !m.Claims.Is4() {
 			t.Errorf("parsed %+v", m)
 		}
-		if m.asks.IsValid() {
-			if reply, ok := (arp{}).parse(arp{}.answer(claimOf(nodeMAC, m.asks), m)); !ok || reply.to != m.from || reply.from != nodeMAC {
+		if m.Asks.IsValid() {
+			if reply, ok := (wire.ARP{}).Parse(wire.ARP{}.Answer(claimOf(nodeMAC, m.Asks), m)); !ok || reply.To != m.From || reply.From != nodeMAC {
 				t.Errorf("the answer to %+v is %+v", m, reply)
 			}
 		}
@@ -145,17 +147,20 @@ func BenchmarkAnswer(b *testing.B) {
 	want[vip6] = plan.Layer2{}
 	w.set(want)
 	for name, c := range map[string]struct {
-		protocol protocol
+		protocol wire.Protocol
 		frame    []byte
 	}{
-		"ARP, ours":      {arp{}, ask(vipA, clientIP, broadcast)},
-		"ARP, another's": {arp{}, ask(clientIP, vipB, broadcast)},
-		"NDP, ours":      {ndp{}, coldQuery(clientMAC, vip6).frame()},
-		"NDP, another's": {ndp{}, coldQuery(clientMAC, vip6B).frame()},
+		"ARP, ours":      {wire.ARP{}, ask(vipA, clientIP, broadcast)},
+		"ARP, another's": {wire.ARP{}, ask(clientIP, vipB, broadcast)},
+		"NDP, ours":      {wire.NDP{}, coldQuery(clientMAC, vip6).frame()},
+		"NDP, another's": {wire.NDP{}, coldQuery(clientMAC, vip6B).frame()},
 	} {
-		key := portKey{protocol: c.protocol, name: "eth0", mac: nodeMAC}
-		p := &port{key: key, conn: blackHole{}, counters: w.metrics.of(key), own: &w.own}
-		p.owned.Store(&w.vips)
+		p := w.newPort(portKey{protocol: c.protocol, name: "eth0", mac: nodeMAC}, blackHole{})
+		vips := map[netip.Addr]segment.VIP{}
+		for vip := range want {
+			vips[vip] = segment.VIP{}
+		}
+		p.set(vips)
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {

@@ -13,6 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/pkg/testnet"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/segment"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -38,7 +40,7 @@ func newAsker(b *testing.B, announced bool) *asker {
 		}
 		n := startNode(b, s.Hosts[0], nil)
 		n.set(want)
-		time.Sleep(schedule[len(schedule)-1] + time.Second) // all is told
+		time.Sleep(segment.Schedule[len(segment.Schedule)-1] + time.Second) // all is told
 	}
 	return &asker{
 		b: b, conn: listenOn(b, s.Hosts[1], unix.ETH_P_ARP, nil), mac: macOf(b, s.Hosts[1], "eth0"),
@@ -60,7 +62,7 @@ func (a *asker) hear(target netip.Addr) bool {
 		if err != nil {
 			return false
 		}
-		if m, ok := (arp{}).parse(a.buf[:n]); ok && m.claims == target && m.to == a.mac {
+		if m, ok := (wire.ARP{}).Parse(a.buf[:n]); ok && m.Claims == target && m.To == a.mac {
 			return true
 		}
 	}

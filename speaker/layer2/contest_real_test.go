@@ -14,6 +14,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/testnet"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -98,11 +99,11 @@ func TestRecordedClaimReal(t *testing.T) {
 		for frame := make([]byte, 1514); recorded[etherType] == nil; {
 			n, _, err := conn.ReadFrom(frame)
 			require.NoError(t, err)
-			p := protocol(arp{})
+			p := wire.Protocol(wire.ARP{})
 			if etherType == unix.ETH_P_IPV6 {
-				p = ndp{}
+				p = wire.NDP{}
 			}
-			if m, ok := p.parse(frame[:n]); ok && m.from == from && m.claims.IsValid() && m.seal != (seal.Seal{}) {
+			if m, ok := p.Parse(frame[:n]); ok && m.From == from && m.Claims.IsValid() && m.Seal != (seal.Seal{}) {
 				recorded[etherType] = slices.Clone(frame[:n])
 			}
 		}

@@ -17,6 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/segment"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -50,8 +52,8 @@ func (f *fakeMembers) lose(lost bool) {
 	f.changed = make(chan struct{})
 }
 
-// segment is a simulated broadcast domain with speakers, each with eth0.
-type segment struct {
+// lan is a simulated broadcast domain with speakers, each with eth0.
+type lan struct {
 	t        *testing.T
 	speakers []*world
 	members  []*fakeMembers
@@ -67,10 +69,10 @@ type segment struct {
 }
 
 // onSegment runs a story of n speakers in simulated time.
-func onSegment(t *testing.T, n int, story func(*testing.T, *segment)) {
+func onSegment(t *testing.T, n int, story func(*testing.T, *lan)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		s := &segment{t: t, cut: map[int]bool{}, lines: map[wireEnd]chan []byte{}}
+		s := &lan{t: t, cut: map[int]bool{}, lines: map[wireEnd]chan []byte{}}
 		defer s.close() // when all speakers have stopped
 		for i := range n {
 			m := &fakeMembers{changed: make(chan struct{})}
@@ -93,13 +95,13 @@ type wireEnd struct {
 }
 
 // carry brings a frame to all others on the same side.
-func (s *segment) carry(from int, name string, b []byte) {
+func (s *lan) carry(from int, name string, b []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.said = append(s.said, frame{at: time.Since(s.start), on: name, bytes: b})
 	for i := range s.speakers {
 		to := mac(b[:6])
-		if i != from && s.cut[i] == s.cut[from] && !s.isDeaf(i) && (to.group() || to == s.macs[i]) {
+		if i != from && s.cut[i] == s.cut[from] && !s.isDeaf(i) && (to.Group() || to == s.macs[i]) {
 			s.line(wireEnd{i, name}) <- b
 		}
 	}
@@ -107,7 +109,7 @@ func (s *segment) carry(from int, name string, b []byte) {
 
 // line returns the line to the socket, which one goroutine serves: with one for each
 // frame the race detector meets its limit, see TestPartitionOfTheSegment.
-func (s *segment) line(to wireEnd) chan []byte {
+func (s *lan) line(to wireEnd) chan []byte {
 	l := s.lines[to]
 	if l == nil {
 		l = make(chan []byte, 1<<16)
@@ -127,17 +129,17 @@ func (s *segment) line(to wireEnd) chan []byte {
 	return l
 }
 
-func (s *segment) close() {
+func (s *lan) close() {
 	for _, l := range s.lines {
 		close(l)
 	}
 	s.carrying.Wait()
 }
 
-func (s *segment) isDeaf(i int) bool { return s.deaf > 0 && s.deaf == i }
+func (s *lan) isDeaf(i int) bool { return s.deaf > 0 && s.deaf == i }
 
 // comesIn counts frames: others talk there, too.
-func (s *segment) comesIn(i int) uint64 {
+func (s *lan) comesIn(i int) uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.isDeaf(i) {
@@ -147,21 +149,21 @@ func (s *segment) comesIn(i int) uint64 {
 	return 0
 }
 
-func (s *segment) partition(cut map[int]bool) {
+func (s *lan) partition(cut map[int]bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.cut, s.said, s.start = cut, nil, time.Now()
 }
 
 // heard returns what was said since the last partition or its end, in order.
-func (s *segment) heard() []frame {
+func (s *lan) heard() []frame {
 	synctest.Wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.said)
 }
 
-func (s *segment) lose(lost bool) {
+func (s *lan) lose(lost bool) {
 	for _, m := range s.members {
 		m.lose(lost)
 	}
@@ -169,9 +171,9 @@ func (s *segment) lose(lost bool) {
 }
 
 // owners returns who announces the VIP.
-func (s *segment) owners(vip netip.Addr) []int { return s.allOwners()[vip] }
+func (s *lan) owners(vip netip.Addr) []int { return s.allOwners()[vip] }
 
-func (s *segment) allOwners() map[netip.Addr][]int {
+func (s *lan) allOwners() map[netip.Addr][]int {
 	synctest.Wait()
 	owners := map[netip.Addr][]int{}
 	for i, w := range s.speakers {
@@ -198,7 +200,7 @@ func claimed(home bool, vips ...netip.Addr) map[netip.Addr]plan.Layer2 {
 // a flap, and stays there; when the other dies, it moves.
 func TestSplitBrainIsDecidedOnTheWire(t *testing.T) {
 	t.Parallel()
-	onSegment(t, 2, func(t *testing.T, s *segment) {
+	onSegment(t, 2, func(t *testing.T, s *lan) {
 		for i, vips := range [][]netip.Addr{{vipA, vip6}, {vipB, vip6B}} {
 			s.speakers[i].set(claimed(true, vips...))
 		}
@@ -241,7 +243,7 @@ func TestSplitBrainIsDecidedOnTheWire(t *testing.T) {
 		}
 		s.speakers[0].take()
 		time.Sleep(time.Minute)
-		toAll := slices.DeleteFunc(s.speakers[0].take(), func(f frame) bool { return !mac(f.bytes[:6]).group() })
+		toAll := slices.DeleteFunc(s.speakers[0].take(), func(f frame) bool { return !mac(f.bytes[:6]).Group() })
 		assert.InDelta(t, int(time.Minute/beaconInterval)*3, len(toAll), 6,
 			"frames that all hosts hear: a beacon in two ARP packets and one of NDP")
 
@@ -261,7 +263,7 @@ func TestSplitBrainIsDecidedOnTheWire(t *testing.T) {
 // Why it is not parallel, and short, is said at TestPartitionOfTheSegment.
 func TestBeaconsOfManySpeakers(t *testing.T) {
 	const here, all, watched = 20, 1000, 2 * time.Minute
-	onSegment(t, here, func(t *testing.T, s *segment) {
+	onSegment(t, here, func(t *testing.T, s *lan) {
 		homes, either := make([][2]netip.Addr, here), map[int]bool{}
 		for i, vip := 0, vipA; i < here; i, vip = i+1, vip.Next().Next() {
 			homes[i] = [2]netip.Addr{vip, vip.Next()}
@@ -308,7 +310,7 @@ func TestBeaconsOfManySpeakers(t *testing.T) {
 //
 // Why it is not parallel, and short, is said at TestPartitionOfTheSegment.
 func TestDeafNodeFallsSilent(t *testing.T) {
-	onSegment(t, 2, func(t *testing.T, s *segment) {
+	onSegment(t, 2, func(t *testing.T, s *lan) {
 		homes := [][]netip.Addr{{vipA, vip6}, {vipB, vip6B}}
 		for i, vips := range homes {
 			s.speakers[i].set(claimed(true, vips...))
@@ -329,12 +331,12 @@ func TestDeafNodeFallsSilent(t *testing.T) {
 			before := len(s.heard())
 			time.Sleep(d)
 			for _, f := range s.heard()[before:] {
-				p := protocol(arp{})
+				p := wire.Protocol(wire.ARP{})
 				if strings.HasSuffix(f.on, "IPv6") {
-					p = ndp{}
+					p = wire.NDP{}
 				}
-				if m, ok := p.parse(f.bytes); ok && m.claims.IsValid() && m.to.group() {
-					by[slices.Index(s.macs, m.from)]++
+				if m, ok := p.Parse(f.bytes); ok && m.Claims.IsValid() && m.To.Group() {
+					by[slices.Index(s.macs, m.From)]++
 				}
 			}
 			return by
@@ -361,7 +363,7 @@ func TestDeafNodeFallsSilent(t *testing.T) {
 // 1.26's race detector may end the process, by a check of its own (tsan_rtl.cpp) or in
 // the runtime (timer.maybeRunChan), when a select meets a timer that is due.
 func TestPartitionOfTheSegment(t *testing.T) {
-	onSegment(t, 4, func(t *testing.T, s *segment) {
+	onSegment(t, 4, func(t *testing.T, s *lan) {
 		vips := everywhere()
 		for vip := vipA; len(vips) < 200; vip = vip.Next() {
 			vips[vip] = plan.Layer2{}
@@ -398,7 +400,7 @@ func TestPartitionOfTheSegment(t *testing.T) {
 		before := len(s.heard())
 		time.Sleep(10 * time.Second)
 		for _, f := range s.heard()[before:] {
-			require.False(t, mac(f.bytes[:6]).group(), "the segment is not quiet though nobody is lost")
+			require.False(t, mac(f.bytes[:6]).Group(), "the segment is not quiet though nobody is lost")
 		}
 	})
 }
@@ -410,12 +412,12 @@ func TestHandOverAmongOurs(t *testing.T) {
 	for name, home := range map[string][2]bool{"to a better one": {false, true}, "to a worse one": {true, false}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			onSegment(t, 2, func(t *testing.T, s *segment) {
+			onSegment(t, 2, func(t *testing.T, s *lan) {
 				s.speakers[0].set(claimed(home[0], vipA))
 				time.Sleep(time.Minute)
 				s.speakers[0].take()
 				s.speakers[1].set(claimed(home[1], vipA))
-				time.Sleep(indulgence - time.Second)
+				time.Sleep(lag - time.Second)
 				s.speakers[0].set(nil)
 				for _, f := range s.speakers[0].take() {
 					_, p := f.packet(t)
@@ -434,7 +436,7 @@ func TestHandOverAmongOurs(t *testing.T) {
 // one.
 func TestMovesInQuickSuccession(t *testing.T) {
 	t.Parallel()
-	onSegment(t, 2, func(t *testing.T, s *segment) {
+	onSegment(t, 2, func(t *testing.T, s *lan) {
 		s.speakers[0].set(claimed(true, vipA))
 		time.Sleep(900 * time.Millisecond)
 		s.speakers[1].set(everywhere(vipA))
@@ -448,16 +450,16 @@ func TestMovesInQuickSuccession(t *testing.T) {
 // Speakers that disagree for longer than news may take have one answerer, too.
 func TestDisagreementIsDecidedOnTheWire(t *testing.T) {
 	t.Parallel()
-	onSegment(t, 3, func(t *testing.T, s *segment) {
+	onSegment(t, 3, func(t *testing.T, s *lan) {
 		for i, w := range s.speakers {
 			w.set(claimed(i == 1, vipA))
 		}
-		time.Sleep(indulgence + time.Second)
+		time.Sleep(lag + time.Second)
 		assert.Equal(t, []int{1}, s.owners(vipA))
 		s.speakers[1].set(nil)
 		time.Sleep((maxMissed + 1) * pollInterval)
 		assert.NotEmpty(t, s.owners(vipA), "nobody answers")
-		time.Sleep(indulgence + time.Second)
+		time.Sleep(lag + time.Second)
 		assert.Len(t, s.owners(vipA), 1)
 	})
 }
@@ -481,17 +483,17 @@ func TestNewAddressIsProbed(t *testing.T) {
 		assert.Equal(t, Probing, w.Status().VIPs[0].Reason)
 		arps, solicitations := 0, 0
 		for _, f := range w.after(probes*probeWait - time.Millisecond) {
-			var m message
+			var m wire.Message
 			if f.on == "eth0" {
-				m, _ = arp{}.parse(f.bytes)
-				assert.Equal(t, vipA, m.asks)
+				m, _ = wire.ARP{}.Parse(f.bytes)
+				assert.Equal(t, vipA, m.Asks)
 				arps++
 			} else {
-				m, _ = ndp{}.parse(f.bytes)
-				assert.Equal(t, vip6, m.asks)
+				m, _ = wire.NDP{}.Parse(f.bytes)
+				assert.Equal(t, vip6, m.Asks)
 				solicitations++
 			}
-			assert.True(t, m.probes() && m.to.group(), "claimed before it was probed: %+v", m)
+			assert.True(t, m.Probes() && m.To.Group(), "claimed before it was probed: %+v", m)
 		}
 		assert.Equal(t, [2]int{probes, probes}, [2]int{arps, solicitations})
 		assert.Len(t, w.after(time.Millisecond), 2+2, "announcements at once")
@@ -515,7 +517,7 @@ func TestConflictOfANewAddress(t *testing.T) {
 		"announces":          arpFrame(arppacket.OperationRequest, broadcast, clientMAC, vipA, mac{}, vipA),
 		"asks something":     arpFrame(arppacket.OperationRequest, broadcast, clientMAC, vipA, mac{}, clientIP),
 		"probes, too":        arpFrame(arppacket.OperationRequest, broadcast, clientMAC, netip.IPv4Unspecified(), mac{}, vipA),
-		"of another cluster": arp{}.announce(statement{clientMAC, vipA, seal.Key("another").Seal(vipA, clientMAC, true)}, true)[0],
+		"of another cluster": wire.ARP{}.Announce(statement{clientMAC, vipA, seal.Key("another").Seal(vipA, clientMAC, true)}, true)[0],
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -523,7 +525,7 @@ func TestConflictOfANewAddress(t *testing.T) {
 				var there atomic.Bool
 				there.Store(true)
 				w.wire = func(name string, frame []byte) {
-					if m, _ := (arp{}).parse(frame); m.probes() && there.Load() {
+					if m, _ := (wire.ARP{}).Parse(frame); m.Probes() && there.Load() {
 						go w.receive(name, f)
 					}
 				}
@@ -580,8 +582,8 @@ func TestConflictInAMigration(t *testing.T) {
 				var there atomic.Bool
 				there.Store(true)
 				w.wire = func(name string, frame []byte) {
-					if m, _ := (arp{}).parse(frame); m.probes() && there.Load() {
-						go w.receive(name, arpFrame(arppacket.OperationReply, m.from, clientMAC, vipA, m.from, netip.IPv4Unspecified()))
+					if m, _ := (wire.ARP{}).Parse(frame); m.Probes() && there.Load() {
+						go w.receive(name, arpFrame(arppacket.OperationReply, m.From, clientMAC, vipA, m.From, netip.IPv4Unspecified()))
 					}
 				}
 				w.set(fresh(vipA))
@@ -603,12 +605,12 @@ func TestConflictInAMigration(t *testing.T) {
 // strangers, and a third one that announces it already has it.
 func TestOursIsNoConflict(t *testing.T) {
 	t.Parallel()
-	onSegment(t, 3, func(t *testing.T, s *segment) {
+	onSegment(t, 3, func(t *testing.T, s *lan) {
 		s.speakers[0].set(fresh(vipA, vip6))
 		s.speakers[1].set(fresh(vipA, vip6))
-		time.Sleep(indulgence + time.Second)
+		time.Sleep(lag + time.Second)
 		s.speakers[2].set(claimed(true, vipA, vip6))
-		time.Sleep(indulgence + time.Second)
+		time.Sleep(lag + time.Second)
 		for _, vip := range []netip.Addr{vipA, vip6} {
 			assert.Equal(t, []int{2}, s.owners(vip))
 		}
@@ -629,12 +631,12 @@ func TestClaimsWithTwoKeys(t *testing.T) {
 				w.set(claimed(false, vipA))
 				w.after(time.Minute)
 				w.wire = func(name string, frame []byte) { // the other one answers
-					if m, _ := (arp{}).parse(frame); m.to == clientMAC && m.probes() {
-						s := statement{clientMAC, vipA, other.Numbered(vipA, clientMAC, true, m.seal.Nonce())}
-						go w.receive(name, arp{}.answer(s, m))
+					if m, _ := (wire.ARP{}).Parse(frame); m.To == clientMAC && m.Probes() {
+						s := statement{clientMAC, vipA, other.Numbered(vipA, clientMAC, true, m.Seal.Nonce())}
+						go w.receive(name, wire.ARP{}.Answer(s, m))
 					}
 				}
-				w.receive("eth0", arp{}.announce(statement{clientMAC, vipA, other.Seal(vipA, clientMAC, true)}, true)[0])
+				w.receive("eth0", wire.ARP{}.Announce(statement{clientMAC, vipA, other.Seal(vipA, clientMAC, true)}, true)[0])
 				synctest.Wait()
 				assert.Empty(t, w.Conflicts(), "%s of %q", other, has)
 				assert.Equal(t, Yielded, w.Status().VIPs[0].Reason, "%s of %q", other, has)
@@ -651,7 +653,7 @@ func TestRecordedClaimSilencesNobody(t *testing.T) {
 	for _, vip := range []netip.Addr{vipA, vip6} {
 		t.Run(vip.String(), func(t *testing.T) {
 			t.Parallel()
-			onSegment(t, 2, func(t *testing.T, s *segment) {
+			onSegment(t, 2, func(t *testing.T, s *lan) {
 				name := "eth0"
 				if vip.Is6() {
 					name = "eth0 IPv6"
@@ -695,13 +697,13 @@ func TestRecordedClaimSilencesNobody(t *testing.T) {
 				}
 				assert.LessOrEqual(t, questions, int(time.Minute/challengeWait), "questions")
 				assert.NotZero(t, announcements, "clients are told where the VIP is")
-				assert.LessOrEqual(t, announcements, 2*int(time.Minute/defendInterval)+2)
+				assert.LessOrEqual(t, announcements, 2*int(time.Minute/segment.DefendInterval)+2)
 			})
 		})
 	}
 }
 
-func family(vip netip.Addr) string { return protocolOf(vip).family() }
+func family(vip netip.Addr) string { return wire.Of(vip).Family() }
 
 // Questions to speakers that claim VIPs are bounded.
 func TestQuestionsAreBounded(t *testing.T) {
@@ -715,7 +717,7 @@ func TestQuestionsAreBounded(t *testing.T) {
 		w.after(time.Minute)
 		var claims [][]byte
 		for vip := range want {
-			claims = append(claims, arp{}.announce(statement{clientMAC, vip, seal.Key("the cluster's").Seal(vip, clientMAC, true)}, false)[0])
+			claims = append(claims, wire.ARP{}.Announce(statement{clientMAC, vip, seal.Key("the cluster's").Seal(vip, clientMAC, true)}, false)[0])
 		}
 		for range 3 {
 			for _, c := range claims {
@@ -744,14 +746,4 @@ func TestConflictsAreBounded(t *testing.T) {
 		w.after(0)
 		assert.Len(t, w.Conflicts(), maxConflicts)
 	}, eth(1, "eth0"))
-}
-
-// What waits for the task that announces is bounded.
-func TestContentionsAreBounded(t *testing.T) {
-	t.Parallel()
-	i := inbox{news: make(chan struct{}, 1)}
-	for n := range 2 * maxContentions {
-		i.put(contention{kind: higher, by: mac{2, 0, 0, byte(n >> 16), byte(n >> 8), byte(n)}})
-	}
-	assert.Len(t, i.take(), maxContentions)
 }

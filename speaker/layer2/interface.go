@@ -4,16 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"path"
 	"slices"
 	"strings"
-	"time"
 
-	ndppacket "github.com/mdlayher/ndp"
 	"golang.org/x/sys/unix"
 
+	"github.com/lodestone-lb/lodestone/speaker/layer2/segment"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 	"github.com/lodestone-lb/lodestone/speaker/netstate"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
@@ -36,7 +35,7 @@ var notByDefault = []string{
 // lists, tun and tap devices, links without ARP, and ports of a bridge or
 // bond, for which the master answers. Patterns say it all.
 func suitable(i netstate.Interface, enslaved bool, patterns []string) bool {
-	if !i.Up || !i.Ethernet || i.Loopback || hardwareAddr(i.HardwareAddr) == (mac{}) {
+	if !i.Up || !i.Ethernet || i.Loopback || wire.Hardware(i.HardwareAddr) == (wire.MAC{}) {
 		return false
 	}
 	if len(patterns) > 0 {
@@ -111,29 +110,11 @@ func speaks(i netstate.Interface, all []netstate.Interface) netstate.Interface {
 	return netstate.Interface{Index: i.Master} // we have not heard of it yet
 }
 
-// mac is an EUI-48 hardware address, comparable.
-type mac [6]byte
-
-var broadcast = mac{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
-
-// hardwareAddr returns the address as a mac: zero if it is of another kind.
-func hardwareAddr(a net.HardwareAddr) (m mac) {
-	if len(a) == len(m) {
-		copy(m[:], a)
-	}
-	return m
-}
-
-// group reports whether the address is a multicast or the broadcast address.
-func (m mac) group() bool { return m[0]&1 != 0 }
-
-func (m mac) String() string { return net.HardwareAddr(m[:]).String() }
-
 // hardwareAddrs returns the addresses of all interfaces.
-func hardwareAddrs(interfaces []netstate.Interface) map[mac]bool {
-	all := make(map[mac]bool, len(interfaces))
+func hardwareAddrs(interfaces []netstate.Interface) map[wire.MAC]bool {
+	all := make(map[wire.MAC]bool, len(interfaces))
 	for _, i := range interfaces {
-		all[hardwareAddr(i.HardwareAddr)] = true
+		all[wire.Hardware(i.HardwareAddr)] = true
 	}
 	return all
 }
@@ -141,28 +122,54 @@ func hardwareAddrs(interfaces []netstate.Interface) map[mac]bool {
 // group is the VIPs of one protocol that are announced on the same
 // interfaces. There are few groups and many VIPs.
 type group struct {
-	protocol   protocol
+	protocol   wire.Protocol
 	interfaces []string
-	vips       owned
+	vips       map[netip.Addr]segment.VIP
 }
 
-func grouped(want map[netip.Addr]plan.Layer2, vips owned) []group {
+func grouped(vips map[netip.Addr]*assignment) []group {
 	type key struct {
-		protocol   protocol
+		protocol   wire.Protocol
 		interfaces string
 	}
 	index, groups := map[key]int{}, []group(nil)
-	for vip, l := range want {
-		p := protocolOf(vip)
-		k := key{p, strings.Join(l.Interfaces, " ")}
+	for vip, v := range vips {
+		p := wire.Of(vip)
+		k := key{p, strings.Join(v.interfaces, " ")}
 		at, ok := index[k]
 		if !ok {
 			at, index[k] = len(groups), len(groups)
-			groups = append(groups, group{p, l.Interfaces, owned{}})
+			groups = append(groups, group{p, v.interfaces, map[netip.Addr]segment.VIP{}})
 		}
-		groups[at].vips[vip] = vips[vip]
+		groups[at].vips[vip] = v.VIP
 	}
 	return groups
+}
+
+// fit says why a protocol cannot work on an interface that is up. Nil: it can.
+//
+// NDP demands a link-local address. The kernel asks its neighbours from it
+// when a packet's own source is on no interface, as a VIP is not: without one
+// it takes what clients send, but cannot find the way back to them.
+func fit(p wire.Protocol, i netstate.Interface) error {
+	if p != (wire.NDP{}) {
+		return nil
+	}
+	var tentative netip.Addr
+	for _, p := range i.Addrs {
+		switch {
+		case !p.Addr().Is6() || !p.Addr().IsLinkLocalUnicast():
+		case slices.Contains(i.Tentative, p):
+			tentative = p.Addr()
+		default:
+			return nil
+		}
+	}
+	if tentative.IsValid() {
+		return fmt.Errorf("%w: %s is tentative, which passes in seconds unless `ip -6 addr show dev %s` says dadfailed: "+
+			"then another host has it", errNoLinkLocal, tentative, i.Name)
+	}
+	return fmt.Errorf("%w: is IPv6 switched off by the sysctl net.ipv6.conf.%s.disable_ipv6, or addr_gen_mode none?", errNoLinkLocal, i.Name)
 }
 
 // GroupSocket is a membership in IPv6 multicast groups. While it is open, the
@@ -203,20 +210,13 @@ func (s groupSocket) set(option, index int, group netip.Addr) error {
 
 func (s groupSocket) Close() error { return unix.Close(int(s)) }
 
-// solicitedNode returns the group in which hosts ask for an IPv6 address
-// (RFC 4291 section 2.7.1).
-func solicitedNode(a netip.Addr) netip.Addr {
-	group, _ := ndppacket.SolicitedNodeMulticast(a) // fails only for IPv4
-	return group
-}
-
 // groupsOf returns the groups in which these VIPs are asked for. Those that
 // end in the same 24 bits share one.
-func groupsOf(vips owned) map[netip.Addr]bool {
+func groupsOf(vips map[netip.Addr]segment.VIP) map[netip.Addr]bool {
 	groups := map[netip.Addr]bool{}
 	for vip := range vips {
 		if vip.Is6() {
-			groups[solicitedNode(vip)] = true
+			groups[wire.SolicitedNode(vip)] = true
 		}
 	}
 	return groups
@@ -234,7 +234,7 @@ func (p *port) join(ctx context.Context) error {
 			return nil
 		case <-p.regroup:
 		}
-		if err := m.set(ctx, groupsOf(*p.owned.Load())); err != nil {
+		if err := m.set(ctx, groupsOf(*p.vips.Load())); err != nil {
 			p.counters.groupErrors.Inc()
 			return fmt.Errorf("%w on interface %q: %w", errGroups, p.key.name, err)
 		}
@@ -301,68 +301,4 @@ func (m *membership) close() {
 	for _, s := range m.sockets {
 		s.Close()
 	}
-}
-
-// deafAfter is how long nothing comes in on an interface that carries one way only: on
-// one that works, the other half of a split brain has told a VIP by then, or clients
-// have answered what they were told.
-const (
-	deafAfter       = time.Second
-	hearingInterval = 100 * time.Millisecond
-)
-
-// hearing is what is known of what comes in on an interface.
-type hearing struct {
-	frames, messages uint64
-	asked, heard     time.Time
-	deaf             bool
-}
-
-// deaf reports whether speakers are lost and nothing comes in: then this node must not
-// repeat that it has the VIPs. A cable, a transceiver or a switch may carry one way
-// only; what is sent to this node is lost, and it would not hear who contradicts. It
-// tells once what it takes over, and goes on to answer: who asks is heard.
-//
-// That some neighbour speaks ends it. A frame does not: a switch may send its own.
-func (p *port) deaf(h *hearing) bool {
-	if p.received == nil || p.whole.Load() {
-		return false
-	}
-	if time.Since(h.asked) < hearingInterval {
-		return h.deaf
-	}
-	h.asked = time.Now()
-	frames, err := p.received(p.key.index)
-	messages := p.heard.Load()
-	if err != nil || h.heard.IsZero() || messages != h.messages || frames != h.frames && !h.deaf {
-		h.frames, h.messages, h.heard = frames, messages, h.asked
-	}
-	before := h.deaf
-	h.deaf = time.Since(h.heard) >= deafAfter
-	switch {
-	case h.deaf && !before:
-		p.log.Warn("other speakers are lost, and nothing comes in on the interface: VIPs are not announced again there, only answered for, "+
-			"until a neighbour is heard",
-			"interface", p.key.name, "family", p.key.protocol.family(),
-			"help", "a cable, a transceiver or a switch port may carry one way only; ip -s link show dev "+p.key.name)
-	case before && !h.deaf:
-		p.log.Info("a neighbour is heard on the interface again: VIPs are announced there", "interface", p.key.name, "family",
-			p.key.protocol.family())
-	}
-	return h.deaf
-}
-
-// claims reports whether the turn tells who has the VIP, and does not ask.
-func (t turn) claims() bool { return t.step < stepProbe }
-
-// ask makes of a beacon a question, which clients learn nothing from: two halves of a
-// split brain that are both silent must hear each other when it heals. Other turns are
-// left out.
-func (p *port) ask(q *queue, t *turn) [][]byte {
-	if t.step != stepBeacon {
-		q.again(*t)
-		return nil
-	}
-	t.step = stepProbe
-	return [][]byte{p.key.protocol.probe(p.statement(t.ownership), mac{})}
 }

@@ -13,6 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/pkg/testnet"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/segment"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -30,9 +32,9 @@ func claims(t *testing.T, c net.PacketConn, vip netip.Addr) mac {
 	for {
 		n, _, err := c.ReadFrom(buf)
 		require.NoError(t, err)
-		if m, ok := (arp{}).parse(buf[:n]); ok && m.claims == vip {
-			require.Equal(t, m.from, hardwareAddr(buf[6:12]), "the frame comes from another address than the packet says")
-			return m.from
+		if m, ok := (wire.ARP{}).Parse(buf[:n]); ok && m.Claims == vip {
+			require.Equal(t, m.From, hardwareAddr(buf[6:12]), "the frame comes from another address than the packet says")
+			return m.From
 		}
 	}
 }
@@ -46,7 +48,7 @@ func TestMACChangeIsAnnouncedAtOnce(t *testing.T) {
 	n, client := startNode(t, s.Hosts[0], nil), s.Hosts[1]
 	n.set(everywhere(vipA))
 	since := n.Status().VIPs[0].Since
-	time.Sleep(schedule[len(schedule)-1] + 200*time.Millisecond) // the first announcement is all told
+	time.Sleep(segment.Schedule[len(segment.Schedule)-1] + 200*time.Millisecond) // the first announcement is all told
 	resolve(t, client, vipA)
 	c, want := listenOn(t, client, unix.ETH_P_ARP, nil), mac{2, 0, 0, 0, 0, 0x77}
 	n.host.Run("ip", "link", "set", "eth0", "address", want.String())
@@ -55,7 +57,7 @@ func TestMACChangeIsAnnouncedAtOnce(t *testing.T) {
 	t.Logf("announced %s after the change", time.Since(start))
 	eventually(t, "the client's kernel knows", func() bool { hw, _ := neighbour(t, client, vipA); return hw == want.String() })
 	assert.Equal(t, []string{want.String()}, answerers(t, client, vipA))
-	for range 2 * len(schedule) { // the rest of the announcement, and answers
+	for range 2 * len(segment.Schedule) { // the rest of the announcement, and answers
 		require.Equal(t, want, claims(t, c, vipA))
 	}
 	assert.Equal(t, since, n.Status().VIPs[0].Since, "the node has owned the VIP all the time")
@@ -170,7 +172,7 @@ func TestSeveralSegments(t *testing.T) {
 	assert.Equal(t, eth1, answerers(t, dmz.Hosts[0], vipA))
 
 	announced := func() float64 { return testutil.ToFloat64(n.metrics.announcements.WithLabelValues("eth0", "IPv4")) }
-	eventually(t, "all is told", func() bool { return announced() == 2*float64(len(schedule)) })
+	eventually(t, "all is told", func() bool { return announced() == 2*float64(len(segment.Schedule)) })
 	dmz.Switch.Run("ip", "link", "set", port, "down")
 	n.announcedOn("on the other one", "eth0")
 	assert.Equal(t, eth0, answerers(t, lan.Hosts[1], vipA))
@@ -178,5 +180,5 @@ func TestSeveralSegments(t *testing.T) {
 	dmz.Switch.Run("ip", "link", "set", port, "up")
 	n.announcedOn("on both again", "eth0", "eth1")
 	assert.Equal(t, eth1, answerers(t, dmz.Hosts[0], vipA))
-	assert.InDelta(t, 2*len(schedule), announced(), 0, "announced on the segment where nothing happened")
+	assert.InDelta(t, 2*len(segment.Schedule), announced(), 0, "announced on the segment where nothing happened")
 }

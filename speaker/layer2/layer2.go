@@ -3,16 +3,14 @@
 // The addresses are on no interface of the node; kube-proxy takes the traffic
 // once it arrives.
 //
-// One goroutine, Run, owns all state. For each interface in use it keeps a
-// port for each protocol: a packet socket, a task that answers, one that
-// announces, and one that joins the multicast groups in which IPv6 hosts ask.
-// They read an immutable set of owned VIPs through an atomic pointer, so
-// answering takes no lock while no VIP is held back.
+// This package is the shell: interfaces, sockets, multicast groups, what people read. What
+// is answered, announced and asked, and who yields to whom, package segment decides, for
+// each interface and family by itself.
 //
-// Each port decides for its segment whether a VIP is held back there: a new one
-// while others are asked whether they have it and for as long as one does, and
-// one that another speaker of the cluster claims, which has the better right to
-// it.
+// One goroutine, Run, keeps a port for each interface in use and protocol. A port has a
+// packet socket, a task that receives, one that sends what is due, and one that joins the
+// multicast groups in which IPv6 hosts ask. The three take turns at the segment's machine,
+// and Run does when VIPs change: nobody waits for longer than a frame takes.
 package layer2
 
 import (
@@ -31,6 +29,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/segment"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 	"github.com/lodestone-lb/lodestone/speaker/netstate"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
@@ -41,10 +41,6 @@ const (
 	firstRetry = 100 * time.Millisecond
 	lastRetry  = 30 * time.Second
 )
-
-// defendInterval is how often at most a VIP that somebody else claims is
-// defended and the log tells of it (RFC 5227 section 2.4, DEFEND_INTERVAL).
-const defendInterval = 10 * time.Second
 
 // ErrStopped is returned by Set when Run has ended.
 var ErrStopped = errors.New("the layer-2 announcer has stopped")
@@ -110,52 +106,30 @@ type Announcer struct {
 	stopped chan struct{}
 
 	// Owned by Run.
-	set      map[netip.Addr]plan.Layer2
-	vips     owned             // those of set
-	groups   []group           // the same by where they are announced
-	want     map[portKey]owned // the ports that there should be
-	unfit    map[portKey]error // those of want that the interface does not allow
-	ports    map[portKey]*port // those that there are
+	vips     map[netip.Addr]*assignment
+	groups   []group                                // the same by where they are announced
+	want     map[portKey]map[netip.Addr]segment.VIP // the ports that there should be
+	unfit    map[portKey]error                      // those of want that the interface does not allow
+	ports    map[portKey]*port                      // those that there are
 	failures map[portKey]*failure
+	around   segment.Surroundings
 	fatal    error
 	running  sync.WaitGroup // tasks of ports, also of those that were closed
 
-	// Read by everybody, immutable.
-	whole     atomic.Bool                  // no speaker is lost
-	crowd     atomic.Int64                 // see Members
-	own       atomic.Pointer[map[mac]bool] // the node's own hardware addresses
-	published atomic.Pointer[state]
+	published atomic.Pointer[state] // read by everybody, immutable
 }
 
-// owned is a set of VIPs. It is never modified once a port or a state has it.
-type owned map[netip.Addr]*ownership
-
-// without returns what is in s and not in other, by address.
-func (s owned) without(other owned) []*ownership {
-	var rest []*ownership
-	for vip, o := range s {
-		if other[vip] != o {
-			rest = append(rest, o)
-		}
-	}
-	slices.SortFunc(rest, func(a, b *ownership) int { return a.vip.Compare(b.vip) })
-	return rest
+// assignment is a VIP that this node owns. It is not modified.
+type assignment struct {
+	segment.VIP
+	since      time.Time
+	interfaces []string // see plan.Layer2
 }
 
-// ownership is one uninterrupted time of owning a VIP; its pointer is its
-// identity.
-type ownership struct {
-	vip     netip.Addr
-	since   time.Time
-	refresh time.Duration             // see plan.Layer2
-	warned  atomic.Pointer[time.Time] // when the last conflict was logged
-	home    atomic.Bool               // see plan.Layer2
-	apart   atomic.Bool               // as home
-	hurry   atomic.Bool               // see plan.Layer2
-	// probe is set until the VIP was found free on some interface, if that has
-	// to be found out.
-	probe   atomic.Bool
-	leaving leaving
+// is reports whether the VIP is assigned like that already.
+func (v *assignment) is(l plan.Layer2) bool {
+	return slices.Equal(v.interfaces, l.Interfaces) && v.Home == l.Home && v.Apart == l.Apart && v.Hurry == l.Hurry &&
+		v.Leaving == l.Leaving && v.Refresh == l.Refresh
 }
 
 // setting is a call of Set.
@@ -195,7 +169,7 @@ func New(o Options) *Announcer {
 	if a.openGroups == nil {
 		a.openGroups = OpenGroups
 	}
-	a.own.Store(&map[mac]bool{})
+	a.around = segment.Surroundings{Whole: true, Crowd: 1}
 	a.published.Store(&state{})
 	a.metrics = newMetrics(o.Registry, a)
 	return a
@@ -271,88 +245,88 @@ func (a *Announcer) Run(ctx context.Context) error {
 	}
 }
 
-// lookForLost tells the ports whether speakers are lost, and returns what is
+// lookForLost tells the segments whether speakers are lost, and returns what is
 // closed when that may have changed.
 func (a *Announcer) lookForLost() (changed <-chan struct{}) {
-	whole, crowd := true, 1
+	around := a.around
 	if a.members != nil {
-		changed, whole, crowd = a.members.Changed(), a.members.Whole(), a.members.Crowd()
+		changed, around.Whole, around.Crowd = a.members.Changed(), a.members.Whole(), a.members.Crowd()
 	}
-	a.crowd.Store(int64(crowd))
-	if a.whole.Swap(whole) != whole {
-		for _, p := range a.ports {
-			wake(p.membersChanged)
-		}
-	}
+	a.lookAround(around)
 	return changed
 }
 
-// apply makes want the set of owned VIPs. A VIP that stays keeps its
-// ownership, so that only interfaces that are new to it hear of it. It
-// returns the set before, and whether something changed.
-func (a *Announcer) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) (old owned, changed bool) {
-	same := func(a, b plan.Layer2) bool {
-		return slices.Equal(a.Interfaces, b.Interfaces) && a.Home == b.Home && a.Apart == b.Apart && a.Leaving == b.Leaving &&
-			a.Hurry == b.Hurry && a.Refresh == b.Refresh
+func (a *Announcer) lookAround(around segment.Surroundings) {
+	if around.Whole == a.around.Whole && around.Crowd == a.around.Crowd && maps.Equal(around.Own, a.around.Own) {
+		return
 	}
-	if maps.EqualFunc(a.set, want, same) {
+	a.around = around
+	for _, p := range a.ports {
+		p.step(around)
+	}
+}
+
+// apply makes want the set of owned VIPs. It returns the set before, and whether
+// something changed.
+func (a *Announcer) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) (old map[netip.Addr]*assignment, changed bool) {
+	if maps.EqualFunc(a.vips, want, (*assignment).is) {
 		return a.vips, false
 	}
-	old, now := a.vips, time.Now()
-	a.vips, a.set = make(owned, len(want)), make(map[netip.Addr]plan.Layer2, len(want))
+	old, a.vips = a.vips, make(map[netip.Addr]*assignment, len(want))
 	for vip, l := range want {
-		a.set[vip] = plan.Layer2{Interfaces: slices.Clone(l.Interfaces), Home: l.Home, Apart: l.Apart, Hurry: l.Hurry, Leaving: l.Leaving,
-			Refresh: l.Refresh}
-		o := old[vip]
-		switch {
-		case o == nil, o.leaving.is() && !l.Leaving: // who comes back is announced anew
-			o = &ownership{vip: vip, since: now, refresh: l.Refresh}
-			o.probe.Store(l.New || a.conflicts.withheld(vip))
-		case o.refresh != l.Refresh && !l.Leaving: // announced now, and from now on each interval
-			probe := o.probe.Load()
-			o = &ownership{vip: vip, since: o.since, refresh: l.Refresh}
-			o.probe.Store(probe)
+		v := &assignment{interfaces: slices.Clone(l.Interfaces), VIP: segment.VIP{
+			Home: l.Home, Apart: l.Apart, Hurry: l.Hurry, Leaving: l.Leaving, Refresh: l.Refresh}}
+		if before := old[vip]; before.stays(v) {
+			v.since = before.since
+		} else {
+			v.since = time.Now()
+			a.conflicts.begin(vip, l.New)
 		}
-		if l.Leaving {
-			o.leaving.begin()
-		}
-		o.home.Store(l.Home)
-		o.apart.Store(l.Apart)
-		o.hurry.Store(l.Hurry)
-		a.vips[vip] = o
+		v.Probe = a.conflicts.toProbe(vip)
+		a.vips[vip] = v
 	}
-	a.groups = grouped(a.set, a.vips)
+	a.groups = grouped(a.vips)
 	a.reconcile(ctx)
 	return old, true
 }
 
+// stays reports whether the VIP has been assigned since, without a break: one that comes
+// back while it leaves is announced anew.
+func (v *assignment) stays(now *assignment) bool { return v != nil && (now.Leaving || !v.Leaving) }
+
 // logTransitions logs what changed hands, in order.
-func (a *Announcer) logTransitions(old owned) {
-	for _, o := range old.without(a.vips) {
-		a.log.Info("withdrawn", "vip", o.vip)
+func (a *Announcer) logTransitions(old map[netip.Addr]*assignment) {
+	for _, vip := range sorted(old) {
+		if a.vips[vip] == nil {
+			a.log.Info("withdrawn", "vip", vip)
+		}
 	}
 	now := a.published.Load()
-	for _, o := range a.vips.without(old) {
-		if o.leaving.is() {
+	for _, vip := range sorted(a.vips) {
+		if v := a.vips[vip]; v.Leaving || old[vip].stays(v) {
 			continue
 		}
-		if v := now.of(o); v.Reason == Probing {
-			a.log.Info("looking whether somebody else has the VIP", "vip", o.vip)
+		if v := now.of(vip); v.Reason == Probing {
+			a.log.Info("looking whether somebody else has the VIP", "vip", vip)
 		} else if v.Reason != "" {
 			text := Reasons()[v.Reason]
-			a.log.Warn("owned but not announced: "+text.Cause+" "+text.Cure, "vip", o.vip, "reason", v.Reason, "interfaces", a.set[o.vip].Interfaces)
+			a.log.Warn("owned but not announced: "+text.Cause+" "+text.Cure, "vip", vip, "reason", v.Reason, "interfaces", a.vips[vip].interfaces)
 		} else {
-			a.log.Info("announcing", "vip", o.vip, "interfaces", v.Interfaces)
+			a.log.Info("announcing", "vip", vip, "interfaces", v.Interfaces)
 		}
 	}
+}
+
+func sorted(vips map[netip.Addr]*assignment) []netip.Addr {
+	return slices.SortedFunc(maps.Keys(vips), netip.Addr.Compare)
 }
 
 // reconcile makes the ports what VIPs and interfaces demand. It closes and
 // withdraws before it opens.
 func (a *Announcer) reconcile(ctx context.Context) {
-	interfaces := a.interfaces.Interfaces()
-	own := hardwareAddrs(interfaces)
-	a.own.Store(&own)
+	interfaces, around := a.interfaces.Interfaces(), a.around
+	around.Own = hardwareAddrs(interfaces)
+	a.lookAround(around)
 	a.wanted(interfaces)
 	for key, p := range a.ports {
 		if vips := a.want[key]; vips != nil && a.unfit[key] == nil {
@@ -366,27 +340,40 @@ func (a *Announcer) reconcile(ctx context.Context) {
 		if f := a.failures[key]; a.ports[key] != nil || a.unfit[key] != nil || f != nil && time.Until(f.until) > 0 {
 			continue
 		}
-		if err := a.open(ctx, key, vips); err != nil {
+		if err := a.open(ctx, key, a.notYetProbed(vips)); err != nil {
 			a.fail(key, err, 0)
 		}
 	}
 	a.publish()
 }
 
+// notYetProbed returns the VIPs as a segment is to have them that is new: what was probed
+// on another one since is not probed there.
+func (a *Announcer) notYetProbed(vips map[netip.Addr]segment.VIP) map[netip.Addr]segment.VIP {
+	now := maps.Clone(vips)
+	for vip, v := range vips {
+		if v.Probe {
+			v.Probe = a.conflicts.toProbe(vip)
+			now[vip] = v
+		}
+	}
+	return now
+}
+
 // wanted finds the ports that there should be, with their VIPs.
 func (a *Announcer) wanted(interfaces []netstate.Interface) {
-	want, unfit := map[portKey]owned{}, map[portKey]error{}
+	want, unfit := map[portKey]map[netip.Addr]segment.VIP{}, map[portKey]error{}
 	for _, i := range interfaces {
 		ip := speaks(i, interfaces)
 		for _, g := range a.groups {
-			key := portKey{g.protocol, i.Index, i.Name, hardwareAddr(i.HardwareAddr), ip.Index}
+			key := portKey{g.protocol, i.Index, i.Name, wire.Hardware(i.HardwareAddr), ip.Index}
 			if !suitable(i, key.enslaved(), g.interfaces) {
 				continue
 			}
-			if err := g.protocol.fit(ip); err != nil {
+			if err := fit(g.protocol, ip); err != nil {
 				unfit[key] = err
 				if a.unfit[key] == nil {
-					a.log.Warn("interface cannot announce", "interface", i.Name, "family", g.protocol.family(), "err", err)
+					a.log.Warn("interface cannot announce", "interface", i.Name, "family", g.protocol.Family(), "err", err)
 				}
 			}
 			if want[key] == nil {
@@ -409,7 +396,7 @@ func (a *Announcer) fail(key portKey, err error, lived time.Duration) {
 	f := a.failures[key]
 	if f == nil || lived > lastRetry {
 		f = &failure{delay: firstRetry}
-		a.log.Warn("interface failed", "interface", key.name, "family", key.protocol.family(), "err", err)
+		a.log.Warn("interface failed", "interface", key.name, "family", key.protocol.Family(), "err", err)
 	}
 	a.failures[key] = &failure{err: err, delay: min(2*f.delay, lastRetry), until: time.Now().Add(f.delay)}
 }
@@ -429,34 +416,51 @@ func (a *Announcer) retry() <-chan time.Time {
 	return time.After(time.Until(next.until))
 }
 
-// reportConflict counts nothing and logs little: somebody may claim a VIP a
-// thousand times a second. It returns whether this is the first conflict of
-// the VIP in defendInterval.
-func (a *Announcer) reportConflict(o *ownership, c Conflict) (first bool) {
-	now, last := time.Now(), o.warned.Load()
-	if first = (last == nil || now.Sub(*last) >= defendInterval) && o.warned.CompareAndSwap(last, &now); first {
-		who := "foreign host"
-		if c.OtherCluster {
-			who = "speaker of another cluster"
+// note tells people what a segment has found out.
+func (a *Announcer) note(on portKey, n segment.Note) {
+	if n.Kind == segment.Conflict {
+		a.conflicts.note(Conflict{VIP: n.VIP, Interface: on.name, HardwareAddr: n.Other.String(), OtherCluster: n.OtherCluster,
+			Silent: n.Silent, Announced: n.Announced})
+		if !n.First {
+			return // somebody may claim a VIP a thousand times a second
 		}
-		message := who + " claims a VIP: find the host by its hardware address, or exclude the address from the pool"
-		if !c.Announced {
-			message = who + " has the address of a VIP: not announced; find the host by its hardware address, or exclude the address from the pool"
-		}
-		if c.Silent {
-			message = "somebody claims a VIP in the name of another speaker, which does not answer for it: a recorded packet is repeated on " +
-				"the segment, or nothing reaches that speaker"
-		}
-		a.log.Warn(message, "vip", c.VIP, "interface", c.Interface, "hardware_addr", c.HardwareAddr)
 	}
-	a.conflicts.note(c)
-	return first
+	log := a.log.With("vip", n.VIP, "interface", on.name)
+	switch n.Kind {
+	case segment.Conflict:
+		log.Warn(conflictMessage(n), "hardware_addr", n.Other)
+	case segment.Free:
+		a.conflicts.clear(n.VIP)
+		log.Info("announcing", "message", "nobody else has it")
+	case segment.Yields:
+		log.Warn("another speaker of this cluster has the VIP and ranks above this one: not announced here. "+
+			"Do the speakers reach each other at the membership port, TCP and UDP?", "hardware_addr", n.Other)
+	case segment.Resumes:
+		log.Info("announcing again: the other speaker is silent", "hardware_addr", n.Other)
+	case segment.Deaf:
+		a.log.Warn("other speakers are lost, and nothing comes in on the interface: VIPs are not announced again there, only answered for, "+
+			"until a neighbour is heard", "interface", on.name, "family", on.protocol.Family(),
+			"help", "a cable, a transceiver or a switch port may carry one way only; ip -s link show dev "+on.name)
+	case segment.Hears:
+		a.log.Info("a neighbour is heard on the interface again: VIPs are announced there", "interface", on.name, "family",
+			on.protocol.Family())
+	}
 }
 
-// noteFree notes that nobody else has the VIP.
-func (a *Announcer) noteFree(o *ownership) {
-	o.probe.Store(false)
-	a.conflicts.clear(o.vip)
+// conflictMessage says what a conflict is, and what to do about it.
+func conflictMessage(n segment.Note) string {
+	who := "foreign host"
+	if n.OtherCluster {
+		who = "speaker of another cluster"
+	}
+	switch {
+	case n.Silent:
+		return "somebody claims a VIP in the name of another speaker, which does not answer for it: a recorded packet is repeated on " +
+			"the segment, or nothing reaches that speaker"
+	case !n.Announced:
+		return who + " has the address of a VIP: not announced; find the host by its hardware address, or exclude the address from the pool"
+	}
+	return who + " claims a VIP: find the host by its hardware address, or exclude the address from the pool"
 }
 
 func (a *Announcer) closePort(p *port) {

@@ -20,6 +20,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/lodestone-lb/lodestone/speaker/layer2/segment"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 	"github.com/lodestone-lb/lodestone/speaker/netstate"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
@@ -145,8 +147,8 @@ func TestPace(t *testing.T) {
 			t.Errorf("all announced after %v, want about a second", all)
 		}
 		for vip := range want {
-			if seen[vip] != 2*len(schedule) {
-				t.Fatalf("%s: %d frames, want %d", vip, seen[vip], 2*len(schedule))
+			if seen[vip] != 2*len(segment.Schedule) {
+				t.Fatalf("%s: %d frames, want %d", vip, seen[vip], 2*len(segment.Schedule))
 			}
 		}
 	}, eth(1, "eth0"))
@@ -347,7 +349,7 @@ func TestConflict(t *testing.T) {
 		// What this node says on eth1 comes back on eth0 when both are on one
 		// segment.
 		m := hardwareAddr(eth(2, "eth1").HardwareAddr)
-		for _, f := range (arp{}).announce(statement{self: m, vip: vipA}, true) {
+		for _, f := range (wire.ARP{}).Announce(statement{Self: m, VIP: vipA}, true) {
 			w.receive("eth0", f)
 		}
 		w.receive("eth0", arpFrame(arppacket.OperationRequest, broadcast, m, clientIP, mac{}, vipA))
@@ -408,8 +410,8 @@ func TestStuckInterface(t *testing.T) {
 		synctest.Wait()
 		before := time.Now()
 		w.set(everywhere(vipB))
-		if d := time.Since(before); d < patience || d > 2*patience {
-			t.Errorf("withdrawn after %v, want %v", d, patience)
+		if d := time.Since(before); d < stuckAfter || d > 2*stuckAfter {
+			t.Errorf("withdrawn after %v, want %v", d, stuckAfter)
 		}
 	}, eth(1, "eth0"))
 }

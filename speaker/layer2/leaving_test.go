@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/pkg/testnet"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -34,7 +35,7 @@ func (w *world) answersFor(name string) bool {
 
 // claim has another host claim vipA in front of the interface.
 func (w *world) claim(name string) {
-	w.receive(name, arp{}.announce(claimOf(mac{2, 0, 0, 0, 0, 0xb}, vipA), true)[0])
+	w.receive(name, wire.ARP{}.Announce(claimOf(mac{2, 0, 0, 0, 0, 0xb}, vipA), true)[0])
 	synctest.Wait()
 }
 
@@ -106,7 +107,7 @@ func TestClaimThatCrossedOurs(t *testing.T) {
 // every moment.
 func TestNextOwnerThatWasContradicted(t *testing.T) {
 	t.Parallel()
-	onSegment(t, 2, func(t *testing.T, s *segment) {
+	onSegment(t, 2, func(t *testing.T, s *lan) {
 		old, next := s.speakers[0], s.speakers[1]
 		s.lose(true)
 		old.set(claimed(true, vipA))
@@ -130,12 +131,12 @@ func TestNextOwnerThatWasContradicted(t *testing.T) {
 // handed over, nor contested.
 func TestLeavingOfAYieldedVIP(t *testing.T) {
 	t.Parallel()
-	onSegment(t, 2, func(t *testing.T, s *segment) {
+	onSegment(t, 2, func(t *testing.T, s *lan) {
 		s.speakers[0].set(claimed(true, vipA))
 		time.Sleep(time.Minute)
 		yielded := s.speakers[1]
 		yielded.set(claimed(false, vipA))
-		time.Sleep(indulgence + time.Second)
+		time.Sleep(lag + time.Second)
 		require.Equal(t, []int{0}, s.owners(vipA))
 		yielded.set(leavingVIP(vipA))
 		assert.Zero(t, yielded.Leaving())
@@ -301,8 +302,8 @@ func newWatch(t *testing.T, h *testnet.Host, vip netip.Addr) *watch {
 			if err != nil {
 				return
 			}
-			if m, ok := protocolOf(vip).parse(buf[:k]); ok && m.claims == vip {
-				w.note(m.from)
+			if m, ok := wire.Of(vip).Parse(buf[:k]); ok && m.Claims == vip {
+				w.note(m.From)
 			}
 		}
 	})
@@ -348,7 +349,7 @@ func TestMovesLoseNothing(t *testing.T) {
 		"next owner first": {take, leave},
 	}
 	for _, vip := range []netip.Addr{vipA, vip6} {
-		t.Run(protocolOf(vip).family(), func(t *testing.T) {
+		t.Run(wire.Of(vip).Family(), func(t *testing.T) {
 			t.Parallel()
 			s := testnet.NewSegment(t, 3)
 			from, to := startNode(t, s.Hosts[0], nil), startNode(t, s.Hosts[1], nil)

@@ -1,6 +1,10 @@
 package layer2
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/lodestone-lb/lodestone/speaker/layer2/segment"
+)
 
 // Names of the metrics.
 const (
@@ -37,16 +41,16 @@ func (collector) Describe(ch chan<- *prometheus.Desc) {
 
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	now, unannounced := c.published.Load(), map[Reason]int{}
-	for _, o := range now.vips {
-		unannounced[now.of(o).Reason]++
+	for vip := range now.vips {
+		unannounced[now.of(vip).Reason]++
 	}
 	for _, reason := range []Reason{NoInterface, NoLinkLocalAddress, InterfaceFailed} {
 		ch <- prometheus.MustNewConstMetric(unannouncedDesc, prometheus.GaugeValue, float64(unannounced[reason]), string(reason))
 	}
-	for key, h := range now.holds {
-		n := h.count()
+	for key, p := range now.ports {
+		n := p.withheld()
 		for _, reason := range []Reason{Probing, AddressConflict, Yielded} {
-			ch <- prometheus.MustNewConstMetric(withheldDesc, prometheus.GaugeValue, float64(n[reason]), key.name, key.protocol.family(),
+			ch <- prometheus.MustNewConstMetric(withheldDesc, prometheus.GaugeValue, float64(n[reason]), key.name, key.protocol.Family(),
 				string(reason))
 		}
 	}
@@ -81,10 +85,10 @@ type counters struct {
 
 func (m *metrics) of(key portKey) counters {
 	on := func(c *prometheus.CounterVec) prometheus.Counter {
-		return c.WithLabelValues(key.name, key.protocol.family())
+		return c.WithLabelValues(key.name, key.protocol.Family())
 	}
 	failed := func(operation string) prometheus.Counter {
-		return m.errors.WithLabelValues(operation, key.name, key.protocol.family())
+		return m.errors.WithLabelValues(operation, key.name, key.protocol.Family())
 	}
 	return counters{
 		requests:      on(m.requests),
@@ -97,4 +101,18 @@ func (m *metrics) of(key portKey) counters {
 		sendErrors:    failed("send"),
 		groupErrors:   failed("join"),
 	}
+}
+
+// add counts what a step of the segment's machine has done.
+func (c *counters) add(e *segment.Effects) {
+	add := func(to prometheus.Counter, n int) {
+		if n > 0 {
+			to.Add(float64(n))
+		}
+	}
+	add(c.requests, e.Requests)
+	add(c.replies, e.Replies)
+	add(c.announcements, e.Announcements)
+	add(c.conflicts, e.Conflicts)
+	add(c.malformed, e.Malformed)
 }

@@ -22,6 +22,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/pkg/testnet"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/segment"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -39,7 +41,7 @@ func (n *node) announcing(want ...netip.Addr) {
 func (n *node) announced() {
 	n.t.Helper()
 	eventually(n.t, "all announcements", func() bool {
-		return testutil.ToFloat64(n.metrics.announcements.WithLabelValues("eth0", "IPv6")) == float64(len(schedule)+1)
+		return testutil.ToFloat64(n.metrics.announcements.WithLabelValues("eth0", "IPv6")) == float64(len(segment.Schedule)+1)
 	})
 }
 
@@ -88,7 +90,7 @@ func TestNDPKernelFilter(t *testing.T) {
 	s := testnet.NewSegment(t, 2)
 	node, client := macOf(t, s.Hosts[0], "eth0"), macOf(t, s.Hosts[1], "eth0")
 	s.Hosts[0].Run("ip", "link", "set", "eth0", "promisc", "on")
-	_, filter := ndp{}.socket(node)
+	_, filter := wire.NDP{}.Socket(node)
 	raw, err := bpf.Assemble(filter)
 	require.NoError(t, err)
 	here, there := listenOn(t, s.Hosts[0], unix.ETH_P_ALL, raw), listenOn(t, s.Hosts[1], unix.ETH_P_ALL, nil)
@@ -99,7 +101,7 @@ func TestNDPKernelFilter(t *testing.T) {
 		return q.frame()
 	}
 	f := cold.frame()
-	claim := ndp{}.announce(claimOf(client, vip6), false)[0]
+	claim := wire.NDP{}.Announce(claimOf(client, vip6), false)[0]
 	for _, c := range []struct {
 		what  string
 		frame []byte
@@ -162,7 +164,7 @@ func TestNDPAnswersReal(t *testing.T) {
 			before := testutil.ToFloat64(announcements)
 			n.set(want)
 			if len(want) > 0 { // an announcement looks like an answer
-				require.Eventually(t, func() bool { return testutil.ToFloat64(announcements) == before+float64(len(schedule)+1) }, 10*time.Second,
+				require.Eventually(t, func() bool { return testutil.ToFloat64(announcements) == before+float64(len(segment.Schedule)+1) }, 10*time.Second,
 					10*time.Millisecond)
 			}
 		},

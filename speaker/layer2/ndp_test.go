@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 	"github.com/lodestone-lb/lodestone/speaker/netstate"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
@@ -242,7 +243,7 @@ func TestNDPTakeover(t *testing.T) {
 			assert.Equal(t, &ndppacket.NeighborAdvertisement{Override: destination == allNodes, TargetAddress: vip6,
 				Options: []ndppacket.Option{
 					&ndppacket.LinkLayerAddress{Direction: ndppacket.Target, Addr: node[:]},
-					sealOption(claimOf(node, vip6).seal),
+					sealOption(claimOf(node, vip6).Seal),
 				}}, na)
 			told = append(told, f.at.String()+" "+destination.String())
 		}
@@ -416,11 +417,11 @@ func TestNDPOnABridgePort(t *testing.T) {
 func FuzzNDP(f *testing.F) {
 	cold, dad := coldQuery(clientMAC, vip6), coldQuery(clientMAC, vip6)
 	dad.source, dad.options = unspec, nil
-	f.Add(ndp{}.probe(claimOf(clientMAC, vip6), mac{}))
+	f.Add(wire.NDP{}.Probe(claimOf(clientMAC, vip6), mac{}))
 	f.Add(cold.frame())
 	f.Add(dad.frame())
 	f.Add(fragment(cold.frame()))
-	for _, claim := range (ndp{}).announce(claimOf(clientMAC, vip6), true) {
+	for _, claim := range (wire.NDP{}).Announce(claimOf(clientMAC, vip6), true) {
 		f.Add(claim)
 	}
 	for n := range cold.frame() {
@@ -432,24 +433,24 @@ func FuzzNDP(f *testing.F) {
 	f.Add(make([]byte, 1514))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		seen := bytes.Clone(b)
-		ndp{}.parse(b)
+		wire.NDP{}.Parse(b)
 		if !bytes.Equal(seen, b) {
 			t.Error("the frame was modified")
 		}
 		mend(b)
-		m, ok := ndp{}.parse(b) // what the checksum keeps a fuzzer from
+		m, ok := wire.NDP{}.Parse(b) // what the checksum keeps a fuzzer from
 		if !ok {
 			return
 		}
-		if m.from.group() || m.from == (mac{}) || m.asks.IsMulticast() || m.claims.IsMulticast() || m.claims == unspec ||
-			m.takes && m.claims.IsValid() || !m.asks.IsValid() && !m.claims.IsValid() {
+		if m.From.Group() || m.From == (mac{}) || m.Asks.IsMulticast() || m.Claims.IsMulticast() || m.Claims == unspec ||
+			m.Takes && m.Claims.IsValid() || !m.Asks.IsValid() && !m.Claims.IsValid() {
 			t.Errorf("parsed %+v", m)
 		}
-		if m.asks.Is4In6() || !m.asks.IsValid() {
+		if m.Asks.Is4In6() || !m.Asks.IsValid() {
 			return // the library marshals no IPv4, and nobody owns it
 		}
-		answer, ok := (ndp{}).parse(ndp{}.answer(claimOf(nodeMAC, m.asks), m))
-		if !ok || answer.from != nodeMAC || answer.claims != m.asks || answer.to != m.from && (!m.takes || m.seal != (seal.Seal{})) {
+		answer, ok := (wire.NDP{}).Parse(wire.NDP{}.Answer(claimOf(nodeMAC, m.Asks), m))
+		if !ok || answer.From != nodeMAC || answer.Claims != m.Asks || answer.To != m.From && (!m.Takes || m.Seal != (seal.Seal{})) {
 			t.Errorf("the answer to %+v is %+v", m, answer)
 		}
 	})

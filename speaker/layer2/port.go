@@ -2,11 +2,11 @@ package layer2
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
-	"log/slog"
 	"maps"
 	"net"
-	"sync"
+	"net/netip"
 	"sync/atomic"
 	"time"
 
@@ -15,7 +15,8 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
-	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/segment"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 )
 
 // Listen opens a socket that carries whole Ethernet frames of one EtherType.
@@ -33,10 +34,10 @@ func ListenPacket(i *net.Interface, etherType int, filter []bpf.RawInstruction) 
 // portKey is what a port depends on. When a part changes, the port is
 // replaced by another one, which announces everything anew.
 type portKey struct {
-	protocol protocol
+	protocol wire.Protocol
 	index    int
 	name     string
-	mac      mac
+	mac      wire.MAC
 	// ip is the index of the interface on which the kernel takes the VIPs'
 	// packets: the master's, for a port of a bridge or bond.
 	ip int
@@ -44,7 +45,9 @@ type portKey struct {
 
 func (k portKey) enslaved() bool { return k.ip != k.index }
 
-// port is an interface in use by one protocol.
+// port is an interface in use by one protocol: a socket, and the machine of the segment
+// behind it. One task receives, one sends what is due, and one keeps the multicast groups
+// in which IPv6 hosts ask.
 type port struct {
 	key      portKey
 	conn     net.PacketConn
@@ -52,29 +55,18 @@ type port struct {
 	received func(index int) (uint64, error)
 	opened   time.Time
 	counters counters
-	own      *atomic.Pointer[map[mac]bool]
-	log      *slog.Logger
-	seals    seal.Keys
-	nonces   *nonces
-	whole    *atomic.Bool // no speaker is lost
-	crowd    *atomic.Int64
-	conflict func(*ownership, Conflict) (first bool)
-	freed    func(*ownership) // nobody else has the VIP
+	note     func(portKey, segment.Note)
 
-	heard atomic.Uint64 // messages of others
-	owned atomic.Pointer[owned]
-	// fresh holds what is to be announced for the first time here.
-	fresh chan []*ownership
-	// contested holds what somebody else claims.
-	contested inbox
-	// holds are the VIPs that are not announced here at the moment.
-	holds holds
-	// membersChanged says that whole may have changed.
-	membersChanged chan struct{}
-	// regroup says that the VIPs changed.
-	regroup chan struct{}
-	// One gate for each task that sends.
-	answering, announcing gate
+	// owner is full while somebody has the machine, and sends what it says. It is no mutex,
+	// because who waits for a frame that is stuck must be able to give up waiting.
+	owner   chan struct{}
+	machine *segment.Machine
+	// alarm is when the task that sends wakes up by itself. Zero: never.
+	alarm time.Time
+
+	vips atomic.Pointer[map[netip.Addr]segment.VIP]
+	// woken says that something is due before alarm, regroup that the VIPs changed.
+	woken, regroup chan struct{}
 
 	cancel context.CancelFunc
 	silent chan struct{} // closed once nothing more is sent
@@ -82,8 +74,8 @@ type port struct {
 }
 
 // open opens a port and starts its tasks.
-func (a *Announcer) open(ctx context.Context, key portKey, vips owned) error {
-	etherType, filter := key.protocol.socket(key.mac)
+func (a *Announcer) open(ctx context.Context, key portKey, vips map[netip.Addr]segment.VIP) error {
+	etherType, filter := key.protocol.Socket(key.mac)
 	if key.enslaved() {
 		etherType = unix.ETH_P_ALL // the master takes frames before sockets of one type see them
 	}
@@ -97,35 +89,25 @@ func (a *Announcer) open(ctx context.Context, key portKey, vips owned) error {
 		return fmt.Errorf("open a socket on interface %q: %w", key.name, err)
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	p := &port{
-		key:       key,
-		conn:      conn,
-		opened:    time.Now(),
-		groups:    a.openGroups,
-		received:  a.received,
-		counters:  a.metrics.of(key),
-		own:       &a.own,
-		log:       a.log,
-		seals:     a.seals,
-		nonces:    newNonces(),
-		whole:     &a.whole,
-		crowd:     &a.crowd,
-		conflict:  a.reportConflict,
-		freed:     a.noteFree,
-		fresh:     make(chan []*ownership, 1),
-		contested: inbox{news: make(chan struct{}, 1)},
-		regroup:   make(chan struct{}, 1),
-		cancel:    cancel,
-
-		membersChanged: make(chan struct{}, 1),
-		silent:         make(chan struct{}),
-	}
-	p.owned.Store(&owned{})
+	p := a.newPort(key, conn)
+	p.cancel = cancel
+	p.step(a.around)
 	p.set(vips)
-	wake(p.membersChanged)
 	a.ports[key] = p
 	a.running.Go(func() { p.run(ctx, a.exited) })
 	return nil
+}
+
+func (a *Announcer) newPort(key portKey, conn net.PacketConn) *port {
+	c := segment.Config{Protocol: key.protocol, Self: key.mac, Keys: a.seals}
+	rand.Read(c.Secret[:]) //nolint:errcheck // never fails
+	p := &port{
+		key: key, conn: conn, groups: a.openGroups, received: a.received, opened: time.Now(), counters: a.metrics.of(key), note: a.note,
+		owner: make(chan struct{}, 1), machine: segment.New(c, time.Now()),
+		woken: make(chan struct{}, 1), regroup: make(chan struct{}, 1), silent: make(chan struct{}),
+	}
+	p.vips.Store(&map[netip.Addr]segment.VIP{})
+	return p
 }
 
 // run runs the port's tasks until one fails or ctx ends. A failure is
@@ -135,7 +117,7 @@ func (p *port) run(ctx context.Context, exited chan<- *port) {
 	group.Go(func() error { return p.join(gctx) })
 	senders, sctx := errgroup.WithContext(gctx)
 	senders.Go(p.receive)
-	senders.Go(func() error { return p.announce(sctx) })
+	senders.Go(func() error { p.announce(sctx); return nil })
 	senders.Go(func() error { <-sctx.Done(); return p.conn.Close() })
 	group.Go(func() error { defer close(p.silent); return senders.Wait() })
 	p.err = group.Wait()
@@ -156,41 +138,24 @@ func (p *port) close() {
 
 // set replaces the VIPs of the port. When it returns, nothing more is sent
 // for those that are gone.
-func (p *port) set(vips owned) {
-	old := *p.owned.Load()
-	if maps.Equal(old, vips) {
+func (p *port) set(vips map[netip.Addr]segment.VIP) {
+	if maps.Equal(*p.vips.Load(), vips) {
 		return
 	}
-	fresh := vips.without(old)
-	for _, o := range fresh {
-		if o.probe.Load() {
-			p.holds.begin(o)
-		}
-	}
-	p.owned.Store(&vips)
-	p.answering.wait(p.conn)
-	p.announcing.wait(p.conn)
-	for _, o := range old.without(vips) {
-		p.holds.forget(o)
-	}
+	p.vips.Store(&vips)
+	p.step(segment.Assigned{VIPs: vips})
 	wake(p.regroup)
-	select {
-	case waiting := <-p.fresh:
-		fresh = append(waiting, fresh...)
-	default:
-	}
-	p.fresh <- fresh // has room: only Run sends
 }
 
 // wake makes one receive from the channel succeed, now or later.
 func wake(ch chan struct{}) {
 	select {
 	case ch <- struct{}{}:
-	default: // it was told, and has not looked yet
+	default: // it was woken, and has not looked yet
 	}
 }
 
-// receive answers until the socket ends.
+// receive takes frames to the machine until the socket ends.
 func (p *port) receive() error {
 	buf := make([]byte, 1514) // an ARP packet has 60 bytes; one of NDP may have options
 	for {
@@ -203,269 +168,122 @@ func (p *port) receive() error {
 	}
 }
 
-// handle deals with one frame that came in.
 func (p *port) handle(frame []byte) {
-	m, ok := p.key.protocol.parse(frame)
-	if !ok {
-		p.counters.malformed.Inc()
+	p.owner <- struct{}{}
+	p.stepAndLeave(segment.Received{Frame: frame})
+}
+
+// announce has the machine send what is due, until ctx ends.
+func (p *port) announce(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-timer.C:
+		case <-p.woken:
+		}
+		for ctx.Err() == nil {
+			next, waiting := p.sendDue()
+			if wait := time.Until(next); !waiting || wait > 0 {
+				if waiting {
+					timer.Reset(wait)
+				}
+				break
+			}
+		}
+	}
+}
+
+// sendDue sends what is due, and returns when the next is.
+func (p *port) sendDue() (next time.Time, waiting bool) {
+	p.owner <- struct{}{}
+	now := time.Now()
+	if next, waiting = p.machine.Next(); !waiting || next.After(now) {
+		p.alarm = next
+		<-p.owner
+		return next, waiting
+	}
+	events := []segment.Event{segment.Due{}}
+	if p.received != nil && p.machine.WantsCount(now) {
+		frames, err := p.received(p.key.index)
+		events = []segment.Event{segment.Counted{Frames: frames, Known: err == nil}, segment.Due{}}
+	}
+	p.stepAndLeave(events...)
+	return time.Time{}, true
+}
+
+// A frame that is stuck (a full transmit queue) is given up when somebody has waited for the
+// machine for stuckAfter.
+const stuckAfter = 10 * time.Millisecond
+
+// own makes the caller the owner of the machine until it reads from p.owner.
+func (p *port) own() {
+	select {
+	case p.owner <- struct{}{}:
 		return
-	}
-	if (*p.own.Load())[m.from] || !m.to.group() && m.to != p.key.mac {
-		return
-	}
-	p.heard.Add(1)
-	if c := p.hear(m); c.kind != nothing {
-		p.contested.put(c)
-	}
-}
-
-// hear answers what asks for a VIP of ours, and judges what claims one. Nobody
-// withdraws a VIP meanwhile.
-func (p *port) hear(m message) contention {
-	p.answering.enter()
-	defer p.answering.leave()
-	owned := *p.owned.Load()
-	if o := owned[m.claims]; o != nil {
-		return p.judge(o, m) // who claims it does not want an answer
-	}
-	if o := owned[m.asks]; o != nil {
-		return p.reply(o, m)
-	}
-	return contention{}
-}
-
-// judge decides what follows from somebody else's claim. It may be that of a
-// speaker of this cluster; then the better claim counts, on both sides, once the
-// speaker has answered a question.
-func (p *port) judge(o *ownership, m message) contention {
-	h, held := p.holds.get(o)
-	switch {
-	case o.leaving.claimed(p.key): // by the node that it goes to
-	case m.answers && m.seal == (seal.Seal{}): // a speaker, perhaps, that takes our kernel for a client
-	case !p.knows(m, o):
-		if p.report(o, m, !held) && !held {
-			return contention{ownership: o, kind: foreign}
-		}
-	case m.seal.Nonce() != (seal.Nonce{}):
-		return p.believe(o, m)
-	case m.seal.Outranks(p.statement(o).seal):
-		return p.doubt(o, m)
-	case !held || h.reason == Probing:
-		return contention{ownership: o, kind: lower}
-	}
-	return contention{}
-}
-
-// reply answers who asks for a VIP.
-func (p *port) reply(o *ownership, m message) contention {
-	if o.leaving.left(p.key) {
-		return contention{}
-	}
-	h, held := p.holds.get(o)
-	known := m.probes() && p.knows(m, o)
-	if o.leaving.is() && (held || known) {
-		return contention{} // a speaker that yields to us is to have it
-	}
-	if held {
-		// Who looks at the same time whether the VIP is in use wants it too
-		// (RFC 5227 section 2.1.1, RFC 4862 section 5.4.3).
-		switch {
-		case !m.probes():
-		case !known:
-			p.report(o, m, false)
-		case m.seal.Nonce() != (seal.Nonce{}): // who is silent has no answer
-		case m.seal.Outranks(p.statement(o).seal) && h.reason != Yielded && p.holds.yield(o, m.from):
-			return contention{ownership: o, kind: yielded}
-		}
-		return contention{}
-	}
-	p.counters.requests.Inc()
-	s := statement{self: p.key.mac, vip: o.vip}
-	if m.probes() && m.seal != (seal.Seal{}) { // a speaker's
-		s = p.statement(o)
-		if n := m.seal.Nonce(); known && n != (seal.Nonce{}) {
-			s.seal = p.seals.Numbered(o.vip, p.key.mac, o.home.Load(), n)
-		}
-	}
-	if p.send(p.key.protocol.answer(s, m)) {
-		p.counters.replies.Inc()
-	}
-	if m.takes && !known {
-		p.report(o, m, true)
-	}
-	return contention{}
-}
-
-// knows reports whether the sender is a speaker of this cluster.
-func (p *port) knows(m message, o *ownership) bool {
-	return m.seal != (seal.Seal{}) && p.seals.Valid(m.seal, o.vip, m.from)
-}
-
-// report reports a conflict, and returns whether it is the first one for the
-// VIP in some time.
-func (p *port) report(o *ownership, m message, announced bool) (first bool) {
-	p.counters.conflicts.Inc()
-	p.holds.lose(o, m.from)
-	return p.conflict(o, Conflict{
-		VIP: o.vip, Interface: p.key.name, HardwareAddr: m.from.String(), OtherCluster: m.seal != (seal.Seal{}), Announced: announced,
-	})
-}
-
-// hold is why a port is silent about a VIP that the node owns.
-type hold struct {
-	reason Reason
-	by     mac  // who has it; zero while that is not known
-	heard  bool // a claim since the probes began
-	polls  int
-	missed int // the last polls, in a row
-}
-
-// holds are those of a port. They are few, and mostly none: then a look costs
-// no lock.
-type holds struct {
-	n  atomic.Int64
-	mu sync.Mutex
-	of map[*ownership]hold
-}
-
-func (h *holds) get(o *ownership) (hold, bool) {
-	if h.n.Load() == 0 {
-		return hold{}, false
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	held, ok := h.of[o]
-	return held, ok
-}
-
-// change changes or ends the hold of a VIP; keep says which.
-func (h *holds) change(o *ownership, f func(hold, bool) (_ hold, keep bool)) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	before, held := h.of[o]
-	after, keep := f(before, held)
-	switch {
-	case keep && h.of == nil:
-		h.of = map[*ownership]hold{o: after}
-	case keep:
-		h.of[o] = after
 	default:
-		delete(h.of, o)
 	}
-	h.n.Store(int64(len(h.of)))
-}
-
-// begin is called before the probes of a new VIP.
-func (h *holds) begin(o *ownership) {
-	h.change(o, func(hold, bool) (hold, bool) { return hold{reason: Probing}, true })
-}
-
-// recheck is called before probes that look whether somebody is gone.
-func (h *holds) recheck(o *ownership) {
-	h.change(o, func(b hold, held bool) (hold, bool) { b.heard = false; return b, held })
-}
-
-// lose notes that a foreign host has a VIP that is being probed.
-func (h *holds) lose(o *ownership, by mac) {
-	if _, held := h.get(o); !held {
-		return
-	}
-	h.change(o, func(b hold, held bool) (hold, bool) {
-		if held && b.reason != Yielded {
-			b.reason, b.by, b.heard = AddressConflict, by, true
-		}
-		return b, held
-	})
-}
-
-// forget ends the hold of a VIP that is withdrawn.
-func (h *holds) forget(o *ownership) {
-	if _, held := h.get(o); held {
-		h.change(o, func(hold, bool) (hold, bool) { return hold{}, false })
+	select {
+	case p.owner <- struct{}{}:
+	case <-time.After(stuckAfter):
+		_ = p.conn.SetWriteDeadline(time.Now())
+		p.owner <- struct{}{}
+		_ = p.conn.SetWriteDeadline(time.Time{})
 	}
 }
 
-// free ends the hold, unless a claim was heard, and reports whether it did.
-func (h *holds) free(o *ownership) (freed bool) {
-	h.change(o, func(b hold, held bool) (hold, bool) { freed = held && !b.heard; return b, held && !freed })
-	return freed
+// step takes an event to the machine.
+func (p *port) step(e segment.Event) {
+	p.own()
+	p.stepAndLeave(e)
 }
 
-// yield leaves the VIP to another speaker, and reports whether that is new.
-func (h *holds) yield(o *ownership, by mac) (fresh bool) {
-	h.change(o, func(b hold, held bool) (hold, bool) {
-		fresh = !held || b.reason != Yielded
-		if fresh {
-			b = hold{reason: Yielded}
-		}
-		b.by, b.missed = by, 0
-		return b, true
-	})
-	return fresh
-}
-
-// poll counts a poll as missed, until the answer comes, and ends the hold
-// after too many of them. ok is not set if there is nothing to poll.
-func (h *holds) poll(o *ownership) (after hold, ok bool) {
-	h.change(o, func(b hold, held bool) (hold, bool) {
-		ok = held && b.reason == Yielded
-		if ok {
-			b.polls, b.missed = b.polls+1, b.missed+1
-		}
-		after = b
-		return b, held && !(ok && b.missed > maxMissed)
-	})
-	return after, ok
-}
-
-// count returns how many VIPs are held for each reason.
-func (h *holds) count() map[Reason]int {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	n := map[Reason]int{}
-	for _, held := range h.of {
-		n[held.reason]++
+// stepAndLeave is called by the owner of the machine, who ceases to be it.
+func (p *port) stepAndLeave(events ...segment.Event) {
+	var notes []segment.Note
+	for _, e := range events {
+		effects := p.machine.Step(e, time.Now())
+		p.send(effects)
+		notes = append(notes, effects.Notes...)
 	}
-	return n
-}
-
-// send sends a frame. An error passes or ends the receiver too; it is only
-// counted here.
-func (p *port) send(frame []byte) bool {
-	_, err := p.conn.WriteTo(frame, &packet.Addr{HardwareAddr: frame[:6]})
-	if err != nil {
-		p.counters.sendErrors.Inc()
+	if next, waiting := p.machine.Next(); waiting && (p.alarm.IsZero() || next.Before(p.alarm)) {
+		wake(p.woken)
 	}
-	return err == nil
-}
-
-// A sender that is stuck (a full transmit queue) is interrupted after
-// patience.
-const (
-	patience = 10 * time.Millisecond
-	glance   = 50 * time.Microsecond
-)
-
-// gate is a moment of sending that others can wait for. The sender enters,
-// looks whether it still may, sends, leaves; it never waits. Who forbade it
-// waits until a sender that may have looked before has left.
-type gate struct {
-	passes atomic.Uint64 // odd while a sender is inside
-}
-
-func (g *gate) enter() { g.passes.Add(1) }
-func (g *gate) leave() { g.passes.Add(1) }
-
-// wait returns when a sender who was inside when it was called has left.
-func (g *gate) wait(conn net.PacketConn) {
-	inside := g.passes.Load()
-	if inside%2 == 0 {
-		return
+	<-p.owner
+	for _, n := range notes {
+		p.note(p.key, n)
 	}
-	for start := time.Now(); g.passes.Load() == inside; time.Sleep(glance) {
-		if time.Since(start) > patience {
-			_ = conn.SetWriteDeadline(start)
-			defer conn.SetWriteDeadline(time.Time{})
+}
+
+// send sends and counts what the machine says.
+func (p *port) send(e *segment.Effects) {
+	for _, f := range e.Frames {
+		// An error passes or ends the receiver too; it is only counted here.
+		if _, err := p.conn.WriteTo(f, &packet.Addr{HardwareAddr: f[:6]}); err != nil {
+			p.counters.sendErrors.Inc()
 		}
 	}
+	p.counters.add(e)
+}
+
+// state returns how a VIP of the port stands.
+func (p *port) state(vip netip.Addr) segment.State {
+	p.own()
+	defer func() { <-p.owner }()
+	return p.machine.State(vip)
+}
+
+// leaving returns the VIPs that leave and are still answered for.
+func (p *port) leaving() []netip.Addr {
+	p.own()
+	defer func() { <-p.owner }()
+	return p.machine.Leaving()
+}
+
+// withheld returns how many VIPs are not announced, by reason.
+func (p *port) withheld() map[Reason]int {
+	p.own()
+	defer func() { <-p.owner }()
+	return p.machine.Withheld()
 }

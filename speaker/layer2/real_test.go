@@ -24,6 +24,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/pkg/testnet"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/segment"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 	"github.com/lodestone-lb/lodestone/speaker/netstate"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
@@ -119,7 +121,7 @@ func TestKernelFilter(t *testing.T) {
 	s := testnet.NewSegment(t, 2)
 	node, client := macOf(t, s.Hosts[0], "eth0"), macOf(t, s.Hosts[1], "eth0")
 	s.Hosts[0].Run("ip", "link", "set", "eth0", "promisc", "on")
-	_, filter := arp{}.socket(node)
+	_, filter := wire.ARP{}.Socket(node)
 	raw, err := bpf.Assemble(filter)
 	if err != nil {
 		t.Fatal(err)
@@ -457,7 +459,7 @@ func TestQuiet(t *testing.T) {
 	s := testnet.NewSegment(t, 2)
 	n := startNode(t, s.Hosts[0], nil)
 	n.set(everywhere(vipA, vipB))
-	time.Sleep(schedule[len(schedule)-1] + 500*time.Millisecond)
+	time.Sleep(segment.Schedule[len(segment.Schedule)-1] + 500*time.Millisecond)
 	stop := capture(t, s.Hosts[1], "ether", "src", n.mac("eth0").String(), "and", "arp")
 	for range 1000 {
 		n.set(everywhere(vipA, vipB))

@@ -11,31 +11,28 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/pkg/reason"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/segment"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 )
 
 // Reason is a stable code for why an owned VIP is not announced.
-type Reason string
+type Reason = segment.Reason
 
 // The reasons.
 const (
 	// NoInterface: no interface that is up may announce the VIP.
-	NoInterface Reason = "NoInterface"
+	NoInterface segment.Reason = "NoInterface"
 	// NoLinkLocalAddress: the interfaces that may announce the VIP, which is
 	// IPv6, have no IPv6 link-local address that can be used; InterfaceStatus
 	// tells more.
-	NoLinkLocalAddress Reason = "NoLinkLocalAddress"
+	NoLinkLocalAddress segment.Reason = "NoLinkLocalAddress"
 	// InterfaceFailed: the interfaces that may announce the VIP cannot be
 	// used; InterfaceStatus has the error.
-	InterfaceFailed Reason = "InterfaceFailed"
-	// Probing: the VIP is new, and whether somebody else has the address is
-	// being asked.
-	Probing Reason = "Probing"
-	// AddressConflict: the VIP is new, and a host that is no speaker of this
-	// cluster has the address.
-	AddressConflict Reason = "AddressConflict"
-	// Yielded: another speaker of this cluster announces the VIP, too, and
-	// ranks above this one. The membership does not tell them of each other.
-	Yielded Reason = "Yielded"
+	InterfaceFailed segment.Reason = "InterfaceFailed"
+	// The others are what a segment says.
+	Probing         = segment.Probing
+	AddressConflict = segment.AddressConflict
+	Yielded         = segment.Yielded
 )
 
 // Reasons tells about each Reason.
@@ -96,17 +93,14 @@ type VIPStatus struct {
 
 // state is what Run publishes. It is immutable.
 type state struct {
-	vips     owned
-	want     map[portKey]owned
+	vips     map[netip.Addr]*assignment
+	want     map[portKey]map[netip.Addr]segment.VIP
 	failures map[portKey]error // of ports that are wanted and not open
-	holds    map[portKey]*holds
+	ports    map[portKey]*port
 }
 
 func (a *Announcer) publish() {
-	s := &state{vips: a.vips, want: a.want, failures: maps.Clone(a.unfit), holds: map[portKey]*holds{}}
-	for key, p := range a.ports {
-		s.holds[key] = &p.holds
-	}
+	s := &state{vips: a.vips, want: a.want, failures: maps.Clone(a.unfit), ports: maps.Clone(a.ports)}
 	for key, f := range a.failures {
 		if a.ports[key] == nil {
 			s.failures[key] = f.err
@@ -120,14 +114,14 @@ func (a *Announcer) Status() Status {
 	s := a.published.Load()
 	status := Status{Conflicts: a.Conflicts()}
 	for _, key := range s.keys() {
-		i := InterfaceStatus{Name: key.name, Family: key.protocol.family(), HardwareAddr: key.mac.String(), VIPs: len(s.want[key])}
+		i := InterfaceStatus{Name: key.name, Family: key.protocol.Family(), HardwareAddr: key.mac.String(), VIPs: len(s.want[key])}
 		if err := s.failures[key]; err != nil {
 			i.VIPs, i.Error = 0, err.Error()
 		}
 		status.Interfaces = append(status.Interfaces, i)
 	}
-	for _, o := range s.vips.without(nil) {
-		status.VIPs = append(status.VIPs, s.of(o))
+	for _, vip := range sorted(s.vips) {
+		status.VIPs = append(status.VIPs, s.of(vip))
 	}
 	return status
 }
@@ -135,25 +129,30 @@ func (a *Announcer) Status() Status {
 // keys returns the wanted ports by name and family.
 func (s *state) keys() []portKey {
 	return slices.SortedFunc(maps.Keys(s.want), func(a, b portKey) int {
-		return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.protocol.family(), b.protocol.family()))
+		return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.protocol.Family(), b.protocol.Family()))
 	})
 }
 
 // of returns the status of one VIP.
-func (s *state) of(o *ownership) VIPStatus {
-	v := VIPStatus{Addr: o.vip, Since: o.since, Leaving: o.leaving.is()}
+func (s *state) of(vip netip.Addr) VIPStatus {
+	v := VIPStatus{Addr: vip, Since: s.vips[vip].since, Leaving: s.vips[vip].Leaving}
 	for _, key := range s.keys() {
-		held, silent := s.held(key, o)
+		if _, wanted := s.want[key][vip]; !wanted {
+			continue
+		}
+		var on segment.State
+		if p := s.ports[key]; p != nil {
+			on = p.state(vip)
+		}
 		switch {
-		case s.want[key][o.vip] == nil:
 		case errors.Is(s.failures[key], errNoLinkLocal):
 			v.Reason = cmp.Or(v.Reason, NoLinkLocalAddress)
 		case s.failures[key] != nil:
 			v.Reason = InterfaceFailed
-		case silent:
-			v.Reason = held.reason
-			if held.by != (mac{}) {
-				v.Holder = held.by.String()
+		case on.Reason != "":
+			v.Reason = on.Reason
+			if on.Other != (wire.MAC{}) {
+				v.Holder = on.Other.String()
 			}
 		default:
 			v.Interfaces = append(v.Interfaces, key.name)
@@ -194,14 +193,38 @@ const (
 	maxConflicts = 64
 )
 
-// conflicts remembers who claimed VIPs of ours, one conflict for each.
+// conflicts remembers who claimed VIPs of ours, one conflict for each, and of which it is
+// not known yet whether somebody has them.
 type conflicts struct {
-	mu      sync.Mutex
-	of      map[netip.Addr]Conflict
-	changed notify.Signal
+	mu sync.Mutex
+	of map[netip.Addr]Conflict
+	// unprobed are the VIPs that no segment has found to be free.
+	unprobed map[netip.Addr]bool
+	changed  notify.Signal
 }
 
-func newConflicts() *conflicts { return &conflicts{of: map[netip.Addr]Conflict{}} }
+func newConflicts() *conflicts {
+	return &conflicts{of: map[netip.Addr]Conflict{}, unprobed: map[netip.Addr]bool{}}
+}
+
+// begin is called when a VIP is assigned. It has to be probed if it is new, or was last
+// found to be somebody else's.
+func (c *conflicts) begin(vip netip.Addr, fresh bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if known, ok := c.of[vip]; fresh || ok && !known.Announced {
+		c.unprobed[vip] = true
+	} else {
+		delete(c.unprobed, vip)
+	}
+}
+
+// toProbe reports whether a segment that is new to the VIP has to probe it.
+func (c *conflicts) toProbe(vip netip.Addr) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.unprobed[vip]
+}
 
 func (c *conflicts) note(now Conflict) {
 	c.mu.Lock()
@@ -218,10 +241,11 @@ func (c *conflicts) note(now Conflict) {
 	}
 }
 
-// clear forgets the conflict: the VIP is free.
+// clear forgets the conflict: the VIP is free, or no VIP.
 func (c *conflicts) clear(vip netip.Addr) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	delete(c.unprobed, vip)
 	if _, known := c.of[vip]; known {
 		delete(c.of, vip)
 		c.changed.Notify()
@@ -234,14 +258,6 @@ func (a *Announcer) Forget(vips []netip.Addr) {
 	for _, vip := range vips {
 		a.conflicts.clear(vip)
 	}
-}
-
-// withheld reports whether the VIP was last found to be somebody else's.
-func (c *conflicts) withheld(vip netip.Addr) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	known, ok := c.of[vip]
-	return ok && !known.Announced
 }
 
 // expire forgets conflicts of long ago, and returns a channel that fires when
@@ -278,26 +294,13 @@ func (a *Announcer) Conflicts() []Conflict {
 // Conflicts and nothing is missed.
 func (a *Announcer) ConflictsChanged() <-chan struct{} { return a.conflicts.changed.Next() }
 
-// held returns why the port is silent about the VIP, and whether it is.
-func (s *state) held(key portKey, o *ownership) (hold, bool) {
-	if h := s.holds[key]; h != nil {
-		return h.get(o)
-	}
-	return hold{}, false
-}
-
 // Leaving returns how many VIPs that move to other nodes are still answered
-// for here: on some port the next owner was not heard yet.
+// for here: on some segment the next owner was not heard yet.
 func (a *Announcer) Leaving() int {
-	now, waiting := a.published.Load(), map[*ownership]bool{}
-	for key, vips := range now.want {
-		if now.failures[key] != nil {
-			continue
-		}
-		for _, o := range vips {
-			if _, silent := now.held(key, o); o.leaving.is() && !o.leaving.left(key) && !silent {
-				waiting[o] = true
-			}
+	waiting := map[netip.Addr]bool{}
+	for _, p := range a.published.Load().ports {
+		for _, vip := range p.leaving() {
+			waiting[vip] = true
 		}
 	}
 	return len(waiting)

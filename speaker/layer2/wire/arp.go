@@ -1,4 +1,4 @@
-package layer2
+package wire
 
 import (
 	"encoding/binary"
@@ -11,11 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
-	"github.com/lodestone-lb/lodestone/speaker/netstate"
 )
 
-// arp is the Address Resolution Protocol (RFC 826) for IPv4 on Ethernet.
-type arp struct{}
+// ARP is the Address Resolution Protocol (RFC 826) for IPv4 on Ethernet.
+type ARP struct{}
 
 // Offsets in an ARP frame on Ethernet (RFC 826, "Packet format").
 const (
@@ -29,11 +28,9 @@ const (
 	lengthsEthernetIPv4 = 6<<8 | 4
 )
 
-func (arp) family() string { return "IPv4" }
+func (ARP) Family() string { return "IPv4" }
 
-func (arp) fit(netstate.Interface) error { return nil }
-
-func (arp) socket(self mac) (int, []bpf.Instruction) {
+func (ARP) Socket(self MAC) (int, []bpf.Instruction) {
 	return unix.ETH_P_ARP, filter(self, offSender, []test{
 		{bpf.LoadAbsolute{Off: offEtherType, Size: 2}, bpf.JumpEqual, unix.ETH_P_ARP},
 		{bpf.LoadAbsolute{Off: offFormat, Size: 4}, bpf.JumpEqual, formatEthernetIPv4},
@@ -43,74 +40,74 @@ func (arp) socket(self mac) (int, []bpf.Instruction) {
 	})
 }
 
-func (arp) parse(frame []byte) (message, bool) {
+func (ARP) Parse(frame []byte) (Message, bool) {
 	var f ethernet.Frame
 	var p arppacket.Packet
 	if len(frame) < arpLength || f.UnmarshalBinary(frame) != nil || f.EtherType != ethernet.EtherTypeARP {
-		return message{}, false
+		return Message{}, false
 	}
 	// The library takes other lengths and returns other kinds of addresses.
 	if len(f.Payload) < 8 || binary.BigEndian.Uint32(f.Payload) != formatEthernetIPv4 ||
 		binary.BigEndian.Uint16(f.Payload[4:]) != lengthsEthernetIPv4 || p.UnmarshalBinary(f.Payload) != nil {
-		return message{}, false
+		return Message{}, false
 	}
-	m := message{to: hardwareAddr(f.Destination), from: hardwareAddr(p.SenderHardwareAddr)}
-	if m.from.group() || m.from == (mac{}) {
-		return message{}, false // nobody's address: an answer would go to everybody
+	m := Message{To: Hardware(f.Destination), From: Hardware(p.SenderHardwareAddr)}
+	if m.From.Group() || m.From == (MAC{}) {
+		return Message{}, false // nobody's address: an answer would go to everybody
 	}
-	m.seal, _ = seal.Find(frame[arpLength:])
+	m.Seal, _ = seal.Find(frame[arpLength:])
 	if !p.SenderIP.IsUnspecified() { // a probe claims nothing (RFC 5227 section 1.1)
-		m.claims = p.SenderIP
+		m.Claims = p.SenderIP
 	}
 	switch p.Operation {
 	case arppacket.OperationRequest:
-		m.asks = p.TargetIP
+		m.Asks = p.TargetIP
 		return m, true
 	case arppacket.OperationReply:
 		// To a probe it says 0.0.0.0, and to an announcement the address in question.
-		m.answers = !m.to.group() && !p.TargetIP.IsUnspecified() && p.TargetIP != p.SenderIP
+		m.Answers = !m.To.Group() && !p.TargetIP.IsUnspecified() && p.TargetIP != p.SenderIP
 		return m, true
 	}
-	return message{}, false
+	return Message{}, false
 }
 
-// answer answers to who asked alone, swapping the addresses (RFC 826, "Packet
+// Answer answers to who asked alone, swapping the addresses (RFC 826, "Packet
 // Reception").
-func (arp) answer(s statement, m message) []byte {
-	to := m.claims
-	if m.probes() {
+func (ARP) Answer(s Statement, m Message) []byte {
+	to := m.Claims
+	if m.Probes() {
 		to = netip.IPv4Unspecified()
 	}
-	return s.sealed(arpFrame(arppacket.OperationReply, m.from, s.self, s.vip, m.from, to))
+	return s.sealed(arpFrame(arppacket.OperationReply, m.From, s.Self, s.VIP, m.From, to))
 }
 
-// announce returns both forms of a gratuitous announcement, because some
+// Announce returns both forms of a gratuitous announcement, because some
 // hosts take only the one and some only the other: the request with no target
 // hardware address (RFC 5227 section 3), and the reply, whose target hardware
 // address is to equal the sender's (RFC 5944 section 4.6; Linux demands it).
-func (arp) announce(s statement, _ bool) [][]byte {
+func (ARP) Announce(s Statement, _ bool) [][]byte {
 	return [][]byte{
-		s.sealed(arpFrame(arppacket.OperationRequest, broadcast, s.self, s.vip, mac{}, s.vip)),
-		s.sealed(arpFrame(arppacket.OperationReply, broadcast, s.self, s.vip, s.self, s.vip)),
+		s.sealed(arpFrame(arppacket.OperationRequest, Broadcast, s.Self, s.VIP, MAC{}, s.VIP)),
+		s.sealed(arpFrame(arppacket.OperationReply, Broadcast, s.Self, s.VIP, s.Self, s.VIP)),
 	}
 }
 
-// probe returns an ARP probe (RFC 5227 section 2.1.1).
-func (arp) probe(s statement, to mac) []byte {
-	if to == (mac{}) {
-		to = broadcast
+// Probe returns an ARP probe (RFC 5227 section 2.1.1).
+func (ARP) Probe(s Statement, to MAC) []byte {
+	if to == (MAC{}) {
+		to = Broadcast
 	}
-	return s.sealed(arpFrame(arppacket.OperationRequest, to, s.self, netip.IPv4Unspecified(), mac{}, s.vip))
+	return s.sealed(arpFrame(arppacket.OperationRequest, to, s.Self, netip.IPv4Unspecified(), MAC{}, s.VIP))
 }
 
 // sealed puts the seal into the padding of an ARP frame.
-func (s statement) sealed(frame []byte) []byte {
-	copy(frame[arpLength:], s.seal[:])
+func (s Statement) sealed(frame []byte) []byte {
+	copy(frame[arpLength:], s.Seal[:])
 	return frame
 }
 
 // arpFrame returns a packet from sender about itself and target.
-func arpFrame(op arppacket.Operation, to, sender mac, senderIP netip.Addr, target mac, targetIP netip.Addr) []byte {
+func arpFrame(op arppacket.Operation, to, sender MAC, senderIP netip.Addr, target MAC, targetIP netip.Addr) []byte {
 	p := arppacket.Packet{
 		HardwareType:       1, // Ethernet
 		ProtocolType:       unix.ETH_P_IP,

@@ -1,11 +1,9 @@
-package layer2
+package wire
 
 import (
 	"encoding/binary"
-	"fmt"
 	"net"
 	"net/netip"
-	"slices"
 
 	"github.com/mdlayher/ethernet"
 	ndppacket "github.com/mdlayher/ndp"
@@ -14,11 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
-	"github.com/lodestone-lb/lodestone/speaker/netstate"
 )
 
-// ndp is the Neighbor Discovery Protocol (RFC 4861) on Ethernet.
-type ndp struct{}
+// NDP is the Neighbor Discovery Protocol (RFC 4861) on Ethernet.
+type NDP struct{}
 
 // Offsets in an Ethernet frame with a Neighbor Solicitation or Advertisement
 // (RFC 8200 section 3, RFC 4861 sections 4.3 and 4.4). There is no extension
@@ -49,30 +46,9 @@ var (
 	allRouters = netip.MustParseAddr("ff02::2")
 )
 
-func (ndp) family() string { return "IPv6" }
+func (NDP) Family() string { return "IPv6" }
 
-// fit demands a link-local address. The kernel asks its neighbours from it
-// when a packet's own source is on no interface, as a VIP is not: without one
-// it takes what clients send, but cannot find the way back to them.
-func (ndp) fit(i netstate.Interface) error {
-	var tentative netip.Addr
-	for _, p := range i.Addrs {
-		switch {
-		case !p.Addr().Is6() || !p.Addr().IsLinkLocalUnicast():
-		case slices.Contains(i.Tentative, p):
-			tentative = p.Addr()
-		default:
-			return nil
-		}
-	}
-	if tentative.IsValid() {
-		return fmt.Errorf("%w: %s is tentative, which passes in seconds unless `ip -6 addr show dev %s` says dadfailed: "+
-			"then another host has it", errNoLinkLocal, tentative, i.Name)
-	}
-	return fmt.Errorf("%w: is IPv6 switched off by the sysctl net.ipv6.conf.%s.disable_ipv6, or addr_gen_mode none?", errNoLinkLocal, i.Name)
-}
-
-func (ndp) socket(self mac) (int, []bpf.Instruction) {
+func (NDP) Socket(self MAC) (int, []bpf.Instruction) {
 	return unix.ETH_P_IPV6, filter(self, offEtherSource, []test{
 		{bpf.LoadAbsolute{Off: offEtherType, Size: 2}, bpf.JumpEqual, unix.ETH_P_IPV6},
 		{bpf.LoadAbsolute{Off: offNextHeader, Size: 1}, bpf.JumpEqual, unix.IPPROTO_ICMPV6},
@@ -83,52 +59,52 @@ func (ndp) socket(self mac) (int, []bpf.Instruction) {
 	})
 }
 
-// parse validates as RFC 4861 sections 7.1.1 and 7.1.2 demand, down to the
+// Parse validates as RFC 4861 sections 7.1.1 and 7.1.2 demand, down to the
 // checksum, since the kernel has not seen the packet yet. It reads the packet
 // itself: the library refuses a message for an option that is to be ignored.
-func (n ndp) parse(frame []byte) (message, bool) {
+func (NDP) Parse(frame []byte) (Message, bool) {
 	payload, ok := icmpv6(frame)
 	if !ok {
-		return message{}, false
+		return Message{}, false
 	}
-	m := message{to: mac(frame[:6]), from: mac(frame[offEtherSource:offEtherType])}
+	m := Message{To: MAC(frame[:6]), From: MAC(frame[offEtherSource:offEtherType])}
 	source, destination := addrAt(frame, offSource), addrAt(frame, offDestination)
 	target := addrAt(frame, offTarget)
 	if source.IsMulticast() || target.IsMulticast() {
-		return message{}, false
+		return Message{}, false
 	}
 	options := payload[offOptions-offType:]
 	switch ipv6.ICMPType(frame[offType]) {
 	case ipv6.ICMPTypeNeighborSolicitation:
 		ok = m.solicit(source, destination, target, options)
 	case ipv6.ICMPTypeNeighborAdvertisement:
-		m.claims = target
+		m.Claims = target
 		_, ok = m.linkLayer(options, ndppacket.Target)
-		m.answers = frame[offFlags]&flagSolicited != 0
-		ok = ok && !(destination.IsMulticast() && m.answers)
+		m.Answers = frame[offFlags]&flagSolicited != 0
+		ok = ok && !(destination.IsMulticast() && m.Answers)
 	default:
 		ok = false
 	}
 	// Nobody's hardware address: an answer would go to everybody.
-	return m, ok && !m.from.group() && m.from != (mac{})
+	return m, ok && !m.From.Group() && m.From != (MAC{})
 }
 
 // solicit reads a solicitation.
-func (m *message) solicit(source, destination, target netip.Addr, options []byte) bool {
-	m.asks = target
+func (m *Message) solicit(source, destination, target netip.Addr, options []byte) bool {
+	m.Asks = target
 	given, ok := m.linkLayer(options, ndppacket.Source)
 	if source.IsUnspecified() { // duplicate address detection
-		m.takes = true
-		return ok && !given && destination == solicitedNode(target)
+		m.Takes = true
+		return ok && !given && destination == SolicitedNode(target)
 	}
-	m.claims = source
-	return ok && (destination == target || destination == solicitedNode(target))
+	m.Claims = source
+	return ok && (destination == target || destination == SolicitedNode(target))
 }
 
 // linkLayer makes the address in the option of that direction, if there is
 // one, the sender's, and takes the seal. ok is not set if some option has a
 // wrong length.
-func (m *message) linkLayer(options []byte, d ndppacket.Direction) (given, ok bool) {
+func (m *Message) linkLayer(options []byte, d ndppacket.Direction) (given, ok bool) {
 	for len(options) > 0 {
 		if len(options) < 8 || options[1] == 0 || len(options) < 8*int(options[1]) {
 			return false, false
@@ -138,10 +114,10 @@ func (m *message) linkLayer(options []byte, d ndppacket.Direction) (given, ok bo
 			if size != 8 { // RFC 2464 section 6
 				return false, false
 			}
-			given, m.from = true, mac(options[2:8])
+			given, m.From = true, MAC(options[2:8])
 		}
 		if options[0] == optionSeal && size == 2+seal.Size {
-			m.seal, _ = seal.Find(options[2:size])
+			m.Seal, _ = seal.Find(options[2:size])
 		}
 		options = options[size:]
 	}
@@ -179,23 +155,23 @@ func addrAt(frame []byte, offset int) netip.Addr {
 	return netip.AddrFrom16([16]byte(frame[offset:]))
 }
 
-// answer answers to who asked alone, and to all nodes if that one has no
+// Answer answers to who asked alone, and to all nodes if that one has no
 // address yet (RFC 4861 section 7.2.4). A speaker that probes is answered
 // alone too: it looks at the packet, whomever that is for.
-func (ndp) answer(s statement, m message) []byte {
+func (NDP) Answer(s Statement, m Message) []byte {
 	switch {
-	case !m.probes():
-		return s.advertise(m.claims, m.from, ndppacket.NeighborAdvertisement{Solicited: true, Override: true})
-	case m.seal != (seal.Seal{}):
-		return s.advertise(allNodes, m.from, ndppacket.NeighborAdvertisement{Override: true})
+	case !m.Probes():
+		return s.advertise(m.Claims, m.From, ndppacket.NeighborAdvertisement{Solicited: true, Override: true})
+	case m.Seal != (seal.Seal{}):
+		return s.advertise(allNodes, m.From, ndppacket.NeighborAdvertisement{Override: true})
 	}
 	return s.advertise(allNodes, multicast(allNodes), ndppacket.NeighborAdvertisement{Override: true})
 }
 
-// announce returns the advertisement that overrides what all nodes know
+// Announce returns the advertisement that overrides what all nodes know
 // (RFC 4861 section 7.2.6), and for the first time the one that makes routers
 // know the VIP before the first packet for it comes (RFC 9131 section 6.1.2).
-func (ndp) announce(s statement, first bool) [][]byte {
+func (NDP) Announce(s Statement, first bool) [][]byte {
 	frames := [][]byte{s.advertise(allNodes, multicast(allNodes), ndppacket.NeighborAdvertisement{Override: true})}
 	if first {
 		frames = append(frames, s.advertise(allRouters, multicast(allRouters), ndppacket.NeighborAdvertisement{}))
@@ -203,34 +179,34 @@ func (ndp) announce(s statement, first bool) [][]byte {
 	return frames
 }
 
-// probe returns the solicitation of duplicate address detection (RFC 4862
+// Probe returns the solicitation of duplicate address detection (RFC 4862
 // section 5.4.2).
-func (ndp) probe(s statement, to mac) []byte {
-	group := solicitedNode(s.vip)
-	if to == (mac{}) {
+func (NDP) Probe(s Statement, to MAC) []byte {
+	group := SolicitedNode(s.VIP)
+	if to == (MAC{}) {
 		to = multicast(group)
 	}
-	ns := ndppacket.NeighborSolicitation{TargetAddress: s.vip, Options: []ndppacket.Option{sealOption(s.seal)}}
-	return ndpFrame(to, s.self, netip.IPv6Unspecified(), group, &ns)
+	ns := ndppacket.NeighborSolicitation{TargetAddress: s.VIP, Options: []ndppacket.Option{sealOption(s.Seal)}}
+	return ndpFrame(to, s.Self, netip.IPv6Unspecified(), group, &ns)
 }
 
 // advertise returns a frame that says that self has the VIP. Its source is
 // the VIP, as that of a host that speaks of its own address. The router flag
 // is not set: nobody shall send through a VIP.
-func (s statement) advertise(destination netip.Addr, to mac, na ndppacket.NeighborAdvertisement) []byte {
-	na.TargetAddress = s.vip
-	na.Options = []ndppacket.Option{&ndppacket.LinkLayerAddress{Direction: ndppacket.Target, Addr: net.HardwareAddr(s.self[:])}}
-	if s.seal != (seal.Seal{}) {
-		na.Options = append(na.Options, sealOption(s.seal))
+func (s Statement) advertise(destination netip.Addr, to MAC, na ndppacket.NeighborAdvertisement) []byte {
+	na.TargetAddress = s.VIP
+	na.Options = []ndppacket.Option{&ndppacket.LinkLayerAddress{Direction: ndppacket.Target, Addr: net.HardwareAddr(s.Self[:])}}
+	if s.Seal != (seal.Seal{}) {
+		na.Options = append(na.Options, sealOption(s.Seal))
 	}
-	return ndpFrame(to, s.self, s.vip, destination, &na)
+	return ndpFrame(to, s.Self, s.VIP, destination, &na)
 }
 
 func sealOption(s seal.Seal) ndppacket.Option {
 	return &ndppacket.RawOption{Type: optionSeal, Length: (2 + seal.Size) / 8, Value: s[:]}
 }
 
-func ndpFrame(to, from mac, source, destination netip.Addr, m ndppacket.Message) []byte {
+func ndpFrame(to, from MAC, source, destination netip.Addr, m ndppacket.Message) []byte {
 	payload, _ := ndppacket.MarshalMessageChecksum(m, source, destination) // never fails: the addresses are IPv6 and Ethernet
 	packet := make([]byte, 0, offType-offIPv6+len(payload))
 	packet = append(packet, 6<<4, 0, 0, 0)
@@ -242,7 +218,14 @@ func ndpFrame(to, from mac, source, destination netip.Addr, m ndppacket.Message)
 }
 
 // multicast returns the hardware address of a group (RFC 2464 section 7).
-func multicast(group netip.Addr) mac {
+func multicast(group netip.Addr) MAC {
 	a := group.As16()
-	return mac{0x33, 0x33, a[12], a[13], a[14], a[15]}
+	return MAC{0x33, 0x33, a[12], a[13], a[14], a[15]}
+}
+
+// SolicitedNode returns the group in which hosts ask for an IPv6 address
+// (RFC 4291 section 2.7.1).
+func SolicitedNode(a netip.Addr) netip.Addr {
+	group, _ := ndppacket.SolicitedNodeMulticast(a) // fails only for IPv4
+	return group
 }

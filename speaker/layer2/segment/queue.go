@@ -1,0 +1,227 @@
+package segment
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
+)
+
+// Schedule says when a VIP is announced after this node became its owner.
+var Schedule = [...]time.Duration{
+	// At once: traffic is lost until neighbours hear of it.
+	0,
+	// A frame that was lost, and neighbours that an old owner answered just before.
+	100 * time.Millisecond,
+	// Busy hosts and routers that limit the ARP packets they take, and links
+	// that came up a moment ago. RFC 5227 section 1.1 has two announcements
+	// two seconds apart (ANNOUNCE_NUM, ANNOUNCE_INTERVAL).
+	time.Second,
+	2 * time.Second,
+	// The end of a switch's relearning after a topology change.
+	4 * time.Second,
+}
+
+// The pace of announcements on one interface: every host on the segment
+// handles each of these broadcasts, and routers drop ARP above some rate.
+// 5,000 VIPs take one second.
+const (
+	framesPerSecond = 10_000
+	burstFrames     = 10
+	// framesAtOnce is how many frames one pending takes at most.
+	framesAtOnce = 2
+	// pendingAtOnce bounds how long one Step takes: requests wait meanwhile.
+	pendingAtOnce = 64
+)
+
+// step is what is to be sent. Those before stepRefresh are the announcements of Schedule.
+type step int
+
+const (
+	stepRefresh step = step(len(Schedule)) + iota
+	stepDefence
+	stepCorrection
+	stepLag
+	stepRound
+	stepBeacon
+	stepProbe
+	stepProbed    = stepProbe + probes
+	stepRecheck   = stepProbed + 1
+	stepPoll      = stepRecheck + 1
+	stepChallenge = stepPoll + 1
+	steps         = stepChallenge + 1
+)
+
+// claims reports whether the step tells who has the VIP, and does not ask.
+func (s step) claims() bool { return s < stepProbe }
+
+// pending is something that is to be sent when it is due.
+type pending struct {
+	vip        *vip // nil: a beacon's is chosen when it is due
+	step       step
+	first, due time.Time // of the first announcement, of this one. Zero: before all others
+	edition    int       // of the VIP when it was entered
+	to         wire.MAC  // who is asked
+	asked      int       // how often
+}
+
+// queue orders what is pending. Each step is a line whose first is due first.
+type queue struct {
+	lines [steps][]pending
+	pace  *rate.Limiter
+	free  time.Time // before it the pace lets nothing more be sent
+}
+
+func newQueue() queue { return queue{pace: rate.NewLimiter(framesPerSecond, burstFrames)} }
+
+// enter enters p behind what is due before it: at the end, but for refresh intervals that
+// differ.
+func (q *queue) enter(p pending) {
+	line := q.lines[p.step]
+	if n := len(line); n == 0 || !line[n-1].due.After(p.due) {
+		q.lines[p.step] = append(line, p)
+		return
+	}
+	at, _ := slices.BinarySearchFunc(line, p.due, func(q pending, due time.Time) int { return cmp.Or(q.due.Compare(due), -1) })
+	q.lines[p.step] = slices.Insert(line, at, p)
+}
+
+func (q *queue) waits(s step) bool { return len(q.lines[s]) > 0 }
+
+// first returns the line whose first is due first. Nil: all are empty.
+func (q *queue) first() (first *[]pending) {
+	for s := range q.lines {
+		if line := &q.lines[s]; len(*line) > 0 && (first == nil || (*line)[0].due.Before((*first)[0].due)) {
+			first = line
+		}
+	}
+	return first
+}
+
+// next returns when something may be sent.
+func (q *queue) next() (at time.Time, ok bool) {
+	line := q.first()
+	if line == nil {
+		return time.Time{}, false
+	}
+	if at = (*line)[0].due; at.Before(q.free) {
+		at = q.free
+	}
+	return at, true
+}
+
+// pop takes out what may be sent now.
+func (q *queue) pop(now time.Time) (p pending, ok bool) {
+	if at, ok := q.next(); !ok || at.After(now) {
+		return pending{}, false
+	}
+	line := q.first()
+	p, *line = (*line)[0], (*line)[1:]
+	return p, true
+}
+
+// spend counts frames that are sent now.
+func (q *queue) spend(frames int, now time.Time) {
+	q.pace.AllowN(now, frames)
+	if lacking := framesAtOnce - q.pace.TokensAt(now); lacking > 0 {
+		q.free = now.Add(time.Duration(lacking/framesPerSecond*float64(time.Second)) + 1)
+	}
+}
+
+// sendDue sends what is due, as far as the pace allows.
+func (m *Machine) sendDue() {
+	for range pendingAtOnce {
+		p, ok := m.queue.pop(m.now)
+		if !ok {
+			return
+		}
+		m.forget(p)
+		frames := m.frames(&p)
+		if len(frames) == 0 {
+			continue
+		}
+		m.send(frames...)
+		m.queue.spend(len(frames), m.now)
+		if p.step.claims() {
+			m.out.Announcements += len(frames)
+			p.vip.claimed, p.vip.announced = time.Time{}, m.now // clients do not believe who claimed it before
+		}
+		m.again(p)
+	}
+}
+
+// forget notes that p is pending no more.
+func (m *Machine) forget(p pending) {
+	switch p.step {
+	case stepCorrection:
+		p.vip.correcting = false
+	case stepLag:
+		p.vip.lagging = false
+	case stepChallenge:
+		delete(p.vip.challenged, p.to)
+	}
+}
+
+// frames returns what is to be sent for p, if anything is.
+func (m *Machine) frames(p *pending) [][]byte {
+	if p.step == stepBeacon {
+		p.vip = m.beacon()
+	}
+	v := p.vip
+	switch {
+	case v == nil, !v.announces():
+		return nil // and no repetition
+	case p.step > 1 && p.step.claims() && m.deaf():
+		frames := m.askInstead(*p)
+		p.step = stepProbe
+		return frames
+	case p.step == stepPoll:
+		return m.poll(v)
+	case p.step == stepChallenge:
+		return m.askChallenged(*p)
+	case p.step == stepRecheck:
+		m.probeAgain(v)
+		return nil
+	case p.step >= stepProbe:
+		return m.probe(*p)
+	case p.step <= stepRefresh && p.edition != v.edition:
+		return nil // announced anew since
+	case v.reason != "":
+		return nil
+	case (p.step > 0 && p.step <= stepRefresh || p.step == stepRound) && v.contested():
+		m.again(*p) // a rival hears us when his claim is answered
+		return nil
+	}
+	return m.Protocol.Announce(m.statement(v), p.step == 0)
+}
+
+// announces reports whether the VIP is this node's to announce.
+func (v *vip) announces() bool { return !v.gone && !v.Leaving }
+
+// announceAnew announces the VIP as if it were new.
+func (m *Machine) announceAnew(v *vip) {
+	v.edition++
+	m.queue.enter(pending{vip: v, edition: v.edition})
+}
+
+// again enters the announcement after p, which was sent just now.
+func (m *Machine) again(p pending) {
+	if p.step > stepRefresh {
+		return
+	}
+	if p.step == 0 {
+		p.first = m.now
+	}
+	switch p.step = min(p.step+1, stepRefresh); {
+	case p.step < stepRefresh:
+		p.due = p.first.Add(Schedule[p.step])
+	case p.vip.Refresh > 0:
+		p.due = m.now.Add(p.vip.Refresh)
+	default:
+		return
+	}
+	m.queue.enter(p)
+}

@@ -1,0 +1,116 @@
+package segment
+
+import (
+	"time"
+
+	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
+)
+
+// DefendInterval is how often at most people hear of a conflict, and the VIP is defended
+// (RFC 5227 section 2.4, DEFEND_INTERVAL).
+const DefendInterval = 10 * time.Second
+
+// crossing is how long frames may take that cross on the wire.
+const crossing = 20 * time.Millisecond
+
+// receive deals with one frame that came in.
+func (m *Machine) receive(frame []byte) {
+	msg, ok := m.Protocol.Parse(frame)
+	if !ok {
+		m.out.Malformed++
+		return
+	}
+	if m.Own[msg.From] || !msg.To.Group() && msg.To != m.Self {
+		return
+	}
+	m.hearing.messages++
+	if v := m.vips[msg.Claims]; v != nil {
+		m.claim(v, msg) // who claims it does not want an answer
+	} else if v := m.vips[msg.Asks]; v != nil {
+		m.answer(v, msg)
+	}
+}
+
+// claim deals with somebody else's claim. It may be that of a speaker of this cluster;
+// then the better claim counts, on both sides, once the speaker has answered a question.
+func (m *Machine) claim(v *vip, msg wire.Message) {
+	m.noteClaim(v)
+	switch {
+	case v.Leaving: // it is that of the node that the VIP goes to
+	case msg.Answers && msg.Seal == (seal.Seal{}): // a speaker, perhaps, that takes our kernel for a client
+	case !m.knows(msg, v):
+		if first := m.reportConflict(v, msg, v.reason == ""); first && v.reason == "" {
+			m.queue.enter(pending{vip: v, step: stepDefence, due: m.now.Add(defence)})
+		}
+	case msg.Seal.Nonce() != (seal.Nonce{}):
+		m.believe(v, msg)
+	case msg.Seal.Outranks(m.statement(v).Seal):
+		m.challenge(v, msg.From)
+	case v.reason == "", v.reason == Probing:
+		m.correct(v)
+	}
+}
+
+// answer answers who asks for a VIP, unless another one is to answer.
+func (m *Machine) answer(v *vip, msg wire.Message) {
+	known := msg.Probes() && m.knows(msg, v)
+	switch {
+	case v.left(), v.Leaving && (v.reason != "" || known): // a speaker that yields to us is to have it
+		return
+	case v.reason != "":
+		m.meet(v, msg, known)
+		return
+	}
+	m.out.Requests++
+	s := wire.Statement{Self: m.Self, VIP: v.addr}
+	if msg.Probes() && msg.Seal != (seal.Seal{}) { // a speaker's
+		s = m.statement(v)
+		if n := msg.Seal.Nonce(); known && n != (seal.Nonce{}) {
+			s.Seal = m.Keys.Numbered(v.addr, m.Self, v.Home, n)
+		}
+	}
+	m.send(m.Protocol.Answer(s, msg))
+	m.out.Replies++
+	if msg.Takes && !known {
+		m.reportConflict(v, msg, true)
+	}
+}
+
+// meet deals with who looks whether the VIP is in use while this node does not announce
+// it: that one wants it, too (RFC 5227 section 2.1.1, RFC 4862 section 5.4.3).
+func (m *Machine) meet(v *vip, msg wire.Message, known bool) {
+	switch {
+	case !msg.Probes():
+	case !known:
+		m.reportConflict(v, msg, false)
+	case msg.Seal.Nonce() != (seal.Nonce{}): // it asks us; who is silent has no answer
+	case msg.Seal.Outranks(m.statement(v).Seal) && v.reason != Yielded:
+		m.yield(v, msg.From)
+	}
+}
+
+// knows reports whether the sender is a speaker of this cluster.
+func (m *Machine) knows(msg wire.Message, v *vip) bool {
+	return msg.Seal != (seal.Seal{}) && m.Keys.Valid(msg.Seal, v.addr, msg.From)
+}
+
+// reportConflict notes that a host that is no speaker of this cluster has the VIP, and
+// returns whether this is the first one in DefendInterval. A VIP that is being probed is not
+// announced then.
+func (m *Machine) reportConflict(v *vip, msg wire.Message, announced bool) (first bool) {
+	if v.reason == Probing || v.reason == AddressConflict {
+		v.reason, v.by, v.heard = AddressConflict, msg.From, true
+	}
+	return m.noteConflict(v, Note{Other: msg.From, OtherCluster: msg.Seal != (seal.Seal{}), Announced: announced})
+}
+
+func (m *Machine) noteConflict(v *vip, n Note) (first bool) {
+	if first = v.warned.IsZero() || m.now.Sub(v.warned) >= DefendInterval; first {
+		v.warned = m.now
+	}
+	n.Kind, n.VIP, n.First = Conflict, v.addr, first
+	m.note(n)
+	m.out.Conflicts++
+	return first
+}

@@ -1,0 +1,224 @@
+package segment
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
+)
+
+var (
+	vipA   = netip.MustParseAddr("198.18.0.100")
+	vipB   = netip.MustParseAddr("198.18.0.101")
+	vip6   = netip.MustParseAddr("2001:db8::100")
+	client = wire.MAC{2, 0, 0, 0, 0, 0xc}
+)
+
+// lan is a broadcast domain with machines, in a time of its own.
+type lan struct {
+	now   time.Time
+	nodes []*Machine
+	// blocked reports whether nothing gets from one node to the other. Nil: all does.
+	blocked func(from, to int) bool
+	wire    []sent // not arrived yet
+	story   bytes.Buffer
+	notes   []Note
+}
+
+type sent struct {
+	from  int
+	frame []byte
+}
+
+// newLAN returns a LAN with n nodes that know of each other that all are there.
+func newLAN(n int, family wire.Protocol) *lan {
+	l := &lan{now: time.Unix(0, 0)}
+	for i := range n {
+		l.nodes = append(l.nodes, New(Config{Protocol: family, Self: wire.MAC{2, 0, 0, 0, 0, byte(i)}, Secret: sha256.Sum256([]byte{byte(i)}),
+			Keys: func() [][]byte { return [][]byte{[]byte("the cluster's")} }}, l.now))
+	}
+	return l
+}
+
+// step takes an event to a node, and what it sends to the others, until all is quiet.
+func (l *lan) step(i int, e Event) {
+	l.act(i, e)
+	for len(l.wire) > 0 {
+		next := l.wire[0]
+		l.wire = l.wire[1:]
+		for to := range l.nodes {
+			if to != next.from && (l.blocked == nil || !l.blocked(next.from, to)) {
+				l.act(to, Received{next.frame})
+			}
+		}
+	}
+}
+
+func (l *lan) act(i int, e Event) {
+	effects := l.nodes[i].Step(e, l.now)
+	l.notes = append(l.notes, effects.Notes...)
+	for _, f := range effects.Frames {
+		fmt.Fprintf(&l.story, "%s node %d: %x\n", l.now.Sub(time.Unix(0, 0)), i, f)
+		l.wire = append(l.wire, sent{i, f})
+	}
+}
+
+// pass lets time pass.
+func (l *lan) pass(d time.Duration) {
+	for end := l.now.Add(d); ; {
+		node, at := -1, end
+		for i, m := range l.nodes {
+			if next, ok := m.Next(); ok && !next.After(at) && (node < 0 || next.Before(at)) {
+				node, at = i, next
+			}
+		}
+		if l.now = latest(l.now, at); node < 0 {
+			return
+		}
+		l.step(node, Due{})
+	}
+}
+
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+func (l *lan) assign(i int, vips map[netip.Addr]VIP) { l.step(i, Assigned{vips}) }
+
+// lose tells all that speakers are lost.
+func (l *lan) lose() {
+	for i := range l.nodes {
+		l.step(i, Surroundings{Crowd: 1})
+	}
+}
+
+// announcers returns the nodes that announce the VIP.
+func (l *lan) announcers(vip netip.Addr) (nodes []int) {
+	for i, m := range l.nodes {
+		if v := m.vips[vip]; v != nil && v.reason == "" {
+			nodes = append(nodes, i)
+		}
+	}
+	return nodes
+}
+
+// Three speakers that do not see each other all announce a VIP. Within two seconds one is
+// left: its home. When that one dies another one takes over, and yields when it is back.
+func TestThreeSpeakersAndOneVIP(t *testing.T) {
+	t.Parallel()
+	for _, vip := range []netip.Addr{vipA, vip6} {
+		play := func() *lan {
+			l := newLAN(3, wire.Of(vip))
+			l.lose()
+			for i := range l.nodes {
+				l.assign(i, map[netip.Addr]VIP{vip: {Home: i == 1}})
+			}
+			l.pass(2 * time.Second)
+			require.Equal(t, []int{1}, l.announcers(vip), "the home keeps it")
+			l.pass(time.Minute)
+			require.Equal(t, []int{1}, l.announcers(vip), "no flap")
+
+			l.blocked = func(from, to int) bool { return from == 1 || to == 1 }
+			l.pass((maxMissed+2)*pollInterval + time.Second)
+			require.Len(t, l.announcers(vip), 2, "it is silent, and one of the others takes over")
+
+			l.blocked = nil
+			l.pass(5 * time.Second)
+			require.Equal(t, []int{1}, l.announcers(vip), "it is back")
+			return l
+		}
+		// The same events give the same frames.
+		assert.Equal(t, play().story.String(), play().story.String())
+	}
+}
+
+// A VIP that moves by plan is answered for at every moment, by both nodes for no longer
+// than a frame takes, whoever hears of it first.
+func TestMoveByPlan(t *testing.T) {
+	t.Parallel()
+	for _, oldFirst := range []bool{true, false} {
+		l := newLAN(2, wire.ARP{})
+		l.assign(0, map[netip.Addr]VIP{vipA: {}})
+		l.pass(time.Minute)
+		leave := func() { l.assign(0, map[netip.Addr]VIP{vipA: {Leaving: true}}) }
+		take := func() { l.assign(1, map[netip.Addr]VIP{vipA: {}}); l.pass(0) }
+		if oldFirst {
+			leave()
+			l.pass(300 * time.Millisecond)
+			assert.Equal(t, []int{0}, l.answerers(vipA))
+			take()
+		} else {
+			take()
+			assert.Equal(t, []int{0, 1}, l.answerers(vipA), "the old owner has not heard of it")
+			l.pass(300 * time.Millisecond)
+			leave()
+		}
+		assert.Equal(t, []int{1}, l.answerers(vipA))
+		assert.Empty(t, l.nodes[0].Leaving())
+	}
+}
+
+// answerers returns the nodes that answer a client that asks for the VIP.
+func (l *lan) answerers(vip netip.Addr) (nodes []int) {
+	question := wire.ARP{}.Probe(wire.Statement{Self: client, VIP: vip}, wire.MAC{})
+	for i, m := range l.nodes {
+		if effects := m.Step(Received{question}, l.now); effects.Replies > 0 {
+			nodes = append(nodes, i)
+		}
+	}
+	return nodes
+}
+
+// A VIP in a hurry is looked at each second, though others that are not wait before it.
+func TestHurryWaitsForNobody(t *testing.T) {
+	t.Parallel()
+	l := newLAN(1, wire.ARP{})
+	taken := func(vip netip.Addr) {
+		claim := wire.ARP{}.Announce(wire.Statement{Self: client, VIP: vip}, true)[0]
+		l.step(0, Received{claim})
+	}
+	l.assign(0, map[netip.Addr]VIP{vipA: {Probe: true}, vipB: {Probe: true, Hurry: true}})
+	taken(vipA)
+	taken(vipB)
+	l.pass(3 * time.Second) // the host is gone
+	assert.Equal(t, AddressConflict, l.nodes[0].State(vipA).Reason)
+	assert.Empty(t, l.nodes[0].State(vipB).Reason)
+	l.pass(10 * time.Second)
+	assert.Empty(t, l.nodes[0].State(vipA).Reason)
+}
+
+// Whatever others claim, in their own name or with recorded seals, what is kept is bounded
+// by the VIPs.
+func TestPendingIsBounded(t *testing.T) {
+	t.Parallel()
+	l := newLAN(1, wire.ARP{})
+	l.assign(0, map[netip.Addr]VIP{vipA: {Probe: true}, vipB: {}})
+	l.pass(time.Minute)
+	l.step(0, Surroundings{Crowd: 1})
+	key := seal.Key("the cluster's")
+	for n := range 2_000 {
+		from := wire.MAC{2, 1, 0, 0, 0, byte(n % 3)} // three speakers
+		for _, s := range []seal.Seal{{}, key.Seal(vipB, from, true), key.Seal(vipB, from, false), key.Numbered(vipB, from, true, seal.Nonce{1})} {
+			claim := wire.Statement{Self: from, VIP: vipB, Seal: s}
+			l.step(0, Received{wire.ARP{}.Announce(claim, true)[n%2]})
+			l.step(0, Received{wire.ARP{}.Probe(claim, wire.MAC{})})
+		}
+		l.pass(time.Millisecond)
+		waiting := 0
+		for _, line := range l.nodes[0].queue.lines {
+			waiting += len(line)
+		}
+		require.LessOrEqual(t, waiting, 20)
+	}
+}
