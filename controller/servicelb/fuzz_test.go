@@ -1,6 +1,7 @@
 package servicelb
 
 import (
+	"strings"
 	"testing"
 	"unicode/utf8"
 
@@ -9,6 +10,7 @@ import (
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/compat"
+	"github.com/lodestone-lb/lodestone/pkg/testcost"
 )
 
 // FuzzRequestOf: whatever a user writes on a Service is read or refused, with a
@@ -17,6 +19,9 @@ func FuzzRequestOf(f *testing.F) {
 	f.Add("lan, dmz", "203.0.113.10,2001:db8::10", "edge", "a,b", "true", "100", "203.0.113.10")
 	f.Add("", "fe80::1%eth0", " ", ",", "yes", "1e9", "::ffff:203.0.113.10")
 	f.Add("a,,", "203.0.113.10 203.0.113.11", "\xff\xfe", "a b", "", "-1", "lb.example.com")
+	long := func(item string) string { return strings.Repeat(item, 32<<10/len(item)) }
+	f.Add(long("a,"), "", "", long("b,"), "", "", "")
+	f.Add("", long("203.0.113.10,"), long("k"), long(","), long("true"), long("9"), long("203.0.113.10,"))
 	f.Fuzz(func(t *testing.T, pools, addresses, key, namespaces, renumber, limit, spec string) {
 		svc := &corev1.Service{}
 		svc.Namespace, svc.Name, svc.UID = "default", "web", "1"
@@ -25,7 +30,10 @@ func FuzzRequestOf(f *testing.F) {
 			annotation.AddressPool: pools, annotation.Addresses: addresses, annotation.SharingKey: key,
 			annotation.SharingNamespaces: namespaces, annotation.Renumber: renumber, annotation.ConnectionRateLimit: limit,
 		}
-		req, refusal := RequestOf(svc, nil, compat.For(nil))
+		var req ipam.Request
+		var refusal *ipam.Refusal
+		length := len(pools) + len(addresses) + len(key) + len(namespaces) + len(renumber) + len(limit) + len(spec)
+		testcost.Within(t, "annotations", length, func() { req, refusal = RequestOf(svc, nil, compat.For(nil)) })
 		if refusal != nil {
 			if refusal.Reason != ipam.InvalidRequest || refusal.Message == "" || len(refusal.Message) > 1024 || !utf8.ValidString(refusal.Message) {
 				t.Errorf("refusal %q", refusal)

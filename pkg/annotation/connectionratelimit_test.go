@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/testcost"
 )
 
 func TestParseConnectionRateLimit(t *testing.T) {
@@ -36,11 +37,13 @@ func TestAnInvalidValueIsCutInItsError(t *testing.T) {
 }
 
 func FuzzParseConnectionRateLimit(f *testing.F) {
-	for _, seed := range []string{"", "0", "1", "100", "1000000", "1000001", "-1", "\x00", "9\n"} {
+	for _, seed := range []string{"", "0", "1", "100", "1000000", "1000001", "-1", "\x00", "9\n", strings.Repeat("0", 64<<10)} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, value string) {
-		n, err := annotation.ParseConnectionRateLimit(value)
+		var n uint32
+		var err error
+		testcost.Within(t, "a limit", len(value), func() { n, err = annotation.ParseConnectionRateLimit(value) })
 		if (err == nil) != (n >= 1 && n <= annotation.MaxConnectionRateLimit) {
 			t.Fatalf("%q gives %d and %v", value, n, err)
 		}

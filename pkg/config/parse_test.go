@@ -12,6 +12,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/lodestone-lb/lodestone/pkg/testcost"
 )
 
 // What an operator who writes nothing but a pool gets.
@@ -264,7 +266,9 @@ func FuzzParse(f *testing.F) {
 		for _, parse := range []func([]byte) (*Config, error){
 			Parse, func(b []byte) (*Config, error) { return ParseFile("f", b) },
 		} {
-			c, err := parse(text)
+			var c *Config
+			var err error
+			testcost.Within(t, "a document", len(text), func() { c, err = parse(text) })
 			if err != nil {
 				require.Nil(t, c)
 				inOrder(t, err)

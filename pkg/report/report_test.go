@@ -12,6 +12,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/report"
+	"github.com/lodestone-lb/lodestone/pkg/testcost"
 )
 
 // again returns the report as others read it.
@@ -200,7 +201,9 @@ func FuzzParse(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		r, err := report.Parse(text)
+		var r report.Report
+		var err error
+		testcost.Within(t, "a report", len(text), func() { r, err = report.Parse(text) })
 		if err != nil {
 			return
 		}

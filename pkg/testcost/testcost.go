@@ -69,6 +69,27 @@ func Grows[T any](t testing.TB, name string, small, large T, read func(T)) {
 		name, first.Time, first.Bytes>>10, then.Time, then.Bytes>>10, Growth)
 }
 
+// What a byte may cost at most by Within, on top of what is never too much: some times what
+// the worst documents need (make bench BENCH=config_worst).
+const (
+	timePerByte  = 10 * time.Microsecond
+	bytesPerByte = 1 << 10
+)
+
+// Within fails the test if reading an input of that length costs more than a linear function
+// may need for it. A fuzz test that calls it finds the inputs that cost more.
+func Within(t testing.TB, name string, length int, read func()) {
+	t.Helper()
+	most := Cost{freeTime + time.Duration(length)*timePerByte, freeBytes + uint64(length)*bytesPerByte}
+	spent := Cost{1 << 62, 1 << 62}
+	for range attempts {
+		if spent = least(spent, Of(read)); spent.Time < most.Time && spent.Bytes < most.Bytes {
+			return
+		}
+	}
+	t.Errorf("%s of %d bytes takes %s and %d KiB, at most %s and %d KiB", name, length, spent.Time, spent.Bytes>>10, most.Time, most.Bytes>>10)
+}
+
 func least(a, b Cost) Cost { return Cost{min(a.Time, b.Time), min(a.Bytes, b.Bytes)} }
 
 // Repeat returns the text with a part of it repeated, at least once, until the

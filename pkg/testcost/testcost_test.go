@@ -53,6 +53,26 @@ func TestQuadraticReadersAreFound(t *testing.T) {
 	require.True(t, r.failed)
 }
 
+// One input is enough where it costs much more than its length explains.
+func TestAReaderIsFoundByOneInput(t *testing.T) {
+	t.Parallel()
+	const long = 64 << 10
+	text := testcost.Repeat([]byte("a:\n- n1\n"), '\n', 1, 0, long)
+	r := &recorder{TB: t}
+	testcost.Within(r, "linear", len(text), func() { strings.Count(text, "\n") })
+	testcost.Within(r, "short", 16, func() { distinct("a\nb") })
+	require.False(t, r.failed)
+	testcost.Within(r, "time", 16, func() { distinct(text) })
+	require.True(t, r.failed)
+	r.failed = false
+	testcost.Within(r, "memory", len(text), func() {
+		for range len(text) / 16 {
+			_ = strings.Clone(text)
+		}
+	})
+	require.True(t, r.failed)
+}
+
 func TestRepeatedPartsDiffer(t *testing.T) {
 	t.Parallel()
 	text := testcost.Repeat([]byte("pools:\n- name: p1\n  addresses: [192.0.2.1]\nkind: Config\n"), '\n', 1, 1, 100_000)
