@@ -189,7 +189,7 @@ func TestTypesOfMetrics(t *testing.T) {
 	t.Parallel()
 	rows, registry := documentedMetrics(t), prometheus.NewPedanticRegistry()
 	for _, c := range components(t).collectors {
-		if _, controller := c.(*servicelb.Controller); !controller { // it needs a ledger
+		if _, controller := c.(*servicelb.Controller); !controller { // it needs a configuration
 			registry.MustRegister(c)
 		}
 	}

@@ -13,7 +13,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/controller/leaseevents"
 	"github.com/lodestone-lb/lodestone/controller/quarantine"
-	"github.com/lodestone-lb/lodestone/controller/servicelb"
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/reason"
@@ -38,10 +38,10 @@ type reasonType struct {
 var reasonTypes = []reasonType{
 	{"ipam.Reason", "Why a Service has no address",
 		"the Service's condition `lodestone.io/Allocated` while it is `False`, its Events, the controller's log, `lodestone explain service`",
-		[]string{"lodestone_services_refused", "lodestone_refusals_total"}, texts(ipam.Reasons(), servicelb.Refusals())},
-	{"servicelb.EventReason", "How a Service stands, and what happened to it",
+		[]string{"lodestone_services_refused", "lodestone_refusals_total"}, texts(ipam.Reasons(), ledger.Refusals())},
+	{"ledger.EventReason", "How a Service stands, and what happened to it",
 		"the Service's condition `lodestone.io/Allocated` while it is `True`, its Events, the controller's log",
-		nil, texts(servicelb.EventReasons())},
+		nil, texts(ledger.EventReasons())},
 	{"plan.Reason", "Why a node does not announce a VIP", "the speaker's log and its `/status`, `lodestone explain vip`",
 		[]string{"lodestone_speaker_vips_silent", "lodestone_speaker_vips_unowned"}, texts(plan.Reasons())},
 	{"segment.Reason", "Why the owner does not announce a VIP by layer 2", "the speaker's log and its `/status`",
@@ -145,7 +145,7 @@ var dependsOn = map[string]map[string][]string{
 		"PoolExhausted": {"quarantine"}, "PoolNotAllowed": {"pools[].namespaces", "pools[].namespaceSelector", "pools[].serviceSelector"},
 		"QuotaExceeded": {"pools[].namespaceQuota"}, "RequestNotAllowed": {"pools[].requesters", "lodestone.io/addresses"},
 	},
-	"servicelb.EventReason": {"Draining": {"pools[].state", "lodestone.io/renumber"}, "Stranded": {"lodestone.io/renumber"}},
+	"ledger.EventReason": {"Draining": {"pools[].state", "lodestone.io/renumber"}, "Stranded": {"lodestone.io/renumber"}},
 	"plan.Reason": {
 		"LessPreferred": {"advertisements[].layer2.preferredNodes"}, "NoAdvertisement": {"pools[].advertise"}, "NoPeer": {"peers[].nodeSelector"},
 		"NodeNotSelected": {"advertisements[].layer2.nodeSelector"}, "NotOnSegment": {"advertisements[].layer2.anySegment"},

@@ -62,8 +62,10 @@ func (p *process) configured() debughttp.Check {
 }
 
 func (p *process) primed() debughttp.Check {
-	if p.ledger.Primed() {
+	select {
+	case <-p.services.Primed():
 		return debughttp.Check{Name: "services", OK: true, Message: "what Services hold is known"}
+	default:
 	}
 	message := "what Services hold is being read; nothing is allocated before"
 	if waiting := p.facts.Waiting(); len(waiting) > 0 {

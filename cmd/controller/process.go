@@ -29,6 +29,7 @@ import (
 	"github.com/lodestone-lb/lodestone/controller/provider"
 	"github.com/lodestone-lb/lodestone/controller/quarantine"
 	"github.com/lodestone-lb/lodestone/controller/servicelb"
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/pkg/apiclient"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
@@ -59,10 +60,9 @@ type process struct {
 	leases      *pools.Keeper
 	leaseEvents *leaseevents.Emitter
 	events      *kube.Recorder
-	ledger      *servicelb.Ledger
 	services    *servicelb.Controller
 	serve       sync.Once // starts services
-	scope       servicelb.Scope
+	scope       ledger.Scope
 }
 
 func newProcess(stopped context.Context) *process {
@@ -99,7 +99,7 @@ func (p *process) command() (*cobra.Command, error) {
 // cloud implements app.InitCloudFunc: it builds everything and starts nothing.
 func (p *process) cloud(c *config.CompletedConfig) cloudprovider.Interface {
 	p.log = slog.New(logr.ToSlogHandler(klog.Background()))
-	p.scope = servicelb.Scope{Classless: p.flags.handleClassless, Classes: p.flags.classes}
+	p.scope = ledger.Scope{Classless: p.flags.handleClassless, Classes: p.flags.classes}
 	upstream := framework.IsControllerEnabled(names.ServiceLBController, app.ControllersDisabledByDefault,
 		c.ComponentConfig.Generic.Controllers)
 	if upstream && !p.scope.Classless {
@@ -127,13 +127,12 @@ func (p *process) cloud(c *config.CompletedConfig) cloudprovider.Interface {
 	p.leaseEvents, err = leaseevents.New(leaseevents.Options{
 		Client: p.client, Namespace: p.flags.configNamespace, Services: c.SharedInformers.Core().V1().Services().Informer(), Events: p.events})
 	p.fatal(err)
-	p.ledger = servicelb.NewLedger(p.scope, servicelb.Sources{Config: p.config, Facts: p.facts, NamespaceLabels: p.namespaces.Labels})
 	p.election, err = newElection(c)
 	p.fatal(err)
 	p.fatal(p.serveHTTPS(c))
 	services := c.SharedInformers.Core().V1().Services()
 	p.services, err = servicelb.New(servicelb.Options{
-		Ledger: p.ledger, Scope: p.scope, Services: services, Namespaces: p.namespaces,
+		Scope: p.scope, Services: services, Namespaces: p.namespaces,
 		Config: p.config, Facts: p.facts, Book: p.book, Leases: p.leases,
 		API: servicelb.RESTAPI{Client: p.client.CoreV1().RESTClient()}, Events: p.events, Upstream: upstream,
 		Workers: int(c.ComponentConfig.ServiceController.ConcurrentServiceSyncs), Log: p.log,

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/lodestone-lb/lodestone/controller/servicelb"
@@ -29,7 +30,9 @@ func TestReadyzQuotesNoConfiguration(t *testing.T) {
 			"config.yaml": "apiVersion: lodestone.io/v1alpha1\nkind: Config\npools: [{name: tenant-7, addresses: [203.0.113.77/33]}]\n"}})
 	p.config = kube.NewConfigWatcher(p.client, kube.ConfigOptions{Namespace: "ls", Name: "lodestone-config", Log: p.log})
 	p.facts = clusterfacts.NewWatcher(clusterfacts.Options{Client: p.client, Namespace: "ls", Log: p.log})
-	p.ledger = servicelb.NewLedger(servicelb.Scope{}, servicelb.Sources{Config: p.config, Facts: p.facts})
+	var err error
+	p.services, err = servicelb.New(servicelb.Options{Services: informers.NewSharedInformerFactory(p.client, 0).Core().V1().Services()})
+	require.NoError(t, err)
 	p.election = &election{won: make(chan struct{}), ended: make(chan struct{})}
 	t.Cleanup(func() { p.cancel(); _ = p.tasks.Wait() })
 	readyz := func() string {

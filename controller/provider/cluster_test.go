@@ -6,12 +6,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/stretchr/testify/require"
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -30,6 +34,7 @@ import (
 	"github.com/lodestone-lb/lodestone/controller/provider"
 	"github.com/lodestone-lb/lodestone/controller/quarantine"
 	"github.com/lodestone-lb/lodestone/controller/servicelb"
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
@@ -171,6 +176,7 @@ func (d *document) WarnOver(string) {}
 // quiet is the rest of a cluster, in which nothing changes.
 type quiet struct{}
 
+func (quiet) Labels(string) map[string]string                     { return nil }
 func (quiet) Current() (*clusterfacts.Facts, bool)                { return &clusterfacts.Facts{}, true }
 func (quiet) Changed() <-chan struct{}                            { return nil }
 func (quiet) Wait(context.Context) bool                           { return true }
@@ -182,7 +188,7 @@ type story struct {
 	*testing.T
 	api    *apiServer
 	config *document
-	scope  servicelb.Scope
+	scope  ledger.Scope
 	// Of the process that runs.
 	cloud      *provider.Cloud
 	controller *servicelb.Controller
@@ -190,7 +196,7 @@ type story struct {
 }
 
 func newStory(t *testing.T, pools string) *story {
-	s := &story{T: t, api: newAPIServer(), config: &document{}, scope: servicelb.Scope{Classless: true, Classes: []string{"lodestone.io/lb"}}}
+	s := &story{T: t, api: newAPIServer(), config: &document{}, scope: ledger.Scope{Classless: true, Classes: []string{"lodestone.io/lb"}}}
 	s.config.set(parse(t, pools))
 	t.Cleanup(func() {
 		if s.stop != nil {
@@ -207,7 +213,7 @@ func (s *story) start() {
 	factory := informers.NewSharedInformerFactory(s.api, 0)
 	log := slog.New(slog.DiscardHandler)
 	ctl, err := servicelb.New(servicelb.Options{
-		Ledger: servicelb.NewLedger(s.scope, servicelb.Sources{Config: s.config, Facts: quiet{}}), Scope: s.scope,
+		Scope:    s.scope,
 		Services: factory.Core().V1().Services(), Namespaces: quiet{}, Config: s.config, Facts: quiet{},
 		Book: quarantine.New(s.api, "lodestone-system", log), API: s.api, Events: quiet{}, Workers: 2, Upstream: true, Log: log,
 	})
@@ -314,8 +320,18 @@ func (s *story) held(want int) {
 	s.Helper()
 	eventually(s.T, fmt.Sprint(want, " held"), func() string {
 		assigned := 0.0
-		for _, p := range s.controller.Ledger.Pools() {
-			assigned += p.Assigned
+		registry := prometheus.NewRegistry()
+		registry.MustRegister(s.controller)
+		families, err := registry.Gather()
+		require.NoError(s.T, err)
+		for _, f := range families {
+			for _, m := range f.GetMetric() {
+				if f.GetName() == servicelb.MetricPoolAddresses && slices.ContainsFunc(m.GetLabel(), func(l *dto.LabelPair) bool {
+					return l.GetValue() == "assigned"
+				}) {
+					assigned += m.GetGauge().GetValue()
+				}
+			}
 		}
 		return fmt.Sprint(assigned, " held")
 	})

@@ -18,6 +18,7 @@ import (
 	"k8s.io/cloud-provider/api"
 
 	"github.com/lodestone-lb/lodestone/controller/servicelb"
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 )
 
 // Name is the name of the cloud provider and the scheme of its provider IDs.
@@ -116,7 +117,7 @@ func (l loadBalancer) GetLoadBalancer(ctx context.Context, _ string, svc *corev1
 	if err := l.ready(ctx); err != nil {
 		return nil, false, err
 	}
-	held := l.services.Ledger.Holds(string(svc.UID))
+	held := l.services.Holds(svc)
 	return servicelb.StatusOf(held), len(held) > 0, nil
 }
 
@@ -125,7 +126,7 @@ func (l loadBalancer) GetLoadBalancerName(_ context.Context, clusterName string,
 	if cfg, _ := l.config.Current(); cfg != nil {
 		clusterName = cfg.ClusterID
 	}
-	return servicelb.LoadBalancerName(clusterName, svc)
+	return ledger.LoadBalancerName(clusterName, svc)
 }
 
 // EnsureLoadBalancer gives the Service its addresses. The error is the

@@ -1,6 +1,7 @@
 package servicelb
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net/netip"
@@ -12,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
@@ -64,9 +66,10 @@ func assigned(i int, addr netip.Addr) func(*corev1.Service) {
 		annotated(annotation.AssignedPools, pool)(svc)
 		svc.Finalizers = []string{annotation.Finalizer}
 		svc.Status.LoadBalancer.Ingress = ingress([]netip.Addr{addr})
+		_, message := ledger.Verdict{Held: []ipam.Held{{Addr: addr, Pool: pool}}}.Condition()
 		svc.Status.Conditions = []metav1.Condition{{
-			Type: annotation.ConditionAllocated, Status: metav1.ConditionTrue, Reason: string(ReasonAllocated),
-			Message: describe([]ipam.Held{{Addr: addr, Pool: pool}}),
+			Type: annotation.ConditionAllocated, Status: metav1.ConditionTrue, Reason: string(ledger.ReasonAllocated),
+			Message: message,
 		}}
 	}
 }
@@ -97,15 +100,22 @@ func large(b *testing.B, waiting int) *story {
 	for s.once() {
 	}
 	require.Equal(b, wrote, s.server.patches, "the controller has come to rest")
-	require.Len(b, s.Ledger.Waiting(), max(0, waiting-1))
+	require.Len(b, s.waiting(), max(0, waiting-1))
 	return s
 }
 
 // accepting is an API server that takes every patch and does nothing.
-type accepting struct{ patches int }
+// It notes who got the address full last.
+type accepting struct {
+	patches int
+	full    []byte
+	got     string
+}
 
-func (a *accepting) PatchStatus(context.Context, string, string, []byte) error {
-	a.patches++
+func (a *accepting) PatchStatus(_ context.Context, namespace, name string, patch []byte) error {
+	if a.patches++; a.full != nil && bytes.Contains(patch, a.full) {
+		a.got = namespace + "/" + name
+	}
 	return nil
 }
 
@@ -126,8 +136,8 @@ func BenchmarkConfigEdit(b *testing.B) {
 				b.Fatal(err, change.Diff(before, cfg))
 			}
 			s.config.put(cfg, nil)
-			s.warn()
-			due := s.Ledger.Waiting()
+			due := s.waiting()
+			s.warn(s.machine().Overrun())
 			if len(due) != affected {
 				b.Fatalf("%d Services are due, want %d", len(due), affected)
 			}
@@ -172,7 +182,7 @@ func BenchmarkLedger(b *testing.B) {
 func benchEnsure(b *testing.B, s *story) {
 	services := s.server.all()
 	for i := 0; b.Loop(); i++ {
-		if v, stirred := s.Ledger.Ensure(services[i%len(services)]); len(v.Held) != 1 || v.Refusal != nil || stirred {
+		if v := s.ensures(services[i%len(services)]); len(v.Held) != 1 || v.Refusal != nil || len(s.ledger.retry) > 0 {
 			b.Fatal(v)
 		}
 	}
@@ -180,11 +190,11 @@ func benchEnsure(b *testing.B, s *story) {
 
 func benchRefuse(b *testing.B, s *story) {
 	var services []*corev1.Service
-	for _, name := range s.Ledger.Waiting() {
+	for _, name := range s.waiting() {
 		services = append(services, s.server.get(name))
 	}
 	for i := 0; b.Loop(); i++ {
-		if v, _ := s.Ledger.Ensure(services[i%len(services)]); v.Refusal == nil || v.Refusal.Reason != ipam.PoolExhausted {
+		if v := s.ensures(services[i%len(services)]); v.Refusal == nil || v.Refusal.Reason != ipam.PoolExhausted {
 			b.Fatal(v)
 		}
 	}
@@ -201,10 +211,10 @@ func benchReconcile(b *testing.B, s *story) {
 }
 
 func benchWake(b *testing.B, s *story) {
-	n := len(s.Ledger.Waiting())
+	n := len(s.waiting())
 	for b.Loop() {
-		s.warn()
-		if len(s.Ledger.Waiting()) != n {
+		s.warn(s.machine().Overrun())
+		if len(s.waiting()) != n {
 			b.Fatal(n)
 		}
 	}
@@ -213,19 +223,24 @@ func benchWake(b *testing.B, s *story) {
 // benchFree frees the address that others wait for: one gets it, and the one
 // that had it waits with the others.
 func benchFree(b *testing.B, s *story) {
-	s.API = &accepting{}
-	full := netip.MustParseAddr("198.51.100.1")
+	api := &accepting{full: []byte(`"198.51.100.1"`)}
+	s.API = api
+	for _, name := range s.server.names() {
+		if held := s.holds(string(s.server.get(name).UID)); len(held) > 0 && held[0].Pool == "full" {
+			api.got = name
+		}
+	}
 	for b.Loop() {
-		before := s.Ledger.held.HoldersOf(full)[0].Name
-		s.Ledger.Release(before, "")
+		before := api.got
+		s.forget(before, "")
 		s.clock = s.clock.Add(time.Minute)
-		s.wake()
+		wake(s.ledger.retry)
 		for s.once() {
 		}
-		if now := s.Ledger.held.HoldersOf(full); len(now) != 1 || now[0].Name == before {
-			b.Fatal(before, now)
+		if api.got == before {
+			b.Fatal(before)
 		}
-		s.Ledger.Ensure(s.server.get(before))
+		s.ensures(s.server.get(before))
 	}
 }
 
@@ -248,7 +263,7 @@ func BenchmarkLackOfAFamily(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		if got := s.Ledger.Retry(); len(got) > 0 {
+		if got := s.machine().Retry(s.clock); len(got) > 0 {
 			b.Fatal(got)
 		}
 	}
@@ -256,14 +271,15 @@ func BenchmarkLackOfAFamily(b *testing.B) {
 
 func benchPrime(b *testing.B, s *story) {
 	services := s.server.all()
-	var l *Ledger
+	var l *ledger.Ledger
 	for b.Loop() {
-		l = NewLedger(s.scope, s.Ledger.Sources)
-		if conflicts := l.Prime(services, nil); len(conflicts) > 0 {
-			b.Fatal(conflicts)
+		l = ledger.New(s.scope)
+		start := ledger.Start{Situation: s.ledger.situation(), Services: services, NamespaceLabels: s.around.Labels}
+		if duplicates := l.Prime(start, s.clock); len(duplicates) > 0 {
+			b.Fatal(duplicates)
 		}
 	}
 	for _, svc := range services {
-		require.Equal(b, s.Ledger.Holds(string(svc.UID)), l.Holds(string(svc.UID)))
+		require.Equal(b, s.holds(string(svc.UID)), l.Holds(string(svc.UID)))
 	}
 }

@@ -89,7 +89,7 @@ func TestAnAnnotationClaimsNothingThatARequestWouldNotGet(t *testing.T) {
 					s.has("thief", "203.0.113.2", "True Allocated")
 					s.server.create("infra/dns", s.clock)
 					s.run()
-					assert.Equal(t, "203.0.113.5", join(kube.VIPs(s.server.get("infra/dns"))), "the reservation's owner")
+					assert.Equal(t, "203.0.113.5", kube.JoinAddrs(kube.VIPs(s.server.get("infra/dns"))), "the reservation's owner")
 				})
 			}
 		}
@@ -137,7 +137,7 @@ func TestAnAnnotationClaimsAtMostWhatARequestMayName(t *testing.T) {
 	s.server.create("default/greedy", s.clock, assignedTo(strings.Join(all, ",")), annotated(annotation.Addresses, "poison"),
 		annotated(annotation.AssignedPools, strings.Repeat("lan,", 100_000)))
 	s.restart()
-	require.Len(t, s.Ledger.Holds(string(s.server.get("default/greedy").UID)), ipam.MaxAddresses)
+	require.Len(t, s.holds(string(s.server.get("default/greedy").UID)), ipam.MaxAddresses)
 }
 
 // The quota of a namespace bounds what it takes from others, however often its
@@ -156,7 +156,7 @@ func TestWhatRestsCountsForTheQuota(t *testing.T) {
 	}
 	s.server.create("other/web", s.clock)
 	s.run()
-	assert.Equal(t, "203.0.113.11", join(kube.VIPs(s.server.get("other/web"))))
+	assert.Equal(t, "203.0.113.11", kube.JoinAddrs(kube.VIPs(s.server.get("other/web"))))
 	s.creates("late")
 	s.has("late", "", "False QuotaExceeded")
 	s.says("late", "holds 0 of its 1 IPv4 addresses of pool \"lan\" (1 in quarantine after their last use, which count, too)")
@@ -220,7 +220,7 @@ func TestForgedPoolsGiveNothing(t *testing.T) {
 		s.server.update("default/web", annotated(annotation.AssignedPools, forged))
 		s.restart()
 		s.run()
-		assert.Equal(t, "203.0.113.10", join(kube.VIPs(s.server.get("default/web"))))
+		assert.Equal(t, "203.0.113.10", kube.JoinAddrs(kube.VIPs(s.server.get("default/web"))))
 	}
 }
 
@@ -305,7 +305,7 @@ func TestAServiceThatMovesBackLeavesNothing(t *testing.T) {
 	s := newStory(t)
 	s.creates("web")
 	s.server.update("default/web", annotated(annotation.Addresses, "203.0.113.11"))
-	s.Ledger.Ensure(s.server.get("default/web")) // and the controller does not come to write it
+	s.ensures(s.server.get("default/web")) // and the controller does not come to write it
 	s.changes("web", annotated(annotation.Addresses, "203.0.113.12,203.0.113.10"))
 	s.has("web", "203.0.113.12,203.0.113.10", "True Allocated")
 	s.pass(time.Hour)

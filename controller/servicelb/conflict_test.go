@@ -2,7 +2,6 @@ package servicelb
 
 import (
 	"fmt"
-	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
@@ -52,7 +52,7 @@ func (s *surroundings) report(reports ...string) {
 func (s *story) counts(t *testing.T, want ipam.PoolStats) {
 	t.Helper()
 	want.Pool, want.Family = "lan", ipam.IPv4
-	assert.Equal(t, want, s.Ledger.held.Stats(s.clock)[0])
+	assert.Equal(t, want, s.machine().Stats(s.clock).Pools[0])
 }
 
 func TestANewAddressThatAnotherHostHas(t *testing.T) {
@@ -108,7 +108,7 @@ func TestAServiceThatStaysOnAnAddressThatAnotherHostHas(t *testing.T) {
 	assert.Len(t, s.events.take(), 4)
 	assert.Equal(t, 4., testutil.ToFloat64(s.metrics.refusals.WithLabelValues("AddressConflict")))
 	s.counts(t, ipam.PoolStats{Size: 3, Assigned: 3})
-	s.silent("nothing new", func() { s.wake(); s.run() })
+	s.silent("nothing new", func() { wake(s.ledger.retry); s.run() })
 
 	s.reports("203.0.113.10 withheld")
 	s.has("named", "203.0.113.11", "True Allocated")
@@ -211,10 +211,9 @@ func TestAFloodOfConflicts(t *testing.T) {
 	s.reports(all...)
 	s.has("web", "203.0.113.10", "False AddressConflict")
 	s.counts(t, ipam.PoolStats{Size: 11, Free: 5, Assigned: 1, Conflicted: 5})
-	wide, ok := s.Ledger.held.StatsOf(netip.MustParseAddr("10.0.0.7"), s.clock)
-	require.True(t, ok)
-	assert.Equal(t, float64(maxWithheld), wide.Conflicted)
-	s.warn()
+	wide := s.machine().Stats(s.clock).Pools[1]
+	assert.Equal(t, 64., wide.Conflicted)
+	s.tryAgain((*ledger.Ledger).Waiting)
 	require.Len(t, s.config.warnings, 2)
 	assert.Contains(t, s.config.warnings[0],
 		`pool "lan": speakers report more IPv4 addresses of it in use by other hosts than are withheld from Services, which is at most 5`)

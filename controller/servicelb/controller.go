@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
@@ -45,6 +46,12 @@ type API interface {
 	PatchStatus(ctx context.Context, namespace, name string, patch []byte) error
 }
 
+// ConfigSource tells the configuration in force, nil if there is none, and how it stands
+// with the document.
+type ConfigSource interface {
+	Current() (*config.Config, kube.State)
+}
+
 // Config tells the configuration and when it changes; kube.ConfigWatcher is
 // one.
 type Config interface {
@@ -58,6 +65,7 @@ type Config interface {
 
 // Namespaces tell when the labels of one change; kube.Namespaces is one.
 type Namespaces interface {
+	Labels(namespace string) map[string]string
 	// Wait waits until all are known; false: the context has ended.
 	Wait(ctx context.Context) bool
 	Changed() <-chan struct{}
@@ -66,7 +74,8 @@ type Namespaces interface {
 // Facts tell what the cluster itself uses and when that changes;
 // clusterfacts.Watcher is one.
 type Facts interface {
-	FactSource
+	// Current returns them, and whether they are known yet.
+	Current() (facts *clusterfacts.Facts, ready bool)
 	Changed() <-chan struct{}
 }
 
@@ -80,8 +89,7 @@ type Book interface {
 
 // Options are what a Controller works with.
 type Options struct {
-	Ledger     *Ledger
-	Scope      Scope
+	Scope      ledger.Scope
 	Services   coreinformers.ServiceInformer
 	Namespaces Namespaces
 	Config     Config
@@ -104,13 +112,12 @@ type Controller struct {
 	Options
 	queue   workqueue.TypedRateLimitingInterface[string]
 	handler cache.ResourceEventHandlerRegistration
-	// again asks for another try of the Services that wait.
-	again chan struct{}
+	ledger  *sharedLedger
 	// primed is closed once decisions can be made.
 	primed  chan struct{}
-	now     func() time.Time
 	repairs repairs
 	metrics metrics
+	emit    emitter
 	// warned are the warnings that were given, examined what they are about.
 	// Only retryWaiting uses them.
 	warned   []string
@@ -136,15 +143,16 @@ func New(opts Options) (*Controller, error) {
 }
 
 func newController(opts Options) *Controller {
+	m := newMetrics()
 	return &Controller{
 		Options: opts,
+		ledger:  newSharedLedger(opts.Scope, opts.Config, opts.Facts),
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: Name}),
-		again:   make(chan struct{}, 1),
 		primed:  make(chan struct{}),
-		now:     time.Now,
-		metrics: newMetrics(),
+		metrics: m,
+		emit:    emitter{opts.Log, opts.Events, m},
 	}
 }
 
@@ -153,7 +161,7 @@ func (c *Controller) Name() string { return Name }
 
 // Run serves until the context ends. What is being written then is finished.
 func (c *Controller) Run(ctx context.Context) error {
-	if !c.prime(ctx) {
+	if !c.begin(ctx) {
 		return nil
 	}
 	var tasks sync.WaitGroup
@@ -170,12 +178,13 @@ func (c *Controller) Run(ctx context.Context) error {
 	return nil
 }
 
-// prime waits until everything is known that decisions depend on and imports
+// begin waits until everything is known that decisions depend on and imports
 // what is there. Only then may anything be allocated.
-func (c *Controller) prime(ctx context.Context) bool {
-	start := c.now()
+func (c *Controller) begin(ctx context.Context) bool {
+	start := c.ledger.now()
 	if !cache.WaitFor(ctx, "", c.handler.HasSyncedChecker()) || !c.Namespaces.Wait(ctx) ||
-		!await(ctx, c.Config.Changed, c.configRead) || !await(ctx, c.Facts.Changed, c.factsReady) {
+		!await(ctx, c.Config.Changed, func() bool { _, state := c.Config.Current(); return state.Read }) ||
+		!await(ctx, c.Facts.Changed, func() bool { _, ready := c.Facts.Current(); return ready }) {
 		return false
 	}
 	// After the Services: what one of them has given back meanwhile is on
@@ -189,14 +198,23 @@ func (c *Controller) prime(ctx context.Context) bool {
 		c.Log.Error("list services", "err", err)
 		return false
 	}
-	c.emitDuplicates(c.Ledger.Prime(services, records))
-	close(c.primed)
+	c.prime(services, records)
 	cfg, state := c.Config.Current()
-	c.Log.Info("primed", "services", len(services), "resting", len(records), "took", c.now().Sub(start), "configured", cfg != nil)
+	c.Log.Info("primed", "services", len(services), "resting", len(records), "took", c.ledger.now().Sub(start), "configured", cfg != nil)
 	if cfg == nil {
 		c.Log.Error("nothing is allocated until there is a valid configuration", "err", state.Err)
 	}
 	return true
+}
+
+// prime has the ledger import what is there.
+func (c *Controller) prime(services []*corev1.Service, records []quarantine.Record) {
+	l, now := c.ledger.open()
+	duplicates := l.Prime(ledger.Start{Situation: c.ledger.situation(), Services: services, NamespaceLabels: c.Namespaces.Labels,
+		Records: records}, now)
+	c.ledger.close()
+	c.emit.duplicates(duplicates)
+	close(c.primed)
 }
 
 // load reads which addresses rest. Without that, some of them would be given
@@ -214,16 +232,6 @@ func (c *Controller) load(ctx context.Context) (records []quarantine.Record, ok 
 		case <-time.After(loadRetry):
 		}
 	}
-}
-
-func (c *Controller) configRead() bool {
-	_, state := c.Config.Current()
-	return state.Read
-}
-
-func (c *Controller) factsReady() bool {
-	_, ready := c.Facts.Current()
-	return ready
 }
 
 // await waits until done holds, which can only change when changed says so;
@@ -247,11 +255,13 @@ func await(ctx context.Context, changed func() <-chan struct{}, done func() bool
 func (c *Controller) enqueue(before, obj any, gone bool) {
 	was, ok1 := before.(*corev1.Service)
 	svc, ok2 := obj.(*corev1.Service)
-	if ok2 && c.Ledger.SeeForeign(svc, gone) {
-		c.wake()
+	if ok2 {
+		c.ledger.mu.Lock()
+		c.ledger.ledger.SeeForeign(svc, gone)
+		c.ledger.close()
 	}
 	if ok1 && ok2 && (c.Scope.Covers(svc) || c.Scope.Covers(was) || c.Scope.LeftBehind(svc)) {
-		c.queue.Add(NameOf(svc))
+		c.queue.Add(ledger.NameOf(svc))
 	}
 }
 
@@ -283,42 +293,35 @@ func (c *Controller) work(ctx context.Context) {
 	}
 }
 
-// wake asks for another try of the Services that wait: something was freed.
-func (c *Controller) wake() {
-	select {
-	case c.again <- struct{}{}:
-	default:
-	}
-}
-
 // retryWaiting tries the Services that wait, and only those, as soon as there
 // is hope: those that get something, when an address was freed or one has ended
 // its rest; those of a namespace, when its labels changed; all of them, when
 // configuration or facts did.
 func (c *Controller) retryWaiting(ctx context.Context) {
-	due := c.Ledger.Waiting
+	due := (*ledger.Ledger).Waiting
 	for {
 		config, facts, namespaces := c.Config.Changed(), c.Facts.Changed(), c.Namespaces.Changed()
-		for _, name := range due() {
-			c.queue.Add(name)
+		var free <-chan time.Time
+		stop := func() bool { return true }
+		if next := c.tryAgain(due); !next.IsZero() {
+			timer := time.NewTimer(max(next.Sub(c.ledger.now()), shortestWait))
+			free, stop = timer.C, timer.Stop
 		}
-		c.warn()
-		rested, stop := c.nextFree()
 		select {
 		case <-ctx.Done():
 		case <-config:
 		case <-facts:
 		case <-namespaces:
-		case <-c.again:
-		case <-rested:
+		case <-c.ledger.retry:
+		case <-free:
 		}
 		switch {
 		case closed(config) || closed(facts):
-			due = c.Ledger.Waiting
+			due = (*ledger.Ledger).Waiting
 		case closed(namespaces):
-			due = c.Ledger.Relabeled
+			due = func(l *ledger.Ledger, _ time.Time) []string { return l.Relabeled(c.Namespaces.Labels) }
 		default:
-			due = c.Ledger.Retry
+			due = (*ledger.Ledger).Retry
 		}
 		stop()
 		if ctx.Err() != nil {
@@ -327,33 +330,17 @@ func (c *Controller) retryWaiting(ctx context.Context) {
 	}
 }
 
-// keepLeases keeps the leases and the ledger in step.
-func (c *Controller) keepLeases(ctx context.Context) {
-	for {
-		leases, config := c.Leases.Changed(), c.Config.Changed()
-		c.stepLeases()
-		select {
-		case <-ctx.Done():
-			return
-		case <-leases:
-		case <-config:
-		case <-c.Ledger.leasing.work:
-		}
-	}
-}
-
-func (c *Controller) stepLeases() {
-	due, lost := c.Ledger.FollowLeases(c.Leases.Current())
-	if want := c.Ledger.LeaseClients(); want != nil {
-		c.Leases.Set(want)
-	}
-	for _, l := range lost {
-		c.emitLost(l)
-		due = append(due, l.Service)
-	}
-	for _, name := range due {
+// tryAgain has the Services looked at that are due, and warns the operator. It returns
+// when the next address is free; the zero time: none will be.
+func (c *Controller) tryAgain(due func(*ledger.Ledger, time.Time) []string) (next time.Time) {
+	l, now := c.ledger.open()
+	names, overrun, next := due(l, now), l.Overrun(), l.NextFree()
+	c.ledger.close()
+	for _, name := range names {
 		c.queue.Add(name)
 	}
+	c.warn(overrun)
+	return next
 }
 
 func closed(signal <-chan struct{}) bool {
@@ -365,21 +352,13 @@ func closed(signal <-chan struct{}) bool {
 	}
 }
 
-// nextFree returns a channel that fires when it is time for Ledger.Retry.
-func (c *Controller) nextFree() (<-chan time.Time, func()) {
-	at := c.Ledger.NextFree()
-	if at.IsZero() {
-		return nil, func() {}
-	}
-	timer := time.NewTimer(max(at.Sub(c.now()), shortestWait))
-	return timer.C, func() { timer.Stop() }
-}
-
 // Describe implements prometheus.Collector.
 func (c *Controller) Describe(ch chan<- *prometheus.Desc) { c.metrics.describe(ch) }
 
 // Collect implements prometheus.Collector.
-func (c *Controller) Collect(ch chan<- prometheus.Metric) { c.metrics.collect(c.Ledger, ch) }
+func (c *Controller) Collect(ch chan<- prometheus.Metric) {
+	c.metrics.collect(c.ledger, closed(c.primed), ch)
+}
 
 // situation is a configuration in a cluster, of which both are immutable.
 type situation struct {
@@ -391,10 +370,9 @@ type situation struct {
 
 // warn tells the operator, once each, what of the configuration makes no
 // sense in this cluster.
-func (c *Controller) warn() {
+func (c *Controller) warn(overrun []string) {
 	cfg, _ := c.Config.Current()
 	facts, ready := c.Facts.Current()
-	overrun := c.Ledger.Overrun()
 	now := situation{cfg, facts, strings.Join(overrun, "\n")}
 	if cfg == nil || !ready || now == c.examined {
 		return

@@ -2,141 +2,86 @@ package servicelb
 
 import (
 	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
-	"github.com/lodestone-lb/lodestone/pkg/reason"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
 
-// EventReason is a stable code in the condition and the Events of a Service. All
-// others there are those of refusals.
-type EventReason string
-
-// How a Service stands that has what it asks for.
-const (
-	ReasonAllocated EventReason = "Allocated"
-	// ReasonPartial: one of two families, because no pool gives the other.
-	ReasonPartial EventReason = "PartiallyAllocated"
-	// ReasonDraining: the address stays, but its pool is to be emptied.
-	ReasonDraining EventReason = "Draining"
-	// ReasonLeaseOverdue: the address stays until its lease ends, which no DHCP
-	// server extends.
-	ReasonLeaseOverdue EventReason = "LeaseOverdue"
-	// ReasonStranded: the address stays, but no pool gives it any more.
-	ReasonStranded EventReason = "Stranded"
-)
-
-// What happens to a Service.
-const (
-	// ReasonLeaseLost: it loses a leased address.
-	ReasonLeaseLost EventReason = "LeaseLost"
-	// ReasonContested: somebody else writes to its status again and again.
-	ReasonContested EventReason = "StatusContested"
-	// ReasonDuplicate: it loses an address that another Service has, too.
-	ReasonDuplicate EventReason = "DuplicateAddress"
-	// ReasonAdopted: it keeps the addresses that another load balancer gave it.
-	ReasonAdopted EventReason = "Adopted"
-)
-
-// EventReasons tells about each EventReason.
-func EventReasons() reason.Texts[EventReason] {
-	return reason.Texts[EventReason]{
-		ReasonAllocated: {Cause: "The Service has the addresses that it asks for.", Cure: "Nothing to do."},
-		ReasonPartial: {Cause: "The Service prefers both address families, and no pool gives one of them.",
-			Cure: "Add addresses of that family to a pool; or nothing, if one family is enough."},
-		ReasonDraining: {Cause: "The Service keeps its address, whose pool has state: draining.",
-			Cure: "Have the Service move when it suits (" + moving + ")."},
-		ReasonStranded: {Cause: "The Service keeps its address, which no pool gives any more after an edit of the configuration.",
-			Cure: "Have the Service move (" + moving + "), or put the address back into a pool."},
-		ReasonLeaseOverdue: {Cause: "The DHCP server does not extend the lease of the address, which is withdrawn when the lease ends; the " +
-			"message says when.", Cure: "See to the DHCP server; the message has its answer, or that there is none."},
-		ReasonLeaseLost: {Cause: "A leased address was withdrawn because its lease is over, or its pool is gone.",
-			Cure: "The Service gets another address as soon as a pool gives one. See to the DHCP server."},
-		ReasonContested: {Cause: "Somebody else has overwritten the Service's status several times in a row.",
-			Cure: "Find the other load balancer that serves it, and let one of the two have it: give the Service a spec.loadBalancerClass."},
-		ReasonDuplicate: {Cause: "When the controller started, two Services had the same address; the older one keeps it.",
-			Cure: "Nothing, if any address will do: the Service is given another one. Clients that know the old one must be told."},
-		ReasonAdopted: {Cause: "Lodestone has taken the Service over with the addresses that another load balancer gave it.",
-			Cure: "Nothing to do."},
-	}
+// emitter reports what happens to a Service: to the log, to its users, to the metrics.
+type emitter struct {
+	log     *slog.Logger
+	events  kube.Events
+	metrics metrics
 }
 
-// Refusals tells about the reasons of refusals that are not the allocator's.
-func Refusals() reason.Texts[ipam.Reason] {
-	return reason.Texts[ipam.Reason]{
-		ConfigUnavailable: {Cause: "The controller has no configuration: there is no ConfigMap, it lacks the key config.yaml, or it is " +
-			"invalid; and there is no copy of a valid one.", Cure: "Write a valid configuration; lodestone validate finds the mistakes."},
-		AddressConflict: {Cause: "Another host has the address, or claims it, too.",
-			Cure: "Find the other host by its hardware address and take the address away from it. Or exclude the address from the pool and " +
-				"annotate the Service with " + annotation.Renumber + "=" + annotation.Renumbering +
-				", which gives it another one, unless it asks for this one."},
-		LeasePending: {Cause: "The pool leases its addresses (dhcp), and the DHCP server has not leased one for the Service.",
-			Cure: "Wait for the DHCP server, or see what it says in the Service's condition " + annotation.ConditionAllocated + "."},
-	}
-}
-
-// emitAdopted says to the log and to the Service's users that it is Lodestone's
-// now.
-func (c *Controller) emitAdopted(svc *corev1.Service, v Verdict) {
-	adopted := adoptions(svc, v.Held)
+// adopted reports that the Service is Lodestone's now, with addresses that it had before
+// Lodestone said so.
+func (e emitter) adopted(svc *corev1.Service, held []ipam.Held) {
+	adopted := slices.DeleteFunc(kube.Foreign(svc), func(a netip.Addr) bool { return !slices.Contains(ledger.Addrs(held), a) })
 	if len(adopted) == 0 {
 		return
 	}
-	c.Log.Info("service taken over", "service", NameOf(svc), "addresses", join(adopted))
-	c.Events.Event(svc, corev1.EventTypeNormal, string(ReasonAdopted),
-		fmt.Sprintf("Lodestone has taken this Service over with the addresses that its status had: %s.", join(adopted)))
+	e.log.Info("service taken over", "service", ledger.NameOf(svc), "addresses", kube.JoinAddrs(adopted))
+	e.events.Event(svc, corev1.EventTypeNormal, string(ledger.ReasonAdopted),
+		fmt.Sprintf("Lodestone has taken this Service over with the addresses that its status had: %s.", kube.JoinAddrs(adopted)))
 }
 
-// emitLeft says to the log, to the Service's users and to the metrics that it
-// gets another address instead of one that another host has.
-func (c *Controller) emitLeft(svc *corev1.Service, left []clusterfacts.Dispute) {
+// left reports that the Service gets another address instead of one that another host has.
+func (e emitter) left(svc *corev1.Service, left []clusterfacts.Dispute) {
 	for _, d := range left {
-		c.metrics.conflicts.Inc()
-		c.Log.Warn("address conflict: the service gets another address", "service", NameOf(svc), "address", d.VIP, "host", d.String())
-		c.Events.Event(svc, corev1.EventTypeWarning, string(AddressConflict),
+		e.metrics.conflicts.Inc()
+		e.log.Warn("address conflict: the service gets another address", "service", ledger.NameOf(svc), "address", d.VIP, "host", d.String())
+		e.events.Event(svc, corev1.EventTypeWarning, string(ledger.AddressConflict),
 			fmt.Sprintf("%s has %s. The Service gets another address, and no other Service is given this one.", d, d.VIP))
 	}
 }
 
-// emitLost says to the log, to the Service's users and to the metrics that it
-// has lost an address.
-func (c *Controller) emitLost(l Loss) {
-	c.metrics.lost.WithLabelValues(l.Pool).Inc()
-	c.Log.Warn("leased address lost", "service", l.Service, "address", l.Addr, "pool", l.Pool, "why", l.Why)
-	if svc, err := c.get(l.Service); err == nil {
-		c.Events.Event(svc, corev1.EventTypeWarning, string(ReasonLeaseLost),
+// lost reports that a Service has lost an address; its object may be gone: nil.
+func (e emitter) lost(svc *corev1.Service, l ledger.Loss) {
+	e.metrics.lost.WithLabelValues(l.Pool).Inc()
+	e.log.Warn("leased address lost", "service", l.Service, "address", l.Addr, "pool", l.Pool, "why", l.Why)
+	if svc != nil {
+		e.events.Event(svc, corev1.EventTypeWarning, string(ledger.ReasonLeaseLost),
 			fmt.Sprintf("%s is withdrawn: %s. The Service gets another address as soon as a pool gives one.", l.Addr, l.Why))
 	}
 }
 
-// emitDuplicates reports duplicate addresses.
-func (c *Controller) emitDuplicates(conflicts []Conflict) {
-	for _, d := range conflicts {
-		c.Log.Warn("duplicate address", "service", NameOf(d.Service), "address", d.Addr, "holder", d.Holder)
-		c.Events.Event(d.Service, corev1.EventTypeWarning, string(ReasonDuplicate), d.message())
+// duplicates reports addresses that two Services had.
+func (e emitter) duplicates(duplicates []ledger.Duplicate) {
+	for _, d := range duplicates {
+		e.log.Warn("duplicate address", "service", ledger.NameOf(d.Service), "address", d.Addr, "holder", d.Holder)
+		e.events.Event(d.Service, corev1.EventTypeWarning, string(ledger.ReasonDuplicate),
+			fmt.Sprintf("%s also belongs to %s, which is older and keeps it. This Service is given another address (annotation %s can ask for one).",
+				d.Addr, d.Holder, annotation.Addresses))
 	}
 }
 
-// emit says what is new about the Service: to the log, to its users, to the
-// metrics.
-func (c *Controller) emit(svc *corev1.Service, event *metav1.Condition, v Verdict) {
+// contested reports that somebody else writes to the Service's status again and again.
+func (e emitter) contested(svc *corev1.Service, count int) {
+	e.log.Warn("service contested", "service", ledger.NameOf(svc))
+	e.events.Event(svc, corev1.EventTypeWarning, string(ledger.ReasonContested),
+		fmt.Sprintf("Lodestone has restored the status of this Service %d times in a row. "+
+			"Does another load balancer serve it, too? Lodestone now restores it less often.", count))
+}
+
+// condition reports how the Service stands now.
+func (e emitter) condition(svc *corev1.Service, c *metav1.Condition, refused bool) {
 	eventType := corev1.EventTypeNormal
-	if event.Reason != string(ReasonAllocated) {
+	if c.Reason != string(ledger.ReasonAllocated) {
 		eventType = corev1.EventTypeWarning
 	}
-	if v.Refusal != nil {
-		c.metrics.refusals.WithLabelValues(event.Reason).Inc()
+	if refused {
+		e.metrics.refusals.WithLabelValues(c.Reason).Inc()
 	}
-	c.Events.Event(svc, eventType, event.Reason, event.Message)
-	c.Log.Info("service "+event.Reason, "service", NameOf(svc), "message", event.Message)
-}
-
-// message says what becomes of the Service.
-func (c Conflict) message() string {
-	return c.Addr.String() + " also belongs to " + c.Holder + ", which is older and keeps it. " +
-		"This Service is given another address (annotation " + annotation.Addresses + " can ask for one)."
+	e.events.Event(svc, eventType, c.Reason, c.Message)
+	e.log.Info("service "+c.Reason, "service", ledger.NameOf(svc), "message", c.Message)
 }

@@ -3,17 +3,22 @@ package servicelb
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"go4.org/netipx"
 	corev1 "k8s.io/api/core/v1"
 	"pgregory.net/rapid"
 
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
@@ -30,6 +35,25 @@ import (
 // the same key and different ports.
 func TestNoHistoryGivesAnAddressTwice(t *testing.T) {
 	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) { history(t) })
+}
+
+// TestTheSameHistoryEndsTheSame replays histories: every object that was written and every
+// Event is the same, to the byte.
+func TestTheSameHistoryEndsTheSame(t *testing.T) {
+	t.Parallel()
+	histories := rapid.Custom(history)
+	total := 0
+	for seed := range 50 {
+		first := histories.Example(seed)
+		require.Equal(t, first, histories.Example(seed), "seed %d", seed)
+		total += len(first)
+	}
+	require.Greater(t, total, 50_000, "something happens")
+}
+
+// history is one random history. It returns all that was written.
+func history(t *rapid.T) string {
 	configs := []string{
 		lan,
 		"quarantine: 0s\npools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.12]}\n",
@@ -93,112 +117,120 @@ func TestNoHistoryGivesAnAddressTwice(t *testing.T) {
 		shows("203.0.113.11"),
 		shows("192.0.2.1"),
 	}
-	rapid.Check(t, func(t *rapid.T) {
-		s := newStory(t)
-		s.lessor.serves("eth1", "198.18.0.240", "198.18.0.241", "198.18.0.242")
-		s.lessor.serves("eth2", "198.18.2.240")
-		service := rapid.Custom(func(t *rapid.T) string { return fmt.Sprintf("default/s%d", rapid.IntRange(0, 5).Draw(t, "service")) })
-		pick := func(from []func(*corev1.Service)) func(*corev1.Service) {
-			return from[rapid.IntRange(0, len(from)-1).Draw(t, "which")]
-		}
-		s.server.fault = func() fault {
-			return fault(max(0, rapid.IntRange(-6, 2).Draw(t, "fault")))
-		}
-		s.book.fault = s.server.fault
-		t.Repeat(map[string]func(*rapid.T){
-			"create": func(t *rapid.T) { s.server.create(service.Draw(t, "name"), s.clock, pick(wishes)) },
-			"create a sharer": func(t *rapid.T) {
-				s.server.create(service.Draw(t, "name"), s.clock, shared("k"), pick([]func(*corev1.Service){ports(80), ports(443), ports(25)}))
-			},
-			"change": func(t *rapid.T) { s.server.update(service.Draw(t, "name"), pick(wishes)) },
-			"damage": func(t *rapid.T) { s.server.update(service.Draw(t, "name"), pick(damage)) },
-			"delete": func(t *rapid.T) { s.server.delete(service.Draw(t, "name"), s.clock) },
-			"configure": func(t *rapid.T) {
-				s.config.set(rapid.SampledFrom(configs).Draw(t, "config"))
-				s.stale = true
-			},
-			"relabel": func(t *rapid.T) {
-				s.around.labels["default"] = rapid.SampledFrom([]map[string]string{nil, {"env": "prod"}}).Draw(t, "labels")
-				s.stale = true
-			},
-			"facts": func(t *rapid.T) {
-				facts := &clusterfacts.Facts{Disputes: s.around.facts.Disputes}
-				if rapid.Bool().Draw(t, "a node has an address of a pool") {
-					a := netip.MustParseAddr("203.0.113.11")
-					facts.Forbidden = []clusterfacts.Forbidden{{Range: netipx.IPRangeFrom(a, a), Why: "the address of node n1"}}
-				}
-				s.around.facts = facts
-				s.stale = true
-			},
-			"disputes": func(t *rapid.T) {
-				settled := s.settledAddresses()
-				report := rapid.SampledFrom([]string{"203.0.113.10 withheld", "203.0.113.11 withheld", "203.0.113.12 announced",
-					"198.18.0.240 withheld", "2001:db8::10 withheld"})
-				s.around.report(rapid.SliceOfNDistinct(report, 0, 5, rapid.ID[string]).Draw(t, "reports")...)
-				s.stale = true
-				s.keeps(settled)
-			},
-			"break the configuration": func(*rapid.T) { s.config.put(nil, errors.New("broken")) },
-			"time": func(t *rapid.T) {
-				s.clock = s.clock.Add(time.Duration(rapid.IntRange(0, 40).Draw(t, "seconds")) * time.Second)
-			},
-			"leases": func(t *rapid.T) {
-				s.lessor.mute = rapid.IntRange(0, 3).Draw(t, "mute") == 0
-				s.lessor.notify()
-				s.followedLeases()
-			},
-			"lose a lease": func(t *rapid.T) {
-				s.lessor.ends("eth1", fmt.Sprintf("198.18.0.%d", rapid.IntRange(240, 242).Draw(t, "address")), "it ended")
-				s.followedLeases()
-			},
-			"see": func(t *rapid.T) { s.see(service.Draw(t, "name")) },
-			"see all": func(*rapid.T) {
-				for i := range 6 {
-					s.see(fmt.Sprintf("default/s%d", i))
-				}
-			},
-			"work": func(t *rapid.T) {
-				for range rapid.IntRange(1, 6).Draw(t, "times") {
-					if rapid.Bool().Draw(t, "another first") {
-						s.rotate()
-					}
-					s.once()
-					s.followedLeases()
-				}
-			},
-			"crash": func(t *rapid.T) {
-				if rapid.Bool().Draw(t, "without configuration") {
-					s.config.config = nil
-				}
-				s.restart()
-			},
-			"come to rest": func(*rapid.T) {
-				fault := s.server.fault
-				s.server.fault, s.book.fault = nil, nil
-				s.rings()
-				s.run()
-				s.content()
-				s.restartChangesNothing()
-				s.server.fault, s.book.fault = fault, fault
-			},
-			"": func(*rapid.T) { s.unique(); s.due() },
-		})
-		s.server.fault, s.book.fault = nil, nil
-		s.around.facts = &clusterfacts.Facts{}
-		s.config.set(configs[0])
-		s.stale = true
-		for range 5 {
-			s.pass(calm + time.Minute)
-			for _, name := range s.server.names() {
-				s.see(name)
+	s := newStory(t)
+	s.since = map[held]time.Time{}
+	var said strings.Builder
+	s.server.watch = func(_, svc *corev1.Service) {
+		text, _ := json.Marshal(svc)
+		said.Write(append(text, '\n'))
+	}
+	s.lessor.serves("eth1", "198.18.0.240", "198.18.0.241", "198.18.0.242")
+	s.lessor.serves("eth2", "198.18.2.240")
+	service := rapid.Custom(func(t *rapid.T) string { return fmt.Sprintf("default/s%d", rapid.IntRange(0, 5).Draw(t, "service")) })
+	pick := func(from []func(*corev1.Service)) func(*corev1.Service) {
+		return from[rapid.IntRange(0, len(from)-1).Draw(t, "which")]
+	}
+	s.server.fault = func() fault {
+		return fault(max(0, rapid.IntRange(-6, 2).Draw(t, "fault")))
+	}
+	s.book.fault = s.server.fault
+	t.Repeat(map[string]func(*rapid.T){
+		"create": func(t *rapid.T) { s.server.create(service.Draw(t, "name"), s.clock, pick(wishes)) },
+		"create a sharer": func(t *rapid.T) {
+			s.server.create(service.Draw(t, "name"), s.clock, shared("k"), pick([]func(*corev1.Service){ports(80), ports(443), ports(25)}))
+		},
+		"change": func(t *rapid.T) { s.server.update(service.Draw(t, "name"), pick(wishes)) },
+		"damage": func(t *rapid.T) { s.server.update(service.Draw(t, "name"), pick(damage)) },
+		"delete": func(t *rapid.T) { s.server.delete(service.Draw(t, "name"), s.clock) },
+		"configure": func(t *rapid.T) {
+			s.config.set(rapid.SampledFrom(configs).Draw(t, "config"))
+			s.stale = true
+		},
+		"relabel": func(t *rapid.T) {
+			s.around.labels["default"] = rapid.SampledFrom([]map[string]string{nil, {"env": "prod"}}).Draw(t, "labels")
+			s.stale = true
+		},
+		"facts": func(t *rapid.T) {
+			facts := &clusterfacts.Facts{Disputes: s.around.facts.Disputes}
+			if rapid.Bool().Draw(t, "a node has an address of a pool") {
+				a := netip.MustParseAddr("203.0.113.11")
+				facts.Forbidden = []clusterfacts.Forbidden{{Range: netipx.IPRangeFrom(a, a), Why: "the address of node n1"}}
 			}
+			s.around.facts = facts
+			s.stale = true
+		},
+		"disputes": func(t *rapid.T) {
+			settled := s.settledAddresses()
+			report := rapid.SampledFrom([]string{"203.0.113.10 withheld", "203.0.113.11 withheld", "203.0.113.12 announced",
+				"198.18.0.240 withheld", "2001:db8::10 withheld"})
+			s.around.report(rapid.SliceOfNDistinct(report, 0, 5, rapid.ID[string]).Draw(t, "reports")...)
+			s.stale = true
+			s.keeps(settled)
+		},
+		"break the configuration": func(*rapid.T) { s.config.put(nil, errors.New("broken")) },
+		"time": func(t *rapid.T) {
+			s.clock = s.clock.Add(time.Duration(rapid.IntRange(0, 40).Draw(t, "seconds")) * time.Second)
+		},
+		"leases": func(t *rapid.T) {
+			s.lessor.mute = rapid.IntRange(0, 3).Draw(t, "mute") == 0
+			s.lessor.notify()
+			s.followedLeases()
+		},
+		"lose a lease": func(t *rapid.T) {
+			s.lessor.ends("eth1", fmt.Sprintf("198.18.0.%d", rapid.IntRange(240, 242).Draw(t, "address")), "it ended")
+			s.followedLeases()
+		},
+		"see": func(t *rapid.T) { s.see(service.Draw(t, "name")) },
+		"see all": func(*rapid.T) {
+			for i := range 6 {
+				s.see(fmt.Sprintf("default/s%d", i))
+			}
+		},
+		"work": func(t *rapid.T) {
+			for range rapid.IntRange(1, 6).Draw(t, "times") {
+				if rapid.Bool().Draw(t, "another first") {
+					s.rotate()
+				}
+				s.once()
+				s.followedLeases()
+			}
+		},
+		"crash": func(t *rapid.T) {
+			if rapid.Bool().Draw(t, "without configuration") {
+				s.config.config = nil
+			}
+			s.restart()
+		},
+		"come to rest": func(*rapid.T) {
+			fault := s.server.fault
+			s.server.fault, s.book.fault = nil, nil
+			s.rings()
 			s.run()
 			s.content()
-		}
-		s.unique()
-		s.settled(t)
-		s.restartChangesNothing()
+			s.restartChangesNothing()
+			s.server.fault, s.book.fault = fault, fault
+		},
+		"": func(*rapid.T) { s.unique() },
 	})
+	s.server.fault, s.book.fault = nil, nil
+	s.around.facts = &clusterfacts.Facts{}
+	s.config.set(configs[0])
+	s.stale = true
+	for range 5 {
+		s.pass(calm + time.Minute)
+		for _, name := range s.server.names() {
+			s.see(name)
+		}
+		s.run()
+		s.content()
+	}
+	s.unique()
+	s.settled(t)
+	s.restartChangesNothing()
+	for _, event := range s.events.take() {
+		said.WriteString(event + "\n")
+	}
+	return said.String()
 }
 
 // restartChangesNothing checks that a controller that starts now, and every reader
@@ -208,67 +240,65 @@ func TestNoHistoryGivesAnAddressTwice(t *testing.T) {
 // withheld from whom is in memory alone.
 func (s *story) restartChangesNothing() {
 	s.Helper()
-	if s.config.config == nil || s.config.state.Err != nil || len(s.around.facts.Disputes)+len(s.Ledger.conflicts.withheld) > 0 {
+	if s.config.config == nil || s.config.state.Err != nil || len(s.around.facts.Disputes) > 0 ||
+		slices.ContainsFunc(s.machine().Stats(s.clock).Pools, func(p ipam.PoolStats) bool { return p.Conflicted > 0 }) {
 		return
 	}
-	fresh := NewLedger(s.scope, Sources{Config: s.config, Facts: s.around, NamespaceLabels: s.around.Labels,
-		Now: func() time.Time { return s.clock }})
+	fresh := ledger.New(s.scope)
 	records, _ := s.book.Load(context.Background())
-	fresh.Prime(s.server.all(), records)
+	fresh.Prime(ledger.Start{Situation: s.ledger.situation(), Services: s.server.all(), NamespaceLabels: s.around.Labels, Records: records},
+		s.clock)
 	services := slices.DeleteFunc(s.server.all(), func(svc *corev1.Service) bool { return !s.scope.Serves(svc) })
 	slices.SortFunc(services, func(a, b *corev1.Service) int {
-		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(NameOf(a), NameOf(b)))
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(ledger.NameOf(a), ledger.NameOf(b)))
 	})
 	for _, svc := range services {
-		c, before := conditionOf(svc), s.Ledger.Holds(string(svc.UID))
-		repaired := join(kube.VIPs(svc)) == join(addrsOf(before)) && svc.Annotations[annotation.AssignedPools] == poolText(before)
-		v, _ := fresh.Ensure(svc)
+		c, before := kube.Allocated(svc), s.holds(string(svc.UID))
+		repaired := kube.JoinAddrs(kube.VIPs(svc)) == kube.JoinAddrs(ledger.Addrs(before)) && svc.Annotations[annotation.AssignedPools] == poolText(before)
+		v := fresh.Ensure(svc, s.around.Labels(svc.Namespace), s.clock)
 		switch {
 		case c == nil || !repaired || len(before) == 0 || len(kube.Leases(svc)) > 0:
 		case !slices.Equal(v.Held, before):
-			s.Fatalf("%s holds %v, after a restart %v", NameOf(svc), before, v.Held)
-		case objectOf(v, 0).condition.Reason != c.Reason && c.Reason != string(LeasePending):
-			s.Fatalf("%s is told %q, after a restart %q", NameOf(svc), c.Reason+": "+c.Message, v)
+			s.Fatalf("%s holds %v, after a restart %v", ledger.NameOf(svc), before, v.Held)
+		case objectOf(v, 0).condition.Reason != c.Reason && c.Reason != string(ledger.LeasePending):
+			s.Fatalf("%s is told %q, after a restart %q", ledger.NameOf(svc), c.Reason+": "+c.Message, v)
 		}
-	}
-}
-
-// due checks that the ledger, which keeps count of the Services that are due,
-// has missed none and has none too many.
-func (s *story) due() {
-	l := s.Ledger
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !l.waiters.swept {
-		return // Waiting looks at every Service first
-	}
-	n := 0
-	for name, a := range l.accounts {
-		held := l.held.Holds(a.owner.UID)
-		if !a.judged || a.edition == l.edition && !a.verdict.waits() && slices.Equal(a.verdict.Held, held) &&
-			slices.Equal(a.verdict.Disputes, l.conflicts.about(held)) {
-			continue
-		}
-		n++
-		if _, ok := l.waiters.due[a]; !ok {
-			s.Fatalf("%s is due and not listed: %v", name, a.verdict)
-		}
-	}
-	if n != len(l.waiters.due) {
-		s.Fatalf("%d Services are due, %d are listed", n, len(l.waiters.due))
 	}
 }
 
 // content checks that none of those who wait could be given something, now that
 // the controller has nothing left to do.
 func (s *story) content() {
-	for _, name := range s.Ledger.Waiting() {
+	for _, name := range s.waiting() {
 		svc := s.server.get(name)
-		before := s.Ledger.Holds(string(svc.UID))
-		if v, _ := s.Ledger.Ensure(svc); !slices.Equal(v.Held, before) {
+		before := s.holds(string(svc.UID))
+		if v := s.ensures(svc); !slices.Equal(v.Held, before) {
 			s.Fatalf("%s waited though it could have %v", name, v.Held)
 		}
 	}
+}
+
+// held is an address that a Service holds.
+type held struct {
+	uid  string
+	addr netip.Addr
+}
+
+// note notes since when Services hold what they do.
+func (s *story) note() {
+	if s.since == nil {
+		return
+	}
+	now := map[held]time.Time{}
+	for _, svc := range s.server.all() {
+		for _, h := range s.holds(string(svc.UID)) {
+			key := held{string(svc.UID), h.Addr}
+			if now[key] = s.clock; s.since[key] != (time.Time{}) {
+				now[key] = s.since[key]
+			}
+		}
+	}
+	s.since = now
 }
 
 // settledAddresses returns what Services that have not changed have had for a
@@ -278,13 +308,13 @@ func (s *story) settledAddresses() map[string][]netip.Addr {
 	for _, name := range s.server.names() {
 		svc := s.server.get(name)
 		uid := string(svc.UID)
-		if s.seen(name) != svc || s.Ledger.accounts[name] == nil || svc.Annotations[annotation.Renumber] != "" {
+		if s.seen(name) != svc || !s.machine().Knows(svc) || svc.Annotations[annotation.Renumber] != "" {
 			continue
 		}
-		s.Ledger.Ensure(svc)
+		s.ensures(svc)
 		s.queue.Add(name) // the answer is not written yet
-		for _, h := range s.Ledger.Holds(uid) {
-			if s.clock.Sub(s.Ledger.held.HeldSince(uid, h.Addr)) >= settling {
+		for _, h := range s.holds(uid) {
+			if since, ok := s.since[held{uid, h.Addr}]; ok && s.clock.Sub(since) >= settling {
 				settled[name] = append(settled[name], h.Addr)
 			}
 		}
@@ -294,12 +324,12 @@ func (s *story) settledAddresses() map[string][]netip.Addr {
 
 // keeps checks that the Services keep these addresses when they are looked at.
 func (s *story) keeps(settled map[string][]netip.Addr) {
-	for name, addrs := range settled {
-		svc := s.server.get(name)
-		s.Ledger.Ensure(svc)
+	for _, name := range slices.Sorted(maps.Keys(settled)) {
+		svc, addrs := s.server.get(name), settled[name]
+		s.ensures(svc)
 		s.queue.Add(name)
 		for _, a := range addrs {
-			if !holds(s.Ledger.Holds(string(svc.UID)), a) {
+			if !slices.Contains(ledger.Addrs(s.holds(string(svc.UID))), a) {
 				s.Fatalf("a report moved %s from %s", name, a)
 			}
 		}
@@ -312,10 +342,10 @@ func (s *story) settled(t *rapid.T) {
 	shown := 0.0
 	for _, name := range s.server.names() {
 		svc := s.server.get(name)
-		vips, c := kube.VIPs(svc), conditionOf(svc)
-		held := addrsOf(s.Ledger.Holds(string(svc.UID)))
+		vips, c := kube.VIPs(svc), kube.Allocated(svc)
+		held := ledger.Addrs(s.holds(string(svc.UID)))
 		shown += float64(len(vips))
-		if join(vips) != join(held) {
+		if kube.JoinAddrs(vips) != kube.JoinAddrs(held) {
 			t.Errorf("%s shows %v, the ledger says %v", name, vips, held)
 		}
 		switch {
@@ -330,10 +360,8 @@ func (s *story) settled(t *rapid.T) {
 		}
 	}
 	s.fitted(t)
-	s.Ledger.mu.Lock()
-	defer s.Ledger.mu.Unlock()
 	assigned := 0.0
-	for _, p := range s.Ledger.held.Stats(s.clock) {
+	for _, p := range s.machine().Stats(s.clock).Pools {
 		assigned += p.Assigned
 		if p.Quarantined > 0 {
 			t.Errorf("pool %s: %v addresses still rest", p.Pool, p.Quarantined)
@@ -349,7 +377,7 @@ func (s *story) fitted(t *rapid.T) {
 	by := map[netip.Addr][]ipam.Request{}
 	for _, name := range s.server.names() {
 		svc := s.server.get(name)
-		req, _ := RequestOf(svc, nil, compat.For(s.config.config))
+		req, _ := ledger.RequestOf(svc, nil, compat.For(s.config.config))
 		for _, a := range kube.VIPs(svc) {
 			for _, other := range by[a] {
 				clash := req.Sharing == nil || other.Sharing == nil || req.Sharing.Key != other.Sharing.Key ||

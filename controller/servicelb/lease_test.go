@@ -3,6 +3,7 @@ package servicelb
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 )
 
@@ -25,8 +27,8 @@ type lessor struct {
 	// mute servers answer nobody.
 	mute    bool
 	leased  map[string]map[netip.Addr]string // to whom, by interface
-	clients map[string]map[string]LeaseClient
-	states  map[string]map[string]LeaseState
+	clients map[string]map[string]ledger.LeaseClient
+	states  map[string]map[string]ledger.LeaseState
 	// asked counts questions, so that no two complaints are the same.
 	asked   int
 	changed chan struct{}
@@ -37,14 +39,14 @@ type lessor struct {
 func newLessor() *lessor {
 	return &lessor{
 		ranges: map[string][]netip.Addr{}, leased: map[string]map[netip.Addr]string{},
-		clients: map[string]map[string]LeaseClient{}, states: map[string]map[string]LeaseState{}, changed: make(chan struct{}),
+		clients: map[string]map[string]ledger.LeaseClient{}, states: map[string]map[string]ledger.LeaseState{}, changed: make(chan struct{}),
 	}
 }
 
 // orphan is the end of the controller: its client forgets, the servers do not.
 func (l *lessor) orphan() {
 	l.seen = [2]<-chan struct{}{}
-	l.clients, l.states = map[string]map[string]LeaseClient{}, map[string]map[string]LeaseState{}
+	l.clients, l.states = map[string]map[string]ledger.LeaseClient{}, map[string]map[string]ledger.LeaseState{}
 }
 
 // serves gives the server on an interface its range.
@@ -59,7 +61,7 @@ func (l *lessor) serves(on string, addresses ...string) {
 }
 
 // Set implements Leases.
-func (l *lessor) Set(want map[string][]LeaseClient) {
+func (l *lessor) Set(want map[string][]ledger.LeaseClient) {
 	for on := range l.clients {
 		if _, wanted := want[on]; !wanted {
 			want[on] = nil
@@ -67,15 +69,15 @@ func (l *lessor) Set(want map[string][]LeaseClient) {
 	}
 	for on, clients := range want {
 		gone := l.clients[on]
-		l.clients[on] = map[string]LeaseClient{}
+		l.clients[on] = map[string]ledger.LeaseClient{}
 		for _, c := range clients {
 			l.clients[on][c.ID] = c
 			delete(gone, c.ID)
 			if l.states[on] == nil {
-				l.states[on] = map[string]LeaseState{}
+				l.states[on] = map[string]ledger.LeaseState{}
 			}
 			if _, known := l.states[on][c.ID]; !known {
-				l.states[on][c.ID] = LeaseState{}
+				l.states[on][c.ID] = ledger.LeaseState{}
 				l.notify()
 			}
 		}
@@ -90,8 +92,9 @@ func (l *lessor) Set(want map[string][]LeaseClient) {
 }
 
 // Current implements Leases: it is when the server answers.
-func (l *lessor) Current() map[string]map[string]LeaseState {
-	for on, clients := range l.clients {
+func (l *lessor) Current() map[string]map[string]ledger.LeaseState {
+	for _, on := range slices.Sorted(maps.Keys(l.clients)) {
+		clients := l.clients[on]
 		for _, id := range sortedKeys(clients) {
 			if s := l.states[on][id]; !s.Addr.IsValid() && !l.mute {
 				l.states[on][id] = l.answer(on, clients[id], s)
@@ -101,7 +104,7 @@ func (l *lessor) Current() map[string]map[string]LeaseState {
 	return l.states
 }
 
-func sortedKeys(clients map[string]LeaseClient) []string {
+func sortedKeys(clients map[string]ledger.LeaseClient) []string {
 	var keys []string
 	for id := range clients {
 		keys = append(keys, id)
@@ -110,7 +113,7 @@ func sortedKeys(clients map[string]LeaseClient) []string {
 	return keys
 }
 
-func (l *lessor) answer(on string, c LeaseClient, s LeaseState) LeaseState {
+func (l *lessor) answer(on string, c ledger.LeaseClient, s ledger.LeaseState) ledger.LeaseState {
 	free := func(a netip.Addr) bool { return cmp.Or(l.leased[on][a], c.ID) == c.ID }
 	if !slices.Contains(l.ranges[on], c.Last) || !free(c.Last) {
 		if c.Last.IsValid() {
@@ -146,7 +149,7 @@ func (l *lessor) ends(on, address, why string) {
 	id := l.leased[on][addr]
 	l.leased[on][addr] = "somebody else"
 	if _, asks := l.states[on][id]; asks {
-		l.states[on][id] = LeaseState{Lost: addr, Err: fmt.Errorf("%s", why)}
+		l.states[on][id] = ledger.LeaseState{Lost: addr, Err: fmt.Errorf("%s", why)}
 	}
 	l.notify()
 }
@@ -164,9 +167,9 @@ func (l *lessor) fails(on, address, why string) {
 
 // followedLeases does what keepLeases does, if there is a reason to.
 func (s *story) followedLeases() bool {
-	poked := len(s.Ledger.leasing.work) > 0
+	poked := len(s.ledger.leases) > 0
 	if poked {
-		<-s.Ledger.leasing.work
+		<-s.ledger.leases
 	}
 	changed := [2]<-chan struct{}{s.Leases.Changed(), s.config.Changed()}
 	if !poked && changed == s.lessor.seen {
@@ -174,6 +177,7 @@ func (s *story) followedLeases() bool {
 	}
 	s.lessor.seen = changed
 	s.stepLeases()
+	s.note()
 	return true
 }
 
@@ -203,8 +207,8 @@ func TestServiceGetsALeasedAddressWithOneWriteAndOneEvent(t *testing.T) {
 	s.leases("web", "198.18.0.240=eth1")
 	s.wantEvents("Normal Allocated default/web: 198.18.0.240")
 	assert.Equal(t, 1, s.server.patches)
-	assert.Equal(t, map[string][]LeaseClient{"eth1": {{ID: "kubernetes/default/web", Hostname: "web",
-		Last: netip.MustParseAddr("198.18.0.240")}}}, s.Ledger.LeaseClients())
+	assert.Equal(t, map[string][]ledger.LeaseClient{"eth1": {{ID: "kubernetes/default/web", Hostname: "web",
+		Last: netip.MustParseAddr("198.18.0.240")}}}, s.machine().LeaseClients())
 	s.silent("the lease is extended", func() { s.lessor.notify(); s.run() })
 
 	s.deletes("web")
@@ -333,19 +337,19 @@ func TestPoolWithAddressesAtHandComesBeforeALease(t *testing.T) {
 		"{name: one, addresses: [203.0.113.10]}\n")
 	s.creates("a")
 	s.has("a", "203.0.113.10", "True Allocated")
-	assert.Equal(t, map[string][]LeaseClient{"eth1": nil, "eth2": nil}, s.Ledger.LeaseClients())
+	assert.Equal(t, map[string][]ledger.LeaseClient{"eth1": nil, "eth2": nil}, s.machine().LeaseClients())
 	s.creates("b")
 	s.creates("c")
 	s.creates("d")
 	s.has("d", "198.18.2.1", "True Allocated")
-	assert.Len(t, s.Ledger.LeaseClients()["eth1"], 2, "it waits no longer for the pool that comes first")
+	assert.Len(t, s.machine().LeaseClients()["eth1"], 2, "it waits no longer for the pool that comes first")
 	s.creates("e")
 	s.has("e", "", "False LeasePending")
 	s.says("e", `pool "one" has 0 of 1 IPv4 addresses free: no DHCP server on interface "eth1" has offered an address`)
 	s.says("e", `interface "eth2"`)
 	s.deletes("a")
 	s.has("e", "203.0.113.10", "True Allocated")
-	assert.Len(t, slices.Concat(s.Ledger.LeaseClients()["eth1"], s.Ledger.LeaseClients()["eth2"]), 3)
+	assert.Len(t, slices.Concat(s.machine().LeaseClients()["eth1"], s.machine().LeaseClients()["eth2"]), 3)
 }
 
 func TestLeaseFollowsWhatTheServiceAsksFor(t *testing.T) {
@@ -379,7 +383,7 @@ func TestLeaseFollowsWhatTheServiceAsksFor(t *testing.T) {
 	} {
 		s.creates(name, change)
 	}
-	assert.Empty(t, s.Ledger.LeaseClients()["eth1"], "a lease would help none of them")
+	assert.Empty(t, s.machine().LeaseClients()["eth1"], "a lease would help none of them")
 }
 
 func TestLeaseIsReleasedWhenNothingShowsTheAddressAnyMore(t *testing.T) {
@@ -418,7 +422,7 @@ func TestLeasedAddressIsNotShared(t *testing.T) {
 	s.creates("b", annotated(annotation.SharingKey, "k"), port(443))
 	s.has("b", "", "False AddressReserved")
 	s.says("b", "198.18.0.240 is reserved for default/a")
-	assert.Len(t, s.Ledger.LeaseClients()["eth1"], 1)
+	assert.Len(t, s.machine().LeaseClients()["eth1"], 1)
 }
 
 func TestRemovedPoolGivesItsLeasesBack(t *testing.T) {
@@ -469,7 +473,7 @@ func TestServiceOfAnotherClassLosesItsLeaseToo(t *testing.T) {
 	t.Parallel()
 	s := newOffice(t)
 	s.creates("web")
-	s.scope = Scope{Classes: []string{annotation.DefaultClass}}
+	s.scope = ledger.Scope{Classes: []string{annotation.DefaultClass}}
 	s.silent("nobody serves it any more", func() { s.restart(); s.run() })
 	s.has("web", "198.18.0.240", "True Allocated")
 	s.lessor.ends("eth1", "198.18.0.240", "the lease of 198.18.0.240 ended")

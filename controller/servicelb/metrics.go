@@ -1,11 +1,9 @@
 package servicelb
 
 import (
-	"slices"
-
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/lodestone-lb/lodestone/ipam"
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 )
 
 // The metrics of pools and Services.
@@ -76,21 +74,14 @@ func (m metrics) describe(ch chan<- *prometheus.Desc) {
 	m.conflicts.Describe(ch)
 }
 
-func (m metrics) collect(l *Ledger, ch chan<- prometheus.Metric) {
+func (m metrics) collect(shared *sharedLedger, ready bool, ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
 	}
-	l.mu.Lock()
-	pools := l.held.Stats(l.Now())
-	states, reasons := l.census()
-	leased := l.leasing.census()
-	ready := l.primed
-	l.mu.Unlock()
-
-	for _, p := range pools {
-		if _, leases := leased[p.Pool]; leases {
-			continue // how much is free only the server knows
-		}
+	l, now := shared.open()
+	s := l.Stats(now)
+	shared.close()
+	for _, p := range s.Pools {
 		family := string(p.Family)
 		gauge(poolSize, p.Size, p.Pool, family)
 		gauge(poolAddresses, p.Free, p.Pool, family, "free")
@@ -99,15 +90,15 @@ func (m metrics) collect(l *Ledger, ch chan<- prometheus.Metric) {
 		gauge(poolAddresses, p.Conflicted, p.Pool, family, "conflicted")
 		gauge(poolAddresses, p.Reserved, p.Pool, family, "reserved")
 	}
-	for state, n := range states {
+	for state, n := range s.Services {
 		gauge(services, n, state)
 	}
-	for reason, n := range reasons {
+	for reason, n := range s.Refused {
 		gauge(refused, n, reason)
 	}
-	for pool, count := range leased {
+	for pool, count := range s.Leases {
 		m.lost.WithLabelValues(pool) // from 0: the first loss is an increase, too
-		for _, state := range leaseStates {
+		for _, state := range ledger.LeaseStates {
 			gauge(leases, count[state], pool, state)
 		}
 	}
@@ -121,40 +112,4 @@ func (m metrics) collect(l *Ledger, ch chan<- prometheus.Metric) {
 	m.warnings.Collect(ch)
 	m.lost.Collect(ch)
 	m.conflicts.Collect(ch)
-}
-
-// Pools returns the counters of the pools. Those that lease their addresses
-// are left out: how much is free only the server knows.
-func (l *Ledger) Pools() []ipam.PoolStats {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.follow()
-	leased := l.leasing.census()
-	return slices.DeleteFunc(l.held.Stats(l.Now()), func(p ipam.PoolStats) bool { _, leases := leased[p.Pool]; return leases })
-}
-
-// census counts the accounts by how they stand, and the refusals by reason.
-func (l *Ledger) census() (states, reasons map[string]float64) {
-	states = map[string]float64{"allocated": 0, "partial": 0, "draining": 0, "stranded": 0, "contested": 0, "refused": 0, "unjudged": 0}
-	reasons = map[string]float64{}
-	for _, a := range l.accounts {
-		switch v := a.verdict; {
-		case v.Refusal != nil:
-			states["refused"]++
-			reasons[string(v.Refusal.Reason)]++
-		case v.Unjudged:
-			states["unjudged"]++
-		case len(v.Disputes) > 0:
-			states["contested"]++
-		case v.Stranded():
-			states["stranded"]++
-		case v.Draining():
-			states["draining"]++
-		case v.Missing != "":
-			states["partial"]++
-		default:
-			states["allocated"]++
-		}
-	}
-	return states, reasons
 }

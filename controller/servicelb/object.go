@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -11,17 +12,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/objects"
 )
-
-// toMove tells how a Service gets away from an address that it should leave.
-const toMove = "; " + moving + " gives it another one"
-
-// moving is how to ask for that.
-const moving = "annotation " + annotation.Renumber + "=" + annotation.Renumbering
 
 // object is what a Service's object has to say.
 type object struct {
@@ -42,39 +38,17 @@ type object struct {
 }
 
 // objectOf puts the verdict on a Service that is served into its object.
-func objectOf(v Verdict, generation int64) object {
-	o := object{addrs: addrsOf(v.Held), pools: poolText(v.Held), leases: leaseText(v.Leases), renumbered: v.Renumbered}
+func objectOf(v ledger.Verdict, generation int64) object {
+	o := object{addrs: ledger.Addrs(v.Held), pools: poolText(v.Held), leases: leaseText(v.Leases), renumbered: v.Renumbered}
 	if v.Unjudged {
 		o.keepCondition = true
 		return o
 	}
-	o.condition = &metav1.Condition{
-		Type: annotation.ConditionAllocated, Status: metav1.ConditionTrue, Reason: string(ReasonAllocated),
-		Message: describe(v.Held), ObservedGeneration: generation,
-	}
-	switch {
-	case v.Refusal != nil:
+	o.condition = &metav1.Condition{Type: annotation.ConditionAllocated, Status: metav1.ConditionTrue, ObservedGeneration: generation}
+	o.condition.Reason, o.condition.Message = v.Condition()
+	if v.Refusal != nil {
+		o.condition.Status = metav1.ConditionFalse
 		o.keepIngress, o.keepFinalizers = len(v.Foreign) > 0, len(v.Foreign) > 0
-		o.condition.Status, o.condition.Reason = metav1.ConditionFalse, string(v.Refusal.Reason)
-		o.condition.Message = v.Refusal.Message
-		if len(v.Held) > 0 {
-			o.condition.Message += "; keeps " + describe(v.Held)
-		}
-	case len(v.Disputes) > 0:
-		o.condition.Reason = string(AddressConflict)
-		o.condition.Message += "; " + contested(v.Disputes[0])
-	case v.Stranded():
-		o.condition.Reason = string(ReasonStranded)
-		o.condition.Message += toMove
-	case v.Overdue != nil:
-		o.condition.Reason = string(ReasonLeaseOverdue)
-		o.condition.Message += "; " + v.Overdue.Error()
-	case v.Draining():
-		o.condition.Reason = string(ReasonDraining)
-		o.condition.Message += toMove
-	case v.Missing != "":
-		o.condition.Reason = string(ReasonPartial)
-		o.condition.Message += fmt.Sprintf("; no pool gives it an %s address, which it would like, too", v.Missing)
 	}
 	return o
 }
@@ -91,9 +65,7 @@ func (o object) sum() [sha256.Size]byte {
 // nothing is the object of a Service that is not served: without anything
 // that Lodestone wrote. A status that others wrote stays.
 func nothing(svc *corev1.Service) object {
-	assigned := kube.Assigned(svc)
-	foreign := slices.ContainsFunc(kube.StatusAddresses(svc), func(a netip.Addr) bool { return !slices.Contains(assigned, a) })
-	return object{keepIngress: foreign}
+	return object{keepIngress: len(kube.Foreign(svc)) > 0}
 }
 
 // patch returns the strategic merge patch of services/status that makes the Service say
@@ -136,7 +108,7 @@ func without(list, other []string) []string {
 // annotations returns the annotations to change, nil for one to remove.
 func (o object) annotations(svc *corev1.Service) map[string]any {
 	changes := map[string]any{}
-	for key, text := range map[string]string{annotation.Assigned: join(o.addrs), annotation.AssignedPools: o.pools,
+	for key, text := range map[string]string{annotation.Assigned: kube.JoinAddrs(o.addrs), annotation.AssignedPools: o.pools,
 		annotation.Leases: o.leases} {
 		if old, ok := svc.Annotations[key]; text != "" && old != text {
 			changes[key] = text
@@ -186,7 +158,7 @@ func (o object) showsAddresses(svc *corev1.Service) bool {
 
 // StatusOf is the load balancer status that shows what a Service holds.
 func StatusOf(held []ipam.Held) *corev1.LoadBalancerStatus {
-	return &corev1.LoadBalancerStatus{Ingress: ingress(addrsOf(held))}
+	return &corev1.LoadBalancerStatus{Ingress: ingress(ledger.Addrs(held))}
 }
 
 func ingress(addrs []netip.Addr) []corev1.LoadBalancerIngress {
@@ -207,10 +179,19 @@ func poolText(held []ipam.Held) string {
 	return strings.Join(pools, ",")
 }
 
+// leaseText is the annotation that names leases.
+func leaseText(leases map[netip.Addr]string) string {
+	var entries []string
+	for _, a := range slices.SortedFunc(maps.Keys(leases), netip.Addr.Compare) {
+		entries = append(entries, a.String()+"="+leases[a])
+	}
+	return strings.Join(entries, ",")
+}
+
 // change returns what makes our condition of the Service as it has to be, those of
 // others staying as they are; nil: nothing.
 func (o object) change(svc *corev1.Service, now metav1.Time) any {
-	old := conditionOf(svc)
+	old := kube.Allocated(svc)
 	if o.keepCondition || o.condition == nil && old == nil {
 		return nil
 	}
@@ -229,21 +210,11 @@ func (o object) change(svc *corev1.Service, now metav1.Time) any {
 	return c
 }
 
-func isOurs(c metav1.Condition) bool { return c.Type == annotation.ConditionAllocated }
-
-// conditionOf returns the condition that the Service carries, nil for none.
-func conditionOf(svc *corev1.Service) *metav1.Condition {
-	if i := slices.IndexFunc(svc.Status.Conditions, isOurs); i >= 0 {
-		return &svc.Status.Conditions[i]
-	}
-	return nil
-}
-
 // event is what of the change of a Service's object is worth an Event: another
 // reason, or other addresses. Nil: nothing.
 func (o object) event(svc *corev1.Service) *metav1.Condition {
-	old := conditionOf(svc)
-	if o.condition == nil || old != nil && old.Reason == o.condition.Reason && svc.Annotations[annotation.Assigned] == join(o.addrs) {
+	old := kube.Allocated(svc)
+	if o.condition == nil || old != nil && old.Reason == o.condition.Reason && svc.Annotations[annotation.Assigned] == kube.JoinAddrs(o.addrs) {
 		return nil
 	}
 	return o.condition

@@ -2,17 +2,16 @@ package servicelb
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 )
 
 // reconcile brings one Service, by "namespace/name", into step with the
@@ -21,30 +20,31 @@ func (c *Controller) reconcile(ctx context.Context, name string) error {
 	svc, err := c.get(name)
 	switch {
 	case apierrors.IsNotFound(err):
-		return c.release(ctx, name)
+		return c.release(ctx, name, "")
 	case err != nil:
 		return err
 	case c.leavesToUpstream(svc):
 		return nil
 	case c.Scope.Serves(svc):
 		return c.serve(ctx, svc)
-	case c.Scope.Keeps(svc) && !c.Ledger.LeaseOver(svc):
+	}
+	l, _ := c.ledger.open()
+	leaseOver, held := l.LeaseOver(svc), len(l.Holds(string(svc.UID))) > 0
+	c.ledger.close()
+	switch {
+	case c.Scope.Keeps(svc) && !leaseOver:
 		return nil
-	case c.Scope.LeftBehind(svc) || len(c.Ledger.Holds(string(svc.UID))) > 0:
+	case c.Scope.LeftBehind(svc) || held:
 		return c.letGo(ctx, svc)
 	default:
-		return c.release(ctx, name)
+		return c.release(ctx, name, "")
 	}
 }
 
 // serve gives the Service what it asks for, or tells it why not.
 func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
-	start := c.now()
-	v, stirred := c.Ledger.Ensure(svc)
-	if stirred {
-		c.wake()
-	}
-	c.emitLeft(svc, v.Left)
+	name, start := ledger.NameOf(svc), c.ledger.now()
+	v := c.ensure(svc)
 	if len(v.Held) == 0 && (v.Unjudged || v.Asked && !c.Scope.LeftBehind(svc)) {
 		return nil // there is nothing to say yet
 	}
@@ -53,21 +53,21 @@ func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 	body, event := want.patch(svc, metav1.NewTime(start)), want.event(svc)
 	repair := body != nil && c.repairs.wrote(svc, want.sum())
 	if repair {
-		if wait := c.repairs.wait(NameOf(svc), start); wait > 0 {
-			c.queue.AddAfter(NameOf(svc), wait)
+		if wait := c.repairs.wait(name, start); wait > 0 {
+			c.queue.AddAfter(name, wait)
 			return nil
 		}
 	}
-	if err := c.Ledger.Remember(ctx, c.Book, NameOf(svc), string(svc.UID), false); err != nil {
+	if err := c.keep(ctx, v.Records); err != nil {
 		return err
 	}
 	wrote, err := c.write(ctx, svc, body)
 	if err != nil {
 		return err
 	}
-	if c.Ledger.Settle(string(svc.UID), v.Held) {
-		c.wake()
-	}
+	l, now := c.ledger.open()
+	l.Settle(name, string(svc.UID), v.Held, now)
+	c.ledger.close()
 	if wrote && repair {
 		c.repaired(svc)
 		return nil
@@ -76,13 +76,13 @@ func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 	if !wrote {
 		return nil
 	}
-	c.emitAdopted(svc, v)
+	c.emit.adopted(svc, v.Held)
 	if event == nil {
 		return nil
 	}
-	c.emit(svc, event, v)
+	c.emit.condition(svc, event, v.Refusal != nil)
 	if v.Refusal == nil {
-		c.metrics.latency.Observe(c.now().Sub(start).Seconds())
+		c.metrics.latency.Observe(c.ledger.now().Sub(start).Seconds())
 	}
 	return nil
 }
@@ -90,37 +90,70 @@ func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 // letGo takes what Lodestone wrote off a Service that is not, or no longer,
 // to be served. Its addresses are free only after nothing names them.
 func (c *Controller) letGo(ctx context.Context, svc *corev1.Service) error {
-	name, uid := NameOf(svc), string(svc.UID)
-	if err := c.Ledger.Remember(ctx, c.Book, name, uid, true); err != nil {
+	name, uid := ledger.NameOf(svc), string(svc.UID)
+	if err := c.keepDeparting(ctx, name, uid); err != nil {
 		return err
 	}
 	want := nothing(svc)
 	// Who has written the status of a Service that is not ours any more has written the
 	// conventional finalizer, too.
 	want.upstream = c.drivenByUpstream(svc) || want.keepIngress && !c.Scope.Covers(svc)
-	if _, err := c.write(ctx, svc, want.patch(svc, metav1.NewTime(c.now()))); err != nil {
+	if _, err := c.write(ctx, svc, want.patch(svc, metav1.NewTime(c.ledger.now()))); err != nil {
 		return err
 	}
 	c.forget(name, uid)
 	return nil
 }
 
-// release forgets the Service, whose object is gone or no concern of ours.
-func (c *Controller) release(ctx context.Context, name string) error {
-	if err := c.Ledger.Remember(ctx, c.Book, name, "", true); err != nil {
+// release takes back what a Service holds that is gone, or no concern of ours; with a
+// UID, what this incarnation of it holds.
+func (c *Controller) release(ctx context.Context, name, uid string) error {
+	if err := c.keepDeparting(ctx, name, uid); err != nil {
 		return err
 	}
-	c.forget(name, "")
+	c.forget(name, uid)
 	return nil
 }
 
 // forget takes back what the Service holds, or only this incarnation of it.
 func (c *Controller) forget(name, uid string) {
 	c.repairs.forget(name)
-	if c.Ledger.Release(name, uid) {
+	l, now := c.ledger.open()
+	freed := l.Release(name, uid, now)
+	c.ledger.close()
+	if freed {
 		c.Log.Info("addresses released", "service", name)
-		c.wake()
 	}
+}
+
+// ensure asks the ledger.
+func (c *Controller) ensure(svc *corev1.Service) ledger.Verdict {
+	labels := c.Namespaces.Labels(svc.Namespace)
+	l, now := c.ledger.open()
+	v := l.Ensure(svc, labels, now)
+	c.ledger.close()
+	c.emit.left(svc, v.Left)
+	return v
+}
+
+// keepDeparting makes durable that what the Service is about to give back is in
+// quarantine: from the moment when the API shows it, a controller that starts anew must
+// know that.
+func (c *Controller) keepDeparting(ctx context.Context, name, uid string) error {
+	l, now := c.ledger.open()
+	records := l.Departing(name, uid, now)
+	c.ledger.close()
+	return c.keep(ctx, records)
+}
+
+// keep makes records durable.
+func (c *Controller) keep(ctx context.Context, records []quarantine.Record) error {
+	if len(records) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, PatchTimeout)
+	defer cancel()
+	return c.Book.Keep(ctx, records...)
 }
 
 // write applies the patch, if there is one, to this incarnation of the
@@ -149,94 +182,10 @@ func isOtherUID(err error) bool {
 	return slices.ContainsFunc(status.Status().Details.Causes, func(c metav1.StatusCause) bool { return c.Field == "metadata.uid" })
 }
 
-const (
-	// promptRepairs is how many times in a row what others did to a Service's
-	// object is undone at once.
-	promptRepairs = 5
-	// firstDelay and lastDelay bound the time between repairs after that.
-	firstDelay = time.Second
-	lastDelay  = time.Minute
-	// calm is how long nobody has to touch the object until it is forgotten.
-	calm = 10 * time.Minute
-)
-
-// repairs bounds the repairs of each Service's object: two load balancers
-// that both believe a Service to be theirs must not fight at full speed. A repair
-// is a write of the same that was written last: somebody else has changed it since.
-type repairs struct {
-	mu sync.Mutex
-	of map[string]repair
-}
-
-type repair struct {
-	// uid and sum are of what was written last.
-	uid        types.UID
-	sum        [sha256.Size]byte
-	count      int
-	last, next time.Time
-}
-
-// wrote reports whether this is what was written last.
-func (r *repairs) wrote(svc *corev1.Service, sum [sha256.Size]byte) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	last, ok := r.of[NameOf(svc)]
-	return ok && last.uid == svc.UID && last.sum == sum
-}
-
-// note notes what was written, or is there already.
-func (r *repairs) note(svc *corev1.Service, sum [sha256.Size]byte) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	last := r.of[NameOf(svc)]
-	if last.uid != svc.UID {
-		last = repair{uid: svc.UID}
-	}
-	last.sum = sum
-	if r.of == nil {
-		r.of = map[string]repair{}
-	}
-	r.of[NameOf(svc)] = last
-}
-
-// wait returns how long the Service is to be left as it is.
-func (r *repairs) wait(name string, now time.Time) time.Duration {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.of[name].next.Sub(now)
-}
-
-// count counts a repair that was made, and returns how many in a row it is.
-func (r *repairs) count(name string, now time.Time) int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	f := r.of[name]
-	if now.Sub(f.last) > calm {
-		f.count, f.next = 0, time.Time{}
-	}
-	f.count++
-	f.last = now
-	if over := f.count - promptRepairs; over >= 0 {
-		f.next = now.Add(min(lastDelay, firstDelay<<min(over, 10)))
-	}
-	r.of[name] = f
-	return f.count
-}
-
-func (r *repairs) forget(name string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.of, name)
-}
-
 // repaired notes that the Service's object was restored. What could not be
 // written says nothing about others, and is no repair.
 func (c *Controller) repaired(svc *corev1.Service) {
-	count := c.repairs.count(NameOf(svc), c.now())
-	if count == promptRepairs+1 {
-		message := fmt.Sprintf("Lodestone has restored the status of this Service %d times in a row. "+
-			"Does another load balancer serve it, too? Lodestone now restores it less often.", count)
-		c.Log.Warn("service contested", "service", NameOf(svc))
-		c.Events.Event(svc, corev1.EventTypeWarning, string(ReasonContested), message)
+	if count := c.repairs.count(ledger.NameOf(svc), c.ledger.now()); count == promptRepairs+1 {
+		c.emit.contested(svc, count)
 	}
 }

@@ -12,7 +12,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/objects"
 )
 
@@ -141,7 +143,7 @@ func TestRequestsAreMetOrRefusedWithTheFacts(t *testing.T) {
 		s.creates(tt.name, tt.change)
 		s.has(tt.name, "", "False "+tt.reason)
 		s.says(tt.name, tt.words)
-		if c := conditionOf(s.server.get("default/" + tt.name)); len(c.Message) > 300 {
+		if c := kube.Allocated(s.server.get("default/" + tt.name)); len(c.Message) > 300 {
 			t.Errorf("%s: a message of %d bytes", tt.name, len(c.Message))
 		}
 	}
@@ -149,7 +151,7 @@ func TestRequestsAreMetOrRefusedWithTheFacts(t *testing.T) {
 	s.has("torn", "", "False InvalidRequest")
 	s.creates("healthy")
 	s.has("healthy", "203.0.113.10", "True Allocated")
-	s.silent("those that are refused stay so", func() { s.pass(time.Hour); s.wake(); s.run() })
+	s.silent("those that are refused stay so", func() { s.pass(time.Hour); wake(s.ledger.retry); s.run() })
 }
 
 func TestRefusedWishKeepsWhatTheServiceHas(t *testing.T) {
@@ -290,7 +292,7 @@ func TestLatePatchDoesNotLandOnARecreatedService(t *testing.T) {
 	}
 	s.run()
 	s.has("web", "203.0.113.15", "True Allocated")
-	if held := s.Ledger.Holds("uid-1"); len(held) > 0 {
+	if held := s.holds("uid-1"); len(held) > 0 {
 		t.Errorf("the first Service still holds %v", held)
 	}
 }
@@ -512,7 +514,7 @@ func TestNobodyWritesBecauseSecondsCountDown(t *testing.T) {
 	for _, name := range []string{"b", "c"} {
 		s.server.delete("default/"+name, s.clock)
 		s.run()
-		s.silent("time passes", func() { s.pass(time.Second); s.wake(); s.run() })
+		s.silent("time passes", func() { s.pass(time.Second); wake(s.ledger.retry); s.run() })
 	}
 }
 
@@ -520,7 +522,7 @@ func TestNobodyWritesBecauseSecondsCountDown(t *testing.T) {
 // those of others where they are.
 func TestWhatOthersWroteStays(t *testing.T) {
 	t.Parallel()
-	o := objectOf(Verdict{Held: nil}, 1)
+	o := objectOf(ledger.Verdict{Held: nil}, 1)
 	svc := &corev1.Service{}
 	svc.Finalizers = []string{"example.com/other", annotation.ClassFinalizer}
 	svc.Status.Conditions = []metav1.Condition{{Type: "example.com/Other"}, *o.condition}
@@ -545,7 +547,7 @@ func TestServiceThatIsGoneWaitsNoMore(t *testing.T) {
 	s.configure(single)
 	s.creates("has")
 	s.creates("waits")
-	require.Equal(t, []string{"default/waits"}, s.Ledger.Waiting())
+	require.Equal(t, []string{"default/waits"}, s.waiting())
 	s.deletes("waits")
-	require.Empty(t, s.Ledger.Waiting())
+	require.Empty(t, s.waiting())
 }

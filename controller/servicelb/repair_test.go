@@ -80,8 +80,8 @@ func TestFinalizerOfAnotherLoadBalancerStays(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
 	s.creates("web")
-	s.Scope.Classless = false
-	s.Ledger.scope.Classless = false
+	s.scope.Classless = false
+	s.restart()
 	s.changes("web", func(svc *corev1.Service) { svc.Status.LoadBalancer.Ingress[0].IP = "192.0.2.7" })
 	svc := s.server.get("default/web")
 	if len(svc.Finalizers) != 1 || svc.Finalizers[0] != annotation.Finalizer {

@@ -326,7 +326,7 @@ func TestOnlyRequestersAskForAddresses(t *testing.T) {
 func TestOddConfigurationIsWarnedOfOnce(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
-	warnings := func() int { s.warn(); s.warn(); return len(s.config.warnings) }
+	warnings := func() int { s.warn(nil); s.warn(nil); return len(s.config.warnings) }
 	assert.Zero(t, warnings())
 	node := netip.MustParseAddr("203.0.113.11")
 	s.around.facts = &clusterfacts.Facts{Forbidden: []clusterfacts.Forbidden{{Range: netipx.IPRangeFrom(node, node),

@@ -26,6 +26,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
@@ -85,10 +86,9 @@ func listWatch(s *server) *cache.ListWatch {
 func startRunning(t *testing.T, server *server, config *document) *running {
 	informer := cache.NewSharedIndexInformer(listWatch(server), &corev1.Service{}, 0,
 		cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
-	scope, around := Scope{Classless: true}, newSurroundings()
+	scope, around := ledger.Scope{Classless: true}, newSurroundings()
 	ctl, err := New(Options{
-		Ledger: NewLedger(scope, Sources{Config: config, Facts: around, NamespaceLabels: around.Labels}), Scope: scope,
-		Services: watched{informer: informer}, Namespaces: around, Config: config, Facts: around,
+		Scope: scope, Services: watched{informer: informer}, Namespaces: around, Config: config, Facts: around,
 		Book: &shelf{records: map[netip.Addr]quarantine.Record{}},
 		API:  server, Events: &events{}, Workers: 16, Log: slog.New(slog.DiscardHandler),
 	})
@@ -136,7 +136,7 @@ func TestNothingIsAllocatedBeforeTheLedgerIsPrimed(t *testing.T) {
 	})
 	server.create("default/a-new", time.Unix(1e9, 0))
 	r := startRunning(t, server, config)
-	if r.controller.Ledger.Primed() {
+	if closed(r.controller.Primed()) {
 		t.Error("primed without a configuration")
 	}
 	time.Sleep(100 * time.Millisecond)
@@ -173,18 +173,18 @@ func TestWaitingServicesWakeByThemselves(t *testing.T) {
 	server.create("default/first", time.Unix(1e9, 0))
 	r := startRunning(t, server, config)
 	reason := func(name string) string {
-		if svc := server.get("default/" + name); svc != nil && conditionOf(svc) != nil {
-			return conditionOf(svc).Reason
+		if svc := server.get("default/" + name); svc != nil && kube.Allocated(svc) != nil {
+			return kube.Allocated(svc).Reason
 		}
 		return ""
 	}
-	r.eventually("the first one says what is missing", func() bool { return reason("first") == string(ConfigUnavailable) })
+	r.eventually("the first one says what is missing", func() bool { return reason("first") == string(ledger.ConfigUnavailable) })
 	config.set("quarantine: 300ms\n" + single)
-	r.eventually("the configuration wakes it", func() bool { return reason("first") == string(ReasonAllocated) })
+	r.eventually("the configuration wakes it", func() bool { return reason("first") == string(ledger.ReasonAllocated) })
 	server.create("default/second", time.Unix(1e9, 0))
 	r.eventually("the second one is refused", func() bool { return reason("second") == "PoolExhausted" })
 	server.delete("default/first", time.Now())
-	r.eventually("the end of the quarantine wakes it", func() bool { return reason("second") == string(ReasonAllocated) })
+	r.eventually("the end of the quarantine wakes it", func() bool { return reason("second") == string(ledger.ReasonAllocated) })
 }
 
 func TestServicesFlappingUnderLoadEndWithUniqueAddresses(t *testing.T) {

@@ -27,6 +27,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
+	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/compat"
@@ -340,13 +342,15 @@ type story struct {
 	lessor *lessor
 	events *events
 	clock  time.Time
-	scope  Scope
+	scope  ledger.Scope
 
 	*Controller
 	index cache.Indexer
 	// stale says that configuration, facts or namespaces have changed and the
 	// controller has not noticed yet.
 	stale bool
+	// since is when Services got what they hold, nil if nobody asks.
+	since map[held]time.Time
 	// shared are the Services that had a sharing key at some time.
 	shared map[string]bool
 }
@@ -358,6 +362,12 @@ type failer interface {
 	Errorf(format string, args ...any)
 }
 
+// settling is how long a new address may be taken away again, withholding how long nobody draws one that another host has.
+const (
+	settling    = 2 * time.Minute
+	withholding = 24 * time.Hour
+)
+
 const lan = "quarantine: 30s\npools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.19, '2001:db8::10-2001:db8::19']}\n"
 
 func newStory(t failer) *story {
@@ -365,7 +375,7 @@ func newStory(t failer) *story {
 		failer: t, server: newServer(), events: &events{}, clock: time.Unix(1e9, 0),
 		config: &document{changed: make(chan struct{})}, around: newSurroundings(), shared: map[string]bool{},
 		book:   &shelf{records: map[netip.Addr]quarantine.Record{}},
-		lessor: newLessor(), scope: Scope{Classless: true, Classes: []string{annotation.DefaultClass}},
+		lessor: newLessor(), scope: ledger.Scope{Classless: true, Classes: []string{annotation.DefaultClass}},
 	}
 	s.config.set(lan)
 	s.restart()
@@ -376,14 +386,13 @@ func newStory(t failer) *story {
 // one before it is gone without a word.
 func (s *story) restart() {
 	now := func() time.Time { return s.clock }
-	ledger := NewLedger(s.scope, Sources{Config: s.config, Facts: s.around, NamespaceLabels: s.around.Labels, Now: now})
 	s.index = cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 	s.Controller = newController(Options{
-		Ledger: ledger, Scope: s.scope, Services: informed{index: s.index}, Namespaces: s.around,
+		Scope: s.scope, Services: informed{index: s.index}, Namespaces: s.around,
 		Config: s.config, Facts: s.around, Book: s.book, Leases: s.lessor, API: s.server, Events: s.events,
 		Log: slog.New(slog.DiscardHandler),
 	})
-	s.now, s.stale = now, true
+	s.ledger.now, s.stale = now, true
 	s.lessor.orphan()
 	var all []*corev1.Service
 	for _, name := range s.server.names() {
@@ -391,7 +400,8 @@ func (s *story) restart() {
 		all = append(all, s.server.get(name))
 	}
 	records, _ := s.book.Load(context.Background())
-	s.emitDuplicates(ledger.Prime(all, records))
+	s.prime(all, records)
+	s.note()
 }
 
 // see brings what the controller knows of a Service up to date.
@@ -429,15 +439,16 @@ func (s *story) once() bool {
 	if err := s.reconcile(context.Background(), name); err != nil {
 		s.queue.Add(name)
 	}
+	s.note()
 	return true
 }
 
 // woken returns whom the controller tries again.
 func (s *story) woken() []string {
 	select {
-	case <-s.again:
+	case <-s.ledger.retry:
 		if !s.stale {
-			return s.Ledger.Retry()
+			return s.machine().Retry(s.clock)
 		}
 	default:
 		if !s.stale {
@@ -445,7 +456,7 @@ func (s *story) woken() []string {
 		}
 	}
 	s.stale = false
-	return s.Ledger.Waiting()
+	return s.waiting()
 }
 
 // rotate puts the first Service of the queue last.
@@ -462,7 +473,7 @@ func (s *story) rotate() {
 func (s *story) run() {
 	s.failer.Helper()
 	for range 10000 {
-		for _, key := range s.index.ListKeys() {
+		for _, key := range slices.Sorted(slices.Values(s.index.ListKeys())) {
 			if svc := s.server.get(key); svc == nil || svc.ResourceVersion != s.seen(key).ResourceVersion {
 				s.see(key)
 			}
@@ -472,11 +483,28 @@ func (s *story) run() {
 				s.see(name)
 			}
 		}
-		if !s.once() && len(s.again) == 0 && !s.stale && !s.followedLeases() {
+		if !s.once() && len(s.ledger.retry) == 0 && !s.stale && !s.followedLeases() {
 			return
 		}
 	}
 	s.Fatalf("the controller does not come to rest")
+}
+
+// machine is the ledger, which goes by what is in force now.
+func (s *story) machine() *ledger.Ledger {
+	l, _ := s.ledger.open()
+	s.ledger.close()
+	return l
+}
+
+func (s *story) holds(uid string) []ipam.Held { return s.machine().Holds(uid) }
+func (s *story) waiting() []string            { return s.machine().Waiting(s.clock) }
+
+// ensures has the ledger look at a Service, and nothing written.
+func (s *story) ensures(svc *corev1.Service) ledger.Verdict {
+	defer s.ledger.close()
+	l, now := s.ledger.open()
+	return l.Ensure(svc, s.around.Labels(svc.Namespace), now)
 }
 
 func (s *story) seen(name string) *corev1.Service {
@@ -497,8 +525,8 @@ func (s *story) pass(d time.Duration) {
 
 // rings has the controller's timer do its work when its time has come.
 func (s *story) rings() {
-	if at := s.Ledger.NextFree(); !at.IsZero() && !at.After(s.clock) {
-		s.wake()
+	if at := s.machine().NextFree(); !at.IsZero() && !at.After(s.clock) {
+		wake(s.ledger.retry)
 	}
 }
 
@@ -555,10 +583,10 @@ func (s *story) has(name, addresses, condition string) {
 	if svc == nil {
 		s.Fatalf("Service %s is gone", name)
 	}
-	if got := join(kube.VIPs(svc)); got != addresses {
+	if got := kube.JoinAddrs(kube.VIPs(svc)); got != addresses {
 		s.Errorf("Service %s has %q, want %q", name, got, addresses)
 	}
-	c := conditionOf(svc)
+	c := kube.Allocated(svc)
 	if c == nil {
 		c = &metav1.Condition{}
 	}
@@ -574,7 +602,7 @@ func (s *story) has(name, addresses, condition string) {
 // says checks that the Service's condition contains the words.
 func (s *story) says(name, words string) {
 	s.failer.Helper()
-	c := conditionOf(s.server.get("default/" + name))
+	c := kube.Allocated(s.server.get("default/" + name))
 	if c == nil || !strings.Contains(c.Message, words) {
 		s.Errorf("Service %s says %v, want %q", name, c, words)
 	}

@@ -8,18 +8,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/util/retry"
 
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 )
 
 // errUnjudged is why nothing is said about a Service that may keep what it has.
 var errUnjudged = errors.New("there is no valid configuration to decide by; the Service keeps what it has")
-
-// LoadBalancerName is what the cloud provider interface calls the Service's load
-// balancer.
-func LoadBalancerName(cluster string, svc *corev1.Service) string {
-	return cluster + "-" + svc.Namespace + "-" + svc.Name
-}
 
 // Primed is closed once it is known what the cluster's Services hold. Before,
 // Provide and Withdraw must not be called.
@@ -30,15 +25,11 @@ func (c *Controller) Primed() <-chan struct{} { return c.primed }
 // becomes of the Service without a further call. The error is the refusal, if
 // it is refused; it keeps what it holds then.
 func (c *Controller) Provide(ctx context.Context, svc *corev1.Service) ([]ipam.Held, error) {
-	v, stirred := c.Ledger.Ensure(svc)
-	if stirred {
-		c.wake()
-	}
-	c.emitLeft(svc, v.Left)
+	v := c.ensure(svc)
 	// The queue has the Service as it is by now. If it is gone, what it was given
 	// here is taken back.
-	defer c.queue.Add(NameOf(svc))
-	if err := c.Ledger.Remember(ctx, c.Book, NameOf(svc), string(svc.UID), false); err != nil {
+	defer c.queue.Add(ledger.NameOf(svc))
+	if err := c.keep(ctx, v.Records); err != nil {
 		return nil, err
 	}
 	switch {
@@ -53,17 +44,20 @@ func (c *Controller) Provide(ctx context.Context, svc *corev1.Service) ([]ipam.H
 // Withdraw takes off the Service what Lodestone wrote on it, but the conventional
 // finalizer, and frees its addresses.
 func (c *Controller) Withdraw(ctx context.Context, svc *corev1.Service) error {
-	name, uid := NameOf(svc), string(svc.UID)
+	name, uid := ledger.NameOf(svc), string(svc.UID)
 	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		if current, err := c.get(name); err == nil && current.UID == svc.UID {
 			return c.letGo(ctx, current)
 		}
-		if err := c.Ledger.Remember(ctx, c.Book, name, uid, true); err != nil { // its object is gone
-			return err
-		}
-		c.forget(name, uid)
-		return nil
+		return c.release(ctx, name, uid) // its object is gone
 	})
+}
+
+// Holds returns what the Service holds.
+func (c *Controller) Holds(svc *corev1.Service) []ipam.Held {
+	l, _ := c.ledger.open()
+	defer c.ledger.close()
+	return l.Holds(string(svc.UID))
 }
 
 // drivenByUpstream reports whether Kubernetes' own service controller calls Provide and
@@ -79,7 +73,9 @@ func (c *Controller) leavesToUpstream(svc *corev1.Service) bool {
 		return false
 	}
 	if c.Scope.Serves(svc) {
-		return !c.Ledger.Knows(svc)
+		l, _ := c.ledger.open()
+		defer c.ledger.close()
+		return !l.Knows(svc)
 	}
 	return slices.Contains(svc.Finalizers, annotation.Finalizer)
 }

@@ -8,8 +8,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
 
 // What is freed goes to the oldest who can use it, whatever the others ask for.
@@ -34,7 +36,7 @@ func TestWhatIsFreedGoesToTheOldestWhoCanUseIt(t *testing.T) {
 	s.has("names-11", "203.0.113.11", "True Allocated")
 	s.deletes("d")
 	s.has("dmz-only", "198.51.100.1", "True Allocated")
-	s.silent("nobody else is looked at twice", func() { s.wake(); s.run() })
+	s.silent("nobody else is looked at twice", func() { wake(s.ledger.retry); s.run() })
 	s.deletes("a")
 	s.has("names-10", "203.0.113.10", "True Allocated")
 	s.deletes("c")
@@ -89,11 +91,11 @@ func TestAQuotaThatIsReleasedIsThatOfANamespace(t *testing.T) {
 	}
 	s.server.delete("team/holds", s.clock)
 	s.run()
-	assert.Equal(t, string(ReasonAllocated), conditionOf(s.server.get("team/waits")).Reason)
+	assert.Equal(t, string(ledger.ReasonAllocated), kube.Allocated(s.server.get("team/waits")).Reason)
 	s.server.delete("shop/holds", s.clock)
 	s.run()
-	assert.Equal(t, string(ReasonAllocated), conditionOf(s.server.get("shop/waits")).Reason)
-	assert.Equal(t, "QuotaExceeded", conditionOf(s.server.get("shop/waits-too")).Reason)
+	assert.Equal(t, string(ledger.ReasonAllocated), kube.Allocated(s.server.get("shop/waits")).Reason)
+	assert.Equal(t, "QuotaExceeded", kube.Allocated(s.server.get("shop/waits-too")).Reason)
 }
 
 // One that waits for its own address is not held up by others.
@@ -124,12 +126,10 @@ func TestWhoeverWaitsIsNotToldNumbers(t *testing.T) {
 	s.deletes("b")
 	s.pass(5 * time.Second)
 	assert.Equal(t, before, s.server.get("default/waits-too").ResourceVersion)
-	assert.Len(t, s.Ledger.waiters.classes, 1)
 	s.pass(10 * time.Second)
 	s.has("waits", "203.0.113.10", "True Allocated")
 	s.has("waits-too", "203.0.113.11", "True Allocated")
-	assert.Empty(t, s.Ledger.waiters.classes)
-	assert.Equal(t, ipam.PoolStats{Pool: "lan", Family: ipam.IPv4, Size: 4, Assigned: 4}, s.Ledger.held.Stats(s.clock)[0])
+	assert.Equal(t, ipam.PoolStats{Pool: "lan", Family: ipam.IPv4, Size: 4, Assigned: 4}, s.machine().Stats(s.clock).Pools[0])
 }
 
 // Services that lack the same family are asked for as one, and the oldest gets what is
@@ -146,14 +146,12 @@ func TestServicesThatLackAFamilyWaitTogether(t *testing.T) {
 		s.creates(fmt.Sprintf("web-%d", i), prefers)
 	}
 	s.creates("elsewhere", prefers, annotated(annotation.AddressPool, "more,six"))
-	assert.Len(t, s.Ledger.waiters.classes, 2)
 	s.deletes("six-only")
 	s.has("web-0", "203.0.113.1,2001:db8::1", "True Allocated")
 	s.has("web-1", "203.0.113.2", "True PartiallyAllocated")
-	s.silent("nobody else is looked at twice", func() { s.wake(); s.run() })
+	s.silent("nobody else is looked at twice", func() { wake(s.ledger.retry); s.run() })
 	s.deletes("web-0")
 	s.has("web-1", "203.0.113.2,2001:db8::1", "True Allocated")
-	assert.Len(t, s.Ledger.waiters.classes, 2)
 }
 
 // When the labels of a namespace change, only Services of that namespace are asked for.
@@ -163,9 +161,9 @@ func TestLabelsOfANamespaceWakeItsServices(t *testing.T) {
 	s.configure("pools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.19], namespaceSelector: {matchLabels: {tier: gold}}}\n")
 	s.creates("web")
 	s.has("web", "", "False NoPool")
-	assert.Empty(t, s.Ledger.Relabeled())
+	assert.Empty(t, s.machine().Relabeled(s.around.Labels))
 	s.around.labels["other"] = map[string]string{"tier": "gold"}
-	assert.Empty(t, s.Ledger.Relabeled())
+	assert.Empty(t, s.machine().Relabeled(s.around.Labels))
 	s.around.labels["default"] = map[string]string{"tier": "gold"}
-	assert.Equal(t, []string{"default/web"}, s.Ledger.Relabeled())
+	assert.Equal(t, []string{"default/web"}, s.machine().Relabeled(s.around.Labels))
 }

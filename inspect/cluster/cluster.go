@@ -21,7 +21,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/lodestone-lb/lodestone/controller/quarantine"
-	"github.com/lodestone-lb/lodestone/controller/servicelb"
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/inspect/simulation"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
@@ -43,7 +43,7 @@ type Place struct {
 	Namespace, ConfigName string
 	// Scope is what it serves. ScopeAsRunning: if there is a controller, what its flags
 	// say is in its place.
-	Scope          servicelb.Scope
+	Scope          ledger.Scope
 	ScopeAsRunning bool
 }
 
@@ -263,7 +263,7 @@ func (o *Objects) readAll(ctx context.Context, sources []source) {
 
 // scopeOf returns what the flags of a controller's pod say that it serves; what they
 // do not say is as in the default.
-func scopeOf(pod *corev1.Pod, scope servicelb.Scope) servicelb.Scope {
+func scopeOf(pod *corev1.Pod, scope ledger.Scope) ledger.Scope {
 	for _, c := range pod.Spec.Containers {
 		for _, arg := range c.Args {
 			if value, ok := strings.CutPrefix(arg, "--handle-classless="); ok {

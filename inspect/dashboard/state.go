@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/lodestone-lb/lodestone/controller/servicelb"
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/inspect/bgp"
 	"github.com/lodestone-lb/lodestone/inspect/cluster"
 	"github.com/lodestone-lb/lodestone/inspect/output"
@@ -168,7 +168,7 @@ func recorded(s *State, o *cluster.Objects) []Transition {
 	for _, svc := range o.Services {
 		for _, c := range svc.Status.Conditions {
 			if c.Type == conditionAllocated && c.Status == "False" {
-				add(c.LastTransitionTime.Time, waits(servicelb.NameOf(svc), c.Reason, c.Message))
+				add(c.LastTransitionTime.Time, waits(ledger.NameOf(svc), c.Reason, c.Message))
 			}
 		}
 	}

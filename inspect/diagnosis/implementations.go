@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/lodestone-lb/lodestone/controller/servicelb"
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/inspect/cluster"
 	"github.com/lodestone-lb/lodestone/inspect/output"
 	"github.com/lodestone-lb/lodestone/pkg/diagnose"
@@ -63,7 +63,7 @@ func implementations(ctx context.Context, c *diagnose.Cluster, o *cluster.Object
 		var handled []string
 		for _, svc := range o.Services {
 			if o.Scope.Covers(svc) && i.handles(svc, len(runs) > 0) {
-				handled = append(handled, servicelb.NameOf(svc))
+				handled = append(handled, ledger.NameOf(svc))
 			}
 		}
 		switch {

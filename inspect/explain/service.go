@@ -8,7 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/lodestone-lb/lodestone/controller/servicelb"
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/inspect/cluster"
 	"github.com/lodestone-lb/lodestone/inspect/output"
 	"github.com/lodestone-lb/lodestone/ipam"
@@ -67,7 +67,7 @@ func OfService(o *cluster.Objects, svc *corev1.Service) Service {
 		return s
 	}
 	if o.Config != nil {
-		s.LoadBalancer = servicelb.LoadBalancerName(o.Config.ClusterID, svc)
+		s.LoadBalancer = ledger.LoadBalancerName(o.Config.ClusterID, svc)
 	}
 	if r := told.Verdict.Refusal; r != nil {
 		s.Refusal = &Refusal{r.Reason, r.Message}

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/lodestone-lb/lodestone/controller/servicelb"
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/inspect/bgp"
 	"github.com/lodestone-lb/lodestone/inspect/cluster"
 	"github.com/lodestone-lb/lodestone/inspect/output"
@@ -141,7 +141,7 @@ func standing(o *cluster.Objects, addr netip.Addr, assigned bool) []string {
 	for _, svc := range o.Services {
 		if slices.Contains(kube.StatusAddresses(svc), addr) && !slices.Contains(kube.VIPs(svc), addr) {
 			said = append(said, fmt.Sprintf("the status of Service %s shows it, but Lodestone has not assigned it, or the Service is being deleted",
-				servicelb.NameOf(svc)))
+				ledger.NameOf(svc)))
 		}
 	}
 	if !assigned {

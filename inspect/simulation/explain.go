@@ -7,7 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/lodestone-lb/lodestone/controller/servicelb"
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/compat"
@@ -24,7 +24,7 @@ type Story struct {
 	// Has are sentences about what it holds.
 	Has []string
 	// Verdict is the answer that it gets.
-	Verdict servicelb.Verdict
+	Verdict ledger.Verdict
 	// Considered is what each pool would do for it now.
 	Considered []ipam.Consideration
 	// Advice are sentences about what would help.
@@ -34,13 +34,13 @@ type Story struct {
 // Explain tells the story of one Service of the cluster. Who announces what it
 // holds, a Network knows.
 func (c *Cluster) Explain(svc *corev1.Service) Story {
-	s := Story{Service: servicelb.NameOf(svc), Foreign: c.Scope.Foreign(svc)}
+	s := Story{Service: ledger.NameOf(svc), Foreign: c.Scope.Foreign(svc)}
 	if s.Foreign != "" {
 		return s
 	}
-	l, verdicts := c.ledger(&draft{c.Config})
-	req, _ := servicelb.RequestOf(svc, c.NamespaceLabels[svc.Namespace], compat.For(c.Config))
-	s.Asks, s.Verdict, s.Considered = asks(req), verdicts[s.Service], l.Consider(svc)
+	l, verdicts := c.ledger()
+	req, _ := ledger.RequestOf(svc, c.labels(svc.Namespace), compat.For(c.Config))
+	s.Asks, s.Verdict, s.Considered = asks(req), verdicts[s.Service], l.Consider(svc, c.labels(svc.Namespace), c.Now)
 	s.Has, s.Advice = s.Verdict.Has(), advice(s.Verdict, s.Considered)
 	return s
 }
@@ -83,20 +83,20 @@ func text(families []ipam.Family) string {
 
 // remedy says what helps against the reason of a refusal.
 func remedy(r ipam.Reason) string {
-	if text, ok := servicelb.Refusals()[r]; ok {
+	if text, ok := ledger.Refusals()[r]; ok {
 		return text.Cure
 	}
 	return ipam.Reasons()[r].Cure
 }
 
 // advice says what would help the Service.
-func advice(v servicelb.Verdict, considered []ipam.Consideration) []string {
+func advice(v ledger.Verdict, considered []ipam.Consideration) []string {
 	var said []string
 	switch {
 	case v.Refusal != nil:
 		said = append(said, remedy(v.Refusal.Reason))
 	case len(v.Disputes) > 0:
-		said = append(said, remedy(servicelb.AddressConflict))
+		said = append(said, remedy(ledger.AddressConflict))
 	case v.Stranded(), v.Draining():
 		said = append(said, "kubectl annotate service NAME "+annotation.Renumber+"="+annotation.Renumbering+
 			" gives it another address, and frees this one.")

@@ -11,7 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/lodestone-lb/lodestone/controller/quarantine"
-	"github.com/lodestone-lb/lodestone/controller/servicelb"
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
@@ -22,7 +22,7 @@ import (
 // a controller decides by, but for what DHCP servers say. Leased addresses are
 // those that Services show.
 type Cluster struct {
-	Scope    servicelb.Scope
+	Scope    ledger.Scope
 	Services []*corev1.Service
 	// Config is the configuration in force; nil: there is none.
 	Config *config.Config
@@ -35,41 +35,34 @@ type Cluster struct {
 	Now     time.Time
 }
 
-// draft is a configuration that can be replaced.
-type draft struct{ config *config.Config }
-
-// Current implements servicelb.ConfigSource.
-func (d *draft) Current() (*config.Config, kube.State) {
-	state := kube.State{Read: true}
-	if d.config == nil {
-		state.Err = kube.ErrNoConfig
-	}
-	return d.config, state
-}
-
-// Current implements servicelb.FactSource.
-func (c *Cluster) Current() (*clusterfacts.Facts, bool) { return c.Facts, true }
-
 // ledger returns the ledger of a controller that has just started and has
 // looked at every Service once, and what it said to each.
-func (c *Cluster) ledger(source servicelb.ConfigSource) (*servicelb.Ledger, map[string]servicelb.Verdict) {
-	l := servicelb.NewLedger(c.Scope, servicelb.Sources{
-		Config: source, Facts: c, Now: func() time.Time { return c.Now },
-		NamespaceLabels: func(namespace string) map[string]string { return c.NamespaceLabels[namespace] },
-	})
-	l.Prime(c.Services, c.Records)
+func (c *Cluster) ledger() (*ledger.Ledger, map[string]ledger.Verdict) {
+	l := ledger.New(c.Scope)
+	l.Prime(ledger.Start{Situation: c.situation(c.Config), Services: c.Services, NamespaceLabels: c.labels, Records: c.Records}, c.Now)
 	return l, c.ensureAll(l)
 }
 
+func (c *Cluster) labels(namespace string) map[string]string { return c.NamespaceLabels[namespace] }
+
+// situation is the cluster with a configuration, which may be nil.
+func (c *Cluster) situation(cfg *config.Config) ledger.Situation {
+	s := ledger.Situation{Config: cfg, Facts: c.Facts}
+	if cfg == nil {
+		s.Err = kube.ErrNoConfig
+	}
+	return s
+}
+
 // ensureAll looks at every Service that is served, older ones first.
-func (c *Cluster) ensureAll(l *servicelb.Ledger) map[string]servicelb.Verdict {
+func (c *Cluster) ensureAll(l *ledger.Ledger) map[string]ledger.Verdict {
 	served := slices.DeleteFunc(slices.Clone(c.Services), func(svc *corev1.Service) bool { return !c.Scope.Serves(svc) })
 	slices.SortFunc(served, func(a, b *corev1.Service) int {
-		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(servicelb.NameOf(a), servicelb.NameOf(b)))
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(ledger.NameOf(a), ledger.NameOf(b)))
 	})
-	verdicts := map[string]servicelb.Verdict{}
+	verdicts := map[string]ledger.Verdict{}
 	for _, svc := range served {
-		verdicts[servicelb.NameOf(svc)], _ = l.Ensure(svc)
+		verdicts[ledger.NameOf(svc)] = l.Ensure(svc, c.labels(svc.Namespace), c.Now)
 	}
 	return verdicts
 }
@@ -80,13 +73,13 @@ type Allocation struct {
 	// addresses.
 	Pools []ipam.PoolStats
 	// Verdicts are the answers to all Services that are served, by name.
-	Verdicts map[string]servicelb.Verdict
+	Verdicts map[string]ledger.Verdict
 }
 
 // Allocation returns what the controller says to everybody.
 func (c *Cluster) Allocation() Allocation {
-	l, verdicts := c.ledger(&draft{c.Config})
-	return Allocation{l.Pools(), verdicts}
+	l, verdicts := c.ledger()
+	return Allocation{l.Stats(c.Now).Pools, verdicts}
 }
 
 // Change is what an edit of the configuration does to one Service.
@@ -108,7 +101,7 @@ type Outcome struct {
 	// Service is "namespace/name".
 	Service       string
 	Change        Change
-	Before, After servicelb.Verdict
+	Before, After ledger.Verdict
 }
 
 // Plan returns what the configuration would do to every Service that is
@@ -116,9 +109,8 @@ type Outcome struct {
 // runs, on a ledger that is thrown away. Without a configuration in force, nothing
 // was stranded before.
 func (c *Cluster) Plan(next *config.Config) []Outcome {
-	source := &draft{c.Config}
-	l, before := c.ledger(source)
-	source.config = next
+	l, before := c.ledger()
+	l.Follow(c.situation(next), c.Now)
 	var outcomes []Outcome
 	for name, after := range c.ensureAll(l) {
 		stranded := c.Config != nil && before[name].Stranded()
@@ -129,7 +121,7 @@ func (c *Cluster) Plan(next *config.Config) []Outcome {
 }
 
 // changeOf compares two verdicts; stranded says whether the Service was.
-func changeOf(before, after servicelb.Verdict, stranded bool) Change {
+func changeOf(before, after ledger.Verdict, stranded bool) Change {
 	switch {
 	case lost(before, after):
 		return Lost
@@ -148,7 +140,7 @@ func changeOf(before, after servicelb.Verdict, stranded bool) Change {
 }
 
 // lost reports whether an address that was leased is not held any more.
-func lost(before, after servicelb.Verdict) bool {
+func lost(before, after ledger.Verdict) bool {
 	for addr := range before.Leases {
 		if !slices.ContainsFunc(after.Held, func(h ipam.Held) bool { return h.Addr == addr }) {
 			return true

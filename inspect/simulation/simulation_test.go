@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/lodestone-lb/lodestone/controller/servicelb"
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
@@ -47,7 +47,7 @@ func annotated(key, value string) func(*corev1.Service) {
 
 func cluster(t *testing.T, body string, services ...*corev1.Service) *Cluster {
 	return &Cluster{
-		Scope:    servicelb.Scope{Classless: true, Classes: []string{annotation.DefaultClass}},
+		Scope:    ledger.Scope{Classless: true, Classes: []string{annotation.DefaultClass}},
 		Services: services, Config: parse(t, body), Facts: &clusterfacts.Facts{}, Now: time.Unix(2e9, 0),
 	}
 }
@@ -94,7 +94,7 @@ func TestLeasesAreThoseThatServicesShow(t *testing.T) {
 	assert.Nil(t, s.Verdict.Refusal)
 	s = c.Explain(c.Services[1])
 	assert.Equal(t, `LeasePending: pool "office" has no lease for the Service yet`, s.Verdict.Refusal.Error())
-	assert.Equal(t, []string{remedy(servicelb.LeasePending)}, s.Advice)
+	assert.Equal(t, []string{remedy(ledger.LeasePending)}, s.Advice)
 
 	for next, want := range map[string]Change{
 		office: Kept,
@@ -125,11 +125,11 @@ func TestExplainTellsOfOtherHosts(t *testing.T) {
 	s := c.Explain(c.Services[0])
 	assert.Equal(t, []string{`203.0.113.10 from pool "lan", which ` + host + " has, too"}, s.Has)
 	assert.Nil(t, s.Verdict.Refusal)
-	assert.Equal(t, []string{remedy(servicelb.AddressConflict)}, s.Advice)
+	assert.Equal(t, []string{remedy(ledger.AddressConflict)}, s.Advice)
 	s = c.Explain(c.Services[1])
 	require.NotNil(t, s.Verdict.Refusal)
 	assert.Contains(t, s.Verdict.Refusal.Error(), "AddressConflict: "+host+" has 203.0.113.11, which is therefore not announced")
-	assert.Equal(t, []string{remedy(servicelb.AddressConflict)}, s.Advice)
+	assert.Equal(t, []string{remedy(ledger.AddressConflict)}, s.Advice)
 	s = c.Explain(c.Services[2])
 	assert.Equal(t, []string{`203.0.113.13 from pool "lan"`}, s.Has)
 	assert.Equal(t, `pool "lan" has 0 of 4 IPv4 addresses free (1 in use by other hosts)`, s.Considered[0].Message)

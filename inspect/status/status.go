@@ -14,7 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
-	"github.com/lodestone-lb/lodestone/controller/servicelb"
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/inspect/cluster"
 	"github.com/lodestone-lb/lodestone/inspect/output"
 	"github.com/lodestone-lb/lodestone/inspect/simulation"
@@ -378,7 +378,7 @@ func (s *Status) allocation(o *cluster.Objects) {
 		waiting[reason].Services = append(waiting[reason].Services, service)
 	}
 	for _, svc := range o.Services {
-		name := servicelb.NameOf(svc)
+		name := ledger.NameOf(svc)
 		v, served := a.Verdicts[name]
 		switch {
 		case !served:
@@ -407,7 +407,7 @@ func (s *Status) allocation(o *cluster.Objects) {
 }
 
 // shown reports whether the Service shows all that it holds.
-func shown(svc *corev1.Service, v servicelb.Verdict) bool {
+func shown(svc *corev1.Service, v ledger.Verdict) bool {
 	shows := kube.VIPs(svc)
 	return !slices.ContainsFunc(v.Held, func(h ipam.Held) bool { return !slices.Contains(shows, h.Addr) })
 }

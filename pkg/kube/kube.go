@@ -45,9 +45,8 @@ func (s Scope) Covers(svc *corev1.Service) bool {
 // condition in its status says, which its owner cannot write; the annotation can
 // be written by whoever owns the Service, whatever its class is.
 func (s Scope) Announces(svc *corev1.Service) bool {
-	return s.Covers(svc) || slices.ContainsFunc(svc.Status.Conditions, func(c metav1.Condition) bool {
-		return c.Type == annotation.ConditionAllocated && c.Status == metav1.ConditionTrue
-	})
+	c := Allocated(svc)
+	return s.Covers(svc) || c != nil && c.Status == metav1.ConditionTrue
 }
 
 // ConnectionRateLimit returns how many new connections per second the Service
@@ -126,6 +125,32 @@ func StatusAddresses(svc *corev1.Service) []netip.Addr {
 		}
 	}
 	return addrs
+}
+
+// Foreign returns the addresses in the Service's status that its annotation does not
+// name: another load balancer gave them.
+func Foreign(svc *corev1.Service) []netip.Addr {
+	assigned := Assigned(svc)
+	return slices.DeleteFunc(StatusAddresses(svc), func(addr netip.Addr) bool { return slices.Contains(assigned, addr) })
+}
+
+// JoinAddrs is the text of addresses in the annotation that Assigned reads.
+func JoinAddrs(addrs []netip.Addr) string {
+	texts := make([]string, len(addrs))
+	for i, a := range addrs {
+		texts[i] = a.String()
+	}
+	return strings.Join(texts, ",")
+}
+
+// Allocated returns the condition that says whether the Service has its addresses, nil
+// for none.
+func Allocated(svc *corev1.Service) *metav1.Condition {
+	i := slices.IndexFunc(svc.Status.Conditions, func(c metav1.Condition) bool { return c.Type == annotation.ConditionAllocated })
+	if i < 0 {
+		return nil
+	}
+	return &svc.Status.Conditions[i]
 }
 
 // members are the first config.MaxServiceAddresses of a list.

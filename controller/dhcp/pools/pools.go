@@ -10,7 +10,7 @@ import (
 	"sync"
 
 	"github.com/lodestone-lb/lodestone/controller/dhcp"
-	"github.com/lodestone-lb/lodestone/controller/servicelb"
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/pkg/notify"
 )
 
@@ -36,8 +36,6 @@ type Keeper struct {
 	changed notify.Signal
 }
 
-var _ servicelb.Leases = &Keeper{}
-
 // client is the source on one interface, until stop is closed.
 type client struct {
 	source
@@ -59,7 +57,7 @@ func New(log *slog.Logger) *Keeper {
 func (k *Keeper) String() string { return "leases" }
 
 // Set implements servicelb.Leases. It does not wait.
-func (k *Keeper) Set(want map[string][]servicelb.LeaseClient) {
+func (k *Keeper) Set(want map[string][]ledger.LeaseClient) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for on, c := range k.clients {
@@ -90,14 +88,14 @@ func (k *Keeper) Set(want map[string][]servicelb.LeaseClient) {
 }
 
 // Current implements servicelb.Leases.
-func (k *Keeper) Current() map[string]map[string]servicelb.LeaseState {
+func (k *Keeper) Current() map[string]map[string]ledger.LeaseState {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	all := map[string]map[string]servicelb.LeaseState{}
+	all := map[string]map[string]ledger.LeaseState{}
 	for on, c := range k.clients {
-		states := map[string]servicelb.LeaseState{}
+		states := map[string]ledger.LeaseState{}
 		for id, s := range c.Current() {
-			states[id] = servicelb.LeaseState{Addr: addrOf(s.Lease), Err: s.Err, Lost: s.Lost}
+			states[id] = ledger.LeaseState{Addr: addrOf(s.Lease), Err: s.Err, Lost: s.Lost}
 		}
 		all[on] = states
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/lodestone-lb/lodestone/controller/dhcp"
-	"github.com/lodestone-lb/lodestone/controller/servicelb"
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 )
 
 // fake is a source that writes down what happens to it.
@@ -110,8 +110,8 @@ func eventually(t *testing.T, log *journal, want ...string) {
 func TestClientsRunAsLongAsTheirInterfaceIsWanted(t *testing.T) {
 	t.Parallel()
 	k, fakes, log, stop := run(t)
-	web := servicelb.LeaseClient{ID: "lab/default/web", Hostname: "web", Last: netip.MustParseAddr("198.18.0.240")}
-	k.Set(map[string][]servicelb.LeaseClient{"eth1": {web}, "eth2": nil})
+	web := ledger.LeaseClient{ID: "lab/default/web", Hostname: "web", Last: netip.MustParseAddr("198.18.0.240")}
+	k.Set(map[string][]ledger.LeaseClient{"eth1": {web}, "eth2": nil})
 	eventually(t, log, "eth1 wants [{lab/default/web web 198.18.0.240}]", "eth2 wants []", "eth1 runs", "eth2 runs")
 
 	changed := k.Changed()
@@ -119,11 +119,11 @@ func TestClientsRunAsLongAsTheirInterfaceIsWanted(t *testing.T) {
 	first.release = make(chan struct{})
 	first.become(map[string]dhcp.State{"lab/default/web": {Lease: &dhcp.Lease{Addr: web.Last}}})
 	<-changed
-	assert.Equal(t, map[string]map[string]servicelb.LeaseState{"eth1": {"lab/default/web": {Addr: web.Last}}, "eth2": {}}, k.Current())
+	assert.Equal(t, map[string]map[string]ledger.LeaseState{"eth1": {"lab/default/web": {Addr: web.Last}}, "eth2": {}}, k.Current())
 
-	k.Set(map[string][]servicelb.LeaseClient{"eth2": nil})
+	k.Set(map[string][]ledger.LeaseClient{"eth2": nil})
 	assert.NotContains(t, k.Current(), "eth1")
-	k.Set(map[string][]servicelb.LeaseClient{"eth1": {web}, "eth2": nil})
+	k.Set(map[string][]ledger.LeaseClient{"eth1": {web}, "eth2": nil})
 	eventually(t, log, "eth1 wants []", "eth2 wants []", "eth2 wants []", "eth1 wants [{lab/default/web web 198.18.0.240}]")
 	assert.Empty(t, k.Current()["eth1"], "the new client knows nothing yet")
 	assert.NotSame(t, first, fakes("eth1"))
@@ -137,11 +137,11 @@ func TestClientsRunAsLongAsTheirInterfaceIsWanted(t *testing.T) {
 func TestNoChangeIsMissed(t *testing.T) {
 	t.Parallel()
 	k, fakes, log, _ := run(t)
-	k.Set(map[string][]servicelb.LeaseClient{"eth1": nil, "eth2": nil})
+	k.Set(map[string][]ledger.LeaseClient{"eth1": nil, "eth2": nil})
 	eventually(t, log, "eth1 wants []", "eth2 wants []", "eth1 runs", "eth2 runs")
 	for i := range 200 {
 		on := fmt.Sprintf("eth%d", 1+i%2)
-		want := servicelb.LeaseState{Lost: netip.AddrFrom4([4]byte{198, 18, 0, byte(i)}), Err: errors.New("refused")}
+		want := ledger.LeaseState{Lost: netip.AddrFrom4([4]byte{198, 18, 0, byte(i)}), Err: errors.New("refused")}
 		go fakes(on).become(map[string]dhcp.State{"x": {Lost: want.Lost, Err: want.Err}})
 		for {
 			changed := k.Changed()

@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/lodestone-lb/lodestone/controller/quarantine"
-	"github.com/lodestone-lb/lodestone/controller/servicelb"
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/inspect/cluster"
 	"github.com/lodestone-lb/lodestone/inspect/simulation"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
@@ -44,7 +44,7 @@ func service(name, address string) *corev1.Service {
 func readCluster(t *testing.T, objects ...runtime.Object) (*simulation.Cluster, error) {
 	t.Helper()
 	target := &target{timeout: time.Minute,
-		place: cluster.Place{Namespace: config.Namespace, ConfigName: config.ConfigMapName, Scope: servicelb.Scope{Classless: true}}}
+		place: cluster.Place{Namespace: config.Namespace, ConfigName: config.ConfigMapName, Scope: ledger.Scope{Classless: true}}}
 	return target.read(t.Context(), fake.NewClientset(objects...))
 }
 
@@ -140,7 +140,7 @@ advertisements: [`+advertisements+"]\n"))
 func TestWithoutAConfigurationNothingIsAllocated(t *testing.T) {
 	c, err := readCluster(t, service("web", ""))
 	require.NoError(t, err)
-	require.Equal(t, servicelb.ConfigUnavailable, c.Explain(c.Services[0]).Verdict.Refusal.Reason)
+	require.Equal(t, ledger.ConfigUnavailable, c.Explain(c.Services[0]).Verdict.Refusal.Reason)
 }
 
 func TestUnreachableClusterIsAnError(t *testing.T) {

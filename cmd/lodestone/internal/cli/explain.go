@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/lodestone-lb/lodestone/controller/servicelb"
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/inspect/cluster"
 	"github.com/lodestone-lb/lodestone/inspect/explain"
 )
@@ -55,7 +55,7 @@ not be read: then the rest is shown.`,
 		if err != nil {
 			return err
 		}
-		i := slices.IndexFunc(o.Services, func(svc *corev1.Service) bool { return servicelb.NameOf(svc) == name })
+		i := slices.IndexFunc(o.Services, func(svc *corev1.Service) bool { return ledger.NameOf(svc) == name })
 		if i < 0 {
 			return fmt.Errorf("there is no Service %s", name)
 		}

@@ -14,7 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/foreign"
-	"github.com/lodestone-lb/lodestone/controller/servicelb"
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/inspect/output"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
@@ -179,11 +179,11 @@ func (t *target) takeover(ctx context.Context, client kubernetes.Interface, c *c
 	verdicts := cluster.Allocation().Verdicts
 	for _, svc := range cluster.Services {
 		has := kube.StatusAddresses(svc)
-		v, served := verdicts[servicelb.NameOf(svc)]
+		v, served := verdicts[ledger.NameOf(svc)]
 		switch {
 		case !served || len(has) == 0:
 		case v.Refusal != nil || !v.Holds(has...):
-			notes = append(notes, migrate.Note{Object: "Service " + servicelb.NameOf(svc), Field: "status.loadBalancer", Message: "it has " +
+			notes = append(notes, migrate.Note{Object: "Service " + ledger.NameOf(svc), Field: "status.loadBalancer", Message: "it has " +
 				fmt.Sprint(has) + ", and with this configuration: " + v.String(), Decision: true})
 		default:
 			kept++

@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/lodestone-lb/lodestone/controller/servicelb"
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/inspect/cluster"
 	"github.com/lodestone-lb/lodestone/inspect/explain"
 )
@@ -78,7 +78,7 @@ func serviceNames(o *cluster.Objects) []string {
 	var names []string
 	for _, svc := range o.Services {
 		if o.Scope.Serves(svc) {
-			names = append(names, servicelb.NameOf(svc))
+			names = append(names, ledger.NameOf(svc))
 		}
 	}
 	return names

@@ -1,4 +1,4 @@
-package servicelb
+package ledger
 
 import (
 	"fmt"
@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"go4.org/netipx"
 	corev1 "k8s.io/api/core/v1"
@@ -15,22 +16,6 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
-
-// LeasePending is the reason of a refusal that ends when a DHCP server leases
-// an address for the Service.
-const LeasePending ipam.Reason = "LeasePending"
-
-// Leases keep addresses leased from DHCP servers; pools.Keeper is one.
-type Leases interface {
-	// Set replaces, for each interface, those who want a lease there. The
-	// lease of who is gone, with its interface or alone, is released.
-	Set(want map[string][]LeaseClient)
-	// Current returns how they stand, by interface and ID.
-	Current() map[string]map[string]LeaseState
-	// Changed returns a channel that is closed when Current has something
-	// new. Ask for it before Current and nothing is missed.
-	Changed() <-chan struct{}
-}
 
 // LeaseClient is a Service that wants a lease.
 type LeaseClient struct {
@@ -94,12 +79,12 @@ type leasing struct {
 	// losses wait to be reported. freed says that somebody who had leases is gone.
 	losses []Loss
 	freed  bool
-	// work wakes whoever keeps the leases.
-	work chan struct{}
+	// work says that clients or the leases are to be looked at.
+	work bool
 }
 
 func newLeasing(held *holdings) leasing {
-	return leasing{held: held, of: map[*account]*lessee{}, work: make(chan struct{}, 1)}
+	return leasing{held: held, of: map[*account]*lessee{}}
 }
 
 // open returns what is known of the Service's leases.
@@ -113,8 +98,7 @@ func (l *leasing) open(a *account) *lessee {
 // close forgets the Service.
 func (l *leasing) close(a *account) {
 	if s := l.of[a]; s != nil && len(s.on()) > 0 {
-		l.freed = true
-		l.wake()
+		l.freed, l.work = true, true
 	}
 	delete(l.of, a)
 }
@@ -131,14 +115,6 @@ func (l *leasing) restore(a *account, on string, addr netip.Addr) {
 func (l *leasing) lessees() []*lessee {
 	maps.DeleteFunc(l.of, func(_ *account, s *lessee) bool { return len(s.on()) == 0 })
 	return slices.SortedFunc(maps.Values(l.of), func(s, t *lessee) int { return s.compare(t.account) })
-}
-
-// wake has whoever keeps the leases look at clients again.
-func (l *leasing) wake() {
-	select {
-	case l.work <- struct{}{}:
-	default:
-	}
 }
 
 // clients returns who wants a lease, for the interface of each pool that leases
@@ -164,7 +140,7 @@ func (l *leasing) clientID(s *lessee) string { return l.config.ClusterID + "/" +
 
 // follow takes over how leases stand. It returns the Services to which that is
 // new, and whether pools have other addresses now.
-func (l *leasing) follow(current map[string]map[string]LeaseState) (due []string, changed bool) {
+func (l *leasing) follow(current map[string]map[string]LeaseState, now time.Time) (due []string, changed bool) {
 	changed, l.freed = l.freed, false
 	for _, s := range l.lessees() {
 		isNew := false
@@ -175,7 +151,7 @@ func (l *leasing) follow(current map[string]map[string]LeaseState) (due []string
 				changed = true
 				continue
 			}
-			n, c := l.answer(s, on, current[on][l.clientID(s)])
+			n, c := l.answer(s, on, current[on][l.clientID(s)], now)
 			isNew, changed = isNew || n, changed || c
 		}
 		if isNew {
@@ -193,34 +169,34 @@ func (l *leasing) unused(s *lessee, on string) bool {
 
 // answer takes over how a lease stands. isNew: the Service has to be looked at.
 // changed: the pool has other addresses now.
-func (l *leasing) answer(s *lessee, on string, now LeaseState) (isNew, changed bool) {
+func (l *leasing) answer(s *lessee, on string, is LeaseState, now time.Time) (isNew, changed bool) {
 	last, had := s.answers[on], s.leased[on]
-	if pool, listed := l.config.PoolOf(now.Addr); listed && now.Addr != had {
-		now.Err = fmt.Errorf("the DHCP server leases %s, which is in pool %q: take it out of that pool or out of the server's range",
-			now.Addr, pool.Name)
-		now.Lost, now.Addr = had, netip.Addr{}
+	if pool, listed := l.config.PoolOf(is.Addr); listed && is.Addr != had {
+		is.Err = fmt.Errorf("the DHCP server leases %s, which is in pool %q: take it out of that pool or out of the server's range",
+			is.Addr, pool.Name)
+		is.Lost, is.Addr = had, netip.Addr{}
 	}
-	if had.IsValid() && (now.Lost == had || now.Addr.IsValid() && now.Addr != had) {
-		why := fmt.Sprintf("the DHCP server leases %s instead", now.Addr)
-		if now.Err != nil {
-			why = now.Err.Error()
+	if had.IsValid() && (is.Lost == had || is.Addr.IsValid() && is.Addr != had) {
+		why := fmt.Sprintf("the DHCP server leases %s instead", is.Addr)
+		if is.Err != nil {
+			why = is.Err.Error()
 		}
-		isNew, changed = true, l.end(s, on, why)
+		isNew, changed = true, l.end(s, on, why, now)
 		if !slices.Contains(s.sought, on) {
 			s.sought = append(s.sought, on) // it stays a client until it is looked at
 		}
 	}
-	if now.Addr.IsValid() && now.Addr != s.leased[on] {
-		s.leased[on] = now.Addr
+	if is.Addr.IsValid() && is.Addr != s.leased[on] {
+		s.leased[on] = is.Addr
 		isNew, changed = true, true
 	}
-	if sameFacts(now.Err, last.Err) {
-		now.Err = last.Err // its numbers may change all the time: say it once
+	if sameFacts(is.Err, last.Err) {
+		is.Err = last.Err // its numbers may change all the time: say it once
 	} else {
 		isNew = true
 	}
-	s.answers[on] = now
-	return isNew || now.Addr != last.Addr, changed
+	s.answers[on] = is
+	return isNew || is.Addr != last.Addr, changed
 }
 
 // addressOrNumber matches addresses, which tell something, before numbers, which count.
@@ -244,7 +220,7 @@ func sameFacts(a, b error) bool {
 
 // end ends a lease: the address is not ours to keep. One that the document lists
 // as a pool's stays. It reports whether there was a lease.
-func (l *leasing) end(s *lessee, on, why string) bool {
+func (l *leasing) end(s *lessee, on, why string, now time.Time) bool {
 	addr, leased := s.leased[on]
 	delete(s.leased, on)
 	delete(s.answers, on)
@@ -255,19 +231,18 @@ func (l *leasing) end(s *lessee, on, why string) bool {
 				loss.Pool = h.Pool
 			}
 		}
-		l.held.Revoke(addr, l.held.now())
-		l.losses = append(l.losses, loss)
-		l.wake()
+		l.held.Revoke(addr, now)
+		l.losses, l.work = append(l.losses, loss), true
 	}
 	return leased
 }
 
 // drop ends the leases of pools that are gone.
-func (l *leasing) drop() {
+func (l *leasing) drop(now time.Time) {
 	for _, s := range l.lessees() {
 		for _, on := range s.on() {
 			if _, ok := l.config.PoolOn(on); !ok {
-				l.end(s, on, "its pool is gone from the configuration")
+				l.end(s, on, "its pool is gone from the configuration", now)
 				s.sought = slices.DeleteFunc(s.sought, func(sought string) bool { return sought == on })
 			}
 		}
@@ -327,8 +302,8 @@ func (l *leasing) mayDraw(req ipam.Request) bool {
 
 // seek decides on which interfaces the Service waits for a lease, and has the
 // verdict say so.
-func (l *leasing) seek(a *account, req ipam.Request, v *Verdict) {
-	sought := l.sought(a, req, *v)
+func (l *leasing) seek(a *account, req ipam.Request, v *Verdict, now time.Time) {
+	sought := l.sought(a, req, *v, now)
 	s := l.of[a]
 	if s == nil && len(sought) == 0 {
 		return
@@ -337,7 +312,7 @@ func (l *leasing) seek(a *account, req ipam.Request, v *Verdict) {
 	if !slices.Equal(sought, s.sought) {
 		s.sought = sought
 		maps.DeleteFunc(s.answers, func(on string, _ LeaseState) bool { return !slices.Contains(s.on(), on) })
-		l.wake()
+		l.work = true
 	}
 	v.Leases, v.Overdue = s.among(v.Held)
 	if r := v.Refusal; r == nil || len(sought) == 0 || r.Reason != ipam.PoolExhausted && r.Reason != ipam.QuotaExceeded {
@@ -357,7 +332,7 @@ func (l *leasing) seek(a *account, req ipam.Request, v *Verdict) {
 // those of the pools that it draws from, in their order, as far as the first
 // whose server may still give one. A pool that has an address at hand ends the
 // search.
-func (l *leasing) sought(a *account, req ipam.Request, v Verdict) (sought []string) {
+func (l *leasing) sought(a *account, req ipam.Request, v Verdict, now time.Time) (sought []string) {
 	if l.config == nil || v.Missing != ipam.IPv4 && (v.Refusal == nil || !v.waits()) || !l.mayDraw(req) {
 		return nil
 	}
@@ -365,7 +340,7 @@ func (l *leasing) sought(a *account, req ipam.Request, v Verdict) (sought []stri
 	if known := l.of[a]; known != nil {
 		s = *known
 	}
-	for _, c := range l.held.Consider(req, l.held.now()) {
+	for _, c := range l.held.Consider(req, now) {
 		i := slices.IndexFunc(l.config.Pools, func(p config.Pool) bool { return p.Name == c.Pool })
 		p := &l.config.Pools[i]
 		has := !req.Renumber && slices.ContainsFunc(v.Held, func(h ipam.Held) bool { return h.Pool == c.Pool && h.Addr.Is4() })
@@ -406,20 +381,11 @@ func (s *lessee) among(held []ipam.Held) (leases map[netip.Addr]string, overdue 
 	return leases, overdue
 }
 
-// leaseText is the annotation that names leases.
-func leaseText(leases map[netip.Addr]string) string {
-	var entries []string
-	for _, a := range slices.SortedFunc(maps.Keys(leases), netip.Addr.Compare) {
-		entries = append(entries, a.String()+"="+leases[a])
-	}
-	return strings.Join(entries, ",")
-}
-
-// leaseStates are how a lease can stand, for the metrics: leased; overdue, not
+// LeaseStates are how a lease can stand, for the metrics: leased; overdue, not
 // being extended; unconfirmed, held since before the start; waiting for one.
-var leaseStates = []string{"leased", "overdue", "unconfirmed", "waiting"}
+var LeaseStates = []string{"leased", "overdue", "unconfirmed", "waiting"}
 
-// state returns which of leaseStates the lease on an interface is in.
+// state returns which of LeaseStates the lease on an interface is in.
 func (s *lessee) state(on string) string {
 	switch answer := s.answers[on]; {
 	case !s.leased[on].IsValid():
@@ -432,8 +398,8 @@ func (s *lessee) state(on string) string {
 	return "leased"
 }
 
-// census counts the leases of each pool that leases its addresses, by state.
-func (l *leasing) census() map[string]map[string]float64 {
+// count counts the leases of each pool that leases its addresses, by state.
+func (l *leasing) count() map[string]map[string]float64 {
 	count := map[string]map[string]float64{}
 	if l.config == nil {
 		return count
@@ -457,36 +423,32 @@ func (l *leasing) census() map[string]map[string]float64 {
 // LeaseClients returns who wants a lease, for the interface of each pool that
 // leases its addresses. Nil: there is no configuration yet.
 func (l *Ledger) LeaseClients() map[string][]LeaseClient {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.config == nil {
+	if l.Config == nil {
 		return nil
 	}
 	return l.leasing.clients()
 }
 
-// FollowLeases takes over how leases stand. It returns the Services to which
-// that is new, and what was lost since the last call.
-func (l *Ledger) FollowLeases(current map[string]map[string]LeaseState) (due []string, lost []Loss) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.follow()
-	if l.config == nil {
+// FollowLeases takes over how leases stand, by interface and ID of the client. It
+// returns the Services that have to be looked at, and what was lost since the last call.
+func (l *Ledger) FollowLeases(current map[string]map[string]LeaseState, now time.Time) (due []string, lost []Loss) {
+	if l.Config == nil {
 		return nil, nil
 	}
-	due, changed := l.leasing.follow(current)
+	due, changed := l.leasing.follow(current, now)
 	if changed {
-		l.reconfigure()
+		l.reconfigure(now)
 	}
 	lost, l.leasing.losses = l.leasing.losses, nil
+	for _, loss := range lost {
+		due = append(due, loss.Service)
+	}
 	return due, lost
 }
 
 // LeaseOver reports whether the Service's object shows an address whose lease
 // is over.
 func (l *Ledger) LeaseOver(svc *corev1.Service) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	for addr := range kube.Leases(svc) {
 		if slices.Contains(kube.VIPs(svc), addr) && !l.held.hasOrShows(NameOf(svc), addr) {
 			return true

@@ -1,4 +1,4 @@
-package servicelb
+package ledger
 
 import (
 	"errors"
@@ -12,10 +12,10 @@ import (
 )
 
 // holdings is what is allocated: which Service holds which addresses. What a Service
-// has given back stays held by its owner "leaving" until its object ceases to show it.
+// has given back stays held, by the owner account.leaving, until its object ceases to
+// show it.
 type holdings struct {
 	*ipam.Allocator
-	now func() time.Time
 	// quarantines is how long a released address of each pool is given to nobody, and
 	// quarantine that of an address of no pool.
 	quarantines map[string]time.Duration
@@ -36,54 +36,55 @@ func (h *holdings) follow(cfg *config.Config) {
 }
 
 // quarantineRecorded puts the released addresses that are on record into quarantine.
-func (h *holdings) quarantineRecorded() {
+func (h *holdings) quarantineRecorded(now time.Time) {
 	for _, r := range h.records {
-		h.Quarantine(r.Service, r.Addr, r.Since, h.now())
+		h.Quarantine(r.Service, r.Addr, r.Since, now)
 	}
 	h.records = nil
 }
 
 // allocate gives the Service what it asks for, or says why not.
-func (h *holdings) allocate(a *account, req ipam.Request) (refusal *ipam.Refusal) {
-	defer h.keepLeaving(a, h.Holds(a.owner.UID))
-	_, err := h.Allocate(req, h.now())
+func (h *holdings) allocate(a *account, req ipam.Request, now time.Time) (refusal *ipam.Refusal) {
+	before := h.Holds(a.owner.UID)
+	_, err := h.Allocate(req, now)
+	h.keepLeaving(a, before, now)
 	errors.As(err, &refusal)
 	return refusal
 }
 
 // abide has a Service whose request cannot be read keep what it holds, on the
 // terms that can be read.
-func (h *holdings) abide(a *account, req ipam.Request) {
-	defer h.keepLeaving(a, h.Holds(a.owner.UID))
-	h.Abide(a.owner, req.Sharing, h.now())
+func (h *holdings) abide(a *account, req ipam.Request, now time.Time) {
+	before := h.Holds(a.owner.UID)
+	h.Abide(a.owner, req.Sharing, now)
+	h.keepLeaving(a, before, now)
 }
 
 // keepLeaving keeps from others what the owner has given back since it held before.
-func (h *holdings) keepLeaving(a *account, before []ipam.Held) {
+func (h *holdings) keepLeaving(a *account, before []ipam.Held, now time.Time) {
 	after := h.Holds(a.owner.UID)
 	for _, b := range before {
 		if !holds(after, b.Addr) {
-			h.Restore(ipam.Holding{Owner: leaving(a.owner), Addr: b.Addr, Sharing: a.asked.Sharing, Since: h.now()})
+			h.Restore(ipam.Holding{Owner: a.leaving, Addr: b.Addr, Sharing: a.asked.Sharing, Since: now})
 		}
 	}
 }
 
-// leaving is who holds what the owner has given back but its object still shows.
-func leaving(o ipam.Owner) ipam.Owner { return ipam.Owner{UID: o.UID + "/leaving", Name: o.Name} }
-
 // settle frees what the owner has given back, and returns it. What its object shows
 // is not free: the Service may have moved again since.
-func (h *holdings) settle(uid string, shows []ipam.Held) (freed []netip.Addr) {
-	before, has := leaving(ipam.Owner{UID: uid}).UID, h.Holds(uid)
+func (h *holdings) settle(a *account, shows []ipam.Held, now time.Time) (freed []netip.Addr) {
+	leaving := h.Holds(a.leaving.UID)
+	if len(leaving) == 0 {
+		return nil
+	}
+	has := h.Holds(a.owner.UID)
 	var stays []ipam.Holding
-	for _, left := range h.Holds(before) {
+	for _, left := range leaving {
 		if holds(shows, left.Addr) && !holds(has, left.Addr) {
-			owners := h.HoldersOf(left.Addr)
-			owner := owners[slices.IndexFunc(owners, func(o ipam.Owner) bool { return o.UID == before })]
-			stays = append(stays, ipam.Holding{Owner: owner, Addr: left.Addr, Since: h.HeldSince(before, left.Addr)})
+			stays = append(stays, ipam.Holding{Owner: a.leaving, Addr: left.Addr, Since: h.HeldSince(a.leaving.UID, left.Addr)})
 		}
 	}
-	freed = h.Release(before, h.now())
+	freed = h.Release(a.leaving.UID, now)
 	for _, g := range stays {
 		h.Restore(g)
 		freed = slices.DeleteFunc(freed, func(addr netip.Addr) bool { return addr == g.Addr })
@@ -91,28 +92,26 @@ func (h *holdings) settle(uid string, shows []ipam.Held) (freed []netip.Addr) {
 	return freed
 }
 
-// releaseAll frees all that the owner holds and has given back, and returns what
-// nobody holds any more.
-func (h *holdings) releaseAll(o ipam.Owner) (freed []netip.Addr) {
-	return slices.Concat(h.Release(leaving(o).UID, h.now()), h.Release(o.UID, h.now()))
+// releaseAll frees all that the Service holds and has given back, and returns it.
+func (h *holdings) releaseAll(a *account, now time.Time) (freed []netip.Addr) {
+	return slices.Concat(h.Release(a.leaving.UID, now), h.Release(a.owner.UID, now))
 }
 
 // departing returns what goes into quarantine once the owner has given it back, if
 // nobody else holds it. all: the owner gives back everything.
-func (h *holdings) departing(o ipam.Owner, all bool) (records []quarantine.Record) {
-	held := h.Holds(leaving(o).UID)
+func (h *holdings) departing(a *account, all bool, now time.Time) (records []quarantine.Record) {
+	held := h.Holds(a.leaving.UID)
 	if all {
-		held = append(held, h.Holds(o.UID)...)
+		held = append(held, h.Holds(a.owner.UID)...)
 	}
-	now := h.now()
 	for _, g := range held {
-		shared := slices.ContainsFunc(h.HoldersOf(g.Addr), func(other ipam.Owner) bool { return other.Name != o.Name })
+		shared := slices.ContainsFunc(h.HoldersOf(g.Addr), func(other ipam.Owner) bool { return other.Name != a.owner.Name })
 		length, known := h.quarantines[g.Pool]
 		if !known {
 			length = h.quarantine
 		}
 		if length > 0 && !shared {
-			records = append(records, quarantine.Record{Addr: g.Addr, Service: o.Name, Since: now, Until: now.Add(length)})
+			records = append(records, quarantine.Record{Addr: g.Addr, Service: a.owner.Name, Since: now, Until: now.Add(length)})
 		}
 	}
 	return records
@@ -128,8 +127,8 @@ func holds(held []ipam.Held, addr netip.Addr) bool {
 	return slices.ContainsFunc(held, func(h ipam.Held) bool { return h.Addr == addr })
 }
 
-// addrsOf returns the addresses held.
-func addrsOf(held []ipam.Held) []netip.Addr {
+// Addrs returns the addresses held.
+func Addrs(held []ipam.Held) []netip.Addr {
 	addrs := make([]netip.Addr, len(held))
 	for i, h := range held {
 		addrs[i] = h.Addr

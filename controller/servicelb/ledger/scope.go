@@ -1,4 +1,4 @@
-package servicelb
+package ledger
 
 import (
 	"fmt"
@@ -9,19 +9,22 @@ import (
 	"go4.org/netipx"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
 
-// Scope says which Services are Lodestone's to serve.
-type Scope struct {
-	// Classless serves Services without a spec.loadBalancerClass.
-	Classless bool
-	// Classes are the values of spec.loadBalancerClass that are served.
-	Classes []string
+// NameOf is "namespace/name", by which people and the ledger know a Service.
+func NameOf(svc *corev1.Service) string { return svc.Namespace + "/" + svc.Name }
+
+// LoadBalancerName is what the cloud provider interface calls the Service's load
+// balancer.
+func LoadBalancerName(cluster string, svc *corev1.Service) string {
+	return cluster + "-" + svc.Namespace + "-" + svc.Name
 }
+
+// Scope says which Services are Lodestone's to serve.
+type Scope kube.Scope
 
 // Covers reports whether the Service is of a kind that Lodestone serves, be
 // it about to be deleted or not.
@@ -61,7 +64,7 @@ func (s Scope) Keeps(svc *corev1.Service) bool {
 // proof only on a Service that Lodestone would serve: others use it, too.
 func (s Scope) LeftBehind(svc *corev1.Service) bool {
 	_, assigned := svc.Annotations[annotation.Assigned]
-	return assigned || conditionOf(svc) != nil || slices.Contains(svc.Finalizers, annotation.ClassFinalizer) ||
+	return assigned || kube.Allocated(svc) != nil || slices.Contains(svc.Finalizers, annotation.ClassFinalizer) ||
 		s.Covers(svc) && slices.Contains(svc.Finalizers, annotation.Finalizer)
 }
 
@@ -74,6 +77,8 @@ type foreigners struct {
 	// moved says that this has changed since the allocator was configured.
 	moved bool
 }
+
+func newForeigners() foreigners { return foreigners{shown: map[string][]netip.Addr{}} }
 
 // set replaces what a Service shows.
 func (f *foreigners) set(name string, addrs []netip.Addr) (changed bool) {
@@ -99,32 +104,27 @@ func (f *foreigners) forbidden() []clusterfacts.Forbidden {
 }
 
 // shown returns what another load balancer gave to a Service that is not ours to
-// serve, at most as many addresses as a Service may have here.
+// serve.
 func (s Scope) shown(svc *corev1.Service) []netip.Addr {
 	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer || s.Covers(svc) {
 		return nil
 	}
-	assigned := kube.Assigned(svc)
-	addrs := slices.DeleteFunc(kube.StatusAddresses(svc), func(a netip.Addr) bool { return slices.Contains(assigned, a) })
-	return addrs[:min(len(addrs), ipam.MaxAddresses)]
+	return kube.Foreign(svc)
 }
 
 // SeeForeign takes over what a Service shows that another load balancer serves,
-// or served until it was gone. It reports whether that changes what pools hand
-// out.
-func (l *Ledger) SeeForeign(svc *corev1.Service, gone bool) (changed bool) {
+// or served until it was gone.
+func (l *Ledger) SeeForeign(svc *corev1.Service, gone bool) {
 	var now []netip.Addr
 	if !gone {
 		now = l.scope.shown(svc)
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	before := l.foreign.shown[NameOf(svc)]
-	if !l.foreign.set(NameOf(svc), now) || l.config == nil {
-		return false
+	if !l.foreign.set(NameOf(svc), now) || l.Config == nil {
+		return
 	}
-	if slices.ContainsFunc(slices.Concat(before, now), func(a netip.Addr) bool { _, ok := l.config.PoolOf(a); return ok }) {
+	if slices.ContainsFunc(slices.Concat(before, now), func(a netip.Addr) bool { _, ok := l.Config.PoolOf(a); return ok }) {
 		l.foreign.moved = true
 	}
-	return l.foreign.moved
+	l.retry = l.retry || l.foreign.moved
 }

@@ -1,4 +1,4 @@
-package servicelb
+package ledger
 
 import (
 	"fmt"
@@ -11,11 +11,6 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 )
-
-// AddressConflict is the reason of a refusal that ends when no other host has
-// the address that the Service was given, and of the condition of a Service
-// whose address another host claims, too.
-const AddressConflict ipam.Reason = "AddressConflict"
 
 const (
 	// settling is how long after a Service was given an address a conflict may
@@ -86,35 +81,35 @@ func (c *conflicts) about(held []ipam.Held) (disputes []clusterfacts.Dispute) {
 // toLeave returns the disputes because of which the Service is to leave an
 // address: those about an address that it has for a moment only and that is not
 // announced, if that can be withheld; and all of them when it moves anyway.
-func (c *conflicts) toLeave(a *account, moves bool) []clusterfacts.Dispute {
+func (c *conflicts) toLeave(a *account, moves bool, now time.Time) []clusterfacts.Dispute {
 	disputes := c.about(c.held.Holds(a.owner.UID))
 	if moves || len(disputes) == 0 {
 		return disputes
 	}
 	disputes = slices.DeleteFunc(disputes, func(d clusterfacts.Dispute) bool {
-		return d.Announced || !slices.Contains(a.unsettled, d.VIP) && !c.settles(a, d.VIP)
+		return d.Announced || !slices.Contains(a.unsettled, d.VIP) && !c.settles(a, d.VIP, now)
 	})
 	a.unsettled = vips(disputes)
-	return slices.DeleteFunc(disputes, func(d clusterfacts.Dispute) bool { return !c.room(d.VIP) })
+	return slices.DeleteFunc(disputes, func(d clusterfacts.Dispute) bool { return !c.room(d.VIP, now) })
 }
 
 // settles reports whether the Service was given the address moments ago. What
 // it had at the start counts only if the Service itself is that young, and what
 // another load balancer gave it never: that may be who has the address.
-func (c *conflicts) settles(a *account, addr netip.Addr) bool {
+func (c *conflicts) settles(a *account, addr netip.Addr, now time.Time) bool {
 	if slices.Contains(a.adopted, addr) {
 		return false
 	}
-	now, since := c.held.now(), c.held.HeldSince(a.owner.UID, addr)
+	since := c.held.HeldSince(a.owner.UID, addr)
 	return now.Sub(since) < settling && (!since.Before(c.since) || now.Sub(a.created) < settling)
 }
 
 // refusal says that an address of these disputes is not announced, which is as good as
 // none; nil: all are.
-func (c *conflicts) refusal(disputes []clusterfacts.Dispute) *ipam.Refusal {
+func (c *conflicts) refusal(disputes []clusterfacts.Dispute, now time.Time) *ipam.Refusal {
 	for _, d := range disputes {
 		if !d.Announced {
-			s, _ := c.held.StatsOf(d.VIP, c.held.now())
+			s, _ := c.held.StatsOf(d.VIP, now)
 			return &ipam.Refusal{Reason: AddressConflict, Pool: s.Pool, Message: silenced(d) +
 				": take it away from that host, or let the Service ask for no particular address and move (" + moving + ")"}
 		}
@@ -124,10 +119,10 @@ func (c *conflicts) refusal(disputes []clusterfacts.Dispute) *ipam.Refusal {
 
 // withhold sees to it that nobody draws addresses, as far as there is room for
 // more of them. It reports whether that changes something.
-func (c *conflicts) withhold(addrs ...netip.Addr) (changed bool) {
+func (c *conflicts) withhold(addrs []netip.Addr, now time.Time) (changed bool) {
 	for _, addr := range addrs {
-		if _, done := c.withheld[addr]; !done && c.room(addr) {
-			c.withheld[addr] = c.held.now().Add(withholding)
+		if _, done := c.withheld[addr]; !done && c.room(addr, now) {
+			c.withheld[addr] = now.Add(withholding)
 			changed = true
 		}
 	}
@@ -137,15 +132,15 @@ func (c *conflicts) withhold(addrs ...netip.Addr) (changed bool) {
 
 // room reports whether one more address of the pool may be withheld. It counts
 // until there is none, and then not again before something has changed.
-func (c *conflicts) room(addr netip.Addr) bool {
-	s, ok := c.held.StatsOf(addr, c.held.now())
+func (c *conflicts) room(addr netip.Addr, now time.Time) bool {
+	s, ok := c.held.StatsOf(addr, now)
 	of := poolFamily{s.Pool, s.Family}
 	if _, full := c.full[of]; full || !ok {
 		return false
 	}
 	most, count := int(min(s.Size/2, maxWithheld)), 0
 	for other := range c.withheld {
-		if t, ok := c.held.StatsOf(other, c.held.now()); ok && of == (poolFamily{t.Pool, t.Family}) {
+		if t, ok := c.held.StatsOf(other, now); ok && of == (poolFamily{t.Pool, t.Family}) {
 			count++
 		}
 	}
@@ -167,7 +162,7 @@ func (c *conflicts) setLapse() {
 
 // withholdIdle withholds the disputed addresses that nobody holds: after a
 // restart the reports are all that is known. It reports whether that changes something.
-func (c *conflicts) withholdIdle() (changed bool) {
+func (c *conflicts) withholdIdle(now time.Time) (changed bool) {
 	c.full = map[poolFamily]int{}
 	var idle []netip.Addr
 	for _, addr := range slices.SortedFunc(maps.Keys(c.disputes), netip.Addr.Compare) {
@@ -175,13 +170,12 @@ func (c *conflicts) withholdIdle() (changed bool) {
 			idle = append(idle, addr)
 		}
 	}
-	return len(idle) > 0 && c.withhold(idle...)
+	return len(idle) > 0 && c.withhold(idle, now)
 }
 
 // expire lets addresses be drawn again whose time is over, and reports whether
 // there are any.
-func (c *conflicts) expire() (ended bool) {
-	now := c.held.now()
+func (c *conflicts) expire(now time.Time) (ended bool) {
 	if c.lapse.IsZero() || now.Before(c.lapse) {
 		return false
 	}
@@ -204,7 +198,7 @@ func (c *conflicts) expire() (ended bool) {
 // freed is called with what Services have given back. Addresses that another host
 // has must not be drawn next; one that was withheld, and that a Service has had
 // without a dispute, may be. It reports whether that changes something.
-func (c *conflicts) freed(addrs []netip.Addr) (changed bool) {
+func (c *conflicts) freed(addrs []netip.Addr, now time.Time) (changed bool) {
 	if len(c.disputes)+len(c.withheld) == 0 {
 		return false
 	}
@@ -214,7 +208,7 @@ func (c *conflicts) freed(addrs []netip.Addr) (changed bool) {
 		switch {
 		case len(c.held.HoldersOf(addr)) > 0:
 		case disputed:
-			changed = c.withhold(addr) || changed
+			changed = c.withhold([]netip.Addr{addr}, now) || changed
 		case withheld:
 			delete(c.withheld, addr)
 			clear(c.full)
@@ -227,11 +221,10 @@ func (c *conflicts) freed(addrs []netip.Addr) (changed bool) {
 	return changed
 }
 
-// overrun are sentences about pools of which other hosts have more addresses
+// Overrun are sentences about pools of which other hosts have more addresses
 // than are withheld.
-func (c *conflicts) overrun() []string {
-	var sentences []string
-	for of, most := range c.full {
+func (l *Ledger) Overrun() (sentences []string) {
+	for of, most := range l.conflicts.full {
 		sentences = append(sentences, fmt.Sprintf("pool %q: speakers report more %s addresses of it in use by other hosts than are withheld "+
 			"from Services, which is at most %d; "+
 			"exclude what other hosts use (conflicts in the annotation %s of the speakers' Leases lists it)", of.pool, of.family, most,

@@ -1,4 +1,4 @@
-package servicelb
+package ledger
 
 import (
 	"cmp"
@@ -85,7 +85,7 @@ func readAddresses(wishes compat.Wishes, req *ipam.Request) (err error) {
 		req.Addresses = inSpec
 	case !slices.Contains(req.Addresses, inSpec[0]):
 		return fmt.Errorf("spec.loadBalancerIP asks for %s, annotation %s for %s: let one of them go, or let them agree",
-			inSpec[0], wishes.Addresses.Annotation, join(req.Addresses))
+			inSpec[0], wishes.Addresses.Annotation, kube.JoinAddrs(req.Addresses))
 	}
 	return nil
 }
@@ -205,13 +205,4 @@ func quote(text string) string {
 		return strconv.Quote(strings.ToValidUTF8(text[:maxQuoted], "")) + "..."
 	}
 	return strconv.Quote(text)
-}
-
-// join is the addresses' text form in status order, as in the annotation.
-func join(addrs []netip.Addr) string {
-	texts := make([]string, len(addrs))
-	for i, a := range addrs {
-		texts[i] = a.String()
-	}
-	return strings.Join(texts, ",")
 }

@@ -1,4 +1,4 @@
-package servicelb
+package ledger
 
 import (
 	"fmt"
@@ -6,7 +6,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/lodestone-lb/lodestone/controller/quarantine"
 	"github.com/lodestone-lb/lodestone/ipam"
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 )
 
@@ -37,6 +39,9 @@ type Verdict struct {
 	// Disputes are about the addresses in Held that other hosts claim, and
 	// Left about those that the Service has just left for that reason.
 	Disputes, Left []clusterfacts.Dispute
+	// Records have to be durable before the Service's object shows what it holds now:
+	// what it has given back goes into quarantine then.
+	Records []quarantine.Record
 }
 
 // waits reports whether a later call may give a better answer, though the
@@ -79,13 +84,41 @@ func (v Verdict) Has() []string {
 	return has
 }
 
-// String is what a person reads about the Service: reason and sentence.
-func (v Verdict) String() string {
-	c := objectOf(v, 0).condition
-	if c == nil {
-		return "there is no valid configuration; keeps " + describe(v.Held)
+// Condition is what a person reads about the Service: reason and sentence. An empty
+// reason: there is no configuration to judge by.
+func (v Verdict) Condition() (reason, message string) {
+	message = describe(v.Held)
+	switch {
+	case v.Unjudged:
+		return "", "there is no valid configuration; keeps " + message
+	case v.Refusal != nil && len(v.Held) > 0:
+		return string(v.Refusal.Reason), v.Refusal.Message + "; keeps " + message
+	case v.Refusal != nil:
+		return string(v.Refusal.Reason), v.Refusal.Message
+	case len(v.Disputes) > 0:
+		return string(AddressConflict), message + "; " + contested(v.Disputes[0])
+	case v.Stranded():
+		return string(ReasonStranded), message + toMove
+	case v.Overdue != nil:
+		return string(ReasonLeaseOverdue), message + "; " + v.Overdue.Error()
+	case v.Draining():
+		return string(ReasonDraining), message + toMove
+	case v.Missing != "":
+		return string(ReasonPartial), message + fmt.Sprintf("; no pool gives it an %s address, which it would like, too", v.Missing)
 	}
-	return c.Reason + ": " + c.Message
+	return string(ReasonAllocated), message
+}
+
+// toMove tells how a Service gets away from an address that it should leave.
+const toMove = "; " + moving + " gives it another one"
+
+// moving is how to ask for that.
+const moving = "annotation " + annotation.Renumber + "=" + annotation.Renumbering
+
+// String is the condition in one line.
+func (v Verdict) String() string {
+	reason, message := v.Condition()
+	return strings.TrimPrefix(reason+": "+message, ": ")
 }
 
 // describe names addresses and their pools.
@@ -104,4 +137,14 @@ func descriptions(held []ipam.Held) []string {
 		}
 	}
 	return parts
+}
+
+// missing returns the family that the Service would like and does not hold.
+func missing(req ipam.Request, held []ipam.Held) ipam.Family {
+	for _, f := range req.Families {
+		if !slices.ContainsFunc(held, func(h ipam.Held) bool { return h.Addr.Is4() == (f == ipam.IPv4) }) {
+			return f
+		}
+	}
+	return ""
 }

@@ -1,4 +1,4 @@
-package servicelb
+package ledger
 
 import (
 	"container/heap"
@@ -143,7 +143,7 @@ func (o *oldest) Pop() any {
 func (l *Ledger) classOf(a *account) class {
 	r, req, held := a.verdict.Refusal, a.asked, l.held.Holds(a.owner.UID)
 	alone := class{alone: a.owner.Name}
-	if a.obstacle != nil || len(req.Addresses) > 0 || req.Sharing != nil || len(l.held.Holds(leaving(a.owner).UID)) > 0 ||
+	if a.obstacle != nil || len(req.Addresses) > 0 || req.Sharing != nil || len(l.held.Holds(a.leaving.UID)) > 0 ||
 		l.held.Expects(a.owner.Name) || l.leasing.mayDraw(req) {
 		return alone
 	}
@@ -159,7 +159,7 @@ func (l *Ledger) classOf(a *account) class {
 	for _, f := range req.Families {
 		c.families += string(f)
 	}
-	if l.config != nil && slices.ContainsFunc(l.config.Pools, func(p config.Pool) bool { return p.ServiceSelector != nil }) {
+	if l.Config != nil && slices.ContainsFunc(l.Config.Pools, func(p config.Pool) bool { return p.ServiceSelector != nil }) {
 		c.labels = labels.FormatLabels(req.Subject.Labels)
 	}
 	return c
@@ -169,11 +169,8 @@ func (l *Ledger) classOf(a *account) class {
 // now: those that wait for something, and those whose addresses joined or
 // left pools, or are disputed or no longer so, or whose annotations may mean
 // something else, when something changed that decisions depend on.
-func (l *Ledger) Waiting() []string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.follow()
-	l.lookAhead()
+func (l *Ledger) Waiting(now time.Time) []string {
+	l.lookAhead(now)
 	if !l.waiters.swept {
 		l.sweep()
 	}
@@ -181,13 +178,12 @@ func (l *Ledger) Waiting() []string {
 }
 
 // Relabeled returns the Services, oldest first, that wait and whose namespace has other
-// labels than when their last request was read: other pools may be open to them.
-func (l *Ledger) Relabeled() []string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+// labels than when their last request was read: other pools may be open to them. labels
+// are those of a namespace.
+func (l *Ledger) Relabeled(labels func(namespace string) map[string]string) []string {
 	var relabeled []*account
 	for a := range l.waiters.due {
-		if l.NamespaceLabels != nil && !maps.Equal(l.NamespaceLabels(a.asked.Subject.Namespace), a.asked.Subject.NamespaceLabels) {
+		if !maps.Equal(labels(a.asked.Subject.Namespace), a.asked.Subject.NamespaceLabels) {
 			relabeled = append(relabeled, a)
 		}
 	}
@@ -211,32 +207,29 @@ func (l *Ledger) sweep() {
 // Retry gives what has become free to those who wait, the oldest first, and
 // returns the Services to which that is new, oldest first. Of a class that is
 // refused it asks one.
-func (l *Ledger) Retry() []string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.follow()
-	l.lookAhead()
+func (l *Ledger) Retry(now time.Time) []string {
+	l.lookAhead(now)
 	if !l.waiters.swept {
 		l.sweep()
 		return namesOf(slices.Collect(maps.Keys(l.waiters.due)))
 	}
-	if l.config == nil {
+	if l.Config == nil {
 		return nil
 	}
 	var due []*account
 	for more := true; more; {
 		var some []*account
-		some, more = l.waiters.round(l.retry)
+		some, more = l.waiters.round(func(a *account) (got, isNew bool) { return l.askAgain(a, now) })
 		due = append(due, some...)
 	}
 	return namesOf(due)
 }
 
-// retry asks for a Service once more. To say that numbers have changed is, for one
+// askAgain asks for a Service once more. To say that numbers have changed is, for one
 // of many, not reason enough.
-func (l *Ledger) retry(a *account) (got, isNew bool) {
+func (l *Ledger) askAgain(a *account, now time.Time) (got, isNew bool) {
 	before := l.held.Holds(a.owner.UID)
-	left, refusal := l.allocate(a, a.asked)
+	left, refusal := l.allocate(a, a.asked, now)
 	a.left = append(a.left, left...)
 	got = !slices.Equal(before, l.held.Holds(a.owner.UID))
 	if a.class.alone == "" {
@@ -248,15 +241,11 @@ func (l *Ledger) retry(a *account) (got, isNew bool) {
 // NextFree returns when the next address after the last Retry, or Waiting, ends
 // its rest or ceases to be withheld; the zero time: none will. Whoever asks later
 // would miss those that have done so meanwhile.
-func (l *Ledger) NextFree() time.Time {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.waiters.next
-}
+func (l *Ledger) NextFree() time.Time { return l.waiters.next }
 
 // lookAhead sets what NextFree returns.
-func (l *Ledger) lookAhead() {
-	l.waiters.next, _ = l.held.NextFree(l.Now())
+func (l *Ledger) lookAhead(now time.Time) {
+	l.waiters.next, _ = l.held.NextFree(now)
 	if !l.conflicts.lapse.IsZero() && (l.waiters.next.IsZero() || l.conflicts.lapse.Before(l.waiters.next)) {
 		l.waiters.next = l.conflicts.lapse
 	}

@@ -1,4 +1,4 @@
-package servicelb
+package ledger
 
 import (
 	"strings"

@@ -1,0 +1,52 @@
+package servicelb
+
+import (
+	"context"
+
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
+)
+
+// Leases keep addresses leased from DHCP servers; pools.Keeper is one.
+type Leases interface {
+	// Set replaces, for each interface, those who want a lease there. The
+	// lease of who is gone, with its interface or alone, is released.
+	Set(want map[string][]ledger.LeaseClient)
+	// Current returns how they stand, by interface and ID.
+	Current() map[string]map[string]ledger.LeaseState
+	// Changed returns a channel that is closed when Current has something
+	// new. Ask for it before Current and nothing is missed.
+	Changed() <-chan struct{}
+}
+
+// keepLeases keeps the leases and the ledger in step.
+func (c *Controller) keepLeases(ctx context.Context) {
+	for {
+		leases, config := c.Leases.Changed(), c.Config.Changed()
+		c.stepLeases()
+		select {
+		case <-ctx.Done():
+			return
+		case <-leases:
+		case <-config:
+		case <-c.ledger.leases:
+		}
+	}
+}
+
+func (c *Controller) stepLeases() {
+	current := c.Leases.Current()
+	l, now := c.ledger.open()
+	due, lost := l.FollowLeases(current, now)
+	want := l.LeaseClients()
+	c.ledger.close()
+	if want != nil {
+		c.Leases.Set(want)
+	}
+	for _, loss := range lost {
+		svc, _ := c.get(loss.Service) // nil: it is gone
+		c.emit.lost(svc, loss)
+	}
+	for _, name := range due {
+		c.queue.Add(name)
+	}
+}

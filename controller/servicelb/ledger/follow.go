@@ -1,0 +1,82 @@
+package ledger
+
+import (
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/lodestone-lb/lodestone/ipam"
+	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+	"github.com/lodestone-lb/lodestone/pkg/compat"
+	"github.com/lodestone-lb/lodestone/pkg/config"
+)
+
+// Situation is what the ledger decides by, besides the Services. Config and Facts are
+// immutable.
+type Situation struct {
+	// Config is the configuration in force. Nil: there is none; Err is why, if
+	// somebody has looked.
+	Config *config.Config
+	Err    error
+	// Facts tell which addresses must never be handed out. Nil: there are none.
+	Facts *clusterfacts.Facts
+}
+
+// Follow takes over what is in force, and lets go of what has come to its end by now.
+// Without a configuration the last one stays in force. Nothing happens before Prime.
+func (l *Ledger) Follow(s Situation, now time.Time) {
+	switch {
+	case s.Config == nil || !l.primed:
+		l.Err = s.Err
+		return
+	case s.Config == l.Config && s.Facts == l.Facts:
+		if ended := l.conflicts.expire(now); ended || l.foreign.moved {
+			l.reconfigure(now)
+		}
+		return
+	}
+	first := l.Config == nil
+	if !first && !reflect.DeepEqual(compat.For(l.Config), compat.For(s.Config)) {
+		l.edition++
+	}
+	l.Situation, l.leasing.config = s, s.Config
+	l.conflicts.follow(s.Facts)
+	l.held.follow(s.Config)
+	l.reconfigure(now)
+	l.held.quarantineRecorded(now)
+	if first || takesOver(s.Config) {
+		l.confirmAll(now)
+	}
+	if l.conflicts.withholdIdle(now) {
+		l.reconfigure(now)
+	}
+}
+
+// reconfigure makes the allocator go by what is in force and what is leased.
+func (l *Ledger) reconfigure(now time.Time) {
+	l.waiters.swept, l.foreign.moved = false, false
+	l.leasing.drop(now)
+	l.held.Configure(l.setup())
+}
+
+func (l *Ledger) setup() ipam.Setup {
+	s := ipam.Setup{Pools: l.Config.Pools, Quarantine: l.Config.Quarantine, Reservations: l.Config.Reservations,
+		Conflicted: slices.Collect(maps.Keys(l.conflicts.withheld))}
+	for _, f := range slices.Concat(clusterfacts.Forbid(l.Config, l.Facts), l.foreign.forbidden()) {
+		s.Forbidden = append(s.Forbidden, ipam.Forbidden(f))
+	}
+	l.leasing.addTo(&s)
+	return s
+}
+
+// unavailable is the refusal for want of any configuration.
+func unavailable(err error) *ipam.Refusal {
+	message := "the configuration has not been read yet"
+	if err != nil {
+		message = "no valid configuration: " + err.Error()
+		message = message[:min(len(message), 4*maxQuoted)]
+	}
+	return &ipam.Refusal{Reason: ConfigUnavailable, Message: strings.ToValidUTF8(message, "")}
+}

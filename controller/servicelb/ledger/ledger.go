@@ -1,0 +1,304 @@
+// Package ledger decides which Service holds which addresses.
+//
+// The Ledger is a deterministic machine with one owner: it has no lock, goroutine, clock,
+// logger or source of its own. What has happened is handed in, with the time; what
+// follows is returned, or waits in Effects until the owner asks. The same history gives
+// the same answers, to the byte.
+//
+// The way of a Service, file by file:
+//
+//	ledger.go     Ensure: the Service is given what it asks for, as far as possible
+//	request.go    what it asks for, by its annotations
+//	takeover.go   what it had before and is given again, also at the start
+//	holdings.go   what is allocated, by ipam, and what is being given back
+//	verdict.go    the answer
+//	reasons.go    the reasons in it, with cause and cure
+//
+// What else happens:
+//
+//	follow.go     the configuration and the facts of the cluster change
+//	waiters.go    something became free: who waits for it
+//	leasing.go    DHCP servers lease addresses, or end leases
+//	conflicts.go  another host has an address
+//	scope.go      another load balancer serves a Service
+//	stats.go      somebody counts
+//
+// The Ledger lives in memory. Prime rebuilds it at the start from what the Services say.
+package ledger
+
+import (
+	"cmp"
+	"net/netip"
+	"reflect"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/ipam"
+	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+	"github.com/lodestone-lb/lodestone/pkg/compat"
+)
+
+// Ledger is the one truth about which Service holds which addresses. It is not safe for
+// concurrent use.
+type Ledger struct {
+	scope  Scope
+	primed bool
+	// Situation is what is in force.
+	Situation
+	// edition counts how often annotations came to mean something else.
+	edition int
+	// accounts has every Service, by "namespace/name".
+	accounts map[string]*account
+
+	held      *holdings
+	waiters   waiters
+	leasing   leasing
+	conflicts conflicts
+	foreign   foreigners
+	// retry says that others may get a better answer now.
+	retry bool
+}
+
+// account is what the ledger knows about a Service, under its "namespace/name".
+type account struct {
+	owner ipam.Owner
+	// leaving holds what the owner has given back but its object still shows.
+	leaving ipam.Owner
+	created time.Time
+	// judged says that there was a verdict since the start. asked and verdict
+	// are the last request and the answer.
+	judged  bool
+	asked   ipam.Request
+	verdict Verdict
+	// edition is the ledger's when it was asked.
+	edition int
+	takeover
+	// unsettled are the addresses that it should leave, because another host
+	// has had them all the time.
+	unsettled []netip.Addr
+	// left are disputes because of which it has left an address, and which it
+	// has not been told.
+	left []clusterfacts.Dispute
+	// renumbered says that it has moved because of an annotation that its object may
+	// still show: it does not move for that one again.
+	renumbered bool
+	// class is the class that it waits in, if it waits.
+	class class
+}
+
+// New returns a ledger that knows nobody: see Prime.
+func New(scope Scope) *Ledger {
+	held := &holdings{Allocator: ipam.New()}
+	return &Ledger{
+		scope: scope, accounts: map[string]*account{}, held: held,
+		waiters: newWaiters(), leasing: newLeasing(held), conflicts: newConflicts(held), foreign: newForeigners(),
+	}
+}
+
+// Effects are what the ledger's owner has to do.
+type Effects struct {
+	// Retry: others may get a better answer now, which Ledger.Retry gives them.
+	Retry bool
+	// Leases: Ledger.LeaseClients has changed, or FollowLeases has something new.
+	Leases bool
+}
+
+// Effects returns what follows from all that has happened since the last call.
+func (l *Ledger) Effects() Effects {
+	e := Effects{Retry: l.retry, Leases: l.leasing.work}
+	l.retry, l.leasing.work = false, false
+	return e
+}
+
+// Ensure makes the Service hold what it asks for, as far as possible. Call Settle once
+// its object says so: only then are addresses free that it gave back. Before, the
+// Records of the verdict have to be durable. The labels are those of its namespace.
+func (l *Ledger) Ensure(svc *corev1.Service, labels map[string]string, now time.Time) Verdict {
+	req, refusal := RequestOf(svc, labels, compat.For(l.Config))
+	if a := l.accounts[req.Owner.Name]; a != nil && a.owner.UID != req.Owner.UID {
+		l.close(a, now)
+	}
+	a, first := l.open(svc)
+	if first {
+		a.asked, a.unreadable = req, refusal != nil
+	}
+	l.takeOver(a, req, svc, first, now)
+	renumber := req.Renumber
+	req.Renumber = renumber && !a.renumbered
+	// Others wait for a place beside the Service, or for one that it leaves.
+	l.retry = l.retry || !reflect.DeepEqual(a.asked.Sharing, req.Sharing)
+	var before []ipam.Held
+	if req.Sharing != nil {
+		before = l.held.Holds(a.owner.UID)
+	}
+	var left []clusterfacts.Dispute
+	switch {
+	case l.Config == nil:
+	case refusal == nil:
+		left, refusal = l.allocate(a, req, now)
+	case len(l.held.Holds(a.owner.UID)) > 0: // it may have become a bad neighbour all the same
+		sharing := req.Sharing
+		req = a.asked
+		req.Sharing = sharing
+		l.held.abide(a, req, now)
+	}
+	v := l.verdict(a, req, refusal, now)
+	l.retry = l.retry || req.Sharing != nil && !slices.Equal(before, v.Held)
+	v.Left, a.left = slices.Concat(a.left, left), nil
+	v.Renumbered = v.Renumbered || renumber && a.renumbered
+	a.renumbered = v.Renumbered
+	a.judged, a.asked, a.verdict, a.edition = true, req, v, l.edition
+	l.waiters.remove(a)
+	if v.waits() {
+		l.waiters.add(a, l.classOf(a))
+	}
+	return v
+}
+
+// allocate gives the Service what it asks for, or says why not. A Service leaves an
+// address that it was given just now and that turns out to be another host's; if there
+// is no other, it stays.
+func (l *Ledger) allocate(a *account, req ipam.Request, now time.Time) (left []clusterfacts.Dispute, refusal *ipam.Refusal) {
+	if a.obstacle != nil && len(req.Addresses) == 0 {
+		if l.held.adopt(a, req, now); a.obstacle != nil {
+			return nil, a.obstacle
+		}
+	}
+	toLeave := l.conflicts.toLeave(a, req.Renumber, now)
+	req.Avoid = vips(toLeave)
+	refusal = l.held.allocate(a, req, now)
+	if refusal != nil && len(toLeave) > 0 && !req.Renumber {
+		req.Avoid = nil
+		if again := l.held.allocate(a, req, now); again != nil {
+			return nil, again
+		}
+		return nil, refusal.Behind(AddressConflict, silenced(toLeave[0])+"; there is no other address: ")
+	}
+	held := l.held.Holds(a.owner.UID)
+	left = slices.DeleteFunc(toLeave, func(d clusterfacts.Dispute) bool { return holds(held, d.VIP) })
+	if l.conflicts.withhold(vips(left), now) {
+		l.reconfigure(now)
+	}
+	return left, refusal
+}
+
+// verdict is the answer to a request that was met or refused.
+func (l *Ledger) verdict(a *account, req ipam.Request, refusal *ipam.Refusal, now time.Time) Verdict {
+	v := Verdict{Held: l.held.Holds(a.owner.UID), Refusal: refusal}
+	if len(v.Held) == 0 {
+		v.Foreign = a.foreign
+	}
+	switch {
+	case l.Config != nil:
+		v.Records = l.held.departing(a, false, now)
+		if refusal == nil {
+			v.Missing, v.Renumbered = missing(req, v.Held), req.Renumber
+		}
+	case len(v.Held)+len(a.claims)+len(a.foreign) > 0:
+		v.Unjudged, v.Refusal = true, nil
+	case refusal == nil:
+		v.Refusal = unavailable(l.Err)
+	}
+	v.Disputes = l.conflicts.about(v.Held)
+	if v.Refusal == nil && !v.Unjudged {
+		v.Refusal = l.conflicts.refusal(v.Disputes, now)
+	}
+	l.leasing.seek(a, req, &v, now)
+	if last := a.verdict.Refusal; last != nil && v.Refusal != nil && v.Refusal.Same(last) {
+		v.Refusal = last // its message may count seconds: say it once
+	}
+	return v
+}
+
+// Departing returns what has to be durable before Release, for the same name and UID.
+func (l *Ledger) Departing(name, uid string, now time.Time) []quarantine.Record {
+	if a := l.account(name, uid); a != nil && l.Config != nil {
+		return l.held.departing(a, true, now)
+	}
+	return nil
+}
+
+// Settle frees what the Service has given back, now that its object shows something
+// else.
+func (l *Ledger) Settle(name, uid string, shows []ipam.Held, now time.Time) {
+	if a := l.account(name, uid); a != nil {
+		freed := l.held.settle(a, shows, now)
+		l.leasing.work = l.leasing.work || len(freed) > 0
+		l.noteFreed(freed, now)
+	}
+}
+
+// Release makes the Service hold nothing and forgets it. With a UID, only that
+// incarnation of the Service. It reports whether an address was freed.
+func (l *Ledger) Release(name, uid string, now time.Time) (freed bool) {
+	a := l.account(name, uid)
+	return a != nil && l.close(a, now)
+}
+
+// close frees everything that the account's owner holds.
+func (l *Ledger) close(a *account, now time.Time) (freed bool) {
+	delete(l.accounts, a.owner.Name)
+	l.waiters.remove(a)
+	l.leasing.close(a)
+	left := l.held.releaseAll(a, now)
+	l.noteFreed(left, now)
+	return len(left) > 0
+}
+
+// noteFreed has the pools offer what Services have given back, or withhold it.
+func (l *Ledger) noteFreed(addrs []netip.Addr, now time.Time) {
+	l.retry = l.retry || len(addrs) > 0
+	if l.Config != nil && l.conflicts.freed(addrs, now) {
+		l.reconfigure(now)
+	}
+}
+
+// account returns what is known of a Service, or of this incarnation of it (with a
+// UID); nil: nothing.
+func (l *Ledger) account(name, uid string) *account {
+	if a := l.accounts[name]; a != nil && (uid == "" || uid == a.owner.UID) {
+		return a
+	}
+	return nil
+}
+
+// open returns the Service's account, and whether this is the first look at it.
+func (l *Ledger) open(svc *corev1.Service) (_ *account, first bool) {
+	name := NameOf(svc)
+	if a := l.accounts[name]; a != nil {
+		return a, false
+	}
+	uid := string(svc.UID)
+	a := &account{owner: ipam.Owner{UID: uid, Name: name}, leaving: ipam.Owner{UID: uid + "/leaving", Name: name},
+		created: svc.CreationTimestamp.Time}
+	l.accounts[name] = a
+	return a, true
+}
+
+// compare puts older Services before younger ones.
+func (a *account) compare(b *account) int {
+	return cmp.Or(a.created.Compare(b.created), cmp.Compare(a.owner.Name, b.owner.Name))
+}
+
+func sortAccounts(accounts []*account) { slices.SortFunc(accounts, (*account).compare) }
+
+// Knows reports whether this incarnation of a Service has asked for something, or had
+// something at the start.
+func (l *Ledger) Knows(svc *corev1.Service) bool {
+	return l.account(NameOf(svc), string(svc.UID)) != nil
+}
+
+// Holds returns what this incarnation of a Service holds.
+func (l *Ledger) Holds(uid string) []ipam.Held { return l.held.Holds(uid) }
+
+// Consider returns what each pool would do for the Service now.
+func (l *Ledger) Consider(svc *corev1.Service, labels map[string]string, now time.Time) []ipam.Consideration {
+	req, refusal := RequestOf(svc, labels, compat.For(l.Config))
+	if refusal != nil || l.Config == nil {
+		return nil
+	}
+	return l.held.Consider(req, now)
+}

@@ -1,0 +1,48 @@
+package ledger
+
+import (
+	"slices"
+	"time"
+
+	"github.com/lodestone-lb/lodestone/ipam"
+)
+
+// Stats are counters, for metrics and people.
+type Stats struct {
+	// Pools are those of the pools, without those that lease their addresses: how much
+	// is free only the server knows.
+	Pools []ipam.PoolStats
+	// Services are counted by how they stand, Refused by the reason of the refusal.
+	Services, Refused map[string]float64
+	// Leases are counted by pool and by LeaseStates.
+	Leases map[string]map[string]float64
+}
+
+// Stats counts.
+func (l *Ledger) Stats(now time.Time) Stats {
+	s := Stats{
+		Services: map[string]float64{"allocated": 0, "partial": 0, "draining": 0, "stranded": 0, "contested": 0, "refused": 0, "unjudged": 0},
+		Refused:  map[string]float64{}, Leases: l.leasing.count(),
+	}
+	s.Pools = slices.DeleteFunc(l.held.Stats(now), func(p ipam.PoolStats) bool { _, leases := s.Leases[p.Pool]; return leases })
+	for _, a := range l.accounts {
+		switch v := a.verdict; {
+		case v.Refusal != nil:
+			s.Services["refused"]++
+			s.Refused[string(v.Refusal.Reason)]++
+		case v.Unjudged:
+			s.Services["unjudged"]++
+		case len(v.Disputes) > 0:
+			s.Services["contested"]++
+		case v.Stranded():
+			s.Services["stranded"]++
+		case v.Draining():
+			s.Services["draining"]++
+		case v.Missing != "":
+			s.Services["partial"]++
+		default:
+			s.Services["allocated"]++
+		}
+	}
+	return s
+}

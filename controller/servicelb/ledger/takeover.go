@@ -1,0 +1,223 @@
+package ledger
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/ipam"
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/compat"
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
+)
+
+// takeover is what becomes of addresses that a Service had before the ledger knew it.
+type takeover struct {
+	// foreign are those in the Service's status that another load balancer gave and
+	// that it does not hold. obstacle is why not; nil while nobody has looked.
+	foreign  []netip.Addr
+	obstacle *ipam.Refusal
+	// claims are those that Lodestone gave, by the annotation alone. A configuration
+	// has to say whether the Service may have them.
+	claims []netip.Addr
+	// unreadable says that the request was not understood: all claims are kept.
+	unreadable bool
+	// adopted are those that it was given because they were in its status.
+	adopted []netip.Addr
+}
+
+// takesOver reports whether Services of other load balancers are left alone
+// until they can be taken over with the addresses that they have. Before there
+// are pools they always are: there is nothing better for them.
+func takesOver(cfg *config.Config) bool {
+	return cfg == nil || len(cfg.Pools) == 0 || len(cfg.Compatibility) > 0
+}
+
+// takeOver gives a Service that holds nothing what another load balancer wrote into its
+// status; and at the first look, too, what its annotation says that it had: it was restored
+// from a backup, or created again from its manifest. It gets nothing that it would not be
+// given on request.
+func (l *Ledger) takeOver(a *account, req ipam.Request, svc *corev1.Service, first bool, now time.Time) {
+	a.foreign, a.obstacle = nil, nil
+	if req.Renumber || len(l.held.Holds(a.owner.UID))+len(l.held.Holds(a.leaving.UID)) > 0 {
+		return
+	}
+	if takesOver(l.Config) {
+		a.foreign = kube.Foreign(svc)
+	}
+	if first {
+		a.claims = kube.Assigned(svc)
+	}
+	if l.Config != nil {
+		l.held.confirm(a, req, takesOver(l.Config), now)
+	}
+}
+
+// confirm gives the Service what it had before, as far as a request for it would be met.
+// What another load balancer gave it gets as a whole or not at all. What it claims it
+// gets as far as the request that it makes would keep it; one that cannot be read keeps
+// everything.
+func (h *holdings) confirm(a *account, req ipam.Request, takesOver bool, now time.Time) {
+	if takesOver {
+		h.adopt(a, req, now)
+	} else {
+		a.claims, a.foreign = slices.Concat(a.foreign, a.claims), nil
+	}
+	for _, addr := range a.claims {
+		sameFamily := func(b netip.Addr) bool { return b.Is4() == addr.Is4() }
+		kept := slices.Contains(req.Addresses, addr) || !slices.ContainsFunc(req.Addresses, sameFamily) &&
+			!slices.ContainsFunc(Addrs(h.Holds(a.owner.UID)), sameFamily)
+		if kept || a.unreadable {
+			h.Claim(req, []netip.Addr{addr}, a.created, now)
+		}
+	}
+	a.claims = nil
+}
+
+// adopt gives the Service all that another load balancer gave it, or nothing.
+func (h *holdings) adopt(a *account, req ipam.Request, now time.Time) {
+	if a.obstacle = nil; len(a.foreign) == 0 {
+		return
+	}
+	if r := h.Claim(req, a.foreign, a.created, now); r != nil {
+		a.obstacle = r.Behind(r.Reason, fmt.Sprintf("another load balancer has given it %s, which stays in the status until Lodestone can "+
+			"give it, too, or the Service asks for another address (%s): ", kube.JoinAddrs(a.foreign), moving))
+		return
+	}
+	a.foreign, a.adopted = nil, append(a.adopted, a.foreign...)
+}
+
+// Start is what is known when a controller starts.
+type Start struct {
+	Situation
+	Services []*corev1.Service
+	// NamespaceLabels returns the labels of a namespace.
+	NamespaceLabels func(namespace string) map[string]string
+	// Records tell which addresses are in quarantine.
+	Records []quarantine.Record
+}
+
+// Duplicate is an address that two Services had at the start. The holder keeps
+// it; the other is given another one.
+type Duplicate struct {
+	Service *corev1.Service
+	Addr    netip.Addr
+	// Holder is "namespace/name" of the Service that keeps the address.
+	Holder string
+}
+
+// Prime imports what the cluster's Services already hold, older Services
+// before younger and before those that are being deleted, and returns the
+// duplicates among it. What a Service has given up while nobody looked is its
+// own until its object is cleaned: then it is in quarantine.
+//
+// An address that a Service's status and annotation both name is its own,
+// whatever the pools say: who may write a Service may not write its status. An
+// address that only one of them names (the other was wiped, or another load
+// balancer gave it) it gets back if the Service would be given it now if it asked
+// for it, and not otherwise: nobody gains anything by writing an annotation. What
+// else is in a status is replaced, unless the configuration says whose Services
+// are being taken over.
+func (l *Ledger) Prime(s Start, now time.Time) (duplicates []Duplicate) {
+	for _, svc := range s.Services {
+		l.foreign.set(NameOf(svc), l.scope.shown(svc))
+	}
+	services := slices.DeleteFunc(slices.Clone(s.Services), func(svc *corev1.Service) bool {
+		return !l.scope.Covers(svc) && !l.scope.Keeps(svc) && !l.scope.LeftBehind(svc)
+	})
+	slices.SortFunc(services, func(a, b *corev1.Service) int {
+		return cmp.Or(deleting(a)-deleting(b), a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Namespace, b.Namespace),
+			cmp.Compare(a.Name, b.Name))
+	})
+	for _, svc := range services {
+		req, refusal := RequestOf(svc, s.NamespaceLabels(svc.Namespace), compat.For(s.Config))
+		duplicates = append(duplicates, l.importOne(svc, req, refusal != nil)...)
+	}
+	l.primed, l.conflicts.since, l.held.records = true, now, s.Records
+	l.Follow(s.Situation, now)
+	return duplicates
+}
+
+// importOne gives the Service what is certainly its own and notes what may be.
+func (l *Ledger) importOne(svc *corev1.Service, req ipam.Request, unreadable bool) (duplicates []Duplicate) {
+	status, assigned := kube.StatusAddresses(svc), kube.Assigned(svc)
+	if len(status)+len(assigned) == 0 {
+		return nil
+	}
+	a, _ := l.open(svc)
+	a.asked, a.unreadable = req, unreadable
+	leases, pools := kube.Leases(svc), assignedPools(svc)
+	for _, addr := range status {
+		if !slices.Contains(assigned, addr) {
+			continue
+		}
+		g := ipam.Holding{Owner: a.owner, Addr: addr, Sharing: req.Sharing, Since: since(svc), Asked: pools[addr]}
+		if holder, ok := l.held.Restore(g); !ok {
+			if deleting(svc) == 0 {
+				duplicates = append(duplicates, Duplicate{svc, addr, holder.Name})
+			}
+		} else if on := leases[addr]; on != "" {
+			l.leasing.restore(a, on, addr)
+		}
+	}
+	if deleting(svc) == 0 {
+		a.claims = slices.DeleteFunc(assigned, func(addr netip.Addr) bool { return slices.Contains(status, addr) })
+		if l.scope.Covers(svc) { // what others give to theirs is no concern of ours
+			a.foreign = kube.Foreign(svc)
+		}
+	}
+	return duplicates
+}
+
+// confirmAll decides about all that Services had before, older Services first, before
+// anybody is given anything.
+func (l *Ledger) confirmAll(now time.Time) {
+	var claimants []*account
+	for _, a := range l.accounts {
+		if len(a.claims)+len(a.foreign) > 0 {
+			claimants = append(claimants, a)
+		}
+	}
+	sortAccounts(claimants)
+	for _, a := range claimants {
+		l.held.confirm(a, a.asked, takesOver(l.Config), now)
+	}
+}
+
+// assignedPools returns the pool of each address that the annotations name. Who
+// writes them gains nothing: the name keeps an address that the Service has.
+func assignedPools(svc *corev1.Service) map[netip.Addr]string {
+	pools := strings.SplitN(svc.Annotations[annotation.AssignedPools], ",", ipam.MaxAddresses+1)
+	of := map[netip.Addr]string{}
+	for i, text := range strings.SplitN(svc.Annotations[annotation.Assigned], ",", ipam.MaxAddresses+1) {
+		addr, err := netip.ParseAddr(strings.TrimSpace(text))
+		if err == nil && i < min(len(pools), ipam.MaxAddresses) && len(pools[i]) <= maxName {
+			of[addr.Unmap()] = strings.Clone(pools[i])
+		}
+	}
+	return of
+}
+
+// since is when the Service got what it holds, as far as its object tells.
+func since(svc *corev1.Service) time.Time {
+	if c := kube.Allocated(svc); c != nil && c.Status == metav1.ConditionTrue {
+		return c.LastTransitionTime.Time
+	}
+	return svc.CreationTimestamp.Time
+}
+
+// deleting is 1 for a Service that is being deleted, else 0.
+func deleting(svc *corev1.Service) int {
+	if svc.DeletionTimestamp != nil {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,63 @@
+package servicelb
+
+import (
+	"sync"
+	"time"
+
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
+)
+
+// sharedLedger is the ledger, for several goroutines: it has the lock and the clock, and
+// hands the ledger what is in force.
+type sharedLedger struct {
+	mu     sync.Mutex
+	ledger *ledger.Ledger
+	config Config
+	facts  Facts
+	now    func() time.Time
+	// retry is sent to when Ledger.Retry has to be called, and leases when leases have to
+	// be followed.
+	retry, leases chan struct{}
+}
+
+func newSharedLedger(scope ledger.Scope, config Config, facts Facts) *sharedLedger {
+	return &sharedLedger{
+		ledger: ledger.New(scope), config: config, facts: facts, now: time.Now,
+		retry: make(chan struct{}, 1), leases: make(chan struct{}, 1),
+	}
+}
+
+// open returns the ledger, which goes by what is in force now and is the caller's until
+// it calls close.
+func (s *sharedLedger) open() (*ledger.Ledger, time.Time) {
+	s.mu.Lock()
+	now := s.now()
+	s.ledger.Follow(s.situation(), now)
+	return s.ledger, now
+}
+
+// close gives the ledger back and wakes those who have something to do now.
+func (s *sharedLedger) close() {
+	effects := s.ledger.Effects()
+	s.mu.Unlock()
+	if effects.Retry {
+		wake(s.retry)
+	}
+	if effects.Leases {
+		wake(s.leases)
+	}
+}
+
+func (s *sharedLedger) situation() ledger.Situation {
+	cfg, state := s.config.Current()
+	facts, _ := s.facts.Current()
+	return ledger.Situation{Config: cfg, Err: state.Err, Facts: facts}
+}
+
+// wake sends, unless somebody has already.
+func wake(signal chan<- struct{}) {
+	select {
+	case signal <- struct{}{}:
+	default:
+	}
+}
