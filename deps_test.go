@@ -244,7 +244,7 @@ func TestClock(t *testing.T) {
 
 // machines are the packages that are deterministic: events and the time go in, effects come
 // out. They have one owner, and wait for nothing.
-var machines = []string{"speaker/core", "speaker/layer2/segment"}
+var machines = []string{"controller/servicelb/ledger", "speaker/core", "speaker/layer2/segment"}
 
 // TestMachines keeps all out of the machines that does not follow from their events.
 func TestMachines(t *testing.T) {
@@ -407,6 +407,54 @@ func TestBudget(t *testing.T) {
 			}
 		}
 	}
+}
+
+// maxMethods bounds the duties of a type.
+const maxMethods = 30
+
+// manyMethods are the types that have more, and how many. None may grow, and no other
+// may come.
+var manyMethods = map[string]int{"speaker.Speaker": 43, "speaker/layer2.port": 31, "speaker/membership.table": 31}
+
+// TestMethods bounds how many methods a type has. test/ is not a part of the program.
+func TestMethods(t *testing.T) {
+	t.Parallel()
+	count := map[string]int{}
+	for _, s := range parseSources(t) {
+		for _, d := range s.file.Decls {
+			if f, ok := d.(*ast.FuncDecl); ok && f.Recv != nil && folders(s.path, 1) != "test" {
+				count[s.folder()+"."+receiver(f.Recv.List[0].Type)]++
+			}
+		}
+	}
+	for name, n := range count {
+		switch most, known := manyMethods[name]; {
+		case known && n < most:
+			t.Errorf("%s has %d methods: write it down in manyMethods, or nothing if it has %d at most", name, n, maxMethods)
+		case n > max(most, maxMethods):
+			t.Errorf("%s has %d methods, at most %d", name, n, max(most, maxMethods))
+		}
+	}
+	for name := range manyMethods {
+		if count[name] == 0 {
+			t.Errorf("%s in manyMethods is no type", name)
+		}
+	}
+}
+
+// receiver is the name of a receiver's type.
+func receiver(e ast.Expr) string {
+	switch e := e.(type) {
+	case *ast.StarExpr:
+		return receiver(e.X)
+	case *ast.IndexExpr:
+		return receiver(e.X)
+	case *ast.IndexListExpr:
+		return receiver(e.X)
+	case *ast.Ident:
+		return e.Name
+	}
+	return "?"
 }
 
 // source is one parsed production file.

@@ -36,8 +36,7 @@ func (c *Controller) keepLeases(ctx context.Context) {
 func (c *Controller) stepLeases() {
 	current := c.Leases.Current()
 	l, now := c.ledger.open()
-	due, lost := l.FollowLeases(current, now)
-	want := l.LeaseClients()
+	want, due, lost := l.FollowLeases(current, now)
 	c.ledger.close()
 	if want != nil {
 		c.Leases.Set(want)

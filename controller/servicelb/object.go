@@ -214,7 +214,8 @@ func (o object) change(svc *corev1.Service, now metav1.Time) any {
 // reason, or other addresses. Nil: nothing.
 func (o object) event(svc *corev1.Service) *metav1.Condition {
 	old := kube.Allocated(svc)
-	if o.condition == nil || old != nil && old.Reason == o.condition.Reason && svc.Annotations[annotation.Assigned] == kube.JoinAddrs(o.addrs) {
+	if o.condition == nil || old != nil && old.Reason == o.condition.Reason &&
+		svc.Annotations[annotation.Assigned] == kube.JoinAddrs(o.addrs) {
 		return nil
 	}
 	return o.condition

@@ -68,8 +68,10 @@ func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 	l, now := c.ledger.open()
 	l.Settle(name, string(svc.UID), v.Held, now)
 	c.ledger.close()
-	if wrote && repair {
-		c.repaired(svc)
+	if wrote && repair { // what could not be written says nothing about others
+		if count := c.repairs.count(name, now); count == promptRepairs+1 {
+			c.emit.contested(svc, count)
+		}
 		return nil
 	}
 	c.repairs.note(svc, want.sum())
@@ -180,12 +182,4 @@ func isOtherUID(err error) bool {
 		return false
 	}
 	return slices.ContainsFunc(status.Status().Details.Causes, func(c metav1.StatusCause) bool { return c.Field == "metadata.uid" })
-}
-
-// repaired notes that the Service's object was restored. What could not be
-// written says nothing about others, and is no repair.
-func (c *Controller) repaired(svc *corev1.Service) {
-	if count := c.repairs.count(ledger.NameOf(svc), c.ledger.now()); count == promptRepairs+1 {
-		c.emit.contested(svc, count)
-	}
 }

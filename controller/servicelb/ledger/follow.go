@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"maps"
+	"net/netip"
 	"reflect"
 	"slices"
 	"strings"
@@ -47,7 +48,7 @@ func (l *Ledger) Follow(s Situation, now time.Time) {
 	l.reconfigure(now)
 	l.held.quarantineRecorded(now)
 	if first || takesOver(s.Config) {
-		l.confirmAll(now)
+		l.held.confirmAll(l.accounts, takesOver(s.Config), now)
 	}
 	if l.conflicts.withholdIdle(now) {
 		l.reconfigure(now)
@@ -58,17 +59,13 @@ func (l *Ledger) Follow(s Situation, now time.Time) {
 func (l *Ledger) reconfigure(now time.Time) {
 	l.waiters.swept, l.foreign.moved = false, false
 	l.leasing.drop(now)
-	l.held.Configure(l.setup())
-}
-
-func (l *Ledger) setup() ipam.Setup {
 	s := ipam.Setup{Pools: l.Config.Pools, Quarantine: l.Config.Quarantine, Reservations: l.Config.Reservations,
-		Conflicted: slices.Collect(maps.Keys(l.conflicts.withheld))}
+		Conflicted: slices.SortedFunc(maps.Keys(l.conflicts.withheld), netip.Addr.Compare)}
 	for _, f := range slices.Concat(clusterfacts.Forbid(l.Config, l.Facts), l.foreign.forbidden()) {
 		s.Forbidden = append(s.Forbidden, ipam.Forbidden(f))
 	}
 	l.leasing.addTo(&s)
-	return s
+	l.held.Configure(s)
 }
 
 // unavailable is the refusal for want of any configuration.

@@ -420,20 +420,14 @@ func (l *leasing) count() map[string]map[string]float64 {
 	return count
 }
 
-// LeaseClients returns who wants a lease, for the interface of each pool that
-// leases its addresses. Nil: there is no configuration yet.
-func (l *Ledger) LeaseClients() map[string][]LeaseClient {
-	if l.Config == nil {
-		return nil
-	}
-	return l.leasing.clients()
-}
-
 // FollowLeases takes over how leases stand, by interface and ID of the client. It
-// returns the Services that have to be looked at, and what was lost since the last call.
-func (l *Ledger) FollowLeases(current map[string]map[string]LeaseState, now time.Time) (due []string, lost []Loss) {
+// returns who wants a lease, for the interface of each pool that leases its addresses
+// (nil: there is no configuration yet), the Services that have to be looked at, and what
+// was lost since the last call.
+func (l *Ledger) FollowLeases(current map[string]map[string]LeaseState, now time.Time) (want map[string][]LeaseClient, due []string,
+	lost []Loss) {
 	if l.Config == nil {
-		return nil, nil
+		return nil, nil, nil
 	}
 	due, changed := l.leasing.follow(current, now)
 	if changed {
@@ -443,7 +437,7 @@ func (l *Ledger) FollowLeases(current map[string]map[string]LeaseState, now time
 	for _, loss := range lost {
 		due = append(due, loss.Service)
 	}
-	return due, lost
+	return l.leasing.clients(), due, lost
 }
 
 // LeaseOver reports whether the Service's object shows an address whose lease

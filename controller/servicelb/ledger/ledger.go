@@ -102,7 +102,7 @@ func New(scope Scope) *Ledger {
 type Effects struct {
 	// Retry: others may get a better answer now, which Ledger.Retry gives them.
 	Retry bool
-	// Leases: Ledger.LeaseClients has changed, or FollowLeases has something new.
+	// Leases: Ledger.FollowLeases returns something new.
 	Leases bool
 }
 

@@ -61,6 +61,21 @@ func (l *Ledger) takeOver(a *account, req ipam.Request, svc *corev1.Service, fir
 	}
 }
 
+// confirmAll decides about all that Services had before, older Services first, before
+// anybody is given anything.
+func (h *holdings) confirmAll(accounts map[string]*account, takesOver bool, now time.Time) {
+	var claimants []*account
+	for _, a := range accounts {
+		if len(a.claims)+len(a.foreign) > 0 {
+			claimants = append(claimants, a)
+		}
+	}
+	sortAccounts(claimants)
+	for _, a := range claimants {
+		h.confirm(a, a.asked, takesOver, now)
+	}
+}
+
 // confirm gives the Service what it had before, as far as a request for it would be met.
 // What another load balancer gave it gets as a whole or not at all. What it claims it
 // gets as far as the request that it makes would keep it; one that cannot be read keeps
@@ -175,21 +190,6 @@ func (l *Ledger) importOne(svc *corev1.Service, req ipam.Request, unreadable boo
 		}
 	}
 	return duplicates
-}
-
-// confirmAll decides about all that Services had before, older Services first, before
-// anybody is given anything.
-func (l *Ledger) confirmAll(now time.Time) {
-	var claimants []*account
-	for _, a := range l.accounts {
-		if len(a.claims)+len(a.foreign) > 0 {
-			claimants = append(claimants, a)
-		}
-	}
-	sortAccounts(claimants)
-	for _, a := range claimants {
-		l.held.confirm(a, a.asked, takesOver(l.Config), now)
-	}
 }
 
 // assignedPools returns the pool of each address that the annotations name. Who

@@ -170,10 +170,7 @@ func (l *Ledger) classOf(a *account) class {
 // left pools, or are disputed or no longer so, or whose annotations may mean
 // something else, when something changed that decisions depend on.
 func (l *Ledger) Waiting(now time.Time) []string {
-	l.lookAhead(now)
-	if !l.waiters.swept {
-		l.sweep()
-	}
+	l.takeStock(now)
 	return namesOf(slices.Collect(maps.Keys(l.waiters.due)))
 }
 
@@ -190,63 +187,61 @@ func (l *Ledger) Relabeled(labels func(namespace string) map[string]string) []st
 	return namesOf(relabeled)
 }
 
-// sweep finds out who is due. Those that there was no verdict on yet have
-// their turn to come.
-func (l *Ledger) sweep() {
-	clear(l.waiters.due)
-	for _, a := range l.accounts {
-		if held := l.held.Holds(a.owner.UID); a.judged &&
-			(a.edition != l.edition || a.verdict.waits() || !slices.Equal(a.verdict.Held, held) ||
-				!slices.Equal(a.verdict.Disputes, l.conflicts.about(held))) {
-			l.waiters.due[a] = struct{}{}
-		}
-	}
-	l.waiters.swept = true
-}
-
 // Retry gives what has become free to those who wait, the oldest first, and
 // returns the Services to which that is new, oldest first. Of a class that is
-// refused it asks one.
+// refused it asks one: to say that numbers have changed is, for one of many, not
+// reason enough.
 func (l *Ledger) Retry(now time.Time) []string {
-	l.lookAhead(now)
-	if !l.waiters.swept {
-		l.sweep()
-		return namesOf(slices.Collect(maps.Keys(l.waiters.due)))
+	if l.takeStock(now) {
+		return l.Waiting(now)
 	}
 	if l.Config == nil {
 		return nil
 	}
+	askAgain := func(a *account) (got, isNew bool) {
+		before := l.held.Holds(a.owner.UID)
+		left, refusal := l.allocate(a, a.asked, now)
+		a.left = append(a.left, left...)
+		got = !slices.Equal(before, l.held.Holds(a.owner.UID))
+		if a.class.alone == "" {
+			return got, refusal != nil && refusal.Reason != a.class.reason
+		}
+		return got, !refusal.Same(a.verdict.Refusal) || l.leasing.mayDraw(a.asked)
+	}
 	var due []*account
 	for more := true; more; {
 		var some []*account
-		some, more = l.waiters.round(func(a *account) (got, isNew bool) { return l.askAgain(a, now) })
+		some, more = l.waiters.round(askAgain)
 		due = append(due, some...)
 	}
 	return namesOf(due)
 }
 
-// askAgain asks for a Service once more. To say that numbers have changed is, for one
-// of many, not reason enough.
-func (l *Ledger) askAgain(a *account, now time.Time) (got, isNew bool) {
-	before := l.held.Holds(a.owner.UID)
-	left, refusal := l.allocate(a, a.asked, now)
-	a.left = append(a.left, left...)
-	got = !slices.Equal(before, l.held.Holds(a.owner.UID))
-	if a.class.alone == "" {
-		return got, refusal != nil && refusal.Reason != a.class.reason
+// takeStock finds out when the next address is free, and who is due if what decisions
+// depend on has changed since the last time (news). Those that there was no verdict on
+// yet have their turn to come.
+func (l *Ledger) takeStock(now time.Time) (news bool) {
+	w := &l.waiters
+	w.next, _ = l.held.NextFree(now)
+	if lapse := l.conflicts.lapse; !lapse.IsZero() && (w.next.IsZero() || lapse.Before(w.next)) {
+		w.next = lapse
 	}
-	return got, !refusal.Same(a.verdict.Refusal) || l.leasing.mayDraw(a.asked)
+	if w.swept {
+		return false
+	}
+	clear(w.due)
+	for _, a := range l.accounts {
+		if held := l.held.Holds(a.owner.UID); a.judged &&
+			(a.edition != l.edition || a.verdict.waits() || !slices.Equal(a.verdict.Held, held) ||
+				!slices.Equal(a.verdict.Disputes, l.conflicts.about(held))) {
+			w.due[a] = struct{}{}
+		}
+	}
+	w.swept = true
+	return true
 }
 
 // NextFree returns when the next address after the last Retry, or Waiting, ends
-// its rest or ceases to be withheld; the zero time: none will. Whoever asks later
+// its quarantine or ceases to be withheld; the zero time: none will. Whoever asks later
 // would miss those that have done so meanwhile.
 func (l *Ledger) NextFree() time.Time { return l.waiters.next }
-
-// lookAhead sets what NextFree returns.
-func (l *Ledger) lookAhead(now time.Time) {
-	l.waiters.next, _ = l.held.NextFree(now)
-	if !l.conflicts.lapse.IsZero() && (l.waiters.next.IsZero() || l.conflicts.lapse.Before(l.waiters.next)) {
-		l.waiters.next = l.conflicts.lapse
-	}
-}
