@@ -454,7 +454,8 @@ type NodeRule struct {
 func (p *Pool) ContainsPrefix(prefix netip.Prefix) bool { return p.whole().ContainsPrefix(prefix) }
 
 // PoolOf returns the pool whose addresses, withheld ones included, contain
-// the address. It knows no leases: see PoolOn.
+// the address. It knows no leases: see PoolOn. It looks at one pool after the other, as
+// everything does that asks pools: only the operator makes them many.
 func (c *Config) PoolOf(a netip.Addr) (*Pool, bool) {
 	for i := range c.Pools {
 		p := &c.Pools[i]

@@ -253,6 +253,23 @@ func BenchmarkParseThousandPools(b *testing.B) {
 	}
 }
 
+// BenchmarkPoolOf finds the pool of an address of the last one.
+func BenchmarkPoolOf(b *testing.B) {
+	c, err := Parse(thousandPools())
+	require.NoError(b, err)
+	for _, n := range []int{10, 100, 1000} {
+		b.Run(fmt.Sprint("pools=", n), func(b *testing.B) {
+			some := Config{Pools: c.Pools[:n]}
+			addr := some.Pools[n-1].Free.Ranges()[0].From()
+			for b.Loop() {
+				if _, found := some.PoolOf(addr); !found {
+					b.Fatal(addr)
+				}
+			}
+		})
+	}
+}
+
 func FuzzParse(f *testing.F) {
 	for _, dir := range []string{"invalid", "valid"} {
 		files, _ := filepath.Glob(filepath.Join("testdata", dir, "*.yaml"))
