@@ -108,7 +108,7 @@ func (p *process) cloud(c *config.CompletedConfig) cloudprovider.Interface {
 	}
 	err := connect(c)
 	p.fatal(err)
-	objects.Share(c.SharedInformers)
+	objects.Share(c.SharedInformers, p.scope.Covers)
 	own := rest.AddUserAgent(rest.CopyConfig(c.Kubeconfig), servicelb.Name)
 	own.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return fence{next, func() bool { return p.election.holds() }}

@@ -159,6 +159,26 @@ func TestHostileObjects(t *testing.T) {
 	}
 }
 
+// The controller keeps little of Services that other load balancers serve, or nobody.
+func TestServicesOfOthersAreKeptInPart(t *testing.T) {
+	t.Parallel()
+	every := hostileServices(hostileMeta())["everything"]
+	every.Annotations[annotation.Assigned] = "198.18.0.1"
+	for name, c := range map[string]struct{ ours, finalizer, whole bool }{
+		"ours": {ours: true, whole: true}, "it was ours": {finalizer: true, whole: true}, "another's": {},
+	} {
+		s := every.DeepCopy()
+		if s.Finalizers = nil; c.finalizer {
+			s.Finalizers = []string{annotation.ClassFinalizer}
+		}
+		kept := objects.ServicesFor(func(*corev1.Service) bool { return c.ours }).Project(s)
+		require.Equal(t, [3]bool{c.whole, c.whole, c.whole}, [3]bool{kept.Labels != nil, kept.Spec.Selector != nil, kept.Spec.Ports != nil}, name)
+		require.Equal(t, "198.18.0.1", kept.Annotations[annotation.Assigned], "%s: what the controller takes back", name)
+		require.Equal(t, c.whole, kept.Annotations[annotation.AddressPool] != "", name)
+		require.NotEmpty(t, kept.Status.LoadBalancer.Ingress, "%s: what is in use", name)
+	}
+}
+
 // Who writes a Lease has to see that somebody else wrote more, whatever that is.
 func TestMoreOnALeaseIsSeen(t *testing.T) {
 	t.Parallel()

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -78,9 +79,10 @@ func (k Kind[E, P]) Informer(client kubernetes.Interface, scope Scope, o cache.S
 }
 
 // Share has the factory's informers of Services, Namespaces and Nodes keep
-// projections. Nobody may have asked the factory for them before.
-func Share(factory informers.SharedInformerFactory) {
-	share(factory, Services)
+// projections. Nobody may have asked the factory for them before. Of Services that are not
+// ours, and never were, it keeps what says so and which addresses they show.
+func Share(factory informers.SharedInformerFactory, ours func(*corev1.Service) bool) {
+	share(factory, ServicesFor(ours))
 	share(factory, Namespaces)
 	share(factory, WritableNodes)
 }

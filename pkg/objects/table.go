@@ -72,6 +72,22 @@ var Services = Kind[corev1.Service, *corev1.Service]{
 	},
 }
 
+// ServicesFor are Services for a program that serves some of them.
+func ServicesFor(ours func(*corev1.Service) bool) Kind[corev1.Service, *corev1.Service] {
+	k := Services
+	k.project = func(s *corev1.Service) *corev1.Service {
+		kept := service(s)
+		if ours(s) || len(kept.Finalizers) > 0 {
+			return kept
+		}
+		kept.Labels, kept.Spec.Selector, kept.Spec.Ports = nil, nil, nil
+		kept.Annotations = annotations(s.Annotations, maxAnnotationBytes,
+			[]string{annotation.Assigned, annotation.AssignedPools, annotation.Leases})
+		return kept
+	}
+	return k
+}
+
 // Namespaces are kept with their labels.
 var Namespaces = Kind[corev1.Namespace, *corev1.Namespace]{
 	Name: "Namespaces", Resource: "namespaces", rest: core, project: func(n *corev1.Namespace) *corev1.Namespace {
