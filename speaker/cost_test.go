@@ -113,7 +113,8 @@ func startSpeaker(b *testing.B, api *apiServer) {
 	require.Eventually(b, func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return len(s.state.plan.Layer2)+len(s.state.plan.Silent) == manyServices
+		p := s.core.State().Plan
+		return len(p.Layer2)+len(p.Silent) == manyServices
 	}, testTimeout, 10*time.Millisecond)
 }
 

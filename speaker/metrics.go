@@ -58,9 +58,10 @@ func (collector) Describe(ch chan<- *prometheus.Desc) {
 
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	c.mu.Lock()
-	ready, owned, planned := ready(c.state.checks), len(c.state.plan.Layer2), c.state.planned
+	state := c.core.State()
+	ready, owned, planned := ready(c.checks), len(state.Plan.Layer2), state.Planned
 	silent, unowned := map[plan.Reason]int{}, map[plan.Reason]int{}
-	for _, silence := range c.state.plan.Silent {
+	for _, silence := range state.Plan.Silent {
 		silent[silence.Reason]++
 		if silence.Unowned {
 			unowned[silence.Reason]++

@@ -8,7 +8,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -85,30 +84,6 @@ func TestRoutesToPodsFollowNodesAndConfiguration(t *testing.T) {
 		s.config.config = &config.Config{Digest: "d3", Routes: &config.Routes{Mode: config.RoutesKernel}}
 	})
 	s.wantPodRoutes(config.RoutesKernel, map[string]string{"10.244.7.0/24": "198.18.0.22"})
-
-	// A database without this node is not the one that the routes came from.
-	require.NoError(t, s.client.CoreV1().Nodes().Delete(t.Context(), "n1", metav1.DeleteOptions{}))
-	require.NoError(t, s.client.CoreV1().Nodes().Delete(t.Context(), "n2", metav1.DeleteOptions{}))
-	require.Eventually(t, func() bool { return len(s.speaker.cluster.nodes.GetStore().List()) == 0 }, testTimeout, time.Millisecond)
-	s.config.change(func() { s.config.config = &config.Config{Digest: "d4"} })
-	require.Eventually(t, func() bool { return s.speaker.Status().ConfigDigest == "d4" }, testTimeout, time.Millisecond)
-	s.wantPodRoutes(config.RoutesKernel, map[string]string{"10.244.7.0/24": "198.18.0.22"})
-}
-
-// Before the speaker knows the configuration it takes nothing away.
-func TestNoWordOnRoutesToPodsWithoutConfiguration(t *testing.T) {
-	s := newStory(t)
-	c := s.config.config
-	s.config.config = nil
-	s.start()
-	require.Eventually(t, func() bool {
-		return s.speaker.cluster.hasSynced() && s.speaker.Alive() == nil && len(s.speaker.Checks()) > 0
-	}, testTimeout, time.Millisecond)
-	s.pods.mu.Lock()
-	assert.Empty(t, s.pods.sets)
-	s.pods.mu.Unlock()
-	s.config.change(func() { s.config.config = c })
-	s.wantPodRoutes("", nil)
 }
 
 // The Lease says which pods have routes, once that is known.

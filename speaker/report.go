@@ -11,6 +11,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/layer2"
 	"github.com/lodestone-lb/lodestone/speaker/netstate"
@@ -246,4 +247,30 @@ func (r *Reporter) network() report.Network {
 		n.Gateways = gateways
 	}
 	return n
+}
+
+// routedPods returns the mode of routes to pods and those of the node's pod CIDRs that
+// have routes. While that is not known they are nil, and the last report about them
+// stays: a speaker that is replaced, or a session that is down for a while, does not
+// make a node's network unavailable.
+func (r *Reporter) routedPods() (mode string, routed []netip.Prefix) {
+	status := r.PodRoutes.Status()
+	if !status.Told {
+		return "", nil
+	}
+	current, _ := r.Config.Current()
+	known := true
+	switch {
+	case status.Mode == config.RoutesKernel:
+		// A route that the kernel refuses is no reason to give up the others.
+		known = status.Error == "" || len(status.Routes) > 0
+	case status.Mode == config.RoutesBGP:
+		known = current != nil && current.Routes != nil && slices.ContainsFunc(r.Sessions.Sessions(), func(p report.Session) bool {
+			return p.Established && current.Routes.Tells(p.Peer)
+		})
+	}
+	if !known {
+		return string(status.Mode), nil
+	}
+	return string(status.Mode), append([]netip.Prefix{}, status.Own...)
 }

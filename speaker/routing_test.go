@@ -14,7 +14,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"go4.org/netipx"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
@@ -143,37 +142,6 @@ func TestRoutersHearOfServices(t *testing.T) {
 	s.hears("set [] []")
 }
 
-func TestRoutersHearWhatIsPermitted(t *testing.T) {
-	s := newRoutedStory(t)
-	s.start()
-	s.hears("set [tor] [203.0.113.1/32]")
-	permit := func(set *netipx.IPSet) {
-		s.config.change(func() {
-			changed := *s.config.config
-			changed.Permit = set
-			s.config.config = &changed
-		})
-	}
-	permit(prefix("203.0.113.8/29"))
-	s.hears("set [tor] []")
-	s.silent(plan.NotPermitted, "")
-	permit(prefix("203.0.113.0/29"))
-	s.hears("set [tor] [203.0.113.1/32]")
-	permit(nil) // the announcer need not look any more
-	s.hears("set [tor] [203.0.113.1/32]")
-}
-
-func TestRoutersHearNothingBeforeAllIsReady(t *testing.T) {
-	s := newRoutedStory(t)
-	s.dataPlane.sick = true
-	s.start()
-	s.hearsNothing()
-	s.dataPlane.change(func() { s.dataPlane.sick = false })
-	s.hears("set [tor] [203.0.113.1/32]")
-	s.dataPlane.change(func() { s.dataPlane.sick = true })
-	s.hears("set [tor] []")
-}
-
 func TestRoutersAreAskedToPreferOthersFirst(t *testing.T) {
 	s := newRoutedStory(t)
 	s.start()
@@ -184,19 +152,6 @@ func TestRoutersAreAskedToPreferOthersFirst(t *testing.T) {
 	s.hears("drain true", "set [tor] [203.0.113.1/32]", "set [tor] []", "drain false")
 	s.apply(nodeObject("n1"))
 	s.hears("set [tor] [203.0.113.1/32]")
-}
-
-func TestNodeBackWhileItDrains(t *testing.T) {
-	s := newRoutedStory(t)
-	s.drain = 5 * time.Second
-	s.start()
-	s.hears("set [tor] [203.0.113.1/32]")
-	node := nodeObject("n1")
-	node.Labels = map[string]string{corev1.LabelNodeExcludeBalancers: ""}
-	s.apply(node)
-	s.hears("drain true", "set [tor] [203.0.113.1/32]")
-	s.apply(nodeObject("n1"))
-	s.hears("set [tor] [203.0.113.1/32]", "drain false")
 }
 
 func TestNewPasswordsSetTheSessionsAgain(t *testing.T) {

@@ -1,6 +1,6 @@
-// Package speaker is what a node does: one goroutine takes a snapshot of the
-// cluster, asks the plan what this node announces, and tells the announcer.
-// Informers, other speakers, the configuration and kube-proxy only wake it.
+// Package speaker is what a node does: one goroutine gathers what has happened, has
+// package core decide, and does what that wants done. Informers, other speakers, the
+// configuration and kube-proxy only wake it.
 //
 // While the API server is down everything goes on: the caches keep what they
 // have, and a dead node's VIPs still move, for the speakers tell each other
@@ -16,9 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/netip"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,23 +27,26 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/pkg/report"
+	"github.com/lodestone-lb/lodestone/speaker/core"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
-	"github.com/lodestone-lb/lodestone/speaker/snapshot"
+	"github.com/lodestone-lb/lodestone/speaker/podroutes"
 )
 
 const (
 	// heartbeat is how often the loop shows that it is alive.
 	heartbeat = 5 * time.Second
-	// setTimeout bounds one call of the announcer, setRetry is the wait after
-	// one that failed.
+	// setTimeout bounds one call of the announcer or of the router.
 	setTimeout = 5 * time.Second
-	setRetry   = time.Second
 	// DefaultHandOver is how long a VIP that moves is answered for here when the
 	// next owner is not heard. Normally it is, within some ten milliseconds; this
 	// is for a watch that lags, a frame that is lost, and a thousand VIPs that
 	// move together.
 	DefaultHandOver = 2 * time.Second
+	// DefaultDrain is how long routers are given to prefer other nodes before this
+	// one withdraws its routes (RFC 8326).
+	DefaultDrain = 2 * time.Second
 	// The loop rests restFactor times as long as it worked, at most maxRest,
 	// before it looks at the API's objects again: changes without end cost a
 	// tenth of a core. Other speakers never wait.
@@ -113,6 +114,39 @@ type Limiter interface {
 	Set(want map[plan.LimitKey]plan.Limit)
 }
 
+// Router tells routers which VIPs the node takes traffic for; bgp.Announcer is
+// one.
+type Router interface {
+	// Set replaces sessions and routes, and does not wait for routers. The maps
+	// are the loop's: Set must not keep them.
+	Set(ctx context.Context, want plan.BGP) error
+	// Update is Set when only these routes have changed since.
+	Update(ctx context.Context, want plan.BGP, changed []netip.Prefix) error
+	// Drain has routers prefer other nodes, for these routes and those of later
+	// Sets.
+	Drain(ctx context.Context, on bool) error
+	// Stop closes the sessions. If the process will be back soon, routers that
+	// agreed to graceful restart keep the routes.
+	Stop(restarting bool)
+}
+
+// Passwords are those of the peers; kube.Passwords is one.
+type Passwords interface {
+	// Changed returns a channel that is closed when sessions have to be set
+	// again for their passwords.
+	Changed() <-chan struct{}
+}
+
+// PodRouter keeps routes to the pods of other nodes; route.Table is one.
+type PodRouter interface {
+	// Set replaces the whole set and does not wait for its effect: no VIP waits
+	// for a route.
+	Set(want plan.PodRoutes)
+	Status() podroutes.Status
+	// Changed returns a channel that is closed when Status has something new.
+	Changed() <-chan struct{}
+}
+
 // Options are what a Speaker needs.
 type Options struct {
 	Node   string
@@ -146,42 +180,19 @@ type Speaker struct {
 	cluster *cluster
 	metrics *metrics
 	ready   chan struct{}
+	changed notify.Signal // Moves, Labels or Addresses
 
 	// Owned by Run.
-	planner  *plan.Planner
-	config   *config.Config            // in the planner
-	speakers map[string]bool           // in the planner
-	nodes    map[string]plan.Node      // in the planner
-	networks map[string]report.Network // in the nodes
-	heard    <-chan struct{}           // closed when there are others
-	retry    <-chan time.Time
-	leaving  map[netip.Addr]leaving
-	arriving map[netip.Addr]arriving
-	// endpoints are since when this node has ready ones of VIPs, with policy Local.
-	endpoints map[netip.Addr]time.Time
-	routing   routing
-	moves     moves
+	heard     <-chan struct{} // closed when there are other speakers than the core knows
+	passwords <-chan struct{} // closed when there are other passwords
 
 	beat atomic.Pointer[time.Time] // when the loop last showed that it is alive
 
-	// The loop changes the state in place, and locks it only for that: a copy
-	// of all VIPs for each change would be half of what a storm costs.
-	mu    sync.Mutex
-	state state
-}
-
-// state is what the loop decided last.
-type state struct {
-	checks  []Check
-	plan    plan.Plan
-	since   map[netip.Addr]time.Time // of the VIPs that are owned
-	digest  string
-	planned time.Time
-	// labels are the node's, if it is known.
-	labels   map[string]string
-	labelled bool
-	// addresses are the node's internal ones.
-	addresses []netip.Addr
+	// The loop locks the core for each step, and others while they read its state: a
+	// copy of all VIPs for each change would be half of what a storm costs.
+	mu     sync.Mutex
+	core   *core.Core
+	checks []Check
 }
 
 // New returns a Speaker that starts with Run.
@@ -190,10 +201,8 @@ func New(o Options) (*Speaker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("watch the cluster: %w", err)
 	}
-	s := &Speaker{Options: o, cluster: c, ready: make(chan struct{}), planner: plan.NewPlanner(o.Node), leaving: map[netip.Addr]leaving{},
-		arriving: map[netip.Addr]arriving{}, endpoints: map[netip.Addr]time.Time{}}
-	s.moves.moving, s.moves.orphans = map[netip.Addr]moving{}, map[netip.Addr]bool{}
-	s.state = state{plan: s.planner.Plan(), since: map[netip.Addr]time.Time{}}
+	s := &Speaker{Options: o, cluster: c, ready: make(chan struct{}),
+		core: core.New(core.Options{Node: o.Node, HandOver: o.HandOver, Drain: o.Drain})}
 	s.metrics = newMetrics(o.Registry, s)
 	return s, nil
 }
@@ -213,19 +222,23 @@ func (s *Speaker) Run(ctx context.Context) error {
 		// First the channels, then the state: no change is missed.
 		config, members, dataPlane, passwords := s.Config.Changed(), s.Members.Changed(), s.DataPlane.Changed(), s.Passwords.Changed()
 		start := time.Now()
-		s.reconcile(ctx, members, passwords)
+		s.gather(members, passwords)
+		next, _ := s.apply(ctx, s.decide())
 		rested := time.Now().Add(min(restFactor*time.Since(start), maxRest))
-		s.wait(ctx, rested, config, members, dataPlane, passwords)
+		s.wait(ctx, rested, next, config, members, dataPlane, passwords)
 	}
 	err := s.handOver()
 	return errors.Join(err, group.Wait())
 }
 
-// wait returns when there may be something new; news of the cluster wait until
-// the loop has rested.
-func (s *Speaker) wait(ctx context.Context, rested time.Time, config, members, dataPlane, passwords <-chan struct{}) {
-	var news <-chan time.Time
-	beat, end, drained, settled := time.NewTicker(heartbeat), s.handOversEnd(), s.routing.drainEnds(), s.movesDue()
+// wait returns when there may be something new, or it is time for the next decision;
+// news of the cluster wait until the loop has rested.
+func (s *Speaker) wait(ctx context.Context, rested, next time.Time, config, members, dataPlane, passwords <-chan struct{}) {
+	var due, news <-chan time.Time
+	if !next.IsZero() {
+		due = time.After(time.Until(next))
+	}
+	beat := time.NewTicker(heartbeat)
 	defer beat.Stop()
 	for {
 		now := time.Now()
@@ -241,13 +254,7 @@ func (s *Speaker) wait(ctx context.Context, rested time.Time, config, members, d
 			return
 		case <-passwords:
 			return
-		case <-s.retry:
-			return
-		case <-end:
-			return
-		case <-drained:
-			return
-		case <-settled:
+		case <-due:
 			return
 		case <-s.cluster.wake:
 			if time.Now().After(rested) {
@@ -261,174 +268,86 @@ func (s *Speaker) wait(ctx context.Context, rested time.Time, config, members, d
 	}
 }
 
-// reconcile brings what is announced up to date with what is known.
-func (s *Speaker) reconcile(ctx context.Context, members, passwords <-chan struct{}) {
-	checks := s.checks()
-	sick := s.DataPlane.Sick()
-	ready := mayOwn(checks, sick)
-	s.Members.SetSick(sick)
-	s.Members.SetReady(ready)
-	if ready {
-		s.declareReady()
-	}
+// gather has the core note what has happened. The speakers and their networks are the
+// same as long as the channel of their changes is.
+func (s *Speaker) gather(members, passwords <-chan struct{}) {
+	current, state := s.Config.Current()
+	health, checks := s.health(current, state)
 	s.setChecks(checks)
-	if !s.cluster.hasSynced() {
-		return
+	s.Members.SetSick(health.Sick)
+	s.step(health)
+	s.step(core.Config{Config: current})
+	if health.Synced {
+		if s.cluster.refresh(func(svc plan.Service) { s.step(core.Service{Service: svc}) }) {
+			s.step(core.Nodes(s.cluster.known))
+		}
 	}
-	alive, excluded := s.speakers, s.excluded()
-	s.observe(members)
-	s.settleMoves(time.Now())
-	due, routingDue := s.endLeaving(ready) || s.retry != nil, s.routingDue(passwords)
-	if !s.planner.Stale() && !due && !routingDue && len(s.arriving) == 0 {
-		return
-	}
-	unlimited, had := s.planner.Plan().LimitErrs, s.routesAtExclusion(excluded)
-	changes := s.update()
-	s.Claimant.Claim(s.planner.Plan().Claims)
-	s.limit(s.planner.Plan().Limits)
-	due = s.arrive(changes, time.Now()) || due
-	if ready {
-		due = s.leave(changes.VIPs, alive) || due
-	}
-	if due || slices.ContainsFunc(changes.VIPs, func(c plan.Change) bool { return c.Before.Owned || c.After.Owned }) {
-		s.apply(ctx, s.want())
-	}
-	s.Announcer.Forget(changes.Gone())
-	if routingDue || changes.Sessions || len(changes.Prefixes) > 0 || s.planner.Plan().BGP.Permit != s.routing.permit {
-		s.route(ctx, had, changes.Prefixes)
-	}
-	s.noteMoves(changes, time.Now())
-	s.logChanges(changes)
-	s.logUnlimited(unlimited, s.planner.Plan().LimitErrs)
-}
-
-// observe tells the planner what is new. The speakers and their networks are
-// the same as long as the channel of their changes is.
-func (s *Speaker) observe(members <-chan struct{}) {
-	changedNodes, changed := s.cluster.refresh(s.put), false
-	if config, _ := s.Config.Current(); config != s.config {
-		s.config, changed = config, true
-	}
-	routesDue := changedNodes || changed
 	if members != s.heard {
-		speakers, networks := s.Members.Speakers(), s.Networks.Networks()
-		changed = changed || !maps.Equal(speakers, s.speakers)
-		changedNodes = changedNodes || !maps.EqualFunc(networks, s.networks, equalNetworks)
-		s.heard, s.speakers, s.networks = members, speakers, networks
+		s.heard = members
+		s.step(core.Members{Speakers: s.Members.Speakers(), Networks: s.Networks.Networks()})
 	}
-	if changedNodes {
-		s.nodes = locate(s.cluster.known, s.networks)
-		s.noteNode()
-	}
-	if changed || changedNodes {
-		s.planner.Set(s.config, s.nodes, s.speakers)
-	}
-	if routesDue {
-		s.routePods()
+	if passwords != s.passwords {
+		s.passwords = passwords
+		s.step(core.Passwords{})
 	}
 }
 
-// locate returns the nodes with what their speakers tell: segments and claims.
-func locate(nodes map[string]plan.Node, networks map[string]report.Network) map[string]plan.Node {
-	located := make(map[string]plan.Node, len(nodes))
-	for name, n := range nodes {
-		located[name] = snapshot.Locate(n, networks[name])
-	}
-	return located
-}
-
-// equalNetworks reports whether the plan takes the two for the same.
-func equalNetworks(a, b report.Network) bool {
-	return a.Claims == b.Claims && a.Blind == b.Blind && a.Sick == b.Sick && a.Apart == b.Apart && slices.Equal(a.Segments, b.Segments) &&
-		(a.Segments == nil) == (b.Segments == nil)
-}
-
-// update brings the plan up to date and returns what that changed.
-func (s *Speaker) update() plan.Changes {
-	start := time.Now()
+// step has the core take an event, now.
+func (s *Speaker) step(event core.Event) core.Effects {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	changes := s.planner.Update()
-	for _, c := range changes.VIPs {
-		switch {
-		case !c.After.Owned:
-			delete(s.state.since, c.VIP)
-		case !c.Before.Owned:
-			s.state.since[c.VIP] = start
+	return s.core.Step(event, time.Now())
+}
+
+// decide has the core decide by what it knows.
+func (s *Speaker) decide() core.Effects {
+	start := time.Now()
+	e := s.step(core.Decide{})
+	if e.Planned {
+		s.metrics.duration.Observe(time.Since(start).Seconds())
+	}
+	return e
+}
+
+// handOver gives all VIPs to the others, then stops announcing.
+func (s *Speaker) handOver() error {
+	s.setChecks([]Check{{Name: "shutdown", Message: "handing over"}})
+	var failed error // the last set, which withdraws what is left
+	for e := s.step(core.Stop{}); ; e = s.step(core.StillLeaving(s.Announcer.Leaving())) {
+		next, err := s.apply(context.Background(), e)
+		if e.SetVIPs {
+			failed = err
 		}
-	}
-	s.state.plan, s.state.planned, s.state.digest = s.planner.Plan(), start, ""
-	if s.config != nil {
-		s.state.digest = s.config.Digest
-	}
-	s.metrics.duration.Observe(time.Since(start).Seconds())
-	return changes
-}
-
-// limit tells the limiter. Until the speaker has been ready, the limits of one
-// that was killed stay: packets arrive here for as long as neighbours remember
-// it.
-func (s *Speaker) limit(want map[plan.LimitKey]plan.Limit) {
-	select {
-	case <-s.ready:
-		s.Limiter.Set(want)
-	default:
-	}
-}
-
-// apply tells the announcer. What fails is tried again.
-func (s *Speaker) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) {
-	ctx, cancel := context.WithTimeout(ctx, setTimeout)
-	defer cancel()
-	s.retry = nil
-	if err := s.Announcer.Set(ctx, want); err != nil && !errors.Is(err, context.Canceled) {
-		s.Log.Error("announcements not set", "err", err, "retry", setRetry)
-		s.retry = time.After(setRetry)
+		if e.Done {
+			return failed
+		}
+		time.Sleep(time.Until(next))
 	}
 }
 
-// logChanges logs and counts the VIPs that came and went. It comes after the deed:
-// a failover does not wait for the log.
-func (s *Speaker) logChanges(changes plan.Changes) {
-	slices.SortFunc(changes.VIPs, func(a, b plan.Change) int { return a.VIP.Compare(b.VIP) })
-	for _, c := range changes.VIPs {
-		reason := []any{"vip", c.VIP, "message", "no Service has it any more"}
-		if silence := c.After.Silence; silence.Reason != "" {
-			reason = []any{"vip", c.VIP, "reason", silence.Reason, "owner", silence.Owner, "message", silence.Message}
-		}
-		switch {
-		case c.Before.Owned == c.After.Owned:
-		case c.After.Owned:
-			s.metrics.gained.Inc()
-			s.Log.Info("vip gained", "vip", c.VIP, "before", c.Before.Silence.Message)
-		default:
-			s.metrics.lost.Inc()
-			s.Log.Info("vip lost", reason...)
-		}
-		switch {
-		case slices.Equal(c.Before.Peers, c.After.Peers):
-		case len(c.After.Peers) > 0:
-			s.Log.Info("vip routed", "vip", c.VIP, "peers", c.After.Peers)
-		default:
-			s.Log.Info("vip not routed", reason...)
-		}
-	}
+// Moves returns the VIPs that changed hands lately, as far as this node tells of
+// them.
+func (s *Speaker) Moves() []report.Move {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.core.State().Moves
 }
 
-// logUnlimited logs the limits that are not understood.
-func (s *Speaker) logUnlimited(before, after map[string]error) {
-	for _, name := range slices.Sorted(maps.Keys(after)) {
-		if err := after[name]; err != before[name] {
-			s.Log.Warn("connections not limited: correct the Service's annotation", "service", name, "err", err)
-		}
-	}
+// Labels returns the node's labels, and whether they are known.
+func (s *Speaker) Labels() (map[string]string, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	state := s.core.State()
+	return state.Node.Labels, state.Known
 }
 
-func (s *Speaker) declareReady() {
-	select {
-	case <-s.ready:
-	default:
-		s.Log.Info("ready to own VIPs")
-		close(s.ready)
-	}
+// Addresses returns the internal addresses of the Node; none: they are not known.
+func (s *Speaker) Addresses() []netip.Addr {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.core.State().Node.Addresses
 }
+
+// Changed returns a channel that is closed when Moves, Labels or Addresses have another
+// answer.
+func (s *Speaker) Changed() <-chan struct{} { return s.changed.Next() }

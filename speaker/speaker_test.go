@@ -557,35 +557,6 @@ func (s *story) waitsFor(names ...string) {
 	}
 }
 
-func TestSegmentsMoveVIPs(t *testing.T) {
-	s := newStory(t, serviceObject("web", "203.0.113.1"), endpoints("web", on("n1")), nodeObject("n2"))
-	network := func(subnets ...string) report.Network {
-		n := report.Network{Segments: []report.Segment{}}
-		for _, subnet := range subnets {
-			n.Segments = append(n.Segments, report.Segment{Subnet: netip.MustParsePrefix(subnet), Interface: "eth0"})
-		}
-		return n
-	}
-	tell := func(n1, n2 report.Network) {
-		s.members.change(func() { s.members.networks = map[string]report.Network{"n1": n1, "n2": n2} })
-	}
-	s.members.speakers["n2"] = true
-	s.start()
-	<-s.speaker.Ready()
-	tell(network("203.0.113.0/24"), network())
-	s.announced("203.0.113.1")
-	tell(network(), network("203.0.113.0/24"))
-	s.announced()
-	s.silent(plan.NotOnSegment, "n2")
-	tell(network("203.0.113.0/24"), network("198.18.0.0/24"))
-	s.announced("203.0.113.1")
-	n2 := nodeObject("n2")
-	n2.Labels = map[string]string{"new": "label"}
-	s.apply(n2) // the segments are kept
-	s.apply(serviceObject("dns", "203.0.113.2"), endpoints("dns", on("n2")))
-	s.announced("203.0.113.1", "203.0.113.2")
-}
-
 func TestVIPsOfADeadSpeakerComeHere(t *testing.T) {
 	var objects []runtime.Object
 	var all []string
@@ -727,22 +698,6 @@ func TestAWrongLimitIsToldAndLimitsNothing(t *testing.T) {
 	if n := strings.Count(s.log.String(), "connections not limited"); n != 2 {
 		t.Errorf("two wrong values gave %d lines of the log:\n%s", n, s.log.String())
 	}
-}
-
-// Until the speaker was ready, the kernel keeps what one before it wrote.
-func TestLimitsStayUntilReady(t *testing.T) {
-	s := newStory(t, limitedService("web", "203.0.113.1", "5"), endpoints("web", on("n1")))
-	s.dataPlane.sick = true
-	s.start()
-	s.waitsFor("kube-proxy")
-	s.announced() // a plan was made
-	if sets, _ := s.limiter.told(); sets > 0 {
-		t.Error("the limits were set before the speaker was ready")
-	}
-	s.dataPlane.change(func() { s.dataPlane.sick = false })
-	s.limited(map[string]uint32{"203.0.113.1 default/web": 5})
-	s.dataPlane.change(func() { s.dataPlane.sick = true })
-	s.limited(map[string]uint32{})
 }
 
 func TestMetrics(t *testing.T) {

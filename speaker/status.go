@@ -7,6 +7,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/speaker/core"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -32,15 +35,14 @@ func (c Check) Public() string {
 	return c.Message
 }
 
-// checks asks everything that a speaker needs before it may own VIPs. A
-// speaker without configuration must not: it would win VIPs and not know how
-// to announce them.
-func (s *Speaker) checks() []Check {
+// health asks everything that a speaker needs before it may own VIPs, for the core and for
+// people. What the configuration lacks, the core sees itself.
+func (s *Speaker) health(current *config.Config, state kube.State) (core.Health, []Check) {
+	var h core.Health
 	caches := Check{Name: "caches", OK: s.cluster.hasSynced(), Message: "waiting for the API server"}
-	if caches.OK {
+	if h.Synced = caches.OK; caches.OK {
 		caches.Message = "synced"
 	}
-	current, state := s.Config.Current()
 	config := Check{Name: "configuration", OK: current != nil, Message: "waiting for the API server"}
 	switch {
 	case current != nil && state.Err != nil:
@@ -51,20 +53,11 @@ func (s *Speaker) checks() []Check {
 	case state.Err != nil:
 		config.Message, config.public = state.Err.Error(), "none that is valid: /status and the log say why"
 	}
-	membership := Check{Name: "membership"}
+	membership, dataPlane := Check{Name: "membership"}, Check{Name: "kube-proxy"}
 	membership.OK, membership.Message = s.Members.Joined()
-	dataPlane := Check{Name: checkKubeProxy}
 	dataPlane.OK, dataPlane.Message = s.DataPlane.Healthy()
-	return []Check{caches, config, membership, dataPlane}
-}
-
-// checkKubeProxy names the check of the data plane.
-const checkKubeProxy = "kube-proxy"
-
-// mayOwn reports whether the speaker is ready to own VIPs: all checks are good, but for a
-// data plane that is sick. Then the node is the last choice.
-func mayOwn(checks []Check, sick bool) bool {
-	return !slices.ContainsFunc(checks, func(c Check) bool { return !c.OK && !(sick && c.Name == checkKubeProxy) })
+	h.Joined, h.Healthy, h.Sick = membership.OK, dataPlane.OK, s.DataPlane.Sick()
+	return h, []Check{caches, config, membership, dataPlane}
 }
 
 // Status is what a speaker knows and does.
@@ -111,15 +104,16 @@ type Unlimited struct {
 func (s *Speaker) Status() Status {
 	status := Status{Node: s.Node, Speakers: s.Members.Speakers(), Owned: []Owned{}, Silent: []Silent{}}
 	s.mu.Lock()
-	status.Ready, status.Checks, status.ConfigDigest, status.Planned = ready(s.state.checks), s.state.checks, s.state.digest, s.state.planned
-	for vip, l := range s.state.plan.Layer2 {
-		status.Owned = append(status.Owned, Owned{vip, s.state.since[vip], l.Interfaces})
+	state := s.core.State()
+	status.Ready, status.Checks, status.ConfigDigest, status.Planned = ready(s.checks), s.checks, state.Digest, state.Planned
+	for vip, l := range state.Plan.Layer2 {
+		status.Owned = append(status.Owned, Owned{vip, state.Since[vip], l.Interfaces})
 	}
-	for vip, silence := range s.state.plan.Silent {
+	for vip, silence := range state.Plan.Silent {
 		status.Silent = append(status.Silent, Silent{vip, silence.Reason, silence.Owner, silence.Message})
 	}
-	for _, name := range slices.Sorted(maps.Keys(s.state.plan.LimitErrs)) {
-		status.Unlimited = append(status.Unlimited, Unlimited{name, s.state.plan.LimitErrs[name].Error()})
+	for _, name := range slices.Sorted(maps.Keys(state.Plan.LimitErrs)) {
+		status.Unlimited = append(status.Unlimited, Unlimited{name, state.Plan.LimitErrs[name].Error()})
 	}
 	s.mu.Unlock()
 	slices.SortFunc(status.Owned, func(a, b Owned) int { return a.VIP.Compare(b.VIP) })
@@ -131,13 +125,13 @@ func (s *Speaker) Status() Status {
 func (s *Speaker) Checks() []Check {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.state.checks
+	return s.checks
 }
 
 func (s *Speaker) setChecks(checks []Check) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.state.checks = checks
+	s.checks = checks
 }
 
 func ready(checks []Check) bool {

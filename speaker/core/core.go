@@ -41,7 +41,7 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// Event is what the machine is told. Maps in it belong to the machine from then on.
+// Event is what the machine is told. Nobody may modify its maps after that.
 type Event interface{ event() }
 
 // The events.
@@ -196,7 +196,7 @@ func New(o Options) *Core {
 
 // Step takes an event at a time, which never goes back.
 func (c *Core) Step(event Event, now time.Time) Effects {
-	c.now, c.out = now, Effects{Ready: c.ready}
+	c.now, c.out.Ready = now, c.ready
 	switch e := event.(type) {
 	case Decide:
 		c.decide()
@@ -208,10 +208,12 @@ func (c *Core) Step(event Event, now time.Time) Effects {
 		c.retry = now.Add(RetryAfter)
 	default:
 		c.note(event)
-		return c.out
+		return Effects{Ready: c.ready}
 	}
 	c.out.Next = c.next()
-	return c.out
+	out := c.out
+	c.out = Effects{} // keep no changes in memory
+	return out
 }
 
 // decide decides in the order that the package's comment explains.
@@ -220,11 +222,11 @@ func (c *Core) decide() {
 	if !c.facts.health.Synced {
 		return
 	}
-	before := c.plan()
-	changed := c.leave(before.speakers)
+	known, had := c.plan()
+	changed := c.leave(known)
 	changed = c.arrive() || changed
 	c.announce(changed)
-	c.route(before)
+	c.route(had)
 	c.noteMoves()
 	c.settleMoves()
 }

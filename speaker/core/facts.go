@@ -60,21 +60,14 @@ func (c *Core) put(s plan.Service) {
 	c.planner.Put(s)
 }
 
-// before is what is needed of the time before the last plan.
-type before struct {
-	speakers map[string]bool
-	excluded bool
-	// routes are those that the node had if it is about to lose them, see routing.
-	routes map[netip.Prefix]plan.Route
-}
-
-// plan brings the plan up to date with the facts, and returns what was before.
-func (c *Core) plan() before {
-	was := before{speakers: c.facts.speakers, excluded: c.excluded()}
+// plan brings the plan up to date with the facts. It returns the speakers that were known
+// before, and the routes that the node had if it is about to lose them, see route.
+func (c *Core) plan() (known map[string]bool, had map[netip.Prefix]plan.Route) {
+	known, excluded := c.facts.speakers, c.excluded()
 	c.inform()
-	was.routes = c.routesAtExclusion(was.excluded)
+	had = c.routesAtExclusion(excluded)
 	if !c.planner.Stale() {
-		return was
+		return known, had
 	}
 	unlimited := c.planner.Plan().LimitErrs
 	c.update()
@@ -88,7 +81,7 @@ func (c *Core) plan() before {
 			c.log(true, "connections not limited: correct the Service's annotation", "service", name, "err", err)
 		}
 	}
-	return was
+	return known, had
 }
 
 // inform hands the planner the facts that are new to it.

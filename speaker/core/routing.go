@@ -37,7 +37,7 @@ func (c *Core) routesAtExclusion(before bool) map[netip.Prefix]plan.Route {
 //
 // Nothing is sent before the node has been ready for the first time: the first set has
 // all routes, which is what routers wait for after a restart.
-func (c *Core) route(was before) {
+func (c *Core) route(had map[netip.Prefix]plan.Route) {
 	r, want := &c.routing, c.planner.Plan().BGP
 	drained := r.draining != nil && !c.now.Before(r.until)
 	due := !r.sent || r.due || drained || c.out.Changes.Sessions || len(c.out.Changes.Prefixes) > 0 || want.Permit != r.permit
@@ -46,9 +46,9 @@ func (c *Core) route(was before) {
 	}
 	r.sent, r.due, r.permit = true, false, want.Permit
 	switch {
-	case len(was.routes) > 0:
-		c.log(false, "draining: routers are asked to prefer other nodes", "routes", len(was.routes), "for", c.Drain)
-		r.draining, r.until, c.out.BeginDrain = was.routes, c.now.Add(c.Drain), true
+	case len(had) > 0:
+		c.log(false, "draining: routers are asked to prefer other nodes", "routes", len(had), "for", c.Drain)
+		r.draining, r.until, c.out.BeginDrain = had, c.now.Add(c.Drain), true
 	case r.draining != nil && (drained || !c.excluded()):
 		r.draining, r.until, c.out.EndDrain = nil, time.Time{}, true
 	}

@@ -1,0 +1,129 @@
+package speaker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/lodestone-lb/lodestone/speaker/bgp"
+	"github.com/lodestone-lb/lodestone/speaker/core"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// apply does what the core wants done, in the order of its effects, and tells it what
+// failed. It returns when the next decision is due, and why the VIPs were not set.
+func (s *Speaker) apply(ctx context.Context, e core.Effects) (next time.Time, err error) {
+	next = e.Next
+	s.Members.SetReady(e.Ready)
+	if e.BecameReady {
+		close(s.ready)
+	}
+	if e.News {
+		s.changed.Notify()
+	}
+	if e.PodRoutes != nil {
+		s.PodRoutes.Set(*e.PodRoutes)
+	}
+	if e.Planned {
+		s.Claimant.Claim(e.Claims)
+	}
+	if e.Limits != nil {
+		s.Limiter.Set(e.Limits)
+	}
+	if e.SetVIPs {
+		if err = s.setVIPs(ctx, e.VIPs); err != nil {
+			next = s.step(core.VIPsFailed{}).Next
+		}
+	}
+	if len(e.Gone) > 0 {
+		s.Announcer.Forget(e.Gone)
+	}
+	s.setRoutes(ctx, e)
+	s.logChanges(e.Changes)
+	for _, l := range e.Log {
+		if l.Warn {
+			s.Log.Warn(l.Text, l.Args...)
+		} else {
+			s.Log.Info(l.Text, l.Args...)
+		}
+	}
+	return next, err
+}
+
+// setVIPs sets what is announced on the segment.
+func (s *Speaker) setVIPs(ctx context.Context, want map[netip.Addr]plan.Layer2) error {
+	ctx, cancel := context.WithTimeout(ctx, setTimeout)
+	defer cancel()
+	err := s.Announcer.Set(ctx, want)
+	if err == nil || errors.Is(err, context.Canceled) {
+		return nil
+	}
+	s.Log.Error("announcements not set", "err", err, "retry", core.RetryAfter)
+	return fmt.Errorf("set VIPs: %w", err)
+}
+
+// setRoutes sends routers what there is to send.
+func (s *Speaker) setRoutes(ctx context.Context, e core.Effects) {
+	ctx, cancel := context.WithTimeout(ctx, setTimeout)
+	defer cancel()
+	if e.BeginDrain {
+		s.logRouterError("drain", s.Router.Drain(ctx, true))
+	}
+	if r := e.Routes; r != nil {
+		s.Detector.Set(r.BGP)
+		var err error
+		if r.All {
+			err = s.Router.Set(ctx, r.BGP)
+		} else {
+			err = s.Router.Update(ctx, r.BGP, r.Changed)
+		}
+		if err != nil {
+			s.step(core.RoutesFailed{})
+		}
+		s.logRouterError("routes", err)
+	}
+	if e.EndDrain {
+		s.logRouterError("end of drain", s.Router.Drain(ctx, false))
+	}
+	if e.StopRouters {
+		s.Router.Stop(true)
+	}
+}
+
+// logRouterError logs what the BGP announcer did not take. It fails only at the end.
+func (s *Speaker) logRouterError(what string, err error) {
+	if err != nil && !errors.Is(err, bgp.ErrStopped) && !errors.Is(err, context.Canceled) {
+		s.Log.Error("routers not told", "what", what, "err", err)
+	}
+}
+
+// logChanges logs and counts the VIPs that came and went. It comes after the deed:
+// a failover does not wait for the log.
+func (s *Speaker) logChanges(changes plan.Changes) {
+	slices.SortFunc(changes.VIPs, func(a, b plan.Change) int { return a.VIP.Compare(b.VIP) })
+	for _, c := range changes.VIPs {
+		reason := []any{"vip", c.VIP, "message", "no Service has it any more"}
+		if silence := c.After.Silence; silence.Reason != "" {
+			reason = []any{"vip", c.VIP, "reason", silence.Reason, "owner", silence.Owner, "message", silence.Message}
+		}
+		switch {
+		case c.Before.Owned == c.After.Owned:
+		case c.After.Owned:
+			s.metrics.gained.Inc()
+			s.Log.Info("vip gained", "vip", c.VIP, "before", c.Before.Silence.Message)
+		default:
+			s.metrics.lost.Inc()
+			s.Log.Info("vip lost", reason...)
+		}
+		switch {
+		case slices.Equal(c.Before.Peers, c.After.Peers):
+		case len(c.After.Peers) > 0:
+			s.Log.Info("vip routed", "vip", c.VIP, "peers", c.After.Peers)
+		default:
+			s.Log.Info("vip not routed", reason...)
+		}
+	}
+}
