@@ -14,18 +14,14 @@ import (
 // newPair is a story on n1 with a second ready speaker, on n2, and a VIP that
 // the preferred one of them owns while both are able. Leaving has no end by
 // itself.
-func newPair(t *testing.T, preferred string, change ...func(*corev1.Service)) (s *story, vip string) {
+func newPair(t *testing.T, preferred string) (s *story, vip string) {
 	n2 := nodeObject("n2")
 	n2.Labels = map[string]string{corev1.LabelHostname: "n2"}
 	s = newStory(t, n2, endpoints("web", on("n1"), on("n2")))
 	s.handOver = time.Hour
 	s.members.speakers["n2"] = true
 	vip = s.preferring(preferred)
-	web := serviceObject("web", vip)
-	for _, f := range change {
-		f(web)
-	}
-	require.NoError(t, s.client.Tracker().Add(web))
+	require.NoError(t, s.client.Tracker().Add(serviceObject("web", vip)))
 	return s, vip
 }
 
@@ -42,11 +38,6 @@ func (s *story) preferring(node string) string {
 	}
 	s.t.Fatalf("%s owns no address", node)
 	return ""
-}
-
-// ready has the speaker of n2 say whether it is ready to own VIPs.
-func (s *story) ready(ready bool) {
-	s.members.change(func() { s.members.speakers["n2"] = ready })
 }
 
 // left counts the calls of the announcer with a VIP that leaves.
