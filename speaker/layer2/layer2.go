@@ -274,9 +274,14 @@ func (a *Announcer) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) 
 	}
 	old, a.vips = a.vips, make(map[netip.Addr]*assignment, len(want))
 	for vip, l := range want {
+		before := old[vip]
+		if before != nil && before.is(l) {
+			a.vips[vip] = before
+			continue
+		}
 		v := &assignment{interfaces: slices.Clone(l.Interfaces), VIP: segment.VIP{
 			Home: l.Home, Apart: l.Apart, Hurry: l.Hurry, Leaving: l.Leaving, Refresh: l.Refresh}}
-		if before := old[vip]; before.stays(v) {
+		if before.stays(v) {
 			v.since = before.since
 		} else {
 			v.since = time.Now()
