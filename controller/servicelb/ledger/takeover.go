@@ -47,7 +47,7 @@ func takesOver(cfg *config.Config) bool {
 // given on request.
 func (l *Ledger) takeOver(a *account, req ipam.Request, svc *corev1.Service, first bool, now time.Time) {
 	a.foreign, a.obstacle = nil, nil
-	if req.Renumber || len(l.held.Holds(a.owner.UID))+len(l.held.Holds(a.leaving.UID)) > 0 {
+	if !first && !takesOver(l.Config) || req.Renumber || len(l.held.Holds(a.owner.UID))+len(l.held.Holds(a.leaving.UID)) > 0 {
 		return
 	}
 	if takesOver(l.Config) {
@@ -184,12 +184,22 @@ func (l *Ledger) importOne(svc *corev1.Service, req ipam.Request, unreadable boo
 		}
 	}
 	if deleting(svc) == 0 {
-		a.claims = slices.DeleteFunc(assigned, func(addr netip.Addr) bool { return slices.Contains(status, addr) })
+		a.claims = without(assigned, status)
 		if l.scope.Covers(svc) { // what others give to theirs is no concern of ours
-			a.foreign = kube.Foreign(svc)
+			a.foreign = without(status, assigned)
 		}
 	}
 	return duplicates
+}
+
+// without returns the addresses that the others lack.
+func without(addrs, others []netip.Addr) (left []netip.Addr) {
+	for _, addr := range addrs {
+		if !slices.Contains(others, addr) {
+			left = append(left, addr)
+		}
+	}
+	return left
 }
 
 // assignedPools returns the pool of each address that the annotations name. Who
