@@ -301,16 +301,11 @@ func (v *assignment) stays(now *assignment) bool { return v != nil && (now.Leavi
 
 // logTransitions logs what changed hands, in order.
 func (a *Announcer) logTransitions(old map[netip.Addr]*assignment) {
-	for _, vip := range sorted(old) {
-		if a.vips[vip] == nil {
-			a.log.Info("withdrawn", "vip", vip)
-		}
+	for _, vip := range sorted(old, func(vip netip.Addr) bool { return a.vips[vip] == nil }) {
+		a.log.Info("withdrawn", "vip", vip)
 	}
 	now := a.published.Load()
-	for _, vip := range sorted(a.vips) {
-		if v := a.vips[vip]; v.Leaving || old[vip].stays(v) {
-			continue
-		}
+	for _, vip := range sorted(a.vips, func(vip netip.Addr) bool { v := a.vips[vip]; return !v.Leaving && !old[vip].stays(v) }) {
 		if v := now.of(vip); v.Reason == Probing {
 			a.log.Info("looking whether somebody else has the VIP", "vip", vip)
 		} else if v.Reason != "" {
@@ -322,8 +317,15 @@ func (a *Announcer) logTransitions(old map[netip.Addr]*assignment) {
 	}
 }
 
-func sorted(vips map[netip.Addr]*assignment) []netip.Addr {
-	return slices.SortedFunc(maps.Keys(vips), netip.Addr.Compare)
+// sorted returns some of the VIPs, by address.
+func sorted(vips map[netip.Addr]*assignment, which func(netip.Addr) bool) (addrs []netip.Addr) {
+	for vip := range vips {
+		if which(vip) {
+			addrs = append(addrs, vip)
+		}
+	}
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	return addrs
 }
 
 // reconcile makes the ports what VIPs and interfaces demand. It closes and

@@ -120,7 +120,7 @@ func (a *Announcer) Status() Status {
 		}
 		status.Interfaces = append(status.Interfaces, i)
 	}
-	for _, vip := range sorted(s.vips) {
+	for _, vip := range slices.SortedFunc(maps.Keys(s.vips), netip.Addr.Compare) {
 		status.VIPs = append(status.VIPs, s.of(vip))
 	}
 	return status
