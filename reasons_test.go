@@ -134,76 +134,48 @@ func TestEveryReasonIsExplained(t *testing.T) {
 	}
 }
 
-// dependsOn are the reasons that follow from a key of the configuration, an annotation
-// or a value of the chart: what the code asks.
-var dependsOn = map[string]map[string][]string{
-	"ipam.Reason": {
-		"AddressConflict": {"lodestone.io/renumber"}, "AddressInUse": {"lodestone.io/sharing-key"}, "AddressQuarantined": {"quarantine"},
-		"AddressReserved": {"reservations"}, "AddressWithheld": {"pools[].exclude", "pools[].useFirstAndLast"}, "LeasePending": {"pools[].dhcp"},
-		"NoPool": {"lodestone.io/address-pool"}, "NotAutoAssigned": {"pools[].autoAssign", "lodestone.io/address-pool"},
-		"PoolDraining":  {"pools[].state"},
-		"PoolExhausted": {"quarantine"}, "PoolNotAllowed": {"pools[].namespaces", "pools[].namespaceSelector", "pools[].serviceSelector"},
-		"QuotaExceeded": {"pools[].namespaceQuota"}, "RequestNotAllowed": {"pools[].requesters", "lodestone.io/addresses"},
-	},
-	"ledger.EventReason": {"Draining": {"pools[].state", "lodestone.io/renumber"}, "Stranded": {"lodestone.io/renumber"}},
-	"plan.Reason": {
-		"LessPreferred": {"advertisements[].layer2.preferredNodes"}, "NoAdvertisement": {"pools[].advertise"}, "NoPeer": {"peers[].nodeSelector"},
-		"NodeNotSelected": {"advertisements[].layer2.nodeSelector"}, "NotOnSegment": {"advertisements[].layer2.anySegment"},
-		"NotPermitted":       {"bgpPermit"},
-		"ServiceNotSelected": {"advertisements[].serviceSelector"},
-	},
-	"segment.Reason": {"NoInterface": {"advertisements[].layer2.interfaces"}},
-	"plan.ProblemReason": {
-		"AddressTaken": {"peers[].nodeSelector"}, "NoLocalASN": {"peers[].localASN", "lodestone.io/bgp-asn"},
-		"NoRouterID": {"peers[].routerID", "lodestone.io/bgp-router-id"}, "RouterIDShared": {"lodestone.io/bgp-router-id"},
-	},
-	"bgp.Cause": {"password": {"peers[].passwordSecretRef"}, "removed": {"peers[].nodeSelector"}, "hold_timer": {"peers[].holdTime"}},
-	"bgp.Withholding": {"attributes_too_long": {"advertisements[].bgp.communities", "advertisements[].bgp.asPathPrepend"},
-		"not_permitted": {"bgpPermit"}},
-	"bfd.Cause": {
-		"detection_time_expired": {"peers[].bfd.transmitInterval", "peers[].bfd.receiveInterval", "speaker.bgp.realTimeBFD"},
-	},
-	"bfd.Discard":             {"hops": {"peers[].multihop", "peers[].bfd.minimumTTL"}, "unknown_peer": {"peers[].bfd"}},
-	"plan.PodRefusal":         {"CIDRNotPermitted": {"bgpPermit"}, "CIDROutside": {"routes.cidrs"}, "NotOnSegment": {"routes.mode"}},
-	"leaseevents.EventReason": {"InterfaceMissing": {"advertisements[].layer2.interfaces", "advertisements[].layer2.nodeSelector"}},
-	"quarantine.LossReason":   {"full": {"quarantine"}},
-}
-
-// TestReasonsNameTheirKeys: whoever reads a reason that depends on a key reads its
-// name, and finds it in the reference.
+// TestReasonsNameTheirKeys: whoever reads a reason that follows from a key reads its name.
+// TestReasonsReference holds that a reference has the key.
 func TestReasonsNameTheirKeys(t *testing.T) {
 	t.Parallel()
-	docs := documents(t)
-	reference := docs["docs/reference/configuration.md"] + docs["docs/reference/annotations.md"] + docs["docs/reference/chart.md"]
 	checked := 0
 	for _, kind := range reasonTypes {
-		for r, keys := range dependsOn[kind.name] {
-			checked++
-			text, ok := kind.texts[r]
-			if !ok {
-				t.Errorf("%s: there is no reason %s", kind.name, r)
-			}
-			for _, key := range keys {
-				if !strings.Contains(reference, "`"+key+"`") {
-					t.Errorf("%s %s depends on %q, which no reference has", kind.name, r, key)
-				}
+		for r, text := range kind.texts {
+			for _, key := range text.Keys {
+				checked++
 				name := key
 				if strings.Contains(key, "[]") {
 					name = key[strings.LastIndex(key, ".")+1:]
 				}
 				if !regexp.MustCompile(`(^|\W)` + regexp.QuoteMeta(name) + `(\W|$)`).MatchString(text.Cause + " " + text.Cure) {
-					t.Errorf("%s %s depends on %q, which neither its cause nor its cure names: %q %q", kind.name, r, key, text.Cause, text.Cure)
+					t.Errorf("%s %s follows from %q, which neither its cause nor its cure names: %q %q", kind.name, r, key, text.Cause, text.Cure)
 				}
 			}
 		}
 	}
-	listed := 0
-	for _, of := range dependsOn {
-		listed += len(of)
+	if checked < 40 {
+		t.Errorf("only %d keys were found", checked)
 	}
-	if checked != listed {
-		t.Errorf("dependsOn has %d reasons of types that are not in reasonTypes", listed-checked)
+}
+
+// whereKeysAre returns, for each key that a table of the reference describes, its name in code
+// type with a link to its section.
+func whereKeysAre(docs map[string]string) map[string]string {
+	links := map[string]string{}
+	row := regexp.MustCompile("\\| `([^`]+)` \\|")
+	for _, doc := range []string{"chart.md", "annotations.md", "configuration.md"} {
+		section := ""
+		for line := range strings.Lines(docs["docs/reference/"+doc]) {
+			if strings.HasPrefix(line, "#") {
+				for section = range anchorsOf(line) { // the only one
+				}
+			}
+			if m := row.FindStringSubmatch(line); m != nil && strings.HasPrefix(line, "|") {
+				links[m[1]] = fmt.Sprintf("[`%s`](%s#%s)", m[1], doc, section)
+			}
+		}
 	}
+	return links
 }
 
 func isSentence(text string) bool {
@@ -214,23 +186,32 @@ func isSentence(text string) bool {
 func TestReasonsReference(t *testing.T) {
 	t.Parallel()
 	const path = "docs/reference/reasons.md"
-	guide := documents(t)["docs/guides/troubleshooting.md"]
+	docs := documents(t)
+	guide, links := docs["docs/guides/troubleshooting.md"], whereKeysAre(docs)
 	var b strings.Builder
 	b.WriteString("# Reasons\n\n<!-- generated from the code by go test . -update -->\n\n" +
 		"Conditions, Events, metrics, logs and the CLI give reasons by the same codes. What\n" +
-		"each of them means, and what helps:\n")
+		"each of them means, what helps, and by which keys of the configuration, annotations or\n" +
+		"values of the chart it comes about:\n")
 	for _, kind := range reasonTypes {
 		fmt.Fprintf(&b, "\n## %s\n\nFound in: %s", kind.title, kind.where)
 		for _, m := range kind.metrics {
 			fmt.Fprintf(&b, ", `%s`", m)
 		}
-		b.WriteString(".\n\n| reason | cause | cure |\n|---|---|---|\n")
+		b.WriteString(".\n\n| reason | cause | cure | keys |\n|---|---|---|---|\n")
 		for _, r := range slices.Sorted(maps.Keys(kind.texts)) {
 			code := "`" + r + "`"
 			if strings.HasSuffix(kind.name, ".Reason") && strings.Contains(guide, "\n### "+r+"\n") {
 				code = "[" + code + "](../guides/troubleshooting.md#" + strings.ToLower(r) + ")"
 			}
-			fmt.Fprintf(&b, "| %s | %s | %s |\n", code, kind.texts[r].Cause, kind.texts[r].Cure)
+			var keys []string
+			for _, key := range kind.texts[r].Keys {
+				if links[key] == "" {
+					t.Errorf("%s %s follows from %q, which no table of the reference has", kind.name, r, key)
+				}
+				keys = append(keys, links[key])
+			}
+			fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", code, kind.texts[r].Cause, kind.texts[r].Cure, strings.Join(keys, ", "))
 		}
 	}
 	matches(t, path, b.String())

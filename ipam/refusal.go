@@ -14,62 +14,69 @@ import (
 // Events, conditions, metrics, logs and the CLI.
 type Reason string
 
-// The reasons.
+// The reasons, which Reasons explains.
 const (
-	PoolExhausted       Reason = "PoolExhausted"       // every eligible address is in use, reserved or in quarantine
-	PoolNotFound        Reason = "PoolNotFound"        // no requested pool exists
-	PoolNotAllowed      Reason = "PoolNotAllowed"      // the pool is closed to the Service, by its namespace or by labels
-	PoolDraining        Reason = "PoolDraining"        // the pool gives no new addresses
-	QuotaExceeded       Reason = "QuotaExceeded"       // the namespace uses as many addresses of the pool as it may
-	NoPool              Reason = "NoPool"              // no pool at all is open to the Service
-	FamilyUnavailable   Reason = "FamilyUnavailable"   // no eligible pool has addresses of the family
-	SharingConflict     Reason = "SharingConflict"     // the Service does not fit in with those who hold the address under its key
-	AddressInUse        Reason = "AddressInUse"        // the requested address belongs to another Service
-	AddressReserved     Reason = "AddressReserved"     // the address is reserved for another Service
-	AddressOutsidePools Reason = "AddressOutsidePools" // no pool, or not the requested one, contains the requested address
-	AddressWithheld     Reason = "AddressWithheld"     // a pool contains the requested address but never hands it out
-	AddressForbidden    Reason = "AddressForbidden"    // a pool contains the requested address but something else uses it
-	AddressQuarantined  Reason = "AddressQuarantined"  // the requested address is in quarantine after its last use by another Service
-	RequestNotAllowed   Reason = "RequestNotAllowed"   // the namespace may not ask for particular addresses of the pool
-	WrongFamily         Reason = "WrongFamily"         // the requested address is of a family the Service does not have
-	InvalidRequest      Reason = "InvalidRequest"      // the request contradicts itself or cannot be read
+	PoolExhausted       Reason = "PoolExhausted"
+	PoolNotFound        Reason = "PoolNotFound"
+	PoolNotAllowed      Reason = "PoolNotAllowed"
+	PoolDraining        Reason = "PoolDraining"
+	QuotaExceeded       Reason = "QuotaExceeded"
+	NoPool              Reason = "NoPool"
+	FamilyUnavailable   Reason = "FamilyUnavailable"
+	SharingConflict     Reason = "SharingConflict"
+	AddressInUse        Reason = "AddressInUse"
+	AddressReserved     Reason = "AddressReserved"
+	AddressOutsidePools Reason = "AddressOutsidePools"
+	AddressWithheld     Reason = "AddressWithheld"
+	AddressForbidden    Reason = "AddressForbidden"
+	AddressQuarantined  Reason = "AddressQuarantined"
+	RequestNotAllowed   Reason = "RequestNotAllowed"
+	WrongFamily         Reason = "WrongFamily"
+	InvalidRequest      Reason = "InvalidRequest"
 
 	// NotAutoAssigned and PoolNotNamed are only in a Consideration.
-	NotAutoAssigned Reason = "NotAutoAssigned" // the pool is only for Services that name it
-	PoolNotNamed    Reason = "PoolNotNamed"    // the Service names other pools
+	NotAutoAssigned Reason = "NotAutoAssigned"
+	PoolNotNamed    Reason = "PoolNotNamed"
 )
 
 // Reasons tells about each Reason.
 func Reasons() reason.Texts[Reason] {
 	return reason.Texts[Reason]{
 		PoolExhausted: {Cause: "Every address that the Service may have is in use, reserved, or rests after its last use.",
-			Cure: "Widen a pool, delete a Service that is not needed, or wait for addresses in quarantine."},
+			Cure: "Widen a pool, delete a Service that is not needed, or wait for addresses in quarantine.",
+			Keys: []string{"quarantine"}},
 		PoolNotFound: {Cause: "The Service names a pool that the configuration does not have.",
 			Cure: "Name a pool that exists, or add the pool to the configuration."},
 		PoolNotAllowed: {Cause: "The pool is closed to the Service, by its namespace or by labels.",
-			Cure: "Open the pool to the Service (namespaces, namespaceSelector, serviceSelector), or name another pool."},
-		PoolDraining: {Cause: "The pool gives no new addresses.", Cure: "Name another pool, or set the pool's state to active."},
+			Cure: "Open the pool to the Service (namespaces, namespaceSelector, serviceSelector), or name another pool.",
+			Keys: []string{"pools[].namespaces", "pools[].namespaceSelector", "pools[].serviceSelector"}},
+		PoolDraining: {Cause: "The pool gives no new addresses.", Cure: "Name another pool, or set the pool's state to active.",
+			Keys: []string{"pools[].state"}},
 		NoPool: {Cause: "The Service names no pool, and no pool is open to every Service or to this one.",
-			Cure: "Name a pool (annotation lodestone.io/address-pool), or open one to the Service."},
+			Cure: "Name a pool (annotation lodestone.io/address-pool), or open one to the Service.",
+			Keys: []string{"lodestone.io/address-pool"}},
 		FamilyUnavailable: {Cause: "No pool that is open to the Service has addresses of the family.",
 			Cure: "Add addresses of the family to a pool, or ask for the other family (spec.ipFamilies, spec.ipFamilyPolicy)."},
 		QuotaExceeded: {Cause: "The namespace uses as many addresses of the pool as its namespaceQuota allows; those in quarantine " +
 			"after their last use count, too.", Cure: "Delete a Service of the namespace that is not needed and wait for the end of its " +
-			"quarantine, or raise the pool's namespaceQuota."},
+			"quarantine, or raise the pool's namespaceQuota.", Keys: []string{"pools[].namespaceQuota"}},
 		AddressInUse: {Cause: "The requested address belongs to another Service.",
-			Cure: "Ask for another address, or free this one. Two Services can share one with annotation lodestone.io/sharing-key."},
+			Cure: "Ask for another address, or free this one. Two Services can share one with annotation lodestone.io/sharing-key.",
+			Keys: []string{"lodestone.io/sharing-key"}},
 		AddressOutsidePools: {Cause: "No pool contains the requested address, or not the pool that the Service names.",
 			Cure: "Ask for an address of a pool, or add the address to one."},
 		AddressWithheld: {Cause: "A pool contains the requested address but never hands it out: it is excluded, or the first or last of " +
-			"an IPv4 prefix.", Cure: "Ask for another address, or change the pool's exclude or useFirstAndLast."},
+			"an IPv4 prefix.", Cure: "Ask for another address, or change the pool's exclude or useFirstAndLast.",
+			Keys: []string{"pools[].exclude", "pools[].useFirstAndLast"}},
 		AddressForbidden: {Cause: "A pool contains the requested address, which something else uses: a node, a gateway or BGP peer, pods, " +
 			"or a Service of another load balancer.", Cure: "Ask for another address: this one is in use; the message says by what."},
 		AddressReserved: {Cause: "The configuration reserves the address for another Service.",
-			Cure: "Ask for another address, or change the configuration's reservations."},
+			Cure: "Ask for another address, or change the configuration's reservations.", Keys: []string{"reservations"}},
 		AddressQuarantined: {Cause: "The requested address was another Service's until just now, and is in quarantine.",
-			Cure: "Wait until the quarantine is over, or ask for another one."},
+			Cure: "Wait until the quarantine is over, or ask for another one.", Keys: []string{"quarantine"}},
 		RequestNotAllowed: {Cause: "The pool has requesters, and the Service's namespace is not among them.",
-			Cure: "Take any address of the pool (remove annotation lodestone.io/addresses), or add the namespace to the pool's requesters."},
+			Cure: "Take any address of the pool (remove annotation lodestone.io/addresses), or add the namespace to the pool's requesters.",
+			Keys: []string{"pools[].requesters", "lodestone.io/addresses"}},
 		SharingConflict: {Cause: "The Service does not fit in with those who hold the address under its sharing key: a port or " +
 			"the pods differ. Or there are 1,000 already.",
 			Cure: "Use other ports, or another sharing key, or no key for an address of its own."},
@@ -78,7 +85,8 @@ func Reasons() reason.Texts[Reason] {
 		InvalidRequest: {Cause: "The Service's annotations cannot be read, or contradict each other or spec.loadBalancerIP.",
 			Cure: "Correct what the message names."},
 		NotAutoAssigned: {Cause: "Only lodestone explain says it: the pool has autoAssign: false, and is for Services that name it.",
-			Cure: "Name the pool (annotation lodestone.io/address-pool) if the Service is to draw from it."},
+			Cure: "Name the pool (annotation lodestone.io/address-pool) if the Service is to draw from it.",
+			Keys: []string{"pools[].autoAssign", "lodestone.io/address-pool"}},
 		PoolNotNamed: {Cause: "Only lodestone explain says it: the Service names other pools.",
 			Cure: "Name this pool, too, if the Service is to draw from it."},
 	}

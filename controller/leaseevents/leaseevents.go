@@ -55,7 +55,8 @@ func EventReasons() reason.Texts[EventReason] {
 		ReasonSessionFlawed: {Cause: "The node's BGP session with a router is established, and something is wrong with it; the " +
 			"message says what.", Cure: "Follow the message, before a router takes offence at it."},
 		ReasonInterfaceMissing: {Cause: "No interface of the node is one that an advertisement announces on, so that it announces " +
-			"nothing there.", Cure: "Compare its layer2.interfaces with ip link on the node, or leave the node out by its nodeSelector."},
+			"nothing there.", Cure: "Compare its layer2.interfaces with ip link on the node, or leave the node out by its nodeSelector.",
+			Keys: []string{"advertisements[].layer2.interfaces", "advertisements[].layer2.nodeSelector"}},
 		ReasonInterfaceMissingOver: {Cause: "The node has an interface for the advertisement again, or needs none any more.",
 			Cure: "Nothing to do."},
 		ReasonOwnerChanged: {Cause: "Another node announces an address of the Service by layer 2, and has for 10 seconds. The message says " +

@@ -38,7 +38,7 @@ func LossReasons() reason.Texts[LossReason] {
 	return reason.Texts[LossReason]{
 		LostFull: {Cause: "The record has no room for the release.",
 			Cure: "Nothing at once: the address rests all the same, until the controller restarts. If it goes on, shorten quarantine or delete " +
-				"fewer Services at a time."},
+				"fewer Services at a time.", Keys: []string{"quarantine"}},
 		LostUnreadable: {Cause: "A line of the record is none, after an edit by hand.",
 			Cure: "Leave the ConfigMap lodestone-released alone. The next write removes the line."},
 	}

@@ -10,6 +10,9 @@ type Text struct {
 	Cause string
 	// Cure is what helps against it, or why nothing need be done.
 	Cure string
+	// Keys are what the reason follows from, if somebody has written it: keys of the
+	// configuration, annotations, values of the chart.
+	Keys []string
 }
 
 // Texts has the Text of each reason of a type.

@@ -54,7 +54,8 @@ func Causes() reason.Texts[Cause] {
 		CameUp: {Cause: "Both sides hear each other.", Cure: "Nothing to do."},
 		Expired: {Cause: "The peer was not heard for the detection time.",
 			Cure: "See to the path and the router. If it happens often on a busy node, take longer ones for transmitInterval and " +
-				"receiveInterval, or the chart's speaker.bgp.realTimeBFD."},
+				"receiveInterval, or the chart's speaker.bgp.realTimeBFD.",
+			Keys: []string{"peers[].bfd.transmitInterval", "peers[].bfd.receiveInterval", "speaker.bgp.realTimeBFD"}},
 		PeerDown: {Cause: "The peer does not hear this node any more, or has started anew.",
 			Cure: "See to the way from the node to the router; if the router restarted, nothing."},
 		PeerAdminDown: {Cause: "People have switched the session off on the peer. BGP goes on without BFD.",

@@ -97,7 +97,8 @@ func Discards() reason.Texts[Discard] {
 	return reason.Texts[Discard]{
 		BadHops: {Cause: "The TTL or hop limit is not 255: the packet does not come from the segment. For a multihop peer: " +
 			"less than bfd.minimumTTL.", Cure: "If the router is beyond the segment, configure multihop, and bfd.minimumTTL if it sends less " +
-			"than 255, as BIRD does (64); otherwise somebody forges packets from afar."},
+			"than 255, as BIRD does (64); otherwise somebody forges packets from afar.",
+			Keys: []string{"peers[].multihop", "peers[].bfd.minimumTTL"}},
 		BadVersion:        {Cause: "The packet is not of version 1.", Cure: faulty},
 		BadLength:         {Cause: "The packet is shorter than it may be, or than its own length field says.", Cure: faulty},
 		NoMultiplier:      {Cause: "The detect multiplier is 0.", Cure: faulty},
@@ -110,7 +111,7 @@ func Discards() reason.Texts[Discard] {
 			Cure: "If the session ends within its detection time, the router restarted: nothing. If it stays Up, somebody forges packets: find " +
 				"out who."},
 		UnknownPeer: {Cause: "There is no session with the sender: BFD is configured on the router only.",
-			Cure: "Configure bfd on the peer, or remove it from the router."},
+			Cure: "Configure bfd on the peer, or remove it from the router.", Keys: []string{"peers[].bfd"}},
 		WrongPath: {Cause: "The discriminator is of a session with another address, interface or port.",
 			Cure: "See whether the router sends from the address that the peer has in the configuration."},
 		Authenticated: {Cause: "The packet is authenticated, and no session is.", Cure: "Switch BFD authentication off on the router."},

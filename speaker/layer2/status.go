@@ -39,7 +39,8 @@ const (
 func Reasons() reason.Texts[Reason] {
 	return reason.Texts[Reason]{
 		NoInterface: {Cause: "No interface that is up may announce the VIP.",
-			Cure: "Compare interfaces of its advertisements with ip link on the node."},
+			Cure: "Compare interfaces of its advertisements with ip link on the node.",
+			Keys: []string{"advertisements[].layer2.interfaces"}},
 		NoLinkLocalAddress: {Cause: "No interface that may announce the VIP has an IPv6 link-local address that can be used.",
 			Cure: "See ip -6 addr on the node: IPv6 is switched off, or another host has the same link-local address."},
 		InterfaceFailed: {Cause: "The interfaces cannot be used, and are tried again.",

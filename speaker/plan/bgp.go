@@ -5,6 +5,7 @@ import (
 
 	"go4.org/netipx"
 
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/reason"
 )
@@ -63,27 +64,30 @@ type Problem struct {
 // ProblemReason is a stable code for what is wrong with a session.
 type ProblemReason string
 
-// What can be wrong. With RouterIDShared there is a session all the same.
+// What can be wrong, which ProblemReasons explains. With RouterIDShared there is a session all the same.
 const (
-	NoLocalASN        ProblemReason = "NoLocalASN"        // neither the peer nor the node has one
-	NoRouterID        ProblemReason = "NoRouterID"        // nor has the node an IPv4 address
-	AnnotationInvalid ProblemReason = "AnnotationInvalid" // the node's annotation is not understood
-	AddressTaken      ProblemReason = "AddressTaken"      // another peer of the node is there
-	RouterIDShared    ProblemReason = "RouterIDShared"    // another node has the same router ID
+	NoLocalASN        ProblemReason = "NoLocalASN"
+	NoRouterID        ProblemReason = "NoRouterID"
+	AnnotationInvalid ProblemReason = "AnnotationInvalid"
+	AddressTaken      ProblemReason = "AddressTaken"
+	RouterIDShared    ProblemReason = "RouterIDShared"
 )
 
 // ProblemReasons tells about each ProblemReason.
 func ProblemReasons() reason.Texts[ProblemReason] {
 	return reason.Texts[ProblemReason]{
 		NoLocalASN: {Cause: "Neither the peer has a localASN nor the node an AS number.",
-			Cure: "Set localASN on the peer, or annotate the node with lodestone.io/bgp-asn."},
+			Cure: "Set localASN on the peer, or annotate the node with lodestone.io/bgp-asn.",
+			Keys: []string{"peers[].localASN", annotation.BGPASN}},
 		NoRouterID: {Cause: "Neither the peer nor the node has a router ID, and the node has no IPv4 address to take for one.",
-			Cure: "Annotate the node with lodestone.io/bgp-router-id, or set routerID on the peer."},
+			Cure: "Annotate the node with lodestone.io/bgp-router-id, or set routerID on the peer.",
+			Keys: []string{"peers[].routerID", annotation.BGPRouterID}},
 		AnnotationInvalid: {Cause: "An annotation of the node about BGP is not understood.",
 			Cure: "Correct the annotation that the message names."},
 		AddressTaken: {Cause: "Another peer of the node has the same address; the first in the document has the session.",
-			Cure: "Remove one of the two peers, or give one a nodeSelector that leaves the node out."},
+			Cure: "Remove one of the two peers, or give one a nodeSelector that leaves the node out.",
+			Keys: []string{"peers[].nodeSelector"}},
 		RouterIDShared: {Cause: "Another node has the same router ID. There is a session all the same, and some routers refuse the second.",
-			Cure: "Give one of the nodes another lodestone.io/bgp-router-id."},
+			Cure: "Give one of the nodes another lodestone.io/bgp-router-id.", Keys: []string{annotation.BGPRouterID}},
 	}
 }

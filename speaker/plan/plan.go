@@ -235,58 +235,63 @@ type Silence struct {
 // string in logs, metrics and the CLI.
 type Reason string
 
-// The reasons.
+// The reasons, which Reasons explains.
 const (
-	NotOwner           Reason = "NotOwner"           // another candidate owns it
-	NoAdvertisement    Reason = "NoAdvertisement"    // no advertisement applies to the pool
-	ServiceNotSelected Reason = "ServiceNotSelected" // the advertisements select other Services
-	NoServingEndpoint  Reason = "NoServingEndpoint"  // no endpoint anywhere takes traffic
-	NoLocalEndpoint    Reason = "NoLocalEndpoint"    // policy Local and none on this node
-	NodeNotSelected    Reason = "NodeNotSelected"    // the advertisements select other nodes
-	NotOnSegment       Reason = "NotOnSegment"       // the node has no interface on the VIP's subnet
-	NodeExcluded       Reason = "NodeExcluded"       // a label or taint excludes the node
-	NetworkUnavailable Reason = "NetworkUnavailable" // the node's condition says so
-	LinkDown           Reason = "LinkDown"           // the node's interfaces on the VIP's subnet are down
-	LessPreferred      Reason = "LessPreferred"      // the advertisements prefer the owner
-	SpeakerNotReady    Reason = "SpeakerNotReady"    // this node's speaker is not ready to own
-	NodeUnknown        Reason = "NodeUnknown"        // the API has no such node
-	NoPeer             Reason = "NoPeer"             // no BGP peer of the advertisements selects this node
-	NoSession          Reason = "NoSession"          // one does, but their session cannot be had
-	NotPermitted       Reason = "NotPermitted"       // the configuration lists what may be announced by BGP
+	NotOwner           Reason = "NotOwner"
+	NoAdvertisement    Reason = "NoAdvertisement"
+	ServiceNotSelected Reason = "ServiceNotSelected"
+	NoServingEndpoint  Reason = "NoServingEndpoint"
+	NoLocalEndpoint    Reason = "NoLocalEndpoint"
+	NodeNotSelected    Reason = "NodeNotSelected"
+	NotOnSegment       Reason = "NotOnSegment"
+	NodeExcluded       Reason = "NodeExcluded"
+	NetworkUnavailable Reason = "NetworkUnavailable"
+	LinkDown           Reason = "LinkDown"
+	LessPreferred      Reason = "LessPreferred"
+	SpeakerNotReady    Reason = "SpeakerNotReady"
+	NodeUnknown        Reason = "NodeUnknown"
+	NoPeer             Reason = "NoPeer"
+	NoSession          Reason = "NoSession"
+	NotPermitted       Reason = "NotPermitted"
 )
 
 // Reasons tells about each Reason.
 func Reasons() reason.Texts[Reason] {
 	return reason.Texts[Reason]{
 		NotPermitted: {Cause: "The configuration lists in bgpPermit what may be announced by BGP, and the VIP is not in it.",
-			Cure: "Add it to bgpPermit, or take the address out of the pools that are advertised by BGP."},
+			Cure: "Add it to bgpPermit, or take the address out of the pools that are advertised by BGP.", Keys: []string{"bgpPermit"}},
 		NotOwner: {Cause: "Another node, which the message names, announces the VIP by layer 2.",
 			Cure: "Not a fault: one node answers for each VIP."},
-		NoAdvertisement: {Cause: "No advertisement is for the pool.", Cure: "Add one, or name one in the pool's advertise."},
+		NoAdvertisement: {Cause: "No advertisement is for the pool.", Cure: "Add one, or name one in the pool's advertise.",
+			Keys: []string{"pools[].advertise"}},
 		ServiceNotSelected: {Cause: "Every advertisement for the pool has a serviceSelector that matches no Service with the VIP.",
-			Cure: "Compare the selectors with kubectl get service NAME --show-labels."},
+			Cure: "Compare the selectors with kubectl get service NAME --show-labels.",
+			Keys: []string{"advertisements[].serviceSelector"}},
 		NoServingEndpoint: {Cause: "The Service has no endpoint that takes traffic, on any node.",
 			Cure: "Find out why no pod is ready, or why the Service's selector matches none."},
 		NoLocalEndpoint: {Cause: "The Service has externalTrafficPolicy Local, and this node runs none of its ready pods.",
 			Cure: "Not a fault if another node does."},
 		NodeNotSelected: {Cause: "The nodeSelector of the advertisements leaves the node out.",
-			Cure: "Not a fault if other nodes announce the VIP; otherwise change the nodeSelector or the node's labels."},
+			Cure: "Not a fault if other nodes announce the VIP; otherwise change the nodeSelector or the node's labels.",
+			Keys: []string{"advertisements[].layer2.nodeSelector"}},
 		NotOnSegment: {Cause: "The node has no interface on the VIP's subnet, and others have.",
-			Cure: "Not a fault if another node announces it. If a router takes the VIP to the node all the same: anySegment in the advertisement."},
+			Cure: "Not a fault if another node announces it. If a router takes the VIP to the node all the same: anySegment in the advertisement.",
+			Keys: []string{"advertisements[].layer2.anySegment"}},
 		NodeExcluded: {Cause: "A label or a taint excludes the node from load balancing.",
 			Cure: "Remove node.kubernetes.io/exclude-from-external-load-balancers if the node is to announce VIPs."},
 		NetworkUnavailable: {Cause: "The node's condition NetworkUnavailable is true: its network plugin is not ready.",
 			Cure: "See to the network plugin on the node."},
 		LinkDown: {Cause: "The node's interfaces on the VIP's subnet are down or without a carrier, or the one by which its speaker " +
 			"lost the others was, and it has not met them again.", Cure: "See to the cable, the switch port, or ip link on the node."},
-		LessPreferred: {Cause: "The advertisements prefer another node for the VIP.", Cure: "Not a fault: preferredNodes says so."},
+		LessPreferred: {Cause: "The advertisements prefer another node for the VIP.", Cure: "Not a fault: preferredNodes says so.",
+			Keys: []string{"advertisements[].layer2.preferredNodes"}},
 		SpeakerNotReady: {Cause: "The node's speaker is starting, does not run, has lost the others, or is cut off from the API server " +
 			"while others are not; or kube-proxy on the node is not healthy, and is on others.",
 			Cure: "See kubectl -n lodestone-system get pods -o wide, and the speaker's log."},
 		NodeUnknown: {Cause: "The API server has no Node of the name that the speaker was started with.",
 			Cure: "Compare NODE_NAME of the speaker with kubectl get nodes."},
 		NoPeer: {Cause: "The VIP is announced by BGP, and the nodeSelector of each peer leaves the node out.",
-			Cure: "Not a fault if other nodes announce it."},
+			Cure: "Not a fault if other nodes announce it.", Keys: []string{"peers[].nodeSelector"}},
 		NoSession: {Cause: "The VIP is announced by BGP, and the node lacks something for its sessions with all peers.",
 			Cure: "The message says what it lacks; lodestone bgp peers shows it for all nodes."},
 	}

@@ -42,15 +42,15 @@ type RefusedCIDR struct {
 // PodRefusal is a stable code for why there is no route to a pod CIDR.
 type PodRefusal string
 
-// Why there is none, as far as Nodes and the configuration tell.
+// Why there is none, as far as Nodes and the configuration tell. PodRefusals explains them.
 const (
-	CIDRInvalid      PodRefusal = "CIDRInvalid"      // it is no prefix that pods can have
-	CIDRTooWide      PodRefusal = "CIDRTooWide"      // it is larger than any node's
-	CIDROutside      PodRefusal = "CIDROutside"      // the configuration's cidrs do not contain it
-	CIDRNotPermitted PodRefusal = "CIDRNotPermitted" // the configuration lists what may be announced by BGP
-	CIDRTaken        PodRefusal = "CIDRTaken"        // an older node's overlaps it
-	CIDROfNodes      PodRefusal = "CIDROfNodes"      // it contains the address of a node
-	NoAddressOfNodes PodRefusal = "NoAddressOfNodes" // the node has no InternalIP of its family
+	CIDRInvalid      PodRefusal = "CIDRInvalid"
+	CIDRTooWide      PodRefusal = "CIDRTooWide"
+	CIDROutside      PodRefusal = "CIDROutside"
+	CIDRNotPermitted PodRefusal = "CIDRNotPermitted"
+	CIDRTaken        PodRefusal = "CIDRTaken"
+	CIDROfNodes      PodRefusal = "CIDROfNodes"
+	NoAddressOfNodes PodRefusal = "NoAddressOfNodes"
 )
 
 // PodRefusals tells about the refusals that follow from Nodes and the
@@ -62,8 +62,9 @@ func PodRefusals() reason.Texts[PodRefusal] {
 		CIDRTooWide: {Cause: "The pod CIDR is wider than /8, or /32 in IPv6: such a route takes the traffic of others.",
 			Cure: "Correct the Node's spec.podCIDRs, which takes deleting and registering it anew."},
 		CIDRNotPermitted: {Cause: "Routers are told of pods, and the configuration's bgpPermit does not contain the pod CIDR.",
-			Cure: "Correct the Node, or bgpPermit."},
-		CIDROutside: {Cause: "The configuration's routes.cidrs do not contain the pod CIDR.", Cure: "Correct the Node, or routes.cidrs."},
+			Cure: "Correct the Node, or bgpPermit.", Keys: []string{"bgpPermit"}},
+		CIDROutside: {Cause: "The configuration's routes.cidrs do not contain the pod CIDR.", Cure: "Correct the Node, or routes.cidrs.",
+			Keys: []string{"routes.cidrs"}},
 		CIDRTaken: {Cause: "The pod CIDR overlaps that of an older Node, which keeps its route.",
 			Cure: "Give the younger node another one."},
 		CIDROfNodes: {Cause: "The pod CIDR contains the address of its own node or of an older one.",

@@ -20,19 +20,20 @@ const Protocol = 76
 // with theirs never replace ours unseen, nor we theirs.
 const metric = 76
 
-// Why there is no route, as far as the node's kernel tells.
+// Why there is no route, as far as the node's kernel tells. PodRefusals explains it.
 const (
-	NotOnSegment   plan.PodRefusal = "NotOnSegment"   // the next hop is on no subnet of this node
-	CIDROfSegment  plan.PodRefusal = "CIDROfSegment"  // the CIDR overlaps a subnet of this node's, or contains its address
-	NextHopIsSelf  plan.PodRefusal = "NextHopIsSelf"  // the other node's address is this node's, too
-	RoutedByOthers plan.PodRefusal = "RoutedByOthers" // somebody else has a route to it
+	NotOnSegment   plan.PodRefusal = "NotOnSegment"
+	CIDROfSegment  plan.PodRefusal = "CIDROfSegment"
+	NextHopIsSelf  plan.PodRefusal = "NextHopIsSelf"
+	RoutedByOthers plan.PodRefusal = "RoutedByOthers"
 )
 
 // PodRefusals tells about the refusals that follow from the node's kernel.
 func PodRefusals() reason.Texts[plan.PodRefusal] {
 	return reason.Texts[plan.PodRefusal]{
 		NotOnSegment: {Cause: "The other node's address is on no subnet of this node, or the interface is down.",
-			Cure: "Use routes.mode bgp where nodes have no segment in common; otherwise look at the link."},
+			Cure: "Use routes.mode bgp where nodes have no segment in common; otherwise look at the link.",
+			Keys: []string{"routes.mode"}},
 		CIDROfSegment: {Cause: "The pod CIDR overlaps a subnet of this node, or contains its address.",
 			Cure: "The networks of pods and nodes must not overlap: change one of them."},
 		NextHopIsSelf: {Cause: "The other node says that it has this node's address.", Cure: "Correct the Node's InternalIP."},

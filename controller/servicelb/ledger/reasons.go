@@ -55,9 +55,9 @@ func EventReasons() reason.Texts[EventReason] {
 		ReasonPartial: {Cause: "The Service prefers both address families, and no pool gives one of them.",
 			Cure: "Add addresses of that family to a pool; or nothing, if one family is enough."},
 		ReasonDraining: {Cause: "The Service keeps its address, whose pool has state: draining.",
-			Cure: "Have the Service move when it suits (" + moving + ")."},
+			Cure: "Have the Service move when it suits (" + moving + ").", Keys: []string{"pools[].state", annotation.Renumber}},
 		ReasonStranded: {Cause: "The Service keeps its address, which no pool gives any more after an edit of the configuration.",
-			Cure: "Have the Service move (" + moving + "), or put the address back into a pool."},
+			Cure: "Have the Service move (" + moving + "), or put the address back into a pool.", Keys: []string{annotation.Renumber}},
 		ReasonLeaseOverdue: {Cause: "The DHCP server does not extend the lease of the address, which is withdrawn when the lease ends; the " +
 			"message says when.", Cure: "See to the DHCP server; the message has its answer, or that there is none."},
 		ReasonLeaseLost: {Cause: "A leased address was withdrawn because its lease is over, or its pool is gone.",
@@ -79,8 +79,9 @@ func Refusals() reason.Texts[ipam.Reason] {
 		AddressConflict: {Cause: "Another host has the address, or claims it, too.",
 			Cure: "Find the other host by its hardware address and take the address away from it. Or exclude the address from the pool and " +
 				"annotate the Service with " + annotation.Renumber + "=" + annotation.Renumbering +
-				", which gives it another one, unless it asks for this one."},
+				", which gives it another one, unless it asks for this one.", Keys: []string{annotation.Renumber}},
 		LeasePending: {Cause: "The pool leases its addresses (dhcp), and the DHCP server has not leased one for the Service.",
-			Cure: "Wait for the DHCP server, or see what it says in the Service's condition " + annotation.ConditionAllocated + "."},
+			Cure: "Wait for the DHCP server, or see what it says in the Service's condition " + annotation.ConditionAllocated + ".",
+			Keys: []string{"pools[].dhcp"}},
 	}
 }
