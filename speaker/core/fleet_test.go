@@ -29,13 +29,49 @@ type fleet struct {
 	vips     map[string]map[netip.Addr]plan.Layer2 // what each node announces
 	read     map[string][]report.Move              // by node, as the controller has read them
 	cut      map[string]bool                       // the nodes that nobody hears
+	alone    map[string]bool                       // the nodes that hear nobody, and that nobody hears
 	check    func()                                // at every moment
+	grain    time.Duration                         // of time
+	segment  segmentOf
+}
+
+// segmentOf is the segment that the nodes are on.
+type segmentOf interface {
+	begin(node string)
+	end(node string)
+	// hear is called when the node may hear other speakers than before.
+	hear(node string)
+	announce(node string, vips map[netip.Addr]plan.Layer2)
+	// leaving returns how many VIPs leave the node and are still answered for.
+	leaving(node string) int
+	// pass does what is due by now.
+	pass()
+}
+
+// noSegment is none: a VIP that leaves is answered for until another node announces it.
+type noSegment struct{ *fleet }
+
+func (noSegment) begin(string)                                {}
+func (noSegment) end(string)                                  {}
+func (noSegment) announce(string, map[netip.Addr]plan.Layer2) {}
+func (noSegment) hear(string)                                 {}
+func (noSegment) pass()                                       {}
+
+func (f noSegment) leaving(node string) (left int) {
+	for vip, l := range f.vips[node] {
+		if _, taken := f.vips[f.owners()[vip]][vip]; l.Leaving && !taken {
+			left++
+		}
+	}
+	return left
 }
 
 func newFleet(t require.TestingT, nodes, vips int) *fleet {
 	f := &fleet{t: t, now: time.Unix(1e9, 0), nodes: Nodes{}, services: map[string]plan.Service{}, health: map[string]Health{},
 		cores: map[string]*Core{}, alive: map[string]bool{}, networks: map[string]report.Network{},
-		vips: map[string]map[netip.Addr]plan.Layer2{}, read: map[string][]report.Move{}, cut: map[string]bool{}, check: func() {}}
+		vips: map[string]map[netip.Addr]plan.Layer2{}, read: map[string][]report.Move{}, cut: map[string]bool{}, alone: map[string]bool{},
+		check: func() {}, grain: time.Second}
+	f.segment = noSegment{f}
 	f.config = &config.Config{
 		Pools:          []config.Pool{{Name: "lan", Free: prefix("203.0.113.0/24"), Withheld: prefix("198.51.100.0/32")}},
 		Advertisements: []config.Advertisement{{Name: "all", Layer2: &config.Layer2{}}},
@@ -47,7 +83,14 @@ func newFleet(t require.TestingT, nodes, vips int) *fleet {
 	for i := range nodes {
 		name := fmt.Sprint("n", i)
 		f.nodes[name] = plan.Node{Labels: map[string]string{"name": name}}
-		f.begin(name, true)
+	}
+	return f
+}
+
+// start starts all speakers.
+func (f *fleet) start() *fleet {
+	for node := range f.nodes {
+		f.begin(node, true)
 	}
 	f.see()
 	return f
@@ -58,6 +101,7 @@ func (f *fleet) begin(node string, ready bool) {
 	f.cores[node], f.alive[node], f.vips[node] = New(Options{node, handOver, drain}), ready, nil
 	f.health[node] = Health{Synced: true, Joined: ready, Healthy: true}
 	delete(f.read, node)
+	f.segment.begin(node)
 }
 
 // join has a node be ready, or not.
@@ -71,10 +115,11 @@ func (f *fleet) lose(node string) {
 	delete(f.cores, node)
 	delete(f.alive, node)
 	delete(f.vips, node)
+	f.segment.end(node)
 	f.see()
 }
 
-// stop ends a speaker. A VIP that leaves is answered for until another node announces it.
+// stop ends a speaker.
 func (f *fleet) stop(node string) {
 	c := f.cores[node]
 	e := c.Step(Stop{}, f.now)
@@ -82,13 +127,7 @@ func (f *fleet) stop(node string) {
 	for f.apply(node, e); !e.Done; f.apply(node, e) {
 		f.see()
 		f.after(max(0, e.Next.Sub(f.now)))
-		left := 0
-		for vip, l := range f.vips[node] {
-			if _, taken := f.vips[f.owners()[vip]][vip]; l.Leaving && !taken {
-				left++
-			}
-		}
-		e = c.Step(StillLeaving(left), f.now)
+		e = c.Step(StillLeaving(f.segment.leaving(node)), f.now)
 	}
 	f.lose(node)
 }
@@ -101,7 +140,8 @@ func (f *fleet) see() {
 			c.Step(f.health[node], f.now)
 			c.Step(Config{f.config}, f.now)
 			c.Step(maps.Clone(f.nodes), f.now)
-			c.Step(Members{f.heard(), maps.Clone(f.networks)}, f.now)
+			c.Step(Members{f.heard(node), maps.Clone(f.networks)}, f.now)
+			f.segment.hear(node)
 			for _, svc := range f.services {
 				c.Step(Service{svc}, f.now)
 			}
@@ -122,16 +162,18 @@ func (f *fleet) apply(node string, e Effects) (changed bool) {
 	}
 	if e.SetVIPs {
 		f.vips[node] = maps.Clone(e.VIPs)
+		f.segment.announce(node, e.VIPs)
 	}
 	return changed
 }
 
-// after lets time pass, in seconds at most, and returns the moves that were published
+// after lets time pass and returns the moves that were published
 // meanwhile: "203.0.113.1 n1 n2 SpeakerLost" for each VIP.
 func (f *fleet) after(d time.Duration) []string {
 	said := []string{}
 	for end := f.now.Add(d); f.now.Before(end); f.check() {
-		f.now = f.now.Add(min(time.Second, end.Sub(f.now)))
+		f.now = f.now.Add(min(f.grain, end.Sub(f.now)))
+		f.segment.pass()
 		for node, c := range f.cores {
 			f.apply(node, c.Step(Decide{}, f.now))
 			moves := report.Of(report.Report{Moves: c.State().Moves}.Annotations()).Moves
@@ -149,16 +191,18 @@ func (f *fleet) after(d time.Duration) []string {
 	return said
 }
 
-// heard returns the speakers that others hear.
-func (f *fleet) heard() map[string]bool {
+// heard returns the speakers that a node hears.
+func (f *fleet) heard(by string) map[string]bool {
 	heard := maps.Clone(f.alive)
-	maps.DeleteFunc(heard, func(node string, _ bool) bool { return f.cut[node] })
+	maps.DeleteFunc(heard, func(node string, _ bool) bool {
+		return f.cut[node] || node != by && (f.alone[node] || f.alone[by])
+	})
 	return heard
 }
 
 // owners returns the owner of each VIP.
 func (f *fleet) owners() map[netip.Addr]string {
-	s := plan.Snapshot{Config: f.config, Nodes: f.nodes, Speakers: f.heard()}
+	s := plan.Snapshot{Config: f.config, Nodes: f.nodes, Speakers: f.heard("")}
 	for _, svc := range f.services {
 		s.Services = append(s.Services, svc)
 	}
@@ -184,7 +228,7 @@ func (f *fleet) prefer(node string) {
 // while another one leaves it.
 func TestThreeCoresAgree(t *testing.T) {
 	t.Parallel()
-	f, handed := newFleet(t, 3, 12), 0
+	f, handed := newFleet(t, 3, 12).start(), 0
 	f.check = func() {
 		for _, svc := range f.services {
 			owned, leaving := []string{}, []string{}

@@ -29,7 +29,7 @@ func (f *fleet) tells(before map[netip.Addr]string, why report.Reason) []string 
 
 func TestMovesAreToldOnceTheyHaveSettled(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t, 4, 40)
+	f := newFleet(t, 4, 40).start()
 	require.Empty(t, f.after(time.Minute), "a first owner is no news")
 	before := f.owners()
 
@@ -74,7 +74,7 @@ func TestMovesAreToldOnceTheyHaveSettled(t *testing.T) {
 
 func TestMovesHaveTheirReasons(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t, 3, 30)
+	f := newFleet(t, 3, 30).start()
 	f.after(time.Minute)
 	for _, step := range []struct {
 		why report.Reason
@@ -97,7 +97,7 @@ func TestMovesHaveTheirReasons(t *testing.T) {
 
 func TestVIPsThatNobodyHas(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t, 3, 1)
+	f := newFleet(t, 3, 1).start()
 	vip := netip.MustParseAddr("203.0.113.0")
 	owner := f.owners()[vip]
 	f.after(time.Minute)
@@ -143,7 +143,7 @@ func TestWhatIsToldIsTheDifference(t *testing.T) {
 	told := 0
 	rapid.Check(t, func(t *rapid.T) {
 		const nodes = 4
-		f := newFleet(t, nodes, 8)
+		f := newFleet(t, nodes, 8).start()
 		f.after(time.Minute)
 		node := rapid.Custom(func(t *rapid.T) string { return fmt.Sprint("n", rapid.IntRange(0, nodes-2).Draw(t, "node")) }) // the last one stays
 		pause := func() []string { return f.after(time.Duration(rapid.IntRange(0, 12).Draw(t, "seconds")) * time.Second) }

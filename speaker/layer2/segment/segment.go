@@ -301,16 +301,19 @@ func (m *Machine) noteClaim(v *vip) {
 // left reports whether the VIP has gone to another host.
 func (v *vip) left() bool { return v.Leaving && !v.claimed.IsZero() }
 
-// lookAround takes over what is new about the surroundings. While speakers are lost, next
-// owners are rivals, and there are beacons.
+// lookAround takes over what is new about the surroundings. While speakers are lost there
+// are beacons, and who was taken for the next owner of a VIP is a rival.
 func (m *Machine) lookAround(s Surroundings) {
 	lost := m.Whole && !s.Whole
 	if m.Surroundings = s; !lost {
 		return
 	}
 	m.hearing = hearing{}
-	if m.queue.waits(stepLag) {
-		m.announceRound()
+	lagging := m.queue.lines[stepLag]
+	m.queue.lines[stepLag] = nil
+	for _, p := range lagging {
+		p.vip.lagging = false
+		m.correct(p.vip)
 	}
 	if !m.queue.waits(stepBeacon) {
 		m.queue.enter(pending{step: stepBeacon, due: m.now.Add(m.beaconWait())})

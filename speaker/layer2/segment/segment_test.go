@@ -143,6 +143,22 @@ func TestThreeSpeakersAndOneVIP(t *testing.T) {
 	}
 }
 
+// A rival is heard before this node knows that speakers are lost: it might be the next owner.
+// Once they are lost it is none, and is corrected as soon as any.
+func TestRivalHeardBeforeTheLoss(t *testing.T) {
+	t.Parallel()
+	l := newLAN(2, wire.ARP{})
+	l.assign(0, map[netip.Addr]VIP{vipA: {Home: true}})
+	l.pass(time.Minute)
+	l.step(1, Surroundings{Crowd: 1})
+	l.assign(1, map[netip.Addr]VIP{vipA: {}})
+	l.pass(time.Second)
+	require.Equal(t, []int{0, 1}, l.announcers(vipA))
+	l.step(0, Surroundings{Crowd: 1})
+	l.pass(correction)
+	assert.Equal(t, []int{0}, l.announcers(vipA))
+}
+
 // A VIP that moves by plan is answered for at every moment, by both nodes for no longer
 // than a frame takes, whoever hears of it first.
 func TestMoveByPlan(t *testing.T) {
