@@ -107,6 +107,7 @@ func (s *story) after(d time.Duration) {
 	for next := s.last.Next; !next.IsZero() && !next.After(end); next = s.last.Next {
 		s.now = next
 		s.step()
+		require.True(s.t, s.last.Next.IsZero() || s.last.Next.After(s.now), "the core asks for a time that is over")
 	}
 	s.now = end
 }
