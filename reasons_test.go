@@ -65,7 +65,7 @@ var reasonTypes = []reasonType{
 	{"kube.EventReason", "Events on the ConfigMap", "the Events of the ConfigMap, the log of both components",
 		nil, texts(kube.EventReasons())},
 	{"quarantine.LossReason", "Why a released address is not on record", "the controller's log",
-		[]string{"lodestone_released_dropped_total"}, texts(quarantine.LossReasons())},
+		[]string{"lodestone_quarantine_dropped_total"}, texts(quarantine.LossReasons())},
 }
 
 func texts[R ~string](all ...reason.Texts[R]) map[string]reason.Text {

@@ -42,7 +42,7 @@ const (
 // Reasons tells about each Reason.
 func Reasons() reason.Texts[Reason] {
 	return reason.Texts[Reason]{
-		PoolExhausted: {Cause: "Every address that the Service may have is in use, reserved, or rests after its last use.",
+		PoolExhausted: {Cause: "Every address that the Service may have is in use, reserved, or in quarantine after its last use.",
 			Cure: "Widen a pool, delete a Service that is not needed, or wait for addresses in quarantine.",
 			Keys: []string{"quarantine"}},
 		PoolNotFound: {Cause: "The Service names a pool that the configuration does not have.",

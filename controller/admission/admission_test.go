@@ -98,7 +98,7 @@ func TestWhatIsNotOursIsNotJudged(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*admissionv1.AdmissionRequest){
 		"another namespace": func(r *admissionv1.AdmissionRequest) { r.Namespace = "default" },
-		"another name":      func(r *admissionv1.AdmissionRequest) { r.Name = "lodestone-released" },
+		"another name":      func(r *admissionv1.AdmissionRequest) { r.Name = "lodestone-quarantine" },
 		"a deletion":        func(r *admissionv1.AdmissionRequest) { r.Operation = admissionv1.Delete; r.Object.Raw = nil },
 		"another resource":  func(r *admissionv1.AdmissionRequest) { r.Resource.Resource = "secrets" },
 	} {

@@ -17,9 +17,9 @@ import (
 const (
 	// ConfigMapName is the name of the ConfigMap, in the controller's
 	// namespace.
-	ConfigMapName = "lodestone-released"
+	ConfigMapName = "lodestone-quarantine"
 	// Key is the key of the text in it.
-	Key = "released"
+	Key = "quarantine"
 )
 
 // Book is the record of released addresses. The leader alone writes it, and
@@ -28,7 +28,7 @@ const (
 //
 // It has no goroutine: whoever calls Keep while nobody writes writes for all
 // that have called meanwhile, and an idle book writes nothing. It is safe for
-// concurrent use, and a prometheus.Collector of the lodestone_released metrics.
+// concurrent use, and a prometheus.Collector of the lodestone_quarantine metrics.
 type Book struct {
 	client    typedcorev1.ConfigMapInterface
 	namespace string

@@ -223,7 +223,7 @@ func TestWhatCannotBeSavedIsAnError(t *testing.T) {
 		assert.Equal(t, 3*time.Second, time.Since(start))
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		assert.EqualError(t, err, "record the release of 203.0.113.5 by default/web and 1 more: "+
-			"get ConfigMap lodestone-system/lodestone-released: etcd is electing (gave up: context deadline exceeded)")
+			"get ConfigMap lodestone-system/lodestone-quarantine: etcd is electing (gave up: context deadline exceeded)")
 		require.ErrorIs(t, second, context.DeadlineExceeded)
 		assert.ErrorContains(t, second, "203.0.113.6 by default/late")
 		assert.ErrorContains(t, second, "etcd is electing", "who waited for their turn hears why")
@@ -243,7 +243,7 @@ func TestErrorsThatStay(t *testing.T) {
 		assert.ErrorContains(t, err, "no RBAC rule")
 		s.answer(forbidden)
 		_, err = s.open().Load(t.Context())
-		assert.ErrorContains(t, err, "load released addresses: get ConfigMap lodestone-system/lodestone-released: ")
+		assert.ErrorContains(t, err, "load released addresses: get ConfigMap lodestone-system/lodestone-quarantine: ")
 		assert.ErrorContains(t, err, "no RBAC rule")
 		assert.Equal(t, start, time.Now(), "nobody waits for what does not change")
 	})
@@ -254,7 +254,7 @@ func TestAnotherVersionIsNeitherReadNorOverwritten(t *testing.T) {
 		require.NoError(t, b.Keep(t.Context(), release("203.0.113.5", "default/web", time.Hour)))
 		s.edit(func(string) string { return "version 2\n{}\n" })
 		_, err := s.open().Load(t.Context())
-		assert.EqualError(t, err, "load released addresses: read ConfigMap lodestone-system/lodestone-released: another format: version 2, "+
+		assert.EqualError(t, err, "load released addresses: read ConfigMap lodestone-system/lodestone-quarantine: another format: version 2, "+
 			"and this controller reads version 1: run the version that wrote it, or delete the ConfigMap (other Services may then get the "+
 			"addresses in it at once)")
 		err = b.Keep(t.Context(), release("203.0.113.6", "default/web", time.Hour))
@@ -363,12 +363,12 @@ func TestMetrics(t *testing.T) {
 		reg := prometheus.NewPedanticRegistry()
 		require.NoError(t, reg.Register(b))
 		assert.NoError(t, testutil.GatherAndCompare(reg, strings.NewReader(fmt.Sprintf(`
-# HELP lodestone_released_records Released addresses on record that nobody else may have yet.
-# TYPE lodestone_released_records gauge
-lodestone_released_records 1
-# HELP lodestone_released_size_bytes Size of the record of released addresses when it was last written or read.
-# TYPE lodestone_released_size_bytes gauge
-lodestone_released_size_bytes %d
+# HELP lodestone_quarantine_records Addresses in quarantine that are on record.
+# TYPE lodestone_quarantine_records gauge
+lodestone_quarantine_records 1
+# HELP lodestone_quarantine_size_bytes Size of the record of released addresses when it was last written or read.
+# TYPE lodestone_quarantine_size_bytes gauge
+lodestone_quarantine_size_bytes %d
 `, len(s.text()))), MetricRecords, MetricSize))
 		problems, err := testutil.GatherAndLint(reg)
 		assert.NoError(t, err)

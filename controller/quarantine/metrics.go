@@ -9,12 +9,12 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/reason"
 )
 
-// The metrics of the record of released addresses.
+// The metrics of the record of addresses in quarantine.
 const (
-	MetricRecords = "lodestone_released_records"
-	MetricSize    = "lodestone_released_size_bytes"
-	MetricWrites  = "lodestone_released_writes_total"
-	MetricDropped = "lodestone_released_dropped_total"
+	MetricRecords = "lodestone_quarantine_records"
+	MetricSize    = "lodestone_quarantine_size_bytes"
+	MetricWrites  = "lodestone_quarantine_writes_total"
+	MetricDropped = "lodestone_quarantine_dropped_total"
 )
 
 // The results of a write.
@@ -33,19 +33,19 @@ const (
 	LostUnreadable LossReason = "unreadable"
 )
 
-// LossReasons tells about each LossReason.
+// LossReasons describes each LossReason.
 func LossReasons() reason.Texts[LossReason] {
 	return reason.Texts[LossReason]{
 		LostFull: {Cause: "The record has no room for the release.",
-			Cure: "Nothing at once: the address rests all the same, until the controller restarts. If it goes on, shorten quarantine or delete " +
-				"fewer Services at a time.", Keys: []string{"quarantine"}},
+			Cure: "Nothing at once: the address stays in quarantine all the same, until the controller restarts. If it goes on, shorten " +
+				"quarantine or delete fewer Services at a time.", Keys: []string{"quarantine"}},
 		LostUnreadable: {Cause: "A line of the record is none, after an edit by hand.",
-			Cure: "Leave the ConfigMap lodestone-released alone. The next write removes the line."},
+			Cure: "Leave the ConfigMap lodestone-quarantine alone. The next write removes the line."},
 	}
 }
 
 var (
-	recordCount = prometheus.NewDesc(MetricRecords, "Released addresses on record that nobody else may have yet.", nil, nil)
+	recordCount = prometheus.NewDesc(MetricRecords, "Addresses in quarantine that are on record.", nil, nil)
 	textSize    = prometheus.NewDesc(MetricSize, "Size of the record of released addresses when it was last written or read.", nil, nil)
 )
 

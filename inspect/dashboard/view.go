@@ -113,14 +113,14 @@ type head struct {
 
 // poolRow is a family of a pool. Shares are parts of its size, in percent.
 type poolRow struct {
-	Name     string  `json:"name"`
-	Family   string  `json:"family,omitempty"`
-	Text     string  `json:"text"`
-	Note     string  `json:"note,omitempty"`
-	Tone     Tone    `json:"tone"`
-	Used     float64 `json:"used"`
-	Resting  float64 `json:"resting"`
-	Reserved float64 `json:"reserved"`
+	Name        string  `json:"name"`
+	Family      string  `json:"family,omitempty"`
+	Text        string  `json:"text"`
+	Note        string  `json:"note,omitempty"`
+	Tone        Tone    `json:"tone"`
+	Used        float64 `json:"used"`
+	Quarantined float64 `json:"quarantined"`
+	Reserved    float64 `json:"reserved"`
 }
 
 // NewView returns what the Query asks for of the State and of what happened.
@@ -189,7 +189,7 @@ func (v View) pools(s *State) {
 		} else {
 			row.Text = output.Number(p.Used) + " of " + output.Number(p.Size) + " used, " + output.Number(p.Free) + " free"
 			percent := func(n float64) float64 { return share(n, p.Size) }
-			row.Used, row.Resting, row.Reserved = percent(p.Used), percent(p.Quarantined), percent(p.Reserved)
+			row.Used, row.Quarantined, row.Reserved = percent(p.Used), percent(p.Quarantined), percent(p.Reserved)
 			switch {
 			case p.Full():
 				row.Tone = Bad

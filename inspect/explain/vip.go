@@ -134,8 +134,8 @@ func standing(o *cluster.Objects, addr netip.Addr, assigned bool) []string {
 	}
 	for _, r := range o.Records {
 		if r.Addr == addr && r.Until.After(o.Now) && !assigned {
-			said = append(said, fmt.Sprintf("Service %s released it; it rests for %s, unless the configuration says longer", r.Service,
-				output.Age(r.Until.Sub(o.Now))))
+			said = append(said, fmt.Sprintf("Service %s released it; it is in quarantine for another %s, unless the configuration says longer",
+				r.Service, output.Age(r.Until.Sub(o.Now))))
 		}
 	}
 	for _, svc := range o.Services {

@@ -90,7 +90,7 @@ func (s *Status) showPools(c *output.Canvas) {
 }
 
 // PoolHeader is that of the rows of PoolRows.
-var PoolHeader = []string{"POOL", "FAMILY", "USED", "", "FREE", "RESTING", "RESERVED", ""}
+var PoolHeader = []string{"POOL", "FAMILY", "USED", "", "FREE", "QUARANTINE", "RESERVED", ""}
 
 // Full reports whether the pool should have addresses and has none.
 func (p Pool) Full() bool { return p.Free == 0 && !p.Draining && !p.Leased }

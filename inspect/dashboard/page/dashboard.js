@@ -95,7 +95,7 @@ const draw = {
   pools(section) {
     show($("pools"), section, (p) => el("div", { class: `pool ${p.tone}` },
       el("div", { class: "row" }, el("span", {}, p.name), el("span", {}, p.family ?? "")),
-      bar([[p.used], [p.resting, "resting"], [p.reserved, "reserved"]], p.text),
+      bar([[p.used], [p.quarantined, "quarantined"], [p.reserved, "reserved"]], p.text),
       el("div", { class: "row" }, el("span", { class: p.tone === "bad" ? "detail bad" : "detail" }, p.text), p.note ? badge(p.note, "note") : el("span"))),
     () => el("p", { class: "empty" }, "No pools."));
   },

@@ -298,7 +298,7 @@ func TestRights(t *testing.T) {
 		if slices.Contains(r.Resources, "secrets") {
 			t.Errorf("nobody needs to read Secrets through the API: %v", r)
 		}
-		released := slices.Equal(r.ResourceNames, []string{"lodestone-released", "lodestone-config-last-valid"}) ||
+		released := slices.Equal(r.ResourceNames, []string{"lodestone-quarantine", "lodestone-config-last-valid"}) ||
 			slices.Equal(r.Verbs, []string{"create"})
 		if slices.Contains(r.Resources, "configmaps") && !released && (len(r.ResourceNames) != 1 || mayWrite(r)) {
 			t.Errorf("only our configuration to read, and the record of released addresses: %v", r)
@@ -453,7 +453,7 @@ func tolerates(tol corev1.Toleration, taint *corev1.Taint) bool {
 // TestUpgradesLeaveTheRecordAlone: what the chart does not set, helm and
 // kubectl apply do not reset.
 func TestUpgradesLeaveTheRecordAlone(t *testing.T) {
-	record := find[corev1.ConfigMap](objects(t, render(t, "testdata/default.values.yaml")))["lodestone-released"]
+	record := find[corev1.ConfigMap](objects(t, render(t, "testdata/default.values.yaml")))["lodestone-quarantine"]
 	if record == nil || record.Data != nil || record.BinaryData != nil {
 		t.Errorf("the record of released addresses is rendered as %v, want one without data", record)
 	}

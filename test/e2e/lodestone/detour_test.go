@@ -19,7 +19,7 @@ func TestEveryWriteIsCounted(t *testing.T) {
 		{http.MethodPatch, "/api/v1/nodes/n1"},
 		{http.MethodPost, "/api/v1/namespaces/bench/events"},
 		{http.MethodPost, "/apis/events.k8s.io/v1/namespaces/bench/events"},
-		{http.MethodPut, "/api/v1/namespaces/lodestone-system/configmaps/lodestone-released"},
+		{http.MethodPut, "/api/v1/namespaces/lodestone-system/configmaps/lodestone-quarantine"},
 		{http.MethodPut, "/apis/coordination.k8s.io/v1/namespaces/lodestone-system/leases/lodestone-controller"},
 		{http.MethodPost, "/apis/authorization.k8s.io/v1/subjectaccessreviews"},
 		{http.MethodDelete, "/unknown"},

@@ -73,7 +73,7 @@ var stories = []story{
 		`rest_client_requests_total{job="lodestone-controller",method="GET",code="500"}`:   "0+60x60"}, "5m", "20m", "50m",
 		of{"method": "PATCH", "code": "500"},
 		"1 PATCH requests of the controller fail each second with 500."},
-	{"ReleasesNotRecorded", of{"lodestone_released_writes_total" + `{result="failed"}`: "0+1x30 30x30", "lodestone_released_writes_total" +
+	{"ReleasesNotRecorded", of{"lodestone_quarantine_writes_total" + `{result="failed"}`: "0+1x30 30x30", "lodestone_quarantine_writes_total" +
 		`{result="saved"}`: "0+1x60"}, "3m", "20m", "50m", of{"result": "failed"},
 		"10 attempts to put released addresses on record have failed within 10 minutes, or as many records are lost: deleted Services wait, " +
 			"or a restart would give their addresses away too early."},

@@ -59,7 +59,7 @@ func TestASpeakersTokenMayDoNothingBeyond(t *testing.T) {
 		"secrets/tor in " + ours:                                       "get", // as the chart was told
 		"configmaps/" + lodestone.ConfigMap + " in " + s.namespace:     "",
 		"secrets/lodestone-membership in " + ours:                      "",
-		"configmaps/lodestone-released in " + ours:                     "",
+		"configmaps/lodestone-quarantine in " + ours:                   "",
 		"configmaps/lodestone-config-last-valid in " + ours:            "get",
 		"configmaps/extension-apiserver-authentication in kube-system": "",
 	}
