@@ -41,7 +41,7 @@ type Book struct {
 	// object is the ConfigMap as last seen, without a resourceVersion if there
 	// was none; nil if it is not known how it stands.
 	object *corev1.ConfigMap
-	// next is when the API server has rested from the last write.
+	// next is when the next write may begin.
 	next time.Time
 	// full is set when the last write had no room for all.
 	full bool

@@ -1,7 +1,8 @@
-// Package quarantine remembers which addresses were released and how long they
-// are spoken for, so that a restart of the controller forgets neither those
-// that rest nor those that are kept for a Service that comes back. The Service
-// is gone by then; a ConfigMap is where it stands.
+// Package quarantine keeps the record of the addresses in quarantine, in a
+// ConfigMap: which Service released each of them, when, and until when nobody
+// else may have it. The Services are gone by then. A restart of the controller
+// ends neither a quarantine nor the time that an address is kept for a Service
+// that comes back.
 package quarantine
 
 import (

@@ -183,7 +183,7 @@ func TestConflictsAfterARestart(t *testing.T) {
 	s.creates("web")
 	s.reports("203.0.113.11 withheld")
 	s.has("web", "203.0.113.12", "True Allocated")
-	s.pass(time.Minute) // .11 has rested
+	s.pass(time.Minute) // the quarantine of .11 is over
 	s.restart()
 	s.run()
 	s.creates("next")

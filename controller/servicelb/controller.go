@@ -34,7 +34,7 @@ const (
 	// PatchTimeout bounds one PATCH. It is shorter than the leader election's
 	// renew deadline: nothing of an old leader's arrives late.
 	PatchTimeout = 5 * time.Second
-	// loadRetry is the time between attempts to read what rests.
+	// loadRetry is the time between attempts to read which addresses are in quarantine.
 	loadRetry = 2 * time.Second
 	// shortestWait bounds how often Services that wait are tried by the clock.
 	shortestWait = 50 * time.Millisecond
@@ -200,7 +200,7 @@ func (c *Controller) begin(ctx context.Context) bool {
 	}
 	c.prime(services, records)
 	cfg, state := c.Config.Current()
-	c.Log.Info("primed", "services", len(services), "resting", len(records), "took", c.ledger.now().Sub(start), "configured", cfg != nil)
+	c.Log.Info("primed", "services", len(services), "quarantined", len(records), "took", c.ledger.now().Sub(start), "configured", cfg != nil)
 	if cfg == nil {
 		c.Log.Error("nothing is allocated until there is a valid configuration", "err", state.Err)
 	}
@@ -217,15 +217,15 @@ func (c *Controller) prime(services []*corev1.Service, records []quarantine.Reco
 	close(c.primed)
 }
 
-// load reads which addresses rest. Without that, some of them would be given
-// away too early: better nobody is given one until it is known.
+// load reads which addresses are in quarantine. Without that, some of them would
+// be given away too early: no address is given until it is known.
 func (c *Controller) load(ctx context.Context) (records []quarantine.Record, ok bool) {
 	for {
 		records, err := c.Book.Load(ctx)
 		if err == nil {
 			return records, true
 		}
-		c.Log.Error("nothing is allocated until it is known which addresses rest", "err", err)
+		c.Log.Error("nothing is allocated until it is known which addresses are in quarantine", "err", err)
 		select {
 		case <-ctx.Done():
 			return nil, false

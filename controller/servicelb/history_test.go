@@ -364,7 +364,7 @@ func (s *story) settled(t *rapid.T) {
 	for _, p := range s.machine().Stats(s.clock).Pools {
 		assigned += p.Assigned
 		if p.Quarantined > 0 {
-			t.Errorf("pool %s: %v addresses still rest", p.Pool, p.Quarantined)
+			t.Errorf("pool %s: %v addresses are still in quarantine", p.Pool, p.Quarantined)
 		}
 	}
 	if assigned > shown {

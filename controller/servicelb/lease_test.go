@@ -219,7 +219,7 @@ func TestServiceGetsALeasedAddressWithOneWriteAndOneEvent(t *testing.T) {
 
 	s.deletes("web")
 	assert.Empty(t, s.lessor.leased["eth1"], "the lease is released")
-	assert.Empty(t, s.book.records, "the server decides how long a leased address rests")
+	assert.Empty(t, s.book.records, "the server decides how long a leased address is in quarantine")
 	s.creates("other")
 	s.has("other", "198.18.0.240", "True Allocated")
 }

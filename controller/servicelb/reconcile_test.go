@@ -268,7 +268,7 @@ func TestRecreatedServiceIsAnotherOne(t *testing.T) {
 	s.creates("other")
 	s.has("other", "", "False PoolExhausted")
 	s.creates("web")
-	s.has("web", "203.0.113.10", "True Allocated") // its own rest is over when it comes back
+	s.has("web", "203.0.113.10", "True Allocated") // its own quarantine is over when it comes back
 
 	// Finalizers stripped by force: the new one comes under the same name.
 	s.server.update("default/web", func(svc *corev1.Service) { svc.Finalizers = nil })

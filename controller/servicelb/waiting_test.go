@@ -75,7 +75,7 @@ reservations: [{service: default/vip, addresses: [203.0.113.10]}]
 	s.deletes("gilded")
 	s.has("plain", "", "False QuotaExceeded") // vip and x
 	s.deletes("x")
-	s.has("plain", "", "False QuotaExceeded") // what rests counts
+	s.has("plain", "", "False QuotaExceeded") // what is in quarantine counts
 	s.pass(time.Minute)
 	s.has("plain", "203.0.113.11", "True Allocated")
 }

@@ -48,7 +48,7 @@ type Watcher struct {
 	document  *string
 	parsed    *config.Config
 	parsedErr error
-	// records are what rested at the time recordsAt.
+	// records are the addresses in quarantine at the time recordsAt.
 	records    []quarantine.Record
 	recordsErr error
 	recordsAt  time.Time
@@ -154,7 +154,7 @@ func (w *Watcher) parse(all []*corev1.ConfigMap) {
 	}
 }
 
-// read reads which addresses rest, unless that was done lately.
+// read reads which addresses are in quarantine, unless that was done lately.
 func (w *Watcher) read(ctx context.Context) {
 	if time.Since(w.recordsAt) < recordsAge {
 		return

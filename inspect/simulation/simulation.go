@@ -30,7 +30,7 @@ type Cluster struct {
 	Nodes  []*corev1.Node
 	// NamespaceLabels are the labels of each namespace.
 	NamespaceLabels map[string]map[string]string
-	// Records tell which addresses rest.
+	// Records are the addresses in quarantine.
 	Records []quarantine.Record
 	Now     time.Time
 }

@@ -210,7 +210,7 @@ func TestASpeakersTokenWritesItsOwnLeaseAlone(t *testing.T) {
 	generated.GenerateName = "lodestone-speaker-"
 	for what, l := range map[string]*coordinationv1.Lease{
 		"of another node": fresh("lodestone-speaker-" + nodes[1]),
-		"of no node":      fresh("lodestone-speaker-ghost"), // S5: eight of them forbade a /24
+		"of no node":      fresh("lodestone-speaker-ghost"), // a Lease of no node must not forbid addresses
 		"of nobody":       fresh("some-lock"),
 		"of no name":      generated,
 		"the leader's":    fresh(lodestone.Controller),

@@ -49,7 +49,7 @@ func readCluster(t *testing.T, objects ...runtime.Object) (*simulation.Cluster, 
 }
 
 // Everything that the controller would decide by is read: a node's address is
-// never handed out, one that rests is not free, labels of namespaces count.
+// never handed out, one in quarantine is not free, labels of namespaces count.
 func TestOperatorSeesWhatTheControllerSees(t *testing.T) {
 	t.Parallel()
 	w := &world{t: t}

@@ -101,7 +101,7 @@ func (l load) largest(pods []corev1.Pod) (largest int64, err error) {
 
 func megabytes(bytes int64) float64 { return float64(bytes) / 1e6 }
 
-// empty makes the namespace have no Services. Their addresses do not rest.
+// empty makes the namespace have no Services. Their addresses have no quarantine.
 func empty(ctx context.Context, installation *lodestone.Installation) error {
 	l := load{installation, 0}
 	if err := l.Configure(ctx, lodestone.Document(widePool)); err != nil {
