@@ -39,11 +39,6 @@ const (
 	proxyTimeout   = time.Second
 )
 
-// Interfaces tells the node's interfaces; netstate.Watcher is one.
-type Interfaces interface {
-	Interfaces() []netstate.Interface
-}
-
 // Members are the other speakers; membership.Task is one.
 type Members interface {
 	Speakers() map[string]bool
@@ -54,7 +49,7 @@ type Members interface {
 // Options are what a Diagnosis needs.
 type Options struct {
 	Node       string
-	Interfaces Interfaces
+	Interfaces netstate.Interfaces
 	Members    Members
 	// Status returns what the speaker decided last.
 	Status func() speaker.Status

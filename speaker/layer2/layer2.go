@@ -50,15 +50,6 @@ var (
 	errGroups      = errors.New("join IPv6 multicast groups")
 )
 
-// Interfaces is the live view of the node's interfaces; netstate.Watcher is
-// one.
-type Interfaces interface {
-	Ready() <-chan struct{}
-	// Changed returns a channel that is closed by the next change.
-	Changed() <-chan struct{}
-	Interfaces() []netstate.Interface
-}
-
 // Members tells whether speakers are lost; membership.Task is one.
 type Members interface {
 	// Whole reports whether all speakers that there should be are alive.
@@ -72,7 +63,7 @@ type Members interface {
 
 // Options are what an Announcer needs.
 type Options struct {
-	Interfaces Interfaces
+	Interfaces netstate.Interfaces
 	// Members may be nil: then no speaker is ever lost.
 	Members Members
 	// Keys are what the speakers of the cluster share, and nobody else.
@@ -90,7 +81,7 @@ type Options struct {
 
 // Announcer is the layer-2 announcer: a task with one verb, Set.
 type Announcer struct {
-	interfaces Interfaces
+	interfaces netstate.Interfaces
 	members    Members
 	seals      seal.Keys
 	log        *slog.Logger

@@ -11,15 +11,6 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/netstate"
 )
 
-// Interfaces is the live view of the node's interfaces; netstate.Watcher is
-// one.
-type Interfaces interface {
-	Ready() <-chan struct{}
-	// Changed returns a channel that is closed by the next change.
-	Changed() <-chan struct{}
-	Interfaces() []netstate.Interface
-}
-
 // meetTimeout is how long a speaker whose link is back waits for the others after
 // it has met one: as long as one that starts.
 const meetTimeout = DefaultSettleTime

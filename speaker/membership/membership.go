@@ -54,6 +54,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/membership/keys"
+	"github.com/lodestone-lb/lodestone/speaker/netstate"
 )
 
 // DefaultPort is the port on which speakers hear each other, TCP and UDP.
@@ -83,7 +84,7 @@ type Options struct {
 	Namespace string
 	Client    kubernetes.Interface
 	// Interfaces are those of the node, one of which has Address. Nil: its link is always up.
-	Interfaces Interfaces
+	Interfaces netstate.Interfaces
 	Log        *slog.Logger
 	Registry   prometheus.Registerer
 	// SettleTime is how long a speaker lives before it is joined if there are

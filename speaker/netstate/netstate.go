@@ -47,6 +47,14 @@ type Interface struct {
 	Tentative []netip.Prefix
 }
 
+// Interfaces is the live view of the node's interfaces; Watcher is one.
+type Interfaces interface {
+	Ready() <-chan struct{}
+	// Changed returns a channel that is closed by the next change.
+	Changed() <-chan struct{}
+	Interfaces() []Interface
+}
+
 // receiveBuffer holds the notifications of a burst (a node that starts a
 // hundred pods) until we read them. An overrun costs a full resync, no more.
 const receiveBuffer = 1 << 20

@@ -48,16 +48,9 @@ const (
 	firstRetry, lastRetry = time.Second, 30 * time.Second
 )
 
-// Interfaces tells the node's interfaces; netstate.Watcher is one.
-type Interfaces interface {
-	Ready() <-chan struct{}
-	Interfaces() []netstate.Interface
-	Changed() <-chan struct{}
-}
-
 // Options are what a Table needs.
 type Options struct {
-	Interfaces Interfaces
+	Interfaces netstate.Interfaces
 	// Namespace is the network namespace of the routes. Nil: this process's own.
 	Namespace *netns.NsHandle
 	Log       *slog.Logger
