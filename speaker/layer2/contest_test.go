@@ -517,7 +517,7 @@ func TestConflictOfANewAddress(t *testing.T) {
 		"announces":          arpFrame(arppacket.OperationRequest, broadcast, clientMAC, vipA, mac{}, vipA),
 		"asks something":     arpFrame(arppacket.OperationRequest, broadcast, clientMAC, vipA, mac{}, clientIP),
 		"probes, too":        arpFrame(arppacket.OperationRequest, broadcast, clientMAC, netip.IPv4Unspecified(), mac{}, vipA),
-		"of another cluster": wire.ARP{}.Announce(statement{clientMAC, vipA, seal.Key("another").Seal(vipA, clientMAC, true)}, true)[0],
+		"of another cluster": wire.ARP{}.Announce(statement{Self: clientMAC, VIP: vipA, Seal: seal.Key("another").Seal(vipA, clientMAC, true)}, true)[0],
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -632,11 +632,11 @@ func TestClaimsWithTwoKeys(t *testing.T) {
 				w.after(time.Minute)
 				w.wire = func(name string, frame []byte) { // the other one answers
 					if m, _ := (wire.ARP{}).Parse(frame); m.To == clientMAC && m.Probes() {
-						s := statement{clientMAC, vipA, other.Numbered(vipA, clientMAC, true, m.Seal.Nonce())}
+						s := statement{Self: clientMAC, VIP: vipA, Seal: other.Numbered(vipA, clientMAC, true, m.Seal.Nonce())}
 						go w.receive(name, wire.ARP{}.Answer(s, m))
 					}
 				}
-				w.receive("eth0", wire.ARP{}.Announce(statement{clientMAC, vipA, other.Seal(vipA, clientMAC, true)}, true)[0])
+				w.receive("eth0", wire.ARP{}.Announce(statement{Self: clientMAC, VIP: vipA, Seal: other.Seal(vipA, clientMAC, true)}, true)[0])
 				synctest.Wait()
 				assert.Empty(t, w.Conflicts(), "%s of %q", other, has)
 				assert.Equal(t, Yielded, w.Status().VIPs[0].Reason, "%s of %q", other, has)
@@ -717,7 +717,7 @@ func TestQuestionsAreBounded(t *testing.T) {
 		w.after(time.Minute)
 		var claims [][]byte
 		for vip := range want {
-			claims = append(claims, wire.ARP{}.Announce(statement{clientMAC, vip, seal.Key("the cluster's").Seal(vip, clientMAC, true)}, false)[0])
+			claims = append(claims, wire.ARP{}.Announce(statement{Self: clientMAC, VIP: vip, Seal: seal.Key("the cluster's").Seal(vip, clientMAC, true)}, false)[0])
 		}
 		for range 3 {
 			for _, c := range claims {

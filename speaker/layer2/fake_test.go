@@ -353,7 +353,7 @@ func (c *conn) SetReadDeadline(time.Time) error { return nil }
 
 // claimOf is what a speaker of the cluster says of a VIP.
 func claimOf(hw mac, vip netip.Addr) statement {
-	return statement{hw, vip, seal.Key("the cluster's").Seal(vip, hw, false)}
+	return statement{Self: hw, VIP: vip, Seal: seal.Key("the cluster's").Seal(vip, hw, false)}
 }
 
 // ask is a request for a VIP by sender, sent to a hardware address.
