@@ -33,7 +33,8 @@ const attempts = 10
 type Cost struct {
 	// Time is that of the processor, in the calling thread.
 	Time time.Duration
-	// Bytes are all that it allocates, those included that are free again.
+	// Bytes are all that the process allocates meanwhile, those included that are free again:
+	// a test that measures them is not parallel.
 	Bytes uint64
 }
 

@@ -34,7 +34,6 @@ func distinct(text string) {
 
 // What a quadratic reader costs fails a test, what a linear one costs does not.
 func TestQuadraticReadersAreFound(t *testing.T) {
-	t.Parallel()
 	one := []byte("a:\n- n1\n")
 	small, large := testcost.Repeat(one, '\n', 1, 0, 16<<10), testcost.Repeat(one, '\n', 1, 0, 64<<10)
 	r := &recorder{TB: t}
@@ -55,7 +54,6 @@ func TestQuadraticReadersAreFound(t *testing.T) {
 
 // One input is enough where it costs much more than its length explains.
 func TestAReaderIsFoundByOneInput(t *testing.T) {
-	t.Parallel()
 	const long = 64 << 10
 	text := testcost.Repeat([]byte("a:\n- n1\n"), '\n', 1, 0, long)
 	r := &recorder{TB: t}
