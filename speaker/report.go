@@ -23,13 +23,6 @@ import (
 // them have it to report, and each Lease goes to all of them.
 const reportDelay = 5 * time.Second
 
-// Interfaces tells the node's interfaces; netstate.Watcher is one.
-type Interfaces interface {
-	Ready() <-chan struct{}
-	Interfaces() []netstate.Interface
-	Changed() <-chan struct{}
-}
-
 // Gateways tells the node's default gateways; netstate.GatewayWatcher is one.
 type Gateways interface {
 	Ready() <-chan struct{}
@@ -65,7 +58,7 @@ type Loop interface {
 // ReportOptions are what a Reporter needs.
 type ReportOptions struct {
 	Loop       Loop
-	Interfaces Interfaces
+	Interfaces netstate.Interfaces
 	Gateways   Gateways
 	Config     Config
 	Conflicts  Conflicts
