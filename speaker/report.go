@@ -229,7 +229,7 @@ func (r *Reporter) network() report.Network {
 	}
 	n := report.Network{Segments: []report.Segment{}, KubeProxy: r.KubeProxy.Answers()}
 	for _, s := range layer2.Segments(r.Interfaces.Interfaces(), patterns...) {
-		n.Segments = append(n.Segments, report.Segment(s))
+		n.Segments = append(n.Segments, s)
 	}
 	for _, c := range r.Conflicts.Conflicts() {
 		if hardware, err := net.ParseMAC(c.HardwareAddr); err == nil && len(hardware) == 6 {

@@ -83,7 +83,7 @@ type Networks interface {
 // Claimant tells all other speakers what this one owns and keeps;
 // membership.Task is one, too. They tell it by their networks.
 type Claimant interface {
-	Claim(buckets [128]byte)
+	Claim(claims report.Claims)
 }
 
 // DataPlane carries the traffic from here to the endpoints; KubeProxy is one.

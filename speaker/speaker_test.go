@@ -116,20 +116,20 @@ func (f *fakeMembers) SetReady(ready bool) {
 	}
 }
 
-func (f *fakeMembers) Claim(buckets [128]byte) {
-	if f.Networks()[f.self].Claims != buckets {
-		f.change(func() { f.claim(f.self, buckets) })
+func (f *fakeMembers) Claim(claims report.Claims) {
+	if f.Networks()[f.self].Claims != claims {
+		f.change(func() { f.claim(f.self, claims) })
 	}
 }
 
 // claim has a node say what it owns and keeps.
-func (f *fakeMembers) claim(node string, buckets [128]byte) {
+func (f *fakeMembers) claim(node string, claims report.Claims) {
 	networks := maps.Clone(f.networks)
 	if networks == nil {
 		networks = map[string]report.Network{}
 	}
 	n := networks[node]
-	n.Claims = buckets
+	n.Claims = claims
 	networks[node] = n
 	f.networks = networks
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -166,7 +167,7 @@ func TestReportsAreOfSpeakersAlone(t *testing.T) {
 		lease("lodestone-controller", "198.51.100.0/24 eth0"))
 	n := NewNetwork(a)
 	require.Len(t, n.Reports, 1)
-	assert.Equal(t, []plan.Segment{{Subnet: netip.MustParsePrefix("203.0.113.0/24"), Interface: "eth0"}}, n.Nodes["n1"].Segments)
+	assert.Equal(t, []report.Segment{{Subnet: netip.MustParsePrefix("203.0.113.0/24"), Interface: "eth0"}}, n.Nodes["n1"].Segments)
 }
 
 func TestPoolsAreCounted(t *testing.T) {

@@ -21,8 +21,8 @@ type Network struct {
 	Conflicts []Conflict `json:"conflicts,omitempty"`
 	// KubeProxy tells that one answers on the node, or what replaces it.
 	KubeProxy bool `json:"kubeProxy,omitempty"`
-	// Claims are what plan.Claims says. They are not in the Lease.
-	Claims [128]byte `json:"-"`
+	// Claims are what the speaker owns and keeps. They are not in the Lease.
+	Claims Claims `json:"-"`
 	// Blind, Sick and Apart are what plan.Node says of them. They are not in the Lease.
 	Blind bool   `json:"-"`
 	Sick  bool   `json:"-"`
@@ -90,8 +90,8 @@ type Segment struct {
 	// IfNamed is set when only an advertisement that names the interface
 	// announces there.
 	IfNamed bool
-	// Down is set while the node's speaker says that the interface is down. It
-	// is not in the Lease.
+	// Down is set while the node's speaker says that the interface cannot carry packets.
+	// The node belongs to the segment all the same. It is not in the Lease.
 	Down bool
 }
 

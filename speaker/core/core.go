@@ -109,7 +109,7 @@ type Effects struct {
 	// Planned is set when there is a new plan: Claims, Changes and Gone are its own.
 	Planned bool
 	// Claims are what the other speakers are to hear of what the node owns and keeps.
-	Claims plan.Claims
+	Claims report.Claims
 	// Limits replace the limits of connections. Nil: they stay.
 	Limits map[plan.LimitKey]plan.Limit
 	// VIPs replace what is announced on the segment, if SetVIPs is set.

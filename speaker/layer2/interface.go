@@ -11,10 +11,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/segment"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 	"github.com/lodestone-lb/lodestone/speaker/netstate"
-	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
 // notByDefault are patterns of the interfaces that an advertisement must name
@@ -47,8 +47,8 @@ func suitable(i netstate.Interface, enslaved bool, patterns []string) bool {
 // Segments returns the subnets of the interfaces that VIPs with one of these
 // sets of patterns are announced on, in no order, never nil. An interface that
 // is down counts: it says where the node belongs.
-func Segments(all []netstate.Interface, patterns ...[]string) []plan.Segment {
-	segments := []plan.Segment{}
+func Segments(all []netstate.Interface, patterns ...[]string) []report.Segment {
+	segments := []report.Segment{}
 	for _, i := range all {
 		i.Up = true
 		enslaved := isPort(i, all)
@@ -57,7 +57,7 @@ func Segments(all []netstate.Interface, patterns ...[]string) []plan.Segment {
 		}
 		for _, a := range i.Addrs {
 			if !a.Addr().IsLinkLocalUnicast() { // every segment has those
-				segments = append(segments, plan.Segment{Subnet: a.Masked(), Interface: i.Name, IfNamed: !suitable(i, enslaved, nil)})
+				segments = append(segments, report.Segment{Subnet: a.Masked(), Interface: i.Name, IfNamed: !suitable(i, enslaved, nil)})
 			}
 		}
 	}

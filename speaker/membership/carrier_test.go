@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/netstate"
 )
 
@@ -133,11 +134,11 @@ func TestSpeakersTellEachOtherWhatTheyKeep(t *testing.T) {
 	n1.waitJoined()
 	n2.waitJoined()
 	n1.SetReady(true)
-	mine := claims{0: 1, 127: 0x80}
+	mine := report.Claims{0: 1, 127: 0x80}
 	n1.Claim(mine)
 	n1.setDown("eth1,eth2", "eth1,eth2")
-	assert.Equal(t, mine, claims(n1.Networks()["n1"].Claims), "they count here at once")
-	knows := func(s *speaker, want claims) {
+	assert.Equal(t, mine, n1.Networks()["n1"].Claims, "they count here at once")
+	knows := func(s *speaker, want report.Claims) {
 		t.Helper()
 		s.wait("what n1 claims", func() bool { return s.Networks()["n1"].Claims == want })
 	}
@@ -145,8 +146,8 @@ func TestSpeakersTellEachOtherWhatTheyKeep(t *testing.T) {
 	late := c.start("n3")
 	late.wait("n1", func() bool { return late.Speakers()["n1"] })
 	knows(late, mine)
-	n1.Claim(claims{})
-	knows(n2, claims{})
+	n1.Claim(report.Claims{})
+	knows(n2, report.Claims{})
 }
 
 // What a speaker sees of the API server travels with its readiness.
@@ -219,11 +220,11 @@ func TestDroppedNewsIsRepeated(t *testing.T) {
 func TestMetadataIsReadAsWritten(t *testing.T) {
 	t.Parallel()
 	for _, want := range []struct {
-		claims claims
+		claims report.Claims
 		down   string
 		view   view
-	}{{claims{}, "", view{}}, {claims{}, "eth0", view{answered: true}}, {claims{5: 1}, "", view{blind: true, sick: true}},
-		{claims{0: 0xff}, "eth0,eth1", view{true, true, false}}} {
+	}{{report.Claims{}, "", view{}}, {report.Claims{}, "eth0", view{answered: true}}, {report.Claims{5: 1}, "", view{blind: true, sick: true}},
+		{report.Claims{0: 0xff}, "eth0,eth1", view{true, true, false}}} {
 		task := New(makeCluster(t).options("n1"))
 		task.See(want.view.answered, want.view.blind)
 		task.SetSick(want.view.sick)

@@ -1,6 +1,10 @@
 package membership
 
-import "strings"
+import (
+	"strings"
+
+	"github.com/lodestone-lb/lodestone/pkg/report"
+)
 
 // The encoding of the metadata: a format version, flags, of which later versions may know
 // more, the claims if a flag announces them, and the interfaces that are down.
@@ -13,11 +17,6 @@ const (
 	metaSick     = 1 << 4
 )
 
-// claims are what a speaker owns and keeps, as its plan has it: they mean nothing to the
-// membership. They travel with the readiness of the speaker: a speaker that knows one
-// knows the other, and their order is memberlist's.
-type claims [128]byte
-
 // view is what a speaker sees of its node's surroundings: whether the API server answers
 // it, whether it has given up on the API server while others are answered, and whether
 // kube-proxy on the node is sick. With neither of the first two, it is about to find out.
@@ -25,16 +24,18 @@ type view struct{ answered, blind, sick bool }
 
 // metadata is what a speaker publishes about itself by memberlist.
 type metadata struct {
-	ready  bool
-	view   view
-	claims claims
+	ready bool
+	view  view
+	// The claims travel with the readiness of the speaker: a speaker that knows one knows the
+	// other, and their order is memberlist's. What they say means nothing to the membership.
+	claims report.Claims
 	down   string // the names of the interfaces that are down, separated by commas
 }
 
 // encode leaves out the interfaces that limit has no room for: VIPs stay there.
 func (m metadata) encode(limit int) []byte {
 	meta := []byte{metaVersion, 0}
-	claimed := m.claims != claims{}
+	claimed := m.claims != report.Claims{}
 	for flag, set := range map[byte]bool{
 		metaReady: m.ready, metaClaims: claimed, metaAnswered: m.view.answered, metaBlind: m.view.blind, metaSick: m.view.sick,
 	} {
@@ -61,7 +62,7 @@ func decode(meta []byte) (m metadata) {
 	m.ready = flags&metaReady != 0
 	m.view = view{flags&metaAnswered != 0, flags&metaBlind != 0, flags&metaSick != 0}
 	if flags&metaClaims != 0 && len(rest) >= len(m.claims) {
-		m.claims, rest = claims(rest[:len(m.claims)]), rest[len(m.claims):]
+		m.claims, rest = report.Claims(rest[:len(m.claims)]), rest[len(m.claims):]
 	}
 	m.down = string(rest)
 	return m

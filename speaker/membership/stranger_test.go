@@ -102,7 +102,7 @@ func TestStrangersConnect(t *testing.T) {
 
 // FuzzMetadata reads what a speaker of another version may say of itself.
 func FuzzMetadata(f *testing.F) {
-	for _, claimed := range []claims{{}, {0: 1, 127: 0x80}} {
+	for _, claimed := range []report.Claims{{}, {0: 1, 127: 0x80}} {
 		for _, down := range []string{"", "eth0", "eth0,eth1"} {
 			task := New(makeCluster(f).options("n1"))
 			task.Claim(claimed)
@@ -119,7 +119,7 @@ func FuzzMetadata(f *testing.F) {
 	f.Fuzz(func(t *testing.T, meta []byte) {
 		got := decode(meta)
 		said := len(meta) >= 2 && meta[1]&metaClaims != 0
-		assert.False(t, !said && got.claims != (claims{}), "claims that were not made")
+		assert.False(t, !said && got.claims != (report.Claims{}), "claims that were not made")
 		network := withLinks(report.Network{Segments: segments}, got.down)
 		for i, s := range network.Segments {
 			assert.Equal(t, segments[i].Interface, s.Interface)

@@ -149,9 +149,9 @@ func (t *table) crowd() time.Duration { return time.Duration(t.Crowd()) }
 // milliseconds later.
 func (t *table) SetReady(ready bool) { t.publish(func(m *metadata) { m.ready = ready }) }
 
-// Claim publishes what this speaker owns and keeps; see plan.Claims. The claims count here
+// Claim publishes what this speaker owns and keeps; see report.Claims. The claims count here
 // at once, and elsewhere some ten milliseconds later.
-func (t *table) Claim(buckets [128]byte) { t.publish(func(m *metadata) { m.claims = buckets }) }
+func (t *table) Claim(claims report.Claims) { t.publish(func(m *metadata) { m.claims = claims }) }
 
 // See publishes whether the API server answers this speaker, and whether this speaker has
 // given up on it.

@@ -4,13 +4,13 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"slices"
 	"testing"
 
 	"go4.org/netipx"
 	"pgregory.net/rapid"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
 // gathering is speakers that keep owners and tell each other what they have,
@@ -20,15 +20,15 @@ type gathering struct {
 	names []string
 	vips  []netip.Addr
 	up    map[string]bool
-	own   map[string]Claims // what each says of itself
+	own   map[string]report.Claims // what each says of itself
 	// What each has heard: who is up, and what those claim.
-	heard  map[string]map[string]Claims
+	heard  map[string]map[string]report.Claims
 	config *config.Config
 	local  map[string]bool // nodes with endpoints of the last VIP, which has policy Local
 }
 
 func drawGathering(t *rapid.T) *gathering {
-	g := &gathering{t: t, up: map[string]bool{}, own: map[string]Claims{}, heard: map[string]map[string]Claims{}, local: map[string]bool{}}
+	g := &gathering{t: t, up: map[string]bool{}, own: map[string]report.Claims{}, heard: map[string]map[string]report.Claims{}, local: map[string]bool{}}
 	for i := range rapid.IntRange(2, 5).Draw(t, "nodes") {
 		g.names = append(g.names, fmt.Sprint("n", i))
 		g.local[g.names[i]] = rapid.Bool().Draw(t, "endpoint")
@@ -36,8 +36,8 @@ func drawGathering(t *rapid.T) *gathering {
 	taken := map[uint16]bool{}
 	for i := range 12 { // in buckets of their own: see Claims
 		vip := netip.AddrFrom4([4]byte{203, 0, 113, byte(i)})
-		if !taken[bucket(vip)] {
-			taken[bucket(vip)] = true
+		if !taken[report.Bucket(vip)] {
+			taken[report.Bucket(vip)] = true
 			g.vips = append(g.vips, vip)
 		}
 	}
@@ -89,7 +89,7 @@ func (g *gathering) start(node string) {
 	if g.up[node] {
 		return
 	}
-	g.up[node], g.own[node], g.heard[node] = true, Claims{}, map[string]Claims{node: {}}
+	g.up[node], g.own[node], g.heard[node] = true, report.Claims{}, map[string]report.Claims{node: {}}
 	for _, other := range g.names {
 		g.hear(node, other)
 	}
@@ -185,26 +185,4 @@ func TestKeptOwnersAfterAPartition(t *testing.T) {
 			t.Fatalf("owners were %v, are %v", before, after)
 		}
 	})
-}
-
-func TestClaimsHaveRoomForAllBuckets(t *testing.T) {
-	t.Parallel()
-	used := map[uint16]bool{}
-	for i := range 1 << 14 {
-		used[bucket(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}))] = true
-	}
-	var c Claims
-	all := slices.Sorted(maps.Keys(used))
-	if len(all) != 1024 || all[1023] != 1023 {
-		t.Fatalf("%d buckets are in use, up to %d", len(all), all[len(all)-1])
-	}
-	for _, b := range all {
-		c.set(b)
-	}
-	c.clear(7)
-	for _, b := range all {
-		if c.has(b) != (b != 7) {
-			t.Errorf("bucket %d: %v", b, c.has(b))
-		}
-	}
 }

@@ -5,7 +5,6 @@
 package plan
 
 import (
-	"hash/fnv"
 	"net/netip"
 	"path"
 	"slices"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/reason"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
 // Snapshot is everything that the decision depends on.
@@ -99,13 +99,13 @@ type Node struct {
 	// NetworkUnavailable is the condition of that name.
 	NetworkUnavailable bool
 	// Segments are the subnets that the node is on. Nil: not known.
-	Segments []Segment
+	Segments []report.Segment
 	// Addresses are those of the type InternalIP, in the order of its status.
 	Addresses []netip.Addr
 	// BGP is what its annotations say about its sessions.
 	BGP NodeBGP
 	// Claims are what the node's speaker says that it owns and keeps.
-	Claims Claims
+	Claims report.Claims
 	// Blind is set when the API server answers other nodes and not this one: a node that
 	// is not blind is preferred as owner, because it knows the Services that there are.
 	Blind bool
@@ -124,38 +124,9 @@ type Node struct {
 // impaired reports whether the node is the last choice.
 func (n Node) impaired() bool { return n.Blind || n.Sick }
 
-// Claims are the VIPs that a node owns and keeps, see config.Layer2, by buckets:
-// a bit each, so that they have one size however many VIPs there are. A node
-// that claims a VIP for another one in the same bucket may take it over for no
-// reason; whatever the claims are, all come to the same owner.
-type Claims [128]byte
-
-// bucket returns the one of the VIP.
-func bucket(vip netip.Addr) uint16 {
-	h, raw := fnv.New32a(), vip.As16()
-	h.Write(raw[:])
-	return uint16(h.Sum32()>>16^h.Sum32()) % (8 * uint16(len(Claims{})))
-}
-
-func (c *Claims) set(bucket uint16)      { c[bucket/8] |= 1 << (bucket % 8) }
-func (c *Claims) clear(bucket uint16)    { c[bucket/8] &^= 1 << (bucket % 8) }
-func (c *Claims) has(bucket uint16) bool { return c[bucket/8]&(1<<(bucket%8)) != 0 }
-
-// Segment is a subnet of an interface that VIPs can be announced on.
-type Segment struct {
-	Subnet    netip.Prefix
-	Interface string
-	// IfNamed is set when only an advertisement that names the interface
-	// announces there.
-	IfNamed bool
-	// Down is set while the interface cannot carry packets. The node belongs to
-	// the segment all the same.
-	Down bool
-}
-
-// answers reports whether VIPs with these patterns are announced there; see
+// answers reports whether VIPs with these patterns are announced on the segment; see
 // config.Layer2.
-func (s Segment) answers(patterns []string) bool {
+func answers(s report.Segment, patterns []string) bool {
 	if len(patterns) == 0 {
 		return !s.IfNamed
 	}
@@ -202,7 +173,7 @@ type Plan struct {
 	// BGP is what it tells routers, VIPs that other nodes own included.
 	BGP BGP
 	// Claims are those of Layer2 that the node keeps.
-	Claims Claims
+	Claims report.Claims
 	// Silent tells for each VIP that it announces by neither why not.
 	Silent map[netip.Addr]Silence
 	// Limits are in force at the VIPs this node announces.

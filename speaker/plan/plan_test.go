@@ -13,6 +13,7 @@ import (
 	"go4.org/netipx"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -77,12 +78,12 @@ func (s *story) prefer(weight int, nodes ...string) {
 }
 
 // on puts the node on the segments, and only those.
-func (s *story) on(name string, all ...plan.Segment) {
-	s.node(name, func(n *plan.Node) { n.Segments = append([]plan.Segment{}, all...) })
+func (s *story) on(name string, all ...report.Segment) {
+	s.node(name, func(n *plan.Node) { n.Segments = append([]report.Segment{}, all...) })
 }
 
-func segment(subnet, name string) plan.Segment {
-	return plan.Segment{Subnet: netip.MustParsePrefix(subnet), Interface: name}
+func segment(subnet, name string) report.Segment {
+	return report.Segment{Subnet: netip.MustParsePrefix(subnet), Interface: name}
 }
 
 func (s *story) node(name string, change func(*plan.Node)) {
@@ -431,7 +432,7 @@ var stories = map[string]func(*story){
 	"8 a segment counts if the advertisement announces on its interface": func(s *story) {
 		s.on("n1", segment("203.0.113.0/24", "eth1"))
 		s.on("n2", segment("203.0.113.0/24", "eth0"), segment("198.18.0.0/24", "eth1"))
-		s.on("n3", plan.Segment{Subnet: netip.MustParsePrefix("203.0.113.0/24"), Interface: "docker0", IfNamed: true})
+		s.on("n3", report.Segment{Subnet: netip.MustParsePrefix("203.0.113.0/24"), Interface: "docker0", IfNamed: true})
 		s.wantOwner(vip, "n1", "n2")
 		s.wantSilent("n3", vip, plan.NotOnSegment)
 		for pattern, owner := range map[string]string{"eth1": "n1", "eth[0-0]": "n2", "docker*": "n3"} {
@@ -442,14 +443,14 @@ var stories = map[string]func(*story){
 		s.wantOwner(vip, "n1", "n2", "n3")
 	},
 	"68 a link that is lost moves the VIPs of its segment, and they come back with it": func(s *story) {
-		both := []plan.Segment{segment("203.0.113.0/24", "eth0"), segment("2001:db8::/64", "eth1")}
+		both := []report.Segment{segment("203.0.113.0/24", "eth0"), segment("2001:db8::/64", "eth1")}
 		for n := range s.Nodes {
 			s.on(n, both...)
 		}
 		before := plan.Owners(s.Snapshot)
 		first := before[vip]
 		unplug := func(node string) {
-			s.on(node, plan.Segment{Subnet: both[0].Subnet, Interface: "eth0", Down: true}, both[1])
+			s.on(node, report.Segment{Subnet: both[0].Subnet, Interface: "eth0", Down: true}, both[1])
 		}
 		unplug(first)
 		s.wantSilent(first, vip, plan.LinkDown)
@@ -495,12 +496,12 @@ var stories = map[string]func(*story){
 		s.node("n1", func(n *plan.Node) { n.Apart = "eth0" })
 		s.Speakers = map[string]bool{"n1": true}
 		s.wantSilent("n1", vip, plan.LinkDown)
-		s.on("n1", plan.Segment{Subnet: netip.MustParsePrefix("203.0.113.0/24"), Interface: "eth0"},
-			plan.Segment{Subnet: netip.MustParsePrefix("203.0.113.0/24"), Interface: "eth1", Down: true})
+		s.on("n1", report.Segment{Subnet: netip.MustParsePrefix("203.0.113.0/24"), Interface: "eth0"},
+			report.Segment{Subnet: netip.MustParsePrefix("203.0.113.0/24"), Interface: "eth1", Down: true})
 		s.wantSilent("n1", vip, plan.LinkDown)
 	},
 	"a node that is apart owns the VIPs of other segments, and asks for those that it gains": func(s *story) {
-		for _, segments := range [][]plan.Segment{
+		for _, segments := range [][]report.Segment{
 			{segment("198.18.0.0/24", "eth0"), segment("203.0.113.0/24", "eth1")},
 			{segment("198.18.0.0/24", "eth0"), segment("192.0.2.0/24", "eth1")}, // the VIP is of neither
 			{segment("203.0.113.0/24", "eth0"), segment("203.0.113.0/24", "eth1")},
@@ -542,7 +543,7 @@ var stories = map[string]func(*story){
 		}
 	},
 	"68 a node with another link to the segment keeps its VIPs": func(s *story) {
-		lost := plan.Segment{Subnet: netip.MustParsePrefix("203.0.113.0/24"), Interface: "eth0", Down: true}
+		lost := report.Segment{Subnet: netip.MustParsePrefix("203.0.113.0/24"), Interface: "eth0", Down: true}
 		owner := s.owner(vip)
 		for n := range s.Nodes {
 			s.on(n, segment("203.0.113.0/24", "eth0"))
@@ -555,9 +556,9 @@ var stories = map[string]func(*story){
 	"68 where the segment does not matter, some link does": func(s *story) {
 		s.Config.Advertisements[0].Layer2.AnySegment = true
 		owner := s.owner(vip)
-		s.on(owner, plan.Segment{Subnet: netip.MustParsePrefix("198.18.0.0/24"), Interface: "eth0", Down: true}, segment("198.18.1.0/24", "eth1"))
+		s.on(owner, report.Segment{Subnet: netip.MustParsePrefix("198.18.0.0/24"), Interface: "eth0", Down: true}, segment("198.18.1.0/24", "eth1"))
 		s.wantOwner(vip, owner)
-		s.on(owner, plan.Segment{Subnet: netip.MustParsePrefix("198.18.0.0/24"), Interface: "eth0", Down: true})
+		s.on(owner, report.Segment{Subnet: netip.MustParsePrefix("198.18.0.0/24"), Interface: "eth0", Down: true})
 		s.wantSilent(owner, vip, plan.LinkDown)
 	},
 	"10 an owner that is kept stays when a better one returns, and not when it may not own": func(s *story) {
@@ -568,7 +569,7 @@ var stories = map[string]func(*story){
 		s.Speakers["n1"] = false
 		deputy := s.owner(vip)
 		claims := plan.Make(deputy, s.Snapshot).Claims
-		if claims == (plan.Claims{}) {
+		if claims == (report.Claims{}) {
 			s.t.Error("it claims nothing")
 		}
 		s.node(deputy, func(n *plan.Node) { n.Claims = claims })
@@ -583,7 +584,7 @@ var stories = map[string]func(*story){
 		s.node(deputy, func(n *plan.Node) { n.Excluded = false })
 		l.KeepOwner = false
 		s.wantOwner(vip, "n1")
-		if plan.Make("n1", s.Snapshot).Claims != (plan.Claims{}) {
+		if plan.Make("n1", s.Snapshot).Claims != (report.Claims{}) {
 			s.t.Error("claims what it does not keep")
 		}
 	},

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
 // Planner keeps the plan of one node up to date. It is always what Make says
@@ -192,15 +193,15 @@ func (p *Planner) Update() Changes {
 
 // claim keeps the claims up to date.
 func (p *Planner) claim(vip netip.Addr, before, after bool) {
-	b := bucket(vip)
+	b := report.Bucket(vip)
 	switch {
 	case before == after:
 	case after:
 		p.kept[b]++
-		p.plan.Claims.set(b)
+		p.plan.Claims.Set(b)
 	default:
 		if p.kept[b]--; p.kept[b] == 0 {
-			p.plan.Claims.clear(b)
+			p.plan.Claims.Clear(b)
 		}
 	}
 }

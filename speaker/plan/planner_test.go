@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -132,7 +133,7 @@ func large(nodes int) plan.Snapshot {
 	}}
 	for i := range nodes {
 		name := fmt.Sprint("n", i)
-		s.Nodes[name], s.Speakers[name] = plan.Node{Segments: []plan.Segment{segment("10.0.0.0/16", "eth0"),
+		s.Nodes[name], s.Speakers[name] = plan.Node{Segments: []report.Segment{segment("10.0.0.0/16", "eth0"),
 			segment("2001:db8::/64", "eth0")}}, true
 	}
 	for i := range 10_000 {

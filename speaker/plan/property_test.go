@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -28,16 +29,16 @@ func drawLayer2(t *rapid.T, nodes ...string) *config.Layer2 {
 	return l
 }
 
-func drawSegments(t *rapid.T) []plan.Segment {
+func drawSegments(t *rapid.T) []report.Segment {
 	switch rapid.IntRange(0, 4).Draw(t, "segments known") {
 	case 0:
 		return nil
 	case 1, 2: // the segment of most VIPs
 		s := segment("203.0.113.0/27", "eth0")
 		s.Down = rapid.IntRange(0, 3).Draw(t, "down") == 0
-		return []plan.Segment{s}
+		return []report.Segment{s}
 	}
-	return append([]plan.Segment{}, rapid.SliceOfN(rapid.Custom(func(t *rapid.T) plan.Segment {
+	return append([]report.Segment{}, rapid.SliceOfN(rapid.Custom(func(t *rapid.T) report.Segment {
 		name := rapid.SampledFrom([]string{"eth0", "eth1", "docker0"}).Draw(t, "interface")
 		s := segment(rapid.SampledFrom([]string{"203.0.113.0/24", "203.0.113.0/27", "203.0.113.16/29", "2001:db8::/64"}).Draw(t, "subnet"), name)
 		s.IfNamed, s.Down = name == "docker0", rapid.IntRange(0, 3).Draw(t, "down") == 0
@@ -202,7 +203,7 @@ func best(s plan.Snapshot, vip netip.Addr) map[string]bool {
 			if !serving || !accepted || !sound(name) || linked && unplugged(name) || (s.Nodes[name].Blind || s.Nodes[name].Sick) && !blind {
 				continue
 			}
-			if kept && s.Nodes[name].Claims != (plan.Claims{}) {
+			if kept && s.Nodes[name].Claims != (report.Claims{}) {
 				return map[string]bool{name: true} // no other node claims anything
 			}
 			if weights[name] > heaviest {

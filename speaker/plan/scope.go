@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/election"
 )
 
@@ -190,11 +191,11 @@ func (s *scope) severs(n Node) bool {
 	if n.Apart == "" {
 		return false
 	}
-	works := func(g Segment) bool { return g.Interface != n.Apart && !g.Down }
+	works := func(g report.Segment) bool { return g.Interface != n.Apart && !g.Down }
 	on := false
 	for _, a := range s.advertisements {
 		for _, g := range n.Segments {
-			if a.Layer2.NodeSelector.Matches(n.Labels) && g.answers(a.Layer2.Interfaces) && (a.Layer2.AnySegment || s.isOf(g)) {
+			if a.Layer2.NodeSelector.Matches(n.Labels) && answers(g, a.Layer2.Interfaces) && (a.Layer2.AnySegment || s.isOf(g)) {
 				if works(g) {
 					return false
 				}
@@ -215,7 +216,7 @@ func (s *scope) reaches(n Node) (on, up bool) {
 		}
 		on = on || a.Layer2.AnySegment
 		for _, g := range n.Segments {
-			if g.answers(a.Layer2.Interfaces) && (a.Layer2.AnySegment || s.isOf(g)) {
+			if answers(g, a.Layer2.Interfaces) && (a.Layer2.AnySegment || s.isOf(g)) {
 				on, up, down = true, up || !g.Down, down || g.Down
 			}
 		}
@@ -224,7 +225,7 @@ func (s *scope) reaches(n Node) (on, up bool) {
 }
 
 // isOf reports whether the VIPs are on the segment.
-func (s *scope) isOf(g Segment) bool {
+func (s *scope) isOf(g report.Segment) bool {
 	return s.segment.IsValid() && g.Subnet.Bits() <= s.segment.Bits() && g.Subnet.Contains(s.segment.Addr())
 }
 
@@ -257,11 +258,11 @@ func (s *scope) readClaims() map[uint16]map[string]bool {
 	claimants := map[uint16]map[string]bool{}
 	for name := range s.weights {
 		claims := s.Nodes[name].Claims
-		if claims == (Claims{}) {
+		if claims == (report.Claims{}) {
 			continue
 		}
-		for b := range 8 * uint16(len(claims)) {
-			if claims.has(b) {
+		for b := range report.Buckets {
+			if claims.Has(b) {
 				if claimants[b] == nil {
 					claimants[b] = map[string]bool{}
 				}
@@ -288,7 +289,7 @@ func (s *scope) owner(addr netip.Addr, v vip) string {
 
 func (s *scope) ownerIn(tiers []tier, addr netip.Addr, v vip) string {
 	if s.keeps {
-		claimants := s.claimants[bucket(addr)]
+		claimants := s.claimants[report.Bucket(addr)]
 		if v.local != nil {
 			claimants = maps.Clone(claimants)
 			maps.DeleteFunc(claimants, func(name string, _ bool) bool { return !v.local[name] })

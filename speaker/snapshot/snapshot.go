@@ -150,14 +150,8 @@ func Node(n *corev1.Node) plan.Node {
 
 // Locate returns the node with what its speaker tells of.
 func Locate(n plan.Node, network report.Network) plan.Node {
-	n.Claims, n.Blind, n.Sick, n.Apart = plan.Claims(network.Claims), network.Blind, network.Sick, network.Apart
-	if network.Segments == nil {
-		return n
-	}
-	n.Segments = make([]plan.Segment, len(network.Segments)) // none is not the same as not known
-	for i, g := range network.Segments {
-		n.Segments[i] = plan.Segment(g)
-	}
+	n.Segments, n.Claims = network.Segments, network.Claims
+	n.Blind, n.Sick, n.Apart = network.Blind, network.Sick, network.Apart
 	return n
 }
 

@@ -62,7 +62,7 @@ func TestUnknownSegmentsAreNotNone(t *testing.T) {
 	assert.NotNil(t, none)
 	assert.Empty(t, none)
 	lan := report.Segment{Subnet: netip.MustParsePrefix("203.0.113.0/24"), Interface: "eth0", IfNamed: true}
-	assert.Equal(t, []plan.Segment{plan.Segment(lan)}, Locate(plan.Node{}, report.Network{Segments: []report.Segment{lan}}).Segments)
+	assert.Equal(t, []report.Segment{lan}, Locate(plan.Node{}, report.Network{Segments: []report.Segment{lan}}).Segments)
 }
 
 func TestLimitIsAtThePortsOfTheService(t *testing.T) {
