@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/debughttp"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/speaker/core"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
@@ -17,55 +18,37 @@ import (
 // dead.
 const stalled = 60 * time.Second
 
-// Check is one condition of being ready to own VIPs.
-type Check struct {
-	Name    string `json:"name"`
-	OK      bool   `json:"ok"`
-	Message string `json:"message"`
-	// public is what everybody may read, if that is not the message.
-	public string
-}
-
-// Public returns what everybody may read of the check: an error of the configuration
-// quotes it.
-func (c Check) Public() string {
-	if c.public != "" {
-		return c.public
-	}
-	return c.Message
-}
-
 // health asks everything that a speaker needs before it may own VIPs, for the core and for
 // people. What the configuration lacks, the core sees itself.
-func (s *Speaker) health(current *config.Config, state kube.State) (core.Health, []Check) {
+func (s *Speaker) health(current *config.Config, state kube.State) (core.Health, []debughttp.Check) {
 	var h core.Health
-	caches := Check{Name: "caches", OK: s.cluster.hasSynced(), Message: "waiting for the API server"}
+	caches := debughttp.Check{Name: "caches", OK: s.cluster.hasSynced(), Message: "waiting for the API server"}
 	if h.Synced = caches.OK; caches.OK {
 		caches.Message = "synced"
 	}
-	config := Check{Name: "configuration", OK: current != nil, Message: "waiting for the API server"}
+	config := debughttp.Check{Name: "configuration", OK: current != nil, Message: "waiting for the API server"}
 	switch {
 	case current != nil && state.Err != nil:
 		config.Message = "in force, but the latest document is not: " + state.Err.Error()
-		config.public = "in force, but the latest document is not: /status and the log say why"
+		config.Public = "in force, but the latest document is not: /status and the log say why"
 	case current != nil:
 		config.Message = "in force"
 	case state.Err != nil:
-		config.Message, config.public = state.Err.Error(), "none that is valid: /status and the log say why"
+		config.Message, config.Public = state.Err.Error(), "none that is valid: /status and the log say why"
 	}
-	membership, dataPlane := Check{Name: "membership"}, Check{Name: "kube-proxy"}
+	membership, dataPlane := debughttp.Check{Name: "membership"}, debughttp.Check{Name: "kube-proxy"}
 	membership.OK, membership.Message = s.Members.Joined()
 	dataPlane.OK, dataPlane.Message = s.DataPlane.Healthy()
 	h.Joined, h.Healthy, h.Sick = membership.OK, dataPlane.OK, s.DataPlane.Sick()
-	return h, []Check{caches, config, membership, dataPlane}
+	return h, []debughttp.Check{caches, config, membership, dataPlane}
 }
 
 // Status is what a speaker knows and does.
 type Status struct {
 	Node string `json:"node"`
 	// Ready tells whether the speaker is ready to own VIPs, Checks why not.
-	Ready  bool    `json:"ready"`
-	Checks []Check `json:"checks"`
+	Ready  bool              `json:"ready"`
+	Checks []debughttp.Check `json:"checks"`
 	// ConfigDigest identifies the document that the plan was made from.
 	ConfigDigest string    `json:"configDigest,omitempty"`
 	Planned      time.Time `json:"planned,omitzero"`
@@ -122,20 +105,20 @@ func (s *Speaker) Status() Status {
 }
 
 // Checks returns the conditions of being ready, as the loop saw them last.
-func (s *Speaker) Checks() []Check {
+func (s *Speaker) Checks() []debughttp.Check {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.checks
 }
 
-func (s *Speaker) setChecks(checks []Check) {
+func (s *Speaker) setChecks(checks []debughttp.Check) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.checks = checks
 }
 
-func ready(checks []Check) bool {
-	return len(checks) > 0 && !slices.ContainsFunc(checks, func(c Check) bool { return !c.OK })
+func ready(checks []debughttp.Check) bool {
+	return len(checks) > 0 && !slices.ContainsFunc(checks, func(c debughttp.Check) bool { return !c.OK })
 }
 
 // Alive returns an error when the loop hangs.

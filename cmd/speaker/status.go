@@ -1,6 +1,8 @@
 package main
 
 import (
+	"slices"
+
 	"github.com/lodestone-lb/lodestone/pkg/debughttp"
 	"github.com/lodestone-lb/lodestone/speaker"
 	"github.com/lodestone-lb/lodestone/speaker/bfd"
@@ -20,15 +22,12 @@ type status struct {
 	Pods   podroutes.Status      `json:"podRoutes"`
 }
 
-// checks are what /readyz shows. Who asks the cluster who may own VIPs has nothing else
-// to go by than this: a blind speaker cannot tell.
-func checks(from []speaker.Check, blind bool) []debughttp.Check {
-	var to []debughttp.Check
-	for _, c := range from {
-		to = append(to, debughttp.Check{Name: c.Name, OK: c.OK, Message: c.Public()})
+// checks are what /readyz shows. People who look for the nodes that may own VIPs learn from
+// it alone that a speaker is blind: such a speaker cannot write it to its Lease.
+func checks(all []debughttp.Check, blind bool) []debughttp.Check {
+	if !blind {
+		return all
 	}
-	if blind {
-		to = append(to, debughttp.Check{Name: "api-server", Message: "it answers other nodes, and not this one: others own its VIPs at layer 2"})
-	}
-	return to
+	return append(slices.Clone(all), debughttp.Check{Name: "api-server",
+		Message: "it answers other nodes, and not this one: others own its VIPs at layer 2"})
 }

@@ -4,6 +4,7 @@
 package debughttp
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -39,12 +40,14 @@ type Authorizer interface {
 	Authorize(ctx context.Context, source netip.Addr, token, path string) error
 }
 
-// Check is one condition of being ready. Everybody reads its message, so that it has
-// nothing of the configuration in it.
+// Check is one condition of being ready. Who is allowed to reads it at /status.
 type Check struct {
-	Name    string
-	OK      bool
-	Message string
+	Name    string `json:"name"`
+	OK      bool   `json:"ok"`
+	Message string `json:"message"`
+	// Public is what everybody reads at /readyz in place of the message, if the message
+	// has something of the configuration in it.
+	Public string `json:"-"`
 }
 
 // Options are what a Server needs.
@@ -170,7 +173,7 @@ func Readyz(checks func() []Check) http.Handler {
 			if !c.OK {
 				mark, code = "[-]", http.StatusServiceUnavailable
 			}
-			body += fmt.Sprintf("%s %s: %s\n", mark, c.Name, c.Message)
+			body += fmt.Sprintf("%s %s: %s\n", mark, c.Name, cmp.Or(c.Public, c.Message))
 		}
 		if body == "" {
 			code, body = http.StatusServiceUnavailable, "[-] starting\n"

@@ -50,7 +50,7 @@ func start(t *testing.T, change ...func(*Options)) *Server {
 		Address: "127.0.0.1:0", Authorizer: fakeAuthorizer{}, Gatherer: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler),
 		Status: func() any { return map[string]string{"node": "n1"} },
 		Alive:  func() error { return nil },
-		Checks: func() []Check { return []Check{{"caches", true, "synced"}} },
+		Checks: func() []Check { return []Check{{Name: "caches", OK: true, Message: "synced"}} },
 	}
 	for _, f := range change {
 		f(&o)
@@ -180,7 +180,7 @@ func TestDiagnosisIsForThoseWhoMayReadIt(t *testing.T) {
 
 func TestProbesSayWhy(t *testing.T) {
 	t.Parallel()
-	checks := []Check{{"caches", true, "synced"}, {"kube-proxy", false, "503 Service Unavailable"}}
+	checks := []Check{{Name: "caches", OK: true, Message: "synced"}, {Name: "kube-proxy", Message: "503 Service Unavailable"}}
 	s := start(t, func(o *Options) {
 		o.Alive = func() error { return errors.New("the loop has not moved for 61s") }
 		o.Checks = func() []Check { return checks }

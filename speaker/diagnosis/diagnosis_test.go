@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/lodestone-lb/lodestone/pkg/debughttp"
 	"github.com/lodestone-lb/lodestone/pkg/diagnose"
 	"github.com/lodestone-lb/lodestone/pkg/testnet"
 	"github.com/lodestone-lb/lodestone/speaker"
@@ -453,7 +454,7 @@ func TestProxyModeIsAskedFor(t *testing.T) {
 func TestQuestionsOverHTTP(t *testing.T) {
 	t.Parallel()
 	d := New(Options{Node: "n0", Interfaces: netstate.New(netstate.Options{}), Members: members{}, Status: func() speaker.Status {
-		return speaker.Status{Checks: []speaker.Check{{Name: "caches", OK: true, Message: "synced"}}}
+		return speaker.Status{Checks: []debughttp.Check{{Name: "caches", OK: true, Message: "synced"}}}
 	}, Log: slog.New(slog.DiscardHandler)})
 	get := func(query string) *httptest.ResponseRecorder {
 		w := httptest.NewRecorder()
