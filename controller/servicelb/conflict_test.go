@@ -21,15 +21,15 @@ import (
 // few is a pool of three addresses, .10 to .12.
 const few = "quarantine: 0s\npools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.12]}\n"
 
-// dispute is what node n1 reports: "203.0.113.10 withheld". The other host is
+// foreign is what node n1 reports: "203.0.113.10 withheld". The other host is
 // always the same.
-func dispute(said string) clusterfacts.Dispute {
+func foreign(said string) clusterfacts.Conflict {
 	addr, state, _ := strings.Cut(said, " ")
 	c, err := report.ParseConflict(addr + " 02:00:00:00:00:0c " + state)
 	if err != nil {
 		panic(err)
 	}
-	return clusterfacts.Dispute{Conflict: c, Node: "n1"}
+	return clusterfacts.Conflict{Conflict: c, Node: "n1"}
 }
 
 // reports replaces what speakers report, and lets the controller work.
@@ -41,9 +41,9 @@ func (s *story) reports(reports ...string) {
 
 func (s *surroundings) report(reports ...string) {
 	facts := *s.facts
-	facts.Disputes = nil
+	facts.Conflicts = nil
 	for _, r := range reports {
-		facts.Disputes = append(facts.Disputes, dispute(r))
+		facts.Conflicts = append(facts.Conflicts, foreign(r))
 	}
 	s.facts = &facts
 }

@@ -293,10 +293,10 @@ func (c *Controller) work(ctx context.Context) {
 	}
 }
 
-// retryWaiting tries the Services that wait, and only those, as soon as there
-// is hope: those that get something, when an address was freed or one has ended
-// its rest; those of a namespace, when its labels changed; all of them, when
-// configuration or facts did.
+// retryWaiting tries Services that wait again as soon as something changed for them. When an
+// address was freed or its quarantine ended, it tries those that get something. When the
+// labels of a namespace changed, it tries those of the namespace. When the configuration or
+// the facts changed, it tries all of them.
 func (c *Controller) retryWaiting(ctx context.Context) {
 	due := (*ledger.Ledger).Waiting
 	for {

@@ -36,7 +36,7 @@ func (e emitter) adopted(svc *corev1.Service, held []ipam.Held) {
 }
 
 // left reports that the Service gets another address instead of one that another host has.
-func (e emitter) left(svc *corev1.Service, left []clusterfacts.Dispute) {
+func (e emitter) left(svc *corev1.Service, left []clusterfacts.Conflict) {
 	for _, d := range left {
 		e.metrics.conflicts.Inc()
 		e.log.Warn("address conflict: the service gets another address", "service", ledger.NameOf(svc), "address", d.VIP, "host", d.String())

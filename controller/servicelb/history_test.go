@@ -151,7 +151,7 @@ func history(t *rapid.T) string {
 			s.stale = true
 		},
 		"facts": func(t *rapid.T) {
-			facts := &clusterfacts.Facts{Disputes: s.around.facts.Disputes}
+			facts := &clusterfacts.Facts{Conflicts: s.around.facts.Conflicts}
 			if rapid.Bool().Draw(t, "a node has an address of a pool") {
 				a := netip.MustParseAddr("203.0.113.11")
 				facts.Forbidden = []clusterfacts.Forbidden{{Range: netipx.IPRangeFrom(a, a), Why: "the address of node n1"}}
@@ -159,7 +159,7 @@ func history(t *rapid.T) string {
 			s.around.facts = facts
 			s.stale = true
 		},
-		"disputes": func(t *rapid.T) {
+		"conflicts": func(t *rapid.T) {
 			settled := s.settledAddresses()
 			report := rapid.SampledFrom([]string{"203.0.113.10 withheld", "203.0.113.11 withheld", "203.0.113.12 announced",
 				"198.18.0.240 withheld", "2001:db8::10 withheld"})
@@ -236,11 +236,11 @@ func history(t *rapid.T) string {
 // restartChangesNothing checks that a controller that starts now, and every reader
 // who builds the same ledger from the same objects (the CLI, the dashboard, another
 // replica), comes to the answers that the controller has written. It does not hold
-// for objects that wait for a repair, and while others dispute addresses: what is
+// for objects that wait for a repair, and while other hosts claim addresses: what is
 // withheld from whom is in memory alone.
 func (s *story) restartChangesNothing() {
 	s.Helper()
-	if s.config.config == nil || s.config.state.Err != nil || len(s.around.facts.Disputes) > 0 ||
+	if s.config.config == nil || s.config.state.Err != nil || len(s.around.facts.Conflicts) > 0 ||
 		slices.ContainsFunc(s.machine().Stats(s.clock).Pools, func(p ipam.PoolStats) bool { return p.Conflicted > 0 }) {
 		return
 	}

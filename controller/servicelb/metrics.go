@@ -27,7 +27,7 @@ var (
 		"Addresses of the pool by what becomes of them: free, assigned, quarantined, conflicted (another host has them), reserved.",
 		[]string{"pool", "family", "state"}, nil)
 	services = prometheus.NewDesc(MetricServices,
-		"Services served, by how they stand: allocated, partial, draining, stranded, contested (another host claims the address, too), "+
+		"Services served, by how they stand: allocated, partial, draining, stranded, conflicting (another host claims the address, too), "+
 			"refused, unjudged.", []string{"state"}, nil)
 	refused = prometheus.NewDesc(MetricRefused, "Services whose request is refused at present.", []string{"reason"}, nil)
 	leases  = prometheus.NewDesc(MetricLeases,

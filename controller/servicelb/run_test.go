@@ -252,10 +252,10 @@ lodestone_primed 1
 # TYPE lodestone_refusals_total counter
 lodestone_refusals_total{reason="InvalidRequest"} 1
 lodestone_refusals_total{reason="PoolExhausted"} 1
-# HELP lodestone_services Services served, by how they stand: allocated, partial, draining, stranded, contested (another host claims the address, too), refused, unjudged.
+# HELP lodestone_services Services served, by how they stand: allocated, partial, draining, stranded, conflicting (another host claims the address, too), refused, unjudged.
 # TYPE lodestone_services gauge
 lodestone_services{state="allocated"} 2
-lodestone_services{state="contested"} 0
+lodestone_services{state="conflicting"} 0
 lodestone_services{state="draining"} 0
 lodestone_services{state="partial"} 0
 lodestone_services{state="refused"} 2

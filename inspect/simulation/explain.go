@@ -95,7 +95,7 @@ func advice(v ledger.Verdict, considered []ipam.Consideration) []string {
 	switch {
 	case v.Refusal != nil:
 		said = append(said, remedy(v.Refusal.Reason))
-	case len(v.Disputes) > 0:
+	case len(v.Conflicts) > 0:
 		said = append(said, remedy(ledger.AddressConflict))
 	case v.Stranded(), v.Draining():
 		said = append(said, "kubectl annotate service NAME "+annotation.Renumber+"="+annotation.Renumbering+

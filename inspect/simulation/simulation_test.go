@@ -118,7 +118,7 @@ func TestExplainTellsOfOtherHosts(t *testing.T) {
 		for range i {
 			vip = vip.Next()
 		}
-		c.Facts.Disputes = append(c.Facts.Disputes, clusterfacts.Dispute{
+		c.Facts.Conflicts = append(c.Facts.Conflicts, clusterfacts.Conflict{
 			Node: "n1", Conflict: report.Conflict{VIP: vip, HardwareAddr: [6]byte{2, 5: 12}, Announced: announced}})
 	}
 	const host = "the host 02:00:00:00:00:0c (seen by node n1)"

@@ -9,7 +9,7 @@
 // What speakers report is believed within bounds: a Lease counts for a Node that
 // exists, and the one of a node that lies keeps at most report.MaxGateways addresses
 // from being handed out, and two for each of maxAlone segments. What follows from
-// report.MaxConflicts disputes per node, controller/servicelb bounds.
+// report.MaxConflicts conflicts per node, controller/servicelb bounds.
 package clusterfacts
 
 import (
@@ -42,12 +42,12 @@ type Facts struct {
 	// Segments are the subnets that nodes announce VIPs on, sorted, each once.
 	// Nil: no speaker has reported yet.
 	Segments []netip.Prefix
-	// Disputes are the VIPs that other hosts claim, sorted, each once.
-	Disputes []Dispute
+	// Conflicts are the VIPs that other hosts claim, sorted, each once.
+	Conflicts []Conflict
 }
 
-// Dispute is a VIP that another host claims, by the reports of all speakers.
-type Dispute struct {
+// Conflict is a VIP that another host claims, by the reports of all speakers.
+type Conflict struct {
 	// Conflict is what the first node says, but for Announced, which is set if
 	// any node says so.
 	report.Conflict
@@ -59,7 +59,7 @@ type Dispute struct {
 
 // String says who claims the VIP, as in "the host 02:00:00:00:00:0c (seen by
 // node n1)".
-func (d Dispute) String() string {
+func (d Conflict) String() string {
 	others := ""
 	if d.Others > 0 {
 		others = fmt.Sprintf(" and %d more", d.Others)
@@ -148,10 +148,10 @@ func Collect(o Objects) *Facts {
 			continue // nobody goes on asking who has its VIPs
 		}
 		for _, c := range n.Conflicts {
-			f.Disputes = append(f.Disputes, Dispute{Conflict: c, Node: node})
+			f.Conflicts = append(f.Conflicts, Conflict{Conflict: c, Node: node})
 		}
 	}
-	f.Disputes = mergeDisputes(f.Disputes)
+	f.Conflicts = mergeConflicts(f.Conflicts)
 	slices.SortFunc(f.Segments, netip.Prefix.Compare)
 	f.Segments = slices.Compact(f.Segments)
 	alone := map[string]int{} // segments of one node alone, by node
@@ -179,7 +179,7 @@ func Collect(o Objects) *Facts {
 // Equal reports whether both say the same.
 func (f *Facts) Equal(other *Facts) bool {
 	return slices.Equal(f.Forbidden, other.Forbidden) && slices.Equal(f.Segments, other.Segments) &&
-		slices.Equal(f.Disputes, other.Disputes) &&
+		slices.Equal(f.Conflicts, other.Conflicts) &&
 		(f.Segments == nil) == (other.Segments == nil)
 }
 
@@ -190,12 +190,12 @@ func isDown(n *corev1.Node) bool {
 	})
 }
 
-// mergeDisputes sorts the reports and makes those of one VIP one.
-func mergeDisputes(all []Dispute) []Dispute {
-	slices.SortFunc(all, func(d, e Dispute) int {
+// mergeConflicts sorts the reports and makes those of one VIP one.
+func mergeConflicts(all []Conflict) []Conflict {
+	slices.SortFunc(all, func(d, e Conflict) int {
 		return cmp.Or(d.VIP.Compare(e.VIP), cmp.Compare(d.Node, e.Node), d.Conflict.Compare(e.Conflict))
 	})
-	var merged []Dispute
+	var merged []Conflict
 	for i, d := range all {
 		if i == 0 || all[i-1].VIP != d.VIP {
 			merged = append(merged, d)

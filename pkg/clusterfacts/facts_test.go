@@ -251,30 +251,30 @@ func TestCollectDoesNotDependOnTheOrder(t *testing.T) {
 	assert.False(t, want.Equal(Collect(o)))
 }
 
-// disputing is what a speaker that runs reports of its VIPs.
-func disputing(node, conflicts string) *coordinationv1.Lease {
+// conflicting is what a speaker that runs reports of its VIPs.
+func conflicting(node, conflicts string) *coordinationv1.Lease {
 	l := lease(node, map[string]string{annotation.Report: `{"conflicts": [` + quoted(conflicts) + `]}`})
 	l.Spec.HolderIdentity = &node
 	return l
 }
 
-func TestDisputes(t *testing.T) {
+func TestConflicts(t *testing.T) {
 	t.Parallel()
 	const c, d = "02:00:00:00:00:0c", "02:00:00:00:00:0d"
 	down := node("n4", nil)
 	down.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionFalse}}
-	stopped := disputing("n3", "198.18.0.9 "+d+" withheld")
+	stopped := conflicting("n3", "198.18.0.9 "+d+" withheld")
 	stopped.Spec.HolderIdentity = nil
 	f := Collect(Objects{
 		Nodes: []*corev1.Node{node("n1", nil), node("n2", nil), node("n3", nil), down},
 		Leases: []*coordinationv1.Lease{
-			disputing("n2", "198.18.0.7 "+d+" announced,2001:db8::7 "+d+" withheld"), stopped,
-			disputing("n4", "198.18.0.9 "+d+" withheld"), disputing("n5", "198.18.0.9 "+d+" withheld"),
-			disputing("n1", "198.18.0.8 "+c+" withheld,198.18.0.7 "+c+" withheld,198.18.0.7 "+d+" withheld"),
+			conflicting("n2", "198.18.0.7 "+d+" announced,2001:db8::7 "+d+" withheld"), stopped,
+			conflicting("n4", "198.18.0.9 "+d+" withheld"), conflicting("n5", "198.18.0.9 "+d+" withheld"),
+			conflicting("n1", "198.18.0.8 "+c+" withheld,198.18.0.7 "+c+" withheld,198.18.0.7 "+d+" withheld"),
 		},
 	})
 	var said []string
-	for _, d := range f.Disputes {
+	for _, d := range f.Conflicts {
 		said = append(said, fmt.Sprintf("%s %v: %s", d.VIP, d.Announced, d))
 	}
 	assert.Equal(t, []string{

@@ -34,8 +34,8 @@ type conflicts struct {
 	held *holdings
 	// since is when this began: what Services have had before counts as old.
 	since time.Time
-	// disputes are what speakers report at present.
-	disputes map[netip.Addr]clusterfacts.Dispute
+	// reported are the conflicts that speakers report at present.
+	reported map[netip.Addr]clusterfacts.Conflict
 	// withheld are the addresses that nobody draws, with the end of that, and
 	// lapse is the first end.
 	withheld map[netip.Addr]time.Time
@@ -56,41 +56,41 @@ func newConflicts(held *holdings) conflicts {
 
 // follow takes over what speakers report.
 func (c *conflicts) follow(facts *clusterfacts.Facts) {
-	c.disputes = map[netip.Addr]clusterfacts.Dispute{}
+	c.reported = map[netip.Addr]clusterfacts.Conflict{}
 	if facts == nil {
 		return
 	}
-	for _, d := range facts.Disputes {
-		c.disputes[d.VIP] = d
+	for _, d := range facts.Conflicts {
+		c.reported[d.VIP] = d
 	}
 }
 
-// about returns the disputes about addresses that are held.
-func (c *conflicts) about(held []ipam.Held) (disputes []clusterfacts.Dispute) {
-	if len(c.disputes) == 0 {
+// about returns the conflicts over addresses that are held.
+func (c *conflicts) about(held []ipam.Held) (found []clusterfacts.Conflict) {
+	if len(c.reported) == 0 {
 		return nil
 	}
 	for _, h := range held {
-		if d, ok := c.disputes[h.Addr]; ok {
-			disputes = append(disputes, d)
+		if d, ok := c.reported[h.Addr]; ok {
+			found = append(found, d)
 		}
 	}
-	return disputes
+	return found
 }
 
-// toLeave returns the disputes because of which the Service is to leave an
-// address: those about an address that it has for a moment only and that is not
-// announced, if that can be withheld; and all of them when it moves anyway.
-func (c *conflicts) toLeave(a *account, moves bool, now time.Time) []clusterfacts.Dispute {
-	disputes := c.about(c.held.Holds(a.owner.UID))
-	if moves || len(disputes) == 0 {
-		return disputes
+// toLeave returns the conflicts because of which the Service is to leave an address. Those
+// are all of them when it moves anyway. Otherwise they are those over an address that it was
+// given moments ago and that is not announced, if the address can be withheld.
+func (c *conflicts) toLeave(a *account, moves bool, now time.Time) []clusterfacts.Conflict {
+	found := c.about(c.held.Holds(a.owner.UID))
+	if moves || len(found) == 0 {
+		return found
 	}
-	disputes = slices.DeleteFunc(disputes, func(d clusterfacts.Dispute) bool {
+	found = slices.DeleteFunc(found, func(d clusterfacts.Conflict) bool {
 		return d.Announced || !slices.Contains(a.unsettled, d.VIP) && !c.settles(a, d.VIP, now)
 	})
-	a.unsettled = vips(disputes)
-	return slices.DeleteFunc(disputes, func(d clusterfacts.Dispute) bool { return !c.room(d.VIP, now) })
+	a.unsettled = vips(found)
+	return slices.DeleteFunc(found, func(d clusterfacts.Conflict) bool { return !c.room(d.VIP, now) })
 }
 
 // settles reports whether the Service was given the address moments ago. What
@@ -104,10 +104,10 @@ func (c *conflicts) settles(a *account, addr netip.Addr, now time.Time) bool {
 	return now.Sub(since) < settling && (!since.Before(c.since) || now.Sub(a.created) < settling)
 }
 
-// refusal says that an address of these disputes is not announced, which is as good as
-// none; nil: all are.
-func (c *conflicts) refusal(disputes []clusterfacts.Dispute, now time.Time) *ipam.Refusal {
-	for _, d := range disputes {
+// refusal returns why an address of these conflicts is not announced: an address that is not
+// announced is as good as none. Nil: all are announced.
+func (c *conflicts) refusal(found []clusterfacts.Conflict, now time.Time) *ipam.Refusal {
+	for _, d := range found {
 		if !d.Announced {
 			s, _ := c.held.StatsOf(d.VIP, now)
 			return &ipam.Refusal{Reason: AddressConflict, Pool: s.Pool, Message: silenced(d) +
@@ -160,12 +160,12 @@ func (c *conflicts) setLapse() {
 	}
 }
 
-// withholdIdle withholds the disputed addresses that nobody holds: after a
+// withholdIdle withholds the addresses that speakers report and nobody holds: after a
 // restart the reports are all that is known. It reports whether that changes something.
 func (c *conflicts) withholdIdle(now time.Time) (changed bool) {
 	c.full = map[poolFamily]int{}
 	var idle []netip.Addr
-	for _, addr := range slices.SortedFunc(maps.Keys(c.disputes), netip.Addr.Compare) {
+	for _, addr := range slices.SortedFunc(maps.Keys(c.reported), netip.Addr.Compare) {
 		if len(c.held.HoldersOf(addr)) == 0 {
 			idle = append(idle, addr)
 		}
@@ -173,17 +173,17 @@ func (c *conflicts) withholdIdle(now time.Time) (changed bool) {
 	return len(idle) > 0 && c.withhold(idle, now)
 }
 
-// expire lets addresses be drawn again whose time is over, and reports whether
-// there are any.
+// expire ends the withholding of addresses whose time is over, and reports whether there
+// are any.
 func (c *conflicts) expire(now time.Time) (ended bool) {
 	if c.lapse.IsZero() || now.Before(c.lapse) {
 		return false
 	}
 	for addr, until := range c.withheld {
-		_, disputed := c.disputes[addr]
+		_, reported := c.reported[addr]
 		switch {
 		case now.Before(until):
-		case disputed:
+		case reported:
 			c.withheld[addr] = now.Add(withholding)
 		default:
 			delete(c.withheld, addr)
@@ -196,18 +196,18 @@ func (c *conflicts) expire(now time.Time) (ended bool) {
 }
 
 // freed is called with what Services have given back. Addresses that another host
-// has must not be drawn next; one that was withheld, and that a Service has had
-// without a dispute, may be. It reports whether that changes something.
+// has must not be drawn next. An address that was withheld, and that a Service has had
+// without a conflict, may be drawn. It reports whether that changes something.
 func (c *conflicts) freed(addrs []netip.Addr, now time.Time) (changed bool) {
-	if len(c.disputes)+len(c.withheld) == 0 {
+	if len(c.reported)+len(c.withheld) == 0 {
 		return false
 	}
 	for _, addr := range addrs {
-		_, disputed := c.disputes[addr]
+		_, reported := c.reported[addr]
 		_, withheld := c.withheld[addr]
 		switch {
 		case len(c.held.HoldersOf(addr)) > 0:
-		case disputed:
+		case reported:
 			changed = c.withhold([]netip.Addr{addr}, now) || changed
 		case withheld:
 			delete(c.withheld, addr)
@@ -235,18 +235,18 @@ func (l *Ledger) Overrun() (sentences []string) {
 }
 
 // silenced says that another host has an address.
-func silenced(d clusterfacts.Dispute) string {
+func silenced(d clusterfacts.Conflict) string {
 	return fmt.Sprintf("%s has %s, which is therefore not announced", d, d.VIP)
 }
 
-// contested says that another host claims an address that is announced.
-func contested(d clusterfacts.Dispute) string {
+// claimed says that another host claims an address that is announced.
+func claimed(d clusterfacts.Conflict) string {
 	return fmt.Sprintf("%s claims %s, too: the speakers defend it, and some clients may reach that host; "+
 		"take the address away from it, or let the Service move (%s)", d, d.VIP, moving)
 }
 
-func vips(disputes []clusterfacts.Dispute) (vips []netip.Addr) {
-	for _, d := range disputes {
+func vips(found []clusterfacts.Conflict) (vips []netip.Addr) {
+	for _, d := range found {
 		vips = append(vips, d.VIP)
 	}
 	return vips

@@ -79,9 +79,9 @@ type account struct {
 	// unsettled are the addresses that it should leave, because another host
 	// has had them all the time.
 	unsettled []netip.Addr
-	// left are disputes because of which it has left an address, and which it
-	// has not been told.
-	left []clusterfacts.Dispute
+	// left are conflicts because of which it has left an address, and of which it has no
+	// Event yet.
+	left []clusterfacts.Conflict
 	// renumbered says that it has moved because of an annotation that its object may
 	// still show: it does not move for that one again.
 	renumbered bool
@@ -134,7 +134,7 @@ func (l *Ledger) Ensure(svc *corev1.Service, labels map[string]string, now time.
 	if req.Sharing != nil {
 		before = l.held.Holds(a.owner.UID)
 	}
-	var left []clusterfacts.Dispute
+	var left []clusterfacts.Conflict
 	switch {
 	case l.Config == nil:
 	case refusal == nil:
@@ -161,7 +161,7 @@ func (l *Ledger) Ensure(svc *corev1.Service, labels map[string]string, now time.
 // allocate gives the Service what it asks for, or says why not. A Service leaves an
 // address that it was given just now and that turns out to be another host's; if there
 // is no other, it stays.
-func (l *Ledger) allocate(a *account, req ipam.Request, now time.Time) (left []clusterfacts.Dispute, refusal *ipam.Refusal) {
+func (l *Ledger) allocate(a *account, req ipam.Request, now time.Time) (left []clusterfacts.Conflict, refusal *ipam.Refusal) {
 	if a.obstacle != nil && len(req.Addresses) == 0 {
 		if l.held.adopt(a, req, now); a.obstacle != nil {
 			return nil, a.obstacle
@@ -178,7 +178,7 @@ func (l *Ledger) allocate(a *account, req ipam.Request, now time.Time) (left []c
 		return nil, refusal.Behind(AddressConflict, silenced(toLeave[0])+"; there is no other address: ")
 	}
 	held := l.held.Holds(a.owner.UID)
-	left = slices.DeleteFunc(toLeave, func(d clusterfacts.Dispute) bool { return holds(held, d.VIP) })
+	left = slices.DeleteFunc(toLeave, func(d clusterfacts.Conflict) bool { return holds(held, d.VIP) })
 	if l.conflicts.withhold(vips(left), now) {
 		l.reconfigure(now)
 	}
@@ -202,9 +202,9 @@ func (l *Ledger) verdict(a *account, req ipam.Request, refusal *ipam.Refusal, no
 	case refusal == nil:
 		v.Refusal = unavailable(l.Err)
 	}
-	v.Disputes = l.conflicts.about(v.Held)
+	v.Conflicts = l.conflicts.about(v.Held)
 	if v.Refusal == nil && !v.Unjudged {
-		v.Refusal = l.conflicts.refusal(v.Disputes, now)
+		v.Refusal = l.conflicts.refusal(v.Conflicts, now)
 	}
 	l.leasing.seek(a, req, &v, now)
 	if last := a.verdict.Refusal; last != nil && v.Refusal != nil && v.Refusal.Same(last) {

@@ -21,7 +21,7 @@ type Stats struct {
 // Stats counts.
 func (l *Ledger) Stats(now time.Time) Stats {
 	s := Stats{
-		Services: map[string]float64{"allocated": 0, "partial": 0, "draining": 0, "stranded": 0, "contested": 0, "refused": 0, "unjudged": 0},
+		Services: map[string]float64{"allocated": 0, "partial": 0, "draining": 0, "stranded": 0, "conflicting": 0, "refused": 0, "unjudged": 0},
 		Refused:  map[string]float64{}, Leases: l.leasing.count(),
 	}
 	s.Pools = slices.DeleteFunc(l.held.Stats(now), func(p ipam.PoolStats) bool { _, leases := s.Leases[p.Pool]; return leases })
@@ -32,8 +32,8 @@ func (l *Ledger) Stats(now time.Time) Stats {
 			s.Refused[string(v.Refusal.Reason)]++
 		case v.Unjudged:
 			s.Services["unjudged"]++
-		case len(v.Disputes) > 0:
-			s.Services["contested"]++
+		case len(v.Conflicts) > 0:
+			s.Services["conflicting"]++
 		case v.Stranded():
 			s.Services["stranded"]++
 		case v.Draining():

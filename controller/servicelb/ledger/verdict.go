@@ -36,9 +36,9 @@ type Verdict struct {
 	// Foreign are addresses that another load balancer gave, and that stay in
 	// the Service's status although it does not hold them.
 	Foreign []netip.Addr
-	// Disputes are about the addresses in Held that other hosts claim, and
+	// Conflicts are about the addresses in Held that other hosts claim, and
 	// Left about those that the Service has just left for that reason.
-	Disputes, Left []clusterfacts.Dispute
+	Conflicts, Left []clusterfacts.Conflict
 	// Records have to be durable before the Service's object shows what it holds now:
 	// what it has given back goes into quarantine then.
 	Records []quarantine.Record
@@ -75,7 +75,7 @@ func (v Verdict) Has() []string {
 	}
 	has := descriptions(v.Held)
 	for i, h := range v.Held {
-		for _, d := range v.Disputes {
+		for _, d := range v.Conflicts {
 			if d.VIP == h.Addr {
 				has[i] += fmt.Sprintf(", which %s has, too", d)
 			}
@@ -95,8 +95,8 @@ func (v Verdict) Condition() (reason, message string) {
 		return string(v.Refusal.Reason), v.Refusal.Message + "; keeps " + message
 	case v.Refusal != nil:
 		return string(v.Refusal.Reason), v.Refusal.Message
-	case len(v.Disputes) > 0:
-		return string(AddressConflict), message + "; " + contested(v.Disputes[0])
+	case len(v.Conflicts) > 0:
+		return string(AddressConflict), message + "; " + claimed(v.Conflicts[0])
 	case v.Stranded():
 		return string(ReasonStranded), message + toMove
 	case v.Overdue != nil:

@@ -151,7 +151,7 @@ func (l *Ledger) classOf(a *account) class {
 	switch v := a.verdict; {
 	case r != nil && len(held) == 0:
 		c.reason = r.Reason
-	case r == nil && v.Missing != "" && len(held) == 1 && len(v.Disputes) == 0 && !req.Renumber && len(req.Avoid) == 0:
+	case r == nil && v.Missing != "" && len(held) == 1 && len(v.Conflicts) == 0 && !req.Renumber && len(req.Avoid) == 0:
 		c.missing, c.holds = v.Missing, held[0].Pool+","+held[0].Asked
 	default:
 		return alone
@@ -165,10 +165,10 @@ func (l *Ledger) classOf(a *account) class {
 	return c
 }
 
-// Waiting returns the Services, oldest first, that may get a better answer
-// now: those that wait for something, and those whose addresses joined or
-// left pools, or are disputed or no longer so, or whose annotations may mean
-// something else, when something changed that decisions depend on.
+// Waiting returns the Services, oldest first, that may get a better answer now, when
+// something changed that decisions depend on. These are the Services that wait, those whose
+// addresses joined or left pools, those with an address for which a conflict began or ended,
+// and those whose annotations may mean something else.
 func (l *Ledger) Waiting(now time.Time) []string {
 	l.takeStock(now)
 	return namesOf(slices.Collect(maps.Keys(l.waiters.due)))
@@ -233,7 +233,7 @@ func (l *Ledger) takeStock(now time.Time) (news bool) {
 	for _, a := range l.accounts {
 		if held := l.held.Holds(a.owner.UID); a.judged &&
 			(a.edition != l.edition || a.verdict.waits() || !slices.Equal(a.verdict.Held, held) ||
-				!slices.Equal(a.verdict.Disputes, l.conflicts.about(held))) {
+				!slices.Equal(a.verdict.Conflicts, l.conflicts.about(held))) {
 			w.due[a] = struct{}{}
 		}
 	}
