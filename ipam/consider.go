@@ -76,24 +76,24 @@ func (p *plan) consider(q *pool, i int, joined pick) Consideration {
 	if s := q.spaces[f.index()]; s != nil {
 		c.Free = s.freeSize()
 	}
-	say := func(reason Reason, format string, args ...any) Consideration {
+	consideration := func(reason Reason, format string, args ...any) Consideration {
 		c.Reason, c.Message = reason, fmt.Sprintf(format, args...)
 		return c
 	}
 	wished := slices.DeleteFunc(slices.Clone(p.wishes[i]), func(addr netip.Addr) bool { return p.pools.spaceOf(addr).pool != q })
 	switch {
 	case r != nil && (len(p.wishes[i]) > 0 || p.open(q, f) == ""):
-		return say(r.Reason, "%s", r.Message)
+		return consideration(r.Reason, "%s", r.Message)
 	case len(wished) > 0:
-		return say("", "pool %q gives %s", q.Name, wished)
+		return consideration("", "pool %q gives %s", q.Name, wished)
 	case len(p.wishes[i]) > 0:
-		return say(AddressOutsidePools, "pool %q does not contain %s", q.Name, p.wishes[i])
+		return consideration(AddressOutsidePools, "pool %q does not contain %s", q.Name, p.wishes[i])
 	case joined.is() && joined.pool() == q && joined.holding == nil:
-		return say("", "%s waits for the Service to come back", joined.addr)
+		return consideration("", "%s waits for the Service to come back", joined.addr)
 	case joined.is() && joined.pool() == q:
-		return say("", "%s is shared with %s", joined.holding.addr, holdersText(joined.holding.tenants))
+		return consideration("", "%s is shared with %s", joined.holding.addr, holdersText(joined.holding.tenants))
 	}
 	var w wording
 	p.explain(&w, q.Name, f)
-	return say(p.obstacle(q, f), "%s", w.message.String())
+	return consideration(p.obstacle(q, f), "%s", w.message.String())
 }

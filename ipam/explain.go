@@ -44,7 +44,7 @@ func (p *plan) refuseDraw(i int) *Refusal {
 			continue
 		}
 		if considered > 1 {
-			w.say("; ")
+			w.add("; ")
 		}
 		if named {
 			about = p.Pools[i]
@@ -57,7 +57,7 @@ func (p *plan) refuseDraw(i int) *Refusal {
 	case considered == 0:
 		return p.refuseNoPool()
 	case considered > listed:
-		w.say("; and %d more", considered-listed)
+		w.add("; and %d more", considered-listed)
 	}
 	if considered > 1 {
 		about = ""
@@ -81,22 +81,22 @@ func (p *plan) explain(w *wording, name string, f Family) {
 	q := p.pools.byName[name]
 	switch o := p.obstacle(q, f); o {
 	case PoolNotFound:
-		w.say("there is no pool %q", name)
+		w.add("there is no pool %q", name)
 	case PoolNotNamed:
-		w.say("pool %q is not among the requested %s", name, quoted(p.Pools))
+		w.add("pool %q is not among the requested %s", name, quoted(p.Pools))
 	case NotAutoAssigned:
-		w.say("pool %q is only for Services that name it (autoAssign is off)", name)
+		w.add("pool %q is only for Services that name it (autoAssign is off)", name)
 	case PoolNotAllowed:
-		w.say("pool %q %s", name, q.closedTo(p.Subject))
+		w.add("pool %q %s", name, q.closedTo(p.Subject))
 	case FamilyUnavailable:
-		w.say("pool %q has no %s addresses", name, f)
+		w.add("pool %q has no %s addresses", name, f)
 	case PoolDraining:
-		w.say("pool %q is draining: it gives no new addresses", name)
+		w.add("pool %q is draining: it gives no new addresses", name)
 	case QuotaExceeded:
 		p.describeQuota(w, q.spaces[f.index()])
 	default:
 		if o != "" && q.DHCP != nil {
-			w.say("pool %q has no lease for the Service yet", name)
+			w.add("pool %q has no lease for the Service yet", name)
 			return
 		}
 		p.describeFree(w, q.spaces[f.index()])
@@ -108,7 +108,7 @@ func (a *addresses) describeFree(w *wording, s *space) {
 	fmt.Fprintf(&w.fact, "pool %q has no %s address free", s.name(), s.family)
 	w.counts = true
 	defer func() { w.counts = false }()
-	w.say("pool %q has %.0f of %.0f %s addresses free", s.name(), s.freeSize(), s.size, s.family)
+	w.add("pool %q has %.0f of %.0f %s addresses free", s.name(), s.freeSize(), s.size, s.family)
 	if s.size == 0 {
 		w.fact.WriteString(", forbidden")
 		w.aside("%.0f forbidden", s.forbidden)
@@ -141,7 +141,7 @@ func (p *plan) describeQuota(w *wording, s *space) {
 	fmt.Fprintf(&w.fact, "namespace %q has its %d %s addresses of pool %q", p.me.namespace, s.pool.NamespaceQuota, s.family, s.name())
 	w.counts = true
 	defer func() { w.counts = false }()
-	w.say("namespace %q holds %d of its %d %s addresses of pool %q",
+	w.add("namespace %q holds %d of its %d %s addresses of pool %q",
 		p.me.namespace, p.used(s)-waiting, s.pool.NamespaceQuota, s.family, s.name())
 	if waiting > 0 {
 		w.aside("%d in quarantine after their last use, which count, too", waiting)
@@ -157,7 +157,7 @@ func (req *request) refuseReserved(addr netip.Addr) *Refusal {
 // refuseQuarantined refuses an address that is in quarantine for another Service.
 func (req *request) refuseQuarantined(r *quarantined) *Refusal {
 	var w wording
-	w.say("%s is in quarantine after its use by %s, it is", r.addr, r.name)
+	w.add("%s is in quarantine after its use by %s, it is", r.addr, r.name)
 	w.describeFree(r.until() - req.quarantine.clock.elapsed)
 	return w.refuse(AddressQuarantined, r.queue.space.name())
 }

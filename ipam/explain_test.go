@@ -90,15 +90,15 @@ func TestSameRefusal(t *testing.T) {
 		_, err := s.ask("default/x", wishes...)
 		return err.(*ipam.Refusal)
 	}
-	full, resting := refusal(), refusal(at("198.18.0.0"))
+	full, quarantined := refusal(), refusal(at("198.18.0.0"))
 	s.passes(time.Second)
 	assert.NotEqual(t, full.Message, refusal().Message)
 	assert.True(t, full.Same(refusal()))
-	assert.NotEqual(t, resting.Message, refusal(at("198.18.0.0")).Message)
-	assert.True(t, resting.Same(refusal(at("198.18.0.0"))))
-	assert.False(t, resting.Same(full))
+	assert.NotEqual(t, quarantined.Message, refusal(at("198.18.0.0")).Message)
+	assert.True(t, quarantined.Same(refusal(at("198.18.0.0"))))
+	assert.False(t, quarantined.Same(full))
 	s.frees("default/b")
-	assert.True(t, full.Same(refusal()), "two rest now")
+	assert.True(t, full.Same(refusal()), "two are in quarantine now")
 	assert.False(t, full.Same(nil))
 	elsewhere := *full
 	elsewhere.Pool = "dmz"

@@ -22,10 +22,10 @@ type op struct {
 	kind   string
 	after  time.Duration // the clock moves before the step
 	req    ipam.Request  // allocate; the owner of others
-	addr   netip.Addr    // restore, rest, revoke, claim
+	addr   netip.Addr    // restore, quarantine, revoke, claim
 	more   netip.Addr    // claim
 	layout int           // configure
-	ago    time.Duration // rest
+	ago    time.Duration // quarantine
 }
 
 func (o op) String() string {
@@ -38,7 +38,7 @@ func (o op) String() string {
 		return text + fmt.Sprintf(" %s %+v", o.addr, o.req.Sharing)
 	case "claim":
 		return text + fmt.Sprintf(" %v %s %v pools=%v sharing=%+v", o.req.Families, o.addr, o.more, o.req.Pools, o.req.Sharing)
-	case "rest":
+	case "quarantine":
 		return text + fmt.Sprintf(" %s since %v", o.addr, o.ago)
 	case "revoke":
 		return text + " " + o.addr.String()
@@ -316,7 +316,7 @@ func randomOp(random *rand.Rand, layouts int) op {
 	case n < 91:
 		o.kind = "revoke"
 	case n < 94:
-		o.kind, o.ago = "rest", time.Duration(random.IntN(15000)-2000)*time.Millisecond
+		o.kind, o.ago = "quarantine", time.Duration(random.IntN(15000)-2000)*time.Millisecond
 	case n < 99:
 		o.kind, o.layout = "configure", random.IntN(layouts)
 	default:
@@ -410,7 +410,7 @@ func (p *play) happen(o *op) string {
 		freed = p.model.release(owner, p.now)
 	case "restore":
 		holder, restored = p.model.restore(owner, o.addr, o.req.Sharing, p.now)
-	case "rest":
+	case "quarantine":
 		p.model.restFrom(owner.Name, o.addr, since, p.now)
 	case "revoke":
 		p.model.revoke(o.addr, p.now)
@@ -429,7 +429,7 @@ func (p *play) happen(o *op) string {
 				ok != restored {
 				return fmt.Sprintf("got %v %v, want %v %v", got, ok, holder, restored)
 			}
-		case "rest":
+		case "quarantine":
 			a.Quarantine(owner.Name, o.addr, since, p.now)
 		case "revoke":
 			a.Revoke(o.addr, p.now)
@@ -530,15 +530,15 @@ func explains(considered []ipam.Consideration, got []ipam.Held, err error) strin
 }
 
 // restart builds the allocators anew from what the first one says: the second one
-// knows the setup at once and hears of what rests in another order.
+// knows the setup at once and hears of what is in quarantine in another order.
 func (p *play) restart() {
 	old := p.all[0]
-	rested := old.InQuarantine(p.now)
+	all := old.InQuarantine(p.now)
 	for i := range p.all {
 		a := ipam.New()
 		if i > 0 {
 			a.Configure(p.setup)
-			slices.Reverse(rested)
+			slices.Reverse(all)
 		}
 		for _, uid := range slices.Sorted(maps.Keys(p.model.holds)) {
 			for _, h := range old.Holds(uid) {
@@ -546,7 +546,7 @@ func (p *play) restart() {
 				a.Restore(ipam.Holding{Owner: s.owner, Addr: h.Addr, Sharing: s.terms, Since: s.since, Asked: h.Asked})
 			}
 		}
-		for _, r := range rested {
+		for _, r := range all {
 			a.Quarantine(r.Name, r.Addr, r.Since, p.now)
 		}
 		a.Configure(p.setup)
@@ -559,18 +559,18 @@ func (p *play) restart() {
 // compare compares everything that can be seen, and looks for addresses that
 // are lost, doubled, or shared by those who clash.
 func (p *play) compare() string {
-	stats, resting := p.model.stats(p.now), p.model.resting(p.now)
+	stats, quarantined := p.model.stats(p.now), p.model.inQuarantine(p.now)
 	for _, a := range p.all {
 		if got := a.Stats(p.now); !slices.Equal(got, stats) {
 			return fmt.Sprintf("stats are %v, want %v", got, stats)
 		}
-		if got := a.InQuarantine(p.now); !slices.Equal(got, resting) {
-			return fmt.Sprintf("resting are %v, want %v", got, resting)
+		if got := a.InQuarantine(p.now); !slices.Equal(got, quarantined) {
+			return fmt.Sprintf("in quarantine are %v, want %v", got, quarantined)
 		}
 		next, any := a.NextFree(p.now)
-		if any != (len(resting) > 0) || any &&
-			next != slices.MinFunc(resting, func(r, s ipam.Quarantined) int { return r.Until.Compare(s.Until) }).Until {
-			return fmt.Sprintf("next free %v %v of %v", next, any, resting)
+		if any != (len(quarantined) > 0) || any &&
+			next != slices.MinFunc(quarantined, func(r, s ipam.Quarantined) int { return r.Until.Compare(s.Until) }).Until {
+			return fmt.Sprintf("next free %v %v of %v", next, any, quarantined)
 		}
 		for uid := range p.model.holds {
 			if got, want := a.Holds(uid), p.model.held(uid); !slices.Equal(got, want) {

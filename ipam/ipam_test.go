@@ -35,8 +35,8 @@ func TestAllocateAgainChangesNothing(t *testing.T) {
 	for range 3 {
 		s.gets("default/b", "lan/198.18.0.1 lan/2001:db8::", families(ipam.IPv4, ipam.IPv6))
 	}
-	_, resting := s.NextFree(s.now)
-	assert.False(t, resting)
+	_, quarantined := s.NextFree(s.now)
+	assert.False(t, quarantined)
 	assert.Equal(t, []ipam.PoolStats{
 		{Pool: "lan", Family: ipam.IPv4, Size: 8, Free: 6, Assigned: 2},
 		{Pool: "lan", Family: ipam.IPv6, Size: 8, Free: 7, Assigned: 1},
@@ -58,8 +58,8 @@ func TestFreedAddressGoesToTheOneThatWaits(t *testing.T) {
 	s.frees("default/a")
 	s.refused("default/waiting", ipam.PoolExhausted,
 		`pool "lan" has 0 of 3 IPv4 addresses free (2 in quarantine, the next is free in 13s)`)
-	next, resting := s.NextFree(s.now)
-	assert.True(t, resting)
+	next, quarantined := s.NextFree(s.now)
+	assert.True(t, quarantined)
 	assert.Equal(t, start.Add(30*time.Second), next)
 
 	s.now = next
@@ -191,7 +191,7 @@ func TestDualStackTransitions(t *testing.T) {
 	s.gets("default/a", "lan/2001:db8::", families(ipam.IPv6))
 	s.refused("default/b", ipam.AddressQuarantined,
 		"198.18.0.7 is in quarantine after its use by default/a, it is free in 30s", at("198.18.0.7"))
-	s.gets("default/a", "lan/198.18.0.0", families(ipam.IPv4)) // both rest equally long
+	s.gets("default/a", "lan/198.18.0.0", families(ipam.IPv4)) // both are in quarantine equally long
 }
 
 func TestPreferDualStackTakesWhatThereIs(t *testing.T) {
@@ -295,8 +295,8 @@ func TestRestoreRecordsWhatIsTrue(t *testing.T) {
 	s.frees("default/b")
 	s.restores("default/c", "198.18.0.1") // out of quarantine
 	s.restores("default/c", "2001:db8::5")
-	_, resting := s.NextFree(s.now)
-	assert.False(t, resting)
+	_, quarantined := s.NextFree(s.now)
+	assert.False(t, quarantined)
 	assert.Equal(t, []ipam.PoolStats{{Pool: "lan", Family: ipam.IPv4, Size: 7, Free: 5, Assigned: 2}}, s.Stats(s.now))
 }
 
@@ -363,10 +363,10 @@ func TestQuarantineOutlivesPoolEdits(t *testing.T) {
 	s.gets("default/b", "new/198.18.0.1")
 	s.passes(time.Second)
 	s.edit(lan)
-	s.rests(10 * time.Second) // a shorter quarantine counts from the release
+	s.quarantines(10 * time.Second) // a shorter quarantine counts from the release
 	s.refused("default/c", ipam.PoolExhausted,
 		`pool "lan" has 0 of 1 IPv4 addresses free (1 in quarantine, the next is free in 9s)`)
-	s.rests(0)
+	s.quarantines(0)
 	s.gets("default/c", "lan/198.18.0.0")
 	s.frees("default/c")
 	s.gets("default/d", "lan/198.18.0.0")

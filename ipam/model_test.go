@@ -13,7 +13,7 @@ import (
 )
 
 // model is the allocator once more, obviously correct and slow: every address
-// there is, who is on it or for how long it has rested, and loops over them.
+// there is, who is on it or for how long it has been in quarantine, and loops over them.
 type model struct {
 	layout *layout
 	last   time.Time
@@ -23,11 +23,11 @@ type model struct {
 
 // place is one address of the world.
 type place struct {
-	n      int // in the world
-	addr   netip.Addr
-	family ipam.Family
-	stays  []*stay
-	rest   *rest
+	n          int // in the world
+	addr       netip.Addr
+	family     ipam.Family
+	stays      []*stay
+	quarantine *quarantined
 }
 
 // stay is one who holds an address.
@@ -38,8 +38,8 @@ type stay struct {
 	since time.Time
 }
 
-// rest is that of a released address: for whom, and how long already.
-type rest struct {
+// quarantined is an address in quarantine: for whom, and how long already.
+type quarantined struct {
 	name string
 	time time.Duration
 }
@@ -105,7 +105,7 @@ func (m *model) poolName(p *place) string {
 	return ""
 }
 
-func (m *model) restTime(p *place) time.Duration {
+func (m *model) quarantineTime(p *place) time.Duration {
 	if q := m.pool(p); q != nil {
 		return max(m.layout.Quarantine, q.KeepFor)
 	}
@@ -116,11 +116,11 @@ func (m *model) tick(now time.Time) {
 	passed := max(0, now.Sub(m.last))
 	m.last = now
 	for _, p := range m.places {
-		if p.rest == nil {
+		if p.quarantine == nil {
 			continue
 		}
-		if p.rest.time += passed; p.rest.time >= m.restTime(p) {
-			p.rest = nil
+		if p.quarantine.time += passed; p.quarantine.time >= m.quarantineTime(p) {
+			p.quarantine = nil
 		}
 	}
 }
@@ -196,7 +196,7 @@ func (m *model) restore(o ipam.Owner, a netip.Addr, terms *ipam.Sharing, since t
 	if s := p.stay(o.UID); s != nil {
 		s.terms = terms
 	} else {
-		p.rest = nil
+		p.quarantine = nil
 		p.stays = append(p.stays, &stay{o, terms, m.poolName(p), since})
 		m.holds[o.UID] = append(m.holds[o.UID], p)
 	}
@@ -206,8 +206,8 @@ func (m *model) restore(o ipam.Owner, a netip.Addr, terms *ipam.Sharing, since t
 func (m *model) restFrom(name string, a netip.Addr, since, now time.Time) {
 	m.tick(now)
 	p, age := m.at(a), max(0, now.Sub(since))
-	if len(p.stays) == 0 && p.rest == nil && age < m.restTime(p) {
-		p.rest = &rest{name, age}
+	if len(p.stays) == 0 && p.quarantine == nil && age < m.quarantineTime(p) {
+		p.quarantine = &quarantined{name, age}
 	}
 }
 
@@ -239,7 +239,7 @@ func (m *model) claimAll(req *ipam.Request, addrs []netip.Addr, since, now time.
 	for _, f := range req.Families {
 		for _, p := range claimed[f] {
 			if p.stay(req.Owner.UID) == nil {
-				p.rest = nil
+				p.quarantine = nil
 				p.stays = append(p.stays, &stay{req.Owner, req.Sharing, m.poolName(p), since})
 				m.holds[req.Owner.UID] = append(m.holds[req.Owner.UID], p)
 			}
@@ -251,8 +251,8 @@ func (m *model) claimAll(req *ipam.Request, addrs []netip.Addr, since, now time.
 // leave takes an address from an owner.
 func (m *model) leave(o ipam.Owner, p *place) {
 	p.stays = slices.DeleteFunc(p.stays, func(s *stay) bool { return s.owner == o })
-	if len(p.stays) == 0 && m.restTime(p) > 0 {
-		p.rest = &rest{name: o.Name}
+	if len(p.stays) == 0 && m.quarantineTime(p) > 0 {
+		p.quarantine = &quarantined{name: o.Name}
 	}
 }
 
@@ -436,7 +436,7 @@ func (m *model) claim(req *ipam.Request, p *place, chosen choice, wishes []*plac
 	switch {
 	case p.stay(req.Owner.UID) != nil:
 		return ""
-	case p.rest != nil && p.rest.name != req.Owner.Name:
+	case p.quarantine != nil && p.quarantine.name != req.Owner.Name:
 		return ipam.AddressQuarantined
 	case m.layout.at[p.n].reserved != req.Owner.Name && m.fills(req, p, m.pool(p), p.family, chosen, wishes):
 		return ipam.QuotaExceeded
@@ -500,7 +500,7 @@ func (m *model) fills(req *ipam.Request, p *place, q *config.Pool, f ipam.Family
 		}
 	}
 	for _, other := range m.places {
-		if other.rest != nil && other != p && namespace(other.rest.name) == namespace(req.Owner.Name) && m.pool(other) == q && other.family == f {
+		if other.quarantine != nil && other != p && namespace(other.quarantine.name) == namespace(req.Owner.Name) && m.pool(other) == q && other.family == f {
 			holds[other] = true
 		}
 	}
@@ -592,19 +592,19 @@ func (m *model) comeback(req *ipam.Request, f ipam.Family, chosen choice) *place
 	var waiting []*place
 	open := m.open(req)
 	for _, p := range m.places {
-		if p.family == f && p.rest != nil && p.rest.name == req.Owner.Name && slices.Contains(open, m.pool(p)) &&
+		if p.family == f && p.quarantine != nil && p.quarantine.name == req.Owner.Name && slices.Contains(open, m.pool(p)) &&
 			!m.layout.at[p.n].conflict && !m.reservedForOther(req, p) && !m.fills(req, p, m.pool(p), f, chosen, nil) {
 			waiting = append(waiting, p)
 		}
 	}
-	slices.SortStableFunc(waiting, func(p, q *place) int { return cmp.Compare(p.rest.time, q.rest.time) })
+	slices.SortStableFunc(waiting, func(p, q *place) int { return cmp.Compare(p.quarantine.time, q.quarantine.time) })
 	return m.first(req, waiting)
 }
 
 // lowest is the pool's lowest free address of the family.
 func (m *model) lowest(q *config.Pool, f ipam.Family) *place {
 	for _, p := range m.places {
-		if p.family == f && m.pool(p) == q && len(p.stays) == 0 && p.rest == nil && m.layout.at[p.n].reserved == "" &&
+		if p.family == f && m.pool(p) == q && len(p.stays) == 0 && p.quarantine == nil && m.layout.at[p.n].reserved == "" &&
 			!m.layout.at[p.n].conflict {
 			return p
 		}
@@ -725,7 +725,7 @@ func (m *model) settle(req *ipam.Request, chosen choice, now time.Time) {
 			m.holds[uid] = append(m.holds[uid], p)
 			s := p.stay(uid)
 			if s == nil {
-				p.rest = nil
+				p.quarantine = nil
 				p.stays = append(p.stays, &stay{req.Owner, req.Sharing, m.poolName(p), now})
 				continue
 			}
@@ -776,7 +776,7 @@ func (m *model) stats(now time.Time) (stats []ipam.PoolStats) {
 				switch {
 				case len(p.stays) > 0:
 					s.Assigned++
-				case p.rest != nil:
+				case p.quarantine != nil:
 					s.Quarantined++
 				case m.layout.at[p.n].conflict:
 					s.Conflicted++
@@ -794,15 +794,15 @@ func (m *model) stats(now time.Time) (stats []ipam.PoolStats) {
 	return stats
 }
 
-func (m *model) resting(now time.Time) (rested []ipam.Quarantined) {
+func (m *model) inQuarantine(now time.Time) (all []ipam.Quarantined) {
 	m.tick(now)
 	for _, p := range m.places {
-		if p.rest != nil {
-			since := now.Add(-p.rest.time)
-			rested = append(rested, ipam.Quarantined{Addr: p.addr, Pool: m.poolName(p), Name: p.rest.name, Since: since,
-				Until: since.Add(m.restTime(p))})
+		if p.quarantine != nil {
+			since := now.Add(-p.quarantine.time)
+			all = append(all, ipam.Quarantined{Addr: p.addr, Pool: m.poolName(p), Name: p.quarantine.name, Since: since,
+				Until: since.Add(m.quarantineTime(p))})
 		}
 	}
-	slices.SortStableFunc(rested, func(r, s ipam.Quarantined) int { return r.Since.Compare(s.Since) })
-	return rested
+	slices.SortStableFunc(all, func(r, s ipam.Quarantined) int { return r.Since.Compare(s.Since) })
+	return all
 }

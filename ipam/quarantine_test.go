@@ -35,8 +35,8 @@ func TestPoolsThatKeepAddresses(t *testing.T) {
 	next, _ = s.NextFree(s.now)
 	assert.Equal(t, s.now.Add(time.Hour), next)
 	s.passes(time.Hour)
-	_, resting := s.NextFree(s.now)
-	assert.False(t, resting)
+	_, quarantined := s.NextFree(s.now)
+	assert.False(t, quarantined)
 }
 
 func TestKeptAddressesAndAClockSetBack(t *testing.T) {
@@ -45,8 +45,8 @@ func TestKeptAddressesAndAClockSetBack(t *testing.T) {
 	s.frees("default/a")
 	for _, d := range []time.Duration{30 * time.Minute, -time.Hour, 29 * time.Minute} { // 59 minutes pass
 		s.passes(d)
-		_, resting := s.NextFree(s.now)
-		assert.True(t, resting)
+		_, quarantined := s.NextFree(s.now)
+		assert.True(t, quarantined)
 	}
 	s.gets("default/x", "lan/198.18.0.1")
 	s.gets("default/a#2", "lan/198.18.0.0")
@@ -76,7 +76,7 @@ func TestQuarantineFromBeforeTheStart(t *testing.T) {
 	require.Equal(t, want, s.InQuarantine(s.now))
 	s.holds("default/held", "lan/198.18.0.4")
 
-	s.passes(-time.Hour) // the clock was set back: it rests as long as before
+	s.passes(-time.Hour) // the clock was set back: it stays in quarantine as long as before
 	for i := range want {
 		want[i].Since, want[i].Until = want[i].Since.Add(-time.Hour), want[i].Until.Add(-time.Hour)
 	}

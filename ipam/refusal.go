@@ -155,7 +155,7 @@ type wording struct {
 	counts bool
 }
 
-func (w *wording) say(format string, args ...any) {
+func (w *wording) add(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	w.message.WriteString(text)
 	if !w.counts {
@@ -166,16 +166,16 @@ func (w *wording) say(format string, args ...any) {
 // aside says something in the parentheses after a sentence.
 func (w *wording) aside(format string, args ...any) {
 	if w.asides++; w.asides == 1 {
-		w.say(" (")
+		w.add(" (")
 	} else {
-		w.say("; ")
+		w.add("; ")
 	}
-	w.say(format, args...)
+	w.add(format, args...)
 }
 
 func (w *wording) endAsides() {
 	if w.asides > 0 {
-		w.say(")")
+		w.add(")")
 	}
 	w.asides = 0
 }

@@ -76,7 +76,7 @@ func TestServicesAvoidAddresses(t *testing.T) {
 	s := begin(t, pool("lan", "198.18.0.0/31", "2001:db8::/127"), quota(1, pool("dmz", "198.18.1.0/31")))
 	s.gets("default/web", "lan/198.18.0.0 lan/2001:db8::", prefer(ipam.IPv4, ipam.IPv6))
 	s.gets("default/web", "lan/198.18.0.1 lan/2001:db8::", prefer(ipam.IPv4, ipam.IPv6), avoiding("198.18.0.0"))
-	s.gets("default/x", "dmz/198.18.1.0") // 198.18.0.0 rests
+	s.gets("default/x", "dmz/198.18.1.0") // 198.18.0.0 is in quarantine
 	s.refused("default/x", ipam.PoolExhausted,
 		`pool "lan" has 0 of 2 IPv4 addresses free (1 in quarantine, the next is free in 30s)`,
 		avoiding("198.18.1.0"), from("lan"))
@@ -114,7 +114,7 @@ func TestLeasedAddresses(t *testing.T) {
 	s.refused("default/y", ipam.PoolExhausted, `pool "lan" has 0 of 1 IPv4 addresses free; pool "office" has no lease for the Service yet`)
 
 	s.frees("default/x")
-	assert.Empty(t, s.InQuarantine(s.now), "the server decides how long a lease rests")
+	assert.Empty(t, s.InQuarantine(s.now), "the server decides how long nobody else gets a lease")
 	s.gets("default/x", "office/198.18.0.241")
 
 	s.Revoke(netip.MustParseAddr("198.18.0.240"), s.now)

@@ -26,8 +26,8 @@ func TestServicesOfOneKeyShareAnAddress(t *testing.T) {
 
 	s.frees("default/web")
 	s.frees("default/dns")
-	_, resting := s.NextFree(s.now)
-	assert.False(t, resting, "somebody is left")
+	_, quarantined := s.NextFree(s.now)
+	assert.False(t, quarantined, "somebody is left")
 	s.frees("default/api")
 	s.refused("default/x", ipam.AddressQuarantined,
 		"198.18.0.1 is in quarantine after its use by default/api, it is free in 30s", at("198.18.0.1"))

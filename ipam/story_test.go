@@ -110,8 +110,8 @@ func (s *story) conflicts(addresses ...string) {
 	s.Configure(s.setup)
 }
 
-// rests replaces the quarantine.
-func (s *story) rests(d time.Duration) {
+// quarantines sets the quarantine of all pools.
+func (s *story) quarantines(d time.Duration) {
 	s.setup.Quarantine = d
 	s.Configure(s.setup)
 }

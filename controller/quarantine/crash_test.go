@@ -135,7 +135,7 @@ func (w *world) keep(rt *rapid.T) {
 	l.faults = rapid.SliceOfN(rapid.SampledFrom([]string{"none", "none", "refused", "answer lost", "killed before", "killed after"}), 0,
 		6).Draw(rt, "faults")
 	hosts := rapid.SliceOfNDistinct(rapid.IntRange(1, 6), 1, 3, rapid.ID[int]).Draw(rt, "addresses")
-	rest := time.Duration(rapid.SampledFrom([]int{0, 5, 30, 3600}).Draw(rt, "rest")) * time.Second
+	lasts := time.Duration(rapid.SampledFrom([]int{0, 5, 30, 3600}).Draw(rt, "lasts")) * time.Second
 	w.server.meddleWith(l.meddle)
 	ctx, cancel := context.WithTimeout(l.killed, time.Minute)
 	defer cancel()
@@ -143,14 +143,14 @@ func (w *world) keep(rt *rapid.T) {
 	var calls sync.WaitGroup
 	for i, n := range hosts {
 		records[i] = release(netip.AddrFrom4([4]byte{203, 0, 113, byte(n)}).String(),
-			rapid.SampledFrom([]string{"default/web", "shop/cart"}).Draw(rt, "service"), rest).rounded()
+			rapid.SampledFrom([]string{"default/web", "shop/cart"}).Draw(rt, "service"), lasts).rounded()
 		calls.Go(func() { errs[i] = l.Keep(ctx, records[i]) })
 	}
 	calls.Wait()
 	for i, r := range records {
 		if errs[i] == nil {
 			w.acknowledged[r.Addr] = r
-			w.bereft[who] = w.bereft[who] && rest == 0 // which may need no write
+			w.bereft[who] = w.bereft[who] && lasts == 0 // which may need no write
 		} else {
 			w.attempted = append(w.attempted, r)
 		}

@@ -155,9 +155,9 @@ func (s *server) answer(errs ...error) {
 }
 
 // release is a record of a release now.
-func release(addr, service string, rest time.Duration) Record {
+func release(addr, service string, lasts time.Duration) Record {
 	now := time.Now()
-	return Record{Addr: netip.MustParseAddr(addr), Service: service, Since: now, Until: now.Add(rest)}
+	return Record{Addr: netip.MustParseAddr(addr), Service: service, Since: now, Until: now.Add(lasts)}
 }
 
 // load starts a controller anew and returns what it knows.

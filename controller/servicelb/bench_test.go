@@ -73,7 +73,7 @@ func assigned(i int, addr netip.Addr) func(*corev1.Service) {
 	}
 }
 
-// large returns a controller that has just come to rest in a cluster of many
+// large returns a controller that has just settled in a cluster of many
 // pools and Services, of which as many as are waiting want the one address of
 // the pool "full", and have said so.
 func large(b *testing.B, waiting int) *story {
@@ -98,7 +98,7 @@ func large(b *testing.B, waiting int) *story {
 	require.Equal(b, waiting, wrote, "only what waits is written")
 	for s.once() {
 	}
-	require.Equal(b, wrote, s.server.patches, "the controller has come to rest")
+	require.Equal(b, wrote, s.server.patches, "the controller has settled")
 	require.Len(b, s.waiting(), max(0, waiting-1))
 	return s
 }
