@@ -73,7 +73,7 @@ func (n num) addr(f Family) netip.Addr {
 
 func (n num) less(m num) bool { return n.hi < m.hi || n.hi == m.hi && n.lo < m.lo }
 
-// next and prev wrap around: whoever calls them knows of a neighbour there.
+// next and prev wrap around. The callers know that there is a neighbour.
 func (n num) next() num {
 	n.lo++
 	if n.lo == 0 {

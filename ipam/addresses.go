@@ -5,8 +5,7 @@ import (
 	"time"
 )
 
-// addresses is what became of every address: it is free, set apart, held or in
-// quarantine.
+// addresses knows the state of every address: free, set apart, held or in quarantine.
 type addresses struct {
 	pools        pools
 	reservations reservations

@@ -18,15 +18,15 @@ import (
 // the same request changes nothing, except that it adds a preferred family
 // which has become available.
 //
-// Addresses that are reserved for the Service are as good as requested, if the
-// request names none itself and no other pools. One that holds another address
-// keeps it, however, until it renumbers.
+// Addresses that are reserved for the Service are as good as requested, if the request names
+// none itself and no other pools. A Service that holds another address keeps that one until it
+// renumbers.
 //
 // It costs O(log n) for n addresses, a look at the pools that come before the
 // one that gives, and a look at everybody on an address that is shared.
 //
-// On refusal, always a *Refusal, the owner keeps exactly what it held before,
-// but for addresses on which it clashes with others by its new terms.
+// The error is always a *Refusal. The owner then keeps exactly what it held before, except
+// addresses on which its new terms clash with those of others.
 func (a *Allocator) Allocate(req Request, now time.Time) ([]Held, error) {
 	p := &a.plan
 	r := p.begin(&a.addresses, req, now)
@@ -138,7 +138,7 @@ func (p *plan) draw() *Refusal {
 	return p.refuseAll()
 }
 
-// missing is the families that may be drawn and have to be.
+// missing returns the families that must still be drawn and may be.
 func (p *plan) missing() (missing familySet) {
 	for i, f := range p.Families {
 		if !p.settled(i) && p.refused[i] == nil {
@@ -148,8 +148,8 @@ func (p *plan) missing() (missing familySet) {
 	return missing
 }
 
-// home returns the pool that gives all that is missing: the one of what is
-// settled if it does, else the first.
+// home returns a pool that gives every missing family: the pool of the settled family if that
+// one does, otherwise the first that does.
 func (p *plan) home(missing familySet) *pool {
 	if missing == 0 {
 		return nil
@@ -234,8 +234,8 @@ func (p *plan) grant(k pick, h *holder) *holding {
 	return g
 }
 
-// abide makes the holder live with a refusal: what it holds it holds on its
-// new terms, where nobody is in the way.
+// abide applies the terms of a refused request to what the holder has. It takes away the
+// addresses on which these terms clash with those of others.
 func (req *request) abide() {
 	h := req.holder
 	if h == nil {

@@ -73,8 +73,9 @@ func (req *request) locate(addr netip.Addr) (*segment, *Refusal) {
 	return at, nil
 }
 
-// entitled returns nil if the Service may ask for the address. For one that is
-// reserved for it only draining counts: the operator has decided.
+// entitled returns nil if the Service may ask for the address. An address that is reserved for
+// the Service is refused only while its pool drains, because the operator has decided about
+// the rest.
 func (req *request) entitled(at *segment, addr netip.Addr) *Refusal {
 	q := at.pool
 	reserved := req.reservations.apart[addr].service != ""
@@ -93,7 +94,8 @@ func (req *request) entitled(at *segment, addr netip.Addr) *Refusal {
 	return nil
 }
 
-// vacant returns nil if nobody who holds the address, or had it last, is in the way.
+// vacant returns nil if the Service can have the address beside those who hold it, and if no
+// other Service has it in quarantine.
 func (req *request) vacant(g *holding, inQuarantine *quarantined) *Refusal {
 	if g != nil {
 		if other, c := g.clash(req.me); c.is() {

@@ -9,8 +9,8 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
-// refuseAll refuses a request of which no family can be had: by the family
-// that is closest to it.
+// refuseAll refuses a request that gets no family. The reason is that of the family which came
+// closest to an address.
 func (p *plan) refuseAll() *Refusal {
 	var nearest *Refusal
 	for i := range p.Families {
@@ -22,8 +22,8 @@ func (p *plan) refuseAll() *Refusal {
 	return nearest
 }
 
-// refuseDraw says why no pool gives an address of family i: what is the matter
-// with each pool that the Service may draw from.
+// refuseDraw says why no pool gives an address of family i. It lists the obstacle at each pool
+// that the Service may draw from.
 func (p *plan) refuseDraw(i int) *Refusal {
 	if p.refused[i] != nil {
 		return p.refused[i]

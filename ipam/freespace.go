@@ -11,8 +11,8 @@ import (
 // of addresses. Ordered by their ends: taking the lowest address leaves a run's key
 // as it is. No two runs touch.
 //
-// What is given back is mostly below what was never given, and so taken next. It
-// stays out of the tree, which costs ten times as much, as long as it is little.
+// An address that was given back is mostly lower than those that were never given, so it is
+// taken next. A few of them are kept in a list, because the tree costs ten times as much.
 type freeSpace struct {
 	runs *btree.BTreeG[run]
 	// back is what was given back last, highest first, and in no run.

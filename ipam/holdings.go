@@ -9,14 +9,13 @@ import (
 // Held is an address that an owner holds.
 type Held struct {
 	Addr netip.Addr
-	// Pool is the pool that hands the address out. Empty: stranded, no pool
-	// does any more, and Why completes "ADDR is ...": "in no pool".
+	// Pool is the pool that hands the address out. Empty: no pool does any more, the address
+	// is stranded, and Why completes "ADDR is ...": "in no pool".
 	Pool, Why string
 	// Draining says that the pool gives no new addresses: the Service should
 	// move when it can.
 	Draining bool
-	// Asked is what Restore has to be given for the holding to be the same
-	// after a restart.
+	// Asked is Holding.Asked, which restores the same holding after a restart.
 	Asked string
 }
 
@@ -104,8 +103,8 @@ func (hs *holdings) end(g *holding) {
 	hs.spareHoldings.push(g)
 }
 
-// enter makes somebody new hold an address. The caller puts it among the holder's
-// holdings.
+// enter adds a tenant to an address. The caller adds the address to the holdings of the
+// holder.
 func (hs *holdings) enter(g *holding, t tenant) {
 	g.count(t.namespace, +1)
 	hs.groups.add(g, t.terms, t.namespace)
@@ -121,7 +120,7 @@ func (hs *holdings) leave(g *holding, h *holder) {
 	hs.groups.remove(g, terms, h.namespace)
 }
 
-// setTerms changes the terms of one who holds the address.
+// setTerms changes the terms of a tenant.
 func (hs *holdings) setTerms(g *holding, h *holder, terms *Sharing) {
 	t := g.tenant(h)
 	before := t.terms
@@ -170,15 +169,16 @@ func (g *holding) moveTo(s *space) {
 	}
 }
 
-// count counts for the quota that a tenant of the namespace, who is not among
-// the tenants, comes or goes.
+// count changes by how much the namespace uses its quota. It is called while the tenant that
+// comes or goes is not among the tenants. An address counts once for a namespace, so that
+// nothing changes if another tenant is of the same namespace.
 func (g *holding) count(namespace string, change int) {
 	if g.space.usages != nil && !g.inhabited(namespace, nil) {
 		g.space.usages.add(namespace, usage{held: change})
 	}
 }
 
-// countAll counts the namespaces of the tenants.
+// countAll adds the address to the usage of every namespace that has a tenant here.
 func (g *holding) countAll() {
 	if g.space.usages == nil {
 		return
@@ -203,7 +203,7 @@ func (g *holding) tenant(h *holder) *tenant {
 	return nil
 }
 
-// inhabited reports whether a tenant other than one is of the namespace.
+// inhabited reports whether a tenant is of the namespace. The holder except does not count.
 func (g *holding) inhabited(namespace string, except *holder) bool {
 	for i := range g.tenants {
 		if t := &g.tenants[i]; t.holder != except && t.namespace == namespace {
@@ -213,8 +213,8 @@ func (g *holding) inhabited(namespace string, except *holder) bool {
 	return false
 }
 
-// clash returns the first tenant with whom somebody clashes: the first of all, if there are
-// as many as may be.
+// clash returns the first tenant whose terms clash with those of the party. If the address has
+// MaxSharers tenants already, that is the first of them.
 func (g *holding) clash(p party) (*tenant, clash) {
 	in := false
 	for i := range g.tenants {
@@ -230,8 +230,8 @@ func (g *holding) clash(p party) (*tenant, clash) {
 	return nil, clash{}
 }
 
-// knows reports whether somebody else who would share with the party's
-// namespace holds the address under its key.
+// knows reports whether the address has a tenant of another Service with the party's key that
+// would share with the party's namespace.
 func (g *holding) knows(p party) bool {
 	for i := range g.tenants {
 		if t := g.tenants[i].party(); !p.sameService(t) && p.sameKey(t) && p.meets(t) {
@@ -250,7 +250,7 @@ func (t *tenant) fits(s *space, pools []string) bool {
 		slices.Contains(pools, t.asked) || slices.Contains(pools, s.name())
 }
 
-// keep notes what the request that keeps the address asked for.
+// keep notes by which pool name a request has kept the address.
 func (t *tenant) keep(s *space, pools []string) {
 	switch name := s.name(); {
 	case slices.Contains(pools, name):
@@ -262,7 +262,7 @@ func (t *tenant) keep(s *space, pools []string) {
 	}
 }
 
-// groups finds what is held under a sharing key.
+// groups finds the addresses that are held under a sharing key.
 type groups map[group][]*holding
 
 // group is who may share with each other without naming namespaces.

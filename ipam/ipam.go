@@ -19,8 +19,8 @@
 //     quarantine is over.
 //   - A reserved address goes to the Service that it is reserved for, and to
 //     that one before any other address. A forbidden one goes to nobody. A
-//     conflicted one, which another host was found to have, goes only to who
-//     asks for exactly this one or has it reserved.
+//     conflicted one is used by another host. It goes only to a Service that asks
+//     for exactly this one or has it reserved.
 //   - The addresses of a pool with DHCP are those that the caller has leased.
 //     They have no quarantine, and the caller reserves each for the Service that it
 //     was leased for.
@@ -93,20 +93,18 @@ func New() *Allocator {
 	return a
 }
 
-// Configure replaces the setup. What is held stays with its holders, also
-// when no pool hands it out any more (it is then stranded), and what is in
-// quarantine stays there as long as the new setup says, counted from its release.
-// It costs a look at every pool, every address not free and everything forbidden;
-// only what a changed pool contains is built anew.
+// Configure replaces the setup. What is held stays with its holders, also when no pool hands
+// it out any more (it is then stranded), and what is in quarantine stays there as long as the
+// new setup says, counted from its release. It looks at every pool, every address that is not
+// free and every forbidden range. It builds anew only the contents of changed pools.
 func (a *Allocator) Configure(s Setup) { a.configure(s) }
 
-// Restore records that an owner holds an address, without asking any pool: the
-// state of a cluster is true before it is valid. The address may be
-// stranded, withheld, forbidden, reserved or in quarantine, or shared by more than MaxSharers.
-// When it clashes otherwise with those who hold the address, or the owner's UID is known by another name,
-// Restore changes nothing and returns the first of those and false. An address
-// that is not valid is held by nobody: the zero owner and false. Zones are
-// dropped.
+// Restore records that an owner holds an address, without asking any pool: the state of a
+// cluster is true before it is valid. The address may be stranded, withheld, forbidden,
+// reserved or in quarantine, or shared by more than MaxSharers. If the owner clashes otherwise
+// with a holder of the address, or if its UID is known by another name, Restore changes
+// nothing and returns the first such holder and false. For an address that is not valid it
+// returns the zero owner and false. It drops zones.
 func (a *Allocator) Restore(was Holding) (holder Owner, ok bool) {
 	owner, addr := was.Owner, canonical(was.Addr)
 	if !addr.IsValid() {
@@ -138,10 +136,10 @@ func (a *Allocator) Restore(was Holding) (holder Owner, ok bool) {
 	return owner, true
 }
 
-// Claim gives the owner of the request addresses that it had before, in addition
-// to what it holds: all of them, if a request for exactly these would be given
-// them now, else none. The refusal is nil, or what such a request would be told.
-// Families that have no address among them do not matter, and nothing is drawn.
+// Claim gives the owner of the request addresses that it had before, in addition to what it
+// holds: all of them, if a request for exactly these would be given them now, else none. The
+// refusal is that of such a request, nil if it is met. Families that have no address among
+// them do not matter, and nothing is drawn.
 func (a *Allocator) Claim(req Request, addrs []netip.Addr, since, now time.Time) *Refusal {
 	req.Addresses, req.Renumber, req.Avoid = addrs, false, nil
 	p := &a.plan
@@ -177,9 +175,8 @@ func (a *Allocator) Claim(req Request, addrs []netip.Addr, since, now time.Time)
 	return nil
 }
 
-// Abide makes an owner, whose request cannot be read, live with its present
-// terms: it keeps all that it holds but addresses on which it clashes with
-// others.
+// Abide applies terms to an owner whose request cannot be read. The owner keeps what it holds,
+// except addresses on which it clashes with others.
 func (a *Allocator) Abide(owner Owner, sharing *Sharing, now time.Time) {
 	a.tick(now)
 	p := &a.plan
@@ -205,8 +202,7 @@ func (a *Allocator) Release(uid string, now time.Time) []netip.Addr {
 	return freed
 }
 
-// Revoke takes an address from all who hold it: it was leased, and the lease is
-// over. It is free at once.
+// Revoke takes an address whose lease is over from all its holders. It is free at once.
 func (a *Allocator) Revoke(addr netip.Addr, now time.Time) {
 	a.tick(now)
 	addr = canonical(addr)
@@ -226,10 +222,10 @@ func (a *Allocator) Revoke(addr netip.Addr, now time.Time) {
 	}
 }
 
-// Quarantine records that the Service of this name released addr at since, before
-// this allocator knew of it: the address is in quarantine for what is left of its
-// time. Nothing happens when it is held or in quarantine already, or when its time
-// is over. A release in the future counts as one now. It costs least oldest first.
+// Quarantine records that the Service of this name released addr at since, before this
+// allocator knew of it: the address is in quarantine for what is left of its time. Nothing
+// happens when it is held or in quarantine already, or when its time is over. A release in the
+// future counts as one now. Calls cost least in the order of the releases.
 func (a *Allocator) Quarantine(name string, addr netip.Addr, since, now time.Time) {
 	a.tick(now)
 	addr = canonical(addr)
@@ -283,8 +279,8 @@ func (a *Allocator) HeldSince(uid string, addr netip.Addr) time.Time {
 	return time.Time{}
 }
 
-// Expects reports whether there are addresses for Services of this name only:
-// reserved ones, or ones in quarantine.
+// Expects reports whether an address is reserved for the Service of this name, or in
+// quarantine for it.
 func (a *Allocator) Expects(name string) bool {
 	return len(a.reservations.of[name]) > 0 || a.quarantine.byName[name] != nil
 }

@@ -12,14 +12,13 @@ type familySet uint8
 // plan is how a request will be met.
 type plan struct {
 	request
-	// refused are, for every family, why it may not even draw.
+	// refused is, for every family, why the Service may not draw an address of it.
 	refused [len(families)]*Refusal
 	picks   []pick
 }
 
-// pick is one address to hold: a holding that the owner has part in (kept) or comes
-// to; or one to take out of a space, the lowest free one unless addr says which. The
-// zero pick is none.
+// pick is one address to hold. It is a holding that the owner has already (kept) or joins, or
+// an address to take out of a space: addr, or the lowest free one. The zero pick is none.
 type pick struct {
 	family  int // in the request
 	holding *holding
@@ -68,8 +67,9 @@ func (p *plan) obstacle(q *pool, f Family) Reason {
 	return ""
 }
 
-// fills reports whether the namespace may have no more addresses of the space,
-// not even one that is held or in quarantine already.
+// fills reports whether the quota of the namespace has no room for an address of the space:
+// the one of a holding, one in quarantine, or a free one. An address that counts for the
+// namespace already always fits.
 func (p *plan) fills(s *space, g *holding, r *quarantined) bool {
 	if s.usages == nil || g != nil && (g.inhabited(p.me.namespace, p.holder) || p.holds(g) && p.wants(g)) {
 		return false
@@ -81,9 +81,9 @@ func (p *plan) fills(s *space, g *holding, r *quarantined) bool {
 	return used >= s.pool.NamespaceQuota
 }
 
-// used is how many addresses of the space the namespace uses up by the plan:
-// what it holds now and what is in quarantine, without what the plan gives back, with what
-// it takes.
+// used returns how many addresses of the space the namespace uses after the plan. These are
+// the ones that it holds and the ones in quarantine, without those that the plan gives back,
+// and with those that it takes.
 func (p *plan) used(s *space) int {
 	now := s.usages[p.me.namespace]
 	used := now.held + now.quarantined
@@ -105,7 +105,7 @@ func (p *plan) used(s *space) int {
 	return used
 }
 
-// wants reports whether the plan keeps what the Service holds.
+// wants reports whether the plan keeps the holding.
 func (p *plan) wants(g *holding) bool {
 	return slices.Contains(p.wishes[0], g.addr) || slices.Contains(p.wishes[1], g.addr) ||
 		slices.ContainsFunc(p.picks, func(k pick) bool { return k.kept && k.holding == g })

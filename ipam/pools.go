@@ -33,11 +33,10 @@ type Setup struct {
 type PoolStats struct {
 	Pool   string
 	Family Family
-	// Size is how many addresses the pool may hand out, without what is
-	// forbidden; Free those of them that can be given to anybody now; Assigned
-	// those that are held, Quarantined those in quarantine, Conflicted the others
-	// that other hosts have, Reserved those of the remaining that are reserved.
-	// Stranded addresses are in no pool and not counted.
+	// Size counts the addresses that the pool may hand out, without those that are forbidden.
+	// Each is in one of the others: Assigned if it is held, Quarantined if it is in
+	// quarantine, else Conflicted if another host has it, else Reserved, else Free. Stranded
+	// addresses are in no pool and not counted.
 	Size, Free, Assigned, Quarantined, Conflicted, Reserved float64
 }
 
@@ -74,8 +73,8 @@ type space struct {
 	runs            []run
 	size, forbidden float64
 	free            freeSpace
-	// assigned and quarantined count what is held and what is in quarantine;
-	// conflicted and reserved what is neither and set apart.
+	// assigned and quarantined count the addresses that are held and in quarantine; conflicted
+	// and reserved count those of the others that are set apart.
 	assigned, quarantined, conflicted, reserved int
 	usages                                      usages
 }

@@ -30,7 +30,7 @@ type quarantine struct {
 	spare  spare[quarantined]
 }
 
-// forever is how long a quarantine lasts before anybody has said how long.
+// forever is the length of quarantines before the first setup.
 const forever = time.Duration(math.MaxInt64 / 2)
 
 // quarantined is an address in quarantine, released by name at since on the
@@ -49,7 +49,7 @@ func (r *quarantined) waitsFor(p party) bool { return r.name != "" && r.name == 
 
 func (r *quarantined) until() time.Duration { return r.since + r.queue.length }
 
-// count counts one that comes to its space or leaves it.
+// count changes by how much the namespace that released the address uses its quota.
 func (r *quarantined) count(change int) {
 	r.queue.space.usages.add(namespaceOf(r.name), usage{quarantined: change})
 }
@@ -267,9 +267,8 @@ func (d *dueQueues) update(q *queue) {
 	}
 }
 
-// clock counts the time that has passed for the allocator. It never goes
-// back: where the caller's clock does, none has passed, so that a quarantine
-// has as long to last as before.
+// clock counts the time that has passed for the allocator. It never goes back. When the
+// caller's clock is set back, no time has passed, and a quarantine lasts as long as before.
 type clock struct {
 	last    time.Time
 	elapsed time.Duration
@@ -282,5 +281,5 @@ func (c *clock) set(now time.Time) {
 	c.last = now
 }
 
-// at is the time of the caller's clock, as it goes now, for one of this clock.
+// at converts a time of this clock to the caller's clock as that goes now.
 func (c *clock) at(t time.Duration) time.Time { return c.last.Add(t - c.elapsed) }

@@ -109,8 +109,8 @@ type Refusal struct {
 // Error returns reason and message.
 func (r *Refusal) Error() string { return string(r.Reason) + ": " + r.Message }
 
-// Same reports whether both say the same, but for figures: how much is in use, and
-// times that count down. Two nil refusals are the same.
+// Same reports whether both say the same. Figures do not matter: how much is in use, and times
+// that count down. Two nil refusals are the same.
 func (r *Refusal) Same(s *Refusal) bool {
 	if r == nil || s == nil {
 		return r == s
@@ -131,8 +131,8 @@ func (r *Refusal) Behind(reason Reason, text string) *Refusal {
 	return &Refusal{Reason: reason, Pool: r.Pool, Message: text + r.Message, fact: text + r.facts()}
 }
 
-// byHope orders the reasons why a Service does not get an address: of several,
-// the one closest to giving one says the reason.
+// byHope orders the reasons why a Service does not get an address. Of several, the last one in
+// this order is reported, because it is the closest to an address.
 var byHope = []Reason{
 	NoPool, PoolNotFound, FamilyUnavailable, PoolNotAllowed, PoolDraining,
 	PoolExhausted, QuotaExceeded, AddressInUse, SharingConflict, AddressReserved,
@@ -147,11 +147,11 @@ func refuse(reason Reason, pool, format string, args ...any) *Refusal {
 	return &Refusal{Reason: reason, Pool: pool, Message: fmt.Sprintf(format, args...)}
 }
 
-// wording is a message and, beside it, the same without what counts, up or down.
+// wording is a message, and the same message without the figures that change with time.
 type wording struct {
 	message, fact strings.Builder
 	asides        int
-	// counts says that what follows are figures, which are no facts.
+	// counts is set while figures are added, which are no facts.
 	counts bool
 }
 
@@ -163,7 +163,7 @@ func (w *wording) add(format string, args ...any) {
 	}
 }
 
-// aside says something in the parentheses after a sentence.
+// aside adds something to the parentheses after a sentence.
 func (w *wording) aside(format string, args ...any) {
 	if w.asides++; w.asides == 1 {
 		w.add(" (")

@@ -16,10 +16,9 @@ func (p *plan) rejoined(f Family) (pick, *Refusal) {
 	return pick{}, nil
 }
 
-// join returns the address of the family that the request has to share: the
-// first, in the order of pools and then by address, that is held under its
-// key and on which it clashes with nobody. It is refused when there are only
-// others.
+// join returns the address of the family that the request has to share. It is the first, in
+// the order of pools and then by address, that is held under its key and on which it clashes
+// with nobody. If it clashes on all addresses that are held under its key, it is refused.
 func (p *plan) join(f Family) (*holding, *Refusal) {
 	if p.me.terms == nil {
 		return nil, nil
@@ -48,13 +47,13 @@ func (p *plan) join(f Family) (*holding, *Refusal) {
 	return joined, nil
 }
 
-// sharable reports whether the request may come to an address that is held.
+// sharable reports whether the request may share an address that is held.
 func (req *request) sharable(g *holding) bool {
 	_, c := g.clash(req.me)
 	return !c.is() && !req.reservedForOther(g.addr)
 }
 
-// refuseShare says why the request may not come to an address that is held.
+// refuseShare says why the request may not share an address that is held.
 func (req *request) refuseShare(g *holding) *Refusal {
 	if req.reservedForOther(g.addr) {
 		return req.refuseReserved(g.addr)
@@ -63,8 +62,8 @@ func (req *request) refuseShare(g *holding) *Refusal {
 	return refuseClash(req.me, other, c, g)
 }
 
-// first returns the holding, which may be nil, or the other: the one that comes
-// first by the order in which the request asks the pools, then by address.
+// first returns one of two holdings, of which g may be nil: the first in the order in which
+// the request asks the pools, and then by address.
 func (req *request) first(g, other *holding) *holding {
 	if g == nil || cmp.Or(
 		cmp.Compare(req.rank(other.space.pool), req.rank(g.space.pool)),
@@ -74,8 +73,9 @@ func (req *request) first(g, other *holding) *holding {
 	return g
 }
 
-// comeback returns the address of the family in quarantine that the Service
-// released and could draw now: of the first pool, there the last one released.
+// comeback returns an address that the Service released, that is still in quarantine, and that
+// the Service could draw now. Of several it returns that of the first pool, and of that pool
+// the last one released.
 func (p *plan) comeback(f Family) *quarantined {
 	var best *quarantined
 	for r := p.quarantine.byName[p.service()]; r != nil; r = r.namesake.next {

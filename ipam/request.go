@@ -14,8 +14,8 @@ const MaxAddresses = config.MaxServiceAddresses
 // Request is what a Service asks for.
 type Request struct {
 	Owner Owner
-	// Subject is what pools may make their being open depend on. Its
-	// namespace is that of the owner's name.
+	// Subject is what rules of pools select Services by. Its namespace is that of the owner's
+	// name.
 	Subject config.Subject
 	// Families are the families wanted, primary first; one or two.
 	Families []Family
@@ -36,12 +36,12 @@ type Request struct {
 	// Sharing are the terms on which the Service shares its addresses. Nil:
 	// each is for this Service alone.
 	Sharing *Sharing
-	// Renumber gives up what a new Service in its place would not be given:
-	// addresses that are stranded, reserved for another Service, or of a pool
-	// that drains, is closed to it or is not among those to draw from; any
-	// address when others are reserved for it; and one that it has for itself
-	// while others share one under its key. If there is no replacement, the
-	// request is refused and everything stays.
+	// Renumber gives up the addresses that a new Service in its place would not get. These are
+	// addresses that are stranded, reserved for another Service, or of a pool that drains, is
+	// closed to it or is not among those to draw from. If addresses are reserved for the
+	// Service, they are all others. If others share an address under its key, they include one
+	// that it has for itself. If there is no replacement, the request is refused and
+	// everything stays.
 	Renumber bool
 	// Avoid are addresses that the Service is to leave for others, unless it
 	// names them, has them reserved or shares them. If there is no other, the
@@ -149,7 +149,7 @@ func (req *request) candidate(i int) *pool {
 	return req.pools.auto[i]
 }
 
-// rank is the place of a pool among the candidates, negative if it is none.
+// rank is the place of a pool among the candidates. It is negative for other pools.
 func (req *request) rank(q *pool) int {
 	if len(req.Pools) > 0 {
 		return slices.Index(req.Pools, q.Name)
@@ -157,8 +157,8 @@ func (req *request) rank(q *pool) int {
 	return q.rank
 }
 
-// open returns why a pool, which may not exist, gives the request nothing new
-// of the family at all, empty if nothing stands against it.
+// open returns why a pool is closed to the request for new addresses of the family, and
+// nothing if it is open. The pool may not exist.
 func (req *request) open(q *pool, f Family) Reason {
 	switch {
 	case q == nil:

@@ -2,8 +2,8 @@ package ipam
 
 import "net/netip"
 
-// reservations is what nobody draws although it is free: what is reserved for a
-// Service, and what another host has.
+// reservations are free addresses that nobody draws: those that are reserved for a Service,
+// and those that another host has.
 type reservations struct {
 	apart map[netip.Addr]apart
 	// of has the addresses of each Service.

@@ -17,14 +17,13 @@ type Owner struct {
 	Name string
 }
 
-// MaxSharers is how many Services may share an address: whoever looks at one of them looks
-// at all, and anybody with a sharing key could make them as many as it may have Services.
+// MaxSharers is how many Services may share an address. A decision about one of them looks at
+// all of them, and without a bound a tenant could make that as slow as it likes.
 const MaxSharers = 1000
 
-// Sharing are the terms on which a Service shares its addresses. Those who
-// hold one address are at most MaxSharers, and all have the same key, which is not empty, no port in
-// common, the same backends, and, if they are of different namespaces, each
-// name the other's.
+// Sharing are the terms on which a Service shares its addresses. At most MaxSharers Services
+// hold one address. They all have the same key, which is not empty, the same backends, and no
+// port in common. If two are of different namespaces, each names the namespace of the other.
 //
 // A Service that draws an address joins the one that is held under its key,
 // and is refused when it does not fit in there: the same key means the same
@@ -57,8 +56,7 @@ func (p Port) compare(q Port) int {
 	return cmp.Or(cmp.Compare(p.Number, q.Number), cmp.Compare(p.Protocol, q.Protocol))
 }
 
-// terms returns a copy of its own with sorted ports, nil for somebody who
-// does not share.
+// terms returns a copy with sorted ports. It is nil for a Service that does not share.
 func (s *Sharing) terms() *Sharing {
 	if s == nil || s.Key == "" {
 		return nil

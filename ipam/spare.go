@@ -1,6 +1,6 @@
 package ipam
 
-// spare is structs to use again. It is bounded, since memory follows use.
+// spare holds structs to use again. It is bounded, so that memory shrinks with use.
 type spare[T any] []*T
 
 const maxSpare = 1024

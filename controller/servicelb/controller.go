@@ -27,8 +27,8 @@ import (
 )
 
 const (
-	// firstRetry and lastRetry bound the time between attempts at a Service
-	// that the API server would not take.
+	// firstRetry and lastRetry bound the time between attempts to write a Service that the API
+	// server refused.
 	firstRetry = 5 * time.Millisecond
 	lastRetry  = 30 * time.Second
 	// PatchTimeout bounds one PATCH. It is shorter than the leader election's
@@ -36,7 +36,8 @@ const (
 	PatchTimeout = 5 * time.Second
 	// loadRetry is the time between attempts to read which addresses are in quarantine.
 	loadRetry = 2 * time.Second
-	// shortestWait bounds how often Services that wait are tried by the clock.
+	// shortestWait is the least time until Services that wait are tried again because the next
+	// address becomes free.
 	shortestWait = 50 * time.Millisecond
 )
 
@@ -46,24 +47,23 @@ type API interface {
 	PatchStatus(ctx context.Context, namespace, name string, patch []byte) error
 }
 
-// ConfigSource tells the configuration in force, nil if there is none, and how it stands
-// with the document.
+// ConfigSource returns the configuration in force, nil if there is none, and the state of the
+// document.
 type ConfigSource interface {
 	Current() (*config.Config, kube.State)
 }
 
-// Config tells the configuration and when it changes; kube.ConfigWatcher is
-// one.
+// Config returns the configuration and signals its changes; kube.ConfigWatcher is one.
 type Config interface {
 	ConfigSource
 	Changed() <-chan struct{}
-	// Warn tells the operator that something about the document is odd, and
-	// WarnOver that it is not any more.
+	// Warn warns the operator about the document, and WarnOver ends the warning.
 	Warn(message string)
 	WarnOver(message string)
 }
 
-// Namespaces tell when the labels of one change; kube.Namespaces is one.
+// Namespaces returns the labels of namespaces and signals their changes; kube.Namespaces is
+// one.
 type Namespaces interface {
 	Labels(namespace string) map[string]string
 	// Wait waits until all are known; false: the context has ended.
@@ -71,7 +71,7 @@ type Namespaces interface {
 	Changed() <-chan struct{}
 }
 
-// Facts tell what the cluster itself uses and when that changes;
+// Facts returns the addresses that the cluster itself uses and signals their changes;
 // clusterfacts.Watcher is one.
 type Facts interface {
 	// Current returns them, and whether they are known yet.
@@ -99,8 +99,8 @@ type Options struct {
 	Leases Leases
 	API    API
 	Events kube.Events
-	// Upstream says that Kubernetes' own service controller drives the Services
-	// without a class, by Provide and Withdraw.
+	// Upstream is set when Kubernetes' own service controller drives the Services without a
+	// class, by Provide and Withdraw.
 	Upstream bool
 	// Workers is how many Services are worked on at a time.
 	Workers int
@@ -118,8 +118,8 @@ type Controller struct {
 	repairs repairs
 	metrics metrics
 	emit    emitter
-	// warned are the warnings that were given, examined what they are about.
-	// Only retryWaiting uses them.
+	// warned are the warnings that were given, and examined is the situation that they are
+	// about. Only retryWaiting uses them.
 	warned   []string
 	examined situation
 }
@@ -178,8 +178,8 @@ func (c *Controller) Run(ctx context.Context) error {
 	return nil
 }
 
-// begin waits until everything is known that decisions depend on and imports
-// what is there. Only then may anything be allocated.
+// begin waits until everything is known that decisions depend on, and imports what Services
+// have. Nothing may be allocated before.
 func (c *Controller) begin(ctx context.Context) bool {
 	start := c.ledger.now()
 	if !cache.WaitFor(ctx, "", c.handler.HasSyncedChecker()) || !c.Namespaces.Wait(ctx) ||
@@ -207,7 +207,7 @@ func (c *Controller) begin(ctx context.Context) bool {
 	return true
 }
 
-// prime has the ledger import what is there.
+// prime has the ledger import what Services have.
 func (c *Controller) prime(services []*corev1.Service, records []quarantine.Record) {
 	l, now := c.ledger.open()
 	duplicates := l.Prime(ledger.Start{Situation: c.ledger.situation(), Services: services, NamespaceLabels: c.Namespaces.Labels,
@@ -234,8 +234,8 @@ func (c *Controller) load(ctx context.Context) (records []quarantine.Record, ok 
 	}
 }
 
-// await waits until done holds, which can only change when changed says so;
-// false: the context has ended.
+// await waits until done returns true. It asks again after each change. It returns false when
+// the context has ended.
 func await(ctx context.Context, changed func() <-chan struct{}, done func() bool) bool {
 	for {
 		signal := changed()
@@ -250,8 +250,8 @@ func await(ctx context.Context, changed func() <-chan struct{}, done func() bool
 	}
 }
 
-// enqueue has a Service looked at that concerns us, or did before, and takes note
-// of what others show.
+// enqueue puts a Service into the queue that Lodestone serves, or served before. It records
+// the addresses in the status of other Services.
 func (c *Controller) enqueue(before, obj any, gone bool) {
 	was, ok1 := before.(*corev1.Service)
 	svc, ok2 := obj.(*corev1.Service)
@@ -330,8 +330,8 @@ func (c *Controller) retryWaiting(ctx context.Context) {
 	}
 }
 
-// tryAgain has the Services looked at that are due, and warns the operator. It returns
-// when the next address is free; the zero time: none will be.
+// tryAgain puts the Services that are due into the queue, and warns the operator. It returns
+// when the next address becomes free, or the zero time if none will.
 func (c *Controller) tryAgain(due func(*ledger.Ledger, time.Time) []string) (next time.Time) {
 	l, now := c.ledger.open()
 	names, overrun, next := due(l, now), l.Overrun(), l.NextFree()
@@ -368,8 +368,7 @@ type situation struct {
 	overrun string
 }
 
-// warn tells the operator, once each, what of the configuration makes no
-// sense in this cluster.
+// warn warns the operator, once each, about settings that make no sense in this cluster.
 func (c *Controller) warn(overrun []string) {
 	cfg, _ := c.Config.Current()
 	facts, ready := c.Facts.Current()

@@ -23,8 +23,8 @@ type emitter struct {
 	metrics metrics
 }
 
-// adopted reports that the Service is Lodestone's now, with addresses that it had before
-// Lodestone said so.
+// adopted reports that Lodestone serves the Service now, with addresses that another load
+// balancer gave it.
 func (e emitter) adopted(svc *corev1.Service, held []ipam.Held) {
 	adopted := slices.DeleteFunc(kube.Foreign(svc), func(a netip.Addr) bool { return !slices.Contains(ledger.Addrs(held), a) })
 	if len(adopted) == 0 {

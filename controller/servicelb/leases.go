@@ -8,10 +8,10 @@ import (
 
 // Leases keep addresses leased from DHCP servers; pools.Keeper is one.
 type Leases interface {
-	// Set replaces, for each interface, those who want a lease there. The
-	// lease of who is gone, with its interface or alone, is released.
+	// Set replaces, for each interface, the clients that want a lease there. It releases the
+	// leases of clients that are gone.
 	Set(want map[string][]ledger.LeaseClient)
-	// Current returns how they stand, by interface and ID.
+	// Current returns the states of the leases, by interface and ID.
 	Current() map[string]map[string]ledger.LeaseState
 	// Changed returns a channel that is closed when Current has something
 	// new. Ask for it before Current and nothing is missed.

@@ -19,18 +19,18 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/objects"
 )
 
-// object is what a Service's object has to say.
+// object is what a Service's object has to show.
 type object struct {
 	addrs []netip.Addr
 	// pools name the pool that each was asked of; leases those of the addresses
 	// that are leased; empty: none.
 	pools, leases string
-	// condition tells how it stands; nil: nothing.
+	// condition is our condition of it; nil: none.
 	condition *metav1.Condition
-	// keepCondition, keepIngress and keepFinalizers leave what the object says
-	// there.
+	// keepCondition, keepIngress and keepFinalizers leave these parts of the object as they
+	// are.
 	keepCondition, keepIngress, keepFinalizers bool
-	// renumbered takes the annotation off that asked for it.
+	// renumbered removes the annotation that asked for new addresses.
 	renumbered bool
 	// upstream leaves the conventional finalizer to Kubernetes' own service controller, or
 	// another load balancer.
@@ -188,8 +188,8 @@ func leaseText(leases map[netip.Addr]string) string {
 	return strings.Join(entries, ",")
 }
 
-// change returns what makes our condition of the Service as it has to be, those of
-// others staying as they are; nil: nothing.
+// change returns the patch of the conditions: ours as it has to be, those of others as they
+// are. Nil: nothing changes.
 func (o object) change(svc *corev1.Service, now metav1.Time) any {
 	old := kube.Allocated(svc)
 	if o.keepCondition || o.condition == nil && old == nil {
@@ -210,8 +210,8 @@ func (o object) change(svc *corev1.Service, now metav1.Time) any {
 	return c
 }
 
-// event is what of the change of a Service's object is worth an Event: another
-// reason, or other addresses. Nil: nothing.
+// event returns the condition if the change of the Service's object is worth an Event: another
+// reason, or other addresses.
 func (o object) event(svc *corev1.Service) *metav1.Condition {
 	old := kube.Allocated(svc)
 	if o.condition == nil || old != nil && old.Reason == o.condition.Reason &&

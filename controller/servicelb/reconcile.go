@@ -41,7 +41,7 @@ func (c *Controller) reconcile(ctx context.Context, name string) error {
 	}
 }
 
-// serve gives the Service what it asks for, or tells it why not.
+// serve gives the Service what it asks for, or writes on it why not.
 func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 	name, start := ledger.NameOf(svc), c.ledger.now()
 	v := c.ensure(svc)
@@ -89,16 +89,16 @@ func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 	return nil
 }
 
-// letGo takes what Lodestone wrote off a Service that is not, or no longer,
-// to be served. Its addresses are free only after nothing names them.
+// letGo removes what Lodestone wrote on a Service that it does not serve, or no longer. The
+// addresses are freed only when the object does not name them any more.
 func (c *Controller) letGo(ctx context.Context, svc *corev1.Service) error {
 	name, uid := ledger.NameOf(svc), string(svc.UID)
 	if err := c.keepDeparting(ctx, name, uid); err != nil {
 		return err
 	}
 	want := nothing(svc)
-	// Who has written the status of a Service that is not ours any more has written the
-	// conventional finalizer, too.
+	// If another load balancer has written the status of a Service that is not ours any more,
+	// the conventional finalizer is its own, too.
 	want.upstream = c.drivenByUpstream(svc) || want.keepIngress && !c.Scope.Covers(svc)
 	if _, err := c.write(ctx, svc, want.patch(svc, metav1.NewTime(c.ledger.now()))); err != nil {
 		return err
@@ -107,8 +107,8 @@ func (c *Controller) letGo(ctx context.Context, svc *corev1.Service) error {
 	return nil
 }
 
-// release takes back what a Service holds that is gone, or no concern of ours; with a
-// UID, what this incarnation of it holds.
+// release takes back the addresses of a Service that is gone or that Lodestone does not serve;
+// with a UID, those of this incarnation alone.
 func (c *Controller) release(ctx context.Context, name, uid string) error {
 	if err := c.keepDeparting(ctx, name, uid); err != nil {
 		return err
@@ -138,9 +138,8 @@ func (c *Controller) ensure(svc *corev1.Service) ledger.Verdict {
 	return v
 }
 
-// keepDeparting makes durable that what the Service is about to give back is in
-// quarantine: from the moment when the API shows it, a controller that starts anew must
-// know that.
+// keepDeparting makes the quarantine durable of the addresses that the Service is about to
+// give back. A controller that starts after the API shows the change must know of it.
 func (c *Controller) keepDeparting(ctx context.Context, name, uid string) error {
 	l, now := c.ledger.open()
 	records := l.Departing(name, uid, now)

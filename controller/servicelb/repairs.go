@@ -12,19 +12,19 @@ import (
 )
 
 const (
-	// promptRepairs is how many times in a row what others did to a Service's
-	// object is undone at once.
+	// promptRepairs is how many times in a row the changes of others to a Service's object are
+	// undone at once.
 	promptRepairs = 5
 	// firstDelay and lastDelay bound the time between repairs after that.
 	firstDelay = time.Second
 	lastDelay  = time.Minute
-	// calm is how long nobody has to touch the object until it is forgotten.
+	// calm is how long the object must stay unchanged until its repairs are forgotten.
 	calm = 10 * time.Minute
 )
 
-// repairs bounds the repairs of each Service's object: two load balancers
-// that both believe a Service to be theirs must not fight at full speed. A repair
-// is a write of the same that was written last: somebody else has changed it since.
+// repairs bounds the repairs of each Service's object, because two load balancers that both
+// serve a Service must not overwrite each other at full speed. A repair writes the same as the
+// last write, after somebody else changed the object.
 type repairs struct {
 	mu sync.Mutex
 	of map[string]repair
@@ -61,7 +61,7 @@ func (r *repairs) note(svc *corev1.Service, sum [sha256.Size]byte) {
 	r.of[ledger.NameOf(svc)] = last
 }
 
-// wait returns how long the Service is to be left as it is.
+// wait returns how long the Service must not be repaired.
 func (r *repairs) wait(name string, now time.Time) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()

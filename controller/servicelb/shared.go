@@ -7,16 +7,16 @@ import (
 	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 )
 
-// sharedLedger is the ledger, for several goroutines: it has the lock and the clock, and
-// hands the ledger what is in force.
+// sharedLedger shares the ledger between goroutines. It has the lock and the clock, and hands
+// the ledger the configuration and the facts in force.
 type sharedLedger struct {
 	mu     sync.Mutex
 	ledger *ledger.Ledger
 	config Config
 	facts  Facts
 	now    func() time.Time
-	// retry is sent to when Ledger.Retry has to be called, and leases when leases have to
-	// be followed.
+	// retry receives a value when Ledger.Retry has to be called, and leases one when leases
+	// have to be followed.
 	retry, leases chan struct{}
 }
 
@@ -27,8 +27,7 @@ func newSharedLedger(scope ledger.Scope, config Config, facts Facts) *sharedLedg
 	}
 }
 
-// open returns the ledger, which goes by what is in force now and is the caller's until
-// it calls close.
+// open returns the ledger with what is in force now. It is the caller's until close.
 func (s *sharedLedger) open() (*ledger.Ledger, time.Time) {
 	s.mu.Lock()
 	now := s.now()
@@ -36,7 +35,7 @@ func (s *sharedLedger) open() (*ledger.Ledger, time.Time) {
 	return s.ledger, now
 }
 
-// close gives the ledger back and wakes those who have something to do now.
+// close gives the ledger back and wakes the goroutines that have work now.
 func (s *sharedLedger) close() {
 	effects := s.ledger.Effects()
 	s.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 )
 
-// errUnjudged is why nothing is said about a Service that may keep what it has.
+// errUnjudged is returned while it cannot be decided whether a Service keeps what it has.
 var errUnjudged = errors.New("there is no valid configuration to decide by; the Service keeps what it has")
 
 // Primed is closed once it is known what the cluster's Services hold. Before,
@@ -41,8 +41,8 @@ func (c *Controller) Provide(ctx context.Context, svc *corev1.Service) ([]ipam.H
 	return v.Held, nil
 }
 
-// Withdraw takes off the Service what Lodestone wrote on it, but the conventional
-// finalizer, and frees its addresses.
+// Withdraw removes what Lodestone wrote on the Service, except the conventional finalizer, and
+// frees its addresses.
 func (c *Controller) Withdraw(ctx context.Context, svc *corev1.Service) error {
 	name, uid := ledger.NameOf(svc), string(svc.UID)
 	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
@@ -66,8 +66,8 @@ func (c *Controller) drivenByUpstream(svc *corev1.Service) bool {
 	return c.Upstream && svc.Spec.LoadBalancerClass == nil
 }
 
-// leavesToUpstream reports whether Kubernetes' own service controller is about to call
-// Provide, or Withdraw, which the finalizer stands for.
+// leavesToUpstream reports whether Kubernetes' own service controller is about to call Provide
+// or Withdraw. The finalizer shows that Withdraw has not been called yet.
 func (c *Controller) leavesToUpstream(svc *corev1.Service) bool {
 	if !c.drivenByUpstream(svc) {
 		return false

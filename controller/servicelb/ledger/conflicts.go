@@ -13,31 +13,30 @@ import (
 )
 
 const (
-	// settling is how long after a Service was given an address a conflict may
-	// still take it away. Speakers find and report one within about 6 s, and
-	// twice as long when several reports follow each other; the rest is for an
-	// API server that is busy. Whoever takes over one node can report anything
-	// for all of them, so that a report does not move anybody later.
+	// settling is how long after a Service was given an address a conflict may still take it
+	// away. Speakers find and report a conflict within about 6 s, or 12 s when several reports
+	// follow each other. The rest of the time is for a busy API server. Later no report moves
+	// a Service, because an intruder on one node could report conflicts for all addresses.
 	settling = 2 * time.Minute
-	// withholding is how long an address that another host has is not drawn.
-	// Speakers ask only for what Services hold, so nobody hears that the host
-	// is gone: the next Service that draws the address finds out. While it
-	// does, it is without an address that works, for some 6 s.
+	// withholding is how long an address that another host has is not drawn. Speakers ask only
+	// for what Services hold, so nobody hears that the host is gone: the next Service that
+	// draws the address finds out. That takes some 6 s, during which that Service has no
+	// address that works.
 	withholding = 24 * time.Hour
-	// maxWithheld is how many addresses of a family are withheld of a pool, and
-	// not more than half of them: lies must not exhaust it.
+	// maxWithheld is how many addresses of a family are withheld of a pool, and never more
+	// than half of them, so that false reports cannot exhaust the pool.
 	maxWithheld = 64
 )
 
 // conflicts is what is known of other hosts that have our addresses.
 type conflicts struct {
 	held *holdings
-	// since is when this began: what Services have had before counts as old.
+	// since is when the ledger began. What Services had before that counts as old.
 	since time.Time
 	// reported are the conflicts that speakers report at present.
 	reported map[netip.Addr]clusterfacts.Conflict
-	// withheld are the addresses that nobody draws, with the end of that, and
-	// lapse is the first end.
+	// withheld are the addresses that nobody draws, each with the time at which that ends, and
+	// lapse is the first of these times.
 	withheld map[netip.Addr]time.Time
 	lapse    time.Time
 	// full are the pools of which no more is withheld, by family.
@@ -93,9 +92,9 @@ func (c *conflicts) toLeave(a *account, moves bool, now time.Time) []clusterfact
 	return slices.DeleteFunc(found, func(d clusterfacts.Conflict) bool { return !c.room(d.VIP, now) })
 }
 
-// settles reports whether the Service was given the address moments ago. What
-// it had at the start counts only if the Service itself is that young, and what
-// another load balancer gave it never: that may be who has the address.
+// settles reports whether the Service was given the address moments ago. An address that it
+// had at the start counts only if the Service itself is that young. An address that another
+// load balancer gave it never counts, because that load balancer may be the other host.
 func (c *conflicts) settles(a *account, addr netip.Addr, now time.Time) bool {
 	if slices.Contains(a.adopted, addr) {
 		return false
@@ -117,8 +116,8 @@ func (c *conflicts) refusal(found []clusterfacts.Conflict, now time.Time) *ipam.
 	return nil
 }
 
-// withhold sees to it that nobody draws addresses, as far as there is room for
-// more of them. It reports whether that changes something.
+// withhold keeps addresses from being drawn, as far as their pools have room for more such
+// addresses. It reports whether that changes something.
 func (c *conflicts) withhold(addrs []netip.Addr, now time.Time) (changed bool) {
 	for _, addr := range addrs {
 		if _, done := c.withheld[addr]; !done && c.room(addr, now) {
@@ -130,8 +129,8 @@ func (c *conflicts) withhold(addrs []netip.Addr, now time.Time) (changed bool) {
 	return changed
 }
 
-// room reports whether one more address of the pool may be withheld. It counts
-// until there is none, and then not again before something has changed.
+// room reports whether one more address of the pool may be withheld. Once there is no room, it
+// does not count again before something has changed.
 func (c *conflicts) room(addr netip.Addr, now time.Time) bool {
 	s, ok := c.held.StatsOf(addr, now)
 	of := poolFamily{s.Pool, s.Family}
@@ -221,8 +220,8 @@ func (c *conflicts) freed(addrs []netip.Addr, now time.Time) (changed bool) {
 	return changed
 }
 
-// Overrun are sentences about pools of which other hosts have more addresses
-// than are withheld.
+// Overrun returns sentences about pools of which other hosts have more addresses than may be
+// withheld.
 func (l *Ledger) Overrun() (sentences []string) {
 	for of, most := range l.conflicts.full {
 		sentences = append(sentences, fmt.Sprintf("pool %q: speakers report more %s addresses of it in use by other hosts than are withheld "+

@@ -17,16 +17,16 @@ import (
 // Situation is what the ledger decides by, besides the Services. Config and Facts are
 // immutable.
 type Situation struct {
-	// Config is the configuration in force. Nil: there is none; Err is why, if
-	// somebody has looked.
+	// Config is the configuration in force. Nil: there is none, and Err is why, if that is
+	// known.
 	Config *config.Config
 	Err    error
 	// Facts tell which addresses must never be handed out. Nil: there are none.
 	Facts *clusterfacts.Facts
 }
 
-// Follow takes over what is in force, and lets go of what has come to its end by now.
-// Without a configuration the last one stays in force. Nothing happens before Prime.
+// Follow takes over what is in force, and ends what is over by now. Without a configuration
+// the last one stays in force. Nothing happens before Prime.
 func (l *Ledger) Follow(s Situation, now time.Time) {
 	switch {
 	case s.Config == nil || !l.primed:

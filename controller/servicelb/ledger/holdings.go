@@ -16,8 +16,8 @@ import (
 // show it.
 type holdings struct {
 	*ipam.Allocator
-	// quarantines is how long a released address of each pool is given to nobody, and
-	// quarantine that of an address of no pool.
+	// quarantines is the quarantine time of each pool, and quarantine that of addresses of no
+	// pool.
 	quarantines map[string]time.Duration
 	quarantine  time.Duration
 	// records are the addresses in quarantine before the start. They wait for the
@@ -25,7 +25,7 @@ type holdings struct {
 	records []quarantine.Record
 }
 
-// follow takes over for how long released addresses are in quarantine.
+// follow takes over the quarantine times of the configuration.
 func (h *holdings) follow(cfg *config.Config) {
 	h.quarantine, h.quarantines = cfg.Quarantine, map[string]time.Duration{}
 	for _, p := range cfg.Pools {
@@ -60,7 +60,8 @@ func (h *holdings) abide(a *account, req ipam.Request, now time.Time) {
 	h.keepLeaving(a, before, now)
 }
 
-// keepLeaving keeps from others what the owner has given back since it held before.
+// keepLeaving keeps others from getting the addresses that the owner held before and has given
+// back.
 func (h *holdings) keepLeaving(a *account, before []ipam.Held, now time.Time) {
 	after := h.Holds(a.owner.UID)
 	for _, b := range before {
@@ -70,8 +71,8 @@ func (h *holdings) keepLeaving(a *account, before []ipam.Held, now time.Time) {
 	}
 }
 
-// settle frees what the owner has given back, and returns it. What its object shows
-// is not free: the Service may have moved again since.
+// settle frees the addresses that the owner has given back, and returns them. An address that
+// its object shows is not freed: the Service may have moved back to it.
 func (h *holdings) settle(a *account, shows []ipam.Held, now time.Time) (freed []netip.Addr) {
 	leaving := h.Holds(a.leaving.UID)
 	if len(leaving) == 0 {
@@ -97,8 +98,8 @@ func (h *holdings) releaseAll(a *account, now time.Time) (freed []netip.Addr) {
 	return slices.Concat(h.Release(a.leaving.UID, now), h.Release(a.owner.UID, now))
 }
 
-// departing returns what goes into quarantine once the owner has given it back, if
-// nobody else holds it. all: the owner gives back everything.
+// departing returns the addresses that go into quarantine once the owner has given them back.
+// Those that others hold, too, do not. all is set when the owner gives back everything.
 func (h *holdings) departing(a *account, all bool, now time.Time) (records []quarantine.Record) {
 	held := h.Holds(a.leaving.UID)
 	if all {

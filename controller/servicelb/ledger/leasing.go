@@ -23,8 +23,8 @@ type LeaseClient struct {
 	ID string
 	// Hostname is what the server lists it as.
 	Hostname string
-	// Last is the address that it has, or had, and will be asked for first.
-	// The zero Addr: none.
+	// Last is the address that it has, or had. The server is asked for it first. The zero
+	// Addr: none.
 	Last netip.Addr
 }
 
@@ -51,11 +51,11 @@ type Loss struct {
 	Why string
 }
 
-// lessee is a Service that has to do with leases.
+// lessee is a Service that has leases or waits for one.
 type lessee struct {
 	*account
-	// leased are the addresses, by interface, that are the Service's until the server
-	// says otherwise: it leased them, or the object names them as leased.
+	// leased are the addresses of the Service, by interface. The server leased them, or the
+	// object names them as leased and the server has not denied that yet.
 	leased map[string]netip.Addr
 	// sought are the interfaces on which it waits for a lease.
 	sought []string
@@ -70,16 +70,16 @@ func (s *lessee) on() []string {
 	return slices.Compact(on)
 }
 
-// leasing is what is leased from DHCP servers: a set of leases goes in, and the
-// addresses come out that Services have lost.
+// leasing knows what is leased from DHCP servers. A set of leases goes in, and the addresses
+// that Services have lost come out.
 type leasing struct {
 	held   *holdings
 	config *config.Config // nil until there is one
 	of     map[*account]*lessee
-	// losses wait to be reported. freed says that somebody who had leases is gone.
+	// losses wait to be reported. freed is set when a Service that had leases is gone.
 	losses []Loss
 	freed  bool
-	// work says that clients or the leases are to be looked at.
+	// work is set when clients or leases have to be followed.
 	work bool
 }
 
@@ -110,14 +110,13 @@ func (l *leasing) restore(a *account, on string, addr netip.Addr) {
 	}
 }
 
-// lessees returns those who have to do with leases, oldest first, and forgets those
-// who had.
+// lessees returns the lessees, oldest first, and forgets Services that are lessees no longer.
 func (l *leasing) lessees() []*lessee {
 	maps.DeleteFunc(l.of, func(_ *account, s *lessee) bool { return len(s.on()) == 0 })
 	return slices.SortedFunc(maps.Values(l.of), func(s, t *lessee) int { return s.compare(t.account) })
 }
 
-// clients returns who wants a lease, for the interface of each pool that leases
+// clients returns the clients that want a lease, for the interface of each pool that leases
 // its addresses.
 func (l *leasing) clients() map[string][]LeaseClient {
 	want := map[string][]LeaseClient{}
@@ -135,11 +134,11 @@ func (l *leasing) clients() map[string][]LeaseClient {
 	return want
 }
 
-// clientID is what servers know the Service by, whichever node asks.
+// clientID is the client identifier of the Service. It is the same from every node.
 func (l *leasing) clientID(s *lessee) string { return l.config.ClusterID + "/" + s.owner.Name }
 
-// follow takes over how leases stand. It returns the Services to which that is
-// new, and whether pools have other addresses now.
+// follow takes over the states of leases. It returns the Services for which something has
+// changed, and whether pools have other addresses now.
 func (l *leasing) follow(current map[string]map[string]LeaseState, now time.Time) (due []string, changed bool) {
 	changed, l.freed = l.freed, false
 	for _, s := range l.lessees() {
@@ -167,8 +166,8 @@ func (l *leasing) unused(s *lessee, on string) bool {
 	return leased && !slices.Contains(s.sought, on) && !l.held.hasOrShows(s.owner.Name, addr)
 }
 
-// answer takes over how a lease stands. isNew: the Service has to be looked at.
-// changed: the pool has other addresses now.
+// answer takes over the state of a lease. isNew is set when the Service has to be decided
+// again, and changed when the pool has other addresses now.
 func (l *leasing) answer(s *lessee, on string, is LeaseState, now time.Time) (isNew, changed bool) {
 	last, had := s.answers[on], s.leased[on]
 	if pool, listed := l.config.PoolOf(is.Addr); listed && is.Addr != had {
@@ -202,7 +201,7 @@ func (l *leasing) answer(s *lessee, on string, is LeaseState, now time.Time) (is
 // addressOrNumber matches addresses, which tell something, before numbers, which count.
 var addressOrNumber = regexp.MustCompile(`\d+\.\d+\.\d+\.\d+|\d+`)
 
-// sameFacts reports whether both say the same, but for times and counts.
+// sameFacts reports whether both errors say the same. Times and counts do not matter.
 func sameFacts(a, b error) bool {
 	if a == nil || b == nil {
 		return a == b
@@ -218,8 +217,8 @@ func sameFacts(a, b error) bool {
 	return facts(a) == facts(b)
 }
 
-// end ends a lease: the address is not ours to keep. One that the document lists
-// as a pool's stays. It reports whether there was a lease.
+// end ends a lease, and with it the right to the address. The Service keeps an address that
+// the document lists in a pool. It reports whether there was a lease.
 func (l *leasing) end(s *lessee, on, why string, now time.Time) bool {
 	addr, leased := s.leased[on]
 	delete(s.leased, on)
@@ -276,9 +275,9 @@ func (l *leasing) addTo(setup *ipam.Setup) {
 	}
 }
 
-// beneficiary is who a leased address is reserved for. Nobody else is given it
-// in any case; the Service itself, only if it may draw from the pool and no
-// address is reserved for it by the operator, which it would have in addition.
+// beneficiary returns whom a leased address is reserved for. Nobody else is given it in any
+// case. The Service itself is given it only if it may draw from the pool, and if the operator
+// has reserved no address for it, because it would then have both.
 func (l *leasing) beneficiary(s *lessee, p *config.Pool) string {
 	reserved := slices.ContainsFunc(l.config.Reservations, func(r config.Reservation) bool {
 		return r.Service == s.owner.Name && slices.ContainsFunc(r.Addresses, netip.Addr.Is4)
@@ -300,8 +299,8 @@ func (l *leasing) mayDraw(req ipam.Request) bool {
 	return l.config != nil && slices.ContainsFunc(l.config.Pools, func(p config.Pool) bool { return p.DHCP != nil && candidate(&p, req) })
 }
 
-// seek decides on which interfaces the Service waits for a lease, and has the
-// verdict say so.
+// seek decides on which interfaces the Service waits for a lease, and adds that to the
+// verdict.
 func (l *leasing) seek(a *account, req ipam.Request, v *Verdict, now time.Time) {
 	sought := l.sought(a, req, *v, now)
 	s := l.of[a]
@@ -328,10 +327,9 @@ func (l *leasing) seek(a *account, req ipam.Request, v *Verdict, now time.Time) 
 	v.Refusal = &ipam.Refusal{Reason: LeasePending, Pool: v.Refusal.Pool, Message: strings.Join(sentences, ": ")}
 }
 
-// sought returns the interfaces on which the Service is to ask for a lease:
-// those of the pools that it draws from, in their order, as far as the first
-// whose server may still give one. A pool that has an address at hand ends the
-// search.
+// sought returns the interfaces on which the Service is to ask for a lease. These are the
+// interfaces of the pools that it draws from, in their order, up to the first whose server may
+// still lease an address. A pool with a free address ends the search.
 func (l *leasing) sought(a *account, req ipam.Request, v Verdict, now time.Time) (sought []string) {
 	if l.config == nil || v.Missing != ipam.IPv4 && (v.Refusal == nil || !v.waits()) || !l.mayDraw(req) {
 		return nil
@@ -362,8 +360,8 @@ func (l *leasing) sought(a *account, req ipam.Request, v Verdict, now time.Time)
 	return sought
 }
 
-// among returns the interface of each address held that is leased, and why
-// one of them is not being extended, if that is so.
+// among returns the interface of each leased address among those held, and why one of their
+// leases is not being extended, if one is not.
 func (s *lessee) among(held []ipam.Held) (leases map[netip.Addr]string, overdue error) {
 	for _, on := range s.on() {
 		addr := s.leased[on]
@@ -381,8 +379,8 @@ func (s *lessee) among(held []ipam.Held) (leases map[netip.Addr]string, overdue 
 	return leases, overdue
 }
 
-// LeaseStates are how a lease can stand, for the metrics: leased; overdue, not
-// being extended; unconfirmed, held since before the start; waiting for one.
+// LeaseStates are the states of a lease, for the metrics: leased; overdue, when it is not
+// being extended; unconfirmed, when it is from before the start; and waiting for a lease.
 var LeaseStates = []string{"leased", "overdue", "unconfirmed", "waiting"}
 
 // state returns which of LeaseStates the lease on an interface is in.
@@ -420,10 +418,10 @@ func (l *leasing) count() map[string]map[string]float64 {
 	return count
 }
 
-// FollowLeases takes over how leases stand, by interface and ID of the client. It
-// returns who wants a lease, for the interface of each pool that leases its addresses
-// (nil: there is no configuration yet), the Services that have to be looked at, and what
-// was lost since the last call.
+// FollowLeases takes over the states of leases, by interface and ID of the client. It returns
+// the clients that want a lease, for the interface of each pool that leases its addresses
+// (nil: there is no configuration yet), the Services that have to be decided again, and the
+// addresses that were lost since the last call.
 func (l *Ledger) FollowLeases(current map[string]map[string]LeaseState, now time.Time) (want map[string][]LeaseClient, due []string,
 	lost []Loss) {
 	if l.Config == nil {

@@ -48,7 +48,7 @@ type Ledger struct {
 	primed bool
 	// Situation is what is in force.
 	Situation
-	// edition counts how often annotations came to mean something else.
+	// edition counts how often the meaning of annotations changed.
 	edition int
 	// accounts has every Service, by "namespace/name".
 	accounts map[string]*account
@@ -58,7 +58,7 @@ type Ledger struct {
 	leasing   leasing
 	conflicts conflicts
 	foreign   foreigners
-	// retry says that others may get a better answer now.
+	// retry is set when others may get a better answer now.
 	retry bool
 }
 
@@ -68,22 +68,22 @@ type account struct {
 	// leaving holds what the owner has given back but its object still shows.
 	leaving ipam.Owner
 	created time.Time
-	// judged says that there was a verdict since the start. asked and verdict
-	// are the last request and the answer.
+	// judged is set when there was a verdict since the start. asked and verdict are the last
+	// request and the answer.
 	judged  bool
 	asked   ipam.Request
 	verdict Verdict
 	// edition is the ledger's when it was asked.
 	edition int
 	takeover
-	// unsettled are the addresses that it should leave, because another host
-	// has had them all the time.
+	// unsettled are the addresses that it should leave, because another host had them from the
+	// beginning.
 	unsettled []netip.Addr
 	// left are conflicts because of which it has left an address, and of which it has no
 	// Event yet.
 	left []clusterfacts.Conflict
-	// renumbered says that it has moved because of an annotation that its object may
-	// still show: it does not move for that one again.
+	// renumbered is set when it has moved because of an annotation that its object may still
+	// show. It does not move for that annotation again.
 	renumbered bool
 	// class is the class that it waits in, if it waits.
 	class class
@@ -113,9 +113,9 @@ func (l *Ledger) Effects() Effects {
 	return e
 }
 
-// Ensure makes the Service hold what it asks for, as far as possible. Call Settle once
-// its object says so: only then are addresses free that it gave back. Before, the
-// Records of the verdict have to be durable. The labels are those of its namespace.
+// Ensure makes the Service hold what it asks for, as far as possible. Make the Records of the
+// verdict durable, write the object, and then call Settle: only that frees the addresses that
+// the Service gave back. The labels are those of its namespace.
 func (l *Ledger) Ensure(svc *corev1.Service, labels map[string]string, now time.Time) Verdict {
 	req, refusal := RequestOf(svc, labels, compat.For(l.Config))
 	if a := l.accounts[req.Owner.Name]; a != nil && a.owner.UID != req.Owner.UID {
@@ -158,9 +158,9 @@ func (l *Ledger) Ensure(svc *corev1.Service, labels map[string]string, now time.
 	return v
 }
 
-// allocate gives the Service what it asks for, or says why not. A Service leaves an
-// address that it was given just now and that turns out to be another host's; if there
-// is no other, it stays.
+// allocate gives the Service what it asks for, or returns the refusal. If the Service was
+// given an address moments ago and another host has it, the Service gets another address. If
+// there is no other, it keeps the address.
 func (l *Ledger) allocate(a *account, req ipam.Request, now time.Time) (left []clusterfacts.Conflict, refusal *ipam.Refusal) {
 	if a.obstacle != nil && len(req.Addresses) == 0 {
 		if l.held.adopt(a, req, now); a.obstacle != nil {
@@ -248,7 +248,7 @@ func (l *Ledger) close(a *account, now time.Time) (freed bool) {
 	return len(left) > 0
 }
 
-// noteFreed has the pools offer what Services have given back, or withhold it.
+// noteFreed makes addresses that Services have given back available, or withholds them.
 func (l *Ledger) noteFreed(addrs []netip.Addr, now time.Time) {
 	l.retry = l.retry || len(addrs) > 0
 	if l.Config != nil && l.conflicts.freed(addrs, now) {

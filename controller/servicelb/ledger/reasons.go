@@ -18,11 +18,11 @@ const (
 	LeasePending ipam.Reason = "LeasePending"
 )
 
-// EventReason is a stable code in the condition and the Events of a Service. All
-// others there are those of refusals.
+// EventReason is a stable code in the condition and the Events of a Service. The other codes
+// there are reasons of refusals.
 type EventReason string
 
-// How a Service stands that has what it asks for.
+// The states of a Service that has what it asks for.
 const (
 	ReasonAllocated EventReason = "Allocated"
 	// ReasonPartial: one of two families, because no pool gives the other.

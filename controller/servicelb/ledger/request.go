@@ -32,9 +32,9 @@ const (
 	maxNamespaces = 64
 )
 
-// RequestOf reads what the Service asks for, first of all how it shares, by our
-// annotations and those of the dialects.
-// What cannot be read is a refusal of this Service and harms no other.
+// RequestOf reads what the Service asks for from our annotations and those of the dialects. It
+// begins with the sharing terms. An annotation that cannot be read makes a refusal for this
+// Service and affects no other.
 func RequestOf(svc *corev1.Service, namespaceLabels map[string]string, dialects compat.Dialects) (ipam.Request, *ipam.Refusal) {
 	req := ipam.Request{
 		Owner:      ipam.Owner{UID: string(svc.UID), Name: NameOf(svc)},
@@ -90,9 +90,9 @@ func readAddresses(wishes compat.Wishes, req *ipam.Request) (err error) {
 	return nil
 }
 
-// readSharing reads the terms on which the Service shares its addresses, and of
-// the namespaces those that can be read: one that cannot must not part it from
-// the others.
+// readSharing reads the terms on which the Service shares its addresses. Of the namespaces it
+// takes those that can be read, because a mistake in one must not end the sharing with the
+// others.
 func readSharing(svc *corev1.Service, wish compat.Wish, req *ipam.Request) error {
 	key := wish.Text
 	others, err := names(svc.Annotations[annotation.SharingNamespaces], "namespace", maxNamespaces)
@@ -116,9 +116,9 @@ func portsOf(svc *corev1.Service) []ipam.Port {
 	return ports
 }
 
-// backendsOf tells which pods must be on the node that answers for the
-// address: with the policy Local those that the Service selects, be they none
-// that it names.
+// backendsOf returns a name for the set of pods that must be on the node that answers for the
+// address. Under the policy Local these are the pods that the Service selects, or, without a
+// selector, the endpoints that somebody else writes for it.
 func backendsOf(svc *corev1.Service) string {
 	switch {
 	case svc.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal:
@@ -141,8 +141,8 @@ func readRenumber(svc *corev1.Service, req *ipam.Request) error {
 	return nil
 }
 
-// checkLimit reads what the speakers will read, so that a mistake is said where
-// the user looks.
+// checkLimit reads the annotation that the speakers will read, so that a mistake is reported
+// on the Service.
 func checkLimit(svc *corev1.Service) error {
 	_, err := kube.ConnectionRateLimit(svc)
 	return err
@@ -156,8 +156,8 @@ func in(annotation string, err error) error {
 	return fmt.Errorf("annotation %s: %w", annotation, err)
 }
 
-// names reads a comma-separated list of names; empty: none. With the first error
-// it returns what else there is.
+// names reads a comma-separated list of names, which may be empty. Besides the first error it
+// returns the names that can be read.
 func names(list, what string, limit int) (names []string, err error) {
 	if strings.TrimSpace(list) == "" {
 		return nil, nil

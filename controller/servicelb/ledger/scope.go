@@ -17,17 +17,16 @@ import (
 // NameOf is "namespace/name", by which people and the ledger know a Service.
 func NameOf(svc *corev1.Service) string { return svc.Namespace + "/" + svc.Name }
 
-// LoadBalancerName is what the cloud provider interface calls the Service's load
-// balancer.
+// LoadBalancerName is the name of the Service's load balancer in the cloud provider interface.
 func LoadBalancerName(cluster string, svc *corev1.Service) string {
 	return cluster + "-" + svc.Namespace + "-" + svc.Name
 }
 
-// Scope says which Services are Lodestone's to serve.
+// Scope decides which Services Lodestone serves.
 type Scope kube.Scope
 
-// Covers reports whether the Service is of a kind that Lodestone serves, be
-// it about to be deleted or not.
+// Covers reports whether the Service is of a kind that Lodestone serves. It may be about to be
+// deleted.
 func (s Scope) Covers(svc *corev1.Service) bool {
 	return kube.Scope(s).Covers(svc)
 }
@@ -53,8 +52,8 @@ func (s Scope) Foreign(svc *corev1.Service) string {
 	return ""
 }
 
-// Keeps reports whether the Service, which is not served any more, keeps the
-// addresses that it was given when it was: nobody else has taken it over.
+// Keeps reports whether a Service that is no longer served keeps its addresses, because nobody
+// else has taken it over.
 func (s Scope) Keeps(svc *corev1.Service) bool {
 	return !s.Covers(svc) && len(kube.VIPs(svc)) > 0
 }
@@ -74,7 +73,7 @@ func (s Scope) LeftBehind(svc *corev1.Service) bool {
 type foreigners struct {
 	// shown are the addresses of each, by "namespace/name".
 	shown map[string][]netip.Addr
-	// moved says that this has changed since the allocator was configured.
+	// moved is set when shown has changed since the allocator was configured.
 	moved bool
 }
 
@@ -112,8 +111,8 @@ func (s Scope) shown(svc *corev1.Service) []netip.Addr {
 	return kube.Foreign(svc)
 }
 
-// SeeForeign takes over what a Service shows that another load balancer serves,
-// or served until it was gone.
+// SeeForeign records which addresses a Service of another load balancer shows, or that it is
+// gone.
 func (l *Ledger) SeeForeign(svc *corev1.Service, gone bool) {
 	var now []netip.Addr
 	if !gone {

@@ -9,10 +9,10 @@ import (
 
 // Stats are counters, for metrics and people.
 type Stats struct {
-	// Pools are those of the pools, without those that lease their addresses: how much
-	// is free only the server knows.
+	// Pools are the counters of the pools. Those with leased addresses are left out, because
+	// only the server knows how many are free.
 	Pools []ipam.PoolStats
-	// Services are counted by how they stand, Refused by the reason of the refusal.
+	// Services are counted by their state, Refused by the reason of the refusal.
 	Services, Refused map[string]float64
 	// Leases are counted by pool and by LeaseStates.
 	Leases map[string]map[string]float64

@@ -19,24 +19,24 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
 
-// takeover is what becomes of addresses that a Service had before the ledger knew it.
+// takeover is what is known of addresses that a Service had before the ledger knew it.
 type takeover struct {
 	// foreign are those in the Service's status that another load balancer gave and
 	// that it does not hold. obstacle is why not; nil while nobody has looked.
 	foreign  []netip.Addr
 	obstacle *ipam.Refusal
-	// claims are those that Lodestone gave, by the annotation alone. A configuration
-	// has to say whether the Service may have them.
+	// claims are those that only the annotation names, as given by Lodestone. Whether the
+	// Service may have them depends on the configuration.
 	claims []netip.Addr
-	// unreadable says that the request was not understood: all claims are kept.
+	// unreadable is set when the request cannot be read. All claims are then kept.
 	unreadable bool
 	// adopted are those that it was given because they were in its status.
 	adopted []netip.Addr
 }
 
-// takesOver reports whether Services of other load balancers are left alone
-// until they can be taken over with the addresses that they have. Before there
-// are pools they always are: there is nothing better for them.
+// takesOver reports whether Services of other load balancers are left alone until they can be
+// taken over with their addresses. Without pools they always are, because there are no other
+// addresses for them.
 func takesOver(cfg *config.Config) bool {
 	return cfg == nil || len(cfg.Pools) == 0 || len(cfg.Compatibility) > 0
 }
@@ -61,8 +61,8 @@ func (l *Ledger) takeOver(a *account, req ipam.Request, svc *corev1.Service, fir
 	}
 }
 
-// confirmAll decides about all that Services had before, older Services first, before
-// anybody is given anything.
+// confirmAll decides about the addresses that Services had before, older Services first. It
+// runs before any new address is given.
 func (h *holdings) confirmAll(accounts map[string]*account, takesOver bool, now time.Time) {
 	var claimants []*account
 	for _, a := range accounts {
@@ -76,10 +76,9 @@ func (h *holdings) confirmAll(accounts map[string]*account, takesOver bool, now 
 	}
 }
 
-// confirm gives the Service what it had before, as far as a request for it would be met.
-// What another load balancer gave it gets as a whole or not at all. What it claims it
-// gets as far as the request that it makes would keep it; one that cannot be read keeps
-// everything.
+// confirm gives the Service what it had before, as far as a request for it would be met. It
+// gets the addresses of another load balancer all together or not at all. It gets each claimed
+// address that its request would keep. A request that cannot be read keeps everything.
 func (h *holdings) confirm(a *account, req ipam.Request, takesOver bool, now time.Time) {
 	if takesOver {
 		h.adopt(a, req, now)
@@ -129,18 +128,17 @@ type Duplicate struct {
 	Holder string
 }
 
-// Prime imports what the cluster's Services already hold, older Services
-// before younger and before those that are being deleted, and returns the
-// duplicates among it. What a Service has given up while nobody looked is its
-// own until its object is cleaned: then it is in quarantine.
+// Prime imports what the cluster's Services already hold, older Services before younger and
+// before those that are being deleted, and returns the duplicates among it. An address that a
+// Service gave up while no controller ran stays its own until its object is cleaned, and goes
+// into quarantine then.
 //
-// An address that a Service's status and annotation both name is its own,
-// whatever the pools say: who may write a Service may not write its status. An
-// address that only one of them names (the other was wiped, or another load
-// balancer gave it) it gets back if the Service would be given it now if it asked
-// for it, and not otherwise: nobody gains anything by writing an annotation. What
-// else is in a status is replaced, unless the configuration says whose Services
-// are being taken over.
+// An address that a Service's status and annotation both name is its own, whatever the pools
+// say, because users who may write a Service may not write its status. An address that only
+// one of them names (the other was wiped, or another load balancer gave it) goes back to the
+// Service only if the Service would be given it now on request, so that writing an annotation
+// gains nothing. Other addresses in a status are replaced, unless the configuration says whose
+// Services are being taken over.
 func (l *Ledger) Prime(s Start, now time.Time) (duplicates []Duplicate) {
 	for _, svc := range s.Services {
 		l.foreign.set(NameOf(svc), l.scope.shown(svc))
@@ -202,8 +200,8 @@ func without(addrs, others []netip.Addr) (left []netip.Addr) {
 	return left
 }
 
-// assignedPools returns the pool of each address that the annotations name. Who
-// writes them gains nothing: the name keeps an address that the Service has.
+// assignedPools returns the pool of each address that the annotations name. A user who writes
+// them gains nothing, because a pool only keeps an address that the Service has.
 func assignedPools(svc *corev1.Service) map[netip.Addr]string {
 	pools := strings.SplitN(svc.Annotations[annotation.AssignedPools], ",", ipam.MaxAddresses+1)
 	of := map[netip.Addr]string{}

@@ -18,26 +18,25 @@ type Verdict struct {
 	Held []ipam.Held
 	// Refusal is why it does not hold what it asks for; nil when it does.
 	Refusal *ipam.Refusal
-	// Unjudged says that there is no configuration to judge by: what Held
-	// does not contradict must stay as it is.
+	// Unjudged is set while there is no configuration to decide by. The object must then stay
+	// as it is, as far as Held does not contradict it.
 	Unjudged bool
 	// Missing is a family that the Service would like and does not get; empty
 	// when there is none.
 	Missing ipam.Family
-	// Renumbered says that the Service asked for new addresses and has them.
+	// Renumbered is set when the Service asked for new addresses and has them.
 	Renumbered bool
 	// Leases are the interfaces on which addresses in Held are leased.
 	Leases map[netip.Addr]string
 	// Overdue is why a lease is not being extended; nil when all is well.
 	Overdue error
-	// Asked says that a DHCP server was asked for a lease, which is why there
-	// is a refusal, and nothing is known to be wrong.
+	// Asked is set when there is a refusal only because a DHCP server has not answered yet.
 	Asked bool
 	// Foreign are addresses that another load balancer gave, and that stay in
 	// the Service's status although it does not hold them.
 	Foreign []netip.Addr
-	// Conflicts are about the addresses in Held that other hosts claim, and
-	// Left about those that the Service has just left for that reason.
+	// Conflicts are those over addresses in Held, and Left those over addresses that the
+	// Service has just left for that reason.
 	Conflicts, Left []clusterfacts.Conflict
 	// Records have to be durable before the Service's object shows what it holds now:
 	// what it has given back goes into quarantine then.

@@ -33,9 +33,8 @@ func newWaiters() waiters {
 	return waiters{due: map[*account]struct{}{}, classes: map[class]*btree.BTreeG[*account]{}}
 }
 
-// class is what Services have in common that get the same answer: when one of
-// them is refused, so are all the others. A Service whose answer depends on
-// more than that is a class of its own.
+// class is what Services have in common that get the same answer. When one of them is refused,
+// all the others are. A Service whose answer depends on more than that is a class of its own.
 type class struct {
 	reason     ipam.Reason // why they hold nothing; empty: they lack a family
 	missing    ipam.Family // the family that they lack
@@ -76,12 +75,12 @@ func (w *waiters) leaveClass(a *account) {
 	}
 }
 
-// round retries the oldest Service of each class, and of a class that gets something
-// the next one. It returns those to which the answer is new. joinable: somebody has
-// come to an address that others may join.
+// round retries the oldest Service of each class. When that one gets something, it retries the
+// next one of the class. It returns the Services whose answer is new. joinable is set when a
+// Service has got an address that others may share.
 //
-// retry asks for a Service once more. got: it holds something else now. isNew: its
-// class has to be given another answer than the last one.
+// retry asks for a Service once more. It returns got if the Service holds something else now,
+// and isNew if the answer to its class is another one than before.
 func (w *waiters) round(retry func(*account) (got, isNew bool)) (due []*account, joinable bool) {
 	var first oldest // of each class
 	for _, class := range w.classes {
@@ -187,10 +186,9 @@ func (l *Ledger) Relabeled(labels func(namespace string) map[string]string) []st
 	return namesOf(relabeled)
 }
 
-// Retry gives what has become free to those who wait, the oldest first, and
-// returns the Services to which that is new, oldest first. Of a class that is
-// refused it asks one: to say that numbers have changed is, for one of many, not
-// reason enough.
+// Retry gives addresses that have become free to Services that wait, the oldest first, and
+// returns the Services whose answer is new, oldest first. Of a class that is refused it asks
+// for one Service only, because only the figures in the refusals of the others would change.
 func (l *Ledger) Retry(now time.Time) []string {
 	if l.takeStock(now) {
 		return l.Waiting(now)
@@ -217,9 +215,9 @@ func (l *Ledger) Retry(now time.Time) []string {
 	return namesOf(due)
 }
 
-// takeStock finds out when the next address is free, and who is due if what decisions
-// depend on has changed since the last time (news). Those that there was no verdict on
-// yet have their turn to come.
+// takeStock finds out when the next address becomes free. If something that decisions depend
+// on has changed since the last time (news), it finds out which Services are due. Services
+// without a verdict are not among them, because they are in the queue.
 func (l *Ledger) takeStock(now time.Time) (news bool) {
 	w := &l.waiters
 	w.next, _ = l.held.NextFree(now)
@@ -241,7 +239,7 @@ func (l *Ledger) takeStock(now time.Time) (news bool) {
 	return true
 }
 
-// NextFree returns when the next address after the last Retry, or Waiting, ends
-// its quarantine or ceases to be withheld; the zero time: none will. Whoever asks later
-// would miss those that have done so meanwhile.
+// NextFree returns when the next address after the last Retry, or Waiting, ends its quarantine
+// or ceases to be withheld; the zero time: none will. Asked later, it would leave out the
+// addresses whose time has come meanwhile.
 func (l *Ledger) NextFree() time.Time { return l.waiters.next }
