@@ -1,5 +1,5 @@
-// Package bgp is what the nodes and the routers have to do with each other:
-// the sessions that should be and are, and what routers are told.
+// Package bgp shows the BGP sessions that should be and those that are, and what the nodes announce
+// to the routers.
 package bgp
 
 import (
@@ -14,22 +14,22 @@ import (
 	"github.com/lodestone-lb/lodestone/inspect/output"
 	"github.com/lodestone-lb/lodestone/inspect/simulation"
 	"github.com/lodestone-lb/lodestone/pkg/report"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// The states of a session, as far as the cluster tells.
+// The states of a session, as the cluster shows them.
 const (
 	Established = "established"
 	Down        = "down"
-	// Unknown: there should be one, and no speaker that is ready tells of it.
+	// Unknown: there should be one, and no speaker that is ready reports it.
 	Unknown = "unknown"
 	// Impossible: the peer selects the node, which lacks something for it.
 	Impossible = "impossible"
-	// Leftover: the speaker tells of one that should not be.
+	// Leftover: the speaker reports one that should not be.
 	Leftover = "leftover"
 )
 
-// Session is a node's session with a peer: what the plan says and what the
-// speaker tells.
+// Session is a node's session with a peer: by the plan, and by the speaker's report.
 type Session struct {
 	Node   string     `json:"node"`
 	Peer   string     `json:"peer"`
@@ -37,8 +37,10 @@ type Session struct {
 	State  string     `json:"state"`
 	Since  time.Time  `json:"since,omitzero"`
 	// BFD is the state of the BFD session; empty: there is none.
-	BFD     string `json:"bfd,omitempty"`
-	Message string `json:"message,omitempty"`
+	BFD string `json:"bfd,omitempty"`
+	// Reason is what is wrong with the session by the plan; empty: nothing is.
+	Reason  plan.ProblemReason `json:"reason,omitempty"`
+	Message string             `json:"message,omitempty"`
 }
 
 // Sessions are those of all nodes, by node and peer.
@@ -47,8 +49,8 @@ type Sessions struct {
 	Sessions []Session `json:"sessions"`
 }
 
-// Peers returns the sessions that there should be, and those that speakers tell
-// of. Empty names stand for every node and every peer.
+// Peers returns the sessions that there should be, and those that speakers report. An empty name
+// stands for every node, or every peer.
 func Peers(n *simulation.Network, now time.Time, node, peer string) Sessions {
 	all := Sessions{now.UTC().Truncate(time.Second), []Session{}}
 	for _, name := range slices.Sorted(maps.Keys(n.Nodes)) {
@@ -67,29 +69,21 @@ func Peers(n *simulation.Network, now time.Time, node, peer string) Sessions {
 func sessionsOf(n *simulation.Network, node string) []Session {
 	due, problems := n.Sessions(node)
 	last, reported := n.Reports[node]
-	told := map[string]report.Session{}
+	has := map[string]report.Session{}
 	for _, s := range last.Sessions {
-		told[s.Peer] = s
+		has[s.Peer] = s
 	}
-	names := map[string]bool{}
-	for name := range due {
-		names[name] = true
-	}
-	for name := range problems {
-		names[name] = true
-	}
-	for name := range told {
-		names[name] = true
-	}
+	names := slices.Concat(slices.Collect(maps.Keys(due)), slices.Collect(maps.Keys(problems)), slices.Collect(maps.Keys(has)))
+	slices.Sort(names)
 	var all []Session
-	for _, name := range slices.Sorted(maps.Keys(names)) {
-		s := Session{Node: node, Peer: name}
+	for _, name := range slices.Compact(names) {
+		problem, wrong := problems[name]
+		s := Session{Node: node, Peer: name, Reason: problem.Reason}
 		session, wanted := due[name]
 		if wanted {
 			s.Router = session.Peer.Address
 		}
-		t, heard := told[name]
-		problem, wrong := problems[name]
+		t, heard := has[name]
 		switch {
 		case !wanted && wrong:
 			s.State, s.Message = Impossible, problem.Message
@@ -99,10 +93,10 @@ func sessionsOf(n *simulation.Network, node string) []Session {
 		case !n.Speakers[node]:
 			s.State, s.Message = Unknown, unheard(reported, heard, t)
 		case !heard:
-			s.State, s.Message = Unknown, "there should be a session, and the speaker does not tell of it: its log says more"
+			s.State, s.Message = Unknown, "there should be a session, and the speaker does not report it: see its log"
 		default:
 			s.take(t)
-			if wrong && !strings.Contains(s.Message, problem.Message) { // an older speaker does not tell
+			if wrong && !strings.Contains(s.Message, problem.Message) { // an older speaker does not report it
 				s.Message = join(s.Message, problem.Message)
 			}
 		}
@@ -111,15 +105,15 @@ func sessionsOf(n *simulation.Network, node string) []Session {
 	return all
 }
 
-// unheard says what is known of a session whose speaker is not ready.
+// unheard returns what is known of a session whose speaker is not ready.
 func unheard(reported, heard bool, last report.Session) string {
 	switch {
 	case !reported:
-		return "the node has no speaker that has ever told anything"
+		return "no speaker of the node has ever reported anything"
 	case !heard:
-		return "the node's speaker is not ready, and has not told of it"
+		return "the node's speaker is not ready, and has not reported it"
 	case last.Established:
-		return "the node's speaker is not ready; the last it told was that the session is established"
+		return "the node's speaker is not ready; by its last report the session is established"
 	}
 	return join("the node's speaker is not ready", last.Message)
 }
@@ -131,7 +125,7 @@ func join(a, b string) string {
 	return a + "; " + b
 }
 
-// take takes over what the speaker tells.
+// take takes over the speaker's report.
 func (s *Session) take(t report.Session) {
 	s.State, s.Since, s.BFD, s.Message = Down, t.Since, t.BFD, t.Message
 	if t.Established {
@@ -215,7 +209,7 @@ func (s Sessions) ByPeer() []Peer {
 	return all
 }
 
-// Why says why a session is not there, for people.
+// Why returns why a session is not there, for people.
 func (s Session) Why() string {
 	return fmt.Sprintf("node %s, peer %s: %s", s.Node, s.Peer, cmp.Or(s.Message, s.State))
 }

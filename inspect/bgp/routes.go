@@ -13,7 +13,7 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// Route is a prefix that a node announces to a peer, as the router is told it.
+// Route is a prefix that a node announces to a peer, with the attributes that it sends.
 type Route struct {
 	Node   string       `json:"node"`
 	Peer   string       `json:"peer"`
@@ -21,7 +21,7 @@ type Route struct {
 	// Communities are standard and large ones, by their names where they have
 	// some.
 	Communities []string `json:"communities,omitempty"`
-	// LocalPreference is told to internal peers alone, Prepend to external ones.
+	// LocalPreference is sent to internal peers alone, and the path is prepended for external ones alone.
 	LocalPreference *uint32 `json:"localPreference,omitempty"`
 	MED             *uint32 `json:"med,omitempty"`
 	// Prepend is how many times more than once the local AS number is in the
@@ -44,7 +44,7 @@ type Routes struct {
 	Unrouted []Unrouted `json:"unrouted"`
 }
 
-// Filter says which routes are asked for. The zero value: all.
+// Filter selects routes. The zero value: all.
 type Filter struct {
 	Node, Peer string
 	// Within is an address or a prefix: routes that contain it, or are in it.
@@ -111,7 +111,7 @@ func (all *Routes) unrouted(n *simulation.Network, f Filter, heard map[netip.Add
 	}
 }
 
-// newRoute returns what the router of the session is told.
+// newRoute returns what is sent to the router of the session.
 func newRoute(s plan.Session, a plan.Attributes) Route {
 	r := Route{Peer: s.Peer.Name, MED: a.MED}
 	if internal(s) {

@@ -1,6 +1,5 @@
 // Package cluster reads from the API server how Lodestone is: once, for commands,
-// or again and again, for who watches. What may not be read, or cannot be, is
-// said, and the rest is there.
+// or again and again, for the dashboard. It lists what it could not read, and why, and has the rest.
 package cluster
 
 import (
@@ -41,8 +40,8 @@ const (
 // Place is where Lodestone is in a cluster, and what it serves.
 type Place struct {
 	Namespace, ConfigName string
-	// Scope is what it serves. ScopeAsRunning: if there is a controller, what its flags
-	// say is in its place.
+	// Scope is what it serves. ScopeAsRunning: if there is a controller, the scope of its flags
+	// replaces it.
 	Scope          ledger.Scope
 	ScopeAsRunning bool
 }
@@ -53,7 +52,7 @@ func (p Place) ConfigMap() string { return "ConfigMap " + p.Namespace + "/" + p.
 // Objects are what was read.
 type Objects struct {
 	Place
-	// Config is the configuration; nil when there is none, or ConfigErr says
+	// Config is the configuration; nil when there is none, or when ConfigErr is
 	// what is wrong with it.
 	Config    *config.Config
 	ConfigErr error
@@ -96,11 +95,11 @@ const (
 
 // What has to be read for parts of an answer.
 var (
-	// ForAddresses is what it takes to say which Service gets which address.
+	// ForAddresses is what it takes to decide which Service gets which address.
 	ForAddresses = []string{Services, namespaces, ConfigMaps, Nodes, Leases, apiServer, serviceCIDRs, releasedAddresses}
-	// ForSessions is what it takes to say which BGP sessions there are.
+	// ForSessions is what it takes to list the BGP sessions.
 	ForSessions = []string{ConfigMaps, Nodes, Leases, Pods}
-	// ForVIPs is what it takes to say who announces which VIP.
+	// ForVIPs is what it takes to decide who announces which VIP.
 	ForVIPs = append([]string{Services, Slices}, ForSessions...)
 )
 
@@ -155,7 +154,7 @@ func (o *Objects) Unclear() error {
 	return nil
 }
 
-// Omit has a kind count as not read, and says why.
+// Omit has a kind count as not read, for this reason.
 func (o *Objects) Omit(kind string, why error) { o.unread[kind] = why }
 
 // Has reports whether all of these have been read.
@@ -203,7 +202,7 @@ func IsReady(p *corev1.Pod) bool {
 	})
 }
 
-// refused says why a source cannot be read: if so, which right is missing.
+// refused returns why a source cannot be read. If a right is missing, it names the right.
 func refused(s source, err error) error {
 	if apierrors.IsUnauthorized(err) {
 		return errors.New("the API server does not accept your credentials, or they have expired: log in again, or see --context and " +
@@ -261,8 +260,7 @@ func (o *Objects) readAll(ctx context.Context, sources []source) {
 	}
 }
 
-// scopeOf returns what the flags of a controller's pod say that it serves; what they
-// do not say is as in the default.
+// scopeOf returns what a controller serves by the flags of its pod. The rest is as in scope.
 func scopeOf(pod *corev1.Pod, scope ledger.Scope) ledger.Scope {
 	for _, c := range pod.Spec.Containers {
 		for _, arg := range c.Args {
@@ -386,7 +384,7 @@ func (o *Objects) sortPods(pods []*corev1.Pod) {
 	}
 }
 
-// once returns the error without what it could not do: who reads it says that.
+// once returns the error without its outer text: the caller writes what could not be read.
 func once[T any](all []T, err error) ([]T, error) { return all, errors.Unwrap(err) }
 
 func pointers[T any](items []T) []*T {

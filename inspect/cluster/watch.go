@@ -44,7 +44,7 @@ type Watcher struct {
 	changed                                                                               notify.Signal
 
 	mu sync.Mutex
-	// parsed is what the document says; nil: there is none.
+	// parsed is the configuration in the document; nil: there is none.
 	document  *string
 	parsed    *config.Config
 	parsedErr error

@@ -44,8 +44,8 @@ func becomes(t *testing.T, w *cluster.Watcher, like func(*status.Status) bool) *
 	}
 }
 
-// Whoever watches is told what whoever asks once is told.
-func TestWatcherTellsWhatAllTells(t *testing.T) {
+// A Watcher has the same objects as All.
+func TestWatcherHasWhatAllHas(t *testing.T) {
 	t.Parallel()
 	for _, size := range []example.Size{{}, {Nodes: 1}, {Nodes: 5, Services: 60}, {Nodes: 5, Services: 60, Trouble: true}} {
 		c := example.New(size)

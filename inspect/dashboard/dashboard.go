@@ -40,9 +40,9 @@ const (
 	maxAnnouncements = 1_000_000
 )
 
-// errTooLarge is why nothing is said of VIPs.
+// errTooLarge is why there is nothing about VIPs.
 var errTooLarge = errors.New("who announces the VIPs: too many VIPs and nodes for the dashboard, which must leave the controller " +
-	"room; lodestone status tells")
+	"room: see lodestone status")
 
 // Source is what the dashboard looks at; cluster.Watcher is one.
 type Source interface {

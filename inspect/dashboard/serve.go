@@ -14,7 +14,7 @@ import (
 const Path = "/dashboard"
 
 const (
-	// streamLife is how long a page is told of changes before it has to ask
+	// streamLife is how long a page is sent changes before it has to ask
 	// again: a right that was taken away ends by then.
 	streamLife = 10 * time.Minute
 	// beat is the time between signs of life, patience how long a page may take
@@ -109,7 +109,7 @@ func (d *Dashboard) view(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// admit lets a visitor in, or says that there are too many.
+// admit lets a visitor in, or answers that there are too many.
 func (d *Dashboard) admit(w http.ResponseWriter) bool {
 	if d.enter() {
 		return true

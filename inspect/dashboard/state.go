@@ -28,7 +28,7 @@ type State struct {
 	// Sessions are the BGP sessions, by node and peer.
 	Sessions []bgp.Session
 	// records are when things came to be as they are, as far as the objects
-	// tell.
+	// show.
 	records []Transition
 }
 
@@ -37,11 +37,11 @@ type VIP struct {
 	Addr     netip.Addr `json:"vip"`
 	Pool     string     `json:"pool,omitempty"`
 	Services []string   `json:"services"`
-	// Owner announces it by layer 2; empty: nobody does. Routers are told of it
+	// Owner announces it by layer 2; empty: nobody does. Routers announce it
 	// by these nodes.
 	Owner   string   `json:"owner,omitempty"`
 	Routers []string `json:"routers,omitempty"`
-	// Reason and Message say why nobody announces it; empty: somebody does.
+	// Reason and Message are why nobody announces it; empty: somebody does.
 	Reason  string `json:"reason,omitempty"`
 	Message string `json:"message,omitempty"`
 }
@@ -49,11 +49,11 @@ type VIP struct {
 // Node is a node of the cluster, seen by its speaker.
 type Node struct {
 	Name string `json:"name"`
-	// Ready tells whether its speaker is ready, Problem why not. A node that is
+	// Ready is set if its speaker is ready; else Problem is why not. A node that is
 	// not to have a speaker has neither.
 	Ready   bool   `json:"ready"`
 	Problem string `json:"problem,omitempty"`
-	// Layer2 counts the VIPs that it owns, BGP those that it tells routers of.
+	// Layer2 counts the VIPs that it owns, BGP those that it announces to routers.
 	Layer2 int `json:"layer2"`
 	BGP    int `json:"bgp"`
 	// Sessions are its BGP sessions, by peer.
@@ -65,7 +65,7 @@ func (n Node) bad() bool {
 	return n.Problem != "" || slices.ContainsFunc(n.Sessions, func(s bgp.Session) bool { return !s.Up() })
 }
 
-// NewState returns the State that the objects tell of. It does what lodestone
+// NewState returns the State of the objects. It does what lodestone
 // status does, and takes as long.
 func NewState(o *cluster.Objects) *State {
 	n := o.Network()
@@ -139,7 +139,7 @@ func (s *State) nodes(o *cluster.Objects) {
 	}
 }
 
-// recorded returns what the objects tell of the past: when sessions came and
+// recorded returns what the objects show of the past: when sessions came and
 // went, speakers became ready or not, the leader began to lead, and Services
 // began to wait.
 func recorded(s *State, o *cluster.Objects) []Transition {
@@ -203,7 +203,7 @@ func (s *State) up() (up, due int) {
 	return up, due
 }
 
-// configuration says in words how the configuration is.
+// configuration describes how the configuration is.
 func (s *State) configuration() string {
 	c := s.Configuration
 	switch {

@@ -22,7 +22,7 @@ const (
 	maxAtOnce      = 40
 	// maxText bounds a text on the page, in bytes: others write some of them.
 	maxText = 400
-	// conditionAllocated is the Service condition that tells why it waits.
+	// conditionAllocated is the Service condition with the reason why it waits.
 	conditionAllocated = annotation.ConditionAllocated
 )
 
@@ -147,14 +147,14 @@ func sessions(before, after *State) (all []Transition) {
 }
 
 // move is what became of the announcements of VIPs: who owns them by layer 2, and
-// which nodes began and ceased to tell routers of them.
+// which nodes began and ceased to announce them to routers.
 type move struct {
 	from, to, began, ceased string
-	// silent says that nobody announces them now.
+	// silent is set if nobody announces them now.
 	silent bool
 }
 
-// moves tells of VIPs that others announce than before, together what went the
+// moves lists VIPs that others announce than before, together what went the
 // same way: the loss of a node is one line for each heir.
 func moves(before, after *State) (all []Transition) {
 	if before.Status.VIPs == nil || after.Status.VIPs == nil {
@@ -208,7 +208,7 @@ func without(names, others []string) string {
 	return output.List(slices.DeleteFunc(slices.Clone(names), func(n string) bool { return slices.Contains(others, n) }), 3)
 }
 
-// text says what became of announcements.
+// text describes what became of announcements.
 func (m move) text() string {
 	var parts []string
 	switch {
@@ -249,8 +249,7 @@ func services(before, after *State) (all []Transition) {
 func conflicts(before, after *State) (all []Transition) {
 	for _, c := range after.Conflicts {
 		if !slices.Contains(before.Conflicts, c) {
-			all = append(all, Transition{Tone: Bad, About: "conflict",
-				Text: clip(fmt.Sprintf("another machine, %s, has %s, says %s", c.HardwareAddr, c.VIP, c.Node))})
+			all = append(all, Transition{Tone: Bad, About: "conflict", Text: clip(c.String())})
 		}
 	}
 	for _, c := range before.Conflicts {

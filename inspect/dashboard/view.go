@@ -85,7 +85,7 @@ func (v View) section(name string) *section {
 }
 
 // page keeps the rows of one page, the last if there are not that many, and
-// says how many there are.
+// notes how many there are.
 func page[T any](s *section, all []T, n, size int) []T {
 	s.total = len(all)
 	s.page = max(0, min(n, (len(all)-1)/size))
@@ -107,7 +107,7 @@ type head struct {
 	Up            int    `json:"up"`
 	Sessions      int    `json:"sessions"`
 	Warnings      int    `json:"warnings"`
-	// Unread says that not all is known.
+	// Unread is set if not all is known.
 	Unread bool `json:"unread,omitempty"`
 }
 
@@ -210,7 +210,7 @@ func share(part, whole float64) float64 {
 }
 
 // nodeRow is a Node, and how many VIPs it owns in percent of the most that one
-// does; where nobody owns any, how many it tells routers of.
+// does; where nobody owns any, how many it announces by BGP.
 type nodeRow struct {
 	Node
 	Share float64 `json:"share"`
@@ -228,10 +228,10 @@ func (v View) nodes(s *State, q Query, found []*VIP) {
 			announcing[node] = true
 		}
 	}
-	owned, told := 0, 0
+	owned, announced := 0, 0
 	var all []Node
 	for _, n := range s.Nodes {
-		owned, told = max(owned, n.Layer2), max(told, n.BGP)
+		owned, announced = max(owned, n.Layer2), max(announced, n.BGP)
 		if (strings.Contains(strings.ToLower(n.Name), q.Text) || announcing[n.Name]) && (!q.Trouble || n.bad()) {
 			all = append(all, n)
 		}
@@ -240,7 +240,7 @@ func (v View) nodes(s *State, q Query, found []*VIP) {
 	for _, n := range page(v.section("nodes"), all, q.Nodes, nodesPerPage) {
 		row := nodeRow{Node: n, Share: share(float64(n.Layer2), float64(owned))}
 		if owned == 0 {
-			row.Share = share(float64(n.BGP), float64(told))
+			row.Share = share(float64(n.BGP), float64(announced))
 		}
 		row.Problem = clip(n.Problem)
 		row.More = max(0, len(n.Sessions)-maxSessions)

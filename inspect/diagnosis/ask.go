@@ -65,7 +65,7 @@ func (p throughAPI) Get(ctx context.Context, pod *corev1.Pod, path string, query
 			r.Param(name, value)
 		}
 	}
-	result := r.Do(ctx) // DoRaw would not read what the API server says of errors
+	result := r.Do(ctx) // DoRaw would not read the API server's error
 	if err := result.Error(); err != nil {
 		return nil, err //nolint:wrapcheck // the caller does
 	}
@@ -91,7 +91,7 @@ func port(pod *corev1.Pod) int {
 }
 
 // Ask returns how pods are asked, and how far the clock of the API server is
-// ahead of ours: a token tells when it was made.
+// ahead of ours: a token has the time when it was made.
 func Ask(ctx context.Context, client kubernetes.Interface, namespace string) (Pods, *diagnose.Clock, error) {
 	seconds, before := int64(tokenLife/time.Second), time.Now()
 	made, err := client.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, Account,
@@ -126,7 +126,7 @@ func compare(asked, heard, received, sent time.Time) *diagnose.Clock {
 	}
 }
 
-// answers are what the speakers said, by node.
+// answers are those of the speakers, by node.
 type answers struct {
 	mu     sync.Mutex
 	facts  map[string]diagnose.Facts
@@ -134,7 +134,7 @@ type answers struct {
 	mute   map[string]string
 }
 
-// askAll asks the speakers, by node, for their facts. Plan says what each is to
+// askAll asks the speakers, by node, for their facts. Plan is what each is to
 // try; nil: nothing is probed.
 func askAll(ctx context.Context, pods Pods, speakers map[string]*corev1.Pod, plan map[string][]string, active bool) *answers {
 	a := &answers{facts: map[string]diagnose.Facts{}, clocks: map[string]diagnose.Clock{}, mute: map[string]string{}}
@@ -179,22 +179,22 @@ func (a *answers) ask(ctx context.Context, pods Pods, pod *corev1.Pod, query url
 	a.clocks[node] = *compare(asked, heard, f.Received, f.Sent)
 }
 
-// why says in words of ours what the API server answered, or the speaker by way
+// why puts in words of ours what the API server answered, or the speaker by way
 // of it, whose words are no object of Kubernetes.
 func why(err error, namespace string) string {
-	var said string
+	var answer string
 	if status := apierrors.APIStatus(nil); errors.As(err, &status) && status.Status().Details != nil {
 		for _, c := range status.Status().Details.Causes {
 			if c.Type == metav1.CauseTypeUnexpectedServerResponse {
-				said = strings.TrimSpace(c.Message)
+				answer = strings.TrimSpace(c.Message)
 			}
 		}
 	}
 	switch {
-	case apierrors.IsNotFound(err) && said != "":
+	case apierrors.IsNotFound(err) && answer != "":
 		return "a speaker of an older version cannot be diagnosed"
-	case apierrors.IsForbidden(err) && said == "":
+	case apierrors.IsForbidden(err) && answer == "":
 		return "you need the right to get pods/proxy in namespace " + namespace
 	}
-	return cmp.Or(said, err.Error())
+	return cmp.Or(answer, err.Error())
 }

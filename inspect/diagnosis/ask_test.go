@@ -84,7 +84,7 @@ func TestSpeakersAreAskedThroughTheAPIServer(t *testing.T) {
 	n1.Spec.Containers = []corev1.Container{{Ports: []corev1.ContainerPort{{Name: "https", ContainerPort: 9999}}}}
 	a := askAll(t.Context(), pods, map[string]*corev1.Pod{"n1": n1}, map[string][]string{"n1": {"203.0.113.7:80", "203.0.113.8:0"}}, true)
 	require.Empty(t, a.mute)
-	assert.Equal(t, "n1", a.facts["n1"].Node, "whatever it says it is")
+	assert.Equal(t, "n1", a.facts["n1"].Node, "whatever it claims to be")
 	assert.Equal(t, []string{"n1"}, a.facts["n1"].Alive)
 	assert.InDelta(t, 60, a.clocks["n1"].Offset.Seconds(), 1)
 

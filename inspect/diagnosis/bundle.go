@@ -27,7 +27,7 @@ import (
 const readme = `Made by lodestone diagnose --bundle.
 
 diagnosis.txt, diagnosis.json  what the checks found
-facts/NODE.json                what the speaker of the node told for it
+facts/NODE.json                what the speaker of the node reported for it
 status.txt, status.json        lodestone status
 versions.json                  of the command, the cluster and the images
 config.yaml                    the document in the ConfigMap
@@ -162,7 +162,7 @@ func ours(annotations map[string]string) map[string]string {
 	return kept
 }
 
-// service is what a bundle tells of a Service.
+// service is what a bundle has of a Service.
 type service struct {
 	Namespace, Name string
 	Class           string `json:",omitempty"`
@@ -204,7 +204,7 @@ func trimmed[T interface {
 	return kept
 }
 
-// event is what a bundle tells of an Event.
+// event is what a bundle has of an Event.
 type event struct {
 	Last                  time.Time
 	Count                 int32
@@ -235,14 +235,14 @@ func (b *bundle) events(ctx context.Context) {
 	b.json("events.json", all)
 }
 
-// pod is what a bundle tells of a pod. Its variables are left out.
+// pod is what a bundle has of a pod. Its variables are left out.
 type pod struct {
 	Name, Node string
 	Images     []string
 	Status     corev1.PodStatus
 }
 
-// pods adds Lodestone's pods, their logs, and what speakers say at /status.
+// pods adds Lodestone's pods, their logs, and the speakers' /status.
 func (b *bundle) pods(ctx context.Context) {
 	all, o := []pod{}, b.d.objects
 	for _, p := range slices.Concat(o.Controllers, o.Speakers) {

@@ -21,7 +21,7 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// clusterOf returns what the API server tells, for package diagnose.
+// clusterOf returns what was read from the API server, for package diagnose.
 func clusterOf(o *cluster.Objects) *diagnose.Cluster {
 	c := &diagnose.Cluster{Namespace: o.Namespace, Unread: o.Unread(), Segments: map[string][]diagnose.Segment{},
 		Passive: map[string][]string{}}
@@ -93,19 +93,16 @@ func sessions(c *diagnose.Cluster, o *cluster.Objects, n *simulation.Network) {
 	}
 }
 
-func vips(c *diagnose.Cluster, o *cluster.Objects, n *simulation.Network, told *status.VIPs) {
+func vips(c *diagnose.Cluster, o *cluster.Objects, n *simulation.Network, announced *status.VIPs) {
 	off := map[netip.Addr]string{}
-	for _, s := range told.Silent {
+	for _, s := range announced.Silent {
 		if s.Reason == plan.NotOnSegment || s.Reason == plan.LinkDown {
 			for _, vip := range s.VIPs {
 				off[vip] = string(s.Reason) + ": " + s.Message
 			}
 			continue
 		}
-		var names []string
-		for _, vip := range s.VIPs {
-			names = append(names, vip.String())
-		}
+		names := output.Strings(s.VIPs)
 		c.Notices = append(c.Notices, diagnose.Notice{
 			Check: diagnose.Announced, Severity: diagnose.Error, Hint: "lodestone explain vip " + names[0],
 			Message: "nobody announces " + output.List(names, 3) + ": " + string(s.Reason) + ": " + s.Message,
@@ -138,7 +135,7 @@ func portsOf(o *cluster.Objects) map[netip.Addr]uint16 {
 	return lowest
 }
 
-// netAdmin says what of the cluster takes the capability NET_ADMIN.
+// netAdmin returns what of the cluster takes the capability NET_ADMIN.
 func netAdmin(o *cluster.Objects) string {
 	var all []string
 	if o.Config != nil && o.Config.Routes != nil && o.Config.Routes.Mode == config.RoutesKernel {

@@ -23,10 +23,10 @@ import (
 // Diagnosis is what was found.
 type Diagnosis struct {
 	Time time.Time `json:"time"`
-	// Nodes counts those that should have a speaker, Told those whose speaker
+	// Nodes counts those that should have a speaker, Answered those whose speaker
 	// answered.
-	Nodes int `json:"nodes"`
-	Told  int `json:"told"`
+	Nodes    int `json:"nodes"`
+	Answered int `json:"answered"`
 	diagnose.Report
 
 	objects  *cluster.Objects
@@ -36,7 +36,7 @@ type Diagnosis struct {
 	speakers map[string]*corev1.Pod // that were asked, by node
 }
 
-// Options say how to find out.
+// Options are how to find out.
 type Options struct {
 	Client kubernetes.Interface
 	// Ask returns how pods are asked; the function Ask does.
@@ -61,7 +61,7 @@ func Of(ctx context.Context, o *cluster.Objects, options Options) *Diagnosis {
 		maps.Copy(c.Mute, a.mute)
 		c.Facts, c.Clocks, d.facts = a.facts, a.clocks, a.facts
 	}
-	d.Told = len(c.Facts)
+	d.Answered = len(c.Facts)
 	d.Report = diagnose.Check(c)
 	return d
 }
@@ -115,7 +115,7 @@ func (d *Diagnosis) Show(c *output.Canvas) {
 		}
 	}
 	c.Line(output.Heading, "%s, %s, %d unknown; %d of %s answered", output.Count(count[diagnose.Error], "error", "errors"),
-		output.Count(count[diagnose.Warning], "warning", "warnings"), count[diagnose.Unknown], d.Told,
+		output.Count(count[diagnose.Warning], "warning", "warnings"), count[diagnose.Unknown], d.Answered,
 		output.Count(d.Nodes, "speaker", "speakers"))
 	for _, f := range d.Findings {
 		if f.Severity != diagnose.OK {

@@ -23,7 +23,7 @@ import (
 type implementation struct {
 	name string
 	// images are parts of the names of its images. Those of a whole network
-	// plugin are not among them: that it runs says nothing.
+	// plugin are not among them: that it runs proves nothing.
 	images []string
 	// classed are arguments or variables of a container that takes only
 	// Services with its class, or none at all.
@@ -117,11 +117,11 @@ func (i implementation) runs(spec corev1.PodSpec) (is, classed bool) {
 			continue
 		}
 		is = true
-		said := slices.Concat(c.Command, c.Args)
+		texts := slices.Concat(c.Command, c.Args)
 		for _, v := range c.Env {
-			said = append(said, v.Name+"="+v.Value)
+			texts = append(texts, v.Name+"="+v.Value)
 		}
-		classed = classed || slices.ContainsFunc(said, func(text string) bool {
+		classed = classed || slices.ContainsFunc(texts, func(text string) bool {
 			return slices.ContainsFunc(i.classed, func(mark string) bool { return strings.HasPrefix(text, mark) })
 		})
 	}
@@ -129,7 +129,7 @@ func (i implementation) runs(spec corev1.PodSpec) (is, classed bool) {
 }
 
 // handles reports whether the implementation has marked the Service. A mark that
-// stayed behind says nothing: then Lodestone has given all of its addresses, and
+// stayed behind proves nothing: then Lodestone has given all of its addresses, and
 // the implementation does not run.
 func (i implementation) handles(svc *corev1.Service, running bool) bool {
 	marked := slices.ContainsFunc(i.annotations, func(name string) bool { _, ok := svc.Annotations[name]; return ok }) ||

@@ -42,7 +42,7 @@ func Redact(text []byte) []byte {
 var secretKey = regexp.MustCompile(`(?i)` + secretName + `$`)
 
 // redactYAML takes secrets out of a document: whole values, however they are
-// written. It fails if it cannot tell what is a value.
+// written. It fails if it cannot find out what is a value.
 func redactYAML(text []byte) ([]byte, error) {
 	var document yaml.Node
 	if err := yaml.Unmarshal(text, &document); err != nil {

@@ -40,7 +40,7 @@ type Outcome struct {
 	Message string `json:"message"`
 }
 
-// Shift is a VIP that others would announce than do now.
+// Shift is a VIP that other nodes would announce than do now.
 type Shift struct {
 	VIP      netip.Addr `json:"vip"`
 	Services []string   `json:"services"`
@@ -67,11 +67,10 @@ func (a Announcers) String() string {
 	return a.Layer2 + "; " + output.List(a.BGP, 3) + " by BGP"
 }
 
-// outcomes are what an edit can do to a Service, in the order of how much it
-// matters, with what they are called.
+// outcomes are what an edit can do to a Service, the worst first, each with its name for people.
 var outcomes = []struct {
 	change simulation.Change
-	said   string
+	text   string
 }{
 	{simulation.Lost, "without their leased address"},
 	{simulation.Stranded, "stranded"},
@@ -82,9 +81,8 @@ var outcomes = []struct {
 	{simulation.Kept, "unchanged"},
 }
 
-// OfEdit tells what another configuration would do to the cluster, of which what
-// it takes to say who gets which address (cluster.ForAddresses) has been read. With
-// all, Services that nothing changes for are told of, too.
+// OfEdit returns what another configuration would do to the cluster, of which cluster.ForAddresses
+// has been read. With all, Services that nothing changes for are listed, too.
 func OfEdit(o *cluster.Objects, next *config.Config, all bool) Edit {
 	c := o.Cluster()
 	e := Edit{Edits: []string{}, Warnings: clusterfacts.Warnings(next, c.Facts), Services: []Outcome{}, Counts: map[simulation.Change]int{},
@@ -127,7 +125,7 @@ func lostIn(planned []simulation.Outcome) map[netip.Addr]bool {
 	return lost
 }
 
-// announcements tells which VIPs would move.
+// announcements notes which VIPs would move.
 func (e *Edit) announcements(before *simulation.Network, next *config.Config, lost map[netip.Addr]bool) {
 	after := before.Under(next, func(vip netip.Addr) bool { return lost[vip] })
 	services := before.ServicesByVIP()
@@ -166,7 +164,7 @@ func (e Edit) Show(c *output.Canvas) {
 	var counts []string
 	for _, kind := range outcomes {
 		if n := e.Counts[kind.change]; n > 0 {
-			counts = append(counts, fmt.Sprintf("%d %s", n, kind.said))
+			counts = append(counts, fmt.Sprintf("%d %s", n, kind.text))
 		}
 	}
 	if len(counts) == 0 {

@@ -11,7 +11,6 @@ import (
 	"github.com/lodestone-lb/lodestone/inspect/cluster"
 	"github.com/lodestone-lb/lodestone/inspect/output"
 	"github.com/lodestone-lb/lodestone/inspect/status"
-	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -20,7 +19,7 @@ type Node struct {
 	Name string `json:"name"`
 	// Obstacles are sentences about what keeps it from every VIP.
 	Obstacles []string `json:"obstacles,omitempty"`
-	// Segments and Gateways are what its speaker tells of its network.
+	// Segments and Gateways are from its speaker's report.
 	Segments []string     `json:"segments,omitempty"`
 	Gateways []netip.Addr `json:"gateways,omitempty"`
 	// Owns are the VIPs that it announces by layer 2, Routed counts those that
@@ -28,9 +27,11 @@ type Node struct {
 	Owns     []Owned      `json:"owns"`
 	Routed   int          `json:"routed"`
 	Sessions bgp.Sessions `json:"sessions"`
-	// Out is what keeps it from owning the other VIPs.
-	Out    []Out   `json:"out,omitempty"`
-	Claims []Claim `json:"claims,omitempty"`
+	// Out is what keeps it from owning the other VIPs, Keys what this and the
+	// problems of sessions follow from.
+	Out       []Out             `json:"out,omitempty"`
+	Keys      []string          `json:"keys,omitempty"`
+	Conflicts []status.Conflict `json:"conflicts,omitempty"`
 }
 
 // Owned is a VIP with its Services.
@@ -42,16 +43,16 @@ type Owned struct {
 // Out are VIPs that a node does not own for the same reason.
 type Out struct {
 	Reason plan.Reason `json:"reason"`
-	// Message is what is said of the first of them.
+	// Message is that of the first of them.
 	Message string       `json:"message"`
 	VIPs    []netip.Addr `json:"vips"`
 }
 
-// OfNode tells the story of a node that is there.
+// OfNode returns the story of a node that is there.
 func OfNode(o *cluster.Objects, name string) Node {
 	network := o.Network()
 	view, last := network.View(name), network.Reports[name]
-	n := Node{Name: name, Owns: []Owned{}, Routed: len(view.BGP.VIPs), Gateways: last.Gateways, Segments: strung(last.Segments)}
+	n := Node{Name: name, Owns: []Owned{}, Routed: len(view.BGP.VIPs), Gateways: last.Gateways, Segments: output.Strings(last.Segments)}
 	for _, m := range status.SpeakersOf(o).Missing {
 		if m.Node == name {
 			n.Obstacles = append(n.Obstacles, m.Message)
@@ -65,11 +66,12 @@ func OfNode(o *cluster.Objects, name string) Node {
 		n.Obstacles = append(n.Obstacles, "its condition NetworkUnavailable is true: its network plugin is not ready")
 	}
 	if last.Segments == nil {
-		n.Obstacles = append(n.Obstacles, "its speaker has not told which segments it is on")
+		n.Obstacles = append(n.Obstacles, "its speaker has not reported which segments it is on")
 	}
 	n.vips(network.ServicesByVIP(), view.Verdicts)
 	n.Sessions = bgp.Peers(network, o.Now, name, "")
-	n.Claims = claims(network, func(node string, _ report.Conflict) bool { return node == name })
+	n.Keys = union(n.Keys, sessionKeys(n.Sessions))
+	n.Conflicts = slices.DeleteFunc(status.ConflictsOf(network), func(c status.Conflict) bool { return c.Node != name })
 	return n
 }
 
@@ -93,12 +95,13 @@ func (n *Node) vips(services map[netip.Addr][]string, verdicts map[netip.Addr]pl
 	}
 	for _, r := range slices.Sorted(maps.Keys(out)) {
 		n.Out = append(n.Out, *out[r])
+		n.Keys = union(n.Keys, plan.Reasons()[r].Keys)
 	}
 }
 
 // Troubled implements Story.
 func (n Node) Troubled() bool {
-	return len(n.Obstacles)+len(n.Claims) > 0 || !n.Sessions.Healthy()
+	return len(n.Obstacles)+len(n.Conflicts) > 0 || !n.Sessions.Healthy()
 }
 
 // Show implements output.Page.
@@ -110,12 +113,13 @@ func (n Node) Show(c *output.Canvas) {
 		f.add("Segments", strings.Join(n.Segments, ", "))
 	}
 	if len(n.Gateways) > 0 {
-		f.add("Gateways", strings.Join(strung(n.Gateways), ", "))
+		f.add("Gateways", strings.Join(output.Strings(n.Gateways), ", "))
 	}
 	f.add("Layer 2", fmt.Sprintf("owns %s, by the plan", output.Count(len(n.Owns), "VIP", "VIPs")))
 	f.add("BGP", fmt.Sprintf("announces %s over %s, by the plan", output.Count(n.Routed, "VIP", "VIPs"),
 		output.Count(len(n.Sessions.Sessions), "session", "sessions")))
-	f.bad("Conflict", strung(n.Claims)...)
+	f.bad("Conflict", output.Strings(n.Conflicts)...)
+	Help{Keys: n.Keys}.show(&f)
 	c.Rows(nil, f)
 
 	var rows [][]any
@@ -125,7 +129,7 @@ func (n Node) Show(c *output.Canvas) {
 	table(c, []string{"OWNS", "SERVICES"}, rows)
 	rows = nil
 	for _, o := range n.Out {
-		rows = append(rows, []any{string(o.Reason), len(o.VIPs), output.List(strung(o.VIPs), 3), o.Message})
+		rows = append(rows, []any{string(o.Reason), len(o.VIPs), output.List(output.Strings(o.VIPs), 3), o.Message})
 	}
 	table(c, []string{"DOES NOT OWN", "VIPS", "", "FOR EXAMPLE"}, rows)
 	if len(n.Sessions.Sessions) > 0 {

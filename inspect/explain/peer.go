@@ -12,6 +12,7 @@ import (
 	"github.com/lodestone-lb/lodestone/inspect/cluster"
 	"github.com/lodestone-lb/lodestone/inspect/output"
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
 // Peer is the story of a BGP peer.
@@ -27,22 +28,25 @@ type Peer struct {
 	// Advertisements announce VIPs to it.
 	Advertisements []string     `json:"advertisements"`
 	Sessions       bgp.Sessions `json:"sessions"`
-	Routes         []Told       `json:"routes"`
+	// Keys are what the problems of sessions follow from.
+	Keys   []string    `json:"keys,omitempty"`
+	Routes []PeerRoute `json:"routes"`
 }
 
-// Told is a prefix with the nodes that announce it to a peer.
-type Told struct {
+// PeerRoute is a prefix with the nodes that announce it to a peer.
+type PeerRoute struct {
 	Prefix netip.Prefix `json:"prefix"`
 	Nodes  []string     `json:"nodes"`
 }
 
-// OfPeer tells the story of a peer of the configuration.
+// OfPeer returns the story of a peer of the configuration.
 func OfPeer(o *cluster.Objects, of *config.Peer) Peer {
 	n := o.Network()
 	p := Peer{
 		Name: of.Name, Router: router(of), Detection: Detection(of), Nodes: "all", Advertisements: []string{},
-		Sessions: bgp.Peers(n, o.Now, "", of.Name), Routes: []Told{},
+		Sessions: bgp.Peers(n, o.Now, "", of.Name), Routes: []PeerRoute{},
 	}
+	p.Keys = sessionKeys(p.Sessions)
 	if len(of.NodeSelector) > 0 {
 		p.Nodes = "with labels " + of.NodeSelector.String()
 	}
@@ -60,13 +64,21 @@ func OfPeer(o *cluster.Objects, of *config.Peer) Peer {
 		if last := len(p.Routes) - 1; last >= 0 && p.Routes[last].Prefix == r.Prefix {
 			p.Routes[last].Nodes = append(p.Routes[last].Nodes, r.Node)
 		} else {
-			p.Routes = append(p.Routes, Told{r.Prefix, []string{r.Node}})
+			p.Routes = append(p.Routes, PeerRoute{r.Prefix, []string{r.Node}})
 		}
 	}
 	return p
 }
 
-// router says where the router is.
+// sessionKeys returns the keys that the problems of the sessions follow from.
+func sessionKeys(s bgp.Sessions) (keys []string) {
+	for _, session := range s.Sessions {
+		keys = union(keys, plan.ProblemReasons()[session.Reason].Keys)
+	}
+	return keys
+}
+
+// router describes where the router is.
 func router(p *config.Peer) string {
 	at := "on interface " + p.Interface + " (unnumbered)"
 	if p.Address.IsValid() {
@@ -89,21 +101,21 @@ func router(p *config.Peer) string {
 	return at + ", in " + as
 }
 
-// Detection says how, and how soon, each end notices that the other is gone.
+// Detection describes how, and how soon, each end notices that the other is gone.
 func Detection(p *config.Peer) string {
-	said := "not by BGP: there is no hold time"
+	text := "not by BGP: there is no hold time"
 	if p.HoldTime > 0 {
-		said = fmt.Sprintf("after the hold time of %s", p.HoldTime)
+		text = fmt.Sprintf("after the hold time of %s", p.HoldTime)
 	}
 	if b := p.BFD; b != nil {
-		said = fmt.Sprintf("by BFD after about %s (%d packets at %s), else %s", b.TransmitInterval*time.Duration(b.DetectMultiplier),
-			b.DetectMultiplier, b.TransmitInterval, said)
+		text = fmt.Sprintf("by BFD after about %s (%d packets at %s), else %s", b.TransmitInterval*time.Duration(b.DetectMultiplier),
+			b.DetectMultiplier, b.TransmitInterval, text)
 	}
 	if p.GracefulRestart > 0 {
-		said += fmt.Sprintf("; a router that agreed to graceful restart keeps the routes of a node whose speaker ended for up to %s",
+		text += fmt.Sprintf("; a router that agreed to graceful restart keeps the routes of a node whose speaker ended for up to %s",
 			p.GracefulRestart)
 	}
-	return said
+	return text
 }
 
 // Troubled implements Story.
@@ -119,10 +131,11 @@ func (p Peer) Show(c *output.Canvas) {
 	if len(p.NotSelected) > 0 {
 		f.add("Left out", output.List(p.NotSelected, 5)+", by its nodeSelector")
 	}
-	f.add("Is told", cmp.Or(output.List(p.Advertisements, 5), "nothing: no advertisement names it"))
+	f.add("Advertisements", cmp.Or(output.List(p.Advertisements, 5), "none names it: it is sent no VIP"))
 	if len(p.Sessions.Sessions) == 0 {
 		f.bad("Sessions", "none: it selects no node")
 	}
+	Help{Keys: p.Keys}.show(&f)
 	c.Rows(nil, f)
 	if len(p.Sessions.Sessions) > 0 {
 		c.Blank()

@@ -41,7 +41,7 @@ type Holder struct {
 	Addresses int    `json:"addresses"`
 }
 
-// OfPool tells the story of a pool of the configuration.
+// OfPool returns the story of a pool of the configuration.
 func OfPool(o *cluster.Objects, of *config.Pool) Pool {
 	p := Pool{Name: of.Name, Draws: draws(of), Advertisements: advertisements(o.Config, of)}
 	for _, r := range of.Free.Ranges() {
@@ -74,64 +74,64 @@ func OfPool(o *cluster.Objects, of *config.Pool) Pool {
 	return p
 }
 
-// draws says who may draw from the pool.
+// draws describes who may draw from the pool.
 func draws(p *config.Pool) []string {
 	if p.Draining {
 		return []string{"nobody: it is draining and gives no new addresses"}
 	}
-	var said []string
+	var lines []string
 	switch {
 	case len(p.Namespaces) > 0 && p.NamespaceSelector != nil:
-		said = append(said, fmt.Sprintf("Services of the namespaces %s, and of those with labels %s", strings.Join(p.Namespaces, ", "),
+		lines = append(lines, fmt.Sprintf("Services of the namespaces %s, and of those with labels %s", strings.Join(p.Namespaces, ", "),
 			p.NamespaceSelector))
 	case len(p.Namespaces) > 0:
-		said = append(said, "Services of the namespaces "+strings.Join(p.Namespaces, ", "))
+		lines = append(lines, "Services of the namespaces "+strings.Join(p.Namespaces, ", "))
 	case p.NamespaceSelector != nil:
-		said = append(said, "Services of namespaces with labels "+p.NamespaceSelector.String())
+		lines = append(lines, "Services of namespaces with labels "+p.NamespaceSelector.String())
 	default:
-		said = append(said, "Services of every namespace")
+		lines = append(lines, "Services of every namespace")
 	}
 	if len(p.ServiceSelector) > 0 {
-		said = append(said, "only Services with labels "+p.ServiceSelector.String())
+		lines = append(lines, "only Services with labels "+p.ServiceSelector.String())
 	}
 	if !p.AutoAssign {
-		said = append(said, "only Services that name it (autoAssign is false)")
+		lines = append(lines, "only Services that name it (autoAssign is false)")
 	}
 	if p.NamespaceQuota > 0 {
-		said = append(said, fmt.Sprintf("at most %d addresses of each family for a namespace", p.NamespaceQuota))
+		lines = append(lines, fmt.Sprintf("at most %d addresses of each family for a namespace", p.NamespaceQuota))
 	}
 	if p.Requesters != nil {
-		said = append(said, "particular addresses only for the namespaces "+cmp.Or(strings.Join(p.Requesters, ", "), "(none)"))
+		lines = append(lines, "particular addresses only for the namespaces "+cmp.Or(strings.Join(p.Requesters, ", "), "(none)"))
 	}
 	if p.DHCP != nil {
-		said = append(said, "each address is leased from the DHCP server on interface "+p.DHCP.Interface)
+		lines = append(lines, "each address is leased from the DHCP server on interface "+p.DHCP.Interface)
 	}
-	return said
+	return lines
 }
 
 // shadows returns the pools that come before in the order of allocation, and
 // why.
 func shadows(c *config.Config, p *config.Pool) []string {
-	var said []string
+	var lines []string
 	own := slices.IndexFunc(c.Pools, func(q config.Pool) bool { return q.Name == p.Name })
 	for i := range c.Pools {
 		q := &c.Pools[i]
 		switch {
 		case !q.AutoAssign || q.Draining || i == own:
 		case q.Priority < p.Priority:
-			said = append(said, fmt.Sprintf("pool %s, as long as it is open to the Service and has addresses: its priority is %d, this one's %d",
+			lines = append(lines, fmt.Sprintf("pool %s, as long as it is open to the Service and has addresses: its priority is %d, this one's %d",
 				q.Name, q.Priority, p.Priority))
 		case q.Priority == p.Priority && i < own:
-			said = append(said, fmt.Sprintf("pool %s, as long as it is open to the Service and has addresses: it has the same priority and is "+
+			lines = append(lines, fmt.Sprintf("pool %s, as long as it is open to the Service and has addresses: it has the same priority and is "+
 				"earlier in the document", q.Name))
 		}
 	}
-	return said
+	return lines
 }
 
 // advertisements returns the names of those that announce the pool, and how.
 func advertisements(c *config.Config, p *config.Pool) []string {
-	said := []string{}
+	lines := []string{}
 	for _, a := range c.Advertisements {
 		if !p.AdvertisedBy(a.Name) {
 			continue
@@ -143,9 +143,9 @@ func advertisements(c *config.Config, p *config.Pool) []string {
 		if a.BGP != nil {
 			by = append(by, "BGP to "+cmp.Or(strings.Join(a.BGP.Peers, ", "), "all peers"))
 		}
-		said = append(said, a.Name+": "+strings.Join(by, " and "))
+		lines = append(lines, a.Name+": "+strings.Join(by, " and "))
 	}
-	return said
+	return lines
 }
 
 // spell writes the range as the configuration takes it.

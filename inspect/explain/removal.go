@@ -28,7 +28,7 @@ type Removal struct {
 	Load []Load `json:"load"`
 	// Routes are what routers would lose, and who would still announce it.
 	Routes []Remaining `json:"routes"`
-	// Notice says, by peer of the node, how soon the router notices; only with
+	// Notice is how soon the router of each peer of the node notices; only with
 	// simulation.Lose.
 	Notice []Notice `json:"notice,omitempty"`
 }
@@ -70,7 +70,7 @@ type Notice struct {
 	How  string `json:"how"`
 }
 
-// OfRemoval tells what would become of the VIPs without the node.
+// OfRemoval returns what would become of the VIPs without the node.
 func OfRemoval(o *cluster.Objects, node string, how simulation.Removal) Removal {
 	before := o.Network()
 	after := before.Without(node, how)
@@ -120,19 +120,19 @@ func (r *Removal) weigh(before, after map[netip.Addr]simulation.Audience) {
 	slices.SortFunc(r.Silent, netip.Addr.Compare)
 }
 
-// routes tells who still announces what the node announces now.
+// routes notes who would still announce what the node announces now.
 func (r *Removal) routes(before, after *simulation.Network) {
-	type told struct {
+	type announced struct {
 		prefix netip.Prefix
 		peer   string
 	}
-	left := map[told][]string{}
+	left := map[announced][]string{}
 	for _, route := range bgp.RoutesOf(after, bgp.Filter{}).Routes {
-		at := told{route.Prefix, route.Peer}
+		at := announced{route.Prefix, route.Peer}
 		left[at] = append(left[at], route.Node)
 	}
 	for _, route := range bgp.RoutesOf(before, bgp.Filter{Node: r.Node}).Routes {
-		nodes := left[told{route.Prefix, route.Peer}]
+		nodes := left[announced{route.Prefix, route.Peer}]
 		r.Routes = append(r.Routes, Remaining{route.Prefix, route.Peer, append([]string{}, nodes...)})
 	}
 	slices.SortStableFunc(r.Routes, func(a, b Remaining) int { return cmp.Compare(min(len(a.Nodes), 1), min(len(b.Nodes), 1)) })
@@ -178,6 +178,6 @@ func (r Removal) Show(c *output.Canvas) {
 	table(c, []string{"PEER", "NOTICES"}, rows)
 	if len(r.Silent) > 0 {
 		c.Blank()
-		c.Line(output.Warning, "Announced by nobody even now: %s", output.List(strung(r.Silent), 5))
+		c.Line(output.Warning, "Announced by nobody even now: %s", output.List(output.Strings(r.Silent), 5))
 	}
 }

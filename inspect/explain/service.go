@@ -33,9 +33,8 @@ type Service struct {
 	Unwritten []string `json:"unwritten,omitempty"`
 	// Refusal is why it does not hold what it asks for.
 	Refusal *Refusal `json:"refusal,omitempty"`
-	// Advice are sentences about what helps.
-	Advice []string `json:"advice,omitempty"`
-	// Pools are what each pool would say to a new Service like it.
+	Help
+	// Pools are what each pool would answer a new Service like it.
 	Pools []Answer `json:"pools,omitempty"`
 	// Unread is what could not be read, so that VIPs are not there.
 	Unread []string `json:"unread,omitempty"`
@@ -47,32 +46,31 @@ type Refusal struct {
 	Message string      `json:"message"`
 }
 
-// Answer is what a pool would say about one address family.
+// Answer is that of a pool about one address family.
 type Answer struct {
 	Pool   string      `json:"pool"`
 	Family ipam.Family `json:"family"`
 	// Free is how many addresses of the family it can give.
 	Free float64 `json:"free"`
-	// Reason and Message say why it would give none; empty: it would.
+	// Reason and Message are why it would give none; empty: it would give one.
 	Reason  ipam.Reason `json:"reason,omitempty"`
 	Message string      `json:"message,omitempty"`
 }
 
-// OfService tells the story of a Service that is there. What it takes to say who
-// gets which address (cluster.ForAddresses) has been read.
+// OfService returns the story of a Service that is there. cluster.ForAddresses has been read.
 func OfService(o *cluster.Objects, svc *corev1.Service) Service {
-	told := o.Cluster().Explain(svc)
-	s := Service{Name: told.Service, Foreign: told.Foreign, Asks: told.Asks, Has: told.Has, Advice: told.Advice}
+	story := o.Cluster().Explain(svc)
+	s := Service{Name: story.Service, Foreign: story.Foreign, Asks: story.Asks, Has: story.Has, Help: Help{story.Advice, story.Keys}}
 	if s.Foreign != "" {
 		return s
 	}
 	if o.Config != nil {
 		s.LoadBalancer = ledger.LoadBalancerName(o.Config.ClusterID, svc)
 	}
-	if r := told.Verdict.Refusal; r != nil {
+	if r := story.Verdict.Refusal; r != nil {
 		s.Refusal = &Refusal{r.Reason, r.Message}
 	}
-	for _, c := range told.Considered {
+	for _, c := range story.Considered {
 		s.Pools = append(s.Pools, Answer{c.Pool, c.Family, c.Free, c.Reason, c.Message})
 	}
 	if !o.Has(cluster.ForVIPs...) {
@@ -80,7 +78,7 @@ func OfService(o *cluster.Objects, svc *corev1.Service) Service {
 		return s
 	}
 	n := o.Network()
-	for _, held := range told.Verdict.Held {
+	for _, held := range story.Verdict.Held {
 		if len(n.SharersOf(held.Addr)) == 0 {
 			s.Unwritten = append(s.Unwritten, fmt.Sprintf("%s not yet: the controller has not written it into the Service", held.Addr))
 			continue
@@ -88,26 +86,10 @@ func OfService(o *cluster.Objects, svc *corev1.Service) Service {
 		v := ofVIP(o, n, held.Addr)
 		s.VIPs = append(s.VIPs, v)
 		if v.Silence != "" {
-			s.Advice = append(s.Advice, v.cures()...)
+			s.Help.add(v.Advice, v.Keys)
 		}
 	}
 	return s
-}
-
-// cures are what helps against the reasons why nobody announces the VIP, each
-// once.
-func (v VIP) cures() []string {
-	reasons := map[plan.Reason]bool{}
-	for _, n := range v.Nodes {
-		reasons[n.Reason] = true
-	}
-	var said []string
-	for _, r := range slices.Sorted(maps.Keys(reasons)) {
-		if text, ok := plan.Reasons()[r]; ok {
-			said = append(said, string(r)+": "+text.Cure)
-		}
-	}
-	return said
 }
 
 // Troubled implements Story.
@@ -141,13 +123,13 @@ func (s Service) Show(c *output.Canvas) {
 	if s.Refusal != nil {
 		f.bad("Refused", string(s.Refusal.Reason)+": "+s.Refusal.Message)
 	}
-	f.add("What helps", s.Advice...)
+	s.Help.show(&f)
 	c.Rows(nil, f)
 	if len(s.Pools) == 0 {
 		return
 	}
 	c.Blank()
-	c.Line(output.Plain, "What the pools would say to a new Service like it:")
+	c.Line(output.Plain, "What the pools would answer a new Service like it:")
 	var rows [][]any
 	for _, p := range s.Pools {
 		answer := output.Cell{Text: "yes", Tone: output.Good}
@@ -164,14 +146,14 @@ const maxListed = 5
 
 // announcement are sentences about who announces the VIP.
 func (v VIP) announcement() []string {
-	var said []string
+	var lines []string
 	if v.Owner != "" {
-		said = append(said, fmt.Sprintf("%s by layer 2 from %s", v.VIP, v.Owner))
+		lines = append(lines, fmt.Sprintf("%s by layer 2 from %s", v.VIP, v.Owner))
 	}
 	for _, g := range v.grouped(func(n VIPNode) string { return strings.Join(n.Peers, ", ") }) {
-		said = append(said, fmt.Sprintf("%s by BGP from %s to %s", v.VIP, output.List(g.nodes, maxListed), g.by))
+		lines = append(lines, fmt.Sprintf("%s by BGP from %s to %s", v.VIP, output.List(g.nodes, maxListed), g.by))
 	}
-	return said
+	return lines
 }
 
 // silences are sentences about why no node announces the VIP.
@@ -179,24 +161,23 @@ func (v VIP) silences() []string {
 	if v.Silence == "" {
 		return nil
 	}
-	var said []string
-	for _, g := range v.grouped(func(n VIPNode) string { return reason(plan.Silence{Reason: n.Reason, Message: n.Message}) }) {
-		said = append(said, fmt.Sprintf("%s not from %s: %s", v.VIP, output.List(g.nodes, maxListed), g.by))
+	var lines []string
+	for _, g := range v.grouped(func(n VIPNode) string { return spelled(plan.Silence{Reason: n.Reason, Message: n.Message}) }) {
+		lines = append(lines, fmt.Sprintf("%s not from %s: %s", v.VIP, output.List(g.nodes, maxListed), g.by))
 	}
-	if len(said) == 0 {
-		said = append(said, fmt.Sprintf("%s: %s", v.VIP, v.Silence))
+	if len(lines) == 0 {
+		lines = append(lines, fmt.Sprintf("%s: %s", v.VIP, v.Silence))
 	}
-	return said
+	return lines
 }
 
-// group are nodes of which the same is to be said.
+// group are nodes with the same text.
 type group struct {
 	by    string
 	nodes []string
 }
 
-// grouped groups the nodes by what is to be said, without those of which there is
-// nothing.
+// grouped groups the nodes by their text, without those that have none.
 func (v VIP) grouped(by func(VIPNode) string) (groups []group) {
 	nodes := map[string][]string{}
 	for _, n := range v.Nodes {

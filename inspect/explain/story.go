@@ -1,97 +1,70 @@
-// Package explain tells why something is as it is: a Service, a VIP, a node, a pool,
+// Package explain explains why something is as it is: a Service, a VIP, a node, a pool,
 // a BGP peer; and what would become of it. The reasons are those of the code that decides.
 package explain
 
 import (
-	"net"
-	"net/netip"
 	"slices"
 	"strings"
 
 	"github.com/lodestone-lb/lodestone/inspect/output"
-	"github.com/lodestone-lb/lodestone/inspect/simulation"
-	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// Story is what there is to tell.
+// Story is the explanation of one thing.
 type Story interface {
 	output.Page
 	// Troubled reports whether somebody should look at it.
 	Troubled() bool
 }
 
-// Claim is a VIP that a host has that is no speaker of the cluster.
-type Claim struct {
-	VIP netip.Addr `json:"vip"`
-	// Node is where it was heard.
-	Node         string `json:"node"`
-	HardwareAddr string `json:"hardwareAddr"`
-	// Announced tells whether the VIP is announced in spite of it.
-	Announced bool `json:"announced"`
+// Help is what helps against the reasons of a story.
+type Help struct {
+	// Advice are sentences.
+	Advice []string `json:"advice,omitempty"`
+	// Keys are what the reasons follow from: keys of the configuration, annotations, values of the chart.
+	Keys []string `json:"keys,omitempty"`
 }
 
-// claims returns what the nodes have heard, in order.
-func claims(n *simulation.Network, want func(node string, c report.Conflict) bool) []Claim {
-	var all []Claim
-	for node, r := range n.Reports {
-		for _, c := range r.Conflicts {
-			if want(node, c) {
-				all = append(all, Claim{c.VIP, node, net.HardwareAddr(c.HardwareAddr[:]).String(), c.Announced})
-			}
+// add adds what is not there yet.
+func (h *Help) add(advice, keys []string) {
+	h.Advice, h.Keys = union(h.Advice, advice), union(h.Keys, keys)
+}
+
+// union adds to the texts those that are not among them.
+func union(texts, more []string) []string {
+	for _, text := range more {
+		if !slices.Contains(texts, text) {
+			texts = append(texts, text)
 		}
-	}
-	slices.SortFunc(all, func(a, b Claim) int {
-		if c := a.VIP.Compare(b.VIP); c != 0 {
-			return c
-		}
-		return strings.Compare(a.Node, b.Node)
-	})
-	return all
-}
-
-func (c Claim) String() string {
-	state := "and it is not announced"
-	if c.Announced {
-		state = "and it is announced all the same"
-	}
-	return c.HardwareAddr + " has " + c.VIP.String() + " as well, as heard on node " + c.Node + ", " + state
-}
-
-// facts are rows of a label and what there is to say; several rows may follow
-// one label.
-type facts [][]any
-
-// add adds what there is to say under the label; nothing if there is nothing.
-func (f *facts) add(label string, said ...string) {
-	for i, text := range said {
-		if i > 0 {
-			label = ""
-		}
-		*f = append(*f, []any{output.Cell{Text: label, Tone: output.Heading}, text})
-	}
-}
-
-// bad adds what somebody should look at.
-func (f *facts) bad(label string, said ...string) {
-	for i, text := range said {
-		if i > 0 {
-			label = ""
-		}
-		*f = append(*f, []any{output.Cell{Text: label, Tone: output.Heading}, output.Cell{Text: text, Tone: output.Bad}})
-	}
-}
-
-func strung[T interface{ String() string }](all []T) []string {
-	texts := make([]string, len(all))
-	for i, v := range all {
-		texts[i] = v.String()
 	}
 	return texts
 }
 
-// reason is a reason with its message, for people.
-func reason(s plan.Silence) string {
+func (h Help) show(f *facts) {
+	f.add("What helps", h.Advice...)
+	if len(h.Keys) > 0 {
+		f.add("Keys", strings.Join(h.Keys, ", "))
+	}
+}
+
+// facts are rows of a label and a sentence; several rows may follow one label.
+type facts [][]any
+
+// add adds the sentences under the label; nothing if there are none.
+func (f *facts) add(label string, sentences ...string) { f.addToned(output.Plain, label, sentences) }
+
+// bad adds sentences that somebody should look at.
+func (f *facts) bad(label string, sentences ...string) { f.addToned(output.Bad, label, sentences) }
+
+func (f *facts) addToned(tone output.Tone, label string, sentences []string) {
+	for _, text := range sentences {
+		*f = append(*f, []any{output.Cell{Text: label, Tone: output.Heading}, output.Cell{Text: text, Tone: tone}})
+		label = ""
+	}
+}
+
+// spelled is a reason with its message, for people.
+func spelled(s plan.Silence) string {
 	if s.Reason == "" {
 		return s.Message
 	}

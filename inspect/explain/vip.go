@@ -12,9 +12,9 @@ import (
 	"github.com/lodestone-lb/lodestone/inspect/cluster"
 	"github.com/lodestone-lb/lodestone/inspect/output"
 	"github.com/lodestone-lb/lodestone/inspect/simulation"
+	"github.com/lodestone-lb/lodestone/inspect/status"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
-	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -29,11 +29,13 @@ type VIP struct {
 	Services []Sharer  `json:"services"`
 	Nodes    []VIPNode `json:"nodes,omitempty"`
 	// Owner announces it by layer 2, Routers announce it by BGP.
-	Owner   string      `json:"owner,omitempty"`
-	Routers []string    `json:"routers,omitempty"`
-	Silence string      `json:"silence,omitempty"`
-	Routes  []bgp.Route `json:"routes,omitempty"`
-	Claims  []Claim     `json:"claims,omitempty"`
+	Owner   string   `json:"owner,omitempty"`
+	Routers []string `json:"routers,omitempty"`
+	Silence string   `json:"silence,omitempty"`
+	// Help has advice if nobody announces it.
+	Help
+	Routes    []bgp.Route       `json:"routes,omitempty"`
+	Conflicts []status.Conflict `json:"conflicts,omitempty"`
 }
 
 // Sharer is a Service that has the VIP.
@@ -41,8 +43,8 @@ type Sharer struct {
 	Service string `json:"service"`
 	// Policy is its externalTrafficPolicy.
 	Policy string `json:"policy"`
-	// Serving tells whether an endpoint takes traffic; with policy Local, Nodes
-	// are those that have one.
+	// Serving is set if an endpoint takes traffic; with policy Local, Nodes are
+	// those that have one.
 	Serving bool     `json:"serving"`
 	Nodes   []string `json:"nodes,omitempty"`
 }
@@ -50,16 +52,16 @@ type Sharer struct {
 // VIPNode is what a node does with the VIP.
 type VIPNode struct {
 	Node string `json:"node"`
-	// Owns tells whether it announces the VIP by layer 2; Peers are told by BGP.
+	// Owns is set if it announces the VIP by layer 2. It announces the VIP to Peers by BGP.
 	Owns  bool     `json:"owns"`
 	Peers []string `json:"peers,omitempty"`
-	// Reason and Message say why it does not own the VIP, or why it announces it
+	// Reason and Message are why it does not own the VIP, or why it announces it
 	// by neither.
 	Reason  plan.Reason `json:"reason,omitempty"`
 	Message string      `json:"message,omitempty"`
 }
 
-// OfVIP tells the story of an address.
+// OfVIP returns the story of an address.
 func OfVIP(o *cluster.Objects, addr netip.Addr) VIP { return ofVIP(o, o.Network(), addr) }
 
 func ofVIP(o *cluster.Objects, n *simulation.Network, addr netip.Addr) VIP {
@@ -76,7 +78,7 @@ func ofVIP(o *cluster.Objects, n *simulation.Network, addr netip.Addr) VIP {
 		}
 		v.Services = append(v.Services, of)
 	}
-	v.Claims = claims(n, func(_ string, c report.Conflict) bool { return c.VIP == addr })
+	v.Conflicts = slices.DeleteFunc(status.ConflictsOf(n), func(c status.Conflict) bool { return c.VIP != addr })
 	if len(v.Services) == 0 {
 		return v
 	}
@@ -85,7 +87,7 @@ func ofVIP(o *cluster.Objects, n *simulation.Network, addr netip.Addr) VIP {
 	return v
 }
 
-// announced tells what each node does with the VIP.
+// announced notes what each node does with the VIP.
 func (v *VIP) announced(n *simulation.Network) {
 	for _, name := range slices.Sorted(maps.Keys(n.Nodes)) {
 		verdict := n.View(name).Verdicts[v.VIP]
@@ -101,7 +103,23 @@ func (v *VIP) announced(n *simulation.Network) {
 		}
 	}
 	if v.Owner == "" && len(v.Routers) == 0 {
-		v.Silence = reason(n.Silence(v.VIP))
+		v.Silence = spelled(n.Silence(v.VIP))
+	}
+	v.help()
+}
+
+// help collects what helps against the reasons why nodes do not announce the VIP. While a node announces it,
+// nothing need help, and the keys are there for whoever wants another node to have it.
+func (v *VIP) help() {
+	texts, reasons := plan.Reasons(), map[plan.Reason]bool{}
+	for _, n := range v.Nodes {
+		reasons[n.Reason] = true
+	}
+	for _, r := range slices.Sorted(maps.Keys(reasons)) {
+		v.Help.add(nil, texts[r].Keys)
+		if cure := texts[r].Cure; cure != "" && v.Silence != "" {
+			v.Help.add([]string{string(r) + ": " + cure}, nil)
+		}
 	}
 }
 
@@ -111,47 +129,47 @@ func forRoutersOnly(v plan.Verdict) bool {
 	return len(v.Peers) > 0 && v.Silence.Reason == plan.NoAdvertisement
 }
 
-// standing says what is particular about an address.
+// standing describes what is particular about an address.
 func standing(o *cluster.Objects, addr netip.Addr, assigned bool) []string {
-	var said []string
+	var lines []string
 	if o.Config != nil {
 		switch p, listed := o.Config.PoolOf(addr); {
 		case !listed:
-			said = append(said, "no pool lists it: it is stranded, leased, or not Lodestone's")
+			lines = append(lines, "no pool lists it: it is stranded, leased, or not Lodestone's")
 		case p.Withheld.Contains(addr):
-			said = append(said, fmt.Sprintf("pool %q never hands it out: it is excluded, or the first or last of its prefix", p.Name))
+			lines = append(lines, fmt.Sprintf("pool %q never hands it out: it is excluded, or the first or last of its prefix", p.Name))
 		}
 		for _, r := range o.Config.Reservations {
 			if slices.Contains(r.Addresses, addr) {
-				said = append(said, "it is reserved for Service "+r.Service)
+				lines = append(lines, "it is reserved for Service "+r.Service)
 			}
 		}
 	}
 	for _, f := range clusterfacts.Forbid(o.Config, o.Cluster().Facts) {
 		if f.Range.Contains(addr) {
-			said = append(said, "it is "+f.Why+": it is never handed out")
+			lines = append(lines, "it is "+f.Why+": it is never handed out")
 		}
 	}
 	for _, r := range o.Records {
 		if r.Addr == addr && r.Until.After(o.Now) && !assigned {
-			said = append(said, fmt.Sprintf("Service %s released it; it is in quarantine for another %s, unless the configuration says longer",
+			lines = append(lines, fmt.Sprintf("Service %s released it; it is in quarantine for another %s, or for longer by the configuration",
 				r.Service, output.Age(r.Until.Sub(o.Now))))
 		}
 	}
 	for _, svc := range o.Services {
 		if slices.Contains(kube.StatusAddresses(svc), addr) && !slices.Contains(kube.VIPs(svc), addr) {
-			said = append(said, fmt.Sprintf("the status of Service %s shows it, but Lodestone has not assigned it, or the Service is being deleted",
-				ledger.NameOf(svc)))
+			lines = append(lines, fmt.Sprintf("the status of Service %s shows it, but Lodestone has not assigned it, or the Service is being "+
+				"deleted", ledger.NameOf(svc)))
 		}
 	}
 	if !assigned {
-		said = append(said, "Lodestone has assigned it to no Service")
+		lines = append(lines, "Lodestone has assigned it to no Service")
 	}
-	return said
+	return lines
 }
 
 // Troubled implements Story.
-func (v VIP) Troubled() bool { return v.Silence != "" || len(v.Claims) > 0 }
+func (v VIP) Troubled() bool { return v.Silence != "" || len(v.Conflicts) > 0 }
 
 // Show implements output.Page.
 func (v VIP) Show(c *output.Canvas) {
@@ -177,7 +195,8 @@ func (v VIP) Show(c *output.Canvas) {
 	if v.Silence != "" {
 		f.bad("Silent", "nobody announces it: "+v.Silence)
 	}
-	f.bad("Conflict", strung(v.Claims)...)
+	f.bad("Conflict", output.Strings(v.Conflicts)...)
+	v.Help.show(&f)
 	c.Rows(nil, f)
 	v.showNodes(c)
 	if len(v.Routes) > 0 {
@@ -206,7 +225,7 @@ func (v VIP) showNodes(c *output.Canvas) {
 			owns = output.Cell{Text: "owns it", Tone: output.Good}
 		}
 		if len(n.Peers) > 0 {
-			peers = "tells " + strings.Join(n.Peers, ", ")
+			peers = "announces it to " + strings.Join(n.Peers, ", ")
 		}
 		why := ""
 		if n.Reason != "" {

@@ -221,7 +221,7 @@ func Bar(used, whole float64) string {
 	return "[" + strings.Repeat("#", n) + strings.Repeat(".", barWidth-n) + "]"
 }
 
-// Age says how long ago something was, in one unit.
+// Age writes how long ago something was, in one unit.
 func Age(d time.Duration) string {
 	switch {
 	case d < 0:
@@ -250,6 +250,15 @@ func Count(n int, one, many string) string {
 		many = one
 	}
 	return fmt.Sprintf("%d %s", n, many)
+}
+
+// Strings returns the text of each value.
+func Strings[T fmt.Stringer](all []T) []string {
+	texts := make([]string, len(all))
+	for i, v := range all {
+		texts[i] = v.String()
+	}
+	return texts
 }
 
 // List joins the first few of the names, and counts the others.

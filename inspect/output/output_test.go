@@ -29,9 +29,9 @@ func drawn(t *testing.T, color bool, draw func(*Canvas)) string {
 func TestColumnsAreAligned(t *testing.T) {
 	t.Parallel()
 	table := func(c *Canvas) {
-		c.Rows([]string{"NODE", "STATE", ""}, [][]any{{"n1", Cell{"up", Good}, ""}, {"größer", 12, "told"}})
+		c.Rows([]string{"NODE", "STATE", ""}, [][]any{{"n1", Cell{"up", Good}, ""}, {"größer", 12, "sent"}})
 	}
-	assert.Equal(t, "NODE    STATE\nn1      up\ngrößer  12     told\n", drawn(t, false, table))
+	assert.Equal(t, "NODE    STATE\nn1      up\ngrößer  12     sent\n", drawn(t, false, table))
 	colored := drawn(t, true, table)
 	assert.Contains(t, colored, string(Good)+"up"+reset)
 	for _, tone := range []Tone{Heading, Good, reset} {

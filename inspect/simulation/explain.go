@@ -11,9 +11,10 @@ import (
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/compat"
+	"github.com/lodestone-lb/lodestone/pkg/reason"
 )
 
-// Story is all that there is to say about the addresses of one Service.
+// Story explains the addresses of one Service.
 type Story struct {
 	// Service is "namespace/name".
 	Service string
@@ -27,12 +28,12 @@ type Story struct {
 	Verdict ledger.Verdict
 	// Considered is what each pool would do for it now.
 	Considered []ipam.Consideration
-	// Advice are sentences about what would help.
-	Advice []string
+	// Advice are sentences about what would help, Keys what the reasons for it follow
+	// from (reason.Text).
+	Advice, Keys []string
 }
 
-// Explain tells the story of one Service of the cluster. Who announces what it
-// holds, a Network knows.
+// Explain returns the story of one Service of the cluster. Who announces what it holds is in a Network.
 func (c *Cluster) Explain(svc *corev1.Service) Story {
 	s := Story{Service: ledger.NameOf(svc), Foreign: c.Scope.Foreign(svc)}
 	if s.Foreign != "" {
@@ -41,36 +42,37 @@ func (c *Cluster) Explain(svc *corev1.Service) Story {
 	l, verdicts := c.ledger()
 	req, _ := ledger.RequestOf(svc, c.labels(svc.Namespace), compat.For(c.Config))
 	s.Asks, s.Verdict, s.Considered = asks(req), verdicts[s.Service], l.Consider(svc, c.labels(svc.Namespace), c.Now)
-	s.Has, s.Advice = s.Verdict.Has(), advice(s.Verdict, s.Considered)
+	s.Has = s.Verdict.Has()
+	s.Advice, s.Keys = advice(s.Verdict, s.Considered)
 	return s
 }
 
 // asks puts a request into words.
 func asks(req ipam.Request) []string {
-	var said []string
+	var lines []string
 	all := "all of them or none"
 	if !req.RequireAll {
 		all = "both if possible"
 	}
 	switch families := text(req.Families); len(req.Families) {
 	case 1:
-		said = append(said, "one address of the family "+families)
+		lines = append(lines, "one address of the family "+families)
 	default:
-		said = append(said, "addresses of the families "+families+", "+all)
+		lines = append(lines, "addresses of the families "+families+", "+all)
 	}
 	if len(req.Addresses) > 0 {
-		said = append(said, fmt.Sprintf("exactly %v", req.Addresses))
+		lines = append(lines, fmt.Sprintf("exactly %v", req.Addresses))
 	}
 	if len(req.Pools) > 0 {
-		said = append(said, "from the pools "+strings.Join(req.Pools, ", ")+", in this order")
+		lines = append(lines, "from the pools "+strings.Join(req.Pools, ", ")+", in this order")
 	}
 	if req.Sharing != nil {
-		said = append(said, fmt.Sprintf("shared with the Services of sharing key %q", req.Sharing.Key))
+		lines = append(lines, fmt.Sprintf("shared with the Services of sharing key %q", req.Sharing.Key))
 	}
 	if req.Renumber {
-		said = append(said, "other addresses in place of those that a new Service would not be given")
+		lines = append(lines, "other addresses in place of those that a new Service would not be given")
 	}
-	return said
+	return lines
 }
 
 func text(families []ipam.Family) string {
@@ -81,34 +83,35 @@ func text(families []ipam.Family) string {
 	return strings.Join(names, " and ")
 }
 
-// remedy says what helps against the reason of a refusal.
-func remedy(r ipam.Reason) string {
+// remedy is the text of the reason of a refusal.
+func remedy(r ipam.Reason) reason.Text {
 	if text, ok := ledger.Refusals()[r]; ok {
-		return text.Cure
+		return text
 	}
-	return ipam.Reasons()[r].Cure
+	return ipam.Reasons()[r]
 }
 
-// advice says what would help the Service.
-func advice(v ledger.Verdict, considered []ipam.Consideration) []string {
-	var said []string
+// advice returns what would help the Service, and the keys that its state follows from.
+func advice(v ledger.Verdict, considered []ipam.Consideration) (lines, keys []string) {
+	var text reason.Text
 	switch {
 	case v.Refusal != nil:
-		said = append(said, remedy(v.Refusal.Reason))
+		text = remedy(v.Refusal.Reason)
 	case len(v.Conflicts) > 0:
-		said = append(said, remedy(ledger.AddressConflict))
+		text = remedy(ledger.AddressConflict)
 	case v.Stranded(), v.Draining():
-		said = append(said, "kubectl annotate service NAME "+annotation.Renumber+"="+annotation.Renumbering+
-			" gives it another address, and frees this one.")
+		text = reason.Text{Keys: []string{annotation.Renumber}, Cure: "kubectl annotate service NAME " + annotation.Renumber + "=" +
+			annotation.Renumbering + " gives it another address, and frees this one."}
 	case v.Missing != "":
-		said = append(said, remedy(ipam.FamilyUnavailable))
+		text = remedy(ipam.FamilyUnavailable)
 	default:
-		return nil
+		return nil, nil
 	}
+	lines = append(lines, text.Cure)
 	if names := onRequest(considered); v.Refusal != nil && len(names) > 0 {
-		said = append(said, fmt.Sprintf("These pools have addresses for Services that name them: %s.", strings.Join(names, ", ")))
+		lines = append(lines, fmt.Sprintf("These pools have addresses for Services that name them: %s.", strings.Join(names, ", ")))
 	}
-	return said
+	return lines, text.Keys
 }
 
 // onRequest returns the pools that would give an address if they were named.

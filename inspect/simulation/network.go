@@ -22,7 +22,7 @@ import (
 
 // Announcers are what a Network is made of.
 type Announcers struct {
-	// Scope says which Services are Lodestone's.
+	// Scope selects the Services that are Lodestone's.
 	Scope    kube.Scope
 	Config   *config.Config
 	Services []*corev1.Service
@@ -39,7 +39,7 @@ type Announcers struct {
 // counts. It is not safe for concurrent use.
 type Network struct {
 	plan.Snapshot
-	// Reports are what speakers tell, by node.
+	// Reports are the speakers', by node.
 	Reports map[string]report.Report
 
 	services  []plan.Service       // without endpoints
@@ -49,7 +49,7 @@ type Network struct {
 	who       map[netip.Addr]Audience
 }
 
-// View is the plan of one node, and what it says to each VIP.
+// View is the plan of one node, and its verdict on each VIP.
 type View struct {
 	plan.Plan
 	// Verdicts have, whenever the node does not own the VIP, why not.
@@ -98,7 +98,7 @@ func noNode(string) bool { return false }
 
 // Of returns the Network with those Services alone that have one of the VIPs.
 // Who announces a VIP, and why others do not, does not depend on the rest: it is
-// the same answer in less time. What it says of other VIPs means nothing.
+// the same answer in less time. Its answers about other VIPs mean nothing.
 func (n *Network) Of(vips ...netip.Addr) *Network {
 	part := &Network{
 		Snapshot: n.Snapshot, Reports: n.Reports,
@@ -228,7 +228,7 @@ func (n *Network) PoolOf(vip netip.Addr) *config.Pool {
 	return nil
 }
 
-// Who tells who announces each VIP. Callers do not change the answer.
+// Who returns who announces each VIP. Callers do not change the answer.
 func (n *Network) Who() map[netip.Addr]Audience {
 	if n.who == nil {
 		n.who = n.audiences()
@@ -301,9 +301,8 @@ type Audience struct {
 // Silent reports whether nobody announces the VIP.
 func (a Audience) Silent() bool { return a.Owner == "" && len(a.Routers) == 0 }
 
-// Silence returns why nobody announces the VIP: what the node says that is
-// closest to it, which is named unless all nodes say so. Without nodes there is
-// no reason.
+// Silence returns why nobody announces the VIP: the reason of the node that is closest to announcing
+// it. The node is named unless all nodes have that reason. Without nodes there is no reason.
 func (n *Network) Silence(vip netip.Addr) plan.Silence {
 	var node string
 	var why plan.Silence

@@ -87,7 +87,7 @@ func TestANodeThatLeaves(t *testing.T) {
 	}
 }
 
-// What is said of the future is what is so when it has come: the same cluster
+// What is predicted is what is so when it has come: the same cluster
 // without the node's speaker and pods.
 func TestRemovalComesTrue(t *testing.T) {
 	t.Parallel()
@@ -130,7 +130,7 @@ func TestRemovalComesTrue(t *testing.T) {
 			}
 		}
 
-		// Who announces a VIP is what each node says of itself.
+		// Who announces a VIP follows from the plans of the nodes.
 		for vip, audience := range now.Who() {
 			for _, name := range nodes {
 				v := now.View(name).Verdicts[vip]

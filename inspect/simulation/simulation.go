@@ -19,7 +19,7 @@ import (
 )
 
 // Cluster is a cluster as the API describes it at one moment: everything that
-// a controller decides by, but for what DHCP servers say. Leased addresses are
+// a controller decides by, but for what DHCP servers answer. Leased addresses are
 // those that Services show.
 type Cluster struct {
 	Scope    ledger.Scope
@@ -36,7 +36,7 @@ type Cluster struct {
 }
 
 // ledger returns the ledger of a controller that has just started and has
-// looked at every Service once, and what it said to each.
+// looked at every Service once, and its answer to each.
 func (c *Cluster) ledger() (*ledger.Ledger, map[string]ledger.Verdict) {
 	l := ledger.New(c.Scope)
 	l.Prime(ledger.Start{Situation: c.situation(c.Config), Services: c.Services, NamespaceLabels: c.labels, Records: c.Records}, c.Now)
@@ -76,7 +76,7 @@ type Allocation struct {
 	Verdicts map[string]ledger.Verdict
 }
 
-// Allocation returns what the controller says to everybody.
+// Allocation returns what the controller answers every Service.
 func (c *Cluster) Allocation() Allocation {
 	l, verdicts := c.ledger()
 	return Allocation{l.Stats(c.Now).Pools, verdicts}
@@ -120,7 +120,7 @@ func (c *Cluster) Plan(next *config.Config) []Outcome {
 	return outcomes
 }
 
-// changeOf compares two verdicts; stranded says whether the Service was.
+// changeOf compares two verdicts; stranded is set if the Service was.
 func changeOf(before, after ledger.Verdict, stranded bool) Change {
 	switch {
 	case lost(before, after):

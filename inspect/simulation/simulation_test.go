@@ -94,7 +94,7 @@ func TestLeasesAreThoseThatServicesShow(t *testing.T) {
 	assert.Nil(t, s.Verdict.Refusal)
 	s = c.Explain(c.Services[1])
 	assert.Equal(t, `LeasePending: pool "office" has no lease for the Service yet`, s.Verdict.Refusal.Error())
-	assert.Equal(t, []string{remedy(ledger.LeasePending)}, s.Advice)
+	assert.Equal(t, []string{remedy(ledger.LeasePending).Cure}, s.Advice)
 
 	for next, want := range map[string]Change{
 		office: Kept,
@@ -125,11 +125,11 @@ func TestExplainTellsOfOtherHosts(t *testing.T) {
 	s := c.Explain(c.Services[0])
 	assert.Equal(t, []string{`203.0.113.10 from pool "lan", which ` + host + " has, too"}, s.Has)
 	assert.Nil(t, s.Verdict.Refusal)
-	assert.Equal(t, []string{remedy(ledger.AddressConflict)}, s.Advice)
+	assert.Equal(t, []string{remedy(ledger.AddressConflict).Cure}, s.Advice)
 	s = c.Explain(c.Services[1])
 	require.NotNil(t, s.Verdict.Refusal)
 	assert.Contains(t, s.Verdict.Refusal.Error(), "AddressConflict: "+host+" has 203.0.113.11, which is therefore not announced")
-	assert.Equal(t, []string{remedy(ledger.AddressConflict)}, s.Advice)
+	assert.Equal(t, []string{remedy(ledger.AddressConflict).Cure}, s.Advice)
 	s = c.Explain(c.Services[2])
 	assert.Equal(t, []string{`203.0.113.13 from pool "lan"`}, s.Has)
 	assert.Equal(t, `pool "lan" has 0 of 4 IPv4 addresses free (1 in use by other hosts)`, s.Considered[0].Message)
@@ -154,7 +154,7 @@ func TestExplainTellsTheStory(t *testing.T) {
 		reasons[p.Pool] = p.Reason
 	}
 	assert.Equal(t, map[string]ipam.Reason{"lan": ipam.PoolExhausted, "edge": ipam.NotAutoAssigned, "prod": ipam.PoolNotAllowed}, reasons)
-	assert.Equal(t, []string{remedy(ipam.PoolExhausted), "These pools have addresses for Services that name them: edge."}, s.Advice)
+	assert.Equal(t, []string{remedy(ipam.PoolExhausted).Cure, "These pools have addresses for Services that name them: edge."}, s.Advice)
 
 	assert.Empty(t, c.Explain(c.Services[0]).Advice)
 	assert.Equal(t, "its spec.type is ClusterIP, not LoadBalancer", c.Explain(c.Services[2]).Foreign)

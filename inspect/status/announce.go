@@ -25,7 +25,7 @@ type VIPs struct {
 // Announcing is how many VIPs a node announces.
 type Announcing struct {
 	Node string `json:"node"`
-	// Layer2 counts those that it owns or shares, BGP those that it tells routers of.
+	// Layer2 counts those that it owns or shares, BGP those that it announces to routers.
 	Layer2 int `json:"layer2"`
 	BGP    int `json:"bgp"`
 }
@@ -33,7 +33,7 @@ type Announcing struct {
 // Silent are VIPs that nobody announces for the same reason.
 type Silent struct {
 	Reason plan.Reason `json:"reason"`
-	// Message is what is said of the first of them.
+	// Message is that of the first of them.
 	Message string       `json:"message"`
 	VIPs    []netip.Addr `json:"vips"`
 }
@@ -90,14 +90,6 @@ func (s *Status) vips(n *simulation.Network) {
 	}
 	for _, reason := range slices.Sorted(maps.Keys(silent)) {
 		s.VIPs.Silent = append(s.VIPs.Silent, *silent[reason])
-		s.warn("VIPs", "nobody announces %s: %s: %s", output.List(texts(silent[reason].VIPs), 3), reason, silent[reason].Message)
+		s.warn("VIPs", "nobody announces %s: %s: %s", output.List(output.Strings(silent[reason].VIPs), 3), reason, silent[reason].Message)
 	}
-}
-
-func texts(addrs []netip.Addr) []string {
-	all := make([]string, len(addrs))
-	for i, a := range addrs {
-		all[i] = a.String()
-	}
-	return all
 }

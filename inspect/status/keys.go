@@ -13,8 +13,8 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
-// membershipKeys tells which membership key the speakers use, by what they say on their
-// Leases, and which of them hold up the change to another one.
+// membershipKeys reads from the speakers' Leases which membership key they use, and which of them
+// hold up the change to another one.
 func (s *Status) membershipKeys(leases []*coordinationv1.Lease) {
 	has := map[string][]string{} // nodes by what they have
 	for _, l := range leases {

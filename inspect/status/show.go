@@ -157,7 +157,7 @@ func (s *Status) showVIPs(c *output.Canvas) {
 	for _, n := range s.VIPs.Nodes {
 		rows = append(rows, []any{n.Node, n.Layer2, n.BGP})
 	}
-	c.Rows([]string{"NODE", "OWNS (LAYER 2)", "TELLS ROUTERS (BGP)"}, rows)
+	c.Rows([]string{"NODE", "OWNS (LAYER 2)", "ANNOUNCES (BGP)"}, rows)
 }
 
 func (s *Status) showPeers(c *output.Canvas) {

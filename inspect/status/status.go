@@ -87,7 +87,7 @@ type Speakers struct {
 	// Missing are those of the nodes without a ready speaker.
 	Missing []NodeProblem `json:"missing,omitempty"`
 	// MembershipKey is the mark of the key that all use. Empty: they change to
-	// another one, or do not say.
+	// another one, or do not report it.
 	MembershipKey string `json:"membershipKey,omitempty"`
 }
 
@@ -125,7 +125,7 @@ type Waiting struct {
 	// Reason is that of the refusal; Unassigned if there is none.
 	Reason   string   `json:"reason"`
 	Services []string `json:"services"`
-	// Message is what the first of them is told.
+	// Message is that of the first of them.
 	Message string `json:"message"`
 }
 
@@ -133,12 +133,13 @@ type Waiting struct {
 // yet: the controller has not written it.
 const Unassigned = "Unassigned"
 
-// Conflict is a VIP that a host claims that is no speaker of the cluster.
+// Conflict is a VIP that another machine has, which is no speaker of the cluster.
 type Conflict struct {
+	// Node is where it was heard.
 	Node         string     `json:"node"`
 	VIP          netip.Addr `json:"vip"`
 	HardwareAddr string     `json:"hardwareAddr"`
-	// Announced tells whether the VIP is announced in spite of it.
+	// Announced is set if the VIP is announced in spite of it.
 	Announced bool `json:"announced"`
 }
 
@@ -153,7 +154,10 @@ func OfNetwork(o *cluster.Objects, n *simulation.Network) *Status {
 	s.speakers(o)
 	s.skew()
 	if o.Has(cluster.Leases) {
-		s.conflicts(n)
+		s.Conflicts = ConflictsOf(n)
+		for _, c := range s.Conflicts {
+			s.warn("conflict", "%s", c)
+		}
 	}
 	known := o.Unclear() == nil
 	if known && o.Has(cluster.ConfigMaps, cluster.Services) {
@@ -291,7 +295,7 @@ func wanted(n *corev1.Node, speakers []*corev1.Pod) bool {
 	})
 }
 
-// whyNot says why a pod is not ready.
+// whyNot returns why a pod is not ready.
 func whyNot(p *corev1.Pod) string {
 	if p.DeletionTimestamp != nil {
 		return "it is being deleted"
@@ -302,7 +306,7 @@ func whyNot(p *corev1.Pod) string {
 		}
 	}
 	if p.Status.Phase == corev1.PodRunning {
-		return "it runs; kubectl -n " + p.Namespace + " logs " + p.Name + " tells"
+		return "it runs: see kubectl -n " + p.Namespace + " logs " + p.Name
 	}
 	return "phase " + string(p.Status.Phase)
 }
@@ -328,8 +332,8 @@ func version(image string) string {
 	return cmp.Or(digest, "latest")
 }
 
-// skew warns of components of different versions. Digests of two images always
-// differ: they say nothing.
+// skew warns of components of different versions. The digests of two images
+// always differ, so they are not compared.
 func (s *Status) skew() {
 	if s.Controller == nil || s.Speakers == nil {
 		return
@@ -343,21 +347,24 @@ func (s *Status) skew() {
 	}
 }
 
-func (s *Status) conflicts(n *simulation.Network) {
-	s.Conflicts = []Conflict{}
+// ConflictsOf returns the conflicts that the nodes report, by VIP and node.
+func ConflictsOf(n *simulation.Network) []Conflict {
+	all := []Conflict{}
 	for node, r := range n.Reports {
 		for _, c := range r.Conflicts {
-			s.Conflicts = append(s.Conflicts, Conflict{node, c.VIP, net.HardwareAddr(c.HardwareAddr[:]).String(), c.Announced})
+			all = append(all, Conflict{node, c.VIP, net.HardwareAddr(c.HardwareAddr[:]).String(), c.Announced})
 		}
 	}
-	slices.SortFunc(s.Conflicts, func(a, b Conflict) int { return cmp.Or(a.VIP.Compare(b.VIP), cmp.Compare(a.Node, b.Node)) })
-	for _, c := range s.Conflicts {
-		state := "it is not announced"
-		if c.Announced {
-			state = "it is announced all the same"
-		}
-		s.warn("conflict", "VIP %s: another machine, %s, has it, says the speaker of node %s; %s", c.VIP, c.HardwareAddr, c.Node, state)
+	slices.SortFunc(all, func(a, b Conflict) int { return cmp.Or(a.VIP.Compare(b.VIP), cmp.Compare(a.Node, b.Node)) })
+	return all
+}
+
+func (c Conflict) String() string {
+	state := "it is not announced"
+	if c.Announced {
+		state = "it is announced all the same"
 	}
+	return fmt.Sprintf("another machine, %s, has %s, as heard on node %s; %s", c.HardwareAddr, c.VIP, c.Node, state)
 }
 
 func (s *Status) allocation(o *cluster.Objects) {

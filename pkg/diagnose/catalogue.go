@@ -5,11 +5,11 @@ type Entry struct {
 	ID
 	// Active checks send packets and are made on demand.
 	Active bool
-	// OfNodes tells that it judges what speakers tell of their nodes.
+	// OfNodes is set if it judges the facts that speakers report of their nodes.
 	OfNodes bool
-	// Meaning says what a finding means, Cure what helps.
+	// Meaning is what a finding means, Cure what helps.
 	Meaning, Cure string
-	// Fine is what the report says when there is nothing to find.
+	// Fine is the report's text when there is nothing to find.
 	Fine  string
 	judge func(*Cluster) []Finding
 }
@@ -54,9 +54,9 @@ var catalogue = []Entry{
 		Cure:    "`kubectl -n lodestone-system get pods` and the log of the controller."},
 	{ID: Speakers, judge: speakers, Fine: "every node's speaker is ready",
 		Meaning: "A node has no speaker that is ready to own VIPs, or a condition of being ready fails: its VIPs are on other nodes.",
-		Cure:    "The message names the condition. `kubectl -n lodestone-system get pods -o wide` and the speaker's log tell more."},
+		Cure:    "The message names the condition. `kubectl -n lodestone-system get pods -o wide` and the speaker's log have more."},
 	{ID: Complete, judge: complete, Fine: "everything was read, and every speaker answered",
-		Meaning: "Something could not be read, or a speaker did not answer: the checks that need it say nothing of it. Lodestone may well work.",
+		Meaning: "Something could not be read, or a speaker did not answer: the checks that need it cannot judge. Lodestone may well work.",
 		Cure:    "Grant the right that the message names, or see to the node; then diagnose again."},
 	{ID: Versions, judge: notices(Versions), Fine: "controller and speakers are of one version",
 		Meaning: "Controller and speakers are of different versions: an upgrade is under way, or has stopped half way.",
@@ -75,10 +75,10 @@ var catalogue = []Entry{
 	{ID: ARP, OfNodes: true, judge: arp, Fine: "no node has a VIP of its own, and all nodes answer ARP",
 		Meaning: "A VIP is configured on an interface, so that the kernel answers for it beside Lodestone; or the kernel does not answer " +
 			"ARP at all (`arp_ignore` 8); or, with VIPs on kube-ipvs0, asks its neighbours in their name (`arp_announce` below 2).",
-		Cure: "Remove the address where it does not belong; set the sysctl as the finding says."},
+		Cure: "Remove the address where it does not belong; set the sysctl as in the finding."},
 	{ID: IPForward, OfNodes: true, judge: ipForward, Fine: "all nodes forward packets",
 		Meaning: "The kernel of a node does not forward packets: what comes for a VIP never reaches a pod of another node, or any pod.",
-		Cure: "Set the sysctl as the finding says, for good in /etc/sysctl.d. Tools that configure the host's firewall or network may " +
+		Cure: "Set the sysctl as in the finding, for good in /etc/sysctl.d. Tools that configure the host's firewall or network may " +
 			"reset it."},
 	{ID: RPFilter, OfNodes: true, judge: rpFilter, Fine: "no interface drops packets whose way back leads elsewhere",
 		Meaning: "An interface on the segment of a VIP filters strictly by reverse path (RFC 3704), and the default route leads through " +
@@ -90,21 +90,21 @@ var catalogue = []Entry{
 		Cure: "Compare the pools with `ip -brief addr` of the nodes; see interfaces and nodeSelector of the advertisements."},
 	{ID: Announced, judge: notices(Announced), Fine: "every VIP is announced",
 		Meaning: "Nobody announces a VIP.",
-		Cure:    "`lodestone explain vip ADDRESS` tells why each node does not."},
+		Cure:    "`lodestone explain vip ADDRESS` shows why each node does not."},
 	{ID: Capabilities, OfNodes: true, judge: capabilities, Fine: "the speakers have the capabilities that they need",
 		Meaning: "A speaker runs without a capability that the configuration asks for.",
 		Cure: "Set the value of the chart that the finding names. A runtime or policy that takes capabilities away shows in `kubectl -n " +
 			"lodestone-system get pod NAME -o yaml`."},
 	{ID: Alive, OfNodes: true, judge: alive, Fine: "every speaker sees all others",
 		Meaning: "Speakers do not take each other for alive although they are: two nodes may announce the same VIP.",
-		Cure: "Open the membership port (9744) between all nodes, for TCP and UDP; `lodestone diagnose --active` tells between which it " +
-			"is closed. Speakers with different keys do not hear each other either: `lodestone status` tells which have which."},
+		Cure: "Open the membership port (9744) between all nodes, for TCP and UDP; `lodestone diagnose --active` finds between which it " +
+			"is closed. Speakers with different keys do not hear each other either: `lodestone status` shows which have which."},
 	{ID: MembershipPort, Active: true, OfNodes: true, judge: membershipPort, Fine: "every speaker reaches the membership port of all others",
 		Meaning: "A speaker does not reach another one's membership port, by UDP or TCP.",
 		Cure:    "Open the port (9744) for both protocols, in both directions, in the nodes' firewalls and between them."},
 	{ID: BGP, judge: bgp, Fine: "every BGP session is established",
 		Meaning: "A BGP session that should be there is not, or something is wrong with it.",
-		Cure:    "`lodestone bgp peers`, and what the message says; see the guide on sessions."},
+		Cure:    "`lodestone bgp peers`, and the finding's message; see the guide on sessions."},
 	{ID: BFD, judge: bfd, Fine: "every BFD session is up",
 		Meaning: "The BFD session beside a BGP session is not up: the loss of the router is noticed late.",
 		Cure:    "Is BFD on at the router for this peer, and UDP port 3784 (4784 with multihop) open in both directions?"},
@@ -115,7 +115,7 @@ var catalogue = []Entry{
 		Meaning: "A node does not get, or gets from two machines, an answer to ARP or NDP for the address of another node on the same segment.",
 		Cure:    "Same VLAN? Port security, ARP inspection or a cloud's anti-spoofing on the way? `arping -I INTERFACE ADDRESS` on the node."},
 	{ID: Reach, Active: true, OfNodes: true, judge: reach, Fine: "every VIP that was tried answers another node",
-		Meaning: "A VIP does not answer another node of its segment: not to ARP or NDP, from the wrong machine, from two, or its port says " +
+		Meaning: "A VIP does not answer another node of its segment: not to ARP or NDP, from the wrong machine, from two, or its port answers " +
 			"nothing.",
 		Cure: "`lodestone explain vip ADDRESS`; tcpdump on the owner shows whether the packet arrives and whether the endpoint answers. A " +
 			"NetworkPolicy may forbid nodes what it allows to clients."},

@@ -123,7 +123,7 @@ func alive(c *Cluster) (all []Finding) {
 	c.nodes(func(name string, f Facts) {
 		for _, other := range slices.Sorted(maps.Keys(c.Facts)) {
 			if !slices.Contains(f.Alive, other) {
-				all = append(all, found(Error, name, "lodestone diagnose --active tells between which nodes the membership port is closed",
+				all = append(all, found(Error, name, "lodestone diagnose --active finds between which nodes the membership port is closed",
 					"the speaker does not see that of node %s, which is alive: both may announce the same VIPs", other))
 			}
 		}
@@ -191,8 +191,7 @@ func (c *Cluster) owners() map[string]string {
 	return by
 }
 
-// judge says what is wrong with how an address of a node answers. Nothing: it
-// answers as it should.
+// judge returns what is wrong with how an address of a node answers; empty: nothing is.
 func (n Neighbour) judge(owners map[string]string) string {
 	by := "ARP"
 	if n.Address.Is6() {
@@ -229,7 +228,7 @@ func neighbours(c *Cluster) (all []Finding) {
 			switch wrong := n.judge(owners); {
 			case n.Error != "":
 				all = append(all, found(Unknown, name, "", "address %s of node %s was not asked for: %s", n.Address, n.Node, n.Error))
-			case wrong != "" && (known || len(n.Answers) != 1): // whose hardware address it is, only the node's speaker tells
+			case wrong != "" && (known || len(n.Answers) != 1): // only the node's speaker knows whose hardware address it is
 				all = append(all, found(Error, name, hint, "address %s of node %s: %s", n.Address, n.Node, wrong))
 			}
 		}

@@ -10,7 +10,7 @@ import (
 // ID names a check: the same in tickets, documents and programs, for ever.
 type ID string
 
-// Severity tells what a finding is worth.
+// Severity is how bad a finding is.
 type Severity string
 
 // The severities, the worst first.
@@ -42,7 +42,7 @@ type Report struct {
 	NotRun []ID `json:"notRun,omitempty"`
 }
 
-// Check judges the cluster by all checks. A check that finds nothing says that.
+// Check judges the cluster by all checks. A check that finds nothing reports that.
 func Check(c *Cluster) Report {
 	r := Report{Findings: []Finding{}}
 	for _, check := range catalogue {
@@ -65,17 +65,17 @@ func Check(c *Cluster) Report {
 	return r
 }
 
-// nothing is what a check reports that finds nothing: that all is well only if it
-// knows enough to say so.
+// nothing is what a check reports that finds nothing. It reports that all is well only if it knows
+// enough.
 func (e Entry) nothing(c *Cluster) Finding {
-	told, nodes := len(c.Facts), len(c.Facts)+len(c.Mute)
+	known, nodes := len(c.Facts), len(c.Facts)+len(c.Mute)
 	switch {
 	case slices.Contains(c.Unjudged, e.ID):
 		return Finding{Severity: Unknown, Message: "not judged: what it takes could not be read"}
-	case e.OfNodes && told == 0:
-		return Finding{Severity: Unknown, Message: "not judged: no speaker told of its node"}
-	case e.OfNodes && told < nodes:
-		return Finding{Severity: OK, Message: fmt.Sprintf("%s, as far as %d of %d nodes tell", e.Fine, told, nodes)}
+	case e.OfNodes && known == 0:
+		return Finding{Severity: Unknown, Message: "not judged: no speaker reported on its node"}
+	case e.OfNodes && known < nodes:
+		return Finding{Severity: OK, Message: fmt.Sprintf("%s, by the reports of %d of %d nodes", e.Fine, known, nodes)}
 	}
 	return Finding{Severity: OK, Message: e.Fine}
 }

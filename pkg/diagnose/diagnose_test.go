@@ -62,7 +62,7 @@ func healthy() *Cluster {
 	return c
 }
 
-// change changes what a node tells.
+// change changes the facts of a node.
 func change(c *Cluster, node string, f func(*Facts)) {
 	facts := c.Facts[node]
 	f(&facts)
@@ -143,7 +143,7 @@ func TestFaultsAreFoundByTheirChecks(t *testing.T) {
 		"no forwarding there": {sysctl("n1", Sysctl("eth0", "forwarding"), 0), IPForward, Error, "n1", "net/ipv4/conf/eth0/forwarding is 0"},
 		"no IPv6 forwarding":  {sysctl("n1", SysctlForward6, 0), IPForward, Error, "n1", "net/ipv6/conf/all/forwarding is 0"},
 		"forwarding not known": {on("n1", func(f *Facts) { delete(f.Sysctls, SysctlForward4) }), IPForward, Unknown, "n1",
-			"net/ipv4/ip_forward is not known: the speaker does not tell"},
+			"net/ipv4/ip_forward is not known: the speaker does not report it"},
 		"strict and another way back": {on("n1", func(f *Facts) {
 			f.Sysctls[Sysctl("all", "rp_filter")], f.Sysctls[Sysctl("eth0", "rp_filter")] = 1, 0
 			f.DefaultRoutes = []string{"mgmt"}
@@ -291,12 +291,12 @@ func TestReportIsOrderedAndShort(t *testing.T) {
 	assert.True(t, r.Has(Warning))
 	for _, f := range r.Findings {
 		if f.Check == MTU {
-			assert.Equal(t, "interfaces on a segment have one MTU, as far as 3 of 4 nodes tell", f.Message)
+			assert.Equal(t, "interfaces on a segment have one MTU, by the reports of 3 of 4 nodes", f.Message)
 		}
 	}
 }
 
-// Nobody is told that all is well who has not been told anything.
+// Without any facts, nothing is reported as well.
 func TestWithoutAnswersNothingIsWell(t *testing.T) {
 	t.Parallel()
 	r := Check(&Cluster{Mute: map[string]string{"n1": "no answer"}})
@@ -329,7 +329,7 @@ func TestEveryVIPIsTriedByOneOtherNode(t *testing.T) {
 	assert.Len(t, c.Plan()["n3"], MaxVIPs)
 }
 
-// The two ends of a wire that is closed in one direction are told apart from a
+// The two ends of a wire that is closed in one direction are distinguished from a
 // node that is away.
 func TestUnknownOwnersAreNotStrangers(t *testing.T) {
 	t.Parallel()
@@ -338,7 +338,7 @@ func TestUnknownOwnersAreNotStrangers(t *testing.T) {
 	c.Mute["n1"] = "no answer"
 	for _, f := range Check(c).Findings {
 		if f.Check == Neighbours || f.Check == Reach {
-			assert.Equal(t, OK, f.Severity, "whose hardware address it is, only n1 could tell: %+v", f)
+			assert.Equal(t, OK, f.Severity, "whose hardware address it is, only n1 could know: %+v", f)
 		}
 	}
 }
@@ -350,14 +350,14 @@ const referenceHead = `# Checks of lodestone diagnose
 What [lodestone diagnose](cli.md#lodestone-diagnose) checks, by the names that its
 answers have. A finding is an *error* (Services do not work, or will not when
 something moves), a *warning* (some clients, or some day, will notice) or *unknown*
-(it could not be found out, and the message says why). Checks marked with * send
+(it could not be found out, and the message has the reason). Checks marked with * send
 packets, and are made with ` + "`--active`" + ` only.
 
 | check | what a finding means | what helps |
 |---|---|---|
 `
 
-// TestReference checks that the reference says what the checks say.
+// TestReference checks that the reference is what the catalogue has.
 func TestReference(t *testing.T) {
 	t.Parallel()
 	text := referenceHead

@@ -1,7 +1,6 @@
-// Package diagnose decides, from what nodes and the API server tell, what keeps
-// an installation from working, and says what to do about it. It is pure:
-// speakers gather the facts of their nodes, the CLI those of the cluster and
-// asks this package.
+// Package diagnose decides, from facts of the nodes and of the API server, what keeps an
+// installation from working, and what to do about it. It is pure: speakers gather the facts
+// of their nodes, the CLI gathers those of the cluster and asks this package.
 package diagnose
 
 import (
@@ -11,7 +10,7 @@ import (
 
 // Paths and header of the speakers' HTTPS port.
 const (
-	// Path is where a speaker tells Facts. With the parameter ParamActive it
+	// Path is where a speaker serves its Facts. With the parameter ParamActive it
 	// probes the network first; ParamVIP, which may be repeated, is a VIP and a
 	// TCP port of it to be tried ("203.0.113.7:80"; port 0: none).
 	Path        = "/diagnose"
@@ -24,8 +23,8 @@ const (
 	MaxVIPs = 32
 )
 
-// Facts are what a speaker tells of its node. They are for the CLI of another
-// version, too: what it does not know it ignores, what is absent is unknown.
+// Facts are a speaker's, of its node. The CLI may be of another version: it ignores fields that it
+// does not know, and a field that is absent is unknown.
 type Facts struct {
 	Node    string `json:"node"`
 	Version string `json:"version"`
@@ -47,7 +46,7 @@ type Facts struct {
 	Sysctls map[string]int `json:"sysctls"`
 	// DefaultRoutes are the interfaces of the main table's IPv4 default routes.
 	DefaultRoutes []string `json:"defaultRoutes"`
-	// ProxyMode is the mode of kube-proxy; empty: nobody tells.
+	// ProxyMode is the mode of kube-proxy; empty: not known.
 	ProxyMode string `json:"proxyMode,omitempty"`
 	// Capabilities are the effective ones of the speaker, a bit each
 	// (capabilities(7)).
@@ -55,7 +54,7 @@ type Facts struct {
 	// BGPListeners are the sockets that listen on TCP port 179.
 	BGPListeners []Listener `json:"bgpListeners,omitempty"`
 
-	// Active tells whether the node probed the network; what follows is of that.
+	// Active is set if the node probed the network; what follows is of that.
 	Active bool `json:"active,omitempty"`
 	// Members are how the other speakers answer on the membership port.
 	Members []Member `json:"members,omitempty"`
@@ -84,7 +83,7 @@ type Interface struct {
 // Listener is a TCP socket that waits for connections.
 type Listener struct {
 	Address netip.AddrPort `json:"address"`
-	// Ours tells that it is the speaker's.
+	// Ours is set if it is the speaker's.
 	Ours bool `json:"ours,omitempty"`
 }
 
@@ -92,7 +91,7 @@ type Listener struct {
 type Member struct {
 	Node    string         `json:"node"`
 	Address netip.AddrPort `json:"address"`
-	// UDP and TCP say why it does not answer by them; empty: it does.
+	// UDP and TCP are why it does not answer by them; empty: it does.
 	UDP string `json:"udp,omitempty"`
 	TCP string `json:"tcp,omitempty"`
 }
@@ -103,7 +102,7 @@ type Neighbour struct {
 	Node      string     `json:"node"`
 	Address   netip.Addr `json:"address"`
 	Interface string     `json:"interface"`
-	// Answers are the hardware addresses that it was said to have.
+	// Answers are the hardware addresses in the answers.
 	Answers []string `json:"answers,omitempty"`
 	// Error is why nobody could be asked.
 	Error string `json:"error,omitempty"`
@@ -115,11 +114,11 @@ type Trial struct {
 	Neighbour
 	// Port is 0 if none was tried.
 	Port uint16 `json:"port,omitempty"`
-	// Reply is what the port said.
+	// Reply is the port's.
 	Reply Reply `json:"reply,omitempty"`
 }
 
-// Reply is what a TCP port says to who wants a connection.
+// Reply is how a TCP port answers a request for a connection.
 type Reply string
 
 // The replies.
@@ -133,8 +132,8 @@ const (
 type Cluster struct {
 	// Namespace is Lodestone's.
 	Namespace string
-	// Facts are those of the nodes whose speaker answered, Mute says of the
-	// others that should have one why not.
+	// Facts are those of the nodes whose speaker answered. Mute are the other nodes
+	// that should have a speaker, and why it did not answer.
 	Facts map[string]Facts
 	Mute  map[string]string
 	// Unread is what else could not be found out, one sentence each, and Unjudged
@@ -145,18 +144,18 @@ type Cluster struct {
 	Notices  []Notice
 	Sessions []Session
 	VIPs     []VIP
-	// Segments are those of the nodes, as their Leases say.
+	// Segments are those of the nodes, from their Leases.
 	Segments map[string][]Segment
 	// Passive are, by node, the passive peers that connect to it.
 	Passive map[string][]string
-	// NetAdmin says what needs the capability NET_ADMIN; empty: nothing.
+	// NetAdmin is what needs the capability NET_ADMIN; empty: nothing.
 	NetAdmin string
 	// Clocks are the offsets of the nodes' clocks, and APIServer that of the API
 	// server's, from the clock of who asked.
 	Clocks    map[string]Clock
 	APIServer *Clock
 	Others    []Other
-	// Active tells that the network was probed.
+	// Active is set if the network was probed.
 	Active bool
 }
 
@@ -170,9 +169,9 @@ type Notice struct {
 // Session is a BGP session of a node.
 type Session struct {
 	Node, Peer string
-	// Up tells that routes are exchanged, Leftover that there should be none.
+	// Up is set if routes are exchanged, Leftover if there should be no session.
 	Up, Leftover bool
-	// Message says what is wrong with it, BFD is the state of its BFD session.
+	// Message is what is wrong with it, BFD is the state of its BFD session.
 	Message, BFD string
 }
 
@@ -183,8 +182,8 @@ type VIP struct {
 	Owner string
 	// Port is a TCP port of it that answers every node; 0: none is known to.
 	Port uint16
-	// OffSegment says why nobody announces it although somebody should, if that
-	// is the nodes' interfaces.
+	// OffSegment is why nobody announces it although somebody should, if the
+	// nodes' interfaces are the reason.
 	OffSegment string
 }
 
@@ -202,7 +201,7 @@ type Other struct {
 	Name string
 	// Evidence is where it shows.
 	Evidence string
-	// Handles tells that it handles Services that Lodestone serves; otherwise it
-	// may.
+	// Handles is set if it handles Services that Lodestone serves. If it is not
+	// set, it may.
 	Handles bool
 }

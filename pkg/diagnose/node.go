@@ -60,7 +60,7 @@ func (f Facts) strictest(iface, setting string) (value int, known bool) {
 func (f Facts) unread(what string) Finding {
 	why := f.Unread[what]
 	if why == "" {
-		why = "the speaker does not tell"
+		why = "the speaker does not report it"
 	}
 	return found(Unknown, f.Node, "", "%s is not known: %s", what, why)
 }
@@ -147,7 +147,7 @@ func arp(c *Cluster) (all []Finding) {
 }
 
 // speaks4 reports whether the node has an IPv4 address that others can reach, or
-// does not tell.
+// does not report its addresses.
 func (f Facts) speaks4() bool {
 	return len(f.Interfaces) == 0 || slices.ContainsFunc(f.Interfaces, func(i Interface) bool {
 		return slices.ContainsFunc(i.Addrs, func(p netip.Prefix) bool { return p.Addr().Is4() && !p.Addr().IsLoopback() })
@@ -261,7 +261,7 @@ func bgpPort(c *Cluster) (all []Finding) {
 				"another BGP daemon listens on %s beside the speaker: passive peers (%s) may reach the wrong one",
 				strings.Join(foreign, ", "), list(peers)))
 		case !ours:
-			all = append(all, found(Error, name, "kubectl -n "+c.Namespace+" logs of the speaker says why",
+			all = append(all, found(Error, name, "kubectl -n "+c.Namespace+" logs of the speaker has the reason",
 				"nobody listens on port 179, where passive peers (%s) connect", list(peers)))
 		}
 	})

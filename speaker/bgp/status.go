@@ -115,7 +115,7 @@ var (
 	establishedDesc = prometheus.NewDesc(metricEstablished, "1 while the session with the peer is established, else 0.", []string{"peer"}, nil)
 	transitionsDesc = prometheus.NewDesc(metricTransitions, "Sessions that came up (cause established) or went down, by cause.",
 		[]string{"peer", "cause"}, nil)
-	advertisedDesc = prometheus.NewDesc(metricAdvertised, "Prefixes that the peer has been told.", []string{"peer"}, nil)
+	advertisedDesc = prometheus.NewDesc(metricAdvertised, "Prefixes announced to the peer.", []string{"peer"}, nil)
 	withheldDesc   = prometheus.NewDesc(metricWithheld, "Prefixes that the peer cannot be told, by reason.", []string{"peer", "reason"}, nil)
 	updatesDesc    = prometheus.NewDesc(metricUpdates, "UPDATE messages with routes sent.", []string{"peer"}, nil)
 	droppedDesc    = prometheus.NewDesc(metricDropped, "Prefixes that the peer announced. All are dropped.", []string{"peer"}, nil)

@@ -34,8 +34,7 @@ type Size struct {
 	Trouble bool
 }
 
-// document is the configuration: Services draw from lan but for every fourth,
-// which routers are told of.
+// document is the configuration. Services draw from lan, and every fourth is announced by BGP.
 const document = `apiVersion: lodestone.io/v1alpha1
 kind: Config
 clusterID: fra1
@@ -144,8 +143,7 @@ func node(i int) *corev1.Node {
 		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: address.String()}}}}
 }
 
-// lease is what the ith node's speaker tells: its session with tor-b is down if
-// there is a reason.
+// lease is the ith node's Lease, by which its session with tor-b is down if there is a reason.
 func (c *Cluster) lease(i int, reason string) *coordinationv1.Lease {
 	up := c.began.Add(-time.Duration(3+i) * 7 * time.Hour)
 	sessions := []report.Session{

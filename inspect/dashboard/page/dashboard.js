@@ -18,13 +18,13 @@ const number = new Intl.NumberFormat("en");
 const count = (n, one, many) => `${number.format(n)} ${n === 1 ? one : many}`;
 const names = (list, more) => list.join(", ") + (more ? ` and ${number.format(more)} more` : "");
 
-// missing says how many of "3 of 5 ready" are not; nothing: none.
+// missing returns how many of "3 of 5 ready" are not; nothing: none.
 function missing(text) {
   const [ready, all] = text.match(/\d+/g) ?? [0, 0];
   return all > ready ? `${number.format(all - ready)} not ready` : "";
 }
 
-// age says how long ago a time was.
+// age writes how long ago a time was.
 function age(text) {
   const s = Math.max(0, (Date.now() - Date.parse(text)) / 1000);
   if (s < 120) return `${Math.floor(s)} s`;

@@ -452,7 +452,7 @@ func TestOperatorSeesSessionsAndRoutes(t *testing.T) {
 		return err
 	})
 	s.prints(0, []string{"bgp", "routes", vip}, vip+"/32", "tor", "spine", nodes[2])
-	s.prints(0, []string{"explain", "vip", vip}, s.namespace+"/web", nodes[0], "tells spine, tor")
+	s.prints(0, []string{"explain", "vip", vip}, s.namespace+"/web", nodes[0], "announces it to spine, tor")
 	s.prints(0, []string{"explain", "peer", "tor"}, "198.18.0.254", nodes[1])
 	s.prints(0, []string{"simulate", "lose", nodes[0]}, vip+"/32", "by BFD after about 300ms")
 	s.prints(0, []string{"status"}, "2 BGP peers", "3 of 3 up", "routed")

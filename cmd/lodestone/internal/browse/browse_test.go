@@ -161,7 +161,7 @@ func (c *controller) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.Handler.ServeHTTP(w, r)
 }
 
-// start runs browse.Serve until the test ends and returns the address it tells.
+// start runs browse.Serve until the test ends and returns the address that it prints.
 func start(t *testing.T, o browse.Options) *url.URL {
 	t.Helper()
 	reader, writer := io.Pipe()

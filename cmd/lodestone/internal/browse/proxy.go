@@ -26,9 +26,8 @@ type Token interface {
 
 // Proxy passes requests for the dashboard on, with a token. Other users of the
 // machine can connect to its port, and any web page can have the browser do so:
-// it answers only those who know the secret in the address, which it was told by
-// nobody but the terminal, and who ask for it by the name of the loopback
-// interface.
+// it answers only requests with the secret, which is in the address that is printed on the terminal
+// and nowhere else, and with the name of the loopback interface as host.
 type Proxy struct {
 	secret string
 	port   string
@@ -101,11 +100,11 @@ type Options struct {
 	Token  Token
 	// Timeout is how long the first page may take.
 	Timeout time.Duration
-	// Out is told the address.
+	// Out is where the address is printed.
 	Out io.Writer
 }
 
-// Serve tells the address of the page and serves it until ctx ends. It opens
+// Serve prints the address of the page and serves it until ctx ends. It opens
 // nothing before the controller has shown the page.
 func Serve(ctx context.Context, o Options) error {
 	p := NewProxy(o.Target, o.Token)

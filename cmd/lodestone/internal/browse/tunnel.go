@@ -138,7 +138,7 @@ func open(connection httpstream.Connection, port int) (*conn, error) {
 	return &conn{Stream: data, connection: connection, failure: failure}, nil
 }
 
-// Read reads, and says why nothing came if nothing did.
+// Read reads. If nothing came, its error is why.
 func (c *conn) Read(b []byte) (int, error) {
 	n, err := c.Stream.Read(b)
 	if n > 0 {

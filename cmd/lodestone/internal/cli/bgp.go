@@ -17,7 +17,7 @@ import (
 func bgpCommand(s Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bgp",
-		Short: "Show the BGP sessions and what routers are told",
+		Short: "Show the BGP sessions and what is announced to routers",
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -31,14 +31,14 @@ func bgpPeers(s Streams) *cobra.Command {
 		Short: "Show the BGP session of each node with each peer, and why one is not there",
 		Long: `Show the BGP session of each node with each peer, and why one is not there.
 
-Which sessions there should be is what the speakers' own code says; how they are
-is what the speakers tell on their Leases, within some seconds. The states:
+Which sessions there should be is decided by the speakers' own code; how they are,
+the speakers report on their Leases within some seconds. The states:
 
 - established: routes are exchanged
-- down: they are not, and the message says why
-- unknown: there should be a session, and no speaker that is ready tells of it
+- down: they are not, and the message has the reason
+- unknown: there should be a session, and no speaker that is ready reports it
 - impossible: the peer selects the node, which lacks something for a session
-- leftover: the speaker tells of a session that should not be
+- leftover: the speaker reports a session that should not be
 
 Exits with 0 when all sessions are established and nothing is wrong with them, 2
 when not, and 3 when the cluster could not be read.`,
@@ -70,11 +70,11 @@ func bgpRoutes(s Streams) *cobra.Command {
 		Use:   "routes [VIP|PREFIX]",
 		Short: "Show what each node announces to each peer, and which VIPs no router hears of",
 		Long: `Show what each node announces to each peer by the plan, with the attributes that
-the router is told, and which VIPs no router hears of, and why.
+it sends, and which VIPs no router hears of, and why.
 
 With an address, the routes that contain it; with a prefix, also those within it.
 The next hop is always the node. What a router makes of the routes, it alone
-knows; whether it is told them, lodestone bgp peers says.
+knows; whether there is a session to send them by, lodestone bgp peers shows.
 
 Exits with 0 when every VIP that is to be announced by BGP is, 2 when not, and 3
 when the cluster could not be read.`,
@@ -85,7 +85,7 @@ when the cluster could not be read.`,
 	}
 	var f bgp.Filter
 	cmd.Flags().StringVar(&f.Node, "node", "", "Only what this node announces.")
-	cmd.Flags().StringVar(&f.Peer, "peer", "", "Only what this peer is told.")
+	cmd.Flags().StringVar(&f.Peer, "peer", "", "Only what is announced to this peer.")
 	a := answerFlags(cmd, s)
 	t := targetFlags(cmd, s)
 	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {

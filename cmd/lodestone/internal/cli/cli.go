@@ -28,23 +28,22 @@ const (
 	ExitFailed  = 3 // wrong usage, unreadable file, unreachable cluster
 )
 
-// errFound ends a command that has said what it found, errInvalid one that has
-// said what is wrong with the configuration.
+// errFound ends a command that has printed what it found, errInvalid one that has printed what is
+// wrong with the configuration.
 var errFound, errInvalid = errors.New("found"), errors.New("invalid")
 
 // Streams are where the command reads, writes and asks.
 type Streams struct {
 	In       io.Reader
 	Out, Err io.Writer
-	// Terminal says that people watch Out, Color that they want colours there.
+	// Terminal is set if people watch Out, Color if they want colours there.
 	Terminal, Color bool
-	// Plugin says that kubectl runs the command, as kubectl lodestone.
+	// Plugin is set if kubectl runs the command, as kubectl lodestone.
 	Plugin bool
 	// Connect returns a client of the cluster, and the namespace of what the
-	// command is about. Nil: the kubeconfig says.
+	// command is about. Nil: those of the kubeconfig.
 	Connect func() (kubernetes.Interface, string, error)
-	// Dynamic returns a client for resources of others. Nil: the kubeconfig
-	// says.
+	// Dynamic returns a client for resources of others. Nil: that of the kubeconfig.
 	Dynamic func() (dynamic.Interface, error)
 	// Ask returns how pods are asked, as diagnosis.Ask does, which is taken if it
 	// is nil.

@@ -21,7 +21,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
-// target says which cluster a command looks at, and where Lodestone is in it.
+// target is which cluster a command looks at, and where Lodestone is in it.
 type target struct {
 	rules     *clientcmd.ClientConfigLoadingRules
 	overrides clientcmd.ConfigOverrides
@@ -62,7 +62,7 @@ func targetFlags(cmd *cobra.Command, s Streams) *target {
 	return t
 }
 
-// where returns the place, whose scope is that of the controller unless a flag says
+// where returns the place, whose scope is that of the controller unless a flag names
 // another one.
 func (t *target) where() cluster.Place {
 	p := t.place
@@ -99,7 +99,7 @@ func (t *target) loader() clientcmd.ClientConfig {
 	return clientcmd.NewNonInteractiveDeferredLoadingClientConfig(t.rules, &t.overrides)
 }
 
-// restConfig is how the kubeconfig says that the API server is spoken to.
+// restConfig is how to reach the API server, from the kubeconfig.
 func (t *target) restConfig() (*rest.Config, error) {
 	c, err := t.loader().ClientConfig()
 	if clientcmd.IsEmptyConfig(err) {

@@ -20,7 +20,7 @@ func diagnoseCommand(s Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "diagnose",
 		Short: "Check the cluster and every node for what keeps Services from working",
-		Long: `Check the cluster and every node for what keeps Services from working, and say
+		Long: `Check the cluster and every node for what keeps Services from working, and print
 what to do about it, the worst first. docs/reference/checks.md has all checks.
 
 The speakers look at their nodes: kernel settings, interfaces, capabilities,
@@ -34,7 +34,7 @@ packets are those that any neighbour sends; a VIP whose Service chooses its
 clients (loadBalancerSourceRanges) is asked for by ARP or NDP alone.
 
 --bundle writes an archive for a ticket: the diagnosis, the status, the
-configuration, Leases, Events, what the speakers tell, and the ends of the logs.
+configuration, Leases, Events, the speakers' reports, and the ends of the logs.
 It reads no Secrets, and replaces what looks like one.
 
 It needs the rights of lodestone status, and in Lodestone's namespace those to
@@ -44,7 +44,7 @@ list Events.
 
 Exits with 0 when all is well, 1 when the configuration in the cluster is
 invalid, 2 when there are errors or warnings, and 3 when something could not be
-found out: the findings marked UNKNOWN say what.`,
+found out, which the findings marked UNKNOWN name.`,
 		Example: `  lodestone diagnose
   lodestone diagnose --active
   lodestone diagnose --active --bundle ticket.tar.gz

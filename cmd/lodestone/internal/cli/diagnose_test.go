@@ -77,7 +77,7 @@ func (p *fakePods) Log(_ context.Context, pod *corev1.Pod, previous bool) ([]byt
 	return []byte(p.logs[pod.Name]), nil
 }
 
-// diagnosed is newWorld with speakers that tell of healthy nodes.
+// diagnosed is newWorld with speakers that report healthy nodes.
 func diagnosed(t *testing.T) *world {
 	w := newWorld(t)
 	w.pods = &fakePods{facts: map[string]diagnose.Facts{}, texts: map[string]string{}, logs: map[string]string{},
@@ -165,7 +165,7 @@ func TestDiagnosisSaysWhichRightIsMissing(t *testing.T) {
 	w.pods.refused = errors.New("you may not ask the speakers: you need the right to create serviceaccounts/token")
 	text := w.ask("", ExitFailed, "diagnose")
 	assert.Contains(t, text, "you may not ask the speakers")
-	assert.Contains(t, text, "UNKNOWN  ip-forward  cluster\n  not judged: no speaker told of its node")
+	assert.Contains(t, text, "UNKNOWN  ip-forward  cluster\n  not judged: no speaker reported on its node")
 	assert.NotContains(t, text, "ok: arp")
 
 	w = diagnosed(t)
@@ -202,7 +202,7 @@ func TestDiagnosisForPrograms(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(w.ask("", ExitFound, "diagnose", "-o", "json")), &d))
 	assert.Equal(t, diagnose.Finding{Check: diagnose.IPForward, Severity: diagnose.Error, Nodes: []string{"n1"},
 		Message: "net/ipv4/ip_forward is 0: packets to VIPs are not forwarded to pods", Hint: "sysctl -w net/ipv4/ip_forward=1"}, d.Findings[0])
-	assert.Equal(t, 3, d.Told)
+	assert.Equal(t, 3, d.Answered)
 	assert.Equal(t, []diagnose.ID{diagnose.MembershipPort, diagnose.Neighbours, diagnose.Reach}, d.NotRun)
 }
 

@@ -34,10 +34,10 @@ $ ln -s lodestone /usr/local/bin/kubectl_complete-lodestone
 
 ` + "`lodestone completion bash`" + ` (or zsh, fish, powershell) prints what the shell needs
 to complete commands, flags, and the names of nodes, pools, peers, VIPs and Services
-in the cluster; its ` + "`--help`" + ` tells where that belongs.
+in the cluster; its ` + "`--help`" + ` shows where that belongs.
 `
 
-// TestReference checks that the reference says what --help says.
+// TestReference checks that the reference is what --help prints.
 func TestReference(t *testing.T) {
 	var text strings.Builder
 	text.WriteString(referenceHead)
@@ -51,7 +51,7 @@ func TestReference(t *testing.T) {
 	require.Equal(t, text.String(), string(have), "go test ./cmd/lodestone/internal/cli -update")
 }
 
-// TestHelp checks that whoever asks for help is told how the command is used and
+// TestHelp checks that --help prints how the command is used and
 // how it ends.
 func TestHelp(t *testing.T) {
 	var look func(*cobra.Command)

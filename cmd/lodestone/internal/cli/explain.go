@@ -16,7 +16,7 @@ import (
 func explainCommand(s Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "explain",
-		Short: "Tell why something is as it is",
+		Short: "Explain why something is as it is",
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -27,16 +27,16 @@ func explainCommand(s Streams) *cobra.Command {
 func explainService(s Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "service [NAMESPACE/]NAME",
-		Short: "Tell what a Service asked for, what it got, and what each pool says to it",
-		Long: `Tell what a Service asked for, what it got, who announces it or why no node does,
-what each pool says to it, and what would help.
+		Short: "Explain what a Service asked for, what it got, and what each pool answers",
+		Long: `Explain what a Service asked for, what it got, who announces it or why no node
+does, what each pool answers, what would help, and the keys that this depends on.
 
 The command reads the cluster and decides by the code of the controller and of
 the speakers. It changes nothing and needs neither of them to run. A speaker
 counts as alive if its pod is ready.
 
 Exits with 0 when the Service has what it asks for and somebody announces it, 2
-when not, and 3 when the cluster, or what it takes to say who announces it, could
+when not, and 3 when the cluster, or what it takes to know who announces it, could
 not be read: then the rest is shown.`,
 		Example: `  lodestone explain service web
   lodestone explain service shop/web --context fra1
@@ -59,8 +59,8 @@ not be read: then the rest is shown.`,
 		if i < 0 {
 			return fmt.Errorf("there is no Service %s", name)
 		}
-		told := explain.OfService(o, o.Services[i])
-		return a.give(cmd, told, told.Unread, told.Troubled())
+		story := explain.OfService(o, o.Services[i])
+		return a.give(cmd, story, story.Unread, story.Troubled())
 	}
 	return cmd
 }

@@ -81,7 +81,7 @@ func migrateFrom(s Streams, o origin) *cobra.Command {
 			"the annotations of ours for the Services that are among what was read.\n\n" +
 			"It reads " + o.what + `.
 They come from the files, from the standard input ("-"), or without either from
-the cluster. From there it also tells, by the code of the controller, which
+the cluster. From there it also lists, by the code of the controller, which
 Services would keep the addresses that they have. It changes nothing.
 
 What to do with the configuration, and in which order, is in the guide
@@ -165,7 +165,7 @@ func readObjects(files []string, stdin io.Reader) (objects []migrate.Object, err
 	return objects, nil
 }
 
-// takeover tells which Services would keep the addresses that they have.
+// takeover returns which Services would keep the addresses that they have.
 func (t *target) takeover(ctx context.Context, client kubernetes.Interface, c *config.Config) []migrate.Note {
 	const about = "take-over"
 	cluster, err := t.read(ctx, client)
@@ -241,8 +241,7 @@ func indented(text, by string) string {
 	return b.String()
 }
 
-// migrated is the answer for programs, and what people are told beside the
-// configuration.
+// migrated is the answer for programs: the configuration, and the notes that people read.
 type migrated struct {
 	Configuration any               `json:"configuration"`
 	Services      []migrate.Service `json:"services"`

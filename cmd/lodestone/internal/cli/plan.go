@@ -26,7 +26,7 @@ speakers. It changes nothing and needs neither of them to run.
 
 Exits with 0 when no Service would lose its address or be stranded and somebody
 would announce every VIP that somebody announces now, 1 when the new configuration
-is invalid, 2 when not, and 3 when the file or the cluster, or what it takes to say
+is invalid, 2 when not, and 3 when the file or the cluster, or what it takes to know
 who announces a VIP, could not be read: then the rest is shown. While the cluster's
 own configuration is invalid, or there is none, each address that Services have and
 the new one has in no pool counts as stranded.`,
@@ -60,8 +60,8 @@ the new one has in no pool counts as stranded.`,
 		if unclear := o.Unclear(); unclear != nil {
 			o.Omit(cluster.ConfigMaps, unclear)
 		}
-		told := explain.OfEdit(o, next, *all)
-		return a.give(cmd, told, told.Unread, told.Troubled())
+		story := explain.OfEdit(o, next, *all)
+		return a.give(cmd, story, story.Unread, story.Troubled())
 	}
 	return cmd
 }
@@ -92,7 +92,7 @@ func remove(s Streams, how simulation.Removal, short, long string) *cobra.Comman
 		Short: short,
 		Long: long + `
 
-It is what the speakers' own code says of the cluster as it is, but for the node
+It is what the speakers' own code decides for the cluster as it is, but for the node
 and its pods; pods that start elsewhere in their place are not foreseen. Nothing
 is changed.
 
@@ -112,8 +112,8 @@ Exits with 0 when somebody would announce every VIP that somebody announces now,
 		if err := among("node", args[0], nodeNames(o)); err != nil {
 			return err
 		}
-		told := explain.OfRemoval(o, args[0], how)
-		return a.give(cmd, told, nil, told.Troubled())
+		story := explain.OfRemoval(o, args[0], how)
+		return a.give(cmd, story, nil, story.Troubled())
 	}
 	return cmd
 }

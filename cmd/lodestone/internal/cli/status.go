@@ -41,7 +41,7 @@ func (a *answer) print(out io.Writer, p output.Page) error {
 	return output.Print(out, a.format, a.color, p)
 }
 
-// give answers. The error says what the command exits with.
+// give answers. The error is what the command exits with.
 func (a *answer) give(cmd *cobra.Command, p output.Page, unread []string, troubled bool) error {
 	if err := a.print(cmd.OutOrStdout(), p); err != nil {
 		return err
@@ -55,7 +55,7 @@ func (a *answer) give(cmd *cobra.Command, p output.Page, unread []string, troubl
 	return nil
 }
 
-// incomplete ends a command whose answer says what could not be read.
+// incomplete ends a command whose answer lists what could not be read.
 func incomplete(unread []string) error {
 	return fmt.Errorf("the answer is not complete: %s not read", output.Count(len(unread), "thing was", "things were"))
 }
@@ -69,11 +69,11 @@ configuration, the controller, the speakers, how full the pools are, which
 Services wait for what, who announces the VIPs, the BGP sessions, and addresses
 that other machines claim.
 
-The command asks the API server alone. Who announces a VIP is what the speakers'
-own code says ("by the plan"); a speaker counts as alive if its pod is ready.
+The command asks the API server alone. Who announces a VIP is decided by the
+speakers' own code ("by the plan"); a speaker counts as alive if its pod is ready.
 It needs the right to read Services, EndpointSlices, Nodes, Namespaces and
 ServiceCIDRs, and ConfigMaps, Leases and Pods in Lodestone's namespace. What may
-not be read is said, and the rest is shown.
+not be read is listed, and the rest is shown.
 
 Exits with 0 when all is well, 1 when the configuration in the cluster is
 invalid, 2 when there are other warnings, and 3 when something could not be read.
@@ -95,7 +95,7 @@ With --watch it draws until it is interrupted.`,
 	return cmd
 }
 
-// showStatus prints the status. The error says what the command exits with.
+// showStatus prints the status. The error is what the command exits with.
 func showStatus(ctx context.Context, t *target, a *answer, out io.Writer) error {
 	o, err := t.readAll(ctx)
 	if err != nil {

@@ -15,41 +15,41 @@ import (
 	"github.com/lodestone-lb/lodestone/inspect/explain"
 )
 
-// teller is an explain command.
-type teller struct {
+// explainer is an explain command of one kind of thing.
+type explainer struct {
 	use, short, long, example string
-	// tell tells the story of the argument, which may not be there.
-	tell func(o *cluster.Objects, name string) (explain.Story, error)
+	// explain returns the story of the argument, which may not be there.
+	explain func(o *cluster.Objects, name string) (explain.Story, error)
 	// needs is what has to be read for it; none: everything.
 	needs []string
 	// names are what the argument may be.
 	names func(o *cluster.Objects) []string
 }
 
-// exits ends the help of every teller.
+// exits ends the help of every explainer.
 const exits = `
 
-Who announces what is what the speakers' own code says ("by the plan"); a speaker
+Who announces what is decided by the speakers' own code ("by the plan"); a speaker
 counts as alive if its pod is ready.
 
 Exits with 0 when all is well with it, 2 when somebody should look at it, and 3
 when there is no such thing or the cluster could not be read.`
 
-func (t teller) command(s Streams) *cobra.Command {
-	cmd := &cobra.Command{Use: t.use, Short: t.short, Long: t.long + exits, Example: t.example, Args: cobra.ExactArgs(1)}
+func (e explainer) command(s Streams) *cobra.Command {
+	cmd := &cobra.Command{Use: e.use, Short: e.short, Long: e.long + exits, Example: e.example, Args: cobra.ExactArgs(1)}
 	a := answerFlags(cmd, s)
-	target := targetFlags(cmd, s)
-	cmd.ValidArgsFunction = target.complete(t.names)
+	t := targetFlags(cmd, s)
+	cmd.ValidArgsFunction = t.complete(e.names)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		o, err := target.readWhole(cmd.Context(), t.needs...)
+		o, err := t.readWhole(cmd.Context(), e.needs...)
 		if err != nil {
 			return err
 		}
-		told, err := t.tell(o, args[0])
+		story, err := e.explain(o, args[0])
 		if err != nil {
 			return err
 		}
-		return a.give(cmd, told, nil, told.Troubled())
+		return a.give(cmd, story, nil, story.Troubled())
 	}
 	return cmd
 }
@@ -105,15 +105,16 @@ func poolNames(o *cluster.Objects) []string {
 }
 
 func explainVIP(s Streams) *cobra.Command {
-	return teller{
+	return explainer{
 		use:   "vip ADDRESS",
-		short: "Tell who announces an address and why, and why each other node does not",
-		long: `Tell who announces an address and why, and why each other node does not; which
-Services have it, of which pool it is, and what routers are told. Of an address
-that no Service has, tell why.`,
+		short: "Explain who announces an address and why, and why each other node does not",
+		long: `Explain who announces an address and why, and why each other node does not; which
+Services have it, of which pool it is, what is announced to routers, what would help
+if nobody announces it, and the keys that this depends on. If no Service has the
+address, explain why.`,
 		example: `  lodestone explain vip 203.0.113.7`,
 		names:   vipNames,
-		tell: func(o *cluster.Objects, name string) (explain.Story, error) {
+		explain: func(o *cluster.Objects, name string) (explain.Story, error) {
 			addr, err := address(name)
 			if err != nil {
 				return nil, err
@@ -124,15 +125,16 @@ that no Service has, tell why.`,
 }
 
 func explainNode(s Streams) *cobra.Command {
-	return teller{
+	return explainer{
 		use:   "node NAME",
-		short: "Tell what a node announces, and what keeps it from the rest",
-		long: `Tell what a node announces, what keeps it from owning the other VIPs, how its BGP
-sessions are, and what its speaker tells of its network.`,
+		short: "Explain what a node announces, and what keeps it from the rest",
+		long: `Explain what a node announces, what keeps it from owning the other VIPs and the keys
+that this depends on, how its BGP sessions are, and what its speaker reports of its
+network.`,
 		example: `  lodestone explain node n1`,
 		needs:   cluster.ForVIPs,
 		names:   nodeNames,
-		tell: func(o *cluster.Objects, name string) (explain.Story, error) {
+		explain: func(o *cluster.Objects, name string) (explain.Story, error) {
 			if err := among("node", name, nodeNames(o)); err != nil {
 				return nil, err
 			}
@@ -142,16 +144,16 @@ sessions are, and what its speaker tells of its network.`,
 }
 
 func explainPool(s Streams) *cobra.Command {
-	return teller{
+	return explainer{
 		use:   "pool NAME",
-		short: "Tell how full a pool is, who may draw from it, and what comes before it",
-		long: `Tell how full a pool is, who may draw from it, which pools a Service without a
+		short: "Explain how full a pool is, who may draw from it, and what comes before it",
+		long: `Explain how full a pool is, who may draw from it, which pools a Service without a
 wish is given addresses of before, what announces it, and what of it makes no
 sense in this cluster.`,
 		example: `  lodestone explain pool lan`,
 		needs:   cluster.ForAddresses,
 		names:   poolNames,
-		tell: func(o *cluster.Objects, name string) (explain.Story, error) {
+		explain: func(o *cluster.Objects, name string) (explain.Story, error) {
 			names := poolNames(o)
 			if err := among("pool", name, names); err != nil {
 				return nil, err
@@ -162,15 +164,16 @@ sense in this cluster.`,
 }
 
 func explainPeer(s Streams) *cobra.Command {
-	return teller{
+	return explainer{
 		use:   "peer NAME",
-		short: "Tell how the BGP sessions with a peer are, and what it is told",
-		long: `Tell which nodes have a BGP session with a peer, how the sessions are, how soon
-its loss is noticed, and what it is told.`,
+		short: "Explain how the BGP sessions with a peer are, and what is announced to it",
+		long: `Explain which nodes have a BGP session with a peer, how the sessions are and the
+keys that this depends on, how soon the loss of the peer is noticed, and what is
+announced to it.`,
 		example: `  lodestone explain peer tor-a`,
 		needs:   cluster.ForVIPs,
 		names:   func(o *cluster.Objects) []string { return peerNames(o.Network()) },
-		tell: func(o *cluster.Objects, name string) (explain.Story, error) {
+		explain: func(o *cluster.Objects, name string) (explain.Story, error) {
 			names := peerNames(o.Network())
 			if err := among("BGP peer", name, names); err != nil {
 				return nil, err

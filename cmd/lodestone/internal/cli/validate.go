@@ -26,8 +26,8 @@ func validateCommand(s Streams) *cobra.Command {
 
 FILE is the configuration itself, or manifests with the ConfigMap that has it
 under the key config.yaml; "-" is the standard input. With --live it is the one in
-the cluster, of which the command also tells what makes no sense there, such as
-pools with addresses of nodes. How a FILE would fare there, lodestone plan tells.
+the cluster, and the command also prints what makes no sense there, such as pools
+with addresses of nodes. How a FILE would fare there, lodestone plan shows.
 
 Exits with 0 when the configuration is valid, 1 when it is not, 2 when it makes no
 sense in the cluster, and 3 when something could not be read.`,
@@ -60,7 +60,7 @@ sense in the cluster, and 3 when something could not be read.`,
 	return cmd
 }
 
-// validity is what is to be said of a configuration.
+// validity is the answer about a configuration.
 type validity struct {
 	Name  string `json:"name"`
 	Valid bool   `json:"valid"`
@@ -141,7 +141,7 @@ func validateLive(ctx context.Context, t *target) (validity, error) {
 	return v, nil
 }
 
-// print answers. The error says what the command exits with; for people, it has
+// print answers. The error is what the command exits with; for people, it has
 // what is wrong with the configuration.
 func (v validity) print(cmd *cobra.Command, a *answer) error {
 	switch {
@@ -153,7 +153,7 @@ func (v validity) print(cmd *cobra.Command, a *answer) error {
 	return cmp.Or(a.print(cmd.OutOrStdout(), v), errInvalid)
 }
 
-// Show writes what is to be said of a valid configuration.
+// Show writes the answer about a valid configuration.
 func (v validity) Show(c *output.Canvas) {
 	counts := []string{
 		output.Count(v.Pools, "pool", "pools"),

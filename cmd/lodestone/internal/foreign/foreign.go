@@ -165,7 +165,7 @@ func object(meta metav1.Object, kind, group string, body any) (migrate.Object, e
 	return migrate.Object{From: from, Kind: kind, Group: group, Namespace: meta.GetNamespace(), Name: meta.GetName(), JSON: text}, nil
 }
 
-// unread says why something cannot be read: if so, which right is missing.
+// unread returns why something cannot be read. If a right is missing, it names the right.
 func unread(err error, verb, resource, namespace string) error {
 	where := "in the whole cluster"
 	if namespace != "" {
