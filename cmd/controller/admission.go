@@ -10,10 +10,10 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
-// serveAdmission answers the API server's questions about our ConfigMap, from
-// every replica, with a certificate of its own for the name that the API server
-// asks for. The API server shows no credentials; who asks is told what is wrong
-// with what they sent, and nothing else.
+// serveAdmission serves the admission webhook for our ConfigMap, in every replica. The webhook
+// has a certificate of its own, for the host name by which the API server connects. The API
+// server shows no credentials, so anybody may ask. The answer is about the document in the
+// question alone, and reveals nothing else.
 func (p *process) serveAdmission(secure *server.SecureServingInfo, next http.Handler) (http.Handler, error) {
 	if !p.flags.admission {
 		return next, nil
@@ -33,8 +33,8 @@ func (p *process) serveAdmission(secure *server.SecureServingInfo, next http.Han
 	return mux, nil
 }
 
-// warnings returns what of a configuration makes no sense in this cluster. A
-// standby does not know the cluster.
+// warnings returns warnings about settings that make no sense in this cluster. A standby does
+// not know the cluster and has none.
 func (p *process) warnings(cfg *config.Config) []string {
 	facts, ready := p.facts.Current()
 	if !ready {

@@ -30,11 +30,10 @@ func (p *process) serveDashboard(mux *mux.PathRecorderMux) {
 	p.start(d.Run)
 }
 
-// guard has everybody who asks for something identified and authorized by the
-// API server, as the framework does.
+// guard has the API server identify and authorize every client, as the framework does.
 //
-// The framework remembers an answer for ten seconds, and asks again for each other token
-// and path: strangers have a share of that.
+// The framework remembers an answer for ten seconds, and asks again for each other token and
+// path. Requests of strangers are limited, so that these questions are, too.
 func guard(next http.Handler, who *server.AuthenticationInfo, may *server.AuthorizationInfo) http.Handler {
 	throttle := &debughttp.Throttle{}
 	chain := framework.BuildHandlerChain(throttle.After(next), may, who)

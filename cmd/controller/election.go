@@ -21,7 +21,7 @@ type election struct {
 	// elector is nil when there is no election: --leader-elect=false.
 	elector *leaderelection.LeaderElector
 	health  *leaderelection.HealthzAdaptor
-	// margin is how long before its end the lease is not relied on any more.
+	// margin is how long before its end the lease does not count any more.
 	margin time.Duration
 	// won is closed when this process leads, ended when it does not any more.
 	won, ended chan struct{}
@@ -30,8 +30,8 @@ type election struct {
 	cancel context.CancelFunc
 }
 
-// identity is what the Lease names the leader by. Pods on the host's network
-// have the node's host name, so people are told the pod's. The rest tells a
+// identity is the name of this process on the Lease. It begins with the name of the pod,
+// because pods on the host's network have the node's host name. The rest of it distinguishes a
 // restarted process from the one before.
 func identity() string {
 	name := os.Getenv("POD_NAME")
@@ -41,8 +41,8 @@ func identity() string {
 	return name + "_" + uuid.NewString()
 }
 
-// marginOf is how long before its end the lease is not relied on any more: a write that
-// begins before then is over, or given up, when the lease ends.
+// marginOf returns the margin. A write that begins before the margin is over, or given up,
+// when the lease ends.
 func marginOf(lease, renewal time.Duration) time.Duration {
 	return min(max(lease-renewal, servicelb.PatchTimeout), lease/2)
 }
@@ -89,8 +89,8 @@ func (e *election) run() {
 	e.elector.Run(e.ctx)
 }
 
-// alive fails for a leader that neither renews its lease nor knows that it has
-// lost it.
+// alive returns an error for a leader that does not renew its lease and has not noticed that
+// it lost it.
 func (e *election) alive() error {
 	if e.over() {
 		return nil
@@ -118,8 +118,8 @@ func (e *election) leads() bool {
 	}
 }
 
-// holds reports whether the lease is certainly this process's: it was renewed
-// so lately that nobody else can have taken it.
+// holds reports whether this process certainly has the lease, because it renewed the lease so
+// recently that nobody else can have taken it.
 func (e *election) holds() bool {
 	return e.elector == nil || e.elector.IsLeader() && e.elector.Check(-e.margin) == nil
 }

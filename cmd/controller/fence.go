@@ -9,20 +9,20 @@ import (
 // errFenced is why a write was not sent.
 var errFenced = errors.New("not written: the leader lease has not been renewed in time, another process may lead")
 
-// look is how often a write that waits looks who leads.
+// look is the interval at which a write that waits checks who leads.
 const look = 50 * time.Millisecond
 
-// fence keeps a process from writing that led and was suspended: when it
-// wakes up it believes for a moment that it still leads, and what it knows of
-// Services is as old as its sleep.
+// fence keeps a leader that was suspended from writing. When such a process wakes up, it
+// believes for a moment that it still leads, and its knowledge of Services is as old as its
+// sleep is long.
 type fence struct {
 	next http.RoundTripper
-	// holds reports whether the lease is certainly this process's.
+	// holds reports whether this process certainly has the lease.
 	holds func() bool
 }
 
-// RoundTrip implements http.RoundTripper. A write waits until it is certain
-// who leads: the process ends meanwhile if it is another one.
+// RoundTrip implements http.RoundTripper. A write waits until this process certainly leads. If
+// another one leads, this process ends meanwhile.
 func (f fence) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.Method == http.MethodGet || r.Method == http.MethodHead {
 		return f.next.RoundTrip(r)

@@ -10,9 +10,9 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/debughttp"
 )
 
-// serveHTTPS takes the secure port over from the framework and serves there what
-// the framework would, /readyz and the dashboard. The framework has /healthz alone, for all
-// of it: who waits for the API server would be restarted for it.
+// serveHTTPS takes the secure port over from the framework and serves there what the framework
+// would, /readyz and the dashboard. The framework has only /healthz for all checks, so that
+// the kubelet would restart a process that waits for the API server.
 func (p *process) serveHTTPS(c *config.CompletedConfig) error {
 	secure := c.SecureServing
 	c.SecureServing = nil
@@ -30,8 +30,8 @@ func (p *process) serveHTTPS(c *config.CompletedConfig) error {
 	return serve(p.stopped, secure, handler)
 }
 
-// checks are what has to be well for this process to do its part. A standby's
-// part is to wait.
+// checks are the conditions under which this process does its part. The part of a standby is
+// to wait.
 func (p *process) checks() []debughttp.Check {
 	switch {
 	case p.election.over():
@@ -42,7 +42,8 @@ func (p *process) checks() []debughttp.Check {
 	return []debughttp.Check{{Name: "lease", OK: true, Message: "this process leads"}, p.configured(), p.primed()}
 }
 
-// whatIsWrong says where the error is, which quotes the configuration.
+// whatIsWrong says where people find the error. The error itself is not shown, because it
+// quotes the configuration.
 const whatIsWrong = ": the log and the ConfigMap's Events say why"
 
 func (p *process) configured() debughttp.Check {

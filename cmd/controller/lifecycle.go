@@ -17,9 +17,9 @@ type ledCloud struct {
 	p *process
 }
 
-// Initialize is the first thing that the framework calls, before it starts
-// controllers and informers. It returns once this process leads; one that is
-// stopped before that is held here until it ends.
+// Initialize is the first thing that the framework calls, before it starts controllers and
+// informers. It returns once this process leads. If the process is stopped before that, it
+// never returns.
 func (c ledCloud) Initialize(cloudprovider.ControllerClientBuilder, <-chan struct{}) {
 	c.p.stand()
 	select {
@@ -38,9 +38,8 @@ func (c ledCloud) Initialize(cloudprovider.ControllerClientBuilder, <-chan struc
 // configTimeout is how long the framework is kept waiting for the configuration.
 const configTimeout = 10 * time.Second
 
-// Routes waits for the configuration, which says whether there are routes: the
-// framework asks but once. Ours does not need the framework's informers, which
-// start later.
+// Routes waits for the configuration, which says whether there are routes, because the
+// framework asks only once. Ours does not need the framework's informers, which start later.
 func (c ledCloud) Routes() (cloudprovider.Routes, bool) {
 	late := time.After(configTimeout)
 	for {
@@ -59,10 +58,10 @@ func (c ledCloud) Routes() (cloudprovider.Routes, bool) {
 	}
 }
 
-// stand stands for election. A leader that loses the lease stops writing at
-// once, because another one may write from now on, and ends as soon as the API
-// server answers. As long as it does not, a restart would only fail and be
-// put off for longer each time.
+// stand stands for election. A leader that loses the lease stops writing at once, because
+// another one may write from now on, and ends as soon as the API server answers. As long as
+// the API server does not answer, a restart would fail, and the kubelet would delay each
+// further one for longer.
 func (p *process) stand() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -81,7 +80,7 @@ func (p *process) stand() {
 	}()
 }
 
-// reachable reports whether the API server answers, be it with a refusal.
+// reachable reports whether the API server answers. A refusal is an answer.
 func (p *process) reachable() bool {
 	var code int
 	p.client.Discovery().RESTClient().Get().AbsPath("/readyz").Timeout(time.Second).Do(p.election.ctx).StatusCode(&code)
@@ -95,8 +94,8 @@ func (p *process) start(run func(context.Context) error) {
 	p.tasks.Go(func() error { return run(p.working) })
 }
 
-// end waits until our tasks have finished what they were at, then gives the
-// lease back: whoever takes it finds nothing of ours still on its way.
+// end waits until our tasks have finished, then gives the lease back. No write of this process
+// is on its way when the next leader takes it.
 func (p *process) end() {
 	p.mu.Lock() // nothing starts any more
 	if err := p.tasks.Wait(); err != nil {

@@ -22,9 +22,9 @@ import (
 	"k8s.io/component-base/cli"
 )
 
-// gcPercent is GOGC, unless the environment says so. Most of the heap is what the
-// API server tells of Services, which hardly changes: to collect more often costs
-// little, and less memory waits to be collected.
+// gcPercent is GOGC, unless the environment sets it. Most of the heap is copies of Services,
+// which hardly change. To collect more often costs little, and less memory waits to be
+// collected.
 const gcPercent = 50
 
 func main() {

@@ -36,12 +36,12 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/objects"
 )
 
-// process is what lives as long as the process: the tasks that the framework
-// knows nothing about, and the leader lease.
+// process has what lives as long as the process: the tasks that are not the framework's, and
+// the leader lease.
 type process struct {
 	flags flags
-	// stopped ends when the process is told to stop, working also when the
-	// lease is lost.
+	// stopped ends when the process is to stop. working ends then, too, and when the lease is
+	// lost.
 	stopped, working context.Context
 	cancel           context.CancelFunc
 	// mu guards what is running; end keeps it.
@@ -149,8 +149,8 @@ func (p *process) cloud(c *config.CompletedConfig) cloudprovider.Interface {
 	return cloud
 }
 
-// connect has all clients that are made from here on find out soon that an API server is
-// gone, and the informers, whose client the framework has made already.
+// connect makes clients notice soon that an API server is gone. These are all clients that are
+// made later, and that of the informers, which the framework has made already.
 func connect(c *config.CompletedConfig) error {
 	if _, err := apiclient.Use(c.Kubeconfig); err != nil {
 		return err
@@ -181,8 +181,8 @@ func (p *process) serviceController(app.ControllerInitContext, *config.Completed
 	}
 }
 
-// upstreamController makes the constructor of Kubernetes' own service controller start
-// ours, too, which does what that one has no call for.
+// upstreamController makes the constructor of Kubernetes' own service controller start ours,
+// too. Ours does the work for which the cloud provider interface has no call.
 func (p *process) upstreamController(construct app.InitFuncConstructor) app.InitFuncConstructor {
 	return func(i app.ControllerInitContext, c *config.CompletedConfig, cloud cloudprovider.Interface) app.InitFunc {
 		start := construct(i, c, cloud)

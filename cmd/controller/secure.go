@@ -49,7 +49,7 @@ func serve(ctx context.Context, secure *server.SecureServingInfo, handler http.H
 	return err //nolint:wrapcheck // it is about the listener
 }
 
-// followCertificates has every connection take the certificates that there are when it comes.
+// followCertificates makes every new connection use the present certificates.
 func followCertificates(ctx context.Context, secure *server.SecureServingInfo, config *tls.Config) error {
 	current := dynamiccertificates.NewDynamicServingCertificateController(config, secure.ClientCA, secure.Cert, secure.SNICerts, nil)
 	var sources []dynamiccertificates.Notifier

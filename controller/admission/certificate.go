@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// life is how long a certificate is good for, renewal how long before its
-	// end the next one is made.
+	// life is how long a certificate is valid, and renewal how long before its end the next
+	// one is made.
 	life    = 365 * 24 * time.Hour
 	renewal = 120 * 24 * time.Hour
 	// skew is by how much the clocks of nodes may differ.
@@ -37,9 +37,9 @@ type pair struct {
 	until time.Time
 }
 
-// newPair makes a certificate and an authority for it alone, whose key nobody
-// keeps. The newest authority of the pair before stays known: replicas serve its
-// certificate until they have read this one.
+// newPair makes a certificate, and an authority for it alone, whose key is not kept. The
+// newest authority of the pair before remains in the pair, because replicas serve the
+// certificate before until they have read this one.
 //
 // GenerateSelfSignedCertKey of client-go would not do: its keys are RSA, which
 // take long to make for every replica that starts, it goes by a clock of its own,
@@ -98,8 +98,7 @@ func serial() *big.Int {
 	return new(big.Int).SetBytes(b[:])
 }
 
-// pairOf reads what a Secret holds: an error says why it is of no use at that
-// time.
+// pairOf reads the pair in a Secret. The error says why it cannot be used at that time.
 func pairOf(s *corev1.Secret, name string, now time.Time) (*pair, error) {
 	p := &pair{certificate: s.Data[corev1.TLSCertKey], key: s.Data[corev1.TLSPrivateKeyKey], authorities: s.Data[keyAuthorities]}
 	if len(p.certificate) == 0 {

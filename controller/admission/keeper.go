@@ -43,10 +43,9 @@ type KeeperOptions struct {
 	Now func() time.Time
 }
 
-// Keeper is the task that keeps the webhook's certificate: every replica serves
-// what the Secret holds, and the leader sees to it that there is one, and that the
-// API server knows who has signed it. It implements
-// dynamiccertificates.SNICertKeyContentProvider for the name of the Service, so
+// Keeper is the task that keeps the webhook's certificate. Every replica serves the
+// certificate in the Secret. The leader makes it, and gives its authority to the API server.
+// It implements dynamiccertificates.SNICertKeyContentProvider for the name of the Service, so
 // that the secure port serves it to the API server and to nobody else.
 type Keeper struct {
 	KeeperOptions
@@ -99,7 +98,8 @@ func (k *Keeper) report(err error) {
 	k.failed = text
 }
 
-// Keep looks at the Secret once, and does what there is to do.
+// Keep reads the Secret once, and serves the certificate in it. The leader makes another one
+// if that is bad or ends soon.
 func (k *Keeper) Keep(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -122,7 +122,7 @@ func (k *Keeper) Keep(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("make a certificate: %w", err)
 	}
-	// First the API server knows who has signed it, then somebody serves it.
+	// The API server must know the authority before any replica serves the certificate.
 	if err := k.trust(ctx, next.authorities); err != nil {
 		return err
 	}
@@ -141,8 +141,7 @@ func reason(bad error, kept *pair) string {
 	return "the present one ends on " + kept.until.UTC().Format(time.DateOnly)
 }
 
-// trust has the API server accept certificates that these authorities have
-// signed.
+// trust makes the API server accept certificates that these authorities have signed.
 func (k *Keeper) trust(ctx context.Context, authorities []byte) error {
 	webhooks := k.Client.AdmissionregistrationV1().ValidatingWebhookConfigurations()
 	present, err := webhooks.Get(ctx, WebhookName, metav1.GetOptions{})

@@ -31,20 +31,20 @@ const (
 	// maxBody bounds a review, in bytes: a ConfigMap is at most 1 MiB, here
 	// twice, and JSON may escape it.
 	maxBody = 8 << 20
-	// maxAtOnce is how many reviews are read at a time: whoever reaches the port
+	// maxAtOnce is how many reviews are read at a time, because anybody who reaches the port
 	// may send some. The API server sends one for each write of the ConfigMap.
 	maxAtOnce = 2
 	// reviewTimeout is how long a review may take to arrive: the API server waits no
 	// longer for the answer.
 	reviewTimeout = 3 * time.Second
-	// maxWarnings and maxWarning bound what is warned of, and each warning in
-	// bytes: the API server cuts longer ones.
+	// maxWarnings bounds the number of warnings, and maxWarning each of them in bytes: the API
+	// server cuts longer ones.
 	maxWarnings = 10
 	maxWarning  = 250
 )
 
-// Reviewer answers reviews of ConfigMaps, of the API server's or of anybody's: it
-// tells nothing but what is in the review. It implements http.Handler.
+// Reviewer answers reviews of ConfigMaps. It answers anybody, because the answer reveals
+// nothing that is not in the review. It implements http.Handler.
 type Reviewer struct {
 	namespace, name string
 	warnings        func(*config.Config) []string
@@ -56,8 +56,8 @@ type Reviewer struct {
 type ReviewerOptions struct {
 	// Namespace and Name are those of the ConfigMap.
 	Namespace, Name string
-	// Warnings returns what of a valid document makes no sense in this cluster,
-	// as far as that is known.
+	// Warnings returns warnings about settings in a valid document that make no sense in this
+	// cluster, as far as the cluster is known.
 	Warnings func(*config.Config) []string
 	Log      *slog.Logger
 }
@@ -93,7 +93,8 @@ func (v *Reviewer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// Review answers an AdmissionReview of version v1. The error says why it is none.
+// Review answers an AdmissionReview of version v1. The error says why the body is no such
+// review.
 func (v *Reviewer) Review(body []byte) (*admissionv1.AdmissionReview, error) {
 	var review admissionv1.AdmissionReview
 	if err := json.Unmarshal(body, &review); err != nil {
@@ -108,7 +109,7 @@ func (v *Reviewer) Review(body []byte) (*admissionv1.AdmissionReview, error) {
 	return &admissionv1.AdmissionReview{TypeMeta: review.TypeMeta, Response: response}, nil
 }
 
-// judge refuses our ConfigMap if its document is invalid, and nothing else.
+// decide refuses our ConfigMap if its document is invalid, and nothing else.
 func (v *Reviewer) decide(r *admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
 	allowed := &admissionv1.AdmissionResponse{Allowed: true}
 	if r.Namespace != v.namespace || r.Name != v.name || r.Resource.Resource != "configmaps" || r.Resource.Group != "" ||

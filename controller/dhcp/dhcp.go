@@ -1,15 +1,14 @@
 // Package dhcp leases addresses from a DHCPv4 server (RFC 2131): one for each
 // of many VIPs, by one socket on one interface.
 //
-// The addresses are on no interface. Who asks for their hardware address is
-// answered by the speaker that owns the VIP, often on another node, or by
-// nobody, so a server's unicast would never arrive here. Every message but the
-// release is therefore broadcast, asks for a broadcast answer, and leaves
-// ciaddr empty, as after a reboot (section 4.3.2, INIT-REBOOT); to a server
-// that is how a lease is confirmed and extended as well.
+// The addresses are on no interface. Questions for their hardware address are answered by the
+// speaker that owns the VIP, often on another node, or by nobody. A server's unicast would
+// therefore never arrive here. Every message but the release is therefore broadcast, asks for
+// a broadcast answer, and leaves ciaddr empty, as after a reboot (section 4.3.2, INIT-REBOOT);
+// to a server that is how a lease is confirmed and extended as well.
 //
-// One goroutine, Run, owns the socket and the clock. What is said when is
-// decided in sessions.go, which has neither.
+// One goroutine, Run, owns the socket and the clock. sessions.go decides what is sent and
+// when. It has neither.
 package dhcp
 
 import (
@@ -34,8 +33,8 @@ const (
 	// doubles up to the last one.
 	firstRetry = 250 * time.Millisecond
 	lastRetry  = 8 * time.Second
-	// glance is how old what is known of the interface may be when something
-	// is sent: to look means to list all interfaces of the node.
+	// glance is how long the state of the interface is used for sending before it is read
+	// again. To read it means to list all interfaces of the node.
 	glance = 250 * time.Millisecond
 )
 
@@ -47,15 +46,14 @@ type Client struct {
 	// Hostname is what servers list the client as (option 12). It is cut to
 	// 63 bytes, and may be empty.
 	Hostname string
-	// Last is the address that the client had, and will be asked for first.
-	// The zero Addr: none.
+	// Last is the address that the client had. It is asked for first. The zero Addr: none.
 	Last netip.Addr
 }
 
 // Options are what a Source needs.
 type Options struct {
-	// Interface is on the segment of the server or of its relay. A bridge or
-	// a bond is meant by its own name, not by that of a port.
+	// Interface is on the segment of the server or of its relay. A bridge or a bond goes by
+	// its own name, not by that of a port.
 	Interface string
 	Log       *slog.Logger
 	// Network is where the interface is. Nil: this process's network
@@ -105,9 +103,9 @@ func New(o Options) *Source {
 // String names the task.
 func (s *Source) String() string { return "dhcp " + s.name }
 
-// Set replaces the whole set of clients. Who is new asks for an address. The
-// lease of who is gone is released; one that was never confirmed to this
-// process is left to expire. Set does not wait.
+// Set replaces the whole set of clients. A new client asks for an address. The lease of a
+// client that is gone is released, or left to expire if it was never confirmed to this
+// process. Set does not wait.
 func (s *Source) Set(want []Client) {
 	s.mu.Lock()
 	s.sessions.set(time.Now(), want)
@@ -131,7 +129,7 @@ func (s *Source) Current() map[string]State {
 // before Current and nothing is missed.
 func (s *Source) Changed() <-chan struct{} { return s.changed.Next() }
 
-// notify tells whoever waits for it that something changed. s.mu is held.
+// notify signals a change to those who wait for it. s.mu is held.
 func (s *Source) notify() {
 	if s.sessions.changed {
 		s.sessions.changed = false
@@ -139,9 +137,9 @@ func (s *Source) notify() {
 	}
 }
 
-// Run keeps the leases until ctx ends. It releases none then but those that Set
-// gave up: the VIPs live on, and whoever runs next takes their leases over. It
-// never fails: what keeps it from working is told by Current, and tried again.
+// Run keeps the leases until ctx ends. It then releases only those that Set gave up: the VIPs
+// live on, and the next process that runs takes their leases over. It never fails: it tries
+// again, and Current has the error.
 func (s *Source) Run(ctx context.Context) error {
 	defer s.close()
 	for ctx.Err() == nil {
@@ -197,8 +195,7 @@ func (s *Source) step(ctx context.Context, now time.Time) (next time.Time) {
 	return next
 }
 
-// decide returns what is to be sent now, which may be nothing, and when to ask
-// again.
+// decide returns the message to send now, nil if there is none, and when to call it again.
 func (s *Source) decide(now time.Time) (m *message, next time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -209,15 +206,15 @@ func (s *Source) decide(now time.Time) (m *message, next time.Time) {
 	return s.sessions.act(now)
 }
 
-// needed reports whether there is anybody to do something for.
+// needed reports whether there are clients, or leases to release.
 func (s *Source) needed() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.sessions.byID)+len(s.sessions.released) > 0
 }
 
-// send sends a message. What cannot be sent counts as lost: it is said again
-// when there is a port again.
+// send sends a message. A message that cannot be sent counts as lost, and is sent again when
+// there is a port again.
 func (s *Source) send(m *message, now time.Time) {
 	s.sent = now
 	if now.Sub(s.checked) >= glance {

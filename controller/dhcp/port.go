@@ -85,7 +85,7 @@ type port struct {
 	done   chan struct{}
 }
 
-// event is an answer that a port heard, or why it will hear no more.
+// event is an answer that a port received, or why it will receive no more.
 type event struct {
 	port   *port
 	answer answer
@@ -107,8 +107,7 @@ func openPort(ctx context.Context, n Network, i Interface, heard chan<- event) (
 	return p, nil
 }
 
-// replacedBy returns why the port is of no use, the interface being what it
-// is now.
+// replacedBy returns why the port cannot be used with the interface as it is now.
 func (p *port) replacedBy(i Interface) error {
 	if i.Index != p.Index || !slices.Equal(i.HardwareAddr, p.HardwareAddr) {
 		return fmt.Errorf("interface %q was replaced or has another hardware address", p.Name)
@@ -170,8 +169,8 @@ func filter(self net.HardwareAddr) []bpf.Instruction {
 		cond bpf.JumpTest
 		val  uint32
 	}{
-		// Not what others say to others, which a promiscuous interface shows,
-		// nor what this host sends (packet(7), sll_pkttype).
+		// Neither frames between other hosts, which a promiscuous interface receives, nor
+		// frames that this host sends (packet(7), sll_pkttype).
 		{bpf.LoadExtension{Num: bpf.ExtType}, bpf.JumpLessThan, unix.PACKET_OTHERHOST},
 		// A tagged frame is for the VLAN's interface.
 		{bpf.LoadExtension{Num: bpf.ExtVLANTagPresent}, bpf.JumpEqual, 0},

@@ -23,8 +23,8 @@ const (
 	// requestAttempts is how often a REQUEST is sent before starting over: about a
 	// minute (section 3.1.5).
 	requestAttempts = 4
-	// refusedAttempts is how often an address of before the start is asked for that some
-	// server refuses, which may be a stranger's.
+	// refusedAttempts is how often an address of before the start is asked for although a
+	// server refuses it. The server may be a stranger's.
 	refusedAttempts = 2
 	// slowDelay is the least time between REQUESTs for a lease that still
 	// runs (section 4.4.5).
@@ -37,12 +37,13 @@ const (
 	// turnTime is how long others wait with a DISCOVER for an answer to one:
 	// dnsmasq pings an address for three seconds before it offers it.
 	turnTime = 3500 * time.Millisecond
-	// silent is how many DISCOVERs in a row make everybody who waits say so.
+	// silent is how many DISCOVERs in a row stay unanswered until every waiting client has an
+	// error.
 	silent = 2
 )
 
-// phase is a state of RFC 2131 figure 5. There is no INIT: who has nothing to
-// wait for is selecting, and it is due.
+// phase is a state of RFC 2131 figure 5. There is no INIT: a session that waits for nothing is
+// selecting and due.
 type phase string
 
 const (
@@ -55,7 +56,7 @@ const (
 	rebinding  phase = "rebinding" // asks all servers to extend the lease
 )
 
-// session is the dealings of one client with servers.
+// session is the state of one client.
 type session struct {
 	Client
 	phase phase
@@ -67,12 +68,12 @@ type session struct {
 	began time.Time
 	asked time.Time // of the first REQUEST with this xid
 	tries int       // messages without an answer
-	// refused says that a server, whichever, refused the address that is being confirmed.
+	// refused is set when some server refused the address that is being confirmed.
 	refused bool
 	// naks is how many times in a row a server refused what it had offered.
 	naks int
 
-	// discovered is what the last DISCOVER said of the time since began.
+	// discovered is the time since began that the last DISCOVER carried.
 	discovered time.Duration
 	offer      *answer
 
@@ -82,13 +83,13 @@ type session struct {
 	err   error // what went wrong last; nil once there is a lease
 }
 
-// sessions decides what is said to servers, and when. It does no I/O and is
-// told the time.
+// sessions decides what is sent to servers, and when. It does no I/O, and the caller hands it
+// the time.
 //
-// DISCOVERs take turns. Servers do not set an address aside when they offer
-// it, and some (dnsmasq) choose it by the hardware address, which is the same
-// for all clients here: clients that asked together would be offered the same
-// address, and all but one refused it afterwards.
+// DISCOVERs take turns. Servers do not set an address aside when they offer it, and some
+// (dnsmasq) choose it by the hardware address, which is the same for all clients here: clients
+// that asked together would be offered the same address, and all but one would then be refused
+// it.
 type sessions struct {
 	name string // of the interface
 	log  *slog.Logger
@@ -101,7 +102,7 @@ type sessions struct {
 
 	turn     *session // who DISCOVERed last and has not finished
 	turnEnds time.Time
-	// unanswered counts DISCOVERs, of whomever, since the last OFFER.
+	// unanswered counts the DISCOVERs of all clients since the last OFFER.
 	unanswered int
 	// heard is when a server last granted something.
 	heard time.Time
@@ -170,8 +171,8 @@ func (t *sessions) release() (m *message) {
 	return m
 }
 
-// begin starts an exchange. There is no random delay before the first one, as
-// section 4.4.1 has it for hosts that start together: one process asks here.
+// begin starts an exchange. There is no random delay before the first message. Section 4.4.1
+// has one for hosts that start together, but here one process asks for all.
 func (t *sessions) begin(s *session, p phase, now time.Time) {
 	t.end(s)
 	for s.xid = newXID(); t.byXID[s.xid] != nil; s.xid = newXID() {
@@ -180,7 +181,7 @@ func (t *sessions) begin(s *session, p phase, now time.Time) {
 	s.phase, s.due, s.began, s.asked, s.tries, s.refused = p, now, now, time.Time{}, 0, false
 }
 
-// end ends the exchange, if there is one: what is still answered is ignored.
+// end ends the exchange, if there is one. Later answers are ignored.
 func (t *sessions) end(s *session) {
 	if t.byXID[s.xid] == s {
 		delete(t.byXID, s.xid)
@@ -195,7 +196,7 @@ func newXID() (xid dhcpv4.TransactionID) {
 	return xid
 }
 
-// hurry makes everybody who waits for an answer ask again soon: the way to the
+// hurry makes every session that waits for an answer ask again soon, because the way to the
 // servers was interrupted.
 func (t *sessions) hurry(now time.Time) {
 	for _, s := range t.byID {
@@ -207,8 +208,8 @@ func (t *sessions) hurry(now time.Time) {
 	t.changed = true
 }
 
-// act lets who is due act. It returns a message to be sent, which may be nil,
-// and when to call it again. The zero time: not before something changed.
+// act advances the session that is due. It returns a message to send, which may be nil, and
+// when to call it again. The zero time: not before something changed.
 func (t *sessions) act(now time.Time) (m *message, again time.Time) {
 	for {
 		if m := t.release(); m != nil {
@@ -224,9 +225,9 @@ func (t *sessions) act(now time.Time) (m *message, again time.Time) {
 	}
 }
 
-// next returns who can act now, or else nil and when somebody can. It looks at
-// everybody: a thousand sessions cost some microseconds, and there are at most
-// two hundred messages in a second.
+// next returns the session that is due now, or nil and when the next one is due. It looks at
+// all sessions: a thousand cost some microseconds, and there are at most two hundred messages
+// in a second.
 func (t *sessions) next(now time.Time) (first *session, due time.Time) {
 	for _, s := range t.byID {
 		at := s.due
@@ -246,9 +247,9 @@ func (t *sessions) next(now time.Time) (first *session, due time.Time) {
 	return first, due
 }
 
-// before orders two sessions that are both due. Who was offered an address
-// takes it before it is offered to another; who asked in vain most often asks
-// last, so that a range that is used up does not keep others waiting.
+// before orders two sessions that are both due. A session that was offered an address comes
+// first, so that it takes the address before another is offered it. The session that has asked
+// in vain most often comes last, so that an exhausted range does not keep others waiting.
 func before(a, b *session) bool {
 	rank := func(s *session) int {
 		switch s.phase {
@@ -290,8 +291,8 @@ func (t *sessions) advance(s *session, now time.Time) bool {
 	return true
 }
 
-// lapse is act while nothing can be sent: leases still end. It returns when to
-// call it again, or the zero time.
+// lapse replaces act while nothing can be sent. Leases still end. It returns when to call it
+// again, or the zero time.
 func (t *sessions) lapse(now time.Time) (again time.Time) {
 	for _, s := range t.byID {
 		for s.lease != nil && t.advance(s, now) {
@@ -341,9 +342,9 @@ func (t *sessions) ask(s *session, now time.Time) *message {
 	return m
 }
 
-// extend returns the REQUEST for an address that is leased. Each is an
-// exchange of its own, so that an answer tells to which one it belongs: the
-// lease counts from there (section 4.4.1).
+// extend returns the REQUEST for an address that is leased. Each is an exchange of its own, so
+// that it is known which REQUEST an answer belongs to: the lease counts from its time (section
+// 4.4.1).
 func (t *sessions) extend(s *session, now time.Time) *message {
 	began, tries := s.began, s.tries
 	t.begin(s, s.phase, now)
@@ -356,8 +357,8 @@ func (t *sessions) extend(s *session, now time.Time) *message {
 	return &message{kind: dhcpv4.MessageTypeRequest, xid: s.xid, elapsed: now.Sub(began), client: s.Client, requested: s.lease.Addr}
 }
 
-// receive deals with an answer. One to somebody else, and one that does not
-// fit what was asked, is ignored: anybody on the segment can send such.
+// receive handles an answer. It ignores an answer to somebody else and one that does not fit
+// the question, because anybody on the segment can send such.
 func (t *sessions) receive(now time.Time, a answer) {
 	s := t.byXID[a.xid]
 	if s == nil || a.clientID != nil && !bytes.Equal(a.clientID, clientID(s.ID)) { // RFC 6842
@@ -461,14 +462,14 @@ func (t *sessions) grant(s *session, a answer) {
 	t.heard = s.asked
 }
 
-// deny deals with a NAK: the client starts over (section 3.1.5). At once, if
-// it lost the address that it had; later each time, if a server refuses what
-// it offers.
+// deny handles a NAK: the client starts over (section 3.1.5). It starts over at once if it
+// lost the address that it had. If a server refuses what it offered, it waits longer each
+// time.
 //
-// Of an address that it had before the start nobody knows any more which server
-// leased it, and any server on the segment may refuse it: it is asked for on, for
-// some seconds, and an ACK counts. After that the session asks for any address; it
-// gives up the one that it had when a server has leased it another.
+// Nobody knows which server leased an address from before the start, and any server on the
+// segment may refuse it. The session therefore goes on asking for it for some seconds, and an
+// ACK counts. After that it asks for any address. It gives up the address that it had when a
+// server has leased it another.
 func (t *sessions) deny(s *session, a answer, now time.Time) {
 	addr := s.wants()
 	err := fmt.Errorf("DHCP server %v refused %v", a.server, addr)
@@ -500,7 +501,7 @@ func (t *sessions) lose(s *session, err error) {
 	s.err, t.changed = err, true
 }
 
-// complain records what went wrong, and logs it once.
+// complain records an error, and logs it once.
 func (t *sessions) complain(s *session, err error) {
 	if s.err == nil || s.err.Error() != err.Error() {
 		t.log.Warn("no lease yet", "client", s.ID, "err", err)

@@ -32,8 +32,8 @@ type State struct {
 	Lost netip.Addr
 }
 
-// states tells how everybody stands. failed is why the interface cannot be
-// used, if it cannot.
+// states returns the states of all clients. failed is why the interface cannot be used, nil if
+// it can.
 func (t *sessions) states(failed error) map[string]State {
 	waiting := 0
 	for _, s := range t.byID {
@@ -59,7 +59,8 @@ func (t *sessions) states(failed error) map[string]State {
 	return states
 }
 
-// silence says who does not answer since when. Nil: nobody is late.
+// silence returns an error that says which server has not answered and since when. Nil: no
+// answer is late.
 func (t *sessions) silence(s *session, waiting int) error {
 	if s.tries < 2 && (s.phase != selecting || t.unanswered < silent) {
 		return nil

@@ -1,7 +1,7 @@
-// Package leaseevents makes Events of what speakers write on their Leases: of BGP
-// sessions that come and go, VIPs that change hands, and advertisements that
-// match no interface. One process tells for all, so that speakers need not write
-// anything but their Leases.
+// Package leaseevents makes Events from what speakers write on their Leases: BGP sessions that
+// come and go, VIPs that change hands, and advertisements that match no interface. One process
+// makes them for all speakers, so that speakers need not be allowed to write anything but
+// their Leases.
 package leaseevents
 
 import (
@@ -73,13 +73,13 @@ const byVIP = "vip"
 // Events takes Events on objects; kube.Recorder is one.
 type Events interface {
 	Event(object runtime.Object, eventType, reason, message string)
-	// Once is Event, but for an Event with an id that there was already.
+	// Once is Event, except that nothing happens when there was an Event with the id.
 	Once(object runtime.Object, eventType, reason, message, id string)
 }
 
-// recent is how long ago a VIP may have moved that is told of by who begins to
-// lead: the leader before may have gone with the node that had it. The Lease of a
-// node that is lost says for ever what it said last.
+// recent is how long ago a VIP may have moved for a new leader to make an Event of it. The
+// leader before may have gone with the node that had the VIP. The bound is needed because the
+// Lease of a lost node keeps its last text for ever.
 const recent = 10 * time.Minute
 
 // Options are what an Emitter needs.
@@ -92,8 +92,8 @@ type Options struct {
 	Events   Events
 }
 
-// Emitter is the task that makes the Events. What a Lease said when it started
-// is no news, but for VIPs that moved just then.
+// Emitter is the task that makes the Events. It makes none of what a Lease said when it
+// started, except of VIPs that had moved recently.
 type Emitter struct {
 	events   Events
 	leases   cache.SharedIndexInformer
@@ -137,7 +137,7 @@ func (n *Emitter) Run(ctx context.Context) error {
 	return nil
 }
 
-// keepLease returns what of a Lease is of interest, within bounds.
+// keepLease returns the part of a Lease that is used, within bounds.
 func keepLease(obj any) (any, error) {
 	l, ok := obj.(*coordinationv1.Lease)
 	if !ok {
@@ -164,7 +164,7 @@ func vipsOf(obj any) ([]string, error) {
 	return vips, nil
 }
 
-// emit makes Events of what is new. before is nil for a speaker that is new.
+// emit makes Events of changes. before is nil for a speaker that is new.
 func (n *Emitter) emit(before, after *coordinationv1.Lease) {
 	name, ok := report.NodeOf(after.Name)
 	if !ok {
@@ -205,7 +205,7 @@ func (n *Emitter) emitSessions(node *corev1.Node, before, after []report.Session
 	}
 }
 
-// emitRecent tells of the VIPs that had moved shortly before the start.
+// emitRecent makes Events of the VIPs that had moved shortly before the start.
 func (n *Emitter) emitRecent(l *coordinationv1.Lease) {
 	for _, m := range report.Of(l.Annotations).Moves {
 		if time.Since(m.At).Abs() < recent {

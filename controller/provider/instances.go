@@ -22,8 +22,8 @@ var errNotRead = errors.New("the configuration has not been read yet, which may 
 // is what the Node says, plus the configuration's rule for it.
 type instances struct{ config servicelb.ConfigSource }
 
-// InstanceExists is true unless the configuration says positively that the
-// machine is gone: false has the Node deleted.
+// InstanceExists is true unless the configuration says that the machine is gone. If it is
+// false, the framework deletes the Node.
 func (i instances) InstanceExists(_ context.Context, node *corev1.Node) (bool, error) {
 	return !i.rule(node.Name).Gone, nil
 }
@@ -31,8 +31,8 @@ func (i instances) InstanceExists(_ context.Context, node *corev1.Node) (bool, e
 // InstanceShutdown is false: nobody tells.
 func (i instances) InstanceShutdown(context.Context, *corev1.Node) (bool, error) { return false, nil }
 
-// InstanceMetadata tells the Node's provider ID, addresses, zone and region. The
-// framework initializes a node once: what zone it is in has to be known by then.
+// InstanceMetadata returns the Node's provider ID, addresses, zone and region. The framework
+// initializes a node once, so that its zone has to be known by then.
 func (i instances) InstanceMetadata(_ context.Context, node *corev1.Node) (*cloudprovider.InstanceMetadata, error) {
 	if _, state := i.config.Current(); !state.Read {
 		return nil, errNotRead

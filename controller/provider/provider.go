@@ -1,10 +1,9 @@
 // Package provider is Lodestone as a Kubernetes cloud provider: it answers
 // the cloud controller framework's questions about load balancers and nodes.
 //
-// Load balancers are addresses in the ledger of controller/servicelb, the same that
-// Lodestone's own service controller works with. Nodes are what they say of
-// themselves, plus what the configuration says of them. Routes to pods are what
-// speakers say of them.
+// Load balancers are addresses in the ledger of controller/servicelb, which Lodestone's own
+// service controller uses, too. Facts about nodes come from the Nodes and from the
+// configuration. Facts about routes to pods come from the speakers.
 package provider
 
 import (
@@ -40,8 +39,8 @@ var (
 	_ cloudprovider.Routes       = &routes{}
 )
 
-// New returns the provider whose load balancers are what the controller of Services
-// gives. The controller has to run, too.
+// New returns the provider. Its load balancers are the addresses that the controller of
+// Services gives. That controller has to run, too.
 func New(config servicelb.ConfigSource, services *servicelb.Controller, pods PodRoutes) *Cloud {
 	return &Cloud{config: config, services: services, pods: pods}
 }
@@ -77,16 +76,15 @@ func (c *Cloud) ProviderName() string { return Name }
 // names the cluster.
 func (c *Cloud) HasClusterID() bool { return true }
 
-// loadBalancer implements cloudprovider.LoadBalancer. Kubernetes' own service
-// controller calls it for Services without a class, adds the finalizer before, and
-// writes the status that it returns. It has no call for what a person does not
-// change: an address that becomes free for a Service that waits, a pool that goes,
-// a lease that ends, what speakers announce. This is done, as for all other
-// Services, by the controller of controller/servicelb.
+// loadBalancer implements cloudprovider.LoadBalancer. Kubernetes' own service controller calls
+// it for Services without a class, adds the finalizer before, and writes the status that it
+// returns. It has no call for changes that come from elsewhere: an address becomes free for a
+// Service that waits, a pool goes, a lease ends, a speaker reports something. The controller
+// of controller/servicelb handles these, as for all other Services.
 type loadBalancer struct{ *Cloud }
 
-// startTimeout is how long a call waits for the start: Services, configuration and
-// what the cluster itself uses are being read.
+// startTimeout is how long a call waits until the Services, the configuration and the
+// addresses that the cluster itself uses are read.
 const startTimeout = 10 * time.Second
 
 // ready returns once it is known what the cluster's Services hold.

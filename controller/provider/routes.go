@@ -31,20 +31,20 @@ type PodRoutes struct {
 	Log         *slog.Logger
 }
 
-// routes implements cloudprovider.Routes. Speakers make the routes, from the
-// Nodes, and say on their Leases which of their node's pods have them; here
-// that is told to the framework, which sets the Nodes' condition
-// NetworkUnavailable. So to list is to read what speakers say, to create is to
-// find that said, and to delete is to rely on speakers to see it themselves.
+// routes implements cloudprovider.Routes. Speakers make the routes from the Nodes, and write
+// on their Leases to which of their node's pod CIDRs there are routes. This type passes that
+// on to the framework, which sets the Nodes' condition NetworkUnavailable. ListRoutes reads
+// the Leases, CreateRoute checks that the Lease names the route, and DeleteRoute leaves it to
+// the speakers.
 type routes struct {
 	*Cloud
 	mu     sync.Mutex
 	leases map[types.NodeName]*coordinationv1.Lease // when the routes were listed last
 }
 
-// Routes implements cloudprovider.Interface. There are routes if the
-// configuration has them when the framework asks, once at the start. Without
-// --cluster-cidr the framework would end the process.
+// Routes implements cloudprovider.Interface. There are routes if the configuration has them
+// when the framework asks, which it does once at the start. Without --cluster-cidr there are
+// none, because the framework would end the process.
 func (c *Cloud) Routes() (cloudprovider.Routes, bool) {
 	cfg, _ := c.config.Current()
 	switch {
@@ -103,10 +103,9 @@ func (r *routes) list(ctx context.Context) (map[types.NodeName]*coordinationv1.L
 	return leases, nil
 }
 
-// routed reports whether the CIDR of the node counts as routed. A speaker that
-// says nothing about routes is older than the configuration or this version:
-// then all stays as it is, lest an upgrade make the network of every node
-// unavailable.
+// routed reports whether the CIDR of the node counts as routed. A speaker that reports nothing
+// about routes is older than the configuration or this version. Its node then stays as it is,
+// so that an upgrade does not make the network of every node unavailable.
 func routed(node *corev1.Node, cidr string, lease *coordinationv1.Lease) bool {
 	if report.Of(lease.Annotations).PodRoutes == "" {
 		return !slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
@@ -116,14 +115,14 @@ func routed(node *corev1.Node, cidr string, lease *coordinationv1.Lease) bool {
 	return says(lease, cidr)
 }
 
-// says reports whether the speaker says that the CIDR has routes.
+// says reports whether the Lease of the speaker names the CIDR as routed.
 func says(lease *coordinationv1.Lease, cidr string) bool {
 	prefix, err := netip.ParsePrefix(cidr)
 	return err == nil && slices.Contains(report.Of(lease.Annotations).RoutedPodCIDRs, prefix.Masked())
 }
 
-// CreateRoute fails as long as the node's speaker does not say that the CIDR has
-// routes: the framework asks again, and its Event on the Node has the reason.
+// CreateRoute fails as long as the Lease of the node's speaker does not name the CIDR. The
+// framework asks again, and its Event on the Node has the reason.
 func (r *routes) CreateRoute(_ context.Context, _, _ string, route *cloudprovider.Route) error {
 	r.mu.Lock()
 	lease := r.leases[route.TargetNode]
@@ -139,6 +138,5 @@ func (r *routes) CreateRoute(_ context.Context, _, _ string, route *cloudprovide
 	return nil
 }
 
-// DeleteRoute has nothing to do: speakers remove routes to what Nodes do not
-// have any more.
+// DeleteRoute has nothing to do: speakers remove routes to CIDRs that no Node has any more.
 func (r *routes) DeleteRoute(context.Context, string, *cloudprovider.Route) error { return nil }

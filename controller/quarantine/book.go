@@ -22,28 +22,28 @@ const (
 	Key = "quarantine"
 )
 
-// Book is the record of released addresses. The leader alone writes it, and
-// what it knows is the truth: lines that somebody removes come back with the
-// next write, lines that somebody adds stay and count from the next start.
+// Book is the record of addresses in quarantine. The leader alone writes it, and what the
+// leader knows counts. Lines that somebody removes come back with the next write. Lines that
+// somebody adds stay, and count from the next start.
 //
-// It has no goroutine: whoever calls Keep while nobody writes writes for all
-// that have called meanwhile, and an idle book writes nothing. It is safe for
-// concurrent use, and a prometheus.Collector of the lodestone_quarantine metrics.
+// It has no goroutine. A call of Keep while nobody writes does the writing, also for the calls
+// that come meanwhile. An idle book writes nothing. It is safe for concurrent use, and a
+// prometheus.Collector of the lodestone_quarantine metrics.
 type Book struct {
 	client    typedcorev1.ConfigMapInterface
 	namespace string
 	log       *slog.Logger
 	metrics   metrics
 
-	// turn is held by who reads or writes the ConfigMap. What follows is
-	// theirs.
+	// turn is held by the goroutine that reads or writes the ConfigMap. The fields below it
+	// belong to that goroutine.
 	turn chan struct{}
-	// object is the ConfigMap as last seen, without a resourceVersion if there
-	// was none; nil if it is not known how it stands.
+	// object is the ConfigMap as last seen, without a resourceVersion if there was none, and
+	// nil if its state is not known.
 	object *corev1.ConfigMap
 	// next is when the next write may begin.
 	next time.Time
-	// full is set when the last write had no room for all.
+	// full is set when the last write had no room for all records.
 	full bool
 
 	mu sync.Mutex
@@ -74,8 +74,8 @@ func (b *Book) String() string { return b.namespace + "/" + ConfigMapName }
 // nothing. A release that lies in the future (the clock was set back) counts as
 // of now. Load tries until ctx ends, but not with an error that stays.
 //
-// List the Services before: a Service that is not among them any more is on
-// record then, since its record is older than its end.
+// List the Services before Load. A Service that was gone by then has its record, because the
+// record is written before the Service goes.
 func (b *Book) Load(ctx context.Context) ([]Record, error) {
 	err := b.inTurn(ctx, func() error { return b.insist(ctx, b.read) })
 	if err != nil {
@@ -169,8 +169,8 @@ func (b *Book) because(err error) error {
 	return fmt.Errorf("%w (gave up: %w)", b.fault, err)
 }
 
-// merge adds what the ConfigMap says: of an address the newest record counts,
-// but one from the future says nothing against one that is known.
+// merge adds the records of the ConfigMap. Of an address the newest record counts, but a
+// record from the future does not replace one that is known.
 func (b *Book) merge(records []Record, size int, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -18,8 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// Record says that a Service released an address, which nobody else may have
-// for a while.
+// Record is a released address that no other Service may have for a while.
 type Record struct {
 	Addr netip.Addr
 	// Service is "namespace/name" of the Service that had the address.
@@ -56,8 +55,8 @@ const (
 	header  = "version " + version + "\n# released at, by the Service, the address, spoken for until\n"
 )
 
-// maxText bounds the text in bytes. The API server takes 1 MiB of data; this
-// leaves room for what somebody may have added.
+// maxText bounds the text in bytes. The API server takes 1 MiB of data, so that there is room
+// for what somebody may have added.
 const maxText = 1_000_000
 
 // errVersion says that another version of the controller wrote the text.

@@ -28,8 +28,8 @@ const (
 // retries are the pauses between attempts.
 var retries = wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: math.MaxInt, Cap: 5 * time.Second}
 
-// insist attempts until it succeeds, ctx ends, or an attempt fails in a way
-// that stays.
+// insist repeats the attempt until it succeeds, ctx ends, or it fails with an error that
+// stays.
 func (b *Book) insist(ctx context.Context, attempt func(context.Context) error) error {
 	err := retries.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 		limited, cancel := context.WithTimeout(ctx, attemptTimeout)
@@ -68,7 +68,7 @@ func isTransient(err error) bool {
 	}
 }
 
-// read takes over what the ConfigMap says. It may not exist.
+// read takes over the records of the ConfigMap, which may not exist.
 func (b *Book) read(ctx context.Context) error {
 	object, err := b.client.Get(ctx, ConfigMapName, metav1.GetOptions{})
 	switch {
@@ -92,7 +92,7 @@ func (b *Book) read(ctx context.Context) error {
 	return nil
 }
 
-// write makes the ConfigMap say what the book says.
+// write writes the records of the book to the ConfigMap.
 func (b *Book) write(ctx context.Context) error {
 	if err := b.pause(ctx); err != nil {
 		return err
@@ -138,7 +138,7 @@ func (b *Book) put(ctx context.Context, text string) (*corev1.ConfigMap, error) 
 	return b.client.Update(ctx, object, metav1.UpdateOptions{})
 }
 
-// reportFull tells of records that had no room, once until there is room again.
+// reportFull logs the records that had no room, once until there is room again.
 func (b *Book) reportFull(dropped []Record) {
 	b.metrics.dropped.WithLabelValues(string(LostFull)).Add(float64(len(dropped)))
 	if len(dropped) > 0 && !b.full {

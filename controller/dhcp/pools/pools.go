@@ -14,7 +14,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/notify"
 )
 
-// source is what is asked of a *dhcp.Source.
+// source is the part of *dhcp.Source that is used.
 type source interface {
 	Set(want []dhcp.Client)
 	Current() map[string]dhcp.State
@@ -112,8 +112,8 @@ func addrOf(l *dhcp.Lease) netip.Addr {
 // Changed implements servicelb.Leases.
 func (k *Keeper) Changed() <-chan struct{} { return k.changed.Next() }
 
-// Run runs the clients until ctx ends. Leases that Set gave up are released by
-// then, those that are wanted are left to whoever runs next.
+// Run runs the clients until ctx ends. Leases that Set gave up are released by then. Those
+// that are wanted are left to the next process that runs.
 func (k *Keeper) Run(ctx context.Context) error {
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
@@ -133,8 +133,8 @@ func (k *Keeper) Run(ctx context.Context) error {
 	}
 }
 
-// run runs a client until it is stopped or ctx ends, after the one before it
-// has released its leases: they may be asked for again.
+// run runs a client until it is stopped or ctx ends. It first waits until the client before
+// has released its leases, because they may be asked for again.
 func (k *Keeper) run(ctx context.Context, c *client) {
 	defer close(c.ended)
 	if c.before != nil {
