@@ -1,17 +1,16 @@
-// Package bfd is Bidirectional Forwarding Detection in Asynchronous mode, over
-// one hop (RFC 5880, RFC 5881) and over several (RFC 5883), for IPv4 and IPv6,
-// without Demand mode, Echo and authentication of our own: it tells within
-// some 100 ms that a peer cannot be reached any more.
+// Package bfd is Bidirectional Forwarding Detection in Asynchronous mode, over one hop (RFC
+// 5880, RFC 5881) and over several (RFC 5883), for IPv4 and IPv6, without Demand mode, Echo
+// and authentication of our own. It detects within some 100 ms that a peer cannot be reached
+// any more.
 //
 // Three layers: packet is the codec, machine the state machine of one session,
 // which knows neither clock nor socket, and Task runs machines.
 //
-// One goroutine, Run, owns all sessions and all sockets. It waits in ppoll(2)
-// for a packet or the next deadline, and before it looks at deadlines it reads
-// every packet that has arrived: when this process did not get to run for a
-// while, packets wait in the sockets, and the peer is not to be blamed. It
-// takes no lock that others hold and waits for nobody. What others read is
-// immutable behind atomic pointers, or a counter.
+// One goroutine, Run, owns all sessions and all sockets. It waits in ppoll(2) for a packet or
+// the next deadline. Before it checks deadlines it reads every packet that has arrived: if
+// this process did not run for a while, packets wait in the sockets, and the peer has not
+// failed. Run takes no lock that others hold, and waits for nobody. Others read its state as
+// immutable values behind atomic pointers, or as counters.
 package bfd
 
 import (
@@ -79,19 +78,19 @@ func New(o Options) *Task {
 // String names the task.
 func (t *Task) String() string { return "bfd" }
 
-// Ready is closed once Set has its effect at once.
+// Ready is closed once calls of Set take effect at once.
 func (t *Task) Ready() <-chan struct{} { return t.ready }
 
-// Set replaces the sessions, by peer name. The same set again is silent and
-// cheap. A session whose timers or MinTTL change goes on; one whose path
-// changes ends, and another begins. One that is not in the set any more tells
-// its peer that it was switched off, which is no failure to it.
+// Set replaces the sessions, by peer name. The same set again is silent and cheap. A session
+// whose timers or MinTTL change goes on; one whose path changes ends, and another begins. A
+// session that is not in the set any more ends, and tells its peer that it was switched off,
+// which the peer does not count as a failure.
 //
-// The error names sessions that cannot be: with bad values, or with packets
-// that cannot be told from another session's. Those are left out, the others
-// are not concerned. What the node cannot do at present (no route, no such
-// interface, the port taken by another process) is no error: Status tells it,
-// and it is tried again. Set waits for Run, and after Run returns ErrStopped.
+// The error names sessions that cannot exist: their values are bad, or their packets cannot be
+// distinguished from those of another session. Set leaves these out and takes the others. A
+// session that the node cannot have at present (no route, no such interface, the port taken by
+// another process) is no error: Status says so, and it is tried again. Set waits for Run, and
+// returns ErrStopped when Run has ended.
 func (t *Task) Set(ctx context.Context, want map[string]Session) error {
 	s := setting{maps.Clone(want), make(chan error, 1)}
 	select {
@@ -121,9 +120,9 @@ func (t *Task) States() map[string]Status {
 	return states
 }
 
-// Changed returns a channel that is closed as soon as States has another
-// answer, but for its counters. Take the channel first, then ask: no change is
-// missed, though a session may have changed twice (see Status.Transitions).
+// Changed returns a channel that is closed as soon as States has another answer. Counters do
+// not matter. Take the channel first, then ask: no change is missed, though a session may have
+// changed twice (see Status.Transitions).
 func (t *Task) Changed() <-chan struct{} { return *t.changed.Load() }
 
 // wake ends the wait of Run.

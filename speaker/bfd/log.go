@@ -2,8 +2,8 @@ package bfd
 
 import "time"
 
-// logChanges logs what becomes of sessions, until over is closed. Writing a log can
-// take long, so the loop does not do it.
+// logChanges logs changes of sessions until over is closed. Writing a log can take long, so
+// the loop does not do it.
 func (t *Task) logChanges(over <-chan struct{}) {
 	told := map[string]Status{}
 	for {
@@ -21,7 +21,7 @@ func (t *Task) logChanges(over <-chan struct{}) {
 	}
 }
 
-// logChange logs what the owner of a network wants to know of a session.
+// logChange logs the changes of a session that matter to the operator of a network.
 func (t *Task) logChange(name string, before, now Status) {
 	log := t.log.With("peer", name, "remote", now.Session.Remote)
 	again := before.Discriminator == now.Discriminator

@@ -14,11 +14,11 @@ import (
 )
 
 const (
-	// listenRetry is how often a receive socket is tried that cannot be opened.
+	// listenRetry is the interval of attempts to open a receive socket.
 	listenRetry = time.Second
-	// maxBatch bounds the packets read from a socket before deadlines are looked
-	// at. A receive buffer of the default size holds fewer, so more are a flood,
-	// which gets a pause: it must not keep a processor busy at real-time priority.
+	// maxBatch bounds the packets read from a socket before deadlines are checked. A receive
+	// buffer of the default size holds fewer, so that more are a flood. The loop then pauses,
+	// because a flood must not keep a processor busy at real-time priority.
 	maxBatch   = 512
 	floodPause = 5 * time.Millisecond
 	// idle is how long the loop waits when there is nothing to wait for.
@@ -32,10 +32,9 @@ type listener struct {
 	retry time.Time
 }
 
-// loop runs the sessions. Its clock is read before its sockets are: a deadline
-// that is over then was not met by any packet that came in time. What a packet
-// begins is counted from when it was read: this process may have been stopped in
-// between.
+// loop runs the sessions. It reads the clock before the sockets, so that no packet that came
+// in time is left to be read when a deadline is over. The times that begin with a packet count
+// from when it was read, because this process may have been stopped since the clock was read.
 func (t *Task) loop(ctx context.Context) error {
 	fd, err := unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC)
 	if err != nil {
@@ -91,7 +90,7 @@ func (t *Task) wait(waker int) {
 		sooner(s.machine.deadline())
 	}
 	timeout := unix.NsecToTimespec(max(0, time.Until(deadline).Nanoseconds()))
-	// An error is that of a signal, or the next round meets it.
+	// The error is an interruption by a signal, or it occurs again in the next round.
 	if n, err := unix.Ppoll(fds, &timeout, nil); err == nil && n > 0 && fds[0].Revents != 0 {
 		_, _ = unix.Read(waker, make([]byte, 8))
 	}
@@ -135,8 +134,8 @@ func (t *Task) hear(d datagram, now time.Time) {
 	s.receive(p, now)
 }
 
-// judge finds the session of a datagram (RFC 5880, section 6.8.6; RFC 5881,
-// sections 3 and 5; RFC 5883, sections 4 and 5).
+// classify finds the session of a datagram (RFC 5880, section 6.8.6; RFC 5881, sections 3 and
+// 5; RFC 5883, sections 4 and 5).
 func (t *Task) classify(d datagram) (*session, packet, Discard) {
 	if !d.multihop && d.hops != maxHops {
 		return nil, packet{}, BadHops
@@ -157,10 +156,10 @@ func (t *Task) classify(d datagram) (*session, packet, Discard) {
 	return s, p, used
 }
 
-// find finds the session by the discriminator that the peer was sent, else by
-// the path. A session that is Up is found by its discriminator alone: whoever
-// forges the peer's address does not know it, and a peer that has lost it, in a
-// restart, sends nothing else, so that the session ends by its Detection Time.
+// find finds the session by the discriminator that the peer was sent, else by the path. A
+// session that is Up is found by its discriminator alone, because a forger of the peer's
+// address does not know it. A peer that has lost the discriminator in a restart sends no
+// packet that has it, so that the session ends after its Detection Time.
 func (t *Task) find(d datagram, p packet) (*session, Discard) {
 	if p.your == 0 {
 		for _, s := range t.sessions {
@@ -216,8 +215,8 @@ func (t *Task) takeSets(now time.Time) {
 	}
 }
 
-// apply makes the sessions those that are wanted. It returns what is wrong
-// with some of them.
+// apply replaces the sessions by the wanted ones. Its error says what is wrong with those that
+// cannot be.
 func (t *Task) apply(want map[string]Session, now time.Time) error {
 	if maps.Equal(want, t.want) {
 		return t.refused
@@ -244,8 +243,8 @@ func (t *Task) apply(want map[string]Session, now time.Time) error {
 	return t.refused
 }
 
-// begin starts a session. Who leaves the same path does not talk over it: its
-// peer was told once.
+// begin starts a session. A session that is leaving the same path sends no further packets: it
+// has told its peer once.
 func (t *Task) begin(name string, w Session, now time.Time) *session {
 	t.leaving = slices.DeleteFunc(t.leaving, func(s *session) bool {
 		over := s.want.overlaps(w)
@@ -278,8 +277,8 @@ func (t *Task) newDiscriminator() uint32 {
 	}
 }
 
-// openNeeded makes the receive sockets those that sessions need; openMissing
-// opens them.
+// openNeeded closes the receive sockets that no session needs, and adds those that sessions
+// need for openMissing to open.
 func (t *Task) openNeeded() {
 	unused := maps.Clone(t.listeners)
 	for _, s := range t.sessions {

@@ -10,8 +10,9 @@ const (
 	// slowest is the least DesiredMinTxInterval of a session that is not Up
 	// (RFC 5880, section 6.8.3).
 	slowest = time.Second
-	// Who leaves says so this many times, this often at most: within the
-	// Detection Time of the peer, mostly, as RFC 5880, section 6.8.16 asks for.
+	// A session that ends sends so many packets that say so, with at least so much time
+	// between them. They mostly reach the peer within its Detection Time, as RFC 5880, section
+	// 6.8.16 demands.
 	farewells        = 3
 	farewellInterval = 100 * time.Millisecond
 )
@@ -26,7 +27,7 @@ type Timers struct {
 	DetectMultiplier int
 }
 
-// Cause is why a session is what it is to its owner.
+// Cause is why a session came up or went down.
 type Cause string
 
 // The causes.
@@ -39,9 +40,8 @@ const (
 	Expired Cause = "detection_time_expired"
 	// PeerDown: the peer does not hear us any more, or has started anew.
 	PeerDown Cause = "peer_down"
-	// PeerAdminDown: people have switched the session off on the peer. That says
-	// nothing of the path; the session's client goes on without BFD (RFC 5882,
-	// section 4.2).
+	// PeerAdminDown: people have switched the session off on the peer. That says nothing about
+	// the path, and the session's client goes on without BFD (RFC 5882, section 4.2).
 	PeerAdminDown Cause = "peer_admin_down"
 )
 
@@ -63,10 +63,10 @@ func Causes() reason.Texts[Cause] {
 	}
 }
 
-// machine is the state machine of one session in Asynchronous mode (RFC 5880,
-// section 6.8), with the state variables of section 6.8.1. It has no clock and
-// sends nothing: every step gets the time, advance returns what is to be sent,
-// and deadline tells when to come back.
+// machine is the state machine of one session in Asynchronous mode (RFC 5880, section 6.8),
+// with the state variables of section 6.8.1. It has no clock and sends nothing. Every step
+// gets the time, advance returns the packet to send, and deadline returns when to call advance
+// again.
 type machine struct {
 	timers Timers         // what the owner wants
 	random func() float64 // from [0, 1)
@@ -81,8 +81,8 @@ type machine struct {
 	cause              Cause
 	lost               uint64 // packets of the peer, estimated from the gaps
 
-	// What we announce, and what we go by: they differ until a Poll Sequence has
-	// told the peer (section 6.8.3).
+	// The intervals that we announce, and those that we use. They differ until a Poll Sequence
+	// has told the peer (section 6.8.3).
 	minTx, minRx         time.Duration
 	usedMinTx, usedMinRx time.Duration
 	polling, pollAgain   bool
@@ -106,22 +106,22 @@ func newMachine(t Timers, discriminator uint32, random func() float64, now time.
 	return m
 }
 
-// forget resets what is known of a peer that was not heard for a Detection
-// Time (section 6.8.1, bfd.RemoteDiscr).
+// forget resets what is known of a peer that was silent for a Detection Time (section 6.8.1,
+// bfd.RemoteDiscr).
 func (m *machine) forget() {
 	m.heard, m.remote, m.remoteState, m.remoteDemand = time.Time{}, 0, Down, false
 	m.remoteMinTx, m.remoteMinRx, m.remoteMultiplier = 0, time.Microsecond, 0
 }
 
-// set takes over what the owner wants. The session stays what it is.
+// set takes over the timers that the owner wants. The state of the session stays.
 func (m *machine) set(t Timers) {
 	m.timers = t
 	m.negotiate()
 	m.reschedule()
 }
 
-// leave ends the session for good: it is said to the peer a few times, if it
-// was ever heard (section 6.8.16).
+// leave ends the session for good. The peer, if it was ever heard, is sent a few packets that
+// say so (section 6.8.16).
 func (m *machine) leave(now time.Time) {
 	if m.remote != 0 {
 		m.goodbyes = farewells
@@ -133,7 +133,7 @@ func (m *machine) leave(now time.Time) {
 	m.negotiate()
 }
 
-// left reports whether nothing remains to be done after leave.
+// left reports whether the last packet after leave was sent.
 func (m *machine) left() bool { return m.state == AdminDown && m.goodbyes == 0 }
 
 // receive takes a packet of the peer for this session (section 6.8.6).
@@ -162,7 +162,7 @@ func (m *machine) follow() {
 		if m.state != Down {
 			m.change(Down, NeighborSignaledDown, PeerAdminDown)
 		}
-		// Whatever was wrong before, nobody watches the path any more.
+		// This replaces any other cause, because nobody watches the path any more.
 		m.cause = PeerAdminDown
 	case m.state == Down && m.remoteState == Down:
 		m.change(Init, m.diag, m.cause)
@@ -173,8 +173,7 @@ func (m *machine) follow() {
 	}
 }
 
-// change makes a transition. What ends a session that was not Up is no cause
-// of anything to its owner.
+// change makes a transition. The cause counts only if the session comes up or was Up.
 func (m *machine) change(to State, diag Diagnostic, cause Cause) {
 	if m.state == Up || to == Up {
 		m.cause = cause
@@ -183,10 +182,9 @@ func (m *machine) change(to State, diag Diagnostic, cause Cause) {
 	m.negotiate()
 }
 
-// negotiate announces the intervals that the owner wants and the state allows.
-// While the session is Up a slower transmission and a shorter Detection Time
-// wait for the end of a Poll Sequence: the peer goes by the old ones until
-// then (section 6.8.3).
+// negotiate announces the intervals that the owner wants and the state allows. While the
+// session is Up, a slower transmission and a shorter Detection Time wait for the end of a Poll
+// Sequence, because the peer uses the old ones until then (section 6.8.3).
 func (m *machine) negotiate() {
 	minTx, minRx := m.timers.TransmitInterval, m.timers.ReceiveInterval
 	if m.state != Up {
@@ -200,11 +198,11 @@ func (m *machine) negotiate() {
 	}
 	m.minTx, m.minRx = minTx, minRx
 	m.usedMinTx, m.usedMinRx = min(m.usedMinTx, minTx), max(m.usedMinRx, minRx)
-	// A Final on its way may answer a Poll that told the values before these.
+	// A Final on its way may answer a Poll with the values before these.
 	m.pollAgain, m.polling = m.polling, true
 }
 
-// endPoll goes by what the peer has confirmed.
+// endPoll puts the intervals into use that the peer has confirmed.
 func (m *machine) endPoll() {
 	if m.pollAgain {
 		m.pollAgain = false
@@ -277,8 +275,7 @@ func (m *machine) advance(now time.Time) (p packet, send bool) {
 	return p, true
 }
 
-// expire ends what depends on a peer that was not heard for the Detection Time
-// (section 6.8.4).
+// expire ends the session when the peer was silent for the Detection Time (section 6.8.4).
 func (m *machine) expire(now time.Time) {
 	if m.heard.IsZero() || now.Before(m.heard.Add(m.detectionTime())) {
 		return
@@ -290,15 +287,16 @@ func (m *machine) expire(now time.Time) {
 	m.reschedule()
 }
 
-// deadline is when advance is to be called at the latest.
+// deadline returns when advance has to be called at the latest. A time that is over means at
+// once.
 func (m *machine) deadline() time.Time {
 	switch {
 	case m.final || m.urgent:
-		return m.sent // which is over
+		return m.sent // a time that is over: at once
 	case m.state == AdminDown:
 		return m.next
 	case m.heard.IsZero():
-		return m.next // who is not known asks for no silence
+		return m.next // a peer that was never heard has not asked us to be silent
 	}
 	expiry := m.heard.Add(m.detectionTime())
 	if m.silent() || expiry.Before(m.next) {
@@ -307,8 +305,8 @@ func (m *machine) deadline() time.Time {
 	return m.next
 }
 
-// gap returns how long the peer was silent before a packet that comes now, and
-// the interval that was agreed on; 0: the session is not Up.
+// gap returns how long the peer was silent before a packet that comes now, and the agreed
+// interval. Both are 0 unless the session is Up.
 func (m *machine) gap(now time.Time) (gap, interval time.Duration) {
 	if m.state != Up || m.heard.IsZero() {
 		return 0, 0

@@ -21,26 +21,27 @@ type Session struct {
 	Local netip.Addr
 	// Remote is the peer's address. It has a zone if it is link-local IPv6.
 	Remote netip.Addr
-	// Interface is where the peer is: packets go out there, and count only if
-	// they come from there. Empty: the zone of Remote, or any.
+	// Interface is the interface that the peer is behind. Packets are sent through it, and
+	// only those that arrive on it count. Empty: the zone of Remote, or any.
 	Interface string
 	// Multihop sessions are those of RFC 5883. Others are single hop: the peer
 	// is on a link of the node.
 	Multihop bool
-	// MinTTL is the least TTL or hop limit that packets of a multihop session
-	// may arrive with; most peers send 255, BIRD 64. It is all that protects a
-	// session that is not Up from forgeries (RFC 5883, section 7). 0: any.
+	// MinTTL is the least TTL or hop limit that packets of a multihop session may arrive with;
+	// most peers send 255, BIRD 64. Nothing else protects a session that is not Up from
+	// forgeries (RFC 5883, section 7). 0: any.
 	MinTTL int
 	Timers
 }
 
-// Bounds of intervals: what the loop can keep, and what a packet can tell.
+// Bounds of intervals: the shortest that the loop can keep, and the longest that a packet can
+// carry.
 const (
 	minInterval = time.Millisecond
 	maxInterval = longestInterval
 )
 
-// normal returns the session with what follows from its other fields.
+// normal returns the session with the fields set that follow from others.
 func (s Session) normal() Session {
 	s.Local, s.Remote = s.Local.Unmap(), s.Remote.Unmap()
 	if s.Local.IsUnspecified() {
@@ -78,15 +79,15 @@ func (s Session) validate() error {
 	return errors.Join(errs...)
 }
 
-// overlaps reports whether a packet could be of both sessions.
+// overlaps reports whether a packet could belong to both sessions.
 func (s Session) overlaps(o Session) bool {
 	return s.transport() == o.transport() && s.Remote.WithZone("") == o.Remote.WithZone("") &&
 		(s.Interface == o.Interface || s.Interface == "" || o.Interface == "") &&
 		(s.Local == o.Local || !s.Local.IsValid() || !o.Local.IsValid())
 }
 
-// admit returns those sessions that can be, and what is wrong with the others.
-// Of two that overlap, the first by name is admitted.
+// admit returns the valid sessions, and an error about the others. Of two that overlap, it
+// admits the first by name.
 func admit(want map[string]Session) (map[string]Session, error) {
 	var errs []error
 	possible := make(map[string]Session, len(want))
@@ -107,8 +108,8 @@ func admit(want map[string]Session) (map[string]Session, error) {
 	return possible, errors.Join(errs...)
 }
 
-// samePath reports whether the two differ in nothing but what can change while
-// a session is Up.
+// samePath reports whether the two differ only in fields that can change while a session is
+// Up.
 func (s Session) samePath(o Session) bool {
 	s.Timers, s.MinTTL = o.Timers, o.MinTTL
 	return s == o
@@ -201,9 +202,9 @@ func (s *session) step(now time.Time, do func()) {
 	}
 }
 
-// write sends a packet. The link is opened when there is none, at the pace of
-// the packets: it cannot be while the interface or the route is missing, and
-// has to be made anew when they have changed.
+// write sends a packet. If there is no link, it first tries to open one, so that attempts are
+// as far apart as packets. There is no link while the interface or the route is missing, and
+// after they have changed.
 func (s *session) write(b []byte) (err error) {
 	if s.link.fd < 0 {
 		if s.link, err = dial(s.want, s.port); err != nil {

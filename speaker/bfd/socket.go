@@ -19,14 +19,14 @@ const (
 	firstSourcePort = 49152
 	sourcePorts     = 1<<16 - firstSourcePort
 	portAttempts    = 64
-	// maxHops is what every packet starts with, and what one from the same link
-	// has when it arrives (RFC 5881, section 5).
+	// maxHops is the TTL or hop limit that every packet is sent with. A packet from the same
+	// link still has it on arrival (RFC 5881, section 5).
 	maxHops = 255
 	// classSelector6 is the traffic class of network control (RFC 2474, section
 	// 4.2.2), priorityControl the first band of the interface's queue.
 	classSelector6  = 0xc0
 	priorityControl = 6
-	// maxPayload is more than the Length field of a packet can tell.
+	// maxPayload is more than the Length field of a packet can hold.
 	maxPayload = 512
 )
 
@@ -68,8 +68,8 @@ func setOptions(fd int, options ...option) error {
 	return nil
 }
 
-// listen opens the receive socket of a transport. It never shares the port:
-// two processes that both receive would each miss packets.
+// listen opens the receive socket of a transport. It never shares the port, because two
+// processes that both receive would each miss packets.
 func listen(t transport) (fd int, err error) {
 	fd, err = newSocket(t.v6)
 	if err != nil {
@@ -258,7 +258,7 @@ type buffers struct {
 	control [256]byte
 }
 
-// note takes what a control message tells: ip(7) and ipv6(7).
+// note takes over the data of a control message: ip(7) and ipv6(7).
 func (d *datagram) note(m unix.SocketControlMessage) {
 	type kind struct{ level, name int32 }
 	switch (kind{m.Header.Level, m.Header.Type}) {

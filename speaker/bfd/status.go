@@ -19,12 +19,12 @@ type Status struct {
 	// Local is the address and port that packets are sent from, invalid while
 	// none can be.
 	Local netip.AddrPort
-	// State is ours, RemoteState what the peer said last. A peer that was not
-	// heard for the detection time, or ever, counts as Down.
+	// State is ours, RemoteState the one in the peer's last packet. A peer that was silent for
+	// the detection time, or always, counts as Down.
 	State, RemoteState State
-	// Diagnostic is what we tell the peer, RemoteDiagnostic what it told us.
+	// Diagnostic is the one that we send, RemoteDiagnostic the one that the peer sent.
 	Diagnostic, RemoteDiagnostic Diagnostic
-	// Cause is why the session last came to be Up, or ceased to be.
+	// Cause is why the session last came up or went down.
 	Cause Cause
 	// Since is when State began.
 	Since time.Time
@@ -54,13 +54,12 @@ type Status struct {
 // Up reports whether the path to the peer and back works.
 func (s Status) Up() bool { return s.State == Up }
 
-// Failed reports whether the path worked and then failed, and does not work
-// again: what depends on the peer has to go now. It is false for a peer that
-// never was Up, and for one on which BFD was switched off (RFC 5882, section
-// 4.2).
+// Failed reports whether the path worked, then failed, and has not worked since. What depends
+// on the peer has to go then. It is false for a peer that never was Up, and for one on which
+// BFD was switched off (RFC 5882, section 4.2).
 func (s Status) Failed() bool { return s.Cause == Expired || s.Cause == PeerDown }
 
-// status returns what is published; what counts packets is not in it.
+// status returns the status to publish, without the counters of packets.
 func (s *session) status(listenError error) Status {
 	m := s.machine
 	status := Status{

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// realTimePriority is the lowest there is: any other real-time thread comes
+// realTimePriority is the lowest real-time priority, so that any other real-time thread comes
 // first.
 const realTimePriority = 1
 

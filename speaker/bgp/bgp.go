@@ -5,10 +5,10 @@
 // Messages are encoded and decoded by gobgp's packet library; the sessions are
 // ours. docs/explanation/decisions.md says why gobgp's server is not used.
 //
-// One goroutine, Run, owns what the node wants: the sessions, their routes and
-// who may not be talked to. Each session is a task of its own. It shares with
-// Run only its adj-RIB-out, in which Run marks what changed and from which the
-// session sends it; so a router that is slow, broken or hostile holds up nobody.
+// One goroutine, Run, owns what the node wants: the sessions, their routes, and which peers
+// are kept down. Each session is a task of its own. It shares only its adj-RIB-out with Run:
+// Run marks changes in it, and the session sends them. A router that is slow, broken or
+// hostile therefore delays no other.
 package bgp
 
 import (
@@ -31,7 +31,7 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// listenRetry is when to try again to listen for passive peers.
+// listenRetry is the pause between attempts to listen for passive peers.
 const listenRetry = 5 * time.Second
 
 // ErrStopped is returned when Run has ended.
@@ -41,13 +41,13 @@ var ErrStopped = errors.New("the BGP announcer has stopped")
 type Options struct {
 	Log      *slog.Logger
 	Registry prometheus.Registerer
-	// Passwords returns a TCP-MD5 password. It is asked in every Set. An error,
-	// or a password that is empty, holds the sessions down that need it; with
-	// config.ErrNotRead those that there are stay as they are.
+	// Passwords returns a TCP-MD5 password. Every Set calls it. An error or an empty password
+	// keeps the sessions down that need it. With config.ErrNotRead the existing sessions stay
+	// as they are.
 	Passwords func(config.SecretKey) (string, error)
-	// Restarting says that another process announced before this one and that
-	// its routes may still be with routers that keep them for a restart (RFC
-	// 4724): they stay until this process has announced its own.
+	// Restarting is set when another process announced before this one. Routers that keep its
+	// routes for a restart (RFC 4724) may still have them, and do until this process has
+	// announced its own.
 	Restarting bool
 	// NextHops returns the addresses of the interface that has the one given, the
 	// best next hops first; netstate.NextHops is one.
@@ -136,10 +136,10 @@ func (a *Announcer) Run(ctx context.Context) error {
 	}
 }
 
-// Stop ends Run, which must have been started, and waits until all sessions are
-// closed. When the process will be back soon (restarting), routers that agreed
-// to graceful restart (RFC 4724) are left without a word and keep the routes
-// meanwhile. All others are told, and drop them.
+// Stop ends Run, which must have been started, and waits until all sessions are closed. When
+// the process will be back soon (restarting), routers that agreed to graceful restart (RFC
+// 4724) are left without a word and keep the routes meanwhile. All others are sent a
+// NOTIFICATION, and drop the routes.
 func (a *Announcer) Stop(restarting bool) {
 	select {
 	case a.end <- restarting:
@@ -162,11 +162,11 @@ func (a *Announcer) do(ctx context.Context, f func()) error {
 	}
 }
 
-// Set replaces all sessions and routes. No session is opened before the first
-// call, which must have all routes: their end is then told to routers that wait
-// for it after a restart. A session goes on unless what its TCP connection or
-// its OPEN says has changed, the password of its Secret included. Set does not
-// wait for routers. The values in the maps belong to the Announcer from now on.
+// Set replaces all sessions and routes. No session is opened before the first call. That call
+// must have all routes, because routers that wait for the end of the routes after a restart
+// are then sent it. A session goes on unless something has changed that is in its OPEN or a
+// property of its TCP connection. The password of its Secret is one. Set does not wait for
+// routers. The values in the maps belong to the Announcer from now on.
 func (a *Announcer) Set(ctx context.Context, want plan.BGP) error {
 	return a.do(ctx, func() {
 		a.setPermit(want.Permit)
@@ -175,9 +175,9 @@ func (a *Announcer) Set(ctx context.Context, want plan.BGP) error {
 	})
 }
 
-// Update is Set for who knows which routes have changed since the last call that
-// returned nil: it looks at no others, so that one more VIP costs the same
-// however many there are.
+// Update is Set for a caller that knows which routes have changed since the last call that
+// returned nil. It looks at no others, so that one more VIP costs the same however many there
+// are.
 func (a *Announcer) Update(ctx context.Context, want plan.BGP, changed []netip.Prefix) error {
 	return a.do(ctx, func() {
 		a.setPermit(want.Permit)
@@ -189,9 +189,8 @@ func (a *Announcer) Update(ctx context.Context, want plan.BGP, changed []netip.P
 	})
 }
 
-// SetDown takes the session with a peer down, and keeps it down, because of
-// why; or lets it be. It holds for peers that come later, too. It waits for
-// Run.
+// SetDown takes the session with a peer down and keeps it down, with the reason why, or lets
+// it come up again. It applies to peers that are added later, too. It waits for Run.
 func (a *Announcer) SetDown(peer string, down bool, why string) {
 	//nolint:errcheck // nothing is up when the announcer has stopped
 	a.do(context.Background(), func() {
@@ -261,8 +260,8 @@ func (a *Announcer) setSessions(want plan.BGP) {
 	}
 }
 
-// target is what the session shall be, its password looked up, and whether that
-// is known yet.
+// target returns the session as it has to be, with its password, and whether the password has
+// been read.
 func (a *Announcer) target(name string, w plan.Session) (t target, known bool) {
 	t, known = target{Session: w, down: a.down[name]}, true
 	p := w.Peer
@@ -279,8 +278,8 @@ func (a *Announcer) target(name string, w plan.Session) (t target, known bool) {
 	return t, known
 }
 
-// readPassword takes the password, or why there is none. It reports false if it
-// has only not been read yet.
+// readPassword takes over the password, or the error that says why there is none. It returns
+// false if the password has not been read yet.
 func (t *target) readPassword(password string, err error) (known bool) {
 	key := t.Peer.Password
 	switch {
@@ -297,8 +296,8 @@ func (t *target) readPassword(password string, err error) (known bool) {
 	return !errors.Is(err, config.ErrNotRead)
 }
 
-// setRoutes marks what changed. Routes whose map is the same one are not
-// looked into.
+// setRoutes marks the routes that changed. It does not look into routes whose map is the same
+// one.
 func (a *Announcer) setRoutes(want map[netip.Prefix]plan.Route) {
 	for prefix := range a.routes {
 		if _, ok := want[prefix]; !ok {
@@ -314,7 +313,7 @@ func (a *Announcer) setRoutes(want map[netip.Prefix]plan.Route) {
 	a.flush()
 }
 
-// setPermit has all sessions hold back what is not in the set; nil: nothing.
+// setPermit makes all sessions withhold prefixes that are not in the set; nil: none.
 func (a *Announcer) setPermit(permit *netipx.IPSet) {
 	if permit == a.permit || permit != nil && a.permit != nil && permit.Equal(a.permit) {
 		return

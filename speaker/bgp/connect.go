@@ -147,10 +147,10 @@ func (n *neighbours) take(addr netip.Addr) {
 	}
 }
 
-// nextHops sets where routes of this node lead: to its end of the session, and
-// for the other family to an address of the same interface. Over a link-local
-// session all lead to IPv6 addresses if the router can do that (RFC 8950); an
-// IPv4 address may mean nothing there.
+// nextHops sets the next hops of this node's routes. That is the node's end of the session,
+// and for the other family an address of the same interface. Over a link-local session all
+// next hops are IPv6 addresses if the router can do that (RFC 8950), because an IPv4 address
+// may mean nothing there.
 func (e *encoding) nextHops(local netip.Addr, n neighbours, ipv4OverIPv6 bool) {
 	local = local.WithZone("")
 	switch {
@@ -194,7 +194,7 @@ func newListeners(inside func(func() error) error) *listeners {
 	return &listeners{inside: inside, open: map[netip.Addr]*listener{}}
 }
 
-// set replaces the sessions. Those for which nobody can listen are told.
+// set replaces the sessions. It notes the error on those for which listening fails.
 func (l *listeners) set(sessions map[string]*session) {
 	peers, passwords := map[netip.Addr]*session{}, map[netip.Addr]map[netip.Addr]string{}
 	locals, unknown := map[netip.Addr]netip.Addr{}, map[netip.Addr]bool{}
@@ -241,7 +241,7 @@ func (l *listeners) set(sessions map[string]*session) {
 	l.peers.Store(&peers)
 }
 
-// note tells a session whether its router can connect.
+// note sets why the router of a session cannot connect, if it cannot.
 func (l *listeners) note(s *session, err error) {
 	unheard := ""
 	if err != nil {
@@ -264,8 +264,8 @@ func (l *listeners) localFor(t *target, router netip.Addr) (local netip.Addr, er
 	return local, nil
 }
 
-// listen opens a listener, or gives the open one other passwords. No router
-// that has one connects without.
+// listen opens a listener, or changes the passwords of the open one. A router with a password
+// cannot connect without it.
 func (l *listeners) listen(local netip.Addr, passwords map[netip.Addr]string) error {
 	if open := l.open[local]; open != nil {
 		c, err := open.SyscallConn()
@@ -278,8 +278,7 @@ func (l *listeners) listen(local netip.Addr, passwords map[netip.Addr]string) er
 	}
 	c := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		return onSocket(c, func(fd int) error {
-			// Who has TTL security drops an answer to its SYN that could come
-			// from afar.
+			// A router with TTL security drops an answer to its SYN whose TTL is too low.
 			level, option := unix.IPPROTO_IP, unix.IP_TTL
 			if local.Is6() {
 				level, option = unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS
@@ -333,7 +332,7 @@ func setPasswords(fd int, before, want map[netip.Addr]string) error {
 	return nil
 }
 
-// close closes all and waits until nobody is accepted any more.
+// close closes all listeners and waits until none accepts any more.
 func (l *listeners) close() {
 	l.set(nil)
 	l.running.Wait()

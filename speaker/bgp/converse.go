@@ -17,9 +17,9 @@ const (
 	// section 8.2.2 suggests four minutes, in which a router that accepts
 	// connections and does no more would keep us from trying again.
 	openTimeout = 20 * time.Second
-	// sendHold is how many hold times the router may not take what is sent to
-	// it. RFC 9687 suggests at least eight minutes, in which it would send
-	// traffic for routes that it ought to have lost.
+	// sendHold is for how many hold times the router may leave unread what is sent to it. RFC
+	// 9687 suggests at least eight minutes, in which the router would send traffic for routes
+	// that it ought to have lost.
 	sendHold = 2
 	// sendTimeout is the same without a hold time.
 	sendTimeout = 8 * time.Minute
@@ -90,7 +90,7 @@ func (s *session) lookUpNextHops(e *encoding, conn net.Conn, n negotiated) error
 	})
 }
 
-// progress reports false if the session is to end instead.
+// progress publishes a step. It returns false if the session has to end instead.
 func (s *session) progress(ctx context.Context, to Peer) bool {
 	select {
 	case s.steps <- to:
@@ -126,7 +126,7 @@ func (s *session) connect(ctx context.Context, t *target, from *arrival) (net.Co
 	return conn, router, nil
 }
 
-// open exchanges OPENs. theirs is the router's if that has been done already.
+// open exchanges OPENs. theirs is the router's OPEN if they have been exchanged already.
 func (s *session) open(ctx context.Context, t *target, conn net.Conn, router netip.Addr, ours, theirs []byte) (negotiated, error) {
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
@@ -179,11 +179,11 @@ func (s *session) exchange(ctx context.Context, t *target, conn net.Conn, router
 	return n, err
 }
 
-// sendNotification tells the router why the session ends, if it is to know, and waits until
-// it has closed the connection: closing it with unread data in it would have
-// the kernel take back what was said. Nor may what follows overtake the end of a
-// session whose routes stay: a router that hears first that BFD is switched off
-// may take that for a failure, as FRR does, and drop them.
+// sendNotification sends the router why the session ends, unless it is not to know, and waits
+// until the router has closed the connection. If we closed a connection with unread data, the
+// kernel would discard the message. A router must also see the end of a session whose routes
+// stay before anything that follows: if it first learns that BFD is switched off, it may take
+// that for a failure, as FRR does, and drop the routes.
 func (s *session) sendNotification(conn net.Conn, err error, n negotiated) {
 	f := brokenConnection(err)
 	if f.notification == nil || conn.SetDeadline(time.Now().Add(lastWord)) != nil {
@@ -199,8 +199,8 @@ func (s *session) sendNotification(conn net.Conn, err error, n negotiated) {
 	}
 }
 
-// established keeps a session that is up: it sends what changes and keepalives,
-// and reads, until either fails or ctx ends.
+// established keeps a session that is up. It sends changes and keepalives, and reads, until
+// one of these fails or ctx ends.
 func (s *session) established(ctx context.Context, conn net.Conn, n negotiated, e encoding) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	s.rib.start()
@@ -328,9 +328,9 @@ func (w *writer) run() error {
 	}
 }
 
-// followNextHops announces everything anew if the node has other addresses, twice
-// in a row: who configures the network anew takes them away for a moment. Those of
-// the other family than the session's come and go without ending it.
+// followNextHops announces everything anew if it found other addresses of the node twice in a
+// row: a new network configuration takes addresses away for a moment. Addresses of the family
+// that the session does not run over come and go without ending it.
 func (w *writer) followNextHops() error {
 	now := w.encoding
 	if w.lookUpNextHops(&now, w.conn, w.negotiated) != nil {
@@ -347,7 +347,7 @@ func (w *writer) followNextHops() error {
 	return w.flush()
 }
 
-// deny returns why the router cannot be told a prefix.
+// deny returns why a prefix cannot be announced to the router, and nothing if it can.
 func (w *writer) deny(prefix netip.Prefix) Withholding {
 	agreed, next := w.negotiated.ipv6, w.encoding.next6
 	if prefix.Addr().Is4() {
@@ -411,8 +411,8 @@ func (w *writer) updates(messages [][]byte, err error) error {
 	return nil
 }
 
-// endOfRIB tells a router that may have kept routes of before that all that
-// are left out are gone (RFC 4724 section 2).
+// endOfRIB marks the end of the routes, for a router that may have kept old ones: those that
+// were not announced again are gone (RFC 4724 section 2).
 func (w *writer) endOfRIB() error {
 	for _, f := range []struct {
 		agreed bool

@@ -15,20 +15,19 @@ type arrival struct {
 	open []byte
 }
 
-// introduction is a connection that the router opened while there is another
-// one. It takes the other one's place only with a valid OPEN (RFC 4271 section
-// 6.8): to open a connection is less than to be the router. A router that has
-// lost the old connection does not wait for the hold time.
+// introduction is a connection that the router opened while there is another one. It replaces
+// the other one only with a valid OPEN (RFC 4271 section 6.8), because anybody can open a
+// connection. It spares a router that has lost the old connection the wait for the hold time.
 //
-// A session has one at most, and one more connection that waits in accepted: of
-// several the last is the one that the router knows of.
+// A session has one at most, and one more connection that waits in accepted. Of several
+// connections only the last is one that the router still knows of.
 type introduction struct {
 	conn   *net.TCPConn
 	result chan []byte // the OPEN's body; nil: the connection is closed
 }
 
-// introduce begins an introduction in place of any before it. It is for run, as
-// are all methods here but greet.
+// introduce begins an introduction in place of any before it. Only run calls it, and all other
+// methods in this file except greet.
 func (s *session) introduce(t target, conn *net.TCPConn) {
 	s.dismiss()
 	i := &introduction{conn: conn, result: make(chan []byte, 1)}
@@ -49,8 +48,8 @@ func (s *session) introduce(t target, conn *net.TCPConn) {
 	})
 }
 
-// introduced returns where the result of the introduction comes; nil: there is
-// none.
+// introduced returns the channel for the result of the introduction; nil: there is no
+// introduction.
 func (s *session) introduced() <-chan []byte {
 	if s.introduction == nil {
 		return nil
@@ -66,8 +65,8 @@ func (s *session) dismiss() {
 	}
 }
 
-// conclude takes the result of the introduction, and reports whether the
-// connection is the next session's.
+// conclude takes the result of the introduction, and reports whether the next session uses its
+// connection.
 func (s *session) conclude(open []byte) bool {
 	conn := s.introduction.conn
 	s.introduction = nil
@@ -81,8 +80,8 @@ func (s *session) conclude(open []byte) bool {
 	return true
 }
 
-// forgetConnections closes those that the router opened for a session that is
-// to be another one.
+// forgetConnections closes the connections that the router opened for the session as it was
+// before a change.
 func (s *session) forgetConnections() {
 	s.dismiss()
 	if s.next != nil {
@@ -97,7 +96,7 @@ func (s *session) ourOpen(t *target) ([]byte, error) {
 		s.announcer.options.Restarting || s.was)
 }
 
-// greet exchanges OPENs and judges the router's.
+// greet exchanges OPENs and checks the router's.
 func (s *session) greet(t *target, conn *net.TCPConn, ours []byte) (open []byte, n negotiated, err error) {
 	if err = setTTLOf(conn, t.Peer.Address, t); err != nil {
 		return nil, n, err

@@ -56,8 +56,7 @@ func readMessage(r io.Reader) (message, error) {
 // keepalive is the message KEEPALIVE.
 var keepalive = append(append([]byte{}, marker...), 0, headerLength, packet.BGP_MSG_KEEPALIVE)
 
-// expect reads a message of the kind. For another one the router is told the
-// subcode (RFC 6608).
+// expect reads a message of the kind. Another one is a failure with the subcode (RFC 6608).
 func expect(r io.Reader, kind, subcode uint8) (message, error) {
 	m, err := readMessage(r)
 	switch {
@@ -72,9 +71,9 @@ func expect(r io.Reader, kind, subcode uint8) (message, error) {
 	return m, nil
 }
 
-// countPrefixes returns how many prefixes an UPDATE announces. It fails where
-// it cannot tell where prefixes are: all else that is wrong with routes is of
-// no interest to who drops them (RFC 7606 section 3).
+// countPrefixes returns how many prefixes an UPDATE announces. It fails if it cannot find the
+// prefixes. Other errors in routes do not matter, because all routes are dropped (RFC 7606
+// section 3).
 func countPrefixes(update []byte) (int, error) {
 	_, rest, ok := cut(update, 2)
 	attributes, nlri, ok2 := cut(rest, 2)
@@ -112,7 +111,7 @@ func malformed(subcode uint8, what string) error {
 	return refuse(packet.BGP_ERROR_UPDATE_MESSAGE_ERROR, subcode, nil, "the router sent a malformed UPDATE: it has %s", what)
 }
 
-// cut splits b behind what a length of so many bytes counts.
+// cut reads a length of width bytes from b, and returns as many bytes and what follows them.
 func cut(b []byte, width int) (counted, rest []byte, ok bool) {
 	if len(b) < width {
 		return nil, nil, false
@@ -152,7 +151,7 @@ func countNLRI(b []byte) (n int, ok bool) {
 	return n, true
 }
 
-// encoding is what decides on the form of UPDATEs in a session.
+// encoding is what the form of UPDATEs in a session depends on.
 type encoding struct {
 	internal  bool
 	localASN  uint32
@@ -166,8 +165,8 @@ type encoding struct {
 // 4.3).
 const maxPath = 255
 
-// defaultPreference is what routers take for routes without one; internal
-// peers must be told one (RFC 4271 section 5.1.5).
+// defaultPreference is the local preference that routers use for routes without one. Internal
+// peers must be sent one (RFC 4271 section 5.1.5).
 const defaultPreference = 100
 
 // announcements returns the UPDATEs that announce prefixes of one family with
@@ -224,8 +223,8 @@ func (e encoding) announcements(s attributeSet, prefixes []netip.Prefix) ([][]by
 	return all, nil
 }
 
-// attributes returns the path attributes but those of the next hop, in order
-// of their types.
+// attributes returns the path attributes in order of their types, without those of the next
+// hop.
 func (e encoding) attributes(s attributeSet) []packet.PathAttributeInterface {
 	a := s.attributes()
 	all := append([]packet.PathAttributeInterface{packet.NewPathAttributeOrigin(packet.BGP_ORIGIN_ATTR_TYPE_IGP)}, e.path(s.prepend)...)

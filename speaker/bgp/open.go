@@ -19,7 +19,7 @@ const (
 	maxRestart          = 1<<12 - 1 // seconds
 )
 
-// negotiated is what an OPEN of the router and ours agree on.
+// negotiated is what follows from the router's OPEN and ours.
 type negotiated struct {
 	peerASN      uint32
 	peerID       netip.Addr
@@ -34,8 +34,8 @@ type negotiated struct {
 	restart, notify bool
 }
 
-// openOf returns our OPEN. restarting says that our routes may still be there
-// from before a restart; kept that traffic for them went on being served.
+// openOf returns our OPEN. restarting is set when our routes of before a restart may still be
+// there, and kept when their traffic was still served.
 func openOf(t *target, overIPv6, restarting, kept bool) ([]byte, error) {
 	v4, v6 := packet.RF_IPv4_UC, packet.RF_IPv6_UC
 	capabilities := []packet.ParameterCapabilityInterface{
@@ -66,7 +66,7 @@ func parseOpen(body []byte) (open *packet.BGPOpen, err error) {
 	return open, open.DecodeFromBytes(body)
 }
 
-// negotiate judges the router's OPEN. Its errors are *failure.
+// negotiate checks the router's OPEN. Its errors are *failure.
 func negotiate(t *target, body []byte) (negotiated, error) {
 	open, err := parseOpen(body)
 	if err != nil {
@@ -157,8 +157,8 @@ func expected(want config.ASN) string {
 	return strconv.FormatUint(uint64(want.Number), 10)
 }
 
-// keepalive is how often the node is heard at least: as configured, and often
-// enough for the hold time that was agreed on (RFC 4271 section 4.4).
+// keepalive returns the interval of our keepalives: the configured one, or a shorter one if
+// the agreed hold time needs it (RFC 4271 section 4.4).
 func (n negotiated) keepalive(configured time.Duration) time.Duration {
 	third := n.holdTime / 3
 	if configured == 0 {

@@ -68,7 +68,7 @@ func Causes() reason.Texts[Cause] {
 	}
 }
 
-// Withholding is a stable code for why a router cannot be told a prefix.
+// Withholding is a stable code for why a prefix cannot be announced to a router.
 type Withholding string
 
 // The reasons.
@@ -79,7 +79,7 @@ const (
 	withheldTooLong   Withholding = "attributes_too_long"
 )
 
-// Withholdings tells about each Withholding.
+// Withholdings has the texts of each Withholding.
 func Withholdings() reason.Texts[Withholding] {
 	return reason.Texts[Withholding]{
 		withheldFamily: {Cause: "The session does not carry the prefix's address family.",
@@ -94,22 +94,23 @@ func Withholdings() reason.Texts[Withholding] {
 	}
 }
 
-// failure is why a session or an attempt to have one ended.
+// failure is why a session ended, or an attempt to open one.
 type failure struct {
 	cause Cause
 	text  string
-	// notification is what the router is told; nil: nothing.
+	// notification is sent to the router. Nil: nothing is sent.
 	notification *packet.BGPNotification
-	// final says that the routes are to go, even if the router would keep them
-	// for a restart.
+	// final is set when the router must drop the routes, even if it would keep them for a
+	// restart.
 	final bool
-	// silent says that who can restart gracefully is told nothing.
+	// silent is set when a router that agreed to graceful restart is sent no NOTIFICATION, so
+	// that it keeps the routes.
 	silent bool
 }
 
 func (f *failure) Error() string { return f.text }
 
-// refuse is a failure that is the router's mistake.
+// refuse returns a failure for a mistake of the router.
 func refuse(code, subcode uint8, data []byte, format string, args ...any) error {
 	return &failure{cause: causeProtocol, text: fmt.Sprintf(format, args...), notification: notification(code, subcode, data)}
 }
@@ -122,7 +123,7 @@ func cease(subcode uint8) *packet.BGPNotification {
 	return notification(packet.BGP_ERROR_CEASE, subcode, nil)
 }
 
-// ending is why the node itself ends a session.
+// ending returns the failure with which the node itself ends a session.
 func ending(cause Cause, restarting bool) *failure {
 	switch cause {
 	case causeStopped:
@@ -153,9 +154,9 @@ func (t *target) held() *failure {
 	return nil
 }
 
-// encode returns the message for a router that agreed on n. Where a
-// NOTIFICATION leaves the routes in place, one that shall not is wrapped in a
-// hard reset (RFC 8538 section 3).
+// encode returns the message for a router that agreed on n. If a NOTIFICATION leaves the
+// routes in place at this router, one that must not is wrapped in a hard reset (RFC 8538
+// section 3).
 func (f *failure) encode(n negotiated) []byte {
 	m := *f.notification
 	if f.final && n.notify {
@@ -220,7 +221,7 @@ func notificationText(code, subcode uint8, data []byte) string {
 	return text
 }
 
-// printable returns text of the router's that does no harm in logs and Events.
+// printable returns text of the router in a form that is safe in logs and Events.
 func printable(b []byte) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
@@ -271,8 +272,7 @@ func brokenConnection(err error) *failure {
 	return &failure{cause: causeConnection, text: fmt.Sprintf("the connection broke: %v", plain(err))}
 }
 
-// plain returns what a network error is about, without the addresses: they
-// have other ports at every attempt.
+// plain returns a network error without the addresses, whose ports differ at every attempt.
 func plain(err error) error {
 	var number syscall.Errno
 	if errors.As(err, &number) {

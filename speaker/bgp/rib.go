@@ -70,8 +70,8 @@ func (s attributeSet) attributes() plan.Attributes {
 	return a
 }
 
-// drained returns the attributes while the node drains. Only internal peers
-// are told a local preference.
+// drained returns the attributes while the node drains. Only internal peers are sent a local
+// preference.
 func drained(h attributes) attributes {
 	a := h.Value().attributes()
 	lowest := uint32(0)
@@ -79,7 +79,7 @@ func drained(h attributes) attributes {
 	return intern(a)
 }
 
-// rib is the adj-RIB-out of a peer: what it shall be told and what it was.
+// rib is the adj-RIB-out of a peer: the wanted routes and the ones that were sent.
 type rib struct {
 	peer string
 	// wake has a token when there is something to send.
@@ -92,8 +92,8 @@ type rib struct {
 	permit   *netipx.IPSet         // see plan.BGP
 	draining bool
 	open     bool // whether there is a session
-	// withheld counts what is wanted and cannot be sent, by reason. It is empty
-	// while there is no session.
+	// withheld has the wanted prefixes that cannot be sent, with the reason. It is empty while
+	// there is no session.
 	withheld map[netip.Prefix]Withholding
 }
 
@@ -186,7 +186,7 @@ func (r *rib) stop() {
 	r.open, r.sent, r.pending, r.withheld = false, nil, nil, nil
 }
 
-// refresh has all routes of a family sent again (RFC 2918).
+// refresh marks all routes of a family to be sent again (RFC 2918).
 func (r *rib) refresh(is4 bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -206,8 +206,8 @@ type batch struct {
 	forbidden []netip.Prefix
 }
 
-// take returns what is to be sent now, and takes it for sent. deny returns why
-// the session cannot tell a prefix; "": it can.
+// take returns what has to be sent now, and records it as sent. deny returns why the session
+// cannot announce a prefix; "": it can.
 func (r *rib) take(deny func(netip.Prefix) Withholding) batch {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -246,7 +246,7 @@ func (r *rib) take(deny func(netip.Prefix) Withholding) batch {
 	return b
 }
 
-// reject takes back that prefixes were sent.
+// reject records that prefixes were not sent after all.
 func (r *rib) reject(prefixes []netip.Prefix, why Withholding) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -256,7 +256,7 @@ func (r *rib) reject(prefixes []netip.Prefix, why Withholding) {
 	}
 }
 
-// advertised returns what the router was told.
+// advertised returns the routes that were sent to the router.
 func (r *rib) advertised() map[netip.Prefix]plan.Attributes {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -267,8 +267,7 @@ func (r *rib) advertised() map[netip.Prefix]plan.Attributes {
 	return all
 }
 
-// count returns how many prefixes the router was told, and how many it cannot
-// be told, by reason.
+// count returns how many prefixes were sent to the router, and how many cannot be, by reason.
 func (r *rib) count() (advertised int, withheld map[Withholding]int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -19,26 +19,26 @@ import (
 )
 
 const (
-	// Routers learn of the node by its advertisements: a few at first, then
-	// often enough for one that restarts.
+	// The node advertises itself a few times at first, and then often enough for a router that
+	// restarts.
 	firstAdvertisements = 3
 	firstAdvertiseAfter = time.Second
 	advertiseAfter      = 10 * time.Second
 	// findTimeout is how long an attempt waits for a router.
 	findTimeout = 5 * time.Second
-	// An unnumbered peer's router that no session was established with gives way to
-	// another one after rivalAfter; one with which there was a session only if it
-	// is silent for silentAfter since the session ended, while it is asked every
-	// second. Routers answer every 3 s at least (RFC 4861, section 6.2.6).
+	// The router of an unnumbered peer is replaced by another one after rivalAfter if there
+	// was no session with it. If there was one, it is replaced only if it is silent for
+	// silentAfter after the session, during which it is asked every second. Routers answer
+	// every 3 s at least (RFC 4861, section 6.2.6).
 	rivalAfter  = 10 * time.Second
 	silentAfter = 10 * time.Second
 	// reopenAfter is the pause after a failure.
 	reopenAfter = 2 * time.Second
 )
 
-// routers finds the routers of unnumbered peers: by the router advertisements
-// (RFC 4861) that they send on their interface. It advertises the node as well,
-// as no router (with a lifetime of zero): that is how the other side finds it.
+// routers finds the routers of unnumbered peers: by the router advertisements (RFC 4861) that
+// they send on their interface. It also advertises the node, with a lifetime of zero because
+// the node is no router. The other side finds the node by that.
 type routers struct {
 	ctx    context.Context
 	inside func(func() error) error
@@ -61,9 +61,8 @@ type link struct {
 	ask     chan struct{} // the router is doubted: ask for routers now
 }
 
-// choice is the router that is believed to be the peer. Anybody on the link can
-// advertise a router. So the first one is taken, and while there is a session with
-// it no other.
+// choice is the router that is taken for the peer. Anybody on the link can advertise a router.
+// Therefore the first one is taken, and no other while there is a session with it.
 type choice struct {
 	mu     sync.Mutex
 	addr   netip.Addr // invalid: none
@@ -73,8 +72,8 @@ type choice struct {
 	rival  netip.Addr // the last other one that was logged
 }
 
-// hear takes an advertisement, and reports whether the router is another one now.
-// rival is set if another router is ignored that was not the last one ignored.
+// hear takes an advertisement, and reports whether it changes the router. rival is set if the
+// advertisement is ignored and comes from another router than the last one that was ignored.
 func (c *choice) hear(from netip.Addr, now time.Time) (changed, rival bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -171,8 +170,8 @@ func (r *routers) start(name string) *link {
 	return l
 }
 
-// known returns the router on an interface; invalid: none was found. It does not
-// depend on whether a session is to be tried.
+// known returns the router on an interface, also while no session with it may be tried;
+// invalid: none was found.
 func (r *routers) known(name string) netip.Addr {
 	if l := (*r.links.Load())[name]; l != nil {
 		return l.router.get()
@@ -224,8 +223,8 @@ func (r *routers) find(ctx context.Context, name string) (netip.Addr, error) {
 	}
 }
 
-// listen hears routers and advertises the node until ctx ends or something
-// fails.
+// listen receives the advertisements of routers and advertises the node until ctx ends or
+// something fails.
 func (l *link) listen(ctx context.Context, r *routers) error {
 	var conn *ndp.Conn
 	var iface *net.Interface

@@ -15,16 +15,16 @@ import (
 )
 
 const (
-	// reconnect is the pause after a session of at least steady. After those that
-	// did not last it doubles, up to the longest one: RFC 4271 section 8.1
-	// (DampPeerOscillations, IdleHoldTime) leaves the figures open. A router that
-	// flaps is asked for less and less; attempts that fail are not slowed down,
-	// so that one that reboots is found as soon as it answers.
+	// reconnect is the pause after a session of at least steady. After shorter sessions it
+	// doubles, up to the longest one: RFC 4271 section 8.1 (DampPeerOscillations,
+	// IdleHoldTime) leaves the figures open. A router that flaps is thus tried less and less
+	// often. Failed attempts do not lengthen the pause, so that a router that reboots is found
+	// as soon as it answers.
 	reconnect, steady = time.Second, 10 * time.Second
 	longestPause      = time.Minute
 	maxDoublings      = 6
-	// forgiven is how long after the last session that did not last nothing is
-	// held against the router any more: it may have been repaired, or rebooted.
+	// forgiven is how long after the last short session the pause is back at its first value,
+	// because the router may have been repaired or rebooted.
 	forgiven = 5 * time.Minute
 )
 
@@ -32,12 +32,12 @@ const (
 type target struct {
 	plan.Session
 	password string
-	// down is why the peer is not to be talked to, unfit why it cannot, and
-	// unheard why it cannot connect.
+	// down is why there must be no session with the peer, unfit why there can be none, and
+	// unheard why the peer cannot connect. Each is empty if there is no such reason.
 	down, unfit, unheard string
 }
 
-// wire is what cannot change in a session that is up.
+// wire has the properties that cannot change in a session that is up.
 type wire struct {
 	address, source, routerID netip.Addr
 	iface                     string
@@ -55,7 +55,7 @@ func (t *target) wire() wire {
 		p.GracefulRestart}
 }
 
-// differs returns why a session must end for the next target; nil: it need not.
+// differs returns why a session must end to reach the next target; nil: it need not.
 func (t *target) differs(next *target) *failure {
 	switch held := next.held(); {
 	case held != nil && held.cause != causeConnection: // that its router cannot connect ends no session that is up
@@ -64,7 +64,7 @@ func (t *target) differs(next *target) *failure {
 		return ending(causePassword, false)
 	case t.wire() != next.wire():
 		f := ending(causeConfigured, false)
-		// Who is no peer any more must not keep the routes for us.
+		// A router that is no peer any more must not keep the routes.
 		f.final = t.Peer.Address != next.Peer.Address || t.Peer.Interface != next.Peer.Interface
 		return f
 	}
@@ -116,7 +116,7 @@ func newSession(a *Announcer, name string, t target) *session {
 	return s
 }
 
-// setTarget replaces what the session shall be. It is for the Announcer's Run.
+// setTarget replaces the target. Only the Announcer's Run calls it.
 func (s *session) setTarget(t target) {
 	s.newest = &t
 	select {
@@ -126,8 +126,8 @@ func (s *session) setTarget(t target) {
 	s.targets <- t
 }
 
-// accept takes a connection that the router opened. Of several that wait, the
-// last is the one that the router knows of.
+// accept takes a connection that the router opened. It replaces one that waits: only the last
+// is one that the router still knows of.
 func (s *session) accept(conn *net.TCPConn) {
 	for {
 		select {
@@ -166,9 +166,8 @@ func (s *session) run() {
 	}
 }
 
-// wait waits until there is to be an attempt: the peer may be talked to, and the
-// pause is over or the router has connected. It returns false when the session
-// is not to be any more.
+// wait waits until there may be an attempt: nothing stands against a session, and the pause is
+// over or the router has connected. It returns false when the session is removed.
 func (s *session) wait(t *target, pause time.Duration) (*arrival, bool) {
 	due := time.After(pause)
 	for s.ctx.Err() == nil {
@@ -256,7 +255,7 @@ func (s *session) attempt(t *target, from *arrival) time.Duration {
 	}
 }
 
-// step publishes how far the session has come.
+// step publishes the state of the session.
 func (s *session) step(to Peer) {
 	before := s.state.Load()
 	if before.State == to.State && before.Address == to.Address {
@@ -276,8 +275,8 @@ func (s *session) step(to Peer) {
 	}
 }
 
-// ended notes why a session or an attempt ended, and returns how long the
-// session lasted; 0: there was none.
+// ended records why a session or an attempt ended, and returns how long the session lasted; 0:
+// there was none.
 func (s *session) ended(err error) (lasted time.Duration) {
 	f := brokenConnection(err)
 	if before := s.state.Load(); before.State == Established {
@@ -288,8 +287,8 @@ func (s *session) ended(err error) (lasted time.Duration) {
 	return lasted
 }
 
-// pause returns how long to pause after a session that lasted so long and that
-// this node did not end itself, or after an attempt that failed.
+// pause returns how long to pause after an attempt that failed, or after a session that lasted
+// so long and that this node did not end.
 func (s *session) pause(t *target, lasted time.Duration) time.Duration {
 	pause := t.Peer.ConnectRetry
 	switch {
@@ -306,7 +305,7 @@ func (s *session) pause(t *target, lasted time.Duration) time.Duration {
 	return pause*3/4 + rand.N(pause/4+1) // jitter as RFC 4271 section 10 wants it
 }
 
-// fail publishes that there is no session, and logs what was not known.
+// fail publishes that there is no session, and logs the failure if it is a new one.
 func (s *session) fail(f *failure) {
 	before := s.state.Load()
 	now := Peer{Name: s.name, Address: before.Address, State: Idle, Since: before.Since, LastError: f.text, LastErrorAt: time.Now(),

@@ -14,20 +14,20 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// State is how far a session has come (RFC 4271 section 8.2.2).
+// State is the state of a session (RFC 4271 section 8.2.2).
 type State string
 
 // The states.
 const (
-	// Idle: nothing is tried, LastError says why, or it is tried again soon.
+	// Idle: there is no attempt. LastError says why, or the next attempt follows soon.
 	Idle State = "Idle"
 	// Connect: the node opens the connection.
 	Connect State = "Connect"
 	// Active: the node waits for a passive peer to connect.
 	Active State = "Active"
-	// OpenSent: there is a connection, the router has not introduced itself.
+	// OpenSent: there is a connection, and the router has not sent its OPEN.
 	OpenSent State = "OpenSent"
-	// OpenConfirm: the router has not yet accepted the node.
+	// OpenConfirm: the router has not yet accepted our OPEN.
 	OpenConfirm State = "OpenConfirm"
 	// Established: routes are announced.
 	Established State = "Established"
@@ -36,8 +36,8 @@ const (
 // Peer is what the announcer knows of a peer at one moment.
 type Peer struct {
 	Name string
-	// Address is the router's, of an unnumbered peer once it was found, whatever
-	// the state: what watches the router may have to come before the session.
+	// Address is the router's, in every state; that of an unnumbered peer is known once it was
+	// found. BFD may have to watch the router before there is a session.
 	Address netip.Addr
 	State   State
 	// Since is when the session came up or went down last.
@@ -45,8 +45,8 @@ type Peer struct {
 	// LastError says why there is no session, or why the last one ended.
 	LastError   string
 	LastErrorAt time.Time
-	// Ended says why the session that was established last is not any more:
-	// attempts to open it again may fail for less telling reasons.
+	// Ended says why the last established session ended. Later attempts may fail for less
+	// telling reasons.
 	Ended string
 
 	// What follows is of a session that is Established.
@@ -56,14 +56,14 @@ type Peer struct {
 	LocalASN, PeerASN uint32
 	// RouterID is the router's BGP identifier.
 	RouterID netip.Addr
-	// HoldTime is what was agreed on; 0: there are no keepalives.
+	// HoldTime is the agreed one; 0: there are no keepalives.
 	HoldTime, Keepalive time.Duration
 	// Families are IPv4, IPv6 or both.
 	Families []string
 	// Capabilities are what both sides can do besides.
 	Capabilities []string
-	// Advertised counts the prefixes that the router has been told, Withheld
-	// those that it cannot be told, by reason.
+	// Advertised counts the prefixes that were announced to the router, Withheld those that
+	// cannot be, by reason.
 	Advertised int
 	Withheld   map[Withholding]int
 
@@ -90,9 +90,8 @@ func (a *Announcer) Peers() []Peer {
 	return all
 }
 
-// Routes returns what a peer has been told in the session that is up, with the
-// attributes as they were asked for; while the node drains, with those of
-// Drain.
+// Routes returns the routes that were sent to a peer in the session that is up. Their
+// attributes are the wanted ones, or those of Drain while the node drains.
 func (a *Announcer) Routes(peer string) (map[netip.Prefix]plan.Attributes, error) {
 	s := (*a.published.Load())[peer]
 	if s == nil {
@@ -142,8 +141,7 @@ func (t *transitions) counts() map[Cause]int {
 	return maps.Clone(t.of)
 }
 
-// collector tells the state of the sessions at scrape. What it tells of a peer
-// goes with the peer.
+// collector reads the state of the sessions at scrape. The metrics of a peer go with the peer.
 type collector struct{ *Announcer }
 
 func (collector) Describe(ch chan<- *prometheus.Desc) {

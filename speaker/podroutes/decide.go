@@ -16,8 +16,8 @@ import (
 // output of ip route). Nobody in rt_protos(5) of iproute2 has the number.
 const Protocol = 76
 
-// metric is that of all our routes: others that write the same destination
-// with theirs never replace ours unseen, nor we theirs.
+// metric is that of all our routes. Others have another metric for the same destination, so
+// that they never replace our routes unseen, and we never replace theirs.
 const metric = 76
 
 // Why there is no route, as far as the node's kernel tells. PodRefusals explains it.
@@ -73,7 +73,7 @@ func entryOf(r netlink.Route) entry {
 	return e
 }
 
-// is reports whether the entry is the target's, in all that matters.
+// is reports whether the entry is the target's route. Other attributes do not matter.
 func (e entry) is(t target) bool {
 	return e.ours && e.via == t.via && e.via.IsValid() && e.raw.LinkIndex == t.link && e.raw.Priority == metric && len(e.raw.MultiPath) == 0
 }

@@ -19,7 +19,7 @@ const (
 	// receiveBuffer holds the notifications of a burst until we read them. An
 	// overrun costs one look at the whole table, no more.
 	receiveBuffer = 1 << 20
-	// listAttempts is how often the table is listed again that changed meanwhile.
+	// listAttempts is how often a table that changed while it was read is listed again.
 	listAttempts = 5
 	// timeout bounds the wait for an answer of the kernel.
 	timeout = 10 * time.Second
@@ -71,8 +71,8 @@ func (k kernel) list(want map[netip.Prefix]plan.PodRoute) ([]entry, error) {
 	return nil, fmt.Errorf("list routes: %w", err)
 }
 
-// apply takes the steps and returns what is in force then. A route that the
-// kernel refuses keeps no other from its place.
+// apply takes the steps and returns the routes that are in force then. A route that the kernel
+// refuses stops no other.
 func (k kernel) apply(s steps) (inForce map[netip.Prefix]target, err error) {
 	inForce = maps.Clone(s.kept)
 	if len(s.puts)+len(s.removes) == 0 {

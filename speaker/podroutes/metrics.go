@@ -20,7 +20,7 @@ var (
 	problemsDesc = prometheus.NewDesc(metricProblems, "Pod CIDRs of nodes that there is no route to, by reason.", []string{"reason"}, nil)
 )
 
-// collector tells at scrape what Run did last.
+// collector reads the state of the routes at scrape.
 type collector struct{ *Table }
 
 func (collector) Describe(ch chan<- *prometheus.Desc) {

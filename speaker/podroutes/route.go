@@ -1,13 +1,12 @@
-// Package podroutes keeps routes to the pods of other nodes in the kernel's main
-// table. It touches nothing but routes with Protocol, its mark: what others
-// have a route to is left to them and told as a problem.
+// Package podroutes keeps routes to the pods of other nodes in the kernel's main table. It
+// touches only routes with Protocol, its mark. A destination for which others have a route is
+// left to them and reported as a problem.
 //
-// One goroutine, Run, owns all state. It compares the kernel's table with the
-// wanted routes and changes what differs, additions before deletions, a next
-// hop by replacement. So a restarted speaker goes on with the routes that it
-// finds, no packet is lost when a node gets another address, and what somebody
-// else takes away comes back at once. Routes outlive the process: Clear, or a
-// Set without routes, removes them.
+// One goroutine, Run, owns all state. It compares the kernel's table with the wanted routes
+// and changes what differs, additions before deletions, a next hop by replacement. A restarted
+// speaker therefore goes on with the routes that it finds, no packet is lost when a node gets
+// another address, and a route that somebody else removes comes back at once. Routes outlive
+// the process: Clear, or a Set without routes, removes them.
 package podroutes
 
 import (
@@ -32,19 +31,19 @@ import (
 )
 
 const (
-	// Between two looks at the kernel's table is minRest, and restFactor times
-	// what a look takes: somebody who deletes routes all the time costs little,
-	// and a node may have a full BGP table.
+	// Between two looks at the kernel's table there are at least minRest and restFactor times
+	// the duration of a look. Somebody who deletes routes all the time then costs little, even
+	// on a node with a full BGP table.
 	minRest    = 100 * time.Millisecond
 	restFactor = 9
 	// settle is when the table is looked at again after an interface changed: one
 	// that goes down loses its IPv4 routes somewhat later and without a
 	// notification.
 	settle = time.Second
-	// check is how often the table is looked at without need.
+	// check is the interval at which the table is looked at without a notification.
 	check = 30 * time.Second
-	// What failed is tried again after the first delay, which doubles up to the
-	// last one.
+	// A change that failed is tried again after the first delay, which doubles up to the last
+	// one.
 	firstRetry, lastRetry = time.Second, 30 * time.Second
 )
 
@@ -75,7 +74,7 @@ type Table struct {
 	published atomic.Pointer[view]
 }
 
-// state is what Run knows and has done. What a view has of it is immutable.
+// state is what Run knows and has done. The parts of it that a view has are immutable.
 type state struct {
 	told     bool // want is what Set was called with
 	want     plan.PodRoutes
@@ -158,8 +157,7 @@ func (t *Table) follow(ctx context.Context) (lost, err error) {
 	return nil, nil
 }
 
-// wait waits for one thing to happen and does what follows from it. False: the
-// notifications have ended.
+// wait waits for one event and handles it. It returns false when the notifications have ended.
 func (t *Table) wait(ctx context.Context, routes <-chan netlink.RouteUpdate) bool {
 	var due <-chan time.Time
 	if !t.due.IsZero() {
@@ -198,7 +196,7 @@ func (t *Table) set(want plan.PodRoutes) {
 	t.reconcile()
 }
 
-// look has the kernel's table looked at as soon as it may be.
+// look schedules the next look at the kernel's table as early as allowed.
 func (t *Table) look() {
 	if t.state.told {
 		t.due = t.rested
@@ -209,8 +207,7 @@ func equal(a, b plan.PodRoutes) bool {
 	return a.Mode == b.Mode && maps.Equal(a.Routes, b.Routes) && slices.Equal(a.Own, b.Own) && slices.Equal(a.Refused, b.Refused)
 }
 
-// concerns reports whether the notification tells of something other than what
-// Run did itself.
+// concerns reports whether the notification is about a change that Run did not make itself.
 func (t *Table) concerns(u netlink.RouteUpdate) bool {
 	if u.Table != unix.RT_TABLE_MAIN || !t.state.told {
 		return false
@@ -270,7 +267,7 @@ func hint(err error) string {
 	return "it is tried again"
 }
 
-// logChanges logs and counts what changed about routes and problems, in order.
+// logChanges logs and counts the changes of routes and problems, in order.
 func (t *Table) logChanges(before state, s steps) {
 	for _, prefix := range ordered(before.inForce) {
 		now, ok := t.state.inForce[prefix]

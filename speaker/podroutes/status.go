@@ -19,7 +19,8 @@ type Status struct {
 	Routes []RouteStatus `json:"routes"`
 	// Problems are the pod CIDRs that there is no route to.
 	Problems []Problem `json:"problems"`
-	// Error is why routes that could be are not in force. It is tried again.
+	// Error is why routes are not in force although nothing stands against them. They are
+	// tried again.
 	Error string `json:"error,omitempty"`
 }
 
