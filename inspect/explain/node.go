@@ -6,11 +6,13 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/lodestone-lb/lodestone/inspect/bgp"
 	"github.com/lodestone-lb/lodestone/inspect/cluster"
 	"github.com/lodestone-lb/lodestone/inspect/output"
 	"github.com/lodestone-lb/lodestone/inspect/status"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -19,7 +21,9 @@ type Node struct {
 	Name string `json:"name"`
 	// Obstacles are sentences about what keeps it from every VIP.
 	Obstacles []string `json:"obstacles,omitempty"`
-	// Segments and Gateways are from its speaker's report.
+	// Segments and Gateways are from its speaker's report, which was last renewed at
+	// Reported.
+	Reported time.Time    `json:"reported,omitzero"`
 	Segments []string     `json:"segments,omitempty"`
 	Gateways []netip.Addr `json:"gateways,omitempty"`
 	// Owns are the VIPs that it announces by layer 2, Routed counts those that
@@ -68,6 +72,11 @@ func OfNode(o *cluster.Objects, name string) Node {
 	if last.Segments == nil {
 		n.Obstacles = append(n.Obstacles, "its speaker has not reported which segments it is on")
 	}
+	for _, l := range o.Leases {
+		if of, _ := report.NodeOf(l.Name); of == name && l.Spec.RenewTime != nil {
+			n.Reported = l.Spec.RenewTime.UTC().Truncate(time.Second)
+		}
+	}
 	n.vips(network.ServicesByVIP(), view.Verdicts)
 	n.Sessions = bgp.Peers(network, o.Now, name, "")
 	n.Keys = union(n.Keys, sessionKeys(n.Sessions))
@@ -109,6 +118,9 @@ func (n Node) Show(c *output.Canvas) {
 	var f facts
 	f.add("Node", n.Name)
 	f.bad("Kept out", n.Obstacles...)
+	if !n.Reported.IsZero() {
+		f.add("Reported", output.Age(n.Sessions.Time.Sub(n.Reported))+" ago")
+	}
 	if len(n.Segments) > 0 {
 		f.add("Segments", strings.Join(n.Segments, ", "))
 	}

@@ -6,14 +6,18 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
+	"github.com/lodestone-lb/lodestone/controller/quarantine"
 	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/inspect/bgp"
 	"github.com/lodestone-lb/lodestone/inspect/cluster"
 	"github.com/lodestone-lb/lodestone/inspect/output"
 	"github.com/lodestone-lb/lodestone/inspect/simulation"
 	"github.com/lodestone-lb/lodestone/inspect/status"
+	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
@@ -69,7 +73,6 @@ func ofVIP(o *cluster.Objects, n *simulation.Network, addr netip.Addr) VIP {
 	if p := n.PoolOf(addr); p != nil {
 		v.Pool = p.Name
 	}
-	v.Standing = standing(o, addr, len(n.SharersOf(addr)) > 0)
 	for _, s := range n.SharersOf(addr) {
 		endpoints := s.EndpointsAt(addr)
 		of := Sharer{Service: s.Name, Policy: "Cluster", Serving: endpoints.Serving}
@@ -78,6 +81,7 @@ func ofVIP(o *cluster.Objects, n *simulation.Network, addr netip.Addr) VIP {
 		}
 		v.Services = append(v.Services, of)
 	}
+	v.stands(o)
 	v.Conflicts = slices.DeleteFunc(status.ConflictsOf(n), func(c status.Conflict) bool { return c.VIP != addr })
 	if len(v.Services) == 0 {
 		return v
@@ -129,43 +133,57 @@ func forRoutersOnly(v plan.Verdict) bool {
 	return len(v.Peers) > 0 && v.Silence.Reason == plan.NoAdvertisement
 }
 
-// standing describes what is particular about an address.
-func standing(o *cluster.Objects, addr netip.Addr, assigned bool) []string {
-	var lines []string
+// stands notes what is particular about the address, with the keys that it follows from.
+func (v *VIP) stands(o *cluster.Objects) {
+	texts, assigned := ipam.Reasons(), len(v.Services) > 0
+	note := func(r ipam.Reason, format string, args ...any) {
+		v.Standing = append(v.Standing, fmt.Sprintf(format, args...))
+		v.Help.add(nil, texts[r].Keys)
+	}
 	if o.Config != nil {
-		switch p, listed := o.Config.PoolOf(addr); {
+		switch p, listed := o.Config.PoolOf(v.VIP); {
 		case !listed:
-			lines = append(lines, "no pool lists it: it is stranded, leased, or not Lodestone's")
-		case p.Withheld.Contains(addr):
-			lines = append(lines, fmt.Sprintf("pool %q never hands it out: it is excluded, or the first or last of its prefix", p.Name))
+			note(ipam.AddressOutsidePools, "no pool lists it: it is stranded, leased, or not Lodestone's")
+		case p.Withheld.Contains(v.VIP):
+			note(ipam.AddressWithheld, "pool %q never hands it out: it is excluded, or the first or last of its prefix", p.Name)
 		}
 		for _, r := range o.Config.Reservations {
-			if slices.Contains(r.Addresses, addr) {
-				lines = append(lines, "it is reserved for Service "+r.Service)
+			if slices.Contains(r.Addresses, v.VIP) {
+				note(ipam.AddressReserved, "it is reserved for Service %s", r.Service)
 			}
 		}
 	}
 	for _, f := range clusterfacts.Forbid(o.Config, o.Cluster().Facts) {
-		if f.Range.Contains(addr) {
-			lines = append(lines, "it is "+f.Why+": it is never handed out")
+		if f.Range.Contains(v.VIP) {
+			note(ipam.AddressForbidden, "it is %s: it is never handed out", f.Why)
 		}
 	}
 	for _, r := range o.Records {
-		if r.Addr == addr && r.Until.After(o.Now) && !assigned {
-			lines = append(lines, fmt.Sprintf("Service %s released it; it is in quarantine for another %s, or for longer by the configuration",
-				r.Service, output.Age(r.Until.Sub(o.Now))))
+		if until := freeAt(o.Config, r); r.Addr == v.VIP && until.After(o.Now) && !assigned {
+			note(ipam.AddressQuarantined, "Service %s released it; it is in quarantine for another %s", r.Service, output.Age(until.Sub(o.Now)))
 		}
 	}
 	for _, svc := range o.Services {
-		if slices.Contains(kube.StatusAddresses(svc), addr) && !slices.Contains(kube.VIPs(svc), addr) {
-			lines = append(lines, fmt.Sprintf("the status of Service %s shows it, but Lodestone has not assigned it, or the Service is being "+
-				"deleted", ledger.NameOf(svc)))
+		if slices.Contains(kube.StatusAddresses(svc), v.VIP) && !slices.Contains(kube.VIPs(svc), v.VIP) {
+			note("", "the status of Service %s shows it, but Lodestone has not assigned it, or the Service is being deleted", ledger.NameOf(svc))
 		}
 	}
 	if !assigned {
-		lines = append(lines, "Lodestone has assigned it to no Service")
+		note("", "Lodestone has assigned it to no Service")
 	}
-	return lines
+}
+
+// freeAt returns when the quarantine of a released address ends. The configuration decides, as the
+// controller does: it may have changed since the record was written.
+func freeAt(c *config.Config, r quarantine.Record) time.Time {
+	if c == nil {
+		return r.Until
+	}
+	length := c.Quarantine
+	if p, listed := c.PoolOf(r.Addr); listed {
+		length = max(length, p.KeepFor)
+	}
+	return r.Since.Add(length)
 }
 
 // Troubled implements Story.

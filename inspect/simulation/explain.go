@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/ipam"
@@ -41,9 +42,10 @@ func (c *Cluster) Explain(svc *corev1.Service) Story {
 	}
 	l, verdicts := c.ledger()
 	req, _ := ledger.RequestOf(svc, c.labels(svc.Namespace), compat.For(c.Config))
-	s.Asks, s.Verdict, s.Considered = asks(req), verdicts[s.Service], l.Consider(svc, c.labels(svc.Namespace), c.Now)
+	consider := func(svc *corev1.Service) []ipam.Consideration { return l.Consider(svc, c.labels(svc.Namespace), c.Now) }
+	s.Asks, s.Verdict, s.Considered = asks(req), verdicts[s.Service], consider(svc)
 	s.Has = s.Verdict.Has()
-	s.Advice, s.Keys = advice(s.Verdict, s.Considered)
+	s.Advice, s.Keys = advice(s.Verdict, func() []string { return onRequest(svc, s.Considered, consider) })
 	return s
 }
 
@@ -91,8 +93,9 @@ func remedy(r ipam.Reason) reason.Text {
 	return ipam.Reasons()[r]
 }
 
-// advice returns what would help the Service, and the keys that its state follows from.
-func advice(v ledger.Verdict, considered []ipam.Consideration) (lines, keys []string) {
+// advice returns what would help the Service, and the keys that its state follows from. Elsewhere are the pools that would
+// give it an address if it named them.
+func advice(v ledger.Verdict, elsewhere func() []string) (lines, keys []string) {
 	var text reason.Text
 	switch {
 	case v.Refusal != nil:
@@ -108,17 +111,23 @@ func advice(v ledger.Verdict, considered []ipam.Consideration) (lines, keys []st
 		return nil, nil
 	}
 	lines = append(lines, text.Cure)
-	if names := onRequest(considered); v.Refusal != nil && len(names) > 0 {
-		lines = append(lines, fmt.Sprintf("These pools have addresses for Services that name them: %s.", strings.Join(names, ", ")))
+	if v.Refusal != nil {
+		if names := elsewhere(); len(names) > 0 {
+			lines = append(lines, fmt.Sprintf("These pools have addresses for Services that name them: %s.", strings.Join(names, ", ")))
+		}
 	}
 	return lines, text.Keys
 }
 
-// onRequest returns the pools that would give an address if they were named.
-func onRequest(considered []ipam.Consideration) []string {
-	var names []string
+// onRequest returns the pools that would give the Service an address if it named them.
+func onRequest(svc *corev1.Service, considered []ipam.Consideration, consider func(*corev1.Service) []ipam.Consideration) (names []string) {
 	for _, c := range considered {
-		if (c.Reason == ipam.NotAutoAssigned || c.Reason == ipam.PoolNotNamed) && c.Free > 0 && !slices.Contains(names, c.Pool) {
+		if c.Reason != ipam.NotAutoAssigned && c.Reason != ipam.PoolNotNamed || slices.Contains(names, c.Pool) {
+			continue
+		}
+		named := svc.DeepCopy()
+		metav1.SetMetaDataAnnotation(&named.ObjectMeta, annotation.AddressPool, c.Pool)
+		if slices.ContainsFunc(consider(named), func(n ipam.Consideration) bool { return n.Pool == c.Pool && n.Reason == "" }) {
 			names = append(names, c.Pool)
 		}
 	}

@@ -2,17 +2,26 @@ package cli
 
 import (
 	"encoding/json"
+	"net/netip"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/inspect/bgp"
 	"github.com/lodestone-lb/lodestone/inspect/explain"
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/report"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
 func TestStoriesOfAHealthyCluster(t *testing.T) {
@@ -50,6 +59,129 @@ peers: [{name: far, address: 192.0.2.9, peerASN: 64513, localASN: 64512, nodeSel
 	w.ask("explain-pool-late.txt", ExitOK, "explain", "pool", "late")
 	w.ask("explain-pool-spare.txt", ExitFound, "explain", "pool", "spare")
 	w.ask("explain-peer-trouble.txt", ExitFound, "explain", "peer", "far")
+}
+
+// configure replaces the configuration, or a part of it.
+func (w *world) configure(oldnew ...string) {
+	cm := object[*corev1.ConfigMap](w, config.ConfigMapName)
+	cm.Data[config.Key] = strings.NewReplacer(oldnew...).Replace(cm.Data[config.Key])
+	w.client = nil
+}
+
+// unready has the pod of the node's speaker run and not be ready.
+func (w *world) unready(node string) {
+	object[*corev1.Pod](w, "lodestone-speaker-"+node).Status.Conditions[0].Status = corev1.ConditionFalse
+}
+
+// silence is a VIP that three nodes do not announce, each for a reason of its own.
+func silence(t *testing.T) *world {
+	w := newWorld(t)
+	w.configure("layer2: {}", "layer2: {nodeSelector: {matchLabels: {rack: a}}}")
+	object[*corev1.Node](w, "n1").Labels[corev1.LabelNodeExcludeBalancers] = ""
+	w.unready("n2")
+	return w
+}
+
+// Each node has its reason, and each reason its cure; the keys are in one line.
+func TestStoryOfSeveralReasonsAtOnce(t *testing.T) {
+	t.Parallel()
+	w := silence(t)
+	w.ask("explain-vip-reasons.txt", ExitFound, "explain", "vip", "203.0.113.10")
+	w.ask("explain-service-reasons.txt", ExitFound, "explain", "service", "web")
+	w.ask("explain-node-reasons.txt", ExitOK, "explain", "node", "n3")
+}
+
+// Both addresses of a Service are silent for one reason: what helps is there once.
+func TestAdviceIsGivenOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.configure("203.0.113.10-203.0.113.19", "203.0.113.10-203.0.113.19, \"2001:db8::10-2001:db8::19\"")
+	web := object[*corev1.Service](w, "web")
+	web.Annotations[annotation.Assigned] += ",2001:db8::10"
+	web.Status.LoadBalancer.Ingress = append(web.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: "2001:db8::10"})
+	web.Spec.IPFamilies = append(web.Spec.IPFamilies, corev1.IPv6Protocol)
+	w.drop("web-1")
+	text := w.ask("", ExitFound, "explain", "service", "web")
+	assert.Contains(t, text, "Silent      203.0.113.10 not from n1, n2, n3: NoServingEndpoint")
+	assert.Contains(t, text, "            2001:db8::10 not from n1, n2, n3: NoServingEndpoint")
+	assert.Equal(t, 1, strings.Count(text, "Find out why no pod is ready"), text)
+}
+
+// How long an address is in quarantine, the configuration decides, whatever it was when the
+// address was released.
+func TestStoryOfAVIPInQuarantine(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	released := ago(10 * time.Minute)
+	w.add(configMap(quarantine.ConfigMapName, quarantine.Key, "version 1\n"+quarantine.Record{
+		Addr: netip.MustParseAddr("203.0.113.19"), Service: "shop/gone", Since: released, Until: released.Add(time.Hour)}.String()+"\n"))
+	asks := service("asks", "")
+	asks.Annotations = map[string]string{annotation.Addresses: "203.0.113.19"}
+	w.add(asks)
+	assert.NotContains(t, w.ask("", ExitOK, "explain", "vip", "203.0.113.19"), "quarantine", "it is 30 s long unless the configuration has it")
+
+	w.configure("pools:", "quarantine: 1h\npools:")
+	w.ask("explain-vip-quarantine.txt", ExitOK, "explain", "vip", "203.0.113.19")
+	text := w.ask("", ExitFound, "explain", "service", "asks")
+	assert.Contains(t, text, "Refused     AddressQuarantined: ")
+	assert.Contains(t, text, "\nKeys        quarantine\n")
+
+	w.configure("quarantine: 1h", "quarantine: 1m", "name: lan,", "name: lan, keepFor: 30m,")
+	assert.Contains(t, w.ask("", ExitOK, "explain", "vip", "203.0.113.19"), "it is in quarantine for another 19m")
+	w.configure("keepFor: 30m", "keepFor: 5m")
+	assert.NotContains(t, w.ask("", ExitOK, "explain", "vip", "203.0.113.19"), "in quarantine")
+}
+
+// What a speaker reported long ago is shown with its age.
+func TestStoryOfANodeWhoseReportIsStale(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.unready("n2")
+	l := object[*coordinationv1.Lease](w, annotation.SpeakerLeasePrefix+"n2")
+	renewed := metav1.NewMicroTime(ago(42 * time.Minute))
+	l.Spec.RenewTime = &renewed
+	w.ask("explain-node-stale.txt", ExitFound, "explain", "node", "n2")
+}
+
+// A session is down, another cannot be: each has its reason, and the peer the keys.
+func TestStoryOfAPeerThatIsDown(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.configure("tor-a, localASN: 64512", "tor-a")
+	for _, name := range []string{"n1", "n3"} {
+		object[*corev1.Node](w, name).Annotations = map[string]string{annotation.BGPASN: "64512"}
+	}
+	l := object[*coordinationv1.Lease](w, annotation.SpeakerLeasePrefix+"n1")
+	r := report.Of(l.Annotations)
+	r.Sessions[0] = report.Session{Peer: "tor-a", Since: ago(7 * time.Minute), BFD: "Down", Message: "hold timer expired: nothing was heard for 90s"}
+	l.Annotations = r.Annotations()
+	w.ask("explain-peer-down.txt", ExitFound, "explain", "peer", "tor-a")
+	assert.Contains(t, w.ask("", ExitFound, "explain", "node", "n2"), "\nKeys      peers[].localASN, lodestone.io/bgp-asn\n")
+	assert.NotContains(t, w.ask("", ExitFound, "explain", "node", "n1"), "Keys")
+
+	var all bgp.Sessions
+	require.NoError(t, json.Unmarshal([]byte(w.ask("", ExitFound, "bgp", "peers", "--node", "n2", "-o", "json")), &all))
+	assert.Equal(t, plan.NoLocalASN, all.Sessions[0].Reason)
+}
+
+// A Service waits: status counts it under its reason, and explain has what helps and the keys.
+func TestStoriesOfServicesThatWait(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.configure("autoAssign: false", "autoAssign: false, namespaceQuota: 1",
+		"203.0.113.10-203.0.113.19]", "203.0.113.10-203.0.113.11]",
+		"pools:\n", "pools:\n  - {name: ops, addresses: [192.0.2.64/30], namespaces: [ops], serviceSelector: {matchLabels: {tier: web}}, advertise: [segment]}\n")
+	for name, pool := range map[string]string{"full": "lan", "quota": "edge", "closed": "ops", "typo": "lam", "typing": "lam"} {
+		svc := service(name, "")
+		svc.Annotations = map[string]string{annotation.AddressPool: pool}
+		w.add(svc)
+	}
+	w.ask("status-waiting.txt", ExitFound, "status")
+	w.ask("explain-service-waits.txt", ExitFound, "explain", "service", "closed")
+	for name, want := range map[string]string{"full": "\nKeys        quarantine\n", "quota": "\nKeys        pools[].namespaceQuota\n"} {
+		assert.Contains(t, w.ask("", ExitFound, "explain", "service", name), want)
+	}
+	assert.NotContains(t, w.ask("", ExitFound, "explain", "service", "typo"), "Keys")
 }
 
 func TestStoriesForPrograms(t *testing.T) {
