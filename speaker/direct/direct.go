@@ -1,0 +1,426 @@
+// Package direct has connections outlive the node that took them in: a VIP's owner hands each
+// connection to the node that keeps it, so that the VIP may move.
+//
+// Who takes a packet for a VIP in looks up in a table, the same on every node, which node the
+// connection belongs to, and hands the packet there as it is. kube-proxy on that node has it
+// as if it had come from the client, keeps the connection, and the answers go to the client
+// without a detour. A connection that kube-proxy on the first node keeps already stays there,
+// so that direct forwarding may be switched on and off while there are connections.
+//
+// The files, from the outside in:
+//
+//	direct.go   Director, the task: which rules there are to be, and that they are there
+//	table.go    which node a flow belongs to, and where it may have belonged before
+//	nodes.go    which hosts on the segment are the cluster's nodes
+//	rules.go    what the kernel is to do with a packet
+//	kernel.go   the way from the rules that there are to those that there are to be
+package direct
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+const (
+	// interval is how often the Director looks at its neighbours and at the kernel's rules.
+	interval = time.Second
+	// defaultHold is how long connections wait for a node that does not answer.
+	defaultHold = 10 * time.Second
+	// drainTime is how long connections are still handed to their nodes after direct
+	// forwarding was switched off.
+	drainTime = time.Hour
+	// guardInterval is how often the guard is refreshed.
+	guardInterval = time.Minute
+	// maxTables bounds the kernel's memory: about a megabyte for each.
+	maxTables = 128
+)
+
+// Want is what is to be forwarded.
+type Want struct {
+	Services map[plan.LimitKey]plan.Direct
+	// Nodes are the addresses of the cluster's nodes.
+	Nodes map[string][]netip.Addr
+	// Lost are the nodes whose speaker is not heard: whether they are there is asked.
+	Lost map[string]bool
+}
+
+// Options are what a Director needs.
+type Options struct {
+	Log *slog.Logger
+	// Node is this node's name.
+	Node string
+	// Seed decides which flow is in which bucket: the same on all nodes, and not known to
+	// clients.
+	Seed uint32
+	// Hold is how long connections wait for a node that does not answer. Zero: 10 s.
+	Hold time.Duration
+}
+
+// Director is a task that keeps the rules in force. One goroutine, Run, owns all state.
+type Director struct {
+	Options
+	sets chan Want
+
+	// Owned by Run.
+	want     Want
+	nodes    map[netip.Addr]*host // the other nodes that are or were on a segment of this one
+	draining map[plan.LimitKey]draining
+	tables   map[string]table // by what they follow from
+	have     [2]*ruleset      // by family, what the kernel took over last
+	keys     [2]map[int]string
+	err      error
+
+	published atomic.Pointer[Status]
+}
+
+// host is another node.
+type host struct {
+	neighbour
+	since time.Time // if it is silent: when it ceased to answer
+}
+
+// gone reports whether connections wait no longer for the node.
+func (d *Director) gone(h *host) bool { return h.silent && time.Since(h.since) >= d.Hold }
+
+// draining is a Service that is forwarded directly no more.
+type draining struct {
+	plan.Direct
+	until time.Time
+}
+
+// Status is what the Director did last. It is immutable.
+type Status struct {
+	Want Want
+	// Peers counts the addresses of nodes that packets can be handed to.
+	Peers int
+	// Gone are the nodes that have been silent for too long.
+	Gone map[string]bool
+	// Err is why the rules are not as they are to be.
+	Err error
+}
+
+// New returns a Director that does nothing until it runs.
+func New(o Options) *Director {
+	o.Hold = cmp.Or(o.Hold, defaultHold)
+	d := &Director{Options: o, sets: make(chan Want, 1), nodes: map[netip.Addr]*host{},
+		draining: map[plan.LimitKey]draining{}, tables: map[string]table{}}
+	d.published.Store(&Status{})
+	return d
+}
+
+// String names the task.
+func (d *Director) String() string { return "direct" }
+
+// Status returns what the Director did last.
+func (d *Director) Status() *Status { return d.published.Load() }
+
+// Set replaces what is to be forwarded. It does not wait: Run brings it into force. Before the
+// first call the kernel's rules stay as they are. Set is for one goroutine, and keeps want.
+func (d *Director) Set(want Want) {
+	select {
+	case <-d.sets: // one that Run has not seen yet
+	default:
+	}
+	d.sets <- want
+}
+
+// Run keeps the rules in force until ctx ends. They stay: connections outlive a speaker.
+func (d *Director) Run(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case want := <-d.sets:
+		d.take(want)
+	}
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for refreshed := time.Now(); ; {
+		select {
+		case <-ctx.Done():
+			return nil
+		case want := <-d.sets:
+			d.take(want)
+		case now := <-tick.C:
+			d.verify(now.Sub(refreshed) >= guardInterval)
+			if now.Sub(refreshed) >= guardInterval {
+				refreshed = now
+			}
+			d.reconcile()
+		}
+	}
+}
+
+// take takes over what is wanted now. What is wanted no more drains.
+func (d *Director) take(want Want) {
+	for key, before := range d.want.Services {
+		if _, ok := want.Services[key]; !ok {
+			d.draining[key] = draining{before, time.Now().Add(drainTime)}
+		}
+	}
+	for key, drains := range d.draining {
+		if _, ok := want.Services[key]; ok || time.Now().After(drains.until) {
+			delete(d.draining, key)
+		}
+	}
+	d.want = want
+	d.reconcile()
+}
+
+// verify has the rules be written anew if they are not there, and refreshes the guard.
+func (d *Director) verify(refresh bool) {
+	if d.have == [2]*ruleset{} {
+		return
+	}
+	k, err := dial()
+	if err != nil {
+		return // reconcile will say so
+	}
+	defer k.close()
+	for i, f := range families {
+		if d.have[i] == nil {
+			continue
+		}
+		if sound, err := k.sound(f, d.have[i]); err == nil && !sound {
+			d.Log.Warn("direct forwarding restored: somebody else had changed the nftables table", "table", tableName)
+			d.have[i] = nil
+		} else if refresh {
+			if err := k.refresh(f); err != nil {
+				d.have[i] = nil
+			}
+		}
+	}
+}
+
+// reconcile brings the rules into force.
+func (d *Director) reconcile() {
+	err := d.look()
+	if err == nil {
+		err = d.apply()
+	}
+	if err != nil && (d.err == nil || d.err.Error() != err.Error()) {
+		d.Log.Error("direct forwarding not up to date: VIPs work without", "err", err)
+	} else if err == nil && d.err != nil {
+		d.Log.Info("direct forwarding up to date again")
+	}
+	d.err = err
+	d.publish()
+}
+
+func (d *Director) publish() {
+	s := &Status{Want: d.want, Err: d.err, Gone: map[string]bool{}}
+	for _, f := range families {
+		s.Peers += len(d.peers(f))
+	}
+	for node, addrs := range d.want.Nodes {
+		if slices.ContainsFunc(addrs, func(a netip.Addr) bool { return d.nodes[a] != nil && d.gone(d.nodes[a]) }) {
+			s.Gone[node] = true
+		}
+	}
+	d.published.Store(s)
+}
+
+// look finds out which nodes are on the segment, and has those asked that are silent, lost or
+// not known.
+func (d *Director) look() error {
+	links, err := readLinks()
+	if err != nil {
+		return err
+	}
+	now, before := time.Now(), d.nodes
+	d.nodes = map[netip.Addr]*host{}
+	for node, addrs := range d.want.Nodes {
+		if node == d.Node {
+			continue
+		}
+		for _, a := range addrs {
+			was := before[a]
+			if was == nil {
+				was = &host{}
+			}
+			n, ok := links.locate(a, was.neighbour)
+			if !ok {
+				continue
+			}
+			h := &host{n, was.since}
+			if n.silent && !was.silent {
+				h.since = now
+			}
+			d.nodes[a] = h
+			if n.hardware == "" || n.silent || d.want.Lost[node] {
+				if err := ask(n); err != nil {
+					d.Log.Debug("neighbour not asked", "node", node, "err", err)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// apply makes the kernel's rules those that are to be.
+func (d *Director) apply() error {
+	k, err := dial()
+	if err != nil {
+		return err
+	}
+	defer k.close()
+	used := map[string]bool{}
+	for i, f := range families {
+		want, keys := d.rules(i, f, used)
+		if want == nil && d.have[i] == nil {
+			continue
+		}
+		if err := k.change(f, d.have[i], want); err != nil {
+			d.have[i], d.keys[i] = nil, nil
+			return err
+		}
+		d.have[i], d.keys[i] = want, keys
+	}
+	maps.DeleteFunc(d.tables, func(key string, _ table) bool { return !used[key] })
+	return nil
+}
+
+// rules returns what is to be in the table of a family, and from what each of its tables of
+// buckets follows. Nil: there is nothing to forward.
+func (d *Director) rules(i int, f *family, used map[string]bool) (*ruleset, map[int]string) {
+	r, peers := newRuleset(), d.peers(f)
+	wanted := map[string][]string{} // services by what their table follows from
+	about := map[string]plan.Direct{}
+	shapes := map[string]shape{}
+	add := func(key plan.LimitKey, s plan.Direct, drains bool) {
+		if !f.has(key.VIP) {
+			return
+		}
+		s.Backends = present(s.Backends, peers, d.Node)
+		id := fmt.Sprintf("%v %v %v", s.Backends, s.ByClient, drains)
+		about[id], shapes[id] = s, shape{seed: d.Seed, byClient: s.ByClient, drains: drains}
+		for _, p := range s.Ports {
+			wanted[id] = append(wanted[id], serviceKey(key.VIP, p.Number))
+		}
+	}
+	for key, drains := range d.draining {
+		add(key, drains.Direct, true)
+	}
+	for key, s := range d.want.Services {
+		add(key, s, false)
+	}
+	if len(wanted) == 0 {
+		return nil, nil
+	}
+	for _, p := range peers {
+		r.hands[handName(p.addr)] = p
+		r.interfaces[index(p.device)] = true
+		if p.hardware != "" {
+			r.nodes[p.hardware] = true
+		}
+	}
+	keys := d.numbers(i, wanted)
+	for id, key := range keys {
+		s := about[key]
+		t, ok := d.tables[fmt.Sprint(s.Backends)]
+		if !ok {
+			t = newTable(s.Backends)
+			d.tables[fmt.Sprint(s.Backends)] = t
+		}
+		used[fmt.Sprint(s.Backends)] = true
+		r.tables[id] = t.at(d.Node, shapes[key], peers)
+		for _, service := range wanted[key] {
+			r.services[service] = id
+		}
+	}
+	return r, keys
+}
+
+// numbers returns the numbers of the tables: one that there is keeps its number, and one that
+// is new takes that of one that is wanted no more, so that only what differs is written.
+func (d *Director) numbers(i int, wanted map[string][]string) map[int]string {
+	keys, missing := map[int]string{}, maps.Clone(wanted)
+	var free []int
+	for _, id := range slices.Sorted(maps.Keys(d.keys[i])) {
+		if key := d.keys[i][id]; missing[key] != nil {
+			keys[id] = key
+			delete(missing, key)
+		} else {
+			free = append(free, id)
+		}
+	}
+	next := 0
+	for _, key := range slices.Sorted(maps.Keys(missing)) {
+		if len(keys) == maxTables {
+			d.Log.Warn("too many tables of direct forwarding: some Services work without", "tables", len(wanted), "at_most", maxTables)
+			break
+		}
+		if len(free) > 0 {
+			keys[free[0]], free = key, free[1:]
+			continue
+		}
+		for keys[next] != "" || d.keys[i][next] != "" {
+			next++
+		}
+		keys[next] = key
+	}
+	return keys
+}
+
+// peers returns the other nodes that packets can be handed to, by name.
+func (d *Director) peers(f *family) map[string]neighbour {
+	peers := map[string]neighbour{}
+	for node, addrs := range d.want.Nodes {
+		if at := slices.IndexFunc(addrs, f.has); at >= 0 {
+			if h := d.nodes[addrs[at]]; h != nil && h.hardware != "" && !d.gone(h) {
+				peers[node] = h.neighbour
+			}
+		}
+	}
+	return peers
+}
+
+// present returns the backends that are this node or a peer. Those that are silent take no
+// new connections.
+func present(all []plan.Backend, peers map[string]neighbour, self string) (kept []plan.Backend) {
+	for _, b := range all {
+		peer, ok := peers[b.Node]
+		if peer.silent {
+			b.Open, b.Draining = 0, b.Open+b.Draining
+		}
+		if ok || b.Node == self {
+			kept = append(kept, b)
+		}
+	}
+	return kept
+}
+
+// handName returns the name of the chain that hands packets to an address.
+func handName(a netip.Addr) string { return "to-" + strings.ReplaceAll(a.String(), ":", "-") }
+
+// addrOf returns the address in such a name.
+func addrOf(chain string) (netip.Addr, bool) {
+	name, ok := strings.CutPrefix(chain, "to-")
+	addr, err := netip.ParseAddr(strings.ReplaceAll(name, "-", ":"))
+	return addr, ok && err == nil
+}
+
+// at returns what the table means for one node.
+func (t table) at(self string, s shape, peers map[string]neighbour) *tableRules {
+	s.buckets = uint32(max(1, len(t)))
+	r := &tableRules{s, make([]string, s.buckets), make([]string, s.buckets)}
+	chain := func(node string) string { return handName(peers[node].addr) }
+	for bucket, nodes := range t {
+		if nodes[0] != self {
+			r.open[bucket] = chain(nodes[0])
+		}
+		if at := slices.Index(nodes, self) + 1; at < len(nodes) {
+			r.next[bucket] = chain(nodes[at])
+		}
+	}
+	return r
+}

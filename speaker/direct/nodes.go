@@ -1,0 +1,124 @@
+package direct
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/google/nftables/binaryutil"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// neighbour is a node on a segment that this node is on, too.
+type neighbour struct {
+	addr     netip.Addr
+	device   int    // the interface to it
+	hardware string // its hardware address, empty while it is not known
+	// silent is set while it does not answer to its address.
+	silent bool
+}
+
+// same reports whether packets are handed to both in the same way.
+func (n neighbour) same(other neighbour) bool {
+	return n.addr == other.addr && n.device == other.device && n.silent == other.silent
+}
+
+// links are what the kernel knows of the segments.
+type links struct {
+	subnets  map[netip.Prefix]int    // the interface of each
+	hardware map[neighbourKey]string // hardware addresses, empty of who does not answer
+	gateways map[netip.Addr]bool     // next hops of routes: they are no nodes, whatever a Node says
+}
+
+type neighbourKey struct {
+	addr   netip.Addr
+	device int
+}
+
+// readLinks asks the kernel.
+func readLinks() (*links, error) {
+	l := &links{map[netip.Prefix]int{}, map[neighbourKey]string{}, map[netip.Addr]bool{}}
+	addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("list the node's addresses: %w", err)
+	}
+	for _, a := range addrs {
+		if ip, ok := netip.AddrFromSlice(a.IP); ok && a.IPNet != nil {
+			ones, _ := a.Mask.Size()
+			if ip = ip.Unmap(); ones < ip.BitLen() && !ip.IsLoopback() && !ip.IsLinkLocalUnicast() {
+				l.subnets[netip.PrefixFrom(ip, ones).Masked()] = a.LinkIndex
+			}
+		}
+	}
+	routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("list the node's routes: %w", err)
+	}
+	for _, r := range routes {
+		for _, hop := range append([]*netlink.NexthopInfo{{Gw: r.Gw}}, r.MultiPath...) {
+			if gw, ok := netip.AddrFromSlice(hop.Gw); ok {
+				l.gateways[gw.Unmap()] = true
+			}
+		}
+	}
+	return l, l.readNeighbours()
+}
+
+func (l *links) readNeighbours() error {
+	known, err := netlink.NeighList(0, netlink.FAMILY_ALL)
+	if err != nil {
+		return fmt.Errorf("list the node's neighbours: %w", err)
+	}
+	for _, n := range known {
+		ip, ok := netip.AddrFromSlice(n.IP)
+		switch key := (neighbourKey{ip.Unmap(), n.LinkIndex}); {
+		case !ok:
+		case n.State&(netlink.NUD_FAILED|netlink.NUD_INCOMPLETE) != 0:
+			l.hardware[key] = ""
+		case len(n.HardwareAddr) == 6:
+			l.hardware[key] = string(n.HardwareAddr)
+		}
+	}
+	return nil
+}
+
+// locate returns the node with that address, as it was before as far as the kernel does not
+// know better. ok is not set if it is on no segment of this node, or is a router.
+func (l *links) locate(addr netip.Addr, before neighbour) (n neighbour, ok bool) {
+	device, longest := 0, -1
+	for subnet, index := range l.subnets {
+		if subnet.Contains(addr) && subnet.Bits() > longest {
+			device, longest = index, subnet.Bits()
+		}
+	}
+	if longest < 0 || l.gateways[addr] {
+		return neighbour{}, false
+	}
+	n = neighbour{addr, device, before.hardware, before.silent}
+	if hardware, known := l.hardware[neighbourKey{addr, device}]; known {
+		if n.silent = hardware == ""; !n.silent {
+			n.hardware = hardware
+		}
+	}
+	return n, true
+}
+
+// ask has the kernel ask whether the neighbour is there.
+func ask(n neighbour) error {
+	request := &netlink.Neigh{LinkIndex: n.device, IP: n.addr.AsSlice(), Flags: netlink.NTF_USE}
+	if n.hardware != "" && !n.silent {
+		request.State, request.Flags, request.HardwareAddr = netlink.NUD_PROBE, 0, net.HardwareAddr(n.hardware)
+	}
+	request.Family = unix.AF_INET
+	if n.addr.Is6() {
+		request.Family = unix.AF_INET6
+	}
+	if err := netlink.NeighSet(request); err != nil {
+		return fmt.Errorf("ask for neighbour %s: %w", n.addr, err)
+	}
+	return nil
+}
+
+// index is an interface as the kernel's sets have it.
+func index(device int) string { return string(binaryutil.NativeEndian.PutUint32(uint32(device))) }

@@ -1,0 +1,154 @@
+package direct
+
+import (
+	"cmp"
+	"hash/fnv"
+	"slices"
+	"strconv"
+
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// A table has fewBuckets while it has at most fewSlots, and manyBuckets otherwise: so each
+// node's share differs from its weight by 5 % at most, up to about ten nodes. A table
+// that changes from one to the other moves all flows, which have been at one of the few
+// nodes that candidates names.
+const (
+	fewSlots, fewBuckets = 4, 1 << 11
+	manyBuckets          = 1 << 13
+)
+
+// maxCandidates is how many nodes a segment of an unknown connection may visit.
+const maxCandidates = 6
+
+// maxWeight bounds the slots of a node: of more endpoints, all nodes have a part each.
+const maxWeight = 16
+
+// table is what follows from the backends of a Service, on every node the same: for each
+// bucket the nodes that flows in it belong to. The first one takes new connections. The
+// others are those that had the bucket before, or would have it, the likeliest first: a
+// connection that the first one does not know is at one of them.
+//
+// It is rendezvous hashing: each bucket ranks all slots, whichever there are, and the best
+// one that takes new connections has it. So who comes takes buckets from the next one in
+// the ranking, and who goes leaves them to that one: the bucket's earlier holders are known
+// without a history, by a speaker that was just started, too.
+// A node has a slot for each endpoint, so that its share follows their number.
+type table [][]string
+
+// newTable returns the table of backends, which are sorted by node.
+func newTable(backends []plan.Backend) table {
+	if len(backends) == 0 {
+		return nil
+	}
+	slots, part := slotsOf(backends)
+	n := manyBuckets
+	if slots <= fewSlots {
+		n = fewBuckets
+	}
+	t, scores := make(table, n), make([]score, len(backends))
+	keys := make([][]uint64, len(backends))
+	for i, b := range backends {
+		for slot := range share(b.Open+b.Draining, part) {
+			keys[i] = append(keys[i], slotKey(b.Node, slot))
+		}
+	}
+	for bucket := range t {
+		for i, b := range backends {
+			scores[i] = rank(uint32(bucket), uint32(n), keys[i], share(b.Open, part), i)
+		}
+		t[bucket] = candidates(backends, scores)
+	}
+	return t
+}
+
+// slotsOf returns how many slots there are, and how many endpoints each stands for.
+func slotsOf(backends []plan.Backend) (slots, part int) {
+	most := 0
+	for _, b := range backends {
+		most = max(most, b.Open+b.Draining)
+	}
+	part = (most + maxWeight - 1) / maxWeight
+	for _, b := range backends {
+		slots += share(b.Open+b.Draining, part)
+	}
+	return slots, part
+}
+
+// share returns how many slots stand for n endpoints.
+func share(n, part int) int { return (n + part - 1) / part }
+
+// score is where a node stands in a bucket's ranking: lower is better.
+type score struct {
+	node      int
+	open, any uint32 // of its best slot that takes new connections, of its best slot
+}
+
+const worst = ^uint32(0)
+
+func rank(bucket, buckets uint32, keys []uint64, open, node int) score {
+	s := score{node, worst, worst}
+	for slot, key := range keys {
+		place := permute(bucket, buckets, key)
+		s.any = min(s.any, place)
+		if slot < open {
+			s.open = min(s.open, place)
+		}
+	}
+	return s
+}
+
+// candidates returns the nodes of a bucket, in order.
+func candidates(backends []plan.Backend, scores []score) []string {
+	first := slices.MinFunc(scores, func(a, b score) int { return cmp.Or(cmp.Compare(a.open, b.open), cmp.Compare(a.any, b.any)) })
+	best := make([]score, 0, maxCandidates)
+	for _, s := range scores {
+		if s.node == first.node {
+			s.any = 0
+		} else {
+			s.any++
+		}
+		at, _ := slices.BinarySearchFunc(best, s, func(a, b score) int { return cmp.Or(cmp.Compare(a.any, b.any), cmp.Compare(a.node, b.node)) })
+		if at == maxCandidates {
+			continue
+		}
+		best = slices.Insert(best[:min(len(best), maxCandidates-1)], at, s)
+	}
+	nodes := make([]string, len(best))
+	for i, s := range best {
+		nodes[i] = backends[s.node].Node
+	}
+	return nodes
+}
+
+func slotKey(node string, slot int) uint64 {
+	h := fnv.New64a()
+	h.Write([]byte(node + " " + strconv.Itoa(slot)))
+	return mix(h.Sum64())
+}
+
+// mix spreads the bits (the finalizer of MurmurHash3).
+func mix(x uint64) uint64 {
+	x ^= x >> 33
+	x *= 0xff51afd7ed558ccd
+	x ^= x >> 33
+	x *= 0xc4ceb9fe1a85ec53
+	return x ^ x>>33
+}
+
+// permute returns the place of a bucket in a slot's order of all n buckets, n a power of 2.
+// Each place is had by one bucket, which makes shares more even than random scores do.
+func permute(bucket, n uint32, key uint64) uint32 {
+	half := uint32(1)
+	for half*half < n {
+		half <<= 1
+	}
+	x := bucket
+	for range 3 {
+		x = (x ^ uint32(key)) & (n - 1)
+		x = x * (uint32(key>>32) | 1) & (n - 1)
+		x ^= x / half
+		key = mix(key + 0x9e3779b97f4a7c15)
+	}
+	return x
+}

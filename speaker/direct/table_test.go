@@ -1,0 +1,138 @@
+package direct
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+func backends(names string, open int) (all []plan.Backend) {
+	for name := range strings.FieldsSeq(names) {
+		all = append(all, plan.Backend{Node: name, Open: open})
+	}
+	return all
+}
+
+func nodes(n int) string {
+	var names []string
+	for i := range n {
+		names = append(names, fmt.Sprintf("n%02d", i))
+	}
+	return strings.Join(names, " ")
+}
+
+// shares returns each node's part of the buckets against its weight.
+func shares(t table, all []plan.Backend) (worst float64) {
+	count, sum := map[string]int{}, 0
+	for _, bucket := range t {
+		count[bucket[0]]++
+	}
+	for _, b := range all {
+		sum += b.Open
+	}
+	for _, b := range all {
+		due := float64(len(t)*b.Open) / float64(sum)
+		worst = max(worst, math.Abs(float64(count[b.Node])-due)/due)
+	}
+	return worst
+}
+
+func TestEachNodeHasItsShare(t *testing.T) {
+	t.Parallel()
+	for n := 2; n <= 10; n++ {
+		all := backends(nodes(n), 1)
+		require.Less(t, shares(newTable(all), all), 0.06, "%d nodes", n)
+	}
+	weighted := []plan.Backend{{Node: "a", Open: 1}, {Node: "b", Open: 4}, {Node: "c", Open: 2, Draining: 3}}
+	require.Less(t, shares(newTable(weighted), weighted), 0.07)
+	many := []plan.Backend{{Node: "a", Open: 1000}, {Node: "b", Open: 500}}
+	require.Less(t, shares(newTable(many), many), 0.06)
+}
+
+// Who goes leaves its buckets to others, who comes takes its own from others, and nothing
+// else moves.
+func TestOnlyWhatHasToMoveMoves(t *testing.T) {
+	t.Parallel()
+	before, after := newTable(backends("a b c d e f", 1)), newTable(backends("a b c d e f g", 1))
+	for i := range before {
+		if after[i][0] != "g" {
+			require.Equal(t, before[i][0], after[i][0])
+		}
+	}
+	drained := backends("a b c d e f g", 1)
+	drained[6] = plan.Backend{Node: "g", Draining: 1}
+	for i, nodes := range newTable(drained) {
+		require.Equal(t, before[i][0], nodes[0], "g takes no new connections")
+		if after[i][0] == "g" {
+			require.Equal(t, "g", nodes[1], "and is the first to be asked for those that it has")
+		}
+	}
+}
+
+// A connection is found wherever it began: whatever up to five nodes do in a row that join,
+// drain and return, each earlier holder of a bucket that still has connections is among its
+// candidates.
+func TestEarlierHoldersAreCandidates(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(20) {
+		random := rand.New(rand.NewPCG(seed, 0))
+		n := 2 + random.IntN(20)
+		moving := random.Perm(n)[:min(n-1, 5)]
+		all := backends(nodes(n), 1)
+		var tables []table
+		for range 10 {
+			tables = append(tables, newTable(all))
+			b := &all[moving[random.IntN(len(moving))]]
+			b.Open, b.Draining = b.Draining, b.Open
+		}
+		last := tables[len(tables)-1]
+		for _, before := range tables {
+			if len(before) != len(last) {
+				continue // few nodes, all of which are candidates
+			}
+			for bucket, holders := range before {
+				require.True(t, slices.Contains(last[bucket], holders[0]), "seed %d: bucket %d of %s", seed, bucket, holders[0])
+			}
+		}
+	}
+}
+
+func TestCandidatesOfFewNodesAreAll(t *testing.T) {
+	t.Parallel()
+	for n := 1; n <= maxCandidates+2; n++ {
+		for _, bucket := range newTable(backends(nodes(n), 3)) {
+			distinct := slices.Compact(slices.Sorted(slices.Values(bucket)))
+			require.Len(t, distinct, min(n, maxCandidates))
+		}
+	}
+	require.Empty(t, newTable(nil))
+}
+
+func TestPlacesOfASlotDiffer(t *testing.T) {
+	t.Parallel()
+	for _, n := range []uint32{fewBuckets, manyBuckets} {
+		seen := map[uint32]bool{}
+		for b := range n {
+			seen[permute(b, n, slotKey("a", 1))] = true
+		}
+		require.Len(t, seen, int(n))
+	}
+}
+
+func BenchmarkTable(b *testing.B) {
+	for _, n := range []int{3, 10, 100} {
+		b.Run(fmt.Sprint("nodes=", n), func(b *testing.B) {
+			all := backends(nodes(n), 1)
+			for b.Loop() {
+				newTable(all)
+			}
+		})
+	}
+}
