@@ -45,23 +45,11 @@ const (
 	maxTables = 128
 )
 
-// Want is what is to be forwarded.
-type Want struct {
-	Services map[plan.LimitKey]plan.Direct
-	// Nodes are the addresses of the cluster's nodes.
-	Nodes map[string][]netip.Addr
-	// Lost are the nodes whose speaker is not heard: whether they are there is asked.
-	Lost map[string]bool
-}
-
 // Options are what a Director needs.
 type Options struct {
 	Log *slog.Logger
 	// Node is this node's name.
 	Node string
-	// Seed decides which flow is in which bucket: the same on all nodes, and not known to
-	// clients.
-	Seed uint32
 	// Hold is how long connections wait for a node that does not answer. Zero: 10 s.
 	Hold time.Duration
 }
@@ -69,10 +57,10 @@ type Options struct {
 // Director is a task that keeps the rules in force. One goroutine, Run, owns all state.
 type Director struct {
 	Options
-	sets chan Want
+	sets chan plan.Forwarding
 
 	// Owned by Run.
-	want     Want
+	want     plan.Forwarding
 	nodes    map[netip.Addr]*host // the other nodes that are or were on a segment of this one
 	draining map[plan.LimitKey]draining
 	tables   map[string]table // by what they follow from
@@ -100,7 +88,7 @@ type draining struct {
 
 // Status is what the Director did last. It is immutable.
 type Status struct {
-	Want Want
+	Want plan.Forwarding
 	// Peers counts the addresses of nodes that packets can be handed to.
 	Peers int
 	// Gone are the nodes that have been silent for too long.
@@ -112,7 +100,7 @@ type Status struct {
 // New returns a Director that does nothing until it runs.
 func New(o Options) *Director {
 	o.Hold = cmp.Or(o.Hold, defaultHold)
-	d := &Director{Options: o, sets: make(chan Want, 1), nodes: map[netip.Addr]*host{},
+	d := &Director{Options: o, sets: make(chan plan.Forwarding, 1), nodes: map[netip.Addr]*host{},
 		draining: map[plan.LimitKey]draining{}, tables: map[string]table{}}
 	d.published.Store(&Status{})
 	return d
@@ -126,7 +114,7 @@ func (d *Director) Status() *Status { return d.published.Load() }
 
 // Set replaces what is to be forwarded. It does not wait: Run brings it into force. Before the
 // first call the kernel's rules stay as they are. Set is for one goroutine, and keeps want.
-func (d *Director) Set(want Want) {
+func (d *Director) Set(want plan.Forwarding) {
 	select {
 	case <-d.sets: // one that Run has not seen yet
 	default:
@@ -161,7 +149,7 @@ func (d *Director) Run(ctx context.Context) error {
 }
 
 // take takes over what is wanted now. What is wanted no more drains.
-func (d *Director) take(want Want) {
+func (d *Director) take(want plan.Forwarding) {
 	for key, before := range d.want.Services {
 		if _, ok := want.Services[key]; !ok {
 			d.draining[key] = draining{before, time.Now().Add(drainTime)}
@@ -289,22 +277,16 @@ func (d *Director) apply() error {
 	return nil
 }
 
-// rules returns what is to be in the table of a family, and from what each of its tables of
-// buckets follows. Nil: there is nothing to forward.
+// rules returns what is to be in the table of a family, and from which backends each of its
+// tables of buckets follows. Nil: there is nothing to forward.
 func (d *Director) rules(i int, f *family, used map[string]bool) (*ruleset, map[int]string) {
 	r, peers := newRuleset(), d.peers(f)
-	wanted := map[string][]string{} // services by what their table follows from
-	about := map[string]plan.Direct{}
-	shapes := map[string]shape{}
+	services := map[string][]service{} // by their backends
 	add := func(key plan.LimitKey, s plan.Direct, drains bool) {
-		if !f.has(key.VIP) {
-			return
-		}
-		s.Backends = present(s.Backends, peers, d.Node)
-		id := fmt.Sprintf("%v %v %v", s.Backends, s.ByClient, drains)
-		about[id], shapes[id] = s, shape{seed: d.Seed, byClient: s.ByClient, drains: drains}
-		for _, p := range s.Ports {
-			wanted[id] = append(wanted[id], serviceKey(key.VIP, p.Number))
+		if f.has(key.VIP) {
+			s.Backends = present(s.Backends, peers, d.Node)
+			of := fmt.Sprint(s.Backends)
+			services[of] = append(services[of], service{key.VIP, s, drains})
 		}
 	}
 	for key, drains := range d.draining {
@@ -313,36 +295,42 @@ func (d *Director) rules(i int, f *family, used map[string]bool) (*ruleset, map[
 	for key, s := range d.want.Services {
 		add(key, s, false)
 	}
-	if len(wanted) == 0 {
+	if len(services) == 0 {
 		return nil, nil
 	}
 	for _, p := range peers {
 		r.hands[handName(p.addr)] = p
 		r.interfaces[index(p.device)] = true
-		if p.hardware != "" {
-			r.nodes[p.hardware] = true
+		r.nodes[p.hardware] = true
+	}
+	numbers := d.numbers(i, services)
+	for id, of := range numbers {
+		t := d.tables[of]
+		if t == nil {
+			t = newTable(services[of][0].Backends)
+			d.tables[of] = t
+		}
+		used[of] = true
+		r.tables[id] = t.at(d.Node, peers)
+		for _, s := range services[of] {
+			for _, p := range s.Ports {
+				r.services[serviceKey(s.vip, p.Number)] = steer{id, uint32(len(r.tables[id].open)), s.Seed, s.ByClient, s.drains}
+			}
 		}
 	}
-	keys := d.numbers(i, wanted)
-	for id, key := range keys {
-		s := about[key]
-		t, ok := d.tables[fmt.Sprint(s.Backends)]
-		if !ok {
-			t = newTable(s.Backends)
-			d.tables[fmt.Sprint(s.Backends)] = t
-		}
-		used[fmt.Sprint(s.Backends)] = true
-		r.tables[id] = t.at(d.Node, shapes[key], peers)
-		for _, service := range wanted[key] {
-			r.services[service] = id
-		}
-	}
-	return r, keys
+	return r, numbers
+}
+
+// service is a Service at a VIP.
+type service struct {
+	vip netip.Addr
+	plan.Direct
+	drains bool
 }
 
 // numbers returns the numbers of the tables: one that there is keeps its number, and one that
 // is new takes that of one that is wanted no more, so that only what differs is written.
-func (d *Director) numbers(i int, wanted map[string][]string) map[int]string {
+func (d *Director) numbers(i int, wanted map[string][]service) map[int]string {
 	keys, missing := map[int]string{}, maps.Clone(wanted)
 	var free []int
 	for _, id := range slices.Sorted(maps.Keys(d.keys[i])) {
@@ -410,9 +398,8 @@ func addrOf(chain string) (netip.Addr, bool) {
 }
 
 // at returns what the table means for one node.
-func (t table) at(self string, s shape, peers map[string]neighbour) *tableRules {
-	s.buckets = uint32(max(1, len(t)))
-	r := &tableRules{s, make([]string, s.buckets), make([]string, s.buckets)}
+func (t table) at(self string, peers map[string]neighbour) *buckets {
+	r := &buckets{make([]string, max(1, len(t))), make([]string, max(1, len(t)))}
 	chain := func(node string) string { return handName(peers[node].addr) }
 	for bucket, nodes := range t {
 		if nodes[0] != self {

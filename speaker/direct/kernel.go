@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/nftables"
@@ -31,28 +32,60 @@ const (
 type ruleset struct {
 	interfaces map[string]bool // indexes
 	nodes      map[string]bool // hardware addresses
-	services   map[string]int  // the table of a VIP and port
-	tables     map[int]*tableRules
+	services   map[string]steer
+	tables     map[int]*buckets
 	hands      map[string]neighbour // by chain
 }
 
-// tableRules is a table of buckets as one node has it: the chain that a packet goes to, by
-// bucket, empty if it stays here.
-type tableRules struct {
-	shape
+// buckets is a table as one node has it: the chain that a packet goes to, by bucket, empty if
+// it stays here.
+type buckets struct {
 	// open is where new connections go, next where the rest of those goes that are not known
 	// and stayed here.
 	open, next []string
 }
 
-func newRuleset() *ruleset {
-	return &ruleset{map[string]bool{}, map[string]bool{}, map[string]int{}, map[int]*tableRules{}, map[string]neighbour{}}
+// steer is how a Service's packets find their bucket.
+type steer struct {
+	table   int
+	buckets uint32
+	// seed decides which flow is in which bucket.
+	seed uint32
+	// byClient: all of a client's are in one.
+	byClient bool
+	// drains: new connections stay here, as without a table.
+	drains bool
 }
 
-func openName(id int) string   { return fmt.Sprint("open-", id) }
-func nextName(id int) string   { return fmt.Sprint("next-", id) }
-func steerName(id int) string  { return fmt.Sprint("steer-", id) }
-func secondName(id int) string { return fmt.Sprint("second-", id) }
+func newRuleset() *ruleset {
+	return &ruleset{map[string]bool{}, map[string]bool{}, map[string]steer{}, map[int]*buckets{}, map[string]neighbour{}}
+}
+
+// steers returns the chains that the services need.
+func (r *ruleset) steers() map[steer]bool {
+	steers := map[steer]bool{}
+	for _, s := range r.services {
+		steers[s] = true
+	}
+	return steers
+}
+
+func openName(table int) string { return fmt.Sprint("open-", table) }
+func nextName(table int) string { return fmt.Sprint("next-", table) }
+
+// chain returns the name of the chain, which says all of what it does.
+func (s steer) chain() string {
+	return fmt.Sprintf("steer-%d-%d-%x%s%s", s.table, s.buckets, s.seed, given(s.byClient, "-client"), given(s.drains, "-drains"))
+}
+
+func (s steer) second() string { return "second" + strings.TrimPrefix(s.chain(), "steer") }
+
+func given(so bool, text string) string {
+	if so {
+		return text
+	}
+	return ""
+}
 
 // kernel is a conversation with nftables.
 type kernel struct{ *nftables.Conn }
@@ -79,25 +112,37 @@ func (k kernel) change(f *family, have, want *ruleset) error {
 		k.create(f)
 		have = newRuleset()
 	}
+	haveSteers, wantSteers := have.steers(), want.steers()
 	err := errors.Join(
-		k.elements(f.services(), have.services, want.services, (*nftables.Conn).SetDeleteElements, chainOfTable),
+		k.services(f, have.services, want.services, (*nftables.Conn).SetDeleteElements),
 		k.plainElements(f, have, want, (*nftables.Conn).SetDeleteElements),
 	)
-	for _, id := range ids(have.tables) {
-		if want.tables[id] == nil || have.tables[id].shape != want.tables[id].shape {
-			k.deleteTable(f, id)
+	for s := range haveSteers {
+		if !wantSteers[s] {
+			k.deleteSteer(f, s)
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(have.tables)) {
+		if after := want.tables[id]; after == nil || len(after.open) != len(have.tables[id].open) {
+			k.DelSet(f.buckets(openName(id)))
+			k.DelSet(f.buckets(nextName(id)))
 		} else {
-			err = errors.Join(err, k.buckets(f, id, have.tables[id], want.tables[id], (*nftables.Conn).SetDeleteElements))
+			err = errors.Join(err, k.buckets(f, id, have.tables[id], after, (*nftables.Conn).SetDeleteElements))
 		}
 	}
 	k.hands(f, have.hands, want.hands)
-	for _, id := range ids(want.tables) {
-		before := have.tables[id]
-		if before == nil || before.shape != want.tables[id].shape {
-			err = errors.Join(err, k.addTable(f, id, want.tables[id].shape))
-			before = &tableRules{}
+	for _, id := range slices.Sorted(maps.Keys(want.tables)) {
+		before, after := have.tables[id], want.tables[id]
+		if before == nil || len(before.open) != len(after.open) {
+			err = errors.Join(err, k.AddSet(f.buckets(openName(id)), nil), k.AddSet(f.buckets(nextName(id)), nil))
+			before = &buckets{}
 		}
-		err = errors.Join(err, k.buckets(f, id, want.tables[id], before, (*nftables.Conn).SetAddElements))
+		err = errors.Join(err, k.buckets(f, id, after, before, (*nftables.Conn).SetAddElements))
+	}
+	for s := range wantSteers {
+		if !haveSteers[s] {
+			k.addSteer(f, s)
+		}
 	}
 	for _, chain := range slices.Sorted(maps.Keys(have.hands)) {
 		if _, ok := want.hands[chain]; !ok {
@@ -106,7 +151,7 @@ func (k kernel) change(f *family, have, want *ruleset) error {
 	}
 	err = errors.Join(err,
 		k.plainElements(f, want, have, (*nftables.Conn).SetAddElements),
-		k.elements(f.services(), want.services, have.services, (*nftables.Conn).SetAddElements, chainOfTable),
+		k.services(f, want.services, have.services, (*nftables.Conn).SetAddElements),
 	)
 	if err != nil {
 		return fmt.Errorf("encode nftables table %s: %w", tableName, err)
@@ -151,28 +196,23 @@ func (k kernel) refresh(f *family) error {
 	return k.flush()
 }
 
-func (k kernel) addTable(f *family, id int, s shape) error {
-	open, next := f.buckets(openName(id)), f.buckets(nextName(id))
-	err := errors.Join(k.AddSet(open, nil), k.AddSet(next, nil))
-	second := k.AddChain(&nftables.Chain{Table: f.table, Name: secondName(id)})
-	for _, exprs := range f.second(s, next.Name) {
-		k.AddRule(&nftables.Rule{Table: f.table, Chain: second, Exprs: exprs})
+func (k kernel) addSteer(f *family, s steer) {
+	for name, rules := range map[string][][]expr.Any{s.second(): f.second(s), s.chain(): f.steer(s)} {
+		chain := k.AddChain(&nftables.Chain{Table: f.table, Name: name})
+		defer func() {
+			for _, exprs := range rules {
+				k.AddRule(&nftables.Rule{Table: f.table, Chain: chain, Exprs: exprs})
+			}
+		}()
 	}
-	steer := k.AddChain(&nftables.Chain{Table: f.table, Name: steerName(id)})
-	for _, exprs := range f.steer(s, open.Name, next.Name, second.Name) {
-		k.AddRule(&nftables.Rule{Table: f.table, Chain: steer, Exprs: exprs})
-	}
-	return err
 }
 
-// deleteTable deletes a table that no service leads to.
-func (k kernel) deleteTable(f *family, id int) {
-	chains := []*nftables.Chain{{Table: f.table, Name: steerName(id)}, {Table: f.table, Name: secondName(id)}}
+// deleteSteer deletes chains that no service leads to.
+func (k kernel) deleteSteer(f *family, s steer) {
+	chains := []*nftables.Chain{{Table: f.table, Name: s.chain()}, {Table: f.table, Name: s.second()}}
 	for _, c := range chains {
 		k.FlushChain(c)
 	}
-	k.DelSet(f.buckets(openName(id)))
-	k.DelSet(f.buckets(nextName(id)))
 	for _, c := range chains {
 		k.DelChain(c)
 	}
@@ -201,7 +241,7 @@ func (k kernel) hands(f *family, have, want map[string]neighbour) {
 type encode = func(*nftables.Conn, *nftables.Set, []nftables.SetElement) error
 
 // buckets encodes the elements that t has and other has not.
-func (k kernel) buckets(f *family, id int, t, other *tableRules, do encode) error {
+func (k kernel) buckets(f *family, id int, t, other *buckets, do encode) error {
 	return errors.Join(k.bucketMap(f.buckets(openName(id)), t.open, other.open, do), k.bucketMap(f.buckets(nextName(id)), t.next, other.next, do))
 }
 
@@ -224,19 +264,17 @@ func (k kernel) encode(set *nftables.Set, elements []nftables.SetElement, do enc
 	return err
 }
 
-func chainOfTable(id int) *expr.Verdict {
-	return &expr.Verdict{Kind: expr.VerdictGoto, Chain: steerName(id)}
-}
-
-// elements encodes the elements of a map that others lacks, or has another verdict for.
-func (k kernel) elements(set *nftables.Set, elements, others map[string]int, do encode, verdict func(int) *expr.Verdict) error {
+// services encodes the elements of the map of services that others lacks or has another
+// chain for.
+func (k kernel) services(f *family, elements, others map[string]steer, do encode) error {
 	var differ []nftables.SetElement
 	for _, key := range slices.Sorted(maps.Keys(elements)) {
 		if other, ok := others[key]; !ok || other != elements[key] {
-			differ = append(differ, nftables.SetElement{Key: []byte(key), VerdictData: verdict(elements[key])})
+			differ = append(differ, nftables.SetElement{Key: []byte(key),
+				VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: elements[key].chain()}})
 		}
 	}
-	return k.encode(set, differ, do)
+	return k.encode(f.services(), differ, do)
 }
 
 // plainElements encodes the elements of the sets that others lacks.
@@ -274,7 +312,7 @@ func (k kernel) sound(f *family, want *ruleset) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("list nftables rules: %w", err)
 	}
-	return len(rules) == 1 && there == 1+2*len(want.tables)+len(want.hands), nil
+	return len(rules) == 1 && there == 1+2*len(want.steers())+len(want.hands), nil
 }
 
 // Handed returns how many packets this node has handed to each address, or has held for it.
@@ -308,5 +346,3 @@ func Handed() (map[netip.Addr]uint64, error) {
 	}
 	return handed, nil
 }
-
-func ids(tables map[int]*tableRules) []int { return slices.Sorted(maps.Keys(tables)) }

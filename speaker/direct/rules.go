@@ -124,10 +124,10 @@ var guardElement = binaryutil.NativeEndian.PutUint32(1)
 // While the table drains, the rule on SYN comes before the one above it.
 // A FIN or RST of a connection that conntrack does not know is invalid, other segments of it
 // are new.
-func (f *family) steer(t shape, open, next, second string) [][]expr.Any {
+func (f *family) steer(s steer) [][]expr.Any {
 	accept := &expr.Verdict{Kind: expr.VerdictAccept}
-	rest := [][]expr.Any{f.lookUp(t, open), join(flagsAre(syn, true), accept), f.lookUp(t, next)}
-	if t.drains {
+	rest := [][]expr.Any{f.lookUp(s, openName(s.table)), join(flagsAre(syn, true), accept), f.lookUp(s, nextName(s.table))}
+	if s.drains {
 		rest[0], rest[1] = rest[1], rest[0]
 	}
 	return append([][]expr.Any{
@@ -136,7 +136,7 @@ func (f *family) steer(t shape, open, next, second string) [][]expr.Any {
 		join(stateIs(expr.CtStateBitNEW|expr.CtStateBitINVALID, false), accept),
 		join(stateIs(expr.CtStateBitINVALID, true), flagsAre(fin|rst, false), accept),
 		{&expr.Payload{DestRegister: reg0, Base: expr.PayloadBaseLLHeader, Offset: 6, Len: 6},
-			&expr.Lookup{SourceRegister: reg0, SetName: nodesSet}, &expr.Verdict{Kind: expr.VerdictGoto, Chain: second}},
+			&expr.Lookup{SourceRegister: reg0, SetName: nodesSet}, &expr.Verdict{Kind: expr.VerdictGoto, Chain: s.second()}},
 	}, rest...)
 }
 
@@ -147,7 +147,7 @@ func (f *family) steer(t shape, open, next, second string) [][]expr.Any {
 //	ip ttl <= lastHop accept                        nobody knows it
 //	ip ttl > firstHop ip ttl set firstHop
 //	jhash ip saddr . tcp sport mod N vmap @next     it is kept where the bucket was before, perhaps
-func (f *family) second(t shape, next string) [][]expr.Any {
+func (f *family) second(s steer) [][]expr.Any {
 	ttl := &expr.Payload{DestRegister: reg0, Base: expr.PayloadBaseNetworkHeader, Offset: f.ttl, Len: 1}
 	set := &expr.Payload{OperationType: expr.PayloadWrite, SourceRegister: reg0, Base: expr.PayloadBaseNetworkHeader, Offset: f.ttl, Len: 1}
 	if f.checksum {
@@ -158,29 +158,20 @@ func (f *family) second(t shape, next string) [][]expr.Any {
 		join(flagsAre(syn, true), accept),
 		{ttl, &expr.Cmp{Register: reg0, Op: expr.CmpOpLte, Data: []byte{lastHop}}, accept},
 		{ttl, &expr.Cmp{Register: reg0, Op: expr.CmpOpGt, Data: []byte{firstHop}}, &expr.Immediate{Register: reg0, Data: []byte{firstHop}}, set},
-		f.lookUp(t, next),
+		f.lookUp(s, nextName(s.table)),
 	}
 }
 
-// shape is what decides in which bucket of a table a flow is.
-type shape struct {
-	buckets  uint32
-	seed     uint32
-	byClient bool
-	// drains: new connections stay here, as without a table.
-	drains bool
-}
-
 // lookUp goes to the chain of the node that has the flow in a map of buckets.
-func (f *family) lookUp(t shape, set string) []expr.Any {
+func (f *family) lookUp(s steer, set string) []expr.Any {
 	exprs := []expr.Any{&expr.Payload{DestRegister: reg0, Base: expr.PayloadBaseNetworkHeader, Offset: f.source, Len: f.length}}
 	length := f.length
-	if !t.byClient {
+	if !s.byClient {
 		exprs = append(exprs, &expr.Payload{DestRegister: reg0 + f.length/4, Base: expr.PayloadBaseTransportHeader, Len: 2})
 		length += 4
 	}
 	return append(exprs,
-		&expr.Hash{SourceRegister: reg0, DestRegister: reg8, Length: length, Modulus: t.buckets, Seed: t.seed, Type: expr.HashTypeJenkins},
+		&expr.Hash{SourceRegister: reg0, DestRegister: reg8, Length: length, Modulus: s.buckets, Seed: s.seed, Type: expr.HashTypeJenkins},
 		&expr.Lookup{SourceRegister: reg8, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: set})
 }
 

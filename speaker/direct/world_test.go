@@ -138,7 +138,7 @@ func (w *world) start(names ...string) {
 	for _, name := range names {
 		n := w.nodes[name]
 		n.log = &testnet.Log{}
-		n.director = New(Options{Log: slog.New(slog.NewTextHandler(n.log, nil)), Node: name, Seed: 4711, Hold: 5 * time.Second})
+		n.director = New(Options{Log: slog.New(slog.NewTextHandler(n.log, nil)), Node: name, Hold: 5 * time.Second})
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan error, 1)
 		go func() { done <- n.Do(func() error { return n.director.Run(ctx) }) }()
@@ -170,13 +170,13 @@ func (w *world) wantAt(names []string, backends ...plan.Backend) {
 // setOn sets what one Director forwards, and waits until it does.
 func (w *world) setOn(name string, backends []plan.Backend) {
 	w.t.Helper()
-	want := Want{Services: map[plan.LimitKey]plan.Direct{}, Nodes: map[string][]netip.Addr{}, Lost: w.lost}
+	want := plan.Forwarding{Services: map[plan.LimitKey]plan.Direct{}, Nodes: map[string][]netip.Addr{}, Lost: w.lost}
 	for _, n := range w.nodes {
 		want.Nodes[n.name] = n.addrs
 	}
 	if backends != nil {
 		for _, vip := range []netip.Addr{vip4, vip6} {
-			want.Services[plan.LimitKey{VIP: vip, Service: "default/web"}] = plan.Direct{Ports: web, Backends: backends}
+			want.Services[plan.LimitKey{VIP: vip, Service: "default/web"}] = plan.Direct{Ports: web, Seed: 4711, Backends: backends}
 		}
 	}
 	d := w.nodes[name].director
