@@ -151,8 +151,10 @@ func (m *Machine) ask(p pending) {
 // repeats its claims.
 func (m *Machine) askChallenged(p pending) [][]byte {
 	switch v := p.vip; {
-	case v.reason == Yielded:
-		return nil // it has answered, or a third one has, which it may have yielded to as well
+	case v.reason == Yielded && v.by == p.to:
+		return nil // it has answered
+	case p.asked == challenges && v.reason == Yielded:
+		return nil // to a third one, which the silent one may have yielded to as well
 	case p.asked == challenges:
 		if first := m.noteConflict(v, Note{Other: p.to, Silent: true, Announced: v.reason == ""}); first && v.reason == "" {
 			m.queue.enter(pending{vip: v, step: stepDefence, due: m.now})

@@ -200,6 +200,23 @@ func TestNobodyIsTakenForAStranger(t *testing.T) {
 	}
 }
 
+// Who has left a VIP to another speaker hears when that one leaves it to a third: it does
+// not take the silence of the one for the absence of both.
+func TestYieldedToWhoYields(t *testing.T) {
+	t.Parallel()
+	l := newLAN(3, wire.ARP{})
+	for i := range 2 {
+		l.assign(i, map[netip.Addr]VIP{vipA: {}})
+	}
+	l.pass(10 * time.Second)
+	require.Len(t, l.announcers(vipA), 1)
+	l.assign(2, map[netip.Addr]VIP{vipA: {Home: true}})
+	for range 100 {
+		l.pass(pollInterval / 5)
+		require.Equal(t, []int{2}, l.announcers(vipA))
+	}
+}
+
 // A VIP that moves by plan is answered for at every moment, by both nodes for no longer
 // than a frame takes, whoever hears of it first.
 func TestMoveByPlan(t *testing.T) {
