@@ -197,13 +197,14 @@ func (k kernel) refresh(f *family) error {
 }
 
 func (k kernel) addSteer(f *family, s steer) {
-	for name, rules := range map[string][][]expr.Any{s.second(): f.second(s), s.chain(): f.steer(s)} {
-		chain := k.AddChain(&nftables.Chain{Table: f.table, Name: name})
-		defer func() {
-			for _, exprs := range rules {
-				k.AddRule(&nftables.Rule{Table: f.table, Chain: chain, Exprs: exprs})
-			}
-		}()
+	second := k.AddChain(&nftables.Chain{Table: f.table, Name: s.second()}) // before a rule leads to it
+	k.addRules(f, second, f.second(s))
+	k.addRules(f, k.AddChain(&nftables.Chain{Table: f.table, Name: s.chain()}), f.steer(s))
+}
+
+func (k kernel) addRules(f *family, chain *nftables.Chain, rules [][]expr.Any) {
+	for _, exprs := range rules {
+		k.AddRule(&nftables.Rule{Table: f.table, Chain: chain, Exprs: exprs})
 	}
 }
 
@@ -231,9 +232,7 @@ func (k kernel) hands(f *family, have, want map[string]neighbour) {
 		if to.silent {
 			rules = hold()
 		}
-		for _, exprs := range rules {
-			k.AddRule(&nftables.Rule{Table: f.table, Chain: chain, Exprs: exprs})
-		}
+		k.addRules(f, chain, rules)
 	}
 }
 
@@ -242,7 +241,8 @@ type encode = func(*nftables.Conn, *nftables.Set, []nftables.SetElement) error
 
 // buckets encodes the elements that t has and other has not.
 func (k kernel) buckets(f *family, id int, t, other *buckets, do encode) error {
-	return errors.Join(k.bucketMap(f.buckets(openName(id)), t.open, other.open, do), k.bucketMap(f.buckets(nextName(id)), t.next, other.next, do))
+	return errors.Join(
+		k.bucketMap(f.buckets(openName(id)), t.open, other.open, do), k.bucketMap(f.buckets(nextName(id)), t.next, other.next, do))
 }
 
 func (k kernel) bucketMap(set *nftables.Set, chains, others []string, do encode) error {

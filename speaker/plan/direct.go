@@ -38,5 +38,6 @@ type Backend struct {
 
 // Equal reports whether both say the same.
 func (d Direct) Equal(other Direct) bool {
-	return d.ByClient == other.ByClient && d.Seed == other.Seed && slices.Equal(d.Ports, other.Ports) && slices.Equal(d.Backends, other.Backends)
+	return d.ByClient == other.ByClient && d.Seed == other.Seed && slices.Equal(d.Ports, other.Ports) &&
+		slices.Equal(d.Backends, other.Backends)
 }
