@@ -18,10 +18,9 @@ const (
 	// SharingNamespaces is a comma-separated list of the other namespaces with
 	// whose Services the address may be shared, if they name this one.
 	SharingNamespaces = "lodestone.io/sharing-namespaces"
-	// Renumber, set to Renumbering, asks for new addresses in place of those
-	// that a new Service would not be given: stranded ones, and those of pools
-	// that are draining or not open to the Service any more. It is taken off
-	// when that is done.
+	// Renumber, set to Renumbering, asks for new addresses in place of those that a new
+	// Service would not be given: stranded ones, and those of pools that are draining or not
+	// open to the Service any more. The controller removes it when that is done.
 	Renumber = "lodestone.io/renumber"
 	// ConnectionRateLimit caps the new connections per second that each VIP of
 	// the Service takes; ParseConnectionRateLimit reads it.
@@ -38,13 +37,12 @@ const (
 	// ours: speakers announce an address only when both name it, so the
 	// status of another load balancer's Service is never announced.
 	Assigned = "lodestone.io/assigned-addresses"
-	// AssignedPools is a comma-separated list with, for each of them, the pool by
-	// whose name the Service got or kept it. A pool may be renamed or split; a
-	// Service that goes on naming it keeps its address, after a restart, too.
+	// AssignedPools is a comma-separated list of pools: for each assigned address the one by
+	// whose name the Service got or kept it. A pool may be renamed or split. A Service that
+	// goes on naming the old pool keeps its address, after a restart, too.
 	AssignedPools = "lodestone.io/assigned-pools"
-	// Leases is a comma-separated list of those of them that a DHCP server
-	// leases to Lodestone, each followed by "=" and the interface by which the
-	// configuration knows the pool.
+	// Leases is a comma-separated list of the assigned addresses that a DHCP server leases to
+	// Lodestone, each followed by "=" and the interface in the configuration of its pool.
 	Leases = "lodestone.io/leases"
 	// Finalizer keeps a class-less Service until its address is released.
 	// Kubernetes' own tests and tools look for this name.
@@ -58,8 +56,8 @@ const (
 	ConditionAllocated = "lodestone.io/Allocated"
 )
 
-// Annotations that a user writes on a Node, for BGP peers that do not say it
-// themselves.
+// Annotations that a user writes on a Node. They are for BGP peers that do not have the same
+// setting.
 const (
 	// BGPASN is the node's AS number; ParseBGPASN reads it.
 	BGPASN = "lodestone.io/bgp-asn"
@@ -80,13 +78,13 @@ const (
 	ComponentSpeaker = "speaker"
 	// SpeakerLeasePrefix and the node's name are the Lease's name.
 	SpeakerLeasePrefix = "lodestone-speaker-"
-	// Report is all that the speaker says of itself and its node; package report
-	// writes and reads it.
+	// Report is the speaker's report about itself and its node; package report writes and
+	// reads it.
 	Report = "lodestone.io/report"
 )
 
-// OfServices returns the names of what is read from a Service, what Lodestone writes
-// first: a cache keeps no others.
+// OfServices returns the names of the annotations that are read from a Service, those that
+// Lodestone writes first. A cache keeps no others.
 func OfServices() []string {
 	return []string{
 		Assigned, AssignedPools, Leases, Addresses, AddressPool, SharingKey, Renumber, ConnectionRateLimit, SharingNamespaces,

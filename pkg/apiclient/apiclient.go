@@ -1,15 +1,15 @@
 // Package apiclient connects to the API servers.
 //
 // Where there are several, the address that clients use leads to one of them for each
-// connection: kube-proxy, or a load balancer, chooses. client-go finds out after 45 s
-// that the one at the other end is gone, and may then be led to the same one for as long
-// as nobody has taken it out of the list, which takes API servers 15 to 25 s. Meanwhile
-// watches show nothing new, and a leader loses its Lease.
+// connection: kube-proxy, or a load balancer, chooses. client-go notices after 45 s that the
+// one at the other end is gone. It may then be led to the same one again, until the API
+// servers have removed that from the list after 15 to 25 s. Meanwhile watches show nothing
+// new, and a leader loses its Lease.
 //
-// A Transport finds out within SilenceTimeout, by HTTP/2 pings, which an idle connection
-// costs a frame each way in two seconds. It opens a connection by several attempts, of
-// which the first one counts that has completed the TLS handshake: an API server
-// that is gone, or hangs, costs as long as hedgeDelay.
+// A Transport notices within SilenceTimeout, by HTTP/2 pings, which cost an idle connection
+// one frame each way in two seconds. It opens a connection by several attempts and uses the
+// first one that completes the TLS handshake. An API server that is gone or hangs costs no
+// more time than hedgeDelay.
 package apiclient
 
 import (
@@ -27,18 +27,17 @@ import (
 )
 
 const (
-	// pingAfter is how long nothing is received on a connection before it is asked for a
-	// sign of life, pingTimeout how long that may take. An API server answers pings
-	// from memory, but one that lacks CPU time answers late: its clients must not all
-	// reconnect because of that.
+	// pingAfter is how long a connection is silent before a ping is sent, and pingTimeout how
+	// long the answer may take. An API server answers pings from memory, but late if it lacks
+	// CPU time. Its clients must not all reconnect because of that.
 	pingAfter, pingTimeout = 2 * time.Second, 3 * time.Second
 	// SilenceTimeout is how long a connection to an API server that is gone is used.
 	SilenceTimeout = pingAfter + pingTimeout
 
-	// attempts is how many connections are tried at most for one that is needed: with
-	// one of three API servers gone, all of them lead to it in one case of 27.
+	// attempts is how many connections are tried at most for one that is needed. With one of
+	// three API servers gone, all of them lead to that one in one case of 27.
 	attempts = 3
-	// hedgeDelay is how long an attempt may take before the next one starts beside it: a
+	// hedgeDelay is how long an attempt may take before the next one starts beside it. A
 	// handshake takes some milliseconds.
 	hedgeDelay = 500 * time.Millisecond
 	// attemptTimeout bounds an attempt.
@@ -49,7 +48,7 @@ const (
 	idleTimeout     = 90 * time.Second
 )
 
-// Transport carries the requests of all clients that are made of a configuration.
+// Transport carries the requests of all clients that are made from a configuration.
 type Transport struct {
 	config *rest.Config // as it was given
 	http   *http.Transport
@@ -58,10 +57,10 @@ type Transport struct {
 	conns map[net.Conn]struct{} // that are open
 }
 
-// Use has all clients that are made of the configuration from now on share the
-// Transport that it returns. The files that the configuration names are read for each
-// connection: certificates may change. A configuration with a plugin for credentials is
-// left as it is: the plugin makes the connections.
+// Use makes all clients share the Transport that it returns, if they are made from the
+// configuration after the call. The files that the configuration names are read for each
+// connection, because certificates may change. A configuration with a plugin for credentials
+// is left as it is, because the plugin makes the connections.
 func Use(config *rest.Config) (*Transport, error) {
 	t, err := newTransport(rest.CopyConfig(config))
 	if err != nil || config.ExecProvider != nil || config.AuthProvider != nil {
@@ -95,8 +94,8 @@ func newTransport(config *rest.Config) (*Transport, error) {
 	return t, nil
 }
 
-// Ask returns nil if an API server answers, whatever it says, over a connection as all
-// requests use it.
+// Ask returns nil if an API server answers over the connections that all requests use. Any
+// answer counts.
 func (t *Transport) Ask(ctx context.Context) error { return t.ask(ctx, t.http) }
 
 // Renew asks over a connection of its own. If an API server answers there, all other
@@ -165,7 +164,7 @@ func (t *Transport) dial(ctx context.Context, network, address string) (net.Conn
 	return known, nil
 }
 
-// connection is one that its transport knows.
+// connection is a connection of a Transport.
 type connection struct {
 	net.Conn
 	transport *Transport
@@ -210,8 +209,8 @@ func (t *Transport) handshake(ctx context.Context, network, address string) (net
 	return conn, nil
 }
 
-// dialTLS makes up to attempts attempts: the next one as soon as one has failed, or takes
-// longer than it should. The first that succeeds counts.
+// dialTLS makes up to attempts attempts, and returns the first connection that succeeds. It
+// starts the next attempt as soon as one has failed or takes longer than hedgeDelay.
 func (t *Transport) dialTLS(ctx context.Context, network, address string) (net.Conn, error) {
 	type outcome struct {
 		conn net.Conn

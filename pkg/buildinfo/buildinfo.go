@@ -23,8 +23,7 @@ type Info struct {
 	Date string
 }
 
-// Get returns what the linker was told, and for the rest what the Go tool
-// recorded.
+// Get returns what the linker set. What it did not set is as the Go tool recorded it.
 func Get() Info {
 	recorded, _ := debug.ReadBuildInfo()
 	return Info{version, commit, date}.complete(recorded)

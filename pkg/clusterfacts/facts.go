@@ -6,10 +6,10 @@
 // the same answer. The Watcher keeps the answer up to date from caches that
 // hold only what Collect reads.
 //
-// What speakers report is believed within bounds: a Lease counts for a Node that
-// exists, and the one of a node that lies keeps at most report.MaxGateways addresses
-// from being handed out, and two for each of maxAlone segments. What follows from
-// report.MaxConflicts conflicts per node, controller/servicelb bounds.
+// Reports of speakers count within bounds, because a node may lie. A Lease counts only if its
+// Node exists. It keeps at most report.MaxGateways addresses from being handed out, and two
+// for each of maxAlone segments. controller/servicelb bounds what follows from the
+// report.MaxConflicts conflicts of a node.
 package clusterfacts
 
 import (
@@ -31,8 +31,8 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
-// maxAlone is of how many segments that no other node reports a node keeps the network
-// and broadcast addresses from being handed out.
+// maxAlone is how many segments count that a node reports and no other node does. The network
+// and broadcast addresses of these are not handed out.
 const maxAlone = 16
 
 // Facts are what is known of the cluster's addresses. They are immutable.
@@ -46,10 +46,9 @@ type Facts struct {
 	Conflicts []Conflict
 }
 
-// Conflict is a VIP that another host claims, by the reports of all speakers.
+// Conflict is a VIP that another host claims according to the reports of speakers.
 type Conflict struct {
-	// Conflict is what the first node says, but for Announced, which is set if
-	// any node says so.
+	// Conflict is as the first node reports it. Announced is set if any node reports that.
 	report.Conflict
 	// Node is the first node, by name, that reports it, and Others how many
 	// more do.
@@ -74,9 +73,9 @@ type Forbidden struct {
 	Why string
 }
 
-// Forbid returns all that the pools of the configuration must not hand out: what
-// the cluster uses, and what the configuration itself says others have. The
-// slice is the caller's; cfg and f may be nil.
+// Forbid returns all that the pools of the configuration must not hand out: the addresses that
+// the cluster uses, and those that the configuration names as used by others. The slice is the
+// caller's; cfg and f may be nil.
 func Forbid(cfg *config.Config, f *Facts) []Forbidden {
 	var all []Forbidden
 	if f != nil {
@@ -110,13 +109,13 @@ type Objects struct {
 	ServiceCIDRs []*networkingv1.ServiceCIDR
 	// APIServer are the EndpointSlices of the Service default/kubernetes.
 	APIServer []*discoveryv1.EndpointSlice
-	// Kubernetes is the Service default/kubernetes. It has the first address
-	// of the Service CIDR, which API servers before v1.33 do not tell.
+	// Kubernetes is the Service default/kubernetes. It has the first address of the Service
+	// CIDR. API servers before v1.33 have no ServiceCIDR objects.
 	Kubernetes *corev1.Service
 }
 
-// Collect returns what the objects say. The same objects in any order give
-// the same answer; what is malformed is ignored.
+// Collect returns the facts that follow from the objects. The same objects in any order give
+// the same answer. Malformed parts are ignored.
 func Collect(o Objects) *Facts {
 	var all claims
 	f := &Facts{}
@@ -190,7 +189,7 @@ func isDown(n *corev1.Node) bool {
 	})
 }
 
-// mergeConflicts sorts the reports and makes those of one VIP one.
+// mergeConflicts sorts the conflicts and joins those over one VIP.
 func mergeConflicts(all []Conflict) []Conflict {
 	slices.SortFunc(all, func(d, e Conflict) int {
 		return cmp.Or(d.VIP.Compare(e.VIP), cmp.Compare(d.Node, e.Node), d.Conflict.Compare(e.Conflict))
@@ -224,7 +223,7 @@ func (c claim) compare(d claim) int {
 	return cmp.Or(c.To().Compare(d.To()), cmp.Compare(c.what, d.what), cmp.Compare(c.node, d.node))
 }
 
-// ownOf are the addresses of a segment that none of its hosts has alone.
+// ownOf returns the addresses of a segment that are not those of a single host.
 func ownOf(segment netip.Prefix) claims {
 	all := netipx.RangeOfPrefix(segment)
 	first, last := netipx.IPRangeFrom(all.From(), all.From()), netipx.IPRangeFrom(all.To(), all.To())
@@ -275,7 +274,7 @@ func (all *claims) node(n *corev1.Node) {
 	}
 }
 
-// services adds the Service CIDRs or, if there are none, all that is known of
+// services adds the Service CIDRs or, if there are no such objects, what else is known of
 // them.
 func (all *claims) services(cidrs []*networkingv1.ServiceCIDR, kubernetes *corev1.Service) {
 	for _, s := range cidrs {
@@ -290,8 +289,8 @@ func (all *claims) services(cidrs []*networkingv1.ServiceCIDR, kubernetes *corev
 	}
 }
 
-// merge returns each range once with all that is said of it. Of the nodes
-// that say the same, which may be a thousand, the first is named.
+// merge returns each range once, with all reasons for it. If several nodes are the same
+// reason, it names the first.
 func (all claims) merge() []Forbidden {
 	slices.SortFunc(all, claim.compare)
 	all = slices.Compact(all)

@@ -11,8 +11,8 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
-// The transforms are given objects that they already saw, too: those come out
-// as they are.
+// The transforms also get objects that they have transformed already. They leave those as they
+// are.
 
 // maxSources is longer than any value of annotation.BGPSourceAddress, in bytes.
 const maxSources = 128

@@ -13,10 +13,10 @@ import (
 // maxWarnings is how many ranges of a pool are named; the others are counted.
 const maxWarnings = 5
 
-// Warnings returns what the operator should know about the pools, in their
-// order: what they contain and never hand out, and what of them no neighbour
-// would ask for. Excluded addresses are not mentioned, and neither are those that
-// every segment has: a pool that is as wide as its segment is no mistake.
+// Warnings returns what the operator should know about the pools, in their order: which of
+// their addresses they never hand out, and which no neighbour would ask for. It does not
+// mention excluded addresses, nor those that every segment has, because a pool may be as wide
+// as its segment.
 func Warnings(cfg *config.Config, f *Facts) []string {
 	withheld := intersect(cfg.Pools, mistakes(cfg, f))
 	segments, beyond := merged(f.Segments), beyondSegments(cfg)
@@ -63,7 +63,7 @@ func overlapping(sorted []piece, r netipx.IPRange) []piece {
 	return rest[:to]
 }
 
-// conflicts are what a pool contains of the forbidden ranges.
+// conflicts are the parts of a pool that are in forbidden ranges.
 type conflicts struct {
 	named []Forbidden // at most maxWarnings
 	total int
@@ -88,8 +88,8 @@ func intersect(pools []config.Pool, forbidden []Forbidden) []conflicts {
 	return all
 }
 
-// add notes a conflict. Those with the same forbidden range, which come one
-// after another, are one that spans them all.
+// add notes a conflict. Conflicts with the same forbidden range come one after another, and
+// are joined into one.
 func (c *conflicts) add(number int, f Forbidden) {
 	switch named := len(c.named); {
 	case c.last == number && c.total > maxWarnings:
@@ -119,8 +119,8 @@ func (c *conflicts) warnings(pool string) []string {
 // names are the names of some advertisements.
 type names map[string]bool
 
-// beyondSegments returns the advertisements by which others than the neighbours on
-// a segment get to know VIPs, or that say that other segments are meant.
+// beyondSegments returns the advertisements that announce VIPs to others than the neighbours
+// on their segment, or that are meant for other segments.
 func beyondSegments(cfg *config.Config) names {
 	all := names{}
 	for _, a := range cfg.Advertisements {

@@ -24,8 +24,8 @@ import (
 )
 
 const (
-	// gatherDelay is how long changes are gathered before they are looked at:
-	// a thousand nodes that join cost a few looks.
+	// gatherDelay is how long changes are gathered before the facts are computed. A thousand
+	// nodes that join then cost a few computations.
 	gatherDelay = 200 * time.Millisecond
 	// lateAfter is how long the facts may take before the log says what is
 	// missing.
@@ -39,7 +39,7 @@ type Options struct {
 	Client kubernetes.Interface
 	// Namespace is where the speakers' Leases are. Default: config's.
 	Namespace string
-	// Log hears what the facts wait for. Default: slog.Default().
+	// Log gets what the facts wait for. Default: slog.Default().
 	Log *slog.Logger
 }
 
@@ -50,7 +50,7 @@ type Watcher struct {
 	sources []*source
 	// The sources, by what they watch.
 	nodes, leases, serviceCIDRs, apiServer, kubernetes *source
-	// absent is set when it was said that there are no ServiceCIDRs.
+	// absent is set when the log has said that there are no ServiceCIDRs.
 	absent bool
 
 	mu      sync.Mutex
@@ -58,7 +58,7 @@ type Watcher struct {
 	changed notify.Signal
 }
 
-// source is a kind of object that is watched, by the name that people know it by.
+// source is a kind of object that is watched, with its name for people.
 type source struct {
 	name string
 	*kube.Follower
@@ -114,7 +114,8 @@ func (w *Watcher) Waiting() []string {
 	return names
 }
 
-// waiting names them, and says why, as far as that is known.
+// waiting names the kinds that have not been listed yet, and returns why, as far as that is
+// known.
 func (w *Watcher) waiting() (names []string, why error) {
 	for _, s := range w.sources {
 		if known, err := s.Standing(); !known || err != nil {
@@ -135,7 +136,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// gather looks at the objects when they have changed.
+// gather computes the facts when objects have changed.
 func (w *Watcher) gather(ctx context.Context) {
 	late := time.After(lateAfter)
 	for {
@@ -165,7 +166,7 @@ func (w *Watcher) gather(ctx context.Context) {
 	}
 }
 
-// look makes what the caches hold the current facts, if they differ.
+// look computes the facts from the caches, and publishes them if they differ.
 func (w *Watcher) look() {
 	if !w.absent && w.serviceCIDRs.Absent() {
 		w.absent = true

@@ -17,16 +17,16 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
-// What MetalLB reads from a Service, first as it is called since v0.13, then as
-// it was called before. MetalLB goes by the first that is there.
+// The annotations that MetalLB reads from a Service: their names since v0.13 first, then the
+// names before. MetalLB uses the first one that is there.
 var (
 	metalLBAddressPool   = []string{"metallb.io/address-pool", "metallb.universe.tf/address-pool"}
 	metalLBAddresses     = []string{"metallb.io/loadBalancerIPs", "metallb.universe.tf/loadBalancerIPs"}
 	metalLBAllowSharedIP = []string{"metallb.io/allow-shared-ip", "metallb.universe.tf/allow-shared-ip"}
 )
 
-// KubeVIPAddresses is what kube-vip reads from a Service, or its cloud provider
-// writes on it.
+// KubeVIPAddresses is the annotation that kube-vip reads from a Service. Its cloud provider
+// writes it, too.
 const KubeVIPAddresses = "kube-vip.io/loadbalancerIPs"
 
 // Annotations returns the names of the annotations of others that are understood.
@@ -34,7 +34,7 @@ func Annotations() []string {
 	return slices.Concat(metalLBAddresses, metalLBAddressPool, metalLBAllowSharedIP, []string{KubeVIPAddresses})
 }
 
-// specIP names what a Service asks for without any annotation.
+// specIP is the field by which a Service asks for an address without any annotation.
 const specIP = "spec.loadBalancerIP"
 
 // Dialects are the load balancers whose annotations are understood, in one
@@ -45,9 +45,9 @@ type Dialects struct {
 	leasing []string
 }
 
-// For returns what the configuration understands. Without one (nil), or without
-// pools, that is everything: nothing is given then, and what Services have stays
-// theirs on the terms on which they may have it.
+// For returns the dialects of the configuration. Without a configuration (nil), or without
+// pools, these are all dialects: no address is given then, and Services keep theirs on the
+// terms on which they may have them.
 func For(c *config.Config) Dialects {
 	if c == nil || len(c.Pools) == 0 {
 		return Dialects{metalLB: true, kubeVIP: true}
@@ -61,8 +61,8 @@ func For(c *config.Config) Dialects {
 	return d
 }
 
-// Wish is something that a Service asks for, as text, and the annotation that
-// says so. The zero Wish asks for nothing.
+// Wish is something that a Service asks for, as text, with the name of its annotation. The
+// zero Wish asks for nothing.
 type Wish struct{ Annotation, Text string }
 
 // Wishes are what a Service asks for, each in the form of our annotation.
@@ -72,9 +72,9 @@ type Wishes struct {
 	LoadBalancerIP string
 }
 
-// Read returns what the Service asks for. Our annotations win over others. The
-// error says why the others contradict each other, or ask for what there is
-// not; the Wishes are then those that are understood.
+// Read returns what the Service asks for. Our annotations win over others. The error says
+// where the others contradict each other, or ask for something that does not exist. The Wishes
+// are then those that are understood.
 func (d Dialects) Read(svc *corev1.Service) (Wishes, error) {
 	w := Wishes{
 		Pools: ours(svc, annotation.AddressPool), Addresses: ours(svc, annotation.Addresses), SharingKey: ours(svc, annotation.SharingKey),
@@ -145,8 +145,8 @@ func (d Dialects) lease(w *Wishes) error {
 	return nil
 }
 
-// share makes Services that ask for the same addresses share them, as they do
-// with kube-vip: what it knows of sharing is not on the Service.
+// share makes Services that ask for the same addresses share them, as they do with kube-vip.
+// Nothing on such a Service says that it shares.
 func (d Dialects) share(w *Wishes) {
 	asked := w.Addresses
 	if asked.Annotation != KubeVIPAddresses || w.SharingKey != (Wish{}) {
@@ -155,8 +155,7 @@ func (d Dialects) share(w *Wishes) {
 	w.SharingKey = Wish{asked.Annotation, "kube-vip " + strings.Join(sorted(asked.Text), ",")}
 }
 
-// anyAddress reports whether the text is what asks kube-vip for an address from
-// a DHCP server.
+// anyAddress reports whether the text asks kube-vip for an address from a DHCP server.
 func anyAddress(text string) bool {
 	a, err := netip.ParseAddr(strings.TrimSpace(text))
 	return err == nil && a.IsUnspecified()
@@ -193,7 +192,7 @@ func nameCharacter(r rune) rune {
 
 func ours(svc *corev1.Service, name string) Wish { return first(svc, []string{name}) }
 
-// first returns what the first of the annotations that is there says.
+// first returns the wish of the first of these annotations that the Service has.
 func first(svc *corev1.Service, names []string) Wish {
 	for _, name := range names {
 		if text, ok := svc.Annotations[name]; ok {

@@ -57,7 +57,7 @@ func parseAddr(s string) (netip.Addr, error) {
 	return a, nil
 }
 
-// why is netip's reason, without the parts that repeat what was written.
+// why returns netip's reason, without the parts that repeat the input.
 func why(err error) string {
 	text := err.Error()
 	if i := strings.LastIndex(text, "): "); i >= 0 {
@@ -94,7 +94,7 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	return prefix, nil
 }
 
-// unmapped is how to write a prefix of IPv4 addresses in IPv6 form.
+// unmapped returns a prefix of IPv4 addresses in IPv6 form as it should be written.
 func unmapped(a netip.Addr, length string) string {
 	bits, err := strconv.Atoi(length)
 	if err != nil || bits < 96 || bits > 128 {
@@ -114,8 +114,8 @@ func (vs values) block(v value) (block, bool) {
 	return b, err == nil
 }
 
-// prefixes returns the prefixes that are spelled right, each once. The hint says
-// what else to write.
+// prefixes returns the well-formed prefixes, each once. The hint is added to errors, and says
+// what to write instead.
 func (vs values) prefixes(all []value, hint string) (prefixes []netip.Prefix) {
 	seen := map[netip.Prefix]value{}
 	for _, v := range all {
@@ -228,9 +228,9 @@ func (p *Pool) whole() *netipx.IPSet {
 // overlap is two blocks that share addresses, in the order of the document.
 type overlap struct{ first, second int }
 
-// overlaps finds every block that shares an address with another one, each
-// once: sorted by their first address, a block overlaps an earlier one exactly
-// if it overlaps the one that reaches furthest.
+// overlaps finds every block that shares an address with another one, each once. In the order
+// of their first addresses a block overlaps an earlier one exactly if it overlaps the earlier
+// one that reaches furthest.
 func overlaps(blocks []block) []overlap {
 	order := make([]int, len(blocks))
 	for i := range order {

@@ -63,8 +63,8 @@ func (c bgpCompiler) peerASN(v value) ASN {
 	return ASN{Number: c.asn(v)}
 }
 
-// kind reports whether a peer is certain to be internal or external. Without
-// localASN the nodes tell.
+// kind reports whether a peer is certain to be internal or external. Without localASN that
+// depends on the nodes.
 func (p *Peer) kind() (internal, external bool) {
 	known := p.PeerASN.Number != 0 && p.LocalASN != 0
 	same := p.PeerASN.Number == p.LocalASN
@@ -97,7 +97,7 @@ func (c bgpCompiler) peers(raw []rawPeer) []Peer {
 	return all
 }
 
-// endpoints reads where the two ends of the connection are.
+// endpoints reads the addresses of the two ends of the connection.
 func (c bgpCompiler) endpoints(r rawPeer, p *Peer) {
 	p.Address, p.SourceAddress = c.host(r.Address), c.host(r.SourceAddress)
 	p.Interface, _ = c.text(r.Interface, checkInterfaceName)
@@ -134,7 +134,7 @@ func (c bgpCompiler) endpoints(r rawPeer, p *Peer) {
 	}
 }
 
-// host returns an address that one machine has.
+// host returns an address that a single machine can have.
 func (c bgpCompiler) host(v value) netip.Addr {
 	if !v.present() {
 		return netip.Addr{}
@@ -169,8 +169,8 @@ func (c bgpCompiler) routerID(v value) netip.Addr {
 	return id
 }
 
-// refuseSameRouter refuses a second session of a node with one router: both
-// ends tell sessions apart by address.
+// refuseSameRouter refuses a second session of a node with one router, because both ends
+// identify a session by the addresses.
 func (c bgpCompiler) refuseSameRouter(r rawPeer, p *Peer, seen map[string]value) {
 	at, where, nodes := r.Address, p.Address.String(), p.NodeSelector.String()
 	if p.Interface != "" {
@@ -212,7 +212,7 @@ func (c bgpCompiler) distance(r rawPeer, p *Peer) {
 	}
 }
 
-// timers reads when the session counts as lost, and what happens then.
+// timers reads after which time the session counts as lost, and what happens then.
 func (c bgpCompiler) timers(r rawPeer, p *Peer) {
 	p.HoldTime = c.seconds(r.HoldTime, defaultHoldTime, 0, maxHoldTime)
 	if p.HoldTime > 0 && p.HoldTime < minHoldTime {
@@ -313,7 +313,7 @@ func (c bgpCompiler) communities(list []value, b *BGP) {
 	slices.SortFunc(b.LargeCommunities, LargeCommunity.Compare)
 }
 
-// permit returns all that may be announced by BGP, nil if it is not said.
+// permit returns all that may be announced by BGP, nil if the document has no such list.
 func (c bgpCompiler) permit(raw []value) *netipx.IPSet {
 	if raw == nil {
 		return nil
@@ -330,7 +330,7 @@ func (c bgpCompiler) permit(raw []value) *netipx.IPSet {
 	return set
 }
 
-// routes returns how nodes reach each other's pods, nil if it is not said.
+// routes returns how nodes reach each other's pods, nil if the document does not say.
 func (c bgpCompiler) routes(raw *rawRoutes, peers names) *Routes {
 	if raw == nil {
 		return nil

@@ -7,10 +7,9 @@ import (
 	"go4.org/netipx"
 )
 
-// bgpCheck refuses what cannot be found in one part of the document alone: what
-// pools, advertisements, peers and bgpPermit mean together. Each of these lists
-// can fill the document, so that none is searched once for each item of
-// another: what is compared is indexed first.
+// bgpCheck refuses mistakes that involve several parts of the document: pools, advertisements,
+// peers and bgpPermit. Each of these lists can fill the document. They are therefore indexed
+// first, so that none is searched once for each item of another.
 type bgpCheck struct {
 	*report
 	raw *rawConfig
@@ -25,14 +24,13 @@ type bgpCheck struct {
 	peersOf, poolsOf set    // what the present advertisement names, or is named by
 }
 
-// poolFacts is what advertisements are compared with of a pool.
+// poolFacts are the facts about a pool that advertisements are compared with.
 type poolFacts struct {
 	ip4, ip6  bool
 	narrowest [2][]aggregate // of IPv4 and IPv6
 }
 
-// aggregate is the shortest prefix of an address that contains addresses of one
-// pool alone.
+// aggregate is the shortest prefix of an address that contains only addresses of one pool.
 type aggregate struct {
 	bits int
 	of   netip.Addr
@@ -110,9 +108,8 @@ func (r *reach) add(k *bgpCheck, pool int) {
 	}
 }
 
-// widen appends an aggregate that has to be longer than all before it: of many
-// addresses, only the first ones that say more than those before are kept, at
-// most as many as a prefix has lengths.
+// widen appends an aggregate if its prefix has to be longer than all before it. The others add
+// nothing. At most as many are kept as a prefix can have lengths.
 func widen(sorted []aggregate, a aggregate) []aggregate {
 	if len(sorted) == 0 || sorted[len(sorted)-1].bits < a.bits {
 		return append(sorted, a)
@@ -164,8 +161,8 @@ func shortest(a netip.Addr, in netipx.IPRange) int {
 	return low
 }
 
-// reachesOf returns the pools that the advertisement applies to: the ones that
-// name it, and the ones that name none.
+// reachesOf returns the pools that the advertisement applies to: the ones that name it, and
+// the ones that name no advertisement.
 func (k *bgpCheck) reachesOf(name string) []*reach {
 	if named := k.by[name]; named != nil {
 		return []*reach{named, &k.open}
@@ -173,8 +170,7 @@ func (k *bgpCheck) reachesOf(name string) []*reach {
 	return []*reach{&k.open}
 }
 
-// refuseForbidden refuses what is announced by BGP and not all in the list of
-// what may be.
+// refuseForbidden refuses pools that are announced by BGP and are not wholly in bgpPermit.
 func (k *bgpCheck) refuseForbidden() {
 	if k.Permit == nil {
 		return
@@ -240,8 +236,8 @@ func (k *bgpCheck) refuseUnheard(r *rawBGP, b *BGP) {
 	}
 }
 
-// refuseWideAggregates refuses prefixes with addresses that are not the pool's:
-// their traffic would come here. Of several such pools it names the first.
+// refuseWideAggregates refuses prefixes with addresses that are not the pool's, because their
+// traffic would come here. Of several such pools it names the first.
 func (k *bgpCheck) refuseWideAggregates(r *rawBGP, a *Advertisement) {
 	b := a.BGP
 	for _, reach := range k.reachesOf(a.Name) {
@@ -278,8 +274,8 @@ func pointee(p *uint32) (uint32, bool) {
 	return *p, true
 }
 
-// announcement is what an advertisement is compared by with the others: there
-// are up to half a million pairs.
+// announcement has the parts of an advertisement that are compared with others. There are up
+// to half a million pairs.
 type announcement struct {
 	*BGP
 	name            string
@@ -304,8 +300,8 @@ func (k *bgpCheck) announcement(i int) *announcement {
 	return next
 }
 
-// refuseContradictions refuses what an earlier advertisement says otherwise of
-// routes that both are certain to announce.
+// refuseContradictions refuses a setting that differs from that of an earlier advertisement,
+// if both are certain to announce the same routes.
 func (k *bgpCheck) refuseContradictions(a *announcement, earlier []*announcement) {
 	k.peersOf.fill(len(k.Peers), a.peers)
 	k.poolsOf.fill(len(k.pools), a.pools)

@@ -34,11 +34,11 @@ const (
 	maxGracePeriod                                 = 10 * time.Second
 )
 
-// compiler turns what is written into what it means. What is about pools and
-// about BGP has a compiler of its own.
+// compiler turns the document as written into a Config. Pools and BGP have compilers of their
+// own.
 type compiler struct{ values }
 
-// compile returns what the document means. What is wrong with it is in the report.
+// compile returns the Config of the document. It adds errors to the report.
 func compile(raw *rawConfig, r *report) *Config {
 	c := compiler{values{r}}
 	pools, bgp := poolCompiler{c.values}, bgpCompiler{c.values}
@@ -76,7 +76,7 @@ func (vs values) uniqueName(v value, what string, seen map[string]value) string 
 	return name
 }
 
-// names are the names of a list that others of the document refer to.
+// names are the names in a list that other parts of the document refer to.
 type names struct {
 	index map[string]int // of the first item with the name
 	shown string         // the first of the names, for an error
@@ -106,8 +106,7 @@ func (r *rawConfig) peerNames() names {
 	return namesOf(r.Peers, func(p rawPeer) value { return p.Name })
 }
 
-// references returns the names of a list, which must be among those of what
-// the document defines.
+// references returns the names in a list, which must be among those that the document defines.
 func (vs values) references(list []value, what string, defined names) []string {
 	return vs.texts(list, func(s string) error {
 		_, ok := defined.index[s]

@@ -35,9 +35,8 @@ const (
 	Kind = "Config"
 )
 
-// DefaultQuarantine is how long a freed address rests before it is given to
-// another Service: long enough for neighbour caches and connections of the
-// old Service's clients to end.
+// DefaultQuarantine is how long a released address is in quarantine: long enough for neighbour
+// caches and connections of the old Service's clients to end.
 const DefaultQuarantine = 30 * time.Second
 
 // Config is one valid configuration. It is immutable: a change of the
@@ -46,10 +45,9 @@ type Config struct {
 	// ClusterID names this cluster in load balancer names and, on the wire,
 	// against other clusters on the same segment. Default: "kubernetes".
 	ClusterID string
-	// Quarantine is how long a freed address rests before it is reused by
-	// another Service.
+	// Quarantine is how long no other Service is given a released address.
 	Quarantine time.Duration
-	// Membership says how speakers notice that one of them is lost.
+	// Membership has the timers by which speakers notice that one of them is lost.
 	Membership Membership
 	// Pools are the address pools in the order of the document.
 	Pools []Pool
@@ -65,8 +63,7 @@ type Config struct {
 	// Permit is all that speakers may announce by BGP, whatever else the document,
 	// Services and nodes say. Nil: there is no such list.
 	Permit *netipx.IPSet
-	// Routes says how nodes reach each other's pods. Nil: that is not
-	// Lodestone's business.
+	// Routes says how nodes reach each other's pods. Nil: Lodestone has no part in that.
 	Routes *Routes
 	// Compatibility names the load balancers whose annotations on Services are
 	// understood, and whose Services are taken over only with their addresses.
@@ -88,8 +85,7 @@ const (
 	KubeVIP Compatibility = "kube-vip"
 )
 
-// Failover is how soon a lost speaker is noticed, against how long one that is
-// slow is borne with.
+// Failover is a choice between noticing a lost speaker soon and waiting long for a slow one.
 type Failover string
 
 // What the document can say.
@@ -99,8 +95,8 @@ const (
 	FailoverConservative Failover = "conservative"
 )
 
-// Membership is how speakers notice that one of them is lost: they probe each
-// other, suspect who does not answer, and declare lost who does not object.
+// Membership has the timers by which speakers notice that one of them is lost. They probe each
+// other, suspect a speaker that does not answer, and declare it lost if it does not object.
 type Membership struct {
 	// ProbeInterval is how often a speaker probes one of the others.
 	ProbeInterval time.Duration
@@ -110,13 +106,13 @@ type Membership struct {
 	// SuspicionMultiplier times ProbeInterval is how long a suspect has to
 	// object, longer where there are more than 10 speakers.
 	SuspicionMultiplier int
-	// GossipInterval is how often news is passed on.
+	// GossipInterval is how often speakers pass on what they have learnt.
 	GossipInterval time.Duration
 	// GracePeriod is how long a speaker that is declared lost may still object.
 	GracePeriod time.Duration
 }
 
-// Membership returns what the setting stands for.
+// Membership returns the timers that the setting stands for.
 func (f Failover) Membership() Membership {
 	const ms = time.Millisecond
 	switch f {
@@ -137,10 +133,10 @@ type Pool struct {
 	// IPv4 prefix (RFC 919, RFC 3021 prefixes of 31 and 32 bits keep theirs).
 	// A pool with DHCP has none of its own.
 	Free *netipx.IPSet
-	// Withheld is what the document's prefixes contain but the pool never
-	// hands out: excludes, network and broadcast addresses.
+	// Withheld are addresses in the document's prefixes that the pool never hands out:
+	// excludes, network and broadcast addresses.
 	Withheld *netipx.IPSet
-	// DHCP says where the pool leases its addresses. Nil: it does not.
+	// DHCP says where the pool leases its addresses. Nil: its addresses are not leased.
 	DHCP *DHCP
 	// AutoAssign lets Services that name no pool draw from this one.
 	// Default: true.
@@ -185,8 +181,7 @@ func (p *Pool) AdvertisedBy(name string) bool {
 	return len(p.Advertise) == 0 || slices.Contains(p.Advertise, name)
 }
 
-// Subject is what a pool may make its being open depend on: the labels of a
-// Service and of its namespace.
+// Subject is a Service as the rules of pools see it: its labels and those of its namespace.
 type Subject struct {
 	Namespace               string
 	NamespaceLabels, Labels map[string]string
@@ -246,7 +241,7 @@ type Layer2 struct {
 	// Interfaces are path.Match patterns of the names of the interfaces that
 	// answer and announce. Empty: every suitable one.
 	Interfaces []string
-	// PreferredNodes are the nodes to be owners rather than others.
+	// PreferredNodes are the nodes that are preferred as owners.
 	PreferredNodes []Preference
 	// AnySegment lets nodes own VIPs that are on no subnet of theirs.
 	AnySegment bool
@@ -372,7 +367,7 @@ type Peer struct {
 	// GracefulRestart is how long the router keeps the routes of a speaker that
 	// restarts (RFC 4724). 0: not at all.
 	GracefulRestart time.Duration
-	// BFD tells soon when the router is unreachable. Nil: no BFD.
+	// BFD detects soon that the router is unreachable. Nil: no BFD.
 	BFD *BFD
 }
 
@@ -388,8 +383,7 @@ type ASN struct {
 // SecretKey is one value of a Secret in Lodestone's namespace.
 type SecretKey struct{ Name, Key string }
 
-// ErrNotRead is why the value of a SecretKey is not known when nobody has asked
-// for it yet.
+// ErrNotRead is returned for a SecretKey that has not been read yet.
 var ErrNotRead = errors.New("the API server has not been asked yet")
 
 // BFD are the settings of Bidirectional Forwarding Detection (RFC 5880) with a
@@ -401,9 +395,9 @@ type BFD struct {
 	// DetectMultiplier is how many packets the other side misses before it
 	// declares the session down. Default: 3.
 	DetectMultiplier int
-	// MinimumTTL is the least TTL of the packets of a router beyond the segment, by
-	// default that of one as far away as Multihop or TTLSecurity of the peer says
-	// that sends 255. 0: the router is on the segment, and BFD is single hop.
+	// MinimumTTL is the least TTL of the packets of a router beyond the segment. By default it
+	// is 255 less the distance that Multihop or TTLSecurity of the peer allows. 0: the router
+	// is on the segment, and BFD is single hop.
 	MinimumTTL int
 	// Strict keeps the BGP session down until BFD is up.
 	Strict bool
@@ -414,18 +408,18 @@ type RouteMode string
 
 // The modes.
 const (
-	// RoutesKernel has each speaker install routes to the other nodes' pods in
-	// its node's kernel.
+	// RoutesKernel: each speaker installs routes to the other nodes' pods in its node's
+	// kernel.
 	RoutesKernel RouteMode = "kernel"
-	// RoutesBGP has each speaker tell routers of its node's pods.
+	// RoutesBGP: each speaker announces its node's pods to routers.
 	RoutesBGP RouteMode = "bgp"
 )
 
 // Routes is how nodes reach each other's pods.
 type Routes struct {
 	Mode RouteMode
-	// CIDRs contain the pods of all nodes: a node that claims others has no
-	// route. Empty: nodes are trusted.
+	// CIDRs contain the pods of all nodes. There is no route to a pod CIDR of a node that is
+	// not in them. Empty: nodes are trusted.
 	CIDRs []netip.Prefix
 	// Peers names the peers that hear of pods in mode RoutesBGP. Empty: all.
 	Peers []string
@@ -444,8 +438,8 @@ type NodeRule struct {
 	// Region and Zone become the topology.kubernetes.io labels of a new
 	// node. Empty: no label.
 	Region, Zone string
-	// Gone says positively that the machine no longer exists: its Node
-	// object may be deleted.
+	// Gone is set when the operator says that the machine no longer exists. Its Node object
+	// may then be deleted.
 	Gone bool
 }
 
@@ -453,9 +447,9 @@ type NodeRule struct {
 // withheld ones included.
 func (p *Pool) ContainsPrefix(prefix netip.Prefix) bool { return p.whole().ContainsPrefix(prefix) }
 
-// PoolOf returns the pool whose addresses, withheld ones included, contain
-// the address. It knows no leases: see PoolOn. It looks at one pool after the other, as
-// everything does that asks pools: only the operator makes them many.
+// PoolOf returns the pool whose addresses, withheld ones included, contain the address. It
+// does not know leased addresses: see PoolOn. It looks at one pool after the other, because
+// only the operator can make their number large.
 func (c *Config) PoolOf(a netip.Addr) (*Pool, bool) {
 	for i := range c.Pools {
 		p := &c.Pools[i]

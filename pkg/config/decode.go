@@ -16,8 +16,8 @@ const (
 	maxItems = 10_000
 )
 
-// value is a part of the document: what is written, where, and the path that
-// names it to people. The zero value is a key that is not there.
+// value is a part of the document: its text, its position, and its path for people. The zero
+// value is a key that is not there.
 type value struct {
 	*yaml.Node
 	path string // of the value, or of the list that it is an item of
@@ -26,8 +26,8 @@ type value struct {
 
 func (v value) present() bool { return v.Node != nil }
 
-// where is the path of the value. That of an item is made when it is asked for:
-// a document has hundreds of thousands, and most have no error.
+// where returns the path of the value. The path of an item is made only then, because a
+// document can have hundreds of thousands of items, and most have no error.
 func (v value) where() string {
 	if v.item == 0 {
 		return v.path
@@ -58,8 +58,7 @@ type decoder struct {
 	aliasedBytes int // what is written in them
 }
 
-// decode fills a field of a raw struct with what v says, if it is of the
-// kind that belongs there.
+// decode fills a field of a raw struct from v, if v is of the kind that belongs there.
 func (d *decoder) decode(v value, into reflect.Value) bool {
 	if v.Kind == yaml.AliasNode {
 		d.inAlias++
@@ -82,8 +81,7 @@ func (d *decoder) decode(v value, into reflect.Value) bool {
 	}
 }
 
-// countAliased counts a value that is read, if an alias leads to it, with the
-// keys that it has.
+// countAliased counts a value that is read through an alias, with its keys.
 func (d *decoder) countAliased(n *yaml.Node) {
 	if d.inAlias == 0 {
 		return
@@ -246,9 +244,9 @@ func (d *decoder) is(v value, kind yaml.Kind) bool {
 	return false
 }
 
-// isTagged reports whether the value has a tag, and records an error. What a key
-// takes follows from the key; a tag could only contradict it. But for !!str,
-// which is another way to write quotes.
+// isTagged reports whether the value has a tag, and records an error. The kind of a value
+// follows from its key, so that a tag could only contradict it. !!str is accepted as another
+// way to write quotes.
 func (d *decoder) isTagged(v value) bool {
 	if v.Style&yaml.TaggedStyle == 0 || v.ShortTag() == "!!str" {
 		return false

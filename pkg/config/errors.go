@@ -81,13 +81,13 @@ func (r *report) errorf(v value, format string, args ...any) {
 	}
 }
 
-// isBeyond reports whether an error at the value would not be kept.
+// isBeyond reports whether an error at the value would be dropped.
 func (r *report) isBeyond(v value) bool { return r.beyond(v.Line+r.line, v.Column+r.column) }
 
 // lineOf is the line of a value as the reader of the file counts.
 func (r *report) lineOf(v value) int { return v.Line + r.line }
 
-// beyond reports whether an error at the position would not be kept.
+// beyond reports whether an error at the position would be dropped.
 func (r *report) beyond(line, column int) bool {
 	return r.full && inDocument(r.errs[maxKept-1], Error{Line: line, Column: column}) <= 0
 }
@@ -146,7 +146,7 @@ func clip(s string) string {
 	return s
 }
 
-// elsewhere are keys that people look for and that are not there.
+// elsewhere are keys that people expect in places where they are not.
 var elsewhere = map[string]string{
 	"draining":     "write state: draining",
 	"ebgpMultiHop": "write multihop, with the number of hops",
@@ -193,8 +193,8 @@ func homeOf(name string) string {
 	return homes[0]
 }
 
-// nearest returns the name that differs least, if in no more than a third of
-// its letters.
+// nearest returns the name that differs least, if it differs in no more than a third of its
+// letters.
 func nearest(unknown string, names []string) string {
 	if len(unknown) > maxQuoted {
 		return ""

@@ -78,8 +78,8 @@ func blank(document *yaml.Node) bool {
 	return n.Kind == yaml.ScalarNode && n.Value == ""
 }
 
-// isOurs reports whether the document is one that this version can say
-// anything about; every key of another one would be unknown.
+// isOurs reports whether the document is of the version and kind that this program reads.
+// Every key of another one would be unknown.
 func (d *decoder) isOurs(root value) bool {
 	if root.Kind != yaml.MappingNode {
 		d.errorf(root, "the document must be a map with apiVersion: %s and kind: %s, not %s", APIVersion, Kind, describe(root.Node))
@@ -94,9 +94,9 @@ func (d *decoder) isOurs(root value) bool {
 	return true
 }
 
-// ParseFile reads a file that holds either a document or the manifest of a
-// ConfigMap that has one under Key, other manifests beside it notwithstanding.
-// Positions in errors are positions in the file, whose name they begin with.
+// ParseFile reads a file that holds either a document or the manifest of a ConfigMap that has
+// one under Key. There may be other manifests in it. Positions in errors are positions in the
+// file, whose name they begin with.
 func ParseFile(name string, text []byte) (*Config, error) {
 	d := &decoder{report: report{file: name}}
 	roots := d.documents(text)
@@ -171,8 +171,8 @@ func (d *decoder) embedded(maps []*yaml.Node) (value, bool) {
 	return docs[0], d.is(docs[0], yaml.ScalarNode) && len(d.errs) == 0
 }
 
-// refuseDoubles refuses a key that is in a map twice: which of the two counts
-// is not the same everywhere.
+// refuseDoubles refuses a key that is in a map twice, because parsers differ in which of the
+// two counts.
 func (d *decoder) refuseDoubles(mapping value) {
 	if mapping.Kind == yaml.MappingNode {
 		for range d.entries(mapping) {
@@ -208,7 +208,7 @@ func lookup(mapping *yaml.Node, key string) (*yaml.Node, bool) {
 	return nil, false
 }
 
-// documents splits a text into its YAML documents, or records why it is none.
+// documents splits a text into its YAML documents, or records why it is not YAML.
 func (d *decoder) documents(text []byte) []*yaml.Node {
 	if len(text) > MaxSize {
 		d.errorAt(1, 1, "", "the document is larger than %d bytes (1 MiB), the most that a ConfigMap holds", MaxSize)
@@ -230,8 +230,8 @@ func (d *decoder) documents(text []byte) []*yaml.Node {
 
 var yaml12 = regexp.MustCompile(`^(?:\x{feff}|[ \t]*(?:#[^\n]*)?\r?\n)*%YAML[ \t]+1\.2[ \t\r\n]`)
 
-// yaml11 has a document that says to be of YAML 1.2 say 1.1, which is all that
-// the parser knows. What a document of ours consists of is the same in both.
+// yaml11 replaces the directive of YAML 1.2 by that of 1.1, which is all that the parser
+// knows. Our documents mean the same in both.
 func yaml11(text []byte) []byte {
 	match := yaml12.FindIndex(text)
 	if match == nil {
@@ -286,7 +286,7 @@ const (
 
 var yamlPrefix = regexp.MustCompile(`^yaml: (?:line (\d+): )?`)
 
-// syntaxHints say what the YAML parser's complaints mean in practice.
+// syntaxHints say what the YAML parser's errors mean in practice.
 var syntaxHints = map[string]string{
 	"found character that cannot start any token":    "quote values that begin with @, %, ` or another sign",
 	"mapping values are not allowed in this context": "check the indentation of this line, and quote values that contain ': '",
@@ -334,10 +334,9 @@ func (d *decoder) syntaxError(text []byte, err error) {
 	d.errorAt(line, indent+1, "", "this is not YAML: %s", problem)
 }
 
-// brokenLine returns the line after which nothing can make the text valid
-// again: the first after the longest run of whole lines that is valid. It looks
-// near the line where the parser stops and near the one that the parser names,
-// and returns the latter when it has read enough again.
+// brokenLine returns the line that breaks the text: the first one after the longest run of
+// whole lines that is valid. It searches near the line where the parser stops and near the
+// line that the parser names. It returns the latter when it has read as much as it may.
 func brokenLine(text []byte, named int) int {
 	r := &trickle{text: text}
 	_, _ = documentsOf(r)

@@ -22,7 +22,7 @@ const (
 	draining state = "draining"
 )
 
-// pools returns the pools and what it takes to find an address in them.
+// pools returns the pools, and a finder of addresses in them.
 func (c poolCompiler) pools(raw *rawConfig) *finder {
 	find := &finder{sound: true}
 	seen, interfaces, advertisements := map[string]value{}, map[string]value{}, raw.advertisementNames()
@@ -77,9 +77,9 @@ func (c poolCompiler) dhcp(r rawPool, seen map[string]value) *DHCP {
 	return &DHCP{Interface: name}
 }
 
-// namespaceSelector refuses a selector of all namespaces beside a list of
-// some: the pool would be open to all, and who lists some means it not to be.
-// Without a list it is accepted, since it says what Kubernetes has it say.
+// namespaceSelector refuses a selector of all namespaces beside a list of some. The pool would
+// be open to all, and the list shows that this is not meant. Without a list such a selector is
+// accepted, as in Kubernetes.
 func (c poolCompiler) namespaceSelector(r rawPool) Selector {
 	s := c.selector(r.NamespaceSelector)
 	if raw := r.NamespaceSelector; raw != nil && raw.At.present() && len(s) == 0 && len(r.Namespaces) > 0 {
@@ -107,7 +107,7 @@ func (c poolCompiler) requesters(r rawPool) []string {
 	return append([]string{}, names...)
 }
 
-// addresses returns the entries of a pool that make sense.
+// addresses returns the valid entries of a pool.
 func (c poolCompiler) addresses(r rawPool, pool int) []block {
 	var blocks []block
 	edges := c.flag(r.UseFirstAndLast, false)
@@ -195,9 +195,9 @@ type reserved struct {
 	at      value
 }
 
-// reservations returns the reservations, whose addresses must be ones that
-// pools hand out. A pool that drains keeps its reservations: whoever empties
-// it should not have to delete and restore them.
+// reservations returns the reservations, whose addresses must be ones that pools hand out. A
+// pool that drains keeps its reservations, so that an operator who empties it need not delete
+// and restore them.
 func (c poolCompiler) reservations(raw []rawReservation, find *finder) []Reservation {
 	services, taken := map[string]value{}, map[netip.Addr]reserved{}
 	var all []Reservation
@@ -260,14 +260,14 @@ func (c poolCompiler) untaken(a netip.Addr, r reserved, taken map[netip.Addr]res
 	return !dup
 }
 
-// finder finds what the pools have to do with an address.
+// finder finds the entry of a pool that contains an address.
 type finder struct {
 	pools  []Pool
 	blocks []block // of all pools, sorted
 	sound  bool    // every entry could be read, and none overlaps another
 }
 
-// check says why an address is not one that a pool hands out.
+// check returns why no pool hands the address out, nil if one does.
 func (f *finder) check(a netip.Addr) error {
 	b, ok := f.block(a)
 	switch {

@@ -15,11 +15,10 @@ import (
 	"unicode"
 )
 
-// values reads single values, and lists of them: what each kind looks like, and
-// what is wrong with one that does not.
+// values reads single values, and lists of them. It checks their form and records errors.
 type values struct{ *report }
 
-// text returns what v says if the check accepts it.
+// text returns the text of v if the check accepts it.
 func (vs values) text(v value, check func(string) error) (string, bool) {
 	if !v.present() {
 		return "", false
@@ -35,7 +34,7 @@ func (vs values) text(v value, check func(string) error) (string, bool) {
 	return v.Value, err == nil
 }
 
-// text is what v says, empty when it says nothing.
+// text returns the text of v, empty if there is none.
 func (v value) text() string {
 	if !v.present() {
 		return ""
@@ -43,7 +42,7 @@ func (v value) text() string {
 	return v.Value
 }
 
-// texts returns what a list says, which must not repeat itself.
+// texts returns the texts of a list, which must not repeat.
 func (vs values) texts(list []value, check func(string) error) []string {
 	var all []string
 	seen := map[string]bool{}
@@ -68,8 +67,8 @@ func oneOf[T ~string](r *report, v value, accepted []T) {
 	}
 }
 
-// manyOf returns the values of a list, which must be among the accepted ones and
-// not repeat themselves.
+// manyOf returns the values of a list, which must be among the accepted ones and must not
+// repeat.
 func manyOf[T ~string](vs values, list []value, accepted []T) []T {
 	var all []T
 	for _, s := range vs.texts(list, func(s string) error {
@@ -213,7 +212,7 @@ var (
 	dnsSubdomain = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 )
 
-// checkTopology accepts label values that say something.
+// checkTopology accepts label values that are not empty.
 func checkTopology(s string) error {
 	if s == "" {
 		return errors.New("says nothing: remove the key")
@@ -258,8 +257,8 @@ func checkInterface(s string) error {
 	return checkGlob(s)
 }
 
-// checkInterfaceName accepts what the kernel accepts as the name of an
-// interface, but for what is a pattern elsewhere.
+// checkInterfaceName accepts what the kernel accepts as the name of an interface, except
+// patterns.
 func checkInterfaceName(s string) error {
 	switch {
 	case s == "" || s == "." || s == ".." || len(s) > maxInterface:
@@ -327,8 +326,7 @@ func ParseASN(s string) (uint32, error) {
 	return uint32(n), nil
 }
 
-// wellKnown are the communities that have names, but for those that only
-// routers set.
+// wellKnown are the communities that have names, without those that only routers set.
 var wellKnown = map[string]Community{
 	"graceful-shutdown":   0xffff0000, // RFC 8326
 	"no-llgr":             0xffff0007, // RFC 9494

@@ -7,12 +7,11 @@ import (
 	"sync"
 )
 
-// The raw structs are the schema: their tags name every key there is, and the
-// decoder fills them with what is written and where. What it means, and
-// whether it makes sense, is decided later, by compile.
+// The raw structs are the schema. Their tags name every key, and the decoder fills them with
+// the texts and their positions. compile checks them later, and turns them into a Config.
 //
-// Options: "required" keys must be there; "nonempty" lists must not be [],
-// because leaving the key out means something else than "none".
+// Options: "required" keys must be there; "nonempty" lists must not be [], because a list that
+// is left out does not mean "none".
 type rawConfig struct {
 	APIVersion     value              `key:"apiVersion,required"`
 	Kind           value              `key:"kind,required"`

@@ -1,10 +1,10 @@
-// Package connlimit bounds how many connections a port has, and how many of them one
-// source has, so that nobody keeps others out by holding connections.
+// Package connlimit bounds how many connections a port has, and how many of them one source
+// has. Nobody can then keep others out by holding connections.
 //
-// Nobody is refused. Whoever comes takes the place of the oldest connection of the same
-// source, or, when all places are taken, of the source that has the most: an honest
-// request is answered within moments, and a connection that only waits loses its place.
-// A connection that has proved who it is loses its place last.
+// No connection is refused. A new one takes the place of the oldest connection of the same
+// source, or, when all places are taken, of the source that has the most. An honest request is
+// answered within moments, so that only a connection that waits loses its place. A connection
+// that has authenticated loses its place last.
 package connlimit
 
 import (
@@ -13,8 +13,8 @@ import (
 	"sync"
 )
 
-// bitsOfSource is how much of an IPv6 address tells one source from another: each host
-// has a /64.
+// bitsOfSource is the length of the prefix of an IPv6 address that identifies a source,
+// because each host has a /64.
 const bitsOfSource = 64
 
 // Limits are the bounds.
@@ -23,8 +23,8 @@ type Limits struct {
 	All int
 	// OfSource is how many of them come from one source.
 	OfSource int
-	// Known reports whether an address is one of those that have a share of their own;
-	// all others share one. Nil: each has its own.
+	// Known reports whether an address has a share of its own. All other addresses share one.
+	// Nil: each has its own.
 	Known func(netip.Addr) bool
 }
 
@@ -65,7 +65,7 @@ type Conn struct {
 	trusted bool
 }
 
-// Trust has the connection lose its place only when all others are trusted, too.
+// Trust makes the connection lose its place only when all others are trusted, too.
 func (c *Conn) Trust() {
 	c.limiter.mu.Lock()
 	defer c.limiter.mu.Unlock()
@@ -80,8 +80,8 @@ func (c *Conn) Close() error {
 	return c.Conn.Close() //nolint:wrapcheck // it names the connection
 }
 
-// Admit gives the connection a place. One from this host is trusted: the kubelet asks
-// from there.
+// Admit gives the connection a place. A connection from this host is trusted, because the
+// kubelet asks from there.
 func (l *Limiter) Admit(c net.Conn) *Conn {
 	from := addrOf(c.RemoteAddr())
 	admitted := &Conn{Conn: c, limiter: l, source: l.sourceOf(from), trusted: from.IsValid() && from == addrOf(c.LocalAddr())}
@@ -105,7 +105,7 @@ func (l *Limiter) Count() int {
 	return l.count
 }
 
-// sourceOf returns whose share a connection from the address counts to.
+// sourceOf returns the source that a connection from the address counts for.
 func (l *Limiter) sourceOf(from netip.Addr) netip.Prefix {
 	if l.limits.Known != nil && !l.limits.Known(from) {
 		return netip.Prefix{}
@@ -117,8 +117,8 @@ func (l *Limiter) sourceOf(from netip.Addr) netip.Prefix {
 	return netip.PrefixFrom(from, from.BitLen())
 }
 
-// greediest returns the connections of the source that has the most which are not
-// trusted, or, without any, the most.
+// greediest returns the connections of the source that has the most untrusted ones. If all are
+// trusted, it is the source with the most.
 func (l *Limiter) greediest() (most []*Conn) {
 	mostUntrusted := -1
 	for _, open := range l.open {
@@ -139,7 +139,7 @@ func untrusted(open []*Conn) (n int) {
 	return n
 }
 
-// closeOldest closes the oldest one that is not trusted, or the oldest.
+// closeOldest closes the oldest untrusted connection, or the oldest one if all are trusted.
 func (l *Limiter) closeOldest(open []*Conn) {
 	oldest := open[0]
 	for _, c := range open {
@@ -152,7 +152,7 @@ func (l *Limiter) closeOldest(open []*Conn) {
 	oldest.Conn.Close()
 }
 
-// forget gives the connection's place free, if it still has it.
+// forget frees the connection's place, if it still has one.
 func (l *Limiter) forget(c *Conn) {
 	open := l.open[c.source]
 	for i, o := range open {

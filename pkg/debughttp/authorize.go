@@ -23,19 +23,19 @@ var (
 )
 
 const (
-	// rememberYes is how long an acceptance holds: shorter than the interval between
-	// two scrapes would spare nothing. rememberNo is how long a refusal holds: people
-	// who have just been given a right wait that long.
+	// rememberYes is how long an acceptance is remembered. It must be longer than the interval
+	// between two scrapes to spare questions. rememberNo is how long a refusal is remembered.
+	// People who have just been given a right wait that long.
 	rememberYes, rememberNo = time.Minute, 10 * time.Second
-	// knownTime is how long a token that was accepted is asked for before those that
-	// never were.
+	// knownTime is how long after its acceptance a token has precedence over tokens that were
+	// never accepted.
 	knownTime = time.Hour
 	// maxAccepted and maxRefused bound the answers that are remembered. There are no
 	// more refusals than asksPerSecond in rememberNo.
 	maxAccepted, maxRefused = 64, int(rememberNo/time.Second) * asksPerSecond
 	askTimeout              = 5 * time.Second
-	// asksAtOnce bounds the questions that the API server has at a time about tokens
-	// that were accepted before, and about others.
+	// asksAtOnce bounds the questions to the API server at a time, separately for tokens that
+	// were accepted before and for others.
 	asksAtOnce = 4
 )
 
@@ -43,8 +43,8 @@ const (
 // (TokenReview), and may they get the path (SubjectAccessReview). It does so
 // without k8s.io/apiserver's machinery, which would link 250 packages more.
 //
-// Strangers have a share of what it asks of the API server, and no more: tokens that
-// were accepted before are asked for beside it.
+// The questions about tokens of strangers are bounded. Tokens that were accepted before do not
+// count for that bound.
 type Delegate struct {
 	client kubernetes.Interface
 	budget Budget

@@ -31,7 +31,7 @@ const (
 	shutdownTimeout = time.Second
 )
 
-// MaxHeader is how long the header of a request may be, in bytes, from whomever it comes.
+// MaxHeader is how long the header of any request may be, in bytes.
 const MaxHeader = 16 << 10
 
 // Authorizer decides who may read a path. It returns an error that is
@@ -40,7 +40,7 @@ type Authorizer interface {
 	Authorize(ctx context.Context, source netip.Addr, token, path string) error
 }
 
-// Check is one condition of being ready. Who is allowed to reads it at /status.
+// Check is one condition of being ready. /status shows it to those who may read that.
 type Check struct {
 	Name    string `json:"name"`
 	OK      bool   `json:"ok"`
@@ -184,8 +184,8 @@ func Readyz(checks func() []Check) http.Handler {
 	})
 }
 
-// token returns the bearer token of a request. What comes through the API
-// server's proxy has it in a header of our own.
+// token returns the bearer token of a request. A request through the API server's proxy has it
+// in a header of our own.
 func token(r *http.Request) string {
 	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	if !strings.EqualFold(scheme, "Bearer") {
@@ -194,7 +194,7 @@ func token(r *http.Request) string {
 	return strings.TrimSpace(token)
 }
 
-// authorized lets those through whom the Authorizer lets through.
+// authorized passes requests on that the Authorizer accepts.
 func (s *Server) authorized(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		err := ErrUnauthenticated
@@ -219,7 +219,7 @@ func (s *Server) authorized(next http.Handler) http.Handler {
 	})
 }
 
-// debugLog takes the server's complaints about its clients.
+// debugLog logs the server's errors about its clients.
 type debugLog struct{ log *slog.Logger }
 
 func (d debugLog) Write(line []byte) (int, error) {

@@ -20,8 +20,8 @@ const (
 	MaxConns         = 128
 	MaxConnsOfSource = 16
 
-	// asksPerSecond and asksOfSource bound how many tokens that were not accepted
-	// before are shown to the API server in a second, all and of one address.
+	// asksPerSecond and asksOfSource bound how many tokens that were not accepted before the
+	// API server is asked about in a second: in all, and for one address.
 	asksPerSecond = 64
 	asksOfSource  = 16
 )
@@ -42,7 +42,7 @@ func withConn(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, c)
 }
 
-// trust has the connection outlast those on which nobody has shown a valid token.
+// trust makes the connection outlast those without a valid token.
 func trust(ctx context.Context) {
 	if c, ok := ctx.Value(connKey{}).(*connlimit.Conn); ok {
 		c.Trust()
@@ -55,7 +55,7 @@ func SourceOf(r *http.Request) netip.Addr {
 	return from.Addr().Unmap().WithZone("")
 }
 
-// Budget bounds what strangers can make us ask of the API server.
+// Budget bounds the questions that strangers can cause to the API server.
 type Budget struct {
 	mu    sync.Mutex
 	since time.Time
@@ -78,16 +78,16 @@ func (b *Budget) Take(source netip.Addr) bool {
 	return true
 }
 
-// Throttle keeps strangers from having a handler ask the API server without bound, where
-// the handler does so by itself: Before goes before it, After comes after it.
+// Throttle bounds the questions that strangers can cause to the API server by a handler that
+// asks it by itself. Before wraps that handler, and After wraps the one behind it.
 type Throttle struct {
 	budget   Budget
 	mu       sync.Mutex
 	accepted map[key]time.Time // when, by token
 }
 
-// Before has the handler serve those whose token was accepted lately, and as many others
-// as the budget allows. Paths that are open to everybody cost no question.
+// Before passes on requests whose token was accepted lately, and as many others as the budget
+// allows. Paths that are open to everybody cost no question.
 func (t *Throttle) Before(next http.Handler, open ...string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		certified := r.TLS != nil && len(r.TLS.PeerCertificates) > 0 // which nobody is asked about

@@ -55,8 +55,8 @@ var ErrNoConfig = errors.New("no configuration")
 
 // State is what a ConfigWatcher knows about the document in the cluster.
 type State struct {
-	// Read is set once the API server has said which document there is, if
-	// any.
+	// Read is set once the API server has answered which document there is, or that there is
+	// none.
 	Read bool
 	// Err is why the latest document is not in force; nil when it is.
 	Err error
@@ -67,20 +67,19 @@ type State struct {
 	Restored bool
 }
 
-// Events takes Events on objects; record.EventRecorder and Recorder are such.
+// Events takes Events on objects. record.EventRecorder and Recorder implement it.
 type Events interface {
 	Event(object runtime.Object, eventType, reason, message string)
 }
 
-// ConfigOptions say where the document is and who hears about it.
+// ConfigOptions say where the document is and where its changes are reported.
 type ConfigOptions struct {
 	// Namespace and Name are those of the ConfigMap. Default: config's.
 	Namespace, Name string
-	// Events, if set, gets an Event on the ConfigMap when the document
-	// becomes invalid and when it is valid again. One process per cluster
-	// should say it.
+	// Events, if set, gets an Event on the ConfigMap when the document becomes invalid and
+	// when it is valid again. Only one process per cluster should set it.
 	Events Events
-	// Log hears about every change. Default: slog.Default().
+	// Log gets every change. Default: slog.Default().
 	Log *slog.Logger
 }
 
@@ -164,7 +163,7 @@ func (w *ConfigWatcher) isOurs(obj any) bool {
 	return ok && cm.Name == w.opts.Name
 }
 
-// observeNothing says that there is no ConfigMap, unless one was seen.
+// observeNothing records that there is no ConfigMap, unless one was seen.
 func (w *ConfigWatcher) observeNothing() {
 	if _, state := w.Current(); !state.Read {
 		w.observe(nil)
@@ -201,8 +200,8 @@ func (w *ConfigWatcher) parse(cm *corev1.ConfigMap) (*config.Config, error) {
 	return config.Parse([]byte(doc))
 }
 
-// note records the result of parsing and wakes who waits for a change. It
-// returns the states before and after.
+// note records the result of parsing and signals the change. It returns the states before and
+// after.
 func (w *ConfigWatcher) note(cm *corev1.ConfigMap, parsed *config.Config, err error) (before, after State) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -227,7 +226,7 @@ func (w *ConfigWatcher) Warn(message string) {
 	w.event(cm, corev1.EventTypeWarning, ReasonConfigWarning, message)
 }
 
-// WarnOver says that what Warn said is so no more.
+// WarnOver reports, as an Event, that a warning is over.
 func (w *ConfigWatcher) WarnOver(message string) {
 	w.mu.Lock()
 	cm := w.object

@@ -6,8 +6,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// eventQueue holds the Events that wait: those of a namespace in the order in which
-// they came, the namespaces in turn.
+// eventQueue holds the Events that wait. It gives the namespaces their turns, and the Events
+// of a namespace in their order.
 type eventQueue struct {
 	// pushed has a value when there may be something.
 	pushed chan struct{}
@@ -23,7 +23,7 @@ func newEventQueue() *eventQueue {
 	return &eventQueue{pushed: make(chan struct{}, 1), waits: map[string][]event{}, on: map[corev1.ObjectReference]int{}}
 }
 
-// objectOf is the object without its version: what an Event counts for.
+// objectOf returns the object without its version. The bound for an object counts by that.
 func (e event) objectOf() corev1.ObjectReference {
 	return corev1.ObjectReference{Kind: e.object.Kind, Namespace: e.object.Namespace, Name: e.object.Name, UID: e.object.UID}
 }

@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	// eventsPerSecond bounds what Events may cost the API server, which has
-	// addresses to write first.
+	// eventsPerSecond bounds what Events may cost the API server, because writing addresses is
+	// more important.
 	eventsPerSecond = 20
 	eventsBurst     = 20
 	// eventsQueued is how many Events of a type may wait, eventsPerNamespace how many
@@ -29,9 +29,9 @@ const (
 	eventsPerObject    = 16
 )
 
-// Recorder writes Events in the background, from a client of its own and at a
-// bounded rate, warnings first, namespaces in turn: nobody ever waits for an Event,
-// and nobody's Events wait for those of another namespace.
+// Recorder writes Events in the background, from a client of its own and at a bounded rate.
+// Warnings come first, and namespaces take turns. No caller ever waits for an Event, and many
+// Events of one namespace do not delay those of another.
 type Recorder struct {
 	client           kubernetes.Interface
 	component        string
@@ -61,8 +61,8 @@ func (r *Recorder) Event(object runtime.Object, eventType, reason, message strin
 	r.Once(object, eventType, reason, message, "")
 }
 
-// Once is Event for what somebody else may have told already, before this process
-// led: of Events with one id the API server takes the first.
+// Once is Event for something that another process may have reported before this one led. Of
+// Events with one id the API server takes the first.
 func (r *Recorder) Once(object runtime.Object, eventType, reason, message, id string) {
 	ref, err := reference.GetReference(scheme.Scheme, object)
 	if err != nil {
@@ -110,8 +110,8 @@ func (r *Recorder) Run(ctx context.Context) error {
 	return nil
 }
 
-// eventID is the annotation that has an Event's id on its way to the sink, and no
-// further: client-go's recorder makes the names itself.
+// eventID is the annotation that carries an Event's id to the sink, which removes it.
+// client-go's recorder makes the names itself.
 const eventID = "id"
 
 // named is a sink that names Events after their ids.

@@ -28,9 +28,9 @@ type Follower struct {
 	err error
 }
 
-// NewFollower returns a Follower that starts with Run. It keeps of each object
-// what keep, a transform, makes of it. It calls notify, which must not wait,
-// when something of that changes, and when Standing does.
+// NewFollower returns a Follower that starts with Run. It keeps what the transform keep makes
+// of each object. It calls notify, which must not wait, when that changes for an object, and
+// when Standing changes.
 func NewFollower(informer cache.SharedIndexInformer, keep cache.TransformFunc, notify func()) *Follower {
 	return &Follower{informer: informer, keep: keep, notify: notify}
 }
@@ -52,7 +52,7 @@ func (f *Follower) Run(ctx context.Context) error {
 	return nil
 }
 
-// listen sets the informer up, which has not been started.
+// listen sets up the informer, which must not have been started.
 func (f *Follower) listen() (handler cache.ResourceEventHandlerRegistration, err error) {
 	if err := f.informer.SetTransform(f.keep); err != nil {
 		return nil, err
@@ -75,11 +75,11 @@ func (f *Follower) listen() (handler cache.ResourceEventHandlerRegistration, err
 	return handler, err
 }
 
-// failed takes note of why the objects cannot be listed or watched.
+// failed records why the objects cannot be listed or watched.
 func (f *Follower) failed(ctx context.Context, r *cache.Reflector, err error) {
 	f.mu.Lock()
-	// What Standing says changes where another kind of error takes the place of one:
-	// an API server that starts refuses everybody before it says what it lacks.
+	// Standing changes also when one kind of error replaces another: an API server that starts
+	// first refuses everybody, and only then answers that it lacks a kind.
 	other := f.err == nil || apierrors.ReasonForError(f.err) != apierrors.ReasonForError(err)
 	f.err = err
 	f.mu.Unlock()
@@ -91,8 +91,8 @@ func (f *Follower) failed(ctx context.Context, r *cache.Reflector, err error) {
 	}
 }
 
-// same reports whether nothing that is kept differs. A leader that renews its
-// Lease changes nothing.
+// same reports whether the kept parts of both are equal. They are when a leader renews its
+// Lease.
 func same(before, after runtime.Object) bool {
 	old := before.DeepCopyObject()
 	old.(metav1.Object).SetResourceVersion(after.(metav1.Object).GetResourceVersion())
@@ -102,9 +102,9 @@ func same(before, after runtime.Object) bool {
 	return equality.Semantic.DeepEqual(old, after)
 }
 
-// Standing reports whether it is known what there is, or why not: err. Objects
-// that have been listed once stay as they are while the API server is down. Of a
-// kind that the API server does not have, it is known that there is nothing.
+// Standing reports whether the objects are known; err is why they are not. Objects that have
+// been listed once stay known while the API server is down. A kind that the API server does
+// not have is known to have no objects.
 func (f *Follower) Standing() (known bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -114,8 +114,8 @@ func (f *Follower) Standing() (known bool, err error) {
 	return f.err != nil, f.err
 }
 
-// Absent reports whether the API server has said that it does not have the kind.
-// It is asked again now and then: it is upgraded some day.
+// Absent reports whether the API server has said that it does not have the kind. It is asked
+// again from time to time, because it may be upgraded.
 func (f *Follower) Absent() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

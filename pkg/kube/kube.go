@@ -1,7 +1,6 @@
-// Package kube is what the controller and the speaker both read from
-// Kubernetes: the configuration in its ConfigMap, the VIPs of a Service. It
-// also writes Events, from a client of its own, so that they never slow
-// anything else.
+// Package kube reads from Kubernetes what the controller and the speaker both need: the
+// configuration in its ConfigMap, and the VIPs of a Service. It also writes Events, from a
+// client of its own, so that they never slow anything else.
 package kube
 
 import (
@@ -19,8 +18,8 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/objects"
 )
 
-// Scope says which Services are Lodestone's to serve: controller and speakers are
-// started with the same one.
+// Scope says which Services Lodestone serves. The controller and the speakers are started with
+// the same one.
 type Scope struct {
 	// Classless serves Services without a spec.loadBalancerClass.
 	Classless bool
@@ -28,8 +27,8 @@ type Scope struct {
 	Classes []string
 }
 
-// Covers reports whether the Service is of a kind that Lodestone serves, be
-// it about to be deleted or not.
+// Covers reports whether the Service is of a kind that Lodestone serves. It may be about to be
+// deleted.
 func (s Scope) Covers(svc *corev1.Service) bool {
 	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer {
 		return false
@@ -40,17 +39,17 @@ func (s Scope) Covers(svc *corev1.Service) bool {
 	return s.Classless
 }
 
-// Announces reports whether the VIPs of the Service are Lodestone's to announce:
-// it is in scope, or it was when it was given its addresses. That is what the
-// condition in its status says, which its owner cannot write; the annotation can
-// be written by whoever owns the Service, whatever its class is.
+// Announces reports whether Lodestone announces the VIPs of the Service: it is in scope, or it
+// was when it was given its addresses. The condition in its status shows the latter, because
+// the owner of a Service cannot write that. The annotation does not, because the owner can
+// write it whatever the class is.
 func (s Scope) Announces(svc *corev1.Service) bool {
 	c := Allocated(svc)
 	return s.Covers(svc) || c != nil && c.Status == metav1.ConditionTrue
 }
 
-// ConnectionRateLimit returns how many new connections per second the Service
-// lets to each of its VIPs; 0: as many as there are.
+// ConnectionRateLimit returns how many new connections per second the Service takes at each of
+// its VIPs; 0: there is no limit.
 func ConnectionRateLimit(svc *corev1.Service) (perSecond uint32, err error) {
 	value, ok := svc.Annotations[annotation.ConnectionRateLimit]
 	if !ok {
@@ -83,9 +82,8 @@ func VIPs(svc *corev1.Service) []netip.Addr {
 	return slices.DeleteFunc(StatusAddresses(svc), func(a netip.Addr) bool { return !slices.Contains(assigned, a) })
 }
 
-// Assigned returns the addresses that the Service's annotation says Lodestone
-// gave to it. It writes no more than config.MaxServiceAddresses there: what comes
-// after that many is not read.
+// Assigned returns the addresses that the Service's annotation says Lodestone gave to it.
+// Lodestone writes at most config.MaxServiceAddresses there, and no more are read.
 func Assigned(svc *corev1.Service) []netip.Addr {
 	var addrs []netip.Addr
 	for text := range members(svc.Annotations[annotation.Assigned]) {
@@ -134,7 +132,7 @@ func Foreign(svc *corev1.Service) []netip.Addr {
 	return slices.DeleteFunc(StatusAddresses(svc), func(addr netip.Addr) bool { return slices.Contains(assigned, addr) })
 }
 
-// JoinAddrs is the text of addresses in the annotation that Assigned reads.
+// JoinAddrs returns the text of the annotation that Assigned reads.
 func JoinAddrs(addrs []netip.Addr) string {
 	texts := make([]string, len(addrs))
 	for i, a := range addrs {

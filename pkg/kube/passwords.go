@@ -19,9 +19,9 @@ import (
 )
 
 const (
-	// passwordsEvery is how often Secrets are read again, by every speaker: from the
-	// API server's memory. They are not watched: some replace a Secret by deleting it
-	// first, and each time all sessions that need it would end.
+	// passwordsEvery is how often Secrets are read again, by every speaker: from the API
+	// server's memory. They are not watched, because some tools replace a Secret by deleting
+	// it first, which would end all sessions that need it.
 	passwordsEvery   = 10 * time.Second
 	passwordsTimeout = 5 * time.Second
 )
@@ -129,8 +129,8 @@ func (p *Passwords) get(ctx context.Context, name string) secret {
 	return secret{data: s.Data}
 }
 
-// inForce returns what is in force now. Without an answer, what was known stays; without
-// the Secret, it stays until that is missed twice.
+// inForce returns the password in force. Without an answer from the API server the last one
+// stays. If the Secret is missing, the last one stays until that is missing twice in a row.
 func (p *Passwords) inForce(key config.SecretKey, s secret) password {
 	p.mu.Lock()
 	known, ok := p.known[key]

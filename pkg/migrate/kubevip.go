@@ -20,7 +20,7 @@ import (
 // called by default.
 const KubeVIPConfigMap = "kubevip"
 
-// kubeVIP is what there is of kube-vip and its cloud provider.
+// kubeVIP has the objects of kube-vip and its cloud provider.
 type kubeVIP struct {
 	migration
 	settings []settings
@@ -28,9 +28,9 @@ type kubeVIP struct {
 	data     map[string]string
 }
 
-// KubeVIP returns the configuration that does what kube-vip and its cloud
-// provider do by their objects: a DaemonSet or Pods, and the ConfigMap. Objects
-// of other kinds are passed over, Services are looked at.
+// KubeVIP returns the configuration that does what kube-vip and its cloud provider do by their
+// objects: a DaemonSet or Pods, and the ConfigMap. It ignores objects of other kinds, and
+// translates the annotations of Services.
 func KubeVIP(objects []Object) (*Result, error) {
 	m := &kubeVIP{}
 	for i := range objects {
@@ -209,8 +209,8 @@ func (m *kubeVIP) leasePool(p *pool, key, name string, leases map[string]bool) {
 	m.doc.Pools = append(m.doc.Pools, *p)
 }
 
-// addresses writes what the pool gives, without what earlier ones do, which is
-// taken.
+// addresses writes the addresses of the pool, without those that earlier pools have, which are
+// in taken.
 func (m *kubeVIP) addresses(p *pool, key, text string, taken ranges) bool {
 	var blocks []netipx.IPRange
 	var own, ends netipx.IPSetBuilder
@@ -312,7 +312,7 @@ func rangeText(r netipx.IPRange) string {
 	return r.From().String() + "-" + r.To().String()
 }
 
-// routePools has pools with an interface of their own announced there.
+// routePools writes advertisements for pools with an interface of their own.
 func (m *kubeVIP) routePools() {
 	general := slices.Clone(m.doc.Advertisements)
 	var own []advertisement

@@ -10,8 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// settings are what a container of kube-vip is told, by the names of its
-// environment variables.
+// settings are the settings of a container of kube-vip, by the names of its environment
+// variables.
 type settings struct {
 	object *Object
 	field  string
@@ -24,7 +24,7 @@ func (s *settings) on(name string) bool {
 	return on
 }
 
-// servicesInterface is where VIPs are announced. Empty: kube-vip finds out.
+// servicesInterface is the interface that VIPs are announced on. Empty: kube-vip finds it.
 func (s *settings) servicesInterface() string {
 	for _, name := range []string{"vip_servicesinterface", "vip_interface"} {
 		if on := s.values[name]; on != "" && on != "lo" {
@@ -34,7 +34,7 @@ func (s *settings) servicesInterface() string {
 	return ""
 }
 
-// flags are kube-vip's flags that say what an environment variable does.
+// flags are kube-vip's flags that do the same as an environment variable.
 var flags = map[string]string{
 	"arp": "vip_arp", "bgp": "bgp_enable", "services": "svc_enable", "controlplane": "cp_enable", "interface": "vip_interface",
 	"serviceInterface": "vip_servicesinterface",
@@ -47,8 +47,8 @@ var flags = map[string]string{
 	"enableLoadBalancer": "lb_enable", "ddns": "vip_ddns", "enableUPNP": "enable_upnp", "egressPodCidr": "egress_podcidr",
 }
 
-// silent are settings that Lodestone needs none of, or that are about the
-// control plane, or tell nobody anything.
+// silent are settings that Lodestone does not need, that are about the control plane, or that
+// have no effect on users.
 var silent = []string{
 	"vip_arprate", "vip_leaderelection", "vip_leasename", "vip_leaseduration", "vip_renewdeadline", "vip_retryperiod",
 	"vip_leaseannotations", "vip_loglevel", "vip_interfaceloglobal",
@@ -64,8 +64,8 @@ var silent = []string{
 	"bgp_keepalive_interval",
 }
 
-// decisions are settings that Lodestone has no counterpart of, with what to do.
-// They count when they are on, or say something.
+// decisions are settings without counterpart, and what to do about each. They count when they
+// are on, or not empty.
 var decisions = map[string]string{
 	"cp_enable": "the address of the control plane is none of Lodestone's business: keep kube-vip for it, with " +
 		"svc_enable=false (--services=false)",
@@ -110,7 +110,7 @@ func (m *kubeVIP) readPod(o *Object, pod *corev1.PodSpec, field string) {
 	}
 }
 
-// readArgs reads flags. Environment variables are stronger, as with kube-vip.
+// readArgs reads flags. Environment variables override them, as with kube-vip.
 func (m *kubeVIP) readArgs(s *settings, args []string) {
 	for i := 0; i < len(args); i++ {
 		name, value, ok := strings.Cut(strings.TrimLeft(args[i], "-"), "=")

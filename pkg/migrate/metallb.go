@@ -126,8 +126,8 @@ type metalLB struct {
 	advertise  map[string][]string
 	advertised int  // how many names these are
 	silenced   bool // the advertisement nobody is written
-	// peerNames are what MetalLB's peers are called here, internal those of the
-	// new names whose routers may have the nodes' AS number.
+	// peerNames are our names of MetalLB's peers. internal are those of our names whose
+	// routers may have the nodes' AS number.
 	peerNames map[string][]string
 	internal  map[string]bool
 }
@@ -140,8 +140,8 @@ type community struct {
 	used   bool
 }
 
-// MetalLB returns the configuration that does what MetalLB does by its objects.
-// Objects of other kinds are passed over, Services are looked at.
+// MetalLB returns the configuration that does what MetalLB does by its objects. It ignores
+// objects of other kinds, and translates the annotations of Services.
 func MetalLB(objects []Object) (*Result, error) {
 	m := &metalLB{communities: map[string]*community{}, advertise: map[string][]string{}, peerNames: map[string][]string{},
 		internal: map[string]bool{}}
@@ -302,8 +302,8 @@ func (m *metalLB) announce(o *Object, pool string, names []string) {
 	}
 }
 
-// each calls write for each pair of selectors that an advertisement needs, with
-// the name of the advertisement to write.
+// each calls write for each pair of selectors that an advertisement needs, with a name for the
+// advertisement.
 func (m *metalLB) each(o *Object, r reach, suffix string, taken map[string]bool, write func(name string, nodes, services *selector)) {
 	nodes, services := orEverything(anyOf(r.NodeSelectors)), orEverything(anyOf(r.ServiceSelectors))
 	var names []string
@@ -340,8 +340,8 @@ func (m *metalLB) convertL2(r *resource[l2Spec], taken map[string]bool) {
 	})
 }
 
-// nobody announces what MetalLB announces nowhere: its selector contradicts
-// itself.
+// nobody is the advertisement of pools that MetalLB does not announce. Its selector
+// contradicts itself, so that no node announces them.
 const nobody = "nobody"
 
 // convertPools writes the pools; their advertisements are known by now.
@@ -371,7 +371,7 @@ func (m *metalLB) convertPools(taken map[string]bool) {
 	m.simplify()
 }
 
-// unannounced has a pool announced by nobody, as it is.
+// unannounced gives a pool that is not announced the advertisement nobody.
 func (m *metalLB) unannounced(p *resource[poolSpec], out *pool, taken map[string]bool) {
 	if !m.silenced {
 		if taken[nobody] {
@@ -387,7 +387,7 @@ func (m *metalLB) unannounced(p *resource[poolSpec], out *pool, taken map[string
 		"(advertise: [%s]); name an advertisement there, or remove the pool", nobody)
 }
 
-// noteUnused notes what nothing else names, and that there are no pools.
+// noteUnused notes objects that no other names, and a lack of pools.
 func (m *metalLB) noteUnused() {
 	used := map[string]bool{}
 	for _, p := range m.peers {
@@ -409,8 +409,7 @@ func (m *metalLB) noteUnused() {
 	}
 }
 
-// simplify leaves out what says nothing: that all advertisements are for all
-// pools.
+// simplify removes the list of advertisements from a pool that all of them are for.
 func (m *metalLB) simplify() {
 	all := len(m.doc.Advertisements)
 	for i := range m.doc.Pools {

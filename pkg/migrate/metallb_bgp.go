@@ -67,7 +67,7 @@ func (m *metalLB) community(o *Object, field, text string) []string {
 	return []string{strings.TrimPrefix(value, "large:")}
 }
 
-// namesOf returns what MetalLB's peers are called here, those that there are.
+// namesOf returns our names of MetalLB's peers. It leaves out peers that do not exist.
 func (m *metalLB) namesOf(o *Object, peers []string) (names []string) {
 	for i, p := range peers {
 		if m.peerNames[p] == nil {
@@ -202,7 +202,7 @@ func brief(d time.Duration) string {
 	}
 }
 
-// password has the peer's password come from a Secret in our namespace.
+// password makes the peer read its password from a Secret in our namespace.
 func (m *metalLB) password(o *Object, spec *peerSpec, p *peer) {
 	switch {
 	case spec.PasswordSecret.Name != "":

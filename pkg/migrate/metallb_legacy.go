@@ -79,7 +79,7 @@ type legacyAdvertisement struct {
 	Communities         []string `json:"communities"`
 }
 
-// readLegacy reads the ConfigMap of old. Other ConfigMaps are passed over.
+// readLegacy reads the ConfigMap of versions before v0.13. It ignores other ConfigMaps.
 func (m *metalLB) readLegacy(o *Object) {
 	var cm configMap
 	err := json.Unmarshal(o.JSON, &cm)
@@ -155,7 +155,7 @@ func (m *metalLB) legacyProfiles(o *Object, c *legacyConfig) {
 	}
 }
 
-// legacyAdvertisements has a pool announced as its protocol says.
+// legacyAdvertisements writes the advertisements of a pool by its protocol.
 func (m *metalLB) legacyAdvertisements(pool *Object, protocol string, list []legacyAdvertisement) {
 	only := reach{IPAddressPools: []string{pool.Name}}
 	switch protocol {

@@ -2,8 +2,7 @@
 // Lodestone: it reads the objects of MetalLB or kube-vip, writes the document,
 // and notes what has no counterpart, or what somebody has to decide.
 //
-// What comes out is read by the same code as the controller's configuration
-// before anybody sees it.
+// The result is first read by the same code as the controller's configuration.
 package migrate
 
 import (
@@ -18,7 +17,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
-// Note is something that the document does not say.
+// Note is something that the document cannot express.
 type Note struct {
 	// Object is what it is about, such as "BGPPeer metallb-system/tor".
 	Object string `json:"object"`
@@ -26,8 +25,8 @@ type Note struct {
 	Field string `json:"field,omitempty"`
 	// Message says what there is, and what to do.
 	Message string `json:"message"`
-	// Decision is set if something would be different from what it is now, or
-	// not work, before somebody has seen to it.
+	// Decision is set if something would change or not work unless somebody decides about it
+	// first.
 	Decision bool `json:"decision"`
 }
 
@@ -112,7 +111,7 @@ func (m *migration) decidef(o *Object, field, format string, args ...any) {
 	m.result.Notes = append(m.result.Notes, Note{Object: o.String(), Field: field, Message: fmt.Sprintf(format, args...), Decision: true})
 }
 
-// finish writes the document and has it read by whom it is for.
+// finish writes the document, and reads it as the controller will.
 func (m *migration) finish(c config.Compatibility) (*Result, error) {
 	if len(m.errs) > 0 {
 		return nil, m.errs
@@ -231,7 +230,7 @@ func (d *document) text() (string, error) {
 	return b.String(), enc.Close()
 }
 
-// anyHops is how far away a router may be when nobody says how far.
+// anyHops is how far away a router may be without a setting.
 const anyHops = 255
 
 // maxName is the length of the longest name in a document.

@@ -164,8 +164,7 @@ func yamlToJSON(v any) ([]byte, error) {
 	return yaml.YAMLToJSON(text)
 }
 
-// into decodes an object. Keys that it does not know become notes: a later
-// version has them, or nobody.
+// into decodes an object. Unknown keys become notes, because a later version may have them.
 func (m *migration) into(o *Object, v any) bool {
 	unknown, err := kjson.UnmarshalStrict(o.JSON, v)
 	return m.decoded(o, "", unknown, err)

@@ -34,10 +34,10 @@ func (s *selector) everything() bool {
 	return s == nil || len(s.MatchLabels)+len(s.MatchExpressions) == 0
 }
 
-// anyOf returns selectors that together select what at least one of the given
-// ones does: ours are alternatives only where they are in things of their own.
-// One that selects everything makes the others superfluous, and those that list
-// values of one label become one. Nil: everything is selected.
+// anyOf returns selectors that together select what at least one of the given ones does. Ours
+// are alternatives only in separate advertisements or peers, so that there should be few. A
+// selector of everything makes the others superfluous, and selectors that list values of one
+// label become one. Nil: everything is selected.
 func anyOf(selectors []metav1.LabelSelector) []*selector {
 	var all []*selector
 	for _, s := range selectors {
@@ -88,8 +88,8 @@ func (s *selector) listed() (key string, values []string, ok bool) {
 	return "", nil, false
 }
 
-// only returns the one selector that stands for several, and nil for
-// everything. Where there is none it takes the first and has somebody decide.
+// only returns one selector that stands for several, and nil for everything. If there is no
+// such selector, it takes the first and notes that somebody has to decide.
 func (m *migration) only(o *Object, field string, selectors []metav1.LabelSelector) *selector {
 	all := anyOf(selectors)
 	switch len(all) {
@@ -103,7 +103,7 @@ func (m *migration) only(o *Object, field string, selectors []metav1.LabelSelect
 	return all[0]
 }
 
-// numbered returns the name of one of several things that were one.
+// numbered returns the name of one of several parts of what was one object.
 func numbered(name string, i, of int) string {
 	if of < 2 {
 		return name

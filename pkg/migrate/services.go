@@ -16,11 +16,11 @@ import (
 type Service struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
-	// Annotations are ours that say what theirs do.
+	// Annotations are ours that mean the same as theirs.
 	Annotations map[string]string `json:"annotations"`
 }
 
-// Command is what gives the Service our annotations.
+// Command returns the command that gives the Service our annotations.
 func (s Service) Command() string {
 	args := []string{"kubectl", "-n", s.Namespace, "annotate", "service", s.Name}
 	for _, key := range sortedKeys(s.Annotations) {
@@ -40,7 +40,7 @@ func shell(word string) string {
 	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }
 
-// unread are annotations of kube-vip that have no counterpart, with what to do.
+// unread are annotations of kube-vip without counterpart, and what to do about each.
 var unread = map[string]string{
 	"kube-vip.io/ignore": "kube-vip leaves the Service alone, and Lodestone knows no such mark: give it a " +
 		"loadBalancerClass that Lodestone does not serve",
@@ -60,7 +60,7 @@ var unread = map[string]string{
 		"and is given another one, unless the DHCP server reserves it",
 }
 
-// decisive are those whose absence somebody notices.
+// decisive are those whose loss users would notice.
 var decisive = []string{"kube-vip.io/ignore", "kube-vip.io/egress", "kube-vip.io/serviceInterface", "kube-vip.io/serviceVLAN",
 	"kube-vip.io/forwardUPNP", "kube-vip.io/hwaddr"}
 
@@ -98,8 +98,8 @@ type found struct {
 	*corev1.Service
 }
 
-// translate notes the annotations of ours that say what theirs do, as the
-// controller will read them.
+// translate notes our annotations that mean the same as theirs, as the controller will read
+// them.
 func (m *migration) translate(f found, c config.Compatibility) {
 	wishes, err := compat.For(m.result.Config).Read(f.Service)
 	if err != nil {
@@ -121,8 +121,8 @@ func (m *migration) translate(f found, c config.Compatibility) {
 	}
 }
 
-// decideShared notes that Services share addresses, which kube-vip knows from
-// its own configuration alone.
+// decideShared notes that Services share addresses, which only kube-vip's own configuration
+// says.
 func (m *migration) decideShared(o *Object, field string) {
 	m.notef(o, field, "Services of one namespace that ask for the same addresses (%s) share them while compatibility has kube-vip; "+
 		"those of several namespaces need %s and %s",

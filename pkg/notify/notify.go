@@ -1,11 +1,11 @@
-// Package notify tells any number of goroutines that something has changed.
+// Package notify signals a change to any number of goroutines.
 package notify
 
 import "sync"
 
-// Signal wakes everybody who waits for a change. Whoever waits takes the
-// channel first and looks at what may have changed then: no change is missed.
-// Several changes may be one to who is slow. The zero Signal is ready for use.
+// Signal wakes all goroutines that wait for a change. Take the channel first and look at what
+// may have changed then: no change is missed. A slow goroutine may see several changes as one.
+// The zero Signal is ready for use.
 type Signal struct {
 	mu   sync.Mutex
 	next chan struct{}
@@ -21,7 +21,7 @@ func (s *Signal) Next() <-chan struct{} {
 	return s.next
 }
 
-// Notify tells everybody who has asked for Next. It does not wait.
+// Notify closes the channel that Next has returned. It does not wait.
 func (s *Signal) Notify() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,10 +1,10 @@
-// Package objects is the one table of the kinds of Kubernetes objects that
-// controller and speaker watch or list: what is kept of each, and the bound of
-// each field. Every cache is made from it.
+// Package objects has the table of the kinds of Kubernetes objects that controller and speaker
+// watch or list: what is kept of each, and the bound of each field. Every cache is made from
+// it.
 //
-// Whoever may create objects chooses their size and number. So an object is
-// reduced to its projection before the next one is read, both in a list and in a
-// watch: a program never holds more than one object as it was written.
+// Users who may create objects choose their size and number. An object is therefore reduced to
+// its projection before the next one is read, both in a list and in a watch. A program never
+// holds more than one object as it was written.
 package objects
 
 import (
@@ -44,14 +44,14 @@ type Kind[E any, P interface {
 	rest     func(kubernetes.Interface) rest.Interface
 	list     func(ctx context.Context, c kubernetes.Interface, namespace string, o metav1.ListOptions) (runtime.Object, error)
 	watch    func(ctx context.Context, c kubernetes.Interface, namespace string, o metav1.ListOptions) (watch.Interface, error)
-	// project returns what is kept of an object, within bounds. It shares no memory
-	// with what is not kept.
+	// project returns what is kept of an object, within bounds. The projection shares no
+	// memory with the rest of the object.
 	project func(P) P
 }
 
 // Scope says which objects of a kind.
 type Scope struct {
-	// Namespace is theirs. Empty: of all namespaces.
+	// Namespace is that of the objects. Empty: all namespaces.
 	Namespace string
 	// Labels and Fields are selectors. Empty: all.
 	Labels, Fields string
@@ -78,9 +78,9 @@ func (k Kind[E, P]) Informer(client kubernetes.Interface, scope Scope, o cache.S
 	return Informer(k, client, scope, View[P, P]{Derive: func(obj P) P { return obj }}, o)
 }
 
-// Share has the factory's informers of Services, Namespaces and Nodes keep
-// projections. Nobody may have asked the factory for them before. Of Services that are not
-// ours, and never were, it keeps what says so and which addresses they show.
+// Share makes the factory's informers of Services, Namespaces and Nodes keep projections. It
+// must come before any other use of these informers. Of Services that are not ours, and never
+// were, they keep only what shows that, and the addresses.
 func Share(factory informers.SharedInformerFactory, ours func(*corev1.Service) bool) {
 	share(factory, ServicesFor(ours))
 	share(factory, Namespaces)
@@ -103,8 +103,8 @@ func share[E any, P interface {
 type View[P, T any] struct {
 	// Derive returns what is cached of a projection.
 	Derive func(P) T
-	// Keep reports whether anything is. An object that is not kept any more is
-	// deleted, as far as the informer is concerned. Nil: all are kept.
+	// Keep reports whether the object is cached at all. For the informer, an object that is no
+	// longer kept is deleted. Nil: all are kept.
 	Keep func(P) bool
 }
 
@@ -163,11 +163,11 @@ type reader[K any, T interface {
 	Object
 }] struct {
 	keep func(runtime.Object) (T, bool)
-	// all is set if there is nothing that is not kept.
+	// all is set if every object is kept.
 	all bool
 
 	mu sync.Mutex
-	// kept are the keys of what was kept: of these alone the informer has to know
+	// kept are the keys of the objects that were kept. Only of these must the informer learn
 	// that they are not kept any more.
 	kept map[string]bool
 }
@@ -187,8 +187,8 @@ func (r *reader[K, T]) note(obj T) {
 	r.kept[key(obj)] = true
 }
 
-// event returns what an informer is to see of the event: a bookmark where that is
-// how far it has come, and no more.
+// event returns the event that an informer gets instead. If the object is not kept, that is a
+// bookmark with the version.
 func (r *reader[K, T]) event(e watch.Event) watch.Event {
 	o, ok := e.Object.(metav1.Object)
 	switch {
@@ -236,8 +236,8 @@ func bare[K any, T interface {
 
 func key(o metav1.Object) string { return cache.MetaObjectToName(o).String() }
 
-// filtered is a watch with other events. Its Stop returns when nothing changes
-// any event any more.
+// filtered is a watch whose events are changed. Stop returns when no event is being changed
+// any more.
 type filtered struct {
 	from    watch.Interface
 	to      chan watch.Event
@@ -298,7 +298,8 @@ func (l *list) DeepCopyObject() runtime.Object {
 // read lists the objects and hands them over, one after the other.
 func (k Kind[E, P]) read(ctx context.Context, client kubernetes.Interface, scope Scope, o metav1.ListOptions,
 	each func(P)) (head metav1.ListMeta, err error) {
-	// All of it, which the API server has in memory: pages are read from etcd.
+	// Ask for all objects at once, because the API server has these in memory, and reads pages
+	// from etcd.
 	o.Limit, o.Continue = 0, ""
 	if c, ok := k.rest(client).(*rest.RESTClient); ok && c != nil {
 		head, err = k.stream(ctx, c, scope, o, each)

@@ -16,8 +16,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// maxObject bounds an object on the wire; etcd takes 1.5 MiB, and more only where
-// somebody told it to.
+// maxObject bounds an object on the wire; etcd takes 1.5 MiB, unless it is configured to take
+// more.
 const maxObject = 16 << 20
 
 // stream lists the objects as the API server sends them, and keeps one at a time.
@@ -141,7 +141,7 @@ func skip(in io.Reader, length uint64) error {
 	return whole(err)
 }
 
-// whole returns the error of something that ended too early.
+// whole turns an end of the data that comes too early into an error.
 func whole(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF

@@ -21,15 +21,15 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
-// The bounds. Of a list one more than the bound is kept, so that who reads it sees
-// that there were more.
+// The bounds. Of a list one more than the bound is kept, so that a reader sees that there were
+// more.
 const (
-	// MaxLabels and maxLabelBytes bound the labels of a Service or a namespace:
-	// these count, the first by name.
+	// MaxLabels and maxLabelBytes bound the labels of a Service or a namespace. The first ones
+	// by name count.
 	MaxLabels     = 32
 	maxLabelBytes = 2 << 10
-	// tooManyLabels is from where on none count: that many nobody needs, and to look
-	// at them takes long.
+	// tooManyLabels is the number from which on no label counts. Nobody needs so many, and it
+	// takes long to read them.
 	tooManyLabels = 1024
 	// maxNodeLabels and maxNodeLabelBytes bound those of a Node, on which feature
 	// discovery writes a hundred and more.
@@ -60,8 +60,8 @@ const (
 	maxLeaseBytes = 64 << 10
 )
 
-// Services are kept with what allocation and announcement read. Annotations and
-// finalizers of others, and their conditions, are left where they are.
+// Services are kept with what allocation and announcement read. Annotations, finalizers and
+// conditions of others are not kept.
 var Services = Kind[corev1.Service, *corev1.Service]{
 	Name: "Services", Resource: "services", rest: core, project: service,
 	list: func(ctx context.Context, c kubernetes.Interface, namespace string, o metav1.ListOptions) (runtime.Object, error) {
@@ -103,8 +103,8 @@ var Namespaces = Kind[corev1.Namespace, *corev1.Namespace]{
 	},
 }
 
-// ConfigMaps are kept with their data: only those are read whose name is known,
-// in Lodestone's own namespace.
+// ConfigMaps are kept with their data. Only a few of Lodestone's own namespace are read, by
+// name.
 var ConfigMaps = Kind[corev1.ConfigMap, *corev1.ConfigMap]{
 	Name: "ConfigMaps", Resource: "configmaps", rest: core, project: func(c *corev1.ConfigMap) *corev1.ConfigMap {
 		return &corev1.ConfigMap{ObjectMeta: identity(c), Data: c.Data}
@@ -129,9 +129,9 @@ var Nodes = Kind[corev1.Node, *corev1.Node]{
 	},
 }
 
-// WritableNodes are Nodes as the controllers of the cloud-provider framework need
-// them: they write metadata and spec back as they were cached, so these are whole.
-// A kubelet can make its own Node as large as etcd takes it, and no other.
+// WritableNodes are Nodes for the controllers of the cloud-provider framework. These write
+// metadata and spec back as they were cached, so that both are whole. A kubelet can make its
+// own Node as large as etcd takes it, and no other.
 var WritableNodes = func() Kind[corev1.Node, *corev1.Node] {
 	k := Nodes
 	k.project = writableNode
@@ -155,8 +155,8 @@ func Speakers(namespace string) Scope {
 	return Scope{Namespace: namespace, Labels: annotation.LabelComponent + "=" + annotation.ComponentSpeaker}
 }
 
-// EndpointSlices are kept with the nodes of their endpoints, and with the addresses
-// of the API servers alone.
+// EndpointSlices are kept with the nodes of their endpoints. Only those of the API servers are
+// kept with addresses.
 var EndpointSlices = Kind[discoveryv1.EndpointSlice, *discoveryv1.EndpointSlice]{
 	Name: "EndpointSlices", Resource: "endpointslices", project: slice,
 	rest: func(c kubernetes.Interface) rest.Interface { return c.DiscoveryV1().RESTClient() },
@@ -185,7 +185,7 @@ var ServiceCIDRs = Kind[networkingv1.ServiceCIDR, *networkingv1.ServiceCIDR]{
 	},
 }
 
-// Pods are Lodestone's own, kept with what says how they are.
+// Pods are Lodestone's own, kept with their state.
 var Pods = Kind[corev1.Pod, *corev1.Pod]{
 	Name: "the Pods of Lodestone", Resource: "pods", rest: core, project: pod,
 	list: func(ctx context.Context, c kubernetes.Interface, namespace string, o metav1.ListOptions) (runtime.Object, error) {
@@ -219,8 +219,8 @@ func service(s *corev1.Service) *corev1.Service {
 		ExternalTrafficPolicy: s.Spec.ExternalTrafficPolicy, InternalTrafficPolicy: s.Spec.InternalTrafficPolicy,
 		HealthCheckNodePort: s.Spec.HealthCheckNodePort, AllocateLoadBalancerNodePorts: s.Spec.AllocateLoadBalancerNodePorts,
 	}
-	// A selector that is cut would be another one; without any, a Service selects
-	// what no other one does.
+	// A selector that is cut would be another selector. Without any, a Service counts as one
+	// that selects other pods than all others.
 	if some := labels(s.Spec.Selector, maxSelectors, maxSelectorBytes); len(some) == len(s.Spec.Selector) {
 		kept.Spec.Selector = some
 	}
@@ -288,7 +288,7 @@ func lease(l *coordinationv1.Lease) *coordinationv1.Lease {
 			metav1.OwnerReference{APIVersion: cut(o.APIVersion), Kind: cut(o.Kind), Name: cut(o.Name), UID: o.UID})
 	}
 	kept.Annotations = annotations(l.Annotations, maxLeaseBytes, []string{annotation.Report})
-	// A speaker writes no more than these, and has to see that somebody else did.
+	// A speaker writes no others, and has to notice that somebody else did.
 	kept.Labels, kept.Annotations = andMore(kept.Labels, l.Labels), andMore(kept.Annotations, l.Annotations)
 	kept.Finalizers = texts(l.Finalizers, 0)
 	kept.Spec = l.Spec
@@ -392,8 +392,8 @@ func identity(o metav1.Object) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: o.GetNamespace(), Name: o.GetName(), UID: o.GetUID(), ResourceVersion: o.GetResourceVersion()}
 }
 
-// labels returns the labels, or the first by name, as many as the bounds allow:
-// the same for everybody who looks at the object.
+// labels returns as many labels as the bounds allow, the first by name, so that all readers of
+// the object keep the same.
 func labels(all map[string]string, number, size int) map[string]string {
 	if len(all) == 0 || len(all) > tooManyLabels {
 		return nil
@@ -450,8 +450,8 @@ func andMore(kept, all map[string]string) map[string]string {
 	return kept
 }
 
-// Cut ends what is not whole. It has no meaning in any value, so nobody takes a
-// part for the whole.
+// Cut ends a text that is not whole. It has no meaning in any value, so that a part is not
+// taken for the whole.
 const Cut = "…"
 
 // shorten returns the text, or as much of it as the bound allows and Cut.
@@ -475,7 +475,7 @@ func Message(text string) string {
 	return shorten(text, MaxMessage-len(Cut))
 }
 
-// head returns the first of a list, one more than the bound if there are more.
+// head returns the first items of a list: up to the bound, and one more if there are more.
 func head[T any](all []T, bound int) []T { return all[:min(len(all), bound+1)] }
 
 func texts(all []string, bound int) (kept []string) {

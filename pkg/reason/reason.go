@@ -8,10 +8,10 @@ package reason
 type Text struct {
 	// Cause is what has happened.
 	Cause string
-	// Cure is what helps against it, or why nothing need be done.
+	// Cure says what helps against it, or why nothing need be done.
 	Cure string
-	// Keys are what the reason follows from, if somebody has written it: keys of the
-	// configuration, annotations, values of the chart.
+	// Keys are the settings that the reason follows from: keys of the configuration,
+	// annotations, values of the chart.
 	Keys []string
 }
 

@@ -5,16 +5,16 @@ import (
 	"net/netip"
 )
 
-// Claims are the VIPs that a node owns and keeps, see config.Layer2, by buckets:
-// a bit each, so that they have one size however many VIPs there are. A node
-// that claims a VIP for another one in the same bucket may take it over for no
-// reason; whatever the claims are, all come to the same owner.
+// Claims are the VIPs that a node owns and keeps, see config.Layer2, by buckets: a bit each,
+// so that they have one size however many VIPs there are. A node whose claim is about another
+// VIP of the same bucket may take a VIP over for no reason. Whatever the claims are, all nodes
+// come to the same owner.
 type Claims [128]byte
 
 // Buckets is how many buckets there are, from zero on.
 const Buckets = 8 * uint16(len(Claims{}))
 
-// Bucket returns the one of the VIP.
+// Bucket returns the bucket of the VIP.
 func Bucket(vip netip.Addr) uint16 {
 	h, raw := fnv.New32a(), vip.As16()
 	h.Write(raw[:])

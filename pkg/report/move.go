@@ -15,18 +15,18 @@ import (
 type Move struct {
 	// At tells moves of a node apart.
 	At time.Time `json:"at"`
-	// From is the node that had the VIPs. Empty: nobody did.
+	// From is the node that had the VIPs. Empty: none had.
 	From string `json:"from,omitempty"`
-	// Why is why it has them no more. Empty: not known.
+	// Why is the reason for which it lost them. Empty: not known.
 	Why Reason `json:"why,omitempty"`
-	// To are the VIPs by the node that has them. Empty: nobody has.
+	// To are the VIPs by the node that has them now. VIPs under the empty name have no owner.
 	To map[string][]netip.Addr `json:"to"`
 }
 
 // Reason is why a node lost VIPs: a reason of the plan, or SpeakerLost.
 type Reason string
 
-// SpeakerLost is the reason if the other speakers do not hear the node's.
+// SpeakerLost is the reason if the other speakers receive nothing from the node's speaker.
 const SpeakerLost Reason = "SpeakerLost"
 
 // Reasons tells about each Reason that is not the plan's.
@@ -56,7 +56,7 @@ var reasons = map[Reason]string{
 	"NotOwner":           "node %[2]s is the better owner, and is new or able to have it again",
 }
 
-// Known reports whether Tell knows what the reason means.
+// Known reports whether Tell has a sentence for the reason.
 func (r Reason) Known() bool { return reasons[r] != "" }
 
 // Tell says what happened to VIPs of one Service, for people.
@@ -108,7 +108,7 @@ func tidyMoves(moves []Move) []Move {
 	return kept
 }
 
-// tidyTo returns the VIPs that can be one, sorted, by nodes that can be one.
+// tidyTo returns the valid VIPs, sorted, by the nodes with valid names.
 func tidyTo(to map[string][]netip.Addr) map[string][]netip.Addr {
 	kept := map[string][]netip.Addr{}
 	for node, vips := range to {

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Network is what a speaker tells of its node's network.
+// Network is what a speaker reports about its node's network.
 type Network struct {
 	// Segments are the subnets that the node can announce VIPs on. Nil: not
 	// known.
@@ -19,17 +19,17 @@ type Network struct {
 	Gateways []netip.Addr `json:"gateways,omitzero"`
 	// Conflicts are the VIPs of the node that other hosts claim.
 	Conflicts []Conflict `json:"conflicts,omitempty"`
-	// KubeProxy tells that one answers on the node, or what replaces it.
+	// KubeProxy is set if a kube-proxy answers on the node, or what replaces it.
 	KubeProxy bool `json:"kubeProxy,omitempty"`
 	// Claims are what the speaker owns and keeps. They are not in the Lease.
 	Claims Claims `json:"-"`
-	// Blind, Sick and Apart are what plan.Node says of them. They are not in the Lease.
+	// Blind, Sick and Apart are explained at plan.Node. They are not in the Lease.
 	Blind bool   `json:"-"`
 	Sick  bool   `json:"-"`
 	Apart string `json:"-"`
 }
 
-// Conflict is a VIP that a host claims that is no speaker of this cluster.
+// Conflict is a VIP that is claimed by a host which is no speaker of this cluster.
 type Conflict struct {
 	VIP netip.Addr
 	// HardwareAddr is who has it or claims it.
@@ -95,7 +95,7 @@ type Segment struct {
 	Down bool
 }
 
-// ifNamed is how a Lease says Segment.IfNamed.
+// ifNamed is the text of Segment.IfNamed in a Lease.
 const ifNamed = "if-named"
 
 // String returns the segment as a Lease has it.
@@ -128,13 +128,13 @@ func (s Segment) compare(t Segment) int {
 	return cmp.Or(s.Subnet.Compare(t.Subnet), cmp.Compare(s.String(), t.String()))
 }
 
-// Equal reports whether both say the same on a Lease.
+// Equal reports whether both have the same text on a Lease.
 func (n Network) Equal(other Network) bool {
 	return Report{Network: n}.String() == Report{Network: other}.String()
 }
 
-// tidy leaves out what no pool can contain: link-local gateways, single addresses that
-// are no subnet.
+// tidy leaves out addresses that no pool can contain: link-local gateways, and single
+// addresses that are no subnet.
 func (n Network) tidy() Network {
 	if n.Segments != nil {
 		n.Segments = tidy(n.Segments, MaxSegments, isSegment, Segment.compare)
@@ -151,8 +151,8 @@ func (n Network) tidy() Network {
 // maxInterface is IFNAMSIZ without the terminating zero.
 const maxInterface = 15
 
-// isSegment reports whether other hosts can be on the subnet, and VIPs, and
-// whether the interface can be named.
+// isSegment reports whether the subnet can have other hosts and VIPs, and whether the
+// interface has a valid name.
 func isSegment(s Segment) bool {
 	p := s.Subnet
 	return isName(s.Interface, maxInterface) && p == p.Masked() && !p.IsSingleIP() && p.Bits() > 0 && p.Addr().IsGlobalUnicast() &&

@@ -1,11 +1,11 @@
-// Package report is what a speaker says of itself and of its node: one struct, which
-// the speaker writes on its Lease as one annotation, for the other speakers, the
-// controller and the CLI.
+// Package report is the report of a speaker about itself and its node. It is one struct, which
+// the speaker writes on its Lease as one annotation, for the other speakers, the controller
+// and the CLI.
 //
-// The annotation is JSON with a line for each field, so that people can read it, too.
-// Fields that a reader does not know are ignored, so that speakers of two versions get
-// along. Whoever may write a Lease may write anything: a text that is not understood
-// says nothing, and what is out of bounds is left out, by the writer and by the reader.
+// The annotation is JSON with a line for each field, so that people can read it, too. Fields
+// that a reader does not know are ignored, so that speakers of two versions get along. A user
+// who may write a Lease may write anything. A text that is not understood counts as an empty
+// report. The writer and the reader both leave out what is out of bounds.
 package report
 
 import (
@@ -22,8 +22,8 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 )
 
-// MaxBytes is the length of the longest text. The API server refuses a Lease with a
-// longer one of a speaker.
+// MaxBytes is the length of the longest text. The API server refuses a longer one from a
+// speaker.
 const MaxBytes = 64 << 10
 
 // The most that a report has of each.
@@ -45,14 +45,14 @@ const (
 type Report struct {
 	// Address is where the speaker listens for others. Invalid: not known.
 	Address netip.AddrPort `json:"address,omitzero"`
-	// Keys are the marks of the membership keys that the speaker understands, the one
-	// that it uses first. Nil: it does not say.
+	// Keys are the marks of the membership keys that the speaker understands. The first is the
+	// one that it uses. Nil: not known.
 	Keys []string `json:"membershipKeys,omitempty"`
 	Network
 	// PodRoutes is the mode of routes to pods that the speaker works in. Empty: none, or
 	// not known if RoutedPodCIDRs are not.
 	PodRoutes string `json:"podRoutes,omitempty"`
-	// RoutedPodCIDRs are those of the node's pod CIDRs that its speaker sees to. Nil:
+	// RoutedPodCIDRs are the pod CIDRs of the node to which its speaker provides routes. Nil:
 	// not known.
 	RoutedPodCIDRs []netip.Prefix `json:"routedPodCIDRs,omitzero"`
 	// Unmatched are the advertisements by layer 2 that select the node and name no
@@ -60,8 +60,7 @@ type Report struct {
 	Unmatched []string `json:"unmatchedAdvertisements,omitzero"`
 	// Sessions are the node's BGP sessions, by the peer's name.
 	Sessions []Session `json:"bgpSessions,omitempty"`
-	// Moves are VIPs that changed hands lately, by time, of which this speaker tells
-	// for all.
+	// Moves are VIPs that changed hands lately, by time. One speaker reports a move for all.
 	Moves []Move `json:"moves,omitempty"`
 }
 
@@ -82,8 +81,8 @@ func (r Report) String() string {
 	return text
 }
 
-// Of returns the report of a Lease with these annotations, nothing if there is none
-// or it is not understood.
+// Of returns the report of a Lease with these annotations. It is empty if there is none or it
+// is not understood.
 func Of(annotations map[string]string) Report {
 	r, err := Parse(annotations[annotation.Report])
 	if err != nil {
@@ -92,7 +91,7 @@ func Of(annotations map[string]string) Report {
 	return r
 }
 
-// Parse reads what String returned. The empty text is a report that says nothing.
+// Parse reads what String returned. The empty text is an empty report.
 func Parse(text string) (Report, error) {
 	if len(text) > MaxBytes {
 		return Report{}, fmt.Errorf("read the report of a speaker: %d bytes, at most %d", len(text), MaxBytes)
@@ -107,7 +106,7 @@ func Parse(text string) (Report, error) {
 	return r.Tidy(), nil
 }
 
-// NodeOf returns the node that the Lease of this name is of, if it is a speaker's.
+// NodeOf returns the node whose speaker has the Lease of this name, if a speaker has it.
 func NodeOf(lease string) (node string, ok bool) {
 	if node, ok = strings.CutPrefix(lease, annotation.SpeakerLeasePrefix); !ok {
 		return "", false
@@ -115,7 +114,7 @@ func NodeOf(lease string) (node string, ok bool) {
 	return node, node != ""
 }
 
-// Over returns r with what it does not know taken from the report before.
+// Over returns r. The fields that r does not know are those of the report before.
 func (r Report) Over(before Report) Report {
 	if r.Segments == nil {
 		r.Segments = before.Segments
@@ -135,8 +134,8 @@ func (r Report) Over(before Report) Report {
 	return r
 }
 
-// Tidy returns the report without what is out of bounds, each list in its order. It
-// shares nothing with r that it changed.
+// Tidy returns the report without what is out of bounds, each list in its order. It does not
+// change lists of r.
 func (r Report) Tidy() Report {
 	if !r.Address.IsValid() || r.Address.Addr().Zone() != "" {
 		r.Address = netip.AddrPort{}

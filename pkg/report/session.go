@@ -14,13 +14,13 @@ const MaxMessage = 256
 // maxBFD bounds the name of a state of BFD.
 const maxBFD = 16
 
-// Session is a node's BGP session with a peer. It tells nothing that changes
-// with every Service: each change is a write to the API server.
+// Session is a node's BGP session with a peer. It has nothing that changes with every Service,
+// because each change is a write to the API server.
 type Session struct {
 	Peer string `json:"peer"`
 	// Router is the peer's address. Invalid: not known, or not yet.
 	Router netip.Addr `json:"router,omitzero"`
-	// Established tells whether routes are exchanged (RFC 4271, section 8.2.2).
+	// Established is set while routes are exchanged (RFC 4271, section 8.2.2).
 	Established bool `json:"established,omitempty"`
 	// Since is when the session came up or went down, in whole seconds.
 	Since time.Time `json:"since"`

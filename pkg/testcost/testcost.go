@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What is never too much, so that the noise of the machine and what happens once
-// do not count.
+// Costs that are never too much, so that noise of the machine and work that is done once do
+// not count.
 const (
 	freeTime  = 20 * time.Millisecond
 	freeBytes = 4 << 20
@@ -25,16 +25,16 @@ const (
 // A linear function needs 4 times as much for it, a quadratic one 16 times.
 const maxGrowth = 8
 
-// attempts is how often a cost is measured: a measurement is disturbed at times,
-// so that the least one counts.
+// attempts is how often a cost is measured. The least one counts, because some measurements
+// are disturbed.
 const attempts = 10
 
 // Cost is what a function takes.
 type Cost struct {
 	// Time is that of the processor, in the calling thread.
 	Time time.Duration
-	// Bytes are all that the process allocates meanwhile, those included that are free again:
-	// a test that measures them is not parallel.
+	// Bytes are all that the process allocates meanwhile, also those that are free again. A
+	// test that measures them must not be parallel.
 	Bytes uint64
 }
 
@@ -51,7 +51,7 @@ func Of(f func()) Cost {
 	return Cost{spent, after.TotalAlloc - before.TotalAlloc}
 }
 
-// Growth is how many times as much as the small input the large one of Grows is.
+// Growth is how many times as long the large input of Grows is as the small one.
 const Growth = 4
 
 // Grows fails the test if the large input costs more than the cost of the small
@@ -70,8 +70,8 @@ func Grows[T any](t testing.TB, name string, small, large T, read func(T)) {
 		name, first.Time, first.Bytes>>10, then.Time, then.Bytes>>10, Growth)
 }
 
-// What a byte may cost at most by Within, on top of what is never too much: some times what
-// the worst documents need (make bench BENCH=config_worst).
+// The most that Within lets a byte cost, beyond the costs that are never too much. It is
+// several times what the worst documents need (make bench BENCH=config_worst).
 const (
 	timePerByte  = 10 * time.Microsecond
 	bytesPerByte = 1 << 10

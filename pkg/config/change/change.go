@@ -1,5 +1,4 @@
-// Package change tells what an edit of the configuration changes, in sentences
-// for people.
+// Package change describes what an edit of the configuration changes, in sentences for people.
 package change
 
 import (
@@ -18,7 +17,7 @@ import (
 // Kind is what an edit does to a pool.
 type Kind string
 
-// The kinds of changes, in the order in which Diff tells them of one pool.
+// The kinds of changes, in the order in which Diff returns them for one pool.
 const (
 	Added    Kind = "Added"
 	Removed  Kind = "Removed"
@@ -45,9 +44,9 @@ type Change struct {
 	Message string
 }
 
-// Diff returns what an edit changes about the pools: those of the new document
-// in its order, then the removed ones in the order of the old. A nil Config has
-// no pools. Only what the pools mean counts, not how it is written.
+// Diff returns what an edit changes about the pools: those of the new document in its order,
+// then the removed ones in the order of the old. A nil Config has no pools. Only the meaning
+// of the pools counts, not how it is written.
 func Diff(old, edited *config.Config) []Change {
 	before, after := poolsOf(old), poolsOf(edited)
 	var d differ
@@ -78,8 +77,8 @@ func poolsOf(c *config.Config) []config.Pool {
 	return c.Pools
 }
 
-// match returns for each new pool which old one it is: that of its name, or
-// else one whose name is gone and whose addresses or leases it has. -1 is none.
+// match returns for each new pool the old one that it was: the one of its name, or else one
+// whose name is gone and whose addresses or leases it has. -1 is none.
 func match(before, after []config.Pool) []int {
 	names := map[string]bool{}
 	for i := range after {
@@ -116,9 +115,8 @@ func own(p *config.Pool) string {
 	return p.Free.Ranges()[0].From().String()
 }
 
-// movedTo says of each new pool where it is in the order in which pools are
-// tried, if that has changed. Of those whose priority is the same, as few as
-// possible count as moved.
+// movedTo returns for each new pool its place in the order in which pools are tried, if that
+// has changed. Of pools whose priority stays, as few as possible count as moved.
 func movedTo(before, after []config.Pool, pairs []int) []string {
 	was := make([]int, len(before)) // old pools' places
 	for place, i := range order(before) {
@@ -260,7 +258,7 @@ func settings(old, p *config.Pool) []setting {
 	}
 }
 
-// leased says where addresses are leased now, if not where they were.
+// leased says where addresses are leased now, if that has changed.
 func leased(old, p *config.Pool) string {
 	said := became(lessor(old), lessor(p))
 	if said != "" && old.DHCP != nil {
@@ -303,7 +301,7 @@ func clip(s string) string {
 	return string([]rune(s)[:maxShown]) + "..."
 }
 
-// selectorText does not tell {} from nothing: both leave the pool as open.
+// selectorText has one text for {} and for nothing, because both leave the pool equally open.
 func selectorText(s config.Selector) string { return cmp.Or(s.String(), notSet) }
 
 func quotaText(n int) string {
@@ -360,7 +358,7 @@ func amount(s *netipx.IPSet) string {
 	return fmt.Sprintf("%s (%s)", sizeText(p.Size()), enumerate(ranges))
 }
 
-// sizeText is exact as long as anybody would count.
+// sizeText is exact for numbers that people would count.
 func sizeText(n float64) string {
 	switch {
 	case n == 1:
