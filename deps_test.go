@@ -136,7 +136,8 @@ var onlyIn = []struct {
 		"what talks to the API server can be named at a glance"},
 	{"github.com/vishvananda/netlink", []string{"speaker/netstate", "pkg/testnet", "speaker/podroutes", "speaker/direct"},
 		"what touches the kernel's network can be named at a glance"},
-	{"github.com/google/nftables", []string{"speaker/limit", "speaker/direct"}, "what touches the kernel's packet filter can be named at a glance"},
+	{"github.com/google/nftables", []string{"speaker/limit", "speaker/direct"},
+		"what touches the kernel's packet filter can be named at a glance"},
 	{"github.com/insomniacslk/dhcp", []string{"controller/dhcp"}, "how DHCP is spoken hides behind leases"},
 	{"github.com/osrg/gobgp", []string{"speaker/bgp"}, "BGP hides behind a session interface of ours"},
 	{"github.com/hashicorp/memberlist", []string{"speaker/membership", "speaker/membership/guard"},
@@ -351,11 +352,11 @@ const (
 	maxLine       = 140
 )
 
-// TestLinesAreShort bounds the lines of production code, in characters. Raw strings are
+// TestLinesAreShort bounds the lines of code and of tests, in characters. Raw strings are
 // what they are.
 func TestLinesAreShort(t *testing.T) {
 	t.Parallel()
-	for _, s := range parseSources(t) {
+	for _, s := range parseFiles(t, func(string) bool { return true }) {
 		raw := map[int]bool{}
 		ast.Inspect(s.file, func(n ast.Node) bool {
 			if lit, ok := n.(*ast.BasicLit); ok && lit.Kind == token.STRING && strings.HasPrefix(lit.Value, "`") {
@@ -473,6 +474,12 @@ func (s source) at(n ast.Node) string { return s.fset.Position(n.Pos()).String()
 // not a test.
 func parseSources(t *testing.T) []source {
 	t.Helper()
+	return parseFiles(t, func(path string) bool { return !strings.HasSuffix(path, "_test.go") })
+}
+
+// parseFiles parses the Go files of the repository, all modules, that are wanted.
+func parseFiles(t *testing.T, wanted func(path string) bool) []source {
+	t.Helper()
 	var sources []source
 	err := filepath.WalkDir(".", func(p string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -481,7 +488,7 @@ func parseSources(t *testing.T) []source {
 		if d.IsDir() && p != "." && (strings.HasPrefix(d.Name(), ".") || slices.Contains([]string{"bin", "dist", "testdata"}, d.Name())) {
 			return fs.SkipDir
 		}
-		if !strings.HasSuffix(p, ".go") || strings.HasSuffix(p, "_test.go") {
+		if !strings.HasSuffix(p, ".go") || !wanted(p) {
 			return nil
 		}
 		fset := token.NewFileSet()

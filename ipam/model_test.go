@@ -500,7 +500,8 @@ func (m *model) fills(req *ipam.Request, p *place, q *config.Pool, f ipam.Family
 		}
 	}
 	for _, other := range m.places {
-		if other.quarantine != nil && other != p && namespace(other.quarantine.name) == namespace(req.Owner.Name) && m.pool(other) == q && other.family == f {
+		if other.quarantine != nil && other != p && namespace(other.quarantine.name) == namespace(req.Owner.Name) &&
+			m.pool(other) == q && other.family == f {
 			holds[other] = true
 		}
 	}

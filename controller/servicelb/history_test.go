@@ -254,7 +254,8 @@ func (s *story) restartChangesNothing() {
 	})
 	for _, svc := range services {
 		c, before := kube.Allocated(svc), s.holds(string(svc.UID))
-		repaired := kube.JoinAddrs(kube.VIPs(svc)) == kube.JoinAddrs(ledger.Addrs(before)) && svc.Annotations[annotation.AssignedPools] == poolText(before)
+		repaired := kube.JoinAddrs(kube.VIPs(svc)) == kube.JoinAddrs(ledger.Addrs(before)) &&
+			svc.Annotations[annotation.AssignedPools] == poolText(before)
 		v := fresh.Ensure(svc, s.around.Labels(svc.Namespace), s.clock)
 		switch {
 		case c == nil || !repaired || len(before) == 0 || len(kube.Leases(svc)) > 0:

@@ -78,7 +78,8 @@ func get(t *testing.T, s *Server, path, authorization string) (int, string) {
 	if authorization != "" {
 		req.Header.Set("Authorization", authorization)
 	}
-	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} //nolint:gosec // it is self-signed
+	config := &tls.Config{InsecureSkipVerify: true} //nolint:gosec // it is self-signed
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: config}}
 	defer client.CloseIdleConnections()
 	resp, err := client.Do(req)
 	if err != nil {

@@ -95,7 +95,8 @@ func hostileServices(metas map[string]metav1.ObjectMeta) map[string]*corev1.Serv
 	status.Spec.LoadBalancerIP = long("1")
 	all["ports"], all["external addresses"], all["selector"], all["status"] = ports, externals, selector, status
 	every := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Labels: few(2 << 10), Annotations: metas["annotations"].Annotations}}
-	every.Spec = corev1.ServiceSpec{Selector: few(1 << 10), Ports: ports.Spec.Ports, ExternalIPs: externals.Spec.ExternalIPs, LoadBalancerIP: long("1")}
+	every.Spec = corev1.ServiceSpec{Selector: few(1 << 10), Ports: ports.Spec.Ports,
+		ExternalIPs: externals.Spec.ExternalIPs, LoadBalancerIP: long("1")}
 	every.Status = corev1.ServiceStatus{LoadBalancer: status.Status.LoadBalancer, Conditions: status.Status.Conditions}
 	all["everything"] = every
 	for _, s := range all {

@@ -426,7 +426,8 @@ func TestUnreadableKernelIsSaid(t *testing.T) {
 func TestKernelTextsAreRead(t *testing.T) {
 	t.Parallel()
 	routes, err := parseRoutes(strings.NewReader("Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n" +
-		"eth1\t00000000\tFE0212C6\t0003\t0\t0\t100\t00000000\t0\t0\t0\neth0\t000012C6\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\nwg0\t00000000\t00000000\t0001\t0\t0\t0\t00000080\t0\t0\t0\n"))
+		"eth1\t00000000\tFE0212C6\t0003\t0\t0\t100\t00000000\t0\t0\t0\n" +
+		"eth0\t000012C6\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\nwg0\t00000000\t00000000\t0001\t0\t0\t0\t00000080\t0\t0\t0\n"))
 	require.NoError(t, err)
 	assert.Equal(t, []string{"eth1"}, routes, "0.0.0.0/1 is no default route")
 

@@ -514,10 +514,11 @@ func TestConflictOfANewAddress(t *testing.T) {
 	for name, f := range map[string][]byte{
 		"answers": arpFrame(arppacket.OperationReply, hardwareAddr(eth(1, "eth0").HardwareAddr), clientMAC, vipA, mac{},
 			netip.IPv4Unspecified()),
-		"announces":          arpFrame(arppacket.OperationRequest, broadcast, clientMAC, vipA, mac{}, vipA),
-		"asks something":     arpFrame(arppacket.OperationRequest, broadcast, clientMAC, vipA, mac{}, clientIP),
-		"probes, too":        arpFrame(arppacket.OperationRequest, broadcast, clientMAC, netip.IPv4Unspecified(), mac{}, vipA),
-		"of another cluster": wire.ARP{}.Announce(statement{Self: clientMAC, VIP: vipA, Seal: seal.Key("another").Seal(vipA, clientMAC, true)}, true)[0],
+		"announces":      arpFrame(arppacket.OperationRequest, broadcast, clientMAC, vipA, mac{}, vipA),
+		"asks something": arpFrame(arppacket.OperationRequest, broadcast, clientMAC, vipA, mac{}, clientIP),
+		"probes, too":    arpFrame(arppacket.OperationRequest, broadcast, clientMAC, netip.IPv4Unspecified(), mac{}, vipA),
+		"of another cluster": wire.ARP{}.Announce(
+			statement{Self: clientMAC, VIP: vipA, Seal: seal.Key("another").Seal(vipA, clientMAC, true)}, true)[0],
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -717,7 +718,8 @@ func TestQuestionsAreBounded(t *testing.T) {
 		w.after(time.Minute)
 		var claims [][]byte
 		for vip := range want {
-			claims = append(claims, wire.ARP{}.Announce(statement{Self: clientMAC, VIP: vip, Seal: seal.Key("the cluster's").Seal(vip, clientMAC, true)}, false)[0])
+			claims = append(claims, wire.ARP{}.Announce(
+				statement{Self: clientMAC, VIP: vip, Seal: seal.Key("the cluster's").Seal(vip, clientMAC, true)}, false)[0])
 		}
 		for range 3 {
 			for _, c := range claims {

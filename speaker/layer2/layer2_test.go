@@ -55,7 +55,8 @@ func TestTakeover(t *testing.T) {
 				p.Operation != op || p.SenderIP != vipA || p.TargetIP != vipA {
 				t.Errorf("not a gratuitous %v: %+v", op, p)
 			}
-			if want := (map[bool]mac{true: {}, false: hardwareAddr(e.Source)})[op == arppacket.OperationRequest]; hardwareAddr(p.TargetHardwareAddr) != want {
+			want := (map[bool]mac{true: {}, false: hardwareAddr(e.Source)})[op == arppacket.OperationRequest]
+			if hardwareAddr(p.TargetHardwareAddr) != want {
 				t.Errorf("%v has target %v, want %v", op, p.TargetHardwareAddr, want)
 			}
 		}

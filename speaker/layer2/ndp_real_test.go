@@ -164,7 +164,9 @@ func TestNDPAnswersReal(t *testing.T) {
 			before := testutil.ToFloat64(announcements)
 			n.set(want)
 			if len(want) > 0 { // an announcement looks like an answer
-				require.Eventually(t, func() bool { return testutil.ToFloat64(announcements) == before+float64(len(segment.Schedule)+1) }, 10*time.Second,
+				require.Eventually(t, func() bool {
+					return testutil.ToFloat64(announcements) == before+float64(len(segment.Schedule)+1)
+				}, 10*time.Second,
 					10*time.Millisecond)
 			}
 		},

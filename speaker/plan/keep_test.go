@@ -28,7 +28,8 @@ type gathering struct {
 }
 
 func drawGathering(t *rapid.T) *gathering {
-	g := &gathering{t: t, up: map[string]bool{}, own: map[string]report.Claims{}, heard: map[string]map[string]report.Claims{}, local: map[string]bool{}}
+	g := &gathering{t: t, up: map[string]bool{}, own: map[string]report.Claims{},
+		heard: map[string]map[string]report.Claims{}, local: map[string]bool{}}
 	for i := range rapid.IntRange(2, 5).Draw(t, "nodes") {
 		g.names = append(g.names, fmt.Sprint("n", i))
 		g.local[g.names[i]] = rapid.Bool().Draw(t, "endpoint")

@@ -556,7 +556,8 @@ var stories = map[string]func(*story){
 	"68 where the segment does not matter, some link does": func(s *story) {
 		s.Config.Advertisements[0].Layer2.AnySegment = true
 		owner := s.owner(vip)
-		s.on(owner, report.Segment{Subnet: netip.MustParsePrefix("198.18.0.0/24"), Interface: "eth0", Down: true}, segment("198.18.1.0/24", "eth1"))
+		s.on(owner, report.Segment{Subnet: netip.MustParsePrefix("198.18.0.0/24"), Interface: "eth0", Down: true},
+			segment("198.18.1.0/24", "eth1"))
 		s.wantOwner(vip, owner)
 		s.on(owner, report.Segment{Subnet: netip.MustParsePrefix("198.18.0.0/24"), Interface: "eth0", Down: true})
 		s.wantSilent(owner, vip, plan.LinkDown)

@@ -283,7 +283,8 @@ func TestPendingIsBounded(t *testing.T) {
 	key := seal.Key("the cluster's")
 	for n := range 2_000 {
 		from := wire.MAC{2, 1, 0, 0, 0, byte(n % 3)} // three speakers
-		for _, s := range []seal.Seal{{}, key.Seal(vipB, from, true), key.Seal(vipB, from, false), key.Numbered(vipB, from, true, seal.Nonce{1})} {
+		for _, s := range []seal.Seal{{}, key.Seal(vipB, from, true), key.Seal(vipB, from, false),
+			key.Numbered(vipB, from, true, seal.Nonce{1})} {
 			claim := wire.Statement{Self: from, VIP: vipB, Seal: s}
 			l.step(0, Received{wire.ARP{}.Announce(claim, true)[n%2]})
 			l.step(0, Received{wire.ARP{}.Probe(claim, wire.MAC{})})

@@ -467,7 +467,8 @@ func TestConfigDoesNotRestartPods(t *testing.T) {
 		t.Fatal(err)
 	}
 	after := objects(t, out)
-	if find[corev1.ConfigMap](before)["lodestone-config"].Data["config.yaml"] == find[corev1.ConfigMap](after)["lodestone-config"].Data["config.yaml"] {
+	if find[corev1.ConfigMap](before)["lodestone-config"].Data["config.yaml"] ==
+		find[corev1.ConfigMap](after)["lodestone-config"].Data["config.yaml"] {
 		t.Error("the document did not change")
 	}
 	for _, pair := range [][2]any{

@@ -119,7 +119,8 @@ func TestDiagnosisOfAPolicyThatForbidsNodes(t *testing.T) {
 	client := s.Lab.Addresses(lab.Client)[0].String() + "/32"
 	s.policy(s.namespace, "clients", networkingv1.NetworkPolicySpec{
 		PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress},
-		Ingress:     []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: client}}}}},
+		Ingress: []networkingv1.NetworkPolicyIngressRule{
+			{From: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: client}}}}},
 	})
 	s.service("web", func(svc *corev1.Service) { svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal })
 	vip := s.assigned("web")

@@ -29,7 +29,8 @@ func TestNobodyInTheClusterSteersTheTerminal(t *testing.T) {
 	w.add(hostile, asks)
 	w.drop("lodestone-speaker-n1")
 	dead := pod("speaker", "n1", evil, false)
-	dead.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: evil}}}}
+	dead.Status.ContainerStatuses = []corev1.ContainerStatus{
+		{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: evil}}}}
 	w.add(dead, lease("n1", map[string]string{annotation.Report: hostileReport(t, evil)}))
 	object[*corev1.Node](w, "n2").Annotations = map[string]string{annotation.BGPASN: evil, annotation.BGPRouterID: evil}
 	w.change("n2", func(f *diagnose.Facts) {

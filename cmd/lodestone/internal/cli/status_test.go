@@ -53,7 +53,8 @@ func TestStatusOfABadNight(t *testing.T) {
 	w.add(pod("speaker", "n1", "v0.4.0", true), pod("speaker", "n2", "v0.3.0", false),
 		lease("n1", map[string]string{annotation.Report: `{"segments": ["203.0.113.0/24 eth0"], "conflicts": ["203.0.113.10 02:00:00:00:00:0c announced"]}`}, down))
 	crashed := object[*corev1.Pod](w, "lodestone-speaker-n2")
-	crashed.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}}}
+	crashed.Status.ContainerStatuses = []corev1.ContainerStatus{
+		{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}}}
 	// The controller does not lead, Services wait.
 	w.drop(cluster.ElectionLease)
 	asks := service("asks", "")

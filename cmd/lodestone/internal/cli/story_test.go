@@ -153,7 +153,8 @@ func TestStoryOfAPeerThatIsDown(t *testing.T) {
 	}
 	l := object[*coordinationv1.Lease](w, annotation.SpeakerLeasePrefix+"n1")
 	r := report.Of(l.Annotations)
-	r.Sessions[0] = report.Session{Peer: "tor-a", Since: ago(7 * time.Minute), BFD: "Down", Message: "hold timer expired: nothing was heard for 90s"}
+	r.Sessions[0] = report.Session{Peer: "tor-a", Since: ago(7 * time.Minute), BFD: "Down",
+		Message: "hold timer expired: nothing was heard for 90s"}
 	l.Annotations = r.Annotations()
 	w.ask("explain-peer-down.txt", ExitFound, "explain", "peer", "tor-a")
 	assert.Contains(t, w.ask("", ExitFound, "explain", "node", "n2"), "\nKeys      peers[].localASN, lodestone.io/bgp-asn\n")
@@ -170,7 +171,8 @@ func TestStoriesOfServicesThatWait(t *testing.T) {
 	w := newWorld(t)
 	w.configure("autoAssign: false", "autoAssign: false, namespaceQuota: 1",
 		"203.0.113.10-203.0.113.19]", "203.0.113.10-203.0.113.11]",
-		"pools:\n", "pools:\n  - {name: ops, addresses: [192.0.2.64/30], namespaces: [ops], serviceSelector: {matchLabels: {tier: web}}, advertise: [segment]}\n")
+		"pools:\n", "pools:\n  - {name: ops, addresses: [192.0.2.64/30], namespaces: [ops], "+
+			"serviceSelector: {matchLabels: {tier: web}}, advertise: [segment]}\n")
 	for name, pool := range map[string]string{"full": "lan", "quota": "edge", "closed": "ops", "typo": "lam", "typing": "lam"} {
 		svc := service(name, "")
 		svc.Annotations = map[string]string{annotation.AddressPool: pool}
