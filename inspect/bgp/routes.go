@@ -1,6 +1,7 @@
 package bgp
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -153,7 +154,7 @@ func (all Routes) Show(c *output.Canvas) {
 	var rows [][]any
 	for _, r := range all.Routes {
 		rows = append(rows, []any{r.Prefix, r.Node, r.Peer, optional(r.LocalPreference), optional(r.MED), prepended(r.Prepend),
-			dash(strings.Join(r.Communities, " "))})
+			cmp.Or(strings.Join(r.Communities, " "), "-")})
 	}
 	c.Rows([]string{"PREFIX", "NODE", "PEER", "LOCAL PREF", "MED", "PREPEND", "COMMUNITIES"}, rows)
 	if len(all.Unrouted) == 0 {
@@ -179,11 +180,4 @@ func prepended(n int) string {
 		return "-"
 	}
 	return fmt.Sprintf("%dx", n)
-}
-
-func dash(text string) string {
-	if text == "" {
-		return "-"
-	}
-	return text
 }

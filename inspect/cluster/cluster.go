@@ -129,8 +129,7 @@ func (o *Objects) Err(kinds ...string) error {
 	return errors.New(strings.Join(all, "; "))
 }
 
-// Absent returns an error if there is nothing of Lodestone in its namespace: whoever
-// asks means another one.
+// Absent returns an error if there is nothing of Lodestone in its namespace: it is in another one, if anywhere.
 func (o *Objects) Absent() error {
 	if !o.Has(ConfigMaps, Pods) || o.Config != nil || o.ConfigErr != nil || len(o.Controllers)+len(o.Speakers) > 0 {
 		return nil
@@ -139,9 +138,9 @@ func (o *Objects) Absent() error {
 		o.ConfigMap())
 }
 
-// Unclear returns why controllers and speakers may go by another configuration
-// than the one in the cluster: it is invalid, or there is none although speakers
-// are ready, which none is without one. nil: they go by that one.
+// Unclear returns why it is not known which configuration controllers and speakers go by; nil: they go by the
+// one in the cluster. It is not known if that one is invalid, or if there is none although speakers are ready:
+// no speaker is ready without one.
 func (o *Objects) Unclear() error {
 	const then = "controllers and speakers that run go by the last valid one, those that start by its copy in ConfigMap " +
 		config.LastValidName + ", if there is one"
@@ -195,6 +194,17 @@ func (o *Objects) Network() *simulation.Network {
 	})
 }
 
+// SpeakerByNode returns the speaker's pod of each node that has one: of several one that is ready, if there is one.
+func (o *Objects) SpeakerByNode() map[string]*corev1.Pod {
+	pods := map[string]*corev1.Pod{}
+	for _, p := range o.Speakers {
+		if before := pods[p.Spec.NodeName]; p.Spec.NodeName != "" && (before == nil || !IsReady(before)) {
+			pods[p.Spec.NodeName] = p
+		}
+	}
+	return pods
+}
+
 // IsReady reports whether the pod is ready.
 func IsReady(p *corev1.Pod) bool {
 	return p.DeletionTimestamp == nil && slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
@@ -231,8 +241,7 @@ func Allocation(ctx context.Context, client kubernetes.Interface, p Place) *Obje
 	return o
 }
 
-// All reads what controller and speakers decide by, and how they are. It fails
-// if nothing at all can be read.
+// All reads what controller and speakers decide by, and how they are. It fails if it can read nothing at all.
 func All(ctx context.Context, client kubernetes.Interface, p Place) (*Objects, error) {
 	o := newObjects(p)
 	sources := append(o.allocation(client), o.announcement(client)...)
@@ -296,7 +305,7 @@ func (o *Objects) allocation(client kubernetes.Interface) []source {
 				return err
 			}
 			o.Services = pointers(l.Items)
-			// Only now: a Service that is not among them any more is on record.
+			// Only after the Services: of a Service that was deleted before, the addresses are on record by now.
 			o.read(ctx, source{releasedAddresses, get, "configmaps", o.Namespace, func(ctx context.Context) (err error) {
 				o.Records, err = quarantine.New(client, o.Namespace, slog.New(slog.DiscardHandler)).Load(ctx)
 				return err
@@ -341,8 +350,7 @@ func (o *Objects) allocation(client kubernetes.Interface) []source {
 	}
 }
 
-// announcement are the sources of what speakers decide by besides, and of how
-// the components are.
+// announcement are the other sources that speakers decide by, and those of how the components are.
 func (o *Objects) announcement(client kubernetes.Interface) []source {
 	return []source{
 		{Slices, "list", "endpointslices.discovery.k8s.io", "", func(ctx context.Context) (err error) {

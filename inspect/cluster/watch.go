@@ -26,15 +26,13 @@ import (
 )
 
 const (
-	// recordsAge is how old the record of released addresses may be, which is
-	// read and not watched.
+	// recordsAge is how old the addresses in quarantine may be. They are read now and then, not watched.
 	recordsAge = 10 * time.Second
 	// recordsTimeout bounds the reading of it.
 	recordsTimeout = 2 * time.Second
 )
 
-// Watcher is a task that follows all that All reads, in caches that keep no
-// more of the objects than is asked of them.
+// Watcher is a task that follows what All reads. Its caches keep only what is needed of the objects.
 type Watcher struct {
 	place   Place
 	client  kubernetes.Interface
@@ -104,8 +102,8 @@ func (w *Watcher) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// Objects returns what there is, as All does. Not ready: it is not known of
-// every kind yet, nor why not.
+// Objects returns what there is, as All does. It is not ready until each kind has been read, or why it cannot be
+// is known.
 func (w *Watcher) Objects(ctx context.Context) (o *Objects, ready bool) {
 	o = newObjects(w.place)
 	for _, s := range w.sources {

@@ -28,12 +28,11 @@ const (
 	// linger is how long the cluster is followed after the last visitor: who
 	// reloads the page does not wait.
 	linger = 5 * time.Minute
-	// pace is the shortest time between two looks, and rest how many times as
-	// long as a look takes the time after it is.
-	pace = 500 * time.Millisecond
-	rest = 4
-	// refresh is how old a look may become without any change: that the leader
-	// is silent is none.
+	// pace is the shortest time between two looks. A look is followed by a pause of pauseFactor times its
+	// duration.
+	pace        = 500 * time.Millisecond
+	pauseFactor = 4
+	// refresh is how old a look may become without any change. A leader that falls silent is no change.
 	refresh = 20 * time.Second
 	// maxAnnouncements is how many announcements by BGP a look may consider: VIPs
 	// times nodes. They are what a look's memory grows with.
@@ -123,7 +122,7 @@ func (d *Dashboard) look(ctx context.Context, source Source) {
 		if o, ready := source.Objects(ctx); ready {
 			d.show(newState(o))
 		}
-		resting, late := time.After(max(pace, rest*time.Since(start))), time.After(refresh)
+		paused, late := time.After(max(pace, pauseFactor*time.Since(start))), time.After(refresh)
 		for pending := true; pending; {
 			if d.count() > 0 {
 				idle.Reset(linger)
@@ -144,7 +143,7 @@ func (d *Dashboard) look(ctx context.Context, source Source) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-resting:
+		case <-paused:
 		}
 	}
 }

@@ -9,16 +9,15 @@ import (
 	"time"
 )
 
-// Path is where Handler is to be served. Who may read what is below it may see
-// the dashboard.
+// Path is where Handler is to be served. Whoever may read below it may see the dashboard.
 const Path = "/dashboard"
 
 const (
 	// streamLife is how long a page is sent changes before it has to ask
 	// again: a right that was taken away ends by then.
 	streamLife = 10 * time.Minute
-	// beat is the time between signs of life, patience how long a page may take
-	// for what it is sent before it is given up.
+	// beat is the time between signs of life. writeTimeout is how long a page may take to receive what it is
+	// sent.
 	beat         = 15 * time.Second
 	writeTimeout = 10 * time.Second
 	// firstLook is how long the first look at a cluster may take.
@@ -34,8 +33,7 @@ var files embed.FS
 
 var shell = template.Must(template.ParseFS(files, "page/index.html"))
 
-// Handler serves the page and what it asks for. It asks nobody who they are:
-// put it behind something that does.
+// Handler serves the page and what the page loads. It authenticates nobody: put it behind something that does.
 func (d *Dashboard) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+Path, func(w http.ResponseWriter, r *http.Request) {
@@ -119,9 +117,8 @@ func (d *Dashboard) admit(w http.ResponseWriter) bool {
 	return false
 }
 
-// events sends the View of a Query, and then what of it changes, as server-sent
-// events. Who is slow is sent the newest state when they are ready for it, and
-// who takes nothing is given up: nothing waits for a visitor.
+// events sends the View of a Query, then its changes, as server-sent events. A slow visitor is sent the newest
+// state when it is ready for it. A visitor that takes nothing is disconnected. Nothing waits for a visitor.
 func (d *Dashboard) events(w http.ResponseWriter, r *http.Request) {
 	if !d.admit(w) {
 		return

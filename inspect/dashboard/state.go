@@ -22,13 +22,12 @@ type State struct {
 	*status.Status
 	// ClusterID is that of the configuration.
 	ClusterID string
-	// VIPs are those that Services show, by address, Nodes all nodes by name.
+	// VIPs are those that Services show, sorted by address. Nodes are all nodes, sorted by name.
 	VIPs  []VIP
 	Nodes []Node
 	// Sessions are the BGP sessions, by node and peer.
 	Sessions []bgp.Session
-	// records are when things came to be as they are, as far as the objects
-	// show.
+	// records are the transitions before the first look, which the objects have the times of.
 	records []Transition
 }
 
@@ -37,8 +36,7 @@ type VIP struct {
 	Addr     netip.Addr `json:"vip"`
 	Pool     string     `json:"pool,omitempty"`
 	Services []string   `json:"services"`
-	// Owner announces it by layer 2; empty: nobody does. Routers announce it
-	// by these nodes.
+	// Owner announces it by layer 2; empty: nobody does. Routers are the nodes that announce it by BGP.
 	Owner   string   `json:"owner,omitempty"`
 	Routers []string `json:"routers,omitempty"`
 	// Reason and Message are why nobody announces it; empty: somebody does.

@@ -154,8 +154,8 @@ type move struct {
 	silent bool
 }
 
-// moves lists VIPs that others announce than before, together what went the
-// same way: the loss of a node is one line for each heir.
+// moves lists VIPs that others announce than before. VIPs that moved the same way are together: the loss of a
+// node is one line for each heir.
 func moves(before, after *State) (all []Transition) {
 	if before.Status.VIPs == nil || after.Status.VIPs == nil {
 		return nil

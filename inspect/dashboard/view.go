@@ -16,8 +16,7 @@ import (
 	"github.com/lodestone-lb/lodestone/inspect/status"
 )
 
-// The most rows that a page has. What is beyond is counted, and found by asking
-// for it.
+// The most rows that a page has. The others are counted, and a search finds them.
 const (
 	vipsPerPage  = 25
 	nodesPerPage = 24
@@ -84,8 +83,7 @@ func (v View) section(name string) *section {
 	return v[name]
 }
 
-// page keeps the rows of one page, the last if there are not that many, and
-// notes how many there are.
+// page keeps the rows of one page, or of the last if there are fewer, and notes how many rows there are.
 func page[T any](s *section, all []T, n, size int) []T {
 	s.total = len(all)
 	s.page = max(0, min(n, (len(all)-1)/size))
@@ -218,8 +216,7 @@ type nodeRow struct {
 	More int `json:"more,omitempty"`
 }
 
-// nodes shows those that the Query is about: by name, or because they announce a
-// VIP that it finds.
+// nodes shows the nodes that the Query finds by name, and those that announce a VIP that it finds.
 func (v View) nodes(s *State, q Query, found []*VIP) {
 	announcing := map[string]bool{}
 	for _, vip := range found {
@@ -328,8 +325,7 @@ type update struct {
 	Sections map[string]change `json:"sections"`
 }
 
-// since returns what differs from what was seen before, everything if that is
-// nil, and whether there is anything.
+// since returns the sections that differ from before, and whether there are any. If before is nil, all differ.
 func (v View) since(seen View) (sections map[string]change, any bool) {
 	sections = map[string]change{}
 	for name, s := range v {

@@ -23,8 +23,8 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/diagnose"
 )
 
-// Account is the ServiceAccount whose token speakers take. It may do nothing but
-// read Path and /status of speakers: they are sent it, and nobody's own.
+// Account is the ServiceAccount whose token speakers take. It may only read Path and /status of speakers.
+// Speakers are sent its token, never a user's own.
 const Account = "lodestone-diagnose"
 
 const (
@@ -117,8 +117,8 @@ func Ask(ctx context.Context, client kubernetes.Interface, namespace string) (Po
 	return throughAPI{client, made.Status.Token}, clock, nil
 }
 
-// compare returns how far a clock is ahead of ours that read received and sent
-// when it answered a question of ours (RFC 5905 section 8).
+// compare returns how far another clock is ahead of ours. It read received and sent when its machine answered a
+// question of ours (RFC 5905 section 8).
 func compare(asked, heard, received, sent time.Time) *diagnose.Clock {
 	return &diagnose.Clock{
 		Offset:      (received.Sub(asked) + sent.Sub(heard)) / 2,
@@ -179,8 +179,8 @@ func (a *answers) ask(ctx context.Context, pods Pods, pod *corev1.Pod, query url
 	a.clocks[node] = *compare(asked, heard, f.Received, f.Sent)
 }
 
-// why puts in words of ours what the API server answered, or the speaker by way
-// of it, whose words are no object of Kubernetes.
+// why puts an error into words of ours. It is the API server's, or a speaker's that came by way of it: the text
+// of that is no object of Kubernetes.
 func why(err error, namespace string) string {
 	var answer string
 	if status := apierrors.APIStatus(nil); errors.As(err, &status) && status.Status().Details != nil {

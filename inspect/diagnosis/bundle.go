@@ -83,8 +83,7 @@ func (d *Diagnosis) Bundle(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-// add adds a file. All that goes into the archive goes through here, and leaves
-// what looks like a secret behind.
+// add adds a file. Everything in the archive passes through here, and what looks like a secret is taken out.
 func (b *bundle) add(name string, text []byte) {
 	if b.err != nil {
 		return
@@ -150,8 +149,7 @@ func (b *bundle) config(ctx context.Context) {
 	b.add("config.yaml", text)
 }
 
-// ours keeps of annotations those of Lodestone: others are nobody's business,
-// and may hold whole objects.
+// ours keeps Lodestone's annotations alone. Others may be private, and may hold whole objects.
 func ours(annotations map[string]string) map[string]string {
 	kept := map[string]string{}
 	for name, value := range annotations {

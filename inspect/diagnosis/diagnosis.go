@@ -66,15 +66,9 @@ func Of(ctx context.Context, o *cluster.Objects, options Options) *Diagnosis {
 	return d
 }
 
-// speakersOf returns the speakers that can be asked, by node, and of the other
-// nodes that should have one why not.
+// speakersOf returns, by node, the speakers that can be asked, and why those of the other nodes cannot.
 func speakersOf(o *cluster.Objects) (pods map[string]*corev1.Pod, mute map[string]string) {
-	pods, mute = map[string]*corev1.Pod{}, map[string]string{}
-	for _, p := range o.Speakers {
-		if before := pods[p.Spec.NodeName]; p.Spec.NodeName != "" && (before == nil || !cluster.IsReady(before)) {
-			pods[p.Spec.NodeName] = p
-		}
-	}
+	pods, mute = o.SpeakerByNode(), map[string]string{}
 	if !o.Has(cluster.Pods, cluster.Nodes) {
 		return pods, mute // who is missing is not known
 	}

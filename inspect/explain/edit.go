@@ -16,16 +16,14 @@ import (
 
 // Edit is the story of an edit of the configuration.
 type Edit struct {
-	// Edits are sentences about what it changes about the pools, Warnings about
-	// what of them makes no sense in this cluster.
+	// Edits are sentences about changes of the pools. Warnings are about what makes no sense in this cluster.
 	Edits    []string `json:"edits"`
 	Warnings []string `json:"warnings,omitempty"`
-	// Services are what becomes of them, the worst first; those that nothing
-	// changes for are only counted, unless they were asked for.
+	// Services are ordered by what becomes of them, the worst first. Services that keep what they have are only
+	// counted, unless all were asked for.
 	Services []Outcome                 `json:"services"`
 	Counts   map[simulation.Change]int `json:"counts"`
-	// Orphaned are the VIPs that nobody would announce any more, Moved those that
-	// others would.
+	// Nobody would announce the VIPs in Orphaned any more. Other nodes would announce those in Moved.
 	Orphaned []Orphan `json:"orphaned"`
 	Moved    []Shift  `json:"moved"`
 	// Unread is what could not be read, so that Orphaned and Moved are not known.

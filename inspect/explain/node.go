@@ -33,7 +33,7 @@ type Node struct {
 	Sessions bgp.Sessions `json:"sessions"`
 	// Out is what keeps it from owning the other VIPs, Keys what this and the
 	// problems of sessions follow from.
-	Out       []Out             `json:"out,omitempty"`
+	Out       []status.Silent   `json:"out,omitempty"`
 	Keys      []string          `json:"keys,omitempty"`
 	Conflicts []status.Conflict `json:"conflicts,omitempty"`
 }
@@ -42,14 +42,6 @@ type Node struct {
 type Owned struct {
 	VIP      netip.Addr `json:"vip"`
 	Services []string   `json:"services"`
-}
-
-// Out are VIPs that a node does not own for the same reason.
-type Out struct {
-	Reason plan.Reason `json:"reason"`
-	// Message is that of the first of them.
-	Message string       `json:"message"`
-	VIPs    []netip.Addr `json:"vips"`
 }
 
 // OfNode returns the story of a node that is there.
@@ -87,24 +79,18 @@ func OfNode(o *cluster.Objects, name string) Node {
 // vips sorts the VIPs into those that the node owns, and those that it does not,
 // by reason.
 func (n *Node) vips(services map[netip.Addr][]string, verdicts map[netip.Addr]plan.Verdict) {
-	out := map[plan.Reason]*Out{}
+	var out []netip.Addr
 	for _, vip := range slices.SortedFunc(maps.Keys(verdicts), netip.Addr.Compare) {
-		v := verdicts[vip]
-		if v.Owned {
+		switch v := verdicts[vip]; {
+		case v.Owned:
 			n.Owns = append(n.Owns, Owned{vip, services[vip]})
-			continue
+		case !forRoutersOnly(v):
+			out = append(out, vip)
 		}
-		if forRoutersOnly(v) {
-			continue
-		}
-		if out[v.Silence.Reason] == nil {
-			out[v.Silence.Reason] = &Out{Reason: v.Silence.Reason, Message: v.Silence.Message}
-		}
-		out[v.Silence.Reason].VIPs = append(out[v.Silence.Reason].VIPs, vip)
 	}
-	for _, r := range slices.Sorted(maps.Keys(out)) {
-		n.Out = append(n.Out, *out[r])
-		n.Keys = union(n.Keys, plan.Reasons()[r].Keys)
+	n.Out = status.ByReason(out, func(vip netip.Addr) plan.Silence { return verdicts[vip].Silence })
+	for _, o := range n.Out {
+		n.Keys = union(n.Keys, plan.Reasons()[o.Reason].Keys)
 	}
 }
 

@@ -23,8 +23,8 @@ type Pool struct {
 	Addresses []string `json:"addresses,omitempty"`
 	// Draws are sentences about who may draw from it.
 	Draws []string `json:"draws"`
-	// Shadows are the pools that Services without a wish are given addresses
-	// of before, as long as those have some.
+	// Shadows are the pools that come before it: a Service that names no pool gets an address of them as long as
+	// they have some.
 	Shadows []string `json:"shadows,omitempty"`
 	// Advertisements announce its addresses.
 	Advertisements []string      `json:"advertisements"`
@@ -109,8 +109,7 @@ func draws(p *config.Pool) []string {
 	return lines
 }
 
-// shadows returns the pools that come before in the order of allocation, and
-// why.
+// shadows returns the pools that come before p in the order of allocation, each with the reason.
 func shadows(c *config.Config, p *config.Pool) []string {
 	var lines []string
 	own := slices.IndexFunc(c.Pools, func(q config.Pool) bool { return q.Name == p.Name })

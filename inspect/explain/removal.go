@@ -26,7 +26,7 @@ type Removal struct {
 	Silent []netip.Addr `json:"silent,omitempty"`
 	// Load is how many VIPs each node owns by layer 2.
 	Load []Load `json:"load"`
-	// Routes are what routers would lose, and who would still announce it.
+	// Routes are the node's, each with the nodes that would still announce it.
 	Routes []Remaining `json:"routes"`
 	// Notice is how soon the router of each peer of the node notices; only with
 	// simulation.Lose.

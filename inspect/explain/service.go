@@ -36,7 +36,7 @@ type Service struct {
 	Help
 	// Pools are what each pool would answer a new Service like it.
 	Pools []Answer `json:"pools,omitempty"`
-	// Unread is what could not be read, so that VIPs are not there.
+	// Unread is what could not be read. If there is any, VIPs are missing.
 	Unread []string `json:"unread,omitempty"`
 }
 

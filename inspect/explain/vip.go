@@ -112,8 +112,8 @@ func (v *VIP) announced(n *simulation.Network) {
 	v.help()
 }
 
-// help collects what helps against the reasons why nodes do not announce the VIP. While a node announces it,
-// nothing need help, and the keys are there for whoever wants another node to have it.
+// help collects the keys that the nodes' reasons follow from and, if nobody announces the VIP, what helps
+// against the reasons.
 func (v *VIP) help() {
 	texts, reasons := plan.Reasons(), map[plan.Reason]bool{}
 	for _, n := range v.Nodes {
@@ -127,8 +127,8 @@ func (v *VIP) help() {
 	}
 }
 
-// forRoutersOnly reports whether nobody is to announce the VIP by layer 2, and the
-// node announces it by BGP: there is nothing to explain.
+// forRoutersOnly reports whether no advertisement by layer 2 is for the VIP while the node announces it by BGP.
+// Then there is nothing to explain.
 func forRoutersOnly(v plan.Verdict) bool {
 	return len(v.Peers) > 0 && v.Silence.Reason == plan.NoAdvertisement
 }
@@ -208,7 +208,7 @@ func (v VIP) Show(c *output.Canvas) {
 		f.add("Layer 2", "node "+v.Owner+" owns it, by the plan")
 	}
 	if len(v.Routers) > 0 {
-		f.add("BGP", fmt.Sprintf("%s announce%s it, by the plan", output.List(v.Routers, 5), singular(len(v.Routers))))
+		f.add("BGP", "announced by "+output.List(v.Routers, 5)+", by the plan")
 	}
 	if v.Silence != "" {
 		f.bad("Silent", "nobody announces it: "+v.Silence)
@@ -221,14 +221,6 @@ func (v VIP) Show(c *output.Canvas) {
 		c.Blank()
 		bgp.Routes{Routes: v.Routes}.Show(c)
 	}
-}
-
-// singular ends the verb of a single subject.
-func singular(n int) string {
-	if n == 1 {
-		return "s"
-	}
-	return ""
 }
 
 func (v VIP) showNodes(c *output.Canvas) {

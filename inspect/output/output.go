@@ -175,8 +175,8 @@ func (c *Canvas) paint(text string, t Tone) string {
 	return string(t) + text + reset
 }
 
-// Clean replaces in one line what would steer the terminal or turn the order of
-// what is read: others write what is shown.
+// Clean replaces the characters of a line that would steer the terminal or turn the direction of reading. Others
+// write the text.
 func Clean(line string) string {
 	return strings.Map(func(r rune) rune {
 		if steers(r) || r == utf8.RuneError {
@@ -188,8 +188,8 @@ func Clean(line string) string {
 
 func steers(r rune) bool { return unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) }
 
-// escape escapes in JSON what package json leaves as it is and steers the
-// terminal all the same. It can only be within strings.
+// escape escapes in JSON the characters that steer the terminal and that package json leaves as they are. They
+// can only be within strings.
 func escape(text []byte) []byte {
 	if !bytes.ContainsFunc(text, func(r rune) bool { return steers(r) && r != '\n' }) {
 		return text
@@ -208,8 +208,7 @@ func escape(text []byte) []byte {
 // barWidth is how many characters a bar has.
 const barWidth = 20
 
-// Bar draws how much of the whole is used: nothing only for none, all of it only
-// for all.
+// Bar draws how much of the whole is used. It is empty only if nothing is used, and full only if all is.
 func Bar(used, whole float64) string {
 	n := 0
 	if whole > 0 {

@@ -93,8 +93,8 @@ func remedy(r ipam.Reason) reason.Text {
 	return ipam.Reasons()[r]
 }
 
-// advice returns what would help the Service, and the keys that its state follows from. Elsewhere are the pools that would
-// give it an address if it named them.
+// advice returns what would help the Service, and the keys that its state follows from. elsewhere returns the
+// pools that would give it an address if it named them.
 func advice(v ledger.Verdict, elsewhere func() []string) (lines, keys []string) {
 	var text reason.Text
 	switch {

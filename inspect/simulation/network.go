@@ -34,9 +34,8 @@ type Announcers struct {
 	Ready map[string]bool
 }
 
-// Network is what the speakers decide by, as the API describes it at one
-// moment. Who is alive, they know from each other; here whose pod is ready
-// counts. It is not safe for concurrent use.
+// Network is what the speakers decide by, as the API describes it at one moment. Speakers learn from each other
+// who is alive; here a speaker is alive if its pod is ready. A Network is not safe for concurrent use.
 type Network struct {
 	plan.Snapshot
 	// Reports are the speakers', by node.
@@ -96,9 +95,8 @@ func (n *Network) take(s plan.Service) {
 
 func noNode(string) bool { return false }
 
-// Of returns the Network with those Services alone that have one of the VIPs.
-// Who announces a VIP, and why others do not, does not depend on the rest: it is
-// the same answer in less time. Its answers about other VIPs mean nothing.
+// Of returns the Network with only the Services that have one of the VIPs. Its answers about these VIPs are the
+// same and take less time. Its answers about other VIPs mean nothing.
 func (n *Network) Of(vips ...netip.Addr) *Network {
 	part := &Network{
 		Snapshot: n.Snapshot, Reports: n.Reports,
@@ -133,8 +131,7 @@ func (n *Network) Under(c *config.Config, lost func(vip netip.Addr) bool) *Netwo
 	return after
 }
 
-// serve returns the Services with their endpoints but those on nodes that are
-// gone.
+// serve returns the Services with their endpoints, without those on nodes that are gone.
 func (n *Network) serve(gone func(node string) bool) []plan.Service {
 	all := make([]plan.Service, len(n.services))
 	for i, s := range n.services {
@@ -254,9 +251,8 @@ func (n *Network) audiences() map[netip.Addr]Audience {
 	return who
 }
 
-// EachBGP calls look, never twice at a time, with what each of the nodes announces
-// by BGP. Every node makes its own plan, of which many are made at once and none
-// is kept: together they are large.
+// EachBGP calls look with what each of the nodes announces by BGP, one call at a time. The nodes' plans are made
+// concurrently and are not kept: together they are large.
 func (n *Network) EachBGP(nodes iter.Seq[string], look func(node string, p plan.BGP)) {
 	s := n.Snapshot
 	s.Config = routersOnly(n.Config)
@@ -276,8 +272,8 @@ func (n *Network) EachBGP(nodes iter.Seq[string], look func(node string, p plan.
 	group.Wait() //nolint:errcheck // they return nil
 }
 
-// routersOnly returns the configuration without announcements by layer 2, on which
-// those by BGP do not depend: plans of it cost less.
+// routersOnly returns the configuration without announcements by layer 2. Those by BGP do not depend on them,
+// and its plans cost less.
 func routersOnly(c *config.Config) *config.Config {
 	if c == nil {
 		return nil
@@ -337,8 +333,8 @@ func (n *Network) Silences(vips []netip.Addr) map[netip.Addr]plan.Silence {
 	return all
 }
 
-// closeness orders the reasons that lie in the node by how little keeps it from
-// the VIP. It is negative for the others, which all nodes share.
+// closeness orders the reasons that lie in a node: the larger, the less keeps the node from the VIP. It is
+// negative for reasons that all nodes share.
 func closeness(r plan.Reason) int {
 	return slices.Index([]plan.Reason{
 		plan.NodeUnknown, plan.NodeNotSelected, plan.NotOnSegment, plan.NoPeer, plan.NodeExcluded,

@@ -12,8 +12,8 @@ import (
 // Removal is how a node leaves.
 type Removal string
 
-// The removals. Pods on the node end with it in both; that others start in
-// their place is not foreseen.
+// The removals. In both the node's pods end with it, and no pod that starts elsewhere in their place is
+// foreseen.
 const (
 	// Drain takes the node out of load balancing by its label, then its pods:
 	// other nodes take over before this one stops.

@@ -30,7 +30,7 @@ type Announcing struct {
 	BGP    int `json:"bgp"`
 }
 
-// Silent are VIPs that nobody announces for the same reason.
+// Silent are VIPs that nobody announces, or a node does not own, for the same reason.
 type Silent struct {
 	Reason plan.Reason `json:"reason"`
 	// Message is that of the first of them.
@@ -76,20 +76,26 @@ func (s *Status) vips(n *simulation.Network) {
 			unheard = append(unheard, vip)
 		}
 	}
-	silent, why := map[plan.Reason]*Silent{}, n.Silences(unheard)
-	for _, vip := range unheard {
-		reason := why[vip].Reason
-		if silent[reason] == nil {
-			silent[reason] = &Silent{Reason: reason, Message: why[vip].Message}
-		}
-		silent[reason].VIPs = append(silent[reason].VIPs, vip)
-	}
-	s.VIPs = &VIPs{Total: len(who), Nodes: []Announcing{}}
+	why := n.Silences(unheard)
+	s.VIPs = &VIPs{Total: len(who), Nodes: []Announcing{}, Silent: ByReason(unheard, func(vip netip.Addr) plan.Silence { return why[vip] })}
 	for _, name := range slices.Sorted(maps.Keys(nodes)) {
 		s.VIPs.Nodes = append(s.VIPs.Nodes, *nodes[name])
 	}
-	for _, reason := range slices.Sorted(maps.Keys(silent)) {
-		s.VIPs.Silent = append(s.VIPs.Silent, *silent[reason])
-		s.warn("VIPs", "nobody announces %s: %s: %s", output.List(output.Strings(silent[reason].VIPs), 3), reason, silent[reason].Message)
+	for _, v := range s.VIPs.Silent {
+		s.warn("VIPs", "nobody announces %s: %s: %s", output.List(output.Strings(v.VIPs), 3), v.Reason, v.Message)
 	}
+}
+
+// ByReason groups the VIPs by the reason of their silence.
+func ByReason(vips []netip.Addr, why func(netip.Addr) plan.Silence) (groups []Silent) {
+	for _, vip := range vips {
+		silence := why(vip)
+		i := slices.IndexFunc(groups, func(g Silent) bool { return g.Reason == silence.Reason })
+		if i < 0 {
+			i, groups = len(groups), append(groups, Silent{Reason: silence.Reason, Message: silence.Message})
+		}
+		groups[i].VIPs = append(groups[i].VIPs, vip)
+	}
+	slices.SortFunc(groups, func(a, b Silent) int { return cmp.Compare(a.Reason, b.Reason) })
+	return groups
 }

@@ -89,7 +89,7 @@ func (s *Status) showPools(c *output.Canvas) {
 	c.Rows(PoolHeader, PoolRows(s.Pools))
 }
 
-// PoolHeader is that of the rows of PoolRows.
+// PoolHeader is the header of PoolRows.
 var PoolHeader = []string{"POOL", "FAMILY", "USED", "", "FREE", "QUARANTINE", "RESERVED", ""}
 
 // Full reports whether the pool should have addresses and has none.

@@ -129,8 +129,7 @@ type Waiting struct {
 	Message string `json:"message"`
 }
 
-// Unassigned is why a Service waits that is to have an address and has it not
-// yet: the controller has not written it.
+// Unassigned is why a Service waits for an address that the controller would give it and has not written yet.
 const Unassigned = "Unassigned"
 
 // Conflict is a VIP that another machine has, which is no speaker of the cluster.
@@ -146,7 +145,7 @@ type Conflict struct {
 // Of returns the status of what was read.
 func Of(o *cluster.Objects) *Status { return OfNetwork(o, o.Network()) }
 
-// OfNetwork is Of for who has the Network of the objects already.
+// OfNetwork is Of for callers that have the Network of the objects already.
 func OfNetwork(o *cluster.Objects, n *simulation.Network) *Status {
 	s := &Status{Time: o.Now.UTC().Truncate(time.Second), Unread: o.Unread(), Warnings: []Warning{}}
 	s.configuration(o)
@@ -207,8 +206,8 @@ func (s *Status) configuration(o *cluster.Objects) {
 	}
 }
 
-// stale is how long ago the leader may have renewed its Lease: longer than any
-// lease lasts, because the clocks of this machine and of the leader differ.
+// stale is how long ago the leader may have renewed its Lease. It is longer than any lease lasts, because this
+// machine's clock and the leader's differ.
 const stale = time.Minute
 
 func (s *Status) controller(o *cluster.Objects) {
@@ -263,12 +262,7 @@ func (s *Status) speakers(o *cluster.Objects) {
 // SpeakersOf returns how the speakers are.
 func SpeakersOf(o *cluster.Objects) *Speakers {
 	of := &Speakers{Versions: versions(o.Speakers)}
-	pods := map[string]*corev1.Pod{}
-	for _, p := range o.Speakers {
-		if before := pods[p.Spec.NodeName]; before == nil || !cluster.IsReady(before) {
-			pods[p.Spec.NodeName] = p
-		}
-	}
+	pods := o.SpeakerByNode()
 	for _, n := range o.Nodes {
 		p := pods[n.Name]
 		switch {
@@ -287,8 +281,8 @@ func SpeakersOf(o *cluster.Objects) *Speakers {
 	return of
 }
 
-// wanted reports whether the node is to have a speaker: the nodeSelector of the
-// DaemonSet is in its pods.
+// wanted reports whether the node is to have a speaker, by the nodeSelector of the DaemonSet, which its pods
+// have.
 func wanted(n *corev1.Node, speakers []*corev1.Pod) bool {
 	return !slices.ContainsFunc(speakers, func(p *corev1.Pod) bool {
 		return !labels.SelectorFromSet(p.Spec.NodeSelector).Matches(labels.Set(n.Labels))

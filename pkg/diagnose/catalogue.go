@@ -61,7 +61,7 @@ var catalogue = []Entry{
 	{ID: Versions, judge: notices(Versions), Fine: "controller and speakers are of one version",
 		Meaning: "Controller and speakers are of different versions: an upgrade is under way, or has stopped half way.",
 		Cure:    "`kubectl -n lodestone-system rollout status daemonset/lodestone-speaker`"},
-	{ID: Conflict, judge: notices(Conflict), Fine: "no other machine claims a VIP",
+	{ID: Conflict, judge: notices(Conflict), Fine: "no other machine has a VIP",
 		Meaning: "A machine that is no speaker of this cluster uses the address of a VIP.",
 		Cure:    "Find it by its hardware address in the switches' tables, and give it another address; or exclude the address from the pool."},
 	{ID: Implementations, judge: implementations, Fine: "nobody else serves the Services that Lodestone serves",

@@ -198,17 +198,17 @@ func (n Neighbour) judge(owners map[string]string) string {
 		by = "NDP"
 	}
 	var all []string
-	strangers := 0
+	wrong := 0
 	for _, mac := range n.Answers {
 		if owners[mac] != n.Node {
-			strangers++
+			wrong++
 		}
 		all = append(all, fmt.Sprintf("%s (%s)", mac, cmp.Or(owners[mac], "no known node")))
 	}
 	switch {
 	case len(n.Answers) == 0:
 		return fmt.Sprintf("nobody answers %s for it on %s", by, n.Interface)
-	case strangers == 0: // a node may answer by several interfaces
+	case wrong == 0: // a node may answer by several interfaces
 		return ""
 	case len(n.Answers) > 1:
 		return fmt.Sprintf("%d hardware addresses answer %s for it on %s: %s", len(n.Answers), by, n.Interface, strings.Join(all, ", "))

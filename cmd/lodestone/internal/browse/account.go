@@ -16,8 +16,7 @@ const (
 	// AccountName is the service account that may see the dashboard and nothing
 	// else.
 	AccountName = "lodestone-dashboard"
-	// tokenLife is how long a token of it is good for, renewal how long before
-	// its end the next one is asked for.
+	// tokenLife is how long a token is valid. It is replaced renewal before its end.
 	tokenLife = time.Hour
 	renewal   = 10 * time.Minute
 )

@@ -50,7 +50,7 @@ func NewProxy(target http.RoundTripper, token Token) *Proxy {
 	return p
 }
 
-// controllerHost stands for the controller, which no name resolves to.
+// controllerHost stands for the controller in URLs. No name resolves to it.
 const controllerHost = "lodestone-controller"
 
 // url is the address of the page. Whoever knows it may see the page.

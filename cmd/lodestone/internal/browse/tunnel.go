@@ -31,9 +31,8 @@ type Tunnel struct {
 	Namespace string
 }
 
-// Transport returns what sends requests through the tunnel. The certificate of a
-// controller is made by itself: who answers is as certain as the API server's
-// and the kubelet's word for it.
+// Transport returns the transport of requests through the tunnel. A controller makes its own certificate, so the
+// API server and the kubelet vouch for who answers.
 func (t *Tunnel) Transport() *http.Transport {
 	return &http.Transport{
 		DialContext:         func(ctx context.Context, _, _ string) (net.Conn, error) { return t.dial(ctx) },

@@ -129,7 +129,7 @@ func address(text string) (netip.Addr, error) {
 	return a.Unmap(), nil
 }
 
-// known refuses names that are not there. Empty ones are none.
+// known refuses names that are not there. An empty name asks for all.
 func known(n *simulation.Network, node, peer string) error {
 	if node != "" {
 		if err := among("node", node, slices.Sorted(maps.Keys(n.Nodes))); err != nil {

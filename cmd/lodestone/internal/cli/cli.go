@@ -110,8 +110,7 @@ func Run(args []string, s Streams) int {
 	}
 }
 
-// complain writes an error. What others wrote is in it, and does not steer the
-// terminal.
+// complain writes an error. Others write parts of the text, so it is cleaned.
 func complain(out io.Writer, text string) {
 	for line := range strings.SplitSeq(text, "\n") {
 		fmt.Fprintln(out, output.Clean(line))

@@ -138,9 +138,8 @@ func (t *target) readAll(ctx context.Context) (*cluster.Objects, error) {
 	return o, err
 }
 
-// readWhole is readAll that fails if something of these kinds, of any if none is
-// named, could not be read, or it is not known which configuration is in force:
-// half of the truth would be another story.
+// readWhole is readAll, but fails if one of these kinds (any, if none is named) could not be read, or if it is
+// not known which configuration is in force. An answer from half of the facts would mislead.
 func (t *target) readWhole(ctx context.Context, kinds ...string) (*cluster.Objects, error) {
 	o, err := t.readAll(ctx)
 	if err != nil {

@@ -67,7 +67,7 @@ func statusCommand(s Streams) *cobra.Command {
 		Long: `Show how the whole installation stands, what is wrong with it first: the
 configuration, the controller, the speakers, how full the pools are, which
 Services wait for what, who announces the VIPs, the BGP sessions, and addresses
-that other machines claim.
+that other machines have.
 
 The command asks the API server alone. Who announces a VIP is decided by the
 speakers' own code ("by the plan"); a speaker counts as alive if its pod is ready.

@@ -172,8 +172,8 @@ func (v validity) Show(c *output.Canvas) {
 	}
 }
 
-// read returns the text to validate, no more of it than is needed to refuse
-// it, and the name that people know it by.
+// read returns the text to validate, and its name for people. It reads no more of it than is needed to refuse
+// it.
 func read(arg string, stdin io.Reader) (name string, text []byte, err error) {
 	name = "stdin"
 	if arg != "-" {
