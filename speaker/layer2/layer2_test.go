@@ -484,11 +484,11 @@ func TestSegments(t *testing.T) {
 		patterns [][]string
 		want     string
 	}{
-		{[][]string{nil}, "[{198.18.2.0/24 eth0 false false} {2001:db8::/64 eth0 false false} {198.18.3.0/24 eth1 false false} " +
-			"{198.18.5.0/24 br0 false false}]"},
-		{[][]string{{"eth1"}}, "[{198.18.3.0/24 eth1 false false}]"},
+		{[][]string{nil}, "[198.18.2.0/24 eth0 2001:db8::/64 eth0 198.18.3.0/24 eth1 " +
+			"198.18.5.0/24 br0]"},
+		{[][]string{{"eth1"}}, "[198.18.3.0/24 eth1]"},
 		{[][]string{{"eth1"}, {"docker*"}, {"eth2"}},
-			"[{198.18.3.0/24 eth1 false false} {198.18.4.0/24 eth2 true false} {172.17.0.0/16 docker0 true false}]"},
+			"[198.18.3.0/24 eth1 198.18.4.0/24 eth2 if-named 172.17.0.0/16 docker0 if-named]"},
 		{nil, "[]"},
 	} {
 		if got := Segments(all, tt.patterns...); got == nil || fmt.Sprint(got) != tt.want {
