@@ -75,6 +75,7 @@ type slice struct {
 	service        string
 	family         discoveryv1.AddressType
 	ready, serving []uint64
+	notReady       []uint64
 }
 
 type node struct {
@@ -276,7 +277,8 @@ func (c *cluster) derive(key string) plan.Service {
 	all := make([]snapshot.Endpoints, len(objs))
 	for i, obj := range objs {
 		of := obj.(*slice)
-		all[i] = snapshot.Endpoints{Family: of.family, Ready: c.named(of.ready), Serving: c.named(of.serving)}
+		all[i] = snapshot.Endpoints{Family: of.family, Ready: c.named(of.ready), Serving: c.named(of.serving),
+			NotReady: c.named(of.notReady)}
 	}
 	return snapshot.With(s, all...)
 }
@@ -323,7 +325,8 @@ func unmarked(s *corev1.Service) []netip.Addr {
 
 func (c *cluster) keepSlice(s *discoveryv1.EndpointSlice) *slice {
 	of, endpoints := snapshot.EndpointsOf(s)
-	kept := &slice{ObjectMeta: identity(&s.ObjectMeta), service: of, family: endpoints.Family, ready: c.hashes(endpoints.Ready)}
+	kept := &slice{ObjectMeta: identity(&s.ObjectMeta), service: of, family: endpoints.Family, ready: c.hashes(endpoints.Ready),
+		notReady: c.hashes(endpoints.NotReady)}
 	if kept.serving = kept.ready; !slices.Equal(endpoints.Ready, endpoints.Serving) {
 		kept.serving = c.hashes(endpoints.Serving)
 	}

@@ -87,7 +87,8 @@ func TestEndpointsOfEachFamily(t *testing.T) {
 	require.Equal(t, &plan.Endpoints{ServingNodes: map[string]bool{}}, c.derive("default/web").IPv6)
 	c.add(six)
 	require.Equal(t, map[string]bool{"n1": true, "n2": true}, c.derive("default/web").ServingNodes)
-	require.Equal(t, &plan.Endpoints{Serving: true, ServingNodes: map[string]bool{"n2": true}}, c.derive("default/web").IPv6)
+	require.Equal(t, &plan.Endpoints{Serving: true, ServingNodes: map[string]bool{"n2": true},
+		Backends: []plan.Backend{{Node: "n2", Open: 1}}}, c.derive("default/web").IPv6)
 }
 
 func TestOnlyWhatThePlanAsksWakesTheLoop(t *testing.T) {

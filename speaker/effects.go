@@ -33,6 +33,9 @@ func (s *Speaker) apply(ctx context.Context, e core.Effects) (next time.Time, er
 	if e.Limits != nil {
 		s.Limiter.Set(e.Limits)
 	}
+	if e.Forwarding != nil {
+		s.Forwarder.Set(*e.Forwarding)
+	}
 	if e.SetVIPs {
 		if err = s.setVIPs(ctx, e.VIPs); err != nil {
 			next = s.step(core.VIPsFailed{}).Next

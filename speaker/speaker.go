@@ -115,6 +115,14 @@ type Limiter interface {
 	Set(want map[plan.LimitKey]plan.Limit)
 }
 
+// Forwarder hands connections to the nodes that keep them; direct.Director is one.
+type Forwarder interface {
+	// Set replaces all that is forwarded and does not wait for its effect.
+	Set(want plan.Forwarding)
+	// Ready is closed once the first is in force, or cannot be.
+	Ready() <-chan struct{}
+}
+
 // Router tells routers which VIPs the node takes traffic for; bgp.Announcer is
 // one.
 type Router interface {
@@ -161,6 +169,7 @@ type Options struct {
 	DataPlane DataPlane
 	Announcer Announcer
 	Limiter   Limiter
+	Forwarder Forwarder
 	Router    Router
 	PodRoutes PodRouter
 	Passwords Passwords
@@ -239,6 +248,10 @@ func (s *Speaker) wait(ctx context.Context, rested, next time.Time, config, memb
 	if !next.IsZero() {
 		due = time.After(time.Until(next))
 	}
+	forwards := s.Forwarder.Ready()
+	if s.forwards() {
+		forwards = nil
+	}
 	beat := time.NewTicker(heartbeat)
 	defer beat.Stop()
 	for {
@@ -257,6 +270,8 @@ func (s *Speaker) wait(ctx context.Context, rested, next time.Time, config, memb
 			return
 		case <-due:
 			return
+		case <-forwards:
+			return
 		case <-s.cluster.wake:
 			if time.Now().After(rested) {
 				return
@@ -266,6 +281,16 @@ func (s *Speaker) wait(ctx context.Context, rested, next time.Time, config, memb
 			return
 		case <-beat.C:
 		}
+	}
+}
+
+// forwards reports whether what is to be forwarded directly is in force.
+func (s *Speaker) forwards() bool {
+	select {
+	case <-s.Forwarder.Ready():
+		return true
+	default:
+		return false
 	}
 }
 

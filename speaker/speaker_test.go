@@ -202,6 +202,24 @@ func (f *fakeAnnouncer) calls() int {
 	return len(f.sets)
 }
 
+// fakeForwarder is ready at once, and remembers what was set.
+type fakeForwarder struct {
+	mu   sync.Mutex
+	want plan.Forwarding
+}
+
+func (f *fakeForwarder) Set(want plan.Forwarding) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.want = want
+}
+
+func (f *fakeForwarder) Ready() <-chan struct{} {
+	ready := make(chan struct{})
+	close(ready)
+	return ready
+}
+
 // fakeLimiter remembers what it was told.
 type fakeLimiter struct {
 	changes
@@ -230,6 +248,7 @@ type story struct {
 	dataPlane fakeDataPlane
 	announcer fakeAnnouncer
 	limiter   fakeLimiter
+	forwarder fakeForwarder
 	pods      fakePodRouter
 	router    fakeRouter
 	passwords changes
@@ -261,7 +280,7 @@ func (s *story) start() {
 	var err error
 	s.speaker, err = New(Options{Node: "n1", Scope: testScope, Client: s.client, Config: &s.config, Members: &s.members, Networks: &s.members,
 		Claimant: &s.members, DataPlane: &s.dataPlane,
-		Announcer: &s.announcer, Limiter: &s.limiter, Router: &s.router, PodRoutes: &s.pods, Passwords: &s.passwords, Drain: s.drain,
+		Announcer: &s.announcer, Limiter: &s.limiter, Forwarder: &s.forwarder, Router: &s.router, PodRoutes: &s.pods, Passwords: &s.passwords, Drain: s.drain,
 		Detector: NewDetector(&fakeBFD{}, &fakePeers{}, slog.New(slog.DiscardHandler)), Log: slog.New(slog.NewTextHandler(&s.log, nil)),
 		Registry: s.registry, HandOver: s.handOver})
 	if err != nil {

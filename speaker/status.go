@@ -39,7 +39,7 @@ func (s *Speaker) health(current *config.Config, state kube.State) (core.Health,
 	membership, dataPlane := debughttp.Check{Name: "membership"}, debughttp.Check{Name: "kube-proxy"}
 	membership.OK, membership.Message = s.Members.Joined()
 	dataPlane.OK, dataPlane.Message = s.DataPlane.Healthy()
-	h.Joined, h.Healthy, h.Sick = membership.OK, dataPlane.OK, s.DataPlane.Sick()
+	h.Joined, h.Healthy, h.Sick, h.Forwards = membership.OK, dataPlane.OK, s.DataPlane.Sick(), s.forwards()
 	return h, []debughttp.Check{caches, config, membership, dataPlane}
 }
 

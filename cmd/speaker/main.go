@@ -23,6 +23,7 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/bfd"
 	"github.com/lodestone-lb/lodestone/speaker/bgp"
 	"github.com/lodestone-lb/lodestone/speaker/diagnosis"
+	"github.com/lodestone-lb/lodestone/speaker/direct"
 	"github.com/lodestone-lb/lodestone/speaker/layer2"
 	"github.com/lodestone-lb/lodestone/speaker/limit"
 	"github.com/lodestone-lb/lodestone/speaker/membership"
@@ -72,6 +73,7 @@ func run(ctx context.Context, f *flags) error {
 	announcer := layer2.New(layer2.Options{Interfaces: interfaces, Members: members, Keys: members.SealKeys,
 		Received: netstate.Received, Log: s.log, Registry: registry})
 	limiter := limit.New(limit.Options{Log: s.log, Registry: registry})
+	director := direct.New(direct.Options{Node: f.node, Log: s.log})
 	podRoutes := podroutes.New(podroutes.Options{Interfaces: interfaces, Log: s.log, Registry: registry})
 	watchdog := bfd.New(bfd.Options{Log: s.log, Registry: registry})
 	passwords := kube.NewPasswords(s.client, f.namespace, config, s.log)
@@ -82,7 +84,7 @@ func run(ctx context.Context, f *flags) error {
 	detector := speaker.NewDetector(watchdog, router, s.log)
 	loop, err := speaker.New(speaker.Options{
 		Node: f.node, Client: s.client, Scope: f.scope, Config: config, Members: members, Networks: members, Claimant: members, DataPlane: proxy,
-		Announcer: announcer, Limiter: limiter,
+		Announcer: announcer, Limiter: limiter, Forwarder: director,
 		Router: router, PodRoutes: podRoutes, Passwords: passwords, Detector: detector, Log: s.log, Registry: registry, HandOver: f.handOver,
 		Drain: f.drain,
 	})
@@ -109,7 +111,7 @@ func run(ctx context.Context, f *flags) error {
 	})
 	s.log.Info("starting", "node", f.node, "address", s.address, "version", buildinfo.Get().String())
 	address := speaker.AddressWatch{Address: s.address.Addr(), Node: loop}
-	return live(ctx, loop, address, interfaces, gateways, config, proxy, apiHealth, members, reporter, announcer, limiter,
+	return live(ctx, loop, address, interfaces, gateways, config, proxy, apiHealth, members, reporter, announcer, limiter, director,
 		passwords, podRoutes,
 		router, watchdog, detector, server)
 }

@@ -147,6 +147,8 @@ func (c compiler) advertisements(raw *rawConfig) []Advertisement {
 }
 
 func (c compiler) layer2(r *rawLayer2) *Layer2 {
+	const direct = "direct"
+	oneOf(c.report, r.Forwarding, []string{"owner", direct})
 	return &Layer2{
 		NodeSelector:   c.selector(r.NodeSelector),
 		Interfaces:     c.texts(r.Interfaces, checkInterface),
@@ -154,6 +156,7 @@ func (c compiler) layer2(r *rawLayer2) *Layer2 {
 		AnySegment:     c.flag(r.AnySegment, false),
 		Refresh:        c.durationFrom(r.Refresh, 0, minRefresh, maxRefresh),
 		KeepOwner:      c.flag(r.KeepOwner, false),
+		Direct:         r.Forwarding.text() == direct,
 	}
 }
 

@@ -250,6 +250,9 @@ type Layer2 struct {
 	// KeepOwner leaves VIPs with the node that took them over when a better
 	// owner returns.
 	KeepOwner bool
+	// Direct has connections handed to a node that follows from the client, so that they
+	// outlive the owner of the VIP (forwarding: direct).
+	Direct bool
 }
 
 // Preference is how much the nodes with these labels are preferred.

@@ -143,6 +143,9 @@ func dumpAdvertisement(b *strings.Builder, a Advertisement) {
 	if a.Layer2 != nil && a.Layer2.KeepOwner {
 		fmt.Fprint(b, "  keeps owners\n")
 	}
+	if a.Layer2 != nil && a.Layer2.Direct {
+		fmt.Fprint(b, "  forwards directly\n")
+	}
 	if a.Layer2 != nil && a.Layer2.Refresh > 0 {
 		fmt.Fprintf(b, "  refreshed each %s\n", a.Layer2.Refresh)
 	}

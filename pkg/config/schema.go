@@ -82,6 +82,7 @@ type rawLayer2 struct {
 	AnySegment     value           `key:"anySegment"`
 	Refresh        value           `key:"refreshInterval"`
 	KeepOwner      value           `key:"keepOwner"`
+	Forwarding     value           `key:"forwarding"`
 }
 
 type rawPreference struct {

@@ -55,6 +55,8 @@ type (
 		// Healthy is set if the data plane takes traffic. Sick is set if it says that it
 		// does not, and what it has written may serve.
 		Healthy, Sick bool
+		// Forwards is set once the first Forwarding of the effects is in force.
+		Forwards bool
 	}
 	// Config is the configuration in force. Nil: there is none.
 	Config struct{ *config.Config }
@@ -112,6 +114,8 @@ type Effects struct {
 	Claims report.Claims
 	// Limits replace the limits of connections. Nil: they stay.
 	Limits map[plan.LimitKey]plan.Limit
+	// Forwarding replaces what is forwarded directly. Nil: it stays.
+	Forwarding *plan.Forwarding
 	// VIPs replace what is announced on the segment, if SetVIPs is set.
 	SetVIPs bool
 	VIPs    map[netip.Addr]plan.Layer2
@@ -171,7 +175,8 @@ type Core struct {
 
 	facts     facts
 	planner   *plan.Planner
-	ready     bool // this node may own VIPs
+	forwarded *plan.Forwarding // that the effects had last
+	ready     bool             // this node may own VIPs
 	everReady bool
 	retry     time.Time // when VIPs are set again that were not set; zero: they were set
 	leaving   map[netip.Addr]leaving

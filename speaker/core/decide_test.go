@@ -19,8 +19,8 @@ func TestNothingIsOwnedBeforeAllIsReady(t *testing.T) {
 	s.speakers["n2"] = false
 	s.core.Step(s.members(), s.now)
 	s.core.Step(s.noded(), s.now)
-	for _, step := range []Event{Health{Healthy: true, Joined: true}, Health{Synced: true, Healthy: true},
-		Health{Synced: true, Joined: true}, s.health} {
+	for _, step := range []Event{Health{Healthy: true, Joined: true, Forwards: true}, Health{Synced: true, Healthy: true, Forwards: true},
+		Health{Synced: true, Joined: true, Forwards: true}, Health{Synced: true, Joined: true, Healthy: true}, s.health} {
 		e := s.step(step)
 		require.False(t, e.Ready || e.BecameReady, "%+v", step)
 		s.announced()
@@ -54,7 +54,7 @@ func TestASickDataPlaneIsTheLastChoice(t *testing.T) {
 	s.begin(web(vip, true))
 	s.announced(vip)
 	s.networks = map[string]report.Network{"n1": {Sick: true}}
-	e := s.step(Health{Synced: true, Joined: true, Sick: true}, s.members())
+	e := s.step(Health{Synced: true, Joined: true, Sick: true, Forwards: true}, s.members())
 	require.True(t, e.Ready)
 	s.announced(vip + " leaving")
 	s.networks["n2"] = report.Network{Sick: true}

@@ -73,6 +73,7 @@ func (c *Core) plan() (known map[string]bool, had map[netip.Prefix]plan.Route) {
 	c.update()
 	p := c.planner.Plan()
 	c.out.Planned, c.out.Claims, c.out.Gone = true, p.Claims, c.out.Changes.Gone()
+	c.forward(p)
 	if c.everReady { // the limits of a speaker that was killed stay: packets still arrive for it
 		c.out.Limits = p.Limits
 	}
@@ -82,6 +83,15 @@ func (c *Core) plan() (known map[string]bool, had map[netip.Prefix]plan.Route) {
 		}
 	}
 	return known, had
+}
+
+// forward has the effects say what is forwarded directly: before the node is ready, so that
+// connections that others hand to it find their way. A speaker that does not know the others
+// yet leaves what there is.
+func (c *Core) forward(p plan.Plan) {
+	if c.facts.health.Joined && c.facts.config != nil && p.Forwarding != c.forwarded {
+		c.forwarded, c.out.Forwarding = p.Forwarding, p.Forwarding
+	}
 }
 
 // inform hands the planner the facts that are new to it.

@@ -99,14 +99,14 @@ func (f *fleet) start() *fleet {
 // begin starts a speaker that knows nothing, on a node that is ready or not.
 func (f *fleet) begin(node string, ready bool) {
 	f.cores[node], f.alive[node], f.vips[node] = New(Options{node, handOver, drain}), ready, nil
-	f.health[node] = Health{Synced: true, Joined: ready, Healthy: true}
+	f.health[node] = Health{Synced: true, Joined: ready, Healthy: true, Forwards: true}
 	delete(f.read, node)
 	f.segment.begin(node)
 }
 
 // join has a node be ready, or not.
 func (f *fleet) join(node string, ready bool) {
-	f.health[node] = Health{Synced: true, Joined: ready, Healthy: true}
+	f.health[node] = Health{Synced: true, Joined: ready, Healthy: true, Forwards: true}
 	f.see()
 }
 

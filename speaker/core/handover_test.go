@@ -197,7 +197,7 @@ func TestEndOfTheSpeakerGivesAllUp(t *testing.T) {
 	}{
 		"heard":                       {0, well, 0, 1},
 		"not heard":                   {1, well, handOver, 1},
-		"the data plane is sick":      {0, Health{Synced: true, Joined: true, Sick: true}, 0, 1},
+		"the data plane is sick":      {0, Health{Synced: true, Joined: true, Sick: true, Forwards: true}, 0, 1},
 		"the data plane is not there": {0, Health{Synced: true, Joined: true}, 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {

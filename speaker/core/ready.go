@@ -5,7 +5,7 @@ package core
 // may: it is the last choice, see plan.Node.
 func (c *Core) decideReady() {
 	h := c.facts.health
-	c.ready = h.Synced && c.facts.config != nil && h.Joined && (h.Healthy || h.Sick)
+	c.ready = h.Synced && c.facts.config != nil && h.Joined && h.Forwards && (h.Healthy || h.Sick)
 	c.out.Ready = c.ready
 	if c.ready && !c.everReady {
 		c.everReady, c.out.BecameReady = true, true

@@ -36,7 +36,7 @@ type story struct {
 }
 
 // well is a node that lacks nothing.
-var well = Health{Synced: true, Joined: true, Healthy: true}
+var well = Health{Synced: true, Joined: true, Healthy: true, Forwards: true}
 
 func newStory(t *testing.T) *story {
 	t.Parallel()

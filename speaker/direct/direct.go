@@ -39,6 +39,8 @@ const (
 	// drainTime is how long connections are still handed to their nodes after direct
 	// forwarding was switched off.
 	drainTime = time.Hour
+	// settleTime is how long a node that starts waits for its neighbours.
+	settleTime = 2 * time.Second
 	// guardInterval is how often the guard is refreshed.
 	guardInterval = time.Minute
 	// maxTables bounds the kernel's memory: about a megabyte for each.
@@ -68,6 +70,7 @@ type Director struct {
 	keys     [2]map[int]string
 	err      error
 
+	ready     chan struct{}
 	published atomic.Pointer[Status]
 }
 
@@ -100,7 +103,7 @@ type Status struct {
 // New returns a Director that does nothing until it runs.
 func New(o Options) *Director {
 	o.Hold = cmp.Or(o.Hold, defaultHold)
-	d := &Director{Options: o, sets: make(chan plan.Forwarding, 1), nodes: map[netip.Addr]*host{},
+	d := &Director{Options: o, sets: make(chan plan.Forwarding, 1), ready: make(chan struct{}), nodes: map[netip.Addr]*host{},
 		draining: map[plan.LimitKey]draining{}, tables: map[string]table{}}
 	d.published.Store(&Status{})
 	return d
@@ -111,6 +114,10 @@ func (d *Director) String() string { return "direct" }
 
 // Status returns what the Director did last.
 func (d *Director) Status() *Status { return d.published.Load() }
+
+// Ready is closed once the first set is in force and the nodes on the segment were asked for,
+// or that has failed.
+func (d *Director) Ready() <-chan struct{} { return d.ready }
 
 // Set replaces what is to be forwarded. It does not wait: Run brings it into force. Before the
 // first call the kernel's rules stay as they are. Set is for one goroutine, and keeps want.
@@ -130,6 +137,8 @@ func (d *Director) Run(ctx context.Context) error {
 	case want := <-d.sets:
 		d.take(want)
 	}
+	d.settle(ctx)
+	close(d.ready)
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for refreshed := time.Now(); ; {
@@ -146,6 +155,20 @@ func (d *Director) Run(ctx context.Context) error {
 			d.reconcile()
 		}
 	}
+}
+
+// settle waits until the nodes on the segment are known, or do not answer.
+func (d *Director) settle(ctx context.Context) {
+	for end := time.Now().Add(settleTime); ctx.Err() == nil && time.Now().Before(end) && d.asking(); {
+		time.Sleep(settleTime / 20)
+		d.reconcile()
+	}
+}
+
+// asking reports whether some node on the segment has not answered yet.
+func (d *Director) asking() bool {
+	unknown := func(h *host) bool { return h.hardware == "" }
+	return len(d.want.Services) > 0 && slices.ContainsFunc(slices.Collect(maps.Values(d.nodes)), unknown)
 }
 
 // take takes over what is wanted now. What is wanted no more drains.

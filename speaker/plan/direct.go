@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 )
@@ -40,4 +41,71 @@ type Backend struct {
 func (d Direct) Equal(other Direct) bool {
 	return d.ByClient == other.ByClient && d.Seed == other.Seed && slices.Equal(d.Ports, other.Ports) &&
 		slices.Equal(d.Backends, other.Backends)
+}
+
+// steer brings up to date what of the VIP is forwarded directly. Nil: no Service has it.
+func (p *Planner) steer(vip netip.Addr, s *scope) {
+	before := p.direct[vip]
+	if s == nil || !s.direct {
+		delete(p.direct, vip)
+		p.redirected = p.redirected || before != nil
+		return
+	}
+	now := map[string]Direct{}
+	for _, svc := range p.view.sharers[vip] {
+		if len(svc.Ports) > 0 {
+			now[svc.Name] = Direct{Ports: svc.Ports, ByClient: svc.ByClient, Seed: svc.Seed, Backends: p.view.backends(svc, vip)}
+		}
+	}
+	if !maps.EqualFunc(before, now, Direct.Equal) {
+		p.direct[vip], p.redirected = now, true
+	}
+}
+
+// forward has the plan say what is forwarded directly.
+func (p *Planner) forward() {
+	if !p.redirected {
+		return
+	}
+	snapshot := p.view.snapshot
+	f := &Forwarding{Services: map[LimitKey]Direct{}, Nodes: map[string][]netip.Addr{}, Lost: map[string]bool{}}
+	for vip, services := range p.direct {
+		for name, d := range services {
+			f.Services[LimitKey{vip, name}] = d
+		}
+	}
+	for name, n := range snapshot.Nodes {
+		f.Nodes[name] = n.Addresses
+		if !snapshot.Speakers[name] {
+			f.Lost[name] = true
+		}
+	}
+	p.plan.Forwarding = f
+}
+
+// backends returns the nodes that may keep connections to the Service at a VIP.
+func (v *view) backends(s *Service, vip netip.Addr) []Backend {
+	if !s.Local {
+		if v.everywhere == nil {
+			for _, name := range slices.Sorted(maps.Keys(v.snapshot.Nodes)) {
+				v.everywhere = append(v.everywhere, v.open(Backend{Node: name, Open: 1}))
+			}
+		}
+		return v.everywhere
+	}
+	var backends []Backend
+	for _, b := range s.EndpointsAt(vip).Backends {
+		backends = append(backends, v.open(b))
+	}
+	return backends
+}
+
+// open returns the backend as it is with what is known of its node: new connections go to a
+// node that may own VIPs.
+func (v *view) open(b Backend) Backend {
+	n := v.snapshot.Nodes[b.Node]
+	if !v.snapshot.Speakers[b.Node] || n.Excluded || n.NetworkUnavailable || n.impaired() {
+		b.Open, b.Draining = 0, b.Open+b.Draining
+	}
+	return b
 }

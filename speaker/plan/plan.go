@@ -49,6 +49,14 @@ type Service struct {
 	// IPv6 is what of that is different at IPv6 VIPs: an endpoint serves one
 	// family. Nil: nothing.
 	IPv6 *Endpoints
+	// Backends are the nodes that have endpoints, by name, with policy Local.
+	Backends []Backend
+	// Ports are those that take TCP.
+	Ports []Port
+	// ByClient is set with sessionAffinity: ClientIP.
+	ByClient bool
+	// Seed is what clients do not know and all nodes do.
+	Seed uint32
 	// Limit caps new connections to each of its VIPs. The zero value: no cap.
 	Limit Limit
 	// LimitErr is why there is no cap although the Service asks for one.
@@ -59,6 +67,7 @@ type Service struct {
 type Endpoints struct {
 	Serving      bool
 	ServingNodes map[string]bool
+	Backends     []Backend
 }
 
 // EndpointsAt returns what the endpoints are for the VIP.
@@ -66,7 +75,7 @@ func (s *Service) EndpointsAt(vip netip.Addr) Endpoints {
 	if s.IPv6 != nil && vip.Is6() {
 		return *s.IPv6
 	}
-	return Endpoints{s.Serving, s.ServingNodes}
+	return Endpoints{s.Serving, s.ServingNodes, s.Backends}
 }
 
 // Limit caps the new connections to a Service at one VIP.
@@ -178,6 +187,8 @@ type Plan struct {
 	Silent map[netip.Addr]Silence
 	// Limits are in force at the VIPs this node announces.
 	Limits map[LimitKey]Limit
+	// Forwarding is what is forwarded directly, whichever node owns it. It is never modified.
+	Forwarding *Forwarding
 	// LimitErrs tells for Services at those VIPs, by name, why the limit that
 	// they ask for is not in force.
 	LimitErrs map[string]error

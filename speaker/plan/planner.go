@@ -17,7 +17,8 @@ import (
 type Planner struct {
 	node     string
 	services map[string]*Service
-	limiting map[string]*Service // those that have a limit, or an error instead
+	limiting map[string]*Service              // those that have a limit, or an error instead
+	direct   map[netip.Addr]map[string]Direct // what is forwarded directly, by VIP and Service
 	view     *view
 	router   *router
 	plan     Plan
@@ -28,7 +29,8 @@ type Planner struct {
 	kept    map[uint16]int // how many VIPs are kept, by bucket
 	// owners are those by layer 2, "" for nobody, of the VIPs of which the plan
 	// does not tell: that this node announces by BGP and does not own.
-	owners map[netip.Addr]string
+	owners     map[netip.Addr]string
+	redirected bool // direct changed
 	// What the plan does not know yet.
 	stale    map[netip.Addr]bool
 	allStale bool
@@ -83,8 +85,10 @@ func (c Changes) Gone() (vips []netip.Addr) {
 // NewPlanner returns a Planner for the node that knows nothing yet.
 func NewPlanner(node string) *Planner {
 	p := &Planner{
-		node: node, services: map[string]*Service{}, limiting: map[string]*Service{}, view: newView(Snapshot{}), router: newRouter(node),
-		plan: Plan{Layer2: map[netip.Addr]Layer2{}, Silent: map[netip.Addr]Silence{}}, stale: map[netip.Addr]bool{}, fresh: map[netip.Addr]bool{},
+		node: node, services: map[string]*Service{}, limiting: map[string]*Service{},
+		direct: map[netip.Addr]map[string]Direct{}, view: newView(Snapshot{}), router: newRouter(node),
+		plan:  Plan{Layer2: map[netip.Addr]Layer2{}, Silent: map[netip.Addr]Silence{}, Forwarding: &Forwarding{}},
+		stale: map[netip.Addr]bool{}, fresh: map[netip.Addr]bool{},
 		kept: map[uint16]int{}, owners: map[netip.Addr]string{},
 	}
 	p.plan.BGP = BGP{Sessions: p.router.sessions, Problems: p.router.problems, Routes: p.router.routes, VIPs: map[netip.Addr][]string{}}
@@ -171,6 +175,7 @@ func (p *Planner) Update() Changes {
 			p.claim(vip, before.Layer2.Keep, after.Layer2.Keep)
 		}
 	}
+	p.redirected = p.allStale && len(p.direct) > 0 // other nodes
 	if p.allStale {
 		changes.Sessions = p.router.set(p.view.snapshot)
 		p.plan.BGP.Sessions, p.plan.BGP.Problems, p.plan.BGP.Permit = p.router.sessions, p.router.problems, p.router.permit()
@@ -188,6 +193,7 @@ func (p *Planner) Update() Changes {
 	p.started = true
 	p.stale, p.allStale = map[netip.Addr]bool{}, false // clear would go through the largest it ever was
 	p.plan.Limits, p.plan.LimitErrs = limits(p.limiting, p.plan)
+	p.forward()
 	return changes
 }
 
@@ -242,11 +248,13 @@ func (p *Planner) decide(vip netip.Addr) Verdict {
 	demand, ok := p.view.demand(vip)
 	if !ok {
 		p.router.move(vip, place{})
+		p.steer(vip, nil)
 		delete(p.owners, vip)
 		return Verdict{}
 	}
 	pool := p.view.poolOf(vip)
 	scope := p.view.scopeOf(vip, pool)
+	p.steer(vip, scope)
 	owner := scope.owner(vip, demand)
 	peers, unheard := p.router.look(vip, pool, p.view.sharers[vip], demand)
 	if owner != p.node && peers != nil {
@@ -316,5 +324,6 @@ func (s *Service) equal(t *Service) bool {
 	return s.Local == t.Local && s.Serving == t.Serving && slices.Equal(s.VIPs, t.VIPs) && maps.Equal(s.Labels, t.Labels) &&
 		maps.Equal(s.Leases, t.Leases) && maps.Equal(s.ServingNodes, t.ServingNodes) &&
 		reflect.DeepEqual(s.IPv6, t.IPv6) &&
+		slices.Equal(s.Backends, t.Backends) && slices.Equal(s.Ports, t.Ports) && s.ByClient == t.ByClient && s.Seed == t.Seed &&
 		s.Limit.Equal(t.Limit) && s.LimitErr == t.LimitErr
 }

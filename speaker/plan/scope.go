@@ -29,6 +29,7 @@ type scope struct {
 	severed        map[string]bool            // those that are apart, and whose link to the segment is that one
 	tiers          []tier                     // the most preferred first
 	keeps          bool                       // owners are kept
+	direct         bool                       // connections are forwarded directly
 	claimants      map[uint16]map[string]bool // if so: who claims a bucket
 	whole          []tier                     // the same while all are able, see home
 	impaired       bool                       // some node is, and not in the tiers
@@ -141,6 +142,7 @@ func newScope(s Snapshot, key scopeKey, advertisements []*config.Advertisement, 
 		sc.impaired = sc.impaired || s.Nodes[name].impaired()
 	}
 	sc.keeps = slices.ContainsFunc(sc.advertisements, func(a *config.Advertisement) bool { return a.Layer2.KeepOwner })
+	sc.direct = slices.ContainsFunc(sc.advertisements, func(a *config.Advertisement) bool { return a.Layer2.Direct })
 	if sc.keeps {
 		sc.claimants = sc.readClaims()
 	}

@@ -4,6 +4,8 @@
 package snapshot
 
 import (
+	"hash/fnv"
+	"maps"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -33,6 +35,12 @@ func Service(s *corev1.Service, scope kube.Scope) plan.Service {
 	}
 	of.Labels, of.VIPs, of.Leases = s.Labels, kube.VIPs(s), kube.Leases(s)
 	of.Local = s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
+	of.ByClient, of.Seed = s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP, seed(string(s.UID))
+	for _, p := range s.Spec.Ports {
+		if protocols[p.Protocol] == protocols[corev1.ProtocolTCP] {
+			of.Ports = append(of.Ports, plan.Port{Protocol: protocols[p.Protocol], Number: uint16(p.Port)})
+		}
+	}
 	if of.Limit.PerSecond, of.LimitErr = kube.ConnectionRateLimit(s); of.Limit.PerSecond > 0 {
 		for _, p := range s.Spec.Ports {
 			if number, ok := protocols[p.Protocol]; ok {
@@ -43,14 +51,23 @@ func Service(s *corev1.Service, scope kube.Scope) plan.Service {
 	return of
 }
 
+// seed returns a number that follows from the UID, which clients do not know.
+func seed(uid string) uint32 {
+	h := fnv.New32a()
+	h.Write([]byte(uid))
+	return h.Sum32()
+}
+
 // Endpoints are where endpoints are that are in a condition to take traffic:
-// names of nodes, sorted, each once; "" stands for endpoints without a node.
+// names of nodes, sorted, once for each endpoint; "" stands for endpoints without a node.
 type Endpoints struct {
 	// Family is that of their addresses. Empty: both count.
 	Family discoveryv1.AddressType
 	// Ready take traffic. Serving take it when there is nobody ready: they
 	// terminate, but still answer.
 	Ready, Serving []string
+	// NotReady take no new traffic, but for those in Serving.
+	NotReady []string
 }
 
 // EndpointsOf returns the endpoints of a slice, and "namespace/name" of the
@@ -70,28 +87,30 @@ func EndpointsOf(s *discoveryv1.EndpointSlice) (service string, e Endpoints) {
 		ready := endpoint.Conditions.Ready == nil || *endpoint.Conditions.Ready
 		if ready {
 			e.Ready = append(e.Ready, node)
+		} else {
+			e.NotReady = append(e.NotReady, node)
 		}
 		if serving := endpoint.Conditions.Serving; serving == nil && ready || serving != nil && *serving {
 			e.Serving = append(e.Serving, node)
 		}
 	}
-	e.Ready, e.Serving = sorted(e.Ready), sorted(e.Serving)
+	e.Ready, e.Serving, e.NotReady = sorted(e.Ready), sorted(e.Serving), sorted(e.NotReady)
 	if slices.Equal(e.Ready, e.Serving) {
 		e.Serving = e.Ready
 	}
 	return service, e
 }
 
-// sorted returns the names without doubles, in no more memory than they need.
+// sorted returns the names in no more memory than they need.
 func sorted(names []string) []string {
 	slices.Sort(names)
-	return slices.Clone(slices.Compact(names))
+	return slices.Clone(names)
 }
 
 // With returns the Service with its endpoints, those of all of its slices.
 func With(s plan.Service, all ...Endpoints) plan.Service {
 	at := endpointsAt(discoveryv1.AddressTypeIPv4, s.Local, all)
-	s.Serving, s.ServingNodes = at.Serving, at.ServingNodes
+	s.Serving, s.ServingNodes, s.Backends = at.Serving, at.ServingNodes, at.Backends
 	if slices.ContainsFunc(s.VIPs, netip.Addr.Is6) {
 		if at6 := endpointsAt(discoveryv1.AddressTypeIPv6, s.Local, all); !reflect.DeepEqual(at, at6) {
 			s.IPv6 = &at6
@@ -103,17 +122,22 @@ func With(s plan.Service, all ...Endpoints) plan.Service {
 // endpointsAt returns what the endpoints are for VIPs of the family: kube-proxy forwards
 // to no others. Pods have one family only that were there before their cluster
 // had two, or run where the node has one.
-func endpointsAt(family discoveryv1.AddressType, local bool, all []Endpoints) (at plan.Endpoints) {
-	ready, serving := map[string]bool{}, map[string]bool{}
-	for _, e := range all {
+func endpointsAt(family discoveryv1.AddressType, local bool, parts []Endpoints) (at plan.Endpoints) {
+	ready, serving := map[string]int{}, map[string]int{}
+	all := map[string]int{}
+	for _, e := range parts {
 		if e.Family != "" && e.Family != family {
 			continue
 		}
 		for _, n := range e.Ready {
-			ready[n] = true
+			ready[n]++
+			all[n]++
 		}
 		for _, n := range e.Serving {
-			serving[n] = true
+			serving[n]++
+		}
+		for _, n := range e.NotReady {
+			all[n]++
 		}
 	}
 	if len(ready) == 0 {
@@ -122,7 +146,14 @@ func endpointsAt(family discoveryv1.AddressType, local bool, all []Endpoints) (a
 	at.Serving = len(ready) > 0
 	if local { // nobody asks for the nodes otherwise
 		delete(ready, "")
-		at.ServingNodes = ready
+		delete(all, "")
+		at.ServingNodes = map[string]bool{}
+		for n := range ready {
+			at.ServingNodes[n] = true
+		}
+		for _, n := range slices.Sorted(maps.Keys(all)) {
+			at.Backends = append(at.Backends, plan.Backend{Node: n, Open: ready[n], Draining: all[n] - ready[n]})
+		}
 	}
 	return at
 }

@@ -1,0 +1,95 @@
+package scenarios
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/lodestone-lb/lodestone/test/e2e/lab"
+	"github.com/lodestone-lb/lodestone/test/e2e/probe"
+)
+
+const directForwarding = `
+advertisements:
+  - name: lan
+    layer2: {forwarding: direct%s}
+`
+
+// preferring is the part of directForwarding that prefers a node.
+func preferring(node string) string {
+	return fmt.Sprintf(", preferredNodes: [{weight: 1, nodeSelector: {matchLabels: {kubernetes.io/hostname: %s}}}]", node)
+}
+
+// With direct forwarding no TCP connection ends because the VIP moves: by label, by the
+// configuration, while the speakers are replaced, when one is killed, when it is switched on
+// or off. Pods see the client's address with policy Local, and more nodes than the owner
+// serve. The nodes' kube-proxies are in different modes.
+func TestConnectionsOutliveMovesOfTheVIP(t *testing.T) {
+	s := begin(t)
+	s.echo(6)
+	for _, policy := range []corev1.ServiceExternalTrafficPolicy{corev1.ServiceExternalTrafficPolicyLocal, corev1.ServiceExternalTrafficPolicyCluster} {
+		t.Run(string(policy), func(t *testing.T) {
+			s, name := s.part(t), map[corev1.ServiceExternalTrafficPolicy]string{corev1.ServiceExternalTrafficPolicyLocal: "local"}[policy]+"web"
+			s.service(name, func(svc *corev1.Service) { svc.Spec.ExternalTrafficPolicy = policy })
+			vip := s.assigned(name)
+			s.eventually("the VIP answers", func() error { return s.reachTCP(vip) })
+			before := s.connect(vip, 20)
+			s.config(usualPools + fmt.Sprintf(directForwarding, ""))
+			time.Sleep(2 * time.Second) // it takes no time to speak of, and nobody says when
+			all := s.connect(vip, 60)
+			if policy == corev1.ServiceExternalTrafficPolicyLocal {
+				require.Greater(t, len(all.Snapshot().Nodes), 1, "the owner alone serves")
+			}
+			lives := func(what string) {
+				time.Sleep(500 * time.Millisecond) // each asks again
+				for _, c := range []*probe.Connections{before, all} {
+					require.Empty(t, c.Snapshot().Broken, what)
+				}
+			}
+			lives("switched on")
+
+			owner := s.owner(vip)
+			s.afterwards(func() { s.label(owner, excludeLabel, "") })
+			s.label(owner, excludeLabel, "true")
+			s.eventually("the VIP moves", func() error { return s.owned(vip, owner, false) })
+			lives("excluded the owner")
+			s.label(owner, excludeLabel, "")
+			s.ownedBy(vip, owner)
+			lives("the owner is back")
+
+			for _, node := range s.nodesBut(owner) {
+				s.config(usualPools + fmt.Sprintf(directForwarding, preferring(node)))
+				s.ownedBy(vip, node)
+				lives("preferred " + node)
+			}
+			require.NoError(t, s.RollSpeakers(s.ctx))
+			lives("replaced the speakers")
+			s.killSpeaker(s.owner(vip))
+			lives("killed the owner's speaker")
+			s.eventually("somebody owns the VIP", func() error { return s.OneAnswerer(s.ctx, vip) })
+			lives("it is back")
+
+			s.config(usualPools)
+			time.Sleep(2 * time.Second)
+			lives("switched off")
+			for _, c := range []*probe.Connections{before, all} {
+				record := c.Stop()
+				require.Empty(t, record.Broken)
+				t.Logf("%d connections on %v, %d requests, the longest pause %s", record.Opened, record.Nodes, record.Requests, record.WorstPause)
+			}
+		})
+	}
+}
+
+// connect opens TCP connections to the VIP, with ten requests a second on each, until the
+// test ends.
+func (s *story) connect(vip string, n int) *probe.Connections {
+	s.Helper()
+	c, err := probe.Connect(s.ctx, probe.Options{Namespace: "ls-" + lab.Client, Target: target(vip), Interval: 100 * time.Millisecond}, n)
+	require.NoError(s, err)
+	s.Cleanup(func() { c.Stop() })
+	return c
+}
