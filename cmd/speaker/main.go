@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/signal"
 	"syscall"
@@ -73,7 +74,10 @@ func run(ctx context.Context, f *flags) error {
 	announcer := layer2.New(layer2.Options{Interfaces: interfaces, Members: members, Keys: members.SealKeys,
 		Received: netstate.Received, Log: s.log, Registry: registry})
 	limiter := limit.New(limit.Options{Log: s.log, Registry: registry})
-	director := direct.New(direct.Options{Node: f.node, Log: s.log})
+	director := direct.New(direct.Options{Node: f.node, Log: s.log, Gateways: func() []netip.Addr {
+		addrs, _ := gateways.Gateways()
+		return addrs
+	}})
 	podRoutes := podroutes.New(podroutes.Options{Interfaces: interfaces, Log: s.log, Registry: registry})
 	watchdog := bfd.New(bfd.Options{Log: s.log, Registry: registry})
 	passwords := kube.NewPasswords(s.client, f.namespace, config, s.log)

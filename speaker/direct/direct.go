@@ -32,7 +32,7 @@ import (
 )
 
 const (
-	// interval is how often the Director looks at its neighbours and at the kernel's rules.
+	// interval is how often the Director looks at its neighbours.
 	interval = time.Second
 	// defaultHold is how long connections wait for a node that does not answer.
 	defaultHold = 10 * time.Second
@@ -41,6 +41,8 @@ const (
 	drainTime = time.Hour
 	// settleTime is how long a node that starts waits for its neighbours.
 	settleTime = 2 * time.Second
+	// verifyInterval is how often it is looked whether the rules are there.
+	verifyInterval = 3 * time.Second
 	// guardInterval is how often the guard is refreshed.
 	guardInterval = time.Minute
 	// maxTables bounds the kernel's memory: about a megabyte for each.
@@ -52,6 +54,8 @@ type Options struct {
 	Log *slog.Logger
 	// Node is this node's name.
 	Node string
+	// Gateways returns the routers that the node knows: they are no nodes, whatever a Node says.
+	Gateways func() []netip.Addr
 	// Hold is how long connections wait for a node that does not answer. Zero: 10 s.
 	Hold time.Duration
 }
@@ -65,9 +69,11 @@ type Director struct {
 	want     plan.Forwarding
 	nodes    map[netip.Addr]*host // the other nodes that are or were on a segment of this one
 	draining map[plan.LimitKey]draining
-	tables   map[string]table // by what they follow from
-	have     [2]*ruleset      // by family, what the kernel took over last
-	keys     [2]map[int]string
+	tables   map[string]table  // by what they follow from
+	have     [2]*ruleset       // by family, what the kernel took over last
+	keys     [2]map[int]string // and what its tables of buckets follow from
+	stale    bool              // there may be other rules to write
+	began    bool              // what an earlier Director left is taken over or gone
 	err      error
 
 	ready     chan struct{}
@@ -78,10 +84,8 @@ type Director struct {
 type host struct {
 	neighbour
 	since time.Time // if it is silent: when it ceased to answer
+	gone  bool      // connections wait no longer for it
 }
-
-// gone reports whether connections wait no longer for the node.
-func (d *Director) gone(h *host) bool { return h.silent && time.Since(h.since) >= d.Hold }
 
 // draining is a Service that is forwarded directly no more.
 type draining struct {
@@ -141,17 +145,21 @@ func (d *Director) Run(ctx context.Context) error {
 	close(d.ready)
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
-	for refreshed := time.Now(); ; {
+	for verified, refreshed := time.Now(), time.Now(); ; {
 		select {
 		case <-ctx.Done():
 			return nil
 		case want := <-d.sets:
 			d.take(want)
 		case now := <-tick.C:
-			d.verify(now.Sub(refreshed) >= guardInterval)
-			if now.Sub(refreshed) >= guardInterval {
-				refreshed = now
+			if now.Sub(verified) >= verifyInterval {
+				refresh := now.Sub(refreshed) >= guardInterval
+				if verified = now; refresh {
+					refreshed = now
+				}
+				d.verify(refresh)
 			}
+			d.expire(now)
 			d.reconcile()
 		}
 	}
@@ -178,13 +186,21 @@ func (d *Director) take(want plan.Forwarding) {
 			d.draining[key] = draining{before, time.Now().Add(drainTime)}
 		}
 	}
+	for key := range want.Services {
+		delete(d.draining, key)
+	}
+	d.want, d.stale = want, true
+	d.reconcile()
+}
+
+// expire ends what has drained for long enough.
+func (d *Director) expire(now time.Time) {
 	for key, drains := range d.draining {
-		if _, ok := want.Services[key]; ok || time.Now().After(drains.until) {
+		if now.After(drains.until) {
 			delete(d.draining, key)
+			d.stale = true
 		}
 	}
-	d.want = want
-	d.reconcile()
 }
 
 // verify has the rules be written anew if they are not there, and refreshes the guard.
@@ -203,20 +219,22 @@ func (d *Director) verify(refresh bool) {
 		}
 		if sound, err := k.sound(f, d.have[i]); err == nil && !sound {
 			d.Log.Warn("direct forwarding restored: somebody else had changed the nftables table", "table", tableName)
-			d.have[i] = nil
-		} else if refresh {
-			if err := k.refresh(f); err != nil {
-				d.have[i] = nil
-			}
+			d.have[i], d.stale = nil, true
+		} else if refresh && k.refresh(f) != nil {
+			d.have[i], d.stale = nil, true
 		}
 	}
 }
 
 // reconcile brings the rules into force.
 func (d *Director) reconcile() {
-	err := d.look()
-	if err == nil {
+	var err error
+	if len(d.want.Services)+len(d.draining) > 0 {
+		err = d.look()
+	}
+	if err == nil && d.stale {
 		err = d.apply()
+		d.stale = err != nil
 	}
 	if err != nil && (d.err == nil || d.err.Error() != err.Error()) {
 		d.Log.Error("direct forwarding not up to date: VIPs work without", "err", err)
@@ -233,7 +251,7 @@ func (d *Director) publish() {
 		s.Peers += len(d.peers(f))
 	}
 	for node, addrs := range d.want.Nodes {
-		if slices.ContainsFunc(addrs, func(a netip.Addr) bool { return d.nodes[a] != nil && d.gone(d.nodes[a]) }) {
+		if slices.ContainsFunc(addrs, func(a netip.Addr) bool { return d.nodes[a] != nil && d.nodes[a].gone }) {
 			s.Gone[node] = true
 		}
 	}
@@ -243,7 +261,7 @@ func (d *Director) publish() {
 // look finds out which nodes are on the segment, and has those asked that are silent, lost or
 // not known.
 func (d *Director) look() error {
-	links, err := readLinks()
+	links, err := readLinks(d.Gateways())
 	if err != nil {
 		return err
 	}
@@ -262,10 +280,11 @@ func (d *Director) look() error {
 			if !ok {
 				continue
 			}
-			h := &host{n, was.since}
+			h := &host{neighbour: n, since: was.since}
 			if n.silent && !was.silent {
 				h.since = now
 			}
+			h.gone = h.silent && now.Sub(h.since) >= d.Hold
 			d.nodes[a] = h
 			if n.hardware == "" || n.silent || d.want.Lost[node] {
 				if err := ask(n); err != nil {
@@ -274,6 +293,12 @@ func (d *Director) look() error {
 			}
 		}
 	}
+	for a, h := range d.nodes {
+		if was := before[a]; was == nil || was.neighbour != h.neighbour || was.gone != h.gone {
+			d.stale = true
+		}
+	}
+	d.stale = d.stale || len(d.nodes) != len(before)
 	return nil
 }
 
@@ -287,7 +312,7 @@ func (d *Director) apply() error {
 	used := map[string]bool{}
 	for i, f := range families {
 		want, keys := d.rules(i, f, used)
-		if want == nil && d.have[i] == nil {
+		if want == nil && d.have[i] == nil && (d.began || !k.exists(f)) {
 			continue
 		}
 		if err := k.change(f, d.have[i], want); err != nil {
@@ -296,6 +321,7 @@ func (d *Director) apply() error {
 		}
 		d.have[i], d.keys[i] = want, keys
 	}
+	d.began = true
 	maps.DeleteFunc(d.tables, func(key string, _ table) bool { return !used[key] })
 	return nil
 }
@@ -305,12 +331,21 @@ func (d *Director) apply() error {
 func (d *Director) rules(i int, f *family, used map[string]bool) (*ruleset, map[int]string) {
 	r, peers := newRuleset(), d.peers(f)
 	services := map[string][]service{} // by their backends
+	// Most Services have the same backends.
+	known := map[*plan.Backend]service{}
 	add := func(key plan.LimitKey, s plan.Direct, drains bool) {
-		if f.has(key.VIP) {
-			s.Backends = present(s.Backends, peers, d.Node)
-			of := fmt.Sprint(s.Backends)
-			services[of] = append(services[of], service{key.VIP, s, drains})
+		if !f.has(key.VIP) || len(s.Backends) == 0 {
+			return
 		}
+		first := &s.Backends[0]
+		same, ok := known[first]
+		if !ok {
+			same.Backends = present(s.Backends, peers, d.Node)
+			same.of = fmt.Sprint(same.Backends)
+			known[first] = same
+		}
+		s.Backends = same.Backends
+		services[same.of] = append(services[same.of], service{key.VIP, s, drains, same.of})
 	}
 	for key, drains := range d.draining {
 		add(key, drains.Direct, true)
@@ -349,6 +384,7 @@ type service struct {
 	vip netip.Addr
 	plan.Direct
 	drains bool
+	of     string // its backends
 }
 
 // numbers returns the numbers of the tables: one that there is keeps its number, and one that
@@ -387,7 +423,7 @@ func (d *Director) peers(f *family) map[string]neighbour {
 	peers := map[string]neighbour{}
 	for node, addrs := range d.want.Nodes {
 		if at := slices.IndexFunc(addrs, f.has); at >= 0 {
-			if h := d.nodes[addrs[at]]; h != nil && h.hardware != "" && !d.gone(h) {
+			if h := d.nodes[addrs[at]]; h != nil && h.hardware != "" && !h.gone {
 				peers[node] = h.neighbour
 			}
 		}

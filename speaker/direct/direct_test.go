@@ -2,6 +2,7 @@ package direct
 
 import (
 	"fmt"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -144,7 +145,7 @@ func TestRulesAreBack(t *testing.T) {
 	for _, spoil := range []string{"delete table ip lodestone-direct", "flush table ip6 lodestone-direct",
 		"flush chain ip lodestone-direct prerouting"} {
 		w.nodes["n1"].Run("nft", spoil)
-		time.Sleep(3 * interval)
+		time.Sleep(verifyInterval + 2*interval)
 		w.live(all, "after "+spoil)
 	}
 	for _, name := range w.names {
@@ -171,4 +172,43 @@ func TestNodesThatDisagree(t *testing.T) {
 	w.until(func() bool { return w.handed() > before }, func() any { return w.handed() })
 	time.Sleep(time.Second)
 	require.LessOrEqual(t, w.handed()-before, 100*(1+maxCandidates))
+}
+
+// A node that says that it has the router's address does not switch direct forwarding off for
+// what comes by the router.
+func TestRouterIsNoNode(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 2)
+	w.extra = map[string][]netip.Addr{"liar": {netip.MustParseAddr("198.18.0.2")}} // the client's, which is all that a router is here
+	w.start(w.names...)
+	w.own("n1")
+	w.want(some("n1", "n2")...)
+	w.until(func() bool { return w.nodes["n1"].director.Status().Peers == 3 }, func() any { return w.nodes["n1"].director.Status() })
+	by4 := func() (four []*conn) {
+		for i, c := range w.open(40) {
+			if i%2 == 0 {
+				four = append(four, c)
+			}
+		}
+		return four
+	}
+	require.Equal(t, map[string]int{"n1": 20}, at(by4()), "what a node hands here is not handed on")
+	w.gateways.Store(&[]netip.Addr{netip.MustParseAddr("198.18.0.2")})
+	w.until(func() bool { return w.nodes["n1"].director.Status().Peers == 2 }, func() any { return w.nodes["n1"].director.Status() })
+	require.Greater(t, at(by4())["n2"], 4)
+}
+
+// With sessionAffinity: ClientIP a client stays on one node, wherever the VIP is.
+func TestAffinityOutlivesAMove(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 3)
+	w.byClient = true
+	w.start(w.names...)
+	w.own("n1")
+	w.want(some("n1", "n2", "n3")...)
+	first := w.open(10)
+	w.own("n2")
+	for i, c := range append(w.open(10), first...) {
+		require.Equal(t, first[i%2].node, c.node)
+	}
 }

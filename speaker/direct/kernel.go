@@ -13,7 +13,6 @@ import (
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
-	"golang.org/x/sys/unix"
 )
 
 const (
@@ -166,6 +165,12 @@ func (k kernel) flush() error {
 	return nil
 }
 
+// exists reports whether there is a table. Who may not know has none.
+func (k kernel) exists(f *family) bool {
+	_, err := k.ListTableOfFamily(tableName, f.table.Family)
+	return err == nil
+}
+
 // remove removes the table, if there is one.
 func (k kernel) remove(f *family) error {
 	k.AddTable(f.table) // what is not there cannot be deleted
@@ -295,7 +300,7 @@ func (k kernel) plainElements(f *family, r, others *ruleset, do encode) (err err
 // sound reports whether the table has the chains that it is to have. Somebody may have
 // flushed it.
 func (k kernel) sound(f *family, want *ruleset) (bool, error) {
-	if _, err := k.ListTableOfFamily(tableName, f.table.Family); errors.Is(err, unix.ENOENT) {
+	if !k.exists(f) {
 		return false, nil
 	}
 	chains, err := k.ListChainsOfTableFamily(f.table.Family)

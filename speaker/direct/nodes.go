@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/google/nftables/binaryutil"
 	"github.com/vishvananda/netlink"
@@ -28,7 +29,7 @@ func (n neighbour) same(other neighbour) bool {
 type links struct {
 	subnets  map[netip.Prefix]int    // the interface of each
 	hardware map[neighbourKey]string // hardware addresses, empty of who does not answer
-	gateways map[netip.Addr]bool     // next hops of routes: they are no nodes, whatever a Node says
+	routers  map[string]bool         // hardware addresses
 }
 
 type neighbourKey struct {
@@ -37,8 +38,8 @@ type neighbourKey struct {
 }
 
 // readLinks asks the kernel.
-func readLinks() (*links, error) {
-	l := &links{map[netip.Prefix]int{}, map[neighbourKey]string{}, map[netip.Addr]bool{}}
+func readLinks(gateways []netip.Addr) (*links, error) {
+	l := &links{map[netip.Prefix]int{}, map[neighbourKey]string{}, map[string]bool{}}
 	addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
 		return nil, fmt.Errorf("list the node's addresses: %w", err)
@@ -51,21 +52,10 @@ func readLinks() (*links, error) {
 			}
 		}
 	}
-	routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
-	if err != nil {
-		return nil, fmt.Errorf("list the node's routes: %w", err)
-	}
-	for _, r := range routes {
-		for _, hop := range append([]*netlink.NexthopInfo{{Gw: r.Gw}}, r.MultiPath...) {
-			if gw, ok := netip.AddrFromSlice(hop.Gw); ok {
-				l.gateways[gw.Unmap()] = true
-			}
-		}
-	}
-	return l, l.readNeighbours()
+	return l, l.readNeighbours(gateways)
 }
 
-func (l *links) readNeighbours() error {
+func (l *links) readNeighbours(gateways []netip.Addr) error {
 	known, err := netlink.NeighList(0, netlink.FAMILY_ALL)
 	if err != nil {
 		return fmt.Errorf("list the node's neighbours: %w", err)
@@ -78,13 +68,17 @@ func (l *links) readNeighbours() error {
 			l.hardware[key] = ""
 		case len(n.HardwareAddr) == 6:
 			l.hardware[key] = string(n.HardwareAddr)
+			if slices.Contains(gateways, key.addr) {
+				l.routers[l.hardware[key]] = true
+			}
 		}
 	}
 	return nil
 }
 
 // locate returns the node with that address, as it was before as far as the kernel does not
-// know better. ok is not set if it is on no segment of this node, or is a router.
+// know better. ok is not set if it is on no segment of this node, or has a router's hardware
+// address: what the router passes on would count as that node's.
 func (l *links) locate(addr netip.Addr, before neighbour) (n neighbour, ok bool) {
 	device, longest := 0, -1
 	for subnet, index := range l.subnets {
@@ -92,7 +86,7 @@ func (l *links) locate(addr netip.Addr, before neighbour) (n neighbour, ok bool)
 			device, longest = index, subnet.Bits()
 		}
 	}
-	if longest < 0 || l.gateways[addr] {
+	if longest < 0 {
 		return neighbour{}, false
 	}
 	n = neighbour{addr, device, before.hardware, before.silent}
@@ -101,7 +95,7 @@ func (l *links) locate(addr netip.Addr, before neighbour) (n neighbour, ok bool)
 			n.hardware = hardware
 		}
 	}
-	return n, true
+	return n, !l.routers[n.hardware]
 }
 
 // ask has the kernel ask whether the neighbour is there.

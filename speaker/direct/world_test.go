@@ -6,10 +6,12 @@ import (
 	"encoding/binary"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -34,6 +36,10 @@ type world struct {
 	nodes  map[string]*node
 	names  []string
 	lost   map[string]bool // whose speaker is not heard
+	// gateways are what the nodes take for routers.
+	gateways atomic.Pointer[[]netip.Addr]
+	extra    map[string][]netip.Addr // nodes that there are not
+	byClient bool
 }
 
 type node struct {
@@ -138,7 +144,7 @@ func (w *world) start(names ...string) {
 	for _, name := range names {
 		n := w.nodes[name]
 		n.log = &testnet.Log{}
-		n.director = New(Options{Log: slog.New(slog.NewTextHandler(n.log, nil)), Node: name, Hold: 5 * time.Second})
+		n.director = New(Options{Log: slog.New(slog.NewTextHandler(n.log, nil)), Node: name, Gateways: w.routers, Hold: 5 * time.Second})
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan error, 1)
 		go func() { done <- n.Do(func() error { return n.director.Run(ctx) }) }()
@@ -163,7 +169,7 @@ func (w *world) wantAt(names []string, backends ...plan.Backend) {
 	}
 	for _, name := range names { // neighbours are known a moment later
 		d := w.nodes[name].director
-		w.until(func() bool { return backends == nil || d.Status().Peers == 2*(len(w.nodes)-1) }, func() any { return d.Status() })
+		w.until(func() bool { return backends == nil || d.Status().Peers >= 2*(len(w.nodes)-1) }, func() any { return d.Status() })
 	}
 }
 
@@ -174,9 +180,10 @@ func (w *world) setOn(name string, backends []plan.Backend) {
 	for _, n := range w.nodes {
 		want.Nodes[n.name] = n.addrs
 	}
+	maps.Copy(want.Nodes, w.extra)
 	if backends != nil {
 		for _, vip := range []netip.Addr{vip4, vip6} {
-			want.Services[plan.LimitKey{VIP: vip, Service: "default/web"}] = plan.Direct{Ports: web, Seed: 4711, Backends: backends}
+			want.Services[plan.LimitKey{VIP: vip, Service: "default/web"}] = plan.Direct{Ports: web, Seed: 4711, ByClient: w.byClient, Backends: backends}
 		}
 	}
 	d := w.nodes[name].director
@@ -185,6 +192,13 @@ func (w *world) setOn(name string, backends []plan.Backend) {
 		s := d.Status()
 		return s.Err == nil && fmt.Sprint(s.Want) == fmt.Sprint(want)
 	}, func() any { return w.nodes[name].log })
+}
+
+func (w *world) routers() []netip.Addr {
+	if addrs := w.gateways.Load(); addrs != nil {
+		return *addrs
+	}
+	return nil
 }
 
 // handed counts the packets that nodes handed to others.
