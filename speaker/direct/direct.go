@@ -24,6 +24,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -356,10 +357,14 @@ func (d *Director) rules(i int, f *family, used map[string]bool) (*ruleset, map[
 	if len(services) == 0 {
 		return nil, nil
 	}
+	devices := map[int]bool{}
 	for _, p := range peers {
-		r.hands[handName(p.addr)] = p
-		r.interfaces[index(p.device)] = true
-		r.nodes[p.hardware] = true
+		r.interfaces[number(uint32(p.device))], r.hardware[p.hardware] = true, true
+		devices[p.device] = true
+	}
+	var interfaces []string
+	for _, d := range slices.Sorted(maps.Keys(devices)) {
+		interfaces = append(interfaces, strconv.Itoa(d))
 	}
 	numbers := d.numbers(i, services)
 	for id, of := range numbers {
@@ -372,7 +377,8 @@ func (d *Director) rules(i int, f *family, used map[string]bool) (*ruleset, map[
 		r.tables[id] = t.at(d.Node, peers)
 		for _, s := range services[of] {
 			for _, p := range s.Ports {
-				r.services[serviceKey(s.vip, p.Number)] = steer{id, uint32(len(r.tables[id].open)), s.Seed, s.ByClient, s.drains}
+				r.services[serviceKey(s.vip, p.Number)] = steer{id, len(r.tables[id].open), s.Seed, s.ByClient, s.drains,
+					strings.Join(interfaces, "-")}
 			}
 		}
 	}
@@ -446,26 +452,22 @@ func present(all []plan.Backend, peers map[string]neighbour, self string) (kept 
 	return kept
 }
 
-// handName returns the name of the chain that hands packets to an address.
-func handName(a netip.Addr) string { return "to-" + strings.ReplaceAll(a.String(), ":", "-") }
-
-// addrOf returns the address in such a name.
-func addrOf(chain string) (netip.Addr, bool) {
-	name, ok := strings.CutPrefix(chain, "to-")
-	addr, err := netip.ParseAddr(strings.ReplaceAll(name, "-", ":"))
-	return addr, ok && err == nil
-}
-
 // at returns what the table means for one node.
 func (t table) at(self string, peers map[string]neighbour) *buckets {
-	r := &buckets{make([]string, max(1, len(t))), make([]string, max(1, len(t)))}
-	chain := func(node string) string { return handName(peers[node].addr) }
+	r := &buckets{make([]hop, max(1, len(t))), make([]hop, max(1, len(t)))}
+	to := func(node string) hop {
+		h := hop{peers[node].addr, uint32(peers[node].device)}
+		if peers[node].silent {
+			h.device = 0
+		}
+		return h
+	}
 	for bucket, nodes := range t {
 		if nodes[0] != self {
-			r.open[bucket] = chain(nodes[0])
+			r.open[bucket] = to(nodes[0])
 		}
 		if at := slices.Index(nodes, self) + 1; at < len(nodes) {
-			r.next[bucket] = chain(nodes[at])
+			r.next[bucket] = to(nodes[at])
 		}
 	}
 	return r

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -27,37 +29,55 @@ const (
 	guardTime = 10 * time.Minute
 )
 
-// ruleset is what varies in the table of a family.
+// ruleset is what varies in the table of a family. The keys of maps are as the kernel has
+// them.
 type ruleset struct {
-	interfaces map[string]bool // indexes
-	nodes      map[string]bool // hardware addresses
+	interfaces map[string]bool
+	hardware   map[string]bool
 	services   map[string]steer
 	tables     map[int]*buckets
-	hands      map[string]neighbour // by chain
 }
 
-// buckets is a table as one node has it: the chain that a packet goes to, by bucket, empty if
-// it stays here.
+// buckets is a table as one node has it: the node that a packet goes to, by bucket, the zero
+// one if it stays here.
 type buckets struct {
 	// open is where new connections go, next where the rest of those goes that are not known
 	// and stayed here.
-	open, next []string
+	open, next []hop
+}
+
+// hop is a node that packets are handed to.
+type hop struct {
+	addr   netip.Addr
+	device uint32 // 0: it does not answer
 }
 
 // steer is how a Service's packets find their bucket.
 type steer struct {
 	table   int
-	buckets uint32
+	buckets int
 	// seed decides which flow is in which bucket.
 	seed uint32
 	// byClient: all of a client's are in one.
 	byClient bool
 	// drains: new connections stay here, as without a table.
 	drains bool
+	// interfaces are those that nodes are on, as text: so steers compare.
+	interfaces string
+}
+
+// indexes returns the interfaces that nodes are on.
+func (s steer) indexes() (all []uint32) {
+	for text := range strings.SplitSeq(s.interfaces, "-") {
+		if n, err := strconv.ParseUint(text, 10, 32); err == nil {
+			all = append(all, uint32(n))
+		}
+	}
+	return all
 }
 
 func newRuleset() *ruleset {
-	return &ruleset{map[string]bool{}, map[string]bool{}, map[string]steer{}, map[int]*buckets{}, map[string]neighbour{}}
+	return &ruleset{map[string]bool{}, map[string]bool{}, map[string]steer{}, map[int]*buckets{}}
 }
 
 // steers returns the chains that the services need.
@@ -69,12 +89,17 @@ func (r *ruleset) steers() map[steer]bool {
 	return steers
 }
 
-func openName(table int) string { return fmt.Sprint("open-", table) }
-func nextName(table int) string { return fmt.Sprint("next-", table) }
+// The maps and sets of a table of buckets have its number and size in their names.
+func openName(table, size int) string { return fmt.Sprintf("open-%d-%d", table, size) }
+func nextName(table, size int) string { return fmt.Sprintf("next-%d-%d", table, size) }
+
+// on is the map of the nodes on one interface, held the set of those that do not answer.
+func on(maps string, index uint32) string { return fmt.Sprint(maps, "-", index) }
+func held(maps string) string             { return maps + "-held" }
 
 // chain returns the name of the chain, which says all of what it does.
 func (s steer) chain() string {
-	return fmt.Sprintf("steer-%d-%d-%x%s%s", s.table, s.buckets, s.seed, given(s.byClient, "-client"), given(s.drains, "-drains"))
+	return fmt.Sprintf("steer-%d-%d-%08x%s%s-%s", s.table, s.buckets, s.seed, given(s.byClient, "-client"), given(s.drains, "-drains"), s.interfaces)
 }
 
 func (s steer) second() string { return "second" + strings.TrimPrefix(s.chain(), "steer") }
@@ -111,51 +136,82 @@ func (k kernel) change(f *family, have, want *ruleset) error {
 		k.create(f)
 		have = newRuleset()
 	}
-	haveSteers, wantSteers := have.steers(), want.steers()
-	err := errors.Join(
-		k.services(f, have.services, want.services, (*nftables.Conn).SetDeleteElements),
-		k.plainElements(f, have, want, (*nftables.Conn).SetDeleteElements),
-	)
-	for s := range haveSteers {
-		if !wantSteers[s] {
+	if err := errors.Join(k.take(f, have, want), k.give(f, have, want)); err != nil {
+		return fmt.Errorf("encode nftables table %s: %w", tableName, err)
+	}
+	return k.flush()
+}
+
+// take removes what is not wanted: what refers to something goes before it.
+func (k kernel) take(f *family, have, want *ruleset) error {
+	err := k.changeServices(f, have.services, want.services, (*nftables.Conn).SetDeleteElements)
+	err = errors.Join(err, k.changeSets(f, have, want, (*nftables.Conn).SetDeleteElements))
+	steers := want.steers()
+	for s := range have.steers() {
+		if !steers[s] {
 			k.deleteSteer(f, s)
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(have.tables)) {
-		if after := want.tables[id]; after == nil || len(after.open) != len(have.tables[id].open) {
-			k.DelSet(f.buckets(openName(id)))
-			k.DelSet(f.buckets(nextName(id)))
-		} else {
-			err = errors.Join(err, k.buckets(f, id, have.tables[id], after, (*nftables.Conn).SetDeleteElements))
+		for _, m := range have.sets(f, id) {
+			after := want.sets(f, id)[m.set.Name]
+			if after == nil {
+				k.DelSet(m.set)
+				continue
+			}
+			err = errors.Join(err, k.changeBuckets(m, after, (*nftables.Conn).SetDeleteElements))
 		}
 	}
-	k.hands(f, have.hands, want.hands)
+	return err
+}
+
+// give adds what is wanted and not there, in the opposite order.
+func (k kernel) give(f *family, have, want *ruleset) (err error) {
 	for _, id := range slices.Sorted(maps.Keys(want.tables)) {
-		before, after := have.tables[id], want.tables[id]
-		if before == nil || len(before.open) != len(after.open) {
-			err = errors.Join(err, k.AddSet(f.buckets(openName(id)), nil), k.AddSet(f.buckets(nextName(id)), nil))
-			before = &buckets{}
+		before := have.sets(f, id)
+		for name, m := range want.sets(f, id) {
+			if before[name] == nil {
+				err = errors.Join(err, k.AddSet(m.set, nil))
+			}
+			err = errors.Join(err, k.changeBuckets(m, before[name], (*nftables.Conn).SetAddElements))
 		}
-		err = errors.Join(err, k.buckets(f, id, after, before, (*nftables.Conn).SetAddElements))
 	}
-	for s := range wantSteers {
-		if !haveSteers[s] {
+	steers := have.steers()
+	for s := range want.steers() {
+		if !steers[s] {
 			k.addSteer(f, s)
 		}
 	}
-	for _, chain := range slices.Sorted(maps.Keys(have.hands)) {
-		if _, ok := want.hands[chain]; !ok {
-			k.DelChain(&nftables.Chain{Table: f.table, Name: chain})
+	return errors.Join(err, k.changeSets(f, want, have, (*nftables.Conn).SetAddElements),
+		k.changeServices(f, want.services, have.services, (*nftables.Conn).SetAddElements))
+}
+
+// bucketSet is a map or set of buckets.
+type bucketSet struct {
+	set  *nftables.Set
+	of   []hop
+	here func(hop) bool // which of them are in it
+}
+
+// sets returns the maps and sets of a table of buckets, by name. A table of another size is
+// other ones.
+func (r *ruleset) sets(f *family, id int) map[string]*bucketSet {
+	t := r.tables[id]
+	if t == nil {
+		return nil
+	}
+	sets := map[string]*bucketSet{}
+	add := func(name string, isMap bool, of []hop, here func(hop) bool) {
+		sets[name] = &bucketSet{f.buckets(name, isMap), of, here}
+	}
+	for name, of := range map[string][]hop{openName(id, len(t.open)): t.open, nextName(id, len(t.open)): t.next} {
+		for index := range r.interfaces {
+			device := binaryutil.NativeEndian.Uint32([]byte(index))
+			add(on(name, device), true, of, func(h hop) bool { return h.device == device })
 		}
+		add(held(name), false, of, func(h hop) bool { return h.addr.IsValid() && h.device == 0 })
 	}
-	err = errors.Join(err,
-		k.plainElements(f, want, have, (*nftables.Conn).SetAddElements),
-		k.services(f, want.services, have.services, (*nftables.Conn).SetAddElements),
-	)
-	if err != nil {
-		return fmt.Errorf("encode nftables table %s: %w", tableName, err)
-	}
-	return k.flush()
+	return sets
 }
 
 func (k kernel) flush() error {
@@ -183,20 +239,21 @@ func (k kernel) create(f *family) {
 	k.AddTable(f.table)
 	k.DelTable(f.table)
 	k.AddTable(f.table)
-	for _, s := range append(f.plainSets(), f.services()) {
+	for _, s := range f.sets() {
 		k.AddSet(s, nil) //nolint:errcheck // it fails for anonymous sets alone
 	}
-	k.SetAddElements(f.plainSets()[2], guard) //nolint:errcheck // as above
+	k.SetAddElements(f.sets()[0], guard) //nolint:errcheck // as above
 	k.AddRule(&nftables.Rule{Table: f.table, Chain: k.AddChain(f.base()), Exprs: f.baseRule()})
 }
 
-var guard = []nftables.SetElement{{Key: guardElement, Timeout: guardTime}}
+// guard is TCP.
+var guard = []nftables.SetElement{{Key: []byte{unix.IPPROTO_TCP}, Timeout: guardTime}}
 
 // refresh has the table work for guardTime from now on.
 func (k kernel) refresh(f *family) error {
-	set := f.plainSets()[2]
+	set := f.sets()[0]
 	k.SetAddElements(set, guard)                                         //nolint:errcheck // it is right
-	k.SetDeleteElements(set, []nftables.SetElement{{Key: guardElement}}) //nolint:errcheck // it is right
+	k.SetDeleteElements(set, []nftables.SetElement{{Key: guard[0].Key}}) //nolint:errcheck // it is right
 	k.SetAddElements(set, guard)                                         //nolint:errcheck // it is right
 	return k.flush()
 }
@@ -224,43 +281,8 @@ func (k kernel) deleteSteer(f *family, s steer) {
 	}
 }
 
-// hands writes the chains of nodes that are new or not as they were.
-func (k kernel) hands(f *family, have, want map[string]neighbour) {
-	for _, name := range slices.Sorted(maps.Keys(want)) {
-		to := want[name]
-		if before, ok := have[name]; ok && before.same(to) {
-			continue
-		}
-		chain := k.AddChain(&nftables.Chain{Table: f.table, Name: name})
-		k.FlushChain(chain)
-		rules := hand(to)
-		if to.silent {
-			rules = hold()
-		}
-		k.addRules(f, chain, rules)
-	}
-}
-
 // encode is SetAddElements or SetDeleteElements.
 type encode = func(*nftables.Conn, *nftables.Set, []nftables.SetElement) error
-
-// buckets encodes the elements that t has and other has not.
-func (k kernel) buckets(f *family, id int, t, other *buckets, do encode) error {
-	return errors.Join(
-		k.bucketMap(f.buckets(openName(id)), t.open, other.open, do), k.bucketMap(f.buckets(nextName(id)), t.next, other.next, do))
-}
-
-func (k kernel) bucketMap(set *nftables.Set, chains, others []string, do encode) error {
-	var differ []nftables.SetElement
-	for bucket, chain := range chains {
-		if chain == "" || len(others) > 0 && others[bucket] == chain {
-			continue
-		}
-		differ = append(differ, nftables.SetElement{Key: binaryutil.NativeEndian.PutUint32(uint32(bucket)),
-			VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: chain}})
-	}
-	return k.encode(set, differ, do)
-}
 
 func (k kernel) encode(set *nftables.Set, elements []nftables.SetElement, do encode) (err error) {
 	for part := range slices.Chunk(elements, perMessage) {
@@ -269,9 +291,25 @@ func (k kernel) encode(set *nftables.Set, elements []nftables.SetElement, do enc
 	return err
 }
 
-// services encodes the elements of the map of services that others lacks or has another
+// changeBuckets encodes the elements that m has and other has not. Nil: it has none.
+func (k kernel) changeBuckets(m, other *bucketSet, do encode) error {
+	var differ []nftables.SetElement
+	for bucket, h := range m.of {
+		if !m.here(h) || other != nil && other.of[bucket] == h {
+			continue
+		}
+		e := nftables.SetElement{Key: []byte(number(uint32(bucket)))}
+		if m.set.IsMap {
+			e.Val = h.addr.AsSlice()
+		}
+		differ = append(differ, e)
+	}
+	return k.encode(m.set, differ, do)
+}
+
+// changeServices encodes the elements of the map of services that others lacks or has another
 // chain for.
-func (k kernel) services(f *family, elements, others map[string]steer, do encode) error {
+func (k kernel) changeServices(f *family, elements, others map[string]steer, do encode) error {
 	var differ []nftables.SetElement
 	for _, key := range slices.Sorted(maps.Keys(elements)) {
 		if other, ok := others[key]; !ok || other != elements[key] {
@@ -279,20 +317,19 @@ func (k kernel) services(f *family, elements, others map[string]steer, do encode
 				VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: elements[key].chain()}})
 		}
 	}
-	return k.encode(f.services(), differ, do)
+	return k.encode(f.sets()[3], differ, do)
 }
 
-// plainElements encodes the elements of the sets that others lacks.
-func (k kernel) plainElements(f *family, r, others *ruleset, do encode) (err error) {
-	sets := f.plainSets()
-	for i, of := range []struct{ elements, others map[string]bool }{{r.interfaces, others.interfaces}, {r.nodes, others.nodes}} {
+// changeSets encodes the elements of the other sets that r has and others has not.
+func (k kernel) changeSets(f *family, r, others *ruleset, do encode) (err error) {
+	for i, of := range []struct{ elements, others map[string]bool }{{r.interfaces, others.interfaces}, {r.hardware, others.hardware}} {
 		var differ []nftables.SetElement
 		for _, key := range slices.Sorted(maps.Keys(of.elements)) {
 			if !of.others[key] {
 				differ = append(differ, nftables.SetElement{Key: []byte(key)})
 			}
 		}
-		err = errors.Join(err, k.encode(sets[i], differ, do))
+		err = errors.Join(err, k.encode(f.sets()[1+i], differ, do))
 	}
 	return err
 }
@@ -317,37 +354,38 @@ func (k kernel) sound(f *family, want *ruleset) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("list nftables rules: %w", err)
 	}
-	return len(rules) == 1 && there == 1+2*len(want.steers())+len(want.hands), nil
+	return len(rules) == 1 && there == 1+2*len(want.steers()), nil
 }
 
-// Handed returns how many packets this node has handed to each address, or has held for it.
-func Handed() (map[netip.Addr]uint64, error) {
+// Handed returns how many packets this node has handed to others with the rules that there
+// are.
+func Handed() (packets uint64, err error) {
 	k, err := dial()
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
 	defer k.close()
-	handed := map[netip.Addr]uint64{}
 	for _, f := range families {
 		chains, err := k.ListChainsOfTableFamily(f.table.Family)
 		if err != nil {
-			return nil, fmt.Errorf("list nftables chains: %w", err)
+			return 0, fmt.Errorf("list nftables chains: %w", err)
 		}
 		for _, c := range chains {
-			addr, ok := addrOf(c.Name)
-			if c.Table.Name != tableName || !ok {
+			if c.Table.Name != tableName {
 				continue
 			}
 			rules, err := k.GetRules(f.table, c)
 			if err != nil {
-				return nil, fmt.Errorf("list the rules of nftables chain %s: %w", c.Name, err)
+				return 0, fmt.Errorf("list the rules of nftables chain %s: %w", c.Name, err)
 			}
 			for _, r := range rules {
-				if counter, ok := r.Exprs[0].(*expr.Counter); ok {
-					handed[addr] += counter.Packets
+				for _, e := range r.Exprs {
+					if counter, ok := e.(*expr.Counter); ok {
+						packets += counter.Packets
+					}
 				}
 			}
 		}
 	}
-	return handed, nil
+	return packets, nil
 }

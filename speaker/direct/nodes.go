@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/google/nftables/binaryutil"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -18,11 +17,6 @@ type neighbour struct {
 	hardware string // its hardware address, empty while it is not known
 	// silent is set while it does not answer to its address.
 	silent bool
-}
-
-// same reports whether packets are handed to both in the same way.
-func (n neighbour) same(other neighbour) bool {
-	return n.addr == other.addr && n.device == other.device && n.silent == other.silent
 }
 
 // links are what the kernel knows of the segments.
@@ -113,6 +107,3 @@ func ask(n neighbour) error {
 	}
 	return nil
 }
-
-// index is an interface as the kernel's sets have it.
-func index(device int) string { return string(binaryutil.NativeEndian.PutUint32(uint32(device))) }

@@ -29,10 +29,10 @@ const (
 	rst = 0x04
 )
 
-// The registers of 32 bits, from the first one.
+// The registers of 32 bits that the rules use.
 const (
-	reg0 = unix.NFT_REG32_00
-	reg8 = unix.NFT_REG32_08
+	keys   = unix.NFT_REG32_00
+	device = unix.NFT_REG32_15
 )
 
 // family is what differs between IPv4 and IPv6.
@@ -54,155 +54,161 @@ var families = []*family{
 // has reports whether an address is of the family.
 func (f *family) has(a netip.Addr) bool { return a.Is4() == (f.length == 4) }
 
-// The sets of the table.
+// The sets and maps of the table, besides those of buckets.
 const (
+	// interfacesSet are the interfaces to the segments that nodes are on.
 	interfacesSet = "interfaces"
-	nodesSet      = "nodes"
-	guardSet      = "guard"
-	servicesMap   = "services"
+	// hardwareSet are the hardware addresses of the other nodes.
+	hardwareSet = "hardware"
+	// guardSet has its element for as long as a speaker refreshes it.
+	guardSet = "guard"
+	// servicesMap leads from a VIP and port to the chain of the Service's table.
+	servicesMap = "services"
 )
 
-// base returns the chain that the kernel calls, which passes on what is for a VIP:
-//
-//	meta l4proto tcp ip daddr . tcp dport vmap @services
-func (f *family) base() *nftables.Chain {
-	return &nftables.Chain{Name: "prerouting", Table: f.table, Type: nftables.ChainTypeFilter,
-		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRef(priority)}
-}
-
-func (f *family) baseRule() []expr.Any {
-	next := reg0 + f.length/4
-	return []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg0},
-		&expr.Cmp{Register: reg0, Op: expr.CmpOpEq, Data: []byte{unix.IPPROTO_TCP}},
-		&expr.Payload{DestRegister: reg0, Base: expr.PayloadBaseNetworkHeader, Offset: f.source + f.length, Len: f.length},
-		&expr.Payload{DestRegister: next, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
-		&expr.Lookup{SourceRegister: reg0, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: servicesMap},
+// sets returns them, the guard first.
+func (f *family) sets() []*nftables.Set {
+	host := binaryutil.NativeEndian
+	return []*nftables.Set{
+		{Table: f.table, Name: guardSet, KeyType: nftables.TypeInetProto, HasTimeout: true},
+		{Table: f.table, Name: interfacesSet, KeyType: nftables.TypeIFIndex, KeyByteOrder: host},
+		{Table: f.table, Name: hardwareSet, KeyType: nftables.TypeEtherAddr},
+		{Table: f.table, Name: servicesMap, IsMap: true, Concatenation: true, DataType: nftables.TypeVerdict,
+			KeyType: nftables.MustConcatSetType(f.address, nftables.TypeInetService)},
 	}
 }
 
-// services is the map from a VIP and port to the chain of its table.
-func (f *family) services() *nftables.Set {
-	return &nftables.Set{Table: f.table, Name: servicesMap, IsMap: true, Concatenation: true, DataType: nftables.TypeVerdict,
-		KeyType: nftables.MustConcatSetType(f.address, nftables.TypeInetService)}
+// buckets is a map from a bucket to the address of a node, or a set of buckets.
+func (f *family) buckets(name string, isMap bool) *nftables.Set {
+	return &nftables.Set{Table: f.table, Name: name, IsMap: isMap, KeyType: nftables.TypeMark, KeyByteOrder: binaryutil.NativeEndian,
+		DataType: f.address}
 }
 
+// serviceKey is a VIP and port as the maps have them, padded to the registers' four bytes.
 func serviceKey(vip netip.Addr, port uint16) string {
 	key := binary.BigEndian.AppendUint16(vip.AsSlice(), port)
 	return string(append(key, 0, 0))
 }
 
-// plainSets are the sets without a verdict.
-func (f *family) plainSets() []*nftables.Set {
-	return []*nftables.Set{
-		{Table: f.table, Name: interfacesSet, KeyType: nftables.TypeIFIndex, KeyByteOrder: binaryutil.NativeEndian},
-		{Table: f.table, Name: nodesSet, KeyType: nftables.TypeEtherAddr},
-		{Table: f.table, Name: guardSet, KeyType: nftables.TypeMark, KeyByteOrder: binaryutil.NativeEndian, HasTimeout: true},
+// number is a number as sets and registers have it.
+func number(n uint32) string { return string(binaryutil.NativeEndian.PutUint32(n)) }
+
+// base returns the chain that the kernel calls.
+func (f *family) base() *nftables.Chain {
+	return &nftables.Chain{Name: "prerouting", Table: f.table, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRef(priority)}
+}
+
+// baseRule passes on what is for a VIP:
+//
+//	meta l4proto tcp ip daddr . tcp dport vmap @services
+func (f *family) baseRule() []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: keys},
+		&expr.Cmp{Register: keys, Op: expr.CmpOpEq, Data: []byte{unix.IPPROTO_TCP}},
+		&expr.Payload{DestRegister: keys, Base: expr.PayloadBaseNetworkHeader, Offset: f.source + f.length, Len: f.length},
+		&expr.Payload{DestRegister: keys + f.length/4, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+		&expr.Lookup{SourceRegister: keys, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: servicesMap},
 	}
 }
 
-// buckets is a map from a bucket to the chain of a node.
-func (f *family) buckets(name string) *nftables.Set {
-	return &nftables.Set{Table: f.table, Name: name, IsMap: true, DataType: nftables.TypeVerdict, KeyType: nftables.TypeMark,
-		KeyByteOrder: binaryutil.NativeEndian}
-}
-
-// guardElement is in guardSet for as long as a speaker refreshes it.
-var guardElement = binaryutil.NativeEndian.PutUint32(1)
+var accept = &expr.Verdict{Kind: expr.VerdictAccept}
 
 // steer is the chain of a table for what comes in on the segment:
 //
 //	iif != @interfaces accept                             from a pod: kube-proxy's
-//	1 != @guard accept                                    no speaker for long: as without
+//	meta l4proto != @guard accept                         no speaker for long: as without
 //	ct state != { new, invalid } accept                   the connection is kept here
 //	ct state invalid tcp flags & (fin | rst) == 0 accept  of a connection that is kept here, perhaps
-//	ether saddr @nodes goto second                        another node has handed it here
-//	jhash ip saddr . tcp sport mod N vmap @open           the node that takes new connections
+//	ether saddr @hardware goto second                     another node has handed it here
+//	hand over by @open                                    to the node that takes new connections
 //	tcp flags & syn != 0 accept                           which is this one
-//	jhash ip saddr . tcp sport mod N vmap @next           or an earlier one has the connection
+//	hand over by @next                                    or an earlier one has the connection
 //
-// While the table drains, the rule on SYN comes before the one above it.
 // A FIN or RST of a connection that conntrack does not know is invalid, other segments of it
-// are new.
+// are new. While the table drains, the rule on SYN comes before the one above it.
 func (f *family) steer(s steer) [][]expr.Any {
-	accept := &expr.Verdict{Kind: expr.VerdictAccept}
-	rest := [][]expr.Any{f.lookUp(s, openName(s.table)), join(flagsAre(syn, true), accept), f.lookUp(s, nextName(s.table))}
-	if s.drains {
-		rest[0], rest[1] = rest[1], rest[0]
-	}
-	return append([][]expr.Any{
-		{&expr.Meta{Key: expr.MetaKeyIIF, Register: reg0}, &expr.Lookup{SourceRegister: reg0, SetName: interfacesSet, Invert: true}, accept},
-		{&expr.Immediate{Register: reg0, Data: guardElement}, &expr.Lookup{SourceRegister: reg0, SetName: guardSet, Invert: true}, accept},
+	rules := [][]expr.Any{
+		join(&expr.Meta{Key: expr.MetaKeyIIF, Register: keys}, in(interfacesSet, false), accept),
+		join(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: keys}, in(guardSet, false), accept),
 		join(stateIs(expr.CtStateBitNEW|expr.CtStateBitINVALID, false), accept),
 		join(stateIs(expr.CtStateBitINVALID, true), flagsAre(fin|rst, false), accept),
-		{&expr.Payload{DestRegister: reg0, Base: expr.PayloadBaseLLHeader, Offset: 6, Len: 6},
-			&expr.Lookup{SourceRegister: reg0, SetName: nodesSet}, &expr.Verdict{Kind: expr.VerdictGoto, Chain: s.second()}},
-	}, rest...)
+		join(&expr.Payload{DestRegister: keys, Base: expr.PayloadBaseLLHeader, Offset: 6, Len: 6}, in(hardwareSet, true),
+			&expr.Verdict{Kind: expr.VerdictGoto, Chain: s.second()}),
+	}
+	opened := join(flagsAre(syn, true), accept)
+	if s.drains {
+		rules = append(rules, opened)
+	}
+	rules = append(rules, f.handOver(s, openName(s.table, s.buckets))...)
+	if !s.drains {
+		rules = append(rules, opened)
+	}
+	return append(rules, f.handOver(s, nextName(s.table, s.buckets))...)
 }
 
 // second is the chain of a table for what another node handed here, of a connection that is
 // not known:
 //
-//	tcp flags & syn != 0 accept                     a new one
-//	ip ttl <= lastHop accept                        nobody knows it
+//	tcp flags & syn != 0 accept            a new one
+//	ip ttl <= lastHop accept               nobody knows it
 //	ip ttl > firstHop ip ttl set firstHop
-//	jhash ip saddr . tcp sport mod N vmap @next     it is kept where the bucket was before, perhaps
+//	hand over by @next                     it is kept where the bucket was before, perhaps
 func (f *family) second(s steer) [][]expr.Any {
-	ttl := &expr.Payload{DestRegister: reg0, Base: expr.PayloadBaseNetworkHeader, Offset: f.ttl, Len: 1}
-	set := &expr.Payload{OperationType: expr.PayloadWrite, SourceRegister: reg0, Base: expr.PayloadBaseNetworkHeader, Offset: f.ttl, Len: 1}
+	ttl := &expr.Payload{DestRegister: keys, Base: expr.PayloadBaseNetworkHeader, Offset: f.ttl, Len: 1}
+	set := &expr.Payload{OperationType: expr.PayloadWrite, SourceRegister: keys, Base: expr.PayloadBaseNetworkHeader, Offset: f.ttl, Len: 1}
 	if f.checksum {
 		set.CsumType, set.CsumOffset = expr.CsumTypeInet, 10
 	}
-	accept := &expr.Verdict{Kind: expr.VerdictAccept}
-	return [][]expr.Any{
+	return append([][]expr.Any{
 		join(flagsAre(syn, true), accept),
-		{ttl, &expr.Cmp{Register: reg0, Op: expr.CmpOpLte, Data: []byte{lastHop}}, accept},
-		{ttl, &expr.Cmp{Register: reg0, Op: expr.CmpOpGt, Data: []byte{firstHop}}, &expr.Immediate{Register: reg0, Data: []byte{firstHop}}, set},
-		f.lookUp(s, nextName(s.table)),
-	}
+		join(ttl, &expr.Cmp{Register: keys, Op: expr.CmpOpLte, Data: []byte{lastHop}}, accept),
+		join(ttl, &expr.Cmp{Register: keys, Op: expr.CmpOpGt, Data: []byte{firstHop}}, &expr.Immediate{Register: keys, Data: []byte{firstHop}}, set),
+	}, f.handOver(s, nextName(s.table, s.buckets))...)
 }
 
-// lookUp goes to the chain of the node that has the flow in a map of buckets.
-func (f *family) lookUp(s steer, set string) []expr.Any {
-	exprs := []expr.Any{&expr.Payload{DestRegister: reg0, Base: expr.PayloadBaseNetworkHeader, Offset: f.source, Len: f.length}}
+// handOver hands the packet, as it is, to the node that has the flow in the maps of a table,
+// of which there is one for each interface, if one of them has it. What belongs to a node
+// that does not answer waits until it is back.
+//
+//	dup to jhash ip saddr . tcp sport mod N seed S map @open-0-2048-2 device eth0 counter drop
+//	jhash ip saddr . tcp sport mod N seed S @open-0-2048-held drop
+func (f *family) handOver(s steer, maps string) (rules [][]expr.Any) {
+	drop := &expr.Verdict{Kind: expr.VerdictDrop}
+	for _, index := range s.indexes() {
+		rules = append(rules, join(f.bucketOf(s),
+			&expr.Lookup{SourceRegister: keys, DestRegister: keys, IsDestRegSet: true, SetName: on(maps, index)},
+			&expr.Immediate{Register: device, Data: []byte(number(index))},
+			&expr.Dup{RegAddr: keys, RegDev: device, IsRegDevSet: true}, &expr.Counter{}, drop))
+	}
+	return append(rules, join(f.bucketOf(s), in(held(maps), true), drop))
+}
+
+// bucketOf loads the bucket of the flow.
+func (f *family) bucketOf(s steer) []expr.Any {
+	exprs := []expr.Any{&expr.Payload{DestRegister: keys, Base: expr.PayloadBaseNetworkHeader, Offset: f.source, Len: f.length}}
 	length := f.length
 	if !s.byClient {
-		exprs = append(exprs, &expr.Payload{DestRegister: reg0 + f.length/4, Base: expr.PayloadBaseTransportHeader, Len: 2})
+		exprs = append(exprs, &expr.Payload{DestRegister: keys + length/4, Base: expr.PayloadBaseTransportHeader, Len: 2})
 		length += 4
 	}
 	return append(exprs,
-		&expr.Hash{SourceRegister: reg0, DestRegister: reg8, Length: length, Modulus: s.buckets, Seed: s.seed, Type: expr.HashTypeJenkins},
-		&expr.Lookup{SourceRegister: reg8, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: set})
+		&expr.Hash{SourceRegister: keys, DestRegister: keys, Length: length, Modulus: uint32(s.buckets), Seed: s.seed, Type: expr.HashTypeJenkins})
 }
 
-// hand is the chain of a node: it hands the packet to it as it is.
-//
-//	counter dup to ADDRESS device INTERFACE drop
-func hand(to neighbour) [][]expr.Any {
-	return [][]expr.Any{{
-		&expr.Counter{},
-		&expr.Immediate{Register: reg0, Data: to.addr.AsSlice()},
-		&expr.Immediate{Register: reg8, Data: binaryutil.NativeEndian.PutUint32(uint32(to.device))},
-		&expr.Dup{RegAddr: reg0, RegDev: reg8, IsRegDevSet: true},
-		&expr.Verdict{Kind: expr.VerdictDrop},
-	}}
-}
-
-// hold is the chain of a node that is silent: what belongs to it waits until it is back.
-//
-//	counter drop
-func hold() [][]expr.Any {
-	return [][]expr.Any{{&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}}}
+// in matches what is in a set, or is not.
+func in(set string, so bool) *expr.Lookup {
+	return &expr.Lookup{SourceRegister: keys, SetName: set, Invert: !so}
 }
 
 // stateIs matches packets that have one of the states of conntrack, or none of them.
 func stateIs(states uint32, so bool) []expr.Any {
-	return bits(&expr.Ct{Register: reg0, Key: expr.CtKeySTATE}, binaryutil.NativeEndian.PutUint32(states), so)
+	return bits(&expr.Ct{Register: keys, Key: expr.CtKeySTATE}, binaryutil.NativeEndian.PutUint32(states), so)
 }
 
 // flagsAre matches segments that have one of TCP's flags, or none of them.
 func flagsAre(flags byte, so bool) []expr.Any {
-	return bits(&expr.Payload{DestRegister: reg0, Base: expr.PayloadBaseTransportHeader, Offset: 13, Len: 1}, []byte{flags}, so)
+	return bits(&expr.Payload{DestRegister: keys, Base: expr.PayloadBaseTransportHeader, Offset: 13, Len: 1}, []byte{flags}, so)
 }
 
 func bits(load expr.Any, mask []byte, some bool) []expr.Any {
@@ -212,11 +218,11 @@ func bits(load expr.Any, mask []byte, some bool) []expr.Any {
 	}
 	none := make([]byte, len(mask))
 	return []expr.Any{load,
-		&expr.Bitwise{SourceRegister: reg0, DestRegister: reg0, Len: uint32(len(mask)), Mask: mask, Xor: none},
-		&expr.Cmp{Register: reg0, Op: op, Data: none}}
+		&expr.Bitwise{SourceRegister: keys, DestRegister: keys, Len: uint32(len(mask)), Mask: mask, Xor: none},
+		&expr.Cmp{Register: keys, Op: op, Data: none}}
 }
 
-// join returns the expressions of a rule. The last part is its verdict.
+// join returns the expressions of a rule.
 func join(parts ...any) (all []expr.Any) {
 	for _, p := range parts {
 		switch p := p.(type) {

@@ -125,14 +125,3 @@ func TestPlacesOfASlotDiffer(t *testing.T) {
 		require.Len(t, seen, int(n))
 	}
 }
-
-func BenchmarkTable(b *testing.B) {
-	for _, n := range []int{3, 10, 100} {
-		b.Run(fmt.Sprint("nodes=", n), func(b *testing.B) {
-			all := backends(nodes(n), 1)
-			for b.Loop() {
-				newTable(all)
-			}
-		})
-	}
-}

@@ -206,9 +206,7 @@ func (w *world) handed() (packets int) {
 	for _, n := range w.nodes {
 		require.NoError(w.t, n.Do(func() error {
 			handed, err := Handed()
-			for _, count := range handed {
-				packets += int(count)
-			}
+			packets += int(handed)
 			return err
 		}))
 	}
