@@ -19,6 +19,7 @@ package direct
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -28,6 +29,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
@@ -238,12 +241,23 @@ func (d *Director) reconcile() {
 		d.stale = err != nil
 	}
 	if err != nil && (d.err == nil || d.err.Error() != err.Error()) {
-		d.Log.Error("direct forwarding not up to date: VIPs work without", "err", err)
+		d.Log.Error("direct forwarding not up to date: VIPs work without", "err", err, "hint", hint(err))
 	} else if err == nil && d.err != nil {
 		d.Log.Info("direct forwarding up to date again")
 	}
 	d.err = err
 	d.publish()
+}
+
+// hint says what an operator can do about the error.
+func hint(err error) string {
+	switch {
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
+		return "the speaker needs the capability NET_ADMIN: speaker.directForwarding in the chart's values"
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EOPNOTSUPP):
+		return "the node's kernel needs nf_tables with ct, dup, hash and maps"
+	}
+	return "it is tried again"
 }
 
 func (d *Director) publish() {

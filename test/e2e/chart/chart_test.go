@@ -364,6 +364,7 @@ func TestPodsAreConfined(t *testing.T) {
 	all := objects(t, render(t, "testdata/default.values.yaml"))
 	limiting := objects(t, render(t, "testdata/default.values.yaml", "--set=speaker.connectionRateLimits=true"))
 	routing := objects(t, render(t, "testdata/default.values.yaml", "--set=speaker.podRoutes=true"))
+	forwarding := objects(t, render(t, "testdata/default.values.yaml", "--set=speaker.directForwarding=true"))
 	bgp := objects(t, render(t, "testdata/default.values.yaml", "--set=speaker.bgp.passivePeers=true", "--set=speaker.bgp.realTimeBFD=true"))
 	withDHCP := objects(t, render(t, "testdata/single.values.yaml"))
 	tests := []struct {
@@ -377,6 +378,7 @@ func TestPodsAreConfined(t *testing.T) {
 		{"speaker", daemonSet(t, all).Template.Spec, 0, []corev1.Capability{"NET_RAW"}},
 		{"speaker with limits", daemonSet(t, limiting).Template.Spec, 0, []corev1.Capability{"NET_RAW", "NET_ADMIN"}},
 		{"speaker with routes to pods", daemonSet(t, routing).Template.Spec, 0, []corev1.Capability{"NET_RAW", "NET_ADMIN"}},
+		{"speaker that forwards directly", daemonSet(t, forwarding).Template.Spec, 0, []corev1.Capability{"NET_RAW", "NET_ADMIN"}},
 		{"speaker with passive peers and BFD", daemonSet(t, bgp).Template.Spec, 0,
 			[]corev1.Capability{"NET_RAW", "NET_BIND_SERVICE", "SYS_NICE"}},
 	}

@@ -29,6 +29,8 @@ func preferring(node string) string {
 // serve. The nodes' kube-proxies are in different modes.
 func TestConnectionsOutliveMovesOfTheVIP(t *testing.T) {
 	s := begin(t)
+	s.afterwards(func() { require.NoError(s, s.Upgrade(s.ctx, s.Lab.Chart())) })
+	require.NoError(t, s.Upgrade(s.ctx, s.Lab.Chart(), "--set=speaker.directForwarding=true"))
 	s.echo(6)
 	for _, policy := range []corev1.ServiceExternalTrafficPolicy{corev1.ServiceExternalTrafficPolicyLocal, corev1.ServiceExternalTrafficPolicyCluster} {
 		t.Run(string(policy), func(t *testing.T) {
