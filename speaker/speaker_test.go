@@ -280,7 +280,8 @@ func (s *story) start() {
 	var err error
 	s.speaker, err = New(Options{Node: "n1", Scope: testScope, Client: s.client, Config: &s.config, Members: &s.members, Networks: &s.members,
 		Claimant: &s.members, DataPlane: &s.dataPlane,
-		Announcer: &s.announcer, Limiter: &s.limiter, Forwarder: &s.forwarder, Router: &s.router, PodRoutes: &s.pods, Passwords: &s.passwords, Drain: s.drain,
+		Announcer: &s.announcer, Limiter: &s.limiter, Forwarder: &s.forwarder, Router: &s.router, PodRoutes: &s.pods,
+		Passwords: &s.passwords, Drain: s.drain,
 		Detector: NewDetector(&fakeBFD{}, &fakePeers{}, slog.New(slog.DiscardHandler)), Log: slog.New(slog.NewTextHandler(&s.log, nil)),
 		Registry: s.registry, HandOver: s.handOver})
 	if err != nil {

@@ -142,10 +142,11 @@ func (d *Director) Run(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		return nil
-	case want := <-d.sets:
-		d.take(want)
+	case d.want = <-d.sets:
 	}
 	d.settle(ctx)
+	d.stale = true
+	d.reconcile()
 	close(d.ready)
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
@@ -169,18 +170,15 @@ func (d *Director) Run(ctx context.Context) error {
 	}
 }
 
-// settle waits until the nodes on the segment are known, or do not answer.
+// settle waits until the nodes on the segment are known, but not long for those that do not
+// answer. Until then the rules of an earlier Director stay, which knew them.
 func (d *Director) settle(ctx context.Context) {
-	for end := time.Now().Add(settleTime); ctx.Err() == nil && time.Now().Before(end) && d.asking(); {
-		time.Sleep(settleTime / 20)
-		d.reconcile()
-	}
-}
-
-// asking reports whether some node on the segment has not answered yet.
-func (d *Director) asking() bool {
 	unknown := func(h *host) bool { return h.hardware == "" }
-	return len(d.want.Services) > 0 && slices.ContainsFunc(slices.Collect(maps.Values(d.nodes)), unknown)
+	for end := time.Now().Add(settleTime); len(d.want.Services) > 0 && ctx.Err() == nil && time.Now().Before(end); time.Sleep(settleTime / 40) {
+		if d.look() == nil && !slices.ContainsFunc(slices.Collect(maps.Values(d.nodes)), unknown) {
+			return
+		}
+	}
 }
 
 // take takes over what is wanted now. What is wanted no more drains.
@@ -336,6 +334,8 @@ func (d *Director) apply() error {
 		}
 		d.have[i], d.keys[i] = want, keys
 	}
+	d.Log.Info("direct forwarding", "services", len(d.want.Services), "draining", len(d.draining), "tables", len(d.tables),
+		"peers4", len(d.peers(families[0])), "peers6", len(d.peers(families[1])))
 	d.began = true
 	maps.DeleteFunc(d.tables, func(key string, _ table) bool { return !used[key] })
 	return nil

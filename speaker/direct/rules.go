@@ -163,7 +163,8 @@ func (f *family) second(s steer) [][]expr.Any {
 	return append([][]expr.Any{
 		join(flagsAre(syn, true), accept),
 		join(ttl, &expr.Cmp{Register: keys, Op: expr.CmpOpLte, Data: []byte{lastHop}}, accept),
-		join(ttl, &expr.Cmp{Register: keys, Op: expr.CmpOpGt, Data: []byte{firstHop}}, &expr.Immediate{Register: keys, Data: []byte{firstHop}}, set),
+		join(ttl, &expr.Cmp{Register: keys, Op: expr.CmpOpGt, Data: []byte{firstHop}},
+			&expr.Immediate{Register: keys, Data: []byte{firstHop}}, set),
 	}, f.handOver(s, nextName(s.table, s.buckets))...)
 }
 
@@ -186,14 +187,14 @@ func (f *family) handOver(s steer, maps string) (rules [][]expr.Any) {
 
 // bucketOf loads the bucket of the flow.
 func (f *family) bucketOf(s steer) []expr.Any {
-	exprs := []expr.Any{&expr.Payload{DestRegister: keys, Base: expr.PayloadBaseNetworkHeader, Offset: f.source, Len: f.length}}
 	length := f.length
+	exprs := []expr.Any{&expr.Payload{DestRegister: keys, Base: expr.PayloadBaseNetworkHeader, Offset: f.source, Len: length}}
 	if !s.byClient {
 		exprs = append(exprs, &expr.Payload{DestRegister: keys + length/4, Base: expr.PayloadBaseTransportHeader, Len: 2})
 		length += 4
 	}
-	return append(exprs,
-		&expr.Hash{SourceRegister: keys, DestRegister: keys, Length: length, Modulus: uint32(s.buckets), Seed: s.seed, Type: expr.HashTypeJenkins})
+	return append(exprs, &expr.Hash{SourceRegister: keys, DestRegister: keys, Length: length, Modulus: uint32(s.buckets), Seed: s.seed,
+		Type: expr.HashTypeJenkins})
 }
 
 // in matches what is in a set, or is not.

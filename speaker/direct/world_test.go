@@ -144,7 +144,8 @@ func (w *world) start(names ...string) {
 	for _, name := range names {
 		n := w.nodes[name]
 		n.log = &testnet.Log{}
-		n.director = New(Options{Log: slog.New(slog.NewTextHandler(n.log, nil)), Node: name, Gateways: w.routers, Hold: 5 * time.Second})
+		n.director = New(Options{Log: slog.New(slog.NewTextHandler(n.log, nil)), Node: name, Gateways: w.routers,
+			Hold: 5 * time.Second})
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan error, 1)
 		go func() { done <- n.Do(func() error { return n.director.Run(ctx) }) }()
@@ -183,7 +184,8 @@ func (w *world) setOn(name string, backends []plan.Backend) {
 	maps.Copy(want.Nodes, w.extra)
 	if backends != nil {
 		for _, vip := range []netip.Addr{vip4, vip6} {
-			want.Services[plan.LimitKey{VIP: vip, Service: "default/web"}] = plan.Direct{Ports: web, Seed: 4711, ByClient: w.byClient, Backends: backends}
+			want.Services[plan.LimitKey{VIP: vip, Service: "default/web"}] = plan.Direct{Ports: web, Seed: 4711, ByClient: w.byClient,
+				Backends: backends}
 		}
 	}
 	d := w.nodes[name].director

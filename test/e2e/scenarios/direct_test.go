@@ -2,6 +2,7 @@ package scenarios
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -32,9 +33,9 @@ func TestConnectionsOutliveMovesOfTheVIP(t *testing.T) {
 	s.afterwards(func() { require.NoError(s, s.Upgrade(s.ctx, s.Lab.Chart())) })
 	require.NoError(t, s.Upgrade(s.ctx, s.Lab.Chart(), "--set=speaker.directForwarding=true"))
 	s.echo(6)
-	for _, policy := range []corev1.ServiceExternalTrafficPolicy{corev1.ServiceExternalTrafficPolicyLocal, corev1.ServiceExternalTrafficPolicyCluster} {
+	for _, policy := range []corev1.ServiceExternalTrafficPolicy{"Local", "Cluster"} {
 		t.Run(string(policy), func(t *testing.T) {
-			s, name := s.part(t), map[corev1.ServiceExternalTrafficPolicy]string{corev1.ServiceExternalTrafficPolicyLocal: "local"}[policy]+"web"
+			s, name := s.part(t), strings.ToLower(string(policy))
 			s.service(name, func(svc *corev1.Service) { svc.Spec.ExternalTrafficPolicy = policy })
 			vip := s.assigned(name)
 			s.eventually("the VIP answers", func() error { return s.reachTCP(vip) })
@@ -42,7 +43,7 @@ func TestConnectionsOutliveMovesOfTheVIP(t *testing.T) {
 			s.config(usualPools + fmt.Sprintf(directForwarding, ""))
 			time.Sleep(2 * time.Second) // it takes no time to speak of, and nobody says when
 			all := s.connect(vip, 60)
-			if policy == corev1.ServiceExternalTrafficPolicyLocal {
+			if policy == "Local" {
 				require.Greater(t, len(all.Snapshot().Nodes), 1, "the owner alone serves")
 			}
 			lives := func(what string) {
