@@ -174,7 +174,8 @@ func (d *Director) Run(ctx context.Context) error {
 // answer. Until then the rules of an earlier Director stay, which knew them.
 func (d *Director) settle(ctx context.Context) {
 	unknown := func(h *host) bool { return h.hardware == "" }
-	for end := time.Now().Add(settleTime); len(d.want.Services) > 0 && ctx.Err() == nil && time.Now().Before(end); time.Sleep(settleTime / 40) {
+	end := time.Now().Add(settleTime)
+	for ; len(d.want.Services) > 0 && ctx.Err() == nil && time.Now().Before(end); time.Sleep(settleTime / 40) {
 		if d.look() == nil && !slices.ContainsFunc(slices.Collect(maps.Values(d.nodes)), unknown) {
 			return
 		}
@@ -391,7 +392,7 @@ func (d *Director) rules(i int, f *family, used map[string]bool) (*ruleset, map[
 		r.tables[id] = t.at(d.Node, peers)
 		for _, s := range services[of] {
 			for _, p := range s.Ports {
-				r.services[serviceKey(s.vip, p.Number)] = steer{id, len(r.tables[id].open), s.Seed, s.ByClient, s.drains,
+				r.services[serviceKey(s.vip, p.Number)] = steer{id, len(r.tables[id].open), s.Seed, min(len(s.Backends), maxRing), s.ByClient, s.drains,
 					strings.Join(interfaces, "-")}
 			}
 		}
@@ -476,12 +477,12 @@ func (t table) at(self string, peers map[string]neighbour) *buckets {
 		}
 		return h
 	}
-	for bucket, nodes := range t {
-		if nodes[0] != self {
-			r.open[bucket] = to(nodes[0])
+	for i, b := range t {
+		if b.open != self {
+			r.open[i] = to(b.open)
 		}
-		if at := slices.Index(nodes, self) + 1; at < len(nodes) {
-			r.next[bucket] = to(nodes[at])
+		if next := b.after(self); next != "" {
+			r.next[i] = to(next)
 		}
 	}
 	return r

@@ -58,6 +58,8 @@ type steer struct {
 	buckets int
 	// seed decides which flow is in which bucket.
 	seed uint32
+	// ring is how many nodes a segment of an unknown connection visits.
+	ring int
 	// byClient: all of a client's are in one.
 	byClient bool
 	// drains: new connections stay here, as without a table.
@@ -99,7 +101,7 @@ func held(maps string) string             { return maps + "-held" }
 
 // chain returns the name of the chain, which says all of what it does.
 func (s steer) chain() string {
-	return fmt.Sprintf("steer-%d-%d-%08x%s%s-%s", s.table, s.buckets, s.seed, given(s.byClient, "-client"), given(s.drains, "-drains"),
+	return fmt.Sprintf("steer-%d-%d-%d-%08x%s%s-%s", s.table, s.buckets, s.ring, s.seed, given(s.byClient, "-client"), given(s.drains, "-drains"),
 		s.interfaces)
 }
 

@@ -14,13 +14,13 @@ import (
 // replaces the VIP by an endpoint (-100).
 const priority = -150
 
-// A segment of an unknown connection that one node hands to the next has a TTL that counts
-// the nodes: firstHop at the first one, and one less at each, until lastHop. So it visits
-// maxCandidates nodes at most, whatever their tables are.
-const (
-	firstHop = 9
-	lastHop  = firstHop - maxCandidates + 1
-)
+// A segment of an unknown connection that goes around has a TTL that counts the nodes: the
+// first one sets it to lastHop and as much more as the ring has nodes, and it is one less at
+// each. So it ends, whatever tables the nodes have.
+const lastHop = 3
+
+// aroundPerSecond bounds the segments that one node sends around, in each chain.
+const aroundPerSecond = 50_000
 
 // TCP's flags that the rules look at (RFC 9293 section 3.1).
 const (
@@ -123,7 +123,9 @@ var accept = &expr.Verdict{Kind: expr.VerdictAccept}
 //	ether saddr @hardware goto second                     another node has handed it here
 //	hand over by @open                                    to the node that takes new connections
 //	tcp flags & syn != 0 accept                           which is this one
-//	hand over by @next                                    or an earlier one has the connection
+//	limit rate over 50000/second drop
+//	ip ttl set lastHop + ring                             or another one has the connection
+//	hand over by @next
 //
 // A FIN or RST of a connection that conntrack does not know is invalid, other segments of it
 // are new. While the table drains, the rule on SYN comes before the one above it.
@@ -144,28 +146,43 @@ func (f *family) steer(s steer) [][]expr.Any {
 	if !s.drains {
 		rules = append(rules, opened)
 	}
+	rules = append(rules, bounded(), f.setTTL(s))
 	return append(rules, f.handOver(s, nextName(s.table, s.buckets))...)
 }
 
 // second is the chain of a table for what another node handed here, of a connection that is
 // not known:
 //
-//	tcp flags & syn != 0 accept            a new one
-//	ip ttl <= lastHop accept               nobody knows it
-//	ip ttl > firstHop ip ttl set firstHop
-//	hand over by @next                     it is kept where the bucket was before, perhaps
+//	tcp flags & syn != 0 accept                     a new one
+//	ip ttl <= lastHop accept                        all were asked
+//	limit rate over 50000/second drop
+//	ip ttl > lastHop + maxRing ip ttl set lastHop + ring
+//	hand over by @next                              another one has the connection, perhaps
 func (f *family) second(s steer) [][]expr.Any {
 	ttl := &expr.Payload{DestRegister: keys, Base: expr.PayloadBaseNetworkHeader, Offset: f.ttl, Len: 1}
+	return append([][]expr.Any{
+		join(flagsAre(syn, true), accept),
+		join(ttl, &expr.Cmp{Register: keys, Op: expr.CmpOpLte, Data: []byte{lastHop}}, accept),
+		bounded(),
+		join(ttl, &expr.Cmp{Register: keys, Op: expr.CmpOpGt, Data: []byte{lastHop + maxRing}}, f.setTTL(s)),
+	}, f.handOver(s, nextName(s.table, s.buckets))...)
+}
+
+// bounded drops what is too much to send around.
+func bounded() []expr.Any {
+	return []expr.Any{
+		&expr.Limit{Type: expr.LimitTypePkts, Rate: aroundPerSecond, Unit: expr.LimitTimeSecond, Burst: aroundPerSecond / 5, Over: true},
+		&expr.Verdict{Kind: expr.VerdictDrop},
+	}
+}
+
+// setTTL has a segment go around.
+func (f *family) setTTL(s steer) []expr.Any {
 	set := &expr.Payload{OperationType: expr.PayloadWrite, SourceRegister: keys, Base: expr.PayloadBaseNetworkHeader, Offset: f.ttl, Len: 1}
 	if f.checksum {
 		set.CsumType, set.CsumOffset = expr.CsumTypeInet, 10
 	}
-	return append([][]expr.Any{
-		join(flagsAre(syn, true), accept),
-		join(ttl, &expr.Cmp{Register: keys, Op: expr.CmpOpLte, Data: []byte{lastHop}}, accept),
-		join(ttl, &expr.Cmp{Register: keys, Op: expr.CmpOpGt, Data: []byte{firstHop}},
-			&expr.Immediate{Register: keys, Data: []byte{firstHop}}, set),
-	}, f.handOver(s, nextName(s.table, s.buckets))...)
+	return []expr.Any{&expr.Immediate{Register: keys, Data: []byte{lastHop + byte(s.ring)}}, set}
 }
 
 // handOver hands the packet, as it is, to the node that has the flow in the maps of a table,

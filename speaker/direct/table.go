@@ -18,23 +18,31 @@ const (
 	manyBuckets          = 1 << 13
 )
 
-// maxCandidates is how many nodes a segment of an unknown connection may visit.
-const maxCandidates = 6
+// maxRing is how many nodes a segment of an unknown connection visits.
+const maxRing = 6
 
 // maxWeight bounds the slots of a node: of more endpoints, all nodes have a part each.
 const maxWeight = 16
 
-// table is what follows from the backends of a Service, on every node the same: for each
-// bucket the nodes that flows in it belong to. The first one takes new connections. The
-// others are those that had the bucket before, or would have it, the likeliest first: a
-// connection that the first one does not know is at one of them.
+// table is what follows from the backends of a Service, on every node the same.
 //
 // It is rendezvous hashing: each bucket ranks all slots, whichever there are, and the best
-// one that takes new connections has it. So who comes takes buckets from the next one in
-// the ranking, and who goes leaves them to that one: the bucket's earlier holders are known
-// without a history, by a speaker that was just started, too.
+// one that takes new connections has it. So who comes takes buckets from those that rank
+// below, and who goes leaves them to those: the nodes that rank high in a bucket are those
+// that have had it, which a speaker knows that was just started, too.
 // A node has a slot for each endpoint, so that its share follows their number.
-type table [][]string
+type table []bucket
+
+// bucket is what flows have in common that have one hash.
+type bucket struct {
+	// open is the node that takes new connections.
+	open string
+	// ring are the nodes that the connections of all others are at, if it is not that one: a
+	// segment is handed from each to the one before it, until somebody knows the connection
+	// or all were asked. Their order depends on nothing but them, so that it ends well while
+	// nodes disagree about who takes new connections.
+	ring []string
+}
 
 // newTable returns the table of backends, which are sorted by node.
 func newTable(backends []plan.Backend) table {
@@ -53,11 +61,11 @@ func newTable(backends []plan.Backend) table {
 			keys[i] = append(keys[i], slotKey(b.Node, slot))
 		}
 	}
-	for bucket := range t {
-		for i, b := range backends {
-			scores[i] = rank(uint32(bucket), uint32(n), keys[i], share(b.Open, part), i)
+	for i := range t {
+		for node, b := range backends {
+			scores[node] = rank(uint32(i), uint32(n), keys[node], share(b.Open, part), node)
 		}
-		t[bucket] = candidates(backends, scores)
+		t[i] = bucketOf(backends, scores)
 	}
 	return t
 }
@@ -82,43 +90,52 @@ func share(n, part int) int { return (n + part - 1) / part }
 type score struct {
 	node      int
 	open, any uint32 // of its best slot that takes new connections, of its best slot
+	first     uint32 // of its first slot, however many it has
 }
 
 const worst = ^uint32(0)
 
 func rank(bucket, buckets uint32, keys []uint64, open, node int) score {
-	s := score{node, worst, worst}
+	s := score{node, worst, worst, worst}
 	for slot, key := range keys {
 		place := permute(bucket, buckets, key)
 		s.any = min(s.any, place)
 		if slot < open {
 			s.open = min(s.open, place)
 		}
+		if slot == 0 {
+			s.first = place
+		}
 	}
 	return s
 }
 
-// candidates returns the nodes of a bucket, in order.
-func candidates(backends []plan.Backend, scores []score) []string {
-	first := slices.MinFunc(scores, func(a, b score) int { return cmp.Or(cmp.Compare(a.open, b.open), cmp.Compare(a.any, b.any)) })
-	best := make([]score, 0, maxCandidates)
-	for _, s := range scores {
-		if s.node == first.node {
-			s.any = 0
-		} else {
-			s.any++
-		}
-		at, _ := slices.BinarySearchFunc(best, s, func(a, b score) int { return cmp.Or(cmp.Compare(a.any, b.any), cmp.Compare(a.node, b.node)) })
-		if at == maxCandidates {
-			continue
-		}
-		best = slices.Insert(best[:min(len(best), maxCandidates-1)], at, s)
+// bucketOf returns the bucket with that ranking, which it sorts.
+func bucketOf(backends []plan.Backend, scores []score) bucket {
+	best := slices.MinFunc(scores, func(a, b score) int { return cmp.Or(cmp.Compare(a.open, b.open), cmp.Compare(a.any, b.any)) })
+	if len(scores) > maxRing {
+		slices.SortFunc(scores, func(a, b score) int { return cmp.Or(cmp.Compare(a.any, b.any), cmp.Compare(a.node, b.node)) })
+		scores = scores[:maxRing]
 	}
-	nodes := make([]string, len(best))
-	for i, s := range best {
-		nodes[i] = backends[s.node].Node
+	slices.SortFunc(scores, func(a, b score) int { return cmp.Or(cmp.Compare(a.first, b.first), cmp.Compare(a.node, b.node)) })
+	b := bucket{backends[best.node].Node, make([]string, len(scores))}
+	for i, s := range scores {
+		b.ring[i] = backends[s.node].Node
 	}
-	return nodes
+	return b
+}
+
+// after returns the node that a node hands segments to of connections that it does not know.
+// Empty: there is none.
+func (b bucket) after(node string) string {
+	last := len(b.ring) - 1
+	switch at := slices.Index(b.ring, node); {
+	case at > 0:
+		return b.ring[at-1]
+	case at < 0 || last > 0:
+		return b.ring[last]
+	}
+	return ""
 }
 
 func slotKey(node string, slot int) uint64 {

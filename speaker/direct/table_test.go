@@ -32,7 +32,7 @@ func nodes(n int) string {
 func shares(t table, all []plan.Backend) (worst float64) {
 	count, sum := map[string]int{}, 0
 	for _, bucket := range t {
-		count[bucket[0]]++
+		count[bucket.open]++
 	}
 	for _, b := range all {
 		sum += b.Open
@@ -62,24 +62,21 @@ func TestOnlyWhatHasToMoveMoves(t *testing.T) {
 	t.Parallel()
 	before, after := newTable(backends("a b c d e f", 1)), newTable(backends("a b c d e f g", 1))
 	for i := range before {
-		if after[i][0] != "g" {
-			require.Equal(t, before[i][0], after[i][0])
+		if after[i].open != "g" {
+			require.Equal(t, before[i].open, after[i].open)
 		}
 	}
 	drained := backends("a b c d e f g", 1)
 	drained[6] = plan.Backend{Node: "g", Draining: 1}
-	for i, nodes := range newTable(drained) {
-		require.Equal(t, before[i][0], nodes[0], "g takes no new connections")
-		if after[i][0] == "g" {
-			require.Equal(t, "g", nodes[1], "and is the first to be asked for those that it has")
-		}
+	for i, b := range newTable(drained) {
+		require.Equal(t, before[i].open, b.open, "g takes no new connections")
+		require.Equal(t, after[i].ring, b.ring)
 	}
 }
 
 // A connection is found wherever it began: whatever up to five nodes do in a row that join,
-// drain and return, each earlier holder of a bucket that still has connections is among its
-// candidates.
-func TestEarlierHoldersAreCandidates(t *testing.T) {
+// drain and return, each node that had a bucket is in its ring.
+func TestEarlierHoldersAreInTheRing(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(20) {
 		random := rand.New(rand.NewPCG(seed, 0))
@@ -95,21 +92,33 @@ func TestEarlierHoldersAreCandidates(t *testing.T) {
 		last := tables[len(tables)-1]
 		for _, before := range tables {
 			if len(before) != len(last) {
-				continue // few nodes, all of which are candidates
+				continue // few nodes, all of which are in the ring
 			}
-			for bucket, holders := range before {
-				require.True(t, slices.Contains(last[bucket], holders[0]), "seed %d: bucket %d of %s", seed, bucket, holders[0])
+			for i, b := range before {
+				require.True(t, b.open == last[i].open || slices.Contains(last[i].ring, b.open), "seed %d: bucket %d of %s", seed, i, b.open)
 			}
 		}
 	}
 }
 
-func TestCandidatesOfFewNodesAreAll(t *testing.T) {
+// From each node a segment visits all others, whoever takes new connections.
+func TestTheRingVisitsAll(t *testing.T) {
 	t.Parallel()
-	for n := 1; n <= maxCandidates+2; n++ {
-		for _, bucket := range newTable(backends(nodes(n), 3)) {
-			distinct := slices.Compact(slices.Sorted(slices.Values(bucket)))
-			require.Len(t, distinct, min(n, maxCandidates))
+	for n := 1; n <= maxRing+2; n++ {
+		all := backends(nodes(n), 3)
+		for i := range all {
+			all[i].Open, all[i].Draining = i%2, 3-i%2
+		}
+		for _, b := range newTable(all) {
+			for _, start := range all {
+				visited := map[string]bool{start.Node: true}
+				for node, hops := start.Node, 0; hops < len(b.ring); hops++ {
+					if node = b.after(node); node != "" {
+						visited[node] = true
+					}
+				}
+				require.GreaterOrEqual(t, len(visited), min(n, maxRing))
+			}
 		}
 	}
 	require.Empty(t, newTable(nil))
