@@ -101,8 +101,8 @@ func held(maps string) string             { return maps + "-held" }
 
 // chain returns the name of the chain, which says all of what it does.
 func (s steer) chain() string {
-	return fmt.Sprintf("steer-%d-%d-%d-%08x%s%s-%s", s.table, s.buckets, s.ring, s.seed, given(s.byClient, "-client"), given(s.drains, "-drains"),
-		s.interfaces)
+	return fmt.Sprintf("steer-%d-%d-%d-%08x%s%s-%s", s.table, s.buckets, s.ring, s.seed,
+		given(s.byClient, "-client"), given(s.drains, "-drains"), s.interfaces)
 }
 
 func (s steer) second() string { return "second" + strings.TrimPrefix(s.chain(), "steer") }
