@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
 	"net"
@@ -102,7 +103,8 @@ func address(h *testnet.Host, iface string, addrs ...string) {
 	}
 }
 
-// serve has the pod answer each line with the node's name.
+// serve has the pod answer each line with the node's name. After "echo" it sends back what it
+// gets, and after "late" it says "the end" a second after the client has ended.
 func (n *node) serve(t testing.TB) {
 	require.NoError(t, n.pod.Do(func() error {
 		l, err := net.Listen("tcp", ":80")
@@ -122,8 +124,22 @@ func (n *node) serve(t testing.TB) {
 				go func() {
 					defer c.Close()
 					defer n.served.Delete(c.RemoteAddr().String())
-					for lines := bufio.NewScanner(c); lines.Scan(); {
+					for lines := bufio.NewReader(c); ; {
+						line, err := lines.ReadString('\n')
+						if err != nil {
+							return
+						}
 						fmt.Fprintln(c, n.name, c.RemoteAddr())
+						switch line {
+						case "echo\n":
+							io.Copy(c, lines) //nolint:errcheck // the client notices
+							return
+						case "late\n": // it still has something to say when the client has not
+							io.Copy(io.Discard, lines) //nolint:errcheck // the client notices
+							time.Sleep(time.Second)
+							fmt.Fprintln(c, "the end")
+							return
+						}
 					}
 				}()
 			}
@@ -303,8 +319,13 @@ func (w *world) open(n int) (all []*conn) {
 
 // ask sends a line, and wants the answer of the same node as before.
 func (c *conn) ask() error {
+	return c.say("who")
+}
+
+// say sends any line.
+func (c *conn) say(line string) error {
 	c.SetDeadline(time.Now().Add(15 * time.Second)) //nolint:errcheck // it cannot fail
-	if _, err := fmt.Fprintln(c, "who"); err != nil {
+	if _, err := fmt.Fprintln(c, line); err != nil {
 		return err
 	}
 	if !c.lines.Scan() {

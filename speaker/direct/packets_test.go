@@ -1,0 +1,324 @@
+package direct
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// segment is one that no TCP of the client's kernel sent.
+type segment struct {
+	from     netip.AddrPort
+	flags    byte
+	seq, ack uint32
+}
+
+const ack = 0x10
+
+// inject has the client send segments to the VIP of their sources' family.
+func (w *world) inject(all ...segment) {
+	w.t.Helper()
+	require.NoError(w.t, w.client.Do(func() error {
+		fd4, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_RAW)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd4) //nolint:errcheck // nothing is lost with it
+		fd6, err := unix.Socket(unix.AF_INET6, unix.SOCK_RAW, unix.IPPROTO_RAW)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd6) //nolint:errcheck // nothing is lost with it
+		for _, s := range all {
+			if s.from.Addr().Is4() {
+				err = unix.Sendto(fd4, s.packet(vip4), 0, &unix.SockaddrInet4{Addr: vip4.As4()})
+			} else {
+				err = unix.Sendto(fd6, s.packet(vip6), 0, &unix.SockaddrInet6{Addr: vip6.As16()})
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+}
+
+func (s segment) packet(to netip.Addr) []byte {
+	tcp := binary.BigEndian.AppendUint16(nil, s.from.Port())
+	tcp = binary.BigEndian.AppendUint16(tcp, 80)
+	tcp = binary.BigEndian.AppendUint32(tcp, s.seq)
+	tcp = binary.BigEndian.AppendUint32(tcp, s.ack)
+	tcp = append(tcp, 5<<4, s.flags, 0x10, 0, 0, 0, 0, 0)
+	pseudo := append(s.from.Addr().AsSlice(), to.AsSlice()...)
+	binary.BigEndian.PutUint16(tcp[16:], ^checksum(append(append(pseudo, 0, unix.IPPROTO_TCP, 0, 20), tcp...)))
+	ip := []byte{6 << 4, 0, 0, 0, 0, 20, unix.IPPROTO_TCP, 64}
+	if to.Is4() {
+		ip = []byte{4<<4 | 5, 0, 0, 40, 0, 0, 0, 0, 64, unix.IPPROTO_TCP, 0, 0}
+	}
+	return append(append(append(ip, s.from.Addr().AsSlice()...), to.AsSlice()...), tcp...)
+}
+
+// numbers returns the sequence numbers that the client sends next and expects next.
+func (c *conn) numbers(t testing.TB) (next, expected uint32) {
+	raw, err := c.Conn.(*net.TCPConn).SyscallConn()
+	require.NoError(t, err)
+	require.NoError(t, raw.Control(func(fd uintptr) {
+		require.NoError(t, unix.SetsockoptInt(int(fd), unix.SOL_TCP, unix.TCP_REPAIR, 1))
+		for queue, number := range map[int]*uint32{1: &expected, 2: &next} {
+			require.NoError(t, unix.SetsockoptInt(int(fd), unix.SOL_TCP, unix.TCP_REPAIR_QUEUE, queue))
+			n, err := unix.GetsockoptInt(int(fd), unix.SOL_TCP, unix.TCP_QUEUE_SEQ)
+			require.NoError(t, err)
+			*number = uint32(n)
+		}
+		require.NoError(t, unix.SetsockoptInt(int(fd), unix.SOL_TCP, unix.TCP_REPAIR, unix.TCP_REPAIR_OFF_NO_WP))
+	}))
+	return next, expected
+}
+
+func (c *conn) source() netip.AddrPort {
+	return netip.MustParseAddrPort(c.LocalAddr().String())
+}
+
+// sockets counts the connections that the kernel of the node's pod has, however far they are
+// ended.
+func (n *node) sockets() int {
+	return strings.Count(n.pod.Run("ss", "-Htn", "sport = :80"), "\n")
+}
+
+// ended wants that nothing is left of any connection on the servers.
+func (w *world) ended() {
+	w.t.Helper()
+	for _, n := range w.nodes {
+		w.until(func() bool { return n.connections() == 0 && n.sockets() == 0 },
+			func() any { return n.pod.Run("ss", "-tnoe", "sport = :80") })
+	}
+}
+
+// moved are the tables before and after the changes that tests make, which leave connections
+// on nodes that take no new ones.
+var moved = [][]plan.Backend{
+	some("n1", "n2", "n3"),
+	{{Node: "n1", Open: 1}, {Node: "n2", Draining: 1}, {Node: "n3", Open: 1}},
+	{{Node: "n1", Open: 1}, {Node: "n2", Open: 1}, {Node: "n3", Draining: 1}},
+	{{Node: "n1", Draining: 1}, {Node: "n2", Open: 1}, {Node: "n3", Draining: 1}},
+}
+
+// Connections that were idle since before the VIP moved and the backends changed end on the
+// server as on the client: by FIN, by RST, and by halves.
+func TestIdleConnectionsEnd(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 3)
+	w.start(w.names...)
+	for _, after := range moved {
+		w.own("n1")
+		w.want(moved[0]...)
+		closed, reset, half := w.open(16), w.open(16), w.open(16)
+		for _, c := range half {
+			require.NoError(t, c.say("late"))
+			require.NoError(t, c.Conn.(*net.TCPConn).CloseWrite())
+		}
+		w.own("n3")
+		w.want(after...)
+		for _, c := range half {
+			require.True(t, c.lines.Scan(), "of %s at %s: %v", c.LocalAddr(), c.node, c.lines.Err())
+			require.Equal(t, "the end", c.lines.Text())
+			require.False(t, c.lines.Scan())
+			require.NoError(t, c.lines.Err())
+		}
+		for _, c := range closed {
+			require.NoError(t, c.Close())
+		}
+		for _, c := range reset {
+			require.NoError(t, c.Conn.(*net.TCPConn).SetLinger(0))
+			require.NoError(t, c.Close())
+		}
+		w.ended()
+	}
+}
+
+// A client's keepalives find the connection, wherever it is.
+func TestKeepalivesAreAnswered(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 3)
+	w.start(w.names...)
+	w.own("n1")
+	w.want(moved[0]...)
+	all := w.open(16)
+	for _, c := range all {
+		require.NoError(t, c.Conn.(*net.TCPConn).SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: time.Second,
+			Interval: time.Second, Count: 2}))
+	}
+	w.own("n2")
+	w.want(moved[3]...)
+	time.Sleep(5 * time.Second)
+	w.live(all, "after keepalives")
+}
+
+// Connections that carry much in both directions lose nothing while the VIP moves and the
+// backends change.
+func TestBulkOutlivesMoves(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 3)
+	w.start(w.names...)
+	w.own("n1")
+	w.want(moved[0]...)
+	all := w.open(12)
+	var sent atomic.Int64
+	var worst atomic.Int64
+	var ended atomic.Bool
+	var done sync.WaitGroup
+	errs := make(chan error, len(all))
+	for _, c := range all {
+		require.NoError(t, c.say("echo"))
+		done.Go(func() {
+			for i := 0; !ended.Load(); i++ {
+				began := time.Now()
+				if err := c.echo(uint64(i), 256<<10); err != nil {
+					errs <- fmt.Errorf("%s at %s: %w", c.LocalAddr(), c.node, err)
+					return
+				}
+				sent.Add(256 << 10)
+				if took := int64(time.Since(began)); took > worst.Load() {
+					worst.Store(took)
+				}
+			}
+		})
+	}
+	for i := range 24 {
+		w.own(w.names[i%3])
+		w.want(moved[i%len(moved)]...)
+	}
+	ended.Store(true)
+	done.Wait()
+	close(errs)
+	for err := range errs {
+		require.NoError(t, err)
+	}
+	t.Logf("%d MB each way, the slowest 256 kB took %v", sent.Load()>>20, time.Duration(worst.Load()))
+	require.Greater(t, sent.Load(), int64(12<<20))
+}
+
+// echo sends and wants back what it sent.
+func (c *conn) echo(seed uint64, length int) error {
+	data, got := make([]byte, length), make([]byte, length)
+	random := rand.NewChaCha8([32]byte{byte(seed)})
+	random.Read(data)                               //nolint:errcheck // it cannot fail
+	c.SetDeadline(time.Now().Add(15 * time.Second)) //nolint:errcheck // it cannot fail
+	failed := make(chan error, 1)
+	go func() { _, err := c.Write(data); failed <- err }()
+	if _, err := io.ReadFull(c, got); err != nil {
+		return err
+	}
+	if !bytes.Equal(data, got) {
+		return fmt.Errorf("got something else than was sent")
+	}
+	return <-failed
+}
+
+// A segment out of the window of a connection is handed to nobody who would reset the
+// connection for it. A forged SYN is, if the connection is not at the node that takes new
+// ones: nobody can know that it is none.
+func TestOutOfTheWindow(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 3)
+	w.start(w.names...)
+	w.own("n1")
+	w.want(moved[0]...)
+	all := w.open(24)
+	for i, backends := range moved {
+		w.own(w.names[i%3])
+		w.want(backends...)
+		flags := []byte{ack, ack | fin, rst, ack | rst, syn | ack, 0}
+		if i == 0 {
+			flags = append(flags, syn)
+		}
+		for _, c := range all {
+			next, expected := c.numbers(t)
+			for _, flags := range flags {
+				for _, off := range []uint32{1 << 30, 1 << 31, 3 << 30} {
+					w.inject(segment{c.source(), flags, next + off, expected})
+				}
+			}
+		}
+		time.Sleep(200 * time.Millisecond)
+		w.live(all, fmt.Sprint("backends ", backends))
+	}
+}
+
+// A flood of segments with forged sources is no more on the segment than the ring is long,
+// and leaves nothing behind on the node that hands it on.
+func TestFloods(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 3)
+	w.start(w.names...)
+	w.own("n1")
+	w.want(some("n2", "n3")...)
+	for _, n := range w.nodes {
+		n.Run("nft", `table inet count {
+			chain in { type filter hook prerouting priority -300;
+				iifname eth0 tcp dport 80 counter
+			}
+		}`)
+	}
+	for round, flood := range []struct {
+		flags byte
+		most  int // packets for each
+	}{{syn, 2}, {ack, 1 + 1 + 2}, {fin | ack, 1 + 1 + 2}, {rst, 1 + 1 + 2}, {syn | ack, 1}, {0, 1}} {
+		t.Run(fmt.Sprintf("flags %#x", flood.flags), func(t *testing.T) {
+			before, tracked := w.seen(), w.nodes["n1"].tracked(t)
+			var all []segment
+			for i := range 2000 {
+				from := netip.AddrFrom4([4]byte{198, 18, 0, byte(100 + i%50)})
+				if i%2 == 1 {
+					from = netip.MustParseAddr(fmt.Sprintf("2001:db8::1:%x", i))
+				}
+				all = append(all, segment{netip.AddrPortFrom(from, uint16(1024+2000*round+i)), flood.flags, rand.Uint32(), rand.Uint32()})
+			}
+			w.inject(all...)
+			time.Sleep(500 * time.Millisecond)
+			seen := w.seen() - before
+			t.Logf("%d packets on the segment for %d sent; %d, %d and %d tracked", seen, len(all), w.nodes["n1"].tracked(t)-tracked,
+				w.nodes["n2"].tracked(t), w.nodes["n3"].tracked(t))
+			require.GreaterOrEqual(t, seen, len(all))
+			require.LessOrEqual(t, seen, flood.most*len(all))
+			require.LessOrEqual(t, w.nodes["n1"].tracked(t), tracked)
+		})
+	}
+}
+
+// seen counts the packets for VIPs that came to the nodes from the segment.
+func (w *world) seen() (packets int) {
+	for _, n := range w.nodes {
+		fields := strings.Fields(n.Run("nft", "list", "table", "inet", "count"))
+		for i, f := range fields {
+			if f == "packets" {
+				count, err := strconv.Atoi(fields[i+1])
+				require.NoError(w.t, err)
+				packets += count
+			}
+		}
+	}
+	return packets
+}
+
+// tracked counts the connections that the node's kernel tracks.
+func (n *node) tracked(t testing.TB) int {
+	count, err := strconv.Atoi(strings.TrimSpace(n.Run("sysctl", "-n", "net.netfilter.nf_conntrack_count")))
+	require.NoError(t, err)
+	return count
+}
