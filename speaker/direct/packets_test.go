@@ -322,3 +322,39 @@ func (n *node) tracked(t testing.TB) int {
 	require.NoError(t, err)
 	return count
 }
+
+// Nodes that send with other hardware addresses than those that they answer with are not seen
+// to be nodes. Packets that they hand to each other end all the same.
+func TestUnknownHardwareAddresses(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 3)
+	w.start(w.names...)
+	w.own("n1")
+	w.want(moved[0]...)
+	for _, n := range w.nodes {
+		n.Run("nft", `table netdev bond {
+			chain out { type filter hook egress device "eth0" priority 0;
+				tcp dport 80 ether saddr set 02:00:00:00:00:99
+			}
+		}`)
+	}
+	for _, disagree := range []bool{false, true} {
+		if disagree {
+			w.wantAt([]string{"n1"}, some("n2")...)
+			w.wantAt([]string{"n2"}, some("n1")...)
+		}
+		before := w.handed()
+		var all []segment
+		for i := range 50 {
+			from := netip.AddrPortFrom(netip.MustParseAddr("198.18.0.2"), uint16(2000+i))
+			all = append(all, segment{from, ack, 1, 1}, segment{from, syn, 1, 1}, segment{from, rst, 1, 1})
+		}
+		w.inject(all...)
+		time.Sleep(time.Second)
+		sent := w.handed() - before
+		t.Logf("%d packets were handed on for %d", sent, len(all))
+		require.LessOrEqual(t, sent, 64*len(all))
+		time.Sleep(time.Second)
+		require.Equal(t, sent, w.handed()-before, "it ends")
+	}
+}

@@ -120,52 +120,50 @@ var accept = &expr.Verdict{Kind: expr.VerdictAccept}
 //	meta l4proto != @guard accept                         no speaker for long: as without
 //	ct state != { new, invalid } accept                   the connection is kept here
 //	ct state invalid tcp flags & (fin | rst) == 0 accept  of a connection that is kept here, perhaps
+//	ip ttl <= lastHop accept                              all were asked
 //	ether saddr @hardware goto second                     another node has handed it here
 //	hand over by @open                                    to the node that takes new connections
-//	tcp flags & syn != 0 accept                           which is this one
-//	limit rate over 50000/second drop
-//	ip ttl set lastHop + ring                             or another one has the connection
-//	hand over by @next
+//	goto second                                           which is this one
 //
 // A FIN or RST of a connection that conntrack does not know is invalid, other segments of it
-// are new. While the table drains, the rule on SYN comes before the one above it.
+// are new. While the table drains, a SYN is accepted before it is handed over.
+//
+// What comes from a node that sends with another hardware address than its own is handed over
+// once more. It ends by its TTL, which nobody but the first one raises.
 func (f *family) steer(s steer) [][]expr.Any {
+	second := &expr.Verdict{Kind: expr.VerdictGoto, Chain: s.second()}
 	rules := [][]expr.Any{
 		join(&expr.Meta{Key: expr.MetaKeyIIF, Register: keys}, in(interfacesSet, false), accept),
 		join(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: keys}, in(guardSet, false), accept),
 		join(stateIs(expr.CtStateBitNEW|expr.CtStateBitINVALID, false), accept),
 		join(stateIs(expr.CtStateBitINVALID, true), flagsAre(fin|rst, false), accept),
-		join(&expr.Payload{DestRegister: keys, Base: expr.PayloadBaseLLHeader, Offset: 6, Len: 6}, in(hardwareSet, true),
-			&expr.Verdict{Kind: expr.VerdictGoto, Chain: s.second()}),
+		f.ttlIs(expr.CmpOpLte, lastHop, accept),
+		join(&expr.Payload{DestRegister: keys, Base: expr.PayloadBaseLLHeader, Offset: 6, Len: 6}, in(hardwareSet, true), second),
 	}
-	opened := join(flagsAre(syn, true), accept)
 	if s.drains {
-		rules = append(rules, opened)
+		rules = append(rules, join(flagsAre(syn, true), accept))
 	}
-	rules = append(rules, f.handOver(s, openName(s.table, s.buckets))...)
-	if !s.drains {
-		rules = append(rules, opened)
-	}
-	rules = append(rules, bounded(), f.setTTL(s))
-	return append(rules, f.handOver(s, nextName(s.table, s.buckets))...)
+	return append(append(rules, f.handOver(s, openName(s.table, s.buckets))...), join(second))
 }
 
-// second is the chain of a table for what another node handed here, of a connection that is
-// not known:
+// second is the chain of a table for what was handed to the node that takes new connections:
 //
-//	tcp flags & syn != 0 accept                     a new one
-//	ip ttl <= lastHop accept                        all were asked
+//	tcp flags & syn != 0 accept                           a new one
 //	limit rate over 50000/second drop
-//	ip ttl > lastHop + maxRing ip ttl set lastHop + ring
-//	hand over by @next                              another one has the connection, perhaps
+//	ip ttl > lastHop + maxRing ip ttl set lastHop + ring  the first one
+//	hand over by @next                                    another one has the connection, perhaps
 func (f *family) second(s steer) [][]expr.Any {
-	ttl := &expr.Payload{DestRegister: keys, Base: expr.PayloadBaseNetworkHeader, Offset: f.ttl, Len: 1}
 	return append([][]expr.Any{
 		join(flagsAre(syn, true), accept),
-		join(ttl, &expr.Cmp{Register: keys, Op: expr.CmpOpLte, Data: []byte{lastHop}}, accept),
 		bounded(),
-		join(ttl, &expr.Cmp{Register: keys, Op: expr.CmpOpGt, Data: []byte{lastHop + maxRing}}, f.setTTL(s)),
+		f.ttlIs(expr.CmpOpGt, lastHop+maxRing, f.setTTL(s)...),
 	}, f.handOver(s, nextName(s.table, s.buckets))...)
+}
+
+// ttlIs does what it is to do with packets whose TTL is such.
+func (f *family) ttlIs(op expr.CmpOp, ttl byte, do ...expr.Any) []expr.Any {
+	return join(&expr.Payload{DestRegister: keys, Base: expr.PayloadBaseNetworkHeader, Offset: f.ttl, Len: 1},
+		&expr.Cmp{Register: keys, Op: op, Data: []byte{ttl}}, do)
 }
 
 // bounded drops what is too much to send around.
