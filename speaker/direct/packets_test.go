@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/lodestone-lb/lodestone/pkg/testnet"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -356,5 +357,62 @@ func TestUnknownHardwareAddresses(t *testing.T) {
 		require.LessOrEqual(t, sent, 64*len(all))
 		time.Sleep(time.Second)
 		require.Equal(t, sent, w.handed()-before, "it ends")
+	}
+}
+
+// Where a node is no neighbour on the VIPs' segment it works as without: the rest of the nodes
+// go on, and no connection fails.
+func TestNodesElsewhere(t *testing.T) {
+	t.Parallel()
+	v4, v6 := netip.MustParseAddr, netip.MustParseAddr
+	for _, test := range []struct {
+		name  string
+		addrs map[string][]netip.Addr // that are not those on the segment
+		peers int                     // of n1
+		third [2]bool                 // whether n3 has connections that n1 takes in, by family
+		moves bool                    // whether connections of n2 outlive a move
+	}{
+		{"one on the other segment", map[string][]netip.Addr{"n3": {v4("192.0.2.3"), v6("2001:db8:1::3")}}, 4, [2]bool{}, true},
+		{"all on the other segment", map[string][]netip.Addr{"n1": {v4("192.0.2.1"), v6("2001:db8:1::1")},
+			"n2": {v4("192.0.2.2"), v6("2001:db8:1::2")}, "n3": {v4("192.0.2.3"), v6("2001:db8:1::3")}}, 4, [2]bool{}, false},
+		{"one is no neighbour", map[string][]netip.Addr{"n3": {v4("203.0.113.3"), v6("2001:db8:3::3")}}, 2, [2]bool{}, true},
+		{"one has no IPv6", map[string][]netip.Addr{"n3": {v4("198.18.0.13")}}, 3, [2]bool{true, false}, true},
+		{"one does not answer in IPv6", map[string][]netip.Addr{"n3": {v4("198.18.0.13"), v6("2001:db8::333")}}, 3, [2]bool{true, false}, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, 3)
+			other := testnet.NewSegment(t, 0)
+			for i, name := range w.names {
+				n := w.nodes[name]
+				other.Plug(n.Host, "eth1")
+				address(n.Host, "eth1", fmt.Sprintf("192.0.2.%d/24", i+1), fmt.Sprintf("2001:db8:1::%d/64", i+1))
+				n.Run("sysctl", "-qw", "net.ipv4.conf.eth1.rp_filter=1")
+				if addrs := test.addrs[name]; addrs != nil {
+					n.addrs = addrs
+				}
+			}
+			w.start(w.names...)
+			w.own("n1")
+			for _, name := range w.names {
+				w.setOn(name, moved[0])
+			}
+			w.until(func() bool { return w.nodes["n1"].director.Status().Peers == test.peers },
+				func() any { return w.nodes["n1"].director.Status() })
+			time.Sleep(2 * interval)
+			all := w.open(60)
+			third, kept := [2]bool{}, []*conn(nil)
+			for i, c := range all {
+				third[i%2] = third[i%2] || c.node == "n3"
+				if c.node == "n2" {
+					kept = append(kept, c)
+				}
+			}
+			require.Equal(t, test.third, third)
+			w.live(all, "while the VIP stays")
+			require.Equal(t, test.moves, len(kept) > 0)
+			w.own("n2")
+			w.live(kept, "after a move")
+		})
 	}
 }

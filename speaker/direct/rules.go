@@ -184,15 +184,17 @@ func (f *family) setTTL(s steer) []expr.Any {
 }
 
 // handOver hands the packet, as it is, to the node that has the flow in the maps of a table,
-// of which there is one for each interface, if one of them has it. What belongs to a node
-// that does not answer waits until it is back.
+// of which there is one for each interface, if that of the interface that the packet came in
+// by has it: by another one, the node would drop it for its source (rp_filter). What belongs
+// to a node that does not answer waits until it is back.
 //
-//	dup to jhash ip saddr . tcp sport mod N seed S map @open-0-2048-2 device eth0 counter drop
+//	iif eth0 dup to jhash ip saddr . tcp sport mod N seed S map @open-0-2048-2 device eth0 counter drop
 //	jhash ip saddr . tcp sport mod N seed S @open-0-2048-held drop
 func (f *family) handOver(s steer, maps string) (rules [][]expr.Any) {
 	drop := &expr.Verdict{Kind: expr.VerdictDrop}
 	for _, index := range s.indexes() {
-		rules = append(rules, join(f.bucketOf(s),
+		rules = append(rules, join(&expr.Meta{Key: expr.MetaKeyIIF, Register: keys},
+			&expr.Cmp{Register: keys, Op: expr.CmpOpEq, Data: []byte(number(index))}, f.bucketOf(s),
 			&expr.Lookup{SourceRegister: keys, DestRegister: keys, IsDestRegSet: true, SetName: on(maps, index)},
 			&expr.Immediate{Register: device, Data: []byte(number(index))},
 			&expr.Dup{RegAddr: keys, RegDev: device, IsRegDevSet: true}, &expr.Counter{}, drop))
