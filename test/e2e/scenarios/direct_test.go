@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/lodestone-lb/lodestone/test/e2e/lab"
+	"github.com/lodestone-lb/lodestone/test/e2e/lan"
 	"github.com/lodestone-lb/lodestone/test/e2e/probe"
 )
 
@@ -85,6 +86,49 @@ func TestConnectionsOutliveMovesOfTheVIP(t *testing.T) {
 			}
 		})
 	}
+}
+
+// When the owner loses its power, connections whose pod is elsewhere go on. Those of its own
+// pods go on, too, if it is back soon, and end otherwise. Endpoints that come change nothing.
+func TestConnectionsOutliveTheOwner(t *testing.T) {
+	s := begin(t)
+	s.afterwards(func() { require.NoError(s, s.Upgrade(s.ctx, s.Lab.Chart())) })
+	require.NoError(t, s.Upgrade(s.ctx, s.Lab.Chart(), "--set=speaker.directForwarding=true"))
+	s.echo(3)
+	s.config(usualPools + fmt.Sprintf(directForwarding, ""))
+	s.service("web", func(svc *corev1.Service) { svc.Spec.ExternalTrafficPolicy = "Local" })
+	vip := s.assigned("web")
+	s.eventually("the VIP answers", func() error { return s.reachTCP(vip) })
+	before := s.connect(vip, 20)
+	s.echo(6)
+	all := s.connect(vip, 60)
+	require.Empty(t, before.Snapshot().Broken, "endpoints were added")
+	nodes := all.Snapshot().Nodes
+	require.Len(t, nodes, 3)
+
+	owner := s.owner(vip)
+	s.afterwards(func() { require.NoError(s, lan.PlugIn(owner)) })
+	require.NoError(t, lan.Unplug(owner))
+	s.eventually("the VIP moves", func() error { return s.owned(vip, owner, false) })
+	time.Sleep(3 * time.Second)
+	require.NoError(t, lan.PlugIn(owner))
+	s.ownedBy(vip, owner)
+	time.Sleep(10 * time.Second) // TCP retransmits late by then
+	require.Empty(t, all.Snapshot().Broken, "the owner was back soon")
+
+	require.NoError(t, lan.Unplug(owner))
+	s.eventually("connections to its pods end", func() error {
+		if broken := len(all.Snapshot().Broken); broken < nodes[owner] {
+			return fmt.Errorf("%d of %d have", broken, nodes[owner])
+		}
+		return nil
+	})
+	time.Sleep(2 * time.Second)
+	require.Len(t, all.Snapshot().Broken, nodes[owner], "no other one has")
+	require.Less(t, s.connect(vip, 20).Snapshot().Nodes[owner], 1, "new connections go elsewhere")
+	require.NoError(t, lan.PlugIn(owner))
+	s.ownedBy(vip, owner)
+	require.Len(t, all.Snapshot().Broken, nodes[owner], "it is back")
 }
 
 // connect opens TCP connections to the VIP, with ten requests a second on each, until the
