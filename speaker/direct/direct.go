@@ -298,7 +298,6 @@ func (d *Director) look() error {
 			if n.silent && !was.silent {
 				h.since = now
 			}
-			h.gone = h.silent && now.Sub(h.since) >= d.Hold
 			d.nodes[a] = h
 			if n.hardware == "" || n.silent || d.want.Lost[node] {
 				if err := ask(n); err != nil {
@@ -307,6 +306,7 @@ func (d *Director) look() error {
 			}
 		}
 	}
+	d.bury(now)
 	for a, h := range d.nodes {
 		if was := before[a]; was == nil || was.neighbour != h.neighbour || was.gone != h.gone {
 			d.stale = true
@@ -314,6 +314,24 @@ func (d *Director) look() error {
 	}
 	d.stale = d.stale || len(d.nodes) != len(before)
 	return nil
+}
+
+// bury finds out who has been silent for too long. A node that hears no other one on a segment
+// is cut off itself, perhaps, and all are there when it is back.
+func (d *Director) bury(now time.Time) {
+	type segment struct {
+		device int
+		four   bool
+	}
+	heard := map[segment]bool{}
+	for a, h := range d.nodes {
+		if !h.silent && h.hardware != "" {
+			heard[segment{h.device, a.Is4()}] = true
+		}
+	}
+	for a, h := range d.nodes {
+		h.gone = h.silent && now.Sub(h.since) >= d.Hold && heard[segment{h.device, a.Is4()}]
+	}
 }
 
 // apply makes the kernel's rules those that are to be.

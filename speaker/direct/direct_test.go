@@ -212,3 +212,28 @@ func TestAffinityOutlivesAMove(t *testing.T) {
 		require.Equal(t, first[i%2].node, c.node)
 	}
 }
+
+// A node that was cut off for long and gets the VIP when it is back hands connections to
+// those who have them.
+func TestNodeThatWasCutOff(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 3)
+	w.start(w.names...)
+	w.own("n1")
+	w.want(some("n1", "n2", "n3")...)
+	all := w.open(20)
+	w.nodes["n1"].Run("ip", "link", "set", "eth0", "down")
+	w.own("n2")
+	time.Sleep(w.nodes["n1"].director.Hold + 5*time.Second)
+	w.nodes["n1"].Run("ip", "link", "set", "eth0", "up")
+	address(w.nodes["n1"].Host, "eth0", "2001:db8::11/64")
+	w.own("n1")
+	lived := 0
+	for _, c := range all {
+		if c.node != "n1" {
+			require.NoError(t, c.ask())
+			lived++
+		}
+	}
+	require.NotZero(t, lived)
+}
