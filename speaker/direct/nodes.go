@@ -71,8 +71,8 @@ func (l *links) readNeighbours(gateways []netip.Addr) error {
 }
 
 // locate returns the node with that address, as it was before as far as the kernel does not
-// know better. ok is not set if it is on no segment of this node, or has a router's hardware
-// address: what the router passes on would count as that node's.
+// know better. ok is not set if it is and was on no segment of this node, or has a router's
+// hardware address: what the router passes on would count as that node's.
 func (l *links) locate(addr netip.Addr, before neighbour) (n neighbour, ok bool) {
 	device, longest := 0, -1
 	for subnet, index := range l.subnets {
@@ -80,8 +80,9 @@ func (l *links) locate(addr netip.Addr, before neighbour) (n neighbour, ok bool)
 			device, longest = index, subnet.Bits()
 		}
 	}
-	if longest < 0 {
-		return neighbour{}, false
+	if longest < 0 { // the interface is down, perhaps
+		before.silent = true
+		return before, before.hardware != "" && !l.routers[before.hardware]
 	}
 	n = neighbour{addr, device, before.hardware, before.silent}
 	if hardware, known := l.hardware[neighbourKey{addr, device}]; known {

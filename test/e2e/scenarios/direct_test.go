@@ -104,9 +104,8 @@ func TestConnectionsOutliveTheOwner(t *testing.T) {
 	all := s.connect(vip, 60)
 	require.Empty(t, before.Snapshot().Broken, "endpoints were added")
 	nodes := all.Snapshot().Nodes
-	require.Len(t, nodes, 3)
-
 	owner := s.owner(vip)
+	require.True(t, len(nodes) > 1 && nodes[owner] > 0, "%v, owner %s", nodes, owner)
 	s.afterwards(func() { require.NoError(s, lan.PlugIn(owner)) })
 	require.NoError(t, lan.Unplug(owner))
 	s.eventually("the VIP moves", func() error { return s.owned(vip, owner, false) })
