@@ -410,7 +410,9 @@ func (d *Director) rules(i int, f *family, used map[string]bool) (*ruleset, map[
 		r.tables[id] = t.at(d.Node, peers)
 		for _, s := range services[of] {
 			for _, p := range s.Ports {
-				r.services[serviceKey(s.vip, p.Number)] = steer{id, len(r.tables[id].open), s.Seed, min(len(s.Backends), maxRing), s.ByClient, s.drains,
+				key := serviceKey(s.vip, p.Number)
+				r.seeds[key] = s.Seed
+				r.services[key] = steer{id, len(r.tables[id].open), min(len(s.Backends), maxRing), s.ByClient, s.drains,
 					strings.Join(interfaces, "-")}
 			}
 		}

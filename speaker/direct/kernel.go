@@ -35,6 +35,7 @@ type ruleset struct {
 	interfaces map[string]bool
 	hardware   map[string]bool
 	services   map[string]steer
+	seeds      map[string]uint32 // of services: which flow is in which bucket
 	tables     map[int]*buckets
 }
 
@@ -56,8 +57,6 @@ type hop struct {
 type steer struct {
 	table   int
 	buckets int
-	// seed decides which flow is in which bucket.
-	seed uint32
 	// ring is how many nodes a segment of an unknown connection visits.
 	ring int
 	// byClient: all of a client's are in one.
@@ -79,7 +78,7 @@ func (s steer) indexes() (all []uint32) {
 }
 
 func newRuleset() *ruleset {
-	return &ruleset{map[string]bool{}, map[string]bool{}, map[string]steer{}, map[int]*buckets{}}
+	return &ruleset{map[string]bool{}, map[string]bool{}, map[string]steer{}, map[string]uint32{}, map[int]*buckets{}}
 }
 
 // steers returns the chains that the services need.
@@ -101,7 +100,7 @@ func held(maps string) string             { return maps + "-held" }
 
 // chain returns the name of the chain, which says all of what it does.
 func (s steer) chain() string {
-	return fmt.Sprintf("steer-%d-%d-%d-%08x%s%s-%s", s.table, s.buckets, s.ring, s.seed,
+	return fmt.Sprintf("steer-%d-%d-%d%s%s-%s", s.table, s.buckets, s.ring,
 		given(s.byClient, "-client"), given(s.drains, "-drains"), s.interfaces)
 }
 
@@ -147,7 +146,7 @@ func (k kernel) change(f *family, have, want *ruleset) error {
 
 // take removes what is not wanted: what refers to something goes before it.
 func (k kernel) take(f *family, have, want *ruleset) error {
-	err := k.changeServices(f, have.services, want.services, (*nftables.Conn).SetDeleteElements)
+	err := k.changeServices(f, have, want, (*nftables.Conn).SetDeleteElements)
 	err = errors.Join(err, k.changeSets(f, have, want, (*nftables.Conn).SetDeleteElements))
 	steers := want.steers()
 	for s := range have.steers() {
@@ -186,7 +185,7 @@ func (k kernel) give(f *family, have, want *ruleset) (err error) {
 		}
 	}
 	return errors.Join(err, k.changeSets(f, want, have, (*nftables.Conn).SetAddElements),
-		k.changeServices(f, want.services, have.services, (*nftables.Conn).SetAddElements))
+		k.changeServices(f, want, have, (*nftables.Conn).SetAddElements))
 }
 
 // bucketSet is a map or set of buckets.
@@ -310,17 +309,20 @@ func (k kernel) changeBuckets(m, other *bucketSet, do encode) error {
 	return k.encode(m.set, differ, do)
 }
 
-// changeServices encodes the elements of the map of services that others lacks or has another
-// chain for.
-func (k kernel) changeServices(f *family, elements, others map[string]steer, do encode) error {
-	var differ []nftables.SetElement
-	for _, key := range slices.Sorted(maps.Keys(elements)) {
-		if other, ok := others[key]; !ok || other != elements[key] {
-			differ = append(differ, nftables.SetElement{Key: []byte(key),
-				VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: elements[key].chain()}})
+// changeServices encodes the elements of the maps of services that others lacks or has another
+// chain or seed for.
+func (k kernel) changeServices(f *family, r, others *ruleset, do encode) error {
+	var chains, seeds []nftables.SetElement
+	for _, key := range slices.Sorted(maps.Keys(r.services)) {
+		if other, ok := others.services[key]; !ok || other != r.services[key] {
+			chains = append(chains, nftables.SetElement{Key: []byte(key),
+				VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: r.services[key].chain()}})
+		}
+		if other, ok := others.seeds[key]; !ok || other != r.seeds[key] {
+			seeds = append(seeds, nftables.SetElement{Key: []byte(key), Val: []byte(number(r.seeds[key]))})
 		}
 	}
-	return k.encode(f.sets()[3], differ, do)
+	return errors.Join(k.encode(f.sets()[3], chains, do), k.encode(f.sets()[4], seeds, do))
 }
 
 // changeSets encodes the elements of the other sets that r has and others has not.
