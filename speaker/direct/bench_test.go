@@ -3,6 +3,7 @@ package direct
 import (
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"testing"
 
@@ -23,13 +24,13 @@ func BenchmarkTable(b *testing.B) {
 	}
 }
 
-// BenchmarkChange is what the kernel and the Director need from the plan to rules in force:
-// for the first time, and when a node of 100 drains and returns, with 1,000 VIPs of policy
-// Cluster.
+// BenchmarkChange is what the kernel and the Director need from the plan to rules in force
+// with 1,000 VIPs of policy Cluster: for the first time, when a node drains and returns, and
+// when one Service comes and goes.
 func BenchmarkChange(b *testing.B) {
 	for _, n := range []int{10, 100} {
-		for _, first := range []bool{true, false} {
-			b.Run(fmt.Sprintf("nodes=%d/first=%t", n, first), func(b *testing.B) {
+		for _, change := range []string{"first", "node", "service"} {
+			b.Run(fmt.Sprintf("nodes=%d/%s", n, change), func(b *testing.B) {
 				host := testnet.NewHost(b, "node")
 				s := testnet.NewSegment(b, 0)
 				s.Plug(host, "eth0")
@@ -50,9 +51,18 @@ func BenchmarkChange(b *testing.B) {
 					d.take(want)
 					require.NoError(b, d.err)
 					for i := 0; b.Loop(); i++ {
-						if first {
-							d.have, d.keys, d.stale = [2]*ruleset{}, [2]map[int]string{}, true
+						switch change {
+						case "first":
+							d.have, d.keys, d.stale, d.tables = [2]*ruleset{}, [2]map[int]string{}, true, map[string]table{}
 							d.reconcile()
+							continue
+						case "service":
+							now := want
+							now.Services = maps.Clone(want.Services)
+							if i%2 == 0 {
+								delete(now.Services, plan.LimitKey{VIP: netip.MustParseAddr("203.0.0.0"), Service: "0"})
+							}
+							d.take(now)
 							continue
 						}
 						now := append([]plan.Backend(nil), all...)
