@@ -51,6 +51,9 @@ const (
 	guardInterval = time.Minute
 	// maxTables bounds the kernel's memory: about a megabyte for each.
 	maxTables = 128
+	// seeds is how many seeds there are: Services share the chains of one, since the kernel
+	// takes a millisecond for a chain.
+	seeds = 16
 )
 
 // Options are what a Director needs.
@@ -410,10 +413,8 @@ func (d *Director) rules(i int, f *family, used map[string]bool) (*ruleset, map[
 		r.tables[id] = t.at(d.Node, peers)
 		for _, s := range services[of] {
 			for _, p := range s.Ports {
-				key := serviceKey(s.vip, p.Number)
-				r.seeds[key] = s.Seed
-				r.services[key] = steer{id, len(r.tables[id].open), min(len(s.Backends), maxRing), s.ByClient, s.drains,
-					strings.Join(interfaces, "-")}
+				r.services[serviceKey(s.vip, p.Number)] = steer{id, len(r.tables[id].open), 1 + s.Seed%seeds, min(len(s.Backends), maxRing),
+					s.ByClient, s.drains, strings.Join(interfaces, "-")}
 			}
 		}
 	}

@@ -35,7 +35,6 @@ type ruleset struct {
 	interfaces map[string]bool
 	hardware   map[string]bool
 	services   map[string]steer
-	seeds      map[string]uint32 // of services: which flow is in which bucket
 	tables     map[int]*buckets
 }
 
@@ -57,6 +56,8 @@ type hop struct {
 type steer struct {
 	table   int
 	buckets int
+	// seed decides which flow is in which bucket.
+	seed uint32
 	// ring is how many nodes a segment of an unknown connection visits.
 	ring int
 	// byClient: all of a client's are in one.
@@ -78,7 +79,7 @@ func (s steer) indexes() (all []uint32) {
 }
 
 func newRuleset() *ruleset {
-	return &ruleset{map[string]bool{}, map[string]bool{}, map[string]steer{}, map[string]uint32{}, map[int]*buckets{}}
+	return &ruleset{map[string]bool{}, map[string]bool{}, map[string]steer{}, map[int]*buckets{}}
 }
 
 // steers returns the chains that the services need.
@@ -100,7 +101,7 @@ func held(maps string) string             { return maps + "-held" }
 
 // chain returns the name of the chain, which says all of what it does.
 func (s steer) chain() string {
-	return fmt.Sprintf("steer-%d-%d-%d%s%s-%s", s.table, s.buckets, s.ring,
+	return fmt.Sprintf("steer-%d-%d-%d-%d%s%s-%s", s.table, s.buckets, s.seed, s.ring,
 		given(s.byClient, "-client"), given(s.drains, "-drains"), s.interfaces)
 }
 
@@ -309,20 +310,17 @@ func (k kernel) changeBuckets(m, other *bucketSet, do encode) error {
 	return k.encode(m.set, differ, do)
 }
 
-// changeServices encodes the elements of the maps of services that others lacks or has another
-// chain or seed for.
+// changeServices encodes the elements of the map of services that others lacks or has another
+// chain for.
 func (k kernel) changeServices(f *family, r, others *ruleset, do encode) error {
-	var chains, seeds []nftables.SetElement
+	var differ []nftables.SetElement
 	for _, key := range slices.Sorted(maps.Keys(r.services)) {
 		if other, ok := others.services[key]; !ok || other != r.services[key] {
-			chains = append(chains, nftables.SetElement{Key: []byte(key),
+			differ = append(differ, nftables.SetElement{Key: []byte(key),
 				VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: r.services[key].chain()}})
 		}
-		if other, ok := others.seeds[key]; !ok || other != r.seeds[key] {
-			seeds = append(seeds, nftables.SetElement{Key: []byte(key), Val: []byte(number(r.seeds[key]))})
-		}
 	}
-	return errors.Join(k.encode(f.sets()[3], chains, do), k.encode(f.sets()[4], seeds, do))
+	return k.encode(f.sets()[3], differ, do)
 }
 
 // changeSets encodes the elements of the other sets that r has and others has not.

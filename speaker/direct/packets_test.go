@@ -416,3 +416,18 @@ func TestNodesElsewhere(t *testing.T) {
 		})
 	}
 }
+
+// An operator can list the rules with nft, which gives up at expressions that it does not
+// expect. It cannot load what it lists: it has no name for the type of a hash.
+func TestRulesCanBeListed(t *testing.T) {
+	t.Parallel()
+	for _, byClient := range []bool{false, true} {
+		w := newWorld(t, 2)
+		w.byClient = byClient
+		w.start(w.names...)
+		w.want(some("n1", "n2")...)
+		require.Contains(t, w.nodes["n1"].Run("nft", "list", "ruleset"), "jhash ip6 saddr . ip6 daddr")
+		w.want()
+		require.Contains(t, w.nodes["n1"].Run("nft", "list", "ruleset"), "drains")
+	}
+}

@@ -64,21 +64,17 @@ const (
 	guardSet = "guard"
 	// servicesMap leads from a VIP and port to the chain of the Service's table.
 	servicesMap = "services"
-	// seedsMap has a number for each of them that goes into the hash of its flows: chains are
-	// for Services together, since rules cost the kernel more time than elements.
-	seedsMap = "seeds"
 )
 
 // sets returns them, the guard first.
 func (f *family) sets() []*nftables.Set {
 	host := binaryutil.NativeEndian
-	service := nftables.MustConcatSetType(f.address, nftables.TypeInetService)
 	return []*nftables.Set{
 		{Table: f.table, Name: guardSet, KeyType: nftables.TypeInetProto, HasTimeout: true},
 		{Table: f.table, Name: interfacesSet, KeyType: nftables.TypeIFIndex, KeyByteOrder: host},
 		{Table: f.table, Name: hardwareSet, KeyType: nftables.TypeEtherAddr},
-		{Table: f.table, Name: servicesMap, IsMap: true, Concatenation: true, DataType: nftables.TypeVerdict, KeyType: service},
-		{Table: f.table, Name: seedsMap, IsMap: true, Concatenation: true, DataType: nftables.TypeMark, KeyType: service},
+		{Table: f.table, Name: servicesMap, IsMap: true, Concatenation: true, DataType: nftables.TypeVerdict,
+			KeyType: nftables.MustConcatSetType(f.address, nftables.TypeInetService)},
 	}
 }
 
@@ -107,17 +103,12 @@ func (f *family) base() *nftables.Chain {
 //
 //	meta l4proto tcp ip daddr . tcp dport vmap @services
 func (f *family) baseRule() []expr.Any {
-	return join(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: keys},
-		&expr.Cmp{Register: keys, Op: expr.CmpOpEq, Data: []byte{unix.IPPROTO_TCP}},
-		f.service(keys, servicesMap, unix.NFT_REG_VERDICT))
-}
-
-// service looks up the VIP and port in a map, with registers from one on.
-func (f *family) service(register uint32, in string, to uint32) []expr.Any {
 	return []expr.Any{
-		&expr.Payload{DestRegister: register, Base: expr.PayloadBaseNetworkHeader, Offset: f.source + f.length, Len: f.length},
-		&expr.Payload{DestRegister: register + f.length/4, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
-		&expr.Lookup{SourceRegister: register, DestRegister: to, IsDestRegSet: true, SetName: in},
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: keys},
+		&expr.Cmp{Register: keys, Op: expr.CmpOpEq, Data: []byte{unix.IPPROTO_TCP}},
+		&expr.Payload{DestRegister: keys, Base: expr.PayloadBaseNetworkHeader, Offset: f.source + f.length, Len: f.length},
+		&expr.Payload{DestRegister: keys + f.length/4, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+		&expr.Lookup{SourceRegister: keys, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: servicesMap},
 	}
 }
 
@@ -197,8 +188,8 @@ func (f *family) setTTL(s steer) []expr.Any {
 // by has it: by another one, the node would drop it for its source (rp_filter). What belongs
 // to a node that does not answer waits until it is back.
 //
-//	iif eth0 dup to jhash ip saddr . tcp sport . S mod N map @open-0-2048-2 device eth0 counter drop
-//	jhash ip saddr . tcp sport . S mod N @open-0-2048-held drop
+//	iif eth0 dup to jhash ip saddr . ip daddr . tcp sport mod N seed S map @open-0-2048-2 device eth0 counter drop
+//	jhash ip saddr . ip daddr . tcp sport mod N seed S @open-0-2048-held drop
 func (f *family) handOver(s steer, maps string) (rules [][]expr.Any) {
 	drop := &expr.Verdict{Kind: expr.VerdictDrop}
 	for _, index := range s.indexes() {
@@ -211,19 +202,20 @@ func (f *family) handOver(s steer, maps string) (rules [][]expr.Any) {
 	return append(rules, join(f.bucketOf(s), in(held(maps), true), drop))
 }
 
-// bucketOf loads the bucket of the flow, where S is
-//
-//	ip daddr . tcp dport map @seeds
+// bucketOf loads the bucket of the flow. The VIP is in it because Services share seeds.
 func (f *family) bucketOf(s steer) []expr.Any {
-	next := keys + f.length/4 // the next register
-	exprs := []expr.Any{&expr.Payload{DestRegister: keys, Base: expr.PayloadBaseNetworkHeader, Offset: f.source, Len: f.length}}
-	if !s.byClient {
-		exprs = append(exprs, &expr.Payload{DestRegister: next, Base: expr.PayloadBaseTransportHeader, Len: 2})
-		next++
+	words := f.length / 4
+	exprs := []expr.Any{
+		&expr.Payload{DestRegister: keys, Base: expr.PayloadBaseNetworkHeader, Offset: f.source, Len: f.length},
+		&expr.Payload{DestRegister: keys + words, Base: expr.PayloadBaseNetworkHeader, Offset: f.source + f.length, Len: f.length},
 	}
-	exprs = append(exprs, f.service(next, seedsMap, next)...)
-	return append(exprs, &expr.Hash{SourceRegister: keys, DestRegister: keys, Length: 4 * (next + 1 - keys), Modulus: uint32(s.buckets),
-		Seed: 1, Type: expr.HashTypeJenkins}) // without a seed, each rule's is random
+	length := 2 * f.length
+	if !s.byClient {
+		exprs = append(exprs, &expr.Payload{DestRegister: keys + 2*words, Base: expr.PayloadBaseTransportHeader, Len: 2})
+		length += 4
+	}
+	return append(exprs, &expr.Hash{SourceRegister: keys, DestRegister: keys, Length: length, Modulus: uint32(s.buckets), Seed: s.seed,
+		Type: expr.HashTypeJenkins})
 }
 
 // in matches what is in a set, or is not.
