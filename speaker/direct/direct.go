@@ -47,8 +47,9 @@ const (
 	settleTime = 2 * time.Second
 	// verifyInterval is how often it is looked whether the rules are there.
 	verifyInterval = 3 * time.Second
-	// guardInterval is how often the guard is refreshed.
-	guardInterval = time.Minute
+	// defaultGuard is how long the rules work without a Director that refreshes them, ten
+	// times while that passes.
+	defaultGuard = 10 * time.Minute
 	// maxTables bounds the kernel's memory: about a megabyte for each.
 	maxTables = 128
 	// seeds is how many seeds there are: Services share the chains of one, since the kernel
@@ -65,6 +66,8 @@ type Options struct {
 	Gateways func() []netip.Addr
 	// Hold is how long connections wait for a node that does not answer. Zero: 10 s.
 	Hold time.Duration
+	// Guard is how long the rules work without a Director. Zero: 10 minutes.
+	Guard time.Duration
 }
 
 // Director is a task that keeps the rules in force. One goroutine, Run, owns all state.
@@ -79,6 +82,7 @@ type Director struct {
 	tables   map[string]table  // by what they follow from
 	have     [2]*ruleset       // by family, what the kernel took over last
 	keys     [2]map[int]string // and what its tables of buckets follow from
+	crowded  [2]bool           // there are more than maxTables
 	stale    bool              // there may be other rules to write
 	began    bool              // what an earlier Director left is taken over or gone
 	err      error
@@ -113,7 +117,7 @@ type Status struct {
 
 // New returns a Director that does nothing until it runs.
 func New(o Options) *Director {
-	o.Hold = cmp.Or(o.Hold, defaultHold)
+	o.Hold, o.Guard = cmp.Or(o.Hold, defaultHold), cmp.Or(o.Guard, defaultGuard)
 	d := &Director{Options: o, sets: make(chan plan.Forwarding, 1), ready: make(chan struct{}), nodes: map[netip.Addr]*host{},
 		draining: map[plan.LimitKey]draining{}, tables: map[string]table{}}
 	d.published.Store(&Status{})
@@ -161,7 +165,7 @@ func (d *Director) Run(ctx context.Context) error {
 			d.take(want)
 		case now := <-tick.C:
 			if now.Sub(verified) >= verifyInterval {
-				refresh := now.Sub(refreshed) >= guardInterval
+				refresh := now.Sub(refreshed) >= d.Guard/10
 				if verified = now; refresh {
 					refreshed = now
 				}
@@ -226,7 +230,7 @@ func (d *Director) verify(refresh bool) {
 		if sound, err := k.sound(f, d.have[i]); err == nil && !sound {
 			d.Log.Warn("direct forwarding restored: somebody else had changed the nftables table", "table", tableName)
 			d.have[i], d.stale = nil, true
-		} else if refresh && k.refresh(f) != nil {
+		} else if refresh && k.refresh(f, d.Guard) != nil {
 			d.have[i], d.stale = nil, true
 		}
 	}
@@ -344,20 +348,28 @@ func (d *Director) apply() error {
 		return err
 	}
 	defer k.close()
+	idle := len(d.want.Services)+len(d.draining) == 0 && d.have == [2]*ruleset{}
+	if !idle {
+		if err := k.permitted(); err != nil {
+			return err
+		}
+	}
 	used := map[string]bool{}
 	for i, f := range families {
 		want, keys := d.rules(i, f, used)
 		if want == nil && d.have[i] == nil && (d.began || !k.exists(f)) {
 			continue
 		}
-		if err := k.change(f, d.have[i], want); err != nil {
+		if err := k.change(f, d.have[i], want, d.Guard); err != nil {
 			d.have[i], d.keys[i] = nil, nil
 			return err
 		}
 		d.have[i], d.keys[i] = want, keys
 	}
-	d.Log.Info("direct forwarding", "services", len(d.want.Services), "draining", len(d.draining), "tables", len(d.tables),
-		"peers4", len(d.peers(families[0])), "peers6", len(d.peers(families[1])))
+	if !idle {
+		d.Log.Info("direct forwarding", "services", len(d.want.Services), "draining", len(d.draining), "tables", len(d.tables),
+			"peers4", len(d.peers(families[0])), "peers6", len(d.peers(families[1])))
+	}
 	d.began = true
 	maps.DeleteFunc(d.tables, func(key string, _ table) bool { return !used[key] })
 	return nil
@@ -442,10 +454,14 @@ func (d *Director) numbers(i int, wanted map[string][]service) map[int]string {
 			free = append(free, id)
 		}
 	}
+	if crowded := len(wanted) > maxTables; crowded != d.crowded[i] {
+		if d.crowded[i] = crowded; crowded {
+			d.Log.Warn("too many tables of direct forwarding: some Services work without", "tables", len(wanted), "at_most", maxTables)
+		}
+	}
 	next := 0
 	for _, key := range slices.Sorted(maps.Keys(missing)) {
 		if len(keys) == maxTables {
-			d.Log.Warn("too many tables of direct forwarding: some Services work without", "tables", len(wanted), "at_most", maxTables)
 			break
 		}
 		if len(free) > 0 {

@@ -25,8 +25,6 @@ const (
 	buffer = 64 << 20
 	// perMessage elements fit into a netlink attribute, which holds 64 KiB.
 	perMessage = 400
-	// guardTime is how long the rules work without a speaker that refreshes them.
-	guardTime = 10 * time.Minute
 )
 
 // ruleset is what varies in the table of a family. The keys of maps are as the kernel has
@@ -131,12 +129,12 @@ func (k kernel) close() { k.CloseLasting() } //nolint:errcheck // nothing is los
 
 // change leads from have to want in one transaction. Nil: there is no table, or it is of no
 // use, or none is wanted.
-func (k kernel) change(f *family, have, want *ruleset) error {
+func (k kernel) change(f *family, have, want *ruleset, guard time.Duration) error {
 	if want == nil {
 		return k.remove(f)
 	}
 	if have == nil {
-		k.create(f)
+		k.create(f, guard)
 		have = newRuleset()
 	}
 	if err := errors.Join(k.take(f, have, want), k.give(f, have, want)); err != nil {
@@ -230,6 +228,14 @@ func (k kernel) exists(f *family) bool {
 	return err == nil
 }
 
+// permitted asks whether rules can be changed, which is cheaper than to try.
+func (k kernel) permitted() error {
+	if _, err := k.ListTables(); err != nil {
+		return fmt.Errorf("list nftables tables: %w", err)
+	}
+	return nil
+}
+
 // remove removes the table, if there is one.
 func (k kernel) remove(f *family) error {
 	k.AddTable(f.table) // what is not there cannot be deleted
@@ -238,26 +244,28 @@ func (k kernel) remove(f *family) error {
 }
 
 // create makes the table anew, without services.
-func (k kernel) create(f *family) {
+func (k kernel) create(f *family, guard time.Duration) {
 	k.AddTable(f.table)
 	k.DelTable(f.table)
 	k.AddTable(f.table)
 	for _, s := range f.sets() {
 		k.AddSet(s, nil) //nolint:errcheck // it fails for anonymous sets alone
 	}
-	k.SetAddElements(f.sets()[0], guard) //nolint:errcheck // as above
+	k.SetAddElements(f.sets()[0], guards(guard)) //nolint:errcheck // as above
 	k.AddRule(&nftables.Rule{Table: f.table, Chain: k.AddChain(f.base()), Exprs: f.baseRule()})
 }
 
-// guard is TCP.
-var guard = []nftables.SetElement{{Key: []byte{unix.IPPROTO_TCP}, Timeout: guardTime}}
+// guards are TCP.
+func guards(guard time.Duration) []nftables.SetElement {
+	return []nftables.SetElement{{Key: []byte{unix.IPPROTO_TCP}, Timeout: guard}}
+}
 
-// refresh has the table work for guardTime from now on.
-func (k kernel) refresh(f *family) error {
+// refresh has the table work for that long from now on.
+func (k kernel) refresh(f *family, guard time.Duration) error {
 	set := f.sets()[0]
-	k.SetAddElements(set, guard)                                         //nolint:errcheck // it is right
-	k.SetDeleteElements(set, []nftables.SetElement{{Key: guard[0].Key}}) //nolint:errcheck // it is right
-	k.SetAddElements(set, guard)                                         //nolint:errcheck // it is right
+	k.SetAddElements(set, guards(guard)) //nolint:errcheck // it is right
+	k.SetDeleteElements(set, guards(0))  //nolint:errcheck // it is right
+	k.SetAddElements(set, guards(guard)) //nolint:errcheck // it is right
 	return k.flush()
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -430,4 +431,120 @@ func TestRulesCanBeListed(t *testing.T) {
 		w.want()
 		require.Contains(t, w.nodes["n1"].Run("nft", "list", "ruleset"), "drains")
 	}
+}
+
+// Rules that no Director refreshes do nothing after a while: the VIP works as without.
+func TestRulesNeedADirector(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 2)
+	w.guard = 8 * time.Second
+	w.start(w.names...)
+	w.own("n1")
+	w.want(some("n2")...)
+	time.Sleep(w.guard + 2*time.Second)
+	require.Equal(t, map[string]int{"n2": 10}, at(w.open(10)), "it is refreshed")
+	w.nodes["n1"].stop()
+	require.Equal(t, map[string]int{"n2": 10}, at(w.open(10)), "it works for a while")
+	time.Sleep(w.guard + time.Second)
+	require.Equal(t, map[string]int{"n1": 10}, at(w.open(10)))
+	w.start("n1")
+	w.wantAt([]string{"n1"}, some("n2")...)
+	require.Equal(t, map[string]int{"n2": 10}, at(w.open(10)))
+}
+
+// A Director without the right to change rules says so once, and the VIP works as without. It
+// says nothing while there is nothing to do.
+func TestWithoutRights(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 2)
+	w.powers = func() error {
+		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var powers [2]unix.CapUserData
+		if err := unix.Capget(&header, &powers[0]); err != nil {
+			return err
+		}
+		powers[0].Effective &^= 1 << unix.CAP_NET_ADMIN
+		powers[0].Permitted &^= 1 << unix.CAP_NET_ADMIN
+		return unix.Capset(&header, &powers[0])
+	}
+	n := w.nodes["n1"]
+	w.start("n1")
+	n.director.Set(plan.Forwarding{})
+	<-n.director.Ready()
+	n.director.Set(plan.Forwarding{})
+	time.Sleep(2 * interval)
+	require.Empty(t, n.log.String())
+	require.NoError(t, n.director.Status().Err)
+	n.stop()
+
+	w.start("n1")
+	w.own("n1")
+	n.director.Set(plan.Forwarding{Nodes: map[string][]netip.Addr{"n1": n.addrs, "n2": w.nodes["n2"].addrs},
+		Services: map[plan.LimitKey]plan.Direct{{VIP: vip4, Service: "default/web"}: {Ports: web, Backends: some("n2")}}})
+	<-n.director.Ready()
+	time.Sleep(4 * interval)
+	require.ErrorIs(t, n.director.Status().Err, unix.EPERM)
+	require.Equal(t, 1, strings.Count(n.log.String(), "\n"), n.log)
+	require.Contains(t, n.log.String(), "level=ERROR")
+	require.Contains(t, n.log.String(), "NET_ADMIN")
+	require.NotContains(t, n.Run("nft", "list", "tables"), tableName)
+	require.Equal(t, map[string]int{"n1": 10}, at(w.open(10)))
+}
+
+// More tables than there may be are not made, which is said once. Names of nodes are as long
+// as Kubernetes allows.
+func TestTooManyTables(t *testing.T) {
+	t.Parallel()
+	host, log := testnet.NewHost(t, "node"), &testnet.Log{}
+	testnet.NewSegment(t, 0).Plug(host, "eth0")
+	address(host, "eth0", "198.18.0.1/16")
+	long := strings.Repeat("n", 250)
+	want := plan.Forwarding{Services: map[plan.LimitKey]plan.Direct{}, Nodes: map[string][]netip.Addr{}}
+	all := []plan.Backend{}
+	for i := range 10 {
+		name, addr := fmt.Sprintf("%s%03d", long, i), netip.AddrFrom4([4]byte{198, 18, 1, byte(i)})
+		want.Nodes[name] = []netip.Addr{addr}
+		all = append(all, plan.Backend{Node: name, Open: 1})
+		host.Run("ip", "neigh", "add", addr.String(), "lladdr", fmt.Sprintf("02:00:00:00:01:%02x", i), "dev", "eth0", "nud", "permanent")
+	}
+	for i := range 200 {
+		var some []plan.Backend
+		for bit, b := range all {
+			if (i+1)>>bit&1 == 1 {
+				some = append(some, b)
+			}
+		}
+		key := plan.LimitKey{VIP: netip.AddrFrom4([4]byte{203, 0, 113, byte(i)}), Service: fmt.Sprint(i)}
+		want.Services[key] = plan.Direct{Ports: web, Seed: uint32(i), Backends: some}
+	}
+	services := func(d *Director) int { return len(d.have[0].services) }
+	require.NoError(t, host.Do(func() error {
+		d := New(Options{Log: slog.New(slog.NewTextHandler(log, nil)), Node: all[0].Node, Gateways: func() []netip.Addr { return nil }})
+		began := time.Now()
+		d.take(want)
+		t.Logf("%d tables took %v", len(d.have[0].tables), time.Since(began))
+		require.NoError(t, d.err)
+		require.Equal(t, maxTables, services(d))
+		d.stale = true
+		d.reconcile()
+		require.NoError(t, d.err)
+		require.Equal(t, 1, strings.Count(log.String(), "too many tables"), log)
+		few := want
+		few.Services = map[plan.LimitKey]plan.Direct{}
+		for key, s := range want.Services {
+			if s.Seed < 50 {
+				few.Services[key] = s
+			}
+		}
+		d.take(few)
+		clear(d.draining)
+		d.take(few)
+		require.NoError(t, d.err)
+		require.Equal(t, 50, services(d))
+		d.take(plan.Forwarding{})
+		clear(d.draining)
+		d.take(plan.Forwarding{})
+		return d.err
+	}))
+	require.NotContains(t, host.Run("nft", "list", "tables"), tableName)
 }

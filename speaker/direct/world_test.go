@@ -41,6 +41,8 @@ type world struct {
 	gateways atomic.Pointer[[]netip.Addr]
 	extra    map[string][]netip.Addr // nodes that there are not
 	byClient bool
+	guard    time.Duration
+	powers   func() error // what the Directors' threads give up
 }
 
 type node struct {
@@ -161,10 +163,19 @@ func (w *world) start(names ...string) {
 		n := w.nodes[name]
 		n.log = &testnet.Log{}
 		n.director = New(Options{Log: slog.New(slog.NewTextHandler(n.log, nil)), Node: name, Gateways: w.routers,
-			Hold: 5 * time.Second})
+			Hold: 5 * time.Second, Guard: w.guard})
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan error, 1)
-		go func() { done <- n.Do(func() error { return n.director.Run(ctx) }) }()
+		go func() {
+			done <- n.Do(func() error {
+				if w.powers != nil {
+					if err := w.powers(); err != nil {
+						return err
+					}
+				}
+				return n.director.Run(ctx)
+			})
+		}()
 		n.stop = sync.OnceFunc(func() {
 			cancel()
 			require.NoError(w.t, <-done)
