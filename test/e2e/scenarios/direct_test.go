@@ -31,8 +31,7 @@ func preferring(node string) string {
 // serve. The nodes' kube-proxies are in different modes.
 func TestConnectionsOutliveMovesOfTheVIP(t *testing.T) {
 	s := begin(t)
-	s.afterwards(func() { require.NoError(s, s.Upgrade(s.ctx, s.Lab.Chart())) })
-	require.NoError(t, s.Upgrade(s.ctx, s.Lab.Chart(), "--set=speaker.directForwarding=true"))
+	s.forwardDirectly()
 	s.echo(6)
 	for _, policy := range []corev1.ServiceExternalTrafficPolicy{"Local", "Cluster"} {
 		t.Run(string(policy), func(t *testing.T) {
@@ -92,8 +91,7 @@ func TestConnectionsOutliveMovesOfTheVIP(t *testing.T) {
 // pods go on, too, if it is back soon, and end otherwise. Endpoints that come change nothing.
 func TestConnectionsOutliveTheOwner(t *testing.T) {
 	s := begin(t)
-	s.afterwards(func() { require.NoError(s, s.Upgrade(s.ctx, s.Lab.Chart())) })
-	require.NoError(t, s.Upgrade(s.ctx, s.Lab.Chart(), "--set=speaker.directForwarding=true"))
+	s.forwardDirectly()
 	s.echo(3)
 	s.config(usualPools + fmt.Sprintf(directForwarding, ""))
 	s.service("web", func(svc *corev1.Service) { svc.Spec.ExternalTrafficPolicy = "Local" })
@@ -128,6 +126,18 @@ func TestConnectionsOutliveTheOwner(t *testing.T) {
 	require.NoError(t, lan.PlugIn(owner))
 	s.ownedBy(vip, owner)
 	require.Len(t, all.Snapshot().Broken, nodes[owner], "it is back")
+}
+
+// forwardDirectly gives the speakers the right to, until the test ends.
+func (s *story) forwardDirectly() {
+	s.Helper()
+	s.afterwards(func() {
+		if s.Failed() {
+			s.dump(s.ctx) // what these speakers have logged, before others are there
+		}
+		require.NoError(s, s.Upgrade(s.ctx, s.Lab.Chart()))
+	})
+	require.NoError(s, s.Upgrade(s.ctx, s.Lab.Chart(), "--set=speaker.directForwarding=true"))
 }
 
 // connect opens TCP connections to the VIP, with ten requests a second on each, until the
