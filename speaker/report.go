@@ -48,6 +48,12 @@ type Presence interface {
 	Changed() <-chan struct{}
 }
 
+// Rules tells whether the rules of direct forwarding are there; direct.Director is one.
+type Rules interface {
+	InForce() bool
+	Changed() <-chan struct{}
+}
+
 // Loop tells what the loop has found out and others are to hear; Speaker is one.
 type Loop interface {
 	Moves() []report.Move
@@ -65,6 +71,7 @@ type ReportOptions struct {
 	Sessions   Sessions
 	PodRoutes  PodRouter
 	KubeProxy  Presence
+	Forwarding Rules
 	// Crowd returns by how much an interval of each speaker is longer than that of a few
 	// speakers. It is membership.Task's.
 	Crowd func() int
@@ -115,6 +122,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 		interfaces, gateways, config, proxy := r.Interfaces.Changed(), r.Gateways.Changed(), r.Config.Changed(), r.KubeProxy.Changed()
 		loop, again := r.Loop.Changed(), r.lookForUnmatched(time.Now())
 		conflicts, sessions, pods := r.Conflicts.ConflictsChanged(), r.Sessions.Changed(), r.PodRoutes.Changed()
+		rules := r.Forwarding.Changed()
 		said := r.urgent()
 		said.Sessions, said.Moves = r.Sessions.Sessions(), r.Loop.Moves()
 		if r.judged {
@@ -127,6 +135,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 		case <-interfaces:
 		case <-gateways:
 		case <-proxy:
+		case <-rules:
 		case <-config:
 		case <-conflicts:
 		case <-sessions:
@@ -227,7 +236,7 @@ func (r *Reporter) network() report.Network {
 			}
 		}
 	}
-	n := report.Network{Segments: []report.Segment{}, KubeProxy: r.KubeProxy.Answers()}
+	n := report.Network{Segments: []report.Segment{}, KubeProxy: r.KubeProxy.Answers(), Forwards: r.Forwarding.InForce()}
 	for _, s := range layer2.Segments(r.Interfaces.Interfaces(), patterns...) {
 		n.Segments = append(n.Segments, s)
 	}

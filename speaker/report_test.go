@@ -70,6 +70,9 @@ func (f *fakeProxy) Answers() bool {
 	return f.answers
 }
 
+// InForce has it stand for the Director.
+func (f *fakeProxy) InForce() bool { return f.Answers() }
+
 // fakeSessions stands for the Detector.
 type fakeSessions struct {
 	changes
@@ -97,7 +100,7 @@ func TestReporterTellsTheNetwork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		interfaces, gateways, cfg := &fakeNetwork{ready: make(chan struct{})}, &fakeNetwork{ready: make(chan struct{})}, &fakeConfig{}
 		pods := &fakePodRouter{}
-		conflicts, sessions, proxy := &fakeConflicts{}, &fakeSessions{}, &fakeProxy{}
+		conflicts, sessions, proxy, rules := &fakeConflicts{}, &fakeSessions{}, &fakeProxy{}, &fakeProxy{}
 		interfaces.interfaces = []netstate.Interface{
 			{Index: 1, Name: "lo", Loopback: true, Up: true, Addrs: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/8")}},
 			ethernet(2, "eth0", "198.18.0.11/24", "198.18.0.99/32", "2001:db8::11/64", "fe80::1/64"),
@@ -107,7 +110,8 @@ func TestReporterTellsTheNetwork(t *testing.T) {
 		loop := &fakeLoop{}
 		r := NewReporter(ReportOptions{Loop: loop, Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewPedanticRegistry(),
 			Interfaces: interfaces, Gateways: gateways, Config: cfg, Conflicts: conflicts, Sessions: sessions, PodRoutes: pods, KubeProxy: proxy,
-			Crowd: func() int { return 1 }, Report: func(r report.Report) { told = append(told, r) }})
+			Forwarding: rules,
+			Crowd:      func() int { return 1 }, Report: func(r report.Report) { told = append(told, r) }})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- r.Run(ctx) }()
@@ -136,6 +140,11 @@ func TestReporterTellsTheNetwork(t *testing.T) {
 
 		proxy.change(func() { proxy.answers = true })
 		assert.True(t, last().KubeProxy)
+
+		rules.change(func() { rules.answers = true })
+		assert.True(t, last().Forwards)
+		rules.change(func() { rules.answers = false })
+		assert.False(t, last().Forwards, "whoever hands connections here is to hear of it")
 
 		conflicts.change(func() {
 			conflicts.conflicts = []layer2.Conflict{
@@ -213,7 +222,7 @@ func TestReportsOfManySpeakers(t *testing.T) {
 				Interfaces: links[i],
 				Gateways:   &fakeNetwork{ready: ready}, Config: &fakeConfig{}, Conflicts: &fakeConflicts{}, Sessions: all50[i],
 				PodRoutes: &fakePodRouter{},
-				KubeProxy: &fakeProxy{}, Crowd: func() int { return all / 50 }, Report: func(r report.Report) {
+				KubeProxy: &fakeProxy{}, Forwarding: &fakeProxy{}, Crowd: func() int { return all / 50 }, Report: func(r report.Report) {
 					mu.Lock()
 					defer mu.Unlock()
 					if text := r.Tidy().String(); text != lease {

@@ -101,7 +101,7 @@ func run(ctx context.Context, f *flags) error {
 	})
 	reporter := speaker.NewReporter(speaker.ReportOptions{
 		Loop: loop, Interfaces: interfaces, Gateways: gateways, Config: config, Conflicts: announcer, Sessions: detector, PodRoutes: podRoutes,
-		KubeProxy: proxy, Crowd: members.Crowd, Report: members.Report, Log: s.log, Registry: registry,
+		KubeProxy: proxy, Forwarding: director, Crowd: members.Crowd, Report: members.Report, Log: s.log, Registry: registry,
 	})
 	server := debughttp.New(debughttp.Options{
 		Address: f.listen, CertFile: f.certFile, KeyFile: f.keyFile, Authorizer: debughttp.NewDelegate(s.client), Gatherer: registry,

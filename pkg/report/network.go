@@ -21,6 +21,9 @@ type Network struct {
 	Conflicts []Conflict `json:"conflicts,omitempty"`
 	// KubeProxy is set if a kube-proxy answers on the node, or what replaces it.
 	KubeProxy bool `json:"kubeProxy,omitempty"`
+	// Forwards is set while the node has the rules of direct forwarding: others may hand it
+	// segments of connections that it does not know.
+	Forwards bool `json:"forwards,omitempty"`
 	// Claims are what the speaker owns and keeps. They are not in the Lease.
 	Claims Claims `json:"-"`
 	// Blind, Sick and Apart are explained at plan.Node. They are not in the Lease.

@@ -141,8 +141,8 @@ func locate(nodes map[string]plan.Node, networks map[string]report.Network) map[
 
 // equalNetworks reports whether the plan takes the two for the same.
 func equalNetworks(a, b report.Network) bool {
-	return a.Claims == b.Claims && a.Blind == b.Blind && a.Sick == b.Sick && a.Apart == b.Apart && slices.Equal(a.Segments, b.Segments) &&
-		(a.Segments == nil) == (b.Segments == nil)
+	return a.Claims == b.Claims && a.Blind == b.Blind && a.Sick == b.Sick && a.Apart == b.Apart && a.Forwards == b.Forwards &&
+		slices.Equal(a.Segments, b.Segments) && (a.Segments == nil) == (b.Segments == nil)
 }
 
 // update brings the plan up to date.

@@ -32,6 +32,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -89,6 +90,7 @@ type Director struct {
 
 	ready     chan struct{}
 	published atomic.Pointer[Status]
+	changed   notify.Signal // Status.inForce
 }
 
 // host is another node.
@@ -113,6 +115,8 @@ type Status struct {
 	Gone map[string]bool
 	// Err is why the rules are not as they are to be.
 	Err error
+
+	known, inForce bool
 }
 
 // New returns a Director that does nothing until it runs.
@@ -126,6 +130,23 @@ func New(o Options) *Director {
 
 // String names the task.
 func (d *Director) String() string { return "direct" }
+
+// InForce reports whether the rules are in the kernel: until Ready, those of an earlier
+// Director.
+func (d *Director) InForce() bool {
+	if s := d.Status(); s.known {
+		return s.inForce
+	}
+	k, err := dial()
+	if err != nil {
+		return false
+	}
+	defer k.close()
+	return slices.ContainsFunc(families, k.exists)
+}
+
+// Changed returns a channel that is closed when InForce has another answer.
+func (d *Director) Changed() <-chan struct{} { return d.changed.Next() }
 
 // Status returns what the Director did last.
 func (d *Director) Status() *Status { return d.published.Load() }
@@ -276,7 +297,10 @@ func (d *Director) publish() {
 			s.Gone[node] = true
 		}
 	}
-	d.published.Store(s)
+	s.known, s.inForce = true, d.have != [2]*ruleset{}
+	if before := d.published.Swap(s); !before.known || before.inForce != s.inForce {
+		d.changed.Notify()
+	}
 }
 
 // look finds out which nodes are on the segment, and has those asked that are silent, lost or
@@ -383,10 +407,13 @@ func (d *Director) rules(i int, f *family, used map[string]bool) (*ruleset, map[
 	// Most Services have the same backends.
 	known := map[*plan.Backend]service{}
 	add := func(key plan.LimitKey, s plan.Direct, drains bool) {
-		if !f.has(key.VIP) || len(s.Backends) == 0 {
+		if !f.has(key.VIP) {
 			return
 		}
-		first := &s.Backends[0]
+		var first *plan.Backend // none has the rules yet
+		if len(s.Backends) > 0 {
+			first = &s.Backends[0]
+		}
 		same, ok := known[first]
 		if !ok {
 			same.Backends = present(s.Backends, peers, d.Node)

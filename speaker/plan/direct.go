@@ -83,19 +83,24 @@ func (p *Planner) forward() {
 	p.plan.Forwarding = f
 }
 
-// backends returns the nodes that may keep connections to the Service at a VIP.
+// backends returns the nodes that may keep connections to the Service at a VIP: one without
+// the rules would answer segments of connections that others keep by a reset.
 func (v *view) backends(s *Service, vip netip.Addr) []Backend {
 	if !s.Local {
 		if v.everywhere == nil {
 			for _, name := range slices.Sorted(maps.Keys(v.snapshot.Nodes)) {
-				v.everywhere = append(v.everywhere, v.open(Backend{Node: name, Open: 1}))
+				if v.snapshot.Nodes[name].Forwards {
+					v.everywhere = append(v.everywhere, v.open(Backend{Node: name, Open: 1}))
+				}
 			}
 		}
 		return v.everywhere
 	}
 	var backends []Backend
 	for _, b := range s.EndpointsAt(vip).Backends {
-		backends = append(backends, v.open(b))
+		if v.snapshot.Nodes[b.Node].Forwards {
+			backends = append(backends, v.open(b))
+		}
 	}
 	return backends
 }

@@ -18,8 +18,9 @@ func TestForwarding(t *testing.T) {
 	cfg := func(direct bool) *config.Config {
 		return &config.Config{Advertisements: []config.Advertisement{{Name: "all", Layer2: &config.Layer2{Direct: direct}}}}
 	}
-	nodes := map[string]Node{"n1": {}, "n2": {}, "n3": {Sick: true}, "n4": {Excluded: true}, "n5": {}}
-	speakers := map[string]bool{"n1": true, "n2": true, "n3": true, "n4": true, "n5": false}
+	nodes := map[string]Node{"n1": {Forwards: true}, "n2": {Forwards: true}, "n3": {Sick: true, Forwards: true},
+		"n4": {Excluded: true, Forwards: true}, "n5": {Forwards: true}, "n6": {}}
+	speakers := map[string]bool{"n1": true, "n2": true, "n3": true, "n4": true, "n5": false, "n6": true}
 	p := NewPlanner("n1")
 	p.Set(cfg(true), nodes, speakers)
 	p.Put(Service{Name: "default/web", VIPs: []netip.Addr{vip}, Serving: true, Ports: http, Seed: 7})
@@ -34,7 +35,7 @@ func TestForwarding(t *testing.T) {
 	require.Same(t, f, p.Plan().Forwarding, "it takes no TCP")
 
 	local := Service{Name: "default/web", VIPs: []netip.Addr{vip}, Serving: true, Local: true, Ports: http, ByClient: true,
-		ServingNodes: map[string]bool{"n2": true, "n4": true}, Backends: []Backend{{"n2", 2, 1}, {"n4", 3, 0}}}
+		ServingNodes: map[string]bool{"n2": true, "n4": true}, Backends: []Backend{{"n2", 2, 1}, {"n4", 3, 0}, {"n6", 1, 0}}}
 	p.Put(local)
 	p.Update()
 	require.Equal(t, Direct{Ports: http, ByClient: true, Backends: []Backend{{"n2", 2, 1}, {"n4", 0, 3}}},

@@ -121,6 +121,9 @@ type Node struct {
 	// Sick is set when kube-proxy on the node says that it is not healthy. Its rules are in
 	// the kernel and age: a healthy node is preferred, in routes, too.
 	Sick bool
+	// Forwards is set while the node has the rules of direct forwarding, with or without a
+	// speaker.
+	Forwards bool
 	// Apart is set while the node's speaker has lost all others with its link to them, to
 	// that interface, and until it has met them again. It knows that of itself alone.
 	Apart string

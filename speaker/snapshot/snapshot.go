@@ -182,7 +182,7 @@ func Node(n *corev1.Node) plan.Node {
 // Locate returns the node with what its speaker tells of.
 func Locate(n plan.Node, network report.Network) plan.Node {
 	n.Segments, n.Claims = network.Segments, network.Claims
-	n.Blind, n.Sick, n.Apart = network.Blind, network.Sick, network.Apart
+	n.Blind, n.Sick, n.Apart, n.Forwards = network.Blind, network.Sick, network.Apart, network.Forwards
 	return n
 }
 

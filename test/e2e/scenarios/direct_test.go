@@ -8,9 +8,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/lodestone-lb/lodestone/test/e2e/lab"
 	"github.com/lodestone-lb/lodestone/test/e2e/lan"
+	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
 	"github.com/lodestone-lb/lodestone/test/e2e/probe"
 )
 
@@ -41,7 +43,7 @@ func TestConnectionsOutliveMovesOfTheVIP(t *testing.T) {
 			s.eventually("the VIP answers", func() error { return s.reachTCP(vip) })
 			before := s.connect(vip, 20)
 			s.config(usualPools + fmt.Sprintf(directForwarding, ""))
-			time.Sleep(2 * time.Second) // it takes no time to speak of, and nobody says when
+			s.forwards()
 			all := s.connect(vip, 60)
 			if policy == "Local" {
 				require.Greater(t, len(all.Snapshot().Nodes), 1, "the owner alone serves")
@@ -97,6 +99,7 @@ func TestConnectionsOutliveTheOwner(t *testing.T) {
 	s.service("web", func(svc *corev1.Service) { svc.Spec.ExternalTrafficPolicy = "Local" })
 	vip := s.assigned("web")
 	s.eventually("the VIP answers", func() error { return s.reachTCP(vip) })
+	s.forwards()
 	before := s.connect(vip, 20)
 	s.echo(6)
 	all := s.connect(vip, 60)
@@ -138,6 +141,28 @@ func (s *story) forwardDirectly() {
 		require.NoError(s, s.Upgrade(s.ctx, s.Lab.Chart()))
 	})
 	require.NoError(s, s.Upgrade(s.ctx, s.Lab.Chart(), "--set=speaker.directForwarding=true"))
+}
+
+// forwards waits until all nodes say that they have the rules, and have heard it of each other.
+func (s *story) forwards() {
+	s.Helper()
+	s.eventually("all nodes forward", func() error {
+		leases, err := s.Kube.CoordinationV1().Leases(lodestone.Namespace).List(s.ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		var forward []string
+		for _, l := range leases.Items {
+			if strings.Contains(l.Annotations["lodestone.io/report"], `"forwards":true`) {
+				forward = append(forward, l.Name)
+			}
+		}
+		if len(forward) < len(s.Lab.Nodes()) {
+			return fmt.Errorf("of %q alone the Leases say so", forward)
+		}
+		return nil
+	})
+	time.Sleep(time.Second)
 }
 
 // connect opens TCP connections to the VIP, with ten requests a second on each, until the
