@@ -79,6 +79,7 @@ type Director struct {
 	// Owned by Run.
 	want     plan.Forwarding
 	nodes    map[netip.Addr]*host // the other nodes that are or were on a segment of this one
+	heard    map[segment]time.Time  // since when some other node is heard without a break
 	draining map[plan.LimitKey]draining
 	tables   map[string]table  // by what they follow from
 	have     [2]*ruleset       // by family, what the kernel took over last
@@ -347,21 +348,28 @@ func (d *Director) look() error {
 	return nil
 }
 
+// segment is a segment in one family.
+type segment struct {
+	device int
+	four   bool
+}
+
 // bury finds out who has been silent for too long. A node that hears no other one on a segment
-// is cut off itself, perhaps, and all are there when it is back.
+// is cut off itself, perhaps, and all are there when it is back: those who were silent then
+// have as long again.
 func (d *Director) bury(now time.Time) {
-	type segment struct {
-		device int
-		four   bool
-	}
-	heard := map[segment]bool{}
+	heard := map[segment]time.Time{}
 	for a, h := range d.nodes {
-		if !h.silent && h.hardware != "" {
-			heard[segment{h.device, a.Is4()}] = true
+		if on := (segment{h.device, a.Is4()}); !h.silent && h.hardware != "" {
+			if heard[on] = d.heard[on]; heard[on].IsZero() {
+				heard[on] = now
+			}
 		}
 	}
+	d.heard = heard
 	for a, h := range d.nodes {
-		h.gone = h.silent && now.Sub(h.since) >= d.Hold && heard[segment{h.device, a.Is4()}]
+		since, others := heard[segment{h.device, a.Is4()}]
+		h.gone = h.silent && others && now.Sub(h.since) >= d.Hold && now.Sub(since) >= d.Hold
 	}
 }
 
