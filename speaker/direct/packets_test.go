@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -517,34 +518,41 @@ func TestTooManyTables(t *testing.T) {
 		key := plan.LimitKey{VIP: netip.AddrFrom4([4]byte{203, 0, 113, byte(i)}), Service: fmt.Sprint(i)}
 		want.Services[key] = plan.Direct{Ports: web, Seed: uint32(i), Backends: some}
 	}
-	services := func(d *Director) int { return len(d.have[0].services) }
-	require.NoError(t, host.Do(func() error {
-		d := New(Options{Log: slog.New(slog.NewTextHandler(log, nil)), Node: all[0].Node, Gateways: func() []netip.Addr { return nil }})
-		began := time.Now()
-		d.take(want)
-		t.Logf("%d tables took %v", len(d.have[0].tables), time.Since(began))
-		require.NoError(t, d.err)
-		require.Equal(t, maxTables, services(d))
-		d.stale = true
-		d.reconcile()
-		require.NoError(t, d.err)
-		require.Equal(t, 1, strings.Count(log.String(), "too many tables"), log)
-		few := want
-		few.Services = map[plan.LimitKey]plan.Direct{}
-		for key, s := range want.Services {
-			if s.Seed < 50 {
-				few.Services[key] = s
-			}
+	d := New(Options{Log: slog.New(slog.NewTextHandler(log, nil)), Node: all[0].Node, Gateways: func() []netip.Addr { return nil }})
+	take := func(want plan.Forwarding) int {
+		require.NoError(t, host.Do(func() error {
+			d.take(want)
+			clear(d.draining)
+			d.take(want)
+			return d.err
+		}))
+		if d.have[0] == nil {
+			return 0
 		}
-		d.take(few)
-		clear(d.draining)
-		d.take(few)
-		require.NoError(t, d.err)
-		require.Equal(t, 50, services(d))
-		d.take(plan.Forwarding{})
-		clear(d.draining)
-		d.take(plan.Forwarding{})
-		return d.err
-	}))
+		return len(d.have[0].services)
+	}
+	require.Equal(t, maxTables, take(want))
+	require.Equal(t, 1, strings.Count(log.String(), "too many tables"), log)
+	few := want
+	few.Services = maps.Clone(want.Services)
+	maps.DeleteFunc(few.Services, func(_ plan.LimitKey, s plan.Direct) bool { return s.Seed >= 50 })
+	require.Equal(t, 50, take(few))
+	require.Zero(t, take(plan.Forwarding{}))
 	require.NotContains(t, host.Run("nft", "list", "tables"), tableName)
+}
+
+// The node that hands connections over need not forward: it may be set not to, and its
+// firewall to drop all that it would forward.
+func TestHandingOverNeedsNoForwarding(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 3)
+	w.start(w.names...)
+	w.own("n1")
+	w.want(some("n2", "n3")...)
+	n := w.nodes["n1"]
+	n.Run("sysctl", "-qw", "net.ipv4.ip_forward=0", "net.ipv6.conf.all.forwarding=0", "net.ipv4.conf.eth0.rp_filter=1")
+	n.Run("nft", "flush chain inet proxy forward")
+	all := w.open(20)
+	w.want(plan.Backend{Node: "n2", Open: 1}, plan.Backend{Node: "n3", Draining: 1})
+	w.live(all, "the backends changed")
 }
