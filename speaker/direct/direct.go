@@ -24,6 +24,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -78,8 +79,8 @@ type Director struct {
 
 	// Owned by Run.
 	want     plan.Forwarding
-	nodes    map[netip.Addr]*host // the other nodes that are or were on a segment of this one
-	heard    map[segment]time.Time  // since when some other node is heard without a break
+	nodes    map[netip.Addr]*host  // the other nodes that are or were on a segment of this one
+	heard    map[segment]time.Time // since when some other node is heard without a break
 	draining map[plan.LimitKey]draining
 	tables   map[string]table  // by what they follow from
 	have     [2]*ruleset       // by family, what the kernel took over last
@@ -449,6 +450,8 @@ func (d *Director) rules(i int, f *family, used map[string]bool) (*ruleset, map[
 	for _, d := range slices.Sorted(maps.Keys(devices)) {
 		interfaces = append(interfaces, strconv.Itoa(d))
 	}
+	loose, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_tcp_loose")
+	strict := err == nil && strings.TrimSpace(string(loose)) == "0"
 	numbers := d.numbers(i, services)
 	for id, of := range numbers {
 		t := d.tables[of]
@@ -461,7 +464,7 @@ func (d *Director) rules(i int, f *family, used map[string]bool) (*ruleset, map[
 		for _, s := range services[of] {
 			for _, p := range s.Ports {
 				r.services[serviceKey(s.vip, p.Number)] = steer{id, len(r.tables[id].open), 1 + s.Seed%seeds, min(len(s.Backends), maxRing),
-					s.ByClient, s.drains, strings.Join(interfaces, "-")}
+					s.ByClient, s.drains, strict, strings.Join(interfaces, "-")}
 			}
 		}
 	}

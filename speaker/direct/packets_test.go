@@ -24,8 +24,8 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// segment is one that no TCP of the client's kernel sent.
-type segment struct {
+// forged is a segment that no TCP of the client's kernel sent.
+type forged struct {
 	from     netip.AddrPort
 	flags    byte
 	seq, ack uint32
@@ -34,7 +34,7 @@ type segment struct {
 const ack = 0x10
 
 // inject has the client send segments to the VIP of their sources' family.
-func (w *world) inject(all ...segment) {
+func (w *world) inject(all ...forged) {
 	w.t.Helper()
 	require.NoError(w.t, w.client.Do(func() error {
 		fd4, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_RAW)
@@ -61,7 +61,7 @@ func (w *world) inject(all ...segment) {
 	}))
 }
 
-func (s segment) packet(to netip.Addr) []byte {
+func (s forged) packet(to netip.Addr) []byte {
 	tcp := binary.BigEndian.AppendUint16(nil, s.from.Port())
 	tcp = binary.BigEndian.AppendUint16(tcp, 80)
 	tcp = binary.BigEndian.AppendUint32(tcp, s.seq)
@@ -254,7 +254,7 @@ func TestOutOfTheWindow(t *testing.T) {
 			next, expected := c.numbers(t)
 			for _, flags := range flags {
 				for _, off := range []uint32{1 << 30, 1 << 31, 3 << 30} {
-					w.inject(segment{c.source(), flags, next + off, expected})
+					w.inject(forged{c.source(), flags, next + off, expected})
 				}
 			}
 		}
@@ -284,13 +284,13 @@ func TestFloods(t *testing.T) {
 	}{{syn, 2}, {ack, 1 + 1 + 2}, {fin | ack, 1 + 1 + 2}, {rst, 1 + 1 + 2}, {syn | ack, 1}, {0, 1}} {
 		t.Run(fmt.Sprintf("flags %#x", flood.flags), func(t *testing.T) {
 			before, tracked := w.seen(), w.nodes["n1"].tracked(t)
-			var all []segment
+			var all []forged
 			for i := range 2000 {
 				from := netip.AddrFrom4([4]byte{198, 18, 0, byte(100 + i%50)})
 				if i%2 == 1 {
 					from = netip.MustParseAddr(fmt.Sprintf("2001:db8::1:%x", i))
 				}
-				all = append(all, segment{netip.AddrPortFrom(from, uint16(1024+2000*round+i)), flood.flags, rand.Uint32(), rand.Uint32()})
+				all = append(all, forged{netip.AddrPortFrom(from, uint16(1024+2000*round+i)), flood.flags, rand.Uint32(), rand.Uint32()})
 			}
 			w.inject(all...)
 			time.Sleep(500 * time.Millisecond)
@@ -347,10 +347,10 @@ func TestUnknownHardwareAddresses(t *testing.T) {
 			w.wantAt([]string{"n2"}, some("n1")...)
 		}
 		before := w.handed()
-		var all []segment
+		var all []forged
 		for i := range 50 {
 			from := netip.AddrPortFrom(netip.MustParseAddr("198.18.0.2"), uint16(2000+i))
-			all = append(all, segment{from, ack, 1, 1}, segment{from, syn, 1, 1}, segment{from, rst, 1, 1})
+			all = append(all, forged{from, ack, 1, 1}, forged{from, syn, 1, 1}, forged{from, rst, 1, 1})
 		}
 		w.inject(all...)
 		time.Sleep(time.Second)
@@ -555,4 +555,28 @@ func TestHandingOverNeedsNoForwarding(t *testing.T) {
 	all := w.open(20)
 	w.want(plan.Backend{Node: "n2", Open: 1}, plan.Backend{Node: "n3", Draining: 1})
 	w.live(all, "the backends changed")
+}
+
+// Where conntrack does not take up connections in their midst, those that are somewhere else
+// are handed around all the same, and segments out of the window reset nobody.
+func TestStrictConntrack(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 3)
+	for _, n := range w.nodes {
+		n.Run("sysctl", "-qw", "net.netfilter.nf_conntrack_tcp_loose=0")
+	}
+	w.start(w.names...)
+	w.own("n1")
+	w.want(moved[0]...)
+	all := w.open(20)
+	for i, backends := range moved {
+		w.own(w.names[i%3])
+		w.want(backends...)
+		for _, c := range all {
+			next, expected := c.numbers(t)
+			w.inject(forged{c.source(), ack, next + 1<<30, expected}, forged{c.source(), ack | fin, next + 1<<31, expected})
+		}
+		time.Sleep(200 * time.Millisecond)
+		w.live(all, fmt.Sprint("backends ", backends))
+	}
 }

@@ -119,14 +119,15 @@ var accept = &expr.Verdict{Kind: expr.VerdictAccept}
 //	iif != @interfaces accept                             from a pod: kube-proxy's
 //	meta l4proto != @guard accept                         no speaker for long: as without
 //	ct state != { new, invalid } accept                   the connection is kept here
-//	ct state invalid tcp flags & (fin | rst) == 0 accept  of a connection that is kept here, perhaps
 //	ip ttl <= lastHop accept                              all were asked
+//	ct state invalid tcp flags & (fin | rst) == 0 accept  of a connection that is kept here, perhaps
 //	ether saddr @hardware goto second                     another node has handed it here
 //	hand over by @open                                    to the node that takes new connections
 //	goto second                                           which is this one
 //
 // A FIN or RST of a connection that conntrack does not know is invalid, other segments of it
-// are new. While the table drains, a SYN is accepted before it is handed over.
+// are new. With nf_conntrack_tcp_loose=0 all of them are invalid, and the rule on those is left
+// out. While the table drains, a SYN is accepted before it is handed over.
 //
 // What comes from a node that sends with another hardware address than its own is handed over
 // once more. It ends by its TTL, which nobody but the first one raises.
@@ -136,10 +137,13 @@ func (f *family) steer(s steer) [][]expr.Any {
 		join(&expr.Meta{Key: expr.MetaKeyIIF, Register: keys}, in(interfacesSet, false), accept),
 		join(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: keys}, in(guardSet, false), accept),
 		join(stateIs(expr.CtStateBitNEW|expr.CtStateBitINVALID, false), accept),
-		join(stateIs(expr.CtStateBitINVALID, true), flagsAre(fin|rst, false), accept),
 		f.ttlIs(expr.CmpOpLte, lastHop, accept),
-		join(&expr.Payload{DestRegister: keys, Base: expr.PayloadBaseLLHeader, Offset: 6, Len: 6}, in(hardwareSet, true), second),
 	}
+	if !s.strict {
+		rules = append(rules, join(stateIs(expr.CtStateBitINVALID, true), flagsAre(fin|rst, false), accept))
+	}
+	rules = append(rules,
+		join(&expr.Payload{DestRegister: keys, Base: expr.PayloadBaseLLHeader, Offset: 6, Len: 6}, in(hardwareSet, true), second))
 	if s.drains {
 		rules = append(rules, join(flagsAre(syn, true), accept))
 	}
