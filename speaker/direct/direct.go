@@ -79,8 +79,8 @@ type Director struct {
 
 	// Owned by Run.
 	want     plan.Forwarding
-	nodes    map[netip.Addr]*host  // the other nodes that are or were on a segment of this one
-	heard    map[segment]time.Time // since when some other node is heard without a break
+	nodes    map[netip.Addr]*host     // the other nodes that are or were on a segment of this one
+	heard    map[segmentKey]time.Time // since when some other node is heard without a break
 	draining map[plan.LimitKey]draining
 	tables   map[string]table  // by what they follow from
 	have     [2]*ruleset       // by family, what the kernel took over last
@@ -349,8 +349,8 @@ func (d *Director) look() error {
 	return nil
 }
 
-// segment is a segment in one family.
-type segment struct {
+// segmentKey is a segment in one family.
+type segmentKey struct {
 	device int
 	four   bool
 }
@@ -359,9 +359,9 @@ type segment struct {
 // is cut off itself, perhaps, and all are there when it is back: those who were silent then
 // have as long again.
 func (d *Director) bury(now time.Time) {
-	heard := map[segment]time.Time{}
+	heard := map[segmentKey]time.Time{}
 	for a, h := range d.nodes {
-		if on := (segment{h.device, a.Is4()}); !h.silent && h.hardware != "" {
+		if on := (segmentKey{h.device, a.Is4()}); !h.silent && h.hardware != "" {
 			if heard[on] = d.heard[on]; heard[on].IsZero() {
 				heard[on] = now
 			}
@@ -369,7 +369,7 @@ func (d *Director) bury(now time.Time) {
 	}
 	d.heard = heard
 	for a, h := range d.nodes {
-		since, others := heard[segment{h.device, a.Is4()}]
+		since, others := heard[segmentKey{h.device, a.Is4()}]
 		h.gone = h.silent && others && now.Sub(h.since) >= d.Hold && now.Sub(since) >= d.Hold
 	}
 }
