@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/google/nftables"
@@ -174,7 +175,7 @@ func (k kernel) give(f *family, have, want *ruleset) (err error) {
 		before := have.sets(f, id)
 		for name, m := range want.sets(f, id) {
 			if before[name] == nil {
-				err = errors.Join(err, k.AddSet(m.set, nil))
+				err = errors.Join(err, k.addSet(m.set))
 			}
 			err = errors.Join(err, k.changeBuckets(m, before[name], (*nftables.Conn).SetAddElements))
 		}
@@ -251,10 +252,19 @@ func (k kernel) create(f *family, guard time.Duration) {
 	k.DelTable(f.table)
 	k.AddTable(f.table)
 	for _, s := range f.sets() {
-		k.AddSet(s, nil) //nolint:errcheck // it fails for anonymous sets alone
+		k.addSet(s) //nolint:errcheck // it fails for anonymous sets alone
 	}
 	k.SetAddElements(f.sets()[0], guards(guard)) //nolint:errcheck // as above
 	k.AddRule(&nftables.Rule{Table: f.table, Chain: k.AddChain(f.base()), Exprs: f.baseRule()})
+}
+
+// adding guards the library's counter of sets, which connections share.
+var adding sync.Mutex
+
+func (k kernel) addSet(s *nftables.Set) error {
+	adding.Lock()
+	defer adding.Unlock()
+	return k.AddSet(s, nil)
 }
 
 // guards are TCP.
