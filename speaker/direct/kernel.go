@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/google/nftables"
@@ -116,7 +115,10 @@ func given(so bool, text string) string {
 }
 
 // kernel is a conversation with nftables.
-type kernel struct{ *nftables.Conn }
+type kernel struct {
+	*nftables.Conn
+	sets *uint32 // how many it has added: their numbers in the transaction
+}
 
 func dial() (kernel, error) {
 	conn, err := nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *netlink.Conn) error {
@@ -125,7 +127,7 @@ func dial() (kernel, error) {
 	if err != nil {
 		return kernel{}, fmt.Errorf("open a netlink socket to nftables: %w", err)
 	}
-	return kernel{conn}, nil
+	return kernel{conn, new(uint32)}, nil
 }
 
 func (k kernel) close() { k.CloseLasting() } //nolint:errcheck // nothing is lost with it
@@ -258,18 +260,17 @@ func (k kernel) create(f *family, guard time.Duration) {
 	k.AddRule(&nftables.Rule{Table: f.table, Chain: k.AddChain(f.base()), Exprs: f.baseRule()})
 }
 
-// adding guards the library's counter of sets, which connections share.
-var adding sync.Mutex
-
-func (k kernel) addSet(s *nftables.Set) error {
-	adding.Lock()
-	defer adding.Unlock()
-	return k.AddSet(s, nil)
-}
-
 // guards are TCP.
 func guards(guard time.Duration) []nftables.SetElement {
 	return []nftables.SetElement{{Key: []byte{unix.IPPROTO_TCP}, Timeout: guard}}
+}
+
+// addSet adds a set with a number of our own: the library's come from a variable that all
+// goroutines share.
+func (k kernel) addSet(set *nftables.Set) error {
+	*k.sets++
+	set.ID = *k.sets
+	return k.AddSet(set, nil)
 }
 
 // refresh has the table work for that long from now on.
