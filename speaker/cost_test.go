@@ -131,7 +131,7 @@ func manyOptions(url string) (Options, error) {
 	return Options{
 		Node: members.self, Client: client, Scope: testScope, Members: members, Networks: members, Claimant: members, DataPlane: &fakeDataPlane{},
 		Announcer: &fakeAnnouncer{},
-		Limiter:   &fakeLimiter{}, Forwarder: &fakeForwarder{}, Router: &fakeRouter{}, PodRoutes: &fakePodRouter{}, Passwords: &changes{},
+		Limiter:   &fakeLimiter{}, Forwarder: newFakeForwarder(), Router: &fakeRouter{}, PodRoutes: &fakePodRouter{}, Passwords: &changes{},
 		Detector: NewDetector(&fakeBFD{}, &fakePeers{}, log),
 		Config: &fakeConfig{config: &config.Config{
 			Pools:          []config.Pool{{Name: "lan", Free: prefix("10.0.0.0/16"), Withheld: prefix("10.1.0.0/32")}},

@@ -32,7 +32,7 @@ func TestReadyzQuotesNoConfiguration(t *testing.T) {
 			debughttp.Readyz(func() []debughttp.Check { return checks }).ServeHTTP(w, httptest.NewRequest("GET", "/readyz", nil))
 			assert.Contains(t, w.Body.String(), "configuration: "+want+"\n")
 			assert.NotContains(t, w.Body.String(), "203.0.113.77")
-			assert.Len(t, checks, 4)
+			assert.Len(t, checks, 5)
 		})
 	}
 }

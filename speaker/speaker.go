@@ -231,11 +231,14 @@ func (s *Speaker) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		// First the channels, then the state: no change is missed.
 		config, members, dataPlane, passwords := s.Config.Changed(), s.Members.Changed(), s.DataPlane.Changed(), s.Passwords.Changed()
+		forwards := s.Forwarder.Ready()
 		start := time.Now()
-		s.gather(members, passwords)
+		if s.gather(members, passwords).Forwards {
+			forwards = nil
+		}
 		next, _ := s.apply(ctx, s.decide())
 		rested := time.Now().Add(min(restFactor*time.Since(start), maxRest))
-		s.wait(ctx, rested, next, config, members, dataPlane, passwords)
+		s.wait(ctx, rested, next, config, members, dataPlane, passwords, forwards)
 	}
 	err := s.handOver()
 	return errors.Join(err, group.Wait())
@@ -243,14 +246,10 @@ func (s *Speaker) Run(ctx context.Context) error {
 
 // wait returns when there may be something new, or it is time for the next decision;
 // news of the cluster wait until the loop has rested.
-func (s *Speaker) wait(ctx context.Context, rested, next time.Time, config, members, dataPlane, passwords <-chan struct{}) {
+func (s *Speaker) wait(ctx context.Context, rested, next time.Time, config, members, dataPlane, passwords, forwards <-chan struct{}) {
 	var due, news <-chan time.Time
 	if !next.IsZero() {
 		due = time.After(time.Until(next))
-	}
-	forwards := s.Forwarder.Ready()
-	if s.forwards() {
-		forwards = nil
 	}
 	beat := time.NewTicker(heartbeat)
 	defer beat.Stop()
@@ -284,19 +283,9 @@ func (s *Speaker) wait(ctx context.Context, rested, next time.Time, config, memb
 	}
 }
 
-// forwards reports whether what is to be forwarded directly is in force.
-func (s *Speaker) forwards() bool {
-	select {
-	case <-s.Forwarder.Ready():
-		return true
-	default:
-		return false
-	}
-}
-
-// gather has the core note what has happened. The speakers and their networks are the
+// gather has the core note what has happened, and returns how the speaker is. The speakers and their networks are the
 // same as long as the channel of their changes is.
-func (s *Speaker) gather(members, passwords <-chan struct{}) {
+func (s *Speaker) gather(members, passwords <-chan struct{}) core.Health {
 	current, state := s.Config.Current()
 	health, checks := s.health(current, state)
 	s.setChecks(checks)
@@ -316,6 +305,7 @@ func (s *Speaker) gather(members, passwords <-chan struct{}) {
 		s.passwords = passwords
 		s.step(core.Passwords{})
 	}
+	return health
 }
 
 // step has the core take an event, now.

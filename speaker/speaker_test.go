@@ -202,23 +202,24 @@ func (f *fakeAnnouncer) calls() int {
 	return len(f.sets)
 }
 
-// fakeForwarder is ready at once, and remembers what was set.
+// fakeForwarder is ready once something was set, and remembers what was set last.
 type fakeForwarder struct {
-	mu   sync.Mutex
-	want plan.Forwarding
+	mu    sync.Mutex
+	want  plan.Forwarding
+	ready chan struct{}
+	once  sync.Once
 }
+
+func newFakeForwarder() *fakeForwarder { return &fakeForwarder{ready: make(chan struct{})} }
 
 func (f *fakeForwarder) Set(want plan.Forwarding) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.want = want
+	f.once.Do(func() { close(f.ready) })
 }
 
-func (f *fakeForwarder) Ready() <-chan struct{} {
-	ready := make(chan struct{})
-	close(ready)
-	return ready
-}
+func (f *fakeForwarder) Ready() <-chan struct{} { return f.ready }
 
 // fakeLimiter remembers what it was told.
 type fakeLimiter struct {
@@ -248,7 +249,7 @@ type story struct {
 	dataPlane fakeDataPlane
 	announcer fakeAnnouncer
 	limiter   fakeLimiter
-	forwarder fakeForwarder
+	forwarder *fakeForwarder
 	pods      fakePodRouter
 	router    fakeRouter
 	passwords changes
@@ -265,7 +266,7 @@ type story struct {
 func newStory(t *testing.T, objects ...runtime.Object) *story {
 	t.Parallel()
 	s := &story{t: t, client: fake.NewClientset(append(objects, nodeObject("n1"))...), registry: prometheus.NewPedanticRegistry(),
-		handOver: time.Millisecond}
+		handOver: time.Millisecond, forwarder: newFakeForwarder()}
 	s.config.config = &config.Config{
 		Digest:         "d1",
 		Pools:          []config.Pool{{Name: "lan", Free: prefix("203.0.113.0/24"), Withheld: &netipx.IPSet{}}},
@@ -280,7 +281,7 @@ func (s *story) start() {
 	var err error
 	s.speaker, err = New(Options{Node: "n1", Scope: testScope, Client: s.client, Config: &s.config, Members: &s.members, Networks: &s.members,
 		Claimant: &s.members, DataPlane: &s.dataPlane,
-		Announcer: &s.announcer, Limiter: &s.limiter, Forwarder: &s.forwarder, Router: &s.router, PodRoutes: &s.pods,
+		Announcer: &s.announcer, Limiter: &s.limiter, Forwarder: s.forwarder, Router: &s.router, PodRoutes: &s.pods,
 		Passwords: &s.passwords, Drain: s.drain,
 		Detector: NewDetector(&fakeBFD{}, &fakePeers{}, slog.New(slog.DiscardHandler)), Log: slog.New(slog.NewTextHandler(&s.log, nil)),
 		Registry: s.registry, HandOver: s.handOver})
@@ -507,8 +508,9 @@ func TestNothingIsOwnedBeforeAllIsReady(t *testing.T) {
 		waitsFor []string
 		then     func()
 	}{
-		{[]string{"configuration", "membership", "kube-proxy"}, func() { s.members.change(func() { s.members.joined = true }) }},
-		{[]string{"configuration", "kube-proxy"}, func() { s.config.change(func() { s.config.config = configuration }) }},
+		{[]string{"configuration", "membership", "kube-proxy", "direct forwarding"},
+			func() { s.members.change(func() { s.members.joined = true }) }},
+		{[]string{"configuration", "kube-proxy", "direct forwarding"}, func() { s.config.change(func() { s.config.config = configuration }) }},
 		{[]string{"kube-proxy"}, func() { s.dataPlane.change(func() { s.dataPlane.sick = false }) }},
 	} {
 		s.waitsFor(step.waitsFor...)
@@ -519,6 +521,18 @@ func TestNothingIsOwnedBeforeAllIsReady(t *testing.T) {
 	s.dataPlane.change(func() { s.dataPlane.sick = true })
 	s.announced()
 	s.silent(plan.SpeakerNotReady, "")
+}
+
+// The first rules may be in force while the loop still decides: it looks again.
+func TestRulesThatAreThereAtOnceAreSeen(t *testing.T) {
+	s := newStory(t, serviceObject("web", "203.0.113.1"), endpoints("web", on("n1")))
+	configuration := s.config.config
+	s.config.config = nil
+	s.start()
+	s.waitsFor("configuration", "direct forwarding")
+	time.Sleep(200 * time.Millisecond) // until nothing else has the loop look again
+	s.config.change(func() { s.config.config = configuration })
+	s.announced("203.0.113.1")
 }
 
 // A node whose kube-proxy is sick hands its VIPs over to one where it is not, and takes them

@@ -39,8 +39,14 @@ func (s *Speaker) health(current *config.Config, state kube.State) (core.Health,
 	membership, dataPlane := debughttp.Check{Name: "membership"}, debughttp.Check{Name: "kube-proxy"}
 	membership.OK, membership.Message = s.Members.Joined()
 	dataPlane.OK, dataPlane.Message = s.DataPlane.Healthy()
-	h.Joined, h.Healthy, h.Sick, h.Forwards = membership.OK, dataPlane.OK, s.DataPlane.Sick(), s.forwards()
-	return h, []debughttp.Check{caches, config, membership, dataPlane}
+	forwarding := debughttp.Check{Name: "direct forwarding", Message: "waiting for the first rules"}
+	select {
+	case <-s.Forwarder.Ready():
+		forwarding.OK, forwarding.Message = true, "the first rules are there, if there are any"
+	default:
+	}
+	h.Joined, h.Healthy, h.Sick, h.Forwards = membership.OK, dataPlane.OK, s.DataPlane.Sick(), forwarding.OK
+	return h, []debughttp.Check{caches, config, membership, dataPlane, forwarding}
 }
 
 // Status is what a speaker knows and does.

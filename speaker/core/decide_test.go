@@ -37,6 +37,15 @@ func TestNothingIsOwnedBeforeAllIsReady(t *testing.T) {
 	s.announced("203.0.113.1")
 }
 
+// The others may be known before this node has joined them: nothing but that is new then.
+func TestForwardingIsSaidOnceTheNodeHasJoined(t *testing.T) {
+	s := newStory(t)
+	e := s.step(Health{Synced: true, Healthy: true}, s.configured(), s.noded(), s.members())
+	require.True(t, e.Planned && e.Forwarding == nil)
+	e = s.step(Health{Synced: true, Joined: true, Healthy: true})
+	require.NotNil(t, e.Forwarding)
+}
+
 // Without the API server's objects nothing is decided: an empty plan would withdraw what
 // the speaker before this one has announced.
 func TestNothingIsDecidedBeforeTheCachesAreFilled(t *testing.T) {

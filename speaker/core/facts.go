@@ -66,6 +66,7 @@ func (c *Core) plan() (known map[string]bool, had map[netip.Prefix]plan.Route) {
 	known, excluded := c.facts.speakers, c.excluded()
 	c.inform()
 	had = c.routesAtExclusion(excluded)
+	defer c.forward()
 	if !c.planner.Stale() {
 		return known, had
 	}
@@ -73,7 +74,6 @@ func (c *Core) plan() (known map[string]bool, had map[netip.Prefix]plan.Route) {
 	c.update()
 	p := c.planner.Plan()
 	c.out.Planned, c.out.Claims, c.out.Gone = true, p.Claims, c.out.Changes.Gone()
-	c.forward(p)
 	if c.everReady { // the limits of a speaker that was killed stay: packets still arrive for it
 		c.out.Limits = p.Limits
 	}
@@ -88,7 +88,8 @@ func (c *Core) plan() (known map[string]bool, had map[netip.Prefix]plan.Route) {
 // forward has the effects say what is forwarded directly: before the node is ready, so that
 // connections that others hand to it find their way. A speaker that does not know the others
 // yet leaves what there is.
-func (c *Core) forward(p plan.Plan) {
+func (c *Core) forward() {
+	p := c.planner.Plan()
 	if c.facts.health.Joined && c.facts.config != nil && p.Forwarding != c.forwarded {
 		c.forwarded, c.out.Forwarding = p.Forwarding, p.Forwarding
 	}
