@@ -4,12 +4,14 @@ package echo
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -121,13 +123,23 @@ func (s *Server) answer(remote string) Answer {
 	return Answer{Pod: s.Pod, Node: s.Node, Remote: remote}
 }
 
-// Handler answers GET / once and GET /stream line after line, GET /readyz by
-// whether the pod is to get traffic, and PUT or DELETE /readyz switch that.
+// maxPadding is how many blanks an answer may have.
+const maxPadding = 4 << 20
+
+// Handler answers GET / once, with as many blanks after the answer as ?padding= asks for,
+// and GET /stream line after line, GET /readyz by whether the pod is to get traffic, and PUT
+// or DELETE /readyz switch that.
 func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /", func(w http.ResponseWriter, r *http.Request) {
+		padding, err := strconv.Atoi(cmp.Or(r.FormValue("padding"), "0"))
+		if err != nil || padding < 0 || padding > maxPadding {
+			http.Error(w, "padding: want a number of bytes", http.StatusBadRequest)
+			return
+		}
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(s.answer(r.RemoteAddr))
+		_, _ = w.Write(bytes.Repeat([]byte{' '}, padding))
 	})
 	mux.HandleFunc("GET /stream", s.stream)
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {

@@ -6,7 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
+	"math"
 	"net"
 	"net/http"
 	"slices"
@@ -27,6 +29,11 @@ type Connections struct {
 
 	mu     sync.Mutex
 	record ConnectionRecord
+	// round counts how often all were to ask at once. hurry is closed when a round begins,
+	// and done is the last one that each connection has ended.
+	round int
+	hurry chan struct{}
+	done  []int
 }
 
 // ConnectionRecord is what became of connections.
@@ -36,11 +43,22 @@ type ConnectionRecord struct {
 	Opened, Requests int
 	// Broken are the errors of those that ended before they were stopped: a reset,
 	// an end of the stream, or no answer within the timeout.
-	Broken []error
+	Broken []Break
 	// WorstPause is the longest time between a request and its answer.
 	WorstPause time.Duration
 	// Nodes counts the connections by the node of the pod that holds them.
 	Nodes map[string]int
+}
+
+// Break is the end of a connection that nobody wanted. It is an error.
+type Break struct {
+	From string // the client's address
+	By   echo.Answer
+	Err  error
+}
+
+func (b Break) Error() string {
+	return fmt.Sprintf("connection from %s to %s: %s", b.From, nameOf(b.By), b.Err)
 }
 
 // Connect opens so many connections, and returns when the first request was
@@ -52,10 +70,11 @@ func Connect(ctx context.Context, options Options, count int) (*Connections, err
 	}
 	options.complete()
 	ctx, cancel := context.WithCancel(ctx)
-	c := &Connections{options: options, cancel: cancel, record: ConnectionRecord{Opened: count, Nodes: map[string]int{}}}
+	c := &Connections{options: options, cancel: cancel, hurry: make(chan struct{}), done: make([]int, count),
+		record: ConnectionRecord{Opened: count, Nodes: map[string]int{}}}
 	answered := make(chan error, count)
-	for range count {
-		c.workers.Go(func() { c.hold(ctx, answered) })
+	for i := range count {
+		c.workers.Go(func() { c.hold(ctx, i, answered) })
 	}
 	var failed error
 	for range count {
@@ -84,9 +103,40 @@ func (c *Connections) Snapshot() ConnectionRecord {
 	return snapshot
 }
 
+// AskAll has each connection ask once more, now, and returns when all have, or have broken.
+// It is called by one goroutine at a time.
+func (c *Connections) AskAll(ctx context.Context) error {
+	c.mu.Lock()
+	c.round++
+	close(c.hurry)
+	c.hurry = make(chan struct{})
+	c.mu.Unlock()
+	for {
+		c.mu.Lock()
+		last := slices.Min(c.done)
+		c.mu.Unlock()
+		if last >= c.round {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("not all connections to %s have asked: %w", c.options.Target, ctx.Err())
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// progress returns the round, whether the connection is behind it, and what is closed when the
+// next one begins.
+func (c *Connections) progress(i int) (round int, behind bool, hurry <-chan struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.round, c.done[i] < c.round, c.hurry
+}
+
 // hold opens one connection, sends the result of the first request to answered,
 // and asks until the connection breaks or ctx ends.
-func (c *Connections) hold(ctx context.Context, answered chan<- error) {
+func (c *Connections) hold(ctx context.Context, i int, answered chan<- error) {
 	dialing, cancel := context.WithTimeout(ctx, c.options.Timeout)
 	defer cancel()
 	conn, err := netns.Dialer(c.options.Namespace)(dialing, "tcp", c.options.Target.String())
@@ -97,47 +147,59 @@ func (c *Connections) hold(ctx context.Context, answered chan<- error) {
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	answers := bufio.NewReader(conn)
-	node, err := c.ask(conn, answers)
+	by, err := c.ask(conn, answers)
 	answered <- err
 	c.mu.Lock()
-	c.record.Nodes[node]++
+	c.record.Nodes[by.Node]++
 	c.mu.Unlock()
 	for err == nil {
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(c.options.Interval):
+		round, behind, hurry := c.progress(i)
+		if !behind {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(c.options.Interval):
+			case <-hurry:
+				continue
+			}
 		}
-		_, err = c.ask(conn, answers)
+		if _, err = c.ask(conn, answers); err == nil {
+			c.mu.Lock()
+			c.done[i] = round
+			c.mu.Unlock()
+		}
 	}
 	if ctx.Err() == nil {
 		c.mu.Lock()
-		c.record.Broken = append(c.record.Broken, fmt.Errorf("connection from %s: %w", conn.LocalAddr(), err))
+		c.done[i] = math.MaxInt
+		c.record.Broken = append(c.record.Broken, Break{conn.LocalAddr().String(), by, err})
 		c.mu.Unlock()
 	}
 }
 
-// ask sends one request and returns the node of the pod that answers.
-func (c *Connections) ask(conn net.Conn, answers *bufio.Reader) (node string, err error) {
+// ask sends one request and returns who answers.
+func (c *Connections) ask(conn net.Conn, answers *bufio.Reader) (by echo.Answer, err error) {
 	sent := time.Now()
 	if err := conn.SetDeadline(sent.Add(c.options.Timeout)); err != nil {
-		return "", err
+		return by, err
 	}
-	if _, err := fmt.Fprintf(conn, "GET / HTTP/1.1\r\nHost: %s\r\n\r\n", c.options.Target); err != nil {
-		return "", err
+	if _, err := fmt.Fprintf(conn, "GET /?padding=%d HTTP/1.1\r\nHost: %s\r\n\r\n", c.options.Padding, c.options.Target); err != nil {
+		return by, err
 	}
 	response, err := http.ReadResponse(answers, nil)
 	if err != nil {
-		return "", err
+		return by, err
 	}
-	defer response.Body.Close() // reads what is left, so that the next answer begins where this one ends
-	var answer echo.Answer
-	if err := json.NewDecoder(response.Body).Decode(&answer); err != nil {
-		return "", fmt.Errorf("read the answer, %s: %w", response.Status, err)
+	defer response.Body.Close()
+	if err := json.NewDecoder(response.Body).Decode(&by); err != nil {
+		return by, fmt.Errorf("read the answer, %s: %w", response.Status, err)
+	}
+	if _, err := io.Copy(io.Discard, response.Body); err != nil { // the next answer begins where this one ends
+		return by, fmt.Errorf("read the rest of the answer: %w", err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.record.Requests++
 	c.record.WorstPause = max(c.record.WorstPause, time.Since(sent))
-	return answer.Node, nil
+	return by, nil
 }

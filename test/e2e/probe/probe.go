@@ -33,6 +33,8 @@ type Options struct {
 	// NewFlows gives each UDP probe a source port that was not used lately,
 	// so that routers and kube-proxy decide anew each time. Otherwise all are one flow.
 	NewFlows bool
+	// Padding is how many bytes an answer on a connection has besides who gives it.
+	Padding int
 }
 
 func (o *Options) complete() {
@@ -145,6 +147,9 @@ func (p *Probe) answered(sequence int, a echo.Answer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if sequence >= 0 && sequence < len(p.record.unanswered) {
+		if sent := p.record.unanswered[sequence]; !sent.IsZero() {
+			p.record.Slowest = max(p.record.Slowest, time.Since(sent))
+		}
 		p.record.unanswered[sequence] = time.Time{}
 	}
 	p.record.Answers = append(p.record.Answers, Answer{Answer: a, At: time.Now()})

@@ -184,12 +184,24 @@ func TestConnectionsAreHeldUntilTheyBreak(t *testing.T) {
 	if r := c.Snapshot(); len(r.Broken) > 0 || r.Nodes["n1"] != held || r.WorstPause <= 0 {
 		t.Errorf("%+v", r)
 	}
+	idle, err := Connect(ctx, Options{Namespace: namespace, Target: tcp, Interval: time.Hour, Padding: 100_000}, held)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for round := range 3 {
+		if err := idle.AskAll(ctx); err != nil || idle.Snapshot().Requests != (round+2)*held {
+			t.Errorf("asked %d times, %d requests, %v", round+1, idle.Snapshot().Requests, err)
+		}
+	}
 	// Somebody ends them all: ss is the kernel's own tool for it.
 	if out, err := netns.Command(ctx, namespace, "ss", "--kill", "state", "established", "dport", "=",
 		fmt.Sprint(tcp.Port())).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	until("all are broken", func(r ConnectionRecord) bool { return len(r.Broken) == held })
+	if err := idle.AskAll(ctx); err != nil || len(idle.Stop().Broken) != held {
+		t.Errorf("of those that were idle %d are broken, %v", len(idle.Snapshot().Broken), err)
+	}
 	if r := c.Stop(); r.Opened != held || len(r.Broken) != held {
 		t.Errorf("%+v", r)
 	}

@@ -19,6 +19,8 @@ type Record struct {
 	Started, Stopped time.Time
 	Sent             int
 	Answers          []Answer
+	// Slowest is the longest time between a probe and its answer.
+	Slowest time.Duration
 
 	unanswered []time.Time // when each probe was sent; zero: it was answered
 }
