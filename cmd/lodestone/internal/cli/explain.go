@@ -1,9 +1,13 @@
 package cli
 
 import (
+	"context"
 	"fmt"
+	"maps"
+	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
@@ -24,45 +28,128 @@ func explainCommand(s Streams) *cobra.Command {
 	return cmd
 }
 
-func explainService(s Streams) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "service [NAMESPACE/]NAME",
-		Short: "Explain what a Service asked for, what it got, and what each pool answers",
-		Long: `Explain what a Service asked for, what it got, who announces it or why no node
-does, what each pool answers, what would help, and the keys that this depends on.
+// explainer is an explain command of one kind of thing.
+type explainer struct {
+	use, short, long, example string
+	// qualify returns the full name that the argument stands for. Nil: it is the full name.
+	qualify func(t *target, name string) (string, error)
+	// explain returns the story of the argument, which may not be there, and what of it could not be read.
+	explain func(o *cluster.Objects, name string) (story explain.Story, unread []string, err error)
+	// needs is what has to be read for it; none: everything.
+	needs []string
+	// names are what the argument may be.
+	names func(o *cluster.Objects) []string
+}
 
-The command reads the cluster and decides by the code of the controller and of
-the speakers. It changes nothing and needs neither of them to run. A speaker
+// exits ends the help of every explainer.
+const exits = `
+
+Who announces what is decided by the speakers' own code ("by the plan"); a speaker
 counts as alive if its pod is ready.
 
-Exits with 0 when the Service has what it asks for and somebody announces it, 2
-when not, and 3 when the cluster, or what it takes to know who announces it, could
-not be read: then the rest is shown.`,
-		Example: `  lodestone explain service web
-  lodestone explain service shop/web --context fra1
-  lodestone explain service web -o json | jq .refusal`,
-		Args: cobra.ExactArgs(1),
-	}
+Exits with 0 when all is well with it, 2 when somebody should look at it, and 3
+when there is no such thing or the cluster could not be read.`
+
+func (e explainer) command(s Streams) *cobra.Command {
+	cmd := &cobra.Command{Use: e.use, Short: e.short, Long: e.long + exits, Example: e.example, Args: cobra.ExactArgs(1)}
 	a := answerFlags(cmd, s)
 	t := targetFlags(cmd, s)
-	cmd.ValidArgsFunction = t.complete(serviceNames)
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		name, err := t.qualified(args[0])
+	cmd.ValidArgsFunction = t.complete(e.names)
+	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
+		name := args[0]
+		if e.qualify != nil {
+			if name, err = e.qualify(t, name); err != nil {
+				return err
+			}
+		}
+		o, err := t.readWhole(cmd.Context(), e.needs...)
 		if err != nil {
 			return err
 		}
-		o, err := t.readWhole(cmd.Context(), cluster.ForAddresses...)
+		story, unread, err := e.explain(o, name)
 		if err != nil {
 			return err
 		}
-		i := slices.IndexFunc(o.Services, func(svc *corev1.Service) bool { return ledger.NameOf(svc) == name })
-		if i < 0 {
-			return fmt.Errorf("there is no Service %s", name)
-		}
-		story := explain.OfService(o, o.Services[i])
-		return a.give(cmd, story, story.Unread, story.Troubled())
+		return a.give(cmd, story, unread, story.Troubled())
 	}
 	return cmd
+}
+
+// completeTimeout bounds how long somebody who presses the tab key waits.
+const completeTimeout = 3 * time.Second
+
+// complete completes the one argument of a command by names in the cluster.
+func (t *target) complete(names func(o *cluster.Objects) []string) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		ctx, cancel := context.WithTimeout(cmd.Context(), completeTimeout)
+		defer cancel()
+		o, err := t.readAll(ctx)
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		all := slices.DeleteFunc(names(o), func(name string) bool { return !strings.HasPrefix(name, typed) })
+		return all, cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+func serviceNames(o *cluster.Objects) []string {
+	var names []string
+	for _, svc := range o.Services {
+		if o.Scope.Serves(svc) {
+			names = append(names, ledger.NameOf(svc))
+		}
+	}
+	return names
+}
+
+func vipNames(o *cluster.Objects) []string {
+	var names []string
+	for _, vip := range slices.SortedFunc(maps.Keys(o.Network().ServicesByVIP()), netip.Addr.Compare) {
+		names = append(names, vip.String())
+	}
+	return names
+}
+
+func nodeNames(o *cluster.Objects) []string { return slices.Sorted(maps.Keys(o.Network().Nodes)) }
+
+func poolNames(o *cluster.Objects) []string {
+	var names []string
+	if o.Config != nil {
+		for i := range o.Config.Pools {
+			names = append(names, o.Config.Pools[i].Name)
+		}
+	}
+	return names
+}
+
+func explainService(s Streams) *cobra.Command {
+	return explainer{
+		use:   "service [NAMESPACE/]NAME",
+		short: "Explain what a Service asked for, what it got, and what each pool answers",
+		long: `Explain what a Service asked for, what it got, who announces it or why no node
+does, what each pool answers, what would help, and the keys that this depends on. If
+it cannot be read who announces it, the rest is shown, and the command exits with 3.
+
+The command decides by the code of the controller and of the speakers. It changes
+nothing and needs neither of them to run.`,
+		example: `  lodestone explain service web
+  lodestone explain service shop/web --context fra1
+  lodestone explain service web -o json | jq .refusal`,
+		needs:   cluster.ForAddresses,
+		names:   serviceNames,
+		qualify: (*target).qualified,
+		explain: func(o *cluster.Objects, name string) (explain.Story, []string, error) {
+			i := slices.IndexFunc(o.Services, func(svc *corev1.Service) bool { return ledger.NameOf(svc) == name })
+			if i < 0 {
+				return nil, nil, fmt.Errorf("there is no Service %s", name)
+			}
+			story := explain.OfService(o, o.Services[i])
+			return story, story.Unread, nil
+		},
+	}.command(s)
 }
 
 // qualified returns the name of a Service with its namespace: that of the
@@ -73,4 +160,83 @@ func (t *target) qualified(name string) (string, error) {
 	}
 	_, namespace, err := t.connect()
 	return namespace + "/" + name, err
+}
+
+func explainVIP(s Streams) *cobra.Command {
+	return explainer{
+		use:   "vip ADDRESS",
+		short: "Explain who announces an address and why, and why each other node does not",
+		long: `Explain who announces an address and why, and why each other node does not; which
+Services have it, of which pool it is, what is announced to routers, what would help
+if nobody announces it, and the keys that this depends on. If no Service has the
+address, explain why.`,
+		example: `  lodestone explain vip 203.0.113.7`,
+		names:   vipNames,
+		explain: func(o *cluster.Objects, name string) (explain.Story, []string, error) {
+			addr, err := address(name)
+			if err != nil {
+				return nil, nil, err
+			}
+			return explain.OfVIP(o, addr), nil, nil
+		},
+	}.command(s)
+}
+
+func explainNode(s Streams) *cobra.Command {
+	return explainer{
+		use:   "node NAME",
+		short: "Explain what a node announces, and what keeps it from the rest",
+		long: `Explain what a node announces, what keeps it from owning the other VIPs and the keys
+that this depends on, how its BGP sessions are, and what its speaker reports of its
+network.`,
+		example: `  lodestone explain node n1`,
+		needs:   cluster.ForVIPs,
+		names:   nodeNames,
+		explain: func(o *cluster.Objects, name string) (explain.Story, []string, error) {
+			if err := among("node", name, nodeNames(o)); err != nil {
+				return nil, nil, err
+			}
+			return explain.OfNode(o, name), nil, nil
+		},
+	}.command(s)
+}
+
+func explainPool(s Streams) *cobra.Command {
+	return explainer{
+		use:   "pool NAME",
+		short: "Explain how full a pool is, who may draw from it, and what comes before it",
+		long: `Explain how full a pool is, who may draw from it, which pools a Service without a
+wish is given addresses of before, what announces it, and what of it makes no
+sense in this cluster.`,
+		example: `  lodestone explain pool lan`,
+		needs:   cluster.ForAddresses,
+		names:   poolNames,
+		explain: func(o *cluster.Objects, name string) (explain.Story, []string, error) {
+			names := poolNames(o)
+			if err := among("pool", name, names); err != nil {
+				return nil, nil, err
+			}
+			return explain.OfPool(o, &o.Config.Pools[slices.Index(names, name)]), nil, nil
+		},
+	}.command(s)
+}
+
+func explainPeer(s Streams) *cobra.Command {
+	return explainer{
+		use:   "peer NAME",
+		short: "Explain how the BGP sessions with a peer are, and what is announced to it",
+		long: `Explain which nodes have a BGP session with a peer, how the sessions are and the
+keys that this depends on, how soon the loss of the peer is noticed, and what is
+announced to it.`,
+		example: `  lodestone explain peer tor-a`,
+		needs:   cluster.ForVIPs,
+		names:   func(o *cluster.Objects) []string { return peerNames(o.Network()) },
+		explain: func(o *cluster.Objects, name string) (explain.Story, []string, error) {
+			names := peerNames(o.Network())
+			if err := among("BGP peer", name, names); err != nil {
+				return nil, nil, err
+			}
+			return explain.OfPeer(o, &o.Config.Peers[slices.Index(names, name)]), nil, nil
+		},
+	}.command(s)
 }
