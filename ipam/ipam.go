@@ -239,6 +239,11 @@ func (a *Allocator) Quarantine(name string, addr netip.Addr, since, now time.Tim
 	}
 }
 
+// QuarantineOf returns how long the address is in quarantine once nobody holds it any more.
+func (a *Allocator) QuarantineOf(addr netip.Addr) time.Duration {
+	return a.quarantine.of(a.pools.spaceOf(canonical(addr))).length
+}
+
 // InQuarantine returns everything in quarantine, in the order of release. It is what
 // Quarantine needs after a restart.
 func (a *Allocator) InQuarantine(now time.Time) []Quarantined {

@@ -43,8 +43,9 @@ const (
 func Reasons() reason.Texts[Reason] {
 	return reason.Texts[Reason]{
 		PoolExhausted: {Cause: "Every address that the Service may have is in use, reserved, or in quarantine after its last use.",
-			Cure: "Widen a pool, delete a Service that is not needed, or wait for addresses in quarantine.",
-			Keys: []string{"quarantine"}},
+			Cure: "Widen a pool, delete a Service that is not needed, or wait for addresses in quarantine, which lasts as long as the " +
+				"configuration's quarantine or the pool's keepFor, whichever is longer.",
+			Keys: []string{"quarantine", "pools[].keepFor"}},
 		PoolNotFound: {Cause: "The Service names a pool that the configuration does not have.",
 			Cure: "Name a pool that exists, or add the pool to the configuration."},
 		PoolNotAllowed: {Cause: "The pool is closed to the Service, by its namespace or by labels.",
@@ -73,7 +74,8 @@ func Reasons() reason.Texts[Reason] {
 		AddressReserved: {Cause: "The configuration reserves the address for another Service.",
 			Cure: "Ask for another address, or change the configuration's reservations.", Keys: []string{"reservations"}},
 		AddressQuarantined: {Cause: "The requested address was another Service's until just now, and is in quarantine.",
-			Cure: "Wait until the quarantine is over, or ask for another one.", Keys: []string{"quarantine"}},
+			Cure: "Ask for another one, or wait until the quarantine is over: it lasts as long as the configuration's quarantine or the " +
+				"pool's keepFor, whichever is longer.", Keys: []string{"quarantine", "pools[].keepFor"}},
 		RequestNotAllowed: {Cause: "The pool has requesters, and the Service's namespace is not among them.",
 			Cure: "Take any address of the pool (remove annotation lodestone.io/addresses), or add the namespace to the pool's requesters.",
 			Keys: []string{"pools[].requesters", "lodestone.io/addresses"}},

@@ -274,6 +274,6 @@ func benchPrime(b *testing.B, s *story) {
 		}
 	}
 	for _, svc := range services {
-		require.Equal(b, s.holds(string(svc.UID)), l.Holds(string(svc.UID)))
+		require.Equal(b, s.holds(string(svc.UID)), heldBy(l, string(svc.UID)))
 	}
 }

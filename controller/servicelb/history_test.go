@@ -309,7 +309,7 @@ func (s *story) settledAddresses() map[string][]netip.Addr {
 	for _, name := range s.server.names() {
 		svc := s.server.get(name)
 		uid := string(svc.UID)
-		if s.seen(name) != svc || !s.machine().Knows(svc) || svc.Annotations[annotation.Renumber] != "" {
+		if _, known := s.machine().Holds(svc); s.seen(name) != svc || !known || svc.Annotations[annotation.Renumber] != "" {
 			continue
 		}
 		s.ensures(svc)

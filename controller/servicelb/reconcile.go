@@ -29,12 +29,13 @@ func (c *Controller) reconcile(ctx context.Context, name string) error {
 		return c.serve(ctx, svc)
 	}
 	l, _ := c.ledger.open()
-	leaseOver, held := l.LeaseOver(svc), len(l.Holds(string(svc.UID))) > 0
+	held, _ := l.Holds(svc)
+	leaseOver := l.LeaseOver(svc)
 	c.ledger.close()
 	switch {
 	case c.Scope.Keeps(svc) && !leaseOver:
 		return nil
-	case c.Scope.LeftBehind(svc) || held:
+	case c.Scope.LeftBehind(svc) || len(held) > 0:
 		return c.letGo(ctx, svc)
 	default:
 		return c.release(ctx, name, "")

@@ -497,7 +497,12 @@ func (s *story) machine() *ledger.Ledger {
 	return l
 }
 
-func (s *story) holds(uid string) []ipam.Held { return s.machine().Holds(uid) }
+func (s *story) holds(uid string) []ipam.Held { return heldBy(s.machine(), uid) }
+
+func heldBy(l *ledger.Ledger, uid string) []ipam.Held {
+	held, _ := l.Holds(&corev1.Service{ObjectMeta: metav1.ObjectMeta{UID: types.UID(uid)}})
+	return held
+}
 func (s *story) waiting() []string            { return s.machine().Waiting(s.clock) }
 
 // ensures has the ledger look at a Service, and nothing written.

@@ -57,7 +57,8 @@ func (c *Controller) Withdraw(ctx context.Context, svc *corev1.Service) error {
 func (c *Controller) Holds(svc *corev1.Service) []ipam.Held {
 	l, _ := c.ledger.open()
 	defer c.ledger.close()
-	return l.Holds(string(svc.UID))
+	held, _ := l.Holds(svc)
+	return held
 }
 
 // drivenByUpstream reports whether Kubernetes' own service controller calls Provide and
@@ -75,7 +76,8 @@ func (c *Controller) leavesToUpstream(svc *corev1.Service) bool {
 	if c.Scope.Serves(svc) {
 		l, _ := c.ledger.open()
 		defer c.ledger.close()
-		return !l.Knows(svc)
+		_, known := l.Holds(svc)
+		return !known
 	}
 	return slices.Contains(svc.Finalizers, annotation.Finalizer)
 }

@@ -6,9 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
-	"github.com/lodestone-lb/lodestone/controller/quarantine"
 	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/inspect/bgp"
 	"github.com/lodestone-lb/lodestone/inspect/cluster"
@@ -17,7 +15,6 @@ import (
 	"github.com/lodestone-lb/lodestone/inspect/status"
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
-	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
@@ -135,7 +132,7 @@ func forRoutersOnly(v plan.Verdict) bool {
 
 // stands notes what is particular about the address, with the keys that it follows from.
 func (v *VIP) stands(o *cluster.Objects) {
-	texts, assigned := ipam.Reasons(), len(v.Services) > 0
+	texts, c, assigned := ipam.Reasons(), o.Cluster(), len(v.Services) > 0
 	note := func(r ipam.Reason, format string, args ...any) {
 		v.Standing = append(v.Standing, fmt.Sprintf(format, args...))
 		v.Help.add(nil, texts[r].Keys)
@@ -153,14 +150,16 @@ func (v *VIP) stands(o *cluster.Objects) {
 			}
 		}
 	}
-	for _, f := range clusterfacts.Forbid(o.Config, o.Cluster().Facts) {
+	for _, f := range clusterfacts.Forbid(o.Config, c.Facts) {
 		if f.Range.Contains(v.VIP) {
 			note(ipam.AddressForbidden, "it is %s: it is never handed out", f.Why)
 		}
 	}
-	for _, r := range o.Records {
-		if until := freeAt(o.Config, r); r.Addr == v.VIP && until.After(o.Now) && !assigned {
-			note(ipam.AddressQuarantined, "Service %s released it; it is in quarantine for another %s", r.Service, output.Age(until.Sub(o.Now)))
+	if !assigned {
+		for _, q := range c.InQuarantine() {
+			if q.Addr == v.VIP {
+				note(ipam.AddressQuarantined, "Service %s released it; it is in quarantine for another %s", q.Name, output.Age(q.Until.Sub(o.Now)))
+			}
 		}
 	}
 	for _, svc := range o.Services {
@@ -171,19 +170,6 @@ func (v *VIP) stands(o *cluster.Objects) {
 	if !assigned {
 		note("", "Lodestone has assigned it to no Service")
 	}
-}
-
-// freeAt returns when the quarantine of a released address ends. The configuration decides, as the
-// controller does: it may have changed since the record was written.
-func freeAt(c *config.Config, r quarantine.Record) time.Time {
-	if c == nil {
-		return r.Until
-	}
-	length := c.Quarantine
-	if p, listed := c.PoolOf(r.Addr); listed {
-		length = max(length, p.KeepFor)
-	}
-	return r.Since.Add(length)
 }
 
 // Troubled implements Story.

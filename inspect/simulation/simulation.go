@@ -38,10 +38,19 @@ type Cluster struct {
 // ledger returns the ledger of a controller that has just started and has
 // looked at every Service once, and its answer to each.
 func (c *Cluster) ledger() (*ledger.Ledger, map[string]ledger.Verdict) {
-	l := ledger.New(c.Scope)
-	l.Prime(ledger.Start{Situation: c.situation(c.Config), Services: c.Services, NamespaceLabels: c.labels, Records: c.Records}, c.Now)
+	l := c.primed()
 	return l, c.ensureAll(l)
 }
+
+// primed returns the ledger of a controller that has just started.
+func (c *Cluster) primed() *ledger.Ledger {
+	l := ledger.New(c.Scope)
+	l.Prime(ledger.Start{Situation: c.situation(c.Config), Services: c.Services, NamespaceLabels: c.labels, Records: c.Records}, c.Now)
+	return l
+}
+
+// InQuarantine returns the released addresses that no other Service is given yet.
+func (c *Cluster) InQuarantine() []ipam.Quarantined { return c.primed().InQuarantine(c.Now) }
 
 func (c *Cluster) labels(namespace string) map[string]string { return c.NamespaceLabels[namespace] }
 

@@ -44,7 +44,6 @@ func (l *Ledger) Follow(s Situation, now time.Time) {
 	}
 	l.Situation, l.leasing.config = s, s.Config
 	l.conflicts.follow(s.Facts)
-	l.held.follow(s.Config)
 	l.reconfigure(now)
 	l.held.quarantineRecorded(now)
 	if first || takesOver(s.Config) {

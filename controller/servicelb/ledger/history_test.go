@@ -104,7 +104,7 @@ func (c *cluster) look(name string) {
 // write has the object show the last verdict.
 func (c *cluster) write(name string) {
 	svc, v := c.services[name], c.verdicts[name]
-	if svc == nil || !c.Knows(svc) || v.Unjudged {
+	if svc == nil || c.account(NameOf(svc), string(svc.UID)) == nil || v.Unjudged {
 		return
 	}
 	svc = svc.DeepCopy()
@@ -142,7 +142,7 @@ func (c *cluster) check(t interface{ Fatalf(string, ...any) }) {
 	due := map[*account]struct{}{}
 	for _, name := range slices.Sorted(maps.Keys(c.accounts)) {
 		a := c.accounts[name]
-		held := c.Holds(a.owner.UID)
+		held := c.held.Holds(a.owner.UID)
 		for _, addr := range Addrs(held) {
 			if b := of[addr]; b != nil && (a.asked.Sharing == nil || b.asked.Sharing == nil) {
 				t.Fatalf("%s and %s hold %s", a.owner.Name, b.owner.Name, addr)

@@ -8,7 +8,6 @@ import (
 
 	"github.com/lodestone-lb/lodestone/controller/quarantine"
 	"github.com/lodestone-lb/lodestone/ipam"
-	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
 // holdings is what is allocated: which Service holds which addresses. What a Service
@@ -16,23 +15,9 @@ import (
 // show it.
 type holdings struct {
 	*ipam.Allocator
-	// quarantines is the quarantine time of each pool, and quarantine that of addresses of no
-	// pool.
-	quarantines map[string]time.Duration
-	quarantine  time.Duration
 	// records are the addresses in quarantine before the start. They wait for the
 	// first configuration.
 	records []quarantine.Record
-}
-
-// follow takes over the quarantine times of the configuration.
-func (h *holdings) follow(cfg *config.Config) {
-	h.quarantine, h.quarantines = cfg.Quarantine, map[string]time.Duration{}
-	for _, p := range cfg.Pools {
-		if h.quarantines[p.Name] = max(cfg.Quarantine, p.KeepFor); p.DHCP != nil {
-			h.quarantines[p.Name] = 0 // the server decides
-		}
-	}
 }
 
 // quarantineRecorded puts the released addresses that are on record into quarantine.
@@ -107,11 +92,7 @@ func (h *holdings) departing(a *account, all bool, now time.Time) (records []qua
 	}
 	for _, g := range held {
 		shared := slices.ContainsFunc(h.HoldersOf(g.Addr), func(other ipam.Owner) bool { return other.Name != a.owner.Name })
-		length, known := h.quarantines[g.Pool]
-		if !known {
-			length = h.quarantine
-		}
-		if length > 0 && !shared {
+		if length := h.QuarantineOf(g.Addr); length > 0 && !shared {
 			records = append(records, quarantine.Record{Addr: g.Addr, Service: a.owner.Name, Since: now, Until: now.Add(length)})
 		}
 	}

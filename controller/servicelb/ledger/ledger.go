@@ -213,6 +213,10 @@ func (l *Ledger) verdict(a *account, req ipam.Request, refusal *ipam.Refusal, no
 	return v
 }
 
+// InQuarantine returns the released addresses that no other Service is given yet, in the order of
+// their release.
+func (l *Ledger) InQuarantine(now time.Time) []ipam.Quarantined { return l.held.InQuarantine(now) }
+
 // Departing returns what has to be durable before Release, for the same name and UID.
 func (l *Ledger) Departing(name, uid string, now time.Time) []quarantine.Record {
 	if a := l.account(name, uid); a != nil && l.Config != nil {
@@ -285,14 +289,11 @@ func (a *account) compare(b *account) int {
 
 func sortAccounts(accounts []*account) { slices.SortFunc(accounts, (*account).compare) }
 
-// Knows reports whether this incarnation of a Service has asked for something, or had
-// something at the start.
-func (l *Ledger) Knows(svc *corev1.Service) bool {
-	return l.account(NameOf(svc), string(svc.UID)) != nil
+// Holds returns what this incarnation of a Service holds. It is known if it has asked for
+// something, or had something at the start.
+func (l *Ledger) Holds(svc *corev1.Service) (held []ipam.Held, known bool) {
+	return l.held.Holds(string(svc.UID)), l.account(NameOf(svc), string(svc.UID)) != nil
 }
-
-// Holds returns what this incarnation of a Service holds.
-func (l *Ledger) Holds(uid string) []ipam.Held { return l.held.Holds(uid) }
 
 // Consider returns what each pool would do for the Service now.
 func (l *Ledger) Consider(svc *corev1.Service, labels map[string]string, now time.Time) []ipam.Consideration {

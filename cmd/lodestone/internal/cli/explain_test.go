@@ -124,11 +124,13 @@ func TestStoryOfAVIPInQuarantine(t *testing.T) {
 	w.ask("explain-vip-quarantine.txt", ExitOK, "explain", "vip", "203.0.113.19")
 	text := w.ask("", ExitFound, "explain", "service", "asks")
 	assert.Contains(t, text, "Refused     AddressQuarantined: ")
-	assert.Contains(t, text, "\nKeys        quarantine\n")
+	assert.Contains(t, text, "\nKeys        quarantine, pools[].keepFor\n")
 
 	w.configure("quarantine: 1h", "quarantine: 1m", "name: lan,", "name: lan, keepFor: 30m,")
 	assert.Contains(t, w.ask("", ExitOK, "explain", "vip", "203.0.113.19"), "it is in quarantine for another 19m")
-	w.configure("keepFor: 30m", "keepFor: 5m")
+	w.configure("keepFor: 30m", "keepFor: 30m, exclude: [203.0.113.19]")
+	assert.NotContains(t, w.ask("", ExitOK, "explain", "vip", "203.0.113.19"), "in quarantine", "keepFor is for addresses that the pool gives")
+	w.configure("keepFor: 30m, exclude: [203.0.113.19]", "keepFor: 5m")
 	assert.NotContains(t, w.ask("", ExitOK, "explain", "vip", "203.0.113.19"), "in quarantine")
 }
 
@@ -180,7 +182,9 @@ func TestStoriesOfServicesThatWait(t *testing.T) {
 	}
 	w.ask("status-waiting.txt", ExitFound, "status")
 	w.ask("explain-service-waits.txt", ExitFound, "explain", "service", "closed")
-	for name, want := range map[string]string{"full": "\nKeys        quarantine\n", "quota": "\nKeys        pools[].namespaceQuota\n"} {
+	for name, want := range map[string]string{
+		"full": "\nKeys        quarantine, pools[].keepFor\n", "quota": "\nKeys        pools[].namespaceQuota\n",
+	} {
 		assert.Contains(t, w.ask("", ExitFound, "explain", "service", name), want)
 	}
 	assert.NotContains(t, w.ask("", ExitFound, "explain", "service", "typo"), "Keys")
