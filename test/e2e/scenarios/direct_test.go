@@ -1,14 +1,19 @@
 package scenarios
 
 import (
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/lodestone-lb/lodestone/test/e2e/lab"
 	"github.com/lodestone-lb/lodestone/test/e2e/lan"
@@ -30,7 +35,7 @@ func preferring(node string) string {
 // With direct forwarding no TCP connection ends because the VIP moves: by label, by the
 // configuration, while the speakers are replaced, when one is killed, when it is switched on
 // or off. Pods see the client's address with policy Local, and more nodes than the owner
-// serve. The nodes' kube-proxies are in different modes.
+// serve. IPv4 and IPv6; some connections are idle meanwhile, others have much to carry.
 func TestConnectionsOutliveMovesOfTheVIP(t *testing.T) {
 	s := begin(t)
 	s.forwardDirectly()
@@ -38,19 +43,27 @@ func TestConnectionsOutliveMovesOfTheVIP(t *testing.T) {
 	for _, policy := range []corev1.ServiceExternalTrafficPolicy{"Local", "Cluster"} {
 		t.Run(string(policy), func(t *testing.T) {
 			s, name := s.part(t), strings.ToLower(string(policy))
-			s.service(name, func(svc *corev1.Service) { svc.Spec.ExternalTrafficPolicy = policy })
-			vip := s.assigned(name)
-			s.eventually("the VIP answers", func() error { return s.reachTCP(vip) })
-			before := s.connect(vip, 20)
-			s.config(usualPools + fmt.Sprintf(directForwarding, ""))
+			s.config(dualPools)
+			s.service(name, dualStack, func(svc *corev1.Service) { svc.Spec.ExternalTrafficPolicy = policy })
+			vips := s.allAddresses(name, 2)
+			vip := vips[0]
+			for _, vip := range vips {
+				s.eventually("the VIP answers", func() error { return s.reachTCP(vip) })
+			}
+			all := []*probe.Connections{s.connect(vips[0], 20, usual), s.connect(vips[1], 20, usual)}
+			s.config(dualPools + fmt.Sprintf(directForwarding, ""))
 			s.forwards()
-			all := s.connect(vip, 60)
-			if policy == "Local" {
-				require.Greater(t, len(all.Snapshot().Nodes), 1, "the owner alone serves")
+			for _, vip := range vips {
+				some := s.connect(vip, 30, usual)
+				if policy == "Local" {
+					require.Greater(t, len(some.Snapshot().Nodes), 1, "the owner alone serves")
+				}
+				all = append(all, some, s.connect(vip, 20, idle), s.connect(vip, 5, bulk))
 			}
 			lives := func(what string) {
-				time.Sleep(500 * time.Millisecond) // each asks again
-				for _, c := range []*probe.Connections{before, all} {
+				t.Helper()
+				s.askAll(all...)
+				for _, c := range all {
 					require.Empty(t, c.Snapshot().Broken, what)
 				}
 			}
@@ -66,8 +79,9 @@ func TestConnectionsOutliveMovesOfTheVIP(t *testing.T) {
 			lives("the owner is back")
 
 			for _, node := range s.nodesBut(owner) {
-				s.config(usualPools + fmt.Sprintf(directForwarding, preferring(node)))
+				s.config(dualPools + fmt.Sprintf(directForwarding, preferring(node)))
 				s.ownedBy(vip, node)
+				s.ownedBy(vips[1], node)
 				lives("preferred " + node)
 			}
 			require.NoError(t, s.RollSpeakers(s.ctx))
@@ -77,10 +91,10 @@ func TestConnectionsOutliveMovesOfTheVIP(t *testing.T) {
 			s.eventually("somebody owns the VIP", func() error { return s.OneAnswerer(s.ctx, vip) })
 			lives("it is back")
 
-			s.config(usualPools)
+			s.config(dualPools)
 			time.Sleep(2 * time.Second)
 			lives("switched off")
-			for _, c := range []*probe.Connections{before, all} {
+			for _, c := range all {
 				record := c.Stop()
 				require.Empty(t, record.Broken)
 				t.Logf("%d connections on %v, %d requests, the longest pause %s", record.Opened, record.Nodes, record.Requests, record.WorstPause)
@@ -100,9 +114,9 @@ func TestConnectionsOutliveTheOwner(t *testing.T) {
 	vip := s.assigned("web")
 	s.eventually("the VIP answers", func() error { return s.reachTCP(vip) })
 	s.forwards()
-	before := s.connect(vip, 20)
+	before := s.connect(vip, 20, usual)
 	s.echo(6)
-	all := s.connect(vip, 60)
+	all := s.connect(vip, 60, usual)
 	require.Empty(t, before.Snapshot().Broken, "endpoints were added")
 	nodes := all.Snapshot().Nodes
 	owner := s.owner(vip)
@@ -125,10 +139,179 @@ func TestConnectionsOutliveTheOwner(t *testing.T) {
 	})
 	time.Sleep(2 * time.Second)
 	require.Len(t, all.Snapshot().Broken, nodes[owner], "no other one has")
-	require.Less(t, s.connect(vip, 20).Snapshot().Nodes[owner], 1, "new connections go elsewhere")
+	require.Less(t, s.connect(vip, 20, usual).Snapshot().Nodes[owner], 1, "new connections go elsewhere")
 	require.NoError(t, lan.PlugIn(owner))
 	s.ownedBy(vip, owner)
 	require.Len(t, all.Snapshot().Broken, nodes[owner], "it is back")
+}
+
+// Pods and nodes come and go: connections to pods that stay go on, and those to pods that
+// end go on as long as their pod does.
+func TestConnectionsOutliveChangesOfPods(t *testing.T) {
+	s := begin(t)
+	s.forwardDirectly()
+	s.config(usualPools + fmt.Sprintf(directForwarding, ""))
+	s.lingering(3)
+	s.service("web", localPolicy)
+	vip := s.assigned("web")
+	s.eventually("the VIP answers", func() error { return s.reachTCP(vip) })
+	s.forwards()
+	all := s.connect(vip, 60, usual)
+	lives := func(what string, but ...string) {
+		t.Helper()
+		s.askAll(all)
+		require.Empty(t, slices.DeleteFunc(all.Snapshot().Broken, func(b probe.Break) bool { return slices.Contains(but, b.By.Pod) }), what)
+	}
+	s.lingering(6)
+	lives("3 pods are 6")
+	more := s.connect(vip, 60, usual)
+	require.Len(t, more.Snapshot().Nodes, 3)
+
+	leaving := s.leaving(func() { s.scale(3) })
+	require.Len(t, leaving, 3)
+	lives("6 pods are 3, and the others still serve what they have")
+	s.askAll(more)
+	require.Empty(t, more.Snapshot().Broken)
+	require.Equal(t, 0, s.reached(vip, 30, leaving), "new connections go to pods that stay")
+	s.left(leaving)
+	lives("they have ended", leaving...)
+
+	s.lingering(6)
+	drained := s.nodesBut(s.owner(vip))[0]
+	gone := s.leaving(func() { s.drain(drained) })
+	require.NotEmpty(t, gone)
+	leaving = append(leaving, gone...)
+	s.left(gone)
+	lives("drained "+drained, leaving...)
+	require.Equal(t, 0, s.reached(vip, 30, leaving))
+	s.cordon(drained, false)
+
+	// All pods are replaced, one by one: no connection to one that is there breaks before that one has ended.
+	last := s.connect(vip, 40, usual)
+	gone = s.leaving(func() { s.restart() })
+	s.left(gone)
+	s.askAll(last)
+	for _, b := range last.Snapshot().Broken {
+		require.Contains(t, gone, b.By.Pod, "%s", b)
+	}
+	require.Empty(t, s.connect(vip, 20, usual).Snapshot().Broken)
+}
+
+// grace is how long pods serve on that are to end.
+const grace = 6 * time.Second
+
+// lingering has the story have so many echo pods, which serve on for a while when they are to
+// end.
+func (s *story) lingering(replicas int32) {
+	s.Helper()
+	deployments := s.Kube.AppsV1().Deployments(s.namespace)
+	if _, err := deployments.Get(s.ctx, lodestone.EchoName, metav1.GetOptions{}); apierrors.IsNotFound(err) {
+		s.echo(1)
+		_, err = deployments.Patch(s.ctx, lodestone.EchoName, types.StrategicMergePatchType, fmt.Appendf(nil,
+			`{"spec": {"template": {"spec": {"terminationGracePeriodSeconds": %d, "containers": [{"name": %q, "args": ["-on-term=ignore"]}]}}}}`,
+			int(grace.Seconds()), lodestone.EchoName), metav1.PatchOptions{})
+		require.NoError(s, err)
+	}
+	s.scale(replicas)
+	s.eventually("the pods are there", func() error {
+		d, err := deployments.Get(s.ctx, lodestone.EchoName, metav1.GetOptions{})
+		if err == nil && (d.Status.ObservedGeneration != d.Generation || d.Status.AvailableReplicas != replicas || d.Status.Replicas != replicas ||
+			d.Status.UpdatedReplicas != replicas) {
+			err = fmt.Errorf("status %+v", d.Status)
+		}
+		return err
+	})
+}
+
+func (s *story) scale(replicas int32) {
+	s.Helper()
+	s.patchEcho(fmt.Sprintf(`{"spec": {"replicas": %d}}`, replicas))
+}
+
+// restart has the pods be replaced, as kubectl rollout restart does.
+func (s *story) restart() {
+	s.Helper()
+	s.patchEcho(fmt.Sprintf(`{"spec": {"template": {"metadata": {"annotations": {"kubectl.kubernetes.io/restartedAt": %q}}}}}`,
+		time.Now().Format(time.RFC3339)))
+}
+
+func (s *story) patchEcho(patch string) {
+	s.Helper()
+	_, err := s.Kube.AppsV1().Deployments(s.namespace).Patch(s.ctx, lodestone.EchoName, types.StrategicMergePatchType, []byte(patch),
+		metav1.PatchOptions{})
+	require.NoError(s, err)
+}
+
+// echoes are the story's echo pods that are not about to end, or those that are.
+func (s *story) echoes(ending bool) (names []string) {
+	s.Helper()
+	pods, err := s.Kube.CoreV1().Pods(s.namespace).List(s.ctx, metav1.ListOptions{LabelSelector: "app=" + lodestone.EchoName})
+	require.NoError(s, err)
+	for _, p := range pods.Items {
+		if (p.DeletionTimestamp != nil) == ending {
+			names = append(names, p.Name)
+		}
+	}
+	return names
+}
+
+// leaving returns the pods that are about to end a moment after do.
+func (s *story) leaving(do func()) []string {
+	s.Helper()
+	do()
+	s.eventually("pods are about to end", func() error {
+		if len(s.echoes(true)) == 0 {
+			return errors.New("none is")
+		}
+		return nil
+	})
+	time.Sleep(time.Second) // until all nodes know it
+	return s.echoes(true)
+}
+
+// left waits until the pods have ended, and all of those that came for them.
+func (s *story) left(pods []string) {
+	s.Helper()
+	s.eventually("the pods have ended", func() error {
+		if ending := s.echoes(true); len(ending) > 0 {
+			return fmt.Errorf("%q have not", ending)
+		}
+		return nil
+	})
+}
+
+// reached counts the new connections to the VIP that one of the pods answers.
+func (s *story) reached(vip string, n int, pods []string) (count int) {
+	s.Helper()
+	for range n {
+		answer, err := probe.Get(s.ctx, "ls-"+lab.Client, target(vip))
+		require.NoError(s, err)
+		if slices.Contains(pods, answer.Pod) {
+			count++
+		}
+	}
+	return count
+}
+
+// cordon keeps new pods from the node, or not.
+func (s *story) cordon(node string, on bool) {
+	s.Helper()
+	_, err := s.Kube.CoreV1().Nodes().Patch(s.ctx, node, types.StrategicMergePatchType, fmt.Appendf(nil, `{"spec": {"unschedulable": %v}}`, on),
+		metav1.PatchOptions{})
+	require.NoError(s, err)
+}
+
+// drain does what kubectl drain does with the story's pods.
+func (s *story) drain(node string) {
+	s.Helper()
+	s.afterwards(func() { s.cordon(node, false) })
+	s.cordon(node, true)
+	pods, err := s.Kube.CoreV1().Pods(s.namespace).List(s.ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
+	require.NoError(s, err)
+	for _, p := range pods.Items {
+		require.NoError(s, s.Kube.CoreV1().Pods(s.namespace).EvictV1(s.ctx,
+			&policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: p.Name, Namespace: p.Namespace}}))
+	}
 }
 
 // forwardDirectly gives the speakers the right to, until the test ends.
@@ -165,12 +348,31 @@ func (s *story) forwards() {
 	time.Sleep(time.Second)
 }
 
-// connect opens TCP connections to the VIP, with ten requests a second on each, until the
-// test ends.
-func (s *story) connect(vip string, n int) *probe.Connections {
+// use is what goes over a connection.
+type use struct {
+	interval time.Duration
+	padding  int
+}
+
+var (
+	usual = use{interval: 100 * time.Millisecond}
+	idle  = use{interval: time.Hour}
+	bulk  = use{interval: 50 * time.Millisecond, padding: 256 << 10}
+)
+
+// connect opens TCP connections to the VIP that are used so until the test ends.
+func (s *story) connect(vip string, n int, u use) *probe.Connections {
 	s.Helper()
-	c, err := probe.Connect(s.ctx, probe.Options{Namespace: "ls-" + lab.Client, Target: target(vip), Interval: 100 * time.Millisecond}, n)
+	c, err := probe.Connect(s.ctx, probe.Options{Namespace: "ls-" + lab.Client, Target: target(vip), Interval: u.interval, Padding: u.padding}, n)
 	require.NoError(s, err)
 	s.Cleanup(func() { c.Stop() })
 	return c
+}
+
+// askAll has each connection ask once more.
+func (s *story) askAll(all ...*probe.Connections) {
+	s.Helper()
+	for _, c := range all {
+		require.NoError(s, c.AskAll(s.ctx))
+	}
 }

@@ -57,14 +57,7 @@ func (l load) serveEcho(ctx context.Context) (vip netip.Addr, err error) {
 	if err := l.RunEcho(ctx, namespace, 3); err != nil {
 		return vip, err
 	}
-	svc := service("web-00000")
-	svc.Spec.Selector = map[string]string{"app": lodestone.EchoName}
-	svc.Spec.Ports = nil
-	for _, protocol := range []corev1.Protocol{corev1.ProtocolUDP, corev1.ProtocolTCP} {
-		port := corev1.ServicePort{Name: strings.ToLower(string(protocol)), Port: 80, Protocol: protocol,
-			TargetPort: intstr.FromInt32(lodestone.EchoPort)}
-		svc.Spec.Ports = append(svc.Spec.Ports, port)
-	}
+	svc := echoService()
 	seen, err := l.assignments(ctx, func() error {
 		_, err := l.Kube.CoreV1().Services(namespace).Create(ctx, svc, metav1.CreateOptions{})
 		return err
@@ -84,6 +77,19 @@ func (l load) serveEcho(ctx context.Context) (vip netip.Addr, err error) {
 		return vip, err
 	}
 	return vip, l.Steady(ctx, netip.AddrPortFrom(vip, 80))
+}
+
+// echoService is a Service for the echo pods.
+func echoService() *corev1.Service {
+	svc := service(nameOf(0))
+	svc.Spec.Selector = map[string]string{"app": lodestone.EchoName}
+	svc.Spec.Ports = nil
+	for _, protocol := range []corev1.Protocol{corev1.ProtocolUDP, corev1.ProtocolTCP} {
+		port := corev1.ServicePort{Name: strings.ToLower(string(protocol)), Port: 80, Protocol: protocol,
+			TargetPort: intstr.FromInt32(lodestone.EchoPort)}
+		svc.Spec.Ports = append(svc.Spec.Ports, port)
+	}
+	return svc
 }
 
 // plannedMove counts what a client loses while the VIP moves away from its owner and
