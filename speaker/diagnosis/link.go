@@ -22,7 +22,9 @@ const (
 	// window is how long answers to one round of requests are awaited. Who does
 	// not answer is asked again; a second machine that answers has this long.
 	window = 300 * time.Millisecond
-	rounds = 3
+	// rounds is how many there are. They last longer than a second, after which a host whose
+	// question for our own hardware address was lost asks again (retrans_time_ms of Linux).
+	rounds = 4
 	// pace is the time between two requests, which everybody on the segment
 	// hears.
 	pace = 2 * time.Millisecond
