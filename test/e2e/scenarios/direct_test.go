@@ -10,7 +10,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -178,17 +177,15 @@ func TestConnectionsOutliveChangesOfPods(t *testing.T) {
 
 	s.lingering(6)
 	drained := s.nodesBut(s.owner(vip))[0]
-	gone := s.leaving(func() { s.drain(drained) })
-	require.NotEmpty(t, gone)
-	leaving = append(leaving, gone...)
-	s.left(gone)
+	leaving = append(leaving, s.echoesOn(drained)...)
+	s.drain(drained)
 	lives("drained "+drained, leaving...)
 	require.Equal(t, 0, s.reached(vip, 30, leaving))
-	s.cordon(drained, false)
+	s.uncordon(drained)
 
 	// All pods are replaced, one by one: no connection to one that is there breaks before that one has ended.
 	last := s.connect(vip, 40, usual)
-	gone = s.leaving(func() { s.restart() })
+	gone := s.leaving(s.restart)
 	s.left(gone)
 	s.askAll(last)
 	for _, b := range last.Snapshot().Broken {
@@ -255,6 +252,18 @@ func (s *story) echoes(ending bool) (names []string) {
 	return names
 }
 
+// echoesOn are the story's echo pods on a node.
+func (s *story) echoesOn(node string) (names []string) {
+	s.Helper()
+	pods, err := s.Kube.CoreV1().Pods(s.namespace).List(s.ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
+	require.NoError(s, err)
+	for _, p := range pods.Items {
+		names = append(names, p.Name)
+	}
+	require.NotEmpty(s, names, "pods on %s", node)
+	return names
+}
+
 // leaving returns the pods that are about to end a moment after do.
 func (s *story) leaving(do func()) []string {
 	s.Helper()
@@ -293,25 +302,18 @@ func (s *story) reached(vip string, n int, pods []string) (count int) {
 	return count
 }
 
-// cordon keeps new pods from the node, or not.
-func (s *story) cordon(node string, on bool) {
+// drain takes the node out of service, until the test ends.
+func (s *story) drain(node string) {
 	s.Helper()
-	_, err := s.Kube.CoreV1().Nodes().Patch(s.ctx, node, types.StrategicMergePatchType, fmt.Appendf(nil, `{"spec": {"unschedulable": %v}}`, on),
-		metav1.PatchOptions{})
+	s.afterwards(func() { s.uncordon(node) })
+	_, err := s.Lab.Kubectl(s.ctx, "drain", node, "--ignore-daemonsets", "--pod-selector=app="+lodestone.EchoName, "--timeout=60s")
 	require.NoError(s, err)
 }
 
-// drain does what kubectl drain does with the story's pods.
-func (s *story) drain(node string) {
+func (s *story) uncordon(node string) {
 	s.Helper()
-	s.afterwards(func() { s.cordon(node, false) })
-	s.cordon(node, true)
-	pods, err := s.Kube.CoreV1().Pods(s.namespace).List(s.ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
+	_, err := s.Lab.Kubectl(s.ctx, "uncordon", node)
 	require.NoError(s, err)
-	for _, p := range pods.Items {
-		require.NoError(s, s.Kube.CoreV1().Pods(s.namespace).EvictV1(s.ctx,
-			&policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: p.Name, Namespace: p.Namespace}}))
-	}
 }
 
 // forwardDirectly gives the speakers the right to, until the test ends.

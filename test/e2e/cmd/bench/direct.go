@@ -1,0 +1,264 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/lodestone-lb/lodestone/test/e2e/lan"
+	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
+	"github.com/lodestone-lb/lodestone/test/e2e/probe"
+)
+
+// direct measures what becomes of TCP connections through one VIP of each family, with
+// direct forwarding and without.
+type direct struct {
+	load
+	vips  []netip.Addr // IPv4, IPv6
+	owner string       // of the first
+}
+
+// forwarding is a configuration by how packets are forwarded, and which nodes are preferred.
+func forwarding(how, preferred string) string {
+	if preferred != "" {
+		preferred = fmt.Sprintf(", preferredNodes: [{weight: 1, nodeSelector: {matchLabels: {kubernetes.io/hostname: %s}}}]", preferred)
+	}
+	return lodestone.Document(fmt.Sprintf(`
+pools:
+  - {name: lan, addresses: [198.18.0.200-198.18.0.250, 2001:db8:0:1::200-2001:db8:0:1::250]}
+advertisements:
+  - {name: lan, layer2: {forwarding: %s%s}}
+`, how, preferred))
+}
+
+// directMove holds connections open while the VIPs move.
+func directMove(ctx context.Context, installation *lodestone.Installation) error {
+	return directly(ctx, installation, func(d *direct, how, policy string) error {
+		for _, c := range []struct {
+			name string
+			do   func() error
+		}{
+			{"label", func() error { return d.moveAwayAndBack(ctx, d.owner, d.vips[0]) }},
+			{"configuration", func() error { return d.prefer(ctx, how) }},
+			{"rolling_update", func() error { return d.RollSpeakers(ctx) }},
+			{"kill9", func() error { return d.kill(ctx) }},
+			{"owner_lost_for_3s", func() error { return d.loseOwner(ctx) }},
+			{"partition_for_5s", func() error { return d.partition(ctx) }},
+		} {
+			if err := d.holds(ctx, "direct_move forwarding="+how+" policy="+policy+" case="+c.name, 1000, c.do); err != nil {
+				return fmt.Errorf("%s: %w", c.name, err)
+			}
+		}
+		return nil
+	})
+}
+
+// directMembers holds connections open while the nodes and pods change that serve them.
+func directMembers(ctx context.Context, installation *lodestone.Installation) error {
+	return directly(ctx, installation, func(d *direct, how, policy string) error {
+		for _, c := range []struct {
+			name string
+			do   func() error
+		}{
+			{"endpoints_3_6_3", func() error {
+				return errors.Join(d.RunEcho(ctx, namespace, 3), d.RunEcho(ctx, namespace, 6), d.RunEcho(ctx, namespace, 3))
+			}},
+			{"node_leaves_and_joins", func() error {
+				return errors.Join(d.RunEcho(ctx, namespace, 4, d.owner), pause(ctx, time.Second), d.RunEcho(ctx, namespace, 6))
+			}},
+			{"ten_changes", func() error { return d.tenChanges(ctx) }},
+		} {
+			if err := d.RunEcho(ctx, namespace, 6); err != nil {
+				return err
+			}
+			if err := d.holds(ctx, "direct_members forwarding="+how+" policy="+policy+" case="+c.name, 300, c.do); err != nil {
+				return fmt.Errorf("%s: %w", c.name, err)
+			}
+		}
+		return nil
+	})
+}
+
+// directly does it for each way of forwarding and each policy.
+func directly(ctx context.Context, installation *lodestone.Installation, do func(d *direct, how, policy string) error) (failed error) {
+	d := &direct{load: load{installation, 1}}
+	defer func() {
+		failed = errors.Join(failed, d.Upgrade(context.WithoutCancel(ctx), d.Lab.Chart()), d.Configure(ctx, lodestone.Document(segmentPool)))
+	}()
+	if err := errors.Join(d.Upgrade(ctx, d.Lab.Chart(), "--set=speaker.directForwarding=true"), d.makeNamespace(ctx),
+		d.RunEcho(ctx, namespace, 6)); err != nil {
+		return err
+	}
+	for _, policy := range []corev1.ServiceExternalTrafficPolicy{corev1.ServiceExternalTrafficPolicyLocal, corev1.ServiceExternalTrafficPolicyCluster} {
+		for _, how := range []string{"owner", "direct"} {
+			if err := d.Configure(ctx, forwarding(how, "")); err != nil {
+				return err
+			}
+			if err := d.serve(ctx, policy); err != nil {
+				return err
+			}
+			if err := do(d, how, string(policy)); err != nil {
+				return err
+			}
+			if err := d.delete(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// serve creates the Service, and waits until all nodes serve it.
+func (d *direct) serve(ctx context.Context, policy corev1.ServiceExternalTrafficPolicy) error {
+	svc, families := echoService(), corev1.IPFamilyPolicyRequireDualStack
+	svc.Spec.ExternalTrafficPolicy, svc.Spec.IPFamilyPolicy = policy, &families
+	svc.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
+	if _, err := d.assignments(ctx, func() error {
+		_, err := d.Kube.CoreV1().Services(namespace).Create(ctx, svc, metav1.CreateOptions{})
+		return err
+	}); err != nil {
+		return err
+	}
+	svc, err := d.Kube.CoreV1().Services(namespace).Get(ctx, svc.Name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	d.vips = nil
+	for _, in := range svc.Status.LoadBalancer.Ingress {
+		vip, err := netip.ParseAddr(in.IP)
+		if err != nil {
+			return err
+		}
+		d.vips = append(d.vips, vip)
+		if err := lodestone.Wait(ctx, "the VIP answers", func() error {
+			_, err := probe.Get(ctx, lodestone.FromClient.Namespace, netip.AddrPortFrom(vip, 80))
+			return err
+		}); err != nil {
+			return err
+		}
+	}
+	slices.SortFunc(d.vips, netip.Addr.Compare)
+	d.owner, err = d.Owner(ctx, d.vips[0].String())
+	return errors.Join(err, pause(ctx, 3*time.Second)) // until all nodes have said what they forward
+}
+
+// holds reports what becomes of so many connections, which are opened before: one in ten has
+// much to carry, four are idle, and the others ask every second. Meanwhile 50 new ones are
+// opened each second.
+func (d *direct) holds(ctx context.Context, line string, count int, do func() error) error {
+	var held []*probe.Connections
+	defer func() {
+		for _, c := range held {
+			c.Stop()
+		}
+	}()
+	for _, vip := range d.vips {
+		for _, kind := range []struct {
+			tenths   int
+			interval time.Duration
+			padding  int
+		}{{4, time.Hour, 0}, {5, time.Second, 0}, {1, 100 * time.Millisecond, 64 << 10}} {
+			options := lodestone.FromClient
+			options.Target, options.Interval, options.Padding = netip.AddrPortFrom(vip, 80), kind.interval, kind.padding
+			c, err := probe.Connect(ctx, options, count/len(d.vips)*kind.tenths/10)
+			if err != nil {
+				return err
+			}
+			held = append(held, c)
+		}
+	}
+	fresh := lodestone.FromClient
+	fresh.Target, fresh.Interval, fresh.Timeout = netip.AddrPortFrom(d.vips[0], 80), 20*time.Millisecond, 5*time.Second
+	opening := probe.TCP(ctx, fresh)
+	defer opening.Stop()
+	err := errors.Join(do(), pause(ctx, time.Second))
+	opened, failed := opening.Finish()
+	if err := errors.Join(err, failed); err != nil {
+		return err
+	}
+	var all probe.ConnectionRecord
+	for _, c := range held {
+		if err := c.AskAll(ctx); err != nil { // those that are idle do not know yet
+			return err
+		}
+		record := c.Stop()
+		all.Opened, all.Requests = all.Opened+record.Opened, all.Requests+record.Requests
+		all.Broken, all.WorstPause = append(all.Broken, record.Broken...), max(all.WorstPause, record.WorstPause)
+	}
+	lost, err := d.withPod(ctx, all.Broken)
+	if err != nil {
+		return err
+	}
+	if len(lost) > 0 {
+		fmt.Fprintf(os.Stderr, "%s: the first connection that broke: %s\n", line, lost[0])
+	}
+	name, rest, _ := strings.Cut(line, " ")
+	result(name, "%s connections=%d requests=%d pods_gone=%d lost_connections=%d worst_pause_ms=%.0f new=%d new_failed=%d new_worst_ms=%.0f",
+		rest, all.Opened, all.Requests, len(all.Broken)-len(lost), len(lost), ms(all.WorstPause), opened.Sent, opened.Lost(), ms(opened.Slowest))
+	return nil
+}
+
+// withPod returns those whose pod is still there.
+func (d *direct) withPod(ctx context.Context, broken []probe.Break) ([]probe.Break, error) {
+	pods, err := d.Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	there := map[string]bool{}
+	for _, p := range pods.Items {
+		there[p.Name] = p.DeletionTimestamp == nil
+	}
+	return slices.DeleteFunc(broken, func(b probe.Break) bool { return !there[b.By.Pod] }), nil
+}
+
+// prefer has the VIPs move to each other node in turn, and then to where they were.
+func (d *direct) prefer(ctx context.Context, how string) error {
+	for _, node := range d.Lab.Nodes() {
+		if err := errors.Join(d.Configure(ctx, forwarding(how, node)), d.Moved(ctx, d.vips[0].String(), node, true),
+			d.Moved(ctx, d.vips[1].String(), node, true)); err != nil {
+			return err
+		}
+	}
+	return errors.Join(d.Configure(ctx, forwarding(how, "")), d.Moved(ctx, d.vips[0].String(), d.owner, true))
+}
+
+// kill kills the owner's speaker, and waits until it is back.
+func (d *direct) kill(ctx context.Context) error {
+	vip := d.vips[0].String()
+	return errors.Join(d.KillSpeaker(ctx, d.owner), d.Moved(ctx, vip, d.owner, false), d.Moved(ctx, vip, d.owner, true))
+}
+
+// loseOwner takes the owner's power away for some seconds.
+func (d *direct) loseOwner(ctx context.Context) error {
+	vip := d.vips[0].String()
+	return errors.Join(lan.Unplug(d.owner), d.Moved(ctx, vip, d.owner, false), pause(ctx, 3*time.Second), lan.PlugIn(d.owner),
+		d.Moved(ctx, vip, d.owner, true))
+}
+
+// partition cuts the owner off from the other nodes, and not from the client.
+func (d *direct) partition(ctx context.Context) error {
+	others := slices.DeleteFunc(slices.Clone(d.Lab.Nodes()), func(n string) bool { return n == d.owner })
+	return errors.Join(lan.Partition([]string{d.owner}, others), pause(ctx, 5*time.Second), lan.Heal(),
+		d.Moved(ctx, d.vips[0].String(), d.owner, true))
+}
+
+// tenChanges takes the pods of one node away and gives them back, five times, and kills a
+// speaker between.
+func (d *direct) tenChanges(ctx context.Context) error {
+	nodes := d.Lab.Nodes()
+	for i := range 5 {
+		without := nodes[i%len(nodes)]
+		if err := errors.Join(d.RunEcho(ctx, namespace, 4, without), d.KillSpeaker(ctx, without), d.RunEcho(ctx, namespace, 6)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
