@@ -3,6 +3,9 @@ package scenarios
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"net/http"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -171,7 +174,7 @@ func TestConnectionsOutliveChangesOfPods(t *testing.T) {
 	lives("6 pods are 3, and the others still serve what they have")
 	s.askAll(more)
 	require.Empty(t, more.Snapshot().Broken)
-	require.Equal(t, 0, s.reached(vip, 30, leaving), "new connections go to pods that stay")
+	require.Subset(t, s.echoes(false), s.answerers(vip, 30), "new connections go to pods that stay")
 	s.left(leaving)
 	lives("they have ended", leaving...)
 
@@ -180,7 +183,7 @@ func TestConnectionsOutliveChangesOfPods(t *testing.T) {
 	leaving = append(leaving, s.echoesOn(drained)...)
 	s.drain(drained)
 	lives("drained "+drained, leaving...)
-	require.Equal(t, 0, s.reached(vip, 30, leaving))
+	require.Subset(t, s.echoes(false), s.answerers(vip, 30))
 	s.uncordon(drained)
 
 	// All pods are replaced, one by one: no connection to one that is there breaks before that one has ended.
@@ -192,6 +195,90 @@ func TestConnectionsOutliveChangesOfPods(t *testing.T) {
 		require.Contains(t, gone, b.By.Pod, "%s", b)
 	}
 	require.Empty(t, s.connect(vip, 20, usual).Snapshot().Broken)
+}
+
+// What Kubernetes promises of a Service with policy Local holds where packets are handed on:
+// who serves, whom pods see as the client, affinity, source ranges, the health check's port,
+// clients inside of the cluster. So does what is said of a shared VIP.
+func TestServicesWithDirectForwarding(t *testing.T) {
+	s := begin(t)
+	s.forwardDirectly()
+	s.config(dualPools + fmt.Sprintf(directForwarding, ""))
+	s.echo(2) // one node has none
+	s.service("web", dualStack, localPolicy, annotated(sharingKey, "edge"), port("http", corev1.ProtocolTCP, 80))
+	s.service("dns", dualStack, localPolicy, annotated(sharingKey, "edge"), port("udp", corev1.ProtocolUDP, 80))
+	vips := s.allAddresses("web", 2)
+	vip := vips[0]
+	for _, vip := range vips {
+		s.eventually("the VIP answers", func() error { return s.reachTCP(vip) })
+	}
+	s.forwards()
+	require.NoError(t, s.reachUDP(vip), "who shares the VIP")
+	for _, vip := range vips {
+		serving := s.connect(vip, 30, usual).Snapshot().Nodes
+		require.Len(t, serving, 2, "nodes that have a pod")
+		answer, err := probe.Get(s.ctx, "ls-"+lab.Client, target(vip))
+		require.NoError(t, err)
+		require.Contains(t, s.Lab.Addresses(lab.Client), netip.MustParseAddrPort(answer.Remote).Addr(), "the client as the pod sees it")
+		for _, node := range s.Lab.Nodes() {
+			_, err := probe.Get(s.ctx, "ls-"+node, target(vip))
+			require.NoError(t, err, "%s itself is a client", node)
+			require.Equal(t, serving[node] > 0, s.status(fmt.Sprintf("http://%s/healthz",
+				netip.AddrPortFrom(s.Lab.Addresses(node)[0], uint16(s.get("web").Spec.HealthCheckNodePort))), "") == http.StatusOK, node)
+		}
+		pods, err := s.Kube.CoreV1().Pods(s.namespace).List(s.ctx, metav1.ListOptions{LabelSelector: "app=" + lodestone.EchoName})
+		require.NoError(t, err)
+		for _, p := range pods.Items {
+			require.NoError(t, s.InPod(s.ctx, &p, "curl", "-sf", "--max-time", "3", "http://"+target(vip).String()), "pods that serve are clients")
+		}
+	}
+
+	s.change("web", affinity(corev1.ServiceAffinityClientIP))
+	var chosen []string
+	s.eventually("one pod serves the client", func() error {
+		if chosen = s.answerers(vip, 20); len(chosen) > 1 {
+			return fmt.Errorf("%q do", chosen)
+		}
+		return nil
+	})
+	for _, node := range s.Lab.Nodes() {
+		s.config(dualPools + fmt.Sprintf(directForwarding, preferring(node)))
+		s.ownedBy(vip, node)
+		require.Equal(t, chosen, s.answerers(vip, 20), "%s owns the VIP", node)
+	}
+	s.change("web", affinity(corev1.ServiceAffinityNone))
+	s.eventually("both serve again", func() error {
+		if pods := s.answerers(vip, 20); len(pods) < 2 {
+			return fmt.Errorf("%q alone does", pods)
+		}
+		return nil
+	})
+
+	for ranges, serves := range map[string]bool{"192.0.2.0/24": false, s.Lab.Addresses(lab.Client)[0].String() + "/32": true} {
+		s.change("web", func(svc *corev1.Service) { svc.Spec.LoadBalancerSourceRanges = []string{ranges} })
+		s.eventually("the source ranges hold on all nodes", func() error {
+			if accepted := s.connections(vip, 20); (accepted == 20) != serves || (accepted == 0) == serves {
+				return fmt.Errorf("%d of 20 connections from the client are accepted with the ranges %s", accepted, ranges)
+			}
+			return nil
+		})
+	}
+}
+
+func affinity(a corev1.ServiceAffinity) option {
+	return func(svc *corev1.Service) { svc.Spec.SessionAffinity = a }
+}
+
+// answerers are the pods that answer so many new connections of the client.
+func (s *story) answerers(vip string, n int) []string {
+	s.Helper()
+	pods := map[string]bool{}
+	for range n {
+		answer, err := probe.Get(s.ctx, "ls-"+lab.Client, target(vip))
+		require.NoError(s, err)
+		pods[answer.Pod] = true
+	}
+	return slices.Sorted(maps.Keys(pods))
 }
 
 // grace is how long pods serve on that are to end.
@@ -287,19 +374,6 @@ func (s *story) left(pods []string) {
 		}
 		return nil
 	})
-}
-
-// reached counts the new connections to the VIP that one of the pods answers.
-func (s *story) reached(vip string, n int, pods []string) (count int) {
-	s.Helper()
-	for range n {
-		answer, err := probe.Get(s.ctx, "ls-"+lab.Client, target(vip))
-		require.NoError(s, err)
-		if slices.Contains(pods, answer.Pod) {
-			count++
-		}
-	}
-	return count
 }
 
 // drain takes the node out of service, until the test ends.
