@@ -146,14 +146,15 @@ func (s *Segment) Plug(h *Host, name string) (port string) {
 }
 
 // onThread runs f on a thread of its own, which ends with f: nobody inherits
-// its namespace.
+// its namespace. An f that fails the test there ends as well.
 func onThread(f func() error) error {
-	err := make(chan error)
+	ended := make(chan error, 2)
 	go func() {
 		runtime.LockOSThread()
-		err <- f()
+		defer func() { ended <- errors.New("the function ended the thread that it ran on") }()
+		ended <- f()
 	}()
-	return <-err
+	return <-ended
 }
 
 // removeOf removes our namespaces in dir whose process is gone.
