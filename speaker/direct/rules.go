@@ -11,8 +11,10 @@ import (
 )
 
 // priority is after conntrack (-200), whose state the rules ask for, and before kube-proxy
-// replaces the VIP by an endpoint (-100).
-const priority = -150
+// replaces the VIP by an endpoint (-100). It is before all others that are after conntrack:
+// hardened hosts drop segments of connections that conntrack does not know (at -150, as the
+// table mangle of iptables), and those are handed over.
+const priority = -199
 
 // A segment of an unknown connection that goes around has a TTL that counts the nodes: the
 // first one sets it to lastHop and as much more as the ring has nodes, and it is one less at
@@ -49,6 +51,14 @@ const tableName = "lodestone-direct"
 var families = []*family{
 	{&nftables.Table{Name: tableName, Family: nftables.TableFamilyIPv4}, 4, 12, 8, true, nftables.TypeIPAddr},
 	{&nftables.Table{Name: tableName, Family: nftables.TableFamilyIPv6}, 16, 8, 7, false, nftables.TypeIP6Addr},
+}
+
+// name is that of the table, as nft(8) has it.
+func (f *family) name() string {
+	if f.length == 4 {
+		return "ip " + tableName
+	}
+	return "ip6 " + tableName
 }
 
 // has reports whether an address is of the family.
@@ -117,11 +127,11 @@ var accept = &expr.Verdict{Kind: expr.VerdictAccept}
 // steer is the chain of a table for what comes in on the segment:
 //
 //	iif != @interfaces accept                             from a pod: kube-proxy's
-//	meta l4proto != @guard accept                         no speaker for long: as without
 //	ct state != { new, invalid } accept                   the connection is kept here
 //	ip ttl <= lastHop accept                              all were asked
 //	ct state invalid tcp flags & (fin | rst) == 0 accept  of a connection that is kept here, perhaps
 //	ether saddr @hardware goto second                     another node has handed it here
+//	meta l4proto != @guard accept                         no speaker for long: as without
 //	hand over by @open                                    to the node that takes new connections
 //	goto second                                           which is this one
 //
@@ -129,13 +139,15 @@ var accept = &expr.Verdict{Kind: expr.VerdictAccept}
 // are new. With nf_conntrack_tcp_loose=0 all of them are invalid, and the rule on those is left
 // out. While the table drains, a SYN is accepted before it is handed over.
 //
+// A node without a speaker still sends around what others hand to it, for as long as they do:
+// it would reset connections that they keep.
+//
 // What comes from a node that sends with another hardware address than its own is handed over
 // once more. It ends by its TTL, which nobody but the first one raises.
 func (f *family) steer(s steer) [][]expr.Any {
 	second := &expr.Verdict{Kind: expr.VerdictGoto, Chain: s.second()}
 	rules := [][]expr.Any{
 		join(&expr.Meta{Key: expr.MetaKeyIIF, Register: keys}, in(interfacesSet, false), accept),
-		join(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: keys}, in(guardSet, false), accept),
 		join(stateIs(expr.CtStateBitNEW|expr.CtStateBitINVALID, false), accept),
 		f.ttlIs(expr.CmpOpLte, lastHop, accept),
 	}
@@ -143,7 +155,8 @@ func (f *family) steer(s steer) [][]expr.Any {
 		rules = append(rules, join(stateIs(expr.CtStateBitINVALID, true), flagsAre(fin|rst, false), accept))
 	}
 	rules = append(rules,
-		join(&expr.Payload{DestRegister: keys, Base: expr.PayloadBaseLLHeader, Offset: 6, Len: 6}, in(hardwareSet, true), second))
+		join(&expr.Payload{DestRegister: keys, Base: expr.PayloadBaseLLHeader, Offset: 6, Len: 6}, in(hardwareSet, true), second),
+		join(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: keys}, in(guardSet, false), accept))
 	if s.drains {
 		rules = append(rules, join(flagsAre(syn, true), accept))
 	}
@@ -192,8 +205,8 @@ func (f *family) setTTL(s steer) []expr.Any {
 // by has it: by another one, the node would drop it for its source (rp_filter). What belongs
 // to a node that does not answer waits until it is back.
 //
-//	iif eth0 dup to jhash ip saddr . ip daddr . tcp sport mod N seed S map @open-0-2048-2 device eth0 counter drop
-//	jhash ip saddr . ip daddr . tcp sport mod N seed S @open-0-2048-held drop
+//	iif eth0 dup to jhash ip saddr . ip daddr . tcp sport mod N seed S map @open-0-8192-2 device eth0 counter drop
+//	jhash ip saddr . ip daddr . tcp sport mod N seed S @open-0-8192-held drop
 func (f *family) handOver(s steer, maps string) (rules [][]expr.Any) {
 	drop := &expr.Verdict{Kind: expr.VerdictDrop}
 	for _, index := range s.indexes() {

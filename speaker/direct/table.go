@@ -9,14 +9,10 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// A table has fewBuckets while it has at most fewSlots, and manyBuckets otherwise: so each
-// node's share differs from its weight by 5 % at most, up to about ten nodes. A table
-// that changes from one to the other moves all flows, which have been at one of the few
-// nodes that candidates names.
-const (
-	fewSlots, fewBuckets = 4, 1 << 11
-	manyBuckets          = 1 << 13
-)
+// tableSize is how many buckets a table has: so each node's share differs from its weight by
+// 5 % at most, up to about ten nodes. All tables have as many: one that grew would move all
+// flows, to buckets that rank the nodes which had them anyhow.
+const tableSize = 1 << 13
 
 // maxRing is how many nodes a segment of an unknown connection visits.
 const maxRing = 6
@@ -49,12 +45,8 @@ func newTable(backends []plan.Backend) table {
 	if len(backends) == 0 {
 		return nil
 	}
-	slots, part := slotsOf(backends)
-	n := manyBuckets
-	if slots <= fewSlots {
-		n = fewBuckets
-	}
-	t, scores := make(table, n), make([]score, len(backends))
+	part := partOf(backends)
+	t, scores := make(table, tableSize), make([]score, len(backends))
 	keys := make([][]uint64, len(backends))
 	for i, b := range backends {
 		for slot := range share(b.Open+b.Draining, part) {
@@ -63,24 +55,20 @@ func newTable(backends []plan.Backend) table {
 	}
 	for i := range t {
 		for node, b := range backends {
-			scores[node] = rank(uint32(i), uint32(n), keys[node], share(b.Open, part), node)
+			scores[node] = rank(uint32(i), keys[node], share(b.Open, part), node)
 		}
 		t[i] = bucketOf(backends, scores)
 	}
 	return t
 }
 
-// slotsOf returns how many slots there are, and how many endpoints each stands for.
-func slotsOf(backends []plan.Backend) (slots, part int) {
+// partOf returns how many endpoints a slot stands for.
+func partOf(backends []plan.Backend) int {
 	most := 0
 	for _, b := range backends {
 		most = max(most, b.Open+b.Draining)
 	}
-	part = (most + maxWeight - 1) / maxWeight
-	for _, b := range backends {
-		slots += share(b.Open+b.Draining, part)
-	}
-	return slots, part
+	return (most + maxWeight - 1) / maxWeight
 }
 
 // share returns how many slots stand for n endpoints.
@@ -95,10 +83,10 @@ type score struct {
 
 const worst = ^uint32(0)
 
-func rank(bucket, buckets uint32, keys []uint64, open, node int) score {
+func rank(bucket uint32, keys []uint64, open, node int) score {
 	s := score{node, worst, worst, worst}
 	for slot, key := range keys {
-		place := permute(bucket, buckets, key)
+		place := permute(bucket, tableSize, key)
 		s.any = min(s.any, place)
 		if slot < open {
 			s.open = min(s.open, place)

@@ -91,9 +91,6 @@ func TestEarlierHoldersAreInTheRing(t *testing.T) {
 		}
 		last := tables[len(tables)-1]
 		for _, before := range tables {
-			if len(before) != len(last) {
-				continue // few nodes, all of which are in the ring
-			}
 			for i, b := range before {
 				require.True(t, b.open == last[i].open || slices.Contains(last[i].ring, b.open), "seed %d: bucket %d of %s", seed, i, b.open)
 			}
@@ -126,11 +123,35 @@ func TestTheRingVisitsAll(t *testing.T) {
 
 func TestPlacesOfASlotDiffer(t *testing.T) {
 	t.Parallel()
-	for _, n := range []uint32{fewBuckets, manyBuckets} {
-		seen := map[uint32]bool{}
-		for b := range n {
-			seen[permute(b, n, slotKey("a", 1))] = true
+	seen := map[uint32]bool{}
+	for b := range uint32(tableSize) {
+		seen[permute(b, tableSize, slotKey("a", 1))] = true
+	}
+	require.Len(t, seen, tableSize)
+}
+
+// Up to five nodes may join at once. When more do, connections are not found in those buckets
+// that the joiners have the first six places of: as many as is to be expected of nodes
+// that are ranked at random.
+func TestManyJoinersAtOnce(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct{ before, joining int }{{1, 5}, {3, 5}, {4, 5}, {20, 5}, {3, 6}, {3, 9}, {3, 27}, {10, 10}, {10, 90}} {
+		all := test.before + test.joining
+		before, after := newTable(backends(nodes(test.before), 1)), newTable(backends(nodes(all), 1))
+		lost, expected := 0, 1.0
+		for i, b := range after {
+			if kept := before[i].open; !slices.Contains(b.ring, kept) {
+				lost++
+			}
 		}
-		require.Len(t, seen, int(n))
+		for i := range maxRing {
+			expected *= float64(max(0, test.joining-i)) / float64(all-i)
+		}
+		share := float64(lost) / float64(len(after))
+		t.Logf("%d to %d nodes: %.2f %% are not found", test.before, all, 100*share)
+		require.InDelta(t, expected, share, 0.02)
+		if test.joining < maxRing {
+			require.Zero(t, lost)
+		}
 	}
 }
