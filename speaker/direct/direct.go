@@ -85,7 +85,11 @@ type Director struct {
 	tables   map[string]table  // by what they follow from
 	have     [2]*ruleset       // by family, what the kernel took over last
 	keys     [2]map[int]string // and what its tables of buckets follow from
-	crowded  [2]bool           // there are more than maxTables
+	without  [2]int            // Services that have none, as there are more than maxTables
+	there    [2]bool           // by family, the kernel has a table
+	missing  [2]bool           // it has none, and should
+	strict   bool              // conntrack takes no segment of an unknown connection for new
+	most     int               // tables that there may be, see maxTables
 	stale    bool              // there may be other rules to write
 	began    bool              // what an earlier Director left is taken over or gone
 	err      error
@@ -113,8 +117,13 @@ type Status struct {
 	Want plan.Forwarding
 	// Peers counts the addresses of nodes that packets can be handed to.
 	Peers int
-	// Gone are the nodes that have been silent for too long.
-	Gone map[string]bool
+	// Silent are the nodes that do not answer, Gone those that have been silent for too long.
+	Silent, Gone map[string]bool
+	// Draining counts the Services that are handed over no more, but for the connections that
+	// they have.
+	Draining int
+	// Without counts the Services that have no table, as there are more tables than may be.
+	Without int
 	// Err is why the rules are not as they are to be.
 	Err error
 
@@ -125,7 +134,7 @@ type Status struct {
 func New(o Options) *Director {
 	o.Hold, o.Guard = cmp.Or(o.Hold, defaultHold), cmp.Or(o.Guard, defaultGuard)
 	d := &Director{Options: o, sets: make(chan plan.Forwarding, 1), ready: make(chan struct{}), nodes: map[netip.Addr]*host{},
-		draining: map[plan.LimitKey]draining{}, tables: map[string]table{}}
+		draining: map[plan.LimitKey]draining{}, tables: map[string]table{}, most: maxTables}
 	d.published.Store(&Status{})
 	return d
 }
@@ -251,7 +260,7 @@ func (d *Director) verify(refresh bool) {
 			continue
 		}
 		if sound, err := k.sound(f, d.have[i]); err == nil && !sound {
-			d.Log.Warn("direct forwarding restored: somebody else had changed the nftables table", "table", tableName)
+			d.Log.Warn("direct forwarding restored: somebody else had changed the nftables table", "table", f.name())
 			d.have[i], d.stale = nil, true
 		} else if refresh && k.refresh(f, d.Guard) != nil {
 			d.have[i], d.stale = nil, true
@@ -290,16 +299,22 @@ func hint(err error) string {
 }
 
 func (d *Director) publish() {
-	s := &Status{Want: d.want, Err: d.err, Gone: map[string]bool{}}
+	s := &Status{Want: d.want, Err: d.err, Silent: map[string]bool{}, Gone: map[string]bool{}, Draining: len(d.draining),
+		Without: d.without[0] + d.without[1]}
 	for _, f := range families {
 		s.Peers += len(d.peers(f))
 	}
 	for node, addrs := range d.want.Nodes {
-		if slices.ContainsFunc(addrs, func(a netip.Addr) bool { return d.nodes[a] != nil && d.nodes[a].gone }) {
-			s.Gone[node] = true
+		for _, a := range addrs {
+			if h := d.nodes[a]; h != nil && h.silent {
+				s.Silent[node] = true
+				if h.gone {
+					s.Gone[node] = true
+				}
+			}
 		}
 	}
-	s.known, s.inForce = true, d.have != [2]*ruleset{}
+	s.known, s.inForce = true, d.there != [2]bool{} && d.missing == [2]bool{}
 	if before := d.published.Swap(s); !before.known || before.inForce != s.inForce {
 		d.changed.Notify()
 	}
@@ -311,6 +326,9 @@ func (d *Director) look() error {
 	links, err := readLinks(d.Gateways())
 	if err != nil {
 		return err
+	}
+	if strict := readStrict(); strict != d.strict {
+		d.strict, d.stale = strict, true
 	}
 	now, before := time.Now(), d.nodes
 	d.nodes = map[netip.Addr]*host{}
@@ -374,37 +392,53 @@ func (d *Director) bury(now time.Time) {
 	}
 }
 
-// apply makes the kernel's rules those that are to be.
+// apply makes the kernel's rules those that are to be. What fails in one family does not keep
+// the other from being applied.
 func (d *Director) apply() error {
-	k, err := dial()
-	if err != nil {
-		return err
-	}
-	defer k.close()
 	idle := len(d.want.Services)+len(d.draining) == 0 && d.have == [2]*ruleset{}
 	if !idle {
-		if err := k.permitted(); err != nil {
+		if err := permitted(); err != nil {
 			return err
 		}
 	}
 	used := map[string]bool{}
+	var errs error
 	for i, f := range families {
-		want, keys := d.rules(i, f, used)
-		if want == nil && d.have[i] == nil && (d.began || !k.exists(f)) {
-			continue
-		}
-		if err := k.change(f, d.have[i], want, d.Guard); err != nil {
-			d.have[i], d.keys[i] = nil, nil
-			return err
-		}
-		d.have[i], d.keys[i] = want, keys
+		errs = errors.Join(errs, d.applyTo(i, f, used))
+	}
+	maps.DeleteFunc(d.tables, func(key string, _ table) bool { return !used[key] })
+	if errs != nil {
+		return errs
 	}
 	if !idle {
 		d.Log.Info("direct forwarding", "services", len(d.want.Services), "draining", len(d.draining), "tables", len(d.tables),
 			"peers4", len(d.peers(families[0])), "peers6", len(d.peers(families[1])))
 	}
 	d.began = true
-	maps.DeleteFunc(d.tables, func(key string, _ table) bool { return !used[key] })
+	return nil
+}
+
+// applyTo is apply for one family, with a socket of its own: on one with which something has
+// failed, answers to that may still come.
+func (d *Director) applyTo(i int, f *family, used map[string]bool) error {
+	want, keys := d.rules(i, f, used)
+	k, err := dial()
+	if err != nil {
+		return err
+	}
+	defer k.close()
+	if want == nil && d.have[i] == nil && (d.began || !k.exists(f)) {
+		d.missing[i] = false
+		return nil
+	}
+	if err := k.change(f, d.have[i], want, d.Guard); err != nil {
+		// What was there before stays, as all is one transaction, and is made anew.
+		d.have[i], d.keys[i] = nil, nil
+		d.there[i] = (d.there[i] || !d.began) && k.exists(f)
+		d.missing[i] = want != nil && !d.there[i]
+		return err
+	}
+	d.have[i], d.keys[i], d.there[i], d.missing[i] = want, keys, want != nil, false
 	return nil
 }
 
@@ -429,16 +463,22 @@ func (d *Director) rules(i int, f *family, used map[string]bool) (*ruleset, map[
 			same.of = fmt.Sprint(same.Backends)
 			known[first] = same
 		}
+		if drains && services[same.of] == nil && len(services) >= d.most {
+			return // those that are wanted have the tables
+		}
 		s.Backends = same.Backends
 		services[same.of] = append(services[same.of], service{key.VIP, s, drains, same.of})
-	}
-	for key, drains := range d.draining {
-		add(key, drains.Direct, true)
 	}
 	for key, s := range d.want.Services {
 		add(key, s, false)
 	}
+	for _, key := range slices.SortedFunc(maps.Keys(d.draining), func(a, b plan.LimitKey) int {
+		return cmp.Or(a.VIP.Compare(b.VIP), cmp.Compare(a.Service, b.Service))
+	}) {
+		add(key, d.draining[key].Direct, true)
+	}
 	if len(services) == 0 {
+		d.setWithout(i, f, 0, 0)
 		return nil, nil
 	}
 	devices := map[int]bool{}
@@ -450,9 +490,11 @@ func (d *Director) rules(i int, f *family, used map[string]bool) (*ruleset, map[
 	for _, d := range slices.Sorted(maps.Keys(devices)) {
 		interfaces = append(interfaces, strconv.Itoa(d))
 	}
-	loose, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_tcp_loose")
-	strict := err == nil && strings.TrimSpace(string(loose)) == "0"
 	numbers := d.numbers(i, services)
+	without := 0
+	for _, all := range services {
+		without += len(all)
+	}
 	for id, of := range numbers {
 		t := d.tables[of]
 		if t == nil {
@@ -461,14 +503,22 @@ func (d *Director) rules(i int, f *family, used map[string]bool) (*ruleset, map[
 		}
 		used[of] = true
 		r.tables[id] = t.at(d.Node, peers)
+		without -= len(services[of])
 		for _, s := range services[of] {
 			for _, p := range s.Ports {
 				r.services[serviceKey(s.vip, p.Number)] = steer{id, len(r.tables[id].open), 1 + s.Seed%seeds, min(len(s.Backends), maxRing),
-					s.ByClient, s.drains, strict, strings.Join(interfaces, "-")}
+					s.ByClient, s.drains, d.strict, strings.Join(interfaces, "-")}
 			}
 		}
 	}
+	d.setWithout(i, f, without, len(services))
 	return r, numbers
+}
+
+// readStrict reports whether conntrack takes no segment of an unknown connection for new.
+func readStrict() bool {
+	loose, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_tcp_loose")
+	return err == nil && strings.TrimSpace(string(loose)) == "0"
 }
 
 // service is a Service at a VIP.
@@ -477,6 +527,15 @@ type service struct {
 	plan.Direct
 	drains bool
 	of     string // its backends
+}
+
+// setWithout notes how many Services have no table, as there are more tables than may be.
+func (d *Director) setWithout(i int, f *family, without, tables int) {
+	if d.without[i] == 0 && without > 0 {
+		d.Log.Warn("too many tables of direct forwarding: some Services work without", "table", f.name(), "services", without,
+			"tables", tables, "at_most", d.most)
+	}
+	d.without[i] = without
 }
 
 // numbers returns the numbers of the tables: one that there is keeps its number, and one that
@@ -492,14 +551,9 @@ func (d *Director) numbers(i int, wanted map[string][]service) map[int]string {
 			free = append(free, id)
 		}
 	}
-	if crowded := len(wanted) > maxTables; crowded != d.crowded[i] {
-		if d.crowded[i] = crowded; crowded {
-			d.Log.Warn("too many tables of direct forwarding: some Services work without", "tables", len(wanted), "at_most", maxTables)
-		}
-	}
 	next := 0
 	for _, key := range slices.Sorted(maps.Keys(missing)) {
-		if len(keys) == maxTables {
+		if len(keys) >= d.most {
 			break
 		}
 		if len(free) > 0 {

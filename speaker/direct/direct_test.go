@@ -3,6 +3,7 @@ package direct
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -143,9 +144,12 @@ func TestRulesAreBack(t *testing.T) {
 	w.want(some("n1", "n2", "n3")...)
 	all := w.open(20)
 	for _, spoil := range []string{"delete table ip lodestone-direct", "flush table ip6 lodestone-direct",
-		"flush chain ip lodestone-direct prerouting"} {
+		"flush chain ip lodestone-direct prerouting", "flush map ip lodestone-direct services", "flush set ip6 lodestone-direct hardware",
+		"flush set ip lodestone-direct interfaces", "flush set ip6 lodestone-direct guard"} {
+		written := func() int { return strings.Count(w.nodes["n1"].log.String(), `msg="direct forwarding"`) }
+		before := written()
 		w.nodes["n1"].Run("nft", spoil)
-		time.Sleep(verifyInterval + 2*interval)
+		w.until(func() bool { return written() > before }, func() any { return spoil })
 		w.live(all, "after "+spoil)
 	}
 	for _, name := range w.names {

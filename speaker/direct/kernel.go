@@ -18,8 +18,9 @@ import (
 )
 
 const (
-	// timeout bounds the conversation with the kernel.
-	timeout = 10 * time.Second
+	// timeout bounds how long the kernel takes for a transaction. The largest one needs some
+	// seconds of a processor.
+	timeout = 30 * time.Second
 	// buffer holds a transaction and its acknowledgements, which the kernel sends before we
 	// can read one.
 	buffer = 64 << 20
@@ -117,17 +118,20 @@ func given(so bool, text string) string {
 // kernel is a conversation with nftables.
 type kernel struct {
 	*nftables.Conn
-	sets *uint32 // how many it has added: their numbers in the transaction
+	socket *netlink.Conn
+	sets   *uint32 // how many it has added: their numbers in the transaction
 }
 
 func dial() (kernel, error) {
+	var socket *netlink.Conn
 	conn, err := nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *netlink.Conn) error {
+		socket = c
 		return errors.Join(c.SetReadBuffer(buffer), c.SetWriteBuffer(buffer), c.SetDeadline(time.Now().Add(timeout)))
 	}))
 	if err != nil {
 		return kernel{}, fmt.Errorf("open a netlink socket to nftables: %w", err)
 	}
-	return kernel{conn, new(uint32)}, nil
+	return kernel{conn, socket, new(uint32)}, nil
 }
 
 func (k kernel) close() { k.CloseLasting() } //nolint:errcheck // nothing is lost with it
@@ -143,9 +147,9 @@ func (k kernel) change(f *family, have, want *ruleset, guard time.Duration) erro
 		have = newRuleset()
 	}
 	if err := errors.Join(k.take(f, have, want), k.give(f, have, want)); err != nil {
-		return fmt.Errorf("encode nftables table %s: %w", tableName, err)
+		return fmt.Errorf("encode nftables table %s: %w", f.name(), err)
 	}
-	return k.flush()
+	return k.flush(f)
 }
 
 // take removes what is not wanted: what refers to something goes before it.
@@ -220,9 +224,10 @@ func (r *ruleset) sets(f *family, id int) map[string]*bucketSet {
 	return sets
 }
 
-func (k kernel) flush() error {
-	if err := k.Flush(); err != nil {
-		return fmt.Errorf("change the nftables table %s: %w", tableName, err)
+func (k kernel) flush(f *family) error {
+	// What encoding took does not count.
+	if err := errors.Join(k.socket.SetDeadline(time.Now().Add(timeout)), k.Flush()); err != nil {
+		return fmt.Errorf("change the nftables table %s: %w", f.name(), err)
 	}
 	return nil
 }
@@ -234,7 +239,12 @@ func (k kernel) exists(f *family) bool {
 }
 
 // permitted asks whether rules can be changed, which is cheaper than to try.
-func (k kernel) permitted() error {
+func permitted() error {
+	k, err := dial()
+	if err != nil {
+		return err
+	}
+	defer k.close()
 	if _, err := k.ListTables(); err != nil {
 		return fmt.Errorf("list nftables tables: %w", err)
 	}
@@ -245,7 +255,7 @@ func (k kernel) permitted() error {
 func (k kernel) remove(f *family) error {
 	k.AddTable(f.table) // what is not there cannot be deleted
 	k.DelTable(f.table)
-	return k.flush()
+	return k.flush(f)
 }
 
 // create makes the table anew, without services.
@@ -279,7 +289,7 @@ func (k kernel) refresh(f *family, guard time.Duration) error {
 	k.SetAddElements(set, guards(guard)) //nolint:errcheck // it is right
 	k.SetDeleteElements(set, guards(0))  //nolint:errcheck // it is right
 	k.SetAddElements(set, guards(guard)) //nolint:errcheck // it is right
-	return k.flush()
+	return k.flush(f)
 }
 
 func (k kernel) addSteer(f *family, s steer) {
@@ -358,8 +368,8 @@ func (k kernel) changeSets(f *family, r, others *ruleset, do encode) (err error)
 	return err
 }
 
-// sound reports whether the table has the chains that it is to have. Somebody may have
-// flushed it.
+// sound reports whether the table has the chains and elements that it is to have, those of
+// buckets aside, which are many. Somebody may have flushed it.
 func (k kernel) sound(f *family, want *ruleset) (bool, error) {
 	if !k.exists(f) {
 		return false, nil
@@ -378,7 +388,19 @@ func (k kernel) sound(f *family, want *ruleset) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("list nftables rules: %w", err)
 	}
-	return len(rules) == 1 && there == 1+2*len(want.steers()), nil
+	if len(rules) != 1 || there != 1+2*len(want.steers()) {
+		return false, nil
+	}
+	for i, n := range []int{1, len(want.interfaces), len(want.hardware), len(want.services)} {
+		elements, err := k.GetSetElements(f.sets()[i])
+		if err != nil {
+			return false, fmt.Errorf("list the elements of the nftables set %s: %w", f.sets()[i].Name, err)
+		}
+		if len(elements) != n {
+			return false, nil
+		}
+	}
+	return true, nil
 }
 
 // Handed returns how many packets this node has handed to others with the rules that there

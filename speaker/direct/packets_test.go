@@ -448,6 +448,11 @@ func TestRulesNeedADirector(t *testing.T) {
 	require.Equal(t, map[string]int{"n2": 10}, at(w.open(10)), "it works for a while")
 	time.Sleep(w.guard + time.Second)
 	require.Equal(t, map[string]int{"n1": 10}, at(w.open(10)))
+	for _, f := range families { // what an operator removes by hand after an uninstallation
+		require.Contains(t, w.nodes["n1"].Run("nft", "list", "tables"), "table "+f.name()+"\n")
+		w.nodes["n1"].Run("nft", "delete table "+f.name())
+	}
+	require.Equal(t, map[string]int{"n1": 10}, at(w.open(10)))
 	w.start("n1")
 	w.wantAt([]string{"n1"}, some("n2")...)
 	require.Equal(t, map[string]int{"n2": 10}, at(w.open(10)))
@@ -559,15 +564,20 @@ func TestHandingOverNeedsNoForwarding(t *testing.T) {
 
 // Where conntrack does not take up connections in their midst, those that are somewhere else
 // are handed around all the same, and segments out of the window reset nobody.
+// It does not matter whether that is switched before or after the rules are there.
 func TestStrictConntrack(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 3)
-	for _, n := range w.nodes {
-		n.Run("sysctl", "-qw", "net.netfilter.nf_conntrack_tcp_loose=0")
-	}
 	w.start(w.names...)
 	w.own("n1")
 	w.want(moved[0]...)
+	for _, loose := range []string{"0", "1", "0"} {
+		for _, n := range w.nodes {
+			n.Run("sysctl", "-qw", "net.netfilter.nf_conntrack_tcp_loose="+loose)
+			w.until(func() bool { return strings.Contains(n.Run("nft", "list", "ruleset"), "-strict") == (loose == "0") },
+				func() any { return n.Run("nft", "list", "chains") })
+		}
+	}
 	all := w.open(20)
 	for i, backends := range moved {
 		w.own(w.names[i%3])

@@ -2,12 +2,12 @@ package direct
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"net"
 	"net/netip"
 	"strings"
@@ -42,6 +42,7 @@ type world struct {
 	extra    map[string][]netip.Addr // nodes that there are not
 	byClient bool
 	guard    time.Duration
+	most     int          // tables that there may be
 	powers   func() error // what the Directors' threads give up
 }
 
@@ -164,6 +165,7 @@ func (w *world) start(names ...string) {
 		n.log = &testnet.Log{}
 		n.director = New(Options{Log: slog.New(slog.NewTextHandler(n.log, nil)), Node: name, Gateways: w.routers,
 			Hold: 5 * time.Second, Guard: w.guard})
+		n.director.most = cmp.Or(w.most, maxTables)
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan error, 1)
 		go func() {
@@ -204,17 +206,7 @@ func (w *world) wantAt(names []string, backends ...plan.Backend) {
 // setOn sets what one Director forwards, and waits until it does.
 func (w *world) setOn(name string, backends []plan.Backend) {
 	w.t.Helper()
-	want := plan.Forwarding{Services: map[plan.LimitKey]plan.Direct{}, Nodes: map[string][]netip.Addr{}, Lost: w.lost}
-	for _, n := range w.nodes {
-		want.Nodes[n.name] = n.addrs
-	}
-	maps.Copy(want.Nodes, w.extra)
-	if backends != nil {
-		for _, vip := range []netip.Addr{vip4, vip6} {
-			want.Services[plan.LimitKey{VIP: vip, Service: "default/web"}] = plan.Direct{Ports: web, Seed: 4711, ByClient: w.byClient,
-				Backends: backends}
-		}
-	}
+	want := w.forwarding(backends)
 	d := w.nodes[name].director
 	d.Set(want)
 	w.until(func() bool {
