@@ -108,6 +108,10 @@ func TestSpeakerDeadForLong(t *testing.T) {
 func TestOtherTables(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 3)
+	w.start(w.names...)
+	w.own("n1")
+	w.want(moved[0]...)
+	// Of chains at the same priority, the last one comes first.
 	for _, n := range w.nodes {
 		for _, family := range []string{"ip", "ip6"} {
 			n.Run("nft", `table `+family+` mangle {
@@ -124,9 +128,6 @@ func TestOtherTables(t *testing.T) {
 			}`)
 		}
 	}
-	w.start(w.names...)
-	w.own("n1")
-	w.want(moved[0]...)
 	all := w.open(40)
 	require.Len(t, at(all), 3)
 	for i, backends := range moved {
