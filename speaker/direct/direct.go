@@ -31,6 +31,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/pkg/notify"
@@ -52,6 +53,8 @@ const (
 	// defaultGuard is how long the rules work without a Director that refreshes them, ten
 	// times while that passes.
 	defaultGuard = 10 * time.Minute
+	// fullPart is the part of conntrack's entries that is a little.
+	fullPart = 20
 	// maxTables bounds the kernel's memory: about a megabyte for each.
 	maxTables = 128
 	// seeds is how many seeds there are: Services share the chains of one, since the kernel
@@ -89,6 +92,7 @@ type Director struct {
 	there    [2]bool           // by family, the kernel has a table
 	missing  [2]bool           // it has none, and should
 	strict   bool              // conntrack takes no segment of an unknown connection for new
+	full     bool              // conntrack has little room
 	most     int               // tables that there may be, see maxTables
 	stale    bool              // there may be other rules to write
 	began    bool              // what an earlier Director left is taken over or gone
@@ -122,6 +126,8 @@ type Status struct {
 	// Draining counts the Services that are handed over no more, but for the connections that
 	// they have.
 	Draining int
+	// ConntrackFull is set while conntrack has little room, or none.
+	ConntrackFull bool
 	// Without counts the Services that have no table, as there are more tables than may be.
 	Without int
 	// Err is why the rules are not as they are to be.
@@ -290,6 +296,8 @@ func (d *Director) reconcile() {
 // hint says what an operator can do about the error.
 func hint(err error) string {
 	switch {
+	case errors.Is(err, errBond):
+		return "the bond sends with other hardware addresses than it answers with: use another mode"
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
 		return "the speaker needs the capability NET_ADMIN: speaker.directForwarding in the chart's values"
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EOPNOTSUPP):
@@ -300,7 +308,7 @@ func hint(err error) string {
 
 func (d *Director) publish() {
 	s := &Status{Want: d.want, Err: d.err, Silent: map[string]bool{}, Gone: map[string]bool{}, Draining: len(d.draining),
-		Without: d.without[0] + d.without[1]}
+		ConntrackFull: d.full, Without: d.without[0] + d.without[1]}
 	for _, f := range families {
 		s.Peers += len(d.peers(f))
 	}
@@ -327,9 +335,7 @@ func (d *Director) look() error {
 	if err != nil {
 		return err
 	}
-	if strict := readStrict(); strict != d.strict {
-		d.strict, d.stale = strict, true
-	}
+	d.lookAtConntrack()
 	now, before := time.Now(), d.nodes
 	d.nodes = map[netip.Addr]*host{}
 	for node, addrs := range d.want.Nodes {
@@ -357,6 +363,9 @@ func (d *Director) look() error {
 			}
 		}
 	}
+	if err := d.refuseBonds(); err != nil {
+		return err
+	}
 	d.bury(now)
 	for a, h := range d.nodes {
 		if was := before[a]; was == nil || was.neighbour != h.neighbour || was.gone != h.gone {
@@ -365,6 +374,44 @@ func (d *Director) look() error {
 	}
 	d.stale = d.stale || len(d.nodes) != len(before)
 	return nil
+}
+
+// refuseBonds returns an error if nodes are on a bond that sends with other hardware addresses
+// than the one it answers with: others would not know what this node hands them.
+func (d *Director) refuseBonds() error {
+	seen := map[int]bool{}
+	for _, h := range d.nodes {
+		if seen[h.device] {
+			continue
+		}
+		seen[h.device] = true
+		bond, err := bondUnder(h.device, netlink.LinkByIndex)
+		if err == nil && bond != nil && balances[bond.Mode] {
+			return fmt.Errorf("use interface %q: %w %s", bond.Name, errBond, bond.Mode)
+		}
+	}
+	return nil
+}
+
+// lookAtConntrack finds out what the rules and their packets depend on.
+func (d *Director) lookAtConntrack() {
+	read := func(name string, otherwise int) int {
+		text, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_" + name)
+		if n, notNumber := strconv.Atoi(strings.TrimSpace(string(text))); err == nil && notNumber == nil {
+			return n
+		}
+		return otherwise
+	}
+	if strict := read("tcp_loose", 1) == 0; strict != d.strict {
+		d.strict, d.stale = strict, true
+	}
+	count, limit := read("count", 0), read("max", 0)
+	full := limit > 0 && count >= limit/fullPart*(fullPart-1)
+	if full && !d.full {
+		d.Log.Warn("conntrack is nearly full: when it is, the kernel drops what other nodes keep before it can be handed to them",
+			"entries", count, "at_most", limit, "hint", "raise net.netfilter.nf_conntrack_max, or find out who opens so many connections")
+	}
+	d.full = full
 }
 
 // segmentKey is a segment in one family.
@@ -513,12 +560,6 @@ func (d *Director) rules(i int, f *family, used map[string]bool) (*ruleset, map[
 	}
 	d.setWithout(i, f, without, len(services))
 	return r, numbers
-}
-
-// readStrict reports whether conntrack takes no segment of an unknown connection for new.
-func readStrict() bool {
-	loose, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_tcp_loose")
-	return err == nil && strings.TrimSpace(string(loose)) == "0"
 }
 
 // service is a Service at a VIP.

@@ -3,13 +3,19 @@ package direct
 import (
 	"bufio"
 	"context"
+	"encoding/binary"
 	"fmt"
 	"maps"
 	"net/netip"
+	"os"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
+	nl "github.com/mdlayher/netlink"
 	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/speaker/plan"
@@ -180,4 +186,104 @@ func (w *world) forwarding(backends []plan.Backend) plan.Forwarding {
 		}
 	}
 	return want
+}
+
+// While conntrack is full on the node that hands over, what other nodes keep is dropped there,
+// and what it keeps itself goes on. The Director says so in time. With room again, all do.
+func TestConntrackFull(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 2)
+	w.start(w.names...)
+	w.own("n1")
+	w.want(some("n1", "n2")...)
+	all := w.open(20)
+	require.Len(t, at(all), 2)
+	n := w.nodes["n1"]
+	limit, err := strconv.Atoi(strings.TrimSpace(n.Run("sysctl", "-n", "net.netfilter.nf_conntrack_max")))
+	require.NoError(t, err)
+	require.NoError(t, n.Do(func() error { return track(limit) }))
+	w.until(func() bool { return n.director.Status().ConntrackFull }, func() any { return n.log })
+	require.Contains(t, n.log.String(), "conntrack is nearly full")
+	for _, c := range all {
+		c.timeout = time.Second
+		if c.node == "n1" {
+			require.NoError(t, c.ask())
+		} else {
+			require.ErrorIs(t, c.ask(), os.ErrDeadlineExceeded)
+		}
+	}
+	require.NoError(t, n.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
+	w.until(func() bool { return !n.director.Status().ConntrackFull }, func() any { return n.log })
+	require.Greater(t, len(w.open(10)), 0)
+}
+
+// track has conntrack take up n flows that it does not give up for others.
+func track(n int) error {
+	c, err := nl.Dial(unix.NETLINK_NETFILTER, nil)
+	if err != nil {
+		return err
+	}
+	defer c.Close() //nolint:errcheck // nothing is lost with it
+	if err := c.SetWriteBuffer(4 << 20); err != nil {
+		return err
+	}
+	var batch []nl.Message
+	for i := range n + 1000 {
+		from, to := netip.AddrFrom4([4]byte{10, 9, byte(i >> 16), byte(i >> 8)}), netip.AddrFrom4([4]byte{10, 8, 0, byte(i)})
+		e := nl.NewAttributeEncoder()
+		e.ByteOrder = binary.BigEndian
+		tuple := func(from, to netip.Addr) func(*nl.AttributeEncoder) error {
+			return func(e *nl.AttributeEncoder) error {
+				e.Nested(1, func(e *nl.AttributeEncoder) error { e.Bytes(1, from.AsSlice()); e.Bytes(2, to.AsSlice()); return nil })
+				e.Nested(2, func(e *nl.AttributeEncoder) error {
+					e.Uint8(1, unix.IPPROTO_UDP)
+					e.Uint16(2, 9)
+					e.Uint16(3, 9)
+					return nil
+				})
+				return nil
+			}
+		}
+		e.Nested(1, tuple(from, to))
+		e.Nested(2, tuple(to, from))
+		e.Uint32(3, 1<<1|1<<2|1<<3) // status: seen reply, assured, confirmed
+		e.Uint32(7, 600)       // time-out
+		data, err := e.Encode()
+		if err != nil {
+			return err
+		}
+		const add = 1 << 8 // IPCTNL_MSG_CT_NEW of NFNL_SUBSYS_CTNETLINK
+		if i == 0 { // the rest is as right as the first one
+			if _, err := c.Execute(nl.Message{Header: nl.Header{Type: add, Flags: nl.Request | nl.Create | nl.Acknowledge},
+				Data: append([]byte{unix.AF_INET, 0, 0, 0}, data...)}); err != nil {
+				return err
+			}
+			continue
+		}
+		batch = append(batch, nl.Message{Header: nl.Header{Type: add, Flags: nl.Request | nl.Create},
+			Data: append([]byte{unix.AF_INET, 0, 0, 0}, data...)})
+		if len(batch) == 1000 || i == n+999 {
+			if _, err := c.SendMessages(batch); err != nil {
+				return err
+			}
+			batch = batch[:0]
+		}
+	}
+	return nil
+}
+
+// A bond that sends with other hardware addresses than its own is found, below VLANs as well.
+func TestBondUnder(t *testing.T) {
+	t.Parallel()
+	links := map[int]netlink.Link{
+		1: &netlink.Bond{LinkAttrs: netlink.LinkAttrs{Index: 1, Name: "bond0"}, Mode: netlink.BOND_MODE_BALANCE_ALB},
+		2: &netlink.Vlan{LinkAttrs: netlink.LinkAttrs{Index: 2, ParentIndex: 1}},
+		3: &netlink.Vlan{LinkAttrs: netlink.LinkAttrs{Index: 3, ParentIndex: 2}},
+		4: &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Index: 4, ParentIndex: 1}}, // its other end, perhaps elsewhere
+	}
+	for index, found := range map[int]bool{1: true, 2: true, 3: true, 4: false} {
+		bond, err := bondUnder(index, func(i int) (netlink.Link, error) { return links[i], nil })
+		require.NoError(t, err)
+		require.Equal(t, found, bond != nil && balances[bond.Mode], index)
+	}
 }

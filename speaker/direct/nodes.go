@@ -1,6 +1,7 @@
 package direct
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -107,4 +108,27 @@ func ask(n neighbour) error {
 		return fmt.Errorf("ask for neighbour %s: %w", n.addr, err)
 	}
 	return nil
+}
+
+var errBond = errors.New("it is a bond in mode")
+
+// balances are the modes of bonds that send with the hardware address of whichever port.
+var balances = map[netlink.BondMode]bool{netlink.BOND_MODE_BALANCE_TLB: true, netlink.BOND_MODE_BALANCE_ALB: true}
+
+// bondUnder returns the bond that an interface is, or that it is a VLAN of. Nil: there is none.
+func bondUnder(index int, find func(int) (netlink.Link, error)) (*netlink.Bond, error) {
+	for depth := 0; index != 0 && depth < 3; depth++ { // a VLAN may be in a VLAN
+		link, err := find(index)
+		if err != nil {
+			return nil, fmt.Errorf("find interface %d: %w", index, err)
+		}
+		if bond, ok := link.(*netlink.Bond); ok {
+			return bond, nil
+		}
+		if _, ok := link.(*netlink.Vlan); !ok {
+			return nil, nil
+		}
+		index = link.Attrs().ParentIndex
+	}
+	return nil, nil
 }

@@ -297,6 +297,8 @@ type conn struct {
 	net.Conn
 	lines *bufio.Scanner
 	node  string // that it ended at
+	// timeout is how long it waits for an answer. Zero: 15 s.
+	timeout time.Duration
 }
 
 // open opens connections to the VIPs in turn.
@@ -327,7 +329,7 @@ func (c *conn) ask() error {
 
 // say sends any line.
 func (c *conn) say(line string) error {
-	c.SetDeadline(time.Now().Add(15 * time.Second)) //nolint:errcheck // it cannot fail
+	c.SetDeadline(time.Now().Add(cmp.Or(c.timeout, 15*time.Second))) //nolint:errcheck // it cannot fail
 	if _, err := fmt.Fprintln(c, line); err != nil {
 		return err
 	}
