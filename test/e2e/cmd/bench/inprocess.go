@@ -111,6 +111,28 @@ func election(ctx context.Context, _ *lodestone.Installation) error {
 	})
 }
 
+// directInKernel runs the Go benchmarks of direct forwarding in network namespaces: how evenly
+// new connections are spread, what a packet costs more than one that is dropped where it comes
+// in, and how long changes take.
+func directInKernel(ctx context.Context, _ *lodestone.Installation) error {
+	cost := map[string]float64{}
+	return errors.Join(
+		goBenchmarks(ctx, "./speaker/direct", "^BenchmarkSpread$", "1x", func(_ string, value measured) {
+			result("direct_spread", "nodes=10 flows=100000 max_deviation_percent=%.1f", value.median("max-deviation-%"))
+		}, "-count=5"),
+		goBenchmarks(ctx, "./speaker/direct", "^BenchmarkPacket$", "1s", func(name string, value measured) {
+			_, of, _ := strings.Cut(name, "/")
+			if cost[of] = value.median(perOp) * 1e9; len(cost) == 3 {
+				result("direct_cost", "ns_per_packet=%.0f kube_proxy_ns_per_packet=%.0f dropped_ns_per_packet=%.0f", cost["direct"]-cost["drop"],
+					cost["kube-proxy"]-cost["drop"], cost["drop"])
+			}
+		}, "-count=5"),
+		goBenchmarks(ctx, "./speaker/direct", "^BenchmarkChange$", "5x", func(name string, value measured) {
+			result("direct_scale", "vips=1000 %s ms=%.0f", strings.ReplaceAll(strings.TrimPrefix(name, "Change/"), "/", " case="), value.median(perOp)*1e3)
+		}),
+	)
+}
+
 // membership loses one of many speakers, in simulated time.
 func membership(ctx context.Context, _ *lodestone.Installation) error {
 	var errs []error

@@ -46,6 +46,7 @@ var benchmarks = []benchmark{
 	{name: "l2_loss", run: loss},
 	{name: "bfd_timing", run: bfdTiming},
 	{name: "bgp_scale", run: routerScale},
+	{name: "direct_forwarding", run: directInKernel},
 	{name: "hostile_cluster", run: hostileCluster},
 	{name: "l2_node_loss", run: nodeLoss, needsLab: true},
 	{name: "l2_planned_move", run: plannedMove, needsLab: true},

@@ -1,0 +1,142 @@
+package direct
+
+import (
+	"fmt"
+	"log/slog"
+	"math"
+	"math/rand/v2"
+	"net/netip"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/lodestone-lb/lodestone/pkg/testnet"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// BenchmarkPacket is what the kernel needs for a packet of a connection: to take it in and drop
+// it at once, to hand it to another node, and to send it to a pod of this node as kube-proxy
+// does. The packets are sent one by one and are done with when the next one is.
+func BenchmarkPacket(b *testing.B) {
+	const drop = `table netdev away {
+		chain in { type filter hook ingress device eth0 priority 0;
+			ip daddr { 198.18.0.200, 10.0.0.2 } drop
+		}
+	}`
+	for _, c := range []struct {
+		name string
+		meet func(w *world) forged
+	}{
+		{"drop", func(w *world) forged {
+			w.nodes["n1"].Run("nft", drop)
+			return forged{netip.MustParseAddrPort("198.18.0.2:12345"), ack, 1, 1}
+		}},
+		{"direct", func(w *world) forged {
+			w.start("n1", "n2")
+			w.want(plan.Backend{Node: "n2", Open: 1})
+			w.nodes["n2"].Run("nft", drop)
+			return forged{netip.MustParseAddrPort("198.18.0.2:12345"), ack, 1, 1}
+		}},
+		{"kube-proxy", func(w *world) forged {
+			c := w.open(1)[0]
+			next, expected := c.numbers(w.t)
+			w.nodes["n1"].pod.Run("nft", drop)
+			return forged{c.source(), ack, next, expected}
+		}},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			w := newWorld(b, 2)
+			w.own("n1")
+			packet := c.meet(w).packet(vip4)
+			before := w.handed()
+			if err := w.client.Do(func() error {
+				fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_RAW)
+				if err != nil {
+					return err
+				}
+				defer unix.Close(fd) //nolint:errcheck // nothing is lost with it
+				for b.Loop() {
+					if err := unix.Sendto(fd, packet, 0, &unix.SockaddrInet4{Addr: vip4.As4()}); err != nil {
+						return err
+					}
+				}
+				return nil
+			}); err != nil {
+				b.Fatal(err)
+			}
+			if handed := w.handed() - before; (handed >= b.N) != (c.name == "direct") {
+				b.Fatalf("%d of %d packets were handed on", handed, b.N)
+			}
+		})
+	}
+}
+
+// BenchmarkSpread is how evenly the kernel spreads new connections over ten nodes: the largest
+// deviation from a tenth.
+func BenchmarkSpread(b *testing.B) {
+	const count, flows = 10, 100_000
+	for b.Loop() {
+		segment, owner, client := testnet.NewSegment(b, 0), testnet.NewHost(b, "owner"), testnet.NewHost(b, "client")
+		segment.Plug(owner, "eth0")
+		segment.Plug(client, "eth0")
+		address(owner, "eth0", "198.18.0.1/16")
+		address(client, "eth0", "198.18.0.2/16")
+		client.Run("ip", "neigh", "add", vip4.String(), "lladdr", "02:00:00:00:00:01", "dev", "eth0")
+		owner.Run("ip", "link", "set", "eth0", "address", "02:00:00:00:00:01")
+		owner.Run("nft", `table netdev spread {
+			set seen { type ether_addr; flags dynamic; counter; }
+			chain out { type filter hook egress device eth0 priority 0;
+				ip daddr 198.18.0.200 update @seen { ether daddr }
+			}
+		}`)
+		all := backends(nodes(count), 1)
+		want := plan.Forwarding{Services: map[plan.LimitKey]plan.Direct{{VIP: vip4, Service: "web"}: {Ports: web, Seed: rand.Uint32(), Backends: all}},
+			Nodes: map[string][]netip.Addr{}}
+		for i, node := range all[1:] {
+			addr := netip.AddrFrom4([4]byte{198, 18, 1, byte(i)})
+			want.Nodes[node.Node] = []netip.Addr{addr}
+			owner.Run("ip", "neigh", "add", addr.String(), "lladdr", fmt.Sprintf("02:00:00:00:01:%02x", i), "dev", "eth0", "nud", "permanent")
+		}
+		if err := owner.Do(func() error {
+			d := New(Options{Log: slog.New(slog.DiscardHandler), Node: all[0].Node, Gateways: func() []netip.Addr { return nil }})
+			d.take(want)
+			return d.err
+		}); err != nil {
+			b.Fatal(err)
+		}
+		if err := client.Do(func() error {
+			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_RAW)
+			if err != nil {
+				return err
+			}
+			defer unix.Close(fd) //nolint:errcheck // nothing is lost with it
+			for range flows {
+				from := netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 19, byte(rand.Uint32()), byte(rand.Uint32())}), uint16(1024+rand.IntN(60000)))
+				if err := unix.Sendto(fd, forged{from, syn, 1, 0}.packet(vip4), 0, &unix.SockaddrInet4{Addr: vip4.As4()}); err != nil {
+					return err
+				}
+			}
+			return nil
+		}); err != nil {
+			b.Fatal(err)
+		}
+		time.Sleep(100 * time.Millisecond)
+		handed, worst := 0.0, 0.0
+		fields := strings.Fields(owner.Run("nft", "list", "set", "netdev", "spread", "seen"))
+		deviates := func(packets float64) { worst = max(worst, math.Abs(packets/(flows/count)-1)*100) }
+		for i, f := range fields {
+			if f == "packets" {
+				packets, err := strconv.ParseFloat(fields[i+1], 64)
+				require.NoError(b, err)
+				handed += packets
+				deviates(packets)
+			}
+		}
+		deviates(flows - handed) // those that stay
+		b.ReportMetric(worst, "max-deviation-%")
+	}
+}
