@@ -94,8 +94,8 @@ func BenchmarkSpread(b *testing.B) {
 			}
 		}`)
 		all := backends(nodes(count), 1)
-		want := plan.Forwarding{Services: map[plan.LimitKey]plan.Direct{{VIP: vip4, Service: "web"}: {Ports: web, Seed: rand.Uint32(), Backends: all}},
-			Nodes: map[string][]netip.Addr{}}
+		want := plan.Forwarding{Nodes: map[string][]netip.Addr{},
+			Services: map[plan.LimitKey]plan.Direct{{VIP: vip4, Service: "web"}: {Ports: web, Seed: rand.Uint32(), Backends: all}}}
 		for i, node := range all[1:] {
 			addr := netip.AddrFrom4([4]byte{198, 18, 1, byte(i)})
 			want.Nodes[node.Node] = []netip.Addr{addr}

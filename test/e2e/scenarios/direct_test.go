@@ -299,9 +299,9 @@ func (s *story) lingering(replicas int32) {
 	s.scale(replicas)
 	s.eventually("the pods are there", func() error {
 		d, err := deployments.Get(s.ctx, lodestone.EchoName, metav1.GetOptions{})
-		if err == nil && (d.Status.ObservedGeneration != d.Generation || d.Status.AvailableReplicas != replicas || d.Status.Replicas != replicas ||
-			d.Status.UpdatedReplicas != replicas) {
-			err = fmt.Errorf("status %+v", d.Status)
+		if now := d.Status; err == nil && (now.ObservedGeneration != d.Generation || now.AvailableReplicas != replicas ||
+			now.Replicas != replicas || now.UpdatedReplicas != replicas) {
+			err = fmt.Errorf("status %+v", now)
 		}
 		return err
 	})
@@ -439,7 +439,8 @@ var (
 // connect opens TCP connections to the VIP that are used so until the test ends.
 func (s *story) connect(vip string, n int, u use) *probe.Connections {
 	s.Helper()
-	c, err := probe.Connect(s.ctx, probe.Options{Namespace: "ls-" + lab.Client, Target: target(vip), Interval: u.interval, Padding: u.padding}, n)
+	options := probe.Options{Namespace: "ls-" + lab.Client, Target: target(vip), Interval: u.interval, Padding: u.padding}
+	c, err := probe.Connect(s.ctx, options, n)
 	require.NoError(s, err)
 	s.Cleanup(func() { c.Stop() })
 	return c

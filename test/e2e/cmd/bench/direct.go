@@ -97,7 +97,7 @@ func directly(ctx context.Context, installation *lodestone.Installation, do func
 		d.RunEcho(ctx, namespace, 6)); err != nil {
 		return err
 	}
-	for _, policy := range []corev1.ServiceExternalTrafficPolicy{corev1.ServiceExternalTrafficPolicyLocal, corev1.ServiceExternalTrafficPolicyCluster} {
+	for _, policy := range []corev1.ServiceExternalTrafficPolicy{"Local", "Cluster"} {
 		for _, how := range []string{"owner", "direct"} {
 			if err := d.Configure(ctx, forwarding(how, "")); err != nil {
 				return err

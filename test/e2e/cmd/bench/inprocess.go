@@ -128,7 +128,8 @@ func directInKernel(ctx context.Context, _ *lodestone.Installation) error {
 			}
 		}, "-count=5"),
 		goBenchmarks(ctx, "./speaker/direct", "^BenchmarkChange$", "5x", func(name string, value measured) {
-			result("direct_scale", "vips=1000 %s ms=%.0f", strings.ReplaceAll(strings.TrimPrefix(name, "Change/"), "/", " case="), value.median(perOp)*1e3)
+			_, details, _ := strings.Cut(name, "/")
+			result("direct_scale", "vips=1000 %s ms=%.0f", strings.ReplaceAll(details, "/", " case="), value.median(perOp)*1e3)
 		}),
 	)
 }
