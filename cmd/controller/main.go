@@ -25,7 +25,7 @@ import (
 // gcPercent is GOGC, unless the environment sets it. Most of the heap is copies of Services,
 // which hardly change. To collect more often costs little, and less memory waits to be
 // collected.
-const gcPercent = 50
+const gcPercent = 25
 
 func main() {
 	if os.Getenv("GOGC") == "" {
