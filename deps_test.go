@@ -48,7 +48,7 @@ var mayImport = []struct {
 	{"pkg/compat", []string{"pkg/annotation", "pkg/config"}, "what Services ask of others is translated in one place, for controller and CLI"},
 	{"pkg/config", nil, "the configuration is a leaf: allocator, plan and CLI share it"},
 	{"pkg/config/change", []string{"pkg/config"}, "what an edit changes follows from two documents alone"},
-	{"pkg/diagnose", nil, "what is wrong follows from facts alone: speakers tell them, the CLI judges"},
+	{"pkg/diagnose", []string{"pkg/report"}, "what is wrong follows from facts alone: speakers report them, the CLI judges"},
 	{"inspect/dashboard", []string{"pkg/annotation", "inspect/cluster", "pkg/kube", "pkg/notify", "inspect/bgp", "inspect/output",
 		"controller/servicelb/ledger", "inspect/simulation", "inspect/status"}, "it shows what lodestone status shows, and knows no controller"},
 	{"controller/dhcp", []string{"pkg/notify"}, "leases know nothing of pools and Services"},

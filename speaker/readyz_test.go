@@ -9,6 +9,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/debughttp"
+	"github.com/lodestone-lb/lodestone/pkg/diagnose"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
 
@@ -29,7 +30,7 @@ func TestReadyzQuotesNoConfiguration(t *testing.T) {
 			_, checks := s.speaker.health(s.config.Current())
 			assert.Contains(t, checks[1].Message, "203.0.113.77/33", "who may read /status is told")
 			w := httptest.NewRecorder()
-			debughttp.Readyz(func() []debughttp.Check { return checks }).ServeHTTP(w, httptest.NewRequest("GET", "/readyz", nil))
+			debughttp.Readyz(func() []diagnose.Condition { return checks }).ServeHTTP(w, httptest.NewRequest("GET", "/readyz", nil))
 			assert.Contains(t, w.Body.String(), "configuration: "+want+"\n")
 			assert.NotContains(t, w.Body.String(), "203.0.113.77")
 			assert.Len(t, checks, 5)

@@ -26,7 +26,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
-	"github.com/lodestone-lb/lodestone/pkg/debughttp"
+	"github.com/lodestone-lb/lodestone/pkg/diagnose"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/pkg/report"
@@ -202,7 +202,7 @@ type Speaker struct {
 	// copy of all VIPs for each change would be half of what a storm costs.
 	mu     sync.Mutex
 	core   *core.Core
-	checks []debughttp.Check
+	checks []diagnose.Condition
 }
 
 // New returns a Speaker that starts with Run.
@@ -327,7 +327,7 @@ func (s *Speaker) decide() core.Effects {
 
 // handOver gives all VIPs to the others, then stops announcing.
 func (s *Speaker) handOver() error {
-	s.setChecks([]debughttp.Check{{Name: "shutdown", Message: "handing over"}})
+	s.setChecks([]diagnose.Condition{{Name: "shutdown", Message: "handing over"}})
 	var failed error // the last set, which withdraws what is left
 	for e := s.step(core.Stop{}); ; e = s.step(core.StillLeaving(s.Announcer.Leaving())) {
 		next, err := s.apply(context.Background(), e)

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
-	"github.com/lodestone-lb/lodestone/pkg/debughttp"
+	"github.com/lodestone-lb/lodestone/pkg/diagnose"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/speaker/core"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
@@ -20,13 +20,13 @@ const stalled = 60 * time.Second
 
 // health asks everything that a speaker needs before it may own VIPs, for the core and for
 // people. What the configuration lacks, the core sees itself.
-func (s *Speaker) health(current *config.Config, state kube.State) (core.Health, []debughttp.Check) {
+func (s *Speaker) health(current *config.Config, state kube.State) (core.Health, []diagnose.Condition) {
 	var h core.Health
-	caches := debughttp.Check{Name: "caches", OK: s.cluster.hasSynced(), Message: "waiting for the API server"}
+	caches := diagnose.Condition{Name: "caches", OK: s.cluster.hasSynced(), Message: "waiting for the API server"}
 	if h.Synced = caches.OK; caches.OK {
 		caches.Message = "synced"
 	}
-	config := debughttp.Check{Name: "configuration", OK: current != nil, Message: "waiting for the API server"}
+	config := diagnose.Condition{Name: "configuration", OK: current != nil, Message: "waiting for the API server"}
 	switch {
 	case current != nil && state.Err != nil:
 		config.Message = "in force, but the latest document is not: " + state.Err.Error()
@@ -36,25 +36,25 @@ func (s *Speaker) health(current *config.Config, state kube.State) (core.Health,
 	case state.Err != nil:
 		config.Message, config.Public = state.Err.Error(), "none that is valid: /status and the log say why"
 	}
-	membership, dataPlane := debughttp.Check{Name: "membership"}, debughttp.Check{Name: "kube-proxy"}
+	membership, dataPlane := diagnose.Condition{Name: "membership"}, diagnose.Condition{Name: "kube-proxy"}
 	membership.OK, membership.Message = s.Members.Joined()
 	dataPlane.OK, dataPlane.Message = s.DataPlane.Healthy()
-	forwarding := debughttp.Check{Name: "direct forwarding", Message: "waiting for the first rules"}
+	forwarding := diagnose.Condition{Name: "direct forwarding", Message: "waiting for the first rules"}
 	select {
 	case <-s.Forwarder.Ready():
 		forwarding.OK, forwarding.Message = true, "the first rules are there, if there are any"
 	default:
 	}
 	h.Joined, h.Healthy, h.Sick, h.Forwards = membership.OK, dataPlane.OK, s.DataPlane.Sick(), forwarding.OK
-	return h, []debughttp.Check{caches, config, membership, dataPlane, forwarding}
+	return h, []diagnose.Condition{caches, config, membership, dataPlane, forwarding}
 }
 
 // Status is what a speaker knows and does.
 type Status struct {
 	Node string `json:"node"`
 	// Ready tells whether the speaker is ready to own VIPs, Checks why not.
-	Ready  bool              `json:"ready"`
-	Checks []debughttp.Check `json:"checks"`
+	Ready  bool                 `json:"ready"`
+	Checks []diagnose.Condition `json:"checks"`
 	// ConfigDigest identifies the document that the plan was made from.
 	ConfigDigest string    `json:"configDigest,omitempty"`
 	Planned      time.Time `json:"planned,omitzero"`
@@ -111,20 +111,20 @@ func (s *Speaker) Status() Status {
 }
 
 // Checks returns the conditions of being ready, as the loop saw them last.
-func (s *Speaker) Checks() []debughttp.Check {
+func (s *Speaker) Checks() []diagnose.Condition {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.checks
 }
 
-func (s *Speaker) setChecks(checks []debughttp.Check) {
+func (s *Speaker) setChecks(checks []diagnose.Condition) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.checks = checks
 }
 
-func ready(checks []debughttp.Check) bool {
-	return len(checks) > 0 && !slices.ContainsFunc(checks, func(c debughttp.Check) bool { return !c.OK })
+func ready(checks []diagnose.Condition) bool {
+	return len(checks) > 0 && !slices.ContainsFunc(checks, func(c diagnose.Condition) bool { return !c.OK })
 }
 
 // Alive returns an error when the loop hangs.

@@ -8,6 +8,7 @@ import (
 	framework "k8s.io/controller-manager/app"
 
 	"github.com/lodestone-lb/lodestone/pkg/debughttp"
+	"github.com/lodestone-lb/lodestone/pkg/diagnose"
 )
 
 // serveHTTPS takes the secure port over from the framework and serves there what the framework
@@ -32,22 +33,22 @@ func (p *process) serveHTTPS(c *config.CompletedConfig) error {
 
 // checks are the conditions under which this process does its part. The part of a standby is
 // to wait.
-func (p *process) checks() []debughttp.Check {
+func (p *process) checks() []diagnose.Condition {
 	switch {
 	case p.election.over():
-		return []debughttp.Check{{Name: "lease", Message: "lost; this process ends as soon as the API server answers"}}
+		return []diagnose.Condition{{Name: "lease", Message: "lost; this process ends as soon as the API server answers"}}
 	case !p.election.leads():
-		return []debughttp.Check{{Name: "lease", OK: true, Message: "standby, another process leads or is about to"}}
+		return []diagnose.Condition{{Name: "lease", OK: true, Message: "standby, another process leads or is about to"}}
 	}
-	return []debughttp.Check{{Name: "lease", OK: true, Message: "this process leads"}, p.configured(), p.primed()}
+	return []diagnose.Condition{{Name: "lease", OK: true, Message: "this process leads"}, p.configured(), p.primed()}
 }
 
 // whatIsWrong says where people find the error. The error itself is not shown, because it
 // quotes the configuration.
 const whatIsWrong = ": the log and the ConfigMap's Events say why"
 
-func (p *process) configured() debughttp.Check {
-	check := debughttp.Check{Name: "configuration"}
+func (p *process) configured() diagnose.Condition {
+	check := diagnose.Condition{Name: "configuration"}
 	cfg, state := p.config.Current()
 	switch {
 	case !state.Read:
@@ -62,15 +63,15 @@ func (p *process) configured() debughttp.Check {
 	return check
 }
 
-func (p *process) primed() debughttp.Check {
+func (p *process) primed() diagnose.Condition {
 	select {
 	case <-p.services.Primed():
-		return debughttp.Check{Name: "services", OK: true, Message: "what Services hold is known"}
+		return diagnose.Condition{Name: "services", OK: true, Message: "what Services hold is known"}
 	default:
 	}
 	message := "what Services hold is being read; nothing is allocated before"
 	if waiting := p.facts.Waiting(); len(waiting) > 0 {
 		message += "; still missing: " + strings.Join(waiting, ", ")
 	}
-	return debughttp.Check{Name: "services", Message: message}
+	return diagnose.Condition{Name: "services", Message: message}
 }

@@ -29,7 +29,6 @@ import (
 	"github.com/lodestone-lb/lodestone/controller/provider"
 	"github.com/lodestone-lb/lodestone/controller/quarantine"
 	"github.com/lodestone-lb/lodestone/controller/servicelb"
-	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/pkg/apiclient"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
@@ -62,7 +61,7 @@ type process struct {
 	events      *kube.Recorder
 	services    *servicelb.Controller
 	serve       sync.Once // starts services
-	scope       ledger.Scope
+	scope       kube.Scope
 }
 
 func newProcess(stopped context.Context) *process {
@@ -99,7 +98,7 @@ func (p *process) command() (*cobra.Command, error) {
 // cloud implements app.InitCloudFunc: it builds everything and starts nothing.
 func (p *process) cloud(c *config.CompletedConfig) cloudprovider.Interface {
 	p.log = slog.New(logr.ToSlogHandler(klog.Background()))
-	p.scope = ledger.Scope{Classless: p.flags.handleClassless, Classes: p.flags.classes}
+	p.scope = kube.Scope{Classless: p.flags.handleClassless, Classes: p.flags.classes}
 	upstream := framework.IsControllerEnabled(names.ServiceLBController, app.ControllersDisabledByDefault,
 		c.ComponentConfig.Generic.Controllers)
 	if upstream && !p.scope.Classless {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/buildinfo"
 	"github.com/lodestone-lb/lodestone/pkg/debughttp"
+	"github.com/lodestone-lb/lodestone/pkg/diagnose"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/speaker"
 	"github.com/lodestone-lb/lodestone/speaker/apihealth"
@@ -110,7 +111,7 @@ func run(ctx context.Context, f *flags) error {
 		},
 		Diagnose: diagnosis,
 		Alive:    loop.Alive,
-		Checks:   func() []debughttp.Check { return checks(loop.Checks(), apiHealth.Blind()) },
+		Checks:   func() []diagnose.Condition { return checks(loop.Checks(), apiHealth.Blind()) },
 		Log:      s.log,
 	})
 	s.log.Info("starting", "node", f.node, "address", s.address, "version", buildinfo.Get().String())

@@ -3,7 +3,7 @@ package main
 import (
 	"slices"
 
-	"github.com/lodestone-lb/lodestone/pkg/debughttp"
+	"github.com/lodestone-lb/lodestone/pkg/diagnose"
 	"github.com/lodestone-lb/lodestone/speaker"
 	"github.com/lodestone-lb/lodestone/speaker/bfd"
 	"github.com/lodestone-lb/lodestone/speaker/bgp"
@@ -24,10 +24,10 @@ type status struct {
 
 // checks are what /readyz shows. People who look for the nodes that may own VIPs learn from
 // it alone that a speaker is blind: such a speaker cannot write it to its Lease.
-func checks(all []debughttp.Check, blind bool) []debughttp.Check {
+func checks(all []diagnose.Condition, blind bool) []diagnose.Condition {
 	if !blind {
 		return all
 	}
-	return append(slices.Clone(all), debughttp.Check{Name: "api-server",
+	return append(slices.Clone(all), diagnose.Condition{Name: "api-server",
 		Message: "it answers other nodes, and not this one: others own its VIPs at layer 2"})
 }

@@ -34,7 +34,6 @@ import (
 	"github.com/lodestone-lb/lodestone/controller/provider"
 	"github.com/lodestone-lb/lodestone/controller/quarantine"
 	"github.com/lodestone-lb/lodestone/controller/servicelb"
-	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
@@ -188,7 +187,7 @@ type story struct {
 	*testing.T
 	api    *apiServer
 	config *document
-	scope  ledger.Scope
+	scope  kube.Scope
 	// Of the process that runs.
 	cloud      *provider.Cloud
 	controller *servicelb.Controller
@@ -196,7 +195,7 @@ type story struct {
 }
 
 func newStory(t *testing.T, pools string) *story {
-	s := &story{T: t, api: newAPIServer(), config: &document{}, scope: ledger.Scope{Classless: true, Classes: []string{"lodestone.io/lb"}}}
+	s := &story{T: t, api: newAPIServer(), config: &document{}, scope: kube.Scope{Classless: true, Classes: []string{"lodestone.io/lb"}}}
 	s.config.set(parse(t, pools))
 	t.Cleanup(func() {
 		if s.stop != nil {

@@ -89,7 +89,7 @@ type Book interface {
 
 // Options are what a Controller works with.
 type Options struct {
-	Scope      ledger.Scope
+	Scope      kube.Scope
 	Services   coreinformers.ServiceInformer
 	Namespaces Namespaces
 	Config     Config

@@ -18,6 +18,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
 
 // lessor is a DHCP server on each interface that is in ranges, and the client
@@ -479,7 +480,7 @@ func TestServiceOfAnotherClassLosesItsLeaseToo(t *testing.T) {
 	t.Parallel()
 	s := newOffice(t)
 	s.creates("web")
-	s.scope = ledger.Scope{Classes: []string{annotation.DefaultClass}}
+	s.scope = kube.Scope{Classes: []string{annotation.DefaultClass}}
 	s.silent("nobody serves it any more", func() { s.restart(); s.run() })
 	s.has("web", "198.18.0.240", "True Allocated")
 	s.lessor.ends("eth1", "198.18.0.240", "the lease of 198.18.0.240 ended")

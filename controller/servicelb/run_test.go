@@ -86,7 +86,7 @@ func listWatch(s *server) *cache.ListWatch {
 func startRunning(t *testing.T, server *server, config *document) *running {
 	informer := cache.NewSharedIndexInformer(listWatch(server), &corev1.Service{}, 0,
 		cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
-	scope, around := ledger.Scope{Classless: true}, newSurroundings()
+	scope, around := kube.Scope{Classless: true}, newSurroundings()
 	ctl, err := New(Options{
 		Scope: scope, Services: watched{informer: informer}, Namespaces: around, Config: config, Facts: around,
 		Book: &shelf{records: map[netip.Addr]quarantine.Record{}},

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
 
 // sharedLedger shares the ledger between goroutines. It has the lock and the clock, and hands
@@ -20,7 +21,7 @@ type sharedLedger struct {
 	retry, leases chan struct{}
 }
 
-func newSharedLedger(scope ledger.Scope, config Config, facts Facts) *sharedLedger {
+func newSharedLedger(scope kube.Scope, config Config, facts Facts) *sharedLedger {
 	return &sharedLedger{
 		ledger: ledger.New(scope), config: config, facts: facts, now: time.Now,
 		retry: make(chan struct{}, 1), leases: make(chan struct{}, 1),

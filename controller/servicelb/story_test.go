@@ -342,7 +342,7 @@ type story struct {
 	lessor *lessor
 	events *events
 	clock  time.Time
-	scope  ledger.Scope
+	scope  kube.Scope
 
 	*Controller
 	index cache.Indexer
@@ -375,7 +375,7 @@ func newStory(t failer) *story {
 		failer: t, server: newServer(), events: &events{}, clock: time.Unix(1e9, 0),
 		config: &document{changed: make(chan struct{})}, around: newSurroundings(), shared: map[string]bool{},
 		book:   &shelf{records: map[netip.Addr]quarantine.Record{}},
-		lessor: newLessor(), scope: ledger.Scope{Classless: true, Classes: []string{annotation.DefaultClass}},
+		lessor: newLessor(), scope: kube.Scope{Classless: true, Classes: []string{annotation.DefaultClass}},
 	}
 	s.config.set(lan)
 	s.restart()
@@ -503,7 +503,7 @@ func heldBy(l *ledger.Ledger, uid string) []ipam.Held {
 	held, _ := l.Holds(&corev1.Service{ObjectMeta: metav1.ObjectMeta{UID: types.UID(uid)}})
 	return held
 }
-func (s *story) waiting() []string            { return s.machine().Waiting(s.clock) }
+func (s *story) waiting() []string { return s.machine().Waiting(s.clock) }
 
 // ensures has the ledger look at a Service, and nothing written.
 func (s *story) ensures(svc *corev1.Service) ledger.Verdict {

@@ -20,7 +20,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/lodestone-lb/lodestone/controller/quarantine"
-	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/inspect/simulation"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
@@ -42,7 +41,7 @@ type Place struct {
 	Namespace, ConfigName string
 	// Scope is what it serves. ScopeAsRunning: if there is a controller, the scope of its flags
 	// replaces it.
-	Scope          ledger.Scope
+	Scope          kube.Scope
 	ScopeAsRunning bool
 }
 
@@ -190,7 +189,7 @@ func (o *Objects) Network() *simulation.Network {
 		}
 	}
 	return simulation.NewNetwork(simulation.Announcers{
-		Scope: kube.Scope(o.Scope), Config: o.Config, Services: o.Services, Slices: o.Slices, Nodes: o.Nodes, Leases: o.Leases, Ready: ready,
+		Scope: o.Scope, Config: o.Config, Services: o.Services, Slices: o.Slices, Nodes: o.Nodes, Leases: o.Leases, Ready: ready,
 	})
 }
 
@@ -270,7 +269,7 @@ func (o *Objects) readAll(ctx context.Context, sources []source) {
 }
 
 // scopeOf returns what a controller serves by the flags of its pod. The rest is as in scope.
-func scopeOf(pod *corev1.Pod, scope ledger.Scope) ledger.Scope {
+func scopeOf(pod *corev1.Pod, scope kube.Scope) kube.Scope {
 	for _, c := range pod.Spec.Containers {
 		for _, arg := range c.Args {
 			if value, ok := strings.CutPrefix(arg, "--handle-classless="); ok {

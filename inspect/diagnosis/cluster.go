@@ -18,19 +18,18 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/diagnose"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
 // clusterOf returns what was read from the API server, for package diagnose.
 func clusterOf(o *cluster.Objects) *diagnose.Cluster {
-	c := &diagnose.Cluster{Namespace: o.Namespace, Unread: o.Unread(), Segments: map[string][]diagnose.Segment{},
+	c := &diagnose.Cluster{Namespace: o.Namespace, Unread: o.Unread(), Segments: map[string][]report.Segment{},
 		Passive: map[string][]string{}}
 	s, n := status.Of(o), o.Network()
 	notices(c, s)
-	for node, report := range n.Reports {
-		for _, g := range report.Segments {
-			c.Segments[node] = append(c.Segments[node], diagnose.Segment{Subnet: g.Subnet, Interface: g.Interface})
-		}
+	for node, r := range n.Reports {
+		c.Segments[node] = r.Segments
 	}
 	if o.Has(cluster.ForSessions...) && o.Unclear() == nil {
 		sessions(c, o, n)

@@ -68,7 +68,9 @@ func NewNetwork(a Announcers) *Network {
 		}
 	}
 	for _, node := range a.Nodes {
-		n.Nodes[node.Name] = snapshot.Locate(snapshot.Node(node), n.Reports[node.Name].Network)
+		of := snapshot.Node(node)
+		of.Network = n.Reports[node.Name].Network
+		n.Nodes[node.Name] = of
 	}
 	for _, s := range a.Slices {
 		if service, e := snapshot.EndpointsOf(s); service != "" {

@@ -22,7 +22,7 @@ import (
 // a controller decides by, but for what DHCP servers answer. Leased addresses are
 // those that Services show.
 type Cluster struct {
-	Scope    ledger.Scope
+	Scope    kube.Scope
 	Services []*corev1.Service
 	// Config is the configuration in force; nil: there is none.
 	Config *config.Config

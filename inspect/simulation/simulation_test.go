@@ -15,6 +15,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
@@ -47,7 +48,7 @@ func annotated(key, value string) func(*corev1.Service) {
 
 func cluster(t *testing.T, body string, services ...*corev1.Service) *Cluster {
 	return &Cluster{
-		Scope:    ledger.Scope{Classless: true, Classes: []string{annotation.DefaultClass}},
+		Scope:    kube.Scope{Classless: true, Classes: []string{annotation.DefaultClass}},
 		Services: services, Config: parse(t, body), Facts: &clusterfacts.Facts{}, Now: time.Unix(2e9, 0),
 	}
 }

@@ -40,16 +40,6 @@ type Authorizer interface {
 	Authorize(ctx context.Context, source netip.Addr, token, path string) error
 }
 
-// Check is one condition of being ready. /status shows it to those who may read that.
-type Check struct {
-	Name    string `json:"name"`
-	OK      bool   `json:"ok"`
-	Message string `json:"message"`
-	// Public is what everybody reads at /readyz in place of the message, if the message
-	// has something of the configuration in it.
-	Public string `json:"-"`
-}
-
 // Options are what a Server needs.
 type Options struct {
 	// Address is host:port, with or without host.
@@ -66,7 +56,7 @@ type Options struct {
 	// Alive returns why the process should be restarted. Checks tell whether
 	// it is ready.
 	Alive  func() error
-	Checks func() []Check
+	Checks func() []diagnose.Condition
 	Log    *slog.Logger
 }
 
@@ -165,7 +155,7 @@ func Healthz(alive func() error) http.Handler {
 
 // Readyz lists the checks, those that fail marked [-], to everybody. Without any the
 // process is starting and not ready.
-func Readyz(checks func() []Check) http.Handler {
+func Readyz(checks func() []diagnose.Condition) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		code, body := http.StatusOK, ""
 		for _, c := range checks() {

@@ -50,7 +50,9 @@ func start(t *testing.T, change ...func(*Options)) *Server {
 		Address: "127.0.0.1:0", Authorizer: fakeAuthorizer{}, Gatherer: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler),
 		Status: func() any { return map[string]string{"node": "n1"} },
 		Alive:  func() error { return nil },
-		Checks: func() []Check { return []Check{{Name: "caches", OK: true, Message: "synced"}} },
+		Checks: func() []diagnose.Condition {
+			return []diagnose.Condition{{Name: "caches", OK: true, Message: "synced"}}
+		},
 	}
 	for _, f := range change {
 		f(&o)
@@ -181,10 +183,10 @@ func TestDiagnosisIsForThoseWhoMayReadIt(t *testing.T) {
 
 func TestProbesSayWhy(t *testing.T) {
 	t.Parallel()
-	checks := []Check{{Name: "caches", OK: true, Message: "synced"}, {Name: "kube-proxy", Message: "503 Service Unavailable"}}
+	checks := []diagnose.Condition{{Name: "caches", OK: true, Message: "synced"}, {Name: "kube-proxy", Message: "503 Service Unavailable"}}
 	s := start(t, func(o *Options) {
 		o.Alive = func() error { return errors.New("the loop has not moved for 61s") }
-		o.Checks = func() []Check { return checks }
+		o.Checks = func() []diagnose.Condition { return checks }
 	})
 	if code, body := get(t, s, "/healthz", ""); code != 503 || !strings.Contains(body, "61s") {
 		t.Errorf("/healthz: %d %s", code, body)

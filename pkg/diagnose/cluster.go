@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
 // notices returns a check that reports the notices of that ID.
@@ -93,7 +95,7 @@ func onSegment(c *Cluster) (all []Finding) {
 // on returns the nodes on the segment of the VIP, sorted.
 func (c *Cluster) on(vip netip.Addr) (nodes []string) {
 	for node, segments := range c.Segments {
-		if slices.ContainsFunc(segments, func(s Segment) bool { return s.Subnet.Contains(vip) }) {
+		if slices.ContainsFunc(segments, func(s report.Segment) bool { return s.Subnet.Contains(vip) }) {
 			nodes = append(nodes, node)
 		}
 	}

@@ -13,6 +13,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
 var update = flag.Bool("update", false, "write the reference of the checks")
@@ -27,7 +29,7 @@ func mac(n int) string { return fmt.Sprintf("02:00:00:00:00:%02x", n) }
 func healthy() *Cluster {
 	c := &Cluster{
 		Namespace: "lodestone-system", Active: true, Facts: map[string]Facts{}, Mute: map[string]string{},
-		Segments: map[string][]Segment{}, Clocks: map[string]Clock{}, APIServer: &Clock{Offset: time.Minute, Uncertainty: time.Second},
+		Segments: map[string][]report.Segment{}, Clocks: map[string]Clock{}, APIServer: &Clock{Offset: time.Minute, Uncertainty: time.Second},
 		Passive:  map[string][]string{"n1": {"tor-a"}},
 		Sessions: []Session{{Node: "n1", Peer: "tor-a", Up: true, BFD: "Up"}, {Node: "n2", Peer: "tor-b", Up: true}},
 		VIPs: []VIP{
@@ -35,11 +37,12 @@ func healthy() *Cluster {
 		},
 	}
 	for i, name := range []string{"n1", "n2", "n3"} {
-		c.Segments[name] = []Segment{{prefix("203.0.113.0/24"), "eth0"}, {prefix("2001:db8::/64"), "eth0"}, {prefix("192.0.2.0/24"), "mgmt"}}
+		c.Segments[name] = []report.Segment{{Subnet: prefix("203.0.113.0/24"), Interface: "eth0"}, {Subnet: prefix("2001:db8::/64"), Interface: "eth0"},
+			{Subnet: prefix("192.0.2.0/24"), Interface: "mgmt"}}
 		c.Clocks[name] = Clock{Offset: time.Minute + time.Second, Uncertainty: 5 * time.Millisecond}
 		c.Facts[name] = Facts{
-			Node: name, Active: true, Unread: map[string]string{}, Conditions: []Condition{{"caches", true, "synced"}},
-			Alive: []string{"n1", "n2", "n3"},
+			Node: name, Active: true, Unread: map[string]string{},
+			Conditions: []Condition{{Name: "caches", OK: true, Message: "synced"}}, Alive: []string{"n1", "n2", "n3"},
 			Interfaces: []Interface{
 				{Name: "lo", MTU: 65536, Up: true, Addrs: []netip.Prefix{prefix("127.0.0.1/8")}},
 				{Name: "eth0", HardwareAddr: mac(i + 1), MTU: 1500, Up: true, Addrs: []netip.Prefix{prefix(fmt.Sprintf("203.0.113.%d/24", i+1))}},
@@ -107,7 +110,7 @@ func TestFaultsAreFoundByTheirChecks(t *testing.T) {
 		"invalid configuration": {func(c *Cluster) {
 			c.Notices = []Notice{{Configuration, Warning, "ConfigMap is invalid", "validate"}}
 		}, Configuration, Warning, "", "ConfigMap is invalid"},
-		"condition": {on("n3", func(f *Facts) { f.Conditions[0] = Condition{"caches", false, "waiting for the API server"} }),
+		"condition": {on("n3", func(f *Facts) { f.Conditions[0] = Condition{Name: "caches", Message: "waiting for the API server"} }),
 			Speakers, Error, "n3", "the speaker is not ready: caches: waiting for the API server"},
 		"mute": {func(c *Cluster) { c.Mute["n4"] = "no speaker pod" }, Complete, Unknown, "n4",
 			"nothing is known of the node itself: no speaker pod"},

@@ -6,6 +6,8 @@ package diagnose
 import (
 	"net/netip"
 	"time"
+
+	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
 // Paths and header of the speakers' HTTPS port.
@@ -64,11 +66,14 @@ type Facts struct {
 	VIPs []Trial `json:"vips,omitempty"`
 }
 
-// Condition is one of being ready.
+// Condition is one of being ready. /status shows it to those who may read that.
 type Condition struct {
 	Name    string `json:"name"`
 	OK      bool   `json:"ok"`
 	Message string `json:"message"`
+	// Public is what everybody reads at /readyz in place of the message, if the message
+	// has something of the configuration in it.
+	Public string `json:"-"`
 }
 
 // Interface is a network interface of a node.
@@ -145,7 +150,7 @@ type Cluster struct {
 	Sessions []Session
 	VIPs     []VIP
 	// Segments are those of the nodes, from their Leases.
-	Segments map[string][]Segment
+	Segments map[string][]report.Segment
 	// Passive are, by node, the passive peers that connect to it.
 	Passive map[string][]string
 	// NetAdmin is what needs the capability NET_ADMIN; empty: nothing.
@@ -185,12 +190,6 @@ type VIP struct {
 	// OffSegment is why nobody announces it although somebody should, if the
 	// nodes' interfaces are the reason.
 	OffSegment string
-}
-
-// Segment is a subnet that a node is on.
-type Segment struct {
-	Subnet    netip.Prefix
-	Interface string
 }
 
 // Clock is how far a clock is ahead of another, and how sure that is.

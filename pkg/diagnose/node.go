@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
 // ipvsInterface is where kube-proxy in mode IPVS puts every VIP.
@@ -113,7 +115,7 @@ func kubeProxy(c *Cluster) (all []Finding) {
 // answers reports whether the kernel answers on the address's segment for one
 // that is on the interface.
 func (c *Cluster) answers(f Facts, a netip.Addr, iface string) bool {
-	return slices.ContainsFunc(c.Segments[f.Node], func(s Segment) bool {
+	return slices.ContainsFunc(c.Segments[f.Node], func(s report.Segment) bool {
 		ignore, _ := f.strictest(s.Interface, "arp_ignore")
 		return s.Subnet.Contains(a) && (s.Interface == iface || ignore == 0)
 	})

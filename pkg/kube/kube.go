@@ -18,36 +18,6 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/objects"
 )
 
-// Scope says which Services Lodestone serves. The controller and the speakers are started with
-// the same one.
-type Scope struct {
-	// Classless serves Services without a spec.loadBalancerClass.
-	Classless bool
-	// Classes are the values of spec.loadBalancerClass that are served.
-	Classes []string
-}
-
-// Covers reports whether the Service is of a kind that Lodestone serves. It may be about to be
-// deleted.
-func (s Scope) Covers(svc *corev1.Service) bool {
-	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer {
-		return false
-	}
-	if class := svc.Spec.LoadBalancerClass; class != nil {
-		return slices.Contains(s.Classes, *class)
-	}
-	return s.Classless
-}
-
-// Announces reports whether Lodestone announces the VIPs of the Service: it is in scope, or it
-// was when it was given its addresses. The condition in its status shows the latter, because
-// the owner of a Service cannot write that. The annotation does not, because the owner can
-// write it whatever the class is.
-func (s Scope) Announces(svc *corev1.Service) bool {
-	c := Allocated(svc)
-	return s.Covers(svc) || c != nil && c.Status == metav1.ConditionTrue
-}
-
 // ConnectionRateLimit returns how many new connections per second the Service takes at each of
 // its VIPs; 0: there is no limit.
 func ConnectionRateLimit(svc *corev1.Service) (perSecond uint32, err error) {

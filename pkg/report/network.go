@@ -21,14 +21,22 @@ type Network struct {
 	Conflicts []Conflict `json:"conflicts,omitempty"`
 	// KubeProxy is set if a kube-proxy answers on the node, or what replaces it.
 	KubeProxy bool `json:"kubeProxy,omitempty"`
-	// Forwards is set while the node has the rules of direct forwarding: others may hand it
-	// segments of connections that it does not know.
+	// Forwards is set while the node has the rules of direct forwarding, with or without a
+	// speaker: others may hand it segments of connections that it does not know.
 	Forwards bool `json:"forwards,omitempty"`
-	// Claims are what the speaker owns and keeps. They are not in the Lease.
+
+	// What follows is not in the Lease. Speakers send it to each other.
+
+	// Claims are what the speaker owns and keeps.
 	Claims Claims `json:"-"`
-	// Blind, Sick and Apart are explained at plan.Node. They are not in the Lease.
-	Blind bool   `json:"-"`
-	Sick  bool   `json:"-"`
+	// Blind is set when the API server answers other nodes and not this one: a node that
+	// is not blind is preferred as owner, because it knows the Services that there are.
+	Blind bool `json:"-"`
+	// Sick is set when kube-proxy on the node says that it is not healthy. Its rules are in
+	// the kernel and age: a healthy node is preferred, in routes, too.
+	Sick bool `json:"-"`
+	// Apart is set while the node's speaker has lost all others with its link to them, to
+	// that interface, and until it has met them again. It knows that of itself alone.
 	Apart string `json:"-"`
 }
 

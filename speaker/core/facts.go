@@ -8,7 +8,6 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
-	"github.com/lodestone-lb/lodestone/speaker/snapshot"
 )
 
 // facts are what the machine has been told, and what of that the planner knows.
@@ -135,7 +134,8 @@ func (c *Core) inform() {
 func locate(nodes map[string]plan.Node, networks map[string]report.Network) map[string]plan.Node {
 	located := make(map[string]plan.Node, len(nodes))
 	for name, n := range nodes {
-		located[name] = snapshot.Locate(n, networks[name])
+		n.Network = networks[name]
+		located[name] = n
 	}
 	return located
 }

@@ -126,10 +126,7 @@ func (d *Diagnosis) facts(ctx context.Context, asked question) diagnose.Facts {
 	status := d.options.Status()
 	f := diagnose.Facts{
 		Node: d.options.Node, Version: buildinfo.Get().Version, Unread: map[string]string{}, Sysctls: map[string]int{},
-		Alive: slices.Sorted(maps.Keys(d.options.Members.Speakers())),
-	}
-	for _, c := range status.Checks {
-		f.Conditions = append(f.Conditions, diagnose.Condition{Name: c.Name, OK: c.OK, Message: c.Message})
+		Alive: slices.Sorted(maps.Keys(d.options.Members.Speakers())), Conditions: status.Checks,
 	}
 	f.Interfaces = interfaces(d.options.Interfaces.Interfaces())
 	names := []string{"all"}

@@ -22,8 +22,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/lodestone-lb/lodestone/pkg/debughttp"
 	"github.com/lodestone-lb/lodestone/pkg/diagnose"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/pkg/testnet"
 	"github.com/lodestone-lb/lodestone/speaker"
 	"github.com/lodestone-lb/lodestone/speaker/membership"
@@ -119,7 +119,7 @@ func judge(f diagnose.Facts) map[diagnose.ID]diagnose.Finding {
 	c := &diagnose.Cluster{
 		Active: f.Active, Facts: map[string]diagnose.Facts{"n0": f}, APIServer: &diagnose.Clock{}, Passive: map[string][]string{"n0": {"tor-a"}},
 		VIPs:     []diagnose.VIP{{Addr: vip, Owner: "n1", Port: 80}},
-		Segments: map[string][]diagnose.Segment{"n0": {{Subnet: netip.MustParsePrefix("198.18.0.0/24"), Interface: "eth0"}}},
+		Segments: map[string][]report.Segment{"n0": {{Subnet: netip.MustParsePrefix("198.18.0.0/24"), Interface: "eth0"}}},
 	}
 	for _, finding := range diagnose.Check(c).Findings {
 		if finding.Severity != diagnose.OK {
@@ -455,7 +455,7 @@ func TestProxyModeIsAskedFor(t *testing.T) {
 func TestQuestionsOverHTTP(t *testing.T) {
 	t.Parallel()
 	d := New(Options{Node: "n0", Interfaces: netstate.New(netstate.Options{}), Members: members{}, Status: func() speaker.Status {
-		return speaker.Status{Checks: []debughttp.Check{{Name: "caches", OK: true, Message: "synced"}}}
+		return speaker.Status{Checks: []diagnose.Condition{{Name: "caches", OK: true, Message: "synced"}}}
 	}, Log: slog.New(slog.DiscardHandler)})
 	get := func(query string) *httptest.ResponseRecorder {
 		w := httptest.NewRecorder()

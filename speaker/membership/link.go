@@ -79,7 +79,7 @@ type ownLink struct {
 
 // watch finds out when this speaker has lost others with its link. Until it has met
 // them again it does not publish that it is ready, since they own its VIPs, and its own plan
-// takes it for apart, see plan.Node. It waits for the others as long as at the start.
+// takes it for apart, see report.Network. It waits for the others as long as at the start.
 func (l *ownLink) watch(ctx context.Context, store cache.Store) {
 	if l.options.Interfaces == nil {
 		return

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
 // What is forwarded directly follows from the advertisement, the endpoints and what becomes of
@@ -18,8 +19,9 @@ func TestForwarding(t *testing.T) {
 	cfg := func(direct bool) *config.Config {
 		return &config.Config{Advertisements: []config.Advertisement{{Name: "all", Layer2: &config.Layer2{Direct: direct}}}}
 	}
-	nodes := map[string]Node{"n1": {Forwards: true}, "n2": {Forwards: true}, "n3": {Sick: true, Forwards: true},
-		"n4": {Excluded: true, Forwards: true}, "n5": {Forwards: true}, "n6": {}}
+	forwards := report.Network{Forwards: true}
+	nodes := map[string]Node{"n1": {Network: forwards}, "n2": {Network: forwards}, "n3": {Network: report.Network{Sick: true, Forwards: true}},
+		"n4": {Excluded: true, Network: forwards}, "n5": {Network: forwards}, "n6": {}}
 	speakers := map[string]bool{"n1": true, "n2": true, "n3": true, "n4": true, "n5": false, "n6": true}
 	p := NewPlanner("n1")
 	p.Set(cfg(true), nodes, speakers)

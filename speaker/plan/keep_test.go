@@ -56,7 +56,7 @@ func drawGathering(t *rapid.T) *gathering {
 func (g *gathering) snapshot(node string) Snapshot {
 	s := Snapshot{Config: g.config, Nodes: map[string]Node{}, Speakers: map[string]bool{}}
 	for _, name := range g.names {
-		s.Nodes[name] = Node{Claims: g.heard[node][name]}
+		s.Nodes[name] = Node{Network: report.Network{Claims: g.heard[node][name]}}
 		_, s.Speakers[name] = g.heard[node][name]
 	}
 	for i, vip := range g.vips {

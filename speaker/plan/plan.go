@@ -107,30 +107,16 @@ type Node struct {
 	Excluded bool
 	// NetworkUnavailable is the condition of that name.
 	NetworkUnavailable bool
-	// Segments are the subnets that the node is on. Nil: not known.
-	Segments []report.Segment
 	// Addresses are those of the type InternalIP, in the order of its status.
 	Addresses []netip.Addr
 	// BGP is what its annotations say about its sessions.
 	BGP NodeBGP
-	// Claims are what the node's speaker says that it owns and keeps.
-	Claims report.Claims
-	// Blind is set when the API server answers other nodes and not this one: a node that
-	// is not blind is preferred as owner, because it knows the Services that there are.
-	Blind bool
-	// Sick is set when kube-proxy on the node says that it is not healthy. Its rules are in
-	// the kernel and age: a healthy node is preferred, in routes, too.
-	Sick bool
-	// Forwards is set while the node has the rules of direct forwarding, with or without a
-	// speaker.
-	Forwards bool
-	// Apart is set while the node's speaker has lost all others with its link to them, to
-	// that interface, and until it has met them again. It knows that of itself alone.
-	Apart string
 	// PodCIDRs are those of its spec, as it says.
 	PodCIDRs []string
 	// Created is when the Node came to be.
 	Created time.Time
+	// Network is what its speaker says; all else is from the API server.
+	report.Network
 }
 
 // impaired reports whether the node is the last choice.

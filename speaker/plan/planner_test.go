@@ -133,8 +133,9 @@ func large(nodes int) plan.Snapshot {
 	}}
 	for i := range nodes {
 		name := fmt.Sprint("n", i)
-		s.Nodes[name], s.Speakers[name] = plan.Node{Segments: []report.Segment{segment("10.0.0.0/16", "eth0"),
-			segment("2001:db8::/64", "eth0")}}, true
+		s.Nodes[name] = plan.Node{Network: report.Network{Segments: []report.Segment{segment("10.0.0.0/16", "eth0"),
+			segment("2001:db8::/64", "eth0")}}}
+		s.Speakers[name] = true
 	}
 	for i := range 10_000 {
 		s.Services = append(s.Services, plan.Service{

@@ -71,8 +71,8 @@ func drawSnapshot(t *rapid.T) plan.Snapshot {
 		names = append(names, name)
 		s.Speakers[name] = some("speaker")
 		s.Nodes[name] = plan.Node{Labels: map[string]string{"on": fmt.Sprint(i % 4)}, Excluded: !some("included"),
-			NetworkUnavailable: !some("network"), Segments: drawSegments(t), BGP: drawNodeBGP(t), Blind: !some("sees"),
-			Sick: rapid.IntRange(0, 2).Draw(t, "sick") == 0}
+			NetworkUnavailable: !some("network"), BGP: drawNodeBGP(t),
+			Network: report.Network{Segments: drawSegments(t), Blind: !some("sees"), Sick: rapid.IntRange(0, 2).Draw(t, "sick") == 0}}
 	}
 	if name := rapid.SampledFrom(names).Draw(t, "claims all"); !some("no claims") {
 		n := s.Nodes[name]

@@ -15,7 +15,6 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
-	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -158,7 +157,7 @@ func endpointsAt(family discoveryv1.AddressType, local bool, parts []Endpoints) 
 	return at
 }
 
-// Node returns what the Node itself says; see Locate.
+// Node returns what the API server says of a node.
 func Node(n *corev1.Node) plan.Node {
 	_, excluded := n.Labels[corev1.LabelNodeExcludeBalancers]
 	excluded = excluded || slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
@@ -177,13 +176,6 @@ func Node(n *corev1.Node) plan.Node {
 		}
 	}
 	return of
-}
-
-// Locate returns the node with what its speaker tells of.
-func Locate(n plan.Node, network report.Network) plan.Node {
-	n.Segments, n.Claims = network.Segments, network.Claims
-	n.Blind, n.Sick, n.Apart, n.Forwards = network.Blind, network.Sick, network.Apart, network.Forwards
-	return n
 }
 
 // nodeBGP reads the annotations of a Node that there are.

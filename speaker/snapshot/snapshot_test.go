@@ -11,7 +11,6 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
-	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -52,17 +51,6 @@ func TestNodeSaysHowItsSessionsAre(t *testing.T) {
 	assert.Equal(t, "2001:db8::1", n.BGP.Source6.String())
 	assert.ErrorContains(t, n.BGP.RouterIDErr, `"none"`)
 	assert.NoError(t, n.BGP.ASNErr)
-}
-
-// No segments is not the same as not known: who is not known is not held off.
-func TestUnknownSegmentsAreNotNone(t *testing.T) {
-	t.Parallel()
-	assert.Nil(t, Locate(plan.Node{}, report.Network{}).Segments)
-	none := Locate(plan.Node{}, report.Network{Segments: []report.Segment{}}).Segments
-	assert.NotNil(t, none)
-	assert.Empty(t, none)
-	lan := report.Segment{Subnet: netip.MustParsePrefix("203.0.113.0/24"), Interface: "eth0", IfNamed: true}
-	assert.Equal(t, []report.Segment{lan}, Locate(plan.Node{}, report.Network{Segments: []report.Segment{lan}}).Segments)
 }
 
 func TestLimitIsAtThePortsOfTheService(t *testing.T) {

@@ -57,7 +57,7 @@ func (c *cluster) configure(document string) {
 }
 
 func (c *cluster) restart() {
-	c.Ledger, c.verdicts = New(Scope{Classless: true}), map[string]Verdict{}
+	c.Ledger, c.verdicts = New(kube.Scope{Classless: true}), map[string]Verdict{}
 	none := func(string) map[string]string { return nil }
 	duplicates := c.Prime(Start{Situation: c.situation, Services: slices.Collect(maps.Values(c.services)), NamespaceLabels: none}, c.now)
 	c.say("duplicates", duplicates)

@@ -39,12 +39,13 @@ import (
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/compat"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
 
 // Ledger is the one truth about which Service holds which addresses. It is not safe for
 // concurrent use.
 type Ledger struct {
-	scope  Scope
+	scope  kube.Scope
 	primed bool
 	// Situation is what is in force.
 	Situation
@@ -90,7 +91,7 @@ type account struct {
 }
 
 // New returns a ledger that knows nobody: see Prime.
-func New(scope Scope) *Ledger {
+func New(scope kube.Scope) *Ledger {
 	held := &holdings{Allocator: ipam.New()}
 	return &Ledger{
 		scope: scope, accounts: map[string]*account{}, held: held,

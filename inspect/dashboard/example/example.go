@@ -16,10 +16,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 
-	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/inspect/cluster"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
@@ -52,7 +52,7 @@ peers:
 `
 
 // Place is where Lodestone is in it.
-var Place = cluster.Place{Namespace: config.Namespace, ConfigName: config.ConfigMapName, Scope: ledger.Scope{Classless: true}}
+var Place = cluster.Place{Namespace: config.Namespace, ConfigName: config.ConfigMapName, Scope: kube.Scope{Classless: true}}
 
 // Cluster is an invented cluster. Whoever has it may change its objects.
 type Cluster struct {

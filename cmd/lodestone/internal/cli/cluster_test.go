@@ -21,6 +21,7 @@ import (
 	"github.com/lodestone-lb/lodestone/inspect/simulation"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
 	speakers "github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -44,7 +45,7 @@ func service(name, address string) *corev1.Service {
 func readCluster(t *testing.T, objects ...runtime.Object) (*simulation.Cluster, error) {
 	t.Helper()
 	target := &target{timeout: time.Minute,
-		place: cluster.Place{Namespace: config.Namespace, ConfigName: config.ConfigMapName, Scope: ledger.Scope{Classless: true}}}
+		place: cluster.Place{Namespace: config.Namespace, ConfigName: config.ConfigMapName, Scope: kube.Scope{Classless: true}}}
 	return target.read(t.Context(), fake.NewClientset(objects...))
 }
 

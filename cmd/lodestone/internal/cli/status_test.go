@@ -25,12 +25,12 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"sigs.k8s.io/yaml"
 
-	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/inspect/cluster"
 	"github.com/lodestone-lb/lodestone/inspect/output"
 	"github.com/lodestone-lb/lodestone/inspect/status"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
@@ -302,7 +302,7 @@ func BenchmarkStatus(b *testing.B) {
 				w.add(s, endpoints(name, nodes[i%20], nodes[(i+7)%20]))
 			}
 			o, err := cluster.All(b.Context(), fake.NewClientset(w.objects...), cluster.Place{
-				Namespace: config.Namespace, ConfigName: config.ConfigMapName, Scope: ledger.Scope{Classless: true}})
+				Namespace: config.Namespace, ConfigName: config.ConfigMapName, Scope: kube.Scope{Classless: true}})
 			require.NoError(b, err)
 			b.ResetTimer()
 			for b.Loop() {
