@@ -20,6 +20,7 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker"
 	"github.com/lodestone-lb/lodestone/speaker/bfd"
 	"github.com/lodestone-lb/lodestone/speaker/bgp"
+	"github.com/lodestone-lb/lodestone/speaker/direct"
 	"github.com/lodestone-lb/lodestone/speaker/layer2"
 	"github.com/lodestone-lb/lodestone/speaker/limit"
 	"github.com/lodestone-lb/lodestone/speaker/membership"
@@ -110,6 +111,7 @@ func components(t *testing.T) *describer {
 	members := membership.New(membership.Options{Log: log, Registry: d})
 	layer2.New(layer2.Options{Log: log, Registry: d})
 	limit.New(limit.Options{Log: log, Registry: d})
+	direct.New(direct.Options{Log: log, Registry: d})
 	podroutes.New(podroutes.Options{Log: log, Registry: d})
 	bfd.New(bfd.Options{Log: log, Registry: d})
 	bgp.New(bgp.Options{Log: log, Registry: d})

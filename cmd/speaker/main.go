@@ -75,7 +75,7 @@ func run(ctx context.Context, f *flags) error {
 	announcer := layer2.New(layer2.Options{Interfaces: interfaces, Members: members, Keys: members.SealKeys,
 		Received: netstate.Received, Log: s.log, Registry: registry})
 	limiter := limit.New(limit.Options{Log: s.log, Registry: registry})
-	director := direct.New(direct.Options{Node: f.node, Log: s.log, Gateways: func() []netip.Addr {
+	director := direct.New(direct.Options{Node: f.node, Log: s.log, Registry: registry, Gateways: func() []netip.Addr {
 		addrs, _ := gateways.Gateways()
 		return addrs
 	}})
@@ -107,7 +107,7 @@ func run(ctx context.Context, f *flags) error {
 	server := debughttp.New(debughttp.Options{
 		Address: f.listen, CertFile: f.certFile, KeyFile: f.keyFile, Authorizer: debughttp.NewDelegate(s.client), Gatherer: registry,
 		Status: func() any {
-			return status{loop.Status(), announcer.Status(), limiter.Status(), router.Peers(), watchdog.States(), podRoutes.Status()}
+			return status{loop.Status(), announcer.Status(), limiter.Status(), director.View(), router.Peers(), watchdog.States(), podRoutes.Status()}
 		},
 		Diagnose: diagnosis,
 		Alive:    loop.Alive,

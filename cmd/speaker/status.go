@@ -7,6 +7,7 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker"
 	"github.com/lodestone-lb/lodestone/speaker/bfd"
 	"github.com/lodestone-lb/lodestone/speaker/bgp"
+	"github.com/lodestone-lb/lodestone/speaker/direct"
 	"github.com/lodestone-lb/lodestone/speaker/layer2"
 	"github.com/lodestone-lb/lodestone/speaker/limit"
 	"github.com/lodestone-lb/lodestone/speaker/podroutes"
@@ -17,6 +18,7 @@ type status struct {
 	speaker.Status
 	Layer2 layer2.Status         `json:"layer2"`
 	Limit  limit.Status          `json:"limit"`
+	Direct direct.Status         `json:"directForwarding"`
 	BGP    []bgp.Peer            `json:"bgp"`
 	BFD    map[string]bfd.Status `json:"bfd"`
 	Pods   podroutes.Status      `json:"podRoutes"`

@@ -14,6 +14,7 @@
 //	nodes.go    which hosts on the segment are the cluster's nodes
 //	rules.go    what the kernel is to do with a packet
 //	kernel.go   the way from the rules that there are to those that there are to be
+//	status.go   what people see of it, and metrics.go
 package direct
 
 import (
@@ -31,6 +32,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -73,6 +75,8 @@ type Options struct {
 	Hold time.Duration
 	// Guard is how long the rules work without a Director. Zero: 10 minutes.
 	Guard time.Duration
+	// Registry gets the metrics. Nil: nobody asks for them.
+	Registry prometheus.Registerer
 }
 
 // Director is a task that keeps the rules in force. One goroutine, Run, owns all state.
@@ -100,7 +104,7 @@ type Director struct {
 
 	ready     chan struct{}
 	published atomic.Pointer[Status]
-	changed   notify.Signal // Status.inForce
+	changed   notify.Signal // Status.InForce
 }
 
 // host is another node.
@@ -116,32 +120,15 @@ type draining struct {
 	until time.Time
 }
 
-// Status is what the Director did last. It is immutable.
-type Status struct {
-	Want plan.Forwarding
-	// Peers counts the addresses of nodes that packets can be handed to.
-	Peers int
-	// Silent are the nodes that do not answer, Gone those that have been silent for too long.
-	Silent, Gone map[string]bool
-	// Draining counts the Services that are handed over no more, but for the connections that
-	// they have.
-	Draining int
-	// ConntrackFull is set while conntrack has little room, or none.
-	ConntrackFull bool
-	// Without counts the Services that have no table, as there are more tables than may be.
-	Without int
-	// Err is why the rules are not as they are to be.
-	Err error
-
-	known, inForce bool
-}
-
 // New returns a Director that does nothing until it runs.
 func New(o Options) *Director {
 	o.Hold, o.Guard = cmp.Or(o.Hold, defaultHold), cmp.Or(o.Guard, defaultGuard)
 	d := &Director{Options: o, sets: make(chan plan.Forwarding, 1), ready: make(chan struct{}), nodes: map[netip.Addr]*host{},
 		draining: map[plan.LimitKey]draining{}, tables: map[string]table{}, most: maxTables}
 	d.published.Store(&Status{})
+	if o.Registry != nil {
+		o.Registry.MustRegister(collector{d})
+	}
 	return d
 }
 
@@ -152,7 +139,7 @@ func (d *Director) String() string { return "direct" }
 // Director.
 func (d *Director) InForce() bool {
 	if s := d.Status(); s.known {
-		return s.inForce
+		return s.InForce
 	}
 	k, err := dial()
 	if err != nil {
@@ -164,9 +151,6 @@ func (d *Director) InForce() bool {
 
 // Changed returns a channel that is closed when InForce has another answer.
 func (d *Director) Changed() <-chan struct{} { return d.changed.Next() }
-
-// Status returns what the Director did last.
-func (d *Director) Status() *Status { return d.published.Load() }
 
 // Ready is closed once the first set is in force and the nodes on the segment were asked for,
 // or that has failed.
@@ -304,28 +288,6 @@ func hint(err error) string {
 		return "the node's kernel needs nf_tables with ct, dup, hash and maps"
 	}
 	return "it is tried again"
-}
-
-func (d *Director) publish() {
-	s := &Status{Want: d.want, Err: d.err, Silent: map[string]bool{}, Gone: map[string]bool{}, Draining: len(d.draining),
-		ConntrackFull: d.full, Without: d.without[0] + d.without[1]}
-	for _, f := range families {
-		s.Peers += len(d.peers(f))
-	}
-	for node, addrs := range d.want.Nodes {
-		for _, a := range addrs {
-			if h := d.nodes[a]; h != nil && h.silent {
-				s.Silent[node] = true
-				if h.gone {
-					s.Gone[node] = true
-				}
-			}
-		}
-	}
-	s.known, s.inForce = true, d.there != [2]bool{} && d.missing == [2]bool{}
-	if before := d.published.Swap(s); !before.known || before.inForce != s.inForce {
-		d.changed.Notify()
-	}
 }
 
 // look finds out which nodes are on the segment, and has those asked that are silent, lost or

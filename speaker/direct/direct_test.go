@@ -80,6 +80,7 @@ func TestMembersComeAndGo(t *testing.T) {
 	}
 	w.want()
 	w.live(all, "switched off")
+	require.True(t, w.nodes["n1"].director.View().Services[0].Draining)
 	require.Equal(t, map[string]int{w.names[4%3]: 10}, at(w.open(10)))
 	w.live(all, "switched off, with new ones")
 }
@@ -128,6 +129,11 @@ func TestSilentNode(t *testing.T) {
 		_, gone := w.nodes["n1"].director.Status().Gone["n3"]
 		return gone
 	}, func() any { return w.nodes["n1"].director.Status() })
+	view := w.nodes["n1"].director.View()
+	require.Equal(t, []Neighbour{{"n2", w.nodes["n2"].addrs[0], Reachable}, {"n2", w.nodes["n2"].addrs[1], Reachable},
+		{"n3", w.nodes["n3"].addrs[0], Gone}, {"n3", w.nodes["n3"].addrs[1], Gone}}, view.Neighbours)
+	require.Equal(t, []Forwarded{{vip4, "default/web", false, []string{"n1", "n2"}, []string{"n3"}},
+		{vip6, "default/web", false, []string{"n1", "n2"}, []string{"n3"}}}, view.Services)
 	for _, c := range away {
 		require.ErrorIs(t, c.ask(), unix.ECONNRESET)
 	}

@@ -8,12 +8,15 @@ import (
 	"maps"
 	"net/netip"
 	"os"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	nl "github.com/mdlayher/netlink"
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -247,13 +250,13 @@ func track(n int) error {
 		e.Nested(1, tuple(from, to))
 		e.Nested(2, tuple(to, from))
 		e.Uint32(3, 1<<1|1<<2|1<<3) // status: seen reply, assured, confirmed
-		e.Uint32(7, 600)       // time-out
+		e.Uint32(7, 600)            // time-out
 		data, err := e.Encode()
 		if err != nil {
 			return err
 		}
 		const add = 1 << 8 // IPCTNL_MSG_CT_NEW of NFNL_SUBSYS_CTNETLINK
-		if i == 0 { // the rest is as right as the first one
+		if i == 0 {        // the rest is as right as the first one
 			if _, err := c.Execute(nl.Message{Header: nl.Header{Type: add, Flags: nl.Request | nl.Create | nl.Acknowledge},
 				Data: append([]byte{unix.AF_INET, 0, 0, 0}, data...)}); err != nil {
 				return err
@@ -286,4 +289,49 @@ func TestBondUnder(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, found, bond != nil && balances[bond.Mode], index)
 	}
+}
+
+// The metrics say what the Director does, with the packets that the kernel counted, whose
+// number does not fall when tables change.
+func TestMetrics(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 2)
+	w.start(w.names...)
+	w.own("n1")
+	read := func() map[string]float64 {
+		got, all := map[string]float64{}, make(chan prometheus.Metric, 100)
+		require.NoError(t, w.nodes["n1"].Do(func() error { // registries collect on other threads
+			collector{w.nodes["n1"].director}.Collect(all)
+			close(all)
+			return nil
+		}))
+		for m := range all {
+			var out dto.Metric
+			require.NoError(t, m.Write(&out))
+			name := regexp.MustCompile(`fqName: "lodestone_direct_(\w+)"`).FindStringSubmatch(m.Desc().String())[1]
+			for _, l := range out.Label {
+				name += " " + l.GetValue()
+			}
+			got[name] = out.GetGauge().GetValue() + out.GetCounter().GetValue()
+		}
+		return got
+	}
+	want := map[string]float64{"failing": 0, "services forwarded": 0, "services draining": 0, "services without_table": 0, "tables": 0,
+		"neighbours reachable": 0, "neighbours unknown": 0, "neighbours silent": 0, "neighbours gone": 0, "neighbours elsewhere": 0,
+		"conntrack_full": 0}
+	require.Equal(t, want, read())
+	w.want(some("n2")...)
+	w.open(10)
+	got := read()
+	packets := got["handed_packets_total"]
+	require.Greater(t, packets, 19.0)
+	delete(got, "handed_packets_total")
+	want["services forwarded"], want["tables"], want["neighbours reachable"] = 2, 1, 2
+	require.Equal(t, want, got)
+	w.want(some("n1", "n2")...)
+	w.want()
+	got = read()
+	require.GreaterOrEqual(t, got["handed_packets_total"], packets)
+	require.InDelta(t, 2, got["services draining"], 0)
+	require.InDelta(t, 0, got["services forwarded"], 0)
 }

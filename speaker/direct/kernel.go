@@ -267,6 +267,7 @@ func (k kernel) create(f *family, guard time.Duration) {
 		k.addSet(s) //nolint:errcheck // it fails for anonymous sets alone
 	}
 	k.SetAddElements(f.sets()[0], guards(guard)) //nolint:errcheck // as above
+	k.AddObj(&nftables.NamedObj{Table: f.table, Name: handedCounter, Type: nftables.ObjTypeCounter, Obj: &expr.Counter{}})
 	k.AddRule(&nftables.Rule{Table: f.table, Chain: k.AddChain(f.base()), Exprs: f.baseRule()})
 }
 
@@ -403,8 +404,7 @@ func (k kernel) sound(f *family, want *ruleset) (bool, error) {
 	return true, nil
 }
 
-// Handed returns how many packets this node has handed to others with the rules that there
-// are.
+// Handed returns how many packets this node has handed to others since its tables were made.
 func Handed() (packets uint64, err error) {
 	k, err := dial()
 	if err != nil {
@@ -412,23 +412,17 @@ func Handed() (packets uint64, err error) {
 	}
 	defer k.close()
 	for _, f := range families {
-		chains, err := k.ListChainsOfTableFamily(f.table.Family)
-		if err != nil {
-			return 0, fmt.Errorf("list nftables chains: %w", err)
+		if !k.exists(f) {
+			continue
 		}
-		for _, c := range chains {
-			if c.Table.Name != tableName {
-				continue
-			}
-			rules, err := k.GetRules(f.table, c)
-			if err != nil {
-				return 0, fmt.Errorf("list the rules of nftables chain %s: %w", c.Name, err)
-			}
-			for _, r := range rules {
-				for _, e := range r.Exprs {
-					if counter, ok := e.(*expr.Counter); ok {
-						packets += counter.Packets
-					}
+		objects, err := k.GetNamedObjects(f.table)
+		if err != nil {
+			return 0, fmt.Errorf("read the counters of the nftables table %s: %w", f.name(), err)
+		}
+		for _, o := range objects {
+			if o, ok := o.(*nftables.NamedObj); ok && o.Name == handedCounter {
+				if counter, ok := o.Obj.(*expr.Counter); ok {
+					packets += counter.Packets
 				}
 			}
 		}

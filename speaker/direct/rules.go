@@ -74,7 +74,11 @@ const (
 	guardSet = "guard"
 	// servicesMap leads from a VIP and port to the chain of the Service's table.
 	servicesMap = "services"
+	// handedCounter counts packets that were handed over. It outlives the chains.
+	handedCounter = "handed"
 )
+
+var counted = &expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: handedCounter}
 
 // sets returns them, the guard first.
 func (f *family) sets() []*nftables.Set {
@@ -205,7 +209,7 @@ func (f *family) setTTL(s steer) []expr.Any {
 // by has it: by another one, the node would drop it for its source (rp_filter). What belongs
 // to a node that does not answer waits until it is back.
 //
-//	iif eth0 dup to jhash ip saddr . ip daddr . tcp sport mod N seed S map @open-0-8192-2 device eth0 counter drop
+//	iif eth0 dup to jhash ip saddr . ip daddr . tcp sport mod N seed S map @open-0-8192-2 device eth0 counter name handed drop
 //	jhash ip saddr . ip daddr . tcp sport mod N seed S @open-0-8192-held drop
 func (f *family) handOver(s steer, maps string) (rules [][]expr.Any) {
 	drop := &expr.Verdict{Kind: expr.VerdictDrop}
@@ -214,7 +218,7 @@ func (f *family) handOver(s steer, maps string) (rules [][]expr.Any) {
 			&expr.Cmp{Register: keys, Op: expr.CmpOpEq, Data: []byte(number(index))}, f.bucketOf(s),
 			&expr.Lookup{SourceRegister: keys, DestRegister: keys, IsDestRegSet: true, SetName: on(maps, index)},
 			&expr.Immediate{Register: device, Data: []byte(number(index))},
-			&expr.Dup{RegAddr: keys, RegDev: device, IsRegDevSet: true}, &expr.Counter{}, drop))
+			&expr.Dup{RegAddr: keys, RegDev: device, IsRegDevSet: true}, counted, drop))
 	}
 	return append(rules, join(f.bucketOf(s), in(held(maps), true), drop))
 }

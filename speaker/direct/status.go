@@ -1,0 +1,144 @@
+package direct
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// Status is what the Director did last. It is immutable.
+type Status struct {
+	// InForce is set while the rules are there: others may hand this node connections.
+	InForce bool `json:"inForce"`
+	// Error is why the rules are not as they are to be, Err the same. It is tried again.
+	Error string `json:"error,omitempty"`
+	Err   error  `json:"-"`
+	// Without counts the Services at VIPs that have no table, as there are more tables than
+	// may be.
+	Without int `json:"withoutTable"`
+	Tables  int `json:"tables"`
+	// ConntrackFull is set while conntrack has little room, or none.
+	ConntrackFull bool `json:"conntrackFull"`
+	// Neighbours are the other nodes, by each of their addresses.
+	Neighbours []Neighbour `json:"neighbours"`
+	// Services are what connections are handed over of, by VIP and name. They are filled in
+	// for View.
+	Services []Forwarded `json:"services"`
+
+	// Want is what was to be forwarded.
+	Want plan.Forwarding `json:"-"`
+	// Peers counts the addresses of nodes that packets can be handed to.
+	Peers int `json:"-"`
+	// Gone are the nodes that have been silent for too long.
+	Gone map[string]bool `json:"-"`
+
+	draining map[plan.LimitKey]draining
+	known    bool
+}
+
+// Neighbour is another node at one of its addresses.
+type Neighbour struct {
+	Node    string         `json:"node"`
+	Address netip.Addr     `json:"address"`
+	State   NeighbourState `json:"state"`
+}
+
+// NeighbourState says whether connections can be handed to a node.
+type NeighbourState string
+
+// The states of a neighbour.
+const (
+	// Reachable nodes are handed connections.
+	Reachable NeighbourState = "reachable"
+	// Unknown ones have not been heard of yet.
+	Unknown NeighbourState = "unknown"
+	// Silent ones do not answer: their connections wait.
+	Silent NeighbourState = "silent"
+	// Gone ones have been silent for too long: their connections are reset.
+	Gone NeighbourState = "gone"
+	// Elsewhere are nodes that are not on a segment of this one, or have a router's hardware
+	// address.
+	Elsewhere NeighbourState = "elsewhere"
+)
+
+// Forwarded is a Service at a VIP.
+type Forwarded struct {
+	VIP     netip.Addr `json:"vip"`
+	Service string     `json:"service"`
+	// Draining is set if the Service keeps new connections on the node that takes them in.
+	Draining bool `json:"draining,omitempty"`
+	// Open are the nodes that take new connections, Others those that keep the ones they have.
+	Open   []string `json:"open"`
+	Others []string `json:"others,omitempty"`
+}
+
+// Status returns what the Director did last.
+func (d *Director) Status() *Status { return d.published.Load() }
+
+// View is Status with the Services.
+func (d *Director) View() Status {
+	s := *d.Status()
+	s.Services = []Forwarded{}
+	add := func(key plan.LimitKey, of plan.Direct, drains bool) {
+		f := Forwarded{key.VIP, key.Service, drains, []string{}, nil}
+		for _, b := range of.Backends {
+			if b.Open > 0 {
+				f.Open = append(f.Open, b.Node)
+			} else {
+				f.Others = append(f.Others, b.Node)
+			}
+		}
+		s.Services = append(s.Services, f)
+	}
+	for key, of := range s.Want.Services {
+		add(key, of, false)
+	}
+	for key, of := range s.draining {
+		add(key, of.Direct, true)
+	}
+	slices.SortFunc(s.Services, func(a, b Forwarded) int { return cmp.Or(a.VIP.Compare(b.VIP), cmp.Compare(a.Service, b.Service)) })
+	return s
+}
+
+func (d *Director) publish() {
+	s := &Status{Want: d.want, Err: d.err, Gone: map[string]bool{}, draining: maps.Clone(d.draining), Neighbours: []Neighbour{},
+		ConntrackFull: d.full, Without: d.without[0] + d.without[1], Tables: len(d.tables)}
+	if d.err != nil {
+		s.Error = d.err.Error()
+	}
+	for _, f := range families {
+		s.Peers += len(d.peers(f))
+	}
+	if len(d.want.Services)+len(d.draining) > 0 {
+		for _, node := range slices.Sorted(maps.Keys(d.want.Nodes)) {
+			if node != d.Node {
+				d.describe(s, node)
+			}
+		}
+	}
+	s.known, s.InForce = true, d.there != [2]bool{} && d.missing == [2]bool{}
+	if before := d.published.Swap(s); !before.known || before.InForce != s.InForce {
+		d.changed.Notify()
+	}
+}
+
+// describe adds a node to the neighbours of the status.
+func (d *Director) describe(s *Status, node string) {
+	for _, a := range d.want.Nodes[node] {
+		state, h := Reachable, d.nodes[a]
+		switch {
+		case h == nil:
+			state = Elsewhere
+		case h.gone:
+			state, s.Gone[node] = Gone, true
+		case h.silent:
+			state = Silent
+		case h.hardware == "":
+			state = Unknown
+		}
+		s.Neighbours = append(s.Neighbours, Neighbour{node, a, state})
+	}
+}
