@@ -107,7 +107,8 @@ func run(ctx context.Context, f *flags) error {
 	server := debughttp.New(debughttp.Options{
 		Address: f.listen, CertFile: f.certFile, KeyFile: f.keyFile, Authorizer: debughttp.NewDelegate(s.client), Gatherer: registry,
 		Status: func() any {
-			return status{loop.Status(), announcer.Status(), limiter.Status(), director.View(), router.Peers(), watchdog.States(), podRoutes.Status()}
+			return status{loop.Status(), announcer.Status(), limiter.Status(), director.View(), router.Peers(), watchdog.States(),
+				podRoutes.Status()}
 		},
 		Diagnose: diagnosis,
 		Alive:    loop.Alive,
