@@ -24,6 +24,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -99,6 +100,7 @@ type Director struct {
 	full     bool              // conntrack has little room
 	most     int               // tables that there may be, see maxTables
 	stale    bool              // there may be other rules to write
+	refused  error             // why the node cannot have rules
 	began    bool              // what an earlier Director left is taken over or gone
 	err      error
 
@@ -268,6 +270,7 @@ func (d *Director) reconcile() {
 		err = d.apply()
 		d.stale = err != nil
 	}
+	err = errors.Join(err, d.refused)
 	if err != nil && (d.err == nil || d.err.Error() != err.Error()) {
 		d.Log.Error("direct forwarding not up to date: VIPs work without", "err", err, "hint", hint(err))
 	} else if err == nil && d.err != nil {
@@ -280,6 +283,8 @@ func (d *Director) reconcile() {
 // hint says what an operator can do about the error.
 func hint(err error) string {
 	switch {
+	case errors.Is(err, errIPVS):
+		return "set mode nftables or iptables in kube-proxy's configuration"
 	case errors.Is(err, errBond):
 		return "the bond sends with other hardware addresses than it answers with: use another mode"
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
@@ -325,8 +330,8 @@ func (d *Director) look() error {
 			}
 		}
 	}
-	if err := d.refuseBonds(); err != nil {
-		return err
+	if refused := d.refuse(); (refused == nil) != (d.refused == nil) {
+		d.refused, d.stale = refused, true
 	}
 	d.bury(now)
 	for a, h := range d.nodes {
@@ -338,9 +343,13 @@ func (d *Director) look() error {
 	return nil
 }
 
-// refuseBonds returns an error if nodes are on a bond that sends with other hardware addresses
-// than the one it answers with: others would not know what this node hands them.
-func (d *Director) refuseBonds() error {
+// refuse returns why the node cannot have rules. With kube-proxy in mode IPVS, conntrack does
+// not say which connections the node keeps. On a bond that sends with other hardware addresses
+// than the one it answers with, others would not know what this node hands them.
+func (d *Director) refuse() error {
+	if _, err := net.InterfaceByName("kube-ipvs0"); err == nil {
+		return errIPVS
+	}
 	seen := map[int]bool{}
 	for _, h := range d.nodes {
 		if seen[h.device] {
@@ -486,7 +495,7 @@ func (d *Director) rules(i int, f *family, used map[string]bool) (*ruleset, map[
 	}) {
 		add(key, d.draining[key].Direct, true)
 	}
-	if len(services) == 0 {
+	if len(services) == 0 || d.refused != nil {
 		d.setWithout(i, f, 0, 0)
 		return nil, nil
 	}

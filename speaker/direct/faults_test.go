@@ -291,6 +291,28 @@ func TestBondUnder(t *testing.T) {
 	}
 }
 
+// Where kube-proxy is in mode IPVS there are no rules, and the VIP works as without. They go
+// when the mode is switched while there are some, and come back.
+func TestIPVS(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 2)
+	w.start(w.names...)
+	w.own("n1")
+	w.want(some("n2")...)
+	n := w.nodes["n1"]
+	for range 2 {
+		require.Equal(t, map[string]int{"n2": 10}, at(w.open(10)))
+		n.Run("ip", "link", "add", "kube-ipvs0", "type", "veth", "peer", "name", "other")
+		w.until(func() bool { return !n.director.InForce() }, func() any { return n.log })
+		require.ErrorIs(t, n.director.Status().Err, errIPVS)
+		require.Contains(t, n.log.String(), "set mode nftables or iptables")
+		require.NotContains(t, n.Run("nft", "list", "tables"), tableName)
+		require.Equal(t, map[string]int{"n1": 10}, at(w.open(10)))
+		n.Run("ip", "link", "delete", "kube-ipvs0")
+		w.until(func() bool { return n.director.InForce() && n.director.Status().Err == nil }, func() any { return n.log })
+	}
+}
+
 // The metrics say what the Director does, with the packets that the kernel counted, whose
 // number does not fall when tables change.
 func TestMetrics(t *testing.T) {

@@ -110,7 +110,10 @@ func ask(n neighbour) error {
 	return nil
 }
 
-var errBond = errors.New("it is a bond in mode")
+var (
+	errIPVS = errors.New("kube-proxy is in mode IPVS: it has the interface kube-ipvs0")
+	errBond = errors.New("it is a bond in mode")
+)
 
 // balances are the modes of bonds that send with the hardware address of whichever port.
 var balances = map[netlink.BondMode]bool{netlink.BOND_MODE_BALANCE_TLB: true, netlink.BOND_MODE_BALANCE_ALB: true}
