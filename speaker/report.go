@@ -51,6 +51,7 @@ type Presence interface {
 // Rules tells whether the rules of direct forwarding are there; direct.Director is one.
 type Rules interface {
 	InForce() bool
+	NoRules() report.NoRules
 	Changed() <-chan struct{}
 }
 
@@ -236,7 +237,8 @@ func (r *Reporter) network() report.Network {
 			}
 		}
 	}
-	n := report.Network{Segments: []report.Segment{}, KubeProxy: r.KubeProxy.Answers(), Forwards: r.Forwarding.InForce()}
+	n := report.Network{Segments: []report.Segment{}, KubeProxy: r.KubeProxy.Answers(), Forwards: r.Forwarding.InForce(),
+		NoRules: r.Forwarding.NoRules()}
 	for _, s := range layer2.Segments(r.Interfaces.Interfaces(), patterns...) {
 		n.Segments = append(n.Segments, s)
 	}

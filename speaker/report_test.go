@@ -73,6 +73,8 @@ func (f *fakeProxy) Answers() bool {
 // InForce has it stand for the Director.
 func (f *fakeProxy) InForce() bool { return f.Answers() }
 
+func (f *fakeProxy) NoRules() report.NoRules { return "" }
+
 // fakeSessions stands for the Detector.
 type fakeSessions struct {
 	changes

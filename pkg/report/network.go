@@ -24,6 +24,9 @@ type Network struct {
 	// Forwards is set while the node has the rules of direct forwarding, with or without a
 	// speaker: others may hand it segments of connections that it does not know.
 	Forwards bool `json:"forwards,omitempty"`
+	// NoRules is why the node has no rules of direct forwarding although it should. Empty: it
+	// has them, or should not.
+	NoRules NoRules `json:"noRules,omitempty"`
 
 	// What follows is not in the Lease. Speakers send it to each other.
 
@@ -39,6 +42,21 @@ type Network struct {
 	// that interface, and until it has met them again. It knows that of itself alone.
 	Apart string `json:"-"`
 }
+
+// NoRules is a reason that a node has no rules of direct forwarding.
+type NoRules string
+
+// The reasons.
+const (
+	// RulesForbidden: the speaker may not write rules.
+	RulesForbidden NoRules = "Forbidden"
+	// RulesWithIPVS: kube-proxy is in mode IPVS.
+	RulesWithIPVS NoRules = "IPVS"
+	// RulesOnBond: the node is on a bond that sends with other hardware addresses than its own.
+	RulesOnBond NoRules = "Bond"
+	// RulesFailed: the kernel refuses them, and the speaker's log has the reason.
+	RulesFailed NoRules = "Failed"
+)
 
 // Conflict is a VIP that is claimed by a host which is no speaker of this cluster.
 type Conflict struct {
@@ -155,6 +173,9 @@ func (n Network) tidy() Network {
 	}
 	if n.Conflicts = tidy(n.Conflicts, MaxConflicts, isConflict, Conflict.Compare); len(n.Conflicts) == 0 {
 		n.Conflicts = nil
+	}
+	if !isName(string(n.NoRules), maxLabel) {
+		n.NoRules = ""
 	}
 	return n
 }

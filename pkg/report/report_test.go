@@ -42,6 +42,7 @@ func full() report.Report {
 				{VIP: netip.MustParseAddr("2001:db8::7"), HardwareAddr: [6]byte{2, 0, 0, 0, 0, 0xd}, Announced: true},
 			},
 			KubeProxy: true,
+			NoRules:   report.RulesWithIPVS,
 		},
 		PodRoutes:      "kernel",
 		RoutedPodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")},
@@ -61,6 +62,7 @@ const asText = `{"address":"198.18.0.11:9744",
  "gateways":["198.18.0.1"],
  "conflicts":["198.18.0.7 02:00:00:00:00:0c withheld","2001:db8::7 02:00:00:00:00:0d announced"],
  "kubeProxy":true,
+ "noRules":"IPVS",
  "podRoutes":"kernel",
  "routedPodCIDRs":["10.244.1.0/24"],
  "unmatchedAdvertisements":["lan"],
@@ -137,7 +139,7 @@ func TestWhatIsNotUnderstoodSaysNothing(t *testing.T) {
 func longest() report.Report {
 	var r report.Report
 	r.Address = netip.MustParseAddrPort("[2001:db8:1111:2222:3333:4444:5555:6666]:65535")
-	r.KubeProxy, r.PodRoutes = true, "kernel"
+	r.KubeProxy, r.PodRoutes, r.Forwards, r.NoRules = true, "kernel", true, report.NoRules(strings.Repeat("n", 63))
 	for i := range 1000 {
 		six := netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, 0x11, 0x11, 0x22, 0x22, 0x33, 0x33, 0x44, 0x44, 0x55, 0x55,
 			byte(i/256 + 16), byte(i)})

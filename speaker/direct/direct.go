@@ -151,7 +151,7 @@ func (d *Director) InForce() bool {
 	return slices.ContainsFunc(families, k.exists)
 }
 
-// Changed returns a channel that is closed when InForce has another answer.
+// Changed returns a channel that is closed when InForce or NoRules has another answer.
 func (d *Director) Changed() <-chan struct{} { return d.changed.Next() }
 
 // Ready is closed once the first set is in force and the nodes on the segment were asked for,

@@ -21,6 +21,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -301,10 +302,12 @@ func TestIPVS(t *testing.T) {
 	w.want(some("n2")...)
 	n := w.nodes["n1"]
 	for range 2 {
+		require.Empty(t, n.director.NoRules())
 		require.Equal(t, map[string]int{"n2": 10}, at(w.open(10)))
 		n.Run("ip", "link", "add", "kube-ipvs0", "type", "veth", "peer", "name", "other")
 		w.until(func() bool { return !n.director.InForce() }, func() any { return n.log })
 		require.ErrorIs(t, n.director.Status().Err, errIPVS)
+		require.Equal(t, report.RulesWithIPVS, n.director.NoRules())
 		require.Contains(t, n.log.String(), "set mode nftables or iptables")
 		require.NotContains(t, n.Run("nft", "list", "tables"), tableName)
 		require.Equal(t, map[string]int{"n1": 10}, at(w.open(10)))

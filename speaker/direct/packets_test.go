@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/pkg/testnet"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
@@ -493,6 +494,7 @@ func TestWithoutRights(t *testing.T) {
 	require.Equal(t, 1, strings.Count(n.log.String(), "\n"), n.log)
 	require.Contains(t, n.log.String(), "level=ERROR")
 	require.Contains(t, n.log.String(), "NET_ADMIN")
+	require.Equal(t, report.RulesForbidden, n.director.NoRules())
 	require.NotContains(t, n.Run("nft", "list", "tables"), tableName)
 	require.Equal(t, map[string]int{"n1": 10}, at(w.open(10)))
 }

@@ -2,10 +2,14 @@ package direct
 
 import (
 	"cmp"
+	"errors"
 	"maps"
 	"net/netip"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -35,6 +39,7 @@ type Status struct {
 	// Gone are the nodes that have been silent for too long.
 	Gone map[string]bool `json:"-"`
 
+	noRules  report.NoRules
 	draining map[plan.LimitKey]draining
 	known    bool
 }
@@ -120,10 +125,30 @@ func (d *Director) publish() {
 		}
 	}
 	s.known, s.InForce = true, d.there != [2]bool{} && d.missing == [2]bool{}
-	if before := d.published.Swap(s); !before.known || before.InForce != s.InForce {
+	s.noRules = noRules(s.InForce, d.err)
+	if before := d.published.Swap(s); !before.known || before.InForce != s.InForce || before.noRules != s.noRules {
 		d.changed.Notify()
 	}
 }
+
+// noRules returns the reason for others.
+func noRules(inForce bool, err error) report.NoRules {
+	switch {
+	case inForce || err == nil:
+		return ""
+	case errors.Is(err, errIPVS):
+		return report.RulesWithIPVS
+	case errors.Is(err, errBond):
+		return report.RulesOnBond
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
+		return report.RulesForbidden
+	}
+	return report.RulesFailed
+}
+
+// NoRules returns why there are no rules although there should be. Empty: there are, or there
+// should be none.
+func (d *Director) NoRules() report.NoRules { return d.Status().noRules }
 
 // describe adds a node to the neighbours of the status.
 func (d *Director) describe(s *Status, node string) {
