@@ -25,11 +25,11 @@ func BenchmarkTable(b *testing.B) {
 }
 
 // BenchmarkChange is what the kernel and the Director need from the plan to rules in force
-// with 1,000 VIPs of policy Cluster: for the first time, when a node drains and returns, and
-// when one Service comes and goes.
+// with 1,000 VIPs of policy Cluster: for the first time, when a node drains and returns, when
+// one Service comes and goes, and to see that all is as it was.
 func BenchmarkChange(b *testing.B) {
 	for _, n := range []int{10, 100} {
-		for _, change := range []string{"first", "node", "service"} {
+		for _, change := range []string{"first", "node", "service", "verify"} {
 			b.Run(fmt.Sprintf("nodes=%d/%s", n, change), func(b *testing.B) {
 				host := testnet.NewHost(b, "node")
 				s := testnet.NewSegment(b, 0)
@@ -56,6 +56,9 @@ func BenchmarkChange(b *testing.B) {
 						case "first":
 							d.have, d.keys, d.stale, d.tables = [2]*ruleset{}, [2]map[int]string{}, true, map[string]table{}
 							d.reconcile()
+							continue
+						case "verify":
+							d.verify(true)
 							continue
 						case "service":
 							now := want
