@@ -99,6 +99,7 @@ func run(ctx context.Context, f *flags) error {
 	apiHealth := apihealth.New(s.api, members, s.log)
 	diagnosis := diagnosis.New(diagnosis.Options{
 		Node: f.node, Interfaces: interfaces, Members: members, Status: loop.Status, Log: s.log, ProxyModeURL: diagnosis.ProxyModeURL,
+		Forwarding: func() diagnose.Forwarding { return forwarding(director.Status()) },
 	})
 	reporter := speaker.NewReporter(speaker.ReportOptions{
 		Loop: loop, Interfaces: interfaces, Gateways: gateways, Config: config, Conflicts: announcer, Sessions: detector, PodRoutes: podRoutes,

@@ -33,3 +33,14 @@ func checks(all []diagnose.Condition, blind bool) []diagnose.Condition {
 	return append(slices.Clone(all), diagnose.Condition{Name: "api-server",
 		Message: "it answers other nodes, and not this one: others own its VIPs at layer 2"})
 }
+
+// forwarding returns what /diagnose shows of direct forwarding.
+func forwarding(s *direct.Status) diagnose.Forwarding {
+	f := diagnose.Forwarding{Error: s.Error, WithoutTable: s.Without, ConntrackFull: s.ConntrackFull}
+	for _, n := range s.Neighbours {
+		if n.State != direct.Reachable {
+			f.Unreachable = append(f.Unreachable, diagnose.Unreachable{Node: n.Node, Address: n.Address, State: string(n.State)})
+		}
+	}
+	return f
+}

@@ -34,6 +34,7 @@ const (
 	OnSegment       ID = "segment"
 	Announced       ID = "announced"
 	Capabilities    ID = "capabilities"
+	Forwards        ID = "direct-forwarding"
 	Alive           ID = "membership"
 	MembershipPort  ID = "membership-port"
 	BGP             ID = "bgp"
@@ -95,6 +96,10 @@ var catalogue = []Entry{
 		Meaning: "A speaker runs without a capability that the configuration asks for.",
 		Cure: "Set the value of the chart that the finding names. A runtime or policy that takes capabilities away shows in `kubectl -n " +
 			"lodestone-system get pod NAME -o yaml`."},
+	{ID: Forwards, OfNodes: true, judge: forwards, Fine: "nothing keeps a node from direct forwarding, where that is asked for",
+		Meaning: "A node does not hand connections over as `forwarding: direct` asks for: VIPs work, and some connections end when one moves.",
+		Cure: "The finding has the reason. The guide on connections that outlive the owner of their address has what nodes and switches " +
+			"need, and `lodestone explain vip ADDRESS` who is left out of a VIP."},
 	{ID: Alive, OfNodes: true, judge: alive, Fine: "every speaker sees all others",
 		Meaning: "Speakers do not take each other for alive although they are: two nodes may announce the same VIP.",
 		Cure: "Open the membership port (9744) between all nodes, for TCP and UDP; `lodestone diagnose --active` finds between which it " +

@@ -164,6 +164,14 @@ func TestFaultsAreFoundByTheirChecks(t *testing.T) {
 			"lacks NET_ADMIN, which routes to pods take"},
 		"no port 179": {on("n1", func(f *Facts) { f.Capabilities = 1 << capNetRaw }), Capabilities, Error, "n1",
 			"lacks NET_BIND_SERVICE: it cannot listen on port 179 for passive peers (tor-a)"},
+		"no rules": {on("n1", func(f *Facts) { f.Forwarding = &Forwarding{Error: "operation not permitted"} }), Forwards, Warning, "n1",
+			"VIPs work without: operation not permitted"},
+		"no table": {on("n1", func(f *Facts) { f.Forwarding = &Forwarding{WithoutTable: 3} }), Forwards, Warning, "n1", "3 Services at VIPs"},
+		"conntrack full": {on("n1", func(f *Facts) { f.Forwarding = &Forwarding{ConntrackFull: true} }), Forwards, Warning, "n1",
+			"conntrack is nearly full"},
+		"nobody to hand to": {on("n1", func(f *Facts) {
+			f.Forwarding = &Forwarding{Unreachable: []Unreachable{{"n2", addr("192.0.2.2"), "silent"}}}
+		}), Forwards, Warning, "n1", "do not answer, and their connections wait: n2 (192.0.2.2)"},
 		"not alive": {on("n1", func(f *Facts) { f.Alive = []string{"n1", "n2"} }), Alive, Error, "n1",
 			"does not see that of node n3, which is alive"},
 		"port closed": {on("n2", func(f *Facts) { f.Members[0].UDP = "no response" }), MembershipPort, Error, "n2",

@@ -53,6 +53,8 @@ type Facts struct {
 	// Capabilities are the effective ones of the speaker, a bit each
 	// (capabilities(7)).
 	Capabilities uint64 `json:"capabilities"`
+	// Forwarding is what the node does of direct forwarding. Nil: not known.
+	Forwarding *Forwarding `json:"forwarding,omitempty"`
 	// BGPListeners are the sockets that listen on TCP port 179.
 	BGPListeners []Listener `json:"bgpListeners,omitempty"`
 
@@ -83,6 +85,26 @@ type Interface struct {
 	Up           bool           `json:"up"`
 	MTU          int            `json:"mtu"`
 	Addrs        []netip.Prefix `json:"addrs"`
+}
+
+// Forwarding is what keeps a node from direct forwarding, or from some of it.
+type Forwarding struct {
+	// Error is why the rules are not as they are to be.
+	Error string `json:"error,omitempty"`
+	// WithoutTable counts the Services at VIPs that have no table.
+	WithoutTable int `json:"withoutTable,omitempty"`
+	// ConntrackFull is set while conntrack has little room, or none.
+	ConntrackFull bool `json:"conntrackFull,omitempty"`
+	// Unreachable are nodes that no connections can be handed to, and why, by address.
+	Unreachable []Unreachable `json:"unreachable,omitempty"`
+}
+
+// Unreachable is an address of a node that no connections can be handed to.
+type Unreachable struct {
+	Node    string     `json:"node"`
+	Address netip.Addr `json:"address"`
+	// State is one of those in /status: unknown, silent, gone, elsewhere.
+	State string `json:"state"`
 }
 
 // Listener is a TCP socket that waits for connections.

@@ -53,7 +53,9 @@ type Options struct {
 	Members    Members
 	// Status returns what the speaker decided last.
 	Status func() speaker.Status
-	Log    *slog.Logger
+	// Forwarding returns what keeps the node from direct forwarding. Nil: not known.
+	Forwarding func() diagnose.Forwarding
+	Log        *slog.Logger
 	// Proc is where the kernel tells about itself. Empty: /proc.
 	Proc string
 	// ProxyModeURL is asked for kube-proxy's mode. Empty: nobody is.
@@ -137,6 +139,10 @@ func (d *Diagnosis) facts(ctx context.Context, asked question) diagnose.Facts {
 	}
 	d.kernel.addTo(&f, names)
 	d.proxyMode(ctx, &f)
+	if d.options.Forwarding != nil {
+		forwarding := d.options.Forwarding()
+		f.Forwarding = &forwarding
+	}
 	if asked.active {
 		d.probe(ctx, &f, asked.vips, status)
 	}
