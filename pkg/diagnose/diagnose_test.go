@@ -37,8 +37,8 @@ func healthy() *Cluster {
 		},
 	}
 	for i, name := range []string{"n1", "n2", "n3"} {
-		c.Segments[name] = []report.Segment{{Subnet: prefix("203.0.113.0/24"), Interface: "eth0"}, {Subnet: prefix("2001:db8::/64"), Interface: "eth0"},
-			{Subnet: prefix("192.0.2.0/24"), Interface: "mgmt"}}
+		c.Segments[name] = []report.Segment{{Subnet: prefix("203.0.113.0/24"), Interface: "eth0"},
+			{Subnet: prefix("2001:db8::/64"), Interface: "eth0"}, {Subnet: prefix("192.0.2.0/24"), Interface: "mgmt"}}
 		c.Clocks[name] = Clock{Offset: time.Minute + time.Second, Uncertainty: 5 * time.Millisecond}
 		c.Facts[name] = Facts{
 			Node: name, Active: true, Unread: map[string]string{},
