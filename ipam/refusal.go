@@ -39,7 +39,7 @@ const (
 	PoolNotNamed    Reason = "PoolNotNamed"
 )
 
-// Reasons tells about each Reason.
+// Reasons explains each Reason.
 func Reasons() reason.Texts[Reason] {
 	return reason.Texts[Reason]{
 		PoolExhausted: {Cause: "Every address that the Service may have is in use, reserved, or in quarantine after its last use.",

@@ -22,7 +22,7 @@ import (
 // while they have one of BGP, and if the path is broken, so is TCP.
 const bfdPause = time.Second
 
-// BFD tells soon that a router cannot be reached; bfd.Task is one.
+// BFD finds out soon that a router cannot be reached; bfd.Task is one.
 type BFD interface {
 	Set(ctx context.Context, want map[string]bfd.Session) error
 	States() map[string]bfd.Status
@@ -41,17 +41,17 @@ type Peers interface {
 // Detector is the task that ties BFD sessions to BGP sessions (RFC 5882), and
 // knows how both are.
 type Detector struct {
-	bfd   BFD
-	peers Peers
-	log   *slog.Logger
-	wake  chan struct{}
-	news  notify.Signal
+	bfd     BFD
+	peers   Peers
+	log     *slog.Logger
+	wake    chan struct{}
+	changed notify.Signal
 
 	// Owned by Run.
-	want   map[string]bfd.Session  // what BFD was told
+	want   map[string]bfd.Session  // what BFD was set to
 	down   map[string]string       // the sessions that are kept down, and why
 	logged map[string]plan.Problem // the problems, as they were
-	told   []report.Session        // when it was news
+	last   []report.Session        // when they changed last
 
 	mu       sync.Mutex
 	sessions map[string]plan.Session
@@ -78,7 +78,7 @@ func (d *Detector) Set(want plan.BGP) {
 }
 
 // Changed returns a channel that is closed when Sessions has another answer.
-func (d *Detector) Changed() <-chan struct{} { return d.news.Next() }
+func (d *Detector) Changed() <-chan struct{} { return d.changed.Next() }
 
 // Run works until ctx ends.
 func (d *Detector) Run(ctx context.Context) error {
@@ -91,9 +91,9 @@ func (d *Detector) Run(ctx context.Context) error {
 		d.watch(ctx, sessions)
 		again := d.evaluate(sessions)
 		d.logProblems(problems)
-		if now := d.Sessions(); !slices.Equal(now, d.told) {
-			d.told = now
-			d.news.Notify()
+		if now := d.Sessions(); !slices.Equal(now, d.last) {
+			d.last = now
+			d.changed.Notify()
 		}
 		select {
 		case <-ctx.Done():
@@ -220,7 +220,7 @@ func lack(p bgp.Peer) string {
 	return p.Ended + "; now: " + p.LastError
 }
 
-// Sessions returns what there is to tell of the node's BGP sessions, those that
+// Sessions returns what is reported of the node's BGP sessions, those that
 // cannot be included.
 func (d *Detector) Sessions() []report.Session {
 	d.mu.Lock()

@@ -13,7 +13,7 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// apply does what the core wants done, in the order of its effects, and tells it what
+// apply does what the core wants done, in the order of its effects, and hands it what
 // failed. It returns when the next decision is due, and why the VIPs were not set.
 func (s *Speaker) apply(ctx context.Context, e core.Effects) (next time.Time, err error) {
 	next = e.Next
@@ -99,7 +99,7 @@ func (s *Speaker) setRoutes(ctx context.Context, e core.Effects) {
 // logRouterError logs what the BGP announcer did not take. It fails only at the end.
 func (s *Speaker) logRouterError(what string, err error) {
 	if err != nil && !errors.Is(err, bgp.ErrStopped) && !errors.Is(err, context.Canceled) {
-		s.Log.Error("routers not told", "what", what, "err", err)
+		s.Log.Error("not announced to routers", "what", what, "err", err)
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/notify"
 )
 
-// KubeProxyURL is where kube-proxy, and what replaces it, tells load balancers
+// KubeProxyURL is where kube-proxy, and what replaces it, reports to load balancers
 // whether this node may get traffic. It is /healthz and not /livez: the former
 // also says no once the autoscaler has decided to delete the node (KEP-3836).
 const KubeProxyURL = "http://127.0.0.1:10256/healthz"
@@ -65,7 +65,7 @@ func NewKubeProxy(url, node string, networks Networks, log *slog.Logger) *KubePr
 // String names the task.
 func (p *KubeProxy) String() string { return "kube-proxy" }
 
-// Healthy tells whether the data plane takes traffic, and says it in words.
+// Healthy reports whether the data plane takes traffic, with a sentence for people.
 func (p *KubeProxy) Healthy() (bool, string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

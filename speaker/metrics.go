@@ -47,7 +47,7 @@ func newMetrics(r prometheus.Registerer, s *Speaker) *metrics {
 	return m
 }
 
-// collector tells at scrape what the loop decided last.
+// collector reports at scrape what the loop decided last.
 type collector struct{ *Speaker }
 
 func (collector) Describe(ch chan<- *prometheus.Desc) {

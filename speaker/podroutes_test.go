@@ -97,7 +97,7 @@ func TestReporterTellsRoutedPods(t *testing.T) {
 	says := func(mode config.RouteMode) said { return said{mode, own} }
 	nothingNew := func(mode config.RouteMode) said { return said{mode, nil} }
 	bgp := &config.Config{Routes: &config.Routes{Mode: config.RoutesBGP, Peers: []string{"tor-a"}}}
-	kernel := podroutes.Status{Told: true, Mode: config.RoutesKernel, Own: own}
+	kernel := podroutes.Status{Known: true, Mode: config.RoutesKernel, Own: own}
 	refused := kernel
 	refused.Error = "operation not permitted"
 	partly := refused
@@ -109,15 +109,15 @@ func TestReporterTellsRoutedPods(t *testing.T) {
 		want     said
 	}{
 		"not told yet":             {podroutes.Status{}, nil, nil, said{}},
-		"switched off":             {podroutes.Status{Told: true}, &config.Config{}, nil, said{"", []netip.Prefix{}}},
+		"switched off":             {podroutes.Status{Known: true}, &config.Config{}, nil, said{"", []netip.Prefix{}}},
 		"kernel":                   {kernel, nil, nil, says("kernel")},
 		"kernel without the right": {refused, nil, nil, nothingNew("kernel")},
 		"one route refused":        {partly, nil, nil, says("kernel")},
-		"bgp, no session": {podroutes.Status{Told: true, Mode: config.RoutesBGP, Own: own}, bgp, []report.Session{{Peer: "tor-a"}},
+		"bgp, no session": {podroutes.Status{Known: true, Mode: config.RoutesBGP, Own: own}, bgp, []report.Session{{Peer: "tor-a"}},
 			nothingNew("bgp")},
-		"bgp, another session": {podroutes.Status{Told: true, Mode: config.RoutesBGP, Own: own}, bgp,
+		"bgp, another session": {podroutes.Status{Known: true, Mode: config.RoutesBGP, Own: own}, bgp,
 			[]report.Session{{Peer: "tor-b", Established: true}}, nothingNew("bgp")},
-		"bgp": {podroutes.Status{Told: true, Mode: config.RoutesBGP, Own: own}, bgp,
+		"bgp": {podroutes.Status{Known: true, Mode: config.RoutesBGP, Own: own}, bgp,
 			[]report.Session{{Peer: "tor-a", Established: true}}, says("bgp")},
 	}
 	for name, tt := range tests {

@@ -23,39 +23,39 @@ import (
 // them have it to report, and each Lease goes to all of them.
 const reportDelay = 5 * time.Second
 
-// Gateways tells the node's default gateways; netstate.GatewayWatcher is one.
+// Gateways returns the node's default gateways; netstate.GatewayWatcher is one.
 type Gateways interface {
 	Ready() <-chan struct{}
 	Gateways() (addrs []netip.Addr, known bool)
 	Changed() <-chan struct{}
 }
 
-// Conflicts tells which VIPs others claim; layer2.Announcer is one.
+// Conflicts returns which VIPs others claim; layer2.Announcer is one.
 type Conflicts interface {
 	Conflicts() []layer2.Conflict
 	ConflictsChanged() <-chan struct{}
 }
 
-// Sessions tells how the BGP sessions are; Detector is one.
+// Sessions returns how the BGP sessions are; Detector is one.
 type Sessions interface {
 	Sessions() []report.Session
 	Changed() <-chan struct{}
 }
 
-// Presence tells whether there is a kube-proxy; KubeProxy is one.
+// Presence reports whether there is a kube-proxy; KubeProxy is one.
 type Presence interface {
 	Answers() bool
 	Changed() <-chan struct{}
 }
 
-// Rules tells whether the rules of direct forwarding are there; direct.Director is one.
+// Rules reports whether the rules of direct forwarding are there; direct.Director is one.
 type Rules interface {
 	InForce() bool
 	NoRules() report.NoRules
 	Changed() <-chan struct{}
 }
 
-// Loop tells what the loop has found out and others are to hear; Speaker is one.
+// Loop returns what the loop has found out and the Lease is to have; Speaker is one.
 type Loop interface {
 	Moves() []report.Move
 	Labels() (labels map[string]string, known bool)
@@ -82,7 +82,7 @@ type ReportOptions struct {
 	Registry prometheus.Registerer
 }
 
-// Reporter is the task that tells the controller what the node's network looks
+// Reporter is the task that reports to the controller what the node's network looks
 // like: which segments it is on, which addresses are its gateways', which of
 // its VIPs other hosts claim, how its BGP sessions are, whether its pods have
 // routes, whether it has a kube-proxy, and which VIPs changed hands.
@@ -109,7 +109,7 @@ func NewReporter(o ReportOptions) *Reporter {
 // String names the task.
 func (r *Reporter) String() string { return "report" }
 
-// Run reports once the kernel has told, and then what changes, until ctx ends.
+// Run reports once the kernel has answered, and then what changes, until ctx ends.
 func (r *Reporter) Run(ctx context.Context) error {
 	for _, ready := range []<-chan struct{}{r.Interfaces.Ready(), r.Gateways.Ready()} {
 		select {
@@ -226,7 +226,7 @@ func (r *Reporter) lookForUnmatched(now time.Time) (again <-chan time.Time) {
 	return again
 }
 
-// network returns what the kernel tells. Segments are those that VIPs are
+// network returns what the kernel reports. Segments are those that VIPs are
 // announced on by default or as some advertisement says.
 func (r *Reporter) network() report.Network {
 	patterns := [][]string{nil}
@@ -259,7 +259,7 @@ func (r *Reporter) network() report.Network {
 // make a node's network unavailable.
 func (r *Reporter) routedPods() (mode string, routed []netip.Prefix) {
 	status := r.PodRoutes.Status()
-	if !status.Told {
+	if !status.Known {
 		return "", nil
 	}
 	current, _ := r.Config.Current()
@@ -270,7 +270,7 @@ func (r *Reporter) routedPods() (mode string, routed []netip.Prefix) {
 		known = status.Error == "" || len(status.Routes) > 0
 	case status.Mode == config.RoutesBGP:
 		known = current != nil && current.Routes != nil && slices.ContainsFunc(r.Sessions.Sessions(), func(p report.Session) bool {
-			return p.Established && current.Routes.Tells(p.Peer)
+			return p.Established && current.Routes.AdvertisesTo(p.Peer)
 		})
 	}
 	if !known {

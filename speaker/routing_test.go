@@ -27,11 +27,11 @@ import (
 // fakeRouter remembers what it was told, as one would read it in a log.
 type fakeRouter struct {
 	changes
-	told   []string
+	sent   []string
 	routes map[netip.Prefix]plan.Route
 }
 
-func (f *fakeRouter) note(what string) { f.change(func() { f.told = append(f.told, what) }) }
+func (f *fakeRouter) note(what string) { f.change(func() { f.sent = append(f.sent, what) }) }
 
 func (f *fakeRouter) Set(_ context.Context, want plan.BGP) error {
 	f.mu.Lock()
@@ -55,7 +55,7 @@ func (f *fakeRouter) Update(ctx context.Context, want plan.BGP, changed []netip.
 		}
 	}
 	if !slices.Equal(prefixes(routes), prefixes(want.Routes)) {
-		f.note(fmt.Sprintf("not told of all changes: %q, not %q", prefixes(routes), prefixes(want.Routes)))
+		f.note(fmt.Sprintf("not sent all changes: %q, not %q", prefixes(routes), prefixes(want.Routes)))
 	}
 	return f.Set(ctx, want)
 }
@@ -76,7 +76,7 @@ func (f *fakeRouter) Drain(_ context.Context, on bool) error {
 
 func (f *fakeRouter) Stop(restarting bool) { f.note(fmt.Sprint("stop, restarting ", restarting)) }
 
-// hears waits until that is what the routers were told last, in this order, and
+// hears waits until that is what the routers were sent last, in this order, and
 // forgets it.
 func (s *story) hears(want ...string) {
 	s.t.Helper()
@@ -84,9 +84,9 @@ func (s *story) hears(want ...string) {
 	for {
 		changed := s.router.Changed()
 		s.router.mu.Lock()
-		told := slices.Clone(s.router.told)
-		if n := len(told) - len(want); n >= 0 && slices.Equal(told[n:], want) {
-			s.router.told = nil
+		sent := slices.Clone(s.router.sent)
+		if n := len(sent) - len(want); n >= 0 && slices.Equal(sent[n:], want) {
+			s.router.sent = nil
 			s.router.mu.Unlock()
 			return
 		}
@@ -94,7 +94,7 @@ func (s *story) hears(want ...string) {
 		select {
 		case <-changed:
 		case <-timeout:
-			s.t.Fatalf("routers were told %q, want %q", told, want)
+			s.t.Fatalf("routers were sent %q, want %q", sent, want)
 		}
 	}
 }
@@ -105,7 +105,7 @@ func (s *story) hearsNothing() {
 	time.Sleep(50 * time.Millisecond)
 	s.router.mu.Lock()
 	defer s.router.mu.Unlock()
-	require.Empty(s.t, s.router.told)
+	require.Empty(s.t, s.router.sent)
 }
 
 // routed is a configuration with a peer for all nodes.

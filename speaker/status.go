@@ -52,13 +52,13 @@ func (s *Speaker) health(current *config.Config, state kube.State) (core.Health,
 // Status is what a speaker knows and does.
 type Status struct {
 	Node string `json:"node"`
-	// Ready tells whether the speaker is ready to own VIPs, Checks why not.
+	// Ready is whether the speaker is ready to own VIPs, Checks why not.
 	Ready  bool                 `json:"ready"`
 	Checks []diagnose.Condition `json:"checks"`
 	// ConfigDigest identifies the document that the plan was made from.
 	ConfigDigest string    `json:"configDigest,omitempty"`
 	Planned      time.Time `json:"planned,omitzero"`
-	// Speakers are the speakers that are alive; the value tells who is ready.
+	// Speakers are the speakers that are alive; the value is whether it is ready.
 	Speakers map[string]bool `json:"speakers"`
 	Owned    []Owned         `json:"owned"`
 	Silent   []Silent        `json:"silent"`

@@ -45,7 +45,7 @@ var changedDefaults = []struct{ flag, value, why string }{
 	{"leader-elect-resource-namespace", config.Namespace, "Lodestone needs no right to write in kube-system."},
 	{"leader-elect-lease-duration", "10s", "A leader that dies without a word is followed 10 to 11 s later. VIPs do not depend on it."},
 	{"leader-elect-renew-deadline", "7s", "Shorter than the lease, longer than any PATCH that is still on its way (5 s)."},
-	{"leader-elect-retry-period", "500ms", "A leader that is told to stop gives the lease back and is followed within 1.1 s."},
+	{"leader-elect-retry-period", "500ms", "A leader that is asked to stop gives the lease back and is followed within 1.1 s."},
 }
 
 // applyDefaults changes the defaults of the framework's flags.

@@ -87,7 +87,7 @@ func (p *process) reachable() bool {
 	return code != 0
 }
 
-// start runs a task until the process is told to stop or has lost the lease.
+// start runs a task until the process is asked to stop or has lost the lease.
 func (p *process) start(run func(context.Context) error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -8,7 +8,7 @@
 // Services without a class; the
 // framework's webhooks, of which there are none, have no flags and no port, and
 // ours is on the secure port; the leader gives its lease
-// back when it is told to stop.
+// back when it is asked to stop.
 package main
 
 import (

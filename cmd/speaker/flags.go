@@ -51,14 +51,14 @@ func (f *flags) register(set *pflag.FlagSet) {
 	set.StringVar(&f.nodeIP, "node-ip", f.nodeIP, "address of this node that other speakers reach (environment: NODE_IP)")
 	set.StringVar(&f.namespace, "namespace", f.namespace, "namespace of Lodestone's own objects (environment: POD_NAMESPACE)")
 	set.StringVar(&f.configMap, "configmap", config.ConfigMapName, "ConfigMap with the configuration")
-	set.StringVar(&f.kubeconfig, "kubeconfig", "", "file that tells how to reach the API server; empty: as a pod does")
+	set.StringVar(&f.kubeconfig, "kubeconfig", "", "file that has how to reach the API server; empty: as a pod does")
 	set.Uint16Var(&f.port, "membership-port", membership.DefaultPort, "port that speakers talk to each other on, TCP and UDP")
 	set.StringVar(&f.membershipKeyFile, "membership-key-file", "",
 		"file with the key that all speakers share, read again when it changes; empty: the environment variable LODESTONE_MEMBERSHIP_KEY")
 	set.StringVar(&f.listen, "listen", defaultListen, "address of /metrics, /status, /healthz and /readyz, always HTTPS")
 	set.StringVar(&f.certFile, "tls-cert-file", "", "certificate of that address, read anew for each connection; empty: self-signed")
 	set.StringVar(&f.keyFile, "tls-private-key-file", "", "key of that certificate")
-	set.StringVar(&f.kubeProxyURL, "kube-proxy-healthz-url", speaker.KubeProxyURL, "where kube-proxy tells its health; empty: do not ask")
+	set.StringVar(&f.kubeProxyURL, "kube-proxy-healthz-url", speaker.KubeProxyURL, "where kube-proxy reports its health; empty: do not ask")
 	set.DurationVar(&f.handOver, "hand-over", speaker.DefaultHandOver,
 		"how long at most a VIP that moves to another node is answered for here until that node is heard")
 	set.DurationVar(&f.drain, "drain", speaker.DefaultDrain,

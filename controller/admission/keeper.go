@@ -54,7 +54,7 @@ type Keeper struct {
 	mu        sync.Mutex
 	current   *pair
 	listeners []dynamiccertificates.Listener
-	// failed is what the log was told last.
+	// failed is what was logged last.
 	failed string
 }
 

@@ -107,7 +107,7 @@ type sessions struct {
 	// heard is when a server last granted something.
 	heard time.Time
 
-	changed bool // Source.Changed is to be told
+	changed bool // Source.Changed is to be notified
 }
 
 func newSessions(name string, log *slog.Logger) *sessions {
@@ -418,7 +418,7 @@ func (t *sessions) refuse(s *session, a netip.Addr) error {
 	}
 	for _, other := range t.byID {
 		if other != s && other.lease != nil && other.lease.Addr == a {
-			return fmt.Errorf("%v is leased to %q already: a server that tells clients apart by hardware address, not by client identifier "+
+			return fmt.Errorf("%v is leased to %q already: a server that distinguishes clients by hardware address, not by client identifier "+
 				"(option 61), can lease only one VIP", a, other.ID)
 		}
 	}

@@ -46,7 +46,7 @@ const (
 	ReasonNoOwner      EventReason = "NoOwner"
 )
 
-// EventReasons tells about each EventReason.
+// EventReasons explains each EventReason.
 func EventReasons() reason.Texts[EventReason] {
 	return reason.Texts[EventReason]{
 		ReasonSessionUp: {Cause: "The node's BGP session with a router is established.", Cure: "Nothing to do."},
@@ -60,10 +60,10 @@ func EventReasons() reason.Texts[EventReason] {
 		ReasonInterfaceMissingOver: {Cause: "The node has an interface for the advertisement again, or needs none any more.",
 			Cure: "Nothing to do."},
 		ReasonOwnerChanged: {Cause: "Another node announces an address of the Service by layer 2, and has for 10 seconds. The message says " +
-			"which one did before, and why; the first owner is not told of.",
+			"which one did before, and why; there is no Event about the first owner.",
 			Cure: "Nothing to do for the Service. Look at the node that had it, if nobody meant it to move."},
 		ReasonNoOwner: {Cause: "No node has announced an address of the Service by layer 2 for 10 seconds, and one did before.",
-			Cure: "The message says why; lodestone explain service tells what every node lacks."},
+			Cure: "The message says why; lodestone explain service shows what every node lacks."},
 	}
 }
 
@@ -129,7 +129,7 @@ func New(o Options) (*Emitter, error) {
 // String names the task.
 func (n *Emitter) String() string { return "lease events" }
 
-// Run tells what changes until ctx ends.
+// Run emits Events of what changes until ctx ends.
 func (n *Emitter) Run(ctx context.Context) error {
 	if cache.WaitForCacheSync(ctx.Done(), n.services.HasSynced) { // who has the VIPs
 		n.leases.RunWithContext(ctx)
@@ -225,12 +225,12 @@ func (n *Emitter) emitMove(reporter string, m report.Move) {
 			}
 		}
 		for _, uid := range slices.Sorted(maps.Keys(services)) {
-			said := report.Tell(strings.Join(vips[uid], " and "), m.From, to, m.Why)
+			text := report.Describe(strings.Join(vips[uid], " and "), m.From, to, m.Why)
 			id := fmt.Sprintf("%s %s %s %q %q %s", uid, reporter, m.At.UTC().Format(time.RFC3339Nano), m.From, to, m.Why)
 			if to == "" {
-				n.events.Once(services[uid], corev1.EventTypeWarning, string(ReasonNoOwner), said, id)
+				n.events.Once(services[uid], corev1.EventTypeWarning, string(ReasonNoOwner), text, id)
 			} else {
-				n.events.Once(services[uid], corev1.EventTypeNormal, string(ReasonOwnerChanged), said, id)
+				n.events.Once(services[uid], corev1.EventTypeNormal, string(ReasonOwnerChanged), text, id)
 			}
 		}
 	}

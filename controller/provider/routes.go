@@ -132,7 +132,7 @@ func (r *routes) CreateRoute(_ context.Context, _, _ string, route *cloudprovide
 		return fmt.Errorf("node %s has no speaker that could see to routes to its pods: does the DaemonSet lodestone-speaker run there?",
 			route.TargetNode)
 	case !says(lease, route.DestinationCIDR):
-		return fmt.Errorf("the speaker of node %s does not say that %s has routes: its log and /status tell why", route.TargetNode,
+		return fmt.Errorf("the speaker of node %s does not say that %s has routes: its log and /status have the reason", route.TargetNode,
 			route.DestinationCIDR)
 	}
 	return nil

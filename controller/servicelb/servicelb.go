@@ -4,7 +4,7 @@
 //
 //	controller.go  informers, configuration and facts fill the queue of Services
 //	reconcile.go   one Service is brought into step: decide, write, settle
-//	shared.go      the ledger, with its lock, its clock and what it is told of the cluster
+//	shared.go      the ledger, with its lock, its clock and what it is handed of the cluster
 //	ledger/        Ledger.Ensure decides
 //	object.go      the one PATCH that says so on the Service's object
 //	repairs.go     how often what others do to the object is undone
@@ -13,7 +13,7 @@
 //
 //	leases.go      leases of DHCP servers and the ledger are kept in step
 //	upstream.go    Kubernetes' own service controller may drive the Services
-//	events.go      what users, the log and the metrics are told
+//	events.go      Events, the log and the metrics
 //	metrics.go     the metrics
 //
 // A PATCH carries the UID and the resourceVersion of the object that the decision was

@@ -56,7 +56,7 @@ func OfPeer(o *cluster.Objects, of *config.Peer) Peer {
 		}
 	}
 	for _, a := range o.Config.Advertisements {
-		if a.BGP != nil && a.BGP.Tells(of.Name) {
+		if a.BGP != nil && a.BGP.AdvertisesTo(of.Name) {
 			p.Advertisements = append(p.Advertisements, a.Name)
 		}
 	}

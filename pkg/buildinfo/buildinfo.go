@@ -1,4 +1,4 @@
-// Package buildinfo tells which build of Lodestone is running.
+// Package buildinfo knows which build of Lodestone is running.
 package buildinfo
 
 import (

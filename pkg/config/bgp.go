@@ -117,7 +117,7 @@ func (c bgpCompiler) endpoints(r rawPeer, p *Peer) {
 			"interface in place of address", a, a)
 	}
 	if p.Passive && r.Interface.present() {
-		c.errorf(r.Passive, "who connects is told from others by address, which an unnumbered peer has none of: remove it, or write "+
+		c.errorf(r.Passive, "who connects is identified by its address, which an unnumbered peer has none of: remove it, or write "+
 			"address in place of interface")
 	}
 	source := p.SourceAddress
@@ -185,7 +185,7 @@ func (c bgpCompiler) refuseSameRouter(r rawPeer, p *Peer, seen map[string]value)
 	}
 	for _, other := range overlapping {
 		if first, dup := seen[other]; dup {
-			c.errorf(at, "the peer in line %d is there, too, for nodes that this one selects as well: tell their nodes apart by "+
+			c.errorf(at, "the peer in line %d is there, too, for nodes that this one selects as well: separate their nodes by "+
 				"nodeSelector, or remove one", c.lineOf(first))
 			return
 		}
@@ -341,7 +341,7 @@ func (c bgpCompiler) routes(raw *rawRoutes, peers names) *Routes {
 	case r.Mode == RoutesBGP && len(peers.index) == 0:
 		c.errorf(raw.Mode, "announces pods to nobody: the document defines no peers")
 	case r.Mode == RoutesKernel && len(raw.Peers) > 0:
-		c.errorf(raw.Peers[0], "mode kernel tells no peers of pods: remove peers, or write mode: bgp")
+		c.errorf(raw.Peers[0], "mode kernel announces no pods to peers: remove peers, or write mode: bgp")
 	}
 	r.CIDRs = c.prefixes(raw.CIDRs, podsHint)
 	for _, v := range raw.CIDRs {

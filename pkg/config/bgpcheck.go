@@ -227,11 +227,11 @@ func (k *bgpCheck) refuseUnheard(r *rawBGP, b *BGP) {
 		add(&k.Peers[i])
 	}
 	if external && !internal && r.LocalPreference.present() {
-		k.errorf(r.LocalPreference, "only internal peers are told it (RFC 4271, section 5.1.5), and these are all external: remove it, "+
+		k.errorf(r.LocalPreference, "it is sent to internal peers only (RFC 4271, section 5.1.5), and these are all external: remove it, "+
 			"or use med or communities")
 	}
 	if internal && !external && r.ASPathPrepend.present() {
-		k.errorf(r.ASPathPrepend, "only external peers are told a longer path, and these are all internal: remove it, or use "+
+		k.errorf(r.ASPathPrepend, "a longer path is sent to external peers only, and these are all internal: remove it, or use "+
 			"localPreference")
 	}
 }
@@ -319,7 +319,7 @@ func (k *bgpCheck) refuseContradictions(a *announcement, earlier []*announcement
 			if pool, samePool := k.commonPool(a, b); samePool {
 				at, other := s.at(a.raw), s.at(b.raw)
 				k.errorf(at, "%s contradicts advertisement %s (%s in line %d), since both announce pool %s to peer %s: write one "+
-					"value, or tell them apart by pools, peers or selectors",
+					"value, or distinguish them by pools, peers or selectors",
 					at.Value, quote(b.name), other.Value, k.lineOf(other), quote(k.Config.Pools[pool].Name), quote(k.Peers[peer].Name))
 				break
 			}

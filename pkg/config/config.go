@@ -284,7 +284,7 @@ type BGP struct {
 	Communities []Community
 	// LargeCommunities are those of RFC 8092.
 	LargeCommunities []LargeCommunity
-	// LocalPreference is told to internal peers (RFC 4271, section 5.1.5).
+	// LocalPreference is sent to internal peers (RFC 4271, section 5.1.5).
 	// Nil: the router's default.
 	LocalPreference *uint32
 	// MED is the MULTI_EXIT_DISC of the routes. Nil: none.
@@ -301,8 +301,10 @@ type BGP struct {
 	AggregatePartly bool
 }
 
-// Tells reports whether the peer of that name hears of the VIPs.
-func (b *BGP) Tells(peer string) bool { return len(b.Peers) == 0 || slices.Contains(b.Peers, peer) }
+// AdvertisesTo reports whether VIPs are announced to the peer of that name.
+func (b *BGP) AdvertisesTo(peer string) bool {
+	return len(b.Peers) == 0 || slices.Contains(b.Peers, peer)
+}
 
 // Aggregate returns the prefix that the VIP is announced with.
 func (b *BGP) Aggregate(vip netip.Addr) netip.Prefix {
@@ -428,8 +430,8 @@ type Routes struct {
 	Peers []string
 }
 
-// Tells reports whether the peer of that name hears of the node's pods.
-func (r *Routes) Tells(peer string) bool {
+// AdvertisesTo reports whether the node's pods are announced to the peer of that name.
+func (r *Routes) AdvertisesTo(peer string) bool {
 	return r.Mode == RoutesBGP && (len(r.Peers) == 0 || slices.Contains(r.Peers, peer))
 }
 

@@ -35,7 +35,7 @@ const (
 const MaxHeader = 16 << 10
 
 // Authorizer decides who may read a path. It returns an error that is
-// ErrUnauthenticated, ErrForbidden or ErrBusy, or another one when it cannot tell.
+// ErrUnauthenticated, ErrForbidden or ErrBusy, or another one when it is not known.
 type Authorizer interface {
 	Authorize(ctx context.Context, source netip.Addr, token, path string) error
 }
@@ -53,7 +53,7 @@ type Options struct {
 	Status func() any
 	// Diagnose serves diagnose.Path. Nil: nobody does.
 	Diagnose http.Handler
-	// Alive returns why the process should be restarted. Checks tell whether
+	// Alive returns why the process should be restarted. Checks are whether
 	// it is ready.
 	Alive  func() error
 	Checks func() []diagnose.Condition

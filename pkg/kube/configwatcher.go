@@ -34,7 +34,7 @@ const (
 	ReasonConfigRestored    EventReason = "ConfigRestored"
 )
 
-// EventReasons tells about each EventReason.
+// EventReasons explains each EventReason.
 func EventReasons() reason.Texts[EventReason] {
 	return reason.Texts[EventReason]{
 		ReasonConfigInvalid: {Cause: "The new document has mistakes, which the message names; the last good one stays in force.",

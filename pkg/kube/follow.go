@@ -86,7 +86,7 @@ func (f *Follower) failed(ctx context.Context, r *cache.Reflector, err error) {
 	if other {
 		f.notify()
 	}
-	if !apierrors.IsNotFound(err) { // Absent tells
+	if !apierrors.IsNotFound(err) { // see Absent
 		cache.DefaultWatchErrorHandler(ctx, r, err)
 	}
 }

@@ -23,7 +23,7 @@ func (m *metalLB) convertBGP(r *resource[bgpSpec], taken map[string]bool) {
 	}
 	toInternal := slices.ContainsFunc(b.Peers, func(name string) bool { return m.internal[name] })
 	if b.LocalPreference != 0 && !toInternal && (len(b.Peers) > 0 || len(m.internal) == 0) {
-		m.notef(r.object, "spec.localPref", "only internal peers are told it, and these are all external: it is left out")
+		m.notef(r.object, "spec.localPref", "it is sent to internal peers only, and these are all external: it is left out")
 		b.LocalPreference = 0
 	}
 	seen := map[string]bool{} // an alias may stand for another one

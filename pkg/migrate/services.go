@@ -50,7 +50,7 @@ var unread = map[string]string{
 		"serviceSelector, or the pool's advertise",
 	"kube-vip.io/serviceVLAN": "the interface is chosen by an advertisement: create the VLAN's interface on the " +
 		"nodes, and name it there",
-	"kube-vip.io/loadbalancerHostname": "Lodestone tells the DHCP server no host name of a Service: give the record in " +
+	"kube-vip.io/loadbalancerHostname": "Lodestone sends the DHCP server no host name of a Service: give the record in " +
 		"the DNS the address",
 	"kube-vip.io/ddns":                              "Lodestone registers no names: give the record in the DNS the address",
 	"kube-vip.io/forwardUPNP":                       "Lodestone does not talk to gateways by UPnP: forward the port there",

@@ -4,7 +4,7 @@
 // docs/reference/reasons.md is made of them.
 package reason
 
-// Text tells people about one reason, in sentences without markup.
+// Text explains one reason to people, in sentences without markup.
 type Text struct {
 	// Cause is what has happened.
 	Cause string

@@ -13,7 +13,7 @@ import (
 
 // Move is VIPs that a node has lost at one time and for one reason.
 type Move struct {
-	// At tells moves of a node apart.
+	// At distinguishes the moves of a node.
 	At time.Time `json:"at"`
 	// From is the node that had the VIPs. Empty: none had.
 	From string `json:"from,omitempty"`
@@ -29,7 +29,7 @@ type Reason string
 // SpeakerLost is the reason if the other speakers receive nothing from the node's speaker.
 const SpeakerLost Reason = "SpeakerLost"
 
-// Reasons tells about each Reason that is not the plan's.
+// Reasons explains each Reason that is not the plan's.
 func Reasons() reason.Texts[Reason] {
 	return reason.Texts[Reason]{
 		SpeakerLost: {Cause: "The other speakers do not hear the speaker of the node that had the VIP: the node is down or cut off, or its " +
@@ -56,11 +56,11 @@ var reasons = map[Reason]string{
 	"NotOwner":           "node %[2]s is the better owner, and is new or able to have it again",
 }
 
-// Known reports whether Tell has a sentence for the reason.
+// Known reports whether Describe has a sentence for the reason.
 func (r Reason) Known() bool { return reasons[r] != "" }
 
-// Tell says what happened to VIPs of one Service, for people.
-func Tell(vips, from, to string, why Reason) string {
+// Describe returns, for people, what happened to VIPs of one Service.
+func Describe(vips, from, to string, why Reason) string {
 	said := fmt.Sprintf("node %s announces %s instead of node %s", to, vips, from)
 	switch {
 	case from == "":

@@ -49,18 +49,18 @@ func TestMovesAreBounded(t *testing.T) {
 	t.Logf("%d VIPs in %d bytes", report.CountVIPs(told), len(text))
 }
 
-func TestTell(t *testing.T) {
+func TestDescribe(t *testing.T) {
 	t.Parallel()
 	for want, said := range map[string]string{
 		"node n2 announces 203.0.113.1 instead of node n1: the speaker on node n1 is not heard any more: the node is down or cut off, or " +
-			"its speaker was killed": report.Tell("203.0.113.1", "n1", "n2", report.SpeakerLost),
-		"node n2 announces 203.0.113.1 instead of node n1: node n2 is preferred, and is able to have it": report.Tell("203.0.113.1",
+			"its speaker was killed": report.Describe("203.0.113.1", "n1", "n2", report.SpeakerLost),
+		"node n2 announces 203.0.113.1 instead of node n1: node n2 is preferred, and is able to have it": report.Describe("203.0.113.1",
 			"n1", "n2", "LessPreferred"),
-		"node n2 announces 203.0.113.1 instead of node n1": report.Tell("203.0.113.1",
+		"node n2 announces 203.0.113.1 instead of node n1": report.Describe("203.0.113.1",
 			"n1", "n2", ""),
-		"no node announces 203.0.113.1 by layer 2 any more, node n1 did: no endpoint of the Service takes traffic": report.Tell("203.0.113.1",
+		"no node announces 203.0.113.1 by layer 2 any more, node n1 did: no endpoint of the Service takes traffic": report.Describe("203.0.113.1",
 			"n1", "", "NoServingEndpoint"),
-		"node n1 announces 203.0.113.1 again, which no node did": report.Tell("203.0.113.1", "", "n1", "NotOwner"),
+		"node n1 announces 203.0.113.1 again, which no node did": report.Describe("203.0.113.1", "", "n1", "NotOwner"),
 	} {
 		require.Equal(t, want, said)
 	}

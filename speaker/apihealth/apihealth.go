@@ -1,4 +1,4 @@
-// Package apihealth tells the other speakers whether the API server answers this node.
+// Package apihealth publishes to the other speakers whether the API server answers this node.
 //
 // While it answers nobody, nothing changes: VIPs do not depend on it. But a node that
 // alone is cut off from it, by a firewall, or because the proxy on it that leads to the
@@ -21,12 +21,12 @@ import (
 const (
 	// interval is how often the API server is asked, and askTimeout how long the answer may
 	// take, over the connection that there is and then over a new one: its version is what it
-	// tells everybody, from memory.
+	// answers everybody, from memory.
 	interval, askTimeout = 5 * time.Second, 2 * time.Second
 	// share is the time between two questions from any node while it answers all of them.
 	// Where there are so many that each would ask less often than every longest, it is less.
 	share, longest = 50 * time.Millisecond, time.Minute
-	// misses is how many questions in a row without an answer the others are told of.
+	// misses is how many questions in a row without an answer are published.
 	misses = 2
 	// blindAfter is how long the API server has not answered when this node gives up,
 	// and sureAfter how long it has answered others meanwhile: when it is gone, or back,
@@ -39,7 +39,7 @@ const (
 
 // Peers are the other speakers; membership.Task is one.
 type Peers interface {
-	// See tells them whether the API server answers this node, and whether the node is
+	// See publishes to them whether the API server answers this node, and whether the node is
 	// blind.
 	See(sighted, blind bool)
 	// OthersSee returns how many of them that are ready to own VIPs it answers, and how

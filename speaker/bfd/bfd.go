@@ -83,7 +83,7 @@ func (t *Task) Ready() <-chan struct{} { return t.ready }
 
 // Set replaces the sessions, by peer name. The same set again is silent and cheap. A session
 // whose timers or MinTTL change goes on; one whose path changes ends, and another begins. A
-// session that is not in the set any more ends, and tells its peer that it was switched off,
+// session that is not in the set any more ends, and its peer is sent that it was switched off,
 // which the peer does not count as a failure.
 //
 // The error names sessions that cannot exist: their values are bad, or their packets cannot be
@@ -132,7 +132,7 @@ func (t *Task) wake() {
 	}
 }
 
-// Run runs sessions until ctx ends, then tells all peers that they were
+// Run runs sessions until ctx ends, then sends all peers that they were
 // switched off, which takes up to 0.2 s. It fails only if there are no file
 // descriptors. All sockets are opened by its goroutine, which has a thread of
 // its own with real-time priority if the process has CAP_SYS_NICE.

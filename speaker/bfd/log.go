@@ -5,14 +5,14 @@ import "time"
 // logChanges logs changes of sessions until over is closed. Writing a log can take long, so
 // the loop does not do it.
 func (t *Task) logChanges(over <-chan struct{}) {
-	told := map[string]Status{}
+	last := map[string]Status{}
 	for {
 		changed := t.Changed()
 		states := t.States()
 		for name, now := range states {
-			t.logChange(name, told[name], now)
+			t.logChange(name, last[name], now)
 		}
-		told = states
+		last = states
 		select {
 		case <-over:
 			return

@@ -244,7 +244,7 @@ func (t *Task) apply(want map[string]Session, now time.Time) error {
 }
 
 // begin starts a session. A session that is leaving the same path sends no further packets: it
-// has told its peer once.
+// has sent that to its peer once.
 func (t *Task) begin(name string, w Session, now time.Time) *session {
 	t.leaving = slices.DeleteFunc(t.leaving, func(s *session) bool {
 		over := s.want.overlaps(w)

@@ -48,7 +48,7 @@ const (
 // causes are all that a transition can have.
 var causes = [...]Cause{CameUp, Expired, PeerDown, PeerAdminDown}
 
-// Causes tells about each Cause that a transition can have.
+// Causes explains each Cause that a transition can have.
 func Causes() reason.Texts[Cause] {
 	return reason.Texts[Cause]{
 		CameUp: {Cause: "Both sides hear each other.", Cure: "Nothing to do."},
@@ -82,7 +82,7 @@ type machine struct {
 	lost               uint64 // packets of the peer, estimated from the gaps
 
 	// The intervals that we announce, and those that we use. They differ until a Poll Sequence
-	// has told the peer (section 6.8.3).
+	// has sent it to the peer (section 6.8.3).
 	minTx, minRx         time.Duration
 	usedMinTx, usedMinRx time.Duration
 	polling, pollAgain   bool

@@ -91,7 +91,7 @@ var discards = []Discard{
 	UnknownDiscriminator, NoYourDiscriminator, Unproven, UnknownPeer, WrongPath, Authenticated,
 }
 
-// Discards tells about each Discard.
+// Discards explains each Discard.
 func Discards() reason.Texts[Discard] {
 	const faulty = "The peer's BFD is faulty, or somebody forges packets: capture them, and update the peer."
 	return reason.Texts[Discard]{

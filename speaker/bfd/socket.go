@@ -52,7 +52,7 @@ type datagram struct {
 	transport
 	from, to netip.Addr // without zones
 	ifindex  int
-	hops     int // TTL or hop limit on arrival; -1 if the kernel did not tell
+	hops     int // TTL or hop limit on arrival; -1 if the kernel did not report it
 	payload  []byte
 }
 

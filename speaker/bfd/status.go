@@ -39,7 +39,7 @@ type Status struct {
 	// RemoteMultiplier is the peer's detect multiplier.
 	RemoteMultiplier int
 	// Error is why the node cannot send or receive, or a hint from the peer's
-	// kernel. It does not tell whether the session is Up.
+	// kernel. It does not show whether the session is Up.
 	Error string
 	// Transitions counts how often the session came to be Up or ceased to be.
 	Transitions uint64

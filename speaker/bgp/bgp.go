@@ -208,7 +208,7 @@ func (a *Announcer) SetDown(peer string, down bool, why string) {
 	})
 }
 
-// Drain tells all routers to prefer other paths, if they have any, before the
+// Drain asks all routers to prefer other paths, if they have any, before the
 // routes are withdrawn (RFC 8326): all routes get the community
 // GRACEFUL_SHUTDOWN, and local preference 0 at internal peers. Routes of later
 // Sets do, too, until Drain(ctx, false). It does not wait for routers.

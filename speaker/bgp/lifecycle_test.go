@@ -471,7 +471,7 @@ func TestWithheld(t *testing.T) {
 # HELP %[1]s 1 while the session with the peer is established, else 0.
 # TYPE %[1]s gauge
 %[1]s{peer="tor"} 1
-# HELP %[2]s Prefixes that the peer cannot be told, by reason.
+# HELP %[2]s Prefixes withheld from the peer, by reason.
 # TYPE %[2]s gauge
 %[2]s{peer="tor",reason="not_permitted"} 2
 # HELP %[3]s UPDATE messages with routes sent.

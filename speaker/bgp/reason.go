@@ -39,7 +39,7 @@ const (
 	causeReplaced     Cause = "replaced" // the router opened another connection
 )
 
-// Causes tells about each Cause.
+// Causes explains each Cause.
 func Causes() reason.Texts[Cause] {
 	return reason.Texts[Cause]{
 		causeEstablished: {Cause: "The session came up.", Cure: "Nothing to do."},
@@ -182,7 +182,7 @@ func notificationText(code, subcode uint8, data []byte) string {
 		{packet.BGP_ERROR_OPEN_MESSAGE_ERROR, packet.BGP_ERROR_SUB_BAD_BGP_IDENTIFIER}:     "it does not accept this node's router ID",
 		{packet.BGP_ERROR_OPEN_MESSAGE_ERROR, packet.BGP_ERROR_SUB_UNACCEPTABLE_HOLD_TIME}: "it does not accept the hold time",
 		{packet.BGP_ERROR_OPEN_MESSAGE_ERROR, packet.BGP_ERROR_SUB_UNSUPPORTED_CAPABILITY}: "it lacks a capability or an address family",
-		{packet.BGP_ERROR_CEASE, packet.BGP_ERROR_SUB_MAXIMUM_NUMBER_OF_PREFIXES_REACHED}:  "it was told more prefixes than it allows",
+		{packet.BGP_ERROR_CEASE, packet.BGP_ERROR_SUB_MAXIMUM_NUMBER_OF_PREFIXES_REACHED}:  "it was sent more prefixes than it allows",
 		{packet.BGP_ERROR_CEASE, packet.BGP_ERROR_SUB_ADMINISTRATIVE_SHUTDOWN}:             "its administrator shut the session down",
 		{packet.BGP_ERROR_CEASE, packet.BGP_ERROR_SUB_PEER_DECONFIGURED}:                   "this node is no longer configured there",
 		{packet.BGP_ERROR_CEASE, packet.BGP_ERROR_SUB_ADMINISTRATIVE_RESET}:                "its administrator reset the session",

@@ -115,7 +115,7 @@ var (
 	transitionsDesc = prometheus.NewDesc(metricTransitions, "Sessions that came up (cause established) or went down, by cause.",
 		[]string{"peer", "cause"}, nil)
 	advertisedDesc = prometheus.NewDesc(metricAdvertised, "Prefixes announced to the peer.", []string{"peer"}, nil)
-	withheldDesc   = prometheus.NewDesc(metricWithheld, "Prefixes that the peer cannot be told, by reason.", []string{"peer", "reason"}, nil)
+	withheldDesc   = prometheus.NewDesc(metricWithheld, "Prefixes withheld from the peer, by reason.", []string{"peer", "reason"}, nil)
 	updatesDesc    = prometheus.NewDesc(metricUpdates, "UPDATE messages with routes sent.", []string{"peer"}, nil)
 	droppedDesc    = prometheus.NewDesc(metricDropped, "Prefixes that the peer announced. All are dropped.", []string{"peer"}, nil)
 )

@@ -41,7 +41,7 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// Event is what the machine is told. Nobody may modify its maps after that.
+// Event is what the machine is handed. Nobody may modify its maps after that.
 type Event interface{ event() }
 
 // The events.

@@ -10,7 +10,7 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// facts are what the machine has been told, and what of that the planner knows.
+// facts are what the machine has been handed, and what of that the planner knows.
 type facts struct {
 	health  Health
 	config  *config.Config

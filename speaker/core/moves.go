@@ -115,7 +115,7 @@ func (c *Core) publishMoves(fresh []report.Move) {
 	old := func(m report.Move) bool { return c.now.Sub(m.At) >= movesPublished }
 	published := slices.DeleteFunc(slices.Clone(c.moves.published), old)
 	if n := report.CountVIPs(fresh); n > report.MaxVIPs {
-		c.log(true, "too many VIPs moved to tell their Services of each", "vips", n, "told", report.MaxVIPs)
+		c.log(true, "too many VIPs moved for an Event of each", "vips", n, "reported", report.MaxVIPs)
 	}
 	if published = append(published, fresh...); len(fresh) > 0 || len(published) < len(c.moves.published) {
 		c.moves.published, c.out.News = published, true

@@ -1,5 +1,5 @@
 // Package diagnosis gathers, when somebody asks, the facts of this node that
-// package diagnose judges. What the node does not tell is said, never guessed.
+// package diagnose judges. What the node does not report is marked as unknown, never guessed.
 //
 // The network is probed only on demand, one diagnosis at a time and within
 // seconds. Nobody can have the node send to where he likes: neighbours are
@@ -29,7 +29,7 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/netstate"
 )
 
-// ProxyModeURL is where kube-proxy tells its mode, on its metrics port.
+// ProxyModeURL is where kube-proxy reports its mode, on its metrics port.
 const ProxyModeURL = "http://127.0.0.1:10249/proxyMode"
 
 const (
@@ -56,7 +56,7 @@ type Options struct {
 	// Forwarding returns what keeps the node from direct forwarding. Nil: not known.
 	Forwarding func() diagnose.Forwarding
 	Log        *slog.Logger
-	// Proc is where the kernel tells about itself. Empty: /proc.
+	// Proc is where the kernel reports about itself. Empty: /proc.
 	Proc string
 	// ProxyModeURL is asked for kube-proxy's mode. Empty: nobody is.
 	ProxyModeURL string
@@ -151,17 +151,17 @@ func (d *Diagnosis) facts(ctx context.Context, asked question) diagnose.Facts {
 
 // interfaces returns those with addresses, and the ports of bonds and bridges of
 // them, whose hardware addresses may answer for them: not those that lead to pods.
-func interfaces(all []netstate.Interface) (told []diagnose.Interface) {
+func interfaces(all []netstate.Interface) (facts []diagnose.Interface) {
 	addressed := map[int]bool{}
 	for _, i := range all {
 		addressed[i.Index] = slices.ContainsFunc(i.Addrs, func(p netip.Prefix) bool { return !p.Addr().IsLinkLocalUnicast() })
 	}
 	for _, i := range all {
 		if addressed[i.Index] || addressed[i.Master] && i.Kind != "veth" && i.Kind != "tuntap" {
-			told = append(told, diagnose.Interface{Name: i.Name, HardwareAddr: i.HardwareAddr.String(), Up: i.Up, MTU: i.MTU, Addrs: i.Addrs})
+			facts = append(facts, diagnose.Interface{Name: i.Name, HardwareAddr: i.HardwareAddr.String(), Up: i.Up, MTU: i.MTU, Addrs: i.Addrs})
 		}
 	}
-	return told
+	return facts
 }
 
 // proxyMode asks kube-proxy. Who does not answer may not be there.

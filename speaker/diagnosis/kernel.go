@@ -18,11 +18,11 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/diagnose"
 )
 
-// kernel is where the kernel tells about itself: /proc. What it tells of the
+// kernel is where the kernel reports about itself: /proc. What it reports of the
 // network is that of the thread's namespace.
 type kernel string
 
-// addTo adds what the kernel tells. Interfaces are those whose settings count.
+// addTo adds what the kernel reports. Interfaces are those whose settings count.
 func (k kernel) addTo(f *diagnose.Facts, interfaces []string) {
 	names := []string{diagnose.SysctlForward4, diagnose.SysctlForward6}
 	for _, i := range interfaces {
@@ -108,7 +108,7 @@ func (k kernel) capabilities() (uint64, error) {
 			return set, nil
 		}
 	}
-	return 0, errors.New("the kernel does not tell CapEff")
+	return 0, errors.New("the kernel does not report CapEff")
 }
 
 // listeners returns the TCP sockets that listen on the port.

@@ -85,7 +85,7 @@ type block struct {
 	decided int
 }
 
-// New returns the electorate of the nodes; the value tells whether the node is
+// New returns the electorate of the nodes; the value is whether the node is
 // able to own a VIP at the moment. Nodes belong in it whether able or not.
 func New(nodes map[string]bool) *Electorate {
 	v := &voters{

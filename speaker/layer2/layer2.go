@@ -1,5 +1,5 @@
 // Package layer2 announces VIPs on the local segment: it answers who asks for
-// a VIP that this node owns, and tells everybody when ownership comes here.
+// a VIP that this node owns, and announces it to everybody when ownership comes here.
 // The addresses are on no interface of the node; kube-proxy takes the traffic
 // once it arrives.
 //
@@ -50,7 +50,7 @@ var (
 	errGroups      = errors.New("join IPv6 multicast groups")
 )
 
-// Members tells whether speakers are lost; membership.Task is one.
+// Members reports whether speakers are lost; membership.Task is one.
 type Members interface {
 	// Whole reports whether all speakers that there should be are alive.
 	Whole() bool
@@ -178,7 +178,7 @@ func (a *Announcer) Ready() <-chan struct{} { return a.ready }
 // and the announcement of the new ones has begun, or the question whether
 // somebody else has them. What keeps a VIP from being
 // announced (no such interface, no IPv6 on it, a socket that cannot be opened)
-// is no error: Status tells it, and the announcer keeps trying by itself. Set
+// is no error: Status has it, and the announcer keeps trying by itself. Set
 // waits for Run, and after Run it returns ErrStopped.
 func (a *Announcer) Set(ctx context.Context, want map[netip.Addr]plan.Layer2) error {
 	s := setting{want, make(chan struct{})}
@@ -236,7 +236,7 @@ func (a *Announcer) Run(ctx context.Context) error {
 	}
 }
 
-// lookForLost tells the segments whether speakers are lost, and returns what is
+// lookForLost hands the segments whether speakers are lost, and returns what is
 // closed when that may have changed.
 func (a *Announcer) lookForLost() (changed <-chan struct{}) {
 	around := a.around
@@ -414,7 +414,7 @@ func (a *Announcer) retry() <-chan time.Time {
 	return time.After(time.Until(next.until))
 }
 
-// note tells people what a segment has found out.
+// note logs what a segment has found out.
 func (a *Announcer) note(on portKey, n segment.Note) {
 	if n.Kind == segment.Conflict {
 		a.conflicts.note(Conflict{VIP: n.VIP, Interface: on.name, HardwareAddr: n.Other.String(), OtherCluster: n.OtherCluster,

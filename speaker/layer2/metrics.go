@@ -31,7 +31,7 @@ type metrics struct {
 	requests, replies, announcements, conflicts, malformed, errors *prometheus.CounterVec
 }
 
-// collector tells at scrape what is withheld, and what cannot be announced.
+// collector reports at scrape what is withheld, and what cannot be announced.
 type collector struct{ *Announcer }
 
 func (collector) Describe(ch chan<- *prometheus.Desc) {

@@ -35,7 +35,7 @@ const (
 	Yielded         = segment.Yielded
 )
 
-// Reasons tells about each Reason.
+// Reasons explains each Reason.
 func Reasons() reason.Texts[Reason] {
 	return reason.Texts[Reason]{
 		NoInterface: {Cause: "No interface that is up may announce the VIP.",
@@ -62,7 +62,7 @@ type Status struct {
 	Conflicts []Conflict
 }
 
-// InterfaceStatus tells about an interface that is in use or should be, for
+// InterfaceStatus is the state of an interface that is in use or should be, for
 // VIPs of one family.
 type InterfaceStatus struct {
 	Name string
@@ -76,7 +76,7 @@ type InterfaceStatus struct {
 	Error string
 }
 
-// VIPStatus tells about a VIP that this node owns.
+// VIPStatus is the state of a VIP that this node owns.
 type VIPStatus struct {
 	Addr  netip.Addr
 	Since time.Time

@@ -51,7 +51,7 @@ type Limiter struct {
 	sets  chan map[plan.LimitKey]plan.Limit
 
 	// Owned by Run.
-	told    bool // want is what Set was called with
+	set     bool // want is what Set was called with
 	want    map[plan.LimitKey]plan.Limit
 	inForce map[plan.LimitKey]plan.Limit // what the kernel took over last
 	err     error                        // why want is not in force
@@ -105,8 +105,8 @@ func (l *Limiter) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return l.remove()
 		case want := <-l.sets:
-			if !l.told || !maps.EqualFunc(want, l.want, plan.Limit.Equal) {
-				l.told, l.want = true, want
+			if !l.set || !maps.EqualFunc(want, l.want, plan.Limit.Equal) {
+				l.set, l.want = true, want
 				l.reconcile()
 			}
 		case <-due:

@@ -27,7 +27,7 @@ func (collector) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect tells what the kernel counted. What cannot be read is not active,
+// Collect reports what the kernel counted. What cannot be read is not active,
 // and Run logs why.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	want := c.published.Load().want

@@ -336,7 +336,7 @@ func (t *table) unanswered(node string) {
 	if p.unanswered++; p.unanswered == unansweredMost {
 		t.log.Warn("speaker answers connections, and no packets: it does not count before it does", "node", node,
 			"help", "open the membership port between all nodes, in both directions, for UDP as for TCP; "+
-				"lodestone diagnose --active tells where it is not")
+				"lodestone diagnose --active shows where it is not")
 	}
 }
 

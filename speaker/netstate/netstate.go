@@ -34,7 +34,7 @@ type Interface struct {
 	// with a carrier (RFC 2863 operational status up, or unknown for drivers
 	// that do not say).
 	Up bool
-	// Loopback, Ethernet and NoARP tell what runs on the link.
+	// Loopback, Ethernet and NoARP are what runs on the link.
 	Loopback, Ethernet, NoARP bool
 	MTU                       int
 	// Master is the index of the bridge, bond or VRF that the interface is
@@ -98,7 +98,7 @@ func New(o Options) *Watcher {
 // String names the task.
 func (w *Watcher) String() string { return "netstate" }
 
-// Ready is closed once Interfaces tells all interfaces.
+// Ready is closed once Interfaces returns all interfaces.
 func (w *Watcher) Ready() <-chan struct{} { return w.ready }
 
 // Interfaces returns the interfaces, ordered by index. The slice is shared:

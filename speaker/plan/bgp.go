@@ -10,11 +10,11 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/reason"
 )
 
-// BGP is what a node tells routers.
+// BGP is what a node announces to routers.
 type BGP struct {
 	// Sessions are the sessions that the node shall have, by peer name.
 	Sessions map[string]Session
-	// Problems tells, by peer name, what is wrong with a session: there is none,
+	// Problems are, by peer name, what is wrong with a session: there is none,
 	// unless it is among Sessions all the same.
 	Problems map[string]Problem
 	// Routes are what it announces. Update replaces the maps of those that
@@ -73,7 +73,7 @@ const (
 	RouterIDShared    ProblemReason = "RouterIDShared"
 )
 
-// ProblemReasons tells about each ProblemReason.
+// ProblemReasons explains each ProblemReason.
 func ProblemReasons() reason.Texts[ProblemReason] {
 	return reason.Texts[ProblemReason]{
 		NoLocalASN: {Cause: "Neither the peer has a localASN nor the node an AS number.",

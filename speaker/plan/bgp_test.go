@@ -160,7 +160,7 @@ var routedStories = map[string]func(*story){
 		s.Config.Peers[1].NodeSelector, s.Config.Peers[1].Address = labelled("n2", "n3"), s.Config.Peers[0].Address
 		s.wantHeard(vip, "n2", "tor-a")
 		s.wantProblem("n2", "tor-b", plan.AddressTaken,
-			`peer "tor-a" is at 198.18.0.1, too, and selects node n2 as well: tell them apart by nodeSelector`)
+			`peer "tor-a" is at 198.18.0.1, too, and selects node n2 as well: separate them by nodeSelector`)
 		s.wantHeard(vip, "n3", "tor-b")
 	},
 	"30 two nodes with one router ID have their sessions, and are told": func(s *story) {

@@ -168,17 +168,17 @@ type Layer2 struct {
 type Plan struct {
 	// Layer2 are the VIPs this node owns on the segment.
 	Layer2 map[netip.Addr]Layer2
-	// BGP is what it tells routers, VIPs that other nodes own included.
+	// BGP is what it announces to routers, VIPs that other nodes own included.
 	BGP BGP
 	// Claims are those of Layer2 that the node keeps.
 	Claims report.Claims
-	// Silent tells for each VIP that it announces by neither why not.
+	// Silent has, for each VIP that it announces by neither, why not.
 	Silent map[netip.Addr]Silence
 	// Limits are in force at the VIPs this node announces.
 	Limits map[LimitKey]Limit
 	// Forwarding is what is forwarded directly, whichever node owns it. It is never modified.
 	Forwarding *Forwarding
-	// LimitErrs tells for Services at those VIPs, by name, why the limit that
+	// LimitErrs has, for Services at those VIPs, by name, why the limit that
 	// they ask for is not in force.
 	LimitErrs map[string]error
 }
@@ -226,7 +226,7 @@ const (
 	NotPermitted       Reason = "NotPermitted"
 )
 
-// Reasons tells about each Reason.
+// Reasons explains each Reason.
 func Reasons() reason.Texts[Reason] {
 	return reason.Texts[Reason]{
 		NotPermitted: {Cause: "The configuration lists in bgpPermit what may be announced by BGP, and the VIP is not in it.",

@@ -42,7 +42,7 @@ type RefusedCIDR struct {
 // PodRefusal is a stable code for why there is no route to a pod CIDR.
 type PodRefusal string
 
-// Why there is none, as far as Nodes and the configuration tell. PodRefusals explains them.
+// Why there is none, as far as it follows from Nodes and the configuration. PodRefusals explains them.
 const (
 	CIDRInvalid      PodRefusal = "CIDRInvalid"
 	CIDRTooWide      PodRefusal = "CIDRTooWide"
@@ -53,7 +53,7 @@ const (
 	NoAddressOfNodes PodRefusal = "NoAddressOfNodes"
 )
 
-// PodRefusals tells about the refusals that follow from Nodes and the
+// PodRefusals explains the refusals that follow from Nodes and the
 // configuration.
 func PodRefusals() reason.Texts[PodRefusal] {
 	return reason.Texts[PodRefusal]{
@@ -61,7 +61,7 @@ func PodRefusals() reason.Texts[PodRefusal] {
 			"loopback.", Cure: "Correct the Node's spec.podCIDRs, which takes deleting and registering it anew."},
 		CIDRTooWide: {Cause: "The pod CIDR is wider than /8, or /32 in IPv6: such a route takes the traffic of others.",
 			Cure: "Correct the Node's spec.podCIDRs, which takes deleting and registering it anew."},
-		CIDRNotPermitted: {Cause: "Routers are told of pods, and the configuration's bgpPermit does not contain the pod CIDR.",
+		CIDRNotPermitted: {Cause: "Pods are announced to routers, and the configuration's bgpPermit does not contain the pod CIDR.",
 			Cure: "Correct the Node, or bgpPermit.", Keys: []string{"bgpPermit"}},
 		CIDROutside: {Cause: "The configuration's routes.cidrs do not contain the pod CIDR.", Cure: "Correct the Node, or routes.cidrs.",
 			Keys: []string{"routes.cidrs"}},
@@ -277,7 +277,7 @@ func (r *router) announcePods() {
 	}
 	o := &offer{Advertisement: &config.Advertisement{BGP: &config.BGP{}}, index: len(r.config.Advertisements)}
 	for name := range r.sessions {
-		if r.config.Routes.Tells(name) {
+		if r.config.Routes.AdvertisesTo(name) {
 			o.peers = append(o.peers, name)
 		}
 	}

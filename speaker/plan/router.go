@@ -197,7 +197,7 @@ func (a announcer) equal(b announcer) bool {
 func (r *router) servedByHealthy(d *domain, demand vip) bool {
 	for name, n := range r.healthy {
 		announces := func(o *offer) bool {
-			return o.BGP.NodeSelector.Matches(n.labels) && slices.ContainsFunc(n.peers, o.BGP.Tells)
+			return o.BGP.NodeSelector.Matches(n.labels) && slices.ContainsFunc(n.peers, o.BGP.AdvertisesTo)
 		}
 		if (demand.local == nil || demand.local[name]) && slices.ContainsFunc(d.offers, announces) {
 			return true
@@ -310,7 +310,7 @@ func (r *router) offer(a *config.Advertisement, index int) *offer {
 	}
 	for i := range r.config.Peers {
 		name := r.config.Peers[i].Name
-		if !a.BGP.Tells(name) {
+		if !a.BGP.AdvertisesTo(name) {
 			continue
 		}
 		if _, ok := r.sessions[name]; ok {

@@ -47,7 +47,7 @@ type silenceKey struct {
 	reason      Reason
 }
 
-// scopeKey tells scopes apart.
+// scopeKey identifies a scope.
 type scopeKey struct {
 	pool *config.Pool // nil: outside all pools
 	// applied has a byte for each of the pool's advertisements, which tells
@@ -97,7 +97,7 @@ func (v *view) advertisements(pool *config.Pool) []*config.Advertisement {
 	return all
 }
 
-// applied tells which of the advertisements apply to a VIP of these Services:
+// applied returns which of the advertisements apply to a VIP of these Services:
 // those that select one of them. So no Service silences those that share its
 // address. See scopeKey for the form.
 func applied(advertisements []*config.Advertisement, services []*Service) string {
@@ -382,7 +382,7 @@ func (s *scope) interfaces(node string) []string {
 	return s.patterns
 }
 
-// silence tells why the node, which does not own the VIP, does not.
+// silence returns why the node, which does not own the VIP, does not.
 func (s *scope) silence(node, owner string, v vip) Silence {
 	key := silenceKey{node, owner, s.reason(node, owner, v)}
 	silence, ok := s.silences[key]

@@ -51,7 +51,7 @@ func (s Snapshot) sessionsAlone(node string) (map[string]Session, map[string]Pro
 		switch first, taken := at[where]; {
 		case taken:
 			problems[p.Name] = Problem{AddressTaken,
-				fmt.Sprintf("peer %q is at %s, too, and selects node %s as well: tell them apart by nodeSelector", first, where, node)}
+				fmt.Sprintf("peer %q is at %s, too, and selects node %s as well: separate them by nodeSelector", first, where, node)}
 			continue
 		case problem != Problem{}:
 			problems[p.Name] = problem

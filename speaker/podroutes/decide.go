@@ -20,7 +20,7 @@ const Protocol = 76
 // that they never replace our routes unseen, and we never replace theirs.
 const metric = 76
 
-// Why there is no route, as far as the node's kernel tells. PodRefusals explains it.
+// Why there is no route, as far as the node's kernel shows it. PodRefusals explains it.
 const (
 	NotOnSegment   plan.PodRefusal = "NotOnSegment"
 	CIDROfSegment  plan.PodRefusal = "CIDROfSegment"
@@ -28,7 +28,7 @@ const (
 	RoutedByOthers plan.PodRefusal = "RoutedByOthers"
 )
 
-// PodRefusals tells about the refusals that follow from the node's kernel.
+// PodRefusals explains the refusals that follow from the node's kernel.
 func PodRefusals() reason.Texts[plan.PodRefusal] {
 	return reason.Texts[plan.PodRefusal]{
 		NotOnSegment: {Cause: "The other node's address is on no subnet of this node, or the interface is down.",
@@ -171,7 +171,7 @@ func resolve(prefix netip.Prefix, route plan.PodRoute, interfaces []netstate.Int
 	return to, problem{}
 }
 
-// describe tells people which route it is.
+// describe returns, for people, which route it is.
 func describe(r netlink.Route) string {
 	text := "proto " + r.Protocol.String()
 	if r.Gw != nil {

@@ -76,7 +76,7 @@ type Table struct {
 
 // state is what Run knows and has done. The parts of it that a view has are immutable.
 type state struct {
-	told     bool // want is what Set was called with
+	set      bool // want is what Set was called with
 	want     plan.PodRoutes
 	inForce  map[netip.Prefix]target
 	problems map[netip.Prefix]problem
@@ -166,7 +166,7 @@ func (t *Table) wait(ctx context.Context, routes <-chan netlink.RouteUpdate) boo
 	select {
 	case <-ctx.Done():
 	case want := <-t.sets:
-		if !t.state.told || !equal(want, t.state.want) {
+		if !t.state.set || !equal(want, t.state.want) {
 			t.set(want)
 		}
 	case u, ok := <-routes:
@@ -192,13 +192,13 @@ func (t *Table) set(want plan.PodRoutes) {
 			t.Log.Warn("no pod route", "cidr", r.CIDR, "node", r.Node, "reason", r.Reason, "message", r.Message)
 		}
 	}
-	t.state.told, t.state.want = true, want
+	t.state.set, t.state.want = true, want
 	t.reconcile()
 }
 
 // look schedules the next look at the kernel's table as early as allowed.
 func (t *Table) look() {
-	if t.state.told {
+	if t.state.set {
 		t.due = t.rested
 	}
 }
@@ -209,7 +209,7 @@ func equal(a, b plan.PodRoutes) bool {
 
 // concerns reports whether the notification is about a change that Run did not make itself.
 func (t *Table) concerns(u netlink.RouteUpdate) bool {
-	if u.Table != unix.RT_TABLE_MAIN || !t.state.told {
+	if u.Table != unix.RT_TABLE_MAIN || !t.state.set {
 		return false
 	}
 	e := entryOf(u.Route)

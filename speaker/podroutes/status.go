@@ -9,8 +9,8 @@ import (
 
 // Status is what the Table does at one moment.
 type Status struct {
-	// Told is set once there is a set of routes to bring into force.
-	Told bool `json:"-"`
+	// Known is set once there is a set of routes to bring into force.
+	Known bool `json:"-"`
 	// Mode is the configuration's. Empty: there are to be no routes.
 	Mode config.RouteMode `json:"mode,omitempty"`
 	// Own are the node's pod CIDRs that others may have routes to.
@@ -43,7 +43,7 @@ type Problem struct {
 // Status returns what the Table does now.
 func (t *Table) Status() Status {
 	v := t.published.Load()
-	s := Status{Told: v.told, Mode: v.want.Mode, Own: append([]netip.Prefix{}, v.want.Own...), Routes: []RouteStatus{}, Problems: []Problem{}}
+	s := Status{Known: v.set, Mode: v.want.Mode, Own: append([]netip.Prefix{}, v.want.Own...), Routes: []RouteStatus{}, Problems: []Problem{}}
 	for _, prefix := range ordered(v.inForce) {
 		r := v.inForce[prefix]
 		s.Routes = append(s.Routes, RouteStatus{prefix, r.node, r.via, r.name})

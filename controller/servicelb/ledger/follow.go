@@ -21,7 +21,7 @@ type Situation struct {
 	// known.
 	Config *config.Config
 	Err    error
-	// Facts tell which addresses must never be handed out. Nil: there are none.
+	// Facts are which addresses must never be handed out. Nil: there are none.
 	Facts *clusterfacts.Facts
 }
 

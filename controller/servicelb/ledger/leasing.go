@@ -198,7 +198,7 @@ func (l *leasing) answer(s *lessee, on string, is LeaseState, now time.Time) (is
 	return isNew || is.Addr != last.Addr, changed
 }
 
-// addressOrNumber matches addresses, which tell something, before numbers, which count.
+// addressOrNumber matches addresses, which mean something, before numbers, which count.
 var addressOrNumber = regexp.MustCompile(`\d+\.\d+\.\d+\.\d+|\d+`)
 
 // sameFacts reports whether both errors say the same. Times and counts do not matter.

@@ -48,7 +48,7 @@ const (
 	ReasonAdopted EventReason = "Adopted"
 )
 
-// EventReasons tells about each EventReason.
+// EventReasons explains each EventReason.
 func EventReasons() reason.Texts[EventReason] {
 	return reason.Texts[EventReason]{
 		ReasonAllocated: {Cause: "The Service has the addresses that it asks for.", Cure: "Nothing to do."},
@@ -65,13 +65,13 @@ func EventReasons() reason.Texts[EventReason] {
 		ReasonContested: {Cause: "Somebody else has overwritten the Service's status several times in a row.",
 			Cure: "Find the other load balancer that serves it, and let one of the two have it: give the Service a spec.loadBalancerClass."},
 		ReasonDuplicate: {Cause: "When the controller started, two Services had the same address; the older one keeps it.",
-			Cure: "Nothing, if any address will do: the Service is given another one. Clients that know the old one must be told."},
+			Cure: "Nothing, if any address will do: the Service is given another one. Clients that know the old one need the new one."},
 		ReasonAdopted: {Cause: "Lodestone has taken the Service over with the addresses that another load balancer gave it.",
 			Cure: "Nothing to do."},
 	}
 }
 
-// Refusals tells about the reasons of refusals that are not the allocator's.
+// Refusals explains the reasons of refusals that are not the allocator's.
 func Refusals() reason.Texts[ipam.Reason] {
 	return reason.Texts[ipam.Reason]{
 		ConfigUnavailable: {Cause: "The controller has no configuration: there is no ConfigMap, it lacks the key config.yaml, or it is " +

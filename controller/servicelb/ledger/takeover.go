@@ -115,7 +115,7 @@ type Start struct {
 	Services []*corev1.Service
 	// NamespaceLabels returns the labels of a namespace.
 	NamespaceLabels func(namespace string) map[string]string
-	// Records tell which addresses are in quarantine.
+	// Records are the addresses in quarantine.
 	Records []quarantine.Record
 }
 
@@ -214,7 +214,7 @@ func assignedPools(svc *corev1.Service) map[netip.Addr]string {
 	return of
 }
 
-// since is when the Service got what it holds, as far as its object tells.
+// since is when the Service got what it holds, as far as its object shows.
 func since(svc *corev1.Service) time.Time {
 	if c := kube.Allocated(svc); c != nil && c.Status == metav1.ConditionTrue {
 		return c.LastTransitionTime.Time

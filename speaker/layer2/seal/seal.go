@@ -106,7 +106,7 @@ func (k Keys) Valid(s Seal, vip netip.Addr, hardware [6]byte) bool {
 // Key makes and verifies seals.
 type Key []byte
 
-// Seal returns the seal of the VIP at a hardware address. Home tells whether
+// Seal returns the seal of the VIP at a hardware address. Home is whether
 // the node owns the VIP while all nodes are able.
 func (k Key) Seal(vip netip.Addr, hardware [6]byte, home bool) Seal {
 	return k.Numbered(vip, hardware, home, Nonce{})

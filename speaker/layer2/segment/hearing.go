@@ -7,8 +7,8 @@ import (
 )
 
 // deafAfter is how long nothing comes in on an interface that carries one way only: on
-// one that works, the other half of a split brain has told a VIP by then, or clients
-// have answered what they were told.
+// one that works, the other half of a split brain has announced a VIP by then, or clients
+// have answered an announcement.
 const (
 	deafAfter       = time.Second
 	hearingInterval = 100 * time.Millisecond
@@ -17,7 +17,7 @@ const (
 // hearing is what is known of what comes in on the interface. While speakers are lost and
 // nothing comes in, this node must not repeat that it has the VIPs. A cable, a
 // transceiver or a switch may carry one way only; what is sent to this node is lost, and
-// it would not hear who contradicts. It tells once what it takes over, and goes on to
+// it would not hear who contradicts. It announces once what it takes over, and goes on to
 // answer: who asks is heard.
 //
 // That some neighbour speaks ends it. A frame does not: a switch may send its own.

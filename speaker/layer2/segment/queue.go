@@ -55,7 +55,7 @@ const (
 	steps         = stepChallenge + 1
 )
 
-// claims reports whether the step tells who has the VIP, and does not ask.
+// claims reports whether the step announces who has the VIP, and does not ask.
 func (s step) claims() bool { return s < stepProbe }
 
 // pending is something that is to be sent when it is due.

@@ -79,7 +79,7 @@ type Counted struct {
 	Known bool
 }
 
-// Due says that it is time for what Next tells of.
+// Due says that it is time for what Next returned.
 type Due struct{}
 
 func (Assigned) event()     {}
@@ -98,7 +98,7 @@ type Effects struct {
 	Requests, Replies, Announcements, Conflicts, Malformed int
 }
 
-// Kind is what a Note tells.
+// Kind is what a Note is about.
 type Kind int
 
 // The kinds of notes. What they are about is in brackets.
@@ -143,7 +143,7 @@ const (
 	// cluster has the address.
 	AddressConflict Reason = "AddressConflict"
 	// Yielded: another speaker of this cluster announces the VIP, too, and
-	// ranks above this one. The membership does not tell them of each other.
+	// ranks above this one. The membership does not know them both.
 	Yielded Reason = "Yielded"
 )
 

@@ -25,7 +25,7 @@ type Protocol interface {
 	Parse(frame []byte) (Message, bool)
 	// Answer returns the frame that answers m, which asks for a VIP.
 	Answer(s Statement, m Message) []byte
-	// Announce returns the frames that tell all neighbours where a VIP is. first
+	// Announce returns the frames that announce to all neighbours where a VIP is. first
 	// is set for the first ones of an ownership.
 	Announce(s Statement, first bool) [][]byte
 	// Probe returns the frame that asks who has a VIP, and claims nothing. It goes to

@@ -33,7 +33,7 @@ const (
 )
 
 // ErrNone says that there is no key.
-var ErrNone = errors.New("no membership key: speakers talk to each other only encrypted; put at least 16 random characters into the Secret")
+var ErrNone = errors.New("no membership key: speakers communicate only encrypted; put at least 16 random characters into the Secret")
 
 // Secret is the text that speakers share.
 type Secret struct{ text string }
@@ -71,7 +71,7 @@ func (s Secret) Of(clusterID string) (k Key, err error) {
 	return k, nil
 }
 
-// Mark names the key, and tells nobody what it is.
+// Mark names the key, and does not disclose it.
 func (k Key) Mark() string { return k.mark }
 
 // Ring are the keys that a speaker understands. It uses the first one.
