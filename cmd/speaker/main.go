@@ -111,10 +111,8 @@ func run(ctx context.Context, f *flags) error {
 			return status{loop.Status(), announcer.Status(), limiter.Status(), director.View(), router.Peers(), watchdog.States(),
 				podRoutes.Status()}
 		},
-		Diagnose: diagnosis,
-		Alive:    loop.Alive,
-		Checks:   func() []diagnose.Condition { return checks(loop.Checks(), apiHealth.Blind()) },
-		Log:      s.log,
+		Diagnose: diagnosis, Alive: loop.Alive, Log: s.log,
+		Checks: func() []diagnose.Condition { return checks(loop.Checks(), apiHealth.Blind()) },
 	})
 	s.log.Info("starting", "node", f.node, "address", s.address, "version", buildinfo.Get().String())
 	address := speaker.AddressWatch{Address: s.address.Addr(), Node: loop}
