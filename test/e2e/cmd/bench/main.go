@@ -130,7 +130,7 @@ func run(ctx context.Context, wanted []string, keep bool) (err error) {
 func bringUp(ctx context.Context, keep bool) (*lodestone.Installation, error) {
 	cluster, err := lab.Open("")
 	if err != nil || !keep {
-		cluster, err = lab.Up(ctx, lab.Options{Router: lab.RouterFRR, Progress: func(format string, args ...any) {
+		cluster, err = lab.Up(ctx, lab.Options{DualStack: true, Router: lab.RouterFRR, Progress: func(format string, args ...any) {
 			fmt.Fprintf(os.Stderr, "lab: "+format+"\n", args...)
 		}})
 	}
