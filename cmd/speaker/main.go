@@ -117,8 +117,7 @@ func run(ctx context.Context, f *flags) error {
 	s.log.Info("starting", "node", f.node, "address", s.address, "version", buildinfo.Get().String())
 	address := speaker.AddressWatch{Address: s.address.Addr(), Node: loop}
 	return live(ctx, loop, address, interfaces, gateways, config, proxy, apiHealth, members, reporter, announcer, limiter, director,
-		passwords, podRoutes,
-		router, watchdog, detector, server)
+		passwords, podRoutes, router, watchdog, detector, server)
 }
 
 // runner is a part that works until its context ends.

@@ -32,7 +32,9 @@ type VIP struct {
 	// Owner announces it by layer 2, Routers announce it by BGP.
 	Owner   string   `json:"owner,omitempty"`
 	Routers []string `json:"routers,omitempty"`
-	Silence string   `json:"silence,omitempty"`
+	// Connections are where those are that the owner hands over (forwarding: direct).
+	Connections []Forwarding `json:"connections,omitempty"`
+	Silence     string       `json:"silence,omitempty"`
 	// Help has advice if nobody announces it.
 	Help
 	Routes    []bgp.Route       `json:"routes,omitempty"`
@@ -84,6 +86,7 @@ func ofVIP(o *cluster.Objects, n *simulation.Network, addr netip.Addr) VIP {
 		return v
 	}
 	v.announced(n.Of(addr))
+	v.Connections = forwardingOf(n.Of(addr), addr, v.Owner)
 	v.Routes = bgp.RoutesOf(n, bgp.Filter{Within: netip.PrefixFrom(addr, addr.BitLen())}).Routes
 	return v
 }
@@ -192,6 +195,9 @@ func (v VIP) Show(c *output.Canvas) {
 	}
 	if v.Owner != "" {
 		f.add("Layer 2", "node "+v.Owner+" owns it, by the plan")
+	}
+	for i, c := range v.Connections {
+		c.show(&f, [...]string{"Connections", ""}[min(i, 1)], v.Owner)
 	}
 	if len(v.Routers) > 0 {
 		f.add("BGP", "announced by "+output.List(v.Routers, 5)+", by the plan")

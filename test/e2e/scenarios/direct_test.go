@@ -147,6 +147,26 @@ func TestConnectionsOutliveTheOwner(t *testing.T) {
 	require.Len(t, all.Snapshot().Broken, nodes[owner], "it is back")
 }
 
+// A node that cannot hand connections over does without, and whoever asks learns why: here
+// kube-proxy there seems to be in mode IPVS.
+func TestNodeThatCannotForwardDirectly(t *testing.T) {
+	s := begin(t)
+	s.forwardDirectly()
+	s.config(usualPools + fmt.Sprintf(directForwarding, ""))
+	s.echo(3)
+	s.service("web")
+	vip := s.assigned("web")
+	s.eventually("the VIP answers", func() error { return s.reachTCP(vip) })
+	s.forwards()
+	s.prints(0, []string{"explain", "vip", vip}, "Connections", "kept by ")
+	node := s.nodesBut(s.owner(vip))[0]
+	s.withIP(node, "link add kube-ipvs0 type veth peer name kube-ipvs0-peer", "link delete kube-ipvs0")
+	f := s.finds("direct-forwarding", node)
+	require.Contains(t, f.Message, "kube-proxy is in mode IPVS")
+	s.prints(0, []string{"explain", "vip", vip}, node+" is handed none: kube-proxy there is in mode IPVS")
+	s.connect(vip, 20, usual)
+}
+
 // Pods and nodes come and go: connections to pods that stay go on, and those to pods that
 // end go on as long as their pod does.
 func TestConnectionsOutliveChangesOfPods(t *testing.T) {

@@ -327,3 +327,43 @@ func TestNoStoriesWithoutTheConfigurationInForce(t *testing.T) {
 	assert.Contains(t, w.ask("", ExitFound, "explain", "vip", "203.0.113.10"),
 		"nobody announces it: NoAdvertisement: no configuration is in force")
 }
+
+// With direct forwarding the story of a VIP has who keeps its connections, and why others do
+// not.
+func TestWhoKeepsConnections(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	object[*corev1.ConfigMap](w, config.ConfigMapName).Data[config.Key] = strings.Replace(configured, "layer2: {}",
+		"layer2: {forwarding: direct}", 1)
+	for _, name := range []string{"web", "local"} {
+		object[*corev1.Service](w, name).Spec.Ports = []corev1.ServicePort{{Protocol: corev1.ProtocolTCP, Port: 80}}
+	}
+	says := func(node, more string) {
+		w.drop(annotation.SpeakerLeasePrefix + node) // which is the pod's name, too
+		w.add(pod("speaker", node, "v0.4.0", true), lease(node, map[string]string{annotation.Report: `{"segments": ["203.0.113.0/24 eth0"]` + more + `}`}))
+	}
+	add := func(name, address, more string) {
+		w.add(node(name, address, nil))
+		says(name, more)
+	}
+	says("n1", `, "forwards": true`)
+	says("n2", `, "forwards": true`)
+	says("n3", "")
+	add("n4", "203.0.113.4", `, "noRules": "Forbidden"`)
+	add("n5", "203.0.113.5", `, "noRules": "IPVS"`)
+	add("n6", "203.0.113.6", `, "noRules": "Some"`)
+	add("n7", "192.0.2.77", `, "forwards": true`)
+	add("n8", "2001:db8::8", `, "forwards": true`)
+	add("n9", "203.0.113.9", `, "forwards": true`)
+	object[*corev1.Node](w, "n9").Labels = map[string]string{corev1.LabelNodeExcludeBalancers: ""}
+	w.ask("explain-vip-forwarding.txt", ExitOK, "explain", "vip", "203.0.113.10")
+
+	w.client = nil
+	w.drop("local-1")
+	w.add(endpoints("local", "n2", "n3", "n4", "n9"))
+	for _, name := range []string{"n3", "n4", "n5", "n6", "n7", "n8"} {
+		says(name, `, "forwards": true`)
+	}
+	says("n2", `, "noRules": "Bond"`)
+	w.ask("explain-vip-forwarding-local.txt", ExitOK, "explain", "vip", "203.0.113.11")
+}
