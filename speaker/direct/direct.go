@@ -213,10 +213,11 @@ func (d *Director) settle(ctx context.Context) {
 	}
 }
 
-// take takes over what is wanted now. What is wanted no more drains.
+// take takes over what is wanted now. What is wanted no more drains, if there are rules by which
+// it was handed over.
 func (d *Director) take(want plan.Forwarding) {
 	for key, before := range d.want.Services {
-		if _, ok := want.Services[key]; !ok {
+		if _, ok := want.Services[key]; !ok && d.there != [2]bool{} {
 			d.draining[key] = draining{before, time.Now().Add(drainTime)}
 		}
 	}
@@ -265,6 +266,8 @@ func (d *Director) reconcile() {
 	var err error
 	if len(d.want.Services)+len(d.draining) > 0 {
 		err = d.look()
+	} else {
+		d.refused, d.full = nil, false
 	}
 	if err == nil && d.stale {
 		err = d.apply()

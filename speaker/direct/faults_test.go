@@ -314,6 +314,10 @@ func TestIPVS(t *testing.T) {
 		n.Run("ip", "link", "delete", "kube-ipvs0")
 		w.until(func() bool { return n.director.InForce() && n.director.Status().Err == nil }, func() any { return n.log })
 	}
+	n.Run("ip", "link", "add", "kube-ipvs0", "type", "veth", "peer", "name", "other")
+	w.until(func() bool { return n.director.Status().Err != nil }, func() any { return n.log })
+	w.setOn("n1", nil) // without an error
+	require.Empty(t, n.director.View().Services, "nothing drains where nothing was handed over")
 }
 
 // The metrics say what the Director does, with the packets that the kernel counted, whose

@@ -497,6 +497,7 @@ func TestWithoutRights(t *testing.T) {
 	require.Equal(t, report.RulesForbidden, n.director.NoRules())
 	require.NotContains(t, n.Run("nft", "list", "tables"), tableName)
 	require.Equal(t, map[string]int{"n1": 10}, at(w.open(10)))
+	w.setOn("n1", nil) // without an error
 }
 
 // More tables than there may be are not made, which is said once. Names of nodes are as long
