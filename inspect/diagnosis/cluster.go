@@ -145,5 +145,10 @@ func netAdmin(o *cluster.Objects) string {
 	}) {
 		all = append(all, "connection rate limits")
 	}
+	if o.Config != nil && slices.ContainsFunc(o.Config.Advertisements, func(a config.Advertisement) bool {
+		return a.Layer2 != nil && a.Layer2.Direct
+	}) {
+		all = append(all, "direct forwarding")
+	}
 	return strings.Join(all, " and ")
 }

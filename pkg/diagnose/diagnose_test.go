@@ -161,7 +161,7 @@ func TestFaultsAreFoundByTheirChecks(t *testing.T) {
 		}, OnSegment, Warning, "n1", "no other node is on the segment of 203.0.113.10"},
 		"no NET_RAW": {on("n1", func(f *Facts) { f.Capabilities = 1 << capNetBindService }), Capabilities, Error, "n1", "lacks NET_RAW"},
 		"no NET_ADMIN": {func(c *Cluster) { c.NetAdmin = "routes to pods" }, Capabilities, Error, "n1 n2 n3",
-			"lacks NET_ADMIN, which routes to pods take"},
+			"lacks NET_ADMIN, as is needed for routes to pods"},
 		"no port 179": {on("n1", func(f *Facts) { f.Capabilities = 1 << capNetRaw }), Capabilities, Error, "n1",
 			"lacks NET_BIND_SERVICE: it cannot listen on port 179 for passive peers (tor-a)"},
 		"no rules": {on("n1", func(f *Facts) { f.Forwarding = &Forwarding{Error: "operation not permitted"} }), Forwards, Warning, "n1",

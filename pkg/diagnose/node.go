@@ -225,8 +225,8 @@ func capabilities(c *Cluster) (all []Finding) {
 				"the speaker lacks NET_RAW: it cannot answer ARP and NDP"))
 		}
 		if c.NetAdmin != "" && lacks(capNetAdmin) {
-			all = append(all, found(Error, name, "helm upgrade with speaker.podRoutes=true, or speaker.connectionRateLimits=true",
-				"the speaker lacks NET_ADMIN, which %s take", c.NetAdmin))
+			all = append(all, found(Error, name, "helm upgrade with speaker.podRoutes=true, speaker.connectionRateLimits=true, or speaker.directForwarding=true",
+				"the speaker lacks NET_ADMIN, as is needed for %s", c.NetAdmin))
 		}
 		if peers := c.Passive[name]; len(peers) > 0 && lacks(capNetBindService) {
 			all = append(all, found(Error, name, "helm upgrade with speaker.bgp.passivePeers=true",

@@ -137,6 +137,19 @@ func TestDiagnosisOfABadNight(t *testing.T) {
 	w.ask("diagnose-bad-night.txt", ExitFound, "diagnose", "--active")
 }
 
+// What keeps nodes from direct forwarding is found: the capability that the chart gives, and what
+// a speaker says of itself.
+func TestDiagnosisOfDirectForwarding(t *testing.T) {
+	t.Parallel()
+	w := diagnosed(t)
+	object[*corev1.ConfigMap](w, config.ConfigMapName).Data[config.Key] = strings.Replace(configured, "layer2: {}",
+		"layer2: {forwarding: direct}", 1)
+	w.change("n1", func(f *diagnose.Facts) { f.Forwarding = &diagnose.Forwarding{Error: "operation not permitted"} })
+	text := w.ask("", ExitFound, "diagnose")
+	assert.Contains(t, text, "the speaker lacks NET_ADMIN, as is needed for direct forwarding")
+	assert.Contains(t, text, "WARNING  direct-forwarding  node n1\n")
+}
+
 // A speaker that does not answer is named, and what it alone knows is not taken
 // for well.
 func TestDiagnosisNamesWhoIsMissing(t *testing.T) {
