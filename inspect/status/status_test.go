@@ -39,8 +39,9 @@ func healthy(t *testing.T) *cluster.Objects {
 		o.Nodes = append(o.Nodes, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
 		o.Speakers = append(o.Speakers, pod(name, true))
 		o.Leases = append(o.Leases, &coordinationv1.Lease{
-			ObjectMeta: metav1.ObjectMeta{Name: annotation.SpeakerLeasePrefix + name, Annotations: report.Report{Keys: []string{keyA}}.Annotations()},
-			Spec:       coordinationv1.LeaseSpec{HolderIdentity: &name}})
+			ObjectMeta: metav1.ObjectMeta{Name: annotation.SpeakerLeasePrefix + name,
+				Annotations: report.Report{Keys: []string{keyA}}.Annotations()},
+			Spec: coordinationv1.LeaseSpec{HolderIdentity: &name}})
 	}
 	return o
 }
@@ -57,7 +58,8 @@ func pod(node string, ready bool) *corev1.Pod {
 // lacks makes a pod wait for the reason.
 func lacks(p *corev1.Pod, reason string) {
 	p.Status.Conditions = nil
-	p.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason}}}}
+	waiting := &corev1.ContainerStateWaiting{Reason: reason}
+	p.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Waiting: waiting}}}
 }
 
 // What an operator worries about gives a warning, the worst first, and nothing else does.
@@ -119,7 +121,8 @@ func TestWarnings(t *testing.T) {
 		}, []string{"conflict: another machine, 02:00:00:00:00:00, has 203.0.113.10, as heard on node n2; it is not announced",
 			"speaker: node n1: no speaker pod"}},
 		"there is no configuration": {func(o *cluster.Objects) { o.Config, o.Speakers, o.Nodes = nil, nil, nil },
-			[]string{"configuration: there is no ConfigMap lodestone-system/lodestone-config: no Service gets an address, and nothing is announced"}},
+			[]string{"configuration: there is no ConfigMap lodestone-system/lodestone-config: no Service gets an address, and " +
+				"nothing is announced"}},
 		"speakers have one that is not there any more": {func(o *cluster.Objects) { o.Config = nil },
 			[]string{"configuration: there is no ConfigMap lodestone-system/lodestone-config, create it: controllers and speakers that run go by " +
 				"the last valid one, those that start by its copy in ConfigMap lodestone-config-last-valid, if there is one"}},
