@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -76,10 +77,18 @@ func forwardingOf(n *simulation.Network, vip netip.Addr, owner string) (all []Fo
 
 // withoutRules are the reasons in words.
 var withoutRules = map[report.NoRules]string{
-	"":                    "its speaker does not report that it has the rules: it is of an older version, or has not begun",
 	report.RulesForbidden: "its speaker may not write packet filter rules: set speaker.directForwarding in the values of the chart",
 	report.RulesWithIPVS:  "kube-proxy there is in mode IPVS",
 	report.RulesOnBond:    "it is on a bond that sends with other hardware addresses than it answers with",
+}
+
+// noRules returns why a node has no rules of direct forwarding although it should. Empty: it does
+// not report that.
+func noRules(n report.Network) string {
+	if n.NoRules == "" {
+		return ""
+	}
+	return cmp.Or(withoutRules[n.NoRules], "the kernel there refuses the rules: the log of its speaker has the reason")
 }
 
 // leftOut returns why a node is handed no connections, or hands none over. Empty: it is.
@@ -89,10 +98,7 @@ func leftOut(n *simulation.Network, node, owner string, vip netip.Addr) string {
 	case !known:
 		return "there is no such Node"
 	case !of.Forwards:
-		if why := withoutRules[of.NoRules]; why != "" {
-			return why
-		}
-		return "the kernel there refuses the rules: the log of its speaker has the reason"
+		return cmp.Or(noRules(of.Network), "its speaker does not report that it has the rules: it is of an older version, or has not begun")
 	case owner == "" || owner == node || n.Nodes[owner].Segments == nil:
 		return ""
 	}

@@ -28,7 +28,9 @@ type Node struct {
 	Gateways []netip.Addr `json:"gateways,omitempty"`
 	// Owns are the VIPs that it announces by layer 2, Routed counts those that
 	// it announces by BGP.
-	Owns     []Owned      `json:"owns"`
+	Owns []Owned `json:"owns"`
+	// NoRules is why it hands no connections over although it should (forwarding: direct).
+	NoRules  string       `json:"noRules,omitempty"`
 	Routed   int          `json:"routed"`
 	Sessions bgp.Sessions `json:"sessions"`
 	// Out is what keeps it from owning the other VIPs, Keys what this and the
@@ -48,7 +50,8 @@ type Owned struct {
 func OfNode(o *cluster.Objects, name string) Node {
 	network := o.Network()
 	view, last := network.View(name), network.Reports[name]
-	n := Node{Name: name, Owns: []Owned{}, Routed: len(view.BGP.VIPs), Gateways: last.Gateways, Segments: output.Strings(last.Segments)}
+	n := Node{Name: name, Owns: []Owned{}, Routed: len(view.BGP.VIPs), Gateways: last.Gateways, Segments: output.Strings(last.Segments),
+		NoRules: noRules(last.Network)}
 	for _, m := range status.SpeakersOf(o).Missing {
 		if m.Node == name {
 			n.Obstacles = append(n.Obstacles, m.Message)
@@ -96,7 +99,7 @@ func (n *Node) vips(services map[netip.Addr][]string, verdicts map[netip.Addr]pl
 
 // Troubled implements Story.
 func (n Node) Troubled() bool {
-	return len(n.Obstacles)+len(n.Conflicts) > 0 || !n.Sessions.Healthy()
+	return n.NoRules != "" || len(n.Obstacles)+len(n.Conflicts) > 0 || !n.Sessions.Healthy()
 }
 
 // Show implements output.Page.
@@ -114,6 +117,9 @@ func (n Node) Show(c *output.Canvas) {
 		f.add("Gateways", strings.Join(output.Strings(n.Gateways), ", "))
 	}
 	f.add("Layer 2", fmt.Sprintf("owns %s, by the plan", output.Count(len(n.Owns), "VIP", "VIPs")))
+	if n.NoRules != "" {
+		f.bad("Connections", "it hands none over: "+n.NoRules)
+	}
 	f.add("BGP", fmt.Sprintf("announces %s over %s, by the plan", output.Count(n.Routed, "VIP", "VIPs"),
 		output.Count(len(n.Sessions.Sessions), "session", "sessions")))
 	f.bad("Conflict", output.Strings(n.Conflicts)...)

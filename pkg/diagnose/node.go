@@ -225,7 +225,7 @@ func capabilities(c *Cluster) (all []Finding) {
 				"the speaker lacks NET_RAW: it cannot answer ARP and NDP"))
 		}
 		if c.NetAdmin != "" && lacks(capNetAdmin) {
-			all = append(all, found(Error, name, "helm upgrade with speaker.podRoutes=true, speaker.connectionRateLimits=true, or speaker.directForwarding=true",
+			all = append(all, found(Error, name, "helm upgrade with speaker.podRoutes, .connectionRateLimits or .directForwarding true",
 				"the speaker lacks NET_ADMIN, as is needed for %s", c.NetAdmin))
 		}
 		if peers := c.Passive[name]; len(peers) > 0 && lacks(capNetBindService) {

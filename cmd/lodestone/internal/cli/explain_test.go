@@ -358,6 +358,8 @@ func TestWhoKeepsConnections(t *testing.T) {
 	object[*corev1.Node](w, "n9").Labels = map[string]string{corev1.LabelNodeExcludeBalancers: ""}
 	w.ask("explain-vip-forwarding.txt", ExitOK, "explain", "vip", "203.0.113.10")
 
+	assert.Contains(t, w.ask("", ExitFound, "explain", "node", "n4"), "it hands none over: its speaker may not write packet filter rules")
+	assert.NotContains(t, w.ask("", ExitFound, "explain", "node", "n1"), "hands none over", "its session is not reported")
 	w.client = nil
 	w.drop("local-1")
 	w.add(endpoints("local", "n2", "n3", "n4", "n9"))
