@@ -24,7 +24,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -350,7 +349,7 @@ func (d *Director) look() error {
 // not say which connections the node keeps. On a bond that sends with other hardware addresses
 // than the one it answers with, others would not know what this node hands them.
 func (d *Director) refuse() error {
-	if _, err := net.InterfaceByName("kube-ipvs0"); err == nil {
+	if _, err := netlink.LinkByName("kube-ipvs0"); err == nil {
 		return errIPVS
 	}
 	seen := map[int]bool{}
