@@ -457,6 +457,15 @@ func TestRulesNeedADirector(t *testing.T) {
 	w.start("n1")
 	w.wantAt([]string{"n1"}, some("n2")...)
 	require.Equal(t, map[string]int{"n2": 10}, at(w.open(10)))
+
+	for _, n := range w.nodes { // all speakers are gone for good, and the rules are not
+		n.stop()
+	}
+	time.Sleep(w.guard + time.Second)
+	for _, name := range w.names {
+		w.own(name)
+		require.Equal(t, map[string]int{name: 10}, at(w.open(10)))
+	}
 }
 
 // A Director without the right to change rules says so once, and the VIP works as without. It
