@@ -95,7 +95,6 @@ type Director struct {
 	without  [2]int            // Services that have none, as there are more than maxTables
 	there    [2]bool           // by family, the kernel has a table
 	missing  [2]bool           // it has none, and should
-	strict   bool              // conntrack takes no segment of an unknown connection for new
 	full     bool              // conntrack has little room
 	most     int               // tables that there may be, see maxTables
 	stale    bool              // there may be other rules to write
@@ -366,7 +365,7 @@ func (d *Director) refuse() error {
 	return nil
 }
 
-// lookAtConntrack finds out what the rules and their packets depend on.
+// lookAtConntrack warns when conntrack is full.
 func (d *Director) lookAtConntrack() {
 	read := func(name string, otherwise int) int {
 		text, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_" + name)
@@ -374,9 +373,6 @@ func (d *Director) lookAtConntrack() {
 			return n
 		}
 		return otherwise
-	}
-	if strict := read("tcp_loose", 1) == 0; strict != d.strict {
-		d.strict, d.stale = strict, true
 	}
 	count, limit := read("count", 0), read("max", 0)
 	full := limit > 0 && count >= limit/fullPart*(fullPart-1)
@@ -527,7 +523,7 @@ func (d *Director) rules(i int, f *family, used map[string]bool) (*ruleset, map[
 		for _, s := range services[of] {
 			for _, p := range s.Ports {
 				r.services[serviceKey(s.vip, p.Number)] = steer{id, len(r.tables[id].open), 1 + s.Seed%seeds, min(len(s.Backends), maxRing),
-					s.ByClient, s.drains, d.strict, strings.Join(interfaces, "-")}
+					s.ByClient, s.drains, strings.Join(interfaces, "-")}
 			}
 		}
 	}

@@ -63,8 +63,6 @@ type steer struct {
 	byClient bool
 	// drains: new connections stay here, as without a table.
 	drains bool
-	// strict: conntrack takes no segment of an unknown connection for new.
-	strict bool
 	// interfaces are those that nodes are on, as text: so steers compare.
 	interfaces string
 }
@@ -103,7 +101,7 @@ func held(maps string) string             { return maps + "-held" }
 // chain returns the name of the chain, which says all of what it does.
 func (s steer) chain() string {
 	return fmt.Sprintf("steer-%d-%d-%d-%d%s%s-%s", s.table, s.buckets, s.seed, s.ring,
-		given(s.byClient, "-client"), given(s.drains, "-drains")+given(s.strict, "-strict"), s.interfaces)
+		given(s.byClient, "-client"), given(s.drains, "-drains"), s.interfaces)
 }
 
 func (s steer) second() string { return "second" + strings.TrimPrefix(s.chain(), "steer") }

@@ -21,15 +21,18 @@ const priority = -199
 // each. So it ends, whatever tables the nodes have.
 const lastHop = 3
 
+// misfit is added to the TTL of a segment that conntrack says does not fit: it knows a
+// connection of these addresses and ports, by which the segment cannot be. It may be of a
+// later one, which another node has, since clients use ports again; or of this one, and be
+// old or forged. So it goes around, from here, and is dropped in the end, where others are
+// answered by a reset. No packet comes from a client with such a TTL.
+const misfit = 128
+
 // aroundPerSecond bounds the segments that one node sends around, in each chain.
 const aroundPerSecond = 50_000
 
-// TCP's flags that the rules look at (RFC 9293 section 3.1).
-const (
-	fin = 0x01
-	syn = 0x02
-	rst = 0x04
-)
+// syn is TCP's flag of a first segment (RFC 9293 section 3.1).
+const syn = 0x02
 
 // The registers of 32 bits that the rules use.
 const (
@@ -126,22 +129,23 @@ func (f *family) baseRule() []expr.Any {
 	}
 }
 
-var accept = &expr.Verdict{Kind: expr.VerdictAccept}
+var (
+	accept = &expr.Verdict{Kind: expr.VerdictAccept}
+	drop   = &expr.Verdict{Kind: expr.VerdictDrop}
+)
 
 // steer is the chain of a table for what comes in on the segment:
 //
-//	iif != @interfaces accept                             from a pod: kube-proxy's
-//	ct state != { new, invalid } accept                   the connection is kept here
-//	ip ttl <= lastHop accept                              all were asked
-//	ct state invalid tcp flags & (fin | rst) == 0 accept  of a connection that is kept here, perhaps
-//	ether saddr @hardware goto second                     another node has handed it here
-//	meta l4proto != @guard accept                         no speaker for long: as without
-//	hand over by @open                                    to the node that takes new connections
-//	goto second                                           which is this one
+//	iif != @interfaces accept            from a pod: kube-proxy's
+//	ct state != { new, invalid } accept  the connection is kept here
+//	ip ttl <= lastHop accept             all were asked
+//	ip ttl == misfit + lastHop drop      as well, and one knew better
+//	ether saddr @hardware goto second    another node has handed it here
+//	meta l4proto != @guard accept        no speaker for long: as without
+//	hand over by @open                   to the node that takes new connections
+//	goto second                          which is this one
 //
-// A FIN or RST of a connection that conntrack does not know is invalid, other segments of it
-// are new. With nf_conntrack_tcp_loose=0 all of them are invalid, and the rule on those is left
-// out. While the table drains, a SYN is accepted before it is handed over.
+// While the table drains, a SYN is accepted before it is handed over.
 //
 // A node without a speaker still sends around what others hand to it, for as long as they do:
 // it would reset connections that they keep.
@@ -153,14 +157,11 @@ func (f *family) steer(s steer) [][]expr.Any {
 	rules := [][]expr.Any{
 		join(&expr.Meta{Key: expr.MetaKeyIIF, Register: keys}, in(interfacesSet, false), accept),
 		join(stateIs(expr.CtStateBitNEW|expr.CtStateBitINVALID, false), accept),
-		f.ttlIs(expr.CmpOpLte, lastHop, accept),
-	}
-	if !s.strict {
-		rules = append(rules, join(stateIs(expr.CtStateBitINVALID, true), flagsAre(fin|rst, false), accept))
-	}
-	rules = append(rules,
+		join(f.ttlIs(expr.CmpOpLte, lastHop), accept),
+		join(f.ttlIs(expr.CmpOpEq, misfit+lastHop), drop),
 		join(&expr.Payload{DestRegister: keys, Base: expr.PayloadBaseLLHeader, Offset: 6, Len: 6}, in(hardwareSet, true), second),
-		join(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: keys}, in(guardSet, false), accept))
+		join(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: keys}, in(guardSet, false), accept),
+	}
 	if s.drains {
 		rules = append(rules, join(flagsAre(syn, true), accept))
 	}
@@ -169,39 +170,52 @@ func (f *family) steer(s steer) [][]expr.Any {
 
 // second is the chain of a table for what was handed to the node that takes new connections:
 //
-//	tcp flags & syn != 0 accept                           a new one
+//	tcp flags & syn != 0 accept                                       a new one
 //	limit rate over 50000/second drop
-//	ip ttl > lastHop + maxRing ip ttl set lastHop + ring  the first one
-//	hand over by @next                                    another one has the connection, perhaps
+//	ct state invalid ip ttl != @misfits ip ttl set misfit + lastHop + ring
+//	ip ttl > lastHop + maxRing != @misfits ip ttl set lastHop + ring  the first one
+//	hand over by @next                                                another one has the connection, perhaps
+//
+// @misfits is misfit + lastHop to misfit + lastHop + maxRing. A FIN or RST of a connection that
+// conntrack does not know is invalid, too, and with nf_conntrack_tcp_loose=0 all segments are.
 func (f *family) second(s steer) [][]expr.Any {
 	return append([][]expr.Any{
 		join(flagsAre(syn, true), accept),
 		bounded(),
-		f.ttlIs(expr.CmpOpGt, lastHop+maxRing, f.setTTL(s)...),
+		join(stateIs(expr.CtStateBitINVALID, true), f.fits(), f.setTTL(misfit+lastHop+byte(s.ring))),
+		join(f.ttlIs(expr.CmpOpGt, lastHop+maxRing), f.fits(), f.setTTL(lastHop+byte(s.ring))),
 	}, f.handOver(s, nextName(s.table, s.buckets))...)
 }
 
-// ttlIs does what it is to do with packets whose TTL is such.
-func (f *family) ttlIs(op expr.CmpOp, ttl byte, do ...expr.Any) []expr.Any {
-	return join(&expr.Payload{DestRegister: keys, Base: expr.PayloadBaseNetworkHeader, Offset: f.ttl, Len: 1},
-		&expr.Cmp{Register: keys, Op: op, Data: []byte{ttl}}, do)
+// ttlIs matches packets whose TTL is such.
+func (f *family) ttlIs(op expr.CmpOp, ttl byte) []expr.Any {
+	return []expr.Any{f.loadTTL(), &expr.Cmp{Register: keys, Op: op, Data: []byte{ttl}}}
+}
+
+// fits matches packets that do not go around as misfits.
+func (f *family) fits() []expr.Any {
+	return []expr.Any{f.loadTTL(), &expr.Range{Register: keys, Op: expr.CmpOpNeq, FromData: []byte{misfit + lastHop},
+		ToData: []byte{misfit + lastHop + maxRing}}}
+}
+
+func (f *family) loadTTL() expr.Any {
+	return &expr.Payload{DestRegister: keys, Base: expr.PayloadBaseNetworkHeader, Offset: f.ttl, Len: 1}
 }
 
 // bounded drops what is too much to send around.
 func bounded() []expr.Any {
 	return []expr.Any{
 		&expr.Limit{Type: expr.LimitTypePkts, Rate: aroundPerSecond, Unit: expr.LimitTimeSecond, Burst: aroundPerSecond / 5, Over: true},
-		&expr.Verdict{Kind: expr.VerdictDrop},
+		drop,
 	}
 }
 
-// setTTL has a segment go around.
-func (f *family) setTTL(s steer) []expr.Any {
+func (f *family) setTTL(ttl byte) []expr.Any {
 	set := &expr.Payload{OperationType: expr.PayloadWrite, SourceRegister: keys, Base: expr.PayloadBaseNetworkHeader, Offset: f.ttl, Len: 1}
 	if f.checksum {
 		set.CsumType, set.CsumOffset = expr.CsumTypeInet, 10
 	}
-	return []expr.Any{&expr.Immediate{Register: keys, Data: []byte{lastHop + byte(s.ring)}}, set}
+	return []expr.Any{&expr.Immediate{Register: keys, Data: []byte{ttl}}, set}
 }
 
 // handOver hands the packet, as it is, to the node that has the flow in the maps of a table,
@@ -212,7 +226,6 @@ func (f *family) setTTL(s steer) []expr.Any {
 //	iif eth0 dup to jhash ip saddr . ip daddr . tcp sport mod N seed S map @open-0-8192-2 device eth0 counter name handed drop
 //	jhash ip saddr . ip daddr . tcp sport mod N seed S @open-0-8192-held drop
 func (f *family) handOver(s steer, maps string) (rules [][]expr.Any) {
-	drop := &expr.Verdict{Kind: expr.VerdictDrop}
 	for _, index := range s.indexes() {
 		rules = append(rules, join(&expr.Meta{Key: expr.MetaKeyIIF, Register: keys},
 			&expr.Cmp{Register: keys, Op: expr.CmpOpEq, Data: []byte(number(index))}, f.bucketOf(s),
