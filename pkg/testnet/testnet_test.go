@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -46,6 +47,18 @@ func TestDoRunsInsideAndLeavesNoTrace(t *testing.T) {
 	}
 	if in := strings.TrimSpace(h.Run("readlink", "/proc/self/ns/net")); in == outside {
 		t.Error("a command runs outside")
+	}
+}
+
+// A function that fails the test on its thread does not hang who called it.
+func TestDoEnds(t *testing.T) {
+	t.Parallel()
+	err := NewHost(t, "h").Do(func() error {
+		runtime.Goexit()
+		return nil
+	})
+	if err == nil {
+		t.Error("no error")
 	}
 }
 
