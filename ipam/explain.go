@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
 )
@@ -196,7 +197,7 @@ func holdersText(tenants []tenant) string {
 		t := &tenants[i]
 		text := t.owner.Name
 		if !t.since.IsZero() {
-			text += " since " + stamp(t.since)
+			text += " since " + t.since.UTC().Format(time.RFC3339)
 		}
 		said = append(said, text)
 	}

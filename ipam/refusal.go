@@ -208,6 +208,3 @@ func more(n int) string {
 	}
 	return fmt.Sprintf(" and %d more", n-listed)
 }
-
-// stamp writes a time for people.
-func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }

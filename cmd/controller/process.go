@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"sync"
 
@@ -81,9 +82,7 @@ func (p *process) command() (*cobra.Command, error) {
 	controllers := map[string]app.ControllerInitFuncConstructor{
 		servicelb.Name: {InitContext: app.ControllerInitContext{ClientName: servicelb.Name}, Constructor: p.serviceController},
 	}
-	for name, constructor := range app.DefaultInitFuncConstructors {
-		controllers[name] = constructor
-	}
+	maps.Copy(controllers, app.DefaultInitFuncConstructors)
 	upstream := controllers[names.ServiceLBController]
 	upstream.Constructor = p.upstreamController(upstream.Constructor)
 	controllers[names.ServiceLBController] = upstream

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"html/template"
 	"net/http"
+	"strings"
 	"time"
 )
 
@@ -194,7 +195,7 @@ func (s stream) update(u update) error {
 func Challenge(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		certified := r.TLS != nil && len(r.TLS.PeerCertificates) > 0
-		if r.Header.Get("Authorization") == "" && !certified && within(r.URL.Path) {
+		if r.Header.Get("Authorization") == "" && !certified && strings.HasPrefix(r.URL.Path+"/", Path+"/") {
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			http.Error(w, "the dashboard takes a token or a client certificate of somebody who may read "+Path+"; see: lodestone dashboard --help",
 				http.StatusUnauthorized)
@@ -202,8 +203,4 @@ func Challenge(next http.Handler) http.Handler {
 		}
 		next.ServeHTTP(w, r)
 	})
-}
-
-func within(path string) bool {
-	return path == Path || len(path) > len(Path) && path[:len(Path)+1] == Path+"/"
 }

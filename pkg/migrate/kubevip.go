@@ -134,7 +134,7 @@ func (m *kubeVIP) convertRanges() {
 			m.decidef(m.ranges, "data."+key, "is not known here: look up what it does, and whether Lodestone has it")
 		}
 	}
-	taken := newRanges()
+	taken := ranges{btree.NewG(32, func(a, b netipx.IPRange) bool { return a.From().Less(b.From()) })}
 	leases := map[string]bool{}
 	for _, name := range append(slices.DeleteFunc(sortedKeys(names), func(n string) bool { return n == global }), global) {
 		if names[name] {
@@ -283,10 +283,6 @@ func byFirst(a, b netipx.IPRange) int { return a.From().Compare(b.From()) }
 
 // ranges are disjoint ranges by their first address.
 type ranges struct{ *btree.BTreeG[netipx.IPRange] }
-
-func newRanges() ranges {
-	return ranges{btree.NewG(32, func(a, b netipx.IPRange) bool { return a.From().Less(b.From()) })}
-}
 
 // overlapping returns those that share an address with r.
 func (rs ranges) overlapping(r netipx.IPRange) (all []netipx.IPRange) {

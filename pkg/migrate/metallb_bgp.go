@@ -48,11 +48,6 @@ func (m *metalLB) convertBGP(r *resource[bgpSpec], taken map[string]bool) {
 	})
 }
 
-// mayBeInternal reports whether the router may have the nodes' AS number.
-func (p *peer) mayBeInternal() bool {
-	return p.PeerASN == "internal" || p.PeerASN == p.LocalASN
-}
-
 // community returns a community as we write it: MetalLB has aliases for them,
 // and puts "large:" before large ones.
 func (m *metalLB) community(o *Object, field, text string) []string {
@@ -89,7 +84,7 @@ func (m *metalLB) convertPeers() {
 			one.Name, one.NodeSelector = unique(numbered(r.object.Name, i, len(nodes)), "-peer", taken), n
 			m.peerNames[r.object.Name] = append(m.peerNames[r.object.Name], one.Name)
 			m.doc.Peers = append(m.doc.Peers, one)
-			if one.mayBeInternal() {
+			if one.PeerASN == "internal" || one.PeerASN == one.LocalASN {
 				m.internal[one.Name] = true
 			}
 		}

@@ -29,11 +29,6 @@ func selectorOf(s metav1.LabelSelector) *selector {
 	return out
 }
 
-// everything reports whether the selector restricts nothing.
-func (s *selector) everything() bool {
-	return s == nil || len(s.MatchLabels)+len(s.MatchExpressions) == 0
-}
-
 // anyOf returns selectors that together select what at least one of the given ones does. Ours
 // are alternatives only in separate advertisements or peers, so that there should be few. A
 // selector of everything makes the others superfluous, and selectors that list values of one
@@ -42,7 +37,7 @@ func anyOf(selectors []metav1.LabelSelector) []*selector {
 	var all []*selector
 	for _, s := range selectors {
 		one := selectorOf(s)
-		if one.everything() {
+		if one == nil || len(one.MatchLabels)+len(one.MatchExpressions) == 0 { // it restricts nothing
 			return nil
 		}
 		all = append(all, one)

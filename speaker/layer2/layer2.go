@@ -146,7 +146,7 @@ func New(o Options) *Announcer {
 		listen:     o.Listen,
 		openGroups: o.Groups,
 		received:   o.Received,
-		conflicts:  newConflicts(),
+		conflicts:  &conflicts{of: map[netip.Addr]Conflict{}, unprobed: map[netip.Addr]bool{}},
 		sets:       make(chan setting),
 		exited:     make(chan *port),
 		ready:      make(chan struct{}),

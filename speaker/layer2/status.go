@@ -204,10 +204,6 @@ type conflicts struct {
 	changed  notify.Signal
 }
 
-func newConflicts() *conflicts {
-	return &conflicts{of: map[netip.Addr]Conflict{}, unprobed: map[netip.Addr]bool{}}
-}
-
 // begin is called when a VIP is assigned. It has to be probed if it is new, or was last
 // found to be somebody else's.
 func (c *conflicts) begin(vip netip.Addr, fresh bool) {

@@ -114,7 +114,7 @@ func New(o Options) *Task {
 	o.KeyInterval = cmp.Or(o.KeyInterval, DefaultKeyInterval)
 	signal := func() chan struct{} { return make(chan struct{}, 1) }
 	b := &base{options: o, log: o.Log, ring: &ring{}, send: signal(), seek: signal(), verify: signal(), rewrite: signal()}
-	t := &Task{base: b, table: newTable(b)}
+	t := &Task{base: b, table: &table{base: b, peers: peers{b.options.Node: {alive: true, network: &report.Network{}}}}}
 	t.own = &ownLease{base: b, table: t.table}
 	t.leases = &leases{base: b, table: t.table, own: t.own}
 	t.gossip = &gossip{base: b, table: t.table, leases: t.leases}

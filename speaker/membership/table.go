@@ -25,10 +25,6 @@ type table struct {
 	down string
 }
 
-func newTable(b *base) *table {
-	return &table{base: b, peers: peers{b.options.Node: {alive: true, network: &report.Network{}}}}
-}
-
 // Speakers returns the speakers that are alive, this one included; the value
 // is whether the speaker is ready to own VIPs.
 func (t *table) Speakers() map[string]bool {

@@ -10,7 +10,6 @@
 package podroutes
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -242,7 +241,8 @@ func (t *Table) reconcile() {
 		t.due = now.Add(check)
 	}
 	t.unsettled = false
-	t.publish()
+	old := t.published.Swap(&view{t.state, make(chan struct{})})
+	close(old.changed)
 }
 
 func (t *Table) fail(before error) {
@@ -301,17 +301,7 @@ func (t *Table) logChanges(before state, s steps) {
 
 // ordered returns the prefixes in order.
 func ordered[T any](of map[netip.Prefix]T) []netip.Prefix {
-	return slices.SortedFunc(maps.Keys(of), comparePrefixes)
-}
-
-func comparePrefixes(a, b netip.Prefix) int {
-	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
-}
-
-// publish shows the state to others.
-func (t *Table) publish() {
-	old := t.published.Swap(&view{t.state, make(chan struct{})})
-	close(old.changed)
+	return slices.SortedFunc(maps.Keys(of), netip.Prefix.Compare)
 }
 
 // Clear removes all routes that carry Protocol from the namespace, nil for this

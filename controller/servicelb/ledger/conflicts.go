@@ -49,10 +49,6 @@ type poolFamily struct {
 	family ipam.Family
 }
 
-func newConflicts(held *holdings) conflicts {
-	return conflicts{held: held, withheld: map[netip.Addr]time.Time{}, full: map[poolFamily]int{}}
-}
-
 // follow takes over what speakers report.
 func (c *conflicts) follow(facts *clusterfacts.Facts) {
 	c.reported = map[netip.Addr]clusterfacts.Conflict{}

@@ -78,11 +78,6 @@ func (h *holdings) settle(a *account, shows []ipam.Held, now time.Time) (freed [
 	return freed
 }
 
-// releaseAll frees all that the Service holds and has given back, and returns it.
-func (h *holdings) releaseAll(a *account, now time.Time) (freed []netip.Addr) {
-	return slices.Concat(h.Release(a.leaving.UID, now), h.Release(a.owner.UID, now))
-}
-
 // departing returns the addresses that go into quarantine once the owner has given them back.
 // Those that others hold, too, do not. all is set when the owner gives back everything.
 func (h *holdings) departing(a *account, all bool, now time.Time) (records []quarantine.Record) {

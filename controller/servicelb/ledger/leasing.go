@@ -83,10 +83,6 @@ type leasing struct {
 	work bool
 }
 
-func newLeasing(held *holdings) leasing {
-	return leasing{held: held, of: map[*account]*lessee{}}
-}
-
 // open returns what is known of the Service's leases.
 func (l *leasing) open(a *account) *lessee {
 	if l.of[a] == nil {

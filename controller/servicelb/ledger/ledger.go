@@ -35,6 +35,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/google/btree"
+
 	"github.com/lodestone-lb/lodestone/controller/quarantine"
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
@@ -95,7 +97,10 @@ func New(scope kube.Scope) *Ledger {
 	held := &holdings{Allocator: ipam.New()}
 	return &Ledger{
 		scope: scope, accounts: map[string]*account{}, held: held,
-		waiters: newWaiters(), leasing: newLeasing(held), conflicts: newConflicts(held), foreign: newForeigners(),
+		waiters:   waiters{due: map[*account]struct{}{}, classes: map[class]*btree.BTreeG[*account]{}},
+		leasing:   leasing{held: held, of: map[*account]*lessee{}},
+		conflicts: conflicts{held: held, withheld: map[netip.Addr]time.Time{}, full: map[poolFamily]int{}},
+		foreign:   foreigners{shown: map[string][]netip.Addr{}},
 	}
 }
 
@@ -248,7 +253,7 @@ func (l *Ledger) close(a *account, now time.Time) (freed bool) {
 	delete(l.accounts, a.owner.Name)
 	l.waiters.remove(a)
 	l.leasing.close(a)
-	left := l.held.releaseAll(a, now)
+	left := slices.Concat(l.held.Release(a.leaving.UID, now), l.held.Release(a.owner.UID, now))
 	l.noteFreed(left, now)
 	return len(left) > 0
 }

@@ -31,8 +31,6 @@ type foreigners struct {
 	moved bool
 }
 
-func newForeigners() foreigners { return foreigners{shown: map[string][]netip.Addr{}} }
-
 // set replaces what a Service shows.
 func (f *foreigners) set(name string, addrs []netip.Addr) (changed bool) {
 	if slices.Equal(f.shown[name], addrs) {

@@ -29,10 +29,6 @@ type waiters struct {
 // btreeDegree is that of the trees: classes are small, or few.
 const btreeDegree = 16
 
-func newWaiters() waiters {
-	return waiters{due: map[*account]struct{}{}, classes: map[class]*btree.BTreeG[*account]{}}
-}
-
 // class is what Services have in common that get the same answer. When one of them is refused,
 // all the others are. A Service whose answer depends on more than that is a class of its own.
 type class struct {

@@ -75,8 +75,6 @@ type queue struct {
 	free  time.Time // before it the pace lets nothing more be sent
 }
 
-func newQueue() queue { return queue{pace: rate.NewLimiter(framesPerSecond, burstFrames)} }
-
 // enter enters p behind what is due before it: at the end, but for refresh intervals that
 // differ.
 func (q *queue) enter(p pending) {

@@ -211,7 +211,7 @@ type vip struct {
 func New(c Config, now time.Time) *Machine {
 	return &Machine{
 		Config: c, Surroundings: Surroundings{Whole: true, Crowd: 1}, now: now,
-		vips: map[netip.Addr]*vip{}, queue: newQueue(), nonces: nonces{c.Secret, now},
+		vips: map[netip.Addr]*vip{}, queue: queue{pace: rate.NewLimiter(framesPerSecond, burstFrames)}, nonces: nonces{c.Secret, now},
 		random:     rand.New(rand.NewPCG(binary.BigEndian.Uint64(c.Secret[:]), binary.BigEndian.Uint64(c.Secret[8:]))),
 		polls:      rate.NewLimiter(pollsPerSecond, pollsPerSecond/10),
 		challenges: rate.NewLimiter(challengesPerSecond, challengesPerSecond/2),
