@@ -24,6 +24,7 @@ type direct struct {
 	load
 	vips  []netip.Addr // IPv4, IPv6
 	owner string       // of the first
+	held  []*probe.Connections
 }
 
 // forwarding is a configuration by how packets are forwarded, and which nodes are preferred.
@@ -46,7 +47,7 @@ func directMove(ctx context.Context, installation *lodestone.Installation) error
 			name string
 			do   func() error
 		}{
-			{"label", func() error { return d.moveAwayAndBack(ctx, d.owner, d.vips[0]) }},
+			{"label", func() error { return d.exclude(ctx) }},
 			{"configuration", func() error { return d.prefer(ctx, how) }},
 			{"rolling_update", func() error { return d.RollSpeakers(ctx) }},
 			{"kill9", func() error { return d.kill(ctx) }},
@@ -154,9 +155,9 @@ func (d *direct) serve(ctx context.Context, policy corev1.ServiceExternalTraffic
 // much to carry, four are idle, and the others ask every second. Meanwhile 50 new ones are
 // opened each second.
 func (d *direct) holds(ctx context.Context, line string, count int, do func() error) error {
-	var held []*probe.Connections
+	d.held = nil
 	defer func() {
-		for _, c := range held {
+		for _, c := range d.held {
 			c.Stop()
 		}
 	}()
@@ -172,23 +173,20 @@ func (d *direct) holds(ctx context.Context, line string, count int, do func() er
 			if err != nil {
 				return err
 			}
-			held = append(held, c)
+			d.held = append(d.held, c)
 		}
 	}
 	fresh := lodestone.FromClient
 	fresh.Target, fresh.Interval, fresh.Timeout = netip.AddrPortFrom(d.vips[0], 80), 20*time.Millisecond, 5*time.Second
 	opening := probe.TCP(ctx, fresh)
 	defer opening.Stop()
-	err := errors.Join(do(), pause(ctx, time.Second))
+	err := errors.Join(do(), pause(ctx, time.Second), d.ask(ctx)) // those that are idle do not know yet
 	opened, failed := opening.Finish()
 	if err := errors.Join(err, failed); err != nil {
 		return err
 	}
 	var all probe.ConnectionRecord
-	for _, c := range held {
-		if err := c.AskAll(ctx); err != nil { // those that are idle do not know yet
-			return err
-		}
+	for _, c := range d.held {
 		record := c.Stop()
 		all.Opened, all.Requests = all.Opened+record.Opened, all.Requests+record.Requests
 		all.Broken, all.WorstPause = append(all.Broken, record.Broken...), max(all.WorstPause, record.WorstPause)
@@ -203,6 +201,16 @@ func (d *direct) holds(ctx context.Context, line string, count int, do func() er
 	name, rest, _ := strings.Cut(line, " ")
 	result(name, "%s connections=%d requests=%d pods_gone=%d lost_connections=%d worst_pause_ms=%.0f new=%d new_failed=%d new_worst_ms=%.0f",
 		rest, all.Opened, all.Requests, len(all.Broken)-len(lost), len(lost), ms(all.WorstPause), opened.Sent, opened.Lost(), ms(opened.Slowest))
+	return nil
+}
+
+// ask has each connection ask once more.
+func (d *direct) ask(ctx context.Context) error {
+	for _, c := range d.held {
+		if err := c.AskAll(ctx); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -223,17 +231,24 @@ func (d *direct) withPod(ctx context.Context, broken []probe.Break) ([]probe.Bre
 func (d *direct) prefer(ctx context.Context, how string) error {
 	for _, node := range d.Lab.Nodes() {
 		if err := errors.Join(d.Configure(ctx, forwarding(how, node)), d.Moved(ctx, d.vips[0].String(), node, true),
-			d.Moved(ctx, d.vips[1].String(), node, true)); err != nil {
+			d.Moved(ctx, d.vips[1].String(), node, true), d.ask(ctx)); err != nil {
 			return err
 		}
 	}
 	return errors.Join(d.Configure(ctx, forwarding(how, "")), d.Moved(ctx, d.vips[0].String(), d.owner, true))
 }
 
+// exclude moves the VIPs away from the owner by a label, and back.
+func (d *direct) exclude(ctx context.Context) error {
+	vip := d.vips[0].String()
+	return errors.Join(d.Label(ctx, d.owner, excludeLabel, "true"), d.Moved(ctx, vip, d.owner, false), d.ask(ctx),
+		d.Label(ctx, d.owner, excludeLabel, ""), d.Moved(ctx, vip, d.owner, true))
+}
+
 // kill kills the owner's speaker, and waits until it is back.
 func (d *direct) kill(ctx context.Context) error {
 	vip := d.vips[0].String()
-	return errors.Join(d.KillSpeaker(ctx, d.owner), d.Moved(ctx, vip, d.owner, false), d.Moved(ctx, vip, d.owner, true))
+	return errors.Join(d.KillSpeaker(ctx, d.owner), d.Moved(ctx, vip, d.owner, false), d.ask(ctx), d.Moved(ctx, vip, d.owner, true))
 }
 
 // loseOwner takes the owner's power away for some seconds.
