@@ -98,11 +98,11 @@ func directly(ctx context.Context, installation *lodestone.Installation, do func
 		d.RunEcho(ctx, namespace, 6)); err != nil {
 		return err
 	}
-	for _, policy := range []corev1.ServiceExternalTrafficPolicy{"Local", "Cluster"} {
-		for _, how := range []string{"owner", "direct"} {
-			if err := d.Configure(ctx, forwarding(how, "")); err != nil {
-				return err
-			}
+	for _, how := range []string{"owner", "direct"} { // what has been direct drains for an hour
+		if err := d.Configure(ctx, forwarding(how, "")); err != nil {
+			return err
+		}
+		for _, policy := range []corev1.ServiceExternalTrafficPolicy{"Local", "Cluster"} {
 			if err := d.serve(ctx, policy); err != nil {
 				return err
 			}
