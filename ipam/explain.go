@@ -208,34 +208,16 @@ func holdersText(tenants []tenant) string {
 func (p *pool) closedTo(s config.Subject) string {
 	anyService := config.Pool{Namespaces: p.Namespaces, NamespaceSelector: p.NamespaceSelector}
 	if anyService.Allows(s) {
-		return "is only open to Services with the labels " + selectorText(p.ServiceSelector)
+		return "is only open to Services with the labels " + strconv.Quote(p.ServiceSelector.String())
 	}
 	var to []string
 	if len(p.Namespaces) > 0 {
 		to = append(to, "only to "+quoted(p.Namespaces))
 	}
 	if p.NamespaceSelector != nil {
-		to = append(to, "only to namespaces with the labels "+selectorText(p.NamespaceSelector))
+		to = append(to, "only to namespaces with the labels "+strconv.Quote(p.NamespaceSelector.String()))
 	}
 	return fmt.Sprintf("is not open to namespace %q, %s", s.Namespace, strings.Join(to, " and "))
-}
-
-// selectorText writes a selector as kubectl reads it.
-func selectorText(s config.Selector) string {
-	said := make([]string, len(s))
-	for i, r := range s {
-		switch values := strings.Join(r.Values, ", "); r.Operator {
-		case config.Exists:
-			said[i] = r.Key
-		case config.DoesNotExist:
-			said[i] = "!" + r.Key
-		case config.NotIn:
-			said[i] = fmt.Sprintf("%s notin (%s)", r.Key, values)
-		default:
-			said[i] = fmt.Sprintf("%s in (%s)", r.Key, values)
-		}
-	}
-	return strconv.Quote(strings.Join(said, ","))
 }
 
 // requesters names the namespaces that may ask for particular addresses.

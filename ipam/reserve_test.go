@@ -272,7 +272,7 @@ func TestPoolsThatLookAtLabels(t *testing.T) {
 	s.gets("edge/a", "lan/198.18.0.0", public)
 	s.gets("default/b", "lan/198.18.0.1", public, inNamespaceLabelled("team=b"))
 	s.refused("default/c", ipam.PoolNotAllowed,
-		`pool "lan" is not open to namespace "default", only to "edge" and only to namespaces with the labels "team in (a, b),!old"`,
+		`pool "lan" is not open to namespace "default", only to "edge" and only to namespaces with the labels "team in (a,b),!old"`,
 		public, from("lan"))
 	s.refused("edge/c", ipam.PoolNotAllowed,
 		`pool "lan" is only open to Services with the labels "tier notin (lab),public"`, labelled("public= tier=lab"), from("lan"))

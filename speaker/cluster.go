@@ -24,6 +24,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/pkg/objects"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 	"github.com/lodestone-lb/lodestone/speaker/snapshot"
@@ -144,10 +145,7 @@ func (c *cluster) hasSynced() bool {
 }
 
 func (c *cluster) notify() {
-	select {
-	case c.wake <- struct{}{}:
-	default:
-	}
+	notify.Wake(c.wake)
 }
 
 func (c *cluster) note(f func()) {

@@ -71,10 +71,7 @@ func (d *Detector) Set(want plan.BGP) {
 	d.mu.Lock()
 	d.sessions, d.problems = maps.Clone(want.Sessions), maps.Clone(want.Problems)
 	d.mu.Unlock()
-	select {
-	case d.wake <- struct{}{}:
-	default:
-	}
+	notify.Wake(d.wake)
 }
 
 // Changed returns a channel that is closed when Sessions has another answer.

@@ -111,10 +111,7 @@ func (s *Source) Set(want []Client) {
 	s.sessions.set(time.Now(), want)
 	s.notify()
 	s.mu.Unlock()
-	select {
-	case s.wake <- struct{}{}:
-	default: // Run will look anyway
-	}
+	notify.Wake(s.wake)
 }
 
 // Current returns the state of each client by ID.

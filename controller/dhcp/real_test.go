@@ -394,7 +394,7 @@ func TestKeaByHardwareAddress(t *testing.T) {
 		return leased(s) == 1 && s["lab/default/web-1/0"].Err != nil
 	})
 	require.ErrorContains(t, states["lab/default/web-1/0"].Err,
-		`is leased to "lab/default/web-0/0" already: a server that tells clients apart by hardware address`)
+		`is leased to "lab/default/web-0/0" already: a server that distinguishes clients by hardware address`)
 }
 
 // Whatever happens to the interface is said, and passes by itself.

@@ -18,6 +18,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/config/change"
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 )
 
 // A large cluster. Each pool has as many Services as any other.
@@ -228,7 +229,7 @@ func benchFree(b *testing.B, s *story) {
 		before := holder()
 		s.forget(before, "")
 		s.clock = s.clock.Add(time.Minute)
-		wake(s.ledger.retry)
+		notify.Wake(s.ledger.retry)
 		for s.once() {
 		}
 		if now := holder(); now == before || now == "" {

@@ -15,6 +15,7 @@ import (
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
@@ -108,7 +109,7 @@ func TestAServiceThatStaysOnAnAddressThatAnotherHostHas(t *testing.T) {
 	assert.Len(t, s.events.take(), 4)
 	assert.Equal(t, 4., testutil.ToFloat64(s.metrics.refusals.WithLabelValues("AddressConflict")))
 	s.counts(t, ipam.PoolStats{Size: 3, Assigned: 3})
-	s.silent("nothing new", func() { wake(s.ledger.retry); s.run() })
+	s.silent("nothing new", func() { notify.Wake(s.ledger.retry); s.run() })
 
 	s.reports("203.0.113.10 withheld")
 	s.has("named", "203.0.113.11", "True Allocated")

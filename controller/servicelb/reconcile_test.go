@@ -15,6 +15,7 @@ import (
 	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/pkg/objects"
 )
 
@@ -151,7 +152,7 @@ func TestRequestsAreMetOrRefusedWithTheFacts(t *testing.T) {
 	s.has("torn", "", "False InvalidRequest")
 	s.creates("healthy")
 	s.has("healthy", "203.0.113.10", "True Allocated")
-	s.silent("those that are refused stay so", func() { s.pass(time.Hour); wake(s.ledger.retry); s.run() })
+	s.silent("those that are refused stay so", func() { s.pass(time.Hour); notify.Wake(s.ledger.retry); s.run() })
 }
 
 func TestRefusedWishKeepsWhatTheServiceHas(t *testing.T) {
@@ -514,7 +515,7 @@ func TestNobodyWritesBecauseSecondsCountDown(t *testing.T) {
 	for _, name := range []string{"b", "c"} {
 		s.server.delete("default/"+name, s.clock)
 		s.run()
-		s.silent("time passes", func() { s.pass(time.Second); wake(s.ledger.retry); s.run() })
+		s.silent("time passes", func() { s.pass(time.Second); notify.Wake(s.ledger.retry); s.run() })
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 )
 
 // sharedLedger shares the ledger between goroutines. It has the lock and the clock, and hands
@@ -41,10 +42,10 @@ func (s *sharedLedger) close() {
 	effects := s.ledger.Effects()
 	s.mu.Unlock()
 	if effects.Retry {
-		wake(s.retry)
+		notify.Wake(s.retry)
 	}
 	if effects.Leases {
-		wake(s.leases)
+		notify.Wake(s.leases)
 	}
 }
 
@@ -52,12 +53,4 @@ func (s *sharedLedger) situation() ledger.Situation {
 	cfg, state := s.config.Current()
 	facts, _ := s.facts.Current()
 	return ledger.Situation{Config: cfg, Err: state.Err, Facts: facts}
-}
-
-// wake sends, unless somebody has already.
-func wake(signal chan<- struct{}) {
-	select {
-	case signal <- struct{}{}:
-	default:
-	}
 }

@@ -34,6 +34,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/compat"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 )
 
 // server is an API server with Services, faithful in what the controller
@@ -531,7 +532,7 @@ func (s *story) pass(d time.Duration) {
 // rings has the controller's timer do its work when its time has come.
 func (s *story) rings() {
 	if at := s.machine().NextFree(); !at.IsZero() && !at.After(s.clock) {
-		wake(s.ledger.retry)
+		notify.Wake(s.ledger.retry)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 )
 
 // What is freed goes to the oldest who can use it, whatever the others ask for.
@@ -36,7 +37,7 @@ func TestWhatIsFreedGoesToTheOldestWhoCanUseIt(t *testing.T) {
 	s.has("names-11", "203.0.113.11", "True Allocated")
 	s.deletes("d")
 	s.has("dmz-only", "198.51.100.1", "True Allocated")
-	s.silent("nobody else is looked at twice", func() { wake(s.ledger.retry); s.run() })
+	s.silent("nobody else is looked at twice", func() { notify.Wake(s.ledger.retry); s.run() })
 	s.deletes("a")
 	s.has("names-10", "203.0.113.10", "True Allocated")
 	s.deletes("c")
@@ -149,7 +150,7 @@ func TestServicesThatLackAFamilyWaitTogether(t *testing.T) {
 	s.deletes("six-only")
 	s.has("web-0", "203.0.113.1,2001:db8::1", "True Allocated")
 	s.has("web-1", "203.0.113.2", "True PartiallyAllocated")
-	s.silent("nobody else is looked at twice", func() { wake(s.ledger.retry); s.run() })
+	s.silent("nobody else is looked at twice", func() { notify.Wake(s.ledger.retry); s.run() })
 	s.deletes("web-0")
 	s.has("web-1", "203.0.113.2,2001:db8::1", "True Allocated")
 }

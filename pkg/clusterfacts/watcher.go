@@ -198,8 +198,5 @@ func (w *Watcher) look() {
 func listed[T metav1.Object](s *source) []T { return kube.Listed[T](s.Follower) }
 
 func (w *Watcher) notify() {
-	select {
-	case w.wake <- struct{}{}:
-	default:
-	}
+	notify.Wake(w.wake)
 }

@@ -4,6 +4,8 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 )
 
 // eventQueue holds the Events that wait. It gives the namespaces their turns, and the Events
@@ -57,10 +59,7 @@ func (q *eventQueue) push(e event) {
 	q.waits[namespace] = append(q.waits[namespace], e)
 	q.on[e.objectOf()]++
 	q.size++
-	select {
-	case q.pushed <- struct{}{}:
-	default:
-	}
+	notify.Wake(q.pushed)
 }
 
 // pop takes the Event whose turn it is.

@@ -30,3 +30,11 @@ func (s *Signal) Notify() {
 		s.next = nil
 	}
 }
+
+// Wake makes one receive from the channel, which has room for one value, succeed now or later.
+func Wake(ch chan<- struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default: // it was woken already, and has not looked yet
+	}
+}

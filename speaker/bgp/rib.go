@@ -9,6 +9,7 @@ import (
 	"go4.org/netipx"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -137,10 +138,7 @@ func (r *rib) flushLocked() {
 	if len(r.pending) == 0 {
 		return
 	}
-	select {
-	case r.wake <- struct{}{}:
-	default: // it is awake
-	}
+	notify.Wake(r.wake)
 }
 
 // drain sets whether all routes are to be avoided.

@@ -191,10 +191,7 @@ func (r *routers) confirm(name string, router netip.Addr) {
 func (r *routers) doubt(name string, router netip.Addr) {
 	if l := (*r.links.Load())[name]; l != nil {
 		l.router.end(router, time.Now())
-		select {
-		case l.ask <- struct{}{}:
-		default:
-		}
+		notify.Wake(l.ask)
 	}
 }
 

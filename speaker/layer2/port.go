@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/segment"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 )
@@ -144,15 +145,7 @@ func (p *port) set(vips map[netip.Addr]segment.VIP) {
 	}
 	p.vips.Store(&vips)
 	p.step(segment.Assigned{VIPs: vips})
-	wake(p.regroup)
-}
-
-// wake makes one receive from the channel succeed, now or later.
-func wake(ch chan struct{}) {
-	select {
-	case ch <- struct{}{}:
-	default: // it was woken, and has not looked yet
-	}
+	notify.Wake(p.regroup)
 }
 
 // receive takes frames to the machine until the socket ends.
@@ -248,7 +241,7 @@ func (p *port) stepAndLeave(events ...segment.Event) {
 		notes = append(notes, effects.Notes...)
 	}
 	if next, waiting := p.machine.Next(); waiting && (p.alarm.IsZero() || next.Before(p.alarm)) {
-		wake(p.woken)
+		notify.Wake(p.woken)
 	}
 	<-p.owner
 	for _, n := range notes {

@@ -44,14 +44,6 @@ func (b *base) await(ctx context.Context, giveUp <-chan time.Time, holds func() 
 	}
 }
 
-// wake makes one receive from the channel succeed, now or later.
-func wake(ch chan struct{}) {
-	select {
-	case ch <- struct{}{}:
-	default:
-	}
-}
-
 // at returns a channel that receives at that time. The zero time never comes.
 func at(due time.Time) <-chan time.Time {
 	if due.IsZero() {

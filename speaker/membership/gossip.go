@@ -13,6 +13,7 @@ import (
 
 	"github.com/hashicorp/memberlist"
 
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/speaker/membership/guard"
 )
 
@@ -105,7 +106,7 @@ func (g *gossip) sendMetadata(ctx context.Context, update func(time.Duration) er
 		}
 		switch {
 		case !g.isSent():
-			wake(g.send)
+			notify.Wake(g.send)
 		case repeat:
 			again = time.After(repeatAfter)
 		}

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
@@ -53,7 +54,7 @@ func (o *ownLease) set(r report.Report) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.report = r.Over(o.report).Tidy()
-	wake(o.rewrite)
+	notify.Wake(o.rewrite)
 }
 
 // ours returns the report that our Lease is to carry. The caller holds mu.
@@ -85,7 +86,7 @@ func (o *ownLease) compare(now *lease) {
 	case now.text == o.overwritten && !now.odd: // by us; the watch lags
 	default:
 		o.spoiled = true
-		wake(o.rewrite)
+		notify.Wake(o.rewrite)
 	}
 }
 
@@ -94,7 +95,7 @@ func (o *ownLease) spoil() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.spoiled = true
-	wake(o.rewrite)
+	notify.Wake(o.rewrite)
 }
 
 // publish writes our Lease: at the start, when it is gone or the report has

@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/pkg/objects"
 	"github.com/lodestone-lb/lodestone/pkg/report"
 )
@@ -157,7 +158,7 @@ func (l *leases) record(before, now *lease) {
 		return
 	}
 	if before == nil || before.holder != now.holder || before.Address != now.Address || !slices.Equal(before.Keys, now.Keys) {
-		wake(l.seek)
+		notify.Wake(l.seek)
 	}
 	if now.node == l.options.Node {
 		l.own.compare(now)
@@ -168,7 +169,7 @@ func (l *leases) record(before, now *lease) {
 
 // forget forgets the content of the Lease, and has it written anew if it is ours.
 func (l *leases) forget(gone *lease) {
-	wake(l.seek)
+	notify.Wake(l.seek)
 	if gone.node == l.options.Node {
 		l.own.spoil()
 	} else {

@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/speaker/netstate"
 )
 
@@ -86,7 +87,7 @@ func (l *ownLink) watch(ctx context.Context, store cache.Store) {
 	}
 	select {
 	case <-l.options.Interfaces.Ready():
-		wake(l.seek)
+		notify.Wake(l.seek)
 	case <-ctx.Done():
 	}
 	known := false // that it is apart
@@ -116,7 +117,7 @@ func (l *ownLink) watch(ctx context.Context, store cache.Store) {
 // rejoin has the speaker, whose link is back, be apart until it has met the others again.
 func (l *ownLink) rejoin(ctx context.Context, store cache.Store) {
 	l.log.Info("link up", "address", l.options.Address.Addr())
-	wake(l.seek)
+	notify.Wake(l.seek)
 	if lost := len(l.leases.lost(store)); lost > 0 {
 		l.joiner.meet(ctx, lost, time.After(joinTimeout))
 		// The first one that is met passes on who else is there. This speaker waits a moment

@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 )
 
 // segment carries packets after a moment, and loses some of them. Connections lose
@@ -276,7 +277,7 @@ func TestManySeekOneThatIsBack(t *testing.T) {
 		s.dials.Store(0)
 		back := time.Now()
 		for _, task := range tasks {
-			wake(task.seek)
+			notify.Wake(task.seek)
 		}
 		for _, task := range others {
 			for !task.knows(lost.options.Node) {

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/speaker/membership/keys"
 )
 
@@ -147,8 +148,8 @@ func (r *rotation) turn(to keys.Ring) {
 	r.ring.set(to)
 	r.log.Info("membership keys changed: one is used when all speakers understand it, and the others are forgotten when all use it",
 		"used", to[0].Mark(), "understood", to.String(), "before", from.String())
-	wake(r.rewrite)
-	wake(r.seek) // somebody may understand us now
+	notify.Wake(r.rewrite)
+	notify.Wake(r.seek) // somebody may understand us now
 }
 
 // keysOfOthers returns the marks of the keys of each other speaker that has a Lease or is

@@ -10,6 +10,7 @@ import (
 
 	"github.com/hashicorp/memberlist"
 
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
@@ -164,7 +165,7 @@ func (t *table) setDown(here, published string) bool {
 	t.mu.Lock()
 	if t.down != published {
 		t.down = published
-		wake(t.send)
+		notify.Wake(t.send)
 	}
 	t.mu.Unlock()
 	return t.publish(func(m *metadata) { m.down = here })
@@ -181,7 +182,7 @@ func (t *table) publish(change func(*metadata)) bool {
 		return false
 	}
 	t.record(own, m)
-	wake(t.send)
+	notify.Wake(t.send)
 	return true
 }
 
@@ -239,7 +240,7 @@ func (t *table) arrive(n *memberlist.Node) {
 		t.log.Debug("speaker was slow to answer", "node", n.Name)
 	case p.lost:
 		p.held = &held{*n, time.Now()}
-		wake(t.verify)
+		notify.Wake(t.verify)
 	default:
 		t.join(n)
 	}
@@ -292,10 +293,10 @@ func (t *table) remove(node string) {
 	p.alive, p.metadata, p.doubt = false, metadata{}, nil
 	p.lost, p.unanswered = true, 0
 	t.severed.lose(time.Now())
-	wake(t.send)
+	notify.Wake(t.send)
 	t.changed.Notify()
 	t.log.Info("speaker gone", "node", node)
-	wake(t.seek)
+	notify.Wake(t.seek)
 }
 
 // held returns the speakers that do not count before they answer.
@@ -346,7 +347,7 @@ func (t *table) checkLink(link string, up bool, now time.Time) (apart bool, next
 	before := t.severed.apart
 	next = t.severed.check(up || t.severed.link == "", t.peers.count((*peer).isAlive) > 1, now)
 	if t.severed.apart != before {
-		wake(t.send)
+		notify.Wake(t.send)
 		t.changed.Notify()
 	}
 	return t.severed.apart, next
@@ -357,6 +358,6 @@ func (t *table) reunited() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.severed = severance{link: t.severed.link, lost: t.severed.lost}
-	wake(t.send)
+	notify.Wake(t.send)
 	t.changed.Notify()
 }

@@ -81,10 +81,7 @@ func (k *Keeper) Set(want map[string][]ledger.LeaseClient) {
 		}
 		c.Set(clients)
 	}
-	select {
-	case k.wake <- struct{}{}:
-	default: // Run will look anyway
-	}
+	notify.Wake(k.wake)
 }
 
 // Current implements servicelb.Leases.
