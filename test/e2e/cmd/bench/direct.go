@@ -25,6 +25,7 @@ type direct struct {
 	vips  []netip.Addr // IPv4, IPv6
 	owner string       // of the first
 	held  []*probe.Connections
+	round int // of Services
 }
 
 // forwarding is a configuration by how packets are forwarded, and which nodes are preferred.
@@ -120,6 +121,11 @@ func directly(ctx context.Context, installation *lodestone.Installation, do func
 // serve creates the Service, and waits until all nodes serve it.
 func (d *direct) serve(ctx context.Context, policy corev1.ServiceExternalTrafficPolicy) error {
 	svc, families := echoService(), corev1.IPFamilyPolicyRequireDualStack
+	// Nobody has had the address: of connections through a Service that was deleted, conntrack
+	// knows for long that kube-proxy had no endpoint for them.
+	d.round++
+	metav1.SetMetaDataAnnotation(&svc.ObjectMeta, "lodestone.io/addresses",
+		fmt.Sprintf("198.18.0.%d,2001:db8:0:1::%d", 210+d.round, 210+d.round))
 	svc.Spec.ExternalTrafficPolicy, svc.Spec.IPFamilyPolicy = policy, &families
 	svc.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
 	if _, err := d.assignments(ctx, func() error {
