@@ -78,7 +78,7 @@ func directMembers(ctx context.Context, installation *lodestone.Installation) er
 			}},
 			{"ten_changes", func() error { return d.tenChanges(ctx) }},
 		} {
-			if err := d.RunEcho(ctx, namespace, 6); err != nil {
+			if err := errors.Join(d.RunEcho(ctx, namespace, 6), pause(ctx, 3*time.Second)); err != nil { // until kube-proxy knows
 				return err
 			}
 			if err := d.holds(ctx, "direct_members forwarding="+how+" policy="+policy+" case="+c.name, 300, c.do); err != nil {
