@@ -48,6 +48,9 @@ const (
 	// drainTime is how long connections are still handed to their nodes after direct
 	// forwarding was switched off.
 	drainTime = time.Hour
+	// maxDraining is how many Services may be among those that were switched off or deleted, as
+	// whoever may create Services can do again and again.
+	maxDraining = 16384
 	// settleTime is how long a node that starts waits for its neighbours.
 	settleTime = 2 * time.Second
 	// verifyInterval is how often it is looked whether the rules are there.
@@ -221,6 +224,12 @@ func (d *Director) take(want plan.Forwarding) {
 	}
 	for key := range want.Services {
 		delete(d.draining, key)
+	}
+	if more := len(d.draining) - maxDraining; more > 0 {
+		first := func(a, b plan.LimitKey) int { return d.draining[a].until.Compare(d.draining[b].until) }
+		for _, key := range slices.SortedFunc(maps.Keys(d.draining), first)[:more] {
+			delete(d.draining, key)
+		}
 	}
 	d.want, d.stale = want, true
 	d.reconcile()

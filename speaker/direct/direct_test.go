@@ -2,6 +2,7 @@ package direct
 
 import (
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"strings"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/lodestone-lb/lodestone/pkg/testnet"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -246,4 +248,24 @@ func TestNodeThatWasCutOff(t *testing.T) {
 		}
 	}
 	require.NotZero(t, lived)
+}
+
+// Who creates Services and deletes them again has the node remember so many of them.
+func TestFewServicesDrain(t *testing.T) {
+	t.Parallel()
+	host := testnet.NewHost(t, "node")
+	testnet.NewSegment(t, 0).Plug(host, "eth0")
+	address(host, "eth0", "198.18.0.1/16")
+	d := New(Options{Log: slog.New(slog.DiscardHandler), Node: "n1", Gateways: func() []netip.Addr { return nil }})
+	want, none := plan.Forwarding{Services: map[plan.LimitKey]plan.Direct{}}, plan.Forwarding{}
+	all := some("n1")
+	for i := range maxDraining + 1000 {
+		want.Services[plan.LimitKey{VIP: vip4, Service: fmt.Sprint(i)}] = plan.Direct{Ports: web, Backends: all}
+	}
+	require.NoError(t, host.Do(func() error {
+		d.take(want)
+		d.take(none)
+		return d.err
+	}))
+	require.Len(t, d.draining, maxDraining)
 }
