@@ -269,3 +269,43 @@ func TestFewServicesDrain(t *testing.T) {
 	}))
 	require.Len(t, d.draining, maxDraining)
 }
+
+// A node that comes takes no new connections before its kube-proxy knows the endpoint, unless
+// there is no other.
+func TestNodesThatComeWaitForKubeProxy(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 3)
+	w.lag = 3 * time.Second
+	w.start(w.names...)
+	w.own("n1")
+	w.want(some("n2")...)
+	w.setOn("n1", some("n2", "n3"))
+	require.Equal(t, map[string]int{"n2": 20}, at(w.open(20)))
+	w.until(func() bool { return at(w.open(20))["n3"] > 0 }, func() any { return w.nodes["n1"].director.View() })
+	w.wantAt(w.names[1:], some("n2", "n3")...)
+	w.want(some("n1")...)
+	require.Equal(t, map[string]int{"n1": 20}, at(w.open(20)), "there is no other")
+}
+
+// Who follows another Service at its VIP and port is not kept from its connections by what
+// that one left.
+func TestServiceThatFollowsAnother(t *testing.T) {
+	t.Parallel()
+	host := testnet.NewHost(t, "node")
+	testnet.NewSegment(t, 0).Plug(host, "eth0")
+	address(host, "eth0", "198.18.0.1/16")
+	d := New(Options{Log: slog.New(slog.DiscardHandler), Node: "n1", Gateways: func() []netip.Addr { return nil }})
+	named := func(name string, backends []plan.Backend) plan.Forwarding {
+		return plan.Forwarding{Services: map[plan.LimitKey]plan.Direct{{VIP: vip4, Service: name}: {Ports: web, Backends: backends}}}
+	}
+	require.NoError(t, host.Do(func() error {
+		for i := range 20 { // each leaves one that drains
+			d.take(named(fmt.Sprint(i), []plan.Backend{{Node: "n1", Open: 1 + i%7}}))
+			if s := d.have[0].services[serviceKey(vip4, 80)]; s.drains {
+				t.Errorf("after %d: %+v", i, s)
+			}
+		}
+		return d.err
+	}))
+	require.Len(t, d.draining, 19)
+}
