@@ -31,8 +31,9 @@ func (i instances) InstanceExists(_ context.Context, node *corev1.Node) (bool, e
 // InstanceShutdown is false: nobody reports it.
 func (i instances) InstanceShutdown(context.Context, *corev1.Node) (bool, error) { return false, nil }
 
-// InstanceMetadata returns the Node's provider ID, addresses, zone and region. The framework
-// initializes a node once, so that its zone has to be known by then.
+// InstanceMetadata returns the Node's provider ID, addresses, zone and region. The framework's
+// controller of nodes asks for it, and then takes the taint uninitialized away. It does so once,
+// so that the zone has to be known by then.
 func (i instances) InstanceMetadata(_ context.Context, node *corev1.Node) (*cloudprovider.InstanceMetadata, error) {
 	if _, state := i.config.Current(); !state.Read {
 		return nil, errNotRead

@@ -1,5 +1,6 @@
 // Package annotation names every annotation, label, finalizer and class that
-// Lodestone reads from or writes to Kubernetes objects.
+// Lodestone reads from or writes to Kubernetes objects. The ledger reads those of Services
+// (controller/servicelb/ledger/annotations.go), and package compat those of other load balancers.
 package annotation
 
 import "fmt"

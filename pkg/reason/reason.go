@@ -1,7 +1,7 @@
 // Package reason explains reasons: the codes by which conditions, Events,
 // metrics, logs and the CLI say why something is as it is. A package with a
 // type of reasons has, beside the type, a function that returns its Texts;
-// docs/reference/reasons.md is made of them.
+// docs/reference/reasons.md is made of them, as docs/reference/metrics.md is of the metrics.
 package reason
 
 // Text explains one reason to people, in sentences without markup.

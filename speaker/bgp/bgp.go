@@ -9,6 +9,18 @@
 // are kept down. Each session is a task of its own. It shares only its adj-RIB-out with Run:
 // Run marks changes in it, and the session sends them. A router that is slow, broken or
 // hostile therefore delays no other.
+//
+// The files, from the outside in:
+//
+//	bgp.go         Announcer: which sessions there are, and what they are to send
+//	session.go     a session: it connects, waits and tries again
+//	connect.go     its TCP connection; introduce.go: one that the router opened
+//	open.go        OPEN messages, and what both sides can
+//	converse.go    an established session, until it ends
+//	rib.go         what the router has been sent, and is to be sent
+//	message.go     messages and their bytes
+//	unnumbered.go  routers that are found on a link, and not by address
+//	status.go, metrics.go, reason.go  what people see
 package bgp
 
 import (

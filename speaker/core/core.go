@@ -15,7 +15,7 @@
 //     speaker before this one has announced.
 //  2. The plan (facts.go): who owns which VIP, and what routers are sent. All that
 //     follows compares the plan with the one before.
-//  3. Which VIPs leave (leaving.go). A VIP that this node gives up is answered for
+//  3. Which VIPs leave (handover.go). A VIP that this node gives up is answered for
 //     until the next owner is heard. It comes before the arrivals because a VIP that
 //     has not arrived is not announced here, and cannot leave.
 //  4. Which VIPs arrive late (arriving.go): those that kube-proxy may not serve yet.

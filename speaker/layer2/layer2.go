@@ -11,6 +11,14 @@
 // packet socket, a task that receives, one that sends what is due, and one that joins the
 // multicast groups in which IPv6 hosts ask. The three take turns at the segment's machine,
 // and Run does when VIPs change: nobody waits for longer than a frame takes.
+//
+// The files, from the outside in:
+//
+//	layer2.go     Announcer: which VIPs are announced on which interfaces
+//	interface.go  which interfaces these can be
+//	port.go       a port, which takes frames to the segment's machine and back
+//	conflict.go   other machines that have a VIP
+//	status.go, metrics.go  what people see
 package layer2
 
 import (
@@ -412,53 +420,6 @@ func (a *Announcer) retry() <-chan time.Time {
 		return nil
 	}
 	return time.After(time.Until(next.until))
-}
-
-// note logs what a segment has found out.
-func (a *Announcer) note(on portKey, n segment.Note) {
-	if n.Kind == segment.Conflict {
-		a.conflicts.note(Conflict{VIP: n.VIP, Interface: on.name, HardwareAddr: n.Other.String(), OtherCluster: n.OtherCluster,
-			Silent: n.Silent, Announced: n.Announced})
-		if !n.First {
-			return // somebody may claim a VIP a thousand times a second
-		}
-	}
-	log := a.log.With("vip", n.VIP, "interface", on.name)
-	switch n.Kind {
-	case segment.Conflict:
-		log.Warn(conflictMessage(n), "hardware_addr", n.Other)
-	case segment.Free:
-		a.conflicts.clear(n.VIP)
-		log.Info("announcing", "message", "nobody else has it")
-	case segment.Yields:
-		log.Warn("another speaker of this cluster has the VIP and ranks above this one: not announced here. "+
-			"Do the speakers reach each other at the membership port, TCP and UDP?", "hardware_addr", n.Other)
-	case segment.Resumes:
-		log.Info("announcing again: the other speaker is silent", "hardware_addr", n.Other)
-	case segment.Deaf:
-		a.log.Warn("other speakers are lost, and nothing comes in on the interface: VIPs are not announced again there, only answered for, "+
-			"until a neighbour is heard", "interface", on.name, "family", on.protocol.Family(),
-			"help", "a cable, a transceiver or a switch port may carry one way only; ip -s link show dev "+on.name)
-	case segment.Hears:
-		a.log.Info("a neighbour is heard on the interface again: VIPs are announced there", "interface", on.name, "family",
-			on.protocol.Family())
-	}
-}
-
-// conflictMessage says what a conflict is, and what to do about it.
-func conflictMessage(n segment.Note) string {
-	who := "foreign host"
-	if n.OtherCluster {
-		who = "speaker of another cluster"
-	}
-	switch {
-	case n.Silent:
-		return "somebody claims a VIP in the name of another speaker, which does not answer for it: a recorded packet is repeated on " +
-			"the segment, or nothing reaches that speaker"
-	case !n.Announced:
-		return who + " has the address of a VIP: not announced; find the host by its hardware address, or exclude the address from the pool"
-	}
-	return who + " claims a VIP: find the host by its hardware address, or exclude the address from the pool"
 }
 
 func (a *Announcer) closePort(p *port) {

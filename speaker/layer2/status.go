@@ -6,10 +6,8 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"sync"
 	"time"
 
-	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/pkg/reason"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/segment"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
@@ -166,130 +164,6 @@ func (s *state) of(vip netip.Addr) VIPStatus {
 	}
 	return v
 }
-
-// Conflict says that a host claims a VIP that this node owns, and does not prove
-// that it is a speaker of this cluster.
-type Conflict struct {
-	VIP          netip.Addr
-	Interface    string
-	HardwareAddr string
-	// OtherCluster is set if it is a speaker, which has another key.
-	OtherCluster bool
-	// Silent is set if the claim has the seal of a speaker of this cluster, which
-	// does not answer for it: somebody repeats what was recorded, or nothing that is
-	// sent to that speaker arrives.
-	Silent bool
-	// Announced is set if the VIP was announced here already, and so goes on
-	// being announced.
-	Announced bool
-	// Seen is when the last claim was heard.
-	Seen time.Time
-}
-
-const (
-	// conflictMemory is how long after the last claim a conflict is reported.
-	conflictMemory = 10 * time.Minute
-	// maxConflicts is how many are, at most: a host that answers for all
-	// addresses must not fill memory.
-	maxConflicts = 64
-)
-
-// conflicts remembers who claimed VIPs of ours, one conflict for each, and of which it is
-// not known yet whether somebody has them.
-type conflicts struct {
-	mu sync.Mutex
-	of map[netip.Addr]Conflict
-	// unprobed are the VIPs that no segment has found to be free.
-	unprobed map[netip.Addr]bool
-	changed  notify.Signal
-}
-
-// begin is called when a VIP is assigned. It has to be probed if it is new, or was last
-// found to be somebody else's.
-func (c *conflicts) begin(vip netip.Addr, fresh bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if known, ok := c.of[vip]; fresh || ok && !known.Announced {
-		c.unprobed[vip] = true
-	} else {
-		delete(c.unprobed, vip)
-	}
-}
-
-// toProbe reports whether a segment that is new to the VIP has to probe it.
-func (c *conflicts) toProbe(vip netip.Addr) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.unprobed[vip]
-}
-
-func (c *conflicts) note(now Conflict) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	before, known := c.of[now.VIP]
-	if !known && len(c.of) >= maxConflicts {
-		return
-	}
-	before.Seen, now.Seen = time.Time{}, time.Now()
-	c.of[now.VIP] = now
-	now.Seen = time.Time{}
-	if before != now {
-		c.changed.Notify()
-	}
-}
-
-// clear forgets the conflict: the VIP is free, or no VIP.
-func (c *conflicts) clear(vip netip.Addr) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.unprobed, vip)
-	if _, known := c.of[vip]; known {
-		delete(c.of, vip)
-		c.changed.Notify()
-	}
-}
-
-// Forget takes back what was reported about VIPs that no Service has any more:
-// whoever else has such an address is in nobody's way.
-func (a *Announcer) Forget(vips []netip.Addr) {
-	for _, vip := range vips {
-		a.conflicts.clear(vip)
-	}
-}
-
-// expire forgets conflicts of long ago, and returns a channel that fires when
-// it is to be called again. Nil: when there is another conflict.
-func (c *conflicts) expire() <-chan time.Time {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	next := time.Duration(0)
-	for vip, known := range c.of {
-		left := conflictMemory - time.Since(known.Seen)
-		if left <= 0 {
-			delete(c.of, vip)
-			c.changed.Notify()
-		} else if next == 0 || left < next {
-			next = left
-		}
-	}
-	if next == 0 {
-		return nil
-	}
-	return time.After(next)
-}
-
-// Conflicts returns the VIPs that others have claimed within the last ten
-// minutes, with the last one who did, by address.
-func (a *Announcer) Conflicts() []Conflict {
-	a.conflicts.mu.Lock()
-	defer a.conflicts.mu.Unlock()
-	return slices.SortedFunc(maps.Values(a.conflicts.of), func(b, c Conflict) int { return b.VIP.Compare(c.VIP) })
-}
-
-// ConflictsChanged returns a channel that is closed when Conflicts returns
-// something new, other than when claims were heard. Ask for it before
-// Conflicts and nothing is missed.
-func (a *Announcer) ConflictsChanged() <-chan struct{} { return a.conflicts.changed.Next() }
 
 // Leaving returns how many VIPs that move to other nodes are still answered
 // for here: on some segment the next owner was not heard yet.

@@ -2,6 +2,19 @@
 // a Plan comes out, with a typed reason for every VIP that the node does not
 // announce. Every speaker and the CLI get the same answer from the same
 // snapshot.
+//
+// The files, from the outside in:
+//
+//	plan.go        Snapshot and Plan
+//	make.go        Make: a plan from a snapshot, for who has no use for changes
+//	planner.go     Planner: the plan follows the changes of Services and nodes
+//	candidates.go  which nodes may own a VIP, and the one that does
+//	segments.go    which segment a VIP is on
+//	direct.go      which nodes keep its connections, with direct forwarding
+//	routes.go      which prefixes a BGP router is sent, with which attributes
+//	sessions.go    which sessions the node has with BGP routers
+//	bgp.go         the types of both
+//	podroutes.go   the node's routes to pods, and those to its own pods for routers
 package plan
 
 import (
