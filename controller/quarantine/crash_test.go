@@ -47,8 +47,9 @@ type world struct {
 	// acknowledged is what must not be lost, by address: the record that Keep
 	// acknowledged last.
 	acknowledged map[netip.Addr]Record
-	// attempted are records that Keep did not acknowledge, which may have been
-	// saved all the same.
+	// attempted are all records that Keep was called with. What it did not acknowledge may have
+	// been saved all the same; and where the ConfigMap was deleted, a leader that did not know
+	// the last record of an address writes the one before, which the other one then drops.
 	attempted []Record
 	// bereft is set, by leader, when somebody deletes the ConfigMap: until its
 	// next write, what the leader knows is in its memory alone.
@@ -151,10 +152,9 @@ func (w *world) keep(rt *rapid.T) {
 		if errs[i] == nil {
 			w.acknowledged[r.Addr] = r
 			w.bereft[who] = w.bereft[who] && lasts == 0 // which may need no write
-		} else {
-			w.attempted = append(w.attempted, r)
 		}
 	}
+	w.attempted = append(w.attempted, records...)
 	w.wait(rt)
 }
 
