@@ -136,7 +136,7 @@ var stories = []story{
 		"The BGP session of n1 with tor-a has come up 19 times within an hour."},
 	{"BGPPrefixesWithheld", of{"lodestone_bgp_withheld_prefixes" + on("n1", `peer="tor-a",reason="no_next_hop"`): "3x20 0x40"}, "3m", "10m",
 		"30m", of{"node": "n1", "peer": "tor-a", "reason": "no_next_hop"},
-		"n1 cannot tell tor-a 3 prefixes: no_next_hop."},
+		"n1 cannot send tor-a 3 prefixes: no_next_hop."},
 	{"BFDSessionDown", of{"lodestone_bfd_session_up" + on("n1", `peer="tor-a"`): "1 0x10 1x50"}, "4m", "8m", "15m",
 		of{"job": "lodestone-speaker", "node": "n1", "peer": "tor-a"},
 		"The BFD session of n1 with tor-a has not been Up for 5 minutes: a failure is noticed by the hold time only."},
