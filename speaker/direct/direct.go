@@ -51,9 +51,6 @@ const (
 	// maxDraining is how many Services may be among those that were switched off or deleted, as
 	// whoever may create Services can do again and again.
 	maxDraining = 16384
-	// defaultLag is how long a node that comes takes no new connections, if there is another one:
-	// its kube-proxy may not yet know the endpoint that the API has.
-	defaultLag = 2 * time.Second
 	// settleTime is how long a node that starts waits for its neighbours.
 	settleTime = 2 * time.Second
 	// verifyInterval is how often it is looked whether the rules are there.
@@ -81,8 +78,6 @@ type Options struct {
 	Hold time.Duration
 	// Guard is how long the rules work without a Director. Zero: 10 minutes.
 	Guard time.Duration
-	// Lag is how long kube-proxy needs for an endpoint. Zero: 2 s; negative: no time.
-	Lag time.Duration
 	// Registry gets the metrics. Nil: nobody asks for them.
 	Registry prometheus.Registerer
 }
@@ -97,18 +92,17 @@ type Director struct {
 	nodes    map[netip.Addr]*host     // the other nodes that are or were on a segment of this one
 	heard    map[segmentKey]time.Time // since when some other node is heard without a break
 	draining map[plan.LimitKey]draining
-	coming   map[plan.LimitKey]map[string]time.Time // until when nodes take no new connections
-	tables   map[string]table                       // by what they follow from
-	have     [2]*ruleset                            // by family, what the kernel took over last
-	keys     [2]map[int]string                      // and what its tables of buckets follow from
-	without  [2]int                                 // Services that have none, as there are more than maxTables
-	there    [2]bool                                // by family, the kernel has a table
-	missing  [2]bool                                // it has none, and should
-	full     bool                                   // conntrack has little room
-	most     int                                    // tables that there may be, see maxTables
-	stale    bool                                   // there may be other rules to write
-	refused  error                                  // why the node cannot have rules
-	began    bool                                   // what an earlier Director left is taken over or gone
+	tables   map[string]table  // by what they follow from
+	have     [2]*ruleset       // by family, what the kernel took over last
+	keys     [2]map[int]string // and what its tables of buckets follow from
+	without  [2]int            // Services that have none, as there are more than maxTables
+	there    [2]bool           // by family, the kernel has a table
+	missing  [2]bool           // it has none, and should
+	full     bool              // conntrack has little room
+	most     int               // tables that there may be, see maxTables
+	stale    bool              // there may be other rules to write
+	refused  error             // why the node cannot have rules
+	began    bool              // what an earlier Director left is taken over or gone
 	err      error
 
 	ready     chan struct{}
@@ -131,9 +125,9 @@ type draining struct {
 
 // New returns a Director that does nothing until it runs.
 func New(o Options) *Director {
-	o.Hold, o.Guard, o.Lag = cmp.Or(o.Hold, defaultHold), cmp.Or(o.Guard, defaultGuard), cmp.Or(o.Lag, defaultLag)
+	o.Hold, o.Guard = cmp.Or(o.Hold, defaultHold), cmp.Or(o.Guard, defaultGuard)
 	d := &Director{Options: o, sets: make(chan plan.Forwarding, 1), ready: make(chan struct{}), nodes: map[netip.Addr]*host{},
-		draining: map[plan.LimitKey]draining{}, coming: map[plan.LimitKey]map[string]time.Time{}, tables: map[string]table{}, most: maxTables}
+		draining: map[plan.LimitKey]draining{}, tables: map[string]table{}, most: maxTables}
 	d.published.Store(&Status{})
 	if o.Registry != nil {
 		o.Registry.MustRegister(collector{d})
@@ -228,11 +222,8 @@ func (d *Director) take(want plan.Forwarding) {
 			d.draining[key] = draining{before, time.Now().Add(drainTime)}
 		}
 	}
-	for key, s := range want.Services {
+	for key := range want.Services {
 		delete(d.draining, key)
-		if before, ok := d.want.Services[key]; ok {
-			d.noteComing(key, before.Backends, s.Backends)
-		}
 	}
 	if more := len(d.draining) - maxDraining; more > 0 {
 		first := func(a, b plan.LimitKey) int { return d.draining[a].until.Compare(d.draining[b].until) }
@@ -244,34 +235,8 @@ func (d *Director) take(want plan.Forwarding) {
 	d.reconcile()
 }
 
-// noteComing notes the nodes that are to take new connections to a Service and did not.
-func (d *Director) noteComing(key plan.LimitKey, before, now []plan.Backend) {
-	if d.Lag < 0 || len(before) > 0 && len(now) > 0 && &before[0] == &now[0] {
-		return
-	}
-	took := map[string]bool{}
-	for _, b := range before {
-		took[b.Node] = b.Open > 0
-	}
-	for _, b := range now {
-		if b.Open > 0 && !took[b.Node] {
-			if d.coming[key] == nil {
-				d.coming[key] = map[string]time.Time{}
-			}
-			d.coming[key][b.Node] = time.Now().Add(d.Lag)
-		}
-	}
-}
-
-// expire ends what has drained for long enough, and lets those that came take connections.
+// expire ends what has drained for long enough.
 func (d *Director) expire(now time.Time) {
-	for key, nodes := range d.coming {
-		before := len(nodes)
-		maps.DeleteFunc(nodes, func(_ string, until time.Time) bool { return now.After(until) })
-		if d.stale = d.stale || len(nodes) < before; len(nodes) == 0 {
-			delete(d.coming, key)
-		}
-	}
 	for key, drains := range d.draining {
 		if now.After(drains.until) {
 			delete(d.draining, key)
@@ -508,24 +473,20 @@ func (d *Director) rules(i int, f *family, used map[string]bool) (*ruleset, map[
 	r, peers := newRuleset(), d.peers(f)
 	services := map[string][]service{} // by their backends
 	// Most Services have the same backends.
-	type alike struct {
-		first  *plan.Backend // nil: none has the rules yet
-		coming string
-	}
-	known := map[alike]service{}
+	known := map[*plan.Backend]service{}
 	add := func(key plan.LimitKey, s plan.Direct, drains bool) {
 		if !f.has(key.VIP) {
 			return
 		}
-		has := alike{coming: fmt.Sprint(slices.Sorted(maps.Keys(d.coming[key])))}
+		var first *plan.Backend // none has the rules yet
 		if len(s.Backends) > 0 {
-			has.first = &s.Backends[0]
+			first = &s.Backends[0]
 		}
-		same, ok := known[has]
+		same, ok := known[first]
 		if !ok {
-			same.Backends = withoutComing(present(s.Backends, peers, d.Node), d.coming[key])
+			same.Backends = present(s.Backends, peers, d.Node)
 			same.of = fmt.Sprint(same.Backends)
-			known[has] = same
+			known[first] = same
 		}
 		if drains && services[same.of] == nil && len(services) >= d.most {
 			return // those that are wanted have the tables
@@ -657,20 +618,6 @@ func present(all []plan.Backend, peers map[string]neighbour, self string) (kept 
 		}
 	}
 	return kept
-}
-
-// withoutComing has the nodes that come take no new connections, if there are others.
-func withoutComing(all []plan.Backend, coming map[string]time.Time) []plan.Backend {
-	later := func(b plan.Backend) bool { _, comes := coming[b.Node]; return comes && b.Open > 0 }
-	if !slices.ContainsFunc(all, func(b plan.Backend) bool { return b.Open > 0 && !later(b) }) {
-		return all
-	}
-	for i, b := range all {
-		if later(b) {
-			all[i].Open, all[i].Draining = 0, b.Open+b.Draining
-		}
-	}
-	return all
 }
 
 // at returns what the table means for one node.

@@ -270,23 +270,6 @@ func TestFewServicesDrain(t *testing.T) {
 	require.Len(t, d.draining, maxDraining)
 }
 
-// A node that comes takes no new connections before its kube-proxy knows the endpoint, unless
-// there is no other.
-func TestNodesThatComeWaitForKubeProxy(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, 3)
-	w.lag = 3 * time.Second
-	w.start(w.names...)
-	w.own("n1")
-	w.want(some("n2")...)
-	w.setOn("n1", some("n2", "n3"))
-	require.Equal(t, map[string]int{"n2": 20}, at(w.open(20)))
-	w.until(func() bool { return at(w.open(20))["n3"] > 0 }, func() any { return w.nodes["n1"].director.View() })
-	w.wantAt(w.names[1:], some("n2", "n3")...)
-	w.want(some("n1")...)
-	require.Equal(t, map[string]int{"n1": 20}, at(w.open(20)), "there is no other")
-}
-
 // Who follows another Service at its VIP and port is not kept from its connections by what
 // that one left.
 func TestServiceThatFollowsAnother(t *testing.T) {

@@ -42,9 +42,8 @@ type world struct {
 	extra    map[string][]netip.Addr // nodes that there are not
 	byClient bool
 	guard    time.Duration
-	lag      time.Duration // of kube-proxy; zero: none
-	most     int           // tables that there may be
-	powers   func() error  // what the Directors' threads give up
+	most     int          // tables that there may be
+	powers   func() error // what the Directors' threads give up
 }
 
 type node struct {
@@ -165,7 +164,7 @@ func (w *world) start(names ...string) {
 		n := w.nodes[name]
 		n.log = &testnet.Log{}
 		n.director = New(Options{Log: slog.New(slog.NewTextHandler(n.log, nil)), Node: name, Gateways: w.routers,
-			Hold: 5 * time.Second, Guard: w.guard, Lag: cmp.Or(w.lag, -1)})
+			Hold: 5 * time.Second, Guard: w.guard})
 		n.director.most = cmp.Or(w.most, maxTables)
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan error, 1)

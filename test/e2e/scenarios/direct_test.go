@@ -163,7 +163,13 @@ func TestNodeThatCannotForwardDirectly(t *testing.T) {
 	s.withIP(node, "link add kube-ipvs0 type veth peer name kube-ipvs0-peer", "link delete kube-ipvs0")
 	f := s.finds("direct-forwarding", node)
 	require.Contains(t, f.Message, "kube-proxy is in mode IPVS")
-	s.prints(0, []string{"explain", "vip", vip}, node+" is handed none: kube-proxy there is in mode IPVS")
+	s.eventually("explain says so", func() error {
+		output, _, err := s.CLI(s.ctx, "", "explain", "vip", vip)
+		if want := node + " is handed none: kube-proxy there is in mode IPVS"; err == nil && !strings.Contains(output, want) {
+			err = fmt.Errorf("want %q in %q", want, output)
+		}
+		return err
+	})
 	s.connect(vip, 20, usual)
 }
 
