@@ -56,10 +56,7 @@ func TestConnectionsOutliveAMove(t *testing.T) {
 // Nodes join, drain and return: each connection stays where it began.
 func TestMembersComeAndGo(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, 3)
-	w.start(w.names...)
-	w.own("n1")
-	w.want(some("n1", "n2")...)
+	w := startWorld(t, 3, some("n1", "n2")...)
 	all := w.open(40)
 	require.Zero(t, at(all)["n3"])
 	for i, backends := range [][]plan.Backend{
@@ -91,10 +88,7 @@ func TestMembersComeAndGo(t *testing.T) {
 // others go on, and new ones have others.
 func TestSilentNode(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, 3)
-	w.start(w.names...)
-	w.own("n1")
-	w.want(some("n1", "n2", "n3")...)
+	w := startWorld(t, 3, some("n1", "n2", "n3")...)
 	all := w.open(40)
 	var there, away []*conn
 	for _, c := range all {
@@ -146,10 +140,7 @@ func TestSilentNode(t *testing.T) {
 // started anew changes nothing.
 func TestRulesAreBack(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, 3)
-	w.start(w.names...)
-	w.own("n1")
-	w.want(some("n1", "n2", "n3")...)
+	w := startWorld(t, 3, some("n1", "n2", "n3")...)
 	all := w.open(20)
 	for _, spoil := range []string{"delete table ip lodestone-direct", "flush table ip6 lodestone-direct",
 		"flush chain ip lodestone-direct prerouting", "flush map ip lodestone-direct services", "flush set ip6 lodestone-direct hardware",
@@ -229,10 +220,7 @@ func TestAffinityOutlivesAMove(t *testing.T) {
 // those who have them.
 func TestNodeThatWasCutOff(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, 3)
-	w.start(w.names...)
-	w.own("n1")
-	w.want(some("n1", "n2", "n3")...)
+	w := startWorld(t, 3, some("n1", "n2", "n3")...)
 	all := w.open(20)
 	w.nodes["n1"].Run("ip", "link", "set", "eth0", "down")
 	w.own("n2")

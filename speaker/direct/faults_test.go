@@ -117,10 +117,7 @@ func TestSpeakerDeadForLong(t *testing.T) {
 // that conntrack does not know.
 func TestOtherTables(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, 3)
-	w.start(w.names...)
-	w.own("n1")
-	w.want(moved[0]...)
+	w := startWorld(t, 3, moved[0]...)
 	// Of chains at the same priority, the last one comes first.
 	for _, n := range w.nodes {
 		for _, family := range []string{"ip", "ip6"} {
@@ -196,10 +193,7 @@ func (w *world) forwarding(backends []plan.Backend) plan.Forwarding {
 // and what it keeps itself goes on. The Director says so in time. With room again, all do.
 func TestConntrackFull(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, 2)
-	w.start(w.names...)
-	w.own("n1")
-	w.want(some("n1", "n2")...)
+	w := startWorld(t, 2, some("n1", "n2")...)
 	all := w.open(20)
 	require.Len(t, at(all), 2)
 	n := w.nodes["n1"]
@@ -296,10 +290,7 @@ func TestBondUnder(t *testing.T) {
 // when the mode is switched while there are some, and come back.
 func TestIPVS(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, 2)
-	w.start(w.names...)
-	w.own("n1")
-	w.want(some("n2")...)
+	w := startWorld(t, 2, some("n2")...)
 	n := w.nodes["n1"]
 	for range 2 {
 		require.Empty(t, n.director.NoRules())

@@ -164,10 +164,7 @@ func TestIdleConnectionsEnd(t *testing.T) {
 // A client's keepalives find the connection, wherever it is.
 func TestKeepalivesAreAnswered(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, 3)
-	w.start(w.names...)
-	w.own("n1")
-	w.want(moved[0]...)
+	w := startWorld(t, 3, moved[0]...)
 	all := w.open(16)
 	for _, c := range all {
 		require.NoError(t, c.Conn.(*net.TCPConn).SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: time.Second,
@@ -183,10 +180,7 @@ func TestKeepalivesAreAnswered(t *testing.T) {
 // backends change.
 func TestBulkOutlivesMoves(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, 3)
-	w.start(w.names...)
-	w.own("n1")
-	w.want(moved[0]...)
+	w := startWorld(t, 3, moved[0]...)
 	all := w.open(12)
 	var sent atomic.Int64
 	var worst atomic.Int64
@@ -245,10 +239,7 @@ func (c *conn) echo(seed uint64, length int) error {
 // ones: nobody can know that it is none.
 func TestOutOfTheWindow(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, 3)
-	w.start(w.names...)
-	w.own("n1")
-	w.want(moved[0]...)
+	w := startWorld(t, 3, moved[0]...)
 	all := w.open(24)
 	for i, backends := range moved {
 		w.own(w.names[i%3])
@@ -323,10 +314,7 @@ func TestPortsAreUsedAgain(t *testing.T) {
 // and leaves nothing behind on the node that hands it on.
 func TestFloods(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, 3)
-	w.start(w.names...)
-	w.own("n1")
-	w.want(some("n2", "n3")...)
+	w := startWorld(t, 3, some("n2", "n3")...)
 	for _, n := range w.nodes {
 		n.Run("nft", `table inet count {
 			chain in { type filter hook prerouting priority -300;
@@ -386,10 +374,7 @@ func (n *node) tracked(t testing.TB) int {
 // to be nodes. Packets that they hand to each other end all the same.
 func TestUnknownHardwareAddresses(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, 3)
-	w.start(w.names...)
-	w.own("n1")
-	w.want(moved[0]...)
+	w := startWorld(t, 3, moved[0]...)
 	for _, n := range w.nodes {
 		n.Run("nft", `table netdev bond {
 			chain out { type filter hook egress device "eth0" priority 0;
@@ -617,10 +602,7 @@ func TestTooManyTables(t *testing.T) {
 // firewall to drop all that it would forward.
 func TestHandingOverNeedsNoForwarding(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, 3)
-	w.start(w.names...)
-	w.own("n1")
-	w.want(some("n2", "n3")...)
+	w := startWorld(t, 3, some("n2", "n3")...)
 	n := w.nodes["n1"]
 	n.Run("sysctl", "-qw", "net.ipv4.ip_forward=0", "net.ipv6.conf.all.forwarding=0", "net.ipv4.conf.eth0.rp_filter=1")
 	n.Run("nft", "flush chain inet proxy forward")
@@ -633,10 +615,7 @@ func TestHandingOverNeedsNoForwarding(t *testing.T) {
 // are handed around all the same, and segments out of the window reset nobody.
 func TestStrictConntrack(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, 3)
-	w.start(w.names...)
-	w.own("n1")
-	w.want(moved[0]...)
+	w := startWorld(t, 3, moved[0]...)
 	for _, n := range w.nodes {
 		n.Run("sysctl", "-qw", "net.netfilter.nf_conntrack_tcp_loose=0")
 	}

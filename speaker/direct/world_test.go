@@ -91,6 +91,16 @@ func newWorld(t testing.TB, nodes int) *world {
 	return w
 }
 
+// startWorld returns a world whose nodes all forward directly to the backends. n1 owns the VIPs.
+func startWorld(t testing.TB, nodes int, backends ...plan.Backend) *world {
+	t.Helper()
+	w := newWorld(t, nodes)
+	w.start(w.names...)
+	w.own("n1")
+	w.want(backends...)
+	return w
+}
+
 func (w *world) plug(s *testnet.Segment, h *testnet.Host, addrs ...string) {
 	s.Plug(h, "eth0")
 	address(h, "eth0", addrs...)

@@ -340,7 +340,8 @@ func TestWhoKeepsConnections(t *testing.T) {
 	}
 	says := func(node, more string) {
 		w.drop(annotation.SpeakerLeasePrefix + node) // which is the pod's name, too
-		w.add(pod("speaker", node, "v0.4.0", true), lease(node, map[string]string{annotation.Report: `{"segments": ["203.0.113.0/24 eth0"]` + more + `}`}))
+		report := `{"segments": ["203.0.113.0/24 eth0"]` + more + `}`
+		w.add(pod("speaker", node, "v0.4.0", true), lease(node, map[string]string{annotation.Report: report}))
 	}
 	add := func(name, address, more string) {
 		w.add(node(name, address, nil))
