@@ -199,7 +199,7 @@ func (c *cluster) noteEndpoints(key string, b, a *slice) {
 	if err != nil || !ok || len(obj.(*service).VIPs) == 0 {
 		return
 	}
-	same := slices.Equal(a.ready, b.ready) && slices.Equal(a.serving, b.serving)
+	same := slices.Equal(a.ready, b.ready) && slices.Equal(a.serving, b.serving) && slices.Equal(a.notReady, b.notReady)
 	if !obj.(*service).Local {
 		same = (len(a.ready) > 0) == (len(b.ready) > 0) && (len(a.serving) > 0) == (len(b.serving) > 0)
 	}

@@ -62,6 +62,19 @@ func TestEndpointsThatTakeTraffic(t *testing.T) {
 	}
 }
 
+// A node takes new connections by the number of its endpoints.
+func TestEachEndpointCounts(t *testing.T) {
+	t.Parallel()
+	c, web := mustCluster(t), serviceObject("web", "203.0.113.1")
+	web.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+	c.add(web)
+	c.add(endpoints("web", on("n1"), on("n1"), endpoint("n1", ""), on("n2")))
+	c.add(nodeObject("n1"))
+	c.add(nodeObject("n2"))
+	c.refresh(func(plan.Service) {})
+	require.Equal(t, []plan.Backend{{Node: "n1", Open: 2, Draining: 1}, {Node: "n2", Open: 1}}, c.derive("default/web").Backends)
+}
+
 // A cluster that has just got IPv6 has pods of before, which have none.
 func TestEndpointsOfEachFamily(t *testing.T) {
 	t.Parallel()
@@ -111,13 +124,17 @@ func TestOnlyWhatThePlanAsksWakesTheLoop(t *testing.T) {
 		"policy Cluster: the slice goes": {endpoints("web", on("n1")), nil, []string{"default/web"}},
 		"policy Local: an endpoint on another node": {endpoints("local", on("n1")), endpoints("local", on("n2")),
 			[]string{"default/local"}},
-		"policy Local: another endpoint on the same node": {endpoints("local", on("n1")), endpoints("local", on("n1"), on("n1")), nil},
-		"the slice goes over to another Service":          {endpoints("web", on("n1")), moved, []string{"default/local", "default/web"}},
-		"a Service without a VIP":                         {endpoints("pending"), endpoints("pending", on("n1")), nil},
-		"a Service that does not exist":                   {nil, endpoints("other", on("n1")), nil},
-		"a Service that gets a label":                     {serviceObject("web", "203.0.113.1"), labelled, []string{"default/web"}},
-		"a Service that gets a VIP":                       {pending, serviceObject("pending", "203.0.113.3"), []string{"default/pending"}},
-		"a Service that goes":                             {labelled, nil, []string{"default/web"}},
+		"policy Local: another endpoint on the same node": {endpoints("local", on("n1")), endpoints("local", on("n1"), on("n1")),
+			[]string{"default/local"}},
+		"policy Local: an endpoint that is not ready goes": {endpoints("local", on("n1"), endpoint("n2", "")), endpoints("local", on("n1")),
+			[]string{"default/local"}},
+		"policy Cluster: an endpoint that is not ready goes": {endpoints("web", on("n1"), endpoint("n2", "")), endpoints("web", on("n1")), nil},
+		"the slice goes over to another Service":             {endpoints("web", on("n1")), moved, []string{"default/local", "default/web"}},
+		"a Service without a VIP":                            {endpoints("pending"), endpoints("pending", on("n1")), nil},
+		"a Service that does not exist":                      {nil, endpoints("other", on("n1")), nil},
+		"a Service that gets a label":                        {serviceObject("web", "203.0.113.1"), labelled, []string{"default/web"}},
+		"a Service that gets a VIP":                          {pending, serviceObject("pending", "203.0.113.3"), []string{"default/pending"}},
+		"a Service that goes":                                {labelled, nil, []string{"default/web"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -65,19 +65,12 @@ func NewKubeProxy(url, node string, networks Networks, log *slog.Logger) *KubePr
 // String names the task.
 func (p *KubeProxy) String() string { return "kube-proxy" }
 
-// Healthy reports whether the data plane takes traffic, with a sentence for people.
-func (p *KubeProxy) Healthy() (bool, string) {
+// Health reports whether the data plane takes traffic, with a sentence for people. It is sick
+// if it is there and says that it is not healthy: what it has written before may serve.
+func (p *KubeProxy) Health() (healthy, sick bool, status string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.healthy, p.status
-}
-
-// Sick reports whether the data plane is there and says that it is not healthy: what it has
-// written before may serve.
-func (p *KubeProxy) Sick() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.sick
+	return p.healthy, p.sick, p.status
 }
 
 // Answers reports whether there is a kube-proxy, well or not.
@@ -87,7 +80,7 @@ func (p *KubeProxy) Answers() bool {
 	return p.answers
 }
 
-// Changed returns a channel that is closed when Healthy, Sick or Answers has a new answer.
+// Changed returns a channel that is closed when Health or Answers has a new answer.
 func (p *KubeProxy) Changed() <-chan struct{} { return p.changed.Next() }
 
 // Run asks until ctx ends.

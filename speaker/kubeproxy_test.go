@@ -77,12 +77,9 @@ func TestKubeProxyIsBelievedWhenItAnswers(t *testing.T) {
 			answer.Store(step.answer)
 			time.Sleep(step.wait)
 			synctest.Wait()
-			if healthy, status := p.Healthy(); healthy != step.healthy {
-				t.Errorf("%s: healthy %v, %q", step.what, healthy, status)
-			}
-			if said := answer.Load().(func() (bool, string, error)); p.Sick() == step.healthy && step.what != "it may still start" {
-				_, status, err := said()
-				t.Errorf("%s: sick %v, %q, %v", step.what, p.Sick(), status, err)
+			healthy, sick, status := p.Health()
+			if healthy != step.healthy || sick == step.healthy && step.what != "it may still start" {
+				t.Errorf("%s: healthy %v, sick %v, %q", step.what, healthy, sick, status)
 			}
 		}
 		cancel()
@@ -107,16 +104,12 @@ func TestKubeProxyIsWaitedForWhereOthersHaveOne(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		go p.Run(ctx) //nolint:errcheck // it returns nil
-		after := func(d time.Duration) (healthy, answers bool) {
-			time.Sleep(d)
-			synctest.Wait()
-			healthy, _ = p.Healthy()
-			return healthy, p.Answers()
-		}
 		expect := func(what string, d time.Duration, healthy, answers bool) {
 			t.Helper()
-			if h, a := after(d); h != healthy || a != answers || p.Sick() {
-				t.Errorf("%s: healthy %v, answers %v, sick %v", what, h, a, p.Sick())
+			time.Sleep(d)
+			synctest.Wait()
+			if h, sick, _ := p.Health(); h != healthy || p.Answers() != answers || sick {
+				t.Errorf("%s: healthy %v, answers %v, sick %v", what, h, p.Answers(), sick)
 			}
 		}
 		expect("it is still to come", 10*time.Minute, false, false)
@@ -138,7 +131,7 @@ func TestKubeProxyIsWaitedForWhereOthersHaveOne(t *testing.T) {
 		others.change(func() { others.networks["n2"] = report.Network{} })
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
-		if healthy, status := p.Healthy(); !healthy {
+		if healthy, _, status := p.Health(); !healthy {
 			t.Errorf("no other node has one any more: %s", status)
 		}
 		cancel()
@@ -148,7 +141,7 @@ func TestKubeProxyIsWaitedForWhereOthersHaveOne(t *testing.T) {
 
 func TestWithoutURLNobodyIsAsked(t *testing.T) {
 	t.Parallel()
-	if healthy, _ := NewKubeProxy("", "n1", nil, nil).Healthy(); !healthy {
+	if healthy, _, _ := NewKubeProxy("", "n1", nil, nil).Health(); !healthy {
 		t.Error("not healthy")
 	}
 }

@@ -66,6 +66,8 @@ type Members interface {
 	// Speakers returns the speakers that are alive; the value tells who is
 	// ready.
 	Speakers() map[string]bool
+	// All returns Speakers, and the Networks of the same moment.
+	All() (speakers map[string]bool, networks map[string]report.Network)
 	Joined() (bool, string)
 	SetReady(bool)
 	// SetSick tells all whether the data plane of this node is sick, see DataPlane.
@@ -73,8 +75,7 @@ type Members interface {
 	Changed() <-chan struct{}
 }
 
-// Networks tells what the nodes' networks look like; membership.Task is one,
-// too, and tells changes as those of Members.
+// Networks tells what the nodes' networks look like; membership.Task is one, too.
 type Networks interface {
 	// Networks returns what each speaker has told all others, so that they
 	// come to the same owners.
@@ -89,10 +90,10 @@ type Claimant interface {
 
 // DataPlane carries the traffic from here to the endpoints; KubeProxy is one.
 type DataPlane interface {
-	Healthy() (bool, string)
-	// Sick reports whether it is there and not healthy, so that what it has written may
-	// serve: the node is ready, and the last choice.
-	Sick() bool
+	// Health reports whether it takes traffic, with a sentence for people. It is sick if it is
+	// there and not healthy, so that what it has written may serve: the node is ready, and the
+	// last choice.
+	Health() (healthy, sick bool, status string)
 	Changed() <-chan struct{}
 }
 
@@ -164,7 +165,6 @@ type Options struct {
 	Scope     kube.Scope
 	Config    Config
 	Members   Members
-	Networks  Networks
 	Claimant  Claimant
 	DataPlane DataPlane
 	Announcer Announcer
@@ -299,7 +299,8 @@ func (s *Speaker) gather(members, passwords <-chan struct{}) core.Health {
 	}
 	if members != s.heard {
 		s.heard = members
-		s.step(core.Members{Speakers: s.Members.Speakers(), Networks: s.Networks.Networks()})
+		speakers, networks := s.Members.All()
+		s.step(core.Members{Speakers: speakers, Networks: networks})
 	}
 	if passwords != s.passwords {
 		s.passwords = passwords

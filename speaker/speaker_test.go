@@ -16,6 +16,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
 	"go4.org/netipx"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -92,6 +93,12 @@ func (f *fakeMembers) Networks() map[string]report.Network {
 	return maps.Clone(f.networks)
 }
 
+func (f *fakeMembers) All() (map[string]bool, map[string]report.Network) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return maps.Clone(f.speakers), maps.Clone(f.networks)
+}
+
 func (f *fakeMembers) Joined() (bool, string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -138,18 +145,18 @@ type fakeDataPlane struct {
 	changes
 	sick   bool // it is not there yet
 	ailing bool // it says that it is not healthy
+	// recovers has it be well as soon as it has said that it is not.
+	recovers bool
+	looks    int // how often it was asked
 }
 
-func (f *fakeDataPlane) Sick() bool {
+func (f *fakeDataPlane) Health() (healthy, sick bool, status string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.ailing
-}
-
-func (f *fakeDataPlane) Healthy() (bool, string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return !f.sick && !f.ailing, "503 Service Unavailable"
+	healthy, sick = !f.sick && !f.ailing, f.ailing
+	f.looks++
+	f.ailing = f.ailing && !f.recovers
+	return healthy, sick, "503 Service Unavailable"
 }
 
 // fakeAnnouncer remembers what it was told.
@@ -279,7 +286,7 @@ func newStory(t *testing.T, objects ...runtime.Object) *story {
 func (s *story) start() {
 	s.t.Helper()
 	var err error
-	s.speaker, err = New(Options{Node: "n1", Scope: testScope, Client: s.client, Config: &s.config, Members: &s.members, Networks: &s.members,
+	s.speaker, err = New(Options{Node: "n1", Scope: testScope, Client: s.client, Config: &s.config, Members: &s.members,
 		Claimant: &s.members, DataPlane: &s.dataPlane,
 		Announcer: &s.announcer, Limiter: &s.limiter, Forwarder: s.forwarder, Router: &s.router, PodRoutes: &s.pods,
 		Passwords: &s.passwords, Drain: s.drain,
@@ -550,6 +557,21 @@ func TestASickDataPlaneIsTheLastChoice(t *testing.T) {
 	s.announced(vip)
 	s.dataPlane.change(func() { s.dataPlane.ailing, s.dataPlane.sick = false, true })
 	s.announced()
+}
+
+// A kube-proxy that recovers between two looks at it has been sick or well, and never absent.
+func TestADataPlaneThatRecoversKeepsItsVIPs(t *testing.T) {
+	s, vip := newPair(t, "n1")
+	s.members.change(func() { s.members.networks = map[string]report.Network{"n2": {Sick: true}} })
+	s.start()
+	s.announced(vip)
+	s.dataPlane.change(func() { s.dataPlane.ailing, s.dataPlane.recovers, s.dataPlane.looks = true, true, 0 })
+	require.Eventually(t, func() bool {
+		looks := 0
+		s.dataPlane.change(func() { looks = s.dataPlane.looks })
+		return looks > 4 // it has decided by the first
+	}, testTimeout, time.Millisecond)
+	s.members.change(func() { require.Equal(t, []bool{true}, s.members.said, "what the others heard") })
 }
 
 // silent waits until the only VIP is silent for the reason: the status comes

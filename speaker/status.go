@@ -38,14 +38,14 @@ func (s *Speaker) health(current *config.Config, state kube.State) (core.Health,
 	}
 	membership, dataPlane := diagnose.Condition{Name: "membership"}, diagnose.Condition{Name: "kube-proxy"}
 	membership.OK, membership.Message = s.Members.Joined()
-	dataPlane.OK, dataPlane.Message = s.DataPlane.Healthy()
+	dataPlane.OK, h.Sick, dataPlane.Message = s.DataPlane.Health()
 	forwarding := diagnose.Condition{Name: "direct forwarding", Message: "waiting for the first rules"}
 	select {
 	case <-s.Forwarder.Ready():
 		forwarding.OK, forwarding.Message = true, "the first rules are there, if there are any"
 	default:
 	}
-	h.Joined, h.Healthy, h.Sick, h.Forwards = membership.OK, dataPlane.OK, s.DataPlane.Sick(), forwarding.OK
+	h.Joined, h.Healthy, h.Forwards = membership.OK, dataPlane.OK, forwarding.OK
 	return h, []diagnose.Condition{caches, config, membership, dataPlane, forwarding}
 }
 

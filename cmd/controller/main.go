@@ -9,6 +9,19 @@
 // framework's webhooks, of which there are none, have no flags and no port, and
 // ours is on the secure port; the leader gives its lease
 // back when it is asked to stop.
+//
+// The files, from the outside in:
+//
+//	main.go       the program: flags, and when it ends
+//	flags.go      our flags, and the defaults of the framework that we change
+//	process.go    the parts of the process, and how they are wired
+//	lifecycle.go  what starts when this replica leads, and ends before it does not
+//	election.go   who leads, and when a leader gives up
+//	fence.go      writes are refused once this replica leads no more
+//	health.go     /readyz: which checks there are
+//	secure.go     our port, its certificates, and metrics
+//	admission.go  the webhook that refuses a broken configuration
+//	dashboard.go  the dashboard, if it is on
 package main
 
 import (

@@ -31,7 +31,7 @@ func serve(ctx context.Context, secure *server.SecureServingInfo, handler http.H
 	if len(secure.CipherSuites) > 0 {
 		config.CipherSuites = secure.CipherSuites
 	}
-	if secure.ClientCA != nil { // the authenticator judges the certificates
+	if secure.ClientCA != nil { // the authenticator verifies the certificates
 		config.ClientAuth = tls.RequestClientCert
 	}
 	if err := followCertificates(ctx, secure, config); err != nil {

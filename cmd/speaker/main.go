@@ -1,10 +1,17 @@
 // Command lodestone-speaker makes VIPs reachable: it runs on every node,
 // decides with the others which VIPs are its own, and announces them.
+//
+// The files, from the outside in:
+//
+//	main.go     the program: its parts, and how they are wired
+//	flags.go    flags, environment and the key
+//	live.go     how the parts begin and end
+//	status.go   /status and /readyz
+//	cleanup.go  removes the routes to pods, which outlive the speaker
 package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -14,7 +21,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/cobra"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/lodestone-lb/lodestone/pkg/buildinfo"
 	"github.com/lodestone-lb/lodestone/pkg/debughttp"
@@ -88,7 +94,7 @@ func run(ctx context.Context, f *flags) error {
 		Restarting: true})
 	detector := speaker.NewDetector(watchdog, router, s.log)
 	loop, err := speaker.New(speaker.Options{
-		Node: f.node, Client: s.client, Scope: f.scope, Config: config, Members: members, Networks: members, Claimant: members, DataPlane: proxy,
+		Node: f.node, Client: s.client, Scope: f.scope, Config: config, Members: members, Claimant: members, DataPlane: proxy,
 		Announcer: announcer, Limiter: limiter, Forwarder: director,
 		Router: router, PodRoutes: podRoutes, Passwords: passwords, Detector: detector, Log: s.log, Registry: registry, HandOver: f.handOver,
 		Drain: f.drain,
@@ -118,31 +124,4 @@ func run(ctx context.Context, f *flags) error {
 	address := speaker.AddressWatch{Address: s.address.Addr(), Node: loop}
 	return live(ctx, loop, address, interfaces, gateways, config, proxy, apiHealth, members, reporter, announcer, limiter, director,
 		passwords, podRoutes, router, watchdog, detector, server)
-}
-
-// runner is a part that works until its context ends.
-type runner interface {
-	Run(ctx context.Context) error
-	String() string
-}
-
-// live runs the loop until ctx ends or a part fails. The parts outlive the
-// loop: it needs them to hand over.
-func live(ctx context.Context, loop runner, parts ...runner) error {
-	living, end := context.WithCancel(context.WithoutCancel(ctx))
-	group, living := errgroup.WithContext(living)
-	for _, p := range parts {
-		group.Go(func() error {
-			if err := p.Run(living); err != nil {
-				return fmt.Errorf("run %s: %w", p, err)
-			}
-			return nil
-		})
-	}
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	defer context.AfterFunc(living, stop)()
-	err := loop.Run(ctx)
-	end()
-	return errors.Join(err, group.Wait())
 }

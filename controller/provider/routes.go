@@ -11,13 +11,12 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	cloudprovider "k8s.io/cloud-provider"
 
-	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/objects"
 	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
@@ -38,8 +37,16 @@ type PodRoutes struct {
 // the speakers.
 type routes struct {
 	*Cloud
-	mu     sync.Mutex
-	leases map[types.NodeName]*coordinationv1.Lease // when the routes were listed last
+	mu       sync.Mutex
+	reported map[types.NodeName]reported // when the routes were listed last
+}
+
+// reported is what a speaker's Lease says of routes to the pods of its node.
+type reported struct {
+	// known is set if it says anything of them.
+	known bool
+	// cidrs are the pod CIDRs that have routes.
+	cidrs []netip.Prefix
 }
 
 // Routes implements cloudprovider.Interface. There are routes if the configuration has them
@@ -65,7 +72,7 @@ func (r *routes) ListRoutes(ctx context.Context, _ string) ([]*cloudprovider.Rou
 		return nil, errors.New("the configuration has no routes any more: restart the controller, the Nodes' condition NetworkUnavailable " +
 			"stays as it is")
 	}
-	leases, err := r.list(ctx)
+	speakers, err := r.list(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -76,7 +83,7 @@ func (r *routes) ListRoutes(ctx context.Context, _ string) ([]*cloudprovider.Rou
 	var all []*cloudprovider.Route
 	for _, node := range nodes {
 		for _, cidr := range node.Spec.PodCIDRs {
-			if lease := leases[types.NodeName(node.Name)]; lease != nil && routed(node, cidr, lease) {
+			if of, ok := speakers[types.NodeName(node.Name)]; ok && routed(node, cidr, of) {
 				all = append(all, &cloudprovider.Route{Name: node.Name + " " + cidr, TargetNode: types.NodeName(node.Name), DestinationCIDR: cidr})
 			}
 		}
@@ -85,53 +92,53 @@ func (r *routes) ListRoutes(ctx context.Context, _ string) ([]*cloudprovider.Rou
 }
 
 // list reads the Leases of the speakers, from the API server's cache.
-func (r *routes) list(ctx context.Context) (map[types.NodeName]*coordinationv1.Lease, error) {
-	list, err := r.pods.Client.CoordinationV1().Leases(r.pods.Namespace).List(ctx, metav1.ListOptions{
-		LabelSelector: annotation.LabelComponent + "=" + annotation.ComponentSpeaker, ResourceVersion: "0"})
-	if err != nil {
-		return nil, fmt.Errorf("list the Leases of speakers: %w", err)
-	}
-	leases := map[types.NodeName]*coordinationv1.Lease{}
-	for i := range list.Items {
-		if node, ok := report.NodeOf(list.Items[i].Name); ok {
-			leases[types.NodeName(node)] = &list.Items[i]
+func (r *routes) list(ctx context.Context) (map[types.NodeName]reported, error) {
+	scope := objects.Speakers(r.pods.Namespace)
+	scope.Cached = true
+	all := map[types.NodeName]reported{}
+	if err := objects.Leases.Each(ctx, r.pods.Client, scope, func(l *coordinationv1.Lease) {
+		if node, ok := report.NodeOf(l.Name); ok {
+			of := report.Of(l.Annotations)
+			all[types.NodeName(node)] = reported{of.PodRoutes != "", of.RoutedPodCIDRs}
 		}
+	}); err != nil {
+		return nil, err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.leases = leases
-	return leases, nil
+	r.reported = all
+	return all, nil
 }
 
 // routed reports whether the CIDR of the node counts as routed. A speaker that reports nothing
 // about routes is older than the configuration or this version. Its node then stays as it is,
 // so that an upgrade does not make the network of every node unavailable.
-func routed(node *corev1.Node, cidr string, lease *coordinationv1.Lease) bool {
-	if report.Of(lease.Annotations).PodRoutes == "" {
+func routed(node *corev1.Node, cidr string, of reported) bool {
+	if !of.known {
 		return !slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
 			return c.Type == corev1.NodeNetworkUnavailable && c.Status == corev1.ConditionTrue
 		})
 	}
-	return says(lease, cidr)
+	return of.has(cidr)
 }
 
-// says reports whether the Lease of the speaker names the CIDR as routed.
-func says(lease *coordinationv1.Lease, cidr string) bool {
+// has reports whether the speaker names the CIDR as routed.
+func (of reported) has(cidr string) bool {
 	prefix, err := netip.ParsePrefix(cidr)
-	return err == nil && slices.Contains(report.Of(lease.Annotations).RoutedPodCIDRs, prefix.Masked())
+	return err == nil && slices.Contains(of.cidrs, prefix.Masked())
 }
 
 // CreateRoute fails as long as the Lease of the node's speaker does not name the CIDR. The
 // framework asks again, and its Event on the Node has the reason.
 func (r *routes) CreateRoute(_ context.Context, _, _ string, route *cloudprovider.Route) error {
 	r.mu.Lock()
-	lease := r.leases[route.TargetNode]
+	of, exists := r.reported[route.TargetNode]
 	r.mu.Unlock()
 	switch {
-	case lease == nil:
+	case !exists:
 		return fmt.Errorf("node %s has no speaker that could see to routes to its pods: does the DaemonSet lodestone-speaker run there?",
 			route.TargetNode)
-	case !says(lease, route.DestinationCIDR):
+	case !of.has(route.DestinationCIDR):
 		return fmt.Errorf("the speaker of node %s does not say that %s has routes: its log and /status have the reason", route.TargetNode,
 			route.DestinationCIDR)
 	}

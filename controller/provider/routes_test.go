@@ -1,10 +1,15 @@
 package provider_test
 
 import (
+	"bytes"
 	"context"
+	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
+	goruntime "runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -16,10 +21,16 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/apimachinery/pkg/types"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	cloudprovider "k8s.io/cloud-provider"
 	routecontroller "k8s.io/cloud-provider/controllers/route"
 	controllersmetrics "k8s.io/component-base/metrics/prometheus/controllers"
 	"k8s.io/controller-manager/pkg/features"
@@ -223,6 +234,57 @@ func TestAnUpgradeMakesNoNetworkUnavailable(t *testing.T) {
 		r.wantNetwork("n1", corev1.ConditionTrue)
 		r.wantNetwork("n2", corev1.ConditionFalse)
 	})
+}
+
+// Of the Leases of speakers only what they say of routes is kept, however large they are.
+func TestRoutesKeepLittleOfLeases(t *testing.T) {
+	// Not parallel: it measures.
+	const number, each = 200, 100 << 10
+	list := &coordinationv1.LeaseList{ListMeta: metav1.ListMeta{ResourceVersion: "7"}}
+	for i := range number {
+		l := coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: fmt.Sprint(annotation.SpeakerLeasePrefix, "n", i),
+			Annotations: said("kernel", fmt.Sprintf("10.244.%d.0/24", i))}}
+		l.Annotations["example.com/note"] = strings.Repeat("x", each)
+		list.Items = append(list.Items, l)
+	}
+	var encoded bytes.Buffer
+	require.NoError(t, scheme.Codecs.EncoderForVersion(protobuf.NewSerializer(scheme.Scheme, scheme.Scheme),
+		coordinationv1.SchemeGroupVersion).Encode(list, &encoded))
+	list = nil
+	var asked string
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked = r.URL.String()
+		w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
+		_, _ = w.Write(encoded.Bytes())
+	}))
+	defer server.Close()
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL,
+		ContentConfig: rest.ContentConfig{ContentType: runtime.ContentTypeProtobuf}})
+	require.NoError(t, err)
+	cloud := provider.New(&editable{config: &config.Config{Routes: &config.Routes{Mode: config.RoutesKernel}}}, nil,
+		provider.PodRoutes{Client: client, Namespace: ns, ClusterCIDR: "10.244.0.0/16", Log: slog.New(slog.DiscardHandler)})
+	nodes := informers.NewSharedInformerFactory(fake.NewClientset(podNode("n7", "10.244.7.0/24")), 0)
+	cloud.SetInformers(nodes)
+	nodes.Start(t.Context().Done())
+	nodes.WaitForCacheSync(t.Context().Done())
+	routes, ok := cloud.Routes()
+	require.True(t, ok)
+
+	before := live()
+	listed, err := routes.ListRoutes(t.Context(), "kubernetes")
+	require.NoError(t, err)
+	kept := live() - before
+	require.Equal(t, []*cloudprovider.Route{{Name: "n7 10.244.7.0/24", TargetNode: "n7", DestinationCIDR: "10.244.7.0/24"}}, listed)
+	require.NoError(t, routes.CreateRoute(t.Context(), "", "", listed[0]))
+	require.Less(t, kept, int64(4<<20), "of %d bytes", number*each)
+	require.Contains(t, asked, "resourceVersion=0", "it is asked again and again, and the API server's cache will do")
+}
+
+func live() int64 {
+	goruntime.GC()
+	var m goruntime.MemStats
+	goruntime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
 }
 
 func TestRoutesAreOptional(t *testing.T) {

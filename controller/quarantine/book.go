@@ -50,7 +50,7 @@ type Book struct {
 	// records has what is or should be in the ConfigMap. A record that is over
 	// stays until the ConfigMap is known to have no older one of the address.
 	records map[netip.Addr]Record
-	// noted counts the calls of Keep, saved those whose records are durable.
+	// noted counts the calls of Keep that have to be saved, saved those whose records are durable.
 	noted, saved uint64
 	// size is that of the text last written or read, in bytes.
 	size int
@@ -127,18 +127,22 @@ func names(records []Record) string {
 
 // note takes the records over and returns which call of Keep this is. It need
 // not be saved if it changes nothing: an address that is free at once and is
-// not in the book.
+// not in the book, or a record that is.
 func (b *Book) note(records []Record) (mine uint64, needed bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	saved := b.saved >= b.noted
 	for _, r := range records {
 		r = r.rounded()
-		if _, known := b.records[r.Addr]; known || r.Until.After(r.Since) {
+		before, known := b.records[r.Addr]
+		if known && !(saved && before == r) || !known && r.Until.After(r.Since) {
 			b.records[r.Addr] = r
 			needed = true
 		}
 	}
-	b.noted++
+	if needed {
+		b.noted++
+	}
 	return b.noted, needed
 }
 

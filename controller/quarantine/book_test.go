@@ -114,7 +114,7 @@ func TestAFullBookIsWrittenRarely(t *testing.T) {
 		require.NoError(t, b.Keep(t.Context(), many(12_000)...))
 		start, writes, bytes := time.Now(), s.writes, 0
 		for time.Since(start) < 2*time.Second {
-			require.NoError(t, b.Keep(t.Context(), release("203.0.113.5", "default/web", time.Minute)))
+			require.NoError(t, b.Keep(t.Context(), release("203.0.113.5", fmt.Sprint("default/web-", s.writes), time.Minute)))
 			bytes += len(s.text())
 		}
 		assert.Less(t, s.writes-writes, 12)

@@ -15,6 +15,7 @@ import (
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/pkg/report"
 )
@@ -22,15 +23,19 @@ import (
 // few is a pool of three addresses, .10 to .12.
 const few = "quarantine: 0s\npools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.12]}\n"
 
-// foreign is what node n1 reports: "203.0.113.10 withheld". The other host is
-// always the same.
+// foreign is what a node reports: "203.0.113.10 withheld" is what n1 does, and "203.0.113.10
+// withheld by n2,n3" is what both do. The other host is always the same.
 func foreign(said string) clusterfacts.Conflict {
+	said, nodes, others := strings.Cut(said, " by ")
+	if !others {
+		nodes = "n1"
+	}
 	addr, state, _ := strings.Cut(said, " ")
 	c, err := report.ParseConflict(addr + " 02:00:00:00:00:0c " + state)
 	if err != nil {
 		panic(err)
 	}
-	return clusterfacts.Conflict{Conflict: c, Node: "n1"}
+	return clusterfacts.Conflict{Conflict: c, Nodes: strings.Split(nodes, ",")}
 }
 
 // reports replaces what speakers report, and lets the controller work.
@@ -55,6 +60,10 @@ func (s *story) counts(t *testing.T, want ipam.PoolStats) {
 	want.Pool, want.Family = "lan", ipam.IPv4
 	assert.Equal(t, want, s.machine().Stats(s.clock).Pools[0])
 }
+
+// maxOfReport is how many conflicts a report has at most, and how many addresses are withheld
+// because of one node.
+const maxOfReport = report.MaxConflicts
 
 func TestANewAddressThatAnotherHostHas(t *testing.T) {
 	t.Parallel()
@@ -207,7 +216,7 @@ func TestAFloodOfConflicts(t *testing.T) {
 		all = append(all, fmt.Sprintf("203.0.113.%d withheld", 5+i))
 	}
 	for i := range 20_000 {
-		all = append(all, fmt.Sprintf("10.0.%d.%d withheld", i/250, i%250))
+		all = append(all, fmt.Sprintf("10.0.%d.%d withheld by n%d", i/250, i%250, 2+i%600))
 	}
 	s.reports(all...)
 	s.has("web", "203.0.113.10", "False AddressConflict")
@@ -225,4 +234,77 @@ func TestAFloodOfConflicts(t *testing.T) {
 	s.has("new", "203.0.113.16", "True Allocated")
 	s.pass(withholding)
 	s.counts(t, ipam.PoolStats{Size: 11, Free: 9, Assigned: 2})
+}
+
+// conflicted is how many addresses of all pools are withheld.
+func (s *story) conflicted() (n float64) {
+	for _, p := range s.machine().Stats(s.clock).Pools {
+		n += p.Conflicted
+	}
+	return n
+}
+
+// A node that lies names other addresses each time, of all pools and families. What follows
+// from its reports is bounded, and takes nothing from the reports of others.
+func TestWhatOneNodeWithholds(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.configure("quarantine: 0s\npools:\n  - {name: lan, addresses: [203.0.113.0/24, '2001:db8::/120']}\n" +
+		"  - {name: wide, addresses: [10.0.0.0/16]}\n")
+	for round := range 40 {
+		var lies []string
+		for i := range maxOfReport / 4 {
+			n := round*maxOfReport/4 + i
+			lies = append(lies, fmt.Sprintf("203.0.113.%d withheld", n%256), fmt.Sprintf("2001:db8::%x announced", n%256),
+				fmt.Sprintf("10.0.%d.%d withheld", n/256, n%256), fmt.Sprintf("10.0.128.%d withheld", n%256))
+		}
+		s.reports(lies...)
+		assert.LessOrEqual(t, s.conflicted(), float64(maxOfReport))
+		s.pass(time.Minute)
+	}
+	assert.EqualValues(t, maxOfReport, s.conflicted(), "nothing that is true was forgotten")
+	s.tryAgain((*ledger.Ledger).Waiting)
+	require.Len(t, s.config.warnings, 1)
+	assert.Contains(t, s.config.warnings[0], `node "n1": its speaker has reported more addresses`)
+	s.creates("web", annotated(annotation.AddressPool, "wide"))
+	first := kube.JoinAddrs(kube.VIPs(s.server.get("default/web")))
+	s.reports(first + " withheld") // it moves nobody any more
+	s.has("web", first, "False AddressConflict")
+
+	s.reports(first + " withheld by n1,n2") // what an honest node reports counts, whoever else reports it
+	moved := kube.JoinAddrs(kube.VIPs(s.server.get("default/web")))
+	assert.NotEqual(t, first, moved)
+	assert.EqualValues(t, maxOfReport+1, s.conflicted())
+
+	// What n1 reported and another node goes on reporting counts for that one.
+	var kept []string
+	for i := range maxOfReport {
+		kept = append(kept, fmt.Sprintf("10.0.7.%d withheld", i))
+	}
+	s.reports()
+	s.pass(25 * time.Hour)
+	s.reports(kept...)
+	require.EqualValues(t, maxOfReport, s.conflicted())
+	for i := range kept {
+		kept[i] += " by n2"
+	}
+	s.reports(kept...)
+	s.pass(25 * time.Hour)
+	var others []string
+	for i := range maxOfReport {
+		others = append(others, fmt.Sprintf("10.0.8.%d withheld by n2", i))
+	}
+	s.reports(others...)
+	assert.EqualValues(t, maxOfReport, s.conflicted(), "all because of n2")
+	s.reports()
+	s.pass(25 * time.Hour)
+
+	s.around.report("203.0.113.7 withheld by n2", "203.0.113.8 withheld")
+	for range 3 { // the next leader knows what is reported then
+		s.restart()
+		s.run()
+		s.creates("next")
+		s.deletes("next")
+		assert.EqualValues(t, 2, s.conflicted(), "what is still seen is still withheld")
+	}
 }

@@ -298,9 +298,12 @@ func (c *Controller) work(ctx context.Context) {
 // labels of a namespace changed, it tries those of the namespace. When the configuration or
 // the facts changed, it tries all of them.
 func (c *Controller) retryWaiting(ctx context.Context) {
-	due := (*ledger.Ledger).Waiting
+	due, longer := (*ledger.Ledger).Waiting, true
 	for {
 		config, facts, namespaces := c.Config.Changed(), c.Facts.Changed(), c.Namespaces.Changed()
+		if longer { // after Changed: no configuration is missed
+			c.keepLengths(ctx)
+		}
 		var free <-chan time.Time
 		stop := func() bool { return true }
 		if next := c.tryAgain(due); !next.IsZero() {
@@ -315,6 +318,7 @@ func (c *Controller) retryWaiting(ctx context.Context) {
 		case <-c.ledger.retry:
 		case <-free:
 		}
+		longer = closed(config)
 		switch {
 		case closed(config) || closed(facts):
 			due = (*ledger.Ledger).Waiting

@@ -94,7 +94,7 @@ func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 // addresses are freed only when the object does not name them any more.
 func (c *Controller) letGo(ctx context.Context, svc *corev1.Service) error {
 	name, uid := ledger.NameOf(svc), string(svc.UID)
-	if err := c.keepDeparting(ctx, name, uid); err != nil {
+	if err := c.keep(ctx, c.ledger.departing(name, uid)); err != nil {
 		return err
 	}
 	want := nothing(svc)
@@ -111,7 +111,7 @@ func (c *Controller) letGo(ctx context.Context, svc *corev1.Service) error {
 // release takes back the addresses of a Service that is gone or that Lodestone does not serve;
 // with a UID, those of this incarnation alone.
 func (c *Controller) release(ctx context.Context, name, uid string) error {
-	if err := c.keepDeparting(ctx, name, uid); err != nil {
+	if err := c.keep(ctx, c.ledger.departing(name, uid)); err != nil {
 		return err
 	}
 	c.forget(name, uid)
@@ -139,16 +139,16 @@ func (c *Controller) ensure(svc *corev1.Service) ledger.Verdict {
 	return v
 }
 
-// keepDeparting makes the quarantine durable of the addresses that the Service is about to
-// give back. A controller that starts after the API shows the change must know of it.
-func (c *Controller) keepDeparting(ctx context.Context, name, uid string) error {
-	l, now := c.ledger.open()
-	records := l.Departing(name, uid, now)
-	c.ledger.close()
-	return c.keep(ctx, records)
+// keepLengths makes durable how long addresses are in quarantine by the configuration that is
+// in force now. What cannot be written now is written with the next release.
+func (c *Controller) keepLengths(ctx context.Context) {
+	if err := c.keep(ctx, c.ledger.inQuarantine()); err != nil && ctx.Err() == nil {
+		c.Log.Warn("the length of quarantines is not on record: a controller that starts now goes by the one before", "err", err)
+	}
 }
 
-// keep makes records durable.
+// keep makes records durable. A controller that starts after the API shows a release must know
+// of it.
 func (c *Controller) keep(ctx context.Context, records []quarantine.Record) error {
 	if len(records) == 0 {
 		return nil

@@ -60,13 +60,34 @@ func TestEditsOfTheAnnotationAreRepairs(t *testing.T) {
 	s := newStory(t)
 	s.creates("web")
 	s.events.take()
-	before := s.server.patches
-	for i := range 200 {
-		s.server.update("default/web", annotated(annotation.Assigned, fmt.Sprintf("203.0.113.%d", 1+i)))
-		s.pass(time.Second)
+	var writes []time.Duration // after the first edit
+	began := s.clock
+	edit := func(i int, then time.Duration) {
+		before := s.server.patches
+		s.server.update("default/web", annotated(annotation.Assigned, fmt.Sprintf("203.0.113.%d", 1+i%200)))
+		s.pass(then)
+		for range s.server.patches - before {
+			writes = append(writes, s.clock.Sub(began))
+		}
 	}
-	if n := s.server.patches - before; n > 20 {
-		t.Errorf("%d writes for 200 edits in 200 s", n)
+	for i := range 200 {
+		edit(i, 0)
+	}
+	if len(writes) != promptRepairs {
+		t.Errorf("%d writes for 200 edits at once, not %d", len(writes), promptRepairs)
+	}
+	for i := range 3600 {
+		edit(i, time.Second)
+	}
+	last := time.Duration(0)
+	for i, at := range writes[promptRepairs:] {
+		if pause := at - last; pause < min(lastDelay, firstDelay<<i) || pause > lastDelay+2*time.Second {
+			t.Errorf("write %d comes %s after the one before", promptRepairs+i+1, pause)
+		}
+		last = at
+	}
+	if n := len(writes); n > promptRepairs+6+60 {
+		t.Errorf("%d writes for an edit a second in an hour", n)
 	}
 	s.wantEvents("Warning StatusContested default/web")
 	s.pass(lastDelay)

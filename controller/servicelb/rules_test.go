@@ -1,6 +1,7 @@
 package servicelb
 
 import (
+	"fmt"
 	"net/netip"
 	"testing"
 	"time"
@@ -265,6 +266,24 @@ func TestAddressIsKeptForTheServiceThatComesBack(t *testing.T) {
 	s.deletes("web")
 	s.pass(time.Hour)
 	s.has("late", "203.0.113.10", "True Allocated")
+}
+
+// How long an address is kept follows the configuration, with and without a restart.
+func TestKeptForLongerAfterARestart(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	pool := "quarantine: 10s\npools: [{name: lan, addresses: [203.0.113.10], keepFor: %s}]\n"
+	s.configure(fmt.Sprintf(pool, "1m"))
+	s.creates("web")
+	s.deletes("web")
+	s.pass(30 * time.Second)
+	s.configure(fmt.Sprintf(pool, "1h"))
+	s.pass(30 * time.Minute)
+	s.restart()
+	s.creates("stranger")
+	s.has("stranger", "", "False PoolExhausted")
+	s.configure(fmt.Sprintf(pool, "20m"))
+	s.has("stranger", "203.0.113.10", "True Allocated")
 }
 
 func TestQuarantineOutlivesTheController(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/lodestone-lb/lodestone/controller/quarantine"
 	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/notify"
@@ -47,6 +48,23 @@ func (s *sharedLedger) close() {
 	if effects.Leases {
 		notify.Wake(s.leases)
 	}
+}
+
+// departing returns the addresses that go into quarantine once the Service has given them back.
+func (s *sharedLedger) departing(name, uid string) []quarantine.Record {
+	l, now := s.open()
+	defer s.close()
+	return l.Departing(name, uid, now)
+}
+
+// inQuarantine returns the addresses that are, each until when by the configuration in force.
+func (s *sharedLedger) inQuarantine() (records []quarantine.Record) {
+	l, now := s.open()
+	defer s.close()
+	for _, q := range l.InQuarantine(now) {
+		records = append(records, quarantine.Record{Addr: q.Addr, Service: q.Name, Since: q.Since, Until: q.Until})
+	}
+	return records
 }
 
 func (s *sharedLedger) situation() ledger.Situation {

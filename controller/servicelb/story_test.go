@@ -239,6 +239,8 @@ type shelf struct {
 	mu      sync.Mutex
 	records map[netip.Addr]quarantine.Record
 	writes  int
+	// now is nil if nothing is ever over.
+	now func() time.Time
 	// fault, if set, is asked about every write.
 	fault func() fault
 }
@@ -246,6 +248,9 @@ type shelf struct {
 func (b *shelf) Load(context.Context) ([]quarantine.Record, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.now != nil {
+		maps.DeleteFunc(b.records, func(_ netip.Addr, r quarantine.Record) bool { return !r.Until.After(b.now()) })
+	}
 	return slices.SortedFunc(maps.Values(b.records), func(x, y quarantine.Record) int { return x.Addr.Compare(y.Addr) }), nil
 }
 
@@ -378,6 +383,7 @@ func newStory(t failer) *story {
 		book:   &shelf{records: map[netip.Addr]quarantine.Record{}},
 		lessor: newLessor(), scope: kube.Scope{Classless: true, Classes: []string{annotation.DefaultClass}},
 	}
+	s.book.now = func() time.Time { return s.clock }
 	s.config.set(lan)
 	s.restart()
 	return s
@@ -457,6 +463,7 @@ func (s *story) woken() []string {
 		}
 	}
 	s.stale = false
+	s.keepLengths(context.Background())
 	return s.waiting()
 }
 

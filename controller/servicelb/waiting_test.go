@@ -168,3 +168,16 @@ func TestLabelsOfANamespaceWakeItsServices(t *testing.T) {
 	s.around.labels["default"] = map[string]string{"tier": "gold"}
 	assert.Equal(t, []string{"default/web"}, s.machine().Relabeled(s.around.Labels))
 }
+
+// Without a configuration all dialects are understood. What a Service asks for in one of them is
+// read again when the first configuration comes, which may not understand it.
+func TestTheFirstConfigurationSaysWhatAnnotationsMean(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.config.config = nil
+	s.restart()
+	s.creates("web", annotated("kube-vip.io/loadbalancerIPs", "0.0.0.0"))
+	s.has("web", "", "False InvalidRequest")
+	s.configure(lan)
+	s.has("web", "203.0.113.10", "True Allocated")
+}

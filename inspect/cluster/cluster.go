@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -15,7 +14,6 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
@@ -24,7 +22,6 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
-	"github.com/lodestone-lb/lodestone/pkg/objects"
 )
 
 // ElectionLease is the Lease by which the controller's replicas elect a leader.
@@ -71,7 +68,9 @@ type Objects struct {
 	Now     time.Time
 
 	facts clusterfacts.Objects
-	mu    sync.Mutex
+	// document is the text of the configuration; nil: there is none.
+	document *string
+	mu       sync.Mutex
 	// unread is why what was to be read is not there, by what it is.
 	unread map[string]error
 }
@@ -86,16 +85,16 @@ const (
 	Election   = "the Lease of the leading controller"
 	ConfigMaps = "the configuration"
 
-	namespaces        = "Namespaces"
-	apiServer         = "the API server's EndpointSlices"
-	serviceCIDRs      = "ServiceCIDRs"
-	releasedAddresses = "the released addresses"
+	namespaces   = "Namespaces"
+	apiServer    = "the API server's EndpointSlices"
+	serviceCIDRs = "ServiceCIDRs"
+	inQuarantine = "the addresses in quarantine"
 )
 
 // What has to be read for parts of an answer.
 var (
 	// ForAddresses is what it takes to decide which Service gets which address.
-	ForAddresses = []string{Services, namespaces, ConfigMaps, Nodes, Leases, apiServer, serviceCIDRs, releasedAddresses}
+	ForAddresses = []string{Services, namespaces, ConfigMaps, Nodes, Leases, apiServer, serviceCIDRs, inQuarantine}
 	// ForSessions is what it takes to list the BGP sessions.
 	ForSessions = []string{ConfigMaps, Nodes, Leases, Pods}
 	// ForVIPs is what it takes to decide who announces which VIP.
@@ -211,39 +210,19 @@ func IsReady(p *corev1.Pod) bool {
 	})
 }
 
-// refused returns why a source cannot be read. If a right is missing, it names the right.
-func refused(s source, err error) error {
-	if apierrors.IsUnauthorized(err) {
-		return errors.New("the API server does not accept your credentials, or they have expired: log in again, or see --context and " +
-			"--kubeconfig")
-	}
-	if !apierrors.IsForbidden(err) {
-		return fmt.Errorf("%s %s: %w", s.verb, s.kind, err)
-	}
-	where := "in the whole cluster"
-	if s.namespace != "" {
-		where = "in namespace " + s.namespace
-	}
-	return fmt.Errorf("you may not read %s: you need the right to %s %s %s", s.kind, s.verb, s.resource, where)
-}
-
-// source is one thing to read.
-type source struct {
-	kind, verb, resource, namespace string
-	read                            func(ctx context.Context) error
-}
-
 // Allocation reads what the controller decides by.
 func Allocation(ctx context.Context, client kubernetes.Interface, p Place) *Objects {
 	o := newObjects(p)
-	o.readAll(ctx, append(o.allocation(client), o.pods(client)))
+	o.readAll(ctx, slices.DeleteFunc(p.sources(client), func(s source) bool {
+		return s.kind != Pods && !slices.Contains(ForAddresses, s.kind)
+	}))
 	return o
 }
 
 // All reads what controller and speakers decide by, and how they are. It fails if it can read nothing at all.
 func All(ctx context.Context, client kubernetes.Interface, p Place) (*Objects, error) {
 	o := newObjects(p)
-	sources := append(o.allocation(client), o.announcement(client)...)
+	sources := p.sources(client)
 	o.readAll(ctx, sources)
 	if len(o.unread) == len(sources) {
 		return nil, errors.New(o.Unread()[0])
@@ -262,10 +241,18 @@ func (o *Objects) readAll(ctx context.Context, sources []source) {
 		group.Go(func() { o.read(ctx, s) })
 	}
 	group.Wait()
+	o.Config, o.ConfigErr = parse(o.document)
 	if o.ScopeAsRunning && len(o.Controllers) > 0 {
 		runs := max(0, slices.IndexFunc(o.Controllers, IsReady))
 		o.Scope = scopeOf(o.Controllers[runs], o.Scope)
 	}
+}
+
+func parse(document *string) (*config.Config, error) {
+	if document == nil {
+		return nil, nil
+	}
+	return config.Parse([]byte(*document))
 }
 
 // scopeOf returns what a controller serves by the flags of its pod. The rest is as in scope.
@@ -281,123 +268,4 @@ func scopeOf(pod *corev1.Pod, scope kube.Scope) kube.Scope {
 		}
 	}
 	return scope
-}
-
-// read reads a source, or notes why that cannot be.
-func (o *Objects) read(ctx context.Context, s source) {
-	if err := s.read(ctx); err != nil {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		o.unread[s.kind] = refused(s, err)
-	}
-}
-
-// allocation are the sources of what the controller decides by.
-func (o *Objects) allocation(client kubernetes.Interface) []source {
-	const list, get = "list", "get"
-	all := objects.Scope{}
-	return []source{
-		{Services, list, "services", "", func(ctx context.Context) error {
-			// Whole: diagnose looks for the marks of other implementations.
-			l, err := client.CoreV1().Services("").List(ctx, metav1.ListOptions{})
-			if err != nil {
-				return err
-			}
-			o.Services = pointers(l.Items)
-			// Only after the Services: of a Service that was deleted before, the addresses are on record by now.
-			o.read(ctx, source{releasedAddresses, get, "configmaps", o.Namespace, func(ctx context.Context) (err error) {
-				o.Records, err = quarantine.New(client, o.Namespace, slog.New(slog.DiscardHandler)).Load(ctx)
-				return err
-			}})
-			return nil
-		}},
-		{namespaces, list, "namespaces", "", func(ctx context.Context) (err error) {
-			o.Namespaces, err = once(objects.Namespaces.List(ctx, client, all))
-			return err
-		}},
-		{ConfigMaps, get, "configmaps", o.Namespace, func(ctx context.Context) error {
-			cm, err := client.CoreV1().ConfigMaps(o.Namespace).Get(ctx, o.ConfigName, metav1.GetOptions{})
-			if apierrors.IsNotFound(err) {
-				return nil
-			}
-			if err == nil {
-				o.Config, o.ConfigErr = config.Parse([]byte(cm.Data[config.Key]))
-			}
-			return err
-		}},
-		{Nodes, list, "nodes", "", func(ctx context.Context) (err error) {
-			o.Nodes, err = once(objects.Nodes.List(ctx, client, all))
-			return err
-		}},
-		{Leases, list, "leases.coordination.k8s.io", o.Namespace, func(ctx context.Context) (err error) {
-			o.Leases, err = once(objects.Leases.List(ctx, client, objects.Speakers(o.Namespace)))
-			return err
-		}},
-		{apiServer, list, "endpointslices.discovery.k8s.io", metav1.NamespaceDefault, func(ctx context.Context) (err error) {
-			o.facts.APIServer, err = once(objects.EndpointSlices.List(ctx, client,
-				objects.Scope{Namespace: metav1.NamespaceDefault, Labels: discoveryv1.LabelServiceName + "=kubernetes"}))
-			return err
-		}},
-		{serviceCIDRs, list, "servicecidrs.networking.k8s.io", "", func(ctx context.Context) error {
-			found, err := once(objects.ServiceCIDRs.List(ctx, client, all))
-			if apierrors.IsNotFound(err) { // before Kubernetes v1.33
-				return nil
-			}
-			o.facts.ServiceCIDRs = found
-			return err
-		}},
-	}
-}
-
-// announcement are the other sources that speakers decide by, and those of how the components are.
-func (o *Objects) announcement(client kubernetes.Interface) []source {
-	return []source{
-		{Slices, "list", "endpointslices.discovery.k8s.io", "", func(ctx context.Context) (err error) {
-			o.Slices, err = once(objects.EndpointSlices.List(ctx, client, objects.Scope{}))
-			return err
-		}},
-		o.pods(client),
-		{Election, "get", "leases.coordination.k8s.io", o.Namespace, func(ctx context.Context) error {
-			l, err := client.CoordinationV1().Leases(o.Namespace).Get(ctx, ElectionLease, metav1.GetOptions{})
-			if apierrors.IsNotFound(err) {
-				return nil
-			}
-			if err == nil {
-				o.Election = l
-			}
-			return err
-		}},
-	}
-}
-
-// pods is Lodestone's own pods.
-func (o *Objects) pods(client kubernetes.Interface) source {
-	return source{Pods, "list", "pods", o.Namespace, func(ctx context.Context) error {
-		pods, err := once(objects.Pods.List(ctx, client, objects.Scope{Namespace: o.Namespace, Labels: labelName + "=lodestone"}))
-		o.sortPods(pods)
-		return err
-	}}
-}
-
-// sortPods sorts the pods by component.
-func (o *Objects) sortPods(pods []*corev1.Pod) {
-	for _, p := range pods {
-		switch p.Labels[labelComponent] {
-		case "controller":
-			o.Controllers = append(o.Controllers, p)
-		case "speaker":
-			o.Speakers = append(o.Speakers, p)
-		}
-	}
-}
-
-// once returns the error without its outer text: the caller writes what could not be read.
-func once[T any](all []T, err error) ([]T, error) { return all, errors.Unwrap(err) }
-
-func pointers[T any](items []T) []*T {
-	all := make([]*T, len(items))
-	for i := range items {
-		all[i] = &items[i]
-	}
-	return all
 }

@@ -71,7 +71,7 @@ func TestWatcherHasWhatAllHas(t *testing.T) {
 	}
 }
 
-func TestWatcherSaysWhatMayNotBeRead(t *testing.T) {
+func TestWatcherReportsWhatMayNotBeRead(t *testing.T) {
 	t.Parallel()
 	c := example.New(example.Size{Nodes: 2, Services: 4})
 	c.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {

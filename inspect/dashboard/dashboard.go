@@ -7,6 +7,14 @@
 // visitor to some minutes after the last, and looks at it for at most a fifth of the
 // time. What it keeps is bounded: one State, the last transitions, and
 // one View for each of at most MaxVisitors.
+//
+// The files, from the outside in:
+//
+//	dashboard.go  Dashboard, the task: it follows the cluster while somebody looks
+//	serve.go      the page, and its stream of views, over HTTP
+//	state.go      State: what there is to show at one moment
+//	view.go       View: the part of it that one visitor asks for
+//	timeline.go   what has changed between two States, in words
 package dashboard
 
 import (

@@ -165,7 +165,7 @@ func TestPageIsSelfContained(t *testing.T) {
 	assert.Zero(t, s.started.Load(), "the page alone costs nothing")
 }
 
-func TestViewTellsWhatThereIs(t *testing.T) {
+func TestViewShowsWhatThereIs(t *testing.T) {
 	t.Parallel()
 	s := serve(t, example.Size{Nodes: 6, Services: 40, Trouble: true})
 	v := s.view("")
@@ -242,8 +242,7 @@ func TestVisitorsAreBounded(t *testing.T) {
 	}
 }
 
-// Who shows nothing is asked for credentials; who shows some is for others to
-// judge.
+// A visitor without credentials is asked for them. Whether credentials are valid, others decide.
 func TestChallenge(t *testing.T) {
 	t.Parallel()
 	next := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) })

@@ -22,7 +22,7 @@ func state(vips ...VIP) *State {
 	return s
 }
 
-func TestMovesAreToldTogether(t *testing.T) {
+func TestMovesAreShownTogether(t *testing.T) {
 	t.Parallel()
 	a, b, none := VIP{Owner: "a"}, VIP{Owner: "b"}, VIP{Reason: "NoServingEndpoint"}
 	routed := func(nodes ...string) VIP { return VIP{Routers: nodes} }

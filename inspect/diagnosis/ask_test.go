@@ -102,7 +102,7 @@ func TestSpeakersAreAskedThroughTheAPIServer(t *testing.T) {
 	assert.Contains(t, a.mute["n4"], "older version")
 }
 
-func TestWhoMayNotAskIsToldWhichRightIsMissing(t *testing.T) {
+func TestDiagnosisNamesTheMissingRight(t *testing.T) {
 	t.Parallel()
 	_, _, err := Ask(t.Context(), apiServer(t, 0), "forbidden")
 	assert.EqualError(t, err, "you may not ask the speakers: you need the right to create serviceaccounts/token of lodestone-diagnose, "+

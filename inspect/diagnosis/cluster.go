@@ -34,12 +34,12 @@ func clusterOf(o *cluster.Objects) *diagnose.Cluster {
 	if o.Has(cluster.ForSessions...) && o.Unclear() == nil {
 		sessions(c, o, n)
 	} else {
-		c.Unjudged = append(c.Unjudged, diagnose.BGP, diagnose.BFD)
+		c.Undecided = append(c.Undecided, diagnose.BGP, diagnose.BFD)
 	}
 	if s.VIPs != nil {
 		vips(c, o, n, s.VIPs)
 	} else {
-		c.Unjudged = append(c.Unjudged, diagnose.Announced, diagnose.OnSegment, diagnose.Reach)
+		c.Undecided = append(c.Undecided, diagnose.Announced, diagnose.OnSegment, diagnose.Reach)
 	}
 	c.NetAdmin = netAdmin(o)
 	for what, id := range map[string]diagnose.ID{
@@ -47,11 +47,11 @@ func clusterOf(o *cluster.Objects) *diagnose.Cluster {
 		cluster.Services: diagnose.Implementations,
 	} {
 		if !o.Has(what) {
-			c.Unjudged = append(c.Unjudged, id)
+			c.Undecided = append(c.Undecided, id)
 		}
 	}
 	if !o.Has(cluster.Pods, cluster.Nodes) {
-		c.Unjudged = append(c.Unjudged, diagnose.Controller, diagnose.Speakers, diagnose.Versions)
+		c.Undecided = append(c.Undecided, diagnose.Controller, diagnose.Speakers, diagnose.Versions)
 	}
 	return c
 }

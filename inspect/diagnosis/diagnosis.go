@@ -1,6 +1,15 @@
 // Package diagnosis finds out what keeps an installation from working: it reads
-// the cluster, asks every speaker about its node, has package diagnose judge,
+// the cluster, asks every speaker about its node, has package diagnose check it,
 // and packs what others need to help.
+//
+// The files, from the outside in:
+//
+//	diagnosis.go        the diagnosis: what is read and asked, and what is shown
+//	cluster.go          the facts of the cluster, from its objects
+//	ask.go              the facts of the nodes, from their speakers
+//	implementations.go  other load balancers in the cluster, by their workloads
+//	bundle.go           the archive for a ticket
+//	redact.go           what of it is secret
 package diagnosis
 
 import (

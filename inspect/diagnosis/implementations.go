@@ -50,7 +50,7 @@ func implementations(ctx context.Context, c *diagnose.Cluster, o *cluster.Object
 	pods, err := workloads(ctx, client)
 	if err != nil {
 		c.Unread = append(c.Unread, err.Error())
-		c.Unjudged = append(c.Unjudged, diagnose.Implementations)
+		c.Undecided = append(c.Undecided, diagnose.Implementations)
 	}
 	for _, i := range known {
 		var runs []string

@@ -38,33 +38,6 @@ type Outcome struct {
 	Message string `json:"message"`
 }
 
-// Shift is a VIP that other nodes would announce than do now.
-type Shift struct {
-	VIP      netip.Addr `json:"vip"`
-	Services []string   `json:"services"`
-	Before   Announcers `json:"before"`
-	After    Announcers `json:"after"`
-}
-
-// Announcers are the nodes that announce a VIP.
-type Announcers struct {
-	Layer2 string   `json:"layer2,omitempty"`
-	BGP    []string `json:"bgp,omitempty"`
-}
-
-// String names them for people.
-func (a Announcers) String() string {
-	switch {
-	case a.Layer2 == "" && a.BGP == nil:
-		return "nobody"
-	case a.BGP == nil:
-		return a.Layer2
-	case a.Layer2 == "":
-		return output.List(a.BGP, 3) + " by BGP"
-	}
-	return a.Layer2 + "; " + output.List(a.BGP, 3) + " by BGP"
-}
-
 // outcomes are what an edit can do to a Service, the worst first, each with its name for people.
 var outcomes = []struct {
 	change simulation.Change
@@ -104,7 +77,8 @@ func OfEdit(o *cluster.Objects, next *config.Config, all bool) Edit {
 		e.Unread = o.Unread()
 		return e
 	}
-	e.announcements(o.Network(), next, lostIn(planned))
+	lost, before := lostIn(planned), o.Network()
+	e.Moved, e.Orphaned = movesOf(before, before.Under(next, func(vip netip.Addr) bool { return lost[vip] }))
 	return e
 }
 
@@ -121,20 +95,6 @@ func lostIn(planned []simulation.Outcome) map[netip.Addr]bool {
 	}
 	maps.DeleteFunc(lost, func(vip netip.Addr, _ bool) bool { return held[vip] })
 	return lost
-}
-
-// announcements notes which VIPs would move.
-func (e *Edit) announcements(before *simulation.Network, next *config.Config, lost map[netip.Addr]bool) {
-	after := before.Under(next, func(vip netip.Addr) bool { return lost[vip] })
-	services := before.ServicesByVIP()
-	for _, m := range before.Moves(after) {
-		if m.Orphaned() {
-			e.Orphaned = append(e.Orphaned, Orphan{m.VIP, services[m.VIP], m.Silence.Reason, m.Silence.Message})
-			continue
-		}
-		e.Moved = append(e.Moved, Shift{m.VIP, services[m.VIP], Announcers{m.Before.Owner, m.Before.Routers},
-			Announcers{m.After.Owner, m.After.Routers}})
-	}
 }
 
 // Troubled implements Story.
@@ -174,20 +134,5 @@ func (e Edit) Show(c *output.Canvas) {
 		return
 	}
 	c.Line(output.Heading, "VIPs: %d announced by others than now, %d by nobody any more", len(e.Moved), len(e.Orphaned))
-	showOrphans(c, e.Orphaned)
-	rows = nil
-	for _, m := range e.Moved {
-		rows = append(rows, []any{m.VIP, output.List(m.Services, 3), m.Before, m.After})
-	}
-	table(c, []string{"MOVES", "SERVICES", "FROM", "TO"}, rows)
-}
-
-// showOrphans lists the VIPs that nobody would announce.
-func showOrphans(c *output.Canvas, orphans []Orphan) {
-	var rows [][]any
-	for _, o := range orphans {
-		rows = append(rows, []any{output.Cell{Text: o.VIP.String(), Tone: output.Bad}, output.List(o.Services, 3), string(o.Reason) +
-			": " + o.Message})
-	}
-	table(c, []string{"NOBODY HAS", "SERVICES", "WHY"}, rows)
+	showMoves(c, e.Moved, e.Orphaned)
 }

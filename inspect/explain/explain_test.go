@@ -106,8 +106,9 @@ func TestWhereARouterIs(t *testing.T) {
 
 func TestAnnouncers(t *testing.T) {
 	t.Parallel()
-	for want, a := range map[string]Announcers{
-		"nobody": {}, "n1": {Layer2: "n1"}, "n1, n2 by BGP": {BGP: []string{"n1", "n2"}}, "n1; n2 by BGP": {Layer2: "n1", BGP: []string{"n2"}},
+	for want, a := range map[string]simulation.Audience{
+		"nobody": {}, "n1": {Owner: "n1"}, "n1, n2 by BGP": {Routers: []string{"n1", "n2"}},
+		"n1; n2 by BGP": {Owner: "n1", Routers: []string{"n2"}},
 	} {
 		assert.Equal(t, want, a.String())
 	}

@@ -79,8 +79,7 @@ func OfNode(o *cluster.Objects, name string) Node {
 	return n
 }
 
-// vips sorts the VIPs into those that the node owns, and those that it does not,
-// by reason.
+// vips notes the VIPs that the node owns, and, by reason, those that it does not own.
 func (n *Node) vips(services map[netip.Addr][]string, verdicts map[netip.Addr]plan.Verdict) {
 	var out []netip.Addr
 	for _, vip := range slices.SortedFunc(maps.Keys(verdicts), netip.Addr.Compare) {

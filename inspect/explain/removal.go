@@ -11,7 +11,6 @@ import (
 	"github.com/lodestone-lb/lodestone/inspect/cluster"
 	"github.com/lodestone-lb/lodestone/inspect/output"
 	"github.com/lodestone-lb/lodestone/inspect/simulation"
-	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
 // Removal is the story of a node that leaves.
@@ -21,7 +20,7 @@ type Removal struct {
 	// Orphaned are the VIPs that nobody would announce.
 	Orphaned []Orphan `json:"orphaned"`
 	// Moved are those that other nodes would own by layer 2.
-	Moved []Moved `json:"moved"`
+	Moved []Shift `json:"moved"`
 	// Silent are those that nobody announces even now.
 	Silent []netip.Addr `json:"silent,omitempty"`
 	// Load is how many VIPs each node owns by layer 2.
@@ -31,22 +30,6 @@ type Removal struct {
 	// Notice is how soon the router of each peer of the node notices; only with
 	// simulation.Lose.
 	Notice []Notice `json:"notice,omitempty"`
-}
-
-// Orphan is a VIP that nobody would announce.
-type Orphan struct {
-	VIP      netip.Addr  `json:"vip"`
-	Services []string    `json:"services"`
-	Reason   plan.Reason `json:"reason"`
-	Message  string      `json:"message"`
-}
-
-// Moved is a VIP that another node would own.
-type Moved struct {
-	VIP      netip.Addr `json:"vip"`
-	Services []string   `json:"services"`
-	From     string     `json:"from,omitempty"`
-	To       string     `json:"to,omitempty"`
 }
 
 // Load is how many VIPs a node owns.
@@ -74,15 +57,9 @@ type Notice struct {
 func OfRemoval(o *cluster.Objects, node string, how simulation.Removal) Removal {
 	before := o.Network()
 	after := before.Without(node, how)
-	r := Removal{Node: node, How: how, Orphaned: []Orphan{}, Moved: []Moved{}, Routes: []Remaining{}}
-	services := before.ServicesByVIP()
-	for _, m := range before.Moves(after) {
-		if m.Orphaned() {
-			r.Orphaned = append(r.Orphaned, Orphan{m.VIP, services[m.VIP], m.Silence.Reason, m.Silence.Message})
-		} else if from, to := m.Before.Owner, m.After.Owner; from != to {
-			r.Moved = append(r.Moved, Moved{m.VIP, services[m.VIP], from, to})
-		}
-	}
+	r := Removal{Node: node, How: how, Routes: []Remaining{}}
+	r.Moved, r.Orphaned = movesOf(before, after)
+	r.Moved = slices.DeleteFunc(r.Moved, func(s Shift) bool { return s.Before.Owner == s.After.Owner })
 	r.weigh(before.Who(), after.Who())
 	r.routes(before, after)
 	if how == simulation.Lose {
@@ -151,13 +128,8 @@ func (r Removal) Show(c *output.Canvas) {
 		output.Count(len(r.Moved), "VIP moves", "VIPs move"), output.Count(len(r.Orphaned), "VIP is", "VIPs are"))
 	c.Line(output.Plain, "Its pods are taken for gone, and none for started elsewhere.")
 
-	showOrphans(c, r.Orphaned)
+	showMoves(c, r.Moved, r.Orphaned)
 	var rows [][]any
-	for _, m := range r.Moved {
-		rows = append(rows, []any{m.VIP, output.List(m.Services, 3), cmp.Or(m.From, "nobody"), cmp.Or(m.To, "nobody (BGP remains)")})
-	}
-	table(c, []string{"MOVES", "SERVICES", "FROM", "TO"}, rows)
-	rows = nil
 	for _, l := range r.Load {
 		rows = append(rows, []any{l.Node, l.Before, l.After})
 	}

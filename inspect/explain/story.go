@@ -1,5 +1,18 @@
 // Package explain explains why something is as it is: a Service, a VIP, a node, a pool,
 // a BGP peer; and what would become of it. The reasons are those of the code that decides.
+//
+// The files, from the outside in:
+//
+//	story.go       what all stories have: facts, and help by reason
+//	service.go     a Service: its addresses, or why it has none
+//	vip.go         a VIP: who announces it, and why the others do not
+//	forwarding.go  which nodes keep its connections, with direct forwarding
+//	node.go        a node: what it announces, and what keeps it from the rest
+//	pool.go        a pool: what is free, and who holds what
+//	peer.go        a BGP peer: its sessions and routes, and how soon it notices a loss
+//	edit.go        what an edit of the configuration changes
+//	removal.go     what the loss or the drain of a node changes
+//	moves.go       which VIPs move then, and which nobody announces
 package explain
 
 import (

@@ -1,11 +1,13 @@
 package simulation
 
 import (
+	"cmp"
 	"iter"
 	"maps"
 	"net/netip"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -13,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	"github.com/lodestone-lb/lodestone/inspect/output"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/report"
@@ -291,9 +294,21 @@ func routersOnly(c *config.Config) *config.Config {
 // Audience is who announces a VIP.
 type Audience struct {
 	// Owner announces it by layer 2; empty: nobody does.
-	Owner string
+	Owner string `json:"layer2,omitempty"`
 	// Routers are the nodes that announce it by BGP, sorted.
-	Routers []string
+	Routers []string `json:"bgp,omitempty"`
+}
+
+// String names them for people.
+func (a Audience) String() string {
+	var by []string
+	if a.Owner != "" {
+		by = append(by, a.Owner)
+	}
+	if len(a.Routers) > 0 {
+		by = append(by, output.List(a.Routers, 3)+" by BGP")
+	}
+	return cmp.Or(strings.Join(by, "; "), "nobody")
 }
 
 // Silent reports whether nobody announces the VIP.

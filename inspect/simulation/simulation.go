@@ -1,6 +1,13 @@
 // Package simulation asks what controller and speakers do, or would do: it builds
 // the ledger that a controller would have and the plans that speakers would make,
 // and throws them away. It needs none of them to run, and changes nothing.
+//
+// The files, from the outside in:
+//
+//	simulation.go  Cluster: what the controller would give each Service
+//	explain.go     why it would
+//	network.go     Network: what the speakers would announce
+//	removal.go     what they would announce without a node, and which VIPs move
 package simulation
 
 import (

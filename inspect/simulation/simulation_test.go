@@ -53,7 +53,7 @@ func cluster(t *testing.T, body string, services ...*corev1.Service) *Cluster {
 	}
 }
 
-func TestPlanTellsWhatAnEditDoes(t *testing.T) {
+func TestPlanShowsWhatAnEditDoes(t *testing.T) {
 	t.Parallel()
 	c := cluster(t, "pools: [{name: lan, addresses: [203.0.113.10-203.0.113.12]}]\n",
 		service("stays", "203.0.113.10"),
@@ -110,7 +110,7 @@ func TestLeasesAreThoseThatServicesShow(t *testing.T) {
 	}
 }
 
-func TestExplainTellsOfOtherHosts(t *testing.T) {
+func TestExplainReportsOtherHosts(t *testing.T) {
 	t.Parallel()
 	c := cluster(t, "pools: [{name: lan, addresses: [203.0.113.10-203.0.113.13]}]\n",
 		service("later", "203.0.113.10"), service("first", "203.0.113.11"), service("new", ""))
@@ -120,7 +120,7 @@ func TestExplainTellsOfOtherHosts(t *testing.T) {
 			vip = vip.Next()
 		}
 		c.Facts.Conflicts = append(c.Facts.Conflicts, clusterfacts.Conflict{
-			Node: "n1", Conflict: report.Conflict{VIP: vip, HardwareAddr: [6]byte{2, 5: 12}, Announced: announced}})
+			Nodes: []string{"n1"}, Conflict: report.Conflict{VIP: vip, HardwareAddr: [6]byte{2, 5: 12}, Announced: announced}})
 	}
 	const host = "the host 02:00:00:00:00:0c (seen by node n1)"
 	s := c.Explain(c.Services[0])
@@ -136,7 +136,7 @@ func TestExplainTellsOfOtherHosts(t *testing.T) {
 	assert.Equal(t, `pool "lan" has 0 of 4 IPv4 addresses free (1 in use by other hosts)`, s.Considered[0].Message)
 }
 
-func TestExplainTellsTheStory(t *testing.T) {
+func TestExplainShowsTheStory(t *testing.T) {
 	t.Parallel()
 	c := cluster(t, `pools:
   - {name: lan, addresses: [203.0.113.10]}

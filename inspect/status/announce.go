@@ -25,7 +25,7 @@ type VIPs struct {
 // Announcing is how many VIPs a node announces.
 type Announcing struct {
 	Node string `json:"node"`
-	// Layer2 counts those that it owns or shares, BGP those that it announces to routers.
+	// Layer2 counts those that it owns, BGP those that it announces to routers.
 	Layer2 int `json:"layer2"`
 	BGP    int `json:"bgp"`
 }

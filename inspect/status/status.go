@@ -1,5 +1,12 @@
 // Package status is how a whole installation of Lodestone stands: what is wrong
 // with it first, then all of it on one screen.
+//
+// The files, from the outside in:
+//
+//	status.go    Status, and what is wrong with it first
+//	announce.go  the VIPs and the BGP sessions
+//	keys.go      whether the speakers replace their key
+//	show.go      all of it on one screen
 package status
 
 import (

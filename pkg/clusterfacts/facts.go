@@ -8,8 +8,15 @@
 //
 // Reports of speakers count within bounds, because a node may lie. A Lease counts only if its
 // Node exists. It keeps at most report.MaxGateways addresses from being handed out, and two
-// for each of maxAlone segments. controller/servicelb bounds what follows from the
-// report.MaxConflicts conflicts of a node.
+// for each of maxAlone segments. controller/servicelb/ledger bounds what follows from the
+// conflicts that a node reports.
+//
+// The files, from the outside in:
+//
+//	facts.go     Collect: from objects to Facts
+//	warnings.go  what of a configuration makes no sense in this cluster
+//	watcher.go   Watcher, the task: it keeps the Facts up to date
+//	keep.go      what its caches keep of objects
 package clusterfacts
 
 import (
@@ -50,20 +57,23 @@ type Facts struct {
 type Conflict struct {
 	// Conflict is as the first node reports it. Announced is set if any node reports that.
 	report.Conflict
-	// Node is the first node, by name, that reports it, and Others how many
-	// more do.
-	Node   string
-	Others int
+	// Nodes are those that report it, by name.
+	Nodes []string
+}
+
+// Equal reports whether both say the same.
+func (d Conflict) Equal(other Conflict) bool {
+	return d.Conflict == other.Conflict && slices.Equal(d.Nodes, other.Nodes)
 }
 
 // String says who claims the VIP, as in "the host 02:00:00:00:00:0c (seen by
 // node n1)".
 func (d Conflict) String() string {
 	others := ""
-	if d.Others > 0 {
-		others = fmt.Sprintf(" and %d more", d.Others)
+	if n := len(d.Nodes) - 1; n > 0 {
+		others = fmt.Sprintf(" and %d more", n)
 	}
-	return fmt.Sprintf("the host %s (seen by node %s%s)", net.HardwareAddr(d.HardwareAddr[:]), d.Node, others)
+	return fmt.Sprintf("the host %s (seen by node %s%s)", net.HardwareAddr(d.HardwareAddr[:]), d.Nodes[0], others)
 }
 
 // Forbidden is a range of addresses that must never be handed out.
@@ -147,7 +157,7 @@ func Collect(o Objects) *Facts {
 			continue // nobody goes on asking who has its VIPs
 		}
 		for _, c := range n.Conflicts {
-			f.Conflicts = append(f.Conflicts, Conflict{Conflict: c, Node: node})
+			f.Conflicts = append(f.Conflicts, Conflict{Conflict: c, Nodes: []string{node}})
 		}
 	}
 	f.Conflicts = mergeConflicts(f.Conflicts)
@@ -178,7 +188,7 @@ func Collect(o Objects) *Facts {
 // Equal reports whether both say the same.
 func (f *Facts) Equal(other *Facts) bool {
 	return slices.Equal(f.Forbidden, other.Forbidden) && slices.Equal(f.Segments, other.Segments) &&
-		slices.Equal(f.Conflicts, other.Conflicts) &&
+		slices.EqualFunc(f.Conflicts, other.Conflicts, Conflict.Equal) &&
 		(f.Segments == nil) == (other.Segments == nil)
 }
 
@@ -192,7 +202,7 @@ func isDown(n *corev1.Node) bool {
 // mergeConflicts sorts the conflicts and joins those over one VIP.
 func mergeConflicts(all []Conflict) []Conflict {
 	slices.SortFunc(all, func(d, e Conflict) int {
-		return cmp.Or(d.VIP.Compare(e.VIP), cmp.Compare(d.Node, e.Node), d.Conflict.Compare(e.Conflict))
+		return cmp.Or(d.VIP.Compare(e.VIP), cmp.Compare(d.Nodes[0], e.Nodes[0]), d.Conflict.Compare(e.Conflict))
 	})
 	var merged []Conflict
 	for i, d := range all {
@@ -202,8 +212,8 @@ func mergeConflicts(all []Conflict) []Conflict {
 		}
 		m := &merged[len(merged)-1]
 		m.Announced = m.Announced || d.Announced
-		if all[i-1].Node != d.Node {
-			m.Others++
+		if all[i-1].Nodes[0] != d.Nodes[0] {
+			m.Nodes = append(m.Nodes, d.Nodes[0])
 		}
 	}
 	return merged

@@ -30,12 +30,6 @@ func sourced(name, addresses string) *corev1.Node {
 	return n
 }
 
-// kept is the Node as the Watcher's cache has it.
-func kept(n *corev1.Node) *corev1.Node {
-	obj, _ := keepNode(n)
-	return obj.(*corev1.Node)
-}
-
 func internal(a string) corev1.NodeAddress {
 	return corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a}
 }
@@ -112,8 +106,8 @@ func TestCollect(t *testing.T) {
 		},
 		{
 			name: "a node's ends of BGP sessions",
-			objects: Objects{Nodes: []*corev1.Node{kept(sourced("n1", "198.18.0.21, 2001:db8::21")), kept(sourced("n2", "nonsense")),
-				kept(sourced("n3", "fe80::1")), kept(sourced("n4", strings.Repeat("198.18.0.22,", 1000)))}},
+			objects: Objects{Nodes: []*corev1.Node{keepNode(sourced("n1", "198.18.0.21, 2001:db8::21")), keepNode(sourced("n2", "nonsense")),
+				keepNode(sourced("n3", "fe80::1")), keepNode(sourced("n4", strings.Repeat("198.18.0.22,", 1000)))}},
 			want: []string{
 				"198.18.0.21 is the source address of BGP sessions of node n1",
 				"2001:db8::21 is the source address of BGP sessions of node n1",

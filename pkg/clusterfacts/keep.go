@@ -11,17 +11,10 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
-// The transforms also get objects that they have transformed already. They leave those as they
-// are.
-
 // maxSources is longer than any value of annotation.BGPSourceAddress, in bytes.
 const maxSources = 128
 
-func keepNode(obj any) (any, error) {
-	n, ok := obj.(*corev1.Node)
-	if !ok {
-		return obj, nil
-	}
+func keepNode(n *corev1.Node) *corev1.Node {
 	kept := &corev1.Node{ObjectMeta: identity(&n.ObjectMeta),
 		Spec: corev1.NodeSpec{PodCIDRs: n.Spec.PodCIDRs}, Status: corev1.NodeStatus{Addresses: n.Status.Addresses}}
 	if sources := n.Annotations[annotation.BGPSourceAddress]; sources != "" && len(sources) <= maxSources {
@@ -30,48 +23,32 @@ func keepNode(obj any) (any, error) {
 	if isDown(n) {
 		kept.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown}}
 	}
-	return kept, nil
+	return kept
 }
 
-func keepLease(obj any) (any, error) {
-	l, ok := obj.(*coordinationv1.Lease)
-	if !ok {
-		return obj, nil
-	}
+func keepLease(l *coordinationv1.Lease) *coordinationv1.Lease {
 	kept := &coordinationv1.Lease{ObjectMeta: identity(&l.ObjectMeta)}
 	kept.Spec.HolderIdentity = l.Spec.HolderIdentity
 	network := report.Of(l.Annotations).Network // bounded, whatever the Lease says
 	network.KubeProxy = false                   // it is for the speakers, and no news here
 	kept.Annotations = report.Report{Network: network}.Annotations()
-	return kept, nil
+	return kept
 }
 
-func keepServiceCIDR(obj any) (any, error) {
-	s, ok := obj.(*networkingv1.ServiceCIDR)
-	if !ok {
-		return obj, nil
-	}
-	return &networkingv1.ServiceCIDR{ObjectMeta: identity(&s.ObjectMeta), Spec: s.Spec}, nil
+func keepServiceCIDR(s *networkingv1.ServiceCIDR) *networkingv1.ServiceCIDR {
+	return &networkingv1.ServiceCIDR{ObjectMeta: identity(&s.ObjectMeta), Spec: s.Spec}
 }
 
-func keepSlice(obj any) (any, error) {
-	s, ok := obj.(*discoveryv1.EndpointSlice)
-	if !ok {
-		return obj, nil
-	}
+func keepSlice(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 	kept := &discoveryv1.EndpointSlice{ObjectMeta: identity(&s.ObjectMeta)}
 	for i := range s.Endpoints {
 		kept.Endpoints = append(kept.Endpoints, discoveryv1.Endpoint{Addresses: s.Endpoints[i].Addresses})
 	}
-	return kept, nil
+	return kept
 }
 
-func keepService(obj any) (any, error) {
-	s, ok := obj.(*corev1.Service)
-	if !ok {
-		return obj, nil
-	}
-	return &corev1.Service{ObjectMeta: identity(&s.ObjectMeta), Spec: corev1.ServiceSpec{ClusterIPs: s.Spec.ClusterIPs}}, nil
+func keepService(s *corev1.Service) *corev1.Service {
+	return &corev1.Service{ObjectMeta: identity(&s.ObjectMeta), Spec: corev1.ServiceSpec{ClusterIPs: s.Spec.ClusterIPs}}
 }
 
 func identity(m *metav1.ObjectMeta) metav1.ObjectMeta {

@@ -34,6 +34,9 @@ const (
 	kubernetesService = "kubernetes"
 )
 
+// APIServer is the scope of the API servers' EndpointSlices: one of each family.
+var APIServer = objects.Scope{Namespace: metav1.NamespaceDefault, Labels: discoveryv1.LabelServiceName + "=" + kubernetesService}
+
 // Options are what a Watcher needs.
 type Options struct {
 	Client kubernetes.Interface
@@ -74,21 +77,22 @@ func NewWatcher(o Options) *Watcher {
 	}
 	w := &Watcher{log: o.Log, wake: make(chan struct{}, 1)}
 	all, none := objects.Scope{}, cache.SharedIndexInformerOptions{}
-	w.nodes = w.watch("Nodes", keepNode, objects.Nodes.Informer(o.Client, all, none))
-	w.leases = w.watch("Leases of speakers", keepLease, objects.Leases.Informer(o.Client, objects.Speakers(o.Namespace), none))
-	w.serviceCIDRs = w.watch("ServiceCIDRs", keepServiceCIDR, objects.ServiceCIDRs.Informer(o.Client, all, none))
-	// One slice of each family; newer API servers have both.
-	w.apiServer = w.watch("EndpointSlices of the Service default/kubernetes", keepSlice,
-		objects.EndpointSlices.Informer(o.Client,
-			objects.Scope{Namespace: metav1.NamespaceDefault, Labels: discoveryv1.LabelServiceName + "=" + kubernetesService}, none))
-	w.kubernetes = w.watch("Service default/kubernetes", keepService,
-		objects.Services.Informer(o.Client, objects.Scope{Namespace: metav1.NamespaceDefault,
-			Fields: fields.OneTermEqualSelector(metav1.ObjectNameField, kubernetesService).String()}, none))
+	w.nodes = w.watch("Nodes", objects.Informer(objects.Nodes, o.Client, all, view(keepNode), none))
+	w.leases = w.watch("Leases of speakers",
+		objects.Informer(objects.Leases, o.Client, objects.Speakers(o.Namespace), view(keepLease), none))
+	w.serviceCIDRs = w.watch("ServiceCIDRs", objects.Informer(objects.ServiceCIDRs, o.Client, all, view(keepServiceCIDR), none))
+	w.apiServer = w.watch("EndpointSlices of the Service default/kubernetes",
+		objects.Informer(objects.EndpointSlices, o.Client, APIServer, view(keepSlice), none))
+	own := objects.Scope{Namespace: metav1.NamespaceDefault,
+		Fields: fields.OneTermEqualSelector(metav1.ObjectNameField, kubernetesService).String()}
+	w.kubernetes = w.watch("Service default/kubernetes", objects.Informer(objects.Services, o.Client, own, view(keepService), none))
 	return w
 }
 
-func (w *Watcher) watch(name string, keep cache.TransformFunc, informer cache.SharedIndexInformer) *source {
-	s := &source{name, kube.NewFollower(informer, keep, w.notify)}
+func view[P any](keep func(P) P) objects.View[P, P] { return objects.View[P, P]{Derive: keep} }
+
+func (w *Watcher) watch(name string, informer cache.SharedIndexInformer) *source {
+	s := &source{name, kube.NewFollower(informer, w.notify)}
 	w.sources = append(w.sources, s)
 	return s
 }

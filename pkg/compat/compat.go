@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -92,7 +91,7 @@ func (d Dialects) Read(svc *corev1.Service) (Wishes, error) {
 		w.Addresses = theirs[0]
 		if len(theirs) > 1 && !same(theirs[0].Text, theirs[1].Text) {
 			return w, fmt.Errorf("annotation %s asks for %s, annotation %s for %s: remove one of them, or write %s, which is stronger",
-				theirs[0].Annotation, quote(theirs[0].Text), theirs[1].Annotation, quote(theirs[1].Text), annotation.Addresses)
+				theirs[0].Annotation, config.Quote(theirs[0].Text), theirs[1].Annotation, config.Quote(theirs[1].Text), annotation.Addresses)
 		}
 	}
 	if !d.kubeVIP {
@@ -133,11 +132,11 @@ func (d Dialects) lease(w *Wishes) error {
 	case len(texts) > 1 || strings.TrimSpace(texts[0]) != "0.0.0.0":
 		return fmt.Errorf("%s is %s, which asks kube-vip for addresses from DHCP: Lodestone leases one IPv4 address (0.0.0.0) for a "+
 			"Service, and that alone; write %s or %s",
-			from.Annotation, quote(from.Text), annotation.AddressPool, annotation.Addresses)
+			from.Annotation, config.Quote(from.Text), annotation.AddressPool, annotation.Addresses)
 	case w.Pools != (Wish{}):
 	case len(d.leasing) == 0:
 		return fmt.Errorf("%s is %s, which asks kube-vip for an address from DHCP, and no pool has dhcp: add one, or remove the wish",
-			from.Annotation, quote(from.Text))
+			from.Annotation, config.Quote(from.Text))
 	default:
 		w.Pools = Wish{from.Annotation, strings.Join(d.leasing, ",")}
 	}
@@ -220,14 +219,4 @@ func sorted(list string) []string {
 	}
 	slices.Sort(all)
 	return all
-}
-
-// maxQuoted is how much of a value a message repeats.
-const maxQuoted = 64
-
-func quote(text string) string {
-	if len(text) > maxQuoted {
-		return strconv.Quote(strings.ToValidUTF8(text[:maxQuoted], "")) + "..."
-	}
-	return strconv.Quote(text)
 }

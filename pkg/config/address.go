@@ -48,7 +48,7 @@ func parseAddr(s string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(s)
 	switch {
 	case err != nil:
-		return a, fmt.Errorf("%s is not an IP address: %s", quote(s), why(err))
+		return a, fmt.Errorf("%s is not an IP address: %s", Quote(s), why(err))
 	case a.Zone() != "":
 		return a, fmt.Errorf("%s has a zone: remove %%%s, a VIP belongs to no one interface", s, a.Zone())
 	case a.Is4In6():
@@ -73,10 +73,10 @@ func why(err error) string {
 func parsePrefix(s string) (netip.Prefix, error) {
 	addr, length, _ := strings.Cut(s, "/")
 	if i := strings.IndexByte(length, '-'); i >= 0 {
-		return netip.Prefix{}, fmt.Errorf("%s mixes a prefix and a range: write one of them", quote(s))
+		return netip.Prefix{}, fmt.Errorf("%s mixes a prefix and a range: write one of them", Quote(s))
 	}
 	if a, err := netip.ParseAddr(addr); err == nil && a.Is4In6() && a.Zone() == "" {
-		return netip.Prefix{}, fmt.Errorf("%s is an IPv4 prefix in IPv6 form: write %s", quote(s), unmapped(a, length))
+		return netip.Prefix{}, fmt.Errorf("%s is an IPv4 prefix in IPv6 form: write %s", Quote(s), unmapped(a, length))
 	}
 	a, err := parseAddr(addr)
 	if err != nil {
@@ -84,7 +84,7 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	}
 	bits, err := strconv.ParseUint(length, 10, 8)
 	if err != nil || int(bits) > a.BitLen() || length != strconv.FormatUint(bits, 10) {
-		return netip.Prefix{}, fmt.Errorf("%s has no valid prefix length: an %s prefix ends in /0 to /%d", quote(s), family(a), a.BitLen())
+		return netip.Prefix{}, fmt.Errorf("%s has no valid prefix length: an %s prefix ends in /0 to /%d", Quote(s), family(a), a.BitLen())
 	}
 	prefix := netip.PrefixFrom(a, int(bits))
 	if whole := prefix.Masked(); whole != prefix {
@@ -123,7 +123,7 @@ func (vs values) prefixes(all []value, hint string) (prefixes []netip.Prefix) {
 		first, dup := seen[prefix]
 		switch {
 		case !strings.Contains(v.Value, "/"):
-			vs.errorf(v, "%s is not a prefix: %s", quote(v.Value), hint)
+			vs.errorf(v, "%s is not a prefix: %s", Quote(v.Value), hint)
 		case err != nil:
 			vs.errorf(v, "%v", err)
 		case dup:
@@ -140,7 +140,7 @@ func parseRange(s string) (netipx.IPRange, error) {
 	first, last, _ := strings.Cut(s, "-")
 	first, last = strings.TrimSpace(first), strings.TrimSpace(last)
 	if first == "" || last == "" {
-		return netipx.IPRange{}, fmt.Errorf("%s is half a range: write both ends, such as 203.0.113.10-203.0.113.20", quote(s))
+		return netipx.IPRange{}, fmt.Errorf("%s is half a range: write both ends, such as 203.0.113.10-203.0.113.20", Quote(s))
 	}
 	from, err := parseAddr(first)
 	if err != nil {

@@ -57,7 +57,7 @@ func (c bgpCompiler) peerASN(v value) ASN {
 		return ASN{External: true}
 	case v.present() && !decimal.MatchString(s):
 		c.errorf(v, "%s is not known here: write the router's AS number, internal (the same as the node's) or external (any other)",
-			quote(s))
+			Quote(s))
 		return ASN{}
 	}
 	return ASN{Number: c.asn(v)}
@@ -142,14 +142,14 @@ func (c bgpCompiler) host(v value) netip.Addr {
 	a, err := netip.ParseAddr(v.Value)
 	switch {
 	case err != nil:
-		err = fmt.Errorf("%s is not an IP address: write one such as 203.0.113.254, without prefix length and port", quote(v.Value))
+		err = fmt.Errorf("%s is not an IP address: write one such as 203.0.113.254, without prefix length and port", Quote(v.Value))
 	case a.Is4In6():
 		err = fmt.Errorf("%s is an IPv4 address in IPv6 form: write %s", v.Value, a.Unmap())
 	case a.IsUnspecified() || a.IsMulticast() || a.Is4() &&
 		(a.As4()[0] == 0 || a.As4()[0] >= 240): // RFC 1122, section 3.2.1.3; RFC 1112, section 4
 		err = fmt.Errorf("%s names no one machine: write an address that one has", v.Value)
 	case a.Zone() != "" && checkInterfaceName(a.Zone()) != nil:
-		err = fmt.Errorf("%s %w", quote(a.Zone()), checkInterfaceName(a.Zone()))
+		err = fmt.Errorf("%s %w", Quote(a.Zone()), checkInterfaceName(a.Zone()))
 	}
 	if err != nil {
 		c.errorf(v, "%v", err)
@@ -164,7 +164,7 @@ func (c bgpCompiler) routerID(v value) netip.Addr {
 	}
 	id, err := netip.ParseAddr(v.Value)
 	if err != nil || !id.Is4() || id.IsUnspecified() {
-		c.errorf(v, "%s is not a router ID: write one in the form of an IPv4 address, other than 0.0.0.0", quote(v.Value))
+		c.errorf(v, "%s is not a router ID: write one in the form of an IPv4 address, other than 0.0.0.0", Quote(v.Value))
 	}
 	return id
 }
@@ -301,12 +301,12 @@ func (c bgpCompiler) bgp(r *rawBGP, peers names) *BGP {
 func (c bgpCompiler) communities(list []value, b *BGP) {
 	if len(list) > maxCommunities {
 		c.errorf(list[maxCommunities], "%s is one too many: an advertisement has at most %d communities",
-			quote(list[maxCommunities].Value), maxCommunities)
+			Quote(list[maxCommunities].Value), maxCommunities)
 		list = list[:maxCommunities]
 	}
 	for _, v := range list {
 		if err := b.attach(v.Value); err != nil {
-			c.errorf(v, "%s %v", quote(v.Value), err)
+			c.errorf(v, "%s %v", Quote(v.Value), err)
 		}
 	}
 	slices.Sort(b.Communities)

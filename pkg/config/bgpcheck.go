@@ -246,13 +246,13 @@ func (k *bgpCheck) refuseWideAggregates(r *rawBGP, a *Advertisement) {
 			if wide, found := tooWide(reach.narrowest[family], bits); v.present() && found {
 				k.errorf(v, "%s is not all in pool %s, so that the traffic of others would come here: write a larger number, or "+
 					"advertise the pool by another advertisement",
-					b.Aggregate(wide.of), quote(k.Config.Pools[wide.pool].Name))
+					b.Aggregate(wide.of), Quote(k.Config.Pools[wide.pool].Name))
 			}
 		}
 		if reach.leased >= 0 && b.AggregationLength < 32 {
 			k.errorf(r.AggregationLength, "pool %s leases its addresses, and others have the rest of a /%d: advertise the pool by "+
 				"another advertisement",
-				quote(k.Config.Pools[reach.leased].Name), b.AggregationLength)
+				Quote(k.Config.Pools[reach.leased].Name), b.AggregationLength)
 		}
 	}
 }
@@ -320,7 +320,7 @@ func (k *bgpCheck) refuseContradictions(a *announcement, earlier []*announcement
 				at, other := s.at(a.raw), s.at(b.raw)
 				k.errorf(at, "%s contradicts advertisement %s (%s in line %d), since both announce pool %s to peer %s: write one "+
 					"value, or distinguish them by pools, peers or selectors",
-					at.Value, quote(b.name), other.Value, k.lineOf(other), quote(k.Config.Pools[pool].Name), quote(k.Peers[peer].Name))
+					at.Value, Quote(b.name), other.Value, k.lineOf(other), Quote(k.Config.Pools[pool].Name), Quote(k.Peers[peer].Name))
 				break
 			}
 		}

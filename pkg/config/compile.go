@@ -69,7 +69,7 @@ func compile(raw *rawConfig, r *report) *Config {
 func (vs values) uniqueName(v value, what string, seen map[string]value) string {
 	name, ok := vs.text(v, checkName)
 	if first, dup := seen[name]; ok && dup {
-		vs.errorf(v, "another %s named %s is in line %d", what, quote(name), vs.lineOf(first))
+		vs.errorf(v, "another %s named %s is in line %d", what, Quote(name), vs.lineOf(first))
 	} else if ok {
 		seen[name] = v
 	}
@@ -208,7 +208,7 @@ func (c compiler) nodes(raw []rawNode) []NodeRule {
 func (c compiler) refuseShadowed(names []value, seen map[string]value) {
 	for _, v := range names {
 		if first, dup := seen[v.Value]; dup {
-			c.errorf(v, "%s never applies here: the entry in line %d has it too, and the first one counts", quote(v.Value), c.lineOf(first))
+			c.errorf(v, "%s never applies here: the entry in line %d has it too, and the first one counts", Quote(v.Value), c.lineOf(first))
 		}
 	}
 	for _, v := range names {

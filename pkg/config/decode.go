@@ -190,7 +190,7 @@ func (d *decoder) key(k, val value, keys []key, into reflect.Value) {
 		return
 	}
 	if !d.isBeyond(k) {
-		d.errorf(k, "unknown key %s: %s", quote(k.Value), advice(k.path, k.Value, keys))
+		d.errorf(k, "unknown key %s: %s", Quote(k.Value), advice(k.path, k.Value, keys))
 	}
 }
 
@@ -218,7 +218,7 @@ func (d *decoder) entries(v value) func(yield func(value, value) bool) {
 				continue
 			}
 			if first, dup := seen[k.Value]; dup {
-				d.errorf(k, "key %s is already set in line %d", quote(k.Value), d.lineOf(first))
+				d.errorf(k, "key %s is already set in line %d", Quote(k.Value), d.lineOf(first))
 				continue
 			}
 			seen[k.Value] = k
@@ -305,7 +305,7 @@ func nameOf(n *yaml.Node) string {
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		key, v := n.Content[i].Value, n.Content[i+1]
 		if (key == "name" || key == "service") && v.Kind == yaml.ScalarNode && v.Value != "" {
-			return " " + quote(v.Value)
+			return " " + Quote(v.Value)
 		}
 	}
 	return ""

@@ -83,7 +83,7 @@ func TestReferenceHasEveryKey(t *testing.T) {
 }
 
 // Of the rows' claims: which keys are required, what is the default.
-func TestReferenceTellsRequiredKeys(t *testing.T) {
+func TestReferenceShowsRequiredKeys(t *testing.T) {
 	text := string(read(t, docs+"/reference/configuration.md"))
 	rows := regexp.MustCompile("(?m)^\\| `(\\S+)` \\| [^|]+ \\| required \\|").FindAllStringSubmatch(text, -1)
 	var required []string

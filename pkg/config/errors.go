@@ -44,15 +44,20 @@ type Errors []Error
 
 // Error returns one line per error; of very many, the first hundred.
 func (e Errors) Error() string {
-	lines := make([]string, 0, min(len(e), maxPrinted)+1)
-	for _, err := range e[:min(len(e), maxPrinted)] {
+	if len(e) >= maxKept {
+		return Lines(e, "and at least %d more errors")
+	}
+	return Lines(e, "and %d more errors")
+}
+
+// Lines returns one line per error; of very many, the first hundred, and last how many more there are.
+func Lines[E error](errs []E, andMore string) string {
+	var lines []string
+	for _, err := range errs[:min(len(errs), maxPrinted)] {
 		lines = append(lines, err.Error())
 	}
-	switch more := len(e) - maxPrinted; {
-	case len(e) >= maxKept:
-		lines = append(lines, fmt.Sprintf("and at least %d more errors", more))
-	case more > 0:
-		lines = append(lines, fmt.Sprintf("and %d more errors", more))
+	if more := len(errs) - maxPrinted; more > 0 {
+		lines = append(lines, fmt.Sprintf(andMore, more))
 	}
 	return strings.Join(lines, "\n")
 }
@@ -128,9 +133,9 @@ func (r *report) errorOrNil() error {
 // maxQuoted is how much of a value, in characters, an error repeats.
 const maxQuoted = 64
 
-// quote quotes what the user wrote, the start of it if it is long.
+// Quote quotes what a user wrote, the start of it if it is long.
 // Letters beyond ASCII are written as escapes: many look like others.
-func quote(s string) string { return strconv.QuoteToASCII(clip(s)) }
+func Quote(s string) string { return strconv.QuoteToASCII(clip(s)) }
 
 // ascii is what the user wrote, without quotes.
 func ascii(s string) string { return strings.Trim(strconv.QuoteToASCII(s), `"`) }
@@ -154,7 +159,7 @@ var elsewhere = map[string]string{
 	"myASN":        "write localASN",
 	"password":     "write passwordSecretRef, the password itself belongs in a Secret",
 	"peerAddress":  "write address",
-	"shareLoad":    "it was removed: use several addresses, externalTrafficPolicy Cluster, or BGP to have all nodes announce one address",
+	"shareLoad":    "it was removed: write forwarding: direct to have several nodes keep connections, or use several addresses or BGP",
 	"<<":           "merge keys are not supported: write the keys out",
 }
 

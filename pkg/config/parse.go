@@ -87,7 +87,7 @@ func (d *decoder) isOurs(root value) bool {
 	}
 	v, found := lookup(root.Node, "apiVersion")
 	if found && v.Kind == yaml.ScalarNode && v.ShortTag() == "!!str" && v.Value != APIVersion {
-		d.errorf(value{Node: v, path: "apiVersion"}, "%s is not a version of this document: this program reads %s", quote(v.Value),
+		d.errorf(value{Node: v, path: "apiVersion"}, "%s is not a version of this document: this program reads %s", Quote(v.Value),
 			APIVersion)
 		return false
 	}

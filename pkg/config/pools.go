@@ -69,7 +69,7 @@ func (c poolCompiler) dhcp(r rawPool, seen map[string]value) *DHCP {
 	v := r.DHCP.Interface
 	name, ok := c.text(v, checkInterfaceName)
 	if first, dup := seen[name]; ok && dup {
-		c.errorf(v, "another pool leases its addresses on %s, in line %d: one pool can, and Services ask it by its name", quote(name),
+		c.errorf(v, "another pool leases its addresses on %s, in line %d: one pool can, and Services ask it by its name", Quote(name),
 			c.lineOf(first))
 	} else if ok {
 		seen[name] = v
@@ -183,7 +183,7 @@ func (c poolCompiler) refuseOverlaps(pools []rawPool, blocks []block) bool {
 		if a.pool == b.pool {
 			c.errorf(b.at, "%s overlaps %s in line %d of the same pool", b.text, a.text, c.lineOf(a.at))
 		} else {
-			c.errorf(b.at, "%s overlaps pool %s (%s in line %d)", b.text, quote(pools[a.pool].Name.text()), a.text, c.lineOf(a.at))
+			c.errorf(b.at, "%s overlaps pool %s (%s in line %d)", b.text, Quote(pools[a.pool].Name.text()), a.text, c.lineOf(a.at))
 		}
 	}
 	return len(found) > 0
@@ -233,7 +233,7 @@ func (c poolCompiler) service(v value, seen map[string]value) string {
 // reservable returns an address that a pool hands out.
 func (c poolCompiler) reservable(v value, find *finder) (netip.Addr, bool) {
 	if strings.ContainsAny(v.Value, "/-") || !strings.ContainsAny(v.Value, ".:") {
-		c.errorf(v, "%s is not an address: list each one, such as 203.0.113.10", quote(v.Value))
+		c.errorf(v, "%s is not an address: list each one, such as 203.0.113.10", Quote(v.Value))
 		return netip.Addr{}, false
 	}
 	a, err := parseAddr(v.Value)
@@ -278,7 +278,7 @@ func (f *finder) check(a netip.Addr) error {
 	case f.pools[b.pool].Free.Contains(a):
 		return nil
 	}
-	name := quote(f.pools[b.pool].Name)
+	name := Quote(f.pools[b.pool].Name)
 	if b.subnet && (a == b.From() || a == b.To()) {
 		return fmt.Errorf("%s is the first or last address of %s, which pool %s withholds: set its useFirstAndLast, or reserve "+
 			"another address", a, b.text, name)

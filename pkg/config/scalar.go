@@ -29,7 +29,7 @@ func (vs values) text(v value, check func(string) error) (string, bool) {
 	}
 	err := check(v.Value)
 	if err != nil {
-		vs.errorf(v, "%s %v", quote(v.Value), err)
+		vs.errorf(v, "%s %v", Quote(v.Value), err)
 	}
 	return v.Value, err == nil
 }
@@ -51,7 +51,7 @@ func (vs values) texts(list []value, check func(string) error) []string {
 		switch {
 		case !ok:
 		case seen[s]:
-			vs.errorf(v, "%s is listed twice", quote(s))
+			vs.errorf(v, "%s is listed twice", Quote(s))
 		default:
 			seen[s] = true
 			all = append(all, s)
@@ -63,7 +63,7 @@ func (vs values) texts(list []value, check func(string) error) []string {
 // oneOf refuses what is not among the accepted values.
 func oneOf[T ~string](r *report, v value, accepted []T) {
 	if v.present() && !slices.Contains(accepted, T(v.Value)) {
-		r.errorf(v, "%s is not known here: write %s", quote(v.Value), join(accepted))
+		r.errorf(v, "%s is not known here: write %s", Quote(v.Value), join(accepted))
 	}
 }
 
@@ -88,7 +88,7 @@ func (vs values) flag(v value, absent bool) bool {
 		return absent
 	}
 	if v.ShortTag() != "!!bool" {
-		vs.errorf(v, "must be true or false without quotes, not %s %s", describe(v.Node), quote(v.Value))
+		vs.errorf(v, "must be true or false without quotes, not %s %s", describe(v.Node), Quote(v.Value))
 		return absent
 	}
 	return strings.EqualFold(v.Value, "true")
@@ -108,7 +108,7 @@ func (vs values) number(v value, lowest, highest int64) (int64, bool) {
 		return 0, false
 	}
 	if v.ShortTag() == "!!str" || !decimal.MatchString(v.Value) {
-		vs.errorf(v, "%s is not a whole number: write one from %d to %d, without quotes", quote(v.Value), lowest, highest)
+		vs.errorf(v, "%s is not a whole number: write one from %d to %d, without quotes", Quote(v.Value), lowest, highest)
 		return 0, false
 	}
 	n, err := strconv.ParseInt(v.Value, 10, 64)
@@ -144,9 +144,9 @@ func (vs values) durationFrom(v value, absent, shortest, longest time.Duration) 
 	case decimal.MatchString(v.Value):
 		vs.errorf(v, "%s has no unit: write %s", clip(v.Value), withUnit(clip(v.Value), shortest, longest))
 	case err == nil && strings.HasSuffix(v.Value, "0"): // Go takes +0
-		vs.errorf(v, "%s has no unit: write 0s", quote(v.Value))
+		vs.errorf(v, "%s has no unit: write 0s", Quote(v.Value))
 	case err != nil:
-		vs.errorf(v, "%s is not a duration: write one such as 500ms, 30s or 1h30m, at most %s", quote(v.Value), brief(longest))
+		vs.errorf(v, "%s is not a duration: write one such as 500ms, 30s or 1h30m, at most %s", Quote(v.Value), brief(longest))
 	case n < shortest || n > longest:
 		vs.errorf(v, "%s is out of bounds: at least %s, at most %s", clip(v.Value), brief(shortest), brief(longest))
 	default:

@@ -1,6 +1,13 @@
 // Package debughttp serves what operators, Prometheus and the kubelet ask a
 // process: /metrics, /status and /diagnose to those whom the API server lets read these
 // paths, /healthz and /readyz to everybody. One port, always HTTPS.
+//
+// The files, from the outside in:
+//
+//	debughttp.go  Server, the task: the paths, and who may have which
+//	authorize.go  who asks, by what the API server says
+//	limit.go      how many connections one source may have, and how often it may ask
+//	tls.go        the certificate
 package debughttp
 
 import (

@@ -193,8 +193,8 @@ func (c *Cluster) owners() map[string]string {
 	return by
 }
 
-// judge returns what is wrong with how an address of a node answers; empty: nothing is.
-func (n Neighbour) judge(owners map[string]string) string {
+// fault returns what is wrong with how an address of a node answers; empty: nothing is.
+func (n Neighbour) fault(owners map[string]string) string {
 	by := "ARP"
 	if n.Address.Is6() {
 		by = "NDP"
@@ -227,7 +227,7 @@ func neighbours(c *Cluster) (all []Finding) {
 				hint = fmt.Sprintf("ndisc6 %s %s on the node; same VLAN, MLD snooping, RA guard?", n.Address, n.Interface)
 			}
 			_, known := c.Facts[n.Node]
-			switch wrong := n.judge(owners); {
+			switch wrong := n.fault(owners); {
 			case n.Error != "":
 				all = append(all, found(Unknown, name, "", "address %s of node %s was not asked for: %s", n.Address, n.Node, n.Error))
 			case wrong != "" && (known || len(n.Answers) != 1): // only the node's speaker knows whose hardware address it is
@@ -244,7 +244,7 @@ func reach(c *Cluster) (all []Finding) {
 		for _, t := range f.VIPs {
 			hint := "lodestone explain vip " + t.Address.String()
 			_, known := c.Facts[t.Node]
-			switch wrong := t.judge(owners); {
+			switch wrong := t.fault(owners); {
 			case t.Error != "":
 				all = append(all, found(Unknown, name, "", "VIP %s was not tried: %s", t.Address, t.Error))
 			case wrong != "" && (known || len(t.Answers) != 1):

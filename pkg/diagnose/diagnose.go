@@ -1,3 +1,15 @@
+// Package diagnose decides, from facts of the nodes and of the API server, what keeps an
+// installation from working, and what to do about it. It is pure: speakers gather the facts
+// of their nodes, the CLI gathers those of the cluster and asks this package.
+//
+// The files, from the outside in:
+//
+//	diagnose.go   Check: findings, and what they have in common
+//	catalogue.go  each check: what it looks at, and what to do
+//	facts.go      what is checked: of a node, and of the cluster
+//	node.go       checks of one node
+//	cluster.go    checks of nodes with each other, and of the cluster
+//	direct.go     the check of direct forwarding
 package diagnose
 
 import (
@@ -42,7 +54,7 @@ type Report struct {
 	NotRun []ID `json:"notRun,omitempty"`
 }
 
-// Check judges the cluster by all checks. A check that finds nothing reports that.
+// Check runs all checks of the cluster. A check that finds nothing reports that.
 func Check(c *Cluster) Report {
 	r := Report{Findings: []Finding{}}
 	for _, check := range catalogue {
@@ -50,7 +62,7 @@ func Check(c *Cluster) Report {
 			r.NotRun = append(r.NotRun, check.ID)
 			continue
 		}
-		found := merge(check.judge(c))
+		found := merge(check.run(c))
 		if len(found) == 0 {
 			found = []Finding{check.nothing(c)}
 		}
@@ -70,10 +82,10 @@ func Check(c *Cluster) Report {
 func (e Entry) nothing(c *Cluster) Finding {
 	known, nodes := len(c.Facts), len(c.Facts)+len(c.Mute)
 	switch {
-	case slices.Contains(c.Unjudged, e.ID):
-		return Finding{Severity: Unknown, Message: "not judged: what it takes could not be read"}
+	case slices.Contains(c.Undecided, e.ID):
+		return Finding{Severity: Unknown, Message: "undecided: what it takes could not be read"}
 	case e.OfNodes && known == 0:
-		return Finding{Severity: Unknown, Message: "not judged: no speaker reported on its node"}
+		return Finding{Severity: Unknown, Message: "undecided: no speaker reported on its node"}
 	case e.OfNodes && known < nodes:
 		return Finding{Severity: OK, Message: fmt.Sprintf("%s, by the reports of %d of %d nodes", e.Fine, known, nodes)}
 	}

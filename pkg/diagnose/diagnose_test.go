@@ -213,7 +213,7 @@ func TestFaultsAreFoundByTheirChecks(t *testing.T) {
 			"the clock is 10s behind that of the API server, give or take 1s"},
 		"clock far off":    {func(c *Cluster) { c.Clocks["n2"] = Clock{Offset: 2 * time.Minute} }, ClockSkew, Error, "n2", "1m0s ahead of"},
 		"no clock":         {func(c *Cluster) { c.APIServer = nil }, ClockSkew, Unknown, "", "the clock of the API server is not known"},
-		"nothing to judge": {func(c *Cluster) { c.Unjudged = []ID{BGP} }, BGP, Unknown, "", "not judged: what it takes could not be read"},
+		"nothing to check": {func(c *Cluster) { c.Undecided = []ID{BGP} }, BGP, Unknown, "", "undecided: what it takes could not be read"},
 		"nobody announces": {func(c *Cluster) { c.Notices = []Notice{{Announced, Error, "nobody announces it", ""}} }, Announced, Error, "",
 			"nobody announces it"},
 		"versions differ": {func(c *Cluster) { c.Notices = []Notice{{Versions, Warning, "v1 and v2", ""}} }, Versions, Warning,

@@ -1,6 +1,3 @@
-// Package diagnose decides, from facts of the nodes and of the API server, what keeps an
-// installation from working, and what to do about it. It is pure: speakers gather the facts
-// of their nodes, the CLI gathers those of the cluster and asks this package.
 package diagnose
 
 import (
@@ -155,7 +152,7 @@ const (
 	Silence  Reply = "silence"
 )
 
-// Cluster is all that is judged.
+// Cluster is all that is checked.
 type Cluster struct {
 	// Namespace is Lodestone's.
 	Namespace string
@@ -163,10 +160,10 @@ type Cluster struct {
 	// that should have a speaker, and why it did not answer.
 	Facts map[string]Facts
 	Mute  map[string]string
-	// Unread is what else could not be found out, one sentence each, and Unjudged
+	// Unread is what else could not be found out, one sentence each, and Undecided
 	// are the checks that need it.
-	Unread   []string
-	Unjudged []ID
+	Unread    []string
+	Undecided []ID
 	// Warnings are what is wrong with the installation by itself.
 	Notices  []Notice
 	Sessions []Session

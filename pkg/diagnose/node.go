@@ -13,10 +13,10 @@ import (
 // ipvsInterface is where kube-proxy in mode IPVS puts every VIP.
 const ipvsInterface = "kube-ipvs0"
 
-// nodes calls judge for each node whose facts are known, by name.
-func (c *Cluster) nodes(judge func(name string, f Facts)) {
+// nodes calls look for each node whose facts are known, by name.
+func (c *Cluster) nodes(look func(name string, f Facts)) {
 	for _, name := range slices.Sorted(maps.Keys(c.Facts)) {
-		judge(name, c.Facts[name])
+		look(name, c.Facts[name])
 	}
 }
 
@@ -46,7 +46,7 @@ const (
 	SysctlForward6 = "net/ipv6/conf/all/forwarding"
 )
 
-// InterfaceSettings are the settings of interfaces that are judged; those of
+// InterfaceSettings are the settings of interfaces that are checked; those of
 // "all" count for each.
 var InterfaceSettings = []string{"forwarding", "rp_filter", "arp_ignore", "arp_announce"}
 

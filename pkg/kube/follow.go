@@ -18,7 +18,6 @@ import (
 // Follower is a task that follows the objects of one kind.
 type Follower struct {
 	informer cache.SharedIndexInformer
-	keep     cache.TransformFunc
 	notify   func()
 
 	mu sync.Mutex
@@ -28,11 +27,10 @@ type Follower struct {
 	err error
 }
 
-// NewFollower returns a Follower that starts with Run. It keeps what the transform keep makes
-// of each object. It calls notify, which must not wait, when that changes for an object, and
-// when Standing changes.
-func NewFollower(informer cache.SharedIndexInformer, keep cache.TransformFunc, notify func()) *Follower {
-	return &Follower{informer: informer, keep: keep, notify: notify}
+// NewFollower returns a Follower that starts with Run. It calls notify, which must not wait, when
+// what the informer keeps of an object changes, and when Standing changes.
+func NewFollower(informer cache.SharedIndexInformer, notify func()) *Follower {
+	return &Follower{informer: informer, notify: notify}
 }
 
 // Run follows the objects until ctx ends.
@@ -54,9 +52,6 @@ func (f *Follower) Run(ctx context.Context) error {
 
 // listen sets up the informer, which must not have been started.
 func (f *Follower) listen() (handler cache.ResourceEventHandlerRegistration, err error) {
-	if err := f.informer.SetTransform(f.keep); err != nil {
-		return nil, err
-	}
 	if err := f.informer.SetWatchErrorHandlerWithContext(f.failed); err != nil {
 		return nil, err
 	}

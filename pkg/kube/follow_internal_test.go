@@ -12,7 +12,7 @@ import (
 
 // An API server that has just started refuses first, and says only then that it
 // does not have the kind: who waits for that has to hear of it.
-func TestEveryOtherKindOfErrorIsNews(t *testing.T) {
+func TestEveryOtherKindOfErrorIsReported(t *testing.T) {
 	t.Parallel()
 	resource := schema.GroupResource{Group: "networking.k8s.io", Resource: "servicecidrs"}
 	notified := 0

@@ -1,6 +1,19 @@
-// Package kube reads from Kubernetes what the controller and the speaker both need: the
-// configuration in its ConfigMap, and the VIPs of a Service. It also writes Events, from a
-// client of its own, so that they never slow anything else.
+// Package kube is Kubernetes for our programs: what a Service asks and holds, the configuration in
+// its ConfigMap, namespaces, passwords. It also writes Events, from a client of its own, so that
+// they never slow anything else.
+//
+// The files, from the outside in:
+//
+//	kube.go           what a Service asks and holds: VIPs, leases, limits
+//	scope.go          which Services are ours, by their class
+//	configwatcher.go  the configuration in force, from its ConfigMap
+//	configcopy.go     the copy of the last valid configuration, for a start without a valid one
+//	namespaces.go     the labels of namespaces
+//	passwords.go      BGP passwords, from Secrets
+//	follow.go         an informer that says whether it knows its objects, and why not
+//	events.go         Events, each written once
+//	eventqueue.go     those that wait, with no object ahead of all others
+//	metrics.go        how the configuration stands
 package kube
 
 import (

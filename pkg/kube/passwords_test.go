@@ -3,6 +3,7 @@ package kube_test
 import (
 	"errors"
 	"log/slog"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -39,7 +40,9 @@ func TestPasswordsFollowTheirSecret(t *testing.T) {
 		})
 		watcher := kube.NewConfigWatcher(client, kube.ConfigOptions{Log: slog.New(slog.DiscardHandler)})
 		go watcher.Run(t.Context())
-		p := kube.NewPasswords(client, config.Namespace, watcher, slog.New(slog.DiscardHandler))
+		var log strings.Builder
+		p := kube.NewPasswords(client, config.Namespace, watcher,
+			slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})))
 		go p.Run(t.Context())
 		key := config.SecretKey{Name: "tor", Key: "password"}
 		says := func(value, fault string) {
@@ -86,5 +89,7 @@ func TestPasswordsFollowTheirSecret(t *testing.T) {
 		says("first", "")
 		_, err = p.Password(config.SecretKey{Name: "other", Key: "password"})
 		require.ErrorContains(t, err, "has not been asked yet")
+		require.Contains(t, log.String(), "Secret not read")
+		require.NotContains(t, log.String(), "first")
 	})
 }

@@ -170,7 +170,7 @@ func (m *kubeVIP) convertRange(name string, taken ranges, leases map[string]bool
 	_, globalCIDR := m.data[keyCIDR+"-"+global]
 	switch unused, both := m.data[keyRange+"-"+name]; {
 	case isCIDR && both:
-		m.notef(m.ranges, "data."+keyRange+"-"+name, "kube-vip goes by %s and does not use %s: it is left out", key, quote(unused))
+		m.notef(m.ranges, "data."+keyRange+"-"+name, "kube-vip goes by %s and does not use %s: it is left out", key, config.Quote(unused))
 	case !isCIDR && globalCIDR:
 		m.decidef(m.ranges, "data."+keyRange+"-"+name, "kube-vip goes by cidr-global and does not use it: it is left out; add a pool "+
 			"with namespaces: [%s] if it was meant to count", name)
@@ -224,7 +224,7 @@ func (m *kubeVIP) addresses(p *pool, key, text string, taken ranges) bool {
 		}
 		if b.loose {
 			m.notef(m.ranges, "data."+key, "%s has bits set beyond its length: kube-vip takes it for %s, which is written",
-				quote(strings.TrimSpace(entry)), b.text)
+				config.Quote(strings.TrimSpace(entry)), b.text)
 		}
 		blocks = append(blocks, b.IPRange)
 		own.AddRange(b.IPRange)

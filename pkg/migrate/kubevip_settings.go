@@ -8,6 +8,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
 // settings are the settings of a container of kube-vip, by the names of its environment
@@ -255,7 +257,7 @@ func (m *kubeVIP) number(s *settings, name string, absent uint32) uint32 {
 	}
 	n, err := strconv.ParseUint(text, 10, 32)
 	if err != nil {
-		m.errorf(s.object, s.field+".env["+name+"]", "%s is not a whole number from 0 to 4294967295", quote(text))
+		m.errorf(s.object, s.field+".env["+name+"]", "%s is not a whole number from 0 to 4294967295", config.Quote(text))
 	}
 	return uint32(n)
 }

@@ -59,12 +59,16 @@ type l2Spec struct {
 }
 
 type bgpSpec struct {
-	reach               `json:",inline"`
+	reach         `json:",inline"`
+	bgpAttributes `json:",inline"`
+	Peers         []string `json:"peers"`
+}
+
+type bgpAttributes struct {
 	AggregationLength   *int32   `json:"aggregationLength"`
 	AggregationLengthV6 *int32   `json:"aggregationLengthV6"`
 	LocalPref           uint32   `json:"localPref"`
 	Communities         []string `json:"communities"`
-	Peers               []string `json:"peers"`
 }
 
 type communitySpec struct {
@@ -224,7 +228,7 @@ func (m *metalLB) alias(o *Object, field, name, value string) {
 	if old, dup := m.communities[name]; !dup {
 		m.communities[name] = &community{o, field, value, false}
 	} else if old.value != value {
-		m.errorf(o, field, "%s stands for %s elsewhere, and for %s here", quote(name), quote(old.value), quote(value))
+		m.errorf(o, field, "%s stands for %s elsewhere, and for %s here", config.Quote(name), config.Quote(old.value), config.Quote(value))
 	}
 }
 
@@ -268,7 +272,7 @@ func (m *metalLB) apply(o *Object, r reach, names []string) {
 	for i, name := range r.IPAddressPools {
 		if _, found := slices.BinarySearchFunc(m.pools, name,
 			func(p resource[poolSpec], name string) int { return cmp.Compare(p.object.Name, name) }); !found {
-			m.notef(o, fmt.Sprintf("spec.ipAddressPools[%d]", i), "there is no IPAddressPool %s", quote(name))
+			m.notef(o, fmt.Sprintf("spec.ipAddressPools[%d]", i), "there is no IPAddressPool %s", config.Quote(name))
 		} else if !named[name] {
 			m.announce(o, name, names)
 		}
@@ -351,7 +355,7 @@ func (m *metalLB) convertPools(taken map[string]bool) {
 	for _, p := range m.pools {
 		out := pool{Name: compat.PoolName(p.object.Name), AutoAssign: p.Spec.AutoAssign, Advertise: m.advertise[p.object.Name]}
 		if names[out.Name] {
-			m.errorf(p.object, "metadata.name", "the name becomes %s, which another pool has, too: rename one", quote(out.Name))
+			m.errorf(p.object, "metadata.name", "the name becomes %s, which another pool has, too: rename one", config.Quote(out.Name))
 		}
 		if out.Name != p.object.Name {
 			m.notef(p.object, "metadata.name", "the pool is called %s, since names here have at most 63 of a-z, 0-9 and '-'; "+
@@ -400,7 +404,7 @@ func (m *metalLB) noteUnused() {
 	}
 	for _, name := range sortedKeys(m.communities) {
 		if c := m.communities[name]; !c.used {
-			m.notef(c.object, c.field, "no advertisement has the community %s (%s): it is left out", quote(name), quote(c.value))
+			m.notef(c.object, c.field, "no advertisement has the community %s (%s): it is left out", config.Quote(name), config.Quote(c.value))
 		}
 	}
 	if len(m.pools) == 0 {
@@ -435,7 +439,7 @@ func (m *metalLB) addresses(p *resource[poolSpec], out *pool) {
 		}
 		if b.loose {
 			m.notef(p.object, fmt.Sprintf("spec.addresses[%d]", i),
-				"%s has bits set beyond its length: MetalLB takes it for %s, which is written", quote(text), b.text)
+				"%s has bits set beyond its length: MetalLB takes it for %s, which is written", config.Quote(text), b.text)
 		}
 		blocks = append(blocks, b)
 		out.Addresses = append(out.Addresses, b.text)
@@ -554,7 +558,7 @@ func parseBlock(text string) (block, error) {
 		to, err2 := netip.ParseAddr(strings.TrimSpace(last))
 		r := netipx.IPRangeFrom(from.Unmap(), to.Unmap())
 		if err != nil || err2 != nil || !r.IsValid() {
-			return block{}, fmt.Errorf("%s is not a range of addresses", quote(text))
+			return block{}, fmt.Errorf("%s is not a range of addresses", config.Quote(text))
 		}
 		return block{IPRange: r, text: r.From().String() + "-" + r.To().String()}, nil
 	}
@@ -564,7 +568,7 @@ func parseBlock(text string) (block, error) {
 	}
 	prefix, err := netip.ParsePrefix(text)
 	if err != nil || prefix.Addr().Is4In6() && prefix.Bits() < mappedBits {
-		return block{}, fmt.Errorf("%s is neither a prefix nor a range of addresses", quote(text))
+		return block{}, fmt.Errorf("%s is neither a prefix nor a range of addresses", config.Quote(text))
 	}
 	if prefix.Addr().Is4In6() {
 		prefix = netip.PrefixFrom(prefix.Addr().Unmap(), prefix.Bits()-mappedBits)

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
 // convertBGP writes an advertisement, or several where MetalLB has alternatives.
@@ -56,7 +58,7 @@ func (m *metalLB) community(o *Object, field, text string) []string {
 		value, c.used = c.value, true
 	}
 	if !strings.Contains(value, ":") {
-		m.errorf(o, field, "%s is no community, nor the alias of one that a Community has", quote(text))
+		m.errorf(o, field, "%s is no community, nor the alias of one that a Community has", config.Quote(text))
 		return nil
 	}
 	return []string{strings.TrimPrefix(value, "large:")}
@@ -66,7 +68,7 @@ func (m *metalLB) community(o *Object, field, text string) []string {
 func (m *metalLB) namesOf(o *Object, peers []string) (names []string) {
 	for i, p := range peers {
 		if m.peerNames[p] == nil {
-			m.notef(o, fmt.Sprintf("spec.peers[%d]", i), "there is no BGPPeer %s", quote(p))
+			m.notef(o, fmt.Sprintf("spec.peers[%d]", i), "there is no BGPPeer %s", config.Quote(p))
 		}
 		names = append(names, m.peerNames[p]...)
 	}
@@ -108,7 +110,7 @@ func (m *metalLB) peer(r *resource[peerSpec]) peer {
 	case spec.DynamicASN == "internal", spec.DynamicASN == "external":
 		p.PeerASN = spec.DynamicASN
 	case spec.DynamicASN != "":
-		m.errorf(o, "spec.dynamicASN", "%s is neither internal nor external", quote(spec.DynamicASN))
+		m.errorf(o, "spec.dynamicASN", "%s is neither internal nor external", config.Quote(spec.DynamicASN))
 	case spec.PeerASN == 0:
 		m.errorf(o, "spec.peerASN", "is missing, and so is dynamicASN")
 	}
@@ -173,7 +175,7 @@ func (m *metalLB) time(o *Object, field string, text *string) time.Duration {
 	}
 	d, err := time.ParseDuration(*text)
 	if err != nil || d < 0 {
-		m.errorf(o, field, "%s is not a duration", quote(*text))
+		m.errorf(o, field, "%s is not a duration", config.Quote(*text))
 		return 0
 	}
 	if whole := d.Truncate(time.Second); whole != d {
@@ -224,7 +226,7 @@ func (m *metalLB) bfd(o *Object, name string, multihop bool) *bfd {
 	}
 	i := slices.IndexFunc(m.profiles, func(p resource[bfdSpec]) bool { return p.object.Name == name })
 	if i < 0 {
-		m.errorf(o, "spec.bfdProfile", "there is no BFDProfile %s", quote(name))
+		m.errorf(o, "spec.bfdProfile", "there is no BFDProfile %s", config.Quote(name))
 		return nil
 	}
 	spec, out := &m.profiles[i].Spec, &bfd{}

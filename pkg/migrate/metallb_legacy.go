@@ -7,6 +7,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
 // LegacyKey is the key of the ConfigMap that MetalLB was configured by before
@@ -52,24 +54,26 @@ type legacyConfig struct {
 		Advertisements []legacyAdvertisement `json:"bgp-advertisements"`
 	} `json:"address-pools"`
 	Profiles []struct {
-		Name             string  `json:"name"`
-		ReceiveInterval  *uint32 `json:"receive-interval"`
-		TransmitInterval *uint32 `json:"transmit-interval"`
-		DetectMultiplier *uint32 `json:"detect-multiplier"`
-		EchoInterval     *uint32 `json:"echo-interval"`
-		EchoMode         bool    `json:"echo-mode"`
-		PassiveMode      bool    `json:"passive-mode"`
-		MinimumTTL       *uint32 `json:"minimum-ttl"`
+		Name      string `json:"name"`
+		legacyBFD `json:",inline"`
 	} `json:"bfd-profiles"`
 }
 
+// The fields of legacyBFD, legacySelector and legacyAdvertisement are those of the types that they are
+// converted to. Only the keys differ.
+type legacyBFD struct {
+	ReceiveInterval  *uint32 `json:"receive-interval"`
+	TransmitInterval *uint32 `json:"transmit-interval"`
+	DetectMultiplier *uint32 `json:"detect-multiplier"`
+	EchoInterval     *uint32 `json:"echo-interval"`
+	EchoMode         bool    `json:"echo-mode"`
+	PassiveMode      bool    `json:"passive-mode"`
+	MinimumTTL       *uint32 `json:"minimum-ttl"`
+}
+
 type legacySelector struct {
-	MatchLabels      map[string]string `json:"match-labels"`
-	MatchExpressions []struct {
-		Key      string   `json:"key"`
-		Operator string   `json:"operator"`
-		Values   []string `json:"values"`
-	} `json:"match-expressions"`
+	MatchLabels      map[string]string                 `json:"match-labels"`
+	MatchExpressions []metav1.LabelSelectorRequirement `json:"match-expressions"`
 }
 
 type legacyAdvertisement struct {
@@ -111,7 +115,11 @@ func (m *metalLB) readLegacy(o *Object) {
 		r := resource[poolSpec]{object: at}
 		r.Spec.Addresses, r.Spec.AutoAssign, r.Spec.AvoidBuggyIPs = p.Addresses, p.AutoAssign, p.AvoidBuggyIPs
 		m.pools = append(m.pools, r)
-		m.legacyAdvertisements(at, p.Protocol, p.Advertisements)
+		var list []bgpAttributes
+		for _, a := range p.Advertisements {
+			list = append(list, bgpAttributes(a))
+		}
+		m.legacyAdvertisements(at, p.Protocol, list)
 	}
 }
 
@@ -132,12 +140,7 @@ func (m *metalLB) legacyPeers(o *Object, c *legacyConfig) {
 			EBGPMultiHop: p.EBGPMultiHop,
 		}
 		for _, s := range p.NodeSelectors {
-			one := metav1.LabelSelector{MatchLabels: s.MatchLabels}
-			for _, e := range s.MatchExpressions {
-				one.MatchExpressions = append(one.MatchExpressions,
-					metav1.LabelSelectorRequirement{Key: e.Key, Operator: metav1.LabelSelectorOperator(e.Operator), Values: e.Values})
-			}
-			r.Spec.NodeSelectors = append(r.Spec.NodeSelectors, one)
+			r.Spec.NodeSelectors = append(r.Spec.NodeSelectors, metav1.LabelSelector(s))
 		}
 		m.peers = append(m.peers, r)
 	}
@@ -146,49 +149,37 @@ func (m *metalLB) legacyPeers(o *Object, c *legacyConfig) {
 func (m *metalLB) legacyProfiles(o *Object, c *legacyConfig) {
 	for i, p := range c.Profiles {
 		m.profiles = append(m.profiles, resource[bfdSpec]{
-			object: m.part(o, fmt.Sprintf("data.%s.bfd-profiles[%d]", LegacyKey, i), p.Name),
-			Spec: bfdSpec{
-				ReceiveInterval: p.ReceiveInterval, TransmitInterval: p.TransmitInterval, DetectMultiplier: p.DetectMultiplier,
-				EchoInterval: p.EchoInterval, EchoMode: p.EchoMode, PassiveMode: p.PassiveMode, MinimumTTL: p.MinimumTTL,
-			},
+			object: m.part(o, fmt.Sprintf("data.%s.bfd-profiles[%d]", LegacyKey, i), p.Name), Spec: bfdSpec(p.legacyBFD),
 		})
 	}
 }
 
 // legacyAdvertisements writes the advertisements of a pool by its protocol.
-func (m *metalLB) legacyAdvertisements(pool *Object, protocol string, list []legacyAdvertisement) {
+func (m *metalLB) legacyAdvertisements(pool *Object, protocol string, list []bgpAttributes) {
 	only := reach{IPAddressPools: []string{pool.Name}}
 	switch protocol {
 	case "layer2":
 		m.l2 = append(m.l2, resource[l2Spec]{object: pool, Spec: l2Spec{reach: only}})
 	case "bgp":
 		if len(list) == 0 {
-			list = []legacyAdvertisement{{}}
+			list = []bgpAttributes{{}}
 		}
 		for i, a := range list {
 			at := *pool
 			at.Name = numbered(pool.Name, i, len(list))
-			m.bgp = append(m.bgp, resource[bgpSpec]{object: &at, Spec: bgpSpec{
-				reach: only, AggregationLength: a.AggregationLength, AggregationLengthV6: a.AggregationLengthV6,
-				LocalPref: a.LocalPref, Communities: a.Communities,
-			}})
+			m.bgp = append(m.bgp, resource[bgpSpec]{object: &at, Spec: bgpSpec{reach: only, bgpAttributes: a}})
 		}
 	default:
-		m.errorf(pool, "protocol", "%s is neither layer2 nor bgp", quote(protocol))
+		m.errorf(pool, "protocol", "%s is neither layer2 nor bgp", config.Quote(protocol))
 	}
 }
 
 // addressPoolSpec is that of an AddressPool, which MetalLB v0.13 still had.
 type addressPoolSpec struct {
-	Protocol       string   `json:"protocol"`
-	Addresses      []string `json:"addresses"`
-	AutoAssign     *bool    `json:"autoAssign"`
-	Advertisements []struct {
-		AggregationLength   *int32   `json:"aggregationLength"`
-		AggregationLengthV6 *int32   `json:"aggregationLengthV6"`
-		LocalPref           uint32   `json:"localPref"`
-		Communities         []string `json:"communities"`
-	} `json:"bgpAdvertisements"`
+	Protocol       string          `json:"protocol"`
+	Addresses      []string        `json:"addresses"`
+	AutoAssign     *bool           `json:"autoAssign"`
+	Advertisements []bgpAttributes `json:"bgpAdvertisements"`
 }
 
 func (m *metalLB) readAddressPool(o *Object) {
@@ -198,10 +189,6 @@ func (m *metalLB) readAddressPool(o *Object) {
 		r := resource[poolSpec]{object: o}
 		r.Spec.Addresses, r.Spec.AutoAssign = a.Spec.Addresses, a.Spec.AutoAssign
 		m.pools = append(m.pools, r)
-		var list []legacyAdvertisement
-		for _, one := range a.Spec.Advertisements {
-			list = append(list, legacyAdvertisement(one))
-		}
-		m.legacyAdvertisements(o, a.Spec.Protocol, list)
+		m.legacyAdvertisements(o, a.Spec.Protocol, a.Spec.Advertisements)
 	}
 }

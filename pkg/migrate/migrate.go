@@ -3,6 +3,18 @@
 // and notes what has no counterpart, or what somebody has to decide.
 //
 // The result is first read by the same code as the controller's configuration.
+//
+// The files, from the outside in:
+//
+//	migrate.go           notes and errors, and the document that comes of it
+//	read.go              objects, from files and from a cluster
+//	metallb.go           MetalLB's pools and advertisements
+//	metallb_bgp.go       its peers, communities and BFD profiles
+//	metallb_legacy.go    its ConfigMap and AddressPools, of old versions
+//	kubevip.go           kube-vip's ranges of addresses
+//	kubevip_settings.go  its flags and environment
+//	selector.go          label selectors, into ours
+//	services.go          annotations of Services, into ours
 package migrate
 
 import (
@@ -52,22 +64,12 @@ func (e Error) Error() string {
 	return strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), ": ")
 }
 
-// maxPrinted is how many errors Errors.Error spells out.
-const maxPrinted = 100
-
 // Errors is everything in the objects that makes no sense.
 type Errors []Error
 
 // Error returns one line per error; of very many, the first hundred.
 func (e Errors) Error() string {
-	var lines []string
-	for _, err := range e[:min(len(e), maxPrinted)] {
-		lines = append(lines, err.Error())
-	}
-	if more := len(e) - maxPrinted; more > 0 {
-		lines = append(lines, fmt.Sprintf("and %d more errors", more))
-	}
-	return strings.Join(lines, "\n")
+	return config.Lines(e, "and %d more errors")
 }
 
 // Result is what a migration comes to.

@@ -20,8 +20,8 @@ const (
 	MaxSize = 16 << 20
 	// maxObjects is how many objects an input may have.
 	maxObjects = 100_000
-	// maxQuoted is how much of a value a message repeats.
-	maxQuoted = 64
+	// maxCause is how much of a parser's error a message repeats.
+	maxCause = 256
 )
 
 // Object is one Kubernetes object as it was found.
@@ -222,16 +222,8 @@ func kindOf(t reflect.Type) string {
 }
 
 func cut(text string) string {
-	if len(text) > 4*maxQuoted {
-		text = strings.ToValidUTF8(text[:4*maxQuoted], "") + "..."
+	if len(text) > maxCause {
+		text = strings.ToValidUTF8(text[:maxCause], "") + "..."
 	}
 	return strings.ReplaceAll(text, "\n", " ")
-}
-
-// quote quotes what somebody wrote, or as much of it as helps.
-func quote(text string) string {
-	if len(text) > maxQuoted {
-		return fmt.Sprintf("%q...", strings.ToValidUTF8(text[:maxQuoted], ""))
-	}
-	return fmt.Sprintf("%q", text)
 }

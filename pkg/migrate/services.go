@@ -78,7 +78,7 @@ func (m *migration) service(o *Object, c config.Compatibility) {
 	if class := svc.Spec.LoadBalancerClass; class != nil && *class != annotation.DefaultClass && !slices.Contains(m.classes, *class) {
 		m.classes = append(m.classes, *class)
 		m.decidef(o, "spec.loadBalancerClass", "Services of the class %s are not Lodestone's, and a class cannot be changed: list it "+
-			"in the chart's controller.loadBalancerClasses if they are to be", quote(*class))
+			"in the chart's controller.loadBalancerClasses if they are to be", config.Quote(*class))
 	}
 	for _, key := range sortedKeys(svc.Annotations) {
 		switch remedy, known := unread[key]; {

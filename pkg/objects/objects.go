@@ -55,10 +55,15 @@ type Scope struct {
 	Namespace string
 	// Labels and Fields are selectors. Empty: all.
 	Labels, Fields string
+	// Cached is set if a list may be as old as what the API server has in memory.
+	Cached bool
 }
 
 func (s Scope) options(o metav1.ListOptions) metav1.ListOptions {
 	o.LabelSelector, o.FieldSelector = s.Labels, s.Fields
+	if s.Cached && o.ResourceVersion == "" {
+		o.ResourceVersion = "0"
+	}
 	return o
 }
 
@@ -68,8 +73,14 @@ func (k Kind[E, P]) Project(obj P) P { return k.project(obj) }
 // List returns what is kept of the objects.
 func (k Kind[E, P]) List(ctx context.Context, client kubernetes.Interface, scope Scope) ([]P, error) {
 	var all []P
-	_, err := k.read(ctx, client, scope, metav1.ListOptions{}, func(obj P) { all = append(all, k.project(obj)) })
+	err := k.Each(ctx, client, scope, func(obj P) { all = append(all, obj) })
 	return all, err
+}
+
+// Each lists the objects and hands over what is kept of each, one after the other.
+func (k Kind[E, P]) Each(ctx context.Context, client kubernetes.Interface, scope Scope, each func(P)) error {
+	_, err := k.read(ctx, client, scope, metav1.ListOptions{}, func(obj P) { each(k.project(obj)) })
+	return err
 }
 
 // Informer returns an informer, not yet started, whose cache has the projections
@@ -130,6 +141,21 @@ func Informer[E any, P interface {
 		}
 		return view.Derive(p), true
 	}}
+	var informer cache.SharedIndexInformer
+	keep := r.keep
+	// What is cached already is kept once: a list of what has not changed needs no memory.
+	r.keep = func(obj runtime.Object) (T, bool) {
+		fresh, ok := keep(obj)
+		if !ok {
+			return nil, false
+		}
+		stored, _, _ := informer.GetStore().GetByKey(key(fresh)) //nolint:errcheck // it cannot fail
+		if old, ok := stored.(T); ok && old.GetUID() == fresh.GetUID() && old.GetResourceVersion() == fresh.GetResourceVersion() &&
+			fresh.GetResourceVersion() != "" {
+			return old, true
+		}
+		return fresh, true
+	}
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			l := &list{}
@@ -154,7 +180,8 @@ func Informer[E any, P interface {
 			return filter(w, r.event), nil
 		},
 	}
-	return cache.NewSharedIndexInformerWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, client), T(new(K)), o)
+	informer = cache.NewSharedIndexInformerWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, client), T(new(K)), o)
+	return informer
 }
 
 // reader turns what the API server sends into what an informer keeps.

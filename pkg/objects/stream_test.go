@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -30,18 +31,26 @@ import (
 // watch that never says anything.
 func lister(t *testing.T, list []byte) kubernetes.Interface {
 	t.Helper()
+	return api(t, func() []byte { return list }, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", kruntime.ContentTypeProtobuf+";stream=watch")
+		w.WriteHeader(http.StatusOK)
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+	})
+}
+
+// api is an API server without streaming lists.
+func api(t *testing.T, list func() []byte, watch http.HandlerFunc) kubernetes.Interface {
+	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case r.URL.Query().Get("sendInitialEvents") == "true":
 			http.Error(w, "no streaming lists", http.StatusBadRequest)
 		case r.URL.Query().Get("watch") != "":
-			w.Header().Set("Content-Type", kruntime.ContentTypeProtobuf+";stream=watch")
-			w.WriteHeader(http.StatusOK)
-			_ = http.NewResponseController(w).Flush()
-			<-r.Context().Done()
+			watch(w, r)
 		default:
 			w.Header().Set("Content-Type", kruntime.ContentTypeProtobuf)
-			_, _ = w.Write(list)
+			_, _ = w.Write(list())
 		}
 	}))
 	t.Cleanup(server.Close)
@@ -49,6 +58,46 @@ func lister(t *testing.T, list []byte) kubernetes.Interface {
 		ContentConfig: rest.ContentConfig{ContentType: kruntime.ContentTypeProtobuf}})
 	require.NoError(t, err)
 	return client
+}
+
+// A server that forgets what was before has informers list everything anew. What has not
+// changed is not held twice meanwhile.
+func TestListAnewKeepsWhatHasNotChanged(t *testing.T) {
+	t.Parallel()
+	service := func(name, version string) corev1.Service {
+		return corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID(name), ResourceVersion: version}}
+	}
+	var lists atomic.Pointer[[]byte]
+	serve := func(services ...corev1.Service) {
+		list := encoded(t, &corev1.ServiceList{ListMeta: metav1.ListMeta{ResourceVersion: "9"}, Items: services})
+		lists.Store(&list)
+	}
+	forgets := make(chan struct{})
+	client := api(t, func() []byte { return *lists.Load() }, func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case <-forgets:
+			http.Error(w, "too old", http.StatusGone)
+		case <-r.Context().Done():
+		}
+	})
+	serve(service("same", "1"), service("changed", "2"))
+	informer := objects.Services.Informer(client, objects.Scope{}, cache.SharedIndexInformerOptions{})
+	ctx, end := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); informer.RunWithContext(ctx) }()
+	defer func() { end(); <-done }()
+	require.True(t, cache.WaitForCacheSync(ctx.Done(), informer.HasSynced))
+	get := func(name string) *corev1.Service {
+		obj, _, err := informer.GetStore().GetByKey("shop/" + name)
+		require.NoError(t, err)
+		return obj.(*corev1.Service)
+	}
+	same, changed := get("same"), get("changed")
+	serve(service("same", "1"), service("changed", "3"))
+	forgets <- struct{}{}
+	require.Eventually(t, func() bool { return get("changed").ResourceVersion == "3" }, 20*time.Second, 10*time.Millisecond)
+	require.Same(t, same, get("same"))
+	require.NotSame(t, changed, get("changed"))
 }
 
 // encoded returns a list as API servers send it.

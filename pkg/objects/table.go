@@ -291,7 +291,7 @@ func lease(l *coordinationv1.Lease) *coordinationv1.Lease {
 	// A speaker writes no others, and has to notice that somebody else did.
 	kept.Labels, kept.Annotations = andMore(kept.Labels, l.Labels), andMore(kept.Annotations, l.Annotations)
 	kept.Finalizers = texts(l.Finalizers, 0)
-	kept.Spec = l.Spec
+	kept.Spec.AcquireTime, kept.Spec.RenewTime = l.Spec.AcquireTime, l.Spec.RenewTime // the rest nobody reads
 	if h := l.Spec.HolderIdentity; h != nil {
 		holder := cut(*h)
 		kept.Spec.HolderIdentity = &holder
@@ -310,40 +310,18 @@ func slice(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 		kept.Labels = map[string]string{discoveryv1.LabelServiceName: service}
 	}
 	api := s.Namespace == metav1.NamespaceDefault && service == kubernetesService
-	type standing struct {
-		node           string
-		none           bool
-		ready, serving string
-	}
-	seen := map[standing]bool{}
 	for _, e := range head(s.Endpoints, maxEndpoints-1) {
 		end := discoveryv1.Endpoint{Conditions: discoveryv1.EndpointConditions{Ready: e.Conditions.Ready, Serving: e.Conditions.Serving}}
-		at := standing{none: e.NodeName == nil, ready: flag(e.Conditions.Ready), serving: flag(e.Conditions.Serving)}
 		if e.NodeName != nil {
 			node := unique.Make(cut(*e.NodeName)).Value() // a thousand slices name the same nodes
-			at.node, end.NodeName = node, &node
+			end.NodeName = &node
 		}
-		if !api && seen[at] {
-			continue
-		}
-		seen[at] = true
 		if api {
 			end.Addresses = texts(e.Addresses, MaxAddresses)
 		}
 		kept.Endpoints = append(kept.Endpoints, end)
 	}
 	return kept
-}
-
-func flag(b *bool) string {
-	switch {
-	case b == nil:
-		return "unknown"
-	case *b:
-		return "yes"
-	default:
-		return "no"
-	}
 }
 
 func pod(p *corev1.Pod) *corev1.Pod {

@@ -114,10 +114,12 @@ func NodeOf(lease string) (node string, ok bool) {
 	return node, node != ""
 }
 
-// Over returns r. The fields that r does not know are those of the report before.
+// Over returns r. The fields that r does not know are those of the report before. Who does not
+// know the segments has not looked at the node yet.
 func (r Report) Over(before Report) Report {
 	if r.Segments == nil {
-		r.Segments = before.Segments
+		r.Segments, r.KubeProxy = before.Segments, before.KubeProxy
+		r.Forwards, r.NoRules = before.Forwards, before.NoRules
 	}
 	if r.Gateways == nil {
 		r.Gateways = before.Gateways

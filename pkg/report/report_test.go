@@ -92,8 +92,12 @@ func TestWhatIsNotKnownStays(t *testing.T) {
 	assert.Empty(t, report.Report{RoutedPodCIDRs: []netip.Prefix{}}.Over(full()).PodRoutes)
 	assert.Equal(t, full().Unmatched, report.Report{}.Over(full()).Unmatched)
 	assert.Empty(t, report.Report{}.Over(full()).Conflicts, "they are over")
+	assert.True(t, report.Report{}.Over(full()).KubeProxy)
+	assert.Equal(t, report.RulesWithIPVS, report.Report{}.Over(full()).NoRules)
+	assert.True(t, report.Report{}.Over(report.Report{Network: report.Network{Forwards: true}}).Forwards)
 	none := report.Report{Network: report.Network{Segments: []report.Segment{}}}
 	assert.Empty(t, none.Over(full()).Segments)
+	assert.False(t, none.Over(full()).KubeProxy, "who knows the segments knows this, too")
 }
 
 func TestWhatIsOutOfBoundsIsLeftOut(t *testing.T) {

@@ -1,10 +1,10 @@
 // Package apihealth publishes to the other speakers whether the API server answers this node.
 //
-// While it answers nobody, nothing changes: VIPs do not depend on it. But a node that
-// alone is cut off from it, by a firewall, or because the proxy on it that leads to the
-// API servers is gone, knows neither new Services nor where endpoints went, and the
-// others would wait for it to announce what it has never heard of. It says then that it
-// is blind, and the plan has others own its VIPs, where there are any.
+// While the API server answers no node, nothing changes: VIPs do not depend on it. But one node
+// alone may be cut off from it, by a firewall or because its proxy to the API servers is gone. That
+// node learns neither of new Services nor of endpoints that have moved, and the others would wait
+// for it to announce VIPs that it does not know. It therefore reports that it is blind, and the plan
+// gives its VIPs to other nodes, if there are any.
 //
 // Where there are several API servers, one that is gone or hangs blinds nobody: a question
 // without an answer is asked again over a connection of its own, which leads to another one.

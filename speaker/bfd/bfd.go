@@ -11,6 +11,17 @@
 // this process did not run for a while, packets wait in the sockets, and the peer has not
 // failed. Run takes no lock that others hold, and waits for nobody. Others read its state as
 // immutable values behind atomic pointers, or as counters.
+//
+// The files, from the outside in:
+//
+//	bfd.go      Task: which sessions there are to be
+//	loop.go     the goroutine: packets, deadlines, changes
+//	session.go  one session: what it accepts, and its counters
+//	machine.go  its state machine (RFC 5880 section 6.8)
+//	packet.go   the codec
+//	socket.go   sockets, and their TTL and ports (RFC 5881, RFC 5883)
+//	thread.go   runs that goroutine before all normal ones
+//	status.go   what people see of it, log.go and metrics.go
 package bfd
 
 import (

@@ -101,7 +101,7 @@ func TestFloodOfEveryPort(t *testing.T) {
 		})
 	}
 	flooding.Wait()
-	t.Logf("sent %d, dropped by the kernel %v, judged %d", sent, drops(t, s.Hosts[0]), a.discards(WrongPath))
+	t.Logf("sent %d, dropped by the kernel %v, accepted or refused %d", sent, drops(t, s.Hosts[0]), a.discards(WrongPath))
 	for name := range sessions("198.18.0.2", "2001:db8::2") {
 		for _, n := range []*node{a, b} {
 			require.True(t, n.States()[name].Up(), name)

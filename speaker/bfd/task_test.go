@@ -379,7 +379,7 @@ func TestFlood(t *testing.T) {
 }
 
 // TestStalled: a process that did not get to run for longer than the Detection
-// Time reads what its peer sent meanwhile before it judges.
+// Time reads what its peer sent meanwhile before it decides.
 func TestStalled(t *testing.T) {
 	t.Parallel()
 	s := testnet.NewSegment(t, 2)

@@ -338,7 +338,7 @@ func TestSetDown(t *testing.T) {
 	w.announcer.SetDown("tor", true, "BFD: no packet for 300ms")
 	select {
 	case <-changed:
-	case <-time.After(patience):
+	case <-time.After(timeout):
 		t.Fatal("nobody is told")
 	}
 	require.Equal(t, "BFD: no packet for 300ms", w.down("tor").LastError)

@@ -21,9 +21,9 @@ import (
 )
 
 const (
-	patience = 30 * time.Second
-	nodeASN  = 64512
-	peerASN  = 64513
+	timeout = 30 * time.Second
+	nodeASN = 64512
+	peerASN = 64513
 )
 
 var (
@@ -130,7 +130,7 @@ func (w *world) start() {
 		select {
 		case err := <-ended:
 			require.NoError(w.t, err)
-		case <-time.After(patience):
+		case <-time.After(timeout):
 			w.t.Error("the announcer does not end")
 		}
 		if w.t.Failed() {
@@ -186,9 +186,9 @@ func (w *world) down(name string, words ...string) Peer {
 
 func (w *world) until(what string, ok func() bool, got func() any) {
 	w.t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(timeout); !ok(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
-			w.t.Fatalf("no %s within %s: %+v", what, patience, got())
+			w.t.Fatalf("no %s within %s: %+v", what, timeout, got())
 		}
 	}
 }

@@ -14,7 +14,8 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// cut is a cluster of four honest nodes and one that was taken over, on two segments.
+// cut is a cluster of four honest nodes and one that was taken over, on two segments. Nobody is
+// on a third one.
 type cut struct {
 	config   *config.Config
 	nodes    map[string]plan.Node
@@ -27,7 +28,7 @@ const vipsEach = 60
 
 var (
 	itsSegment, otherSegment = netip.MustParsePrefix("198.18.1.0/24"), netip.MustParsePrefix("198.18.2.0/24")
-	itsNeighbours            = []string{"a", "b"}
+	routedSegment            = netip.MustParsePrefix("198.18.3.0/24")
 )
 
 // claiming returns the network of a node that claims to own all VIPs.
@@ -53,7 +54,7 @@ func (c *cut) have() {
 // snapshot is what every honest speaker knows.
 func (c *cut) snapshot() plan.Snapshot {
 	s := plan.Snapshot{Config: c.config, Speakers: c.alive, Nodes: locate(c.nodes, c.networks)}
-	for _, p := range []netip.Prefix{itsSegment, otherSegment} {
+	for _, p := range []netip.Prefix{itsSegment, otherSegment, routedSegment} {
 		for vip, i := p.Addr().Next(), 0; i < vipsEach; vip, i = vip.Next(), i+1 {
 			s.Services = append(s.Services, plan.Service{Name: "default/" + vip.String(), VIPs: []netip.Addr{vip}, Serving: true})
 		}
@@ -68,86 +69,120 @@ func onThese(segments ...netip.Prefix) (n report.Network) {
 	return n
 }
 
+// drawn is how many VIPs are left to the node, of 60 each: on its own segment, on the other one,
+// and of a pool whose subnet no honest node is on, so that a router has to bring its packets.
+type drawn struct{ own, other, routed int }
+
 // A node that was taken over has the key and its own token: it writes what it likes on its
 // Lease, and says what it likes to the other speakers. This is which VIPs they leave to it,
-// of 60 on each segment, and security.md says the same.
+// and security.md says the same.
 func TestWhatATakenNodeDraws(t *testing.T) {
 	t.Parallel()
-	const each, share, none = vipsEach, vipsEach/3 + 6, 0
-	for _, tt := range []struct {
-		lie              string
-		keepOwner        bool
-		tell             func(*cut)
-		own, other       int // at most
-		drawsAllOfItsOwn bool
-	}{
-		{"nothing", false, func(*cut) {}, share, none, false},
-		{"that it is on the other segment, too", false, func(c *cut) { c.networks["taken"] = onThese(itsSegment, otherSegment) }, share,
-			share, false},
-		{"a thousand times that it is on the other segment", false, func(c *cut) {
-			c.networks["taken"] = onThese(append(slices.Repeat([]netip.Prefix{otherSegment}, 1000), itsSegment)...)
-		}, share, share, false},
-		{"that it owns all", false, claimsAll, share, none, false},
-		{"that it owns all, where owners are kept", true, claimsAll, each, none, true},
-		{"that it owns all, and is on the other segment, where owners are kept", true, func(c *cut) {
-			c.networks["taken"] = onThese(itsSegment, otherSegment)
-			claimsAll(c)
-		}, each, each, true},
-		{"that it owns all, where owners are kept and have theirs", true, func(c *cut) {
-			c.have()
-			claimsAll(c)
-		}, 2 * share, none, false},
-		{"that speakers that it makes up own all, where owners are kept", true, func(c *cut) {
-			for i := range 32 {
-				name := fmt.Sprint("made-up-", i)
-				c.alive[name], c.networks[name] = true, claiming(onThese(itsSegment, otherSegment))
-			}
-		}, share, none, false},
-		{"that there are 32 more speakers", false, func(c *cut) {
-			for i := range 32 {
-				name := fmt.Sprint("made-up-", i)
-				c.alive[name], c.networks[name] = true, onThese(itsSegment, otherSegment)
-			}
-		}, share, none, false},
-		{"that its neighbours are lost", false, func(c *cut) {
-			for _, n := range itsNeighbours {
+	const each, third, fifth = vipsEach, vipsEach/3 + 6, vipsEach/5 + 6
+	lose := func(names ...string) func(*cut) {
+		return func(c *cut) {
+			for _, n := range names {
 				delete(c.alive, n)
 			}
-		}, each, none, true},
-		{"that its neighbours are lost, and that it is on the other segment, too", false, func(c *cut) {
-			for _, n := range itsNeighbours {
-				delete(c.alive, n)
-			}
-			c.networks["taken"] = onThese(itsSegment, otherSegment)
-		}, each, share, true},
-	} {
-		document := "apiVersion: lodestone.io/v1alpha1\nkind: Config\npools: [{name: lan, addresses: [198.18.1.0/24, 198.18.2.0/24]}]\n"
-		if tt.keepOwner {
-			document += "advertisements: [{name: l2, layer2: {keepOwner: true}}]\n"
 		}
-		parsed, err := config.Parse([]byte(document))
+	}
+	back := func(c *cut) { c.alive["a"] = true }
+	name := func(segments ...netip.Prefix) func(*cut) {
+		return func(c *cut) { c.networks["taken"] = onThese(segments...) }
+	}
+	makeUp := func(n report.Network) func(*cut) {
+		return func(c *cut) {
+			for i := range 32 {
+				name := fmt.Sprint("made-up-", i)
+				c.alive[name], c.networks[name] = true, n
+			}
+		}
+	}
+	conflicts := func(c *cut) {
+		n := c.networks["taken"]
+		for _, s := range c.snapshot().Services {
+			n.Conflicts = append(n.Conflicts, report.Conflict{VIP: s.VIPs[0], HardwareAddr: [6]byte{2}})
+		}
+		c.networks["taken"] = n
+	}
+	kept := "keepOwner: true"
+	for _, tt := range []struct {
+		lie    string
+		layer2 string // of the advertisement
+		tells  []func(*cut)
+		most   drawn // if that is all of them: exactly
+	}{
+		{"nothing", "", nil, drawn{third, 0, fifth}},
+		{"that it is on the other segment, too", "", []func(*cut){name(itsSegment, otherSegment)}, drawn{third, third, fifth}},
+		{"a thousand times that it is on the other segment", "",
+			[]func(*cut){name(append(slices.Repeat([]netip.Prefix{otherSegment}, 1000), itsSegment)...)}, drawn{third, third, fifth}},
+		{"that it is on every segment", "", []func(*cut){name(netip.MustParsePrefix("0.0.0.0/0"))}, drawn{third, third, each}},
+		{"that it is on the segment that no other node is on, too", "", []func(*cut){name(itsSegment, routedSegment)},
+			drawn{third, 0, each}},
+		{"that it is on every segment, and is not among the nodes that are selected",
+			"nodeSelector: {matchLabels: {node-restriction.kubernetes.io/edge: 'yes'}}",
+			[]func(*cut){name(netip.MustParsePrefix("0.0.0.0/0"))}, drawn{0, 0, 0}},
+		{"that it is on every segment, where that does not count", "anySegment: true",
+			[]func(*cut){name(netip.MustParsePrefix("0.0.0.0/0"))}, drawn{fifth, fifth, fifth}},
+		{"that other hosts have all VIPs", "", []func(*cut){conflicts}, drawn{third, 0, fifth}},
+		{"that other hosts have all VIPs, where owners are kept", kept, []func(*cut){(*cut).have, conflicts}, drawn{third, 0, fifth}},
+		{"that it owns all", "", []func(*cut){claimsAll}, drawn{third, 0, fifth}},
+		{"that it owns all, where owners are kept", kept, []func(*cut){claimsAll}, drawn{each, 0, each}},
+		{"that it owns all, and is on the other segment, where owners are kept", kept,
+			[]func(*cut){name(itsSegment, otherSegment), claimsAll}, drawn{each, each, each}},
+		{"that it owns all, where owners are kept and have theirs", kept, []func(*cut){(*cut).have, claimsAll},
+			drawn{2 * third, 0, 3 * fifth}},
+		{"that speakers that it makes up own all, where owners are kept", kept, []func(*cut){
+			makeUp(claiming(onThese(itsSegment, otherSegment, routedSegment)))}, drawn{third, 0, fifth}},
+		{"that there are 32 more speakers", "", []func(*cut){makeUp(onThese(itsSegment, otherSegment, routedSegment))},
+			drawn{third, 0, fifth}},
+		{"that its neighbours are lost", "", []func(*cut){lose("a", "b")}, drawn{each, 0, third}},
+		{"that its neighbours are lost, and that it is on the other segment, too", "",
+			[]func(*cut){lose("a", "b"), name(itsSegment, otherSegment)}, drawn{each, third, third}},
+		{"that its neighbours are lost, where owners are kept and have theirs", kept, []func(*cut){(*cut).have, lose("a", "b")},
+			drawn{each, 0, third}},
+		{"that its neighbours are lost, and that it owns all, where owners are kept and have theirs", kept,
+			[]func(*cut){(*cut).have, lose("a", "b"), claimsAll}, drawn{each, 0, 3 * fifth}},
+		{"that it owns all, while a neighbour is back that was away, where owners are kept", kept,
+			[]func(*cut){lose("a"), (*cut).have, back, claimsAll}, drawn{2 * third, 0, 3 * fifth}},
+	} {
+		parsed, err := config.Parse(fmt.Appendf(nil, "apiVersion: lodestone.io/v1alpha1\nkind: Config\n"+
+			"pools: [{name: lan, addresses: [198.18.1.0/24, 198.18.2.0/24, 198.18.3.0/24]}]\n"+
+			"advertisements: [{name: l2, layer2: {%s}}]\n", tt.layer2))
 		require.NoError(t, err)
 		c := &cut{parsed, map[string]plan.Node{}, map[string]report.Network{}, map[string]bool{}}
 		for name, on := range map[string]netip.Prefix{"a": itsSegment, "b": itsSegment, "taken": itsSegment, "c": otherSegment,
 			"d": otherSegment} {
 			c.nodes[name], c.networks[name], c.alive[name] = plan.Node{}, onThese(on), true
+			if name != "taken" {
+				c.nodes[name] = plan.Node{Labels: map[string]string{"node-restriction.kubernetes.io/edge": "yes"}}
+			}
 		}
-		tt.tell(c)
-		own, other, owners := 0, 0, plan.Owners(c.snapshot())
-		require.Len(t, owners, 2*each)
+		for _, tell := range tt.tells {
+			tell(c)
+		}
+		var got drawn
+		owners := plan.Owners(c.snapshot())
+		require.Len(t, owners, 3*each)
 		for vip, owner := range owners {
 			assert.Contains(t, c.nodes, owner, "%s is nobody's", vip)
 			switch {
 			case owner != "taken":
 			case itsSegment.Contains(vip):
-				own++
+				got.own++
+			case otherSegment.Contains(vip):
+				got.other++
 			default:
-				other++
+				got.routed++
 			}
 		}
-		t.Logf("it says %s: %d of its own segment, %d of the other one", tt.lie, own, other)
-		assert.LessOrEqual(t, own, tt.own, tt.lie)
-		assert.LessOrEqual(t, other, tt.other, tt.lie)
-		assert.Equal(t, tt.drawsAllOfItsOwn, own == each, tt.lie)
+		t.Logf("it says %s: it draws %+v", tt.lie, got)
+		for _, of := range []struct {
+			segment   string
+			got, most int
+		}{{"its own", got.own, tt.most.own}, {"the other one", got.other, tt.most.other}, {"nobody's", got.routed, tt.most.routed}} {
+			assert.LessOrEqual(t, of.got, of.most, "it says %s: VIPs of %s", tt.lie, of.segment)
+			assert.Equal(t, of.most >= each, of.got == each, "it says %s: VIPs of %s", tt.lie, of.segment)
+		}
 	}
 }

@@ -1,10 +1,17 @@
 // Package diagnosis gathers, when somebody asks, the facts of this node that
-// package diagnose judges. What the node does not report is marked as unknown, never guessed.
+// package diagnose checks. What the node does not report is marked as unknown, never guessed.
 //
 // The network is probed only on demand, one diagnosis at a time and within
 // seconds. Nobody can have the node send to where he likes: neighbours are
 // other speakers by their Leases, and VIPs are tried only if the plan knows
 // them.
+//
+// The files, from the outside in:
+//
+//	diagnosis.go  the handler, and what it gathers
+//	kernel.go     settings, routes, capabilities and sockets, from /proc
+//	link.go       a question to a neighbour and to a VIP, by ARP and NDP
+//	knock.go      the first packet of a connection to a VIP's port
 package diagnosis
 
 import (

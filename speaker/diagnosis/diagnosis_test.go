@@ -113,8 +113,8 @@ func (n *node) ask(q question) (f diagnose.Facts) {
 	return f
 }
 
-// judge returns what is found about the node, by check.
-func judge(f diagnose.Facts) map[diagnose.ID]diagnose.Finding {
+// findings returns what is found about the node, by check.
+func findings(f diagnose.Facts) map[diagnose.ID]diagnose.Finding {
 	found := map[diagnose.ID]diagnose.Finding{}
 	c := &diagnose.Cluster{
 		Active: f.Active, Facts: map[string]diagnose.Facts{"n0": f}, APIServer: &diagnose.Clock{}, Passive: map[string][]string{"n0": {"tor-a"}},
@@ -156,50 +156,50 @@ func TestKernelSettingsAreFoundWhereTheyAreWrong(t *testing.T) {
 	require.NoError(t, h.Do(func() (err error) { own, err = net.Listen("tcp", "198.18.0.1:179"); return err }))
 
 	// A healthy node is silent.
-	assert.Empty(t, judge(n.ask(question{})))
+	assert.Empty(t, findings(n.ask(question{})))
 
 	// Nobody listens; then somebody else does. A process that another test is about to
 	// start has a copy of the socket until it runs.
 	own.Close()
 	require.Eventually(t, func() bool {
-		return strings.Contains(judge(n.ask(question{}))[diagnose.BGPPort].Message, "nobody listens on port 179")
+		return strings.Contains(findings(n.ask(question{}))[diagnose.BGPPort].Message, "nobody listens on port 179")
 	}, 10*time.Second, 10*time.Millisecond)
 	listenElsewhere(t, h, "198.18.0.1:179")
-	assert.Contains(t, judge(n.ask(question{}))[diagnose.BGPPort].Message, "another BGP daemon listens on 198.18.0.1:179")
+	assert.Contains(t, findings(n.ask(question{}))[diagnose.BGPPort].Message, "another BGP daemon listens on 198.18.0.1:179")
 
 	h.Run("sysctl", "-qw", "net.ipv4.ip_forward=0")
-	assert.Contains(t, judge(n.ask(question{}))[diagnose.IPForward].Message, "net/ipv4/ip_forward is 0")
+	assert.Contains(t, findings(n.ask(question{}))[diagnose.IPForward].Message, "net/ipv4/ip_forward is 0")
 	h.Run("sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv4.conf.eth0.forwarding=0")
-	assert.Contains(t, judge(n.ask(question{}))[diagnose.IPForward].Message, "net/ipv4/conf/eth0/forwarding is 0")
+	assert.Contains(t, findings(n.ask(question{}))[diagnose.IPForward].Message, "net/ipv4/conf/eth0/forwarding is 0")
 	h.Run("sysctl", "-qw", "net.ipv4.conf.eth0.forwarding=1")
 
 	// Strict filtering hurts when the way back leads elsewhere.
 	h.Run("sysctl", "-qw", "net.ipv4.conf.eth0.rp_filter=1")
-	assert.NotContains(t, judge(n.ask(question{})), diagnose.RPFilter)
+	assert.NotContains(t, findings(n.ask(question{})), diagnose.RPFilter)
 	s.Plug(h, "mgmt")
 	h.Run("ip", "addr", "add", "192.0.2.1/24", "dev", "mgmt")
 	h.Run("ip", "route", "replace", "default", "via", "192.0.2.254")
-	assert.Contains(t, judge(n.ask(question{}))[diagnose.RPFilter].Message,
+	assert.Contains(t, findings(n.ask(question{}))[diagnose.RPFilter].Message,
 		"rp_filter is 1 (strict) on eth0, and the default route leads through mgmt")
 	h.Run("sysctl", "-qw", "net.ipv4.conf.eth0.rp_filter=2")
-	assert.NotContains(t, judge(n.ask(question{})), diagnose.RPFilter)
+	assert.NotContains(t, findings(n.ask(question{})), diagnose.RPFilter)
 
 	// kube-proxy in mode IPVS, without strictARP, half of it, and with it.
 	h.Run("ip", "link", "add", "kube-ipvs0", "type", "bridge") // in place of a dummy, which not all kernels have
 	h.Run("ip", "addr", "add", vip.String()+"/32", "dev", "kube-ipvs0")
 	n.sees("kube-ipvs0")
-	assert.Contains(t, judge(n.ask(question{}))[diagnose.KubeProxy].Message, "arp_ignore is 0 on eth0")
+	assert.Contains(t, findings(n.ask(question{}))[diagnose.KubeProxy].Message, "arp_ignore is 0 on eth0")
 	h.Run("sysctl", "-qw", "net.ipv4.conf.all.arp_ignore=1")
-	found := judge(n.ask(question{}))
+	found := findings(n.ask(question{}))
 	assert.NotContains(t, found, diagnose.KubeProxy)
 	assert.Contains(t, found[diagnose.ARP].Message, "arp_announce is 0 on eth0")
 	h.Run("sysctl", "-qw", "net.ipv4.conf.all.arp_announce=2")
-	assert.NotContains(t, judge(n.ask(question{})), diagnose.ARP)
+	assert.NotContains(t, findings(n.ask(question{})), diagnose.ARP)
 
 	// Somebody has put the VIP on an interface that answers for it.
 	h.Run("ip", "addr", "add", vip.String()+"/32", "dev", "eth0")
 	n.sees("eth0")
-	assert.Contains(t, judge(n.ask(question{}))[diagnose.ARP].Message, "VIP 198.18.0.100 is configured on eth0")
+	assert.Contains(t, findings(n.ask(question{}))[diagnose.ARP].Message, "VIP 198.18.0.100 is configured on eth0")
 }
 
 // sees waits until the node knows that the interface has the VIP.
@@ -253,7 +253,7 @@ func TestNeighboursAnswerOrNot(t *testing.T) {
 			s.Hosts[2].Run("ip", add...)
 			got = answered(t, n.ask(question{active: true}))
 			assert.ElementsMatch(t, []string{hardwareAddr(s.Hosts[1]), hardwareAddr(s.Hosts[2])}, got.Answers)
-			assert.Contains(t, judge(n.ask(question{active: true}))[diagnose.Neighbours].Message, "2 hardware addresses answer "+name)
+			assert.Contains(t, findings(n.ask(question{active: true}))[diagnose.Neighbours].Message, "2 hardware addresses answer "+name)
 
 			// The wire is cut.
 			s.Switch.Run("ip", "link", "set", "p2", "down")
@@ -261,7 +261,7 @@ func TestNeighboursAnswerOrNot(t *testing.T) {
 			got = answered(t, n.ask(question{active: true}))
 			assert.Empty(t, got.Answers)
 			assert.Empty(t, got.Error)
-			assert.Contains(t, judge(n.ask(question{active: true}))[diagnose.Neighbours].Message, "nobody answers "+name)
+			assert.Contains(t, findings(n.ask(question{active: true}))[diagnose.Neighbours].Message, "nobody answers "+name)
 		})
 	}
 }
@@ -405,7 +405,7 @@ func TestInterfacesAreThoseOfTheNode(t *testing.T) {
 }
 
 // What cannot be read is said, and nothing is guessed.
-func TestUnreadableKernelIsSaid(t *testing.T) {
+func TestUnreadableKernelIsReported(t *testing.T) {
 	t.Parallel()
 	proc := t.TempDir()
 	require.NoError(t, os.MkdirAll(filepath.Join(proc, "sys", "net", "ipv4"), 0o755))
@@ -417,7 +417,7 @@ func TestUnreadableKernelIsSaid(t *testing.T) {
 	for _, what := range []string{diagnose.Sysctl("eth0", "rp_filter"), "default routes", "capabilities", "bgp listeners"} {
 		assert.Contains(t, f.Unread[what], "no such file or directory", what)
 	}
-	found := judge(f)
+	found := findings(f)
 	for _, id := range []diagnose.ID{diagnose.IPForward, diagnose.RPFilter, diagnose.Capabilities, diagnose.BGPPort} {
 		assert.Equal(t, diagnose.Unknown, found[id].Severity, id)
 	}

@@ -48,9 +48,17 @@ const (
 	// drainTime is how long connections are still handed to their nodes after direct
 	// forwarding was switched off.
 	drainTime = time.Hour
-	// maxDraining is how many Services may be among those that were switched off or deleted, as
-	// whoever may create Services can do again and again.
+	// maxDraining is how many ports at VIPs may be among those that were switched off or
+	// deleted, as whoever may create Services can do again and again.
 	maxDraining = 16384
+	// restFactor is how many times as long as its last change took the Director waits for the
+	// next one, and maxRest the most: whoever changes endpoints all the time shall not keep
+	// the node busy.
+	restFactor = 9
+	maxRest    = time.Second
+	// answerTime is how long a neighbour may take to answer the kernel. The kernel itself gives it
+	// three seconds, and begins anew with the next packet.
+	answerTime = interval / 2
 	// settleTime is how long a node that starts waits for its neighbours.
 	settleTime = 2 * time.Second
 	// verifyInterval is how often it is looked whether the rules are there.
@@ -102,7 +110,8 @@ type Director struct {
 	most     int               // tables that there may be, see maxTables
 	stale    bool              // there may be other rules to write
 	refused  error             // why the node cannot have rules
-	began    bool              // what an earlier Director left is taken over or gone
+	said     summary
+	began    bool // what an earlier Director left is taken over or gone
 	err      error
 
 	ready     chan struct{}
@@ -114,6 +123,7 @@ type Director struct {
 type host struct {
 	neighbour
 	since time.Time // if it is silent: when it ceased to answer
+	asked time.Time // if the kernel asks for it: since when
 	gone  bool      // connections wait no longer for it
 }
 
@@ -187,7 +197,12 @@ func (d *Director) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case want := <-d.sets:
+			start := time.Now()
 			d.take(want)
+			select {
+			case <-ctx.Done():
+			case <-time.After(min(maxRest, restFactor*time.Since(start))):
+			}
 		case now := <-tick.C:
 			if now.Sub(verified) >= verifyInterval {
 				refresh := now.Sub(refreshed) >= d.Guard/10
@@ -205,10 +220,10 @@ func (d *Director) Run(ctx context.Context) error {
 // settle waits until the nodes on the segment are known, but not long for those that do not
 // answer. Until then the rules of an earlier Director stay, which knew them.
 func (d *Director) settle(ctx context.Context) {
-	unknown := func(h *host) bool { return h.hardware == "" }
+	unheard := func(h *host) bool { return h.hardware == "" }
 	end := time.Now().Add(settleTime)
 	for ; len(d.want.Services) > 0 && ctx.Err() == nil && time.Now().Before(end); time.Sleep(settleTime / 40) {
-		if d.look() == nil && !slices.ContainsFunc(slices.Collect(maps.Values(d.nodes)), unknown) {
+		if d.look() == nil && !slices.ContainsFunc(slices.Collect(maps.Values(d.nodes)), unheard) {
 			return
 		}
 	}
@@ -225,14 +240,40 @@ func (d *Director) take(want plan.Forwarding) {
 	for key := range want.Services {
 		delete(d.draining, key)
 	}
-	if more := len(d.draining) - maxDraining; more > 0 {
-		first := func(a, b plan.LimitKey) int { return d.draining[a].until.Compare(d.draining[b].until) }
-		for _, key := range slices.SortedFunc(maps.Keys(d.draining), first)[:more] {
-			delete(d.draining, key)
-		}
-	}
+	d.boundDraining()
 	d.want, d.stale = want, true
 	d.reconcile()
+}
+
+// boundDraining ends what has drained for longest of the namespace that has most of it, until
+// there is not too much.
+func (d *Director) boundDraining() {
+	namespaces, ports := map[string][]plan.LimitKey{}, map[string]int{}
+	all := 0
+	for key, s := range d.draining {
+		namespace, _, _ := strings.Cut(key.Service, "/")
+		namespaces[namespace] = append(namespaces[namespace], key)
+		ports[namespace] += len(s.Ports)
+		all += len(s.Ports)
+	}
+	if all <= maxDraining {
+		return
+	}
+	for _, keys := range namespaces {
+		slices.SortFunc(keys, func(a, b plan.LimitKey) int { return d.draining[a].until.Compare(d.draining[b].until) })
+	}
+	for all > maxDraining {
+		most := ""
+		for namespace := range ports {
+			if ports[namespace] > ports[most] {
+				most = namespace
+			}
+		}
+		key := namespaces[most][0]
+		n := len(d.draining[key].Ports)
+		namespaces[most], ports[most], all = namespaces[most][1:], ports[most]-n, all-n
+		delete(d.draining, key)
+	}
 }
 
 // expire ends what has drained for long enough.
@@ -261,9 +302,9 @@ func (d *Director) verify(refresh bool) {
 		}
 		if sound, err := k.sound(f, d.have[i]); err == nil && !sound {
 			d.Log.Warn("direct forwarding restored: somebody else had changed the nftables table", "table", f.name())
-			d.have[i], d.stale = nil, true
+			d.have[i], d.stale, d.said = nil, true, summary{}
 		} else if refresh && k.refresh(f, d.Guard) != nil {
-			d.have[i], d.stale = nil, true
+			d.have[i], d.stale, d.said = nil, true, summary{}
 		}
 	}
 }
@@ -313,7 +354,7 @@ func (d *Director) look() error {
 		return err
 	}
 	d.lookAtConntrack()
-	now, before := time.Now(), d.nodes
+	now, before, silent := time.Now(), d.nodes, false
 	d.nodes = map[netip.Addr]*host{}
 	for node, addrs := range d.want.Nodes {
 		if node == d.Node {
@@ -329,11 +370,17 @@ func (d *Director) look() error {
 				continue
 			}
 			h := &host{neighbour: n, since: was.since}
-			if n.silent && !was.silent {
+			e := links.known[neighbourKey{a, n.device}]
+			if e.asked {
+				h.asked = cmp.Or(was.asked, now)
+				h.silent = h.silent || now.Sub(h.asked) >= answerTime
+			}
+			if h.silent && !was.silent {
 				h.since = now
 			}
 			d.nodes[a] = h
-			if n.hardware == "" || n.silent || d.want.Lost[node] {
+			silent = silent || h.silent && !was.gone
+			if (h.silent || d.want.Lost[node]) && !e.asked && !e.fixed {
 				if err := ask(n); err != nil {
 					d.Log.Debug("neighbour not asked", "node", node, "err", err)
 				}
@@ -343,7 +390,14 @@ func (d *Director) look() error {
 	if refused := d.refuse(); (refused == nil) != (d.refused == nil) {
 		d.refused, d.stale = refused, true
 	}
-	d.bury(now)
+	if silent {
+		for _, g := range links.gateways {
+			if err := ask(g); err != nil {
+				d.Log.Debug("gateway not asked", "err", err)
+			}
+		}
+	}
+	d.bury(now, links.gateways)
 	for a, h := range d.nodes {
 		if was := before[a]; was == nil || was.neighbour != h.neighbour || was.gone != h.gone {
 			d.stale = true
@@ -398,22 +452,24 @@ type segmentKey struct {
 	four   bool
 }
 
-// bury finds out who has been silent for too long. A node that hears no other one on a segment
-// is cut off itself, perhaps, and all are there when it is back: those who were silent then
-// have as long again.
-func (d *Director) bury(now time.Time) {
+// bury finds out who has been silent for too long. A node that hears no other one and no
+// gateway on a segment is cut off itself, perhaps. Then all have as long again when it is back,
+// but those that it never heard: they may be nowhere.
+func (d *Director) bury(now time.Time, gateways map[segmentKey]neighbour) {
 	heard := map[segmentKey]time.Time{}
+	hear := func(on segmentKey) { heard[on] = cmp.Or(d.heard[on], now) }
+	for on := range gateways {
+		hear(on)
+	}
 	for a, h := range d.nodes {
-		if on := (segmentKey{h.device, a.Is4()}); !h.silent && h.hardware != "" {
-			if heard[on] = d.heard[on]; heard[on].IsZero() {
-				heard[on] = now
-			}
+		if !h.silent {
+			hear(segmentKey{h.device, a.Is4()})
 		}
 	}
 	d.heard = heard
 	for a, h := range d.nodes {
 		since, others := heard[segmentKey{h.device, a.Is4()}]
-		h.gone = h.silent && others && now.Sub(h.since) >= d.Hold && now.Sub(since) >= d.Hold
+		h.gone = h.silent && now.Sub(h.since) >= d.Hold && (h.hardware == "" || others && now.Sub(since) >= d.Hold)
 	}
 }
 
@@ -435,12 +491,52 @@ func (d *Director) apply() error {
 	if errs != nil {
 		return errs
 	}
-	if !idle {
-		d.Log.Info("direct forwarding", "services", len(d.want.Services), "draining", len(d.draining), "tables", len(d.tables),
-			"peers4", len(d.peers(families[0])), "peers6", len(d.peers(families[1])))
+	if now := d.summarize(); now != d.said {
+		d.said = now
+		d.Log.Info("direct forwarding", "services", now.services, "draining", now.draining, "tables", now.tables,
+			"neighbours", now.neighbours, "closed", now.closed)
 	}
 	d.began = true
 	return nil
+}
+
+// summary is what the log says of the rules.
+type summary struct {
+	services, draining, tables, neighbours int
+	closed                                 string // nodes that take no new connections of some Service
+}
+
+func (d *Director) summarize() summary {
+	closed, seen := map[string]bool{}, map[*plan.Backend]bool{}
+	for _, s := range d.want.Services {
+		if len(s.Backends) == 0 || seen[&s.Backends[0]] {
+			continue
+		}
+		seen[&s.Backends[0]] = true
+		for _, b := range s.Backends {
+			if b.Open == 0 {
+				closed[b.Node] = true
+			}
+		}
+	}
+	for node, addrs := range d.want.Nodes {
+		for _, a := range addrs {
+			if h := d.nodes[a]; h != nil && h.silent {
+				closed[node] = true
+			}
+		}
+	}
+	return summary{len(d.want.Services), len(d.draining), len(d.tables), d.reachable(), strings.Join(slices.Sorted(maps.Keys(closed)), " ")}
+}
+
+// reachable counts the addresses of nodes that packets can be handed to, or soon again.
+func (d *Director) reachable() (n int) {
+	for _, h := range d.nodes {
+		if h.hardware != "" && !h.gone {
+			n++
+		}
+	}
+	return n
 }
 
 // applyTo is apply for one family, with a socket of its own: on one with which something has
@@ -452,7 +548,7 @@ func (d *Director) applyTo(i int, f *family, used map[string]bool) error {
 		return err
 	}
 	defer k.close()
-	if want == nil && d.have[i] == nil && (d.began || !k.exists(f)) {
+	if want == nil && !d.there[i] && (d.began || !k.exists(f)) {
 		d.missing[i] = false
 		return nil
 	}
@@ -508,8 +604,10 @@ func (d *Director) rules(i int, f *family, used map[string]bool) (*ruleset, map[
 	}
 	devices := map[int]bool{}
 	for _, p := range peers {
-		r.interfaces[number(uint32(p.device))], r.hardware[p.hardware] = true, true
-		devices[p.device] = true
+		r.interfaces[number(uint32(p.device))], devices[p.device] = true, true
+		if p.hardware != "" {
+			r.hardware[p.hardware] = true
+		}
 	}
 	var interfaces []string
 	for _, d := range slices.Sorted(maps.Keys(devices)) {
@@ -562,8 +660,9 @@ func (d *Director) setWithout(i int, f *family, without, tables int) {
 	d.without[i] = without
 }
 
-// numbers returns the numbers of the tables: one that there is keeps its number, and one that
-// is new takes that of one that is wanted no more, so that only what differs is written.
+// numbers returns the numbers of the tables. A table that stays keeps its number, and a new one
+// gets that of one that goes, so that only what differs is written. If there are too many,
+// Services that have a table come first: connections depend on it.
 func (d *Director) numbers(i int, wanted map[string][]service) map[int]string {
 	keys, missing := map[int]string{}, maps.Clone(wanted)
 	var free []int
@@ -575,8 +674,14 @@ func (d *Director) numbers(i int, wanted map[string][]service) map[int]string {
 			free = append(free, id)
 		}
 	}
+	has := map[string]int{}
+	for key, all := range missing {
+		if slices.ContainsFunc(all, func(s service) bool { return d.has(i, s) }) {
+			has[key] = 1
+		}
+	}
 	next := 0
-	for _, key := range slices.Sorted(maps.Keys(missing)) {
+	for _, key := range slices.SortedFunc(maps.Keys(missing), func(a, b string) int { return cmp.Or(has[b]-has[a], cmp.Compare(a, b)) }) {
 		if len(keys) >= d.most {
 			break
 		}
@@ -592,12 +697,23 @@ func (d *Director) numbers(i int, wanted map[string][]service) map[int]string {
 	return keys
 }
 
+// has reports whether a Service has a table.
+func (d *Director) has(i int, s service) bool {
+	if d.have[i] == nil {
+		return false
+	}
+	return slices.ContainsFunc(s.Ports, func(p plan.Port) bool {
+		_, has := d.have[i].services[serviceKey(s.vip, p.Number)]
+		return has
+	})
+}
+
 // peers returns the other nodes that packets can be handed to, by name.
 func (d *Director) peers(f *family) map[string]neighbour {
 	peers := map[string]neighbour{}
 	for node, addrs := range d.want.Nodes {
 		if at := slices.IndexFunc(addrs, f.has); at >= 0 {
-			if h := d.nodes[addrs[at]]; h != nil && h.hardware != "" && !h.gone {
+			if h := d.nodes[addrs[at]]; h != nil && !h.gone {
 				peers[node] = h.neighbour
 			}
 		}
@@ -622,21 +738,18 @@ func present(all []plan.Backend, peers map[string]neighbour, self string) (kept 
 
 // at returns what the table means for one node.
 func (t table) at(self string, peers map[string]neighbour) *buckets {
-	r := &buckets{make([]hop, max(1, len(t))), make([]hop, max(1, len(t)))}
+	n := max(1, len(t))
+	r := &buckets{make([]hop, n), make([]hop, n), make([]bool, n), make([]bool, n)}
+	silent := func(node string) bool { return peers[node].silent }
 	to := func(node string) hop {
-		h := hop{peers[node].addr, uint32(peers[node].device)}
-		if peers[node].silent {
-			h.device = 0
+		if node == "" || node == self || silent(node) {
+			return hop{}
 		}
-		return h
+		return hop{peers[node].addr, uint32(peers[node].device)}
 	}
 	for i, b := range t {
-		if b.open != self {
-			r.open[i] = to(b.open)
-		}
-		if next := b.after(self); next != "" {
-			r.next[i] = to(next)
-		}
+		r.open[i], r.next[i] = to(b.open), to(b.after(self, silent))
+		r.held[i], r.waits[i] = silent(b.open), slices.ContainsFunc(b.ring, silent)
 	}
 	return r
 }

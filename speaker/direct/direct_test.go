@@ -1,12 +1,18 @@
 package direct
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/vishvananda/netlink"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -136,12 +142,150 @@ func TestSilentNode(t *testing.T) {
 	w.live(there, "one node is gone")
 }
 
+// A node that keeps connections and takes no new ones is found while another one is silent. A
+// Director that starts then lets the silent one's connections wait, although it has never
+// heard that one.
+func TestSilentNodeInTheRing(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 4)
+	w.hold = time.Minute
+	w.start(w.names...)
+	w.own("n1")
+	w.want(some("n2", "n3", "n4")...)
+	all := w.open(90)
+	drains := []plan.Backend{{Node: "n2", Draining: 1}, {Node: "n3", Open: 1}, {Node: "n4", Open: 1}}
+	w.want(drains...)
+	w.live(all, "n2 drains")
+
+	w.nodes["n4"].Run("ip", "link", "set", "eth0", "down")
+	w.lost = map[string]bool{"n4": true}
+	drains[2] = plan.Backend{Node: "n4", Draining: 1}
+	for _, name := range []string{"n1", "n2", "n3"} {
+		w.setOn(name, drains)
+		d := w.nodes[name].director
+		w.until(func() bool {
+			return !slices.ContainsFunc(d.Status().Neighbours, func(n Neighbour) bool { return n.Node == "n4" && n.State == Reachable })
+		}, func() any { return d.Status() })
+	}
+	n1 := w.nodes["n1"]
+	n1.stop()
+	n1.Run("ip", "neigh", "flush", "dev", "eth0")
+	w.start("n1")
+	w.setOn("n1", drains)
+	<-n1.director.Ready()
+	for _, c := range all {
+		if c.node == "n4" {
+			c.timeout = 100 * time.Millisecond
+			require.ErrorIs(t, c.ask(), os.ErrDeadlineExceeded, "nobody else may answer")
+		} else {
+			require.NoError(t, c.ask(), "n4 is silent: %s at %s", c.LocalAddr(), c.node)
+		}
+	}
+}
+
+// A node that does not hear another one that all others hear, as one whose link has just come back,
+// resets none of its connections: a segment that it sends past that one is not answered by a reset
+// where all others were asked.
+func TestNodeThatOneDoesNotHear(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 4)
+	w.hold = time.Minute
+	w.start(w.names...)
+	w.own("n1")
+	w.want(some(w.names...)...)
+	all := w.open(90)
+	n1, n4 := w.nodes["n1"], w.nodes["n4"]
+	n1.Run("nft", fmt.Sprintf(`table netdev deaf {
+		chain ingress { type filter hook ingress device eth0 priority 0; ether saddr %s drop; }
+	}`, n4.hardware(t)))
+	w.lost = map[string]bool{"n4": true}
+	n1.director.Set(w.forwarding(append(some("n1", "n2", "n3"), plan.Backend{Node: "n4", Draining: 1})))
+	w.until(func() bool {
+		return !slices.ContainsFunc(n1.director.Status().Neighbours, func(n Neighbour) bool { return n.Node == "n4" && n.State != Silent })
+	}, func() any { return n1.director.Status() })
+	for _, c := range all {
+		require.NoError(t, c.SetDeadline(time.Now().Add(time.Second)))
+		_, err := fmt.Fprintln(c, "who")
+		require.NoError(t, err)
+	}
+	time.Sleep(time.Second)
+	n1.Run("nft", "delete table netdev deaf")
+	for _, c := range all {
+		require.NoError(t, c.SetDeadline(time.Now().Add(15*time.Second)))
+		require.True(t, c.lines.Scan(), "%s at %s: %v", c.LocalAddr(), c.node, c.lines.Err())
+	}
+	w.live(all, "it hears it again")
+}
+
+// With two nodes alone, the router says whether the other one is away or this one.
+func TestTwoNodes(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 2)
+	router := testnet.NewHost(t, "router")
+	w.plug(w.segment, router, "198.18.0.1/24", "2001:db8::1/64")
+	w.gateways.Store(&[]netip.Addr{netip.MustParseAddr("198.18.0.1"), netip.MustParseAddr("2001:db8::1")})
+	n1 := w.nodes["n1"]
+	n1.Run("ping", "-c1", "198.18.0.1")
+	n1.Run("ping", "-c1", "2001:db8::1")
+	w.start(w.names...)
+	w.own("n1")
+	w.want(some("n1", "n2")...)
+	w.nodes["n2"].Run("ip", "link", "set", "eth0", "down")
+	w.lost = map[string]bool{"n2": true}
+	ctx, cancel := context.WithCancel(t.Context()) // what is sent to it has the kernel ask all the time
+	sent := make(chan error, 1)
+	go func() {
+		sent <- n1.Do(func() error {
+			c, err := net.Dial("udp", "198.18.0.12:9")
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			for ; ctx.Err() == nil; time.Sleep(5 * time.Millisecond) {
+				c.Write([]byte("x")) //nolint:errcheck // nobody is there
+			}
+			return nil
+		})
+	}()
+	defer func() { cancel(); require.NoError(t, <-sent) }()
+	n1.director.Set(w.forwarding([]plan.Backend{{Node: "n1", Open: 1}, {Node: "n2", Draining: 1}}))
+	gone := func() bool {
+		all := n1.director.Status().Neighbours
+		return len(all) == 2 && all[0].State == Gone && all[1].State == Gone
+	}
+	w.until(gone, func() any { return n1.director.Status() })
+}
+
+// A node that is being asked again is no other than it was at first. One that has not answered
+// is silent.
+func TestNeighbourThatIsAsked(t *testing.T) {
+	t.Parallel()
+	addr := netip.MustParseAddr("198.18.0.12")
+	before := neighbour{addr: addr, device: 2, hardware: "123456"}
+	for state, silent := range map[int]bool{netlink.NUD_INCOMPLETE: false, netlink.NUD_FAILED: true, netlink.NUD_PROBE: false} {
+		l := newLinks()
+		l.subnets[netip.MustParsePrefix("198.18.0.0/24")] = 2
+		n := netlink.Neigh{IP: addr.AsSlice(), LinkIndex: 2, State: state}
+		if state == netlink.NUD_PROBE {
+			n.HardwareAddr = net.HardwareAddr(before.hardware)
+		}
+		l.add([]netlink.Neigh{n}, nil)
+		got, ok := l.locate(addr, before)
+		require.True(t, ok)
+		want := before
+		want.silent = silent
+		require.Equal(t, want, got)
+	}
+}
+
 // Whoever flushes the rules, they are back, and connections with them. A speaker that is
 // started anew changes nothing.
 func TestRulesAreBack(t *testing.T) {
 	t.Parallel()
 	w := startWorld(t, 3, some("n1", "n2", "n3")...)
 	all := w.open(20)
+	time.Sleep(2 * verifyInterval)
+	require.NotContains(t, w.nodes["n1"].log.String(), "restored", "nobody has changed them")
 	for _, spoil := range []string{"delete table ip lodestone-direct", "flush table ip6 lodestone-direct",
 		"flush chain ip lodestone-direct prerouting", "flush map ip lodestone-direct services", "flush set ip6 lodestone-direct hardware",
 		"flush set ip lodestone-direct interfaces", "flush set ip6 lodestone-direct guard"} {
@@ -247,15 +391,57 @@ func TestFewServicesDrain(t *testing.T) {
 	d := New(Options{Log: slog.New(slog.DiscardHandler), Node: "n1", Gateways: func() []netip.Addr { return nil }})
 	want, none := plan.Forwarding{Services: map[plan.LimitKey]plan.Direct{}}, plan.Forwarding{}
 	all := some("n1")
-	for i := range maxDraining + 1000 {
-		want.Services[plan.LimitKey{VIP: vip4, Service: fmt.Sprint(i)}] = plan.Direct{Ports: web, Backends: all}
+	two := []plan.Port{{Protocol: unix.IPPROTO_TCP, Number: 80}, {Protocol: unix.IPPROTO_TCP, Number: 81}}
+	for i := range maxDraining/2 + 1000 {
+		want.Services[plan.LimitKey{VIP: vip4, Service: fmt.Sprint("many/", i)}] = plan.Direct{Ports: two, Backends: all}
+	}
+	for i := range 100 {
+		want.Services[plan.LimitKey{VIP: vip4, Service: fmt.Sprint("few/", i)}] = plan.Direct{Ports: two, Backends: all}
 	}
 	require.NoError(t, host.Do(func() error {
 		d.take(want)
 		d.take(none)
 		return d.err
 	}))
-	require.Len(t, d.draining, maxDraining)
+	require.Len(t, d.draining, maxDraining/2)
+	of := func(namespace string) (n int) {
+		for key := range d.draining {
+			if strings.HasPrefix(key.Service, namespace+"/") {
+				n++
+			}
+		}
+		return n
+	}
+	require.Equal(t, 100, of("few"), "of the namespace that has most of it")
+}
+
+// While there are too many tables, who has one keeps it over changes of its backends.
+func TestServiceKeepsItsTable(t *testing.T) {
+	t.Parallel()
+	host := testnet.NewHost(t, "node")
+	testnet.NewSegment(t, 0).Plug(host, "eth0")
+	address(host, "eth0", "198.18.0.1/16")
+	d := New(Options{Log: slog.New(slog.DiscardHandler), Node: "n1", Gateways: func() []netip.Addr { return nil }})
+	d.most = 1
+	want := func(open ...int) plan.Forwarding {
+		f := plan.Forwarding{Services: map[plan.LimitKey]plan.Direct{}}
+		for i, n := range open {
+			key := plan.LimitKey{VIP: netip.AddrFrom4([4]byte{203, 0, 113, byte(i)}), Service: fmt.Sprint("default/", i)}
+			f.Services[key] = plan.Direct{Ports: web, Backends: []plan.Backend{{Node: "n1", Open: n}}}
+		}
+		return f
+	}
+	require.NoError(t, host.Do(func() error {
+		d.take(want(3))
+		for open := range 9 {
+			d.take(want(1+open, 14, 15))
+			_, has := d.have[0].services[serviceKey(netip.MustParseAddr("203.0.113.0"), 80)]
+			if !has {
+				t.Errorf("it has none with %d endpoints", 1+open)
+			}
+		}
+		return d.err
+	}))
 }
 
 // Who follows another Service at its VIP and port is not kept from its connections by what

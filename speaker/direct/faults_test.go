@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net/netip"
 	"os"
@@ -22,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/pkg/report"
+	"github.com/lodestone-lb/lodestone/pkg/testnet"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -309,6 +311,28 @@ func TestIPVS(t *testing.T) {
 	w.until(func() bool { return n.director.Status().Err != nil }, func() any { return n.log })
 	w.setOn("n1", nil) // without an error
 	require.Empty(t, n.director.View().Services, "nothing drains where nothing was handed over")
+}
+
+// Rules that somebody has changed go, too, if the node can have none from then on.
+func TestChangedRulesGo(t *testing.T) {
+	t.Parallel()
+	host := testnet.NewHost(t, "node")
+	testnet.NewSegment(t, 0).Plug(host, "eth0")
+	address(host, "eth0", "198.18.0.1/16")
+	d := New(Options{Log: slog.New(slog.DiscardHandler), Node: "n1", Gateways: func() []netip.Addr { return nil }})
+	require.NoError(t, host.Do(func() error {
+		d.take(plan.Forwarding{Services: map[plan.LimitKey]plan.Direct{{VIP: vip4, Service: "default/web"}: {Ports: web, Backends: some("n1")}}})
+		return d.err
+	}))
+	host.Run("nft", "flush map ip lodestone-direct services")
+	host.Run("ip", "link", "add", "kube-ipvs0", "type", "veth", "peer", "name", "other")
+	require.ErrorIs(t, host.Do(func() error {
+		d.verify(false)
+		d.reconcile()
+		return d.err
+	}), errIPVS)
+	require.NotContains(t, host.Run("nft", "list", "tables"), tableName)
+	require.Equal(t, report.RulesWithIPVS, d.NoRules())
 }
 
 // The metrics say what the Director does, with the packets that the kernel counted, whose

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/bits"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -43,12 +44,15 @@ type buckets struct {
 	// open is where new connections go, next where the rest of those goes that are not known
 	// and stayed here.
 	open, next []hop
+	// held are those whose node does not answer: nothing is handed over. waits are those in
+	// whose ring some node does not answer: it may have what no other node knows.
+	held, waits []bool
 }
 
 // hop is a node that packets are handed to.
 type hop struct {
 	addr   netip.Addr
-	device uint32 // 0: it does not answer
+	device uint32
 }
 
 // steer is how a Service's packets find their bucket.
@@ -94,7 +98,7 @@ func (r *ruleset) steers() map[steer]bool {
 func openName(table, size int) string { return fmt.Sprintf("open-%d-%d", table, size) }
 func nextName(table, size int) string { return fmt.Sprintf("next-%d-%d", table, size) }
 
-// on is the map of the nodes on one interface, held the set of those that do not answer.
+// on is the map of the nodes on one interface, held the set of the buckets that wait.
 func on(maps string, index uint32) string { return fmt.Sprint(maps, "-", index) }
 func held(maps string) string             { return maps + "-held" }
 
@@ -196,9 +200,19 @@ func (k kernel) give(f *family, have, want *ruleset) (err error) {
 
 // bucketSet is a map or set of buckets.
 type bucketSet struct {
-	set  *nftables.Set
-	of   []hop
-	here func(hop) bool // which of them are in it
+	set *nftables.Set
+	of  []hop  // of a map: where its buckets lead to
+	has []bool // of a set: which buckets are in it
+	// device is that of the hops that are in the map.
+	device uint32
+}
+
+// in returns where a bucket leads to, and whether it is there.
+func (s *bucketSet) in(bucket int) (hop, bool) {
+	if s.of == nil {
+		return hop{}, s.has[bucket]
+	}
+	return s.of[bucket], s.of[bucket].device == s.device
 }
 
 // sets returns the maps and sets of a table of buckets, by name. A table of another size is
@@ -209,16 +223,15 @@ func (r *ruleset) sets(f *family, id int) map[string]*bucketSet {
 		return nil
 	}
 	sets := map[string]*bucketSet{}
-	add := func(name string, isMap bool, of []hop, here func(hop) bool) {
-		sets[name] = &bucketSet{f.buckets(name, isMap), of, here}
-	}
-	for name, of := range map[string][]hop{openName(id, len(t.open)): t.open, nextName(id, len(t.open)): t.next} {
+	add := func(name string, of []hop, has []bool) {
 		for index := range r.interfaces {
 			device := binaryutil.NativeEndian.Uint32([]byte(index))
-			add(on(name, device), true, of, func(h hop) bool { return h.device == device })
+			sets[on(name, device)] = &bucketSet{f.buckets(on(name, device), true), of, nil, device}
 		}
-		add(held(name), false, of, func(h hop) bool { return h.addr.IsValid() && h.device == 0 })
+		sets[held(name)] = &bucketSet{f.buckets(held(name), false), nil, has, 0}
 	}
+	add(openName(id, len(t.open)), t.open, t.held)
+	add(nextName(id, len(t.open)), t.next, t.waits)
 	return sets
 }
 
@@ -327,9 +340,15 @@ func (k kernel) encode(set *nftables.Set, elements []nftables.SetElement, do enc
 // changeBuckets encodes the elements that m has and other has not. Nil: it has none.
 func (k kernel) changeBuckets(m, other *bucketSet, do encode) error {
 	var differ []nftables.SetElement
-	for bucket, h := range m.of {
-		if !m.here(h) || other != nil && other.of[bucket] == h {
+	for bucket := range max(len(m.of), len(m.has)) {
+		h, is := m.in(bucket)
+		if !is {
 			continue
+		}
+		if other != nil {
+			if before, was := other.in(bucket); was && before == h {
+				continue
+			}
 		}
 		e := nftables.SetElement{Key: []byte(number(uint32(bucket)))}
 		if m.set.IsMap {
@@ -370,24 +389,24 @@ func (k kernel) changeSets(f *family, r, others *ruleset, do encode) (err error)
 // sound reports whether the table has the chains and elements that it is to have, those of
 // buckets aside, which are many. Somebody may have flushed it.
 func (k kernel) sound(f *family, want *ruleset) (bool, error) {
-	if !k.exists(f) {
-		return false, nil
-	}
-	chains, err := k.ListChainsOfTableFamily(f.table.Family)
+	table, err := k.ListTableOfFamily(tableName, f.table.Family)
 	if err != nil {
-		return false, fmt.Errorf("list nftables chains: %w", err)
+		return false, nil // there is none
 	}
-	there := 0
-	for _, c := range chains {
-		if c.Table.Name == tableName {
-			there++
-		}
+	// All chains, sets and counters use the table. Listing them would list those of kube-proxy.
+	uses := 1 + 2*len(want.steers()) + len(f.sets()) + 1
+	for id := range want.tables {
+		uses += len(want.sets(f, id))
+	}
+	// The library takes the kernel's big-endian number for one in the machine's order.
+	if int(table.Use) != uses && int(bits.ReverseBytes32(table.Use)) != uses {
+		return false, nil
 	}
 	rules, err := k.GetRules(f.table, f.base())
 	if err != nil {
 		return false, fmt.Errorf("list nftables rules: %w", err)
 	}
-	if len(rules) != 1 || there != 1+2*len(want.steers()) {
+	if len(rules) != 1 {
 		return false, nil
 	}
 	for i, n := range []int{1, len(want.interfaces), len(want.hardware), len(want.services)} {

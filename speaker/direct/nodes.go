@@ -15,16 +15,24 @@ import (
 type neighbour struct {
 	addr     netip.Addr
 	device   int    // the interface to it
-	hardware string // its hardware address, empty while it is not known
-	// silent is set while it does not answer to its address.
-	silent bool
+	hardware string // its hardware address, empty if it has not answered yet
+	silent   bool   // it does not answer
 }
 
 // links are what the kernel knows of the segments.
 type links struct {
-	subnets  map[netip.Prefix]int    // the interface of each
-	hardware map[neighbourKey]string // hardware addresses, empty of who does not answer
-	routers  map[string]bool         // hardware addresses
+	subnets map[netip.Prefix]int // the interface of each
+	known   map[neighbourKey]entry
+	routers map[string]bool // hardware addresses
+	// gateways are the routers that answer, one of each segment.
+	gateways map[segmentKey]neighbour
+}
+
+// entry is what the kernel knows of a neighbour.
+type entry struct {
+	hardware string // empty if it does not answer
+	asked    bool   // whether it answers is not known yet
+	fixed    bool   // an administrator has set it: the kernel never asks
 }
 
 type neighbourKey struct {
@@ -32,9 +40,13 @@ type neighbourKey struct {
 	device int
 }
 
+func newLinks() *links {
+	return &links{map[netip.Prefix]int{}, map[neighbourKey]entry{}, map[string]bool{}, map[segmentKey]neighbour{}}
+}
+
 // readLinks asks the kernel.
 func readLinks(gateways []netip.Addr) (*links, error) {
-	l := &links{map[netip.Prefix]int{}, map[neighbourKey]string{}, map[string]bool{}}
+	l := newLinks()
 	addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
 		return nil, fmt.Errorf("list the node's addresses: %w", err)
@@ -47,28 +59,35 @@ func readLinks(gateways []netip.Addr) (*links, error) {
 			}
 		}
 	}
-	return l, l.readNeighbours(gateways)
-}
-
-func (l *links) readNeighbours(gateways []netip.Addr) error {
 	known, err := netlink.NeighList(0, netlink.FAMILY_ALL)
 	if err != nil {
-		return fmt.Errorf("list the node's neighbours: %w", err)
+		return nil, fmt.Errorf("list the node's neighbours: %w", err)
 	}
-	for _, n := range known {
+	l.add(known, gateways)
+	return l, nil
+}
+
+// add adds what the kernel says of neighbours.
+func (l *links) add(neighbours []netlink.Neigh, gateways []netip.Addr) {
+	for _, n := range neighbours {
 		ip, ok := netip.AddrFromSlice(n.IP)
 		switch key := (neighbourKey{ip.Unmap(), n.LinkIndex}); {
 		case !ok:
-		case n.State&(netlink.NUD_FAILED|netlink.NUD_INCOMPLETE) != 0:
-			l.hardware[key] = ""
+		case n.State&netlink.NUD_INCOMPLETE != 0:
+			l.known[key] = entry{asked: true}
+		case n.State&netlink.NUD_FAILED != 0:
+			l.known[key] = entry{}
 		case len(n.HardwareAddr) == 6:
-			l.hardware[key] = string(n.HardwareAddr)
+			e := entry{hardware: string(n.HardwareAddr), fixed: n.State&(netlink.NUD_PERMANENT|netlink.NUD_NOARP) != 0}
+			l.known[key] = e
 			if slices.Contains(gateways, key.addr) {
-				l.routers[l.hardware[key]] = true
+				l.routers[e.hardware] = true
+				if !e.fixed {
+					l.gateways[segmentKey{key.device, key.addr.Is4()}] = neighbour{addr: key.addr, device: key.device, hardware: e.hardware}
+				}
 			}
 		}
 	}
-	return nil
 }
 
 // locate returns the node with that address, as it was before as far as the kernel does not
@@ -85,10 +104,10 @@ func (l *links) locate(addr netip.Addr, before neighbour) (n neighbour, ok bool)
 		before.silent = true
 		return before, before.hardware != "" && !l.routers[before.hardware]
 	}
-	n = neighbour{addr, device, before.hardware, before.silent}
-	if hardware, known := l.hardware[neighbourKey{addr, device}]; known {
-		if n.silent = hardware == ""; !n.silent {
-			n.hardware = hardware
+	n = neighbour{addr, device, before.hardware, before.silent || before.hardware == ""}
+	if e, known := l.known[neighbourKey{addr, device}]; known && !e.asked {
+		if n.silent = e.hardware == ""; !n.silent {
+			n.hardware = e.hardware
 		}
 	}
 	return n, !l.routers[n.hardware]

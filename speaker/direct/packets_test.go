@@ -315,6 +315,7 @@ func TestPortsAreUsedAgain(t *testing.T) {
 func TestFloods(t *testing.T) {
 	t.Parallel()
 	w := startWorld(t, 3, some("n2", "n3")...)
+	live := w.open(20)
 	for _, n := range w.nodes {
 		n.Run("nft", `table inet count {
 			chain in { type filter hook prerouting priority -300;
@@ -344,6 +345,7 @@ func TestFloods(t *testing.T) {
 			require.GreaterOrEqual(t, seen, len(all))
 			require.LessOrEqual(t, seen, flood.most*len(all))
 			require.LessOrEqual(t, w.nodes["n1"].tracked(t), tracked)
+			w.live(live, "a flood is over")
 		})
 	}
 }

@@ -25,7 +25,9 @@ const lastHop = 3
 // connection of these addresses and ports, by which the segment cannot be. It may be of a
 // later one, which another node has, since clients use ports again; or of this one, and be
 // old or forged. So it goes around, from here, and is dropped in the end, where others are
-// answered by a reset. No packet comes from a client with such a TTL.
+// answered by a reset. So does one that cannot be handed to all nodes of its ring, since one is
+// silent: not all were asked, and nodes further on may not know that. No packet comes from a
+// client with such a TTL.
 const misfit = 128
 
 // aroundPerSecond bounds the segments that one node sends around, in each chain.
@@ -138,6 +140,7 @@ var (
 //
 //	iif != @interfaces accept            from a pod: kube-proxy's
 //	ct state != { new, invalid } accept  the connection is kept here
+//	ip ttl <= lastHop wait by @next      all were asked that answer
 //	ip ttl <= lastHop accept             all were asked
 //	ip ttl == misfit + lastHop drop      as well, and one knew better
 //	ether saddr @hardware goto second    another node has handed it here
@@ -157,6 +160,7 @@ func (f *family) steer(s steer) [][]expr.Any {
 	rules := [][]expr.Any{
 		join(&expr.Meta{Key: expr.MetaKeyIIF, Register: keys}, in(interfacesSet, false), accept),
 		join(stateIs(expr.CtStateBitNEW|expr.CtStateBitINVALID, false), accept),
+		join(f.ttlIs(expr.CmpOpLte, lastHop), f.waits(s, nextName(s.table, s.buckets))),
 		join(f.ttlIs(expr.CmpOpLte, lastHop), accept),
 		join(f.ttlIs(expr.CmpOpEq, misfit+lastHop), drop),
 		join(&expr.Payload{DestRegister: keys, Base: expr.PayloadBaseLLHeader, Offset: 6, Len: 6}, in(hardwareSet, true), second),
@@ -173,18 +177,21 @@ func (f *family) steer(s steer) [][]expr.Any {
 //	tcp flags & syn != 0 accept                                       a new one
 //	limit rate over 50000/second drop
 //	ct state invalid ip ttl != @misfits ip ttl set misfit + lastHop + ring
+//	the same for what waits by @next
 //	ip ttl > lastHop + maxRing != @misfits ip ttl set lastHop + ring  the first one
 //	hand over by @next                                                another one has the connection, perhaps
 //
 // @misfits is misfit + lastHop to misfit + lastHop + maxRing. A FIN or RST of a connection that
 // conntrack does not know is invalid, too, and with nf_conntrack_tcp_loose=0 all segments are.
 func (f *family) second(s steer) [][]expr.Any {
+	next, around := nextName(s.table, s.buckets), lastHop+byte(s.ring)
 	return append([][]expr.Any{
 		join(flagsAre(syn, true), accept),
 		bounded(),
-		join(stateIs(expr.CtStateBitINVALID, true), f.fits(), f.setTTL(misfit+lastHop+byte(s.ring))),
-		join(f.ttlIs(expr.CmpOpGt, lastHop+maxRing), f.fits(), f.setTTL(lastHop+byte(s.ring))),
-	}, f.handOver(s, nextName(s.table, s.buckets))...)
+		join(stateIs(expr.CtStateBitINVALID, true), f.fits(), f.setTTL(misfit+around)),
+		join(f.bucketOf(s), in(held(next), true), f.fits(), f.setTTL(misfit+around)),
+		join(f.ttlIs(expr.CmpOpGt, lastHop+maxRing), f.fits(), f.setTTL(around)),
+	}, f.handOver(s, next)...)
 }
 
 // ttlIs matches packets whose TTL is such.
@@ -233,7 +240,12 @@ func (f *family) handOver(s steer, maps string) (rules [][]expr.Any) {
 			&expr.Immediate{Register: device, Data: []byte(number(index))},
 			&expr.Dup{RegAddr: keys, RegDev: device, IsRegDevSet: true}, counted, drop))
 	}
-	return append(rules, join(f.bucketOf(s), in(held(maps), true), drop))
+	return append(rules, f.waits(s, maps))
+}
+
+// waits drops what is of a node that does not answer: the client sends it again.
+func (f *family) waits(s steer, maps string) []expr.Any {
+	return join(f.bucketOf(s), in(held(maps), true), drop)
 }
 
 // bucketOf loads the bucket of the flow. The VIP is in it because Services share seeds.
@@ -259,15 +271,15 @@ func in(set string, so bool) *expr.Lookup {
 
 // stateIs matches packets that have one of the states of conntrack, or none of them.
 func stateIs(states uint32, so bool) []expr.Any {
-	return bits(&expr.Ct{Register: keys, Key: expr.CtKeySTATE}, binaryutil.NativeEndian.PutUint32(states), so)
+	return masked(&expr.Ct{Register: keys, Key: expr.CtKeySTATE}, binaryutil.NativeEndian.PutUint32(states), so)
 }
 
 // flagsAre matches segments that have one of TCP's flags, or none of them.
 func flagsAre(flags byte, so bool) []expr.Any {
-	return bits(&expr.Payload{DestRegister: keys, Base: expr.PayloadBaseTransportHeader, Offset: 13, Len: 1}, []byte{flags}, so)
+	return masked(&expr.Payload{DestRegister: keys, Base: expr.PayloadBaseTransportHeader, Offset: 13, Len: 1}, []byte{flags}, so)
 }
 
-func bits(load expr.Any, mask []byte, some bool) []expr.Any {
+func masked(load expr.Any, mask []byte, some bool) []expr.Any {
 	op := expr.CmpOpEq
 	if some {
 		op = expr.CmpOpNeq

@@ -34,7 +34,7 @@ type Status struct {
 
 	// Want is what was to be forwarded.
 	Want plan.Forwarding `json:"-"`
-	// Peers counts the addresses of nodes that packets can be handed to.
+	// Peers counts the addresses of nodes that packets can be handed to, or soon again.
 	Peers int `json:"-"`
 	// Gone are the nodes that have been silent for too long.
 	Gone map[string]bool `json:"-"`
@@ -114,9 +114,7 @@ func (d *Director) publish() {
 	if d.err != nil {
 		s.Error = d.err.Error()
 	}
-	for _, f := range families {
-		s.Peers += len(d.peers(f))
-	}
+	s.Peers = d.reachable()
 	if len(d.want.Services)+len(d.draining) > 0 {
 		for _, node := range slices.Sorted(maps.Keys(d.want.Nodes)) {
 			if node != d.Node {
@@ -159,10 +157,10 @@ func (d *Director) describe(s *Status, node string) {
 			state = Elsewhere
 		case h.gone:
 			state, s.Gone[node] = Gone, true
-		case h.silent:
-			state = Silent
 		case h.hardware == "":
 			state = Unknown
+		case h.silent:
+			state = Silent
 		}
 		s.Neighbours = append(s.Neighbours, Neighbour{node, a, state})
 	}

@@ -113,15 +113,17 @@ func bucketOf(backends []plan.Backend, scores []score) bucket {
 	return b
 }
 
-// after returns the node that a node hands segments to of connections that it does not know.
-// Empty: there is none.
-func (b bucket) after(node string) string {
-	last := len(b.ring) - 1
-	switch at := slices.Index(b.ring, node); {
-	case at > 0:
-		return b.ring[at-1]
-	case at < 0 || last > 0:
-		return b.ring[last]
+// after returns the node that a node hands segments to of connections that it does not know:
+// the one before it in the ring that is not silent. Empty: there is none.
+func (b bucket) after(node string, silent func(string) bool) string {
+	at := slices.Index(b.ring, node)
+	if at < 0 {
+		at = len(b.ring)
+	}
+	for i := range b.ring {
+		if next := b.ring[(at+2*len(b.ring)-1-i)%len(b.ring)]; next != node && !silent(next) {
+			return next
+		}
 	}
 	return ""
 }

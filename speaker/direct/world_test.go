@@ -32,16 +32,18 @@ var (
 // world is a segment with a client and nodes, behind each of which is a pod that serves a
 // VIP. Each node sends what comes for the VIP to its pod, as kube-proxy does for policy Local.
 type world struct {
-	t      testing.TB
-	client *testnet.Host
-	nodes  map[string]*node
-	names  []string
-	lost   map[string]bool // whose speaker is not heard
+	t       testing.TB
+	segment *testnet.Segment
+	client  *testnet.Host
+	nodes   map[string]*node
+	names   []string
+	lost    map[string]bool // whose speaker is not heard
 	// gateways are what the nodes take for routers.
 	gateways atomic.Pointer[[]netip.Addr]
 	extra    map[string][]netip.Addr // nodes that there are not
 	byClient bool
 	guard    time.Duration
+	hold     time.Duration
 	most     int          // tables that there may be
 	powers   func() error // what the Directors' threads give up
 }
@@ -60,12 +62,12 @@ type node struct {
 func newWorld(t testing.TB, nodes int) *world {
 	t.Helper()
 	w := &world{t: t, client: testnet.NewHost(t, "client"), nodes: map[string]*node{}}
-	segment := testnet.NewSegment(t, 0)
-	w.plug(segment, w.client, "198.18.0.2/24", "2001:db8::2/64")
+	w.segment = testnet.NewSegment(t, 0)
+	w.plug(w.segment, w.client, "198.18.0.2/24", "2001:db8::2/64")
 	for i := range nodes {
 		name := fmt.Sprint("n", i+1)
 		n := &node{Host: testnet.NewHost(t, name), pod: testnet.NewHost(t, "pod"), name: name}
-		w.plug(segment, n.Host, fmt.Sprintf("198.18.0.%d/24", 11+i), fmt.Sprintf("2001:db8::%d/64", 11+i))
+		w.plug(w.segment, n.Host, fmt.Sprintf("198.18.0.%d/24", 11+i), fmt.Sprintf("2001:db8::%d/64", 11+i))
 		n.addrs = []netip.Addr{netip.MustParseAddr(fmt.Sprintf("198.18.0.%d", 11+i)), netip.MustParseAddr(fmt.Sprintf("2001:db8::%d", 11+i))}
 		testnet.Connect(n.pod, "eth0", n.Host, "pod0")
 		address(n.Host, "pod0", "10.0.0.1/24", "fd00::1/64")
@@ -174,7 +176,7 @@ func (w *world) start(names ...string) {
 		n := w.nodes[name]
 		n.log = &testnet.Log{}
 		n.director = New(Options{Log: slog.New(slog.NewTextHandler(n.log, nil)), Node: name, Gateways: w.routers,
-			Hold: 5 * time.Second, Guard: w.guard})
+			Hold: cmp.Or(w.hold, 5*time.Second), Guard: w.guard})
 		n.director.most = cmp.Or(w.most, maxTables)
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan error, 1)
@@ -283,14 +285,22 @@ func checksum(b []byte) uint16 {
 // own moves both VIPs to a node.
 func (w *world) own(name string) {
 	w.t.Helper()
-	var mac string
-	require.NoError(w.t, w.nodes[name].Do(func() error {
-		i, err := net.InterfaceByName("eth0")
-		mac = i.HardwareAddr.String()
-		return err
-	}))
+	mac := w.nodes[name].hardware(w.t)
 	w.client.Run("ip", "neigh", "replace", vip4.String(), "lladdr", mac, "dev", "eth0")
 	w.client.Run("ip", "neigh", "replace", vip6.String(), "lladdr", mac, "dev", "eth0")
+}
+
+// hardware returns the hardware address that the node has on the segment.
+func (n *node) hardware(t testing.TB) (mac string) {
+	t.Helper()
+	require.NoError(t, n.Do(func() error {
+		i, err := net.InterfaceByName("eth0")
+		if err == nil {
+			mac = i.HardwareAddr.String()
+		}
+		return err
+	}))
+	return mac
 }
 
 func (w *world) until(so func() bool, instead func() any) {

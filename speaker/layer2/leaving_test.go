@@ -213,14 +213,14 @@ type coldClient struct {
 	neighbours *netlink.Handle
 	entry      netlink.Neigh
 	// sent and lost count probes. One is lost when it has no answer in
-	// patience: nobody answered for the VIP when it was sent.
+	// timeout: nobody answered for the VIP when it was sent.
 	sent, lost int
-	patience   time.Duration
+	timeout    time.Duration
 }
 
-func newColdClient(t *testing.T, h *testnet.Host, vip netip.Addr, patience time.Duration) *coldClient {
+func newColdClient(t *testing.T, h *testnet.Host, vip netip.Addr, timeout time.Duration) *coldClient {
 	t.Helper()
-	c := &coldClient{t: t, entry: netlink.Neigh{IP: vip.AsSlice(), State: netlink.NUD_NONE}, patience: patience}
+	c := &coldClient{t: t, entry: netlink.Neigh{IP: vip.AsSlice(), State: netlink.NUD_NONE}, timeout: timeout}
 	err := h.Do(func() (err error) {
 		i, err := net.InterfaceByName("eth0")
 		if err == nil {
@@ -246,7 +246,7 @@ func (c *coldClient) ask(d time.Duration) {
 		c.sent++
 		probe, buf := fmt.Sprint(c.sent), make([]byte, 64)
 		_, _ = c.conn.Write([]byte(probe))
-		require.NoError(c.t, c.conn.SetReadDeadline(time.Now().Add(c.patience)))
+		require.NoError(c.t, c.conn.SetReadDeadline(time.Now().Add(c.timeout)))
 		for {
 			k, err := c.conn.Read(buf)
 			if err != nil {

@@ -210,11 +210,13 @@ func TestNDPClientBehindASnoopingSwitch(t *testing.T) {
 	for _, n := range []*node{a, b} {
 		n.serve(vip6)
 	}
-	member := func(port string) bool {
-		return regexp.MustCompile(`port ` + port + ` grp ff02::1:ff00:100 `).MatchString(s.Switch.Run("bridge", "mdb", "show"))
+	memberOf := func(port, group string) bool {
+		return regexp.MustCompile(`port ` + port + ` grp ` + group + ` `).MatchString(s.Switch.Run("bridge", "mdb", "show"))
 	}
+	member := func(port string) bool { return memberOf(port, "ff02::1:ff00:100") }
 	a.announcing(vip6)
 	eventually(t, "the switch knows the member", func() bool { return member("p1") && !member("p2") })
+	eventually(t, "the switch knows the client, which the node asks for", func() bool { return memberOf("p3", "ff02::1:ff00:3") })
 
 	// The switch does what it is here for: what nobody asked for stays out.
 	in, out := listenOn(t, a.host, unix.ETH_P_IPV6, nil), listenOn(t, client, unix.ETH_P_IPV6, nil)

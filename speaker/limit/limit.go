@@ -1,4 +1,4 @@
-// Package limit caps new connections to the VIPs that this node owns. The
+// Package limit caps new connections to the VIPs that this node serves. The
 // kernel counts and drops, by nftables rules in a table of our own; nothing of
 // anybody else's rules is touched, and without limits there is no table.
 //

@@ -82,6 +82,7 @@ func (c carriers) check(seen map[string]linkState, now time.Time, upDelay time.D
 type allLinks struct {
 	*base
 	table *table
+	own   published
 }
 
 // watch publishes which of the interfaces that our Lease names
@@ -104,7 +105,7 @@ func (a *allLinks) watch(ctx context.Context) {
 		if next.IsZero() || !soon.IsZero() && soon.Before(next) {
 			next = soon
 		}
-		if a.table.setDown(strings.Join(down, ","), strings.Join(others, ",")) {
+		if a.own.setDown(strings.Join(down, ","), strings.Join(others, ",")) {
 			a.log.Warn("links went down or came up: VIPs belong to nodes whose link is up, if there are any", "down", down)
 		}
 		select {

@@ -69,7 +69,7 @@ func TestTheLinkOfTheSpeakersAddressCountsAtOnce(t *testing.T) {
 }
 
 // The interface that the speakers talk over is another one.
-func TestSpeakersTellEachOtherWhichLinksAreDown(t *testing.T) {
+func TestSpeakersReportToEachOtherWhichLinksAreDown(t *testing.T) {
 	c, eth1 := newCluster(t, "n1", "n2", "n3"), newLink()
 	n1 := c.start("n1", func(o *Options) { o.Interfaces = twoInterfaces{eth1} })
 	n2 := c.start("n2")
@@ -128,7 +128,7 @@ func TestMetadataHasRoomForSomeLinks(t *testing.T) {
 }
 
 // Claims are known as soon as the speaker is that makes them.
-func TestSpeakersTellEachOtherWhatTheyKeep(t *testing.T) {
+func TestSpeakersReportToEachOtherWhatTheyKeep(t *testing.T) {
 	c := newCluster(t, "n1", "n2", "n3")
 	n1, n2 := c.start("n1"), c.start("n2")
 	n1.waitJoined()
@@ -198,7 +198,7 @@ func (n named) Finished()                               {}
 
 // What a speaker says is said again until memberlist has it, which drops it where it
 // objects to a suspicion at the same moment.
-func TestDroppedNewsIsRepeated(t *testing.T) {
+func TestDroppedMessageIsRepeated(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		task, tries := New(makeCluster(t).options("n1")), 0

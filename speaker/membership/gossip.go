@@ -134,7 +134,7 @@ func (g *gossip) isSent() bool {
 }
 
 // NodeMeta returns our metadata.
-func (g *gossip) NodeMeta(limit int) []byte { return g.table.own().encode(limit) }
+func (g *gossip) NodeMeta(limit int) []byte { return published{g.table}.current().encode(limit) }
 
 // NotifyAlive refuses a speaker by an error.
 func (g *gossip) NotifyAlive(n *memberlist.Node) error { return g.table.accept(n, g.leases.listed) }

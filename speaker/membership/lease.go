@@ -105,7 +105,7 @@ func (o *ownLease) publish(ctx context.Context, started time.Time, crashes chan<
 	retry, pace := firstRetry, rate.NewLimiter(rate.Every(writeInterval), writeBurst)
 	for pace.Wait(ctx) == nil {
 		n, err := o.write(ctx, started)
-		wait := spread(refresh * o.table.crowd())
+		wait := spread(refresh * time.Duration(o.table.Crowd()))
 		if err != nil {
 			o.log.Warn("lease not written: speakers that start now may not find this one", "err", err)
 			wait, retry = retry, min(2*retry, lastRetry)

@@ -19,7 +19,8 @@
 //	gossip.go      memberlist; package guard seals and opens what it sends
 //	leases.go      the Leases of all speakers
 //	lease.go       our own Lease
-//	table.go       one record per speaker: who is alive, and what it publishes
+//	table.go       one record per speaker: who is alive, and on which network
+//	published.go   what this speaker publishes now
 //	unlisted.go    how many speakers without a Lease may have one
 //	peer.go        the record
 //	metadata.go    what a speaker publishes about itself
@@ -98,6 +99,7 @@ type Options struct {
 type Task struct {
 	*base
 	*table
+	published
 	joiner   *joiner
 	link     *ownLink
 	links    *allLinks
@@ -115,6 +117,7 @@ func New(o Options) *Task {
 	signal := func() chan struct{} { return make(chan struct{}, 1) }
 	b := &base{options: o, log: o.Log, ring: &ring{}, send: signal(), seek: signal(), verify: signal(), rewrite: signal()}
 	t := &Task{base: b, table: &table{base: b, peers: peers{b.options.Node: {alive: true, network: &report.Network{}}}}}
+	t.published = published{t.table}
 	t.own = &ownLease{base: b, table: t.table}
 	t.leases = &leases{base: b, table: t.table, own: t.own}
 	t.gossip = &gossip{base: b, table: t.table, leases: t.leases}
@@ -122,7 +125,7 @@ func New(o Options) *Task {
 	t.seeker = &seeker{base: b, table: t.table, leases: t.leases}
 	t.joiner = &joiner{base: b, table: t.table, leases: t.leases, rotation: t.rotation, joined: make(chan struct{}), status: "not started"}
 	t.link = &ownLink{base: b, table: t.table, leases: t.leases, joiner: t.joiner}
-	t.links = &allLinks{base: b, table: t.table}
+	t.links = &allLinks{base: b, table: t.table, own: t.published}
 	b.metrics = newMetrics(o.Registry, t)
 	return t
 }

@@ -414,6 +414,7 @@ func TestLeaseCarriesTheReport(t *testing.T) {
 		t.Helper()
 		require.Eventually(t, holds, testTimeout, time.Millisecond, what)
 	}
+	want.Forwards, want.KubeProxy = true, true
 	n1 := c.start("n1")
 	n1.waitJoined()
 	n1.Report(want)
@@ -550,7 +551,7 @@ func TestARenewedLeaseRestartsNoSearch(t *testing.T) {
 	for i := range 1000 {
 		task.peers.at(fmt.Sprint(i)).alive = true
 	}
-	assert.EqualValues(t, 20, task.crowd())
+	assert.EqualValues(t, 20, task.Crowd())
 }
 
 // After a power cut the first speaker of many does not claim all VIPs while the others
@@ -682,7 +683,7 @@ func TestSpeakerThatObjectsInTimeIsNotGone(t *testing.T) {
 }
 
 // Probe tells who answers on the membership port, and by what.
-func TestProbeTellsWhoAnswers(t *testing.T) {
+func TestProbeReportsWhoAnswers(t *testing.T) {
 	c := newCluster(t, "n1", "n2", "n3", "n4")
 	n1 := c.start("n1")
 	n1.waitJoined()

@@ -25,8 +25,8 @@ const (
 	// unansweredMost is how many questions may be lost, in some two seconds, before
 	// that is logged.
 	unansweredMost = 8
-	// heldTime, and heldProbes times the interval of probes, is how long one is held
-	// that does not answer while others take it for alive.
+	// A speaker that does not answer us, although others take it for alive, is held for heldTime plus
+	// heldProbes intervals between probes.
 	heldTime, heldProbes = 15 * time.Second, 20
 )
 
@@ -44,7 +44,7 @@ type seeker struct {
 // Of many speakers each waits before it tries to reach one: by then the first of them, or
 // the one that was lost, has made it known to all.
 func (s *seeker) reunite(ctx context.Context, store cache.Store) {
-	at, delay := time.Now(), firstSeek*s.table.crowd() // at: of the next attempt
+	at, delay := time.Now(), firstSeek*time.Duration(s.table.Crowd()) // at: of the next attempt
 	for {
 		lost := s.leases.lost(store)
 		if whole := len(lost) == 0; s.whole.Swap(whole) != whole {
@@ -55,7 +55,7 @@ func (s *seeker) reunite(ctx context.Context, store cache.Store) {
 		if len(lost) > 0 && s.linkUp() {
 			if !time.Now().Before(at) {
 				s.contact(lost)
-				at, delay = time.Now().Add(spread(delay)), min(2*delay, lastSeek*s.table.crowd())
+				at, delay = time.Now().Add(spread(delay)), min(2*delay, lastSeek*time.Duration(s.table.Crowd()))
 			}
 			next = time.After(time.Until(at))
 		}
@@ -65,7 +65,7 @@ func (s *seeker) reunite(ctx context.Context, store cache.Store) {
 		case <-next:
 		case <-s.seek:
 			soon := time.Now()
-			if delay = firstSeek * s.table.crowd(); delay > firstSeek {
+			if delay = firstSeek * time.Duration(s.table.Crowd()); delay > firstSeek {
 				soon = soon.Add(spread(delay))
 			}
 			if at.Before(time.Now()) || soon.Before(at) {

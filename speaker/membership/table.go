@@ -29,15 +29,30 @@ type table struct {
 // Speakers returns the speakers that are alive, this one included; the value
 // is whether the speaker is ready to own VIPs.
 func (t *table) Speakers() map[string]bool {
+	speakers, _ := t.All()
+	return speakers
+}
+
+// All returns Speakers, and the Networks of the same moment.
+func (t *table) All() (speakers map[string]bool, networks map[string]report.Network) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	speakers := make(map[string]bool, len(t.peers))
+	speakers, networks = make(map[string]bool, len(t.peers)), make(map[string]report.Network, len(t.peers))
 	for node, p := range t.peers {
 		if p.alive {
 			speakers[node] = p.ready
 		}
+		if p.network == nil {
+			continue
+		}
+		n := withLinks(*p.network, p.down)
+		n.Blind, n.Sick, n.Claims = p.view.blind, p.view.sick, p.claims
+		if node == t.options.Node {
+			n.Apart = t.severed.from()
+		}
+		networks[node] = n
 	}
-	return speakers
+	return speakers, networks
 }
 
 // alive returns how many speakers are alive, this one included.
@@ -70,20 +85,7 @@ func (t *table) othersReady() bool {
 // with the links, claims and views that the alive ones publish. A speaker that has joined
 // knows all Leases.
 func (t *table) Networks() map[string]report.Network {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	networks := make(map[string]report.Network, len(t.peers))
-	for node, p := range t.peers {
-		if p.network == nil {
-			continue
-		}
-		n := withLinks(*p.network, p.down)
-		n.Blind, n.Sick, n.Claims = p.view.blind, p.view.sick, p.claims
-		if node == t.options.Node {
-			n.Apart = t.severed.from()
-		}
-		networks[node] = n
-	}
+	_, networks := t.All()
 	return networks
 }
 
@@ -139,61 +141,6 @@ const crowdSize = 50
 
 // Crowd returns by how much an interval is longer than that of a speaker alone.
 func (t *table) Crowd() int { return max(1, t.alive()/crowdSize) }
-
-func (t *table) crowd() time.Duration { return time.Duration(t.Crowd()) }
-
-// SetReady publishes whether this speaker is ready to own VIPs. The others know some ten
-// milliseconds later.
-func (t *table) SetReady(ready bool) { t.publish(func(m *metadata) { m.ready = ready }) }
-
-// Claim publishes what this speaker owns and keeps; see report.Claims. The claims count here
-// at once, and elsewhere some ten milliseconds later.
-func (t *table) Claim(claims report.Claims) { t.publish(func(m *metadata) { m.claims = claims }) }
-
-// See publishes whether the API server answers this speaker, and whether this speaker has
-// given up on it.
-func (t *table) See(answered, blind bool) {
-	t.publish(func(m *metadata) { m.view.answered, m.view.blind = answered, blind })
-}
-
-// SetSick publishes whether kube-proxy on this node is not healthy.
-func (t *table) SetSick(sick bool) { t.publish(func(m *metadata) { m.view.sick = sick }) }
-
-// setDown sets which interfaces of this node count as down here, and publishes which are,
-// their names separated by commas. It reports whether others count than before.
-func (t *table) setDown(here, published string) bool {
-	t.mu.Lock()
-	if t.down != published {
-		t.down = published
-		notify.Wake(t.send)
-	}
-	t.mu.Unlock()
-	return t.publish(func(m *metadata) { m.down = here })
-}
-
-// publish changes what this speaker publishes, and reports whether it does.
-func (t *table) publish(change func(*metadata)) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	own := t.peers[t.options.Node]
-	m := own.metadata
-	change(&m)
-	if m == own.metadata {
-		return false
-	}
-	t.record(own, m)
-	notify.Wake(t.send)
-	return true
-}
-
-// own returns what this speaker publishes. It is not ready while it is apart from the others.
-func (t *table) own() metadata {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	m := t.peers[t.options.Node].metadata
-	m.ready, m.down = m.ready && t.severed.from() == "", t.down
-	return m
-}
 
 // record counts the speaker as alive, with that metadata, and reports whether anything but
 // its claims and its view has changed.

@@ -34,6 +34,7 @@ type scope struct {
 	whole          []tier                     // the same while all are able, see home
 	impaired       bool                       // some node is, and not in the tiers
 	resort         []tier                     // those with the impaired
+	everywhere     []Backend                  // the nodes that keep connections of Services with policy Cluster
 
 	// What interfaces returned last: Make asks for one node.
 	node     string

@@ -9,9 +9,10 @@ import (
 // Forwarding is what is forwarded directly, see config.Layer2.
 type Forwarding struct {
 	Services map[LimitKey]Direct
-	// Nodes are the addresses of the cluster's nodes.
+	// Nodes are the addresses of the nodes whose speakers report that they have the rules: a Node
+	// that somebody has made up does not count.
 	Nodes map[string][]netip.Addr
-	// Lost are the nodes whose speaker is not heard: they may be down.
+	// Lost are those of them whose speaker is not heard: they may be down.
 	Lost map[string]bool
 }
 
@@ -22,8 +23,7 @@ type Direct struct {
 	Ports []Port
 	// ByClient keeps all connections of a client on one node (sessionAffinity: ClientIP).
 	ByClient bool
-	// Seed decides how its connections are spread: the same on all nodes, and not known to
-	// clients.
+	// Seed decides how its connections are spread: the same on all nodes.
 	Seed uint32
 	// Backends are the nodes that may keep them, by name.
 	Backends []Backend
@@ -43,6 +43,22 @@ func (d Direct) Equal(other Direct) bool {
 		slices.Equal(d.Backends, other.Backends)
 }
 
+// part returns which part of the new connections the node keeps, as a fraction. All is 0 if
+// nobody keeps them.
+func (d Direct) part(node string) (of, all int) {
+	drained := !slices.ContainsFunc(d.Backends, func(b Backend) bool { return b.Open > 0 })
+	for _, b := range d.Backends {
+		n := b.Open
+		if drained { // then these take them, see package direct
+			n = b.Draining
+		}
+		if all += n; b.Node == node {
+			of = n
+		}
+	}
+	return of, all
+}
+
 // steer brings up to date what of the VIP is forwarded directly. Nil: no Service has it.
 func (p *Planner) steer(vip netip.Addr, s *scope) {
 	before := p.direct[vip]
@@ -54,7 +70,7 @@ func (p *Planner) steer(vip netip.Addr, s *scope) {
 	now := map[string]Direct{}
 	for _, svc := range p.view.sharers[vip] {
 		if len(svc.Ports) > 0 {
-			now[svc.Name] = Direct{Ports: svc.Ports, ByClient: svc.ByClient, Seed: svc.Seed, Backends: p.view.backends(svc, vip)}
+			now[svc.Name] = Direct{Ports: svc.Ports, ByClient: svc.ByClient, Seed: svc.Seed, Backends: s.backends(svc, vip)}
 		}
 	}
 	if !maps.EqualFunc(before, now, Direct.Equal) {
@@ -62,55 +78,75 @@ func (p *Planner) steer(vip netip.Addr, s *scope) {
 	}
 }
 
-// forward has the plan say what is forwarded directly.
+// forward has the plan say what is forwarded directly. All else that is set anew with the nodes
+// leaves it as it is: each Forwarding is written into the kernel.
 func (p *Planner) forward() {
-	if !p.redirected {
+	if !p.redirected && (!p.allStale || len(p.direct) == 0) {
 		return
 	}
-	snapshot := p.view.snapshot
-	f := &Forwarding{Services: map[LimitKey]Direct{}, Nodes: map[string][]netip.Addr{}, Lost: map[string]bool{}}
-	for vip, services := range p.direct {
-		for name, d := range services {
-			f.Services[LimitKey{vip, name}] = d
-		}
-	}
+	before, snapshot := p.plan.Forwarding, p.view.snapshot
+	f := &Forwarding{before.Services, map[string][]netip.Addr{}, map[string]bool{}}
 	for name, n := range snapshot.Nodes {
+		if !n.Forwards {
+			continue
+		}
 		f.Nodes[name] = n.Addresses
 		if !snapshot.Speakers[name] {
 			f.Lost[name] = true
 		}
 	}
+	if !p.redirected && maps.EqualFunc(f.Nodes, before.Nodes, slices.Equal) && maps.Equal(f.Lost, before.Lost) {
+		return
+	}
+	if p.redirected {
+		f.Services = make(map[LimitKey]Direct, len(before.Services))
+		for vip, services := range p.direct {
+			for name, d := range services {
+				f.Services[LimitKey{vip, name}] = d
+			}
+		}
+	}
 	p.plan.Forwarding = f
 }
 
-// backends returns the nodes that may keep connections to the Service at a VIP: one without
-// the rules would answer segments of connections that others keep by a reset.
-func (v *view) backends(s *Service, vip netip.Addr) []Backend {
-	if !s.Local {
-		if v.everywhere == nil {
-			for _, name := range slices.Sorted(maps.Keys(v.snapshot.Nodes)) {
-				if v.snapshot.Nodes[name].Forwards {
-					v.everywhere = append(v.everywhere, v.open(Backend{Node: name, Open: 1}))
-				}
-			}
-		}
-		return v.everywhere
+// maxAsked is how many nodes are asked for a connection that was begun under another table, see
+// package direct.
+const maxAsked = 6
+
+// backends returns the nodes that may keep connections to the Service at a VIP.
+func (s *scope) backends(svc *Service, vip netip.Addr) []Backend {
+	if svc.Local {
+		return s.keeping(svc.EndpointsAt(vip).Backends)
 	}
-	var backends []Backend
-	for _, b := range s.EndpointsAt(vip).Backends {
-		if v.snapshot.Nodes[b.Node].Forwards {
-			backends = append(backends, v.open(b))
+	if s.everywhere == nil {
+		all := make([]Backend, 0, len(s.Nodes))
+		for _, name := range slices.Sorted(maps.Keys(s.Nodes)) {
+			all = append(all, Backend{Node: name, Open: 1})
 		}
+		s.everywhere = s.keeping(all)
 	}
-	return backends
+	return s.everywhere
 }
 
-// open returns the backend as it is with what is known of its node: new connections go to a
-// node that may own VIPs.
-func (v *view) open(b Backend) Backend {
-	n := v.snapshot.Nodes[b.Node]
-	if !v.snapshot.Speakers[b.Node] || n.Excluded || n.NetworkUnavailable || n.impaired() {
-		b.Open, b.Draining = 0, b.Open+b.Draining
+// keeping returns those of the backends that may keep connections, as they are with what is known
+// of their nodes. One without the rules would answer segments of connections that others keep by a
+// reset. New connections go to nodes that may own the VIP.
+//
+// A node that no advertisement selects keeps the connections that it has, as selectors change, if
+// all nodes can be asked. Otherwise those that never had any would be asked in place of those that
+// had.
+func (s *scope) keeping(all []Backend) []Backend {
+	kept := make([]Backend, 0, len(all))
+	for _, b := range all {
+		if n := s.Nodes[b.Node]; n.Forwards {
+			if _, selected := s.weights[b.Node]; !selected || !s.sound(b.Node) || n.impaired() {
+				b.Open, b.Draining = 0, b.Open+b.Draining
+			}
+			kept = append(kept, b)
+		}
 	}
-	return b
+	if len(kept) > maxAsked {
+		kept = slices.DeleteFunc(kept, func(b Backend) bool { _, selected := s.weights[b.Node]; return !selected })
+	}
+	return kept
 }

@@ -1,6 +1,8 @@
 package plan
 
 import (
+	"fmt"
+	"maps"
 	"net/netip"
 	"testing"
 
@@ -43,6 +45,25 @@ func TestForwarding(t *testing.T) {
 	require.Equal(t, Direct{Ports: http, ByClient: true, Backends: []Backend{{"n2", 2, 1}, {"n4", 0, 3}}},
 		p.Plan().Forwarding.Services[LimitKey{vip, "default/web"}])
 
+	f = p.Plan().Forwarding
+	p.Set(cfg(true), maps.Clone(nodes), maps.Clone(speakers))
+	p.Update()
+	require.Same(t, f, p.Plan().Forwarding, "nothing of it is different")
+	speakers["n5"] = true
+	p.Set(cfg(true), nodes, speakers)
+	p.Update()
+	require.Empty(t, p.Plan().Forwarding.Lost)
+	six := Node{Addresses: []netip.Addr{netip.MustParseAddr("198.18.0.6")}}
+	nodes["n6"] = six
+	p.Set(cfg(true), nodes, speakers)
+	p.Update()
+	require.NotContains(t, p.Plan().Forwarding.Nodes, "n6", "it has no rules")
+	six.Forwards = true
+	nodes["n6"] = six
+	p.Set(cfg(true), nodes, speakers)
+	p.Update()
+	require.Equal(t, six.Addresses, p.Plan().Forwarding.Nodes["n6"])
+
 	p.Set(cfg(false), nodes, speakers)
 	p.Update()
 	require.Empty(t, p.Plan().Forwarding.Services)
@@ -52,4 +73,94 @@ func TestForwarding(t *testing.T) {
 	p.Put(Service{Name: "default/web"})
 	p.Update()
 	require.Empty(t, p.Plan().Forwarding.Services)
+}
+
+// Who restricts an advertisement to some nodes has those keep the connections. In a small cluster
+// others keep the ones that they have.
+func TestForwardingToSelectedNodes(t *testing.T) {
+	t.Parallel()
+	vip := netip.MustParseAddr("203.0.113.1")
+	c := &config.Config{Advertisements: []config.Advertisement{{Name: "edge", Layer2: &config.Layer2{Direct: true,
+		NodeSelector: config.Selector{{Key: "edge", Operator: config.Exists}}}}}}
+	for name, test := range map[string]struct {
+		local  bool
+		others int
+		want   []Backend
+	}{
+		"few":            {false, 3, []Backend{{"n0", 1, 0}, {"n1", 1, 0}, {"n2", 0, 1}, {"n3", 0, 1}, {"n4", 0, 1}}},
+		"many":           {false, 8, []Backend{{"n0", 1, 0}, {"n1", 1, 0}}},
+		"few, by Local":  {true, 3, []Backend{{"n1", 2, 1}, {"n2", 0, 3}, {"n3", 0, 3}, {"n4", 0, 3}}},
+		"many, by Local": {true, 8, []Backend{{"n1", 2, 1}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			web := Service{Name: "default/web", VIPs: []netip.Addr{vip}, Serving: true, Ports: []Port{{Protocol: 6, Number: 80}},
+				Local: test.local, ServingNodes: map[string]bool{"n1": true}}
+			nodes, speakers := map[string]Node{}, map[string]bool{}
+			for i := range 2 + test.others {
+				name, n := fmt.Sprint("n", i), Node{Network: report.Network{Forwards: true}}
+				if i < 2 {
+					n.Labels = map[string]string{"edge": ""}
+				}
+				if i > 0 {
+					web.Backends = append(web.Backends, Backend{name, 2, 1})
+				}
+				nodes[name], speakers[name] = n, true
+			}
+			f := Make("n0", Snapshot{Config: c, Nodes: nodes, Speakers: speakers, Services: []Service{web}}).Forwarding
+			require.Equal(t, test.want, f.Services[LimitKey{vip, "default/web"}].Backends)
+		})
+	}
+}
+
+// A limit is in force wherever connections are kept, so that all nodes together keep to it.
+func TestLimitsWithDirectForwarding(t *testing.T) {
+	t.Parallel()
+	vip, key := netip.MustParseAddr("203.0.113.1"), LimitKey{netip.MustParseAddr("203.0.113.1"), "default/web"}
+	http, dns := []Port{{Protocol: 6, Number: 80}}, []Port{{Protocol: 6, Number: 53}, {Protocol: 17, Number: 53}}
+	web := Service{Name: "default/web", VIPs: []netip.Addr{vip}, Serving: true, Ports: http, Limit: Limit{100, http}}
+	local := web
+	local.Local, local.ServingNodes = true, map[string]bool{"n1": true, "n2": true}
+	local.Backends = []Backend{{"n1", 1, 0}, {"n2", 3, 0}, {"n3", 0, 2}}
+	mixed, large := local, web
+	mixed.Ports, mixed.Limit = dns[:1], Limit{100, dns}
+	large.Limit.PerSecond = 1_000_000_000
+	for name, test := range map[string]struct {
+		service Service
+		want    map[string]uint32 // by node, "owner" for the one that owns the VIP
+		sick    bool              // all are
+	}{
+		"all nodes take as many":      {service: web, want: map[string]uint32{"owner": 34, "n1": 34, "n2": 34, "n3": 34}},
+		"as the endpoints":            {service: local, want: map[string]uint32{"n1": 25, "n2": 75}},
+		"a large one":                 {service: large, want: map[string]uint32{"n1": 333_333_334, "n2": 333_333_334, "n3": 333_333_334}},
+		"the owner takes the rest":    {service: mixed, want: map[string]uint32{"owner": 100}},
+		"nobody takes new ones":       {service: local, want: map[string]uint32{"n1": 17, "n2": 50, "n3": 34}, sick: true},
+		"a node without rules is out": {service: web, want: map[string]uint32{"n4": 0}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			nodes, speakers := map[string]Node{"n4": {Excluded: true}}, map[string]bool{"n4": true}
+			for _, n := range []string{"n1", "n2", "n3"} {
+				nodes[n], speakers[n] = Node{Network: report.Network{Forwards: true, Sick: test.sick}}, true
+			}
+			c := &config.Config{Advertisements: []config.Advertisement{{Name: "all", Layer2: &config.Layer2{Direct: true}}}}
+			snapshot := Snapshot{Config: c, Nodes: nodes, Speakers: speakers, Services: []Service{test.service}}
+			owner := Owners(snapshot)[vip]
+			require.NotEmpty(t, owner)
+			for node, want := range test.want {
+				if node == "owner" {
+					node = owner
+				}
+				limit := Make(node, snapshot).Limits[key]
+				require.Equal(t, want, limit.PerSecond, node)
+				if want > 0 {
+					require.Equal(t, test.service.Limit.Ports, limit.Ports)
+				}
+			}
+		})
+	}
+	// One who has no rules keeps all that comes to it.
+	alone := Snapshot{Config: &config.Config{Advertisements: []config.Advertisement{{Name: "all", Layer2: &config.Layer2{Direct: true}}}},
+		Nodes: map[string]Node{"n1": {}}, Speakers: map[string]bool{"n1": true}, Services: []Service{web}}
+	require.Equal(t, uint32(100), Make("n1", alone).Limits[key].PerSecond)
 }

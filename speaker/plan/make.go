@@ -45,7 +45,6 @@ type view struct {
 	segments   *segments
 	scopes     map[scopeKey]*scope
 	before     map[scopeKey]*scope // of the view that this one was made from
-	everywhere []Backend           // all nodes
 }
 
 func newView(s Snapshot) *view {

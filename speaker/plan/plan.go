@@ -68,7 +68,7 @@ type Service struct {
 	Ports []Port
 	// ByClient is set with sessionAffinity: ClientIP.
 	ByClient bool
-	// Seed is what clients do not know and all nodes do.
+	// Seed decides how its connections are spread: the same on all nodes.
 	Seed uint32
 	// Limit caps new connections to each of its VIPs. The zero value: no cap.
 	Limit Limit
@@ -105,6 +105,14 @@ type Port struct {
 	Protocol uint8 // the number of TCP, UDP or SCTP in the IP header
 	Number   uint16
 }
+
+// onlyTCP reports whether all connections that it caps are of TCP.
+func (l Limit) onlyTCP() bool {
+	return !slices.ContainsFunc(l.Ports, func(p Port) bool { return p.Protocol != protocolTCP })
+}
+
+// protocolTCP is its number in the IP header (RFC 5237).
+const protocolTCP = 6
 
 // Equal reports whether both are the same limit at the same ports.
 func (l Limit) Equal(other Limit) bool {
@@ -187,11 +195,11 @@ type Plan struct {
 	Claims report.Claims
 	// Silent has, for each VIP that it announces by neither, why not.
 	Silent map[netip.Addr]Silence
-	// Limits are in force at the VIPs this node announces.
+	// Limits are in force on this node. With direct forwarding it has its part of each.
 	Limits map[LimitKey]Limit
 	// Forwarding is what is forwarded directly, whichever node owns it. It is never modified.
 	Forwarding *Forwarding
-	// LimitErrs has, for Services at those VIPs, by name, why the limit that
+	// LimitErrs has, for Services at the VIPs that it takes connections for, by name, why the limit that
 	// they ask for is not in force.
 	LimitErrs map[string]error
 }

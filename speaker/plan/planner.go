@@ -30,7 +30,7 @@ type Planner struct {
 	// owners are those by layer 2, "" for nobody, of the VIPs of which the plan
 	// does not tell: that this node announces by BGP and does not own.
 	owners     map[netip.Addr]string
-	redirected bool // direct changed
+	redirected bool // direct is another one than before this Update
 	// What the plan does not know yet.
 	stale    map[netip.Addr]bool
 	allStale bool
@@ -175,7 +175,7 @@ func (p *Planner) Update() Changes {
 			p.claim(vip, before.Layer2.Keep, after.Layer2.Keep)
 		}
 	}
-	p.redirected = p.allStale && len(p.direct) > 0 // other nodes
+	p.redirected = false
 	if p.allStale {
 		changes.Sessions = p.router.set(p.view.snapshot)
 		p.plan.BGP.Sessions, p.plan.BGP.Problems, p.plan.BGP.Permit = p.router.sessions, p.router.problems, p.router.permit()
@@ -190,10 +190,10 @@ func (p *Planner) Update() Changes {
 		look(vip)
 	}
 	changes.Prefixes = p.router.settle()
+	p.limit()
+	p.forward()
 	p.started = true
 	p.stale, p.allStale = map[netip.Addr]bool{}, false // clear would go through the largest it ever was
-	p.plan.Limits, p.plan.LimitErrs = limits(p.limiting, p.plan)
-	p.forward()
 	return changes
 }
 
@@ -212,24 +212,30 @@ func (p *Planner) claim(vip netip.Addr, before, after bool) {
 	}
 }
 
-// limits returns the limits at the VIPs that are announced, and the errors of
-// those that cannot be in force.
-func limits(services map[string]*Service, plan Plan) (map[LimitKey]Limit, map[string]error) {
-	limits, errs := map[LimitKey]Limit{}, map[string]error{}
-	for name, s := range services {
+// limit has the plan say which limits are in force here, and which cannot be: at the VIPs that
+// the node announces, and at those of which it keeps connections that others take in.
+func (p *Planner) limit() {
+	p.plan.Limits, p.plan.LimitErrs = map[LimitKey]Limit{}, map[string]error{}
+	for name, s := range p.limiting {
 		for _, addr := range s.VIPs {
-			_, owned := plan.Layer2[addr]
-			_, routed := plan.BGP.VIPs[addr]
+			_, owned := p.plan.Layer2[addr]
+			_, routed := p.plan.BGP.VIPs[addr]
+			limit, announced := s.Limit, owned || routed
+			d, direct := p.direct[addr][name]
+			of, all := d.part(p.node)
 			switch {
-			case !owned && !routed:
+			case !announced && of == 0:
+				continue
 			case s.LimitErr != nil:
-				errs[name] = s.LimitErr
-			default:
-				limits[LimitKey{addr, name}] = s.Limit
+				p.plan.LimitErrs[name] = s.LimitErr
+				continue
+			case announced && direct && !limit.onlyTCP(): // the rest stays here
+			case of > 0:
+				limit.PerSecond = uint32((uint64(limit.PerSecond)*uint64(of) + uint64(all) - 1) / uint64(all))
 			}
+			p.plan.Limits[LimitKey{addr, name}] = limit
 		}
 	}
-	return limits, errs
 }
 
 // ownerOf returns the owner by layer 2 of a VIP with that verdict, "" for nobody,

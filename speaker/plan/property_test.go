@@ -20,6 +20,7 @@ func drawLayer2(t *rapid.T, nodes ...string) *config.Layer2 {
 		Interfaces:   rapid.SampledFrom([][]string{nil, nil, {"eth0"}, {"eth*", "docker*"}}).Draw(t, "interfaces"),
 		AnySegment:   rapid.IntRange(0, 7).Draw(t, "any segment") == 0,
 		KeepOwner:    rapid.Bool().Draw(t, "keep owner"),
+		Direct:       rapid.Bool().Draw(t, "direct"),
 	}
 	for range rapid.IntRange(0, 2).Draw(t, "preferences") {
 		l.PreferredNodes = append(l.PreferredNodes, config.Preference{
@@ -72,7 +73,8 @@ func drawSnapshot(t *rapid.T) plan.Snapshot {
 		s.Speakers[name] = some("speaker")
 		s.Nodes[name] = plan.Node{Labels: map[string]string{"on": fmt.Sprint(i % 4)}, Excluded: !some("included"),
 			NetworkUnavailable: !some("network"), BGP: drawNodeBGP(t),
-			Network: report.Network{Segments: drawSegments(t), Blind: !some("sees"), Sick: rapid.IntRange(0, 2).Draw(t, "sick") == 0}}
+			Network: report.Network{Segments: drawSegments(t), Blind: !some("sees"), Sick: rapid.IntRange(0, 2).Draw(t, "sick") == 0,
+				Forwards: some("rules")}}
 	}
 	if name := rapid.SampledFrom(names).Draw(t, "claims all"); !some("no claims") {
 		n := s.Nodes[name]
@@ -92,7 +94,14 @@ func drawSnapshot(t *rapid.T) plan.Snapshot {
 		for _, n := range names {
 			if svc.Serving && some("endpoint") {
 				svc.ServingNodes[n] = true
+				svc.Backends = append(svc.Backends, plan.Backend{Node: n, Open: 1 + i%3})
 			}
+		}
+		if some("tcp") {
+			svc.Ports = []plan.Port{{Protocol: 6, Number: 80}}
+		}
+		if some("limit") {
+			svc.Limit = plan.Limit{PerSecond: 100, Ports: svc.Ports}
 		}
 		s.Services = append(s.Services, svc)
 	}

@@ -7,6 +7,13 @@
 // speaker therefore goes on with the routes that it finds, no packet is lost when a node gets
 // another address, and a route that somebody else removes comes back at once. Routes outlive
 // the process: Clear, or a Set without routes, removes them.
+//
+// The files, from the outside in:
+//
+//	route.go   Table, the task: which routes there are to be, and that they are there
+//	decide.go  from the routes that there are to those that there are to be, in steps
+//	kernel.go  netlink
+//	status.go  what people see of it, and metrics.go
 package podroutes
 
 import (

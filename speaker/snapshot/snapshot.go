@@ -118,9 +118,9 @@ func With(s plan.Service, all ...Endpoints) plan.Service {
 	return s
 }
 
-// endpointsAt returns what the endpoints are for VIPs of the family: kube-proxy forwards
-// to no others. Pods have one family only that were there before their cluster
-// had two, or run where the node has one.
+// endpointsAt returns the endpoints of VIPs of the family, because kube-proxy forwards a VIP only to
+// endpoints of its own family. A pod has only one family if it is older than the second family of
+// its cluster, or if its node has only one.
 func endpointsAt(family discoveryv1.AddressType, local bool, parts []Endpoints) (at plan.Endpoints) {
 	ready, serving := map[string]int{}, map[string]int{}
 	all := map[string]int{}

@@ -14,7 +14,7 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-func TestNodeSaysWhatKeepsItOut(t *testing.T) {
+func TestNodeReportsWhatKeepsItOut(t *testing.T) {
 	t.Parallel()
 	labelled := corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{corev1.LabelNodeExcludeBalancers: ""}}}
 	assert.True(t, Node(&labelled).Excluded)
@@ -30,7 +30,7 @@ func TestNodeSaysWhatKeepsItOut(t *testing.T) {
 	}
 }
 
-func TestNodeSaysHowItsSessionsAre(t *testing.T) {
+func TestNodeReportsItsSessions(t *testing.T) {
 	t.Parallel()
 	object := &corev1.Node{
 		Spec: corev1.NodeSpec{PodCIDRs: []string{"10.244.1.0/24"}},

@@ -26,6 +26,9 @@ const (
 	// maxWithheld is how many addresses of a family are withheld of a pool, and never more
 	// than half of them, so that false reports cannot exhaust the pool.
 	maxWithheld = 64
+	// maxWithheldByNode is how many addresses of all pools are withheld because of what one node
+	// reports. A report has no more at a time, but a node that lies could name others next.
+	maxWithheldByNode = 32
 )
 
 // conflicts is what is known of other hosts that have our addresses.
@@ -35,12 +38,21 @@ type conflicts struct {
 	since time.Time
 	// reported are the conflicts that speakers report at present.
 	reported map[netip.Addr]clusterfacts.Conflict
-	// withheld are the addresses that nobody draws, each with the time at which that ends, and
-	// lapse is the first of these times.
-	withheld map[netip.Addr]time.Time
+	// withheld are the addresses that nobody draws, and lapse is when the first of them may be
+	// drawn again.
+	withheld map[netip.Addr]withheld
 	lapse    time.Time
-	// full are the pools of which no more is withheld, by family.
-	full map[poolFamily]int
+	// full are the pools of which no more is withheld, by family, and fullNodes are the nodes
+	// because of which no more is.
+	full      map[poolFamily]int
+	fullNodes map[string]bool
+}
+
+// withheld is why and how long an address is not drawn.
+type withheld struct {
+	// node is the one for whose reports it counts.
+	node  string
+	until time.Time
 }
 
 // poolFamily is the part of a pool that has one family.
@@ -85,7 +97,10 @@ func (c *conflicts) toLeave(a *account, moves bool, now time.Time) []clusterfact
 		return d.Announced || !slices.Contains(a.unsettled, d.VIP) && !c.settles(a, d.VIP, now)
 	})
 	a.unsettled = vips(found)
-	return slices.DeleteFunc(found, func(d clusterfacts.Conflict) bool { return !c.room(d.VIP, now) })
+	return slices.DeleteFunc(found, func(d clusterfacts.Conflict) bool {
+		_, room := c.room(d, now)
+		return !room
+	})
 }
 
 // settles reports whether the Service was given the address moments ago. An address that it
@@ -112,12 +127,15 @@ func (c *conflicts) refusal(found []clusterfacts.Conflict, now time.Time) *ipam.
 	return nil
 }
 
-// withhold keeps addresses from being drawn, as far as their pools have room for more such
-// addresses. It reports whether that changes something.
-func (c *conflicts) withhold(addrs []netip.Addr, now time.Time) (changed bool) {
-	for _, addr := range addrs {
-		if _, done := c.withheld[addr]; !done && c.room(addr, now) {
-			c.withheld[addr] = now.Add(withholding)
+// withhold keeps the addresses of these conflicts from being drawn, as far as there is room for
+// more such addresses. It reports whether that changes something.
+func (c *conflicts) withhold(found []clusterfacts.Conflict, now time.Time) (changed bool) {
+	for _, d := range found {
+		if _, done := c.withheld[d.VIP]; done {
+			continue
+		}
+		if node, room := c.room(d, now); room {
+			c.withheld[d.VIP] = withheld{node, now.Add(withholding)}
 			changed = true
 		}
 	}
@@ -125,32 +143,47 @@ func (c *conflicts) withhold(addrs []netip.Addr, now time.Time) (changed bool) {
 	return changed
 }
 
-// room reports whether one more address of the pool may be withheld. Once there is no room, it
-// does not count again before something has changed.
-func (c *conflicts) room(addr netip.Addr, now time.Time) bool {
-	s, ok := c.held.StatsOf(addr, now)
+// room reports whether the address of the conflict may be withheld, and because of which of the
+// nodes that report it. Once there is no room, it does not count again before something has
+// changed.
+func (c *conflicts) room(d clusterfacts.Conflict, now time.Time) (node string, room bool) {
+	s, ok := c.held.StatsOf(d.VIP, now)
 	of := poolFamily{s.Pool, s.Family}
-	if _, full := c.full[of]; full || !ok {
-		return false
+	if _, full := c.full[of]; full || !ok || !slices.ContainsFunc(d.Nodes, func(n string) bool { return !c.fullNodes[n] }) {
+		return "", false
 	}
-	most, count := int(min(s.Size/2, maxWithheld)), 0
-	for other := range c.withheld {
+	most, count, by := int(min(s.Size/2, maxWithheld)), 0, map[string]int{}
+	for other, w := range c.withheld {
+		by[w.node]++
 		if t, ok := c.held.StatsOf(other, now); ok && of == (poolFamily{t.Pool, t.Family}) {
 			count++
 		}
 	}
 	if count >= most {
 		c.full[of] = most
+		return "", false
 	}
-	return count < most
+	for _, n := range d.Nodes {
+		if by[n] < maxWithheldByNode {
+			return n, true
+		}
+		c.fullNodes[n] = true
+	}
+	return "", false
+}
+
+// countAgain is called when there may be room again.
+func (c *conflicts) countAgain() {
+	clear(c.full)
+	clear(c.fullNodes)
 }
 
 // setLapse finds out when the next address ceases to be withheld.
 func (c *conflicts) setLapse() {
 	c.lapse = time.Time{}
-	for _, until := range c.withheld {
-		if c.lapse.IsZero() || until.Before(c.lapse) {
-			c.lapse = until
+	for _, w := range c.withheld {
+		if c.lapse.IsZero() || w.until.Before(c.lapse) {
+			c.lapse = w.until
 		}
 	}
 }
@@ -158,34 +191,40 @@ func (c *conflicts) setLapse() {
 // withholdIdle withholds the addresses that speakers report and nobody holds: after a
 // restart the reports are all that is known. It reports whether that changes something.
 func (c *conflicts) withholdIdle(now time.Time) (changed bool) {
-	c.full = map[poolFamily]int{}
-	var idle []netip.Addr
+	c.countAgain()
+	var idle []clusterfacts.Conflict
 	for _, addr := range slices.SortedFunc(maps.Keys(c.reported), netip.Addr.Compare) {
 		if len(c.held.HoldersOf(addr)) == 0 {
-			idle = append(idle, addr)
+			idle = append(idle, c.reported[addr])
 		}
 	}
 	return len(idle) > 0 && c.withhold(idle, now)
 }
 
-// expire ends the withholding of addresses whose time is over, and reports whether there
-// are any.
+// expire ends the withholding of addresses whose time is over and that nobody reports any
+// more, and reports whether there are any.
 func (c *conflicts) expire(now time.Time) (ended bool) {
 	if c.lapse.IsZero() || now.Before(c.lapse) {
 		return false
 	}
-	for addr, until := range c.withheld {
-		_, reported := c.reported[addr]
+	var others []clusterfacts.Conflict // those that other nodes report now
+	for addr, w := range c.withheld {
+		d, reported := c.reported[addr]
 		switch {
-		case now.Before(until):
-		case reported:
-			c.withheld[addr] = now.Add(withholding)
+		case now.Before(w.until):
+		case reported && slices.Contains(d.Nodes, w.node):
+			c.withheld[addr] = withheld{w.node, now.Add(withholding)}
 		default:
 			delete(c.withheld, addr)
 			ended = true
+			if reported {
+				others = append(others, d)
+			}
 		}
 	}
-	clear(c.full)
+	c.countAgain()
+	slices.SortFunc(others, func(a, b clusterfacts.Conflict) int { return a.VIP.Compare(b.VIP) })
+	c.withhold(others, now)
 	c.setLapse()
 	return ended
 }
@@ -198,15 +237,15 @@ func (c *conflicts) freed(addrs []netip.Addr, now time.Time) (changed bool) {
 		return false
 	}
 	for _, addr := range addrs {
-		_, reported := c.reported[addr]
+		d, reported := c.reported[addr]
 		_, withheld := c.withheld[addr]
 		switch {
 		case len(c.held.HoldersOf(addr)) > 0:
 		case reported:
-			changed = c.withhold([]netip.Addr{addr}, now) || changed
+			changed = c.withhold([]clusterfacts.Conflict{d}, now) || changed
 		case withheld:
 			delete(c.withheld, addr)
-			clear(c.full)
+			c.countAgain()
 			changed = true
 		}
 	}
@@ -217,13 +256,17 @@ func (c *conflicts) freed(addrs []netip.Addr, now time.Time) (changed bool) {
 }
 
 // Overrun returns sentences about pools of which other hosts have more addresses than may be
-// withheld.
+// withheld, and about nodes that report more.
 func (l *Ledger) Overrun() (sentences []string) {
 	for of, most := range l.conflicts.full {
 		sentences = append(sentences, fmt.Sprintf("pool %q: speakers report more %s addresses of it in use by other hosts than are withheld "+
 			"from Services, which is at most %d; "+
 			"exclude what other hosts use (conflicts in the annotation %s of the speakers' Leases lists it)", of.pool, of.family, most,
 			annotation.Report))
+	}
+	for node := range l.conflicts.fullNodes {
+		sentences = append(sentences, fmt.Sprintf("node %q: its speaker has reported more addresses in use by other hosts than are withheld "+
+			"from Services because of one node, which is at most %d; exclude what other hosts use", node, maxWithheldByNode))
 	}
 	slices.Sort(sentences)
 	return sentences

@@ -39,7 +39,7 @@ func (l *Ledger) Follow(s Situation, now time.Time) {
 		return
 	}
 	first := l.Config == nil
-	if !first && !reflect.DeepEqual(compat.For(l.Config), compat.For(s.Config)) {
+	if !reflect.DeepEqual(compat.For(l.Config), compat.For(s.Config)) {
 		l.edition++
 	}
 	l.Situation, l.leasing.config = s, s.Config

@@ -150,7 +150,7 @@ func (c *cluster) check(t interface{ Fatalf(string, ...any) }) {
 			of[addr] = a
 		}
 		if a.judged && (a.edition != c.edition || a.verdict.waits() || !slices.Equal(a.verdict.Held, held) ||
-			!slices.Equal(a.verdict.Conflicts, c.conflicts.about(held))) {
+			!slices.EqualFunc(a.verdict.Conflicts, c.conflicts.about(held), clusterfacts.Conflict.Equal)) {
 			due[a] = struct{}{}
 		}
 	}
@@ -213,8 +213,8 @@ func history(t *rapid.T) string {
 		"conflicts": func(t *rapid.T) {
 			c.situation.Facts = &clusterfacts.Facts{}
 			for _, last := range rapid.SliceOfNDistinct(rapid.IntRange(10, 13), 0, 3, rapid.ID).Draw(t, "addresses") {
-				c.situation.Facts.Conflicts = append(c.situation.Facts.Conflicts, clusterfacts.Conflict{Node: "n1", Conflict: report.Conflict{
-					VIP: netip.AddrFrom4([4]byte{203, 0, 113, byte(last)}), Announced: rapid.Bool().Draw(t, "announced")}})
+				c.situation.Facts.Conflicts = append(c.situation.Facts.Conflicts, clusterfacts.Conflict{Nodes: []string{"n1"},
+					Conflict: report.Conflict{VIP: netip.AddrFrom4([4]byte{203, 0, 113, byte(last)}), Announced: rapid.Bool().Draw(t, "announced")}})
 			}
 			c.follow()
 		},

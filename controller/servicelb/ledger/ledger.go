@@ -99,7 +99,7 @@ func New(scope kube.Scope) *Ledger {
 		scope: scope, accounts: map[string]*account{}, held: held,
 		waiters:   waiters{due: map[*account]struct{}{}, classes: map[class]*btree.BTreeG[*account]{}},
 		leasing:   leasing{held: held, of: map[*account]*lessee{}},
-		conflicts: conflicts{held: held, withheld: map[netip.Addr]time.Time{}, full: map[poolFamily]int{}},
+		conflicts: conflicts{held: held, withheld: map[netip.Addr]withheld{}, full: map[poolFamily]int{}, fullNodes: map[string]bool{}},
 		foreign:   foreigners{shown: map[string][]netip.Addr{}},
 	}
 }
@@ -185,7 +185,7 @@ func (l *Ledger) allocate(a *account, req ipam.Request, now time.Time) (left []c
 	}
 	held := l.held.Holds(a.owner.UID)
 	left = slices.DeleteFunc(toLeave, func(d clusterfacts.Conflict) bool { return holds(held, d.VIP) })
-	if l.conflicts.withhold(vips(left), now) {
+	if l.conflicts.withhold(left, now) {
 		l.reconfigure(now)
 	}
 	return left, refusal

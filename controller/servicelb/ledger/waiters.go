@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/lodestone-lb/lodestone/ipam"
+	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
@@ -227,7 +228,7 @@ func (l *Ledger) takeStock(now time.Time) (news bool) {
 	for _, a := range l.accounts {
 		if held := l.held.Holds(a.owner.UID); a.judged &&
 			(a.edition != l.edition || a.verdict.waits() || !slices.Equal(a.verdict.Held, held) ||
-				!slices.Equal(a.verdict.Conflicts, l.conflicts.about(held))) {
+				!slices.EqualFunc(a.verdict.Conflicts, l.conflicts.about(held), clusterfacts.Conflict.Equal)) {
 			w.due[a] = struct{}{}
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/binary"
+	"math/rand/v2"
 	"net/netip"
 	"time"
 
@@ -51,9 +52,9 @@ const (
 
 // While speakers are lost, one VIP in turn is announced each beaconInterval, for
 // the other side of a partition to hear when it heals. Of many speakers each waits longer,
-// and not as long as the next one: one beacon of any is enough. Who meets a rival announces
-// all that it has, but what he claims just then, at most once in roundInterval. So
-// clients are right within a second: a beacon, a round, a correction of that.
+// and not as long as the next one: one beacon of any is enough. A speaker that meets a
+// rival announces all its VIPs again, except the ones that the rival has just claimed, and at most once
+// in roundInterval. So clients are right within a second: a beacon, a round, a correction.
 const (
 	beaconInterval = 400 * time.Millisecond
 	roundWait      = 100 * time.Millisecond
@@ -85,57 +86,42 @@ func (m *Machine) announceRound() {
 		return
 	}
 	m.round = m.now
-	for _, v := range m.all() {
+	for _, v := range byAddress(m.vips) {
 		m.queue.enter(pending{vip: v, step: stepRound, due: m.now.Add(roundWait)})
 	}
 }
 
-// all returns the VIPs by address.
-func (m *Machine) all() []*vip {
-	all := make([]*vip, 0, len(m.vips))
-	for _, v := range m.vips {
-		all = append(all, v)
-	}
-	sortByAddress(all)
-	return all
+// beacons choose which VIP is announced next while speakers are lost, and when.
+type beacons struct {
+	ring   []*vip // those whose turn is before the next round
+	random *rand.Rand
 }
 
-// beacon returns the next VIP in the ring. Nil: there is none. Those that somebody else
+// next returns the next VIP in the ring. Nil: there is none. Those that somebody else
 // claimed just now wait for their correction.
-func (m *Machine) beacon() *vip {
-	if m.Whole {
-		return nil
-	}
-	m.queue.enter(pending{step: stepBeacon, due: m.now.Add(m.beaconWait())})
+func (b *beacons) next(vips map[netip.Addr]*vip) *vip {
 	for range 2 { // the rest of the ring, and once around
-		for len(m.ring) > 0 {
-			v := m.ring[0]
-			if m.ring = m.ring[1:]; v.announces() && v.reason == "" && !v.contested() {
+		for len(b.ring) > 0 {
+			v := b.ring[0]
+			if b.ring = b.ring[1:]; v.announces() && v.reason == "" && !v.contested() {
 				return v
 			}
 		}
-		m.ring = m.all()
+		b.ring = byAddress(vips)
 	}
 	return nil
 }
 
-// beaconWait returns how long to wait for the next beacon.
-func (m *Machine) beaconWait() time.Duration {
-	crowd := time.Duration(m.Crowd)
+// wait returns how long to wait for the next beacon.
+func (b *beacons) wait(crowd int) time.Duration {
 	if crowd <= 1 {
 		return beaconInterval
 	}
-	return crowd*beaconInterval/2 + time.Duration(m.random.Int64N(int64(crowd*beaconInterval)))
+	longest := time.Duration(crowd) * beaconInterval
+	return longest/2 + time.Duration(b.random.Int64N(int64(longest)))
 }
 
-// challenge has a speaker asked that claims a VIP of ours with the better seal, at once,
-// unless it is being asked, or is the one that is asked all the time.
-func (m *Machine) challenge(v *vip, by wire.MAC) {
-	if v.reason != Yielded || v.by != by {
-		m.ask(pending{vip: v, step: stepChallenge, to: by, due: m.now})
-	}
-}
-
+// ask has a speaker asked, unless it is being asked.
 func (m *Machine) ask(p pending) {
 	if p.vip.challenged[p.to] {
 		return
@@ -178,13 +164,6 @@ func (m *Machine) question(v *vip, to wire.MAC) []byte {
 	return m.Protocol.Probe(s, to)
 }
 
-// believe deals with the answer to a question.
-func (m *Machine) believe(v *vip, msg wire.Message) {
-	if m.nonces.fits(msg.Seal.Nonce(), v.addr, msg.From, m.now) {
-		m.yield(v, msg.From)
-	}
-}
-
 // yield leaves the VIP to another speaker, which is polled from then on.
 func (m *Machine) yield(v *vip, to wire.MAC) {
 	fresh := v.reason != Yielded
@@ -210,12 +189,12 @@ func (m *Machine) poll(v *vip) [][]byte {
 	v.polls++
 	if v.missed++; v.missed > maxMissed {
 		v.reason = ""
-		m.note(Note{Kind: Resumes, VIP: v.addr, Other: v.by})
+		m.out.note(Note{Kind: Resumes, VIP: v.addr, Other: v.by})
 		m.announceAnew(v)
 		return nil
 	}
 	if v.polls == 1 {
-		m.note(Note{Kind: Yields, VIP: v.addr, Other: v.by})
+		m.out.note(Note{Kind: Yields, VIP: v.addr, Other: v.by})
 	}
 	m.queue.enter(again)
 	return [][]byte{m.question(v, v.by)}

@@ -34,24 +34,21 @@ func (m *Machine) WantsCount(now time.Time) bool {
 	return !m.Whole && now.Sub(m.hearing.counted) >= hearingInterval
 }
 
-func (m *Machine) count(c Counted) {
-	h := &m.hearing
-	h.counted = m.now
+// count takes over how many frames have come in.
+func (h *hearing) count(c Counted, now time.Time, out *Effects) {
+	h.counted = now
 	if !c.Known || h.heard.IsZero() || h.messages != h.lastMessages || c.Frames != h.lastFrames && !h.deaf {
-		h.lastFrames, h.lastMessages, h.heard = c.Frames, h.messages, m.now
+		h.lastFrames, h.lastMessages, h.heard = c.Frames, h.messages, now
 	}
 	before := h.deaf
-	h.deaf = m.now.Sub(h.heard) >= deafAfter
+	h.deaf = now.Sub(h.heard) >= deafAfter
 	switch {
 	case h.deaf && !before:
-		m.note(Note{Kind: Deaf})
+		out.note(Note{Kind: Deaf})
 	case before && !h.deaf:
-		m.note(Note{Kind: Hears})
+		out.note(Note{Kind: Hears})
 	}
 }
-
-// deaf reports whether speakers are lost and nothing comes in.
-func (m *Machine) deaf() bool { return !m.Whole && m.hearing.deaf }
 
 // askInstead makes of a beacon a question, which clients learn nothing from: two halves of
 // a split brain that are both silent must hear each other when it heals. What else would

@@ -39,13 +39,7 @@ func (m *Machine) probe(p pending) [][]byte {
 		return [][]byte{m.Protocol.Probe(m.statement(v), wire.MAC{})}
 	}
 	v.reason, v.by = "", wire.MAC{}
-	m.note(Note{Kind: Free, VIP: v.addr})
+	m.out.note(Note{Kind: Free, VIP: v.addr})
 	m.announceAnew(v)
 	return nil
-}
-
-// probeAgain looks whether the host that has the VIP is gone.
-func (m *Machine) probeAgain(v *vip) {
-	v.heard = false
-	m.queue.enter(pending{vip: v, step: stepProbe, due: m.now})
 }

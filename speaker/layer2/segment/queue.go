@@ -136,12 +136,12 @@ func (m *Machine) sendDue() {
 		if !ok {
 			return
 		}
-		m.forget(p)
+		p.done()
 		frames := m.frames(&p)
 		if len(frames) == 0 {
 			continue
 		}
-		m.send(frames...)
+		m.out.send(frames...)
 		m.queue.spend(len(frames), m.now)
 		if p.step.claims() {
 			m.out.Announcements += len(frames)
@@ -151,8 +151,8 @@ func (m *Machine) sendDue() {
 	}
 }
 
-// forget notes that p is pending no more.
-func (m *Machine) forget(p pending) {
+// done notes that p is pending no more.
+func (p pending) done() {
 	switch p.step {
 	case stepCorrection:
 		p.vip.correcting = false
@@ -165,14 +165,15 @@ func (m *Machine) forget(p pending) {
 
 // frames returns what is to be sent for p, if anything is.
 func (m *Machine) frames(p *pending) [][]byte {
-	if p.step == stepBeacon {
-		p.vip = m.beacon()
+	if p.step == stepBeacon && !m.Whole {
+		m.queue.enter(pending{step: stepBeacon, due: m.now.Add(m.beacons.wait(m.Crowd))})
+		p.vip = m.beacons.next(m.vips)
 	}
 	v := p.vip
 	switch {
 	case v == nil, !v.announces():
 		return nil // and no repetition
-	case p.step > 1 && p.step.claims() && m.deaf():
+	case p.step > 1 && p.step.claims() && !m.Whole && m.hearing.deaf:
 		frames := m.askInstead(*p)
 		p.step = stepProbe
 		return frames
@@ -181,7 +182,8 @@ func (m *Machine) frames(p *pending) [][]byte {
 	case p.step == stepChallenge:
 		return m.askChallenged(*p)
 	case p.step == stepRecheck:
-		m.probeAgain(v)
+		v.heard = false // is the host that has it gone?
+		m.queue.enter(pending{vip: v, step: stepProbe, due: m.now})
 		return nil
 	case p.step >= stepProbe:
 		return m.probe(*p)

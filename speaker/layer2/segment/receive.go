@@ -35,7 +35,11 @@ func (m *Machine) receive(frame []byte) {
 // claim deals with somebody else's claim. It may be that of a speaker of this cluster;
 // then the better claim counts, on both sides, once the speaker has answered a question.
 func (m *Machine) claim(v *vip, msg wire.Message) {
-	m.noteClaim(v)
+	// A claim that may have crossed our announcement does not count: the host that sent it may yield, and
+	// otherwise repeats it.
+	if m.now.Sub(v.announced) > crossing {
+		v.claimed = m.now
+	}
 	switch {
 	case v.Leaving: // it is that of the node that the VIP goes to
 	case msg.Answers && msg.Seal == (seal.Seal{}): // a speaker, perhaps, that takes our kernel for a client
@@ -44,9 +48,13 @@ func (m *Machine) claim(v *vip, msg wire.Message) {
 			m.queue.enter(pending{vip: v, step: stepDefence, due: m.now.Add(defence)})
 		}
 	case msg.Seal.Nonce() != (seal.Nonce{}):
-		m.believe(v, msg)
+		if m.nonces.fits(msg.Seal.Nonce(), v.addr, msg.From, m.now) {
+			m.yield(v, msg.From)
+		}
 	case msg.Seal.Outranks(m.statement(v).Seal):
-		m.challenge(v, msg.From)
+		if v.reason != Yielded || v.by != msg.From { // it is polled then
+			m.ask(pending{vip: v, step: stepChallenge, to: msg.From, due: m.now})
+		}
 	case v.reason == "", v.reason == Probing:
 		m.correct(v)
 	}
@@ -70,7 +78,7 @@ func (m *Machine) answer(v *vip, msg wire.Message) {
 			s.Seal = m.Keys.Numbered(v.addr, m.Self, v.Home, n)
 		}
 	}
-	m.send(m.Protocol.Answer(s, msg))
+	m.out.send(m.Protocol.Answer(s, msg))
 	m.out.Replies++
 	if msg.Takes && !known {
 		m.reportConflict(v, msg, true)
@@ -91,8 +99,8 @@ func (m *Machine) meet(v *vip, msg wire.Message, known bool) {
 }
 
 // knows reports whether the sender is a speaker of this cluster.
-func (m *Machine) knows(msg wire.Message, v *vip) bool {
-	return msg.Seal != (seal.Seal{}) && m.Keys.Valid(msg.Seal, v.addr, msg.From)
+func (c *Config) knows(msg wire.Message, v *vip) bool {
+	return msg.Seal != (seal.Seal{}) && c.Keys.Valid(msg.Seal, v.addr, msg.From)
 }
 
 // reportConflict notes that a host that is no speaker of this cluster has the VIP, and
@@ -110,7 +118,7 @@ func (m *Machine) noteConflict(v *vip, n Note) (first bool) {
 		v.warned = m.now
 	}
 	n.Kind, n.VIP, n.First = Conflict, v.addr, first
-	m.note(n)
+	m.out.note(n)
 	m.out.Conflicts++
 	return first
 }

@@ -21,6 +21,7 @@ package segment
 
 import (
 	"encoding/binary"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -168,11 +169,10 @@ type Machine struct {
 
 	vips    map[netip.Addr]*vip
 	queue   queue
-	ring    []*vip    // whose turn for a beacon it is
+	beacons beacons
 	round   time.Time // when all was announced because a rival was met
 	nonces  nonces
 	hearing hearing
-	random  *rand.Rand
 	polls   *rate.Limiter
 	// challenges bounds the questions to all who claim VIPs here.
 	challenges *rate.Limiter
@@ -198,7 +198,7 @@ type vip struct {
 	polls, missed int
 
 	// claimed is when another host claimed it last, unless it was announced since. announced
-	// is when it was. See leave.
+	// is when it was. See left.
 	claimed, announced time.Time
 	warned             time.Time // of the last conflict that people heard of
 	// Another speaker claimed it just now: it is to be corrected, or may be the next owner,
@@ -212,7 +212,7 @@ func New(c Config, now time.Time) *Machine {
 	return &Machine{
 		Config: c, Surroundings: Surroundings{Whole: true, Crowd: 1}, now: now,
 		vips: map[netip.Addr]*vip{}, queue: queue{pace: rate.NewLimiter(framesPerSecond, burstFrames)}, nonces: nonces{c.Secret, now},
-		random:     rand.New(rand.NewPCG(binary.BigEndian.Uint64(c.Secret[:]), binary.BigEndian.Uint64(c.Secret[8:]))),
+		beacons:    beacons{random: rand.New(rand.NewPCG(binary.BigEndian.Uint64(c.Secret[:]), binary.BigEndian.Uint64(c.Secret[8:])))},
 		polls:      rate.NewLimiter(pollsPerSecond, pollsPerSecond/10),
 		challenges: rate.NewLimiter(challengesPerSecond, challengesPerSecond/2),
 	}
@@ -231,7 +231,7 @@ func (m *Machine) Step(e Event, now time.Time) *Effects {
 	case Surroundings:
 		m.lookAround(e)
 	case Counted:
-		m.count(e)
+		m.hearing.count(e, now, &m.out)
 	}
 	return &m.out
 }
@@ -263,8 +263,8 @@ func (m *Machine) assign(want map[netip.Addr]VIP) {
 		case v.Refresh != w.Refresh && !w.Leaving && v.reason == "": // announced now, and from now on each interval
 			v.edition++
 			fresh = append(fresh, v)
-		case w.Leaving && !v.Leaving:
-			m.leave(v)
+		case w.Leaving && !v.Leaving && m.now.Sub(v.claimed) > defence:
+			v.claimed = time.Time{} // a claim that was contradicted is not the next owner's
 		}
 		v.VIP = w
 	}
@@ -278,27 +278,10 @@ func (m *Machine) assign(want map[netip.Addr]VIP) {
 	}
 }
 
-// leave is called when a VIP begins to leave: it is answered for until somebody claims it,
-// so that at every moment one of the two nodes answers, and not after, so that both never
-// do for longer than a frame takes.
-//
-// The next owner may be faster than this node hears that it is the next one: claims are
-// noted all the time. One so old that it was contradicted is not the next owner's.
-func (m *Machine) leave(v *vip) {
-	if m.now.Sub(v.claimed) > defence {
-		v.claimed = time.Time{}
-	}
-}
-
-// noteClaim notes that another host claims the VIP. A claim that may have crossed our
-// announcement does not count: who made it yields, perhaps, and repeats it otherwise.
-func (m *Machine) noteClaim(v *vip) {
-	if m.now.Sub(v.announced) > crossing {
-		v.claimed = m.now
-	}
-}
-
-// left reports whether the VIP has gone to another host.
+// left reports whether a VIP that leaves has gone to its next owner. This node answers for it until
+// another host claims it, and not after: at every moment one of the two nodes answers, and both
+// do for no longer than a frame takes. The claim may come before this node hears that the VIP
+// leaves, so that claims are recorded at all times.
 func (v *vip) left() bool { return v.Leaving && !v.claimed.IsZero() }
 
 // lookAround takes over what is new about the surroundings. While speakers are lost there
@@ -316,21 +299,21 @@ func (m *Machine) lookAround(s Surroundings) {
 		m.correct(p.vip)
 	}
 	if !m.queue.waits(stepBeacon) {
-		m.queue.enter(pending{step: stepBeacon, due: m.now.Add(m.beaconWait())})
+		m.queue.enter(pending{step: stepBeacon, due: m.now.Add(m.beacons.wait(m.Crowd))})
 	}
 }
 
 // statement is what this node says of the VIP.
-func (m *Machine) statement(v *vip) wire.Statement {
+func (c *Config) statement(v *vip) wire.Statement {
 	if v.Apart {
-		return wire.Statement{Self: m.Self, VIP: v.addr, Seal: m.Keys.Apart(v.addr, m.Self, v.Home)}
+		return wire.Statement{Self: c.Self, VIP: v.addr, Seal: c.Keys.Apart(v.addr, c.Self, v.Home)}
 	}
-	return wire.Statement{Self: m.Self, VIP: v.addr, Seal: m.Keys.Seal(v.addr, m.Self, v.Home)}
+	return wire.Statement{Self: c.Self, VIP: v.addr, Seal: c.Keys.Seal(v.addr, c.Self, v.Home)}
 }
 
-func (m *Machine) send(frames ...[]byte) { m.out.Frames = append(m.out.Frames, frames...) }
+func (e *Effects) send(frames ...[]byte) { e.Frames = append(e.Frames, frames...) }
 
-func (m *Machine) note(n Note) { m.out.Notes = append(m.out.Notes, n) }
+func (e *Effects) note(n Note) { e.Notes = append(e.Notes, n) }
 
 // State is how a VIP stands on the segment.
 type State struct {
@@ -368,6 +351,13 @@ func (m *Machine) Leaving() (addrs []netip.Addr) {
 	}
 	slices.SortFunc(addrs, netip.Addr.Compare)
 	return addrs
+}
+
+// byAddress returns the VIPs in order.
+func byAddress(vips map[netip.Addr]*vip) []*vip {
+	all := slices.Collect(maps.Values(vips))
+	sortByAddress(all)
+	return all
 }
 
 func sortByAddress(vips []*vip) {

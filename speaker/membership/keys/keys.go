@@ -1,14 +1,14 @@
-// Package keys decides which keys a speaker understands and which one it uses, so that
-// the one that all speakers share can be replaced while they work.
+// Package keys decides which keys a speaker understands and which one it uses. By its rules
+// the key that all speakers share can be replaced while they work.
 //
-// A key follows from the Secret's text and from the configuration's clusterID: clusters
-// that share the text do not share keys. What the speakers say to each other and the
-// seals on their announcements have a key each.
+// A key follows from the Secret's text and from the configuration's clusterID, so that clusters
+// with the same text have different keys. There is one key for the speakers' messages to each
+// other, and one for the seals on their announcements.
 //
 // The Secret reaches the nodes at different times, up to two minutes apart, and so does
 // the configuration. A speaker that reads a new one understands its key from then on,
-// beside those that it had, and says so on its Lease. It uses the new key when all speakers understand it, and forgets the
-// others when all use it. A speaker that starts meanwhile has the new one only, and waits
+// beside those that it had, and reports that on its Lease. It uses the new key when all speakers
+// understand it, and forgets the others when all use it. A speaker that starts meanwhile has the new one only, and waits
 // until it and all others understand each other.
 package keys
 

@@ -217,14 +217,21 @@ func TestHelmTest(t *testing.T) {
 	for _, r := range rules {
 		assert.False(t, mayWrite(r), "the test may write: %v", r)
 	}
-	reads := regexp.MustCompile(`, "?(list|get)"?, "([a-z]+)\.?([a-z0-9.]*)", (?:""|o\.Namespace|metav1)`).FindAllStringSubmatch(
-		fileOf(t, "../../inspect/cluster/cluster.go"), -1)
+	sources := fileOf(t, "../../inspect/cluster/source.go")
+	reads := regexp.MustCompile(`(get\()?of\(client, \w+, "?([\w.]+)"?,|verb: "(get)", resource: "(\w+)"`).FindAllStringSubmatch(sources, -1)
 	assert.GreaterOrEqual(t, len(reads), 11, "what lodestone status reads")
 	for _, m := range reads {
-		verb, resource, group := m[1], m[2], m[3]
+		verb, kind := "list", m[2]+m[4]
+		if m[1]+m[3] != "" {
+			verb = "get"
+		}
+		if name := regexp.MustCompile(`(?i)"(` + kind + `\.[a-z0-9.]+)"`).FindStringSubmatch(sources); name != nil { // a constant
+			kind = name[1]
+		}
+		resource, group, _ := strings.Cut(kind, ".")
 		assert.True(t, slices.ContainsFunc(rules, func(r rbacv1.PolicyRule) bool {
 			return slices.Contains(r.Verbs, verb) && slices.Contains(r.Resources, resource) && slices.Contains(r.APIGroups, group)
-		}), "lodestone status may not %s %s", verb, m[2])
+		}), "lodestone status may not %s %s", verb, kind)
 	}
 	policy := find[networkingv1.NetworkPolicy](all)["lodestone-test"]
 	require.NotNil(t, policy)

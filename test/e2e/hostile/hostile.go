@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"syscall"
 	"time"
 
 	"k8s.io/client-go/kubernetes"
@@ -62,8 +63,8 @@ type Result struct {
 	Usual, Quiet, Busy Waits
 	// Bytes is what the API server holds of the hostile objects, in its own encoding.
 	Bytes int64
-	// Ended is how often a program ended by itself, and was started again.
-	Ended int
+	// Ended is how often a program ended by itself, and was started again, by phase.
+	Ended map[string]int
 }
 
 // Nodes with a speaker, and the node whose speaker's token forges a Lease.
@@ -104,7 +105,7 @@ func Run(ctx context.Context, o Options) (result *Result, err error) {
 		return nil, err
 	}
 	config.ContentType, config.WarningHandler = "application/vnd.kubernetes.protobuf", rest.NoWarnings{}
-	c := &cluster{Options: o, ground: g, result: &Result{Speaker: Peaks{}, Controller: Peaks{}}}
+	c := &cluster{Options: o, ground: g, result: &Result{Speaker: Peaks{}, Controller: Peaks{}, Ended: map[string]int{}}}
 	if c.kube, err = kubernetes.NewForConfig(config); err != nil {
 		return nil, err
 	}
@@ -150,16 +151,11 @@ func (c *cluster) measure(ctx context.Context) (err error) {
 	if err := c.phase(ctx, Service, c.change); err != nil {
 		return err
 	}
-	if err := c.phase(ctx, Relist, c.relist); err != nil {
-		return err
-	}
-	for _, p := range c.programs {
-		c.result.Ended += p.ended()
-	}
-	return nil
+	return c.phase(ctx, Relist, c.relist)
 }
 
-// phase notes how much memory the programs need while do runs, and some time longer.
+// phase notes how much memory the programs need while do runs, and some time longer, and how
+// often they end.
 func (c *cluster) phase(ctx context.Context, name string, do func(context.Context) error) error {
 	for _, p := range c.programs {
 		p.reset()
@@ -170,7 +166,8 @@ func (c *cluster) phase(ctx context.Context, name string, do func(context.Contex
 		err = sleep(ctx, settle)
 	}
 	for _, p := range c.programs {
-		peak := p.peak()
+		peak, ended := p.measured()
+		c.result.Ended[name] += ended
 		c.Progress("%s: %s had %d MB resident", name, p.name, peak/1e6)
 		if name == "" {
 			continue
@@ -220,12 +217,19 @@ func (c *cluster) change(ctx context.Context) error {
 }
 
 // relist restarts the API server. It remembers nothing of before, so whoever watched has to
-// list everything anew.
+// list everything anew. With the lists of all at once it does not start within its own time,
+// on few processors: so the programs stand still until it is ready.
 func (c *cluster) relist(ctx context.Context) error {
-	if err := kill(c.api); err != nil {
+	all := func(s syscall.Signal) (err error) {
+		for _, d := range c.programs {
+			err = errors.Join(err, d.signal(s))
+		}
 		return err
 	}
-	if err := c.startAPI(ctx); err != nil {
+	if err := errors.Join(kill(c.api), all(syscall.SIGSTOP)); err != nil {
+		return err
+	}
+	if err := errors.Join(c.startAPI(ctx), all(syscall.SIGCONT)); err != nil {
 		return err
 	}
 	if err := c.ready(ctx); err != nil {

@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -193,6 +194,19 @@ type daemon struct {
 	crashes int
 }
 
+// signal sends the program a signal, if it runs.
+func (d *daemon) signal(s syscall.Signal) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.cmd == nil {
+		return nil
+	}
+	if err := d.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("send %s %s: %w", d.name, s, err)
+	}
+	return nil
+}
+
 // add prepares a program as the container's template says.
 func (c *cluster) add(ctx context.Context, component, host string, template *corev1.Container, flags ...string) error {
 	kubeconfig, err := c.kubeconfig(ctx, component, host)
@@ -297,26 +311,21 @@ func (p *daemon) kill() error {
 	return nil
 }
 
-// reset forgets how large the program has been.
+// reset forgets how large the program has been, and how often it has ended.
 func (p *daemon) reset() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.most = 0
+	p.most, p.crashes = 0, 0
 	if p.cmd != nil {
 		_ = os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", p.cmd.Process.Pid), []byte("5"), 0) // proc(5); else the peak is that of before
 	}
 }
 
-func (p *daemon) peak() int64 {
+// measured returns the most that the program had resident, and how often it ended by itself.
+func (p *daemon) measured() (peak int64, ended int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.most
-}
-
-func (p *daemon) ended() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.crashes
+	return p.most, p.crashes
 }
 
 // ready waits until all programs say that they are ready.

@@ -148,10 +148,10 @@ func (c *Connections) hold(ctx context.Context, i int, answered chan<- error) {
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	answers := bufio.NewReader(conn)
 	by, err := c.ask(conn, answers)
-	answered <- err
 	c.mu.Lock()
 	c.record.Nodes[by.Node]++
 	c.mu.Unlock()
+	answered <- err // Connect's caller may ask for the record at once
 	for err == nil {
 		round, behind, hurry := c.progress(i)
 		if !behind {

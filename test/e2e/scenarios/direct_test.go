@@ -37,10 +37,13 @@ func preferring(node string) string {
 // With direct forwarding no TCP connection ends because the VIP moves: by label, by the
 // configuration, while the speakers are replaced, when one is killed, when it is switched on
 // or off. Pods see the client's address with policy Local, and more nodes than the owner
-// serve. IPv4 and IPv6; some connections are idle meanwhile, others have much to carry.
+// serve. IPv4 and IPv6; some connections are idle meanwhile, others have much to carry. On one
+// node kube-proxy is in mode iptables, on the others in mode nftables.
 func TestConnectionsOutliveMovesOfTheVIP(t *testing.T) {
 	s := begin(t)
 	s.forwardDirectly()
+	s.afterwards(func() { require.NoError(s, s.Lab.SetProxyMode(s.ctx, "n3", lab.NFTables)) })
+	require.NoError(t, s.Lab.SetProxyMode(s.ctx, "n3", lab.IPTables))
 	s.echo(6)
 	for _, policy := range []corev1.ServiceExternalTrafficPolicy{"Local", "Cluster"} {
 		t.Run(string(policy), func(t *testing.T) {
@@ -434,26 +437,26 @@ func (s *story) forwardDirectly() {
 	require.NoError(s, s.Upgrade(s.ctx, s.Lab.Chart(), "--set=speaker.directForwarding=true"))
 }
 
-// forwards waits until all nodes say that they have the rules, and have heard it of each other.
+// forwards waits until all nodes have the rules, have heard it of each other, and know at each of
+// their addresses that the others are there.
 func (s *story) forwards() {
 	s.Helper()
 	s.eventually("all nodes forward", func() error {
-		leases, err := s.Kube.CoordinationV1().Leases(lodestone.Namespace).List(s.ctx, metav1.ListOptions{})
-		if err != nil {
-			return err
-		}
-		var forward []string
-		for _, l := range leases.Items {
-			if strings.Contains(l.Annotations["lodestone.io/report"], `"forwards":true`) {
-				forward = append(forward, l.Name)
+		for _, node := range s.Lab.Nodes() {
+			pod, others := s.speakerOf(node), 0
+			for _, other := range s.nodesBut(node) {
+				others += len(s.Lab.Addresses(other))
 			}
-		}
-		if len(forward) < len(s.Lab.Nodes()) {
-			return fmt.Errorf("of %q alone the Leases say so", forward)
+			n, err := s.Metric(s.ctx, &pod, "lodestone_direct_neighbours", lodestone.Labels{"state": "reachable"})
+			if err == nil && int(n) != others {
+				err = fmt.Errorf("%s reaches its neighbours at %v of %d addresses", node, n, others)
+			}
+			if err != nil {
+				return err
+			}
 		}
 		return nil
 	})
-	time.Sleep(time.Second)
 }
 
 // use is what goes over a connection.

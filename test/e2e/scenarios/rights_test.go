@@ -200,6 +200,16 @@ func TestASpeakersTokenWritesItsOwnLeaseAlone(t *testing.T) {
 		err := write(leases, x.lease, x.change)
 		assert.True(t, apierrors.IsForbidden(err), "%s: %v", x.what, err)
 	}
+	// An API server without coordinated elections drops these; one with them refuses the Lease.
+	strategy := coordinationv1.OldestEmulationVersion
+	own.Spec.Strategy, own.Spec.PreferredHolder = &strategy, &nobody
+	if written, err := leases.Update(s.ctx, own.DeepCopy(), dry); err == nil {
+		assert.Nil(t, written.Spec.Strategy)
+		assert.Nil(t, written.Spec.PreferredHolder)
+	} else {
+		assert.True(t, apierrors.IsForbidden(err) || apierrors.IsConflict(err), "a strategy: %v", err)
+	}
+	own.Spec.Strategy, own.Spec.PreferredHolder = nil, nil
 	fresh := func(name string) *coordinationv1.Lease {
 		l := own.DeepCopy()
 		l.ObjectMeta = metav1.ObjectMeta{Name: name, Namespace: own.Namespace, Labels: own.Labels, Annotations: own.Annotations,

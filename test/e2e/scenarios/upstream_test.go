@@ -20,25 +20,28 @@ func TestUpstreamServiceControllerDrivesTheProvider(t *testing.T) {
 	s.event(s.namespace, "Service", "web", "EnsuredLoadBalancer")
 	s.holds("existing", before)
 
-	for name, story := range map[string]func(*testing.T){
-		"Answers":          TestServiceIsReachableByTCPAndUDPAndHasOneAnswerer,
-		"Exhaustion":       TestFreedAddressGoesToTheWaitingService,
-		"Priorities":       TestServicesDrawFromThePoolOfTheLowestPriorityFirst,
-		"Requests":         TestRequestedAddressIsGivenOrRefusedWithTheFacts,
-		"Withheld":         TestExcludedFirstAndLastAddressesAreNeverGiven,
-		"Recreation":       TestServiceRecreatedWithinASecondIsANewService,
-		"DeletedWhileDown": TestServiceDeletedWhileTheControllerIsDownFreesItsAddress,
-		"TypeChange":       TestServiceTurnsClusterIPAndBack,
-		"Repair":           TestStatusWipedByHandIsRepaired,
-		"Killed":           TestControllerKilledWhileAssigning,
-		"PoolRemoved":      TestPoolRemovedWhileInUseMovesNobody,
-		"Selectors":        TestPoolsOpenByLabelsOfNamespaceAndService,
-		"Sharing":          TestServicesShareAnAddress,
-		"Quota":            TestQuotaBoundsANamespace,
-		"Draining":         TestPoolIsEmptiedWithoutMovingAnybodyUnasked,
-		"Kept":             TestAddressesAreKeptForTheServiceThatComesBack,
+	for _, story := range []struct {
+		name string
+		run  func(*testing.T)
+	}{
+		{"Answers", TestServiceIsReachableByTCPAndUDPAndHasOneAnswerer},
+		{"Exhaustion", TestFreedAddressGoesToTheWaitingService},
+		{"Priorities", TestServicesDrawFromThePoolOfTheLowestPriorityFirst},
+		{"Requests", TestRequestedAddressIsGivenOrRefusedWithTheFacts},
+		{"Withheld", TestExcludedFirstAndLastAddressesAreNeverGiven},
+		{"Recreation", TestServiceRecreatedWithinASecondIsANewService},
+		{"DeletedWhileDown", TestServiceDeletedWhileTheControllerIsDownFreesItsAddress},
+		{"TypeChange", TestServiceTurnsClusterIPAndBack},
+		{"Repair", TestStatusWipedByHandIsRepaired},
+		{"Killed", TestControllerKilledWhileAssigning},
+		{"PoolRemoved", TestPoolRemovedWhileInUseMovesNobody},
+		{"Selectors", TestPoolsOpenByLabelsOfNamespaceAndService},
+		{"Sharing", TestServicesShareAnAddress},
+		{"Quota", TestQuotaBoundsANamespace},
+		{"Draining", TestPoolIsEmptiedWithoutMovingAnybodyUnasked},
+		{"Kept", TestAddressesAreKeptForTheServiceThatComesBack},
 	} {
-		t.Run(name, story)
+		t.Run(story.name, story.run)
 	}
 
 	s.config(usualPools) // the stories' own are gone

@@ -1,4 +1,16 @@
 // Package cli is the lodestone command, all but the process around it.
+//
+// The files, from the outside in:
+//
+//	cli.go       the command, its exit codes, and how an error is shown
+//	cluster.go   which cluster, by which credentials, and what is read from it
+//	status.go    lodestone status and dashboard, and how all commands print an answer
+//	explain.go   lodestone explain
+//	bgp.go       lodestone bgp
+//	validate.go  lodestone validate
+//	plan.go      lodestone plan and simulate
+//	diagnose.go  lodestone diagnose
+//	migrate.go   lodestone migrate
 package cli
 
 import (

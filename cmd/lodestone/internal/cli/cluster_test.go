@@ -101,7 +101,7 @@ func TestClassesAreThoseOfTheControllerThatRuns(t *testing.T) {
 }
 
 // Who announces an address is told by the speakers' own code.
-func TestExplainTellsWhoAnnounces(t *testing.T) {
+func TestExplainShowsWhoAnnounces(t *testing.T) {
 	var objects []runtime.Object
 	for i, name := range []string{"n1", "n2", "n3", "n4", "n5", "n6", "n7"} {
 		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"rack": "a"}}}

@@ -172,13 +172,13 @@ func TestDiagnosisNamesWhoIsMissing(t *testing.T) {
 	assert.Contains(t, text, "nothing is known of the node itself: no speaker pod")
 }
 
-func TestDiagnosisSaysWhichRightIsMissing(t *testing.T) {
+func TestDiagnosisReportsWhichRightIsMissing(t *testing.T) {
 	t.Parallel()
 	w := diagnosed(t)
 	w.pods.refused = errors.New("you may not ask the speakers: you need the right to create serviceaccounts/token")
 	text := w.ask("", ExitFailed, "diagnose")
 	assert.Contains(t, text, "you may not ask the speakers")
-	assert.Contains(t, text, "UNKNOWN  ip-forward  cluster\n  not judged: no speaker reported on its node")
+	assert.Contains(t, text, "UNKNOWN  ip-forward  cluster\n  undecided: no speaker reported on its node")
 	assert.NotContains(t, text, "ok: arp")
 
 	w = diagnosed(t)
@@ -204,7 +204,7 @@ func TestDiagnosisWithAnInvalidConfiguration(t *testing.T) {
 	object[*corev1.ConfigMap](w, config.ConfigMapName).Data[config.Key] = header + "pool: []\n"
 	text := w.ask("", ExitFailed, "diagnose")
 	assert.Contains(t, text, "WARNING  configuration  cluster\n  ConfigMap lodestone-system/lodestone-config is invalid")
-	assert.Contains(t, text, "UNKNOWN  bgp  cluster\n  not judged")
+	assert.Contains(t, text, "UNKNOWN  bgp  cluster\n  undecided")
 }
 
 func TestDiagnosisForPrograms(t *testing.T) {

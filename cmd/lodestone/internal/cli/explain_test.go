@@ -236,7 +236,7 @@ func TestStoryOfAServiceWithoutTheSpeakers(t *testing.T) {
 }
 
 // Who may not read what a question is not about is answered all the same.
-func TestStoriesNeedNoMoreThanTheyTell(t *testing.T) {
+func TestStoriesReadNoMoreThanTheyShow(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.refuse("list", "pods")

@@ -155,7 +155,7 @@ func has(name, ip string, annotations map[string]string) *corev1.Service {
 	return svc
 }
 
-func TestMigrateFromAClusterTellsWhoKeepsItsAddress(t *testing.T) {
+func TestMigrateFromAClusterReportsWhoKeepsItsAddress(t *testing.T) {
 	t.Parallel()
 	d := resources(metalLBObject("IPAddressPool", "lan", map[string]any{"addresses": []any{"203.0.113.10-203.0.113.19"}}),
 		metalLBObject("L2Advertisement", "lan", map[string]any{}))

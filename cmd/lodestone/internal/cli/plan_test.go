@@ -26,7 +26,7 @@ func edited(t *testing.T, replace ...string) string {
 }
 
 // An edit of the advertisements moves no address, and says which VIPs it moves.
-func TestPlanTellsWhichVIPsMove(t *testing.T) {
+func TestPlanShowsWhichVIPsMove(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.ask("plan-nothing.txt", ExitOK, "plan", "--config", edited(t))
@@ -43,8 +43,8 @@ func TestPlanTellsWhichVIPsMove(t *testing.T) {
 	assert.Equal(t, "203.0.113.11", e.Orphaned[0].VIP.String())
 	assert.Equal(t, speakers.NoLocalEndpoint, e.Orphaned[0].Reason)
 	require.Len(t, e.Moved, 2)
-	assert.Equal(t, explain.Announcers{BGP: []string{"n3"}}, e.Moved[0].After)
-	assert.Equal(t, explain.Announcers{Layer2: "n3"}, e.Moved[1].After)
+	assert.Equal(t, simulation.Audience{Routers: []string{"n3"}}, e.Moved[0].After)
+	assert.Equal(t, simulation.Audience{Owner: "n3"}, e.Moved[1].After)
 
 	// It comes true.
 	object[*corev1.ConfigMap](w, config.ConfigMapName).Data[config.Key] = read1(t, moves)

@@ -28,7 +28,7 @@ func TestOperatorAsksBeforeTheReboot(t *testing.T) {
 	assert.Contains(t, w.ask("", ExitFailed, "simulate", "drain", "n9"), `there is no node "n9"; there are: n1, n2, n3`)
 }
 
-func TestWhatIsSilentAlreadyIsNoNews(t *testing.T) {
+func TestWhatIsSilentAlreadyChangesNothing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.drop("local-1")

@@ -69,7 +69,7 @@ func TestStatusOfAnEmptyCluster(t *testing.T) {
 	w.ask("status-empty.txt", ExitFound, "status")
 }
 
-func TestStatusSaysWhatIsWrongWithTheConfiguration(t *testing.T) {
+func TestStatusReportsWhatIsWrongWithTheConfiguration(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	object[*corev1.ConfigMap](w, config.ConfigMapName).Data[config.Key] = header +
@@ -85,7 +85,7 @@ func (w *world) refuse(verb, resource string) {
 	})
 }
 
-func TestStatusSaysWhichRightIsMissing(t *testing.T) {
+func TestStatusReportsWhichRightIsMissing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.refuse("list", "pods")
@@ -94,7 +94,8 @@ func TestStatusSaysWhichRightIsMissing(t *testing.T) {
 	w.refuse("get", "configmaps")
 	text := w.ask("", ExitFailed, "status")
 	assert.Contains(t, text, "you may not read the configuration: you need the right to get configmaps in namespace lodestone-system")
-	assert.Contains(t, text, "you may not read the released addresses: you need the right to get configmaps in namespace lodestone-system")
+	assert.Contains(t, text,
+		"you may not read the addresses in quarantine: you need the right to get configmaps in namespace lodestone-system")
 	assert.Contains(t, text, "CONFIGURATION  not read")
 	assert.NotContains(t, text, "All is well")
 
@@ -129,7 +130,7 @@ func TestSpeakersAreMissedWhereTheyAreMeantToBe(t *testing.T) {
 	assert.Contains(t, text, "3 of 3 nodes ready")
 }
 
-func TestAdvertisementsThatMatchNoInterfaceAreSaid(t *testing.T) {
+func TestAdvertisementsThatMatchNoInterfaceAreReported(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	l := object[*coordinationv1.Lease](w, annotation.SpeakerLeasePrefix+"n2")
@@ -141,7 +142,7 @@ func TestAdvertisementsThatMatchNoInterfaceAreSaid(t *testing.T) {
 
 // Who rotates the membership key sees which speakers have read the new one, and that
 // all use it in the end. A speaker that has left does not count.
-func TestMembershipKeyIsSaid(t *testing.T) {
+func TestMembershipKeyIsReported(t *testing.T) {
 	t.Parallel()
 	const before, after, evil = "8201839b0c01ff82", "a95c0da7beab4b13", "a95c0da7beab4b13\x1b[31m"
 	for name, x := range map[string]struct {
@@ -189,7 +190,7 @@ func TestVersionSkewIsOfTags(t *testing.T) {
 }
 
 // The leader's clock is not this one's; a leader that is gone is said.
-func TestLeaderThatIsGoneIsSaid(t *testing.T) {
+func TestLeaderThatIsGoneIsReported(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	renewed := metav1.NewMicroTime(ago(10 * time.Minute))

@@ -34,7 +34,11 @@ func hostileCluster(ctx context.Context, _ *lodestone.Installation) error {
 			ms(hostile.Quantile(tenant.waits.Created, 0.99)), ms(hostile.Quantile(tenant.waits.Address, 0.99)),
 			ms(hostile.Quantile(tenant.waits.Announced, 0.99)))
 	}
+	ended := 0
+	for _, n := range r.Ended {
+		ended += n
+	}
 	result("hostile_cluster", "objects_mb=%.0f ended=%d half_speaker_limit_mb=%.0f half_controller_limit_mb=%.0f",
-		megabytes(r.Bytes), r.Ended, megabytes(r.SpeakerLimit/2), megabytes(r.ControllerLimit/2))
+		megabytes(r.Bytes), ended, megabytes(r.SpeakerLimit/2), megabytes(r.ControllerLimit/2))
 	return nil
 }

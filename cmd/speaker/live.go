@@ -1,0 +1,36 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// runner is a part that works until its context ends.
+type runner interface {
+	Run(ctx context.Context) error
+	String() string
+}
+
+// live runs the loop until ctx ends or a part fails. The parts outlive the
+// loop: it needs them to hand over.
+func live(ctx context.Context, loop runner, parts ...runner) error {
+	living, end := context.WithCancel(context.WithoutCancel(ctx))
+	group, living := errgroup.WithContext(living)
+	for _, p := range parts {
+		group.Go(func() error {
+			if err := p.Run(living); err != nil {
+				return fmt.Errorf("run %s: %w", p, err)
+			}
+			return nil
+		})
+	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	defer context.AfterFunc(living, stop)()
+	err := loop.Run(ctx)
+	end()
+	return errors.Join(err, group.Wait())
+}

@@ -1,0 +1,165 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+	"github.com/stretchr/testify/require"
+
+	"github.com/lodestone-lb/lodestone/pkg/diagnose"
+)
+
+// part is a runner that ends when its context does, or fails at once.
+type part struct {
+	name  string
+	err   error
+	ended chan string
+}
+
+func (p part) String() string { return p.name }
+
+func (p part) Run(ctx context.Context) error {
+	if p.err == nil {
+		<-ctx.Done()
+	}
+	if p.ended != nil {
+		p.ended <- p.name
+	}
+	return p.err
+}
+
+// A part that fails ends the loop and all other parts, and the process names it.
+func TestOnePartThatFailsEndsAll(t *testing.T) {
+	t.Parallel()
+	broken, ended := errors.New("address already in use"), make(chan string, 3)
+	err := live(t.Context(), part{name: "loop", ended: ended}, part{name: "server", err: broken, ended: ended},
+		part{name: "membership", ended: ended})
+	require.ErrorIs(t, err, broken)
+	require.EqualError(t, err, "run server: address already in use")
+	close(ended)
+	require.ElementsMatch(t, []string{"loop", "server", "membership"}, slices.Collect(func(yield func(string) bool) {
+		for name := range ended {
+			yield(name)
+		}
+	}))
+}
+
+// The first error is the one that people read, not what follows from it.
+func TestTheFirstErrorIsNamed(t *testing.T) {
+	t.Parallel()
+	late := part{name: "late", ended: make(chan string, 1)}
+	err := live(t.Context(), part{name: "loop"}, part{name: "first", err: errors.New("no route")}, failsAtTheEnd{late})
+	require.EqualError(t, err, "run first: no route")
+	require.Equal(t, "late", <-late.ended)
+}
+
+type failsAtTheEnd struct{ part }
+
+func (p failsAtTheEnd) Run(ctx context.Context) error {
+	return errors.Join(p.part.Run(ctx), errors.New("ended in the middle of something"))
+}
+
+// The loop hands over with the parts that it needs for that: they end after it.
+func TestPartsOutliveTheLoop(t *testing.T) {
+	t.Parallel()
+	ctx, stop := context.WithCancel(t.Context())
+	needed := part{name: "announcer", ended: make(chan string, 1)}
+	stop()
+	require.NoError(t, live(ctx, handsOver{needed.ended}, needed))
+	require.Equal(t, "announcer", <-needed.ended)
+}
+
+// handsOver is a loop that takes a moment to end, and fails if the other part has ended meanwhile.
+type handsOver struct{ other chan string }
+
+func (handsOver) String() string { return "loop" }
+
+func (h handsOver) Run(ctx context.Context) error {
+	<-ctx.Done()
+	select {
+	case name := <-h.other:
+		return errors.New(name + " ended before the hand-over")
+	case <-time.After(50 * time.Millisecond):
+		return nil
+	}
+}
+
+// parsed are the flags of a command line.
+func parsed(t *testing.T, args ...string) *flags {
+	t.Helper()
+	f := newFlags()
+	set := pflag.NewFlagSet("speaker", pflag.ContinueOnError)
+	f.register(set)
+	require.NoError(t, set.Parse(args))
+	return f
+}
+
+func TestWrongFlagsAreNamedWithTheirValue(t *testing.T) {
+	t.Setenv("LODESTONE_MEMBERSHIP_KEY", strings.Repeat("k", 32))
+	t.Setenv("NODE_NAME", "")
+	t.Setenv("NODE_IP", "")
+	for want, args := range map[string][]string{
+		"no node name: set --node-name or NODE_NAME":            {"--node-ip=203.0.113.1"},
+		`--node-ip or NODE_IP is "", not an address`:            {"--node-name=n1"},
+		`--node-ip or NODE_IP is "n1.example", not an address`:  {"--node-name=n1", "--node-ip=n1.example"},
+		`--log-level is "loud", not debug, info, warn or error`: {"--node-name=n1", "--node-ip=203.0.113.1", "--log-level=loud"},
+		`--log-format is "xml", not text or json`:               {"--node-name=n1", "--node-ip=203.0.113.1", "--log-format=xml"},
+		`read the membership key: open /nowhere: no such file or directory`: {"--node-name=n1", "--node-ip=203.0.113.1",
+			"--membership-key-file=/nowhere"},
+	} {
+		_, err := parsed(t, args...).settings()
+		require.EqualError(t, err, want)
+	}
+}
+
+// The file changes while the speaker runs, the environment cannot: the file counts.
+func TestKeyFileWinsOverTheEnvironment(t *testing.T) {
+	fromFile, fromEnvironment := strings.Repeat("f", 32), strings.Repeat("e", 32)
+	t.Setenv("LODESTONE_MEMBERSHIP_KEY", fromEnvironment)
+	path := filepath.Join(t.TempDir(), "key")
+	require.NoError(t, os.WriteFile(path, []byte(fromFile+"\n"), 0o600))
+	marks := map[string]string{}
+	for name, f := range map[string]*flags{"file": parsed(t, "--membership-key-file", path), "environment": parsed(t)} {
+		secret, err := f.secret()
+		require.NoError(t, err)
+		key, err := secret.Of("")
+		require.NoError(t, err)
+		marks[name] = key.Mark()
+	}
+	require.NotEqual(t, marks["environment"], marks["file"])
+
+	require.NoError(t, os.WriteFile(path, []byte(fromEnvironment), 0o600))
+	again, err := parsed(t, "--membership-key-file", path).secret()
+	require.NoError(t, err)
+	key, err := again.Of("")
+	require.NoError(t, err)
+	require.Equal(t, marks["environment"], key.Mark(), "the file is read anew")
+}
+
+// Support and lodestone diagnose read /status by these keys.
+func TestKeysOfStatus(t *testing.T) {
+	t.Parallel()
+	text, err := json.Marshal(status{})
+	require.NoError(t, err)
+	var keys map[string]json.RawMessage
+	require.NoError(t, json.Unmarshal(text, &keys))
+	require.ElementsMatch(t, []string{"node", "ready", "checks", "speakers", "owned", "silent", "layer2", "limit", "directForwarding",
+		"bgp", "bfd", "podRoutes"}, slices.Collect(maps.Keys(keys)))
+}
+
+func TestABlindSpeakerIsNotReady(t *testing.T) {
+	t.Parallel()
+	all := []diagnose.Condition{{Name: "membership"}}
+	require.Equal(t, all, checks(all, false))
+	require.Equal(t, "api-server", checks(all, true)[1].Name)
+	require.Len(t, all, 1)
+}

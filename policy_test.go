@@ -1,0 +1,134 @@
+package lodestone_test
+
+import (
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/cel-go/cel"
+	"github.com/stretchr/testify/require"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	"k8s.io/apimachinery/pkg/util/yaml"
+)
+
+// policies returns the ValidatingAdmissionPolicies of the manifests, which are what the chart
+// renders.
+func policies(t *testing.T) (found []admissionv1.ValidatingAdmissionPolicy) {
+	t.Helper()
+	f, err := os.Open("deploy/manifests/lodestone.yaml")
+	require.NoError(t, err)
+	defer f.Close()
+	for d := yaml.NewYAMLOrJSONDecoder(f, 4096); ; {
+		var p admissionv1.ValidatingAdmissionPolicy
+		switch err := d.Decode(&p); {
+		case err == io.EOF:
+			return found
+		case p.Kind == "ValidatingAdmissionPolicy":
+			require.NoError(t, err)
+			found = append(found, p)
+		}
+	}
+}
+
+// evaluate returns what the expression is. The API server has more functions, and the policy
+// of speakers does without them.
+func evaluate(t *testing.T, expression string, input map[string]any) any {
+	t.Helper()
+	env, err := cel.NewEnv(cel.OptionalTypes(), cel.Variable("request", cel.DynType), cel.Variable("object", cel.DynType),
+		cel.Variable("oldObject", cel.DynType), cel.Variable("variables", cel.DynType))
+	require.NoError(t, err)
+	ast, issues := env.Compile(expression)
+	require.NoError(t, issues.Err(), expression)
+	program, err := env.Program(ast)
+	require.NoError(t, err)
+	value, _, err := program.Eval(input)
+	require.NoError(t, err, expression)
+	return value.Value()
+}
+
+// TestPolicyOfSpeakers asks the policy's expressions which Leases a speaker may write. That an
+// API server holds it to them is asked in test/e2e/scenarios.
+func TestPolicyOfSpeakers(t *testing.T) {
+	t.Parallel()
+	all := policies(t)
+	require.Len(t, all, 1)
+	spec := all[0].Spec
+	require.Equal(t, admissionv1.Fail, *spec.FailurePolicy)
+	type object = map[string]any
+	owner := object{"apiVersion": "v1", "kind": "Node", "name": "n1"}
+	other := object{"apiVersion": "v1", "kind": "Node", "name": "n2"}
+	lease := func(change func(meta, spec object)) object {
+		meta := object{"name": "lodestone-speaker-n1", "labels": object{"lodestone.io/component": "speaker"},
+			"annotations": object{"lodestone.io/report": "{}"}, "ownerReferences": []any{owner}}
+		spec := object{"holderIdentity": "n1"}
+		change(meta, spec)
+		return object{"metadata": meta, "spec": spec}
+	}
+	set := func(key string, value any) func(meta, _ object) {
+		return func(meta, _ object) { meta[key] = value }
+	}
+	setSpec := func(key string, value any) func(_, spec object) {
+		return func(_, spec object) { spec[key] = value }
+	}
+	as := func(node string) object {
+		user := object{"username": "system:serviceaccount:lodestone-system:lodestone-speaker"}
+		if node != "" {
+			user["extra"] = object{"authentication.kubernetes.io/node-name": []any{node}}
+		}
+		return object{"operation": "UPDATE", "userInfo": user}
+	}
+	deletes := func(node string) object {
+		r := as(node)
+		r["operation"] = "DELETE"
+		return r
+	}
+	for what, c := range map[string]struct {
+		request object
+		object  any // nil: it is deleted
+		denied  string
+	}{
+		"its own":                {as("n1"), lease(func(object, object) {}), ""},
+		"its own, when it ends":  {as("n1"), lease(func(_, spec object) { delete(spec, "holderIdentity") }), ""},
+		"a report of 64 KiB":     {as("n1"), lease(set("annotations", object{"lodestone.io/report": strings.Repeat("x", 65536)})), ""},
+		"deletes its own":        {deletes("n1"), nil, ""},
+		"deletes another's":      {deletes("n2"), nil, "alone"},
+		"another node's":         {as("n2"), lease(func(object, object) {}), "alone"},
+		"by no node":             {as(""), lease(func(object, object) {}), "the token names no node"},
+		"the controllers'":       {as("n1"), lease(set("name", "lodestone-controller")), "alone"},
+		"no label":               {as("n1"), lease(func(meta, _ object) { delete(meta, "labels") }), "label"},
+		"another label, too":     {as("n1"), lease(set("labels", object{"lodestone.io/component": "speaker", "a": "b"})), "label"},
+		"held by another":        {as("n1"), lease(setSpec("holderIdentity", "n2")), "held"},
+		"owned by nobody":        {as("n1"), lease(func(meta, _ object) { delete(meta, "ownerReferences") }), "owned"},
+		"owned by two":           {as("n1"), lease(set("ownerReferences", []any{owner, owner})), "owned"},
+		"owned by another":       {as("n1"), lease(set("ownerReferences", []any{other})), "owned"},
+		"a finalizer":            {as("n1"), lease(set("finalizers", []any{"example.com/keep"})), "finalizers"},
+		"a strategy":             {as("n1"), lease(setSpec("strategy", "OldestEmulationVersion")), "strategy"},
+		"a preferred holder":     {as("n1"), lease(setSpec("preferredHolder", "n2")), "preferred holder"},
+		"another annotation":     {as("n1"), lease(set("annotations", object{"a": "b"})), "annotation"},
+		"longer than any report": {as("n1"), lease(set("annotations", object{"lodestone.io/report": strings.Repeat("x", 65537)})), "annotation"},
+	} {
+		input := object{"request": c.request, "object": c.object, "oldObject": lease(func(object, object) {}), "variables": object{}}
+		require.Equal(t, true, evaluate(t, spec.MatchConditions[0].Expression, input), what)
+		variables := object{}
+		for _, v := range spec.Variables {
+			input["variables"] = maps.Clone(variables)
+			variables[v.Name] = evaluate(t, v.Expression, input)
+		}
+		input["variables"] = variables
+		var denied []string
+		for _, v := range spec.Validations {
+			if evaluate(t, v.Expression, input) == false {
+				denied = append(denied, v.Message+v.MessageExpression)
+			}
+		}
+		switch c.denied {
+		case "":
+			require.Empty(t, denied, what)
+		default:
+			require.True(t, slices.ContainsFunc(denied, func(m string) bool { return strings.Contains(m, c.denied) }), "%s: %q", what, denied)
+		}
+	}
+}
