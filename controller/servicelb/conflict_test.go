@@ -2,6 +2,7 @@ package servicelb
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -213,7 +214,7 @@ func TestAFloodOfConflicts(t *testing.T) {
 	s.pass(time.Hour)
 	var all []string
 	for i := range 20 {
-		all = append(all, fmt.Sprintf("203.0.113.%d withheld", 5+i))
+		all = append(all, fmt.Sprintf("203.0.113.%d withheld by n%d", 5+i, i))
 	}
 	for i := range 20_000 {
 		all = append(all, fmt.Sprintf("10.0.%d.%d withheld by n%d", i/250, i%250, 2+i%600))
@@ -244,6 +245,46 @@ func (s *story) conflicted() (n float64) {
 	return n
 }
 
+// A node that lies leaves half of what may be withheld of a pool to what other nodes report.
+func TestNodesShareWhatIsWithheldOfAPool(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		pool          string
+		liar, allowed int // what is withheld because of one node, and of all
+	}{
+		{"203.0.113.7/32", 0, 0},
+		{"203.0.113.6/31", 1, 1}, // there is nothing to share
+		{"203.0.113.8-203.0.113.11", 1, 2},
+		{"203.0.113.8/29", 2, 3}, // 6 addresses: not the first and the last
+		{"203.0.113.8-203.0.113.15", 2, 4},
+		{"203.0.113.0/24", 32, 64},
+		{"2001:db8::7/128", 0, 0},
+		{"2001:db8::8-2001:db8::f", 2, 4},
+		{"2001:db8::/64", 32, 64},
+	} {
+		t.Run(c.pool, func(t *testing.T) {
+			t.Parallel()
+			s := newStory(t)
+			s.configure("quarantine: 0s\npools:\n  - {name: lan, addresses: ['" + c.pool + "']}\n")
+			first, _, _ := strings.Cut(strings.ReplaceAll(c.pool, "/", "-"), "-")
+			by := func(nodes string) (reports []string) {
+				for addr := netip.MustParseAddr(first); len(reports) < 256; addr = addr.Next() {
+					reports = append(reports, addr.String()+" withheld by "+nodes)
+				}
+				return reports
+			}
+			s.reports(by("liar")...)
+			assert.EqualValues(t, c.liar, s.conflicted(), "because of one node")
+			s.reports(by("liar,n2,n3")...)
+			assert.EqualValues(t, c.allowed, s.conflicted(), "because of several")
+			s.reports()
+			assert.EqualValues(t, c.allowed, s.conflicted(), "what is withheld stays so")
+			s.pass(withholding + time.Hour)
+			assert.Zero(t, s.conflicted())
+		})
+	}
+}
+
 // A node that lies names other addresses each time, of all pools and families. What follows
 // from its reports is bounded, and takes nothing from the reports of others.
 func TestWhatOneNodeWithholds(t *testing.T) {
@@ -265,7 +306,7 @@ func TestWhatOneNodeWithholds(t *testing.T) {
 	assert.EqualValues(t, maxOfReport, s.conflicted(), "nothing that is true was forgotten")
 	s.tryAgain((*ledger.Ledger).Waiting)
 	require.Len(t, s.config.warnings, 1)
-	assert.Contains(t, s.config.warnings[0], `node "n1": its speaker has reported more addresses`)
+	assert.Contains(t, s.config.warnings[0], `the speaker of node "n1" reports more addresses in use by other hosts than are withheld`)
 	s.creates("web", annotated(annotation.AddressPool, "wide"))
 	first := kube.JoinAddrs(kube.VIPs(s.server.get("default/web")))
 	s.reports(first + " withheld") // it moves nobody any more

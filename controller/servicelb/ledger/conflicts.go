@@ -24,7 +24,8 @@ const (
 	// address that works.
 	withholding = 24 * time.Hour
 	// maxWithheld is how many addresses of a family are withheld of a pool, and never more
-	// than half of them, so that false reports cannot exhaust the pool.
+	// than half of them, so that false reports cannot exhaust the pool. Because of one node
+	// half of that number is withheld, rounded up, so that it leaves room for other nodes.
 	maxWithheld = 64
 	// maxWithheldByNode is how many addresses of all pools are withheld because of what one node
 	// reports. A report has no more at a time, but a node that lies could name others next.
@@ -42,10 +43,10 @@ type conflicts struct {
 	// drawn again.
 	withheld map[netip.Addr]withheld
 	lapse    time.Time
-	// full are the pools of which no more is withheld, by family, and fullNodes are the nodes
-	// because of which no more is.
-	full      map[poolFamily]int
-	fullNodes map[string]bool
+	// counts are how many addresses are withheld, by each bound on them. Nil: not counted yet.
+	counts map[bound]int
+	// full are the bounds that are reached, with the most that they allow.
+	full map[bound]int
 }
 
 // withheld is why and how long an address is not drawn.
@@ -55,10 +56,12 @@ type withheld struct {
 	until time.Time
 }
 
-// poolFamily is the part of a pool that has one family.
-type poolFamily struct {
+// bound names what is bounded: a family of a pool, because of one node or (node "") of all;
+// or all pools (pool "") because of one node.
+type bound struct {
 	pool   string
 	family ipam.Family
+	node   string
 }
 
 // follow takes over what speakers report.
@@ -136,6 +139,7 @@ func (c *conflicts) withhold(found []clusterfacts.Conflict, now time.Time) (chan
 		}
 		if node, room := c.room(d, now); room {
 			c.withheld[d.VIP] = withheld{node, now.Add(withholding)}
+			c.count(d.VIP, node, now)
 			changed = true
 		}
 	}
@@ -144,38 +148,49 @@ func (c *conflicts) withhold(found []clusterfacts.Conflict, now time.Time) (chan
 }
 
 // room reports whether the address of the conflict may be withheld, and because of which of the
-// nodes that report it. Once there is no room, it does not count again before something has
-// changed.
+// nodes that report it.
 func (c *conflicts) room(d clusterfacts.Conflict, now time.Time) (node string, room bool) {
 	s, ok := c.held.StatsOf(d.VIP, now)
-	of := poolFamily{s.Pool, s.Family}
-	if _, full := c.full[of]; full || !ok || !slices.ContainsFunc(d.Nodes, func(n string) bool { return !c.fullNodes[n] }) {
-		return "", false
-	}
-	most, count, by := int(min(s.Size/2, maxWithheld)), 0, map[string]int{}
-	for other, w := range c.withheld {
-		by[w.node]++
-		if t, ok := c.held.StatsOf(other, now); ok && of == (poolFamily{t.Pool, t.Family}) {
-			count++
-		}
-	}
-	if count >= most {
-		c.full[of] = most
+	most := int(min(s.Size/2, maxWithheld))
+	if !ok || !c.within(bound{s.Pool, s.Family, ""}, most, now) {
 		return "", false
 	}
 	for _, n := range d.Nodes {
-		if by[n] < maxWithheldByNode {
+		if c.within(bound{node: n}, maxWithheldByNode, now) && c.within(bound{s.Pool, s.Family, n}, (most+1)/2, now) {
 			return n, true
 		}
-		c.fullNodes[n] = true
 	}
 	return "", false
 }
 
+// within reports whether less is withheld than the bound allows.
+func (c *conflicts) within(b bound, most int, now time.Time) bool {
+	if c.counts == nil {
+		c.counts = map[bound]int{}
+		for addr, w := range c.withheld {
+			c.count(addr, w.node, now)
+		}
+	}
+	if c.counts[b] < most {
+		return true
+	}
+	c.full[b] = most
+	return false
+}
+
+// count counts an address that is withheld because of the node.
+func (c *conflicts) count(addr netip.Addr, node string, now time.Time) {
+	c.counts[bound{node: node}]++
+	if s, ok := c.held.StatsOf(addr, now); ok {
+		c.counts[bound{s.Pool, s.Family, ""}]++
+		c.counts[bound{s.Pool, s.Family, node}]++
+	}
+}
+
 // countAgain is called when there may be room again.
 func (c *conflicts) countAgain() {
+	c.counts = nil
 	clear(c.full)
-	clear(c.fullNodes)
 }
 
 // setLapse finds out when the next address ceases to be withheld.
@@ -258,15 +273,17 @@ func (c *conflicts) freed(addrs []netip.Addr, now time.Time) (changed bool) {
 // Overrun returns sentences about pools of which other hosts have more addresses than may be
 // withheld, and about nodes that report more.
 func (l *Ledger) Overrun() (sentences []string) {
-	for of, most := range l.conflicts.full {
-		sentences = append(sentences, fmt.Sprintf("pool %q: speakers report more %s addresses of it in use by other hosts than are withheld "+
-			"from Services, which is at most %d; "+
-			"exclude what other hosts use (conflicts in the annotation %s of the speakers' Leases lists it)", of.pool, of.family, most,
-			annotation.Report))
-	}
-	for node := range l.conflicts.fullNodes {
-		sentences = append(sentences, fmt.Sprintf("node %q: its speaker has reported more addresses in use by other hosts than are withheld "+
-			"from Services because of one node, which is at most %d; exclude what other hosts use", node, maxWithheldByNode))
+	for b, most := range l.conflicts.full {
+		pool, who, addresses, because := "", "speakers report", "addresses", ""
+		if b.pool != "" {
+			pool, addresses = fmt.Sprintf("pool %q: ", b.pool), fmt.Sprintf("%s addresses of it", b.family)
+		}
+		if b.node != "" {
+			who, because = fmt.Sprintf("the speaker of node %q reports", b.node), " because of one node"
+		}
+		sentences = append(sentences, fmt.Sprintf("%s%s more %s in use by other hosts than are withheld from Services%s, which is at most %d; "+
+			"exclude what other hosts use (conflicts in the annotation %s of the speakers' Leases lists it)", pool, who, addresses, because,
+			most, annotation.Report))
 	}
 	slices.Sort(sentences)
 	return sentences

@@ -99,7 +99,7 @@ func New(scope kube.Scope) *Ledger {
 		scope: scope, accounts: map[string]*account{}, held: held,
 		waiters:   waiters{due: map[*account]struct{}{}, classes: map[class]*btree.BTreeG[*account]{}},
 		leasing:   leasing{held: held, of: map[*account]*lessee{}},
-		conflicts: conflicts{held: held, withheld: map[netip.Addr]withheld{}, full: map[poolFamily]int{}, fullNodes: map[string]bool{}},
+		conflicts: conflicts{held: held, withheld: map[netip.Addr]withheld{}, full: map[bound]int{}},
 		foreign:   foreigners{shown: map[string][]netip.Addr{}},
 	}
 }
