@@ -178,6 +178,7 @@ type Core struct {
 	forwarded *plan.Forwarding // that the effects had last
 	ready     bool             // this node may own VIPs
 	everReady bool
+	limits    bool      // the effects had them
 	retry     time.Time // when VIPs are set again that were not set; zero: they were set
 	leaving   map[netip.Addr]leaving
 	arriving  map[netip.Addr]arriving

@@ -151,6 +151,9 @@ func TestLimitsStayUntilReady(t *testing.T) {
 	require.True(t, s.last.Planned)
 	require.Nil(t, s.last.Limits)
 	require.Len(t, s.step(well).Limits, 1)
+	other := web("203.0.113.77", true)
+	other.Name = "default/other"
+	require.Nil(t, s.step(Service{other}).Limits, "they stay")
 	e := s.step(Health{Synced: true, Joined: true})
 	require.NotNil(t, e.Limits)
 	require.Empty(t, e.Limits)

@@ -73,15 +73,21 @@ func (c *Core) plan() (known map[string]bool, had map[netip.Prefix]plan.Route) {
 	c.update()
 	p := c.planner.Plan()
 	c.out.Planned, c.out.Claims, c.out.Gone = true, p.Claims, c.out.Changes.Gone()
-	if c.everReady { // the limits of a speaker that was killed stay: packets still arrive for it
-		c.out.Limits = p.Limits
+	if c.everReady && (c.out.Changes.Limits || !c.limits) { // those of a speaker that was killed stay: packets still arrive for it
+		c.out.Limits, c.limits = p.Limits, true
 	}
-	for _, name := range slices.Sorted(maps.Keys(p.LimitErrs)) {
-		if err := p.LimitErrs[name]; err != unlimited[name] {
+	if c.out.Changes.Limits {
+		c.logLimitErrs(unlimited, p.LimitErrs)
+	}
+	return known, had
+}
+
+func (c *Core) logLimitErrs(before, now map[string]error) {
+	for _, name := range slices.Sorted(maps.Keys(now)) {
+		if err := now[name]; err != before[name] {
 			c.log(true, "connections not limited: correct the Service's annotation", "service", name, "err", err)
 		}
 	}
-	return known, had
 }
 
 // forward has the effects say what is forwarded directly: before the node is ready, so that

@@ -59,54 +59,30 @@ func (d Direct) part(node string) (of, all int) {
 	return of, all
 }
 
-// steer brings up to date what of the VIP is forwarded directly. Nil: no Service has it.
-func (p *Planner) steer(vip netip.Addr, s *scope) {
-	before := p.direct[vip]
-	if s == nil || !s.direct {
-		delete(p.direct, vip)
-		p.redirected = p.redirected || before != nil
-		return
-	}
-	now := map[string]Direct{}
-	for _, svc := range p.view.sharers[vip] {
-		if len(svc.Ports) > 0 {
-			now[svc.Name] = Direct{Ports: svc.Ports, ByClient: svc.ByClient, Seed: svc.Seed, Backends: s.backends(svc, vip)}
-		}
-	}
-	if !maps.EqualFunc(before, now, Direct.Equal) {
-		p.direct[vip], p.redirected = now, true
-	}
-}
-
 // forward has the plan say what is forwarded directly. All else that is set anew with the nodes
 // leaves it as it is: each Forwarding is written into the kernel.
 func (p *Planner) forward() {
-	if !p.redirected && (!p.allStale || len(p.direct) == 0) {
+	services, changed := p.connections.direct.share()
+	if !changed && (!p.allStale || len(services) == 0) {
 		return
 	}
 	before, snapshot := p.plan.Forwarding, p.view.snapshot
-	f := &Forwarding{before.Services, map[string][]netip.Addr{}, map[string]bool{}}
-	for name, n := range snapshot.Nodes {
-		if !n.Forwards {
-			continue
-		}
-		f.Nodes[name] = n.Addresses
-		if !snapshot.Speakers[name] {
-			f.Lost[name] = true
-		}
-	}
-	if !p.redirected && maps.EqualFunc(f.Nodes, before.Nodes, slices.Equal) && maps.Equal(f.Lost, before.Lost) {
-		return
-	}
-	if p.redirected {
-		f.Services = make(map[LimitKey]Direct, len(before.Services))
-		for vip, services := range p.direct {
-			for name, d := range services {
-				f.Services[LimitKey{vip, name}] = d
+	f := &Forwarding{services, before.Nodes, before.Lost}
+	if p.allStale || len(before.Services) == 0 {
+		f.Nodes, f.Lost = map[string][]netip.Addr{}, map[string]bool{}
+		for name, n := range snapshot.Nodes {
+			if !n.Forwards {
+				continue
+			}
+			f.Nodes[name] = n.Addresses
+			if !snapshot.Speakers[name] {
+				f.Lost[name] = true
 			}
 		}
 	}
-	p.plan.Forwarding = f
+	if changed || !maps.EqualFunc(f.Nodes, before.Nodes, slices.Equal) || !maps.Equal(f.Lost, before.Lost) {
+		p.plan.Forwarding = f
+	}
 }
 
 // maxAsked is how many nodes are asked for a connection that was begun under another table, see

@@ -10,6 +10,7 @@
 //	planner.go     Planner: the plan follows the changes of Services and nodes
 //	candidates.go  which nodes may own a VIP, and the one that does
 //	segments.go    which segment a VIP is on
+//	connections.go which connections to it are limited here, and which forwarded
 //	direct.go      which nodes keep its connections, with direct forwarding
 //	routes.go      which prefixes a BGP router is sent, with which attributes
 //	sessions.go    which sessions the node has with BGP routers
@@ -195,7 +196,8 @@ type Plan struct {
 	Claims report.Claims
 	// Silent has, for each VIP that it announces by neither, why not.
 	Silent map[netip.Addr]Silence
-	// Limits are in force on this node. With direct forwarding it has its part of each.
+	// Limits are in force on this node. With direct forwarding it has its part of each. They are never
+	// modified.
 	Limits map[LimitKey]Limit
 	// Forwarding is what is forwarded directly, whichever node owns it. It is never modified.
 	Forwarding *Forwarding

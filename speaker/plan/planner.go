@@ -17,11 +17,10 @@ import (
 type Planner struct {
 	node     string
 	services map[string]*Service
-	limiting map[string]*Service              // those that have a limit, or an error instead
-	direct   map[netip.Addr]map[string]Direct // what is forwarded directly, by VIP and Service
 	view     *view
 	router   *router
 	plan     Plan
+	connections
 	// fresh are the VIPs that came after the first plan was made and that
 	// nobody has owned but this node.
 	fresh   map[netip.Addr]bool
@@ -29,8 +28,7 @@ type Planner struct {
 	kept    map[uint16]int // how many VIPs are kept, by bucket
 	// owners are those by layer 2, "" for nobody, of the VIPs of which the plan
 	// does not tell: that this node announces by BGP and does not own.
-	owners     map[netip.Addr]string
-	redirected bool // direct is another one than before this Update
+	owners map[netip.Addr]string
 	// What the plan does not know yet.
 	stale    map[netip.Addr]bool
 	allStale bool
@@ -64,6 +62,8 @@ type Changes struct {
 	Moves []Move
 	// Sessions is set if BGP sessions, or what is wrong with them, are others.
 	Sessions bool
+	// Limits is set if limits, or what is wrong with them, are others.
+	Limits bool
 }
 
 // Move is a VIP whose owner was From and is To; empty: nobody.
@@ -85,9 +85,9 @@ func (c Changes) Gone() (vips []netip.Addr) {
 // NewPlanner returns a Planner for the node that knows nothing yet.
 func NewPlanner(node string) *Planner {
 	p := &Planner{
-		node: node, services: map[string]*Service{}, limiting: map[string]*Service{},
-		direct: map[netip.Addr]map[string]Direct{}, view: newView(Snapshot{}), router: newRouter(node),
-		plan:  Plan{Layer2: map[netip.Addr]Layer2{}, Silent: map[netip.Addr]Silence{}, Forwarding: &Forwarding{}},
+		node: node, services: map[string]*Service{}, view: newView(Snapshot{}), router: newRouter(node), connections: newConnections(),
+		plan: Plan{Layer2: map[netip.Addr]Layer2{}, Silent: map[netip.Addr]Silence{}, Limits: map[LimitKey]Limit{},
+			LimitErrs: map[string]error{}, Forwarding: &Forwarding{}},
 		stale: map[netip.Addr]bool{}, fresh: map[netip.Addr]bool{},
 		kept: map[uint16]int{}, owners: map[netip.Addr]string{},
 	}
@@ -113,16 +113,14 @@ func (p *Planner) Put(s Service) {
 	if before != nil {
 		p.view.remove(before)
 		p.markStale(before.VIPs)
+		p.connections.lose(before)
 		delete(p.services, s.Name)
-		delete(p.limiting, s.Name)
 	}
 	if len(s.VIPs) > 0 {
 		p.view.add(&s)
 		p.markStale(s.VIPs)
+		p.connections.take(&s)
 		p.services[s.Name] = &s
-		if s.Limit.PerSecond != 0 || s.LimitErr != nil {
-			p.limiting[s.Name] = &s
-		}
 	}
 }
 
@@ -153,7 +151,7 @@ func (p *Planner) markStale(vips []netip.Addr) {
 func (p *Planner) Stale() bool { return p.allStale || len(p.stale) > 0 }
 
 // Plan returns the plan. Nobody else may modify its maps; Update modifies
-// Layer2, Silent and BGP's Routes and VIPs, and replaces the others.
+// Layer2, Silent and BGP's Routes and VIPs, and replaces the others if they change.
 func (p *Planner) Plan() Plan { return p.plan }
 
 // Update makes the plan anew where it is stale and returns what that changed.
@@ -162,7 +160,7 @@ func (p *Planner) Update() Changes {
 	look := func(vip netip.Addr) {
 		before := p.plan.verdict(vip)
 		owner, known := p.ownerOf(vip, before)
-		after := p.decide(vip)
+		after, scope := p.decide(vip)
 		if now, still := p.ownerOf(vip, after); known && still && owner != now {
 			changes.Moves = append(changes.Moves, Move{vip, owner, now})
 		}
@@ -174,8 +172,10 @@ func (p *Planner) Update() Changes {
 			p.plan.set(vip, after)
 			p.claim(vip, before.Layer2.Keep, after.Layer2.Keep)
 		}
+		if scope != nil {
+			p.connect(vip, scope, after)
+		}
 	}
-	p.redirected = false
 	if p.allStale {
 		changes.Sessions = p.router.set(p.view.snapshot)
 		p.plan.BGP.Sessions, p.plan.BGP.Problems, p.plan.BGP.Permit = p.router.sessions, p.router.problems, p.router.permit()
@@ -190,8 +190,7 @@ func (p *Planner) Update() Changes {
 		look(vip)
 	}
 	changes.Prefixes = p.router.settle()
-	p.limit()
-	p.forward()
+	p.publish(&changes)
 	p.started = true
 	p.stale, p.allStale = map[netip.Addr]bool{}, false // clear would go through the largest it ever was
 	return changes
@@ -212,32 +211,6 @@ func (p *Planner) claim(vip netip.Addr, before, after bool) {
 	}
 }
 
-// limit has the plan say which limits are in force here, and which cannot be: at the VIPs that
-// the node announces, and at those of which it keeps connections that others take in.
-func (p *Planner) limit() {
-	p.plan.Limits, p.plan.LimitErrs = map[LimitKey]Limit{}, map[string]error{}
-	for name, s := range p.limiting {
-		for _, addr := range s.VIPs {
-			_, owned := p.plan.Layer2[addr]
-			_, routed := p.plan.BGP.VIPs[addr]
-			limit, announced := s.Limit, owned || routed
-			d, direct := p.direct[addr][name]
-			of, all := d.part(p.node)
-			switch {
-			case !announced && of == 0:
-				continue
-			case s.LimitErr != nil:
-				p.plan.LimitErrs[name] = s.LimitErr
-				continue
-			case announced && direct && !limit.onlyTCP(): // the rest stays here
-			case of > 0:
-				limit.PerSecond = uint32((uint64(limit.PerSecond)*uint64(of) + uint64(all) - 1) / uint64(all))
-			}
-			p.plan.Limits[LimitKey{addr, name}] = limit
-		}
-	}
-}
-
 // ownerOf returns the owner by layer 2 of a VIP with that verdict, "" for nobody,
 // and whether any Service has the VIP.
 func (p *Planner) ownerOf(vip netip.Addr, v Verdict) (owner string, known bool) {
@@ -250,17 +223,16 @@ func (p *Planner) ownerOf(vip netip.Addr, v Verdict) (owner string, known bool) 
 	return v.Silence.Owner, v.Silent
 }
 
-func (p *Planner) decide(vip netip.Addr) Verdict {
+// decide returns the verdict about a VIP and its scope, nil if no Service has it.
+func (p *Planner) decide(vip netip.Addr) (Verdict, *scope) {
 	demand, ok := p.view.demand(vip)
 	if !ok {
 		p.router.move(vip, place{})
-		p.steer(vip, nil)
 		delete(p.owners, vip)
-		return Verdict{}
+		return Verdict{}, nil
 	}
 	pool := p.view.poolOf(vip)
 	scope := p.view.scopeOf(vip, pool)
-	p.steer(vip, scope)
 	owner := scope.owner(vip, demand)
 	peers, unheard := p.router.look(vip, pool, p.view.sharers[vip], demand)
 	if owner != p.node && peers != nil {
@@ -274,11 +246,11 @@ func (p *Planner) decide(vip netip.Addr) Verdict {
 			Interfaces: scope.interfaces(p.node), Hurry: p.view.migrates(), Refresh: scope.refresh, Keep: scope.keeps,
 			Home: scope.home(p.node, vip, demand),
 			New:  p.fresh[vip] || apart, Apart: apart,
-		}}
+		}}, scope
 	}
 	silence := p.router.unite(scope.silence(p.node, owner, demand), unheard)
 	silence.Unowned = owner == "" && unheard == Silence{}
-	return Verdict{Silent: peers == nil, Peers: peers, Silence: silence}
+	return Verdict{Silent: peers == nil, Peers: peers, Silence: silence}, scope
 }
 
 // Why returns why a node does not own the VIP, as of the last Update. It makes

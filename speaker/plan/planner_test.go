@@ -52,7 +52,14 @@ func TestPlannerSaysWhatMakeSays(t *testing.T) {
 			owners := before
 			before = plan.Owners(now)
 			replay, routes, sessions := verdicts(p.Plan()), maps.Clone(p.Plan().BGP.Routes), p.Plan().BGP
+			given := p.Plan()
+			limits, limitErrs, forwarded := maps.Clone(given.Limits), maps.Clone(given.LimitErrs), maps.Clone(given.Forwarding.Services)
 			changes := p.Update()
+			require.Equal(t, limits, given.Limits, "others have it")
+			require.Equal(t, limitErrs, given.LimitErrs)
+			require.Equal(t, forwarded, given.Forwarding.Services)
+			require.Equal(t, changes.Limits, !maps.EqualFunc(limits, p.Plan().Limits, plan.Limit.Equal) ||
+				!maps.Equal(limitErrs, p.Plan().LimitErrs))
 			require.Equal(t, withoutHistory(plan.Make("n0", now)), withoutHistory(p.Plan()))
 			require.False(t, p.Stale())
 			var moves []plan.Move
@@ -220,7 +227,7 @@ func BenchmarkPlan(b *testing.B) {
 	benchmarkPlan(b, "10000 VIPs directly/1000 nodes", direct(1000))
 }
 
-// direct is large with connections forwarded directly.
+// direct is large with connections limited and forwarded directly.
 func direct(nodes int) plan.Snapshot {
 	s := large(nodes)
 	s.Config.Advertisements[0].Layer2.Direct = true
@@ -231,6 +238,7 @@ func direct(nodes int) plan.Snapshot {
 	for i := range s.Services {
 		svc := &s.Services[i]
 		svc.Ports = []plan.Port{{Protocol: 6, Number: 80}}
+		svc.Limit = plan.Limit{PerSecond: 1000, Ports: svc.Ports}
 		for _, name := range slices.Sorted(maps.Keys(svc.ServingNodes)) {
 			svc.Backends = append(svc.Backends, plan.Backend{Node: name, Open: 1})
 		}

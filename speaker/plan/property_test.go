@@ -1,6 +1,7 @@
 package plan_test
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -46,6 +47,8 @@ func drawSegments(t *rapid.T) []report.Segment {
 		return s
 	}), 0, 3).Draw(t, "segments")...)
 }
+
+var errLimit = errors.New("no number")
 
 func drawSnapshot(t *rapid.T) plan.Snapshot {
 	some := func(label string) bool { return rapid.IntRange(0, 3).Draw(t, label) > 0 }
@@ -102,6 +105,9 @@ func drawSnapshot(t *rapid.T) plan.Snapshot {
 		}
 		if some("limit") {
 			svc.Limit = plan.Limit{PerSecond: 100, Ports: svc.Ports}
+			if !some("right") {
+				svc.LimitErr = errLimit
+			}
 		}
 		s.Services = append(s.Services, svc)
 	}

@@ -1,0 +1,138 @@
+package plan
+
+import (
+	"maps"
+	"net/netip"
+)
+
+// connections are what becomes of connections to VIPs here, for each Service at each of its VIPs: which
+// are limited, and which are forwarded directly.
+type connections struct {
+	limits    shared[Limit]
+	limitErrs shared[error]
+	direct    shared[Direct]
+	gone      map[LimitKey]bool // Services that have lost a VIP since the last Update
+}
+
+func newConnections() connections {
+	same := func(a, b error) bool { return a == b }
+	return connections{newShared(Limit.Equal), newShared(same), newShared(Direct.Equal), map[LimitKey]bool{}}
+}
+
+// shared is a map that others have, too: it is copied before it is modified.
+type shared[V any] struct {
+	all   map[LimitKey]V
+	own   bool // nobody else has it
+	equal func(V, V) bool
+}
+
+func newShared[V any](equal func(V, V) bool) shared[V] {
+	return shared[V]{map[LimitKey]V{}, false, equal}
+}
+
+// set replaces the value of a key.
+func (s *shared[V]) set(key LimitKey, value V) {
+	if before, has := s.all[key]; !has || !s.equal(before, value) {
+		s.modify()[key] = value
+	}
+}
+
+func (s *shared[V]) remove(key LimitKey) {
+	if _, has := s.all[key]; has {
+		delete(s.modify(), key)
+	}
+}
+
+func (s *shared[V]) modify() map[LimitKey]V {
+	if !s.own {
+		s.all, s.own = maps.Clone(s.all), true
+	}
+	return s.all
+}
+
+// share returns the map, which is never modified again, and whether it is another one than before.
+func (s *shared[V]) share() (all map[LimitKey]V, changed bool) {
+	changed, s.own = s.own, false
+	return s.all, changed
+}
+
+// lose notes that a Service does not have its VIPs any more, and take that it has them.
+func (c *connections) lose(s *Service) {
+	for _, vip := range s.VIPs {
+		c.gone[LimitKey{vip, s.Name}] = true
+	}
+}
+
+func (c *connections) take(s *Service) {
+	for _, vip := range s.VIPs {
+		delete(c.gone, LimitKey{vip, s.Name})
+	}
+}
+
+// forget ends what there is of Services that have lost a VIP.
+func (c *connections) forget() {
+	for key := range c.gone {
+		c.limits.remove(key)
+		c.limitErrs.remove(key)
+		c.direct.remove(key)
+	}
+	c.gone = map[LimitKey]bool{}
+}
+
+// connect brings up to date what becomes of connections to a VIP of the scope.
+func (p *Planner) connect(vip netip.Addr, s *scope, v Verdict) {
+	for _, svc := range p.view.sharers[vip] {
+		key := LimitKey{vip, svc.Name}
+		if s.direct && len(svc.Ports) > 0 {
+			p.connections.direct.set(key, Direct{Ports: svc.Ports, ByClient: svc.ByClient, Seed: svc.Seed, Backends: s.backends(svc, vip)})
+		} else {
+			p.connections.direct.remove(key)
+		}
+		switch limit, limited := p.limitAt(vip, s, v, svc); {
+		case limited && svc.LimitErr == nil:
+			p.connections.limits.set(key, limit)
+			p.connections.limitErrs.remove(key)
+		case limited:
+			p.connections.limits.remove(key)
+			p.connections.limitErrs.set(key, svc.LimitErr)
+		default:
+			p.connections.limits.remove(key)
+			p.connections.limitErrs.remove(key)
+		}
+	}
+}
+
+// limitAt returns the limit of a Service at a VIP, and whether this node is to have it: it announces
+// the VIP, or keeps connections to it that others take in.
+func (p *Planner) limitAt(vip netip.Addr, s *scope, v Verdict, svc *Service) (limit Limit, limited bool) {
+	if svc.Limit.PerSecond == 0 && svc.LimitErr == nil {
+		return Limit{}, false
+	}
+	limit = svc.Limit
+	announced := v.Owned || v.Peers != nil
+	d, direct := p.connections.direct.all[LimitKey{vip, svc.Name}]
+	of, all := d.part(p.node)
+	switch {
+	case !announced && of == 0:
+		return Limit{}, false
+	case announced && direct && !limit.onlyTCP(): // the rest stays here
+	case of > 0:
+		limit.PerSecond = uint32((uint64(limit.PerSecond)*uint64(of) + uint64(all) - 1) / uint64(all))
+	}
+	return limit, true
+}
+
+// publish has the plan say what became of connections.
+func (p *Planner) publish(changes *Changes) {
+	p.connections.forget()
+	limits, changed := p.connections.limits.share()
+	limitErrs, changedErrs := p.connections.limitErrs.share()
+	p.plan.Limits, changes.Limits = limits, changed || changedErrs
+	if changedErrs {
+		p.plan.LimitErrs = make(map[string]error, len(limitErrs))
+		for key, err := range limitErrs {
+			p.plan.LimitErrs[key.Service] = err
+		}
+	}
+	p.forward()
+}
