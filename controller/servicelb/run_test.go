@@ -28,6 +28,7 @@ import (
 	"github.com/lodestone-lb/lodestone/controller/quarantine"
 	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
 
@@ -84,11 +85,16 @@ func listWatch(s *server) *cache.ListWatch {
 }
 
 func startRunning(t *testing.T, server *server, config *document) *running {
+	return startAmong(t, server, config, newSurroundings())
+}
+
+// startAmong starts a controller in a cluster of which other facts are known, or none yet.
+func startAmong(t *testing.T, server *server, config *document, facts Facts) *running {
 	informer := cache.NewSharedIndexInformer(listWatch(server), &corev1.Service{}, 0,
 		cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
-	scope, around := kube.Scope{Classless: true}, newSurroundings()
+	scope := kube.Scope{Classless: true}
 	ctl, err := New(Options{
-		Scope: scope, Services: watched{informer: informer}, Namespaces: around, Config: config, Facts: around,
+		Scope: scope, Services: watched{informer: informer}, Namespaces: newSurroundings(), Config: config, Facts: facts,
 		Book: &shelf{records: map[netip.Addr]quarantine.Record{}},
 		API:  server, Events: &events{}, Workers: 16, Log: slog.New(slog.DiscardHandler),
 	})
@@ -147,6 +153,43 @@ func TestNothingIsAllocatedBeforeTheLedgerIsPrimed(t *testing.T) {
 	r.eventually("both have addresses", func() bool { return r.assigned() == 2 })
 	if got := server.get("default/a-new").Annotations[annotation.Assigned]; got != "203.0.113.11" {
 		t.Errorf("the new Service has %s", got)
+	}
+}
+
+// late are facts that become known when ready is closed.
+type late struct {
+	*surroundings
+	ready chan struct{}
+}
+
+func (f late) Current() (*clusterfacts.Facts, bool) {
+	if !closed(f.ready) {
+		return nil, false
+	}
+	return f.surroundings.Current()
+}
+
+func (f late) Changed() <-chan struct{} { return f.ready }
+
+// A new leader knows what speakers report before it gives the first address.
+func TestNothingIsAllocatedBeforeReportsAreRead(t *testing.T) {
+	t.Parallel()
+	server, config, facts := newServer(), unread(), late{newSurroundings(), make(chan struct{})}
+	config.set(lan)
+	facts.report("203.0.113.10 withheld", "203.0.113.11 withheld")
+	server.create("default/new", time.Unix(1e9, 0))
+	r := startAmong(t, server, config, facts)
+	time.Sleep(100 * time.Millisecond)
+	if closed(r.controller.Primed()) || server.wrote() > 0 {
+		t.Fatal("the reports of speakers were not waited for")
+	}
+	close(facts.ready)
+	r.eventually("it has an address", func() bool { return r.assigned() == 1 })
+	if got := server.get("default/new").Annotations[annotation.Assigned]; got != "203.0.113.12" {
+		t.Errorf("the new Service has %s", got)
+	}
+	if server.wrote() != 1 {
+		t.Errorf("%d writes", server.wrote())
 	}
 }
 

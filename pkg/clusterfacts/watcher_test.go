@@ -219,24 +219,28 @@ func TestWithoutServiceCIDRs(t *testing.T) {
 // Nothing may be handed out before everything is known, and the log says what
 // is missing.
 func TestNotReadyBeforeEverythingIsListed(t *testing.T) {
-	bubble(t, func(c *cluster) {
-		var allowed atomic.Bool
-		c.client.PrependReactor("list", "servicecidrs", func(clienttesting.Action) (bool, runtime.Object, error) {
-			return !allowed.Load(), nil, apierrors.NewForbidden(networkingv1.Resource("servicecidrs"), "", nil)
-		})
-		c.start()
-		time.Sleep(lateAfter)
-		synctest.Wait()
-		_, ready := c.watcher.Current()
-		assert.False(t, ready)
-		assert.Equal(t, []string{"ServiceCIDRs"}, c.watcher.Waiting())
-		assert.Equal(t, 1, strings.Count(c.log.String(), "is not known yet"), c.log.String())
-		assert.Contains(t, c.log.String(), "missing=[ServiceCIDRs]")
-		assert.Equal(t, 1, strings.Count(c.log.String(), "is forbidden"), c.log.String())
+	for resource, missing := range map[string]string{"servicecidrs": "ServiceCIDRs", "leases": "Leases of speakers", "nodes": "Nodes"} {
+		t.Run(resource, func(t *testing.T) {
+			bubble(t, func(c *cluster) {
+				var allowed atomic.Bool
+				c.client.PrependReactor("list", resource, func(clienttesting.Action) (bool, runtime.Object, error) {
+					return !allowed.Load(), nil, apierrors.NewForbidden(networkingv1.Resource(resource), "", nil)
+				})
+				c.start()
+				time.Sleep(lateAfter)
+				synctest.Wait()
+				_, ready := c.watcher.Current()
+				assert.False(t, ready)
+				assert.Equal(t, []string{missing}, c.watcher.Waiting())
+				assert.Equal(t, 1, strings.Count(c.log.String(), "is not known yet"), c.log.String())
+				assert.Contains(t, c.log.String(), "["+missing+"]")
+				assert.Equal(t, 1, strings.Count(c.log.String(), "is forbidden"), c.log.String())
 
-		allowed.Store(true)
-		time.Sleep(retry)
-		c.settle()
-		assert.Equal(t, []string{"10.96.0.0/12 is in the Service CIDR 10.96.0.0/12"}, sentences(c.facts()))
-	}, serviceCIDR("kubernetes", "10.96.0.0/12"))
+				allowed.Store(true)
+				time.Sleep(retry)
+				c.settle()
+				assert.Equal(t, []string{"10.96.0.0/12 is in the Service CIDR 10.96.0.0/12"}, sentences(c.facts()))
+			}, serviceCIDR("kubernetes", "10.96.0.0/12"))
+		})
+	}
 }
