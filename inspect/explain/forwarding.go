@@ -99,17 +99,18 @@ func leftOut(n *simulation.Network, node, owner string, vip netip.Addr) string {
 		return "there is no such Node"
 	case !of.Forwards:
 		return cmp.Or(noRules(of.Network), "its speaker does not report that it has the rules: it is of an older version, or has not begun")
-	case owner == "" || owner == node || n.Nodes[owner].Segments == nil:
+	case owner == "" || owner == node:
 		return ""
 	}
-	at := slices.IndexFunc(of.Addresses, func(a netip.Addr) bool { return a.Is4() == vip.Is4() })
-	if at < 0 {
+	from := n.Nodes[owner]
+	switch at, ok := from.Reaches(&of, vip); {
+	case ok:
+		return ""
+	case !at.IsValid():
 		return "it has no address of the VIP's family"
+	default:
+		return fmt.Sprintf("it is no neighbour of %s: its address %s is on no segment of that", owner, at)
 	}
-	if !slices.ContainsFunc(n.Nodes[owner].Segments, func(s report.Segment) bool { return s.Subnet.Contains(of.Addresses[at]) }) {
-		return fmt.Sprintf("it is no neighbour of %s: its address %s is on no segment of that", owner, of.Addresses[at])
-	}
-	return ""
 }
 
 // String describes it for people.

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"maps"
 	"net/netip"
 )
@@ -111,13 +112,14 @@ func (p *Planner) limitAt(vip netip.Addr, s *scope, v Verdict, svc *Service) (li
 	limit = svc.Limit
 	announced := v.Owned || v.Peers != nil
 	d, direct := p.connections.direct.all[LimitKey{vip, svc.Name}]
-	of, all := d.part(p.node)
+	owner, _ := p.ownerOf(vip, v)
+	part := s.part(p.node, cmp.Or(owner, p.node), vip, d.Backends)
 	switch {
-	case !announced && of == 0:
+	case !announced && part.of == 0:
 		return Limit{}, false
 	case announced && direct && !limit.onlyTCP(): // the rest stays here
-	case of > 0:
-		limit.PerSecond = uint32((uint64(limit.PerSecond)*uint64(of) + uint64(all) - 1) / uint64(all))
+	case part.of > 0:
+		limit.PerSecond = uint32((uint64(limit.PerSecond)*uint64(part.of) + uint64(part.all) - 1) / uint64(part.all))
 	}
 	return limit, true
 }

@@ -4,6 +4,8 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+
+	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
 // Forwarding is what is forwarded directly, see config.Layer2.
@@ -43,20 +45,56 @@ func (d Direct) Equal(other Direct) bool {
 		slices.Equal(d.Backends, other.Backends)
 }
 
-// part returns which part of the new connections the node keeps, as a fraction. All is 0 if
-// nobody keeps them.
-func (d Direct) part(node string) (of, all int) {
-	drained := !slices.ContainsFunc(d.Backends, func(b Backend) bool { return b.Open > 0 })
-	for _, b := range d.Backends {
-		n := b.Open
-		if drained { // then these take them, see package direct
-			n = b.Draining
+// Reaches reports whether the node can hand packets for a VIP to another one: the address of that is on
+// a segment of this one, or this one's segments are not known. The address is the zero value if the
+// other one has none of the VIP's family.
+func (n *Node) Reaches(other *Node, vip netip.Addr) (at netip.Addr, ok bool) {
+	if i := slices.IndexFunc(other.Addresses, func(a netip.Addr) bool { return a.Is4() == vip.Is4() }); i >= 0 {
+		at = other.Addresses[i]
+	}
+	return at, n.Segments == nil || slices.ContainsFunc(n.Segments, func(g report.Segment) bool { return g.Subnet.Contains(at) })
+}
+
+// part is which part of the new connections a node keeps, as a fraction. All is 0 if nobody keeps them.
+type part struct{ of, all int }
+
+func (p *part) add(n int, own bool) {
+	if p.all += n; own {
+		p.of += n
+	}
+}
+
+type partKey struct {
+	owner string
+	four  bool
+}
+
+// part returns the node's part of the connections that the owner of a VIP hands to these backends. One
+// that the owner does not reach has none.
+func (s *scope) part(node, owner string, vip netip.Addr, backends []Backend) part {
+	key, shared := partKey{owner, vip.Is4()}, len(backends) > 0 && len(s.everywhere) > 0 && &backends[0] == &s.everywhere[0]
+	if p, known := s.parts[key]; known && shared {
+		return p
+	}
+	var p, drained part
+	from := s.Nodes[owner]
+	for _, b := range backends {
+		to := s.Nodes[b.Node]
+		if _, ok := from.Reaches(&to, vip); !ok && b.Node != owner {
+			continue
 		}
-		if all += n; b.Node == node {
-			of = n
+		p.add(b.Open, b.Node == node)
+		if s.Speakers[b.Node] {
+			drained.add(b.Draining, b.Node == node)
 		}
 	}
-	return of, all
+	if p.all == 0 { // then those that drain take new ones, see package direct
+		p = drained
+	}
+	if shared {
+		s.parts[key] = p
+	}
+	return p
 }
 
 // forward has the plan say what is forwarded directly. All else that is set anew with the nodes

@@ -164,3 +164,52 @@ func TestLimitsWithDirectForwarding(t *testing.T) {
 		Nodes: map[string]Node{"n1": {}}, Speakers: map[string]bool{"n1": true}, Services: []Service{web}}
 	require.Equal(t, uint32(100), Make("n1", alone).Limits[key].PerSecond)
 }
+
+// A limit is divided among the nodes that the owner can hand packets to: another one, which nothing
+// comes to, would admit nothing of its part.
+func TestLimitIsDividedAmongNeighbours(t *testing.T) {
+	t.Parallel()
+	vip := netip.MustParseAddr("203.0.113.1")
+	key, http := LimitKey{vip, "default/web"}, []Port{{Protocol: 6, Number: 80}}
+	web := Service{Name: "default/web", VIPs: []netip.Addr{vip}, Serving: true, Ports: http, Limit: Limit{100, http}}
+	lan := report.Network{Forwards: true, Segments: []report.Segment{{Subnet: netip.MustParsePrefix("198.18.0.0/24"), Interface: "eth0"}}}
+	at := func(addresses ...string) Node {
+		n := Node{Network: lan}
+		for _, a := range addresses {
+			n.Addresses = append(n.Addresses, netip.MustParseAddr(a))
+		}
+		return n
+	}
+	far := at("198.18.1.5")
+	far.Segments = []report.Segment{{Subnet: netip.MustParsePrefix("198.18.1.0/24"), Interface: "eth0"}}
+	owner := at("2001:db8::1", "198.18.0.1")
+	owner.Labels = map[string]string{"first": ""}
+	nodes := map[string]Node{"n1": owner, "n2": at("198.18.0.2"), "n3": at(), "n4": at("198.18.1.4"), "n5": far,
+		"n6": {Excluded: true, Addresses: []netip.Addr{netip.MustParseAddr("198.18.0.6")}, Network: lan}}
+	apart := Snapshot{Nodes: nodes, Speakers: map[string]bool{"n1": true, "n2": true, "n3": true, "n4": true, "n5": true, "n6": true},
+		Config: &config.Config{Advertisements: []config.Advertisement{{Name: "all", Layer2: &config.Layer2{Direct: true,
+			PreferredNodes: []config.Preference{{Weight: 1, NodeSelector: config.Selector{{Key: "first", Operator: config.Exists}}}}}}}},
+		Services: []Service{web}}
+	limits := func() map[string]uint32 {
+		all := map[string]uint32{}
+		for node := range nodes {
+			if l, limited := Make(node, apart).Limits[key]; limited {
+				all[node] = l.PerSecond
+			}
+		}
+		return all
+	}
+	require.Equal(t, map[string]uint32{"n1": 50, "n2": 50}, limits())
+	local := web
+	local.Local, local.ServingNodes = true, map[string]bool{"n1": true}
+	mixed := local
+	mixed.Limit.Ports = []Port{http[0], {Protocol: 17, Number: 53}}
+	mixed.Backends = []Backend{{"n1", 1, 0}, {"n2", 3, 0}, {"n5", 4, 0}}
+	apart.Services = []Service{mixed}
+	require.Equal(t, map[string]uint32{"n1": 100, "n2": 75}, limits())
+	local.Backends = []Backend{{"n1", 0, 1}, {"n2", 0, 3}, {"n5", 0, 4}}
+	apart.Services = []Service{local}
+	require.Equal(t, map[string]uint32{"n1": 25, "n2": 75}, limits(), "nobody takes new ones")
+	delete(apart.Speakers, "n2")
+	require.Equal(t, map[string]uint32{"n1": 100}, limits(), "nor does one who is lost")
+}

@@ -232,7 +232,7 @@ func direct(nodes int) plan.Snapshot {
 	s := large(nodes)
 	s.Config.Advertisements[0].Layer2.Direct = true
 	for name, n := range s.Nodes {
-		n.Forwards = true
+		n.Forwards, n.Addresses = true, []netip.Addr{netip.MustParseAddr("10.0.200.1")}
 		s.Nodes[name] = n
 	}
 	for i := range s.Services {
