@@ -80,7 +80,7 @@ var mayImport = []struct {
 	{"speaker/layer2/seal", nil, "who may claim a VIP is arithmetic"},
 	{"speaker/direct", []string{"pkg/notify", "pkg/report", "speaker/plan"}, "it knows the plan's types and no announcer"},
 	{"speaker/limit", []string{"speaker/plan"}, "it knows the plan's types and no announcer"},
-	{"speaker/membership/guard", []string{"pkg/connlimit"}, "what may come in follows from its form and its source alone"},
+	{"speaker/membership/guard", []string{"pkg/listenlimit"}, "what may come in follows from its form and its source alone"},
 	{"speaker/membership/keys", []string{"pkg/report"}, "which key is used follows from what speakers say alone"},
 	{"speaker/apihealth", nil, "it knows the API server alone"},
 	{"speaker/plan", []string{"pkg/annotation", "pkg/config", "pkg/reason", "pkg/report", "speaker/election"},

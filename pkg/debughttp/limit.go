@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/lodestone-lb/lodestone/pkg/connlimit"
+	"github.com/lodestone-lb/lodestone/pkg/listenlimit"
 )
 
 const (
@@ -28,7 +28,7 @@ const (
 
 // Limit returns a listener that bounds the connections of the port.
 func Limit(l net.Listener) net.Listener {
-	return connlimit.New(connlimit.Limits{All: MaxConns, OfSource: MaxConnsOfSource}).Bound(l)
+	return listenlimit.New(listenlimit.Limits{All: MaxConns, OfSource: MaxConnsOfSource}).Bound(l)
 }
 
 // connKey is the key of a request's connection in its context.
@@ -44,7 +44,7 @@ func withConn(ctx context.Context, c net.Conn) context.Context {
 
 // trust makes the connection outlast those without a valid token.
 func trust(ctx context.Context) {
-	if c, ok := ctx.Value(connKey{}).(*connlimit.Conn); ok {
+	if c, ok := ctx.Value(connKey{}).(*listenlimit.Conn); ok {
 		c.Trust()
 	}
 }

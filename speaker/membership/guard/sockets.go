@@ -11,7 +11,7 @@ import (
 
 	"github.com/hashicorp/memberlist"
 
-	"github.com/lodestone-lb/lodestone/pkg/connlimit"
+	"github.com/lodestone-lb/lodestone/pkg/listenlimit"
 )
 
 const (
@@ -40,7 +40,7 @@ const (
 type Sockets struct {
 	tcp     *net.TCPListener
 	udp     *net.UDPConn
-	limiter *connlimit.Limiter
+	limiter *listenlimit.Limiter
 	refused func()
 	packets chan *memberlist.Packet
 	streams chan net.Conn
@@ -53,7 +53,7 @@ type Sockets struct {
 // has the address; refused is called for each packet that is too long. Shutdown ends it.
 func Listen(at netip.AddrPort, known func(netip.Addr) bool, refused func()) (*Sockets, error) {
 	s := &Sockets{
-		limiter: connlimit.New(connlimit.Limits{All: MaxStreams, OfSource: MaxOfSource, Known: known}),
+		limiter: listenlimit.New(listenlimit.Limits{All: MaxStreams, OfSource: MaxOfSource, Known: known}),
 		refused: refused,
 		packets: make(chan *memberlist.Packet),
 		streams: make(chan net.Conn),

@@ -1,11 +1,11 @@
-// Package connlimit bounds how many connections a port has, and how many of them one source
+// Package listenlimit bounds how many connections a listener has, and how many of them one source
 // has. Nobody can then keep others out by holding connections.
 //
 // No connection is refused. A new one takes the place of the oldest connection of the same
 // source, or, when all places are taken, of the source that has the most. An honest request is
 // answered within moments, so that only a connection that waits loses its place. A connection
 // that has authenticated loses its place last.
-package connlimit
+package listenlimit
 
 import (
 	"net"
