@@ -10,6 +10,7 @@
 // The files, from the outside in:
 //
 //	direct.go   Director, the task: which rules there are to be, and that they are there
+//	drain.go    what was switched off, and goes on for a while
 //	table.go    which node a flow belongs to, and where it may have belonged before
 //	nodes.go    which hosts on the segment are the cluster's nodes
 //	rules.go    what the kernel is to do with a packet
@@ -33,7 +34,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/pkg/notify"
@@ -45,12 +45,6 @@ const (
 	interval = time.Second
 	// defaultHold is how long connections wait for a node that does not answer.
 	defaultHold = 10 * time.Second
-	// drainTime is how long connections are still handed to their nodes after direct
-	// forwarding was switched off.
-	drainTime = time.Hour
-	// maxDraining is how many ports at VIPs may be among those that were switched off or
-	// deleted, as whoever may create Services can do again and again.
-	maxDraining = 16384
 	// restFactor is how many times as long as its last change took the Director waits for the
 	// next one, and maxRest the most: whoever changes endpoints all the time shall not keep
 	// the node busy.
@@ -127,12 +121,6 @@ type host struct {
 	gone  bool      // connections wait no longer for it
 }
 
-// draining is a Service that is forwarded directly no more.
-type draining struct {
-	plan.Direct
-	until time.Time
-}
-
 // New returns a Director that does nothing until it runs.
 func New(o Options) *Director {
 	o.Hold, o.Guard = cmp.Or(o.Hold, defaultHold), cmp.Or(o.Guard, defaultGuard)
@@ -186,6 +174,7 @@ func (d *Director) Run(ctx context.Context) error {
 		return nil
 	case d.want = <-d.sets:
 	}
+	d.inherit()
 	d.settle(ctx)
 	d.stale = true
 	d.reconcile()
@@ -222,66 +211,9 @@ func (d *Director) Run(ctx context.Context) error {
 func (d *Director) settle(ctx context.Context) {
 	unheard := func(h *host) bool { return h.hardware == "" }
 	end := time.Now().Add(settleTime)
-	for ; len(d.want.Services) > 0 && ctx.Err() == nil && time.Now().Before(end); time.Sleep(settleTime / 40) {
+	for ; len(d.want.Services)+len(d.draining) > 0 && ctx.Err() == nil && time.Now().Before(end); time.Sleep(settleTime / 40) {
 		if d.look() == nil && !slices.ContainsFunc(slices.Collect(maps.Values(d.nodes)), unheard) {
 			return
-		}
-	}
-}
-
-// take takes over what is wanted now. What is wanted no more drains, if there are rules by which
-// it was handed over.
-func (d *Director) take(want plan.Forwarding) {
-	for key, before := range d.want.Services {
-		if _, ok := want.Services[key]; !ok && d.there != [2]bool{} {
-			d.draining[key] = draining{before, time.Now().Add(drainTime)}
-		}
-	}
-	for key := range want.Services {
-		delete(d.draining, key)
-	}
-	d.boundDraining()
-	d.want, d.stale = want, true
-	d.reconcile()
-}
-
-// boundDraining ends what has drained for longest of the namespace that has most of it, until
-// there is not too much.
-func (d *Director) boundDraining() {
-	namespaces, ports := map[string][]plan.LimitKey{}, map[string]int{}
-	all := 0
-	for key, s := range d.draining {
-		namespace, _, _ := strings.Cut(key.Service, "/")
-		namespaces[namespace] = append(namespaces[namespace], key)
-		ports[namespace] += len(s.Ports)
-		all += len(s.Ports)
-	}
-	if all <= maxDraining {
-		return
-	}
-	for _, keys := range namespaces {
-		slices.SortFunc(keys, func(a, b plan.LimitKey) int { return d.draining[a].until.Compare(d.draining[b].until) })
-	}
-	for all > maxDraining {
-		most := ""
-		for namespace := range ports {
-			if ports[namespace] > ports[most] {
-				most = namespace
-			}
-		}
-		key := namespaces[most][0]
-		n := len(d.draining[key].Ports)
-		namespaces[most], ports[most], all = namespaces[most][1:], ports[most]-n, all-n
-		delete(d.draining, key)
-	}
-}
-
-// expire ends what has drained for long enough.
-func (d *Director) expire(now time.Time) {
-	for key, drains := range d.draining {
-		if now.After(drains.until) {
-			delete(d.draining, key)
-			d.stale = true
 		}
 	}
 }
@@ -387,7 +319,7 @@ func (d *Director) look() error {
 			}
 		}
 	}
-	if refused := d.refuse(); (refused == nil) != (d.refused == nil) {
+	if refused := refuse(d.nodes); (refused == nil) != (d.refused == nil) {
 		d.refused, d.stale = refused, true
 	}
 	if silent {
@@ -404,27 +336,6 @@ func (d *Director) look() error {
 		}
 	}
 	d.stale = d.stale || len(d.nodes) != len(before)
-	return nil
-}
-
-// refuse returns why the node cannot have rules. With kube-proxy in mode IPVS, conntrack does
-// not say which connections the node keeps. On a bond that sends with other hardware addresses
-// than the one it answers with, others would not know what this node hands them.
-func (d *Director) refuse() error {
-	if _, err := netlink.LinkByName("kube-ipvs0"); err == nil {
-		return errIPVS
-	}
-	seen := map[int]bool{}
-	for _, h := range d.nodes {
-		if seen[h.device] {
-			continue
-		}
-		seen[h.device] = true
-		bond, err := bondUnder(h.device, netlink.LinkByIndex)
-		if err == nil && bond != nil && balances[bond.Mode] {
-			return fmt.Errorf("use interface %q: %w %s", bond.Name, errBond, bond.Mode)
-		}
-	}
 	return nil
 }
 
@@ -588,7 +499,7 @@ func (d *Director) rules(i int, f *family, used map[string]bool) (*ruleset, map[
 			return // those that are wanted have the tables
 		}
 		s.Backends = same.Backends
-		services[same.of] = append(services[same.of], service{key.VIP, s, drains, same.of})
+		services[same.of] = append(services[same.of], service{key.VIP, key.Service, s, drains, same.of})
 	}
 	for key, s := range d.want.Services {
 		add(key, s, false)
@@ -634,8 +545,8 @@ func (d *Director) rules(i int, f *family, used map[string]bool) (*ruleset, map[
 				if _, has := r.services[key]; has && s.drains {
 					continue // a Service that came for it, perhaps
 				}
-				r.services[key] = steer{id, len(r.tables[id].open), 1 + s.Seed%seeds, min(len(s.Backends), maxRing),
-					s.ByClient, s.drains, strings.Join(interfaces, "-")}
+				r.services[key] = served{steer{id, len(r.tables[id].open), 1 + s.Seed%seeds, min(len(s.Backends), maxRing),
+					s.ByClient, s.drains, strings.Join(interfaces, "-")}, s.name}
 			}
 		}
 	}
@@ -645,7 +556,8 @@ func (d *Director) rules(i int, f *family, used map[string]bool) (*ruleset, map[
 
 // service is a Service at a VIP.
 type service struct {
-	vip netip.Addr
+	vip  netip.Addr
+	name string
 	plan.Direct
 	drains bool
 	of     string // its backends

@@ -34,7 +34,7 @@ const (
 type ruleset struct {
 	interfaces map[string]bool
 	hardware   map[string]bool
-	services   map[string]steer
+	services   map[string]served
 	tables     map[int]*buckets
 }
 
@@ -71,6 +71,13 @@ type steer struct {
 	interfaces string
 }
 
+// served is a Service at a VIP and port.
+type served struct {
+	steer
+	// service is its name, for people and for the Director that follows.
+	service string
+}
+
 // indexes returns the interfaces that nodes are on.
 func (s steer) indexes() (all []uint32) {
 	for text := range strings.SplitSeq(s.interfaces, "-") {
@@ -82,14 +89,14 @@ func (s steer) indexes() (all []uint32) {
 }
 
 func newRuleset() *ruleset {
-	return &ruleset{map[string]bool{}, map[string]bool{}, map[string]steer{}, map[int]*buckets{}}
+	return &ruleset{map[string]bool{}, map[string]bool{}, map[string]served{}, map[int]*buckets{}}
 }
 
 // steers returns the chains that the services need.
 func (r *ruleset) steers() map[steer]bool {
 	steers := map[steer]bool{}
 	for _, s := range r.services {
-		steers[s] = true
+		steers[s.steer] = true
 	}
 	return steers
 }
@@ -106,6 +113,16 @@ func held(maps string) string             { return maps + "-held" }
 func (s steer) chain() string {
 	return fmt.Sprintf("steer-%d-%d-%d-%d%s%s-%s", s.table, s.buckets, s.seed, s.ring,
 		given(s.byClient, "-client"), given(s.drains, "-drains"), s.interfaces)
+}
+
+// parseSteer returns the steer that has the chain of that name, if there can be one.
+func parseSteer(chain string) (s steer, ok bool) {
+	fmt.Sscanf(chain, "steer-%d-%d-%d-%d", &s.table, &s.buckets, &s.seed, &s.ring) //nolint:errcheck // the name is compared below
+	rest := strings.TrimPrefix(chain, strings.TrimSuffix(s.chain(), "-"))
+	rest, s.byClient = strings.CutPrefix(rest, "-client")
+	rest, s.drains = strings.CutPrefix(rest, "-drains")
+	s.interfaces = strings.TrimPrefix(rest, "-")
+	return s, s.chain() == chain
 }
 
 func (s steer) second() string { return "second" + strings.TrimPrefix(s.chain(), "steer") }
@@ -365,7 +382,7 @@ func (k kernel) changeServices(f *family, r, others *ruleset, do encode) error {
 	var differ []nftables.SetElement
 	for _, key := range slices.Sorted(maps.Keys(r.services)) {
 		if other, ok := others.services[key]; !ok || other != r.services[key] {
-			differ = append(differ, nftables.SetElement{Key: []byte(key),
+			differ = append(differ, nftables.SetElement{Key: []byte(key), Comment: r.services[key].service,
 				VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: r.services[key].chain()}})
 		}
 	}
@@ -384,6 +401,46 @@ func (k kernel) changeSets(f *family, r, others *ruleset, do encode) (err error)
 		err = errors.Join(err, k.encode(f.sets()[1+i], differ, do))
 	}
 	return err
+}
+
+// services returns what is in the map of services, but for what somebody else has put there.
+func (k kernel) services(f *family) map[string]served {
+	all := map[string]served{}
+	elements, err := k.GetSetElements(f.sets()[3])
+	if err != nil {
+		return nil // there is none
+	}
+	for _, e := range elements {
+		verdict, err := netlink.UnmarshalAttributes(e.Val)
+		if err != nil {
+			continue
+		}
+		for _, a := range verdict {
+			if a.Type != unix.NFTA_VERDICT_CHAIN {
+				continue
+			}
+			if s, ok := parseSteer(strings.TrimRight(string(a.Data), "\x00")); ok && e.Comment != "" {
+				all[string(e.Key)] = served{s, e.Comment}
+			}
+		}
+	}
+	return all
+}
+
+// hops returns the nodes that a steer hands packets to.
+func (k kernel) hops(f *family, s steer) map[netip.Addr]bool {
+	hops := map[netip.Addr]bool{}
+	for _, index := range s.indexes() {
+		for _, name := range []string{openName(s.table, s.buckets), nextName(s.table, s.buckets)} {
+			elements, _ := k.GetSetElements(f.buckets(on(name, index), true)) // without it there are none
+			for _, e := range elements {
+				if a, ok := netip.AddrFromSlice(e.Val); ok {
+					hops[a] = true
+				}
+			}
+		}
+	}
+	return hops
 }
 
 // sound reports whether the table has the chains and elements that it is to have, those of

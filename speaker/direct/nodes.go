@@ -134,6 +134,27 @@ var (
 	errBond = errors.New("it is a bond in mode")
 )
 
+// refuse returns why the node cannot have rules. With kube-proxy in mode IPVS, conntrack does
+// not say which connections the node keeps. On a bond that sends with other hardware addresses
+// than the one it answers with, others would not know what this node hands them.
+func refuse(nodes map[netip.Addr]*host) error {
+	if _, err := netlink.LinkByName("kube-ipvs0"); err == nil {
+		return errIPVS
+	}
+	seen := map[int]bool{}
+	for _, h := range nodes {
+		if seen[h.device] {
+			continue
+		}
+		seen[h.device] = true
+		bond, err := bondUnder(h.device, netlink.LinkByIndex)
+		if err == nil && bond != nil && balances[bond.Mode] {
+			return fmt.Errorf("use interface %q: %w %s", bond.Name, errBond, bond.Mode)
+		}
+	}
+	return nil
+}
+
 // balances are the modes of bonds that send with the hardware address of whichever port.
 var balances = map[netlink.BondMode]bool{netlink.BOND_MODE_BALANCE_TLB: true, netlink.BOND_MODE_BALANCE_ALB: true}
 

@@ -109,6 +109,15 @@ func serviceKey(vip netip.Addr, port uint16) string {
 	return string(append(key, 0, 0))
 }
 
+// parseServiceKey is the opposite. A key of another length is none.
+func (f *family) parseServiceKey(key string) (vip netip.Addr, port uint16, ok bool) {
+	if len(key) != int(f.length)+4 {
+		return vip, 0, false
+	}
+	vip, ok = netip.AddrFromSlice([]byte(key[:f.length]))
+	return vip, binary.BigEndian.Uint16([]byte(key[f.length:])), ok
+}
+
 // number is a number as sets and registers have it.
 func number(n uint32) string { return string(binaryutil.NativeEndian.PutUint32(n)) }
 

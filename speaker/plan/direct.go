@@ -101,7 +101,7 @@ func (s *scope) part(node, owner string, vip netip.Addr, backends []Backend) par
 // leaves it as it is: each Forwarding is written into the kernel.
 func (p *Planner) forward() {
 	services, changed := p.connections.direct.share()
-	if !changed && (!p.allStale || len(services) == 0) {
+	if !changed && !p.allStale {
 		return
 	}
 	before, snapshot := p.plan.Forwarding, p.view.snapshot
