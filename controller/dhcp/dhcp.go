@@ -7,8 +7,14 @@
 // a broadcast answer, and leaves ciaddr empty, as after a reboot (section 4.3.2, INIT-REBOOT);
 // to a server that is how a lease is confirmed and extended as well.
 //
-// One goroutine, Run, owns the socket and the clock. sessions.go decides what is sent and
-// when. It has neither.
+// One goroutine, Run, owns the socket and the clock. The machine has neither. The files, from the
+// outside in:
+//
+//	dhcp.go     Source, the task: it has addresses leased for Clients
+//	lease.go    Lease and State, which are what it says of a client
+//	machine.go  what is sent to servers and when, and what an answer means for a lease
+//	message.go  the messages, written and parsed
+//	socket.go   the interface and the socket on it
 package dhcp
 
 import (
@@ -69,16 +75,16 @@ type Source struct {
 	wake    chan struct{}
 	heard   chan event
 
-	mu       sync.Mutex // guards what follows; never held over I/O
-	sessions *sessions
-	failed   error // why there is no port
-	changed  notify.Signal
+	mu      sync.Mutex // guards what follows; never held over I/O
+	machine *machine
+	failed  error // why there is no socket
+	changed notify.Signal
 
 	// Owned by Run.
-	port    *port
+	socket  *socket
 	checked time.Time     // when the interface was last looked at
 	sent    time.Time     // when the last message was
-	retry   time.Time     // when to open the port again
+	retry   time.Time     // when to open the socket again
 	delay   time.Duration // until the retry after that
 }
 
@@ -86,13 +92,13 @@ type Source struct {
 func New(o Options) *Source {
 	log := o.Log.With("interface", o.Interface)
 	s := &Source{
-		name:     o.Interface,
-		log:      log,
-		network:  o.Network,
-		wake:     make(chan struct{}, 1),
-		heard:    make(chan event),
-		sessions: newSessions(o.Interface, log),
-		delay:    firstRetry,
+		name:    o.Interface,
+		log:     log,
+		network: o.Network,
+		wake:    make(chan struct{}, 1),
+		heard:   make(chan event),
+		machine: newMachine(o.Interface, log),
+		delay:   firstRetry,
 	}
 	if s.network == nil {
 		s.network = host{}
@@ -108,7 +114,7 @@ func (s *Source) String() string { return "dhcp " + s.name }
 // process. Set does not wait.
 func (s *Source) Set(want []Client) {
 	s.mu.Lock()
-	s.sessions.set(time.Now(), want)
+	s.machine.set(time.Now(), want)
 	s.notify()
 	s.mu.Unlock()
 	notify.Wake(s.wake)
@@ -118,7 +124,7 @@ func (s *Source) Set(want []Client) {
 func (s *Source) Current() map[string]State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.sessions.states(s.failed)
+	return s.machine.states(s.failed)
 }
 
 // Changed returns a channel that is closed when Current has something new: a
@@ -128,8 +134,8 @@ func (s *Source) Changed() <-chan struct{} { return s.changed.Next() }
 
 // notify signals a change to those who wait for it. s.mu is held.
 func (s *Source) notify() {
-	if s.sessions.changed {
-		s.sessions.changed = false
+	if s.machine.changed {
+		s.machine.changed = false
 		s.changed.Notify()
 	}
 }
@@ -142,7 +148,7 @@ func (s *Source) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		s.wait(ctx, s.step(ctx, time.Now()))
 	}
-	for m := s.released(); m != nil && s.port != nil; m = s.released() {
+	for m := s.released(); m != nil && s.socket != nil; m = s.released() {
 		time.Sleep(time.Until(s.sent.Add(pace)))
 		s.send(m, time.Now())
 	}
@@ -153,7 +159,7 @@ func (s *Source) Run(ctx context.Context) error {
 func (s *Source) released() *message {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.sessions.release()
+	return s.machine.release()
 }
 
 // wait returns at the given time, if it is not zero, or as soon as there is
@@ -179,14 +185,14 @@ func (s *Source) step(ctx context.Context, now time.Time) (next time.Time) {
 	if free := s.sent.Add(pace); now.Before(free) {
 		return free
 	}
-	if s.port == nil && !now.Before(s.retry) && s.needed() {
+	if s.socket == nil && !now.Before(s.retry) && s.needed() {
 		s.open(ctx, now)
 	}
 	m, next := s.decide(now)
 	if m != nil {
 		s.send(m, now)
 	}
-	if s.port == nil && s.needed() && (next.IsZero() || s.retry.Before(next)) {
+	if s.socket == nil && s.needed() && (next.IsZero() || s.retry.Before(next)) {
 		next = s.retry
 	}
 	return next
@@ -197,27 +203,27 @@ func (s *Source) decide(now time.Time) (m *message, next time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	defer s.notify()
-	if s.port == nil {
-		return nil, s.sessions.lapse(now)
+	if s.socket == nil {
+		return nil, s.machine.lapse(now)
 	}
-	return s.sessions.act(now)
+	return s.machine.act(now)
 }
 
 // needed reports whether there are clients, or leases to release.
 func (s *Source) needed() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.sessions.byID)+len(s.sessions.released) > 0
+	return len(s.machine.byID)+len(s.machine.released) > 0
 }
 
 // send sends a message. A message that cannot be sent counts as lost, and is sent again when
-// there is a port again.
+// there is a socket again.
 func (s *Source) send(m *message, now time.Time) {
 	s.sent = now
 	if now.Sub(s.checked) >= glance {
 		i, err := s.network.Interface(s.name)
 		if err == nil {
-			err = s.port.replacedBy(i)
+			err = s.socket.replacedBy(i)
 		}
 		if err != nil {
 			s.fail(err)
@@ -225,14 +231,14 @@ func (s *Source) send(m *message, now time.Time) {
 		}
 		s.use(i, now)
 	}
-	if err := s.port.send(m); err != nil {
+	if err := s.socket.send(m); err != nil {
 		s.fail(fmt.Errorf("send on interface %q: %w", s.name, err))
 	}
 }
 
-// receive deals with what the port heard.
+// receive deals with what the socket heard.
 func (s *Source) receive(e event) {
-	if e.port != s.port {
+	if e.socket != s.socket {
 		return // closed meanwhile
 	}
 	if e.err != nil {
@@ -240,20 +246,20 @@ func (s *Source) receive(e event) {
 		return
 	}
 	s.mu.Lock()
-	s.sessions.receive(time.Now(), e.answer)
+	s.machine.receive(time.Now(), e.answer)
 	s.notify()
 	s.mu.Unlock()
 }
 
-// open opens the port, or plans the next attempt.
+// open opens the socket, or plans the next attempt.
 func (s *Source) open(ctx context.Context, now time.Time) {
 	i, err := s.network.Interface(s.name)
 	if err == nil {
 		err = i.usable(s.name)
 	}
-	var p *port
+	var p *socket
 	if err == nil {
-		p, err = openPort(ctx, s.network, i, s.heard)
+		p, err = openSocket(ctx, s.network, i, s.heard)
 	}
 	if errors.Is(err, unix.EPERM) {
 		err = fmt.Errorf("%w: leases need the capability NET_RAW; with Helm, set controller.dhcp.enabled", err)
@@ -262,14 +268,14 @@ func (s *Source) open(ctx context.Context, now time.Time) {
 		s.fail(err)
 		return
 	}
-	s.port, s.delay = p, firstRetry
+	s.socket, s.delay = p, firstRetry
 	s.use(i, now)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.failed != nil {
 		s.log.Info("interface works again")
 		s.failed = nil
-		s.sessions.hurry(now)
+		s.machine.hurry(now)
 		s.notify()
 	}
 }
@@ -278,11 +284,11 @@ func (s *Source) open(ctx context.Context, now time.Time) {
 func (s *Source) use(i Interface, now time.Time) {
 	s.checked = now
 	s.mu.Lock()
-	s.sessions.own = i.Addrs
+	s.machine.own = i.Addrs
 	s.mu.Unlock()
 }
 
-// fail closes the port and plans the next attempt.
+// fail closes the socket and plans the next attempt.
 func (s *Source) fail(err error) {
 	s.close()
 	s.retry = time.Now().Add(s.delay)
@@ -291,15 +297,15 @@ func (s *Source) fail(err error) {
 	defer s.mu.Unlock()
 	if s.failed == nil || s.failed.Error() != err.Error() {
 		s.log.Warn("interface failed: no lease is acquired or extended", "err", err)
-		s.failed, s.sessions.changed = err, true
+		s.failed, s.machine.changed = err, true
 		s.notify()
 	}
 }
 
-// close closes the port, if there is one.
+// close closes the socket, if there is one.
 func (s *Source) close() {
-	if s.port != nil {
-		s.port.close()
-		s.port = nil
+	if s.socket != nil {
+		s.socket.close()
+		s.socket = nil
 	}
 }

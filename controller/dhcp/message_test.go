@@ -129,12 +129,12 @@ func TestAcknowledgements(t *testing.T) {
 	}
 }
 
-// phases makes sessions with one client in each phase, which all wait for an
+// phases makes machines with one client in each phase, which all wait for an
 // answer with the given xid.
-func phases(now time.Time, xid dhcpv4.TransactionID) []*sessions {
-	var all []*sessions
+func phases(now time.Time, xid dhcpv4.TransactionID) []*machine {
+	var all []*machine
 	for _, p := range []phase{rebooting, selecting, requesting, renewing, rebinding} {
-		t := newSessions("eth0", discard)
+		t := newMachine("eth0", discard)
 		t.set(now, []Client{{ID: webID, Last: addrA}})
 		s := t.byID[webID]
 		t.begin(s, p, now)
@@ -256,7 +256,7 @@ func TestUnicast(t *testing.T) {
 // What a renewal costs this process among 500 leases: to find who is due, to
 // make the REQUEST, to read the ACK.
 func BenchmarkRenewal(b *testing.B) {
-	t, now := newSessions("eth0", discard), time.Now()
+	t, now := newMachine("eth0", discard), time.Now()
 	all, next := clients(500), addrA
 	for i := range all {
 		all[i].Last, next = next, next.Next()

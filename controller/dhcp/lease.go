@@ -34,7 +34,7 @@ type State struct {
 
 // states returns the states of all clients. failed is why the interface cannot be used, nil if
 // it can.
-func (t *sessions) states(failed error) map[string]State {
+func (t *machine) states(failed error) map[string]State {
 	waiting := 0
 	for _, s := range t.byID {
 		if s.lease == nil && s.phase != idle {
@@ -61,7 +61,7 @@ func (t *sessions) states(failed error) map[string]State {
 
 // silence returns an error that says which server has not answered and since when. Nil: no
 // answer is late.
-func (t *sessions) silence(s *session, waiting int) error {
+func (t *machine) silence(s *client, waiting int) error {
 	if s.tries < 2 && (s.phase != selecting || t.unanswered < silent) {
 		return nil
 	}

@@ -77,22 +77,22 @@ func (host) Listen(i *net.Interface, etherType int, filter []bpf.RawInstruction)
 	return c, nil
 }
 
-// port is the interface while it works: a socket and a task that reads it.
-type port struct {
+// socket sends and receives on an interface. A task of its own reads it.
+type socket struct {
 	Interface
 	conn   net.PacketConn
 	cancel context.CancelFunc
 	done   chan struct{}
 }
 
-// event is an answer that a port received, or why it will receive no more.
+// event is an answer that a socket received, or why it will receive no more.
 type event struct {
-	port   *port
+	socket *socket
 	answer answer
 	err    error
 }
 
-func openPort(ctx context.Context, n Network, i Interface, heard chan<- event) (*port, error) {
+func openSocket(ctx context.Context, n Network, i Interface, heard chan<- event) (*socket, error) {
 	raw, err := bpf.Assemble(filter(i.HardwareAddr))
 	if err != nil {
 		return nil, fmt.Errorf("assemble the filter of interface %q: %w", i.Name, err)
@@ -102,29 +102,29 @@ func openPort(ctx context.Context, n Network, i Interface, heard chan<- event) (
 		return nil, fmt.Errorf("open a packet socket on interface %q: %w", i.Name, err)
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	p := &port{Interface: i, conn: conn, cancel: cancel, done: make(chan struct{})}
-	go p.read(ctx, heard) // close waits for it
-	return p, nil
+	s := &socket{Interface: i, conn: conn, cancel: cancel, done: make(chan struct{})}
+	go s.read(ctx, heard) // close waits for it
+	return s, nil
 }
 
-// replacedBy returns why the port cannot be used with the interface as it is now.
-func (p *port) replacedBy(i Interface) error {
-	if i.Index != p.Index || !slices.Equal(i.HardwareAddr, p.HardwareAddr) {
-		return fmt.Errorf("interface %q was replaced or has another hardware address", p.Name)
+// replacedBy returns why the socket cannot be used with the interface as it is now.
+func (s *socket) replacedBy(i Interface) error {
+	if i.Index != s.Index || !slices.Equal(i.HardwareAddr, s.HardwareAddr) {
+		return fmt.Errorf("interface %q was replaced or has another hardware address", s.Name)
 	}
-	return i.usable(p.Name)
+	return i.usable(s.Name)
 }
 
 // read reports answers until ctx or the socket ends.
-func (p *port) read(ctx context.Context, heard chan<- event) {
-	defer close(p.done)
-	buf := make([]byte, 14+max(p.MTU, 576)) // RFC 791: what every host accepts
+func (s *socket) read(ctx context.Context, heard chan<- event) {
+	defer close(s.done)
+	buf := make([]byte, 14+max(s.MTU, 576)) // RFC 791: what every host accepts
 	for {
-		n, _, err := p.conn.ReadFrom(buf)
-		e := event{port: p, err: err}
+		n, _, err := s.conn.ReadFrom(buf)
+		e := event{socket: s, err: err}
 		if err == nil {
 			var ok bool
-			if e.answer, ok = parse(buf[:n]); !ok || !bytes.Equal(e.answer.hardware[:], p.HardwareAddr) {
+			if e.answer, ok = parse(buf[:n]); !ok || !bytes.Equal(e.answer.hardware[:], s.HardwareAddr) {
 				continue
 			}
 		}
@@ -140,13 +140,13 @@ func (p *port) read(ctx context.Context, heard chan<- event) {
 }
 
 // send sends a message in a frame of its own.
-func (p *port) send(m *message) error {
-	frame, err := m.frame(p.HardwareAddr)
+func (s *socket) send(m *message) error {
+	frame, err := m.frame(s.HardwareAddr)
 	if err != nil {
 		return err
 	}
-	_ = p.conn.SetWriteDeadline(time.Now().Add(sendTime))
-	_, err = p.conn.WriteTo(frame, &packet.Addr{HardwareAddr: frame[:6]})
+	_ = s.conn.SetWriteDeadline(time.Now().Add(sendTime))
+	_, err = s.conn.WriteTo(frame, &packet.Addr{HardwareAddr: frame[:6]})
 	if errors.Is(err, unix.ENOBUFS) {
 		return nil // a full queue, which is a loss like any other
 	}
@@ -154,10 +154,10 @@ func (p *port) send(m *message) error {
 }
 
 // close closes the socket and waits for the reader.
-func (p *port) close() {
-	p.cancel()
-	_ = p.conn.Close()
-	<-p.done
+func (s *socket) close() {
+	s.cancel()
+	_ = s.conn.Close()
+	<-s.done
 }
 
 // filter passes DHCP answers to this hardware address, and keeps all other

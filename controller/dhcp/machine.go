@@ -42,7 +42,7 @@ const (
 	silent = 2
 )
 
-// phase is a state of RFC 2131 figure 5. There is no INIT: a session that waits for nothing is
+// phase is a state of RFC 2131 figure 5. There is no INIT: a client that waits for nothing is
 // selecting and due.
 type phase string
 
@@ -56,14 +56,14 @@ const (
 	rebinding  phase = "rebinding" // asks all servers to extend the lease
 )
 
-// session is the state of one client.
-type session struct {
+// client is where a client's exchange with servers stands, and its lease.
+type client struct {
 	Client
 	phase phase
 	// due is when there is something to do.
 	due time.Time
 
-	// The exchange. xid is known to sessions.byXID unless the phase is bound.
+	// The exchange. xid is known to machine.byXID unless the phase is bound.
 	xid   dhcpv4.TransactionID
 	began time.Time
 	asked time.Time // of the first REQUEST with this xid
@@ -83,24 +83,24 @@ type session struct {
 	err   error // what went wrong last; nil once there is a lease
 }
 
-// sessions decides what is sent to servers, and when. It does no I/O, and the caller hands it
-// the time.
+// machine decides what is sent to servers, and when, for all clients. It does no I/O, and the
+// caller hands it the time.
 //
 // DISCOVERs take turns. Servers do not set an address aside when they offer it, and some
 // (dnsmasq) choose it by the hardware address, which is the same for all clients here: clients
 // that asked together would be offered the same address, and all but one would then be refused
 // it.
-type sessions struct {
+type machine struct {
 	name string // of the interface
 	log  *slog.Logger
 	// own are the addresses of the interface.
 	own []netip.Prefix
 
-	byID     map[string]*session
-	byXID    map[dhcpv4.TransactionID]*session
+	byID     map[string]*client
+	byXID    map[dhcpv4.TransactionID]*client
 	released []*message // to be sent
 
-	turn     *session // who DISCOVERed last and has not finished
+	turn     *client // who DISCOVERed last and has not finished
 	turnEnds time.Time
 	// unanswered counts the DISCOVERs of all clients since the last OFFER.
 	unanswered int
@@ -110,12 +110,12 @@ type sessions struct {
 	changed bool // Source.Changed is to be notified
 }
 
-func newSessions(name string, log *slog.Logger) *sessions {
-	return &sessions{name: name, log: log, byID: map[string]*session{}, byXID: map[dhcpv4.TransactionID]*session{}}
+func newMachine(name string, log *slog.Logger) *machine {
+	return &machine{name: name, log: log, byID: map[string]*client{}, byXID: map[dhcpv4.TransactionID]*client{}}
 }
 
 // set replaces the clients.
-func (t *sessions) set(now time.Time, want []Client) {
+func (t *machine) set(now time.Time, want []Client) {
 	keep := map[string]bool{}
 	for _, c := range want {
 		keep[c.ID] = true
@@ -124,7 +124,7 @@ func (t *sessions) set(now time.Time, want []Client) {
 		}
 		s := t.byID[c.ID]
 		if s == nil {
-			s = &session{}
+			s = &client{}
 			t.byID[c.ID] = s
 			t.changed = true
 		} else if s.phase != rebooting || s.Last == c.Last {
@@ -150,7 +150,7 @@ func (t *sessions) set(now time.Time, want []Client) {
 }
 
 // remove forgets a client and gives its lease back.
-func (t *sessions) remove(s *session) {
+func (t *machine) remove(s *client) {
 	t.end(s)
 	delete(t.byID, s.ID)
 	t.changed = true
@@ -164,7 +164,7 @@ func (t *sessions) remove(s *session) {
 }
 
 // release returns a release to be sent, nil if there is none.
-func (t *sessions) release() (m *message) {
+func (t *machine) release() (m *message) {
 	if len(t.released) > 0 {
 		m, t.released = t.released[0], t.released[1:]
 	}
@@ -173,7 +173,7 @@ func (t *sessions) release() (m *message) {
 
 // begin starts an exchange. There is no random delay before the first message. Section 4.4.1
 // has one for hosts that start together, but here one process asks for all.
-func (t *sessions) begin(s *session, p phase, now time.Time) {
+func (t *machine) begin(s *client, p phase, now time.Time) {
 	t.end(s)
 	for s.xid = newXID(); t.byXID[s.xid] != nil; s.xid = newXID() {
 	}
@@ -182,7 +182,7 @@ func (t *sessions) begin(s *session, p phase, now time.Time) {
 }
 
 // end ends the exchange, if there is one. Later answers are ignored.
-func (t *sessions) end(s *session) {
+func (t *machine) end(s *client) {
 	if t.byXID[s.xid] == s {
 		delete(t.byXID, s.xid)
 	}
@@ -196,9 +196,9 @@ func newXID() (xid dhcpv4.TransactionID) {
 	return xid
 }
 
-// hurry makes every session that waits for an answer ask again soon, because the way to the
+// hurry makes every client that waits for an answer ask again soon, because the way to the
 // servers was interrupted.
-func (t *sessions) hurry(now time.Time) {
+func (t *machine) hurry(now time.Time) {
 	for _, s := range t.byID {
 		if soon := now.Add(settleTime); s.tries > 0 || s.due.Before(soon) {
 			s.due, s.tries = soon, 0
@@ -208,9 +208,9 @@ func (t *sessions) hurry(now time.Time) {
 	t.changed = true
 }
 
-// act advances the session that is due. It returns a message to send, which may be nil, and
+// act advances the client that is due. It returns a message to send, which may be nil, and
 // when to call it again. The zero time: not before something changed.
-func (t *sessions) act(now time.Time) (m *message, again time.Time) {
+func (t *machine) act(now time.Time) (m *message, again time.Time) {
 	for {
 		if m := t.release(); m != nil {
 			return m, now
@@ -225,10 +225,10 @@ func (t *sessions) act(now time.Time) (m *message, again time.Time) {
 	}
 }
 
-// next returns the session that is due now, or nil and when the next one is due. It looks at
-// all sessions: a thousand cost some microseconds, and there are at most two hundred messages
+// next returns the client that is due now, or nil and when the next one is due. It looks at
+// all clients: a thousand cost some microseconds, and there are at most two hundred messages
 // in a second.
-func (t *sessions) next(now time.Time) (first *session, due time.Time) {
+func (t *machine) next(now time.Time) (first *client, due time.Time) {
 	for _, s := range t.byID {
 		at := s.due
 		if s.phase == selecting && t.turn != nil && at.Before(t.turnEnds) {
@@ -247,11 +247,11 @@ func (t *sessions) next(now time.Time) (first *session, due time.Time) {
 	return first, due
 }
 
-// before orders two sessions that are both due. A session that was offered an address comes
-// first, so that it takes the address before another is offered it. The session that has asked
+// before orders two clients that are both due. A client that was offered an address comes
+// first, so that it takes the address before another is offered it. The client that has asked
 // in vain most often comes last, so that an exhausted range does not keep others waiting.
-func before(a, b *session) bool {
-	rank := func(s *session) int {
+func before(a, b *client) bool {
+	rank := func(s *client) int {
 		switch s.phase {
 		case requesting:
 			return 0
@@ -265,7 +265,7 @@ func before(a, b *session) bool {
 
 // advance makes the transition that the time asks for, and reports whether
 // there was one.
-func (t *sessions) advance(s *session, now time.Time) bool {
+func (t *machine) advance(s *client, now time.Time) bool {
 	l := s.lease
 	switch {
 	case l != nil && !now.Before(l.Expires):
@@ -293,7 +293,7 @@ func (t *sessions) advance(s *session, now time.Time) bool {
 
 // lapse replaces act while nothing can be sent. Leases still end. It returns when to call it
 // again, or the zero time.
-func (t *sessions) lapse(now time.Time) (again time.Time) {
+func (t *machine) lapse(now time.Time) (again time.Time) {
 	for _, s := range t.byID {
 		for s.lease != nil && t.advance(s, now) {
 			t.changed = true
@@ -311,7 +311,7 @@ func (t *sessions) lapse(now time.Time) (again time.Time) {
 }
 
 // ask returns the message that the phase asks for.
-func (t *sessions) ask(s *session, now time.Time) *message {
+func (t *machine) ask(s *client, now time.Time) *message {
 	if s.tries == 1 {
 		t.changed = true // from now on it is an error
 		t.log.Debug("no answer from a DHCP server", "client", s.ID, "phase", string(s.phase))
@@ -345,7 +345,7 @@ func (t *sessions) ask(s *session, now time.Time) *message {
 // extend returns the REQUEST for an address that is leased. Each is an exchange of its own, so
 // that it is known which REQUEST an answer belongs to: the lease counts from its time (section
 // 4.4.1).
-func (t *sessions) extend(s *session, now time.Time) *message {
+func (t *machine) extend(s *client, now time.Time) *message {
 	began, tries := s.began, s.tries
 	t.begin(s, s.phase, now)
 	s.began, s.asked, s.tries = began, now, tries+1
@@ -359,7 +359,7 @@ func (t *sessions) extend(s *session, now time.Time) *message {
 
 // receive handles an answer. It ignores an answer to somebody else and one that does not fit
 // the question, because anybody on the segment can send such.
-func (t *sessions) receive(now time.Time, a answer) {
+func (t *machine) receive(now time.Time, a answer) {
 	s := t.byXID[a.xid]
 	if s == nil || a.clientID != nil && !bytes.Equal(a.clientID, clientID(s.ID)) { // RFC 6842
 		return
@@ -390,8 +390,8 @@ func (t *sessions) receive(now time.Time, a answer) {
 	}
 }
 
-// requested reports whether a session is about to take an offered address.
-func (t *sessions) requested(a netip.Addr) bool {
+// requested reports whether a client is about to take an offered address.
+func (t *machine) requested(a netip.Addr) bool {
 	for _, s := range t.byID {
 		if s.phase == requesting && s.offer.addr == a {
 			return true
@@ -400,8 +400,8 @@ func (t *sessions) requested(a netip.Addr) bool {
 	return false
 }
 
-// wants returns the address that the session REQUESTs.
-func (s *session) wants() netip.Addr {
+// wants returns the address that the client REQUESTs.
+func (s *client) wants() netip.Addr {
 	switch s.phase {
 	case rebooting:
 		return s.Last
@@ -411,8 +411,8 @@ func (s *session) wants() netip.Addr {
 	return s.lease.Addr
 }
 
-// refuse returns why a session cannot have an address.
-func (t *sessions) refuse(s *session, a netip.Addr) error {
+// refuse returns why a client cannot have an address.
+func (t *machine) refuse(s *client, a netip.Addr) error {
 	if slices.ContainsFunc(t.own, func(p netip.Prefix) bool { return p.Addr() == a }) {
 		return fmt.Errorf("%v is this node's own address on interface %q", a, t.name)
 	}
@@ -426,7 +426,7 @@ func (t *sessions) refuse(s *session, a netip.Addr) error {
 }
 
 // grant records a lease, new or extended.
-func (t *sessions) grant(s *session, a answer) {
+func (t *machine) grant(s *client, a answer) {
 	// RFC 2131 section 4.4.5: T1 < T2 < lease, by default at 0.5 and 0.875.
 	rebind := a.rebind
 	if rebind <= 0 || rebind >= a.lease {
@@ -467,10 +467,10 @@ func (t *sessions) grant(s *session, a answer) {
 // time.
 //
 // Nobody knows which server leased an address from before the start, and any server on the
-// segment may refuse it. The session therefore goes on asking for it for some seconds, and an
+// segment may refuse it. The client therefore goes on asking for it for some seconds, and an
 // ACK counts. After that it asks for any address. It gives up the address that it had when a
 // server has leased it another.
-func (t *sessions) deny(s *session, a answer, now time.Time) {
+func (t *machine) deny(s *client, a answer, now time.Time) {
 	addr := s.wants()
 	err := fmt.Errorf("DHCP server %v refused %v", a.server, addr)
 	if a.text != "" {
@@ -493,7 +493,7 @@ func (t *sessions) deny(s *session, a answer, now time.Time) {
 }
 
 // lose ends a lease, if there is one.
-func (t *sessions) lose(s *session, err error) {
+func (t *machine) lose(s *client, err error) {
 	if s.lease != nil {
 		s.lost, s.Last, s.lease = s.lease.Addr, s.lease.Addr, nil
 	}
@@ -502,7 +502,7 @@ func (t *sessions) lose(s *session, err error) {
 }
 
 // complain records an error, and logs it once.
-func (t *sessions) complain(s *session, err error) {
+func (t *machine) complain(s *client, err error) {
 	if s.err == nil || s.err.Error() != err.Error() {
 		t.log.Warn("no lease yet", "client", s.ID, "err", err)
 		s.err, t.changed = err, true
