@@ -111,14 +111,14 @@ func ParseFile(name string, text []byte) (*Config, error) {
 	if !ok {
 		return nil, d.errorOrNil()
 	}
-	if doc.Style&yaml.FoldedStyle != 0 {
-		if _, err := Parse([]byte(doc.Value)); err != nil {
-			d.errorf(doc, "is written after >, which joins its lines: write %s: |", Key)
-			return nil, d.errorOrNil()
-		}
+	inner := &decoder{report: report{file: name}}
+	inner.enter(doc, string(text))
+	cfg, err := inner.parse([]byte(doc.Value))
+	if err != nil && doc.Style&yaml.FoldedStyle != 0 {
+		d.errorf(doc, "is written after >, which joins its lines: write %s: |", Key)
+		return nil, d.errorOrNil()
 	}
-	d.enter(doc, string(text))
-	return d.parse([]byte(doc.Value))
+	return cfg, err
 }
 
 // configMaps returns the ConfigMaps among some manifests, those in a List

@@ -35,7 +35,7 @@ type shape struct {
 func worstShapes() []shape { return slices.Concat(families()...) }
 
 func families() [][]shape {
-	return [][]shape{listShapes(), pairShapes(), mapShapes(), corpusShapes(), syntaxShapes()}
+	return [][]shape{listShapes(), pairShapes(), mapShapes(), corpusShapes(), syntaxShapes(), manifestShapes()}
 }
 
 // list is a list, or a map of any keys, of the schema.
@@ -530,6 +530,76 @@ func syntaxShapes() []shape {
 	return all
 }
 
+// wrapper writes a document into the manifest of a ConfigMap.
+type wrapper struct{ name, before, newline, quote, after string }
+
+const manifestHead = "apiVersion: v1\nkind: ConfigMap\ndata:\n  "
+
+func (w wrapper) of(doc string) string {
+	switch w.quote {
+	case `"`:
+		doc = strings.Trim(strconv.Quote(doc), `"`)
+	case "'":
+		doc = strings.ReplaceAll(doc, "'", "''")
+	}
+	return manifestHead + w.before + w.quote + strings.ReplaceAll(doc, "\n", w.newline) + w.quote + w.after + "\n"
+}
+
+// wrappers are the ways that YAML has.
+var wrappers = []wrapper{
+	{"literal", "config.yaml: |\n    ", "\n    ", "", ""},
+	{"folded", "config.yaml: >\n    ", "\n\n    ", "", ""},
+	{"single quotes", "config.yaml: ", "\n\n    ", "'", ""},
+	{"double quotes", "config.yaml: ", `\n`, `"`, ""},
+	{"beside another key", "config.yaml: |\n    ", "\n    ", "", "\n  other: a"},
+}
+
+// manifestShapes are documents in manifests, manifests beside a document, and manifests without
+// one.
+func manifestShapes() []shape {
+	minimal := "config.yaml: \"apiVersion: " + APIVersion + "\\nkind: " + Kind + "\\n\"\n"
+	var all []shape
+	for _, inner := range slices.Concat(listShapes(), mapShapes(), syntaxShapes()) {
+		_, what, _ := strings.Cut(inner.name, "/")
+		if !slices.Contains([]string{"among everything", "full", "same", "unknown", "broken ~"}, what) &&
+			!(strings.HasPrefix(inner.name, "syntax yaml-") && strings.HasSuffix(inner.name, ` after "# a\n"`)) {
+			continue
+		}
+		for _, w := range wrappers {
+			write := func(size int) string { return w.of(inner.write(size)) }
+			all = append(all, shape{"manifest " + w.name + " of " + inner.name, func(size int) string { return within(size, write) }})
+		}
+	}
+	repeat := func(before, unit string) {
+		all = append(all, shape{fmt.Sprintf("manifests %q after %.12q", unit, before), func(size int) string {
+			var b strings.Builder
+			b.WriteString(before)
+			for n := 0; b.Len() < size-200; n++ {
+				b.WriteString(strings.ReplaceAll(unit, "%d", strconv.Itoa(n)))
+			}
+			return b.String()
+		}})
+	}
+	for _, unit := range []string{"---\nkind: ConfigMap\n", "---\nkind: ConfigMap\ndata: {a%d: b}\n", "---\n" + manifestHead + minimal,
+		"---\nkind: ConfigMap\ndata: {a: b, a: b}\n", "---\nkind: List\nitems: [{kind: ConfigMap}]\n", "---\na%d: b\n", "  a%d: b\n"} {
+		repeat("", unit)
+		repeat(manifestHead+minimal, unit)
+	}
+	for _, item := range []string{"- kind: ConfigMap\n", "- {kind: ConfigMap, data: {a%d: b}}\n", "- {kind: ConfigMap, data: {config.yaml: a}}\n"} {
+		repeat("kind: List\nitems:\n", item)
+	}
+	return all
+}
+
+// within writes as much as leaves the text within the size.
+func within(size int, write func(size int) string) string {
+	for n := size; ; n = n * 15 / 16 {
+		if text := write(n); len(text) <= size || n < 1000 {
+			return text
+		}
+	}
+}
+
 // What a document may cost lodestone validate, on one core.
 const (
 	mostTime   = 2 * time.Second
@@ -563,7 +633,7 @@ func worstOf(family []shape) []shape {
 	costs := map[string]testcost.Cost{}
 	for _, s := range family {
 		doc := []byte(s.write(size))
-		costs[s.name] = testcost.Of(func() { _, _ = Parse(doc) })
+		costs[s.name] = testcost.Of(func() { _, _ = ParseFile("f", doc) })
 	}
 	slices.SortFunc(family, func(s, t shape) int { return cmp.Compare(costs[t.name].Time, costs[s.name].Time) })
 	rest := slices.Clone(family[min(each, len(family)):])
@@ -654,6 +724,25 @@ func TestCostGrowsWithTheDocument(t *testing.T) {
 	}
 }
 
+// The document in a manifest is read once, however it is written.
+func TestAManifestsDocumentIsReadOnce(t *testing.T) {
+	m := newMold()
+	m.counts["pools.addresses"] = 3000
+	doc := m.document()
+	var literal uint64
+	for _, w := range wrappers {
+		manifest := []byte(w.of(doc))
+		cost := testcost.Of(func() {
+			_, err := ParseFile("f", manifest)
+			require.NoError(t, err, w.name)
+		})
+		if literal == 0 {
+			literal = cost.Bytes
+		}
+		require.Less(t, cost.Bytes, literal*5/4, w.name)
+	}
+}
+
 // Those that took seconds to minutes, at a size at which they took seconds, and
 // the other lists that are compared with each other.
 func TestCostOfWhatIsCompared(t *testing.T) {
@@ -663,7 +752,7 @@ func TestCostOfWhatIsCompared(t *testing.T) {
 		"pools.addresses/among everything", // aggregates of scattered addresses
 		"pools.advertise wrong x advertisements", "advertisements.bgp.peers wrong x peers",
 		"advertisements x advertisements.bgp.nodeSelector.matchLabels",
-		"pools.addresses x bgpPermit",
+		"pools.addresses x bgpPermit", "manifest folded of pools.addresses/among everything",
 	}
 	found := 0
 	for _, s := range worstShapes() {
@@ -684,7 +773,7 @@ func growsAsTheDocument(t *testing.T, s shape, size int) {
 	for more := testcost.Growth * size; len(large) > testcost.Growth*len(small)*11/10; large = s.write(more) {
 		more -= more / 8
 	}
-	testcost.Grows(t, s.name, small, large, func(text string) { _, _ = Parse([]byte(text)) })
+	testcost.Grows(t, s.name, small, large, func(text string) { _, _ = ParseFile("f", []byte(text)) })
 }
 
 // What anybody writes costs what its length explains, also when a part of it is
