@@ -155,7 +155,7 @@ func BenchmarkAnswer(b *testing.B) {
 		"NDP, ours":      {wire.NDP{}, coldQuery(clientMAC, vip6).frame()},
 		"NDP, another's": {wire.NDP{}, coldQuery(clientMAC, vip6B).frame()},
 	} {
-		p := w.newPort(portKey{protocol: c.protocol, name: "eth0", mac: nodeMAC}, blackHole{})
+		p := w.newResponder(responderKey{protocol: c.protocol, name: "eth0", mac: nodeMAC}, blackHole{})
 		vips := map[netip.Addr]segment.VIP{}
 		for vip := range want {
 			vips[vip] = segment.VIP{}

@@ -136,7 +136,7 @@ func (a *Announcer) Conflicts() []Conflict {
 func (a *Announcer) ConflictsChanged() <-chan struct{} { return a.conflicts.changed.Next() }
 
 // note logs what a segment has found out.
-func (a *Announcer) note(on portKey, n segment.Note) {
+func (a *Announcer) note(on responderKey, n segment.Note) {
 	if n.Kind == segment.Conflict {
 		a.conflicts.note(Conflict{VIP: n.VIP, Interface: on.name, HardwareAddr: n.Other.String(), OtherCluster: n.OtherCluster,
 			Silent: n.Silent, Announced: n.Announced})

@@ -1,15 +1,11 @@
 package layer2
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"path"
 	"slices"
 	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/segment"
@@ -170,135 +166,4 @@ func fit(p wire.Protocol, i netstate.Interface) error {
 			"then another host has it", errNoLinkLocal, tentative, i.Name)
 	}
 	return fmt.Errorf("%w: is IPv6 switched off by the sysctl net.ipv6.conf.%s.disable_ipv6, or addr_gen_mode none?", errNoLinkLocal, i.Name)
-}
-
-// GroupSocket is a membership in IPv6 multicast groups. While it is open, the
-// kernel takes in what is sent to them and tells switches by MLD (RFC 3810)
-// to forward it.
-type GroupSocket interface {
-	// Join joins a group on the interface of that index. It fails with
-	// ENOBUFS or ENOMEM when the socket has room for no more groups.
-	Join(index int, group netip.Addr) error
-	Leave(index int, group netip.Addr) error
-	// Close leaves all groups.
-	Close() error
-}
-
-// OpenGroups opens a GroupSocket in this process's network namespace.
-func OpenGroups() (GroupSocket, error) {
-	// Bound to no port, it receives nothing.
-	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("open IPv6 socket: %w", err)
-	}
-	return groupSocket(fd), nil
-}
-
-type groupSocket int
-
-func (s groupSocket) Join(index int, group netip.Addr) error {
-	return s.set(unix.IPV6_JOIN_GROUP, index, group)
-}
-
-func (s groupSocket) Leave(index int, group netip.Addr) error {
-	return s.set(unix.IPV6_LEAVE_GROUP, index, group)
-}
-
-func (s groupSocket) set(option, index int, group netip.Addr) error {
-	return unix.SetsockoptIPv6Mreq(int(s), unix.IPPROTO_IPV6, option, &unix.IPv6Mreq{Multiaddr: group.As16(), Interface: uint32(index)})
-}
-
-func (s groupSocket) Close() error { return unix.Close(int(s)) }
-
-// groupsOf returns the groups in which these VIPs are asked for. Those that
-// end in the same 24 bits share one.
-func groupsOf(vips map[netip.Addr]segment.VIP) map[netip.Addr]bool {
-	groups := map[netip.Addr]bool{}
-	for vip := range vips {
-		if vip.Is6() {
-			groups[wire.SolicitedNode(vip)] = true
-		}
-	}
-	return groups
-}
-
-// join keeps the port in the groups of its VIPs until ctx ends. It is a task
-// of its own because the kernel may make it wait, behind whoever else
-// configures interfaces.
-func (p *port) join(ctx context.Context) error {
-	m := membership{index: p.key.ip, open: p.groups, joined: map[netip.Addr]GroupSocket{}}
-	defer m.close()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-p.regroup:
-		}
-		if err := m.set(ctx, groupsOf(*p.vips.Load())); err != nil {
-			p.counters.groupErrors.Inc()
-			return fmt.Errorf("%w on interface %q: %w", errGroups, p.key.name, err)
-		}
-	}
-}
-
-// membership is the groups that are joined on an interface.
-type membership struct {
-	index int
-	open  func() (GroupSocket, error)
-	// sockets are as many as it takes: the kernel limits the memory of each
-	// (sysctl net.core.optmem_max), to some 300 groups before Linux 6.7.
-	sockets []GroupSocket
-	joined  map[netip.Addr]GroupSocket
-}
-
-// set leaves the groups that are not wanted and joins those that are, or does
-// as much of it as there is time for until ctx ends.
-func (m *membership) set(ctx context.Context, want map[netip.Addr]bool) error {
-	for group, s := range m.joined {
-		if want[group] || ctx.Err() != nil {
-			continue
-		}
-		if err := s.Leave(m.index, group); err != nil {
-			return fmt.Errorf("leave %s: %w", group, err)
-		}
-		delete(m.joined, group)
-	}
-	for group := range want {
-		if m.joined[group] != nil || ctx.Err() != nil {
-			continue
-		}
-		if err := m.join(group); err != nil {
-			return fmt.Errorf("join %s beside %d others: %w", group, len(m.joined), err)
-		}
-	}
-	return nil
-}
-
-// join joins a group by the first socket that has room.
-func (m *membership) join(group netip.Addr) error {
-	for _, s := range m.sockets {
-		switch err := s.Join(m.index, group); {
-		case err == nil:
-			m.joined[group] = s
-			return nil
-		case !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.ENOMEM):
-			return err
-		}
-	}
-	s, err := m.open()
-	if err != nil {
-		return err
-	}
-	m.sockets = append(m.sockets, s)
-	if err := s.Join(m.index, group); err != nil {
-		return err
-	}
-	m.joined[group] = s
-	return nil
-}
-
-func (m *membership) close() {
-	for _, s := range m.sockets {
-		s.Close()
-	}
 }

@@ -7,7 +7,7 @@
 // is answered, announced and asked, and who yields to whom, package segment decides, for
 // each interface and family by itself.
 //
-// One goroutine, Run, keeps a port for each interface in use and protocol. A port has a
+// One goroutine, Run, keeps a responder for each interface in use and protocol. A responder has a
 // packet socket, a task that receives, one that sends what is due, and one that joins the
 // multicast groups in which IPv6 hosts ask. The three take turns at the segment's machine,
 // and Run does when VIPs change: nobody waits for longer than a frame takes.
@@ -16,7 +16,8 @@
 //
 //	layer2.go     Announcer: which VIPs are announced on which interfaces
 //	interface.go  which interfaces these can be
-//	port.go       a port, which takes frames to the segment's machine and back
+//	responder.go  one interface in use: it takes frames to the segment's machine and back
+//	multicast.go  the groups in which IPv6 hosts ask
 //	conflict.go   other machines that have a VIP
 //	status.go, metrics.go  what people see
 package layer2
@@ -44,7 +45,7 @@ import (
 )
 
 // A socket that failed is opened again after the first delay, which doubles
-// up to the last one. A port that lived longer than that starts afresh.
+// up to the last one. A responder that lived longer than that starts afresh.
 const (
 	firstRetry = 100 * time.Millisecond
 	lastRetry  = 30 * time.Second
@@ -100,20 +101,20 @@ type Announcer struct {
 	conflicts  *conflicts
 
 	sets    chan setting
-	exited  chan *port
+	exited  chan *responder
 	ready   chan struct{}
 	stopped chan struct{}
 
 	// Owned by Run.
-	vips     map[netip.Addr]*assignment
-	groups   []group                                // the same by where they are announced
-	want     map[portKey]map[netip.Addr]segment.VIP // the ports that there should be
-	unfit    map[portKey]error                      // those of want that the interface does not allow
-	ports    map[portKey]*port                      // those that there are
-	failures map[portKey]*failure
-	around   segment.Surroundings
-	fatal    error
-	running  sync.WaitGroup // tasks of ports, also of those that were closed
+	vips       map[netip.Addr]*assignment
+	groups     []group                                     // the same by where they are announced
+	want       map[responderKey]map[netip.Addr]segment.VIP // the responders that there should be
+	unfit      map[responderKey]error                      // those of want that the interface does not allow
+	responders map[responderKey]*responder                 // those that there are
+	failures   map[responderKey]*failure
+	around     segment.Surroundings
+	fatal      error
+	running    sync.WaitGroup // tasks of responders, also of those that were closed
 
 	published atomic.Pointer[state] // read by everybody, immutable
 }
@@ -137,7 +138,7 @@ type setting struct {
 	done chan struct{}
 }
 
-// failure is a port that could not be opened or broke.
+// failure is a responder that could not be opened or broke.
 type failure struct {
 	err   error
 	delay time.Duration
@@ -156,11 +157,11 @@ func New(o Options) *Announcer {
 		received:   o.Received,
 		conflicts:  &conflicts{of: map[netip.Addr]Conflict{}, unprobed: map[netip.Addr]bool{}},
 		sets:       make(chan setting),
-		exited:     make(chan *port),
+		exited:     make(chan *responder),
 		ready:      make(chan struct{}),
 		stopped:    make(chan struct{}),
-		ports:      map[portKey]*port{},
-		failures:   map[portKey]*failure{},
+		responders: map[responderKey]*responder{},
+		failures:   map[responderKey]*failure{},
 	}
 	if a.listen == nil {
 		a.listen = ListenPacket
@@ -226,8 +227,8 @@ func (a *Announcer) Run(ctx context.Context) error {
 		case <-a.retry():
 			a.reconcile(ctx)
 		case p := <-a.exited:
-			if a.ports[p.key] == p { // or Run closed it meanwhile
-				a.closePort(p)
+			if a.responders[p.key] == p { // or Run closed it meanwhile
+				a.closeResponder(p)
 				a.fail(p.key, p.err, time.Since(p.opened))
 				a.publish()
 			}
@@ -260,7 +261,7 @@ func (a *Announcer) lookAround(around segment.Surroundings) {
 		return
 	}
 	a.around = around
-	for _, p := range a.ports {
+	for _, p := range a.responders {
 		p.step(around)
 	}
 }
@@ -327,23 +328,23 @@ func sorted(vips map[netip.Addr]*assignment, which func(netip.Addr) bool) (addrs
 	return addrs
 }
 
-// reconcile makes the ports what VIPs and interfaces demand. It closes and
+// reconcile makes the responders what VIPs and interfaces demand. It closes and
 // withdraws before it opens.
 func (a *Announcer) reconcile(ctx context.Context) {
 	interfaces, around := a.interfaces.Interfaces(), a.around
 	around.Own = hardwareAddrs(interfaces)
 	a.lookAround(around)
 	a.wanted(interfaces)
-	for key, p := range a.ports {
+	for key, p := range a.responders {
 		if vips := a.want[key]; vips != nil && a.unfit[key] == nil {
 			p.set(vips)
 		} else {
-			a.closePort(p)
+			a.closeResponder(p)
 		}
 	}
-	maps.DeleteFunc(a.failures, func(key portKey, _ *failure) bool { return a.want[key] == nil || a.unfit[key] != nil })
+	maps.DeleteFunc(a.failures, func(key responderKey, _ *failure) bool { return a.want[key] == nil || a.unfit[key] != nil })
 	for key, vips := range a.want {
-		if f := a.failures[key]; a.ports[key] != nil || a.unfit[key] != nil || f != nil && time.Until(f.until) > 0 {
+		if f := a.failures[key]; a.responders[key] != nil || a.unfit[key] != nil || f != nil && time.Until(f.until) > 0 {
 			continue
 		}
 		if err := a.open(ctx, key, a.notYetProbed(vips)); err != nil {
@@ -366,13 +367,13 @@ func (a *Announcer) notYetProbed(vips map[netip.Addr]segment.VIP) map[netip.Addr
 	return now
 }
 
-// wanted finds the ports that there should be, with their VIPs.
+// wanted finds the responders that there should be, with their VIPs.
 func (a *Announcer) wanted(interfaces []netstate.Interface) {
-	want, unfit := map[portKey]map[netip.Addr]segment.VIP{}, map[portKey]error{}
+	want, unfit := map[responderKey]map[netip.Addr]segment.VIP{}, map[responderKey]error{}
 	for _, i := range interfaces {
 		ip := speaks(i, interfaces)
 		for _, g := range a.groups {
-			key := portKey{g.protocol, i.Index, i.Name, wire.Hardware(i.HardwareAddr), ip.Index}
+			key := responderKey{g.protocol, i.Index, i.Name, wire.Hardware(i.HardwareAddr), ip.Index}
 			if !suitable(i, key.enslaved(), g.interfaces) {
 				continue
 			}
@@ -394,8 +395,8 @@ func (a *Announcer) wanted(interfaces []netstate.Interface) {
 	a.want, a.unfit = want, unfit
 }
 
-// fail records that a port broke after it lived, and when to try again.
-func (a *Announcer) fail(key portKey, err error, lived time.Duration) {
+// fail records that a responder broke after it lived, and when to try again.
+func (a *Announcer) fail(key responderKey, err error, lived time.Duration) {
 	if !recoverable(err) {
 		a.fatal = err
 	}
@@ -407,12 +408,12 @@ func (a *Announcer) fail(key portKey, err error, lived time.Duration) {
 	a.failures[key] = &failure{err: err, delay: min(2*f.delay, lastRetry), until: time.Now().Add(f.delay)}
 }
 
-// retry returns a channel that fires when the next failed port is to be
+// retry returns a channel that fires when the next failed responder is to be
 // opened again. Nil: there is none.
 func (a *Announcer) retry() <-chan time.Time {
 	var next *failure
 	for key, f := range a.failures {
-		if a.ports[key] == nil && (next == nil || f.until.Before(next.until)) {
+		if a.responders[key] == nil && (next == nil || f.until.Before(next.until)) {
 			next = f
 		}
 	}
@@ -422,14 +423,14 @@ func (a *Announcer) retry() <-chan time.Time {
 	return time.After(time.Until(next.until))
 }
 
-func (a *Announcer) closePort(p *port) {
-	p.close()
-	delete(a.ports, p.key)
+func (a *Announcer) closeResponder(r *responder) {
+	r.close()
+	delete(a.responders, r.key)
 }
 
 func (a *Announcer) closeAll() {
-	for _, p := range a.ports {
-		a.closePort(p)
+	for _, p := range a.responders {
+		a.closeResponder(p)
 	}
 	a.vips, a.want = nil, nil
 	a.publish()

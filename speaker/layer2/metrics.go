@@ -47,7 +47,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	for _, reason := range []Reason{NoInterface, NoLinkLocalAddress, InterfaceFailed} {
 		ch <- prometheus.MustNewConstMetric(unannouncedDesc, prometheus.GaugeValue, float64(unannounced[reason]), string(reason))
 	}
-	for key, p := range now.ports {
+	for key, p := range now.responders {
 		n := p.withheld()
 		for _, reason := range []Reason{Probing, AddressConflict, Yielded} {
 			ch <- prometheus.MustNewConstMetric(withheldDesc, prometheus.GaugeValue, float64(n[reason]), key.name, key.protocol.Family(),
@@ -78,12 +78,12 @@ func newMetrics(r prometheus.Registerer, a *Announcer) *metrics {
 	}
 }
 
-// counters are the metrics of one port.
+// counters are the metrics of one responder.
 type counters struct {
 	requests, replies, announcements, conflicts, malformed, openErrors, receiveErrors, sendErrors, groupErrors prometheus.Counter
 }
 
-func (m *metrics) of(key portKey) counters {
+func (m *metrics) of(key responderKey) counters {
 	on := func(c *prometheus.CounterVec) prometheus.Counter {
 		return c.WithLabelValues(key.name, key.protocol.Family())
 	}

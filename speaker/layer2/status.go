@@ -92,16 +92,16 @@ type VIPStatus struct {
 
 // state is what Run publishes. It is immutable.
 type state struct {
-	vips     map[netip.Addr]*assignment
-	want     map[portKey]map[netip.Addr]segment.VIP
-	failures map[portKey]error // of ports that are wanted and not open
-	ports    map[portKey]*port
+	vips       map[netip.Addr]*assignment
+	want       map[responderKey]map[netip.Addr]segment.VIP
+	failures   map[responderKey]error // of responders that are wanted and not open
+	responders map[responderKey]*responder
 }
 
 func (a *Announcer) publish() {
-	s := &state{vips: a.vips, want: a.want, failures: maps.Clone(a.unfit), ports: maps.Clone(a.ports)}
+	s := &state{vips: a.vips, want: a.want, failures: maps.Clone(a.unfit), responders: maps.Clone(a.responders)}
 	for key, f := range a.failures {
-		if a.ports[key] == nil {
+		if a.responders[key] == nil {
 			s.failures[key] = f.err
 		}
 	}
@@ -125,9 +125,9 @@ func (a *Announcer) Status() Status {
 	return status
 }
 
-// keys returns the wanted ports by name and family.
-func (s *state) keys() []portKey {
-	return slices.SortedFunc(maps.Keys(s.want), func(a, b portKey) int {
+// keys returns the wanted responders by name and family.
+func (s *state) keys() []responderKey {
+	return slices.SortedFunc(maps.Keys(s.want), func(a, b responderKey) int {
 		return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.protocol.Family(), b.protocol.Family()))
 	})
 }
@@ -140,7 +140,7 @@ func (s *state) of(vip netip.Addr) VIPStatus {
 			continue
 		}
 		var on segment.State
-		if p := s.ports[key]; p != nil {
+		if p := s.responders[key]; p != nil {
 			on = p.state(vip)
 		}
 		switch {
@@ -169,7 +169,7 @@ func (s *state) of(vip netip.Addr) VIPStatus {
 // for here: on some segment the next owner was not heard yet.
 func (a *Announcer) Leaving() int {
 	waiting := map[netip.Addr]bool{}
-	for _, p := range a.published.Load().ports {
+	for _, p := range a.published.Load().responders {
 		for _, vip := range p.leaving() {
 			waiting[vip] = true
 		}

@@ -32,9 +32,9 @@ func ListenPacket(i *net.Interface, etherType int, filter []bpf.RawInstruction) 
 	return c, nil
 }
 
-// portKey is what a port depends on. When a part changes, the port is
+// responderKey is what a responder depends on. When a part changes, the responder is
 // replaced by another one, which announces everything anew.
-type portKey struct {
+type responderKey struct {
 	protocol wire.Protocol
 	index    int
 	name     string
@@ -44,19 +44,19 @@ type portKey struct {
 	ip int
 }
 
-func (k portKey) enslaved() bool { return k.ip != k.index }
+func (k responderKey) enslaved() bool { return k.ip != k.index }
 
-// port is an interface in use by one protocol: a socket, and the machine of the segment
+// responder is an interface in use by one protocol: a socket, and the machine of the segment
 // behind it. One task receives, one sends what is due, and one keeps the multicast groups
 // in which IPv6 hosts ask.
-type port struct {
-	key      portKey
+type responder struct {
+	key      responderKey
 	conn     net.PacketConn
 	groups   func() (GroupSocket, error)
 	received func(index int) (uint64, error)
 	opened   time.Time
 	counters counters
-	note     func(portKey, segment.Note)
+	note     func(responderKey, segment.Note)
 
 	// owner is full while somebody has the machine, and sends what it says. It is no mutex,
 	// because who waits for a frame that is stuck must be able to give up waiting.
@@ -74,8 +74,8 @@ type port struct {
 	err    error         // why it ended, valid once it was sent to exited
 }
 
-// open opens a port and starts its tasks.
-func (a *Announcer) open(ctx context.Context, key portKey, vips map[netip.Addr]segment.VIP) error {
+// open opens a responder and starts its tasks.
+func (a *Announcer) open(ctx context.Context, key responderKey, vips map[netip.Addr]segment.VIP) error {
 	etherType, filter := key.protocol.Socket(key.mac)
 	if key.enslaved() {
 		etherType = unix.ETH_P_ALL // the master takes frames before sockets of one type see them
@@ -90,94 +90,94 @@ func (a *Announcer) open(ctx context.Context, key portKey, vips map[netip.Addr]s
 		return fmt.Errorf("open a socket on interface %q: %w", key.name, err)
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	p := a.newPort(key, conn)
-	p.cancel = cancel
-	p.step(a.around)
-	p.set(vips)
-	a.ports[key] = p
-	a.running.Go(func() { p.run(ctx, a.exited) })
+	r := a.newResponder(key, conn)
+	r.cancel = cancel
+	r.step(a.around)
+	r.set(vips)
+	a.responders[key] = r
+	a.running.Go(func() { r.run(ctx, a.exited) })
 	return nil
 }
 
-func (a *Announcer) newPort(key portKey, conn net.PacketConn) *port {
+func (a *Announcer) newResponder(key responderKey, conn net.PacketConn) *responder {
 	c := segment.Config{Protocol: key.protocol, Self: key.mac, Keys: a.seals}
 	rand.Read(c.Secret[:]) //nolint:errcheck // never fails
-	p := &port{
+	r := &responder{
 		key: key, conn: conn, groups: a.openGroups, received: a.received, opened: time.Now(), counters: a.metrics.of(key), note: a.note,
 		owner: make(chan struct{}, 1), machine: segment.New(c, time.Now()),
 		woken: make(chan struct{}, 1), regroup: make(chan struct{}, 1), silent: make(chan struct{}),
 	}
-	p.vips.Store(&map[netip.Addr]segment.VIP{})
-	return p
+	r.vips.Store(&map[netip.Addr]segment.VIP{})
+	return r
 }
 
-// run runs the port's tasks until one fails or ctx ends. A failure is
+// run runs the responder's tasks until one fails or ctx ends. A failure is
 // reported to exited.
-func (p *port) run(ctx context.Context, exited chan<- *port) {
+func (r *responder) run(ctx context.Context, exited chan<- *responder) {
 	group, gctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return p.join(gctx) })
+	group.Go(func() error { return r.join(gctx) })
 	senders, sctx := errgroup.WithContext(gctx)
-	senders.Go(p.receive)
-	senders.Go(func() error { p.announce(sctx); return nil })
-	senders.Go(func() error { <-sctx.Done(); return p.conn.Close() })
-	group.Go(func() error { defer close(p.silent); return senders.Wait() })
-	p.err = group.Wait()
+	senders.Go(r.receive)
+	senders.Go(func() error { r.announce(sctx); return nil })
+	senders.Go(func() error { <-sctx.Done(); return r.conn.Close() })
+	group.Go(func() error { defer close(r.silent); return senders.Wait() })
+	r.err = group.Wait()
 	if ctx.Err() == nil {
 		select {
-		case exited <- p:
+		case exited <- r:
 		case <-ctx.Done():
 		}
 	}
 }
 
-// close ends the port's tasks and waits until they no longer send. To leave
+// close ends the responder's tasks and waits until they no longer send. To leave
 // its groups may take longer.
-func (p *port) close() {
-	p.cancel()
-	<-p.silent
+func (r *responder) close() {
+	r.cancel()
+	<-r.silent
 }
 
-// set replaces the VIPs of the port. When it returns, nothing more is sent
+// set replaces the VIPs of the responder. When it returns, nothing more is sent
 // for those that are gone.
-func (p *port) set(vips map[netip.Addr]segment.VIP) {
-	if maps.Equal(*p.vips.Load(), vips) {
+func (r *responder) set(vips map[netip.Addr]segment.VIP) {
+	if maps.Equal(*r.vips.Load(), vips) {
 		return
 	}
-	p.vips.Store(&vips)
-	p.step(segment.Assigned{VIPs: vips})
-	notify.Wake(p.regroup)
+	r.vips.Store(&vips)
+	r.step(segment.Assigned{VIPs: vips})
+	notify.Wake(r.regroup)
 }
 
 // receive takes frames to the machine until the socket ends.
-func (p *port) receive() error {
+func (r *responder) receive() error {
 	buf := make([]byte, 1514) // an ARP packet has 60 bytes; one of NDP may have options
 	for {
-		n, _, err := p.conn.ReadFrom(buf)
+		n, _, err := r.conn.ReadFrom(buf)
 		if err != nil {
-			p.counters.receiveErrors.Inc()
-			return fmt.Errorf("receive on interface %q: %w", p.key.name, err)
+			r.counters.receiveErrors.Inc()
+			return fmt.Errorf("receive on interface %q: %w", r.key.name, err)
 		}
-		p.handle(buf[:n])
+		r.handle(buf[:n])
 	}
 }
 
-func (p *port) handle(frame []byte) {
-	p.owner <- struct{}{}
-	p.stepAndLeave(segment.Received{Frame: frame})
+func (r *responder) handle(frame []byte) {
+	r.owner <- struct{}{}
+	r.stepAndLeave(segment.Received{Frame: frame})
 }
 
 // announce has the machine send what is due, until ctx ends.
-func (p *port) announce(ctx context.Context) {
+func (r *responder) announce(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
 		case <-timer.C:
-		case <-p.woken:
+		case <-r.woken:
 		}
 		for ctx.Err() == nil {
-			next, waiting := p.sendDue()
+			next, waiting := r.sendDue()
 			if wait := time.Until(next); !waiting || wait > 0 {
 				if waiting {
 					timer.Reset(wait)
@@ -189,20 +189,20 @@ func (p *port) announce(ctx context.Context) {
 }
 
 // sendDue sends what is due, and returns when the next is.
-func (p *port) sendDue() (next time.Time, waiting bool) {
-	p.owner <- struct{}{}
+func (r *responder) sendDue() (next time.Time, waiting bool) {
+	r.owner <- struct{}{}
 	now := time.Now()
-	if next, waiting = p.machine.Next(); !waiting || next.After(now) {
-		p.alarm = next
-		<-p.owner
+	if next, waiting = r.machine.Next(); !waiting || next.After(now) {
+		r.alarm = next
+		<-r.owner
 		return next, waiting
 	}
 	events := []segment.Event{segment.Due{}}
-	if p.received != nil && p.machine.WantsCount(now) {
-		frames, err := p.received(p.key.index)
+	if r.received != nil && r.machine.WantsCount(now) {
+		frames, err := r.received(r.key.index)
 		events = []segment.Event{segment.Counted{Frames: frames, Known: err == nil}, segment.Due{}}
 	}
-	p.stepAndLeave(events...)
+	r.stepAndLeave(events...)
 	return time.Time{}, true
 }
 
@@ -210,73 +210,73 @@ func (p *port) sendDue() (next time.Time, waiting bool) {
 // machine for stuckAfter.
 const stuckAfter = 10 * time.Millisecond
 
-// own makes the caller the owner of the machine until it reads from p.owner.
-func (p *port) own() {
+// own makes the caller the owner of the machine until it reads from r.owner.
+func (r *responder) own() {
 	select {
-	case p.owner <- struct{}{}:
+	case r.owner <- struct{}{}:
 		return
 	default:
 	}
 	select {
-	case p.owner <- struct{}{}:
+	case r.owner <- struct{}{}:
 	case <-time.After(stuckAfter):
-		_ = p.conn.SetWriteDeadline(time.Now())
-		p.owner <- struct{}{}
-		_ = p.conn.SetWriteDeadline(time.Time{})
+		_ = r.conn.SetWriteDeadline(time.Now())
+		r.owner <- struct{}{}
+		_ = r.conn.SetWriteDeadline(time.Time{})
 	}
 }
 
 // step takes an event to the machine.
-func (p *port) step(e segment.Event) {
-	p.own()
-	p.stepAndLeave(e)
+func (r *responder) step(e segment.Event) {
+	r.own()
+	r.stepAndLeave(e)
 }
 
 // stepAndLeave is called by the owner of the machine, who ceases to be it.
-func (p *port) stepAndLeave(events ...segment.Event) {
+func (r *responder) stepAndLeave(events ...segment.Event) {
 	var notes []segment.Note
 	for _, e := range events {
-		effects := p.machine.Step(e, time.Now())
-		p.send(effects)
+		effects := r.machine.Step(e, time.Now())
+		r.send(effects)
 		notes = append(notes, effects.Notes...)
 	}
-	if next, waiting := p.machine.Next(); waiting && (p.alarm.IsZero() || next.Before(p.alarm)) {
-		notify.Wake(p.woken)
+	if next, waiting := r.machine.Next(); waiting && (r.alarm.IsZero() || next.Before(r.alarm)) {
+		notify.Wake(r.woken)
 	}
-	<-p.owner
+	<-r.owner
 	for _, n := range notes {
-		p.note(p.key, n)
+		r.note(r.key, n)
 	}
 }
 
 // send sends and counts what the machine says.
-func (p *port) send(e *segment.Effects) {
+func (r *responder) send(e *segment.Effects) {
 	for _, f := range e.Frames {
 		// An error passes or ends the receiver too; it is only counted here.
-		if _, err := p.conn.WriteTo(f, &packet.Addr{HardwareAddr: f[:6]}); err != nil {
-			p.counters.sendErrors.Inc()
+		if _, err := r.conn.WriteTo(f, &packet.Addr{HardwareAddr: f[:6]}); err != nil {
+			r.counters.sendErrors.Inc()
 		}
 	}
-	p.counters.add(e)
+	r.counters.add(e)
 }
 
-// state returns how a VIP of the port stands.
-func (p *port) state(vip netip.Addr) segment.State {
-	p.own()
-	defer func() { <-p.owner }()
-	return p.machine.State(vip)
+// state returns how a VIP of the responder stands.
+func (r *responder) state(vip netip.Addr) segment.State {
+	r.own()
+	defer func() { <-r.owner }()
+	return r.machine.State(vip)
 }
 
 // leaving returns the VIPs that leave and are still answered for.
-func (p *port) leaving() []netip.Addr {
-	p.own()
-	defer func() { <-p.owner }()
-	return p.machine.Leaving()
+func (r *responder) leaving() []netip.Addr {
+	r.own()
+	defer func() { <-r.owner }()
+	return r.machine.Leaving()
 }
 
 // withheld returns how many VIPs are not announced, by reason.
-func (p *port) withheld() map[Reason]int {
-	p.own()
-	defer func() { <-p.owner }()
-	return p.machine.Withheld()
+func (r *responder) withheld() map[Reason]int {
+	r.own()
+	defer func() { <-r.owner }()
+	return r.machine.Withheld()
 }

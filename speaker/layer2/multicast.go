@@ -1,0 +1,144 @@
+package layer2
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodestone-lb/lodestone/speaker/layer2/segment"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
+)
+
+// GroupSocket is a membership in IPv6 multicast groups. While it is open, the
+// kernel takes in what is sent to them and tells switches by MLD (RFC 3810)
+// to forward it.
+type GroupSocket interface {
+	// Join joins a group on the interface of that index. It fails with
+	// ENOBUFS or ENOMEM when the socket has room for no more groups.
+	Join(index int, group netip.Addr) error
+	Leave(index int, group netip.Addr) error
+	// Close leaves all groups.
+	Close() error
+}
+
+// OpenGroups opens a GroupSocket in this process's network namespace.
+func OpenGroups() (GroupSocket, error) {
+	// Bound to no port, it receives nothing.
+	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open IPv6 socket: %w", err)
+	}
+	return groupSocket(fd), nil
+}
+
+type groupSocket int
+
+func (s groupSocket) Join(index int, group netip.Addr) error {
+	return s.set(unix.IPV6_JOIN_GROUP, index, group)
+}
+
+func (s groupSocket) Leave(index int, group netip.Addr) error {
+	return s.set(unix.IPV6_LEAVE_GROUP, index, group)
+}
+
+func (s groupSocket) set(option, index int, group netip.Addr) error {
+	return unix.SetsockoptIPv6Mreq(int(s), unix.IPPROTO_IPV6, option, &unix.IPv6Mreq{Multiaddr: group.As16(), Interface: uint32(index)})
+}
+
+func (s groupSocket) Close() error { return unix.Close(int(s)) }
+
+// groupsOf returns the groups in which these VIPs are asked for. Those that
+// end in the same 24 bits share one.
+func groupsOf(vips map[netip.Addr]segment.VIP) map[netip.Addr]bool {
+	groups := map[netip.Addr]bool{}
+	for vip := range vips {
+		if vip.Is6() {
+			groups[wire.SolicitedNode(vip)] = true
+		}
+	}
+	return groups
+}
+
+// join keeps the responder in the groups of its VIPs until ctx ends. It is a task
+// of its own because the kernel may make it wait, behind whoever else
+// configures interfaces.
+func (r *responder) join(ctx context.Context) error {
+	g := joinedGroups{index: r.key.ip, open: r.groups, joined: map[netip.Addr]GroupSocket{}}
+	defer g.close()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-r.regroup:
+		}
+		if err := g.set(ctx, groupsOf(*r.vips.Load())); err != nil {
+			r.counters.groupErrors.Inc()
+			return fmt.Errorf("%w on interface %q: %w", errGroups, r.key.name, err)
+		}
+	}
+}
+
+// joinedGroups are the multicast groups that are joined on an interface.
+type joinedGroups struct {
+	index int
+	open  func() (GroupSocket, error)
+	// sockets are as many as it takes: the kernel limits the memory of each
+	// (sysctl net.core.optmem_max), to some 300 groups before Linux 6.7.
+	sockets []GroupSocket
+	joined  map[netip.Addr]GroupSocket
+}
+
+// set leaves the groups that are not wanted and joins those that are, or does
+// as much of it as there is time for until ctx ends.
+func (g *joinedGroups) set(ctx context.Context, want map[netip.Addr]bool) error {
+	for group, s := range g.joined {
+		if want[group] || ctx.Err() != nil {
+			continue
+		}
+		if err := s.Leave(g.index, group); err != nil {
+			return fmt.Errorf("leave %s: %w", group, err)
+		}
+		delete(g.joined, group)
+	}
+	for group := range want {
+		if g.joined[group] != nil || ctx.Err() != nil {
+			continue
+		}
+		if err := g.join(group); err != nil {
+			return fmt.Errorf("join %s beside %d others: %w", group, len(g.joined), err)
+		}
+	}
+	return nil
+}
+
+// join joins a group by the first socket that has room.
+func (g *joinedGroups) join(group netip.Addr) error {
+	for _, s := range g.sockets {
+		switch err := s.Join(g.index, group); {
+		case err == nil:
+			g.joined[group] = s
+			return nil
+		case !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.ENOMEM):
+			return err
+		}
+	}
+	s, err := g.open()
+	if err != nil {
+		return err
+	}
+	g.sockets = append(g.sockets, s)
+	if err := s.Join(g.index, group); err != nil {
+		return err
+	}
+	g.joined[group] = s
+	return nil
+}
+
+func (g *joinedGroups) close() {
+	for _, s := range g.sockets {
+		s.Close()
+	}
+}
