@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/lodestone-lb/lodestone/pkg/diagnose"
+	"github.com/lodestone-lb/lodestone/speaker/membership/keys"
 )
 
 // part is a runner that ends when its context does, or fails at once.
@@ -119,6 +121,23 @@ func TestWrongFlagsAreNamedWithTheirValue(t *testing.T) {
 		_, err := parsed(t, args...).settings()
 		require.EqualError(t, err, want)
 	}
+}
+
+// Without a key anybody would be a member.
+func TestNoSpeakerStartsWithoutAMembershipKey(t *testing.T) {
+	short := filepath.Join(t.TempDir(), "key")
+	for text, want := range map[string]error{"": keys.ErrNone, " \n": keys.ErrNone, strings.Repeat("k", 15): nil} {
+		t.Setenv("LODESTONE_MEMBERSHIP_KEY", text)
+		require.NoError(t, os.WriteFile(short, []byte(text), 0o600))
+		for _, args := range [][]string{nil, {"--membership-key-file=" + short}} {
+			err := run(t.Context(), parsed(t, append(args, "--node-name=n1", "--node-ip=127.0.0.1")...))
+			require.ErrorContains(t, err, "membership key")
+			require.ErrorIs(t, err, cmp.Or(want, err), text)
+		}
+	}
+	t.Setenv("LODESTONE_MEMBERSHIP_KEY", strings.Repeat("k", 32))
+	require.ErrorContains(t, run(t.Context(), parsed(t, "--node-name=n1", "--node-ip=127.0.0.1", "--membership-key-file=/nowhere")),
+		"read the membership key", "the environment is no substitute for the file")
 }
 
 // The file changes while the speaker runs, the environment cannot: the file counts.

@@ -585,8 +585,8 @@ func manifestShapes() []shape {
 		repeat("", unit)
 		repeat(manifestHead+minimal, unit)
 	}
-	for _, item := range []string{"- kind: ConfigMap\n", "- {kind: ConfigMap, data: {a%d: b}}\n", "- {kind: ConfigMap, data: {config.yaml: a}}\n"} {
-		repeat("kind: List\nitems:\n", item)
+	for _, item := range []string{"", ", data: {a%d: b}", ", data: {config.yaml: a}"} {
+		repeat("kind: List\nitems:\n", "- {kind: ConfigMap"+item+"}\n")
 	}
 	return all
 }
@@ -717,7 +717,8 @@ func TestRunMeasured(t *testing.T) {
 // size, and every shape.
 func TestCostGrowsWithTheDocument(t *testing.T) {
 	for _, s := range listShapes() {
-		if _, what, _ := strings.Cut(s.name, "/"); slices.Contains([]string{"among everything", "minimal", "full", "unknown", "valid 0"}, what) {
+		_, what, _ := strings.Cut(s.name, "/")
+		if slices.Contains([]string{"among everything", "minimal", "full", "unknown", "valid 0"}, what) {
 			growsAsTheDocument(t, s, 16<<10)
 		}
 	}

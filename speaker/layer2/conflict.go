@@ -152,8 +152,9 @@ func (a *Announcer) note(on responderKey, n segment.Note) {
 		a.conflicts.clear(n.VIP)
 		log.Info("announcing", "message", "nobody else has it")
 	case segment.Yields:
-		log.Warn("another speaker of this cluster has the VIP and ranks above this one: not announced here. "+
-			"Do the speakers reach each other at the membership port, TCP and UDP?", "hardware_addr", n.Other)
+		log.Warn("another speaker with the same membership key has the VIP and ranks above this one: not announced here", "hardware_addr",
+			n.Other, "help", "if it is of this cluster, the nodes do not reach each other at the membership port, TCP or UDP; if it is of "+
+				"another cluster, that one has a copy of the Secret lodestone-membership and the same clusterID: give each its own clusterID")
 	case segment.Resumes:
 		log.Info("announcing again: the other speaker is silent", "hardware_addr", n.Other)
 	case segment.Deaf:

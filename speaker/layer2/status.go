@@ -47,8 +47,11 @@ func Reasons() reason.Texts[Reason] {
 			Cure: "Nothing to do: it takes 0.6 s."},
 		AddressConflict: {Cause: "Another host has the address.",
 			Cure: "Find it by its hardware address, and take the address away from it or exclude it from the pool."},
-		Yielded: {Cause: "Another speaker of this cluster announces the VIP, too, and ranks above this one: the two do not see each other.",
-			Cure: "Open port 9744, TCP and UDP, between the nodes, in both directions."},
+		Yielded: {Cause: "Another speaker with the same Secret and clusterID announces the VIP, too, and ranks above this one: the two do " +
+			"not see each other, or they belong to two clusters.",
+			Cure: "Open port 9744, TCP and UDP, between the nodes, in both directions; if the other one is of another cluster, give each " +
+				"cluster a clusterID or a Secret of its own, and pools that do not overlap.",
+			Keys: []string{"clusterID"}},
 	}
 }
 

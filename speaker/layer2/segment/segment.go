@@ -143,8 +143,8 @@ const (
 	// AddressConflict: the VIP is new, and a host that is no speaker of this
 	// cluster has the address.
 	AddressConflict Reason = "AddressConflict"
-	// Yielded: another speaker of this cluster announces the VIP, too, and
-	// ranks above this one. The membership does not know them both.
+	// Yielded: another speaker with our key announces the VIP, too, and ranks
+	// above this one. The membership does not know them both.
 	Yielded Reason = "Yielded"
 )
 
