@@ -46,8 +46,17 @@ type ConnectionRecord struct {
 	Broken []Break
 	// WorstPause is the longest time between a request and its answer.
 	WorstPause time.Duration
-	// Nodes counts the connections by the node of the pod that holds them.
-	Nodes map[string]int
+	// By is who answers on each, by the client's address and port.
+	By map[string]echo.Answer
+}
+
+// Nodes counts the connections by the node of the pod that holds them.
+func (r ConnectionRecord) Nodes() map[string]int {
+	nodes := map[string]int{}
+	for _, by := range r.By {
+		nodes[by.Node]++
+	}
+	return nodes
 }
 
 // Break is the end of a connection that nobody wanted. It is an error.
@@ -71,7 +80,7 @@ func Connect(ctx context.Context, options Options, count int) (*Connections, err
 	options.complete()
 	ctx, cancel := context.WithCancel(ctx)
 	c := &Connections{options: options, cancel: cancel, hurry: make(chan struct{}), done: make([]int, count),
-		record: ConnectionRecord{Opened: count, Nodes: map[string]int{}}}
+		record: ConnectionRecord{Opened: count, By: map[string]echo.Answer{}}}
 	answered := make(chan error, count)
 	for i := range count {
 		c.workers.Go(func() { c.hold(ctx, i, answered) })
@@ -99,7 +108,7 @@ func (c *Connections) Snapshot() ConnectionRecord {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	snapshot := c.record
-	snapshot.Broken, snapshot.Nodes = slices.Clone(snapshot.Broken), maps.Clone(snapshot.Nodes)
+	snapshot.Broken, snapshot.By = slices.Clone(snapshot.Broken), maps.Clone(snapshot.By)
 	return snapshot
 }
 
@@ -148,9 +157,11 @@ func (c *Connections) hold(ctx context.Context, i int, answered chan<- error) {
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	answers := bufio.NewReader(conn)
 	by, err := c.ask(conn, answers)
-	c.mu.Lock()
-	c.record.Nodes[by.Node]++
-	c.mu.Unlock()
+	if err == nil {
+		c.mu.Lock()
+		c.record.By[conn.LocalAddr().String()] = by
+		c.mu.Unlock()
+	}
 	answered <- err // Connect's caller may ask for the record at once
 	for err == nil {
 		round, behind, hurry := c.progress(i)

@@ -181,7 +181,7 @@ func TestConnectionsAreHeldUntilTheyBreak(t *testing.T) {
 		}
 	}
 	until("each has asked ten times", func(r ConnectionRecord) bool { return r.Requests >= 10*held })
-	if r := c.Snapshot(); len(r.Broken) > 0 || r.Nodes["n1"] != held || r.WorstPause <= 0 {
+	if r := c.Snapshot(); len(r.Broken) > 0 || r.Nodes()["n1"] != held || r.WorstPause <= 0 {
 		t.Errorf("%+v", r)
 	}
 	idle, err := Connect(ctx, Options{Namespace: namespace, Target: tcp, Interval: time.Hour, Padding: 100_000}, held)
