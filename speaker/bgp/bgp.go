@@ -14,9 +14,9 @@
 //
 //	bgp.go         Announcer: which sessions there are, and what they are to send
 //	session.go     a session: it connects, waits and tries again
-//	connect.go     its TCP connection; introduce.go: one that the router opened
+//	connect.go     its TCP connection; collision.go: one more, that the router opened
 //	open.go        OPEN messages, and what both sides can
-//	converse.go    an established session, until it ends
+//	fsm.go         the states of RFC 4271, from a connection to its end
 //	rib.go         what the router has been sent, and is to be sent
 //	message.go     messages and their bytes
 //	unnumbered.go  routers that are found on a link, and not by address
@@ -87,7 +87,7 @@ type Announcer struct {
 	down      map[string]string // peers not to be talked to, and why
 	draining  bool
 	listeners *listeners
-	routers   *routers
+	discovery *discovery
 	running   sync.WaitGroup // sessions, also those of peers that are gone
 
 	published atomic.Pointer[map[string]*session]
@@ -123,7 +123,7 @@ func (a *Announcer) Run(ctx context.Context) error {
 	sessions, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	a.ctx = sessions
 	a.listeners = newListeners(a.options.Inside)
-	a.routers = newRouters(sessions, a.options.Inside, a.log, a.changes.Notify)
+	a.discovery = newDiscovery(sessions, a.options.Inside, a.log, a.changes.Notify)
 	for {
 		restarting := true
 		var retry <-chan time.Time
@@ -143,7 +143,7 @@ func (a *Announcer) Run(ctx context.Context) error {
 		cancel(ending(causeStopped, restarting))
 		a.running.Wait()
 		a.listeners.close()
-		a.routers.wait()
+		a.discovery.wait()
 		return nil
 	}
 }
@@ -263,7 +263,7 @@ func (a *Announcer) setSessions(want plan.BGP) {
 	published := maps.Clone(a.sessions)
 	a.published.Store(&published)
 	a.listeners.set(a.sessions)
-	a.routers.set(a.sessions)
+	a.discovery.set(a.sessions)
 	for _, s := range fresh {
 		a.running.Go(s.run)
 	}

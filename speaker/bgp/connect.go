@@ -129,12 +129,12 @@ func source(router netip.Addr) (netip.Addr, error) {
 	return conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap(), nil
 }
 
-// neighbours are the first addresses of the interface that has the session's:
+// nextHopAddrs are the first addresses of the interface that has the session's:
 // what routers can use as next hop beside it.
-type neighbours struct{ ipv4, ipv6 netip.Addr }
+type nextHopAddrs struct{ ipv4, ipv6 netip.Addr }
 
 // take keeps the first address of each family.
-func (n *neighbours) take(addr netip.Addr) {
+func (n *nextHopAddrs) take(addr netip.Addr) {
 	slot := &n.ipv6
 	switch {
 	case addr.IsLoopback(), addr.IsLinkLocalUnicast():
@@ -151,7 +151,7 @@ func (n *neighbours) take(addr netip.Addr) {
 // and for the other family an address of the same interface. Over a link-local session all
 // next hops are IPv6 addresses if the router can do that (RFC 8950), because an IPv4 address
 // may mean nothing there.
-func (e *encoding) nextHops(local netip.Addr, n neighbours, ipv4OverIPv6 bool) {
+func (e *encoding) nextHops(local netip.Addr, n nextHopAddrs, ipv4OverIPv6 bool) {
 	local = local.WithZone("")
 	switch {
 	case local.Is4():

@@ -261,22 +261,22 @@ func TestNotificationsInWords(t *testing.T) {
 func TestNextHops(t *testing.T) {
 	t.Parallel()
 	link := netip.MustParseAddr("fe80::1")
-	all := neighbours{node4, node6}
+	all := nextHopAddrs{node4, node6}
 	for _, c := range []struct {
 		name         string
 		local        netip.Addr
-		beside       neighbours
+		beside       nextHopAddrs
 		ipv4OverIPv6 bool
 		want         encoding
 	}{
 		{"over IPv4", node4, all, false, encoding{next4: node4, next6: node6}},
-		{"over IPv4, without IPv6", node4, neighbours{ipv4: node4}, false, encoding{next4: node4}},
+		{"over IPv4, without IPv6", node4, nextHopAddrs{ipv4: node4}, false, encoding{next4: node4}},
 		{"over IPv6", node6, all, true, encoding{next4: node4, next6: node6}},
-		{"over IPv6, without IPv4", node6, neighbours{ipv6: node6}, false, encoding{next6: node6}},
-		{"over IPv6, without IPv4, RFC 8950", node6, neighbours{ipv6: node6}, true, encoding{next4: node6, next6: node6}},
+		{"over IPv6, without IPv4", node6, nextHopAddrs{ipv6: node6}, false, encoding{next6: node6}},
+		{"over IPv6, without IPv4, RFC 8950", node6, nextHopAddrs{ipv6: node6}, true, encoding{next4: node6, next6: node6}},
 		{"link-local", link.WithZone("eth0"), all, false, encoding{next4: node4, next6: node6, link6: link}},
 		{"link-local, RFC 8950", link.WithZone("eth0"), all, true, encoding{next4: link, next6: node6, link6: link}},
-		{"link-local alone", link, neighbours{}, true, encoding{next4: link, next6: link}},
+		{"link-local alone", link, nextHopAddrs{}, true, encoding{next4: link, next6: link}},
 	} {
 		var e encoding
 		e.nextHops(c.local, c.beside, c.ipv4OverIPv6)

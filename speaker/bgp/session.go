@@ -96,9 +96,9 @@ type session struct {
 	short   int       // sessions in a row that did not last
 	shortAt time.Time // when the last of them ended
 
-	introduction  *introduction // nil: none
-	introductions sync.WaitGroup
-	next          *arrival // takes the place of the session that ended
+	collision  *collision // nil: none
+	collisions sync.WaitGroup
+	next       *incoming // takes the place of the session that ended
 }
 
 func newSession(a *Announcer, name string, t target) *session {
@@ -146,7 +146,7 @@ func (s *session) accept(conn *net.TCPConn) {
 func (s *session) run() {
 	defer func() {
 		s.forgetConnections()
-		s.introductions.Wait()
+		s.collisions.Wait()
 		select {
 		case conn := <-s.accepted:
 			conn.Close()
@@ -168,7 +168,7 @@ func (s *session) run() {
 
 // wait waits until there may be an attempt: nothing stands against a session, and the pause is
 // over or the router has connected. It returns false when the session is removed.
-func (s *session) wait(t *target, pause time.Duration) (*arrival, bool) {
+func (s *session) wait(t *target, pause time.Duration) (*incoming, bool) {
 	due := time.After(pause)
 	for s.ctx.Err() == nil {
 		why := t.held()
@@ -197,8 +197,8 @@ func (s *session) wait(t *target, pause time.Duration) (*arrival, bool) {
 			s.latest.Store(&next)
 		case conn := <-accepted:
 			s.dismiss()
-			return &arrival{conn: conn}, true
-		case open := <-s.introduced():
+			return &incoming{conn: conn}, true
+		case open := <-s.collided():
 			s.conclude(open)
 		case <-ready:
 			return nil, true
@@ -209,7 +209,7 @@ func (s *session) wait(t *target, pause time.Duration) (*arrival, bool) {
 
 // attempt opens a session and keeps it while the target lasts. It returns how
 // long to pause.
-func (s *session) attempt(t *target, from *arrival) time.Duration {
+func (s *session) attempt(t *target, from *incoming) time.Duration {
 	ctx, cancel := context.WithCancelCause(s.ctx)
 	defer cancel(nil)
 	ended := make(chan error, 1)
@@ -222,7 +222,7 @@ func (s *session) attempt(t *target, from *arrival) time.Duration {
 		s.ended(err)
 		return s.pause(t, 0)
 	}
-	go func() { ended <- s.converse(ctx, &fixed, from, ours) }()
+	go func() { ended <- s.runFSM(ctx, &fixed, from, ours) }()
 	for {
 		select {
 		case <-ctx.Done(): // we end it
@@ -238,8 +238,8 @@ func (s *session) attempt(t *target, from *arrival) time.Duration {
 				cancel(why)
 			}
 		case again := <-s.accepted:
-			s.introduce(*t, again)
-		case open := <-s.introduced():
+			s.collide(*t, again)
+		case open := <-s.collided():
 			if s.conclude(open) {
 				cancel(ending(causeReplaced, false))
 			}

@@ -77,7 +77,7 @@ func (a *Announcer) Peers() []Peer {
 			p.Advertised, p.Withheld = s.rib.count()
 		}
 		if t := s.latest.Load(); p.State != Established && t != nil && t.Peer.Interface != "" {
-			p.Address = a.routers.known(t.Peer.Interface)
+			p.Address = a.discovery.known(t.Peer.Interface)
 		}
 		p.Dropped = s.received.Load()
 		all = append(all, p)

@@ -36,10 +36,10 @@ const (
 	reopenAfter = 2 * time.Second
 )
 
-// routers finds the routers of unnumbered peers: by the router advertisements (RFC 4861) that
+// discovery finds the routers of unnumbered peers: by the router advertisements (RFC 4861) that
 // they send on their interface. It also advertises the node, with a lifetime of zero because
 // the node is no router. The other side finds the node by that.
-type routers struct {
+type discovery struct {
 	ctx    context.Context
 	inside func(func() error) error
 	log    *slog.Logger
@@ -124,42 +124,42 @@ func (c *choice) doubted() bool {
 	return !c.doubt.IsZero()
 }
 
-func newRouters(ctx context.Context, inside func(func() error) error, log *slog.Logger, found func()) *routers {
-	r := &routers{ctx: ctx, inside: inside, log: log, found: found, open: map[string]*link{}}
-	r.links.Store(&map[string]*link{})
-	return r
+func newDiscovery(ctx context.Context, inside func(func() error) error, log *slog.Logger, found func()) *discovery {
+	d := &discovery{ctx: ctx, inside: inside, log: log, found: found, open: map[string]*link{}}
+	d.links.Store(&map[string]*link{})
+	return d
 }
 
-func (r *routers) wait() { r.running.Wait() }
+func (d *discovery) wait() { d.running.Wait() }
 
 // set listens where a session needs it.
-func (r *routers) set(sessions map[string]*session) {
+func (d *discovery) set(sessions map[string]*session) {
 	links := map[string]*link{}
 	for _, s := range sessions {
 		name := s.newest.Peer.Interface
 		if name == "" || links[name] != nil {
 			continue
 		}
-		links[name] = r.open[name]
+		links[name] = d.open[name]
 		if links[name] == nil {
-			links[name] = r.start(name)
+			links[name] = d.start(name)
 		}
 	}
-	for name, l := range r.open {
+	for name, l := range d.open {
 		if links[name] == nil {
 			l.cancel()
 		}
 	}
-	r.open = links
-	r.links.Store(&links)
+	d.open = links
+	d.links.Store(&links)
 }
 
-func (r *routers) start(name string) *link {
-	ctx, cancel := context.WithCancel(r.ctx)
+func (d *discovery) start(name string) *link {
+	ctx, cancel := context.WithCancel(d.ctx)
 	l := &link{name: name, cancel: cancel, ask: make(chan struct{}, 1)}
-	r.running.Go(func() {
+	d.running.Go(func() {
 		for ctx.Err() == nil {
-			err := l.listen(ctx, r)
+			err := l.listen(ctx, d)
 			l.err.Store(&err)
 			select {
 			case <-ctx.Done():
@@ -172,32 +172,32 @@ func (r *routers) start(name string) *link {
 
 // known returns the router on an interface, also while no session with it may be tried;
 // invalid: none was found.
-func (r *routers) known(name string) netip.Addr {
-	if l := (*r.links.Load())[name]; l != nil {
+func (d *discovery) known(name string) netip.Addr {
+	if l := (*d.links.Load())[name]; l != nil {
 		return l.router.get()
 	}
 	return netip.Addr{}
 }
 
 // confirm notes that a session with the router on an interface is established.
-func (r *routers) confirm(name string, router netip.Addr) {
-	if l := (*r.links.Load())[name]; l != nil {
+func (d *discovery) confirm(name string, router netip.Addr) {
+	if l := (*d.links.Load())[name]; l != nil {
 		l.router.confirm(router)
 	}
 }
 
 // doubt notes that a session with the router on an interface, or an attempt to
 // have one, has ended.
-func (r *routers) doubt(name string, router netip.Addr) {
-	if l := (*r.links.Load())[name]; l != nil {
+func (d *discovery) doubt(name string, router netip.Addr) {
+	if l := (*d.links.Load())[name]; l != nil {
 		l.router.end(router, time.Now())
 		notify.Wake(l.ask)
 	}
 }
 
 // find returns the router on an interface, and waits for it a while.
-func (r *routers) find(ctx context.Context, name string) (netip.Addr, error) {
-	l := (*r.links.Load())[name]
+func (d *discovery) find(ctx context.Context, name string) (netip.Addr, error) {
+	l := (*d.links.Load())[name]
 	if l == nil {
 		return netip.Addr{}, fmt.Errorf("interface %s is being looked at", name)
 	}
@@ -222,10 +222,10 @@ func (r *routers) find(ctx context.Context, name string) (netip.Addr, error) {
 
 // listen receives the advertisements of routers and advertises the node until ctx ends or
 // something fails.
-func (l *link) listen(ctx context.Context, r *routers) error {
+func (l *link) listen(ctx context.Context, d *discovery) error {
 	var conn *ndp.Conn
 	var iface *net.Interface
-	err := r.inside(func() (err error) {
+	err := d.inside(func() (err error) {
 		if iface, err = net.InterfaceByName(l.name); err == nil {
 			conn, l.own, err = ndp.Listen(iface, ndp.LinkLocal)
 		}
@@ -245,15 +245,15 @@ func (l *link) listen(ctx context.Context, r *routers) error {
 	g, ctx := errgroup.WithContext(ctx)
 	context.AfterFunc(ctx, func() { conn.SetReadDeadline(time.Now()) }) //nolint:errcheck // a closed connection is as good
 	send := func(m ndp.Message, to netip.Addr) error {
-		return r.inside(func() error { return conn.WriteTo(m, nil, to) })
+		return d.inside(func() error { return conn.WriteTo(m, nil, to) })
 	}
 	g.Go(func() error { return l.advertise(ctx, send, iface.HardwareAddr) })
-	g.Go(func() error { return l.hear(conn, r) })
+	g.Go(func() error { return l.hear(conn, d) })
 	return g.Wait()
 }
 
 // hear hears the routers on the link.
-func (l *link) hear(conn *ndp.Conn, r *routers) error {
+func (l *link) hear(conn *ndp.Conn, d *discovery) error {
 	for {
 		m, control, from, err := conn.ReadFrom()
 		if err != nil {
@@ -267,10 +267,10 @@ func (l *link) hear(conn *ndp.Conn, r *routers) error {
 		changed, rival := l.router.hear(router, time.Now())
 		if changed {
 			l.changes.Notify()
-			r.found()
+			d.found()
 		}
 		if rival {
-			r.log.Warn("another router advertises itself on the interface of an unnumbered BGP peer, and is ignored while the first one lives",
+			d.log.Warn("another router advertises itself on the interface of an unnumbered BGP peer, and is ignored while the first one lives",
 				"interface", l.name, "router", l.router.get(), "ignored", router)
 		}
 	}

@@ -8,32 +8,32 @@ import (
 	packet "github.com/osrg/gobgp/v3/pkg/packet/bgp"
 )
 
-// arrival is a connection that the router opened. open is the body of its OPEN,
+// incoming is a connection that the router opened. open is the body of its OPEN,
 // nil: neither side has sent one.
-type arrival struct {
+type incoming struct {
 	conn *net.TCPConn
 	open []byte
 }
 
-// introduction is a connection that the router opened while there is another one. It replaces
+// collision is a connection that the router opened while there is another one. It replaces
 // the other one only with a valid OPEN (RFC 4271 section 6.8), because anybody can open a
 // connection. It spares a router that has lost the old connection the wait for the hold time.
 //
 // A session has one at most, and one more connection that waits in accepted. Of several
 // connections only the last is one that the router still knows of.
-type introduction struct {
+type collision struct {
 	conn   *net.TCPConn
 	result chan []byte // the OPEN's body; nil: the connection is closed
 }
 
-// introduce begins an introduction in place of any before it. Only run calls it, and all other
+// collide begins a collision in place of any before it. Only run calls it, and all other
 // methods in this file except greet.
-func (s *session) introduce(t target, conn *net.TCPConn) {
+func (s *session) collide(t target, conn *net.TCPConn) {
 	s.dismiss()
-	i := &introduction{conn: conn, result: make(chan []byte, 1)}
-	s.introduction = i
+	c := &collision{conn: conn, result: make(chan []byte, 1)}
+	s.collision = c
 	ours, err := s.ourOpen(&t)
-	s.introductions.Go(func() {
+	s.collisions.Go(func() {
 		var n negotiated
 		var open []byte
 		if err == nil {
@@ -44,39 +44,38 @@ func (s *session) introduce(t target, conn *net.TCPConn) {
 			conn.Close()
 			open = nil
 		}
-		i.result <- open
+		c.result <- open
 	})
 }
 
-// introduced returns the channel for the result of the introduction; nil: there is no
-// introduction.
-func (s *session) introduced() <-chan []byte {
-	if s.introduction == nil {
+// collided returns the channel for the result of the collision; nil: there is none.
+func (s *session) collided() <-chan []byte {
+	if s.collision == nil {
 		return nil
 	}
-	return s.introduction.result
+	return s.collision.result
 }
 
-// dismiss ends the introduction, if there is one.
+// dismiss ends the collision, if there is one.
 func (s *session) dismiss() {
-	if s.introduction != nil {
-		s.introduction.conn.Close()
-		s.introduction = nil
+	if s.collision != nil {
+		s.collision.conn.Close()
+		s.collision = nil
 	}
 }
 
-// conclude takes the result of the introduction, and reports whether the next session uses its
+// conclude takes the result of the collision, and reports whether the next session uses its
 // connection.
 func (s *session) conclude(open []byte) bool {
-	conn := s.introduction.conn
-	s.introduction = nil
+	conn := s.collision.conn
+	s.collision = nil
 	if open == nil {
 		return false
 	}
 	if s.next != nil {
 		s.next.conn.Close()
 	}
-	s.next = &arrival{conn, open}
+	s.next = &incoming{conn, open}
 	return true
 }
 

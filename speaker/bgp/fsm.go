@@ -29,12 +29,12 @@ const (
 	nextHopsEvery = 5 * time.Second
 )
 
-// converse is one session from its connection to its end. It sends its progress to
+// runFSM is one session from its connection to its end. It sends its progress to
 // steps.
-func (s *session) converse(ctx context.Context, t *target, from *arrival, ours []byte) error {
+func (s *session) runFSM(ctx context.Context, t *target, from *incoming, ours []byte) error {
 	conn, router, err := s.connect(ctx, t, from)
 	if t.Peer.Interface != "" {
-		defer s.announcer.routers.doubt(t.Peer.Interface, router)
+		defer s.announcer.discovery.doubt(t.Peer.Interface, router)
 	}
 	if err != nil {
 		return err
@@ -61,7 +61,7 @@ func (s *session) converse(ctx context.Context, t *target, from *arrival, ours [
 		err = context.Cause(ctx)
 	} else {
 		if t.Peer.Interface != "" {
-			s.announcer.routers.confirm(t.Peer.Interface, router)
+			s.announcer.discovery.confirm(t.Peer.Interface, router)
 		}
 		err = s.established(ctx, conn, n, e)
 	}
@@ -81,7 +81,7 @@ func (s *session) lookUpNextHops(e *encoding, conn net.Conn, n negotiated) error
 		if err != nil {
 			return err
 		}
-		var beside neighbours
+		var beside nextHopAddrs
 		for _, addr := range addrs {
 			beside.take(addr)
 		}
@@ -101,7 +101,7 @@ func (s *session) progress(ctx context.Context, to Peer) bool {
 }
 
 // connect returns a connection with the router, and the router's address.
-func (s *session) connect(ctx context.Context, t *target, from *arrival) (net.Conn, netip.Addr, error) {
+func (s *session) connect(ctx context.Context, t *target, from *incoming) (net.Conn, netip.Addr, error) {
 	router := t.Peer.Address
 	if from != nil {
 		err := setTTLOf(from.conn, router, t)
@@ -112,7 +112,7 @@ func (s *session) connect(ctx context.Context, t *target, from *arrival) (net.Co
 	}
 	s.progress(ctx, Peer{State: Connect, Address: router})
 	if t.Peer.Interface != "" {
-		found, err := s.announcer.routers.find(ctx, t.Peer.Interface)
+		found, err := s.announcer.discovery.find(ctx, t.Peer.Interface)
 		if err != nil {
 			return nil, router, &failure{cause: causeConnection, text: err.Error()}
 		}
