@@ -23,7 +23,7 @@ type base struct {
 	changed  notify.Signal                         // see Changed
 	// Each of these wakes one loop: the one that sends our metadata, looks for lost
 	// speakers, asks those that were lost, and writes our Lease.
-	send, seek, verify, rewrite chan struct{}
+	send, rejoin, verify, rewrite chan struct{}
 }
 
 // await waits until the condition holds, which it checks after each change, and reports

@@ -158,7 +158,7 @@ func (l *leases) record(before, now *lease) {
 		return
 	}
 	if before == nil || before.holder != now.holder || before.Address != now.Address || !slices.Equal(before.Keys, now.Keys) {
-		notify.Wake(l.seek)
+		notify.Wake(l.rejoin)
 	}
 	if now.node == l.options.Node {
 		l.own.compare(now)
@@ -169,7 +169,7 @@ func (l *leases) record(before, now *lease) {
 
 // forget forgets the content of the Lease, and has it written anew if it is ours.
 func (l *leases) forget(gone *lease) {
-	notify.Wake(l.seek)
+	notify.Wake(l.rejoin)
 	if gone.node == l.options.Node {
 		l.own.spoil()
 	} else {

@@ -87,7 +87,7 @@ func (l *ownLink) watch(ctx context.Context, store cache.Store) {
 	}
 	select {
 	case <-l.options.Interfaces.Ready():
-		notify.Wake(l.seek)
+		notify.Wake(l.rejoin)
 	case <-ctx.Done():
 	}
 	known := false // that it is apart
@@ -97,7 +97,7 @@ func (l *ownLink) watch(ctx context.Context, store cache.Store) {
 		apart, next := l.table.checkLink(l.linkName(), up, time.Now())
 		switch {
 		case apart && up:
-			l.rejoin(ctx, store)
+			l.meetOthers(ctx, store)
 			known = false
 			continue
 		case apart && !known:
@@ -114,10 +114,10 @@ func (l *ownLink) watch(ctx context.Context, store cache.Store) {
 	}
 }
 
-// rejoin has the speaker, whose link is back, be apart until it has met the others again.
-func (l *ownLink) rejoin(ctx context.Context, store cache.Store) {
+// meetOthers has the speaker, whose link is back, be apart until it has met the others again.
+func (l *ownLink) meetOthers(ctx context.Context, store cache.Store) {
 	l.log.Info("link up", "address", l.options.Address.Addr())
-	notify.Wake(l.seek)
+	notify.Wake(l.rejoin)
 	if lost := len(l.leases.lost(store)); lost > 0 {
 		l.joiner.meet(ctx, lost, time.After(joinTimeout))
 		// The first one that is met passes on who else is there. This speaker waits a moment

@@ -147,7 +147,7 @@ func onSegment(t *testing.T, m config.Membership, speakers int, log slog.Handler
 		}
 		ctx, end := context.WithCancel(t.Context())
 		for _, task := range all {
-			go task.seeker.verifyLost(ctx)
+			go task.rejoiner.verifyLost(ctx)
 		}
 		time.Sleep(10 * time.Second)
 		for _, task := range all {
@@ -277,7 +277,7 @@ func TestManySeekOneThatIsBack(t *testing.T) {
 		s.dials.Store(0)
 		back := time.Now()
 		for _, task := range tasks {
-			notify.Wake(task.seek)
+			notify.Wake(task.rejoin)
 		}
 		for _, task := range others {
 			for !task.knows(lost.options.Node) {
@@ -301,6 +301,6 @@ func seekEachOther(t *testing.T, all []*Task) {
 		require.NoError(t, leases.Add(task.said()))
 	}
 	for _, task := range all {
-		go task.seeker.reunite(t.Context(), leases)
+		go task.rejoiner.joinLost(t.Context(), leases)
 	}
 }

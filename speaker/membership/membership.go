@@ -13,7 +13,7 @@
 //	probe.go       a diagnosis asks all other speakers for an answer
 //	link.go        the link of our address: are we apart from the others?
 //	join.go        when we have joined
-//	seek.go        lost speakers are tried again, so that partitions heal
+//	rejoin.go      lost speakers are tried again, so that partitions heal
 //	rotation.go    how the key is replaced; package keys decides
 //	carrier.go     which of our links are down
 //	gossip.go      memberlist; package guard seals and opens what it sends
@@ -103,7 +103,7 @@ type Task struct {
 	joiner   *joiner
 	link     *ownLink
 	links    *allLinks
-	seeker   *seeker
+	rejoiner *rejoiner
 	rotation *rotation
 	leases   *leases
 	own      *ownLease
@@ -115,14 +115,14 @@ func New(o Options) *Task {
 	o.SettleTime = cmp.Or(o.SettleTime, DefaultSettleTime)
 	o.KeyInterval = cmp.Or(o.KeyInterval, DefaultKeyInterval)
 	signal := func() chan struct{} { return make(chan struct{}, 1) }
-	b := &base{options: o, log: o.Log, ring: &ring{}, send: signal(), seek: signal(), verify: signal(), rewrite: signal()}
+	b := &base{options: o, log: o.Log, ring: &ring{}, send: signal(), rejoin: signal(), verify: signal(), rewrite: signal()}
 	t := &Task{base: b, table: &table{base: b, peers: peers{b.options.Node: {alive: true, network: &report.Network{}}}}}
 	t.published = published{t.table}
 	t.own = &ownLease{base: b, table: t.table}
 	t.leases = &leases{base: b, table: t.table, own: t.own}
 	t.gossip = &gossip{base: b, table: t.table, leases: t.leases}
 	t.rotation = &rotation{base: b, table: t.table, leases: t.leases}
-	t.seeker = &seeker{base: b, table: t.table, leases: t.leases}
+	t.rejoiner = &rejoiner{base: b, table: t.table, leases: t.leases}
 	t.joiner = &joiner{base: b, table: t.table, leases: t.leases, rotation: t.rotation, joined: make(chan struct{}), status: "not started"}
 	t.link = &ownLink{base: b, table: t.table, leases: t.leases, joiner: t.joiner}
 	t.links = &allLinks{base: b, table: t.table, own: t.published}
@@ -141,8 +141,8 @@ func (t *Task) Ready() <-chan struct{} { return t.joiner.joined }
 func (t *Task) Joined() (bool, string) { return t.joiner.state() }
 
 // Whole reports whether all speakers that have a Lease are alive. It turns true
-// up to lastSeek late, and is false until the API server has listed the Leases.
-func (t *Task) Whole() bool { return t.seeker.whole.Load() }
+// up to lastRejoin late, and is false until the API server has listed the Leases.
+func (t *Task) Whole() bool { return t.rejoiner.whole.Load() }
 
 // Report has our Lease carry the report from now on. What it does not know stays as
 // it was. It is written only if the Lease does not carry it already.
@@ -164,7 +164,7 @@ func (t *Task) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return t.discover(ctx) })
 	group.Go(func() error { t.gossip.sendMetadata(ctx, t.list.Load().UpdateNode); return nil })
-	group.Go(func() error { t.seeker.verifyLost(ctx); return nil })
+	group.Go(func() error { t.rejoiner.verifyLost(ctx); return nil })
 	group.Go(func() error { t.compareSettings(ctx); return nil })
 	group.Go(func() error { t.links.watch(ctx); return nil })
 	group.Go(func() error { t.leave(ctx); return nil })
@@ -195,7 +195,7 @@ func (t *Task) discover(ctx context.Context) error {
 		group.Go(func() error { t.joiner.enter(ctx, store, started, crashes); return nil })
 		group.Go(func() error { t.link.watch(ctx, store); return nil })
 		group.Go(func() error { t.rotation.keep(ctx, store); return nil })
-		t.seeker.reunite(ctx, store)
+		t.rejoiner.joinLost(ctx, store)
 		return nil
 	})
 	return group.Wait()

@@ -531,7 +531,7 @@ func TestARenewedLeaseRestartsNoSearch(t *testing.T) {
 	restarts := func(before, after *lease) bool {
 		task.leases.record(before, after)
 		select {
-		case <-task.seek:
+		case <-task.rejoin:
 			return true
 		default:
 			return false

@@ -149,7 +149,7 @@ func (r *rotation) turn(to keys.Ring) {
 	r.log.Info("membership keys changed: one is used when all speakers understand it, and the others are forgotten when all use it",
 		"used", to[0].Mark(), "understood", to.String(), "before", from.String())
 	notify.Wake(r.rewrite)
-	notify.Wake(r.seek) // somebody may understand us now
+	notify.Wake(r.rejoin) // somebody may understand us now
 }
 
 // keysOfOthers returns the marks of the keys of each other speaker that has a Lease or is

@@ -243,7 +243,7 @@ func (t *table) remove(node string) {
 	notify.Wake(t.send)
 	t.changed.Notify()
 	t.log.Info("speaker gone", "node", node)
-	notify.Wake(t.seek)
+	notify.Wake(t.rejoin)
 }
 
 // held returns the speakers that do not count before they answer.

@@ -12,12 +12,12 @@ import (
 )
 
 const (
-	// firstSeek and lastSeek bound the wait between two attempts to reach the
+	// firstRejoin and lastRejoin bound the wait between two attempts to reach the
 	// speakers that are lost, of a speaker alone: crowd has the others.
-	firstSeek, lastSeek = 250 * time.Millisecond, 4 * time.Second
-	// seekAtOnce is how many lost speakers are tried at a time; one that
+	firstRejoin, lastRejoin = 250 * time.Millisecond, 4 * time.Second
+	// rejoinAtOnce is how many lost speakers are tried at a time; one that
 	// answers brings all that it knows.
-	seekAtOnce = 8
+	rejoinAtOnce = 8
 
 	// firstVerify and lastVerify bound the wait until one is asked again that does
 	// not answer: the first packets after a link is up are lost often.
@@ -30,32 +30,32 @@ const (
 	heldTime, heldProbes = 15 * time.Second, 20
 )
 
-// seeker looks for the speakers that are lost.
-type seeker struct {
+// rejoiner joins the speakers that are lost again.
+type rejoiner struct {
 	*base
 	table  *table
 	leases *leases
 	whole  atomic.Bool // nobody is lost
 }
 
-// reunite joins the speakers that have a Lease but are not among the living:
+// joinLost joins the speakers that have a Lease but are not among the living:
 // those that started before us, and those that a partition took away.
 //
 // Of many speakers each waits before it tries to reach one: by then the first of them, or
 // the one that was lost, has made it known to all.
-func (s *seeker) reunite(ctx context.Context, store cache.Store) {
-	at, delay := time.Now(), firstSeek*time.Duration(s.table.Crowd()) // at: of the next attempt
+func (r *rejoiner) joinLost(ctx context.Context, store cache.Store) {
+	at, delay := time.Now(), firstRejoin*time.Duration(r.table.Crowd()) // at: of the next attempt
 	for {
-		lost := s.leases.lost(store)
-		if whole := len(lost) == 0; s.whole.Swap(whole) != whole {
-			s.changed.Notify()
+		lost := r.leases.lost(store)
+		if whole := len(lost) == 0; r.whole.Swap(whole) != whole {
+			r.changed.Notify()
 		}
 		var next <-chan time.Time
 		// An attempt without a link would hold up the one that comes with it.
-		if len(lost) > 0 && s.linkUp() {
+		if len(lost) > 0 && r.linkUp() {
 			if !time.Now().Before(at) {
-				s.contact(lost)
-				at, delay = time.Now().Add(spread(delay)), min(2*delay, lastSeek*time.Duration(s.table.Crowd()))
+				r.contact(lost)
+				at, delay = time.Now().Add(spread(delay)), min(2*delay, lastRejoin*time.Duration(r.table.Crowd()))
 			}
 			next = time.After(time.Until(at))
 		}
@@ -63,9 +63,9 @@ func (s *seeker) reunite(ctx context.Context, store cache.Store) {
 		case <-ctx.Done():
 			return
 		case <-next:
-		case <-s.seek:
+		case <-r.rejoin:
 			soon := time.Now()
-			if delay = firstSeek * time.Duration(s.table.Crowd()); delay > firstSeek {
+			if delay = firstRejoin * time.Duration(r.table.Crowd()); delay > firstRejoin {
 				soon = soon.Add(spread(delay))
 			}
 			if at.Before(time.Now()) || soon.Before(at) {
@@ -77,13 +77,13 @@ func (s *seeker) reunite(ctx context.Context, store cache.Store) {
 
 // contact tries to join some of the addresses. Who does not answer is tried
 // again later.
-func (s *seeker) contact(addresses []string) {
+func (r *rejoiner) contact(addresses []string) {
 	rand.Shuffle(len(addresses), func(i, j int) { addresses[i], addresses[j] = addresses[j], addresses[i] })
 	var group errgroup.Group
-	for _, a := range addresses[:min(len(addresses), seekAtOnce)] {
+	for _, a := range addresses[:min(len(addresses), rejoinAtOnce)] {
 		group.Go(func() error {
-			if _, err := s.list.Load().Join([]string{a}); err != nil {
-				s.log.Debug("speaker does not answer", "address", a, "err", err)
+			if _, err := r.list.Load().Join([]string{a}); err != nil {
+				r.log.Debug("speaker does not answer", "address", a, "err", err)
 			}
 			return nil
 		})
@@ -92,17 +92,17 @@ func (s *seeker) contact(addresses []string) {
 }
 
 // verifyLost counts those that were lost when they answer us.
-func (s *seeker) verifyLost(ctx context.Context) {
+func (r *rejoiner) verifyLost(ctx context.Context) {
 	delay := firstVerify
 	for {
 		var next <-chan time.Time
-		if s.askHeld() > 0 {
+		if r.askHeld() > 0 {
 			next = time.After(delay)
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.verify:
+		case <-r.verify:
 			delay = firstVerify
 		case <-next:
 			delay = min(2*delay, lastVerify)
@@ -111,20 +111,20 @@ func (s *seeker) verifyLost(ctx context.Context) {
 }
 
 // askHeld counts those of the held that answer, and returns how many are left.
-func (s *seeker) askHeld() int {
+func (r *rejoiner) askHeld() int {
 	var group errgroup.Group
 	group.SetLimit(probeAtOnce)
-	for name, h := range s.table.held() {
+	for name, h := range r.table.held() {
 		group.Go(func() error {
-			_, err := s.list.Load().Ping(name, &net.UDPAddr{IP: h.node.Addr, Port: int(h.node.Port)})
-			if err == nil || time.Since(h.since) > heldTime+heldProbes*s.settings.ProbeInterval {
-				s.table.admit(name)
+			_, err := r.list.Load().Ping(name, &net.UDPAddr{IP: h.node.Addr, Port: int(h.node.Port)})
+			if err == nil || time.Since(h.since) > heldTime+heldProbes*r.settings.ProbeInterval {
+				r.table.admit(name)
 			} else {
-				s.table.unanswered(name)
+				r.table.unanswered(name)
 			}
 			return nil
 		})
 	}
 	group.Wait() //nolint:errcheck // they return nil
-	return len(s.table.held())
+	return len(r.table.held())
 }
