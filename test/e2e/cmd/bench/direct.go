@@ -41,81 +41,139 @@ advertisements:
 `, how, preferred))
 }
 
+// directCase is something that happens to connections.
+type directCase struct {
+	name string
+	do   func() error
+}
+
 // directMove holds connections open while the VIPs move.
 func directMove(ctx context.Context, installation *lodestone.Installation) error {
-	return directly(ctx, installation, func(d *direct, how, policy string) error {
-		for _, c := range []struct {
-			name string
-			do   func() error
-		}{
-			{"label", func() error { return d.exclude(ctx) }},
+	return directly(ctx, installation, "direct_move", 1000, func(d *direct, how string) []directCase {
+		return []directCase{
+			{"label", func() error { return d.exclude(ctx, d.owner) }},
 			{"configuration", func() error { return d.prefer(ctx, how) }},
 			{"rolling_update", func() error { return d.RollSpeakers(ctx) }},
 			{"kill9", func() error { return d.kill(ctx) }},
 			{"owner_lost_for_3s", func() error { return d.loseOwner(ctx) }},
-			{"partition_for_5s", func() error { return d.partition(ctx) }},
-		} {
-			if err := d.holds(ctx, "direct_move forwarding="+how+" policy="+policy+" case="+c.name, 1000, c.do); err != nil {
-				return fmt.Errorf("%s: %w", c.name, err)
-			}
+			{"partition_for_5s", func() error { return d.partition(ctx, 5*time.Second) }},
+			// Connections do not wait so long for a node.
+			{"partition_for_15s", func() error { return d.partition(ctx, 15*time.Second) }},
 		}
-		return nil
 	})
 }
 
 // directMembers holds connections open while the nodes and pods change that serve them.
 func directMembers(ctx context.Context, installation *lodestone.Installation) error {
-	return directly(ctx, installation, func(d *direct, how, policy string) error {
-		for _, c := range []struct {
-			name string
-			do   func() error
-		}{
+	return directly(ctx, installation, "direct_members", 300, func(d *direct, _ string) []directCase {
+		return []directCase{
 			{"endpoints_3_6_3", func() error {
 				return errors.Join(d.RunEcho(ctx, namespace, 3), d.RunEcho(ctx, namespace, 6), d.RunEcho(ctx, namespace, 3))
 			}},
-			{"node_leaves_and_joins", func() error {
+			{"rollout_node_leaves_and_joins", func() error {
 				return errors.Join(d.RunEcho(ctx, namespace, 4, d.owner), pause(ctx, time.Second), d.RunEcho(ctx, namespace, 6))
 			}},
+			{"node_excluded_and_back", func() error { return d.exclude(ctx, d.others()[0]) }},
 			{"ten_changes", func() error { return d.tenChanges(ctx) }},
-		} {
-			if err := errors.Join(d.RunEcho(ctx, namespace, 6), pause(ctx, 3*time.Second)); err != nil { // until kube-proxy knows
-				return err
-			}
-			if err := d.holds(ctx, "direct_members forwarding="+how+" policy="+policy+" case="+c.name, 300, c.do); err != nil {
-				return fmt.Errorf("%s: %w", c.name, err)
-			}
 		}
-		return nil
 	})
 }
 
-// directly does it for each way of forwarding and each policy.
-func directly(ctx context.Context, installation *lodestone.Installation, do func(d *direct, how, policy string) error) (failed error) {
+// directly holds so many connections open in each case, for each way of forwarding and each
+// policy. Each case has VIPs of its own: for a connection whose pod has ended without a word,
+// conntrack sends who has the client's port next to where the pod was.
+func directly(ctx context.Context, installation *lodestone.Installation, name string, count int,
+	cases func(d *direct, how string) []directCase) (failed error) {
 	d := &direct{load: load{installation, 1}}
-	defer func() {
-		failed = errors.Join(failed, d.Upgrade(context.WithoutCancel(ctx), d.Lab.Chart()), d.Configure(ctx, lodestone.Document(segmentPool)))
-	}()
-	if err := errors.Join(d.Upgrade(ctx, d.Lab.Chart(), "--set=speaker.directForwarding=true"), d.makeNamespace(ctx),
-		d.RunEcho(ctx, namespace, 6)); err != nil {
+	restore, err := d.begin(ctx)
+	defer func() { failed = errors.Join(failed, restore()) }()
+	if err != nil {
 		return err
 	}
 	for _, how := range []string{"owner", "direct"} { // what has been direct drains for an hour
-		if err := d.Configure(ctx, forwarding(how, "")); err != nil {
-			return err
-		}
 		for _, policy := range []corev1.ServiceExternalTrafficPolicy{"Local", "Cluster"} {
-			if err := d.serve(ctx, policy); err != nil {
-				return err
-			}
-			if err := do(d, how, string(policy)); err != nil {
-				return err
-			}
-			if err := d.delete(ctx); err != nil {
-				return err
+			for _, c := range cases(d, how) {
+				line := fmt.Sprintf("%s forwarding=%s policy=%s case=%s", name, how, policy, c.name)
+				if err := errors.Join(d.Configure(ctx, forwarding(how, "")), d.RunEcho(ctx, namespace, 6), pause(ctx, 3*time.Second),
+					d.serve(ctx, policy)); err != nil {
+					return fmt.Errorf("%s: %w", line, err)
+				}
+				if err := errors.Join(d.holds(ctx, line, count, c.do), d.delete(ctx)); err != nil {
+					return fmt.Errorf("%s: %w", line, err)
+				}
 			}
 		}
 	}
 	return nil
+}
+
+// begin gives the speakers the right to forward directly. The restore function takes it away.
+func (d *direct) begin(ctx context.Context) (restore func() error, failed error) {
+	restore = func() error {
+		return errors.Join(d.Upgrade(context.WithoutCancel(ctx), d.Lab.Chart()), d.Configure(ctx, lodestone.Document(segmentPool)))
+	}
+	return restore, errors.Join(d.Upgrade(ctx, d.Lab.Chart(), "--set=speaker.directForwarding=true"), d.makeNamespace(ctx))
+}
+
+// directSpeed compares what goes through a VIP, with direct forwarding and without, by turns. The
+// pods are not on the owner.
+func directSpeed(ctx context.Context, installation *lodestone.Installation) (failed error) {
+	d := &direct{load: load{installation, 1}}
+	restore, err := d.begin(ctx)
+	defer func() { failed = errors.Join(failed, restore()) }()
+	if err != nil {
+		return err
+	}
+	owner := d.Lab.Nodes()[0]
+	if err := errors.Join(d.Configure(ctx, forwarding("owner", owner)), d.RunEcho(ctx, namespace, 4, owner), pause(ctx, 3*time.Second),
+		d.serve(ctx, corev1.ServiceExternalTrafficPolicyCluster)); err != nil {
+		return err
+	}
+	for _, c := range []struct {
+		name        string
+		connections int
+		padding     int
+	}{{"requests", 32, 0}, {"bulk", 4, 1 << 20}} {
+		var rates [2][]float64
+		for range 5 {
+			for i, how := range []string{"owner", "direct"} {
+				rate, err := d.rate(ctx, how, owner, c.connections, c.padding)
+				if err != nil {
+					return fmt.Errorf("direct_speed case=%s forwarding=%s: %w", c.name, how, err)
+				}
+				rates[i] = append(rates[i], rate)
+			}
+		}
+		without, with := quantile(rates[0], 0.5), quantile(rates[1], 0.5)
+		result("direct_speed", "case=%s connections=%d bytes=%d owner_per_s=%.0f direct_per_s=%.0f ratio=%.2f", c.name, c.connections,
+			c.padding, without, with, with/without)
+	}
+	return d.delete(ctx)
+}
+
+// rate returns how many requests are answered in a second.
+func (d *direct) rate(ctx context.Context, how, owner string, connections, padding int) (float64, error) {
+	if err := errors.Join(d.Configure(ctx, forwarding(how, owner)), d.Moved(ctx, d.vips[0].String(), owner, true),
+		pause(ctx, 4*time.Second)); err != nil { // until all nodes have rules that follow
+		return 0, err
+	}
+	options := lodestone.FromClient
+	options.Target, options.Interval, options.Padding = netip.AddrPortFrom(d.vips[0], 80), time.Nanosecond, padding
+	c, err := probe.Connect(ctx, options, connections)
+	if err != nil {
+		return 0, err
+	}
+	start, before := time.Now(), c.Snapshot().Requests
+	err = pause(ctx, 5*time.Second)
+	n, took := c.Snapshot().Requests-before, time.Since(start)
+	record := c.Stop()
+	if len(record.Broken) > 0 {
+		return 0, record.Broken[0]
+	}
+	if record.Nodes()[owner] > 0 {
+		return 0, fmt.Errorf("%d connections are to pods of the owner %s", record.Nodes()[owner], owner)
+	}
+	return float64(n) / took.Seconds(), err
 }
 
 // serve creates the Service, and waits until all nodes serve it.
@@ -244,11 +302,16 @@ func (d *direct) prefer(ctx context.Context, how string) error {
 	return errors.Join(d.Configure(ctx, forwarding(how, "")), d.Moved(ctx, d.vips[0].String(), d.owner, true))
 }
 
-// exclude moves the VIPs away from the owner by a label, and back.
-func (d *direct) exclude(ctx context.Context) error {
+// exclude has a node, the owner perhaps, own no VIPs for a while.
+func (d *direct) exclude(ctx context.Context, node string) error {
 	vip := d.vips[0].String()
-	return errors.Join(d.Label(ctx, d.owner, excludeLabel, "true"), d.Moved(ctx, vip, d.owner, false), d.ask(ctx),
-		d.Label(ctx, d.owner, excludeLabel, ""), d.Moved(ctx, vip, d.owner, true))
+	return errors.Join(d.Label(ctx, node, excludeLabel, "true"), d.Moved(ctx, vip, node, false), pause(ctx, 3*time.Second), d.ask(ctx),
+		d.Label(ctx, node, excludeLabel, ""), d.Moved(ctx, vip, d.owner, true))
+}
+
+// others are the nodes but the owner.
+func (d *direct) others() []string {
+	return slices.DeleteFunc(slices.Clone(d.Lab.Nodes()), func(n string) bool { return n == d.owner })
 }
 
 // kill kills the owner's speaker, and waits until it is back.
@@ -265,9 +328,8 @@ func (d *direct) loseOwner(ctx context.Context) error {
 }
 
 // partition cuts the owner off from the other nodes, and not from the client.
-func (d *direct) partition(ctx context.Context) error {
-	others := slices.DeleteFunc(slices.Clone(d.Lab.Nodes()), func(n string) bool { return n == d.owner })
-	return errors.Join(lan.Partition([]string{d.owner}, others), pause(ctx, 5*time.Second), lan.Heal(),
+func (d *direct) partition(ctx context.Context, length time.Duration) error {
+	return errors.Join(lan.Partition([]string{d.owner}, d.others()), pause(ctx, length), lan.Heal(),
 		d.Moved(ctx, d.vips[0].String(), d.owner, true))
 }
 

@@ -248,7 +248,7 @@ func caseOf(name benchfmt.Name) string {
 }
 
 // quantile is the smallest value that at least the share q does not exceed.
-func quantile(values []time.Duration, q float64) time.Duration {
+func quantile[T cmp.Ordered](values []T, q float64) T {
 	sorted := slices.Sorted(slices.Values(values))
 	return sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
 }

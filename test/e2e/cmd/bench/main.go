@@ -52,6 +52,7 @@ var benchmarks = []benchmark{
 	{name: "l2_planned_move", run: plannedMove, needsLab: true},
 	{name: "direct_move", run: directMove, needsLab: true},
 	{name: "direct_members", run: directMembers, needsLab: true},
+	{name: "direct_speed", run: directSpeed, needsLab: true},
 	{name: "l2_speaker_kill9", run: speakerKill, needsLab: true},
 	{name: "bgp_node_loss", run: routerLoss, needsLab: true},
 	{name: "bgp_upgrade", run: routerMoves, needsLab: true},
