@@ -70,11 +70,7 @@ func (host) Interface(name string) (Interface, error) {
 }
 
 func (host) Listen(i *net.Interface, etherType int, filter []bpf.RawInstruction) (net.PacketConn, error) {
-	c, err := packet.Listen(i, packet.Raw, etherType, &packet.Config{Filter: filter})
-	if err != nil {
-		return nil, err
-	}
-	return c, nil
+	return packet.Listen(i, packet.Raw, etherType, &packet.Config{Filter: filter})
 }
 
 // socket sends and receives on an interface. A task of its own reads it.

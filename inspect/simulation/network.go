@@ -319,7 +319,7 @@ func (a Audience) Silent() bool { return a.Owner == "" && len(a.Routers) == 0 }
 func (n *Network) Silence(vip netip.Addr) plan.Silence {
 	var node string
 	var why plan.Silence
-	for _, name := range sortedKeys(n.Nodes) {
+	for _, name := range slices.Sorted(maps.Keys(n.Nodes)) {
 		silence := n.View(name).Verdicts[vip].Silence
 		if why.Reason == "" || closeness(silence.Reason) > closeness(why.Reason) {
 			node, why = name, silence

@@ -1,7 +1,6 @@
 package simulation
 
 import (
-	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
@@ -77,5 +76,3 @@ func (n *Network) Moves(after *Network) []Move {
 	slices.SortFunc(moves, func(a, b Move) int { return a.VIP.Compare(b.VIP) })
 	return moves
 }
-
-func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }

@@ -323,16 +323,7 @@ func TestStop(t *testing.T) {
 // What BFD says takes a session down and holds it there.
 func TestSetDown(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, 2)
-	f := w.frr(w.tor, "198.18.0.1", "")
-	other := w.frr(w.segment.Hosts[2], "198.18.0.1", "bgp router-id 198.18.0.3")
-	w.peer("tor", nil)
-	w.peer("other", func(p *config.Peer) { p.Address = other4 })
-	w.route(vip4, "tor", plan.Attributes{})
-	w.route(vip4, "other", plan.Attributes{})
-	w.start()
-	w.has(f, vip4)
-	w.has(other, vip4)
+	w, f, other := twoRouters(t)
 
 	changed := w.announcer.Changed()
 	w.announcer.SetDown("tor", true, "BFD: no packet for 300ms")

@@ -400,16 +400,7 @@ func TestASNumbers(t *testing.T) {
 // A router that moves to another AS is no longer the one of the configuration.
 func TestRouterChangesItsASNumber(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, 2)
-	f := w.frr(w.tor, "198.18.0.1", "")
-	other := w.frr(w.segment.Hosts[2], "198.18.0.1", "bgp router-id 198.18.0.3")
-	w.peer("tor", nil)
-	w.peer("other", func(p *config.Peer) { p.Address = other4 })
-	w.route(vip4, "tor", plan.Attributes{})
-	w.route(vip4, "other", plan.Attributes{})
-	w.start()
-	w.has(f, vip4)
-	w.has(other, vip4)
+	w, f, other := twoRouters(t)
 	f.Configure("no router bgp 64513", "router bgp 64999", "bgp router-id 198.18.0.2", "no bgp ebgp-requires-policy",
 		"neighbor 198.18.0.1 remote-as 64512", "neighbor 198.18.0.1 passive")
 	w.down("tor", "the router is in AS 64999", "configured as 64513")

@@ -271,3 +271,18 @@ func neighbor(f *router.FRR, address string) frrNeighbor {
 	f.Show("show bgp neighbors "+address+" json", &answer)
 	return answer[address]
 }
+
+// twoRouters is a world in which the node has announced vip4 to two routers.
+func twoRouters(t *testing.T) (w *world, tor, other *router.FRR) {
+	w = newWorld(t, 2)
+	tor = w.frr(w.tor, "198.18.0.1", "")
+	other = w.frr(w.segment.Hosts[2], "198.18.0.1", "bgp router-id 198.18.0.3")
+	w.peer("tor", nil)
+	w.peer("other", func(p *config.Peer) { p.Address = other4 })
+	w.route(vip4, "tor", plan.Attributes{})
+	w.route(vip4, "other", plan.Attributes{})
+	w.start()
+	w.has(tor, vip4)
+	w.has(other, vip4)
+	return w, tor, other
+}

@@ -246,15 +246,7 @@ func TestThreeCoresAgree(t *testing.T) {
 		}
 	}
 	before := f.owners()
-	for _, change := range []func(){
-		func() { f.lose("n0") },
-		func() { f.begin("n0", false); f.see(); f.join("n0", true) },
-		func() { f.stop("n1") },
-		func() { f.begin("n1", false); f.see(); f.join("n1", true) },
-		func() { f.exclude("n2", true) },
-		func() { f.exclude("n2", false) },
-		func() { f.prefer("n2") },
-	} {
+	for _, change := range f.changes() {
 		change()
 		f.after(time.Minute)
 		for vip, owner := range f.owners() {
@@ -263,4 +255,18 @@ func TestThreeCoresAgree(t *testing.T) {
 	}
 	require.NotZero(t, handed, "some VIPs were handed over")
 	require.NotEqual(t, before, f.owners())
+}
+
+// changes are what happens to a cluster: a node is lost and comes back, is updated, is excluded for a
+// while, or is preferred.
+func (f *fleet) changes() []func() {
+	return []func(){
+		func() { f.lose("n0") },
+		func() { f.begin("n0", false); f.see(); f.join("n0", true) },
+		func() { f.stop("n1") },
+		func() { f.begin("n1", false); f.see(); f.join("n1", true) },
+		func() { f.exclude("n2", true) },
+		func() { f.exclude("n2", false) },
+		func() { f.prefer("n2") },
+	}
 }

@@ -110,15 +110,7 @@ func TestThreeCoresOnASegment(t *testing.T) {
 		}
 	}
 	f.check = answered
-	for _, change := range []func(){
-		func() { f.lose("n0") },
-		func() { f.begin("n0", false); f.see(); f.join("n0", true) },
-		func() { f.stop("n1") },
-		func() { f.begin("n1", false); f.see(); f.join("n1", true) },
-		func() { f.exclude("n2", true) },
-		func() { f.exclude("n2", false) },
-		func() { f.prefer("n2") },
-	} {
+	for _, change := range f.changes() {
 		change()
 		f.after(20 * time.Second)
 	}

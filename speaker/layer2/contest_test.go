@@ -186,15 +186,6 @@ func (s *lan) allOwners() map[netip.Addr][]int {
 	return owners
 }
 
-// claimed is a set of VIPs, at home or not.
-func claimed(home bool, vips ...netip.Addr) map[netip.Addr]plan.Layer2 {
-	want := everywhere(vips...)
-	for vip := range want {
-		want[vip] = plan.Layer2{Home: home}
-	}
-	return want
-}
-
 // Gossip is blocked while the segment works: each of two speakers takes the
 // other for dead, and over what it has. Each VIP ends up where it was, without
 // a flap, and stays there; when the other dies, it moves.
@@ -465,15 +456,6 @@ func TestDisagreementIsDecidedOnTheWire(t *testing.T) {
 		time.Sleep(lag + time.Second)
 		assert.Len(t, s.owners(vipA), 1)
 	})
-}
-
-// fresh is a set of VIPs that nobody announced before.
-func fresh(vips ...netip.Addr) map[netip.Addr]plan.Layer2 {
-	want := everywhere(vips...)
-	for vip := range want {
-		want[vip] = plan.Layer2{New: true}
-	}
-	return want
 }
 
 // A new address is asked for three times before it is announced.

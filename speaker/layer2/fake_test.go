@@ -39,10 +39,20 @@ var (
 )
 
 // everywhere is a set of VIPs announced on every suitable interface.
-func everywhere(vips ...netip.Addr) map[netip.Addr]plan.Layer2 {
+func everywhere(vips ...netip.Addr) map[netip.Addr]plan.Layer2 { return each(plan.Layer2{}, vips) }
+
+// claimed is a set of VIPs, at home or not.
+func claimed(home bool, vips ...netip.Addr) map[netip.Addr]plan.Layer2 {
+	return each(plan.Layer2{Home: home}, vips)
+}
+
+// fresh is a set of VIPs that nobody announced before.
+func fresh(vips ...netip.Addr) map[netip.Addr]plan.Layer2 { return each(plan.Layer2{New: true}, vips) }
+
+func each(l plan.Layer2, vips []netip.Addr) map[netip.Addr]plan.Layer2 {
 	want := map[netip.Addr]plan.Layer2{}
 	for _, vip := range vips {
-		want[vip] = plan.Layer2{}
+		want[vip] = l
 	}
 	return want
 }

@@ -25,11 +25,7 @@ type Listen func(i *net.Interface, etherType int, filter []bpf.RawInstruction) (
 
 // ListenPacket opens a packet socket in this process's network namespace.
 func ListenPacket(i *net.Interface, etherType int, filter []bpf.RawInstruction) (net.PacketConn, error) {
-	c, err := packet.Listen(i, packet.Raw, etherType, &packet.Config{Filter: filter})
-	if err != nil {
-		return nil, err
-	}
-	return c, nil
+	return packet.Listen(i, packet.Raw, etherType, &packet.Config{Filter: filter})
 }
 
 // responderKey is what a responder depends on. When a part changes, the responder is
