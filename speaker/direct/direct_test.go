@@ -128,8 +128,7 @@ func TestSilentNode(t *testing.T) {
 
 	lost(true)
 	w.until(func() bool {
-		_, gone := w.nodes["n1"].director.Status().Gone["n3"]
-		return gone
+		return strings.Count(fmt.Sprint(w.nodes["n1"].director.Status().Neighbours), string(Gone)) == 2
 	}, func() any { return w.nodes["n1"].director.Status() })
 	view := w.nodes["n1"].director.View()
 	require.Equal(t, []Neighbour{{"n2", w.nodes["n2"].addrs[0], Reachable}, {"n2", w.nodes["n2"].addrs[1], Reachable},

@@ -33,19 +33,19 @@ func BenchmarkPacket(b *testing.B) {
 	}{
 		{"drop", func(w *world) forged {
 			w.nodes["n1"].Run("nft", drop)
-			return forged{netip.MustParseAddrPort("198.18.0.2:12345"), ack, 1, 1}
+			return forged{netip.MustParseAddrPort("198.18.0.2:12345"), ack, 1, 1, 0}
 		}},
 		{"direct", func(w *world) forged {
 			w.start("n1", "n2")
 			w.want(plan.Backend{Node: "n2", Open: 1})
 			w.nodes["n2"].Run("nft", drop)
-			return forged{netip.MustParseAddrPort("198.18.0.2:12345"), ack, 1, 1}
+			return forged{netip.MustParseAddrPort("198.18.0.2:12345"), ack, 1, 1, 0}
 		}},
 		{"kube-proxy", func(w *world) forged {
 			c := w.open(1)[0]
 			next, expected := c.numbers(w.t)
 			w.nodes["n1"].pod.Run("nft", drop)
-			return forged{c.source(), ack, next, expected}
+			return forged{c.source(), ack, next, expected, 0}
 		}},
 	} {
 		b.Run(c.name, func(b *testing.B) {
@@ -116,7 +116,7 @@ func BenchmarkSpread(b *testing.B) {
 			defer unix.Close(fd) //nolint:errcheck // nothing is lost with it
 			for range flows {
 				from := netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 19, byte(rand.Uint32()), byte(rand.Uint32())}), uint16(1024+rand.IntN(60000)))
-				if err := unix.Sendto(fd, forged{from, syn, 1, 0}.packet(vip4), 0, &unix.SockaddrInet4{Addr: vip4.As4()}); err != nil {
+				if err := unix.Sendto(fd, forged{from, syn, 1, 0, 0}.packet(vip4), 0, &unix.SockaddrInet4{Addr: vip4.As4()}); err != nil {
 					return err
 				}
 			}

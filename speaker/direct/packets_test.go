@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -31,6 +32,8 @@ type forged struct {
 	from     netip.AddrPort
 	flags    byte
 	seq, ack uint32
+	// hops is how far it has come: its TTL is 64 less them.
+	hops byte
 }
 
 // TCP's other flags (RFC 9293 section 3.1).
@@ -76,9 +79,9 @@ func (s forged) packet(to netip.Addr) []byte {
 	tcp = append(tcp, 5<<4, s.flags, 0x10, 0, 0, 0, 0, 0)
 	pseudo := append(s.from.Addr().AsSlice(), to.AsSlice()...)
 	binary.BigEndian.PutUint16(tcp[16:], ^checksum(append(append(pseudo, 0, unix.IPPROTO_TCP, 0, 20), tcp...)))
-	ip := []byte{6 << 4, 0, 0, 0, 0, 20, unix.IPPROTO_TCP, 64}
+	ip := []byte{6 << 4, 0, 0, 0, 0, 20, unix.IPPROTO_TCP, 64 - s.hops}
 	if to.Is4() {
-		ip = []byte{4<<4 | 5, 0, 0, 40, 0, 0, 0, 0, 64, unix.IPPROTO_TCP, 0, 0}
+		ip = []byte{4<<4 | 5, 0, 0, 40, 0, 0, 0, 0, 64 - s.hops, unix.IPPROTO_TCP, 0, 0}
 	}
 	return append(append(append(ip, s.from.Addr().AsSlice()...), to.AsSlice()...), tcp...)
 }
@@ -252,7 +255,7 @@ func TestOutOfTheWindow(t *testing.T) {
 			next, expected := c.numbers(t)
 			for _, flags := range flags {
 				for _, off := range []uint32{1 << 30, 1 << 31, 3 << 30} {
-					w.inject(forged{c.source(), flags, next + off, expected})
+					w.inject(forged{c.source(), flags, next + off, expected, 0})
 				}
 			}
 		}
@@ -335,7 +338,7 @@ func TestFloods(t *testing.T) {
 				if i%2 == 1 {
 					from = netip.MustParseAddr(fmt.Sprintf("2001:db8::1:%x", i))
 				}
-				all = append(all, forged{netip.AddrPortFrom(from, uint16(1024+2000*round+i)), flood.flags, rand.Uint32(), rand.Uint32()})
+				all = append(all, forged{netip.AddrPortFrom(from, uint16(1024+2000*round+i)), flood.flags, rand.Uint32(), rand.Uint32(), 0})
 			}
 			w.inject(all...)
 			time.Sleep(500 * time.Millisecond)
@@ -393,15 +396,74 @@ func TestUnknownHardwareAddresses(t *testing.T) {
 		var all []forged
 		for i := range 50 {
 			from := netip.AddrPortFrom(netip.MustParseAddr("198.18.0.2"), uint16(2000+i))
-			all = append(all, forged{from, ack, 1, 1}, forged{from, syn, 1, 1}, forged{from, rst, 1, 1})
+			all = append(all, forged{from, ack, 1, 1, 0}, forged{from, syn, 1, 1, 0}, forged{from, rst, 1, 1, 0})
 		}
 		w.inject(all...)
 		time.Sleep(time.Second)
 		sent := w.handed() - before
 		t.Logf("%d packets were handed on for %d", sent, len(all))
-		require.LessOrEqual(t, sent, 64*len(all))
+		require.LessOrEqual(t, sent, mostHanded*len(all))
 		time.Sleep(time.Second)
 		require.Equal(t, sent, w.handed()-before, "it ends")
+	}
+}
+
+// A client chooses the TTL of what it sends, and does not have nodes hand it to each other for
+// longer thereby: neither where they agree, nor where they do not, nor where they do not know each
+// other's hardware addresses in addition.
+func TestTTLsOfClients(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 3)
+	w.start(w.names...)
+	w.own("n1")
+	for _, n := range w.nodes {
+		n.Run("nft", `table inet count {
+			set seen { type inet_service; flags dynamic; size 65535; counter; }
+			chain in { type filter hook prerouting priority -300; iifname eth0 tcp dport 80 update @seen { tcp sport }; }
+		}`)
+	}
+	for step, meet := range []func(){
+		func() { w.want(some("n2", "n3")...) },
+		func() {
+			for i, name := range w.names {
+				w.wantAt([]string{name}, some(w.names[(i+1)%3])...)
+			}
+		},
+		func() {
+			for _, n := range w.nodes {
+				n.Run("nft", `table netdev bond {
+					chain out { type filter hook egress device "eth0" priority 0; tcp dport 80 ether saddr set 02:00:00:00:00:99; }
+				}`)
+			}
+		},
+	} {
+		meet()
+		var all []forged
+		for i := range 256 {
+			for j, from := range []string{"198.18.0.2", "2001:db8::2"} {
+				port := uint16(10000 + 2048*step + 8*i + j)
+				all = append(all, forged{netip.AddrPortFrom(netip.MustParseAddr(from), port), ack, 1, 1, byte(i)},
+					forged{netip.AddrPortFrom(netip.MustParseAddr(from), port+4), rst, 1, 1, byte(i)})
+			}
+		}
+		w.inject(all...)
+		time.Sleep(time.Second)
+		seen := map[string]int{}
+		for _, n := range w.nodes {
+			for _, m := range regexp.MustCompile(`(\d+) counter packets (\d+)`).FindAllStringSubmatch(n.Run("nft", "list table inet count"), -1) {
+				count, err := strconv.Atoi(m[2])
+				require.NoError(t, err)
+				seen[m[1]] += count
+			}
+		}
+		most, sum := 0, 0
+		for _, s := range all {
+			handed := seen[fmt.Sprint(s.from.Port())] - 1
+			require.GreaterOrEqual(t, handed, 0)
+			require.LessOrEqual(t, handed, mostHanded, "step %d: TTL %d, flags %#x", step, 64-s.hops, s.flags)
+			most, sum = max(most, handed), sum+handed
+		}
+		t.Logf("step %d: %d times at most, %d on average", step, most, sum/len(all))
 	}
 }
 
@@ -627,7 +689,7 @@ func TestStrictConntrack(t *testing.T) {
 		w.want(backends...)
 		for _, c := range all {
 			next, expected := c.numbers(t)
-			w.inject(forged{c.source(), ack, next + 1<<30, expected}, forged{c.source(), ack | fin, next + 1<<31, expected})
+			w.inject(forged{c.source(), ack, next + 1<<30, expected, 0}, forged{c.source(), ack | fin, next + 1<<31, expected, 0})
 		}
 		time.Sleep(200 * time.Millisecond)
 		w.live(all, fmt.Sprint("backends ", backends))

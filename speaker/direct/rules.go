@@ -21,13 +21,19 @@ const priority = -199
 // each. So it ends, whatever tables the nodes have.
 const lastHop = 3
 
+// highest is the TTL that a segment has at most when it is handed to the node that takes new
+// connections, unless it goes around as a misfit. Nodes that do not know each other's hardware
+// addresses hand it to each other until the TTL ends. One of them may still send it around then, as a
+// misfit: 66 times in all, whatever a client has sent.
+const highest = 64
+
 // misfit is added to the TTL of a segment that conntrack says does not fit: it knows a
 // connection of these addresses and ports, by which the segment cannot be. It may be of a
 // later one, which another node has, since clients use ports again; or of this one, and be
 // old or forged. So it goes around, from here, and is dropped in the end, where others are
 // answered by a reset. So does one that cannot be handed to all nodes of its ring, since one is
-// silent: not all were asked, and nodes further on may not know that. No packet comes from a
-// client with such a TTL.
+// silent: not all were asked, and nodes further on may not know that. Clients are too far away for
+// such a TTL.
 const misfit = 128
 
 // aroundPerSecond bounds the segments that one node sends around, in each chain.
@@ -154,6 +160,7 @@ var (
 //	ip ttl == misfit + lastHop drop      as well, and one knew better
 //	ether saddr @hardware goto second    another node has handed it here
 //	meta l4proto != @guard accept        no speaker for long: as without
+//	ip ttl > highest != @misfits ip ttl set highest
 //	hand over by @open                   to the node that takes new connections
 //	goto second                          which is this one
 //
@@ -178,6 +185,7 @@ func (f *family) steer(s steer) [][]expr.Any {
 	if s.drains {
 		rules = append(rules, join(flagsAre(syn, true), accept))
 	}
+	rules = append(rules, join(f.ttlIs(expr.CmpOpGt, highest), f.fits(), f.setTTL(highest)))
 	return append(append(rules, f.handOver(s, openName(s.table, s.buckets))...), join(second))
 }
 
