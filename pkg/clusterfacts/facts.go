@@ -6,10 +6,10 @@
 // the same answer. The Watcher keeps the answer up to date from caches that
 // hold only what Collect reads.
 //
-// Reports of speakers count within bounds, because a node may lie. A Lease counts only if its
+// What nodes say counts within bounds, because a node may lie. A Lease counts only if its
 // Node exists. It keeps at most report.MaxGateways addresses from being handed out, and two
-// for each of maxAlone segments. controller/servicelb/ledger bounds what follows from the
-// conflicts that a node reports.
+// for each of maxAlone segments; and half of a pool at most.
+// controller/servicelb/ledger bounds what follows from the conflicts that a node reports.
 //
 // The files, from the outside in:
 //
@@ -23,6 +23,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"net"
 	"net/netip"
 	"slices"
@@ -81,6 +82,10 @@ type Forbidden struct {
 	Range netipx.IPRange
 	// Why completes the sentence "203.0.113.1 is ...".
 	Why string
+	// Node is the one whose report says so, if nothing else does.
+	Node string
+	// Pods is set if the reason is the pod CIDR of Nodes, and nothing else.
+	Pods bool
 }
 
 // Forbid returns all that the pools of the configuration must not hand out: the addresses that
@@ -94,21 +99,68 @@ func Forbid(cfg *config.Config, f *Facts) []Forbidden {
 	if cfg == nil {
 		return all
 	}
+	if cfg.Routes != nil && len(cfg.Routes.CIDRs) > 0 { // where pods are, whatever Nodes say
+		all = slices.DeleteFunc(all, func(x Forbidden) bool { return x.Pods })
+	}
+	all = withinShares(cfg.Pools, all)
 	for _, p := range cfg.Peers {
 		if p.Address.IsValid() && p.Address.Zone() == "" {
-			all = append(all, Forbidden{netipx.IPRangeFrom(p.Address, p.Address), fmt.Sprintf("the address of BGP peer %q", p.Name)})
+			all = append(all, Forbidden{Range: netipx.IPRangeFrom(p.Address, p.Address), Why: fmt.Sprintf("the address of BGP peer %q", p.Name)})
 		}
 		if p.SourceAddress.IsValid() {
-			all = append(all, Forbidden{netipx.IPRangeFrom(p.SourceAddress, p.SourceAddress),
-				fmt.Sprintf("a node's end of the sessions with BGP peer %q", p.Name)})
+			all = append(all, Forbidden{Range: netipx.IPRangeFrom(p.SourceAddress, p.SourceAddress),
+				Why: fmt.Sprintf("a node's end of the sessions with BGP peer %q", p.Name)})
 		}
 	}
 	if cfg.Routes != nil {
 		for _, cidr := range cfg.Routes.CIDRs {
-			all = append(all, Forbidden{netipx.RangeOfPrefix(cidr), "among the pods' addresses, by routes.cidrs " + cidr.String()})
+			all = append(all, Forbidden{Range: netipx.RangeOfPrefix(cidr), Why: "among the pods' addresses, by routes.cidrs " + cidr.String()})
 		}
 	}
 	return all
+}
+
+// withinShares leaves out what the report of one node alone says, beyond half of a pool, so that
+// a node that lies does not close a pool.
+func withinShares(pools []config.Pool, all []Forbidden) []Forbidden {
+	if !slices.ContainsFunc(all, func(f Forbidden) bool { return f.Node != "" }) {
+		return all
+	}
+	type share struct {
+		pool   int
+		isIPv4 bool
+		node   string
+	}
+	var pieces []piece
+	sizes, taken := map[share]float64{}, map[share]float64{}
+	for i := range pools {
+		for _, p := range piecesOf(pools[i].Free, i) {
+			pieces = append(pieces, p)
+			sizes[share{i, p.From().Is4(), ""}] += size(p.IPRange)
+		}
+	}
+	slices.SortFunc(pieces, func(p, q piece) int { return p.From().Compare(q.From()) })
+	return slices.DeleteFunc(all, func(f Forbidden) bool {
+		if f.Node == "" {
+			return false
+		}
+		for _, p := range overlapping(pieces, f.Range) {
+			s := share{p.pool, p.From().Is4(), f.Node}
+			if taken[s]++; taken[s] > max(1, sizes[share{s.pool, s.isIPv4, ""}]/2) {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// size is how many addresses are in the range.
+func size(r netipx.IPRange) float64 {
+	n := 1.
+	for i, b := range r.To().AsSlice() {
+		n += (float64(b) - float64(r.From().AsSlice()[i])) * math.Exp2(float64(8*(len(r.To().AsSlice())-1-i)))
+	}
+	return n
 }
 
 // Objects are what Collect reads, in any order. Each kind may be missing.
@@ -142,6 +194,7 @@ func Collect(o Objects) *Facts {
 		n := report.Of(l.Annotations)
 		for _, g := range n.Gateways {
 			all.add(netipx.IPRangeFrom(g, g), "the default gateway", node)
+			all[len(all)-1].by = node
 		}
 		if n.Segments != nil && f.Segments == nil {
 			f.Segments = []netip.Prefix{}
@@ -165,13 +218,17 @@ func Collect(o Objects) *Facts {
 	f.Segments = slices.Compact(f.Segments)
 	alone := map[string]int{} // segments of one node alone, by node
 	for _, s := range f.Segments {
+		own := ownOf(s)
 		if len(reporters[s]) == 1 {
 			node := slices.Collect(maps.Keys(reporters[s]))[0]
 			if alone[node]++; alone[node] > maxAlone {
 				continue
 			}
+			for i := range own {
+				own[i].by = node
+			}
 		}
-		all = append(all, ownOf(s)...)
+		all = append(all, own...)
 	}
 	for _, s := range o.APIServer {
 		for _, e := range s.Endpoints {
@@ -224,6 +281,10 @@ type claim struct {
 	netipx.IPRange
 	// what the range is, of the node if it is one of a node.
 	what, node string
+	// by is the node whose report alone says so.
+	by string
+	// isPods is set for a pod CIDR.
+	isPods bool
 }
 
 func (c claim) compare(d claim) int {
@@ -241,16 +302,17 @@ func ownOf(segment netip.Prefix) claims {
 	case segment.Addr().BitLen()-segment.Bits() < 2: // between two hosts: RFC 3021, RFC 6164
 		return nil
 	case segment.Addr().Is4():
-		return claims{{first, "the network address of " + segment.String(), ""}, {last, "the broadcast address of " + segment.String(), ""}}
+		return claims{{IPRange: first, what: "the network address of " + segment.String()},
+			{IPRange: last, what: "the broadcast address of " + segment.String()}}
 	default: // RFC 4291, section 2.6.1: every router has it, and a node that forwards IPv6 is one
-		return claims{{first, "the subnet-router anycast address of " + segment.String(), ""}}
+		return claims{{IPRange: first, what: "the subnet-router anycast address of " + segment.String()}}
 	}
 }
 
 type claims []claim
 
 func (all *claims) add(r netipx.IPRange, what, node string) {
-	*all = append(*all, claim{r, what, node})
+	*all = append(*all, claim{IPRange: r, what: what, node: node})
 }
 
 // addr adds the address that the text spells, if it spells one.
@@ -279,8 +341,12 @@ func (all *claims) node(n *corev1.Node) {
 			all.addr(a.Address, "the address", n.Name)
 		}
 	}
+	before := len(*all)
 	for _, cidr := range n.Spec.PodCIDRs {
 		all.prefix(cidr, "in the pod CIDR", n.Name)
+	}
+	for i := range (*all)[before:] {
+		(*all)[before+i].isPods = true
 	}
 }
 
@@ -318,10 +384,19 @@ func (all claims) merge() []Forbidden {
 		if n > 1 {
 			why += fmt.Sprintf(" and %d more", n-1)
 		}
-		if last := len(merged) - 1; last >= 0 && merged[last].Range == first.IPRange {
-			merged[last].Why += ", " + why
+		f := Forbidden{Range: first.IPRange, Why: why, Node: first.by, Pods: first.isPods}
+		if n > 1 {
+			f.Node = ""
+		}
+		if last := len(merged) - 1; last >= 0 && merged[last].Range == f.Range {
+			same := &merged[last]
+			same.Why += ", " + why
+			same.Pods = same.Pods && f.Pods
+			if same.Node != f.Node {
+				same.Node = ""
+			}
 		} else {
-			merged = append(merged, Forbidden{first.IPRange, why})
+			merged = append(merged, f)
 		}
 	}
 	return merged

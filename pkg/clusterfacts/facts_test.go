@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go4.org/netipx"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -16,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
@@ -298,6 +300,64 @@ func TestOneNodeForbidsFewAddresses(t *testing.T) {
 	assert.LessOrEqual(t, len(Collect(o).Forbidden), report.MaxGateways+2*maxAlone)
 	o.Leases = append(o.Leases, lease("n2", said("203.0.113.252/30 eth0", "")))
 	assert.Contains(t, sentences(Collect(o)), "203.0.113.255 is the broadcast address of 203.0.113.252/30", "another node agrees")
+}
+
+// closed is how many addresses of the pool are not handed out.
+func closed(t *testing.T, o Objects, document string) (n int) {
+	t.Helper()
+	cfg, err := config.Parse([]byte("apiVersion: lodestone.io/v1alpha1\nkind: Config\n" + document))
+	require.NoError(t, err)
+	var b netipx.IPSetBuilder
+	for _, f := range Forbid(cfg, Collect(o)) {
+		b.AddRange(f.Range)
+	}
+	set, err := b.IPSet()
+	require.NoError(t, err)
+	for _, r := range cfg.Pools[0].Free.Ranges() {
+		for a := r.From(); a.Compare(r.To()) <= 0; a = a.Next() {
+			if set.Contains(a) {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// A node that lies about its gateways and segments closes no pool, however small.
+func TestOneNodeClosesNoPool(t *testing.T) {
+	t.Parallel()
+	var gateways, segments []string
+	for i := range 64 {
+		gateways = append(gateways, fmt.Sprintf("203.0.113.%d", i), fmt.Sprintf("2001:db8::%x", i))
+		segments = append(segments, fmt.Sprintf("203.0.113.%d/30 eth0", 4*i))
+	}
+	for _, c := range []struct {
+		pool      string
+		most, two int
+	}{
+		{"203.0.113.0-203.0.113.0", 1, 1}, // it may be true
+		{"203.0.113.0/31", 1, 2},
+		{"203.0.113.0/29", 3, 6},
+		{"203.0.113.0-203.0.113.7", 4, 8},
+		{"2001:db8::/125", 4, 8},
+	} {
+		lies := said(strings.Join(segments, ","), strings.Join(gateways[:report.MaxGateways], ","))
+		o := Objects{Nodes: []*corev1.Node{node("n1", nil), node("n2", nil)}, Leases: []*coordinationv1.Lease{lease("n1", lies)}}
+		document := "pools: [{name: lan, addresses: ['" + c.pool + "']}]\n"
+		assert.Equal(t, c.most, closed(t, o, document), c.pool)
+		o.Leases = append(o.Leases, lease("n2", lies))
+		assert.Equal(t, c.two, closed(t, o, document), "%s: two agree", c.pool)
+	}
+}
+
+// Where routes.cidrs say where pods are, nobody goes by what a Node says that registers.
+func TestPodCIDRsOfNodesBesideRoutes(t *testing.T) {
+	t.Parallel()
+	o := Objects{Nodes: []*corev1.Node{node("n1", []string{"203.0.113.0/24", "no prefix", "10.244.1.0/24"}, internal("203.0.113.9"))}}
+	const pool = "pools: [{name: lan, addresses: [203.0.113.8-203.0.113.15]}]\n"
+	assert.Equal(t, 8, closed(t, o, pool))
+	assert.Equal(t, 8, closed(t, o, pool+"routes: {mode: kernel}\n"))
+	assert.Equal(t, 1, closed(t, o, pool+"routes: {mode: kernel, cidrs: [10.244.0.0/16]}\n"), "the node's own address")
 }
 
 func TestSegmentsThatAreNotKnownAreNotNone(t *testing.T) {

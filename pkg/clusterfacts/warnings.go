@@ -82,7 +82,7 @@ func intersect(pools []config.Pool, forbidden []Forbidden) []conflicts {
 		for _, p := range overlapping(pieces, f.Range) {
 			from := slices.MaxFunc([]netip.Addr{p.From(), f.Range.From()}, netip.Addr.Compare)
 			to := slices.MinFunc([]netip.Addr{p.To(), f.Range.To()}, netip.Addr.Compare)
-			all[p.pool].add(number+1, Forbidden{netipx.IPRangeFrom(from, to), f.Why})
+			all[p.pool].add(number+1, Forbidden{Range: netipx.IPRangeFrom(from, to), Why: f.Why})
 		}
 	}
 	return all

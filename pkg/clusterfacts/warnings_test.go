@@ -41,12 +41,12 @@ func facts(t testing.TB, segments []string, ranges ...string) *Facts {
 			text += "-" + text
 		}
 		if p, err := netip.ParsePrefix(text); err == nil {
-			f.Forbidden = append(f.Forbidden, Forbidden{netipx.RangeOfPrefix(p), why})
+			f.Forbidden = append(f.Forbidden, Forbidden{Range: netipx.RangeOfPrefix(p), Why: why})
 			continue
 		}
 		parsed, err := netipx.ParseIPRange(text)
 		require.NoError(t, err)
-		f.Forbidden = append(f.Forbidden, Forbidden{parsed, why})
+		f.Forbidden = append(f.Forbidden, Forbidden{Range: parsed, Why: why})
 	}
 	return f
 }
@@ -190,7 +190,7 @@ func TestConflictsAreThoseOfEachAddress(t *testing.T) {
 		for i := range rapid.IntRange(0, 12).Draw(rt, "forbidden") {
 			from := rapid.IntRange(0, 63).Draw(rt, "from")
 			to := rapid.IntRange(from, 63).Draw(rt, "to")
-			forbidden = append(forbidden, Forbidden{netipx.IPRangeFrom(address(from), address(to)), fmt.Sprint(i)})
+			forbidden = append(forbidden, Forbidden{Range: netipx.IPRangeFrom(address(from), address(to)), Why: fmt.Sprint(i)})
 		}
 		got := intersect(pools, forbidden)
 		for i := range pools {
@@ -203,7 +203,7 @@ func TestConflictsAreThoseOfEachAddress(t *testing.T) {
 					}
 				}
 				if len(in) > 0 {
-					want = append(want, Forbidden{netipx.IPRangeFrom(in[0], in[len(in)-1]), f.Why})
+					want = append(want, Forbidden{Range: netipx.IPRangeFrom(in[0], in[len(in)-1]), Why: f.Why})
 				}
 			}
 			if got[i].total != len(want) || !slices.Equal(got[i].named, want[:min(len(want), maxWarnings)]) {

@@ -167,6 +167,19 @@ func TestHostileObjects(t *testing.T) {
 	}
 }
 
+// What a kubelet says of its Node keeps few addresses from being handed out.
+func TestFewAddressesOfANodeCount(t *testing.T) {
+	n := &corev1.Node{}
+	for i := range 10_000 {
+		addr := fmt.Sprintf("10.0.%d.%d", i>>8, i&255)
+		n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: addr})
+		n.Spec.PodCIDRs = append(n.Spec.PodCIDRs, addr+"/32")
+	}
+	kept := objects.Nodes.Project(n)
+	require.Len(t, kept.Status.Addresses, 16)
+	require.Len(t, kept.Spec.PodCIDRs, objects.MaxAddresses)
+}
+
 // The controller keeps little of Services that other load balancers serve, or nobody.
 func TestServicesOfOthersAreKeptInPart(t *testing.T) {
 	t.Parallel()

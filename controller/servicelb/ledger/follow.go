@@ -61,7 +61,7 @@ func (l *Ledger) reconfigure(now time.Time) {
 	s := ipam.Setup{Pools: l.Config.Pools, Quarantine: l.Config.Quarantine, Reservations: l.Config.Reservations,
 		Conflicted: slices.SortedFunc(maps.Keys(l.conflicts.withheld), netip.Addr.Compare)}
 	for _, f := range slices.Concat(clusterfacts.Forbid(l.Config, l.Facts), l.foreign.forbidden()) {
-		s.Forbidden = append(s.Forbidden, ipam.Forbidden(f))
+		s.Forbidden = append(s.Forbidden, ipam.Forbidden{Range: f.Range, Why: f.Why})
 	}
 	l.leasing.addTo(&s)
 	l.held.Configure(s)
