@@ -176,8 +176,8 @@ func TestFewAddressesOfANodeCount(t *testing.T) {
 		n.Spec.PodCIDRs = append(n.Spec.PodCIDRs, addr+"/32")
 	}
 	kept := objects.Nodes.Project(n)
-	require.Len(t, kept.Status.Addresses, 16)
-	require.Len(t, kept.Spec.PodCIDRs, objects.MaxAddresses)
+	require.Len(t, kept.Status.Addresses, 17)
+	require.Len(t, kept.Spec.PodCIDRs, objects.MaxAddresses+1)
 }
 
 // The controller keeps little of Services that other load balancers serve, or nobody.
