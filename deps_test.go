@@ -79,7 +79,7 @@ var mayImport = []struct {
 	{"speaker/layer2/wire", []string{"speaker/layer2/seal"}, "a codec decides nothing"},
 	{"speaker/layer2/seal", nil, "who may claim a VIP is arithmetic"},
 	{"speaker/direct", []string{"pkg/notify", "pkg/report", "speaker/plan"}, "it knows the plan's types and no announcer"},
-	{"speaker/limit", []string{"speaker/plan"}, "it knows the plan's types and no announcer"},
+	{"speaker/limit", []string{"pkg/notify", "speaker/plan"}, "it knows the plan's types and no announcer"},
 	{"speaker/membership/guard", []string{"pkg/listenlimit"}, "what may come in follows from its form and its source alone"},
 	{"speaker/membership/keys", []string{"pkg/report"}, "which key is used follows from what speakers say alone"},
 	{"speaker/apihealth", nil, "it knows the API server alone"},
@@ -87,7 +87,7 @@ var mayImport = []struct {
 		"the CLI runs the plan offline; segments and claims are as speakers report them"},
 	{"speaker/snapshot", []string{"pkg/annotation", "pkg/kube", "pkg/report", "speaker/plan"},
 		"speakers and the CLI derive the same snapshot from the same objects"},
-	{"speaker/podroutes", []string{"pkg/config", "speaker/netstate", "pkg/reason", "speaker/plan"},
+	{"speaker/podroutes", []string{"pkg/notify", "pkg/config", "speaker/netstate", "pkg/reason", "speaker/plan"},
 		"an announcer knows the plan's types and no other announcer"},
 }
 

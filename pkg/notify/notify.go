@@ -38,3 +38,13 @@ func Wake(ch chan<- struct{}) {
 	default: // it was woken already, and has not looked yet
 	}
 }
+
+// Replace sends a value to a channel, which has room for one, in place of one that nobody has received
+// yet. It is for one goroutine.
+func Replace[T any](ch chan T, value T) {
+	select {
+	case <-ch:
+	default:
+	}
+	ch <- value
+}

@@ -55,3 +55,14 @@ func TestNoChangeIsMissed(t *testing.T) {
 	}
 	readers.Wait()
 }
+
+// Who was slow finds the last value alone, and who sends it does not wait.
+func TestReplace(t *testing.T) {
+	t.Parallel()
+	ch := make(chan int, 1)
+	for i := range 3 {
+		notify.Replace(ch, i)
+	}
+	assert.Equal(t, 2, <-ch)
+	assert.Empty(t, ch)
+}

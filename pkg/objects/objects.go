@@ -42,11 +42,30 @@ type Kind[E any, P interface {
 	// Resource is the kind's name in URLs.
 	Resource string
 	rest     func(kubernetes.Interface) rest.Interface
-	list     func(ctx context.Context, c kubernetes.Interface, namespace string, o metav1.ListOptions) (runtime.Object, error)
-	watch    func(ctx context.Context, c kubernetes.Interface, namespace string, o metav1.ListOptions) (watch.Interface, error)
+	client   func(c kubernetes.Interface, namespace string) kindClient
 	// project returns what is kept of an object, within bounds. The projection shares no
 	// memory with the rest of the object.
 	project func(P) P
+}
+
+// kindClient lists and watches the objects of a kind.
+type kindClient interface {
+	List(context.Context, metav1.ListOptions) (runtime.Object, error)
+	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
+}
+
+// typedClient is the same as it is generated: its lists are of the type L.
+type typedClient[L runtime.Object] interface {
+	List(context.Context, metav1.ListOptions) (L, error)
+	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
+}
+
+type untypedClient[L runtime.Object] struct{ typedClient[L] }
+
+func untyped[L runtime.Object](c typedClient[L]) kindClient { return untypedClient[L]{c} }
+
+func (c untypedClient[L]) List(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+	return c.typedClient.List(ctx, o)
 }
 
 // Scope says which objects of a kind.
@@ -173,7 +192,7 @@ func Informer[E any, P interface {
 			if options.SendInitialEvents != nil && *options.SendInitialEvents {
 				r.reset()
 			}
-			w, err := kind.watch(ctx, client, scope.Namespace, scope.options(options))
+			w, err := kind.client(client, scope.Namespace).Watch(ctx, scope.options(options))
 			if err != nil {
 				return nil, fmt.Errorf("watch %s: %w", kind.Name, err)
 			}
@@ -341,7 +360,7 @@ func (k Kind[E, P]) read(ctx context.Context, client kubernetes.Interface, scope
 
 func (k Kind[E, P]) atOnce(ctx context.Context, client kubernetes.Interface, scope Scope, o metav1.ListOptions,
 	each func(P)) (head metav1.ListMeta, err error) {
-	l, err := k.list(ctx, client, scope.Namespace, scope.options(o))
+	l, err := k.client(client, scope.Namespace).List(ctx, scope.options(o))
 	if err != nil {
 		return head, err
 	}

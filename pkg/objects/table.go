@@ -1,7 +1,6 @@
 package objects
 
 import (
-	"context"
 	"slices"
 	"unicode/utf8"
 	"unique"
@@ -11,8 +10,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -64,11 +61,8 @@ const (
 // conditions of others are not kept.
 var Services = Kind[corev1.Service, *corev1.Service]{
 	Name: "Services", Resource: "services", rest: core, project: service,
-	list: func(ctx context.Context, c kubernetes.Interface, namespace string, o metav1.ListOptions) (runtime.Object, error) {
-		return c.CoreV1().Services(namespace).List(ctx, o)
-	},
-	watch: func(ctx context.Context, c kubernetes.Interface, namespace string, o metav1.ListOptions) (watch.Interface, error) {
-		return c.CoreV1().Services(namespace).Watch(ctx, o)
+	client: func(c kubernetes.Interface, namespace string) kindClient {
+		return untyped(c.CoreV1().Services(namespace))
 	},
 }
 
@@ -95,12 +89,7 @@ var Namespaces = Kind[corev1.Namespace, *corev1.Namespace]{
 		kept.Labels = labels(n.Labels, MaxLabels, maxLabelBytes)
 		return kept
 	},
-	list: func(ctx context.Context, c kubernetes.Interface, _ string, o metav1.ListOptions) (runtime.Object, error) {
-		return c.CoreV1().Namespaces().List(ctx, o)
-	},
-	watch: func(ctx context.Context, c kubernetes.Interface, _ string, o metav1.ListOptions) (watch.Interface, error) {
-		return c.CoreV1().Namespaces().Watch(ctx, o)
-	},
+	client: func(c kubernetes.Interface, _ string) kindClient { return untyped(c.CoreV1().Namespaces()) },
 }
 
 // ConfigMaps are kept with their data. Only a few of Lodestone's own namespace are read, by
@@ -109,11 +98,8 @@ var ConfigMaps = Kind[corev1.ConfigMap, *corev1.ConfigMap]{
 	Name: "ConfigMaps", Resource: "configmaps", rest: core, project: func(c *corev1.ConfigMap) *corev1.ConfigMap {
 		return &corev1.ConfigMap{ObjectMeta: identity(c), Data: c.Data}
 	},
-	list: func(ctx context.Context, c kubernetes.Interface, namespace string, o metav1.ListOptions) (runtime.Object, error) {
-		return c.CoreV1().ConfigMaps(namespace).List(ctx, o)
-	},
-	watch: func(ctx context.Context, c kubernetes.Interface, namespace string, o metav1.ListOptions) (watch.Interface, error) {
-		return c.CoreV1().ConfigMaps(namespace).Watch(ctx, o)
+	client: func(c kubernetes.Interface, namespace string) kindClient {
+		return untyped(c.CoreV1().ConfigMaps(namespace))
 	},
 }
 
@@ -121,12 +107,7 @@ var ConfigMaps = Kind[corev1.ConfigMap, *corev1.ConfigMap]{
 // made from.
 var Nodes = Kind[corev1.Node, *corev1.Node]{
 	Name: "Nodes", Resource: "nodes", rest: core, project: node,
-	list: func(ctx context.Context, c kubernetes.Interface, _ string, o metav1.ListOptions) (runtime.Object, error) {
-		return c.CoreV1().Nodes().List(ctx, o)
-	},
-	watch: func(ctx context.Context, c kubernetes.Interface, _ string, o metav1.ListOptions) (watch.Interface, error) {
-		return c.CoreV1().Nodes().Watch(ctx, o)
-	},
+	client: func(c kubernetes.Interface, _ string) kindClient { return untyped(c.CoreV1().Nodes()) },
 }
 
 // WritableNodes are Nodes for the controllers of the cloud-provider framework. These write
@@ -142,11 +123,8 @@ var WritableNodes = func() Kind[corev1.Node, *corev1.Node] {
 var Leases = Kind[coordinationv1.Lease, *coordinationv1.Lease]{
 	Name: "Leases of speakers", Resource: "leases", project: lease,
 	rest: func(c kubernetes.Interface) rest.Interface { return c.CoordinationV1().RESTClient() },
-	list: func(ctx context.Context, c kubernetes.Interface, namespace string, o metav1.ListOptions) (runtime.Object, error) {
-		return c.CoordinationV1().Leases(namespace).List(ctx, o)
-	},
-	watch: func(ctx context.Context, c kubernetes.Interface, namespace string, o metav1.ListOptions) (watch.Interface, error) {
-		return c.CoordinationV1().Leases(namespace).Watch(ctx, o)
+	client: func(c kubernetes.Interface, namespace string) kindClient {
+		return untyped(c.CoordinationV1().Leases(namespace))
 	},
 }
 
@@ -160,11 +138,8 @@ func Speakers(namespace string) Scope {
 var EndpointSlices = Kind[discoveryv1.EndpointSlice, *discoveryv1.EndpointSlice]{
 	Name: "EndpointSlices", Resource: "endpointslices", project: slice,
 	rest: func(c kubernetes.Interface) rest.Interface { return c.DiscoveryV1().RESTClient() },
-	list: func(ctx context.Context, c kubernetes.Interface, namespace string, o metav1.ListOptions) (runtime.Object, error) {
-		return c.DiscoveryV1().EndpointSlices(namespace).List(ctx, o)
-	},
-	watch: func(ctx context.Context, c kubernetes.Interface, namespace string, o metav1.ListOptions) (watch.Interface, error) {
-		return c.DiscoveryV1().EndpointSlices(namespace).Watch(ctx, o)
+	client: func(c kubernetes.Interface, namespace string) kindClient {
+		return untyped(c.DiscoveryV1().EndpointSlices(namespace))
 	},
 }
 
@@ -176,24 +151,14 @@ var ServiceCIDRs = Kind[networkingv1.ServiceCIDR, *networkingv1.ServiceCIDR]{
 		kept.Spec.CIDRs = texts(s.Spec.CIDRs, MaxAddresses)
 		return kept
 	},
-	rest: func(c kubernetes.Interface) rest.Interface { return c.NetworkingV1().RESTClient() },
-	list: func(ctx context.Context, c kubernetes.Interface, _ string, o metav1.ListOptions) (runtime.Object, error) {
-		return c.NetworkingV1().ServiceCIDRs().List(ctx, o)
-	},
-	watch: func(ctx context.Context, c kubernetes.Interface, _ string, o metav1.ListOptions) (watch.Interface, error) {
-		return c.NetworkingV1().ServiceCIDRs().Watch(ctx, o)
-	},
+	rest:   func(c kubernetes.Interface) rest.Interface { return c.NetworkingV1().RESTClient() },
+	client: func(c kubernetes.Interface, _ string) kindClient { return untyped(c.NetworkingV1().ServiceCIDRs()) },
 }
 
 // Pods are Lodestone's own, kept with their state.
 var Pods = Kind[corev1.Pod, *corev1.Pod]{
 	Name: "the Pods of Lodestone", Resource: "pods", rest: core, project: pod,
-	list: func(ctx context.Context, c kubernetes.Interface, namespace string, o metav1.ListOptions) (runtime.Object, error) {
-		return c.CoreV1().Pods(namespace).List(ctx, o)
-	},
-	watch: func(ctx context.Context, c kubernetes.Interface, namespace string, o metav1.ListOptions) (watch.Interface, error) {
-		return c.CoreV1().Pods(namespace).Watch(ctx, o)
-	},
+	client: func(c kubernetes.Interface, namespace string) kindClient { return untyped(c.CoreV1().Pods(namespace)) },
 }
 
 func core(c kubernetes.Interface) rest.Interface { return c.CoreV1().RESTClient() }

@@ -159,13 +159,7 @@ func (d *Director) Ready() <-chan struct{} { return d.ready }
 
 // Set replaces what is to be forwarded. It does not wait: Run brings it into force. Before the
 // first call the kernel's rules stay as they are. Set is for one goroutine, and keeps want.
-func (d *Director) Set(want plan.Forwarding) {
-	select {
-	case <-d.sets: // one that Run has not seen yet
-	default:
-	}
-	d.sets <- want
-}
+func (d *Director) Set(want plan.Forwarding) { notify.Replace(d.sets, want) }
 
 // Run keeps the rules in force until ctx ends. They stay: connections outlive a speaker.
 func (d *Director) Run(ctx context.Context) error {

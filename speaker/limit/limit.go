@@ -22,6 +22,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
 
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -85,13 +86,7 @@ func (l *Limiter) String() string { return "limit" }
 // Set replaces the whole set of limits. It does not wait: Run brings the set
 // into force, and goes on trying. Before the first call the kernel's table
 // stays as it is. Set is for one goroutine, and keeps want.
-func (l *Limiter) Set(want map[plan.LimitKey]plan.Limit) {
-	select {
-	case <-l.sets: // one that Run has not seen yet
-	default:
-	}
-	l.sets <- want
-}
+func (l *Limiter) Set(want map[plan.LimitKey]plan.Limit) { notify.Replace(l.sets, want) }
 
 // Run keeps the limits in force until ctx ends, then removes the table. It
 // returns an error only if that fails.

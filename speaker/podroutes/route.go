@@ -32,6 +32,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/speaker/netstate"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
@@ -113,13 +114,7 @@ func (t *Table) String() string { return "pod routes" }
 // Set replaces the whole set of routes. It does not wait: Run brings the set
 // into force, and goes on trying. Before the first call the kernel's table
 // stays as it is. Set is for one goroutine, and keeps want.
-func (t *Table) Set(want plan.PodRoutes) {
-	select {
-	case <-t.sets: // one that Run has not seen yet
-	default:
-	}
-	t.sets <- want
-}
+func (t *Table) Set(want plan.PodRoutes) { notify.Replace(t.sets, want) }
 
 // Changed returns a channel that is closed when Status has something new. Ask
 // for it before Status and nothing is missed.
