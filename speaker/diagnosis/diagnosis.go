@@ -11,7 +11,7 @@
 //	diagnosis.go  the handler, and what it gathers
 //	kernel.go     settings, routes, capabilities and sockets, from /proc
 //	link.go       a question to a neighbour and to a VIP, by ARP and NDP
-//	knock.go      the first packet of a connection to a VIP's port
+//	synprobe.go   the first packet of a connection to a VIP's port
 package diagnosis
 
 import (

@@ -115,7 +115,7 @@ func (l *link) run(ctx context.Context) ([]diagnose.Neighbour, []diagnose.Trial)
 		t.Answers, t.Error = all[t.Address], text(err)
 	}
 	if err == nil {
-		l.knock(ctx)
+		l.probePorts(ctx)
 	}
 	return l.neighbours, l.trials
 }

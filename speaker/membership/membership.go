@@ -11,7 +11,7 @@
 //	membership.go  starts the parts, which all end together
 //	settings.go    the settings of the document, which count until the process ends
 //	probe.go       a diagnosis asks all other speakers for an answer
-//	link.go        the link of our address: are we apart from the others?
+//	apart.go       whether we are apart: we lost the others with the link of our address
 //	join.go        when we have joined
 //	rejoin.go      lost speakers are tried again, so that partitions heal
 //	rotation.go    how the key is replaced; package keys decides

@@ -5,17 +5,17 @@
 //
 // The files, from the outside in:
 //
-//	plan.go        Snapshot and Plan
-//	make.go        Make: a plan from a snapshot, for who has no use for changes
-//	planner.go     Planner: the plan follows the changes of Services and nodes
-//	candidates.go  which nodes may own a VIP, and the one that does
-//	segments.go    which segment a VIP is on
-//	connections.go which connections to it are limited here, and which forwarded
-//	direct.go      which nodes keep its connections, with direct forwarding
-//	routes.go      which prefixes a BGP router is sent, with which attributes
-//	sessions.go    which sessions the node has with BGP routers
-//	bgp.go         the types of both
-//	podroutes.go   the node's routes to pods, and those to its own pods for routers
+//	plan.go         Snapshot and Plan
+//	make.go         Make: a plan from a snapshot, for who has no use for changes
+//	planner.go      Planner: the plan follows the changes of Services and nodes
+//	owner.go        which nodes may own a VIP, and the one that does
+//	segments.go     which segment a VIP is on
+//	connections.go  what is limited and forwarded of connections to it
+//	direct.go       which nodes keep its connections, with direct forwarding
+//	routes.go       which prefixes a BGP router is sent, with which attributes
+//	sessions.go     which sessions the node has with BGP routers
+//	bgp.go          the types of both
+//	podroutes.go    the node's routes to pods, and those to its own pods for routers
 package plan
 
 import (

@@ -31,8 +31,8 @@ const (
 	flagRST = 1 << 2
 )
 
-// knock tries the ports of the VIPs that one machine answers for.
-func (l *link) knock(ctx context.Context) {
+// probePorts tries the ports of the VIPs that one machine answers for.
+func (l *link) probePorts(ctx context.Context) {
 	var tried []*diagnose.Trial
 	for i := range l.trials {
 		if t := &l.trials[i]; t.Port != 0 && len(t.Answers) == 1 {
@@ -42,7 +42,7 @@ func (l *link) knock(ctx context.Context) {
 	if len(tried) == 0 {
 		return
 	}
-	if err := l.knockAt(ctx, tried); err != nil {
+	if err := l.probePortsOf(ctx, tried); err != nil {
 		for _, t := range tried {
 			if t.Reply == "" {
 				t.Error = err.Error()
@@ -57,7 +57,7 @@ func (l *link) knock(ctx context.Context) {
 	}
 }
 
-func (l *link) knockAt(ctx context.Context, tried []*diagnose.Trial) error {
+func (l *link) probePortsOf(ctx context.Context, tried []*diagnose.Trial) error {
 	port := uint16(firstPort + rand.N(lastPort-firstPort+1))
 	etherType := unix.ETH_P_IP
 	if !l.v4 {

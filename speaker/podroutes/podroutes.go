@@ -10,10 +10,10 @@
 //
 // The files, from the outside in:
 //
-//	route.go   Table, the task: which routes there are to be, and that they are there
-//	decide.go  from the routes that there are to those that there are to be, in steps
-//	kernel.go  netlink
-//	status.go  what people see of it, and metrics.go
+//	podroutes.go  Table, the task: which routes there are to be, and that they are there
+//	decide.go     from the routes that there are to those that there are to be, in steps
+//	kernel.go     netlink
+//	status.go     what people see of it, and metrics.go
 package podroutes
 
 import (
