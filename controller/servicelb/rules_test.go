@@ -3,6 +3,7 @@ package servicelb
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
 
 func ports(ports ...int32) func(*corev1.Service) {
@@ -340,6 +342,38 @@ func TestOnlyRequestersAskForAddresses(t *testing.T) {
 	s.server.create("infra/dns", s.clock, annotated(annotation.Addresses, "203.0.113.15"))
 	s.run()
 	assert.Equal(t, "203.0.113.15", s.server.get("infra/dns").Annotations[annotation.Assigned])
+}
+
+// Whatever a tenant writes, the pools decide what its namespace gets.
+func TestATenantGetsWhatPoolsGiveItsNamespace(t *testing.T) {
+	t.Parallel()
+	wishes := map[string]func(*corev1.Service){
+		"nothing":     func(*corev1.Service) {},
+		"pool":        annotated(annotation.AddressPool, "lan"),
+		"address":     annotated(annotation.Addresses, "203.0.113.10"),
+		"assigned":    annotated(annotation.Assigned, "203.0.113.10"),
+		"the field":   func(svc *corev1.Service) { svc.Spec.LoadBalancerIP = "203.0.113.10" },
+		"with labels": func(svc *corev1.Service) { svc.Labels = map[string]string{"team": "infra", "env": "prod"} },
+	}
+	for rule, may := range map[string][]string{ // what a tenant gets an address by
+		"namespaces: [infra]":                               nil,
+		"namespaceSelector: {matchLabels: {team: infra}}":   nil,
+		"serviceSelector: {matchLabels: {team: infra}}":     {"with labels"},
+		"requesters: [infra], autoAssign: false":            {"pool"},
+		"requesters: [infra], namespaces: [infra, default]": {"nothing", "pool", "assigned", "with labels"},
+	} {
+		for wish, write := range wishes {
+			s := newStory(t)
+			s.configure("pools: [{name: lan, addresses: [203.0.113.10-203.0.113.19], " + rule + "}]\n")
+			s.creates("web", write)
+			assert.Equal(t, slices.Contains(may, wish), len(kube.VIPs(s.server.get("default/web"))) > 0, "%s: %s", rule, wish)
+			s.around.labels["infra"] = map[string]string{"team": "infra"}
+			s.server.create("infra/web", s.clock, annotated(annotation.Addresses, "203.0.113.15"),
+				func(svc *corev1.Service) { svc.Labels = map[string]string{"team": "infra"} })
+			s.run()
+			assert.Len(t, kube.VIPs(s.server.get("infra/web")), 1, rule)
+		}
+	}
 }
 
 func TestOddConfigurationIsWarnedOfOnce(t *testing.T) {
