@@ -40,8 +40,8 @@ func preferring(node string) string {
 }
 
 // With direct forwarding no TCP connection ends because the VIP moves: by label, by the
-// configuration, while the speakers are replaced, when one is killed, when it is switched on
-// or off. Pods see the client's address with policy Local, and more nodes than the owner
+// configuration, while the speakers are replaced, when one is killed, when kube-proxy starts again,
+// when it is switched on or off, and while it drains. Pods see the client's address with policy Local, and more nodes than the owner
 // serve. IPv4 and IPv6; some connections are idle meanwhile, others have much to carry. On one
 // node kube-proxy is in mode iptables, on the others in mode nftables.
 func TestConnectionsOutliveMovesOfTheVIP(t *testing.T) {
@@ -101,10 +101,16 @@ func TestConnectionsOutliveMovesOfTheVIP(t *testing.T) {
 			s.forwards()
 			s.eventually("somebody owns the VIP", func() error { return s.OneAnswerer(s.ctx, vip) })
 			lives("it is back")
+			for node, mode := range map[string]string{"n1": lab.NFTables, "n3": lab.IPTables} {
+				require.NoError(t, s.Lab.SetProxyMode(s.ctx, node, mode))
+				lives("started kube-proxy again on " + node)
+			}
 
 			s.config(dualPools)
 			settle()
 			lives("switched off")
+			require.NoError(t, s.RollSpeakers(s.ctx))
+			lives("replaced the speakers while it drains")
 			for _, c := range all {
 				record := c.Stop()
 				require.Empty(t, record.Broken)
