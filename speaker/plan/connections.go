@@ -127,14 +127,15 @@ func (p *Planner) limitAt(vip netip.Addr, s *scope, v Verdict, svc *Service) (li
 // publish has the plan say what became of connections.
 func (p *Planner) publish(changes *Changes) {
 	p.connections.forget()
-	limits, changed := p.connections.limits.share()
-	limitErrs, changedErrs := p.connections.limitErrs.share()
-	p.plan.Limits, changes.Limits = limits, changed || changedErrs
-	if changedErrs {
-		p.plan.LimitErrs = make(map[string]error, len(limitErrs))
-		for key, err := range limitErrs {
-			p.plan.LimitErrs[key.Service] = err
+	if errs, changed := p.connections.limitErrs.share(); changed {
+		all := make(map[string]error, len(errs))
+		for key, err := range errs {
+			all[key.Service] = err
 		}
+		changes.Limits = !maps.Equal(all, p.plan.LimitErrs)
+		p.plan.LimitErrs = all
 	}
+	limits, changed := p.connections.limits.share()
+	p.plan.Limits, changes.Limits = limits, changes.Limits || changed
 	p.forward()
 }

@@ -77,6 +77,13 @@ func TestForwarding(t *testing.T) {
 	p.Put(Service{Name: "default/web"})
 	p.Update()
 	require.Empty(t, p.Plan().Forwarding.Services)
+	nodes = maps.Clone(nodes)
+	delete(nodes, "n6")
+	p.Set(cfg(true), nodes, speakers)
+	p.Update()
+	p.Put(local)
+	p.Update()
+	require.NotContains(t, p.Plan().Forwarding.Nodes, "n6", "it went while nothing was forwarded")
 }
 
 // Who restricts an advertisement to some nodes has those keep the connections. In a small cluster

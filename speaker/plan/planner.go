@@ -15,12 +15,12 @@ import (
 // Service its VIPs, a speaker one look at every VIP and no election among all
 // nodes. It is not safe for concurrent use.
 type Planner struct {
-	node     string
-	services map[string]*Service
-	view     *view
-	router   *router
-	plan     Plan
-	connections
+	node        string
+	services    map[string]*Service
+	view        *view
+	router      *router
+	plan        Plan
+	connections connections
 	// fresh are the VIPs that came after the first plan was made and that
 	// nobody has owned but this node.
 	fresh   map[netip.Addr]bool
