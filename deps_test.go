@@ -78,7 +78,7 @@ var mayImport = []struct {
 		"what a node does on a segment follows from frames, assignments and the time"},
 	{"speaker/layer2/wire", []string{"speaker/layer2/seal"}, "a codec decides nothing"},
 	{"speaker/layer2/seal", nil, "who may claim a VIP is arithmetic"},
-	{"speaker/direct", []string{"pkg/notify", "pkg/report", "speaker/plan"}, "it knows the plan's types and no announcer"},
+	{"speaker/direct", []string{"pkg/notify", "pkg/reason", "pkg/report", "speaker/plan"}, "it knows the plan's types and no announcer"},
 	{"speaker/limit", []string{"pkg/notify", "speaker/plan"}, "it knows the plan's types and no announcer"},
 	{"speaker/membership/guard", []string{"pkg/listenlimit"}, "what may come in follows from its form and its source alone"},
 	{"speaker/membership/keys", []string{"pkg/report"}, "which key is used follows from what speakers say alone"},

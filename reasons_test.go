@@ -20,6 +20,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/bfd"
 	"github.com/lodestone-lb/lodestone/speaker/bgp"
+	"github.com/lodestone-lb/lodestone/speaker/direct"
 	"github.com/lodestone-lb/lodestone/speaker/layer2"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 	"github.com/lodestone-lb/lodestone/speaker/podroutes"
@@ -60,6 +61,8 @@ var reasonTypes = []reasonType{
 		[]string{"lodestone_bfd_transitions_total"}, texts(bfd.Causes())},
 	{"bfd.Discard", "Why a BFD packet was not used", "the speaker's log",
 		[]string{"lodestone_bfd_discarded_packets_total"}, texts(bfd.Discards())},
+	{"direct.Discard", "Why a packet was not handed to another node", "the counters of `nft list table ip lodestone-direct` on the node",
+		[]string{"lodestone_direct_dropped_packets_total"}, texts(direct.Discards())},
 	{"plan.PodRefusal", "Why there is no route to the pods of a node", "the speaker's log, `podRoutes` of its `/status`",
 		[]string{"lodestone_route_problems"}, texts(plan.PodRefusals(), podroutes.PodRefusals())},
 	{"kube.EventReason", "Events on the ConfigMap", "the Events of the ConfigMap, the log of both components",

@@ -342,24 +342,7 @@ func TestMetrics(t *testing.T) {
 	w := newWorld(t, 2)
 	w.start(w.names...)
 	w.own("n1")
-	read := func() map[string]float64 {
-		got, all := map[string]float64{}, make(chan prometheus.Metric, 100)
-		require.NoError(t, w.nodes["n1"].Do(func() error { // registries collect on other threads
-			collector{w.nodes["n1"].director}.Collect(all)
-			close(all)
-			return nil
-		}))
-		for m := range all {
-			var out dto.Metric
-			require.NoError(t, m.Write(&out))
-			name := regexp.MustCompile(`fqName: "lodestone_direct_(\w+)"`).FindStringSubmatch(m.Desc().String())[1]
-			for _, l := range out.Label {
-				name += " " + l.GetValue()
-			}
-			got[name] = out.GetGauge().GetValue() + out.GetCounter().GetValue()
-		}
-		return got
-	}
+	read := func() map[string]float64 { return w.nodes["n1"].metrics(t) }
 	want := map[string]float64{"failing": 0, "services forwarded": 0, "services draining": 0, "services without_table": 0, "tables": 0,
 		"neighbours reachable": 0, "neighbours unknown": 0, "neighbours silent": 0, "neighbours gone": 0, "neighbours elsewhere": 0,
 		"conntrack_full": 0}
@@ -370,6 +353,7 @@ func TestMetrics(t *testing.T) {
 	packets := got["handed_packets_total"]
 	require.Greater(t, packets, 19.0)
 	delete(got, "handed_packets_total")
+	want["dropped_packets_total waits"], want["dropped_packets_total limit"] = 0, 0
 	want["services forwarded"], want["tables"], want["neighbours reachable"] = 2, 1, 2
 	require.Equal(t, want, got)
 	w.want(some("n1", "n2")...)
@@ -378,4 +362,46 @@ func TestMetrics(t *testing.T) {
 	require.GreaterOrEqual(t, got["handed_packets_total"], packets)
 	require.InDelta(t, 2, got["services draining"], 0)
 	require.InDelta(t, 0, got["services forwarded"], 0)
+}
+
+// metrics returns what the node's Director says to Prometheus.
+func (n *node) metrics(t testing.TB) map[string]float64 {
+	got, all := map[string]float64{}, make(chan prometheus.Metric, 100)
+	require.NoError(t, n.Do(func() error { // registries collect on other threads
+		collector{n.director}.Collect(all)
+		close(all)
+		return nil
+	}))
+	for m := range all {
+		var out dto.Metric
+		require.NoError(t, m.Write(&out))
+		name := regexp.MustCompile(`fqName: "lodestone_direct_(\w+)"`).FindStringSubmatch(m.Desc().String())[1]
+		for _, l := range out.Label {
+			name += " " + l.GetValue()
+		}
+		got[name] = out.GetGauge().GetValue() + out.GetCounter().GetValue()
+	}
+	return got
+}
+
+// What waits for a node that does not answer is counted, as is what is too much to send around: so much
+// that a busy machine does not send it in a test.
+func TestDropsAreCounted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 2)
+	w.hold = time.Minute
+	w.start(w.names...)
+	w.own("n1")
+	w.want(some("n1", "n2")...)
+	n := w.nodes["n1"]
+	w.nodes["n2"].Run("ip", "link", "set", "eth0", "down")
+	w.lost = map[string]bool{"n2": true}
+	w.setOn("n1", []plan.Backend{{Node: "n1", Open: 1}, {Node: "n2", Draining: 1}})
+	w.until(func() bool { return n.metrics(t)["neighbours silent"] == 2 }, func() any { return n.metrics(t) })
+	dropped := func(reason string) float64 { return n.metrics(t)["dropped_packets_total "+reason] }
+	w.strangers(100)
+	w.until(func() bool { return dropped("waits") == 100 }, func() any { return n.metrics(t) })
+	require.Zero(t, dropped("limit"))
+	require.Contains(t, n.Run("nft", "list table ip lodestone-direct"),
+		`limit rate over 50000/second burst 10000 packets counter name "limit" drop`)
 }

@@ -295,7 +295,9 @@ func (k kernel) create(f *family, guard time.Duration) {
 		k.addSet(s) //nolint:errcheck // it fails for anonymous sets alone
 	}
 	k.SetAddElements(f.sets()[0], guards(guard)) //nolint:errcheck // as above
-	k.AddObj(&nftables.NamedObj{Table: f.table, Name: handedCounter, Type: nftables.ObjTypeCounter, Obj: &expr.Counter{}})
+	for _, name := range counters {
+		k.AddObj(&nftables.NamedObj{Table: f.table, Name: name, Type: nftables.ObjTypeCounter, Obj: &expr.Counter{}})
+	}
 	k.AddRule(&nftables.Rule{Table: f.table, Chain: k.AddChain(f.base()), Exprs: f.baseRule()})
 }
 
@@ -451,7 +453,7 @@ func (k kernel) sound(f *family, want *ruleset) (bool, error) {
 		return false, nil // there is none
 	}
 	// All chains, sets and counters use the table. Listing them would list those of kube-proxy.
-	uses := 1 + 2*len(want.steers()) + len(f.sets()) + 1
+	uses := 1 + 2*len(want.steers()) + len(f.sets()) + len(counters)
 	for id := range want.tables {
 		uses += len(want.sets(f, id))
 	}
@@ -478,25 +480,26 @@ func (k kernel) sound(f *family, want *ruleset) (bool, error) {
 	return true, nil
 }
 
-// Handed returns how many packets this node has handed to others since its tables were made.
-func Handed() (packets uint64, err error) {
+// counts returns how many packets each of the counters has counted since the tables were made.
+func counts() (map[string]uint64, error) {
 	k, err := dial()
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	defer k.close()
+	packets := map[string]uint64{}
 	for _, f := range families {
 		if !k.exists(f) {
 			continue
 		}
 		objects, err := k.GetNamedObjects(f.table)
 		if err != nil {
-			return 0, fmt.Errorf("read the counters of the nftables table %s: %w", f.name(), err)
+			return nil, fmt.Errorf("read the counters of the nftables table %s: %w", f.name(), err)
 		}
 		for _, o := range objects {
-			if o, ok := o.(*nftables.NamedObj); ok && o.Name == handedCounter {
+			if o, ok := o.(*nftables.NamedObj); ok {
 				if counter, ok := o.Obj.(*expr.Counter); ok {
-					packets += counter.Packets
+					packets[o.Name] += counter.Packets
 				}
 			}
 		}

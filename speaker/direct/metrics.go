@@ -12,6 +12,7 @@ const (
 	metricNeighbours = "lodestone_direct_neighbours"
 	metricConntrack  = "lodestone_direct_conntrack_full"
 	metricHanded     = "lodestone_direct_handed_packets_total"
+	metricDropped    = "lodestone_direct_dropped_packets_total"
 )
 
 var (
@@ -22,6 +23,7 @@ var (
 		[]string{"state"}, nil)
 	conntrackDesc = prometheus.NewDesc(metricConntrack, "Whether conntrack has little room, or none.", nil, nil)
 	handedDesc    = prometheus.NewDesc(metricHanded, "Packets that were handed to other nodes.", nil, nil)
+	droppedDesc   = prometheus.NewDesc(metricDropped, "Packets that were not handed to other nodes, by reason.", []string{"reason"}, nil)
 )
 
 // collector asks the Director and the kernel at scrape.
@@ -29,7 +31,7 @@ type collector struct{ *Director }
 
 // Describe sends what there is.
 func (collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{failingDesc, servicesDesc, tablesDesc, neighboursDesc, conntrackDesc, handedDesc} {
+	for _, d := range []*prometheus.Desc{failingDesc, servicesDesc, tablesDesc, neighboursDesc, conntrackDesc, handedDesc, droppedDesc} {
 		ch <- d
 	}
 }
@@ -57,7 +59,15 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	if !s.InForce {
 		return
 	}
-	if packets, err := Handed(); err == nil {
-		ch <- prometheus.MustNewConstMetric(handedDesc, prometheus.CounterValue, float64(packets))
+	packets, err := counts()
+	if err != nil {
+		return
+	}
+	count := func(d *prometheus.Desc, counter string, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(packets[counter]), labels...)
+	}
+	count(handedDesc, handedCounter)
+	for discard := range Discards() {
+		count(droppedDesc, string(discard), string(discard))
 	}
 }

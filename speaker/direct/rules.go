@@ -8,6 +8,8 @@ import (
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/lodestone-lb/lodestone/pkg/reason"
 )
 
 // priority is after conntrack (-200), whose state the rules ask for, and before kube-proxy
@@ -85,11 +87,38 @@ const (
 	guardSet = "guard"
 	// servicesMap leads from a VIP and port to the chain of the Service's table.
 	servicesMap = "services"
-	// handedCounter counts packets that were handed over. It outlives the chains.
+)
+
+// The counters outlive the chains.
+const (
+	// handedCounter counts packets that were handed over.
 	handedCounter = "handed"
 )
 
-var counted = &expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: handedCounter}
+// Discard is why a packet was dropped, and the name of the counter.
+type Discard string
+
+// Both reasons.
+const (
+	Waits Discard = "waits" // a node does not answer
+	Limit Discard = "limit" // it is too much to send around
+)
+
+// Discards explains each Discard.
+func Discards() reason.Texts[Discard] {
+	return reason.Texts[Discard]{
+		Waits: {Cause: "The connection is at a node that does not answer, or may be: the client sends the packet again.",
+			Cure: "See why the node does not answer. When it is back, or gone for good, this ends."},
+		Limit: {Cause: "More than 50,000 packets a second were of connections that this node does not know.",
+			Cure: "Find out who sends them: it is a flood, mostly. Connections that have moved in the table are slow as long as it lasts."},
+	}
+}
+
+var counters = []string{handedCounter, string(Waits), string(Limit)}
+
+func counted(counter string) *expr.Objref {
+	return &expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: counter}
+}
 
 // sets returns them, the guard first.
 func (f *family) sets() []*nftables.Set {
@@ -192,7 +221,7 @@ func (f *family) steer(s steer) [][]expr.Any {
 // second is the chain of a table for what was handed to the node that takes new connections:
 //
 //	tcp flags & syn != 0 accept                                       a new one
-//	limit rate over 50000/second drop
+//	limit rate over 50000/second counter name limit drop
 //	ct state invalid ip ttl != @misfits ip ttl set misfit + lastHop + ring
 //	the same for what waits by @next
 //	ip ttl > lastHop + maxRing != @misfits ip ttl set lastHop + ring  the first one
@@ -230,7 +259,7 @@ func (f *family) loadTTL() expr.Any {
 func bounded() []expr.Any {
 	return []expr.Any{
 		&expr.Limit{Type: expr.LimitTypePkts, Rate: aroundPerSecond, Unit: expr.LimitTimeSecond, Burst: aroundPerSecond / 5, Over: true},
-		drop,
+		counted(string(Limit)), drop,
 	}
 }
 
@@ -248,21 +277,21 @@ func (f *family) setTTL(ttl byte) []expr.Any {
 // to a node that does not answer waits until it is back.
 //
 //	iif eth0 dup to jhash ip saddr . ip daddr . tcp sport mod N seed S map @open-0-8192-2 device eth0 counter name handed drop
-//	jhash ip saddr . ip daddr . tcp sport mod N seed S @open-0-8192-held drop
+//	jhash ip saddr . ip daddr . tcp sport mod N seed S @open-0-8192-held counter name waits drop
 func (f *family) handOver(s steer, maps string) (rules [][]expr.Any) {
 	for _, index := range s.indexes() {
 		rules = append(rules, join(&expr.Meta{Key: expr.MetaKeyIIF, Register: keys},
 			&expr.Cmp{Register: keys, Op: expr.CmpOpEq, Data: []byte(number(index))}, f.bucketOf(s),
 			&expr.Lookup{SourceRegister: keys, DestRegister: keys, IsDestRegSet: true, SetName: on(maps, index)},
 			&expr.Immediate{Register: device, Data: []byte(number(index))},
-			&expr.Dup{RegAddr: keys, RegDev: device, IsRegDevSet: true}, counted, drop))
+			&expr.Dup{RegAddr: keys, RegDev: device, IsRegDevSet: true}, counted(handedCounter), drop))
 	}
 	return append(rules, f.waits(s, maps))
 }
 
 // waits drops what is of a node that does not answer: the client sends it again.
 func (f *family) waits(s steer, maps string) []expr.Any {
-	return join(f.bucketOf(s), in(held(maps), true), drop)
+	return join(f.bucketOf(s), in(held(maps), true), counted(string(Waits)), drop)
 }
 
 // bucketOf loads the bucket of the flow. The VIP is in it because Services share seeds.

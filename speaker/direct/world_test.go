@@ -238,8 +238,8 @@ func (w *world) routers() []netip.Addr {
 func (w *world) handed() (packets int) {
 	for _, n := range w.nodes {
 		require.NoError(w.t, n.Do(func() error {
-			handed, err := Handed()
-			packets += int(handed)
+			counted, err := counts()
+			packets += int(counted[handedCounter])
 			return err
 		}))
 	}
