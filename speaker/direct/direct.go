@@ -12,7 +12,7 @@
 //	direct.go   Director, the task: which rules there are to be, and that they are there
 //	drain.go    what was switched off, and goes on for a while
 //	table.go    which node a flow belongs to, and where it may have belonged before
-//	nodes.go    which hosts on the segment are the cluster's nodes
+//	nodes.go    which hosts on the segment are the cluster's nodes, and which of them answer
 //	rules.go    what the kernel is to do with a packet
 //	kernel.go   the way from the rules that there are to those that there are to be
 //	status.go   what people see of it, and metrics.go
@@ -111,14 +111,6 @@ type Director struct {
 	ready     chan struct{}
 	published atomic.Pointer[Status]
 	changed   notify.Signal // Status.InForce
-}
-
-// host is another node.
-type host struct {
-	neighbour
-	since time.Time // if it is silent: when it ceased to answer
-	asked time.Time // if the kernel asks for it: since when
-	gone  bool      // connections wait no longer for it
 }
 
 // New returns a Director that does nothing until it runs.
@@ -272,67 +264,6 @@ func hint(err error) string {
 	return "it is tried again"
 }
 
-// look finds out which nodes are on the segment, and has those asked that are silent, lost or
-// not known.
-func (d *Director) look() error {
-	links, err := readLinks(d.Gateways())
-	if err != nil {
-		return err
-	}
-	d.lookAtConntrack()
-	now, before, silent := time.Now(), d.nodes, false
-	d.nodes = map[netip.Addr]*host{}
-	for node, addrs := range d.want.Nodes {
-		if node == d.Node {
-			continue
-		}
-		for _, a := range addrs {
-			was := before[a]
-			if was == nil {
-				was = &host{}
-			}
-			n, ok := links.locate(a, was.neighbour)
-			if !ok {
-				continue
-			}
-			h := &host{neighbour: n, since: was.since}
-			e := links.known[neighbourKey{a, n.device}]
-			if e.asked {
-				h.asked = cmp.Or(was.asked, now)
-				h.silent = h.silent || now.Sub(h.asked) >= answerTime
-			}
-			if h.silent && !was.silent {
-				h.since = now
-			}
-			d.nodes[a] = h
-			silent = silent || h.silent && !was.gone
-			if (h.silent || d.want.Lost[node]) && !e.asked && !e.fixed {
-				if err := ask(n); err != nil {
-					d.Log.Debug("neighbour not asked", "node", node, "err", err)
-				}
-			}
-		}
-	}
-	if refused := refuse(d.nodes); (refused == nil) != (d.refused == nil) {
-		d.refused, d.stale = refused, true
-	}
-	if silent {
-		for _, g := range links.gateways {
-			if err := ask(g); err != nil {
-				d.Log.Debug("gateway not asked", "err", err)
-			}
-		}
-	}
-	d.bury(now, links.gateways)
-	for a, h := range d.nodes {
-		if was := before[a]; was == nil || was.neighbour != h.neighbour || was.gone != h.gone {
-			d.stale = true
-		}
-	}
-	d.stale = d.stale || len(d.nodes) != len(before)
-	return nil
-}
-
 // lookAtConntrack warns when conntrack is full.
 func (d *Director) lookAtConntrack() {
 	read := func(name string, otherwise int) int {
@@ -349,33 +280,6 @@ func (d *Director) lookAtConntrack() {
 			"entries", count, "at_most", limit, "hint", "raise net.netfilter.nf_conntrack_max, or find out who opens so many connections")
 	}
 	d.full = full
-}
-
-// segmentKey is a segment in one family.
-type segmentKey struct {
-	device int
-	four   bool
-}
-
-// bury finds out who has been silent for too long. A node that hears no other one and no
-// gateway on a segment is cut off itself, perhaps. Then all have as long again when it is back,
-// but those that it never heard: they may be nowhere.
-func (d *Director) bury(now time.Time, gateways map[segmentKey]neighbour) {
-	heard := map[segmentKey]time.Time{}
-	hear := func(on segmentKey) { heard[on] = cmp.Or(d.heard[on], now) }
-	for on := range gateways {
-		hear(on)
-	}
-	for a, h := range d.nodes {
-		if !h.silent {
-			hear(segmentKey{h.device, a.Is4()})
-		}
-	}
-	d.heard = heard
-	for a, h := range d.nodes {
-		since, others := heard[segmentKey{h.device, a.Is4()}]
-		h.gone = h.silent && now.Sub(h.since) >= d.Hold && (h.hardware == "" || others && now.Sub(since) >= d.Hold)
-	}
 }
 
 // apply makes the kernel's rules those that are to be. What fails in one family does not keep

@@ -148,9 +148,7 @@ func TestSilentNodeInTheRing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 4)
 	w.hold = time.Minute
-	w.start(w.names...)
-	w.own("n1")
-	w.want(some("n2", "n3", "n4")...)
+	w.begin(some("n2", "n3", "n4")...)
 	all := w.open(90)
 	drains := []plan.Backend{{Node: "n2", Draining: 1}, {Node: "n3", Open: 1}, {Node: "n4", Open: 1}}
 	w.want(drains...)
@@ -189,9 +187,7 @@ func TestNodeThatOneDoesNotHear(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 4)
 	w.hold = time.Minute
-	w.start(w.names...)
-	w.own("n1")
-	w.want(some(w.names...)...)
+	w.begin(some(w.names...)...)
 	all := w.open(90)
 	n1, n4 := w.nodes["n1"], w.nodes["n4"]
 	n1.Run("nft", fmt.Sprintf(`table netdev deaf {
@@ -226,9 +222,7 @@ func TestTwoNodes(t *testing.T) {
 	n1 := w.nodes["n1"]
 	n1.Run("ping", "-c1", "198.18.0.1")
 	n1.Run("ping", "-c1", "2001:db8::1")
-	w.start(w.names...)
-	w.own("n1")
-	w.want(some("n1", "n2")...)
+	w.begin(some("n1", "n2")...)
 	w.nodes["n2"].Run("ip", "link", "set", "eth0", "down")
 	w.lost = map[string]bool{"n2": true}
 	ctx, cancel := context.WithCancel(t.Context()) // what is sent to it has the kernel ask all the time
@@ -269,7 +263,7 @@ func TestNeighbourThatIsAsked(t *testing.T) {
 			n.HardwareAddr = net.HardwareAddr(before.hardware)
 		}
 		l.add([]netlink.Neigh{n}, nil)
-		got, ok := l.locate(addr, before)
+		got, _, ok := l.locate(addr, before)
 		require.True(t, ok)
 		want := before
 		want.silent = silent
@@ -326,9 +320,7 @@ func TestRouterIsNoNode(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 2)
 	w.extra = map[string][]netip.Addr{"liar": {netip.MustParseAddr("198.18.0.2")}} // the client's, which is all that a router is here
-	w.start(w.names...)
-	w.own("n1")
-	w.want(some("n1", "n2")...)
+	w.begin(some("n1", "n2")...)
 	w.until(func() bool { return w.nodes["n1"].director.Status().Peers == 3 }, func() any { return w.nodes["n1"].director.Status() })
 	by4 := func() (four []*conn) {
 		for i, c := range w.open(40) {
@@ -349,9 +341,7 @@ func TestAffinityOutlivesAMove(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 3)
 	w.byClient = true
-	w.start(w.names...)
-	w.own("n1")
-	w.want(some("n1", "n2", "n3")...)
+	w.begin(some("n1", "n2", "n3")...)
 	first := w.open(10)
 	w.own("n2")
 	for i, c := range append(w.open(10), first...) {

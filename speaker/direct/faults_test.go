@@ -94,9 +94,7 @@ func TestSpeakerDeadForLong(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 3)
 	w.guard = 6 * time.Second
-	w.start(w.names...)
-	w.own("n1")
-	w.want(moved[0]...)
+	w.begin(moved[0]...)
 	all := w.open(60)
 	require.Len(t, at(all), 3)
 	w.nodes["n3"].stop()
@@ -390,9 +388,7 @@ func TestDropsAreCounted(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 2)
 	w.hold = time.Minute
-	w.start(w.names...)
-	w.own("n1")
-	w.want(some("n1", "n2")...)
+	w.begin(some("n1", "n2")...)
 	n := w.nodes["n1"]
 	w.nodes["n2"].Run("ip", "link", "set", "eth0", "down")
 	w.lost = map[string]bool{"n2": true}

@@ -1,15 +1,112 @@
 package direct
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
+
+// host is another node.
+type host struct {
+	neighbour
+	since time.Time // if it is silent: when it ceased to answer
+	asked time.Time // if the kernel asks for it: since when
+	gone  bool      // connections wait no longer for it
+}
+
+// look finds out which nodes are on the segment, and has those asked that are silent, lost or
+// not known.
+func (d *Director) look() error {
+	links, err := readLinks(d.Gateways())
+	if err != nil {
+		return err
+	}
+	d.lookAtConntrack()
+	now, before, silent := time.Now(), d.nodes, false
+	d.nodes = map[netip.Addr]*host{}
+	for node, addrs := range d.want.Nodes {
+		if node == d.Node {
+			continue
+		}
+		for _, a := range addrs {
+			was := before[a]
+			if was == nil {
+				was = &host{}
+			}
+			n, e, ok := links.locate(a, was.neighbour)
+			if !ok {
+				continue
+			}
+			h := &host{neighbour: n, since: was.since}
+			if e.asked {
+				h.asked = cmp.Or(was.asked, now)
+				h.silent = h.silent || now.Sub(h.asked) >= answerTime
+			}
+			if h.silent && !was.silent {
+				h.since = now
+			}
+			d.nodes[a] = h
+			silent = silent || h.silent && !was.gone
+			if (h.silent || d.want.Lost[node]) && !e.asked && !e.fixed {
+				if err := ask(n); err != nil {
+					d.Log.Debug("neighbour not asked", "node", node, "err", err)
+				}
+			}
+		}
+	}
+	if refused := refuse(d.nodes); (refused == nil) != (d.refused == nil) {
+		d.refused, d.stale = refused, true
+	}
+	if silent {
+		for _, g := range links.gateways {
+			if err := ask(g); err != nil {
+				d.Log.Debug("gateway not asked", "err", err)
+			}
+		}
+	}
+	d.bury(now, links.gateways)
+	for a, h := range d.nodes {
+		if was := before[a]; was == nil || was.neighbour != h.neighbour || was.gone != h.gone {
+			d.stale = true
+		}
+	}
+	d.stale = d.stale || len(d.nodes) != len(before)
+	return nil
+}
+
+// segmentKey is a segment in one family.
+type segmentKey struct {
+	device int
+	four   bool
+}
+
+// bury finds out who has been silent for too long. A node that hears no other one and no
+// gateway on a segment is cut off itself, perhaps. Then all have as long again when it is back,
+// but those that it never heard: they may be nowhere.
+func (d *Director) bury(now time.Time, gateways map[segmentKey]neighbour) {
+	heard := map[segmentKey]time.Time{}
+	hear := func(on segmentKey) { heard[on] = cmp.Or(d.heard[on], now) }
+	for on := range gateways {
+		hear(on)
+	}
+	for a, h := range d.nodes {
+		if !h.silent {
+			hear(segmentKey{h.device, a.Is4()})
+		}
+	}
+	d.heard = heard
+	for a, h := range d.nodes {
+		since, others := heard[segmentKey{h.device, a.Is4()}]
+		h.gone = h.silent && now.Sub(h.since) >= d.Hold && (h.hardware == "" || others && now.Sub(since) >= d.Hold)
+	}
+}
 
 // neighbour is a node on a segment that this node is on, too.
 type neighbour struct {
@@ -91,9 +188,9 @@ func (l *links) add(neighbours []netlink.Neigh, gateways []netip.Addr) {
 }
 
 // locate returns the node with that address, as it was before as far as the kernel does not
-// know better. ok is not set if it is and was on no segment of this node, or has a router's
+// know better, and what the kernel knows of it. ok is not set if it is and was on no segment of this node, or has a router's
 // hardware address: what the router passes on would count as that node's.
-func (l *links) locate(addr netip.Addr, before neighbour) (n neighbour, ok bool) {
+func (l *links) locate(addr netip.Addr, before neighbour) (n neighbour, e entry, ok bool) {
 	device, longest := 0, -1
 	for subnet, index := range l.subnets {
 		if subnet.Contains(addr) && subnet.Bits() > longest {
@@ -102,15 +199,16 @@ func (l *links) locate(addr netip.Addr, before neighbour) (n neighbour, ok bool)
 	}
 	if longest < 0 { // the interface is down, perhaps
 		before.silent = true
-		return before, before.hardware != "" && !l.routers[before.hardware]
+		return before, l.known[neighbourKey{addr, before.device}], before.hardware != "" && !l.routers[before.hardware]
 	}
 	n = neighbour{addr, device, before.hardware, before.silent || before.hardware == ""}
-	if e, known := l.known[neighbourKey{addr, device}]; known && !e.asked {
+	e, known := l.known[neighbourKey{addr, device}]
+	if known && !e.asked {
 		if n.silent = e.hardware == ""; !n.silent {
 			n.hardware = e.hardware
 		}
 	}
-	return n, !l.routers[n.hardware]
+	return n, e, !l.routers[n.hardware]
 }
 
 // ask has the kernel ask whether the neighbour is there.

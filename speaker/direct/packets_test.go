@@ -544,9 +544,7 @@ func TestRulesNeedADirector(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 2)
 	w.guard = 8 * time.Second
-	w.start(w.names...)
-	w.own("n1")
-	w.want(some("n2")...)
+	w.begin(some("n2")...)
 	time.Sleep(w.guard + 2*time.Second)
 	require.Equal(t, map[string]int{"n2": 10}, at(w.open(10)), "it is refreshed")
 	w.nodes["n1"].stop()

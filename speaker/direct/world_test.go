@@ -97,10 +97,16 @@ func newWorld(t testing.TB, nodes int) *world {
 func startWorld(t testing.TB, nodes int, backends ...plan.Backend) *world {
 	t.Helper()
 	w := newWorld(t, nodes)
+	w.begin(backends...)
+	return w
+}
+
+// begin is startWorld for a world that is not as others are.
+func (w *world) begin(backends ...plan.Backend) {
+	w.t.Helper()
 	w.start(w.names...)
 	w.own("n1")
 	w.want(backends...)
-	return w
 }
 
 func (w *world) plug(s *testnet.Segment, h *testnet.Host, addrs ...string) {
