@@ -69,6 +69,12 @@ func TestStrangersAtThePort(t *testing.T) {
 	prometheus := newScraper(t, s, "127.0.0.2")
 	prometheus.scrape(t)
 	limiter := s.listener.(interface{ Count() int })
+	for range 3 * MaxConnsOfSource {
+		dial(t, s, "127.0.4.1")
+	}
+	code, body := get(t, s, "/healthz", "") // it comes after all of them
+	require.Equal(t, 200, code, body)
+	require.LessOrEqual(t, limiter.Count(), MaxConnsOfSource+2, "one address, the scraper and this")
 	for i := range 2 * MaxConns {
 		dial(t, s, fmt.Sprintf("127.0.1.%d", 1+i%(MaxConns/2)))
 		if i%MaxConnsOfSource == 0 {
