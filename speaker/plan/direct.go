@@ -106,7 +106,7 @@ func (p *Planner) forward() {
 	}
 	before, snapshot := p.plan.Forwarding, p.view.snapshot
 	f := &Forwarding{services, before.Nodes, before.Lost}
-	if p.allStale || len(before.Services) == 0 {
+	if p.allStale {
 		f.Nodes, f.Lost = map[string][]netip.Addr{}, map[string]bool{}
 		for name, n := range snapshot.Nodes {
 			if !n.Forwards {
