@@ -49,10 +49,23 @@ func (d Direct) Equal(other Direct) bool {
 // a segment of this one, or this one's segments are not known. The address is the zero value if the
 // other one has none of the VIP's family.
 func (n *Node) Reaches(other *Node, vip netip.Addr) (at netip.Addr, ok bool) {
-	if i := slices.IndexFunc(other.Addresses, func(a netip.Addr) bool { return a.Is4() == vip.Is4() }); i >= 0 {
-		at = other.Addresses[i]
+	at = other.address(vip.Is4())
+	return at, n.onSegment(at)
+}
+
+// address returns the node's address of IPv4, or of IPv6: the zero value if it has none.
+func (n *Node) address(four bool) netip.Addr {
+	for _, a := range n.Addresses {
+		if a.Is4() == four {
+			return a
+		}
 	}
-	return at, n.Segments == nil || slices.ContainsFunc(n.Segments, func(g report.Segment) bool { return g.Subnet.Contains(at) })
+	return netip.Addr{}
+}
+
+// onSegment reports whether the address is on a segment of the node, or the node's segments are not known.
+func (n *Node) onSegment(at netip.Addr) bool {
+	return n.Segments == nil || slices.ContainsFunc(n.Segments, func(g report.Segment) bool { return g.Subnet.Contains(at) })
 }
 
 // part is which part of the new connections a node keeps, as a fraction. All is 0 if nobody keeps them.
@@ -76,15 +89,19 @@ func (s *scope) part(node, owner string, vip netip.Addr, backends []Backend) par
 	if p, known := s.parts[key]; known && shared {
 		return p
 	}
+	addresses := s.everywhereAt[key.four]
+	if !shared || addresses == nil {
+		addresses = s.addresses(backends, key.four)
+	}
 	var p, drained part
 	from := s.Nodes[owner]
-	for _, b := range backends {
-		to := s.Nodes[b.Node]
-		if _, ok := from.Reaches(&to, vip); !ok && b.Node != owner {
+	for i, at := range addresses {
+		b := &backends[i]
+		if b.Node != owner && !from.onSegment(at) {
 			continue
 		}
 		p.add(b.Open, b.Node == node)
-		if s.Speakers[b.Node] {
+		if b.Draining > 0 && s.Speakers[b.Node] {
 			drained.add(b.Draining, b.Node == node)
 		}
 	}
@@ -92,9 +109,19 @@ func (s *scope) part(node, owner string, vip netip.Addr, backends []Backend) par
 		p = drained
 	}
 	if shared {
-		s.parts[key] = p
+		s.parts[key], s.everywhereAt[key.four] = p, addresses
 	}
 	return p
+}
+
+// addresses returns the address of each of the backends' nodes.
+func (s *scope) addresses(backends []Backend, four bool) []netip.Addr {
+	all := make([]netip.Addr, len(backends))
+	for i, b := range backends {
+		n := s.Nodes[b.Node]
+		all[i] = n.address(four)
+	}
+	return all
 }
 
 // forward has the plan say what is forwarded directly. All else that is set anew with the nodes

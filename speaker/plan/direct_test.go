@@ -180,9 +180,9 @@ func TestLimitsWithDirectForwarding(t *testing.T) {
 // comes to, would admit nothing of its part.
 func TestLimitIsDividedAmongNeighbours(t *testing.T) {
 	t.Parallel()
-	vip := netip.MustParseAddr("203.0.113.1")
-	key, http := LimitKey{vip, "default/web"}, []Port{{Protocol: 6, Number: 80}}
-	web := Service{Name: "default/web", VIPs: []netip.Addr{vip}, Serving: true, Ports: http, Limit: Limit{100, http}}
+	vip, six := netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("2001:db8:9::1")
+	key, http := LimitKey{six, "default/web"}, []Port{{Protocol: 6, Number: 80}}
+	web := Service{Name: "default/web", VIPs: []netip.Addr{vip, six}, Serving: true, Ports: http, Limit: Limit{100, http}}
 	lan := report.Network{Forwards: true, Segments: []report.Segment{{Subnet: netip.MustParsePrefix("198.18.0.0/24"), Interface: "eth0"}}}
 	at := func(addresses ...string) Node {
 		n := Node{Network: lan}
@@ -193,7 +193,7 @@ func TestLimitIsDividedAmongNeighbours(t *testing.T) {
 	}
 	far := at("198.18.1.5")
 	far.Segments = []report.Segment{{Subnet: netip.MustParsePrefix("198.18.1.0/24"), Interface: "eth0"}}
-	owner := at("2001:db8::1", "198.18.0.1")
+	owner := at("2001:db8::1", "198.18.9.1") // on none of its segments
 	owner.Labels = map[string]string{"first": ""}
 	nodes := map[string]Node{"n1": owner, "n2": at("198.18.0.2"), "n3": at(), "n4": at("198.18.1.4"), "n5": far,
 		"n6": {Excluded: true, Addresses: []netip.Addr{netip.MustParseAddr("198.18.0.6")}, Network: lan}}
@@ -210,6 +210,8 @@ func TestLimitIsDividedAmongNeighbours(t *testing.T) {
 		}
 		return all
 	}
+	require.Equal(t, map[string]uint32{"n1": 100}, limits(), "it reaches no other one by IPv6")
+	key = LimitKey{vip, "default/web"}
 	require.Equal(t, map[string]uint32{"n1": 50, "n2": 50}, limits())
 	local := web
 	local.Local, local.ServingNodes = true, map[string]bool{"n1": true}

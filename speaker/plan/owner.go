@@ -35,6 +35,7 @@ type scope struct {
 	impaired       bool                       // some node is, and not in the tiers
 	resort         []tier                     // those with the impaired
 	everywhere     []Backend                  // the nodes that keep connections of Services with policy Cluster
+	everywhereAt   map[bool][]netip.Addr      // their addresses, by whether these are of IPv4
 	parts          map[partKey]part           // what this node has of their connections
 
 	// What interfaces returned last: Make asks for one node.
@@ -120,7 +121,7 @@ func applied(advertisements []*config.Advertisement, services []*Service) string
 // scope before, if there is one.
 func newScope(s Snapshot, key scopeKey, advertisements []*config.Advertisement, before *scope) *scope {
 	sc := &scope{Snapshot: s, scopeKey: key, weights: map[string]int{}, elsewhere: map[string]bool{}, unplugged: map[string]bool{},
-		severed: map[string]bool{}, parts: map[partKey]part{}, silences: map[silenceKey]Silence{}}
+		severed: map[string]bool{}, everywhereAt: map[bool][]netip.Addr{}, parts: map[partKey]part{}, silences: map[silenceKey]Silence{}}
 	for i, a := range advertisements {
 		if key.applied == "" || key.applied[i] != 0 {
 			sc.advertisements = append(sc.advertisements, a)
