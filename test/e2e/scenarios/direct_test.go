@@ -563,6 +563,10 @@ func (s *story) forwardDirectly() {
 			s.dump(s.ctx) // what these speakers have logged, before others are there
 		}
 		require.NoError(s, s.Upgrade(s.ctx, s.Lab.Chart()))
+		for _, node := range s.Lab.Nodes() { // what drains would be taken over by the next speaker that has the right
+			s.on(s.ctx, node, "nft", "add table ip lodestone-direct; delete table ip lodestone-direct; "+
+				"add table ip6 lodestone-direct; delete table ip6 lodestone-direct")
+		}
 	})
 	require.NoError(s, s.Upgrade(s.ctx, s.Lab.Chart(), "--set=speaker.directForwarding=true"))
 }
