@@ -62,7 +62,7 @@
 //	sharing.go       Owner, Sharing: who can hold an address together
 //	refusal.go       Refusal, Reason
 //	forbidden.go     ranges that no pool hands out
-//	freespace.go     the free addresses of one family of one pool
+//	freespace.go     the free addresses of one family of one pool: the lowest is taken
 //	address.go       Family; addresses as numbers
 //	spare.go         structs to use again
 package ipam

@@ -9,6 +9,17 @@
 // Planned moves are make-before-break: a node that is to give up a VIP answers
 // for it until it hears the next owner's announcement. A speaker that ends
 // tells the others that it is not ready, and gives up all its VIPs like that.
+//
+// The files, from the outside in:
+//
+//	speaker.go    Speaker: the loop, and what it needs
+//	cluster.go    what the plan needs of the API server's objects
+//	effects.go    what package core wants done is done
+//	report.go     Reporter: what the Lease says of this speaker and its node
+//	bfd.go        Detector: BFD sessions and BGP sessions are tied
+//	kubeproxy.go  whether kube-proxy is well
+//	address.go    whether the Node still has this speaker's address
+//	status.go, metrics.go  what people see
 package speaker
 
 import (

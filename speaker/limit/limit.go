@@ -1,6 +1,7 @@
-// Package limit caps new connections to the VIPs that this node serves. The
-// kernel counts and drops, by nftables rules in a table of our own; nothing of
-// anybody else's rules is touched, and without limits there is no table.
+// Package limit caps new connections to the VIPs that this node serves; package
+// plan divides a limit among nodes. The kernel counts and drops, by nftables
+// rules in a table of our own; nothing of anybody else's rules is touched, and
+// without limits there is no table.
 //
 // One goroutine, Run, owns all state. It compares the kernel's table with the
 // wanted one and sends the difference as one transaction. So a restarted

@@ -16,7 +16,7 @@
 //	rejoin.go      lost speakers are tried again, so that partitions heal
 //	rotation.go    how the key is replaced; package keys decides
 //	carrier.go     which of our links are down
-//	gossip.go      memberlist; package guard seals and opens what it sends
+//	gossip.go      memberlist, which notices who dies; package guard seals and opens what it sends
 //	leases.go      the Leases of all speakers
 //	lease.go       our own Lease
 //	table.go       one record per speaker: who is alive, and on which network

@@ -10,8 +10,8 @@
 //	planner.go      Planner: the plan follows the changes of Services and nodes
 //	owner.go        which nodes may own a VIP, and the one that does
 //	segments.go     which segment a VIP is on
-//	connections.go  what is limited and forwarded of connections to it
-//	direct.go       which nodes keep its connections, with direct forwarding
+//	connections.go  what is forwarded of connections to it, and this node's part of their limits
+//	direct.go       which nodes keep its connections, with direct forwarding, and what part of them
 //	routes.go       which prefixes a BGP router is sent, with which attributes
 //	sessions.go     which sessions the node has with BGP routers
 //	bgp.go          the types of both
