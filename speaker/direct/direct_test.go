@@ -3,7 +3,6 @@ package direct
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -374,10 +373,7 @@ func TestNodeThatWasCutOff(t *testing.T) {
 // Who creates Services and deletes them again has the node remember so many of them.
 func TestFewServicesDrain(t *testing.T) {
 	t.Parallel()
-	host := testnet.NewHost(t, "node")
-	testnet.NewSegment(t, 0).Plug(host, "eth0")
-	address(host, "eth0", "198.18.0.1/16")
-	d := New(Options{Log: slog.New(slog.DiscardHandler), Node: "n1", Gateways: func() []netip.Addr { return nil }})
+	host, d := alone(t)
 	want, none := plan.Forwarding{Services: map[plan.LimitKey]plan.Direct{}}, plan.Forwarding{}
 	all := some("n1")
 	two := []plan.Port{{Protocol: unix.IPPROTO_TCP, Number: 80}, {Protocol: unix.IPPROTO_TCP, Number: 81}}
@@ -407,10 +403,7 @@ func TestFewServicesDrain(t *testing.T) {
 // While there are too many tables, who has one keeps it over changes of its backends.
 func TestServiceKeepsItsTable(t *testing.T) {
 	t.Parallel()
-	host := testnet.NewHost(t, "node")
-	testnet.NewSegment(t, 0).Plug(host, "eth0")
-	address(host, "eth0", "198.18.0.1/16")
-	d := New(Options{Log: slog.New(slog.DiscardHandler), Node: "n1", Gateways: func() []netip.Addr { return nil }})
+	host, d := alone(t)
 	d.most = 1
 	want := func(open ...int) plan.Forwarding {
 		f := plan.Forwarding{Services: map[plan.LimitKey]plan.Direct{}}
@@ -437,10 +430,7 @@ func TestServiceKeepsItsTable(t *testing.T) {
 // that one left.
 func TestServiceThatFollowsAnother(t *testing.T) {
 	t.Parallel()
-	host := testnet.NewHost(t, "node")
-	testnet.NewSegment(t, 0).Plug(host, "eth0")
-	address(host, "eth0", "198.18.0.1/16")
-	d := New(Options{Log: slog.New(slog.DiscardHandler), Node: "n1", Gateways: func() []netip.Addr { return nil }})
+	host, d := alone(t)
 	named := func(name string, backends []plan.Backend) plan.Forwarding {
 		return plan.Forwarding{Services: map[plan.LimitKey]plan.Direct{{VIP: vip4, Service: name}: {Ports: web, Backends: backends}}}
 	}

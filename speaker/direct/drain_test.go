@@ -48,10 +48,23 @@ func TestDrainOutlivesARestart(t *testing.T) {
 	w.live(all, "switched on again")
 }
 
+// alone returns a node on a segment that it has to itself, and a Director for it.
+func alone(t *testing.T) (*testnet.Host, *Director) {
+	host := testnet.NewHost(t, "node")
+	testnet.NewSegment(t, 0).Plug(host, "eth0")
+	address(host, "eth0", "198.18.0.1/16")
+	return host, newDirector()
+}
+
+// newDirector returns a Director of n1 that Run does not own.
+func newDirector() *Director {
+	return New(Options{Log: slog.New(slog.DiscardHandler), Node: "n1", Gateways: func() []netip.Addr { return nil }})
+}
+
 // follower returns a Director with what one before it left on the host, and nodes 198.18.1.0 and
 // upwards, beside n1, which it is.
 func follower(t *testing.T, host *testnet.Host, want plan.Forwarding) *Director {
-	d := New(Options{Log: slog.New(slog.DiscardHandler), Node: "n1", Gateways: func() []netip.Addr { return nil }})
+	d := newDirector()
 	require.NoError(t, host.Do(func() error {
 		d.want, d.stale = want, true
 		d.inherit()
@@ -66,9 +79,7 @@ func follower(t *testing.T, host *testnet.Host, want plan.Forwarding) *Director 
 // does no harm.
 func TestInherit(t *testing.T) {
 	t.Parallel()
-	host := testnet.NewHost(t, "node")
-	testnet.NewSegment(t, 0).Plug(host, "eth0")
-	address(host, "eth0", "198.18.0.1/16")
+	host, _ := alone(t)
 	names := []string{"n1"}
 	known := map[string][]netip.Addr{}
 	for i := range 8 {
@@ -89,7 +100,8 @@ func TestInherit(t *testing.T) {
 	}}
 	first := follower(t, host, all)
 	require.Empty(t, first.draining)
-	for i, garbage := range []string{"%d : goto steer-0-8192-1-3-x", `%d comment "a/b" : goto garbage`, `%d comment "a/b" : goto steer-00-8192-1-3-2`} {
+	for i, garbage := range []string{"%d : goto steer-0-8192-1-3-x", `%d comment "a/b" : goto garbage`,
+		`%d comment "a/b" : goto steer-00-8192-1-3-2`} {
 		_, chain, _ := strings.Cut(garbage, "goto ")
 		host.Run("nft", fmt.Sprintf("add chain ip lodestone-direct %s; add element ip lodestone-direct services { 203.0.113.9 . "+garbage+" }",
 			chain, i))

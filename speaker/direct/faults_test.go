@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
-	"log/slog"
 	"maps"
 	"net/netip"
 	"os"
@@ -23,7 +22,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/pkg/report"
-	"github.com/lodestone-lb/lodestone/pkg/testnet"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -314,10 +312,7 @@ func TestIPVS(t *testing.T) {
 // Rules that somebody has changed go, too, if the node can have none from then on.
 func TestChangedRulesGo(t *testing.T) {
 	t.Parallel()
-	host := testnet.NewHost(t, "node")
-	testnet.NewSegment(t, 0).Plug(host, "eth0")
-	address(host, "eth0", "198.18.0.1/16")
-	d := New(Options{Log: slog.New(slog.DiscardHandler), Node: "n1", Gateways: func() []netip.Addr { return nil }})
+	host, d := alone(t)
 	require.NoError(t, host.Do(func() error {
 		d.take(plan.Forwarding{Services: map[plan.LimitKey]plan.Direct{{VIP: vip4, Service: "default/web"}: {Ports: web, Backends: some("n1")}}})
 		return d.err
