@@ -45,7 +45,8 @@ func (d *Director) take(want plan.Forwarding) {
 
 // inherit has drain what an earlier Director handed over and is not wanted, as if it were switched
 // off just now. The kernel does not say how many endpoints a node had, which matters to those of more
-// than maxRing nodes alone; what a Service lost before stays lost, as is a node that is silent.
+// than maxRing nodes alone; what a Service lost before stays lost, as is a node that is silent, and
+// so is all whose guard has ended: nothing was handed over since.
 func (d *Director) inherit() {
 	k, err := dial()
 	if err != nil {
@@ -65,6 +66,9 @@ func (d *Director) inherit() {
 	}
 	until := time.Now().Add(drainTime)
 	for _, f := range families {
+		if !k.guarded(f) {
+			continue
+		}
 		tables := map[string][]plan.Backend{}
 		for element, s := range k.services(f) {
 			vip, port, ok := f.parseServiceKey(element)

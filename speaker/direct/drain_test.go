@@ -149,4 +149,8 @@ func TestInherit(t *testing.T) {
 		ports += len(drains.Ports)
 	}
 	require.Equal(t, maxDraining, ports)
+
+	host.Run("nft", "flush set ip lodestone-direct "+guardSet)
+	require.Empty(t, follower(t, host, plan.Forwarding{}).draining, "there was no Director for too long")
+	require.NotContains(t, host.Run("nft", "list tables"), "table ip "+tableName)
 }

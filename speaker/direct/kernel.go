@@ -314,6 +314,12 @@ func (k kernel) addSet(set *nftables.Set) error {
 	return k.AddSet(set, nil)
 }
 
+// guarded reports whether the table works.
+func (k kernel) guarded(f *family) bool {
+	guards, err := k.GetSetElements(f.sets()[0])
+	return err == nil && len(guards) > 0
+}
+
 // refresh has the table work for that long from now on.
 func (k kernel) refresh(f *family, guard time.Duration) error {
 	set := f.sets()[0]
