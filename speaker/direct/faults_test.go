@@ -346,7 +346,9 @@ func TestMetrics(t *testing.T) {
 	packets := got["handed_packets_total"]
 	require.Greater(t, packets, 19.0)
 	delete(got, "handed_packets_total")
-	want["dropped_packets_total waits"], want["dropped_packets_total limit"] = 0, 0
+	for d := range Discards() {
+		want["dropped_packets_total "+string(d)] = 0
+	}
 	want["services forwarded"], want["tables"], want["neighbours reachable"] = 2, 1, 2
 	require.Equal(t, want, got)
 	w.want(some("n1", "n2")...)
@@ -375,6 +377,22 @@ func (n *node) metrics(t testing.TB) map[string]float64 {
 		got[name] = out.GetGauge().GetValue() + out.GetCounter().GetValue()
 	}
 	return got
+}
+
+// A client of a VIP that kube-proxy has no rule for yet, on the owner or on the node that keeps the
+// connection, gets its connection once there is one.
+func TestNewVIPWaitsForKubeProxy(t *testing.T) {
+	t.Parallel()
+	w := startWorld(t, 2, some("n1")...)
+	for _, name := range w.names {
+		w.want(some(name)...)
+		n := w.nodes[name]
+		rules := n.Run("nft", "list chain inet proxy services")
+		n.Run("nft", "flush chain inet proxy services; chain inet proxy forward { policy accept; }")
+		time.AfterFunc(500*time.Millisecond, func() { n.Run("nft", rules) })
+		require.Equal(t, map[string]int{name: 2}, at(w.open(2)))
+		require.Positive(t, n.metrics(t)["dropped_packets_total unserved"])
+	}
 }
 
 // What waits for a node that does not answer is counted, as is what is too much to send around: so much

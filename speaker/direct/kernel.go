@@ -298,7 +298,9 @@ func (k kernel) create(f *family, guard time.Duration) {
 	for _, name := range counters {
 		k.AddObj(&nftables.NamedObj{Table: f.table, Name: name, Type: nftables.ObjTypeCounter, Obj: &expr.Counter{}})
 	}
-	k.AddRule(&nftables.Rule{Table: f.table, Chain: k.AddChain(f.base()), Exprs: f.baseRule()})
+	for _, base := range f.bases() {
+		k.AddRule(&nftables.Rule{Table: f.table, Chain: k.AddChain(base), Exprs: f.baseRule()})
+	}
 }
 
 // guards are TCP.
@@ -459,7 +461,7 @@ func (k kernel) sound(f *family, want *ruleset) (bool, error) {
 		return false, nil // there is none
 	}
 	// All chains, sets and counters use the table. Listing them would list those of kube-proxy.
-	uses := 1 + 2*len(want.steers()) + len(f.sets()) + len(counters)
+	uses := len(f.bases()) + 2*len(want.steers()) + len(f.sets()) + len(counters)
 	for id := range want.tables {
 		uses += len(want.sets(f, id))
 	}
@@ -467,12 +469,14 @@ func (k kernel) sound(f *family, want *ruleset) (bool, error) {
 	if int(table.Use) != uses && int(bits.ReverseBytes32(table.Use)) != uses {
 		return false, nil
 	}
-	rules, err := k.GetRules(f.table, f.base())
-	if err != nil {
-		return false, fmt.Errorf("list nftables rules: %w", err)
-	}
-	if len(rules) != 1 {
-		return false, nil
+	for _, base := range f.bases() {
+		rules, err := k.GetRules(f.table, base)
+		if err != nil {
+			return false, fmt.Errorf("list nftables rules: %w", err)
+		}
+		if len(rules) != 1 {
+			return false, nil
+		}
 	}
 	for i, n := range []int{1, len(want.interfaces), len(want.hardware), len(want.services)} {
 		elements, err := k.GetSetElements(f.sets()[i])

@@ -93,8 +93,11 @@ next:
 		for _, e := range chain[i] {
 			switch e := e.(type) {
 			case *expr.Meta:
-				if e.Key == expr.MetaKeyIIF { // the protocol is for the guard, which is there
+				switch e.Key { // the protocol is for the guard, which is there
+				case expr.MetaKeyIIF:
 					registers[e.Register] = []byte(number(modelDevice))
+				case expr.MetaKeyOIF:
+					registers[e.Register] = []byte(number(0))
 				}
 			case *expr.Ct:
 				registers[e.Register] = []byte(number(state))

@@ -18,6 +18,10 @@ import (
 // table mangle of iptables), and those are handed over.
 const priority = -199
 
+// forwardPriority is after all that kube-proxy does with a packet that is forwarded (0 in its mode
+// iptables, -110 in nftables), refusals by ICMP and reset included.
+const forwardPriority = 10
+
 // A segment of an unknown connection that goes around has a TTL that counts the nodes: the
 // first one sets it to lastHop and as much more as the ring has nodes, and it is one less at
 // each. So it ends, whatever tables the nodes have.
@@ -98,10 +102,11 @@ const (
 // Discard is why a packet was dropped, and the name of the counter.
 type Discard string
 
-// Both reasons.
+// The reasons.
 const (
-	Waits Discard = "waits" // a node does not answer
-	Limit Discard = "limit" // it is too much to send around
+	Waits    Discard = "waits"    // a node does not answer
+	Limit    Discard = "limit"    // it is too much to send around
+	Unserved Discard = "unserved" // kube-proxy left the VIP as it is
 )
 
 // Discards explains each Discard.
@@ -111,10 +116,12 @@ func Discards() reason.Texts[Discard] {
 			Cure: "See why the node does not answer. When it is back, or gone for good, this ends."},
 		Limit: {Cause: "More than 50,000 packets a second were of connections that this node does not know.",
 			Cure: "Find out who sends them: it is a flood, mostly. Connections that have moved in the table are slow as long as it lasts."},
+		Unserved: {Cause: "The node's kube-proxy has no rule for the VIP and port: the client sends the packet again.",
+			Cure: "Wait a second if the Service is new or has changed. If it goes on, see whether kube-proxy works on this node."},
 	}
 }
 
-var counters = []string{handedCounter, string(Waits), string(Limit)}
+var counters = []string{handedCounter, string(Waits), string(Limit), string(Unserved)}
 
 func counted(counter string) *expr.Objref {
 	return &expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: counter}
@@ -156,10 +163,15 @@ func (f *family) parseServiceKey(key string) (vip netip.Addr, port uint16, ok bo
 // number is a number as sets and registers have it.
 func number(n uint32) string { return string(binaryutil.NativeEndian.PutUint32(n)) }
 
-// base returns the chain that the kernel calls.
-func (f *family) base() *nftables.Chain {
-	return &nftables.Chain{Name: "prerouting", Table: f.table, Type: nftables.ChainTypeFilter,
-		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRef(priority)}
+// bases returns the chains that the kernel calls. The second one is for what is still for a VIP when it
+// is to be forwarded.
+func (f *family) bases() []*nftables.Chain {
+	return []*nftables.Chain{
+		{Name: "prerouting", Table: f.table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting,
+			Priority: nftables.ChainPriorityRef(priority)},
+		{Name: "forward", Table: f.table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward,
+			Priority: nftables.ChainPriorityRef(forwardPriority)},
+	}
 }
 
 // baseRule passes on what is for a VIP:
@@ -183,6 +195,7 @@ var (
 // steer is the chain of a table for what comes in on the segment:
 //
 //	iif != @interfaces accept            from a pod: kube-proxy's
+//	oif != 0 counter name unserved drop  it is forwarded as it is: kube-proxy has no rule yet
 //	ct state != { new, invalid } accept  the connection is kept here
 //	ip ttl <= lastHop wait by @next      all were asked that answer
 //	ip ttl <= lastHop accept             all were asked
@@ -198,12 +211,17 @@ var (
 // A node without a speaker still sends around what others hand to it, for as long as they do:
 // it would reset connections that they keep.
 //
+// What kube-proxy does not serve yet would go back to the segment, where nobody answers: the client would
+// be told so, and conntrack would remember the flow, so that kube-proxy never saw it again.
+//
 // What comes from a node that sends with another hardware address than its own is handed over
 // once more. It ends by its TTL, which nobody but the first one raises.
 func (f *family) steer(s steer) [][]expr.Any {
 	second := &expr.Verdict{Kind: expr.VerdictGoto, Chain: s.second()}
 	rules := [][]expr.Any{
 		join(&expr.Meta{Key: expr.MetaKeyIIF, Register: keys}, in(interfacesSet, false), accept),
+		join(&expr.Meta{Key: expr.MetaKeyOIF, Register: keys}, &expr.Cmp{Register: keys, Op: expr.CmpOpNeq, Data: []byte(number(0))},
+			counted(string(Unserved)), drop),
 		join(stateIs(expr.CtStateBitNEW|expr.CtStateBitINVALID, false), accept),
 		join(f.ttlIs(expr.CmpOpLte, lastHop), f.waits(s, nextName(s.table, s.buckets))),
 		join(f.ttlIs(expr.CmpOpLte, lastHop), accept),
