@@ -3,8 +3,11 @@ package direct
 import (
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -18,70 +21,99 @@ func BenchmarkTable(b *testing.B) {
 		b.Run(fmt.Sprint("nodes=", n), func(b *testing.B) {
 			all := backends(nodes(n), 1)
 			for b.Loop() {
-				newTable(all)
+				newTable(all, clusterSize)
 			}
 		})
 	}
 }
 
-// BenchmarkChange is what the kernel and the Director need from the plan to rules in force
-// with 1,000 VIPs of policy Cluster: for the first time, when a node drains and returns, when
-// one Service comes and goes, and to see that all is as it was.
+// BenchmarkChange is what the kernel and the Director need from the plan to rules in force with
+// 1,000 VIPs: for the first time, when a node drains and returns, when one Service comes and goes,
+// and to see that all is as it was. With policy Cluster all nodes keep connections of all VIPs, in one
+// table; with policy Local three nodes have the pods of each Service, in 64 ways.
 func BenchmarkChange(b *testing.B) {
-	for _, n := range []int{10, 100} {
-		for _, change := range []string{"first", "node", "service", "verify"} {
-			b.Run(fmt.Sprintf("nodes=%d/%s", n, change), func(b *testing.B) {
-				host := testnet.NewHost(b, "node")
-				s := testnet.NewSegment(b, 0)
-				s.Plug(host, "eth0")
-				address(host, "eth0", "198.18.0.1/16")
-				all := backends(nodes(n), 1)
-				want := plan.Forwarding{Services: map[plan.LimitKey]plan.Direct{}, Nodes: map[string][]netip.Addr{}}
-				for i, node := range all {
-					addr := netip.AddrFrom4([4]byte{198, 18, 1, byte(i)})
-					want.Nodes[node.Node] = []netip.Addr{addr}
-					host.Run("ip", "neigh", "add", addr.String(), "lladdr", fmt.Sprintf("02:00:00:00:01:%02x", i), "dev", "eth0", "nud", "permanent")
-				}
-				require.NoError(b, host.Do(func() error {
-					d := New(Options{Log: slog.New(slog.DiscardHandler), Node: all[0].Node, Gateways: func() []netip.Addr { return nil }})
-					for i := range 1000 {
-						key := plan.LimitKey{VIP: netip.AddrFrom4([4]byte{203, 0, byte(i >> 8), byte(i)}), Service: fmt.Sprint(i)}
-						want.Services[key] = plan.Direct{Ports: web, Seed: uint32(i), Backends: all}
-					}
-					if d.take(want); d.err != nil {
-						return d.err
-					}
-					for i := 0; b.Loop(); i++ {
-						switch change {
-						case "first":
-							d.have, d.keys, d.stale, d.tables = [2]*ruleset{}, [2]map[int]string{}, true, map[string]table{}
-							d.reconcile()
-							continue
-						case "verify":
-							d.verify(true)
-							continue
-						case "service":
-							now := want
-							now.Services = maps.Clone(want.Services)
-							if i%2 == 0 {
-								delete(now.Services, plan.LimitKey{VIP: netip.MustParseAddr("203.0.0.0"), Service: "0"})
-							}
-							d.take(now)
-							continue
-						}
-						now := append([]plan.Backend(nil), all...)
-						if i%2 == 0 {
-							now[n-1] = plan.Backend{Node: now[n-1].Node, Draining: 1}
-						}
-						for key, s := range want.Services {
-							s.Backends = now
-							want.Services[key] = s
-						}
-						d.take(want)
-					}
-					return d.err
-				}))
-			})
+	for _, policy := range []string{"Cluster", "Local"} {
+		for _, n := range []int{10, 100} {
+			for _, change := range []string{"first", "node", "service", "verify"} {
+				b.Run(fmt.Sprintf("policy=%s/nodes=%d/%s", policy, n, change), func(b *testing.B) { benchmarkChange(b, policy, n, change) })
+			}
 		}
 	}
+}
+
+func benchmarkChange(b *testing.B, policy string, n int, change string) {
+	host := testnet.NewHost(b, "node")
+	s := testnet.NewSegment(b, 0)
+	s.Plug(host, "eth0")
+	address(host, "eth0", "198.18.0.1/16")
+	all := backends(nodes(n), 1)
+	want := plan.Forwarding{Nodes: map[string][]netip.Addr{}}
+	for i, node := range all {
+		addr := netip.AddrFrom4([4]byte{198, 18, 1, byte(i)})
+		want.Nodes[node.Node] = []netip.Addr{addr}
+		host.Run("ip", "neigh", "add", addr.String(), "lladdr", fmt.Sprintf("02:00:00:00:01:%02x", i), "dev", "eth0", "nud", "permanent")
+	}
+	// services are those there are when the last node drains, or does not.
+	services := func(drains bool) map[plan.LimitKey]plan.Direct {
+		now := slices.Clone(all)
+		if drains {
+			now[n-1] = plan.Backend{Node: now[n-1].Node, Draining: 1}
+		}
+		var sets [][]plan.Backend
+		for i := range 64 {
+			first, second, third := now[i%n], now[(i+n/3)%n], now[(i+n/2)%n]
+			first.Open *= 1 + i/n // as many pods
+			sets = append(sets, []plan.Backend{first, second, third})
+		}
+		services := map[plan.LimitKey]plan.Direct{}
+		for i := range 1000 {
+			of := now
+			if policy == "Local" {
+				of = sets[i%len(sets)]
+			}
+			key := plan.LimitKey{VIP: netip.AddrFrom4([4]byte{203, 0, byte(i >> 8), byte(i)}), Service: fmt.Sprint(i)}
+			services[key] = plan.Direct{Ports: web, Seed: uint32(i), Local: policy == "Local", Backends: of}
+		}
+		return services
+	}
+	ordinary, drains, fewer := services(false), services(true), services(false)
+	delete(fewer, plan.LimitKey{VIP: netip.MustParseAddr("203.0.0.0"), Service: "0"})
+	require.NoError(b, host.Do(func() error {
+		d := New(Options{Log: slog.New(slog.DiscardHandler), Node: all[0].Node, Gateways: func() []netip.Addr { return nil }})
+		before := kernelMemory(b)
+		want.Services = ordinary
+		d.take(want)
+		used := kernelMemory(b) - before
+		for i := 0; b.Loop(); i++ {
+			want.Services = ordinary
+			switch {
+			case change == "first":
+				d.have, d.keys = [2]*ruleset{}, [2]map[int]string{}
+			case change == "verify":
+				d.verify(true)
+				continue
+			case change == "node" && i%2 == 0:
+				want.Services = drains
+			case change == "service" && i%2 == 0:
+				want.Services = fewer
+			}
+			d.take(want)
+		}
+		b.ReportMetric(float64(used), "kernel-KB")
+		return d.err
+	}))
+}
+
+// kernelMemory is what the kernel uses for itself, in KB.
+func kernelMemory(b *testing.B) (kb int) {
+	text, err := os.ReadFile("/proc/meminfo")
+	require.NoError(b, err)
+	for line := range strings.Lines(string(text)) {
+		if f := strings.Fields(line); f[0] == "Slab:" || f[0] == "VmallocUsed:" {
+			n, err := strconv.Atoi(f[1])
+			require.NoError(b, err)
+			kb += n
+		}
+	}
+	return kb
 }

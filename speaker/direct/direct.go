@@ -62,8 +62,9 @@ const (
 	defaultGuard = 10 * time.Minute
 	// fullPart is the part of conntrack's entries that is a little.
 	fullPart = 20
-	// maxTables bounds the kernel's memory: about a megabyte for each.
-	maxTables = 128
+	// maxBuckets bounds the memory of a family's tables, which counts as the speaker's: some 260 bytes
+	// of the kernel's for a bucket. It is enough for policy Cluster and 64 sets of nodes with policy Local.
+	maxBuckets = clusterSize + 64*localSize
 	// seeds is how many seeds there are: Services share the chains of one, since the kernel
 	// takes a millisecond for a chain.
 	seeds = 16
@@ -94,16 +95,16 @@ type Director struct {
 	nodes    map[netip.Addr]*host     // the other nodes that are or were on a segment of this one
 	heard    map[segmentKey]time.Time // since when some other node is heard without a break
 	draining map[plan.LimitKey]draining
-	tables   map[string]table  // by what they follow from
-	have     [2]*ruleset       // by family, what the kernel took over last
-	keys     [2]map[int]string // and what its tables of buckets follow from
-	without  [2]int            // Services that have none, as there are more than maxTables
-	there    [2]bool           // by family, the kernel has a table
-	missing  [2]bool           // it has none, and should
-	full     bool              // conntrack has little room
-	most     int               // tables that there may be, see maxTables
-	stale    bool              // there may be other rules to write
-	refused  error             // why the node cannot have rules
+	have     [2]*ruleset             // by family, what the kernel took over last
+	keys     [2]map[int]string       // and what its tables of buckets follow from,
+	peered   [2]map[string]neighbour // with whom
+	without  [2]int                  // Services that have none, as there are more than maxBuckets
+	there    [2]bool                 // by family, the kernel has a table
+	missing  [2]bool                 // it has none, and should
+	full     bool                    // conntrack has little room
+	most     int                     // buckets that there may be, see maxBuckets
+	stale    bool                    // there may be other rules to write
+	refused  error                   // why the node cannot have rules
 	said     summary
 	began    bool // what an earlier Director left is taken over or gone
 	err      error
@@ -117,7 +118,7 @@ type Director struct {
 func New(o Options) *Director {
 	o.Hold, o.Guard = cmp.Or(o.Hold, defaultHold), cmp.Or(o.Guard, defaultGuard)
 	d := &Director{Options: o, sets: make(chan plan.Forwarding, 1), ready: make(chan struct{}), nodes: map[netip.Addr]*host{},
-		draining: map[plan.LimitKey]draining{}, tables: map[string]table{}, most: maxTables}
+		draining: map[plan.LimitKey]draining{}, most: maxBuckets}
 	d.published.Store(&Status{})
 	if o.Registry != nil {
 		o.Registry.MustRegister(collector{d})
@@ -291,12 +292,11 @@ func (d *Director) apply() error {
 			return err
 		}
 	}
-	used := map[string]bool{}
+	tables := map[string]table{}
 	var errs error
 	for i, f := range families {
-		errs = errors.Join(errs, d.applyTo(i, f, used))
+		errs = errors.Join(errs, d.applyTo(i, f, tables))
 	}
-	maps.DeleteFunc(d.tables, func(key string, _ table) bool { return !used[key] })
 	if errs != nil {
 		return errs
 	}
@@ -335,7 +335,19 @@ func (d *Director) summarize() summary {
 			}
 		}
 	}
-	return summary{len(d.want.Services), len(d.draining), len(d.tables), d.reachable(), strings.Join(slices.Sorted(maps.Keys(closed)), " ")}
+	return summary{len(d.want.Services), len(d.draining), countTables(d.keys), d.reachable(),
+		strings.Join(slices.Sorted(maps.Keys(closed)), " ")}
+}
+
+// countTables counts the tables of buckets. Families have the same ones, mostly.
+func countTables(families [2]map[int]string) int {
+	all := map[string]bool{}
+	for _, keys := range families {
+		for _, of := range keys {
+			all[of] = true
+		}
+	}
+	return len(all)
 }
 
 // reachable counts the addresses of nodes that packets can be handed to, or soon again.
@@ -350,8 +362,9 @@ func (d *Director) reachable() (n int) {
 
 // applyTo is apply for one family, with a socket of its own: on one with which something has
 // failed, answers to that may still come.
-func (d *Director) applyTo(i int, f *family, used map[string]bool) error {
-	want, keys := d.rules(i, f, used)
+func (d *Director) applyTo(i int, f *family, tables map[string]table) error {
+	peers := d.peers(f)
+	want, keys := d.rules(i, f, peers, tables)
 	k, err := dial()
 	if err != nil {
 		return err
@@ -368,33 +381,40 @@ func (d *Director) applyTo(i int, f *family, used map[string]bool) error {
 		d.missing[i] = want != nil && !d.there[i]
 		return err
 	}
-	d.have[i], d.keys[i], d.there[i], d.missing[i] = want, keys, want != nil, false
+	d.have[i], d.keys[i], d.peered[i], d.there[i], d.missing[i] = want, keys, peers, want != nil, false
 	return nil
 }
 
 // rules returns what is to be in the table of a family, and from which backends each of its
-// tables of buckets follows. Nil: there is nothing to forward.
-func (d *Director) rules(i int, f *family, used map[string]bool) (*ruleset, map[int]string) {
-	r, peers := newRuleset(), d.peers(f)
-	services := map[string][]service{} // by their backends
+// tables of buckets follows. Nil: there is nothing to forward. Those in tables need not be made anew.
+func (d *Director) rules(i int, f *family, peers map[string]neighbour, tables map[string]table) (*ruleset, map[int]string) {
+	r := newRuleset()
+	services, room := map[string][]service{}, d.most // by what their tables follow from
 	// Most Services have the same backends.
-	known := map[*plan.Backend]service{}
+	type backends struct {
+		first *plan.Backend // nil: none has the rules yet
+		local bool
+	}
+	known := map[backends]service{}
 	add := func(key plan.LimitKey, s plan.Direct, drains bool) {
 		if !f.has(key.VIP) {
 			return
 		}
-		var first *plan.Backend // none has the rules yet
+		all := backends{nil, s.Local}
 		if len(s.Backends) > 0 {
-			first = &s.Backends[0]
+			all.first = &s.Backends[0]
 		}
-		same, ok := known[first]
+		same, ok := known[all]
 		if !ok {
 			same.Backends = present(s.Backends, peers, d.Node)
-			same.of = fmt.Sprint(same.Backends)
-			known[first] = same
+			same.of = fmt.Sprint(sizeOf(s), same.Backends)
+			known[all] = same
 		}
-		if drains && services[same.of] == nil && len(services) >= d.most {
-			return // those that are wanted have the tables
+		if services[same.of] == nil {
+			if drains && room < sizeOf(s) {
+				return // those that are wanted have the tables
+			}
+			room -= sizeOf(s)
 		}
 		s.Backends = same.Backends
 		services[same.of] = append(services[same.of], service{key.VIP, key.Service, s, drains, same.of})
@@ -422,21 +442,23 @@ func (d *Director) rules(i int, f *family, used map[string]bool) (*ruleset, map[
 	for _, d := range slices.Sorted(maps.Keys(devices)) {
 		interfaces = append(interfaces, strconv.Itoa(d))
 	}
-	numbers := d.numbers(i, services)
+	all := len(services)
 	without := 0
-	for _, all := range services {
-		without += len(all)
+	if room < 0 {
+		services, without = d.fair(i, services)
 	}
+	numbers := d.numbers(i, services)
+	unchanged := d.have[i] != nil && maps.Equal(d.peered[i], peers)
 	for _, id := range slices.Sorted(maps.Keys(numbers)) {
 		of := numbers[id]
-		t := d.tables[of]
-		if t == nil {
-			t = newTable(services[of][0].Backends)
-			d.tables[of] = t
+		if unchanged && d.keys[i][id] == of {
+			r.tables[id] = d.have[i].tables[id]
+		} else {
+			if tables[of] == nil {
+				tables[of] = newTable(services[of][0].Backends, sizeOf(services[of][0].Direct))
+			}
+			r.tables[id] = tables[of].at(d.Node, peers)
 		}
-		used[of] = true
-		r.tables[id] = t.at(d.Node, peers)
-		without -= len(services[of])
 		for _, s := range services[of] {
 			for _, p := range s.Ports {
 				key := serviceKey(s.vip, p.Number)
@@ -448,7 +470,7 @@ func (d *Director) rules(i int, f *family, used map[string]bool) (*ruleset, map[
 			}
 		}
 	}
-	d.setWithout(i, f, without, len(services))
+	d.setWithout(i, f, without, all)
 	return r, numbers
 }
 
@@ -458,21 +480,60 @@ type service struct {
 	name string
 	plan.Direct
 	drains bool
-	of     string // its backends
+	of     string // what its table follows from
 }
 
 // setWithout notes how many Services have no table, as there are more tables than may be.
 func (d *Director) setWithout(i int, f *family, without, tables int) {
 	if d.without[i] == 0 && without > 0 {
 		d.Log.Warn("too many tables of direct forwarding: some Services work without", "table", f.name(), "services", without,
-			"tables", tables, "at_most", d.most)
+			"tables", tables, "buckets_at_most", d.most)
 	}
 	d.without[i] = without
 }
 
+// fair returns the tables that there is room for, and how many Services have none. Each namespace gets
+// one before any gets another: so who has many takes none from others. Of a namespace, those come first
+// that are there, as connections depend on them.
+func (d *Director) fair(i int, wanted map[string][]service) (chosen map[string][]service, without int) {
+	namespaces := map[string]map[string]int{} // 1: the table is there
+	for of, all := range wanted {
+		for _, s := range all {
+			namespace, _, _ := strings.Cut(s.name, "/")
+			if namespaces[namespace] == nil {
+				namespaces[namespace] = map[string]int{}
+			}
+			has := 0
+			if d.have[i].has(s) {
+				has = 1
+			}
+			namespaces[namespace][of] = max(namespaces[namespace][of], has)
+		}
+	}
+	turns := map[string]int{}
+	for _, tables := range namespaces {
+		for turn, of := range slices.SortedFunc(maps.Keys(tables), func(a, b string) int {
+			return cmp.Or(tables[b]-tables[a], cmp.Compare(a, b))
+		}) {
+			if first, ok := turns[of]; !ok || turn < first {
+				turns[of] = turn
+			}
+		}
+	}
+	chosen = map[string][]service{}
+	room := d.most
+	for _, of := range slices.SortedFunc(maps.Keys(turns), func(a, b string) int { return cmp.Or(turns[a]-turns[b], cmp.Compare(a, b)) }) {
+		if size := sizeOf(wanted[of][0].Direct); size <= room {
+			chosen[of], room = wanted[of], room-size
+		} else {
+			without += len(wanted[of])
+		}
+	}
+	return chosen, without
+}
+
 // numbers returns the numbers of the tables. A table that stays keeps its number, and a new one
-// gets that of one that goes, so that only what differs is written. If there are too many,
-// Services that have a table come first: connections depend on it.
+// gets that of one that goes, so that only what differs is written.
 func (d *Director) numbers(i int, wanted map[string][]service) map[int]string {
 	keys, missing := map[int]string{}, maps.Clone(wanted)
 	var free []int
@@ -484,17 +545,8 @@ func (d *Director) numbers(i int, wanted map[string][]service) map[int]string {
 			free = append(free, id)
 		}
 	}
-	has := map[string]int{}
-	for key, all := range missing {
-		if slices.ContainsFunc(all, func(s service) bool { return d.has(i, s) }) {
-			has[key] = 1
-		}
-	}
 	next := 0
-	for _, key := range slices.SortedFunc(maps.Keys(missing), func(a, b string) int { return cmp.Or(has[b]-has[a], cmp.Compare(a, b)) }) {
-		if len(keys) >= d.most {
-			break
-		}
+	for _, key := range slices.Sorted(maps.Keys(missing)) {
 		if len(free) > 0 {
 			keys[free[0]], free = key, free[1:]
 			continue
@@ -508,12 +560,9 @@ func (d *Director) numbers(i int, wanted map[string][]service) map[int]string {
 }
 
 // has reports whether a Service has a table.
-func (d *Director) has(i int, s service) bool {
-	if d.have[i] == nil {
-		return false
-	}
-	return slices.ContainsFunc(s.Ports, func(p plan.Port) bool {
-		_, has := d.have[i].services[serviceKey(s.vip, p.Number)]
+func (r *ruleset) has(s service) bool {
+	return r != nil && slices.ContainsFunc(s.Ports, func(p plan.Port) bool {
+		_, has := r.services[serviceKey(s.vip, p.Number)]
 		return has
 	})
 }

@@ -3,6 +3,7 @@ package direct
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -155,7 +156,7 @@ func TestSilentNodeInTheRing(t *testing.T) {
 
 	w.nodes["n4"].Run("ip", "link", "set", "eth0", "down")
 	w.lost = map[string]bool{"n4": true}
-	drains[2] = plan.Backend{Node: "n4", Draining: 1}
+	drains = append(slices.Clone(drains[:2]), plan.Backend{Node: "n4", Draining: 1})
 	for _, name := range []string{"n1", "n2", "n3"} {
 		w.setOn(name, drains)
 		d := w.nodes[name].director
@@ -404,7 +405,7 @@ func TestFewServicesDrain(t *testing.T) {
 func TestServiceKeepsItsTable(t *testing.T) {
 	t.Parallel()
 	host, d := alone(t)
-	d.most = 1
+	d.most = clusterSize
 	want := func(open ...int) plan.Forwarding {
 		f := plan.Forwarding{Services: map[plan.LimitKey]plan.Direct{}}
 		for i, n := range open {
@@ -424,6 +425,40 @@ func TestServiceKeepsItsTable(t *testing.T) {
 		}
 		return d.err
 	}))
+}
+
+// A namespace with more tables than there may be takes none from another one, which may come later or
+// have names that sort last. Policy Cluster's table is everybody's.
+func TestNamespacesShareTheTables(t *testing.T) {
+	t.Parallel()
+	host, d := alone(t)
+	d.most = clusterSize + 10*localSize
+	f := plan.Forwarding{Services: map[plan.LimitKey]plan.Direct{}}
+	add := func(name string, local bool, open int) {
+		vip := netip.AddrFrom4([4]byte{203, 0, 113, byte(len(f.Services))})
+		backends := []plan.Backend{{Node: "n1", Open: open}}
+		f.Services[plan.LimitKey{VIP: vip, Service: name}] = plan.Direct{Ports: web, Local: local, Backends: backends}
+	}
+	tables := func() map[string]int {
+		of := map[string]int{}
+		require.NoError(t, host.Do(func() error {
+			d.take(plan.Forwarding{Services: maps.Clone(f.Services)})
+			return d.err
+		}))
+		for _, s := range d.have[0].services {
+			namespace, _, _ := strings.Cut(s.service, "/")
+			of[namespace]++
+		}
+		return of
+	}
+	for i := range 30 {
+		add(fmt.Sprint("greedy/", i), true, 1+i)
+	}
+	require.Equal(t, map[string]int{"greedy": 18}, tables())
+	add("victim/web", true, 99)
+	add("victim/shop", false, 1)
+	add("other/web", false, 1)
+	require.Equal(t, map[string]int{"greedy": 9, "victim": 2, "other": 1}, tables())
 }
 
 // Who follows another Service at its VIP and port is not kept from its connections by what

@@ -82,7 +82,8 @@ func (d *Director) inherit() {
 			}
 			drains := d.draining[key]
 			drains.Ports = append(drains.Ports, plan.Port{Protocol: unix.IPPROTO_TCP, Number: port})
-			drains.ByClient, drains.Seed, drains.Backends, drains.until = s.byClient, s.seed-1, tables[table], until
+			drains.ByClient, drains.Seed, drains.Local = s.byClient, s.seed-1, s.buckets == localSize
+			drains.Backends, drains.until = tables[table], until
 			d.draining[key] = drains
 		}
 	}

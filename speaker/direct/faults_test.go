@@ -147,11 +147,12 @@ func TestOtherTables(t *testing.T) {
 func TestServiceWithoutATable(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 2)
-	w.most = 4
+	const others = 4
+	w.most = others * clusterSize
 	w.start(w.names...)
 	w.own("n1")
 	many := w.forwarding(some("n2"))
-	for i := range w.most {
+	for i := range others {
 		key := plan.LimitKey{VIP: netip.AddrFrom4([4]byte{203, 0, 113, byte(i)}), Service: fmt.Sprint("default/other-", i)}
 		six := plan.LimitKey{VIP: netip.MustParseAddr(fmt.Sprintf("2001:db8:5::%d", i)), Service: key.Service}
 		d := plan.Direct{Ports: web, Backends: []plan.Backend{{Node: "n1", Open: i + 1}, {Node: "n2", Open: 1}}}

@@ -181,7 +181,7 @@ func (k kernel) take(f *family, have, want *ruleset) error {
 			k.deleteSteer(f, s)
 		}
 	}
-	for _, id := range slices.Sorted(maps.Keys(have.tables)) {
+	for _, id := range have.others(want) {
 		for _, m := range have.sets(f, id) {
 			after := want.sets(f, id)[m.set.Name]
 			if after == nil {
@@ -196,7 +196,7 @@ func (k kernel) take(f *family, have, want *ruleset) error {
 
 // give adds what is wanted and not there, in the opposite order.
 func (k kernel) give(f *family, have, want *ruleset) (err error) {
-	for _, id := range slices.Sorted(maps.Keys(want.tables)) {
+	for _, id := range want.others(have) {
 		before := have.sets(f, id)
 		for name, m := range want.sets(f, id) {
 			if before[name] == nil {
@@ -243,13 +243,24 @@ func (r *ruleset) sets(f *family, id int) map[string]*bucketSet {
 	add := func(name string, of []hop, has []bool) {
 		for index := range r.interfaces {
 			device := binaryutil.NativeEndian.Uint32([]byte(index))
-			sets[on(name, device)] = &bucketSet{f.buckets(on(name, device), true), of, nil, device}
+			sets[on(name, device)] = &bucketSet{f.buckets(on(name, device), true, len(t.open)), of, nil, device}
 		}
-		sets[held(name)] = &bucketSet{f.buckets(held(name), false), nil, has, 0}
+		sets[held(name)] = &bucketSet{f.buckets(held(name), false, len(t.open)), nil, has, 0}
 	}
 	add(openName(id, len(t.open)), t.open, t.held)
 	add(nextName(id, len(t.open)), t.next, t.waits)
 	return sets
+}
+
+// others returns the tables of buckets that are not the same in the other ruleset.
+func (r *ruleset) others(than *ruleset) (ids []int) {
+	moved := !maps.Equal(r.interfaces, than.interfaces)
+	for _, id := range slices.Sorted(maps.Keys(r.tables)) {
+		if moved || r.tables[id] != than.tables[id] {
+			ids = append(ids, id)
+		}
+	}
+	return ids
 }
 
 func (k kernel) flush(f *family) error {
@@ -364,9 +375,10 @@ func (k kernel) encode(set *nftables.Set, elements []nftables.SetElement, do enc
 	return err
 }
 
-// changeBuckets encodes the elements that m has and other has not. Nil: it has none.
-func (k kernel) changeBuckets(m, other *bucketSet, do encode) error {
-	var differ []nftables.SetElement
+// changeBuckets encodes the elements that m has and other has not, as it finds them: they are many. Nil:
+// it has none.
+func (k kernel) changeBuckets(m, other *bucketSet, do encode) (err error) {
+	differ := make([]nftables.SetElement, 0, perMessage)
 	for bucket := range max(len(m.of), len(m.has)) {
 		h, is := m.in(bucket)
 		if !is {
@@ -381,9 +393,11 @@ func (k kernel) changeBuckets(m, other *bucketSet, do encode) error {
 		if m.set.IsMap {
 			e.Val = h.addr.AsSlice()
 		}
-		differ = append(differ, e)
+		if differ = append(differ, e); len(differ) == perMessage {
+			err, differ = errors.Join(err, k.encode(m.set, differ, do)), differ[:0]
+		}
 	}
-	return k.encode(m.set, differ, do)
+	return errors.Join(err, k.encode(m.set, differ, do))
 }
 
 // changeServices encodes the elements of the map of services that others lacks or has another
@@ -442,7 +456,7 @@ func (k kernel) hops(f *family, s steer) map[netip.Addr]bool {
 	hops := map[netip.Addr]bool{}
 	for _, index := range s.indexes() {
 		for _, name := range []string{openName(s.table, s.buckets), nextName(s.table, s.buckets)} {
-			elements, _ := k.GetSetElements(f.buckets(on(name, index), true)) // without it there are none
+			elements, _ := k.GetSetElements(f.buckets(on(name, index), true, s.buckets)) // without it there are none
 			for _, e := range elements {
 				if a, ok := netip.AddrFromSlice(e.Val); ok {
 					hops[a] = true

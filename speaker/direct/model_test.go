@@ -63,7 +63,7 @@ func model(self int, views []view, all []plan.Backend) *modelled {
 		}
 		d.want.Nodes[modelName(i)], d.nodes[n.addr] = []netip.Addr{n.addr}, &host{neighbour: n, gone: v == gone}
 	}
-	r, _ := d.rules(0, families[0], map[string]bool{})
+	r, _ := d.rules(0, families[0], d.peers(families[0]), map[string]table{})
 	s := r.services[serviceKey(vip4, 80)].steer
 	return &modelled{steer: s, hardware: r.hardware, sets: r.sets(families[0], s.table),
 		chains: map[string][][]expr.Any{s.chain(): families[0].steer(s), s.second(): families[0].second(s)}}
@@ -242,7 +242,7 @@ func TestNodesMayThinkAnything(t *testing.T) {
 			for i, m := range nodes {
 				m.keeps, m.stale, m.dead = i == keeper, random.IntN(4) == 0, kind == "silence" && i != keeper && random.IntN(8) == 0
 			}
-			s := segment{bucket: random.Uint32N(tableSize), ttl: 64}
+			s := segment{bucket: random.Uint32N(clusterSize), ttl: 64}
 			if !agree {
 				s.ttl = byte(random.Uint32())
 			}

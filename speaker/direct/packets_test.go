@@ -635,7 +635,7 @@ func TestTooManyTables(t *testing.T) {
 			}
 		}
 		key := plan.LimitKey{VIP: netip.AddrFrom4([4]byte{203, 0, 113, byte(i)}), Service: fmt.Sprint(i)}
-		want.Services[key] = plan.Direct{Ports: web, Seed: uint32(i), Backends: some}
+		want.Services[key] = plan.Direct{Ports: web, Seed: uint32(i), Local: true, Backends: some}
 	}
 	d := New(Options{Log: slog.New(slog.NewTextHandler(log, nil)), Node: all[0].Node, Gateways: func() []netip.Addr { return nil }})
 	take := func(want plan.Forwarding) int {
@@ -650,7 +650,7 @@ func TestTooManyTables(t *testing.T) {
 		}
 		return len(d.have[0].services)
 	}
-	require.Equal(t, maxTables, take(want))
+	require.Equal(t, maxBuckets/localSize, take(want))
 	require.Equal(t, 1, strings.Count(log.String(), "too many tables"), log)
 	few := want
 	few.Services = maps.Clone(want.Services)

@@ -139,10 +139,11 @@ func (f *family) sets() []*nftables.Set {
 	}
 }
 
-// buckets is a map from a bucket to the address of a node, or a set of buckets.
-func (f *family) buckets(name string, isMap bool) *nftables.Set {
+// buckets is a map from a bucket to the address of a node, or a set of buckets. With their number the
+// kernel takes a table of that size, and not one that grows.
+func (f *family) buckets(name string, isMap bool, size int) *nftables.Set {
 	return &nftables.Set{Table: f.table, Name: name, IsMap: isMap, KeyType: nftables.TypeMark, KeyByteOrder: binaryutil.NativeEndian,
-		DataType: f.address}
+		DataType: f.address, Size: uint32(size)}
 }
 
 // serviceKey is a VIP and port as the maps have them, padded to the registers' four bytes.

@@ -110,7 +110,7 @@ func (d *Director) View() Status {
 
 func (d *Director) publish() {
 	s := &Status{Want: d.want, Err: d.err, Gone: map[string]bool{}, draining: maps.Clone(d.draining), Neighbours: []Neighbour{},
-		ConntrackFull: d.full, Without: d.without[0] + d.without[1], Tables: len(d.tables)}
+		ConntrackFull: d.full, Without: d.without[0] + d.without[1], Tables: countTables(d.keys)}
 	if d.err != nil {
 		s.Error = d.err.Error()
 	}

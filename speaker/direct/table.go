@@ -9,10 +9,24 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// tableSize is how many buckets a table has: so each node's share differs from its weight by
-// 5 % at most, up to about ten nodes. All tables have as many: one that grew would move all
-// flows, to buckets that rank the nodes which had them anyhow.
-const tableSize = 1 << 13
+// A table has as many buckets as follows from the policy, and no more when it has more nodes: one that
+// grew would move all flows, to buckets that rank the nodes which had them anyhow.
+const (
+	// clusterSize is for policy Cluster: each node's share differs from its weight by 5 % at most, up to
+	// about ten nodes.
+	clusterSize = 1 << 13
+	// localSize is for policy Local. There are many such tables, as each set of nodes has one, and the
+	// nodes in each are few.
+	localSize = 1 << 10
+)
+
+// sizeOf returns how many buckets the Service's table has.
+func sizeOf(s plan.Direct) int {
+	if s.Local {
+		return localSize
+	}
+	return clusterSize
+}
 
 // maxRing is how many nodes a segment of an unknown connection visits.
 const maxRing = 6
@@ -40,13 +54,13 @@ type bucket struct {
 	ring []string
 }
 
-// newTable returns the table of backends, which are sorted by node.
-func newTable(backends []plan.Backend) table {
+// newTable returns the table of backends, which are sorted by node, with so many buckets.
+func newTable(backends []plan.Backend, size int) table {
 	if len(backends) == 0 {
 		return nil
 	}
 	part := partOf(backends)
-	t, scores := make(table, tableSize), make([]score, len(backends))
+	t, scores := make(table, size), make([]score, len(backends))
 	keys := make([][]uint64, len(backends))
 	for i, b := range backends {
 		for slot := range share(b.Open+b.Draining, part) {
@@ -55,7 +69,7 @@ func newTable(backends []plan.Backend) table {
 	}
 	for i := range t {
 		for node, b := range backends {
-			scores[node] = rank(uint32(i), keys[node], share(b.Open, part), node)
+			scores[node] = rank(uint32(i), uint32(size), keys[node], share(b.Open, part), node)
 		}
 		t[i] = bucketOf(backends, scores)
 	}
@@ -83,10 +97,10 @@ type score struct {
 
 const worst = ^uint32(0)
 
-func rank(bucket uint32, keys []uint64, open, node int) score {
+func rank(bucket, size uint32, keys []uint64, open, node int) score {
 	s := score{node, worst, worst, worst}
 	for slot, key := range keys {
-		place := permute(bucket, tableSize, key)
+		place := permute(bucket, size, key)
 		s.any = min(s.any, place)
 		if slot < open {
 			s.open = min(s.open, place)

@@ -48,19 +48,19 @@ func TestEachNodeHasItsShare(t *testing.T) {
 	t.Parallel()
 	for n := 2; n <= 10; n++ {
 		all := backends(nodes(n), 1)
-		require.Less(t, shares(newTable(all), all), 0.06, "%d nodes", n)
+		require.Less(t, shares(newTable(all, clusterSize), all), 0.06, "%d nodes", n)
 	}
 	weighted := []plan.Backend{{Node: "a", Open: 1}, {Node: "b", Open: 4}, {Node: "c", Open: 2, Draining: 3}}
-	require.Less(t, shares(newTable(weighted), weighted), 0.07)
+	require.Less(t, shares(newTable(weighted, clusterSize), weighted), 0.07)
 	many := []plan.Backend{{Node: "a", Open: 1000}, {Node: "b", Open: 500}}
-	require.Less(t, shares(newTable(many), many), 0.06)
+	require.Less(t, shares(newTable(many, clusterSize), many), 0.06)
 }
 
 // Who goes leaves its buckets to others, who comes takes its own from others, and nothing
 // else moves.
 func TestOnlyWhatHasToMoveMoves(t *testing.T) {
 	t.Parallel()
-	before, after := newTable(backends("a b c d e f", 1)), newTable(backends("a b c d e f g", 1))
+	before, after := newTable(backends("a b c d e f", 1), clusterSize), newTable(backends("a b c d e f g", 1), clusterSize)
 	for i := range before {
 		if after[i].open != "g" {
 			require.Equal(t, before[i].open, after[i].open)
@@ -68,7 +68,7 @@ func TestOnlyWhatHasToMoveMoves(t *testing.T) {
 	}
 	drained := backends("a b c d e f g", 1)
 	drained[6] = plan.Backend{Node: "g", Draining: 1}
-	for i, b := range newTable(drained) {
+	for i, b := range newTable(drained, clusterSize) {
 		require.Equal(t, before[i].open, b.open, "g takes no new connections")
 		require.Equal(t, after[i].ring, b.ring)
 	}
@@ -85,7 +85,7 @@ func TestEarlierHoldersAreInTheRing(t *testing.T) {
 		all := backends(nodes(n), 1)
 		var tables []table
 		for range 10 {
-			tables = append(tables, newTable(all))
+			tables = append(tables, newTable(all, clusterSize))
 			b := &all[moving[random.IntN(len(moving))]]
 			b.Open, b.Draining = b.Draining, b.Open
 		}
@@ -106,7 +106,7 @@ func TestTheRingVisitsAll(t *testing.T) {
 		for i := range all {
 			all[i].Open, all[i].Draining = i%2, 3-i%2
 		}
-		for i, b := range newTable(all) {
+		for i, b := range newTable(all, clusterSize) {
 			silent := func(node string) bool {
 				return i%4 == 1 && node == b.ring[0] || i%4 == 2 && node == b.ring[len(b.ring)-1]
 			}
@@ -127,16 +127,16 @@ func TestTheRingVisitsAll(t *testing.T) {
 			}
 		}
 	}
-	require.Empty(t, newTable(nil))
+	require.Empty(t, newTable(nil, clusterSize))
 }
 
 func TestPlacesOfASlotDiffer(t *testing.T) {
 	t.Parallel()
 	seen := map[uint32]bool{}
-	for b := range uint32(tableSize) {
-		seen[permute(b, tableSize, slotKey("a", 1))] = true
+	for b := range uint32(clusterSize) {
+		seen[permute(b, clusterSize, slotKey("a", 1))] = true
 	}
-	require.Len(t, seen, tableSize)
+	require.Len(t, seen, clusterSize)
 }
 
 // Up to five nodes may join at once. When more do, connections are not found in those buckets
@@ -146,7 +146,7 @@ func TestManyJoinersAtOnce(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct{ before, joining int }{{1, 5}, {3, 5}, {4, 5}, {20, 5}, {3, 6}, {3, 9}, {3, 27}, {10, 10}, {10, 90}} {
 		all := test.before + test.joining
-		before, after := newTable(backends(nodes(test.before), 1)), newTable(backends(nodes(all), 1))
+		before, after := newTable(backends(nodes(test.before), 1), clusterSize), newTable(backends(nodes(all), 1), clusterSize)
 		lost, expected := 0, 1.0
 		for i, b := range after {
 			if kept := before[i].open; !slices.Contains(b.ring, kept) {

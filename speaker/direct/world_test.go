@@ -44,7 +44,7 @@ type world struct {
 	byClient bool
 	guard    time.Duration
 	hold     time.Duration
-	most     int          // tables that there may be
+	most     int          // buckets that there may be
 	powers   func() error // what the Directors' threads give up
 }
 
@@ -183,7 +183,7 @@ func (w *world) start(names ...string) {
 		n.log = &testnet.Log{}
 		n.director = New(Options{Log: slog.New(slog.NewTextHandler(n.log, nil)), Node: name, Gateways: w.routers,
 			Hold: cmp.Or(w.hold, 5*time.Second), Guard: w.guard})
-		n.director.most = cmp.Or(w.most, maxTables)
+		n.director.most = cmp.Or(w.most, maxBuckets)
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan error, 1)
 		go func() {

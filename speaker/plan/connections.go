@@ -85,7 +85,8 @@ func (p *Planner) connect(vip netip.Addr, s *scope, v Verdict) {
 	for _, svc := range p.view.sharers[vip] {
 		key := LimitKey{vip, svc.Name}
 		if s.direct && len(svc.Ports) > 0 {
-			p.connections.direct.set(key, Direct{Ports: svc.Ports, ByClient: svc.ByClient, Seed: svc.Seed, Backends: s.backends(svc, vip)})
+			p.connections.direct.set(key, Direct{Ports: svc.Ports, ByClient: svc.ByClient, Seed: svc.Seed, Local: svc.Local,
+				Backends: s.backends(svc, vip)})
 		} else {
 			p.connections.direct.remove(key)
 		}

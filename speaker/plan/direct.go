@@ -27,6 +27,8 @@ type Direct struct {
 	ByClient bool
 	// Seed decides how its connections are spread: the same on all nodes.
 	Seed uint32
+	// Local is policy Local: the Backends are where the Service's endpoints are.
+	Local bool
 	// Backends are the nodes that may keep them, by name.
 	Backends []Backend
 }
@@ -41,7 +43,7 @@ type Backend struct {
 
 // Equal reports whether both say the same.
 func (d Direct) Equal(other Direct) bool {
-	return d.ByClient == other.ByClient && d.Seed == other.Seed && slices.Equal(d.Ports, other.Ports) &&
+	return d.ByClient == other.ByClient && d.Seed == other.Seed && d.Local == other.Local && slices.Equal(d.Ports, other.Ports) &&
 		slices.Equal(d.Backends, other.Backends)
 }
 

@@ -42,7 +42,7 @@ func TestForwarding(t *testing.T) {
 		ServingNodes: map[string]bool{"n2": true, "n4": true}, Backends: []Backend{{"n2", 2, 1}, {"n4", 3, 0}, {"n6", 1, 0}}}
 	p.Put(local)
 	p.Update()
-	require.Equal(t, Direct{Ports: http, ByClient: true, Backends: []Backend{{"n2", 2, 1}, {"n4", 0, 3}}},
+	require.Equal(t, Direct{Ports: http, ByClient: true, Local: true, Backends: []Backend{{"n2", 2, 1}, {"n4", 0, 3}}},
 		p.Plan().Forwarding.Services[LimitKey{vip, "default/web"}])
 
 	f = p.Plan().Forwarding

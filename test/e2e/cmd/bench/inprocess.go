@@ -129,7 +129,9 @@ func directInKernel(ctx context.Context, _ *lodestone.Installation) error {
 		}, "-count=5"),
 		goBenchmarks(ctx, "./speaker/direct", "^BenchmarkChange$", "5x", func(name string, value measured) {
 			_, details, _ := strings.Cut(name, "/")
-			result("direct_scale", "vips=1000 %s ms=%.0f", strings.ReplaceAll(details, "/", " case="), value.median(perOp)*1e3)
+			last := strings.LastIndex(details, "/")
+			result("direct_scale", "vips=1000 %s case=%s ms=%.0f kernel_kb=%.0f", strings.ReplaceAll(details[:last], "/", " "), details[last+1:],
+				value.median(perOp)*1e3, value.median("kernel-KB"))
 		}),
 	)
 }
