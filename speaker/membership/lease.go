@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/util/retry"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/notify"
@@ -102,15 +103,15 @@ func (o *ownLease) spoil() {
 // changed, and now and then. From the first answer of the API server
 // follows how often we crashed.
 func (o *ownLease) publish(ctx context.Context, started time.Time, crashes chan<- int) {
-	retry, pace := firstRetry, rate.NewLimiter(rate.Every(writeInterval), writeBurst)
+	pause, pace := firstRetry, rate.NewLimiter(rate.Every(writeInterval), writeBurst)
 	for pace.Wait(ctx) == nil {
 		n, err := o.write(ctx, started)
 		wait := spread(refresh * time.Duration(o.table.Crowd()))
 		if err != nil {
 			o.log.Warn("lease not written: speakers that start now may not find this one", "err", err)
-			wait, retry = retry, min(2*retry, lastRetry)
+			wait, pause = pause, min(2*pause, lastRetry)
 		} else {
-			retry = firstRetry
+			pause = firstRetry
 			select {
 			case crashes <- n:
 			default:
@@ -230,11 +231,16 @@ func (o *ownLease) release() {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 	defer cancel()
 	leases := o.options.Client.CoordinationV1().Leases(o.options.Namespace)
-	lease, err := leases.Get(ctx, annotation.SpeakerLeasePrefix+o.options.Node, metav1.GetOptions{})
-	if err == nil {
+	// A write that we gave up may arrive in between.
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		lease, err := leases.Get(ctx, annotation.SpeakerLeasePrefix+o.options.Node, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
 		lease.Spec.HolderIdentity, lease.Spec.LeaseTransitions = nil, nil
 		_, err = leases.Update(ctx, lease, metav1.UpdateOptions{})
-	}
+		return err
+	})
 	if err != nil {
 		o.log.Warn("lease not released", "err", err)
 	}

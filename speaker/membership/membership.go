@@ -168,7 +168,9 @@ func (t *Task) Run(ctx context.Context) error {
 	group.Go(func() error { t.compareSettings(ctx); return nil })
 	group.Go(func() error { t.links.watch(ctx); return nil })
 	group.Go(func() error { t.leave(ctx); return nil })
-	return group.Wait()
+	err := group.Wait()
+	t.own.release() // after the last write of our Lease, which would undo it
+	return err
 }
 
 // discover publishes our Lease, finds the other speakers by theirs, and joins them.
@@ -207,5 +209,4 @@ func (t *Task) leave(ctx context.Context) {
 	if err := t.list.Load().Leave(leaveTimeout); err != nil {
 		t.log.Warn("left without a message to the other speakers: they notice by themselves", "err", err)
 	}
-	t.own.release()
 }

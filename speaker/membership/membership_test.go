@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
+	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
@@ -238,6 +239,59 @@ func TestLeaveIsKnownAtOnce(t *testing.T) {
 	if others := n1.leases.others([]any{n1.leases.keep(c.lease("n2"))}); len(others) > 0 {
 		t.Errorf("n1 looks for %v, which left", others)
 	}
+}
+
+// A write of its Lease that was on its way when a speaker left does not undo that it left.
+func TestLeavesAfterItsLastWrite(t *testing.T) {
+	c := newCluster(t, "n1")
+	writes := make(chan struct{}, 100)
+	n1 := c.start("n1", func(o *Options) {
+		o.Client = lateWrites{o.Client.(*fake.Clientset), func() {
+			writes <- struct{}{}
+			time.Sleep(200 * time.Millisecond)
+		}}
+	})
+	<-writes // the first
+	n1.Report(report.Report{Unmatched: []string{"default"}})
+	<-writes
+	n1.leave()
+	require.Nil(t, c.lease("n1").Spec.HolderIdentity)
+}
+
+// lateWrites has Leases written late, but for those that give up the Lease.
+type lateWrites struct {
+	*fake.Clientset
+	late func()
+}
+
+func (l lateWrites) CoordinationV1() coordinationclient.CoordinationV1Interface {
+	return lateCoordination{l.Clientset.CoordinationV1(), l.late}
+}
+
+type lateCoordination struct {
+	coordinationclient.CoordinationV1Interface
+	late func()
+}
+
+func (l lateCoordination) Leases(namespace string) coordinationclient.LeaseInterface {
+	return lateLeases{l.CoordinationV1Interface.Leases(namespace), l.late}
+}
+
+type lateLeases struct {
+	coordinationclient.LeaseInterface
+	late func()
+}
+
+func (l lateLeases) Create(ctx context.Context, lease *coordinationv1.Lease, o metav1.CreateOptions) (*coordinationv1.Lease, error) {
+	l.late()
+	return l.LeaseInterface.Create(ctx, lease, o)
+}
+
+func (l lateLeases) Update(ctx context.Context, lease *coordinationv1.Lease, o metav1.UpdateOptions) (*coordinationv1.Lease, error) {
+	if lease.Spec.HolderIdentity != nil {
+		l.late()
+	}
+	return l.LeaseInterface.Update(ctx, lease, o)
 }
 
 func TestWrongKeyIsRefused(t *testing.T) {
