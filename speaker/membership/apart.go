@@ -21,53 +21,53 @@ const meetTimeout = DefaultSettleTime
 // last loss is heard by another way.
 const lately = 5 * time.Second
 
-// severance finds out whether a speaker has lost others with the link of its address. A
+// apart finds out whether a speaker has lost others with the link of its address. A
 // speaker without others loses none: nobody takes over what it owns.
-type severance struct {
-	link  string    // the interface with that address, also while no interface has it
-	down  time.Time // since when the link is; zero: it is up
-	lost  time.Time // when another speaker was lost last; zero: never
-	apart bool
+type apart struct {
+	link string    // the interface with that address, also while no interface has it
+	down time.Time // since when the link is; zero: it is up
+	lost time.Time // when another speaker was lost last; zero: never
+	is   bool
 }
 
 // lose records that another speaker is lost. The speakers that are lost after it are lost
 // with the same link: this speaker must not take over what they own.
-func (s *severance) lose(now time.Time) {
-	s.lost = now
-	s.apart = s.apart || !s.down.IsZero()
+func (a *apart) lose(now time.Time) {
+	a.lost = now
+	a.is = a.is || !a.down.IsZero()
 }
 
 // check records whether the link is up and others are heard. It returns when to check again
 // although nothing has changed: zero, never.
-func (s *severance) check(up, others bool, now time.Time) (next time.Time) {
+func (a *apart) check(up, others bool, now time.Time) (next time.Time) {
 	switch {
 	case up:
-		s.down = time.Time{}
+		a.down = time.Time{}
 		return next
-	case s.down.IsZero():
-		s.down = now
+	case a.down.IsZero():
+		a.down = now
 	}
 	switch {
-	case s.apart && others:
-		next = s.lost.Add(lately)
-	case !s.apart && !s.lost.IsZero() && s.lost.Before(s.down) && s.down.Sub(s.lost) <= lately:
-		next = s.down.Add(downDelay) // it may flap after somebody was lost
+	case a.is && others:
+		next = a.lost.Add(lately)
+	case !a.is && !a.lost.IsZero() && a.lost.Before(a.down) && a.down.Sub(a.lost) <= lately:
+		next = a.down.Add(downDelay) // it may flap after somebody was lost
 	default:
 		return time.Time{}
 	}
 	if now.Before(next) {
 		return next
 	}
-	s.apart = !s.apart
+	a.is = !a.is
 	return time.Time{}
 }
 
 // from returns the interface with whose link others were lost, empty if they were not.
-func (s *severance) from() string {
-	if !s.apart {
+func (a *apart) from() string {
+	if !a.is {
 		return ""
 	}
-	return s.link
+	return a.link
 }
 
 // ownLink watches the link of this speaker's address.

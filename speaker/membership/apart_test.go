@@ -119,8 +119,8 @@ func TestSpeakerThatWasCutOffGivesUpOnTheLost(t *testing.T) {
 	require.Len(t, n1.Speakers(), 1)
 }
 
-// severed is a story of a speaker's link, step by step.
-type severed struct {
+// linkStep is a step of a story of a speaker's link.
+type linkStep struct {
 	at         time.Duration
 	lose       bool // another speaker, before the look
 	up, others bool
@@ -128,9 +128,9 @@ type severed struct {
 	next       time.Duration
 }
 
-func TestSeverance(t *testing.T) {
+func TestApart(t *testing.T) {
 	t.Parallel()
-	for what, steps := range map[string][]severed{
+	for what, steps := range map[string][]linkStep{
 		"the others are lost with the link, one after the other": {
 			{0, false, true, true, false, 0}, {10 * time.Second, false, false, true, false, 0},
 			{10*time.Second + 300*time.Millisecond, true, false, true, true, 10*time.Second + 300*time.Millisecond + lately},
@@ -151,13 +151,13 @@ func TestSeverance(t *testing.T) {
 		"the others are heard by another way, and one is lost": {{0, false, false, true, false, 0},
 			{time.Minute, true, false, true, true, time.Minute + lately}, {time.Minute + lately, false, false, true, false, 0}},
 	} {
-		s, start := severance{}, time.Now()
+		s, start := apart{}, time.Now()
 		for _, step := range steps {
 			if step.lose {
 				s.lose(start.Add(step.at))
 			}
 			next := s.check(step.up, step.others, start.Add(step.at))
-			require.Equal(t, step.apart, s.apart, "%s, after %s", what, step.at)
+			require.Equal(t, step.apart, s.is, "%s, after %s", what, step.at)
 			var want time.Time
 			if step.next != 0 {
 				want = start.Add(step.next)

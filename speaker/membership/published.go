@@ -57,6 +57,6 @@ func (p published) current() metadata {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	m := p.peers[p.options.Node].metadata
-	m.ready, m.down = m.ready && p.severed.from() == "", p.down
+	m.ready, m.down = m.ready && p.apart.from() == "", p.down
 	return m
 }

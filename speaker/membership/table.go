@@ -19,7 +19,7 @@ type table struct {
 	*base
 	mu      sync.Mutex
 	peers   peers
-	severed severance // whether this speaker is apart
+	apart   apart     // whether this speaker has lost others with its link
 	overrun time.Time // when refused speakers without a Lease were logged last
 	// down are the interfaces of this node that are published as down. In its record are
 	// those that count as down here.
@@ -48,7 +48,7 @@ func (t *table) All() (speakers map[string]bool, networks map[string]report.Netw
 		n := withLinks(*p.network, p.down)
 		n.Blind, n.Sick, n.Claims = p.view.blind, p.view.sick, p.claims
 		if node == t.options.Node {
-			n.Apart = t.severed.from()
+			n.Apart = t.apart.from()
 		}
 		networks[node] = n
 	}
@@ -66,7 +66,7 @@ func (t *table) alive() int {
 func (t *table) summary() (alive int, apart, down bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.peers.count((*peer).isAlive), t.severed.from() != "", !t.severed.down.IsZero()
+	return t.peers.count((*peer).isAlive), t.apart.from() != "", !t.apart.down.IsZero()
 }
 
 // othersReady reports whether another speaker is ready to own VIPs.
@@ -239,7 +239,7 @@ func (t *table) remove(node string) {
 	}
 	p.alive, p.metadata, p.doubt = false, metadata{}, nil
 	p.lost, p.unanswered = true, 0
-	t.severed.lose(time.Now())
+	t.apart.lose(time.Now())
 	notify.Wake(t.send)
 	t.changed.Notify()
 	t.log.Info("speaker gone", "node", node)
@@ -290,21 +290,21 @@ func (t *table) unanswered(node string) {
 func (t *table) checkLink(link string, up bool, now time.Time) (apart bool, next time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.severed.link = cmp.Or(link, t.severed.link)
-	before := t.severed.apart
-	next = t.severed.check(up || t.severed.link == "", t.peers.count((*peer).isAlive) > 1, now)
-	if t.severed.apart != before {
+	t.apart.link = cmp.Or(link, t.apart.link)
+	before := t.apart.is
+	next = t.apart.check(up || t.apart.link == "", t.peers.count((*peer).isAlive) > 1, now)
+	if t.apart.is != before {
 		notify.Wake(t.send)
 		t.changed.Notify()
 	}
-	return t.severed.apart, next
+	return t.apart.is, next
 }
 
 // reunited ends being apart.
 func (t *table) reunited() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.severed = severance{link: t.severed.link, lost: t.severed.lost}
+	t.apart = apart{link: t.apart.link, lost: t.apart.lost}
 	notify.Wake(t.send)
 	t.changed.Notify()
 }
