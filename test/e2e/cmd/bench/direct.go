@@ -196,6 +196,11 @@ func (d *direct) serve(ctx context.Context, policy corev1.ServiceExternalTraffic
 	if err != nil {
 		return err
 	}
+	// Who comes before kube-proxy has its rules leaves an entry in conntrack, which meets the
+	// next client with that port.
+	if err := pause(ctx, 2*time.Second); err != nil {
+		return err
+	}
 	d.vips = nil
 	for _, in := range svc.Status.LoadBalancer.Ingress {
 		vip, err := netip.ParseAddr(in.IP)
