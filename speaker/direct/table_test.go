@@ -56,6 +56,29 @@ func TestEachNodeHasItsShare(t *testing.T) {
 	require.Less(t, shares(newTable(many, clusterSize), many), 0.06)
 }
 
+// Tables of policy Local have few buckets, so shares depend on which nodes they are.
+func TestSharesOfSmallTables(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		nodes        int
+		most, median float64
+	}{{2, 0.06, 0.02}, {3, 0.1, 0.04}, {5, 0.16, 0.07}, {10, 0.25, 0.13}} {
+		var worst []float64
+		for set := range 300 {
+			var names []string
+			for i := range test.nodes {
+				names = append(names, fmt.Sprintf("s%03d-%02d", set, i))
+			}
+			all := backends(strings.Join(names, " "), 1)
+			worst = append(worst, shares(newTable(all, localSize), all))
+		}
+		slices.Sort(worst)
+		t.Logf("%d nodes: one differs from its share by %.3f in half of the sets, and by %.3f in the worst", test.nodes, worst[150], worst[299])
+		require.Less(t, worst[150], test.median)
+		require.Less(t, worst[299], test.most)
+	}
+}
+
 // Who goes leaves its buckets to others, who comes takes its own from others, and nothing
 // else moves.
 func TestOnlyWhatHasToMoveMoves(t *testing.T) {
