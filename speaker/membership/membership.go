@@ -168,9 +168,7 @@ func (t *Task) Run(ctx context.Context) error {
 	group.Go(func() error { t.compareSettings(ctx); return nil })
 	group.Go(func() error { t.links.watch(ctx); return nil })
 	group.Go(func() error { t.leave(ctx); return nil })
-	err := group.Wait()
-	t.own.release() // after the last write of our Lease, which would undo it
-	return err
+	return group.Wait()
 }
 
 // discover publishes our Lease, finds the other speakers by theirs, and joins them.
@@ -187,6 +185,7 @@ func (t *Task) discover(ctx context.Context) error {
 		if cache.WaitForCacheSync(ctx.Done(), synced) { // then the content of the Lease from before our start is known
 			t.own.publish(ctx, started, crashes)
 		}
+		t.own.release() // after our last write, which would undo it
 		return nil
 	})
 	group.Go(func() error {
