@@ -183,6 +183,13 @@ func TestStartDuringRotation(t *testing.T) {
 	n1, n2 := c.start("n1", m1.from(t)), c.start("n2", m2.from(t))
 	n1.waitJoined()
 	n2.waitJoined()
+	for _, node := range []string{"n1", "n2"} { // n3 has to find their Leases, which are written beside joining
+		require.Eventually(t, func() bool {
+			lease, err := c.client.CoordinationV1().Leases("lodestone-system").Get(t.Context(),
+				annotation.SpeakerLeasePrefix+node, metav1.GetOptions{})
+			return err == nil && holder(lease) == node
+		}, testTimeout, time.Millisecond, "the Lease of %s", node)
+	}
 	n3 := c.start("n3", m3.from(t))
 	n3.wait("waiting", func() bool {
 		_, status := n3.Joined()
