@@ -1,3 +1,13 @@
+// Package quarantine keeps the record of the addresses in quarantine, in a
+// ConfigMap: which Service released each of them, when, and until when nobody
+// else may have it. The Services are gone by then. A restart of the controller
+// ends neither a quarantine nor the time that an address is kept for a Service
+// that comes back.
+//
+//	book.go     Book: Load at the start, Keep before an address is released
+//	write.go    reads and writes the ConfigMap, and tries again
+//	record.go   Record, and the text that has them all
+//	metrics.go  the metrics, and why a record is lost
 package quarantine
 
 import (

@@ -1,8 +1,3 @@
-// Package quarantine keeps the record of the addresses in quarantine, in a
-// ConfigMap: which Service released each of them, when, and until when nobody
-// else may have it. The Services are gone by then. A restart of the controller
-// ends neither a quarantine nor the time that an address is kept for a Service
-// that comes back.
 package quarantine
 
 import (

@@ -6,6 +6,12 @@
 // that a reader does not know are ignored, so that speakers of two versions get along. A user
 // who may write a Lease may write anything. A text that is not understood counts as an empty
 // report. The writer and the reader both leave out what is out of bounds.
+//
+//	report.go   Report: the whole, to text and back, and its bounds
+//	network.go  Network: the segments of a node, and the conflicts seen there
+//	session.go  Session: a BGP session of the node
+//	move.go     Move: VIPs that changed owner lately, and why
+//	claims.go   Claims: what a speaker owns; by gossip, not on its Lease
 package report
 
 import (

@@ -7,6 +7,12 @@
 // wanted one and sends the difference as one transaction. So a restarted
 // speaker goes on with the rules, the token buckets and the counters that it
 // finds, and what somebody else takes away comes back.
+//
+//	limit.go    Limiter: keeps the limits in force, and tries again
+//	table.go    the kernel's table: what it holds, what it should hold, the difference
+//	rules.go    the rules and maps in it, to bytes
+//	status.go   which limits are in force
+//	metrics.go  what the kernel counted
 package limit
 
 import (

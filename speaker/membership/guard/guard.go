@@ -10,6 +10,11 @@
 //
 // A packet is one sealed message. A message on a connection comes after its sealed
 // length: a stranger makes a speaker keep no more than that.
+//
+//	guard.go    Transport: what memberlist sends and receives, sealed and checked
+//	form.go     the messages that pass
+//	seal.go     encryption
+//	sockets.go  Sockets: the socket, the listener, and how many connections it has
 package guard
 
 import (
