@@ -4,8 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -155,26 +153,4 @@ func (c *cluster) touch(ctx context.Context) error {
 		return err
 	}
 	return c.each(ctx, "changing Services", c.Small, change(smallBytes))
-}
-
-// lists returns how often the API server has listed the Services of all namespaces since
-// its start.
-func (c *cluster) lists(ctx context.Context) (count int, err error) {
-	raw, err := c.kube.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(raw)) {
-		if !strings.HasPrefix(line, "apiserver_request_total{") || !strings.Contains(line, `verb="LIST"`) ||
-			!strings.Contains(line, `resource="services"`) || !strings.Contains(line, `scope="cluster"`) || !strings.Contains(line, `code="200"`) {
-			continue
-		}
-		fields := strings.Fields(line)
-		n, err := strconv.ParseFloat(fields[len(fields)-1], 64)
-		if err != nil {
-			return 0, fmt.Errorf("read the API server's metrics: %w", err)
-		}
-		count += int(n)
-	}
-	return count, nil
 }

@@ -13,7 +13,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"syscall"
 	"time"
 
 	"k8s.io/client-go/kubernetes"
@@ -38,7 +37,7 @@ const (
 	Filling = "filling" // while the objects are created
 	Start   = "start"   // of all programs, with all objects there
 	Service = "service" // while every object is changed once
-	Relist  = "relist"  // after a restart of the API server
+	Relist  = "relist"  // while everything is listed anew, because all watches expire
 )
 
 // Peaks are the most that programs had resident, in bytes, by phase.
@@ -59,8 +58,12 @@ type Result struct {
 	// SpeakerLimit and ControllerLimit are the chart's limits of memory, in bytes.
 	SpeakerLimit, ControllerLimit int64
 	// Usual is how long another tenant's Services waited before there was anything hostile,
-	// Quiet with it, and Busy while all of it was changed.
-	Usual, Quiet, Busy Waits
+	// Quiet with it, Busy while all of it was changed, and Relisted when it was listed anew.
+	Usual, Quiet, Busy, Relisted Waits
+	// Lists is how often objects of a kind were listed anew, by kind, and Relisting how long it
+	// took until all were.
+	Lists     map[string]int
+	Relisting time.Duration
 	// Bytes is what the API server holds of the hostile objects, in its own encoding.
 	Bytes int64
 	// Ended is how often a program ended by itself, and was started again, by phase.
@@ -84,6 +87,7 @@ type cluster struct {
 	Options
 	*ground
 	kube     kubernetes.Interface
+	front    *front
 	programs []*daemon
 	result   *Result
 	watched  *watcher
@@ -109,7 +113,10 @@ func Run(ctx context.Context, o Options) (result *Result, err error) {
 	if c.kube, err = kubernetes.NewForConfig(config); err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, c.killAll()) }()
+	if c.front, err = g.openFront(); err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, c.killAll(), c.front.close()) }()
 	if err := c.install(ctx); err != nil {
 		return nil, fmt.Errorf("install: %w", err)
 	}
@@ -214,37 +221,6 @@ func (c *cluster) change(ctx context.Context) error {
 	var err error
 	c.result.Busy, err = c.serve(ctx, samples)
 	return errors.Join(err, <-changed)
-}
-
-// relist restarts the API server. It remembers nothing of before, so whoever watched has to
-// list everything anew. With the lists of all at once it does not start within its own time,
-// on few processors: so the programs stand still until it is ready.
-func (c *cluster) relist(ctx context.Context) error {
-	all := func(s syscall.Signal) (err error) {
-		for _, d := range c.programs {
-			err = errors.Join(err, d.signal(s))
-		}
-		return err
-	}
-	if err := errors.Join(kill(c.api), all(syscall.SIGSTOP)); err != nil {
-		return err
-	}
-	if err := errors.Join(c.startAPI(ctx), all(syscall.SIGCONT)); err != nil {
-		return err
-	}
-	if err := c.ready(ctx); err != nil {
-		return err
-	}
-	if _, err := c.serve(ctx, 1); err != nil {
-		return err
-	}
-	return wait(ctx, "all have listed the Services anew", func() error {
-		lists, err := c.lists(ctx)
-		if err == nil && lists < len(c.programs) {
-			err = fmt.Errorf("%d of %d have", lists, len(c.programs))
-		}
-		return err
-	})
 }
 
 // Waits are how long another tenant's Services waited, since the request for their creation.

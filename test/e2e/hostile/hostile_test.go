@@ -26,20 +26,19 @@ func TestHostileCluster(t *testing.T) {
 			require.Less(t, peak, p.limit/2, "%s: bytes of the %s", phase, p.name)
 		}
 	}
-	for phase, waits := range map[string]hostile.Waits{"usual": r.Usual, "quiet": r.Quiet, "busy": r.Busy} {
+	for phase, waits := range map[string]hostile.Waits{"usual": r.Usual, "quiet": r.Quiet, "busy": r.Busy, "relisted": r.Relisted} {
 		require.Len(t, waits.Announced, 100)
 		t.Logf("%s: p99 %s", phase, hostile.Quantile(waits.Announced, 0.99))
 	}
 	// The API server's own answer is none of ours; a VIP is asked for for 0.6 s before that.
 	usual := hostile.Quantile(r.Usual.Own(), 0.99)
 	require.Less(t, hostile.Quantile(r.Quiet.Own(), 0.99), usual+2*time.Second)
-	// While every object changes, programs and API server share the machine's cores: 3 s on two of them.
-	require.Less(t, hostile.Quantile(r.Busy.Own(), 0.99), usual+15*time.Second)
+	// While every object changes, programs and API server share the cores: 3 s on two of them, 13 s on a busy machine.
+	require.Less(t, hostile.Quantile(r.Busy.Own(), 0.99), usual+30*time.Second)
+	require.Less(t, hostile.Quantile(r.Relisted.Own(), 0.99), usual+2*time.Second)
+	require.GreaterOrEqual(t, r.Lists["/api/v1/services"], 3, "the controller and each speaker list them anew: %v", r.Lists)
+	require.GreaterOrEqual(t, r.Lists["/apis/discovery.k8s.io/v1/endpointslices"], 2, "each speaker lists them anew: %v", r.Lists)
 	for phase, ended := range r.Ended {
-		allowed := 0
-		if phase == hostile.Relist {
-			allowed = 1 // the controller ends if the API server is away for longer than its Lease lasts
-		}
-		require.LessOrEqual(t, ended, allowed, "%s: programs that ended by themselves", phase)
+		require.Zero(t, ended, "%s: programs that ended by themselves", phase)
 	}
 }

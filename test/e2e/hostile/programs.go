@@ -16,7 +16,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -40,9 +39,10 @@ const (
 const tokenSeconds = 6 * 3600
 
 // values are the chart's: a pool for the tenant whose Services are measured, and one for
-// everybody.
+// everybody. An account that is there reads the metrics.
 func (c *cluster) values() map[string]any {
-	return map[string]any{"config": map[string]any{
+	scraper := map[string]any{"name": controller, "namespace": lab.LodestoneNamespace}
+	return map[string]any{"monitoring": map[string]any{"scraper": scraper}, "config": map[string]any{
 		"quarantine": "0s",
 		"pools": []any{
 			map[string]any{"name": "shop", "addresses": []string{"198.18.0.110-198.18.0.250"}, "namespaces": []string{tenant}},
@@ -172,7 +172,7 @@ func (c *cluster) kubeconfig(ctx context.Context, component, node string) (path 
 	}
 	path = c.path(component + "-" + node + ".kubeconfig")
 	return path, clientcmd.WriteToFile(clientcmdapi.Config{
-		Clusters:  map[string]*clientcmdapi.Cluster{"lab": {Server: config.Host, CertificateAuthorityData: authority}},
+		Clusters:  map[string]*clientcmdapi.Cluster{"lab": {Server: "https://" + frontAddress, CertificateAuthorityData: authority}},
 		AuthInfos: map[string]*clientcmdapi.AuthInfo{"pod": {Token: config.BearerToken}},
 		Contexts:  map[string]*clientcmdapi.Context{"pod": {Cluster: "lab", AuthInfo: "pod"}}, CurrentContext: "pod",
 	}, path)
@@ -183,7 +183,7 @@ type daemon struct {
 	*ground
 	name, component, node string
 	env, args             []string
-	url                   string // of /readyz
+	url                   string
 	done                  sync.WaitGroup
 	stop                  context.CancelFunc
 
@@ -192,19 +192,6 @@ type daemon struct {
 	gone    chan struct{} // closed when it has ended
 	most    int64
 	crashes int
-}
-
-// signal sends the program a signal, if it runs.
-func (d *daemon) signal(s syscall.Signal) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.cmd == nil {
-		return nil
-	}
-	if err := d.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return fmt.Errorf("send %s %s: %w", d.name, s, err)
-	}
-	return nil
 }
 
 // add prepares a program as the container's template says.
@@ -236,7 +223,7 @@ func (c *cluster) add(ctx context.Context, component, host string, template *cor
 	port := template.Ports[0].HostPort
 	c.programs = append(c.programs, &daemon{
 		ground: c.ground, name: component + "-" + host, component: component, node: host, env: env, args: args,
-		url: fmt.Sprintf("https://%s/readyz", netip.AddrPortFrom(hosts[host], uint16(port))),
+		url: fmt.Sprintf("https://%s", netip.AddrPortFrom(hosts[host], uint16(port))),
 	})
 	return nil
 }
@@ -339,23 +326,32 @@ func (c *cluster) ready(ctx context.Context) error {
 }
 
 func (p *daemon) ready(ctx context.Context) error {
+	_, err := p.get(ctx, "/readyz", "")
+	return err
+}
+
+// get asks the program, with a token if there is one.
+func (p *daemon) get(ctx context.Context, path, token string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	// self-signed
 	transport := &http.Transport{DialContext: netns.Dialer(p.host(p.node)), TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
 	defer transport.CloseIdleConnections()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, p.url, nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, p.url+path, nil)
 	if err != nil {
-		return err
+		return nil, err
+	}
+	if token != "" {
+		request.Header.Set("Authorization", "Bearer "+token)
 	}
 	answer, err := (&http.Client{Transport: transport}).Do(request)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer answer.Body.Close()
 	body, err := io.ReadAll(answer.Body)
 	if err == nil && answer.StatusCode != http.StatusOK {
 		err = fmt.Errorf("%s: %s", answer.Status, body)
 	}
-	return err
+	return body, err
 }

@@ -33,6 +33,7 @@ type watcher struct {
 
 	mu        sync.Mutex
 	addressed map[string]sighting
+	lost      error // Services that had another address later, or none
 	heard     map[netip.Addr][]time.Time
 }
 
@@ -68,19 +69,33 @@ func (c *cluster) watch(ctx context.Context) (wait func() error, err error) {
 
 func (w *watcher) note(obj any) {
 	s := obj.(*corev1.Service)
-	in := s.Status.LoadBalancer.Ingress
-	if len(in) == 0 {
-		return
-	}
-	address, err := netip.ParseAddr(in[0].IP)
-	if err != nil {
-		return
+	var address netip.Addr
+	if in := s.Status.LoadBalancer.Ingress; len(in) != 0 {
+		address, _ = netip.ParseAddr(in[0].IP)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if _, known := w.addressed[s.Name]; !known {
+	old, known := w.addressed[s.Name]
+	switch {
+	case !known && address.IsValid():
 		w.addressed[s.Name] = sighting{time.Now(), address}
+	case known && old.address != address && s.DeletionTimestamp == nil:
+		w.lost = errors.Join(w.lost, fmt.Errorf("%s had %s, and then %s", s.Name, old.address, address))
 	}
+}
+
+// changed returns which Services had another address later, or none.
+func (w *watcher) changed() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.lost
+}
+
+// address is that of a Service which has one.
+func (w *watcher) address(name string) netip.Addr {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.addressed[name].address
 }
 
 // listen notes who is announced. The sender of an ARP packet is at 14, behind what

@@ -29,11 +29,16 @@ func hostileCluster(ctx context.Context, _ *lodestone.Installation) error {
 	for _, tenant := range []struct {
 		when  string
 		waits hostile.Waits
-	}{{"before", r.Usual}, {"quiet", r.Quiet}, {"busy", r.Busy}} {
+	}{{"before", r.Usual}, {"quiet", r.Quiet}, {"busy", r.Busy}, {"relisted", r.Relisted}} {
 		result("hostile_cluster", "tenant=%s created_p99_ms=%.0f address_p99_ms=%.0f announced_p99_ms=%.0f", tenant.when,
 			ms(hostile.Quantile(tenant.waits.Created, 0.99)), ms(hostile.Quantile(tenant.waits.Address, 0.99)),
 			ms(hostile.Quantile(tenant.waits.Announced, 0.99)))
 	}
+	lists := 0
+	for _, n := range r.Lists {
+		lists += n
+	}
+	result("hostile_cluster", "relist lists=%d lists_of_services=%d until_listed_ms=%.0f", lists, r.Lists["/api/v1/services"], ms(r.Relisting))
 	ended := 0
 	for _, n := range r.Ended {
 		ended += n
