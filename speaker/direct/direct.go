@@ -14,6 +14,9 @@
 //	table.go    which node a flow belongs to, and where it may have belonged before
 //	nodes.go    which hosts on the segment are the cluster's nodes, and which of them answer
 //	rules.go    what the kernel is to do with a packet
+//	shortcut.go what belongs to others is handed over before conntrack: when, and which Services
+//	ingress.go  the rules for it
+//	kept.go     which connections this node keeps although the table has them at another node
 //	kernel.go   the way from the rules that there are to those that there are to be
 //	status.go   what people see of it, and metrics.go
 package direct
@@ -98,6 +101,10 @@ type Director struct {
 	have     [2]*ruleset             // by family, what the kernel took over last
 	keys     [2]map[int]string       // and what its tables of buckets follow from,
 	peered   [2]map[string]neighbour // with whom
+	short    [2]*ruleset             // by family, the shortcut as the kernel has it
+	nextLook time.Time               // when connections that are kept are looked up again, if need be,
+	nextKept time.Time               // and if they are to be excepted from the shortcut
+	shortErr error                   // why there is no shortcut
 	without  [2]int                  // Services that have none, as there are more than maxBuckets
 	there    [2]bool                 // by family, the kernel has a table
 	missing  [2]bool                 // it has none, and should
@@ -189,6 +196,7 @@ func (d *Director) Run(ctx context.Context) error {
 			}
 			d.expire(now)
 			d.reconcile()
+			d.shortcut(now)
 		}
 	}
 }
@@ -215,15 +223,22 @@ func (d *Director) verify(refresh bool) {
 		return // reconcile will say so
 	}
 	defer k.close()
-	for i, f := range families {
-		if d.have[i] == nil {
-			continue
+	works := func(f *family, r *ruleset) bool {
+		if r == nil {
+			return true
 		}
-		if sound, err := k.sound(f, d.have[i]); err == nil && !sound {
+		if sound, err := k.sound(f, r); err == nil && !sound {
 			d.Log.Warn("direct forwarding restored: somebody else had changed the nftables table", "table", f.name())
+			return false
+		}
+		return !refresh || k.refresh(f, d.Guard) == nil
+	}
+	for i := range families {
+		if !works(families[i], d.have[i]) {
 			d.have[i], d.stale, d.said = nil, true, summary{}
-		} else if refresh && k.refresh(f, d.Guard) != nil {
-			d.have[i], d.stale, d.said = nil, true, summary{}
+		}
+		if !works(shortcuts[i], d.short[i]) {
+			d.short[i] = nil // it is made anew
 		}
 	}
 }
@@ -365,6 +380,9 @@ func (d *Director) reachable() (n int) {
 func (d *Director) applyTo(i int, f *family, tables map[string]table) error {
 	peers := d.peers(f)
 	want, keys := d.rules(i, f, peers, tables)
+	if err := d.detour(i, want); err != nil {
+		return err
+	}
 	k, err := dial()
 	if err != nil {
 		return err

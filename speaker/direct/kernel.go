@@ -36,6 +36,7 @@ type ruleset struct {
 	hardware   map[string]bool
 	services   map[string]served
 	tables     map[int]*buckets
+	kept       map[string]bool // of the tables before conntrack alone
 }
 
 // buckets is a table as one node has it: the node that a packet goes to, by bucket, the zero
@@ -89,7 +90,7 @@ func (s steer) indexes() (all []uint32) {
 }
 
 func newRuleset() *ruleset {
-	return &ruleset{map[string]bool{}, map[string]bool{}, map[string]served{}, map[int]*buckets{}}
+	return &ruleset{map[string]bool{}, map[string]bool{}, map[string]served{}, map[int]*buckets{}, map[string]bool{}}
 }
 
 // steers returns the chains that the services need.
@@ -139,6 +140,8 @@ type kernel struct {
 	*nftables.Conn
 	socket *netlink.Conn
 	sets   *uint32 // how many it has added: their numbers in the transaction
+	// further is a transaction that follows, of rules that the library cannot encode.
+	further *[]netlink.Message
 }
 
 func dial() (kernel, error) {
@@ -150,7 +153,7 @@ func dial() (kernel, error) {
 	if err != nil {
 		return kernel{}, fmt.Errorf("open a netlink socket to nftables: %w", err)
 	}
-	return kernel{conn, socket, new(uint32)}, nil
+	return kernel{conn, socket, new(uint32), &[]netlink.Message{}}, nil
 }
 
 func (k kernel) close() { k.CloseLasting() } //nolint:errcheck // nothing is lost with it
@@ -161,8 +164,8 @@ func (k kernel) change(f *family, have, want *ruleset, guard time.Duration) erro
 	if want == nil {
 		return k.remove(f)
 	}
-	if have == nil {
-		k.create(f, guard)
+	if have == nil || f.ingress && !maps.Equal(have.interfaces, want.interfaces) {
+		k.create(f, want, guard)
 		have = newRuleset()
 	}
 	if err := errors.Join(k.take(f, have, want), k.give(f, have, want)); err != nil {
@@ -245,10 +248,14 @@ func (r *ruleset) sets(f *family, id int) map[string]*bucketSet {
 			device := binaryutil.NativeEndian.Uint32([]byte(index))
 			sets[on(name, device)] = &bucketSet{f.buckets(on(name, device), true, len(t.open)), of, nil, device}
 		}
-		sets[held(name)] = &bucketSet{f.buckets(held(name), false, len(t.open)), nil, has, 0}
+		if !f.ingress {
+			sets[held(name)] = &bucketSet{f.buckets(held(name), false, len(t.open)), nil, has, 0}
+		}
 	}
 	add(openName(id, len(t.open)), t.open, t.held)
-	add(nextName(id, len(t.open)), t.next, t.waits)
+	if !f.ingress {
+		add(nextName(id, len(t.open)), t.next, t.waits)
+	}
 	return sets
 }
 
@@ -268,12 +275,12 @@ func (k kernel) flush(f *family) error {
 	if err := errors.Join(k.socket.SetDeadline(time.Now().Add(timeout)), k.Flush()); err != nil {
 		return fmt.Errorf("change the nftables table %s: %w", f.name(), err)
 	}
-	return nil
+	return k.flushFurther(f)
 }
 
 // exists reports whether there is a table. Who may not know has none.
 func (k kernel) exists(f *family) bool {
-	_, err := k.ListTableOfFamily(tableName, f.table.Family)
+	_, err := k.ListTableOfFamily(f.table.Name, f.table.Family)
 	return err == nil
 }
 
@@ -298,7 +305,7 @@ func (k kernel) remove(f *family) error {
 }
 
 // create makes the table anew, without services.
-func (k kernel) create(f *family, guard time.Duration) {
+func (k kernel) create(f *family, r *ruleset, guard time.Duration) {
 	k.AddTable(f.table)
 	k.DelTable(f.table)
 	k.AddTable(f.table)
@@ -309,7 +316,7 @@ func (k kernel) create(f *family, guard time.Duration) {
 	for _, name := range counters {
 		k.AddObj(&nftables.NamedObj{Table: f.table, Name: name, Type: nftables.ObjTypeCounter, Obj: &expr.Counter{}})
 	}
-	for _, base := range f.bases() {
+	for _, base := range f.bases(r) {
 		k.AddRule(&nftables.Rule{Table: f.table, Chain: k.AddChain(base), Exprs: f.baseRule()})
 	}
 }
@@ -343,6 +350,10 @@ func (k kernel) refresh(f *family, guard time.Duration) error {
 }
 
 func (k kernel) addSteer(f *family, s steer) {
+	if f.ingress {
+		k.addShortcut(f, s)
+		return
+	}
 	second := k.AddChain(&nftables.Chain{Table: f.table, Name: s.second()}) // before a rule leads to it
 	k.addRules(f, second, f.second(s))
 	k.addRules(f, k.AddChain(&nftables.Chain{Table: f.table, Name: s.chain()}), f.steer(s))
@@ -356,13 +367,21 @@ func (k kernel) addRules(f *family, chain *nftables.Chain, rules [][]expr.Any) {
 
 // deleteSteer deletes chains that no service leads to.
 func (k kernel) deleteSteer(f *family, s steer) {
-	chains := []*nftables.Chain{{Table: f.table, Name: s.chain()}, {Table: f.table, Name: s.second()}}
-	for _, c := range chains {
+	for _, c := range f.chains(s) {
 		k.FlushChain(c)
 	}
-	for _, c := range chains {
+	for _, c := range f.chains(s) {
 		k.DelChain(c)
 	}
+}
+
+// chains returns the chains of a steer.
+func (f *family) chains(s steer) []*nftables.Chain {
+	chains := []*nftables.Chain{{Table: f.table, Name: s.chain()}}
+	if !f.ingress {
+		chains = append(chains, &nftables.Chain{Table: f.table, Name: s.second()})
+	}
+	return chains
 }
 
 // encode is SetAddElements or SetDeleteElements.
@@ -415,14 +434,18 @@ func (k kernel) changeServices(f *family, r, others *ruleset, do encode) error {
 
 // changeSets encodes the elements of the other sets that r has and others has not.
 func (k kernel) changeSets(f *family, r, others *ruleset, do encode) (err error) {
-	for i, of := range []struct{ elements, others map[string]bool }{{r.interfaces, others.interfaces}, {r.hardware, others.hardware}} {
+	sets := f.sets()
+	for i, of := range []struct{ elements, others map[string]bool }{1: {r.interfaces, others.interfaces}, 2: {r.hardware, others.hardware},
+		4: {r.kept, others.kept}} {
 		var differ []nftables.SetElement
 		for _, key := range slices.Sorted(maps.Keys(of.elements)) {
 			if !of.others[key] {
 				differ = append(differ, nftables.SetElement{Key: []byte(key)})
 			}
 		}
-		err = errors.Join(err, k.encode(f.sets()[1+i], differ, do))
+		if len(differ) > 0 {
+			err = errors.Join(err, k.encode(sets[i], differ, do))
+		}
 	}
 	return err
 }
@@ -470,12 +493,13 @@ func (k kernel) hops(f *family, s steer) map[netip.Addr]bool {
 // sound reports whether the table has the chains and elements that it is to have, those of
 // buckets aside, which are many. Somebody may have flushed it.
 func (k kernel) sound(f *family, want *ruleset) (bool, error) {
-	table, err := k.ListTableOfFamily(tableName, f.table.Family)
+	table, err := k.ListTableOfFamily(f.table.Name, f.table.Family)
 	if err != nil {
 		return false, nil // there is none
 	}
 	// All chains, sets and counters use the table. Listing them would list those of kube-proxy.
-	uses := len(f.bases()) + 2*len(want.steers()) + len(f.sets()) + len(counters)
+	bases := f.bases(want)
+	uses := len(bases) + len(f.chains(steer{}))*len(want.steers()) + len(f.sets()) + len(counters)
 	for id := range want.tables {
 		uses += len(want.sets(f, id))
 	}
@@ -483,7 +507,7 @@ func (k kernel) sound(f *family, want *ruleset) (bool, error) {
 	if int(table.Use) != uses && int(bits.ReverseBytes32(table.Use)) != uses {
 		return false, nil
 	}
-	for _, base := range f.bases() {
+	for _, base := range bases {
 		rules, err := k.GetRules(f.table, base)
 		if err != nil {
 			return false, fmt.Errorf("list nftables rules: %w", err)
@@ -504,15 +528,15 @@ func (k kernel) sound(f *family, want *ruleset) (bool, error) {
 	return true, nil
 }
 
-// counts returns how many packets each of the counters has counted since the tables were made.
-func counts() (map[string]uint64, error) {
+// counts returns how many packets each of the counters of tables has counted since they were made.
+func counts(of []*family) (map[string]uint64, error) {
 	k, err := dial()
 	if err != nil {
 		return nil, err
 	}
 	defer k.close()
 	packets := map[string]uint64{}
-	for _, f := range families {
+	for _, f := range of {
 		if !k.exists(f) {
 			continue
 		}

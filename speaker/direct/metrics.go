@@ -59,7 +59,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	if !s.InForce {
 		return
 	}
-	packets, err := counts()
+	packets, err := counts(allTables)
 	if err != nil {
 		return
 	}

@@ -38,6 +38,8 @@ type modelled struct {
 	hardware map[string]bool
 	// keeps is set if it has the connection, stale if the segment does not fit what it remembers.
 	keeps, stale, dead bool
+	// short is set if the Service has the shortcut.
+	short bool
 }
 
 // modelDevice is the interface that the model's nodes are on.
@@ -65,9 +67,16 @@ func model(self int, views []view, all []plan.Backend) *modelled {
 	}
 	r, _ := d.rules(0, families[0], d.peers(families[0]), map[string]table{})
 	s := r.services[serviceKey(vip4, 80)].steer
-	return &modelled{steer: s, hardware: r.hardware, sets: r.sets(families[0], s.table),
-		chains: map[string][][]expr.Any{s.chain(): families[0].steer(s), s.second(): families[0].second(s)}}
+	m := &modelled{steer: s, hardware: r.hardware, sets: r.sets(families[0], s.table), chains: map[string][][]expr.Any{
+		s.chain(): families[0].steer(s), s.second(): families[0].second(s), "shortcut": shortcuts[0].shortcut()}}
+	for _, index := range s.indexes() {
+		m.chains["shortcut"] = append(m.chains["shortcut"], join(shortcuts[0].hopOf(s, openName(s.table, s.buckets), index), &fwd{}))
+	}
+	return m
 }
+
+// fwd is the expression that the library does not have.
+type fwd struct{ expr.Any }
 
 // segment is what the nodes hand on. It is no SYN.
 type segment struct {
@@ -86,7 +95,17 @@ func (n *modelled) take(s *segment) (to netip.Addr, dropped bool) {
 	case n.keeps:
 		state = expr.CtStateBitESTABLISHED
 	}
-	chain := n.chains[n.steer.chain()]
+	if n.short {
+		if to, _ = n.run("shortcut", state, s); to.IsValid() {
+			return to, false
+		}
+	}
+	return n.run(n.steer.chain(), state, s)
+}
+
+// run interprets the rules of a chain.
+func (n *modelled) run(name string, state uint32, s *segment) (to netip.Addr, dropped bool) {
+	chain := n.chains[name]
 next:
 	for i := 0; i < len(chain); i++ {
 		var registers [unix.NFT_REG32_15 + 1][]byte
@@ -129,8 +148,9 @@ next:
 					continue next
 				}
 			case *expr.Range:
-				if v := registers[e.Register]; bytes.Compare(v, e.FromData) >= 0 && bytes.Compare(v, e.ToData) <= 0 {
-					continue next // the only operation is not to be in it
+				v := registers[e.Register]
+				if in := bytes.Compare(v, e.FromData) >= 0 && bytes.Compare(v, e.ToData) <= 0; in != (e.Op == expr.CmpOpEq) {
+					continue next
 				}
 			case *expr.Lookup:
 				h, in := n.lookup(e.SetName, registers[e.SourceRegister])
@@ -143,6 +163,10 @@ next:
 			case *expr.Dup:
 				to, _ = netip.AddrFromSlice(registers[e.RegAddr])
 				s.ttl-- // the kernel
+			case *fwd:
+				to, _ = netip.AddrFromSlice(registers[keys])
+				s.ttl--
+				return to, false
 			case *expr.Limit:
 				continue next // it is not reached
 			case *expr.Objref:
@@ -167,6 +191,8 @@ func (n *modelled) lookup(set string, key []byte) (hop, bool) {
 	switch set {
 	case interfacesSet, guardSet:
 		return hop{}, true
+	case keptSet:
+		return hop{}, n.keeps || n.stale
 	case hardwareSet:
 		return hop{}, n.hardware[string(key)]
 	}
@@ -240,6 +266,7 @@ func TestNodesMayThinkAnything(t *testing.T) {
 		for range segments {
 			keeper := random.IntN(n + 1) // the last one is nobody
 			for i, m := range nodes {
+				m.short = random.IntN(2) == 0
 				m.keeps, m.stale, m.dead = i == keeper, random.IntN(4) == 0, kind == "silence" && i != keeper && random.IntN(8) == 0
 			}
 			s := segment{bucket: random.Uint32N(clusterSize), ttl: 64}

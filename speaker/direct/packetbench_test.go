@@ -19,8 +19,8 @@ import (
 )
 
 // BenchmarkPacket is what the kernel needs for a packet of a connection: to take it in and drop
-// it at once, to hand it to another node, and to send it to a pod of this node as kube-proxy
-// does. The packets are sent one by one and are done with when the next one is.
+// it at once, to hand it to another node, as it comes in or after conntrack, and to send it to a pod of
+// this node as kube-proxy does. The packets are sent one by one and are done with when the next one is.
 func BenchmarkPacket(b *testing.B) {
 	const drop = `table netdev away {
 		chain in { type filter hook ingress device eth0 priority 0;
@@ -38,6 +38,17 @@ func BenchmarkPacket(b *testing.B) {
 		{"direct", func(w *world) forged {
 			w.start("n1", "n2")
 			w.want(plan.Backend{Node: "n2", Open: 1})
+			w.shortened("n1")
+			w.nodes["n2"].Run("nft", drop)
+			return forged{netip.MustParseAddrPort("198.18.0.2:12345"), ack, 1, 1, 0}
+		}},
+		{"after-conntrack", func(w *world) forged {
+			w.start("n1", "n2")
+			w.want(plan.Backend{Node: "n2", Open: 1})
+			w.nodes["n1"].stop()
+			for _, f := range shortcuts {
+				w.nodes["n1"].Run("nft", "destroy table "+f.name())
+			}
 			w.nodes["n2"].Run("nft", drop)
 			return forged{netip.MustParseAddrPort("198.18.0.2:12345"), ack, 1, 1, 0}
 		}},
@@ -68,7 +79,7 @@ func BenchmarkPacket(b *testing.B) {
 			}); err != nil {
 				b.Fatal(err)
 			}
-			if handed := w.handed() - before; (handed >= b.N) != (c.name == "direct") {
+			if handed := w.handed() - before; (handed >= b.N) != (c.name == "direct" || c.name == "after-conntrack") {
 				b.Fatalf("%d of %d packets were handed on", handed, b.N)
 			}
 		})

@@ -57,6 +57,7 @@ const (
 // family is what differs between IPv4 and IPv6.
 type family struct {
 	table       *nftables.Table
+	ingress     bool   // the table hands over before conntrack: see ingress.go
 	length      uint32 // of an address, in bytes
 	source, ttl uint32 // where the source address and the TTL are in the header
 	checksum    bool   // the header has one
@@ -66,16 +67,19 @@ type family struct {
 const tableName = "lodestone-direct"
 
 var families = []*family{
-	{&nftables.Table{Name: tableName, Family: nftables.TableFamilyIPv4}, 4, 12, 8, true, nftables.TypeIPAddr},
-	{&nftables.Table{Name: tableName, Family: nftables.TableFamilyIPv6}, 16, 8, 7, false, nftables.TypeIP6Addr},
+	{&nftables.Table{Name: tableName, Family: nftables.TableFamilyIPv4}, false, 4, 12, 8, true, nftables.TypeIPAddr},
+	{&nftables.Table{Name: tableName, Family: nftables.TableFamilyIPv6}, false, 16, 8, 7, false, nftables.TypeIP6Addr},
 }
 
 // name is that of the table, as nft(8) has it.
 func (f *family) name() string {
-	if f.length == 4 {
-		return "ip " + tableName
+	switch {
+	case f.ingress:
+		return "netdev " + f.table.Name
+	case f.length == 4:
+		return "ip " + f.table.Name
 	}
-	return "ip6 " + tableName
+	return "ip6 " + f.table.Name
 }
 
 // has reports whether an address is of the family.
@@ -91,6 +95,8 @@ const (
 	guardSet = "guard"
 	// servicesMap leads from a VIP and port to the chain of the Service's table.
 	servicesMap = "services"
+	// keptSet are the connections that this node keeps although the table names another node.
+	keptSet = "kept"
 )
 
 // The counters outlive the chains.
@@ -130,13 +136,18 @@ func counted(counter string) *expr.Objref {
 // sets returns them, the guard first.
 func (f *family) sets() []*nftables.Set {
 	host := binaryutil.NativeEndian
-	return []*nftables.Set{
+	sets := []*nftables.Set{
 		{Table: f.table, Name: guardSet, KeyType: nftables.TypeInetProto, HasTimeout: true},
 		{Table: f.table, Name: interfacesSet, KeyType: nftables.TypeIFIndex, KeyByteOrder: host},
 		{Table: f.table, Name: hardwareSet, KeyType: nftables.TypeEtherAddr},
 		{Table: f.table, Name: servicesMap, IsMap: true, Concatenation: true, DataType: nftables.TypeVerdict,
 			KeyType: nftables.MustConcatSetType(f.address, nftables.TypeInetService)},
 	}
+	if f.ingress {
+		sets = append(sets, &nftables.Set{Table: f.table, Name: keptSet, Concatenation: true,
+			KeyType: nftables.MustConcatSetType(f.address, nftables.TypeInetService, f.address, nftables.TypeInetService)})
+	}
+	return sets
 }
 
 // buckets is a map from a bucket to the address of a node, or a set of buckets. With their number the
@@ -166,7 +177,10 @@ func number(n uint32) string { return string(binaryutil.NativeEndian.PutUint32(n
 
 // bases returns the chains that the kernel calls. The second one is for what is still for a VIP when it
 // is to be forwarded.
-func (f *family) bases() []*nftables.Chain {
+func (f *family) bases(r *ruleset) []*nftables.Chain {
+	if f.ingress {
+		return f.ingressBases(r)
+	}
 	return []*nftables.Chain{
 		{Name: "prerouting", Table: f.table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting,
 			Priority: nftables.ChainPriorityRef(priority)},
@@ -179,13 +193,16 @@ func (f *family) bases() []*nftables.Chain {
 //
 //	meta l4proto tcp ip daddr . tcp dport vmap @services
 func (f *family) baseRule() []expr.Any {
-	return []expr.Any{
+	var exprs []expr.Any
+	if f.ingress {
+		exprs = f.whole()
+	}
+	return append(exprs,
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: keys},
 		&expr.Cmp{Register: keys, Op: expr.CmpOpEq, Data: []byte{unix.IPPROTO_TCP}},
 		&expr.Payload{DestRegister: keys, Base: expr.PayloadBaseNetworkHeader, Offset: f.source + f.length, Len: f.length},
 		&expr.Payload{DestRegister: keys + f.length/4, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
-		&expr.Lookup{SourceRegister: keys, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: servicesMap},
-	}
+		&expr.Lookup{SourceRegister: keys, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: servicesMap})
 }
 
 var (
@@ -227,13 +244,13 @@ func (f *family) steer(s steer) [][]expr.Any {
 		join(f.ttlIs(expr.CmpOpLte, lastHop), f.waits(s, nextName(s.table, s.buckets))),
 		join(f.ttlIs(expr.CmpOpLte, lastHop), accept),
 		join(f.ttlIs(expr.CmpOpEq, misfit+lastHop), drop),
-		join(&expr.Payload{DestRegister: keys, Base: expr.PayloadBaseLLHeader, Offset: 6, Len: 6}, in(hardwareSet, true), second),
-		join(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: keys}, in(guardSet, false), accept),
+		join(ofNode(), second),
+		join(unguarded(), accept),
 	}
 	if s.drains {
 		rules = append(rules, join(flagsAre(syn, true), accept))
 	}
-	rules = append(rules, join(f.ttlIs(expr.CmpOpGt, highest), f.fits(), f.setTTL(highest)))
+	rules = append(rules, join(f.ttlIs(expr.CmpOpGt, highest), f.misfits(false), f.setTTL(highest)))
 	return append(append(rules, f.handOver(s, openName(s.table, s.buckets))...), join(second))
 }
 
@@ -253,9 +270,9 @@ func (f *family) second(s steer) [][]expr.Any {
 	return append([][]expr.Any{
 		join(flagsAre(syn, true), accept),
 		bounded(),
-		join(stateIs(expr.CtStateBitINVALID, true), f.fits(), f.setTTL(misfit+around)),
-		join(f.bucketOf(s), in(held(next), true), f.fits(), f.setTTL(misfit+around)),
-		join(f.ttlIs(expr.CmpOpGt, lastHop+maxRing), f.fits(), f.setTTL(around)),
+		join(stateIs(expr.CtStateBitINVALID, true), f.misfits(false), f.setTTL(misfit+around)),
+		join(f.bucketOf(s), in(held(next), true), f.misfits(false), f.setTTL(misfit+around)),
+		join(f.ttlIs(expr.CmpOpGt, lastHop+maxRing), f.misfits(false), f.setTTL(around)),
 	}, f.handOver(s, next)...)
 }
 
@@ -264,9 +281,13 @@ func (f *family) ttlIs(op expr.CmpOp, ttl byte) []expr.Any {
 	return []expr.Any{f.loadTTL(), &expr.Cmp{Register: keys, Op: op, Data: []byte{ttl}}}
 }
 
-// fits matches packets that do not go around as misfits.
-func (f *family) fits() []expr.Any {
-	return []expr.Any{f.loadTTL(), &expr.Range{Register: keys, Op: expr.CmpOpNeq, FromData: []byte{misfit + lastHop},
+// misfits matches packets that go around as misfits, or all others.
+func (f *family) misfits(so bool) []expr.Any {
+	op := expr.CmpOpEq
+	if !so {
+		op = expr.CmpOpNeq
+	}
+	return []expr.Any{f.loadTTL(), &expr.Range{Register: keys, Op: op, FromData: []byte{misfit + lastHop},
 		ToData: []byte{misfit + lastHop + maxRing}}}
 }
 
@@ -299,13 +320,19 @@ func (f *family) setTTL(ttl byte) []expr.Any {
 //	jhash ip saddr . ip daddr . tcp sport mod N seed S @open-0-8192-held counter name waits drop
 func (f *family) handOver(s steer, maps string) (rules [][]expr.Any) {
 	for _, index := range s.indexes() {
-		rules = append(rules, join(&expr.Meta{Key: expr.MetaKeyIIF, Register: keys},
-			&expr.Cmp{Register: keys, Op: expr.CmpOpEq, Data: []byte(number(index))}, f.bucketOf(s),
-			&expr.Lookup{SourceRegister: keys, DestRegister: keys, IsDestRegSet: true, SetName: on(maps, index)},
-			&expr.Immediate{Register: device, Data: []byte(number(index))},
+		rules = append(rules, join(f.hopOf(s, maps, index),
 			&expr.Dup{RegAddr: keys, RegDev: device, IsRegDevSet: true}, counted(handedCounter), drop))
 	}
 	return append(rules, f.waits(s, maps))
+}
+
+// hopOf matches packets that came in by the interface and belong to another node, by those maps. It
+// loads the node's address and the interface.
+func (f *family) hopOf(s steer, maps string, index uint32) []expr.Any {
+	return join(&expr.Meta{Key: expr.MetaKeyIIF, Register: keys},
+		&expr.Cmp{Register: keys, Op: expr.CmpOpEq, Data: []byte(number(index))}, f.bucketOf(s),
+		&expr.Lookup{SourceRegister: keys, DestRegister: keys, IsDestRegSet: true, SetName: on(maps, index)},
+		&expr.Immediate{Register: device, Data: []byte(number(index))})
 }
 
 // waits drops what is of a node that does not answer: the client sends it again.
@@ -327,6 +354,16 @@ func (f *family) bucketOf(s steer) []expr.Any {
 	}
 	return append(exprs, &expr.Hash{SourceRegister: keys, DestRegister: keys, Length: length, Modulus: uint32(s.buckets), Seed: s.seed,
 		Type: expr.HashTypeJenkins})
+}
+
+// ofNode matches packets that another node has sent.
+func ofNode() []expr.Any {
+	return join(&expr.Payload{DestRegister: keys, Base: expr.PayloadBaseLLHeader, Offset: 6, Len: 6}, in(hardwareSet, true))
+}
+
+// unguarded matches all packets when there has been no speaker for long.
+func unguarded() []expr.Any {
+	return join(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: keys}, in(guardSet, false))
 }
 
 // in matches what is in a set, or is not.

@@ -24,6 +24,8 @@ type Status struct {
 	// may be.
 	Without int `json:"withoutTable"`
 	Tables  int `json:"tables"`
+	// Shortcuts counts the Services at VIPs and ports whose packets are handed over before conntrack.
+	Shortcuts int `json:"beforeConntrack"`
 	// ConntrackFull is set while conntrack has little room, or none.
 	ConntrackFull bool `json:"conntrackFull"`
 	// Neighbours are the other nodes, by each of their addresses.
@@ -115,6 +117,11 @@ func (d *Director) publish() {
 		s.Error = d.err.Error()
 	}
 	s.Peers = d.reachable()
+	for _, r := range d.short {
+		if r != nil {
+			s.Shortcuts += len(r.services)
+		}
+	}
 	if len(d.want.Services)+len(d.draining) > 0 {
 		for _, node := range slices.Sorted(maps.Keys(d.want.Nodes)) {
 			if node != d.Node {

@@ -244,7 +244,7 @@ func (w *world) routers() []netip.Addr {
 func (w *world) handed() (packets int) {
 	for _, n := range w.nodes {
 		require.NoError(w.t, n.Do(func() error {
-			counted, err := counts()
+			counted, err := counts(allTables)
 			packets += int(counted[handedCounter])
 			return err
 		}))

@@ -1,0 +1,170 @@
+package direct
+
+import (
+	"fmt"
+	"math/bits"
+
+	"github.com/google/nftables/binaryutil"
+	"github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// maxKept bounds the connections of a family that are excepted from the shortcut.
+const maxKept = 1 << 15
+
+// kept are connections that this node keeps although the table has them at another node.
+type kept struct {
+	// of are they, by Service and then as the set has them.
+	of map[string]map[string]bool
+	n  int
+	// crowded are the Services that have most of them, when they are more than maxKept.
+	crowded map[string]bool
+}
+
+// keptBy looks the connections up in conntrack.
+func keptBy(f *family, r *ruleset) (*kept, error) {
+	k := &kept{map[string]map[string]bool{}, 0, map[string]bool{}}
+	protocol := unix.AF_INET6
+	if f.length == 4 {
+		protocol = unix.AF_INET
+	}
+	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP)
+	request.AddData(&nl.Nfgenmsg{NfgenFamily: uint8(protocol), Version: nl.NFNETLINK_V0})
+	buffer := make([]byte, 0, 64)
+	err := request.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(message []byte) bool {
+		c, ok := f.parseFlow(message)
+		if !ok {
+			return true
+		}
+		buffer = append(append(append(buffer[:0], c.vip...), c.port...), 0, 0)
+		s, ok := r.services[string(buffer)]
+		if ok && !s.drains && !k.crowded[string(buffer)] && r.tables[s.table].open[s.bucket(c)].device != 0 {
+			k.add(string(buffer), string(c.key()))
+		}
+		return true
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list conntrack: %w", err)
+	}
+	return k, nil
+}
+
+func (k *kept) add(service, flow string) {
+	if k.of[service] == nil {
+		k.of[service] = map[string]bool{}
+	}
+	k.n -= len(k.of[service])
+	k.of[service][flow] = true
+	k.n += len(k.of[service])
+	if k.n <= maxKept {
+		return
+	}
+	most := service
+	for other, flows := range k.of {
+		if len(flows) > len(k.of[most]) {
+			most = other
+		}
+	}
+	k.n -= len(k.of[most])
+	delete(k.of, most)
+	k.crowded[most] = true
+}
+
+// flows returns all connections.
+func (k *kept) flows() map[string]bool {
+	all := make(map[string]bool, k.n)
+	for _, flows := range k.of {
+		for flow := range flows {
+			all[flow] = true
+		}
+	}
+	return all
+}
+
+// flow is what conntrack has of a connection: the addresses and ports of its first segment.
+type flow struct{ client, clientPort, vip, port []byte }
+
+// key is the connection as the set has it (family.flow).
+func (e flow) key() []byte {
+	key := make([]byte, 0, 2*len(e.client)+8)
+	key = append(append(append(key, e.client...), e.clientPort...), 0, 0)
+	return append(append(append(key, e.vip...), e.port...), 0, 0)
+}
+
+// parseFlow reads a TCP connection from a message of the kernel (linux/netfilter/nfnetlink_conntrack.h).
+func (f *family) parseFlow(message []byte) (e flow, ok bool) {
+	if len(message) < nl.SizeofNfgenmsg {
+		return e, false
+	}
+	attributes, err := netlink.NewAttributeDecoder(message[nl.SizeofNfgenmsg:])
+	if err != nil {
+		return e, false
+	}
+	tcp := false
+	for attributes.Next() {
+		if attributes.Type() != nl.CTA_TUPLE_ORIG {
+			continue
+		}
+		attributes.Nested(func(tuple *netlink.AttributeDecoder) error {
+			for tuple.Next() {
+				part := tuple.Type()
+				tuple.Nested(func(of *netlink.AttributeDecoder) error {
+					for of.Next() {
+						switch kind := of.Type(); {
+						case part == nl.CTA_TUPLE_IP && (kind == nl.CTA_IP_V4_SRC || kind == nl.CTA_IP_V6_SRC):
+							e.client = of.Bytes()
+						case part == nl.CTA_TUPLE_IP && (kind == nl.CTA_IP_V4_DST || kind == nl.CTA_IP_V6_DST):
+							e.vip = of.Bytes()
+						case part == nl.CTA_TUPLE_PROTO && kind == nl.CTA_PROTO_NUM:
+							tcp = of.Uint8() == unix.IPPROTO_TCP
+						case part == nl.CTA_TUPLE_PROTO && kind == nl.CTA_PROTO_SRC_PORT:
+							e.clientPort = of.Bytes()
+						case part == nl.CTA_TUPLE_PROTO && kind == nl.CTA_PROTO_DST_PORT:
+							e.port = of.Bytes()
+						}
+					}
+					return nil
+				})
+			}
+			return nil
+		})
+	}
+	whole := len(e.client) == int(f.length) && len(e.vip) == int(f.length) && len(e.clientPort) == 2 && len(e.port) == 2
+	return e, whole && tcp && attributes.Err() == nil
+}
+
+// bucket returns the bucket that the rules find for a connection (family.bucketOf).
+func (s steer) bucket(e flow) uint32 {
+	key := make([]byte, 0, 2*len(e.client)+4)
+	key = append(append(key, e.client...), e.vip...)
+	if !s.byClient {
+		key = append(append(key, e.clientPort...), 0, 0)
+	}
+	return uint32(uint64(jhash(key, s.seed)) * uint64(s.buckets) >> 32)
+}
+
+// jhash is the kernel's (linux/jhash.h, after Bob Jenkins' lookup3), of whole words.
+func jhash(key []byte, seed uint32) uint32 {
+	initial := 0xdeadbeef + uint32(len(key)) + seed
+	a, b, c := initial, initial, initial
+	word := func(at int) uint32 {
+		if at >= len(key) {
+			return 0
+		}
+		return binaryutil.NativeEndian.Uint32(key[at : at+4])
+	}
+	for ; len(key) > 12; key = key[12:] {
+		a, b, c = a+word(0), b+word(4), c+word(8)
+		for _, turn := range [...]int{4, 6, 8, 16, 19, 4} {
+			a = (a - c) ^ bits.RotateLeft32(c, turn)
+			a, b, c = b, c+b, a
+		}
+	}
+	a, b, c = a+word(0), b+word(4), c+word(8)
+	for _, turn := range [...]int{14, 11, 25, 16, 4, 14, 24} {
+		c = (c ^ b) - bits.RotateLeft32(b, turn)
+		a, b, c = b, c, a
+	}
+	return b
+}

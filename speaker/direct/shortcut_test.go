@@ -1,0 +1,159 @@
+package direct
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/lodestone-lb/lodestone/pkg/testnet"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// shortened waits until a node hands over before conntrack.
+func (w *world) shortened(name string) {
+	w.t.Helper()
+	d := w.nodes[name].director
+	w.until(func() bool { return d.Status().Shortcuts == 2 }, func() any { return w.nodes[name].log })
+}
+
+// The owner keeps what it has, although the table has it elsewhere by now, and hands over the rest:
+// whatever the table was before, and whoever owns the VIPs. It is by the shortcut, once that is there,
+// that it does: its counter says so.
+func TestShortcut(t *testing.T) {
+	t.Parallel()
+	for _, byClient := range []bool{false, true} {
+		t.Run(fmt.Sprint("byClient=", byClient), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, 3)
+			w.byClient = byClient
+			w.begin(moved[0]...)
+			all := w.open(24)
+			for i, backends := range moved {
+				owner := w.names[i%3]
+				w.own(owner)
+				w.want(backends...)
+				w.live(all, fmt.Sprint("after the change to ", backends))
+				w.shortened(owner)
+				for _, c := range all {
+					all, short := w.handed(), w.nodes[owner].short(t)
+					require.NoError(t, c.ask())
+					if c.node == owner {
+						require.Equal(t, all, w.handed(), "%s keeps it, with %v", owner, backends)
+					} else {
+						require.Greater(t, w.nodes[owner].short(t), short, "%s does not keep it, with %v", owner, backends)
+					}
+				}
+			}
+		})
+	}
+}
+
+// short counts the packets that a node has handed over before conntrack.
+func (n *node) short(t testing.TB) (packets int) {
+	require.NoError(t, n.Do(func() error {
+		counted, err := counts(shortcuts)
+		packets = int(counted[handedCounter])
+		return err
+	}))
+	return packets
+}
+
+// Fragments of a segment are not told apart at the interface: they go to conntrack, which puts them together.
+func TestFragmentsAreHandedOver(t *testing.T) {
+	t.Parallel()
+	w := startWorld(t, 2, some("n2")...)
+	w.shortened("n1")
+	whole := forged{netip.MustParseAddrPort("198.18.0.2:12345"), syn, 1, 0, 0}.packet(vip4)
+	whole = append(whole, make([]byte, 1480-len(whole)%8)...)
+	handed := w.handed()
+	require.NoError(t, w.client.Do(func() error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_RAW)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd) //nolint:errcheck // nothing is lost with it
+		const first = 20 + 800
+		for _, part := range []struct {
+			payload []byte
+			offset  uint16
+		}{{whole[20:first], 1 << 13}, {whole[first:], 800 / 8}} {
+			packet := append(append([]byte{}, whole[:20]...), part.payload...)
+			binary.BigEndian.PutUint16(packet[2:], uint16(len(packet)))
+			binary.BigEndian.PutUint16(packet[4:], 4711)
+			binary.BigEndian.PutUint16(packet[6:], part.offset)
+			if err := unix.Sendto(fd, packet, 0, &unix.SockaddrInet4{Addr: vip4.As4()}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	w.until(func() bool { return w.handed() > handed }, func() any { return w.nodes["n1"].Run("nft", "list ruleset") })
+	require.Zero(t, w.nodes["n1"].short(t), "it is not the shortcut that has handed it over")
+}
+
+// A Service of which this node keeps too many connections that the table has elsewhere has no shortcut,
+// and others have it.
+func TestCrowdedService(t *testing.T) {
+	t.Parallel()
+	k := &kept{map[string]map[string]bool{}, 0, map[string]bool{}}
+	for i := range maxKept {
+		k.add("many", fmt.Sprint(i))
+		k.add("many", fmt.Sprint(i)) // conntrack may list one twice
+	}
+	require.Len(t, k.flows(), maxKept)
+	k.add("few", "1")
+	require.Equal(t, map[string]bool{"many": true}, k.crowded)
+	require.Equal(t, map[string]bool{"1": true}, k.flows())
+}
+
+// Whoever removes the rules at the interface, and a Director that starts while there are some, ends no connection.
+func TestShortcutIsBack(t *testing.T) {
+	t.Parallel()
+	w := startWorld(t, 2, some("n1")...)
+	all := w.open(10)
+	w.want(some("n2")...)
+	all = append(all, w.open(10)...)
+	require.Equal(t, map[string]int{"n1": 10, "n2": 10}, at(all))
+	n := w.nodes["n1"]
+	w.shortened("n1")
+	n.Run("nft", "delete table netdev lodestone-direct-ip")
+	w.live(all, "the rules are away")
+	w.until(func() bool { return n.director.Status().Shortcuts == 1 }, func() any { return n.log })
+	w.shortened("n1")
+	w.live(all, "the rules are back")
+	n.stop()
+	w.live(all, "there is no Director")
+	w.start("n1")
+	w.wantAt([]string{"n1"}, plan.Backend{Node: "n1", Open: 1}, plan.Backend{Node: "n2", Draining: 1})
+	w.live(all, "there is another one, with other backends")
+	require.Equal(t, map[string]int{"n1": 10}, at(w.open(10)))
+	w.shortened("n1")
+	w.live(all, "it has the rules")
+	w.want()
+	w.live(all, "it drains")
+	require.NotContains(t, n.log.String(), "level=WARN")
+}
+
+// BenchmarkKept is what it takes to look 100,000 connections up in conntrack.
+func BenchmarkKept(b *testing.B) {
+	const n = 100_000
+	host := testnet.NewHost(b, "node")
+	s := testnet.NewSegment(b, 0)
+	s.Plug(host, "eth0")
+	require.NoError(b, host.Do(func() error {
+		host.Run("nft", "table ip x { chain y { type filter hook prerouting priority 0; ct state new; }; }")
+		if err := track(n - 1000); err != nil {
+			return err
+		}
+		for b.Loop() {
+			if _, err := keptBy(shortcuts[0], newRuleset()); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+}
