@@ -26,7 +26,7 @@ func forwards(c *Cluster) (all []Finding) {
 		}
 		if f.ConntrackFull {
 			all = append(all, found(Warning, name, "raise net.netfilter.nf_conntrack_max, or find out who opens so many connections",
-				"conntrack is nearly full: when it is, the kernel drops what other nodes keep before it can be handed to them"))
+				"conntrack is nearly full: when it is, this node takes no new connections"))
 		}
 		for _, why := range unreachable {
 			var who []string

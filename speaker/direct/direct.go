@@ -101,17 +101,14 @@ type Director struct {
 	have     [2]*ruleset             // by family, what the kernel took over last
 	keys     [2]map[int]string       // and what its tables of buckets follow from,
 	peered   [2]map[string]neighbour // with whom
-	short    [2]*ruleset             // by family, the shortcut as the kernel has it
-	nextLook time.Time               // when connections that are kept are looked up again, if need be,
-	nextKept time.Time               // and if they are to be excepted from the shortcut
-	shortErr error                   // why there is no shortcut
-	without  [2]int                  // Services that have none, as there are more than maxBuckets
-	there    [2]bool                 // by family, the kernel has a table
-	missing  [2]bool                 // it has none, and should
-	full     bool                    // conntrack has little room
-	most     int                     // buckets that there may be, see maxBuckets
-	stale    bool                    // there may be other rules to write
-	refused  error                   // why the node cannot have rules
+	shortcut shortcut
+	without  [2]int  // Services that have none, as there are more than maxBuckets
+	there    [2]bool // by family, the kernel has a table
+	missing  [2]bool // it has none, and should
+	full     bool    // conntrack has little room
+	most     int     // buckets that there may be, see maxBuckets
+	stale    bool    // there may be other rules to write
+	refused  error   // why the node cannot have rules
 	said     summary
 	began    bool // what an earlier Director left is taken over or gone
 	err      error
@@ -125,7 +122,7 @@ type Director struct {
 func New(o Options) *Director {
 	o.Hold, o.Guard = cmp.Or(o.Hold, defaultHold), cmp.Or(o.Guard, defaultGuard)
 	d := &Director{Options: o, sets: make(chan plan.Forwarding, 1), ready: make(chan struct{}), nodes: map[netip.Addr]*host{},
-		draining: map[plan.LimitKey]draining{}, most: maxBuckets}
+		draining: map[plan.LimitKey]draining{}, most: maxBuckets, shortcut: shortcut{log: o.Log, guard: cmp.Or(o.Guard, defaultGuard)}}
 	d.published.Store(&Status{})
 	if o.Registry != nil {
 		o.Registry.MustRegister(collector{d})
@@ -196,7 +193,9 @@ func (d *Director) Run(ctx context.Context) error {
 			}
 			d.expire(now)
 			d.reconcile()
-			d.shortcut(now)
+			if d.shortcut.extend(now, d.have) {
+				d.publish()
+			}
 		}
 	}
 }
@@ -237,8 +236,8 @@ func (d *Director) verify(refresh bool) {
 		if !works(families[i], d.have[i]) {
 			d.have[i], d.stale, d.said = nil, true, summary{}
 		}
-		if !works(shortcuts[i], d.short[i]) {
-			d.short[i] = nil // it is made anew
+		if !works(shortcuts[i], d.shortcut.have[i]) {
+			d.shortcut.have[i] = nil // it is made anew
 		}
 	}
 }
@@ -292,8 +291,8 @@ func (d *Director) lookAtConntrack() {
 	count, limit := read("count", 0), read("max", 0)
 	full := limit > 0 && count >= limit/fullPart*(fullPart-1)
 	if full && !d.full {
-		d.Log.Warn("conntrack is nearly full: when it is, the kernel drops what other nodes keep before it can be handed to them",
-			"entries", count, "at_most", limit, "hint", "raise net.netfilter.nf_conntrack_max, or find out who opens so many connections")
+		d.Log.Warn("conntrack is nearly full: when it is, this node takes no new connections", "entries", count, "at_most", limit,
+			"hint", "raise net.netfilter.nf_conntrack_max, or find out who opens so many connections")
 	}
 	d.full = full
 }
@@ -320,7 +319,7 @@ func (d *Director) apply() error {
 		d.Log.Info("direct forwarding", "services", now.services, "draining", now.draining, "tables", now.tables,
 			"neighbours", now.neighbours, "closed", now.closed)
 	}
-	d.began = true
+	d.began, d.shortcut.began = true, true
 	return nil
 }
 
@@ -380,7 +379,7 @@ func (d *Director) reachable() (n int) {
 func (d *Director) applyTo(i int, f *family, tables map[string]table) error {
 	peers := d.peers(f)
 	want, keys := d.rules(i, f, peers, tables)
-	if err := d.detour(i, want); err != nil {
+	if err := d.shortcut.restrict(i, want); err != nil {
 		return err
 	}
 	k, err := dial()

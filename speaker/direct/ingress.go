@@ -53,7 +53,8 @@ func (f *family) whole() []expr.Any {
 		&expr.Cmp{Register: keys, Op: expr.CmpOpEq, Data: []byte{unix.IPPROTO_TCP}}}
 	if f.length == 4 {
 		etherType = []byte{0x08, 0x00}
-		unfragmented = masked(&expr.Payload{DestRegister: keys, Base: expr.PayloadBaseNetworkHeader, Offset: 6, Len: 2}, []byte{0x3f, 0xff}, false)
+		flags := &expr.Payload{DestRegister: keys, Base: expr.PayloadBaseNetworkHeader, Offset: 6, Len: 2}
+		unfragmented = masked(flags, []byte{0x3f, 0xff}, false)
 	}
 	return join(
 		&expr.Meta{Key: expr.MetaKeyPKTTYPE, Register: keys},
@@ -156,7 +157,8 @@ func (k kernel) flushFurther(f *family) error {
 		return nil
 	}
 	limit := func(kind netlink.HeaderType) netlink.Message {
-		return netlink.Message{Header: netlink.Header{Type: kind, Flags: netlink.Request}, Data: []byte{0, unix.NFNETLINK_V0, 0, unix.NFNL_SUBSYS_NFTABLES}}
+		return netlink.Message{Header: netlink.Header{Type: kind, Flags: netlink.Request},
+			Data: []byte{0, unix.NFNETLINK_V0, 0, unix.NFNL_SUBSYS_NFTABLES}}
 	}
 	batch := slices.Concat([]netlink.Message{limit(unix.NFNL_MSG_BATCH_BEGIN)}, rules, []netlink.Message{limit(unix.NFNL_MSG_BATCH_END)})
 	_, err := k.socket.SendMessages(batch)

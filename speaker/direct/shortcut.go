@@ -2,19 +2,10 @@ package direct
 
 import (
 	"errors"
+	"log/slog"
 	"maps"
 	"time"
 )
-
-// The shortcut hands packets over where they come in, at the interface (ingress.go). The rules after
-// conntrack would hand over the same ones. But conntrack makes an entry for each packet that it does not
-// know, and forgets it: that costs more than all the rest, and a full conntrack drops the packet.
-//
-// A packet that the shortcut leaves alone comes to the rules after conntrack. So a Service may be without
-// the shortcut at any time. It is while its table changes: then this node may keep connections that the
-// new table has at another node. From when the table is in force, those connections only become fewer:
-// new ones go to the other node. So the Director looks them up in conntrack (kept.go), excepts them, and
-// gives the Service the shortcut. The ring finds a connection that was missed.
 
 const (
 	// keptInterval is how often the excepted connections are looked up again, so that those that have
@@ -25,11 +16,31 @@ const (
 	lookFactor = 20
 )
 
-// detour takes the shortcut from the Services that a change concerns, before the change. Nil: there will
-// be no rules.
-func (d *Director) detour(i int, want *ruleset) error {
-	f, have := shortcuts[i], d.short[i]
-	if have == nil && d.began {
+// shortcut hands packets over where they come in, at the interface (ingress.go). The rules after
+// conntrack would hand over the same ones. But conntrack makes an entry for each packet that it does not
+// know, and forgets it: that costs more than all the rest, and a full conntrack drops the packet.
+//
+// A packet that the shortcut leaves alone comes to the rules after conntrack. So a Service may be without
+// the shortcut at any time. It is while its table changes: then this node may keep connections that the
+// new table has at another node. From when the table is in force, those connections only become fewer:
+// new ones go to the other node. So they are looked up in conntrack (kept.go) and excepted, and the Service
+// has the shortcut again. The ring finds a connection that was missed.
+type shortcut struct {
+	log   *slog.Logger
+	guard time.Duration
+	have  [2]*ruleset // by family, what the kernel took over last
+	began bool        // what an earlier Director left is gone
+	// nextLook is when conntrack is looked into again if a Service has no shortcut, nextKept if
+	// connections are excepted.
+	nextLook, nextKept time.Time
+	err                error
+}
+
+// restrict takes the shortcut from the Services that a change concerns, before the change. Nil: there
+// will be no rules.
+func (s *shortcut) restrict(i int, want *ruleset) error {
+	f, have := shortcuts[i], s.have[i]
+	if have == nil && s.began {
 		return nil
 	}
 	k, err := dial()
@@ -38,7 +49,7 @@ func (d *Director) detour(i int, want *ruleset) error {
 	}
 	defer k.close()
 	if have == nil || want == nil {
-		d.short[i] = nil
+		s.have[i] = nil
 		if k.exists(f) {
 			return k.remove(f)
 		}
@@ -47,22 +58,22 @@ func (d *Director) detour(i int, want *ruleset) error {
 	rest := *have
 	rest.services = map[string]served{}
 	if maps.Equal(want.interfaces, have.interfaces) && maps.Equal(want.hardware, have.hardware) {
-		for key, s := range have.services {
-			if want.services[key] == s && want.tables[s.table] == have.tables[s.table] {
-				rest.services[key] = s
+		for key, service := range have.services {
+			if want.services[key] == service && want.tables[service.table] == have.tables[service.table] {
+				rest.services[key] = service
 			}
 		}
 	}
 	if len(rest.services) == len(have.services) {
 		return nil
 	}
-	return d.shorten(k, i, &rest)
+	return s.set(k, i, &rest)
 }
 
-// shorten brings rules of the shortcut into force. If that fails there are none.
-func (d *Director) shorten(k kernel, i int, want *ruleset) error {
-	if err := k.change(shortcuts[i], d.short[i], want, d.Guard); err != nil {
-		d.short[i] = nil
+// set brings rules into force. If that fails there are none.
+func (s *shortcut) set(k kernel, i int, want *ruleset) error {
+	if err := k.change(shortcuts[i], s.have[i], want, s.guard); err != nil {
+		s.have[i] = nil
 		again, dialed := dial() // answers to what has failed may still come
 		if dialed != nil {
 			return errors.Join(err, dialed)
@@ -70,51 +81,51 @@ func (d *Director) shorten(k kernel, i int, want *ruleset) error {
 		defer again.close()
 		return errors.Join(err, again.remove(shortcuts[i]))
 	}
-	d.short[i] = want
+	s.have[i] = want
 	return nil
 }
 
-// shortcut gives the shortcut to the Services that have none.
-func (d *Director) shortcut(now time.Time) {
-	if now.Before(d.nextLook) {
-		return
+// extend gives the shortcut to the Services that have none, out of the rules after conntrack. It reports
+// whether anything may have changed.
+func (s *shortcut) extend(now time.Time, rules [2]*ruleset) (looked bool) {
+	if now.Before(s.nextLook) {
+		return false
 	}
 	var errs error
 	var took time.Duration
-	looked := false
-	for i, want := range d.have {
-		if want == nil || d.short[i].covers(want) && (len(d.short[i].kept) == 0 || now.Before(d.nextKept)) {
+	for i, all := range rules {
+		if all == nil || s.have[i].covers(all) && (len(s.have[i].kept) == 0 || now.Before(s.nextKept)) {
 			continue
 		}
 		start := time.Now()
-		kept, err := keptBy(shortcuts[i], want)
+		kept, err := keptBy(shortcuts[i], all)
 		took += time.Since(start)
 		if err == nil {
-			err = d.shortcutTo(i, want, kept)
+			err = s.give(i, all, kept)
 		}
 		errs, looked = errors.Join(errs, err), true
 	}
 	if !looked {
-		return
+		return false
 	}
-	d.nextLook, d.nextKept = now.Add(min(keptInterval, lookFactor*took)), now.Add(keptInterval)
+	s.nextLook, s.nextKept = now.Add(min(keptInterval, lookFactor*took)), now.Add(keptInterval)
 	if errs != nil {
-		d.nextLook = d.nextKept
-		if d.shortErr == nil {
-			d.Log.Warn("packets are handed over after conntrack, which costs more", "err", errs,
-				"hint", "the kernel needs the module nft_fwd_netdev")
+		s.nextLook = s.nextKept
+		if s.err == nil {
+			s.log.Warn("packets are handed over after conntrack, which costs more", "err", errs,
+				"hint", "the kernel needs the modules nft_fwd_netdev and nf_conntrack_netlink")
 		}
 	}
-	d.shortErr = errs
-	d.publish()
+	s.err = errs
+	return true
 }
 
 // covers reports whether all Services that may have the shortcut have it.
-func (r *ruleset) covers(want *ruleset) bool {
+func (r *ruleset) covers(all *ruleset) bool {
 	if r == nil {
 		return false
 	}
-	for key, s := range want.services {
+	for key, s := range all.services {
 		if _, has := r.services[key]; !has && !s.drains {
 			return false
 		}
@@ -122,14 +133,14 @@ func (r *ruleset) covers(want *ruleset) bool {
 	return true
 }
 
-// shortcutTo gives the shortcut to the Services of a family, but for those that have too many connections
-// that are excepted.
-func (d *Director) shortcutTo(i int, all *ruleset, kept *kept) error {
+// give gives the shortcut to all Services of a family but those with too many connections to except.
+// What drains has none: its new connections stay here.
+func (s *shortcut) give(i int, all *ruleset, kept *kept) error {
 	want := newRuleset()
 	want.interfaces, want.hardware, want.kept = all.interfaces, all.hardware, kept.flows()
-	for key, s := range all.services {
-		if !s.drains && !kept.crowded[key] {
-			want.services[key], want.tables[s.table] = s, all.tables[s.table]
+	for key, service := range all.services {
+		if !service.drains && !kept.crowded[key] {
+			want.services[key], want.tables[service.table] = service, all.tables[service.table]
 		}
 	}
 	k, err := dial()
@@ -137,5 +148,15 @@ func (d *Director) shortcutTo(i int, all *ruleset, kept *kept) error {
 		return err
 	}
 	defer k.close()
-	return d.shorten(k, i, want)
+	return s.set(k, i, want)
+}
+
+// services counts the VIPs and ports that have the shortcut.
+func (s *shortcut) services() (n int) {
+	for _, r := range s.have {
+		if r != nil {
+			n += len(r.services)
+		}
+	}
+	return n
 }

@@ -39,13 +39,17 @@ func TestShortcut(t *testing.T) {
 				w.live(all, fmt.Sprint("after the change to ", backends))
 				w.shortened(owner)
 				for _, c := range all {
-					all, short := w.handed(), w.nodes[owner].short(t)
-					require.NoError(t, c.ask())
-					if c.node == owner {
-						require.Equal(t, all, w.handed(), "%s keeps it, with %v", owner, backends)
-					} else {
-						require.Greater(t, w.nodes[owner].short(t), short, "%s does not keep it, with %v", owner, backends)
+					shortened, handed := false, 3 // of three times: late acknowledgements of others may be counted, too
+					for range 3 {
+						before, short := w.handed(), w.nodes[owner].short(t)
+						require.NoError(t, c.ask())
+						shortened = shortened || w.nodes[owner].short(t) > short
+						if w.handed() == before {
+							handed--
+						}
 					}
+					require.Equal(t, c.node != owner, handed == 3, "%s keeps %s; it is at %s, with %v", c.node, c.LocalAddr(), owner, backends)
+					require.True(t, shortened || c.node == owner)
 				}
 			}
 		})

@@ -117,11 +117,7 @@ func (d *Director) publish() {
 		s.Error = d.err.Error()
 	}
 	s.Peers = d.reachable()
-	for _, r := range d.short {
-		if r != nil {
-			s.Shortcuts += len(r.services)
-		}
-	}
+	s.Shortcuts = d.shortcut.services()
 	if len(d.want.Services)+len(d.draining) > 0 {
 		for _, node := range slices.Sorted(maps.Keys(d.want.Nodes)) {
 			if node != d.Node {

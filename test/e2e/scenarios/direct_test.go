@@ -565,7 +565,9 @@ func (s *story) forwardDirectly() {
 		require.NoError(s, s.Upgrade(s.ctx, s.Lab.Chart()))
 		for _, node := range s.Lab.Nodes() { // what drains would be taken over by the next speaker that has the right
 			s.on(s.ctx, node, "nft", "add table ip lodestone-direct; delete table ip lodestone-direct; "+
-				"add table ip6 lodestone-direct; delete table ip6 lodestone-direct")
+				"add table ip6 lodestone-direct; delete table ip6 lodestone-direct; "+
+				"add table netdev lodestone-direct-ip; delete table netdev lodestone-direct-ip; "+
+				"add table netdev lodestone-direct-ip6; delete table netdev lodestone-direct-ip6")
 		}
 	})
 	require.NoError(s, s.Upgrade(s.ctx, s.Lab.Chart(), "--set=speaker.directForwarding=true"))

@@ -122,9 +122,9 @@ func directInKernel(ctx context.Context, _ *lodestone.Installation) error {
 		}, "-count=5"),
 		goBenchmarks(ctx, "./speaker/direct", "^BenchmarkPacket$", "1s", func(name string, value measured) {
 			_, of, _ := strings.Cut(name, "/")
-			if cost[of] = value.median(perOp) * 1e9; len(cost) == 3 {
-				result("direct_cost", "ns_per_packet=%.0f kube_proxy_ns_per_packet=%.0f dropped_ns_per_packet=%.0f", cost["direct"]-cost["drop"],
-					cost["kube-proxy"]-cost["drop"], cost["drop"])
+			if cost[of] = value.median(perOp) * 1e9; len(cost) == 4 {
+				result("direct_cost", "ns_per_packet=%.0f after_conntrack_ns_per_packet=%.0f kube_proxy_ns_per_packet=%.0f dropped_ns_per_packet=%.0f",
+					cost["direct"]-cost["drop"], cost["after-conntrack"]-cost["drop"], cost["kube-proxy"]-cost["drop"], cost["drop"])
 			}
 		}, "-count=5"),
 		goBenchmarks(ctx, "./speaker/direct", "^BenchmarkChange$", "5x", func(name string, value measured) {
