@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -83,12 +84,14 @@ func benchmarkChange(b *testing.B, policy string, n int, change string) {
 		before := kernelMemory(b)
 		want.Services = ordinary
 		d.take(want)
+		require.True(b, d.shortcut.extend(time.Now(), d.have))
 		used := kernelMemory(b) - before
 		for i := 0; b.Loop(); i++ {
 			want.Services = ordinary
 			switch {
 			case change == "first":
 				d.have, d.keys = [2]*ruleset{}, [2]map[int]string{}
+				d.shortcut.have = [2]*ruleset{}
 			case change == "verify":
 				d.verify(true)
 				continue

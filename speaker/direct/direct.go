@@ -65,7 +65,7 @@ const (
 	defaultGuard = 10 * time.Minute
 	// fullPart is the part of conntrack's entries that is a little.
 	fullPart = 20
-	// maxBuckets bounds the memory of a family's tables, which counts as the speaker's: some 260 bytes
+	// maxBuckets bounds the memory of a family's tables, which counts as the speaker's: some 400 bytes
 	// of the kernel's for a bucket. It is enough for policy Cluster and 64 sets of nodes with policy Local.
 	maxBuckets = clusterSize + 64*localSize
 	// seeds is how many seeds there are: Services share the chains of one, since the kernel

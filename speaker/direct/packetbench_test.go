@@ -47,7 +47,7 @@ func BenchmarkPacket(b *testing.B) {
 			w.want(plan.Backend{Node: "n2", Open: 1})
 			w.nodes["n1"].stop()
 			for _, f := range shortcuts {
-				w.nodes["n1"].Run("nft", "delete table "+f.name())
+				w.nodes["n1"].Run("nft", fmt.Sprintf("add table %[1]s; delete table %[1]s", f.name()))
 			}
 			w.nodes["n2"].Run("nft", drop)
 			return forged{netip.MustParseAddrPort("198.18.0.2:12345"), ack, 1, 1, 0}
