@@ -8,7 +8,9 @@
 //
 // What nodes say counts within bounds, because a node may lie. A Lease counts only if its
 // Node exists. It keeps at most report.MaxGateways addresses from being handed out, and two
-// for each of maxAlone segments; and half of a pool at most.
+// for each of maxAlone segments. Of a Node the first internal and the first external address of
+// each family always count: whoever got one of them for a Service would get the node's traffic.
+// All else that one node says keeps half of a pool at most.
 // controller/servicelb/ledger bounds what follows from the conflicts that a node reports.
 //
 // The files, from the outside in:
@@ -82,11 +84,23 @@ type Forbidden struct {
 	Range netipx.IPRange
 	// Why completes the sentence "203.0.113.1 is ...".
 	Why string
-	// Node is the one whose report says so, if nothing else does.
+	// Node is the one that says so, if nothing else does and it may be a lie.
 	Node string
+	// rank orders what one node says: of a pool the lower ones count first.
+	rank rank
 	// Pods is set if the reason is the pod CIDR of Nodes, and nothing else.
 	Pods bool
 }
+
+// rank is how much harm it does to hand out an address that a node has said it needs.
+type rank int
+
+const (
+	sourceRank  rank = iota // breaks the sessions of a node
+	gatewayRank             // breaks a segment
+	segmentRank             // breaks the Service that gets it
+	othersRank              // a Node's second address of a kind, which few have
+)
 
 // Forbid returns all that the pools of the configuration must not hand out: the addresses that
 // the cluster uses, and those that the configuration names as used by others. The slice is the
@@ -120,8 +134,8 @@ func Forbid(cfg *config.Config, f *Facts) []Forbidden {
 	return all
 }
 
-// withinShares leaves out what the report of one node alone says, beyond half of a pool, so that
-// a node that lies does not close a pool.
+// withinShares leaves out what one node alone says, beyond half of a pool, so that a node that
+// lies does not close a pool.
 func withinShares(pools []config.Pool, all []Forbidden) []Forbidden {
 	if !slices.ContainsFunc(all, func(f Forbidden) bool { return f.Node != "" }) {
 		return all
@@ -140,18 +154,20 @@ func withinShares(pools []config.Pool, all []Forbidden) []Forbidden {
 		}
 	}
 	slices.SortFunc(pieces, func(p, q piece) int { return p.From().Compare(q.From()) })
-	return slices.DeleteFunc(all, func(f Forbidden) bool {
-		if f.Node == "" {
-			return false
-		}
-		for _, p := range overlapping(pieces, f.Range) {
-			s := share{p.pool, p.From().Is4(), f.Node}
-			if taken[s]++; taken[s] > max(1, sizes[share{s.pool, s.isIPv4, ""}]/2) {
-				return true
+	beyond := map[netipx.IPRange]bool{} // each range is there once
+	for r := sourceRank; r <= othersRank; r++ {
+		for _, f := range all {
+			if f.Node == "" || f.rank != r {
+				continue
+			}
+			for _, p := range overlapping(pieces, f.Range) {
+				s := share{p.pool, p.From().Is4(), f.Node}
+				taken[s]++
+				beyond[f.Range] = beyond[f.Range] || taken[s] > max(1, sizes[share{s.pool, s.isIPv4, ""}]/2)
 			}
 		}
-		return false
-	})
+	}
+	return slices.DeleteFunc(all, func(f Forbidden) bool { return beyond[f.Range] })
 }
 
 // size is how many addresses are in the range.
@@ -194,7 +210,7 @@ func Collect(o Objects) *Facts {
 		n := report.Of(l.Annotations)
 		for _, g := range n.Gateways {
 			all.add(netipx.IPRangeFrom(g, g), "the default gateway", node)
-			all[len(all)-1].by = node
+			all[len(all)-1].by, all[len(all)-1].rank = node, gatewayRank
 		}
 		if n.Segments != nil && f.Segments == nil {
 			f.Segments = []netip.Prefix{}
@@ -225,7 +241,7 @@ func Collect(o Objects) *Facts {
 				continue
 			}
 			for i := range own {
-				own[i].by = node
+				own[i].by, own[i].rank = node, segmentRank
 			}
 		}
 		all = append(all, own...)
@@ -281,8 +297,9 @@ type claim struct {
 	netipx.IPRange
 	// what the range is, of the node if it is one of a node.
 	what, node string
-	// by is the node whose report alone says so.
-	by string
+	// by is the node that alone says so, rank how much that counts.
+	by   string
+	rank rank
 	// isPods is set for a pod CIDR.
 	isPods bool
 }
@@ -333,20 +350,47 @@ func (all *claims) node(n *corev1.Node) {
 	sources, _ := annotation.ParseBGPSourceAddress(n.Annotations[annotation.BGPSourceAddress]) // the speaker reports what is wrong with it
 	for _, a := range sources {
 		if a.IsGlobalUnicast() {
-			all.add(netipx.IPRangeFrom(a, a), "the source address of BGP sessions", n.Name)
+			*all = append(*all, claim{IPRange: netipx.IPRangeFrom(a, a), what: "the source address of BGP sessions", node: n.Name, by: n.Name})
 		}
 	}
-	for _, a := range n.Status.Addresses {
-		if a.Type == corev1.NodeInternalIP || a.Type == corev1.NodeExternalIP {
-			all.addr(a.Address, "the address", n.Name)
-		}
-	}
+	all.addresses(n)
 	before := len(*all)
 	for _, cidr := range n.Spec.PodCIDRs {
 		all.prefix(cidr, "in the pod CIDR", n.Name)
 	}
 	for i := range (*all)[before:] {
 		(*all)[before+i].isPods = true
+	}
+}
+
+// addresses adds the addresses of a Node. The first ones of their type and family always count.
+func (all *claims) addresses(n *corev1.Node) {
+	type kind struct {
+		corev1.NodeAddressType
+		isIPv4 bool
+	}
+	first, certain := map[kind]bool{}, map[netip.Addr]bool{}
+	var others []netip.Addr
+	for _, a := range n.Status.Addresses {
+		addr, err := netip.ParseAddr(a.Address)
+		if err != nil || addr.Zone() != "" || a.Type != corev1.NodeInternalIP && a.Type != corev1.NodeExternalIP {
+			continue
+		}
+		addr = addr.Unmap()
+		if k := (kind{a.Type, addr.Is4()}); !first[k] {
+			first[k], certain[addr] = true, true
+		} else {
+			others = append(others, addr)
+		}
+	}
+	const what = "the address"
+	for addr := range certain {
+		all.add(netipx.IPRangeFrom(addr, addr), what, n.Name)
+	}
+	for _, addr := range others {
+		if !certain[addr] {
+			*all = append(*all, claim{IPRange: netipx.IPRangeFrom(addr, addr), what: what, node: n.Name, by: n.Name, rank: othersRank})
+		}
 	}
 }
 
@@ -384,14 +428,14 @@ func (all claims) merge() []Forbidden {
 		if n > 1 {
 			why += fmt.Sprintf(" and %d more", n-1)
 		}
-		f := Forbidden{Range: first.IPRange, Why: why, Node: first.by, Pods: first.isPods}
+		f := Forbidden{Range: first.IPRange, Why: why, Node: first.by, rank: first.rank, Pods: first.isPods}
 		if n > 1 {
 			f.Node = ""
 		}
 		if last := len(merged) - 1; last >= 0 && merged[last].Range == f.Range {
 			same := &merged[last]
 			same.Why += ", " + why
-			same.Pods = same.Pods && f.Pods
+			same.Pods, same.rank = same.Pods && f.Pods, min(same.rank, f.rank)
 			if same.Node != f.Node {
 				same.Node = ""
 			}

@@ -350,6 +350,59 @@ func TestOneNodeClosesNoPool(t *testing.T) {
 	}
 }
 
+// A kubelet that says its Node has all addresses of a pool does not close it, unless the pool is
+// very small. Those that honest Nodes have are never handed out.
+func TestOneKubeletClosesNoPool(t *testing.T) {
+	t.Parallel()
+	var many []corev1.NodeAddress
+	var gateways []string
+	for i := range 8 {
+		many = append(many, internal(fmt.Sprintf("203.0.113.%d", i)), external(fmt.Sprintf("203.0.113.%d", 8+i)),
+			internal(fmt.Sprintf("2001:db8::%x", i)), external(fmt.Sprintf("2001:db8::%x", 8+i)))
+		gateways = append(gateways, fmt.Sprintf("203.0.113.%d", i), fmt.Sprintf("2001:db8::%x", i))
+	}
+	for _, c := range []struct {
+		pool string
+		most int
+	}{
+		{"203.0.113.0-203.0.113.0", 1},   // it may be true
+		{"203.0.113.5-203.0.113.6", 1},   // neither is the first
+		{"203.0.113.0-203.0.113.7", 5},   // the first, and half of the pool
+		{"203.0.113.0-203.0.113.15", 10}, // the first internal and the first external one, and half
+		{"2001:db8::/125", 5},
+		{"2001:db8::/124", 10},
+	} {
+		n := node("n1", nil, many...)
+		n.Annotations = map[string]string{annotation.BGPSourceAddress: "203.0.113.5"}
+		o := Objects{Nodes: []*corev1.Node{n, node("n2", nil)}}
+		document := "pools: [{name: lan, addresses: ['" + c.pool + "']}]\n"
+		assert.Equal(t, c.most, closed(t, o, document), c.pool)
+		o.Leases = []*coordinationv1.Lease{lease("n1", said("203.0.113.0/30 eth0,2001:db8::/126 eth0", strings.Join(gateways, ",")))}
+		assert.Equal(t, c.most, closed(t, o, document), "%s: the report is within the same half", c.pool)
+	}
+}
+
+// What an honest node needs is never handed out, however small the pool is.
+func TestWhatANodeNeedsCountsFirst(t *testing.T) {
+	t.Parallel()
+	n1 := node("n1", nil, internal("203.0.113.1"), internal("203.0.113.1"), external("203.0.113.2"), internal("203.0.113.5"),
+		internal("2001:db8::1"), external("2001:db8::2"))
+	n1.Annotations = map[string]string{annotation.BGPSourceAddress: "203.0.113.3"}
+	o := Objects{Nodes: []*corev1.Node{n1, node("n2", nil)},
+		Leases: []*coordinationv1.Lease{lease("n1", said("203.0.113.0/29 eth0", "203.0.113.4"))}}
+	for pool, want := range map[string]int{
+		"203.0.113.1-203.0.113.2": 2, "2001:db8::1-2001:db8::2": 2, // the node's own
+		"203.0.113.1-203.0.113.3": 3, // and the source address
+		"203.0.113.1-203.0.113.4": 4, // and the gateway
+		"203.0.113.4-203.0.113.7": 2, // the gateway and the broadcast address; the node's fifth address is beyond half
+	} {
+		assert.Equal(t, want, closed(t, o, "pools: [{name: lan, addresses: ['"+pool+"']}]\n"), pool)
+	}
+	assert.Contains(t, sentences(Collect(o)), "203.0.113.1 is the address of node n1", "once, though it is there twice")
+	o.Nodes[1] = node("n2", nil, internal("203.0.113.6"), internal("203.0.113.5"))
+	assert.Equal(t, 4, closed(t, o, "pools: [{name: lan, addresses: [203.0.113.4-203.0.113.7]}]\n"), "two Nodes have the address")
+}
+
 // Where routes.cidrs say where pods are, nobody goes by what a Node says that registers.
 func TestPodCIDRsOfNodesBesideRoutes(t *testing.T) {
 	t.Parallel()
