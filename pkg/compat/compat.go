@@ -40,8 +40,8 @@ const specIP = "spec.loadBalancerIP"
 // configuration. The zero value understands none.
 type Dialects struct {
 	metalLB, kubeVIP bool
-	// leasing names the pools that lease their addresses.
-	leasing []string
+	// leasing names the pools that lease their addresses, as an annotation does.
+	leasing string
 }
 
 // For returns the dialects of the configuration. Without a configuration (nil), or without
@@ -52,11 +52,13 @@ func For(c *config.Config) Dialects {
 		return Dialects{metalLB: true, kubeVIP: true}
 	}
 	d := Dialects{metalLB: slices.Contains(c.Compatibility, config.MetalLB), kubeVIP: slices.Contains(c.Compatibility, config.KubeVIP)}
+	var leasing []string
 	for _, p := range c.Pools {
 		if d.kubeVIP && p.DHCP != nil {
-			d.leasing = append(d.leasing, p.Name)
+			leasing = append(leasing, p.Name)
 		}
 	}
+	d.leasing = strings.Join(leasing, ",")
 	return d
 }
 
@@ -134,11 +136,11 @@ func (d Dialects) lease(w *Wishes) error {
 			"Service, and that alone; write %s or %s",
 			from.Annotation, config.Quote(from.Text), annotation.AddressPool, annotation.Addresses)
 	case w.Pools != (Wish{}):
-	case len(d.leasing) == 0:
+	case d.leasing == "":
 		return fmt.Errorf("%s is %s, which asks kube-vip for an address from DHCP, and no pool has dhcp: add one, or remove the wish",
 			from.Annotation, config.Quote(from.Text))
 	default:
-		w.Pools = Wish{from.Annotation, strings.Join(d.leasing, ",")}
+		w.Pools = Wish{from.Annotation, d.leasing}
 	}
 	w.Addresses = Wish{}
 	return nil

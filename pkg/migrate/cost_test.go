@@ -72,6 +72,72 @@ func TestCostGrowsWithTheObjects(t *testing.T) {
 	}
 }
 
+// Objects name and select each other. What would be the product of their numbers took minutes, or
+// more memory than a machine has, and no configuration holds it.
+func TestCostOfObjectsThatNameEachOther(t *testing.T) {
+	const of = "{apiVersion: metallb.io/v1beta1, kind: "
+	times := func(n int, item string) string {
+		var b strings.Builder
+		for i := range n {
+			b.WriteString(strings.ReplaceAll(item, "%d", strconv.Itoa(i)))
+		}
+		return b.String()
+	}
+	many := func(n int, object string) string { return times(n, object+"\n---\n") }
+	const selector = "{matchLabels: {n%d: x}},"
+	const pod = "{apiVersion: v1, kind: Pod, metadata: {name: k%d}, spec: {containers: [{image: kube-vip, env: ["
+	for name, write := range map[string]func(n int) string{
+		"selectors of nodes and of Services": func(n int) string {
+			return many(1, of+"L2Advertisement, metadata: {name: a}, spec: {nodeSelectors: ["+times(n, selector)+
+				"], serviceSelectors: ["+times(n, selector)+"]}}")
+		},
+		"a peer with many selectors": func(n int) string {
+			return strings.Replace(peer, "peerAddress:", "nodeSelectors: ["+times(n, selector)+"], peerAddress:", 1) + "\n---\n" +
+				many(n, of+"BGPAdvertisement, metadata: {name: a%d}, spec: {peers: [tor]}}")
+		},
+		"an advertisement with many selectors and interfaces": func(n int) string {
+			return many(1, of+"L2Advertisement, metadata: {name: a}, spec: {interfaces: ["+times(n, "eth%d,")+
+				"], nodeSelectors: ["+times(n, selector)+"]}}")
+		},
+		"settings of kube-vip": func(n int) string {
+			return many(1, pod+times(n, "{name: e%d, value: x},")+"]}]}}") + many(n, pod+"{name: e%d, value: x}]}]}}")
+		},
+		"namespaces and nodes of kube-vip": func(n int) string {
+			return many(1, "{apiVersion: v1, kind: ConfigMap, metadata: {name: kubevip}, data: {"+
+				times(n, "range-n%d: '2001:db8::%d-2001:db8::%d',")+"}}") +
+				"{apiVersion: v1, kind: Pod, metadata: {name: k}, spec: {containers: [{image: kube-vip}], affinity: {nodeAffinity: " +
+				"{requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [" +
+				times(n, "{matchExpressions: [{key: n%d, operator: Exists}]},") + "]}}}}}"
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			testcost.Grows(t, "the migration", write(1000), write(testcost.Growth*1000), both)
+		})
+	}
+}
+
+// What no configuration holds is an error that says what to do.
+func TestTooMuchForAConfiguration(t *testing.T) {
+	t.Parallel()
+	var pools, selectors strings.Builder
+	for i := range 600 {
+		fmt.Fprintf(&pools, "\n---\n{apiVersion: metallb.io/v1beta1, kind: IPAddressPool, metadata: {name: p%d}, "+
+			"spec: {addresses: [10.0.%d.%d]}}\n---\n", i, i/256, i%256)
+		fmt.Fprintf(&pools, "{apiVersion: metallb.io/v1beta1, kind: L2Advertisement, metadata: {name: l%d}}", i)
+		fmt.Fprintf(&selectors, "{matchLabels: {n%d: '%060d'}},", i, 0)
+	}
+	for name, text := range map[string]string{
+		"pools and advertisements": pools.String(),
+		"selectors": "{apiVersion: metallb.io/v1beta1, kind: L2Advertisement, metadata: {name: a}, spec: {nodeSelectors: [" +
+			selectors.String() + "], serviceSelectors: [" + selectors.String() + "]}}",
+		"one long list": "{apiVersion: metallb.io/v1beta1, kind: L2Advertisement, metadata: {name: a}, spec: {interfaces: [" +
+			strings.Repeat("eth0,", 1000) + "], nodeSelectors: [" + selectors.String() + "]}}",
+	} {
+		_, err := migrate.MetalLB(read(t, text))
+		require.ErrorContains(t, err, "migrate them in parts", name)
+	}
+}
+
 // What anybody writes costs what its length explains, also when a part of it is
 // repeated until there is much of it.
 func FuzzCost(f *testing.F) {

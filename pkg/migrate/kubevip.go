@@ -32,7 +32,7 @@ type kubeVIP struct {
 // objects: a DaemonSet or Pods, and the ConfigMap. It ignores objects of other kinds, and
 // translates the annotations of Services.
 func KubeVIP(objects []Object) (*Result, error) {
-	m := &kubeVIP{}
+	m := &kubeVIP{migration: newMigration()}
 	for i := range objects {
 		m.read(&objects[i])
 	}
@@ -178,7 +178,7 @@ func (m *kubeVIP) convertRange(name string, taken ranges, leases map[string]bool
 	case !isCIDR:
 		text, key = unused, keyRange+"-"+name
 	}
-	p := pool{Name: unique(name, "", map[string]bool{})}
+	p := pool{Name: names{}.unique(name, "")}
 	if name != global {
 		p.Namespaces, p.Priority = []string{name}, -1
 	}
@@ -311,6 +311,9 @@ func rangeText(r netipx.IPRange) string {
 // routePools writes advertisements for pools with an interface of their own.
 func (m *kubeVIP) routePools() {
 	general := slices.Clone(m.doc.Advertisements)
+	if !m.spend(m.ranges, &m.copies, len(m.doc.Pools)*len(general)) {
+		return
+	}
 	var own []advertisement
 	for i := range m.doc.Pools {
 		p := &m.doc.Pools[i]

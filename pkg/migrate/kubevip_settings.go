@@ -2,6 +2,7 @@ package migrate
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -195,14 +196,7 @@ func (m *kubeVIP) convertSettings() {
 	}
 }
 
-func same(s, t *settings) bool {
-	for _, key := range sortedKeys(s.values) {
-		if t.values[key] != s.values[key] {
-			return false
-		}
-	}
-	return len(s.values) == len(t.values)
-}
+func same(s, t *settings) bool { return maps.Equal(s.values, t.values) }
 
 // noteSettings notes the settings that have no counterpart.
 func (m *kubeVIP) noteSettings(s *settings) {

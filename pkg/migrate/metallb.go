@@ -125,11 +125,11 @@ type metalLB struct {
 	bgp         []resource[bgpSpec]
 	peers       []resource[peerSpec]
 	profiles    []resource[bfdSpec]
+	profileOf   map[string]int // the index of each profile, by its name
 	communities map[string]*community
 	// advertise are, by the name of a pool, the names of its advertisements.
-	advertise  map[string][]string
-	advertised int  // how many names these are
-	silenced   bool // the advertisement nobody is written
+	advertise map[string][]string
+	silenced  bool // the advertisement nobody is written
 	// peerNames are our names of MetalLB's peers. internal are those of our names whose
 	// routers may have the nodes' AS number.
 	peerNames map[string][]string
@@ -148,7 +148,7 @@ type community struct {
 // objects of other kinds, and translates the annotations of Services.
 func MetalLB(objects []Object) (*Result, error) {
 	m := &metalLB{communities: map[string]*community{}, advertise: map[string][]string{}, peerNames: map[string][]string{},
-		internal: map[string]bool{}}
+		internal: map[string]bool{}, migration: newMigration()}
 	for i := range objects {
 		m.read(&objects[i])
 	}
@@ -157,7 +157,7 @@ func MetalLB(objects []Object) (*Result, error) {
 			"the key config that MetalLB had before v0.13"}}
 	}
 	m.sort()
-	taken := map[string]bool{}
+	taken := names{}
 	m.convertPeers()
 	for i := range m.l2 {
 		m.convertL2(&m.l2[i], taken)
@@ -238,6 +238,10 @@ func (m *metalLB) sort() {
 	slices.SortStableFunc(m.l2, byName)
 	slices.SortStableFunc(m.bgp, byName)
 	slices.SortStableFunc(m.peers, byName)
+	m.profileOf = map[string]int{}
+	for i := range slices.Backward(m.profiles) { // the first one counts
+		m.profileOf[m.profiles[i].object.Name] = i
+	}
 	m.errs = append(m.errs, twice(m.pools)...)
 	m.errs = append(m.errs, twice(m.peers)...)
 	m.errs = append(m.errs, twice(m.l2)...)
@@ -279,41 +283,44 @@ func (m *metalLB) apply(o *Object, r reach, names []string) {
 		named[name] = true
 	}
 	all := len(r.IPAddressPools)+len(r.IPAddressPoolSelectors) == 0
-	if !all && len(selectors) == 0 {
+	requirements := 0
+	for _, s := range selectors {
+		list, _ := s.Requirements()
+		requirements += 1 + len(list)
+	}
+	if !all && len(selectors) == 0 || !m.spend(o, &m.comparisons, requirements*len(m.pools)) {
 		return
 	}
-	for _, p := range m.pools {
+	for i := range m.pools {
+		p := &m.pools[i]
 		selected := slices.ContainsFunc(selectors, func(s labels.Selector) bool { return s.Matches(labels.Set(p.Metadata.Labels)) })
-		if (all || selected) && !named[p.object.Name] {
-			m.announce(o, p.object.Name, names)
+		if (all || selected) && !named[p.object.Name] && !m.announce(o, p.object.Name, names) {
+			return
 		}
 	}
 }
 
-// maxAdvertised is how many names of advertisements the pools may have in all:
-// more do not fit into a configuration.
-const maxAdvertised = config.MaxSize / 4
-
-// announce notes that the advertisements announce the pool.
-func (m *metalLB) announce(o *Object, pool string, names []string) {
-	before := m.advertised
-	m.advertised += len(names)
-	switch {
-	case m.advertised <= maxAdvertised:
-		m.advertise[pool] = append(m.advertise[pool], names...)
-	case before <= maxAdvertised:
-		m.errorf(o, "", "there are more pools and advertisements for them than a configuration holds: migrate them in parts")
+// announce notes that the advertisements announce the pool, and reports whether that can be
+// written.
+func (m *metalLB) announce(o *Object, pool string, names []string) bool {
+	if !m.spend(o, &m.copies, len(names)) {
+		return false
 	}
+	m.advertise[pool] = append(m.advertise[pool], names...)
+	return true
 }
 
 // each calls write for each pair of selectors that an advertisement needs, with a name for the
 // advertisement.
-func (m *metalLB) each(o *Object, r reach, suffix string, taken map[string]bool, write func(name string, nodes, services *selector)) {
+func (m *metalLB) each(o *Object, r reach, suffix string, taken names, write func(name string, nodes, services *selector)) {
 	nodes, services := orEverything(anyOf(r.NodeSelectors)), orEverything(anyOf(r.ServiceSelectors))
+	if !m.spend(o, &m.copies, len(nodes)*len(services)) {
+		return
+	}
 	var names []string
 	for i, n := range nodes {
 		for j, s := range services {
-			name := unique(numbered(o.Name, i*len(services)+j, len(nodes)*len(services)), suffix, taken)
+			name := taken.unique(numbered(o.Name, i*len(services)+j, len(nodes)*len(services)), suffix)
 			names = append(names, name)
 			write(name, n, s)
 		}
@@ -331,7 +338,7 @@ func orEverything(s []*selector) []*selector {
 	return s
 }
 
-func (m *metalLB) convertL2(r *resource[l2Spec], taken map[string]bool) {
+func (m *metalLB) convertL2(r *resource[l2Spec], taken names) {
 	var preferred []preference
 	for _, p := range r.Spec.PreferredNodeSelectors {
 		preferred = append(preferred, preference{p.Weight, selectorOf(p.Preference)})
@@ -349,7 +356,7 @@ func (m *metalLB) convertL2(r *resource[l2Spec], taken map[string]bool) {
 const nobody = "nobody"
 
 // convertPools writes the pools; their advertisements are known by now.
-func (m *metalLB) convertPools(taken map[string]bool) {
+func (m *metalLB) convertPools(taken names) {
 	pinned := slices.ContainsFunc(m.pools, func(p resource[poolSpec]) bool { return p.Spec.ServiceAllocation != nil })
 	names := map[string]bool{}
 	for _, p := range m.pools {
@@ -376,9 +383,9 @@ func (m *metalLB) convertPools(taken map[string]bool) {
 }
 
 // unannounced gives a pool that is not announced the advertisement nobody.
-func (m *metalLB) unannounced(p *resource[poolSpec], out *pool, taken map[string]bool) {
+func (m *metalLB) unannounced(p *resource[poolSpec], out *pool, taken names) {
 	if !m.silenced {
-		if taken[nobody] {
+		if taken.has(nobody) {
 			m.errorf(p.object, "", "no advertisement is for this pool, and the name %q is taken by one: rename that", nobody)
 		}
 		m.silenced = true

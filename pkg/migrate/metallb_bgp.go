@@ -11,7 +11,7 @@ import (
 )
 
 // convertBGP writes an advertisement, or several where MetalLB has alternatives.
-func (m *metalLB) convertBGP(r *resource[bgpSpec], taken map[string]bool) {
+func (m *metalLB) convertBGP(r *resource[bgpSpec], taken names) {
 	spec := &r.Spec
 	b := bgp{LocalPreference: spec.LocalPref, Peers: m.namesOf(r.object, spec.Peers)}
 	if len(spec.Peers) > 0 && len(b.Peers) == 0 {
@@ -70,20 +70,22 @@ func (m *metalLB) namesOf(o *Object, peers []string) (names []string) {
 		if m.peerNames[p] == nil {
 			m.notef(o, fmt.Sprintf("spec.peers[%d]", i), "there is no BGPPeer %s", config.Quote(p))
 		}
-		names = append(names, m.peerNames[p]...)
+		if m.spend(o, &m.copies, len(m.peerNames[p])) {
+			names = append(names, m.peerNames[p]...)
+		}
 	}
 	return names
 }
 
 func (m *metalLB) convertPeers() {
-	taken := map[string]bool{}
+	taken := names{}
 	for i := range m.peers {
 		r := &m.peers[i]
 		out := m.peer(r)
 		nodes := orEverything(anyOf(r.Spec.NodeSelectors))
 		for i, n := range nodes {
 			one := out
-			one.Name, one.NodeSelector = unique(numbered(r.object.Name, i, len(nodes)), "-peer", taken), n
+			one.Name, one.NodeSelector = taken.unique(numbered(r.object.Name, i, len(nodes)), "-peer"), n
 			m.peerNames[r.object.Name] = append(m.peerNames[r.object.Name], one.Name)
 			m.doc.Peers = append(m.doc.Peers, one)
 			if one.PeerASN == "internal" || one.PeerASN == one.LocalASN {
@@ -213,7 +215,7 @@ func (m *metalLB) password(o *Object, spec *peerSpec, p *peer) {
 
 // newSecret names the Secret for a password that stands in the open.
 func (m *migration) newSecret(o *Object, field, name string) *secret {
-	s := &secret{unique(name, "", map[string]bool{}) + "-password"}
+	s := &secret{names{}.unique(name, "") + "-password"}
 	m.decidef(o, field, "Lodestone reads passwords from Secrets alone: kubectl -n lodestone-system create secret generic %s "+
 		"--from-literal=password=..., and list it in the chart's speaker.bgp.passwordSecrets, before you apply the configuration", s.Name)
 	return s
@@ -224,8 +226,8 @@ func (m *metalLB) bfd(o *Object, name string, multihop bool) *bfd {
 	if name == "" {
 		return nil
 	}
-	i := slices.IndexFunc(m.profiles, func(p resource[bfdSpec]) bool { return p.object.Name == name })
-	if i < 0 {
+	i, found := m.profileOf[name]
+	if !found {
 		m.errorf(o, "spec.bfdProfile", "there is no BFDProfile %s", config.Quote(name))
 		return nil
 	}

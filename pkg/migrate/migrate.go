@@ -19,6 +19,7 @@ package migrate
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -93,9 +94,32 @@ type migration struct {
 	doc      document
 	services []found
 	// classes are the load balancer classes that were noted.
-	classes []string
+	classes map[string]bool
 	result  Result
 	errs    Errors
+	// copies are how many more names and advertisements the objects may cause by naming each
+	// other, comparisons how many more labels of pools may be compared.
+	copies, comparisons int
+}
+
+func newMigration() migration { return migration{copies: maxCopies, comparisons: maxComparisons} }
+
+// Objects name and select each other, so that a product of their numbers may have to be written
+// or compared. More copies than maxCopies do not fit into a configuration.
+const (
+	maxCopies      = config.MaxSize / 4
+	maxComparisons = 4 * config.MaxSize
+)
+
+// spend takes n from what is left of maxCopies or maxComparisons and reports whether there was
+// enough. The first time that there is not is an error of the object.
+func (m *migration) spend(o *Object, left *int, n int) bool {
+	enough := *left >= 0
+	if *left -= n; enough && *left < 0 {
+		m.errorf(o, "", "there are more pools, peers, selectors and namespaces, and advertisements for them, than a configuration "+
+			"holds: migrate them in parts")
+	}
+	return *left >= 0
 }
 
 // errorf records what is wrong with an object.
@@ -120,6 +144,10 @@ func (m *migration) finish(c config.Compatibility) (*Result, error) {
 	}
 	m.doc.APIVersion, m.doc.Kind, m.doc.Compatibility = config.APIVersion, config.Kind, []string{string(c)}
 	text, err := m.doc.text()
+	if errors.Is(err, errTooLong) {
+		return nil, Errors{{Message: fmt.Sprintf("the objects make a configuration of more than %d bytes (1 MiB), the most that a "+
+			"ConfigMap holds: migrate them in parts", config.MaxSize)}}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -128,8 +156,9 @@ func (m *migration) finish(c config.Compatibility) (*Result, error) {
 		return nil, fmt.Errorf("the objects do not fit together; this is what is wrong with the configuration that they make:\n%w", err)
 	}
 	m.result.Document, m.result.Config = text, parsed
+	dialects := compat.For(parsed)
 	for _, f := range m.services {
-		m.translate(f, c)
+		m.translate(f, c, dialects)
 	}
 	return &m.result, nil
 }
@@ -222,14 +251,38 @@ type bfd struct {
 	MinimumTTL       uint32 `yaml:"minimumTTL,omitempty"`
 }
 
+// errTooLong is the error of a document that no ConfigMap holds.
+var errTooLong = errors.New("the document is too long")
+
+// bounded keeps what is written, as much as a configuration has at most.
+type bounded struct {
+	bytes.Buffer
+	full bool
+}
+
+// Write implements io.Writer.
+func (b *bounded) Write(p []byte) (int, error) {
+	if b.full = b.full || b.Len()+len(p) > config.MaxSize; b.full {
+		return 0, errTooLong
+	}
+	return b.Buffer.Write(p) //nolint:wrapcheck // it is always nil
+}
+
 func (d *document) text() (string, error) {
-	var b bytes.Buffer
+	var b bounded
 	enc := yaml.NewEncoder(&b)
 	enc.SetIndent(2)
-	if err := enc.Encode(d); err != nil {
+	err := enc.Encode(d)
+	if err == nil {
+		err = enc.Close()
+	}
+	switch {
+	case b.full: // the encoder does not wrap the error
+		return "", errTooLong
+	case err != nil:
 		return "", fmt.Errorf("write the configuration: %w", err)
 	}
-	return b.String(), enc.Close()
+	return b.String(), nil
 }
 
 // anyHops is how far away a router may be without a setting.
@@ -238,16 +291,29 @@ const anyHops = 255
 // maxName is the length of the longest name in a document.
 const maxName = 63
 
+// names are those that are taken. Under the beginning of a name and its suffix, with a space
+// between, is the last number that was added to it: many objects with one name would be counted
+// anew each time.
+type names map[string]int
+
 // unique returns the name in the form of ours, or one like it if that is taken.
-func unique(name, suffix string, taken map[string]bool) string {
-	name = compat.PoolName(name)
-	for i, base := 1, name; taken[name]; i++ {
-		end := suffix
-		if i > 1 {
-			end = fmt.Sprintf("%s-%d", suffix, i)
-		}
-		name = strings.TrimRight(base[:min(len(base), maxName-len(end))], "-") + end
+func (taken names) unique(name, suffix string) string {
+	base := compat.PoolName(name)
+	ending := func(end string) string { return strings.TrimRight(base[:min(len(base), maxName-len(end))], "-") + end }
+	if name = base; taken.has(name) {
+		name = ending(suffix)
 	}
-	taken[name] = true
+	const digits = len("-100000")
+	beginning := base[:min(len(base), maxName-len(suffix)-digits)] + " " + suffix
+	for i := max(2, taken[beginning]+1); taken.has(name); i++ {
+		name = ending(fmt.Sprintf("%s-%d", suffix, i))
+		taken[beginning] = i
+	}
+	taken[name] = 0
 	return name
+}
+
+func (taken names) has(name string) bool {
+	_, is := taken[name]
+	return is
 }

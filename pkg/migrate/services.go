@@ -75,8 +75,11 @@ func (m *migration) service(o *Object, c config.Compatibility) {
 	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer {
 		return
 	}
-	if class := svc.Spec.LoadBalancerClass; class != nil && *class != annotation.DefaultClass && !slices.Contains(m.classes, *class) {
-		m.classes = append(m.classes, *class)
+	if class := svc.Spec.LoadBalancerClass; class != nil && *class != annotation.DefaultClass && !m.classes[*class] {
+		if m.classes == nil {
+			m.classes = map[string]bool{}
+		}
+		m.classes[*class] = true
 		m.decidef(o, "spec.loadBalancerClass", "Services of the class %s are not Lodestone's, and a class cannot be changed: list it "+
 			"in the chart's controller.loadBalancerClasses if they are to be", config.Quote(*class))
 	}
@@ -100,8 +103,8 @@ type found struct {
 
 // translate notes our annotations that mean the same as theirs, as the controller will read
 // them.
-func (m *migration) translate(f found, c config.Compatibility) {
-	wishes, err := compat.For(m.result.Config).Read(f.Service)
+func (m *migration) translate(f found, c config.Compatibility, dialects compat.Dialects) {
+	wishes, err := dialects.Read(f.Service)
 	if err != nil {
 		m.decidef(f.object, "metadata.annotations", "%s", err)
 		wishes.Addresses = compat.Wish{}
