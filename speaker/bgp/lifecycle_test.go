@@ -82,6 +82,11 @@ func TestAnotherRouterOnTheLink(t *testing.T) {
 	first := w.up("tor")
 
 	rival := w.segment.Hosts[2]
+	linkLocal := func() string { return rival.Run("ip", "-6", "addr", "show", "dev", "eth0", "scope", "link") }
+	// A socket is bound to no address of which it is not known whether somebody else has it.
+	w.until("a link-local address of the rival", func() bool {
+		return strings.Contains(linkLocal(), "fe80:") && !strings.Contains(linkLocal(), "tentative")
+	}, func() any { return linkLocal() })
 	var conn *ndp.Conn
 	require.NoError(t, rival.Do(func() error {
 		iface, err := net.InterfaceByName("eth0")
