@@ -165,6 +165,11 @@ func (l *link) open(s Session, port uint16) (err error) {
 		return fmt.Errorf("read the source address of %s: %w", s.Remote, err)
 	}
 	l.local = addrPort(name)
+	if l.local.Addr().IsUnspecified() {
+		// The interface has no address yet, so the kernel took the peer to be on its link. It would keep
+		// 0.0.0.0 as the source of this socket's packets when there is an address.
+		return fmt.Errorf("find the way to %s: interface %q has no address to send from", s.Remote, s.Interface)
+	}
 	return nil
 }
 

@@ -414,6 +414,8 @@ func TestTrouble(t *testing.T) {
 	host := s.Hosts[0]
 	host.Run("ip", "addr", "flush", "dev", "eth0")
 	s.Plug(host, "eth1")
+	noAddress := complains(`find the way to 198.18.0.2: interface "eth1" has no address to send from`)
+	a.await("b", "miss the address", noAddress)
 	host.Run("ip", "addr", "add", "198.18.0.1/24", "dev", "eth1")
 	a.await("b", "find nobody", complains("198.18.0.2 refuses packets to UDP port 3784, IPv4: BFD does not run there, or not for this "+
 		"session"))
@@ -433,6 +435,7 @@ func TestTrouble(t *testing.T) {
 	host.Run("ip", "link", "del", "eth1")
 	a.await("b", "notice", func(s Status) bool { return s.Failed() && s.Error != "" })
 	s.Plug(host, "eth1")
+	a.await("b", "miss the address again", noAddress)
 	host.Run("ip", "addr", "add", "198.18.0.1/24", "dev", "eth1")
 	require.Empty(t, a.awaitUp("b").Error)
 }
