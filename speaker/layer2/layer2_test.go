@@ -361,6 +361,33 @@ func TestConflict(t *testing.T) {
 	}, eth(1, "eth0"), eth(2, "eth1"))
 }
 
+// A host asks whether the VIP is in use, and takes it although it was answered. That it asked is
+// reported and does not count as a claim: the claim is contradicted as any other.
+func TestClaimAfterAQuestion(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(t *testing.T, w *world) {
+		w.set(everywhere(vip6))
+		w.after(time.Minute)
+		question := coldQuery(clientMAC, vip6)
+		question.source, question.options = unspec, nil
+		w.receive("eth0 IPv6", question.frame())
+		assert.Len(t, w.after(3*time.Second), 1, "the answer, and nothing else")
+		assert.Len(t, w.Conflicts(), 1)
+
+		w.restart()
+		for range 12 {
+			w.receive("eth0 IPv6", wire.NDP{}.Announce(statement{Self: clientMAC, VIP: vip6}, false)[0])
+			time.Sleep(time.Second)
+			synctest.Wait()
+		}
+		var defended []time.Duration
+		for _, f := range w.take() {
+			defended = append(defended, f.at)
+		}
+		assert.Equal(t, []time.Duration{time.Second, 11 * time.Second}, defended)
+	}, eth(1, "eth0"))
+}
+
 func TestStatus(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(t *testing.T, w *world) {

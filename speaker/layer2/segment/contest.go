@@ -142,9 +142,8 @@ func (m *Machine) askChallenged(p pending) [][]byte {
 	case p.asked == challenges && v.reason == Yielded:
 		return nil // to a third one, which the silent one may have yielded to as well
 	case p.asked == challenges:
-		if first := m.noteConflict(v, Note{Other: p.to, Silent: true, Announced: v.reason == ""}); first && v.reason == "" {
-			m.queue.enter(pending{vip: v, step: stepDefence, due: m.now})
-		}
+		m.noteConflict(v, Note{Other: p.to, Silent: true, Announced: v.reason == ""})
+		m.defend(v, m.now)
 		return nil
 	}
 	p.due = m.now.Add(challengeWait)

@@ -44,9 +44,8 @@ func (m *Machine) claim(v *vip, msg wire.Message) {
 	case v.Leaving: // it is that of the node that the VIP goes to
 	case msg.Answers && msg.Seal == (seal.Seal{}): // a speaker, perhaps, that takes our kernel for a client
 	case !m.knows(msg, v):
-		if first := m.reportConflict(v, msg, v.reason == ""); first && v.reason == "" {
-			m.queue.enter(pending{vip: v, step: stepDefence, due: m.now.Add(defence)})
-		}
+		m.reportConflict(v, msg, v.reason == "")
+		m.defend(v, m.now.Add(defence))
 	case msg.Seal.Nonce() != (seal.Nonce{}):
 		if m.nonces.fits(msg.Seal.Nonce(), v.addr, msg.From, m.now) {
 			m.yield(v, msg.From)
@@ -103,22 +102,31 @@ func (c *Config) knows(msg wire.Message, v *vip) bool {
 	return msg.Seal != (seal.Seal{}) && c.Keys.Valid(msg.Seal, v.addr, msg.From)
 }
 
-// reportConflict notes that a host that is no speaker of this cluster has the VIP, and
-// returns whether this is the first one in DefendInterval. A VIP that is being probed is not
-// announced then.
-func (m *Machine) reportConflict(v *vip, msg wire.Message, announced bool) (first bool) {
+// reportConflict notes that a host that is no speaker of this cluster has the VIP. A VIP that
+// is being probed is not announced then.
+func (m *Machine) reportConflict(v *vip, msg wire.Message, announced bool) {
 	if v.reason == Probing || v.reason == AddressConflict {
 		v.reason, v.by, v.heard = AddressConflict, msg.From, true
 	}
-	return m.noteConflict(v, Note{Other: msg.From, OtherCluster: msg.Seal != (seal.Seal{}), Announced: announced})
+	m.noteConflict(v, Note{Other: msg.From, OtherCluster: msg.Seal != (seal.Seal{}), Announced: announced})
 }
 
-func (m *Machine) noteConflict(v *vip, n Note) (first bool) {
-	if first = v.warned.IsZero() || m.now.Sub(v.warned) >= DefendInterval; first {
+func (m *Machine) noteConflict(v *vip, n Note) {
+	n.Kind, n.VIP, n.First = Conflict, v.addr, v.warned.IsZero() || m.now.Sub(v.warned) >= DefendInterval
+	if n.First {
 		v.warned = m.now
 	}
-	n.Kind, n.VIP, n.First = Conflict, v.addr, first
 	m.out.note(n)
 	m.out.Conflicts++
-	return first
+}
+
+// defend has a VIP that another host claims announced again, unless it was defended within
+// DefendInterval. A conflict that people have heard of may have been a mere question, which
+// was answered: the claim that follows it is the first one to be contradicted.
+func (m *Machine) defend(v *vip, due time.Time) {
+	if v.reason != "" || !v.defended.IsZero() && m.now.Sub(v.defended) < DefendInterval {
+		return
+	}
+	v.defended = m.now
+	m.queue.enter(pending{vip: v, step: stepDefence, due: due})
 }

@@ -201,6 +201,7 @@ type vip struct {
 	// is when it was. See left.
 	claimed, announced time.Time
 	warned             time.Time // of the last conflict that people heard of
+	defended           time.Time // when it was last announced again because of a conflict, or is to be
 	// Another speaker claimed it just now: it is to be corrected, or may be the next owner,
 	// or is being asked.
 	correcting, lagging bool
