@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/pkg/testnet"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
@@ -127,6 +128,27 @@ func TestNextOwnerThatWasContradicted(t *testing.T) {
 		assert.False(t, old.answersFor("eth0"))
 		assert.True(t, next.answersFor("eth0"))
 	})
+}
+
+// A next owner whose claim crossed ours asks whether we have the VIP, and yields to the answer.
+// So that claim is not the one that ends our answers, though it is as young as any other.
+func TestNextOwnerThatAsked(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(t *testing.T, w *world) {
+		w.set(claimed(true, vipA))
+		w.after(2 * crossing) // on a busy machine frames that cross take longer than that
+		w.claim("eth0")
+		next := mac{2, 0, 0, 0, 0, 0xb}
+		question := statement{Self: next, VIP: vipA, Seal: seal.Key("the cluster's").Numbered(vipA, next, false, seal.Nonce{1})}
+		w.take()
+		w.receive("eth0", wire.ARP{}.Probe(question, hardwareAddr(eth(1, "eth0").HardwareAddr)))
+		require.Len(t, w.after(0), 1, "the answer")
+		w.after(300 * time.Millisecond)
+		w.set(leavingVIP(vipA))
+		assert.True(t, w.answersFor("eth0"), "nobody answers: the next owner has yielded")
+		w.claim("eth0")
+		assert.False(t, w.answersFor("eth0"))
+	}, eth(1, "eth0"))
 }
 
 // A VIP that was yielded is answered for by the other speaker: nothing is to be
@@ -280,8 +302,9 @@ func (c *coldClient) asks(d time.Duration) {
 	}
 }
 
-// during asks before, while and after the move happens. It returns the number of the first question.
-func (c *coldClient) during(move func()) (first int) {
+// during asks before, while and after the move happens, until it is over. It returns the number of
+// the first question.
+func (c *coldClient) during(move func(), over func() bool) (first int) {
 	c.mu.Lock()
 	first = len(c.questions)
 	c.mu.Unlock()
@@ -297,6 +320,7 @@ func (c *coldClient) during(move func()) (first int) {
 		}
 	}
 	c.asks(settle)
+	eventually(c.t, "the old owner has heard the next one", func() bool { c.asks(20 * time.Millisecond); return over() })
 	return first
 }
 
@@ -319,14 +343,19 @@ func (c *coldClient) lost(first int) (lost, all int) {
 	return lost, all
 }
 
-// overlap returns for how long old answered what was asked after both had been told to
-// whom the VIP goes, and after the next owner was heard. A claim that old heard more than
-// a second before it was told was contradicted, for all it knows: it waits for the next one.
+// overlap returns for how long both answered what was asked after both had been told to
+// whom the VIP goes, and after old heard the next owner. Old waits for another claim if it
+// heard one more than a second before it was told, which for all it knows was contradicted,
+// or just after an announcement of its own, which for all it knows made the other one yield.
 func (c *coldClient) overlap(first int, old, next mac, told time.Time) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	var own time.Time // when old announced the VIP last
+	if n := len(c.announced[old]); n > 0 {
+		own = c.announced[old][n-1]
+	}
 	heard := slices.IndexFunc(c.announced[next], func(at time.Time) bool {
-		return at.After(c.questions[first].asked) && told.Sub(at) < time.Second
+		return at.After(c.questions[first].asked) && told.Sub(at) < time.Second && at.Sub(own) > 5*crossing
 	})
 	if heard < 0 {
 		return 0
@@ -336,7 +365,7 @@ func (c *coldClient) overlap(first int, old, next mac, told time.Time) time.Dura
 		both = told
 	}
 	for _, q := range c.questions[first:] {
-		if q.vip == c.vip && q.answered[old] {
+		if q.vip == c.vip && q.answered[old] && q.answered[next] {
 			overlap = max(overlap, q.asked.Sub(both))
 		}
 	}
@@ -369,7 +398,6 @@ func TestMovesLoseNothing(t *testing.T) {
 				n.announcing(vip, mark)
 				set(n, nil)
 			}
-			set(from, everywhere(vip))
 			client := newColdClient(t, s.Hosts[2], vip)
 			caughtUp := func() {
 				for n, mark := range marks {
@@ -377,6 +405,8 @@ func TestMovesLoseNothing(t *testing.T) {
 					eventually(t, "an answer for what the node has at all times", func() bool { return client.answered(number, n.mac("eth0")) })
 				}
 			}
+			caughtUp() // neither takes an announcement of just now for one of the move
+			set(from, everywhere(vip))
 			for name, order := range orders {
 				worst, lost, asked := time.Duration(0), 0, 0
 				for range moves {
@@ -386,7 +416,7 @@ func TestMovesLoseNothing(t *testing.T) {
 						time.Sleep(skew)
 						order[1](from, to)
 						told = time.Now()
-					})
+					}, func() bool { return from.Leaving() == 0 })
 					caughtUp()
 					l, a := client.lost(first)
 					lost, asked = lost+l, asked+a
@@ -399,7 +429,7 @@ func TestMovesLoseNothing(t *testing.T) {
 				assert.Less(t, worst, settle/2, name)
 			}
 			// The measurement notices what it is there to notice.
-			first := client.during(func() { set(from, nil); time.Sleep(skew); set(to, everywhere(vip)) })
+			first := client.during(func() { set(from, nil); time.Sleep(skew); set(to, everywhere(vip)) }, func() bool { return true })
 			caughtUp()
 			lost, _ := client.lost(first)
 			assert.NotZero(t, lost, "stopped before the next owner started")

@@ -75,6 +75,7 @@ func (m *Machine) answer(v *vip, msg wire.Message) {
 		s = m.statement(v)
 		if n := msg.Seal.Nonce(); known && n != (seal.Nonce{}) {
 			s.Seal = m.Keys.Numbered(v.addr, m.Self, v.Home, n)
+			v.claimed = time.Time{} // whoever asks has heard that ours is the better claim, and yields to the answer
 		}
 	}
 	m.out.send(m.Protocol.Answer(s, msg))
