@@ -115,23 +115,24 @@ func (w *ConfigWatcher) readCopy(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read ConfigMap %s/%s: %w", w.opts.Namespace, config.LastValidName, err)
 	}
-	object, why, taken := w.takeCopy(parsed)
-	if taken {
+	if why := w.takeCopy(parsed); why != nil {
 		w.opts.Log.Error("configuration restored from the copy of the last valid document", "configmap", w.opts.Namespace+"/"+
 			config.LastValidName, "digest", parsed.Digest, "err", why)
-		w.event(object, corev1.EventTypeWarning, ReasonConfigRestored,
+		w.event(corev1.EventTypeWarning, ReasonConfigRestored,
 			"Started without a valid document: the copy in ConfigMap "+config.LastValidName+" is in force until there is one.")
 	}
 	return nil
 }
 
-func (w *ConfigWatcher) takeCopy(parsed *config.Config) (object *corev1.ConfigMap, why error, taken bool) {
+// takeCopy puts the copy in force and returns what is wrong with the document. It returns nil,
+// and changes nothing, if there is a valid document by now.
+func (w *ConfigWatcher) takeCopy(parsed *config.Config) (why error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.current != nil || w.state.Err == nil {
-		return nil, nil, false
+		return nil
 	}
 	w.current, w.state.Since, w.state.Restored = parsed, time.Now(), true
 	w.changed.Notify()
-	return w.object, w.state.Err, true
+	return w.state.Err
 }
