@@ -148,8 +148,8 @@ func (w *Watcher) gather(ctx context.Context) {
 			return
 		case <-late:
 			if missing, why := w.waiting(); len(missing) > 0 {
-				w.log.Warn("nothing is allocated until the addresses that the cluster uses are known: may the controller list these, "+
-					"and does the API server answer?", "missing", missing, "err", why)
+				w.log.Warn("nothing is allocated: which addresses the cluster itself uses is not known yet; may the controller list "+
+					"these, and does the API server answer?", "missing", missing, "err", why)
 			}
 			continue
 		case <-w.wake:
