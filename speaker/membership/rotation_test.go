@@ -253,7 +253,7 @@ lodestone_membership_key_refused `+want+"\n"), MetricKeyRefused) == nil
 		n1.waitFor(map[string]bool{"n1": false, "n2": false})
 		m1.put(firstKey)
 		require.Eventually(t, refused("0"), testTimeout, time.Millisecond)
-		assert.Equal(t, i+1, strings.Count(log.String(), "membership key not taken"), log.String())
+		assert.Equal(t, i+1, strings.Count(log.String(), "membership key is not valid"), log.String())
 	}
 	m1.put(secondKey)
 	m2.put(secondKey)
