@@ -751,7 +751,7 @@ func TestAWrongLimitIsToldAndLimitsNothing(t *testing.T) {
 		t.Errorf("unlimited are %+v", got)
 	}
 	s.stop()
-	if n := strings.Count(s.log.String(), "connections not limited"); n != 2 {
+	if n := strings.Count(s.log.String(), "connections are not limited"); n != 2 {
 		t.Errorf("two wrong values gave %d lines of the log:\n%s", n, s.log.String())
 	}
 }
