@@ -57,8 +57,8 @@ func (a *addresses) hold(addr netip.Addr, s *space) *holding {
 	return a.holdings.begin(addr, s)
 }
 
-// leave takes an address from one of its holders, who has to forget it, too. When
-// the last one leaves, the quarantine begins.
+// leave takes an address from one of its holders. The caller removes it from what that one holds.
+// When the last holder leaves, the quarantine begins.
 func (a *addresses) leave(g *holding, h *holder) {
 	a.holdings.leave(g, h)
 	if len(g.tenants) > 0 {

@@ -94,8 +94,8 @@ func (req *request) entitled(at *segment, addr netip.Addr) *Refusal {
 	return nil
 }
 
-// vacant returns nil if the Service can have the address beside those who hold it, and if no
-// other Service has it in quarantine.
+// vacant returns nil if the Service can share the address with its holders, if it has any, and if
+// it is not in quarantine for another Service.
 func (req *request) vacant(g *holding, inQuarantine *quarantined) *Refusal {
 	if g != nil {
 		if other, c := g.clash(req.me); c.is() {

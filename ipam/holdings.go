@@ -31,10 +31,10 @@ type Holding struct {
 	Asked string
 }
 
-// holdings is who holds what.
+// holdings records who holds which addresses.
 type holdings struct {
 	at map[netip.Addr]*holding
-	// byUID has everybody who holds something.
+	// byUID has the holders.
 	byUID  map[string]*holder
 	groups groups
 
@@ -58,14 +58,13 @@ type holding struct {
 	room    [1]tenant
 }
 
-// tenant is one who holds an address, alone or with others.
+// tenant is a holder of an address, alone or with others.
 type tenant struct {
 	*holder
 	terms *Sharing
-	// asked is the pool that gave the address or, since then, the one by
-	// whose name a request kept it: requests that name it ask for no move,
-	// whatever became of the pool. Empty: restored from outside every pool,
-	// and no request yet.
+	// asked is the pool that gave the address or, since then, the pool by whose name a request
+	// kept it. A request that names this pool keeps the address, whatever became of the pool.
+	// Empty: the address was restored from outside every pool, and there was no request yet.
 	asked string
 	since time.Time
 }
@@ -111,7 +110,7 @@ func (hs *holdings) enter(g *holding, t tenant) {
 	g.tenants = append(g.tenants, t)
 }
 
-// leave takes an address from one of its holders, who has to forget it, too.
+// leave takes an address from one of its holders. The caller removes it from what that one holds.
 func (hs *holdings) leave(g *holding, h *holder) {
 	i := slices.IndexFunc(g.tenants, func(t tenant) bool { return t.holder == h })
 	terms := g.tenants[i].terms
@@ -265,7 +264,7 @@ func (t *tenant) keep(s *space, pools []string) {
 // groups finds the addresses that are held under a sharing key.
 type groups map[group][]*holding
 
-// group is who may share with each other without naming namespaces.
+// group identifies the Services that may share with each other without naming namespaces.
 type group struct{ key, namespace string }
 
 // add notes that a tenant with these terms comes to the address.

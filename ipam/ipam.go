@@ -17,10 +17,10 @@
 //     name can have it, and such a Service gets it before any other address that
 //     it could draw. It counts for the quota of the namespace until the
 //     quarantine is over.
-//   - A reserved address goes to the Service that it is reserved for, and to
-//     that one before any other address. A forbidden one goes to nobody. A
-//     conflicted one is used by another host. It goes only to a Service that asks
-//     for exactly this one or has it reserved.
+//   - A reserved address goes only to its Service, which gets it before any other
+//     address. A forbidden address goes to nobody. A conflicted address, which
+//     another host uses, goes only to a Service that asks for exactly this one or
+//     has it reserved.
 //   - The addresses of a pool with DHCP are those that the caller has leased.
 //     They have no quarantine, and the caller reserves each for the Service that it
 //     was leased for.
@@ -32,9 +32,8 @@
 //     terms makes it clash with those that it shares an address with.
 //   - Every failure is a *Refusal, and what the Service held before stays
 //     with it, with one exception: it leaves an address on which it would
-//     clash with others by its new terms, whether or not it gets another.
-//     Its ports are what they are: if it stayed, it would take the traffic of
-//     its neighbours, who have changed nothing.
+//     clash with others by its new terms, whether or not it gets another. If it
+//     stayed, it would take traffic from those others, who have changed nothing.
 //
 // IPv4 addresses written as IPv6 (::ffff:192.0.2.1) are taken as IPv4.
 //

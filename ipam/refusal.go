@@ -79,17 +79,17 @@ func Reasons() reason.Texts[Reason] {
 		RequestNotAllowed: {Cause: "The pool has requesters, and the Service's namespace is not among them.",
 			Cure: "Take any address of the pool (remove annotation lodestone.io/addresses), or add the namespace to the pool's requesters.",
 			Keys: []string{"pools[].requesters", "lodestone.io/addresses"}},
-		SharingConflict: {Cause: "The Service does not fit in with those who hold the address under its sharing key: a port or " +
-			"the pods differ. Or there are 1,000 already.",
+		SharingConflict: {Cause: "The Service cannot share the address that others hold under its sharing key: they use one of its " +
+			"ports, have other pods, or are 1,000 already.",
 			Cure: "Use other ports, or another sharing key, or no key for an address of its own."},
 		WrongFamily: {Cause: "The requested address is of a family that the Service does not have.",
 			Cure: "Ask for an address of the Service's families, or change spec.ipFamilies."},
 		InvalidRequest: {Cause: "The Service's annotations cannot be read, or contradict each other or spec.loadBalancerIP.",
 			Cure: "Correct what the message names."},
-		NotAutoAssigned: {Cause: "Only lodestone explain says it: the pool has autoAssign: false, and is for Services that name it.",
+		NotAutoAssigned: {Cause: "Only lodestone explain shows it: the pool has autoAssign: false, and is for Services that name it.",
 			Cure: "Name the pool (annotation lodestone.io/address-pool) if the Service is to draw from it.",
 			Keys: []string{"pools[].autoAssign", "lodestone.io/address-pool"}},
-		PoolNotNamed: {Cause: "Only lodestone explain says it: the Service names other pools.",
+		PoolNotNamed: {Cause: "Only lodestone explain shows it: the Service names other pools.",
 			Cure: "Name this pool, too, if the Service is to draw from it."},
 	}
 }

@@ -36,10 +36,10 @@ type Request struct {
 	// Sharing are the terms on which the Service shares its addresses. Nil:
 	// each is for this Service alone.
 	Sharing *Sharing
-	// Renumber gives up the addresses that a new Service in its place would not get. These are
-	// addresses that are stranded, reserved for another Service, or of a pool that drains, is
-	// closed to it or is not among those to draw from. If addresses are reserved for the
-	// Service, they are all others. If others share an address under its key, they include one
+	// Renumber gives up the addresses that a new Service in its place would not get: those that
+	// are stranded, reserved for another Service, or of a pool that drains, is closed to the
+	// Service or is not among those to draw from. If addresses are reserved for the Service, it
+	// gives up all others. If others share an address under its key, it gives up an address
 	// that it has for itself. If there is no replacement, the request is refused and
 	// everything stays.
 	Renumber bool
@@ -55,7 +55,7 @@ type request struct {
 	*addresses
 	self   identity
 	me     party
-	holder *holder // nil for somebody who holds nothing
+	holder *holder // nil: the owner holds nothing
 	now    time.Time
 	// wishes are, for every family of the request, the addresses that it has
 	// to be given: requested or reserved ones.
@@ -92,7 +92,7 @@ func (req *request) read() *Refusal {
 	return nil
 }
 
-// identify notes who asks, and on which terms.
+// identify notes the owner and its terms.
 func (req *request) identify() {
 	req.self = identify(req.Owner)
 	req.me = party{&req.self, req.Sharing.terms()}
@@ -114,7 +114,7 @@ func (req *request) wish(addr netip.Addr) *Refusal {
 	return nil
 }
 
-// service is the name of who asks.
+// service is the name of the Service that asks.
 func (req *request) service() string { return req.me.owner.Name }
 
 // has reports whether the owner holds an address of the family.

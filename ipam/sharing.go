@@ -7,13 +7,12 @@ import (
 	"strings"
 )
 
-// Owner is who holds addresses: one incarnation of a Service.
+// Owner is one incarnation of a Service, which holds addresses or asks for some.
 type Owner struct {
 	// UID identifies the owner. A re-created Service is another owner.
 	UID string
-	// Name is "namespace/name" and never changes for a UID. Owners of one
-	// name never stand in each other's way on an address: they are the same
-	// Service to people, before and after a change.
+	// Name is "namespace/name" and never changes for a UID. Owners of one name never clash over
+	// an address, because people see one Service that was created anew.
 	Name string
 }
 
@@ -97,7 +96,7 @@ func namespaceOf(name string) string {
 	return namespace
 }
 
-// party is who wants an address or holds it, and on which terms.
+// party is an owner that wants or holds an address, with its terms.
 type party struct {
 	*identity
 	terms *Sharing

@@ -17,29 +17,29 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// bfdPause is how long a BGP session stays down that BFD has taken down. It does
-// not wait for BFD to be back: there are routers that have a BFD session only
-// while they have one of BGP, and if the path is broken, so is TCP.
+// bfdPause is how long BFD keeps a BGP session down. The BGP session does not wait until the BFD
+// session is Up again: some routers have a BFD session only while they have a BGP session, and on
+// a broken path TCP does not work anyway.
 const bfdPause = time.Second
 
-// BFD finds out soon that a router cannot be reached; bfd.Task is one.
+// BFD detects quickly that a router cannot be reached; bfd.Task is one.
 type BFD interface {
 	Set(ctx context.Context, want map[string]bfd.Session) error
 	States() map[string]bfd.Status
 	Changed() <-chan struct{}
 }
 
-// Peers are the BGP sessions that there are; bgp.Announcer is one.
+// Peers are the existing BGP sessions; bgp.Announcer is one.
 type Peers interface {
 	Peers() []bgp.Peer
-	// SetDown takes a session down, and keeps it down, because of why; or lets
-	// it be.
+	// SetDown takes a session down for the reason why, and keeps it down until it is called
+	// with false.
 	SetDown(peer string, down bool, why string)
 	Changed() <-chan struct{}
 }
 
-// Detector is the task that ties BFD sessions to BGP sessions (RFC 5882), and
-// knows how both are.
+// Detector is the task that ties BFD sessions to BGP sessions (RFC 5882), and knows the state of
+// both.
 type Detector struct {
 	bfd     BFD
 	peers   Peers
@@ -50,8 +50,8 @@ type Detector struct {
 	// Owned by Run.
 	want   map[string]bfd.Session  // what BFD was set to
 	down   map[string]string       // the sessions that are kept down, and why
-	logged map[string]plan.Problem // the problems, as they were
-	last   []report.Session        // when they changed last
+	logged map[string]plan.Problem // the problems that were logged
+	last   []report.Session        // the last answer of Sessions
 
 	mu       sync.Mutex
 	sessions map[string]plan.Session
@@ -74,7 +74,7 @@ func (d *Detector) Set(want plan.BGP) {
 	notify.Wake(d.wake)
 }
 
-// Changed returns a channel that is closed when Sessions has another answer.
+// Changed returns a channel that is closed when Sessions returns something else.
 func (d *Detector) Changed() <-chan struct{} { return d.changed.Next() }
 
 // Run works until ctx ends.
@@ -103,7 +103,7 @@ func (d *Detector) Run(ctx context.Context) error {
 	return nil
 }
 
-// logProblems logs what is wrong with sessions, once.
+// logProblems logs each problem of a session once, and its end.
 func (d *Detector) logProblems(problems map[string]plan.Problem) {
 	for name, p := range problems {
 		if d.logged[name] != p {
@@ -118,8 +118,8 @@ func (d *Detector) logProblems(problems map[string]plan.Problem) {
 	d.logged = problems
 }
 
-// watch has BFD watch the routers of the sessions. That of an unnumbered peer
-// is known only once BGP has found it.
+// watch has BFD watch the routers of the sessions. The address of an unnumbered peer is known
+// once BGP has found it.
 func (d *Detector) watch(ctx context.Context, sessions map[string]plan.Session) {
 	found := map[string]netip.Addr{}
 	for _, p := range d.peers.Peers() {
@@ -135,7 +135,7 @@ func (d *Detector) watch(ctx context.Context, sessions map[string]plan.Session) 
 			want[name] = bfdSession(s, remote)
 		}
 	}
-	if maps.Equal(want, d.want) { // do not wake BFD for its own news
+	if maps.Equal(want, d.want) { // BFD's own changes come by here, too, and must not wake it
 		return
 	}
 	d.want = want
@@ -152,8 +152,8 @@ func bfdSession(s plan.Session, remote netip.Addr) bfd.Session {
 	}
 }
 
-// evaluate takes BGP sessions down by what BFD says, and lets them be again. The
-// channel fires when it has to be asked again; nil: not by itself.
+// evaluate takes BGP sessions down by the state of their BFD sessions, and ends that. It has to be
+// called again when the channel fires; the channel is nil if time alone changes nothing.
 func (d *Detector) evaluate(sessions map[string]plan.Session) (again <-chan time.Time) {
 	states, soonest := d.bfd.States(), bfdPause
 	for name := range d.down {
@@ -187,7 +187,7 @@ func (d *Detector) evaluate(sessions map[string]plan.Session) (again <-chan time
 	return time.After(soonest)
 }
 
-// failure says for people why a BFD session is not Up any more.
+// failure describes why a BFD session is not Up any more.
 func failure(s bfd.Status) string {
 	if s.Cause == bfd.Expired {
 		return fmt.Sprintf("BFD: the router was not heard for %s", s.DetectionTime)
@@ -195,8 +195,7 @@ func failure(s bfd.Status) string {
 	return "BFD: the router does not hear this node, or has started anew"
 }
 
-// setDown takes the session down because of why, if that is new; empty: lets it
-// be.
+// setDown takes the session down for the reason why, if the reason is new. An empty reason ends that.
 func (d *Detector) setDown(name, why string) {
 	if d.down[name] == why {
 		return
@@ -209,7 +208,7 @@ func (d *Detector) setDown(name, why string) {
 	}
 }
 
-// lack says for people why there is no session.
+// lack describes why there is no session.
 func lack(p bgp.Peer) string {
 	if p.Ended == "" || p.Ended == p.LastError {
 		return p.LastError
@@ -217,8 +216,7 @@ func lack(p bgp.Peer) string {
 	return p.Ended + "; now: " + p.LastError
 }
 
-// Sessions returns what is reported of the node's BGP sessions, those that
-// cannot be included.
+// Sessions returns the report of the node's BGP sessions, including the ones that cannot be set up.
 func (d *Detector) Sessions() []report.Session {
 	d.mu.Lock()
 	sessions, problems := d.sessions, d.problems

@@ -1,6 +1,7 @@
 package speaker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,7 +13,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -33,17 +33,15 @@ import (
 // byService is the index of EndpointSlices by the key of their Service.
 const byService = "service"
 
-// cluster is what the plan needs of the API server's objects. Informers fill
-// their stores and note what changed; the loop takes the changes over, each
-// Service on its own, so that a flapping endpoint costs one Service's work.
-// While the API server is down the stores keep what they have.
+// cluster keeps what the plan needs of the API server's objects. Informers fill their stores and
+// note what changed. The loop takes the changes over, one Service at a time, so that a flapping
+// endpoint costs the work of one Service. While the API server is down, the stores keep their objects.
 type cluster struct {
 	services, slices, nodes cache.SharedIndexInformer
 	synced                  []cache.InformerSynced
 	wake                    chan struct{}
 
-	// seed is that of the hashes of nodes' names.
-	seed maphash.Seed
+	seed maphash.Seed // of the hashes of nodes' names
 
 	mu         sync.Mutex
 	dirty      map[string]bool // keys of Services
@@ -58,19 +56,16 @@ type cluster struct {
 type service struct {
 	metav1.ObjectMeta
 	plan.Service
-	// unmarked are the addresses in its status, if no annotation says whose they
-	// are.
-	unmarked []netip.Addr
+	unmarked []netip.Addr // see the function unmarked
 }
 
-// unmarkedFor is how long the VIPs of a Service are kept that has only lost the
-// annotation: who replaces a Service by its manifest takes it away, and the
-// controller puts it back at once.
+// unmarkedFor is how long a Service keeps its VIPs that has lost the annotation, but not the
+// addresses in its status. Somebody who replaces a Service by its manifest removes the annotation,
+// and the controller sets it again at once.
 const unmarkedFor = 5 * time.Second
 
-// slice has the nodes of endpoints by the hashes of their names, sorted: whatever
-// names somebody writes there, a slice costs 8 bytes for each. 0 stands for
-// endpoints without a node.
+// slice keeps the nodes of endpoints as the sorted hashes of their names: a node costs 8 bytes,
+// whatever name an EndpointSlice has for it. 0 stands for endpoints without a node.
 type slice struct {
 	metav1.ObjectMeta
 	service        string
@@ -105,20 +100,20 @@ func newCluster(client kubernetes.Interface, scope kube.Scope) (*cluster, error)
 		})
 	c.nodes = objects.Informer(objects.Nodes, client, objects.Scope{}, objects.View[*corev1.Node, *node]{Derive: keepNode},
 		cache.SharedIndexInformerOptions{})
-	return c, errors.Join(c.follow(c.services, c.noteService), c.follow(c.slices, c.noteSlice), c.follow(c.nodes, c.noteNode))
+	return c, errors.Join(follow(c, c.services, c.noteService), follow(c, c.slices, c.noteSlice), follow(c, c.nodes, c.noteNode))
 }
 
-// follow makes the informer note what changes. Before and after are nil when the
-// object comes and goes.
-func (c *cluster) follow(informer cache.SharedIndexInformer, note func(before, after any)) error {
+// follow calls note for each change of an object of the informer. before is nil for a new object,
+// after for one that was deleted.
+func follow[T any](c *cluster, informer cache.SharedIndexInformer, note func(before, after *T)) error {
 	handler, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { note(nil, obj) },
-		UpdateFunc: note,
+		AddFunc:    func(obj any) { note(nil, obj.(*T)) },
+		UpdateFunc: func(before, after any) { note(before.(*T), after.(*T)) },
 		DeleteFunc: func(obj any) {
 			if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 				obj = gone.Obj
 			}
-			note(obj, nil)
+			note(obj.(*T), nil)
 		},
 	})
 	if err != nil {
@@ -130,58 +125,43 @@ func (c *cluster) follow(informer cache.SharedIndexInformer, note func(before, a
 
 // run keeps the stores up to date until ctx ends.
 func (c *cluster) run(ctx context.Context) {
-	var group errgroup.Group
+	var group sync.WaitGroup
 	for _, i := range []cache.SharedIndexInformer{c.services, c.slices, c.nodes} {
-		group.Go(func() error { i.RunWithContext(ctx); return nil })
+		group.Go(func() { i.RunWithContext(ctx) })
 	}
 	if cache.WaitForCacheSync(ctx.Done(), c.synced...) {
-		c.notify()
+		notify.Wake(c.wake)
 	}
-	group.Wait() //nolint:errcheck // they return nil
+	group.Wait()
 }
 
 func (c *cluster) hasSynced() bool {
 	return !slices.ContainsFunc(c.synced, func(synced cache.InformerSynced) bool { return !synced() })
 }
 
-func (c *cluster) notify() {
+// noteDirty has the loop derive the Service anew.
+func (c *cluster) noteDirty(key string) {
+	c.mu.Lock()
+	c.dirty[key] = true
+	c.mu.Unlock()
 	notify.Wake(c.wake)
 }
 
-func (c *cluster) note(f func()) {
-	c.mu.Lock()
-	f()
-	c.mu.Unlock()
-	c.notify()
-}
-
-func (c *cluster) noteService(before, after any) {
-	b, _ := before.(*service)
-	a, _ := after.(*service)
-	if a != nil && b != nil && reflect.DeepEqual(a.Service, b.Service) {
-		return
-	}
-	named := a
-	if a == nil {
-		named = b
-	}
+func (c *cluster) noteService(before, after *service) {
+	named := cmp.Or(after, before)
 	key := named.Namespace + "/" + named.ObjectMeta.Name
-	note := func() { c.note(func() { c.dirty[key] = true }) }
-	if a != nil && b != nil && len(b.VIPs) > 0 && slices.Equal(a.unmarked, b.VIPs) {
-		time.AfterFunc(unmarkedFor, note)
-		return
+	changed := before != nil && after != nil
+	switch {
+	case changed && reflect.DeepEqual(after.Service, before.Service):
+	case changed && len(before.VIPs) > 0 && slices.Equal(after.unmarked, before.VIPs):
+		time.AfterFunc(unmarkedFor, func() { c.noteDirty(key) })
+	default:
+		c.noteDirty(key)
 	}
-	note()
 }
 
-func (c *cluster) noteSlice(before, after any) {
-	b, a := &slice{}, &slice{}
-	if before != nil {
-		b = before.(*slice)
-	}
-	if after != nil {
-		a = after.(*slice)
-	}
+func (c *cluster) noteSlice(before, after *slice) {
+	b, a := cmp.Or(before, &slice{}), cmp.Or(after, &slice{})
 	if a.service == b.service {
 		c.noteEndpoints(a.service, b, a)
 		return
@@ -190,10 +170,9 @@ func (c *cluster) noteSlice(before, after any) {
 	c.noteEndpoints(a.service, &slice{}, a)
 }
 
-// noteEndpoints notes the Service if the plan could care: most slices are of
-// Services without a VIP, and policy Cluster asks only whether there are
-// endpoints. A Service that begins to care is noted itself, and then the slice
-// is in its store already.
+// noteEndpoints notes the Service if the plan may change with its endpoints: most slices belong to
+// Services without a VIP, and with policy Cluster it counts only whether there are endpoints. When
+// a Service itself changes so that endpoints count, the loop finds the slice in its store.
 func (c *cluster) noteEndpoints(key string, b, a *slice) {
 	obj, ok, err := c.services.GetStore().GetByKey(key)
 	if err != nil || !ok || len(obj.(*service).VIPs) == 0 {
@@ -204,17 +183,18 @@ func (c *cluster) noteEndpoints(key string, b, a *slice) {
 		same = (len(a.ready) > 0) == (len(b.ready) > 0) && (len(a.serving) > 0) == (len(b.serving) > 0)
 	}
 	if !same {
-		c.note(func() { c.dirty[key] = true })
+		c.noteDirty(key)
 	}
 }
 
-func (c *cluster) noteNode(before, after any) {
-	b, _ := before.(*node)
-	a, _ := after.(*node)
-	if a != nil && b != nil && equalNode(a.Node, b.Node) {
+func (c *cluster) noteNode(before, after *node) {
+	if before != nil && after != nil && equalNode(after.Node, before.Node) {
 		return
 	}
-	c.note(func() { c.dirtyNodes = true })
+	c.mu.Lock()
+	c.dirtyNodes = true
+	c.mu.Unlock()
+	notify.Wake(c.wake)
 }
 
 func equalNode(a, b plan.Node) bool {
@@ -222,8 +202,7 @@ func equalNode(a, b plan.Node) bool {
 		a.BGP == b.BGP && slices.Equal(a.Addresses, b.Addresses) && slices.Equal(a.PodCIDRs, b.PodCIDRs) && a.Created.Equal(b.Created)
 }
 
-// refresh hands the Services that changed to put, and reports whether the
-// nodes changed.
+// refresh calls put for each Service that changed, and reports whether the nodes changed.
 func (c *cluster) refresh(put func(plan.Service)) bool {
 	c.mu.Lock()
 	dirty, dirtyNodes := c.dirty, c.dirtyNodes
@@ -237,8 +216,8 @@ func (c *cluster) refresh(put func(plan.Service)) bool {
 	return changed
 }
 
-// learnNodes takes the nodes over and reports whether they changed. Services whose
-// traffic stays on the nodes of their endpoints are dirty where nodes come or go.
+// learnNodes takes the nodes over and reports whether they changed. When a node comes or goes, it
+// marks all Services with policy Local as dirty.
 func (c *cluster) learnNodes(dirty map[string]bool) bool {
 	before := c.known
 	c.known = map[string]plan.Node{}
@@ -260,8 +239,7 @@ func (c *cluster) learnNodes(dirty map[string]bool) bool {
 	return !maps.EqualFunc(c.known, before, equalNode)
 }
 
-// derive returns the plan's view of the Service of that key, without VIPs when
-// there is none.
+// derive returns the Service as the plan needs it. A Service that does not exist has no VIPs.
 func (c *cluster) derive(key string) plan.Service {
 	obj, ok, err := c.services.GetStore().GetByKey(key)
 	if err != nil || !ok || len(obj.(*service).VIPs) == 0 {
@@ -281,8 +259,7 @@ func (c *cluster) derive(key string) plan.Service {
 	return snapshot.With(s, all...)
 }
 
-// named returns the names of the nodes. Endpoints on a node that is not known count
-// as those without a node.
+// named returns the names of the nodes. Endpoints on an unknown node count as endpoints without a node.
 func (c *cluster) named(nodes []uint64) []string {
 	names := make([]string, len(nodes))
 	for i, n := range nodes {
@@ -299,8 +276,8 @@ func (c *cluster) hash(name string) uint64 {
 	return maphash.String(c.seed, name)
 }
 
-// services is the view of the Services: only those of ours that have VIPs are kept,
-// or had until somebody took the annotation away.
+// services is the view of the Services. It keeps our Services that have VIPs, or had them until
+// somebody removed the annotation.
 func services(scope kube.Scope) objects.View[*corev1.Service, *service] {
 	return objects.View[*corev1.Service, *service]{
 		Keep: func(s *corev1.Service) bool {
@@ -312,8 +289,7 @@ func services(scope kube.Scope) objects.View[*corev1.Service, *service] {
 	}
 }
 
-// unmarked returns the addresses in the Service's status, if no annotation says
-// whose they are.
+// unmarked returns the addresses in the status of a Service without the annotation.
 func unmarked(s *corev1.Service) []netip.Addr {
 	if _, marked := s.Annotations[annotation.Assigned]; marked || s.DeletionTimestamp != nil {
 		return nil

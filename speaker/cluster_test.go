@@ -144,16 +144,11 @@ func TestOnlyWhatThePlanAsksWakesTheLoop(t *testing.T) {
 			}
 			c.refresh(func(plan.Service) {})
 			<-c.wake
-			note, kept := c.noteSlice, func(o runtime.Object) any {
-				if o == nil {
-					return nil
-				}
-				return c.kept(o)
-			}
 			if _, ok := event.before.(*corev1.Service); ok {
-				note = c.noteService
+				c.noteService(kept[service](c, event.before), kept[service](c, event.after))
+			} else {
+				c.noteSlice(kept[slice](c, event.before), kept[slice](c, event.after))
 			}
-			note(kept(event.before), kept(event.after))
 			require.Equal(t, event.dirty, slices.Sorted(maps.Keys(c.dirty)))
 			require.Len(t, c.wake, min(1, len(event.dirty)))
 		})
@@ -211,7 +206,7 @@ func TestNewsOfNodes(t *testing.T) {
 	} {
 		c, before, after := mustCluster(t), nodeObject("n1"), nodeObject("n1")
 		change(after)
-		c.noteNode(c.kept(before), c.kept(after))
+		c.noteNode(kept[node](c, before), kept[node](c, after))
 		require.Equal(t, name != "images", c.dirtyNodes, name)
 	}
 }
@@ -227,44 +222,47 @@ func mustCluster(t testing.TB) *cluster {
 // testScope serves the Services of the tests.
 var testScope = kube.Scope{Classless: true}
 
-// kept returns what a cache has of an object.
-func (c *cluster) kept(o any) any {
+// kept returns what the informer's store keeps of an object, nil of none.
+func kept[T any](c *cluster, o any) *T {
+	var view any
 	switch o := o.(type) {
+	case nil:
+		return nil
 	case *corev1.Service:
-		return services(testScope).Derive(objects.Services.Project(o))
+		view = services(testScope).Derive(objects.Services.Project(o))
 	case *discoveryv1.EndpointSlice:
-		return c.keepSlice(objects.EndpointSlices.Project(o))
+		view = c.keepSlice(objects.EndpointSlices.Project(o))
 	case *corev1.Node:
-		return keepNode(objects.Nodes.Project(o))
+		view = keepNode(objects.Nodes.Project(o))
 	}
-	return nil
+	return view.(*T)
 }
 
-// add puts an object into its informer's store.
-// replace has the API server tell of a Service's next version.
+// replace puts a Service's next version into its informer's store.
 func (c *cluster) replace(before, after *corev1.Service) {
-	b, a := c.kept(before), c.kept(after)
+	b, a := kept[service](c, before), kept[service](c, after)
 	if err := c.services.GetStore().Update(a); err != nil {
 		panic(err)
 	}
 	c.noteService(b, a)
 }
 
+// add puts an object into its informer's store.
 func (c *cluster) add(obj any) {
 	var err error
 	switch obj := obj.(type) {
 	case *corev1.Service:
-		kept := c.kept(obj)
-		err = c.services.GetStore().Add(kept)
-		c.noteService(nil, kept)
+		s := kept[service](c, obj)
+		err = c.services.GetStore().Add(s)
+		c.noteService(nil, s)
 	case *discoveryv1.EndpointSlice:
-		kept := c.kept(obj)
-		err = c.slices.GetStore().Add(kept)
-		c.noteSlice(nil, kept)
+		s := kept[slice](c, obj)
+		err = c.slices.GetStore().Add(s)
+		c.noteSlice(nil, s)
 	case *corev1.Node:
-		kept := c.kept(obj)
-		err = c.nodes.GetStore().Add(kept)
-		c.noteNode(nil, kept)
+		n := kept[node](c, obj)
+		err = c.nodes.GetStore().Add(n)
+		c.noteNode(nil, n)
 	}
 	if err != nil {
 		panic(err)

@@ -129,7 +129,7 @@ func manyOptions(url string) (Options, error) {
 	}
 	log := slog.New(slog.DiscardHandler)
 	return Options{
-		Node: members.self, Client: client, Scope: testScope, Members: members, Claimant: members, DataPlane: &fakeDataPlane{},
+		Node: members.self, Client: client, Scope: testScope, Members: members, DataPlane: &fakeDataPlane{},
 		Announcer: &fakeAnnouncer{},
 		Limiter:   &fakeLimiter{}, Forwarder: newFakeForwarder(), Router: &fakeRouter{}, PodRoutes: &fakePodRouter{}, Passwords: &changes{},
 		Detector: NewDetector(&fakeBFD{}, &fakePeers{}, log),

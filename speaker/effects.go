@@ -13,8 +13,8 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// apply does what the core wants done, in the order of its effects, and hands it what
-// failed. It returns when the next decision is due, and why the VIPs were not set.
+// apply executes the core's effects in their order, and reports failures to the core. It returns
+// when the next decision is due, and the error of setting the VIPs.
 func (s *Speaker) apply(ctx context.Context, e core.Effects) (next time.Time, err error) {
 	next = e.Next
 	s.Members.SetReady(e.Ready)
@@ -28,7 +28,7 @@ func (s *Speaker) apply(ctx context.Context, e core.Effects) (next time.Time, er
 		s.PodRoutes.Set(*e.PodRoutes)
 	}
 	if e.Planned {
-		s.Claimant.Claim(e.Claims)
+		s.Members.Claim(e.Claims)
 	}
 	if e.Limits != nil {
 		s.Limiter.Set(e.Limits)
@@ -68,7 +68,7 @@ func (s *Speaker) setVIPs(ctx context.Context, want map[netip.Addr]plan.Layer2) 
 	return fmt.Errorf("set VIPs: %w", err)
 }
 
-// setRoutes sends routers what there is to send.
+// setRoutes executes the effects on routers.
 func (s *Speaker) setRoutes(ctx context.Context, e core.Effects) {
 	ctx, cancel := context.WithTimeout(ctx, setTimeout)
 	defer cancel()
@@ -96,15 +96,15 @@ func (s *Speaker) setRoutes(ctx context.Context, e core.Effects) {
 	}
 }
 
-// logRouterError logs what the BGP announcer did not take. It fails only at the end.
+// logRouterError logs what the BGP announcer refused. The announcer refuses only when it ends.
 func (s *Speaker) logRouterError(what string, err error) {
 	if err != nil && !errors.Is(err, bgp.ErrStopped) && !errors.Is(err, context.Canceled) {
 		s.Log.Error("not announced to routers", "what", what, "err", err)
 	}
 }
 
-// logChanges logs and counts the VIPs that came and went. It comes after the deed:
-// a failover does not wait for the log.
+// logChanges logs and counts the VIPs that came and went. It is called after the effects on the
+// network: a failover must not wait for the log.
 func (s *Speaker) logChanges(changes plan.Changes) {
 	slices.SortFunc(changes.VIPs, func(a, b plan.Change) int { return a.VIP.Compare(b.VIP) })
 	for _, c := range changes.VIPs {

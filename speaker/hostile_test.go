@@ -51,17 +51,17 @@ func TestServicesOfOthersCostNothing(t *testing.T) {
 
 // A slice costs 8 bytes for each node that it names, whatever the names are.
 func TestSlicesWithLongNamesCostLittle(t *testing.T) {
-	c, kept := mustCluster(t), make([]any, 200)
+	c, stored := mustCluster(t), make([]*slice, 200)
 	before := heapNow()
-	for i := range kept {
+	for i := range stored {
 		s := &discoveryv1.EndpointSlice{}
 		for j := range 1000 {
 			s.Endpoints = append(s.Endpoints, on(fmt.Sprintf("%s-%d-%d", strings.Repeat("n", 230), i, j)))
 		}
-		kept[i] = c.kept(s)
+		stored[i] = kept[slice](c, s)
 	}
-	require.Less(t, (heapNow()-before)/int64(len(kept)), int64(12<<10))
-	runtime.KeepAlive(kept)
+	require.Less(t, (heapNow()-before)/int64(len(stored)), int64(12<<10))
+	runtime.KeepAlive(stored)
 }
 
 // Endpoints count on a Node from when it is there.

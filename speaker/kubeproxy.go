@@ -13,30 +13,32 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/notify"
 )
 
-// KubeProxyURL is where kube-proxy, and what replaces it, reports to load balancers
-// whether this node may get traffic. It is /healthz and not /livez: the former
-// also says no once the autoscaler has decided to delete the node (KEP-3836).
+// KubeProxyURL is where kube-proxy, or its replacement, reports whether this node may get traffic.
+// It is /healthz and not /livez, because only /healthz fails once the autoscaler has decided to
+// delete the node (KEP-3836).
 const KubeProxyURL = "http://127.0.0.1:10256/healthz"
 
 const (
 	proxyInterval = time.Second
-	// proxyPatience is how long a starting speaker waits for an answer before
-	// it concludes that there is no kube-proxy, if no other node has one.
-	proxyPatience = 10 * time.Second
-	// proxyAbsence is how long one that has answered may be silent before this
-	// node counts as one without, for those on other nodes.
+	// proxyTimeout is how long a starting speaker waits for the first answer. After that it
+	// concludes that the node has no kube-proxy, unless another node has one.
+	proxyTimeout = 10 * time.Second
+	// proxyAbsence is how long a kube-proxy that has answered may be silent before this speaker
+	// reports to the others that the node has none.
 	proxyAbsence = time.Minute
-	// proxyRefusals is how many answers in a row say no before it is believed.
+	// proxyRefusals is how many unhealthy answers in a row it takes until one is believed.
 	proxyRefusals = 2
 )
 
-// KubeProxy watches the health of the node's data plane. One that has been well and
-// is silent leaves its rules in the kernel: it restarts. One that was never well is
-// not there if no other node has one, as a cluster may have none; otherwise it is
-// still to come, and the node takes no traffic before it has. One that says that it is not
-// healthy has rules in the kernel that age: the node is the last choice.
+// KubeProxy watches the health of the node's data plane:
+//   - If kube-proxy was healthy and is silent, it restarts, and its rules are in the kernel: the
+//     node takes traffic.
+//   - If it never was healthy and no node has one, the cluster has none: the node takes traffic. If
+//     another node has one, the node takes no traffic before its own kube-proxy has answered.
+//   - If it answers that it is not healthy, its rules in the kernel become outdated: the node is the
+//     last choice.
 type KubeProxy struct {
-	ask      func(context.Context) (healthy bool, status string, err error) // nil: nobody is asked
+	ask      func(context.Context) (healthy bool, status string, err error) // nil: not at all
 	node     string
 	networks Networks
 	log      *slog.Logger
@@ -49,8 +51,8 @@ type KubeProxy struct {
 	changed notify.Signal
 }
 
-// NewKubeProxy returns a watcher of the URL on the node that starts with Run. What
-// other nodes have is in their networks. Without URL it always says yes.
+// NewKubeProxy returns a watcher of the URL that starts with Run. networks has which nodes have a
+// kube-proxy. Without a URL the data plane is always healthy.
 func NewKubeProxy(url, node string, networks Networks, log *slog.Logger) *KubeProxy {
 	p := &KubeProxy{node: node, networks: networks, log: log, status: "no answer yet"}
 	if url == "" {
@@ -65,22 +67,22 @@ func NewKubeProxy(url, node string, networks Networks, log *slog.Logger) *KubePr
 // String names the task.
 func (p *KubeProxy) String() string { return "kube-proxy" }
 
-// Health reports whether the data plane takes traffic, with a sentence for people. It is sick
-// if it is there and says that it is not healthy: what it has written before may serve.
+// Health reports whether the data plane takes traffic, with a text for people. It is sick if it
+// answers that it is not healthy: the rules that it has written before may still work.
 func (p *KubeProxy) Health() (healthy, sick bool, status string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.healthy, p.sick, p.status
 }
 
-// Answers reports whether there is a kube-proxy, well or not.
+// Answers reports whether there is a kube-proxy, healthy or not.
 func (p *KubeProxy) Answers() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.answers
 }
 
-// Changed returns a channel that is closed when Health or Answers has a new answer.
+// Changed returns a channel that is closed when Health or Answers returns something else.
 func (p *KubeProxy) Changed() <-chan struct{} { return p.changed.Next() }
 
 // Run asks until ctx ends.
@@ -99,7 +101,7 @@ func (p *KubeProxy) Run(ctx context.Context) error {
 		}
 		p.setAnswers(time.Since(heard) < proxyAbsence)
 		switch {
-		case err != nil && time.Since(start) < proxyPatience:
+		case err != nil && time.Since(start) < proxyTimeout:
 		case err != nil && !served && p.elsewhere():
 			p.set(false, false, "does not answer, as it does on other nodes: no traffic before it has written its rules")
 		case err != nil:
@@ -135,7 +137,7 @@ func (p *KubeProxy) elsewhere() bool {
 // unwritten is the status of a kube-proxy that has just started.
 const unwritten = "has not written its rules yet"
 
-// proxyAnswer is what kube-proxy says of itself; others may say nothing.
+// proxyAnswer is the body of kube-proxy's answer. The answer of a replacement may have none.
 type proxyAnswer struct {
 	Healthy *bool `json:"healthy"`
 	// Status has an entry per IP family whose rules were written.

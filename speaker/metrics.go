@@ -47,7 +47,7 @@ func newMetrics(r prometheus.Registerer, s *Speaker) *metrics {
 	return m
 }
 
-// collector reports at scrape what the loop decided last.
+// collector reads the last decision of the loop at scrape time.
 type collector struct{ *Speaker }
 
 func (collector) Describe(ch chan<- *prometheus.Desc) {

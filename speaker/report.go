@@ -17,10 +17,9 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/netstate"
 )
 
-// reportDelay is how long changes are gathered before the Lease is written: a
-// link that flaps costs the API server little. What is for people alone, sessions and
-// moves, waits longer on nodes of which there are many. When a router reboots, all of
-// them have it to report, and each Lease goes to all of them.
+// reportDelay is how long changes are gathered before the Lease is written, so that a flapping link
+// costs the API server little. Sessions and moves, which only people read, wait longer in large
+// clusters: when a router reboots, all speakers report it, and each Lease goes to all speakers.
 const reportDelay = 5 * time.Second
 
 // Gateways returns the node's default gateways; netstate.GatewayWatcher is one.
@@ -30,13 +29,13 @@ type Gateways interface {
 	Changed() <-chan struct{}
 }
 
-// Conflicts returns which VIPs others claim; layer2.Announcer is one.
+// Conflicts knows which VIPs other machines claim; layer2.Announcer is one.
 type Conflicts interface {
 	Conflicts() []layer2.Conflict
 	ConflictsChanged() <-chan struct{}
 }
 
-// Sessions returns how the BGP sessions are; Detector is one.
+// Sessions knows the state of the BGP sessions; Detector is one.
 type Sessions interface {
 	Sessions() []report.Session
 	Changed() <-chan struct{}
@@ -48,14 +47,14 @@ type Presence interface {
 	Changed() <-chan struct{}
 }
 
-// Rules reports whether the rules of direct forwarding are there; direct.Director is one.
+// Rules reports whether the rules of direct forwarding are in the kernel; direct.Director is one.
 type Rules interface {
 	InForce() bool
 	NoRules() report.NoRules
 	Changed() <-chan struct{}
 }
 
-// Loop returns what the loop has found out and the Lease is to have; Speaker is one.
+// Loop has what the speaker's loop knows and the Lease reports; Speaker is one.
 type Loop interface {
 	Moves() []report.Move
 	Labels() (labels map[string]string, known bool)
@@ -73,28 +72,27 @@ type ReportOptions struct {
 	PodRoutes  PodRouter
 	KubeProxy  Presence
 	Forwarding Rules
-	// Crowd returns by how much an interval of each speaker is longer than that of a few
-	// speakers. It is membership.Task's.
+	// Crowd returns the factor by which speakers lengthen intervals in a large cluster. It is
+	// membership.Task's.
 	Crowd func() int
-	// Report takes what the speaker's Lease is to say; it is membership.Task's.
+	// Report has the speaker's Lease carry the report; it is membership.Task's.
 	Report   func(report.Report)
 	Log      *slog.Logger
 	Registry prometheus.Registerer
 }
 
-// Reporter is the task that reports to the controller what the node's network looks
-// like: which segments it is on, which addresses are its gateways', which of
-// its VIPs other hosts claim, how its BGP sessions are, whether its pods have
-// routes, whether it has a kube-proxy, and which VIPs changed hands.
+// Reporter is the task that reports the node's network on the Lease: its segments and gateways, the
+// VIPs that other machines claim, its BGP sessions, whether its pods have routes, whether it has a
+// kube-proxy, and which VIPs moved.
 type Reporter struct {
 	ReportOptions
 	metric prometheus.Gauge
 
-	// Owned by Run: since when advertisements match no interface, those of which
-	// it was told, and whether it is known of all.
+	// Owned by Run: since when advertisements match no interface, for which of them that was
+	// logged, and whether every advertisement was checked for unmatchedFor.
 	unmatchedSince map[string]time.Time
 	unmatched      []string
-	judged         bool
+	checked        bool
 }
 
 // NewReporter returns a Reporter that starts with Run.
@@ -126,7 +124,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 		rules := r.Forwarding.Changed()
 		said := r.urgent()
 		said.Sessions, said.Moves = r.Sessions.Sessions(), r.Loop.Moves()
-		if r.judged {
+		if r.checked {
 			said.Unmatched = append([]string{}, r.unmatched...)
 		}
 		r.Report(said)
@@ -149,21 +147,21 @@ func (r *Reporter) Run(ctx context.Context) error {
 	return nil
 }
 
-// urgent returns the part of the report by which others decide.
+// urgent returns the part of the report that decisions of other speakers and the controller depend on.
 func (r *Reporter) urgent() (said report.Report) {
 	said.Network = r.network()
 	said.PodRoutes, said.RoutedPodCIDRs = r.routedPods()
 	return said
 }
 
-// gather waits for more changes.
+// gather waits for more changes: for reportDelay if the urgent part has changed, and longer otherwise.
 func (r *Reporter) gather(ctx context.Context, reported report.Report) {
 	reported.Sessions, reported.Moves, reported.Unmatched = nil, nil, nil
-	rest := reportDelay
+	delay := reportDelay
 	if crowd := time.Duration(r.Crowd()); crowd > 1 {
-		rest = crowd*reportDelay/2 + rand.N(crowd*reportDelay)
+		delay = crowd*reportDelay/2 + rand.N(crowd*reportDelay)
 	}
-	for due := time.Now().Add(rest); ; {
+	for due := time.Now().Add(delay); ; {
 		left := min(reportDelay, time.Until(due))
 		if left <= 0 {
 			return
@@ -179,13 +177,13 @@ func (r *Reporter) gather(ctx context.Context, reported report.Report) {
 	}
 }
 
-// unmatchedFor is how long no interface may match an advertisement before
-// somebody is told: some come late when a node starts.
+// unmatchedFor is how long an advertisement matches no interface before that is reported: when a
+// node starts, some interfaces come late.
 const unmatchedFor = 10 * time.Second
 
-// lookForUnmatched finds the advertisements that match no interface of the node,
-// and tells the log of those that are new or that match one again. The channel
-// fires when it is to be called again; nil: not by itself.
+// lookForUnmatched finds the advertisements that match no interface of the node, and logs the new
+// ones and those that match one again. It has to be called again when the channel fires; the channel
+// is nil if time alone changes nothing.
 func (r *Reporter) lookForUnmatched(now time.Time) (again <-chan time.Time) {
 	labels, known := r.Loop.Labels()
 	config, _ := r.Config.Current()
@@ -221,13 +219,13 @@ func (r *Reporter) lookForUnmatched(now time.Time) (again <-chan time.Time) {
 	if soonest <= unmatchedFor {
 		again = time.After(soonest)
 	}
-	r.unmatchedSince, r.unmatched, r.judged = since, unmatched, r.judged || again == nil
+	r.unmatchedSince, r.unmatched, r.checked = since, unmatched, r.checked || again == nil
 	r.metric.Set(float64(len(unmatched)))
 	return again
 }
 
-// network returns what the kernel reports. Segments are those that VIPs are
-// announced on by default or as some advertisement says.
+// network returns the node's network. Its segments are those on which VIPs are announced by default
+// or by an advertisement.
 func (r *Reporter) network() report.Network {
 	patterns := [][]string{nil}
 	if config, _ := r.Config.Current(); config != nil {
@@ -253,10 +251,9 @@ func (r *Reporter) network() report.Network {
 	return n
 }
 
-// routedPods returns the mode of routes to pods and those of the node's pod CIDRs that
-// have routes. While that is not known they are nil, and the last report about them
-// stays: a speaker that is replaced, or a session that is down for a while, does not
-// make a node's network unavailable.
+// routedPods returns the mode of routes to pods, and the node's pod CIDRs that have routes. They are
+// nil while that is unknown; then the last report about them stays. So a node's network does not
+// become unavailable when its speaker is replaced or a session is down for a while.
 func (r *Reporter) routedPods() (mode string, routed []netip.Prefix) {
 	status := r.PodRoutes.Status()
 	if !status.Known {

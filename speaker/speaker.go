@@ -1,25 +1,25 @@
-// Package speaker is what a node does: one goroutine gathers what has happened, has
-// package core decide, and does what that wants done. Informers, other speakers, the
-// configuration and kube-proxy only wake it.
+// Package speaker runs the loop of a node: one goroutine gathers events, hands them to package core,
+// which decides, and executes the effects. Informers, other speakers, the configuration and
+// kube-proxy only wake the loop.
 //
-// While the API server is down everything goes on: the caches keep what they
-// have, and a dead node's VIPs still move, for the speakers tell each other
-// who is alive.
+// All of this works while the API server is down: the caches keep their objects, and the VIPs of a
+// dead node still move, because the speakers detect the death themselves.
 //
-// Planned moves are make-before-break: a node that is to give up a VIP answers
-// for it until it hears the next owner's announcement. A speaker that ends
-// tells the others that it is not ready, and gives up all its VIPs like that.
+// Planned moves are make-before-break: a node that gives up a VIP answers for it until it hears the
+// next owner's announcement. A speaker that ends publishes that it is not ready, and gives up all
+// its VIPs in this way.
 //
 // The files, from the outside in:
 //
 //	speaker.go    Speaker: the loop, and what it needs
-//	cluster.go    what the plan needs of the API server's objects
-//	effects.go    what package core wants done is done
-//	report.go     Reporter: what the Lease says of this speaker and its node
-//	bfd.go        Detector: BFD sessions and BGP sessions are tied
-//	kubeproxy.go  whether kube-proxy is well
-//	address.go    whether the Node still has this speaker's address
-//	status.go, metrics.go  what people see
+//	cluster.go    the API server's objects, as the plan needs them
+//	effects.go    executes the effects of package core
+//	report.go     Reporter: what the Lease reports about this speaker and its node
+//	bfd.go        Detector: ties BFD sessions to BGP sessions
+//	kubeproxy.go  KubeProxy: whether kube-proxy is healthy
+//	address.go    AddressWatch: whether the Node still has this speaker's address
+//	status.go     the status page, and the conditions of being ready
+//	metrics.go    the metrics
 package speaker
 
 import (
@@ -47,23 +47,22 @@ import (
 )
 
 const (
-	// heartbeat is how often the loop shows that it is alive.
+	// heartbeat is how often the loop records that it is alive.
 	heartbeat = 5 * time.Second
 	// setTimeout bounds one call of the announcer or of the router.
 	setTimeout = 5 * time.Second
-	// DefaultHandOver is how long a VIP that moves is answered for here when the
-	// next owner is not heard. Normally it is, within some ten milliseconds; this
-	// is for a watch that lags, a frame that is lost, and a thousand VIPs that
-	// move together.
+	// DefaultHandOver is how long this node answers for a VIP that moves while the next owner is
+	// not heard. Normally it is heard within some ten milliseconds. It takes longer when a watch
+	// lags, a frame is lost, or a thousand VIPs move together.
 	DefaultHandOver = 2 * time.Second
-	// DefaultDrain is how long routers are given to prefer other nodes before this
-	// one withdraws its routes (RFC 8326).
+	// DefaultDrain is how long routers have to prefer other nodes before this node withdraws its
+	// routes (RFC 8326).
 	DefaultDrain = 2 * time.Second
-	// The loop rests restFactor times as long as it worked, at most maxRest,
-	// before it looks at the API's objects again: changes without end cost a
-	// tenth of a core. Other speakers never wait.
-	restFactor = 9
-	maxRest    = 100 * time.Millisecond
+	// The loop pauses pauseFactor times as long as it worked, at most maxPause, before it looks at
+	// the API's objects again, so that endless changes cost a tenth of a core. Changes of other
+	// speakers do not wait.
+	pauseFactor = 9
+	maxPause    = 100 * time.Millisecond
 )
 
 // Config is the configuration in force; kube.ConfigWatcher is one.
@@ -74,36 +73,30 @@ type Config interface {
 
 // Members are the speakers; membership.Task is one.
 type Members interface {
-	// Speakers returns the speakers that are alive; the value tells who is
-	// ready.
+	// Speakers returns the speakers that are alive; the value is whether the speaker is ready.
 	Speakers() map[string]bool
 	// All returns Speakers, and the Networks of the same moment.
 	All() (speakers map[string]bool, networks map[string]report.Network)
 	Joined() (bool, string)
 	SetReady(bool)
-	// SetSick tells all whether the data plane of this node is sick, see DataPlane.
+	// SetSick publishes whether the data plane of this node is sick, see DataPlane.
 	SetSick(bool)
+	// Claim publishes what this speaker owns and keeps. The claims of the others are in Networks.
+	Claim(claims report.Claims)
 	Changed() <-chan struct{}
 }
 
-// Networks tells what the nodes' networks look like; membership.Task is one, too.
+// Networks knows the networks of all nodes; membership.Task is one.
 type Networks interface {
-	// Networks returns what each speaker has told all others, so that they
-	// come to the same owners.
+	// Networks returns what each speaker has published, so that all choose the same owners.
 	Networks() map[string]report.Network
-}
-
-// Claimant tells all other speakers what this one owns and keeps;
-// membership.Task is one, too. They tell it by their networks.
-type Claimant interface {
-	Claim(claims report.Claims)
 }
 
 // DataPlane carries the traffic from here to the endpoints; KubeProxy is one.
 type DataPlane interface {
-	// Health reports whether it takes traffic, with a sentence for people. It is sick if it is
-	// there and not healthy, so that what it has written may serve: the node is ready, and the
-	// last choice.
+	// Health reports whether it takes traffic, with a text for people. It is sick if it answers that
+	// it is not healthy: the rules that it has written may still work, so the node is ready, and is
+	// the last choice.
 	Health() (healthy, sick bool, status string)
 	Changed() <-chan struct{}
 }
@@ -112,39 +105,34 @@ type DataPlane interface {
 type Announcer interface {
 	// Set replaces the whole set. The map is the loop's: Set must not keep it.
 	Set(ctx context.Context, want map[netip.Addr]plan.Layer2) error
-	// Leaving returns how many VIPs of the set are leaving and still answered
-	// for.
+	// Leaving returns how many VIPs of the set are leaving and still answered for.
 	Leaving() int
-	// Forget takes back what was reported about VIPs that no Service has any
-	// more.
+	// Forget removes all reports about VIPs that no Service has any more.
 	Forget(vips []netip.Addr)
 }
 
 // Limiter caps new connections to VIPs; limit.Limiter is one.
 type Limiter interface {
-	// Set replaces the whole set and does not wait for its effect: no VIP
-	// waits for a limit.
+	// Set replaces the whole set and does not wait until it is in force: no VIP waits for a limit.
 	Set(want map[plan.LimitKey]plan.Limit)
 }
 
 // Forwarder hands connections to the nodes that keep them; direct.Director is one.
 type Forwarder interface {
-	// Set replaces all that is forwarded and does not wait for its effect.
+	// Set replaces all that is forwarded and does not wait until it is in force.
 	Set(want plan.Forwarding)
 	// Ready is closed once the first is in force, or cannot be.
 	Ready() <-chan struct{}
 }
 
-// Router tells routers which VIPs the node takes traffic for; bgp.Announcer is
-// one.
+// Router announces the node's VIPs to routers; bgp.Announcer is one.
 type Router interface {
-	// Set replaces sessions and routes, and does not wait for routers. The maps
-	// are the loop's: Set must not keep them.
+	// Set replaces sessions and routes, and does not wait for routers. The maps are the loop's: Set
+	// must not keep them.
 	Set(ctx context.Context, want plan.BGP) error
 	// Update is Set when only these routes have changed since.
 	Update(ctx context.Context, want plan.BGP, changed []netip.Prefix) error
-	// Drain has routers prefer other nodes, for these routes and those of later
-	// Sets.
+	// Drain asks routers to prefer other nodes, for these routes and those of later Sets.
 	Drain(ctx context.Context, on bool) error
 	// Stop closes the sessions. If the process will be back soon, routers that
 	// agreed to graceful restart keep the routes.
@@ -153,18 +141,16 @@ type Router interface {
 
 // Passwords are those of the peers; kube.Passwords is one.
 type Passwords interface {
-	// Changed returns a channel that is closed when sessions have to be set
-	// again for their passwords.
+	// Changed returns a channel that is closed when a password has changed.
 	Changed() <-chan struct{}
 }
 
-// PodRouter keeps routes to the pods of other nodes; route.Table is one.
+// PodRouter keeps routes to the pods of other nodes; podroutes.Table is one.
 type PodRouter interface {
-	// Set replaces the whole set and does not wait for its effect: no VIP waits
-	// for a route.
+	// Set replaces the whole set and does not wait until it is in force: no VIP waits for a route.
 	Set(want plan.PodRoutes)
 	Status() podroutes.Status
-	// Changed returns a channel that is closed when Status has something new.
+	// Changed returns a channel that is closed when Status returns something else.
 	Changed() <-chan struct{}
 }
 
@@ -176,7 +162,6 @@ type Options struct {
 	Scope     kube.Scope
 	Config    Config
 	Members   Members
-	Claimant  Claimant
 	DataPlane DataPlane
 	Announcer Announcer
 	Limiter   Limiter
@@ -187,11 +172,9 @@ type Options struct {
 	Detector  *Detector
 	Log       *slog.Logger
 	Registry  prometheus.Registerer
-	// HandOver is how long at most a VIP that moves to another node is answered
-	// for here.
+	// HandOver is how long at most this node answers for a VIP that moves to another one.
 	HandOver time.Duration
-	// Drain is how long routers are given to prefer other nodes before this one
-	// withdraws its routes.
+	// Drain is how long routers have to prefer other nodes before this node withdraws its routes.
 	Drain time.Duration
 }
 
@@ -204,13 +187,13 @@ type Speaker struct {
 	changed notify.Signal // Moves, Labels or Addresses
 
 	// Owned by Run.
-	heard     <-chan struct{} // closed when there are other speakers than the core knows
-	passwords <-chan struct{} // closed when there are other passwords
+	heard     <-chan struct{} // closed when the speakers or their networks have changed
+	passwords <-chan struct{} // closed when passwords have changed
 
-	beat atomic.Pointer[time.Time] // when the loop last showed that it is alive
+	beat atomic.Pointer[time.Time] // the loop's last sign of life
 
-	// The loop locks the core for each step, and others while they read its state: a
-	// copy of all VIPs for each change would be half of what a storm costs.
+	// The loop holds mu for each step of the core, and others while they read the core's state. A
+	// copy of all VIPs at each change would double the cost of a storm of changes.
 	mu     sync.Mutex
 	core   *core.Core
 	checks []diagnose.Condition
@@ -234,8 +217,7 @@ func (s *Speaker) String() string { return "speaker" }
 // Ready is closed when the speaker is ready to own VIPs for the first time.
 func (s *Speaker) Ready() <-chan struct{} { return s.ready }
 
-// Run decides and announces until ctx ends, then hands over. What the options
-// name must live longer.
+// Run decides and announces until ctx ends, then hands over. Everything in the options must run longer.
 func (s *Speaker) Run(ctx context.Context) error {
 	var group errgroup.Group
 	group.Go(func() error { s.cluster.run(ctx); return nil })
@@ -248,16 +230,16 @@ func (s *Speaker) Run(ctx context.Context) error {
 			forwards = nil
 		}
 		next, _ := s.apply(ctx, s.decide())
-		rested := time.Now().Add(min(restFactor*time.Since(start), maxRest))
-		s.wait(ctx, rested, next, config, members, dataPlane, passwords, forwards)
+		resume := time.Now().Add(min(pauseFactor*time.Since(start), maxPause))
+		s.wait(ctx, resume, next, config, members, dataPlane, passwords, forwards)
 	}
 	err := s.handOver()
 	return errors.Join(err, group.Wait())
 }
 
-// wait returns when there may be something new, or it is time for the next decision;
-// news of the cluster wait until the loop has rested.
-func (s *Speaker) wait(ctx context.Context, rested, next time.Time, config, members, dataPlane, passwords, forwards <-chan struct{}) {
+// wait returns when something may have changed, or the next decision is due. Changes of the
+// cluster's objects wait until resume.
+func (s *Speaker) wait(ctx context.Context, resume, next time.Time, config, members, dataPlane, passwords, forwards <-chan struct{}) {
 	var due, news <-chan time.Time
 	if !next.IsZero() {
 		due = time.After(time.Until(next))
@@ -283,10 +265,10 @@ func (s *Speaker) wait(ctx context.Context, rested, next time.Time, config, memb
 		case <-forwards:
 			return
 		case <-s.cluster.wake:
-			if time.Now().After(rested) {
+			if time.Now().After(resume) {
 				return
 			}
-			news = time.After(time.Until(rested))
+			news = time.After(time.Until(resume))
 		case <-news:
 			return
 		case <-beat.C:
@@ -294,8 +276,8 @@ func (s *Speaker) wait(ctx context.Context, rested, next time.Time, config, memb
 	}
 }
 
-// gather has the core note what has happened, and returns how the speaker is. The speakers and their networks are the
-// same as long as the channel of their changes is.
+// gather hands the core all events since the last time, and returns the speaker's health. Members and
+// passwords are unchanged while the channel of their changes is the same.
 func (s *Speaker) gather(members, passwords <-chan struct{}) core.Health {
 	current, state := s.Config.Current()
 	health, checks := s.health(current, state)
@@ -320,14 +302,14 @@ func (s *Speaker) gather(members, passwords <-chan struct{}) core.Health {
 	return health
 }
 
-// step has the core take an event, now.
+// step hands the core an event.
 func (s *Speaker) step(event core.Event) core.Effects {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.core.Step(event, time.Now())
 }
 
-// decide has the core decide by what it knows.
+// decide has the core decide, and measures how long a new plan takes.
 func (s *Speaker) decide() core.Effects {
 	start := time.Now()
 	e := s.step(core.Decide{})
@@ -353,8 +335,7 @@ func (s *Speaker) handOver() error {
 	}
 }
 
-// Moves returns the VIPs that changed hands lately, as far as this node tells of
-// them.
+// Moves returns the VIPs that moved lately, as far as this node reports them.
 func (s *Speaker) Moves() []report.Move {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -369,13 +350,12 @@ func (s *Speaker) Labels() (map[string]string, bool) {
 	return state.Node.Labels, state.Known
 }
 
-// Addresses returns the internal addresses of the Node; none: they are not known.
+// Addresses returns the internal addresses of the Node, none if they are not known.
 func (s *Speaker) Addresses() []netip.Addr {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.core.State().Node.Addresses
 }
 
-// Changed returns a channel that is closed when Moves, Labels or Addresses have another
-// answer.
+// Changed returns a channel that is closed when Moves, Labels or Addresses return something else.
 func (s *Speaker) Changed() <-chan struct{} { return s.changed.Next() }

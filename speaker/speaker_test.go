@@ -287,7 +287,7 @@ func (s *story) start() {
 	s.t.Helper()
 	var err error
 	s.speaker, err = New(Options{Node: "n1", Scope: testScope, Client: s.client, Config: &s.config, Members: &s.members,
-		Claimant: &s.members, DataPlane: &s.dataPlane,
+		DataPlane: &s.dataPlane,
 		Announcer: &s.announcer, Limiter: &s.limiter, Forwarder: s.forwarder, Router: &s.router, PodRoutes: &s.pods,
 		Passwords: &s.passwords, Drain: s.drain,
 		Detector: NewDetector(&fakeBFD{}, &fakePeers{}, slog.New(slog.DiscardHandler)), Log: slog.New(slog.NewTextHandler(&s.log, nil)),
@@ -751,7 +751,7 @@ func TestAWrongLimitIsToldAndLimitsNothing(t *testing.T) {
 		t.Errorf("unlimited are %+v", got)
 	}
 	s.stop()
-	if n := strings.Count(s.log.String(), "connections not limited"); n != 2 {
+	if n := strings.Count(s.log.String(), "connections are not limited"); n != 2 {
 		t.Errorf("two wrong values gave %d lines of the log:\n%s", n, s.log.String())
 	}
 }

@@ -14,12 +14,11 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// stalled is the age of the loop's last sign of life at which it counts as
-// dead.
+// stalled is how old the loop's last sign of life may be before the loop counts as dead.
 const stalled = 60 * time.Second
 
-// health asks everything that a speaker needs before it may own VIPs, for the core and for
-// people. What the configuration lacks, the core sees itself.
+// health checks all conditions of being ready, for the core and for people. Whether there is a
+// configuration, the core checks itself.
 func (s *Speaker) health(current *config.Config, state kube.State) (core.Health, []diagnose.Condition) {
 	var h core.Health
 	caches := diagnose.Condition{Name: "caches", OK: s.cluster.hasSynced(), Message: "waiting for the API server"}
@@ -49,21 +48,20 @@ func (s *Speaker) health(current *config.Config, state kube.State) (core.Health,
 	return h, []diagnose.Condition{caches, config, membership, dataPlane, forwarding}
 }
 
-// Status is what a speaker knows and does.
+// Status is the speaker's last decision, as the status page shows it.
 type Status struct {
 	Node string `json:"node"`
-	// Ready is whether the speaker is ready to own VIPs, Checks why not.
+	// Ready is whether the speaker is ready to own VIPs. Checks are the conditions of that.
 	Ready  bool                 `json:"ready"`
 	Checks []diagnose.Condition `json:"checks"`
 	// ConfigDigest identifies the document that the plan was made from.
 	ConfigDigest string    `json:"configDigest,omitempty"`
 	Planned      time.Time `json:"planned,omitzero"`
-	// Speakers are the speakers that are alive; the value is whether it is ready.
+	// Speakers are the speakers that are alive; the value is whether the speaker is ready.
 	Speakers map[string]bool `json:"speakers"`
 	Owned    []Owned         `json:"owned"`
 	Silent   []Silent        `json:"silent"`
-	// Unlimited are the Services at owned VIPs whose connection rate limit is
-	// not understood.
+	// Unlimited are the Services at owned VIPs with an invalid connection rate limit.
 	Unlimited []Unlimited `json:"unlimited,omitempty"`
 }
 
@@ -71,7 +69,7 @@ type Status struct {
 type Owned struct {
 	VIP   netip.Addr `json:"vip"`
 	Since time.Time  `json:"since"`
-	// Interfaces are the patterns of the interfaces to announce on; none: all.
+	// Interfaces are the patterns of the interfaces to announce on. Empty: all interfaces.
 	Interfaces []string `json:"interfaces,omitempty"`
 }
 
@@ -83,13 +81,13 @@ type Silent struct {
 	Message string      `json:"message"`
 }
 
-// Unlimited is a Service that asks for a connection rate limit and has none.
+// Unlimited is a Service whose connection rate limit is invalid.
 type Unlimited struct {
 	Service string `json:"service"`
 	Message string `json:"message"`
 }
 
-// Status returns what the loop decided last.
+// Status returns the loop's last decision.
 func (s *Speaker) Status() Status {
 	status := Status{Node: s.Node, Speakers: s.Members.Speakers(), Owned: []Owned{}, Silent: []Silent{}}
 	s.mu.Lock()
@@ -110,7 +108,7 @@ func (s *Speaker) Status() Status {
 	return status
 }
 
-// Checks returns the conditions of being ready, as the loop saw them last.
+// Checks returns the conditions of being ready, as of the loop's last look.
 func (s *Speaker) Checks() []diagnose.Condition {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -53,14 +53,14 @@ func TestUnmatchedAdvertisements(t *testing.T) {
 			{Name: "elsewhere", Layer2: &config.Layer2{Interfaces: []string{"ens9"}, NodeSelector: labelled("rack", "b")}},
 		}}
 		require.Empty(t, look(), "the node's labels are not known")
-		require.False(t, r.judged)
+		require.False(t, r.checked)
 		loop.labels = map[string]string{"rack": "a"}
 		require.Empty(t, look())
-		require.False(t, r.judged, "the interface may be late")
+		require.False(t, r.checked, "the interface may be late")
 		time.Sleep(unmatchedFor)
 		for range 3 {
 			require.Equal(t, []string{"storage"}, look())
-			require.True(t, r.judged)
+			require.True(t, r.checked)
 		}
 		require.Equal(t, 1, strings.Count(log.String(), "level=WARN"), log.String())
 		require.Contains(t, log.String(), `no interface of this node matches the advertisement`)

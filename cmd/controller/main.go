@@ -2,13 +2,10 @@
 // addresses and initializes nodes. It is a cloud controller manager: the
 // flags and what the secure port serves are the framework's; /readyz is ours.
 //
-// Differences from the framework's defaults are listed in changedDefaults,
-// with their reasons. Beyond them: Lodestone's own service controller runs in
-// place of the framework's, which can be switched on by name and then drives the
-// Services without a class; the
-// framework's webhooks, of which there are none, have no flags and no port, and
-// ours is on the secure port; the leader gives its lease
-// back when it is asked to stop.
+// changedDefaults has the differences from the framework's defaults, with their reasons. The other
+// differences: Lodestone's own service controller runs in place of the framework's, which can be switched on by
+// name and then drives the Services without a class. The framework's webhooks have no flags and no port; our
+// webhook is on the secure port. The leader gives its lease back when it is asked to stop.
 //
 // The files, from the outside in:
 //
@@ -17,7 +14,7 @@
 //	process.go    the parts of the process, and how they are wired
 //	lifecycle.go  what starts when this replica leads, and ends before it does not
 //	election.go   who leads, and when a leader gives up
-//	fence.go      writes are refused once this replica leads no more
+//	fence.go      refuses writes once this replica does not lead any more
 //	health.go     /readyz: which checks there are
 //	secure.go     our port, its certificates, and metrics
 //	admission.go  the webhook that refuses a broken configuration

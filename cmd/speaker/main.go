@@ -94,7 +94,7 @@ func run(ctx context.Context, f *flags) error {
 		Restarting: true})
 	detector := speaker.NewDetector(watchdog, router, s.log)
 	loop, err := speaker.New(speaker.Options{
-		Node: f.node, Client: s.client, Scope: f.scope, Config: config, Members: members, Claimant: members, DataPlane: proxy,
+		Node: f.node, Client: s.client, Scope: f.scope, Config: config, Members: members, DataPlane: proxy,
 		Announcer: announcer, Limiter: limiter, Forwarder: director,
 		Router: router, PodRoutes: podRoutes, Passwords: passwords, Detector: detector, Log: s.log, Registry: registry, HandOver: f.handOver,
 		Drain: f.drain,

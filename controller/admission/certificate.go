@@ -90,8 +90,7 @@ func toPEM(kind string, der []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
 }
 
-// serial returns a serial number that nobody has guessed (RFC 5280, section
-// 4.1.2.2).
+// serial returns a serial number that cannot be guessed (RFC 5280, section 4.1.2.2).
 func serial() *big.Int {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // does not fail

@@ -76,7 +76,7 @@ func (v *Reviewer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "busy with other reviews", http.StatusServiceUnavailable)
 		return
 	}
-	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(reviewTimeout)) // what is no connection has none
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(reviewTimeout)) // the writers of some tests have none
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	if err != nil {
 		http.Error(w, "the review could not be read", http.StatusBadRequest)
@@ -123,7 +123,7 @@ func (v *Reviewer) decide(r *admissionv1.AdmissionRequest) *admissionv1.Admissio
 	}
 	if !ok {
 		allowed.Warnings = []string{clip(fmt.Sprintf("the ConfigMap has no key %q, and so no configuration: the last valid one stays in "+
-			"force, until the controller starts anew", config.Key))}
+			"force, until the controller restarts", config.Key))}
 		return allowed
 	}
 	parsed, err := config.Parse([]byte(document))

@@ -1,17 +1,17 @@
 // Package dhcp leases addresses from a DHCPv4 server (RFC 2131): one for each
 // of many VIPs, by one socket on one interface.
 //
-// The addresses are on no interface. Questions for their hardware address are answered by the
-// speaker that owns the VIP, often on another node, or by nobody. A server's unicast would
-// therefore never arrive here. Every message but the release is therefore broadcast, asks for
-// a broadcast answer, and leaves ciaddr empty, as after a reboot (section 4.3.2, INIT-REBOOT);
-// to a server that is how a lease is confirmed and extended as well.
+// The addresses are on no interface. The speaker that owns the VIP answers ARP requests for
+// them, often from another node, or nobody does. A unicast answer of a server would therefore
+// not arrive here. So every message but the release is broadcast, asks for a broadcast answer,
+// and leaves ciaddr empty, as after a reboot (section 4.3.2, INIT-REBOOT). Servers confirm and
+// extend leases on such messages, too.
 //
 // One goroutine, Run, owns the socket and the clock. The machine has neither. The files, from the
 // outside in:
 //
 //	dhcp.go     Source, the task: it has addresses leased for Clients
-//	lease.go    Lease and State, which are what it says of a client
+//	lease.go    Lease and State: how a client stands
 //	machine.go  what is sent to servers and when, and what an answer means for a lease
 //	message.go  the messages, written and parsed
 //	socket.go   the interface and the socket on it
@@ -127,9 +127,8 @@ func (s *Source) Current() map[string]State {
 	return s.machine.states(s.failed)
 }
 
-// Changed returns a channel that is closed when Current has something new: a
-// lease came or went, or an error did. A renewal is nothing new. Ask for it
-// before Current and nothing is missed.
+// Changed returns a channel that is closed when a lease or an error comes or goes. A renewal
+// does not close it. Take the channel first, then ask Current: no change is missed.
 func (s *Source) Changed() <-chan struct{} { return s.changed.Next() }
 
 // notify signals a change to those who wait for it. s.mu is held.
@@ -167,9 +166,7 @@ func (s *Source) released() *message {
 func (s *Source) wait(ctx context.Context, until time.Time) {
 	var due <-chan time.Time
 	if !until.IsZero() {
-		timer := time.NewTimer(time.Until(until))
-		defer timer.Stop()
-		due = timer.C
+		due = time.After(time.Until(until))
 	}
 	select {
 	case <-ctx.Done():

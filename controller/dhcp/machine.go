@@ -23,8 +23,8 @@ const (
 	// requestAttempts is how often a REQUEST is sent before starting over: about a
 	// minute (section 3.1.5).
 	requestAttempts = 4
-	// refusedAttempts is how often an address of before the start is asked for although a
-	// server refuses it. The server may be a stranger's.
+	// refusedAttempts is how often an address from before the start is asked for although a
+	// server refuses it, because that may be another server than the one that leased it.
 	refusedAttempts = 2
 	// slowDelay is the least time between REQUESTs for a lease that still
 	// runs (section 4.4.5).
@@ -484,7 +484,7 @@ func (t *machine) deny(s *client, a answer, now time.Time) {
 	}
 	if s.phase == rebooting {
 		s.refused = true
-		t.complain(s, fmt.Errorf("%w; asking on whether another server confirms it", err))
+		t.complain(s, fmt.Errorf("%w; asking again, because another server may confirm it", err))
 		return
 	}
 	t.lose(s, err)

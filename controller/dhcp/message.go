@@ -30,7 +30,7 @@ const (
 	maxHostname = 63  // a label (RFC 1035 section 2.3.4)
 )
 
-// message is what is said to servers.
+// message is a message to servers.
 type message struct {
 	kind dhcpv4.MessageType
 	xid  dhcpv4.TransactionID
@@ -128,7 +128,7 @@ func checksum(b []byte) uint16 {
 	return ^uint16(sum)
 }
 
-// answer is what a server said.
+// answer is a message from a server.
 type answer struct {
 	kind     dhcpv4.MessageType // OFFER, ACK or NAK
 	xid      dhcpv4.TransactionID

@@ -54,8 +54,8 @@ func EventReasons() reason.Texts[EventReason] {
 			Cure: "Follow the message; lodestone bgp peers shows all sessions. The router's log has the same event."},
 		ReasonSessionFlawed: {Cause: "The node's BGP session with a router is established, and something is wrong with it; the " +
 			"message says what.", Cure: "Follow the message, before a router takes offence at it."},
-		ReasonInterfaceMissing: {Cause: "No interface of the node is one that an advertisement announces on, so that it announces " +
-			"nothing there.", Cure: "Compare its layer2.interfaces with ip link on the node, or leave the node out by its nodeSelector.",
+		ReasonInterfaceMissing: {Cause: "An advertisement announces on none of the node's interfaces, and so announces nothing there.",
+			Cure: "Compare its layer2.interfaces with ip link on the node, or leave the node out by its nodeSelector.",
 			Keys: []string{"advertisements[].layer2.interfaces", "advertisements[].layer2.nodeSelector"}},
 		ReasonInterfaceMissingOver: {Cause: "The node has an interface for the advertisement again, or needs none any more.",
 			Cure: "Nothing to do."},
@@ -92,8 +92,8 @@ type Options struct {
 	Events   Events
 }
 
-// Emitter is the task that makes the Events. It makes none of what a Lease said when it
-// started, except of VIPs that had moved recently.
+// Emitter is the task that makes the Events. It makes none about what Leases contain when it
+// starts, except about VIPs that have moved recently.
 type Emitter struct {
 	events   Events
 	leases   cache.SharedIndexInformer
@@ -106,10 +106,8 @@ func New(o Options) (*Emitter, error) {
 		return nil, fmt.Errorf("index Services: %w", err)
 	}
 	n := &Emitter{events: o.Events, services: o.Services}
-	n.leases = objects.Leases.Informer(o.Client, objects.Speakers(o.Namespace), cache.SharedIndexInformerOptions{})
-	if err := n.leases.SetTransform(keepLease); err != nil {
-		return nil, fmt.Errorf("set transform: %w", err)
-	}
+	n.leases = objects.Informer(objects.Leases, o.Client, objects.Speakers(o.Namespace),
+		objects.View[*coordinationv1.Lease, *coordinationv1.Lease]{Derive: keepLease}, cache.SharedIndexInformerOptions{})
 	_, err := n.leases.AddEventHandler(cache.ResourceEventHandlerDetailedFuncs{
 		AddFunc: func(obj any, listed bool) {
 			if l := obj.(*coordinationv1.Lease); listed {
@@ -131,24 +129,18 @@ func (n *Emitter) String() string { return "lease events" }
 
 // Run emits Events of what changes until ctx ends.
 func (n *Emitter) Run(ctx context.Context) error {
-	if cache.WaitForCacheSync(ctx.Done(), n.services.HasSynced) { // who has the VIPs
+	if cache.WaitForCacheSync(ctx.Done(), n.services.HasSynced) { // emitMove looks them up
 		n.leases.RunWithContext(ctx)
 	}
 	return nil
 }
 
 // keepLease returns the part of a Lease that is used, within bounds.
-func keepLease(obj any) (any, error) {
-	l, ok := obj.(*coordinationv1.Lease)
-	if !ok {
-		return obj, nil
-	}
-	kept := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
-		Namespace: l.Namespace, Name: l.Name, UID: l.UID, ResourceVersion: l.ResourceVersion,
-	}}
+func keepLease(l *coordinationv1.Lease) *coordinationv1.Lease {
 	r := report.Of(l.Annotations)
+	kept := &coordinationv1.Lease{ObjectMeta: objects.Identity(l)}
 	kept.Annotations = report.Report{Sessions: r.Sessions, Moves: r.Moves, Unmatched: r.Unmatched}.Annotations()
-	return kept, nil
+	return kept
 }
 
 // vipsOf is the index function of byVIP.
@@ -256,14 +248,14 @@ func (n *Emitter) emitUnmatched(node *corev1.Node, before, after []string) {
 	for _, name := range after {
 		if !slices.Contains(before, name) {
 			n.events.Event(node, corev1.EventTypeWarning, string(ReasonInterfaceMissing), fmt.Sprintf(
-				"no interface of this node is one that advertisement %q announces on: it announces nothing here. Compare its layer2.interfaces "+
+				"advertisement %q announces on none of this node's interfaces, and so announces nothing here. Compare its layer2.interfaces "+
 					"with ip link on the node, or leave the node out by its nodeSelector", name))
 		}
 	}
 	for _, name := range before {
 		if !slices.Contains(after, name) {
 			n.events.Event(node, corev1.EventTypeNormal, string(ReasonInterfaceMissingOver), fmt.Sprintf(
-				"advertisement %q lacks no interface on this node any more", name))
+				"advertisement %q has an interface on this node again, or does not need one any more", name))
 		}
 	}
 }

@@ -28,7 +28,7 @@ func (i instances) InstanceExists(_ context.Context, node *corev1.Node) (bool, e
 	return !i.rule(node.Name).Gone, nil
 }
 
-// InstanceShutdown is false: nobody reports it.
+// InstanceShutdown is always false, because Lodestone cannot know it.
 func (i instances) InstanceShutdown(context.Context, *corev1.Node) (bool, error) { return false, nil }
 
 // InstanceMetadata returns the Node's provider ID, addresses, zone and region. The framework's

@@ -89,13 +89,11 @@ const startTimeout = 10 * time.Second
 
 // ready returns once it is known what the cluster's Services hold.
 func (l loadBalancer) ready(ctx context.Context) error {
-	late := time.NewTimer(startTimeout)
-	defer late.Stop()
 	select {
 	case <-l.services.Primed():
 		return nil
 	case <-ctx.Done():
-	case <-late.C:
+	case <-time.After(startTimeout):
 	}
 	return api.NewRetryError("the cluster's Services and the configuration are being read", time.Second)
 }

@@ -41,9 +41,9 @@ type routes struct {
 	reported map[types.NodeName]reported // when the routes were listed last
 }
 
-// reported is what a speaker's Lease says of routes to the pods of its node.
+// reported is what a speaker's Lease says about routes to the pods of its node.
 type reported struct {
-	// known is set if it says anything of them.
+	// known is set if it says anything about them.
 	known bool
 	// cidrs are the pod CIDRs that have routes.
 	cidrs []netip.Prefix
@@ -136,7 +136,7 @@ func (r *routes) CreateRoute(_ context.Context, _, _ string, route *cloudprovide
 	r.mu.Unlock()
 	switch {
 	case !exists:
-		return fmt.Errorf("node %s has no speaker that could see to routes to its pods: does the DaemonSet lodestone-speaker run there?",
+		return fmt.Errorf("node %s has no speaker, and so no routes to its pods: does the DaemonSet lodestone-speaker run there?",
 			route.TargetNode)
 	case !of.has(route.DestinationCIDR):
 		return fmt.Errorf("the speaker of node %s does not say that %s has routes: its log and /status have the reason", route.TargetNode,

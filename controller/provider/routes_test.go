@@ -186,7 +186,7 @@ func TestUpstreamRouteController(t *testing.T) {
 		r := newRouted(t, podNode("n1", "10.244.1.0/24", "fd00:10:244:1::/64"), podNode("n2", "10.244.2.0/24"), podNode("n3"))
 		r.pass()
 		r.wantNetwork("n1", corev1.ConditionTrue)
-		r.wantEvent("n1", "node n1 has no speaker that could see to routes to its pods: does the DaemonSet lodestone-speaker run there?")
+		r.wantEvent("n1", "node n1 has no speaker, and so no routes to its pods: does the DaemonSet lodestone-speaker run there?")
 		r.wantNetwork("n3", "") // it has no pods yet
 
 		r.says("n1", "kernel", "10.244.1.0/24,fd00:10:244:1::/64")

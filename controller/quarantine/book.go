@@ -60,7 +60,8 @@ type Book struct {
 	// records has what is or should be in the ConfigMap. A record that is over
 	// stays until the ConfigMap is known to have no older one of the address.
 	records map[netip.Addr]Record
-	// noted counts the calls of Keep that have to be saved, saved those whose records are durable.
+	// noted counts the calls of Keep that change something, saved those of them whose records
+	// are durable.
 	noted, saved uint64
 	// size is that of the text last written or read, in bytes.
 	size int
@@ -80,9 +81,9 @@ func New(client kubernetes.Interface, namespace string, log *slog.Logger) *Book 
 // String returns namespace and name of the ConfigMap.
 func (b *Book) String() string { return b.namespace + "/" + ConfigMapName }
 
-// Load returns what is on record, oldest first; if there is no ConfigMap,
-// nothing. A release that lies in the future (the clock was set back) counts as
-// of now. Load tries until ctx ends, but not with an error that stays.
+// Load returns what is on record, oldest first, and nothing if there is no ConfigMap. A release
+// in the future counts as one now, because the clock was set back. Load tries until ctx ends or
+// an error is permanent.
 //
 // List the Services before Load. A Service that was gone by then has its record, because the
 // record is written before the Service goes.
@@ -98,12 +99,11 @@ func (b *Book) Load(ctx context.Context) ([]Record, error) {
 	return live, nil
 }
 
-// Keep puts releases on record and returns nil once they are durable: release
-// the addresses in the API after that. A record replaces an older one of the
-// same address. Calls that come while one is being written share the next
-// write. Keep tries until ctx ends, but not with an error that stays; what it
-// could not save is saved by a later call. A book that is full drops the
-// records that end first, and counts them.
+// Keep puts releases on record and returns nil once they are durable: release the addresses in
+// the API after that. A record replaces an older one of the same address. Calls during a write
+// share the next write. Keep tries until ctx ends or an error is permanent, and a later call
+// saves what it could not save. A book that is full drops the records that end first, and counts
+// them.
 func (b *Book) Keep(ctx context.Context, records ...Record) error {
 	for _, r := range records {
 		if err := r.check(); err != nil {
@@ -173,7 +173,7 @@ func (b *Book) inTurn(ctx context.Context, f func() error) error {
 	}
 }
 
-// because adds to an error what has been going wrong.
+// because adds to an error why the API server did not do what it was last asked for.
 func (b *Book) because(err error) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

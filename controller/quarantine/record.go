@@ -77,7 +77,8 @@ func parse(text string) (page, error) {
 		if line == "" || line[0] == '#' || line == "version "+version {
 			continue
 		}
-		if other, ok := strings.CutPrefix(line, "version "); ok && isNumber(other) {
+		other, isVersion := strings.CutPrefix(line, "version ")
+		if _, err := strconv.ParseUint(other, 10, 32); isVersion && err == nil {
 			return page{}, fmt.Errorf("%w: version %s, and this controller reads version %s: run the version that wrote it, "+
 				"or delete the ConfigMap (other Services may then get the addresses in it at once)", errVersion, other, version)
 		}
@@ -91,11 +92,6 @@ func parse(text string) (page, error) {
 		}
 	}
 	return p, nil
-}
-
-func isNumber(text string) bool {
-	_, err := strconv.ParseUint(text, 10, 32)
-	return err == nil
 }
 
 // maxLine is longer than any record, in bytes.

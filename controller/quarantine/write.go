@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// attemptTimeout bounds one attempt. It is shorter than the leader
-	// election's renew deadline: nothing of an old leader's arrives late.
+	// attemptTimeout bounds one attempt. It is shorter than the leader election's renew
+	// deadline, so that no write of a former leader arrives after it has lost the lead.
 	attemptTimeout = 5 * time.Second
 	// A write is followed by a pause that grows with its size: etcd stores the
 	// whole text each time. A full book is written about 4 times a second, a
@@ -28,8 +28,7 @@ const (
 // retries are the pauses between attempts.
 var retries = wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: math.MaxInt, Cap: 5 * time.Second}
 
-// insist repeats the attempt until it succeeds, ctx ends, or it fails with an error that
-// stays.
+// insist repeats the attempt until it succeeds, ctx ends, or its error is permanent.
 func (b *Book) insist(ctx context.Context, attempt func(context.Context) error) error {
 	err := retries.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 		limited, cancel := context.WithTimeout(ctx, attemptTimeout)

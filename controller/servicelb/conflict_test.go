@@ -32,7 +32,8 @@ func foreign(said string) clusterfacts.Conflict {
 		nodes = "n1"
 	}
 	addr, state, _ := strings.Cut(said, " ")
-	c, err := report.ParseConflict(addr + " 02:00:00:00:00:0c " + state)
+	var c report.Conflict
+	err := c.UnmarshalText([]byte(addr + " 02:00:00:00:00:0c " + state))
 	if err != nil {
 		panic(err)
 	}

@@ -31,8 +31,8 @@ const (
 	// server refused.
 	firstRetry = 5 * time.Millisecond
 	lastRetry  = 30 * time.Second
-	// PatchTimeout bounds one PATCH. It is shorter than the leader election's
-	// renew deadline: nothing of an old leader's arrives late.
+	// PatchTimeout bounds one PATCH. It is shorter than the leader election's renew deadline, so
+	// that no PATCH of a former leader arrives after it has lost the lead.
 	PatchTimeout = 5 * time.Second
 	// loadRetry is the time between attempts to read which addresses are in quarantine.
 	loadRetry = 2 * time.Second
@@ -95,7 +95,7 @@ type Options struct {
 	Config     Config
 	Facts      Facts
 	Book       Book
-	// Leases keep the addresses of pools with DHCP. Nil: nobody does.
+	// Leases leases the addresses of pools with DHCP. Nil: they are not leased.
 	Leases Leases
 	API    API
 	Events kube.Events
@@ -159,7 +159,7 @@ func newController(opts Options) *Controller {
 // Name implements the framework's controller.Interface.
 func (c *Controller) Name() string { return Name }
 
-// Run serves until the context ends. What is being written then is finished.
+// Run serves until the context ends, and finishes the writes that are under way then.
 func (c *Controller) Run(ctx context.Context) error {
 	if !c.begin(ctx) {
 		return nil
@@ -187,8 +187,8 @@ func (c *Controller) begin(ctx context.Context) bool {
 		!await(ctx, c.Facts.Changed, func() bool { _, ready := c.Facts.Current(); return ready }) {
 		return false
 	}
-	// After the Services: what one of them has given back meanwhile is on
-	// record by now.
+	// The records are read after the Services, so that they contain what a Service has given
+	// back in between.
 	records, ok := c.load(ctx)
 	if !ok {
 		return false
@@ -217,8 +217,8 @@ func (c *Controller) prime(services []*corev1.Service, records []quarantine.Reco
 	close(c.primed)
 }
 
-// load reads which addresses are in quarantine. Without that, some of them would
-// be given away too early: no address is given until it is known.
+// load reads which addresses are in quarantine, and tries until it succeeds. Without the
+// records the controller would give some of these addresses away too early.
 func (c *Controller) load(ctx context.Context) (records []quarantine.Record, ok bool) {
 	for {
 		records, err := c.Book.Load(ctx)
@@ -250,8 +250,8 @@ func await(ctx context.Context, changed func() <-chan struct{}, done func() bool
 	}
 }
 
-// enqueue puts a Service into the queue that Lodestone serves, or served before. It records
-// the addresses in the status of other Services.
+// enqueue puts a Service that Lodestone serves, or served before, into the queue. Of other
+// Services it records the addresses in their status.
 func (c *Controller) enqueue(before, obj any, gone bool) {
 	was, ok1 := before.(*corev1.Service)
 	svc, ok2 := obj.(*corev1.Service)
@@ -305,13 +305,12 @@ func (c *Controller) retryWaiting(ctx context.Context) {
 			c.keepLengths(ctx)
 		}
 		var free <-chan time.Time
-		stop := func() bool { return true }
 		if next := c.tryAgain(due); !next.IsZero() {
-			timer := time.NewTimer(max(next.Sub(c.ledger.now()), shortestWait))
-			free, stop = timer.C, timer.Stop
+			free = time.After(max(next.Sub(c.ledger.now()), shortestWait))
 		}
 		select {
 		case <-ctx.Done():
+			return
 		case <-config:
 		case <-facts:
 		case <-namespaces:
@@ -326,10 +325,6 @@ func (c *Controller) retryWaiting(ctx context.Context) {
 			due = func(l *ledger.Ledger, _ time.Time) []string { return l.Relabeled(c.Namespaces.Labels) }
 		default:
 			due = (*ledger.Ledger).Retry
-		}
-		stop()
-		if ctx.Err() != nil {
-			return
 		}
 	}
 }
@@ -398,7 +393,7 @@ func (c *Controller) warn(overrun []string) {
 	c.metrics.warnings.Set(float64(len(warnings)))
 }
 
-// ordinaryAnswer is longer than most Services are.
+// ordinaryAnswer is longer than the JSON of most Services, in bytes.
 const ordinaryAnswer = 64 << 10
 
 // RESTAPI writes through a Kubernetes REST client of the core group.
@@ -413,8 +408,9 @@ func (a RESTAPI) PatchStatus(ctx context.Context, namespace, name string, patch 
 	if err != nil {
 		return err //nolint:wrapcheck // its kind counts
 	}
-	// The answer is the Service, as large as its owner made it. The watch brings what is kept
-	// of it. An ordinary one is let through: the API server logs answers that it cannot write.
+	// The answer is the whole Service, which its owner can make very large. It is not needed,
+	// because the watch brings the Service, too. One of ordinary size is read all the same,
+	// because the API server logs answers that it cannot write.
 	_, _ = io.CopyN(io.Discard, answer, ordinaryAnswer)
 	_ = answer.Close() // the patch is written
 	return nil

@@ -19,13 +19,13 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/objects"
 )
 
-// object is what a Service's object has to show.
+// object is what Lodestone wants a Service's object to show.
 type object struct {
 	addrs []netip.Addr
-	// pools name the pool that each was asked of; leases those of the addresses
-	// that are leased; empty: none.
+	// pools names the pool that each address was asked of, leases the interfaces of the leased
+	// addresses, both as the annotations have them. Empty: none.
 	pools, leases string
-	// condition is our condition of it; nil: none.
+	// condition is our condition. Nil: there is none.
 	condition *metav1.Condition
 	// keepCondition, keepIngress and keepFinalizers leave these parts of the object as they
 	// are.
@@ -53,7 +53,7 @@ func objectOf(v ledger.Verdict, generation int64) object {
 	return o
 }
 
-// sum stands for what the object says.
+// sum is a hash of what the object shows, by which a repeated write is recognized.
 func (o object) sum() [sha256.Size]byte {
 	said := fmt.Sprint(o.addrs, o.leases, o.renumbered, o.keepCondition, o.keepIngress)
 	if c := o.condition; c != nil {
@@ -68,9 +68,9 @@ func nothing(svc *corev1.Service) object {
 	return object{keepIngress: len(kube.Foreign(svc)) > 0}
 }
 
-// patch returns the strategic merge patch of services/status that makes the Service say
-// what it has to, nil when it says so already. The API server refuses it when
-// the Service has changed in the meantime or is another one.
+// patch returns the strategic merge patch of services/status that makes the Service show what it
+// should, nil if it does already. The API server refuses the patch if the Service has changed in
+// the meantime or is another one.
 func (o object) patch(svc *corev1.Service, now metav1.Time) []byte {
 	meta, status := map[string]any{}, map[string]any{}
 	finalizers := o.finalizers(svc)

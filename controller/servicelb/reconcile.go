@@ -69,7 +69,7 @@ func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 	l, now := c.ledger.open()
 	l.Settle(name, string(svc.UID), v.Held, now)
 	c.ledger.close()
-	if wrote && repair { // what could not be written says nothing about others
+	if wrote && repair { // a failed write does not show that others write
 		if count := c.repairs.count(name, now); count == promptRepairs+1 {
 			c.emit.contested(svc, count)
 		}
@@ -90,8 +90,8 @@ func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 	return nil
 }
 
-// letGo removes what Lodestone wrote on a Service that it does not serve, or no longer. The
-// addresses are freed only when the object does not name them any more.
+// letGo removes what Lodestone wrote on a Service that it does not serve, or serves no longer,
+// and then frees the addresses.
 func (c *Controller) letGo(ctx context.Context, svc *corev1.Service) error {
 	name, uid := ledger.NameOf(svc), string(svc.UID)
 	if err := c.keep(ctx, c.ledger.departing(name, uid)); err != nil {
@@ -139,11 +139,11 @@ func (c *Controller) ensure(svc *corev1.Service) ledger.Verdict {
 	return v
 }
 
-// keepLengths makes durable how long addresses are in quarantine by the configuration that is
-// in force now. What cannot be written now is written with the next release.
+// keepLengths records when quarantines end by the configuration in force. If it fails, the next
+// release writes these records, too.
 func (c *Controller) keepLengths(ctx context.Context) {
 	if err := c.keep(ctx, c.ledger.inQuarantine()); err != nil && ctx.Err() == nil {
-		c.Log.Warn("the length of quarantines is not on record: a controller that starts now goes by the one before", "err", err)
+		c.Log.Warn("ends of quarantines not recorded: a controller that starts now uses those by the configuration before", "err", err)
 	}
 }
 

@@ -57,7 +57,8 @@ func (s *sharedLedger) departing(name, uid string) []quarantine.Record {
 	return l.Departing(name, uid, now)
 }
 
-// inQuarantine returns the addresses that are, each until when by the configuration in force.
+// inQuarantine returns the addresses in quarantine, with the ends that follow from the
+// configuration in force.
 func (s *sharedLedger) inQuarantine() (records []quarantine.Record) {
 	l, now := s.open()
 	defer s.close()

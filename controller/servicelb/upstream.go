@@ -20,14 +20,13 @@ var errUnjudged = errors.New("there is no valid configuration to decide by; the 
 // Provide and Withdraw must not be called.
 func (c *Controller) Primed() <-chan struct{} { return c.primed }
 
-// Provide gives the Service what it asks for, for a caller that writes finalizer and
-// status itself. The rest of the object follows, from the queue, as does whatever
-// becomes of the Service without a further call. The error is the refusal, if
-// it is refused; it keeps what it holds then.
+// Provide gives the Service what it asks for, for a caller that writes finalizer and status
+// itself. The queue writes the rest of the object, and what changes for the Service without
+// another call. If the request is refused, the error is the refusal, and the Service keeps what
+// it holds.
 func (c *Controller) Provide(ctx context.Context, svc *corev1.Service) ([]ipam.Held, error) {
 	v := c.ensure(svc)
-	// The queue has the Service as it is by now. If it is gone, what it was given
-	// here is taken back.
+	// The queue looks at the Service as it is by then. If it is gone, its addresses are freed.
 	defer c.queue.Add(ledger.NameOf(svc))
 	if err := c.keep(ctx, v.Records); err != nil {
 		return nil, err

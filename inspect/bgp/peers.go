@@ -1,5 +1,8 @@
-// Package bgp shows the BGP sessions that should be and those that are, and what the nodes announce
-// to the routers.
+// Package bgp shows the BGP sessions, by the plan and by the speakers' reports, and what the nodes announce to
+// the routers.
+//
+//	peers.go   the sessions
+//	routes.go  the routes
 package bgp
 
 import (
@@ -21,11 +24,11 @@ import (
 const (
 	Established = "established"
 	Down        = "down"
-	// Unknown: there should be one, and no speaker that is ready reports it.
+	// Unknown: the session should exist, but no ready speaker reports it.
 	Unknown = "unknown"
 	// Impossible: the peer selects the node, which lacks something for it.
 	Impossible = "impossible"
-	// Leftover: the speaker reports one that should not be.
+	// Leftover: the speaker reports a session that should not exist.
 	Leftover = "leftover"
 )
 
@@ -105,7 +108,7 @@ func sessionsOf(n *simulation.Network, node string) []Session {
 	return all
 }
 
-// unheard returns what is known of a session whose speaker is not ready.
+// unheard returns a session whose speaker is not ready.
 func unheard(reported, heard bool, last report.Session) string {
 	switch {
 	case !reported:

@@ -30,7 +30,7 @@ type Route struct {
 	Prepend int `json:"prepend,omitempty"`
 }
 
-// Unrouted is a VIP of which no router hears.
+// Unrouted is a VIP that is announced to no router.
 type Unrouted struct {
 	VIP     netip.Addr  `json:"vip"`
 	Reason  plan.Reason `json:"reason"`
@@ -54,8 +54,7 @@ type Filter struct {
 
 func (f Filter) covers(p netip.Prefix) bool { return !f.Within.IsValid() || f.Within.Overlaps(p) }
 
-// concerned returns the VIPs that routes within the filter are made of: aggregates
-// depend on all VIPs in them.
+// concerned returns the VIPs on which routes within the filter depend: an aggregate depends on all VIPs in it.
 func (f Filter) concerned(n *simulation.Network) (vips []netip.Addr) {
 	for vip := range n.ServicesByVIP() {
 		if f.covers(netip.PrefixFrom(vip, vip.BitLen())) || slices.ContainsFunc(n.Config.Advertisements, func(a config.Advertisement) bool {
@@ -97,7 +96,7 @@ func RoutesOf(n *simulation.Network, f Filter) Routes {
 	return all
 }
 
-// unrouted adds the VIPs of which no router hears.
+// unrouted adds the VIPs that are announced to no router.
 func (all *Routes) unrouted(n *simulation.Network, f Filter, heard map[netip.Addr]bool) {
 	var vips []netip.Addr
 	for vip := range n.ServicesByVIP() {

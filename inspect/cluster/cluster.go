@@ -1,5 +1,9 @@
-// Package cluster reads from the API server how Lodestone is: once, for commands,
-// or again and again, for the dashboard. It lists what it could not read, and why, and has the rest.
+// Package cluster reads the state of Lodestone from the API server: once, for commands, or continuously, for
+// the dashboard. If it cannot read something, it has the rest, and lists what is missing and why.
+//
+//	cluster.go  Objects: what was read, and what could not be
+//	source.go   the kinds of objects
+//	watch.go    Watcher: follows the objects
 package cluster
 
 import (
@@ -127,7 +131,7 @@ func (o *Objects) Err(kinds ...string) error {
 	return errors.New(strings.Join(all, "; "))
 }
 
-// Absent returns an error if there is nothing of Lodestone in its namespace: it is in another one, if anywhere.
+// Absent returns an error if there is nothing of Lodestone in the namespace. It may be in another one.
 func (o *Objects) Absent() error {
 	if !o.Has(ConfigMaps, Pods) || o.Config != nil || o.ConfigErr != nil || len(o.Controllers)+len(o.Speakers) > 0 {
 		return nil

@@ -1,19 +1,17 @@
-// Package dashboard is the web page that shows how an installation of Lodestone
-// is: pools, who announces which VIP, nodes, BGP sessions and what happened
-// lately. It shows what lodestone status shows, by the same code, and changes
-// nothing.
+// Package dashboard is the web page that shows an installation of Lodestone: pools, VIPs and the nodes that
+// announce them, BGP sessions, and what happened lately. It has the same data as lodestone status, by the same
+// code, and changes nothing.
 //
-// It costs nothing while nobody looks: it follows the cluster from the first
-// visitor to some minutes after the last, and looks at it for at most a fifth of the
-// time. What it keeps is bounded: one State, the last transitions, and
-// one View for each of at most MaxVisitors.
+// It costs nothing while nobody looks at the page: it follows the cluster from the first visitor to some minutes
+// after the last, and works for at most a fifth of that time. Its memory is bounded: one State, the last
+// transitions, and one View for each of at most MaxVisitors.
 //
 // The files, from the outside in:
 //
-//	dashboard.go  Dashboard, the task: it follows the cluster while somebody looks
+//	dashboard.go  Dashboard, the task that follows the cluster while the page is open
 //	serve.go      the page, and its stream of views, over HTTP
-//	state.go      State: what there is to show at one moment
-//	view.go       View: the part of it that one visitor asks for
+//	state.go      State: everything that can be shown at one moment
+//	view.go       View: the part that one visitor asks for
 //	timeline.go   what has changed between two States, in words
 package dashboard
 

@@ -5,13 +5,11 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/inspect/bgp"
 	"github.com/lodestone-lb/lodestone/inspect/cluster"
-	"github.com/lodestone-lb/lodestone/inspect/output"
 	"github.com/lodestone-lb/lodestone/inspect/simulation"
 	"github.com/lodestone-lb/lodestone/inspect/status"
 )
@@ -201,17 +199,10 @@ func (s *State) up() (up, due int) {
 	return up, due
 }
 
-// configuration describes how the configuration is.
+// configuration describes the configuration.
 func (s *State) configuration() string {
-	c := s.Configuration
-	switch {
-	case c == nil:
+	if s.Configuration == nil {
 		return "not read"
-	case c.State != status.Valid:
-		return c.State
 	}
-	return "valid: " + strings.Join([]string{
-		output.Count(c.Pools, "pool", "pools"), output.Count(c.Advertisements, "advertisement", "advertisements"),
-		output.Count(c.Peers, "BGP peer", "BGP peers"),
-	}, ", ")
+	return s.Configuration.String()
 }

@@ -1,5 +1,5 @@
-// Package output is how commands answer: tables for people, with colours where
-// there is a terminal, JSON and YAML for programs.
+// Package output prints the answers of commands: tables for people, with colours on a terminal, and JSON and
+// YAML for programs.
 package output
 
 import (

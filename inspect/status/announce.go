@@ -13,12 +13,12 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// VIPs are who announces the VIPs, by the plan.
+// VIPs is which nodes announce the VIPs, by the plan.
 type VIPs struct {
 	Total int `json:"total"`
-	// Nodes are those that announce some.
+	// Nodes are the nodes that announce VIPs.
 	Nodes []Announcing `json:"nodes"`
-	// Silent are those that nobody announces, by reason.
+	// Silent are the VIPs that no node announces, by reason.
 	Silent []Silent `json:"silent,omitempty"`
 }
 

@@ -36,6 +36,6 @@ func (s *Status) membershipKeys(leases []*coordinationv1.Lease) {
 		slices.Sort(has[all])
 		sets[i] = fmt.Sprintf("%s on %s", all, output.List(has[all], 3))
 	}
-	s.warn("speaker", "the membership key changes, from the first to another one when all speakers have both, within two minutes; who is "+
-		"gone holds it up until its Lease is deleted: %s", strings.Join(sets, "; "))
+	s.warn("speaker", "the membership key is being replaced: speakers use the new one when all have both, within two minutes; a speaker that "+
+		"is gone delays that until its Lease is deleted: %s", strings.Join(sets, "; "))
 }

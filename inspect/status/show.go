@@ -45,12 +45,8 @@ const unread = "not read"
 
 func (s *Status) showComponents(c *output.Canvas) {
 	configuration, controller, speakers := unread, unread, unread
-	if f := s.Configuration; f != nil {
-		configuration = f.State
-		if f.State == Valid {
-			configuration += fmt.Sprintf(": %s, %s, %s", output.Count(f.Pools, "pool", "pools"),
-				output.Count(f.Advertisements, "advertisement", "advertisements"), output.Count(f.Peers, "BGP peer", "BGP peers"))
-		}
+	if s.Configuration != nil {
+		configuration = s.Configuration.String()
 	}
 	if f := s.Controller; f != nil {
 		controller = fmt.Sprintf("%d of %d ready%s", f.Ready, f.Replicas, versionText(f.Versions))

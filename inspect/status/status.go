@@ -1,12 +1,11 @@
-// Package status is how a whole installation of Lodestone stands: what is wrong
-// with it first, then all of it on one screen.
+// Package status shows a whole installation of Lodestone on one screen, what is wrong with it first.
 //
 // The files, from the outside in:
 //
-//	status.go    Status, and what is wrong with it first
+//	status.go    Status, with the warnings, the components, pools and Services
 //	announce.go  the VIPs and the BGP sessions
-//	keys.go      whether the speakers replace their key
-//	show.go      all of it on one screen
+//	keys.go      whether the speakers are replacing their key
+//	show.go      the text on the screen
 package status
 
 import (
@@ -32,7 +31,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
-// Status is how the installation stands. What could not be read is null.
+// Status is the state of the installation. A part that could not be read is null.
 type Status struct {
 	Time time.Time `json:"time"`
 	// Unread is what could not be read, and why.
@@ -56,7 +55,7 @@ type Warning struct {
 	Message string `json:"message"`
 }
 
-// Configuration is how the document in the cluster is.
+// Configuration is the state of the document in the cluster.
 type Configuration struct {
 	// State is valid, invalid or missing.
 	State string `json:"state"`
@@ -67,6 +66,15 @@ type Configuration struct {
 	Peers          int      `json:"peers"`
 }
 
+// String describes the configuration for people.
+func (c *Configuration) String() string {
+	if c.State != Valid {
+		return c.State
+	}
+	return fmt.Sprintf("%s: %s, %s, %s", c.State, output.Count(c.Pools, "pool", "pools"),
+		output.Count(c.Advertisements, "advertisement", "advertisements"), output.Count(c.Peers, "BGP peer", "BGP peers"))
+}
+
 // The states of a configuration.
 const (
 	Valid   = "valid"
@@ -74,7 +82,7 @@ const (
 	Missing = "missing"
 )
 
-// Controller is how the controller's replicas are.
+// Controller is the state of the controller's replicas.
 type Controller struct {
 	Replicas int `json:"replicas"`
 	Ready    int `json:"ready"`
@@ -85,16 +93,16 @@ type Controller struct {
 	Versions []string `json:"versions"`
 }
 
-// Speakers is how the speakers are.
+// Speakers is the state of the speakers.
 type Speakers struct {
-	// Nodes counts those that are to have one.
+	// Nodes counts the nodes that should have a speaker.
 	Nodes    int      `json:"nodes"`
 	Ready    int      `json:"ready"`
 	Versions []string `json:"versions"`
-	// Missing are those of the nodes without a ready speaker.
+	// Missing are the nodes without a ready speaker.
 	Missing []NodeProblem `json:"missing,omitempty"`
-	// MembershipKey is the mark of the key that all use. Empty: they change to
-	// another one, or do not report it.
+	// MembershipKey is the mark of the key that all speakers use. Empty: they are changing to another key, or
+	// do not report it.
 	MembershipKey string `json:"membershipKey,omitempty"`
 }
 
@@ -118,12 +126,12 @@ type Pool struct {
 	Reserved    float64 `json:"reserved"`
 }
 
-// Services are how the Services that Lodestone serves stand.
+// Services is the state of the Services that Lodestone serves.
 type Services struct {
 	Served int `json:"served"`
-	// Waiting are those without all of the addresses that they ask for.
+	// Waiting are the Services that lack an address that they ask for.
 	Waiting []Waiting `json:"waiting,omitempty"`
-	// Stranded are those that hold an address that no pool gives any more.
+	// Stranded are the Services that hold an address that no pool gives any more.
 	Stranded []string `json:"stranded,omitempty"`
 }
 
@@ -136,10 +144,10 @@ type Waiting struct {
 	Message string `json:"message"`
 }
 
-// Unassigned is why a Service waits for an address that the controller would give it and has not written yet.
+// Unassigned is the reason of a Service that the controller would give an address, but has not yet.
 const Unassigned = "Unassigned"
 
-// Conflict is a VIP that another machine has, which is no speaker of the cluster.
+// Conflict is a VIP that another machine has, which is not a speaker of the cluster.
 type Conflict struct {
 	// Node is where it was heard.
 	Node         string     `json:"node"`
@@ -266,7 +274,7 @@ func (s *Status) speakers(o *cluster.Objects) {
 	}
 }
 
-// SpeakersOf returns how the speakers are.
+// SpeakersOf returns the state of the speakers.
 func SpeakersOf(o *cluster.Objects) *Speakers {
 	of := &Speakers{Versions: versions(o.Speakers)}
 	pods := o.SpeakerByNode()

@@ -104,8 +104,8 @@ func TestWarnings(t *testing.T) {
 		}, nil},
 		"the membership key is replaced": {func(o *cluster.Objects) {
 			o.Leases[1].Annotations = report.Report{Keys: []string{keyA, keyB}}.Annotations()
-		}, []string{"speaker: the membership key changes, from the first to another one when all speakers have both, within two minutes; " +
-			"who is gone holds it up until its Lease is deleted: " +
+		}, []string{"speaker: the membership key is being replaced: speakers use the new one when all have both, within two minutes; " +
+			"a speaker that is gone delays that until its Lease is deleted: " +
 			keyA + " on n1; " + keyA + ", " + keyB + " on n2"}},
 		"a Lease that nobody holds any more does not count": {func(o *cluster.Objects) {
 			o.Leases[1].Annotations, o.Leases[1].Spec.HolderIdentity = report.Report{Keys: []string{keyB}}.Annotations(), nil

@@ -1,9 +1,10 @@
 // Package annotation names every annotation, label, finalizer and class that
 // Lodestone reads from or writes to Kubernetes objects. The ledger reads those of Services
 // (controller/servicelb/ledger/annotations.go), and package compat those of other load balancers.
+//
+//	annotation.go  the names
+//	parse.go       values that several packages read
 package annotation
-
-import "fmt"
 
 // Annotations that a user writes on a Service.
 const (
@@ -90,18 +91,6 @@ func OfServices() []string {
 	return []string{
 		Assigned, AssignedPools, Leases, Addresses, AddressPool, SharingKey, Renumber, ConnectionRateLimit, SharingNamespaces,
 	}
-}
-
-// InvalidError says that an annotation's value is not understood. Two of the
-// same text are equal.
-type InvalidError struct{ text string }
-
-// Error names the annotation, its value and what it may be.
-func (e InvalidError) Error() string { return e.text }
-
-// invalid returns the InvalidError of a value, which is cut if it is long.
-func invalid(name, value, what string) error {
-	return InvalidError{fmt.Sprintf("%s is %.40q, %s", name, value, what)}
 }
 
 // DefaultClass is the spec.loadBalancerClass served by default.

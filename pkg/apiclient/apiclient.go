@@ -70,7 +70,7 @@ func Use(config *rest.Config) (*Transport, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read address of the API server %q: %w", config.Host, err)
 	}
-	config.Host = base.String() // which the settings of TLS have their part in
+	config.Host = base.String() // its scheme depends on the settings of TLS
 	config.Transport, config.TLSClientConfig = t.http, rest.TLSClientConfig{}
 	return t, nil
 }
@@ -219,7 +219,7 @@ func (t *Transport) dialTLS(ctx context.Context, network, address string) (net.C
 	ctx, cancel := context.WithCancel(ctx)
 	outcomes, pending := make(chan outcome, attempts), 0
 	var running sync.WaitGroup
-	defer func() { // who comes too late
+	defer func() { // close the connections that come too late
 		cancel()
 		running.Wait()
 		for ; pending > 0; pending-- {

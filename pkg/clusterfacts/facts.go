@@ -18,14 +18,13 @@
 //	facts.go     Collect: from objects to Facts
 //	warnings.go  what of a configuration makes no sense in this cluster
 //	watcher.go   Watcher, the task: it keeps the Facts up to date
-//	keep.go      what its caches keep of objects
+//	keep.go      what its caches keep of Nodes and Leases
 package clusterfacts
 
 import (
 	"cmp"
 	"fmt"
 	"maps"
-	"math"
 	"net"
 	"net/netip"
 	"slices"
@@ -134,8 +133,8 @@ func Forbid(cfg *config.Config, f *Facts) []Forbidden {
 	return all
 }
 
-// withinShares leaves out what one node alone says, beyond half of a pool, so that a node that
-// lies does not close a pool.
+// withinShares leaves out what one node alone reports, beyond half of a pool, so that a node that lies
+// cannot close a pool.
 func withinShares(pools []config.Pool, all []Forbidden) []Forbidden {
 	if !slices.ContainsFunc(all, func(f Forbidden) bool { return f.Node != "" }) {
 		return all
@@ -150,7 +149,7 @@ func withinShares(pools []config.Pool, all []Forbidden) []Forbidden {
 	for i := range pools {
 		for _, p := range piecesOf(pools[i].Free, i) {
 			pieces = append(pieces, p)
-			sizes[share{i, p.From().Is4(), ""}] += size(p.IPRange)
+			sizes[share{i, p.From().Is4(), ""}] += config.SizeOf(p.IPRange)
 		}
 	}
 	slices.SortFunc(pieces, func(p, q piece) int { return p.From().Compare(q.From()) })
@@ -170,15 +169,6 @@ func withinShares(pools []config.Pool, all []Forbidden) []Forbidden {
 	return slices.DeleteFunc(all, func(f Forbidden) bool { return beyond[f.Range] })
 }
 
-// size is how many addresses are in the range.
-func size(r netipx.IPRange) float64 {
-	n := 1.
-	for i, b := range r.To().AsSlice() {
-		n += (float64(b) - float64(r.From().AsSlice()[i])) * math.Exp2(float64(8*(len(r.To().AsSlice())-1-i)))
-	}
-	return n
-}
-
 // Objects are what Collect reads, in any order. Each kind may be missing.
 type Objects struct {
 	Nodes []*corev1.Node
@@ -195,7 +185,7 @@ type Objects struct {
 // Collect returns the facts that follow from the objects. The same objects in any order give
 // the same answer. Malformed parts are ignored.
 func Collect(o Objects) *Facts {
-	var all claims
+	var all bans
 	f := &Facts{}
 	nodes, reporters := map[string]*corev1.Node{}, map[netip.Prefix]map[string]bool{}
 	for _, n := range o.Nodes {
@@ -223,7 +213,7 @@ func Collect(o Objects) *Facts {
 			reporters[s.Subnet][node] = true
 		}
 		if l.Spec.HolderIdentity == nil || isDown(nodes[node]) {
-			continue // nobody goes on asking who has its VIPs
+			continue // its speaker no longer probes whether other hosts have its VIPs
 		}
 		for _, c := range n.Conflicts {
 			f.Conflicts = append(f.Conflicts, Conflict{Conflict: c, Nodes: []string{node}})
@@ -292,8 +282,8 @@ func mergeConflicts(all []Conflict) []Conflict {
 	return merged
 }
 
-// claim is one reason not to hand out a range.
-type claim struct {
+// ban is one reason not to hand out a range.
+type ban struct {
 	netipx.IPRange
 	// what the range is, of the node if it is one of a node.
 	what, node string
@@ -304,53 +294,53 @@ type claim struct {
 	isPods bool
 }
 
-func (c claim) compare(d claim) int {
-	if n := c.From().Compare(d.From()); n != 0 { // nearly always
+func (b ban) compare(c ban) int {
+	if n := b.From().Compare(c.From()); n != 0 { // nearly always
 		return n
 	}
-	return cmp.Or(c.To().Compare(d.To()), cmp.Compare(c.what, d.what), cmp.Compare(c.node, d.node))
+	return cmp.Or(b.To().Compare(c.To()), cmp.Compare(b.what, c.what), cmp.Compare(b.node, c.node))
 }
 
 // ownOf returns the addresses of a segment that are not those of a single host.
-func ownOf(segment netip.Prefix) claims {
+func ownOf(segment netip.Prefix) bans {
 	all := netipx.RangeOfPrefix(segment)
 	first, last := netipx.IPRangeFrom(all.From(), all.From()), netipx.IPRangeFrom(all.To(), all.To())
 	switch {
 	case segment.Addr().BitLen()-segment.Bits() < 2: // between two hosts: RFC 3021, RFC 6164
 		return nil
 	case segment.Addr().Is4():
-		return claims{{IPRange: first, what: "the network address of " + segment.String()},
+		return bans{{IPRange: first, what: "the network address of " + segment.String()},
 			{IPRange: last, what: "the broadcast address of " + segment.String()}}
 	default: // RFC 4291, section 2.6.1: every router has it, and a node that forwards IPv6 is one
-		return claims{{IPRange: first, what: "the subnet-router anycast address of " + segment.String()}}
+		return bans{{IPRange: first, what: "the subnet-router anycast address of " + segment.String()}}
 	}
 }
 
-type claims []claim
+type bans []ban
 
-func (all *claims) add(r netipx.IPRange, what, node string) {
-	*all = append(*all, claim{IPRange: r, what: what, node: node})
+func (all *bans) add(r netipx.IPRange, what, node string) {
+	*all = append(*all, ban{IPRange: r, what: what, node: node})
 }
 
 // addr adds the address that the text spells, if it spells one.
-func (all *claims) addr(text, what, node string) {
+func (all *bans) addr(text, what, node string) {
 	if a, err := netip.ParseAddr(text); err == nil && a.Zone() == "" {
 		all.add(netipx.IPRangeFrom(a.Unmap(), a.Unmap()), what, node)
 	}
 }
 
 // prefix adds the prefix that the text spells, if it spells one.
-func (all *claims) prefix(text, what, node string) {
+func (all *bans) prefix(text, what, node string) {
 	if p, err := netip.ParsePrefix(text); err == nil && !p.Addr().Is4In6() {
 		all.add(netipx.RangeOfPrefix(p), what+" "+p.Masked().String(), node)
 	}
 }
 
-func (all *claims) node(n *corev1.Node) {
+func (all *bans) node(n *corev1.Node) {
 	sources, _ := annotation.ParseBGPSourceAddress(n.Annotations[annotation.BGPSourceAddress]) // the speaker reports what is wrong with it
 	for _, a := range sources {
 		if a.IsGlobalUnicast() {
-			*all = append(*all, claim{IPRange: netipx.IPRangeFrom(a, a), what: "the source address of BGP sessions", node: n.Name, by: n.Name})
+			*all = append(*all, ban{IPRange: netipx.IPRangeFrom(a, a), what: "the source address of BGP sessions", node: n.Name, by: n.Name})
 		}
 	}
 	all.addresses(n)
@@ -364,7 +354,7 @@ func (all *claims) node(n *corev1.Node) {
 }
 
 // addresses adds the addresses of a Node. The first ones of their type and family always count.
-func (all *claims) addresses(n *corev1.Node) {
+func (all *bans) addresses(n *corev1.Node) {
 	type kind struct {
 		corev1.NodeAddressType
 		isIPv4 bool
@@ -389,14 +379,14 @@ func (all *claims) addresses(n *corev1.Node) {
 	}
 	for _, addr := range others {
 		if !certain[addr] {
-			*all = append(*all, claim{IPRange: netipx.IPRangeFrom(addr, addr), what: what, node: n.Name, by: n.Name, rank: othersRank})
+			*all = append(*all, ban{IPRange: netipx.IPRangeFrom(addr, addr), what: what, node: n.Name, by: n.Name, rank: othersRank})
 		}
 	}
 }
 
 // services adds the Service CIDRs or, if there are no such objects, what else is known of
 // them.
-func (all *claims) services(cidrs []*networkingv1.ServiceCIDR, kubernetes *corev1.Service) {
+func (all *bans) services(cidrs []*networkingv1.ServiceCIDR, kubernetes *corev1.Service) {
 	for _, s := range cidrs {
 		for _, cidr := range s.Spec.CIDRs {
 			all.prefix(cidr, "in the Service CIDR", "")
@@ -411,8 +401,8 @@ func (all *claims) services(cidrs []*networkingv1.ServiceCIDR, kubernetes *corev
 
 // merge returns each range once, with all reasons for it. If several nodes are the same
 // reason, it names the first.
-func (all claims) merge() []Forbidden {
-	slices.SortFunc(all, claim.compare)
+func (all bans) merge() []Forbidden {
+	slices.SortFunc(all, ban.compare)
 	all = slices.Compact(all)
 	var merged []Forbidden
 	for len(all) > 0 {

@@ -79,7 +79,7 @@ func apiService(ips ...string) *corev1.Service {
 func sentences(f *Facts) []string {
 	var all []string
 	for _, x := range f.Forbidden {
-		all = append(all, spell(x.Range)+" is "+x.Why)
+		all = append(all, config.RangeText(x.Range)+" is "+x.Why)
 	}
 	return all
 }

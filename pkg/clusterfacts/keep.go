@@ -3,11 +3,9 @@ package clusterfacts
 import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	networkingv1 "k8s.io/api/networking/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/objects"
 	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
@@ -15,7 +13,7 @@ import (
 const maxSources = 128
 
 func keepNode(n *corev1.Node) *corev1.Node {
-	kept := &corev1.Node{ObjectMeta: identity(&n.ObjectMeta),
+	kept := &corev1.Node{ObjectMeta: objects.Identity(n),
 		Spec: corev1.NodeSpec{PodCIDRs: n.Spec.PodCIDRs}, Status: corev1.NodeStatus{Addresses: n.Status.Addresses}}
 	if sources := n.Annotations[annotation.BGPSourceAddress]; sources != "" && len(sources) <= maxSources {
 		kept.Annotations = map[string]string{annotation.BGPSourceAddress: sources}
@@ -27,30 +25,10 @@ func keepNode(n *corev1.Node) *corev1.Node {
 }
 
 func keepLease(l *coordinationv1.Lease) *coordinationv1.Lease {
-	kept := &coordinationv1.Lease{ObjectMeta: identity(&l.ObjectMeta)}
+	kept := &coordinationv1.Lease{ObjectMeta: objects.Identity(l)}
 	kept.Spec.HolderIdentity = l.Spec.HolderIdentity
 	network := report.Of(l.Annotations).Network // bounded, whatever the Lease says
-	network.KubeProxy = false                   // it is for the speakers, and no news here
+	network.KubeProxy = false                   // only speakers use it
 	kept.Annotations = report.Report{Network: network}.Annotations()
 	return kept
-}
-
-func keepServiceCIDR(s *networkingv1.ServiceCIDR) *networkingv1.ServiceCIDR {
-	return &networkingv1.ServiceCIDR{ObjectMeta: identity(&s.ObjectMeta), Spec: s.Spec}
-}
-
-func keepSlice(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
-	kept := &discoveryv1.EndpointSlice{ObjectMeta: identity(&s.ObjectMeta)}
-	for i := range s.Endpoints {
-		kept.Endpoints = append(kept.Endpoints, discoveryv1.Endpoint{Addresses: s.Endpoints[i].Addresses})
-	}
-	return kept
-}
-
-func keepService(s *corev1.Service) *corev1.Service {
-	return &corev1.Service{ObjectMeta: identity(&s.ObjectMeta), Spec: corev1.ServiceSpec{ClusterIPs: s.Spec.ClusterIPs}}
-}
-
-func identity(m *metav1.ObjectMeta) metav1.ObjectMeta {
-	return metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion}
 }

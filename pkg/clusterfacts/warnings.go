@@ -63,21 +63,21 @@ func overlapping(sorted []piece, r netipx.IPRange) []piece {
 	return rest[:to]
 }
 
-// conflicts are the parts of a pool that are in forbidden ranges.
-type conflicts struct {
+// overlaps are the parts of a pool that are in forbidden ranges.
+type overlaps struct {
 	named []Forbidden // at most maxWarnings
 	total int
 	last  int // the latest of the forbidden ranges
 }
 
-// intersect returns the conflicts of each pool.
-func intersect(pools []config.Pool, forbidden []Forbidden) []conflicts {
+// intersect returns the overlaps of each pool.
+func intersect(pools []config.Pool, forbidden []Forbidden) []overlaps {
 	var pieces []piece
 	for i := range pools {
 		pieces = append(pieces, piecesOf(pools[i].Free, i)...)
 	}
 	slices.SortFunc(pieces, func(p, q piece) int { return p.From().Compare(q.From()) })
-	all := make([]conflicts, len(pools))
+	all := make([]overlaps, len(pools))
 	for number, f := range forbidden {
 		for _, p := range overlapping(pieces, f.Range) {
 			from := slices.MaxFunc([]netip.Addr{p.From(), f.Range.From()}, netip.Addr.Compare)
@@ -88,29 +88,29 @@ func intersect(pools []config.Pool, forbidden []Forbidden) []conflicts {
 	return all
 }
 
-// add notes a conflict. Conflicts with the same forbidden range come one after another, and
-// are joined into one.
-func (c *conflicts) add(number int, f Forbidden) {
-	switch named := len(c.named); {
-	case c.last == number && c.total > maxWarnings:
-	case c.last == number:
-		c.named[named-1].Range = netipx.IPRangeFrom(c.named[named-1].Range.From(), f.Range.To())
+// add notes an overlap. Overlaps with the same forbidden range come one after another, and are
+// joined into one.
+func (o *overlaps) add(number int, f Forbidden) {
+	switch named := len(o.named); {
+	case o.last == number && o.total > maxWarnings:
+	case o.last == number:
+		o.named[named-1].Range = netipx.IPRangeFrom(o.named[named-1].Range.From(), f.Range.To())
 	default:
-		c.last = number
-		c.total++
+		o.last = number
+		o.total++
 		if named < maxWarnings {
-			c.named = append(c.named, f)
+			o.named = append(o.named, f)
 		}
 	}
 }
 
-func (c *conflicts) warnings(pool string) []string {
+func (o *overlaps) warnings(pool string) []string {
 	var all []string
-	for _, f := range c.named {
+	for _, f := range o.named {
 		all = append(all, fmt.Sprintf("pool %q contains %s, %s: it is never handed out; exclude it to silence this", pool,
-			spell(f.Range), f.Why))
+			config.RangeText(f.Range), f.Why))
 	}
-	if more := c.total - len(c.named); more > 0 {
+	if more := o.total - len(o.named); more > 0 {
 		all = append(all, fmt.Sprintf("pool %q contains %d more addresses or ranges that are never handed out", pool, more))
 	}
 	return all
@@ -141,15 +141,8 @@ func (n names) announce(p *config.Pool) bool {
 
 // offSegment says which part of the pool is on no segment.
 func offSegment(p *config.Pool, segments []piece) (warning string, ok bool) {
-	var whole netipx.IPSetBuilder
-	whole.AddSet(p.Free)
-	whole.AddSet(p.Withheld)
-	set, err := whole.IPSet()
-	if err != nil {
-		return "", false // sets are valid
-	}
 	free := piecesOf(p.Free, 0)
-	off := slices.DeleteFunc(set.Ranges(), func(r netipx.IPRange) bool {
+	off := slices.DeleteFunc(p.Whole().Ranges(), func(r netipx.IPRange) bool {
 		return len(overlapping(segments, r)) > 0 || len(overlapping(free, r)) == 0
 	})
 	if len(off) == 0 {
@@ -161,7 +154,7 @@ func offSegment(p *config.Pool, segments []piece) (warning string, ok bool) {
 	}
 	return fmt.Sprintf("pool %q: no node is on the segment of %s%s: the addresses are announced, but nobody asks for them unless a "+
 		"router on a node's segment takes them for directly connected",
-		p.Name, spell(off[0]), more), true
+		p.Name, config.RangeText(off[0]), more), true
 }
 
 // merged returns the subnets as sorted and disjoint pieces.
@@ -170,10 +163,7 @@ func merged(subnets []netip.Prefix) []piece {
 	for _, s := range subnets {
 		b.AddPrefix(s)
 	}
-	set, err := b.IPSet()
-	if err != nil {
-		return nil // they are valid
-	}
+	set, _ := b.IPSet() // only valid prefixes go in
 	return piecesOf(set, 0)
 }
 
@@ -184,16 +174,4 @@ func piecesOf(set *netipx.IPSet, pool int) []piece {
 		all = append(all, piece{r, pool})
 	}
 	return all
-}
-
-// spell writes the range as the configuration takes it: an address, a prefix
-// or a range.
-func spell(r netipx.IPRange) string {
-	if r.From() == r.To() {
-		return r.From().String()
-	}
-	if p, ok := r.Prefix(); ok {
-		return p.String()
-	}
-	return r.String()
 }

@@ -53,7 +53,7 @@ type Watcher struct {
 	sources []*source
 	// The sources, by what they watch.
 	nodes, leases, serviceCIDRs, apiServer, kubernetes *source
-	// absent is set when the log has said that there are no ServiceCIDRs.
+	// absent is set once it is logged that there are no ServiceCIDRs.
 	absent bool
 
 	mu      sync.Mutex
@@ -80,19 +80,18 @@ func NewWatcher(o Options) *Watcher {
 	w.nodes = w.watch("Nodes", objects.Informer(objects.Nodes, o.Client, all, view(keepNode), none))
 	w.leases = w.watch("Leases of speakers",
 		objects.Informer(objects.Leases, o.Client, objects.Speakers(o.Namespace), view(keepLease), none))
-	w.serviceCIDRs = w.watch("ServiceCIDRs", objects.Informer(objects.ServiceCIDRs, o.Client, all, view(keepServiceCIDR), none))
-	w.apiServer = w.watch("EndpointSlices of the Service default/kubernetes",
-		objects.Informer(objects.EndpointSlices, o.Client, APIServer, view(keepSlice), none))
+	w.serviceCIDRs = w.watch("ServiceCIDRs", objects.ServiceCIDRs.Informer(o.Client, all, none))
+	w.apiServer = w.watch("EndpointSlices of the Service default/kubernetes", objects.EndpointSlices.Informer(o.Client, APIServer, none))
 	own := objects.Scope{Namespace: metav1.NamespaceDefault,
 		Fields: fields.OneTermEqualSelector(metav1.ObjectNameField, kubernetesService).String()}
-	w.kubernetes = w.watch("Service default/kubernetes", objects.Informer(objects.Services, o.Client, own, view(keepService), none))
+	w.kubernetes = w.watch("Service default/kubernetes", objects.Services.Informer(o.Client, own, none))
 	return w
 }
 
 func view[P any](keep func(P) P) objects.View[P, P] { return objects.View[P, P]{Derive: keep} }
 
 func (w *Watcher) watch(name string, informer cache.SharedIndexInformer) *source {
-	s := &source{name, kube.NewFollower(informer, w.notify)}
+	s := &source{name, kube.NewFollower(informer, func() { notify.Wake(w.wake) })}
 	w.sources = append(w.sources, s)
 	return s
 }
@@ -149,8 +148,8 @@ func (w *Watcher) gather(ctx context.Context) {
 			return
 		case <-late:
 			if missing, why := w.waiting(); len(missing) > 0 {
-				w.log.Warn("what must not be handed out is not known yet: may the controller list these, and does the "+
-					"API server answer?", "missing", missing, "err", why)
+				w.log.Warn("nothing is allocated: which addresses the cluster itself uses is not known yet; may the controller list "+
+					"these, and does the API server answer?", "missing", missing, "err", why)
 			}
 			continue
 		case <-w.wake:
@@ -200,7 +199,3 @@ func (w *Watcher) look() {
 }
 
 func listed[T metav1.Object](s *source) []T { return kube.Listed[T](s.Follower) }
-
-func (w *Watcher) notify() {
-	notify.Wake(w.wake)
-}

@@ -162,9 +162,6 @@ func anyAddress(text string) bool {
 	return err == nil && a.IsUnspecified()
 }
 
-// maxName is the length of the longest name in a configuration.
-const maxName = 63
-
 // PoolName returns the name under which Lodestone knows a pool of MetalLB, whose
 // names may be longer and have dots, and before v0.13 any characters. Capitals
 // become small, other characters '-'. A name that is too long, or has no letter
@@ -172,11 +169,11 @@ const maxName = 63
 func PoolName(theirs string) string {
 	theirs = strings.TrimSpace(theirs)
 	name := strings.Trim(strings.Map(nameCharacter, theirs), "-")
-	if theirs == "" || name != "" && len(name) <= maxName {
+	if theirs == "" || name != "" && len(name) <= config.MaxName {
 		return name
 	}
 	hash := fmt.Sprintf("%x", sha256.Sum256([]byte(theirs)))[:8]
-	kept := strings.TrimRight(name[:min(len(name), maxName-1-len(hash))], "-")
+	kept := strings.TrimRight(name[:min(len(name), config.MaxName-1-len(hash))], "-")
 	return strings.TrimLeft(kept+"-"+hash, "-")
 }
 

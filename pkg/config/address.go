@@ -120,16 +120,12 @@ func (vs values) prefixes(all []value, hint string) (prefixes []netip.Prefix) {
 	seen := map[netip.Prefix]value{}
 	for _, v := range all {
 		prefix, err := parsePrefix(v.Value)
-		first, dup := seen[prefix]
 		switch {
 		case !strings.Contains(v.Value, "/"):
 			vs.errorf(v, "%s is not a prefix: %s", Quote(v.Value), hint)
 		case err != nil:
 			vs.errorf(v, "%v", err)
-		case dup:
-			vs.errorf(v, "%s is listed twice, first in line %d", prefix, vs.lineOf(first))
-		default:
-			seen[prefix] = v
+		case once(vs.report, seen, prefix, v, "%s is listed twice, first in line %d", prefix):
 			prefixes = append(prefixes, prefix)
 		}
 	}
@@ -194,7 +190,7 @@ func (b block) checkUsable() error {
 		most = math.Pow(2, 128-minPrefix6)
 		limit = fmt.Sprintf("an IPv6 entry holds at most as much as a /%d", minPrefix6)
 	}
-	if count(b.IPRange) > most {
+	if SizeOf(b.IPRange) > most {
 		return errors.New(b.text + " is too large: " + limit)
 	}
 	for _, s := range special {
@@ -205,8 +201,19 @@ func (b block) checkUsable() error {
 	return nil
 }
 
-// count returns how many addresses a range has.
-func count(r netipx.IPRange) float64 {
+// RangeText returns the range as the document has it: an address, a prefix or a range.
+func RangeText(r netipx.IPRange) string {
+	if r.From() == r.To() {
+		return r.From().String()
+	}
+	if p, ok := r.Prefix(); ok {
+		return p.String()
+	}
+	return r.String()
+}
+
+// SizeOf returns how many addresses a range has.
+func SizeOf(r netipx.IPRange) float64 {
 	from, to := r.From().As16(), r.To().As16()
 	high := binary.BigEndian.Uint64(to[:8]) - binary.BigEndian.Uint64(from[:8])
 	low, borrow := binary.BigEndian.Uint64(to[8:]), binary.BigEndian.Uint64(from[8:])
@@ -216,8 +223,8 @@ func count(r netipx.IPRange) float64 {
 	return float64(high)*math.Pow(2, 64) + float64(low-borrow) + 1
 }
 
-// whole returns the addresses that the pool has, withheld ones included.
-func (p *Pool) whole() *netipx.IPSet {
+// Whole returns the addresses that the pool has, withheld ones included.
+func (p *Pool) Whole() *netipx.IPSet {
 	var b netipx.IPSetBuilder
 	b.AddSet(p.Free)
 	b.AddSet(p.Withheld)

@@ -103,8 +103,8 @@ func (c bgpCompiler) endpoints(r rawPeer, p *Peer) {
 	p.Interface, _ = c.text(r.Interface, checkInterfaceName)
 	switch {
 	case r.Address.present() && r.Interface.present():
-		c.errorf(r.Interface, "the peer has an address, too: remove one of the two, an interface alone is for routers that tell their "+
-			"address themselves (unnumbered)")
+		c.errorf(r.Interface, "the peer has an address, too: remove one of the two, an interface alone is for routers that advertise "+
+			"their address themselves (unnumbered)")
 	case !r.Address.present() && !r.Interface.present():
 		c.errorf(r.At, "has no address: write the router's, or the interface that it is on (unnumbered)")
 	}
@@ -117,7 +117,7 @@ func (c bgpCompiler) endpoints(r rawPeer, p *Peer) {
 			"interface in place of address", a, a)
 	}
 	if p.Passive && r.Interface.present() {
-		c.errorf(r.Passive, "who connects is identified by its address, which an unnumbered peer has none of: remove it, or write "+
+		c.errorf(r.Passive, "a passive peer is identified by its address, and an unnumbered peer has none: remove it, or write "+
 			"address in place of interface")
 	}
 	source := p.SourceAddress

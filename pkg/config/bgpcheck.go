@@ -128,7 +128,7 @@ func tooWide(sorted []aggregate, bits int) (aggregate, bool) {
 
 func factsOf(p *Pool, pool int) poolFacts {
 	facts := poolFacts{ip4: p.DHCP != nil}
-	free, whole := p.Free.Ranges(), p.whole().Ranges()
+	free, whole := p.Free.Ranges(), p.Whole().Ranges()
 	for _, r := range free {
 		family := 0
 		if facts.ip4 = facts.ip4 || r.From().Is4(); r.From().Is6() {

@@ -12,6 +12,8 @@ const (
 	// MaxServiceAddresses is how many addresses one Service may ask for, or
 	// have reserved.
 	MaxServiceAddresses = 8
+	// MaxName is the length of the longest name of a pool, a peer or a namespace.
+	MaxName = 63
 	// DefaultClusterID names a cluster whose operator did not.
 	DefaultClusterID = "kubernetes"
 	// DefaultAdvertisement is the name of the advertisement that a document
@@ -68,10 +70,8 @@ func compile(raw *rawConfig, r *report) *Config {
 // uniqueName returns the name of an item and refuses the name of another one.
 func (vs values) uniqueName(v value, what string, seen map[string]value) string {
 	name, ok := vs.text(v, checkName)
-	if first, dup := seen[name]; ok && dup {
-		vs.errorf(v, "another %s named %s is in line %d", what, Quote(name), vs.lineOf(first))
-	} else if ok {
-		seen[name] = v
+	if ok {
+		once(vs.report, seen, name, v, "another %s named %s is in line %d", what, Quote(name))
 	}
 	return name
 }

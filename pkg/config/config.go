@@ -232,7 +232,7 @@ type Reservation struct {
 func (p *Pool) Size() float64 {
 	var n float64
 	for _, r := range p.Free.Ranges() {
-		n += count(r)
+		n += SizeOf(r)
 	}
 	return n
 }
@@ -465,7 +465,7 @@ type NodeRule struct {
 
 // ContainsPrefix reports whether all addresses of the prefix are the pool's,
 // withheld ones included.
-func (p *Pool) ContainsPrefix(prefix netip.Prefix) bool { return p.whole().ContainsPrefix(prefix) }
+func (p *Pool) ContainsPrefix(prefix netip.Prefix) bool { return p.Whole().ContainsPrefix(prefix) }
 
 // PoolOf returns the pool whose addresses, withheld ones included, contain the address. It
 // does not know leased addresses: see PoolOn. It looks at one pool after the other, because

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"iter"
 	"reflect"
 	"strings"
 
@@ -205,7 +206,7 @@ func emptyAdvice(k key) string {
 }
 
 // entries yields the keys and values of a mapping, each key once.
-func (d *decoder) entries(v value) func(yield func(value, value) bool) {
+func (d *decoder) entries(v value) iter.Seq2[value, value] {
 	return func(yield func(value, value) bool) {
 		seen, path := map[string]value{}, v.where()
 		for i := 0; i+1 < len(v.Content); i += 2 {

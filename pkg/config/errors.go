@@ -92,6 +92,18 @@ func (r *report) isBeyond(v value) bool { return r.beyond(v.Line+r.line, v.Colum
 // lineOf is the line of a value as the reader of the file counts.
 func (r *report) lineOf(v value) int { return v.Line + r.line }
 
+// once refuses a value whose key another one has already. The last argument of the format is
+// the line of that one. It reports whether the key is new.
+func once[K comparable](r *report, seen map[K]value, key K, v value, format string, args ...any) bool {
+	first, dup := seen[key]
+	if dup {
+		r.errorf(v, format, append(args, r.lineOf(first))...)
+	} else {
+		seen[key] = v
+	}
+	return !dup
+}
+
 // beyond reports whether an error at the position would be dropped.
 func (r *report) beyond(line, column int) bool {
 	return r.full && inDocument(r.errs[maxKept-1], Error{Line: line, Column: column}) <= 0

@@ -68,11 +68,9 @@ func (c poolCompiler) dhcp(r rawPool, seen map[string]value) *DHCP {
 	}
 	v := r.DHCP.Interface
 	name, ok := c.text(v, checkInterfaceName)
-	if first, dup := seen[name]; ok && dup {
-		c.errorf(v, "another pool leases its addresses on %s, in line %d: one pool can, and Services ask it by its name", Quote(name),
-			c.lineOf(first))
-	} else if ok {
-		seen[name] = v
+	if ok {
+		once(c.report, seen, name, v, "another pool leases its addresses on %s, in line %d: one pool can, and Services ask it by its name",
+			Quote(name))
 	}
 	return &DHCP{Interface: name}
 }
@@ -162,17 +160,13 @@ func (c poolCompiler) exclude(r rawPool, set *netipx.IPSetBuilder, pool []netipx
 	seen := map[netipx.IPRange]value{}
 	for _, v := range r.Exclude {
 		b, ok := c.block(v)
-		if first, dup := seen[b.IPRange]; ok && dup {
-			c.errorf(v, "%s is listed twice, first in line %d", b.text, c.lineOf(first))
+		if !ok || !once(c.report, seen, b.IPRange, v, "%s is listed twice, first in line %d", b.text) {
 			continue
 		}
-		seen[b.IPRange] = v
-		if ok && len(pool) > 0 && !touches(pool, b.IPRange) {
+		if len(pool) > 0 && !touches(pool, b.IPRange) {
 			c.errorf(v, "%s excludes nothing: no address of the pool lies in it", b.text)
 		}
-		if ok {
-			set.RemoveRange(b.IPRange)
-		}
+		set.RemoveRange(b.IPRange)
 	}
 }
 
@@ -222,10 +216,8 @@ func (c poolCompiler) reservations(raw []rawReservation, find *finder) []Reserva
 // service returns the name of a Service that has no other reservation.
 func (c poolCompiler) service(v value, seen map[string]value) string {
 	name, ok := c.text(v, checkService)
-	if first, dup := seen[name]; ok && dup {
-		c.errorf(v, "%s has a reservation in line %d: list all its addresses there", name, c.lineOf(first))
-	} else if ok {
-		seen[name] = v
+	if ok {
+		once(c.report, seen, name, v, "%s has a reservation in line %d: list all its addresses there", name)
 	}
 	return name
 }

@@ -5,7 +5,9 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -47,9 +49,9 @@ const (
 // count for that bound.
 type Delegate struct {
 	client kubernetes.Interface
-	budget Budget
-	known  chan struct{} // those who ask for a token that was accepted before
-	new    chan struct{} // those who ask for another one
+	budget budget
+	known  chan struct{} // a slot for each question about a token that was accepted before
+	new    chan struct{} // a slot for each question about another token
 
 	mu       sync.Mutex
 	accepted map[key]time.Time // when
@@ -79,7 +81,7 @@ func (d *Delegate) Authorize(ctx context.Context, source netip.Addr, token, path
 	}
 	slots := d.known
 	if !known {
-		if !d.budget.Take(source) {
+		if !d.budget.take(source) {
 			return ErrBusy
 		}
 		slots = d.new
@@ -149,7 +151,7 @@ func (d *Delegate) remember(k key, err error) {
 	case errors.Is(err, ErrUnauthenticated), errors.Is(err, ErrForbidden):
 		delete(d.accepted, k)
 		if len(d.refused) >= maxRefused {
-			delete(d.refused, first(d.refused, func(a, b refusal) bool { return a.until.Before(b.until) }))
+			delete(d.refused, first(d.refused, func(a, b refusal) int { return a.until.Compare(b.until) }))
 		}
 		d.refused[k] = refusal{err, time.Now().Add(rememberNo)}
 	}
@@ -159,18 +161,12 @@ func (d *Delegate) remember(k key, err error) {
 // are too many.
 func keepAccepted(accepted map[key]time.Time, k key) {
 	if _, ok := accepted[k]; !ok && len(accepted) >= maxAccepted {
-		delete(accepted, first(accepted, time.Time.Before))
+		delete(accepted, first(accepted, time.Time.Compare))
 	}
 	accepted[k] = time.Now()
 }
 
-// first returns the key of the value that is before all others.
-func first[V any](of map[key]V, before func(a, b V) bool) (k key) {
-	found := false
-	for other, v := range of {
-		if !found || before(v, of[k]) {
-			k, found = other, true
-		}
-	}
-	return k
+// first returns the key of the least value.
+func first[V any](of map[key]V, compare func(a, b V) int) key {
+	return slices.MinFunc(slices.Collect(maps.Keys(of)), func(k, l key) int { return compare(of[k], of[l]) })
 }

@@ -140,7 +140,7 @@ func (s *Server) handler() http.Handler {
 
 func (s *Server) status(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("X-Content-Type-Options", "nosniff") // others' words are in it
+	w.Header().Set("X-Content-Type-Options", "nosniff") // it quotes texts that others wrote
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
 	if err := e.Encode(s.options.Status()); err != nil {
@@ -196,7 +196,7 @@ func (s *Server) authorized(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		err := ErrUnauthenticated
 		if token := token(r); token != "" {
-			err = s.options.Authorizer.Authorize(r.Context(), SourceOf(r), token, r.URL.Path)
+			err = s.options.Authorizer.Authorize(r.Context(), sourceOf(r), token, r.URL.Path)
 		}
 		switch {
 		case err == nil:

@@ -49,22 +49,22 @@ func trust(ctx context.Context) {
 	}
 }
 
-// SourceOf returns the address that the request comes from.
-func SourceOf(r *http.Request) netip.Addr {
+// sourceOf returns the address that the request comes from.
+func sourceOf(r *http.Request) netip.Addr {
 	from, _ := netip.ParseAddrPort(r.RemoteAddr)
 	return from.Addr().Unmap().WithZone("")
 }
 
-// Budget bounds the questions that strangers can cause to the API server.
-type Budget struct {
+// budget bounds the questions to the API server that strangers can cause.
+type budget struct {
 	mu    sync.Mutex
 	since time.Time
 	asked int
 	of    map[netip.Addr]int
 }
 
-// Take reports whether another question is within the bounds of this second.
-func (b *Budget) Take(source netip.Addr) bool {
+// take reports whether another question is within the bounds of this second.
+func (b *budget) take(source netip.Addr) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if now := time.Now(); b.of == nil || now.Sub(b.since) >= time.Second {
@@ -78,10 +78,10 @@ func (b *Budget) Take(source netip.Addr) bool {
 	return true
 }
 
-// Throttle bounds the questions that strangers can cause to the API server by a handler that
+// Throttle bounds the questions to the API server that strangers can cause, for a handler that
 // asks it by itself. Before wraps that handler, and After wraps the one behind it.
 type Throttle struct {
-	budget   Budget
+	budget   budget
 	mu       sync.Mutex
 	accepted map[key]time.Time // when, by token
 }
@@ -90,8 +90,8 @@ type Throttle struct {
 // allows. Paths that are open to everybody cost no question.
 func (t *Throttle) Before(next http.Handler, open ...string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		certified := r.TLS != nil && len(r.TLS.PeerCertificates) > 0 // which nobody is asked about
-		if !slices.Contains(open, r.URL.Path) && !certified && !t.knows(r) && !t.budget.Take(SourceOf(r)) {
+		certified := r.TLS != nil && len(r.TLS.PeerCertificates) > 0 // the API server is not asked about certificates
+		if !slices.Contains(open, r.URL.Path) && !certified && !t.knows(r) && !t.budget.take(sourceOf(r)) {
 			http.Error(w, ErrBusy.Error(), http.StatusTooManyRequests)
 			return
 		}

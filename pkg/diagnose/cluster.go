@@ -27,13 +27,13 @@ func notices(id ID) func(*Cluster) []Finding {
 // speakers reports what keeps nodes from owning VIPs.
 func speakers(c *Cluster) []Finding {
 	all := notices(Speakers)(c)
-	c.nodes(func(name string, f Facts) {
+	for name, f := range c.nodes() {
 		for _, cond := range f.Conditions {
 			if !cond.OK {
 				all = append(all, found(Error, name, "lodestone explain node "+name, "the speaker is not ready: %s: %s", cond.Name, cond.Message))
 			}
 		}
-	})
+	}
 	return all
 }
 
@@ -49,12 +49,12 @@ func complete(c *Cluster) (all []Finding) {
 	if !c.Active {
 		return all
 	}
-	c.nodes(func(name string, f Facts) {
+	for name, f := range c.nodes() {
 		if !f.Active {
 			all = append(all, found(Unknown, name, "", "the speaker has not probed the network: %s",
 				cmp.Or(f.Unread["active"], "it is of another version")))
 		}
-	})
+	}
 	return all
 }
 
@@ -122,19 +122,19 @@ func (c *Cluster) Plan() map[string][]netip.AddrPort {
 }
 
 func alive(c *Cluster) (all []Finding) {
-	c.nodes(func(name string, f Facts) {
+	for name, f := range c.nodes() {
 		for _, other := range slices.Sorted(maps.Keys(c.Facts)) {
 			if !slices.Contains(f.Alive, other) {
 				all = append(all, found(Error, name, "lodestone diagnose --active finds between which nodes the membership port is closed",
 					"the speaker does not see that of node %s, which is alive: both may announce the same VIPs", other))
 			}
 		}
-	})
+	}
 	return all
 }
 
 func membershipPort(c *Cluster) (all []Finding) {
-	c.nodes(func(name string, f Facts) {
+	for name, f := range c.nodes() {
 		if f.Unread["members"] != "" {
 			all = append(all, f.unread("members"))
 		}
@@ -151,7 +151,7 @@ func membershipPort(c *Cluster) (all []Finding) {
 					"the speaker of node %s does not answer at %s by %s", m.Node, m.Address, strings.Join(by, " and ")))
 			}
 		}
-	})
+	}
 	return all
 }
 
@@ -183,13 +183,13 @@ func bfd(c *Cluster) (all []Finding) {
 // owners returns the nodes by the hardware addresses of their interfaces.
 func (c *Cluster) owners() map[string]string {
 	by := map[string]string{}
-	c.nodes(func(name string, f Facts) {
+	for name, f := range c.nodes() {
 		for _, i := range f.Interfaces {
 			if i.HardwareAddr != "" {
 				by[i.HardwareAddr] = name
 			}
 		}
-	})
+	}
 	return by
 }
 
@@ -220,7 +220,7 @@ func (n Neighbour) fault(owners map[string]string) string {
 
 func neighbours(c *Cluster) (all []Finding) {
 	owners := c.owners()
-	c.nodes(func(name string, f Facts) {
+	for name, f := range c.nodes() {
 		for _, n := range f.Neighbours {
 			hint := fmt.Sprintf("arping -I %s %s on the node; same VLAN, port security, ARP inspection?", n.Interface, n.Address)
 			if n.Address.Is6() {
@@ -234,13 +234,13 @@ func neighbours(c *Cluster) (all []Finding) {
 				all = append(all, found(Error, name, hint, "address %s of node %s: %s", n.Address, n.Node, wrong))
 			}
 		}
-	})
+	}
 	return all
 }
 
 func reach(c *Cluster) (all []Finding) {
 	owners := c.owners()
-	c.nodes(func(name string, f Facts) {
+	for name, f := range c.nodes() {
 		for _, t := range f.VIPs {
 			hint := "lodestone explain vip " + t.Address.String()
 			_, known := c.Facts[t.Node]
@@ -257,7 +257,7 @@ func reach(c *Cluster) (all []Finding) {
 					"VIP %s of node %s: TCP port %d refuses connections", t.Address, t.Node, t.Port))
 			}
 		}
-	})
+	}
 	return all
 }
 

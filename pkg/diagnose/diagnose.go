@@ -92,9 +92,6 @@ func (e Entry) nothing(c *Cluster) Finding {
 	return Finding{Severity: OK, Message: e.Fine}
 }
 
-// Worst returns the severity that the report begins with.
-func (r Report) Worst() Severity { return r.Findings[0].Severity }
-
 // Has reports whether something has that severity.
 func (r Report) Has(s Severity) bool {
 	return slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.Severity == s })

@@ -11,10 +11,10 @@ var unreachable = []struct{ state, follows string }{
 }
 
 func forwards(c *Cluster) (all []Finding) {
-	c.nodes(func(name string, facts Facts) {
+	for name, facts := range c.nodes() {
 		f := facts.Forwarding
 		if f == nil {
-			return // an older speaker
+			continue // an older speaker
 		}
 		if f.Error != "" {
 			all = append(all, found(Warning, name, "the log of the node's speaker has a hint",
@@ -40,6 +40,6 @@ func forwards(c *Cluster) (all []Finding) {
 					"these nodes %s: %s", why.follows, list(who)))
 			}
 		}
-	})
+	}
 	return all
 }

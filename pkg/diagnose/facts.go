@@ -120,7 +120,7 @@ type Member struct {
 	TCP string `json:"tcp,omitempty"`
 }
 
-// Neighbour is how an address answers who asks for its hardware address.
+// Neighbour is how an address answers questions for its hardware address.
 type Neighbour struct {
 	// Node has the address.
 	Node      string     `json:"node"`
@@ -164,7 +164,7 @@ type Cluster struct {
 	// are the checks that need it.
 	Unread    []string
 	Undecided []ID
-	// Warnings are what is wrong with the installation by itself.
+	// Notices are what is wrong with the installation as a whole.
 	Notices  []Notice
 	Sessions []Session
 	VIPs     []VIP
@@ -174,8 +174,8 @@ type Cluster struct {
 	Passive map[string][]string
 	// NetAdmin is what needs the capability NET_ADMIN; empty: nothing.
 	NetAdmin string
-	// Clocks are the offsets of the nodes' clocks, and APIServer that of the API
-	// server's, from the clock of who asked.
+	// Clocks are the offsets of the nodes' clocks, and APIServer that of the API server's, from
+	// the clock of the program that asked.
 	Clocks    map[string]Clock
 	APIServer *Clock
 	Others    []Other

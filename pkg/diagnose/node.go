@@ -1,7 +1,9 @@
 package diagnose
 
 import (
+	"cmp"
 	"fmt"
+	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -13,10 +15,14 @@ import (
 // ipvsInterface is where kube-proxy in mode IPVS puts every VIP.
 const ipvsInterface = "kube-ipvs0"
 
-// nodes calls look for each node whose facts are known, by name.
-func (c *Cluster) nodes(look func(name string, f Facts)) {
-	for _, name := range slices.Sorted(maps.Keys(c.Facts)) {
-		look(name, c.Facts[name])
+// nodes yields the nodes whose facts are known, by name.
+func (c *Cluster) nodes() iter.Seq2[string, Facts] {
+	return func(yield func(string, Facts) bool) {
+		for _, name := range slices.Sorted(maps.Keys(c.Facts)) {
+			if !yield(name, c.Facts[name]) {
+				return
+			}
+		}
 	}
 }
 
@@ -60,11 +66,7 @@ func (f Facts) strictest(iface, setting string) (value int, known bool) {
 
 // unread is the finding that a fact is not known.
 func (f Facts) unread(what string) Finding {
-	why := f.Unread[what]
-	if why == "" {
-		why = "the speaker does not report it"
-	}
-	return found(Unknown, f.Node, "", "%s is not known: %s", what, why)
+	return found(Unknown, f.Node, "", "%s is not known: %s", what, cmp.Or(f.Unread[what], "the speaker does not report it"))
 }
 
 func set(name string, value int) string { return fmt.Sprintf("sysctl -w %s=%d", name, value) }
@@ -91,10 +93,10 @@ func has(i Interface, a netip.Addr) bool {
 }
 
 func kubeProxy(c *Cluster) (all []Finding) {
-	c.nodes(func(name string, f Facts) {
+	for name, f := range c.nodes() {
 		vips, ipvs := c.ipvs(f)
 		if !ipvs {
-			return
+			continue
 		}
 		for _, i := range c.interfaces(name) {
 			switch value, known := f.strictest(i, "arp_ignore"); {
@@ -108,7 +110,7 @@ func kubeProxy(c *Cluster) (all []Finding) {
 						"the moment", i, ipvsInterface, vips))
 			}
 		}
-	})
+	}
 	return all
 }
 
@@ -122,7 +124,7 @@ func (c *Cluster) answers(f Facts, a netip.Addr, iface string) bool {
 }
 
 func arp(c *Cluster) (all []Finding) {
-	c.nodes(func(name string, f Facts) {
+	for name, f := range c.nodes() {
 		for _, i := range f.Interfaces {
 			for _, v := range c.VIPs {
 				if i.Name != ipvsInterface && has(i, v.Addr) && c.answers(f, v.Addr, i.Name) {
@@ -144,7 +146,7 @@ func arp(c *Cluster) (all []Finding) {
 					ipvsInterface))
 			}
 		}
-	})
+	}
 	return all
 }
 
@@ -158,7 +160,7 @@ func (f Facts) speaks4() bool {
 
 func ipForward(c *Cluster) (all []Finding) {
 	v6 := slices.ContainsFunc(c.VIPs, func(v VIP) bool { return v.Addr.Is6() })
-	c.nodes(func(name string, f Facts) {
+	for name, f := range c.nodes() {
 		switch value, known := f.Sysctls[SysctlForward4]; {
 		case !f.speaks4():
 		case !known:
@@ -178,7 +180,7 @@ func ipForward(c *Cluster) (all []Finding) {
 		} else if v6 && !known {
 			all = append(all, f.unread(SysctlForward6))
 		}
-	})
+	}
 	return all
 }
 
@@ -187,7 +189,7 @@ func ipForward(c *Cluster) (all []Finding) {
 const rpFilterStrict = 1
 
 func rpFilter(c *Cluster) (all []Finding) {
-	c.nodes(func(name string, f Facts) {
+	for name, f := range c.nodes() {
 		for _, i := range c.interfaces(name) {
 			value, known := f.strictest(i, "rp_filter")
 			switch {
@@ -202,7 +204,7 @@ func rpFilter(c *Cluster) (all []Finding) {
 					list(f.DefaultRoutes)))
 			}
 		}
-	})
+	}
 	return all
 }
 
@@ -214,10 +216,10 @@ const (
 )
 
 func capabilities(c *Cluster) (all []Finding) {
-	c.nodes(func(name string, f Facts) {
+	for name, f := range c.nodes() {
 		if f.Unread["capabilities"] != "" {
 			all = append(all, f.unread("capabilities"))
-			return
+			continue
 		}
 		lacks := func(capability int) bool { return f.Capabilities&(1<<capability) == 0 }
 		if lacks(capNetRaw) {
@@ -232,19 +234,19 @@ func capabilities(c *Cluster) (all []Finding) {
 			all = append(all, found(Error, name, "helm upgrade with speaker.bgp.passivePeers=true",
 				"the speaker lacks NET_BIND_SERVICE: it cannot listen on port 179 for passive peers (%s)", list(peers)))
 		}
-	})
+	}
 	return all
 }
 
 func bgpPort(c *Cluster) (all []Finding) {
-	c.nodes(func(name string, f Facts) {
+	for name, f := range c.nodes() {
 		peers := c.Passive[name]
 		if len(peers) == 0 {
-			return
+			continue
 		}
 		if f.Unread["bgp listeners"] != "" {
 			all = append(all, f.unread("bgp listeners"))
-			return
+			continue
 		}
 		var foreign []string
 		ours := false
@@ -266,6 +268,6 @@ func bgpPort(c *Cluster) (all []Finding) {
 			all = append(all, found(Error, name, "kubectl -n "+c.Namespace+" logs of the speaker has the reason",
 				"nobody listens on port 179, where passive peers (%s) connect", list(peers)))
 		}
-	})
+	}
 	return all
 }

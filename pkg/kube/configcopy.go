@@ -19,23 +19,43 @@ const copyRetry = 5 * time.Second
 // Keep writes each valid document to the ConfigMap config.LastValidName, until
 // the context ends. The leading controller does this; speakers only read.
 func (w *ConfigWatcher) Keep(ctx context.Context) error {
-	kept, failed := "", ""
+	kept := ""
+	w.onChange(ctx, "last valid configuration not kept", func() (done bool, err error) {
+		document, digest, ok := w.valid()
+		if !ok || digest == kept {
+			return false, nil
+		}
+		if err := w.writeCopy(ctx, document); err != nil {
+			return false, err
+		}
+		kept = digest
+		return false, nil
+	})
+	return nil
+}
+
+// onChange calls the step at once and after each change, until it is done or the context ends. It
+// calls a step that failed again soon, and logs the same error once.
+func (w *ConfigWatcher) onChange(ctx context.Context, failure string, step func() (done bool, err error)) {
+	failed := ""
 	for {
 		changed := w.Changed()
+		done, err := step()
+		if done {
+			return
+		}
 		var retry <-chan time.Time
-		if document, digest, ok := w.valid(); ok && digest != kept {
-			if err := w.writeCopy(ctx, document); err == nil {
-				kept, failed = digest, ""
-			} else {
-				if ctx.Err() == nil && failed != err.Error() {
-					w.opts.Log.Error("last valid configuration not kept", "err", err)
-				}
-				failed, retry = err.Error(), time.After(copyRetry)
+		if err == nil {
+			failed = ""
+		} else {
+			if ctx.Err() == nil && failed != err.Error() {
+				w.opts.Log.Error(failure, "err", err)
 			}
+			failed, retry = err.Error(), time.After(copyRetry)
 		}
 		select {
 		case <-ctx.Done():
-			return nil
+			return
 		case <-changed:
 		case <-retry:
 		}
@@ -74,31 +94,14 @@ func (w *ConfigWatcher) writeCopy(ctx context.Context, document string) error {
 // valid one when the watcher starts. It ends as soon as a configuration is in
 // force.
 func (w *ConfigWatcher) restore(ctx context.Context) {
-	failed := ""
-	for {
-		changed := w.Changed()
+	w.onChange(ctx, "no configuration in force", func() (done bool, err error) {
 		current, state := w.Current()
-		var retry <-chan time.Time
-		switch {
-		case current != nil:
-			return
-		case state.Read && state.Err != nil:
-			err := w.readCopy(ctx)
-			if err == nil {
-				return
-			}
-			if ctx.Err() == nil && failed != err.Error() {
-				w.opts.Log.Error("no configuration in force", "err", err)
-			}
-			failed, retry = err.Error(), time.After(copyRetry)
+		if current != nil || !state.Read || state.Err == nil {
+			return current != nil, nil
 		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-changed:
-		case <-retry:
-		}
-	}
+		err = w.readCopy(ctx)
+		return err == nil, err
+	})
 }
 
 // readCopy puts the copy in force, unless there is a valid document by now.
@@ -115,23 +118,24 @@ func (w *ConfigWatcher) readCopy(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read ConfigMap %s/%s: %w", w.opts.Namespace, config.LastValidName, err)
 	}
-	object, why, taken := w.takeCopy(parsed)
-	if taken {
+	if why := w.takeCopy(parsed); why != nil {
 		w.opts.Log.Error("configuration restored from the copy of the last valid document", "configmap", w.opts.Namespace+"/"+
 			config.LastValidName, "digest", parsed.Digest, "err", why)
-		w.event(object, corev1.EventTypeWarning, ReasonConfigRestored,
+		w.event(corev1.EventTypeWarning, ReasonConfigRestored,
 			"Started without a valid document: the copy in ConfigMap "+config.LastValidName+" is in force until there is one.")
 	}
 	return nil
 }
 
-func (w *ConfigWatcher) takeCopy(parsed *config.Config) (object *corev1.ConfigMap, why error, taken bool) {
+// takeCopy puts the copy in force and returns what is wrong with the document. It returns nil,
+// and changes nothing, if there is a valid document by now.
+func (w *ConfigWatcher) takeCopy(parsed *config.Config) (why error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.current != nil || w.state.Err == nil {
-		return nil, nil, false
+		return nil
 	}
 	w.current, w.state.Since, w.state.Restored = parsed, time.Now(), true
 	w.changed.Notify()
-	return w.object, w.state.Err, true
+	return w.state.Err
 }

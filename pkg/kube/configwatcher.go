@@ -142,7 +142,7 @@ func (w *ConfigWatcher) observeNothing() {
 	}
 }
 
-// observe takes note of the ConfigMap; nil: there is none.
+// observe takes over the ConfigMap. Nil: there is none.
 func (w *ConfigWatcher) observe(cm *corev1.ConfigMap) {
 	parsed, err := w.parse(cm)
 	before, after := w.note(cm, parsed, err)
@@ -151,12 +151,12 @@ func (w *ConfigWatcher) observe(cm *corev1.ConfigMap) {
 	}
 	if err != nil {
 		w.opts.Log.Error("configuration not taken over", "configmap", w.String(), "lastGoodInForce", !after.Since.IsZero(), "err", err)
-		w.event(cm, corev1.EventTypeWarning, ReasonConfigInvalid, err.Error())
+		w.event(corev1.EventTypeWarning, ReasonConfigInvalid, err.Error())
 		return
 	}
 	w.opts.Log.Info("configuration in force", "configmap", w.String(), "digest", parsed.Digest)
 	if before.Err != nil && !errors.Is(before.Err, ErrNoConfig) {
-		w.event(cm, corev1.EventTypeNormal, ReasonConfigValid, "The configuration is valid again and in force.")
+		w.event(corev1.EventTypeNormal, ReasonConfigValid, "The configuration is valid again and in force.")
 	}
 }
 
@@ -192,24 +192,22 @@ func (w *ConfigWatcher) note(cm *corev1.ConfigMap, parsed *config.Config, err er
 
 // Warn puts a warning on the ConfigMap, as an Event.
 func (w *ConfigWatcher) Warn(message string) {
-	w.mu.Lock()
-	cm := w.object
-	w.mu.Unlock()
-	w.event(cm, corev1.EventTypeWarning, ReasonConfigWarning, message)
+	w.event(corev1.EventTypeWarning, ReasonConfigWarning, message)
 }
 
 // WarnOver reports, as an Event, that a warning is over.
 func (w *ConfigWatcher) WarnOver(message string) {
-	w.mu.Lock()
-	cm := w.object
-	w.mu.Unlock()
-	w.event(cm, corev1.EventTypeNormal, ReasonConfigWarningOver, "No longer: "+message)
+	w.event(corev1.EventTypeNormal, ReasonConfigWarningOver, "No longer: "+message)
 }
 
 // maxEventMessage is the API's limit on an Event's note.
 const maxEventMessage = 1024
 
-func (w *ConfigWatcher) event(cm *corev1.ConfigMap, eventType string, why EventReason, message string) {
+// event puts an Event on the ConfigMap, if there is one.
+func (w *ConfigWatcher) event(eventType string, why EventReason, message string) {
+	w.mu.Lock()
+	cm := w.object
+	w.mu.Unlock()
 	if w.opts.Events == nil || cm == nil {
 		return
 	}

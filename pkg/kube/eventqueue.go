@@ -8,8 +8,8 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/notify"
 )
 
-// eventQueue holds the Events that wait. It gives the namespaces their turns, and the Events
-// of a namespace in their order.
+// eventQueue holds the Events that wait. Namespaces take turns, and the Events of a namespace
+// keep their order.
 type eventQueue struct {
 	// pushed has a value when there may be something.
 	pushed chan struct{}

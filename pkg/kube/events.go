@@ -37,11 +37,12 @@ func EventReasons() reason.Texts[EventReason] {
 			Cure: "Correct the document; lodestone validate finds the mistakes before it is applied."},
 		ReasonConfigValid: {Cause: "The document is valid again, and in force.", Cure: "Nothing to do."},
 		ReasonConfigWarning: {Cause: "The document is in force, and something in it makes no sense in this cluster, such as a pool that " +
-			"contains addresses of nodes.", Cure: "Follow the message. What it names is not handed out, or is not heard by neighbours."},
+			"contains addresses of nodes.",
+			Cure: "Follow the message. The addresses that it names are not handed out, or neighbours do not ask for them."},
 		ReasonConfigRestored: {Cause: "A program has started while the document is missing or has mistakes. It works by the copy of the " +
 			"last valid document in the ConfigMap lodestone-config-last-valid.",
 			Cure: "Correct the document. To give the addresses up on purpose, apply a document without pools."},
-		ReasonConfigWarningOver: {Cause: "What a warning said of the document is so no more.", Cure: "Nothing to do."},
+		ReasonConfigWarningOver: {Cause: "A warning about the document no longer applies.", Cure: "Nothing to do."},
 	}
 }
 

@@ -29,19 +29,21 @@ func (w *ConfigWatcher) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (w *ConfigWatcher) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
+	}
 	cfg, state := w.Current()
-	valid := 0.0
-	if state.Read && state.Err == nil {
-		valid = 1
-	}
-	ch <- prometheus.MustNewConstMetric(configValid, prometheus.GaugeValue, valid)
-	restored := 0.0
-	if state.Restored {
-		restored = 1
-	}
-	ch <- prometheus.MustNewConstMetric(configRestored, prometheus.GaugeValue, restored)
+	gauge(configValid, oneIf(state.Read && state.Err == nil))
+	gauge(configRestored, oneIf(state.Restored))
 	if cfg != nil {
-		ch <- prometheus.MustNewConstMetric(configApplied, prometheus.GaugeValue, float64(state.Since.UnixMilli())/1e3)
-		ch <- prometheus.MustNewConstMetric(configInfo, prometheus.GaugeValue, 1, cfg.Digest)
+		gauge(configApplied, float64(state.Since.UnixMilli())/1e3)
+		gauge(configInfo, 1, cfg.Digest)
 	}
+}
+
+func oneIf(is bool) float64 {
+	if is {
+		return 1
+	}
+	return 0
 }

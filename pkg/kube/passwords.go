@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -115,18 +116,15 @@ func (p *Passwords) read(ctx context.Context) {
 
 // secret is what the API server answers.
 type secret struct {
-	data map[string][]byte
-	err  error
+	*corev1.Secret
+	err error
 }
 
 func (p *Passwords) get(ctx context.Context, name string) secret {
 	ctx, cancel := context.WithTimeout(ctx, passwordsTimeout)
 	defer cancel()
 	s, err := p.client.CoreV1().Secrets(p.namespace).Get(ctx, name, metav1.GetOptions{ResourceVersion: "0"})
-	if err != nil {
-		return secret{err: err}
-	}
-	return secret{data: s.Data}
+	return secret{s, err}
 }
 
 // inForce returns the password in force. Without an answer from the API server the last one
@@ -150,7 +148,7 @@ func (p *Passwords) inForce(key config.SecretKey, s secret) password {
 	case s.err != nil:
 		return password{fault: fmt.Sprintf("Secret %s could not be read: %v", name, s.err)}
 	}
-	value, ok := s.data[key.Key]
+	value, ok := s.Data[key.Key]
 	if !ok {
 		return password{fault: fmt.Sprintf("Secret %s has no key %q", name, key.Key)}
 	}

@@ -10,6 +10,7 @@ package listenlimit
 import (
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 )
 
@@ -141,13 +142,8 @@ func untrusted(open []*Conn) (n int) {
 
 // closeOldest closes the oldest untrusted connection, or the oldest one if all are trusted.
 func (l *Limiter) closeOldest(open []*Conn) {
-	oldest := open[0]
-	for _, c := range open {
-		if !c.trusted {
-			oldest = c
-			break
-		}
-	}
+	i := slices.IndexFunc(open, func(c *Conn) bool { return !c.trusted })
+	oldest := open[max(i, 0)]
 	l.forget(oldest)
 	oldest.Conn.Close()
 }
@@ -155,16 +151,15 @@ func (l *Limiter) closeOldest(open []*Conn) {
 // forget frees the connection's place, if it still has one.
 func (l *Limiter) forget(c *Conn) {
 	open := l.open[c.source]
-	for i, o := range open {
-		if o != c {
-			continue
-		}
-		rest := append(open[:i:i], open[i+1:]...)
-		l.open[c.source] = rest
-		if l.count--; len(rest) == 0 {
-			delete(l.open, c.source)
-		}
+	i := slices.Index(open, c)
+	if i < 0 {
 		return
+	}
+	l.count--
+	if open = slices.Delete(open, i, i+1); len(open) > 0 {
+		l.open[c.source] = open
+	} else {
+		delete(l.open, c.source)
 	}
 }
 

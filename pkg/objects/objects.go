@@ -31,12 +31,20 @@ type Object interface {
 	metav1.Object
 }
 
-// Kind is a row of the table: a kind of objects, and its projection.
-type Kind[E any, P interface {
+// pointer is a pointer to an object that can be cached.
+type pointer[E any] interface {
 	*E
 	Object
+}
+
+// decodable is a pointer to an object that the API server sends.
+type decodable[E any] interface {
+	pointer[E]
 	Unmarshal(data []byte) error
-}] struct {
+}
+
+// Kind is a row of the table: a kind of objects, and its projection.
+type Kind[E any, P decodable[E]] struct {
 	// Name is what people call the objects.
 	Name string
 	// Resource is the kind's name in URLs.
@@ -117,11 +125,7 @@ func Share(factory informers.SharedInformerFactory, ours func(*corev1.Service) b
 	share(factory, WritableNodes)
 }
 
-func share[E any, P interface {
-	*E
-	Object
-	Unmarshal(data []byte) error
-}](factory informers.SharedInformerFactory, k Kind[E, P]) {
+func share[E any, P decodable[E]](factory informers.SharedInformerFactory, k Kind[E, P]) {
 	factory.InformerFor(P(new(E)), func(client kubernetes.Interface, resync time.Duration) cache.SharedIndexInformer {
 		return k.Informer(client, Scope{}, cache.SharedIndexInformerOptions{
 			ResyncPeriod: resync, Indexers: cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc},
@@ -140,41 +144,26 @@ type View[P, T any] struct {
 
 // Informer returns an informer, not yet started, whose cache has what the view
 // shows of the projections of the objects.
-func Informer[E any, P interface {
-	*E
-	Object
-	Unmarshal(data []byte) error
-}, K any, T interface {
-	*K
-	Object
-}](kind Kind[E, P], client kubernetes.Interface, scope Scope, view View[P, T],
+func Informer[E any, P decodable[E], K any, T pointer[K]](kind Kind[E, P], client kubernetes.Interface, scope Scope, view View[P, T],
 	o cache.SharedIndexInformerOptions) cache.SharedIndexInformer {
+	var informer cache.SharedIndexInformer
 	r := &reader[K, T]{all: view.Keep == nil, kept: map[string]bool{}, keep: func(obj runtime.Object) (T, bool) {
 		p, ok := obj.(P)
 		if !ok {
 			return nil, false
 		}
-		p = kind.project(p)
-		if view.Keep != nil && !view.Keep(p) {
+		if p = kind.project(p); view.Keep != nil && !view.Keep(p) {
 			return nil, false
 		}
-		return view.Derive(p), true
-	}}
-	var informer cache.SharedIndexInformer
-	keep := r.keep
-	// What is cached already is kept once: a list of what has not changed needs no memory.
-	r.keep = func(obj runtime.Object) (T, bool) {
-		fresh, ok := keep(obj)
-		if !ok {
-			return nil, false
-		}
+		fresh := view.Derive(p)
+		// What is cached already is kept once: a list of what has not changed needs no memory.
 		stored, _, _ := informer.GetStore().GetByKey(key(fresh)) //nolint:errcheck // it cannot fail
 		if old, ok := stored.(T); ok && old.GetUID() == fresh.GetUID() && old.GetResourceVersion() == fresh.GetResourceVersion() &&
 			fresh.GetResourceVersion() != "" {
 			return old, true
 		}
 		return fresh, true
-	}
+	}}
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			l := &list{}
@@ -204,10 +193,7 @@ func Informer[E any, P interface {
 }
 
 // reader turns what the API server sends into what an informer keeps.
-type reader[K any, T interface {
-	*K
-	Object
-}] struct {
+type reader[K any, T pointer[K]] struct {
 	keep func(runtime.Object) (T, bool)
 	// all is set if every object is kept.
 	all bool
@@ -271,10 +257,7 @@ func (r *reader[K, T]) event(e watch.Event) watch.Event {
 }
 
 // bare returns an object of which only the version is known.
-func bare[K any, T interface {
-	*K
-	Object
-}](o metav1.Object) T {
+func bare[K any, T pointer[K]](o metav1.Object) T {
 	t := T(new(K))
 	t.SetResourceVersion(o.GetResourceVersion())
 	return t

@@ -85,7 +85,7 @@ func ServicesFor(ours func(*corev1.Service) bool) Kind[corev1.Service, *corev1.S
 // Namespaces are kept with their labels.
 var Namespaces = Kind[corev1.Namespace, *corev1.Namespace]{
 	Name: "Namespaces", Resource: "namespaces", rest: core, project: func(n *corev1.Namespace) *corev1.Namespace {
-		kept := &corev1.Namespace{ObjectMeta: identity(n)}
+		kept := &corev1.Namespace{ObjectMeta: Identity(n)}
 		kept.Labels = labels(n.Labels, MaxLabels, maxLabelBytes)
 		return kept
 	},
@@ -96,7 +96,7 @@ var Namespaces = Kind[corev1.Namespace, *corev1.Namespace]{
 // name.
 var ConfigMaps = Kind[corev1.ConfigMap, *corev1.ConfigMap]{
 	Name: "ConfigMaps", Resource: "configmaps", rest: core, project: func(c *corev1.ConfigMap) *corev1.ConfigMap {
-		return &corev1.ConfigMap{ObjectMeta: identity(c), Data: c.Data}
+		return &corev1.ConfigMap{ObjectMeta: Identity(c), Data: c.Data}
 	},
 	client: func(c kubernetes.Interface, namespace string) kindClient {
 		return untyped(c.CoreV1().ConfigMaps(namespace))
@@ -147,7 +147,7 @@ var EndpointSlices = Kind[discoveryv1.EndpointSlice, *discoveryv1.EndpointSlice]
 var ServiceCIDRs = Kind[networkingv1.ServiceCIDR, *networkingv1.ServiceCIDR]{
 	Name: "ServiceCIDRs", Resource: "servicecidrs",
 	project: func(s *networkingv1.ServiceCIDR) *networkingv1.ServiceCIDR {
-		kept := &networkingv1.ServiceCIDR{ObjectMeta: identity(s)}
+		kept := &networkingv1.ServiceCIDR{ObjectMeta: Identity(s)}
 		kept.Spec.CIDRs = texts(s.Spec.CIDRs, MaxAddresses)
 		return kept
 	},
@@ -167,7 +167,7 @@ func core(c kubernetes.Interface) rest.Interface { return c.CoreV1().RESTClient(
 var serviceAnnotations = append(annotation.OfServices(), compat.Annotations()...)
 
 func service(s *corev1.Service) *corev1.Service {
-	kept := &corev1.Service{ObjectMeta: identity(s)}
+	kept := &corev1.Service{ObjectMeta: Identity(s)}
 	kept.Generation, kept.CreationTimestamp, kept.DeletionTimestamp = s.Generation, s.CreationTimestamp, s.DeletionTimestamp
 	kept.Labels = labels(s.Labels, MaxLabels, maxLabelBytes)
 	kept.Annotations = annotations(s.Annotations, maxAnnotationBytes, serviceAnnotations)
@@ -205,7 +205,7 @@ func service(s *corev1.Service) *corev1.Service {
 }
 
 func node(n *corev1.Node) *corev1.Node {
-	kept := &corev1.Node{ObjectMeta: identity(n)}
+	kept := &corev1.Node{ObjectMeta: Identity(n)}
 	kept.CreationTimestamp, kept.DeletionTimestamp = n.CreationTimestamp, n.DeletionTimestamp
 	kept.Labels = labels(n.Labels, maxNodeLabels, maxNodeLabelBytes)
 	kept.Annotations = annotations(n.Annotations, maxAnnotationBytes,
@@ -243,7 +243,7 @@ func nodeStatus(s *corev1.NodeStatus) (kept corev1.NodeStatus) {
 }
 
 func lease(l *coordinationv1.Lease) *coordinationv1.Lease {
-	kept := &coordinationv1.Lease{ObjectMeta: identity(l)}
+	kept := &coordinationv1.Lease{ObjectMeta: Identity(l)}
 	kept.CreationTimestamp, kept.DeletionTimestamp = l.CreationTimestamp, l.DeletionTimestamp
 	if c, ok := l.Labels[annotation.LabelComponent]; ok {
 		kept.Labels = map[string]string{annotation.LabelComponent: cut(c)}
@@ -253,10 +253,10 @@ func lease(l *coordinationv1.Lease) *coordinationv1.Lease {
 			metav1.OwnerReference{APIVersion: cut(o.APIVersion), Kind: cut(o.Kind), Name: cut(o.Name), UID: o.UID})
 	}
 	kept.Annotations = annotations(l.Annotations, maxLeaseBytes, []string{annotation.Report})
-	// A speaker writes no others, and has to notice that somebody else did.
+	// A speaker writes no others, and has to notice if somebody else does.
 	kept.Labels, kept.Annotations = andMore(kept.Labels, l.Labels), andMore(kept.Annotations, l.Annotations)
 	kept.Finalizers = texts(l.Finalizers, 0)
-	kept.Spec.AcquireTime, kept.Spec.RenewTime = l.Spec.AcquireTime, l.Spec.RenewTime // the rest nobody reads
+	kept.Spec.AcquireTime, kept.Spec.RenewTime = l.Spec.AcquireTime, l.Spec.RenewTime // nobody reads the rest
 	if h := l.Spec.HolderIdentity; h != nil {
 		holder := cut(*h)
 		kept.Spec.HolderIdentity = &holder
@@ -268,7 +268,7 @@ func lease(l *coordinationv1.Lease) *coordinationv1.Lease {
 const kubernetesService = "kubernetes"
 
 func slice(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
-	kept := &discoveryv1.EndpointSlice{ObjectMeta: identity(s), AddressType: s.AddressType}
+	kept := &discoveryv1.EndpointSlice{ObjectMeta: Identity(s), AddressType: s.AddressType}
 	service, of := s.Labels[discoveryv1.LabelServiceName]
 	if of {
 		service = cut(service)
@@ -290,7 +290,7 @@ func slice(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 }
 
 func pod(p *corev1.Pod) *corev1.Pod {
-	kept := &corev1.Pod{ObjectMeta: identity(p)}
+	kept := &corev1.Pod{ObjectMeta: Identity(p)}
 	kept.CreationTimestamp, kept.DeletionTimestamp = p.CreationTimestamp, p.DeletionTimestamp
 	kept.Labels = labels(p.Labels, MaxLabels, maxLabelBytes)
 	kept.Spec.NodeName = cut(p.Spec.NodeName)
@@ -330,8 +330,8 @@ func state(s corev1.ContainerState) corev1.ContainerState {
 	return s
 }
 
-// identity returns what an informer needs of an object.
-func identity(o metav1.Object) metav1.ObjectMeta {
+// Identity returns what an informer needs of an object.
+func Identity(o metav1.Object) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: o.GetNamespace(), Name: o.GetName(), UID: o.GetUID(), ResourceVersion: o.GetResourceVersion()}
 }
 

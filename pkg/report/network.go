@@ -61,7 +61,7 @@ const (
 // Conflict is a VIP that is claimed by a host which is no speaker of this cluster.
 type Conflict struct {
 	VIP netip.Addr
-	// HardwareAddr is who has it or claims it.
+	// HardwareAddr is that of the host.
 	HardwareAddr [6]byte
 	// Announced is set if the VIP had been announced before, and still is.
 	// Otherwise the host had it before, and the VIP is not announced.
@@ -71,13 +71,7 @@ type Conflict struct {
 // MarshalText returns the conflict as String does.
 func (c Conflict) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
 
-// UnmarshalText reads what MarshalText returned.
-func (c *Conflict) UnmarshalText(text []byte) (err error) {
-	*c, err = ParseConflict(string(text))
-	return err
-}
-
-// String returns what ParseConflict reads: "203.0.113.7 02:00:00:00:00:0c withheld".
+// String returns what UnmarshalText reads: "203.0.113.7 02:00:00:00:00:0c withheld".
 func (c Conflict) String() string {
 	state := withheld
 	if c.Announced {
@@ -88,21 +82,22 @@ func (c Conflict) String() string {
 
 const withheld, announced = "withheld", "announced"
 
-// ParseConflict reads what Conflict.String returns.
-func ParseConflict(text string) (c Conflict, err error) {
-	f := strings.Fields(text)
+// UnmarshalText reads what MarshalText returned.
+func (c *Conflict) UnmarshalText(text []byte) error {
+	f := strings.Fields(string(text))
 	if len(f) != 3 || f[2] != withheld && f[2] != announced {
-		return Conflict{}, fmt.Errorf("%.60q is not an address, a hardware address, and %q or %q", text, withheld, announced)
+		return fmt.Errorf("%.60q is not an address, a hardware address, and %q or %q", text, withheld, announced)
 	}
-	if c.VIP, err = netip.ParseAddr(f[0]); err != nil {
-		return Conflict{}, fmt.Errorf("read a conflict: %w", err)
+	vip, err := netip.ParseAddr(f[0])
+	if err != nil {
+		return fmt.Errorf("read a conflict: %w", err)
 	}
 	hardware, err := net.ParseMAC(f[1])
 	if err != nil || len(hardware) != len(c.HardwareAddr) {
-		return Conflict{}, fmt.Errorf("%.40q is not a hardware address of 6 bytes", f[1])
+		return fmt.Errorf("%.40q is not a hardware address of 6 bytes", f[1])
 	}
-	c.HardwareAddr, c.Announced = [6]byte(hardware), f[2] == announced
-	return c, nil
+	*c = Conflict{VIP: vip, HardwareAddr: [6]byte(hardware), Announced: f[2] == announced}
+	return nil
 }
 
 // Compare orders conflicts by VIP and hardware address.

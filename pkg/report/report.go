@@ -47,7 +47,7 @@ const (
 	maxName  = 253 // bytes of a Node's
 )
 
-// Report is what a speaker says.
+// Report is a speaker's report about itself and its node.
 type Report struct {
 	// Address is where the speaker listens for others. Invalid: not known.
 	Address netip.AddrPort `json:"address,omitzero"`
@@ -120,8 +120,8 @@ func NodeOf(lease string) (node string, ok bool) {
 	return node, node != ""
 }
 
-// Over returns r. The fields that r does not know are those of the report before. Who does not
-// know the segments has not looked at the node yet.
+// Over returns r, with the fields that r does not know taken from the report before. A speaker
+// that does not know the segments has not looked at its node yet.
 func (r Report) Over(before Report) Report {
 	if r.Segments == nil {
 		r.Segments, r.KubeProxy = before.Segments, before.KubeProxy
@@ -149,7 +149,7 @@ func (r Report) Tidy() Report {
 		r.Address = netip.AddrPort{}
 	}
 	if len(r.Keys) > MaxKeys || slices.ContainsFunc(r.Keys, func(k string) bool { return !isMark(k) }) {
-		r.Keys = nil // which one it uses is the first's to say
+		r.Keys = nil // without the first one it is not known which is in use
 	}
 	r.Network = r.Network.tidy()
 	if !isName(r.PodRoutes, maxLabel) {

@@ -39,8 +39,8 @@ type Host struct {
 	handle netns.NsHandle
 }
 
-// NewHost makes a host whose only interface is lo. It fails the test without
-// root: a test that is skipped where it matters tells nothing.
+// NewHost makes a host whose only interface is lo. Without root it fails the test, because a
+// skipped test proves nothing.
 func NewHost(t testing.TB, name string) *Host {
 	t.Helper()
 	if os.Geteuid() != 0 {

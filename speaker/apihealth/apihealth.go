@@ -19,38 +19,35 @@ import (
 )
 
 const (
-	// interval is how often the API server is asked, and askTimeout how long the answer may
-	// take, over the connection that there is and then over a new one: its version is what it
-	// answers everybody, from memory.
+	// interval is how often the API server is asked for its version, which it answers everybody from
+	// memory. askTimeout is how long the answer may take, over the existing connection and then over a
+	// new one.
 	interval, askTimeout = 5 * time.Second, 2 * time.Second
-	// share is the time between two questions from any node while it answers all of them.
-	// Where there are so many that each would ask less often than every longest, it is less.
+	// share is the time between two questions of all nodes together while all are answered. In a very
+	// large cluster it is shorter: each node asks at least every longest.
 	share, longest = 50 * time.Millisecond, time.Minute
 	// misses is how many questions in a row without an answer are published.
 	misses = 2
-	// blindAfter is how long the API server has not answered when this node gives up,
-	// and sureAfter how long it has answered others meanwhile: when it is gone, or back,
-	// not all find out at once.
+	// This node becomes blind when the API server has not answered it for blindAfter, and has answered
+	// others for sureAfter in that time: not all nodes notice at once that it is gone, or back.
 	blindAfter, sureAfter = 25 * time.Second, 15 * time.Second
-	// seeingAfter is how long it has answered again when this node knows what it missed:
-	// watches wait for as long before they try again.
+	// seeingAfter is how long the API server has to answer again before this node is not blind any more:
+	// watches wait as long before they try again, and then the node knows what it missed.
 	seeingAfter = time.Minute
 )
 
 // Peers are the other speakers; membership.Task is one.
 type Peers interface {
-	// See publishes to them whether the API server answers this node, and whether the node is
-	// blind.
+	// See publishes whether the API server answers this node, and whether this node is blind.
 	See(sighted, blind bool)
-	// OthersSee returns how many of them that are ready to own VIPs it answers, and how
-	// many more are not blind: they are about to find out.
+	// OthersSee returns to how many of the other ready speakers the API server answers, and how many more
+	// are not blind, because they do not know yet.
 	OthersSee() (seeing, unsure int)
 }
 
-// API is how the API server is asked; apiclient.Transport is one. An answer is one whatever
-// it says.
+// API asks the API server; apiclient.Transport is one. A refusal is an answer, too.
 type API interface {
-	// Ask asks over the connection that there is.
+	// Ask asks over the existing connection.
 	Ask(context.Context) error
 	// Renew asks over a new connection, and closes the others if it is answered.
 	Renew(context.Context) error
@@ -80,7 +77,7 @@ func New(api API, peers Peers, log *slog.Logger) *Checker {
 // String names the task.
 func (s *Checker) String() string { return "API health" }
 
-// Blind reports whether this node has given up on the API server, which answers others.
+// Blind reports whether this node has given up on the API server while it answers others.
 func (s *Checker) Blind() bool { return s.blind.Load() }
 
 // Run asks until ctx ends.
@@ -117,7 +114,8 @@ func (s *Checker) look(ctx context.Context) {
 	s.peers.See(s.missed < misses, s.Blind())
 }
 
-// once asks the API server, and another one if there is no answer.
+// once asks the API server. If there is no answer, it asks over a new connection, which may lead to another
+// API server.
 func (s *Checker) once(ctx context.Context) error {
 	first := within(ctx, s.api.Ask)
 	if first == nil || ctx.Err() != nil {

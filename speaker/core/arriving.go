@@ -8,20 +8,20 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// kubeProxyLag is how long kube-proxy may take until it forwards to an endpoint that
-// is new: it brings its rules up to date once a second (minSyncPeriod), which takes
-// a moment. It is shorter than the hand-over, for which the owner waits.
+// kubeProxyLag is how long kube-proxy takes to forward to a new endpoint: it updates its rules once a
+// second (minSyncPeriod), and the update takes a moment. It is shorter than the hand-over, during
+// which the previous owner answers.
 const kubeProxyLag = 1500 * time.Millisecond
 
-// arriving is a VIP that this node is to own because of an endpoint here that is new,
-// while its owner has endpoints, too: the owner keeps it until then.
+// arriving is a VIP that moves to this node because the node has a new endpoint, while its owner has
+// endpoints, too. The owner keeps the VIP until that time.
 type arriving struct {
 	from  string
 	until time.Time
 }
 
-// arrive decides which VIPs are not announced yet, because kube-proxy may not serve them
-// here. It reports whether any has arrived, or is this node's no longer.
+// arrive decides which VIPs are not announced yet because kube-proxy may not serve them on this node.
+// It reports whether a VIP has arrived, or does not move to this node any more.
 func (c *Core) arrive() (ended bool) {
 	for _, vip := range c.out.Gone {
 		delete(c.endpoints, vip)
@@ -38,7 +38,7 @@ func (c *Core) arrive() (ended bool) {
 	return len(c.arriving) < before
 }
 
-// waits reports whether the VIP is better off where it is.
+// waits reports whether the previous owner should keep the VIP for now.
 func (c *Core) waits(vip netip.Addr, a arriving) bool {
 	_, owned := c.planner.Plan().Layer2[vip]
 	return owned && c.now.Before(a.until) && c.facts.speakers[a.from] && c.planner.Why(vip, a.from) == plan.NotOwner

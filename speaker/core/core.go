@@ -1,33 +1,29 @@
-// Package core decides what a speaker does next. It is a deterministic machine with
-// one owner: an event and the time go into Step, effects come out. It has no
-// goroutine, no clock, no lock and no log of its own, and what a step costs follows
-// what has changed.
+// Package core decides what a speaker does next. It is a deterministic machine with one owner: an
+// event and the time go into Step, effects come out. It has no goroutine, no clock, no lock and no
+// log of its own. The cost of a step follows what has changed.
 //
-// Most events are facts, which are only noted. Decide decides by all facts that have
-// come since the last time, so that a burst of them costs one plan. What comes of an
-// effect returns as an event: VIPsFailed, RoutesFailed, StillLeaving.
+// Most events are facts, which are only noted. Decide decides by all facts, so that a burst of them
+// costs one plan. The results of effects come back as events: VIPsFailed, RoutesFailed, StillLeaving.
 //
 // Decide decides in this order:
 //
-//  1. Whether this node may own VIPs (ready.go). It comes first because the node is a
-//     candidate in its own plan only if it may. As long as the API server's objects
-//     are not known, nothing else is decided: an empty plan would withdraw what the
-//     speaker before this one has announced.
-//  2. The plan (facts.go): who owns which VIP, and what routers are sent. All that
-//     follows compares the plan with the one before.
-//  3. Which VIPs leave (handover.go). A VIP that this node gives up is answered for
-//     until the next owner is heard. It comes before the arrivals because a VIP that
-//     has not arrived is not announced here, and cannot leave.
-//  4. Which VIPs arrive late (arriving.go): those that kube-proxy may not serve yet.
-//  5. What is announced on the segment: what the plan says, the VIPs that leave, and
-//     not those that arrive. It comes before the routes because it is what hosts wait
-//     for in a failover; routers have other paths.
-//  6. What routers are sent (routing.go), and whether they are first asked to prefer
-//     other nodes.
-//  7. Which moves people hear of (moves.go). It comes last: nobody waits for it.
+//  1. Whether this node may own VIPs (ready.go). This is first because only a ready node is a
+//     candidate in its own plan. While the API server's objects are unknown, nothing else is
+//     decided: an empty plan would withdraw what the previous speaker of this node has announced.
+//  2. The plan (facts.go): who owns which VIP, and what routers are sent. The next steps compare the
+//     plan with the one before.
+//  3. Which VIPs leave (handover.go). This node answers for a VIP that it gives up until the next
+//     owner is heard. This is before the arrivals because a VIP that has not arrived is not
+//     announced here, and cannot leave.
+//  4. Which VIPs arrive late (arriving.go), because kube-proxy may not serve them yet.
+//  5. What is announced on the segment (core.go): the VIPs of the plan and those that leave, without
+//     those that arrive. This is before the routes because in a failover hosts wait for it; routers
+//     have other paths.
+//  6. What routers are sent (routing.go), and whether they are first asked to prefer other nodes.
+//  7. Which moves are reported (moves.go). This is last because nobody waits for it.
 //
-// Stop is the end (stop.go): all VIPs leave as in step 3, routers are asked to prefer
-// other nodes, and Done says that both are over.
+// After Stop (stop.go) all VIPs leave as in step 3, routers are asked to prefer other nodes, and Done
+// is set when both are over.
 package core
 
 import (
@@ -41,19 +37,19 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// Event is what the machine is handed. Nobody may modify its maps after that.
+// Event is the input of the machine. Nobody may modify its maps after that.
 type Event interface{ event() }
 
 // The events.
 type (
-	// Health is what the node has of all that owning VIPs takes.
+	// Health has the conditions of owning VIPs.
 	Health struct {
 		// Synced is set once the API server's objects are known.
 		Synced bool
 		// Joined is set once the other speakers are known.
 		Joined bool
-		// Healthy is set if the data plane takes traffic. Sick is set if it says that it
-		// does not, and what it has written may serve.
+		// Healthy is set if the data plane takes traffic. Sick is set if it answers that it is not
+		// healthy; the rules that it has written may still work.
 		Healthy, Sick bool
 		// Forwards is set once the first Forwarding of the effects is in force.
 		Forwards bool
@@ -62,26 +58,26 @@ type (
 	Config struct{ *config.Config }
 	// Nodes are all Nodes, as the API server has them.
 	Nodes map[string]plan.Node
-	// Members are the speakers that are alive, with who of them is ready, and what each
-	// has published about its node.
+	// Members are the speakers that are alive, with whether they are ready, and what each has
+	// published about its node.
 	Members struct {
 		Speakers map[string]bool
 		Networks map[string]report.Network
 	}
 	// Service replaces the Service of that name. Without VIPs it is gone.
 	Service struct{ plan.Service }
-	// Passwords says that sessions have to be set again for their passwords.
+	// Passwords is sent when a password has changed, so that sessions have to be set again.
 	Passwords struct{}
-	// VIPsFailed says that the VIPs of the last effects were not set.
+	// VIPsFailed is sent if the VIPs of the last effects were not set.
 	VIPsFailed struct{}
-	// RoutesFailed says that the routes of the last effects were not set.
+	// RoutesFailed is sent if the routes of the last effects were not set.
 	RoutesFailed struct{}
 
-	// Decide has the machine decide by what it knows.
+	// Decide has the machine decide by all facts.
 	Decide struct{}
-	// Stop has it give all up. After it, only StillLeaving may come.
+	// Stop has the machine give everything up. After it, only StillLeaving may come.
 	Stop struct{}
-	// StillLeaving is how many of the VIPs that leave are still answered for.
+	// StillLeaving is for how many of the leaving VIPs this node still answers.
 	StillLeaving int
 )
 
@@ -97,20 +93,20 @@ func (Decide) event()       {}
 func (Stop) event()         {}
 func (StillLeaving) event() {}
 
-// Effects are what is to be done, in the order of the fields. Facts have none. Maps
-// belong to the machine: they are good until the next step.
+// Effects are the actions to execute, in the order of the fields. Facts have none. The maps belong to
+// the machine and are valid until the next step.
 type Effects struct {
-	// Ready is what the other speakers are to hear: whether this node may own VIPs.
+	// Ready is published to the other speakers: whether this node may own VIPs.
 	Ready bool
-	// BecameReady is set when it may for the first time.
+	// BecameReady is set when the node is ready for the first time.
 	BecameReady bool
-	// News is set when State has other moves, labels or addresses.
+	// News is set when State has other moves, labels or addresses than before.
 	News bool
 	// PodRoutes replace the routes to the pods of other nodes. Nil: they stay.
 	PodRoutes *plan.PodRoutes
-	// Planned is set when there is a new plan: Claims, Changes and Gone are its own.
+	// Planned is set when there is a new plan: Claims, Changes and Gone belong to it.
 	Planned bool
-	// Claims are what the other speakers are to hear of what the node owns and keeps.
+	// Claims are published to the other speakers: the VIPs that the node owns and keeps.
 	Claims report.Claims
 	// Limits replace the limits of connections. Nil: they stay.
 	Limits map[plan.LimitKey]plan.Limit
@@ -121,29 +117,29 @@ type Effects struct {
 	VIPs    map[netip.Addr]plan.Layer2
 	// Gone are the VIPs that no Service has any more.
 	Gone []netip.Addr
-	// BeginDrain has routers prefer other nodes, before the Routes.
+	// BeginDrain asks routers to prefer other nodes, before the Routes are sent.
 	BeginDrain bool
 	// Routes are what routers are sent. Nil: nothing new.
 	Routes *Routes
-	// EndDrain ends that routers prefer other nodes, after the Routes.
+	// EndDrain takes back what BeginDrain asked for, after the Routes are sent.
 	EndDrain bool
 	// StopRouters closes the sessions with routers.
 	StopRouters bool
-	// Changes are what is different about the plan, and Log is what else is logged.
+	// Changes are the changes of the plan, which are logged. Log is what else is logged.
 	Changes plan.Changes
 	Log     []Line
 
-	// Next is when Decide is due, or StillLeaving after a Stop, if nothing happens
-	// before. Zero: there is no such time.
+	// Next is when Decide is due if nothing happens before, or StillLeaving after a Stop. Zero:
+	// never.
 	Next time.Time
-	// Done is set when all that followed a Stop is over.
+	// Done is set when everything that follows a Stop is over.
 	Done bool
 }
 
 // Routes are what routers are sent.
 type Routes struct {
 	plan.BGP
-	// All is set if all routes are to be set. Otherwise only those to Changed are others.
+	// All is set if all routes have to be set. Otherwise only the routes to Changed are different.
 	All     bool
 	Changed []netip.Prefix
 }
@@ -155,15 +151,15 @@ type Line struct {
 	Args []any
 }
 
-// RetryAfter is when VIPs are set again that were not set.
+// RetryAfter is how long after a failure the VIPs are set again.
 const RetryAfter = time.Second
 
-// Options are what a Core needs to know from the beginning.
+// Options are the settings of a Core, which never change.
 type Options struct {
 	Node string
-	// HandOver is how long at most a VIP that leaves is answered for.
+	// HandOver is how long at most this node answers for a VIP that leaves.
 	HandOver time.Duration
-	// Drain is how long routers are given to prefer other nodes.
+	// Drain is how long routers have to prefer other nodes.
 	Drain time.Duration
 }
 
@@ -175,11 +171,11 @@ type Core struct {
 
 	facts     facts
 	planner   *plan.Planner
-	forwarded *plan.Forwarding // that the effects had last
+	forwarded *plan.Forwarding // the last Forwarding of the effects
 	ready     bool             // this node may own VIPs
 	everReady bool
-	limits    bool      // the effects had them
-	retry     time.Time // when VIPs are set again that were not set; zero: they were set
+	limits    bool      // some effects had Limits
+	retry     time.Time // when to set the VIPs again after a failure; zero: they were set
 	leaving   map[netip.Addr]leaving
 	arriving  map[netip.Addr]arriving
 	endpoints map[netip.Addr]time.Time // since when this node has ready ones, of VIPs with policy Local
@@ -237,8 +233,8 @@ func (c *Core) decide() {
 	c.settleMoves()
 }
 
-// announce sets what is announced on the segment if the plan, or VIPs that leave or
-// arrive, changed it, or if it was not set the last time.
+// announce sets what is announced on the segment, if the plan or VIPs that leave or arrive changed
+// it, or if it was not set the last time.
 func (c *Core) announce(changed bool) {
 	owned := func(v plan.Change) bool { return v.Before.Owned || v.After.Owned }
 	if changed || !c.retry.IsZero() || slices.ContainsFunc(c.out.Changes.VIPs, owned) {
@@ -247,8 +243,7 @@ func (c *Core) announce(changed bool) {
 	}
 }
 
-// want returns what is announced: what the plan says, and the VIPs that leave, without
-// those that arrive.
+// want returns what is announced: the VIPs of the plan and those that leave, without those that arrive.
 func (c *Core) want() map[netip.Addr]plan.Layer2 {
 	owned := c.planner.Plan().Layer2
 	if len(c.leaving)+len(c.arriving) == 0 {
@@ -292,24 +287,23 @@ func (c *Core) log(warn bool, text string, args ...any) {
 	c.out.Log = append(c.out.Log, Line{warn, text, args})
 }
 
-// State is what was decided last. Nobody may modify its maps, and they are good until
-// the next step.
+// State is the last decision. Nobody may modify its maps, and they are valid until the next step.
 type State struct {
 	Plan plan.Plan
-	// Since is since when this node owns its VIPs.
+	// Since is since when this node owns each of its VIPs.
 	Since map[netip.Addr]time.Time
-	// Digest identifies the document that the plan was made from, and Planned is when.
+	// Digest identifies the document of the plan. Planned is when the plan was made.
 	Digest  string
 	Planned time.Time
-	// Node is what is known of this node, if it is Known.
+	// Node is this node. Known is set if the API server has it.
 	Node  plan.Node
 	Known bool
-	// Moves are the VIPs that changed hands lately, as far as this node reports them. The
-	// slice is never modified.
+	// Moves are the VIPs that moved lately, as far as this node reports them. The slice is never
+	// modified.
 	Moves []report.Move
 }
 
-// State returns what was decided last.
+// State returns the last decision.
 func (c *Core) State() State {
 	s := State{Plan: c.planner.Plan(), Since: c.since, Planned: c.planned, Moves: c.moves.published}
 	s.Node, s.Known = c.facts.nodes[c.Node]

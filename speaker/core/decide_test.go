@@ -164,12 +164,12 @@ func TestAWrongLimitIsLoggedOnce(t *testing.T) {
 	wrong := web(vip, true)
 	wrong.LimitErr = errors.New("no number")
 	s.begin(wrong)
-	require.True(t, s.logged("connections not limited: correct the Service's annotation"))
+	require.True(t, s.logged("connections are not limited: correct the Service's annotation"))
 	s.step(s.excluded("n2", true))
 	require.Empty(t, s.last.Log)
 	wrong.LimitErr = errors.New("nor is this")
 	s.step(Service{wrong})
-	require.True(t, s.logged("connections not limited: correct the Service's annotation"))
+	require.True(t, s.logged("connections are not limited: correct the Service's annotation"))
 }
 
 func TestRoutesToPodsFollowNodesAndConfiguration(t *testing.T) {

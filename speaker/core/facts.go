@@ -10,20 +10,20 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// facts are what the machine has been handed, and what of that the planner knows.
+// facts are the facts that the machine was given, and those that the planner was given of them.
 type facts struct {
 	health  Health
 	config  *config.Config
 	cluster map[string]plan.Node // as the API server has them
 	members Members
-	// newCluster and newMembers are set if they came after the last plan.
+	// newCluster and newMembers are set if cluster and members are newer than the plan.
 	newCluster, newMembers bool
 
-	// In the planner.
+	// What the planner was given.
 	planned  *config.Config
 	nodes    map[string]plan.Node // with what their speakers publish
 	speakers map[string]bool
-	networks map[string]report.Network // in the nodes
+	networks map[string]report.Network // those of nodes
 }
 
 // note notes a fact.
@@ -47,7 +47,7 @@ func (c *Core) note(event Event) {
 	}
 }
 
-// put hands a Service to the planner, and notes since when it has endpoints here.
+// put gives a Service to the planner, and notes since when the Service has endpoints on this node.
 func (c *Core) put(s plan.Service) {
 	for _, vip := range s.VIPs {
 		if _, known := c.endpoints[vip]; !s.EndpointsAt(vip).ServingNodes[c.Node] {
@@ -59,8 +59,8 @@ func (c *Core) put(s plan.Service) {
 	c.planner.Put(s)
 }
 
-// plan brings the plan up to date with the facts. It returns the speakers that were known
-// before, and the routes that the node had if it is about to lose them, see route.
+// plan brings the plan up to date with the facts. It returns the speakers that were known before, and
+// the routes of a node that has just been excluded, see routesAtExclusion.
 func (c *Core) plan() (known map[string]bool, had map[netip.Prefix]plan.Route) {
 	known, excluded := c.facts.speakers, c.excluded()
 	c.inform()
@@ -73,7 +73,8 @@ func (c *Core) plan() (known map[string]bool, had map[netip.Prefix]plan.Route) {
 	c.update()
 	p := c.planner.Plan()
 	c.out.Planned, c.out.Claims, c.out.Gone = true, p.Claims, c.out.Changes.Gone()
-	if c.everReady && (c.out.Changes.Limits || !c.limits) { // those of a speaker that was killed stay: packets still arrive for it
+	// Before this speaker is ready, the limits of the previous one stay: packets still arrive.
+	if c.everReady && (c.out.Changes.Limits || !c.limits) {
 		c.out.Limits, c.limits = p.Limits, true
 	}
 	if c.out.Changes.Limits {
@@ -85,14 +86,14 @@ func (c *Core) plan() (known map[string]bool, had map[netip.Prefix]plan.Route) {
 func (c *Core) logLimitErrs(before, now map[string]error) {
 	for _, name := range slices.Sorted(maps.Keys(now)) {
 		if err := now[name]; err != before[name] {
-			c.log(true, "connections not limited: correct the Service's annotation", "service", name, "err", err)
+			c.log(true, "connections are not limited: correct the Service's annotation", "service", name, "err", err)
 		}
 	}
 }
 
-// forward has the effects say what is forwarded directly: before the node is ready, so that
-// connections that others hand to it find their way. A speaker that does not know the others
-// yet leaves what there is.
+// forward sets what is forwarded directly. It does so before the node is ready, so that the node takes
+// connections that others forward to it. While a speaker does not know the others, the kernel's rules
+// stay as they are.
 func (c *Core) forward() {
 	p := c.planner.Plan()
 	if c.facts.health.Joined && c.facts.config != nil && p.Forwarding != c.forwarded {
@@ -100,13 +101,13 @@ func (c *Core) forward() {
 	}
 }
 
-// inform hands the planner the facts that are new to it.
+// inform gives the planner the new facts.
 func (c *Core) inform() {
 	f := &c.facts
 	node, known := f.nodes[c.Node]
 	routesDue := f.newCluster || f.config != f.planned
 	changed, changedNodes := f.config != f.planned, f.newCluster
-	// Whether this node is ready is decided here, and the other speakers hear it later.
+	// Whether this node is ready is decided here; members has it later.
 	if f.newMembers || f.speakers[c.Node] != c.ready {
 		speakers := map[string]bool{}
 		maps.Copy(speakers, f.members.Speakers)
@@ -128,8 +129,8 @@ func (c *Core) inform() {
 	if knows != known || !maps.Equal(n.Labels, node.Labels) || !slices.Equal(n.Addresses, node.Addresses) {
 		c.out.News = true
 	}
-	// Without a configuration, or from an API server that does not know this node, nothing
-	// can be concluded about routes to pods: what is there stays.
+	// Without a configuration, or while the API server does not know this node, the routes to pods
+	// stay as they are.
 	if routesDue && knows && f.planned != nil {
 		routes := plan.PodRoutesOf(c.Node, f.planned, f.nodes)
 		c.out.PodRoutes = &routes
@@ -146,13 +147,13 @@ func locate(nodes map[string]plan.Node, networks map[string]report.Network) map[
 	return located
 }
 
-// equalNetworks reports whether the plan takes the two for the same.
+// equalNetworks reports whether the two are the same for the plan.
 func equalNetworks(a, b report.Network) bool {
 	return a.Claims == b.Claims && a.Blind == b.Blind && a.Sick == b.Sick && a.Apart == b.Apart && a.Forwards == b.Forwards &&
 		slices.Equal(a.Segments, b.Segments) && (a.Segments == nil) == (b.Segments == nil)
 }
 
-// update brings the plan up to date.
+// update updates the plan, and since when this node owns its VIPs.
 func (c *Core) update() {
 	c.out.Changes, c.planned = c.planner.Update(), c.now
 	for _, v := range c.out.Changes.VIPs {

@@ -8,19 +8,19 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// leaving is a VIP that moves to another node and is answered for here until that node
-// is heard, but not longer than until.
+// leaving is a VIP that moves to another node. This node answers for it until that node is heard, but
+// not longer than until.
 type leaving struct {
 	plan.Layer2
 	until time.Time
 }
 
-// leave decides which VIPs leave, and reports whether any leaves no longer. known are
-// the speakers that were alive at the last plan.
+// leave decides which VIPs leave, and reports whether a VIP does not leave any more. known are the
+// speakers that were alive at the last plan.
 //
-// A node that may not own VIPs gives all up at once: it may not carry the traffic. A next
-// owner that was not known comes out of a partition, in which it has owned the VIP all
-// the time: it has nothing to announce, so there is nothing to wait for.
+// A node that may not own VIPs gives all up at once, because it may not carry the traffic. A next
+// owner that is not in known comes out of a partition, in which it owned the VIP all the time: it will
+// not announce the VIP anew, so there is nothing to wait for.
 func (c *Core) leave(known map[string]bool) (ended bool) {
 	before, sound := len(c.leaving), c.ready || c.ending.began
 	maps.DeleteFunc(c.leaving, func(_ netip.Addr, l leaving) bool { return !sound || !c.now.Before(l.until) })

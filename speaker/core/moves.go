@@ -11,33 +11,32 @@ import (
 )
 
 const (
-	// movesSettle is how long a VIP must have had the same owner before anybody
-	// hears that it is another one: a speaker that is replaced within that time,
-	// or a node that flaps, is no news.
+	// movesSettle is how long a VIP must have had the same owner before its move is reported. A
+	// speaker that is replaced within that time, or a node that flaps, is not reported.
 	movesSettle = 10 * time.Second
-	// movesPublished is how long moves are published. The controller notes them when
-	// they are written, which is seconds later.
+	// movesPublished is how long moves are published. The controller reads them seconds after they
+	// are written.
 	movesPublished = 2 * time.Minute
 )
 
-// moves are the VIPs that change hands. Every speaker sees them all, in its own
-// plan, and one of them reports: see reporter.
+// moves are the VIPs that change their owner. Every speaker sees all of them in its own plan, and one
+// speaker reports them: see reporter.
 type moves struct {
 	moving    map[netip.Addr]moving
-	orphans   map[netip.Addr]bool // that nobody had when they settled last
+	orphans   map[netip.Addr]bool // the VIPs that nobody owned when they settled last
 	published []report.Move
-	next      time.Time // when moves may have settled, or have been published for long enough; zero: none
+	next      time.Time // when a move may settle or its publication end; zero: never
 }
 
-// moving is a VIP that changes hands, and that somebody had, or nobody, as long
-// as it stayed.
+// moving is a VIP that has not settled. from is its owner when it was settled, to its owner now. Empty:
+// nobody.
 type moving struct {
 	from, to string
 	why      report.Reason // as of the first move
 	at       time.Time     // of the last move
 }
 
-// noteMoves notes what changes hands.
+// noteMoves notes which VIPs change their owner.
 func (c *Core) noteMoves() {
 	for _, vip := range c.out.Gone {
 		delete(c.moves.moving, vip)
@@ -59,7 +58,7 @@ func (c *Core) noteMoves() {
 	}
 }
 
-// why returns why the node that had a VIP has it no more.
+// why returns why the node lost the VIP.
 func (c *Core) why(m plan.Move) report.Reason {
 	why := report.Reason(c.planner.Why(m.VIP, m.From))
 	if _, alive := c.facts.speakers[m.From]; why == report.Reason(plan.SpeakerNotReady) && !alive {
@@ -68,8 +67,8 @@ func (c *Core) why(m plan.Move) report.Reason {
 	return why
 }
 
-// settleMoves publishes what has moved for good, as far as this node is to report it, and
-// forgets what was published long ago.
+// settleMoves publishes the moves that have settled and that this node reports, and forgets those that
+// were published long ago.
 func (c *Core) settleMoves() {
 	if c.moves.next.IsZero() || c.now.Before(c.moves.next) {
 		return
@@ -82,7 +81,7 @@ func (c *Core) settleMoves() {
 			continue
 		}
 		delete(c.moves.moving, vip)
-		if c.moves.again(vip, m) && reporter(m, c.facts.speakers, first) == c.Node {
+		if c.moves.settle(vip, m) && reporter(m, c.facts.speakers, first) == c.Node {
 			key := moving{from: m.from, why: m.why}
 			if fresh[key].To == nil {
 				fresh[key] = report.Move{At: c.now, From: m.from, Why: m.why, To: map[string][]netip.Addr{}}
@@ -93,16 +92,16 @@ func (c *Core) settleMoves() {
 	c.publishMoves(slices.Collect(maps.Values(fresh)))
 }
 
-// lookAt has the moves looked at by then.
+// lookAt has settleMoves called by then.
 func (m *moves) lookAt(when time.Time) {
 	if m.next.IsZero() || when.Before(m.next) {
 		m.next = when
 	}
 }
 
-// again notes what nobody has, and reports whether the move is one: a VIP that
-// nobody has had yet does not move to its first owner.
-func (m *moves) again(vip netip.Addr, of moving) bool {
+// settle notes whether nobody owns the VIP now, and reports whether the move counts: a new VIP does not
+// move to its first owner.
+func (m *moves) settle(vip netip.Addr, of moving) bool {
 	had := m.orphans[vip]
 	if delete(m.orphans, vip); of.to == "" {
 		m.orphans[vip] = true
@@ -110,7 +109,7 @@ func (m *moves) again(vip netip.Addr, of moving) bool {
 	return of.from != "" || had
 }
 
-// publishMoves adds the fresh ones to what is published, and takes the old ones away.
+// publishMoves publishes the fresh moves, and removes the old ones.
 func (c *Core) publishMoves(fresh []report.Move) {
 	old := func(m report.Move) bool { return c.now.Sub(m.At) >= movesPublished }
 	published := slices.DeleteFunc(slices.Clone(c.moves.published), old)
@@ -125,11 +124,10 @@ func (c *Core) publishMoves(fresh []report.Move) {
 	}
 }
 
-// reporter returns the node that reports a move. It is the one that had the VIP,
-// if its speaker is ready: it knows since when. Otherwise the first of the others
-// by name: so the loss of a node is reported by one, and not by each heir; and not by
-// the VIP's owner if there are others, since a speaker that has just started does
-// not know who had it before.
+// reporter returns the node that reports a move. It is the previous owner if its speaker is ready.
+// Otherwise it is the first ready speaker by name, so that one speaker reports the loss of a node, and
+// not each new owner. The VIP's new owner reports only if there is no other: a speaker that has just
+// started does not know the previous owner.
 func reporter(m moving, speakers map[string]bool, first [2]string) string {
 	switch {
 	case m.from != "" && speakers[m.from]:

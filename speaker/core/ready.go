@@ -1,8 +1,8 @@
 package core
 
-// decideReady decides whether this node may own VIPs. A node without configuration must
-// not: it would win VIPs and not know how to announce them. One whose data plane is sick
-// may: it is the last choice, see report.Network.
+// decideReady decides whether this node may own VIPs. A node without a configuration may not: it would
+// win VIPs and not know how to announce them. A node whose data plane is sick may: it is the last
+// choice, see report.Network.
 func (c *Core) decideReady() {
 	h := c.facts.health
 	c.ready = h.Synced && c.facts.config != nil && h.Joined && h.Forwards && (h.Healthy || h.Sick)

@@ -12,19 +12,19 @@ import (
 
 // routing is what routers have been sent.
 type routing struct {
-	sent    bool // anything at all
-	current bool // the routes of the plan, until its last change
+	sent    bool // something was sent
+	current bool // the last routes were those of the plan, so that changes are enough
 	due     bool // sessions have to be set again
 	permit  *netipx.IPSet
-	// draining are the routes that the node is about to withdraw, at until. Nil: it does
-	// not drain, and until is zero.
+	// draining are the routes that the node withdraws at until. Nil: it does not drain, and until
+	// is zero.
 	draining map[netip.Prefix]plan.Route
 	until    time.Time
 }
 
-// routesAtExclusion returns the routes that the node is about to lose because it has
-// been taken out of load balancing: routers are asked to prefer other nodes first. The
-// plan does not know yet.
+// routesAtExclusion returns the routes that the node is about to lose because it has just been excluded
+// from load balancing: before they are withdrawn, routers are asked to prefer other nodes. It is called
+// before the plan is updated.
 func (c *Core) routesAtExclusion(before bool) map[netip.Prefix]plan.Route {
 	if before || !c.excluded() || len(c.planner.Plan().BGP.VIPs) == 0 {
 		return nil
@@ -32,11 +32,11 @@ func (c *Core) routesAtExclusion(before bool) map[netip.Prefix]plan.Route {
 	return maps.Clone(c.planner.Plan().BGP.Routes)
 }
 
-// route decides what routers are sent. A node that has just been taken out first has
-// them prefer other nodes for the routes that it had.
+// route decides what routers are sent. A node that has just been excluded keeps the routes that it had
+// for a while, and asks routers to prefer other nodes.
 //
-// Nothing is sent before the node has been ready for the first time: the first set has
-// all routes, which is what routers wait for after a restart.
+// Nothing is sent before the node has been ready for the first time: after a restart routers wait for
+// the first set, which must have all routes.
 func (c *Core) route(had map[netip.Prefix]plan.Route) {
 	r, want := &c.routing, c.planner.Plan().BGP
 	drained := r.draining != nil && !c.now.Before(r.until)

@@ -5,19 +5,19 @@ import "time"
 // leavingPoll is how often an ending speaker asks whether all its VIPs have arrived.
 const leavingPoll = 10 * time.Millisecond
 
-// ending is how far the end is.
+// ending is the progress after a Stop.
 type ending struct {
 	began bool
-	// vips is when VIPs that leave are withdrawn though their next owners are not heard,
-	// routers when the sessions are closed.
+	// vips is when leaving VIPs are withdrawn although their next owners are not heard. routers is
+	// when the sessions are closed.
 	vips, routers      time.Time
 	withdrawn, stopped bool
 	next               time.Time
 }
 
-// stop makes the plan of a node that may not own VIPs, and has all its VIPs leave if it
-// could own them. Routers are asked to prefer other nodes meanwhile. Those that agreed to
-// graceful restart keep the routes for the next speaker.
+// stop makes the plan of a node that may not own VIPs, so that all its VIPs leave. Meanwhile routers
+// are asked to prefer other nodes. Routers that agreed to graceful restart keep the routes for the next
+// speaker.
 func (c *Core) stop() {
 	sound, had := c.ready, c.planner.Plan()
 	c.log(false, "handing over", "vips", len(had.Layer2))
@@ -38,8 +38,8 @@ func (c *Core) stop() {
 	}
 }
 
-// end withdraws what is still announced once the next owners have taken what they are to
-// take, or the time for it is over, and closes the sessions with routers.
+// end withdraws what is still announced once all next owners are heard, or the time for that is over,
+// and closes the sessions with routers.
 func (c *Core) end(left int) {
 	e, over := &c.ending, !c.now.Before(c.ending.vips)
 	if !e.withdrawn && (left == 0 || over) {

@@ -1,10 +1,9 @@
-// Package diagnosis gathers, when somebody asks, the facts of this node that
-// package diagnose checks. What the node does not report is marked as unknown, never guessed.
+// Package diagnosis gathers the facts of this node that package diagnose checks, when a client asks. Facts
+// that the node does not report are unknown; none is guessed.
 //
-// The network is probed only on demand, one diagnosis at a time and within
-// seconds. Nobody can have the node send to where he likes: neighbours are
-// other speakers by their Leases, and VIPs are tried only if the plan knows
-// them.
+// The network is probed only on demand, one diagnosis at a time and within seconds. A client cannot choose
+// freely where the node sends packets: neighbours are other speakers by their Leases, and VIPs are tried only
+// if the plan has them.
 //
 // The files, from the outside in:
 //
@@ -49,7 +48,7 @@ const (
 // Members are the other speakers; membership.Task is one.
 type Members interface {
 	Speakers() map[string]bool
-	// Probe asks all that have a Lease.
+	// Probe asks all other speakers that have a Lease.
 	Probe(ctx context.Context) (answers []membership.Reach, unasked int)
 }
 
@@ -58,14 +57,14 @@ type Options struct {
 	Node       string
 	Interfaces netstate.Interfaces
 	Members    Members
-	// Status returns what the speaker decided last.
+	// Status returns the speaker's last decision.
 	Status func() speaker.Status
 	// Forwarding returns what keeps the node from direct forwarding. Nil: not known.
 	Forwarding func() diagnose.Forwarding
 	Log        *slog.Logger
 	// Proc is where the kernel reports about itself. Empty: /proc.
 	Proc string
-	// ProxyModeURL is asked for kube-proxy's mode. Empty: nobody is.
+	// ProxyModeURL is asked for kube-proxy's mode. Empty: the mode is unknown.
 	ProxyModeURL string
 }
 
@@ -156,8 +155,8 @@ func (d *Diagnosis) facts(ctx context.Context, asked question) diagnose.Facts {
 	return f
 }
 
-// interfaces returns those with addresses, and the ports of bonds and bridges of
-// them, whose hardware addresses may answer for them: not those that lead to pods.
+// interfaces returns the interfaces with addresses, and the ports of bonds and bridges that have addresses,
+// because a port's hardware address may answer. Ports that lead to pods are left out.
 func interfaces(all []netstate.Interface) (facts []diagnose.Interface) {
 	addressed := map[int]bool{}
 	for _, i := range all {
@@ -171,7 +170,7 @@ func interfaces(all []netstate.Interface) (facts []diagnose.Interface) {
 	return facts
 }
 
-// proxyMode asks kube-proxy. Who does not answer may not be there.
+// proxyMode asks kube-proxy for its mode. If there is no answer, there may be no kube-proxy.
 func (d *Diagnosis) proxyMode(ctx context.Context, f *diagnose.Facts) {
 	if d.options.ProxyModeURL == "" {
 		return
@@ -208,15 +207,13 @@ func fetch(ctx context.Context, url string) (string, error) {
 	return strings.TrimSpace(string(text)), nil
 }
 
-// maxNeighbours is how many other nodes are asked for by ARP or NDP, which
-// everybody on the segment hears: those that follow this one, by name, so that
-// all are asked for.
+// maxNeighbours is for how many other nodes this node asks by ARP or NDP, which everybody on the segment
+// hears. It asks for the nodes that follow it by name, so that every node is asked for by others.
 const maxNeighbours = 8
 
-// probe asks the others. The requests for hardware addresses carry the node's
-// own address, as those of any neighbour that has something to send do: a probe
-// from 0.0.0.0 would be taken, by a speaker that is about to announce the VIP
-// and still looks for conflicts, for another host that wants it.
+// probe asks the others. The requests for hardware addresses have the node's own address as sender, like those
+// of any neighbour. A speaker that is probing the VIP would take a request from 0.0.0.0 for another machine
+// that wants the address.
 func (d *Diagnosis) probe(ctx context.Context, f *diagnose.Facts, vips []netip.AddrPort, status speaker.Status) {
 	f.Active = true
 	others, links := d.members(ctx, f), d.links()
@@ -240,8 +237,8 @@ func (d *Diagnosis) probe(ctx context.Context, f *diagnose.Facts, vips []netip.A
 	}
 }
 
-// members asks all other speakers, and returns those that were asked: first
-// those whose nodes follow this one by name.
+// members asks all other speakers, and returns those that were asked. Those whose nodes follow this one by
+// name come first.
 func (d *Diagnosis) members(ctx context.Context, f *diagnose.Facts) []membership.Reach {
 	ctx, cancel := context.WithTimeout(ctx, membersTimeout)
 	defer cancel()

@@ -18,11 +18,10 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/diagnose"
 )
 
-// kernel is where the kernel reports about itself: /proc. What it reports of the
-// network is that of the thread's namespace.
+// kernel is the path of /proc. The files about the network are those of the thread's network namespace.
 type kernel string
 
-// addTo adds what the kernel reports. Interfaces are those whose settings count.
+// addTo adds the kernel's facts. It reads the settings of these interfaces.
 func (k kernel) addTo(f *diagnose.Facts, interfaces []string) {
 	names := []string{diagnose.SysctlForward4, diagnose.SysctlForward6}
 	for _, i := range interfaces {
@@ -93,7 +92,7 @@ func parseRoutes(r io.Reader) ([]string, error) {
 	return names, nil
 }
 
-// capabilities returns the effective ones of this process.
+// capabilities returns the effective capabilities of this process.
 func (k kernel) capabilities() (uint64, error) {
 	raw, err := os.ReadFile(k.path("self", "status"))
 	if err != nil {
@@ -156,7 +155,7 @@ func (k kernel) ownSockets() (map[string]bool, error) {
 	return own, nil
 }
 
-// socket is one that listens.
+// socket is a listening socket.
 type socket struct {
 	address netip.AddrPort
 	inode   string
@@ -165,8 +164,8 @@ type socket struct {
 // stateListen is TCP_LISTEN (proc(5), /proc/net/tcp).
 const stateListen = "0A"
 
-// parseListeners reads /proc/net/tcp or tcp6, where the sockets that listen come
-// first: a node may have a hundred thousand others.
+// parseListeners reads /proc/net/tcp or tcp6 up to the end of the listening sockets, which come first: a node
+// may have a hundred thousand others.
 func parseListeners(r io.Reader) ([]socket, error) {
 	var all []socket
 	lines := bufio.NewScanner(r)

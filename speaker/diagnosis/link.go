@@ -19,11 +19,11 @@ import (
 )
 
 const (
-	// window is how long answers to one round of requests are awaited. Who does
-	// not answer is asked again; a second machine that answers has this long.
+	// window is how long answers to one round of requests are awaited. If there is no answer, the request
+	// is repeated. A second machine with the address also has to answer within that time.
 	window = 300 * time.Millisecond
-	// rounds is how many there are. They last longer than a second, after which a host whose
-	// question for our own hardware address was lost asks again (retrans_time_ms of Linux).
+	// rounds is the number of rounds. Together they last longer than a second, after which a host repeats
+	// a lost question for our own hardware address (retrans_time_ms of Linux).
 	rounds = 4
 	// pace is the time between two requests, which everybody on the segment
 	// hears.
@@ -41,7 +41,7 @@ type link struct {
 
 type links []*link
 
-// links returns those of the node, each interface once for each family.
+// links returns the node's links, each interface once for each family.
 func (d *Diagnosis) links() (all links) {
 	for _, i := range d.options.Interfaces.Interfaces() {
 		if i.Up && i.Ethernet && !i.Loopback && !i.NoARP && len(i.HardwareAddr) == 6 {
@@ -80,7 +80,7 @@ func (l *link) ask(node string, a netip.Addr) {
 	l.neighbours = append(l.neighbours, l.of(node, a))
 }
 
-// try has a VIP asked for, and its port if it has one, or says why not.
+// try has a VIP asked for, and its port tried if it has one. It returns why that is not possible.
 func (all links) try(owner string, vip netip.AddrPort) (why string) {
 	l := all.to(vip.Addr())
 	switch {
@@ -93,7 +93,7 @@ func (all links) try(owner string, vip netip.AddrPort) (why string) {
 	return ""
 }
 
-// run asks, and returns what came of it.
+// run asks, and returns the results.
 func (l *link) run(ctx context.Context) ([]diagnose.Neighbour, []diagnose.Trial) {
 	all := map[netip.Addr][]string{}
 	for _, n := range l.neighbours {
@@ -120,7 +120,7 @@ func (l *link) run(ctx context.Context) ([]diagnose.Neighbour, []diagnose.Trial)
 	return l.neighbours, l.trials
 }
 
-// resolve adds to each address the hardware addresses that it is said to have.
+// resolve adds to each address the hardware addresses that answer for it.
 func (l *link) resolve(ctx context.Context, all map[netip.Addr][]string) error {
 	if l.v4 {
 		return l.resolveARP(ctx, all)
@@ -194,7 +194,7 @@ func (l *link) resolveNDP(ctx context.Context, all map[netip.Addr][]string) erro
 	})
 }
 
-// note adds what was said of an address that was asked for.
+// note adds an answer for an address that was asked for.
 func note(all map[netip.Addr][]string, a netip.Addr, mac net.HardwareAddr) {
 	if known, asked := all[a]; asked && !slices.Contains(known, mac.String()) {
 		all[a] = append(known, mac.String())
@@ -223,8 +223,8 @@ type conversation struct {
 // deadliner is a socket.
 type deadliner interface{ SetReadDeadline(time.Time) error }
 
-// exchange asks all that have not answered, and waits, in up to some rounds.
-// What cannot be read is not for us.
+// exchange asks all that have not answered and waits for answers, for at most rounds rounds. It ignores
+// packets that it cannot read.
 func exchange(ctx context.Context, socket deadliner, c conversation) error {
 	for range rounds {
 		due := c.due()

@@ -16,10 +16,9 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/diagnose"
 )
 
-// A connection from this node to a VIP never leaves it: its own kube-proxy sends
-// it to an endpoint. So the first packet of one is put onto the wire as it is,
-// to the owner's hardware address; whoever answers is told at once that there
-// will be no connection.
+// A connection from this node to a VIP does not reach the VIP's owner: this node's own kube-proxy sends it to
+// an endpoint. So the probe writes the first packet of a connection directly onto the wire, to the owner's
+// hardware address. If there is an answer, the probe resets the connection at once.
 
 // firstPort and lastPort bound the source port: above those that Linux gives to
 // connections (ip_local_port_range).
@@ -31,7 +30,7 @@ const (
 	flagRST = 1 << 2
 )
 
-// probePorts tries the ports of the VIPs that one machine answers for.
+// probePorts tries the ports of the VIPs for which one machine answers.
 func (l *link) probePorts(ctx context.Context) {
 	var tried []*diagnose.Trial
 	for i := range l.trials {
@@ -162,7 +161,7 @@ func segment(from, to netip.AddrPort, sequence uint32, flags byte) []byte {
 	return append(append(append(ip, source...), destination...), tcp...)
 }
 
-// checksum is that of RFC 1071, over texts of even length.
+// checksum is the checksum of RFC 1071 over texts of even length.
 func checksum(sum uint32, texts ...[]byte) uint16 {
 	for _, text := range texts {
 		for i := 0; i+1 < len(text); i += 2 {
@@ -175,8 +174,7 @@ func checksum(sum uint32, texts ...[]byte) uint16 {
 	return ^uint16(sum)
 }
 
-// parseSegment reads an Ethernet frame with a TCP segment: who sent it, what it
-// acknowledges, its flags.
+// parseSegment reads an Ethernet frame with a TCP segment: its sender, acknowledged number and flags.
 func parseSegment(frame []byte) (from netip.AddrPort, ack uint32, flags byte, ok bool) {
 	var f ethernet.Frame
 	if f.UnmarshalBinary(frame) != nil {

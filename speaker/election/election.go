@@ -1,6 +1,5 @@
-// Package election decides which node owns a VIP. It is arithmetic over names
-// and addresses: nodes that know the same nodes come to the same owner without
-// talking to each other.
+// Package election decides which node owns a VIP. It is arithmetic over names and addresses: speakers that
+// know the same nodes choose the same owner without communication.
 //
 // Every pair of address and node has a score (rendezvous hashing): the best
 // node owns the address, and when a node goes only its own addresses move. The
@@ -17,14 +16,13 @@
 // in use. An owner depends on its address and on the nodes, and on no other
 // Service: adding or deleting Services moves nothing, ever.
 //
-// The bound is computed over all nodes that may own the addresses, able at the
-// moment or not, so every address has an order of nodes that does not depend on
-// who is able: its owner, then the deputy that it has when the owner alone is
-// lost (bounded over all others, strictly in a whole block, where it can be among
-// its first addresses), then the rest by score. The first of them that is able
-// has the address. So whatever is lost, only what the lost node has moves, and it
-// comes back with the node. When a node is added to the cluster, or deleted from it for good, the bound costs 10 to 60 moves
-// more for each 100 that rendezvous needs; the tests print the figures.
+// The bound is computed over all nodes that may own the addresses, able at the moment or not. So every
+// address has an order of nodes that does not depend on which nodes are able: first its owner, then its
+// deputy, which has the address when only the owner is lost, then the other nodes by score. The deputies are
+// bounded over all other nodes: strictly in a whole block, and if possible among its first addresses. The
+// first node in the order that is able owns the address. So when a node is lost, only its own addresses move,
+// and they come back with the node. When a node is added to the cluster or deleted from it, the bound costs
+// 10 to 60 moves more for each 100 that rendezvous hashing needs; the tests print the figures.
 package election
 
 import (
@@ -43,20 +41,18 @@ const blockBits = 5
 
 const blockSize = 1 << blockBits
 
-// maxBlocks is how many blocks an electorate remembers, some 20 MB of them.
-// More are in nobody's use; VIPs that come and go in a large pool could leave
-// more behind.
+// maxBlocks is how many blocks an electorate remembers, some 20 MB. It bounds the memory when VIPs come and
+// go in a large pool; no cluster needs so many at once.
 const maxBlocks = 1 << 16
 
-// Electorate is a set of nodes that may own VIPs. It is not safe for
-// concurrent use, nor are two of which With made one from the other: they
-// remember what they have decided.
+// Electorate is a set of nodes that may own VIPs. It remembers its decisions, and is not safe for concurrent
+// use. Electorates that With made from each other share the memory.
 type Electorate struct {
 	*voters
 	able []bool
 }
 
-// voters is what does not depend on who is able.
+// voters is the part that does not depend on which nodes are able.
 type voters struct {
 	names  []string
 	all    []voter
@@ -85,8 +81,8 @@ type block struct {
 	decided int
 }
 
-// New returns the electorate of the nodes; the value is whether the node is
-// able to own a VIP at the moment. Nodes belong in it whether able or not.
+// New returns the electorate of the nodes; the value is whether the node is able to own a VIP at the moment.
+// Nodes that are not able belong in it, too.
 func New(nodes map[string]bool) *Electorate {
 	v := &voters{
 		names:  slices.Sorted(maps.Keys(nodes)),
@@ -101,8 +97,8 @@ func New(nodes map[string]bool) *Electorate {
 	return v.electorate(nodes)
 }
 
-// With returns the electorate of the nodes, like New, but keeps what e has
-// decided when only who is able differs. Then it costs little.
+// With returns the electorate of the nodes, like New. If the nodes are the same and only their ability
+// differs, it keeps the decisions of e, and costs little.
 func (e *Electorate) With(nodes map[string]bool) *Electorate {
 	if len(nodes) != len(e.names) {
 		return New(nodes)
@@ -128,8 +124,7 @@ func (e *Electorate) Owner(vip netip.Addr) string {
 	return e.first(vip, e.able)
 }
 
-// OwnerAmong is Owner with the choice restricted to some nodes: those with a
-// local endpoint.
+// OwnerAmong is Owner with the choice restricted to some nodes, such as those with a local endpoint.
 func (e *Electorate) OwnerAmong(vip netip.Addr, nodes map[string]bool) string {
 	able := make([]bool, len(e.able))
 	for name, in := range nodes {
@@ -165,8 +160,7 @@ func (v *voters) first(vip netip.Addr, able []bool) string {
 	return v.names[best.node]
 }
 
-// decide returns the block after it gave at least its first count addresses
-// an owner.
+// decide returns the block. At least its first count addresses have an owner then.
 func (v *voters) decide(first netip.Addr, count int) *block {
 	b := v.blocks[first]
 	if b == nil {
@@ -183,7 +177,7 @@ func (v *voters) decide(first netip.Addr, count int) *block {
 	return b
 }
 
-// remember adds the block, after it forgot all if they are too many.
+// remember adds the block. If there are too many blocks, it forgets the others.
 func remember[K comparable, B any](blocks map[K]*B, key K, b *B) {
 	if len(blocks) >= maxBlocks {
 		clear(blocks)
@@ -191,7 +185,7 @@ func remember[K comparable, B any](blocks map[K]*B, key K, b *B) {
 	blocks[key] = b
 }
 
-// depute returns the owners of the whole block when the node alone is lost.
+// depute returns the owners of the whole block if only that node is lost.
 func (v *voters) depute(first netip.Addr, lost int32) *[blockSize]int32 {
 	key := without{first, lost}
 	if known := v.deputies[key]; known != nil {

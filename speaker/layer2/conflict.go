@@ -11,20 +11,18 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/layer2/segment"
 )
 
-// Conflict says that a host claims a VIP that this node owns, and does not prove
-// that it is a speaker of this cluster.
+// Conflict is a VIP of this node that another machine claims, which does not prove that it is a speaker
+// of this cluster.
 type Conflict struct {
 	VIP          netip.Addr
 	Interface    string
 	HardwareAddr string
-	// OtherCluster is set if it is a speaker, which has another key.
+	// OtherCluster is set if the other machine is a speaker with another key.
 	OtherCluster bool
-	// Silent is set if the claim has the seal of a speaker of this cluster, which
-	// does not answer for it: somebody repeats what was recorded, or nothing that is
-	// sent to that speaker arrives.
+	// Silent is set if the claim has the seal of a speaker of this cluster which does not answer a
+	// question: somebody repeats a recorded packet, or that speaker receives nothing.
 	Silent bool
-	// Announced is set if the VIP was announced here already, and so goes on
-	// being announced.
+	// Announced is set if this node announced the VIP before the conflict. Then it continues to.
 	Announced bool
 	// Seen is when the last claim was heard.
 	Seen time.Time
@@ -33,13 +31,13 @@ type Conflict struct {
 const (
 	// conflictMemory is how long after the last claim a conflict is reported.
 	conflictMemory = 10 * time.Minute
-	// maxConflicts is how many are, at most: a host that answers for all
-	// addresses must not fill memory.
+	// maxConflicts bounds the number of reported conflicts, so that a machine that answers for all
+	// addresses does not fill the memory.
 	maxConflicts = 64
 )
 
-// conflicts remembers who claimed VIPs of ours, one conflict for each, and of which it is
-// not known yet whether somebody has them.
+// conflicts has the last conflict of each VIP, and the VIPs for which it is unknown whether another
+// machine has them.
 type conflicts struct {
 	mu sync.Mutex
 	of map[netip.Addr]Conflict
@@ -48,8 +46,8 @@ type conflicts struct {
 	changed  notify.Signal
 }
 
-// begin is called when a VIP is assigned. It has to be probed if it is new, or was last
-// found to be somebody else's.
+// begin is called when a VIP is assigned. The VIP has to be probed if it is new, or if another machine
+// had it last.
 func (c *conflicts) begin(vip netip.Addr, fresh bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -82,7 +80,7 @@ func (c *conflicts) note(now Conflict) {
 	}
 }
 
-// clear forgets the conflict: the VIP is free, or no VIP.
+// clear forgets the conflict, because the address is free, or is no VIP any more.
 func (c *conflicts) clear(vip netip.Addr) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -93,16 +91,16 @@ func (c *conflicts) clear(vip netip.Addr) {
 	}
 }
 
-// Forget takes back what was reported about VIPs that no Service has any more:
-// whoever else has such an address is in nobody's way.
+// Forget removes the conflicts of VIPs that no Service has any more: another machine may have such an
+// address.
 func (a *Announcer) Forget(vips []netip.Addr) {
 	for _, vip := range vips {
 		a.conflicts.clear(vip)
 	}
 }
 
-// expire forgets conflicts of long ago, and returns a channel that fires when
-// it is to be called again. Nil: when there is another conflict.
+// expire forgets old conflicts. It has to be called again when the returned channel fires, or when there
+// is another conflict.
 func (c *conflicts) expire() <-chan time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -122,26 +120,24 @@ func (c *conflicts) expire() <-chan time.Time {
 	return time.After(next)
 }
 
-// Conflicts returns the VIPs that others have claimed within the last ten
-// minutes, with the last one who did, by address.
+// Conflicts returns the conflicts of the last ten minutes, the last one of each VIP, ordered by VIP.
 func (a *Announcer) Conflicts() []Conflict {
 	a.conflicts.mu.Lock()
 	defer a.conflicts.mu.Unlock()
 	return slices.SortedFunc(maps.Values(a.conflicts.of), func(b, c Conflict) int { return b.VIP.Compare(c.VIP) })
 }
 
-// ConflictsChanged returns a channel that is closed when Conflicts returns
-// something new, other than when claims were heard. Ask for it before
-// Conflicts and nothing is missed.
+// ConflictsChanged returns a channel that is closed when Conflicts returns something else; changes of Seen
+// do not count. Take the channel first, then ask, and no change is missed.
 func (a *Announcer) ConflictsChanged() <-chan struct{} { return a.conflicts.changed.Next() }
 
-// note logs what a segment has found out.
+// note logs a note of a segment.
 func (a *Announcer) note(on responderKey, n segment.Note) {
 	if n.Kind == segment.Conflict {
 		a.conflicts.note(Conflict{VIP: n.VIP, Interface: on.name, HardwareAddr: n.Other.String(), OtherCluster: n.OtherCluster,
 			Silent: n.Silent, Announced: n.Announced})
 		if !n.First {
-			return // somebody may claim a VIP a thousand times a second
+			return // a machine may claim a VIP a thousand times a second
 		}
 	}
 	log := a.log.With("vip", n.VIP, "interface", on.name)

@@ -13,9 +13,8 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/netstate"
 )
 
-// notByDefault are patterns of the interfaces that an advertisement must name
-// to announce on them: they lead to pods, containers and virtual machines of
-// this node, into overlays and tunnels, or nowhere.
+// notByDefault are patterns of interfaces on which VIPs are announced only if an advertisement names them.
+// They lead to pods, containers and virtual machines of this node, into overlays and tunnels, or nowhere.
 var notByDefault = []string{
 	"docker*", "br-*", "podman*", "cni*", "veth*", // container runtimes and their bridges
 	"virbr*", "vnet*", "lxc*", "lxd*", "macvtap*", // virtual machines
@@ -25,11 +24,10 @@ var notByDefault = []string{
 	"dummy*", "ifb*",
 }
 
-// suitable reports whether VIPs with these patterns are announced on the
-// interface. Only a broadcast link that is up and speaks Ethernet can be.
-// Without patterns, that is every such interface but those that notByDefault
-// lists, tun and tap devices, links without ARP, and ports of a bridge or
-// bond, for which the master answers. Patterns say it all.
+// suitable reports whether VIPs with these patterns are announced on the interface. It has to be an
+// Ethernet interface that is up, and not loopback. With patterns, one of them has to match; nothing else
+// counts. Without patterns, the following are excluded: the interfaces of notByDefault, tun and tap
+// devices, links without ARP, and ports of a bridge or bond, for which the master answers.
 func suitable(i netstate.Interface, enslaved bool, patterns []string) bool {
 	if !i.Up || !i.Ethernet || i.Loopback || wire.Hardware(i.HardwareAddr) == (wire.MAC{}) {
 		return false
@@ -40,9 +38,8 @@ func suitable(i netstate.Interface, enslaved bool, patterns []string) bool {
 	return !enslaved && !i.NoARP && i.Kind != "tuntap" && !matchAny(notByDefault, i.Name)
 }
 
-// Segments returns the subnets of the interfaces that VIPs with one of these
-// sets of patterns are announced on, in no order, never nil. An interface that
-// is down counts: it says where the node belongs.
+// Segments returns the subnets of the interfaces on which VIPs with one of these sets of patterns are
+// announced, in no order, never nil. An interface that is down counts: the node belongs to its segment.
 func Segments(all []netstate.Interface, patterns ...[]string) []report.Segment {
 	segments := []report.Segment{}
 	for _, i := range all {
@@ -60,8 +57,7 @@ func Segments(all []netstate.Interface, patterns ...[]string) []report.Segment {
 	return segments
 }
 
-// Matches reports whether some interface, up or down, is one that VIPs with these
-// patterns are announced on.
+// Matches reports whether VIPs with these patterns are announced on one of the interfaces, up or down.
 func Matches(all []netstate.Interface, patterns []string) bool {
 	return slices.ContainsFunc(all, func(i netstate.Interface) bool {
 		i.Up = true
@@ -92,8 +88,7 @@ func isPort(i netstate.Interface, all []netstate.Interface) bool {
 	return true
 }
 
-// speaks returns the interface that speaks IP for i: its master, if it is a
-// port.
+// speaks returns the interface that has the IP addresses of i: its master if i is a port.
 func speaks(i netstate.Interface, all []netstate.Interface) netstate.Interface {
 	if !isPort(i, all) {
 		return i
@@ -103,7 +98,7 @@ func speaks(i netstate.Interface, all []netstate.Interface) netstate.Interface {
 			return m
 		}
 	}
-	return netstate.Interface{Index: i.Master} // we have not heard of it yet
+	return netstate.Interface{Index: i.Master} // the kernel has not reported it yet
 }
 
 // hardwareAddrs returns the addresses of all interfaces.
@@ -115,8 +110,8 @@ func hardwareAddrs(interfaces []netstate.Interface) map[wire.MAC]bool {
 	return all
 }
 
-// group is the VIPs of one protocol that are announced on the same
-// interfaces. There are few groups and many VIPs.
+// group has the VIPs of one protocol that are announced on the same interfaces. There are few groups and
+// many VIPs.
 type group struct {
 	protocol   wire.Protocol
 	interfaces []string
@@ -142,11 +137,10 @@ func grouped(vips map[netip.Addr]*assignment) []group {
 	return groups
 }
 
-// fit says why a protocol cannot work on an interface that is up. Nil: it can.
+// fit returns an error if the protocol cannot work on an interface that is up.
 //
-// NDP demands a link-local address. The kernel asks its neighbours from it
-// when a packet's own source is on no interface, as a VIP is not: without one
-// it takes what clients send, but cannot find the way back to them.
+// NDP needs a link-local address. The kernel asks neighbours from it when a packet's source address, such
+// as a VIP, is on no interface. Without it the kernel receives clients' packets, but cannot answer them.
 func fit(p wire.Protocol, i netstate.Interface) error {
 	if p != (wire.NDP{}) {
 		return nil

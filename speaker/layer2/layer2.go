@@ -1,25 +1,24 @@
-// Package layer2 announces VIPs on the local segment: it answers who asks for
-// a VIP that this node owns, and announces it to everybody when ownership comes here.
-// The addresses are on no interface of the node; kube-proxy takes the traffic
-// once it arrives.
+// Package layer2 announces VIPs on the local segment: it answers requests for the VIPs that this node
+// owns, and announces a VIP to everybody when this node becomes its owner. The addresses are on no
+// interface of the node; kube-proxy takes the traffic that arrives.
 //
-// This package is the shell: interfaces, sockets, multicast groups, what people read. What
-// is answered, announced and asked, and who yields to whom, package segment decides, for
-// each interface and family by itself.
+// This package has the interfaces, sockets, multicast groups, status and logs. Package segment decides
+// what is answered, announced and asked, and which speaker yields, for each interface and family.
 //
-// One goroutine, Run, keeps a responder for each interface in use and protocol. A responder has a
-// packet socket, a task that receives, one that sends what is due, and one that joins the
-// multicast groups in which IPv6 hosts ask. The three take turns at the segment's machine,
-// and Run does when VIPs change: nobody waits for longer than a frame takes.
+// One goroutine, Run, keeps a responder for each interface in use and protocol. A responder has a packet
+// socket and three tasks: one receives, one sends what is due, and one joins the multicast groups in which
+// IPv6 hosts ask. These tasks and Run share the segment's machine; none of them holds it for longer than
+// it takes to send a frame.
 //
 // The files, from the outside in:
 //
 //	layer2.go     Announcer: which VIPs are announced on which interfaces
-//	interface.go  which interfaces these can be
-//	responder.go  one interface in use: it takes frames to the segment's machine and back
+//	interface.go  which interfaces are suitable
+//	responder.go  an interface in use: carries frames to the segment's machine and back
 //	multicast.go  the groups in which IPv6 hosts ask
 //	conflict.go   other machines that have a VIP
-//	status.go, metrics.go  what people see
+//	status.go     the status, and the reasons why a VIP is not announced
+//	metrics.go    the metrics
 package layer2
 
 import (
@@ -44,8 +43,8 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// A socket that failed is opened again after the first delay, which doubles
-// up to the last one. A responder that lived longer than that starts afresh.
+// A socket that failed is opened again after firstRetry. The delay doubles up to lastRetry. It starts anew
+// if the responder has worked for longer than lastRetry.
 const (
 	firstRetry = 100 * time.Millisecond
 	lastRetry  = 30 * time.Second
@@ -61,10 +60,10 @@ var (
 
 // Members reports whether speakers are lost; membership.Task is one.
 type Members interface {
-	// Whole reports whether all speakers that there should be are alive.
+	// Whole reports whether all speakers that have a Lease are alive.
 	Whole() bool
-	// Crowd returns by how much an interval of each speaker is longer than that of a few
-	// speakers, so that all together do no more on the segment. It is at least 1.
+	// Crowd returns the factor, at least 1, by which speakers lengthen intervals in a large cluster, so
+	// that all together do not send more on the segment.
 	Crowd() int
 	// Changed returns a channel that is closed by the next change.
 	Changed() <-chan struct{}
@@ -75,14 +74,14 @@ type Options struct {
 	Interfaces netstate.Interfaces
 	// Members may be nil: then no speaker is ever lost.
 	Members Members
-	// Keys are what the speakers of the cluster share, and nobody else.
+	// Keys are the keys that the speakers of the cluster share.
 	Keys     seal.Keys
 	Log      *slog.Logger
 	Registry prometheus.Registerer
 	// Listen opens sockets. Nil: ListenPacket.
 	Listen Listen
-	// Received returns how many frames have come in on the interface of that index.
-	// Nil: it is not known, and no interface is taken for deaf.
+	// Received returns how many frames the interface of that index has received. Nil: it is not known,
+	// and no interface counts as deaf.
 	Received func(index int) (uint64, error)
 	// Groups opens sockets that join multicast groups. Nil: OpenGroups.
 	Groups func() (GroupSocket, error)
@@ -107,10 +106,10 @@ type Announcer struct {
 
 	// Owned by Run.
 	vips       map[netip.Addr]*assignment
-	groups     []group                                     // the same by where they are announced
-	want       map[responderKey]map[netip.Addr]segment.VIP // the responders that there should be
-	unfit      map[responderKey]error                      // those of want that the interface does not allow
-	responders map[responderKey]*responder                 // those that there are
+	groups     []group                                     // the same VIPs, by protocol and interfaces
+	want       map[responderKey]map[netip.Addr]segment.VIP // the wanted responders
+	unfit      map[responderKey]error                      // wanted responders that the interface does not allow
+	responders map[responderKey]*responder                 // the open responders
 	failures   map[responderKey]*failure
 	around     segment.Surroundings
 	fatal      error
@@ -126,7 +125,7 @@ type assignment struct {
 	interfaces []string // see plan.Layer2
 }
 
-// is reports whether the VIP is assigned like that already.
+// is reports whether the VIP is already assigned in the same way.
 func (v *assignment) is(l plan.Layer2) bool {
 	return slices.Equal(v.interfaces, l.Interfaces) && v.Home == l.Home && v.Apart == l.Apart && v.Hurry == l.Hurry &&
 		v.Leaving == l.Leaving && v.Refresh == l.Refresh
@@ -178,17 +177,13 @@ func New(o Options) *Announcer {
 // String names the task.
 func (a *Announcer) String() string { return "layer2" }
 
-// Ready is closed once the interfaces are known and Set has its effect at
-// once.
+// Ready is closed once the interfaces are known, so that Set takes effect at once.
 func (a *Announcer) Ready() <-chan struct{} { return a.ready }
 
-// Set replaces the whole set of VIPs that this node announces. When it
-// returns nil, no packet for a VIP that is no longer in the set will be sent,
-// and the announcement of the new ones has begun, or the question whether
-// somebody else has them. What keeps a VIP from being
-// announced (no such interface, no IPv6 on it, a socket that cannot be opened)
-// is no error: Status has it, and the announcer keeps trying by itself. Set
-// waits for Run, and after Run it returns ErrStopped.
+// Set replaces the whole set of VIPs that this node announces. When it returns nil, no packet is sent for a
+// VIP that left the set, and the new VIPs are being announced or probed. If a VIP cannot be announced (no
+// such interface, no IPv6 on it, a socket that cannot be opened), that is no error: Status has the reason,
+// and the announcer tries again itself. Set waits for Run, and after Run it returns ErrStopped.
 func (a *Announcer) Set(ctx context.Context, want map[netip.Addr]plan.Layer2) error {
 	s := setting{want, make(chan struct{})}
 	select {
@@ -198,12 +193,12 @@ func (a *Announcer) Set(ctx context.Context, want map[netip.Addr]plan.Layer2) er
 	case <-ctx.Done():
 		return fmt.Errorf("set layer-2 announcements: %w", ctx.Err())
 	}
-	<-s.done // soon: what Run does here never waits for the network
+	<-s.done // soon, because Run does not wait for the network here
 	return nil
 }
 
-// Run announces until ctx ends, then closes all sockets. It fails only if no
-// socket can ever be opened, see recoverable.
+// Run announces until ctx ends, then closes all sockets. It fails only if a socket can never be opened, see
+// recoverable.
 func (a *Announcer) Run(ctx context.Context) error {
 	defer close(a.stopped)
 	defer a.running.Wait()
@@ -222,12 +217,12 @@ func (a *Announcer) Run(ctx context.Context) error {
 			a.reconcile(ctx)
 		case <-members:
 			members = a.lookForLost()
-		case <-a.ConflictsChanged(): // one more may expire
+		case <-a.ConflictsChanged(): // to wait for its end
 		case <-a.conflicts.expire():
 		case <-a.retry():
 			a.reconcile(ctx)
 		case p := <-a.exited:
-			if a.responders[p.key] == p { // or Run closed it meanwhile
+			if a.responders[p.key] == p { // unless Run has closed it meanwhile
 				a.closeResponder(p)
 				a.fail(p.key, p.err, time.Since(p.opened))
 				a.publish()
@@ -245,8 +240,8 @@ func (a *Announcer) Run(ctx context.Context) error {
 	}
 }
 
-// lookForLost hands the segments whether speakers are lost, and returns what is
-// closed when that may have changed.
+// lookForLost tells the segments whether speakers are lost. It has to be called again when the returned
+// channel is closed.
 func (a *Announcer) lookForLost() (changed <-chan struct{}) {
 	around := a.around
 	if a.members != nil {
@@ -266,8 +261,7 @@ func (a *Announcer) lookAround(around segment.Surroundings) {
 	}
 }
 
-// apply makes want the set of owned VIPs. It returns the set before, and whether
-// something changed.
+// apply makes want the set of owned VIPs. It returns the set before, and whether it changed.
 func (a *Announcer) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) (old map[netip.Addr]*assignment, changed bool) {
 	if maps.EqualFunc(a.vips, want, (*assignment).is) {
 		return a.vips, false
@@ -295,11 +289,11 @@ func (a *Announcer) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) 
 	return old, true
 }
 
-// stays reports whether the VIP has been assigned since, without a break: one that comes
-// back while it leaves is announced anew.
+// stays reports whether the VIP continues to be assigned. A VIP that comes back while it leaves does not:
+// it is announced anew.
 func (v *assignment) stays(now *assignment) bool { return v != nil && (now.Leaving || !v.Leaving) }
 
-// logTransitions logs what changed hands, in order.
+// logTransitions logs the VIPs that came and went, in order.
 func (a *Announcer) logTransitions(old map[netip.Addr]*assignment) {
 	for _, vip := range sorted(old, func(vip netip.Addr) bool { return a.vips[vip] == nil }) {
 		a.log.Info("withdrawn", "vip", vip)
@@ -328,8 +322,8 @@ func sorted(vips map[netip.Addr]*assignment, which func(netip.Addr) bool) (addrs
 	return addrs
 }
 
-// reconcile makes the responders what VIPs and interfaces demand. It closes and
-// withdraws before it opens.
+// reconcile opens and closes responders as VIPs and interfaces demand. It closes and withdraws before it
+// opens.
 func (a *Announcer) reconcile(ctx context.Context) {
 	interfaces, around := a.interfaces.Interfaces(), a.around
 	around.Own = hardwareAddrs(interfaces)
@@ -354,8 +348,8 @@ func (a *Announcer) reconcile(ctx context.Context) {
 	a.publish()
 }
 
-// notYetProbed returns the VIPs as a segment is to have them that is new: what was probed
-// on another one since is not probed there.
+// notYetProbed returns the VIPs for a new segment. Those that another segment has found to be free in the
+// meantime are not probed again.
 func (a *Announcer) notYetProbed(vips map[netip.Addr]segment.VIP) map[netip.Addr]segment.VIP {
 	now := maps.Clone(vips)
 	for vip, v := range vips {
@@ -367,7 +361,7 @@ func (a *Announcer) notYetProbed(vips map[netip.Addr]segment.VIP) map[netip.Addr
 	return now
 }
 
-// wanted finds the responders that there should be, with their VIPs.
+// wanted sets the responders that VIPs and interfaces demand, with their VIPs.
 func (a *Announcer) wanted(interfaces []netstate.Interface) {
 	want, unfit := map[responderKey]map[netip.Addr]segment.VIP{}, map[responderKey]error{}
 	for _, i := range interfaces {
@@ -395,7 +389,7 @@ func (a *Announcer) wanted(interfaces []netstate.Interface) {
 	a.want, a.unfit = want, unfit
 }
 
-// fail records that a responder broke after it lived, and when to try again.
+// fail records that a responder failed after it had worked for lived, and when to open it again.
 func (a *Announcer) fail(key responderKey, err error, lived time.Duration) {
 	if !recoverable(err) {
 		a.fatal = err
@@ -408,8 +402,8 @@ func (a *Announcer) fail(key responderKey, err error, lived time.Duration) {
 	a.failures[key] = &failure{err: err, delay: min(2*f.delay, lastRetry), until: time.Now().Add(f.delay)}
 }
 
-// retry returns a channel that fires when the next failed responder is to be
-// opened again. Nil: there is none.
+// retry returns a channel that fires when the next failed responder has to be opened again. Nil: there is
+// none.
 func (a *Announcer) retry() <-chan time.Time {
 	var next *failure
 	for key, f := range a.failures {
@@ -436,11 +430,11 @@ func (a *Announcer) closeAll() {
 	a.publish()
 }
 
-// recoverable is the one place that says which errors of a socket pass: all
-// but those that no interface and no time will change.
+// recoverable reports whether an error of a socket may pass. It does not if neither time nor another
+// interface will change it.
 func recoverable(err error) bool {
 	switch {
-	case errors.Is(err, errGroups): // a node may be unable to do IPv6, and IPv4 goes on
+	case errors.Is(err, errGroups): // without IPv6 on the node, IPv4 still works
 		return true
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES): // the process lacks NET_RAW
 		return false

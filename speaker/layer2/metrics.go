@@ -31,7 +31,7 @@ type metrics struct {
 	requests, replies, announcements, conflicts, malformed, errors *prometheus.CounterVec
 }
 
-// collector reports at scrape what is withheld, and what cannot be announced.
+// collector counts at scrape time the VIPs that are withheld, and those that cannot be announced.
 type collector struct{ *Announcer }
 
 func (collector) Describe(ch chan<- *prometheus.Desc) {
@@ -103,7 +103,7 @@ func (m *metrics) of(key responderKey) counters {
 	}
 }
 
-// add counts what a step of the segment's machine has done.
+// add counts the effects of a step of the segment's machine.
 func (c *counters) add(e *segment.Effects) {
 	add := func(to prometheus.Counter, n int) {
 		if n > 0 {

@@ -12,12 +12,11 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 )
 
-// GroupSocket is a membership in IPv6 multicast groups. While it is open, the
-// kernel takes in what is sent to them and tells switches by MLD (RFC 3810)
-// to forward it.
+// GroupSocket is a membership in IPv6 multicast groups. While it is open, the kernel receives what is sent
+// to the groups, and asks switches by MLD (RFC 3810) to forward it.
 type GroupSocket interface {
-	// Join joins a group on the interface of that index. It fails with
-	// ENOBUFS or ENOMEM when the socket has room for no more groups.
+	// Join joins a group on the interface of that index. It fails with ENOBUFS or ENOMEM when the socket
+	// has no room for more groups.
 	Join(index int, group netip.Addr) error
 	Leave(index int, group netip.Addr) error
 	// Close leaves all groups.
@@ -50,8 +49,7 @@ func (s groupSocket) set(option, index int, group netip.Addr) error {
 
 func (s groupSocket) Close() error { return unix.Close(int(s)) }
 
-// groupsOf returns the groups in which these VIPs are asked for. Those that
-// end in the same 24 bits share one.
+// groupsOf returns the groups in which hosts ask for these VIPs. VIPs with the same last 24 bits share one.
 func groupsOf(vips map[netip.Addr]segment.VIP) map[netip.Addr]bool {
 	groups := map[netip.Addr]bool{}
 	for vip := range vips {
@@ -62,9 +60,8 @@ func groupsOf(vips map[netip.Addr]segment.VIP) map[netip.Addr]bool {
 	return groups
 }
 
-// join keeps the responder in the groups of its VIPs until ctx ends. It is a task
-// of its own because the kernel may make it wait, behind whoever else
-// configures interfaces.
+// join keeps the responder in the groups of its VIPs until ctx ends. It is a task of its own because the
+// kernel may make it wait for others that configure interfaces.
 func (r *responder) join(ctx context.Context) error {
 	g := joinedGroups{index: r.key.ip, open: r.groups, joined: map[netip.Addr]GroupSocket{}}
 	defer g.close()
@@ -85,14 +82,13 @@ func (r *responder) join(ctx context.Context) error {
 type joinedGroups struct {
 	index int
 	open  func() (GroupSocket, error)
-	// sockets are as many as it takes: the kernel limits the memory of each
-	// (sysctl net.core.optmem_max), to some 300 groups before Linux 6.7.
+	// sockets are several if there are many groups: the kernel limits the memory of a socket (sysctl
+	// net.core.optmem_max), to some 300 groups before Linux 6.7.
 	sockets []GroupSocket
 	joined  map[netip.Addr]GroupSocket
 }
 
-// set leaves the groups that are not wanted and joins those that are, or does
-// as much of it as there is time for until ctx ends.
+// set leaves the groups that are not wanted and joins those that are. It stops when ctx ends.
 func (g *joinedGroups) set(ctx context.Context, want map[netip.Addr]bool) error {
 	for group, s := range g.joined {
 		if want[group] || ctx.Err() != nil {

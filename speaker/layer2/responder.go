@@ -28,23 +28,22 @@ func ListenPacket(i *net.Interface, etherType int, filter []bpf.RawInstruction) 
 	return packet.Listen(i, packet.Raw, etherType, &packet.Config{Filter: filter})
 }
 
-// responderKey is what a responder depends on. When a part changes, the responder is
-// replaced by another one, which announces everything anew.
+// responderKey identifies a responder. When a part changes, another responder replaces it, and announces
+// everything anew.
 type responderKey struct {
 	protocol wire.Protocol
 	index    int
 	name     string
 	mac      wire.MAC
-	// ip is the index of the interface on which the kernel takes the VIPs'
-	// packets: the master's, for a port of a bridge or bond.
+	// ip is the index of the interface on which the kernel receives the VIPs' packets: for a port of a
+	// bridge or bond, the index of its master.
 	ip int
 }
 
 func (k responderKey) enslaved() bool { return k.ip != k.index }
 
-// responder is an interface in use by one protocol: a socket, and the machine of the segment
-// behind it. One task receives, one sends what is due, and one keeps the multicast groups
-// in which IPv6 hosts ask.
+// responder is an interface in use by one protocol: a socket and the segment's machine. One task receives,
+// one sends what is due, and one joins the multicast groups in which IPv6 hosts ask.
 type responder struct {
 	key      responderKey
 	conn     net.PacketConn
@@ -54,27 +53,27 @@ type responder struct {
 	counters counters
 	note     func(responderKey, segment.Note)
 
-	// owner is full while somebody has the machine, and sends what it says. It is no mutex,
-	// because who waits for a frame that is stuck must be able to give up waiting.
+	// owner is full while a task uses the machine and sends its frames. It is a channel and not a mutex,
+	// so that a task can stop waiting for it when a frame is stuck.
 	owner   chan struct{}
 	machine *segment.Machine
-	// alarm is when the task that sends wakes up by itself. Zero: never.
+	// alarm is when the task that sends wakes up next. Zero: never.
 	alarm time.Time
 
 	vips atomic.Pointer[map[netip.Addr]segment.VIP]
-	// woken says that something is due before alarm, regroup that the VIPs changed.
+	// woken receives if something is due before alarm, regroup if the VIPs have changed.
 	woken, regroup chan struct{}
 
 	cancel context.CancelFunc
 	silent chan struct{} // closed once nothing more is sent
-	err    error         // why it ended, valid once it was sent to exited
+	err    error         // why it ended; valid after it was sent to exited
 }
 
 // open opens a responder and starts its tasks.
 func (a *Announcer) open(ctx context.Context, key responderKey, vips map[netip.Addr]segment.VIP) error {
 	etherType, filter := key.protocol.Socket(key.mac)
 	if key.enslaved() {
-		etherType = unix.ETH_P_ALL // the master takes frames before sockets of one type see them
+		etherType = unix.ETH_P_ALL // other sockets do not see the frames of a port: its master takes them before
 	}
 	raw, err := bpf.Assemble(filter)
 	if err != nil {
@@ -107,8 +106,8 @@ func (a *Announcer) newResponder(key responderKey, conn net.PacketConn) *respond
 	return r
 }
 
-// run runs the responder's tasks until one fails or ctx ends. A failure is
-// reported to exited.
+// run runs the responder's tasks until one fails or ctx ends. If one fails, it sends the responder to
+// exited.
 func (r *responder) run(ctx context.Context, exited chan<- *responder) {
 	group, gctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return r.join(gctx) })
@@ -126,15 +125,14 @@ func (r *responder) run(ctx context.Context, exited chan<- *responder) {
 	}
 }
 
-// close ends the responder's tasks and waits until they no longer send. To leave
-// its groups may take longer.
+// close ends the responder's tasks and waits until they do not send any more. Leaving the groups may take
+// longer.
 func (r *responder) close() {
 	r.cancel()
 	<-r.silent
 }
 
-// set replaces the VIPs of the responder. When it returns, nothing more is sent
-// for those that are gone.
+// set replaces the VIPs of the responder. When it returns, nothing is sent for the others any more.
 func (r *responder) set(vips map[netip.Addr]segment.VIP) {
 	if maps.Equal(*r.vips.Load(), vips) {
 		return
@@ -144,9 +142,9 @@ func (r *responder) set(vips map[netip.Addr]segment.VIP) {
 	notify.Wake(r.regroup)
 }
 
-// receive takes frames to the machine until the socket ends.
+// receive hands frames to the machine until the socket is closed.
 func (r *responder) receive() error {
-	buf := make([]byte, 1514) // an ARP packet has 60 bytes; one of NDP may have options
+	buf := make([]byte, 1514) // ARP packets have 60 bytes; NDP packets may have options
 	for {
 		n, _, err := r.conn.ReadFrom(buf)
 		if err != nil {
@@ -184,7 +182,7 @@ func (r *responder) announce(ctx context.Context) {
 	}
 }
 
-// sendDue sends what is due, and returns when the next is.
+// sendDue sends what is due, and returns when something is due next.
 func (r *responder) sendDue() (next time.Time, waiting bool) {
 	r.owner <- struct{}{}
 	now := time.Now()
@@ -202,8 +200,8 @@ func (r *responder) sendDue() (next time.Time, waiting bool) {
 	return time.Time{}, true
 }
 
-// A frame that is stuck (a full transmit queue) is given up when somebody has waited for the
-// machine for stuckAfter.
+// stuckAfter is how long a task waits for the machine. Then the frame that is being sent is given up: it
+// is stuck in a full transmit queue.
 const stuckAfter = 10 * time.Millisecond
 
 // own makes the caller the owner of the machine until it reads from r.owner.
@@ -222,13 +220,13 @@ func (r *responder) own() {
 	}
 }
 
-// step takes an event to the machine.
+// step hands an event to the machine.
 func (r *responder) step(e segment.Event) {
 	r.own()
 	r.stepAndLeave(e)
 }
 
-// stepAndLeave is called by the owner of the machine, who ceases to be it.
+// stepAndLeave hands events to the machine. The caller owns the machine, and does not any more afterwards.
 func (r *responder) stepAndLeave(events ...segment.Event) {
 	var notes []segment.Note
 	for _, e := range events {
@@ -245,10 +243,10 @@ func (r *responder) stepAndLeave(events ...segment.Event) {
 	}
 }
 
-// send sends and counts what the machine says.
+// send sends and counts the effects of the machine.
 func (r *responder) send(e *segment.Effects) {
 	for _, f := range e.Frames {
-		// An error passes or ends the receiver too; it is only counted here.
+		// An error is only counted: either it is temporary, or the task that receives fails, too.
 		if _, err := r.conn.WriteTo(f, &packet.Addr{HardwareAddr: f[:6]}); err != nil {
 			r.counters.sendErrors.Inc()
 		}
@@ -256,14 +254,14 @@ func (r *responder) send(e *segment.Effects) {
 	r.counters.add(e)
 }
 
-// state returns how a VIP of the responder stands.
+// state returns the state of a VIP.
 func (r *responder) state(vip netip.Addr) segment.State {
 	r.own()
 	defer func() { <-r.owner }()
 	return r.machine.State(vip)
 }
 
-// leaving returns the VIPs that leave and are still answered for.
+// leaving returns the leaving VIPs for which this node still answers.
 func (r *responder) leaving() []netip.Addr {
 	r.own()
 	defer func() { <-r.owner }()

@@ -20,14 +20,13 @@ type Reason = segment.Reason
 const (
 	// NoInterface: no interface that is up may announce the VIP.
 	NoInterface segment.Reason = "NoInterface"
-	// NoLinkLocalAddress: the interfaces that may announce the VIP, which is
-	// IPv6, have no IPv6 link-local address that can be used; InterfaceStatus
-	// tells more.
+	// NoLinkLocalAddress: the interfaces that may announce the IPv6 VIP have no usable link-local
+	// address; InterfaceStatus has the details.
 	NoLinkLocalAddress segment.Reason = "NoLinkLocalAddress"
-	// InterfaceFailed: the interfaces that may announce the VIP cannot be
-	// used; InterfaceStatus has the error.
+	// InterfaceFailed: the interfaces that may announce the VIP cannot be used; InterfaceStatus has the
+	// error.
 	InterfaceFailed segment.Reason = "InterfaceFailed"
-	// The others are what a segment says.
+	// The others are the reasons of a segment.
 	Probing         = segment.Probing
 	AddressConflict = segment.AddressConflict
 	Yielded         = segment.Yielded
@@ -59,12 +58,11 @@ func Reasons() reason.Texts[Reason] {
 type Status struct {
 	Interfaces []InterfaceStatus // by name and family
 	VIPs       []VIPStatus       // by address
-	// Conflicts are the VIPs that others have claimed lately, by address.
+	// Conflicts are the conflicts of the last ten minutes, by VIP.
 	Conflicts []Conflict
 }
 
-// InterfaceStatus is the state of an interface that is in use or should be, for
-// VIPs of one family.
+// InterfaceStatus is the state of an interface that is in use or should be, for VIPs of one family.
 type InterfaceStatus struct {
 	Name string
 	// Family is IPv4 or IPv6.
@@ -72,8 +70,7 @@ type InterfaceStatus struct {
 	HardwareAddr string
 	// VIPs is the number of VIPs announced on the interface.
 	VIPs int
-	// Error is why the interface cannot be used. It is tried again, or when it
-	// changes.
+	// Error is why the interface cannot be used. The announcer tries again.
 	Error string
 }
 
@@ -85,11 +82,11 @@ type VIPStatus struct {
 	Interfaces []string
 	// Reason is why the VIP is not announced, if Interfaces is empty.
 	Reason Reason
-	// Holder is the hardware address of who has it, if the Reason is
-	// AddressConflict or Yielded.
+	// Holder is the hardware address of the machine that has the VIP, if the Reason is AddressConflict or
+	// Yielded.
 	Holder string
-	// Leaving is set while the VIP moves to another node: it is answered for
-	// on the Interfaces until that node is heard there.
+	// Leaving is set while the VIP moves to another node: this node answers for it on the Interfaces
+	// until that node is heard there.
 	Leaving bool
 }
 
@@ -97,7 +94,7 @@ type VIPStatus struct {
 type state struct {
 	vips       map[netip.Addr]*assignment
 	want       map[responderKey]map[netip.Addr]segment.VIP
-	failures   map[responderKey]error // of responders that are wanted and not open
+	failures   map[responderKey]error // of wanted responders that are not open
 	responders map[responderKey]*responder
 }
 
@@ -168,8 +165,8 @@ func (s *state) of(vip netip.Addr) VIPStatus {
 	return v
 }
 
-// Leaving returns how many VIPs that move to other nodes are still answered
-// for here: on some segment the next owner was not heard yet.
+// Leaving returns for how many leaving VIPs this node still answers, because the next owner was not heard
+// on some segment.
 func (a *Announcer) Leaving() int {
 	waiting := map[netip.Addr]bool{}
 	for _, p := range a.published.Load().responders {

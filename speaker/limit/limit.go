@@ -1,17 +1,15 @@
-// Package limit caps new connections to the VIPs that this node serves; package
-// plan divides a limit among nodes. The kernel counts and drops, by nftables
-// rules in a table of our own; nothing of anybody else's rules is touched, and
-// without limits there is no table.
+// Package limit caps new connections to the VIPs that this node serves; package plan divides a limit among
+// nodes. The kernel counts and drops connections, by nftables rules in a table of our own. Other rules are
+// not touched, and without limits there is no table.
 //
-// One goroutine, Run, owns all state. It compares the kernel's table with the
-// wanted one and sends the difference as one transaction. So a restarted
-// speaker goes on with the rules, the token buckets and the counters that it
-// finds, and what somebody else takes away comes back.
+// One goroutine, Run, owns all state. It compares the kernel's table with the wanted one and sends the
+// difference as one transaction. So a restarted speaker continues with the rules, the token buckets and the
+// counters that it finds, and rules that somebody else removes come back.
 //
 //	limit.go    Limiter: keeps the limits in force, and tries again
-//	table.go    the kernel's table: what it holds, what it should hold, the difference
-//	rules.go    the rules and maps in it, to bytes
-//	status.go   which limits are in force
+//	table.go    the kernel's table, the wanted one, and the difference
+//	rules.go    the encoding of rules and maps
+//	status.go   the wanted limits, and whether they are in force
 //	metrics.go  what the kernel counted
 package limit
 
@@ -34,11 +32,10 @@ import (
 )
 
 const (
-	// defaultCheck is how often the kernel's table is compared with the wanted
-	// one: as often as kube-proxy repairs its own rules.
+	// defaultCheck is how often the kernel's table is compared with the wanted one: as often as
+	// kube-proxy repairs its own rules.
 	defaultCheck = 30 * time.Second
-	// What failed is tried again after the first delay, which doubles up to
-	// the last one.
+	// After a failure there is a new attempt after firstRetry. The delay doubles up to lastRetry.
 	firstRetry = time.Second
 	lastRetry  = 30 * time.Second
 )
@@ -61,7 +58,7 @@ type Limiter struct {
 	// Owned by Run.
 	set     bool // want is what Set was called with
 	want    map[plan.LimitKey]plan.Limit
-	inForce map[plan.LimitKey]plan.Limit // what the kernel took over last
+	inForce map[plan.LimitKey]plan.Limit // what was written to the kernel last
 	err     error                        // why want is not in force
 	delay   time.Duration
 	due     time.Time // of the next look at the kernel's table; zero: none
@@ -69,7 +66,7 @@ type Limiter struct {
 	published atomic.Pointer[state]
 }
 
-// state is what Run did last. It is immutable.
+// state is the last result of Run. It is immutable.
 type state struct {
 	want map[plan.LimitKey]plan.Limit
 	err  error
@@ -90,9 +87,9 @@ func New(o Options) *Limiter {
 // String names the task.
 func (l *Limiter) String() string { return "limit" }
 
-// Set replaces the whole set of limits. It does not wait: Run brings the set
-// into force, and goes on trying. Before the first call the kernel's table
-// stays as it is. Set is for one goroutine, and keeps want.
+// Set replaces the whole set of limits. It does not wait: Run brings the set into force, and tries again if
+// that fails. Before the first call the kernel's table stays as it is. Set is for one goroutine, and keeps
+// want.
 func (l *Limiter) Set(want map[plan.LimitKey]plan.Limit) { notify.Replace(l.sets, want) }
 
 // Run keeps the limits in force until ctx ends, then removes the table. It
@@ -117,7 +114,7 @@ func (l *Limiter) Run(ctx context.Context) error {
 	}
 }
 
-// remove removes the table. Who may not change the kernel's tables has none.
+// remove removes the table. A process that may not change the kernel's tables has none.
 func (l *Limiter) remove() error {
 	if _, err := apply(nil); err != nil && (len(l.inForce) > 0 || !unavailable(err)) {
 		return fmt.Errorf("remove connection rate limits: %w", err)
@@ -130,7 +127,7 @@ func (l *Limiter) remove() error {
 func (l *Limiter) reconcile() {
 	changed, err := apply(l.want)
 	if len(l.want) == 0 && len(l.inForce) == 0 && unavailable(err) {
-		err = nil // nobody asks for what this node cannot do
+		err = nil // the node has no limits and needs none
 	}
 	if err != nil {
 		l.fail(err)
@@ -142,8 +139,8 @@ func (l *Limiter) reconcile() {
 
 func (l *Limiter) fail(err error) {
 	if l.err == nil || l.err.Error() != err.Error() {
-		l.log.Error("connection rate limits not up to date: Services work without", "wanted", len(l.want), "in_force", len(l.inForce), "err", err,
-			"hint", hint(err))
+		l.log.Error("connection rate limits not up to date: Services work without them", "wanted", len(l.want), "in_force", len(l.inForce),
+			"err", err, "hint", hint(err))
 		l.delay = firstRetry
 	}
 	l.err, l.due = err, time.Now().Add(l.delay)
@@ -164,8 +161,7 @@ func (l *Limiter) succeed(changed bool) {
 	}
 }
 
-// logTransitions logs what is about to count as in force or no longer, in
-// order.
+// logTransitions logs the limits that come into force, change or end, in order.
 func (l *Limiter) logTransitions() {
 	for _, key := range keys(l.inForce) {
 		if _, ok := l.want[key]; !ok {
@@ -186,8 +182,7 @@ func keys(of map[plan.LimitKey]plan.Limit) []plan.LimitKey {
 	})
 }
 
-// unavailable reports whether the error says that the kernel has no nftables
-// for this process: then it holds no table of ours, either.
+// unavailable reports whether this process cannot use nftables. Then the kernel has no table of ours either.
 func unavailable(err error) bool {
 	switch {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES): // the process lacks NET_ADMIN

@@ -27,8 +27,8 @@ func (collector) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect reports what the kernel counted. What cannot be read is not active,
-// and Run logs why.
+// Collect reports what the kernel counted. A limit that cannot be read counts as not active, and Run logs
+// why.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	want := c.published.Load().want
 	var counters map[string]uint64

@@ -12,21 +12,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// priority is after conntrack (-200), whose state the rules ask for, and
-// before kube-proxy replaces the VIP by an endpoint (-100). kube-proxy drops
-// what loadBalancerSourceRanges does not admit at -110: those packets take no
-// tokens.
+// priority is after conntrack (-200), whose state the rules read, and before kube-proxy replaces the VIP by
+// an endpoint (-100). At -110 kube-proxy drops packets that loadBalancerSourceRanges does not admit: they
+// take no tokens.
 const priority = -105
 
 // perSecond ends the comment of a limit's rule.
 const perSecond = " new connections per second"
 
-// confirmed is IPS_CONFIRMED of linux/netfilter/nf_conntrack_common.h: the
-// connection was let through once.
+// confirmed is IPS_CONFIRMED of linux/netfilter/nf_conntrack_common.h: the kernel has let a packet of the
+// connection through.
 const confirmed = 1 << 3
 
-// The 32-bit registers that a look-up's key is put together in, after an
-// address of four or sixteen bytes from register 1 on.
+// The 32-bit registers behind an IPv4 and an IPv6 address that begins in register 1. The rest of a look-up's
+// key goes there.
 const (
 	reg32_1 = unix.NFT_REG32_00 + 1
 	reg32_4 = unix.NFT_REG32_00 + 4
@@ -77,7 +76,7 @@ func comment(text string) []byte { return userdata.AppendString(nil, userdata.Ty
 
 // writeBase makes the table anew: maps, hook and the rules that look VIPs up.
 func writeBase(conn *nftables.Conn) error {
-	conn.AddTable(table) // what is not there cannot be deleted
+	conn.AddTable(table) // DelTable fails if the table does not exist
 	conn.DelTable(table)
 	conn.AddTable(table)
 	conn.AddChain(base)
@@ -95,10 +94,9 @@ func writeBase(conn *nftables.Conn) error {
 //	meta nfproto ipv4 ct state new ct status ! confirmed
 //	ip daddr . meta l4proto . th dport vmap @vips4
 //
-// A packet is "new" to conntrack until an answer was seen. Only the first one
-// of a connection is not confirmed either, so one-way UDP traffic takes one
-// token per flow and not one per packet. A dropped packet leaves no
-// connection behind: its retransmission is a first packet again.
+// A packet is "new" to conntrack until there was an answer. Only the first packet of a connection is also
+// unconfirmed, so that one-way UDP traffic takes one token per flow and not per packet. A dropped packet
+// leaves no connection behind: its retransmission is a first packet again.
 func (f family) lookUp() []expr.Any {
 	bits := func(key expr.CtKey, mask uint32, op expr.CmpOp) []expr.Any {
 		return []expr.Any{
@@ -129,10 +127,9 @@ func (f family) lookUp() []expr.Any {
 //
 //	limit rate over 100/second burst 100 packets counter name ... drop
 //
-// The limit is a token bucket: it is full at first, each packet that finds a
-// token takes it, and tokens come back evenly. A burst of one second's worth
-// lets clients that arrive together through, and at most twice the rate in any
-// one second.
+// The limit is a token bucket. It is full at first, each packet takes a token, and tokens come back evenly.
+// The bucket holds the tokens of one second, so that clients that arrive together get through, and at most
+// twice the rate in any second.
 func limitTo(rate uint32, counter string) []expr.Any {
 	return []expr.Any{
 		&expr.Limit{Type: expr.LimitTypePkts, Rate: uint64(rate), Unit: expr.LimitTimeSecond, Burst: rate, Over: true},
@@ -141,8 +138,8 @@ func limitTo(rate uint32, counter string) []expr.Any {
 	}
 }
 
-// write adds to the transaction what leads from have to want. References go
-// before what they refer to, and come after it.
+// write adds to the transaction the steps from have to want. References are deleted before the objects that
+// they refer to, and added after them.
 func write(conn *nftables.Conn, have, want ruleset) error {
 	if err := writeElements(have.elements, want.elements, conn.SetDeleteElements); err != nil {
 		return err
@@ -159,7 +156,7 @@ func write(conn *nftables.Conn, have, want ruleset) error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(want.chains)) {
 		if rate := want.chains[name]; have.chains[name] != rate || !have.counters[name] {
-			conn.AddObj(counter(name)) // one that is there goes on counting
+			conn.AddObj(counter(name)) // an existing counter keeps its value
 			c := conn.AddChain(&nftables.Chain{Table: table, Name: name})
 			conn.FlushChain(c)
 			conn.AddRule(&nftables.Rule{Table: table, Chain: c, Exprs: limitTo(rate, name), UserData: comment(fmt.Sprint(rate, perSecond))})
@@ -172,8 +169,7 @@ func counter(name string) *nftables.NamedObj {
 	return &nftables.NamedObj{Table: table, Name: name, Type: nftables.ObjTypeCounter, Obj: &expr.Counter{}}
 }
 
-// writeElements lets f encode the elements that others lacks or has another
-// chain for.
+// writeElements encodes with f the elements that others does not have, or has with another chain.
 func writeElements(elements, others map[string]string, f func(*nftables.Set, []nftables.SetElement) error) error {
 	differ := map[*nftables.Set][]nftables.SetElement{}
 	for _, key := range slices.Sorted(maps.Keys(elements)) {

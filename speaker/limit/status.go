@@ -2,11 +2,11 @@ package limit
 
 import "net/netip"
 
-// Status is what the limiter does at one moment.
+// Status is the state of the limiter.
 type Status struct {
-	// Limits are those that there should be, by VIP and Service.
+	// Limits are the wanted limits, by VIP and Service.
 	Limits []LimitStatus `json:"limits"`
-	// Error is why they are not all in force. It is tried again.
+	// Error is why they are not all in force. The limiter tries again.
 	Error string `json:"error,omitempty"`
 }
 
@@ -18,7 +18,7 @@ type LimitStatus struct {
 	PerSecond uint32 `json:"perSecond"`
 }
 
-// Status returns what the limiter does now.
+// Status returns the state of the limiter.
 func (l *Limiter) Status() Status {
 	s := l.published.Load()
 	status := Status{Limits: []LimitStatus{}}

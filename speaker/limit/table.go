@@ -23,26 +23,25 @@ import (
 const (
 	tableName = "lodestone"
 	baseName  = "prerouting"
-	// format is in the comment of the base rules. Another one, of another
-	// version of Lodestone, is replaced as a whole.
+	// format is in the comment of the base rules. A table of another format, from another version of
+	// Lodestone, is replaced as a whole.
 	format = "lodestone connection rate limits, format 1"
-	// timeout bounds the conversation with the kernel.
+	// timeout bounds the exchange with the kernel.
 	timeout = 10 * time.Second
-	// buffer holds a transaction and its acknowledgements, which the kernel
-	// sends before we can read one: 5,000 limits fit, see TestManyLimits.
+	// buffer holds a transaction and all its acknowledgements, which the kernel sends before we can read
+	// the first. 5,000 limits fit, see TestManyLimits.
 	buffer = 32 << 20
-	// perMessage elements of a map fit into a netlink attribute, which holds
-	// 64 KiB.
+	// perMessage elements of a map fit into a netlink attribute, which holds 64 KiB.
 	perMessage = 100
 )
 
 // table is inet, so that one chain sees both families.
 var table = &nftables.Table{Name: tableName, Family: nftables.TableFamilyINet}
 
-// ruleset is what varies in the table, in the kernel or as it should be.
+// ruleset is the variable part of the table, as it is in the kernel or as it should be.
 type ruleset struct {
-	// chains are the limits per second by chain, one chain for each VIP of a
-	// Service. Each has a counter of the same name.
+	// chains are the limits per second by chain. Each VIP of a Service has a chain, and each chain a
+	// counter of the same name.
 	chains   map[string]uint32
 	counters map[string]bool
 	// elements lead from a VIP and port, see elementKey, to a chain.
@@ -53,9 +52,8 @@ func newRuleset() ruleset {
 	return ruleset{map[string]uint32{}, map[string]bool{}, map[string]string{}}
 }
 
-// desired returns the ruleset for the limits. If two Services have the same
-// port of a VIP, the first one by name gets it: one transaction carries all
-// limits, and must not fail because of them.
+// desired returns the ruleset for the limits. If two Services have the same port of a VIP, the first one by
+// name gets it: otherwise the transaction, which has all limits, would fail.
 func desired(want map[plan.LimitKey]plan.Limit) ruleset {
 	r := newRuleset()
 	for _, key := range keys(want) {
@@ -70,14 +68,12 @@ func desired(want map[plan.LimitKey]plan.Limit) ruleset {
 	return r
 }
 
-// chainName returns a name that nft(8) can read back: a saved ruleset must
-// load.
+// chainName returns a name that nft(8) can read, so that a saved ruleset can be loaded.
 func chainName(key plan.LimitKey) string {
 	return "service/" + key.Service + "/" + strings.ReplaceAll(key.VIP.String(), ":", "-")
 }
 
-// elementKey returns address, protocol and port as the maps have them, each
-// padded to the registers' four bytes.
+// elementKey returns the key of the maps: address, protocol and port, each padded to four bytes.
 func elementKey(vip netip.Addr, p plan.Port) string {
 	key := append(vip.AsSlice(), p.Protocol, 0, 0, 0)
 	key = binary.BigEndian.AppendUint16(key, p.Number)
@@ -88,8 +84,8 @@ func (r ruleset) equal(other ruleset) bool {
 	return maps.Equal(r.chains, other.chains) && maps.Equal(r.counters, other.counters) && maps.Equal(r.elements, other.elements)
 }
 
-// apply makes the kernel's table what want demands, by one transaction, and
-// reports whether there was anything to do.
+// apply changes the kernel's table to the wanted limits by one transaction, and reports whether anything had
+// to be changed.
 func apply(want map[plan.LimitKey]plan.Limit) (changed bool, err error) {
 	conn, err := dial()
 	if err != nil {
@@ -154,11 +150,10 @@ func exists(conn *nftables.Conn) (bool, error) {
 	return true, nil
 }
 
-// read returns what the kernel's table holds. It is sound if hook and maps
-// are there as we make them.
+// read returns the content of the kernel's table. It is sound if the hook and the maps are as we write them.
 //
-// The kernel may skip objects when somebody else commits while it lists them.
-// So whatever is written must be right for objects that are there already.
+// The kernel may skip objects while somebody else changes nftables. So everything that is written must also
+// be right if the object exists already.
 func read(conn *nftables.Conn, there bool) (have ruleset, sound bool, err error) {
 	if !there {
 		return have, false, nil
@@ -196,7 +191,7 @@ func read(conn *nftables.Conn, there bool) (have ruleset, sound bool, err error)
 	return have, true, err
 }
 
-// readLimit returns the chain's limit; 0 is one that is not as we write it.
+// readLimit returns the chain's limit, or 0 if the chain is not as we write it.
 func readLimit(conn *nftables.Conn, c *nftables.Chain) (uint32, error) {
 	rules, err := comments(conn, c)
 	if err != nil || len(rules) != 1 {
@@ -209,7 +204,7 @@ func readLimit(conn *nftables.Conn, c *nftables.Chain) (uint32, error) {
 	return uint32(n), nil
 }
 
-// comments returns the comments of a chain's rules: they say what we wrote.
+// comments returns the comments of a chain's rules, which identify what we wrote.
 func comments(conn *nftables.Conn, c *nftables.Chain) ([]string, error) {
 	rules, err := conn.GetRules(table, c)
 	if err != nil {

@@ -12,33 +12,33 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/netstate"
 )
 
-// meetTimeout is how long a speaker whose link is back waits for the others after
-// it has met one: as long as one that starts.
+// meetTimeout is how long a speaker whose link is back waits for the others after it has met one of
+// them. A starting speaker waits as long.
 const meetTimeout = DefaultSettleTime
 
-// lately is the time within which the loss of another speaker belongs to the loss of the
-// link, which some drivers notice late. A speaker that is still heard that long after the
-// last loss is heard by another way.
-const lately = 5 * time.Second
+// lossWindow is the time within which the loss of another speaker and the loss of the link belong
+// together: some drivers report the link late. A speaker that is still alive that long after the last
+// loss is reachable by another link.
+const lossWindow = 5 * time.Second
 
-// apart finds out whether a speaker has lost others with the link of its address. A
-// speaker without others loses none: nobody takes over what it owns.
+// apart finds out whether this speaker has lost others with the link of its address. A speaker without
+// others is never apart: nobody takes over its VIPs.
 type apart struct {
-	link string    // the interface with that address, also while no interface has it
-	down time.Time // since when the link is; zero: it is up
+	link string    // the interface that has that address, or had it last
+	down time.Time // since when the link is down; zero: it is up
 	lost time.Time // when another speaker was lost last; zero: never
 	is   bool
 }
 
-// lose records that another speaker is lost. The speakers that are lost after it are lost
-// with the same link: this speaker must not take over what they own.
+// lose records that another speaker is lost. While the link is down, it is lost with the link: this
+// speaker must not take over its VIPs.
 func (a *apart) lose(now time.Time) {
 	a.lost = now
 	a.is = a.is || !a.down.IsZero()
 }
 
-// check records whether the link is up and others are heard. It returns when to check again
-// although nothing has changed: zero, never.
+// check records whether the link is up and others are alive. It returns when to check again even if
+// nothing changes. Zero: never.
 func (a *apart) check(up, others bool, now time.Time) (next time.Time) {
 	switch {
 	case up:
@@ -49,9 +49,9 @@ func (a *apart) check(up, others bool, now time.Time) (next time.Time) {
 	}
 	switch {
 	case a.is && others:
-		next = a.lost.Add(lately)
-	case !a.is && !a.lost.IsZero() && a.lost.Before(a.down) && a.down.Sub(a.lost) <= lately:
-		next = a.down.Add(downDelay) // it may flap after somebody was lost
+		next = a.lost.Add(lossWindow)
+	case !a.is && !a.lost.IsZero() && a.lost.Before(a.down) && a.down.Sub(a.lost) <= lossWindow:
+		next = a.down.Add(downDelay) // the link may flap
 	default:
 		return time.Time{}
 	}
@@ -62,7 +62,7 @@ func (a *apart) check(up, others bool, now time.Time) (next time.Time) {
 	return time.Time{}
 }
 
-// from returns the interface with whose link others were lost, empty if they were not.
+// from returns the interface with whose link others were lost, empty if the speaker is not apart.
 func (a *apart) from() string {
 	if !a.is {
 		return ""
@@ -78,9 +78,9 @@ type ownLink struct {
 	joiner *joiner
 }
 
-// watch finds out when this speaker has lost others with its link. Until it has met
-// them again it does not publish that it is ready, since they own its VIPs, and its own plan
-// takes it for apart, see report.Network. It waits for the others as long as at the start.
+// watch finds out when this speaker is apart. Until it has met the others again, it does not publish
+// that it is ready, because they own its VIPs, and its own plan knows that it is apart, see
+// report.Network. It waits for the others as long as at the start.
 func (l *ownLink) watch(ctx context.Context, store cache.Store) {
 	if l.options.Interfaces == nil {
 		return
@@ -90,7 +90,7 @@ func (l *ownLink) watch(ctx context.Context, store cache.Store) {
 		notify.Wake(l.rejoin)
 	case <-ctx.Done():
 	}
-	known := false // that it is apart
+	logged := false
 	for ctx.Err() == nil {
 		interfaces, speakers := l.options.Interfaces.Changed(), l.table.Changed()
 		up := l.linkUp()
@@ -98,13 +98,13 @@ func (l *ownLink) watch(ctx context.Context, store cache.Store) {
 		switch {
 		case apart && up:
 			l.meetOthers(ctx, store)
-			known = false
+			logged = false
 			continue
-		case apart && !known:
-			l.log.Warn("link down and other speakers lost: others own the VIPs of its segment, and all others that another node announces",
+		case apart && !logged:
+			l.log.Warn("link down and other speakers lost: other nodes take over this node's VIPs, except those that only this node can announce",
 				"address", l.options.Address.Addr())
 		}
-		known = apart
+		logged = apart
 		select {
 		case <-interfaces:
 		case <-speakers:
@@ -114,14 +114,15 @@ func (l *ownLink) watch(ctx context.Context, store cache.Store) {
 	}
 }
 
-// meetOthers has the speaker, whose link is back, be apart until it has met the others again.
+// meetOthers waits until the speaker, whose link is back, has met the others again. Then it is not apart
+// any more.
 func (l *ownLink) meetOthers(ctx context.Context, store cache.Store) {
 	l.log.Info("link up", "address", l.options.Address.Addr())
 	notify.Wake(l.rejoin)
 	if lost := len(l.leases.lost(store)); lost > 0 {
 		l.joiner.meet(ctx, lost, time.After(joinTimeout))
-		// The first one that is met passes on who else is there. This speaker waits a moment
-		// for the others: before it knows them, it does not know what they own and keep.
+		// The first speaker that is met passes on who the others are. This speaker waits a moment for
+		// them: before it knows them, it does not know what they own and keep.
 		l.await(ctx, time.After(meetTimeout), func() bool { return len(l.leases.lost(store)) == 0 })
 	}
 	l.table.reunited()
@@ -144,7 +145,7 @@ func (b *base) linkName() string {
 	return ""
 }
 
-// isOwn reports whether the interface has the speaker's address, and may use it.
+// isOwn reports whether the interface has the speaker's address, and the address is not tentative.
 func (b *base) isOwn(i netstate.Interface) bool {
 	return slices.ContainsFunc(i.Addrs, func(p netip.Prefix) bool {
 		return p.Addr() == b.options.Address.Addr() && !slices.Contains(i.Tentative, p)

@@ -133,7 +133,7 @@ func TestApart(t *testing.T) {
 	for what, steps := range map[string][]linkStep{
 		"the others are lost with the link, one after the other": {
 			{0, false, true, true, false, 0}, {10 * time.Second, false, false, true, false, 0},
-			{10*time.Second + 300*time.Millisecond, true, false, true, true, 10*time.Second + 300*time.Millisecond + lately},
+			{10*time.Second + 300*time.Millisecond, true, false, true, true, 10*time.Second + 300*time.Millisecond + lossWindow},
 			{10*time.Second + 400*time.Millisecond, true, false, false, true, 0}, {time.Hour, false, false, false, true, 0}},
 		"the link is back: they are to be met first": {{0, false, false, true, false, 0}, {time.Second, true, false, false, true, 0},
 			{time.Minute, false, true, false, true, 0}},
@@ -145,11 +145,11 @@ func TestApart(t *testing.T) {
 			{time.Minute + 5*time.Millisecond, false, true, false, false, 0},
 			{time.Hour, false, false, false, false, 0}, {2 * time.Hour, false, false, false, false, 0}},
 		"the driver notices late": {{0, true, true, false, false, 0},
-			{lately, false, false, false, false, lately + downDelay}, {lately + downDelay, false, false, false, true, 0}},
+			{lossWindow, false, false, false, false, lossWindow + downDelay}, {lossWindow + downDelay, false, false, false, true, 0}},
 		"the link flaps after another one was lost": {{0, true, true, false, false, 0},
 			{time.Second, false, false, false, false, time.Second + downDelay}, {time.Second + downDelay/2, false, true, false, false, 0}},
 		"the others are heard by another way, and one is lost": {{0, false, false, true, false, 0},
-			{time.Minute, true, false, true, true, time.Minute + lately}, {time.Minute + lately, false, false, true, false, 0}},
+			{time.Minute, true, false, true, true, time.Minute + lossWindow}, {time.Minute + lossWindow, false, false, true, false, 0}},
 	} {
 		s, start := apart{}, time.Now()
 		for _, step := range steps {

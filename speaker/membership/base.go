@@ -26,8 +26,8 @@ type base struct {
 	send, rejoin, verify, rewrite chan struct{}
 }
 
-// await waits until the condition holds, which it checks after each change, and reports
-// whether it does before the time is over.
+// await waits until the condition holds, and reports whether it does before giveUp fires. It checks the
+// condition after each change.
 func (b *base) await(ctx context.Context, giveUp <-chan time.Time, holds func() bool) bool {
 	for {
 		changed := b.changed.Next()
@@ -44,7 +44,7 @@ func (b *base) await(ctx context.Context, giveUp <-chan time.Time, holds func() 
 	}
 }
 
-// at returns a channel that receives at that time. The zero time never comes.
+// at returns a channel that receives at that time, or never if the time is zero.
 func at(due time.Time) <-chan time.Time {
 	if due.IsZero() {
 		return nil

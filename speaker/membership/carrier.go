@@ -9,43 +9,41 @@ import (
 	"time"
 )
 
-// A node that has lost the link to a segment is no owner there, though its
-// speaker lives and is heard on another one. The Leases have the subnets of a node;
-// gossip carries which links are down, because that has to be known in no more time
-// than the loss of a node, and while the API server is away.
+// A node that has lost the link to a segment owns no VIPs there, even if its speaker is alive and
+// reachable on another segment. The Leases have the subnets of a node. Which links are down is carried
+// by gossip: it has to be known as fast as the loss of a node, and while the API server is away.
 
 const (
-	// downDelay is how long a link has to be down before it is published:
-	// one that flaps faster than others would miss its node changes nothing.
+	// downDelay is how long a link has to be down before that is published. A flap that is shorter
+	// than the time in which others would notice the loss of the node changes nothing.
 	downDelay = 200 * time.Millisecond
-	// upDelay is how long it has to be up again: switches may not forward yet,
-	// and a link that flaps must not pull VIPs back each time. The link of the
-	// speaker's own address counts at once: a speaker that meets the others again
-	// by it knows that it works, and all links of a switch that is on again must
-	// count together.
+	// upDelay is how long a link has to be up again before that is published: switches may not forward
+	// yet, and a flapping link must not pull VIPs back each time. The link of the speaker's own address
+	// counts at once: a speaker that meets the others again by it knows that it works, and all links
+	// of a switch that is on again must count together.
 	upDelay = 3 * time.Second
-	// hearDelay is how long after that the link counts here. Where all nodes lost it, with
-	// a switch that has no power, all publish that it is back at the same time: until a node
-	// has heard of the others it would take itself for the only one, and announce all VIPs.
+	// hearDelay is how much later the link counts on this node itself. If all nodes lost their links
+	// with a switch, all publish at the same time that they are back. A node that has not heard of the
+	// others yet would take itself for the only one, and announce all VIPs.
 	hearDelay = 250 * time.Millisecond
 )
 
-// carrier is what counts of an interface that our Lease names, and what is so.
+// carrier is the state of an interface that our Lease names.
 type carrier struct {
-	counts bool // as up
-	is     bool // up
-	since  time.Time
+	counts bool      // it counts as up
+	is     bool      // it is up
+	since  time.Time // since when it is so
 }
 
-// linkState is the state of such an interface now.
+// linkState is what the kernel reports of an interface.
 type linkState struct{ up, own bool } // own: it has the speaker's address
 
-// carriers are those by the interface's name.
+// carriers are the states by interface name.
 type carriers map[string]carrier
 
-// check records which interfaces are up. It returns those that count as down, sorted, if
-// they have to be up for upDelay, and when to check again although nothing has changed:
-// zero, never.
+// check records which interfaces are up. A link has to be up for upDelay to count as up again. check
+// returns the interfaces that count as down, sorted, and when to check again even if nothing changes.
+// Zero: never.
 func (c carriers) check(seen map[string]linkState, now time.Time, upDelay time.Duration) (down []string, next time.Time) {
 	maps.DeleteFunc(c, func(name string, _ carrier) bool { _, ok := seen[name]; return !ok })
 	for name, s := range seen {
@@ -85,8 +83,7 @@ type allLinks struct {
 	own   published
 }
 
-// watch publishes which of the interfaces that our Lease names
-// are down, until ctx ends.
+// watch publishes the interfaces that are down until ctx ends.
 func (a *allLinks) watch(ctx context.Context) {
 	if a.options.Interfaces == nil {
 		return
@@ -106,7 +103,7 @@ func (a *allLinks) watch(ctx context.Context) {
 			next = soon
 		}
 		if a.own.setDown(strings.Join(down, ","), strings.Join(others, ",")) {
-			a.log.Warn("links went down or came up: VIPs belong to nodes whose link is up, if there are any", "down", down)
+			a.log.Warn("links went down or came up: nodes whose link is up own the VIPs of a segment, if there are such nodes", "down", down)
 		}
 		select {
 		case <-ctx.Done():
@@ -118,8 +115,8 @@ func (a *allLinks) watch(ctx context.Context) {
 	}
 }
 
-// named returns the interfaces that our Lease names, and whether they are up.
-// One that is gone is not.
+// named returns the interfaces that our Lease names, and whether they are up. An interface that is gone
+// is down.
 func (a *allLinks) named() map[string]linkState {
 	seen := map[string]linkState{}
 	for _, s := range a.table.ownSegments() {

@@ -18,18 +18,16 @@ import (
 )
 
 const (
-	// retransmitMult is how often a message is passed on, times the logarithm of the
-	// speakers. memberlist's 4 are two packets to each of three speakers: where a
-	// tenth is lost, a suspect did not hear of it, or was not heard, each ten
-	// minutes or so.
+	// retransmitMult times the logarithm of the number of speakers is how often a message is passed
+	// on. With memberlist's default of 4, where a tenth of the packets is lost, about every ten minutes
+	// a suspected speaker did not hear of the suspicion, or its objection was not heard.
 	retransmitMult = 10
 
-	// leaveTimeout and updateTimeout bound the wait until the message has reached some
-	// other speaker.
+	// leaveTimeout and updateTimeout bound the wait until the message has reached another speaker.
 	leaveTimeout  = 500 * time.Millisecond
 	updateTimeout = 500 * time.Millisecond
-	// repeatAfter is when our metadata is sent once more: by then what waited beside it
-	// has been sent as often as it is going to be.
+	// repeatAfter is when our metadata is sent once more. By then memberlist has sent all messages
+	// that waited beside it.
 	repeatAfter = 500 * time.Millisecond
 )
 
@@ -43,7 +41,7 @@ type gossip struct {
 	sent   []byte // our metadata, as memberlist has it
 }
 
-// listen opens the sockets. Whoever knows our address may send to us from here.
+// listen opens the sockets. From now on anybody may send to this speaker.
 func (g *gossip) listen() error {
 	sockets, err := guard.Listen(g.options.Address, g.leases.known, g.metrics.refused.Inc)
 	if err != nil {
@@ -61,8 +59,7 @@ func (g *gossip) listen() error {
 	return nil
 }
 
-// config returns memberlist's settings. What it sends and receives by the transport, the
-// guard seals and opens.
+// config returns memberlist's settings. The guard seals and opens what memberlist sends and receives.
 func (g *gossip) config(transport memberlist.Transport) *memberlist.Config {
 	c := memberlist.DefaultLANConfig()
 	c.Name = g.options.Node
@@ -70,7 +67,7 @@ func (g *gossip) config(transport memberlist.Transport) *memberlist.Config {
 	c.AdvertiseAddr, c.AdvertisePort = c.BindAddr, c.BindPort
 	c.Transport = guard.New(transport, g.ring.gossipKeys, g.metrics.refused.Inc)
 	c.UDPBufferSize -= guard.Overhead
-	c.EnableCompression = false // which lets a few bytes become many
+	c.EnableCompression = false // a few bytes must not become many
 	c.ProbeInterval, c.ProbeTimeout = g.settings.ProbeInterval, g.settings.ProbeTimeout
 	c.SuspicionMult, c.SuspicionMaxTimeoutMult = g.settings.SuspicionMultiplier, 2
 	c.AwarenessMaxMultiplier = 2
@@ -84,11 +81,10 @@ func (g *gossip) config(transport memberlist.Transport) *memberlist.Config {
 	return c
 }
 
-// sendMetadata sends our metadata when it changes, by update, until memberlist has it:
-// where memberlist objects to a suspicion at the same moment it drops the metadata, and
-// repeats what was true before. It sends the metadata once more after that: of two messages
-// of one length that wait, memberlist 0.7 may forget the older one, because its numbers
-// begin anew whenever its queue is empty for a moment.
+// sendMetadata sends our metadata by update when it changes, until memberlist has it. If memberlist
+// objects to a suspicion at the same moment, it drops the metadata and repeats the one before. After
+// that the metadata is sent once more: of two waiting messages of the same length memberlist 0.7 may
+// forget the older one, because it numbers messages anew whenever its queue is empty.
 func (g *gossip) sendMetadata(ctx context.Context, update func(time.Duration) error) {
 	var again <-chan time.Time
 	for {
@@ -113,8 +109,8 @@ func (g *gossip) sendMetadata(ctx context.Context, update func(time.Duration) er
 	}
 }
 
-// isOwn reports whether the event is about us, and records the metadata that memberlist has
-// of us.
+// isOwn reports whether the event is about this speaker. It records the metadata that memberlist has of
+// this speaker.
 func (g *gossip) isOwn(n *memberlist.Node) bool {
 	if n.Name != g.options.Node {
 		return false
@@ -136,11 +132,11 @@ func (g *gossip) isSent() bool {
 // NodeMeta returns our metadata.
 func (g *gossip) NodeMeta(limit int) []byte { return published{g.table}.current().encode(limit) }
 
-// NotifyAlive refuses a speaker by an error.
+// NotifyAlive returns an error if the speaker is refused.
 func (g *gossip) NotifyAlive(n *memberlist.Node) error { return g.table.accept(n, g.leases.listed) }
 
-// NotifyJoin is called, as the next two methods are, while memberlist holds its locks.
-// memberlist itself refutes what others claim about this speaker.
+// NotifyJoin is called when a speaker is met. Like the next two methods, it is called while memberlist
+// holds its locks. memberlist itself refutes what others claim about this speaker.
 func (g *gossip) NotifyJoin(n *memberlist.Node) {
 	if !g.isOwn(n) {
 		g.metrics.changes.WithLabelValues("join").Inc()
@@ -148,14 +144,14 @@ func (g *gossip) NotifyJoin(n *memberlist.Node) {
 	}
 }
 
-// NotifyUpdate is called when a speaker has sent other metadata.
+// NotifyUpdate is called when the metadata of a speaker has changed.
 func (g *gossip) NotifyUpdate(n *memberlist.Node) {
 	if !g.isOwn(n) {
 		g.table.update(n)
 	}
 }
 
-// NotifyLeave is called when a speaker has left or is taken for dead.
+// NotifyLeave is called when a speaker has left or counts as dead for memberlist.
 func (g *gossip) NotifyLeave(n *memberlist.Node) {
 	if n.Name != g.options.Node {
 		g.metrics.changes.WithLabelValues("leave").Inc()
@@ -169,8 +165,8 @@ func (*gossip) GetBroadcasts(int, int) [][]byte { return nil }
 func (*gossip) LocalState(bool) []byte          { return nil }
 func (*gossip) MergeRemoteState([]byte, bool)   {}
 
-// bridge returns a logger for memberlist, all of whose lines are debug lines:
-// what matters to people is logged by us.
+// bridge returns a logger for memberlist. All its lines are debug lines: this package logs what matters
+// to people.
 func bridge(l *slog.Logger) *log.Logger { return log.New(writer{l}, "", 0) }
 
 type writer struct{ log *slog.Logger }

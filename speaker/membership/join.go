@@ -11,12 +11,12 @@ import (
 
 const (
 	joinTimeout = 3 * time.Second
-	// arrivalTime is how long a speaker that starts allows for each of the others, and
-	// lastArrival for all of them: fewer than 300 are there in the time of the other waits.
+	// A starting speaker waits at most arrivalTime for each of the others, and at most lastArrival for
+	// all. Up to 300 speakers arrive during the other waits.
 	arrivalTime, lastArrival = 10 * time.Millisecond, 10 * time.Second
 
-	// DefaultSettleTime is how long a speaker among others lives before it is
-	// ready, if it did not crash before.
+	// DefaultSettleTime is how long a speaker lives before it is ready, if there are others and it did
+	// not crash before.
 	DefaultSettleTime = 2 * time.Second
 )
 
@@ -29,7 +29,7 @@ type joiner struct {
 	joined   chan struct{} // closed when joined and settled
 	mu       sync.Mutex
 	status   string // why it has not joined yet
-	unlike   string // a remark if the document has other settings than ours
+	unlike   string // a remark if the document has other settings than this speaker
 }
 
 // state returns whether the speaker has joined, and a text about that for people.
@@ -59,7 +59,7 @@ func (j *joiner) setStatus(format string, args ...any) {
 	j.changed.Notify()
 }
 
-// enter declares the speaker joined when it is.
+// enter waits until the speaker has joined and settled, and declares it joined.
 func (j *joiner) enter(ctx context.Context, store cache.Store, started time.Time, crashes <-chan int) {
 	j.awaitKey(ctx, store)
 	others, giveUp := len(j.leases.others(store.List())), time.After(joinTimeout)
@@ -77,9 +77,8 @@ func (j *joiner) enter(ctx context.Context, store cache.Store, started time.Time
 	j.changed.Notify()
 }
 
-// awaitKey returns when we and all speakers that live understand each other. While the
-// key is replaced, some may not have read it yet: who went on without them would claim
-// what they announce.
+// awaitKey waits until this speaker and all others understand each other. While the key is replaced,
+// some may not have read it yet. A speaker that joined without them would claim their VIPs.
 func (j *joiner) awaitKey(ctx context.Context, store cache.Store) {
 	for waited := false; ctx.Err() == nil; waited = true {
 		nodes := j.rotation.strangers(ctx, store.List())
@@ -89,7 +88,7 @@ func (j *joiner) awaitKey(ctx context.Context, store cache.Store) {
 		j.setStatus("waiting for %d speakers that use another membership key, one on node %s: "+
 			"each changes when all have read the Secret and the clusterID, within two minutes", len(nodes), nodes[0])
 		if !waited {
-			j.log.Warn("not joining speakers that use another membership key, until they change to that of the Secret and the clusterID",
+			j.log.Warn("waiting for speakers that use another membership key, until they change to the key of the Secret and the clusterID",
 				"nodes", nodes)
 		}
 		select {
@@ -99,21 +98,20 @@ func (j *joiner) awaitKey(ctx context.Context, store cache.Store) {
 	}
 }
 
-// meet waits until another speaker is there and reports whether one is.
+// meet waits until this speaker has met another one, and reports whether it has.
 func (j *joiner) meet(ctx context.Context, others int, giveUp <-chan time.Time) bool {
 	j.setStatus("joining %d other speakers", others)
 	met := j.await(ctx, giveUp, func() bool { return j.table.alive() > 1 })
 	if !met && ctx.Err() == nil {
-		j.log.Warn("no other speaker answers, going on without: "+
+		j.log.Warn("no other speaker answers, going on alone: "+
 			"is the port open between nodes, for TCP and UDP, and the key the same everywhere?",
 			"others", others, "port", j.options.Address.Port())
 	}
 	return met
 }
 
-// settle waits until the speaker has lived long enough to be relied on. After the time that
-// speakers take to meet each other it goes on only while another one is ready:
-// otherwise nobody serves meanwhile.
+// settle waits until the speaker has lived long enough to be relied on. It waits longer than SettleTime
+// only while another speaker is ready: otherwise nobody would announce the VIPs.
 func (j *joiner) settle(ctx context.Context, started time.Time, crashes <-chan int, giveUp <-chan time.Time) {
 	crashed := 0
 	select {
@@ -131,8 +129,8 @@ func (j *joiner) settle(ctx context.Context, started time.Time, crashes <-chan i
 	j.await(ctx, at(started.Add(settle)), func() bool { return !j.table.othersReady() })
 }
 
-// awaitMost waits until half of the others are there, or one of them is ready, but not beyond
-// the time. After a power cut the first of many would have to announce all VIPs, and each one
+// awaitMost waits until half of the others are alive, or one of them is ready, but not beyond until.
+// Without it, after a power cut the first of many speakers would announce all VIPs, and each speaker
 // that follows would take its part over.
 func (j *joiner) awaitMost(ctx context.Context, others int, until time.Time) {
 	most := func() bool { return 2*(j.table.alive()-1) >= others || j.table.othersReady() }
@@ -142,7 +140,7 @@ func (j *joiner) awaitMost(ctx context.Context, others int, until time.Time) {
 	}
 }
 
-// setUnlike records and logs whether the document has other settings.
+// setUnlike records and logs whether the document has other settings than this speaker.
 func (j *joiner) setUnlike(unlike bool) {
 	text := ""
 	if unlike {

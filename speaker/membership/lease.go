@@ -20,17 +20,17 @@ import (
 )
 
 const (
-	// refresh is how often a Lease is written without need, so that people
-	// see who is there. Nobody concludes anything from its age.
+	// refresh is how often a Lease is written without a change, so that people see that the speaker is
+	// alive. No program depends on the Lease's age.
 	refresh = 10 * time.Minute
-	// writeInterval and writeBurst bound how often a Lease is written that somebody
-	// else writes, too: two speakers of one node would not end.
+	// writeInterval and writeBurst bound how often the Lease is written if somebody else writes it,
+	// too: two speakers of one node would write without end.
 	writeInterval, writeBurst = time.Second, 10
 	// releaseTimeout bounds the wait for the API server when leaving.
 	releaseTimeout = time.Second
 	// firstRetry and lastRetry bound the wait after a failed write.
 	firstRetry, lastRetry = time.Second, time.Minute
-	// youth is the age at which a speaker that dies did not die of its start.
+	// youth is how old a speaker has to become so that its death does not count as a failed start.
 	youth = 10 * time.Minute
 	// maxCrashes bounds the settle time: 2 s doubled seven times is 256 s.
 	maxCrashes = 7
@@ -43,14 +43,14 @@ type ownLease struct {
 	mu     sync.Mutex
 	report report.Report // what the Lease is to carry
 	before report.Report // what it carried before we started
-	// carried is the text on the Lease as we wrote it last, overwritten the one before
-	// until the watch has caught up.
+	// carried is the text that we wrote last. overwritten is the text before it, until the watch has
+	// caught up.
 	carried, overwritten string
 	spoiled              bool // somebody else has written or deleted the Lease
 }
 
-// set has the Lease carry the report from now on. What the report does not know stays as
-// it was. The Lease is written only if it does not carry the report already.
+// set has the Lease carry the report from now on. Parts that are unset in the report stay as they are.
+// The Lease is written only if it does not carry the report already.
 func (o *ownLease) set(r report.Report) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -73,9 +73,8 @@ func (o *ownLease) outdated() bool {
 	return o.spoiled || o.carried != o.ours().String()
 }
 
-// compare has the Lease written anew if it is not as we wrote it. Before the first write it
-// is what is known of our node. After that only others learn of our node from the Lease:
-// here counts what we wrote last.
+// compare has the Lease written anew if it is not as we wrote it. Before the first write the node's
+// network is read from the Lease. After that the network that we wrote last counts.
 func (o *ownLease) compare(now *lease) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -99,16 +98,15 @@ func (o *ownLease) spoil() {
 	notify.Wake(o.rewrite)
 }
 
-// publish writes our Lease: at the start, when it is gone or the report has
-// changed, and now and then. From the first answer of the API server
-// follows how often we crashed.
+// publish writes our Lease at the start, when somebody else changed it, when the report has changed, and
+// every refresh. After the first write it sends how often this speaker crashed.
 func (o *ownLease) publish(ctx context.Context, started time.Time, crashes chan<- int) {
 	pause, pace := firstRetry, rate.NewLimiter(rate.Every(writeInterval), writeBurst)
 	for pace.Wait(ctx) == nil {
 		n, err := o.write(ctx, started)
 		wait := spread(refresh * time.Duration(o.table.Crowd()))
 		if err != nil {
-			o.log.Warn("lease not written: speakers that start now may not find this one", "err", err)
+			o.log.Warn("Lease not written: speakers that start now may not find this one", "err", err)
 			wait, pause = pause, min(2*pause, lastRetry)
 		} else {
 			pause = firstRetry
@@ -117,14 +115,14 @@ func (o *ownLease) publish(ctx context.Context, started time.Time, crashes chan<
 			default:
 			}
 		}
-		if !o.rest(ctx, wait) {
+		if !o.awaitWrite(ctx, wait) {
 			return
 		}
 	}
 }
 
-// rest waits until our Lease is to be written and reports whether it is ever.
-func (o *ownLease) rest(ctx context.Context, wait time.Duration) bool {
+// awaitWrite waits until our Lease has to be written. It returns false if ctx ends before.
+func (o *ownLease) awaitWrite(ctx context.Context, wait time.Duration) bool {
 	timeout := time.After(wait)
 	for {
 		select {
@@ -140,11 +138,11 @@ func (o *ownLease) rest(ctx context.Context, wait time.Duration) bool {
 	}
 }
 
-// write creates or updates our Lease and returns how many of our last starts
-// ended early and without a clean leave.
+// write creates or updates our Lease, and returns how many of the last starts crashed: they ended early
+// and without a clean leave.
 func (o *ownLease) write(ctx context.Context, started time.Time) (crashes int, err error) {
 	o.mu.Lock()
-	o.spoiled = false // a write by somebody else from here on asks for another one of ours
+	o.spoiled = false // if somebody else writes from now on, we have to write again
 	o.mu.Unlock()
 	leases, name := o.options.Client.CoordinationV1().Leases(o.options.Namespace), annotation.SpeakerLeasePrefix+o.options.Node
 	lease, err := leases.Get(ctx, name, metav1.GetOptions{})
@@ -168,13 +166,13 @@ func (o *ownLease) write(ctx context.Context, started time.Time) (crashes int, e
 	if err != nil {
 		return 0, fmt.Errorf("write our Lease: %w", err)
 	}
-	written.Conflicts, written.Gateways = nil, nil // as others know us
+	written.Conflicts, written.Gateways = nil, nil // as in the records of other speakers
 	o.table.setNetwork(o.options.Node, written.Network)
 	return crashes, nil
 }
 
-// carry makes the Lease carry our report, and nothing else, and returns it. The
-// report of the first Lease that we see, from before our start, stays until we know better.
+// carry makes the Lease carry our report and nothing else, and returns the report. Parts that are still
+// unknown stay as they were before our start.
 func (o *ownLease) carry(lease *coordinationv1.Lease) report.Report {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -190,8 +188,8 @@ func (o *ownLease) carry(lease *coordinationv1.Lease) report.Report {
 	return r
 }
 
-// take has us hold the Lease since we started. Its transitions
-// count the starts that ended early, up to this one.
+// take makes this node the Lease's holder since the start, and returns how many of the last starts
+// crashed. The Lease's transitions count them.
 func (o *ownLease) take(lease *coordinationv1.Lease, started time.Time) (crashes int) {
 	acquired := lease.Spec.AcquireTime
 	switch {
@@ -211,7 +209,7 @@ func (o *ownLease) take(lease *coordinationv1.Lease, started time.Time) (crashes
 	return crashes
 }
 
-// owner makes the Lease go when the Node goes.
+// owner returns the reference to our Node, so that the Lease is deleted with the Node.
 func (o *ownLease) owner(ctx context.Context) ([]metav1.OwnerReference, error) {
 	nodes, err := o.options.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, o.options.Node).String()})
@@ -226,12 +224,12 @@ func (o *ownLease) owner(ctx context.Context) ([]metav1.OwnerReference, error) {
 	return nil, fmt.Errorf("find our Node: the API server knows no node %q", o.options.Node)
 }
 
-// release gives our Lease up: we left and are not to be looked for.
+// release gives our Lease up, so that nobody looks for this speaker, which has left.
 func (o *ownLease) release() {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 	defer cancel()
 	leases := o.options.Client.CoordinationV1().Leases(o.options.Namespace)
-	// A write that we gave up may arrive in between.
+	// An earlier write whose answer we did not wait for may arrive in between.
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		lease, err := leases.Get(ctx, annotation.SpeakerLeasePrefix+o.options.Node, metav1.GetOptions{})
 		if err != nil {
@@ -242,9 +240,9 @@ func (o *ownLease) release() {
 		return err
 	})
 	if err != nil {
-		o.log.Warn("lease not released", "err", err)
+		o.log.Warn("Lease not released", "err", err)
 	}
 }
 
-// spread returns about d, not the same for all.
+// spread returns a random duration around d.
 func spread(d time.Duration) time.Duration { return d/2 + rand.N(d) }

@@ -18,19 +18,17 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
-// lease is what the store keeps of a speaker's Lease, whatever the Lease carries: it
-// is bounded by report.MaxBytes.
+// lease is what the store keeps of a speaker's Lease. Its size is bounded by report.MaxBytes.
 type lease struct {
 	metav1.ObjectMeta
 	node, holder string
 	report.Report
-	// Of our own Lease alone: the report as it is written, and whether the rest is not
-	// what we write.
+	// Only of our own Lease: the text of the report, and whether other parts are not as we write them.
 	text string
 	odd  bool
 }
 
-// GetObjectKind and DeepCopyObject make it an object. Nobody changes one.
+// GetObjectKind and DeepCopyObject make it an object. Nobody modifies it.
 func (*lease) GetObjectKind() schema.ObjectKind { return schema.EmptyObjectKind }
 func (l *lease) DeepCopyObject() runtime.Object { return l }
 
@@ -53,7 +51,8 @@ type leases struct {
 	store cache.Store // nil until they are watched
 }
 
-// watch returns the informer of the Leases and what knows when their first list is recorded.
+// watch returns the informer of the Leases, and the function that reports whether the first list is
+// recorded.
 func (l *leases) watch() (cache.SharedIndexInformer, cache.InformerSynced, error) {
 	informer := objects.Informer(objects.Leases, l.options.Client, objects.Speakers(l.options.Namespace),
 		objects.View[*coordinationv1.Lease, *lease]{Derive: l.keep},
@@ -84,7 +83,7 @@ func (l *leases) current() cache.Store {
 	return l.store
 }
 
-// known reports whether some speaker's Lease has the address.
+// known reports whether a speaker's Lease has the address.
 func (l *leases) known(source netip.Addr) bool {
 	store := l.current()
 	if store == nil {
@@ -111,7 +110,7 @@ func (l *leases) keep(of *coordinationv1.Lease) *lease {
 	kept.node, _ = report.NodeOf(of.Name)
 	r := report.Of(of.Annotations)
 	kept.Report = report.Report{Address: r.Address, Keys: r.Keys, Network: r.Network}
-	kept.Conflicts, kept.Gateways = nil, nil // they are for the controller, and change often
+	kept.Conflicts, kept.Gateways = nil, nil // only the controller needs them, and they change often
 	if kept.node == l.options.Node {
 		kept.text = of.Annotations[annotation.Report]
 		kept.odd = len(of.Annotations) != 1 || len(of.Labels) != 1 || len(of.OwnerReferences) != 1 || len(of.Finalizers) != 0 ||
@@ -127,8 +126,8 @@ func holder(l *coordinationv1.Lease) string {
 	return *l.Spec.HolderIdentity
 }
 
-// others returns where the speakers of other nodes listen, by node. A speaker
-// that left has released its Lease.
+// others returns the addresses of the speakers of other nodes, by node, without those that left: they
+// have released their Leases.
 func (l *leases) others(all []any) map[string]netip.AddrPort {
 	others := map[string]netip.AddrPort{}
 	for _, obj := range all {
@@ -151,8 +150,7 @@ func (l *leases) lost(store cache.Store) []string {
 	return lost
 }
 
-// record records the content of the Lease. Every few minutes there is an event of each Lease
-// without other content.
+// record records the content of a Lease. It is also called for writes that changed nothing.
 func (l *leases) record(before, now *lease) {
 	if now.node == "" {
 		return
@@ -167,7 +165,7 @@ func (l *leases) record(before, now *lease) {
 	}
 }
 
-// forget forgets the content of the Lease, and has it written anew if it is ours.
+// forget forgets the content of a deleted Lease, and has the Lease written anew if it is ours.
 func (l *leases) forget(gone *lease) {
 	notify.Wake(l.rejoin)
 	if gone.node == l.options.Node {

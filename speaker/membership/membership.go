@@ -1,42 +1,39 @@
 // Package membership knows which speakers are alive and ready to own VIPs.
 //
-// Liveness is learnt from peer to peer traffic (memberlist, a SWIM protocol),
-// never from the API server and never by comparing clocks of two machines: a
-// dead node is noticed within 0.3 s by default, also while the API server is
-// down. The traffic is encrypted with a key that all speakers share.
+// The speakers find out themselves who is alive, by memberlist, a SWIM protocol; no API server takes
+// part, and no clocks of two machines are compared. A dead node is noticed within 0.3 s by default. The
+// traffic is encrypted with a key that all speakers share.
 //
-// The speakers find each other by Lease objects, one per speaker, from which only
-// addresses, keys and networks are read. The parts of the Task, file by file:
+// The speakers find each other by Lease objects, one per speaker. Only addresses, keys and networks are
+// read from them. The files, each with a part of the Task:
 //
-//	membership.go  starts the parts, which all end together
-//	settings.go    the settings of the document, which count until the process ends
-//	probe.go       a diagnosis asks all other speakers for an answer
-//	apart.go       whether we are apart: we lost the others with the link of our address
-//	join.go        when we have joined
-//	rejoin.go      lost speakers are tried again, so that partitions heal
-//	rotation.go    how the key is replaced; package keys decides
-//	carrier.go     which of our links are down
-//	gossip.go      memberlist, which notices who dies; package guard seals and opens what it sends
+//	membership.go  Task: starts the parts, which all end together
+//	settings.go    the settings of the first document, which count until the process ends
+//	probe.go       asks all other speakers for an answer, for a diagnosis
+//	apart.go       whether this speaker is apart: it lost others with the link of its address
+//	join.go        when this speaker has joined
+//	rejoin.go      tries to reach lost speakers again, so that partitions heal
+//	rotation.go    replaces the key; package keys decides how
+//	carrier.go     which links of this node are down
+//	gossip.go      memberlist, whose messages package guard seals and opens
 //	leases.go      the Leases of all speakers
 //	lease.go       our own Lease
-//	table.go       one record per speaker: who is alive, and on which network
+//	table.go       one record per speaker: whether it is alive, and its network
 //	published.go   what this speaker publishes now
-//	unlisted.go    how many speakers without a Lease may have one
-//	peer.go        the record
-//	metadata.go    what a speaker publishes about itself
+//	unlisted.go    bounds how many speakers without a Lease count
+//	peer.go        the type of a record
+//	metadata.go    the encoding of what a speaker publishes
 //	base.go        what the parts share
+//	metrics.go     the metrics
 //
-// A speaker has joined once another one has answered, once it is sure that
-// there is none, or once those that should be there did not answer for
-// joinTimeout. After that it settles: a speaker that dies soon after its start
-// must not take its VIPs and drop them each time. It waits for settleTime,
-// doubled by each start of the last ones that did not end with a clean leave.
-// A speaker without others settles at once: there is nobody who could serve
-// in the meantime. So does one, after the first settleTime, while no other one is ready.
+// A speaker has joined when it has met another speaker, when it is sure that there is none, or when the
+// others have not answered for joinTimeout. Then it settles, so that a speaker that crashes soon after
+// each start does not take its VIPs and drop them each time. It settles for settleTime, doubled for each
+// of the last starts that crashed. It settles at once if there are no others, and after the first
+// settleTime if no other speaker is ready: otherwise nobody would announce the VIPs.
 //
-// A speaker that lost all others with its link is apart until it has met them
-// again, or they have not answered for joinTimeout. A lost speaker counts again when it
-// answers a packet.
+// A speaker that has lost others with its link is apart until it has met them again, or they have not
+// answered for joinTimeout. A lost speaker counts again when it answers a packet.
 package membership
 
 import (
@@ -58,7 +55,7 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/netstate"
 )
 
-// DefaultPort is the port on which speakers hear each other, TCP and UDP.
+// DefaultPort is the speakers' port, TCP and UDP.
 const DefaultPort = 9744
 
 // Config is the configuration in force; kube.ConfigWatcher is one.
@@ -73,23 +70,22 @@ type Options struct {
 	Node string
 	// Address is the node's address and the port to listen on.
 	Address netip.AddrPort
-	// Secret is what it is at the start.
+	// Secret is the Secret at the start.
 	Secret keys.Secret
-	// ReadSecret reads it again. Nil: it does not change.
+	// ReadSecret reads the Secret again. Nil: it does not change.
 	ReadSecret func() (keys.Secret, error)
-	// Config has the clusterID, which may change, and the settings. Those of the first
-	// document that is valid count until the process ends: memberlist cannot change
-	// them while it runs.
+	// Config has the clusterID, which may change, and the settings. The settings of the first valid
+	// document count until the process ends, because memberlist cannot change them while it runs.
 	Config Config
 	// Namespace is where the speakers' Leases are.
 	Namespace string
 	Client    kubernetes.Interface
-	// Interfaces are those of the node, one of which has Address. Nil: its link is always up.
+	// Interfaces are the node's interfaces, one of which has Address. Nil: its link is always up.
 	Interfaces netstate.Interfaces
 	Log        *slog.Logger
 	Registry   prometheus.Registerer
-	// SettleTime is how long a speaker lives before it is joined if there are
-	// others. Zero: DefaultSettleTime.
+	// SettleTime is how long a speaker lives before it has joined, if there are others. Zero:
+	// DefaultSettleTime.
 	SettleTime time.Duration
 	// KeyInterval is how often the key is read again. Zero: DefaultKeyInterval.
 	KeyInterval time.Duration
@@ -136,23 +132,22 @@ func (t *Task) String() string { return "membership" }
 // Ready is closed once the speaker has joined.
 func (t *Task) Ready() <-chan struct{} { return t.joiner.joined }
 
-// Joined returns whether the speaker has joined the others, or knows that there
-// are none, and a text about that for people.
+// Joined returns whether the speaker has joined, and a text about that for people.
 func (t *Task) Joined() (bool, string) { return t.joiner.state() }
 
-// Whole reports whether all speakers that have a Lease are alive. It turns true
-// up to lastRejoin late, and is false until the API server has listed the Leases.
+// Whole reports whether all speakers that have a Lease are alive. It becomes true up to lastRejoin late,
+// and is false until the API server has listed the Leases.
 func (t *Task) Whole() bool { return t.rejoiner.whole.Load() }
 
-// Report has our Lease carry the report from now on. What it does not know stays as
-// it was. It is written only if the Lease does not carry it already.
+// Report has our Lease carry the report from now on. Parts that are unset in the report stay as they
+// are. The Lease is written only if it does not carry the report already.
 func (t *Task) Report(r report.Report) { t.own.set(r) }
 
-// SealKeys returns the keys of seals that this speaker believes. It seals with the first
-// one. There is none before the speaker knows its cluster's ID.
+// SealKeys returns the keys of seals that this speaker accepts. It seals with the first one. There is
+// none before the speaker knows the clusterID.
 func (t *Task) SealKeys() [][]byte { return t.ring.sealKeys() }
 
-// Run takes part until ctx ends, then has the others know that it leaves.
+// Run takes part in the membership until ctx ends, then leaves.
 func (t *Task) Run(ctx context.Context) error {
 	if ok, err := t.readSettings(ctx); err != nil || !ok {
 		return err
@@ -171,7 +166,7 @@ func (t *Task) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// discover publishes our Lease, finds the other speakers by theirs, and joins them.
+// discover publishes our Lease, finds the other speakers by their Leases, and joins them.
 func (t *Task) discover(ctx context.Context) error {
 	started, crashes := time.Now(), make(chan int, 1)
 	informer, synced, err := t.leases.watch()
@@ -182,10 +177,10 @@ func (t *Task) discover(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { informer.RunWithContext(ctx); return nil })
 	group.Go(func() error {
-		if cache.WaitForCacheSync(ctx.Done(), synced) { // then the content of the Lease from before our start is known
+		if cache.WaitForCacheSync(ctx.Done(), synced) { // then our Lease from before our start is known
 			t.own.publish(ctx, started, crashes)
 		}
-		t.own.release() // after our last write, which would undo it
+		t.own.release() // after our last write, which would take the Lease again
 		return nil
 	})
 	group.Go(func() error {
@@ -202,10 +197,10 @@ func (t *Task) discover(ctx context.Context) error {
 	return group.Wait()
 }
 
-// leave waits until ctx ends, then leaves: the others take over at once.
+// leave waits until ctx ends, then leaves, so that the others take over at once.
 func (t *Task) leave(ctx context.Context) {
 	<-ctx.Done()
 	if err := t.list.Load().Leave(leaveTimeout); err != nil {
-		t.log.Warn("left without a message to the other speakers: they notice by themselves", "err", err)
+		t.log.Warn("left without a message to the other speakers: they will notice it themselves", "err", err)
 	}
 }

@@ -6,8 +6,8 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
-// The encoding of the metadata: a format version, flags, of which later versions may know
-// more, the claims if a flag announces them, and the interfaces that are down.
+// The encoding of the metadata: a format version, flags, the claims if their flag is set, and the
+// interfaces that are down. Later versions may have more flags.
 const (
 	metaVersion  = 1
 	metaReady    = 1 << 0
@@ -17,22 +17,23 @@ const (
 	metaSick     = 1 << 4
 )
 
-// view is what a speaker sees of its node's surroundings: whether the API server answers
-// it, whether it has given up on the API server while others are answered, and whether
-// kube-proxy on the node is sick. With neither of the first two, it is about to find out.
+// view is what a speaker sees of its surroundings: whether the API server answers it, whether it has
+// given up on the API server while others have answers (blind), and whether kube-proxy on the node is
+// sick. If it is neither answered nor blind, it does not know yet.
 type view struct{ answered, blind, sick bool }
 
 // metadata is what a speaker publishes about itself by memberlist.
 type metadata struct {
 	ready bool
 	view  view
-	// The claims travel with the readiness of the speaker: a speaker that knows one knows the
-	// other, and their order is memberlist's. What they say means nothing to the membership.
+	// The claims are in the same message as the readiness, so that nobody knows one without the other.
+	// They mean nothing to this package.
 	claims report.Claims
 	down   string // the names of the interfaces that are down, separated by commas
 }
 
-// encode leaves out the interfaces that limit has no room for: VIPs stay there.
+// encode returns the metadata in at most limit bytes. Interfaces for which there is no room are left out:
+// VIPs stay on them.
 func (m metadata) encode(limit int) []byte {
 	meta := []byte{metaVersion, 0}
 	claimed := m.claims != report.Claims{}

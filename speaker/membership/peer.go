@@ -10,23 +10,23 @@ import (
 
 // peer is all that is known of one node's speaker. This speaker has a record of itself, too.
 type peer struct {
-	// alive is set while the speaker counts; metadata is what it publishes, and is empty
+	// alive is set while the speaker counts as alive. metadata is what it publishes, and is empty
 	// while it does not count.
 	alive bool
 	metadata
-	// doubt runs while memberlist takes a speaker for dead that counts. The speaker is
-	// removed when the timer fires.
+	// doubt runs while memberlist takes the speaker for dead, but it still counts. When the timer
+	// fires, the speaker is removed.
 	doubt *time.Timer
-	// held is set while memberlist takes a speaker for alive that does not count yet.
+	// held is set while memberlist takes the speaker for alive, but it does not count yet.
 	held *held
-	// lost is set from the loss of the speaker until it answers a packet; unanswered is how
-	// many packets it has not answered since.
+	// lost is set from the loss of the speaker until it answers a packet. unanswered is how many
+	// packets it has not answered in that time.
 	lost       bool
 	unanswered int
 	// unlisted is since when the speaker counts without a Lease. Zero: it has a Lease, or
 	// memberlist does not know it.
 	unlisted time.Time
-	// network is the one on the Lease. Nil: there is no Lease.
+	// network is the network on the speaker's Lease. Nil: there is no Lease.
 	network *report.Network
 }
 
@@ -36,20 +36,20 @@ type held struct {
 	since time.Time
 }
 
-// trust ends the doubt and reports whether that was in time.
+// trust ends the doubt, and reports whether it ended before the speaker was removed.
 func (p *peer) trust() bool {
 	timer := p.doubt
 	p.doubt = nil
 	return timer != nil && timer.Stop()
 }
 
-// found ends the loss.
+// found records that the speaker is not lost any more.
 func (p *peer) found() { p.lost, p.unanswered = false, 0 }
 
 // peers are the records by node.
 type peers map[string]*peer
 
-// at returns the node's record, which it adds if there is none.
+// at returns the node's record. It adds one if there is none.
 func (all peers) at(node string) *peer {
 	p, ok := all[node]
 	if !ok {
@@ -59,7 +59,7 @@ func (all peers) at(node string) *peer {
 	return p
 }
 
-// tidy deletes the node's record if nothing is known of the node.
+// tidy deletes the node's record if the record is empty.
 func (all peers) tidy(node string) {
 	if p, ok := all[node]; ok && *p == (peer{}) {
 		delete(all, node)

@@ -12,9 +12,8 @@ import (
 )
 
 const (
-	// probeAtOnce is how many speakers Probe asks at a time, pings how often it
-	// asks one by UDP that does not answer: a busy node is slower than the failover
-	// that it is set to.
+	// probeAtOnce is how many speakers Probe asks at a time. pings is how often it asks a speaker that
+	// does not answer by UDP: a busy node may answer later than the failover settings allow.
 	probeAtOnce = 16
 	pings       = 10
 )
@@ -23,14 +22,13 @@ const (
 type Reach struct {
 	Node    string
 	Address netip.AddrPort
-	// UDP and TCP are why it does not answer by them. Who answers by UDP has our
-	// key, too.
+	// UDP and TCP are why the speaker does not answer by them. A speaker that answers by UDP also has
+	// our key.
 	UDP, TCP error
 }
 
-// Probe asks all other speakers that have a Lease, alive or not, for an answer
-// on the membership port, and returns the answers, sorted by node, and how many
-// ctx left no time for.
+// Probe asks all other speakers that have a Lease, alive or not, for an answer on the membership port. It
+// returns the answers, sorted by node, and how many speakers were not asked before ctx ended.
 func (t *Task) Probe(ctx context.Context) (answers []Reach, unasked int) {
 	store := t.leases.current()
 	if store == nil || t.list.Load() == nil {
@@ -66,8 +64,7 @@ func (t *Task) ping(node string, at netip.AddrPort) (err error) {
 	return err //nolint:wrapcheck // it names the node
 }
 
-// connect opens a connection and closes it: the other side takes it for one of
-// a speaker that thought better of it.
+// connect opens a connection and closes it without sending anything.
 func connect(ctx context.Context, at netip.AddrPort) error {
 	conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "tcp", at.String())
 	if err != nil {

@@ -8,12 +8,12 @@ import (
 // published is what this speaker publishes, in its own record. Its exported methods are the Task's.
 type published struct{ *table }
 
-// SetReady publishes whether this speaker is ready to own VIPs. The others know some ten
-// milliseconds later.
+// SetReady publishes whether this speaker is ready to own VIPs. It reaches the others within some ten
+// milliseconds.
 func (p published) SetReady(ready bool) { p.publish(func(m *metadata) { m.ready = ready }) }
 
-// Claim publishes what this speaker owns and keeps; see report.Claims. The claims count here
-// at once, and elsewhere some ten milliseconds later.
+// Claim publishes what this speaker owns and keeps; see report.Claims. The claims count here at once, and
+// on other nodes some ten milliseconds later.
 func (p published) Claim(claims report.Claims) { p.publish(func(m *metadata) { m.claims = claims }) }
 
 // See publishes whether the API server answers this speaker, and whether this speaker has
@@ -25,8 +25,8 @@ func (p published) See(answered, blind bool) {
 // SetSick publishes whether kube-proxy on this node is not healthy.
 func (p published) SetSick(sick bool) { p.publish(func(m *metadata) { m.view.sick = sick }) }
 
-// setDown sets which interfaces of this node count as down here, and publishes which are,
-// their names separated by commas. It reports whether others count than before.
+// setDown sets which interfaces count as down on this node, and which of them are published as down. The
+// names are separated by commas. It reports whether the former have changed.
 func (p published) setDown(here, published string) bool {
 	p.mu.Lock()
 	if p.down != published {
@@ -37,7 +37,7 @@ func (p published) setDown(here, published string) bool {
 	return p.publish(func(m *metadata) { m.down = here })
 }
 
-// publish changes what this speaker publishes, and reports whether it does.
+// publish changes what this speaker publishes, and reports whether that is different from before.
 func (p published) publish(change func(*metadata)) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"net"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -12,37 +13,36 @@ import (
 )
 
 const (
-	// firstRejoin and lastRejoin bound the wait between two attempts to reach the
-	// speakers that are lost, of a speaker alone: crowd has the others.
+	// firstRejoin and lastRejoin bound the wait between two attempts to reach lost speakers. In a large
+	// cluster they are multiplied by Crowd.
 	firstRejoin, lastRejoin = 250 * time.Millisecond, 4 * time.Second
-	// rejoinAtOnce is how many lost speakers are tried at a time; one that
-	// answers brings all that it knows.
+	// rejoinAtOnce is how many lost speakers are tried at a time. A speaker that answers passes on all
+	// speakers that it knows.
 	rejoinAtOnce = 8
 
-	// firstVerify and lastVerify bound the wait until one is asked again that does
-	// not answer: the first packets after a link is up are lost often.
+	// firstVerify and lastVerify bound the wait until a speaker that did not answer is asked again. The
+	// first packets after a link comes up are often lost.
 	firstVerify, lastVerify = 50 * time.Millisecond, 500 * time.Millisecond
-	// unansweredMost is how many questions may be lost, in some two seconds, before
-	// that is logged.
+	// unansweredMost is how many packets may be unanswered, in some two seconds, before that is logged.
 	unansweredMost = 8
 	// A speaker that does not answer us, although others take it for alive, is held for heldTime plus
-	// heldProbes intervals between probes.
+	// heldProbes probe intervals.
 	heldTime, heldProbes = 15 * time.Second, 20
 )
 
-// rejoiner joins the speakers that are lost again.
+// rejoiner joins lost speakers again.
 type rejoiner struct {
 	*base
 	table  *table
 	leases *leases
-	whole  atomic.Bool // nobody is lost
+	whole  atomic.Bool // no speaker is lost
 }
 
-// joinLost joins the speakers that have a Lease but are not among the living:
-// those that started before us, and those that a partition took away.
+// joinLost joins the speakers that have a Lease but are not alive: those that started before this one,
+// and those that a partition took away.
 //
-// Of many speakers each waits before it tries to reach one: by then the first of them, or
-// the one that was lost, has made it known to all.
+// In a large cluster each speaker waits before it tries: by then another speaker, or the lost one itself,
+// may have made it known to all.
 func (r *rejoiner) joinLost(ctx context.Context, store cache.Store) {
 	at, delay := time.Now(), firstRejoin*time.Duration(r.table.Crowd()) // at: of the next attempt
 	for {
@@ -51,7 +51,7 @@ func (r *rejoiner) joinLost(ctx context.Context, store cache.Store) {
 			r.changed.Notify()
 		}
 		var next <-chan time.Time
-		// An attempt without a link would hold up the one that comes with it.
+		// An attempt while the link is down would delay the one after it comes up.
 		if len(lost) > 0 && r.linkUp() {
 			if !time.Now().Before(at) {
 				r.contact(lost)
@@ -75,23 +75,22 @@ func (r *rejoiner) joinLost(ctx context.Context, store cache.Store) {
 	}
 }
 
-// contact tries to join some of the addresses. Who does not answer is tried
-// again later.
+// contact tries to join some of the addresses. The others, and those that do not answer, are tried again
+// later.
 func (r *rejoiner) contact(addresses []string) {
 	rand.Shuffle(len(addresses), func(i, j int) { addresses[i], addresses[j] = addresses[j], addresses[i] })
-	var group errgroup.Group
+	var group sync.WaitGroup
 	for _, a := range addresses[:min(len(addresses), rejoinAtOnce)] {
-		group.Go(func() error {
+		group.Go(func() {
 			if _, err := r.list.Load().Join([]string{a}); err != nil {
 				r.log.Debug("speaker does not answer", "address", a, "err", err)
 			}
-			return nil
 		})
 	}
-	group.Wait() //nolint:errcheck // they return nil
+	group.Wait()
 }
 
-// verifyLost counts those that were lost when they answer us.
+// verifyLost has lost speakers that memberlist has met again count when they answer a packet.
 func (r *rejoiner) verifyLost(ctx context.Context) {
 	delay := firstVerify
 	for {
@@ -110,7 +109,8 @@ func (r *rejoiner) verifyLost(ctx context.Context) {
 	}
 }
 
-// askHeld counts those of the held that answer, and returns how many are left.
+// askHeld asks the held speakers for an answer. Those that answer count as alive. It returns how many are
+// still held.
 func (r *rejoiner) askHeld() int {
 	var group errgroup.Group
 	group.SetLimit(probeAtOnce)

@@ -14,16 +14,16 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/membership/keys"
 )
 
-// DefaultKeyInterval is how often the key is read again, and the Leases are looked at
-// for who understands it. Kubelets take a minute until a new one is there to be read.
+// DefaultKeyInterval is how often the key is read again, and the Leases are checked for which speakers
+// understand it. A kubelet takes a minute to make a new Secret readable.
 const DefaultKeyInterval = 2 * time.Second
 
-// ring is the keys that this speaker understands; rotation alone changes it.
+// ring has the keys that this speaker understands. Only rotation changes it.
 type ring struct {
 	mu            sync.Mutex
 	keys          keys.Ring
 	gossip, seals [][]byte
-	// refused is why the Secret's content is none. Empty: it is one.
+	// refused is why the Secret's content is not a valid key. Empty: it is valid.
 	refused string
 }
 
@@ -40,8 +40,8 @@ func (r *ring) set(to keys.Ring) {
 	r.keys, r.gossip, r.seals = to, to.Gossip(), to.Seals()
 }
 
-// refuse records why the Secret's content is no key, or that it is one, and reports
-// whether that was different before.
+// refuse records why the Secret's content is not a valid key, and reports whether that has changed. Empty:
+// it is valid.
 func (r *ring) refuse(why string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -50,22 +50,21 @@ func (r *ring) refuse(why string) bool {
 	return changed
 }
 
-// isRefused returns 1 if it is no key.
+// isRefused returns 1 if the Secret's content is not a valid key.
 func (r *ring) isRefused() float64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return float64(min(1, len(r.refused)))
 }
 
-// sealKeys returns the keys of seals that this speaker believes.
+// sealKeys returns the keys of seals that this speaker accepts.
 func (r *ring) sealKeys() [][]byte {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.seals
 }
 
-// gossipKeys returns the keys of messages that this speaker understands. It uses the first
-// one.
+// gossipKeys returns the keys of messages that this speaker understands. It uses the first one.
 func (r *ring) gossipKeys() [][]byte {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -75,10 +74,9 @@ func (r *ring) gossipKeys() [][]byte {
 // rotation changes the keys of the ring.
 type rotation struct {
 	*base
-	table  *table
-	leases *leases
-	// clusterID is that of the key which Secret and configuration give now.
-	clusterID string
+	table     *table
+	leases    *leases
+	clusterID string // the last one of the configuration
 }
 
 // start has the speaker use the key of the cluster.
@@ -91,9 +89,8 @@ func (r *rotation) start(clusterID string) error {
 	return err //nolint:wrapcheck // it names the membership key
 }
 
-// keep has the speaker change to the key that follows from the Secret and the
-// clusterID, until ctx ends. It forgets a key one interval after it may: packets are on
-// their way.
+// keep changes to the key that follows from the Secret and the clusterID, until ctx ends. It forgets a key
+// one interval later than it could, because packets with the old key may still arrive.
 func (r *rotation) keep(ctx context.Context, store cache.Store) {
 	now, tick := r.readKey(r.ring.current()[0]), time.NewTicker(r.options.KeyInterval)
 	defer tick.Stop()
@@ -114,8 +111,7 @@ func (r *rotation) keep(ctx context.Context, store cache.Store) {
 	}
 }
 
-// readKey returns the key of the Secret and the clusterID, or the one before if there is
-// none now.
+// readKey returns the key of the Secret and the clusterID. If that is not valid, it returns before.
 func (r *rotation) readKey(before keys.Key) keys.Key {
 	if c, _ := r.options.Config.Current(); c != nil {
 		r.clusterID = c.ClusterID
@@ -130,8 +126,8 @@ func (r *rotation) readKey(before keys.Key) keys.Key {
 	}
 	if err != nil {
 		if r.ring.refuse(err.Error()) {
-			r.log.Error("membership key not taken: the one before stays in force, and no speaker can start; "+
-				"write another one into the Secret", "err", err)
+			r.log.Error("membership key is not valid: the previous key stays in force, and no speaker can start; "+
+				"write a valid key into the Secret", "err", err)
 		}
 		return before
 	}
@@ -139,21 +135,21 @@ func (r *rotation) readKey(before keys.Key) keys.Key {
 	return key
 }
 
-// turn changes to another ring, if it is one. Others hear of it by our Lease.
+// turn changes to the ring, if it is another one. The others read that from our Lease.
 func (r *rotation) turn(to keys.Ring) {
 	from := r.ring.current()
 	if slices.Equal(from, to) {
 		return
 	}
 	r.ring.set(to)
-	r.log.Info("membership keys changed: one is used when all speakers understand it, and the others are forgotten when all use it",
+	r.log.Info("membership keys changed: a new key is used when all speakers understand it, and the old ones are forgotten when all use it",
 		"used", to[0].Mark(), "understood", to.String(), "before", from.String())
 	notify.Wake(r.rewrite)
-	notify.Wake(r.rejoin) // somebody may understand us now
+	notify.Wake(r.rejoin) // more speakers may understand us now
 }
 
-// keysOfOthers returns the marks of the keys of each other speaker that has a Lease or is
-// alive. Those without a Lease have none.
+// keysOfOthers returns the marks of each other speaker that has a Lease or is alive. Speakers without a
+// Lease have no marks.
 func (r *rotation) keysOfOthers(all []any) (marks [][]string) {
 	alive := r.table.Speakers()
 	delete(alive, r.options.Node)
@@ -171,7 +167,7 @@ func (r *rotation) keysOfOthers(all []any) (marks [][]string) {
 	return marks
 }
 
-// strangers returns the nodes of speakers that live and do not understand us, or we them.
+// strangers returns the nodes whose speakers listen, but do not understand our key, or we theirs.
 func (r *rotation) strangers(ctx context.Context, all []any) []string {
 	ours := r.ring.current()
 	others := r.leases.others(slices.DeleteFunc(all, func(l any) bool {

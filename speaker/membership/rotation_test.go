@@ -168,7 +168,7 @@ func requireBelief(t *testing.T, all []*Task) {
 	t.Helper()
 	vip, hardware := netip.MustParseAddr("198.18.0.100"), [6]byte{2, 0, 0, 0, 0, 1}
 	for _, task := range all {
-		said := seal.Keys(task.SealKeys).Seal(vip, hardware, true)
+		said := seal.Keys(task.SealKeys).First().Seal(vip, hardware, true)
 		for _, other := range all {
 			require.True(t, seal.Keys(other.SealKeys).Valid(said, vip, hardware), "%s does not believe %s", other.options.Node, task.options.Node)
 		}
@@ -253,7 +253,7 @@ lodestone_membership_key_refused `+want+"\n"), MetricKeyRefused) == nil
 		n1.waitFor(map[string]bool{"n1": false, "n2": false})
 		m1.put(firstKey)
 		require.Eventually(t, refused("0"), testTimeout, time.Millisecond)
-		assert.Equal(t, i+1, strings.Count(log.String(), "membership key not taken"), log.String())
+		assert.Equal(t, i+1, strings.Count(log.String(), "membership key is not valid"), log.String())
 	}
 	m1.put(secondKey)
 	m2.put(secondKey)
@@ -289,7 +289,7 @@ func TestClustersThatShareASecret(t *testing.T) {
 	both := map[string]bool{"n1": false, "n2": false}
 	vip, hardware := netip.MustParseAddr("198.18.0.100"), [6]byte{2, 0, 0, 0, 0, 1}
 	believes := func(a, b *speaker) bool {
-		return seal.Keys(a.SealKeys).Valid(seal.Keys(b.SealKeys).Seal(vip, hardware, true), vip, hardware)
+		return seal.Keys(a.SealKeys).Valid(seal.Keys(b.SealKeys).First().Seal(vip, hardware, true), vip, hardware)
 	}
 	t.Run("and one clusterID", func(t *testing.T) {
 		t.Parallel()

@@ -2,9 +2,8 @@ package membership
 
 import "context"
 
-// readSettings waits for the first configuration, which names the cluster whose key this
-// speaker has, and reports whether there is one before ctx ends. A speaker without one
-// owns nothing anyway.
+// readSettings waits for the first configuration, which has the clusterID, and reports whether there is
+// one before ctx ends. A speaker without a configuration owns nothing anyway.
 func (t *Task) readSettings(ctx context.Context) (ok bool, err error) {
 	t.joiner.setStatus("waiting for the configuration")
 	for {
@@ -21,9 +20,8 @@ func (t *Task) readSettings(ctx context.Context) (ok bool, err error) {
 	}
 }
 
-// compareSettings publishes and logs when the document has other settings than those
-// that the speaker has started with. Speakers with different ones get along:
-// each probes and suspects at its own pace.
+// compareSettings publishes and logs when the document has other settings than those that the speaker has
+// started with. Speakers with different settings work together: each probes and suspects at its own pace.
 func (t *Task) compareSettings(ctx context.Context) {
 	for {
 		changed := t.options.Config.Changed()

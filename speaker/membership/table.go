@@ -21,13 +21,13 @@ type table struct {
 	peers   peers
 	apart   apart     // whether this speaker has lost others with its link
 	overrun time.Time // when refused speakers without a Lease were logged last
-	// down are the interfaces of this node that are published as down. In its record are
-	// those that count as down here.
+	// down are the interfaces of this node that are published as down. This node's record has those
+	// that count as down here.
 	down string
 }
 
-// Speakers returns the speakers that are alive, this one included; the value
-// is whether the speaker is ready to own VIPs.
+// Speakers returns the speakers that are alive, this one included; the value is whether the speaker is
+// ready to own VIPs.
 func (t *table) Speakers() map[string]bool {
 	speakers, _ := t.All()
 	return speakers
@@ -81,15 +81,14 @@ func (t *table) othersReady() bool {
 	return false
 }
 
-// Networks returns the networks on the Leases, whether their speakers are alive or not,
-// with the links, claims and views that the alive ones publish. A speaker that has joined
-// knows all Leases.
+// Networks returns the networks on the Leases of all speakers, alive or not, with the links, claims and
+// views that the alive ones publish. A speaker that has joined knows all Leases.
 func (t *table) Networks() map[string]report.Network {
 	_, networks := t.All()
 	return networks
 }
 
-// withLinks returns the network with those of its interfaces marked that are down.
+// withLinks returns the network with the interfaces marked that are down.
 func withLinks(n report.Network, down string) report.Network {
 	if down == "" {
 		return n
@@ -130,20 +129,19 @@ func (t *table) forgetLease(node string) {
 	t.changed.Notify()
 }
 
-// Changed returns a channel that is closed as soon as the answer of Speakers,
-// Networks, Joined or Whole changes. Take the channel first, then ask: no change
-// is missed.
+// Changed returns a channel that is closed when Speakers, Networks, Joined or Whole return something else.
+// Take the channel first, then ask, and no change is missed.
 func (t *table) Changed() <-chan struct{} { return t.changed.Next() }
 
-// crowdSize is how many speakers act as often as each alone would: of more, each waits
-// longer, so that all together cost the segment and the API server no more.
+// crowdSize is the number of speakers up to which intervals are not lengthened. Of more speakers each
+// waits longer, so that all together cost the segment and the API server no more.
 const crowdSize = 50
 
-// Crowd returns by how much an interval is longer than that of a speaker alone.
+// Crowd returns the factor by which speakers lengthen intervals.
 func (t *table) Crowd() int { return max(1, t.alive()/crowdSize) }
 
-// record counts the speaker as alive, with that metadata, and reports whether anything but
-// its claims and its view has changed.
+// record records that the speaker is alive, with that metadata. It reports whether anything but its claims
+// and its view has changed.
 func (t *table) record(p *peer, m metadata) (changed bool) {
 	before := p.metadata
 	changed = !p.alive || before.ready != m.ready || before.down != m.down
@@ -154,8 +152,8 @@ func (t *table) record(p *peer, m metadata) (changed bool) {
 	return changed
 }
 
-// OthersSee returns how many other speakers that are ready the API server answers, and
-// how many more have not given up on it.
+// OthersSee returns to how many of the other ready speakers the API server answers, and how many more have
+// not given up on it.
 func (t *table) OthersSee() (seeing, unsure int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -171,12 +169,12 @@ func (t *table) OthersSee() (seeing, unsure int) {
 	return seeing, unsure
 }
 
-// arrive counts the speaker that memberlist has met, unless it was lost before: then
-// it has to answer first.
+// arrive records that memberlist has met a speaker. The speaker counts as alive, unless it was lost
+// before: then it has to answer a packet first.
 //
-// A firewall around one, or around us, may let out packets and in nothing but answers
-// of TCP. Each connection makes it known again, and a moment later its silence makes
-// it lost: VIPs must not come and go with it.
+// A firewall at that node or ours may let packets out, but only answers of TCP in. Then each connection
+// makes the speaker known again, and a moment later it is lost again because it does not answer packets.
+// VIPs must not move each time.
 func (t *table) arrive(n *memberlist.Node) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -193,7 +191,7 @@ func (t *table) arrive(n *memberlist.Node) {
 	}
 }
 
-// join counts the speaker as alive. The caller holds mu.
+// join records that the speaker is alive. The caller holds mu.
 func (t *table) join(n *memberlist.Node) {
 	t.record(t.peers.at(n.Name), decode(n.Meta))
 	t.log.Info("speaker joined", "node", n.Name)
@@ -214,9 +212,8 @@ func (t *table) update(n *memberlist.Node) {
 	}
 }
 
-// suspect removes the speaker unless it is trusted within the grace period.
-// When this process did not get to run for a while, its timers fire before it
-// reads the answers that wait in the socket.
+// suspect removes the speaker unless memberlist meets it again within the grace period. If this process
+// did not run for a while, memberlist's timers fire before it reads the answers that wait in the socket.
 func (t *table) suspect(node string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -229,13 +226,13 @@ func (t *table) suspect(node string) {
 	p.doubt = time.AfterFunc(t.settings.GracePeriod, func() { t.remove(node) })
 }
 
-// remove has the speaker count as lost, if it is still in doubt.
+// remove records that the speaker is lost, if it is still in doubt.
 func (t *table) remove(node string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	p, known := t.peers[node]
 	if !known || p.doubt == nil {
-		return // it objected at the last moment
+		return // the speaker objected at the last moment
 	}
 	p.alive, p.metadata, p.doubt = false, metadata{}, nil
 	p.lost, p.unanswered = true, 0
@@ -246,7 +243,7 @@ func (t *table) remove(node string) {
 	notify.Wake(t.rejoin)
 }
 
-// held returns the speakers that do not count before they answer.
+// held returns the speakers that do not count as alive before they answer a packet.
 func (t *table) held() map[string]held {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -259,7 +256,7 @@ func (t *table) held() map[string]held {
 	return all
 }
 
-// admit counts the speaker, if it is still held.
+// admit records that the speaker is alive, if it is still held.
 func (t *table) admit(node string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -278,15 +275,15 @@ func (t *table) unanswered(node string) {
 	p := t.peers.at(node)
 	p.lost = true
 	if p.unanswered++; p.unanswered == unansweredMost {
-		t.log.Warn("speaker answers connections, and no packets: it does not count before it does", "node", node,
-			"help", "open the membership port between all nodes, in both directions, for UDP as for TCP; "+
-				"lodestone diagnose --active shows where it is not")
+		t.log.Warn("speaker answers connections, but no packets: it does not count as alive until it answers packets", "node", node,
+			"help", "open the membership port between all nodes, in both directions, for UDP and TCP; "+
+				"lodestone diagnose --active shows where it is closed")
 	}
 }
 
-// checkLink records the interface with the speaker's address, empty if there is none, and
-// whether it is up. It returns whether this speaker is apart, and when to check again
-// although nothing has changed: zero, never.
+// checkLink records the interface with the speaker's address, empty if there is none, and whether it is
+// up. It returns whether this speaker is apart, and when to check again even if nothing changes. Zero:
+// never.
 func (t *table) checkLink(link string, up bool, now time.Time) (apart bool, next time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -300,7 +297,7 @@ func (t *table) checkLink(link string, up bool, now time.Time) (apart bool, next
 	return t.apart.is, next
 }
 
-// reunited ends being apart.
+// reunited records that this speaker is not apart any more.
 func (t *table) reunited() {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -7,22 +7,21 @@ import (
 	"github.com/hashicorp/memberlist"
 )
 
-// Whoever has the key can make up speakers, and each costs memory, and packets that ask it
-// whether it lives. A node cannot make up Leases: so of speakers without one only a few
-// count. Leases that were read are there also while the API server is not.
+// An attacker with the key can invent speakers, each of which costs memory and packets. A node cannot
+// invent Leases, so only a few speakers without a Lease count. The Leases that were read stay known while
+// the API server is away.
 const (
-	// maxUnlisted is how many speakers may have no Lease. One that starts writes its Lease
-	// and meets the others at the same time, and one that is refused is met when its Lease
-	// comes.
+	// maxUnlisted is how many speakers may have no Lease. A starting speaker writes its Lease and meets
+	// the others at the same time. If it is refused, it is met when its Lease is there.
 	maxUnlisted = 32
-	// unlistedTime is how long one of them keeps its place at least.
+	// unlistedTime is how long a speaker without a Lease keeps its place at least.
 	unlistedTime = time.Minute
-	// unlistedWarning is how long nothing more is logged of those that are refused.
+	// unlistedWarning is the shortest time between two warnings about refused speakers.
 	unlistedWarning = 10 * time.Minute
 )
 
-// accept refuses a speaker by an error if too many others have no Lease. listed reports
-// whether a node has one.
+// accept returns an error if the speaker has no Lease, and too many others have none. listed reports
+// whether a node has a Lease.
 func (t *table) accept(n *memberlist.Node, listed func(node string) bool) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -39,7 +38,7 @@ func (t *table) accept(n *memberlist.Node, listed func(node string) bool) error 
 	if unlisted >= maxUnlisted {
 		if time.Since(t.overrun) > unlistedWarning {
 			t.overrun = time.Now()
-			t.log.Warn("more speakers without a Lease than can be: those beyond do not count; has a node with the membership key been taken over?",
+			t.log.Warn("too many speakers without a Lease: the others do not count; has a node with the membership key been taken over?",
 				"node", n.Name, "address", n.Address(), "most", maxUnlisted)
 		}
 		return fmt.Errorf("%d speakers have no Lease, at most %d", unlisted+1, maxUnlisted)
@@ -48,8 +47,8 @@ func (t *table) accept(n *memberlist.Node, listed func(node string) bool) error 
 	return nil
 }
 
-// forgetUnlisted makes room: those that have a Lease now, and those that are gone. It
-// returns how many places are free now that were not before.
+// forgetUnlisted frees the places of speakers that have a Lease now or are gone, and returns how many it
+// has freed.
 func (all peers) forgetUnlisted(listed func(node string) bool) (freed int) {
 	for node, p := range all {
 		switch {

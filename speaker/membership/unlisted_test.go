@@ -78,7 +78,7 @@ func TestMadeUpSpeakersThatComeAndGo(t *testing.T) {
 		for name, n := range map[string]int{"speakers": len(task.Speakers()), "records": len(task.peers)} {
 			assert.LessOrEqual(t, n, 1+maxUnlisted, name)
 		}
-		assert.LessOrEqual(t, strings.Count(log.String(), "more speakers without a Lease"), 2)
+		assert.LessOrEqual(t, strings.Count(log.String(), "too many speakers without a Lease"), 2)
 
 		for task.gossip.NotifyAlive(&memberlist.Node{Name: fmt.Sprint("filler-", task.peers.count((*peer).isUnlisted))}) == nil {
 		}

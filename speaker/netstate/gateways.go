@@ -17,24 +17,21 @@ import (
 )
 
 const (
-	// After something may have changed, the routes are listed no earlier than
-	// restGateways later, nor than restFactor times what the last list took:
-	// a link that goes down loses its IPv4 routes somewhat later and without a
+	// After a change the routes are listed pauseGateways later, or pauseFactor times the duration of the last
+	// list if that is longer: a link that goes down loses its IPv4 routes somewhat later and without a
 	// notification, and a node may have a full BGP table.
-	restGateways = 200 * time.Millisecond
-	restFactor   = 9
+	pauseGateways = 200 * time.Millisecond
+	pauseFactor   = 9
 	// retryGateways is the wait after the kernel refused to list or to notify.
 	retryGateways = time.Minute
 )
 
-// GatewayWatcher is a task that keeps the node's default gateways, of both
-// families, however they were learnt: by hand, by DHCP, from router
-// advertisements. It is a task of its own, because a node may have any number
-// of routes, and their notifications must not delay those of interfaces.
+// GatewayWatcher is a task that knows the node's default gateways of both families, from whatever source:
+// set by hand, by DHCP or by router advertisements. It is a task of its own, because a node may have very many
+// routes, and their notifications must not delay those of interfaces.
 //
-// It looks at the main routing table only. Other tables serve rules, for the
-// traffic of a VRF, a tunnel or a source address, and what is a default route
-// there need not be a router on the node's segment.
+// It looks only at the main routing table. Other tables are for the traffic of a VRF, a tunnel or a source
+// address, and a default route there may not lead to a router on the node's segment.
 type GatewayWatcher struct {
 	interfaces *Watcher
 	namespace  netns.NsHandle
@@ -42,7 +39,7 @@ type GatewayWatcher struct {
 	buffer     int
 	ready      chan struct{}
 	view       atomic.Pointer[gateways]
-	rest       time.Duration // before the next list; owned by Run
+	pause      time.Duration // before the next list; owned by Run
 }
 
 // gateways is what the GatewayWatcher knew at one moment.
@@ -56,7 +53,7 @@ type gateways struct {
 // interfaces, that knows nothing until it runs.
 func NewGatewayWatcher(interfaces *Watcher) *GatewayWatcher {
 	g := &GatewayWatcher{interfaces: interfaces, namespace: interfaces.namespace, log: interfaces.log, buffer: receiveBuffer,
-		ready: make(chan struct{}), rest: restGateways}
+		ready: make(chan struct{}), pause: pauseGateways}
 	g.view.Store(&gateways{changed: make(chan struct{})})
 	return g
 }
@@ -67,27 +64,26 @@ func (g *GatewayWatcher) String() string { return "gateways" }
 // Ready is closed once the kernel has listed its routes, or refused to.
 func (g *GatewayWatcher) Ready() <-chan struct{} { return g.ready }
 
-// Gateways returns the next hops of the default routes, sorted, each once and
-// without a zone; link-local ones are among them. They are not known before
-// the kernel has listed its routes. The slice is shared: do not modify it.
+// Gateways returns the next hops of the default routes, link-local ones included, sorted, each once and without
+// a zone. They are not known before the kernel has listed its routes. The slice is shared: do not modify it.
 func (g *GatewayWatcher) Gateways() (addrs []netip.Addr, known bool) {
 	v := g.view.Load()
 	return v.addrs, v.known
 }
 
-// Changed returns a channel that is closed when Gateways has something new.
-// Ask for it before Gateways and nothing is missed.
+// Changed returns a channel that is closed when Gateways returns something else. Take the channel first, then
+// ask, and no change is missed.
 func (g *GatewayWatcher) Changed() <-chan struct{} { return g.view.Load().changed }
 
-// Run keeps the view until ctx ends. What fails is tried again: nothing that a
-// speaker announces depends on it.
+// Run keeps the view up to date until ctx ends. After a failure it tries again: what a speaker announces does
+// not depend on gateways.
 func (g *GatewayWatcher) Run(ctx context.Context) error {
 	for {
 		lost, err := g.follow(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
-		wait := g.rest
+		wait := g.pause
 		if err != nil {
 			wait = retryGateways
 			g.log.Warn("default gateways not known or out of date: the pools may hand out a gateway's address", "err", err, "retry", wait)
@@ -130,10 +126,10 @@ func (g *GatewayWatcher) follow(ctx context.Context) (lost, err error) {
 			if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
 				return nil, err
 			}
-			g.rest, due, changed = max(restGateways, restFactor*time.Since(start)), nil, err != nil
+			g.pause, due, changed = max(pauseGateways, pauseFactor*time.Since(start)), nil, err != nil
 		}
 		if changed && due == nil {
-			due = time.After(g.rest)
+			due = time.After(g.pause)
 		}
 	}
 }
@@ -162,7 +158,7 @@ func (g *GatewayWatcher) list() error {
 	return nil
 }
 
-// publish makes the addresses the current view, if it differs.
+// publish makes the addresses the current view, if they differ from it.
 func (g *GatewayWatcher) publish(addrs []netip.Addr) {
 	if old := g.view.Load(); !old.known || !slices.Equal(old.addrs, addrs) {
 		g.view.Store(&gateways{addrs: addrs, known: true, changed: make(chan struct{})})
@@ -188,7 +184,7 @@ func isDefault(r netlink.Route) bool {
 	return bits == 0
 }
 
-// nextHops returns the routers that the route leads to.
+// nextHops returns the routers of the route.
 func nextHops(r netlink.Route) []netip.Addr {
 	hops := []*netlink.NexthopInfo{{Gw: r.Gw, Via: r.Via}}
 	var addrs []netip.Addr
@@ -206,15 +202,14 @@ func nextHops(r netlink.Route) []netip.Addr {
 
 // RouteSubscription is a stream of notifications of routes that come and go.
 type RouteSubscription struct {
-	// Updates is closed by the end of the socket, whose cause is then in Lost.
+	// Updates is closed when the socket ends. Then Lost has the cause.
 	Updates chan netlink.RouteUpdate
 	Lost    chan error
 	done    chan struct{}
 }
 
-// SubscribeRoutes opens the subscription in a network namespace, netns.None for
-// this one. The buffer holds that many bytes of a burst until they are read; more
-// ends the stream.
+// SubscribeRoutes opens the subscription in a network namespace, netns.None for this one. buffer is how many
+// bytes of a burst are held until they are read. The stream ends when there are more.
 func SubscribeRoutes(namespace netns.NsHandle, buffer int) (*RouteSubscription, error) {
 	s := &RouteSubscription{Updates: make(chan netlink.RouteUpdate), Lost: make(chan error, 1), done: make(chan struct{})}
 	err := netlink.RouteSubscribeWithOptions(s.Updates, s.done, netlink.RouteSubscribeOptions{

@@ -1,6 +1,9 @@
-// Package netstate is a live view of the network interfaces of this process's
-// network namespace, learnt from netlink: a host-network pod sees the
-// machine's /sys but the right netlink.
+// Package netstate has a live view of the network interfaces of a network namespace. It uses netlink and not
+// /sys, which may be another namespace's.
+//
+//	netstate.go  Watcher: the interfaces and their addresses
+//	gateways.go  GatewayWatcher: the default gateways
+//	nexthops.go  the addresses of an interface that routers can use as next hops
 package netstate
 
 import (
@@ -30,9 +33,8 @@ type Interface struct {
 	// "bridge", "bond", "vlan", "tuntap", ...
 	Kind         string
 	HardwareAddr net.HardwareAddr
-	// Up is set when the interface can carry packets: administratively up,
-	// with a carrier (RFC 2863 operational status up, or unknown for drivers
-	// that do not say).
+	// Up is set when the interface can carry packets: administratively up, with a carrier (RFC 2863
+	// operational status up, or unknown if the driver does not report it).
 	Up bool
 	// Loopback, Ethernet and NoARP are what runs on the link.
 	Loopback, Ethernet, NoARP bool
@@ -42,8 +44,8 @@ type Interface struct {
 	Master int
 	// Addrs are the addresses, in order.
 	Addrs []netip.Prefix
-	// Tentative are those of Addrs that cannot be used: duplicate address
-	// detection is not done with them, or found them in use elsewhere.
+	// Tentative are those of Addrs that cannot be used: duplicate address detection is still running, or
+	// has found another host with the address.
 	Tentative []netip.Prefix
 }
 
@@ -55,8 +57,8 @@ type Interfaces interface {
 	Interfaces() []Interface
 }
 
-// receiveBuffer holds the notifications of a burst (a node that starts a
-// hundred pods) until we read them. An overrun costs a full resync, no more.
+// receiveBuffer holds the notifications of a burst (a node that starts a hundred pods) until we read them. An
+// overrun only costs a full resync.
 const receiveBuffer = 1 << 20
 
 // Options are what a Watcher needs. The zero value works.
@@ -67,7 +69,7 @@ type Options struct {
 	Log *slog.Logger
 }
 
-// Watcher is a task that keeps the view. It subscribes and never polls.
+// Watcher is a task that keeps the view up to date. It subscribes and never polls.
 type Watcher struct {
 	namespace netns.NsHandle
 	log       *slog.Logger
@@ -105,8 +107,8 @@ func (w *Watcher) Ready() <-chan struct{} { return w.ready }
 // do not modify it.
 func (w *Watcher) Interfaces() []Interface { return w.view.Load().interfaces }
 
-// Changed returns a channel that is closed when Interfaces has something new.
-// Ask for it before Interfaces and nothing is missed.
+// Changed returns a channel that is closed when Interfaces returns something else. Take the channel first, then
+// ask, and no change is missed.
 func (w *Watcher) Changed() <-chan struct{} { return w.view.Load().changed }
 
 // Run keeps the view until ctx ends. Lost notifications cost a resync; an
@@ -124,10 +126,9 @@ func (w *Watcher) Run(ctx context.Context) error {
 	}
 }
 
-// follow subscribes, lists everything, then applies notifications until some
-// are lost. Those that came before the list was made are applied again, which
-// does no harm: each carries the whole state of its object, and the last one
-// wins.
+// follow subscribes, lists everything, then applies notifications until some are lost. Notifications from
+// before the list are applied, too. That does no harm: each has the whole state of its object, and the last
+// one wins.
 func (w *Watcher) follow(ctx context.Context) (lost, err error) {
 	s, err := subscribe(w.namespace, w.buffer)
 	if err != nil {
@@ -161,7 +162,7 @@ func (w *Watcher) follow(ctx context.Context) (lost, err error) {
 	}
 }
 
-// publish makes the table the current view, if it differs.
+// publish makes the table the current view, if it differs from it.
 func (w *Watcher) publish(t table) {
 	next := slices.SortedFunc(maps.Values(t), func(a, b Interface) int { return cmp.Compare(a.Index, b.Index) })
 	// An address may be notified before its interface.
@@ -178,8 +179,8 @@ func (w *Watcher) publish(t table) {
 	}
 }
 
-// subscription is a stream of notifications. Both channels are closed by the
-// end of their socket, whose cause is then in lost.
+// subscription is a stream of notifications. Both channels are closed when their socket ends. Then lost has
+// the cause.
 type subscription struct {
 	links chan netlink.LinkUpdate
 	addrs chan netlink.AddrUpdate
@@ -254,7 +255,7 @@ func list(ctx context.Context, namespace netns.NsHandle) (table, error) {
 	return t, nil
 }
 
-// whole asks again while the kernel says that the list changed under it.
+// whole lists again while the kernel reports that the list changed in the meantime.
 func whole[T any](ctx context.Context, ask func() ([]T, error)) ([]T, error) {
 	for {
 		got, err := ask()
@@ -268,7 +269,7 @@ func whole[T any](ctx context.Context, ask func() ([]T, error)) ([]T, error) {
 func (t table) link(u netlink.LinkUpdate) bool {
 	a := u.Attrs()
 	if u.Family != unix.AF_UNSPEC {
-		return false // a bridge speaks of its port: an AF_BRIDGE RTM_DELLINK deletes no interface
+		return false // a bridge's message about a port: an AF_BRIDGE RTM_DELLINK deletes no interface
 	}
 	old := t[a.Index]
 	if u.Header.Type == unix.RTM_DELLINK {
@@ -305,13 +306,12 @@ func (t table) addr(u netlink.AddrUpdate) bool {
 	i.Addrs = with(i.Addrs, p, u.NewAddr)
 	i.Tentative = with(i.Tentative, p, u.NewAddr && u.Flags&unix.IFA_F_TENTATIVE != 0)
 	if t[u.LinkIndex] = i; i.Name == "" && len(i.Addrs) == 0 {
-		delete(t, u.LinkIndex) // the interface went before its addresses, as those of pods may all day
+		delete(t, u.LinkIndex) // the interface went before its addresses, as often with pods
 	}
 	return !reflect.DeepEqual(old, i)
 }
 
-// with returns sorted with p or without it. Views share the old slice, so a
-// new one is a copy.
+// with returns a sorted copy with p or without it. Views share the old slice.
 func with(sorted []netip.Prefix, p netip.Prefix, in bool) []netip.Prefix {
 	at, found := slices.BinarySearchFunc(sorted, p, netip.Prefix.Compare)
 	switch {

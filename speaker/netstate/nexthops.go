@@ -10,13 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// passing are the flags of addresses that are not to last: those that hosts make
-// anew each day to hide behind, and those that are about to go or belong to whoever
-// has them at the moment, as keepalived marks its own.
+// passing are the flags of addresses that do not last: privacy addresses, which a host replaces each day, and
+// deprecated ones. keepalived marks addresses that move between hosts in this way.
 const passing = unix.IFA_F_TEMPORARY | unix.IFA_F_DEPRECATED
 
-// NextHops returns the addresses of the interface in this network namespace that has
-// the one given, those that are to last first, without those that cannot be used.
+// NextHops returns the usable addresses of the interface in this network namespace that has the given one.
+// Addresses that last come first.
 func NextHops(local netip.Addr) ([]netip.Addr, error) {
 	all, err := whole(context.Background(), func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
@@ -36,7 +35,7 @@ func NextHops(local netip.Addr) ([]netip.Addr, error) {
 	return append(lasting, others...), nil
 }
 
-// linkOf returns the index of the interface that has the address; 0: none.
+// linkOf returns the index of the interface that has the address, 0 if there is none.
 func linkOf(local netip.Addr, all []netlink.Addr) int {
 	for _, a := range all {
 		if addr, ok := netip.AddrFromSlice(a.IP); !ok || addr.Unmap() != local.WithZone("") {
@@ -49,8 +48,7 @@ func linkOf(local netip.Addr, all []netlink.Addr) int {
 	return 0
 }
 
-// Received returns how many frames have come in on the interface of that index in this
-// network namespace.
+// Received returns how many frames the interface of that index in this network namespace has received.
 func Received(index int) (uint64, error) {
 	link, err := netlink.LinkByIndex(index)
 	if err != nil {

@@ -12,40 +12,36 @@ import (
 
 // BGP is what a node announces to routers.
 type BGP struct {
-	// Sessions are the sessions that the node shall have, by peer name.
+	// Sessions are the node's sessions by peer name.
 	Sessions map[string]Session
-	// Problems are, by peer name, what is wrong with a session: there is none,
-	// unless it is among Sessions all the same.
+	// Problems are the problems with sessions by peer name. The session does not exist, unless it
+	// is in Sessions, too.
 	Problems map[string]Problem
-	// Routes are what it announces. Update replaces the maps of those that
-	// change, and no others.
+	// Routes are the announced routes. Update replaces the Route of a prefix when it changes.
 	Routes map[netip.Prefix]Route
-	// Permit contains all that may be announced, whatever Routes say. Nil: there
-	// is no such list.
+	// Permit contains everything that may be announced, whatever Routes contain. Nil: everything
+	// may.
 	Permit *netipx.IPSet
-	// VIPs are the VIPs that it announces, alone or within an aggregate, with
-	// the names of the peers that hear of them, sorted.
+	// VIPs are the VIPs that the node announces, alone or within an aggregate, with the sorted
+	// names of the peers to which it announces them.
 	VIPs map[netip.Addr][]string
 }
 
-// Session is a session with a router, with what is particular to this node.
+// Session is a session of this node with a router.
 type Session struct {
-	// Peer is what the configuration says.
+	// Peer is the router in the configuration.
 	Peer *config.Peer
-	// LocalASN, RouterID and Source are the node's end. Source is invalid where
-	// the kernel chooses.
+	// LocalASN, RouterID and Source are the node's end. Source is invalid if the kernel chooses it.
 	LocalASN uint32
 	RouterID netip.Addr
 	Source   netip.Addr
 }
 
-// Route is a prefix that the node announces: with which attributes by peer
-// name. The next hop is always the node. Prefixes may share it: nobody may
-// modify it.
+// Route has the attributes of an announced prefix by peer name. The next hop is always the node.
+// Prefixes may share a Route: nobody may modify it.
 type Route map[string]Attributes
 
-// Attributes are the path attributes that advertisements ask for, those of
-// overlapping ones united.
+// Attributes are the path attributes of a route: the union of those that its advertisements ask for.
 type Attributes struct {
 	Communities      []config.Community
 	LargeCommunities []config.LargeCommunity
@@ -54,17 +50,17 @@ type Attributes struct {
 	Prepend          int
 }
 
-// Problem is what is wrong with the session of a node with a peer.
+// Problem is a problem with the session of a node with a peer.
 type Problem struct {
 	Reason ProblemReason
 	// Message is a sentence for people that says what to do.
 	Message string
 }
 
-// ProblemReason is a stable code for what is wrong with a session.
+// ProblemReason is the stable code of a Problem.
 type ProblemReason string
 
-// What can be wrong, which ProblemReasons explains. With RouterIDShared there is a session all the same.
+// The problems, which ProblemReasons explains. With RouterIDShared the session exists all the same.
 const (
 	NoLocalASN        ProblemReason = "NoLocalASN"
 	NoRouterID        ProblemReason = "NoRouterID"

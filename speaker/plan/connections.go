@@ -6,8 +6,8 @@ import (
 	"net/netip"
 )
 
-// connections are what becomes of connections to VIPs here, for each Service at each of its VIPs: which
-// are limited, and which are forwarded directly.
+// connections has, for each Service at each of its VIPs, how this node limits connections and whether
+// it forwards them directly.
 type connections struct {
 	limits    shared[Limit]
 	limitErrs shared[error]
@@ -20,10 +20,10 @@ func newConnections() connections {
 	return connections{newShared(Limit.Equal), newShared(same), newShared(Direct.Equal), map[LimitKey]bool{}}
 }
 
-// shared is a map that others have, too: it is copied before it is modified.
+// shared is a map that is copied before it is modified, because others may have it, too.
 type shared[V any] struct {
 	all   map[LimitKey]V
-	own   bool // nobody else has it
+	own   bool // nobody else has the map
 	equal func(V, V) bool
 }
 
@@ -51,13 +51,13 @@ func (s *shared[V]) modify() map[LimitKey]V {
 	return s.all
 }
 
-// share returns the map, which is never modified again, and whether it is another one than before.
+// share returns the map, which is never modified again, and whether it has changed since the last call.
 func (s *shared[V]) share() (all map[LimitKey]V, changed bool) {
 	changed, s.own = s.own, false
 	return s.all, changed
 }
 
-// lose notes that a Service does not have its VIPs any more, and take that it has them.
+// lose notes that a Service has lost its VIPs, and take that it has them.
 func (c *connections) lose(s *Service) {
 	for _, vip := range s.VIPs {
 		c.gone[LimitKey{vip, s.Name}] = true
@@ -70,7 +70,7 @@ func (c *connections) take(s *Service) {
 	}
 }
 
-// forget ends what there is of Services that have lost a VIP.
+// forget removes everything about the Services that have lost a VIP, at that VIP.
 func (c *connections) forget() {
 	for key := range c.gone {
 		c.limits.remove(key)
@@ -80,7 +80,7 @@ func (c *connections) forget() {
 	c.gone = map[LimitKey]bool{}
 }
 
-// connect brings up to date what becomes of connections to a VIP of the scope.
+// connect updates the connections to a VIP of the scope.
 func (p *Planner) connect(vip netip.Addr, s *scope, v Verdict) {
 	for _, svc := range p.view.sharers[vip] {
 		key := LimitKey{vip, svc.Name}
@@ -104,8 +104,8 @@ func (p *Planner) connect(vip netip.Addr, s *scope, v Verdict) {
 	}
 }
 
-// limitAt returns the limit of a Service at a VIP, and whether this node is to have it: it announces
-// the VIP, or keeps connections to it that others take in.
+// limitAt returns the limit of a Service at a VIP, and whether this node applies it. It does if it
+// announces the VIP, or keeps connections that other nodes receive.
 func (p *Planner) limitAt(vip netip.Addr, s *scope, v Verdict, svc *Service) (limit Limit, limited bool) {
 	if svc.Limit.PerSecond == 0 && svc.LimitErr == nil {
 		return Limit{}, false
@@ -118,14 +118,14 @@ func (p *Planner) limitAt(vip netip.Addr, s *scope, v Verdict, svc *Service) (li
 	switch {
 	case !announced && part.of == 0:
 		return Limit{}, false
-	case announced && direct && !limit.onlyTCP(): // the rest stays here
+	case announced && direct && !limit.onlyTCP(): // connections of other protocols all stay on this node
 	case part.of > 0:
 		limit.PerSecond = uint32((uint64(limit.PerSecond)*uint64(part.of) + uint64(part.all) - 1) / uint64(part.all))
 	}
 	return limit, true
 }
 
-// publish has the plan say what became of connections.
+// publish puts the limits and what is forwarded into the plan.
 func (p *Planner) publish(changes *Changes) {
 	p.connections.forget()
 	if errs, changed := p.connections.limitErrs.share(); changed {

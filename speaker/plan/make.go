@@ -7,12 +7,12 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
-// Make decides what the node announces. Each VIP of the snapshot is in the
-// plan's Layer2, in the VIPs of its BGP, in both or, with the reason, in Silent.
+// Make decides what the node announces. Each VIP of the snapshot is in the plan's Layer2, in the VIPs of
+// its BGP, in both, or in Silent with the reason.
 //
-// The decision is per VIP: Services that share one have one owner, a node that
-// each of them accepts, and by BGP all such nodes announce it. Those without any serving endpoint have no say, or one
-// of them would silence the others.
+// The decision is per VIP. Services that share a VIP have one owner, a node that each of them accepts; by
+// BGP all such nodes announce the VIP. Services without a serving endpoint are ignored: otherwise one of
+// them would silence the others.
 func Make(node string, s Snapshot) Plan {
 	p := NewPlanner(node)
 	p.Set(s.Config, s.Nodes, s.Speakers)
@@ -23,8 +23,8 @@ func Make(node string, s Snapshot) Plan {
 	return p.Plan()
 }
 
-// Owners returns the owner of each VIP of the snapshot, "" for those that
-// nobody announces by layer 2: what Make decides for all nodes at once.
+// Owners returns the owner of each VIP of the snapshot, "" for a VIP that nobody announces by layer 2. It
+// decides for all nodes at once what Make decides for one.
 func Owners(s Snapshot) map[netip.Addr]string {
 	owners, view := make(map[netip.Addr]string, len(s.Services)), newView(s)
 	for i := range s.Services {
@@ -59,7 +59,7 @@ func (v *view) in(s Snapshot) *view {
 	}
 }
 
-// migrates reports whether Services may be moving here from another load balancer.
+// migrates reports whether Services may be moving to Lodestone from another load balancer.
 func (v *view) migrates() bool { return len(v.snapshot.Config.Compatibility) > 0 }
 
 func (v *view) add(s *Service) {
@@ -88,8 +88,8 @@ func (v *view) demand(addr netip.Addr) (vip, bool) {
 	return demand, len(v.sharers[addr]) > 0
 }
 
-// lease returns the interface that the VIP is leased on, empty if it is not.
-// Should Services contradict each other, everybody believes the same one.
+// lease returns the interface on which the VIP is leased, empty if it is not leased. If Services
+// contradict each other, all nodes choose the same one.
 func (v *view) lease(addr netip.Addr) (on string) {
 	for _, s := range v.sharers[addr] {
 		on = max(on, s.Leases[addr])
@@ -97,8 +97,7 @@ func (v *view) lease(addr netip.Addr) (on string) {
 	return on
 }
 
-// poolOf returns the pool of the VIP, the one that contains it or else the one
-// that leases it; nil outside all pools.
+// poolOf returns the pool that contains the VIP, or the pool that leases it, or nil.
 func (v *view) poolOf(addr netip.Addr) *config.Pool {
 	c := v.snapshot.Config
 	if c == nil {
@@ -113,14 +112,14 @@ func (v *view) poolOf(addr netip.Addr) *config.Pool {
 
 // vip is what the Services that share a VIP demand of a node that announces it.
 type vip struct {
-	// serving is set when some endpoint of some Service takes traffic.
+	// serving is set when an endpoint of one of the Services takes traffic.
 	serving bool
-	// local are the nodes that have endpoints of every Service with policy
-	// Local. Nil: there is no such Service.
+	// local are the nodes that have endpoints of every Service with policy Local. Nil: no Service
+	// has that policy.
 	local map[string]bool
 }
 
-// with returns the VIP shared with one Service more.
+// with adds a Service to those that share the VIP.
 func (v vip) with(e Endpoints, local bool) vip {
 	if !e.Serving {
 		return v

@@ -12,37 +12,37 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/election"
 )
 
-// maxScopes is how many scopes a view remembers. More are in nobody's use;
-// labels of Services that change without end could leave more behind.
+// maxScopes is how many scopes a view remembers. It bounds the memory when labels of Services change all
+// the time; no cluster needs so many at once.
 const maxScopes = 1 << 12
 
-// scope is what VIPs have in common to which the same advertisements apply:
-// the nodes that may own them. A VIP whose address left its pool belongs to
-// the scopes of no pool, to which every advertisement applies.
+// scope has the nodes that may own the VIPs to which the same advertisements apply. A VIP that is outside
+// all pools, because the pools have changed, has a scope without a pool, to which every advertisement
+// applies.
 type scope struct {
 	Snapshot
 	scopeKey
 	advertisements []*config.Advertisement
-	weights        map[string]int             // of the nodes that are selected
-	elsewhere      map[string]bool            // those of them that are on other segments
-	unplugged      map[string]bool            // those whose link to the segment is down
-	severed        map[string]bool            // those that are apart, and whose link to the segment is that one
+	weights        map[string]int             // of the selected nodes
+	elsewhere      map[string]bool            // selected nodes that are on other segments
+	unplugged      map[string]bool            // selected nodes whose link to the segment is down
+	apart          map[string]bool            // selected nodes that lost the others with the link to this segment
 	tiers          []tier                     // the most preferred first
 	keeps          bool                       // owners are kept
+	claimants      map[uint16]map[string]bool // if owners are kept: the nodes that claim a bucket
 	direct         bool                       // connections are forwarded directly
-	claimants      map[uint16]map[string]bool // if so: who claims a bucket
-	whole          []tier                     // the same while all are able, see home
-	impaired       bool                       // some node is, and not in the tiers
-	resort         []tier                     // those with the impaired
+	whole          []tier                     // the tiers if all nodes were able, see home
+	impaired       bool                       // a selected node is impaired, and not able in the tiers
+	resort         []tier                     // the tiers in which impaired nodes are able
 	everywhere     []Backend                  // the nodes that keep connections of Services with policy Cluster
-	everywhereAt   map[bool][]netip.Addr      // their addresses, by whether these are of IPv4
-	parts          map[partKey]part           // what this node has of their connections
+	everywhereAt   map[bool][]netip.Addr      // their addresses; the key is whether these are IPv4
+	parts          map[partKey]part           // this node's part of their connections
 
-	// What interfaces returned last: Make asks for one node.
+	// The last answer of interfaces: Make asks for one node.
 	node     string
 	patterns []string
 	refresh  time.Duration          // for the same node
-	silences map[silenceKey]Silence // few differ: VIPs share their messages
+	silences map[silenceKey]Silence // many VIPs share one, to save memory
 }
 
 type silenceKey struct {
@@ -53,16 +53,14 @@ type silenceKey struct {
 // scopeKey identifies a scope.
 type scopeKey struct {
 	pool *config.Pool // nil: outside all pools
-	// applied has a byte for each of the pool's advertisements, which tells
-	// whether it applies. Empty: all of them do.
+	// applied has a byte for each of the pool's advertisements: 1 if it applies. Empty: all apply.
 	applied string
-	// segment is the smallest of the nodes' subnets that contains the VIP: a
-	// node is on a subnet that contains the one if it contains the other. The
-	// zero value: there is none.
+	// segment is the smallest of the nodes' subnets that contains the VIP. A subnet contains the VIP
+	// if it contains this one. The zero value: there is none.
 	segment netip.Prefix
 }
 
-// tier is the nodes of one weight: bounded load does not overrule preference.
+// tier has the nodes of one weight. Load is balanced within a tier: it does not overrule preference.
 type tier struct {
 	weight int
 	*election.Electorate
@@ -84,7 +82,7 @@ func (v *view) scopeOf(addr netip.Addr, pool *config.Pool) *scope {
 	return s
 }
 
-// advertisements returns those that announce VIPs of the pool by layer 2.
+// advertisements returns the advertisements that announce VIPs of the pool by layer 2.
 func (v *view) advertisements(pool *config.Pool) []*config.Advertisement {
 	all, ok := v.advertised[pool]
 	if ok || v.snapshot.Config == nil {
@@ -100,9 +98,8 @@ func (v *view) advertisements(pool *config.Pool) []*config.Advertisement {
 	return all
 }
 
-// applied returns which of the advertisements apply to a VIP of these Services:
-// those that select one of them. So no Service silences those that share its
-// address. See scopeKey for the form.
+// applied returns which of the advertisements apply to a VIP of these Services, in the form of
+// scopeKey.applied. It takes one selected Service, so that no Service silences others at its address.
 func applied(advertisements []*config.Advertisement, services []*Service) string {
 	if !slices.ContainsFunc(advertisements, func(a *config.Advertisement) bool { return len(a.ServiceSelector) > 0 }) {
 		return ""
@@ -116,12 +113,11 @@ func applied(advertisements []*config.Advertisement, services []*Service) string
 	return string(each)
 }
 
-// newScope returns the scope of the key, which tells what of the
-// advertisements applies. What the election decided is taken over from the
-// scope before, if there is one.
+// newScope returns the scope of the key. The results of the election come from the scope before, if
+// there is one.
 func newScope(s Snapshot, key scopeKey, advertisements []*config.Advertisement, before *scope) *scope {
 	sc := &scope{Snapshot: s, scopeKey: key, weights: map[string]int{}, elsewhere: map[string]bool{}, unplugged: map[string]bool{},
-		severed: map[string]bool{}, everywhereAt: map[bool][]netip.Addr{}, parts: map[partKey]part{}, silences: map[silenceKey]Silence{}}
+		apart: map[string]bool{}, everywhereAt: map[bool][]netip.Addr{}, parts: map[partKey]part{}, silences: map[silenceKey]Silence{}}
 	for i, a := range advertisements {
 		if key.applied == "" || key.applied[i] != 0 {
 			sc.advertisements = append(sc.advertisements, a)
@@ -155,18 +151,17 @@ func newScope(s Snapshot, key scopeKey, advertisements []*config.Advertisement, 
 	return sc
 }
 
-// locate finds the selected nodes that are on other segments, and those whose
-// link is down. If no node is known to be on the right one, every one is as
-// good: a router may have the subnet as directly connected. Nor does a link
-// count that all have lost: they will have it back together. Nobody suffers for
-// what is not known.
+// locate finds the selected nodes that are on other segments, and those whose link is down. If no node
+// is known to be on the VIP's segment, all nodes count as on it: a router may have the subnet as
+// directly connected. If all nodes have lost their links, the links count as up: they will come back
+// together. So a node is never left out because something is unknown.
 func (s *scope) locate() {
 	known, linked := false, false
 	for name := range s.weights {
 		n := s.Nodes[name]
 		on, up := s.reaches(n)
 		known = known || on
-		s.unplugged[name], s.severed[name] = on && !up, s.severs(n)
+		s.unplugged[name], s.apart[name] = on && !up, s.isApart(n)
 		s.elsewhere[name] = !on && n.Segments != nil
 		linked = linked || s.sound(name) && !s.elsewhere[name] && !s.unplugged[name]
 	}
@@ -178,7 +173,7 @@ func (s *scope) locate() {
 	}
 }
 
-// sound reports whether the node may own whatever VIPs are on its segments.
+// sound reports whether the node may own VIPs of its segments.
 func (s *scope) sound(name string) bool {
 	n := s.Nodes[name]
 	return s.Speakers[name] && !n.Excluded && !n.NetworkUnavailable
@@ -186,13 +181,13 @@ func (s *scope) sound(name string) bool {
 
 // able reports whether the node may own the scope's VIPs.
 func (s *scope) able(name string) bool {
-	return !s.elsewhere[name] && s.sound(name) && !s.unplugged[name] && !s.severed[name]
+	return !s.elsewhere[name] && s.sound(name) && !s.unplugged[name] && !s.apart[name]
 }
 
-// severs reports whether the node is apart and all its interfaces that could announce the
-// VIPs are down, or the one by which it lost the others: a link that is back may be
-// that of a segment where they own the VIPs.
-func (s *scope) severs(n Node) bool {
+// isApart reports whether the node is apart from the others on the scope's segment: it has lost the
+// others with a link, and each of its interfaces that could announce the VIPs is down or has that link.
+// Such a link may be back, but on that segment the others own the VIPs.
+func (s *scope) isApart(n Node) bool {
 	if n.Apart == "" {
 		return false
 	}
@@ -211,8 +206,8 @@ func (s *scope) severs(n Node) bool {
 	return on || !slices.ContainsFunc(n.Segments, works)
 }
 
-// reaches reports whether the node announces on an interface whose subnet
-// contains the VIP, or need not, and whether one of those is up on which it does.
+// reaches reports whether the node has an interface on which it announces the VIPs, and whether one of
+// these interfaces is up. With anySegment the subnet of the interface does not matter.
 func (s *scope) reaches(n Node) (on, up bool) {
 	down := false
 	for _, a := range s.advertisements {
@@ -234,8 +229,7 @@ func (s *scope) isOf(g report.Segment) bool {
 	return s.segment.IsValid() && g.Subnet.Bits() <= s.segment.Bits() && g.Subnet.Contains(s.segment.Addr())
 }
 
-// weigh returns how much the node is preferred, and whether some advertisement
-// selects it.
+// weigh returns the weight of the node, and whether an advertisement selects it.
 func (s *scope) weigh(n Node) (weight int, selected bool) {
 	for _, a := range s.advertisements {
 		if a.Layer2.NodeSelector.Matches(n.Labels) {
@@ -245,8 +239,8 @@ func (s *scope) weigh(n Node) (weight int, selected bool) {
 	return weight, selected
 }
 
-// electorate returns the electorate of the nodes, made from the scope's one of
-// that weight, if there is one. The scope may be nil.
+// electorate returns the electorate of the nodes. It is made from the scope's electorate of that weight,
+// if there is one. The scope may be nil.
 func (s *scope) electorate(weight int, nodes map[string]bool) *election.Electorate {
 	if s != nil {
 		for _, t := range s.tiers {
@@ -258,7 +252,7 @@ func (s *scope) electorate(weight int, nodes map[string]bool) *election.Electora
 	return election.New(nodes)
 }
 
-// readClaims returns which nodes claim each bucket that is claimed.
+// readClaims returns the nodes that claim a bucket, by bucket.
 func (s *scope) readClaims() map[uint16]map[string]bool {
 	claimants := map[uint16]map[string]bool{}
 	for name := range s.weights {
@@ -278,9 +272,9 @@ func (s *scope) readClaims() map[uint16]map[string]bool {
 	return claimants
 }
 
-// owner returns the owner of the VIP: who has it, if it is kept, and else who
-// is elected. Of several who say that they have it, the election's choice does:
-// they are news on their way, the end of a partition, or share a bucket.
+// owner returns the owner of the VIP, "" if there is none. If owners are kept, it is the node that claims
+// the VIP. If several nodes claim it, one of them is elected: the claims are not up to date, a partition
+// has just ended, or the nodes claim other VIPs of the same bucket.
 func (s *scope) owner(addr netip.Addr, v vip) string {
 	if !v.serving {
 		return ""
@@ -308,16 +302,16 @@ func (s *scope) ownerIn(tiers []tier, addr netip.Addr, v vip) string {
 	return elect(tiers, addr, v.local)
 }
 
-// lastResort returns the tiers with the impaired nodes, for VIPs that nobody else can own.
+// lastResort returns the tiers in which impaired nodes are able, for VIPs that nobody else can own.
 func (s *scope) lastResort() []tier {
 	if s.resort == nil {
-		s.resort = s.but(s.able)
+		s.resort = s.tiersOf(s.able)
 	}
 	return s.resort
 }
 
-// but returns the tiers with other nodes that are able.
-func (s *scope) but(able func(name string) bool) (tiers []tier) {
+// tiersOf returns the tiers in which the nodes are able that able reports.
+func (s *scope) tiersOf(able func(name string) bool) (tiers []tier) {
 	for _, t := range s.tiers {
 		nodes := map[string]bool{}
 		for name, weight := range s.weights {
@@ -330,8 +324,8 @@ func (s *scope) but(able func(name string) bool) (tiers []tier) {
 	return tiers
 }
 
-// elect returns the owner of the VIP: of the most preferred nodes that there
-// are, as the election has it. Nil: among all.
+// elect returns the owner of the VIP, elected in the first tier that has a candidate. among are the
+// candidates. Nil: all nodes.
 func elect(tiers []tier, addr netip.Addr, among map[string]bool) string {
 	for _, t := range tiers {
 		owner := ""
@@ -347,20 +341,18 @@ func elect(tiers []tier, addr netip.Addr, among map[string]bool) string {
 	return ""
 }
 
-// home reports whether the node owns the VIP while all nodes that may own it
-// are able to.
+// home reports whether the node would own the VIP if all selected nodes were able.
 func (s *scope) home(node string, addr netip.Addr, v vip) bool {
 	if s.whole == nil {
-		s.whole = s.but(func(string) bool { return true })
+		s.whole = s.tiersOf(func(string) bool { return true })
 	}
 	whole := *s
 	whole.tiers, whole.keeps, whole.impaired = s.whole, false, false
 	return whole.owner(addr, v) == node
 }
 
-// interfaces returns the union of the patterns of the advertisements that
-// select the node, empty when one of them names none. It finds the shortest of
-// their refresh intervals, too.
+// interfaces returns the union of the patterns of the advertisements that select the node. It is empty
+// if one of them names no pattern. It also sets refresh, the shortest of their refresh intervals.
 func (s *scope) interfaces(node string) []string {
 	if s.node == node {
 		return s.patterns
@@ -385,7 +377,7 @@ func (s *scope) interfaces(node string) []string {
 	return s.patterns
 }
 
-// silence returns why the node, which does not own the VIP, does not.
+// silence returns why the node does not own the VIP.
 func (s *scope) silence(node, owner string, v vip) Silence {
 	key := silenceKey{node, owner, s.reason(node, owner, v)}
 	silence, ok := s.silences[key]
@@ -396,8 +388,8 @@ func (s *scope) silence(node, owner string, v vip) Silence {
 	return silence
 }
 
-// reason returns why the node, which does not own the VIP, does not: what
-// holds for all nodes first, then what the operator decided, then what passes.
+// reason returns why the node does not own the VIP. Reasons that hold for all nodes come first, then
+// decisions of the operator, then temporary states.
 func (s *scope) reason(node, owner string, v vip) Reason {
 	n, known := s.Nodes[node]
 	weight, selected := s.weights[node]
@@ -418,7 +410,7 @@ func (s *scope) reason(node, owner string, v vip) Reason {
 		return NodeExcluded
 	case n.NetworkUnavailable:
 		return NetworkUnavailable
-	case s.unplugged[node], s.severed[node]:
+	case s.unplugged[node], s.apart[node]:
 		return LinkDown
 	case v.local != nil && !v.local[node]:
 		return NoLocalEndpoint

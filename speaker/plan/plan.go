@@ -1,21 +1,20 @@
-// Package plan decides what a node announces. It is pure: a Snapshot goes in,
-// a Plan comes out, with a typed reason for every VIP that the node does not
-// announce. Every speaker and the CLI get the same answer from the same
-// snapshot.
+// Package plan decides what a node announces. It is pure: a Snapshot goes in, a Plan comes out, with a
+// typed reason for every VIP that the node does not announce. Every speaker and the CLI get the same
+// answer from the same snapshot.
 //
 // The files, from the outside in:
 //
 //	plan.go         Snapshot and Plan
-//	make.go         Make: a plan from a snapshot, for who has no use for changes
-//	planner.go      Planner: the plan follows the changes of Services and nodes
-//	owner.go        which nodes may own a VIP, and the one that does
+//	make.go         Make: a plan from a snapshot
+//	planner.go      Planner: keeps a plan up to date when Services and nodes change
+//	owner.go        which nodes may own a VIP, and which one does
 //	segments.go     which segment a VIP is on
-//	connections.go  what is forwarded of connections to it, and this node's part of their limits
-//	direct.go       which nodes keep its connections, with direct forwarding, and what part of them
+//	connections.go  which connections to a VIP are forwarded, and this node's part of their limits
+//	direct.go       with direct forwarding: which nodes keep the connections to a VIP, and which part of them
 //	routes.go       which prefixes a BGP router is sent, with which attributes
 //	sessions.go     which sessions the node has with BGP routers
-//	bgp.go          the types of both
-//	podroutes.go    the node's routes to pods, and those to its own pods for routers
+//	bgp.go          the types of routes and sessions
+//	podroutes.go    the node's routes to pods of other nodes, and the routes to its own pods for routers
 package plan
 
 import (
@@ -37,8 +36,7 @@ type Snapshot struct {
 	Services []Service
 	// Nodes are the cluster's nodes by name.
 	Nodes map[string]Node
-	// Speakers are the nodes whose speaker is alive and ready to own VIPs,
-	// this node included when it is.
+	// Speakers are the nodes whose speaker is alive; the value is whether it is ready to own VIPs.
 	Speakers map[string]bool
 }
 
@@ -50,8 +48,7 @@ type Service struct {
 	Labels map[string]string
 	// VIPs are the addresses in its status that Lodestone assigned.
 	VIPs []netip.Addr
-	// Leases names, for each of them that is leased from a DHCP server, the
-	// interface by which the configuration knows the pool.
+	// Leases has, for each VIP that is leased from a DHCP server, the interface of its pool.
 	Leases map[netip.Addr]string
 	// Local is set with externalTrafficPolicy: Local.
 	Local bool
@@ -60,31 +57,31 @@ type Service struct {
 	// ServingNodes are the nodes that have an endpoint that takes traffic:
 	// a ready one, or a serving one when all are terminating.
 	ServingNodes map[string]bool
-	// IPv6 is what of that is different at IPv6 VIPs: an endpoint serves one
-	// family. Nil: nothing.
+	// IPv6 are the endpoints of IPv6 VIPs, because an endpoint serves one family. Nil: they are the
+	// same as those of IPv4 VIPs.
 	IPv6 *Endpoints
 	// Backends are the nodes that have endpoints, by name, with policy Local.
 	Backends []Backend
-	// Ports are those that take TCP.
+	// Ports are the TCP ports.
 	Ports []Port
 	// ByClient is set with sessionAffinity: ClientIP.
 	ByClient bool
-	// Seed decides how its connections are spread: the same on all nodes.
+	// Seed decides how connections are spread. It is the same on all nodes.
 	Seed uint32
-	// Limit caps new connections to each of its VIPs. The zero value: no cap.
+	// Limit caps new connections to each of the VIPs. The zero value: no cap.
 	Limit Limit
 	// LimitErr is why there is no cap although the Service asks for one.
 	LimitErr error
 }
 
-// Endpoints are those of a Service for one family; see Service.
+// Endpoints are the endpoints of a Service for one family; see Service.
 type Endpoints struct {
 	Serving      bool
 	ServingNodes map[string]bool
 	Backends     []Backend
 }
 
-// EndpointsAt returns what the endpoints are for the VIP.
+// EndpointsAt returns the endpoints for the VIP.
 func (s *Service) EndpointsAt(vip netip.Addr) Endpoints {
 	if s.IPv6 != nil && vip.Is6() {
 		return *s.IPv6
@@ -129,23 +126,22 @@ type Node struct {
 	Excluded bool
 	// NetworkUnavailable is the condition of that name.
 	NetworkUnavailable bool
-	// Addresses are those of the type InternalIP, in the order of its status.
+	// Addresses are the addresses of type InternalIP, in the order of the Node's status.
 	Addresses []netip.Addr
-	// BGP is what its annotations say about its sessions.
+	// BGP has the Node's annotations about BGP sessions.
 	BGP NodeBGP
-	// PodCIDRs are those of its spec, as it says.
+	// PodCIDRs are the pod CIDRs in the Node's spec, unchecked.
 	PodCIDRs []string
-	// Created is when the Node came to be.
+	// Created is when the Node was created.
 	Created time.Time
-	// Network is what its speaker says; all else is from the API server.
+	// Network is what the node's speaker publishes; everything else is from the API server.
 	report.Network
 }
 
 // impaired reports whether the node is the last choice.
 func (n Node) impaired() bool { return n.Blind || n.Sick }
 
-// answers reports whether VIPs with these patterns are announced on the segment; see
-// config.Layer2.
+// answers reports whether VIPs with these patterns are announced on the segment; see config.Layer2.
 func answers(s report.Segment, patterns []string) bool {
 	if len(patterns) == 0 {
 		return !s.IfNamed
@@ -158,31 +154,28 @@ func answers(s report.Segment, patterns []string) bool {
 
 // Layer2 says how a VIP is announced by layer 2 on this node.
 type Layer2 struct {
-	// Interfaces are path.Match patterns of the interfaces to answer on.
-	// Empty: every suitable one.
+	// Interfaces are path.Match patterns of the interfaces to answer on. Empty: all suitable
+	// interfaces.
 	Interfaces []string
-	// Hurry is set while Services move here from another load balancer: whether
-	// the one who has the VIP is gone is asked each second.
+	// Hurry is set while Services move to Lodestone from another load balancer. Then the segment is
+	// asked each second whether the machine that has the VIP is gone.
 	Hurry bool
-	// Refresh is how often the VIP is announced again without need. Zero: never.
+	// Refresh is how often the VIP is announced again without a cause. Zero: never.
 	Refresh time.Duration
 	// Keep is set if the node keeps the VIP when a better owner returns.
 	Keep bool
-	// Home is set if the node owns the VIP while all selected nodes are able
-	// to: of two that claim a VIP, that one is right.
+	// Home is set if the node would own the VIP if all selected nodes were able. Of two speakers that
+	// claim a VIP, the one with Home is right.
 	Home bool
-	// Apart is set if the node has lost the other speakers with its link to them: of two
-	// that claim a VIP, the other one is right.
+	// Apart is set if the node has lost the other speakers with a link. Of two speakers that claim a
+	// VIP, the one that is not apart is right.
 	Apart bool
-	// New is set if the address came to a Service while this node's Planner
-	// knew the others, and since then nobody else has owned it: who announces
-	// it first has to find out whether another host has it. Make, which knows
-	// no history, never sets it, except on a node that is apart: there, another speaker may
-	// have each VIP that the node does not have already.
+	// New is set if the VIP is new to the cluster and this node is its first owner: the node must
+	// find out whether another machine has the address before it announces it. Make knows no history
+	// and does not set it, except on a node that is apart: another speaker may have its VIPs.
 	New bool
-	// Leaving is set while the VIP moves to another node: this one answers for
-	// it until it hears that one claim it, and neither announces nor defends
-	// it. Make never sets it.
+	// Leaving is set while the VIP moves to another node. Until this node hears that the other node
+	// claims the VIP, it answers for it, but neither announces nor defends it. Make never sets it.
 	Leaving bool
 }
 
@@ -190,24 +183,23 @@ type Layer2 struct {
 type Plan struct {
 	// Layer2 are the VIPs this node owns on the segment.
 	Layer2 map[netip.Addr]Layer2
-	// BGP is what it announces to routers, VIPs that other nodes own included.
+	// BGP is what the node announces to routers, including VIPs that other nodes own.
 	BGP BGP
-	// Claims are those of Layer2 that the node keeps.
+	// Claims are the VIPs of Layer2 that the node keeps.
 	Claims report.Claims
-	// Silent has, for each VIP that it announces by neither, why not.
+	// Silent are the VIPs that the node announces neither by layer 2 nor by BGP.
 	Silent map[netip.Addr]Silence
-	// Limits are in force on this node. With direct forwarding it has its part of each. They are never
-	// modified.
+	// Limits are in force on this node. With direct forwarding the node has its part of each. The map is
+	// never modified.
 	Limits map[LimitKey]Limit
-	// Forwarding is what is forwarded directly, whichever node owns it. It is never modified.
+	// Forwarding is what is forwarded directly, whichever node owns the VIP. It is never modified.
 	Forwarding *Forwarding
-	// LimitErrs has, for Services at the VIPs that it takes connections for, by name, why the limit that
-	// they ask for is not in force.
+	// LimitErrs has, by Service name, why the limit that a Service asks for is not in force. It has the
+	// Services for which this node takes connections.
 	LimitErrs map[string]error
 }
 
-// LimitKey says where a Limit applies: Services that share a VIP have each
-// their own.
+// LimitKey says where a Limit applies: each Service has its own at a VIP, also if they share the VIP.
 type LimitKey struct {
 	VIP     netip.Addr
 	Service string
@@ -218,15 +210,14 @@ type Silence struct {
 	Reason Reason
 	// Owner is the node that announces it by layer 2 instead. Empty: nobody does.
 	Owner string
-	// Unowned is set if nobody announces it at all: it is for layer 2 alone, and
-	// no node can own it.
+	// Unowned is set if no node announces the VIP: it is only for layer 2, and no node can own it.
 	Unowned bool
 	// Message is a sentence for people.
 	Message string
 }
 
-// Reason is a stable code for why a node does not announce a VIP: the same
-// string in logs, metrics and the CLI.
+// Reason is a stable code for why a node does not announce a VIP. Logs, metrics and the CLI have the same
+// codes.
 type Reason string
 
 // The reasons, which Reasons explains.

@@ -10,10 +10,10 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
-// Planner keeps the plan of one node up to date. It is always what Make says
-// about the snapshot of the moment, but costs in proportion to what changed: a
-// Service its VIPs, a speaker one look at every VIP and no election among all
-// nodes. It is not safe for concurrent use.
+// Planner keeps the plan of one node up to date. The plan is always the one that Make returns for the
+// current snapshot, but an update costs in proportion to what changed: a change of a Service costs its
+// VIPs, a change of a speaker one look at every VIP, but no election among all nodes. A Planner is not
+// safe for concurrent use.
 type Planner struct {
 	node        string
 	services    map[string]*Service
@@ -21,52 +21,50 @@ type Planner struct {
 	router      *router
 	plan        Plan
 	connections connections
-	// fresh are the VIPs that came after the first plan was made and that
-	// nobody has owned but this node.
+	// fresh are the VIPs that came after the first plan and had no owner but this node.
 	fresh   map[netip.Addr]bool
 	started bool
 	kept    map[uint16]int // how many VIPs are kept, by bucket
-	// owners are those by layer 2, "" for nobody, of the VIPs of which the plan
-	// does not tell: that this node announces by BGP and does not own.
+	// owners are the owners by layer 2, "" for nobody, of the VIPs that this node announces by BGP and
+	// does not own. The plan does not have them.
 	owners map[netip.Addr]string
-	// What the plan does not know yet.
+	// stale are the VIPs whose verdict may have changed; allStale is set if all may have.
 	stale    map[netip.Addr]bool
 	allStale bool
 }
 
-// Verdict is what a plan says about a VIP. It is not Owned, nor Silent, and has
-// no Peers when no Service has the VIP.
+// Verdict is what a plan says about a VIP. If no Service has the VIP, it is neither Owned nor Silent and
+// has no Peers.
 type Verdict struct {
 	Owned, Silent bool
 	Layer2        Layer2 // if Owned
-	// Peers hear of the VIP by BGP, sorted.
+	// Peers are the BGP peers to which the VIP is announced, sorted.
 	Peers []string
-	// Silence is why the VIP is announced by neither. That of Change.After is
-	// there whenever the VIP is not Owned, and then at least why not.
+	// Silence is why the VIP is announced neither by layer 2 nor by BGP. In Change.After it is set
+	// whenever the VIP is not Owned, and says at least why not.
 	Silence Silence
 }
 
-// Change is a VIP about which the plan says something else than before.
+// Change is a VIP whose verdict has changed.
 type Change struct {
 	VIP           netip.Addr
 	Before, After Verdict
 }
 
-// Changes are what is different about a plan, in no order.
+// Changes are the changes of a plan, in no order.
 type Changes struct {
 	VIPs []Change
-	// Prefixes are those whose BGP route is another one now, or none.
+	// Prefixes are those whose BGP route has changed or is gone.
 	Prefixes []netip.Prefix
-	// Moves are the VIPs, known before and after, that have another owner by
-	// layer 2.
+	// Moves are the VIPs that had a Service before and have one now, and have another owner by layer 2.
 	Moves []Move
-	// Sessions is set if BGP sessions, or what is wrong with them, are others.
+	// Sessions is set if BGP sessions or their problems have changed.
 	Sessions bool
-	// Limits is set if limits, or what is wrong with them, are others.
+	// Limits is set if limits or their errors have changed.
 	Limits bool
 }
 
-// Move is a VIP whose owner was From and is To; empty: nobody.
+// Move is a VIP whose owner was From and is To. Empty: nobody.
 type Move struct {
 	VIP      netip.Addr
 	From, To string
@@ -95,15 +93,13 @@ func NewPlanner(node string) *Planner {
 	return p
 }
 
-// Set replaces all but the Services; see Snapshot. The maps belong to the
-// Planner from now on.
+// Set replaces everything but the Services; see Snapshot. The maps belong to the Planner from now on.
 func (p *Planner) Set(c *config.Config, nodes map[string]Node, speakers map[string]bool) {
 	p.view = p.view.in(Snapshot{Config: c, Nodes: nodes, Speakers: speakers})
 	p.allStale = true
 }
 
-// Put replaces the Service of that name, if there is one. Without VIPs the
-// Service is forgotten.
+// Put replaces the Service of that name, if there is one. A Service without VIPs is removed.
 func (p *Planner) Put(s Service) {
 	before := p.services[s.Name]
 	if before != nil && before.equal(&s) || before == nil && len(s.VIPs) == 0 {
@@ -147,14 +143,14 @@ func (p *Planner) markStale(vips []netip.Addr) {
 	}
 }
 
-// Stale reports whether there is something that the plan does not know yet.
+// Stale reports whether the plan is out of date.
 func (p *Planner) Stale() bool { return p.allStale || len(p.stale) > 0 }
 
-// Plan returns the plan. Nobody else may modify its maps; Update modifies
-// Layer2, Silent and BGP's Routes and VIPs, and replaces the others if they change.
+// Plan returns the plan. Nobody may modify its maps. Update modifies Layer2, Silent and BGP's Routes and
+// VIPs, and replaces the other maps if they change.
 func (p *Planner) Plan() Plan { return p.plan }
 
-// Update makes the plan anew where it is stale and returns what that changed.
+// Update brings the plan up to date and returns what changed.
 func (p *Planner) Update() Changes {
 	var changes Changes
 	look := func(vip netip.Addr) {
@@ -192,11 +188,11 @@ func (p *Planner) Update() Changes {
 	changes.Prefixes = p.router.settle()
 	p.publish(&changes)
 	p.started = true
-	p.stale, p.allStale = map[netip.Addr]bool{}, false // clear would go through the largest it ever was
+	p.stale, p.allStale = map[netip.Addr]bool{}, false // clear costs as much as the map was ever large
 	return changes
 }
 
-// claim keeps the claims up to date.
+// claim updates the claims when a VIP begins or ceases to be kept.
 func (p *Planner) claim(vip netip.Addr, before, after bool) {
 	b := report.Bucket(vip)
 	switch {
@@ -211,8 +207,8 @@ func (p *Planner) claim(vip netip.Addr, before, after bool) {
 	}
 }
 
-// ownerOf returns the owner by layer 2 of a VIP with that verdict, "" for nobody,
-// and whether any Service has the VIP.
+// ownerOf returns the owner by layer 2 of a VIP with that verdict, "" for nobody, and whether a Service
+// has the VIP.
 func (p *Planner) ownerOf(vip netip.Addr, v Verdict) (owner string, known bool) {
 	if owner, known = p.owners[vip]; known {
 		return owner, true
@@ -253,8 +249,8 @@ func (p *Planner) decide(vip netip.Addr) (Verdict, *scope) {
 	return Verdict{Silent: peers == nil, Peers: peers, Silence: silence}, scope
 }
 
-// Why returns why a node does not own the VIP, as of the last Update. It makes
-// sense for VIPs that Services have and that another node owns, or nobody.
+// Why returns why a node does not own the VIP, as of the last Update. It is for VIPs that have a Service
+// and that the node does not own.
 func (p *Planner) Why(vip netip.Addr, node string) Reason {
 	demand, ok := p.view.demand(vip)
 	if !ok {
@@ -264,7 +260,7 @@ func (p *Planner) Why(vip netip.Addr, node string) Reason {
 	return scope.reason(node, scope.owner(vip, demand), demand)
 }
 
-// equal reports whether a plan takes the two for the same.
+// equal reports whether the two are the same for the plan.
 func (v *Verdict) equal(w Verdict) bool {
 	return v.Owned == w.Owned && v.Silent == w.Silent && (!v.Silent || v.Silence == w.Silence) && v.Layer2.equal(w.Layer2) &&
 		slices.Equal(v.Peers, w.Peers)
@@ -297,7 +293,7 @@ func (p Plan) set(vip netip.Addr, v Verdict) {
 	}
 }
 
-// equal reports whether the plan takes the two for the same.
+// equal reports whether the two are the same for the plan.
 func (s *Service) equal(t *Service) bool {
 	return s.Local == t.Local && s.Serving == t.Serving && slices.Equal(s.VIPs, t.VIPs) && maps.Equal(s.Labels, t.Labels) &&
 		maps.Equal(s.Leases, t.Leases) && maps.Equal(s.ServingNodes, t.ServingNodes) &&

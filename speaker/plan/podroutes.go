@@ -12,25 +12,25 @@ import (
 
 // PodRoutes are the routes to pods that concern a node.
 type PodRoutes struct {
-	// Mode is the configuration's. Empty: there are to be no routes.
+	// Mode is the mode in the configuration. Empty: Lodestone makes no routes.
 	Mode config.RouteMode
-	// Routes lead to the pods of other nodes; the node's kernel is to have them.
+	// Routes are the routes in the node's kernel to the pods of other nodes.
 	Routes map[netip.Prefix]PodRoute
-	// Own are the pod CIDRs of the node itself that others may have routes to.
+	// Own are the node's own pod CIDRs to which other nodes or routers may have routes.
 	Own []netip.Prefix
-	// Refused are the pod CIDRs of nodes that there is no route to, in order:
-	// those of all nodes if the kernel is to have routes, else the node's own.
+	// Refused are the pod CIDRs without a route, in order: in mode kernel those of all nodes, in mode
+	// bgp those of this node.
 	Refused []RefusedCIDR
 }
 
-// PodRoute is where packets to the pods of a node go.
+// PodRoute is the next hop of the pods of a node.
 type PodRoute struct {
 	Node string
 	// Via is the node's address.
 	Via netip.Addr
 }
 
-// RefusedCIDR is a pod CIDR of a node that there is no route to.
+// RefusedCIDR is a pod CIDR of a node to which there is no route.
 type RefusedCIDR struct {
 	Node   string
 	CIDR   string // as the Node has it
@@ -42,7 +42,7 @@ type RefusedCIDR struct {
 // PodRefusal is a stable code for why there is no route to a pod CIDR.
 type PodRefusal string
 
-// Why there is none, as far as it follows from Nodes and the configuration. PodRefusals explains them.
+// The refusals that follow from Nodes and the configuration. PodRefusals explains them.
 const (
 	CIDRInvalid      PodRefusal = "CIDRInvalid"
 	CIDRTooWide      PodRefusal = "CIDRTooWide"
@@ -53,8 +53,7 @@ const (
 	NoAddressOfNodes PodRefusal = "NoAddressOfNodes"
 )
 
-// PodRefusals explains the refusals that follow from Nodes and the
-// configuration.
+// PodRefusals explains the refusals that follow from Nodes and the configuration.
 func PodRefusals() reason.Texts[PodRefusal] {
 	return reason.Texts[PodRefusal]{
 		CIDRInvalid: {Cause: "The pod CIDR is not a prefix that pods can have: unreadable, IPv4 in IPv6 form, link-local, multicast, " +
@@ -74,11 +73,11 @@ func PodRefusals() reason.Texts[PodRefusal] {
 	}
 }
 
-// The largest pod CIDR of a node, an IPv4 /8 or an IPv6 /32. More is a mistake,
-// or somebody who wants the traffic of others.
+// The largest pod CIDR of a node is an IPv4 /8 or an IPv6 /32. A larger one is a mistake, or an attempt to
+// get the traffic of others.
 const minPodBits4, minPodBits6 = 8, 32
 
-// podCIDR is a pod CIDR that a node says that it has.
+// podCIDR is a pod CIDR in a Node's spec.
 type podCIDR struct {
 	node    string
 	text    string
@@ -87,8 +86,8 @@ type podCIDR struct {
 	message string
 }
 
-// PodRoutesOf returns the routes to pods that concern the node. It is pure, and
-// every speaker comes to the same about every CIDR.
+// PodRoutesOf returns the routes to pods that concern the node. It is pure: all speakers decide the same
+// about a CIDR.
 func PodRoutesOf(self string, c *config.Config, nodes map[string]Node) PodRoutes {
 	if c == nil || c.Routes == nil {
 		return PodRoutes{}
@@ -115,8 +114,7 @@ func PodRoutesOf(self string, c *config.Config, nodes map[string]Node) PodRoutes
 	return routes
 }
 
-// internalIP returns the node's first address of the prefix's family, invalid
-// if there is none.
+// internalIP returns the node's first address of the prefix's family, invalid if there is none.
 func (n Node) internalIP(of netip.Prefix) netip.Addr {
 	i := slices.IndexFunc(n.Addresses, func(a netip.Addr) bool { return a.Unmap().Is4() == of.Addr().Is4() })
 	if i < 0 {
@@ -125,9 +123,8 @@ func (n Node) internalIP(of netip.Prefix) netip.Addr {
 	return n.Addresses[i].Unmap()
 }
 
-// podCIDRs returns pod CIDRs by node, with what is wrong with them: those of all
-// nodes if the kernel is to have routes, else those of the node itself and what
-// overlaps them.
+// podCIDRs returns pod CIDRs, checked and ordered by node: in mode kernel those of all nodes, in mode bgp
+// those of the node itself and the CIDRs that overlap them.
 func podCIDRs(self string, c *config.Config, nodes map[string]Node) []*podCIDR {
 	var all, sound []*podCIDR
 	add := func(p *podCIDR) {
@@ -193,13 +190,13 @@ func contains(outer, inner netip.Prefix) bool {
 	return outer.Bits() <= inner.Bits() && outer.Contains(inner.Addr())
 }
 
-// older orders nodes by age: who comes later takes nobody's traffic.
+// older orders nodes by age: a younger node must not take the traffic of an older one.
 func older(nodes map[string]Node, a, b string) int {
 	return cmp.Or(nodes[a].Created.Compare(nodes[b].Created), cmp.Compare(a, b))
 }
 
-// refuseNodes refuses the CIDRs with the address of their own node or of an
-// older one: the route would cut that node off.
+// refuseNodes refuses the CIDRs that contain the address of their own node or of an older one: the route
+// would cut that node off.
 func refuseNodes(all []*podCIDR, nodes map[string]Node) {
 	byPrefix, lengths := map[netip.Prefix][]*podCIDR{}, map[int]bool{}
 	for _, p := range all {
@@ -211,7 +208,7 @@ func refuseNodes(all []*podCIDR, nodes map[string]Node) {
 			for bits := range lengths {
 				prefix, err := a.Unmap().Prefix(bits)
 				if err != nil {
-					continue // IPv4 has not so many
+					continue // IPv4 does not have so many bits
 				}
 				for _, p := range byPrefix[prefix] {
 					if older(nodes, name, p.node) <= 0 {
@@ -223,7 +220,8 @@ func refuseNodes(all []*podCIDR, nodes map[string]Node) {
 	}
 }
 
-// refuseNode names the first address by its text, whatever the order.
+// refuseNode refuses the CIDR because of the address. Of several addresses the message names the same
+// one, whatever their order.
 func (p *podCIDR) refuseNode(name string, a netip.Addr) {
 	message := fmt.Sprintf("node %s has the address %s within the pod CIDR %s of node %s: their networks must not overlap", name, a,
 		p.text, p.node)
@@ -232,14 +230,14 @@ func (p *podCIDR) refuseNode(name string, a netip.Addr) {
 	}
 }
 
-// refuseTaken refuses those that overlap the CIDR of an older node.
+// refuseTaken refuses the CIDRs that overlap the CIDR of an older node.
 func refuseTaken(all []*podCIDR, nodes map[string]Node) {
 	all = slices.DeleteFunc(all, func(p *podCIDR) bool { return p.refused != "" })
 	byAge := func(a, b *podCIDR) int { return cmp.Or(older(nodes, a.node, b.node), cmp.Compare(a.text, b.text)) }
 	slices.SortFunc(all, func(a, b *podCIDR) int {
 		return cmp.Or(a.prefix.Addr().Compare(b.prefix.Addr()), cmp.Compare(a.prefix.Bits(), b.prefix.Bits()), byAge(a, b))
 	})
-	var around []*podCIDR // those that contain the one at hand: prefixes nest or are apart
+	var around []*podCIDR // the CIDRs that contain the current one: two prefixes are nested or disjoint
 	for _, p := range all {
 		for len(around) > 0 && !contains(around[len(around)-1].prefix, p.prefix) {
 			around = around[:len(around)-1]
@@ -260,7 +258,7 @@ func refuseTaken(all []*podCIDR, nodes map[string]Node) {
 	}
 }
 
-// announcedPods returns the node's own pod CIDRs, if peers are to hear of them.
+// announcedPods returns the node's own pod CIDRs, if they are announced by BGP.
 func announcedPods(node string, s Snapshot) []netip.Prefix {
 	if s.Config == nil || s.Config.Routes == nil || s.Config.Routes.Mode != config.RoutesBGP {
 		return nil
@@ -268,9 +266,8 @@ func announcedPods(node string, s Snapshot) []netip.Prefix {
 	return PodRoutesOf(node, s.Config, s.Nodes).Own
 }
 
-// announcePods announces the node's pod CIDRs to all peers that are to hear of
-// them. Nothing but the end of a session withdraws them: pods need their routes
-// on a node that takes no traffic for VIPs, too.
+// announcePods announces the node's pod CIDRs to the peers that the configuration names. Only the end of
+// a session withdraws them: the pods of a node that takes no traffic for VIPs need their routes, too.
 func (r *router) announcePods() {
 	if len(r.pods) == 0 {
 		return

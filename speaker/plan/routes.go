@@ -12,19 +12,19 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
-// router keeps the sessions and routes of one node. A VIP that changes costs
-// no more than the routes that change with it.
+// router keeps the sessions and routes of one node. A change of a VIP costs as much as the routes that
+// change with it.
 type router struct {
 	node string
 
-	// What the rest follows from.
+	// The inputs of set, and what follows from them.
 	config      *config.Config
 	self        Node
 	obstacle    Reason // why the node announces nothing, empty if it may
 	sessions    map[string]Session
 	problems    map[string]Problem
 	healthy     map[string]announcer                     // the other nodes that may announce, if this one is sick
-	pods        []netip.Prefix                           // the node's, if peers are to hear of them
+	pods        []netip.Prefix                           // the node's pod CIDRs, if they are announced
 	advertised  map[*config.Pool][]*config.Advertisement // nil: outside all pools
 	offers      map[*config.Advertisement]*offer
 	domains     map[domainKey]*domain
@@ -34,28 +34,28 @@ type router struct {
 
 	vips       map[netip.Addr]place
 	aggregates map[aggregateKey]*aggregate
-	prefixes   map[netip.Prefix][]*offer // who announces each, in the order of the document
+	prefixes   map[netip.Prefix][]*offer // the offers that announce each, in the order of the document
 	routes     map[netip.Prefix]Route
-	// What routes does not know yet.
+	// unsettled are the aggregates, and stale the prefixes, that changed since settle.
 	unsettled map[*aggregate]bool
 	stale     map[netip.Prefix]bool
 }
 
-// offer is an advertisement as this node makes it.
+// offer is an advertisement with the peers to which this node makes it.
 type offer struct {
 	*config.Advertisement
 	index int
-	// peers hear of it from this node, sorted. Nil: nobody, because of silence.
+	// peers are sorted. Nil: the node makes the offer to nobody, for the reason in silence.
 	peers   []string
 	silence Silence
 }
 
-// domain is what VIPs have in common to which the same advertisements apply.
+// domain has the offers for the VIPs to which the same advertisements apply.
 type domain struct {
 	pool   *config.Pool // nil: outside all pools
-	offers []*offer     // those that peers hear of
+	offers []*offer     // those with peers
 	peers  []string     // of all offers, sorted
-	// silence is why nobody hears of the VIPs, whatever endpoints they have.
+	// silence is why the VIPs are announced to nobody, whatever endpoints they have.
 	silence Silence
 }
 
@@ -69,7 +69,7 @@ type poolPrefix struct {
 	prefix netip.Prefix
 }
 
-// place is where a VIP stands.
+// place is the domain of a VIP.
 type place struct {
 	*domain
 	served bool // this node announces it
@@ -79,9 +79,9 @@ type place struct {
 type aggregate struct {
 	aggregateKey
 	assigned int
-	served   map[netip.Addr]bool // by this node
-	added    []netip.Addr        // those of them that are new since settle
-	whole    bool                // it is announced itself, and not its VIPs
+	served   map[netip.Addr]bool // the VIPs that this node announces
+	added    []netip.Addr        // the VIPs that came to served since settle
+	whole    bool                // the prefix is announced, and not its VIPs
 }
 
 type aggregateKey struct {
@@ -106,9 +106,8 @@ func (r *router) reset() {
 	}
 }
 
-// set takes over all but the Services, and reports whether that changes
-// sessions or what is wrong with them. What other nodes and speakers do changes
-// nothing here: a failover does not wait for routes.
+// set takes over everything but the Services, and reports whether sessions or their problems change.
+// Changes of other nodes and speakers change nothing here, so that a failover does not wait for routes.
 func (r *router) set(s Snapshot) (changed bool) {
 	self, known := s.Nodes[r.node]
 	obstacle := Reason("")
@@ -139,8 +138,8 @@ func (r *router) set(s Snapshot) (changed bool) {
 	return changed
 }
 
-// look decides about a VIP: who hears of it, or why nobody does. The zero
-// Silence is of a VIP that no advertisement by BGP is for.
+// look decides about a VIP: it returns the peers to which it is announced, or why there is none. The
+// Silence is zero if no advertisement by BGP is for the VIP.
 func (r *router) look(addr netip.Addr, pool *config.Pool, sharers []*Service, demand vip) ([]string, Silence) {
 	d := r.domainOf(pool, sharers)
 	silence := d.silence
@@ -166,8 +165,7 @@ func (r *router) look(addr netip.Addr, pool *config.Pool, sharers []*Service, de
 	return d.peers, Silence{}
 }
 
-// healthierThan returns the other nodes that may announce and are not sick, if the node is
-// sick.
+// healthierThan returns, if the node is sick, the other nodes that may announce and are not sick.
 func healthierThan(node string, s Snapshot) map[string]announcer {
 	if !s.Nodes[node].Sick {
 		return nil
@@ -192,8 +190,8 @@ func (a announcer) equal(b announcer) bool {
 	return maps.Equal(a.labels, b.labels) && slices.Equal(a.peers, b.peers)
 }
 
-// servedByHealthy reports whether this node is sick and one that is not announces the VIPs
-// by an advertisement of the domain.
+// servedByHealthy reports whether this node is sick and a healthy one announces the VIPs by an
+// advertisement of the domain.
 func (r *router) servedByHealthy(d *domain, demand vip) bool {
 	for name, n := range r.healthy {
 		announces := func(o *offer) bool {
@@ -206,7 +204,7 @@ func (r *router) servedByHealthy(d *domain, demand vip) bool {
 	return false
 }
 
-// permit returns all that may be announced. Nil: there is no such list.
+// permit returns everything that may be announced. Nil: everything may.
 func (r *router) permit() *netipx.IPSet {
 	if r.config == nil {
 		return nil
@@ -216,8 +214,8 @@ func (r *router) permit() *netipx.IPSet {
 
 func silent(r Reason) Silence { return Silence{Reason: r, Message: messages[r]} }
 
-// unite returns why a VIP is announced neither by layer 2 nor by BGP. VIPs share
-// their messages.
+// unite returns why a VIP is announced neither by layer 2 nor by BGP. VIPs share the results, to save
+// memory.
 func (r *router) unite(layer2, bgp Silence) Silence {
 	switch {
 	case bgp == Silence{}:
@@ -268,8 +266,8 @@ func (r *router) domainOf(pool *config.Pool, sharers []*Service) *domain {
 	return d
 }
 
-// add adds an offer. Of those that nobody hears of, the one that is closest to
-// being heard says why.
+// add adds an offer. If no offer has peers, the domain has the silence of the offer for which the least
+// is missing.
 func (d *domain) add(o *offer) {
 	order := []Reason{"", NodeNotSelected, NoPeer, NoSession}
 	switch {
@@ -280,8 +278,7 @@ func (d *domain) add(o *offer) {
 	}
 }
 
-// advertisements returns those that announce VIPs of the pool by BGP, with
-// their offers made.
+// advertisements returns the advertisements that announce VIPs of the pool by BGP. It makes their offers.
 func (r *router) advertisements(pool *config.Pool) []*config.Advertisement {
 	all, ok := r.advertised[pool]
 	if ok || r.config == nil {
@@ -301,7 +298,7 @@ func (r *router) advertisements(pool *config.Pool) []*config.Advertisement {
 	return all
 }
 
-// offer returns the advertisement as this node makes it.
+// offer returns the offer of an advertisement.
 func (r *router) offer(a *config.Advertisement, index int) *offer {
 	o := &offer{Advertisement: a, index: index, silence: silent(NoPeer)}
 	if !a.BGP.NodeSelector.Matches(r.self.Labels) {
@@ -323,7 +320,7 @@ func (r *router) offer(a *config.Advertisement, index int) *offer {
 	return o
 }
 
-// move puts the VIP into its new place, at most once before settle.
+// move puts the VIP into its new place. It is called at most once for a VIP before settle.
 func (r *router) move(addr netip.Addr, now place) {
 	before := r.vips[addr]
 	if before == now {
@@ -343,9 +340,9 @@ func (r *router) move(addr netip.Addr, now place) {
 	}
 }
 
-// aggregate returns the aggregate of a VIP, nil if it is announced by itself:
-// because the document says so, or because the prefix is not all of the pool, as
-// with a leased VIP or one that left its pool, or not all permitted.
+// aggregate returns the aggregate of a VIP, or nil if the VIP is announced by itself. That is so if the
+// document says so, if the pool does not contain the whole prefix, as with a leased VIP or one that is
+// outside its pool, or if the prefix is not permitted.
 func (r *router) aggregate(o *offer, addr netip.Addr, pool *config.Pool) *aggregate {
 	key := aggregateKey{o, o.BGP.Aggregate(addr)}
 	if key.prefix.IsSingleIP() || pool == nil {
@@ -395,7 +392,7 @@ func (r *router) leave(o *offer, addr netip.Addr, p place) {
 
 func host(addr netip.Addr) netip.Prefix { return netip.PrefixFrom(addr, addr.BitLen()) }
 
-// announce has the offer announce the prefix, if it does not yet.
+// announce adds the offer to those that announce the prefix.
 func (r *router) announce(prefix netip.Prefix, o *offer) {
 	all := r.prefixes[prefix]
 	i, found := slices.BinarySearchFunc(all, o, func(a, b *offer) int { return cmp.Compare(a.index, b.index) })
@@ -405,7 +402,7 @@ func (r *router) announce(prefix netip.Prefix, o *offer) {
 	}
 }
 
-// withdraw has the offer not announce the prefix any more, if it does.
+// withdraw removes the offer from those that announce the prefix.
 func (r *router) withdraw(prefix netip.Prefix, o *offer) {
 	all := r.prefixes[prefix]
 	i := slices.Index(all, o)
@@ -420,8 +417,7 @@ func (r *router) withdraw(prefix netip.Prefix, o *offer) {
 	r.stale[prefix] = true
 }
 
-// settle brings routes up to date and returns the prefixes whose route is
-// another now, or none.
+// settle brings routes up to date and returns the prefixes whose route has changed or is gone.
 func (r *router) settle() []netip.Prefix {
 	for g := range r.unsettled {
 		r.settleAggregate(g)
@@ -445,8 +441,8 @@ func (r *router) settle() []netip.Prefix {
 	return changed
 }
 
-// settleAggregate announces the aggregate, if this node serves all of its VIPs
-// that are assigned, or may serve some; else the VIPs that it serves.
+// settleAggregate announces the aggregate if this node serves all of its assigned VIPs, or if serving
+// some of them is enough. Otherwise it announces the VIPs that the node serves.
 func (r *router) settleAggregate(g *aggregate) {
 	whole := len(g.served) > 0 && (g.offer.BGP.AggregatePartly || len(g.served) == g.assigned)
 	switch {
@@ -471,7 +467,7 @@ func (r *router) settleAggregate(g *aggregate) {
 	}
 }
 
-// route returns what the offers say together, the same map for the same ones.
+// route returns the Route of the offers together. It is the same map for the same offers.
 func (r *router) route(offers []*offer) Route {
 	var key []byte
 	for _, o := range offers {
@@ -490,9 +486,8 @@ func (r *router) route(offers []*offer) Route {
 	return route
 }
 
-// with unites the attributes with those of another advertisement. Where they
-// contradict each other, the more preferred ones count, so that all nodes come
-// to the same.
+// with unites the attributes with those of another advertisement. Where they contradict each other, the
+// more preferred ones count, so that all nodes decide the same.
 func (a Attributes) with(b *config.BGP) Attributes {
 	a.Communities = append(slices.Clone(a.Communities), b.Communities...)
 	slices.Sort(a.Communities)

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// segments are the subnets that some node is on.
+// segments are the subnets of all nodes.
 type segments struct {
 	all map[netip.Prefix]bool
 	// bits4 and bits6 are the lengths of their prefixes, longest first.
@@ -35,8 +35,7 @@ func newSegments(nodes map[string]Node) *segments {
 	return s
 }
 
-// smallest returns the smallest of them that contains the address, or the
-// zero value.
+// smallest returns the smallest subnet that contains the address, or the zero value.
 func (s *segments) smallest(addr netip.Addr) netip.Prefix {
 	bits := s.bits6
 	if addr.Is4() {

@@ -9,19 +9,18 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
-// NodeBGP is what the annotations of a Node say about its sessions; see
-// package annotation. An error says that one is not understood; two that say the
-// same are equal.
+// NodeBGP has the annotations of a Node about its sessions; see package annotation. An error is set if
+// an annotation is invalid; errors with the same text are equal.
 type NodeBGP struct {
-	ASN              uint32 // 0: it does not say
+	ASN              uint32 // 0: there is no annotation
 	RouterID         netip.Addr
 	Source4, Source6 netip.Addr
 
 	ASNErr, RouterIDErr, SourceErr error
 }
 
-// sessionsOf returns the node's sessions, and what is wrong with them. One that
-// cannot be had does not keep the node from the others.
+// sessionsOf returns the node's sessions and their problems. A session that is impossible does not
+// prevent the others.
 func sessionsOf(node string, s Snapshot) (map[string]Session, map[string]Problem) {
 	all, problems := s.sessionsAlone(node)
 	for name, session := range all {
@@ -90,8 +89,7 @@ func unnumbered(p *config.Peer) bool {
 	return !p.Address.IsValid() || p.Address.Is6() && p.Address.IsLinkLocalUnicast()
 }
 
-// source returns the node's end of the connection, invalid where the kernel
-// chooses.
+// source returns the node's end of the connection, invalid if the kernel chooses it.
 func (n Node) source(p *config.Peer) netip.Addr {
 	switch {
 	case p.SourceAddress.IsValid() || unnumbered(p):
@@ -102,8 +100,7 @@ func (n Node) source(p *config.Peer) netip.Addr {
 	return n.BGP.Source6
 }
 
-// routerID returns the node's BGP identifier for a peer, invalid if there is
-// none.
+// routerID returns the node's BGP identifier for a peer, invalid if there is none.
 func (n Node) routerID(p *config.Peer) netip.Addr {
 	if p.RouterID.IsValid() {
 		return p.RouterID
@@ -119,8 +116,7 @@ func (n Node) routerID(p *config.Peer) netip.Addr {
 	return netip.Addr{}
 }
 
-// sharesRouterID returns the first other node whose session with the peer has
-// the same router ID, if there is one.
+// sharesRouterID returns the first other node whose session with the peer has the same router ID.
 func (s *Snapshot) sharesRouterID(node string, session Session) (other string, shared bool) {
 	for name, n := range s.Nodes {
 		if name != node && (!shared || name < other) && n.routerID(session.Peer) == session.RouterID &&

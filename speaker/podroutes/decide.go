@@ -16,11 +16,11 @@ import (
 // output of ip route). Nobody in rt_protos(5) of iproute2 has the number.
 const Protocol = 76
 
-// metric is that of all our routes. Others have another metric for the same destination, so
-// that they never replace our routes unseen, and we never replace theirs.
+// metric is the metric of all our routes. Routes of others to the same destination have another metric, so
+// that they do not replace ours, and ours do not replace theirs.
 const metric = 76
 
-// Why there is no route, as far as the node's kernel shows it. PodRefusals explains it.
+// The refusals that follow from the node's kernel. PodRefusals explains them.
 const (
 	NotOnSegment   plan.PodRefusal = "NotOnSegment"
 	CIDROfSegment  plan.PodRefusal = "CIDROfSegment"
@@ -42,7 +42,7 @@ func PodRefusals() reason.Texts[plan.PodRefusal] {
 	}
 }
 
-// target is a route as it should be.
+// target is a wanted route.
 type target struct {
 	node string
 	via  netip.Addr
@@ -50,7 +50,7 @@ type target struct {
 	name string // its name
 }
 
-// problem is why a wanted route cannot be.
+// problem is why a wanted route is impossible.
 type problem struct {
 	reason  plan.PodRefusal
 	message string
@@ -78,16 +78,16 @@ func (e entry) is(t target) bool {
 	return e.ours && e.via == t.via && e.via.IsValid() && e.raw.LinkIndex == t.link && e.raw.Priority == metric && len(e.raw.MultiPath) == 0
 }
 
-// steps are what it takes to bring routes into force.
+// steps are the changes that bring routes into force.
 type steps struct {
 	kept     map[netip.Prefix]target // in force already
 	puts     map[netip.Prefix]target
-	replaces map[netip.Prefix]bool // those of puts whose place has a route of ours
+	replaces map[netip.Prefix]bool // puts that replace a route of ours
 	removes  []netlink.Route
 	problems map[netip.Prefix]problem
 }
 
-// decide compares what should be with the kernel's table.
+// decide compares the wanted routes with the kernel's table.
 func decide(want map[netip.Prefix]plan.PodRoute, interfaces []netstate.Interface, table []entry) steps {
 	s := steps{map[netip.Prefix]target{}, map[netip.Prefix]target{}, map[netip.Prefix]bool{}, nil, map[netip.Prefix]problem{}}
 	ours, others := map[netip.Prefix][]entry{}, map[netip.Prefix]entry{}
@@ -133,7 +133,7 @@ func (s *steps) see(e entry) {
 	}
 }
 
-// resolve finds the interface that the next hop is behind.
+// resolve finds the interface on whose subnet the next hop is.
 func resolve(prefix netip.Prefix, route plan.PodRoute, interfaces []netstate.Interface) (target, problem) {
 	var to target
 	var subnet netip.Prefix
@@ -171,7 +171,7 @@ func resolve(prefix netip.Prefix, route plan.PodRoute, interfaces []netstate.Int
 	return to, problem{}
 }
 
-// describe returns, for people, which route it is.
+// describe describes a route for people.
 func describe(r netlink.Route) string {
 	text := "proto " + r.Protocol.String()
 	if r.Gw != nil {

@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// receiveBuffer holds the notifications of a burst until we read them. An
-	// overrun costs one look at the whole table, no more.
+	// receiveBuffer holds the notifications of a burst until we read them. An overrun only costs one look
+	// at the whole table.
 	receiveBuffer = 1 << 20
 	// listAttempts is how often a table that changed while it was read is listed again.
 	listAttempts = 5
@@ -40,8 +40,7 @@ func (k kernel) open() (*netlink.Handle, error) {
 	return h, nil
 }
 
-// list returns the routes that are ours, and those of others to the same
-// destinations.
+// list returns our routes, and those of others to wanted destinations.
 func (k kernel) list(want map[netip.Prefix]plan.PodRoute) ([]entry, error) {
 	h, err := k.open()
 	if err != nil {
@@ -71,8 +70,8 @@ func (k kernel) list(want map[netip.Prefix]plan.PodRoute) ([]entry, error) {
 	return nil, fmt.Errorf("list routes: %w", err)
 }
 
-// apply takes the steps and returns the routes that are in force then. A route that the kernel
-// refuses stops no other.
+// apply executes the steps and returns the routes that are in force then. If the kernel refuses a route, the
+// others are still set.
 func (k kernel) apply(s steps) (inForce map[netip.Prefix]target, err error) {
 	inForce = maps.Clone(s.kept)
 	if len(s.puts)+len(s.removes) == 0 {

@@ -10,10 +10,11 @@
 //
 // The files, from the outside in:
 //
-//	podroutes.go  Table, the task: which routes there are to be, and that they are there
-//	decide.go     from the routes that there are to those that there are to be, in steps
+//	podroutes.go  Table, the task that keeps the wanted routes in the kernel
+//	decide.go     the steps from the kernel's routes to the wanted ones
 //	kernel.go     netlink
-//	status.go     what people see of it, and metrics.go
+//	status.go     the status
+//	metrics.go    the metrics
 package podroutes
 
 import (
@@ -38,19 +39,17 @@ import (
 )
 
 const (
-	// Between two looks at the kernel's table there are at least minRest and restFactor times
-	// the duration of a look. Somebody who deletes routes all the time then costs little, even
-	// on a node with a full BGP table.
-	minRest    = 100 * time.Millisecond
-	restFactor = 9
-	// settle is when the table is looked at again after an interface changed: one
-	// that goes down loses its IPv4 routes somewhat later and without a
-	// notification.
+	// The pause between two looks at the kernel's table is at least minPause, and pauseFactor times the
+	// duration of a look. So a program that deletes routes all the time costs little, even on a node with
+	// a full BGP table.
+	minPause    = 100 * time.Millisecond
+	pauseFactor = 9
+	// settle is how long after a change of an interface the table is looked at again. An interface that
+	// goes down loses its IPv4 routes somewhat later and without a notification.
 	settle = time.Second
-	// check is the interval at which the table is looked at without a notification.
+	// check is how often the table is looked at without a notification.
 	check = 30 * time.Second
-	// A change that failed is tried again after the first delay, which doubles up to the last
-	// one.
+	// After a failure there is a new attempt after firstRetry. The delay doubles up to lastRetry.
 	firstRetry, lastRetry = time.Second, 30 * time.Second
 )
 
@@ -73,24 +72,24 @@ type Table struct {
 	// Owned by Run.
 	state     state
 	due       time.Time       // of the next look at the kernel's table; zero: none
-	rested    time.Time       // when it may be looked at again
-	seen      <-chan struct{} // closed when interfaces changed that were not looked at
-	unsettled bool            // they have since the last look
+	resume    time.Time       // when the table may be looked at again
+	seen      <-chan struct{} // closed when interfaces have changed
+	unsettled bool            // interfaces have changed since the last look
 	delay     time.Duration
 
 	published atomic.Pointer[view]
 }
 
-// state is what Run knows and has done. The parts of it that a view has are immutable.
+// state is the state of Run. The maps of a published state are immutable.
 type state struct {
 	set      bool // want is what Set was called with
 	want     plan.PodRoutes
 	inForce  map[netip.Prefix]target
 	problems map[netip.Prefix]problem
-	err      error // why routes that could be are not in force
+	err      error // why possible routes are not in force
 }
 
-// view is a state that others may look at.
+// view is a published state.
 type view struct {
 	state
 	changed chan struct{} // closed when there is a newer one
@@ -111,17 +110,17 @@ func New(o Options) *Table {
 // String names the task.
 func (t *Table) String() string { return "pod routes" }
 
-// Set replaces the whole set of routes. It does not wait: Run brings the set
-// into force, and goes on trying. Before the first call the kernel's table
-// stays as it is. Set is for one goroutine, and keeps want.
+// Set replaces the whole set of routes. It does not wait: Run brings the set into force, and tries again if
+// that fails. Before the first call the kernel's table stays as it is. Set is for one goroutine, and keeps
+// want.
 func (t *Table) Set(want plan.PodRoutes) { notify.Replace(t.sets, want) }
 
-// Changed returns a channel that is closed when Status has something new. Ask
-// for it before Status and nothing is missed.
+// Changed returns a channel that is closed when Status returns something else. Take the channel first, then
+// ask, and no change is missed.
 func (t *Table) Changed() <-chan struct{} { return t.published.Load().changed }
 
-// Run keeps the routes until ctx ends, and leaves them then: traffic goes on
-// while a speaker is replaced. What fails is tried again.
+// Run keeps the routes until ctx ends. It does not remove them then, so that traffic continues while a
+// speaker is replaced. After a failure it tries again.
 func (t *Table) Run(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -133,7 +132,7 @@ func (t *Table) Run(ctx context.Context) error {
 		lost, err := t.follow(ctx)
 		switch {
 		case err != nil:
-			t.Log.Warn("pod routes that somebody deletes come back late", "err", err, "check", check)
+			t.Log.Warn("pod routes that somebody deletes are restored late", "err", err, "check", check)
 			t.wait(ctx, nil)
 		case ctx.Err() == nil:
 			t.Log.Debug("looking at all routes", "cause", lost)
@@ -200,7 +199,7 @@ func (t *Table) set(want plan.PodRoutes) {
 // look schedules the next look at the kernel's table as early as allowed.
 func (t *Table) look() {
 	if t.state.set {
-		t.due = t.rested
+		t.due = t.resume
 	}
 }
 
@@ -232,7 +231,7 @@ func (t *Table) reconcile() {
 		t.logChanges(before, s)
 	}
 	now := time.Now()
-	t.state.err, t.rested, t.due = err, now.Add(max(minRest, restFactor*now.Sub(start))), time.Time{}
+	t.state.err, t.resume, t.due = err, now.Add(max(minPause, pauseFactor*now.Sub(start))), time.Time{}
 	switch {
 	case err != nil:
 		t.fail(before.err)
@@ -264,7 +263,7 @@ func hint(err error) string {
 	case errors.Is(err, unix.EPERM):
 		return "the speaker needs the capability NET_ADMIN: set the chart's speaker.podRoutes"
 	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.EINVAL):
-		return "the kernel does not reach the next hop: has the interface a route to its own subnet?"
+		return "the kernel does not reach the next hop: does the interface have a route to its own subnet?"
 	}
 	return "it is tried again"
 }
@@ -291,7 +290,7 @@ func (t *Table) logChanges(before state, s steps) {
 	}
 	for _, r := range s.removes {
 		if e := entryOf(r); before.inForce[e.prefix] == (target{}) {
-			t.Log.Info("pod route of another speaker or time removed", "cidr", e.prefix, "via", e.via)
+			t.Log.Info("pod route of an earlier speaker removed", "cidr", e.prefix, "via", e.via)
 		}
 	}
 	for _, prefix := range ordered(t.state.problems) {
@@ -306,8 +305,8 @@ func ordered[T any](of map[netip.Prefix]T) []netip.Prefix {
 	return slices.SortedFunc(maps.Keys(of), netip.Prefix.Compare)
 }
 
-// Clear removes all routes that carry Protocol from the namespace, nil for this
-// process's own, and returns how many there were.
+// Clear removes all routes with Protocol from the namespace, and returns how many there were. Nil: this
+// process's own namespace.
 func Clear(namespace *netns.NsHandle) (int, error) {
 	k := kernel{netns.None()}
 	if namespace != nil {

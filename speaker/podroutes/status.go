@@ -7,20 +7,19 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// Status is what the Table does at one moment.
+// Status is the state of the Table.
 type Status struct {
-	// Known is set once there is a set of routes to bring into force.
+	// Known is set once Set was called.
 	Known bool `json:"-"`
-	// Mode is the configuration's. Empty: there are to be no routes.
+	// Mode is the mode in the configuration. Empty: Lodestone makes no routes.
 	Mode config.RouteMode `json:"mode,omitempty"`
-	// Own are the node's pod CIDRs that others may have routes to.
+	// Own are the node's own pod CIDRs to which others may have routes.
 	Own []netip.Prefix `json:"own"`
 	// Routes are in force in the kernel.
 	Routes []RouteStatus `json:"routes"`
-	// Problems are the pod CIDRs that there is no route to.
+	// Problems are the pod CIDRs without a route.
 	Problems []Problem `json:"problems"`
-	// Error is why routes are not in force although nothing stands against them. They are
-	// tried again.
+	// Error is why possible routes are not in force. The Table tries again.
 	Error string `json:"error,omitempty"`
 }
 
@@ -32,7 +31,7 @@ type RouteStatus struct {
 	Interface string       `json:"interface"`
 }
 
-// Problem is a pod CIDR of a node that there is no route to.
+// Problem is a pod CIDR of a node to which there is no route.
 type Problem struct {
 	CIDR    string          `json:"cidr"`
 	Node    string          `json:"node"`
@@ -40,7 +39,7 @@ type Problem struct {
 	Message string          `json:"message"`
 }
 
-// Status returns what the Table does now.
+// Status returns the state of the Table.
 func (t *Table) Status() Status {
 	v := t.published.Load()
 	s := Status{Known: v.set, Mode: v.want.Mode, Own: append([]netip.Prefix{}, v.want.Own...), Routes: []RouteStatus{}, Problems: []Problem{}}

@@ -1,6 +1,5 @@
-// Package snapshot derives what the plan is made from of the API server's
-// objects. It is pure: speakers, which watch the objects, and the CLI, which
-// lists them, come to the same snapshot.
+// Package snapshot derives the input of the plan from the API server's objects. It is pure: speakers, which
+// watch the objects, and the CLI, which lists them, get the same snapshot.
 package snapshot
 
 import (
@@ -21,12 +20,10 @@ import (
 // taintToBeDeleted marks a node that the cluster autoscaler is about to delete.
 const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
 
-// protocols are the numbers in the IP header (RFC 5237) of those that a
-// Service's port can have.
+// protocols are the numbers in the IP header (RFC 5237) of the protocols of a Service's port.
 var protocols = map[corev1.Protocol]uint8{"": 6, corev1.ProtocolTCP: 6, corev1.ProtocolUDP: 17, corev1.ProtocolSCTP: 132}
 
-// Service returns what the Service itself says, nothing of its endpoints: without
-// VIPs if it is not Lodestone's.
+// Service returns the Service without its endpoints. If it is not Lodestone's, it has no VIPs.
 func Service(s *corev1.Service, scope kube.Scope) plan.Service {
 	of := plan.Service{Name: s.Namespace + "/" + s.Name}
 	if !scope.Announces(s) {
@@ -50,27 +47,26 @@ func Service(s *corev1.Service, scope kube.Scope) plan.Service {
 	return of
 }
 
-// seed returns a number that follows from the UID, which clients do not know.
+// seed returns a number that is derived from the UID, which clients do not know.
 func seed(uid string) uint32 {
 	h := fnv.New32a()
 	h.Write([]byte(uid))
 	return h.Sum32()
 }
 
-// Endpoints are where endpoints are that are in a condition to take traffic:
-// names of nodes, sorted, once for each endpoint; "" stands for endpoints without a node.
+// Endpoints has the nodes of endpoints: sorted names, once for each endpoint; "" stands for an endpoint
+// without a node.
 type Endpoints struct {
-	// Family is that of their addresses. Empty: both count.
+	// Family is the family of the addresses. Empty: both.
 	Family discoveryv1.AddressType
-	// Ready take traffic. Serving take it when there is nobody ready: they
-	// terminate, but still answer.
+	// Ready endpoints take traffic. Serving ones take it if none is ready: they terminate, but still
+	// answer.
 	Ready, Serving []string
-	// NotReady take no new traffic, but for those in Serving.
+	// NotReady endpoints take no new traffic, unless they are in Serving.
 	NotReady []string
 }
 
-// EndpointsOf returns the endpoints of a slice, and "namespace/name" of the
-// Service that it is of, empty if it is of none.
+// EndpointsOf returns the endpoints of a slice, and "namespace/name" of its Service, empty if it has none.
 func EndpointsOf(s *discoveryv1.EndpointSlice) (service string, e Endpoints) {
 	if name := s.Labels[discoveryv1.LabelServiceName]; name != "" {
 		service = s.Namespace + "/" + name
@@ -81,8 +77,7 @@ func EndpointsOf(s *discoveryv1.EndpointSlice) (service string, e Endpoints) {
 		if endpoint.NodeName != nil {
 			node = *endpoint.NodeName
 		}
-		// An unknown condition counts as ready; serving is ready that ignores
-		// termination.
+		// An unknown condition counts as ready. Serving is like ready, but ignores termination.
 		ready := endpoint.Conditions.Ready == nil || *endpoint.Conditions.Ready
 		if ready {
 			e.Ready = append(e.Ready, node)
@@ -100,13 +95,13 @@ func EndpointsOf(s *discoveryv1.EndpointSlice) (service string, e Endpoints) {
 	return service, e
 }
 
-// sorted returns the names in no more memory than they need.
+// sorted returns the sorted names, in no more memory than they need.
 func sorted(names []string) []string {
 	slices.Sort(names)
 	return slices.Clone(names)
 }
 
-// With returns the Service with its endpoints, those of all of its slices.
+// With returns the Service with the endpoints of all its slices.
 func With(s plan.Service, all ...Endpoints) plan.Service {
 	at := endpointsAt(discoveryv1.AddressTypeIPv4, s.Local, all)
 	s.Serving, s.ServingNodes, s.Backends = at.Serving, at.ServingNodes, at.Backends
@@ -143,7 +138,7 @@ func endpointsAt(family discoveryv1.AddressType, local bool, parts []Endpoints) 
 		ready = serving // all terminate, or none is ready
 	}
 	at.Serving = len(ready) > 0
-	if local { // nobody asks for the nodes otherwise
+	if local { // otherwise the nodes are not needed
 		delete(ready, "")
 		delete(all, "")
 		at.ServingNodes = map[string]bool{}
@@ -157,7 +152,7 @@ func endpointsAt(family discoveryv1.AddressType, local bool, parts []Endpoints) 
 	return at
 }
 
-// Node returns what the API server says of a node.
+// Node returns a node without what its speaker publishes.
 func Node(n *corev1.Node) plan.Node {
 	_, excluded := n.Labels[corev1.LabelNodeExcludeBalancers]
 	excluded = excluded || slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
@@ -178,7 +173,7 @@ func Node(n *corev1.Node) plan.Node {
 	return of
 }
 
-// nodeBGP reads the annotations of a Node that there are.
+// nodeBGP reads a Node's annotations about BGP.
 func nodeBGP(annotations map[string]string) (b plan.NodeBGP) {
 	if value, ok := annotations[annotation.BGPASN]; ok {
 		b.ASN, b.ASNErr = annotation.ParseBGPASN(value)

@@ -24,8 +24,6 @@ const (
 	maxQuoted = 64
 	// maxPools is how many pools a Service may name.
 	maxPools = 16
-	// maxName is the length of the longest name of a pool or namespace.
-	maxName = 63
 	// maxKey is the length of the longest sharing key.
 	maxKey = 253
 	// maxNamespaces is how many namespaces a Service may share with.
@@ -165,7 +163,7 @@ func names(list, what string, limit int) (names []string, err error) {
 	for name := range strings.SplitSeq(list, ",") {
 		name = strings.TrimSpace(name)
 		switch {
-		case name != "" && len(name) <= maxName && len(names) < limit:
+		case name != "" && len(name) <= config.MaxName && len(names) < limit:
 			names = append(names, name)
 		case err != nil: // there is one to correct already
 		case len(names) == limit:

@@ -32,7 +32,7 @@ const (
 	maxWithheldByNode = 32
 )
 
-// conflicts is what is known of other hosts that have our addresses.
+// conflicts knows which of our addresses other hosts have.
 type conflicts struct {
 	held *holdings
 	// since is when the ledger began. What Services had before that counts as old.
@@ -51,7 +51,7 @@ type conflicts struct {
 
 // withheld is why and how long an address is not drawn.
 type withheld struct {
-	// node is the one for whose reports it counts.
+	// node is the one whose report is the reason. Its bounds count the address.
 	node  string
 	until time.Time
 }
@@ -117,8 +117,8 @@ func (c *conflicts) settles(a *account, addr netip.Addr, now time.Time) bool {
 	return now.Sub(since) < settling && (!since.Before(c.since) || now.Sub(a.created) < settling)
 }
 
-// refusal returns why an address of these conflicts is not announced: an address that is not
-// announced is as good as none. Nil: all are announced.
+// refusal refuses a Service that has an address which is not announced because of a conflict,
+// because such an address is as good as none. Nil: all are announced.
 func (c *conflicts) refusal(found []clusterfacts.Conflict, now time.Time) *ipam.Refusal {
 	for _, d := range found {
 		if !d.Announced {
@@ -240,7 +240,6 @@ func (c *conflicts) expire(now time.Time) (ended bool) {
 	c.countAgain()
 	slices.SortFunc(others, func(a, b clusterfacts.Conflict) int { return a.VIP.Compare(b.VIP) })
 	c.withhold(others, now)
-	c.setLapse()
 	return ended
 }
 

@@ -20,7 +20,7 @@ type holdings struct {
 	records []quarantine.Record
 }
 
-// quarantineRecorded puts the released addresses that are on record into quarantine.
+// quarantineRecorded puts the addresses on record into quarantine.
 func (h *holdings) quarantineRecorded(now time.Time) {
 	for _, r := range h.records {
 		h.Quarantine(r.Service, r.Addr, r.Since, now)
@@ -37,7 +37,7 @@ func (h *holdings) allocate(a *account, req ipam.Request, now time.Time) (refusa
 	return refusal
 }
 
-// abide has a Service whose request cannot be read keep what it holds, on the
+// abide lets a Service whose request cannot be read keep what it holds, on those of its sharing
 // terms that can be read.
 func (h *holdings) abide(a *account, req ipam.Request, now time.Time) {
 	before := h.Holds(a.owner.UID)

@@ -83,7 +83,7 @@ type leasing struct {
 	work bool
 }
 
-// open returns what is known of the Service's leases.
+// open returns the Service as a lessee, which it becomes if it is none.
 func (l *leasing) open(a *account) *lessee {
 	if l.of[a] == nil {
 		l.of[a] = &lessee{account: a, leased: map[string]netip.Addr{}, answers: map[string]LeaseState{}}
@@ -186,7 +186,7 @@ func (l *leasing) answer(s *lessee, on string, is LeaseState, now time.Time) (is
 		isNew, changed = true, true
 	}
 	if sameFacts(is.Err, last.Err) {
-		is.Err = last.Err // its numbers may change all the time: say it once
+		is.Err = last.Err // only times and counts have changed
 	} else {
 		isNew = true
 	}
@@ -271,9 +271,10 @@ func (l *leasing) addTo(setup *ipam.Setup) {
 	}
 }
 
-// beneficiary returns whom a leased address is reserved for. Nobody else is given it in any
-// case. The Service itself is given it only if it may draw from the pool, and if the operator
-// has reserved no address for it, because it would then have both.
+// beneficiary returns the name that a leased address is reserved for, so that no other Service
+// gets it. It is the Service's if the Service may draw from the pool, and if the operator has
+// reserved no address for it, because it would then have both. Otherwise it is a name that no
+// Service has.
 func (l *leasing) beneficiary(s *lessee, p *config.Pool) string {
 	reserved := slices.ContainsFunc(l.config.Reservations, func(r config.Reservation) bool {
 		return r.Service == s.owner.Name && slices.ContainsFunc(r.Addresses, netip.Addr.Is4)

@@ -71,19 +71,19 @@ type account struct {
 	// leaving holds what the owner has given back but its object still shows.
 	leaving ipam.Owner
 	created time.Time
-	// judged is set when there was a verdict since the start. asked and verdict are the last
-	// request and the answer.
+	// judged is set once there was a verdict. asked and verdict are the last request and its
+	// answer.
 	judged  bool
 	asked   ipam.Request
 	verdict Verdict
-	// edition is the ledger's when it was asked.
+	// edition is that of the ledger at the last request.
 	edition int
 	takeover
 	// unsettled are the addresses that it should leave, because another host had them from the
 	// beginning.
 	unsettled []netip.Addr
-	// left are conflicts because of which it has left an address, and of which it has no
-	// Event yet.
+	// left are the conflicts because of which it has left an address, as far as there is no
+	// Event about them yet.
 	left []clusterfacts.Conflict
 	// renumbered is set when it has moved because of an annotation that its object may still
 	// show. It does not move for that annotation again.
@@ -92,7 +92,7 @@ type account struct {
 	class class
 }
 
-// New returns a ledger that knows nobody: see Prime.
+// New returns an empty ledger, which Prime fills.
 func New(scope kube.Scope) *Ledger {
 	held := &holdings{Allocator: ipam.New()}
 	return &Ledger{
@@ -134,7 +134,7 @@ func (l *Ledger) Ensure(svc *corev1.Service, labels map[string]string, now time.
 	l.takeOver(a, req, svc, first, now)
 	renumber := req.Renumber
 	req.Renumber = renumber && !a.renumbered
-	// Others wait for a place beside the Service, or for one that it leaves.
+	// Other Services may wait to share an address with this one.
 	l.retry = l.retry || !reflect.DeepEqual(a.asked.Sharing, req.Sharing)
 	var before []ipam.Held
 	if req.Sharing != nil {
@@ -145,7 +145,7 @@ func (l *Ledger) Ensure(svc *corev1.Service, labels map[string]string, now time.
 	case l.Config == nil:
 	case refusal == nil:
 		left, refusal = l.allocate(a, req, now)
-	case len(l.held.Holds(a.owner.UID)) > 0: // it may have become a bad neighbour all the same
+	case len(l.held.Holds(a.owner.UID)) > 0: // its new terms may clash with those of others at its addresses
 		sharing := req.Sharing
 		req = a.asked
 		req.Sharing = sharing
@@ -214,13 +214,12 @@ func (l *Ledger) verdict(a *account, req ipam.Request, refusal *ipam.Refusal, no
 	}
 	l.leasing.seek(a, req, &v, now)
 	if last := a.verdict.Refusal; last != nil && v.Refusal != nil && v.Refusal.Same(last) {
-		v.Refusal = last // its message may count seconds: say it once
+		v.Refusal = last // the message may count seconds: an unchanged refusal keeps its text
 	}
 	return v
 }
 
-// InQuarantine returns the released addresses that no other Service is given yet, in the order of
-// their release.
+// InQuarantine returns the addresses in quarantine, in the order of their release.
 func (l *Ledger) InQuarantine(now time.Time) []ipam.Quarantined { return l.held.InQuarantine(now) }
 
 // Departing returns what has to be durable before Release, for the same name and UID.
@@ -266,8 +265,8 @@ func (l *Ledger) noteFreed(addrs []netip.Addr, now time.Time) {
 	}
 }
 
-// account returns what is known of a Service, or of this incarnation of it (with a
-// UID); nil: nothing.
+// account returns the account of a Service, with a UID only that of this incarnation. Nil: there
+// is none.
 func (l *Ledger) account(name, uid string) *account {
 	if a := l.accounts[name]; a != nil && (uid == "" || uid == a.owner.UID) {
 		return a

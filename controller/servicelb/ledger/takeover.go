@@ -21,8 +21,8 @@ import (
 
 // takeover is what is known of addresses that a Service had before the ledger knew it.
 type takeover struct {
-	// foreign are those in the Service's status that another load balancer gave and
-	// that it does not hold. obstacle is why not; nil while nobody has looked.
+	// foreign are those in the Service's status that another load balancer gave and that it does
+	// not hold. obstacle is why not. Nil: it was not tried yet.
 	foreign  []netip.Addr
 	obstacle *ipam.Refusal
 	// claims are those that only the annotation names, as given by Lodestone. Whether the
@@ -109,7 +109,7 @@ func (h *holdings) adopt(a *account, req ipam.Request, now time.Time) {
 	a.foreign, a.adopted = nil, append(a.adopted, a.foreign...)
 }
 
-// Start is what is known when a controller starts.
+// Start is what a controller has read when it starts.
 type Start struct {
 	Situation
 	Services []*corev1.Service
@@ -159,7 +159,8 @@ func (l *Ledger) Prime(s Start, now time.Time) (duplicates []Duplicate) {
 	return duplicates
 }
 
-// importOne gives the Service what is certainly its own and notes what may be.
+// importOne gives the Service the addresses that are certainly its own, and notes those that may
+// be.
 func (l *Ledger) importOne(svc *corev1.Service, req ipam.Request, unreadable bool) (duplicates []Duplicate) {
 	status, assigned := kube.StatusAddresses(svc), kube.Assigned(svc)
 	if len(status)+len(assigned) == 0 {
@@ -183,14 +184,14 @@ func (l *Ledger) importOne(svc *corev1.Service, req ipam.Request, unreadable boo
 	}
 	if deleting(svc) == 0 {
 		a.claims = without(assigned, status)
-		if l.scope.Covers(svc) { // what others give to theirs is no concern of ours
+		if l.scope.Covers(svc) { // other Services are not taken over
 			a.foreign = without(status, assigned)
 		}
 	}
 	return duplicates
 }
 
-// without returns the addresses that the others lack.
+// without returns the addresses that are not among the others.
 func without(addrs, others []netip.Addr) (left []netip.Addr) {
 	for _, addr := range addrs {
 		if !slices.Contains(others, addr) {
@@ -207,7 +208,7 @@ func assignedPools(svc *corev1.Service) map[netip.Addr]string {
 	of := map[netip.Addr]string{}
 	for i, text := range strings.SplitN(svc.Annotations[annotation.Assigned], ",", ipam.MaxAddresses+1) {
 		addr, err := netip.ParseAddr(strings.TrimSpace(text))
-		if err == nil && i < min(len(pools), ipam.MaxAddresses) && len(pools[i]) <= maxName {
+		if err == nil && i < min(len(pools), ipam.MaxAddresses) && len(pools[i]) <= config.MaxName {
 			of[addr.Unmap()] = strings.Clone(pools[i])
 		}
 	}

@@ -30,12 +30,12 @@ type waiters struct {
 // btreeDegree is that of the trees: classes are small, or few.
 const btreeDegree = 16
 
-// class is what Services have in common that get the same answer. When one of them is refused,
-// all the others are. A Service whose answer depends on more than that is a class of its own.
+// class identifies the Services that get the same answer: if one of them is refused, all are. A
+// Service whose answer depends on anything else is a class of its own.
 type class struct {
 	reason     ipam.Reason // why they hold nothing; empty: they lack a family
 	missing    ipam.Family // the family that they lack
-	holds      string      // what they hold of the other one: a pool, and by which name they asked for it
+	holds      string      // of the other family: the pool, and by which name they asked for it
 	families   string
 	requireAll bool
 	pools      string
@@ -212,10 +212,10 @@ func (l *Ledger) Retry(now time.Time) []string {
 	return namesOf(due)
 }
 
-// takeStock finds out when the next address becomes free. If something that decisions depend
-// on has changed since the last time (news), it finds out which Services are due. Services
-// without a verdict are not among them, because they are in the queue.
-func (l *Ledger) takeStock(now time.Time) (news bool) {
+// takeStock finds out when the next address becomes free. If something that decisions depend on
+// has changed since the last time, it also finds out which Services are due. Services without a
+// verdict are not among them, because they are in the queue.
+func (l *Ledger) takeStock(now time.Time) (changed bool) {
 	w := &l.waiters
 	w.next, _ = l.held.NextFree(now)
 	if lapse := l.conflicts.lapse; !lapse.IsZero() && (w.next.IsZero() || lapse.Before(w.next)) {
@@ -236,7 +236,7 @@ func (l *Ledger) takeStock(now time.Time) (news bool) {
 	return true
 }
 
-// NextFree returns when the next address after the last Retry, or Waiting, ends its quarantine
-// or ceases to be withheld; the zero time: none will. Asked later, it would leave out the
-// addresses whose time has come meanwhile.
+// NextFree returns when, after the last Retry or Waiting, the next quarantine ends or the next
+// withheld address may be drawn. The zero time: never. It is found out then and not now, because
+// the time of some addresses may have come meanwhile.
 func (l *Ledger) NextFree() time.Time { return l.waiters.next }

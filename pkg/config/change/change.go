@@ -353,7 +353,7 @@ func amount(s *netipx.IPSet) string {
 	p := config.Pool{Free: s}
 	var ranges []string
 	for _, r := range s.Ranges() {
-		ranges = append(ranges, rangeText(r))
+		ranges = append(ranges, config.RangeText(r))
 	}
 	return fmt.Sprintf("%s (%s)", sizeText(p.Size()), enumerate(ranges))
 }
@@ -367,19 +367,6 @@ func sizeText(n float64) string {
 		return fmt.Sprintf("%.0f addresses", n)
 	default:
 		return fmt.Sprintf("about %.2g addresses", n)
-	}
-}
-
-// rangeText writes a range as the document would.
-func rangeText(r netipx.IPRange) string {
-	prefix, ok := r.Prefix()
-	switch {
-	case r.From() == r.To():
-		return r.From().String()
-	case ok:
-		return prefix.String()
-	default:
-		return r.String()
 	}
 }
 

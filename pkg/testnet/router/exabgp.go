@@ -15,16 +15,16 @@ import (
 // python is Debian's, whose package python3-exabgp has ExaBGP.
 const python = "/usr/bin/python3"
 
-// ExaBGP is a BGP speaker without a table: it listens on port 179 and writes
-// down what it is told.
+// ExaBGP is a BGP speaker without a table: it listens on port 179 and writes down what it
+// receives.
 type ExaBGP struct {
 	t       testing.TB
-	heard   string // the file with what it was told
+	heard   string // the file with what it received
 	process *process
 }
 
-// Message is what ExaBGP was told: the fields of its JSON encoder, version 4,
-// that tests look at.
+// Message is a message that ExaBGP received: the fields of its JSON encoder, version 4, that
+// tests look at.
 type Message struct {
 	Type     string // open, update, notification, state
 	Neighbor struct {
@@ -53,7 +53,7 @@ type Message struct {
 	}
 }
 
-// NLRI is a prefix that a router tells of.
+// NLRI is a prefix that a router announces or withdraws.
 type NLRI struct{ NLRI string }
 
 // NewExaBGP starts ExaBGP on a host, listening on the local address. The
@@ -79,7 +79,7 @@ func NewExaBGP(t testing.TB, host *testnet.Host, local, config string) *ExaBGP {
 	return e
 }
 
-// Heard returns what it was told so far.
+// Heard returns what it has received so far.
 func (e *ExaBGP) Heard() (all []Message) {
 	e.t.Helper()
 	text, err := os.ReadFile(e.heard)
@@ -97,5 +97,5 @@ func (e *ExaBGP) Heard() (all []Message) {
 	return all
 }
 
-// Log returns what it says of itself.
+// Log returns its log.
 func (e *ExaBGP) Log() string { return e.process.out.String() }

@@ -3,7 +3,6 @@
 package router
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -14,7 +13,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -28,25 +26,7 @@ const answerTimeout = 20 * time.Second
 type process struct {
 	cmd  *exec.Cmd
 	done chan struct{}
-	out  output
-}
-
-// output may be read while it is written.
-type output struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.String()
+	out  testnet.Log
 }
 
 func start(t testing.TB, host *testnet.Host, args ...string) *process {
@@ -68,6 +48,21 @@ func start(t testing.TB, host *testnet.Host, args ...string) *process {
 func (p *process) kill() {
 	p.cmd.Process.Kill() //nolint:errcheck // it has ended
 	<-p.done
+}
+
+// await waits until the daemon answers.
+func (p *process) await(t testing.TB, name string, answers func() bool) {
+	t.Helper()
+	for end := time.Now().Add(answerTimeout); !answers(); time.Sleep(20 * time.Millisecond) {
+		select {
+		case <-p.done:
+			t.Fatalf("%s ended: %s", name, &p.out)
+		default:
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%s does not answer: %s", name, &p.out)
+		}
+	}
 }
 
 // OwnProcessor runs a program as if it had its router's processor for itself,
@@ -154,26 +149,9 @@ func (f *FRR) Start() {
 			args = append(args, "--bfdctl", filepath.Join(f.dir, "bfdd.sock"))
 		}
 		f.processes[d] = start(f.t, f.Host, slices.Concat(f.options.Through, args)...)
-		f.await(d)
-	}
-}
-
-// await waits until a daemon answers.
-func (f *FRR) await(daemon string) {
-	f.t.Helper()
-	p := f.processes[daemon]
-	for end := time.Now().Add(answerTimeout); ; time.Sleep(20 * time.Millisecond) {
-		if exec.Command("vtysh", "--vty_socket", f.dir, "-d", daemon, "-c", "show version").Run() == nil {
-			return
-		}
-		select {
-		case <-p.done:
-			f.t.Fatalf("%s ended: %s", daemon, p.out.String())
-		default:
-		}
-		if time.Now().After(end) {
-			f.t.Fatalf("%s does not answer: %s", daemon, p.out.String())
-		}
+		f.processes[d].await(f.t, d, func() bool {
+			return exec.Command("vtysh", "--vty_socket", f.dir, "-d", d, "-c", "show version").Run() == nil
+		})
 	}
 }
 
@@ -256,19 +234,7 @@ func (b *BIRD) path(name string) string { return filepath.Join(b.dir, name) }
 func (b *BIRD) Start() {
 	b.t.Helper()
 	b.process = start(b.t, b.Host, append(slices.Clone(b.through), "bird", "-f", "-c", b.path("bird.conf"), "-s", b.path("bird.ctl"))...)
-	for end := time.Now().Add(answerTimeout); ; time.Sleep(20 * time.Millisecond) {
-		if _, err := b.ask("show status"); err == nil {
-			return
-		}
-		select {
-		case <-b.process.done:
-			b.t.Fatalf("bird ended: %s", b.process.out.String())
-		default:
-		}
-		if time.Now().After(end) {
-			b.t.Fatalf("bird does not answer: %s", b.process.out.String())
-		}
-	}
+	b.process.await(b.t, "bird", func() bool { _, err := b.ask("show status"); return err == nil })
 }
 
 // Kill ends the daemon as a crash does.

@@ -1,13 +1,12 @@
-// Package seal is what speakers add to the ARP and NDP packets in which they
-// say or ask who has a VIP. By it the speakers of a cluster know each other's
-// packets from those of all other hosts, and two that claim the same VIP know
-// without another word which of them yields, even when nothing but the segment
-// connects them.
+// Package seal makes and verifies the seals that speakers add to the ARP and NDP packets in which they
+// claim a VIP or ask for it. With seals, speakers can tell each other's packets from those of all other
+// machines. Two speakers that claim the same VIP know from the seals which of them yields, even if only
+// the segment connects them.
 //
-// A seal is valid for one VIP at one hardware address and is made with a key
-// that the speakers share. Whoever hears it may repeat it. So a claim is not
-// believed before its speaker has answered a question: the question has a number
-// that nobody can know before, the nonce, and the seal of the answer has it, too.
+// A seal is valid for one VIP at one hardware address, and is made with a key that the speakers share.
+// Everybody who receives a seal can repeat it. So a claim is not believed before its speaker has answered
+// a question. The question has a number that nobody knows before, the nonce, and so has the seal of the
+// answer.
 package seal
 
 import (
@@ -18,13 +17,11 @@ import (
 	"slices"
 )
 
-// Size is the length of a seal in bytes. ARP packets of 42 bytes are padded to
-// 60: a seal fits in. With the two bytes before it, it fills an NDP option of
-// 16 bytes.
+// Size is the length of a seal in bytes. It fits into the padding of ARP packets, from 42 to 60 bytes. With
+// the two bytes before it, it fills an NDP option of 16 bytes.
 const Size = 14
 
-// The layout: two letters, the version of the format and the flags, the nonce, and
-// the tag.
+// The layout: two letters, the version of the format and the flags, the nonce, and the tag.
 const (
 	offVersion = 2
 	offNonce   = 3
@@ -35,22 +32,22 @@ const (
 )
 
 const (
-	// flagHome is set by the node that owns the VIP while all nodes are able.
+	// flagHome is set by the node that owns the VIP if all nodes are able.
 	flagHome = 1
-	// flagApart is set by a node that has lost the other speakers with its link to them.
+	// flagApart is set by a node that has lost the other speakers with a link.
 	flagApart = 8
 )
 
-// reserved is the end of what the tag covers. It is part of the format.
+// reserved follows the other input of the tag. It is part of the format.
 var reserved [22]byte
 
 // magic are the first bytes.
 var magic = []byte("LS")
 
-// Seal is a seal in the form that goes over the wire. The zero value is none.
+// Seal is a seal as it is in packets. The zero value is no seal.
 type Seal [Size]byte
 
-// Nonce is a number that a question has, and its answer. The zero value is none.
+// Nonce is the number of a question and its answer. The zero value is no nonce.
 type Nonce [offTag - offNonce]byte
 
 // Find returns the seal that b begins with, if there is one.
@@ -64,11 +61,9 @@ func Find(b []byte) (s Seal, ok bool) {
 // Nonce returns the number of the question, or of the question that is answered.
 func (s Seal) Nonce() Nonce { return Nonce(s[offNonce:offTag]) }
 
-// Outranks reports whether the sender of s has the better claim to the VIP
-// than the one of t, if both seals are valid for it and have no nonce: the node that
-// has its link to the other speakers, then the one that the election prefers to all
-// others, alive or not, and otherwise any of the two, as long as everybody comes to the
-// same answer.
+// Outranks reports whether the sender of s has the better claim to the VIP than the sender of t. Both seals
+// have to be valid and without a nonce. A node that is not apart has the better claim, then the node that
+// owns the VIP if all nodes are able. Otherwise the tags decide, so that everybody has the same answer.
 func (s Seal) Outranks(t Seal) bool {
 	if apart, other := s[offVersion]&flagApart, t[offVersion]&flagApart; apart != other {
 		return apart < other
@@ -79,24 +74,12 @@ func (s Seal) Outranks(t Seal) bool {
 	return bytes.Compare(s[offTag:], t[offTag:]) > 0
 }
 
-// Keys returns the keys that the speakers of the cluster share. The first one makes
-// seals, and all verify them: while the key is replaced, not all make them with the same.
+// Keys returns the keys that the speakers of the cluster share. Seals are made with the first one, and
+// verified with all: while the key is replaced, speakers make seals with different keys.
 type Keys func() [][]byte
 
-// Seal returns the seal that Key.Seal makes.
-func (k Keys) Seal(vip netip.Addr, hardware [6]byte, home bool) Seal {
-	return Key(k()[0]).Seal(vip, hardware, home)
-}
-
-// Numbered returns the seal that Key.Numbered makes.
-func (k Keys) Numbered(vip netip.Addr, hardware [6]byte, home bool, n Nonce) Seal {
-	return Key(k()[0]).Numbered(vip, hardware, home, n)
-}
-
-// Apart returns the seal that Key.Apart makes.
-func (k Keys) Apart(vip netip.Addr, hardware [6]byte, home bool) Seal {
-	return Key(k()[0]).Apart(vip, hardware, home)
-}
+// First returns the key that makes seals.
+func (k Keys) First() Key { return k()[0] }
 
 // Valid reports whether the seal is valid for one of the keys.
 func (k Keys) Valid(s Seal, vip netip.Addr, hardware [6]byte) bool {
@@ -106,8 +89,8 @@ func (k Keys) Valid(s Seal, vip netip.Addr, hardware [6]byte) bool {
 // Key makes and verifies seals.
 type Key []byte
 
-// Seal returns the seal of the VIP at a hardware address. Home is whether
-// the node owns the VIP while all nodes are able.
+// Seal returns the seal of the VIP at a hardware address. home is set if the node owns the VIP if all nodes
+// are able.
 func (k Key) Seal(vip netip.Addr, hardware [6]byte, home bool) Seal {
 	return k.Numbered(vip, hardware, home, Nonce{})
 }
@@ -120,8 +103,8 @@ func (k Key) Numbered(vip netip.Addr, hardware [6]byte, home bool, n Nonce) Seal
 	return k.seal(0, n, vip, hardware)
 }
 
-// Apart returns the seal that Seal returns of a node that has lost the other speakers with
-// its link to them: perhaps it reaches no pods either.
+// Apart is Seal for a node that has lost the other speakers with a link. Perhaps it does not reach the pods
+// either.
 func (k Key) Apart(vip netip.Addr, hardware [6]byte, home bool) Seal {
 	if home {
 		return k.seal(flagApart|flagHome, Nonce{}, vip, hardware)
@@ -145,7 +128,7 @@ func (k Key) Valid(s Seal, vip netip.Addr, hardware [6]byte) bool {
 	return bytes.HasPrefix(s[:], magic) && hmac.Equal(s[:], want[:])
 }
 
-// tag writes the tag of what stands before it.
+// tag writes the tag, which covers the bytes before it, the VIP and the hardware address.
 func (k Key) tag(s *Seal, vip netip.Addr, hardware [6]byte) {
 	h := hmac.New(sha256.New, k)
 	address := vip.As16()

@@ -73,14 +73,14 @@ func TestKeys(t *testing.T) {
 		return func() [][]byte { return all }
 	}
 	before, after, done := ring("old", "new"), ring("new", "old"), ring("new")
-	for _, s := range []seal.Seal{before.Seal(vip, here, true), before.Apart(vip, here, false), after.Seal(vip, here, false),
-		after.Apart(vip, here, false)} {
+	for _, s := range []seal.Seal{before.First().Seal(vip, here, true), before.First().Apart(vip, here, false),
+		after.First().Seal(vip, here, false), after.First().Apart(vip, here, false)} {
 		assert.True(t, before.Valid(s, vip, here))
 		assert.True(t, after.Valid(s, vip, here))
 	}
-	assert.Equal(t, seal.Key("new").Seal(vip, here, true), after.Seal(vip, here, true))
-	assert.True(t, done.Valid(after.Seal(vip, here, true), vip, here))
-	assert.False(t, done.Valid(before.Seal(vip, here, true), vip, here))
+	assert.Equal(t, seal.Key("new").Seal(vip, here, true), after.First().Seal(vip, here, true))
+	assert.True(t, done.Valid(after.First().Seal(vip, here, true), vip, here))
+	assert.False(t, done.Valid(before.First().Seal(vip, here, true), vip, here))
 }
 
 // Of any set of claims one outranks all others, and it is a node at home if

@@ -12,56 +12,53 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 )
 
-// A speaker that claims a VIP with the better seal is asked before it is believed,
-// and as long as it is. The question has a nonce, and only an answer with it
-// counts: whoever repeats a recorded claim cannot answer, so the VIP stays here, and
-// a conflict is reported.
+// A speaker that claims a VIP with a better seal is asked a question before this node yields, and each
+// pollInterval after that. Only an answer with the nonce of the question counts. Somebody who repeats a
+// recorded claim cannot answer: then the VIP stays here, and a conflict is reported.
 const (
-	// challenges is how often a speaker is asked before its claim is taken for a
-	// forgery, challengeWait how long each answer may take.
+	// challenges is how often a speaker is asked before its claim counts as forged. challengeWait is how
+	// long each answer may take.
 	challenges    = 3
 	challengeWait = pollInterval
-	// challengesPerSecond bounds the questions to all who claim VIPs here.
+	// challengesPerSecond bounds the questions to all speakers that claim our VIPs.
 	challengesPerSecond = 2_000
-	// nonceLife is how long a nonce is used. An answer that is later than that, and
-	// as much again, is none.
+	// nonceLife is how long a nonce is used. An answer is accepted for at least that time, and at most
+	// twice as long.
 	nonceLife = 2 * time.Second
 )
 
-// When a VIP that somebody else claims is announced again, if it is still
-// ours.
+// How long after another machine has claimed a VIP the VIP is announced again, if it is still ours.
 const (
-	// defence answers a foreign host.
+	// defence is for a machine that is no speaker of this cluster.
 	defence = time.Second
-	// correction answers a speaker of this cluster that ranks below us, and
-	// tells its clients. It may yet be the next owner: then the news that the
-	// VIP leaves us comes before, unless a watch lags.
+	// correction is for a speaker of this cluster that ranks below this one, and corrects its clients. If
+	// that speaker is the next owner, this node usually hears before that the VIP leaves.
 	correction = 400 * time.Millisecond
-	// lag answers it while all speakers see each other: then it is the
-	// next owner, and we have not heard yet that it is.
+	// lag is for such a speaker while no speaker is lost: then it is the next owner, and this node will
+	// hear that soon.
 	lag = 5 * time.Second
 )
 
-// Who yields to another speaker asks that one, and it alone, each pollInterval,
-// and claims the VIP when maxMissed times in a row there was no answer.
+// A node that has yielded to another speaker asks that speaker each pollInterval. It claims the VIP again
+// when maxMissed answers in a row are missing.
 const (
 	pollInterval   = 500 * time.Millisecond
 	maxMissed      = 2
 	pollsPerSecond = 500
 )
 
-// While speakers are lost, one VIP in turn is announced each beaconInterval, for
-// the other side of a partition to hear when it heals. Of many speakers each waits longer,
-// and not as long as the next one: one beacon of any is enough. A speaker that meets a
-// rival announces all its VIPs again, except the ones that the rival has just claimed, and at most once
-// in roundInterval. So clients are right within a second: a beacon, a round, a correction.
+// While speakers are lost, each speaker announces one VIP in turn each beaconInterval, so that the two
+// sides of a partition hear each other when it heals. In a large cluster each speaker waits longer, for a
+// random time: one beacon of any speaker is enough. A speaker that meets a rival announces all its VIPs
+// again, except the ones that the rival has just claimed, and at most once in roundInterval. So all clients
+// are corrected within a second, by a beacon, a round and a correction.
 const (
 	beaconInterval = 400 * time.Millisecond
 	roundWait      = 100 * time.Millisecond
 	roundInterval  = 10 * time.Second
 )
 
-// correct has a VIP announced again that a speaker claims which ranks below us.
+// correct has a VIP announced again which a lower-ranking speaker has claimed.
 func (m *Machine) correct(v *vip) {
 	switch {
 	case m.Whole && !v.lagging:
@@ -79,8 +76,8 @@ func (m *Machine) correct(v *vip) {
 // contested reports whether another speaker claimed the VIP just now.
 func (v *vip) contested() bool { return v.correcting || v.lagging || len(v.challenged) > 0 }
 
-// announceRound announces everything once more when a rival was met: he may claim more
-// than we have heard.
+// announceRound announces everything once more because a rival was met, which may claim more VIPs than
+// this node has heard.
 func (m *Machine) announceRound() {
 	if m.Whole || !m.round.IsZero() && m.now.Sub(m.round) < roundInterval {
 		return
@@ -93,12 +90,12 @@ func (m *Machine) announceRound() {
 
 // beacons choose which VIP is announced next while speakers are lost, and when.
 type beacons struct {
-	ring   []*vip // those whose turn is before the next round
+	ring   []*vip // the VIPs whose turn is still to come in this round
 	random *rand.Rand
 }
 
-// next returns the next VIP in the ring. Nil: there is none. Those that somebody else
-// claimed just now wait for their correction.
+// next returns the next VIP in the ring. Nil: there is none. VIPs that another speaker has just claimed are
+// left out: they wait for their correction.
 func (b *beacons) next(vips map[netip.Addr]*vip) *vip {
 	for range 2 { // the rest of the ring, and once around
 		for len(b.ring) > 0 {
@@ -121,7 +118,7 @@ func (b *beacons) wait(crowd int) time.Duration {
 	return longest/2 + time.Duration(b.random.Int64N(int64(longest)))
 }
 
-// ask has a speaker asked, unless it is being asked.
+// ask has a speaker asked about a VIP, unless it is being asked already.
 func (m *Machine) ask(p pending) {
 	if p.vip.challenged[p.to] {
 		return
@@ -133,14 +130,14 @@ func (m *Machine) ask(p pending) {
 	m.queue.enter(p)
 }
 
-// askChallenged asks the speaker that claims a VIP of ours, or reports that somebody
-// repeats its claims.
+// askChallenged asks the speaker that claims a VIP of ours. After the last question without an answer it
+// reports that somebody repeats that speaker's claims.
 func (m *Machine) askChallenged(p pending) [][]byte {
 	switch v := p.vip; {
 	case v.reason == Yielded && v.by == p.to:
 		return nil // it has answered
 	case p.asked == challenges && v.reason == Yielded:
-		return nil // to a third one, which the silent one may have yielded to as well
+		return nil // to a third speaker; the silent one may have yielded to it, too
 	case p.asked == challenges:
 		m.noteConflict(v, Note{Other: p.to, Silent: true, Announced: v.reason == ""})
 		m.defend(v, m.now)
@@ -159,11 +156,11 @@ func (m *Machine) askChallenged(p pending) [][]byte {
 // question returns the frame that asks a speaker whether it has the VIP.
 func (m *Machine) question(v *vip, to wire.MAC) []byte {
 	s := wire.Statement{Self: m.Self, VIP: v.addr}
-	s.Seal = m.Keys.Numbered(v.addr, m.Self, v.Home, m.nonces.of(v.addr, to, m.now))
+	s.Seal = m.Keys.First().Numbered(v.addr, m.Self, v.Home, m.nonces.of(v.addr, to, m.now))
 	return m.Protocol.Probe(s, to)
 }
 
-// yield leaves the VIP to another speaker, which is polled from then on.
+// yield leaves the VIP to another speaker, and polls that speaker from then on.
 func (m *Machine) yield(v *vip, to wire.MAC) {
 	fresh := v.reason != Yielded
 	if v.reason, v.by, v.missed = Yielded, to, 0; !fresh {
@@ -174,8 +171,8 @@ func (m *Machine) yield(v *vip, to wire.MAC) {
 	m.announceRound()
 }
 
-// poll asks the speaker that we yielded to whether it still has the VIP, or
-// claims it.
+// poll asks the speaker to which this node has yielded whether it still has the VIP. If it did not answer
+// the last questions, this node claims the VIP.
 func (m *Machine) poll(v *vip) [][]byte {
 	if v.reason != Yielded {
 		return nil
@@ -199,8 +196,8 @@ func (m *Machine) poll(v *vip) [][]byte {
 	return [][]byte{m.question(v, v.by)}
 }
 
-// nonces are the numbers of questions. They follow from a secret, so nothing is kept for
-// a question.
+// nonces are the numbers of questions. They are derived from a secret, so that nothing has to be kept for a
+// question.
 type nonces struct {
 	secret [32]byte
 	begin  time.Time
@@ -214,14 +211,13 @@ func (n *nonces) of(addr netip.Addr, to wire.MAC, at time.Time) (nonce seal.Nonc
 	h.Write(to[:])
 	h.Write(binary.BigEndian.AppendUint64(nil, uint64(at.Sub(n.begin)/nonceLife)))
 	copy(nonce[:], h.Sum(nil))
-	if nonce == (seal.Nonce{}) { // which would be none
+	if nonce == (seal.Nonce{}) { // the zero value is no nonce
 		nonce[0] = 1
 	}
 	return nonce
 }
 
-// fits reports whether a speaker that is asked about the VIP may answer with the
-// nonce.
+// fits reports whether the nonce is that of a recent question to the speaker about the VIP.
 func (n *nonces) fits(nonce seal.Nonce, addr netip.Addr, from wire.MAC, now time.Time) bool {
 	return nonce == n.of(addr, from, now) || nonce == n.of(addr, from, now.Add(-nonceLife))
 }

@@ -6,21 +6,19 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 )
 
-// deafAfter is how long nothing comes in on an interface that carries one way only: on
-// one that works, the other half of a split brain has announced a VIP by then, or clients
-// have answered an announcement.
+// An interface counts as deaf when nothing has come in for deafAfter. On an interface that works, the other
+// side of a partition has announced a VIP by then, or clients have answered an announcement.
 const (
 	deafAfter       = time.Second
 	hearingInterval = 100 * time.Millisecond
 )
 
-// hearing is what is known of what comes in on the interface. While speakers are lost and
-// nothing comes in, this node must not repeat that it has the VIPs. A cable, a
-// transceiver or a switch may carry one way only; what is sent to this node is lost, and
-// it would not hear who contradicts. It announces once what it takes over, and goes on to
-// answer: who asks is heard.
+// hearing finds out whether the interface is deaf. While speakers are lost and nothing comes in, this node
+// must not repeat its announcements: if a cable, a transceiver or a switch carries one way only, this node
+// does not hear the speakers that contradict. It still announces a VIP once when it takes it over, and
+// still answers: a request that arrives shows that the interface works.
 //
-// That some neighbour speaks ends it. A frame does not: a switch may send its own.
+// A message of a neighbour ends the deafness. Other frames do not: the switch itself may send them.
 type hearing struct {
 	messages                 uint64 // of neighbours
 	lastFrames, lastMessages uint64
@@ -28,13 +26,13 @@ type hearing struct {
 	deaf                     bool
 }
 
-// WantsCount reports whether the machine wants to know how many frames have come in.
-// Without an answer no interface is taken for deaf.
+// WantsCount reports whether the machine needs a Counted event. Without these events no interface counts as
+// deaf.
 func (m *Machine) WantsCount(now time.Time) bool {
 	return !m.Whole && now.Sub(m.hearing.counted) >= hearingInterval
 }
 
-// count takes over how many frames have come in.
+// count takes over the number of received frames.
 func (h *hearing) count(c Counted, now time.Time, out *Effects) {
 	h.counted = now
 	if !c.Known || h.heard.IsZero() || h.messages != h.lastMessages || c.Frames != h.lastFrames && !h.deaf {
@@ -50,9 +48,9 @@ func (h *hearing) count(c Counted, now time.Time, out *Effects) {
 	}
 }
 
-// askInstead makes of a beacon a question, which clients learn nothing from: two halves of
-// a split brain that are both silent must hear each other when it heals. What else would
-// claim a VIP is left out, and comes again.
+// askInstead replaces an announcement on a deaf interface. A beacon becomes a question, from which clients
+// learn nothing, so that two sides of a partition that are both deaf hear each other when it heals. Other
+// announcements are left out until the next one is due.
 func (m *Machine) askInstead(p pending) [][]byte {
 	if p.step != stepBeacon {
 		m.again(p)

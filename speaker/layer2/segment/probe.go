@@ -6,22 +6,21 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 )
 
-// probes is how often it is asked whether a new VIP is in use, and probeWait
-// how long each time an answer is waited for. RFC 5227 section 2.2 permits to
-// wait less than its 4 to 7 s where the network is known to answer faster.
-// Hosts on Ethernet answer within a millisecond; 200 ms are for links that
-// sleep, and three questions, as there, for frames that are lost.
+// probes is how often all hosts are asked whether a new VIP is in use. probeWait is how long an answer may
+// take. RFC 5227 section 2.2 takes 4 to 7 s, and permits less where the network answers faster. Hosts on
+// Ethernet answer within a millisecond; 200 ms are for links that sleep, and three questions for lost
+// frames.
 const (
 	probes    = 3
 	probeWait = 200 * time.Millisecond
 )
 
-// recheck is how long a VIP that somebody else has is left to him, before the
-// next look whether he is gone, and hurriedRecheck what it is of VIP.Hurry.
+// recheck is how often all hosts are asked again for a VIP that another machine has. hurriedRecheck is for
+// VIPs with Hurry.
 const recheck, hurriedRecheck = 10 * time.Second, time.Second
 
-// probe asks all whether they have the VIP, or ends the questions: nobody answered, or
-// somebody.
+// probe asks all hosts whether they have the VIP. If one has it, the next question comes after recheck. If
+// none has answered the last question, the VIP is announced.
 func (m *Machine) probe(p pending) [][]byte {
 	v := p.vip
 	switch {

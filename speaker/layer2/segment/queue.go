@@ -10,34 +10,33 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 )
 
-// Schedule says when a VIP is announced after this node became its owner.
+// Schedule has the times at which a VIP is announced after this node became its owner.
 var Schedule = [...]time.Duration{
 	// At once: traffic is lost until neighbours hear of it.
 	0,
-	// A frame that was lost, and neighbours that an old owner answered just before.
+	// For lost frames, and for neighbours that the old owner answered just before.
 	100 * time.Millisecond,
-	// Busy hosts and routers that limit the ARP packets they take, and links
-	// that came up a moment ago. RFC 5227 section 1.1 has two announcements
-	// two seconds apart (ANNOUNCE_NUM, ANNOUNCE_INTERVAL).
+	// For busy hosts, for routers that limit ARP packets, and for links that came up a moment ago.
+	// RFC 5227 section 1.1 has two announcements with two seconds between them (ANNOUNCE_NUM,
+	// ANNOUNCE_INTERVAL).
 	time.Second,
 	2 * time.Second,
-	// The end of a switch's relearning after a topology change.
+	// For switches that learn again after a topology change.
 	4 * time.Second,
 }
 
-// The pace of announcements on one interface: every host on the segment
-// handles each of these broadcasts, and routers drop ARP above some rate.
-// 5,000 VIPs take one second.
+// The pace of announcements on one interface: every host on the segment has to handle these broadcasts, and
+// routers drop ARP packets above some rate. 5,000 VIPs take one second.
 const (
 	framesPerSecond = 10_000
 	burstFrames     = 10
-	// framesAtOnce is how many frames one pending takes at most.
+	// framesAtOnce is how many frames one pending has at most.
 	framesAtOnce = 2
-	// pendingAtOnce bounds how long one Step takes: requests wait meanwhile.
+	// pendingAtOnce bounds the duration of one Step, during which requests wait.
 	pendingAtOnce = 64
 )
 
-// step is what is to be sent. Those before stepRefresh are the announcements of Schedule.
+// step is the kind of a pending frame. Steps below stepRefresh are the announcements of Schedule.
 type step int
 
 const (
@@ -55,27 +54,27 @@ const (
 	steps         = stepChallenge + 1
 )
 
-// claims reports whether the step announces who has the VIP, and does not ask.
+// claims reports whether the step announces the VIP. The others ask for it.
 func (s step) claims() bool { return s < stepProbe }
 
-// pending is something that is to be sent when it is due.
+// pending is something that has to be sent when it is due.
 type pending struct {
-	vip        *vip // nil: a beacon's is chosen when it is due
+	vip        *vip // nil: a beacon, whose VIP is chosen when it is due
 	step       step
-	first, due time.Time // of the first announcement, of this one. Zero: before all others
+	first, due time.Time // when the first announcement was sent, and when this one is due. Zero: before all others
 	edition    int       // of the VIP when it was entered
-	to         wire.MAC  // who is asked
-	asked      int       // how often
+	to         wire.MAC  // the speaker that is asked
+	asked      int       // how often it was asked
 }
 
-// queue orders what is pending. Each step is a line whose first is due first.
+// queue has a line for each step. The first of a line is due first.
 type queue struct {
 	lines [steps][]pending
 	pace  *rate.Limiter
-	free  time.Time // before it the pace lets nothing more be sent
+	free  time.Time // when the pace allows the next frames
 }
 
-// enter enters p behind what is due before it: at the end, but for refresh intervals that
+// enter enters p behind those that are due before it. That is the end of the line, unless refresh intervals
 // differ.
 func (q *queue) enter(p pending) {
 	line := q.lines[p.step]
@@ -89,7 +88,7 @@ func (q *queue) enter(p pending) {
 
 func (q *queue) waits(s step) bool { return len(q.lines[s]) > 0 }
 
-// first returns the line whose first is due first. Nil: all are empty.
+// first returns the line whose first is due first. Nil: all lines are empty.
 func (q *queue) first() (first *[]pending) {
 	for s := range q.lines {
 		if line := &q.lines[s]; len(*line) > 0 && (first == nil || (*line)[0].due.Before((*first)[0].due)) {
@@ -111,7 +110,7 @@ func (q *queue) next() (at time.Time, ok bool) {
 	return at, true
 }
 
-// pop takes out what may be sent now.
+// pop removes and returns something that may be sent now.
 func (q *queue) pop(now time.Time) (p pending, ok bool) {
 	if at, ok := q.next(); !ok || at.After(now) {
 		return pending{}, false
@@ -121,7 +120,7 @@ func (q *queue) pop(now time.Time) (p pending, ok bool) {
 	return p, true
 }
 
-// spend counts frames that are sent now.
+// spend counts frames that are sent now towards the pace.
 func (q *queue) spend(frames int, now time.Time) {
 	q.pace.AllowN(now, frames)
 	if lacking := framesAtOnce - q.pace.TokensAt(now); lacking > 0 {
@@ -129,7 +128,7 @@ func (q *queue) spend(frames int, now time.Time) {
 	}
 }
 
-// sendDue sends what is due, as far as the pace allows.
+// sendDue sends what is due, within the pace.
 func (m *Machine) sendDue() {
 	for range pendingAtOnce {
 		p, ok := m.queue.pop(m.now)
@@ -145,13 +144,13 @@ func (m *Machine) sendDue() {
 		m.queue.spend(len(frames), m.now)
 		if p.step.claims() {
 			m.out.Announcements += len(frames)
-			p.vip.claimed, p.vip.announced = time.Time{}, m.now // clients do not believe who claimed it before
+			p.vip.claimed, p.vip.announced = time.Time{}, m.now // our announcement overrides earlier claims
 		}
 		m.again(p)
 	}
 }
 
-// done notes that p is pending no more.
+// done notes that p is not pending any more.
 func (p pending) done() {
 	switch p.step {
 	case stepCorrection:
@@ -163,7 +162,7 @@ func (p pending) done() {
 	}
 }
 
-// frames returns what is to be sent for p, if anything is.
+// frames returns the frames of p, if there are any.
 func (m *Machine) frames(p *pending) [][]byte {
 	if p.step == stepBeacon && !m.Whole {
 		m.queue.enter(pending{step: stepBeacon, due: m.now.Add(m.beacons.wait(m.Crowd))})
@@ -182,7 +181,7 @@ func (m *Machine) frames(p *pending) [][]byte {
 	case p.step == stepChallenge:
 		return m.askChallenged(*p)
 	case p.step == stepRecheck:
-		v.heard = false // is the host that has it gone?
+		v.heard = false // set again if the other machine still has it
 		m.queue.enter(pending{vip: v, step: stepProbe, due: m.now})
 		return nil
 	case p.step >= stepProbe:
@@ -192,13 +191,13 @@ func (m *Machine) frames(p *pending) [][]byte {
 	case v.reason != "":
 		return nil
 	case (p.step > 0 && p.step <= stepRefresh || p.step == stepRound) && v.contested():
-		m.again(*p) // a rival hears us when his claim is answered
+		m.again(*p) // the correction of the rival's claim comes instead
 		return nil
 	}
 	return m.Protocol.Announce(m.statement(v), p.step == 0)
 }
 
-// announces reports whether the VIP is this node's to announce.
+// announces reports whether this node may announce the VIP.
 func (v *vip) announces() bool { return !v.gone && !v.Leaving }
 
 // announceAnew announces the VIP as if it were new.
@@ -207,7 +206,7 @@ func (m *Machine) announceAnew(v *vip) {
 	m.queue.enter(pending{vip: v, edition: v.edition})
 }
 
-// again enters the announcement after p, which was sent just now.
+// again enters the announcement that follows p, which was sent just now.
 func (m *Machine) again(p pending) {
 	if p.step > stepRefresh {
 		return

@@ -7,14 +7,14 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 )
 
-// DefendInterval is how often at most people hear of a conflict, and the VIP is defended
+// DefendInterval is the shortest time between two reports of a conflict, and between two defences of a VIP
 // (RFC 5227 section 2.4, DEFEND_INTERVAL).
 const DefendInterval = 10 * time.Second
 
-// crossing is how long frames may take that cross on the wire.
+// crossing is the time within which two frames may have crossed on the wire.
 const crossing = 20 * time.Millisecond
 
-// receive deals with one frame that came in.
+// receive handles a received frame.
 func (m *Machine) receive(frame []byte) {
 	msg, ok := m.Protocol.Parse(frame)
 	if !ok {
@@ -26,23 +26,23 @@ func (m *Machine) receive(frame []byte) {
 	}
 	m.hearing.messages++
 	if v := m.vips[msg.Claims]; v != nil {
-		m.claim(v, msg) // who claims it does not want an answer
+		m.claim(v, msg) // a claim needs no answer
 	} else if v := m.vips[msg.Asks]; v != nil {
 		m.answer(v, msg)
 	}
 }
 
-// claim deals with somebody else's claim. It may be that of a speaker of this cluster;
-// then the better claim counts, on both sides, once the speaker has answered a question.
+// claim handles another machine's claim of a VIP. If the machine is a speaker of this cluster, the better
+// claim counts, on both sides, once the speaker has answered a question.
 func (m *Machine) claim(v *vip, msg wire.Message) {
-	// A claim that may have crossed our announcement does not count: the host that sent it may yield, and
-	// otherwise repeats it.
+	// A claim that may have crossed our announcement does not count: the other machine will yield, or
+	// repeat it.
 	if m.now.Sub(v.announced) > crossing {
 		v.claimed = m.now
 	}
 	switch {
-	case v.Leaving: // it is that of the node that the VIP goes to
-	case msg.Answers && msg.Seal == (seal.Seal{}): // a speaker, perhaps, that takes our kernel for a client
+	case v.Leaving: // the claim of the next owner
+	case msg.Answers && msg.Seal == (seal.Seal{}): // perhaps a speaker that answers our kernel, like any client
 	case !m.knows(msg, v):
 		m.reportConflict(v, msg, v.reason == "")
 		m.defend(v, m.now.Add(defence))
@@ -51,7 +51,7 @@ func (m *Machine) claim(v *vip, msg wire.Message) {
 			m.yield(v, msg.From)
 		}
 	case msg.Seal.Outranks(m.statement(v).Seal):
-		if v.reason != Yielded || v.by != msg.From { // it is polled then
+		if v.reason != Yielded || v.by != msg.From { // otherwise it is being polled
 			m.ask(pending{vip: v, step: stepChallenge, to: msg.From, due: m.now})
 		}
 	case v.reason == "", v.reason == Probing:
@@ -59,11 +59,11 @@ func (m *Machine) claim(v *vip, msg wire.Message) {
 	}
 }
 
-// answer answers who asks for a VIP, unless another one is to answer.
+// answer answers a request for a VIP, unless another machine should answer.
 func (m *Machine) answer(v *vip, msg wire.Message) {
 	known := msg.Probes() && m.knows(msg, v)
 	switch {
-	case v.left(), v.Leaving && (v.reason != "" || known): // a speaker that yields to us is to have it
+	case v.left(), v.Leaving && (v.reason != "" || known): // a speaker that has yielded to us shall get it
 		return
 	case v.reason != "":
 		m.meet(v, msg, known)
@@ -71,10 +71,10 @@ func (m *Machine) answer(v *vip, msg wire.Message) {
 	}
 	m.out.Requests++
 	s := wire.Statement{Self: m.Self, VIP: v.addr}
-	if msg.Probes() && msg.Seal != (seal.Seal{}) { // a speaker's
+	if msg.Probes() && msg.Seal != (seal.Seal{}) { // from a speaker
 		s = m.statement(v)
 		if n := msg.Seal.Nonce(); known && n != (seal.Nonce{}) {
-			s.Seal = m.Keys.Numbered(v.addr, m.Self, v.Home, n)
+			s.Seal = m.Keys.First().Numbered(v.addr, m.Self, v.Home, n)
 			v.claimed = time.Time{} // whoever asks has heard that ours is the better claim, and yields to the answer
 		}
 	}
@@ -85,14 +85,14 @@ func (m *Machine) answer(v *vip, msg wire.Message) {
 	}
 }
 
-// meet deals with who looks whether the VIP is in use while this node does not announce
-// it: that one wants it, too (RFC 5227 section 2.1.1, RFC 4862 section 5.4.3).
+// meet handles a probe of another machine for a VIP that this node does not announce. That machine wants
+// the address, too (RFC 5227 section 2.1.1, RFC 4862 section 5.4.3).
 func (m *Machine) meet(v *vip, msg wire.Message, known bool) {
 	switch {
 	case !msg.Probes():
 	case !known:
 		m.reportConflict(v, msg, false)
-	case msg.Seal.Nonce() != (seal.Nonce{}): // it asks us; who is silent has no answer
+	case msg.Seal.Nonce() != (seal.Nonce{}): // a question to us, which a node that does not announce ignores
 	case msg.Seal.Outranks(m.statement(v).Seal) && v.reason != Yielded:
 		m.yield(v, msg.From)
 	}
@@ -103,8 +103,8 @@ func (c *Config) knows(msg wire.Message, v *vip) bool {
 	return msg.Seal != (seal.Seal{}) && c.Keys.Valid(msg.Seal, v.addr, msg.From)
 }
 
-// reportConflict notes that a host that is no speaker of this cluster has the VIP. A VIP that
-// is being probed is not announced then.
+// reportConflict notes that a machine that is no speaker of this cluster has the VIP. A VIP that is being
+// probed is not announced then.
 func (m *Machine) reportConflict(v *vip, msg wire.Message, announced bool) {
 	if v.reason == Probing || v.reason == AddressConflict {
 		v.reason, v.by, v.heard = AddressConflict, msg.From, true

@@ -1,22 +1,20 @@
-// Package segment decides what a node does about its VIPs on one segment, in one
-// family: which requests it answers, when it announces, what it asks before it
-// announces an address that is new, and what follows when somebody else claims a VIP.
+// Package segment decides what a node does about its VIPs on one segment, in one family: which requests it
+// answers, when it announces, how it probes a new address, and what it does when another machine claims a
+// VIP.
 //
-// Machine is all of it, and it is deterministic. What happens goes in as events, with the
-// time: VIPs are assigned, a frame has come in, speakers are lost, something is due. What
-// the node does comes out as effects: frames to send, and notes of what people are to
-// hear. There is no goroutine, clock, socket, lock or logger in here, so that three
-// machines can be played against each other in one test, and the same events give the
-// same frames. Package layer2 is the shell: it has the sockets.
+// Machine does this, and is deterministic. Events go in with the time: VIPs are assigned, a frame was
+// received, speakers are lost, something is due. Effects come out: frames to send, and notes to log. The
+// machine has no goroutine, clock, socket, lock or logger: the same events give the same frames, and a test
+// can let several machines play against each other. Package layer2 has the sockets.
 //
 // The files, from the outside in:
 //
-//	segment.go   events, effects, and what is kept of a VIP
-//	receive.go   a frame has come in: answer it, or deal with the claim in it
-//	contest.go   two speakers of this cluster claim one VIP: who yields
-//	probe.go     is a new address in use? is the host that has it gone?
-//	queue.go     what is to be sent, and when
-//	hearing.go   does the interface carry one way only?
+//	segment.go   Machine: events, effects, and the state of a VIP
+//	receive.go   a received frame: answer it, or handle the claim in it
+//	contest.go   two speakers of this cluster claim one VIP: which one yields
+//	probe.go     whether a new address is in use, and when it is free again
+//	queue.go     what has to be sent, and when
+//	hearing.go   whether the interface is deaf: it carries one way only
 package segment
 
 import (
@@ -40,47 +38,47 @@ type Event interface{ event() }
 // the map.
 type Assigned struct{ VIPs map[netip.Addr]VIP }
 
-// VIP is how one VIP is to be announced.
+// VIP is how a VIP is announced.
 type VIP struct {
-	// Probe has it asked first whether another host has the address.
+	// Probe is set if the VIP has to be probed before it is announced.
 	Probe bool
-	// Home: the node owns it while all nodes are able. Of two speakers that claim it, that
-	// one keeps it.
+	// Home is set if the node owns the VIP if all nodes are able. Of two speakers that claim the VIP, the
+	// one with Home keeps it.
 	Home bool
-	// Apart: the node has lost the other speakers with its link to them, and yields to
-	// whoever has not.
+	// Apart is set if the node has lost the other speakers with a link. It yields to a speaker that is not
+	// apart.
 	Apart bool
-	// Hurry has it looked at each second, and not each 10, whether a host that has the
-	// address is gone.
+	// Hurry is set if a VIP that another machine has is probed each second, and not each ten.
 	Hurry bool
-	// Leaving: it moves to another node, and is answered for until that one is heard.
+	// Leaving is set while the VIP moves to another node. This node answers for it until that node is
+	// heard.
 	Leaving bool
-	// Refresh is how often it is announced again. Zero: never.
+	// Refresh is how often the VIP is announced again. Zero: never.
 	Refresh time.Duration
 }
 
-// Surroundings is what the node knows besides.
+// Surroundings is what else the node knows.
 type Surroundings struct {
-	// Whole: no speaker is lost.
+	// Whole is set if no speaker is lost.
 	Whole bool
-	// Crowd is by how much an interval of each speaker is longer than that of a few
-	// speakers, so that all together do no more on the segment. At least 1.
+	// Crowd is the factor, at least 1, by which speakers lengthen intervals in a large cluster, so that
+	// all together do not send more on the segment.
 	Crowd int
-	// Own are the node's own hardware addresses: what comes from them is its own.
+	// Own are the node's own hardware addresses. Frames from them are ignored.
 	Own map[wire.MAC]bool
 }
 
 // Received is a frame that came in.
 type Received struct{ Frame []byte }
 
-// Counted is how many frames have come in on the interface. See WantsCount.
+// Counted is how many frames the interface has received. See WantsCount.
 type Counted struct {
 	Frames uint64
-	// Known is not set if the kernel did not say.
+	// Known is not set if the kernel did not answer.
 	Known bool
 }
 
-// Due says that it is time for what Next returned.
+// Due is sent at the time that Next returned.
 type Due struct{}
 
 func (Assigned) event()     {}
@@ -91,8 +89,8 @@ func (Due) event()          {}
 
 // Effects are what follows from an event. They are valid until the next one.
 type Effects struct {
-	// Frames are to be sent now, in this order. One that is lost is no event: the
-	// segment may lose each.
+	// Frames have to be sent now, in this order. If sending one fails, that is no event: any frame may be
+	// lost on the segment.
 	Frames [][]byte
 	Notes  []Note
 	// How many packets of a kind were sent or received.
@@ -106,29 +104,29 @@ type Kind int
 const (
 	// Conflict: another host claims a VIP [VIP, Other, First, OtherCluster, Silent, Announced].
 	Conflict Kind = iota
-	// Free: a VIP was probed, and nobody else has it [VIP].
+	// Free: a VIP was probed, and no other machine has it [VIP].
 	Free
 	// Yields: the VIP is left to another speaker [VIP, Other].
 	Yields
 	// Resumes: that speaker is silent, and the VIP is announced again [VIP, Other].
 	Resumes
-	// Deaf: the interface carries nothing to this node. Hears: it does again.
+	// Deaf: the interface receives nothing. Hears: it does again.
 	Deaf
 	Hears
 )
 
-// Note is something that people are to hear, or that other segments are concerned by.
+// Note is something that has to be logged, or that concerns other segments.
 type Note struct {
 	Kind  Kind
 	VIP   netip.Addr
 	Other wire.MAC
-	// First: the first conflict of the VIP in DefendInterval.
+	// First is set for the first conflict of the VIP in DefendInterval.
 	First bool
-	// OtherCluster: the other one is a speaker, which has another key.
+	// OtherCluster is set if the other machine is a speaker with another key.
 	OtherCluster bool
-	// Silent: the claim has a seal of this cluster, and who made it does not answer.
+	// Silent is set if the claim has a seal of this cluster, but that speaker does not answer.
 	Silent bool
-	// Announced: the VIP is announced here all the same.
+	// Announced is set if this node announces the VIP all the same.
 	Announced bool
 }
 
@@ -137,30 +135,28 @@ type Reason string
 
 // The reasons that a segment has.
 const (
-	// Probing: the VIP is new, and whether somebody else has the address is
-	// being asked.
+	// Probing: the VIP is new, and the node asks whether another machine has the address.
 	Probing Reason = "Probing"
-	// AddressConflict: the VIP is new, and a host that is no speaker of this
-	// cluster has the address.
+	// AddressConflict: the VIP is new, and a machine that is no speaker of this cluster has the address.
 	AddressConflict Reason = "AddressConflict"
-	// Yielded: another speaker with our key announces the VIP, too, and ranks
-	// above this one. The membership does not know them both.
+	// Yielded: another speaker with our key announces the VIP, too, and ranks above this one. The two do
+	// not know each other by the membership.
 	Yielded Reason = "Yielded"
 )
 
-// Config is what a machine is made of.
+// Config are the settings of a machine.
 type Config struct {
 	Protocol wire.Protocol
 	// Self is the hardware address of the interface.
 	Self wire.MAC
-	// Keys are what the speakers of the cluster share, and nobody else.
+	// Keys are the keys that the speakers of the cluster share.
 	Keys seal.Keys
-	// Secret is random, and nobody else knows it: the numbers of questions, and the moments
-	// of beacons, follow from it.
+	// Secret is random and known to nobody else. The nonces of questions and the times of beacons are
+	// derived from it.
 	Secret [32]byte
 }
 
-// Machine is what a node does on one segment, in one family. It has one owner at a time.
+// Machine decides what a node does on one segment, in one family. It has one owner at a time.
 type Machine struct {
 	Config
 	Surroundings
@@ -170,40 +166,39 @@ type Machine struct {
 	vips    map[netip.Addr]*vip
 	queue   queue
 	beacons beacons
-	round   time.Time // when all was announced because a rival was met
+	round   time.Time // when everything was announced because a rival was met
 	nonces  nonces
 	hearing hearing
 	polls   *rate.Limiter
-	// challenges bounds the questions to all who claim VIPs here.
+	// challenges bounds the questions to all speakers that claim our VIPs.
 	challenges *rate.Limiter
 }
 
-// vip is what is kept of one VIP from when it is assigned until it is not, or until it
-// comes back while it leaves.
+// vip is the state of a VIP while it is assigned. A VIP that comes back while it leaves gets a new one.
 type vip struct {
 	VIP
 	addr netip.Addr
-	gone bool // assigned no more
-	// edition counts how often it was announced anew: what is left of earlier ones is not
-	// sent.
+	gone bool // not assigned any more
+	// edition counts how often the VIP was announced anew. Pending announcements of earlier editions are
+	// not sent.
 	edition int
 
-	// reason is why it is not announced, by whose fault, and heard whether there was a claim since
-	// the probes began. Empty: it is announced.
+	// reason is why the VIP is not announced. Empty: it is announced. by is the machine that has it then,
+	// and heard is set if there was a claim since the probes began.
 	reason Reason
 	by     wire.MAC
 	heard  bool
-	// polls counts the questions to the speaker that it was left to, missed the last ones
-	// without an answer.
+	// polls counts the questions to the speaker to which this node has yielded. missed counts the last
+	// ones without an answer.
 	polls, missed int
 
-	// claimed is when another host claimed it last, unless it was announced since. announced
-	// is when it was. See left.
+	// claimed is when another machine claimed the VIP last, if it was not announced after that. announced
+	// is when it was announced last. See left.
 	claimed, announced time.Time
-	warned             time.Time // of the last conflict that people heard of
+	warned             time.Time // when a conflict was reported last
 	defended           time.Time // when it was last announced again because of a conflict, or is to be
-	// Another speaker claimed it just now: it is to be corrected, or may be the next owner,
-	// or is being asked.
+	// Another speaker has just claimed the VIP, and its claim is corrected soon (correcting), or it may be
+	// the next owner (lagging), or it is asked a question (challenged).
 	correcting, lagging bool
 	challenged          map[wire.MAC]bool
 }
@@ -237,7 +232,7 @@ func (m *Machine) Step(e Event, now time.Time) *Effects {
 	return &m.out
 }
 
-// Next returns when there is something due. ok is not set if there is nothing.
+// Next returns when something is due next. ok is not set if there is nothing.
 func (m *Machine) Next() (at time.Time, ok bool) { return m.queue.next() }
 
 // assign makes these the VIPs of the segment. From now on nothing is sent for others.
@@ -252,7 +247,7 @@ func (m *Machine) assign(want map[netip.Addr]VIP) {
 	for addr, w := range want {
 		v := m.vips[addr]
 		switch {
-		case v == nil, v.Leaving && !w.Leaving: // who comes back is announced as if it were new
+		case v == nil, v.Leaving && !w.Leaving: // a VIP that comes back is announced like a new one
 			if v != nil {
 				v.gone = true
 			}
@@ -265,7 +260,7 @@ func (m *Machine) assign(want map[netip.Addr]VIP) {
 			v.edition++
 			fresh = append(fresh, v)
 		case w.Leaving && !v.Leaving && m.now.Sub(v.claimed) > defence:
-			v.claimed = time.Time{} // a claim that was contradicted is not the next owner's
+			v.claimed = time.Time{} // an old claim was corrected, and is not the next owner's
 		}
 		v.VIP = w
 	}
@@ -279,14 +274,14 @@ func (m *Machine) assign(want map[netip.Addr]VIP) {
 	}
 }
 
-// left reports whether a VIP that leaves has gone to its next owner. This node answers for it until
-// another host claims it, and not after: at every moment one of the two nodes answers, and both
-// do for no longer than a frame takes. The claim may come before this node hears that the VIP
-// leaves, so that claims are recorded at all times.
+// left reports whether a leaving VIP has reached its next owner. This node answers for the VIP until
+// another machine claims it: so one of the two nodes answers at every moment, and both do for no longer
+// than a frame takes. The claim may come before this node hears that the VIP leaves, so claims are always
+// recorded.
 func (v *vip) left() bool { return v.Leaving && !v.claimed.IsZero() }
 
-// lookAround takes over what is new about the surroundings. While speakers are lost there
-// are beacons, and who was taken for the next owner of a VIP is a rival.
+// lookAround takes over the surroundings. When speakers are lost, beacons begin, and a speaker that seemed
+// to be the next owner of a VIP is a rival.
 func (m *Machine) lookAround(s Surroundings) {
 	lost := m.Whole && !s.Whole
 	if m.Surroundings = s; !lost {
@@ -304,27 +299,28 @@ func (m *Machine) lookAround(s Surroundings) {
 	}
 }
 
-// statement is what this node says of the VIP.
+// statement returns this node's claim of the VIP.
 func (c *Config) statement(v *vip) wire.Statement {
+	seal := c.Keys.First().Seal
 	if v.Apart {
-		return wire.Statement{Self: c.Self, VIP: v.addr, Seal: c.Keys.Apart(v.addr, c.Self, v.Home)}
+		seal = c.Keys.First().Apart
 	}
-	return wire.Statement{Self: c.Self, VIP: v.addr, Seal: c.Keys.Seal(v.addr, c.Self, v.Home)}
+	return wire.Statement{Self: c.Self, VIP: v.addr, Seal: seal(v.addr, c.Self, v.Home)}
 }
 
 func (e *Effects) send(frames ...[]byte) { e.Frames = append(e.Frames, frames...) }
 
 func (e *Effects) note(n Note) { e.Notes = append(e.Notes, n) }
 
-// State is how a VIP stands on the segment.
+// State is the state of a VIP on the segment.
 type State struct {
-	// Reason is why it is not announced. Empty: it is.
+	// Reason is why the VIP is not announced. Empty: it is announced.
 	Reason Reason
-	// Other is who has it, if that is known and a reason.
+	// Other is the machine that has the VIP, if that is the reason.
 	Other wire.MAC
 }
 
-// State returns how a VIP that is assigned stands.
+// State returns the state of an assigned VIP.
 func (m *Machine) State(addr netip.Addr) State {
 	if v := m.vips[addr]; v != nil {
 		return State{v.reason, v.by}
@@ -343,7 +339,7 @@ func (m *Machine) Withheld() map[Reason]int {
 	return n
 }
 
-// Leaving returns the VIPs that leave and are still answered for, by address.
+// Leaving returns the leaving VIPs for which this node still answers, by address.
 func (m *Machine) Leaving() (addrs []netip.Addr) {
 	for addr, v := range m.vips {
 		if v.Leaving && !v.left() && v.reason == "" {

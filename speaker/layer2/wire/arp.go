@@ -53,7 +53,7 @@ func (ARP) Parse(frame []byte) (Message, bool) {
 	}
 	m := Message{To: Hardware(f.Destination), From: Hardware(p.SenderHardwareAddr)}
 	if m.From.Group() || m.From == (MAC{}) {
-		return Message{}, false // nobody's address: an answer would go to everybody
+		return Message{}, false // an answer to such an address would go to everybody
 	}
 	m.Seal, _ = seal.Find(frame[arpLength:])
 	if !p.SenderIP.IsUnspecified() { // a probe claims nothing (RFC 5227 section 1.1)
@@ -71,8 +71,7 @@ func (ARP) Parse(frame []byte) (Message, bool) {
 	return Message{}, false
 }
 
-// Answer answers to who asked alone, swapping the addresses (RFC 826, "Packet
-// Reception").
+// Answer answers only to the sender of the request, with swapped addresses (RFC 826, "Packet Reception").
 func (ARP) Answer(s Statement, m Message) []byte {
 	to := m.Claims
 	if m.Probes() {
@@ -81,10 +80,9 @@ func (ARP) Answer(s Statement, m Message) []byte {
 	return s.sealed(arpFrame(arppacket.OperationReply, m.From, s.Self, s.VIP, m.From, to))
 }
 
-// Announce returns both forms of a gratuitous announcement, because some
-// hosts take only the one and some only the other: the request with no target
-// hardware address (RFC 5227 section 3), and the reply, whose target hardware
-// address is to equal the sender's (RFC 5944 section 4.6; Linux demands it).
+// Announce returns both forms of a gratuitous announcement, because some hosts accept only one of them: the
+// request without a target hardware address (RFC 5227 section 3), and the reply, whose target hardware
+// address has to be the sender's (RFC 5944 section 4.6; Linux demands it).
 func (ARP) Announce(s Statement, _ bool) [][]byte {
 	return [][]byte{
 		s.sealed(arpFrame(arppacket.OperationRequest, Broadcast, s.Self, s.VIP, MAC{}, s.VIP)),

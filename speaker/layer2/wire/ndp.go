@@ -18,8 +18,8 @@ import (
 type NDP struct{}
 
 // Offsets in an Ethernet frame with a Neighbor Solicitation or Advertisement
-// (RFC 8200 section 3, RFC 4861 sections 4.3 and 4.4). There is no extension
-// header between: nobody sends one, and a fragment must be ignored (RFC 6980
+// (RFC 8200 section 3, RFC 4861 sections 4.3 and 4.4). Packets with an extension
+// header are ignored: nobody sends them, and a fragment must be ignored (RFC 6980
 // section 5).
 const (
 	offIPv6        = 14
@@ -37,8 +37,8 @@ const (
 	flagSolicited = 0x40
 )
 
-// optionSeal carries a seal: an option type for experiments (RFC 4727), which
-// hosts ignore as they do all that they do not know (RFC 4861 section 4.6).
+// optionSeal is the type of the option with a seal. It is a type for experiments (RFC 4727): hosts ignore
+// options that they do not know (RFC 4861 section 4.6).
 const optionSeal = 253
 
 var (
@@ -59,9 +59,9 @@ func (NDP) Socket(self MAC) (int, []bpf.Instruction) {
 	})
 }
 
-// Parse validates as RFC 4861 sections 7.1.1 and 7.1.2 demand, down to the
-// checksum, since the kernel has not seen the packet yet. It reads the packet
-// itself: the library refuses a message for an option that is to be ignored.
+// Parse validates the packet by RFC 4861 sections 7.1.1 and 7.1.2, including the checksum, because the
+// kernel has not checked it yet. It does not use the library, which refuses messages with options that
+// have to be ignored.
 func (NDP) Parse(frame []byte) (Message, bool) {
 	payload, ok := icmpv6(frame)
 	if !ok {
@@ -85,7 +85,7 @@ func (NDP) Parse(frame []byte) (Message, bool) {
 	default:
 		ok = false
 	}
-	// Nobody's hardware address: an answer would go to everybody.
+	// An answer to a group address would go to everybody.
 	return m, ok && !m.From.Group() && m.From != (MAC{})
 }
 
@@ -101,9 +101,8 @@ func (m *Message) solicit(source, destination, target netip.Addr, options []byte
 	return ok && (destination == target || destination == SolicitedNode(target))
 }
 
-// linkLayer makes the address in the option of that direction, if there is
-// one, the sender's, and takes the seal. ok is not set if some option has a
-// wrong length.
+// linkLayer reads the options: the link-layer address of that direction, which becomes the sender's, and the
+// seal. given is set if there is such an address, and ok is not set if an option has a wrong length.
 func (m *Message) linkLayer(options []byte, d ndppacket.Direction) (given, ok bool) {
 	for len(options) > 0 {
 		if len(options) < 8 || options[1] == 0 || len(options) < 8*int(options[1]) {
@@ -124,8 +123,8 @@ func (m *Message) linkLayer(options []byte, d ndppacket.Direction) (given, ok bo
 	return given, true
 }
 
-// icmpv6 returns the ICMPv6 message in a frame, at least as long as a
-// Neighbor Solicitation, if it came from a neighbour and is intact.
+// icmpv6 returns the ICMPv6 message in a frame. ok is not set if it does not come from a neighbour, is
+// damaged, or is shorter than a Neighbor Solicitation.
 func icmpv6(frame []byte) (payload []byte, ok bool) {
 	if len(frame) < offOptions || binary.BigEndian.Uint16(frame[offEtherType:]) != unix.ETH_P_IPV6 || frame[offIPv6]>>4 != 6 ||
 		frame[offNextHeader] != unix.IPPROTO_ICMPV6 || frame[offHopLimit] != ndppacket.HopLimit || frame[offCode] != 0 {
@@ -155,9 +154,9 @@ func addrAt(frame []byte, offset int) netip.Addr {
 	return netip.AddrFrom16([16]byte(frame[offset:]))
 }
 
-// Answer answers to who asked alone, and to all nodes if that one has no
-// address yet (RFC 4861 section 7.2.4). A speaker that probes is answered
-// alone too: it looks at the packet, whomever that is for.
+// Answer answers only to the sender of the request, and to all nodes if the sender has no address yet (RFC
+// 4861 section 7.2.4). If a speaker probes, the frame goes only to that speaker, which reads it although
+// the packet is for all nodes.
 func (NDP) Answer(s Statement, m Message) []byte {
 	switch {
 	case !m.Probes():
@@ -168,9 +167,9 @@ func (NDP) Answer(s Statement, m Message) []byte {
 	return s.advertise(allNodes, multicast(allNodes), ndppacket.NeighborAdvertisement{Override: true})
 }
 
-// Announce returns the advertisement that overrides what all nodes know
-// (RFC 4861 section 7.2.6), and for the first time the one that makes routers
-// know the VIP before the first packet for it comes (RFC 9131 section 6.1.2).
+// Announce returns the advertisement that overrides what all nodes know (RFC 4861 section 7.2.6). For the
+// first announcement it also returns the one from which routers learn the VIP before its first packet
+// comes (RFC 9131 section 6.1.2).
 func (NDP) Announce(s Statement, first bool) [][]byte {
 	frames := [][]byte{s.advertise(allNodes, multicast(allNodes), ndppacket.NeighborAdvertisement{Override: true})}
 	if first {
@@ -190,9 +189,8 @@ func (NDP) Probe(s Statement, to MAC) []byte {
 	return ndpFrame(to, s.Self, netip.IPv6Unspecified(), group, &ns)
 }
 
-// advertise returns a frame that says that self has the VIP. Its source is
-// the VIP, as that of a host that speaks of its own address. The router flag
-// is not set: nobody shall send through a VIP.
+// advertise returns a frame that claims the VIP for s.Self. Its source is the VIP, as for a host that
+// announces its own address. The router flag is not set: a VIP is no next hop.
 func (s Statement) advertise(destination netip.Addr, to MAC, na ndppacket.NeighborAdvertisement) []byte {
 	na.TargetAddress = s.VIP
 	na.Options = []ndppacket.Option{&ndppacket.LinkLayerAddress{Direction: ndppacket.Target, Addr: net.HardwareAddr(s.Self[:])}}

@@ -1,5 +1,8 @@
-// Package wire is how ARP and NDP look on Ethernet: frames in, messages out, and
-// the other way round. It decides nothing.
+// Package wire reads and writes ARP and NDP frames on Ethernet. It decides nothing.
+//
+//	wire.go  Protocol, Message and Statement, and the filter of the sockets
+//	arp.go   IPv4
+//	ndp.go   IPv6
 package wire
 
 import (
@@ -14,9 +17,9 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
 )
 
-// Protocol is what ARP and NDP differ in.
+// Protocol is ARP or NDP.
 type Protocol interface {
-	// Family is the one of its addresses, as status and metrics name it: IPv4 or IPv6.
+	// Family returns the family of its addresses as status and metrics name it: IPv4 or IPv6.
 	Family() string
 	// Socket returns the EtherType and the kernel filter of a socket whose
 	// own address is self.
@@ -25,11 +28,11 @@ type Protocol interface {
 	Parse(frame []byte) (Message, bool)
 	// Answer returns the frame that answers m, which asks for a VIP.
 	Answer(s Statement, m Message) []byte
-	// Announce returns the frames that announce to all neighbours where a VIP is. first
-	// is set for the first ones of an ownership.
+	// Announce returns the frames that announce a VIP to all neighbours. first is set for the first
+	// announcement after the node became the owner.
 	Announce(s Statement, first bool) [][]byte
-	// Probe returns the frame that asks who has a VIP, and claims nothing. It goes to
-	// one host, or to all if to is zero.
+	// Probe returns the frame that asks who has a VIP, and claims nothing. It goes to one host, or to all
+	// hosts if to is zero.
 	Probe(s Statement, to MAC) []byte
 }
 
@@ -41,37 +44,32 @@ func Of(vip netip.Addr) Protocol {
 	return NDP{}
 }
 
-// Statement is what a node says of a VIP: that it has it, or wants it. Without
-// a seal it is what any host could say.
+// Statement is a node's claim of a VIP, or its question for one. The seal may be zero.
 type Statement struct {
 	Self MAC
 	VIP  netip.Addr
 	Seal seal.Seal
 }
 
-// Message is what a packet of a neighbour protocol says.
+// Message is the content of a packet.
 type Message struct {
-	// To is the destination of the frame, From the address that the sender
-	// says is its own.
+	// To is the destination of the frame. From is the hardware address that the sender claims to have.
 	To, From MAC
-	// Asks is the address whose owner shall answer. Invalid: it asks nothing.
+	// Asks is the address for which the sender asks. Invalid: none.
 	Asks netip.Addr
-	// Claims is the address that the sender says it has. Invalid: it claims
-	// nothing.
+	// Claims is the address that the sender claims to have. Invalid: none.
 	Claims netip.Addr
-	// Takes is set when the sender was given the address that it asks for,
-	// and will use it if nobody answers.
+	// Takes is set if the sender was assigned the address that it asks for, and will use it if nobody
+	// answers.
 	Takes bool
-	// Answers is set when somebody answers this node alone, whose kernel or user
-	// asked for the address.
+	// Answers is set if the message answers a request that came from this node alone.
 	Answers bool
-	// Seal is what a speaker added, not verified. Zero: nothing.
+	// Seal is the unverified seal of a speaker. Zero: none.
 	Seal seal.Seal
 }
 
-// Probes reports whether the sender asks without claiming anything: a speaker
-// or another host that looks whether the address is in use (RFC 5227 section
-// 1.1, RFC 4862 section 5.4.2).
+// Probes reports whether the sender asks without claiming anything: a speaker or another host that checks
+// whether the address is in use (RFC 5227 section 1.1, RFC 4862 section 5.4.2).
 func (m Message) Probes() bool { return m.Asks.IsValid() && !m.Claims.IsValid() }
 
 // MAC is an EUI-48 hardware address, comparable.
@@ -99,19 +97,19 @@ const (
 	offEtherType   = 12
 )
 
-// test is one condition of a filter: what is loaded compares with val.
+// test is one condition of a filter: it compares what it loads with val.
 type test struct {
 	load bpf.Instruction
 	cond bpf.JumpTest
 	val  uint32
 }
 
-// filter accepts what passes all tests, came in from the wire without a VLAN
-// tag, and does not have self at the offset sender.
+// filter accepts frames that pass all tests, came from the wire without a VLAN tag, and do not have self at
+// the offset sender.
 func filter(self MAC, sender uint32, tests []test) []bpf.Instruction {
 	tests = append([]test{
-		// Not what others on the wire say to others, which a promiscuous
-		// interface shows, nor what this host sends (packet(7), sll_pkttype).
+		// Neither frames between other hosts, which a promiscuous interface receives, nor
+		// frames that this host sends (packet(7), sll_pkttype).
 		{bpf.LoadExtension{Num: bpf.ExtType}, bpf.JumpLessThan, unix.PACKET_OTHERHOST},
 		// A tagged frame is for the VLAN's interface.
 		{bpf.LoadExtension{Num: bpf.ExtVLANTagPresent}, bpf.JumpEqual, 0},

@@ -19,7 +19,7 @@ const (
 	dead
 	pushPull
 	compound
-	_ // of users: speakers send none
+	_ // messages of users: speakers send none
 	_ // compressed: speakers compress nothing
 	_ // encrypted: the guard does that
 	nack
@@ -51,16 +51,15 @@ const (
 	text
 )
 
-// field is one that a message has.
+// field is a field of a message.
 type field struct {
 	name     string
 	kind     kind
 	optional bool
 }
 
-// The fields that memberlist sends. It does not check what it reads: a node with an
-// address of three bytes has it ask DNS, and one with another protocol keeps all others
-// from joining.
+// The fields that memberlist sends. memberlist does not check what it reads: a node with an address of
+// three bytes makes it ask DNS, and a node with another protocol keeps all others from joining.
 var (
 	source = []field{{"SourceAddr", address, true}, {"SourcePort", number, true}, {"SourceNode", name, true}}
 	state  = []field{{"Name", name, false}, {"Addr", address, false}, {"Port", number, false}, {"Meta", metadata, false},
@@ -86,10 +85,10 @@ var (
 	errRest  = errors.New("message goes on after its end")
 )
 
-// checkPacket returns why speakers do not send this in a packet.
+// checkPacket returns an error if speakers do not send this in a packet.
 func checkPacket(b []byte) error {
 	if len(b) > checksumSize && b[0] == checksum {
-		b = b[checksumSize:] // which memberlist compares
+		b = b[checksumSize:] // memberlist compares the checksum
 	}
 	if len(b) < 2 || b[0] != compound {
 		return checkSingle(b)
@@ -112,7 +111,7 @@ func checkPacket(b []byte) error {
 	return checkEnd(b)
 }
 
-// checkSingle returns why this is not one message of a packet.
+// checkSingle returns an error if this is not one message of a packet.
 func checkSingle(b []byte) error {
 	if len(b) == 0 {
 		return errShort
@@ -128,7 +127,7 @@ func checkSingle(b []byte) error {
 	return checkEnd(rest)
 }
 
-// checkMessage returns why speakers do not send this on a connection.
+// checkMessage returns an error if speakers do not send this on a connection.
 func checkMessage(b []byte) error {
 	if len(b) == 0 {
 		return errShort
@@ -146,7 +145,7 @@ func checkMessage(b []byte) error {
 	return fmt.Errorf("message of type %d", b[0])
 }
 
-// checkState returns why this is not the state of all speakers, as one knows it.
+// checkState returns an error if this is not a list of the states of all speakers.
 func checkState(b []byte) error {
 	numbers := map[string]uint64{}
 	b, err := readObject(b, pushPullHeader, numbers)
@@ -156,7 +155,7 @@ func checkState(b []byte) error {
 	if n := numbers["UserStateLen"]; n != 0 {
 		return fmt.Errorf("%d bytes of state that speakers do not have", n)
 	}
-	for range numbers["Nodes"] { // which may be a lie: each of them has some bytes
+	for range numbers["Nodes"] { // if the number is too large, b ends before
 		if b, err = readObject(b, state, nil); err != nil {
 			return err
 		}
@@ -171,8 +170,8 @@ func checkEnd(rest []byte) error {
 	return nil
 }
 
-// The forms of MessagePack in which memberlist's encoder writes objects, keys and values.
-// A type in a row after another has twice as many bytes.
+// The types of MessagePack in which memberlist's encoder writes objects, keys and values. From uint8Type to
+// uint64Type, and from int8Type to int64Type, each type has twice as many bytes as the one before.
 const (
 	fixMap, fixMapEnd       = 0x80, 0x8f
 	fixString, fixStringEnd = 0xa0, 0xbf
@@ -221,7 +220,7 @@ func readObject(b []byte, fields []field, numbers map[string]uint64) (rest []byt
 	return b, nil
 }
 
-// readValue reads a value of the kind, and returns it if it is a number.
+// readValue reads a value of the kind. It returns the value if it is a number.
 func readValue(b []byte, k kind) (n uint64, rest []byte, err error) {
 	switch k {
 	case number:
@@ -261,7 +260,7 @@ func fits(value []byte, k kind) bool {
 	return false
 }
 
-// inName reports whether names of Nodes have the character.
+// inName reports whether a Node's name may have the character.
 func inName(c byte) bool {
 	return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' || c == '-' || c == '.'
 }
@@ -295,7 +294,7 @@ func readNumber(b []byte) (n uint64, rest []byte, err error) {
 	return n, b[size:], nil
 }
 
-// readBytes reads a text or bytes; none are none.
+// readBytes reads a text or bytes. It returns nil for the null value.
 func readBytes(b []byte) (value, rest []byte, err error) {
 	if len(b) == 0 {
 		return nil, nil, errShort

@@ -1,15 +1,14 @@
-// Package guard is what memberlist sends and receives through: nothing that an honest
-// speaker would not send reaches memberlist, and nothing leaves in the clear.
+// Package guard stands between memberlist and the network: memberlist receives only what an honest
+// speaker would send, and everything that it sends is encrypted.
 //
-// memberlist can encrypt by itself, and does it too late: it reads up to 20 MiB of a
-// connection before it asks for the key, allocates what a length says that it has not
-// checked, unpacks 40 MiB from some kilobytes, and panics at an empty message. So the
-// guard has the key, and memberlist has none. What arrives is opened here, and its
-// plaintext passes if it is one of the few messages that speakers exchange, within
-// bounds (form.go). Sockets bounds how many connections there are, and for how long.
+// memberlist can encrypt itself, but checks too late: it reads up to 20 MiB from a connection before it
+// needs the key, allocates memory by unchecked lengths, unpacks 40 MiB from some kilobytes, and panics at
+// an empty message. So the guard has the key, and memberlist has none. The guard opens what arrives, and
+// passes it on if the plaintext is one of the few messages that speakers exchange, within bounds
+// (form.go). Sockets bounds the number of connections and their duration.
 //
-// A packet is one sealed message. A message on a connection comes after its sealed
-// length: a stranger makes a speaker keep no more than that.
+// A packet is one sealed message. On a connection the sealed length comes before the message, so that
+// somebody without the key cannot make a speaker keep more than that.
 //
 //	guard.go    Transport: what memberlist sends and receives, sealed and checked
 //	form.go     the messages that pass
@@ -45,7 +44,7 @@ const (
 	firstRead = 4 << 10
 )
 
-// What is sealed, so that a message cannot be taken for a packet.
+// The purposes of what is sealed, so that a part of a stream cannot be passed off as a packet.
 var forPacket, forHeader = []byte("lodestone packet"), []byte("lodestone stream")
 
 var errKey = errors.New("not sealed with a membership key")
@@ -62,9 +61,8 @@ type Transport struct {
 	running sync.WaitGroup
 }
 
-// New returns a guard of the transport, which it shuts down. keys returns the keys that
-// open, of which the first one seals; refused is called for each packet and connection
-// that is dropped. Shutdown ends it.
+// New returns a guard of the transport. Shutdown ends both. keys returns the keys that open; the first one
+// seals. refused is called for each packet and connection that is dropped.
 func New(of memberlist.Transport, keys func() [][]byte, refused func()) *Transport {
 	t := &Transport{
 		Transport: of,
@@ -143,10 +141,10 @@ type stream struct {
 	net.Conn
 	keys    func() [][]byte
 	refused func()
-	message *bytes.Reader // once it is here
+	message *bytes.Reader // nil until the message is here
 }
 
-// Read reads from the message, for which it waits first.
+// Read waits for the message, then reads from it.
 func (s *stream) Read(b []byte) (int, error) {
 	if s.message == nil {
 		plain, err := s.receive()
@@ -159,7 +157,7 @@ func (s *stream) Read(b []byte) (int, error) {
 	return s.message.Read(b) //nolint:wrapcheck // io.EOF is one
 }
 
-// receive returns the message once it is here and known to be one.
+// receive waits for the message, checks it and returns it.
 func (s *stream) receive() ([]byte, error) {
 	header := make([]byte, headerSize)
 	if _, err := io.ReadFull(s.Conn, header); err != nil {

@@ -6,13 +6,13 @@ import (
 	"crypto/rand"
 )
 
-// What is sealed is sealed by XAES-256-GCM (C2SP): AES-256-GCM with a key for each message,
-// which follows from the speakers' key and the first half of a random nonce.
+// Messages are sealed by XAES-256-GCM (C2SP): AES-256-GCM with a key for each message, which is derived
+// from the speakers' key and the first half of a random nonce.
 //
-// With AES-256-GCM alone and nonces that are random, a key is good for 2^32 messages. 1,000
-// speakers send as many in 30 hours. Nonces of twice the length are good for 2^80.
+// With AES-256-GCM alone and random nonces, a key is safe for 2^32 messages, which 1,000 speakers send in
+// 30 hours. Nonces of twice the length are safe for 2^80.
 
-// saltSize is the length of the half of the nonce from which a message's key follows.
+// saltSize is the length of the first half of the nonce.
 const saltSize = 12
 
 // seal appends b, sealed with the first key, to the prefix.
@@ -46,15 +46,15 @@ func open(keys [][]byte, sealed, context []byte) ([]byte, error) {
 	return nil, errKey
 }
 
-// gcmOf returns what seals and opens messages with the salt. It puts the other half of the
-// nonce before what it seals.
+// gcmOf returns the cipher for messages with the salt. It writes the second half of the nonce before the
+// ciphertext.
 func gcmOf(key []byte, salt [saltSize]byte) (cipher.AEAD, error) {
 	block, err := aes.NewCipher(key)
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it names the length
 	}
-	// The key is that of NIST SP 800-108r1: CMAC of a counter, a label and the salt, which
-	// are one block. CMAC of one block encrypts it after it is combined with k1.
+	// The key is derived by NIST SP 800-108r1: the CMAC of one block of a counter, a label and the salt.
+	// The CMAC of one block is the encryption of the block combined with k1.
 	var k1 [aes.BlockSize]byte
 	block.Encrypt(k1[:], k1[:])
 	carry := k1[0] >> 7 * 0x87

@@ -15,28 +15,27 @@ import (
 )
 
 const (
-	// MaxStreams is how many connections are open at a time that others opened. All
-	// speakers of a cluster that start at once open eight each.
+	// MaxStreams is how many connections opened by others may exist at a time. A starting speaker opens
+	// eight.
 	MaxStreams = 32
-	// MaxOfSource is how many of them one address has. A speaker needs two.
+	// MaxOfSource is how many of them one address may have. A speaker needs two.
 	MaxOfSource = 4
-	// streamTime bounds a connection that others opened, whatever it is used for:
-	// memberlist gives a second to read, and another one to answer.
+	// streamTime bounds the life of a connection opened by others. memberlist takes a second to read,
+	// and another one to answer.
 	streamTime = 3 * time.Second
 
-	// receiveBuffer is the kernel's for packets, as far as it gives one.
+	// receiveBuffer is the size of the kernel's buffer for packets, if the kernel allows it.
 	receiveBuffer = 2 << 20
 	// firstDelay and lastDelay bound the wait after an error of the sockets.
 	firstDelay, lastDelay = 5 * time.Millisecond, time.Second
-	// portTries is how often a port is looked for that is free for TCP and UDP.
+	// portTries is how often a port is tried that has to be free for both TCP and UDP.
 	portTries = 10
 )
 
-// Sockets are a port, TCP and UDP, and how much of a speaker strangers may use by it.
+// Sockets are the TCP and UDP sockets of a port, with bounds for what others may use.
 //
-// All addresses that no speaker has share what one address has. A node that joins, and is
-// not known yet, finds a place, and whoever comes from many addresses has no more
-// connections than one.
+// All addresses that belong to no speaker share the connections of one address. So a joining node, which
+// is not known yet, can connect, and an attacker with many addresses has no more connections than with one.
 type Sockets struct {
 	tcp     *net.TCPListener
 	udp     *net.UDPConn
@@ -49,8 +48,8 @@ type Sockets struct {
 	running sync.WaitGroup
 }
 
-// Listen opens the port, or one that is free if it is 0. known reports whether a speaker
-// has the address; refused is called for each packet that is too long. Shutdown ends it.
+// Listen opens the port, or any free one if it is 0. known reports whether a speaker has the address.
+// refused is called for each packet that is too long. Shutdown closes the sockets.
 func Listen(at netip.AddrPort, known func(netip.Addr) bool, refused func()) (*Sockets, error) {
 	s := &Sockets{
 		limiter: listenlimit.New(listenlimit.Limits{All: MaxStreams, OfSource: MaxOfSource, Known: known}),
@@ -87,7 +86,7 @@ func (s *Sockets) listen(at netip.AddrPort) (err error) {
 	return nil
 }
 
-// Address returns where others reach this speaker.
+// Address returns the address and port of the sockets.
 func (s *Sockets) Address() netip.AddrPort { return s.tcp.Addr().(*net.TCPAddr).AddrPort() }
 
 // read passes packets on until Shutdown.
@@ -137,7 +136,7 @@ func (s *Sockets) accept() {
 	}
 }
 
-// pause waits after an error, longer each time: there may be no descriptors.
+// pause waits after an error, longer each time: the process may have run out of file descriptors.
 func (s *Sockets) pause(failures int) {
 	select {
 	case <-time.After(min(firstDelay<<min(failures, 10), lastDelay)):
@@ -145,14 +144,13 @@ func (s *Sockets) pause(failures int) {
 	}
 }
 
-// accepted is a connection that another one opened. It ends in time, whatever it is used
-// for.
+// accepted is a connection opened by others. It ends at end at the latest.
 type accepted struct {
 	net.Conn
 	end time.Time
 }
 
-// SetDeadline sets one that is not after the connection's end.
+// SetDeadline sets a deadline that is not after the connection's end.
 func (a *accepted) SetDeadline(t time.Time) error {
 	if t.After(a.end) {
 		t = a.end
@@ -179,8 +177,7 @@ func (s *Sockets) WriteTo(b []byte, addr string) (time.Time, error) {
 // PacketCh implements memberlist.Transport.
 func (s *Sockets) PacketCh() <-chan *memberlist.Packet { return s.packets }
 
-// DialTimeout implements memberlist.Transport. The connection comes from the address by
-// which others know this speaker.
+// DialTimeout implements memberlist.Transport. The connection comes from the address of this speaker.
 func (s *Sockets) DialTimeout(addr string, timeout time.Duration) (net.Conn, error) {
 	d := net.Dialer{Timeout: timeout, LocalAddr: &net.TCPAddr{IP: s.Address().Addr().AsSlice(), Zone: s.Address().Addr().Zone()}}
 	return d.Dial("tcp", addr) //nolint:wrapcheck // it names the address

@@ -1,15 +1,14 @@
-// Package keys decides which keys a speaker understands and which one it uses. By its rules
-// the key that all speakers share can be replaced while they work.
+// Package keys decides which keys a speaker understands and which one it uses, so that the key that all
+// speakers share can be replaced while they work.
 //
-// A key follows from the Secret's text and from the configuration's clusterID, so that clusters
-// with the same text have different keys. There is one key for the speakers' messages to each
-// other, and one for the seals on their announcements.
+// A key is derived from the Secret's text and the configuration's clusterID: clusters with the same text
+// have different keys. It has one part for the messages between speakers, and one for the seals on their
+// announcements.
 //
-// The Secret reaches the nodes at different times, up to two minutes apart, and so does
-// the configuration. A speaker that reads a new one understands its key from then on,
-// beside those that it had, and reports that on its Lease. It uses the new key when all speakers
-// understand it, and forgets the others when all use it. A speaker that starts meanwhile has the new one only, and waits
-// until it and all others understand each other.
+// A new Secret or configuration reaches the nodes within two minutes. A speaker that has read it
+// understands the new key beside the old ones, and reports that on its Lease. It uses the new key when all
+// speakers understand it, and forgets the old ones when all speakers use it. A speaker that starts in the
+// meantime has only the new key, and waits until it and all others understand each other.
 package keys
 
 import (
@@ -26,19 +25,19 @@ import (
 )
 
 const (
-	// minText is the shortest text that is taken for a key.
+	// minText is the length of the shortest valid text.
 	minText = 16
 	// markSize is the length of a mark in bytes.
 	markSize = 8
 )
 
-// ErrNone says that there is no key.
+// ErrNone is the error if there is no key.
 var ErrNone = errors.New("no membership key: speakers communicate only encrypted; put at least 16 random characters into the Secret")
 
 // Secret is the text that speakers share.
 type Secret struct{ text string }
 
-// Parse returns the Secret of a text, white space around it aside.
+// Parse returns the Secret of a text, without white space around it.
 func Parse(text []byte) (Secret, error) {
 	text = bytes.TrimSpace(text)
 	switch {
@@ -50,14 +49,13 @@ func Parse(text []byte) (Secret, error) {
 	return Secret{string(text)}, nil
 }
 
-// Key is one that the speakers of a cluster share. Two of the same Secret and cluster are
-// equal.
+// Key is a key that the speakers of a cluster share. Two keys of the same Secret and clusterID are equal.
 type Key struct {
 	gossip, seal [32]byte
 	mark         string
 }
 
-// Of returns the Secret's key of the cluster with the clusterID.
+// Of returns the key that follows from the Secret and the clusterID.
 func (s Secret) Of(clusterID string) (k Key, err error) {
 	var mark [markSize]byte
 	for purpose, to := range map[string][]byte{"gossip": k.gossip[:], "seal": k.seal[:], "mark": mark[:]} {
@@ -77,10 +75,10 @@ func (k Key) Mark() string { return k.mark }
 // Ring are the keys that a speaker understands. It uses the first one.
 type Ring []Key
 
-// Gossip returns what encrypts what speakers say to each other, in the same order.
+// Gossip returns the keys that encrypt messages between speakers, in the same order.
 func (r Ring) Gossip() [][]byte { return r.each(func(k *Key) []byte { return k.gossip[:] }) }
 
-// Seals returns what seals announcements, in the same order.
+// Seals returns the keys that seal announcements, in the same order.
 func (r Ring) Seals() [][]byte { return r.each(func(k *Key) []byte { return k.seal[:] }) }
 
 func (r Ring) each(part func(*Key) []byte) [][]byte {
@@ -103,16 +101,15 @@ func (r Ring) Marks() []string {
 // String names the keys for people.
 func (r Ring) String() string { return strings.Join(r.Marks(), ",") }
 
-// Meets reports whether it and a speaker that has these marks on its Lease understand
-// each other. Who says nothing of its keys is taken to have the same.
+// Meets reports whether a speaker with this ring and one with these marks on its Lease understand each
+// other. A speaker without marks counts as one that does.
 func (r Ring) Meets(marks []string) bool {
 	return len(marks) == 0 || slices.Contains(r.Marks(), marks[0]) && slices.Contains(marks, r[0].mark)
 }
 
-// Next returns the ring that follows r when Secret and clusterID give the key now and the
-// other speakers say these marks, each the one that it uses first. Who says nothing has to be
-// waited for, and so has who is lost: it may be on the other side of a partition, where
-// the Secret does not come.
+// Next returns the ring after r when the Secret and the clusterID give the key now and the other speakers
+// report these marks, the used key first. It waits for speakers that report no marks, and for lost ones:
+// they may be behind a partition which the Secret does not reach.
 func (r Ring) Next(now Key, others [][]string) Ring {
 	used := r[0]
 	if all(others, func(marks []string) bool { return slices.Contains(marks, now.mark) }) {

@@ -1,6 +1,9 @@
-// Package browse brings the dashboard to a browser on this machine: it forwards
-// a port of the loopback interface to a controller, through the API server, and
-// adds the credentials that a browser does not have.
+// Package browse brings the dashboard to a browser on this machine: it forwards a port of the loopback
+// interface to a controller, through the API server, and adds the credentials that a browser does not have.
+//
+//	proxy.go    Proxy: the port on this machine, and who may use it
+//	account.go  Account: tokens of the account that may only see the dashboard
+//	tunnel.go   Tunnel: the connection to a controller through the API server
 package browse
 
 import (

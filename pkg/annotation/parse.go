@@ -1,11 +1,24 @@
 package annotation
 
 import (
+	"fmt"
 	"net/netip"
+	"strconv"
 	"strings"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
 )
+
+// InvalidError says that an annotation's value is not understood. Two of the same text are equal.
+type InvalidError struct{ text string }
+
+// Error names the annotation, its value and what it may be.
+func (e InvalidError) Error() string { return e.text }
+
+// invalid returns the InvalidError of a value, which is cut if it is long.
+func invalid(name, value, what string) error {
+	return InvalidError{fmt.Sprintf("%s is %.40q, %s", name, value, what)}
+}
 
 // ParseBGPASN reads the value of BGPASN, an AS number as config.ParseASN reads
 // it. The error is an InvalidError.
@@ -40,4 +53,19 @@ func ParseBGPSourceAddress(value string) ([]netip.Addr, error) {
 		addrs = append(addrs, a)
 	}
 	return addrs, nil
+}
+
+// MaxConnectionRateLimit is the highest ConnectionRateLimit: above it the
+// kernel's arithmetic in whole nanoseconds per connection gets coarse.
+const MaxConnectionRateLimit = 1_000_000
+
+// ParseConnectionRateLimit reads the value of ConnectionRateLimit, in new connections per second:
+// a whole number in decimal digits from 1 to MaxConnectionRateLimit. The error is an InvalidError.
+func ParseConnectionRateLimit(value string) (uint32, error) {
+	n, err := strconv.ParseUint(value, 10, 32)
+	if err != nil || n < 1 || n > MaxConnectionRateLimit {
+		return 0, invalid(ConnectionRateLimit, value,
+			fmt.Sprintf("not a whole number of connections per second from 1 to %d", MaxConnectionRateLimit))
+	}
+	return uint32(n), nil
 }
