@@ -403,6 +403,23 @@ func TestWhatANodeNeedsCountsFirst(t *testing.T) {
 	assert.Equal(t, 4, closed(t, o, "pools: [{name: lan, addresses: [203.0.113.4-203.0.113.7]}]\n"), "two Nodes have the address")
 }
 
+// Of a pool so small that one of them counts it is the one that does most harm.
+func TestWhatDoesMostHarmCountsFirst(t *testing.T) {
+	t.Parallel()
+	cfg := parsed(t, "pools: [{name: lan, addresses: [203.0.113.0-203.0.113.3]}]")
+	n1, n2 := node("n1", nil, internal("192.0.2.1"), internal("203.0.113.1"), internal("203.0.113.2")), node("n2", nil)
+	o := Objects{Nodes: []*corev1.Node{n1, n2}, Leases: []*coordinationv1.Lease{lease("n1", said("203.0.113.0/30 eth0", "203.0.113.2"))}}
+	withheld := func() (all []string) {
+		for _, f := range Forbid(cfg, Collect(o)) {
+			all = append(all, f.Range.From().String())
+		}
+		return all
+	}
+	assert.Equal(t, []string{"192.0.2.1", "203.0.113.0", "203.0.113.2"}, withheld(), "the gateway and the network address")
+	n1.Annotations = map[string]string{annotation.BGPSourceAddress: "203.0.113.3"}
+	assert.Equal(t, []string{"192.0.2.1", "203.0.113.2", "203.0.113.3"}, withheld(), "the source address, and the gateway")
+}
+
 // Where routes.cidrs say where pods are, nobody goes by what a Node says that registers.
 func TestPodCIDRsOfNodesBesideRoutes(t *testing.T) {
 	t.Parallel()
