@@ -301,11 +301,13 @@ func (m *Machine) lookAround(s Surroundings) {
 
 // statement returns this node's claim of the VIP.
 func (c *Config) statement(v *vip) wire.Statement {
-	seal := c.Keys.First().Seal
+	key, s := c.Keys.First(), wire.Statement{Self: c.Self, VIP: v.addr}
 	if v.Apart {
-		seal = c.Keys.First().Apart
+		s.Seal = key.Apart(v.addr, c.Self, v.Home)
+	} else {
+		s.Seal = key.Seal(v.addr, c.Self, v.Home)
 	}
-	return wire.Statement{Self: c.Self, VIP: v.addr, Seal: seal(v.addr, c.Self, v.Home)}
+	return s
 }
 
 func (e *Effects) send(frames ...[]byte) { e.Frames = append(e.Frames, frames...) }
