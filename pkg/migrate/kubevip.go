@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -270,7 +269,7 @@ func (m *kubeVIP) addresses(p *pool, key, text string, taken ranges) bool {
 // overlapThemselves reports whether two of the ranges, which it sorts, share an
 // address.
 func overlapThemselves(ranges []netipx.IPRange) bool {
-	slices.SortFunc(ranges, byFirst)
+	slices.SortFunc(ranges, func(a, b netipx.IPRange) int { return a.From().Compare(b.From()) })
 	for i := 1; i < len(ranges); i++ {
 		if ranges[i].From().Compare(ranges[i-1].To()) <= 0 {
 			return true
@@ -278,8 +277,6 @@ func overlapThemselves(ranges []netipx.IPRange) bool {
 	}
 	return false
 }
-
-func byFirst(a, b netipx.IPRange) int { return a.From().Compare(b.From()) }
 
 // ranges are disjoint ranges by their first address.
 type ranges struct{ *btree.BTreeG[netipx.IPRange] }
@@ -348,10 +345,4 @@ func isKubeVIP(c *corev1.Container) bool {
 	image, _, _ = strings.Cut(image, "@")
 	image, _, _ = strings.Cut(image, ":")
 	return image == "kube-vip" || image == "kube-vip-iptables"
-}
-
-// anyIP reports whether the text is an address.
-func anyIP(text string) bool {
-	_, err := netip.ParseAddr(text)
-	return err == nil
 }

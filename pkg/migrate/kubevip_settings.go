@@ -3,6 +3,7 @@ package migrate
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -74,8 +75,8 @@ var decisions = map[string]string{
 		"svc_enable=false (--services=false)",
 	"lb_enable": "Lodestone does not balance the API server: keep kube-vip for the control plane, with svc_enable=false " +
 		"(--services=false)",
-	"vip_routingtable": "Lodestone installs no routes to VIPs for another routing daemon: announce by BGP (peers), or keep what " +
-		"tells your routers",
+	"vip_routingtable": "Lodestone installs no routes to VIPs for another routing daemon: announce by BGP (peers), or keep the daemon " +
+		"that announces them to your routers",
 	"vip_wireguard": "Lodestone has no tunnel for VIPs: reach them by layer 2 or BGP",
 	"vip_ddns":      "Lodestone registers no names: give the records in the DNS the addresses",
 	"zebra_enable":  "Lodestone speaks BGP itself: give it the peers of the FRR beside kube-vip",
@@ -169,14 +170,14 @@ func (m *kubeVIP) convertSettings() {
 	s := &serving[0]
 	for i := range serving[1:] {
 		if other := &serving[i+1]; !same(s, other) {
-			m.decidef(other.object, other.field, "is told something else than %s, and what that is told is written: compare", s.object)
+			m.decidef(other.object, other.field, "has other settings than %s, whose settings are written: compare", s.object)
 		}
 	}
 	if s.on("bgp_enable") {
 		m.convertPeers(s)
 	}
 	byARP := s.on("vip_arp") || !s.on("bgp_enable") && !s.on("vip_routingtable") && !s.on("vip_wireguard")
-	nodes := orEverything(anyOf(s.nodes))
+	nodes := anyOf(s.nodes)
 	for i, n := range nodes {
 		if len(m.doc.Peers) > 0 {
 			m.doc.Advertisements = append(m.doc.Advertisements,
@@ -276,11 +277,12 @@ func (m *kubeVIP) convertPeer(s *settings, p peer, index int, text string) {
 		rest = ":" + rest
 	}
 	parts := append(strings.Split(rest, ":"), make([]string, 7)...)[1:7]
+	_, noAddress := netip.ParseAddr(host)
 	as, err := strconv.ParseUint(parts[0], 10, 32)
 	switch {
 	case unnumbered:
 		p.Interface = host
-	case !anyIP(host):
+	case noAddress != nil:
 		wrong("does not begin with an address")
 		return
 	default:

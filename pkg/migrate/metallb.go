@@ -156,7 +156,14 @@ func MetalLB(objects []Object) (*Result, error) {
 		m.errs = Errors{{Message: "there is nothing of MetalLB here: neither objects of the group metallb.io, nor the ConfigMap with " +
 			"the key config that MetalLB had before v0.13"}}
 	}
-	m.sort()
+	inOrder(m, m.pools)
+	inOrder(m, m.peers)
+	inOrder(m, m.l2)
+	inOrder(m, m.bgp)
+	m.profileOf = map[string]int{}
+	for i := range slices.Backward(m.profiles) { // the first one counts
+		m.profileOf[m.profiles[i].object.Name] = i
+	}
 	taken := names{}
 	m.convertPeers()
 	for i := range m.l2 {
@@ -193,7 +200,7 @@ func (m *metalLB) read(o *Object) {
 	case o.Kind == "AddressPool":
 		m.readAddressPool(o)
 	case strings.HasSuffix(o.Kind, "Status"), o.Kind == "ConfigurationState":
-		// what MetalLB says, not what it is told
+		// reports of MetalLB, no configuration
 	default:
 		m.decidef(o, "", "objects of this kind are not known here, and nothing of it is taken over: look up what it does, and whether "+
 			"Lodestone has it")
@@ -232,33 +239,15 @@ func (m *metalLB) alias(o *Object, field, name, value string) {
 	}
 }
 
-// sort orders what came in any order, as objects from a cluster do.
-func (m *metalLB) sort() {
-	slices.SortStableFunc(m.pools, byName)
-	slices.SortStableFunc(m.l2, byName)
-	slices.SortStableFunc(m.bgp, byName)
-	slices.SortStableFunc(m.peers, byName)
-	m.profileOf = map[string]int{}
-	for i := range slices.Backward(m.profiles) { // the first one counts
-		m.profileOf[m.profiles[i].object.Name] = i
-	}
-	m.errs = append(m.errs, twice(m.pools)...)
-	m.errs = append(m.errs, twice(m.peers)...)
-	m.errs = append(m.errs, twice(m.l2)...)
-	m.errs = append(m.errs, twice(m.bgp)...)
-}
-
-func byName[Spec any](a, b resource[Spec]) int { return cmp.Compare(a.object.Name, b.object.Name) }
-
-// twice returns an error for each object that is there twice.
-func twice[Spec any](sorted []resource[Spec]) (errs Errors) {
-	for i := 1; i < len(sorted); i++ {
-		if o, before := sorted[i].object, sorted[i-1].object; o.Name == before.Name {
-			errs = append(errs, Error{From: o.From, Object: o.String(),
-				Message: fmt.Sprintf("is there twice, also at %s: remove one", before.From)})
+// inOrder sorts objects, which come from a cluster in any order, and refuses those that are there
+// twice.
+func inOrder[Spec any](m *metalLB, all []resource[Spec]) {
+	slices.SortStableFunc(all, func(a, b resource[Spec]) int { return cmp.Compare(a.object.Name, b.object.Name) })
+	for i := 1; i < len(all); i++ {
+		if o, before := all[i].object, all[i-1].object; o.Name == before.Name {
+			m.errorf(o, "", "is there twice, also at %s: remove one", before.From)
 		}
 	}
-	return errs
 }
 
 // apply notes that the advertisements announce the pools that the reach names.
@@ -313,7 +302,7 @@ func (m *metalLB) announce(o *Object, pool string, names []string) bool {
 // each calls write for each pair of selectors that an advertisement needs, with a name for the
 // advertisement.
 func (m *metalLB) each(o *Object, r reach, suffix string, taken names, write func(name string, nodes, services *selector)) {
-	nodes, services := orEverything(anyOf(r.NodeSelectors)), orEverything(anyOf(r.ServiceSelectors))
+	nodes, services := anyOf(r.NodeSelectors), anyOf(r.ServiceSelectors)
 	if !m.spend(o, &m.copies, len(nodes)*len(services)) {
 		return
 	}
@@ -329,13 +318,6 @@ func (m *metalLB) each(o *Object, r reach, suffix string, taken names, write fun
 		m.notef(o, "", "becomes the advertisements %s, since it has several selectors of which one has to match", strings.Join(names, ", "))
 	}
 	m.apply(o, r, names)
-}
-
-func orEverything(s []*selector) []*selector {
-	if len(s) == 0 {
-		return []*selector{nil}
-	}
-	return s
 }
 
 func (m *metalLB) convertL2(r *resource[l2Spec], taken names) {

@@ -82,7 +82,7 @@ func (m *metalLB) convertPeers() {
 	for i := range m.peers {
 		r := &m.peers[i]
 		out := m.peer(r)
-		nodes := orEverything(anyOf(r.Spec.NodeSelectors))
+		nodes := anyOf(r.Spec.NodeSelectors)
 		for i, n := range nodes {
 			one := out
 			one.Name, one.NodeSelector = taken.unique(numbered(r.object.Name, i, len(nodes)), "-peer"), n

@@ -89,7 +89,7 @@ func (r *Result) Decisions() bool {
 	return slices.ContainsFunc(r.Notes, func(n Note) bool { return n.Decision })
 }
 
-// migration is one that is under way.
+// migration is what has come of the objects so far.
 type migration struct {
 	doc      document
 	services []found
@@ -285,11 +285,8 @@ func (d *document) text() (string, error) {
 	return b.String(), nil
 }
 
-// anyHops is how far away a router may be without a setting.
+// anyHops is the Multihop of a peer that may be any number of hops away.
 const anyHops = 255
-
-// maxName is the length of the longest name in a document.
-const maxName = 63
 
 // names are those that are taken. Under the beginning of a name and its suffix, with a space
 // between, is the last number that was added to it: many objects with one name would be counted
@@ -299,12 +296,14 @@ type names map[string]int
 // unique returns the name in the form of ours, or one like it if that is taken.
 func (taken names) unique(name, suffix string) string {
 	base := compat.PoolName(name)
-	ending := func(end string) string { return strings.TrimRight(base[:min(len(base), maxName-len(end))], "-") + end }
+	ending := func(end string) string {
+		return strings.TrimRight(base[:min(len(base), config.MaxName-len(end))], "-") + end
+	}
 	if name = base; taken.has(name) {
 		name = ending(suffix)
 	}
 	const digits = len("-100000")
-	beginning := base[:min(len(base), maxName-len(suffix)-digits)] + " " + suffix
+	beginning := base[:min(len(base), config.MaxName-len(suffix)-digits)] + " " + suffix
 	for i := max(2, taken[beginning]+1); taken.has(name); i++ {
 		name = ending(fmt.Sprintf("%s-%d", suffix, i))
 		taken[beginning] = i

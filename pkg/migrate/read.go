@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"reflect"
 	"regexp"
 	"strings"
@@ -88,7 +89,7 @@ func Read(name string, text io.Reader) ([]Object, error) {
 var separator = regexp.MustCompile(`(?m)^---(?:[ \t]|\r?$)`)
 
 // documents yields the documents of a text and the lines in which they begin.
-func documents(text []byte) func(yield func(int, []byte) bool) {
+func documents(text []byte) iter.Seq2[int, []byte] {
 	return func(yield func(int, []byte) bool) {
 		line, start := 1, 0
 		for _, at := range append(separator.FindAllIndex(text, -1), []int{len(text), len(text)}) {
@@ -153,15 +154,7 @@ func withKind(body []byte, list header) ([]byte, error) {
 		return nil, err
 	}
 	item["apiVersion"], item["kind"] = list.APIVersion, strings.TrimSuffix(list.Kind, "List")
-	return yamlToJSON(item)
-}
-
-func yamlToJSON(v any) ([]byte, error) {
-	text, err := yaml.Marshal(v)
-	if err != nil {
-		return nil, err
-	}
-	return yaml.YAMLToJSON(text)
+	return json.Marshal(item)
 }
 
 // into decodes an object. Unknown keys become notes, because a later version may have them.

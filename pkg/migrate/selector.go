@@ -32,15 +32,18 @@ func selectorOf(s metav1.LabelSelector) *selector {
 // anyOf returns selectors that together select what at least one of the given ones does. Ours
 // are alternatives only in separate advertisements or peers, so that there should be few. A
 // selector of everything makes the others superfluous, and selectors that list values of one
-// label become one. Nil: everything is selected.
+// label become one. A nil selector selects everything.
 func anyOf(selectors []metav1.LabelSelector) []*selector {
+	everything := []*selector{nil}
+	if len(selectors) == 0 {
+		return everything
+	}
 	var all []*selector
 	for _, s := range selectors {
-		one := selectorOf(s)
-		if one == nil || len(one.MatchLabels)+len(one.MatchExpressions) == 0 { // it restricts nothing
-			return nil
+		if len(s.MatchLabels)+len(s.MatchExpressions) == 0 {
+			return everything
 		}
-		all = append(all, one)
+		all = append(all, selectorOf(s))
 	}
 	if one := inOne(all); one != nil {
 		return []*selector{one}
@@ -51,9 +54,6 @@ func anyOf(selectors []metav1.LabelSelector) []*selector {
 // inOne returns the one selector that stands for those which all list values of
 // the same label, if they do.
 func inOne(selectors []*selector) *selector {
-	if len(selectors) == 0 {
-		return nil
-	}
 	if len(selectors) == 1 {
 		return selectors[0]
 	}
@@ -87,14 +87,10 @@ func (s *selector) listed() (key string, values []string, ok bool) {
 // such selector, it takes the first and notes that somebody has to decide.
 func (m *migration) only(o *Object, field string, selectors []metav1.LabelSelector) *selector {
 	all := anyOf(selectors)
-	switch len(all) {
-	case 0:
-		return nil
-	case 1:
-		return all[0]
+	if len(all) > 1 {
+		m.decidef(o, field, "has %d selectors of which one has to match, and Lodestone takes one: only the first is written; give what the "+
+			"others select a label in common, and select by that", len(all))
 	}
-	m.decidef(o, field, "has %d selectors of which one has to match, and Lodestone takes one: only the first is written; give what the "+
-		"others select a label in common, and select by that", len(all))
 	return all[0]
 }
 
