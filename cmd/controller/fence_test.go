@@ -4,11 +4,15 @@ import (
 	"context"
 	"net/http"
 	"net/http/httptest"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
 
 	"github.com/lodestone-lb/lodestone/controller/servicelb"
 )
@@ -48,4 +52,54 @@ func TestFenceClosesBeforeTheLeaseEnds(t *testing.T) {
 			t.Errorf("lease of %s: a write that begins after %s may end after it", tt.lease, last)
 		}
 	}
+}
+
+// stuck is a lock that the process takes, and that hangs when it is renewed, whatever its context
+// says: the process is suspended.
+type stuck struct {
+	resourcelock.Interface
+	suspended atomic.Bool
+}
+
+func (*stuck) Identity() string { return "us" }
+func (*stuck) Describe() string { return "the leader lease" }
+func (*stuck) Get(context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	return &resourcelock.LeaderElectionRecord{}, nil, nil
+}
+func (*stuck) RecordEvent(string) {}
+func (s *stuck) Update(context.Context, resourcelock.LeaderElectionRecord) error {
+	if s.suspended.Load() {
+		time.Sleep(time.Hour)
+	}
+	return nil
+}
+
+// A process that leads, and does not know that it has not renewed its lease, writes nothing that might end
+// after the lease.
+func TestALeaseThatIsNotRenewedIsNotHeldToItsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const lease, renewal = 15 * time.Second, 10 * time.Second
+		e := &election{margin: marginOf(lease, renewal), won: make(chan struct{}), ended: make(chan struct{})}
+		e.ctx, e.cancel = context.WithCancel(t.Context())
+		lock := &stuck{}
+		var err error
+		e.elector, err = leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+			Lock: lock, Name: "us", LeaseDuration: lease, RenewDeadline: renewal, RetryPeriod: time.Second,
+			Callbacks: leaderelection.LeaderCallbacks{
+				OnStartedLeading: func(context.Context) { close(e.won) }, OnStoppedLeading: func() {}},
+		})
+		require.NoError(t, err)
+		require.False(t, e.holds(), "before it leads")
+		go e.run()
+		<-e.won
+		began := time.Now()
+		lock.suspended.Store(true)
+		const step = 10 * time.Millisecond
+		for e.holds() {
+			time.Sleep(step)
+		}
+		assert.True(t, e.elector.IsLeader(), "it does not know")
+		assert.LessOrEqual(t, time.Since(began)+servicelb.PatchTimeout, lease+step)
+		e.resign()
+	})
 }

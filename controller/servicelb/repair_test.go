@@ -2,6 +2,7 @@ package servicelb
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -110,5 +111,19 @@ func TestFinalizerOfAnotherLoadBalancerStays(t *testing.T) {
 	}
 	if _, ours := svc.Annotations[annotation.Assigned]; ours || svc.Status.LoadBalancer.Ingress[0].IP != "192.0.2.7" {
 		t.Errorf("annotations %q, status %v", svc.Annotations, svc.Status)
+	}
+}
+
+// A Service of a class that is refused has the conventional finalizer from somebody else, because
+// Lodestone marks Services of a class by another one.
+func TestConventionalFinalizerOfAClassStays(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.creates("web", ofClass(annotation.DefaultClass), annotated(annotation.Addresses, "192.0.2.7"), func(svc *corev1.Service) {
+		svc.Finalizers = []string{annotation.Finalizer, annotation.ClassFinalizer}
+	})
+	s.has("web", "", "False AddressOutsidePools")
+	if got := s.server.get("default/web").Finalizers; !slices.Equal(got, []string{annotation.Finalizer}) {
+		t.Errorf("finalizers %q", got)
 	}
 }
