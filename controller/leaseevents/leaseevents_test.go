@@ -201,9 +201,11 @@ func TestUnmatchedAdvertisementsAreEvents(t *testing.T) {
 	require.Contains(t, <-s.events, `Warning n1 InterfaceMissing: advertisement "lan" announces on none of this node's interfaces`)
 	require.Contains(t, <-s.events, `Warning n1 InterfaceMissing: advertisement "storage" announces on none of this node's interfaces`)
 	s.says(report.Report{Unmatched: []string{"storage"}})
-	require.Equal(t, `Normal n1 InterfaceMissingOver: advertisement "lan" has an interface on this node again, or does not need one any more`, <-s.events)
+	require.Equal(t,
+		`Normal n1 InterfaceMissingOver: advertisement "lan" has an interface on this node again, or does not need one any more`, <-s.events)
 	s.says(report.Report{Unmatched: []string{"storage", strings.Repeat("x", 64)}})
 	s.says(report.Report{})
-	require.Equal(t, `Normal n1 InterfaceMissingOver: advertisement "storage" has an interface on this node again, or does not need one any more`, <-s.events)
+	require.Equal(t,
+		`Normal n1 InterfaceMissingOver: advertisement "storage" has an interface on this node again, or does not need one any more`, <-s.events)
 	require.Empty(t, s.events)
 }
