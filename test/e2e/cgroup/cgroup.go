@@ -22,9 +22,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Group is the name of a lab's control group.
+type Group string
+
 const (
 	mount = "/sys/fs/cgroup"
-	group = "ls-lab"
 	// members is the child that holds the processes the lab starts itself:
 	// a v2 group with children may not have members.
 	members = "members"
@@ -32,7 +34,7 @@ const (
 
 // NodeRoot is the path of a node's pods below every hierarchy's mount point,
 // what kubelet calls its cgroupRoot.
-func NodeRoot(node string) string { return "/" + group + "/" + node }
+func (g Group) NodeRoot(node string) string { return "/" + string(g) + "/" + node }
 
 // v2 returns the mount point of the version 2 hierarchy.
 func v2() string {
@@ -66,8 +68,8 @@ func exists(path string) bool {
 }
 
 // Create makes the lab's group and one below it for each node's pods.
-func Create(nodes []string) error {
-	root := filepath.Join(v2(), group)
+func (g Group) Create(nodes []string) error {
+	root := filepath.Join(v2(), string(g))
 	if err := os.MkdirAll(filepath.Join(root, members), 0o755); err != nil {
 		return fmt.Errorf("create cgroup: %w", err)
 	}
@@ -83,7 +85,7 @@ func Create(nodes []string) error {
 	}
 	for _, hierarchy := range hierarchies {
 		for _, node := range nodes {
-			if err := createBelow(hierarchy, NodeRoot(node)); err != nil {
+			if err := createBelow(hierarchy, g.NodeRoot(node)); err != nil {
 				return fmt.Errorf("create cgroup of node %s: %w", node, err)
 			}
 		}
@@ -138,8 +140,8 @@ func inherit(parent, child string, files ...string) error {
 }
 
 // Open returns the directory of the lab's group for SysProcAttr.CgroupFD.
-func Open() (*os.File, error) {
-	file, err := os.Open(filepath.Join(v2(), group, members))
+func (g Group) Open() (*os.File, error) {
+	file, err := os.Open(filepath.Join(v2(), string(g), members))
 	if err != nil {
 		return nil, fmt.Errorf("open cgroup: %w", err)
 	}
@@ -147,13 +149,13 @@ func Open() (*os.File, error) {
 }
 
 // Destroy kills every process of the lab and removes its groups.
-func Destroy(ctx context.Context) error {
+func (g Group) Destroy(ctx context.Context) error {
 	hierarchies, err := v1()
 	if err != nil {
 		return err
 	}
 	for _, hierarchy := range append(hierarchies, v2()) {
-		if err := destroyTree(ctx, filepath.Join(hierarchy, group)); err != nil {
+		if err := destroyTree(ctx, filepath.Join(hierarchy, string(g))); err != nil {
 			return fmt.Errorf("destroy cgroup: %w", err)
 		}
 	}
@@ -239,12 +241,12 @@ func PIDs(root string) ([]int, error) {
 }
 
 // ContainerPIDs lists the processes of one container of a node.
-func ContainerPIDs(node, container string) ([]int, error) {
+func (g Group) ContainerPIDs(node, container string) ([]int, error) {
 	hierarchy := v2()
 	if hierarchy != mount {
 		hierarchy = filepath.Join(mount, "pids")
 	}
-	groups, err := tree(filepath.Join(hierarchy, NodeRoot(node)))
+	groups, err := tree(filepath.Join(hierarchy, g.NodeRoot(node)))
 	if err != nil {
 		return nil, err
 	}

@@ -17,9 +17,6 @@ import (
 	"github.com/lodestone-lb/lodestone/test/e2e/probe"
 )
 
-// Namespace of the client's host.
-const clientNamespace = "ls-client"
-
 // demo is one run.
 type demo struct {
 	*lab.Cluster
@@ -30,10 +27,10 @@ type demo struct {
 // Run brings a lab up, gives the tour and takes the lab down again, unless it
 // is to be kept. It tells each result as it comes.
 func Run(ctx context.Context, options lab.Options, keep bool, say func(format string, args ...any)) (err error) {
-	if !keep {
-		defer func() { err = errors.Join(err, lab.Down(context.WithoutCancel(ctx), options.Root)) }()
-	}
 	cluster, err := lab.Up(ctx, options)
+	if cluster != nil && !keep {
+		defer func() { err = errors.Join(err, cluster.Down(context.WithoutCancel(ctx))) }()
+	}
 	if err != nil {
 		return err
 	}
@@ -97,7 +94,7 @@ func (d *demo) reach(ctx context.Context, vip netip.Addr) error {
 	return within(ctx, 15*time.Second, "an answer from "+vip.String(), func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
-		_, err := probe.Get(ctx, clientNamespace, netip.AddrPortFrom(vip, servicePort))
+		_, err := probe.Get(ctx, d.Namespace(lab.Client), netip.AddrPortFrom(vip, servicePort))
 		return err
 	})
 }
@@ -130,7 +127,7 @@ func (d *demo) clearOwner(ctx context.Context, vip netip.Addr) (owner string, er
 func (d *demo) failOver(ctx context.Context, vip netip.Addr, owner string) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	asking := probe.UDP(ctx, probe.Options{Namespace: clientNamespace, Target: netip.AddrPortFrom(vip, servicePort)})
+	asking := probe.UDP(ctx, probe.Options{Namespace: d.Namespace(lab.Client), Target: netip.AddrPortFrom(vip, servicePort)})
 	defer asking.Stop()
 	const second = 200 // answers
 	if err := asking.WaitAnswers(ctx, second); err != nil {

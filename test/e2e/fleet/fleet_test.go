@@ -47,7 +47,7 @@ func startFleetWith(t *testing.T, o Options) *Fleet {
 	root, err := lab.Root()
 	require.NoError(t, err)
 	if o.Speaker == "" {
-		bin, err := program.Builder{Root: root}.Lodestone(t.Context())
+		bin, err := program.Builder{Root: root, Progress: t.Logf}.Lodestone(t.Context())
 		require.NoError(t, err)
 		o.Speaker = filepath.Join(bin, "lodestone-speaker")
 	}
@@ -143,7 +143,7 @@ func TestKeptOwnerStays(t *testing.T) {
 func TestClockJumpsMoveNoVIP(t *testing.T) {
 	root, err := lab.Root()
 	require.NoError(t, err)
-	jumping, err := program.Builder{Root: root}.JumpingSpeaker(t.Context())
+	jumping, err := program.Builder{Root: root, Progress: t.Logf}.JumpingSpeaker(t.Context())
 	require.NoError(t, err)
 	f := startFleetWith(t, Options{Nodes: 3, VIPs: vips, Document: document(""), Speaker: jumping})
 	f.steady(t)

@@ -30,7 +30,7 @@ func bringUp(t *testing.T, options Options) *Cluster {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
 	defer cancel()
-	options.NoLodestone = true
+	options.NoLodestone, options.Place = true, 1
 	options.Progress = t.Logf
 	c, err := Up(ctx, options)
 	if err != nil {
@@ -64,7 +64,7 @@ func answers(t *testing.T, c *Cluster, node string, address netip.Addr) {
 	err := poll(ctx, 100*time.Millisecond, func() error {
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
-		answer, err := probe.Get(ctx, "ls-client", netip.AddrPortFrom(address, nodePort))
+		answer, err := probe.Get(ctx, c.Namespace(Client), netip.AddrPortFrom(address, nodePort))
 		if err == nil && answer.Node != node {
 			t.Fatalf("%s answers for %s", answer.Node, node)
 		}
@@ -144,7 +144,7 @@ func testIdentities(t *testing.T, c *Cluster) {
 func kubeletStatus(t *testing.T, c *Cluster) int {
 	t.Helper()
 	client := http.Client{Transport: &http.Transport{
-		DialContext:     netns.Dialer("ls-client"),
+		DialContext:     netns.Dialer(c.Namespace(Client)),
 		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // the stranger's view
 	}}
 	response, err := client.Get("https://" + c.Addresses("n1")[0].String() + ":10250/pods")
@@ -159,7 +159,7 @@ func testNodeLoss(t *testing.T, c *Cluster) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	asking := probe.UDP(ctx, probe.Options{
-		Namespace: "ls-client",
+		Namespace: c.Namespace(Client),
 		Target:    netip.AddrPortFrom(c.Addresses("n2")[0], nodePort),
 	})
 	step := func(err error) {
@@ -190,7 +190,7 @@ func testNodeLoss(t *testing.T, c *Cluster) {
 func reaches(c *Cluster, from, node string, within time.Duration) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
-	conn, err := netns.Dialer(c.namespace(from))(ctx, "tcp", netip.AddrPortFrom(c.Addresses(node)[0], 10250).String())
+	conn, err := netns.Dialer(c.Namespace(from))(ctx, "tcp", netip.AddrPortFrom(c.Addresses(node)[0], 10250).String())
 	if err == nil {
 		conn.Close()
 	}
@@ -270,11 +270,12 @@ func testDown(t *testing.T, c *Cluster) {
 func nothingLeft(t *testing.T, c *Cluster) {
 	t.Helper()
 	for _, host := range append(c.HostNames(), "lan") {
-		if _, err := os.Stat(netns.Path(c.namespace(host))); err == nil {
+		if _, err := os.Stat(netns.Path(c.Namespace(host))); err == nil {
 			t.Errorf("namespace of %s is still there", host)
 		}
 	}
-	for _, pattern := range []string{"/sys/fs/cgroup/ls-lab", "/sys/fs/cgroup/*/ls-lab", c.dir} {
+	group := string(c.place.group())
+	for _, pattern := range []string{"/sys/fs/cgroup/" + group, "/sys/fs/cgroup/*/" + group, c.dir} {
 		if left, _ := filepath.Glob(pattern); len(left) > 0 {
 			t.Errorf("still there: %v", left)
 		}
@@ -301,7 +302,7 @@ func TestWhatAKilledUpLeavesIsCleanedUp(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("needs root")
 	}
-	c := &Cluster{Options: Options{Nodes: 3}}
+	c := &Cluster{Options: Options{Nodes: 3, Place: 1}}
 	if err := c.complete(); err != nil {
 		t.Fatal(err)
 	}

@@ -144,7 +144,7 @@ func (c *Cluster) startControlPlane(ctx context.Context, p programs) error {
 
 func (c *Cluster) startAt(host string, specs ...process.Spec) error {
 	for _, spec := range specs {
-		spec.Namespace = c.namespace(host)
+		spec.Namespace = c.Namespace(host)
 		if _, err := c.processes.Start(spec); err != nil {
 			return err
 		}

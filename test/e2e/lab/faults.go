@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/lodestone-lb/lodestone/test/e2e/lan"
 	"github.com/lodestone-lb/lodestone/test/e2e/process"
 )
 
@@ -17,7 +16,7 @@ func (c *Cluster) NodeLoss(node string) error {
 	if err := c.known(node); err != nil {
 		return err
 	}
-	return lan.Unplug(node)
+	return c.lan.Unplug(node)
 }
 
 // HealNode brings a lost node back.
@@ -25,7 +24,7 @@ func (c *Cluster) HealNode(node string) error {
 	if err := c.known(node); err != nil {
 		return err
 	}
-	return lan.PlugIn(node)
+	return c.lan.PlugIn(node)
 }
 
 // Partition stops all traffic between hosts of different groups; a host in no
@@ -40,7 +39,7 @@ func (c *Cluster) Partition(groups ...[]string) error {
 	if slices.ContainsFunc(groups, func(group []string) bool { return len(group) == 0 }) {
 		return fmt.Errorf("partition %v: a side is empty", groups)
 	}
-	return lan.Partition(groups...)
+	return c.lan.Partition(groups...)
 }
 
 func (c *Cluster) nodesBut(group []string) []string {
@@ -52,13 +51,13 @@ func (c *Cluster) Deafen(node string) error {
 	if err := c.known(node); err != nil {
 		return err
 	}
-	return lan.Deafen(node)
+	return c.lan.Deafen(node)
 }
 
 // BlockGossip stops what speakers say to each other; the segment stays intact.
 func (c *Cluster) BlockGossip() error {
 	for _, protocol := range []string{"udp", "tcp"} {
-		if err := lan.BlockPort(protocol, GossipPort); err != nil {
+		if err := c.lan.BlockPort(protocol, GossipPort); err != nil {
 			return err
 		}
 	}
@@ -66,13 +65,15 @@ func (c *Cluster) BlockGossip() error {
 }
 
 // BlockPort stops traffic of one "tcp" or "udp" port between all hosts.
-func (c *Cluster) BlockPort(protocol string, port uint16) error { return lan.BlockPort(protocol, port) }
+func (c *Cluster) BlockPort(protocol string, port uint16) error {
+	return c.lan.BlockPort(protocol, port)
+}
 
 // Lose drops the given percentage of all frames between hosts.
-func (c *Cluster) Lose(percent int) error { return lan.Lose(percent) }
+func (c *Cluster) Lose(percent int) error { return c.lan.Lose(percent) }
 
 // Heal undoes every fault on the wire.
-func (c *Cluster) Heal() error { return lan.Heal() }
+func (c *Cluster) Heal() error { return c.lan.Heal() }
 
 // Process finds a program of the lab, such as "kube-apiserver" or "kubelet-n1",
 // to be frozen, thawed, killed or restarted.

@@ -20,8 +20,8 @@ import (
 	"github.com/lodestone-lb/lodestone/test/e2e/process"
 )
 
-// namespace returns a host's network namespace. Hosts go by either name.
-func (c *Cluster) namespace(host string) string { return "ls-" + strings.TrimPrefix(host, "ls-") }
+// Namespace returns the name of a host's network namespace.
+func (c *Cluster) Namespace(host string) string { return c.lan.Namespace(host) }
 
 // HostNames lists the machines: the control plane, the client, the nodes, the
 // routers and who is behind them.
@@ -35,28 +35,33 @@ func (c *Cluster) HostNames() []string {
 
 // Addresses returns a host's addresses, IPv4 first: those on the LAN if it is
 // there.
-func (c *Cluster) Addresses(host string) []netip.Addr { return c.ips(strings.TrimPrefix(host, "ls-")) }
+func (c *Cluster) Addresses(host string) []netip.Addr { return c.ips(host) }
 
 // InNamespace runs fn inside the network of a host. Goroutines that fn starts
 // are not inside.
 func (c *Cluster) InNamespace(host string, fn func() error) error {
-	return netns.Do(c.namespace(host), fn)
+	return netns.Do(c.Namespace(host), fn)
 }
 
 // Command returns a command that will run in a host's network. It finds kubectl
 // and helm, and they find the lab.
 func (c *Cluster) Command(ctx context.Context, host string, args ...string) *exec.Cmd {
-	cmd := netns.Command(ctx, c.namespace(host), args...)
+	cmd := netns.Command(ctx, c.Namespace(host), args...)
 	cmd.Env = append(os.Environ(),
 		"PATH="+c.path("bin")+":"+os.Getenv("PATH"),
 		"KUBECONFIG="+c.Kubeconfig())
 	return cmd
 }
 
+// ContainerPIDs lists the processes of one container of a node.
+func (c *Cluster) ContainerPIDs(node, container string) ([]int, error) {
+	return c.place.group().ContainerPIDs(node, container)
+}
+
 // Start runs a program in a host's network until it is killed or the lab goes down.
 // Process finds it as NAME-HOST.
 func (c *Cluster) Start(host, name string, args ...string) (*process.Process, error) {
-	return c.processes.Start(process.Spec{Name: name + "-" + host, Namespace: c.namespace(host), Args: args})
+	return c.processes.Start(process.Spec{Name: name + "-" + host, Namespace: c.Namespace(host), Args: args})
 }
 
 // Kubectl runs kubectl as the administrator and returns what it prints.
@@ -95,7 +100,7 @@ func (c *Cluster) Owner(address netip.Addr) (string, error) {
 
 // neighbor looks an address up in a host's table of neighbors.
 func (c *Cluster) neighbor(host string, address netip.Addr) (net.HardwareAddr, error) {
-	handle, err := netns.Netlink(c.namespace(host))
+	handle, err := netns.Netlink(c.Namespace(host))
 	if err != nil {
 		return nil, err
 	}
@@ -116,17 +121,17 @@ func (c *Cluster) neighbor(host string, address netip.Addr) (net.HardwareAddr, e
 	return nil, fmt.Errorf("%s has no hardware address for it", host)
 }
 
-// Kubeconfig is the administrator's kubeconfig; it works inside ls-cp.
+// Kubeconfig is the administrator's kubeconfig; it works inside the control plane's namespace.
 func (c *Cluster) Kubeconfig() string { return c.path("kubeconfig") }
 
 // RESTConfig is the administrator's configuration for client-go. It works in
-// every namespace: its connections are made inside ls-cp.
+// every namespace: its connections are made inside the control plane's namespace.
 func (c *Cluster) RESTConfig() (*rest.Config, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig())
 	if err != nil {
 		return nil, fmt.Errorf("read kubeconfig of the lab: %w", err)
 	}
-	config.Dial = netns.Dialer(c.namespace(ControlPlane))
+	config.Dial = netns.Dialer(c.Namespace(ControlPlane))
 	config.QPS = -1 // no limit: what is measured is not the client
 	return config, nil
 }

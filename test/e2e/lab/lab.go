@@ -2,8 +2,8 @@
 // control plane, nodes with kubelet, containerd and kube-proxy, and a client
 // host, each in a network namespace of its own on one bridge.
 //
-// A machine has one lab at a time. Its state is in files, so that a lab brought
-// up by one program can be used and taken down by another.
+// A machine has places for labs, one at a time in each. A lab's state is in files, so that one
+// brought up by one program can be used and taken down by another.
 package lab
 
 import (
@@ -19,9 +19,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/lodestone-lb/lodestone/test/e2e/cgroup"
 	"github.com/lodestone-lb/lodestone/test/e2e/lan"
-	"github.com/lodestone-lb/lodestone/test/e2e/lock"
 	"github.com/lodestone-lb/lodestone/test/e2e/process"
 	"github.com/lodestone-lb/lodestone/test/e2e/program"
 )
@@ -55,6 +53,9 @@ type Options struct {
 	// them.
 	OwnPodRoutes bool `json:"ownPodRoutes"`
 
+	// Place is where on the machine the lab is: 1 to Places, or 0 for whichever is free first.
+	Place int `json:"place"`
+
 	// Root is the repository's root; empty means to look for it from the
 	// working directory upwards.
 	Root string `json:"-"`
@@ -74,6 +75,9 @@ func (o *Options) complete() error {
 	}
 	if o.APIServers < 1 || o.APIServers > 3 {
 		return fmt.Errorf("API servers %d: want 1 to 3", o.APIServers)
+	}
+	if o.Place < 0 || o.Place > Places {
+		return fmt.Errorf("place %d: want 1 to %d, or 0", o.Place, Places)
 	}
 	if o.ProxyMode == "" {
 		o.ProxyMode = NFTables
@@ -98,24 +102,21 @@ func (o *Options) complete() error {
 	return nil
 }
 
-// machine is held by a program from Up to Down, or to its end: nobody's lab is
-// replaced under their feet. The file is the machine's, not the repository's,
-// as the names of the namespaces and of the cgroup are.
-var machine = lock.New("/run/lodestone-lab.lock")
-
 // Cluster is a lab that is up.
 type Cluster struct {
 	Options
 	topology
 
+	place     place
+	lan       lan.LAN
 	dir       string
 	processes *process.Table
 	builder   program.Builder
 	certs     *certificates // only while coming up
 }
 
-// Up brings a lab up, in place of the one there is, if any. Other programs that
-// want one wait until Down is called or this program ends.
+// Up brings a lab up, in place of the one that is there, if any. Other programs that
+// want the place wait until Down is called or this program ends.
 func Up(ctx context.Context, options Options) (*Cluster, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("bring up the lab: needs root, for namespaces and containers")
@@ -123,19 +124,24 @@ func Up(ctx context.Context, options Options) (*Cluster, error) {
 	if err := options.complete(); err != nil {
 		return nil, err
 	}
-	if err := machine.Acquire(ctx, options.Progress); err != nil {
+	p, err := take(ctx, options.Place, options.Progress)
+	if err != nil {
 		return nil, err
 	}
+	options.Place = int(p)
 	c, err := replace(ctx, options)
+	if err != nil && ctx.Err() != nil { // it failed because nobody needs it any more
+		err = errors.Join(err, destroy(context.WithoutCancel(ctx), options.Root, p))
+	}
 	if err != nil {
-		machine.Release()
+		p.lock().Release()
 	}
 	return c, err
 }
 
 // replace brings a lab up where the one before was.
 func replace(ctx context.Context, options Options) (*Cluster, error) {
-	if err := destroy(ctx, stateDir(options.Root)); err != nil {
+	if err := destroy(ctx, options.Root, place(options.Place)); err != nil {
 		return nil, err
 	}
 	c, err := newCluster(options)
@@ -145,14 +151,14 @@ func replace(ctx context.Context, options Options) (*Cluster, error) {
 	return c, c.up(ctx)
 }
 
-// Open returns the lab that an earlier Up of this repository left running. An
-// empty root means to look for it from the working directory upwards.
+// Open returns the lab that an earlier Up of this repository left running in the first
+// place. An empty root means to look for it from the working directory upwards.
 func Open(root string) (*Cluster, error) {
-	options := Options{Root: root}
+	options := Options{Root: root, Place: 1}
 	if err := options.complete(); err != nil {
 		return nil, err
 	}
-	raw, err := os.ReadFile(filepath.Join(stateDir(options.Root), "cluster.json"))
+	raw, err := os.ReadFile(filepath.Join(place(1).stateDir(options.Root), "cluster.json"))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, errors.New("open lab: none is up; see `lab up`")
 	}
@@ -172,31 +178,43 @@ func Open(root string) (*Cluster, error) {
 	return c, nil
 }
 
-// Down takes the machine's lab down, in whatever state it is.
+// Down takes the machine's labs down, in whatever state they are.
 func Down(ctx context.Context, root string) error {
 	options := Options{Root: root}
 	if err := options.complete(); err != nil {
 		return err
 	}
-	if err := machine.Acquire(ctx, options.Progress); err != nil {
+	for p := range place(Places) {
+		if err := (p + 1).down(ctx, options); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p place) down(ctx context.Context, options Options) error {
+	if err := p.lock().Acquire(ctx, options.Progress); err != nil {
 		return err
 	}
-	defer machine.Release()
-	return destroy(ctx, stateDir(options.Root))
+	defer p.lock().Release()
+	return destroy(ctx, options.Root, p)
 }
 
 // Down takes the lab down.
-func (c *Cluster) Down(ctx context.Context) error { return Down(ctx, c.Root) }
+func (c *Cluster) Down(ctx context.Context) error { return c.place.down(ctx, c.Options) }
 
 func newCluster(options Options) (*Cluster, error) {
+	p := place(options.Place)
 	c := &Cluster{
 		Options:  options,
 		topology: newTopology(options),
-		dir:      stateDir(options.Root),
+		place:    p,
+		lan:      p.lan(),
+		dir:      p.stateDir(options.Root),
 		builder:  program.Builder{Root: options.Root, Progress: options.Progress},
 	}
 	var err error
-	c.processes, err = process.NewTable(c.dir)
+	c.processes, err = process.NewTable(c.dir, p.group())
 	return c, err
 }
 
@@ -268,10 +286,10 @@ func since(started time.Time) time.Duration { return time.Since(started).Round(1
 
 // prepare lays out what the programs need before they start.
 func (c *Cluster) prepare() error {
-	if err := cgroup.Create(c.nodes); err != nil {
+	if err := c.place.group().Create(c.nodes); err != nil {
 		return err
 	}
-	if err := lan.Build(c.hosts()); err != nil {
+	if err := c.lan.Build(c.hosts()); err != nil {
 		return err
 	}
 	return c.issueIdentities()
@@ -293,19 +311,17 @@ func (c *Cluster) path(elem ...string) string {
 	return filepath.Join(append([]string{c.dir}, elem...)...)
 }
 
-func stateDir(root string) string { return filepath.Join(root, ".lab") }
-
 // destroy removes every trace of a lab. Each step holds for a lab of any
 // state: nothing started, half started, running, or half destroyed.
-func destroy(ctx context.Context, dir string) error {
+func destroy(ctx context.Context, root string, p place) error {
 	// The nodes' mounts are in mount namespaces that go with the processes.
-	if err := cgroup.Destroy(ctx); err != nil {
+	if err := p.group().Destroy(ctx); err != nil {
 		return err
 	}
-	if err := lan.Destroy(); err != nil {
+	if err := p.lan().Destroy(); err != nil {
 		return err
 	}
-	if err := errors.Join(os.RemoveAll(dir), os.RemoveAll(routerDir)); err != nil {
+	if err := errors.Join(os.RemoveAll(p.stateDir(root)), os.RemoveAll(p.routerDir())); err != nil {
 		return fmt.Errorf("remove state of the lab: %w", err)
 	}
 	return nil

@@ -19,7 +19,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/lodestone-lb/lodestone/test/e2e/cgroup"
 	"github.com/lodestone-lb/lodestone/test/e2e/netns"
 	"github.com/lodestone-lb/lodestone/test/e2e/pki"
 	"github.com/lodestone-lb/lodestone/test/e2e/process"
@@ -74,7 +73,7 @@ func (c *Cluster) startNode(ctx context.Context, node string, p programs, contro
 		return ctx.Err()
 	}
 	for _, spec := range []process.Spec{c.kubelet(node, p), c.kubeProxy(node, p)} {
-		spec.Namespace = c.namespace(node)
+		spec.Namespace = c.Namespace(node)
 		spec.Args = append([]string{"nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", runtime.PID)}, spec.Args...)
 		if _, err := c.processes.Start(spec); err != nil {
 			return err
@@ -93,7 +92,7 @@ func (c *Cluster) writeNodeFiles(node string) error {
 	fill := nodeFiles{
 		Dir:        dir,
 		PauseImage: pauseImage,
-		CgroupRoot: cgroup.NodeRoot(node),
+		CgroupRoot: c.place.group().NodeRoot(node),
 		CA:         c.certs.ca.Cert,
 		Serving:    c.certs.kubelets[node],
 		PodCIDRs:   c.podCIDRs(node),
@@ -131,7 +130,7 @@ func (c *Cluster) startContainerd(ctx context.Context, node string) (*process.Pr
 	dir := c.path(node)
 	p, err := c.processes.Start(process.Spec{
 		Name:      "containerd-" + node,
-		Namespace: c.namespace(node),
+		Namespace: c.Namespace(node),
 		Args: []string{
 			"unshare", "--mount", "--propagation=private", "sh", "-c", ownMachine, "sh", dir,
 			"containerd", "--config=" + filepath.Join(dir, "containerd.toml"),
@@ -278,7 +277,7 @@ func (c *Cluster) assignPodCIDRs(ctx context.Context, node string) error {
 }
 
 func (c *Cluster) proxyReady(ctx context.Context, node string) error {
-	transport := &http.Transport{DialContext: netns.Dialer(c.namespace(node)), DisableKeepAlives: true}
+	transport := &http.Transport{DialContext: netns.Dialer(c.Namespace(node)), DisableKeepAlives: true}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:10256/healthz", nil)
 	if err != nil {
 		return err

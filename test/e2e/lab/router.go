@@ -18,10 +18,6 @@ import (
 // every address of the LAN and any other AS number.
 const RouterASN = 64513
 
-// routerDir holds what the routing daemons write. It is not in the lab's folder:
-// FRR's run as a user of their own, who may not be able to get there.
-const routerDir = "/run/lodestone-lab-routers"
-
 // routerFiles is what the daemons' configurations are filled in with.
 type routerFiles struct {
 	Name     string
@@ -38,7 +34,7 @@ type segment struct {
 
 // startRouter starts the router's daemons and returns when they answer.
 func (c *Cluster) startRouter(ctx context.Context, r router) error {
-	dir := filepath.Join(routerDir, r.name)
+	dir := filepath.Join(c.place.routerDir(), r.name)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make folder of %s: %w", r.name, err)
 	}
@@ -54,7 +50,7 @@ func (c *Cluster) startRouter(ctx context.Context, r router) error {
 		}
 	}
 	for _, spec := range specs {
-		spec.Name, spec.Namespace = spec.Name+"-"+r.name, c.namespace(r.name)
+		spec.Name, spec.Namespace = spec.Name+"-"+r.name, c.Namespace(r.name)
 		if _, err := c.processes.Start(spec); err != nil {
 			return err
 		}
@@ -130,7 +126,7 @@ func birdSpecs(conf, dir string) []process.Spec {
 // AskRouter gives the router's daemons a command, of vtysh or of birdc, and
 // returns what they say.
 func (c *Cluster) AskRouter(ctx context.Context, name string, commands ...string) (string, error) {
-	dir := filepath.Join(routerDir, name)
+	dir := filepath.Join(c.place.routerDir(), name)
 	for _, r := range c.routers {
 		switch {
 		case r.name != name:

@@ -30,7 +30,7 @@ func Root() (string, error) {
 // env describes the lab to shell scripts.
 func (c *Cluster) env() string {
 	return fmt.Sprintf("KUBECONFIG=%s\nNODES=%q\nCLIENT=%s\nCONTROL_PLANE=%s\nVIPS=%q\n",
-		c.Kubeconfig(), strings.Join(c.nodes, " "), c.namespace(Client), c.namespace(ControlPlane),
+		c.Kubeconfig(), strings.Join(c.nodes, " "), c.Namespace(Client), c.Namespace(ControlPlane),
 		strings.Join(c.vips(), " "))
 }
 

@@ -9,7 +9,7 @@ import (
 	"github.com/lodestone-lb/lodestone/test/e2e/lan"
 )
 
-// Host names. Nodes are n1, n2, ...; the namespace of host X is ls-X.
+// Host names. Nodes are n1, n2, ...; the namespace of host X is ls-X in the first place, ls2-X in the second.
 const (
 	ControlPlane = "cp"
 	// With Options.APIServers the control plane has more hosts, each with an API server.

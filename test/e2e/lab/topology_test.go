@@ -53,8 +53,9 @@ func TestNodesReachPodsAndEverythingElse(t *testing.T) {
 
 // A host whose namespace is not removed is in the way of the next lab.
 func TestEveryHostIsRemoved(t *testing.T) {
+	wire := place(2).lan()
 	for _, host := range newTopology(Options{Nodes: 12, APIServers: 3, Router: RouterBoth}).hosts() {
-		if !lan.Owns(host.Namespace()) {
+		if !wire.Owns(wire.Namespace(host.Name)) {
 			t.Errorf("the namespace of %s stays when the lab goes", host.Name)
 		}
 	}

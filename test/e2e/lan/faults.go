@@ -19,13 +19,13 @@ add chain bridge faults forward { type filter hook forward priority 0; policy ac
 `
 
 // Unplug takes the host's port down: nothing of that host reaches anybody.
-func Unplug(host string) error { return setPort(host, (*netlink.Handle).LinkSetDown) }
+func (l LAN) Unplug(host string) error { return l.setPort(host, (*netlink.Handle).LinkSetDown) }
 
 // PlugIn brings the host's port back up.
-func PlugIn(host string) error { return setPort(host, (*netlink.Handle).LinkSetUp) }
+func (l LAN) PlugIn(host string) error { return l.setPort(host, (*netlink.Handle).LinkSetUp) }
 
-func setPort(host string, set func(*netlink.Handle, netlink.Link) error) error {
-	handle, err := netns.Netlink(Namespace)
+func (l LAN) setPort(host string, set func(*netlink.Handle, netlink.Link) error) error {
+	handle, err := netns.Netlink(l.bridgeNamespace())
 	if err != nil {
 		return err
 	}
@@ -39,7 +39,7 @@ func setPort(host string, set func(*netlink.Handle, netlink.Link) error) error {
 
 // Partition stops all frames between hosts of different groups. A host in no
 // group still talks to everybody.
-func Partition(groups ...[]string) error { return addFaults(partitionRules(groups...)) }
+func (l LAN) Partition(groups ...[]string) error { return l.addFaults(partitionRules(groups...)) }
 
 func partitionRules(groups ...[]string) string {
 	var rules strings.Builder
@@ -54,7 +54,7 @@ func partitionRules(groups ...[]string) string {
 }
 
 // Deafen stops all frames to the host: its link carries one way only.
-func Deafen(host string) error { return addFaults("oifname " + portOf(host) + " drop\n") }
+func (l LAN) Deafen(host string) error { return l.addFaults("oifname " + portOf(host) + " drop\n") }
 
 func portSet(hosts []string) string {
 	ports := make([]string, len(hosts))
@@ -65,12 +65,12 @@ func portSet(hosts []string) string {
 }
 
 // BlockPort stops traffic to and from the port, of "tcp" or "udp", on the wire.
-func BlockPort(protocol string, port uint16) error {
-	return addFaults(fmt.Sprintf("meta l4proto %[1]s th dport %[2]d drop\nmeta l4proto %[1]s th sport %[2]d drop\n", protocol, port))
+func (l LAN) BlockPort(protocol string, port uint16) error {
+	return l.addFaults(fmt.Sprintf("meta l4proto %[1]s th dport %[2]d drop\nmeta l4proto %[1]s th sport %[2]d drop\n", protocol, port))
 }
 
 // Lose drops the given percentage of all frames, at random.
-func Lose(percent int) error { return LoseOn(Namespace, percent) }
+func (l LAN) Lose(percent int) error { return LoseOn(l.bridgeNamespace(), percent) }
 
 // LoseOn is Lose for the bridges of any namespace.
 func LoseOn(namespace string, percent int) error {
@@ -84,7 +84,7 @@ func LoseOn(namespace string, percent int) error {
 	}
 }
 
-func addFaults(rules string) error { return addFaultsOn(Namespace, rules) }
+func (l LAN) addFaults(rules string) error { return addFaultsOn(l.bridgeNamespace(), rules) }
 
 func addFaultsOn(namespace, rules string) error {
 	script := faultTable
@@ -100,11 +100,11 @@ func HealOn(namespace string) error {
 }
 
 // Heal takes every fault rule away and brings every port up.
-func Heal() error {
-	if err := HealOn(Namespace); err != nil {
+func (l LAN) Heal() error {
+	if err := HealOn(l.bridgeNamespace()); err != nil {
 		return err
 	}
-	handle, err := netns.Netlink(Namespace)
+	handle, err := netns.Netlink(l.bridgeNamespace())
 	if err != nil {
 		return err
 	}

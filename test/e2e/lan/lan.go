@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -18,13 +19,24 @@ import (
 )
 
 const (
-	// Namespace holds the bridge.
-	Namespace = "ls-lan"
 	// Interface is every host's name for its link to the bridge.
 	Interface = "eth0"
 
 	bridge = "br0"
 )
+
+// LAN is the wire of one lab.
+type LAN struct{ name string }
+
+// New returns the LAN of that name, of letters and digits: its namespaces are the name,
+// a hyphen, and the host.
+func New(name string) LAN { return LAN{name} }
+
+// Namespace returns the name of a host's network namespace.
+func (l LAN) Namespace(host string) string { return l.name + "-" + host }
+
+// bridgeNamespace holds the bridge.
+func (l LAN) bridgeNamespace() string { return l.Namespace("lan") }
 
 // Host is one machine: a network namespace with one interface, and one more
 // for each host behind it.
@@ -46,9 +58,6 @@ type Route struct {
 	Via netip.Addr
 }
 
-// Namespace returns the name of the host's network namespace.
-func (h Host) Namespace() string { return "ls-" + h.Name }
-
 func (h Host) port() string { return portOf(h.Name) }
 
 func portOf(host string) string { return "p-" + host }
@@ -60,22 +69,25 @@ func (h Host) MAC() net.HardwareAddr {
 	return net.HardwareAddr{0x02, 0x00, ip[0], ip[1], ip[2], ip[3]}
 }
 
-// ours are the namespaces that Build makes, and no others: tests of other
-// packages have namespaces too.
-var ours = regexp.MustCompile(`^ls-(lan|cp[23]?|client|(router|remote)2?|n[0-9]+)$`)
+// ours are the hosts that Build makes, and no others: tests of other packages have
+// namespaces too.
+var ours = regexp.MustCompile(`^(lan|cp[23]?|client|(router|remote)2?|n[0-9]+)$`)
 
 // Owns reports whether Destroy removes the namespace.
-func Owns(namespace string) bool { return ours.MatchString(namespace) }
+func (l LAN) Owns(namespace string) bool {
+	host, found := strings.CutPrefix(namespace, l.Namespace(""))
+	return found && ours.MatchString(host)
+}
 
 // Destroy removes every namespace that Build may have made.
-func Destroy() error {
-	paths, err := filepath.Glob(netns.Path("ls-*"))
+func (l LAN) Destroy() error {
+	paths, err := filepath.Glob(netns.Path(l.Namespace("*")))
 	if err != nil {
 		return err
 	}
 	var failed error
 	for _, path := range paths {
-		if name := filepath.Base(path); Owns(name) {
+		if name := filepath.Base(path); l.Owns(name) {
 			failed = errors.Join(failed, netns.Delete(name))
 		}
 	}
@@ -83,32 +95,33 @@ func Destroy() error {
 }
 
 // Build makes the bridge and plugs the hosts in.
-func Build(hosts []Host) error {
-	if err := buildBridge(); err != nil {
+func (l LAN) Build(hosts []Host) error {
+	if err := l.buildBridge(); err != nil {
 		return fmt.Errorf("build bridge: %w", err)
 	}
 	for _, host := range hosts {
-		if err := plugIn(host); err != nil {
+		if err := l.plugIn(host); err != nil {
 			return fmt.Errorf("plug in host %s: %w", host.Name, err)
 		}
 	}
 	return nil
 }
 
-func buildBridge() error {
-	if err := netns.Create(Namespace); err != nil {
+func (l LAN) buildBridge() error {
+	namespace := l.bridgeNamespace()
+	if err := netns.Create(namespace); err != nil {
 		return err
 	}
 	// Rules on the bridge are the lab's faults; netfilter's other hooks have
 	// no business there.
-	if err := sysctl(Namespace, map[string]string{
+	if err := sysctl(namespace, map[string]string{
 		"net/bridge/bridge-nf-call-iptables":  "0",
 		"net/bridge/bridge-nf-call-ip6tables": "0",
 		"net/bridge/bridge-nf-call-arptables": "0",
 	}); err != nil {
 		return err
 	}
-	handle, err := netns.Netlink(Namespace)
+	handle, err := netns.Netlink(namespace)
 	if err != nil {
 		return err
 	}
@@ -127,17 +140,18 @@ func linkAttrs(name string) netlink.LinkAttrs {
 	return attrs
 }
 
-func plugIn(host Host) error {
-	if err := netns.Create(host.Namespace()); err != nil {
+func (l LAN) plugIn(host Host) error {
+	namespace := l.Namespace(host.Name)
+	if err := netns.Create(namespace); err != nil {
 		return err
 	}
-	if err := sysctl(host.Namespace(), hostSettings(host)); err != nil {
+	if err := sysctl(namespace, hostSettings(host)); err != nil {
 		return err
 	}
-	if err := connect(host); err != nil {
+	if err := l.connect(host); err != nil {
 		return err
 	}
-	handle, err := netns.Netlink(host.Namespace())
+	handle, err := netns.Netlink(namespace)
 	if err != nil {
 		return err
 	}
@@ -162,11 +176,11 @@ func hostSettings(host Host) map[string]string {
 
 // connect lays the cable: a veth pair from the host's interface to its port on
 // the bridge, or to the host that it is behind.
-func connect(host Host) error {
+func (l LAN) connect(host Host) error {
 	if host.Behind != "" {
-		return lay(host, Host{Name: host.Behind}.Namespace(), linkAttrs("to-"+host.Name))
+		return l.lay(host, l.Namespace(host.Behind), linkAttrs("to-"+host.Name))
 	}
-	handle, err := netns.Netlink(Namespace)
+	handle, err := netns.Netlink(l.bridgeNamespace())
 	if err != nil {
 		return err
 	}
@@ -177,17 +191,17 @@ func connect(host Host) error {
 	}
 	attrs := linkAttrs(host.port())
 	attrs.MasterIndex = master.Attrs().Index
-	return lay(host, Namespace, attrs)
+	return l.lay(host, l.bridgeNamespace(), attrs)
 }
 
 // lay lays the cable to a new interface in a namespace.
-func lay(host Host, namespace string, attrs netlink.LinkAttrs) error {
+func (l LAN) lay(host Host, namespace string, attrs netlink.LinkAttrs) error {
 	handle, err := netns.Netlink(namespace)
 	if err != nil {
 		return err
 	}
 	defer handle.Close()
-	target, err := os.Open(netns.Path(host.Namespace()))
+	target, err := os.Open(netns.Path(l.Namespace(host.Name)))
 	if err != nil {
 		return err
 	}

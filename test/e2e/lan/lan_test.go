@@ -17,9 +17,9 @@ func TestDestroyKnowsItsOwn(t *testing.T) {
 	for name, want := range map[string]bool{
 		"ls-lan": true, "ls-cp": true, "ls-client": true, "ls-router": true, "ls-router2": true, "ls-remote": true, "ls-router3": false,
 		"ls-n1": true, "ls-n12": true,
-		"ls-t-h1-29803": false, "ls-n": false, "ls-nx": false, "ls-ctl": false, "other": false,
+		"ls2-n1": false, "ls-t-h1-29803": false, "ls-n": false, "ls-nx": false, "ls-ctl": false, "other": false,
 	} {
-		if got := Owns(name); got != want {
+		if got := New("ls").Owns(name); got != want {
 			t.Errorf("%s is ours = %v", name, got)
 		}
 	}
@@ -35,7 +35,7 @@ func TestPartitionRulesCutBothWaysAndOnlyBetweenGroups(t *testing.T) {
 
 func TestLossIsAPercentage(t *testing.T) {
 	for _, percent := range []int{-1, 0, 101} {
-		if err := Lose(percent); err == nil || !strings.Contains(err.Error(), "want 1 to 100") {
+		if err := New("ls").Lose(percent); err == nil || !strings.Contains(err.Error(), "want 1 to 100") {
 			t.Errorf("Lose(%d) = %v", percent, err)
 		}
 	}

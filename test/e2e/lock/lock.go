@@ -1,4 +1,4 @@
-// Package lock keeps programs from bringing up two labs on one machine.
+// Package lock keeps programs from bringing up two labs in one place.
 package lock
 
 import (
@@ -26,39 +26,55 @@ func New(path string) *Lock { return &Lock{path: path} }
 
 // Acquire waits until no other program holds the lock.
 func (l *Lock) Acquire(ctx context.Context, progress func(format string, args ...any)) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.file != nil {
-		return nil
-	}
-	file, err := os.OpenFile(l.path, os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return fmt.Errorf("open lock: %w", err)
-	}
-	if err := wait(ctx, file, progress); err != nil {
-		return errors.Join(fmt.Errorf("wait for lock %s: %w", l.path, err), file.Close())
-	}
-	l.file = file
-	return nil
+	_, err := wait(ctx, progress, true, l)
+	return err
 }
 
-// wait asks for the lock until it is granted. flock(2) could block, but would
-// not know of the context.
-func wait(ctx context.Context, file *os.File, progress func(format string, args ...any)) error {
+// First waits until nobody has one of the locks, this program included, and takes that.
+func First(ctx context.Context, progress func(format string, args ...any), locks ...*Lock) (*Lock, error) {
+	return wait(ctx, progress, false, locks...)
+}
+
+// wait asks for the locks until one is granted. flock(2) could block, but would not know of
+// the context.
+func wait(ctx context.Context, progress func(format string, args ...any), again bool, locks ...*Lock) (*Lock, error) {
 	for waited := false; ; waited = true {
-		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if !errors.Is(err, unix.EWOULDBLOCK) {
-			return err
+		for _, l := range locks {
+			if taken, err := l.try(again); taken || err != nil {
+				return l, err
+			}
 		}
+		last := locks[len(locks)-1]
 		if !waited {
-			progress("another program has the lock %s: waiting", file.Name())
+			progress("another program has the lock %s: waiting", last.path)
 		}
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
+			return last, fmt.Errorf("wait for lock %s: %w", last.path, ctx.Err())
 		case <-time.After(100 * time.Millisecond):
 		}
 	}
+}
+
+// try takes the lock if it can. What this program has it takes again, or not.
+func (l *Lock) try(again bool) (taken bool, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.file != nil {
+		return again, nil
+	}
+	file, err := os.OpenFile(l.path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return false, fmt.Errorf("open lock: %w", err)
+	}
+	switch err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return false, file.Close()
+	case err != nil:
+		return false, errors.Join(fmt.Errorf("take lock %s: %w", l.path, err), file.Close())
+	}
+	l.file = file
+	return true, nil
 }
 
 // Release lets the next program in.

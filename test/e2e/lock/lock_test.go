@@ -30,3 +30,26 @@ func TestLockKeepsOthersOutUntilReleased(t *testing.T) {
 	}
 	theirs.Release()
 }
+
+func TestFirstTakesOneThatNobodyHas(t *testing.T) {
+	dir := t.TempDir()
+	a, b := New(filepath.Join(dir, "a")), New(filepath.Join(dir, "b"))
+	quiet := func(string, ...any) {}
+	for _, want := range []*Lock{a, b} {
+		if got, err := First(t.Context(), quiet, a, b); err != nil || got != want {
+			t.Fatalf("First = %v, %v, want %v", got, err, want)
+		}
+	}
+	go func() {
+		time.Sleep(20 * time.Millisecond)
+		b.Release()
+	}()
+	if got, err := First(t.Context(), quiet, a, b); err != nil || got != b {
+		t.Errorf("First = %v, %v, want the one that was released", got, err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := First(ctx, quiet, a, b); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("First of two that are taken: %v, want a deadline exceeded", err)
+	}
+}

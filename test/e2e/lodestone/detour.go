@@ -20,7 +20,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
-	"github.com/lodestone-lb/lodestone/test/e2e/netns"
+	"github.com/lodestone-lb/lodestone/test/e2e/lab"
 )
 
 // detour is a way to the API server that leads through this process.
@@ -56,7 +56,7 @@ func (d *detour) open(i *Installation, handler func(http.Handler) http.Handler, 
 		},
 	}
 	var listener net.Listener
-	err = netns.Do(controlPlane, func() (err error) {
+	err = i.Lab.InNamespace(lab.ControlPlane, func() (err error) {
 		listener, err = net.Listen("tcp", "127.0.0.1:0")
 		return err
 	})
@@ -65,7 +65,7 @@ func (d *detour) open(i *Installation, handler func(http.Handler) http.Handler, 
 	}
 	d.server = &http.Server{Handler: handler(proxy), ReadHeaderTimeout: time.Minute}
 	d.served.Go(func() { _ = d.server.Serve(listener) }) // until Close
-	d.Kubeconfig = filepath.Join(os.TempDir(), fmt.Sprintf("detour-%d.kubeconfig", listener.Addr().(*net.TCPAddr).Port))
+	d.Kubeconfig = filepath.Join(os.TempDir(), fmt.Sprintf("detour-%s-%d.kubeconfig", i.Lab.Namespace(lab.ControlPlane), listener.Addr().(*net.TCPAddr).Port))
 	return writeKubeconfig(d.Kubeconfig, "http://"+listener.Addr().String())
 }
 

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/lodestone-lb/lodestone/test/e2e/lab"
 )
 
 // dnsmasq is where Debian has it, which is not on everybody's PATH.
@@ -22,14 +24,14 @@ type DHCPServer struct {
 
 // RunDHCPServer starts a DHCP server that leases the addresses from first to
 // last for an hour, and waits until it serves.
-func RunDHCPServer(ctx context.Context, first, last string) (*DHCPServer, error) {
+func (i *Installation) RunDHCPServer(ctx context.Context, first, last string) (*DHCPServer, error) {
 	dir, err := os.MkdirTemp("", "lodestone-dhcp-")
 	if err != nil {
 		return nil, err
 	}
 	d := &DHCPServer{dir: dir}
 	// Nobody has the addresses: it need not ping each for 3 s before it offers it.
-	log, end, err := run(ctx, client, dnsmasq, "--keep-in-foreground", "--log-facility=-", "--conf-file=/dev/null", "--pid-file",
+	log, end, err := run(ctx, i.Lab.Namespace(lab.Client), dnsmasq, "--keep-in-foreground", "--log-facility=-", "--conf-file=/dev/null", "--pid-file",
 		"--user=root", "--group=root", "--port=0", "--interface=eth0", "--bind-interfaces", "--log-dhcp", "--no-ping",
 		"--dhcp-authoritative", "--dhcp-leasefile="+d.file(), "--dhcp-range="+first+","+last+",255.255.255.0,1h")
 	if err != nil {

@@ -79,7 +79,7 @@ func (i *Installation) Steady(ctx context.Context, target netip.AddrPort) error 
 // SteadyFrom waits until every one of many flows from the host is answered.
 func (i *Installation) SteadyFrom(ctx context.Context, host string, target netip.AddrPort) error {
 	return Wait(ctx, "all flows from "+host+" to "+target.String()+" are answered", func() error {
-		return i.answersAll(ctx, "ls-"+host, target)
+		return i.answersAll(ctx, i.Lab.Namespace(host), target)
 	})
 }
 

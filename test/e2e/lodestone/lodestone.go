@@ -39,13 +39,6 @@ const (
 	Speaker    = "lodestone-speaker"
 )
 
-// Namespaces of the hosts from which the installation is looked at.
-const (
-	controlPlane = "ls-cp"
-	client       = "ls-client"
-	remote       = "ls-remote"
-)
-
 // Installation is the Lodestone in a lab.
 type Installation struct {
 	Lab  *lab.Cluster
@@ -68,7 +61,7 @@ func New(cluster *lab.Cluster) (*Installation, error) {
 	return &Installation{Lab: cluster, Kube: kube, ConfigMapName: ConfigMap, web: &http.Client{
 		Timeout: 5 * time.Second,
 		Transport: &http.Transport{
-			DialContext:     netns.Dialer(controlPlane),
+			DialContext:     netns.Dialer(cluster.Namespace(lab.ControlPlane)),
 			TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // the certificates are self-signed
 		},
 	}}, nil
@@ -141,7 +134,7 @@ const Patience = 60 * time.Second
 // operator would or by SIGKILL, and returns once it is gone.
 func (i *Installation) RunController(ctx context.Context, flags ...string) (end func(by unix.Signal) error, err error) {
 	args := append([]string{filepath.Join(i.Lab.Root, "bin", Controller), "--kubeconfig=" + i.Lab.Kubeconfig()}, flags...)
-	_, end, err = run(ctx, controlPlane, args...)
+	_, end, err = run(ctx, i.Lab.Namespace(lab.ControlPlane), args...)
 	return end, err
 }
 
@@ -219,7 +212,7 @@ func (i *Installation) roll(ctx context.Context, args ...string) error {
 // CLI runs the operator's tool against the cluster and returns what it prints
 // and exits with.
 func (i *Installation) CLI(ctx context.Context, stdin string, args ...string) (output string, code int, err error) {
-	cmd := i.Lab.Command(ctx, controlPlane, append([]string{filepath.Join(i.Lab.Root, "bin", "lodestone")}, args...)...)
+	cmd := i.Lab.Command(ctx, lab.ControlPlane, append([]string{filepath.Join(i.Lab.Root, "bin", "lodestone")}, args...)...)
 	cmd.Stdin = strings.NewReader(stdin)
 	raw, err := cmd.CombinedOutput()
 	var exit *exec.ExitError

@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/lodestone-lb/lodestone/test/e2e/lan"
+	"github.com/lodestone-lb/lodestone/test/e2e/lab"
 	"github.com/lodestone-lb/lodestone/test/e2e/probe"
 )
 
@@ -41,7 +41,7 @@ func (i *Installation) CutOwner(ctx context.Context, target netip.AddrPort) (los
 	if loss.Old, err = i.Owner(ctx, vip); err != nil {
 		return loss, err
 	}
-	asking := probe.UDP(ctx, probe.Options{Namespace: client, Target: target})
+	asking := probe.UDP(ctx, probe.Options{Namespace: i.Lab.Namespace(lab.Client), Target: target})
 	err = i.cut(ctx, asking, &loss, vip)
 	record, stopped := asking.Stop()
 	loss.Outage = record.Outage().Duration()
@@ -54,10 +54,10 @@ func (i *Installation) cut(ctx context.Context, asking *probe.Probe, loss *Loss,
 	if err := asking.WaitAnswers(ctx, steady); err != nil {
 		return err
 	}
-	if err := lan.Unplug(loss.Old); err != nil {
+	if err := i.Lab.NodeLoss(loss.Old); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, lan.PlugIn(loss.Old)) }()
+	defer func() { err = errors.Join(err, i.Lab.HealNode(loss.Old)) }()
 	if err := asking.WaitAnswers(ctx, steady); err != nil {
 		return err
 	}
@@ -90,13 +90,16 @@ func During(ctx context.Context, options probe.Options, targets []netip.AddrPort
 	return records, failed
 }
 
-// FromClient asks from the nodes' segment, in one flow for each address;
-// FromRemote from behind the router, in a new flow each time: the router spreads
-// them over the nodes.
-var (
-	FromClient = probe.Options{Namespace: client}
-	FromRemote = probe.Options{Namespace: remote, NewFlows: true}
-)
+// FromClient asks from the nodes' segment, in one flow for each address.
+func (i *Installation) FromClient() probe.Options {
+	return probe.Options{Namespace: i.Lab.Namespace(lab.Client)}
+}
+
+// FromRemote asks from behind the router, in a new flow each time: the router spreads them
+// over the nodes.
+func (i *Installation) FromRemote() probe.Options {
+	return probe.Options{Namespace: i.Lab.Namespace(lab.Remote), NewFlows: true}
+}
 
 // Moved waits until the node owns the VIP, or until another one does.
 func (i *Installation) Moved(ctx context.Context, vip, node string, here bool) error {

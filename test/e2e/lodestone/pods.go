@@ -16,8 +16,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-
-	"github.com/lodestone-lb/lodestone/test/e2e/cgroup"
 )
 
 // Pods are the pods of one component: "controller" or "speaker". Pods of nodes
@@ -122,7 +120,7 @@ func (i *Installation) Signal(ctx context.Context, pod *corev1.Pod, signal unix.
 	if err != nil {
 		return err
 	}
-	pids, err := processes(pod)
+	pids, err := i.processes(pod)
 	if err != nil {
 		return err
 	}
@@ -136,7 +134,7 @@ func (i *Installation) Signal(ctx context.Context, pod *corev1.Pod, signal unix.
 
 // InPod runs a program of the machine in the network of a pod of ours.
 func (i *Installation) InPod(ctx context.Context, pod *corev1.Pod, args ...string) error {
-	pids, err := processes(pod)
+	pids, err := i.processes(pod)
 	if err != nil {
 		return err
 	}
@@ -224,7 +222,7 @@ func (i *Installation) replaceSpeakers(ctx context.Context, replace func(old []c
 
 // Resident is the resident memory in bytes of the pod's largest process.
 func (i *Installation) Resident(pod *corev1.Pod) (int64, error) {
-	pids, err := processes(pod)
+	pids, err := i.processes(pod)
 	if err != nil {
 		return 0, err
 	}
@@ -244,11 +242,11 @@ func (i *Installation) Resident(pod *corev1.Pod) (int64, error) {
 }
 
 // processes lists the processes of the pod's containers.
-func processes(pod *corev1.Pod) ([]int, error) {
+func (i *Installation) processes(pod *corev1.Pod) ([]int, error) {
 	var all []int
 	for _, status := range pod.Status.ContainerStatuses {
 		_, id, _ := strings.Cut(status.ContainerID, "://")
-		pids, err := cgroup.ContainerPIDs(pod.Spec.NodeName, id)
+		pids, err := i.Lab.ContainerPIDs(pod.Spec.NodeName, id)
 		if err != nil {
 			return nil, err
 		}

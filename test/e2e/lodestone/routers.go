@@ -16,7 +16,7 @@ import (
 // NextHops returns the nodes that a router's kernel forwards the VIP's traffic
 // to, sorted: what came of all that BGP and BFD said.
 func (i *Installation) NextHops(router, vip string) ([]string, error) {
-	handle, err := netns.Netlink("ls-" + router)
+	handle, err := netns.Netlink(i.Lab.Namespace(router))
 	if err != nil {
 		return nil, err
 	}

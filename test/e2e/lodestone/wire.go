@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/lodestone-lb/lodestone/test/e2e/lab"
 	"github.com/lodestone-lb/lodestone/test/e2e/lan"
 	"github.com/lodestone-lb/lodestone/test/e2e/netns"
 )
@@ -55,8 +56,8 @@ func Ndisc6(ctx context.Context, host, address string, count int) ([]string, err
 }
 
 // Ask asks the client's segment for an address of either family.
-func Ask(ctx context.Context, address string, count int) ([]string, error) {
-	return askFrom(ctx, client, address, count)
+func (i *Installation) Ask(ctx context.Context, address string, count int) ([]string, error) {
+	return askFrom(ctx, i.Lab.Namespace(lab.Client), address, count)
 }
 
 func askFrom(ctx context.Context, host, address string, count int) ([]string, error) {
@@ -68,12 +69,12 @@ func askFrom(ctx context.Context, host, address string, count int) ([]string, er
 
 // Owner returns the node that answers the client for the address on the wire.
 func (i *Installation) Owner(ctx context.Context, address string) (string, error) {
-	return i.ownerFrom(ctx, client, address)
+	return i.ownerFrom(ctx, lab.Client, address)
 }
 
 // OwnerSeenBy returns the node that answers another node for the address.
 func (i *Installation) OwnerSeenBy(ctx context.Context, node, address string) (string, error) {
-	return i.ownerFrom(ctx, "ls-"+node, address)
+	return i.ownerFrom(ctx, node, address)
 }
 
 // attempts is how often an owner is asked for until somebody answers: a speaker that has to
@@ -84,7 +85,7 @@ func (i *Installation) ownerFrom(ctx context.Context, host, address string) (str
 	var macs []string
 	for attempt := 0; attempt < attempts && len(macs) == 0; attempt++ {
 		var err error
-		if macs, err = askFrom(ctx, host, address, 1); err != nil {
+		if macs, err = askFrom(ctx, i.Lab.Namespace(host), address, 1); err != nil {
 			return "", err
 		}
 	}
@@ -109,7 +110,7 @@ func (i *Installation) nodeOf(mac string) (string, error) {
 // all from one node.
 func (i *Installation) OneAnswerer(ctx context.Context, address string) error {
 	const requests = 10
-	macs, err := Ask(ctx, address, requests)
+	macs, err := i.Ask(ctx, address, requests)
 	if err != nil {
 		return err
 	}

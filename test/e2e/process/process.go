@@ -23,13 +23,14 @@ import (
 
 // Table is the set of processes of one lab, kept in files.
 type Table struct {
+	group   cgroup.Group
 	records string // <name>.json
 	logs    string // <name>.log
 }
 
-// NewTable returns the table below dir.
-func NewTable(dir string) (*Table, error) {
-	t := &Table{records: filepath.Join(dir, "run"), logs: filepath.Join(dir, "log")}
+// NewTable returns the table below dir. What it starts is in the group.
+func NewTable(dir string, group cgroup.Group) (*Table, error) {
+	t := &Table{group: group, records: filepath.Join(dir, "run"), logs: filepath.Join(dir, "log")}
 	for _, path := range []string{t.records, t.logs} {
 		if err := os.MkdirAll(path, 0o755); err != nil {
 			return nil, fmt.Errorf("create process table: %w", err)
@@ -71,7 +72,7 @@ func (p *Process) start() error {
 		return err
 	}
 	defer log.Close()
-	group, err := cgroup.Open()
+	group, err := p.table.group.Open()
 	if err != nil {
 		return err
 	}

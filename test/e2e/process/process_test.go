@@ -35,7 +35,7 @@ func TestAliveTellsTheProcessFromOneWithItsNumber(t *testing.T) {
 }
 
 func TestGetNamesWhatIsMissing(t *testing.T) {
-	table, err := NewTable(t.TempDir())
+	table, err := NewTable(t.TempDir(), "ls-none")
 	if err != nil {
 		t.Fatal(err)
 	}

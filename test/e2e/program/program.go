@@ -17,6 +17,8 @@ import (
 	"runtime"
 	"strings"
 	"time"
+
+	"github.com/lodestone-lb/lodestone/test/e2e/lock"
 )
 
 // Builder builds programs of the repository at Root into its .cache folder.
@@ -98,13 +100,13 @@ func (b Builder) MetalLB(ctx context.Context) (m MetalLB, err error) {
 // Own returns a static binary of one of the lab's own commands.
 func (b Builder) Own(ctx context.Context, name string) (string, error) {
 	binary := filepath.Join(b.cache(), name)
-	return binary, b.run(b.goBuild(ctx, b.module(name), binary, "."))
+	return binary, b.alone(ctx, name, func() error { return b.run(b.goBuild(ctx, b.module(name), binary, ".")) })
 }
 
 // Lodestone builds the product and returns the folder of its binaries.
 func (b Builder) Lodestone(ctx context.Context) (string, error) {
 	cmd := exec.CommandContext(ctx, "make", "--silent", "-C", b.Root, "build")
-	return filepath.Join(b.Root, "bin"), b.run(cmd)
+	return filepath.Join(b.Root, "bin"), b.alone(ctx, "lodestone", func() error { return b.run(cmd) })
 }
 
 func (b Builder) cache() string { return filepath.Join(b.Root, ".cache", "lab") }
@@ -117,31 +119,50 @@ func (b Builder) module(name string) string {
 // once builds a binary from a module below cmd unless that of just these sources
 // and this Go release is in the cache. Older ones are removed: they are large.
 func (b Builder) once(ctx context.Context, module, name, duration string, args ...string) (string, error) {
-	dir := b.module(module)
-	key, err := hashSources(dir, args)
+	key, err := hashSources(b.module(module), args)
 	if err != nil {
 		return "", err
 	}
 	binary := filepath.Join(b.cache(), name+"-"+key)
-	if _, err := os.Stat(binary); err == nil {
-		return binary, nil
-	}
+	return binary, b.alone(ctx, name, func() error {
+		if _, err := os.Stat(binary); err == nil {
+			return nil
+		}
+		return b.replace(ctx, module, name, binary, duration, args...)
+	})
+}
+
+// replace builds a binary in place of those that are in the cache under its name.
+func (b Builder) replace(ctx context.Context, module, name, binary, duration string, args ...string) error {
 	old, err := filepath.Glob(filepath.Join(b.cache(), name+"-*"))
 	if err != nil {
-		return "", err
+		return err
 	}
 	for _, path := range old {
 		if err := os.Remove(path); err != nil {
-			return "", fmt.Errorf("remove old program: %w", err)
+			return fmt.Errorf("remove old program: %w", err)
 		}
 	}
 	b.Progress("building %s: %s when the Go build cache is empty", name, duration)
 	defer b.tick(name)()
 	partial := filepath.Join(b.cache(), "."+name)
-	if err := b.run(b.goBuild(ctx, dir, partial, args...)); err != nil {
-		return "", err
+	if err := b.run(b.goBuild(ctx, b.module(module), partial, args...)); err != nil {
+		return err
 	}
-	return binary, os.Rename(partial, binary)
+	return os.Rename(partial, binary)
+}
+
+// alone runs build while no other program builds what has that name.
+func (b Builder) alone(ctx context.Context, name string, build func() error) error {
+	if err := os.MkdirAll(b.cache(), 0o755); err != nil {
+		return fmt.Errorf("create cache: %w", err)
+	}
+	held, err := lock.First(ctx, b.Progress, lock.New(filepath.Join(b.cache(), "."+name+".lock")))
+	if err != nil {
+		return err
+	}
+	defer held.Release()
+	return build()
 }
 
 // tick reports every few seconds that the build goes on, until stopped.
@@ -172,9 +193,6 @@ func (b Builder) goBuild(ctx context.Context, dir, output string, args ...string
 }
 
 func (b Builder) run(cmd *exec.Cmd) error {
-	if err := os.MkdirAll(b.cache(), 0o755); err != nil {
-		return fmt.Errorf("create cache: %w", err)
-	}
 	var output bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &output, &output
 	if err := cmd.Run(); err != nil {

@@ -17,7 +17,6 @@ import (
 
 	"github.com/lodestone-lb/lodestone/test/e2e/lab"
 	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
-	"github.com/lodestone-lb/lodestone/test/e2e/netns"
 	"github.com/lodestone-lb/lodestone/test/e2e/probe"
 )
 
@@ -89,7 +88,7 @@ func (s *story) onRouter(do, undo []string) {
 func (s *story) losesNothingBehind(vip string, move func()) {
 	s.Helper()
 	s.steadyFrom(lab.Remote, vip)
-	s.losesNothingFrom(lodestone.FromRemote, []string{vip}, move)
+	s.losesNothingFrom(s.FromRemote(), []string{vip}, move)
 }
 
 // Scenarios 24, 26, 60: every node announces a VIP, to routers of two makes and
@@ -104,7 +103,7 @@ func TestRoutersSpreadConnectionsOverTheNodes(t *testing.T) {
 		for _, vip := range vips {
 			s.learnt(router, vip, s.Lab.Nodes()...)
 			s.steadyFrom(remote, vip)
-			p := probe.TCP(s.ctx, probe.Options{Namespace: "ls-" + remote, Target: target(vip)})
+			p := probe.TCP(s.ctx, probe.Options{Namespace: s.Lab.Namespace(remote), Target: target(vip)})
 			require.NoError(s, p.WaitAnswers(s.ctx, 60))
 			record, err := p.Finish()
 			require.NoError(s, err)
@@ -162,7 +161,7 @@ func TestPowerLossBehindARouter(t *testing.T) {
 	s.learnt(lab.Router, vip, nodes...)
 	s.bfdUp(nodes...)
 	s.steadyFrom(lab.Remote, vip)
-	p := probe.UDP(s.ctx, probe.Options{Namespace: "ls-remote", Target: target(vip), NewFlows: true})
+	p := probe.UDP(s.ctx, probe.Options{Namespace: s.Lab.Namespace(lab.Remote), Target: target(vip), NewFlows: true})
 	require.NoError(s, p.WaitAnswers(s.ctx, 200))
 	s.afterwards(func() { require.NoError(s, s.Lab.HealNode(nodes[0])) })
 	cut := time.Now()
@@ -381,7 +380,7 @@ func TestRoutesOfRoutersAreNotInstalled(t *testing.T) {
 	for _, node := range s.Lab.Nodes() {
 		var text []byte
 		s.eventually("the speaker has counted the router's routes", func() error { return s.refusedRoutes(node) })
-		text, err := netns.Command(s.ctx, "ls-"+node, "ip", "route").Output()
+		text, err := s.Lab.Command(s.ctx, node, "ip", "route").Output()
 		require.NoError(s, err)
 		assert.NotContains(s, string(text), "198.18.99.0")
 		assert.NotContains(s, string(text), "proto bgp")

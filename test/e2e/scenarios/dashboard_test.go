@@ -17,12 +17,9 @@ import (
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/lodestone-lb/lodestone/test/e2e/lab"
 	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
-	"github.com/lodestone-lb/lodestone/test/e2e/netns"
 )
-
-// controlPlane is the namespace of the host on which operators sit.
-const controlPlane = "ls-cp"
 
 // fetch returns what a URL answers with.
 func (s *story) fetch(url, token string) (code int, body string, err error) {
@@ -100,7 +97,7 @@ func TestDashboardComesToTheOperator(t *testing.T) {
 	s.service("web")
 	s.assigned("web")
 	ctx, cancel := context.WithCancel(s.ctx)
-	cmd := netns.Command(ctx, controlPlane, filepath.Join(s.Lab.Root, "bin", "lodestone"), "dashboard", "--kubeconfig="+s.Lab.Kubeconfig())
+	cmd := s.Lab.Command(ctx, lab.ControlPlane, filepath.Join(s.Lab.Root, "bin", "lodestone"), "dashboard", "--kubeconfig="+s.Lab.Kubeconfig())
 	output, err := cmd.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())

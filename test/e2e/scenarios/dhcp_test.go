@@ -30,7 +30,7 @@ func leases(server *lodestone.DHCPServer, want map[string]string) error {
 // when it goes; one that gets none is told what the server says.
 func poolLeasesItsAddressesFromADHCPServer(t *testing.T) {
 	s := begin(t)
-	server, err := lodestone.RunDHCPServer(s.ctx, "198.18.0.240", "198.18.0.243")
+	server, err := s.RunDHCPServer(s.ctx, "198.18.0.240", "198.18.0.243")
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, server.Stop()) })
 	s.config(officePool)

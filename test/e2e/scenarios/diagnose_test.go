@@ -24,7 +24,6 @@ import (
 
 	"github.com/lodestone-lb/lodestone/test/e2e/lab"
 	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
-	"github.com/lodestone-lb/lodestone/test/e2e/netns"
 )
 
 // finding is one of lodestone diagnose.
@@ -67,7 +66,7 @@ func (s *story) finds(check, node string, args ...string) (f finding) {
 // on runs a program on a node.
 func (s *story) on(ctx context.Context, node string, args ...string) {
 	s.Helper()
-	out, err := netns.Command(ctx, "ls-"+node, args...).CombinedOutput()
+	out, err := s.Lab.Command(ctx, node, args...).CombinedOutput()
 	require.NoError(s, err, "%s: %q: %s", node, args, out)
 }
 
@@ -91,7 +90,7 @@ func (s *story) findsAll(want map[string]string, args ...string) {
 // sysctl sets a sysctl of a node, until the test ends.
 func (s *story) sysctl(node, name, value string) {
 	s.Helper()
-	before, err := netns.Command(s.ctx, "ls-"+node, "sysctl", "-n", name).Output()
+	before, err := s.Lab.Command(s.ctx, node, "sysctl", "-n", name).Output()
 	require.NoError(s, err)
 	s.afterwards(func() { s.on(s.ctx, node, "sysctl", "-qw", name+"="+strings.TrimSpace(string(before))) })
 	s.on(s.ctx, node, "sysctl", "-qw", name+"="+value)
@@ -140,7 +139,7 @@ func TestDiagnosisFindsWhatIsWrong(t *testing.T) {
 	other := nodes[slices.IndexFunc(nodes, func(n string) bool { return n != owner })]
 	s.withIP(other, "address add "+vip+"/32 dev eth0", "address delete "+vip+"/32 dev eth0")
 	var daemon net.Listener // of BGP, and not ours
-	require.NoError(t, netns.Do("ls-"+n2, func() (err error) {
+	require.NoError(t, s.Lab.InNamespace(n2, func() (err error) {
 		daemon, err = net.Listen("tcp4", ":179")
 		return err
 	}))

@@ -22,9 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/lodestone-lb/lodestone/test/e2e/lab"
-	"github.com/lodestone-lb/lodestone/test/e2e/lan"
 	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
-	"github.com/lodestone-lb/lodestone/test/e2e/netns"
 	"github.com/lodestone-lb/lodestone/test/e2e/probe"
 )
 
@@ -141,18 +139,18 @@ func TestConnectionsOutliveTheOwner(t *testing.T) {
 			all := s.connect(vip, 60, usual)
 			require.Empty(t, before.Snapshot().Broken, "endpoints were added")
 			owner := s.owner(vip)
-			s.afterwards(func() { require.NoError(s, lan.PlugIn(owner)) })
+			s.afterwards(func() { require.NoError(s, s.Lab.HealNode(owner)) })
 			through := s.through(owner, vip, all)
 			require.True(t, len(through) > 0 && len(through) < 60, "%d of 60 go through %s", len(through), owner)
-			require.NoError(t, lan.Unplug(owner))
+			require.NoError(t, s.Lab.NodeLoss(owner))
 			s.eventually("the VIP moves", func() error { return s.owned(vip, owner, false) })
 			time.Sleep(3 * time.Second)
-			require.NoError(t, lan.PlugIn(owner))
+			require.NoError(t, s.Lab.HealNode(owner))
 			s.ownedBy(vip, owner)
 			time.Sleep(10 * time.Second) // TCP retransmits late by then
 			require.Empty(t, all.Snapshot().Broken, "the owner was back soon")
 
-			require.NoError(t, lan.Unplug(owner))
+			require.NoError(t, s.Lab.NodeLoss(owner))
 			s.eventually("what goes through it ends", func() error {
 				if broken := len(all.Snapshot().Broken); broken < len(through) {
 					return fmt.Errorf("%d of %d connections have", broken, len(through))
@@ -172,7 +170,7 @@ func TestConnectionsOutliveTheOwner(t *testing.T) {
 			if policy == "Local" { // otherwise kube-proxy sends some to the lost node's pods, until Kubernetes misses it
 				require.Zero(t, s.connect(vip, 20, usual).Snapshot().Nodes()[owner], "new connections go elsewhere")
 			}
-			require.NoError(t, lan.PlugIn(owner))
+			require.NoError(t, s.Lab.HealNode(owner))
 			s.ownedBy(vip, owner)
 			s.askAll(all)
 			onlyThose("it is back")
@@ -185,7 +183,7 @@ func TestConnectionsOutliveTheOwner(t *testing.T) {
 func (s *story) through(node, vip string, of *probe.Connections) (through []string) {
 	s.Helper()
 	kept := map[string]bool{}
-	require.NoError(s, netns.Do("ls-"+node, func() error {
+	require.NoError(s, s.Lab.InNamespace(node, func() error {
 		flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, netlink.FAMILY_V4)
 		for _, flow := range flows {
 			if f := flow.Forward; f.DstIP.String() == vip {
@@ -373,11 +371,11 @@ func TestServicesWithDirectForwarding(t *testing.T) {
 	for _, vip := range vips {
 		serving = s.connect(vip, 30, usual).Snapshot().Nodes()
 		require.Len(t, serving, 2, "nodes that have a pod")
-		answer, err := probe.Get(s.ctx, "ls-"+lab.Client, target(vip))
+		answer, err := probe.Get(s.ctx, s.Lab.Namespace(lab.Client), target(vip))
 		require.NoError(t, err)
 		require.Contains(t, s.Lab.Addresses(lab.Client), netip.MustParseAddrPort(answer.Remote).Addr(), "the client as the pod sees it")
 		for _, node := range s.Lab.Nodes() {
-			_, err := probe.Get(s.ctx, "ls-"+node, target(vip))
+			_, err := probe.Get(s.ctx, s.Lab.Namespace(node), target(vip))
 			require.NoError(t, err, "%s itself is a client", node)
 			require.Equal(t, serving[node] > 0, s.status(fmt.Sprintf("http://%s/healthz",
 				netip.AddrPortFrom(s.Lab.Addresses(node)[0], uint16(s.get("web").Spec.HealthCheckNodePort))), "") == http.StatusOK, node)
@@ -431,7 +429,7 @@ func (s *story) answerers(vip string, n int) []string {
 	s.Helper()
 	pods := map[string]bool{}
 	for range n {
-		answer, err := probe.Get(s.ctx, "ls-"+lab.Client, target(vip))
+		answer, err := probe.Get(s.ctx, s.Lab.Namespace(lab.Client), target(vip))
 		require.NoError(s, err)
 		pods[answer.Pod] = true
 	}
@@ -610,7 +608,7 @@ var (
 // connect opens TCP connections to the VIP that are used so until the test ends.
 func (s *story) connect(vip string, n int, u use) *probe.Connections {
 	s.Helper()
-	options := probe.Options{Namespace: "ls-" + lab.Client, Target: target(vip), Interval: u.interval, Padding: u.padding}
+	options := probe.Options{Namespace: s.Lab.Namespace(lab.Client), Target: target(vip), Interval: u.interval, Padding: u.padding}
 	c, err := probe.Connect(s.ctx, options, n)
 	require.NoError(s, err)
 	s.Cleanup(func() { c.Stop() })

@@ -17,7 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/lodestone-lb/lodestone/test/e2e/lan"
+	"github.com/lodestone-lb/lodestone/test/e2e/lab"
 	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
 	"github.com/lodestone-lb/lodestone/test/e2e/netns"
 	"github.com/lodestone-lb/lodestone/test/e2e/probe"
@@ -143,14 +143,14 @@ func TestNodeWhoseLinkIsBackIsNoSecondOwner(t *testing.T) {
 	vip := s.serveUDP("web")
 	s.echoAway(3, vip)
 	owner := s.owner(vip)
-	s.afterwards(func() { require.NoError(s, lan.PlugIn(owner)) })
-	require.NoError(t, lan.Unplug(owner))
+	s.afterwards(func() { require.NoError(s, s.Lab.HealNode(owner)) })
+	require.NoError(t, s.Lab.NodeLoss(owner))
 	s.eventually("another node owns the VIP", func() error { return s.owned(vip, owner, false) })
 	s.always(5*time.Second, "its deputy serves", func() error { return s.reachUDP(vip) })
-	require.NoError(t, lan.PlugIn(owner))
+	require.NoError(t, s.Lab.HealNode(owner))
 	twice := 0
 	s.eventually("the VIP is back", func() error {
-		answers, err := lodestone.Ask(s.ctx, vip, 1)
+		answers, err := s.Ask(s.ctx, vip, 1)
 		if err == nil && len(answers) > 1 {
 			twice++
 		}
@@ -164,7 +164,7 @@ func TestNodeWhoseLinkIsBackIsNoSecondOwner(t *testing.T) {
 // is lost while move happens.
 func (s *story) losesNothing(vips []string, move func()) {
 	s.Helper()
-	s.losesNothingFrom(lodestone.FromClient, vips, move)
+	s.losesNothingFrom(s.FromClient(), vips, move)
 }
 
 func (s *story) losesNothingFrom(where probe.Options, vips []string, move func()) {
@@ -224,7 +224,7 @@ func (s *story) openStream(vip string) *stream {
 	s.Helper()
 	ctx, cancel := context.WithTimeout(s.ctx, 2*time.Second)
 	defer cancel()
-	conn, err := netns.Dialer("ls-client")(ctx, "tcp", target(vip).String())
+	conn, err := netns.Dialer(s.Lab.Namespace(lab.Client))(ctx, "tcp", target(vip).String())
 	require.NoError(s, err)
 	s.Cleanup(func() { conn.Close() })
 	_, err = fmt.Fprintf(conn, "GET /stream HTTP/1.1\r\nHost: %s\r\n\r\n", vip)

@@ -21,7 +21,7 @@ func (s *story) servedFrom(vip, node string) {
 	s.eventually("a pod on "+node+" answers at "+vip, func() error {
 		ctx, cancel := context.WithTimeout(s.ctx, 2*time.Second)
 		defer cancel()
-		answer, err := probe.Get(ctx, "ls-client", target(vip))
+		answer, err := probe.Get(ctx, s.Lab.Namespace(lab.Client), target(vip))
 		if err == nil && answer.Node != node {
 			err = fmt.Errorf("one on %s does", answer.Node)
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/lodestone-lb/lodestone/test/e2e/lab"
 	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
 	"github.com/lodestone-lb/lodestone/test/e2e/probe"
 )
@@ -156,7 +157,7 @@ func (s *story) oneAnswerer(vip string) {
 
 // silent checks that nobody answers for the address.
 func (s *story) silent(address string) error {
-	macs, err := lodestone.Ask(s.ctx, address, 1)
+	macs, err := s.Ask(s.ctx, address, 1)
 	if err == nil && len(macs) > 0 {
 		err = fmt.Errorf("%q answered", macs)
 	}
@@ -169,7 +170,7 @@ func target(vip string) netip.AddrPort { return netip.AddrPortFrom(netip.MustPar
 func (s *story) reachTCP(vip string) error {
 	ctx, cancel := context.WithTimeout(s.ctx, 2*time.Second)
 	defer cancel()
-	_, err := probe.Get(ctx, "ls-client", target(vip))
+	_, err := probe.Get(ctx, s.Lab.Namespace(lab.Client), target(vip))
 	return err
 }
 
@@ -177,7 +178,7 @@ func (s *story) reachTCP(vip string) error {
 func (s *story) reachUDP(vip string) error {
 	ctx, cancel := context.WithTimeout(s.ctx, 2*time.Second)
 	defer cancel()
-	asking := probe.UDP(ctx, probe.Options{Namespace: "ls-client", Target: target(vip)})
+	asking := probe.UDP(ctx, probe.Options{Namespace: s.Lab.Namespace(lab.Client), Target: target(vip)})
 	err := asking.WaitAnswers(ctx, 1)
 	_, stopped := asking.Stop()
 	return errors.Join(err, stopped)

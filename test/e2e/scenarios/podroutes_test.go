@@ -15,7 +15,6 @@ import (
 
 	"github.com/lodestone-lb/lodestone/test/e2e/lab"
 	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
-	"github.com/lodestone-lb/lodestone/test/e2e/netns"
 )
 
 // podRoute is a route of a node to the pods of another.
@@ -56,7 +55,7 @@ func internalIP(s *story, node corev1.Node, cidr string) string {
 // ip runs ip(8) on a node.
 func (s *story) ip(node string, args ...string) string {
 	s.Helper()
-	out, err := netns.Command(s.ctx, "ls-"+node, append([]string{"ip"}, args...)...).CombinedOutput()
+	out, err := s.Lab.Command(s.ctx, node, append([]string{"ip"}, args...)...).CombinedOutput()
 	require.NoError(s, err, "%s", out)
 	return string(out)
 }

@@ -291,16 +291,17 @@ func (s *story) runsAsPlugin() {
 	for _, name := range []string{"kubectl-lodestone", "kubectl_complete-lodestone"} {
 		require.NoError(s, os.Symlink(filepath.Join(s.Lab.Root, "bin", "lodestone"), filepath.Join(links, name)))
 	}
-	s.Setenv("PATH", links+":"+os.Getenv("PATH"))
-	out, err := s.Lab.Command(s.ctx, lab.ControlPlane, "kubectl", "lodestone", "explain", "service", "c", "--namespace",
-		s.namespace).CombinedOutput()
+	withPlugin := func(args ...string) *exec.Cmd {
+		return s.Lab.Command(s.ctx, lab.ControlPlane, append([]string{"sh", "-c", `PATH="$PATH:$0" exec "$@"`, links}, args...)...)
+	}
+	out, err := withPlugin("kubectl", "lodestone", "explain", "service", "c", "--namespace", s.namespace).CombinedOutput()
 	var exit *exec.ExitError
 	require.ErrorAs(s, err, &exit, "%s", out)
 	require.Equal(s, 2, exit.ExitCode(), "%s", out)
 	require.Contains(s, string(out), "PoolExhausted")
-	completed, err := s.Lab.Kubectl(s.ctx, "__complete", "lodestone", "explain", "pool", "sp")
+	completed, err := withPlugin("kubectl", "__complete", "lodestone", "explain", "pool", "sp").CombinedOutput()
 	require.NoError(s, err)
-	require.Contains(s, completed, "spare\n")
+	require.Contains(s, string(completed), "spare\n")
 }
 
 // A limit on new connections holds on the owner, and goes without a trace.
@@ -343,7 +344,7 @@ func newConnectionsAreLimited(t *testing.T) {
 // connections returns how many of so many connections, tried one after the
 // other without patience, are accepted.
 func (s *story) connections(vip string, attempts int) (accepted int) {
-	dial := netns.Dialer("ls-client")
+	dial := netns.Dialer(s.Lab.Namespace(lab.Client))
 	for range attempts {
 		ctx, cancel := context.WithTimeout(s.ctx, 100*time.Millisecond)
 		if conn, err := dial(ctx, "tcp", target(vip).String()); err == nil {

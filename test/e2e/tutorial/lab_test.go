@@ -23,7 +23,7 @@ import (
 // What make demo does.
 func TestTheDemo(t *testing.T) {
 	var said []string
-	err := demo.Run(t.Context(), lab.Options{Progress: t.Logf}, false, func(format string, args ...any) {
+	err := demo.Run(t.Context(), lab.Options{Place: 1, Progress: t.Logf}, false, func(format string, args ...any) {
 		said = append(said, fmt.Sprintf(format, args...))
 	})
 	require.NoError(t, err)
@@ -139,7 +139,7 @@ func (r *reader) inAnotherTerminal(command string) {
 func (r *reader) routers() {
 	r.Helper()
 	r.leave()
-	c, err := lab.Up(r.Context(), lab.Options{Router: lab.RouterBoth, Progress: r.Logf})
+	c, err := lab.Up(r.Context(), lab.Options{Router: lab.RouterBoth, Place: 1, Progress: r.Logf})
 	require.NoError(r, err)
 	r.Cluster = c
 }

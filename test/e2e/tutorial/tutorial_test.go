@@ -28,7 +28,7 @@ var inTheLab = strings.NewReplacer(
 
 func TestTutorials(t *testing.T) {
 	progress := func(format string, args ...any) { t.Logf("lab: "+format, args...) }
-	cluster, err := lab.Up(t.Context(), lab.Options{Progress: progress})
+	cluster, err := lab.Up(t.Context(), lab.Options{Place: 1, Progress: progress})
 	if err != nil {
 		t.Fatal(err)
 	}

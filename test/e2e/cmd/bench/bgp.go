@@ -71,7 +71,7 @@ func (l load) loseNodeBehind(ctx context.Context, node string, vip netip.Addr) (
 	const flows, before = 16, 100 // answers
 	var probes []*probe.Probe
 	for range flows {
-		probes = append(probes, probe.UDP(ctx, probe.Options{Namespace: "ls-" + lab.Remote, Target: netip.AddrPortFrom(vip, 80)}))
+		probes = append(probes, probe.UDP(ctx, probe.Options{Namespace: l.Lab.Namespace(lab.Remote), Target: netip.AddrPortFrom(vip, 80)}))
 	}
 	defer func() {
 		for _, p := range probes {
@@ -118,7 +118,7 @@ func routerMoves(ctx context.Context, installation *lodestone.Installation) erro
 	node := l.Lab.Nodes()[0]
 	for _, c := range []struct{ name, keys string }{{"graceful_restart", "gracefulRestart: {}"}, {"graceful_shutdown", fastBFD}} {
 		err := l.whileRouted(ctx, c.keys, func(vip netip.Addr) error {
-			return l.losesFrom(ctx, lodestone.FromRemote, "bgp_upgrade", c.name, 3, vip, func() error {
+			return l.losesFrom(ctx, l.FromRemote(), "bgp_upgrade", c.name, 3, vip, func() error {
 				return errors.Join(l.RollSpeakers(ctx), l.knownTo(ctx, vip, l.Lab.Nodes()...))
 			}, nil)
 		})
@@ -127,7 +127,7 @@ func routerMoves(ctx context.Context, installation *lodestone.Installation) erro
 		}
 	}
 	return l.whileRouted(ctx, fastBFD, func(vip netip.Addr) error {
-		return l.losesFrom(ctx, lodestone.FromRemote, "bgp_drain", "label", 10, vip, func() error {
+		return l.losesFrom(ctx, l.FromRemote(), "bgp_drain", "label", 10, vip, func() error {
 			return errors.Join(
 				l.Label(ctx, node, excludeLabel, "true"), l.knownTo(ctx, vip, l.Lab.Nodes()[1:]...),
 				l.Label(ctx, node, excludeLabel, ""), l.knownTo(ctx, vip, l.Lab.Nodes()...),

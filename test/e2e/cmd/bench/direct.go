@@ -13,7 +13,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/lodestone-lb/lodestone/test/e2e/lan"
 	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
 	"github.com/lodestone-lb/lodestone/test/e2e/probe"
 )
@@ -157,7 +156,7 @@ func (d *direct) rate(ctx context.Context, how, owner string, connections, paddi
 		pause(ctx, 4*time.Second)); err != nil { // until all nodes have rules that follow
 		return 0, err
 	}
-	options := lodestone.FromClient
+	options := d.FromClient()
 	options.Target, options.Interval, options.Padding = netip.AddrPortFrom(d.vips[0], 80), time.Nanosecond, padding
 	c, err := probe.Connect(ctx, options, connections)
 	if err != nil {
@@ -209,7 +208,7 @@ func (d *direct) serve(ctx context.Context, policy corev1.ServiceExternalTraffic
 		}
 		d.vips = append(d.vips, vip)
 		if err := lodestone.Wait(ctx, "the VIP answers", func() error {
-			_, err := probe.Get(ctx, lodestone.FromClient.Namespace, netip.AddrPortFrom(vip, 80))
+			_, err := probe.Get(ctx, d.FromClient().Namespace, netip.AddrPortFrom(vip, 80))
 			return err
 		}); err != nil {
 			return err
@@ -236,7 +235,7 @@ func (d *direct) holds(ctx context.Context, line string, count int, do func() er
 			interval time.Duration
 			padding  int
 		}{{4, time.Hour, 0}, {5, time.Second, 0}, {1, 100 * time.Millisecond, 64 << 10}} {
-			options := lodestone.FromClient
+			options := d.FromClient()
 			options.Target, options.Interval, options.Padding = netip.AddrPortFrom(vip, 80), kind.interval, kind.padding
 			c, err := probe.Connect(ctx, options, count/len(d.vips)*kind.tenths/10)
 			if err != nil {
@@ -245,7 +244,7 @@ func (d *direct) holds(ctx context.Context, line string, count int, do func() er
 			d.held = append(d.held, c)
 		}
 	}
-	fresh := lodestone.FromClient
+	fresh := d.FromClient()
 	fresh.Target, fresh.Interval, fresh.Timeout = netip.AddrPortFrom(d.vips[0], 80), 20*time.Millisecond, 5*time.Second
 	opening := probe.TCP(ctx, fresh)
 	defer opening.Stop()
@@ -328,13 +327,13 @@ func (d *direct) kill(ctx context.Context) error {
 // loseOwner takes the owner's power away for some seconds.
 func (d *direct) loseOwner(ctx context.Context) error {
 	vip := d.vips[0].String()
-	return errors.Join(lan.Unplug(d.owner), d.Moved(ctx, vip, d.owner, false), pause(ctx, 3*time.Second), lan.PlugIn(d.owner),
+	return errors.Join(d.Lab.NodeLoss(d.owner), d.Moved(ctx, vip, d.owner, false), pause(ctx, 3*time.Second), d.Lab.HealNode(d.owner),
 		d.Moved(ctx, vip, d.owner, true))
 }
 
 // partition cuts the owner off from the other nodes, and not from the client.
 func (d *direct) partition(ctx context.Context, length time.Duration) error {
-	return errors.Join(lan.Partition([]string{d.owner}, d.others()), pause(ctx, length), lan.Heal(),
+	return errors.Join(d.Lab.Partition([]string{d.owner}), pause(ctx, length), d.Lab.Heal(),
 		d.Moved(ctx, d.vips[0].String(), d.owner, true))
 }
 

@@ -45,7 +45,7 @@ func withFleetOf(ctx context.Context, o fleet.Options, vips int, f func(ctx cont
 	if err != nil {
 		return err
 	}
-	bin, err := program.Builder{Root: root}.Lodestone(ctx)
+	bin, err := program.Builder{Root: root, Progress: progress}.Lodestone(ctx)
 	if err != nil {
 		return err
 	}

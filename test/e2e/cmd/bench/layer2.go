@@ -112,9 +112,9 @@ func plannedMove(ctx context.Context, installation *lodestone.Installation) erro
 // the datagrams that were lost, one every 5 ms, and the TCP connections that broke, of
 // 60 opened each time before, with a request every 100 ms on each.
 func (l load) moves(ctx context.Context, what string, times int, vip netip.Addr, do func() error) error {
-	held := probe.Options{Namespace: lodestone.FromClient.Namespace, Target: netip.AddrPortFrom(vip, 80), Interval: 100 * time.Millisecond}
+	held := probe.Options{Namespace: l.FromClient().Namespace, Target: netip.AddrPortFrom(vip, 80), Interval: 100 * time.Millisecond}
 	var total probe.ConnectionRecord
-	seen, err := l.lost(ctx, lodestone.FromClient, what, times, vip, func() error {
+	seen, err := l.lost(ctx, l.FromClient(), what, times, vip, func() error {
 		connections, err := probe.Connect(ctx, held, 60)
 		if err != nil {
 			return err
@@ -183,7 +183,7 @@ func (l load) whileServed(ctx context.Context, f func(vip netip.Addr) error) err
 // loses does something again and again and reports how many of the datagrams to
 // the VIP were lost meanwhile, one every 5 ms. What after does is not measured.
 func (l load) loses(ctx context.Context, name, what string, times int, vip netip.Addr, do, after func() error) error {
-	return l.losesFrom(ctx, lodestone.FromClient, name, what, times, vip, do, after)
+	return l.losesFrom(ctx, l.FromClient(), name, what, times, vip, do, after)
 }
 
 func (l load) losesFrom(ctx context.Context, where probe.Options, name, what string, times int, vip netip.Addr, do,

@@ -128,12 +128,12 @@ func run(ctx context.Context, wanted []string, keep bool) (err error) {
 	return nil
 }
 
+func progress(format string, args ...any) { fmt.Fprintf(os.Stderr, "lab: "+format+"\n", args...) }
+
 func bringUp(ctx context.Context, keep bool) (*lodestone.Installation, error) {
 	cluster, err := lab.Open("")
 	if err != nil || !keep {
-		cluster, err = lab.Up(ctx, lab.Options{DualStack: true, Router: lab.RouterFRR, Progress: func(format string, args ...any) {
-			fmt.Fprintf(os.Stderr, "lab: "+format+"\n", args...)
-		}})
+		cluster, err = lab.Up(ctx, lab.Options{DualStack: true, Router: lab.RouterFRR, Place: 1, Progress: progress})
 	}
 	if err != nil {
 		return nil, err

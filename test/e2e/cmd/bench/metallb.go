@@ -187,7 +187,7 @@ func (c *contender) traffic(ctx context.Context) error {
 		{"label", moves, func() error { return l.moveAwayAndBack(ctx, owner, vip) }, &c.moved},
 		{"rolling restart", updates, func() error { return c.restartSpeakers(ctx) }, &c.updated},
 	} {
-		seen, err := l.lost(ctx, lodestone.FromClient, c.name+", "+what.name, what.times, vip, what.do, nil)
+		seen, err := l.lost(ctx, l.FromClient(), c.name+", "+what.name, what.times, vip, what.do, nil)
 		if err != nil {
 			return err
 		}

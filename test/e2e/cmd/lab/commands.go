@@ -26,7 +26,7 @@ func open() (*lab.Cluster, error) {
 
 // addOptions adds the flags that say what lab to bring up.
 func addOptions(cmd *cobra.Command) *lab.Options {
-	options := &lab.Options{Progress: progress}
+	options := &lab.Options{Place: 1, Progress: progress}
 	flags := cmd.Flags()
 	flags.IntVar(&options.Nodes, "nodes", 3, "number of nodes")
 	flags.StringVar(&options.ProxyMode, "proxy-mode", lab.NFTables, "kube-proxy mode: nftables or iptables")
@@ -55,7 +55,7 @@ func up() *cobra.Command {
 func down() *cobra.Command {
 	return &cobra.Command{
 		Use:   "down",
-		Short: "Take the lab down, in whatever state it is",
+		Short: "Take the machine's labs down, in whatever state they are",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return lab.Down(cmd.Context(), "")
