@@ -65,7 +65,8 @@ func (d *detour) open(i *Installation, handler func(http.Handler) http.Handler, 
 	}
 	d.server = &http.Server{Handler: handler(proxy), ReadHeaderTimeout: time.Minute}
 	d.served.Go(func() { _ = d.server.Serve(listener) }) // until Close
-	d.Kubeconfig = filepath.Join(os.TempDir(), fmt.Sprintf("detour-%s-%d.kubeconfig", i.Lab.Namespace(lab.ControlPlane), listener.Addr().(*net.TCPAddr).Port))
+	name := fmt.Sprintf("detour-%s-%d.kubeconfig", i.Lab.Namespace(lab.ControlPlane), listener.Addr().(*net.TCPAddr).Port)
+	d.Kubeconfig = filepath.Join(os.TempDir(), name)
 	return writeKubeconfig(d.Kubeconfig, "http://"+listener.Addr().String())
 }
 

@@ -31,7 +31,8 @@ func (i *Installation) RunDHCPServer(ctx context.Context, first, last string) (*
 	}
 	d := &DHCPServer{dir: dir}
 	// Nobody has the addresses: it need not ping each for 3 s before it offers it.
-	log, end, err := run(ctx, i.Lab.Namespace(lab.Client), dnsmasq, "--keep-in-foreground", "--log-facility=-", "--conf-file=/dev/null", "--pid-file",
+	log, end, err := run(ctx, i.Lab.Namespace(lab.Client), dnsmasq, "--keep-in-foreground", "--log-facility=-",
+		"--conf-file=/dev/null", "--pid-file",
 		"--user=root", "--group=root", "--port=0", "--interface=eth0", "--bind-interfaces", "--log-dhcp", "--no-ping",
 		"--dhcp-authoritative", "--dhcp-leasefile="+d.file(), "--dhcp-range="+first+","+last+",255.255.255.0,1h")
 	if err != nil {
