@@ -30,7 +30,7 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false -trimpath
 # Static binaries; and vet, build and the end-to-end tests share one build cache.
 export CGO_ENABLED := 0
 
-.PHONY: all help build fmt vet lint unit e2e test check soak bench fuzz demo lab-up lab-down manifests clean deps root
+.PHONY: all help build fmt vet lint unit e2e test check check-all soak bench fuzz demo lab-up lab-down manifests clean deps root
 
 all: build vet ## build and vet (the default)
 
@@ -46,20 +46,20 @@ fmt: ## fail if a file is not formatted
 	@files=$$(gofmt -l *.go cmd controller hack inspect ipam pkg speaker test); [ -z "$$files" ] || { echo "not formatted (gofmt -w mends it):"; echo "$$files"; exit 1; }
 
 vet: ## go vet, both modules
-	go vet ./...
-	cd $(E2E) && go vet ./...
+	go vet -tags long ./...
+	cd $(E2E) && go vet -tags long ./...
 
 lint: ## golangci-lint; builds it on first use, which takes minutes
 	go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_LINT) run ./...
 
 # Both write events for testsum to standard output, and begin with what takes
-# longest. A machine has places for two labs: the stories use those that other
-# packages leave them. They build Lodestone themselves. A third package of unit
-# tests runs while two wait; `make vet` vets, and a debugger's symbols would take
-# a third of the time that linking takes.
+# longest. Stories that count packets have the machine's labs for themselves; what
+# needs no lab runs beside them, and is therefore first. They build Lodestone
+# themselves. A third package of unit tests runs while two wait; `make vet` vets,
+# and a debugger's symbols would take a third of the time that linking takes.
 TEST = go test -json -count=1 -vet=off -ldflags='-s -w'
 UNIT = CGO_ENABLED=1 $(TEST) -race -p 3 $(ARGS) ./speaker/direct ./...
-E2ETESTS = cd $(E2E) && $(TEST) -p 2 -parallel 4 -timeout 90m $(ARGS) ./scenarios ./...
+E2ETESTS = cd $(E2E) && $(TEST) -p 2 -parallel 4 -timeout 120m $(ARGS) ./scenarios ./fleet ./chart ./dashboard ./monitoring ./...
 SUM  = go run ./hack/testsum $(if $(CI),-strict)
 
 unit: root ## unit and property tests with the race detector, and those in network namespaces (root)
@@ -70,6 +70,9 @@ e2e: root deps ## end-to-end tests against a real cluster (root)
 
 test: root deps build ## every test; the last line counts passed, failed and skipped (root)
 	{ status=0; $(UNIT) || status=1; { $(E2ETESTS); } || status=1; exit $$status; } | $(SUM)
+
+check-all: ## before a release: make check, and the tests that take too long for CI (root)
+	@$(MAKE) --no-print-directory check ARGS='-tags long $(ARGS)'
 
 check: fmt vet ## what CI runs: gofmt, vet, make test; with CI=true a skipped test fails
 	@$(MAKE) --no-print-directory test

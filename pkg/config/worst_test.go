@@ -711,19 +711,6 @@ func TestRunMeasured(t *testing.T) {
 	fmt.Println(measured, int64(cmd.ProcessState.UserTime()+cmd.ProcessState.SystemTime()), usage.Maxrss<<10)
 }
 
-// Four times the document costs about four times as much, whatever there is much
-// of. The sizes are small, so that this can be in every run of the tests.
-// BenchmarkWorst has the full
-// size, and every shape.
-func TestCostGrowsWithTheDocument(t *testing.T) {
-	for _, s := range listShapes() {
-		_, what, _ := strings.Cut(s.name, "/")
-		if slices.Contains([]string{"among everything", "minimal", "full", "unknown", "valid 0"}, what) {
-			growsAsTheDocument(t, s, 16<<10)
-		}
-	}
-}
-
 // The document in a manifest is read once, however it is written.
 func TestAManifestsDocumentIsReadOnce(t *testing.T) {
 	m := newMold()

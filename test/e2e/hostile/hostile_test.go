@@ -1,3 +1,5 @@
+//go:build long
+
 package hostile_test
 
 import (

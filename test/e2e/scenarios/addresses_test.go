@@ -17,6 +17,7 @@ import (
 
 // Scenario 11.
 func TestFreedAddressGoesToTheWaitingService(t *testing.T) {
+	besideOthers(t)
 	s := begin(t)
 	s.config(onePool("single", "198.18.0.210"))
 	s.service("first")
@@ -37,6 +38,7 @@ func TestFreedAddressGoesToTheWaitingService(t *testing.T) {
 
 // Scenario 12.
 func TestAddressesSurviveTwentyControllerRestarts(t *testing.T) {
+	besideOthers(t)
 	s := begin(t)
 	s.stopController() // one beside the cluster starts sooner than a pod
 	stop := s.slowAPIServer()
@@ -57,6 +59,7 @@ func TestAddressesSurviveTwentyControllerRestarts(t *testing.T) {
 
 // Scenario 16.
 func TestServicesDrawFromThePoolOfTheLowestPriorityFirst(t *testing.T) {
+	besideOthers(t)
 	s := begin(t)
 	s.config(`
 quarantine: 0s
@@ -78,6 +81,7 @@ pools:
 
 // Scenario 19.
 func TestRequestedAddressIsGivenOrRefusedWithTheFacts(t *testing.T) {
+	besideOthers(t)
 	s := begin(t)
 	s.service("by-annotation", annotated(addrAnnotation, "198.18.0.233"))
 	s.holds("by-annotation", "198.18.0.233")
@@ -101,6 +105,7 @@ func TestRequestedAddressIsGivenOrRefusedWithTheFacts(t *testing.T) {
 
 // Scenario 21.
 func TestClassesAreServedOrLeftAlone(t *testing.T) {
+	besideOthers(t)
 	s := begin(t)
 	foreign := s.service("foreign", class("example.com/other"))
 	s.service("ours", class(ourClass))
@@ -122,6 +127,7 @@ func TestClassesAreServedOrLeftAlone(t *testing.T) {
 
 // Scenario 23.
 func TestExcludedFirstAndLastAddressesAreNeverGiven(t *testing.T) {
+	besideOthers(t)
 	s := begin(t)
 	s.config(`
 quarantine: 0s
@@ -145,6 +151,7 @@ pools:
 
 // Scenario 74, first half.
 func TestServiceRecreatedWithinASecondIsANewService(t *testing.T) {
+	besideOthers(t)
 	s := begin(t)
 	s.config(onePool("single", "198.18.0.210"))
 	for range 5 {
@@ -157,6 +164,7 @@ func TestServiceRecreatedWithinASecondIsANewService(t *testing.T) {
 
 // Scenario 74, second half.
 func TestServiceDeletedWhileTheControllerIsDownFreesItsAddress(t *testing.T) {
+	besideOthers(t)
 	s := begin(t)
 	s.config(onePool("single", "198.18.0.210"))
 	s.service("web")
@@ -175,6 +183,7 @@ func TestServiceDeletedWhileTheControllerIsDownFreesItsAddress(t *testing.T) {
 
 // Scenario 75.
 func TestServiceTurnsClusterIPAndBack(t *testing.T) {
+	besideOthers(t)
 	s := begin(t)
 	s.config(onePool("single", "198.18.0.210"))
 	s.service("web")
@@ -199,6 +208,7 @@ func TestServiceTurnsClusterIPAndBack(t *testing.T) {
 
 // Scenario 76.
 func TestStatusWipedByHandIsRepaired(t *testing.T) {
+	besideOthers(t)
 	s := begin(t)
 	s.service("web")
 	address := s.assigned("web")
@@ -216,6 +226,7 @@ func TestStatusWipedByHandIsRepaired(t *testing.T) {
 
 // Scenario 77.
 func TestHostileAnnotationsHurtOnlyTheirOwnService(t *testing.T) {
+	besideOthers(t)
 	s := begin(t)
 	poison := map[string]string{
 		"half":     "198.18.0.",
@@ -251,6 +262,7 @@ func TestHostileAnnotationsHurtOnlyTheirOwnService(t *testing.T) {
 // gives nothing twice. It writes a few addresses; what it has decided on beyond is held
 // on the way to the API server until it is dead.
 func TestControllerKilledWhileAssigning(t *testing.T) {
+	besideOthers(t)
 	s := begin(t)
 	s.stopController()
 	seen := s.watchAddresses()

@@ -66,6 +66,7 @@ func TestPartitionHasAnOwnerOnEachSideAndOneAfterwards(t *testing.T) {
 // Scenario 66: a foreign host has the address that a Service is given. The
 // Service moves on before anything was announced.
 func TestServiceIsGivenAnotherAddressThanThatOfAForeignHost(t *testing.T) {
+	besideOthers(t)
 	s := begin(t)
 	const taken, free = "198.18.0.251", "198.18.0.252"
 	mac := s.clientTakes(taken)
@@ -83,6 +84,7 @@ func TestServiceIsGivenAnotherAddressThanThatOfAForeignHost(t *testing.T) {
 // Scenario 66, with a Service that wants no other address: it is told, and
 // served when the host is gone.
 func TestServiceThatWaitsForTheAddressOfAForeignHost(t *testing.T) {
+	besideOthers(t)
 	s := begin(t)
 	const taken = "198.18.0.199"
 	mac := s.clientTakes(taken)
@@ -108,15 +110,17 @@ func TestServiceThatWaitsForTheAddressOfAForeignHost(t *testing.T) {
 
 // Scenario 67: a foreign host takes a VIP later. It moves nothing.
 func TestForeignHostTakesAVIPLater(t *testing.T) {
+	besideOthers(t)
 	s := begin(t)
-	s.config(onePool("later", "198.18.0.251-198.18.0.252"))
+	const vip = "198.18.0.198"
+	s.config(onePool("later", vip))
 	s.echo(2)
-	s.service("web", annotated(addrAnnotation, "198.18.0.252"))
-	s.holds("web", "198.18.0.252")
-	s.eventually("the Service answers", func() error { return s.reachTCP("198.18.0.252") })
-	s.clientTakes("198.18.0.252")
+	s.service("web", annotated(addrAnnotation, vip))
+	s.holds("web", vip)
+	s.eventually("the Service answers", func() error { return s.reachTCP(vip) })
+	s.clientTakes(vip)
 	// Without an answer, of which there is none, arping ends with status 1.
-	_ = s.Lab.Command(s.ctx, lab.Client, "arping", "-c", "3", "-i", "eth0", "-S", "198.18.0.252", "-P", "-U", "198.18.0.252").Run()
+	_ = s.Lab.Command(s.ctx, lab.Client, "arping", "-c", "3", "-i", "eth0", "-S", vip, "-P", "-U", vip).Run()
 	s.eventually("the Service tells of the conflict", func() error {
 		if text := conditionText(s.get("web")); !strings.HasPrefix(text, "True AddressConflict") {
 			return errors.New(text)
@@ -125,7 +129,7 @@ func TestForeignHostTakesAVIPLater(t *testing.T) {
 	})
 	s.finds("conflict", "")
 	s.always(3*time.Second, "the Service keeps its address", func() error {
-		if got := addresses(s.get("web")); !slices.Equal(got, []string{"198.18.0.252"}) {
+		if got := addresses(s.get("web")); !slices.Equal(got, []string{vip}) {
 			return fmt.Errorf("it has %q", got)
 		}
 		return nil

@@ -6,14 +6,11 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -24,19 +21,14 @@ import (
 	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
 )
 
-// labs are where the stories run, one in each at a time.
-var labs = pool{free: make(chan *lodestone.Installation, lab.Places)}
+// installation is the Lodestone that all stories share, on one lab.
+var installation *lodestone.Installation
 
-// TestMain brings up labs for the stories. With LODESTONE_LAB=keep there is one: that which
-// is up, if any, and it stays up.
+// TestMain brings up a lab for the stories. With LODESTONE_LAB=keep it uses the one that is
+// up, if any, and leaves it up.
 func TestMain(m *testing.M) {
 	flag.Parse()
-	// More stories would wait for a lab, and look as if they took long.
-	err := flag.Set("test.parallel", strconv.Itoa(lab.Places))
-	code := 1
-	if err == nil {
-		code, err = labs.run(m, os.Getenv("LODESTONE_LAB") == "keep")
-	}
+	code, err := runStories(m, os.Getenv("LODESTONE_LAB") == "keep")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "scenarios:", err)
 		code = 1
@@ -44,79 +36,55 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// pool is the labs: one, and as many more as there are stories for and places on the machine.
-type pool struct {
-	free chan *lodestone.Installation
-	more func()   // has one more brought up
-	held sync.Map // of *lodestone.Installation, by the name of the story
-}
-
-func (p *pool) run(m *testing.M, keep bool) (int, error) {
-	ctx, cancel := context.WithCancel(context.Background())
-	coming, ctx := errgroup.WithContext(ctx)
-	p.more = sync.OnceFunc(func() { coming.Go(func() error { return p.bringUp(ctx, 0) }) })
+func runStories(m *testing.M, keep bool) (int, error) {
+	// One story after the other: those that are parallel to labs of other packages come last.
+	if err := flag.Set("test.parallel", "1"); err != nil {
+		return 1, err
+	}
+	start := time.Now()
+	progress := func(format string, args ...any) {
+		fmt.Printf("lab: %5.1fs %s\n", time.Since(start).Seconds(), fmt.Sprintf(format, args...))
+	}
+	ctx, ours := context.Background(), 1
+	if !keep {
+		ours = storiesPlace
+		if err := lab.Reserve(ctx, othersPlace, progress); err != nil {
+			return 1, err
+		}
+		othersMayRun = func() { lab.Release(othersPlace) }
+	}
 	cluster, err := lab.Open("")
-	switch {
-	case keep && err == nil:
-		p.more = func() {}
-		err = p.add(cluster)
-	case keep:
-		p.more = func() {}
-		err = p.bringUp(ctx, 1)
-	default:
-		err = p.bringUp(ctx, 0)
+	if err != nil || !keep {
+		cluster, err = lab.Up(ctx, lab.Options{DualStack: true, Router: lab.RouterBoth, Place: ours, Progress: progress})
 	}
-	code := 1
-	if err == nil {
-		code = m.Run()
+	if err != nil {
+		return 1, err
 	}
-	cancel() // one that still waits for its place is not needed
-	if late := coming.Wait(); !errors.Is(late, context.Canceled) {
-		err = errors.Join(err, late)
+	if installation, err = lodestone.New(cluster); err != nil {
+		return 1, err
 	}
-	for len(p.free) > 0 && !keep {
-		err = errors.Join(err, (<-p.free).Lab.Down(context.Background()))
+	code := m.Run()
+	if !keep {
+		err = cluster.Down(ctx)
 	}
 	return code, err
 }
 
-func (p *pool) bringUp(ctx context.Context, place int) error {
-	start := time.Now()
-	cluster, err := lab.Up(ctx, lab.Options{DualStack: true, Router: lab.RouterBoth, Place: place, Progress: func(format string, args ...any) {
-		fmt.Printf("lab: %5.1fs %s\n", time.Since(start).Seconds(), fmt.Sprintf(format, args...))
-	}})
-	if err != nil {
-		return err
-	}
-	return p.add(cluster)
-}
+// The places of the stories' lab, and of those of other packages, which need the first one.
+const (
+	othersPlace  = 1
+	storiesPlace = 2
+)
 
-func (p *pool) add(cluster *lab.Cluster) error {
-	installation, err := lodestone.New(cluster)
-	if err == nil {
-		p.free <- installation
-	}
-	return err
-}
+// othersMayRun lets other packages have labs.
+var othersMayRun = func() {}
 
-// take returns a lab that no other story has, until the test ends. A story that is a part of
-// another gets the other's.
-func (p *pool) take(t *testing.T) *lodestone.Installation {
-	story, _, _ := strings.Cut(t.Name(), "/")
-	if has, ok := p.held.Load(story); ok {
-		return has.(*lodestone.Installation)
-	}
+// besideOthers is the first line of a story that neither counts packets nor measures time.
+// It runs when all are through that do.
+func besideOthers(t *testing.T) {
+	t.Helper()
 	t.Parallel()
-	if len(p.free) == 0 {
-		p.more()
-	}
-	installation := <-p.free
-	p.held.Store(story, installation)
-	t.Cleanup(func() {
-		p.held.Delete(story)
-		p.free <- installation
-	})
-	return installation
+	othersMayRun()
 }
 
 func (s *story) stopController() {

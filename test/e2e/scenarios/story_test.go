@@ -36,11 +36,11 @@ type story struct {
 	namespace string
 }
 
-// begin starts a story with the usual configuration, in a lab of its own. When the test ends,
+// begin starts a story with the usual configuration. When the test ends,
 // everything that it made goes, and its addresses with it.
 func begin(t *testing.T) *story {
 	t.Helper()
-	s := &story{T: t, Installation: labs.take(t), ctx: t.Context(), namespace: namespaceFor(t)}
+	s := &story{T: t, Installation: installation, ctx: t.Context(), namespace: namespaceFor(t)}
 	s.config(usualPools)
 	s.eventually("the story has its namespace", func() error { // -count=2: the last one's may be going
 		_, err := s.Kube.CoreV1().Namespaces().Create(s.ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.namespace}},
