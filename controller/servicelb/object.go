@@ -3,10 +3,10 @@ package servicelb
 import (
 	"crypto/sha256"
 	"encoding/json"
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -55,11 +55,20 @@ func objectOf(v ledger.Verdict, generation int64) object {
 
 // sum is a hash of what the object shows, by which a repeated write is recognized.
 func (o object) sum() [sha256.Size]byte {
-	said := fmt.Sprint(o.addrs, o.leases, o.renumbered, o.keepCondition, o.keepIngress)
-	if c := o.condition; c != nil {
-		said += fmt.Sprintln(c.Status, c.Reason, c.Message)
+	said := make([]byte, 0, 256) // of most objects: no look at one is to cost an allocation
+	for _, a := range o.addrs {
+		said = append(a.AppendTo(said), ' ')
 	}
-	return sha256.Sum256([]byte(said))
+	said = append(said, o.leases...)
+	for _, flag := range []bool{o.renumbered, o.keepCondition, o.keepIngress} {
+		said = strconv.AppendBool(append(said, ' '), flag)
+	}
+	if c := o.condition; c != nil {
+		for _, text := range []string{string(c.Status), c.Reason, c.Message} {
+			said = append(append(said, '\n'), text...)
+		}
+	}
+	return sha256.Sum256(said)
 }
 
 // nothing is the object of a Service that is not served: without anything
@@ -108,12 +117,13 @@ func without(list, other []string) []string {
 // annotations returns the annotations to change, nil for one to remove.
 func (o object) annotations(svc *corev1.Service) map[string]any {
 	changes := map[string]any{}
-	for key, text := range map[string]string{annotation.Assigned: kube.JoinAddrs(o.addrs), annotation.AssignedPools: o.pools,
-		annotation.Leases: o.leases} {
-		if old, ok := svc.Annotations[key]; text != "" && old != text {
-			changes[key] = text
-		} else if text == "" && ok {
-			changes[key] = nil
+	for _, is := range [...]struct{ key, text string }{
+		{annotation.Assigned, kube.JoinAddrs(o.addrs)}, {annotation.AssignedPools, o.pools}, {annotation.Leases, o.leases},
+	} {
+		if old, ok := svc.Annotations[is.key]; is.text != "" && old != is.text {
+			changes[is.key] = is.text
+		} else if is.text == "" && ok {
+			changes[is.key] = nil
 		}
 	}
 	if o.renumbered {

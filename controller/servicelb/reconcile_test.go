@@ -216,6 +216,24 @@ func TestClassesAreServedOrLeftAlone(t *testing.T) {
 	s.deletes("ignored")
 }
 
+// An annotation leaves a single Service to others, where they cannot be told apart by class.
+func TestIgnoredServicesAreLeftAlone(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	ignored := annotated(annotation.Ignore, annotation.Ignored)
+	s.silent("one that was never ours", func() { s.creates("theirs", ofClass(annotation.DefaultClass), ignored) })
+	s.creates("web")
+	s.has("web", "203.0.113.10", "True Allocated")
+	s.silent("one that has an address keeps it", func() { s.changes("web", ignored); s.restart(); s.run() })
+	s.has("web", "203.0.113.10", "True Allocated")
+
+	s.changes("theirs", annotated(annotation.Ignore, "yes"))
+	s.has("theirs", "", "False InvalidRequest")
+	s.says("theirs", annotation.Ignore+`: "yes" is not "true"`)
+	s.changes("theirs", func(svc *corev1.Service) { delete(svc.Annotations, annotation.Ignore) })
+	s.has("theirs", "203.0.113.11", "True Allocated")
+}
+
 // Scenario 50.
 func TestForeignServicesAreLeftAlone(t *testing.T) {
 	t.Parallel()

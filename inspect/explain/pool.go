@@ -27,8 +27,10 @@ type Pool struct {
 	// they have some.
 	Shadows []string `json:"shadows,omitempty"`
 	// Advertisements announce its addresses.
-	Advertisements []string      `json:"advertisements"`
-	Usage          []status.Pool `json:"usage"`
+	Advertisements []string `json:"advertisements"`
+	// ByOthers: something else announces all pools.
+	ByOthers bool          `json:"byOthers,omitempty"`
+	Usage    []status.Pool `json:"usage"`
 	// Holders counts the addresses that the Services of a namespace hold.
 	Holders []Holder `json:"holders,omitempty"`
 	// Warnings are what makes no sense in this cluster.
@@ -43,7 +45,7 @@ type Holder struct {
 
 // OfPool returns the story of a pool of the configuration.
 func OfPool(o *cluster.Objects, of *config.Pool) Pool {
-	p := Pool{Name: of.Name, Draws: draws(of), Advertisements: advertisements(o.Config, of)}
+	p := Pool{Name: of.Name, Draws: draws(of), Advertisements: advertisements(o.Config, of), ByOthers: len(o.Config.Advertisements) == 0}
 	for _, r := range of.Free.Ranges() {
 		p.Addresses = append(p.Addresses, spell(r))
 	}
@@ -147,6 +149,9 @@ func advertisements(c *config.Config, p *config.Pool) []string {
 	return lines
 }
 
+// byOthers says who announces where the configuration leaves it to something else.
+const byOthers = "others: the configuration says advertisements: []"
+
 // spell writes the range as the configuration takes it.
 func spell(r netipx.IPRange) string {
 	if prefix, ok := r.Prefix(); ok && !prefix.IsSingleIP() {
@@ -160,7 +165,7 @@ func spell(r netipx.IPRange) string {
 
 // Troubled implements Story.
 func (p Pool) Troubled() bool {
-	return len(p.Warnings) > 0 || len(p.Advertisements) == 0 || slices.ContainsFunc(p.Usage, status.Pool.Full)
+	return len(p.Warnings) > 0 || len(p.Advertisements) == 0 && !p.ByOthers || slices.ContainsFunc(p.Usage, status.Pool.Full)
 }
 
 // Show implements output.Page.
@@ -170,7 +175,10 @@ func (p Pool) Show(c *output.Canvas) {
 	f.add("Addresses", p.Addresses...)
 	f.add("May draw", p.Draws...)
 	f.add("Asked before", p.Shadows...)
-	if len(p.Advertisements) == 0 {
+	switch {
+	case p.ByOthers:
+		f.add("Announced by", byOthers)
+	case len(p.Advertisements) == 0:
 		f.bad("Announced by", "no advertisement: its addresses are of no use")
 	}
 	f.add("Announced by", p.Advertisements...)

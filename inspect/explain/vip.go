@@ -35,6 +35,8 @@ type VIP struct {
 	// Connections are where those are that the owner hands over (forwarding: direct).
 	Connections []Forwarding `json:"connections,omitempty"`
 	Silence     string       `json:"silence,omitempty"`
+	// ByOthers: something else announces it.
+	ByOthers bool `json:"byOthers,omitempty"`
 	// Help has advice if nobody announces it.
 	Help
 	Routes    []bgp.Route       `json:"routes,omitempty"`
@@ -106,7 +108,10 @@ func (v *VIP) announced(n *simulation.Network) {
 			v.Routers = append(v.Routers, name)
 		}
 	}
-	if v.Owner == "" && len(v.Routers) == 0 {
+	switch {
+	case n.Config != nil && len(n.Config.Advertisements) == 0:
+		v.ByOthers = true
+	case v.Owner == "" && len(v.Routers) == 0:
 		v.Silence = spelled(n.Silence(v.VIP))
 	}
 	v.help()
@@ -201,6 +206,9 @@ func (v VIP) Show(c *output.Canvas) {
 	}
 	if len(v.Routers) > 0 {
 		f.add("BGP", "announced by "+output.List(v.Routers, 5)+", by the plan")
+	}
+	if v.ByOthers {
+		f.add("Announced by", byOthers)
 	}
 	if v.Silence != "" {
 		f.bad("Silent", "nobody announces it: "+v.Silence)

@@ -241,7 +241,7 @@ func (n *Network) Who() map[netip.Addr]Audience {
 func (n *Network) audiences() map[netip.Addr]Audience {
 	who := make(map[netip.Addr]Audience, len(n.Services))
 	for vip, owner := range plan.Owners(n.Snapshot) {
-		who[vip] = Audience{Owner: owner}
+		who[vip] = Audience{Owner: owner, Others: n.Config != nil && len(n.Config.Advertisements) == 0}
 	}
 	n.EachBGP(maps.Keys(n.Nodes), func(node string, p plan.BGP) {
 		for vip := range p.VIPs {
@@ -297,6 +297,8 @@ type Audience struct {
 	Owner string `json:"layer2,omitempty"`
 	// Routers are the nodes that announce it by BGP, sorted.
 	Routers []string `json:"bgp,omitempty"`
+	// Others: the configuration leaves it to something else.
+	Others bool `json:"others,omitempty"`
 }
 
 // String names them for people.
@@ -308,11 +310,14 @@ func (a Audience) String() string {
 	if len(a.Routers) > 0 {
 		by = append(by, output.List(a.Routers, 3)+" by BGP")
 	}
+	if a.Others {
+		by = append(by, "others")
+	}
 	return cmp.Or(strings.Join(by, "; "), "nobody")
 }
 
 // Silent reports whether nobody announces the VIP.
-func (a Audience) Silent() bool { return a.Owner == "" && len(a.Routers) == 0 }
+func (a Audience) Silent() bool { return a.Owner == "" && len(a.Routers) == 0 && !a.Others }
 
 // Silence returns why nobody announces the VIP: the reason of the node that is closest to announcing
 // it. The node is named unless all nodes have that reason. Without nodes there is no reason.

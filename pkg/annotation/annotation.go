@@ -27,10 +27,15 @@ const (
 	// ConnectionRateLimit caps the new connections per second that each VIP of
 	// the Service takes; ParseConnectionRateLimit reads it.
 	ConnectionRateLimit = "lodestone.io/connection-rate-limit"
+	// Ignore, set to Ignored, leaves the Service to others, whatever its class.
+	Ignore = "lodestone.io/ignore"
 )
 
 // Renumbering is the value of Renumber.
 const Renumbering = "true"
+
+// Ignored is the value of Ignore.
+const Ignored = "true"
 
 // What Lodestone writes on a Service.
 const (
@@ -89,7 +94,7 @@ const (
 // Lodestone writes first. A cache keeps no others.
 func OfServices() []string {
 	return []string{
-		Assigned, AssignedPools, Leases, Addresses, AddressPool, SharingKey, Renumber, ConnectionRateLimit, SharingNamespaces,
+		Ignore, Assigned, AssignedPools, Leases, Addresses, AddressPool, SharingKey, Renumber, ConnectionRateLimit, SharingNamespaces,
 	}
 }
 

@@ -122,7 +122,7 @@ func (vs values) references(list []value, what string, defined names) []string {
 }
 
 func (c compiler) advertisements(raw *rawConfig) []Advertisement {
-	if len(raw.Advertisements) == 0 {
+	if raw.Advertisements == nil { // [] is nobody
 		return []Advertisement{{Name: DefaultAdvertisement, Layer2: &Layer2{}}}
 	}
 	seen, peers := map[string]value{}, raw.peerNames()

@@ -69,8 +69,9 @@ type Config struct {
 	// Reservations keep addresses of the pools for Services, in the order of
 	// the document. No address is in two of them.
 	Reservations []Reservation
-	// Advertisements say how VIPs are made known. Never empty: a document
-	// without any announces every pool by layer 2 from every node.
+	// Advertisements say how VIPs are made known. A document without the key
+	// announces every pool by layer 2 from every node; one with an empty list
+	// announces nothing, because something else does.
 	Advertisements []Advertisement
 	// Peers are the routers that speakers have BGP sessions with, in the order
 	// of the document.

@@ -158,6 +158,9 @@ func (d *decoder) pairs(v value, into reflect.Value) bool {
 	return true
 }
 
+// opening says what to write for the keys that every document begins with.
+var opening = map[string]string{"apiVersion": ": write apiVersion: " + APIVersion, "kind": ": write kind: " + Kind}
+
 func (d *decoder) mapping(v value, into reflect.Value) bool {
 	if !d.is(v, yaml.MappingNode) {
 		return false
@@ -171,7 +174,7 @@ func (d *decoder) mapping(v value, into reflect.Value) bool {
 	}
 	for _, k := range keys {
 		if _, found := lookup(v.Node, k.name); k.required && !found {
-			d.errorf(v, "key %q is missing", k.name)
+			d.errorf(v, "key %q is missing%s", k.name, opening[k.name])
 		}
 	}
 	return true

@@ -86,9 +86,18 @@ func (d *decoder) isOurs(root value) bool {
 		return false
 	}
 	v, found := lookup(root.Node, "apiVersion")
+	if values, ok := lookup(root.Node, "config"); ok && !found && values.Kind == yaml.MappingNode {
+		d.errorf(value{Node: values, path: "config"}, "looks like a value of the chart, which makes the document of it: "+
+			"helm template lodestone deploy/chart --values FILE --show-only templates/config.yaml | lodestone validate -")
+		return false
+	}
 	if found && v.Kind == yaml.ScalarNode && v.ShortTag() == "!!str" && v.Value != APIVersion {
-		d.errorf(value{Node: v, path: "apiVersion"}, "%s is not a version of this document: this program reads %s", Quote(v.Value),
-			APIVersion)
+		hint := ""
+		if group, _, _ := strings.Cut(v.Value, "/"); strings.HasSuffix(group, "metallb.io") {
+			hint = "; lodestone migrate metallb makes one of MetalLB's objects"
+		}
+		d.errorf(value{Node: v, path: "apiVersion"}, "%s is not a version of this document: this program reads %s%s", Quote(v.Value),
+			APIVersion, hint)
 		return false
 	}
 	return true

@@ -22,7 +22,7 @@ type Scope struct {
 // Covers reports whether the Service is of a kind that Lodestone serves. It may be about to be
 // deleted.
 func (s Scope) Covers(svc *corev1.Service) bool {
-	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer {
+	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer || svc.Annotations[annotation.Ignore] == annotation.Ignored {
 		return false
 	}
 	if class := svc.Spec.LoadBalancerClass; class != nil {
@@ -53,6 +53,8 @@ func (s Scope) Foreign(svc *corev1.Service) string {
 		return fmt.Sprintf("its spec.type is %s, not LoadBalancer", svc.Spec.Type)
 	case svc.DeletionTimestamp != nil:
 		return "it is being deleted"
+	case svc.Annotations[annotation.Ignore] == annotation.Ignored:
+		return "its annotation " + annotation.Ignore + " leaves it to others"
 	case class != nil && !s.Covers(svc):
 		return fmt.Sprintf("its spec.loadBalancerClass is %q, and Lodestone serves %q", *class, s.Classes)
 	case !s.Covers(svc):

@@ -79,6 +79,9 @@ func TestAnotherRouterOnTheLink(t *testing.T) {
 		p.Address, p.Interface, p.PeerASN = netip.Addr{}, "eth0", config.ASN{External: true}
 	})
 	w.start()
+	// FRR opens a connection at the same time, and ends one of the two when it pleases.
+	w.until("a session that lasts", func() bool { return time.Since(w.up("tor").Since) > 2*time.Second },
+		func() any { return w.status("tor") })
 	first := w.up("tor")
 
 	rival := w.segment.Hosts[2]

@@ -396,6 +396,8 @@ func (s *scope) reason(node, owner string, v vip) Reason {
 	switch {
 	case !known:
 		return NodeUnknown
+	case s.Config != nil && len(s.Config.Advertisements) == 0:
+		return AnnouncedByOthers
 	case len(s.advertisements) == 0 && s.applied != "":
 		return ServiceNotSelected
 	case len(s.advertisements) == 0:
@@ -423,6 +425,7 @@ func (s *scope) reason(node, owner string, v vip) Reason {
 }
 
 var messages = map[Reason]string{
+	AnnouncedByOthers:  "the configuration leaves it to others: advertisements: []",
 	NoAdvertisement:    "no advertisement applies to its pool",
 	ServiceNotSelected: "no serviceSelector of the advertisements selects its Service",
 	NoServingEndpoint:  "no endpoint takes traffic",
@@ -458,7 +461,7 @@ func (s *scope) message(r Reason, node, owner string) string {
 		return owned
 	case r == LessPreferred:
 		return fmt.Sprintf("%s: it is preferred by %d, this node by %d", owned, s.weights[owner], s.weights[node])
-	case r == NoAdvertisement, r == ServiceNotSelected, r == NoServingEndpoint:
+	case r == AnnouncedByOthers, r == NoAdvertisement, r == ServiceNotSelected, r == NoServingEndpoint:
 		return text
 	case owner == "":
 		return text + "; nobody owns it"

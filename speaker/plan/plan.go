@@ -223,6 +223,7 @@ type Reason string
 // The reasons, which Reasons explains.
 const (
 	NotOwner           Reason = "NotOwner"
+	AnnouncedByOthers  Reason = "AnnouncedByOthers"
 	NoAdvertisement    Reason = "NoAdvertisement"
 	ServiceNotSelected Reason = "ServiceNotSelected"
 	NoServingEndpoint  Reason = "NoServingEndpoint"
@@ -247,6 +248,8 @@ func Reasons() reason.Texts[Reason] {
 			Cure: "Add it to bgpPermit, or take the address out of the pools that are advertised by BGP.", Keys: []string{"bgpPermit"}},
 		NotOwner: {Cause: "Another node, which the message names, announces the VIP by layer 2.",
 			Cure: "Not a fault: one node answers for each VIP."},
+		AnnouncedByOthers: {Cause: "The configuration says advertisements: [], so that something else announces the VIPs.",
+			Cure: "Not a fault if something does.", Keys: []string{"advertisements"}},
 		NoAdvertisement: {Cause: "No advertisement is for the pool.", Cure: "Add one, or name one in the pool's advertise.",
 			Keys: []string{"pools[].advertise"}},
 		ServiceNotSelected: {Cause: "Every advertisement for the pool has a serviceSelector that matches no Service with the VIP.",

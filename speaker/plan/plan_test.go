@@ -267,6 +267,14 @@ var stories = map[string]func(*story){
 		s.wantOwner(vip, "")
 		s.wantSilent("n1", vip, plan.NoAdvertisement)
 	},
+	"no advertisements: others announce, and nobody lacks an owner": func(s *story) {
+		s.Config.Advertisements = nil
+		s.wantOwner(vip, "")
+		s.wantSilent("n1", vip, plan.AnnouncedByOthers)
+		if silence := plan.Make("n1", s.Snapshot).Silent[vip]; silence.Unowned {
+			s.t.Errorf("%v counts as a VIP without an owner", silence)
+		}
+	},
 	"14 a VIP whose pool is gone stays announced, by all advertisements": func(s *story) {
 		s.Config.Pools = []config.Pool{pool("other", []string{"none"}, "198.51.100.0/24")}
 		s.wantOwner(vip, "n1", "n2", "n3")

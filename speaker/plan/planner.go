@@ -245,7 +245,7 @@ func (p *Planner) decide(vip netip.Addr) (Verdict, *scope) {
 		}}, scope
 	}
 	silence := p.router.unite(scope.silence(p.node, owner, demand), unheard)
-	silence.Unowned = owner == "" && unheard == Silence{}
+	silence.Unowned = owner == "" && unheard == Silence{} && silence.Reason != AnnouncedByOthers
 	return Verdict{Silent: peers == nil, Peers: peers, Silence: silence}, scope
 }
 

@@ -87,7 +87,8 @@ func TestOthersAtTheTable(t *testing.T) {
 	n.wantRoutes(t, toOthers(2, 3)...)
 	n.Run("ip", "route", "flush", "proto", "76")
 	n.wantRoutes(t, toOthers(2, 3)...)
-	require.Eventually(t, func() bool { return strings.Count(n.log.String(), "pod route restored") == 4 }, patience, 10*time.Millisecond)
+	// More if a route is back before ip has looked whether the table is empty: it flushes in rounds.
+	require.Eventually(t, func() bool { return strings.Count(n.log.String(), "pod route restored") >= 4 }, patience, 10*time.Millisecond)
 
 	n.Run("ip", "route", "add", "10.88.0.0/24", "via", "198.18.0.2", "proto", "76")
 	n.Run("ip", "route", "add", "10.244.2.0/24", "via", "198.18.0.3", "proto", "76", "metric", "5")

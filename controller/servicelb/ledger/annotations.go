@@ -48,7 +48,7 @@ func RequestOf(svc *corev1.Service, namespaceLabels map[string]string, dialects 
 	wishes, contradiction := dialects.Read(svc)
 	for _, err := range []error{
 		readSharing(svc, wishes.SharingKey, &req), contradiction, readPools(wishes.Pools, &req), readAddresses(wishes, &req),
-		readRenumber(svc, &req), checkLimit(svc),
+		readRenumber(svc, &req), checkLimit(svc), checkIgnore(svc),
 	} {
 		if err != nil {
 			return req, &ipam.Refusal{Reason: ipam.InvalidRequest, Message: err.Error()}
@@ -144,6 +144,14 @@ func readRenumber(svc *corev1.Service, req *ipam.Request) error {
 func checkLimit(svc *corev1.Service) error {
 	_, err := kube.ConnectionRateLimit(svc)
 	return err
+}
+
+// checkIgnore finds the annotation with a value that does not leave the Service to others.
+func checkIgnore(svc *corev1.Service) error {
+	if value, ok := svc.Annotations[annotation.Ignore]; ok {
+		return in(annotation.Ignore, fmt.Errorf("%s is not %q", quote(value), annotation.Ignored))
+	}
+	return nil
 }
 
 // in says which annotation an error is about.

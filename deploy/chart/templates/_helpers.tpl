@@ -30,6 +30,20 @@ app.kubernetes.io/component: {{ . }}
 {{ .Values.membership.existingSecret | default "lodestone-membership" }}
 {{- end }}
 
+{{/* Names of the Secrets with passwords of BGP peers, as JSON: those listed, and those that the
+configuration names. What is wrong with the configuration is for the controller to say. */}}
+{{- define "lodestone.passwordSecrets" -}}
+{{- $names := .Values.speaker.bgp.passwordSecrets }}
+{{- if not .Values.existingConfigMap }}
+{{- range (.Values.config | default dict).peers }}
+{{- if and (kindIs "map" .passwordSecretRef) (kindIs "string" (get (.passwordSecretRef | default dict) "name")) }}
+{{- $names = append $names .passwordSecretRef.name }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- $names | uniq | sortAlpha | toJson }}
+{{- end }}
+
 {{/* What both components may do to prove who asks for their metrics. */}}
 {{- define "lodestone.delegatedAuthRules" -}}
 - apiGroups: [authentication.k8s.io]

@@ -196,6 +196,8 @@ func TestBadValuesAreRefused(t *testing.T) {
 		{"config=none", "config"},
 		{"config.kind=Pool", "kind"},
 		{"config.pools=lan", "pools"},
+		{"config.peers=tor", "peers"},
+		{"monitoring.prometheusRule.runbooks=docs/", "runbooks"},
 		{"controller=null", "missing property 'controller'"},
 		{"existingConfigMap=My_Config", "existingConfigMap"},
 		{"membership.key=secret", "key"},
@@ -309,6 +311,39 @@ func TestRights(t *testing.T) {
 		if mayWrite(r) && !reviews {
 			t.Errorf("a speaker may write: %v", r)
 		}
+	}
+}
+
+// A speaker may read the Secrets with the passwords of its peers, whether the configuration
+// or the list names them, and no others.
+func TestPasswordsOfPeers(t *testing.T) {
+	for _, test := range []struct {
+		name, values string
+		want         []string
+	}{
+		{"of the configuration", "config: {peers: [{passwordSecretRef: {name: b, key: x}}, {name: open}, {passwordSecretRef: {name: a}}]}", []string{"a", "b"}},
+		{"and listed", "speaker: {bgp: {passwordSecrets: [c, a]}}\nconfig: {peers: [{passwordSecretRef: {name: a}}]}", []string{"a", "c"}},
+		{"of a ConfigMap that the chart cannot see", "existingConfigMap: mine\nconfig: {peers: [{passwordSecretRef: {name: a}}]}", nil},
+		{"of a configuration that the controller will refuse", "config: {peers: [{passwordSecretRef: a}, {passwordSecretRef: {name: 1}}, {}]}", nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			values := filepath.Join(t.TempDir(), "values.yaml")
+			if err := os.WriteFile(values, []byte(test.values), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			var names []string
+			for _, r := range find[rbacv1.Role](objects(t, render(t, values)))["lodestone-speaker"].Rules {
+				if slices.Contains(r.Resources, "secrets") {
+					names = append(names, r.ResourceNames...)
+					if mayWrite(r) || len(r.ResourceNames) == 0 {
+						t.Errorf("rule %v", r)
+					}
+				}
+			}
+			if !slices.Equal(names, test.want) {
+				t.Errorf("it may read %q, want %q", names, test.want)
+			}
+		})
 	}
 }
 

@@ -164,6 +164,17 @@ func TestPrometheusRule(t *testing.T) {
 	require.NoError(t, yaml.UnmarshalStrict([]byte(fileOf(t, "monitoring/rules.yaml")), &want))
 	assert.Greater(t, len(want.Groups), 3)
 	assert.Equal(t, want, r.Spec)
+
+	// Where nothing from the Internet can be reached, the pages are elsewhere.
+	all = objects(t, render(t, "testdata/default.values.yaml", "--set=monitoring.prometheusRule.enabled=true",
+		"--set=monitoring.prometheusRule.runbooks=https://wiki.example.com/lodestone"))
+	for _, g := range find[monitoringv1.PrometheusRule](all)["lodestone"].Spec.Groups {
+		for _, rule := range g.Rules {
+			if rule.Alert != "" {
+				assert.Equal(t, "https://wiki.example.com/lodestone/"+rule.Alert+".md", rule.Annotations["runbook_url"])
+			}
+		}
+	}
 }
 
 // TestDashboard: Grafana's sidecar gets the file as it is.

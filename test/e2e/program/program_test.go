@@ -3,6 +3,7 @@ package program
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -74,5 +75,35 @@ func TestAFailedBuildShowsTheCompilersWords(t *testing.T) {
 	_, err := Builder{Root: root, Progress: func(string, ...any) {}}.Kubernetes(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "undefinedThing") {
 		t.Errorf("err = %v", err)
+	}
+}
+
+// Whatever the tests build is compiled once if it is the same version everywhere, which
+// halves what a new machine compiles. MetalLB, kube-router and promtool want other versions.
+func TestModulesShareVersions(t *testing.T) {
+	root := filepath.Join("..", "..", "..")
+	requirement := regexp.MustCompile(`(?m)^(?:require)?\s+(\S+\.\S+) (v\S+)`)
+	first := map[string]string{} // where a module was first, by its name
+	versions := map[string]string{}
+	for _, dir := range []string{".", "test/e2e", "test/e2e/cmd/kubernetes", "test/e2e/cmd/helm"} {
+		text, err := os.ReadFile(filepath.Join(root, dir, "go.mod"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := requirement.FindAllStringSubmatch(string(text), -1)
+		if len(all) < 50 {
+			t.Fatalf("%s: only %d requirements are understood", dir, len(all))
+		}
+		for _, m := range all {
+			module, version := m[1], m[2]
+			if version == "v0.0.0" { // Kubernetes replaces its own parts
+				continue
+			}
+			if before, ok := versions[module]; ok && before != version {
+				t.Errorf("%s: %s in %s, %s in %s", module, before, first[module], version, dir)
+				continue
+			}
+			versions[module], first[module] = version, dir
+		}
 	}
 }

@@ -20,7 +20,7 @@ const uninitialized = "node.cloudprovider.kubernetes.io/uninitialized"
 func (s *story) register(name string, change func(*corev1.Node)) {
 	s.Helper()
 	node := &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelHostname: name}},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelHostname: name, corev1.LabelOSStable: "linux"}},
 		Spec: corev1.NodeSpec{
 			Unschedulable: true,
 			Taints:        []corev1.Taint{{Key: uninitialized, Value: "true", Effect: corev1.TaintEffectNoSchedule}},

@@ -114,7 +114,7 @@ func TestValidateWhatTheClusterHas(t *testing.T) {
 	w := newWorld(t)
 	assert.Equal(t, "ConfigMap lodestone-system/lodestone-config: valid: 2 pools, 24 addresses, 2 advertisements, 2 BGP peers\n",
 		w.ask("", ExitOK, "validate", "--live"))
-	assert.Contains(t, w.ask("", ExitFailed, "validate", "--live", "config.yaml"), "unknown command")
+	assert.Contains(t, w.ask("", ExitFailed, "validate", "--live", "config.yaml"), "leave the file out")
 
 	cm := object[*corev1.ConfigMap](w, config.ConfigMapName)
 	cm.Data[config.Key] = strings.Replace(configured, "203.0.113.10-", "203.0.113.1-", 1)

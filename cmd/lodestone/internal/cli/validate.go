@@ -39,10 +39,13 @@ sense in the cluster, and 3 when something could not be read.`,
 	a := answerFlags(cmd, s)
 	t := targetFlags(cmd, s)
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
-		if *live {
-			return cobra.NoArgs(cmd, args)
+		switch {
+		case *live && len(args) > 0:
+			return errors.New("--live checks the configuration in the cluster: leave the file out, or --live")
+		case !*live && len(args) != 1:
+			return fmt.Errorf("%d files given: name one, - for the standard input, or --live for the cluster", len(args))
 		}
-		return cobra.ExactArgs(1)(cmd, args)
+		return nil
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		var v validity
