@@ -57,12 +57,3 @@ func take(ctx context.Context, number int, progress func(format string, args ...
 	first, err := lock.First(ctx, progress, locks...)
 	return place(1 + slices.Index(locks, first)), err
 }
-
-// Reserve keeps labs of other programs out of a place, waiting until there is none, until
-// Release or the end of this program.
-func Reserve(ctx context.Context, number int, progress func(format string, args ...any)) error {
-	return place(number).lock().Acquire(ctx, progress)
-}
-
-// Release gives a place that was reserved to whoever waits for it.
-func Release(number int) { place(number).lock().Release() }

@@ -17,7 +17,6 @@ import (
 
 // Scenario 11.
 func TestFreedAddressGoesToTheWaitingService(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.config(onePool("single", "198.18.0.210"))
 	s.service("first")
@@ -38,7 +37,6 @@ func TestFreedAddressGoesToTheWaitingService(t *testing.T) {
 
 // Scenario 12.
 func TestAddressesSurviveTwentyControllerRestarts(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.stopController() // one beside the cluster starts sooner than a pod
 	stop := s.slowAPIServer()
@@ -59,7 +57,6 @@ func TestAddressesSurviveTwentyControllerRestarts(t *testing.T) {
 
 // Scenario 16.
 func TestServicesDrawFromThePoolOfTheLowestPriorityFirst(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.config(`
 quarantine: 0s
@@ -81,7 +78,6 @@ pools:
 
 // Scenario 19.
 func TestRequestedAddressIsGivenOrRefusedWithTheFacts(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.service("by-annotation", annotated(addrAnnotation, "198.18.0.233"))
 	s.holds("by-annotation", "198.18.0.233")
@@ -105,7 +101,6 @@ func TestRequestedAddressIsGivenOrRefusedWithTheFacts(t *testing.T) {
 
 // Scenario 21.
 func TestClassesAreServedOrLeftAlone(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	foreign := s.service("foreign", class("example.com/other"))
 	s.service("ours", class(ourClass))
@@ -127,7 +122,6 @@ func TestClassesAreServedOrLeftAlone(t *testing.T) {
 
 // Scenario 23.
 func TestExcludedFirstAndLastAddressesAreNeverGiven(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.config(`
 quarantine: 0s
@@ -151,7 +145,6 @@ pools:
 
 // Scenario 74, first half.
 func TestServiceRecreatedWithinASecondIsANewService(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.config(onePool("single", "198.18.0.210"))
 	for range 5 {
@@ -164,7 +157,6 @@ func TestServiceRecreatedWithinASecondIsANewService(t *testing.T) {
 
 // Scenario 74, second half.
 func TestServiceDeletedWhileTheControllerIsDownFreesItsAddress(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.config(onePool("single", "198.18.0.210"))
 	s.service("web")
@@ -183,7 +175,6 @@ func TestServiceDeletedWhileTheControllerIsDownFreesItsAddress(t *testing.T) {
 
 // Scenario 75.
 func TestServiceTurnsClusterIPAndBack(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.config(onePool("single", "198.18.0.210"))
 	s.service("web")
@@ -208,7 +199,6 @@ func TestServiceTurnsClusterIPAndBack(t *testing.T) {
 
 // Scenario 76.
 func TestStatusWipedByHandIsRepaired(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.service("web")
 	address := s.assigned("web")
@@ -226,7 +216,6 @@ func TestStatusWipedByHandIsRepaired(t *testing.T) {
 
 // Scenario 77.
 func TestHostileAnnotationsHurtOnlyTheirOwnService(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	poison := map[string]string{
 		"half":     "198.18.0.",
@@ -262,7 +251,6 @@ func TestHostileAnnotationsHurtOnlyTheirOwnService(t *testing.T) {
 // gives nothing twice. It writes a few addresses; what it has decided on beyond is held
 // on the way to the API server until it is dead.
 func TestControllerKilledWhileAssigning(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.stopController()
 	seen := s.watchAddresses()

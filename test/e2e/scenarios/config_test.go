@@ -36,7 +36,6 @@ func (s *story) config(body string) {
 
 // Scenario 41.
 func TestInvalidConfigurationChangesNothing(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.service("before")
 	address := s.assigned("before")
@@ -73,7 +72,6 @@ func TestInvalidConfigurationChangesNothing(t *testing.T) {
 
 // A pool that is removed while in use keeps its Services' addresses.
 func TestPoolRemovedWhileInUseMovesNobody(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.service("web")
 	address := s.assigned("web")
@@ -99,7 +97,6 @@ func TestPoolRemovedWhileInUseMovesNobody(t *testing.T) {
 // Without a configuration nothing is allocated, everything is kept, and both
 // the user and the operator are told.
 func TestMissingConfigurationIsSaid(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.service("before")
 	address := s.assigned("before")
@@ -132,7 +129,6 @@ const lastValid = "lodestone-config-last-valid"
 // A document that is broken by an edit costs nothing, even when all programs start anew
 // while it is: they take the copy of the last valid one, and say so.
 func TestProgramsThatStartTakeTheLastValidConfiguration(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	vip := s.serveUDP("web")
 	s.steady(vip)

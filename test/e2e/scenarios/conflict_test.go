@@ -66,7 +66,6 @@ func TestPartitionHasAnOwnerOnEachSideAndOneAfterwards(t *testing.T) {
 // Scenario 66: a foreign host has the address that a Service is given. The
 // Service moves on before anything was announced.
 func TestServiceIsGivenAnotherAddressThanThatOfAForeignHost(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	const taken, free = "198.18.0.251", "198.18.0.252"
 	mac := s.clientTakes(taken)
@@ -84,7 +83,6 @@ func TestServiceIsGivenAnotherAddressThanThatOfAForeignHost(t *testing.T) {
 // Scenario 66, with a Service that wants no other address: it is told, and
 // served when the host is gone.
 func TestServiceThatWaitsForTheAddressOfAForeignHost(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	const taken = "198.18.0.199"
 	mac := s.clientTakes(taken)
@@ -110,7 +108,6 @@ func TestServiceThatWaitsForTheAddressOfAForeignHost(t *testing.T) {
 
 // Scenario 67: a foreign host takes a VIP later. It moves nothing.
 func TestForeignHostTakesAVIPLater(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	const vip = "198.18.0.198"
 	s.config(onePool("later", vip))

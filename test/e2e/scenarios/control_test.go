@@ -3,7 +3,6 @@ package scenarios
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"strings"
@@ -27,8 +26,7 @@ var installation *lodestone.Installation
 // TestMain brings up a lab for the stories. With LODESTONE_LAB=keep it uses the one that is
 // up, if any, and leaves it up.
 func TestMain(m *testing.M) {
-	flag.Parse()
-	code, err := runStories(m, os.Getenv("LODESTONE_LAB") == "keep")
+	code, err := runStories(m)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "scenarios:", err)
 		code = 1
@@ -36,26 +34,15 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-func runStories(m *testing.M, keep bool) (int, error) {
-	// One story after the other: those that are parallel to labs of other packages come last.
-	if err := flag.Set("test.parallel", "1"); err != nil {
-		return 1, err
-	}
-	start := time.Now()
-	progress := func(format string, args ...any) {
-		fmt.Printf("lab: %5.1fs %s\n", time.Since(start).Seconds(), fmt.Sprintf(format, args...))
-	}
-	ctx, ours := context.Background(), 1
-	if !keep {
-		ours = storiesPlace
-		if err := lab.Reserve(ctx, othersPlace, progress); err != nil {
-			return 1, err
-		}
-		othersMayRun = func() { lab.Release(othersPlace) }
-	}
+func runStories(m *testing.M) (int, error) {
+	ctx := context.Background()
+	keep := os.Getenv("LODESTONE_LAB") == "keep"
 	cluster, err := lab.Open("")
 	if err != nil || !keep {
-		cluster, err = lab.Up(ctx, lab.Options{DualStack: true, Router: lab.RouterBoth, Place: ours, Progress: progress})
+		start := time.Now()
+		cluster, err = lab.Up(ctx, lab.Options{DualStack: true, Router: lab.RouterBoth, Place: 1, Progress: func(format string, args ...any) {
+			fmt.Printf("lab: %5.1fs %s\n", time.Since(start).Seconds(), fmt.Sprintf(format, args...))
+		}})
 	}
 	if err != nil {
 		return 1, err
@@ -68,23 +55,6 @@ func runStories(m *testing.M, keep bool) (int, error) {
 		err = cluster.Down(ctx)
 	}
 	return code, err
-}
-
-// The places of the stories' lab, and of those of other packages, which need the first one.
-const (
-	othersPlace  = 1
-	storiesPlace = 2
-)
-
-// othersMayRun lets other packages have labs.
-var othersMayRun = func() {}
-
-// besideOthers is the first line of a story that neither counts packets nor measures time.
-// It runs when all are through that do.
-func besideOthers(t *testing.T) {
-	t.Helper()
-	t.Parallel()
-	othersMayRun()
 }
 
 func (s *story) stopController() {

@@ -45,7 +45,6 @@ func (s *story) dashboards() (all []string) {
 
 // Every replica shows the dashboard to who may see it, and tells others nothing.
 func TestDashboardIsForWhoMaySeeIt(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.service("web")
 	address := s.assigned("web")
@@ -94,7 +93,6 @@ func (s *story) hidesFromProxies() {
 // lodestone dashboard brings the page to the operator's machine, through the API
 // server.
 func TestDashboardComesToTheOperator(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.service("web")
 	s.assigned("web")

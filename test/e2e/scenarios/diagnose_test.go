@@ -105,7 +105,6 @@ func (s *story) withIP(node string, do, undo string) {
 
 // The operator asks what is wrong: nothing, then all that the test has done.
 func TestDiagnosisFindsWhatIsWrong(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	nodes := s.Lab.Nodes()
 	require.GreaterOrEqual(t, len(nodes), 3)
@@ -234,7 +233,6 @@ func (s *story) plantMetalLB() {
 
 // A speaker that hangs is named, and what the others tell is there.
 func TestDiagnosisWithoutASpeaker(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	node := s.Lab.Nodes()[1]
 	pod := s.speakerOf(node)
@@ -250,7 +248,6 @@ func TestDiagnosisWithoutASpeaker(t *testing.T) {
 
 // What goes with a ticket is whole, and has no secret of the cluster in it.
 func TestBundleForATicket(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.service("web")
 	s.assigned("web")

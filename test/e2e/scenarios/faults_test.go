@@ -93,7 +93,6 @@ func (s *story) allAssigned() {
 // A leader that is asleep while another one takes over, and then goes on in
 // the belief that it still leads.
 func TestLeaderThatSleepsThroughItsLeaseGivesNoAddressTwice(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.config("\nquarantine: 1s\npools:\n  - {name: narrow, addresses: [198.18.0.200-198.18.0.219]}\n")
 	seen := s.watchAddresses()
@@ -127,7 +126,6 @@ func TestLeaderThatSleepsThroughItsLeaseGivesNoAddressTwice(t *testing.T) {
 // The API server refuses or forgets every third request of the controller
 // while Services come and go.
 func TestControllerConvergesThroughAFaultyAPIServer(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.config("\nquarantine: 1s\npools:\n  - {name: narrow, addresses: [198.18.0.200-198.18.0.219]}\n")
 	s.stopController()

@@ -250,7 +250,6 @@ func (g *guide) run(command string) string {
 // The wrong order: the old announcer still answers when Lodestone takes over.
 // The Service keeps its address, and is served when the announcer is gone.
 func TestOldAnnouncerThatStillAnswersMovesNobody(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.config("\nquarantine: 1s\n")
 	s.echo(2)
@@ -275,7 +274,6 @@ func TestOldAnnouncerThatStillAnswersMovesNobody(t *testing.T) {
 
 // What no pool has, and what has another class, stays as it is.
 func TestServicesThatCannotBeTakenOverAreLeftAlone(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.config("\ncompatibility: [metallb]" + onePool("lan", "198.18.0.140-198.18.0.149"))
 	s.service("classy", class("metallb.io/metallb"))

@@ -76,7 +76,6 @@ func providedIPs(ips string) func(*corev1.Node) {
 
 // Scenario 46, with the lab's real kubelets.
 func TestNodesOfRealKubeletsAreInitialized(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	for i, name := range s.Lab.Nodes() {
 		node := s.initialized(name)
@@ -87,7 +86,6 @@ func TestNodesOfRealKubeletsAreInitialized(t *testing.T) {
 
 // Scenarios 46 and 49, with nodes of every kind.
 func TestNodeGetsProviderIDAddressesAndZone(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.config(usualPools + `
 nodes:
@@ -117,7 +115,6 @@ nodes:
 
 // Scenario 47.
 func TestNotReadyNodeIsDeletedOnlyWhenTheOperatorSaysItIsGone(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	notReady := func(node *corev1.Node) {
 		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionFalse, Reason: "Test"}}
@@ -140,7 +137,6 @@ func TestNotReadyNodeIsDeletedOnlyWhenTheOperatorSaysItIsGone(t *testing.T) {
 
 // Scenario 48: no flag but the kubeconfig, no cluster CIDR.
 func TestControllerStartsWithDefaultFlags(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.stopController()
 	stop := s.runController()
@@ -154,7 +150,6 @@ func TestControllerStartsWithDefaultFlags(t *testing.T) {
 
 // Scenario 50.
 func TestForeignServiceWithAFinalizerLikeOursIsLeftAlone(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	finalized := func(svc *corev1.Service) {
 		svc.Finalizers = []string{"service.kubernetes.io/load-balancer-cleanup"}

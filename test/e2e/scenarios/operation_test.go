@@ -22,7 +22,6 @@ import (
 // What a user sees after the installation: the chart's own test passes. Its pod
 // would run in any namespace.
 func TestHelmTest(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	const enforce = "pod-security.kubernetes.io/enforce"
 	label := func(level string) {
@@ -39,7 +38,6 @@ func TestHelmTest(t *testing.T) {
 // What keeps the components out of namespaces of the levels "baseline" and
 // "restricted", by the API server's own words, is what the guide says.
 func TestPodSecurityIsRefusedForWhatTheGuideSays(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	for level, want := range map[string]map[string]string{
 		"baseline": {
@@ -66,7 +64,6 @@ func TestPodSecurityIsRefusedForWhatTheGuideSays(t *testing.T) {
 
 // Scenario 53: what each component may do, and what it must not.
 func TestComponentsMayDoTheirWorkAndNothingBeyond(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	const ours, elsewhere, apiServer = lodestone.Namespace, "kube-system", "default"
 	type rule struct {
@@ -167,7 +164,6 @@ func (s *story) may(account, verb, resource, namespace, name string) bool {
 
 // Scenario 55.
 func TestStandbyTakesOverFromTheLeader(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	for name, end := range map[string]func(context.Context, *corev1.Pod) error{
 		"terminated": s.Terminate,
@@ -187,7 +183,6 @@ func TestStandbyTakesOverFromTheLeader(t *testing.T) {
 
 // Scenario 57 and the metrics of this version.
 func TestMetricsNeedAuthorization(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	var anybody string
 	s.eventually("the namespace has its default account", func() (err error) {
@@ -219,7 +214,6 @@ func (s *story) status(url, token string) int {
 
 // Scenario 51: the counters follow what happens.
 func TestMetricsFollowTheServices(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.config(onePool("pair", "198.18.0.210-198.18.0.211"))
 	require.NoError(t, s.LeaderMetricBecomes(s.ctx, "lodestone_pool_addresses",

@@ -26,7 +26,6 @@ protocol bgp { local %[1]s as 64512; neighbor 198.18.0.254 as 64513; ipv4 { impo
 // Something else announces the addresses that Lodestone gives: BIRD on a node, then nothing
 // but a route made by hand. Nobody misses an owner, and the first advertisement counts at once.
 func TestSomethingElseAnnounces(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.config("\npools:\n  - {name: routed, addresses: [198.18.16.0/24]}\nadvertisements: []\n")
 	s.echo(2)

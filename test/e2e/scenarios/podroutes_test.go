@@ -129,7 +129,6 @@ func routesToPodsAreOurs(t *testing.T) {
 // With mode bgp a router knows every node's pods, also those of one that takes
 // no traffic for VIPs.
 func TestRoutersKnowThePods(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.config(routed + peers + "routes: {mode: bgp, peers: [tor]}\n")
 	all := s.podRoutes()

@@ -65,7 +65,6 @@ func (s *story) likeHelmTest() *corev1.Pod {
 // reached by nobody. Everything else is in the nodes' network, where no policy stops
 // it.
 func TestPoliciesConfineThePodOfHelmTest(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.echo(2)
 	s.enforce()
@@ -116,7 +115,6 @@ func TestPoliciesConfineThePodOfHelmTest(t *testing.T) {
 // A policy that allows clients, and not nodes: clients are served, and who asks
 // whether VIPs answer is told why they do not answer him.
 func TestDiagnosisOfAPolicyThatForbidsNodes(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.echo(int32(len(s.Lab.Nodes())))
 	s.enforce()

@@ -46,7 +46,6 @@ func (s *story) isSilent(service, node, reason string) {
 // The operator asks why a node does not announce a VIP, and is told, whatever it
 // is. Nodes without a machine stand for those that something is wrong with.
 func TestEveryNodeTellsWhyItDoesNotAnnounce(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.config(`
 quarantine: 0s

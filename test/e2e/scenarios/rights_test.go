@@ -44,7 +44,6 @@ func (s *story) asSpeaker(node string, bound bool) *kubernetes.Clientset {
 // kind that the API server has, in three namespaces. What it may is listed here; the
 // rest is 403.
 func TestASpeakersTokenMayDoNothingBeyond(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	speaker := s.asSpeaker(s.Lab.Nodes()[0], true)
 	const read, ours = "get list watch", lodestone.Namespace
@@ -152,7 +151,6 @@ func (s *story) try(c rest.Interface, verb, path, name, sub string) error {
 // A speaker's token writes the Lease of its node, and no other: neither the controllers',
 // which would stop them, nor that of another speaker, which would draw its VIPs.
 func TestASpeakersTokenWritesItsOwnLeaseAlone(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	nodes := s.Lab.Nodes()
 	leases := s.asSpeaker(nodes[0], true).CoordinationV1().Leases(lodestone.Namespace)

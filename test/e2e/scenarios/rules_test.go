@@ -63,7 +63,6 @@ func (s *story) stands(name, reason string) (message string) {
 
 // Scenario 15.
 func TestPoolsOpenByLabelsOfNamespaceAndService(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.config(`
 quarantine: 0s
@@ -107,7 +106,6 @@ pools:
 // Scenario 20: what shares an address is reached at its own port, and an edit
 // that clashes costs nobody but the edited Service.
 func TestServicesShareAnAddress(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.echo(3)
 	s.service("web", annotated(sharingKey, "edge"), port("http", corev1.ProtocolTCP, 80))
@@ -145,7 +143,6 @@ func TestServicesShareAnAddress(t *testing.T) {
 
 // Scenario 22.
 func TestQuotaBoundsANamespace(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.config("\nquarantine: 0s\npools:\n  - {name: lan, addresses: [198.18.0.210-198.18.0.219], namespaceQuota: 2, requesters: [elsewhere]}\n")
 	s.service("bold", annotated(addrAnnotation, "198.18.0.215"))
@@ -161,7 +158,6 @@ func TestQuotaBoundsANamespace(t *testing.T) {
 }
 
 func TestPoolIsEmptiedWithoutMovingAnybodyUnasked(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.config("\nquarantine: 0s\npools:\n  - {name: old, addresses: [198.18.0.210-198.18.0.219]}\n")
 	s.service("web")
@@ -186,7 +182,6 @@ pools:
 
 // Kept and reserved addresses survive the Service, and the controller.
 func TestAddressesAreKeptForTheServiceThatComesBack(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.config(fmt.Sprintf(`
 quarantine: 0s
@@ -218,7 +213,6 @@ reservations:
 
 // Scenario 42, the side of the pools.
 func TestTheClustersOwnAddressesAreNeverGiven(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	node := s.Lab.Addresses("n1")[0]
 	s.config(fmt.Sprintf("\nquarantine: 0s\npools:\n  - {name: careless, addresses: [%s-%s]}\n  - {name: elsewhere, addresses: "+
@@ -237,7 +231,6 @@ func TestTheClustersOwnAddressesAreNeverGiven(t *testing.T) {
 
 // Scenario 45, and 44: a pool for a year, and names of what does not exist.
 func TestWidePoolsAndWrongNames(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.config("\nquarantine: 0s\npools:\n  - {name: huge, addresses: [11.0.0.0/8]}\n")
 	for i := range 5 {
@@ -250,7 +243,6 @@ func TestWidePoolsAndWrongNames(t *testing.T) {
 }
 
 func TestOperatorAsksWhyAndWhatIf(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.config(onePool("pair", "198.18.0.210-198.18.0.211") + "  - {name: spare, addresses: [198.18.0.219], autoAssign: false}\n")
 	for _, name := range []string{"a", "b"} {

@@ -10,7 +10,6 @@ import (
 // Kubernetes' own service controller drives Lodestone by one value of the chart and
 // with the chart's rights. Whatever Services go through has the same result then.
 func TestUpstreamServiceControllerDrivesTheProvider(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	s.service("existing")
 	before := s.assigned("existing")
@@ -57,7 +56,6 @@ func TestUpstreamServiceControllerDrivesTheProvider(t *testing.T) {
 // Kubernetes' controller serves Services without a class: it cannot be switched on where
 // these are somebody else's.
 func TestUpstreamServiceControllerNeedsServicesWithoutAClass(t *testing.T) {
-	besideOthers(t)
 	s := begin(t)
 	err := s.Upgrade(s.ctx, s.Lab.Chart(), "--set=controller.serviceController=upstream", "--set=controller.handleClassless=false")
 	require.ErrorContains(t, err, "controller.handleClassless=false excludes")
