@@ -321,10 +321,13 @@ func TestPasswordsOfPeers(t *testing.T) {
 		name, values string
 		want         []string
 	}{
-		{"of the configuration", "config: {peers: [{passwordSecretRef: {name: b, key: x}}, {name: open}, {passwordSecretRef: {name: a}}]}", []string{"a", "b"}},
-		{"and listed", "speaker: {bgp: {passwordSecrets: [c, a]}}\nconfig: {peers: [{passwordSecretRef: {name: a}}]}", []string{"a", "c"}},
+		{"of the configuration", "config: {peers: [{passwordSecretRef: {name: b, key: x}}, {name: open}, {passwordSecretRef: {name: a}}]}",
+			[]string{"a", "b"}},
+		{"and listed", "speaker: {bgp: {passwordSecrets: [c, a]}}\nconfig: {peers: [{passwordSecretRef: {name: a}}]}",
+			[]string{"a", "c"}},
 		{"of a ConfigMap that the chart cannot see", "existingConfigMap: mine\nconfig: {peers: [{passwordSecretRef: {name: a}}]}", nil},
-		{"of a configuration that the controller will refuse", "config: {peers: [{passwordSecretRef: a}, {passwordSecretRef: {name: 1}}, {}]}", nil},
+		{"of a configuration that the controller will refuse", "config: {peers: [{passwordSecretRef: a}, {passwordSecretRef: {name: 1}}, {}]}",
+			nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			values := filepath.Join(t.TempDir(), "values.yaml")

@@ -71,12 +71,12 @@ func TestTooLargeAFileIsNotReadToItsEnd(t *testing.T) {
 
 func TestWrongUsageExitsWith3(t *testing.T) {
 	for want, args := range map[string][]string{
-		"lodestone: no command given; see lodestone --help\n":                                       {},
-		"lodestone: 0 files given: name one, - for the standard input, or --live for the cluster\n": {"validate"},
-		"lodestone: 2 files given: name one, - for the standard input, or --live for the cluster\n": {"validate", "a", "b"},
-		"lodestone: unknown command \"valid\" for \"lodestone\"":                                    {"valid"},
-		"lodestone: unknown flag: --strict\n":                                                       {"validate", "--strict", "-"},
-		"lodestone: open no/such/file: no such file or directory":                                   {"validate", filepath.Join("no", "such", "file")},
+		"lodestone: no command given; see lodestone --help\n":          {},
+		"lodestone: 0 files given: name one, - for the standard input": {"validate"},
+		"lodestone: 2 files given: name one, - for the standard input": {"validate", "a", "b"},
+		"lodestone: unknown command \"valid\" for \"lodestone\"":       {"valid"},
+		"lodestone: unknown flag: --strict\n":                          {"validate", "--strict", "-"},
+		"lodestone: open no/such/file: no such file or directory":      {"validate", filepath.Join("no", "such", "file")},
 		"lodestone: read .: ": {"validate", "."},
 	} {
 		code, out, err := run(t, "", args...)
