@@ -189,6 +189,28 @@ func TestImports(t *testing.T) {
 	}
 }
 
+// TestTheDockerfileSeesWhatItBuilds: .dockerignore leaves out all that it does not name, and a
+// package that moved into a new folder would be missed where nobody builds with Docker.
+func TestTheDockerfileSeesWhatItBuilds(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile(".dockerignore")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := strings.Fields(string(text))
+	for name, p := range listPackages(t) {
+		if folders(name, 1) != "cmd" {
+			continue
+		}
+		for _, dep := range append(p.Deps, module+"/"+name) {
+			if ours, ok := strings.CutPrefix(dep, module+"/"); ok && !slices.Contains(seen, "!"+folders(ours, 1)) {
+				t.Errorf("%s is in %s, and .dockerignore leaves its folder out", ours, name)
+				return
+			}
+		}
+	}
+}
+
 // folders returns the first n folders of a path.
 func folders(p string, n int) string {
 	all := strings.Split(p, "/")
