@@ -11,6 +11,7 @@
 //	plan.go      lodestone plan and simulate
 //	diagnose.go  lodestone diagnose
 //	migrate.go   lodestone migrate
+//	man.go       lodestone man, which releases are made with
 package cli
 
 import (
@@ -78,7 +79,7 @@ func root(s Streams) *cobra.Command {
 		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl lodestone"}
 	}
 	root.AddCommand(statusCommand(s), diagnoseCommand(s), dashboardCommand(s), bgpCommand(s), validateCommand(s), planCommand(s),
-		explainCommand(s), simulateCommand(s), migrateCommand(s), versionCommand())
+		explainCommand(s), simulateCommand(s), migrateCommand(s), versionCommand(), manCommand())
 	return root
 }
 

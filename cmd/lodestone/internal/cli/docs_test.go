@@ -59,7 +59,7 @@ func TestHelp(t *testing.T) {
 		for _, sub := range cmd.Commands() {
 			look(sub)
 		}
-		if cmd.HasSubCommands() || cmd.Name() == "version" {
+		if cmd.HasSubCommands() || cmd.Hidden || cmd.Name() == "version" {
 			return
 		}
 		require.Contains(t, cmd.Long, "Exits with ", cmd.CommandPath())
@@ -76,7 +76,7 @@ func describe(w *strings.Builder, cmd *cobra.Command) {
 	for _, sub := range cmd.Commands() {
 		describe(w, sub)
 	}
-	if cmd.HasSubCommands() {
+	if cmd.HasSubCommands() || cmd.Hidden {
 		return
 	}
 	long := cmd.Long
