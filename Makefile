@@ -13,6 +13,9 @@ BUILDINFO := github.com/lodestone-lb/lodestone/pkg/buildinfo
 LDFLAGS   := -s -w -X $(BUILDINFO).version=$(VERSION) -X $(BUILDINFO).commit=$(COMMIT) -X $(BUILDINFO).date=$(DATE)
 
 E2E     := test/e2e
+RELEASE := hack/release
+# The file of the key that signs a release. Empty: it stays unsigned, and says so.
+KEY     ?=
 GOLANGCI_LINT := v2.15.0
 # One fuzz target runs this long.
 FUZZTIME ?= 10s
@@ -30,7 +33,7 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false -trimpath
 # Static binaries; and vet, build and the end-to-end tests share one build cache.
 export CGO_ENABLED := 0
 
-.PHONY: all help build fmt vet lint unit e2e test check check-all soak bench fuzz demo lab-up lab-down manifests clean deps root
+.PHONY: all help build fmt vet lint unit e2e test check check-all soak bench fuzz demo lab-up lab-down manifests release clean deps root
 
 all: build vet ## build and vet (the default)
 
@@ -45,9 +48,10 @@ build: ## the three binaries, into bin/
 fmt: ## fail if a file is not formatted
 	@files=$$(gofmt -l *.go cmd controller hack inspect ipam pkg speaker test); [ -z "$$files" ] || { echo "not formatted (gofmt -w mends it):"; echo "$$files"; exit 1; }
 
-vet: ## go vet, both modules
+vet: ## go vet, all three modules
 	go vet -tags long ./...
 	cd $(E2E) && go vet -tags long ./...
+	cd $(RELEASE) && go vet -tags long ./...
 
 lint: ## golangci-lint; builds it on first use, which takes minutes
 	go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_LINT) run ./...
@@ -61,7 +65,8 @@ lint: ## golangci-lint; builds it on first use, which takes minutes
 TEST = go test -json -count=1 -vet=off -ldflags='-s -w'
 UNIT = CGO_ENABLED=1 $(TEST) -race -p 3 -timeout 60m $(ARGS) ./speaker/direct ./...
 E2ETESTS = cd $(E2E); status=0; $(TEST) -timeout 90m $(ARGS) ./scenarios || status=1; \
-	$(TEST) -p 2 -timeout 90m $(ARGS) ./fleet $$(go list ./... | grep -v -e /scenarios$$ -e /fleet$$) || status=1; exit $$status
+	$(TEST) -p 2 -parallel 4 -timeout 90m $(ARGS) ./fleet $$(go list ./... | grep -v -e /scenarios$$ -e /fleet$$) || status=1; exit $$status
+RELEASETESTS = cd $(RELEASE) && CGO_ENABLED=1 $(TEST) -race -timeout 60m $(ARGS) ./...
 SUM  = go run ./hack/testsum $(if $(CI),-strict)
 
 unit: root ## unit and property tests with the race detector, and those in network namespaces (root)
@@ -71,7 +76,7 @@ e2e: root deps ## end-to-end tests against a real cluster (root)
 	( $(E2ETESTS) ) | $(SUM)
 
 test: root deps build ## every test; the last line counts passed, failed and skipped (root)
-	{ status=0; $(UNIT) || status=1; ( $(E2ETESTS) ) || status=1; exit $$status; } | $(SUM)
+	{ status=0; $(UNIT) || status=1; ( $(RELEASETESTS) ) || status=1; ( $(E2ETESTS) ) || status=1; exit $$status; } | $(SUM)
 
 check-all: ## before a release: make check, and the tests that take too long for CI (root)
 	@$(MAKE) --no-print-directory check ARGS='-tags long $(ARGS)'
@@ -100,6 +105,9 @@ lab-down: root ## take the lab cluster down (root)
 
 manifests: ## render deploy/manifests, the reference of the values, and what the chart's tests compare with
 	cd $(E2E) && go test -count=1 ./chart -run 'TestRender|TestReference' -update
+
+release: ## all files of a release into dist/, published nowhere: VERSION=v0.2.0, and KEY=file to sign them
+	cd $(RELEASE) && go run . -version '$(VERSION)' -ldflags '$(LDFLAGS)' $(if $(KEY),-key '$(abspath $(KEY))')
 
 clean: ## remove what was built; the lab's cache stays
 	rm -rf bin dist
