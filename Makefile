@@ -60,13 +60,14 @@ lint: ## golangci-lint; builds it on first use, which takes minutes
 # loses packets, so the stories that count them have the machine for themselves;
 # the other end-to-end tests run two at a time, each with a lab if it needs one.
 # They build Lodestone themselves. A third package of unit tests runs while two
-# wait, and the longest one is first; `make vet` vets, and a debugger's symbols
-# would take a third of the time that linking takes.
+# wait, and the longest one is first; what makes releases compresses much, and has
+# no goroutines to race. `make vet` vets, and a debugger's symbols would take a
+# third of the time that linking takes.
 TEST = go test -json -count=1 -vet=off -ldflags='-s -w'
 UNIT = CGO_ENABLED=1 $(TEST) -race -p 3 -timeout 60m $(ARGS) ./speaker/direct ./...
 E2ETESTS = cd $(E2E); status=0; $(TEST) -timeout 90m $(ARGS) ./scenarios || status=1; \
 	$(TEST) -p 2 -parallel 4 -timeout 90m $(ARGS) ./fleet $$(go list ./... | grep -v -e /scenarios$$ -e /fleet$$) || status=1; exit $$status
-RELEASETESTS = cd $(RELEASE) && CGO_ENABLED=1 $(TEST) -race -timeout 60m $(ARGS) ./...
+RELEASETESTS = cd $(RELEASE) && $(TEST) $(ARGS) ./...
 SUM  = go run ./hack/testsum $(if $(CI),-strict)
 
 unit: root ## unit and property tests with the race detector, and those in network namespaces (root)
