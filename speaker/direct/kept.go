@@ -82,6 +82,10 @@ func (k *kept) flows() map[string]bool {
 	return all
 }
 
+// ended are the states in which conntrack remembers a connection that is over. It does so for longer than
+// clients, which may have used the port again: what they send then belongs to whichever node the table says.
+var ended = map[uint8]bool{nl.TCP_CONNTRACK_TIME_WAIT: true, nl.TCP_CONNTRACK_CLOSE: true}
+
 // flow is what conntrack has of a connection: the addresses and ports of its first segment.
 type flow struct{ client, clientPort, vip, port []byte }
 
@@ -92,7 +96,7 @@ func (e flow) key() []byte {
 	return append(append(append(key, e.vip...), e.port...), 0, 0)
 }
 
-// parseFlow reads a TCP connection from a message of the kernel (linux/netfilter/nfnetlink_conntrack.h).
+// parseFlow reads a TCP connection that has not ended from a message of the kernel (linux/netfilter/nfnetlink_conntrack.h).
 func (f *family) parseFlow(message []byte) (e flow, ok bool) {
 	if len(message) < nl.SizeofNfgenmsg {
 		return e, false
@@ -101,9 +105,10 @@ func (f *family) parseFlow(message []byte) (e flow, ok bool) {
 	if err != nil {
 		return e, false
 	}
-	tcp := false
+	tcp, over := false, false
 	for attributes.Next() {
-		if attributes.Type() != nl.CTA_TUPLE_ORIG {
+		about := attributes.Type()
+		if about != nl.CTA_TUPLE_ORIG && about != nl.CTA_PROTOINFO {
 			continue
 		}
 		attributes.Nested(func(tuple *netlink.AttributeDecoder) error {
@@ -112,6 +117,8 @@ func (f *family) parseFlow(message []byte) (e flow, ok bool) {
 				tuple.Nested(func(of *netlink.AttributeDecoder) error {
 					for of.Next() {
 						switch kind := of.Type(); {
+						case about == nl.CTA_PROTOINFO:
+							over = over || part == nl.CTA_PROTOINFO_TCP && kind == nl.CTA_PROTOINFO_TCP_STATE && ended[of.Uint8()]
 						case part == nl.CTA_TUPLE_IP && (kind == nl.CTA_IP_V4_SRC || kind == nl.CTA_IP_V6_SRC):
 							e.client = of.Bytes()
 						case part == nl.CTA_TUPLE_IP && (kind == nl.CTA_IP_V4_DST || kind == nl.CTA_IP_V6_DST):
@@ -131,7 +138,7 @@ func (f *family) parseFlow(message []byte) (e flow, ok bool) {
 		})
 	}
 	whole := len(e.client) == int(f.length) && len(e.vip) == int(f.length) && len(e.clientPort) == 2 && len(e.port) == 2
-	return e, whole && tcp && attributes.Err() == nil
+	return e, whole && tcp && !over && attributes.Err() == nil
 }
 
 // bucket returns the bucket that the rules find for a connection (family.bucketOf).

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -97,6 +98,27 @@ func TestFragmentsAreHandedOver(t *testing.T) {
 	}))
 	w.until(func() bool { return w.handed() > handed }, func() any { return w.nodes["n1"].Run("nft", "list ruleset") })
 	require.Zero(t, w.nodes["n1"].short(t), "it is not the shortcut that has handed it over")
+}
+
+// A connection that has ended is no reason not to hand over what comes with its addresses and ports: conntrack
+// remembers it for longer than the client does.
+func TestConnectionsThatHaveEndedAreNotKept(t *testing.T) {
+	t.Parallel()
+	w := startWorld(t, 2, some("n1")...)
+	all := w.open(10)
+	const over = 4
+	for _, c := range all[:over] {
+		require.NoError(t, c.Close())
+	}
+	n := w.nodes["n1"]
+	w.until(func() bool { return strings.Count(n.Run("cat", "/proc/net/nf_conntrack"), "TIME_WAIT") >= over },
+		func() any { return n.Run("cat", "/proc/net/nf_conntrack") })
+	w.want(some("n2")...)
+	w.shortened("n1")
+	kept := n.Run("nft", "list", "set", "netdev", "lodestone-direct-ip", keptSet) +
+		n.Run("nft", "list", "set", "netdev", "lodestone-direct-ip6", keptSet)
+	require.Equal(t, len(all)-over, strings.Count(kept, " . 80"), kept)
+	w.live(all[over:], "those that have not ended")
 }
 
 // A Service of which this node keeps too many connections that the table has elsewhere has no shortcut,
