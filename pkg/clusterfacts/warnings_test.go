@@ -124,6 +124,10 @@ func TestWarnings(t *testing.T) {
 			[]string{`pool "dmz": no node is on the segment of 198.51.100.0/27` + off},
 		},
 		{
+			"a pool of another network, which something else announces",
+			lan + "  - name: dmz\n    addresses: [198.51.100.0/27]\nadvertisements: []\n", facts(t, []string{"198.18.0.0/24"}), nil,
+		},
+		{
 			"parts of a pool",
 			"pools:\n  - name: lan\n    addresses: [198.18.0.0/24, 198.51.100.0/27, 203.0.113.9/32, \"2001:db8::/120\"]\n",
 			facts(t, []string{"198.18.0.0/24", "2001:db8::/64"}),
