@@ -55,20 +55,20 @@ func objectOf(v ledger.Verdict, generation int64) object {
 
 // sum is a hash of what the object shows, by which a repeated write is recognized.
 func (o object) sum() [sha256.Size]byte {
-	said := make([]byte, 0, 256) // of most objects: no look at one is to cost an allocation
+	shown := make([]byte, 0, 256) // of most objects: no look at one is to cost an allocation
 	for _, a := range o.addrs {
-		said = append(a.AppendTo(said), ' ')
+		shown = append(a.AppendTo(shown), ' ')
 	}
-	said = append(said, o.leases...)
+	shown = append(shown, o.leases...)
 	for _, flag := range []bool{o.renumbered, o.keepCondition, o.keepIngress} {
-		said = strconv.AppendBool(append(said, ' '), flag)
+		shown = strconv.AppendBool(append(shown, ' '), flag)
 	}
 	if c := o.condition; c != nil {
-		for _, text := range []string{string(c.Status), c.Reason, c.Message} {
-			said = append(append(said, '\n'), text...)
+		for _, part := range []string{string(c.Status), c.Reason, c.Message} {
+			shown = append(append(shown, '\n'), part...)
 		}
 	}
-	return sha256.Sum256(said)
+	return sha256.Sum256(shown)
 }
 
 // nothing is the object of a Service that is not served: without anything

@@ -45,7 +45,7 @@ type Holder struct {
 
 // OfPool returns the story of a pool of the configuration.
 func OfPool(o *cluster.Objects, of *config.Pool) Pool {
-	p := Pool{Name: of.Name, Draws: draws(of), Advertisements: advertisements(o.Config, of), ByOthers: len(o.Config.Advertisements) == 0}
+	p := Pool{Name: of.Name, Draws: draws(of), Advertisements: advertisements(o.Config, of), ByOthers: o.Config.AnnouncedByOthers()}
 	for _, r := range of.Free.Ranges() {
 		p.Addresses = append(p.Addresses, spell(r))
 	}

@@ -109,7 +109,7 @@ func (v *VIP) announced(n *simulation.Network) {
 		}
 	}
 	switch {
-	case n.Config != nil && len(n.Config.Advertisements) == 0:
+	case n.Config.AnnouncedByOthers():
 		v.ByOthers = true
 	case v.Owner == "" && len(v.Routers) == 0:
 		v.Silence = spelled(n.Silence(v.VIP))

@@ -241,7 +241,7 @@ func (n *Network) Who() map[netip.Addr]Audience {
 func (n *Network) audiences() map[netip.Addr]Audience {
 	who := make(map[netip.Addr]Audience, len(n.Services))
 	for vip, owner := range plan.Owners(n.Snapshot) {
-		who[vip] = Audience{Owner: owner, Others: n.Config != nil && len(n.Config.Advertisements) == 0}
+		who[vip] = Audience{Owner: owner, Others: n.Config.AnnouncedByOthers()}
 	}
 	n.EachBGP(maps.Keys(n.Nodes), func(node string, p plan.BGP) {
 		for vip := range p.VIPs {

@@ -24,7 +24,7 @@ func Warnings(cfg *config.Config, f *Facts) []string {
 	for i := range cfg.Pools {
 		p := &cfg.Pools[i]
 		all = append(all, withheld[i].warnings(p.Name)...)
-		if f.Segments == nil || beyond.announce(p) || len(cfg.Advertisements) == 0 { // others announce it
+		if f.Segments == nil || beyond.announce(p) || cfg.AnnouncedByOthers() {
 			continue
 		}
 		if w, ok := offSegment(p, segments); ok {

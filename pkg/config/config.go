@@ -92,6 +92,10 @@ type Config struct {
 	Digest string
 }
 
+// AnnouncedByOthers reports whether the document leaves it to something else to announce VIPs, by an empty list
+// of advertisements. Without a document nobody knows.
+func (c *Config) AnnouncedByOthers() bool { return c != nil && len(c.Advertisements) == 0 }
+
 // Compatibility is another load balancer.
 type Compatibility string
 

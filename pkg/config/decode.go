@@ -158,9 +158,6 @@ func (d *decoder) pairs(v value, into reflect.Value) bool {
 	return true
 }
 
-// opening says what to write for the keys that every document begins with.
-var opening = map[string]string{"apiVersion": ": write apiVersion: " + APIVersion, "kind": ": write kind: " + Kind}
-
 func (d *decoder) mapping(v value, into reflect.Value) bool {
 	if !d.is(v, yaml.MappingNode) {
 		return false
@@ -174,7 +171,7 @@ func (d *decoder) mapping(v value, into reflect.Value) bool {
 	}
 	for _, k := range keys {
 		if _, found := lookup(v.Node, k.name); k.required && !found {
-			d.errorf(v, "key %q is missing%s", k.name, opening[k.name])
+			d.errorf(v, "key %q is missing%s", k.name, missingAdvice(k))
 		}
 	}
 	return true
@@ -196,6 +193,17 @@ func (d *decoder) key(k, val value, keys []key, into reflect.Value) {
 	if !d.isBeyond(k) {
 		d.errorf(k, "unknown key %s: %s", Quote(k.Value), advice(k.path, k.Value, keys))
 	}
+}
+
+// missingAdvice says what to write for the keys that every document begins with.
+func missingAdvice(k key) string {
+	switch k.name {
+	case "apiVersion":
+		return ": write apiVersion: " + APIVersion
+	case "kind":
+		return ": write kind: " + Kind
+	}
+	return ""
 }
 
 func emptyAdvice(k key) string {

@@ -82,9 +82,11 @@ func (k *kept) flows() map[string]bool {
 	return all
 }
 
-// ended are the states in which conntrack remembers a connection that is over. It does so for longer than
-// clients, which may have used the port again: what they send then belongs to whichever node the table says.
-var ended = map[uint8]bool{nl.TCP_CONNTRACK_TIME_WAIT: true, nl.TCP_CONNTRACK_CLOSE: true}
+// ended reports whether a connection in that state is over. Conntrack remembers it for longer than clients,
+// which may have used the port again: what they send then belongs to whichever node the table says.
+func ended(state uint8) bool {
+	return state == nl.TCP_CONNTRACK_TIME_WAIT || state == nl.TCP_CONNTRACK_CLOSE
+}
 
 // flow is what conntrack has of a connection: the addresses and ports of its first segment.
 type flow struct{ client, clientPort, vip, port []byte }
@@ -118,7 +120,7 @@ func (f *family) parseFlow(message []byte) (e flow, ok bool) {
 					for of.Next() {
 						switch kind := of.Type(); {
 						case about == nl.CTA_PROTOINFO:
-							over = over || part == nl.CTA_PROTOINFO_TCP && kind == nl.CTA_PROTOINFO_TCP_STATE && ended[of.Uint8()]
+							over = over || part == nl.CTA_PROTOINFO_TCP && kind == nl.CTA_PROTOINFO_TCP_STATE && ended(of.Uint8())
 						case part == nl.CTA_TUPLE_IP && (kind == nl.CTA_IP_V4_SRC || kind == nl.CTA_IP_V6_SRC):
 							e.client = of.Bytes()
 						case part == nl.CTA_TUPLE_IP && (kind == nl.CTA_IP_V4_DST || kind == nl.CTA_IP_V6_DST):

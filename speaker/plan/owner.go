@@ -396,7 +396,7 @@ func (s *scope) reason(node, owner string, v vip) Reason {
 	switch {
 	case !known:
 		return NodeUnknown
-	case s.Config != nil && len(s.Config.Advertisements) == 0:
+	case s.Config.AnnouncedByOthers():
 		return AnnouncedByOthers
 	case len(s.advertisements) == 0 && s.applied != "":
 		return ServiceNotSelected

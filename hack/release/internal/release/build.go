@@ -86,7 +86,7 @@ func (m *making) build(ctx context.Context, work string) (all []binary, _ error)
 			}
 			b.info = info
 			all = append(all, b)
-			m.say("built %s for %s", p.name, platform)
+			m.log("built %s for %s", p.name, platform)
 		}
 	}
 	return all, nil

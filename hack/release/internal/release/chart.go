@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -34,6 +35,12 @@ const (
 	hubLayerType   = "application/vnd.cncf.artifacthub.repository-metadata.layer.v1.yaml"
 )
 
+// values are the chart's as text, and those of them that name images.
+type values struct {
+	text []byte
+	chartValues
+}
+
 // chartValues are those values of the chart that name images.
 type chartValues struct {
 	Image struct {
@@ -52,28 +59,18 @@ func (v chartValues) of(component string) imageValues {
 	return map[string]imageValues{"controller": v.Controller, "speaker": v.Speaker, "tests": v.Tests}[component]
 }
 
-func (m *making) values() ([]byte, chartValues, error) {
-	var values chartValues
-	text, err := os.ReadFile(filepath.Join(m.Root, chartFolder, valuesName))
-	if err != nil {
-		return nil, values, fmt.Errorf("read the chart's values: %w", err)
+// readValues reads the chart's values in a checkout.
+func readValues(root string) (v values, err error) {
+	if v.text, err = os.ReadFile(filepath.Join(root, chartFolder, valuesName)); err != nil {
+		return v, fmt.Errorf("read the chart's values: %w", err)
 	}
-	if err := yaml.Unmarshal(text, &values); err != nil {
-		return nil, values, fmt.Errorf("%s/%s: %w", chartFolder, valuesName, err)
+	if err := yaml.Unmarshal(v.text, &v.chartValues); err != nil {
+		return v, fmt.Errorf("%s/%s: %w", chartFolder, valuesName, err)
 	}
-	return text, values, nil
-}
-
-// registry is where the chart expects the images.
-func (m *making) registry() (string, error) {
-	_, values, err := m.values()
-	if err != nil {
-		return "", err
+	if v.Image.Registry == "" {
+		return v, fmt.Errorf("%s/%s: image.registry is empty, and so nobody knows where the images will be", chartFolder, valuesName)
 	}
-	if values.Image.Registry == "" {
-		return "", fmt.Errorf("%s/%s: image.registry is empty, and so nobody knows where the images will be", chartFolder, valuesName)
-	}
-	return values.Image.Registry, nil
+	return v, nil
 }
 
 // writeChart writes the chart as a file and for a registry.
@@ -96,12 +93,8 @@ func (m *making) writeChart() error {
 	if err != nil {
 		return fmt.Errorf("chart: %w", err)
 	}
-	registry, err := m.registry()
-	if err != nil {
-		return err
-	}
 	// The place is not that of the command's image, whose name is the chart's.
-	place := registry + "/charts/" + about.Name
+	place := m.values.Image.Registry + "/charts/" + about.Name
 	if err := m.publish(published{layout: chartLayout, repository: place, tag: about.Version}, entry{image: img}); err != nil {
 		return err
 	}
@@ -193,13 +186,13 @@ func (m *making) checkChart(packed []byte, files []file) error {
 		}
 	}
 	for _, p := range programs() {
-		digest, err := m.digestOf(p.name)
+		img, err := m.imageOf(p)
 		if err != nil {
 			return err
 		}
-		if got := values.of(p.component); got.Digest != digest || got.Repository != p.name {
+		if got := values.of(p.component); got.Digest != img.digest || got.Repository != p.name {
 			return fmt.Errorf("%s: %s.repository is %q with digest %q, and has to be %s with %s",
-				valuesName, p.component, got.Repository, got.Digest, p.name, digest)
+				valuesName, p.component, got.Repository, got.Digest, p.name, img.digest)
 		}
 	}
 	return nil
@@ -207,30 +200,28 @@ func (m *making) checkChart(packed []byte, files []file) error {
 
 // pinnedValues are the chart's values with the digests of this release's images.
 func (m *making) pinnedValues() ([]byte, error) {
-	text, _, err := m.values()
-	if err != nil {
-		return nil, err
-	}
 	digests := map[string]string{}
 	for _, p := range programs() {
-		if digests[p.component], err = m.digestOf(p.name); err != nil {
+		img, err := m.imageOf(p)
+		if err != nil {
 			return nil, err
 		}
+		digests[p.component] = img.digest
 	}
-	pinned, err := setDigests(text, digests)
+	pinned, err := setDigests(m.values.text, digests)
 	if err != nil {
 		return nil, fmt.Errorf("%s/%s: %w", chartFolder, valuesName, err)
 	}
 	return pinned, nil
 }
 
-// digestOf returns the digest of a program's image.
-func (m *making) digestOf(name string) (string, error) {
-	i := slices.IndexFunc(m.images, func(p published) bool { return p.layout == filepath.Join(imagesFolder, name) })
+// imageOf returns a program's image.
+func (m *making) imageOf(p program) (published, error) {
+	i := slices.IndexFunc(m.images, func(i published) bool { return i.layout == filepath.Join(imagesFolder, p.name) })
 	if i < 0 {
-		return "", fmt.Errorf("there is no image of %s", name)
+		return published{}, fmt.Errorf("there is no image of %s", p.name)
 	}
-	return m.images[i].digest, nil
+	return m.images[i], nil
 }
 
 // setDigests fills in the empty value "digest" of each component. The text around it stays as
@@ -283,11 +274,11 @@ func (m *making) hubAnnotations(have map[string]string) (map[string]string, erro
 	}
 	var images []hubImage
 	for _, p := range programs() {
-		i := slices.IndexFunc(m.images, func(i published) bool { return i.layout == filepath.Join(imagesFolder, p.name) })
-		if i < 0 {
-			return nil, fmt.Errorf("there is no image of %s", p.name)
+		place, err := m.imageOf(p)
+		if err != nil {
+			return nil, err
 		}
-		img := hubImage{Name: p.name, Image: m.images[i].String()}
+		img := hubImage{Name: p.name, Image: place.String()}
 		for _, platform := range p.platforms {
 			if platform.OS == "linux" {
 				img.Platforms = append(img.Platforms, platform.String())
@@ -303,8 +294,6 @@ func (m *making) hubAnnotations(have map[string]string) (map[string]string, erro
 		"artifacthub.io/images":     string(text),
 		"artifacthub.io/prerelease": strconv.FormatBool(m.source.prerelease()),
 	}
-	for key, value := range have {
-		all[key] = value
-	}
+	maps.Copy(all, have)
 	return all, nil
 }

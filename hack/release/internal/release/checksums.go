@@ -1,11 +1,11 @@
 package release
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"os"
-	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -19,34 +19,16 @@ func hexSHA256(content []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// digests returns those of the files of the release so far, by name. Folders are layouts,
-// whose content has digests of its own; images.txt has the topmost ones.
-func (m *making) digests() (found []digested, _ error) {
-	entries, err := os.ReadDir(m.Dist) // sorted
-	if err != nil {
-		return nil, fmt.Errorf("look into the folder of the release: %w", err)
-	}
-	for _, e := range entries {
-		if e.IsDir() {
-			continue
-		}
-		content, err := os.ReadFile(filepath.Join(m.Dist, e.Name()))
-		if err != nil {
-			return nil, fmt.Errorf("checksum of %s: %w", e.Name(), err)
-		}
-		found = append(found, digested{e.Name(), hexSHA256(content)})
-	}
-	return found, nil
+// sortedFiles returns those of the release so far, by name. Layouts are none: their content has digests of its
+// own, and images.txt the topmost ones.
+func (m *making) sortedFiles() []digested {
+	return slices.SortedFunc(slices.Values(m.files), func(a, b digested) int { return cmp.Compare(a.name, b.name) })
 }
 
 // writeChecksums writes what sha256sum --check reads.
 func (m *making) writeChecksums() error {
-	all, err := m.digests()
-	if err != nil {
-		return err
-	}
 	var lines strings.Builder
-	for _, d := range all {
+	for _, d := range m.sortedFiles() {
 		fmt.Fprintf(&lines, "%s  %s\n", d.sha256, d.name)
 	}
 	return m.write(checksumsName, []byte(lines.String()))

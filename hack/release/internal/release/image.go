@@ -21,10 +21,6 @@ const imagesFolder = "images"
 
 // writeImages writes an index of each program's images, which are those for Linux.
 func (m *making) writeImages(all []binary) error {
-	registry, err := m.registry()
-	if err != nil {
-		return err
-	}
 	for _, p := range programs() {
 		about := m.source.annotations(p.name, p.description, m.Version)
 		index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
@@ -44,7 +40,7 @@ func (m *making) writeImages(all []binary) error {
 		if !ok {
 			return fmt.Errorf("index of %s: with annotations it is none any more", p.name)
 		}
-		place := published{layout: filepath.Join(imagesFolder, p.name), repository: registry + "/" + p.name, tag: m.Version}
+		place := published{layout: filepath.Join(imagesFolder, p.name), repository: m.values.Image.Registry + "/" + p.name, tag: m.Version}
 		if err := m.publish(place, entry{index: index}); err != nil {
 			return err
 		}

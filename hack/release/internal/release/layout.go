@@ -68,7 +68,7 @@ func (m *making) publish(p published, e entry) error {
 		}
 	}
 	m.images = append(m.images, p)
-	m.say("%s %s", p.layout, p.digest)
+	m.log("%s %s", p.layout, p.digest)
 	return nil
 }
 

@@ -260,16 +260,23 @@ func topDigest(t *testing.T, r released, folder string) string {
 	return ""
 }
 
-// push brings an index from its layout into a registry, and fetches it from there.
-func push(t *testing.T, r released, folder, place, tag string) v1.ImageIndex {
+// addressed returns a layout, the digest of what has the tag in it, and where that belongs.
+func addressed(t *testing.T, r released, folder, place, tag string) (v1.ImageIndex, v1.Hash, name.Tag) {
 	t.Helper()
 	all, entries := described(t, r, folder)
 	require.Contains(t, entries, tag)
-	index, err := all.ImageIndex(entries[tag].Digest)
-	require.NoError(t, err)
-	require.NoError(t, validate.Index(index))
 	ref, err := name.NewTag(place + ":" + tag)
 	require.NoError(t, err)
+	return all, entries[tag].Digest, ref
+}
+
+// push brings an index from its layout into a registry, and fetches it from there.
+func push(t *testing.T, r released, folder, place, tag string) v1.ImageIndex {
+	t.Helper()
+	all, digest, ref := addressed(t, r, folder, place, tag)
+	index, err := all.ImageIndex(digest)
+	require.NoError(t, err)
+	require.NoError(t, validate.Index(index))
 	require.NoError(t, remote.WriteIndex(ref, index))
 	pulled, err := remote.Index(ref)
 	require.NoError(t, err)
@@ -279,11 +286,8 @@ func push(t *testing.T, r released, folder, place, tag string) v1.ImageIndex {
 // pushImage does so with what is no index.
 func pushImage(t *testing.T, r released, folder, place, tag string) v1.Image {
 	t.Helper()
-	all, entries := described(t, r, folder)
-	require.Contains(t, entries, tag)
-	img, err := all.Image(entries[tag].Digest)
-	require.NoError(t, err)
-	ref, err := name.NewTag(place + ":" + tag)
+	all, digest, ref := addressed(t, r, folder, place, tag)
+	img, err := all.Image(digest)
 	require.NoError(t, err)
 	require.NoError(t, remote.Write(ref, img))
 	pulled, err := remote.Image(ref)

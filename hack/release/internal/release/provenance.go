@@ -78,12 +78,8 @@ func (m *making) writeProvenance(all []binary) error {
 }
 
 func (m *making) statement(all []binary) ([]byte, error) {
-	files, err := m.digests()
-	if err != nil {
-		return nil, err
-	}
 	var subjects []resource
-	for _, f := range files {
+	for _, f := range m.sortedFiles() {
 		subjects = append(subjects, resource{Name: f.name, Digest: map[string]string{"sha256": f.sha256}})
 	}
 	for _, p := range m.images {

@@ -52,7 +52,7 @@ type Config struct {
 	Key *Key
 	// AllowDirty takes a checkout with changes that no commit has. Only tests want that.
 	AllowDirty bool
-	// Out is told what was made.
+	// Out gets a line for each thing that was made. Nil: nobody reads it.
 	Out io.Writer
 }
 
@@ -60,7 +60,9 @@ type Config struct {
 type making struct {
 	Config
 	source Source
-	// images are those made so far, of programs and of the chart.
+	values values
+	// files and images are those made so far; images are of programs and of the chart.
+	files  []digested
 	images []published
 }
 
@@ -81,6 +83,9 @@ func Make(ctx context.Context, c Config) error {
 		return err
 	}
 	m := &making{Config: c, source: source}
+	if m.values, err = readValues(c.Root); err != nil {
+		return err
+	}
 	// The notes come first: who has forgotten them need not wait for the compiler.
 	if err := m.writeNotes(); err != nil {
 		return err
@@ -113,7 +118,7 @@ func Make(ctx context.Context, c Config) error {
 		}
 	}
 	if c.Key == nil {
-		m.say("UNSIGNED: no key was given; make release VERSION=%s KEY=<file> signs", c.Version)
+		m.log("UNSIGNED: no key was given; make release VERSION=%s KEY=<file> signs", c.Version)
 	}
 	return nil
 }
@@ -141,12 +146,12 @@ func (m *making) write(name string, content []byte) error {
 	if err := os.WriteFile(path, content, 0o644); err != nil {
 		return fmt.Errorf("write %s: %w", name, err)
 	}
-	m.say("%s", name)
+	m.files = append(m.files, digested{name, hexSHA256(content)})
+	m.log("%s", name)
 	return nil
 }
 
-// say tells what was made. Nobody listening is no reason to stop.
-func (m *making) say(format string, args ...any) {
+func (m *making) log(format string, args ...any) {
 	if m.Out != nil {
 		fmt.Fprintf(m.Out, format+"\n", args...)
 	}
