@@ -178,7 +178,8 @@ type Core struct {
 	retry     time.Time // when to set the VIPs again after a failure; zero: they were set
 	leaving   map[netip.Addr]leaving
 	arriving  map[netip.Addr]arriving
-	endpoints map[netip.Addr]time.Time // since when this node has ready ones, of VIPs with policy Local
+	endpoints map[netip.Addr]time.Time       // since when this node has ready ones, of VIPs with policy Local
+	gained    map[netip.Addr]map[string]bool // the nodes that got some while their speakers were lost
 	routing   routing
 	moves     moves
 	ending    ending
@@ -191,7 +192,7 @@ type Core struct {
 func New(o Options) *Core {
 	return &Core{
 		Options: o, planner: plan.NewPlanner(o.Node), leaving: map[netip.Addr]leaving{}, arriving: map[netip.Addr]arriving{},
-		endpoints: map[netip.Addr]time.Time{}, since: map[netip.Addr]time.Time{},
+		endpoints: map[netip.Addr]time.Time{}, gained: map[netip.Addr]map[string]bool{}, since: map[netip.Addr]time.Time{},
 		moves: moves{moving: map[netip.Addr]moving{}, orphans: map[netip.Addr]bool{}},
 	}
 }

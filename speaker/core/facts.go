@@ -47,9 +47,11 @@ func (c *Core) note(event Event) {
 	}
 }
 
-// put gives a Service to the planner, and notes since when the Service has endpoints on this node.
+// put gives a Service to the planner, and notes since when the Service has endpoints on this node, and
+// which nodes get some while their speakers are lost.
 func (c *Core) put(s plan.Service) {
 	for _, vip := range s.VIPs {
+		c.noteGained(vip, s.EndpointsAt(vip).ServingNodes)
 		if _, known := c.endpoints[vip]; !s.EndpointsAt(vip).ServingNodes[c.Node] {
 			delete(c.endpoints, vip)
 		} else if !known {

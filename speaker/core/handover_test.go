@@ -140,6 +140,42 @@ func TestEndOfAPartitionBreaksFirst(t *testing.T) {
 	require.Zero(t, s.left)
 }
 
+// A node that was lost and got its first endpoint meanwhile has not owned the VIP: it waits for its
+// kube-proxy, and this node answers until then.
+func TestEndpointGainedWhileLostMakesBeforeThisOneBreaks(t *testing.T) {
+	for name, tt := range map[string]struct {
+		then func(s *story, vip string) []Event
+		want string
+	}{
+		"it is back": {func(s *story, _ string) []Event { return []Event{s.speaker(true)} }, " leaving"},
+		"it had one before, too": {func(s *story, vip string) []Event {
+			s.step(s.speaker(true), Service{local(vip, "n1")})
+			s.step(Service{local(vip, "n1", "n2")})
+			s.after(time.Minute)
+			s.step(s.lost())
+			return []Event{s.speaker(true)}
+		}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, vip := pair(t, "n2")
+			s.begin(local(vip, "n1"))
+			s.step(s.lost())
+			s.step(Service{local(vip, "n1", "n2")})
+			s.announced(vip)
+			s.step(tt.then(s, vip)...)
+			if tt.want == "" {
+				s.announced()
+				require.Empty(t, s.core.gained)
+				return
+			}
+			s.announced(vip + tt.want)
+			s.after(handOver)
+			s.announced()
+			require.Empty(t, s.core.gained)
+		})
+	}
+}
+
 func TestLeavingEnds(t *testing.T) {
 	for name, tt := range map[string]struct {
 		end  func(s *story) Event

@@ -260,6 +260,12 @@ func (p *Planner) Why(vip netip.Addr, node string) Reason {
 	return scope.reason(node, scope.owner(vip, demand), demand)
 }
 
+// Serves reports whether the node has endpoints of all Services with policy Local at the VIP.
+func (p *Planner) Serves(vip netip.Addr, node string) bool {
+	demand, _ := p.view.demand(vip)
+	return demand.local[node]
+}
+
 // equal reports whether the two are the same for the plan.
 func (v *Verdict) equal(w Verdict) bool {
 	return v.Owned == w.Owned && v.Silent == w.Silent && (!v.Silent || v.Silence == w.Silence) && v.Layer2.equal(w.Layer2) &&
