@@ -50,6 +50,9 @@ func (c *Cluster) startRouter(ctx context.Context, r router) error {
 		}
 	}
 	for _, spec := range specs {
+		if spec.Name == "bgpd" {
+			spec.Args = supervised(spec.Args)
+		}
 		spec.Name, spec.Namespace = spec.Name+"-"+r.name, c.Namespace(r.name)
 		if _, err := c.processes.Start(spec); err != nil {
 			return err
@@ -67,6 +70,12 @@ func (c *Cluster) startRouter(ctx context.Context, r router) error {
 		}
 	}
 	return nil
+}
+
+// supervised has a daemon begin again when it crashes, as watchfrr does on a router: FRR 8.4 does now and
+// then when a neighbour is deleted (a segmentation fault in thread_fetch).
+func supervised(args []string) []string {
+	return append([]string{"sh", "-c", `while :; do "$@"; echo "$1 ended with $?"; sleep 0.2; done`, "supervised"}, args...)
 }
 
 // give makes the folder the user's.
