@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -114,9 +115,19 @@ func (s *Server) ServePackets(conn net.PacketConn) error {
 		if err != nil {
 			return err
 		}
+		answer := s.answer(from.String()).Datagram(buffer[:n])
+		if to, err := netip.ParseAddrPort(straightTo(buffer[:n])); err == nil {
+			from = net.UDPAddrFromAddrPort(to)
+		}
 		// A client that has gone is no reason to stop.
-		_, _ = conn.WriteTo(s.answer(from.String()).Datagram(buffer[:n]), from)
+		_, _ = conn.WriteTo(answer, from)
 	}
+}
+
+// straightTo is where the sender of a payload wants the answer, if that is somewhere else: what is after @.
+func straightTo(payload []byte) string {
+	_, to, _ := bytes.Cut(payload, []byte("@"))
+	return string(to)
 }
 
 func (s *Server) answer(remote string) Answer {

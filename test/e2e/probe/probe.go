@@ -14,6 +14,7 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -33,6 +34,10 @@ type Options struct {
 	// NewFlows gives each UDP probe a source port that was not used lately,
 	// so that routers and kube-proxy decide anew each time. Otherwise all are one flow.
 	NewFlows bool
+	// Straight has the pods answer UDP probes of one flow straight, and not through the address that was
+	// asked: kube-proxy forgets a flow when its endpoint stops serving, and refuses the answers that are
+	// on their way.
+	Straight bool
 	// Padding is how many bytes an answer on a connection has besides who gives it.
 	Padding int
 }
@@ -177,23 +182,25 @@ func (p *Probe) every(asking context.Context, ask func(sequence int) error) erro
 func (p *Probe) sendDatagrams(ctx, asking context.Context) error {
 	return netns.Do(p.options.Namespace, func() error {
 		var conn net.Conn
+		var straight string
 		return p.every(asking, func(sequence int) (err error) {
 			if conn == nil || p.options.NewFlows {
-				if conn, err = p.newFlow(ctx); err != nil {
+				if conn, straight, err = p.newFlow(ctx); err != nil {
 					return err
 				}
 			}
 			// A refusal that an earlier probe met is reported here: it is
 			// the wire's answer, and no reason to stop asking.
-			_, _ = conn.Write(strconv.AppendInt(nil, int64(sequence), 10))
+			_, _ = conn.Write(append(strconv.AppendInt(nil, int64(sequence), 10), straight...))
 			return nil
 		})
 	})
 }
 
 // newFlow opens a socket and records what comes back on it until the
-// measurement ends or, where each probe has a socket, the timeout.
-func (p *Probe) newFlow(ctx context.Context) (net.Conn, error) {
+// measurement ends or, where each probe has a socket, the timeout. Straight is
+// what pods are told that are to answer to another one.
+func (p *Probe) newFlow(ctx context.Context) (conn *net.UDPConn, straight string, err error) {
 	dial, deadline := net.DialUDP, context.WithCancel
 	if p.options.NewFlows {
 		dial = p.fromNextPort
@@ -201,17 +208,24 @@ func (p *Probe) newFlow(ctx context.Context) (net.Conn, error) {
 			return context.WithTimeout(ctx, p.options.Timeout)
 		}
 	}
-	conn, err := dial("udp", nil, net.UDPAddrFromAddrPort(p.options.Target))
+	conn, err = dial("udp", nil, net.UDPAddrFromAddrPort(p.options.Target))
+	answers := conn
+	if err == nil && p.options.Straight {
+		from := conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr()
+		if answers, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, 0))); err == nil {
+			straight = "@" + answers.LocalAddr().String()
+		}
+	}
 	if err != nil {
-		return nil, fmt.Errorf("open UDP socket: %w", err)
+		return nil, "", fmt.Errorf("open UDP socket: %w", err)
 	}
 	ctx, cancel := deadline(ctx)
-	context.AfterFunc(ctx, func() { conn.Close() })
+	context.AfterFunc(ctx, func() { conn.Close(); answers.Close() })
 	p.workers.Go(func() {
 		defer cancel()
-		p.receive(ctx, conn)
+		p.receive(ctx, answers)
 	})
-	return conn, nil
+	return conn, straight, nil
 }
 
 // The source ports of new flows, Linux's ephemeral ones.
@@ -244,7 +258,8 @@ func (p *Probe) receive(ctx context.Context, conn net.Conn) {
 			continue
 		}
 		if payload, answer, err := echo.ParseDatagram(buffer[:n]); err == nil {
-			sequence, _ := strconv.Atoi(string(payload)) // what sendDatagrams wrote
+			number, _, _ := strings.Cut(string(payload), "@") // what sendDatagrams wrote
+			sequence, _ := strconv.Atoi(number)
 			p.answered(sequence, answer)
 			if p.options.NewFlows {
 				return

@@ -101,6 +101,9 @@ func TestProbesAreAnswered(t *testing.T) {
 		"UDP, one flow": func(ctx context.Context) *Probe {
 			return UDP(ctx, Options{Namespace: namespace, Target: udp})
 		},
+		"UDP, straight": func(ctx context.Context) *Probe {
+			return UDP(ctx, Options{Namespace: namespace, Target: udp, Straight: true})
+		},
 		"UDP, new flows": func(ctx context.Context) *Probe {
 			return UDP(ctx, Options{Namespace: namespace, Target: udp, NewFlows: true})
 		},
