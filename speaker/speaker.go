@@ -53,8 +53,8 @@ const (
 	setTimeout = 5 * time.Second
 	// DefaultHandOver is how long this node answers for a VIP that moves while the next owner is
 	// not heard. Normally it is heard within some ten milliseconds. It takes longer when a watch
-	// lags, a frame is lost, or a thousand VIPs move together.
-	DefaultHandOver = 2 * time.Second
+	// lags, a frame is lost, a thousand VIPs move together, or the next owner waits for its kube-proxy.
+	DefaultHandOver = 6 * time.Second
 	// DefaultDrain is how long routers have to prefer other nodes before this node withdraws its
 	// routes (RFC 8326).
 	DefaultDrain = 2 * time.Second

@@ -9,9 +9,9 @@ import (
 )
 
 // kubeProxyLag is how long kube-proxy takes to forward to a new endpoint: it updates its rules once a
-// second (minSyncPeriod), and the update takes a moment. It is shorter than the hand-over, during
-// which the previous owner answers.
-const kubeProxyLag = 1500 * time.Millisecond
+// second (minSyncPeriod), and the update took 0.6 s on a busy node. Nobody waits for it, since the previous
+// owner answers: the hand-over is longer.
+const kubeProxyLag = 4 * time.Second
 
 // arriving is a VIP that moves to this node because the node has a new endpoint, while its owner has
 // endpoints, too. The owner keeps the VIP until that time.
