@@ -171,6 +171,7 @@ func (s *story) losesNothing(vips []string, move func()) {
 
 func (s *story) losesNothingFrom(where probe.Options, vips []string, move func()) {
 	s.Helper()
+	where.Timeout = 5 * time.Second // a pod that gets no processor time is late, and loses nothing
 	var targets []netip.AddrPort
 	for _, vip := range vips {
 		targets = append(targets, target(vip))
