@@ -57,6 +57,10 @@ func TestPolicyOfSpeakers(t *testing.T) {
 	require.Len(t, all, 1)
 	spec := all[0].Spec
 	require.Equal(t, admissionv1.Fail, *spec.FailurePolicy)
+	require.Equal(t, []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
+		Operations: []admissionv1.OperationType{admissionv1.Create, admissionv1.Update, admissionv1.Delete},
+		Rule:       admissionv1.Rule{APIGroups: []string{"coordination.k8s.io"}, APIVersions: []string{"*"}, Resources: []string{"leases"}},
+	}}}, spec.MatchConstraints.ResourceRules)
 	type object = map[string]any
 	owner := object{"apiVersion": "v1", "kind": "Node", "name": "n1"}
 	other := object{"apiVersion": "v1", "kind": "Node", "name": "n2"}

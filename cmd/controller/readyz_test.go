@@ -25,9 +25,9 @@ import (
 func TestReadyzQuotesNoConfiguration(t *testing.T) {
 	p := newProcess(t.Context())
 	p.log = slog.New(slog.DiscardHandler)
+	const wrong = "apiVersion: lodestone.io/v1alpha1\nkind: Config\npools: [{name: tenant-7, addresses: [203.0.113.77/33]}]\n"
 	p.client = fake.NewClientset(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ls", Name: "lodestone-config"},
-		Data: map[string]string{
-			"config.yaml": "apiVersion: lodestone.io/v1alpha1\nkind: Config\npools: [{name: tenant-7, addresses: [203.0.113.77/33]}]\n"}})
+		Data: map[string]string{"config.yaml": wrong}})
 	p.config = kube.NewConfigWatcher(p.client, kube.ConfigOptions{Namespace: "ls", Name: "lodestone-config", Log: p.log})
 	p.facts = clusterfacts.NewWatcher(clusterfacts.Options{Client: p.client, Namespace: "ls", Log: p.log})
 	var err error
@@ -49,6 +49,23 @@ func TestReadyzQuotesNoConfiguration(t *testing.T) {
 	assert.Equal(t, "[+] lease: this process leads\n"+
 		"[-] configuration: nothing is allocated until there is a valid one: the log and the ConfigMap's Events say why\n"+
 		"[-] services: what Services hold is being read; nothing is allocated before; still missing: "+missing(p)+"\n", readyz())
+	apply := func(document string) {
+		maps := p.client.CoreV1().ConfigMaps("ls")
+		cm, err := maps.Get(t.Context(), "lodestone-config", metav1.GetOptions{})
+		require.NoError(t, err)
+		cm.Data["config.yaml"] = document
+		_, err = maps.Update(t.Context(), cm, metav1.UpdateOptions{})
+		require.NoError(t, err)
+	}
+	for _, document := range []string{"apiVersion: lodestone.io/v1alpha1\nkind: Config\n", wrong} {
+		apply(document)
+		require.Eventually(t, func() bool {
+			cfg, state := p.config.Current()
+			return cfg != nil && (state.Err != nil) == (document == wrong)
+		}, 20*time.Second, time.Millisecond)
+	}
+	assert.Contains(t, readyz(),
+		"[+] configuration: the last good one is in force, the latest is not: the log and the ConfigMap's Events say why\n")
 	close(p.election.ended)
 	assert.Equal(t, "[-] lease: lost; this process ends as soon as the API server answers\n", readyz())
 }

@@ -101,8 +101,12 @@ func TestUpstreamKeepsTheAddressOverEditAndRestart(t *testing.T) {
 	s.config.set(parse(t, "clusterID: fra1\nquarantine: 0s\npools: [{name: lan, addresses: [203.0.113.10]}]\n"))
 	s.has("web", "203.0.113.11 Stranded service.kubernetes.io/load-balancer-cleanup")
 	s.restart()
+	s.creates("later") // it has its turn after what was there
+	s.has("later", "203.0.113.10"+allocated)
 	s.has("web", "203.0.113.11 Stranded service.kubernetes.io/load-balancer-cleanup")
 	s.changes("web", func(svc *corev1.Service) { svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP })
+	s.deletes("later")
+	s.has("later", "gone")
 	s.has("web", "203.0.113.11 Stranded service.kubernetes.io/load-balancer-cleanup")
 	s.held(0) // of the pool
 }
@@ -215,13 +219,15 @@ func TestUpstreamServicesAreRepaired(t *testing.T) {
 // The interface leaves alone what the scope excludes.
 func TestServicesOutOfScopeAreImplementedElsewhere(t *testing.T) {
 	t.Parallel()
-	s := newStory(t, lan)
-	s.scope.Classless = false
-	s.start()
-	lb, _ := s.cloud.LoadBalancer()
-	classed := service("classed")
-	ofClass("lodestone.io/lb")(classed)
-	for _, svc := range []*corev1.Service{service("web"), classed} {
+	for name, classless := range map[string]bool{"classed": true, "web": false} {
+		s := newStory(t, lan)
+		s.scope.Classless = classless
+		s.start()
+		lb, _ := s.cloud.LoadBalancer()
+		svc := service(name)
+		if classless {
+			ofClass("lodestone.io/lb")(svc)
+		}
 		if _, err := lb.EnsureLoadBalancer(t.Context(), "", svc, nil); !errors.Is(err, cloudprovider.ImplementedElsewhere) {
 			t.Errorf("ensure %s: %v", svc.Name, err)
 		}
@@ -234,8 +240,8 @@ func TestServicesOutOfScopeAreImplementedElsewhere(t *testing.T) {
 		if err := lb.EnsureLoadBalancerDeleted(t.Context(), "", svc); err != nil {
 			t.Errorf("delete %s: %v", svc.Name, err)
 		}
+		s.held(0)
 	}
-	s.held(0)
 }
 
 func TestLoadBalancer(t *testing.T) {

@@ -103,7 +103,9 @@ func tokenOf(t *testing.T, all []runtime.Object, a *monitoringv1.SafeAuthorizati
 // TestPodMonitors: they select the pods that the chart runs.
 func TestPodMonitors(t *testing.T) {
 	all := objects(t, render(t, "testdata/default.values.yaml", "--set=monitoring.podMonitor.enabled=true", "--set=metrics.services=false"))
-	tokenOf(t, all, find[monitoringv1.PodMonitor](all)["lodestone-speaker"].Spec.PodMetricsEndpoints[0].Authorization)
+	for _, monitor := range []string{"lodestone-controller", "lodestone-speaker"} {
+		tokenOf(t, all, find[monitoringv1.PodMonitor](all)[monitor].Spec.PodMetricsEndpoints[0].Authorization)
+	}
 	all = objects(t, render(t, "testdata/default.values.yaml", "--set=monitoring.podMonitor.enabled=true",
 		"--set=monitoring.tokenSecret.name=token", "--set=metrics.services=false"))
 	monitors := find[monitoringv1.PodMonitor](all)
