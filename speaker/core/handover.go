@@ -18,7 +18,8 @@ type leaving struct {
 // leave decides which VIPs leave, and reports whether a VIP does not leave any more. known are the
 // speakers that were alive at the last plan.
 //
-// A node that may not own VIPs gives all up at once, because it may not carry the traffic. A next
+// A node that is not ready or has no link gives all up at once, because it does not carry the traffic. One
+// with the condition NetworkUnavailable may: network plugins set it when they restart. A next
 // owner that is not in known comes out of a partition, in which it owned the VIP all the time: it will
 // not announce the VIP anew, so there is nothing to wait for. It did not own it if it has endpoints only
 // since then: it waits for its kube-proxy (arriving.go).
@@ -32,7 +33,7 @@ func (c *Core) leave(known map[string]bool) (ended bool) {
 		_, arrives := c.arriving[v.VIP]
 		_, leaves := c.leaving[v.VIP]
 		reason := v.After.Silence.Reason
-		orderly := sound && heard && reason != plan.NetworkUnavailable && reason != plan.LinkDown
+		orderly := sound && heard && reason != plan.LinkDown
 		switch {
 		case orderly && v.Before.Owned && !arrives:
 			v.Before.Layer2.Leaving = true

@@ -19,8 +19,11 @@ func pair(t *testing.T, preferred string) (s *story, vip string) {
 // What moves by plan is answered for here until the next owner is heard.
 func TestPlannedMovesMakeBeforeTheyBreak(t *testing.T) {
 	for name, move := range map[string]func(s *story, vip string) Event{
-		"excluded":            func(s *story, _ string) Event { return s.excluded("n1", true) },
-		"Node deleted":        func(s *story, _ string) Event { return s.gone("n1") },
+		"excluded":     func(s *story, _ string) Event { return s.excluded("n1", true) },
+		"Node deleted": func(s *story, _ string) Event { return s.gone("n1") },
+		"network plugin restarts": func(s *story, _ string) Event {
+			return s.node("n1", func(n *plan.Node) { n.NetworkUnavailable = true })
+		},
 		"local endpoint ends": func(_ *story, vip string) Event { return Service{local(vip, "n2")} },
 		"configuration": func(s *story, _ string) Event {
 			s.nodes["n2"] = plan.Node{Labels: map[string]string{"name": "n2"}}
@@ -106,9 +109,6 @@ func TestPreferredNodeBackMakesBeforeThisOneBreaks(t *testing.T) {
 func TestUnplannedLossesBreakFirst(t *testing.T) {
 	for name, lose := range map[string]func(s *story, vip string) Event{
 		"data plane": func(*story, string) Event { return Health{Synced: true, Joined: true} },
-		"network": func(s *story, _ string) Event {
-			return s.node("n1", func(n *plan.Node) { n.NetworkUnavailable = true })
-		},
 		"nobody else": func(s *story, _ string) Event {
 			s.core.Step(s.gone("n2"), s.now)
 			return s.excluded("n1", true)
@@ -185,9 +185,6 @@ func TestLeavingEnds(t *testing.T) {
 		"data plane fails":   {func(*story) Event { return Health{Synced: true, Joined: true} }, false},
 		"next owner is lost": {func(s *story) Event { return s.lost() }, false},
 		"Service is deleted": {func(*story) Event { return Service{web("", false)} }, false},
-		"network unavailable": {func(s *story) Event {
-			return s.node("n1", func(n *plan.Node) { n.Excluded, n.NetworkUnavailable = false, true })
-		}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, vip := pair(t, "n1")
