@@ -295,7 +295,7 @@ routes: {mode: kernel, cidrs: [10.1.0.0/16]}
 		s.says("web", why)
 	}
 	cfg, _ := s.config.Current()
-	assert.Len(t, clusterfacts.Warnings(cfg, &clusterfacts.Facts{}), 3)
+	assert.Len(t, clusterfacts.PoolWarnings(cfg, &clusterfacts.Facts{}), 3)
 }
 
 // A Service that moves twice before its object is written, and the second time back

@@ -72,7 +72,7 @@ func OfPool(o *cluster.Objects, of *config.Pool) Pool {
 	}
 	alone := *o.Config
 	alone.Pools = []config.Pool{*of}
-	p.Warnings = clusterfacts.Warnings(&alone, o.Cluster().Facts)
+	p.Warnings = clusterfacts.PoolWarnings(&alone, o.Cluster().Facts)
 	return p
 }
 

@@ -10,14 +10,58 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
-// maxWarnings is how many ranges of a pool are named; the others are counted.
+// maxWarnings is how many ranges of a pool, or of what is not used, are named; the others are counted.
 const maxWarnings = 5
 
-// Warnings returns what the operator should know about the pools, in their order: which of
+// Warnings returns what the operator should know about the document: PoolWarnings, and what
+// nothing uses.
+func Warnings(cfg *config.Config, f *Facts) []string {
+	return append(PoolWarnings(cfg, f), unused(cfg)...)
+}
+
+// unused returns the advertisements that no pool takes, and the peers that no advertisement
+// sends to.
+func unused(cfg *config.Config) []string {
+	named, all := map[string]bool{}, len(cfg.Pools) == 0
+	for i := range cfg.Pools {
+		all = all || len(cfg.Pools[i].Advertise) == 0
+		for _, name := range cfg.Pools[i].Advertise {
+			named[name] = true
+		}
+	}
+	var advertisements, peers []string
+	reached, allPeers := map[string]bool{}, false
+	for _, a := range cfg.Advertisements {
+		if !all && !named[a.Name] {
+			advertisements = append(advertisements, fmt.Sprintf("advertisement %q announces nothing: no pool has it in advertise", a.Name))
+		} else if a.BGP != nil {
+			allPeers = allPeers || len(a.BGP.Peers) == 0
+			for _, name := range a.BGP.Peers {
+				reached[name] = true
+			}
+		}
+	}
+	for _, p := range cfg.Peers {
+		if !allPeers && !reached[p.Name] {
+			peers = append(peers, fmt.Sprintf("peer %q gets no routes: no advertisement that a pool has sends to it by bgp", p.Name))
+		}
+	}
+	return append(few(advertisements, "advertisements that announce nothing"), few(peers, "peers that get no routes")...)
+}
+
+// few returns some of the warnings, and how many more there are.
+func few(warnings []string, of string) []string {
+	if more := len(warnings) - maxWarnings; more > 0 {
+		warnings = append(warnings[:maxWarnings], fmt.Sprintf("%d more %s", more, of))
+	}
+	return warnings
+}
+
+// PoolWarnings returns what the operator should know about the pools, in their order: which of
 // their addresses they never hand out, and which no neighbour would ask for. It does not
 // mention excluded addresses, nor those that every segment has, because a pool may be as wide
 // as its segment.
-func Warnings(cfg *config.Config, f *Facts) []string {
+func PoolWarnings(cfg *config.Config, f *Facts) []string {
 	withheld := intersect(cfg.Pools, mistakes(cfg, f))
 	segments, beyond := merged(f.Segments), beyondSegments(cfg)
 	var all []string

@@ -168,7 +168,7 @@ func TestPoolsThatAreNotOnlyAnnouncedByLayer2(t *testing.T) {
 		{[]string{"routed"}, []config.Advertisement{layer2, routed}, false},
 	} {
 		cfg.Advertisements, cfg.Pools[0].Advertise = tt.advertisements, tt.advertise
-		assert.Equal(t, tt.warned, len(Warnings(cfg, facts(t, []string{"198.18.0.0/24"}))) > 0, "%+v", tt)
+		assert.Equal(t, tt.warned, len(PoolWarnings(cfg, facts(t, []string{"198.18.0.0/24"}))) > 0, "%+v", tt)
 	}
 }
 
@@ -232,6 +232,43 @@ func BenchmarkWarnings(b *testing.B) {
 
 // A document and a cluster of four times the size cost about four times as much,
 // whatever there is much of.
+// What nothing uses is a mistake, mostly.
+func TestWhatNothingUsesIsReported(t *testing.T) {
+	t.Parallel()
+	const (
+		pool   = "pools: [{name: lan, addresses: [198.18.0.0/28]}]\n"
+		named  = "pools: [{name: lan, addresses: [198.18.0.0/28], advertise: [segment]}]\n"
+		peers  = "peers: [{name: tor, address: 192.0.2.1, localASN: 1, peerASN: 2}, {name: spine, address: 192.0.2.2, localASN: 1, peerASN: 2}]\n"
+		layer2 = "advertisements: [{name: segment, layer2: {}}"
+	)
+	unused := func(name string) string {
+		return fmt.Sprintf("advertisement %q announces nothing: no pool has it in advertise", name)
+	}
+	silent := func(name string) string {
+		return fmt.Sprintf("peer %q gets no routes: no advertisement that a pool has sends to it by bgp", name)
+	}
+	many, names := "", []string{}
+	for i := range 7 {
+		many += fmt.Sprintf(", {name: a%d, layer2: {}}", i)
+		names = append(names, unused(fmt.Sprint("a", i)))
+	}
+	for name, tt := range map[string]struct {
+		document string
+		want     []string
+	}{
+		"the default":      {pool, nil},
+		"no pools":         {layer2 + "]", nil},
+		"all are used":     {pool + peers + layer2 + ", {name: tor, bgp: {}}]", nil},
+		"an advertisement": {named + layer2 + ", {name: other, layer2: {}}]", []string{unused("other")}},
+		"a peer":           {named + peers + "advertisements: [{name: segment, bgp: {peers: [tor]}}]", []string{silent("spine")}},
+		"an advertisement and its peers": {named + peers + layer2 + ", {name: routed, bgp: {}}]",
+			[]string{unused("routed"), silent("tor"), silent("spine")}},
+		"many": {named + layer2 + many + "]", append(names[:maxWarnings:maxWarnings], "2 more advertisements that announce nothing")},
+	} {
+		t.Run(name, func(t *testing.T) { require.Equal(t, tt.want, Warnings(parsed(t, tt.document), facts(t, nil))) })
+	}
+}
+
 func TestCostOfWarnings(t *testing.T) {
 	type input struct {
 		cfg *config.Config
