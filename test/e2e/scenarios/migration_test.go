@@ -184,7 +184,9 @@ func (s *story) openGuide(name, not string, replace ...string) *guide {
 	require.NoError(s, err)
 	file := filepath.Join(g.clone, "values.json")
 	require.NoError(s, os.WriteFile(file, raw, 0o600))
-	g.inTheLab = strings.NewReplacer(append(replace, "--create-namespace", "--create-namespace --values "+file)...)
+	// The lab's helm is built without the version of Kubernetes that a release of helm has.
+	g.inTheLab = strings.NewReplacer(append(replace, "--create-namespace", "--create-namespace --values "+file,
+		"helm template", "helm template --kube-version 1.31.0")...)
 	return g
 }
 
