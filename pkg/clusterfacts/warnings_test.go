@@ -230,8 +230,6 @@ func BenchmarkWarnings(b *testing.B) {
 	}
 }
 
-// A document and a cluster of four times the size cost about four times as much,
-// whatever there is much of.
 // What nothing uses is a mistake, mostly.
 func TestWhatNothingUsesIsReported(t *testing.T) {
 	t.Parallel()
@@ -269,6 +267,8 @@ func TestWhatNothingUsesIsReported(t *testing.T) {
 	}
 }
 
+// A document and a cluster of four times the size cost about four times as much,
+// whatever there is much of.
 func TestCostOfWarnings(t *testing.T) {
 	type input struct {
 		cfg *config.Config

@@ -25,6 +25,9 @@ type arriving struct {
 func (c *Core) arrive() (ended bool) {
 	for _, vip := range c.out.Gone {
 		delete(c.endpoints, vip)
+		for _, gained := range c.gained {
+			delete(gained, vip)
+		}
 	}
 	for _, v := range c.out.Changes.VIPs {
 		began, local := c.endpoints[v.VIP]

@@ -179,7 +179,7 @@ type Core struct {
 	leaving   map[netip.Addr]leaving
 	arriving  map[netip.Addr]arriving
 	endpoints map[netip.Addr]time.Time       // since when this node has ready ones, of VIPs with policy Local
-	gained    map[netip.Addr]map[string]bool // the nodes that got some while their speakers were lost
+	gained    map[string]map[netip.Addr]bool // by lost speaker, the VIPs for which its node got some since then
 	routing   routing
 	moves     moves
 	ending    ending
@@ -192,7 +192,7 @@ type Core struct {
 func New(o Options) *Core {
 	return &Core{
 		Options: o, planner: plan.NewPlanner(o.Node), leaving: map[netip.Addr]leaving{}, arriving: map[netip.Addr]arriving{},
-		endpoints: map[netip.Addr]time.Time{}, gained: map[netip.Addr]map[string]bool{}, since: map[netip.Addr]time.Time{},
+		endpoints: map[netip.Addr]time.Time{}, gained: map[string]map[netip.Addr]bool{}, since: map[netip.Addr]time.Time{},
 		moves: moves{moving: map[netip.Addr]moving{}, orphans: map[netip.Addr]bool{}},
 	}
 }

@@ -48,11 +48,18 @@ func (c *Core) note(event Event) {
 }
 
 // put gives a Service to the planner, and notes since when the Service has endpoints on this node, and
-// which nodes get some while their speakers are lost.
+// whether nodes whose speakers are lost get some.
 func (c *Core) put(s plan.Service) {
 	for _, vip := range s.VIPs {
-		c.noteGained(vip, s.EndpointsAt(vip).ServingNodes)
-		if _, known := c.endpoints[vip]; !s.EndpointsAt(vip).ServingNodes[c.Node] {
+		serving := s.EndpointsAt(vip).ServingNodes
+		for node, gained := range c.gained {
+			if !serving[node] {
+				delete(gained, vip)
+			} else if !c.planner.Serves(vip, node) {
+				gained[vip] = true
+			}
+		}
+		if _, known := c.endpoints[vip]; !serving[c.Node] {
 			delete(c.endpoints, vip)
 		} else if !known {
 			c.endpoints[vip] = c.now
@@ -114,6 +121,11 @@ func (c *Core) inform() {
 		speakers := map[string]bool{}
 		maps.Copy(speakers, f.members.Speakers)
 		speakers[c.Node] = c.ready
+		for node := range f.speakers {
+			if _, alive := speakers[node]; !alive {
+				c.gained[node] = map[netip.Addr]bool{}
+			}
+		}
 		changed, f.speakers = changed || !maps.Equal(speakers, f.speakers), speakers
 	}
 	if f.newMembers {

@@ -29,7 +29,7 @@ func (c *Core) leave(known map[string]bool) (ended bool) {
 	ended = len(c.leaving) < before
 	for _, v := range c.out.Changes.VIPs {
 		_, heard := known[v.After.Silence.Owner]
-		heard = heard || c.gained[v.VIP][v.After.Silence.Owner]
+		heard = heard || c.gained[v.After.Silence.Owner][v.VIP]
 		_, arrives := c.arriving[v.VIP]
 		_, leaves := c.leaving[v.VIP]
 		reason := v.After.Silence.Reason
@@ -43,22 +43,9 @@ func (c *Core) leave(known map[string]bool) (ended bool) {
 			ended = true
 		}
 	}
-	maps.DeleteFunc(c.gained, func(vip netip.Addr, nodes map[string]bool) bool {
-		maps.DeleteFunc(nodes, func(node string, _ bool) bool { return c.facts.speakers[node] || !c.planner.Serves(vip, node) })
-		return len(nodes) == 0
+	maps.DeleteFunc(c.gained, func(node string, _ map[netip.Addr]bool) bool {
+		_, alive := c.facts.speakers[node]
+		return alive
 	})
 	return ended
-}
-
-// noteGained notes the nodes that get endpoints for a VIP now, if their speakers are lost.
-func (c *Core) noteGained(vip netip.Addr, serving map[string]bool) {
-	for node := range serving {
-		if _, alive := c.facts.speakers[node]; alive || !c.everReady || c.planner.Serves(vip, node) {
-			continue
-		}
-		if c.gained[vip] == nil {
-			c.gained[vip] = map[string]bool{}
-		}
-		c.gained[vip][node] = true
-	}
 }

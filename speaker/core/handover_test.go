@@ -176,6 +176,21 @@ func TestEndpointGainedWhileLostMakesBeforeThisOneBreaks(t *testing.T) {
 	}
 }
 
+// Of nodes that never had a speaker nothing is noted, and of a lost one nothing that is over.
+func TestGainedEndpointsAreForgotten(t *testing.T) {
+	s, vip := pair(t, "n2")
+	s.begin(local(vip, "n1"))
+	s.step(Service{local(vip, "n1", "n3")})
+	require.Empty(t, s.core.gained)
+	s.step(s.lost())
+	for _, end := range []Event{Service{local(vip, "n1")}, Service{web("", false)}} {
+		s.step(Service{local(vip, "n1", "n2")})
+		require.Len(t, s.core.gained["n2"], 1)
+		s.step(end)
+		require.Empty(t, s.core.gained["n2"])
+	}
+}
+
 func TestLeavingEnds(t *testing.T) {
 	for name, tt := range map[string]struct {
 		end  func(s *story) Event

@@ -148,6 +148,7 @@ func TestConnectionsOutliveTheOwner(t *testing.T) {
 			require.NoError(t, s.Lab.HealNode(owner))
 			s.ownedBy(vip, owner)
 			s.askAll(all) // TCP retransmits late by then
+			time.Sleep(10 * time.Second)
 			record := all.Snapshot()
 			require.Empty(t, record.Broken, "the owner was back soon")
 			t.Logf("the longest pause was %s", record.WorstPause)
