@@ -416,9 +416,7 @@ func TestLeaseGoesWithItsNode(t *testing.T) {
 	c := newCluster(t, "n1")
 	n1 := c.start("n1")
 	n1.waitJoined()
-	if _, err := n1.own.write(t.Context(), time.Now()); err != nil {
-		t.Fatal(err)
-	}
+	n1.waitCaughtUp()
 	l := c.lease("n1")
 	if o := l.OwnerReferences; len(o) != 1 || o[0].Kind != "Node" || o[0].Name != "n1" || o[0].UID != "uid-of-n1" {
 		t.Errorf("the Lease belongs to %+v", o)
