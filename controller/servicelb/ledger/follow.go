@@ -3,7 +3,6 @@ package ledger
 import (
 	"maps"
 	"net/netip"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -39,7 +38,8 @@ func (l *Ledger) Follow(s Situation, now time.Time) {
 		return
 	}
 	first := l.Config == nil
-	if !reflect.DeepEqual(compat.For(l.Config), compat.For(s.Config)) {
+	if d := compat.For(s.Config); d != l.dialects {
+		l.dialects = d
 		l.edition++
 	}
 	l.Situation, l.leasing.config = s, s.Config

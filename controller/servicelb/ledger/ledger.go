@@ -51,6 +51,8 @@ type Ledger struct {
 	primed bool
 	// Situation is what is in force.
 	Situation
+	// dialects are those of the configuration.
+	dialects compat.Dialects
 	// edition counts how often the meaning of annotations changed.
 	edition int
 	// accounts has every Service, by "namespace/name".
@@ -96,7 +98,7 @@ type account struct {
 func New(scope kube.Scope) *Ledger {
 	held := &holdings{Allocator: ipam.New()}
 	return &Ledger{
-		scope: scope, accounts: map[string]*account{}, held: held,
+		scope: scope, dialects: compat.For(nil), accounts: map[string]*account{}, held: held,
 		waiters:   waiters{due: map[*account]struct{}{}, classes: map[class]*btree.BTreeG[*account]{}},
 		leasing:   leasing{held: held, of: map[*account]*lessee{}},
 		conflicts: conflicts{held: held, withheld: map[netip.Addr]withheld{}, full: map[bound]int{}},
@@ -123,7 +125,7 @@ func (l *Ledger) Effects() Effects {
 // verdict durable, write the object, and then call Settle: only that frees the addresses that
 // the Service gave back. The labels are those of its namespace.
 func (l *Ledger) Ensure(svc *corev1.Service, labels map[string]string, now time.Time) Verdict {
-	req, refusal := RequestOf(svc, labels, compat.For(l.Config))
+	req, refusal := RequestOf(svc, labels, l.dialects)
 	if a := l.accounts[req.Owner.Name]; a != nil && a.owner.UID != req.Owner.UID {
 		l.close(a, now)
 	}
@@ -302,7 +304,7 @@ func (l *Ledger) Holds(svc *corev1.Service) (held []ipam.Held, known bool) {
 
 // Consider returns what each pool would do for the Service now.
 func (l *Ledger) Consider(svc *corev1.Service, labels map[string]string, now time.Time) []ipam.Consideration {
-	req, refusal := RequestOf(svc, labels, compat.For(l.Config))
+	req, refusal := RequestOf(svc, labels, l.dialects)
 	if refusal != nil || l.Config == nil {
 		return nil
 	}

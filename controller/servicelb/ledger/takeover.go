@@ -150,8 +150,9 @@ func (l *Ledger) Prime(s Start, now time.Time) (duplicates []Duplicate) {
 		return cmp.Or(deleting(a)-deleting(b), a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Namespace, b.Namespace),
 			cmp.Compare(a.Name, b.Name))
 	})
+	dialects := compat.For(s.Config)
 	for _, svc := range services {
-		req, refusal := RequestOf(svc, s.NamespaceLabels(svc.Namespace), compat.For(s.Config))
+		req, refusal := RequestOf(svc, s.NamespaceLabels(svc.Namespace), dialects)
 		duplicates = append(duplicates, l.importOne(svc, req, refusal != nil)...)
 	}
 	l.primed, l.conflicts.since, l.held.records = true, now, s.Records
