@@ -57,6 +57,10 @@ const (
 	eventsQueued       = 8192
 	eventsPerNamespace = 4096
 	eventsPerObject    = 16
+	// Of Events on one object that many are written, and then one each ten seconds. client-go would drop
+	// all for five minutes after 25.
+	eventsOnObject       = 250
+	eventsOnObjectPerSec = 0.1
 )
 
 // Recorder writes Events in the background, from a client of its own and at a bounded rate.
@@ -125,7 +129,8 @@ func (r *Recorder) next(ctx context.Context) (e event, ok bool) {
 
 // Run writes Events until the context ends.
 func (r *Recorder) Run(ctx context.Context) error {
-	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
+	broadcaster := record.NewBroadcaster(record.WithContext(ctx),
+		record.WithCorrelatorOptions(record.CorrelatorOptions{BurstSize: eventsOnObject, QPS: eventsOnObjectPerSec}))
 	defer broadcaster.Shutdown()
 	broadcaster.StartRecordingToSink(named{&typedcorev1.EventSinkImpl{Interface: r.client.CoreV1().Events("")}})
 	sink := broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: r.component})

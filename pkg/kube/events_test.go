@@ -41,6 +41,27 @@ func TestEventsWithAnIDAreWrittenOnce(t *testing.T) {
 	require.ElementsMatch(t, []string{"once", "first", "second"}, events())
 }
 
+// An object that much happens to, such as a node with many sessions, is reported of all the same.
+func TestManyEventsOnOneObjectAreWritten(t *testing.T) {
+	t.Parallel()
+	client := fake.NewClientset()
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "n1"}}
+	r := &Recorder{client, "lodestone-speaker", newEventQueue(), newEventQueue()}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run(ctx) }()
+	for i := range 40 {
+		reason := fmt.Sprint("Reason", i) // those of one reason are put together
+		r.Event(node, corev1.EventTypeWarning, reason, "happened")
+		require.Eventually(t, func() bool {
+			list, err := client.CoreV1().Events("").List(t.Context(), metav1.ListOptions{})
+			return err == nil && slices.ContainsFunc(list.Items, func(e corev1.Event) bool { return e.Reason == reason })
+		}, 20*time.Second, time.Millisecond, reason)
+	}
+	cancel()
+	require.NoError(t, <-ended)
+}
+
 // One tenant's flood of Events delays nobody else's, and what waits is bounded.
 func TestEventsOfOneNamespaceDelayNoOther(t *testing.T) {
 	t.Parallel()

@@ -394,7 +394,7 @@ func (d *Director) applyTo(i int, f *family, tables map[string]table) error {
 	if err := k.change(f, d.have[i], want, d.Guard); err != nil {
 		// What was there before stays, as all is one transaction, and is made anew.
 		d.have[i], d.keys[i] = nil, nil
-		d.there[i] = (d.there[i] || !d.began) && k.exists(f)
+		d.there[i] = (d.there[i] || !d.began) && exists(f)
 		d.missing[i] = want != nil && !d.there[i]
 		return err
 	}

@@ -284,6 +284,16 @@ func (k kernel) exists(f *family) bool {
 	return err == nil
 }
 
+// exists asks by a socket of its own: one that a change has failed on may have answers left, or no time.
+func exists(f *family) bool {
+	k, err := dial()
+	if err != nil {
+		return false
+	}
+	defer k.close()
+	return k.exists(f)
+}
+
 // permitted asks whether rules can be changed, which is cheaper than to try.
 func permitted() error {
 	k, err := dial()

@@ -72,6 +72,10 @@ func (s *Server) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("listen for datagrams: %w", err)
 	}
+	// What comes while it has to wait for the processor is answered late, and not lost.
+	if err := packets.(*net.UDPConn).SetReadBuffer(4 << 20); err != nil {
+		return fmt.Errorf("make room for datagrams: %w", err)
+	}
 	web := &http.Server{Addr: address, Handler: s.Handler(), ReadHeaderTimeout: 10 * time.Second}
 
 	group, groupCtx := errgroup.WithContext(context.WithoutCancel(ctx))

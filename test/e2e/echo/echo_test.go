@@ -105,7 +105,11 @@ func TestTermination(t *testing.T) {
 	} {
 		t.Run(string(tt.how), func(t *testing.T) {
 			asked, ask := context.WithCancel(t.Context())
-			broken, breakIt := context.WithTimeout(t.Context(), 5*grace)
+			patience := 5 * grace
+			if tt.ends {
+				patience = time.Minute
+			}
+			broken, breakIt := context.WithTimeout(t.Context(), patience)
 			defer breakIt()
 			server := &Server{Termination: tt.how, Grace: grace}
 			ask()

@@ -125,11 +125,11 @@ func TestFleet(t *testing.T) {
 
 // With keepOwner, what moved stays, and moves on when its new owner is lost.
 func TestKeptOwnerStays(t *testing.T) {
-	f := fleetOf(t, "advertisements:\n  - {name: all, layer2: {keepOwner: true}}\n")
+	f := fleetOf(t, "failover: conservative\nadvertisements:\n  - {name: all, layer2: {keepOwner: true}}\n")
 	for range 2 {
 		lost := f.lose(t)
 		without := f.Owners()
-		time.Sleep(2 * time.Second) // it has noticed: a shorter cut is a partition, after which the election decides
+		time.Sleep(5 * time.Second) // it has noticed: a shorter cut is a partition, after which the election decides
 		require.NoError(t, f.PlugIn(lost))
 		f.steady(t)
 		require.Equal(t, without, f.Owners(), "%s is back", lost)

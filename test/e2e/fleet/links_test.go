@@ -25,7 +25,7 @@ type twoLinks struct {
 
 func startTwoLinks(t *testing.T, nodes int) *twoLinks {
 	t.Helper()
-	f := &twoLinks{startFleetWith(t, Options{Nodes: nodes, VIPs: vips, Management: true, Document: document("")}), t, nil}
+	f := &twoLinks{startFleetWith(t, Options{Nodes: nodes, VIPs: vips, Management: true, Document: document("failover: conservative\n")}), t, nil}
 	f.steady(t)
 	f.asking = probe.UDP(t.Context(), probe.Options{Namespace: f.Client, Target: netip.AddrPortFrom(vips[0], 80)})
 	require.NoError(t, f.asking.WaitAnswers(t.Context(), 50))
@@ -52,6 +52,15 @@ func (f *twoLinks) answered(most time.Duration) {
 	assert.LessOrEqual(f.t, record.Outage().Duration(), most)
 }
 
+// lostNothing ends the questions, and checks that all were answered.
+func (f *twoLinks) lostNothing() {
+	f.t.Helper()
+	require.NoError(f.t, f.asking.WaitAnswers(f.t.Context(), 50))
+	record, err := f.asking.Finish()
+	require.NoError(f.t, err)
+	assert.Zero(f.t, record.Lost(), record.Losses())
+}
+
 // One node loses the link to the others: they own its VIPs within the usual time, and it
 // yields to them. When the link is back it has them again.
 func TestManagementLinkOfOneNode(t *testing.T) {
@@ -67,11 +76,11 @@ func TestManagementLinkOfOneNode(t *testing.T) {
 		}
 		return true
 	})
-	time.Sleep(3 * time.Second) // what both announced at first is over
+	time.Sleep(5 * time.Second) // what both announced at first is over
 	f.keeps(f.Owners(), 5*time.Second, "it yields to them")
 	require.NoError(t, f.PlugInManagement(lost))
 	f.owned(t, "it is back", func(o map[netip.Addr]string) bool { return maps.Equal(o, before) })
-	f.answered(2 * time.Second)
+	f.answered(10 * time.Second)
 }
 
 // The switch for management dies: every VIP stays where it is. A node that dies meanwhile is
@@ -81,15 +90,13 @@ func TestManagementSwitch(t *testing.T) {
 	before := f.Owners()
 	require.NoError(t, f.UnplugManagement(f.names...))
 	f.keeps(before, 8*time.Second, "all have lost the link to the others")
-	record, err := f.asking.Stop()
-	require.NoError(t, err)
-	assert.LessOrEqual(t, record.Outage().Duration(), 500*time.Millisecond, record.Outage())
+	f.lostNothing()
 
 	lost := before[vips[0]]
 	f.asking = probe.UDP(t.Context(), probe.Options{Namespace: f.Client, Target: netip.AddrPortFrom(vips[0], 80)})
 	require.NoError(t, f.Unplug(lost))
 	f.owned(t, "others follow", func(o map[netip.Addr]string) bool { return o[vips[0]] != lost })
-	f.answered(5 * time.Second)
+	f.answered(20 * time.Second)
 	require.NoError(t, f.PlugIn(lost))
 	require.NoError(t, f.PlugInManagement(f.names...))
 	f.owned(t, "all is as before", func(o map[netip.Addr]string) bool { return maps.Equal(o, before) })
@@ -102,7 +109,7 @@ func TestManagementLinkOfALoneNode(t *testing.T) {
 	f.keeps(f.Owners(), 3*time.Second, "the only node")
 	require.NoError(t, f.PlugInManagement("n1"))
 	f.keeps(f.Owners(), 3*time.Second, "the only node")
-	f.answered(500 * time.Millisecond)
+	f.lostNothing()
 }
 
 // The last survivor of two, whose link to the others blips, or is down for longer, goes on.
@@ -122,7 +129,7 @@ func TestManagementLinkOfTheLastSurvivor(t *testing.T) {
 		require.NoError(t, f.PlugInManagement("n1"))
 		f.keeps(f.Owners(), 2*time.Second, "nobody else is there")
 	}
-	f.answered(500 * time.Millisecond)
+	f.lostNothing()
 }
 
 func all(owners map[netip.Addr]string, node string) bool {
@@ -142,7 +149,7 @@ func TestLinkToTheVIPs(t *testing.T) {
 	lost := f.lose(t)
 	require.NoError(t, f.PlugIn(lost))
 	f.owned(t, "it is back", func(o map[netip.Addr]string) bool { return maps.Equal(o, before) })
-	f.answered(2 * time.Second)
+	f.answered(10 * time.Second)
 
 	f.steady(t)
 	moves := f.Moves()
@@ -157,7 +164,7 @@ func TestLinkToTheVIPs(t *testing.T) {
 	f.steady(t)
 	assert.Equal(t, before, f.Owners())
 	assert.Equal(t, moves, f.Moves(), "nobody else has announced any")
-	f.answered(2 * time.Second)
+	f.answered(10 * time.Second)
 }
 
 // Routers know themselves whether they reach a node: whoever loses the link to the other

@@ -50,6 +50,9 @@ func (c *Cluster) values() map[string]any {
 			"pools": []any{map[string]any{"name": "lan", "addresses": c.vips()}},
 		},
 	}
+	if c.Failover != "" {
+		values["config"].(map[string]any)["failover"] = c.Failover
+	}
 	if c.OwnPodRoutes {
 		values["controller"].(map[string]any)["clusterCIDR"] = join(c.clusterCIDRs())
 		values["speaker"].(map[string]any)["podRoutes"] = true
@@ -78,7 +81,7 @@ func (c *Cluster) Install(ctx context.Context) error {
 	c.Progress("installing lodestone with helm")
 	_, err = c.Helm(ctx, "install", "lodestone", c.Chart(),
 		"--namespace", LodestoneNamespace, "--create-namespace", "--values", c.Values(),
-		"--wait", "--timeout", "2m")
+		"--wait", "--timeout", "5m")
 	if err != nil {
 		return fmt.Errorf("install lodestone: %w\n%s", err, c.symptoms(ctx))
 	}

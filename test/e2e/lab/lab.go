@@ -46,6 +46,8 @@ type Options struct {
 	DualStack   bool   `json:"dualStack"`
 	Router      string `json:"router"`
 	NoLodestone bool   `json:"noLodestone"`
+	// Failover is the configuration's, in which speakers start.
+	Failover string `json:"failover"`
 	// APIServers is how many there are, 1 to 3, each on a host of its own. Pods reach them by the
 	// Service "kubernetes", and everything else the first one.
 	APIServers int `json:"apiServers"`

@@ -53,6 +53,7 @@ func (c *Cluster) startRouter(ctx context.Context, r router) error {
 		if spec.Name == "bgpd" {
 			spec.Args = supervised(spec.Args)
 		}
+		spec.Args = append([]string{"chrt", "--rr", "1"}, spec.Args...) // a router does nothing else
 		spec.Name, spec.Namespace = spec.Name+"-"+r.name, c.Namespace(r.name)
 		if _, err := c.processes.Start(spec); err != nil {
 			return err

@@ -12,6 +12,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
@@ -52,7 +53,7 @@ func (i *Installation) RunEcho(ctx context.Context, namespace string, replicas i
 
 // KeepEchoFromOwner moves the echo pods away from the node that owns the VIP.
 // A node that dies takes its pods with it, and kube-proxy sends them traffic
-// until Kubernetes notices, 40 s later: that is not what a measurement of the
+// until Kubernetes notices, minutes later: that is not what a measurement of the
 // VIP's failover is about.
 func (i *Installation) KeepEchoFromOwner(ctx context.Context, namespace string, replicas int32, vip string) error {
 	var owner string
@@ -161,7 +162,9 @@ func echoContainer() corev1.Container {
 		ImagePullPolicy: corev1.PullNever,
 		Env: []corev1.EnvVar{{Name: "NODE_NAME",
 			ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "spec.nodeName"}}}},
-		ReadinessProbe: &corev1.Probe{PeriodSeconds: 1, ProbeHandler: corev1.ProbeHandler{
+		// On a busy node it is neither starved nor taken for broken.
+		Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("100m")}},
+		ReadinessProbe: &corev1.Probe{PeriodSeconds: 1, TimeoutSeconds: 5, ProbeHandler: corev1.ProbeHandler{
 			HTTPGet: &corev1.HTTPGetAction{Path: "/readyz", Port: intstr.FromInt32(EchoPort)},
 		}},
 	}

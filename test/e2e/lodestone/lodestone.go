@@ -203,7 +203,7 @@ func (i *Installation) Rollback(ctx context.Context) error {
 // roll has helm replace the pods; the controllers are at their work again when
 // it returns.
 func (i *Installation) roll(ctx context.Context, args ...string) error {
-	if _, err := i.Lab.Helm(ctx, append(args, "--namespace", Namespace, "--wait", "--timeout", "2m")...); err != nil {
+	if _, err := i.Lab.Helm(ctx, append(args, "--namespace", Namespace, "--wait", "--timeout", "5m")...); err != nil {
 		return err
 	}
 	return i.ScaleController(ctx, 2)

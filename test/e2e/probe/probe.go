@@ -29,7 +29,7 @@ type Options struct {
 	Namespace string
 	Target    netip.AddrPort
 	Interval  time.Duration // zero means 5 ms
-	Timeout   time.Duration // of one TCP probe; zero means 1 s
+	Timeout   time.Duration // of one probe; zero means 10 s
 
 	// NewFlows gives each UDP probe a source port that was not used lately,
 	// so that routers and kube-proxy decide anew each time. Otherwise all are one flow.
@@ -47,7 +47,7 @@ func (o *Options) complete() {
 		o.Interval = 5 * time.Millisecond
 	}
 	if o.Timeout == 0 {
-		o.Timeout = time.Second
+		o.Timeout = 10 * time.Second
 	}
 }
 

@@ -40,9 +40,10 @@ func runStories(m *testing.M) (int, error) {
 	cluster, err := lab.Open("")
 	if err != nil || !keep {
 		start := time.Now()
-		cluster, err = lab.Up(ctx, lab.Options{DualStack: true, Router: lab.RouterBoth, Place: 1, Progress: func(format string, args ...any) {
-			fmt.Printf("lab: %5.1fs %s\n", time.Since(start).Seconds(), fmt.Sprintf(format, args...))
-		}})
+		cluster, err = lab.Up(ctx, lab.Options{DualStack: true, Router: lab.RouterBoth, Failover: failover, Place: 1,
+			Progress: func(format string, args ...any) {
+				fmt.Printf("lab: %5.1fs %s\n", time.Since(start).Seconds(), fmt.Sprintf(format, args...))
+			}})
 	}
 	if err != nil {
 		return 1, err

@@ -325,7 +325,7 @@ func TestConnectionsOutliveChangesOfPods(t *testing.T) {
 	lives("6 pods are 3, and the others still serve what they have")
 	s.askAll(more)
 	require.Empty(t, more.Snapshot().Broken)
-	require.Subset(t, s.echoes(false), s.answerers(vip, 30), "new connections go to pods that stay")
+	s.stayingAnswer(vip)
 	s.left(leaving)
 	lives("they have ended", leaving...)
 
@@ -335,7 +335,7 @@ func TestConnectionsOutliveChangesOfPods(t *testing.T) {
 		leaving = append(leaving, s.echoesOn(drained)...)
 		s.drain(drained)
 		lives("drained "+drained, leaving...)
-		require.Subset(t, s.echoes(false), s.answerers(vip, 30))
+		s.stayingAnswer(vip)
 		s.uncordon(drained)
 	}
 
@@ -414,7 +414,7 @@ func TestServicesWithDirectForwarding(t *testing.T) {
 	for ranges, serves := range map[string]bool{"192.0.2.0/24": false, s.Lab.Addresses(lab.Client)[0].String() + "/32": true} {
 		s.change("web", func(svc *corev1.Service) { svc.Spec.LoadBalancerSourceRanges = []string{ranges} })
 		s.eventually("the source ranges hold on all nodes", func() error {
-			if accepted := s.connections(vip, 20); (accepted == 20) != serves || (accepted == 0) == serves {
+			if accepted := s.connections(vip, 20, 300*time.Millisecond); (accepted == 20) != serves || (accepted == 0) == serves {
 				return fmt.Errorf("%d of 20 connections from the client are accepted with the ranges %s", accepted, ranges)
 			}
 			return nil
@@ -438,8 +438,22 @@ func (s *story) answerers(vip string, n int) []string {
 	return slices.Sorted(maps.Keys(pods))
 }
 
+// stayingAnswer waits until new connections go to pods that stay alone.
+func (s *story) stayingAnswer(vip string) {
+	s.Helper()
+	s.eventually("pods that stay answer, and no other", func() error {
+		staying := s.echoes(false)
+		for _, pod := range s.answerers(vip, 30) {
+			if !slices.Contains(staying, pod) {
+				return fmt.Errorf("%s does, and %q stay", pod, staying)
+			}
+		}
+		return nil
+	})
+}
+
 // grace is how long pods serve on that are to end.
-const grace = 10 * time.Second
+const grace = 15 * time.Second
 
 // lingering has the story have so many echo pods, which serve on for a while when they are to
 // end.

@@ -320,12 +320,12 @@ func newConnectionsAreLimited(t *testing.T) {
 	owner := s.owner(vip)
 	s.eventually("the limit is in force", func() error {
 		const attempts = 40
-		if n := s.connections(vip, attempts); n > attempts/2 {
+		if n := s.connections(vip, attempts, 100*time.Millisecond); n > attempts/2 {
 			return fmt.Errorf("%d of %d connections pass", n, attempts)
 		}
 		return nil
 	})
-	require.Equal(t, 40, s.connections(free, 40), "the other VIP has no limit")
+	require.Equal(t, 40, s.connections(free, 40, 10*time.Second), "the other VIP has no limit")
 	pod := s.speakerOf(owner)
 	dropped, err := s.Metric(s.ctx, &pod, "lodestone_limit_dropped_connections_total", lodestone.Labels{"vip": vip})
 	require.NoError(t, err)
@@ -333,7 +333,7 @@ func newConnectionsAreLimited(t *testing.T) {
 
 	s.change("web", func(svc *corev1.Service) { delete(svc.Annotations, rateLimit) })
 	s.eventually("all connections pass", func() error {
-		if n := s.connections(vip, 40); n < 40 {
+		if n := s.connections(vip, 40, time.Second); n < 40 {
 			return fmt.Errorf("%d of 40", n)
 		}
 		return nil
@@ -342,11 +342,11 @@ func newConnectionsAreLimited(t *testing.T) {
 }
 
 // connections returns how many of so many connections, tried one after the
-// other without patience, are accepted.
-func (s *story) connections(vip string, attempts int) (accepted int) {
+// other with that patience, are accepted.
+func (s *story) connections(vip string, attempts int, patience time.Duration) (accepted int) {
 	dial := netns.Dialer(s.Lab.Namespace(lab.Client))
 	for range attempts {
-		ctx, cancel := context.WithTimeout(s.ctx, 100*time.Millisecond)
+		ctx, cancel := context.WithTimeout(s.ctx, patience)
 		if conn, err := dial(ctx, "tcp", target(vip).String()); err == nil {
 			conn.Close()
 			accepted++

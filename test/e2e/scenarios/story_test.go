@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -86,8 +87,40 @@ func (s *story) end() {
 		}
 		return err
 	})
+	s.forgetConnections()
 	now := int64(0)
 	require.NoError(s, s.Kube.CoreV1().Namespaces().Delete(ctx, s.namespace, metav1.DeleteOptions{GracePeriodSeconds: &now}))
+}
+
+// forgetConnections has the nodes forget the connections to VIPs. Conntrack remembers for a day where those
+// went that ended without a word, and the client's ports are used again.
+func (s *story) forgetConnections() {
+	s.Helper()
+	hosts := toVIPs{}
+	for _, host := range s.Lab.HostNames() {
+		for _, address := range s.Lab.Addresses(host) {
+			hosts[address] = true
+		}
+	}
+	for _, node := range s.Lab.Nodes() {
+		for _, family := range []netlink.InetFamily{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+			s.eventually(node+" forgets the connections to VIPs", func() error {
+				return s.Lab.InNamespace(node, func() error {
+					_, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, hosts)
+					return err
+				})
+			})
+		}
+	}
+}
+
+// toVIPs matches connections to addresses of the lab's segments that no host has.
+type toVIPs map[netip.Addr]bool
+
+func (hosts toVIPs) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
+	to, _ := netip.AddrFromSlice(flow.Forward.DstIP)
+	to = to.Unmap()
+	return !hosts[to] && (netip.MustParsePrefix("198.18.0.0/15").Contains(to) || netip.MustParsePrefix("2001:db8::/32").Contains(to))
 }
 
 // dump prints what a person would look at first.
@@ -109,6 +142,21 @@ func (s *story) always(d time.Duration, what string, check func() error) {
 	s.Helper()
 	for deadline := time.Now().Add(d); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
 		require.NoError(s, check(), "it must stay true that %s", what)
+	}
+}
+
+// mostly checks for a while that nothing is wrong for more than a moment: a program that got no processor
+// time for a second was away for that second.
+func (s *story) mostly(d time.Duration, what string, check func() error) {
+	s.Helper()
+	right := time.Now()
+	for deadline := right.Add(d); time.Now().Before(deadline) || time.Since(right) > time.Second; time.Sleep(50 * time.Millisecond) {
+		switch err := check(); {
+		case err == nil:
+			right = time.Now()
+		case time.Since(right) > 5*time.Second:
+			require.NoError(s, err, "it must stay true that %s", what)
+		}
 	}
 }
 
@@ -286,7 +334,13 @@ func (s *story) untouched(services ...*corev1.Service) {
 // message.
 func (s *story) event(namespace, kind, name, reason string) string {
 	s.Helper()
-	var text string
+	all := s.events(namespace, kind, name, reason)
+	return all[len(all)-1]
+}
+
+// events waits for Events about the object with the reason, and returns their messages.
+func (s *story) events(namespace, kind, name, reason string) (texts []string) {
+	s.Helper()
 	s.eventually(fmt.Sprintf("an Event %s tells about %s %s", reason, kind, name), func() error {
 		list, err := s.Kube.CoreV1().Events(namespace).List(s.ctx, metav1.ListOptions{
 			FieldSelector: fmt.Sprintf("involvedObject.kind=%s,involvedObject.name=%s,reason=%s", kind, name, reason),
@@ -297,10 +351,13 @@ func (s *story) event(namespace, kind, name, reason string) string {
 		if len(list.Items) == 0 {
 			return fmt.Errorf("there is none")
 		}
-		text = list.Items[len(list.Items)-1].Message
+		texts = nil
+		for _, e := range list.Items {
+			texts = append(texts, e.Message)
+		}
 		return nil
 	})
-	return text
+	return texts
 }
 
 // wipeStatus empties the Service's load balancer status, as a careless script
