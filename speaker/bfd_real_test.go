@@ -42,7 +42,11 @@ func TestStrictBFDWithUnnumberedPeer(t *testing.T) {
 	t.Parallel()
 	segment := testnet.NewSegment(t, 2)
 	node, tor := segment.Hosts[0], segment.Hosts[1]
-	local := strings.Fields(node.Run("ip", "-6", "-o", "addr", "show", "dev", "eth0", "scope", "link"))
+	var local []string
+	require.Eventually(t, func() bool {
+		local = strings.Fields(node.Run("ip", "-6", "-o", "addr", "show", "dev", "eth0", "scope", "link"))
+		return len(local) > 3
+	}, 30*time.Second, 10*time.Millisecond, "a link-local address")
 	f := router.NewFRR(t, tor, fmt.Sprintf(`
 interface eth0
  ipv6 nd ra-interval 1
@@ -51,6 +55,7 @@ bfd
  peer %s interface eth0
   transmit-interval 100
   receive-interval 100
+  detect-multiplier 30
 router bgp 64513
  bgp router-id 198.18.0.2
  no bgp ebgp-requires-policy
@@ -74,7 +79,7 @@ router bgp 64513
 		}
 	})
 	timers := &config.BFD{TransmitInterval: 100 * time.Millisecond, ReceiveInterval: 100 * time.Millisecond,
-		DetectMultiplier: 10, Strict: true}
+		DetectMultiplier: 30, Strict: true}
 	want := plan.BGP{Sessions: map[string]plan.Session{"tor": {
 		Peer: &config.Peer{Name: "tor", Interface: "eth0", Port: 179, PeerASN: config.ASN{External: true}, HoldTime: 90 * time.Second,
 			ConnectRetry: time.Second, BFD: timers},

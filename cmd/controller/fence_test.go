@@ -23,9 +23,7 @@ func TestFenceLetsReadsThroughAndWritesOnlyWithTheLease(t *testing.T) {
 	defer server.Close()
 	holds := false
 	client := http.Client{Transport: fence{http.DefaultTransport, func() bool { return holds }}}
-	do := func(method string) error {
-		ctx, cancel := context.WithTimeout(t.Context(), 3*look)
-		defer cancel()
+	do := func(ctx context.Context, method string) error {
 		r, err := http.NewRequestWithContext(ctx, method, server.URL, http.NoBody)
 		require.NoError(t, err)
 		response, err := client.Do(r)
@@ -35,11 +33,13 @@ func TestFenceLetsReadsThroughAndWritesOnlyWithTheLease(t *testing.T) {
 		return err
 	}
 	for _, method := range []string{http.MethodPatch, http.MethodPut, http.MethodPost, http.MethodDelete} {
-		assert.ErrorIs(t, do(method), errFenced, method)
+		ctx, cancel := context.WithTimeout(t.Context(), 3*look)
+		assert.ErrorIs(t, do(ctx, method), errFenced, method)
+		cancel()
 	}
-	require.NoError(t, do(http.MethodGet))
+	require.NoError(t, do(t.Context(), http.MethodGet))
 	holds = true
-	require.NoError(t, do(http.MethodPatch))
+	require.NoError(t, do(t.Context(), http.MethodPatch))
 	assert.Equal(t, []string{http.MethodGet, http.MethodPatch}, served)
 }
 

@@ -23,7 +23,7 @@ import (
 func TestFloodOfAnswers(t *testing.T) {
 	seg := testnet.NewSegment(t, 3)
 	asking, flooder, server := seg.Hosts[0], seg.Hosts[1], seg.Hosts[2]
-	dnsmasq(t, server, filepath.Join(t.TempDir(), "leases"), "198.18.0.100,198.18.0.109,255.255.255.0", "--no-ping", "--quiet-dhcp")
+	dnsmasq(t, server, filepath.Join(t.TempDir(), "leases"), "198.18.0.100,198.18.0.109,255.255.255.0,2m", "--no-ping", "--quiet-dhcp")
 	all := clients(2)
 	s, _ := start(t, asking)
 	s.Set(all[:1])
@@ -60,14 +60,16 @@ func TestFloodOfAnswers(t *testing.T) {
 	var before, now runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
-	require.Eventually(t, func() bool { return sent.Load() > 10_000 }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return sent.Load() > 10_000 }, 2*time.Minute, time.Millisecond)
 	s.Set(all)
 	has := await(t, s, "two leases", allLeased)
 	require.Equal(t, had[all[0].ID].Lease.Addr, has[all[0].ID].Lease.Addr)
 	stop()
 	flooding.Wait()
-	runtime.GC()
-	runtime.ReadMemStats(&now)
+	require.Eventually(t, func() bool { // what is still read at the end is free a moment later
+		runtime.GC()
+		runtime.ReadMemStats(&now)
+		return now.HeapAlloc < before.HeapAlloc+4<<20
+	}, 20*time.Second, 10*time.Millisecond)
 	t.Logf("%d answers sent, %d KiB kept", sent.Load(), (int64(now.HeapAlloc)-int64(before.HeapAlloc))>>10)
-	require.Less(t, now.HeapAlloc, before.HeapAlloc+4<<20)
 }

@@ -56,10 +56,10 @@ func start(t *testing.T, h *testnet.Host) (s *Source, stop func()) {
 	return s, stop
 }
 
-// await waits until the states are as wanted, and returns them.
+// await waits until the states are as wanted, and returns them. A busy machine takes long for hundreds of leases.
 func await(t *testing.T, s *Source, what string, ok func(map[string]State) bool) map[string]State {
 	t.Helper()
-	for deadline := time.After(40 * time.Second); ; {
+	for deadline := time.After(4 * time.Minute); ; {
 		changed := s.Changed()
 		current := s.Current()
 		if ok(current) {
@@ -155,13 +155,16 @@ func serve(t *testing.T, h *testnet.Host, ready string, env []string, program st
 	return stop
 }
 
-// dnsmasq runs Debian's dnsmasq with one range.
+// dnsmasq runs Debian's dnsmasq with one range. If it is not to be quiet, it waits until its log is read.
 func dnsmasq(t *testing.T, h *testnet.Host, leases, ipRange string, args ...string) (stop func()) {
 	t.Helper()
+	if !slices.Contains(args, "--quiet-dhcp") {
+		args = append(args, "--log-dhcp")
+	}
 	return serve(t, h, "sockets bound exclusively", nil, "dnsmasq", append([]string{
 		"--keep-in-foreground", "--log-facility=-", "--conf-file=/dev/null", "--pid-file", "--user=root", "--group=root",
-		"--port=0", "--interface=eth0", "--bind-interfaces", "--log-dhcp",
-		"--dhcp-leasefile=" + leases, "--dhcp-range=" + ipRange + ",2m"}, args...)...)
+		"--port=0", "--interface=eth0", "--bind-interfaces",
+		"--dhcp-leasefile=" + leases, "--dhcp-range=" + ipRange}, args...)...)
 }
 
 // kea runs Debian's Kea with one range. The times are in seconds.
@@ -199,7 +202,7 @@ func TestDnsmasq(t *testing.T) {
 	seg := testnet.NewSegment(t, 3)
 	first, second, server := seg.Hosts[0], seg.Hosts[1], seg.Hosts[2]
 	leases := filepath.Join(t.TempDir(), "leases")
-	dnsmasq(t, server, leases, "198.18.0.100,198.18.0.109,255.255.255.0")
+	dnsmasq(t, server, leases, "198.18.0.100,198.18.0.109,255.255.255.0,2m")
 	all := clients(4)
 
 	a, stop := start(t, first)
@@ -250,7 +253,7 @@ func TestDnsmasq(t *testing.T) {
 func TestDnsmasqRefuses(t *testing.T) {
 	t.Parallel()
 	seg := testnet.NewSegment(t, 2)
-	stop := dnsmasq(t, seg.Hosts[1], filepath.Join(t.TempDir(), "leases"), "198.18.0.100,198.18.0.109,255.255.255.0",
+	stop := dnsmasq(t, seg.Hosts[1], filepath.Join(t.TempDir(), "leases"), "198.18.0.100,198.18.0.109,255.255.255.0,2m",
 		"--dhcp-authoritative", "--no-ping")
 	s, end := start(t, seg.Hosts[0])
 	s.Set(clients(2))
@@ -260,7 +263,7 @@ func TestDnsmasqRefuses(t *testing.T) {
 
 	// Authoritative, it learns from the client what it forgot.
 	leases := filepath.Join(t.TempDir(), "leases")
-	stop = dnsmasq(t, seg.Hosts[1], leases, "198.18.0.100,198.18.0.109,255.255.255.0", "--dhcp-authoritative", "--no-ping")
+	stop = dnsmasq(t, seg.Hosts[1], leases, "198.18.0.100,198.18.0.109,255.255.255.0,2m", "--dhcp-authoritative", "--no-ping")
 	s, end = start(t, seg.Hosts[0])
 	s.Set(knowing(clients(2), had))
 	for id, st := range await(t, s, "leased again", allLeased) {
@@ -269,7 +272,7 @@ func TestDnsmasqRefuses(t *testing.T) {
 	end()
 	stop()
 
-	dnsmasq(t, seg.Hosts[1], leases, "198.18.0.200,198.18.0.209,255.255.255.0", "--dhcp-authoritative", "--no-ping")
+	dnsmasq(t, seg.Hosts[1], leases, "198.18.0.200,198.18.0.209,255.255.255.0,2m", "--dhcp-authoritative", "--no-ping")
 	s, _ = start(t, seg.Hosts[0])
 	s.Set(knowing(clients(2), had))
 	for id, st := range await(t, s, "two other leases", allLeased) {
@@ -282,7 +285,7 @@ func TestDnsmasqRefuses(t *testing.T) {
 func TestDnsmasqExhausted(t *testing.T) {
 	t.Parallel()
 	seg := testnet.NewSegment(t, 2)
-	dnsmasq(t, seg.Hosts[1], filepath.Join(t.TempDir(), "leases"), "198.18.0.100,198.18.0.102,255.255.255.0", "--no-ping")
+	dnsmasq(t, seg.Hosts[1], filepath.Join(t.TempDir(), "leases"), "198.18.0.100,198.18.0.102,255.255.255.0,2m", "--no-ping")
 	s, _ := start(t, seg.Hosts[0])
 	all := clients(5)
 	s.Set(all)
@@ -345,8 +348,8 @@ func TestKeaDies(t *testing.T) {
 	require.ErrorContains(t, failing[id].Err, `no DHCP server on interface "eth0" has extended the lease of `+first.Addr.String())
 	lost := await(t, s, "lost", func(s map[string]State) bool { return s[id].Lease == nil })
 	require.Equal(t, first.Addr, lost[id].Lost)
-	require.ErrorContains(t, lost[id].Err, "the lease of "+first.Addr.String()+" ended at ")
-	require.WithinDuration(t, failing[id].Lease.Expires, time.Now(), time.Second)
+	require.False(t, time.Now().Before(failing[id].Lease.Expires))
+	require.ErrorContains(t, lost[id].Err, "the lease of "+first.Addr.String()+" ended at "+clock(failing[id].Lease.Expires))
 
 	k.serve(t, seg.Hosts[1])
 	back := await(t, s, "leased again", allLeased)
@@ -452,7 +455,7 @@ func TestManyLeases(t *testing.T) {
 	seg := testnet.NewSegment(t, 3)
 	server := seg.Hosts[2]
 	server.Run("ip", "addr", "add", "198.18.4.1/22", "dev", "eth0")
-	dnsmasq(t, server, filepath.Join(t.TempDir(), "leases"), "198.18.4.2,198.18.6.200,255.255.252.0", "--dhcp-lease-max=1000", "--no-ping",
+	dnsmasq(t, server, filepath.Join(t.TempDir(), "leases"), "198.18.4.2,198.18.6.200,255.255.252.0,1h", "--dhcp-lease-max=1000", "--no-ping",
 		"--quiet-dhcp")
 	s, stop := start(t, seg.Hosts[0])
 	begin := time.Now()

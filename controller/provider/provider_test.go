@@ -70,7 +70,7 @@ func service(name string) *corev1.Service {
 
 func eventually(t *testing.T, want string, got func() string) {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); got() != want; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(90 * time.Second); got() != want; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("got %q, want %q", got(), want)
 		}

@@ -25,6 +25,7 @@ import (
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
 
 	"github.com/lodestone-lb/lodestone/controller/quarantine"
 	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
@@ -389,6 +390,13 @@ func newStory(t failer) *story {
 	return s
 }
 
+// still is a queue that adds nothing later: its clock is not the story's.
+type still struct {
+	workqueue.TypedRateLimitingInterface[string]
+}
+
+func (still) AddAfter(string, time.Duration) {}
+
 // restart starts a controller that knows only what the server tells it. The
 // one before it is gone without a word.
 func (s *story) restart() {
@@ -399,6 +407,7 @@ func (s *story) restart() {
 		Config: s.config, Facts: s.around, Book: s.book, Leases: s.lessor, API: s.server, Events: s.events,
 		Log: slog.New(slog.DiscardHandler),
 	})
+	s.queue = still{s.queue}
 	s.ledger.now, s.stale = now, true
 	s.lessor.orphan()
 	var all []*corev1.Service

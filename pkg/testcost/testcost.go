@@ -7,7 +7,9 @@ package testcost
 import (
 	"bytes"
 	"runtime"
+	"runtime/debug"
 	"strconv"
+	"sync"
 	"testing"
 	"time"
 
@@ -52,6 +54,11 @@ func Of(f func()) Cost {
 	return Cost{spent, after.TotalAlloc - before.TotalAlloc}
 }
 
+// One measurement at a time has no garbage collection, unless the process gets as large as mostMemory.
+var calm sync.Mutex
+
+const mostMemory = 1 << 30
+
 // Growth is how many times as long the large input of Grows is as the small one.
 const Growth = 4
 
@@ -59,8 +66,14 @@ const Growth = 4
 // one explains. The large one is about Growth times as much.
 func Grows[T any](t testing.TB, name string, small, large T, read func(T)) {
 	t.Helper()
+	calm.Lock()
+	defer calm.Unlock()
+	// On a busy machine a thread that allocates does the collector's work, and that of others, too.
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(mostMemory))
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	first, then := Cost{1 << 62, 1 << 62}, Cost{1 << 62, 1 << 62}
 	for range attempts {
+		runtime.GC()
 		first = least(first, Of(func() { read(small) }))
 		then = least(then, Of(func() { read(large) }))
 		if then.Time < max(freeTime, maxGrowth*first.Time) && then.Bytes < max(freeBytes, maxGrowth*first.Bytes) {

@@ -16,8 +16,8 @@ import (
 func TestSegment(t *testing.T) {
 	t.Parallel()
 	s := NewSegment(t, 2)
-	s.Hosts[0].Run("ping", "-c1", "-W2", "198.18.0.2")
-	s.Hosts[0].Run("ping", "-c1", "-W2", "2001:db8::2")
+	s.Hosts[0].Run("ping", "-c1", "-W10", "198.18.0.2")
+	s.Hosts[0].Run("ping", "-c1", "-W10", "2001:db8::2")
 
 	s.Plug(s.Hosts[0], "eth1")
 	s.Hosts[0].Run("ip", "link", "show", "eth1")

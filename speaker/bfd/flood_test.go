@@ -51,9 +51,9 @@ func drops(t *testing.T, h *testnet.Host) map[string]int {
 // too: the sessions with ten packets in a Detection Time go on, on both sides.
 func TestFloodOfEveryPort(t *testing.T) {
 	s, a, b := pair(t)
-	const wait, flood = time.Second, 10_000
+	const flood = 10_000
 	sessions := func(four, six string) map[string]Session {
-		timers := every(wait/10, 10)
+		timers := every(detection/10, 10)
 		return map[string]Session{
 			"single":     {Remote: addr(four), Timers: timers},
 			"single 6":   {Remote: addr(six), Interface: "eth0", Timers: timers},
@@ -91,7 +91,7 @@ func TestFloodOfEveryPort(t *testing.T) {
 				}); err != nil {
 					return err
 				}
-				for end := time.Now().Add(3 * wait); time.Now().Before(end) || sent[i] <= flood; sent[i]++ {
+				for end := time.Now().Add(3 * detection); time.Now().Before(end) || sent[i] <= flood; sent[i]++ {
 					if _, err := c.Write(forged); err != nil {
 						return err
 					}

@@ -237,9 +237,9 @@ func TestSet(t *testing.T) {
 	v6 := func(last int, timers Timers) Session {
 		return Session{Remote: addr(fmt.Sprintf("2001:db8::%d", last)), Timers: timers}
 	}
-	want := map[string]Session{"four": v4(2, every(50*ms, 5)), "six": v6(2, every(50*ms, 5))}
+	want := map[string]Session{"four": v4(2, within(50*ms)), "six": v6(2, within(50*ms))}
 	a.set(want)
-	b.set(map[string]Session{"four": v4(1, every(50*ms, 5)), "six": v6(1, every(50*ms, 5))})
+	b.set(map[string]Session{"four": v4(1, within(50*ms)), "six": v6(1, within(50*ms))})
 	four, six := a.awaitUp("four"), a.awaitUp("six")
 	b.awaitUp("four")
 	b.awaitUp("six")
@@ -252,9 +252,9 @@ func TestSet(t *testing.T) {
 	default:
 	}
 
-	want["four"] = v4(2, every(80*ms, 5))
+	want["four"] = v4(2, every(80*ms, 60))
 	a.set(want)
-	now := a.await("four", "go by the new timers", func(s Status) bool { return s.DetectionTime == 400*ms && s.TransmitInterval == 80*ms })
+	now := a.await("four", "go by the new timers", func(s Status) bool { return s.DetectionTime == 60*80*ms && s.TransmitInterval == 80*ms })
 	require.Equal(t, four.Discriminator, now.Discriminator)
 	require.EqualValues(t, 1, now.Transitions)
 
@@ -266,7 +266,7 @@ func TestSet(t *testing.T) {
 	require.False(t, end.Failed())
 	require.Equal(t, AdministrativelyDown, end.RemoteDiagnostic)
 
-	want["four"] = v4(2, every(50*ms, 5))
+	want["four"] = v4(2, within(50*ms))
 	a.set(want)
 	again := a.awaitUp("four")
 	require.NotEqual(t, four.Discriminator, again.Discriminator)
@@ -300,8 +300,8 @@ func TestForgedOnTheWire(t *testing.T) {
 		if v6 {
 			remote, local = "2001:db8::2", "2001:db8::1"
 		}
-		a.set(map[string]Session{"b": {Remote: addr(remote), Timers: every(100*ms, 10)}})
-		b.set(map[string]Session{"a": {Remote: addr(local), Timers: every(100*ms, 10)}})
+		a.set(map[string]Session{"b": {Remote: addr(remote), Timers: within(100 * ms)}})
+		b.set(map[string]Session{"a": {Remote: addr(local), Timers: within(100 * ms)}})
 		up := a.awaitUp("b")
 		forged := packet{state: Down, multiplier: 3, my: up.RemoteDiscriminator, your: up.Discriminator}
 		sendTo := func(h *testnet.Host, hops int) {
@@ -354,8 +354,8 @@ func (n *node) discards(why Discard) uint64 { return n.discarded[slices.Index(di
 func TestFlood(t *testing.T) {
 	t.Parallel()
 	s, a, b := pair(t)
-	a.set(map[string]Session{"b": {Remote: addr("198.18.0.2"), Timers: every(100*ms, 30)}})
-	b.set(map[string]Session{"a": {Remote: addr("198.18.0.1"), Timers: every(100*ms, 30)}})
+	a.set(map[string]Session{"b": {Remote: addr("198.18.0.2"), Timers: within(100 * ms)}})
+	b.set(map[string]Session{"a": {Remote: addr("198.18.0.1"), Timers: within(100 * ms)}})
 	a.awaitUp("b")
 	b.awaitUp("a")
 	forged := packet{state: Down, multiplier: 3, my: 1, your: a.States()["b"].Discriminator}.marshal()
@@ -383,8 +383,8 @@ func TestFlood(t *testing.T) {
 func TestStalled(t *testing.T) {
 	t.Parallel()
 	s := testnet.NewSegment(t, 2)
-	patient := Timers{TransmitInterval: 100 * ms, ReceiveInterval: 100 * ms, DetectMultiplier: 50}
-	hasty := Timers{TransmitInterval: 100 * ms, ReceiveInterval: 100 * ms, DetectMultiplier: 5}
+	patient := Timers{TransmitInterval: 100 * ms, ReceiveInterval: 100 * ms, DetectMultiplier: 100}
+	hasty := Timers{TransmitInterval: 100 * ms, ReceiveInterval: 100 * ms, DetectMultiplier: 25}
 	// The stalled node goes by the peer's multiplier, and the peer by its.
 	peer := startNode(t, s.Hosts[1])
 	peer.set(map[string]Session{"peer": {Remote: addr("198.18.0.1"), Timers: hasty}})
@@ -392,7 +392,7 @@ func TestStalled(t *testing.T) {
 	peer.awaitUp("peer")
 	sent := func() uint64 { return peer.States()["peer"].Sent }
 	stalled.signal(unix.SIGSTOP)
-	for start := sent(); sent() < start+15; {
+	for start := sent(); sent() < start+35; {
 		time.Sleep(10 * ms)
 	}
 	stalled.signal(unix.SIGCONT)
@@ -443,8 +443,8 @@ func TestTrouble(t *testing.T) {
 func TestMetrics(t *testing.T) {
 	t.Parallel()
 	_, a, b := pair(t)
-	a.set(map[string]Session{"b": {Remote: addr("198.18.0.2"), Timers: every(50*ms, 10)}})
-	b.set(map[string]Session{"a": {Remote: addr("198.18.0.1"), Timers: every(50*ms, 10)}})
+	a.set(map[string]Session{"b": {Remote: addr("198.18.0.2"), Timers: within(50 * ms)}})
+	b.set(map[string]Session{"a": {Remote: addr("198.18.0.1"), Timers: within(50 * ms)}})
 	a.awaitUp("b")
 	problems, err := testutil.GatherAndLint(a.registry)
 	require.NoError(t, err)

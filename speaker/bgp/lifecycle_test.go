@@ -79,8 +79,9 @@ func TestAnotherRouterOnTheLink(t *testing.T) {
 		p.Address, p.Interface, p.PeerASN = netip.Addr{}, "eth0", config.ASN{External: true}
 	})
 	w.start()
-	// FRR opens a connection at the same time, and ends one of the two when it pleases.
-	w.until("a session that lasts", func() bool { return time.Since(w.up("tor").Since) > 2*time.Second },
+	// FRR opens a connection at the same time, and ends one of the two when it pleases, which
+	// takes seconds on a busy machine.
+	w.until("a session that lasts", func() bool { return time.Since(w.up("tor").Since) > 10*time.Second },
 		func() any { return w.status("tor") })
 	first := w.up("tor")
 
@@ -500,10 +501,10 @@ func TestKeepalivesDuringChanges(t *testing.T) {
 	w := newWorld(t, 1)
 	f := w.frr(w.tor, "198.18.0.1", "")
 	w.want.Permit = permitting()
-	w.peer("tor", func(p *config.Peer) { p.HoldTime = 3 * time.Second })
+	w.peer("tor", func(p *config.Peer) { p.HoldTime = 9 * time.Second })
 	w.start()
 	w.up("tor")
-	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+	for end := time.Now().Add(12 * time.Second); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 		w.route(vip4, "tor", plan.Attributes{MED: ptr(uint32(time.Now().UnixNano()))})
 		w.set()
 	}

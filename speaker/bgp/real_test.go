@@ -18,7 +18,7 @@ import (
 func ptr[T any](v T) *T { return &v }
 
 // soon is more than a busy machine takes for what is done at once.
-const soon = 4 * time.Second
+const soon = 20 * time.Second
 
 // An external peer over IPv4 is told routes of both families, with all
 // attributes, and what changes.

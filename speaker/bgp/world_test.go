@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	timeout = 30 * time.Second
+	timeout = 2 * time.Minute
 	nodeASN = 64512
 	peerASN = 64513
 )

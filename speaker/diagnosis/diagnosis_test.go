@@ -113,6 +113,18 @@ func (n *node) ask(q question) (f diagnose.Facts) {
 	return f
 }
 
+// asked asks until the facts are right, because who gets to run late answers after the window.
+func (n *node) asked(q question, right func(diagnose.Facts) bool) diagnose.Facts {
+	n.t.Helper()
+	for end := time.Now().Add(30 * time.Second); ; {
+		f := n.ask(q)
+		if right(f) {
+			return f
+		}
+		require.True(n.t, time.Now().Before(end), "%+v", f)
+	}
+}
+
 // findings returns what is found about the node, by check.
 func findings(f diagnose.Facts) map[diagnose.ID]diagnose.Finding {
 	found := map[diagnose.ID]diagnose.Finding{}
@@ -237,9 +249,14 @@ func TestNeighboursAnswerOrNot(t *testing.T) {
 			n.linked("eth0")
 			n.d.options.Members = members{{Node: "n1", Address: netip.AddrPortFrom(netip.MustParseAddr(other), 9744)}}
 
-			got := answered(t, n.ask(question{active: true}))
-			assert.Equal(t, []string{hardwareAddr(s.Hosts[1])}, got.Answers, "%+v", got)
-			assert.Equal(t, "eth0", got.Interface)
+			answer := func(want ...string) diagnose.Facts {
+				t.Helper()
+				slices.Sort(want)
+				return n.asked(question{active: true}, func(f diagnose.Facts) bool {
+					return slices.Equal(slices.Sorted(slices.Values(answered(t, f).Answers)), want)
+				})
+			}
+			assert.Equal(t, "eth0", answered(t, answer(hardwareAddr(s.Hosts[1]))).Interface)
 
 			// A second machine has the address, too.
 			bits := "/24"
@@ -251,14 +268,13 @@ func TestNeighboursAnswerOrNot(t *testing.T) {
 				add = append(add, "nodad")
 			}
 			s.Hosts[2].Run("ip", add...)
-			got = answered(t, n.ask(question{active: true}))
-			assert.ElementsMatch(t, []string{hardwareAddr(s.Hosts[1]), hardwareAddr(s.Hosts[2])}, got.Answers)
-			assert.Contains(t, findings(n.ask(question{active: true}))[diagnose.Neighbours].Message, "2 hardware addresses answer "+name)
+			both := answer(hardwareAddr(s.Hosts[1]), hardwareAddr(s.Hosts[2]))
+			assert.Contains(t, findings(both)[diagnose.Neighbours].Message, "2 hardware addresses answer "+name)
 
 			// The wire is cut.
 			s.Switch.Run("ip", "link", "set", "p2", "down")
 			s.Switch.Run("ip", "link", "set", "p3", "down")
-			got = answered(t, n.ask(question{active: true}))
+			got := answered(t, n.ask(question{active: true}))
 			assert.Empty(t, got.Answers)
 			assert.Empty(t, got.Error)
 			assert.Contains(t, findings(n.ask(question{active: true}))[diagnose.Neighbours].Message, "nobody answers "+name)
@@ -293,10 +309,12 @@ func TestVIPIsTriedAtItsOwner(t *testing.T) {
 			n.d.options.Status = func() speaker.Status {
 				return speaker.Status{Silent: []speaker.Silent{{VIP: address, Reason: plan.NotOwner, Owner: "n1"}}}
 			}
-			try := func(port uint16) diagnose.Trial {
-				f := n.ask(question{active: true, vips: []netip.AddrPort{netip.AddrPortFrom(address, port)}})
-				require.Len(t, f.VIPs, 1)
-				return f.VIPs[0]
+			try := func(port uint16, want diagnose.Reply) {
+				t.Helper()
+				n.asked(question{active: true, vips: []netip.AddrPort{netip.AddrPortFrom(address, port)}}, func(f diagnose.Facts) bool {
+					require.Len(t, f.VIPs, 1)
+					return f.VIPs[0].Reply == want && slices.Equal(f.VIPs[0].Answers, []string{hardwareAddr(owner)})
+				})
 			}
 			waitForAddress(t, owner, address)
 
@@ -306,11 +324,9 @@ func TestVIPIsTriedAtItsOwner(t *testing.T) {
 				return err
 			}))
 			defer l.Close()
-			got := try(80)
-			assert.Equal(t, diagnose.Accepted, got.Reply, "%+v", got)
-			assert.Equal(t, []string{hardwareAddr(owner)}, got.Answers)
-			assert.Equal(t, diagnose.Refused, try(81).Reply)
-			assert.Empty(t, try(0).Reply, "no port was asked for")
+			try(80, diagnose.Accepted)
+			try(81, diagnose.Refused)
+			try(0, "") // no port was asked for
 
 			// No connection came of it.
 			require.NoError(t, l.(*net.TCPListener).SetDeadline(time.Now().Add(100*time.Millisecond)))
@@ -319,8 +335,7 @@ func TestVIPIsTriedAtItsOwner(t *testing.T) {
 
 			owner.Run("nft", "add table inet faults; add chain inet faults input { type filter hook input priority 0; }; add rule inet faults "+
 				"input tcp dport 80 drop")
-			assert.Equal(t, diagnose.Silence, try(80).Reply)
-			assert.Contains(t, try(80).Answers, hardwareAddr(owner))
+			try(80, diagnose.Silence)
 		})
 	}
 }
@@ -444,9 +459,11 @@ func TestProxyModeIsAskedFor(t *testing.T) {
 	server := httptest.NewServer(answer)
 	t.Cleanup(server.Close)
 	f := diagnose.Facts{Unread: map[string]string{}}
-	New(Options{ProxyModeURL: server.URL}).proxyMode(t.Context(), &f)
-	assert.Equal(t, "ipvs", f.ProxyMode)
-	f.ProxyMode = ""
+	assert.Eventually(t, func() bool { // within the second that it has
+		New(Options{ProxyModeURL: server.URL}).proxyMode(t.Context(), &f)
+		return f.ProxyMode == "ipvs"
+	}, 30*time.Second, time.Millisecond)
+	f = diagnose.Facts{Unread: map[string]string{}}
 	New(Options{ProxyModeURL: "http://127.0.0.1:1"}).proxyMode(t.Context(), &f)
 	assert.Empty(t, f.ProxyMode)
 	assert.Contains(t, f.Unread["proxy mode"], "connection refused")

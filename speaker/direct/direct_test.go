@@ -94,7 +94,9 @@ func TestMembersComeAndGo(t *testing.T) {
 // others go on, and new ones have others.
 func TestSilentNode(t *testing.T) {
 	t.Parallel()
-	w := startWorld(t, 3, some("n1", "n2", "n3")...)
+	w := newWorld(t, 3)
+	w.hold = 15 * time.Second
+	w.begin(some("n1", "n2", "n3")...)
 	all := w.open(40)
 	var there, away []*conn
 	for _, c := range all {
@@ -199,7 +201,7 @@ func TestNodeThatOneDoesNotHear(t *testing.T) {
 		return !slices.ContainsFunc(n1.director.Status().Neighbours, func(n Neighbour) bool { return n.Node == "n4" && n.State != Silent })
 	}, func() any { return n1.director.Status() })
 	for _, c := range all {
-		require.NoError(t, c.SetDeadline(time.Now().Add(time.Second)))
+		require.NoError(t, c.SetDeadline(time.Now().Add(15*time.Second)))
 		_, err := fmt.Fprintln(c, "who")
 		require.NoError(t, err)
 	}

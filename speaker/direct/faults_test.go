@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -90,8 +91,11 @@ func (n *node) occupy(t *testing.T, f *family) (release func()) {
 func TestSpeakerDeadForLong(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 3)
-	w.guard = 6 * time.Second
-	w.begin(moved[0]...)
+	w.start("n1", "n2")
+	w.guard = 6 * time.Second // of n3 alone
+	w.start("n3")
+	w.own("n1")
+	w.want(moved[0]...)
 	all := w.open(60)
 	require.Len(t, at(all), 3)
 	w.nodes["n3"].stop()
@@ -204,7 +208,6 @@ func TestConntrackFull(t *testing.T) {
 	w.live(all, "conntrack is full")
 	w.setOn("n1", some("n2")) // until it was looked up what n1 keeps, all packets come to conntrack
 	for _, c := range all {
-		c.timeout = time.Second
 		if c.node == "n1" {
 			require.NoError(t, c.ask())
 		}
@@ -392,9 +395,17 @@ func TestNewVIPWaitsForKubeProxy(t *testing.T) {
 		n := w.nodes[name]
 		rules := n.Run("nft", "list chain inet proxy services")
 		n.Run("nft", "flush chain inet proxy services; chain inet proxy forward { policy accept; }")
-		time.AfterFunc(500*time.Millisecond, func() { n.Run("nft", rules) })
+		var waits sync.WaitGroup
+		waits.Go(func() {
+			for ; n.metrics(t)["dropped_packets_total unserved"] == 0; time.Sleep(5 * time.Millisecond) {
+				if t.Context().Err() != nil {
+					return
+				}
+			}
+			n.Run("nft", rules)
+		})
 		require.Equal(t, map[string]int{name: 2}, at(w.open(2)))
-		require.Positive(t, n.metrics(t)["dropped_packets_total unserved"])
+		waits.Wait()
 	}
 }
 

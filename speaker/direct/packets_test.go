@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -206,7 +207,7 @@ func TestBulkOutlivesMoves(t *testing.T) {
 			}
 		})
 	}
-	for i := range 24 {
+	for i := 0; (i < 24 || sent.Load() <= 12<<20) && len(errs) == 0; i++ {
 		w.own(w.names[i%3])
 		w.want(moved[i%len(moved)]...)
 	}
@@ -217,15 +218,14 @@ func TestBulkOutlivesMoves(t *testing.T) {
 		require.NoError(t, err)
 	}
 	t.Logf("%d MB each way, the slowest 256 kB took %v", sent.Load()>>20, time.Duration(worst.Load()))
-	require.Greater(t, sent.Load(), int64(12<<20))
 }
 
-// echo sends and wants back what it sent.
+// echo sends and wants back what it sent, however often TCP has to send it again.
 func (c *conn) echo(seed uint64, length int) error {
 	data, got := make([]byte, length), make([]byte, length)
 	random := rand.NewChaCha8([32]byte{byte(seed)})
-	random.Read(data)                               //nolint:errcheck // it cannot fail
-	c.SetDeadline(time.Now().Add(15 * time.Second)) //nolint:errcheck // it cannot fail
+	random.Read(data)                          //nolint:errcheck // it cannot fail
+	c.SetDeadline(time.Now().Add(time.Minute)) //nolint:errcheck // it cannot fail
 	failed := make(chan error, 1)
 	go func() { _, err := c.Write(data); failed <- err }()
 	if _, err := io.ReadFull(c, got); err != nil {
@@ -341,16 +341,27 @@ func TestFloods(t *testing.T) {
 				}
 				all = append(all, forged{netip.AddrPortFrom(from, uint16(1024+2000*round+i)), flood.flags, rand.Uint32(), rand.Uint32(), 0})
 			}
-			w.inject(all...)
+			w.flood(all, w.seen)
 			time.Sleep(500 * time.Millisecond)
 			seen := w.seen() - before
 			t.Logf("%d packets on the segment for %d sent; %d, %d and %d tracked", seen, len(all), w.nodes["n1"].tracked(t)-tracked,
 				w.nodes["n2"].tracked(t), w.nodes["n3"].tracked(t))
-			require.GreaterOrEqual(t, seen, len(all))
 			require.LessOrEqual(t, seen, flood.most*len(all))
 			require.LessOrEqual(t, w.nodes["n1"].tracked(t), tracked)
 			w.live(live, "a flood is over")
 		})
+	}
+}
+
+// flood injects segments, and waits until the nodes have seen that many. At a time they are fewer than the kernel
+// queues for a busy processor (net.core.netdev_max_backlog).
+func (w *world) flood(all []forged, seen func() int) {
+	w.t.Helper()
+	before, sent := seen(), 0
+	for batch := range slices.Chunk(all, 200) {
+		w.inject(batch...)
+		sent += len(batch)
+		w.until(func() bool { return seen()-before >= sent }, func() any { return seen() - before })
 	}
 }
 
@@ -423,6 +434,17 @@ func TestTTLsOfClients(t *testing.T) {
 			chain in { type filter hook prerouting priority -300; iifname eth0 tcp dport 80 update @seen { tcp sport }; }
 		}`)
 	}
+	bySource := func() map[string]int { // of packets, by their source port
+		seen := map[string]int{}
+		for _, n := range w.nodes {
+			for _, m := range regexp.MustCompile(`(\d+) counter packets (\d+)`).FindAllStringSubmatch(n.Run("nft", "list table inet count"), -1) {
+				count, err := strconv.Atoi(m[2])
+				require.NoError(t, err)
+				seen[m[1]] += count
+			}
+		}
+		return seen
+	}
 	for step, meet := range []func(){
 		func() { w.want(some("n2", "n3")...) },
 		func() {
@@ -447,17 +469,9 @@ func TestTTLsOfClients(t *testing.T) {
 					forged{netip.AddrPortFrom(netip.MustParseAddr(from), port+4), rst, 1, 1, byte(i)})
 			}
 		}
-		w.inject(all...)
+		w.flood(all, func() int { return len(bySource()) })
 		time.Sleep(time.Second)
-		seen := map[string]int{}
-		for _, n := range w.nodes {
-			for _, m := range regexp.MustCompile(`(\d+) counter packets (\d+)`).FindAllStringSubmatch(n.Run("nft", "list table inet count"), -1) {
-				count, err := strconv.Atoi(m[2])
-				require.NoError(t, err)
-				seen[m[1]] += count
-			}
-		}
-		most, sum := 0, 0
+		most, sum, seen := 0, 0, bySource()
 		for _, s := range all {
 			handed := seen[fmt.Sprint(s.from.Port())] - 1
 			require.GreaterOrEqual(t, handed, 0)
@@ -544,7 +558,7 @@ func TestRulesCanBeListed(t *testing.T) {
 func TestRulesNeedADirector(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 2)
-	w.guard = 8 * time.Second
+	w.guard = 15 * time.Second // they are refreshed every 3 s or 4 s
 	w.begin(some("n2")...)
 	time.Sleep(w.guard + 2*time.Second)
 	require.Equal(t, map[string]int{"n2": 10}, at(w.open(10)), "it is refreshed")

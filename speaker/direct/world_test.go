@@ -311,7 +311,7 @@ func (n *node) hardware(t testing.TB) (mac string) {
 
 func (w *world) until(so func() bool, instead func() any) {
 	w.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !so(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !so(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			w.t.Fatalf("it never came to be; there is %+v", instead())
 		}
@@ -333,7 +333,7 @@ func (w *world) open(n int) (all []*conn) {
 	require.NoError(w.t, w.client.Do(func() error {
 		for i := range n {
 			vip := [...]netip.Addr{vip4, vip6}[i%2]
-			c, err := net.DialTimeout("tcp", netip.AddrPortFrom(vip, 80).String(), 10*time.Second)
+			c, err := net.DialTimeout("tcp", netip.AddrPortFrom(vip, 80).String(), 30*time.Second)
 			if err != nil {
 				return err
 			}

@@ -221,7 +221,7 @@ type coldClient struct {
 type question struct {
 	vip      netip.Addr
 	asked    time.Time
-	answered map[mac]bool // by these speakers
+	answered map[mac]int // how often, by each speaker
 }
 
 func newColdClient(t *testing.T, h *testnet.Host, vip netip.Addr) *coldClient {
@@ -258,7 +258,7 @@ func (c *coldClient) note(m wire.Message) {
 			c.announced[m.From] = append(c.announced[m.From], time.Now())
 		}
 	case n < len(c.questions) && m.To == hostOf(n) && m.Claims == c.questions[n].vip:
-		c.questions[n].answered[m.From] = true
+		c.questions[n].answered[m.From]++
 	}
 }
 
@@ -273,7 +273,7 @@ func hostOf(number int) (m mac) {
 func (c *coldClient) ask(vip netip.Addr) (number int) {
 	c.mu.Lock()
 	number = len(c.questions)
-	c.questions = append(c.questions, question{vip, time.Now(), map[mac]bool{}})
+	c.questions = append(c.questions, question{vip, time.Now(), map[mac]int{}})
 	c.mu.Unlock()
 	var f []byte
 	if vip.Is6() {
@@ -290,7 +290,33 @@ func (c *coldClient) ask(vip netip.Addr) (number int) {
 func (c *coldClient) answered(number int, by mac) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.questions[number].answered[by]
+	return c.questions[number].answered[by] > 0
+}
+
+// marks are VIPs that a node has at all times. When it answers for one, it has read what came before.
+var mark, mark6 = netip.MustParseAddr("198.18.0.199"), netip.MustParseAddr("2001:db8::199")
+
+// answers asks for the VIP that many times, and returns who answers, once for each answer. All who
+// could have the mark.
+func (c *coldClient) answers(times int, all ...mac) (by []string) {
+	c.t.Helper()
+	first := c.ask(c.vip)
+	for range times - 1 {
+		c.ask(c.vip)
+	}
+	last := c.ask(mark)
+	for _, m := range all {
+		eventually(c.t, "an answer for the mark by "+m.String(), func() bool { return c.answered(last, m) })
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, q := range c.questions[first:last] {
+		for m, often := range q.answered {
+			by = append(by, slices.Repeat([]string{m.String()}, often)...)
+		}
+	}
+	slices.Sort(by)
+	return by
 }
 
 // asks asks for the VIP every 5 ms for that long.
@@ -365,7 +391,7 @@ func (c *coldClient) overlap(first int, old, next mac, told time.Time) time.Dura
 		both = told
 	}
 	for _, q := range c.questions[first:] {
-		if q.vip == c.vip && q.answered[old] && q.answered[next] {
+		if q.vip == c.vip && q.answered[old] > 0 && q.answered[next] > 0 {
 			overlap = max(overlap, q.asked.Sub(both))
 		}
 	}

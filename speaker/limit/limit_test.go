@@ -293,7 +293,7 @@ func TestWhatSomebodyElseTakesAwayComesBack(t *testing.T) {
 		},
 	} {
 		before := len(mended.FindAllString(w.log.String(), -1))
-		w.onNode(func(conn *nftables.Conn) error { return errors.Join(spoil(conn), conn.Flush()) })
+		w.onNode(func(conn kernel) error { return errors.Join(spoil(conn.Conn), conn.Flush()) })
 		w.until(func() bool {
 			return len(mended.FindAllString(w.log.String(), -1)) > before && handle.ReplaceAllString(w.table(), "") == sound
 		}, func() any { return "after " + name + " " + w.table() })
@@ -467,7 +467,7 @@ func TestAnySetFollowsAnyOther(t *testing.T) {
 		if w.apply(want) {
 			t.Fatalf("%v is written twice", want)
 		}
-		w.onNode(func(conn *nftables.Conn) error {
+		w.onNode(func(conn kernel) error {
 			there, err := exists(conn)
 			if err != nil || !there {
 				if len(want) > 0 {

@@ -26,8 +26,9 @@ const (
 	// format is in the comment of the base rules. A table of another format, from another version of
 	// Lodestone, is replaced as a whole.
 	format = "lodestone connection rate limits, format 1"
-	// timeout bounds the exchange with the kernel.
-	timeout = 10 * time.Second
+	// timeout bounds how long the kernel takes for a transaction, or for one answer. The largest transaction
+	// needs some seconds of a processor.
+	timeout = 30 * time.Second
 	// buffer holds a transaction and all its acknowledgements, which the kernel sends before we can read
 	// the first. 5,000 limits fit, see TestManyLimits.
 	buffer = 32 << 20
@@ -111,36 +112,49 @@ func apply(want map[plan.LimitKey]plan.Limit) (changed bool, err error) {
 		return false, nil
 	}
 	if !sound {
-		if err := writeBase(conn); err != nil {
+		if err := writeBase(conn.Conn); err != nil {
 			return false, err
 		}
 		have = newRuleset()
 	}
-	if err := write(conn, have, wanted); err != nil {
+	if err := write(conn.Conn, have, wanted); err != nil {
 		return false, err
 	}
 	return true, flush(conn)
 }
 
-func dial() (*nftables.Conn, error) {
-	conn, err := nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *netlink.Conn) error {
-		return errors.Join(c.SetReadBuffer(buffer), c.SetWriteBuffer(buffer), c.SetDeadline(time.Now().Add(timeout)))
-	}))
-	if err != nil {
-		return nil, fmt.Errorf("open a netlink socket to nftables: %w", err)
-	}
-	return conn, nil
+// kernel is a conversation with nftables.
+type kernel struct {
+	*nftables.Conn
+	socket *netlink.Conn
 }
 
-func flush(conn *nftables.Conn) error {
-	if err := conn.Flush(); err != nil {
+func dial() (k kernel, err error) {
+	k.Conn, err = nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *netlink.Conn) error {
+		k.socket = c
+		return errors.Join(c.SetReadBuffer(buffer), c.SetWriteBuffer(buffer))
+	}))
+	if err != nil {
+		return k, fmt.Errorf("open a netlink socket to nftables: %w", err)
+	}
+	return k, nil
+}
+
+// inTime gives the kernel its time for the next request: what was done before, as encoding, does not count.
+func (k kernel) inTime() *nftables.Conn {
+	k.socket.SetDeadline(time.Now().Add(timeout)) //nolint:errcheck // it fails for a closed socket, as the request does
+	return k.Conn
+}
+
+func flush(conn kernel) error {
+	if err := conn.inTime().Flush(); err != nil {
 		return fmt.Errorf("change the nftables table inet %s: %w", tableName, err)
 	}
 	return nil
 }
 
-func exists(conn *nftables.Conn) (bool, error) {
-	_, err := conn.ListTableOfFamily(tableName, table.Family)
+func exists(conn kernel) (bool, error) {
+	_, err := conn.inTime().ListTableOfFamily(tableName, table.Family)
 	switch {
 	case errors.Is(err, unix.ENOENT):
 		return false, nil
@@ -154,7 +168,7 @@ func exists(conn *nftables.Conn) (bool, error) {
 //
 // The kernel may skip objects while somebody else changes nftables. So everything that is written must also
 // be right if the object exists already.
-func read(conn *nftables.Conn, there bool) (have ruleset, sound bool, err error) {
+func read(conn kernel, there bool) (have ruleset, sound bool, err error) {
 	if !there {
 		return have, false, nil
 	}
@@ -164,7 +178,7 @@ func read(conn *nftables.Conn, there bool) (have ruleset, sound bool, err error)
 		return have, false, err
 	}
 	for _, f := range families { // the rules keep the maps from being deleted
-		elements, err := conn.GetSetElements(f.vips)
+		elements, err := conn.inTime().GetSetElements(f.vips)
 		if err != nil {
 			return have, false, fmt.Errorf("list the elements of nftables map %s: %w", f.vips.Name, err)
 		}
@@ -172,7 +186,7 @@ func read(conn *nftables.Conn, there bool) (have ruleset, sound bool, err error)
 			have.elements[string(e.Key)] = chainOf(e.Val)
 		}
 	}
-	chains, err := conn.ListChainsOfTableFamily(table.Family)
+	chains, err := conn.inTime().ListChainsOfTableFamily(table.Family)
 	if err != nil {
 		return have, false, fmt.Errorf("list nftables chains: %w", err)
 	}
@@ -192,7 +206,7 @@ func read(conn *nftables.Conn, there bool) (have ruleset, sound bool, err error)
 }
 
 // readLimit returns the chain's limit, or 0 if the chain is not as we write it.
-func readLimit(conn *nftables.Conn, c *nftables.Chain) (uint32, error) {
+func readLimit(conn kernel, c *nftables.Chain) (uint32, error) {
 	rules, err := comments(conn, c)
 	if err != nil || len(rules) != 1 {
 		return 0, err
@@ -205,8 +219,8 @@ func readLimit(conn *nftables.Conn, c *nftables.Chain) (uint32, error) {
 }
 
 // comments returns the comments of a chain's rules, which identify what we wrote.
-func comments(conn *nftables.Conn, c *nftables.Chain) ([]string, error) {
-	rules, err := conn.GetRules(table, c)
+func comments(conn kernel, c *nftables.Chain) ([]string, error) {
+	rules, err := conn.inTime().GetRules(table, c)
 	if err != nil {
 		return nil, fmt.Errorf("list the rules of nftables chain %s: %w", c.Name, err)
 	}
@@ -219,8 +233,8 @@ func comments(conn *nftables.Conn, c *nftables.Chain) ([]string, error) {
 }
 
 // readCounters returns how many packets each chain has dropped.
-func readCounters(conn *nftables.Conn) (map[string]uint64, error) {
-	objects, err := conn.GetNamedObjects(table)
+func readCounters(conn kernel) (map[string]uint64, error) {
+	objects, err := conn.inTime().GetNamedObjects(table)
 	if err != nil {
 		return nil, fmt.Errorf("list nftables counters: %w", err)
 	}

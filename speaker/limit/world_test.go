@@ -90,7 +90,7 @@ func newWorld(t testing.TB) *world {
 // dnat does kube-proxy's work, at its priority.
 func (w *world) dnat() {
 	w.t.Helper()
-	w.onNode(func(conn *nftables.Conn) error {
+	w.onNode(func(conn kernel) error {
 		proxy := conn.AddTable(&nftables.Table{Name: "proxy", Family: nftables.TableFamilyINet})
 		chain := conn.AddChain(&nftables.Chain{
 			Name: "services", Table: proxy, Type: nftables.ChainTypeNAT,
@@ -117,7 +117,7 @@ func (w *world) dnat() {
 }
 
 // onNode talks to the node's nftables.
-func (w *world) onNode(f func(conn *nftables.Conn) error) {
+func (w *world) onNode(f func(conn kernel) error) {
 	w.t.Helper()
 	require.NoError(w.t, w.node.Do(func() error {
 		conn, err := dial()
@@ -200,7 +200,7 @@ func (w *world) table() string {
 func (w *world) dropped(key plan.LimitKey) int {
 	w.t.Helper()
 	var dropped int
-	w.onNode(func(conn *nftables.Conn) error {
+	w.onNode(func(conn kernel) error {
 		counters, err := readCounters(conn)
 		dropped = int(counters[chainName(key)])
 		return err

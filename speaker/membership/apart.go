@@ -120,10 +120,10 @@ func (l *ownLink) meetOthers(ctx context.Context, store cache.Store) {
 	l.log.Info("link up", "address", l.options.Address.Addr())
 	notify.Wake(l.rejoin)
 	if lost := len(l.leases.lost(store)); lost > 0 {
-		l.joiner.meet(ctx, lost, time.After(joinTimeout))
+		l.joiner.meet(ctx, lost, time.After(l.options.joinTimeout))
 		// The first speaker that is met passes on who the others are. This speaker waits a moment for
 		// them: before it knows them, it does not know what they own and keep.
-		l.await(ctx, time.After(meetTimeout), func() bool { return len(l.leases.lost(store)) == 0 })
+		l.await(ctx, time.After(l.options.meetTimeout), func() bool { return len(l.leases.lost(store)) == 0 })
 	}
 	l.table.reunited()
 }

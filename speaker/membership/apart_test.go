@@ -49,12 +49,12 @@ func (l *link) set(up bool) {
 }
 
 // cutOff is n1, joined, beside n2, which is lost as n1's link goes down.
-func cutOff(t *testing.T) (c *cluster, n1 *speaker, l *link, n2 *mute) {
+func cutOff(t *testing.T, change ...func(*Options)) (c *cluster, n1 *speaker, l *link, n2 *mute) {
 	c, l = newCluster(t, "n1", "n2", "n3"), newLink()
-	n1 = c.start("n1", func(o *Options) { o.Interfaces = l })
+	n1 = c.start("n1", append(change, func(o *Options) { o.Interfaces = l })...)
 	n1.waitJoined()
 	n1.SetReady(true)
-	n2 = c.mute("n2", netip.MustParseAddrPort("127.0.0.1:0"))
+	n2 = c.mute("n2", ownAddress())
 	_, err := n2.own.write(t.Context(), time.Now())
 	require.NoError(t, err)
 	n1.waitFor(map[string]bool{"n1": true, "n2": false})
@@ -69,6 +69,9 @@ func cutOff(t *testing.T) (c *cluster, n1 *speaker, l *link, n2 *mute) {
 	return c, n1, l, n2
 }
 
+// patient is a speaker that gives up on nobody during a test.
+func patient(o *Options) { o.joinTimeout, o.meetTimeout = testTimeout, testTimeout }
+
 // waitApart waits until the speaker is apart by the loss of that interface; "": until it
 // is not any more.
 func (s *speaker) waitApart(from string) {
@@ -77,7 +80,7 @@ func (s *speaker) waitApart(from string) {
 }
 
 func TestSpeakerThatWasCutOffMeetsTheOthersFirst(t *testing.T) {
-	c, n1, l, n2 := cutOff(t)
+	c, n1, l, n2 := cutOff(t, patient)
 	_, status := n1.Joined()
 	require.Contains(t, status, "lost with the link of 127.0.0.1, which is down")
 	c.mute("n2", n2.options.Address) // it looks for nobody
@@ -91,9 +94,9 @@ func TestSpeakerThatWasCutOffMeetsTheOthersFirst(t *testing.T) {
 // Who has met one of the others waits for those that answer a moment later: it does not
 // know yet what they own and keep.
 func TestSpeakerThatWasCutOffMeetsAllTheOthers(t *testing.T) {
-	c, n1, l, n2 := cutOff(t)
+	c, n1, l, n2 := cutOff(t, patient)
 	c.mute("n2", n2.options.Address)
-	n3 := c.mute("n3", netip.MustParseAddrPort("127.0.0.1:0"))
+	n3 := c.mute("n3", ownAddress())
 	_, err := n3.own.write(t.Context(), time.Now())
 	require.NoError(t, err)
 	n1.wait("knowing of n3", func() bool { _, known := n1.Networks()["n3"]; return known })
@@ -101,6 +104,7 @@ func TestSpeakerThatWasCutOffMeetsAllTheOthers(t *testing.T) {
 	l.set(true)
 	n1.wait("meeting n2", func() bool { return len(n1.Speakers()) == 2 })
 	time.Sleep(700 * time.Millisecond) // as long as two lost packets take
+	n1.waitApart("eth0")
 	n3 = c.mute("n3", n3.options.Address)
 	_, err = n3.list.Load().Join([]string{n1.address()})
 	require.NoError(t, err)

@@ -23,6 +23,8 @@ const (
 	// a suspected speaker did not hear of the suspicion, or its objection was not heard.
 	retransmitMult = 10
 
+	// tcpTimeout bounds a connection to another speaker, each way.
+	tcpTimeout = time.Second
 	// leaveTimeout and updateTimeout bound the wait until the message has reached another speaker.
 	leaveTimeout  = 500 * time.Millisecond
 	updateTimeout = 500 * time.Millisecond
@@ -74,7 +76,7 @@ func (g *gossip) config(transport memberlist.Transport) *memberlist.Config {
 	c.GossipInterval = g.settings.GossipInterval
 	c.RetransmitMult = retransmitMult
 	c.DisableTcpPings = true
-	c.TCPTimeout = time.Second
+	c.TCPTimeout = g.options.tcpTimeout
 	c.DeadNodeReclaimTime = time.Second // a node may come back with another address
 	c.Logger = bridge(g.log)
 	c.Delegate, c.Alive, c.Events = g, g, g

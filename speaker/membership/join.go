@@ -62,7 +62,7 @@ func (j *joiner) setStatus(format string, args ...any) {
 // enter waits until the speaker has joined and settled, and declares it joined.
 func (j *joiner) enter(ctx context.Context, store cache.Store, started time.Time, crashes <-chan int) {
 	j.awaitKey(ctx, store)
-	others, giveUp := len(j.leases.others(store.List())), time.After(joinTimeout)
+	others, giveUp := len(j.leases.others(store.List())), time.After(j.options.joinTimeout)
 	met := time.Now()
 	if others > 0 && j.meet(ctx, others, giveUp) {
 		j.settle(ctx, started, crashes, giveUp)

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -86,6 +87,7 @@ func (c *cluster) options(node string) Options {
 		Node: node, Address: netip.MustParseAddrPort("127.0.0.1:0"), Secret: c.secret, Config: with(config.FailoverNormal.Membership()),
 		Namespace: "lodestone-system",
 		Client:    c.client, Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewPedanticRegistry(), SettleTime: time.Millisecond,
+		tcpTimeout: testTimeout,
 	}
 }
 
@@ -115,6 +117,14 @@ func (s *speaker) address() string { return s.options.Address.String() }
 func (s *speaker) leave() {
 	s.stop()
 	<-s.done
+}
+
+var ownAddresses atomic.Uint32
+
+// ownAddress returns an address of loopback at which nobody else takes a port that is free for a while.
+func ownAddress() netip.AddrPort {
+	n := ownAddresses.Add(1)
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 1, byte(n >> 8), byte(n)}), 0)
 }
 
 // mute is a speaker that answers but does nothing by itself.
@@ -204,7 +214,7 @@ func TestDeadSpeakerIsNoticedAndMayComeBack(t *testing.T) {
 	n2.SetReady(true)
 	n1.waitFor(map[string]bool{"n1": true, "n2": true})
 	n1.waitJoined()
-	n3 := c.mute("n3", netip.MustParseAddrPort("127.0.0.1:0"))
+	n3 := c.mute("n3", ownAddress())
 	n3.SetReady(true)
 	if err := n3.list.Load().UpdateNode(updateTimeout); err != nil {
 		t.Fatal(err)
@@ -234,6 +244,7 @@ func TestLeaveIsKnownAtOnce(t *testing.T) {
 	n1, n2 := c.start("n1"), c.start("n2")
 	n1.waitFor(map[string]bool{"n1": false, "n2": false})
 	n2.waitJoined()
+	n2.waitCaughtUp() // it has a Lease
 	n2.leave()
 	n1.waitFor(map[string]bool{"n1": false})
 	if others := n1.leases.others([]any{n1.leases.keep(c.lease("n2"))}); len(others) > 0 {
@@ -317,7 +328,7 @@ func TestPartitionHeals(t *testing.T) {
 	c := newCluster(t, "n1", "n2")
 	n1 := c.start("n1")
 	n1.waitJoined()
-	n2 := c.mute("n2", netip.MustParseAddrPort("127.0.0.1:0"))
+	n2 := c.mute("n2", ownAddress())
 	if _, err := n2.own.write(t.Context(), time.Now()); err != nil {
 		t.Fatal(err)
 	}
@@ -381,7 +392,12 @@ func (c *cluster) crashed(node string) {
 // waits while another one is ready, and no longer.
 func TestNobodyWaitsWhileNobodyServes(t *testing.T) {
 	c := newCluster(t, "n1", "n2", "n3")
-	slow := func(o *Options) { o.SettleTime = 400 * time.Millisecond } // 51 s after all these crashes
+	m := config.FailoverNormal.Membership()
+	m.GracePeriod = 3 * time.Second // one that does not run for a while is not lost
+	slow := func(o *Options) {
+		o.SettleTime = 400 * time.Millisecond // 51 s after all these crashes
+		o.Config, o.joinTimeout = with(m), testTimeout
+	}
 	c.crashed("n1")
 	c.crashed("n2")
 	n1, n2 := c.start("n1", slow), c.start("n2", slow)
@@ -471,6 +487,7 @@ func TestLeaseCarriesTheReport(t *testing.T) {
 	n1.waitJoined()
 	n1.Report(want)
 	until("the first report is written", carries)
+	n1.waitCaughtUp() // of three reports in flight the speaker would not know the first one again
 	want.Gateways = []netip.Addr{}
 	n1.Report(want)
 	until("a gateway that is gone is, too", carries)
@@ -505,13 +522,16 @@ func TestLeaseCarriesTheReport(t *testing.T) {
 	assert.Equal(t, writes+1, c.leaseWrites(), "the same report was written again after the start")
 }
 
-// waitCaughtUp waits until the speaker has seen what it wrote last.
+// waitCaughtUp waits until the API server has what the speaker wrote last, and the speaker has seen it.
 func (s *speaker) waitCaughtUp() {
 	s.t.Helper()
+	leases := s.options.Client.CoordinationV1().Leases(s.options.Namespace)
 	require.Eventually(s.t, func() bool {
+		l, err := leases.Get(s.t.Context(), annotation.SpeakerLeasePrefix+s.options.Node, metav1.GetOptions{})
 		s.own.mu.Lock()
 		defer s.own.mu.Unlock()
-		return s.own.carried != "" && s.own.overwritten == "" && !s.own.spoiled
+		return err == nil && holder(l) == s.options.Node && l.Annotations[annotation.Report] == s.own.carried && s.own.carried != "" &&
+			s.own.overwritten == "" && !s.own.spoiled
 	}, testTimeout, time.Millisecond)
 }
 
@@ -532,6 +552,8 @@ func TestASpeakerRepairsItsLeaseAtOnce(t *testing.T) {
 	}
 	require.Eventually(t, intact, testTimeout, time.Millisecond)
 	n1.waitCaughtUp()
+	segments := onSegments("198.18.0.0/24 eth0").Segments
+	n1.wait("its own segments", func() bool { return slices.Equal(segments, n1.Networks()["n1"].Segments) })
 	other := "n2"
 	for what, forge := range map[string]func(*coordinationv1.Lease){
 		"another segment": func(l *coordinationv1.Lease) { l.Annotations = onSegments("192.0.2.0/24 eth0").Annotations() },
@@ -547,7 +569,7 @@ func TestASpeakerRepairsItsLeaseAtOnce(t *testing.T) {
 		_, err := leases.Update(t.Context(), l, metav1.UpdateOptions{})
 		require.NoError(t, err)
 		require.Eventually(t, func() bool {
-			require.Equal(t, onSegments("198.18.0.0/24 eth0").Segments, n1.Networks()["n1"].Segments, "it believes what somebody wrote: %s", what)
+			require.Equal(t, segments, n1.Networks()["n1"].Segments, "it believes what somebody wrote: %s", what)
 			return intact()
 		}, testTimeout, time.Millisecond, what)
 	}

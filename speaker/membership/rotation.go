@@ -3,6 +3,7 @@ package membership
 import (
 	"context"
 	"maps"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -167,7 +168,8 @@ func (r *rotation) keysOfOthers(all []any) (marks [][]string) {
 	return marks
 }
 
-// strangers returns the nodes whose speakers listen, but do not understand our key, or we theirs.
+// strangers returns the nodes whose speakers listen, but do not understand our key, or we theirs. A time-out
+// counts if there is a second one: the first one may only mean that this process did not run for a while.
 func (r *rotation) strangers(ctx context.Context, all []any) []string {
 	ours := r.ring.current()
 	others := r.leases.others(slices.DeleteFunc(all, func(l any) bool {
@@ -178,7 +180,11 @@ func (r *rotation) strangers(ctx context.Context, all []any) []string {
 	group.SetLimit(probeAtOnce)
 	for i, node := range nodes {
 		group.Go(func() error {
-			if connect(ctx, others[node]) != nil {
+			err := connect(ctx, others[node])
+			if os.IsTimeout(err) {
+				err = connect(ctx, others[node])
+			}
+			if err != nil {
 				nodes[i] = ""
 			}
 			return nil

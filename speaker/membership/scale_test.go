@@ -28,20 +28,7 @@ func TestOneOfManyIsLost(t *testing.T) {
 		cpu = (cpuTime(t) - cpu) / time.Duration(n)
 		require.Equal(t, verdicts, count(all), "taken for dead")
 
-		s.dead.Store(all[n-1].options.Address.String())
-		died, known := time.Now(), make([]time.Duration, 0, n)
-		rest := slices.Clone(all[:n-1])
-		for len(rest) > 0 {
-			require.Less(t, time.Since(died), 5*time.Second, "%d do not know", len(rest))
-			time.Sleep(5 * time.Millisecond)
-			rest = slices.DeleteFunc(rest, func(task *Task) bool {
-				if task.knows(all[n-1].options.Node) {
-					return false
-				}
-				known = append(known, time.Since(died))
-				return true
-			})
-		}
+		known := s.noticed(t, all)
 		for _, task := range all[:n-1] {
 			require.Len(t, task.Speakers(), n-1, "taken for dead")
 		}
@@ -49,6 +36,25 @@ func TestOneOfManyIsLost(t *testing.T) {
 			n, known[0].Milliseconds(), known[len(known)/2].Milliseconds(), known[len(known)-1].Milliseconds(), packets,
 			100*cpu.Seconds()/watched.Seconds())
 	})
+}
+
+// noticed takes the power of the last one, and returns how long each of the others takes to know, in order.
+func (s *segment) noticed(t *testing.T, all []*Task) (known []time.Duration) {
+	t.Helper()
+	dead, rest := all[len(all)-1], slices.Clone(all[:len(all)-1])
+	s.dead.Store(dead.options.Address.String())
+	for died := time.Now(); len(rest) > 0; {
+		require.Less(t, time.Since(died), 5*time.Second, "%d do not know", len(rest))
+		time.Sleep(5 * time.Millisecond)
+		rest = slices.DeleteFunc(rest, func(task *Task) bool {
+			if task.knows(dead.options.Node) {
+				return false
+			}
+			known = append(known, time.Since(died))
+			return true
+		})
+	}
+	return known
 }
 
 // knows reports whether the speaker is alive.

@@ -39,7 +39,7 @@ func watch(t *testing.T, h *testnet.Host, log slog.Handler, buffer int) *Watcher
 // await waits until the view satisfies ok, woken by changes alone.
 func await(t *testing.T, w *Watcher, what string, ok func(map[string]Interface) bool) {
 	t.Helper()
-	deadline := time.After(5 * time.Second)
+	deadline := time.After(30 * time.Second)
 	for {
 		changed := w.Changed()
 		byName := map[string]Interface{}
@@ -61,6 +61,7 @@ func TestWatcherFollowsTheKernel(t *testing.T) {
 	t.Parallel()
 	s := testnet.NewSegment(t, 1)
 	h := s.Hosts[0]
+	h.Run("sysctl", "-qw", "net.ipv6.conf.eth0.dad_transmits=10") // what is tentative is so long enough to be seen
 	w := watch(t, h, slog.DiscardHandler, receiveBuffer)
 	await(t, w, "the first view has everything", func(m map[string]Interface) bool {
 		e, lo := m["eth0"], m["lo"]
@@ -117,7 +118,7 @@ func TestDuplicateAddressStaysTentative(t *testing.T) {
 	h, taken := s.Hosts[0], netip.MustParsePrefix("2001:db8::2/64")
 	early := watch(t, h, slog.DiscardHandler, receiveBuffer)
 	h.Run("ip", "addr", "add", taken.String(), "dev", "eth0")
-	for deadline := time.Now().Add(5 * time.Second); !strings.Contains(h.Run("ip", "addr", "show", "dev", "eth0"),
+	for deadline := time.Now().Add(30 * time.Second); !strings.Contains(h.Run("ip", "addr", "show", "dev", "eth0"),
 		"dadfailed"); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the kernel never found the duplicate")

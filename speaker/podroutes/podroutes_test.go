@@ -301,7 +301,7 @@ func TestManyNodes(t *testing.T) {
 	w.start(n)
 	start := time.Now()
 	w.set(config.RoutesKernel, n)
-	require.Eventually(t, func() bool { return len(n.table.Status().Routes) == many }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return len(n.table.Status().Routes) == many }, 2*patience, time.Millisecond)
 	t.Logf("%d routes in %v", many, time.Since(start))
 	require.Len(t, n.routes(), many)
 	log := n.log.String()

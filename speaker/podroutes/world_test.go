@@ -24,7 +24,7 @@ import (
 )
 
 // patience is how long anything may take in the end.
-const patience = 10 * time.Second
+const patience = 30 * time.Second
 
 // world is a segment with nodes, each with a pod.
 type world struct {

@@ -44,7 +44,9 @@ func newMember(t testing.TB, name, address string, known func(netip.Addr) bool, 
 	c := memberlist.DefaultLANConfig()
 	c.Name, c.BindAddr, c.Logger, c.EnableCompression = name, address, log.New(io.Discard, "", 0), false
 	c.AdvertiseAddr, c.AdvertisePort = address, int(m.sockets.Address().Port())
-	c.TCPTimeout, c.DisableTcpPings = time.Second, true
+	c.DisableTcpPings = true
+	// No answer comes too late. A ping waits for the shorter one of memberlist's interval and time-out.
+	c.TCPTimeout, c.ProbeInterval, c.ProbeTimeout = testTimeout, testTimeout, testTimeout
 	for _, f := range change {
 		f(c)
 	}
@@ -223,27 +225,37 @@ func TestHolderOfTheKey(t *testing.T) {
 // What memberlist sends itself is not refused, whatever it is.
 func TestHonestSpeakers(t *testing.T) {
 	t.Parallel()
-	fast := func(c *memberlist.Config) {
-		c.ProbeInterval, c.ProbeTimeout, c.GossipInterval = 50*time.Millisecond, 25*time.Millisecond, 20*time.Millisecond
-		c.PushPullInterval, c.SuspicionMult = 100*time.Millisecond, 2
-	}
 	for _, address := range []string{"127.0.0.1", "::1"} {
-		var all []*member
-		for i := range 4 {
-			all = append(all, newMember(t, fmt.Sprintf("n%d", i), address, anybody, fast))
-			_, err := all[i].Join([]string{all[0].address()})
-			require.NoError(t, err)
-		}
-		for _, m := range all {
-			require.Eventually(t, func() bool { return m.NumMembers() == 4 }, testTimeout, time.Millisecond)
-		}
-		// One is killed: suspicions, indirect probes and the news of its death are sent.
-		require.NoError(t, all[3].Shutdown())
-		// One leaves.
-		require.NoError(t, all[2].Leave(time.Second))
-		for _, m := range all[:2] {
-			require.Eventually(t, func() bool { return m.NumMembers() == 2 }, testTimeout, time.Millisecond)
-			assert.Zero(t, m.refused.Load())
+		for _, syncs := range []time.Duration{100 * time.Millisecond, 0} {
+			t.Run(fmt.Sprintf("%s, states are exchanged every %s", address, syncs), func(t *testing.T) {
+				fast := func(c *memberlist.Config) {
+					c.ProbeInterval, c.ProbeTimeout, c.GossipInterval = 50*time.Millisecond, 25*time.Millisecond, 20*time.Millisecond
+					c.PushPullInterval, c.SuspicionMult = syncs, 2
+				}
+				var all []*member
+				for i := range 4 {
+					all = append(all, newMember(t, fmt.Sprintf("n%d", i), address, anybody, fast))
+					_, err := all[i].Join([]string{all[0].address()})
+					require.NoError(t, err)
+				}
+				for _, m := range all {
+					require.Eventually(t, func() bool { return m.NumMembers() == 4 }, testTimeout, time.Millisecond)
+				}
+				rest := all
+				if syncs > 0 { // a speaker that ends resets the connections of the others, which counts as refused
+					time.Sleep(10 * syncs)
+				} else {
+					// One is killed: suspicions, indirect probes and the news of its death are sent.
+					require.NoError(t, all[3].Shutdown())
+					// One leaves.
+					require.NoError(t, all[2].Leave(testTimeout))
+					rest = all[:2]
+				}
+				for _, m := range rest {
+					require.Eventually(t, func() bool { return m.NumMembers() == len(rest) }, testTimeout, time.Millisecond)
+					assert.Zero(t, m.refused.Load())
+				}
+			})
 		}
 	}
 }
@@ -309,7 +321,8 @@ func TestShutdown(t *testing.T) {
 // in a packet and on a connection. It must not end the process, and not keep the speaker
 // from answering.
 func FuzzHolderOfTheKey(f *testing.F) {
-	m, other := newMember(f, "n1", "127.0.0.1", anybody), newMember(f, "n2", "127.0.0.1", anybody)
+	m := newMember(f, "n1", "127.0.0.1", anybody, func(c *memberlist.Config) { c.ProbeTimeout = time.Second }) // each indirect ping takes it
+	other := newMember(f, "n2", "127.0.0.1", anybody)
 	packets, messages := hostile(f)
 	for _, plain := range packets {
 		f.Add(plain)

@@ -294,7 +294,6 @@ func (c *Cluster) controllerManager(p programs) process.Spec {
 		"--leader-elect=false",
 		"--kube-api-qps=500",
 		"--kube-api-burst=1000",
-		"--node-monitor-grace-period=5m", // who is cut off is lost to us alone
 	}}
 }
 

@@ -53,7 +53,7 @@ func (i *Installation) RunEcho(ctx context.Context, namespace string, replicas i
 
 // KeepEchoFromOwner moves the echo pods away from the node that owns the VIP.
 // A node that dies takes its pods with it, and kube-proxy sends them traffic
-// until Kubernetes notices, minutes later: that is not what a measurement of the
+// until Kubernetes notices, 40 s later: that is not what a measurement of the
 // VIP's failover is about.
 func (i *Installation) KeepEchoFromOwner(ctx context.Context, namespace string, replicas int32, vip string) error {
 	var owner string

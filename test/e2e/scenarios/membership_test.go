@@ -30,6 +30,8 @@ func TestMembershipKeyIsReplaced(t *testing.T) {
 	owner := s.owner(vip)
 	others := s.nodesBut(owner)
 	first, late := others[0], others[1]
+	require.NoError(s, s.RunEcho(s.ctx, s.namespace, 3, late)) // Kubernetes may miss it meanwhile, and its pods
+	s.steady(vip)
 	before := s.keysOf(owner)
 	kubelet, err := s.Lab.Process("kubelet-" + late)
 	require.NoError(s, err)
@@ -202,7 +204,7 @@ func TestLinkThatCarriesOneWayOnly(t *testing.T) {
 func TestNodeCutOffFromTheAPIServer(t *testing.T) {
 	s := begin(t)
 	old := s.serveUDP("old")
-	s.steady(old)
+	s.echoAway(3, old) // Kubernetes misses the node, and its pods
 	node := s.owner(old)
 	server := s.Lab.Addresses(lab.ControlPlane)[0]
 	s.afterwards(func() { // a new speaker sees at once

@@ -289,7 +289,7 @@ func TestNothingIsOpenedWithoutTheRight(t *testing.T) {
 	hanging := make(chan struct{})
 	a := newAPIServer(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-hanging }))
 	o := a.options(admin, io.Discard)
-	o.Timeout = time.Second // enough for the way there on a busy machine
+	o.Timeout = 5 * time.Second // enough for the way there on a busy machine
 	require.ErrorContains(t, browse.Serve(t.Context(), o), "the controller cannot be reached: context deadline exceeded")
 	close(hanging)
 	for code, says := range map[int]string{401: "ClusterRole lodestone-dashboard-reader", 403: "ClusterRole lodestone-dashboard-reader",

@@ -17,6 +17,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -125,16 +126,18 @@ func TestDiagnosisOfAHealthyCluster(t *testing.T) {
 
 func TestDiagnosisOfABadNight(t *testing.T) {
 	t.Parallel()
-	w := diagnosed(t)
-	off := func(f *diagnose.Facts) { f.Sysctls[diagnose.SysctlForward4] = 0 }
-	w.change("n1", off)
-	w.change("n2", off)
-	w.change("n2", func(f *diagnose.Facts) { f.Alive = []string{"n1", "n2"} })
-	w.change("n3", func(f *diagnose.Facts) { f.Interfaces[0].MTU = 9000 })
-	w.pods.ahead = 5 * time.Second
-	w.add(&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "metallb-system", Name: "speaker"}, Spec: appsv1.DaemonSetSpec{
-		Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{Image: "quay.io/metallb/speaker:v0.15.2"}}}}}})
-	w.ask("diagnose-bad-night.txt", ExitFound, "diagnose", "--active")
+	synctest.Test(t, func(t *testing.T) { // clocks are compared
+		w := diagnosed(t)
+		off := func(f *diagnose.Facts) { f.Sysctls[diagnose.SysctlForward4] = 0 }
+		w.change("n1", off)
+		w.change("n2", off)
+		w.change("n2", func(f *diagnose.Facts) { f.Alive = []string{"n1", "n2"} })
+		w.change("n3", func(f *diagnose.Facts) { f.Interfaces[0].MTU = 9000 })
+		w.pods.ahead = 5 * time.Second
+		w.add(&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "metallb-system", Name: "speaker"}, Spec: appsv1.DaemonSetSpec{
+			Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{Image: "quay.io/metallb/speaker:v0.15.2"}}}}}})
+		w.ask("diagnose-bad-night.txt", ExitFound, "diagnose", "--active")
+	})
 }
 
 // What keeps nodes from direct forwarding is found: the capability that the chart gives, and what
