@@ -46,9 +46,10 @@ func TestMain(m *testing.M) {
 
 func run(m *testing.M) (code int, err error) {
 	ctx, begin := context.Background(), time.Now()
-	options := lab.Options{APIServers: 3, DualStack: true, Failover: "conservative", OwnPodRoutes: true, Progress: func(format string, args ...any) {
-		fmt.Printf("lab: %5.1fs %s\n", time.Since(begin).Seconds(), fmt.Sprintf(format, args...))
-	}}
+	options := lab.Options{APIServers: 3, DualStack: true, Failover: "conservative", OwnPodRoutes: true,
+		Progress: func(format string, args ...any) {
+			fmt.Printf("lab: %5.1fs %s\n", time.Since(begin).Seconds(), fmt.Sprintf(format, args...))
+		}}
 	cluster, err := lab.Up(ctx, options)
 	if err != nil {
 		return 1, err

@@ -25,7 +25,8 @@ type twoLinks struct {
 
 func startTwoLinks(t *testing.T, nodes int) *twoLinks {
 	t.Helper()
-	f := &twoLinks{startFleetWith(t, Options{Nodes: nodes, VIPs: vips, Management: true, Document: document("failover: conservative\n")}), t, nil}
+	o := Options{Nodes: nodes, VIPs: vips, Management: true, Document: document("failover: conservative\n")}
+	f := &twoLinks{startFleetWith(t, o), t, nil}
 	f.steady(t)
 	f.asking = probe.UDP(t.Context(), probe.Options{Namespace: f.Client, Target: netip.AddrPortFrom(vips[0], 80)})
 	require.NoError(t, f.asking.WaitAnswers(t.Context(), 50))
