@@ -84,6 +84,13 @@ func every(interval time.Duration, multiplier int) Timers {
 	return Timers{TransmitInterval: interval, ReceiveInterval: interval, DetectMultiplier: multiplier}
 }
 
+// detection is a Detection Time that is longer than other tests keep a process from
+// running: only silence of the peer ends a session.
+const detection = 3 * time.Second
+
+// within are timers with that Detection Time.
+func within(interval time.Duration) Timers { return every(interval, int(detection/interval)) }
+
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
 // other is somebody else's implementation.

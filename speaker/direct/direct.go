@@ -392,9 +392,10 @@ func (d *Director) applyTo(i int, f *family, tables map[string]table) error {
 		return nil
 	}
 	if err := k.change(f, d.have[i], want, d.Guard); err != nil {
-		// What was there before stays, as all is one transaction, and is made anew.
+		// What was there before stays, as all is one transaction, and is made anew. A table that we may not change
+		// is another program's.
 		d.have[i], d.keys[i] = nil, nil
-		d.there[i] = (d.there[i] || !d.began) && exists(f)
+		d.there[i] = (d.there[i] || !d.began) && !errors.Is(err, unix.EPERM) && exists(f)
 		d.missing[i] = want != nil && !d.there[i]
 		return err
 	}
