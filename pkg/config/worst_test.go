@@ -740,6 +740,7 @@ func TestCostOfWhatIsCompared(t *testing.T) {
 		"pools.advertise wrong x advertisements", "advertisements.bgp.peers wrong x peers",
 		"advertisements x advertisements.bgp.nodeSelector.matchLabels",
 		"pools.addresses x bgpPermit", "manifest folded of pools.addresses/among everything",
+		`syntax yaml-no-space.yaml after "a%d: b\n"`, `syntax yaml-tab-after-dash.yaml after "# a\n"`, // where it is was searched for
 	}
 	found := 0
 	for _, s := range worstShapes() {

@@ -15,6 +15,7 @@ import (
 	"github.com/hashicorp/memberlist"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 // from opens a connection from one of loopback's addresses.
@@ -75,6 +76,34 @@ func TestBoundsOfConnections(t *testing.T) {
 	m.isWell(newMember(t, "n2", "127.0.0.2", anybody))
 	// Who says nothing is closed in time, and the place is free.
 	require.Eventually(t, func() bool { return m.openNow() == 0 }, testTimeout, time.Millisecond)
+}
+
+// A stranger gets to send as much as the sealed length of a message. Then its connection is closed, while one that
+// sends nothing is still open.
+func TestStrangersSendALength(t *testing.T) {
+	t.Parallel()
+	m := newMember(t, "n1", "127.0.0.1", anybody)
+	require.Eventually(t, func() bool { // a process that does not run for streamTime finds both closed
+		silent, short, c := m.from("127.0.1.1"), m.from("127.0.1.2"), m.from("127.0.1.3")
+		_, err := short.Write(bytes.Repeat([]byte{0xff}, headerSize-1))
+		require.NoError(t, err)
+		_, err = c.Write(bytes.Repeat([]byte{0xff}, headerSize))
+		require.NoError(t, err)
+		isClosed(t, c)
+		return isOpen(t, silent) && isOpen(t, short)
+	}, 2*testTimeout, time.Millisecond)
+}
+
+// isOpen reports whether the other side has not closed the connection.
+func isOpen(t *testing.T, c net.Conn) (open bool) {
+	t.Helper()
+	raw, err := c.(*net.TCPConn).SyscallConn()
+	require.NoError(t, err)
+	require.NoError(t, raw.Control(func(fd uintptr) {
+		_, _, err := unix.Recvfrom(int(fd), make([]byte, 1), unix.MSG_DONTWAIT|unix.MSG_PEEK)
+		open = err == unix.EAGAIN
+	}))
+	return open
 }
 
 // Strangers send as much as they can, by connections and packets, for two seconds: the

@@ -493,9 +493,11 @@ func tolerates(tol corev1.Toleration, taint *corev1.Taint) bool {
 // TestUpgradesLeaveTheRecordAlone: what the chart does not set, helm and
 // kubectl apply do not reset.
 func TestUpgradesLeaveTheRecordAlone(t *testing.T) {
-	record := find[corev1.ConfigMap](objects(t, render(t, "testdata/default.values.yaml")))["lodestone-quarantine"]
-	if record == nil || record.Data != nil || record.BinaryData != nil {
-		t.Errorf("the record of released addresses is rendered as %v, want one without data", record)
+	all := find[corev1.ConfigMap](objects(t, render(t, "testdata/default.values.yaml")))
+	for _, name := range []string{"lodestone-quarantine", "lodestone-config-last-valid"} {
+		if record := all[name]; record == nil || record.Data != nil || record.BinaryData != nil {
+			t.Errorf("%s is rendered as %v, want it without data", name, record)
+		}
 	}
 }
 
