@@ -71,6 +71,7 @@ func (r *rejoiner) joinLost(ctx context.Context, store cache.Store) {
 			if at.Before(time.Now()) || soon.Before(at) {
 				at = soon
 			}
+		case <-r.met: // perhaps the last one that was lost
 		}
 	}
 }
