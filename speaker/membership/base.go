@@ -22,9 +22,8 @@ type base struct {
 	list     atomic.Pointer[memberlist.Memberlist] // nil before Run
 	changed  notify.Signal                         // see Changed
 	// Each of these wakes one loop: the one that sends our metadata, looks for lost
-	// speakers (at once; or to see whether all are here, as one has joined), asks those
-	// that were lost, and writes our Lease.
-	send, rejoin, met, verify, rewrite chan struct{}
+	// speakers, asks those that were lost, and writes our Lease.
+	send, rejoin, verify, rewrite chan struct{}
 }
 
 // await waits until the condition holds, and reports whether it does before giveUp fires. It checks the

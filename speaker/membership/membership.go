@@ -115,8 +115,7 @@ func New(o Options) *Task {
 	o.joinTimeout, o.meetTimeout = cmp.Or(o.joinTimeout, joinTimeout), cmp.Or(o.meetTimeout, meetTimeout)
 	o.tcpTimeout = cmp.Or(o.tcpTimeout, tcpTimeout)
 	signal := func() chan struct{} { return make(chan struct{}, 1) }
-	b := &base{options: o, log: o.Log, ring: &ring{}, send: signal(), rejoin: signal(), met: signal(), verify: signal(),
-		rewrite: signal()}
+	b := &base{options: o, log: o.Log, ring: &ring{}, send: signal(), rejoin: signal(), verify: signal(), rewrite: signal()}
 	t := &Task{base: b, table: &table{base: b, peers: peers{b.options.Node: {alive: true, network: &report.Network{}}}}}
 	t.published = published{t.table}
 	t.own = &ownLease{base: b, table: t.table}

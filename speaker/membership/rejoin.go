@@ -71,7 +71,6 @@ func (r *rejoiner) joinLost(ctx context.Context, store cache.Store) {
 			if at.Before(time.Now()) || soon.Before(at) {
 				at = soon
 			}
-		case <-r.met: // perhaps the last one that was lost
 		}
 	}
 }

@@ -194,7 +194,6 @@ func (t *table) arrive(n *memberlist.Node) {
 // join records that the speaker is alive. The caller holds mu.
 func (t *table) join(n *memberlist.Node) {
 	t.record(t.peers.at(n.Name), decode(n.Meta))
-	notify.Wake(t.met)
 	t.log.Info("speaker joined", "node", n.Name)
 }
 
