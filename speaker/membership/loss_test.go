@@ -293,7 +293,10 @@ func TestManySeekOneThatIsBack(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		t.Logf("all know after %s, by %d connections to it", known, s.dials.Load())
 		assert.LessOrEqual(t, s.dials.Load(), int64(5))
-		require.True(t, others[0].Whole())
+		for !others[0].Whole() { // it looks when it would try again, which in a cluster of that size is late
+			require.Less(t, time.Since(back), 5*time.Minute)
+			time.Sleep(100 * time.Millisecond)
+		}
 	})
 }
 
