@@ -69,8 +69,8 @@ func cutOff(t *testing.T, change ...func(*Options)) (c *cluster, n1 *speaker, l 
 	return c, n1, l, n2
 }
 
-// patient is a speaker that gives up on nobody during a test.
-func patient(o *Options) { o.joinTimeout, o.meetTimeout = testTimeout, testTimeout }
+// withTestTimeouts has a speaker give up on nobody during a test.
+func withTestTimeouts(o *Options) { o.joinTimeout, o.meetTimeout = testTimeout, testTimeout }
 
 // waitApart waits until the speaker is apart by the loss of that interface; "": until it
 // is not any more.
@@ -80,7 +80,7 @@ func (s *speaker) waitApart(from string) {
 }
 
 func TestSpeakerThatWasCutOffMeetsTheOthersFirst(t *testing.T) {
-	c, n1, l, n2 := cutOff(t, patient)
+	c, n1, l, n2 := cutOff(t, withTestTimeouts)
 	_, status := n1.Joined()
 	require.Contains(t, status, "lost with the link of 127.0.0.1, which is down")
 	c.mute("n2", n2.options.Address) // it looks for nobody
@@ -94,7 +94,7 @@ func TestSpeakerThatWasCutOffMeetsTheOthersFirst(t *testing.T) {
 // Who has met one of the others waits for those that answer a moment later: it does not
 // know yet what they own and keep.
 func TestSpeakerThatWasCutOffMeetsAllTheOthers(t *testing.T) {
-	c, n1, l, n2 := cutOff(t, patient)
+	c, n1, l, n2 := cutOff(t, withTestTimeouts)
 	c.mute("n2", n2.options.Address)
 	n3 := c.mute("n3", ownAddress())
 	_, err := n3.own.write(t.Context(), time.Now())

@@ -92,7 +92,7 @@ func TestOthersAtTheTable(t *testing.T) {
 				got[cidr[1]]++
 			}
 			return maps.Equal(got, want)
-		}, patience, 10*time.Millisecond, n.log)
+		}, testTimeout, 10*time.Millisecond, n.log)
 	}
 	n.Run("ip", "route", "del", "10.244.2.0/24")
 	n.Run("ip", "-6", "route", "del", "fd00:10:244:3::/64")
@@ -125,7 +125,7 @@ func TestOthersAtTheTable(t *testing.T) {
 	// One that takes our place is not pushed out, either.
 	n.Run("ip", "route", "replace", "10.244.2.0/24", "via", "198.18.0.3", "proto", "static", "metric", "76")
 	n.wantRoutes(t, toOthers(2, 3)[1:]...)
-	require.Eventually(t, func() bool { return len(n.table.Status().Problems) == 1 }, patience, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return len(n.table.Status().Problems) == 1 }, testTimeout, 10*time.Millisecond)
 	require.Contains(t, n.Run("ip", "route", "show", "10.244.2.0/24"), "via 198.18.0.3 dev eth0 proto static metric 76")
 	n.Run("ip", "route", "del", "10.244.2.0/24")
 	n.wantRoutes(t, toOthers(2, 3)...)
@@ -155,7 +155,7 @@ func TestRestartLeavesNoGap(t *testing.T) {
 		w.start(n)
 		n.wantRoutes(t, toOthers(2, 3)...)
 		w.set(config.RoutesKernel, n)
-		require.Eventually(t, func() bool { return len(n.table.Status().Routes) == 4 }, patience, 5*time.Millisecond)
+		require.Eventually(t, func() bool { return len(n.table.Status().Routes) == 4 }, testTimeout, 5*time.Millisecond)
 		require.NotContains(t, n.log.String(), "restored")
 	}
 	// Node n3 went while no speaker was there.
@@ -204,13 +204,13 @@ func TestLinkFlap(t *testing.T) {
 	w.set(config.RoutesKernel, n)
 	n.wantRoutes(t, toOthers(2, 3)...)
 	n.Run("ip", "link", "set", "eth0", "down")
-	require.Eventually(t, func() bool { return len(n.table.Status().Problems) == 4 }, patience, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return len(n.table.Status().Problems) == 4 }, testTimeout, 10*time.Millisecond)
 	n.wantRoutes(t)
 	assert.Equal(t, "node n2 is at 198.18.0.2 on the segment of eth0, which is down", n.table.Status().Problems[0].Message)
 	n.Run("ip", "link", "set", "eth0", "up")
 	n.Run("ip", "addr", "replace", "2001:db8::1/64", "dev", "eth0", "nodad") // lost with the link
 	n.wantRoutes(t, toOthers(2, 3)...)
-	require.Eventually(t, func() bool { return len(n.table.Status().Problems) == 0 }, patience, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return len(n.table.Status().Problems) == 0 }, testTimeout, 10*time.Millisecond)
 }
 
 // What Nodes must not say harms no other node.
@@ -254,7 +254,7 @@ func TestHostileNodes(t *testing.T) {
 					}
 				}
 				return false
-			}, patience, 10*time.Millisecond, "%+v", n.table.Status())
+			}, testTimeout, 10*time.Millisecond, "%+v", n.table.Status())
 			require.NotContains(t, n.Run("ip", "route", "show"), "default")
 		})
 	}
@@ -301,13 +301,13 @@ func TestManyNodes(t *testing.T) {
 	w.start(n)
 	start := time.Now()
 	w.set(config.RoutesKernel, n)
-	require.Eventually(t, func() bool { return len(n.table.Status().Routes) == many }, 2*patience, time.Millisecond)
+	require.Eventually(t, func() bool { return len(n.table.Status().Routes) == many }, 2*testTimeout, time.Millisecond)
 	t.Logf("%d routes in %v", many, time.Since(start))
 	require.Len(t, n.routes(), many)
 	log := n.log.String()
 	w.set(config.RoutesKernel, n)
 	n.Run("ip", "route", "del", "10.100.0.0/24")
-	require.Eventually(t, func() bool { return strings.Contains(n.log.String(), "pod route restored") }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(n.log.String(), "pod route restored") }, testTimeout, time.Millisecond)
 	assert.Equal(t, 1, strings.Count(n.log.String()[len(log):], "\n"), n.log.String()[len(log):])
 }
 
@@ -336,7 +336,7 @@ func TestMetrics(t *testing.T) {
 	w.start(n)
 	w.api["n9"] = plan.Node{PodCIDRs: []string{"0.0.0.0/0", "10.9.0.0/24"}, Addresses: addrs("192.0.2.9"), Created: time.Unix(9, 0)}
 	w.set(config.RoutesKernel, n)
-	require.Eventually(t, func() bool { return len(n.table.Status().Problems) == 2 }, patience, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return len(n.table.Status().Problems) == 2 }, testTimeout, 10*time.Millisecond)
 	require.NoError(t, testutil.GatherAndCompare(n.registry, strings.NewReader(`
 # HELP lodestone_route_in_force Routes to pods that the kernel has.
 # TYPE lodestone_route_in_force gauge

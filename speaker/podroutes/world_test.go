@@ -23,8 +23,8 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/podroutes"
 )
 
-// patience is how long anything may take in the end.
-const patience = 30 * time.Second
+// testTimeout is how long anything may take in the end.
+const testTimeout = 30 * time.Second
 
 // world is a segment with nodes, each with a pod.
 type world struct {
@@ -115,7 +115,7 @@ func (n *node) wantRoutes(t *testing.T, want ...string) {
 	if !assert.Eventually(t, func() bool {
 		got = n.routes()
 		return strings.Join(got, "\n") == strings.Join(want, "\n")
-	}, patience, 10*time.Millisecond) {
+	}, testTimeout, 10*time.Millisecond) {
 		t.Fatalf("%s has\n%s\nnot\n%s\nlog:\n%s", n.name, strings.Join(got, "\n"), strings.Join(want, "\n"), n.log)
 	}
 }
@@ -138,7 +138,7 @@ func (n *node) wantProblem(t *testing.T, reason plan.PodRefusal, message string)
 	require.Eventually(t, func() bool {
 		p := n.table.Status().Problems
 		return len(p) == 1 && p[0].Reason == reason && p[0].Message == message
-	}, patience, 10*time.Millisecond, "%+v", n.table.Status())
+	}, testTimeout, 10*time.Millisecond, "%+v", n.table.Status())
 }
 
 // toOthers are the routes of the node to two others.
@@ -155,7 +155,7 @@ func (n *node) ping(t *testing.T, to string) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		return n.pod.Command(t.Context(), "ping", "-n", "-c", "1", "-W", "1", to).Run() == nil
-	}, patience, time.Millisecond, "%s does not reach %s", n.name, to)
+	}, testTimeout, time.Millisecond, "%s does not reach %s", n.name, to)
 }
 
 // flood is many pings from one pod to another.

@@ -113,8 +113,8 @@ func TestFlood(t *testing.T) {
 	other := newMember(t, "n2", "127.0.0.2", anybody, func(c *memberlist.Config) {
 		c.TCPTimeout, c.ProbeInterval, c.ProbeTimeout = time.Second, time.Second, time.Second/2 // it asks again soon
 	})
-	patient := newMember(t, "n3", "127.0.0.2", anybody)
-	m.isWell(patient)
+	third := newMember(t, "n3", "127.0.0.2", anybody)
+	m.isWell(third)
 	junk := bytes.Repeat([]byte{0xff}, 64<<10)
 	runtime.GC()
 	var before, now runtime.MemStats
@@ -178,7 +178,7 @@ func TestFlood(t *testing.T) {
 	t.Logf("%d connections and %d packets of %d were answered", joined, pinged, asked)
 	assert.Less(t, most, uint64(32<<20), "of heap")
 	assert.Positive(t, m.refused.Load())
-	m.isWell(patient)
+	m.isWell(third)
 }
 
 // Who has recorded the sealed length of an honest message can make a speaker wait for the

@@ -105,11 +105,11 @@ func TestTermination(t *testing.T) {
 	} {
 		t.Run(string(tt.how), func(t *testing.T) {
 			asked, ask := context.WithCancel(t.Context())
-			patience := 5 * grace
+			timeout := 5 * grace
 			if tt.ends {
-				patience = time.Minute
+				timeout = time.Minute
 			}
-			broken, breakIt := context.WithTimeout(t.Context(), patience)
+			broken, breakIt := context.WithTimeout(t.Context(), timeout)
 			defer breakIt()
 			server := &Server{Termination: tt.how, Grace: grace}
 			ask()

@@ -342,11 +342,11 @@ func newConnectionsAreLimited(t *testing.T) {
 }
 
 // connections returns how many of so many connections, tried one after the
-// other with that patience, are accepted.
-func (s *story) connections(vip string, attempts int, patience time.Duration) (accepted int) {
+// other each within that time, are accepted.
+func (s *story) connections(vip string, attempts int, timeout time.Duration) (accepted int) {
 	dial := netns.Dialer(s.Lab.Namespace(lab.Client))
 	for range attempts {
-		ctx, cancel := context.WithTimeout(s.ctx, patience)
+		ctx, cancel := context.WithTimeout(s.ctx, timeout)
 		if conn, err := dial(ctx, "tcp", target(vip).String()); err == nil {
 			conn.Close()
 			accepted++
