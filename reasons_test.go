@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/lodestone-lb/lodestone/controller/leaseevents"
+	"github.com/lodestone-lb/lodestone/controller/provider"
 	"github.com/lodestone-lb/lodestone/controller/quarantine"
 	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/ipam"
@@ -65,6 +66,8 @@ var reasonTypes = []reasonType{
 		[]string{"lodestone_direct_dropped_packets_total"}, texts(direct.Discards())},
 	{"plan.PodRefusal", "Why there is no route to the pods of a node", "the speaker's log, `podRoutes` of its `/status`",
 		[]string{"lodestone_route_problems"}, texts(plan.PodRefusals(), podroutes.PodRefusals())},
+	{"provider.EventReason", "Why a new node is not initialized", "the Events of Nodes",
+		nil, texts(provider.EventReasons())},
 	{"kube.EventReason", "Events on the ConfigMap", "the Events of the ConfigMap, the log of both components",
 		nil, texts(kube.EventReasons())},
 	{"quarantine.LossReason", "Why a released address is not on record", "the controller's log",

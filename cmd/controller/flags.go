@@ -16,6 +16,7 @@ type flags struct {
 	handleClassless             bool
 	classes                     []string
 	configNamespace, configName string
+	initialization              provider.Initialization
 	dashboard, admission        bool
 }
 
@@ -29,6 +30,9 @@ func (f *flags) sets() cliflag.NamedFlagSets {
 	fs.StringSliceVar(&f.classes, "load-balancer-classes", []string{annotation.DefaultClass}, "The values of spec.loadBalancerClass to serve.")
 	fs.StringVar(&f.configNamespace, "config-namespace", config.Namespace, "Namespace of the ConfigMap that holds the configuration.")
 	fs.StringVar(&f.configName, "config-name", config.ConfigMapName, "Name of the ConfigMap that holds the configuration.")
+	f.initialization = provider.InitializeAuto
+	fs.Var(&f.initialization, "node-initialization", "Which new nodes to initialize: auto leaves them to another cloud controller manager "+
+		"while one is at work, always and never do what they are called.")
 	fs.BoolVar(&f.dashboard, "dashboard", true, "Serve the dashboard on the secure port, under /dashboard/.")
 	fs.BoolVar(&f.admission, "admission", false, "Answer the API server's questions about the ConfigMap, and keep the certificate for that.")
 	return sets

@@ -138,8 +138,9 @@ func (p *process) cloud(c *config.CompletedConfig) cloudprovider.Interface {
 	p.fatal(err)
 
 	cloudprovider.RegisterCloudProvider(provider.Name, func(io.Reader) (cloudprovider.Interface, error) {
-		return ledCloud{provider.New(p.config, p.services, provider.PodRoutes{
-			Client: p.client, Namespace: p.flags.configNamespace, ClusterCIDR: c.ComponentConfig.KubeCloudShared.ClusterCIDR, Log: p.log}), p}, nil
+		return ledCloud{provider.New(provider.Options{
+			Config: p.config, Services: p.services, Client: p.client, Namespace: p.flags.configNamespace, Initialization: p.flags.initialization,
+			ClusterCIDR: c.ComponentConfig.KubeCloudShared.ClusterCIDR, Events: p.events, Log: p.log}), p}, nil
 	})
 	given := c.ComponentConfig.KubeCloudShared.CloudProvider
 	cloud, err := cloudprovider.InitCloudProvider(given.Name, given.CloudConfigFile)

@@ -220,7 +220,7 @@ func (s *story) start() {
 		s.Fatal(err)
 	}
 	s.controller = ctl
-	s.cloud = provider.New(s.config, ctl, provider.PodRoutes{Log: log})
+	s.cloud = provider.New(provider.Options{Config: s.config, Services: ctl, Log: log})
 	s.cloud.Initialize(nil, nil)
 	s.cloud.SetInformers(factory)
 	upstream, err := servicecontroller.New(s.cloud, s.api, factory.Core().V1().Services(), factory.Core().V1().Nodes(), "kubernetes",

@@ -12,7 +12,6 @@ import (
 	cloudprovider "k8s.io/cloud-provider"
 	cloudproviderapi "k8s.io/cloud-provider/api"
 
-	"github.com/lodestone-lb/lodestone/controller/servicelb"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
@@ -20,12 +19,12 @@ var errNotRead = errors.New("the configuration has not been read yet, which may 
 
 // instances implements cloudprovider.InstancesV2: the machine behind a Node
 // is what the Node says, plus the configuration's rule for it.
-type instances struct{ config servicelb.ConfigSource }
+type instances struct{ *Cloud }
 
 // InstanceExists is true unless the configuration says that the machine is gone. If it is
 // false, the framework deletes the Node.
 func (i instances) InstanceExists(_ context.Context, node *corev1.Node) (bool, error) {
-	return !i.rule(node.Name).Gone, nil
+	return !i.rule(node).Gone, nil
 }
 
 // InstanceShutdown is always false, because Lodestone cannot know it.
@@ -33,12 +32,26 @@ func (i instances) InstanceShutdown(context.Context, *corev1.Node) (bool, error)
 
 // InstanceMetadata returns the Node's provider ID, addresses, zone and region. The framework's
 // controller of nodes asks for it, and then takes the taint uninitialized away. It does so once,
-// so that the zone has to be known by then.
-func (i instances) InstanceMetadata(_ context.Context, node *corev1.Node) (*cloudprovider.InstanceMetadata, error) {
-	if _, state := i.config.Current(); !state.Read {
+// so that all has to be known by then. Nil: the framework leaves the node alone.
+func (i instances) InstanceMetadata(ctx context.Context, node *corev1.Node) (*cloudprovider.InstanceMetadata, error) {
+	cfg, state := i.Config.Current()
+	if !state.Read {
 		return nil, errNotRead
 	}
-	rule := i.rule(node.Name)
+	if uninitialized(node) {
+		if other, err := i.leftTo(ctx); err != nil {
+			return nil, err
+		} else if other != "" {
+			i.Events.Event(node, corev1.EventTypeNormal, string(ReasonNotInitialized), "left to another cloud controller manager: the Lease "+
+				othersNamespace+"/"+other+" has been renewed within the last hour")
+			return nil, nil
+		}
+		if err := complete(node, cfg); err != nil {
+			i.Events.Event(node, corev1.EventTypeWarning, string(ReasonNotInitialized), err.Error())
+			return nil, err
+		}
+	}
+	rule := i.rule(node)
 	id := node.Spec.ProviderID
 	if id == "" {
 		id = Name + "://" + node.Name
@@ -51,15 +64,37 @@ func (i instances) InstanceMetadata(_ context.Context, node *corev1.Node) (*clou
 	}, nil
 }
 
-// rule returns the first rule of the configuration that matches the name.
-func (i instances) rule(node string) config.NodeRule {
-	cfg, _ := i.config.Current()
+// leftTo returns the Lease of another cloud controller manager that new nodes are left to. Empty: none.
+func (i instances) leftTo(ctx context.Context) (lease string, err error) {
+	if i.Initialization == InitializeAlways {
+		return "", nil
+	}
+	return i.others.working(ctx)
+}
+
+// complete returns an error if something is missing that a node cannot be given later.
+func complete(node *corev1.Node, cfg *config.Config) error {
+	if cfg == nil {
+		return errors.New("there is no valid configuration, which may name the node's zone and region: see the Events of the ConfigMap")
+	}
+	if !slices.ContainsFunc(addressesOf(node), func(a corev1.NodeAddress) bool { return a.Type == corev1.NodeInternalIP }) {
+		return errors.New("the node has no InternalIP, and only its kubelet can know one: start the kubelet with --node-ip")
+	}
+	return nil
+}
+
+// rule returns the first rule of the configuration that is for the node.
+func (i instances) rule(node *corev1.Node) config.NodeRule {
+	cfg, _ := i.Config.Current()
 	if cfg == nil {
 		return config.NodeRule{}
 	}
 	for _, r := range cfg.Nodes {
+		if r.SystemUUID != "" && !strings.EqualFold(r.SystemUUID, node.Status.NodeInfo.SystemUUID) {
+			continue
+		}
 		if slices.ContainsFunc(r.Names, func(pattern string) bool {
-			ok, _ := path.Match(pattern, node)
+			ok, _ := path.Match(pattern, node.Name)
 			return ok
 		}) {
 			return r

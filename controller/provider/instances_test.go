@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	cloudproviderapi "k8s.io/cloud-provider/api"
@@ -17,11 +18,10 @@ import (
 const machines = `
 nodes:
   - {names: ["edge-*"], zone: z1, region: r1}
-  - {names: [dead], gone: true}
+  - {names: ["*"], gone: true, systemUUID: 4c4c4544-0044-4810-8036-b4c04f4b3532}
   - {names: ["*"], region: r2}
 `
 
-// Scenarios 46 and 49.
 func TestInstanceMetadata(t *testing.T) {
 	t.Parallel()
 	internal := func(ip string) corev1.NodeAddress {
@@ -33,7 +33,7 @@ func TestInstanceMetadata(t *testing.T) {
 		provided string
 		want     string
 	}{
-		{"no address at all", node("edge-1"), "", "lodestone://edge-1 z1 r1 Hostname=edge-1"},
+		{"its own address", node("edge-1", internal("192.0.2.4")), "", "lodestone://edge-1 z1 r1 InternalIP=192.0.2.4 Hostname=edge-1"},
 		{"one node IP", node("edge-1"), "192.0.2.4", "lodestone://edge-1 z1 r1 InternalIP=192.0.2.4 Hostname=edge-1"},
 		{"two node IPs", node("n"), "192.0.2.4, 2001:db8::4", "lodestone://n  r2 InternalIP=192.0.2.4 InternalIP=2001:db8::4 Hostname=n"},
 		{"garbage among them", node("n"), "192.0.2.4,nonsense", "lodestone://n  r2 InternalIP=192.0.2.4 Hostname=n"},
@@ -47,7 +47,7 @@ func TestInstanceMetadata(t *testing.T) {
 			if tt.provided != "" {
 				tt.node.Annotations = map[string]string{cloudproviderapi.AnnotationAlphaProvidedIPAddr: tt.provided}
 			}
-			instances, _ := provider.New(parse(t, machines), nil, provider.PodRoutes{}).InstancesV2()
+			instances, _ := provider.New(provider.Options{Config: parse(t, machines)}).InstancesV2()
 			m, err := instances.InstanceMetadata(t.Context(), &tt.node)
 			if err != nil {
 				t.Fatal(err)
@@ -72,46 +72,44 @@ func TestProviderIDOfAnOldNodeStays(t *testing.T) {
 	t.Parallel()
 	n := node("n")
 	n.Spec.ProviderID = "metal3://rack-4/n"
-	instances, _ := provider.New(given{state: kube.State{Read: true}}, nil, provider.PodRoutes{}).InstancesV2()
+	instances, _ := provider.New(provider.Options{Config: given{state: kube.State{Read: true}}}).InstancesV2()
 	if m, _ := instances.InstanceMetadata(t.Context(), &n); m.ProviderID != n.Spec.ProviderID || m.Zone+m.Region != "" {
 		t.Errorf("metadata %+v", m)
 	}
 }
 
-// Scenario 47.
-// The framework asks for a node's zone once. Before anybody knows which
-// configuration there is, it has to ask again; without one the node is initialized.
+// The framework asks for a node's zone once. Before anybody knows which configuration there is, it has to ask again.
 func TestNodesAreNotInitializedBeforeTheConfigurationIsRead(t *testing.T) {
 	t.Parallel()
 	n := node("n")
-	for g, refused := range map[given]bool{{}: true, {state: kube.State{Read: true}}: false} {
-		instances, _ := provider.New(g, nil, provider.PodRoutes{}).InstancesV2()
-		if m, err := instances.InstanceMetadata(t.Context(), &n); (err != nil) != refused || (m == nil) != refused {
-			t.Errorf("%+v: %+v, %v", g.state, m, err)
-		}
-	}
+	instances, _ := provider.New(provider.Options{Config: given{}}).InstancesV2()
+	m, err := instances.InstanceMetadata(t.Context(), &n)
+	require.ErrorContains(t, err, "has not been read")
+	require.Nil(t, m)
 }
 
 func TestNodeIsGoneOnlyWhenTheConfigurationSaysSo(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		config given
-		node   string
+		uuid   string
 		exists bool
 	}{
-		{parse(t, machines), "edge-1", true},
-		{parse(t, machines), "dead", false},
-		{parse(t, "pools: []"), "dead", true},
-		{given{}, "dead", true},
+		{parse(t, machines), "8c4c4544-0044-4810-8036-b4c04f4b3532", true},
+		{parse(t, machines), "", true},
+		{parse(t, machines), "4C4C4544-0044-4810-8036-B4C04F4B3532", false},
+		{parse(t, "pools: []"), "4c4c4544-0044-4810-8036-b4c04f4b3532", true},
+		{given{}, "4c4c4544-0044-4810-8036-b4c04f4b3532", true},
 	} {
-		n := node(tt.node)
+		n := node("dead")
+		n.Status.NodeInfo.SystemUUID = tt.uuid
 		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown}}
-		instances, _ := provider.New(tt.config, nil, provider.PodRoutes{}).InstancesV2()
+		instances, _ := provider.New(provider.Options{Config: tt.config}).InstancesV2()
 		if exists, err := instances.InstanceExists(t.Context(), &n); exists != tt.exists || err != nil {
-			t.Errorf("%s exists: %v, %v", tt.node, exists, err)
+			t.Errorf("%s exists: %v, %v", tt.uuid, exists, err)
 		}
 		if down, err := instances.InstanceShutdown(t.Context(), &n); down || err != nil {
-			t.Errorf("%s is shut down: %v, %v", tt.node, down, err)
+			t.Errorf("%s is shut down: %v, %v", tt.uuid, down, err)
 		}
 	}
 }

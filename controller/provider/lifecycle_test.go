@@ -25,11 +25,15 @@ import (
 func TestOnlyASilentNodeIsDeleted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ready := func(name string, status corev1.ConditionStatus) *corev1.Node {
-			return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: corev1.NodeStatus{
+			n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: corev1.NodeStatus{
 				Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: status}}}}
+			if name == "dead" {
+				n.Status.NodeInfo.SystemUUID = "4c4c4544-0044-4810-8036-b4c04f4b3532"
+			}
+			return n
 		}
 		client := fake.NewClientset(ready("dead", corev1.ConditionTrue), ready("silent", corev1.ConditionUnknown))
-		cloud := provider.New(parse(t, machines), nil, provider.PodRoutes{Client: client, Log: slog.New(slog.DiscardHandler)})
+		cloud := provider.New(provider.Options{Config: parse(t, machines), Client: client, Log: slog.New(slog.DiscardHandler)})
 		factory := informers.NewSharedInformerFactory(client, 0)
 		lifecycle, err := nodelifecycle.NewCloudNodeLifecycleController(factory.Core().V1().Nodes(), client, cloud, time.Second)
 		require.NoError(t, err)

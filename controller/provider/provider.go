@@ -8,11 +8,14 @@ package provider
 
 import (
 	"context"
+	"log/slog"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/informers"
 	coreinformers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/client-go/kubernetes"
 	cloudprovider "k8s.io/cloud-provider"
 	"k8s.io/cloud-provider/api"
 
@@ -23,12 +26,32 @@ import (
 // Name is the name of the cloud provider and the scheme of its provider IDs.
 const Name = "lodestone"
 
+// Options are what the provider needs.
+type Options struct {
+	Config servicelb.ConfigSource
+	// Services gives Services their addresses. It has to run, too.
+	Services *servicelb.Controller
+	// Client reads the Leases of speakers in Namespace, and those in kube-system.
+	Client    kubernetes.Interface
+	Namespace string
+	// Initialization is which new nodes the provider initializes. Empty: InitializeAuto.
+	Initialization Initialization
+	// ClusterCIDR is what --cluster-cidr says. Empty: there are no routes to pods.
+	ClusterCIDR string
+	Events      Events
+	Log         *slog.Logger
+}
+
+// Events takes Events on objects; kube.Recorder is one.
+type Events interface {
+	Event(object runtime.Object, eventType, reason, message string)
+}
+
 // Cloud implements cloudprovider.Interface and cloudprovider.InformerUser.
 type Cloud struct {
-	config   servicelb.ConfigSource
-	services *servicelb.Controller
-	pods     PodRoutes
-	nodes    coreinformers.NodeInformer
+	Options
+	nodes  coreinformers.NodeInformer
+	others others
 }
 
 var (
@@ -39,11 +62,8 @@ var (
 	_ cloudprovider.Routes       = &routes{}
 )
 
-// New returns the provider. Its load balancers are the addresses that the controller of
-// Services gives. That controller has to run, too.
-func New(config servicelb.ConfigSource, services *servicelb.Controller, pods PodRoutes) *Cloud {
-	return &Cloud{config: config, services: services, pods: pods}
-}
+// New returns the provider.
+func New(o Options) *Cloud { return &Cloud{Options: o, others: others{client: o.Client}} }
 
 // Initialize implements cloudprovider.Interface. There is nothing to start.
 func (c *Cloud) Initialize(cloudprovider.ControllerClientBuilder, <-chan struct{}) {}
@@ -57,8 +77,10 @@ func (c *Cloud) SetInformers(factory informers.SharedInformerFactory) {
 // LoadBalancer implements cloudprovider.Interface.
 func (c *Cloud) LoadBalancer() (cloudprovider.LoadBalancer, bool) { return loadBalancer{c}, true }
 
-// InstancesV2 implements cloudprovider.Interface.
-func (c *Cloud) InstancesV2() (cloudprovider.InstancesV2, bool) { return instances{c.config}, true }
+// InstancesV2 implements cloudprovider.Interface. Without it the framework leaves nodes alone.
+func (c *Cloud) InstancesV2() (cloudprovider.InstancesV2, bool) {
+	return instances{c}, c.Initialization != InitializeNever
+}
 
 // Instances is deprecated in favour of InstancesV2.
 func (c *Cloud) Instances() (cloudprovider.Instances, bool) { return nil, false }
@@ -90,7 +112,7 @@ const startTimeout = 10 * time.Second
 // ready returns once it is known what the cluster's Services hold.
 func (l loadBalancer) ready(ctx context.Context) error {
 	select {
-	case <-l.services.Primed():
+	case <-l.Services.Primed():
 		return nil
 	case <-ctx.Done():
 	case <-time.After(startTimeout):
@@ -102,7 +124,7 @@ func (l loadBalancer) ready(ctx context.Context) error {
 // class never are: Kubernetes' service controller leaves them to others, and so
 // does this interface.
 func (l loadBalancer) ours(svc *corev1.Service) bool {
-	return svc.Spec.LoadBalancerClass == nil && l.services.Scope.Classless
+	return svc.Spec.LoadBalancerClass == nil && l.Services.Scope.Classless
 }
 
 // GetLoadBalancer returns which addresses the Service holds.
@@ -113,13 +135,13 @@ func (l loadBalancer) GetLoadBalancer(ctx context.Context, _ string, svc *corev1
 	if err := l.ready(ctx); err != nil {
 		return nil, false, err
 	}
-	held := l.services.Holds(svc)
+	held := l.Services.Holds(svc)
 	return servicelb.StatusOf(held), len(held) > 0, nil
 }
 
 // GetLoadBalancerName returns <clusterID>-<namespace>-<service>.
 func (l loadBalancer) GetLoadBalancerName(_ context.Context, clusterName string, svc *corev1.Service) string {
-	if cfg, _ := l.config.Current(); cfg != nil {
+	if cfg, _ := l.Config.Current(); cfg != nil {
 		clusterName = cfg.ClusterID
 	}
 	return ledger.LoadBalancerName(clusterName, svc)
@@ -135,7 +157,7 @@ func (l loadBalancer) EnsureLoadBalancer(ctx context.Context, _ string, svc *cor
 	if err := l.ready(ctx); err != nil {
 		return nil, err
 	}
-	held, err := l.services.Provide(ctx, svc)
+	held, err := l.Services.Provide(ctx, svc)
 	if err != nil {
 		return nil, err
 	}
@@ -159,5 +181,5 @@ func (l loadBalancer) EnsureLoadBalancerDeleted(ctx context.Context, _ string, s
 	if err := l.ready(ctx); err != nil {
 		return err
 	}
-	return l.services.Withdraw(ctx, svc)
+	return l.Services.Withdraw(ctx, svc)
 }

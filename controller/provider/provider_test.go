@@ -35,7 +35,7 @@ const lan = "clusterID: fra1\nquarantine: 0s\npools: [{name: lan, addresses: [20
 
 func TestNameWithoutConfiguration(t *testing.T) {
 	t.Parallel()
-	lb, _ := provider.New(given{}, nil, provider.PodRoutes{}).LoadBalancer()
+	lb, _ := provider.New(provider.Options{Config: given{}}).LoadBalancer()
 	if name := lb.GetLoadBalancerName(t.Context(), "kubernetes", service("one")); name != "kubernetes-default-one" {
 		t.Errorf("name %q", name)
 	}
@@ -43,7 +43,7 @@ func TestNameWithoutConfiguration(t *testing.T) {
 
 func TestCloud(t *testing.T) {
 	t.Parallel()
-	cloud := provider.New(given{}, nil, provider.PodRoutes{Log: slog.New(slog.DiscardHandler)})
+	cloud := provider.New(provider.Options{Config: given{}, Log: slog.New(slog.DiscardHandler)})
 	if cloud.ProviderName() != "lodestone" || !cloud.HasClusterID() {
 		t.Error("wrong name or no cluster ID")
 	}

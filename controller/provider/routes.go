@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/netip"
 	"slices"
 	"sync"
@@ -13,22 +12,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 	cloudprovider "k8s.io/cloud-provider"
 
 	"github.com/lodestone-lb/lodestone/pkg/objects"
 	"github.com/lodestone-lb/lodestone/pkg/report"
 )
-
-// PodRoutes is what routes to pods need. The zero value: there are none.
-type PodRoutes struct {
-	// Client reads the Leases of speakers in Namespace.
-	Client    kubernetes.Interface
-	Namespace string
-	// ClusterCIDR is what --cluster-cidr says.
-	ClusterCIDR string
-	Log         *slog.Logger
-}
 
 // routes implements cloudprovider.Routes. Speakers make the routes from the Nodes, and write
 // on their Leases to which of their node's pod CIDRs there are routes. This type passes that
@@ -53,14 +41,14 @@ type reported struct {
 // when the framework asks, which it does once at the start. Without --cluster-cidr there are
 // none, because the framework would end the process.
 func (c *Cloud) Routes() (cloudprovider.Routes, bool) {
-	cfg, _ := c.config.Current()
+	cfg, _ := c.Config.Current()
 	switch {
 	case cfg == nil || cfg.Routes == nil:
-		c.pods.Log.Warn("no routes to pods: the configuration has no routes; the Nodes' condition NetworkUnavailable is left alone until " +
+		c.Log.Warn("no routes to pods: the configuration has no routes; the Nodes' condition NetworkUnavailable is left alone until " +
 			"the controller is restarted with one")
 		return nil, false
-	case c.pods.ClusterCIDR == "":
-		c.pods.Log.Error("the Nodes' condition NetworkUnavailable is left alone: set --cluster-cidr to the pod CIDRs of the cluster")
+	case c.ClusterCIDR == "":
+		c.Log.Error("the Nodes' condition NetworkUnavailable is left alone: set --cluster-cidr to the pod CIDRs of the cluster")
 		return nil, false
 	}
 	return &routes{Cloud: c}, true
@@ -68,7 +56,7 @@ func (c *Cloud) Routes() (cloudprovider.Routes, bool) {
 
 // ListRoutes returns the pod CIDRs of nodes that have routes.
 func (r *routes) ListRoutes(ctx context.Context, _ string) ([]*cloudprovider.Route, error) {
-	if cfg, _ := r.config.Current(); cfg == nil || cfg.Routes == nil {
+	if cfg, _ := r.Config.Current(); cfg == nil || cfg.Routes == nil {
 		return nil, errors.New("the configuration has no routes any more: restart the controller, the Nodes' condition NetworkUnavailable " +
 			"stays as it is")
 	}
@@ -93,10 +81,10 @@ func (r *routes) ListRoutes(ctx context.Context, _ string) ([]*cloudprovider.Rou
 
 // list reads the Leases of the speakers, from the API server's cache.
 func (r *routes) list(ctx context.Context) (map[types.NodeName]reported, error) {
-	scope := objects.Speakers(r.pods.Namespace)
+	scope := objects.Speakers(r.Namespace)
 	scope.Cached = true
 	all := map[types.NodeName]reported{}
-	if err := objects.Leases.Each(ctx, r.pods.Client, scope, func(l *coordinationv1.Lease) {
+	if err := objects.Leases.Each(ctx, r.Client, scope, func(l *coordinationv1.Lease) {
 		if node, ok := report.NodeOf(l.Name); ok {
 			of := report.Of(l.Annotations)
 			all[types.NodeName(node)] = reported{of.PodRoutes != "", of.RoutedPodCIDRs}

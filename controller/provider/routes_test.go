@@ -88,8 +88,8 @@ func newRouted(t *testing.T, objects ...*corev1.Node) *routed {
 	for _, n := range objects {
 		r.node(n)
 	}
-	cloud := provider.New(r.config, nil, provider.PodRoutes{
-		Client: r.client, Namespace: ns, ClusterCIDR: "10.244.0.0/16", Log: slog.New(slog.NewTextHandler(r.log, nil))})
+	cloud := provider.New(provider.Options{Config: r.config, Client: r.client, Namespace: ns, ClusterCIDR: "10.244.0.0/16",
+		Log: slog.New(slog.NewTextHandler(r.log, nil))})
 	factory := informers.NewSharedInformerFactory(r.client, 0)
 	cloud.SetInformers(factory)
 	routes, ok := cloud.Routes()
@@ -261,8 +261,8 @@ func TestRoutesKeepLittleOfLeases(t *testing.T) {
 	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL,
 		ContentConfig: rest.ContentConfig{ContentType: runtime.ContentTypeProtobuf}})
 	require.NoError(t, err)
-	cloud := provider.New(&editable{config: &config.Config{Routes: &config.Routes{Mode: config.RoutesKernel}}}, nil,
-		provider.PodRoutes{Client: client, Namespace: ns, ClusterCIDR: "10.244.0.0/16", Log: slog.New(slog.DiscardHandler)})
+	cloud := provider.New(provider.Options{Config: &editable{config: &config.Config{Routes: &config.Routes{Mode: config.RoutesKernel}}},
+		Client: client, Namespace: ns, ClusterCIDR: "10.244.0.0/16", Log: slog.New(slog.DiscardHandler)})
 	nodes := informers.NewSharedInformerFactory(fake.NewClientset(podNode("n7", "10.244.7.0/24")), 0)
 	cloud.SetInformers(nodes)
 	nodes.Start(t.Context().Done())
@@ -304,8 +304,8 @@ func TestRoutesAreOptional(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var log strings.Builder
-			cloud := provider.New(given{config: tt.config}, nil,
-				provider.PodRoutes{ClusterCIDR: tt.cidr, Log: slog.New(slog.NewTextHandler(&log, nil))})
+			cloud := provider.New(provider.Options{Config: given{config: tt.config}, ClusterCIDR: tt.cidr,
+				Log: slog.New(slog.NewTextHandler(&log, nil))})
 			_, ok := cloud.Routes()
 			assert.Equal(t, tt.ok, ok)
 			assert.Contains(t, log.String(), tt.log)

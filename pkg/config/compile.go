@@ -195,10 +195,19 @@ func (c compiler) nodes(raw []rawNode) []NodeRule {
 		rule := NodeRule{Names: c.texts(r.Names, checkNode), Gone: c.flag(r.Gone, false)}
 		rule.Region, _ = c.text(r.Region, checkTopology)
 		rule.Zone, _ = c.text(r.Zone, checkTopology)
-		if !r.Region.present() && !r.Zone.present() && !r.Gone.present() {
+		rule.SystemUUID, _ = c.text(r.UUID, checkUUID)
+		switch {
+		case !r.Region.present() && !r.Zone.present() && !r.Gone.present():
 			c.errorf(r.At, "says nothing about its nodes: set region, zone or gone")
+		case rule.Gone && !r.UUID.present():
+			c.errorf(r.Gone, "set systemUUID, too, since another machine may get the name: it is "+
+				"status.nodeInfo.systemUUID of the Node")
+		case !rule.Gone && r.UUID.present():
+			c.errorf(r.UUID, "is for machines that are gone: set gone: true, or remove it")
 		}
-		c.refuseShadowed(r.Names, seen)
+		if !rule.Gone {
+			c.refuseShadowed(r.Names, seen)
+		}
 		rules = append(rules, rule)
 	}
 	return rules

@@ -466,6 +466,8 @@ type NodeRule struct {
 	// Gone is set when the operator says that the machine no longer exists. Its Node object
 	// may then be deleted.
 	Gone bool
+	// SystemUUID is the machine's, if Gone: another one may have the name later.
+	SystemUUID string
 }
 
 // ContainsPrefix reports whether all addresses of the prefix are the pool's,

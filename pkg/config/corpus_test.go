@@ -123,7 +123,7 @@ func dump(c *Config) string {
 		fmt.Fprintf(&b, "routes to pods: mode %s, CIDRs %v, peers %q\n", r.Mode, r.CIDRs, r.Peers)
 	}
 	for _, n := range c.Nodes {
-		fmt.Fprintf(&b, "nodes %q: region %q, zone %q, gone %t\n", n.Names, n.Region, n.Zone, n.Gone)
+		fmt.Fprintf(&b, "nodes %q: region %q, zone %q, gone %t %s\n", n.Names, n.Region, n.Zone, n.Gone, n.SystemUUID)
 	}
 	return b.String()
 }

@@ -300,6 +300,16 @@ func checkNode(s string) error {
 	return checkGlob(s)
 }
 
+var uuid = regexp.MustCompile(`^[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$`)
+
+// checkUUID accepts what a Node has as status.nodeInfo.systemUUID.
+func checkUUID(s string) error {
+	if !uuid.MatchString(s) {
+		return errors.New("is not a UUID: write it as the Node has it in status.nodeInfo.systemUUID")
+	}
+	return nil
+}
+
 func checkGlob(s string) error {
 	if s == "" {
 		return errors.New("matches nothing: write a name or a pattern")

@@ -167,6 +167,7 @@ type rawNode struct {
 	Region value   `key:"region"`
 	Zone   value   `key:"zone"`
 	Gone   value   `key:"gone"`
+	UUID   value   `key:"systemUUID"`
 }
 
 // key is one key of a raw struct.

@@ -119,9 +119,9 @@ var WritableNodes = func() Kind[corev1.Node, *corev1.Node] {
 	return k
 }()
 
-// Leases are the speakers'.
+// Leases are kept with what speakers report on theirs.
 var Leases = Kind[coordinationv1.Lease, *coordinationv1.Lease]{
-	Name: "Leases of speakers", Resource: "leases", project: lease,
+	Name: "Leases", Resource: "leases", project: lease,
 	rest: func(c kubernetes.Interface) rest.Interface { return c.CoordinationV1().RESTClient() },
 	client: func(c kubernetes.Interface, namespace string) kindClient {
 		return untyped(c.CoordinationV1().Leases(namespace))
