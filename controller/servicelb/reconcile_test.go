@@ -39,7 +39,6 @@ func TestServiceGetsAnAddressWithOneWriteAndOneEvent(t *testing.T) {
 	s.wantEvents()
 }
 
-// Scenario 11.
 func TestFreedAddressGoesToTheServiceThatWaits(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
@@ -63,7 +62,6 @@ func TestFreedAddressGoesToTheServiceThatWaits(t *testing.T) {
 	s.has("second", "", "")
 }
 
-// Scenario 14.
 func TestRemovedPoolLeavesItsAddressesStranded(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
@@ -83,7 +81,6 @@ func TestRemovedPoolLeavesItsAddressesStranded(t *testing.T) {
 	s.silent("the same pools again", func() { s.configure(lan + "\n") })
 }
 
-// Scenario 17, as far as the objects are concerned.
 func TestPreferredFamilyIsAddedWhenAPoolGivesIt(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
@@ -100,7 +97,6 @@ func TestPreferredFamilyIsAddedWhenAPoolGivesIt(t *testing.T) {
 	s.has("web", "2001:db8::10", "True Allocated")
 }
 
-// Scenarios 19 and 77.
 func TestRequestsAreMetOrRefusedWithTheFacts(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
@@ -192,7 +188,6 @@ func TestOldAddressOfAMoveIsFreeOnlyWhenNobodyShowsIt(t *testing.T) {
 	s.has("next", "203.0.113.10", "True Allocated")
 }
 
-// Scenario 21.
 func TestClassesAreServedOrLeftAlone(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
@@ -234,7 +229,6 @@ func TestIgnoredServicesAreLeftAlone(t *testing.T) {
 	s.has("theirs", "203.0.113.11", "True Allocated")
 }
 
-// Scenario 50.
 func TestForeignServicesAreLeftAlone(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
@@ -272,7 +266,6 @@ func TestAddressGivenUpWithoutAControllerRestsToo(t *testing.T) {
 	s.has("other", "203.0.113.10", "True Allocated")
 }
 
-// Scenario 74.
 func TestRecreatedServiceIsAnotherOne(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
@@ -316,7 +309,6 @@ func TestLatePatchDoesNotLandOnARecreatedService(t *testing.T) {
 	}
 }
 
-// Scenario 74, second half, and 75.
 func TestWhatHappensWhileTheControllerIsDown(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
@@ -347,7 +339,6 @@ func (s *story) assigned(name string) string {
 	return s.server.get("default/" + name).Annotations[annotation.Assigned]
 }
 
-// Scenario 76.
 func TestObjectsEditedByHandAreRepaired(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)

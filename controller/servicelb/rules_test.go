@@ -38,7 +38,6 @@ func unannotated(key string) func(*corev1.Service) {
 	return func(svc *corev1.Service) { delete(svc.Annotations, key) }
 }
 
-// Scenarios 13 and 20.
 func TestServicesOfOneKeyShareAnAddress(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
@@ -150,7 +149,6 @@ func TestAMistakeAmongNamespacesPartsNobody(t *testing.T) {
 	s.has("api", "203.0.113.10", "True Allocated")
 }
 
-// Scenario 15.
 func TestPoolsOpenByLabels(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
@@ -179,7 +177,6 @@ func TestPoolsOpenByLabels(t *testing.T) {
 	assert.NotContains(t, s.server.get("default/web").Annotations, annotation.Renumber)
 }
 
-// Scenario 22.
 func TestNamespacesHaveQuotas(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
@@ -301,7 +298,6 @@ func TestQuarantineOutlivesTheController(t *testing.T) {
 	s.has("next", "203.0.113.10", "True Allocated")
 }
 
-// Scenario 42, the allocation side.
 func TestTheClustersOwnAddressesAreNeverGiven(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)

@@ -295,7 +295,7 @@ func (f *routedFleet) apiAway(p policy) {
 	f.linkLost(p)
 }
 
-// Scenario 31: BFD comes up, gets other timers and stays up, whatever else
+// BFD comes up, gets other timers and stays up, whatever else
 // changes; a peer that is strict has no session without it.
 func TestBFDStaysUp(t *testing.T) {
 	t.Parallel()

@@ -15,7 +15,6 @@ import (
 	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
 )
 
-// Scenario 11.
 func TestFreedAddressGoesToTheWaitingService(t *testing.T) {
 	s := begin(t)
 	s.config(onePool("single", "198.18.0.210"))
@@ -35,7 +34,6 @@ func TestFreedAddressGoesToTheWaitingService(t *testing.T) {
 	s.holds("third", "198.18.0.210")
 }
 
-// Scenario 12.
 func TestAddressesSurviveTwentyControllerRestarts(t *testing.T) {
 	s := begin(t)
 	s.stopController() // one beside the cluster starts sooner than a pod
@@ -55,7 +53,6 @@ func TestAddressesSurviveTwentyControllerRestarts(t *testing.T) {
 	s.noAddressTwice()
 }
 
-// Scenario 16.
 func TestServicesDrawFromThePoolOfTheLowestPriorityFirst(t *testing.T) {
 	s := begin(t)
 	s.config(`
@@ -76,7 +73,6 @@ pools:
 	s.holds("by-name", "198.18.0.240")
 }
 
-// Scenario 19.
 func TestRequestedAddressIsGivenOrRefusedWithTheFacts(t *testing.T) {
 	s := begin(t)
 	s.service("by-annotation", annotated(addrAnnotation, "198.18.0.233"))
@@ -99,7 +95,6 @@ func TestRequestedAddressIsGivenOrRefusedWithTheFacts(t *testing.T) {
 	s.holds("taken", "198.18.0.233")
 }
 
-// Scenario 21.
 func TestClassesAreServedOrLeftAlone(t *testing.T) {
 	s := begin(t)
 	foreign := s.service("foreign", class("example.com/other"))
@@ -120,7 +115,6 @@ func TestClassesAreServedOrLeftAlone(t *testing.T) {
 	require.NotEmpty(t, addresses(s.get("classless")), "a Service keeps its address when its class is no longer served")
 }
 
-// Scenario 23.
 func TestExcludedFirstAndLastAddressesAreNeverGiven(t *testing.T) {
 	s := begin(t)
 	s.config(`
@@ -143,7 +137,6 @@ pools:
 	}
 }
 
-// Scenario 74, first half.
 func TestServiceRecreatedWithinASecondIsANewService(t *testing.T) {
 	s := begin(t)
 	s.config(onePool("single", "198.18.0.210"))
@@ -155,7 +148,6 @@ func TestServiceRecreatedWithinASecondIsANewService(t *testing.T) {
 	}
 }
 
-// Scenario 74, second half.
 func TestServiceDeletedWhileTheControllerIsDownFreesItsAddress(t *testing.T) {
 	s := begin(t)
 	s.config(onePool("single", "198.18.0.210"))
@@ -173,7 +165,6 @@ func TestServiceDeletedWhileTheControllerIsDownFreesItsAddress(t *testing.T) {
 	s.holds("next", "198.18.0.210")
 }
 
-// Scenario 75.
 func TestServiceTurnsClusterIPAndBack(t *testing.T) {
 	s := begin(t)
 	s.config(onePool("single", "198.18.0.210"))
@@ -197,7 +188,6 @@ func TestServiceTurnsClusterIPAndBack(t *testing.T) {
 	s.holds("web", "198.18.0.210")
 }
 
-// Scenario 76.
 func TestStatusWipedByHandIsRepaired(t *testing.T) {
 	s := begin(t)
 	s.service("web")
@@ -214,7 +204,6 @@ func TestStatusWipedByHandIsRepaired(t *testing.T) {
 	s.holds("web", address)
 }
 
-// Scenario 77.
 func TestHostileAnnotationsHurtOnlyTheirOwnService(t *testing.T) {
 	s := begin(t)
 	poison := map[string]string{

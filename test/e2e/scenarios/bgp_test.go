@@ -91,7 +91,7 @@ func (s *story) losesNothingBehind(vip string, move func()) {
 	s.losesNothingFrom(s.FromRemote(), []string{vip}, move)
 }
 
-// Scenarios 24, 26, 60: every node announces a VIP, to routers of two makes and
+// Every node announces a VIP, to routers of two makes and
 // in both families, and they spread connections over the nodes.
 func TestRoutersSpreadConnectionsOverTheNodes(t *testing.T) {
 	s := begin(t)
@@ -132,7 +132,7 @@ func (s *story) allAddresses(name string, count int) []string {
 	return got
 }
 
-// Scenario 25: with policy Local the routers know the nodes with endpoints, and
+// With policy Local the routers know the nodes with endpoints, and
 // a node's last endpoint that ends costs clients nothing.
 func TestRoutersKnowTheNodesWithEndpoints(t *testing.T) {
 	s := begin(t)
@@ -189,7 +189,7 @@ func (s *story) bfdUp(nodes ...string) {
 	})
 }
 
-// Scenario 56: while the speakers are replaced one by one no client notices. That
+// While the speakers are replaced one by one no client notices. That
 // it is so with graceful restart, too, is the fleet's TestFailurePolicies.
 func TestRollingUpdateBehindARouterLosesNothing(t *testing.T) {
 	s := begin(t)
@@ -231,7 +231,7 @@ func (s *story) session(node, state string) error {
 	return err
 }
 
-// Scenario 79: routers are told before a node is taken out, and no client
+// Routers are told before a node is taken out, and no client
 // notices.
 func TestNodeTakenOutBehindARouterLosesNothing(t *testing.T) {
 	s := begin(t)
@@ -263,7 +263,7 @@ func TestNodeTakenOutBehindARouterLosesNothing(t *testing.T) {
 	require.NoError(s, s.session(nodes[0], "Established"))
 }
 
-// Scenarios 32 and 37: what advertisements say reaches the router, and changes
+// What advertisements say reaches the router, and changes
 // without touching a session.
 func TestAdvertisementsChangeWhileSessionsStay(t *testing.T) {
 	s := begin(t)
@@ -312,7 +312,7 @@ func (s *story) established() map[string]int {
 	return times
 }
 
-// Scenarios 28 and 36: a relabelled node gains its session and loses it again.
+// A relabelled node gains its session and loses it again.
 func TestRelabelledNodeGainsAndLosesItsSession(t *testing.T) {
 	s := begin(t)
 	nodes := s.Lab.Nodes()
@@ -336,7 +336,7 @@ func TestRelabelledNodeGainsAndLosesItsSession(t *testing.T) {
 	})
 }
 
-// Scenarios 29 and 43: a session needs its password, and one peer's password
+// A session needs its password, and one peer's password
 // is no other peer's concern.
 func TestPasswordFromASecret(t *testing.T) {
 	s := begin(t)
@@ -373,7 +373,7 @@ func TestPasswordFromASecret(t *testing.T) {
 	s.learnt(lab.Router2, vip, nodes...)
 }
 
-// Scenario 34: what routers announce is not installed.
+// What routers announce is not installed.
 func TestRoutesOfRoutersAreNotInstalled(t *testing.T) {
 	s := begin(t)
 	s.onRouter([]string{"no bgp network import-check", "address-family ipv4 unicast", "network 198.18.99.0/24",
@@ -403,7 +403,7 @@ func (s *story) refusedRoutes(node string) error {
 	return err
 }
 
-// Scenario 38: a Service can be announced on the segment and to routers.
+// A Service can be announced on the segment and to routers.
 func TestLayer2AndBGPForOneService(t *testing.T) {
 	s := begin(t)
 	s.config(usualPools + "advertisements:\n  - name: both\n    layer2: {}\n    bgp: {}\n" + peers)

@@ -39,7 +39,6 @@ func (s *story) config(body string) {
 	require.NoError(s, s.Configure(s.ctx, lodestone.Document("failover: "+failover+"\n"+body)))
 }
 
-// Scenario 41.
 func TestInvalidConfigurationChangesNothing(t *testing.T) {
 	s := begin(t)
 	s.service("before")

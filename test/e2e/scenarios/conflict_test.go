@@ -15,7 +15,7 @@ import (
 	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
 )
 
-// Scenario 63: the speakers do not hear each other, the segment works. They
+// The speakers do not hear each other, the segment works. They
 // settle on the wire who answers.
 func TestGossipBlockedOneAnswers(t *testing.T) {
 	s := begin(t)
@@ -63,7 +63,7 @@ func TestPartitionHasAnOwnerOnEachSideAndOneAfterwards(t *testing.T) {
 // The addresses that the client takes are in no other scenario's pool: the
 // controller hands them out to nobody for a day.
 
-// Scenario 66: a foreign host has the address that a Service is given. The
+// A foreign host has the address that a Service is given. The
 // Service moves on before anything was announced.
 func TestServiceIsGivenAnotherAddressThanThatOfAForeignHost(t *testing.T) {
 	s := begin(t)
@@ -80,7 +80,7 @@ func TestServiceIsGivenAnotherAddressThanThatOfAForeignHost(t *testing.T) {
 	require.Contains(t, s.refused("next", "PoolExhausted"), "1 in use by other hosts")
 }
 
-// Scenario 66, with a Service that wants no other address: it is told, and
+// With a Service that wants no other address: it is told, and
 // served when the host is gone.
 func TestServiceThatWaitsForTheAddressOfAForeignHost(t *testing.T) {
 	s := begin(t)
@@ -106,7 +106,7 @@ func TestServiceThatWaitsForTheAddressOfAForeignHost(t *testing.T) {
 	require.NoError(t, s.reachTCP(taken))
 }
 
-// Scenario 67: a foreign host takes a VIP later. It moves nothing.
+// A foreign host takes a VIP later. It moves nothing.
 func TestForeignHostTakesAVIPLater(t *testing.T) {
 	s := begin(t)
 	const vip = "198.18.0.198"

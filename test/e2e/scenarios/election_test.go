@@ -20,7 +20,7 @@ func (s *story) ownedBy(vip, node string) {
 	})
 }
 
-// Scenario 10: a preferred node is chosen, fallen back from, and reclaimed, which
+// A preferred node is chosen, fallen back from, and reclaimed, which
 // costs nothing; preference does not outweigh a selector.
 func TestPreferredNodeOwnsTheVIP(t *testing.T) {
 	s := begin(t)
@@ -50,7 +50,7 @@ advertisements:
 	s.oneAnswerer(vip)
 }
 
-// Scenarios 8 and 9: an advertisement is for the Services that it selects, on the
+// An advertisement is for the Services that it selects, on the
 // interfaces that it names. What comes of it people are told, once.
 func TestAdvertisementSelectsServices(t *testing.T) {
 	s := begin(t)

@@ -26,7 +26,7 @@ import (
 
 const excludeLabel = "node.kubernetes.io/exclude-from-external-load-balancers"
 
-// Moves that an operator causes, there and back. Scenario 5 is the label.
+// Moves that an operator causes, there and back.
 func TestPlannedMovesLoseNothing(t *testing.T) {
 	s := begin(t)
 	s.echo(3)
@@ -69,7 +69,7 @@ func TestPlannedMovesLoseNothing(t *testing.T) {
 	}
 }
 
-// Scenario 79: a node is drained whose pods serve while they terminate. A VIP that
+// A node is drained whose pods serve while they terminate. A VIP that
 // only nodes with endpoints may own moves away; others stay. All datagrams get to a pod.
 func TestDrainLosesNothing(t *testing.T) {
 	s := begin(t)
@@ -101,7 +101,7 @@ func TestDrainLosesNothing(t *testing.T) {
 	require.NoError(t, errors.Join(s.owned(here, drained, false), s.owned(web, other, true)))
 }
 
-// Scenario 78: maintenance of other nodes does not touch a connection. That of
+// Maintenance of other nodes does not touch a connection. That of
 // the owner ends it, as no other node knows it: the client is told at once, and
 // the next connection works.
 func TestLongLivedConnectionThroughMaintenance(t *testing.T) {

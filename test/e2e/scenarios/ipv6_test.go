@@ -37,7 +37,7 @@ func (s *story) have(name string, want ...string) {
 	})
 }
 
-// Scenarios 1 and 69: a client that has never heard of the VIP finds it, one
+// A client that has never heard of the VIP finds it, one
 // node answers, and the client's own checks of its neighbour are answered.
 func TestIPv6ServiceIsReachedAndHasOneAnswerer(t *testing.T) {
 	s := begin(t)
@@ -90,7 +90,6 @@ func (s *story) onClient(args ...string) string {
 	return string(out)
 }
 
-// Scenario 61, IPv6.
 func TestIPv6NodePowerLoss(t *testing.T) {
 	s := begin(t)
 	s.config(dualPools)
@@ -101,7 +100,7 @@ func TestIPv6NodePowerLoss(t *testing.T) {
 	s.losePower(vip, 3)
 }
 
-// Scenario 17: families come and go with the Service and with the pools.
+// Families come and go with the Service and with the pools.
 func TestDualStackInAllItsTransitions(t *testing.T) {
 	s := begin(t)
 	s.config(dualPools)

@@ -29,7 +29,7 @@ func (s *story) servedFrom(vip, node string) {
 	})
 }
 
-// Scenarios 2 and 59: with policy Local the VIP is where its pod is, and moves with
+// With policy Local the VIP is where its pod is, and moves with
 // it; with policy Cluster it need not be. One node's kube-proxy is in mode iptables,
 // those of the others in mode nftables, and it carries both families.
 func TestPoliciesAndModesOfKubeProxy(t *testing.T) {

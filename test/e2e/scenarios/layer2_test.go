@@ -17,7 +17,6 @@ import (
 	"github.com/lodestone-lb/lodestone/test/e2e/probe"
 )
 
-// Scenarios 1 and 3.
 func TestServiceIsReachableByTCPAndUDPAndHasOneAnswerer(t *testing.T) {
 	s := begin(t)
 	s.echo(2)
@@ -68,7 +67,7 @@ func (s *story) losePower(vip string, times int) {
 	}
 }
 
-// Scenario 65: the VIP leaves a speaker that crashes again and again, and does
+// The VIP leaves a speaker that crashes again and again, and does
 // not come back to it between the crashes.
 func TestCrashLoopOfASpeakerDoesNotFlapTheVIP(t *testing.T) {
 	s := begin(t)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -58,6 +59,16 @@ func (s *story) initialized(name string) *corev1.Node {
 	return node
 }
 
+// report changes the status of a node, as a kubelet does.
+func (s *story) report(name string, change func(*corev1.Node)) {
+	s.Helper()
+	node, err := s.Kube.CoreV1().Nodes().Get(s.ctx, name, metav1.GetOptions{})
+	require.NoError(s, err)
+	change(node)
+	_, err = s.Kube.CoreV1().Nodes().UpdateStatus(s.ctx, node, metav1.UpdateOptions{})
+	require.NoError(s, err)
+}
+
 func internalIPs(node *corev1.Node) string {
 	var ips []string
 	for _, a := range node.Status.Addresses {
@@ -74,7 +85,7 @@ func providedIPs(ips string) func(*corev1.Node) {
 	}
 }
 
-// Scenario 46, with the lab's real kubelets.
+// With the lab's real kubelets.
 func TestNodesOfRealKubeletsAreInitialized(t *testing.T) {
 	s := begin(t)
 	for i, name := range s.Lab.Nodes() {
@@ -84,7 +95,6 @@ func TestNodesOfRealKubeletsAreInitialized(t *testing.T) {
 	}
 }
 
-// Scenarios 46 and 49, with nodes of every kind.
 func TestNodeGetsProviderIDAddressesAndZone(t *testing.T) {
 	s := begin(t)
 	s.config(usualPools + `
@@ -92,15 +102,11 @@ nodes:
   - {names: ["rack1-*"], region: fra, zone: fra-1}
 `)
 	for name, want := range map[string]struct{ provided, zone string }{
-		"none":      {"", ""},
+		"other":     {"198.18.0.60", ""},
 		"rack1-one": {"198.18.0.61", "fra-1"},
 		"rack1-two": {"198.18.0.62,2001:db8::62", "fra-1"},
 	} {
-		change := providedIPs(want.provided)
-		if want.provided == "" {
-			change = nil
-		}
-		s.register(name, change)
+		s.register(name, providedIPs(want.provided))
 		node := s.initialized(name)
 		require.Equal(t, "lodestone://"+name, node.Spec.ProviderID)
 		require.Equal(t, want.zone, node.Labels[corev1.LabelTopologyZone])
@@ -113,21 +119,25 @@ nodes:
 	}
 }
 
-// Scenario 47.
 func TestNotReadyNodeIsDeletedOnlyWhenTheOperatorSaysItIsGone(t *testing.T) {
 	s := begin(t)
 	notReady := func(node *corev1.Node) {
 		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionFalse, Reason: "Test"}}
+		node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "198.18.0.60"}}
+		node.Status.NodeInfo.SystemUUID = "4c4c4544-0044-4810-8036-b4c04f4b3532"
+	}
+	there := func() error {
+		_, err := s.Kube.CoreV1().Nodes().Get(s.ctx, "silent", metav1.GetOptions{})
+		return err
 	}
 	s.register("silent", notReady)
 	s.initialized("silent")
-	s.always(12*time.Second, "the node exists, over two rounds of the node lifecycle controller", func() error {
-		_, err := s.Kube.CoreV1().Nodes().Get(s.ctx, "silent", metav1.GetOptions{})
-		return err
-	})
-	s.config(usualPools + "\nnodes:\n  - {names: [silent], gone: true}\n")
+	// Another machine had the name.
+	s.config(usualPools + "\nnodes:\n  - {names: [silent], gone: true, systemUUID: 00000000-0044-4810-8036-b4c04f4b3532}\n")
+	s.always(12*time.Second, "the node exists, over two rounds of the node lifecycle controller", there)
+	s.config(usualPools + "\nnodes:\n  - {names: [silent], gone: true, systemUUID: 4c4c4544-0044-4810-8036-b4c04f4b3532}\n")
 	s.eventually("the node is deleted", func() error {
-		_, err := s.Kube.CoreV1().Nodes().Get(s.ctx, "silent", metav1.GetOptions{})
+		err := there()
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
@@ -135,20 +145,60 @@ func TestNotReadyNodeIsDeletedOnlyWhenTheOperatorSaysItIsGone(t *testing.T) {
 	})
 }
 
-// Scenario 48: no flag but the kubeconfig, no cluster CIDR.
+// A Lease is all that is known of the other one, so that one is enough here.
+func TestNewNodeIsLeftToAnotherCloudControllerManager(t *testing.T) {
+	s := begin(t)
+	leases := s.Kube.CoordinationV1().Leases("kube-system")
+	now := metav1.NowMicro()
+	other, err := leases.Create(s.ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "k3s-cloud-controller-manager"},
+		Spec: coordinationv1.LeaseSpec{RenewTime: &now}}, metav1.CreateOptions{})
+	require.NoError(s, err)
+	s.afterwards(func() { require.NoError(s, leases.Delete(s.ctx, other.Name, metav1.DeleteOptions{})) })
+	s.register("nameless", nil)
+	require.Contains(s, s.event("default", "Node", "nameless", "NotInitialized"), "left to another cloud controller manager")
+	s.always(5*time.Second, "the node keeps its taint", func() error {
+		n, err := s.Kube.CoreV1().Nodes().Get(s.ctx, "nameless", metav1.GetOptions{})
+		if err == nil && n.Spec.ProviderID != "" {
+			err = fmt.Errorf("it is %s", n.Spec.ProviderID)
+		}
+		return err
+	})
+
+	hour := metav1.NewMicroTime(now.Add(-time.Hour))
+	other.Spec.RenewTime = &hour
+	_, err = leases.Update(s.ctx, other, metav1.UpdateOptions{})
+	require.NoError(s, err)
+	s.report("nameless", func(n *corev1.Node) {
+		n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: "nameless"}}
+	})
+	s.eventually("the node waits for an address", func() error {
+		s.report("nameless", func(n *corev1.Node) {
+			n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: fmt.Sprint(time.Now().Unix())}}
+		})
+		if all := s.events("default", "Node", "nameless", "NotInitialized"); !strings.Contains(strings.Join(all, "\n"), "no InternalIP") {
+			return fmt.Errorf("the Events on it are %q", all)
+		}
+		return nil
+	})
+	s.report("nameless", func(n *corev1.Node) {
+		n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "198.18.0.60"}}
+	})
+	require.Equal(s, "lodestone://nameless", s.initialized("nameless").Spec.ProviderID)
+}
+
+// No flag but the kubeconfig, no cluster CIDR.
 func TestControllerStartsWithDefaultFlags(t *testing.T) {
 	s := begin(t)
 	s.stopController()
 	stop := s.runController()
 	s.service("web")
 	s.assigned("web")
-	s.register("new", nil)
+	s.register("new", providedIPs("198.18.0.60"))
 	s.initialized("new")
 	stop()
 	s.startController()
 }
 
-// Scenario 50.
 func TestForeignServiceWithAFinalizerLikeOursIsLeftAlone(t *testing.T) {
 	s := begin(t)
 	finalized := func(svc *corev1.Service) {

@@ -62,7 +62,7 @@ func TestPodSecurityIsRefusedForWhatTheGuideSays(t *testing.T) {
 	}
 }
 
-// Scenario 53: what each component may do, and what it must not.
+// What each component may do, and what it must not.
 func TestComponentsMayDoTheirWorkAndNothingBeyond(t *testing.T) {
 	s := begin(t)
 	const ours, elsewhere, apiServer = lodestone.Namespace, "kube-system", "default"
@@ -84,7 +84,10 @@ func TestComponentsMayDoTheirWorkAndNothingBeyond(t *testing.T) {
 			{"watch", "leases.coordination.k8s.io", ours, ""}:                      true,
 			{"watch", "endpointslices.discovery.k8s.io", apiServer, ""}:            true,
 			{"watch", "endpointslices.discovery.k8s.io", s.namespace, ""}:          true, // for the dashboard
+			{"list", "leases.coordination.k8s.io", elsewhere, ""}:                  true,
 			{"watch", "leases.coordination.k8s.io", elsewhere, ""}:                 false,
+			{"update", "leases.coordination.k8s.io", elsewhere, ""}:                false,
+			{"list", "leases.coordination.k8s.io", "kube-node-lease", ""}:          false,
 			{"update", "leases.coordination.k8s.io", ours, "lodestone-speaker-n1"}: false,
 			{"update", "servicecidrs.networking.k8s.io", "", ""}:                   false,
 			{"get", "configmaps", ours, "lodestone-quarantine"}:                    true,
@@ -162,7 +165,6 @@ func (s *story) may(account, verb, resource, namespace, name string) bool {
 	return review.Status.Allowed
 }
 
-// Scenario 55.
 func TestStandbyTakesOverFromTheLeader(t *testing.T) {
 	s := begin(t)
 	for name, end := range map[string]func(context.Context, *corev1.Pod) error{
@@ -181,7 +183,6 @@ func TestStandbyTakesOverFromTheLeader(t *testing.T) {
 	s.noAddressTwice()
 }
 
-// Scenario 57 and the metrics of this version.
 func TestMetricsNeedAuthorization(t *testing.T) {
 	s := begin(t)
 	var anybody string
@@ -212,7 +213,7 @@ func (s *story) status(url, token string) int {
 	return response.StatusCode
 }
 
-// Scenario 51: the counters follow what happens.
+// The counters follow what happens.
 func TestMetricsFollowTheServices(t *testing.T) {
 	s := begin(t)
 	s.config(onePool("pair", "198.18.0.210-198.18.0.211"))

@@ -60,7 +60,7 @@ func (s *story) likeHelmTest() *corev1.Pod {
 	return pod
 }
 
-// Scenario 54. The namespace of an operator who forbids all that is not allowed: helm
+// The namespace of an operator who forbids all that is not allowed: helm
 // test passes by the chart's policy, whose pod reaches the API server alone and is
 // reached by nobody. Everything else is in the nodes' network, where no policy stops
 // it.

@@ -16,7 +16,7 @@ import (
 	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
 )
 
-// Scenarios 54 and 56. The next version comes with a ConfigMap and a Secret of the
+// The next version comes with a ConfigMap and a Secret of the
 // operator's own and with all that the chart can switch on, and goes again: no
 // client notices, no address changes, and what it brought is gone. A rolling update
 // takes long, so what has to be switched on first is looked at between the two.

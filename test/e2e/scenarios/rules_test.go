@@ -61,7 +61,6 @@ func (s *story) stands(name, reason string) (message string) {
 	return message
 }
 
-// Scenario 15.
 func TestPoolsOpenByLabelsOfNamespaceAndService(t *testing.T) {
 	s := begin(t)
 	s.config(`
@@ -103,7 +102,7 @@ pools:
 	})
 }
 
-// Scenario 20: what shares an address is reached at its own port, and an edit
+// What shares an address is reached at its own port, and an edit
 // that clashes costs nobody but the edited Service.
 func TestServicesShareAnAddress(t *testing.T) {
 	s := begin(t)
@@ -121,7 +120,7 @@ func TestServicesShareAnAddress(t *testing.T) {
 	s.restartController()
 	s.holds("dns", vip)
 
-	// Scenario 13: the condition for sharing changes.
+	// The condition for sharing changes.
 	s.delete("web")
 	s.holds("rival", vip)
 	s.eventually("the VIP answers for the new sharer", func() error { return s.reachTCP(vip) })
@@ -141,7 +140,6 @@ func TestServicesShareAnAddress(t *testing.T) {
 	s.eventually("the VIP answers for the sharer that keeps it", func() error { return s.reachTCP(vip) })
 }
 
-// Scenario 22.
 func TestQuotaBoundsANamespace(t *testing.T) {
 	s := begin(t)
 	s.config("\nquarantine: 0s\npools:\n  - {name: lan, addresses: [198.18.0.210-198.18.0.219], namespaceQuota: 2, requesters: [elsewhere]}\n")
@@ -211,7 +209,6 @@ reservations:
 	s.holds("web", "198.18.0.210")
 }
 
-// Scenario 42, the side of the pools.
 func TestTheClustersOwnAddressesAreNeverGiven(t *testing.T) {
 	s := begin(t)
 	node := s.Lab.Addresses("n1")[0]
@@ -229,7 +226,7 @@ func TestTheClustersOwnAddressesAreNeverGiven(t *testing.T) {
 	s.refused("podlike", "PoolExhausted")
 }
 
-// Scenario 45, and 44: a pool for a year, and names of what does not exist.
+// A pool for a year, and names of what does not exist.
 func TestWidePoolsAndWrongNames(t *testing.T) {
 	s := begin(t)
 	s.config("\nquarantine: 0s\npools:\n  - {name: huge, addresses: [11.0.0.0/8]}\n")
