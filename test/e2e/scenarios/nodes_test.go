@@ -173,7 +173,8 @@ func TestNewNodeIsLeftToAnotherCloudControllerManager(t *testing.T) {
 	})
 	s.eventually("the node waits for an address", func() error {
 		s.report("nameless", func(n *corev1.Node) {
-			n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: fmt.Sprint(time.Now().Unix())}}
+			n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue,
+				Reason: fmt.Sprint(time.Now().Unix())}}
 		})
 		if all := s.events("default", "Node", "nameless", "NotInitialized"); !strings.Contains(strings.Join(all, "\n"), "no InternalIP") {
 			return fmt.Errorf("the Events on it are %q", all)
