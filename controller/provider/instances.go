@@ -15,7 +15,10 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
-var errNotRead = errors.New("the configuration has not been read yet, which may name the node's zone")
+var (
+	errNotRead  = errors.New("the configuration has not been read yet, which may name the node's zone")
+	errNoConfig = errors.New("there is no valid configuration, which may name the node's zone and region: see the Events of the ConfigMap")
+)
 
 // instances implements cloudprovider.InstancesV2: the machine behind a Node
 // is what the Node says, plus the configuration's rule for it.
@@ -39,15 +42,7 @@ func (i instances) InstanceMetadata(ctx context.Context, node *corev1.Node) (*cl
 		return nil, errNotRead
 	}
 	if uninitialized(node) {
-		if other, err := i.leftTo(ctx); err != nil {
-			return nil, err
-		} else if other != "" {
-			i.Events.Event(node, corev1.EventTypeNormal, string(ReasonNotInitialized), "left to another cloud controller manager: the Lease "+
-				othersNamespace+"/"+other+" has been renewed within the last hour")
-			return nil, nil
-		}
-		if err := complete(node, cfg); err != nil {
-			i.Events.Event(node, corev1.EventTypeWarning, string(ReasonNotInitialized), err.Error())
+		if wait, err := i.waits(ctx, node, cfg); wait || err != nil {
 			return nil, err
 		}
 	}
@@ -64,23 +59,32 @@ func (i instances) InstanceMetadata(ctx context.Context, node *corev1.Node) (*cl
 	}, nil
 }
 
-// leftTo returns the Lease of another cloud controller manager that new nodes are left to. Empty: none.
-func (i instances) leftTo(ctx context.Context) (lease string, err error) {
-	if i.Initialization == InitializeAlways {
-		return "", nil
+// waits reports whether the node is not to be initialized now, and has an Event about it. The framework asks
+// again when the Node changes, and after an error soon.
+func (i instances) waits(ctx context.Context, node *corev1.Node, cfg *config.Config) (bool, error) {
+	emit := func(eventType, message string) {
+		i.Events.Event(node, eventType, string(ReasonNotInitialized), message)
 	}
-	return i.others.working(ctx)
-}
-
-// complete returns an error if something is missing that a node cannot be given later.
-func complete(node *corev1.Node, cfg *config.Config) error {
+	if i.Initialization != InitializeAlways {
+		other, err := i.others.working(ctx)
+		if err != nil {
+			return true, err
+		}
+		if other != "" {
+			emit(corev1.EventTypeNormal, "left to another cloud controller manager: the Lease "+othersNamespace+"/"+other+
+				" has been renewed within the last hour")
+			return true, nil
+		}
+	}
 	if cfg == nil {
-		return errors.New("there is no valid configuration, which may name the node's zone and region: see the Events of the ConfigMap")
+		emit(corev1.EventTypeWarning, errNoConfig.Error())
+		return true, errNoConfig
 	}
 	if !slices.ContainsFunc(addressesOf(node), func(a corev1.NodeAddress) bool { return a.Type == corev1.NodeInternalIP }) {
-		return errors.New("the node has no InternalIP, and only its kubelet can know one: start the kubelet with --node-ip")
+		emit(corev1.EventTypeWarning, "the node has no InternalIP, and only its kubelet can know one: start the kubelet with --node-ip")
+		return true, nil
 	}
-	return nil
+	return false, nil
 }
 
 // rule returns the first rule of the configuration that is for the node.

@@ -57,7 +57,7 @@ func OfNode(o *cluster.Objects, name string) Node {
 			n.Obstacles = append(n.Obstacles, m.Message)
 		}
 	}
-	if network.Nodes[name].Excluded {
+	if network.Nodes[name].Excluded(network.Config) {
 		n.Obstacles = append(n.Obstacles, "it is taken out of load balancing, by its label "+
 			"node.kubernetes.io/exclude-from-external-load-balancers or a taint")
 	}

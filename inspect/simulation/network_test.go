@@ -83,7 +83,7 @@ func TestANodeThatLeaves(t *testing.T) {
 		assert.Equal(t, Audience{Owner: "n2", Routers: []string{"n2"}}, moves["192.0.2.1"].After, how)
 
 		assert.True(t, before.Speakers["n1"], "the present stays as it is")
-		assert.False(t, before.Nodes["n1"].Excluded)
+		assert.False(t, before.Nodes["n1"].Leaving)
 	}
 }
 

@@ -30,7 +30,7 @@ func (n *Network) Without(node string, how Removal) *Network {
 	switch how {
 	case Drain:
 		left := after.Nodes[node]
-		left.Excluded = true
+		left.Leaving = true
 		after.Nodes[node] = left
 	case Lose:
 		delete(after.Speakers, node)

@@ -59,6 +59,8 @@ func compile(raw *rawConfig, r *report) *Config {
 		Routes:         bgp.routes(raw.Routes, raw.peerNames()),
 		Compatibility:  manyOf(c.values, raw.Compatibility, []Compatibility{MetalLB, KubeVIP}),
 		Nodes:          c.nodes(raw.Nodes),
+
+		IgnoreExcludeLabel: c.flag(raw.IgnoreExclude, false),
 	}
 	(&bgpCheck{report: r, raw: raw, Config: compiled}).run()
 	if id, ok := c.text(raw.ClusterID, checkName); ok {

@@ -84,6 +84,9 @@ type Config struct {
 	// Compatibility names the load balancers whose annotations on Services are
 	// understood, and whose Services are taken over only with their addresses.
 	Compatibility []Compatibility
+	// IgnoreExcludeLabel has nodes with the label node.kubernetes.io/exclude-from-external-load-balancers
+	// announce VIPs all the same.
+	IgnoreExcludeLabel bool
 	// Nodes is what the operator says about machines; the first entry that
 	// matches a node's name applies.
 	Nodes []NodeRule

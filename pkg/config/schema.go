@@ -26,6 +26,7 @@ type rawConfig struct {
 	BGPPermit      []value            `key:"bgpPermit,nonempty"`
 	Routes         *rawRoutes         `key:"routes"`
 	Compatibility  []value            `key:"compatibility"`
+	IgnoreExclude  value              `key:"ignoreExcludeLabel"`
 	Nodes          []rawNode          `key:"nodes"`
 }
 

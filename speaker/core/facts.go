@@ -181,4 +181,4 @@ func (c *Core) update() {
 }
 
 // excluded reports whether the node is taken out of load balancing.
-func (c *Core) excluded() bool { return c.facts.nodes[c.Node].Excluded }
+func (c *Core) excluded() bool { return c.facts.nodes[c.Node].Excluded(c.facts.config) }

@@ -211,7 +211,7 @@ func (f *fleet) owners() map[netip.Addr]string {
 
 func (f *fleet) exclude(node string, excluded bool) {
 	n := f.nodes[node]
-	n.Excluded = excluded
+	n.Labelled = excluded
 	f.nodes[node] = n
 	f.see()
 }

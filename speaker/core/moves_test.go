@@ -167,7 +167,7 @@ func TestWhatIsToldIsTheDifference(t *testing.T) {
 			for range rapid.IntRange(1, 4).Draw(t, "changes") {
 				switch n := node.Draw(t, "at"); rapid.IntRange(0, 2).Draw(t, "kind") {
 				case 0:
-					f.exclude(n, !f.nodes[n].Excluded)
+					f.exclude(n, !f.nodes[n].Labelled)
 				case 1:
 					f.prefer(n)
 				default:

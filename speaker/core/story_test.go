@@ -188,7 +188,7 @@ func (s *story) node(name string, change func(*plan.Node)) Event {
 }
 
 func (s *story) excluded(name string, is bool) Event {
-	return s.node(name, func(n *plan.Node) { n.Excluded = is })
+	return s.node(name, func(n *plan.Node) { n.Labelled = is })
 }
 
 func (s *story) gone(name string) Event { delete(s.nodes, name); return s.noded() }

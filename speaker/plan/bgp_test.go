@@ -75,7 +75,7 @@ var routedStories = map[string]func(*story){
 		s.wantOwner(vip, "")
 	},
 	"24 a node that must not announce keeps its sessions": func(s *story) {
-		s.node("n1", func(n *plan.Node) { n.Excluded = true })
+		s.node("n1", func(n *plan.Node) { n.Labelled = true })
 		s.node("n2", func(n *plan.Node) { n.NetworkUnavailable = true })
 		s.Speakers["n3"] = false
 		for node, reason := range map[string]plan.Reason{"n1": plan.NodeExcluded, "n2": plan.NetworkUnavailable, "n3": plan.SpeakerNotReady} {

@@ -23,7 +23,7 @@ func TestForwarding(t *testing.T) {
 	}
 	forwards := report.Network{Forwards: true}
 	nodes := map[string]Node{"n1": {Network: forwards}, "n2": {Network: forwards}, "n3": {Network: report.Network{Sick: true, Forwards: true}},
-		"n4": {Excluded: true, Network: forwards}, "n5": {Network: forwards}, "n6": {}}
+		"n4": {Labelled: true, Network: forwards}, "n5": {Network: forwards}, "n6": {}}
 	speakers := map[string]bool{"n1": true, "n2": true, "n3": true, "n4": true, "n5": false, "n6": true}
 	p := NewPlanner("n1")
 	p.Set(cfg(true), nodes, speakers)
@@ -150,7 +150,7 @@ func TestLimitsWithDirectForwarding(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			nodes, speakers := map[string]Node{"n4": {Excluded: true}}, map[string]bool{"n4": true}
+			nodes, speakers := map[string]Node{"n4": {Labelled: true}}, map[string]bool{"n4": true}
 			for _, n := range []string{"n1", "n2", "n3"} {
 				nodes[n], speakers[n] = Node{Network: report.Network{Forwards: true, Sick: test.sick}}, true
 			}
@@ -196,7 +196,7 @@ func TestLimitIsDividedAmongNeighbours(t *testing.T) {
 	owner := at("2001:db8::1", "198.18.9.1") // on none of its segments
 	owner.Labels = map[string]string{"first": ""}
 	nodes := map[string]Node{"n1": owner, "n2": at("198.18.0.2"), "n3": at(), "n4": at("198.18.1.4"), "n5": far,
-		"n6": {Excluded: true, Addresses: []netip.Addr{netip.MustParseAddr("198.18.0.6")}, Network: lan}}
+		"n6": {Labelled: true, Addresses: []netip.Addr{netip.MustParseAddr("198.18.0.6")}, Network: lan}}
 	apart := Snapshot{Nodes: nodes, Speakers: map[string]bool{"n1": true, "n2": true, "n3": true, "n4": true, "n5": true, "n6": true},
 		Config: &config.Config{Advertisements: []config.Advertisement{{Name: "all", Layer2: &config.Layer2{Direct: true,
 			PreferredNodes: []config.Preference{{Weight: 1, NodeSelector: config.Selector{{Key: "first", Operator: config.Exists}}}}}}}},

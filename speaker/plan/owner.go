@@ -176,7 +176,7 @@ func (s *scope) locate() {
 // sound reports whether the node may own VIPs of its segments.
 func (s *scope) sound(name string) bool {
 	n := s.Nodes[name]
-	return s.Speakers[name] && !n.Excluded && !n.NetworkUnavailable
+	return s.Speakers[name] && !n.Excluded(s.Config) && !n.NetworkUnavailable
 }
 
 // able reports whether the node may own the scope's VIPs.
@@ -408,7 +408,7 @@ func (s *scope) reason(node, owner string, v vip) Reason {
 		return NodeNotSelected
 	case s.elsewhere[node]:
 		return NotOnSegment
-	case n.Excluded:
+	case n.Excluded(s.Config):
 		return NodeExcluded
 	case n.NetworkUnavailable:
 		return NetworkUnavailable

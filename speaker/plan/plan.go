@@ -120,10 +120,9 @@ func (l Limit) Equal(other Limit) bool {
 // Node is what the plan needs of a Node.
 type Node struct {
 	Labels map[string]string
-	// Excluded is set by the label
-	// node.kubernetes.io/exclude-from-external-load-balancers, and by the taints
-	// of a node that is or will be gone.
-	Excluded bool
+	// Labelled is set by the label node.kubernetes.io/exclude-from-external-load-balancers, Leaving by the
+	// taints of a node that is or will be gone.
+	Labelled, Leaving bool
 	// NetworkUnavailable is the condition of that name.
 	NetworkUnavailable bool
 	// Addresses are the addresses of type InternalIP, in the order of the Node's status.
@@ -136,6 +135,11 @@ type Node struct {
 	Created time.Time
 	// Network is what the node's speaker publishes; everything else is from the API server.
 	report.Network
+}
+
+// Excluded reports whether the node is taken out of load balancing. Without a configuration the label counts.
+func (n Node) Excluded(c *config.Config) bool {
+	return n.Leaving || n.Labelled && (c == nil || !c.IgnoreExcludeLabel)
 }
 
 // impaired reports whether the node is the last choice.
@@ -266,7 +270,9 @@ func Reasons() reason.Texts[Reason] {
 			Cure: "Not a fault if another node announces it. If a router takes the VIP to the node all the same: anySegment in the advertisement.",
 			Keys: []string{"advertisements[].layer2.anySegment"}},
 		NodeExcluded: {Cause: "A label or a taint excludes the node from load balancing.",
-			Cure: "Remove node.kubernetes.io/exclude-from-external-load-balancers if the node is to announce VIPs."},
+			Cure: "Remove node.kubernetes.io/exclude-from-external-load-balancers if the node is to announce VIPs. kubeadm sets it on nodes " +
+				"of the control plane: where there are no others, ignoreExcludeLabel in the configuration is for them.",
+			Keys: []string{"ignoreExcludeLabel"}},
 		NetworkUnavailable: {Cause: "The node's condition NetworkUnavailable is true: its network plugin is not ready.",
 			Cure: "See to the network plugin on the node."},
 		LinkDown: {Cause: "The node's interfaces on the VIP's subnet are down or without a carrier, or the one by which its speaker " +

@@ -190,9 +190,9 @@ var stories = map[string]func(*story){
 	},
 	"5 the exclude label moves the VIP, removing it brings it back": func(s *story) {
 		owner := s.owner(vip)
-		s.node(owner, func(n *plan.Node) { n.Excluded = true })
+		s.node(owner, func(n *plan.Node) { n.Labelled = true })
 		s.wantSilent(owner, vip, plan.NodeExcluded)
-		s.node(owner, func(n *plan.Node) { n.Excluded = false })
+		s.node(owner, func(n *plan.Node) { n.Labelled = false })
 		s.wantOwner(vip, owner)
 	},
 	"6 a shared address has one owner, which all its Services accept": func(s *story) {
@@ -350,7 +350,7 @@ var stories = map[string]func(*story){
 		s.wantOwner(vip, "n2")
 		s.wantSilent("n1", vip, plan.SpeakerNotReady)
 		s.wantSilent("n3", vip, plan.LessPreferred)
-		s.node("n2", func(n *plan.Node) { n.Excluded = true })
+		s.node("n2", func(n *plan.Node) { n.Labelled = true })
 		s.wantOwner(vip, "n3")
 		s.Speakers["n1"] = true
 		s.wantOwner(vip, "n1")
@@ -588,9 +588,9 @@ var stories = map[string]func(*story){
 		if plan.Make(deputy, s.Snapshot).Layer2[vip].Home {
 			s.t.Error("it is at home with a deputy")
 		}
-		s.node(deputy, func(n *plan.Node) { n.Excluded = true })
+		s.node(deputy, func(n *plan.Node) { n.Labelled = true })
 		s.wantOwner(vip, "n1")
-		s.node(deputy, func(n *plan.Node) { n.Excluded = false })
+		s.node(deputy, func(n *plan.Node) { n.Labelled = false })
 		l.KeepOwner = false
 		s.wantOwner(vip, "n1")
 		if plan.Make("n1", s.Snapshot).Claims != (report.Claims{}) {
@@ -684,17 +684,17 @@ func TestUnowned(t *testing.T) {
 	}
 	unowned("routers hear of it", false)
 	for _, node := range []string{"n1", "n2", "n3"} {
-		s.node(node, func(n *plan.Node) { n.Excluded = true })
+		s.node(node, func(n *plan.Node) { n.Labelled = true })
 	}
 	unowned("nobody tells the routers, which a node cannot know of the others", false)
 
 	s = newStory(t)
 	unowned("it has an owner", false)
 	for _, node := range []string{"n1", "n2", "n3"} {
-		s.node(node, func(n *plan.Node) { n.Excluded = true })
+		s.node(node, func(n *plan.Node) { n.Labelled = true })
 	}
 	unowned("no node may own it", true)
-	s.node("n2", func(n *plan.Node) { n.Excluded = false })
+	s.node("n2", func(n *plan.Node) { n.Labelled = false })
 	unowned("one may", false)
 	s.Services[0].Serving = false
 	unowned("nothing serves it", true)

@@ -212,7 +212,7 @@ func TestPodCIDRsAreAnnounced(t *testing.T) {
 	s.wantRoute(v4, "n2")
 	assert.Equal(t, plan.Route{"tor-a": {}, "tor-b": {}}, s.bgp("n1").Routes[netip.MustParsePrefix(v4)])
 
-	s.node("n1", func(n *plan.Node) { n.Excluded, n.NetworkUnavailable = true, true })
+	s.node("n1", func(n *plan.Node) { n.Labelled, n.NetworkUnavailable = true, true })
 	s.Speakers["n1"] = false
 	s.wantRoute(v4, "n1", "tor-a", "tor-b")
 	assert.Len(t, s.bgp("n1").Routes, 2, "and of no VIP")

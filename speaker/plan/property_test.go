@@ -59,7 +59,8 @@ func drawSnapshot(t *rapid.T) plan.Snapshot {
 			{Name: "b", Layer2: drawLayer2(t, "1", "2")},
 			{Name: "c"},
 		},
-		Peers: drawPeers(t),
+		Peers:              drawPeers(t),
+		IgnoreExcludeLabel: !some("the label counts"),
 	}}
 	for i := range s.Config.Advertisements {
 		if i > 1 || !some("layer 2 alone") {
@@ -74,7 +75,7 @@ func drawSnapshot(t *rapid.T) plan.Snapshot {
 		name := fmt.Sprint("n", i)
 		names = append(names, name)
 		s.Speakers[name] = some("speaker")
-		s.Nodes[name] = plan.Node{Labels: map[string]string{"on": fmt.Sprint(i % 4)}, Excluded: !some("included"),
+		s.Nodes[name] = plan.Node{Labels: map[string]string{"on": fmt.Sprint(i % 4)}, Labelled: !some("included"), Leaving: !some("stays"),
 			NetworkUnavailable: !some("network"), BGP: drawNodeBGP(t),
 			Network: report.Network{Segments: drawSegments(t), Blind: !some("sees"), Sick: rapid.IntRange(0, 2).Draw(t, "sick") == 0,
 				Forwards: some("rules")}}
@@ -203,7 +204,7 @@ func best(s plan.Snapshot, vip netip.Addr) map[string]bool {
 	nobody := !slices.Contains(slices.Collect(maps.Values(here)), true)
 	sound := func(name string) bool {
 		n := s.Nodes[name]
-		return s.Speakers[name] && !n.Excluded && !n.NetworkUnavailable && (here[name] || n.Segments == nil || nobody)
+		return announces(s, name) && (here[name] || n.Segments == nil || nobody)
 	}
 	unplugged := func(name string) bool { return len(links[name]) > 0 && !slices.Contains(links[name], true) }
 	linked := false

@@ -114,7 +114,7 @@ func (r *router) set(s Snapshot) (changed bool) {
 	switch {
 	case !known:
 		obstacle = NodeUnknown
-	case self.Excluded:
+	case self.Excluded(s.Config):
 		obstacle = NodeExcluded
 	case self.NetworkUnavailable:
 		obstacle = NetworkUnavailable
@@ -172,7 +172,7 @@ func healthierThan(node string, s Snapshot) map[string]announcer {
 	}
 	healthy := map[string]announcer{}
 	for name, n := range s.Nodes {
-		if name != node && s.Speakers[name] && !n.Excluded && !n.NetworkUnavailable && !n.Sick {
+		if name != node && s.Speakers[name] && !n.Excluded(s.Config) && !n.NetworkUnavailable && !n.Sick {
 			sessions, _ := s.sessionsAlone(name)
 			healthy[name] = announcer{n.Labels, slices.Sorted(maps.Keys(sessions))}
 		}

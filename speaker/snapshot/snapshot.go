@@ -154,12 +154,11 @@ func endpointsAt(family discoveryv1.AddressType, local bool, parts []Endpoints) 
 
 // Node returns a node without what its speaker publishes.
 func Node(n *corev1.Node) plan.Node {
-	_, excluded := n.Labels[corev1.LabelNodeExcludeBalancers]
-	excluded = excluded || slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
+	of := plan.Node{Labels: n.Labels, BGP: nodeBGP(n.Annotations), PodCIDRs: n.Spec.PodCIDRs, Created: n.CreationTimestamp.Time}
+	_, of.Labelled = n.Labels[corev1.LabelNodeExcludeBalancers]
+	of.Leaving = slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
 		return t.Key == corev1.TaintNodeOutOfService || t.Key == taintToBeDeleted
 	})
-	of := plan.Node{Labels: n.Labels, Excluded: excluded, BGP: nodeBGP(n.Annotations), PodCIDRs: n.Spec.PodCIDRs,
-		Created: n.CreationTimestamp.Time}
 	for _, a := range n.Status.Addresses {
 		if addr, err := netip.ParseAddr(a.Address); a.Type == corev1.NodeInternalIP && err == nil {
 			of.Addresses = append(of.Addresses, addr)

@@ -17,11 +17,11 @@ import (
 func TestNodeReportsWhatKeepsItOut(t *testing.T) {
 	t.Parallel()
 	labelled := corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{corev1.LabelNodeExcludeBalancers: ""}}}
-	assert.True(t, Node(&labelled).Excluded)
+	assert.True(t, Node(&labelled).Labelled)
 	for key, excluded := range map[string]bool{
 		corev1.TaintNodeOutOfService: true, "ToBeDeletedByClusterAutoscaler": true, corev1.TaintNodeUnschedulable: false,
 	} {
-		assert.Equal(t, excluded, Node(&corev1.Node{Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: key}}}}).Excluded, key)
+		assert.Equal(t, excluded, Node(&corev1.Node{Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: key}}}}).Leaving, key)
 	}
 	for status, unavailable := range map[corev1.ConditionStatus]bool{corev1.ConditionTrue: true, corev1.ConditionFalse: false,
 		corev1.ConditionUnknown: false} {

@@ -50,6 +50,27 @@ advertisements:
 	s.oneAnswerer(vip)
 }
 
+// kubeadm labels each node of the control plane, and there may be no others.
+func TestClusterOfControlPlaneNodesAloneHasVIPs(t *testing.T) {
+	s := begin(t)
+	s.afterwards(func() {
+		for _, node := range s.Lab.Nodes() {
+			s.label(node, excludeLabel, "")
+		}
+	})
+	for _, node := range s.Lab.Nodes() {
+		s.label(node, excludeLabel, "true")
+	}
+	s.echo(1)
+	s.service("web")
+	vip := s.assigned("web")
+	s.prints(2, []string{"status"}, "nobody announces "+vip+": NodeExcluded")
+	s.prints(2, []string{"explain", "vip", vip}, "ignoreExcludeLabel")
+	s.config(usualPools + "\nignoreExcludeLabel: true\n")
+	s.oneAnswerer(vip)
+	s.prints(0, []string{"status"}, "")
+}
+
 // An advertisement is for the Services that it selects, on the
 // interfaces that it names. What comes of it people are told, once.
 func TestAdvertisementSelectsServices(t *testing.T) {

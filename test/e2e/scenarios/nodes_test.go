@@ -155,7 +155,20 @@ func TestNewNodeIsLeftToAnotherCloudControllerManager(t *testing.T) {
 	require.NoError(s, err)
 	s.afterwards(func() { require.NoError(s, leases.Delete(s.ctx, other.Name, metav1.DeleteOptions{})) })
 	s.register("nameless", nil)
-	require.Contains(s, s.event("default", "Node", "nameless", "NotInitialized"), "left to another cloud controller manager")
+	waits := func(why string) {
+		s.Helper()
+		s.eventually("the node waits: "+why, func() error {
+			s.report("nameless", func(n *corev1.Node) { // a heartbeat
+				n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue,
+					Reason: fmt.Sprint("At", time.Now().UnixNano())}}
+			})
+			if all := s.events("default", "Node", "nameless", "NotInitialized"); !strings.Contains(strings.Join(all, "\n"), why) {
+				return fmt.Errorf("the Events on it are %q", all)
+			}
+			return nil
+		})
+	}
+	waits("left to another cloud controller manager")
 	s.always(5*time.Second, "the node keeps its taint", func() error {
 		n, err := s.Kube.CoreV1().Nodes().Get(s.ctx, "nameless", metav1.GetOptions{})
 		if err == nil && n.Spec.ProviderID != "" {
@@ -168,19 +181,7 @@ func TestNewNodeIsLeftToAnotherCloudControllerManager(t *testing.T) {
 	other.Spec.RenewTime = &hour
 	_, err = leases.Update(s.ctx, other, metav1.UpdateOptions{})
 	require.NoError(s, err)
-	s.report("nameless", func(n *corev1.Node) {
-		n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: "nameless"}}
-	})
-	s.eventually("the node waits for an address", func() error {
-		s.report("nameless", func(n *corev1.Node) {
-			n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue,
-				Reason: fmt.Sprint(time.Now().Unix())}}
-		})
-		if all := s.events("default", "Node", "nameless", "NotInitialized"); !strings.Contains(strings.Join(all, "\n"), "no InternalIP") {
-			return fmt.Errorf("the Events on it are %q", all)
-		}
-		return nil
-	})
+	waits("no InternalIP")
 	s.report("nameless", func(n *corev1.Node) {
 		n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "198.18.0.60"}}
 	})
