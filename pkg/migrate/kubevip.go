@@ -62,13 +62,7 @@ func (m *kubeVIP) read(o *Object) {
 	case o.Kind == "ConfigMap" && o.Group == "":
 		m.readRanges(o)
 	case o.Kind == "DaemonSet" && o.Group == "apps":
-		var ds struct {
-			Spec struct {
-				Template struct {
-					Spec corev1.PodSpec `json:"spec"`
-				} `json:"template"`
-			} `json:"spec"`
-		}
+		var ds workload
 		if m.decoded(o, "", nil, json.Unmarshal(o.JSON, &ds)) {
 			m.readPod(o, &ds.Spec.Template.Spec, "spec.template.spec")
 		}
@@ -78,6 +72,15 @@ func (m *kubeVIP) read(o *Object) {
 			m.readPod(o, &pod.Spec, "spec")
 		}
 	}
+}
+
+// workload is what matters of a DaemonSet or a Deployment.
+type workload struct {
+	Spec struct {
+		Template struct {
+			Spec corev1.PodSpec `json:"spec"`
+		} `json:"template"`
+	} `json:"spec"`
 }
 
 // The keys of the ConfigMap, before "-" and a namespace or "global".

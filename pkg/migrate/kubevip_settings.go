@@ -2,6 +2,7 @@ package migrate
 
 import (
 	"fmt"
+	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -116,21 +117,32 @@ func (m *kubeVIP) readPod(o *Object, pod *corev1.PodSpec, field string) {
 
 // readArgs reads flags. Environment variables override them, as with kube-vip.
 func (m *kubeVIP) readArgs(s *settings, args []string) {
-	for i := 0; i < len(args); i++ {
-		name, value, ok := strings.Cut(strings.TrimLeft(args[i], "-"), "=")
+	for name, value := range flagsIn(args) {
 		variable := flags[name]
-		if !strings.HasPrefix(args[i], "-") || variable == "" {
-			continue
-		}
-		if !ok {
-			value = "true"
-			if i+1 < len(args) && !strings.HasPrefix(args[i+1], "-") {
-				i++
-				value = args[i]
-			}
-		}
-		if _, set := s.values[variable]; !set {
+		if _, set := s.values[variable]; !set && variable != "" {
 			s.values[variable] = value
+		}
+	}
+}
+
+// flagsIn returns the flags among the arguments of a program, with their values. One without a value is true.
+func flagsIn(args []string) iter.Seq2[string, string] {
+	return func(yield func(name, value string) bool) {
+		for i := 0; i < len(args); i++ {
+			if !strings.HasPrefix(args[i], "-") {
+				continue
+			}
+			name, value, ok := strings.Cut(strings.TrimLeft(args[i], "-"), "=")
+			if !ok {
+				value = "true"
+				if i+1 < len(args) && !strings.HasPrefix(args[i+1], "-") {
+					i++
+					value = args[i]
+				}
+			}
+			if !yield(name, value) {
+				return
+			}
 		}
 	}
 }

@@ -2,6 +2,7 @@ package migrate
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -184,6 +185,8 @@ func (m *metalLB) read(o *Object) {
 		m.service(o, config.MetalLB)
 	case o.Kind == "ConfigMap" && o.Group == "":
 		m.readLegacy(o)
+	case o.Group == "apps" && (o.Kind == "Deployment" || o.Kind == "DaemonSet"):
+		m.readFlags(o)
 	case o.Group != MetalLBGroup:
 	case o.Kind == "IPAddressPool":
 		add(m, o, &m.pools)
@@ -204,6 +207,29 @@ func (m *metalLB) read(o *Object) {
 	default:
 		m.decidef(o, "", "objects of this kind are not known here, and nothing of it is taken over: look up what it does, and whether "+
 			"Lodestone has it")
+	}
+}
+
+// readFlags reads the flags of MetalLB's programs that no object has.
+func (m *metalLB) readFlags(o *Object) {
+	var w workload
+	if !m.decoded(o, "", nil, json.Unmarshal(o.JSON, &w)) {
+		return
+	}
+	for i, c := range w.Spec.Template.Spec.Containers {
+		if !strings.Contains(c.Image, "metallb") {
+			continue
+		}
+		for name, value := range flagsIn(slices.Concat(c.Command, c.Args)) {
+			field := fmt.Sprintf("spec.template.spec.containers[%d].args[--%s]", i, name)
+			switch name {
+			case "lb-class":
+				m.decidef(o, field, "set the chart's values controller.handleClassless=false and controller.loadBalancerClasses={%s} to "+
+					"serve the same Services", cut(value))
+			case "ignore-exclude-lb":
+				m.doc.IgnoreExcludeLabel = value != "false"
+			}
+		}
 	}
 }
 

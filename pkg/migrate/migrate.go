@@ -171,6 +171,8 @@ type document struct {
 	Pools          []pool          `yaml:"pools,omitempty"`
 	Advertisements []advertisement `yaml:"advertisements,omitempty"`
 	Peers          []peer          `yaml:"peers,omitempty"`
+
+	IgnoreExcludeLabel bool `yaml:"ignoreExcludeLabel,omitempty"`
 }
 
 type pool struct {

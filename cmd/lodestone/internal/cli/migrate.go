@@ -35,7 +35,7 @@ var origins = []origin{
 	{
 		name: "metallb", title: "MetalLB", namespace: "metallb-system",
 		what: "the IPAddressPools, L2Advertisements, BGPAdvertisements, BGPPeers,\nBFDProfiles and Communities of MetalLB, or the " +
-			"ConfigMap that it had before v0.13",
+			"ConfigMap that it had before v0.13,\nand the flags of its Deployment and DaemonSet",
 		convert: migrate.MetalLB,
 		read: func(ctx context.Context, t *target, client kubernetes.Interface, namespace string) ([]migrate.Object, error) {
 			d, err := t.dynamic()

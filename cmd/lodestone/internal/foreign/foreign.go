@@ -4,6 +4,7 @@ package foreign
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -69,7 +70,34 @@ func MetalLB(ctx context.Context, d dynamic.Interface, client kubernetes.Interfa
 	case len(objects) == 0 && len(found) == 0:
 		return nil, fmt.Errorf("MetalLB has no objects in namespace %s: name its namespace with --from-namespace", namespace)
 	}
-	return withServices(ctx, client, slices.Concat(objects, found, extras))
+	workloads, err := workloads(ctx, client, namespace)
+	if err != nil {
+		return nil, err
+	}
+	return withServices(ctx, client, slices.Concat(objects, found, extras, workloads))
+}
+
+// workloads returns the Deployments and DaemonSets of the namespace.
+func workloads(ctx context.Context, client kubernetes.Interface, namespace string) (objects []migrate.Object, err error) {
+	deployments, err := client.AppsV1().Deployments(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, unread(err, "list", "deployments.apps", namespace)
+	}
+	sets, err := client.AppsV1().DaemonSets(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, unread(err, "list", "daemonsets.apps", namespace)
+	}
+	add := func(of metav1.Object, kind string) {
+		o, failed := object(of, kind, "apps", of)
+		objects, err = append(objects, o), errors.Join(err, failed)
+	}
+	for i := range deployments.Items {
+		add(&deployments.Items[i], "Deployment")
+	}
+	for i := range sets.Items {
+		add(&sets.Items[i], "DaemonSet")
+	}
+	return objects, err
 }
 
 // KubeVIP reads the objects of kube-vip and its cloud provider from the
