@@ -199,7 +199,7 @@ func (c *cluster) noteNode(before, after *node) {
 
 func equalNode(a, b plan.Node) bool {
 	return a.Labelled == b.Labelled && a.Leaving == b.Leaving && a.NetworkUnavailable == b.NetworkUnavailable &&
-		maps.Equal(a.Labels, b.Labels) && a.BGP == b.BGP && slices.Equal(a.Addresses, b.Addresses) &&
+		slices.Equal(a.Taints, b.Taints) && maps.Equal(a.Labels, b.Labels) && a.BGP == b.BGP && slices.Equal(a.Addresses, b.Addresses) &&
 		slices.Equal(a.PodCIDRs, b.PodCIDRs) && a.Created.Equal(b.Created)
 }
 

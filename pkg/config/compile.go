@@ -14,6 +14,8 @@ const (
 	MaxServiceAddresses = 8
 	// MaxName is the length of the longest name of a pool, a peer or a namespace.
 	MaxName = 63
+	// maxExcludeTaints is how many kinds of taints may take nodes out.
+	maxExcludeTaints = 16
 	// DefaultClusterID names a cluster whose operator did not.
 	DefaultClusterID = "kubernetes"
 	// DefaultAdvertisement is the name of the advertisement that a document
@@ -61,6 +63,10 @@ func compile(raw *rawConfig, r *report) *Config {
 		Nodes:          c.nodes(raw.Nodes),
 
 		IgnoreExcludeLabel: c.flag(raw.IgnoreExclude, false),
+		ExcludeTaints:      c.texts(raw.ExcludeTaints, checkTaint),
+	}
+	if n := len(raw.ExcludeTaints); n > maxExcludeTaints {
+		c.errorf(raw.ExcludeTaints[maxExcludeTaints], "%d taints are too many: list at most %d", n, maxExcludeTaints)
 	}
 	(&bgpCheck{report: r, raw: raw, Config: compiled}).run()
 	if id, ok := c.text(raw.ClusterID, checkName); ok {

@@ -87,6 +87,8 @@ type Config struct {
 	// IgnoreExcludeLabel has nodes with the label node.kubernetes.io/exclude-from-external-load-balancers
 	// announce VIPs all the same.
 	IgnoreExcludeLabel bool
+	// ExcludeTaints are the keys of taints that take a node out of load balancing as that label does.
+	ExcludeTaints []string
 	// Nodes is what the operator says about machines; the first entry that
 	// matches a node's name applies.
 	Nodes []NodeRule

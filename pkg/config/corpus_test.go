@@ -122,6 +122,9 @@ func dump(c *Config) string {
 	if r := c.Routes; r != nil {
 		fmt.Fprintf(&b, "routes to pods: mode %s, CIDRs %v, peers %q\n", r.Mode, r.CIDRs, r.Peers)
 	}
+	if c.IgnoreExcludeLabel || c.ExcludeTaints != nil {
+		fmt.Fprintf(&b, "exclude label ignored %t, taints %q\n", c.IgnoreExcludeLabel, c.ExcludeTaints)
+	}
 	for _, n := range c.Nodes {
 		fmt.Fprintf(&b, "nodes %q: region %q, zone %q, gone %t %s\n", n.Names, n.Region, n.Zone, n.Gone, n.SystemUUID)
 	}

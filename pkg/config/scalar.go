@@ -300,6 +300,26 @@ func checkNode(s string) error {
 	return checkGlob(s)
 }
 
+const (
+	// NodeTaints is the prefix of the taints that Kubernetes sets itself.
+	NodeTaints = "node.kubernetes.io/"
+	// Unschedulable is the one that follows from kubectl cordon.
+	Unschedulable = NodeTaints + "unschedulable"
+)
+
+// checkTaint accepts the keys of taints that are somebody's decision. What the others of Kubernetes say
+// of a node's health, speakers know better.
+func checkTaint(s string) error {
+	if s != Unschedulable && strings.HasPrefix(s, NodeTaints) {
+		return fmt.Errorf("is set by Kubernetes, and not by somebody who wants to take the node out: of those with %s only %s can be here",
+			NodeTaints, Unschedulable)
+	}
+	if checkLabelKey(s) != nil {
+		return errors.New("is not the key of a taint: write one such as example.com/maintenance")
+	}
+	return nil
+}
+
 var uuid = regexp.MustCompile(`^[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$`)
 
 // checkUUID accepts what a Node has as status.nodeInfo.systemUUID.

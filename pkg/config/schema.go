@@ -27,6 +27,7 @@ type rawConfig struct {
 	Routes         *rawRoutes         `key:"routes"`
 	Compatibility  []value            `key:"compatibility"`
 	IgnoreExclude  value              `key:"ignoreExcludeLabel"`
+	ExcludeTaints  []value            `key:"excludeTaints,nonempty"`
 	Nodes          []rawNode          `key:"nodes"`
 }
 

@@ -125,7 +125,8 @@ func told(s plan.Snapshot, node string, a config.Advertisement) (peers []string,
 
 func announces(s plan.Snapshot, node string) bool {
 	n := s.Nodes[node]
-	return s.Speakers[node] && !n.Leaving && (!n.Labelled || s.Config.IgnoreExcludeLabel) && !n.NetworkUnavailable
+	excluded := n.Leaving || n.Labelled && !s.Config.IgnoreExcludeLabel || slices.Contains(n.Taints, "out")
+	return s.Speakers[node] && !excluded && !n.NetworkUnavailable
 }
 
 // healthier reports whether some other node that is not sick announces the VIP, which serves,

@@ -433,7 +433,7 @@ var messages = map[Reason]string{
 	NodeNotSelected:    "the advertisements select other nodes",
 	NotOnSegment:       "the advertisements announce on no interface of this node that is on its subnet",
 	NodeExcluded: "the node has the label node.kubernetes.io/exclude-from-external-load-balancers, or the taint " +
-		"node.kubernetes.io/out-of-service or ToBeDeletedByClusterAutoscaler",
+		"node.kubernetes.io/out-of-service or ToBeDeletedByClusterAutoscaler, or one of the configuration's excludeTaints",
 	NetworkUnavailable: "the node's condition NetworkUnavailable is set",
 	LinkDown:           "the node's interfaces on its subnet are down",
 	SpeakerNotReady:    "the node's speaker is not ready",

@@ -123,6 +123,8 @@ type Node struct {
 	// Labelled is set by the label node.kubernetes.io/exclude-from-external-load-balancers, Leaving by the
 	// taints of a node that is or will be gone.
 	Labelled, Leaving bool
+	// Taints are the keys of its taints that an operator may have chosen for the same.
+	Taints []string
 	// NetworkUnavailable is the condition of that name.
 	NetworkUnavailable bool
 	// Addresses are the addresses of type InternalIP, in the order of the Node's status.
@@ -139,7 +141,11 @@ type Node struct {
 
 // Excluded reports whether the node is taken out of load balancing. Without a configuration the label counts.
 func (n Node) Excluded(c *config.Config) bool {
-	return n.Leaving || n.Labelled && (c == nil || !c.IgnoreExcludeLabel)
+	if n.Leaving || c == nil {
+		return n.Leaving || n.Labelled
+	}
+	return n.Labelled && !c.IgnoreExcludeLabel ||
+		len(c.ExcludeTaints) > 0 && slices.ContainsFunc(n.Taints, func(key string) bool { return slices.Contains(c.ExcludeTaints, key) })
 }
 
 // impaired reports whether the node is the last choice.
@@ -269,10 +275,10 @@ func Reasons() reason.Texts[Reason] {
 		NotOnSegment: {Cause: "The node has no interface on the VIP's subnet, and others have.",
 			Cure: "Not a fault if another node announces it. If a router takes the VIP to the node all the same: anySegment in the advertisement.",
 			Keys: []string{"advertisements[].layer2.anySegment"}},
-		NodeExcluded: {Cause: "A label or a taint excludes the node from load balancing.",
+		NodeExcluded: {Cause: "A label, or a taint that says so or is in the configuration's excludeTaints, takes the node out.",
 			Cure: "Remove node.kubernetes.io/exclude-from-external-load-balancers if the node is to announce VIPs. kubeadm sets it on nodes " +
 				"of the control plane: where there are no others, ignoreExcludeLabel in the configuration is for them.",
-			Keys: []string{"ignoreExcludeLabel"}},
+			Keys: []string{"ignoreExcludeLabel", "excludeTaints"}},
 		NetworkUnavailable: {Cause: "The node's condition NetworkUnavailable is true: its network plugin is not ready.",
 			Cure: "See to the network plugin on the node."},
 		LinkDown: {Cause: "The node's interfaces on the VIP's subnet are down or without a carrier, or the one by which its speaker " +

@@ -60,7 +60,7 @@ func drawSnapshot(t *rapid.T) plan.Snapshot {
 			{Name: "c"},
 		},
 		Peers:              drawPeers(t),
-		IgnoreExcludeLabel: !some("the label counts"),
+		IgnoreExcludeLabel: !some("the label counts"), ExcludeTaints: []string{"out"},
 	}}
 	for i := range s.Config.Advertisements {
 		if i > 1 || !some("layer 2 alone") {
@@ -76,6 +76,7 @@ func drawSnapshot(t *rapid.T) plan.Snapshot {
 		names = append(names, name)
 		s.Speakers[name] = some("speaker")
 		s.Nodes[name] = plan.Node{Labels: map[string]string{"on": fmt.Sprint(i % 4)}, Labelled: !some("included"), Leaving: !some("stays"),
+			Taints:             rapid.SampledFrom([][]string{nil, nil, nil, {"in"}, {"in", "out"}}).Draw(t, "taints"),
 			NetworkUnavailable: !some("network"), BGP: drawNodeBGP(t),
 			Network: report.Network{Segments: drawSegments(t), Blind: !some("sees"), Sick: rapid.IntRange(0, 2).Draw(t, "sick") == 0,
 				Forwards: some("rules")}}

@@ -8,11 +8,13 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
@@ -156,9 +158,14 @@ func endpointsAt(family discoveryv1.AddressType, local bool, parts []Endpoints) 
 func Node(n *corev1.Node) plan.Node {
 	of := plan.Node{Labels: n.Labels, BGP: nodeBGP(n.Annotations), PodCIDRs: n.Spec.PodCIDRs, Created: n.CreationTimestamp.Time}
 	_, of.Labelled = n.Labels[corev1.LabelNodeExcludeBalancers]
-	of.Leaving = slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
-		return t.Key == corev1.TaintNodeOutOfService || t.Key == taintToBeDeleted
-	})
+	for _, t := range n.Spec.Taints {
+		switch {
+		case t.Key == corev1.TaintNodeOutOfService, t.Key == taintToBeDeleted:
+			of.Leaving = true
+		case t.Key == config.Unschedulable, !strings.HasPrefix(t.Key, config.NodeTaints):
+			of.Taints = append(of.Taints, t.Key)
+		}
+	}
 	for _, a := range n.Status.Addresses {
 		if addr, err := netip.ParseAddr(a.Address); a.Type == corev1.NodeInternalIP && err == nil {
 			of.Addresses = append(of.Addresses, addr)

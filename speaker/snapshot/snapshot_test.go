@@ -23,6 +23,8 @@ func TestNodeReportsWhatKeepsItOut(t *testing.T) {
 	} {
 		assert.Equal(t, excluded, Node(&corev1.Node{Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: key}}}}).Leaving, key)
 	}
+	assert.Equal(t, []string{corev1.TaintNodeUnschedulable, "maintenance"}, Node(&corev1.Node{Spec: corev1.NodeSpec{Taints: []corev1.Taint{
+		{Key: corev1.TaintNodeNotReady}, {Key: corev1.TaintNodeUnschedulable}, {Key: "maintenance"}}}}).Taints)
 	for status, unavailable := range map[corev1.ConditionStatus]bool{corev1.ConditionTrue: true, corev1.ConditionFalse: false,
 		corev1.ConditionUnknown: false} {
 		n := corev1.Node{Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeNetworkUnavailable, Status: status}}}}

@@ -43,6 +43,14 @@ func TestPlannedMovesLoseNothing(t *testing.T) {
 			func(s *story, node string) { s.taint(node, corev1.TaintNodeOutOfService, corev1.TaintEffectNoSchedule) },
 			func(s *story, node string) { s.taint(node, corev1.TaintNodeOutOfService, "") },
 		},
+		"cordon": {
+			func(s *story, node string) {
+				s.config(usualPools + "\nexcludeTaints: [node.kubernetes.io/unschedulable]\n")
+				_, err := s.Lab.Kubectl(s.ctx, "cordon", node)
+				require.NoError(s, err)
+			},
+			func(s *story, node string) { s.uncordon(node) },
+		},
 		"configuration": {
 			func(s *story, node string) {
 				s.config(usualPools + fmt.Sprintf("\nadvertisements:\n  - name: elsewhere\n    layer2:\n      nodeSelector: {matchExpressions: "+

@@ -195,7 +195,8 @@ func TestMigrateFromAClusterWithoutMetalLB(t *testing.T) {
 		"config": "address-pools:\n- {name: lan, protocol: layer2, addresses: [203.0.113.0/28]}\n",
 	}}
 	speaker := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "metallb-system", Name: "speaker"}}
-	speaker.Spec.Template.Spec.Containers = []corev1.Container{{Image: "quay.io/metallb/speaker:v0.16.2", Args: []string{"--ignore-exclude-lb"}}}
+	speaker.Spec.Template.Spec.Containers = []corev1.Container{{Image: "quay.io/metallb/speaker:v0.16.2",
+		Args: []string{"--ignore-exclude-lb"}}}
 	code, out, errs := live(t, refusing(apierrors.NewNotFound(group, "")), []runtime.Object{legacy, speaker}, "migrate", "metallb")
 	require.Zero(t, code, errs)
 	assert.Contains(t, out, "203.0.113.0/28")
