@@ -16,6 +16,8 @@ E2E     := test/e2e
 RELEASE := hack/release
 # The file of the key that signs a release. Empty: it stays unsigned, and says so.
 KEY     ?=
+# What a release is for, as in linux/amd64,linux/arm64. Empty: all platforms.
+PLATFORMS ?=
 GOLANGCI_LINT := v2.15.0
 # One fuzz target runs this long.
 FUZZTIME ?= 10s
@@ -33,7 +35,7 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false -trimpath
 # Static binaries; and vet, build and the end-to-end tests share one build cache.
 export CGO_ENABLED := 0
 
-.PHONY: all help build fmt vet lint unit e2e test check check-all soak bench fuzz demo lab-up lab-down manifests release clean deps root
+.PHONY: all help build fmt vet lint unit e2e test check check-all soak bench fuzz demo lab-up lab-down manifests release push clean deps root
 
 all: build vet ## build and vet (the default)
 
@@ -108,7 +110,12 @@ manifests: ## render deploy/manifests, the reference of the values, and what the
 	cd $(E2E) && go test -count=1 ./chart -run 'TestRender|TestReference' -update
 
 release: ## all files of a release into dist/, published nowhere: VERSION=v0.2.0, and KEY=file to sign them
-	cd $(RELEASE) && go run . -version '$(VERSION)' -ldflags '$(LDFLAGS)' $(if $(KEY),-key '$(abspath $(KEY))')
+	cd $(RELEASE) && go run . -version '$(VERSION)' -ldflags '$(LDFLAGS)' $(if $(KEY),-key '$(abspath $(KEY))') \
+		$(if $(PLATFORMS),-platforms '$(PLATFORMS)')
+
+push: ## the images and the chart in dist/ into REGISTRY=registry.example.com/lodestone; PUBLIC_KEY=file: only if that has signed them
+	$(if $(REGISTRY),,$(error which registry? make push REGISTRY=registry.example.com/lodestone))
+	cd $(RELEASE) && go run . -push '$(REGISTRY)' $(if $(PUBLIC_KEY),-verify '$(abspath $(PUBLIC_KEY))')
 
 clean: ## remove what was built; the lab's cache stays
 	rm -rf bin dist

@@ -1,5 +1,6 @@
 // Command release makes all that a release of Lodestone consists of, in a folder, and
-// publishes nothing. It is run by make release VERSION=v0.2.0.
+// publishes nothing: make release VERSION=v0.2.0. With -push it brings one into a registry
+// of yours: make push REGISTRY=registry.example.com/lodestone.
 package main
 
 import (
@@ -9,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 
 	"github.com/lodestone-lb/lodestone/hack/release/internal/release"
 )
@@ -32,12 +34,22 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	key := flags.String("key", os.Getenv("LODESTONE_RELEASE_KEY"),
 		"A file with an ECDSA P-256 key in PEM that signs; $COSIGN_PASSWORD opens one of cosign's. "+
 			"Default: $LODESTONE_RELEASE_KEY. Without a key nothing is signed.")
+	platforms := flags.String("platforms", "", "The platforms to build for, with commas: linux/amd64,linux/arm64. Default: all.")
+	push := flags.String("push", "", "Make no release, but push the images and the chart of the one in -dist below this place: "+
+		"registry.example.com/lodestone.")
+	verify := flags.String("verify", "", "A file with the public key that has to have signed what is pushed. Default: none has to.")
 	if err := flags.Parse(args); err != nil {
 		return err
+	}
+	if *push != "" {
+		return release.Push(ctx, *dist, *push, *verify, out)
 	}
 	config := release.Config{
 		Root: *root, Dist: *dist, Version: *version, Out: out,
 		Build: release.GoBuild(*root, *ldflags),
+	}
+	if *platforms != "" {
+		config.Platforms = strings.Split(*platforms, ",")
 	}
 	if *key != "" {
 		signer, err := release.LoadKey(*key, []byte(os.Getenv("COSIGN_PASSWORD")))

@@ -24,4 +24,9 @@ func TestRefusalsReachWhoeverRunsIt(t *testing.T) {
 	err = run(t.Context(), []string{"-version", "v1.2.3", "-dist", dist}, io.Discard)
 	require.ErrorContains(t, err, key+" is no private key")
 	require.NoDirExists(t, dist)
+
+	err = run(t.Context(), []string{"-push", "registry.example.com/lodestone", "-dist", dist}, io.Discard)
+	require.ErrorContains(t, err, "make release writes it")
+	err = run(t.Context(), []string{"-version", "v1.2.3", "-dist", dist, "-key", "", "-platforms", "linux/amd64,plan9/mips"}, io.Discard)
+	require.ErrorContains(t, err, `the platform "plan9/mips" is none`)
 }

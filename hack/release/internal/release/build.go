@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -43,6 +44,32 @@ func programs() []program {
 	}
 }
 
+// checkPlatforms refuses a choice that gives no release: of what is not built, without nodes, or
+// without this machine, whose command writes the man pages.
+func checkPlatforms(chosen []string) error {
+	var all []string
+	for _, p := range programs()[2].platforms {
+		all = append(all, p.String())
+	}
+	for _, p := range chosen {
+		if !slices.Contains(all, p) {
+			return fmt.Errorf("the platform %q is none of those that a release has: %s", p, strings.Join(all, " "))
+		}
+	}
+	own := Platform{runtime.GOOS, runtime.GOARCH}.String()
+	linux := func(p string) bool { return strings.HasPrefix(p, "linux/") }
+	if len(chosen) > 0 && (!slices.Contains(chosen, own) || !slices.ContainsFunc(chosen, linux)) {
+		return fmt.Errorf("the platforms %s have to have one of Linux, for the nodes, and this machine's, which is %s",
+			strings.Join(chosen, " "), own)
+	}
+	return nil
+}
+
+// wants reports whether the release is for the platform, too.
+func (c Config) wants(p Platform) bool {
+	return len(c.Platforms) == 0 || slices.Contains(c.Platforms, p.String())
+}
+
 // Build is a program to build for a platform.
 type Build struct {
 	// Package is the program's, as in ./cmd/speaker.
@@ -72,6 +99,9 @@ func (b binary) file(version, extension string) string {
 func (m *making) build(ctx context.Context, work string) (all []binary, _ error) {
 	for _, p := range programs() {
 		for _, platform := range p.platforms {
+			if !m.wants(platform) {
+				continue
+			}
 			dir := filepath.Join(work, platform.OS+"_"+platform.Arch)
 			if err := os.MkdirAll(dir, 0o755); err != nil {
 				return nil, fmt.Errorf("make a folder for binaries: %w", err)

@@ -22,9 +22,13 @@ import (
 const (
 	chartFolder = "deploy/chart"
 	chartLayout = "chart"
+	// chartsPlace is below the registry: the command's image has the name of the chart.
+	chartsPlace = "charts"
 	valuesName  = "values.yaml"
 	// hubFile tells Artifact Hub who owns the repository of the chart.
-	hubFile = "deploy/artifacthub-repo.yml"
+	hubFile   = "deploy/artifacthub-repo.yml"
+	hubLayout = "artifacthub"
+	hubTag    = "artifacthub.io"
 )
 
 // The media types of Helm, and of Artifact Hub.
@@ -93,8 +97,7 @@ func (m *making) writeChart() error {
 	if err != nil {
 		return fmt.Errorf("chart: %w", err)
 	}
-	// The place is not that of the command's image, whose name is the chart's.
-	place := m.values.Image.Registry + "/charts/" + about.Name
+	place := m.values.Image.Registry + "/" + chartsPlace + "/" + about.Name
 	if err := m.publish(published{layout: chartLayout, repository: place, tag: about.Version}, entry{image: img}); err != nil {
 		return err
 	}
@@ -114,7 +117,7 @@ func (m *making) writeHub(place string) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", hubFile, err)
 	}
-	return m.publish(published{layout: "artifacthub", repository: place, tag: "artifacthub.io"}, entry{image: img})
+	return m.publish(published{layout: hubLayout, repository: place, tag: hubTag}, entry{image: img})
 }
 
 // packChart returns the chart's archive, with the version and the digests of the images in it.
@@ -280,7 +283,7 @@ func (m *making) hubAnnotations(have map[string]string) (map[string]string, erro
 		}
 		img := hubImage{Name: p.name, Image: place.String()}
 		for _, platform := range p.platforms {
-			if platform.OS == "linux" {
+			if platform.OS == "linux" && m.wants(platform) {
 				img.Platforms = append(img.Platforms, platform.String())
 			}
 		}

@@ -77,6 +77,15 @@ func (m *making) writeProvenance(all []binary) error {
 	return m.write(envelopeName, append(signed, '\n'))
 }
 
+// command is the one that makes the same release.
+func (m *making) command() string {
+	command := "make release VERSION=" + m.Version
+	if len(m.Platforms) > 0 {
+		command += " PLATFORMS=" + strings.Join(m.Platforms, ",")
+	}
+	return command
+}
+
 func (m *making) statement(all []binary) ([]byte, error) {
 	var subjects []resource
 	for _, f := range m.sortedFiles() {
@@ -96,7 +105,7 @@ func (m *making) statement(all []binary) ([]byte, error) {
 			BuildDefinition: buildDefinition{
 				BuildType:          buildType,
 				ExternalParameters: map[string]string{"source": "git+" + project, "version": m.Version},
-				InternalParameters: map[string]string{"command": "make release VERSION=" + m.Version, "go": golang},
+				InternalParameters: map[string]string{"command": m.command(), "go": golang},
 				ResolvedDependencies: []resource{{
 					URI: "git+" + project + "@" + m.source.Commit, Digest: map[string]string{"gitCommit": m.source.Commit},
 				}},

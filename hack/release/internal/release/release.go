@@ -20,6 +20,7 @@
 //	checksums.go   checksums
 //	provenance.go  where all of it comes from
 //	sign.go        signatures
+//	push.go        the way of all that into a registry
 package release
 
 import (
@@ -38,6 +39,7 @@ const (
 	module      = "github.com/lodestone-lb/lodestone"
 	license     = "Apache-2.0"
 	licenseFile = "LICENSE"
+	listName    = "images.txt"
 )
 
 // Config is what a release is made of, and where.
@@ -50,6 +52,8 @@ type Config struct {
 	Build Builder
 	// Key signs. Nil: nothing is signed.
 	Key *Key
+	// Platforms are those that programs are built for, as in linux/amd64. None: all that there are.
+	Platforms []string
 	// AllowDirty takes a checkout with changes that no commit has. Only tests want that.
 	AllowDirty bool
 	// Out gets a line for each thing that was made. Nil: nobody reads it.
@@ -75,6 +79,9 @@ func (p published) String() string { return p.repository + ":" + p.tag + "@" + p
 
 // Make makes a release.
 func Make(ctx context.Context, c Config) error {
+	if err := checkPlatforms(c.Platforms); err != nil {
+		return err
+	}
 	source, err := Open(ctx, c.Root, c.Version, c.AllowDirty)
 	if err != nil {
 		return err
@@ -116,6 +123,9 @@ func Make(ctx context.Context, c Config) error {
 		if err := step(); err != nil {
 			return err
 		}
+	}
+	if len(c.Platforms) > 0 {
+		m.log("PARTIAL: only for %s", strings.Join(c.Platforms, " "))
 	}
 	if c.Key == nil {
 		m.log("UNSIGNED: no key was given; make release VERSION=%s KEY=<file> signs", c.Version)
@@ -164,5 +174,5 @@ func (m *making) writeImageList() error {
 	for _, p := range m.images {
 		fmt.Fprintln(&lines, p)
 	}
-	return m.write("images.txt", []byte(lines.String()))
+	return m.write(listName, []byte(lines.String()))
 }
