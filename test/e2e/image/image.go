@@ -1,4 +1,4 @@
-// Package image makes container images of static binaries: no registry can be
+// Package image makes container images of static binaries. No registry outside can be
 // reached from the lab, and none is needed.
 package image
 

@@ -12,7 +12,7 @@ import (
 	"github.com/lodestone-lb/lodestone/test/e2e/image"
 )
 
-// Images of the lab; the registry does not exist.
+// Images of the lab. The registry does not exist; package registry has one that does.
 const (
 	registry   = "lab.local"
 	pauseImage = registry + "/pause:1"

@@ -47,6 +47,7 @@ exec "$@"`
 type nodeFiles struct {
 	Dir           string
 	PauseImage    string
+	Registries    string
 	CgroupRoot    string
 	CA            string
 	Serving       pki.Pair
@@ -92,6 +93,7 @@ func (c *Cluster) writeNodeFiles(node string) error {
 	fill := nodeFiles{
 		Dir:        dir,
 		PauseImage: pauseImage,
+		Registries: c.Registries(node),
 		CgroupRoot: c.place.group().NodeRoot(node),
 		CA:         c.certs.ca.Cert,
 		Serving:    c.certs.kubelets[node],
@@ -123,6 +125,9 @@ func (f nodeFiles) write(name, path string) error {
 	}
 	return errors.Join(t.Execute(file, f), file.Close())
 }
+
+// Registries is the folder that is /etc/containerd/certs.d on a node: what containerd knows of registries.
+func (c *Cluster) Registries(node string) string { return c.path(node, "certs.d") }
 
 func (c *Cluster) containerdSocket(node string) string { return c.path(node, "containerd.sock") }
 
