@@ -66,14 +66,12 @@ type reader struct {
 func theLab(t *testing.T, c *lab.Cluster) *lab.Cluster {
 	r := &reader{T: t, Cluster: c, dir: c.Root}
 	text := document(t, c, "tutorial/lab.md")
-	file := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindStringSubmatch(text)
-	require.NotNil(t, file)
 	name := filepath.Join(c.Root, "test", "e2e", "config.yaml")
-	require.NoError(t, os.WriteFile(name, []byte(file[1]), 0o600))
+	require.NoError(t, os.WriteFile(name, []byte(fenced(t, text, "yaml")), 0o600))
 	t.Cleanup(func() { require.NoError(t, os.Remove(name)) })
 
-	for _, command := range prompted(text) {
-		r.follow(command)
+	for _, c := range prompted(text, "# ") {
+		r.follow(c.text)
 	}
 	require.Greater(t, r.visited, 15)
 	_, err := r.Kubectl(t.Context(), "delete", "deployment,service", "web") // which make lab-down does
@@ -120,18 +118,32 @@ var hardwareAddress = regexp.MustCompile(`[0-9a-f:]{17}`)
 // inAnotherTerminal runs a command until the reader leaves it.
 func (r *reader) inAnotherTerminal(command string) {
 	r.Helper()
+	leave := untilLeft(r.T, func(ctx context.Context) *exec.Cmd {
+		cmd := exec.CommandContext(ctx, "bash", "-c", command)
+		cmd.Dir = r.dir
+		return cmd
+	})
+	r.leave = func() {
+		output := leave()
+		r.Logf("# %s\n%s", command, output)
+		require.Contains(r, output, `"pod":"web-`)
+	}
+}
+
+// untilLeft starts a command that goes on until it is left, and has printed something then.
+func untilLeft(t *testing.T, command func(context.Context) *exec.Cmd) (leave func() string) {
+	t.Helper()
 	var output bytes.Buffer
-	ctx, end := context.WithCancel(r.Context())
-	cmd := exec.CommandContext(ctx, "bash", "-c", command)
-	cmd.Dir, cmd.Stdout = r.dir, &output
+	ctx, end := context.WithCancel(t.Context())
+	cmd := command(ctx)
+	cmd.Stdout = &output
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // the loop is a grandchild
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	require.NoError(r, cmd.Start())
-	r.leave = func() {
+	require.NoError(t, cmd.Start())
+	return func() string {
 		end()
 		_ = cmd.Wait() // it is killed
-		r.Logf("# %s\n%s", command, &output)
-		require.Contains(r, output.String(), `"pod":"web-`)
+		return output.String()
 	}
 }
 
@@ -175,18 +187,18 @@ func (r *reader) shell(ctx context.Context, command string) (string, error) {
 }
 
 // prompted returns the commands of a text that stand after a prompt, each with the
-// lines that go on with it.
-func prompted(markdown string) (commands []string) {
-	console := false
-	for line := range strings.Lines(markdown) {
-		line = strings.TrimRight(line, "\n")
+// lines that go on with it. Blocks marked as "console client" are for the client.
+func prompted(markdown, prompt string) (commands []command) {
+	hosts := map[string]string{"```console": lab.ControlPlane, "```console client": lab.Client}
+	host := ""
+	for i, line := range strings.Split(markdown, "\n") {
 		switch {
 		case strings.HasPrefix(line, "```"):
-			console = line == "```console"
-		case console && strings.HasPrefix(line, "# "):
-			commands = append(commands, strings.TrimPrefix(line, "# "))
-		case console && strings.HasPrefix(line, "    "):
-			commands[len(commands)-1] += "\n" + line
+			host = hosts[line]
+		case host != "" && strings.HasPrefix(line, prompt):
+			commands = append(commands, command{i + 1, host, strings.TrimPrefix(line, prompt)})
+		case host != "" && strings.HasPrefix(line, "    "):
+			commands[len(commands)-1].text += "\n" + line
 		}
 	}
 	return commands
