@@ -301,18 +301,18 @@ func checkNode(s string) error {
 }
 
 const (
-	// NodeTaints is the prefix of the taints that Kubernetes sets itself.
-	NodeTaints = "node.kubernetes.io/"
-	// Unschedulable is the one that follows from kubectl cordon.
-	Unschedulable = NodeTaints + "unschedulable"
+	// nodeTaints is the prefix of the taints that Kubernetes sets itself.
+	nodeTaints = "node.kubernetes.io/"
+	// unschedulable is the one that follows from kubectl cordon.
+	unschedulable = nodeTaints + "unschedulable"
 )
 
 // checkTaint accepts the keys of taints that are somebody's decision. What the others of Kubernetes say
 // of a node's health, speakers know better.
 func checkTaint(s string) error {
-	if s != Unschedulable && strings.HasPrefix(s, NodeTaints) {
+	if s != unschedulable && strings.HasPrefix(s, nodeTaints) {
 		return fmt.Errorf("is set by Kubernetes, and not by somebody who wants to take the node out: of those with %s only %s can be here",
-			NodeTaints, Unschedulable)
+			nodeTaints, unschedulable)
 	}
 	if checkLabelKey(s) != nil {
 		return errors.New("is not the key of a taint: write one such as example.com/maintenance")

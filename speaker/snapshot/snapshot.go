@@ -14,13 +14,15 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
-	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
 // taintToBeDeleted marks a node that the cluster autoscaler is about to delete.
 const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
+
+// nodeTaints is the prefix of the taints that Kubernetes sets itself. The configuration can name only one of them.
+const nodeTaints = "node.kubernetes.io/"
 
 // protocols are the numbers in the IP header (RFC 5237) of the protocols of a Service's port.
 var protocols = map[corev1.Protocol]uint8{"": 6, corev1.ProtocolTCP: 6, corev1.ProtocolUDP: 17, corev1.ProtocolSCTP: 132}
@@ -162,7 +164,7 @@ func Node(n *corev1.Node) plan.Node {
 		switch {
 		case t.Key == corev1.TaintNodeOutOfService, t.Key == taintToBeDeleted:
 			of.Leaving = true
-		case t.Key == config.Unschedulable, !strings.HasPrefix(t.Key, config.NodeTaints):
+		case t.Key == corev1.TaintNodeUnschedulable, !strings.HasPrefix(t.Key, nodeTaints):
 			of.Taints = append(of.Taints, t.Key)
 		}
 	}
