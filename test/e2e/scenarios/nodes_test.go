@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
 )
 
 const uninitialized = "node.cloudprovider.kubernetes.io/uninitialized"
@@ -62,11 +63,16 @@ func (s *story) initialized(name string) *corev1.Node {
 // report changes the status of a node, as a kubelet does.
 func (s *story) report(name string, change func(*corev1.Node)) {
 	s.Helper()
-	node, err := s.Kube.CoreV1().Nodes().Get(s.ctx, name, metav1.GetOptions{})
-	require.NoError(s, err)
-	change(node)
-	_, err = s.Kube.CoreV1().Nodes().UpdateStatus(s.ctx, node, metav1.UpdateOptions{})
-	require.NoError(s, err)
+	nodes := s.Kube.CoreV1().Nodes()
+	require.NoError(s, retry.RetryOnConflict(retry.DefaultRetry, func() error { // controllers write it, too
+		node, err := nodes.Get(s.ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		change(node)
+		_, err = nodes.UpdateStatus(s.ctx, node, metav1.UpdateOptions{})
+		return err
+	}))
 }
 
 func internalIPs(node *corev1.Node) string {
