@@ -251,7 +251,7 @@ func checkInterface(s string) error {
 	switch {
 	case strings.ContainsAny(s, "/, \t\n"):
 		return errors.New("matches no interface: a name has no '/', ',' or space (list several patterns as separate items)")
-	case strings.ContainsAny(s, "^$"):
+	case strings.HasPrefix(s, "^") || strings.HasSuffix(s, "$"): // [^a-z] is a pattern
 		return errors.New("is a regular expression: patterns here are those of a shell, such as bond*")
 	case !strings.ContainsAny(s, globMeta) && len(s) > maxInterface:
 		return fmt.Errorf("matches no interface: a name has at most %d characters", maxInterface)
