@@ -13,6 +13,10 @@ import (
 // owner answers: the hand-over is longer.
 const kubeProxyLag = 4 * time.Second
 
+// hastyLag takes the place of kubeProxyLag where the previous owner is hasty, see report.Network: nobody would answer
+// after it has stopped. It is what speakers of v0.1.0 have.
+const hastyLag = 1500 * time.Millisecond
+
 // arriving is a VIP that moves to this node because the node has a new endpoint, while its owner has
 // endpoints, too. The owner keeps the VIP until that time.
 type arriving struct {
@@ -31,7 +35,11 @@ func (c *Core) arrive() (ended bool) {
 	}
 	for _, v := range c.out.Changes.VIPs {
 		began, local := c.endpoints[v.VIP]
-		a := arriving{v.Before.Silence.Owner, began.Add(min(kubeProxyLag, c.HandOver/4*3))}
+		from, lag := v.Before.Silence.Owner, kubeProxyLag
+		if c.facts.networks[from].Hasty {
+			lag = hastyLag
+		}
+		a := arriving{from, began.Add(min(lag, c.HandOver/4*3))}
 		if local && !v.Before.Owned && v.After.Owned && c.waits(v.VIP, a) {
 			c.arriving[v.VIP] = a
 		}

@@ -1,12 +1,14 @@
 package core
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -77,6 +79,24 @@ func TestNewEndpointIsNotTrustedAtOnce(t *testing.T) {
 				s.announced()
 				s.after(1)
 			}
+			s.announced(vip)
+		})
+	}
+}
+
+// A speaker of v0.1.0 answers for 2 s at most for a VIP that it hands over: nobody waits for longer.
+func TestHastyOwnerIsRelievedInTime(t *testing.T) {
+	for hasty, wait := range map[bool]time.Duration{true: hastyLag, false: kubeProxyLag} {
+		t.Run(fmt.Sprint(hasty), func(t *testing.T) {
+			s, vip := pair(t, "n1")
+			s.core.HandOver = 6 * time.Second
+			s.networks = map[string]report.Network{"n2": {Hasty: hasty}}
+			s.begin(local(vip, "n2"))
+			s.after(time.Hour)
+			s.step(Service{local(vip, "n1", "n2")})
+			s.after(wait - 1)
+			s.announced()
+			s.after(1)
 			s.announced(vip)
 		})
 	}
