@@ -52,5 +52,9 @@ func (c *Core) arrive() (ended bool) {
 // waits reports whether the previous owner should keep the VIP for now.
 func (c *Core) waits(vip netip.Addr, a arriving) bool {
 	_, owned := c.planner.Plan().Layer2[vip]
-	return owned && c.now.Before(a.until) && c.facts.speakers[a.from] && c.planner.Why(vip, a.from) == plan.NotOwner
+	if !owned || !c.now.Before(a.until) || !c.facts.speakers[a.from] {
+		return false
+	}
+	why := c.planner.Why(vip, a.from)
+	return why == plan.NotOwner || why == plan.LessPreferred
 }

@@ -61,7 +61,14 @@ func TestNewEndpointIsNotTrustedAtOnce(t *testing.T) {
 		then func(s *story, vip string) Event
 		wait time.Duration
 	}{
-		"the owner has endpoints":           {func(s *story, _ string) Event { return s.members() }, handOver / 4 * 3},
+		"the owner has endpoints": {func(s *story, _ string) Event { return s.members() }, handOver / 4 * 3},
+		"this node is preferred": {func(s *story, _ string) Event {
+			s.nodes["n1"] = plan.Node{Labels: map[string]string{"name": "n1"}}
+			here := []config.Preference{{Weight: 1, NodeSelector: labelled("name", "n1")}}
+			s.config.Advertisements[0].Layer2 = &config.Layer2{PreferredNodes: here}
+			s.core.Step(s.configured(), s.now)
+			return s.noded()
+		}, handOver / 4 * 3},
 		"the owner has one that terminates": {func(_ *story, vip string) Event { return Service{local(vip, "n1")} }, 0},
 		"the owner dies":                    {func(s *story, _ string) Event { return s.lost() }, 0},
 		"nobody has it":                     {func(s *story, _ string) Event { return s.excluded("n2", true) }, 0},
