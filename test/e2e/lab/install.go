@@ -26,9 +26,14 @@ func (c *Cluster) lodestoneImages(ctx context.Context) (archives []string, err e
 	if err != nil {
 		return nil, err
 	}
+	return c.imagesOf(bin, "dev")
+}
+
+// imagesOf makes the product's images, with the tag, of the binaries in the folder.
+func (c *Cluster) imagesOf(bin, tag string) (archives []string, err error) {
 	for name, user := range map[string]string{"lodestone-controller": unprivileged, "lodestone-speaker": "0:0", "lodestone": unprivileged} {
 		archive, err := c.writeImage(image.Image{
-			Ref: registry + "/" + name + ":dev", Binary: filepath.Join(bin, name), User: user,
+			Ref: registry + "/" + name + ":" + tag, Binary: filepath.Join(bin, name), User: user,
 		})
 		if err != nil {
 			return nil, err
@@ -36,6 +41,19 @@ func (c *Cluster) lodestoneImages(ctx context.Context) (archives []string, err e
 		archives = append(archives, archive)
 	}
 	return archives, nil
+}
+
+// Release builds a release of Lodestone from its commit, and gives every node the images, with the version as
+// their tag. It returns the folder of the release's sources, which has the binaries in bin.
+func (c *Cluster) Release(ctx context.Context, version, commit string) (dir string, err error) {
+	if dir, err = c.builder.Release(ctx, version, commit); err != nil {
+		return "", err
+	}
+	archives, err := c.imagesOf(filepath.Join(dir, "bin"), version)
+	if err != nil {
+		return "", err
+	}
+	return dir, c.importEverywhere(ctx, archives)
 }
 
 // values is what the lab sets of the chart's values.

@@ -142,6 +142,15 @@ func echoDeployment(namespace string, replicas int32, avoid []string) *appsv1.De
 	}
 }
 
+// EchoPod is an echo pod on the node, with the label app=name: not one of RunEcho's.
+func EchoPod(name, node string) *corev1.Pod {
+	now := int64(0)
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: name + "-", Labels: map[string]string{"app": name}},
+		Spec:       corev1.PodSpec{NodeName: node, TerminationGracePeriodSeconds: &now, Containers: []corev1.Container{echoContainer()}},
+	}
+}
+
 func notOn(nodes []string) *corev1.Affinity {
 	if len(nodes) == 0 {
 		return nil

@@ -9,6 +9,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -107,6 +108,41 @@ func (b Builder) Own(ctx context.Context, name string) (string, error) {
 func (b Builder) Lodestone(ctx context.Context) (string, error) {
 	cmd := exec.CommandContext(ctx, "make", "--silent", "-C", b.Root, "build")
 	return filepath.Join(b.Root, "bin"), b.alone(ctx, "lodestone", func() error { return b.run(cmd) })
+}
+
+// Release builds a release of the product from its commit, once, and returns the folder of its sources, which has
+// the binaries in bin. The commit has to be in the repository's history: nothing is fetched.
+func (b Builder) Release(ctx context.Context, version, commit string) (dir string, err error) {
+	dir = filepath.Join(b.cache(), "release-"+version+"-"+commit)
+	return dir, b.alone(ctx, "release-"+version, func() error {
+		if _, err := os.Stat(dir); err == nil {
+			return nil
+		}
+		if err := b.run(exec.CommandContext(ctx, "git", "-C", b.Root, "cat-file", "-e", commit+"^{commit}")); err != nil {
+			return fmt.Errorf("the history here has no commit of %s: get all of it with git fetch --unshallow: %w", version, err)
+		}
+		return b.checkOut(ctx, version, commit, dir)
+	})
+}
+
+// checkOut writes the commit's files to the folder, and builds them. The folder is there when all has worked.
+func (b Builder) checkOut(ctx context.Context, version, commit, dir string) error {
+	b.Progress("building lodestone %s: about a minute on 2 cores", version)
+	partial := filepath.Join(b.cache(), ".release-"+version)
+	if err := errors.Join(os.RemoveAll(partial), os.Mkdir(partial, 0o755)); err != nil {
+		return fmt.Errorf("make a folder for %s: %w", version, err)
+	}
+	archive := filepath.Join(partial, "source.tar")
+	for _, args := range [][]string{
+		{"git", "-C", b.Root, "archive", "--output=" + archive, commit},
+		{"tar", "-C", partial, "-xf", archive},
+		{"make", "--silent", "-C", partial, "build", "VERSION=" + version, "COMMIT=" + commit},
+	} {
+		if err := b.run(exec.CommandContext(ctx, args[0], args[1:]...)); err != nil {
+			return err
+		}
+	}
+	return os.Rename(partial, dir)
 }
 
 func (b Builder) cache() string { return filepath.Join(b.Root, ".cache", "lab") }

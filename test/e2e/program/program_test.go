@@ -2,6 +2,7 @@ package program
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -75,6 +76,49 @@ func TestAFailedBuildShowsTheCompilersWords(t *testing.T) {
 	_, err := Builder{Root: root, Progress: func(string, ...any) {}}.Kubernetes(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "undefinedThing") {
 		t.Errorf("err = %v", err)
+	}
+}
+
+func TestReleaseIsBuiltOnceFromItsCommit(t *testing.T) {
+	root := t.TempDir()
+	git := func(args ...string) string {
+		t.Helper()
+		as := []string{"-C", root, "-c", "user.name=x", "-c", "user.email=x@example.com"}
+		cmd := exec.CommandContext(t.Context(), "git", append(as, args...)...)
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("git %q: %v: %s", args, err, out)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	makefile := func(text string) string {
+		t.Helper()
+		rule := "build:\n\tmkdir bin; echo " + text + " >>bin/lodestone\n"
+		if err := os.WriteFile(filepath.Join(root, "Makefile"), []byte(rule), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		git("add", "Makefile")
+		git("commit", "--quiet", "--message", text)
+		return git("rev-parse", "HEAD")
+	}
+	git("init", "--quiet")
+	released := makefile("$(VERSION) of $(COMMIT)")
+	makefile("later")
+
+	b := Builder{Root: root, Progress: t.Logf}
+	for range 2 {
+		dir, err := b.Release(t.Context(), "v0.1.0", released)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := os.ReadFile(filepath.Join(dir, "bin", "lodestone"))
+		if want := "v0.1.0 of " + released + "\n"; err != nil || string(got) != want {
+			t.Errorf("built %q, want %q: %v", got, want, err)
+		}
+	}
+	_, err := b.Release(t.Context(), "v0.0.9", strings.Repeat("0", 40))
+	if err == nil || !strings.Contains(err.Error(), "git fetch --unshallow") {
+		t.Errorf("a commit that is not there: %v", err)
 	}
 }
 

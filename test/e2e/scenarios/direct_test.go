@@ -577,14 +577,20 @@ func (s *story) forwardDirectly() {
 			s.dump(s.ctx) // what these speakers have logged, before others are there
 		}
 		require.NoError(s, s.Upgrade(s.ctx, s.Lab.Chart()))
-		for _, node := range s.Lab.Nodes() { // what drains would be taken over by the next speaker that has the right
-			s.on(s.ctx, node, "nft", "add table ip lodestone-direct; delete table ip lodestone-direct; "+
-				"add table ip6 lodestone-direct; delete table ip6 lodestone-direct; "+
-				"add table netdev lodestone-direct-ip; delete table netdev lodestone-direct-ip; "+
-				"add table netdev lodestone-direct-ip6; delete table netdev lodestone-direct-ip6")
-		}
+		s.forgetForwarding()
 	})
 	require.NoError(s, s.Upgrade(s.ctx, s.Lab.Chart(), "--set=speaker.directForwarding=true"))
+}
+
+// forgetForwarding has the nodes forget what drains: the next speaker that has the right would take it over.
+func (s *story) forgetForwarding() {
+	s.Helper()
+	for _, node := range s.Lab.Nodes() {
+		s.on(s.ctx, node, "nft", "add table ip lodestone-direct; delete table ip lodestone-direct; "+
+			"add table ip6 lodestone-direct; delete table ip6 lodestone-direct; "+
+			"add table netdev lodestone-direct-ip; delete table netdev lodestone-direct-ip; "+
+			"add table netdev lodestone-direct-ip6; delete table netdev lodestone-direct-ip6")
+	}
 }
 
 // forwards waits until all nodes have the rules, have heard it of each other, know at each of

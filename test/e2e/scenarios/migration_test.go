@@ -218,6 +218,7 @@ func (g *guide) follow(section string) string {
 	_, rest, found := strings.Cut(g.text, "\n## "+section+"\n")
 	require.True(g, found, "the guide has no section %q", section)
 	body, _, _ := strings.Cut(rest, "\n## ")
+	body = strings.ReplaceAll(body, " \\\n", "") // a command may have several lines
 	var printed strings.Builder
 	commands, console := 0, false
 	for line := range strings.Lines(body) {
