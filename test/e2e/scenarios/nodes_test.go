@@ -160,15 +160,20 @@ func TestNewNodeIsLeftToAnotherCloudControllerManager(t *testing.T) {
 		Spec: coordinationv1.LeaseSpec{RenewTime: &now}}, metav1.CreateOptions{})
 	require.NoError(s, err)
 	s.afterwards(func() { require.NoError(s, leases.Delete(s.ctx, other.Name, metav1.DeleteOptions{})) })
-	s.register("nameless", nil)
+	name := fmt.Sprint("new-", now.Unix()) // there are Events about those of earlier runs
+	s.register(name, nil)
+	heartbeat := func() {
+		s.Helper()
+		s.report(name, func(n *corev1.Node) {
+			n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue,
+				Reason: fmt.Sprint("At", time.Now().UnixNano())}}
+		})
+	}
 	waits := func(why string) {
 		s.Helper()
 		s.eventually("the node waits: "+why, func() error {
-			s.report("nameless", func(n *corev1.Node) { // a heartbeat
-				n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue,
-					Reason: fmt.Sprint("At", time.Now().UnixNano())}}
-			})
-			if all := s.events("default", "Node", "nameless", "NotInitialized"); !strings.Contains(strings.Join(all, "\n"), why) {
+			heartbeat()
+			if all := s.events("default", "Node", name, "NotInitialized"); !strings.Contains(strings.Join(all, "\n"), why) {
 				return fmt.Errorf("the Events on it are %q", all)
 			}
 			return nil
@@ -176,7 +181,7 @@ func TestNewNodeIsLeftToAnotherCloudControllerManager(t *testing.T) {
 	}
 	waits("left to another cloud controller manager")
 	s.always(5*time.Second, "the node keeps its taint", func() error {
-		n, err := s.Kube.CoreV1().Nodes().Get(s.ctx, "nameless", metav1.GetOptions{})
+		n, err := s.Kube.CoreV1().Nodes().Get(s.ctx, name, metav1.GetOptions{})
 		if err == nil && n.Spec.ProviderID != "" {
 			err = fmt.Errorf("it is %s", n.Spec.ProviderID)
 		}
@@ -188,10 +193,16 @@ func TestNewNodeIsLeftToAnotherCloudControllerManager(t *testing.T) {
 	_, err = leases.Update(s.ctx, other, metav1.UpdateOptions{})
 	require.NoError(s, err)
 	waits("no InternalIP")
-	s.report("nameless", func(n *corev1.Node) {
+	s.report(name, func(n *corev1.Node) {
 		n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "198.18.0.60"}}
 	})
-	require.Equal(s, "lodestone://nameless", s.initialized("nameless").Spec.ProviderID)
+	s.eventually("the node is initialized", func() error {
+		n, err := s.Kube.CoreV1().Nodes().Get(s.ctx, name, metav1.GetOptions{})
+		if heartbeat(); err == nil && n.Spec.ProviderID != "lodestone://"+name {
+			err = fmt.Errorf("it is %q", n.Spec.ProviderID)
+		}
+		return err
+	})
 }
 
 // No flag but the kubeconfig, no cluster CIDR.
