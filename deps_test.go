@@ -61,6 +61,8 @@ var mayImport = []struct {
 	{"pkg/notify", nil, "whatever changes may use it"},
 	{"controller/leaseevents", []string{"pkg/annotation", "pkg/kube", "pkg/objects", "pkg/reason", "pkg/report"},
 		"it emits Events of what speakers report, and decides nothing"},
+	{"controller/poolstatus", []string{"controller/servicelb/ledger", "ipam", "pkg/kube"},
+		"it writes what the ledger counts, and decides nothing"},
 	{"pkg/objects", []string{"pkg/annotation", "pkg/compat", "pkg/config"}, "what is kept of objects depends on what is read from them alone"},
 	{"pkg/reason", nil, "whoever has reasons explains them"},
 	{"pkg/report", []string{"pkg/annotation", "pkg/reason"}, "speaker, controller and CLI share it"},
@@ -132,7 +134,7 @@ var onlyIn = []struct {
 }{
 	{"k8s.io/client-go/", []string{"cmd/...", "controller/admission", "pkg/apiclient", "inspect/cluster", "pkg/clusterfacts",
 		"inspect/dashboard/example", "inspect/diagnosis", "pkg/debughttp", "pkg/kube", "controller/leaseevents", "pkg/objects",
-		"controller/provider", "controller/quarantine", "controller/servicelb", "speaker", "speaker/membership"},
+		"controller/poolstatus", "controller/provider", "controller/quarantine", "controller/servicelb", "speaker", "speaker/membership"},
 		"what talks to the API server can be named at a glance"},
 	{"github.com/vishvananda/netlink", []string{"speaker/netstate", "pkg/testnet", "speaker/podroutes", "speaker/direct"},
 		"what touches the kernel's network can be named at a glance"},

@@ -27,6 +27,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/controller/dhcp/pools"
 	"github.com/lodestone-lb/lodestone/controller/leaseevents"
+	"github.com/lodestone-lb/lodestone/controller/poolstatus"
 	"github.com/lodestone-lb/lodestone/controller/provider"
 	"github.com/lodestone-lb/lodestone/controller/quarantine"
 	"github.com/lodestone-lb/lodestone/controller/servicelb"
@@ -61,6 +62,7 @@ type process struct {
 	leaseEvents *leaseevents.Emitter
 	events      *kube.Recorder
 	services    *servicelb.Controller
+	poolStatus  *poolstatus.Writer
 	serve       sync.Once // starts services
 	scope       kube.Scope
 }
@@ -136,6 +138,8 @@ func (p *process) cloud(c *config.CompletedConfig) cloudprovider.Interface {
 		Workers: int(c.ComponentConfig.ServiceController.ConcurrentServiceSyncs), Log: p.log,
 	})
 	p.fatal(err)
+	p.poolStatus = poolstatus.New(poolstatus.Options{
+		Client: p.client, Namespace: p.flags.configNamespace, Pools: p.services, Log: p.log})
 
 	cloudprovider.RegisterCloudProvider(provider.Name, func(io.Reader) (cloudprovider.Interface, error) {
 		return ledCloud{provider.New(provider.Options{
@@ -197,5 +201,6 @@ func (p *process) startServices() {
 		legacyregistry.RawMustRegister(p.services)
 		p.start(p.services.Run)
 		p.start(p.config.Keep)
+		p.start(p.poolStatus.Run)
 	})
 }

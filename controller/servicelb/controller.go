@@ -189,7 +189,7 @@ func (c *Controller) begin(ctx context.Context) bool {
 	}
 	// The records are read after the Services, so that they contain what a Service has given
 	// back in between.
-	records, ok := c.load(ctx)
+	records, ok := load(ctx, c.Book, c.Log)
 	if !ok {
 		return false
 	}
@@ -219,13 +219,13 @@ func (c *Controller) prime(services []*corev1.Service, records []quarantine.Reco
 
 // load reads which addresses are in quarantine, and tries until it succeeds. Without the
 // records the controller would give some of these addresses away too early.
-func (c *Controller) load(ctx context.Context) (records []quarantine.Record, ok bool) {
+func load(ctx context.Context, book Book, log *slog.Logger) (records []quarantine.Record, ok bool) {
 	for {
-		records, err := c.Book.Load(ctx)
+		records, err := book.Load(ctx)
 		if err == nil {
 			return records, true
 		}
-		c.Log.Error("nothing is allocated until it is known which addresses are in quarantine", "err", err)
+		log.Error("nothing is allocated until it is known which addresses are in quarantine", "err", err)
 		select {
 		case <-ctx.Done():
 			return nil, false
@@ -358,6 +358,9 @@ func (c *Controller) Describe(ch chan<- *prometheus.Desc) { c.metrics.describe(c
 func (c *Controller) Collect(ch chan<- prometheus.Metric) {
 	c.metrics.collect(c.ledger, closed(c.primed), ch)
 }
+
+// Stats counts what the ledger has. It means little before Primed.
+func (c *Controller) Stats() ledger.Stats { return c.ledger.stats() }
 
 // situation is a configuration in a cluster, of which both are immutable.
 type situation struct {

@@ -78,9 +78,7 @@ func (m metrics) collect(shared *sharedLedger, ready bool, ch chan<- prometheus.
 	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
 	}
-	l, now := shared.open()
-	s := l.Stats(now)
-	shared.close()
+	s := shared.stats()
 	for _, p := range s.Pools {
 		family := string(p.Family)
 		gauge(poolSize, p.Size, p.Pool, family)

@@ -68,6 +68,12 @@ func (s *sharedLedger) inQuarantine() (records []quarantine.Record) {
 	return records
 }
 
+func (s *sharedLedger) stats() ledger.Stats {
+	l, now := s.open()
+	defer s.close()
+	return l.Stats(now)
+}
+
 func (s *sharedLedger) situation() ledger.Situation {
 	cfg, state := s.config.Current()
 	facts, _ := s.facts.Current()

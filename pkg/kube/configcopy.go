@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
 )
@@ -73,19 +74,25 @@ func (w *ConfigWatcher) valid() (document, digest string, ok bool) {
 }
 
 func (w *ConfigWatcher) writeCopy(ctx context.Context, document string) error {
-	maps := w.client.CoreV1().ConfigMaps(w.opts.Namespace)
-	data := map[string]string{config.Key: document}
-	cm, err := maps.Get(ctx, config.LastValidName, metav1.GetOptions{})
+	return WriteConfigMap(ctx, w.client, w.opts.Namespace, config.LastValidName, config.Key, document)
+}
+
+// WriteConfigMap makes the text all that the ConfigMap contains, under the key. It creates one that is
+// missing, and writes nothing if the text is there.
+func WriteConfigMap(ctx context.Context, client kubernetes.Interface, namespace, name, key, text string) error {
+	maps := client.CoreV1().ConfigMaps(namespace)
+	data := map[string]string{key: text}
+	cm, err := maps.Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		cm = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.opts.Namespace, Name: config.LastValidName}, Data: data}
+		cm = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Data: data}
 		_, err = maps.Create(ctx, cm, metav1.CreateOptions{})
-	case err == nil && cm.Data[config.Key] != document:
+	case err == nil && cm.Data[key] != text:
 		cm.Data, cm.BinaryData = data, nil
 		_, err = maps.Update(ctx, cm, metav1.UpdateOptions{})
 	}
 	if err != nil {
-		return fmt.Errorf("write ConfigMap %s/%s: %w", w.opts.Namespace, config.LastValidName, err)
+		return fmt.Errorf("write ConfigMap %s/%s: %w", namespace, name, err)
 	}
 	return nil
 }

@@ -378,13 +378,16 @@ func (s *lessee) among(held []ipam.Held) (leases map[netip.Addr]string, overdue 
 
 // LeaseStates are the states of a lease, for the metrics: leased; overdue, when it is not
 // being extended; unconfirmed, when it is from before the start; and waiting for a lease.
-var LeaseStates = []string{"leased", "overdue", "unconfirmed", "waiting"}
+var LeaseStates = []string{"leased", "overdue", "unconfirmed", LeaseWaiting}
+
+// LeaseWaiting is the one of LeaseStates in which there is no address yet.
+const LeaseWaiting = "waiting"
 
 // state returns which of LeaseStates the lease on an interface is in.
 func (s *lessee) state(on string) string {
 	switch answer := s.answers[on]; {
 	case !s.leased[on].IsValid():
-		return "waiting"
+		return LeaseWaiting
 	case answer.Addr != s.leased[on]:
 		return "unconfirmed"
 	case answer.Err != nil:

@@ -301,10 +301,10 @@ func TestRights(t *testing.T) {
 		if slices.Contains(r.Resources, "secrets") {
 			t.Errorf("nobody needs to read Secrets through the API: %v", r)
 		}
-		released := slices.Equal(r.ResourceNames, []string{"lodestone-quarantine", "lodestone-config-last-valid"}) ||
+		released := slices.Equal(r.ResourceNames, []string{"lodestone-quarantine", "lodestone-config-last-valid", "lodestone-status"}) ||
 			slices.Equal(r.Verbs, []string{"create"})
 		if slices.Contains(r.Resources, "configmaps") && !released && (len(r.ResourceNames) != 1 || mayWrite(r)) {
-			t.Errorf("only our configuration to read, and the record of released addresses: %v", r)
+			t.Errorf("only our configuration to read, and what the controller writes: %v", r)
 		}
 	}
 	for _, r := range clusterRoles["lodestone-speaker"].Rules {
@@ -495,7 +495,7 @@ func tolerates(tol corev1.Toleration, taint *corev1.Taint) bool {
 // kubectl apply do not reset.
 func TestUpgradesLeaveTheRecordAlone(t *testing.T) {
 	all := find[corev1.ConfigMap](objects(t, render(t, "testdata/default.values.yaml")))
-	for _, name := range []string{"lodestone-quarantine", "lodestone-config-last-valid"} {
+	for _, name := range []string{"lodestone-quarantine", "lodestone-config-last-valid", "lodestone-status"} {
 		if record := all[name]; record == nil || record.Data != nil || record.BinaryData != nil {
 			t.Errorf("%s is rendered as %v, want it without data", name, record)
 		}

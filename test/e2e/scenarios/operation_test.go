@@ -93,6 +93,7 @@ func TestComponentsMayDoTheirWorkAndNothingBeyond(t *testing.T) {
 			{"get", "configmaps", ours, "lodestone-quarantine"}:                    true,
 			{"update", "configmaps", ours, "lodestone-quarantine"}:                 true,
 			{"update", "configmaps", ours, "lodestone-config-last-valid"}:          true,
+			{"update", "configmaps", ours, "lodestone-status"}:                     true,
 			{"create", "configmaps", ours, ""}:                                     true,
 			{"delete", "configmaps", ours, "lodestone-quarantine"}:                 false,
 			{"update", "configmaps", elsewhere, "lodestone-quarantine"}:            false,

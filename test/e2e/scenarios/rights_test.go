@@ -61,6 +61,7 @@ func TestASpeakersTokenMayDoNothingBeyond(t *testing.T) {
 		"secrets/lodestone-membership in " + ours:                      "",
 		"configmaps/lodestone-quarantine in " + ours:                   "",
 		"configmaps/lodestone-config-last-valid in " + ours:            "get",
+		"configmaps/lodestone-status in " + ours:                       "",
 		"configmaps/extension-apiserver-authentication in kube-system": "",
 	}
 	_, lists, err := s.Kube.Discovery().ServerGroupsAndResources()
