@@ -42,6 +42,7 @@ const (
 
 // The reasons of Events on Services.
 const (
+	ReasonAnnounced    EventReason = "Announced"
 	ReasonOwnerChanged EventReason = "OwnerChanged"
 	ReasonNoOwner      EventReason = "NoOwner"
 )
@@ -59,8 +60,10 @@ func EventReasons() reason.Texts[EventReason] {
 			Keys: []string{"advertisements[].layer2.interfaces", "advertisements[].layer2.nodeSelector"}},
 		ReasonInterfaceMissingOver: {Cause: "The node has an interface for the advertisement again, or needs none any more.",
 			Cure: "Nothing to do."},
+		ReasonAnnounced: {Cause: "A new address of the Service is announced by layer 2, and has been for 10 seconds. The message says by " +
+			"which node. Of many that are new at a time not all have the Event.", Cure: "Nothing to do."},
 		ReasonOwnerChanged: {Cause: "Another node announces an address of the Service by layer 2, and has for 10 seconds. The message says " +
-			"which one did before, and why; there is no Event about the first owner.",
+			"which one did before, and why.",
 			Cure: "Nothing to do for the Service. Look at the node that had it, if nobody meant it to move."},
 		ReasonNoOwner: {Cause: "No node has announced an address of the Service by layer 2 for 10 seconds, and one did before.",
 			Cure: "The message says why; lodestone explain service shows what every node lacks."},
@@ -219,9 +222,12 @@ func (n *Emitter) emitMove(reporter string, m report.Move) {
 		for _, uid := range slices.Sorted(maps.Keys(services)) {
 			text := report.Describe(strings.Join(vips[uid], " and "), m.From, to, m.Why)
 			id := fmt.Sprintf("%s %s %s %q %q %s", uid, reporter, m.At.UTC().Format(time.RFC3339Nano), m.From, to, m.Why)
-			if to == "" {
+			switch {
+			case to == "":
 				n.events.Once(services[uid], corev1.EventTypeWarning, string(ReasonNoOwner), text, id)
-			} else {
+			case m.Why == report.FirstOwner:
+				n.events.Once(services[uid], corev1.EventTypeNormal, string(ReasonAnnounced), text, id)
+			default:
 				n.events.Once(services[uid], corev1.EventTypeNormal, string(ReasonOwnerChanged), text, id)
 			}
 		}

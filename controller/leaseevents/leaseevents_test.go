@@ -150,7 +150,10 @@ func TestVIPsThatChangeHandsAreEvents(t *testing.T) {
 	s.says(report.Report{Moves: []report.Move{lost, gone}})
 	require.Equal(t, "Warning alone NoOwner: no node announces 203.0.113.2 by layer 2 any more, node n2 did: no endpoint of the Service "+
 		"takes traffic", <-s.events)
-	s.says(report.Report{Moves: []report.Move{gone}})
+	first := report.Move{At: morning.Add(time.Hour), Why: report.FirstOwner, To: map[string][]netip.Addr{"n2": {a, six}}}
+	s.says(report.Report{Moves: []report.Move{gone, first}})
+	require.Equal(t, "Normal dual Announced: node n2 announces 203.0.113.1 and 2001:db8::1 by layer 2", <-s.events)
+	require.Equal(t, "Normal shares Announced: node n2 announces 203.0.113.1 by layer 2", <-s.events)
 	s.says(report.Report{})
 
 	t.Log("a Lease that was deleted comes back with what everybody knows")

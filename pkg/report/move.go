@@ -29,11 +29,15 @@ type Reason string
 // SpeakerLost is the reason if the other speakers receive nothing from the node's speaker.
 const SpeakerLost Reason = "SpeakerLost"
 
+// FirstOwner is the reason if no node lost the VIPs, because they are new.
+const FirstOwner Reason = "FirstOwner"
+
 // Reasons explains each Reason that is not the plan's.
 func Reasons() reason.Texts[Reason] {
 	return reason.Texts[Reason]{
 		SpeakerLost: {Cause: "The other speakers do not hear the speaker of the node that had the VIP: the node is down or cut off, or its " +
 			"speaker was killed.", Cure: "Look at the node; the VIP has another owner already, if any node can be one."},
+		FirstOwner: {Cause: "The VIP is new, and no node had it before.", Cure: "Nothing to do."},
 	}
 }
 
@@ -41,6 +45,7 @@ func Reasons() reason.Texts[Reason] {
 // the one that has it (%[2]s).
 var reasons = map[Reason]string{
 	SpeakerLost:          "the speaker on node %[1]s is not heard any more: the node is down or cut off, or its speaker was killed",
+	FirstOwner:           "no node announced it before",
 	"SpeakerNotReady":    "the speaker on node %[1]s ends, or is not ready",
 	"NodeUnknown":        "node %[1]s was deleted",
 	"NodeExcluded":       "node %[1]s was taken out of load balancing by a label or a taint",
@@ -63,6 +68,8 @@ func (r Reason) Known() bool { return reasons[r] != "" }
 func Describe(vips, from, to string, why Reason) string {
 	said := fmt.Sprintf("node %s announces %s instead of node %s", to, vips, from)
 	switch {
+	case why == FirstOwner:
+		return fmt.Sprintf("node %s announces %s by layer 2", to, vips)
 	case from == "":
 		return fmt.Sprintf("node %s announces %s again, which no node did", to, vips)
 	case to == "":

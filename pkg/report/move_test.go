@@ -60,6 +60,7 @@ func TestDescribe(t *testing.T) {
 			"n1", "n2", ""),
 		"no node announces 203.0.113.1 by layer 2 any more, node n1 did: no endpoint of the Service takes traffic": report.Describe("203.0.113.1",
 			"n1", "", "NoServingEndpoint"),
+		"node n1 announces 203.0.113.1 by layer 2":               report.Describe("203.0.113.1", "", "n1", report.FirstOwner),
 		"node n1 announces 203.0.113.1 again, which no node did": report.Describe("203.0.113.1", "", "n1", "NotOwner"),
 	} {
 		require.Equal(t, want, said)

@@ -193,7 +193,7 @@ func New(o Options) *Core {
 	return &Core{
 		Options: o, planner: plan.NewPlanner(o.Node), leaving: map[netip.Addr]leaving{}, arriving: map[netip.Addr]arriving{},
 		endpoints: map[netip.Addr]time.Time{}, gained: map[string]map[netip.Addr]bool{}, since: map[netip.Addr]time.Time{},
-		moves: moves{moving: map[netip.Addr]moving{}, orphans: map[netip.Addr]bool{}},
+		moves: moves{moving: map[netip.Addr]moving{}, orphans: map[netip.Addr]bool{}, fresh: map[netip.Addr]bool{}},
 	}
 }
 

@@ -17,6 +17,9 @@ const (
 	// movesPublished is how long moves are published. The controller reads them seconds after they
 	// are written.
 	movesPublished = 2 * time.Minute
+	// maxFirst bounds the VIPs whose first owner is published at a time. They are many when a cluster is
+	// filled or an advertisement comes to apply to all, and must not cost what the loss of a node may.
+	maxFirst = 64
 )
 
 // moves are the VIPs that change their owner. Every speaker sees all of them in its own plan, and one
@@ -24,6 +27,7 @@ const (
 type moves struct {
 	moving    map[netip.Addr]moving
 	orphans   map[netip.Addr]bool // the VIPs that nobody owned when they settled last
+	fresh     map[netip.Addr]bool // the VIPs that came while this speaker ran and have had no owner for long enough
 	published []report.Move
 	next      time.Time // when a move may settle or its publication end; zero: never
 }
@@ -41,8 +45,12 @@ func (c *Core) noteMoves() {
 	for _, vip := range c.out.Gone {
 		delete(c.moves.moving, vip)
 		delete(c.moves.orphans, vip)
+		delete(c.moves.fresh, vip)
 	}
 	for _, m := range c.out.Changes.Moves {
+		if m.New {
+			c.moves.fresh[m.VIP] = true
+		}
 		at, known := c.moves.moving[m.VIP]
 		if !known {
 			at = moving{from: m.From, why: c.why(m)}
@@ -75,13 +83,22 @@ func (c *Core) settleMoves() {
 	}
 	c.moves.next = time.Time{}
 	fresh, first := map[moving]report.Move{}, firstReady(c.facts.speakers)
+	room := maxFirst - c.moves.countFirst()
 	for vip, m := range c.moves.moving {
 		if due := m.at.Add(movesSettle); c.now.Before(due) {
 			c.moves.lookAt(due)
 			continue
 		}
 		delete(c.moves.moving, vip)
+		if c.moves.fresh[vip] {
+			m.why = report.FirstOwner
+		}
 		if c.moves.settle(vip, m) && reporter(m, c.facts.speakers, first) == c.Node {
+			if m.why == report.FirstOwner {
+				if room--; room < 0 {
+					continue
+				}
+			}
 			key := moving{from: m.from, why: m.why}
 			if fresh[key].To == nil {
 				fresh[key] = report.Move{At: c.now, From: m.from, Why: m.why, To: map[string][]netip.Addr{}}
@@ -99,10 +116,17 @@ func (m *moves) lookAt(when time.Time) {
 	}
 }
 
-// settle notes whether nobody owns the VIP now, and reports whether the move counts: a new VIP does not
-// move to its first owner.
+// countFirst returns how many VIPs are published with their first owner. Those that are due to go count,
+// too.
+func (m *moves) countFirst() int {
+	return report.CountVIPs(slices.DeleteFunc(slices.Clone(m.published), func(p report.Move) bool { return p.Why != report.FirstOwner }))
+}
+
+// settle notes whether nobody owns the VIP now, and reports whether the move counts. The owner of a VIP
+// that was there when this speaker started may be its first one or not, and does not count.
 func (m *moves) settle(vip netip.Addr, of moving) bool {
-	had := m.orphans[vip]
+	had := m.orphans[vip] || m.fresh[vip]
+	delete(m.fresh, vip)
 	if delete(m.orphans, vip); of.to == "" {
 		m.orphans[vip] = true
 	}

@@ -116,7 +116,7 @@ func TestVIPsThatNobodyHas(t *testing.T) {
 	serving(true)
 	require.Len(t, f.after(time.Minute), 1, "it has an owner again")
 
-	t.Log("a Service that is new waits for its endpoints: its first owner is no news")
+	t.Log("a Service that is new waits for its endpoints: its first owner is published once, when it has one")
 	late := plan.Service{Name: "default/late", VIPs: []netip.Addr{netip.MustParseAddr("203.0.113.99")}}
 	f.services[late.Name] = late
 	f.see()
@@ -124,7 +124,8 @@ func TestVIPsThatNobodyHas(t *testing.T) {
 	late.Serving = true
 	f.services[late.Name] = late
 	f.see()
-	require.Empty(t, f.after(time.Minute))
+	require.Empty(t, f.after(movesSettle-time.Second))
+	require.Equal(t, []string{fmt.Sprintf(`203.0.113.99 "" %q FirstOwner`, f.owners()[late.VIPs[0]])}, f.after(time.Hour))
 
 	t.Log("a Service that is deleted while its VIP moves is nobody's business")
 	f.exclude(owner, true)
@@ -134,6 +135,69 @@ func TestVIPsThatNobodyHas(t *testing.T) {
 	delete(f.services, "default/web-0")
 	f.see()
 	require.NotContains(t, strings.Join(f.after(time.Minute), " "), "203.0.113.0 ")
+}
+
+// A VIP that is new is published with its first owner, and with no restart of whatever speaker.
+func TestFirstOwners(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 3, 20).start()
+	f.after(time.Minute)
+	add := func(name string, last byte) netip.Addr {
+		s := plan.Service{Name: name, Serving: true, VIPs: []netip.Addr{netip.AddrFrom4([4]byte{203, 0, 113, last})}}
+		f.services[name] = s
+		f.see()
+		return s.VIPs[0]
+	}
+	vip := add("default/new", 99)
+	first := fmt.Sprintf(`203.0.113.99 "" %q FirstOwner`, f.owners()[vip])
+	require.Equal(t, []string{first}, f.after(time.Minute))
+	for _, node := range []string{"n0", "n1", "n2"} {
+		f.lose(node)
+		f.begin(node, false)
+		f.see()
+		f.after(time.Second)
+		f.join(node, true)
+		require.Empty(t, f.after(time.Hour))
+	}
+
+	t.Log("a power cut: nobody knows which VIPs have had an owner")
+	for node := range f.nodes {
+		f.begin(node, false)
+	}
+	f.see()
+	f.after(time.Minute)
+	for node := range f.nodes {
+		f.join(node, true)
+	}
+	require.Empty(t, f.after(time.Hour))
+
+	t.Log("it has an owner and loses it before that is published: the next one is the first")
+	add("default/short", 100)
+	f.after(time.Second)
+	f.exclude(f.owners()[netip.MustParseAddr("203.0.113.100")], true)
+	require.Contains(t, f.after(time.Minute), fmt.Sprintf(`203.0.113.100 "" %q FirstOwner`, f.owners()[netip.MustParseAddr("203.0.113.100")]))
+
+	t.Log("an address that comes again is new again")
+	svc := f.services["default/new"]
+	delete(f.services, svc.Name)
+	for _, c := range f.cores {
+		c.Step(Service{plan.Service{Name: svc.Name}}, f.now)
+	}
+	f.see()
+	require.Empty(t, f.after(time.Minute))
+	f.services[svc.Name] = svc
+	f.see()
+	require.Equal(t, []string{fmt.Sprintf(`203.0.113.99 "" %q FirstOwner`, f.owners()[vip])}, f.after(time.Minute))
+
+	t.Log("of many at a time some are published")
+	for i := range 150 {
+		add(fmt.Sprint("default/many-", i), byte(101+i))
+	}
+	many := len(f.after(5 * time.Minute))
+	require.GreaterOrEqual(t, many, maxFirst)
+	require.LessOrEqual(t, many, 2*maxFirst, "by the two speakers that report")
+	add("default/last", 98)
+	require.Len(t, f.after(time.Minute), 1, "there is room again")
 }
 
 // Whatever happens between two calm times: who owns a VIP at the second one and

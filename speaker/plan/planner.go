@@ -56,7 +56,8 @@ type Changes struct {
 	VIPs []Change
 	// Prefixes are those whose BGP route has changed or is gone.
 	Prefixes []netip.Prefix
-	// Moves are the VIPs that had a Service before and have one now, and have another owner by layer 2.
+	// Moves are the VIPs that have a Service now, and either had one before and have another owner by layer
+	// 2, or are new.
 	Moves []Move
 	// Sessions is set if BGP sessions or their problems have changed.
 	Sessions bool
@@ -68,6 +69,9 @@ type Changes struct {
 type Move struct {
 	VIP      netip.Addr
 	From, To string
+	// New is set if no Service had the VIP before. Those of the first plan are not new: other speakers
+	// may have known them for long.
+	New bool
 }
 
 // Gone returns the VIPs that no Service has any more, in no order.
@@ -157,8 +161,9 @@ func (p *Planner) Update() Changes {
 		before := p.plan.verdict(vip)
 		owner, known := p.ownerOf(vip, before)
 		after, scope := p.decide(vip)
-		if now, still := p.ownerOf(vip, after); known && still && owner != now {
-			changes.Moves = append(changes.Moves, Move{vip, owner, now})
+		now, still := p.ownerOf(vip, after)
+		if isNew := !known && p.started; still && (isNew || known && owner != now) {
+			changes.Moves = append(changes.Moves, Move{vip, owner, now, isNew})
 		}
 		if before.Owned && !after.Owned || after.Silence.Owner != "" {
 			delete(p.fresh, vip)

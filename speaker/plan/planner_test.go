@@ -24,7 +24,7 @@ func TestPlannerSaysWhatMakeSays(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		now, p := plan.Snapshot{}, plan.NewPlanner("n0")
 		services, before := map[string]plan.Service{}, map[netip.Addr]string{}
-		for range rapid.IntRange(1, 10).Draw(t, "chapters") {
+		for chapter := range rapid.IntRange(1, 10).Draw(t, "chapters") {
 			next := drawSnapshot(t)
 			if rapid.IntRange(0, 2).Draw(t, "other cluster") == 0 {
 				if rapid.Bool().Draw(t, "same document") {
@@ -64,7 +64,11 @@ func TestPlannerSaysWhatMakeSays(t *testing.T) {
 			require.False(t, p.Stale())
 			var moves []plan.Move
 			for vip, owner := range before {
-				if was, known := owners[vip]; known && was != owner {
+				was, known := owners[vip]
+				if !known && chapter > 0 {
+					moves = append(moves, plan.Move{VIP: vip, To: owner, New: true})
+				}
+				if known && was != owner {
 					moves = append(moves, plan.Move{VIP: vip, From: was, To: owner})
 					if why := p.Why(vip, was); was != "" {
 						require.NotEmpty(t, why)

@@ -96,6 +96,7 @@ advertisements:
 	time.Sleep(11 * time.Second) // who had a VIP for less than ten seconds is not told of
 	s.ownedBy(vip, before)
 	s.ownedBy(web, first)
+	require.Equal(t, fmt.Sprintf("node %s announces %s by layer 2", first, web), s.event(s.namespace, "Service", "web", "Announced"))
 
 	s.change("inner", labelled("public", ""))
 	s.afterwards(func() { s.label(first, excludeLabel, "") })
