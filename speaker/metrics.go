@@ -1,6 +1,10 @@
 package speaker
 
 import (
+	"maps"
+	"net/netip"
+	"slices"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/lodestone-lb/lodestone/speaker/plan"
@@ -10,6 +14,7 @@ import (
 const (
 	MetricReady         = "lodestone_speaker_ready"
 	MetricVIPsOwned     = "lodestone_speaker_vips_owned"
+	MetricVIPOwner      = "lodestone_speaker_vip_owner"
 	MetricVIPsSilent    = "lodestone_speaker_vips_silent"
 	MetricVIPsUnowned   = "lodestone_speaker_vips_unowned"
 	MetricTransitions   = "lodestone_speaker_ownership_transitions_total"
@@ -18,9 +23,14 @@ const (
 	MetricUnmatched     = "lodestone_speaker_unmatched_advertisements"
 )
 
+// DefaultVIPMetrics is up to how many VIPs of its own a speaker has a series for each. Each VIP that moves
+// makes a new series in Prometheus, so that the VIPs of a large cluster would cost it more than all else here.
+const DefaultVIPMetrics = 1000
+
 var (
 	readyDesc   = prometheus.NewDesc(MetricReady, "Whether the speaker is ready to own VIPs.", nil, nil)
 	ownedDesc   = prometheus.NewDesc(MetricVIPsOwned, "VIPs that this node owns.", nil, nil)
+	ownerDesc   = prometheus.NewDesc(MetricVIPOwner, "Always 1: this node owns the VIP.", []string{"vip"}, nil)
 	silentDesc  = prometheus.NewDesc(MetricVIPsSilent, "VIPs that this node does not announce, by reason.", []string{"reason"}, nil)
 	unownedDesc = prometheus.NewDesc(MetricVIPsUnowned, "VIPs for layer 2 alone that no node owns, by the reason of this node.",
 		[]string{"reason"}, nil)
@@ -51,7 +61,7 @@ func newMetrics(r prometheus.Registerer, s *Speaker) *metrics {
 type collector struct{ *Speaker }
 
 func (collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{readyDesc, ownedDesc, silentDesc, unownedDesc, timestampDesc} {
+	for _, d := range []*prometheus.Desc{readyDesc, ownedDesc, ownerDesc, silentDesc, unownedDesc, timestampDesc} {
 		ch <- d
 	}
 }
@@ -67,6 +77,10 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 			unowned[silence.Reason]++
 		}
 	}
+	var vips []netip.Addr
+	if owned <= c.VIPMetrics { // all or none: some of them would look like all
+		vips = slices.Collect(maps.Keys(state.Plan.Layer2))
+	}
 	c.mu.Unlock()
 
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
@@ -78,6 +92,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(readyDesc, 0)
 	}
 	gauge(ownedDesc, float64(owned))
+	for _, vip := range vips {
+		gauge(ownerDesc, 1, vip.String())
+	}
 	for reason, n := range silent {
 		gauge(silentDesc, float64(n), string(reason))
 	}

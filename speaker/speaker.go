@@ -172,6 +172,8 @@ type Options struct {
 	Detector  *Detector
 	Log       *slog.Logger
 	Registry  prometheus.Registerer
+	// VIPMetrics is up to how many VIPs of its own the speaker has a metric for each.
+	VIPMetrics int
 	// HandOver is how long at most this node answers for a VIP that moves to another one.
 	HandOver time.Duration
 	// Drain is how long routers have to prefer other nodes before this node withdraws its routes.

@@ -261,11 +261,13 @@ type story struct {
 	router    fakeRouter
 	passwords changes
 	drain     time.Duration
-	registry  *prometheus.Registry
-	handOver  time.Duration
-	log       bytes.Buffer // written by the loop: read it after stop
-	speaker   *Speaker
-	stop      func()
+	// vipMetrics is the speaker's option.
+	vipMetrics int
+	registry   *prometheus.Registry
+	handOver   time.Duration
+	log        bytes.Buffer // written by the loop: read it after stop
+	speaker    *Speaker
+	stop       func()
 }
 
 // newStory begins with the node n1, whose speaker is the only one, and with
@@ -291,7 +293,7 @@ func (s *story) start() {
 		Announcer: &s.announcer, Limiter: &s.limiter, Forwarder: s.forwarder, Router: &s.router, PodRoutes: &s.pods,
 		Passwords: &s.passwords, Drain: s.drain,
 		Detector: NewDetector(&fakeBFD{}, &fakePeers{}, slog.New(slog.DiscardHandler)), Log: slog.New(slog.NewTextHandler(&s.log, nil)),
-		Registry: s.registry, HandOver: s.handOver})
+		Registry: s.registry, HandOver: s.handOver, VIPMetrics: s.vipMetrics})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -754,6 +756,27 @@ func TestAWrongLimitIsToldAndLimitsNothing(t *testing.T) {
 	if n := strings.Count(s.log.String(), "connections are not limited"); n != 2 {
 		t.Errorf("two wrong values gave %d lines of the log:\n%s", n, s.log.String())
 	}
+}
+
+// A node has a metric for each of its VIPs, or for none of them.
+func TestMetricOfEachVIP(t *testing.T) {
+	s := newStory(t, serviceObject("a", "203.0.113.1"), endpoints("a", on("n1")), serviceObject("b", "203.0.113.2"), endpoints("b", on("n1")))
+	s.vipMetrics = 2
+	s.start()
+	s.announced("203.0.113.1", "203.0.113.2")
+	const help = "# HELP lodestone_speaker_vip_owner Always 1: this node owns the VIP.\n# TYPE lodestone_speaker_vip_owner gauge\n"
+	has := func(series string) {
+		t.Helper()
+		if err := testutil.GatherAndCompare(s.registry, strings.NewReader(series), MetricVIPOwner); err != nil {
+			t.Error(err)
+		}
+	}
+	has(help + `lodestone_speaker_vip_owner{vip="203.0.113.1"} 1
+lodestone_speaker_vip_owner{vip="203.0.113.2"} 1
+`)
+	s.apply(serviceObject("c", "203.0.113.3"), endpoints("c", on("n1")))
+	s.announced("203.0.113.1", "203.0.113.2", "203.0.113.3")
+	has("")
 }
 
 func TestMetrics(t *testing.T) {

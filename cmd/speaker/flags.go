@@ -34,6 +34,7 @@ type flags struct {
 	listen, certFile, keyFile                      string
 	kubeProxyURL                                   string
 	handOver, drain                                time.Duration
+	vipMetrics                                     int
 	scope                                          kube.Scope
 	logLevel, logFormat                            string
 }
@@ -63,6 +64,8 @@ func (f *flags) register(set *pflag.FlagSet) {
 		"how long at most a VIP that moves to another node is answered for here until that node is heard")
 	set.DurationVar(&f.drain, "drain", speaker.DefaultDrain,
 		"how long routers are asked to prefer other nodes before this one withdraws its routes")
+	set.IntVar(&f.vipMetrics, "vip-metrics", speaker.DefaultVIPMetrics,
+		"up to how many VIPs that this node owns there is a metric for each; 0: never")
 	set.BoolVar(&f.scope.Classless, "handle-classless", true,
 		"announce Services that have no spec.loadBalancerClass, as the controller serves them")
 	set.StringSliceVar(&f.scope.Classes, "load-balancer-classes", []string{annotation.DefaultClass},

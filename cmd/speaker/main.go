@@ -97,7 +97,7 @@ func run(ctx context.Context, f *flags) error {
 		Node: f.node, Client: s.client, Scope: f.scope, Config: config, Members: members, DataPlane: proxy,
 		Announcer: announcer, Limiter: limiter, Forwarder: director,
 		Router: router, PodRoutes: podRoutes, Passwords: passwords, Detector: detector, Log: s.log, Registry: registry, HandOver: f.handOver,
-		Drain: f.drain,
+		Drain: f.drain, VIPMetrics: f.vipMetrics,
 	})
 	if err != nil {
 		return err
