@@ -2,9 +2,15 @@
 # docker build --target speaker    --build-arg VERSION=v0.1.0 --tag lodestone-speaker:v0.1.0 .
 # docker build --target cli        --build-arg VERSION=v0.1.0 --tag lodestone:v0.1.0 .
 #
+# The same files as in the images of make release come out with its version and the commit that it is of:
+# --build-arg COMMIT=$(git rev-parse HEAD) --build-arg DATE=$(git log -1 --format=%cI)
+#
 # An image is one static binary and nothing else. Nothing of the image that builds it gets in but
 # what its compiler writes; to build with one that you have verified, name it by its digest:
 # --build-arg GO_IMAGE=golang:1.26@sha256:...
+#
+# Podman 4.3, which is Debian 12's, leaves BUILDPLATFORM empty, and with another --platform than the machine's
+# would build in emulation: add --build-arg BUILDPLATFORM=linux/amd64, which is the machine's.
 ARG GO_IMAGE=golang:1.26
 
 FROM --platform=$BUILDPLATFORM $GO_IMAGE AS build
