@@ -9,6 +9,7 @@ packages=(
   containerd containernetworking-plugins ipset iptables iproute2 nftables runc
   dnsmasq-base kea-dhcp4-server # DHCP servers to lease from
   bird2 frr python3-exabgp # routers to speak BGP and BFD with
+  buildah # a test builds the Dockerfile with it
   chromium-headless-shell fonts-dejavu-core # tests look at the dashboard with it
   arping curl iputils-ping ndisc6 procps tcpdump # tests look at the wire with them
   shellcheck util-linux

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -20,8 +21,8 @@ import (
 func TestMakeReleaseTwice(t *testing.T) {
 	key, err := filepath.Abs(keyFile(t, testKeyPEM(t)))
 	require.NoError(t, err)
-	first := makeRelease(t, "one", key)
-	second := makeRelease(t, "two/deeper", key, "GOCACHE="+t.TempDir())
+	first := makeRelease(t, filepath.Join(t.TempDir(), "one"), key)
+	second := makeRelease(t, filepath.Join(t.TempDir(), "two/deeper"), key, "GOCACHE="+t.TempDir())
 	require.Equal(t, allDigests(t, first), allDigests(t, second))
 
 	// The binaries in it are ours: the archive's command runs, and knows its version.
@@ -49,19 +50,11 @@ func TestMakeReleaseTwice(t *testing.T) {
 	require.Len(t, *bom.Components, len(info.Deps)+1)
 }
 
-// makeRelease returns the files of a release of what is committed here.
-func makeRelease(t *testing.T, place, key string, env ...string) string {
-	t.Helper()
-	root := filepath.Join(t.TempDir(), place)
-	here, err := filepath.Abs(checkout)
-	require.NoError(t, err)
-	clone := exec.CommandContext(t.Context(), "git", "clone", "--quiet", here, root)
-	out, err := clone.CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	cmd := exec.CommandContext(t.Context(), "make", "--no-print-directory", "release", "VERSION=v99.1.0", "KEY="+key)
-	// What another make was told is nothing to this one.
-	cmd.Dir, cmd.Env = root, append(append(os.Environ(), "MAKEFLAGS=", "LODESTONE_RELEASE_KEY="), env...)
-	out, err = cmd.CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	return filepath.Join(root, "dist")
+// TestTheDockerfileForOtherNodes: whatever builds, the compiler runs on this machine and not in emulation.
+func TestTheDockerfileForOtherNodes(t *testing.T) {
+	other := Platform{"linux", "arm64"}
+	if runtime.GOARCH == other.Arch {
+		other.Arch = "amd64"
+	}
+	compareWithDockerfile(t, other)
 }

@@ -5,7 +5,6 @@ import (
 	"archive/zip"
 	"bytes"
 	"compress/gzip"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -370,25 +369,6 @@ func chartFiles(t *testing.T, packed []byte) map[string][]byte {
 		found[f.name] = f.content
 	}
 	return found
-}
-
-// TestImagesAreThoseOfTheDockerfile reads the Dockerfile, which others build the images with.
-func TestImagesAreThoseOfTheDockerfile(t *testing.T) {
-	t.Parallel()
-	text := string(mustRead(t, filepath.Join(checkout, "Dockerfile")))
-	stage := regexp.MustCompile(`FROM scratch AS \w+\nCOPY --from=build /src/bin/(\S+) (\S+)\nUSER (\S+)\nENTRYPOINT (\[.*\])\n`)
-	found := map[string][]string{}
-	for _, s := range stage.FindAllStringSubmatch(text, -1) {
-		found[s[1]] = s[2:]
-	}
-	require.Len(t, found, strings.Count(text, "FROM scratch"))
-	require.Len(t, programs(), len(found))
-	for _, p := range programs() {
-		entrypoint, err := json.Marshal([]string{"/" + p.name})
-		require.NoError(t, err)
-		require.Equal(t, []string{"/" + p.name, p.user, string(entrypoint)}, found[p.name])
-		require.DirExists(t, filepath.Join(checkout, p.pkg))
-	}
 }
 
 func TestDigestsAreFilledInWhereThereAreNone(t *testing.T) {

@@ -159,6 +159,22 @@ func fakeRelease(t *testing.T, f *fakes, version string, key *Key) released {
 	return r
 }
 
+// makeRelease clones what is committed here, makes a release of it as people do, and returns its folder.
+func makeRelease(t *testing.T, root, key string, env ...string) string {
+	t.Helper()
+	here, err := filepath.Abs(checkout)
+	require.NoError(t, err)
+	clone := exec.CommandContext(t.Context(), "git", "clone", "--quiet", here, root)
+	out, err := clone.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	cmd := exec.CommandContext(t.Context(), "make", "--no-print-directory", "release", "VERSION=v99.1.0", "KEY="+key)
+	// What another make was told is nothing to this one.
+	cmd.Dir, cmd.Env = root, append(append(os.Environ(), "MAKEFLAGS=", "LODESTONE_RELEASE_KEY="), env...)
+	out, err = cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return filepath.Join(root, "dist")
+}
+
 func TestMain(m *testing.M) {
 	if own := (Platform{runtime.GOOS, runtime.GOARCH}); own.OS != "linux" {
 		fmt.Fprintln(os.Stderr, "these tests need Linux, and this is", own)
