@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -76,6 +77,38 @@ func TestDashboardIsForWhoMayReadIt(t *testing.T) {
 	assert.Equal(t, http.StatusOK, ask("/dashboard/dashboard.js", "reader", false))
 	assert.Equal(t, http.StatusMovedPermanently, ask(dashboard.Path, "reader", false))
 	assert.Equal(t, http.StatusForbidden, ask("/metrics", "", false), "the rest is as the framework has it")
+}
+
+// Tokens that somebody makes up cost the API server few questions, whatever is asked for by them, and keep nobody out
+// who was accepted lately.
+func TestTokensOfStrangersAreThrottled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked := 0
+		authenticate := authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) {
+			if asked++; r.Header.Get("Authorization") != "Bearer reader" {
+				return nil, false, errors.New("invalid bearer token")
+			}
+			return &authenticator.Response{User: &user.DefaultInfo{Name: "reader"}}, true, nil
+		})
+		authorize := authorizer.AuthorizerFunc(func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
+			return authorizer.DecisionAllow, "", nil
+		})
+		m := mux.NewPathRecorderMux("test")
+		m.HandleFunc("/metrics", func(http.ResponseWriter, *http.Request) {})
+		handler := guard(m, &server.AuthenticationInfo{Authenticator: authenticate}, &server.AuthorizationInfo{Authorizer: authorize})
+		ask := func(token string) int {
+			w, r := httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/metrics", nil)
+			r.Header.Set("Authorization", "Bearer "+token)
+			handler.ServeHTTP(w, r)
+			return w.Code
+		}
+		require.Equal(t, http.StatusOK, ask("reader"))
+		for i := range 1000 {
+			require.NotEqual(t, http.StatusOK, ask(fmt.Sprint("made-up-", i)))
+		}
+		require.Less(t, asked, 100)
+		require.Equal(t, http.StatusOK, ask("reader"))
+	})
 }
 
 // Events come one by one through all that the framework puts around the page, by

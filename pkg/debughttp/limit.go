@@ -86,14 +86,22 @@ type Throttle struct {
 	accepted map[key]time.Time // when, by token
 }
 
+// tokenKey is the key of a request's token in its context.
+type tokenKey struct{}
+
 // Before passes on requests whose token was accepted lately, and as many others as the budget
 // allows. Paths that are open to everybody cost no question.
 func (t *Throttle) Before(next http.Handler, open ...string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		certified := r.TLS != nil && len(r.TLS.PeerCertificates) > 0 // the API server is not asked about certificates
-		if !slices.Contains(open, r.URL.Path) && !certified && !t.knows(r) && !t.budget.take(sourceOf(r)) {
+		token := r.Header.Get("Authorization")
+		k := key(sha256.Sum256([]byte(token)))
+		if !slices.Contains(open, r.URL.Path) && !certified && !t.knows(k) && !t.budget.take(sourceOf(r)) {
 			http.Error(w, ErrBusy.Error(), http.StatusTooManyRequests)
 			return
+		}
+		if token != "" { // whoever accepts the request takes the header away
+			r = r.WithContext(context.WithValue(r.Context(), tokenKey{}, k))
 		}
 		next.ServeHTTP(w, r)
 	})
@@ -102,21 +110,21 @@ func (t *Throttle) Before(next http.Handler, open ...string) http.Handler {
 // After notes that the request was accepted.
 func (t *Throttle) After(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if token := r.Header.Get("Authorization"); token != "" {
+		if k, ok := r.Context().Value(tokenKey{}).(key); ok {
 			t.mu.Lock()
 			if t.accepted == nil {
 				t.accepted = map[key]time.Time{}
 			}
-			keepAccepted(t.accepted, sha256.Sum256([]byte(token)))
+			keepAccepted(t.accepted, k)
 			t.mu.Unlock()
 		}
 		next.ServeHTTP(w, r)
 	})
 }
 
-func (t *Throttle) knows(r *http.Request) bool {
+func (t *Throttle) knows(k key) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	since, ok := t.accepted[sha256.Sum256([]byte(r.Header.Get("Authorization")))]
+	since, ok := t.accepted[k]
 	return ok && time.Since(since) < knownTime
 }
