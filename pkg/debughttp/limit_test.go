@@ -139,6 +139,7 @@ func TestStrangersDoNotStarveScrapes(t *testing.T) {
 			}()
 		}
 		const minutes = 2
+		time.Sleep(time.Second / 2) // in the middle of a second the strangers have used it up
 		for range minutes * 2 {
 			time.Sleep(30 * time.Second)
 			began := time.Now()
@@ -147,7 +148,7 @@ func TestStrangersDoNotStarveScrapes(t *testing.T) {
 		}
 		cancel()
 		synctest.Wait()
-		assert.LessOrEqual(t, asked.Load(), int64(minutes*60*asksPerSecond+asksPerSecond))
+		assert.LessOrEqual(t, asked.Load(), int64(minutes*60*asksPerSecond+2*asksPerSecond))
 		assert.LessOrEqual(t, len(d.refused), maxRefused)
 
 		// One address has its share of the strangers' questions.
