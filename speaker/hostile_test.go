@@ -22,7 +22,9 @@ import (
 // have, so that their number and size cost a speaker nothing.
 func TestServicesOfOthersCostNothing(t *testing.T) {
 	foreign, large := "example.com/other", strings.Repeat("203.0.113.1=eth0,", 256<<10/17)
-	client := fake.NewClientset(serviceObject("web", "203.0.113.1"))
+	waits := serviceObject("waits", "")
+	waits.Annotations[annotation.Leases] = large
+	client := fake.NewClientset(serviceObject("web", "203.0.113.1"), waits)
 	for i := range 100 {
 		s := serviceObject(fmt.Sprint("foreign-", i), "203.0.113.9")
 		s.Spec.LoadBalancerClass = &foreign

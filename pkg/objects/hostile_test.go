@@ -162,6 +162,8 @@ func TestHostileObjects(t *testing.T) {
 			}
 		}
 		require.Less(t, bytes, bound, "%s: bytes kept", name)
+		// A text that is kept as it is has no memory of its own here, and keeps the object's.
+		require.Less(t, kept[0].(interface{ Size() int }).Size(), int(most), "%s: bytes kept, encoded", name)
 		require.Less(t, fastest, aLook, "%s: a look", name)
 		runtime.KeepAlive(kept)
 	}
