@@ -63,11 +63,16 @@ func TestStrangersShareOnePlace(t *testing.T) {
 // A known address, behind which a pod may be, has four connections, and the port has 32.
 func TestBoundsOfConnections(t *testing.T) {
 	t.Parallel()
-	m := newMember(t, "n1", "127.0.0.1", anybody)
+	var asked atomic.Int64 // it is asked about each connection
+	m := newMember(t, "n1", "127.0.0.1", func(netip.Addr) bool { asked.Add(1); return true }, func(c *memberlist.Config) {
+		c.TCPTimeout = time.Hour // the silent ones are left to the guard
+	})
 	first := m.from("127.0.1.1")
-	for range MaxOfSource {
+	for range 3*MaxOfSource - 1 {
 		m.from("127.0.1.1")
 	}
+	require.Eventually(t, func() bool { return asked.Load() == 3*MaxOfSource }, testTimeout, time.Millisecond)
+	assert.LessOrEqual(t, m.openNow(), MaxOfSource, "they make room at once")
 	isClosed(t, first)
 	for i := range 3 * MaxStreams {
 		m.from(netip.AddrFrom4([4]byte{127, 0, 2, byte(i/2 + 1)}).String())
@@ -84,14 +89,32 @@ func TestStrangersSendALength(t *testing.T) {
 	t.Parallel()
 	m := newMember(t, "n1", "127.0.0.1", anybody)
 	require.Eventually(t, func() bool { // a process that does not run for streamTime finds both closed
+		began := time.Now()
 		silent, short, c := m.from("127.0.1.1"), m.from("127.0.1.2"), m.from("127.0.1.3")
-		_, err := short.Write(bytes.Repeat([]byte{0xff}, headerSize-1))
+		length := bytes.Repeat([]byte{0, 0, 16, 0}, headerSize/4) // anywhere it names a length that is allowed
+		_, err := short.Write(length[1:])
 		require.NoError(t, err)
-		_, err = c.Write(bytes.Repeat([]byte{0xff}, headerSize))
+		_, err = c.Write(length)
 		require.NoError(t, err)
 		isClosed(t, c)
-		return isOpen(t, silent) && isOpen(t, short)
+		return isOpen(t, silent) && isOpen(t, short) && time.Since(began) < streamTime
 	}, 2*testTimeout, time.Millisecond)
+}
+
+// Nobody waits for a message that is longer than any: its connection is closed as soon as the length is read, and what
+// comes after it is not kept.
+func TestTooLongMessagesAreNotAwaited(t *testing.T) {
+	t.Parallel()
+	m := newMember(t, "n1", "127.0.0.1", anybody)
+	for _, length := range []int{MaxMessage + Overhead + 1, 1<<32 - 1} {
+		require.Eventually(t, func() bool { // a process that does not run for streamTime finds it closed for that
+			began, c := time.Now(), m.from("127.0.1.1")
+			_, err := c.Write(streamOf(t, nil, length)[:headerSize])
+			require.NoError(t, err)
+			isClosed(t, c)
+			return time.Since(began) < streamTime
+		}, testTimeout, time.Millisecond, "length %d", length)
+	}
 }
 
 // isOpen reports whether the other side has not closed the connection.
