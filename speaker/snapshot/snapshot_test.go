@@ -55,6 +55,21 @@ func TestNodeReportsItsSessions(t *testing.T) {
 	assert.NoError(t, n.BGP.ASNErr)
 }
 
+// Of a Service of another class its owner can write the annotation, and another load balancer the status. Who lists
+// all Services, as the CLI does, finds no VIPs there.
+func TestServiceOfAnotherClassHasNoVIPs(t *testing.T) {
+	t.Parallel()
+	class := "example.com/other"
+	s := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", Annotations: map[string]string{annotation.Assigned: "203.0.113.1"}},
+		Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer},
+		Status:     corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: "203.0.113.1"}}}},
+	}
+	assert.Len(t, Service(s, kube.Scope{Classless: true}).VIPs, 1)
+	s.Spec.LoadBalancerClass = &class
+	assert.Equal(t, plan.Service{Name: "shop/web"}, Service(s, kube.Scope{Classless: true}))
+}
+
 func TestLimitIsAtThePortsOfTheService(t *testing.T) {
 	t.Parallel()
 	s := Service(&corev1.Service{
