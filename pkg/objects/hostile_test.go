@@ -12,6 +12,9 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/stretchr/testify/require"
 
@@ -200,6 +203,41 @@ func TestServicesOfOthersAreKeptInPart(t *testing.T) {
 		require.Equal(t, c.whole, kept.Annotations[annotation.AddressPool] != "", name)
 		require.NotEmpty(t, kept.Status.LoadBalancer.Ingress, "%s: what is in use", name)
 	}
+}
+
+// The controllers, the framework's too, ask a factory for their informers, and get those that keep projections.
+func TestInformersOfAFactoryKeepProjections(t *testing.T) {
+	t.Parallel()
+	meta := func(name string) metav1.ObjectMeta {
+		return metav1.ObjectMeta{Namespace: "shop", Name: name, Labels: map[string]string{"app": "web"}, Annotations: map[string]string{"a": "b"}}
+	}
+	node := &corev1.Node{ObjectMeta: meta("n1"), Status: corev1.NodeStatus{Images: []corev1.ContainerImage{{SizeBytes: 1}}}}
+	node.Namespace = ""
+	client := fake.NewClientset(&corev1.Service{ObjectMeta: meta("ours")}, &corev1.Service{ObjectMeta: meta("foreign")},
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Annotations: map[string]string{"a": "b"}}}, node)
+	factory := informers.NewSharedInformerFactory(client, 0)
+	objects.Share(factory, func(s *corev1.Service) bool { return s.Name == "ours" })
+	services, namespaces, nodes := factory.Core().V1().Services(), factory.Core().V1().Namespaces(), factory.Core().V1().Nodes()
+	for _, i := range []cache.SharedIndexInformer{services.Informer(), namespaces.Informer(), nodes.Informer()} {
+		require.NotNil(t, i)
+	}
+	factory.StartWithContext(t.Context())
+	t.Cleanup(factory.Shutdown)
+	factory.WaitForCacheSync(t.Context().Done())
+	ours, err := services.Lister().Services("shop").Get("ours")
+	require.NoError(t, err)
+	require.Equal(t, map[string]string{"app": "web"}, ours.Labels)
+	require.Empty(t, ours.Annotations)
+	foreign, err := services.Lister().Services("shop").Get("foreign")
+	require.NoError(t, err)
+	require.Empty(t, foreign.Labels)
+	namespace, err := namespaces.Lister().Get("shop")
+	require.NoError(t, err)
+	require.Empty(t, namespace.Annotations)
+	n1, err := nodes.Lister().Get("n1")
+	require.NoError(t, err)
+	require.Equal(t, node.Annotations, n1.Annotations, "it is written back")
+	require.Empty(t, n1.Status.Images)
 }
 
 // Of what a Lease says by itself only the holder is text, and bounded.

@@ -1,0 +1,73 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/cloud-provider/app/config"
+
+	"github.com/lodestone-lb/lodestone/controller/provider"
+)
+
+// What the process is made of: the informers of the factory, which the framework's controllers and ours share, keep
+// projections of Services, because whole ones of a few tenants would need more memory than the controller has. And our
+// client writes nothing while this process does not certainly lead.
+func TestProcessIsBoundedAndFenced(t *testing.T) {
+	var list bytes.Buffer
+	codec := scheme.Codecs.EncoderForVersion(protobuf.NewSerializer(scheme.Scheme, scheme.Scheme), corev1.SchemeGroupVersion)
+	require.NoError(t, codec.Encode(&corev1.ServiceList{ListMeta: metav1.ListMeta{ResourceVersion: "1"}, Items: []corev1.Service{
+		{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", Annotations: map[string]string{"example.com/note": "x"}}},
+	}}, &list))
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.URL.Path != "/api/v1/services":
+			http.NotFound(w, r)
+		case r.URL.Query().Get("sendInitialEvents") == "true":
+			http.Error(w, "no streaming lists", http.StatusBadRequest)
+		case r.URL.Query().Get("watch") != "":
+			<-r.Context().Done()
+		default:
+			w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
+			_, _ = w.Write(list.Bytes())
+		}
+	}))
+	t.Cleanup(api.Close)
+	p := newProcess(t.Context())
+	p.flags.handleClassless, p.flags.configNamespace, p.flags.configName = true, "ls", "lodestone-config"
+	c := (&config.Config{Kubeconfig: &rest.Config{Host: api.URL}}).Complete()
+	c.ComponentConfig.Generic.Controllers = []string{"*"}
+	c.ComponentConfig.KubeCloudShared.CloudProvider.Name = provider.Name
+	leader := &c.ComponentConfig.Generic.LeaderElection
+	leader.LeaderElect, leader.ResourceLock, leader.ResourceNamespace, leader.ResourceName = true, "leases", "ls", "lodestone-controller"
+	leader.LeaseDuration.Duration, leader.RenewDeadline.Duration, leader.RetryPeriod.Duration = 10*time.Second, 7*time.Second, time.Second
+	p.cloud(c)
+
+	short, cancel := context.WithTimeout(t.Context(), 3*look)
+	defer cancel()
+	_, err := p.client.CoreV1().ConfigMaps("ls").Create(short, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a"}},
+		metav1.CreateOptions{})
+	require.ErrorIs(t, err, errFenced)
+
+	informer := c.SharedInformers.Core().V1().Services().Informer()
+	ctx, end := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); informer.RunWithContext(ctx) }()
+	defer func() { end(); <-done }()
+	require.True(t, cache.WaitForCacheSync(ctx.Done(), informer.HasSynced))
+	obj, exists, err := informer.GetStore().GetByKey("shop/web")
+	require.NoError(t, err)
+	require.True(t, exists)
+	require.Empty(t, obj.(*corev1.Service).Annotations)
+}
