@@ -221,6 +221,9 @@ func TestLastIsRefused(t *testing.T) {
 		require.False(t, st.Lost.IsValid(), "it may be somebody else's server")
 		require.ErrorContains(t, st.Err, "DHCP server 198.18.0.3 refused 198.18.0.77")
 		w.pass(20 * time.Second)
+		for _, m := range w.sent()[:refusedAttempts] {
+			require.Equal(t, dhcpv4.MessageTypeRequest, m.MessageType(), "the answer of the server that leased it may be lost once")
+		}
 		require.Equal(t, dhcpv4.MessageTypeDiscover, w.sent()[refusedAttempts].MessageType())
 		require.False(t, w.Current()[webID].Lost.IsValid())
 		offers.Store(true)
