@@ -98,6 +98,11 @@ func TestClassesAreThoseOfTheControllerThatRuns(t *testing.T) {
 	assert.Contains(t, out, "Served   no: ")
 	_, out = w.run("explain", "service", "shop/edge", "--load-balancer-classes=lodestone.io/lodestone")
 	assert.Contains(t, out, "Served   no: ")
+
+	// migrate reads less of the cluster.
+	c, err := readCluster(t, controller, edge)
+	require.NoError(t, err)
+	assert.Equal(t, kube.Scope{Classes: []string{annotation.DefaultClass, class}}, c.Scope)
 }
 
 // Who announces an address is told by the speakers' own code.
