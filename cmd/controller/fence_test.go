@@ -54,6 +54,19 @@ func TestFenceClosesBeforeTheLeaseEnds(t *testing.T) {
 	}
 }
 
+// Whatever the lease is, most of it is there to write in: with a margin as long as the lease no write would go
+// through, although this process leads.
+func TestTheMarginLeavesTimeToWrite(t *testing.T) {
+	t.Parallel()
+	for _, lease := range []time.Duration{2 * time.Second, 5 * time.Second, 10 * time.Second, 15 * time.Second, time.Minute} {
+		for _, renewal := range []time.Duration{lease / 10, lease / 2, lease * 7 / 10, lease - 1} {
+			margin := marginOf(lease, renewal)
+			assert.Positive(t, margin)
+			assert.LessOrEqual(t, margin, lease/2, "lease %s, renewed for %s", lease, renewal)
+		}
+	}
+}
+
 // stuck is a lock that the process takes, and that hangs when it is renewed, whatever its context
 // says: the process is suspended.
 type stuck struct {

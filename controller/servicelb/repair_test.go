@@ -114,6 +114,21 @@ func TestFinalizerOfAnotherLoadBalancerStays(t *testing.T) {
 	}
 }
 
+// The conventional finalizer of a Service that we serve is ours, also if the annotation is lost: nobody else takes it
+// off, and the Service could never be deleted.
+func TestAServiceThatHasLostItsMarkCanBeDeleted(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.creates("web")
+	s.server.update("default/web", func(svc *corev1.Service) { delete(svc.Annotations, annotation.Assigned) })
+	s.server.delete("default/web", s.clock)
+	s.restart()
+	s.run()
+	if svc := s.server.get("default/web"); svc != nil {
+		t.Errorf("it has finalizers %q", svc.Finalizers)
+	}
+}
+
 // A Service of a class that is refused has the conventional finalizer from somebody else, because
 // Lodestone marks Services of a class by another one.
 func TestConventionalFinalizerOfAClassStays(t *testing.T) {
