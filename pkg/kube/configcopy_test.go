@@ -10,6 +10,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
@@ -92,6 +94,12 @@ func TestProgramsThatStartTakeTheLastValidDocument(t *testing.T) {
 	late.wantEvent("Warning ConfigInvalid")
 	late.wantEvent("Warning ConfigRestored")
 	late.wantRestored("1")
+	step, end := context.WithCancel(t.Context())
+	end() // Keep takes one step all the same
+	if err := late.watcher.Keep(step); err != nil {
+		t.Fatal(err)
+	}
+	c.kept(twoPools) // and not the mistake
 
 	c.write(map[string]string{config.Key: oneAddress})
 	late.until("the corrected document is in force", func(cfg *config.Config, s kube.State) bool {
@@ -126,6 +134,67 @@ func TestProgramsThatStartWithoutDocument(t *testing.T) {
 	last.until("it is known that there is none", func(_ *config.Config, s kube.State) bool { return s.Read })
 	if cfg, _ := last.watcher.Current(); cfg != nil {
 		t.Errorf("without document and copy there is a configuration: %+v", cfg)
+	}
+}
+
+// slowCopy is an API server that takes its time with the copy.
+type slowCopy struct {
+	*fake.Clientset
+	wait func()
+}
+
+func (s slowCopy) CoreV1() corev1client.CoreV1Interface {
+	return slowCore{s.Clientset.CoreV1(), s.wait}
+}
+
+type slowCore struct {
+	corev1client.CoreV1Interface
+	wait func()
+}
+
+func (s slowCore) ConfigMaps(namespace string) corev1client.ConfigMapInterface {
+	return slowMaps{s.CoreV1Interface.ConfigMaps(namespace), s.wait}
+}
+
+type slowMaps struct {
+	corev1client.ConfigMapInterface
+	wait func()
+}
+
+func (s slowMaps) Get(ctx context.Context, name string, o metav1.GetOptions) (*corev1.ConfigMap, error) {
+	if name == config.LastValidName {
+		defer s.wait()
+	}
+	return s.ConfigMapInterface.Get(ctx, name, o)
+}
+
+// A valid document that comes while the copy is read stays in force: nothing would replace the copy before the next
+// edit.
+func TestADocumentThatComesWhileTheCopyIsRead(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: config.Namespace, Name: config.LastValidName},
+		Data: map[string]string{config.Key: twoPools}}
+	if _, err := c.client.CoreV1().ConfigMaps(config.Namespace).Create(t.Context(), cm, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	c.write(map[string]string{config.Key: broken})
+	asked, answer := make(chan struct{}), make(chan struct{})
+	c.watcher = kube.NewConfigWatcher(slowCopy{c.client, func() { close(asked); <-answer }}, kube.ConfigOptions{
+		Log: slog.New(slog.DiscardHandler)})
+	ctx, end := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- c.watcher.Run(ctx) }()
+	<-asked
+	c.write(map[string]string{config.Key: oneAddress})
+	c.until("the document is in force", pools(1))
+	close(answer)
+	end()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if cfg, state := c.watcher.Current(); len(cfg.Pools) != 1 || state.Restored {
+		t.Errorf("the copy has replaced it: %+v, %+v", cfg, state)
 	}
 }
 
