@@ -172,6 +172,20 @@ func TestUpstreamDeletionAndRecreation(t *testing.T) {
 	s.held(1)
 }
 
+// Kubernetes' service controller may ask for a Service that is gone by now, and never asks again: nothing stays held.
+func TestUpstreamAsksForAServiceThatIsGone(t *testing.T) {
+	t.Parallel()
+	s := newStory(t, lan)
+	s.start()
+	lb, _ := s.cloud.LoadBalancer()
+	web := service("web")
+	web.UID = "gone"
+	if status, err := lb.EnsureLoadBalancer(t.Context(), "", web, nil); err != nil || len(status.Ingress) != 1 {
+		t.Fatal(status, err)
+	}
+	s.held(0)
+}
+
 // What happens while no controller runs is caught up with.
 func TestUpstreamCatchesUpAfterARestart(t *testing.T) {
 	t.Parallel()

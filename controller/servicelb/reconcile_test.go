@@ -188,6 +188,25 @@ func TestOldAddressOfAMoveIsFreeOnlyWhenNobodyShowsIt(t *testing.T) {
 	s.has("next", "203.0.113.10", "True Allocated")
 }
 
+// A Service that goes before its move to another address is written leaves neither address behind.
+func TestAMoveThatIsNeverWrittenLeavesNothing(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.configure("quarantine: 0s\n" + "pools: [{name: lan, addresses: [203.0.113.10-203.0.113.11]}]\n")
+	s.creates("mover")
+	s.server.fault = func() fault { return lost }
+	s.server.update("default/mover", annotated(annotation.Addresses, "203.0.113.11"))
+	s.see("default/mover")
+	s.once()
+	s.server.fault = nil
+	s.server.update("default/mover", func(svc *corev1.Service) { svc.Finalizers = nil }) // by force
+	s.deletes("mover")
+	s.creates("next")
+	s.has("next", "203.0.113.10", "True Allocated")
+	s.creates("other")
+	s.has("other", "203.0.113.11", "True Allocated")
+}
+
 func TestClassesAreServedOrLeftAlone(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
