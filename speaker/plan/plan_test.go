@@ -507,6 +507,8 @@ var stories = map[string]func(*story){
 		s.on("n1", report.Segment{Subnet: netip.MustParsePrefix("203.0.113.0/24"), Interface: "eth0"},
 			report.Segment{Subnet: netip.MustParsePrefix("203.0.113.0/24"), Interface: "eth1", Down: true})
 		s.wantSilent("n1", vip, plan.LinkDown)
+		s.on("n1", segment("198.18.0.0/24", "eth0")) // the VIP is on no segment, and there is no other interface
+		s.wantSilent("n1", vip, plan.LinkDown)
 	},
 	"a node that is apart owns the VIPs of other segments, and asks for those that it gains": func(s *story) {
 		for _, segments := range [][]report.Segment{
