@@ -300,6 +300,43 @@ func TestManySeekOneThatIsBack(t *testing.T) {
 	})
 }
 
+// One of 1,000 speakers stays away. The others try to reach it less and less often, down to an interval that grows
+// with their number: each attempt is a broadcast on the segment.
+func TestManySeekOneThatStaysAway(t *testing.T) {
+	t.Parallel()
+	const all, watched = 1000, 20 * time.Minute
+	onSegment(t, config.FailoverConservative.Membership(), 2, slog.DiscardHandler, func(t *testing.T, s *segment, tasks []*Task) {
+		seeks, lost := tasks[0], tasks[1]
+		for i := range all - 2 {
+			*seeks.peers.at(fmt.Sprint("elsewhere-", i)) = peer{alive: true, metadata: metadata{ready: true}}
+		}
+		seekEachOther(t, tasks)
+		address := lost.options.Address.String()
+		s.dead.Store(address)
+		time.Sleep(10 * time.Minute)
+		s.count.Store(address)
+		time.Sleep(watched)
+		least, most := watched/(2*lastRejoin*all/crowdSize), 2*watched/(lastRejoin*all/crowdSize)+1
+		t.Logf("%d connections to it in %s", s.dials.Load(), watched)
+		assert.GreaterOrEqual(t, s.dials.Load(), int64(least))
+		assert.LessOrEqual(t, s.dials.Load(), int64(most))
+
+		// Leases that change all the time have it try sooner, but neither at once nor never.
+		s.dials.Store(0)
+		for end := time.Now().Add(watched); time.Now().Before(end); time.Sleep(time.Second) {
+			notify.Wake(seeks.rejoin)
+		}
+		t.Logf("%d connections to it in %s in which Leases change", s.dials.Load(), watched)
+		assert.Greater(t, s.dials.Load(), int64(most))
+		assert.LessOrEqual(t, s.dials.Load(), int64(2*watched/(firstRejoin*all/crowdSize)))
+
+		s.dead.Store("") // no attempt is under way when the test ends
+		for back := time.Now(); !seeks.Whole() || !lost.Whole(); time.Sleep(100 * time.Millisecond) {
+			require.Less(t, time.Since(back), 5*time.Minute)
+		}
+	})
+}
+
 // seekEachOther has speakers look for those that they lose, until the test ends.
 func seekEachOther(t *testing.T, all []*Task) {
 	t.Helper()

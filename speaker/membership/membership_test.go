@@ -628,6 +628,28 @@ func TestARenewedLeaseRestartsNoSearch(t *testing.T) {
 	assert.EqualValues(t, 20, task.Crowd())
 }
 
+// A Lease is written anew from time to time, for people. Each write goes to all speakers, so that many of them
+// write more seldom.
+func TestLeasesOfManyAreRefreshedMoreSeldom(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ speakers, least, most int }{{1, 96, 300}, {1000, 4, 16}} {
+		synctest.Test(t, func(t *testing.T) {
+			c := makeCluster(t, "n1")
+			task := New(c.options("n1"))
+			task.ring.set(keys.Ring{keyOf(t, firstKey)})
+			for i := range tt.speakers - 1 {
+				task.peers.at(fmt.Sprint(i)).alive = true
+			}
+			go task.own.publish(t.Context(), time.Now(), make(chan int, 1))
+			time.Sleep(24 * time.Hour)
+			synctest.Wait()
+			t.Logf("%d speakers: %d writes in a day", tt.speakers, c.leaseWrites())
+			assert.GreaterOrEqual(t, c.leaseWrites(), tt.least)
+			assert.LessOrEqual(t, c.leaseWrites(), tt.most)
+		})
+	}
+}
+
 // After a power cut the first speaker of many does not claim all VIPs while the others
 // start, and does not wait for those that do not come.
 func TestFirstOfManyAfterAPowerCut(t *testing.T) {
