@@ -51,12 +51,27 @@ type joined struct {
 	*testing.T
 	*noted
 	client *fake.Clientset
+
+	mu      sync.Mutex
+	refused error // what comes of a list of Leases
+}
+
+// refuse has the API server refuse to list Leases. Nil: it lists them again.
+func (j *joined) refuse(err error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.refused = err
 }
 
 func join(t *testing.T, o provider.Options, addresses ...corev1.NodeAddress) *joined {
 	n := node("n1", addresses...)
 	n.Spec.Taints = []corev1.Taint{{Key: cloudproviderapi.TaintExternalCloudProvider, Effect: corev1.TaintEffectNoSchedule}}
-	j := &joined{t, &noted{}, fake.NewClientset(&n)}
+	j := &joined{T: t, noted: &noted{}, client: fake.NewClientset(&n)}
+	j.client.PrependReactor("list", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		return j.refused != nil, nil, j.refused
+	})
 	o.Client, o.Events, o.Log = j.client, j, slog.New(slog.DiscardHandler)
 	factory := informers.NewSharedInformerFactory(j.client, 0)
 	nodes, err := cloudnode.NewCloudNodeController(factory.Core().V1().Nodes(), j.client, provider.New(o), 5*time.Minute, 1, 1)
@@ -156,18 +171,10 @@ func TestNodesAreInitializedWhoeverElseIsAtWorkIfTheOperatorWantsIt(t *testing.T
 func TestNodesWaitUntilItIsKnownWhoElseIsAtWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		j := join(t, provider.Options{Config: parse(t, machines)}, hostname)
-		var mu sync.Mutex
-		err := errors.New("leases.coordination.k8s.io is forbidden")
-		j.client.PrependReactor("list", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
-			mu.Lock()
-			defer mu.Unlock()
-			return err != nil, nil, err
-		})
+		j.refuse(errors.New("leases.coordination.k8s.io is forbidden"))
 		j.address()
 		require.Empty(t, j.id(15*time.Minute))
-		mu.Lock()
-		err = nil
-		mu.Unlock()
+		j.refuse(nil)
 		require.Equal(t, ours, j.id(15*time.Minute))
 	})
 }
