@@ -165,9 +165,9 @@ func TestRefusedWishKeepsWhatTheServiceHas(t *testing.T) {
 	s.has("web", "203.0.113.11", "True Allocated")
 }
 
-// A Service that moves shows its old address until its object is written.
-func TestOldAddressOfAMoveIsFreeOnlyWhenNobodyShowsIt(t *testing.T) {
-	t.Parallel()
+// moving is a story whose Service mover goes from 203.0.113.10 to .11, and whose object cannot be written.
+func moving(t *testing.T) *story {
+	t.Helper()
 	s := newStory(t)
 	s.configure("quarantine: 0s\n" + "pools: [{name: lan, addresses: [203.0.113.10-203.0.113.11]}]\n")
 	s.creates("mover")
@@ -175,6 +175,13 @@ func TestOldAddressOfAMoveIsFreeOnlyWhenNobodyShowsIt(t *testing.T) {
 	s.server.update("default/mover", annotated(annotation.Addresses, "203.0.113.11"))
 	s.see("default/mover")
 	s.once()
+	return s
+}
+
+// A Service that moves shows its old address until its object is written.
+func TestOldAddressOfAMoveIsFreeOnlyWhenNobodyShowsIt(t *testing.T) {
+	t.Parallel()
+	s := moving(t)
 	s.has("mover", "203.0.113.10", "True Allocated")
 
 	s.server.fault = nil
@@ -191,13 +198,7 @@ func TestOldAddressOfAMoveIsFreeOnlyWhenNobodyShowsIt(t *testing.T) {
 // A Service that goes before its move to another address is written leaves neither address behind.
 func TestAMoveThatIsNeverWrittenLeavesNothing(t *testing.T) {
 	t.Parallel()
-	s := newStory(t)
-	s.configure("quarantine: 0s\n" + "pools: [{name: lan, addresses: [203.0.113.10-203.0.113.11]}]\n")
-	s.creates("mover")
-	s.server.fault = func() fault { return lost }
-	s.server.update("default/mover", annotated(annotation.Addresses, "203.0.113.11"))
-	s.see("default/mover")
-	s.once()
+	s := moving(t)
 	s.server.fault = nil
 	s.server.update("default/mover", func(svc *corev1.Service) { svc.Finalizers = nil }) // by force
 	s.deletes("mover")
