@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -92,6 +93,54 @@ func TestPacketsThatNobodyServes(t *testing.T) {
 	require.ErrorContains(t, err, "no route to host", "the client is told")
 	require.Equal(t, before, forwarded(t, node))
 	everybody()
+}
+
+// The guide has the same lines for IPv6, but for the program's flag.
+func TestIPv6PacketsThatNobodyServes(t *testing.T) {
+	t.Parallel()
+	s := testnet.NewSegment(t, 3)
+	node, tor, client := s.Hosts[0], s.Hosts[1], s.Hosts[2]
+	for i, h := range s.Hosts {
+		h.Run("ip", "addr", "add", fmt.Sprintf("2001:db8:77::%d/64", i+1), "dev", "eth0", "nodad")
+		h.Run("sysctl", "-qw", "net.ipv6.conf.all.forwarding=1")
+	}
+	client.Run("ip", "route", "add", "2001:db8:203::/64", "via", "2001:db8:77::2")
+	tor.Run("ip", "route", "add", "2001:db8:203::/64", "via", "2001:db8:77::1")
+	node.Run("ip", "route", "add", "default", "via", "2001:db8:77::2")
+	bounced := func() (hops int, err error) {
+		before := forwarded6(t, node)
+		err = client.Do(func() error {
+			conn, err := net.DialTimeout("tcp", "[2001:db8:203::7]:81", 5*time.Second)
+			if err == nil {
+				conn.Close()
+			}
+			return err
+		})
+		return forwarded6(t, node) - before, err
+	}
+	hops, err := bounced()
+	require.Error(t, err)
+	require.Greater(t, hops, 20, "a packet that goes to and fro")
+	lines := strings.NewReplacer("ip r", "ip -6 r", "203.0.113.0/26", "2001:db8:203::/64")
+	for _, text := range examples(t, guides+"/bgp.md", "sh") {
+		for line := range strings.Lines(text) {
+			node.Run("sh", "-c", lines.Replace(line))
+		}
+	}
+	hops, err = bounced()
+	require.ErrorContains(t, err, "network is unreachable", "the client is told: no route, as ICMPv6 has it")
+	require.Zero(t, hops)
+}
+
+// forwarded6 returns how many IPv6 packets a host has forwarded.
+func forwarded6(t *testing.T, h *testnet.Host) int {
+	t.Helper()
+	fields := strings.Fields(h.Run("cat", "/proc/net/snmp6"))
+	at := slices.Index(fields, "Ip6OutForwDatagrams")
+	require.GreaterOrEqual(t, at, 0)
+	n, err := strconv.Atoi(fields[at+1])
+	require.NoError(t, err)
+	return n
 }
 
 // forwarded returns how many IPv4 packets a host has forwarded.
