@@ -15,6 +15,10 @@ import (
 // for it should see that something happens.
 const slow = 10 * time.Second
 
+// excerpt is how many bytes of a failed test's output are printed again at the
+// end, where somebody who sees the end alone looks for the reason.
+const excerpt = 800
+
 // event is one line of test2json.
 type event struct {
 	Action     string
@@ -35,6 +39,8 @@ type summary struct {
 	output map[key]*strings.Builder
 	// tests counts the finished tests of each package, bad the failed ones.
 	tests, bad map[string]int
+	// failures are the last lines of what failed.
+	failures []string
 }
 
 func newSummary(out io.Writer) *summary {
@@ -88,6 +94,7 @@ func (s *summary) finishTest(k key, e event) {
 		s.failed++
 		s.bad[k.pkg]++
 		fmt.Fprintf(s.out, "FAIL %s %s\n%s", k.pkg, k.test, output)
+		s.failures = append(s.failures, fmt.Sprintf("failed: %s %s\n%s", k.pkg, k.test, end(output)))
 	case "skip":
 		s.skipped++
 		fmt.Fprintf(s.out, "SKIP %s %s\n%s", k.pkg, k.test, output)
@@ -109,6 +116,7 @@ func (s *summary) finishPackage(k key, e event) {
 		s.failed++
 		s.bad[k.pkg]++
 		fmt.Fprintf(s.out, "%s", s.output[k])
+		s.failures = append(s.failures, fmt.Sprintf("failed: %s\n%s", k.pkg, end(s.output[k])))
 	}
 	delete(s.output, k)
 	if s.tests[k.pkg] > 0 || s.bad[k.pkg] > 0 {
@@ -129,9 +137,23 @@ func (s *summary) running(pkg string) []key {
 	return keys
 }
 
+// end returns the last lines of an output, with a mark if there is more.
+func end(output *strings.Builder) string {
+	if output == nil {
+		return ""
+	}
+	text := output.String()
+	if len(text) <= excerpt {
+		return text
+	}
+	text = text[len(text)-excerpt:]
+	return "[...]" + text[max(strings.IndexByte(text, '\n'), 0):]
+}
+
 // close prints the counts and reports whether all is well. No tests at all is
 // not: something kept them from running.
 func (s *summary) close(strict bool) bool {
+	fmt.Fprint(s.out, strings.Join(s.failures, ""))
 	fmt.Fprintf(s.out, "%d passed, %d failed, %d skipped\n", s.passed, s.failed, s.skipped)
 	return s.failed == 0 && s.passed > 0 && (!strict || s.skipped == 0)
 }

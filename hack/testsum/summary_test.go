@@ -27,14 +27,23 @@ func TestSummary(t *testing.T) {
 {"Action":"output","Package":"p","Test":"TestA","Output":"got 1, want 2\n"}
 {"Action":"fail","Package":"p","Test":"TestA"}
 {"Action":"fail","Package":"p"}`,
-			want: "FAIL p TestA\ngot 1, want 2\nFAIL p (1 tests, 0.0s)\n0 passed, 1 failed, 0 skipped\n",
+			want: "FAIL p TestA\ngot 1, want 2\nFAIL p (1 tests, 0.0s)\nfailed: p TestA\ngot 1, want 2\n0 passed, 1 failed, 0 skipped\n",
+		},
+		{
+			name: "the end has the end of a long output",
+			events: `{"Action":"run","Package":"p","Test":"TestA"}
+{"Action":"output","Package":"p","Test":"TestA","Output":"` + strings.Repeat("x", excerpt) + `\nlast\n"}
+{"Action":"fail","Package":"p","Test":"TestA"}
+{"Action":"fail","Package":"p"}`,
+			want: "FAIL p TestA\n" + strings.Repeat("x", excerpt) + "\nlast\nFAIL p (1 tests, 0.0s)\n" +
+				"failed: p TestA\n[...]\nlast\n0 passed, 1 failed, 0 skipped\n",
 		},
 		{
 			name: "a test that never ends is a failed one",
 			events: `{"Action":"run","Package":"p","Test":"TestA"}
 {"Action":"output","Package":"p","Test":"TestA","Output":"panic: timed out\n"}
 {"Action":"fail","Package":"p"}`,
-			want: "FAIL p TestA\npanic: timed out\nFAIL p (1 tests, 0.0s)\n0 passed, 1 failed, 0 skipped\n",
+			want: "FAIL p TestA\npanic: timed out\nFAIL p (1 tests, 0.0s)\nfailed: p TestA\npanic: timed out\n0 passed, 1 failed, 0 skipped\n",
 		},
 		{
 			name: "a package that does not build is a failed test",
@@ -42,7 +51,7 @@ func TestSummary(t *testing.T) {
 {"ImportPath":"p [p.test]","Action":"build-fail"}
 {"Action":"output","Package":"p","Output":"FAIL p [build failed]\n"}
 {"Action":"fail","Package":"p"}`,
-			want: "p.go:1: broken\nFAIL p [build failed]\nFAIL p (0 tests, 0.0s)\n0 passed, 1 failed, 0 skipped\n",
+			want: "p.go:1: broken\nFAIL p [build failed]\nFAIL p (0 tests, 0.0s)\nfailed: p\nFAIL p [build failed]\n0 passed, 1 failed, 0 skipped\n",
 		},
 		{
 			name: "strict refuses a skipped test and says why it was",
