@@ -12,6 +12,7 @@
 //	direct.go   Director, the task: which rules there are to be, and that they are there
 //	drain.go    what was switched off, and goes on for a while
 //	table.go    which node a flow belongs to, and where it may have belonged before
+//	absence.go  which nodes do not have a Service's rules yet
 //	nodes.go    which hosts on the segment are the cluster's nodes, and which of them answer
 //	rules.go    what the kernel is to do with a packet
 //	shortcut.go what belongs to others is handed over before conntrack: when, and which Services
@@ -98,6 +99,7 @@ type Director struct {
 	nodes    map[netip.Addr]*host     // the other nodes that are or were on a segment of this one
 	heard    map[segmentKey]time.Time // since when some other node is heard without a break
 	draining map[plan.LimitKey]draining
+	absences absences
 	have     [2]*ruleset             // by family, what the kernel took over last
 	keys     [2]map[int]string       // and what its tables of buckets follow from,
 	peered   [2]map[string]neighbour // with whom
@@ -122,7 +124,8 @@ type Director struct {
 func New(o Options) *Director {
 	o.Hold, o.Guard = cmp.Or(o.Hold, defaultHold), cmp.Or(o.Guard, defaultGuard)
 	d := &Director{Options: o, sets: make(chan plan.Forwarding, 1), ready: make(chan struct{}), nodes: map[netip.Addr]*host{},
-		draining: map[plan.LimitKey]draining{}, most: maxBuckets, shortcut: shortcut{log: o.Log, guard: cmp.Or(o.Guard, defaultGuard)}}
+		draining: map[plan.LimitKey]draining{}, absences: absences{map[plan.LimitKey]time.Time{}, map[string]absence{}}, most: maxBuckets,
+		shortcut: shortcut{log: o.Log, guard: cmp.Or(o.Guard, defaultGuard)}}
 	d.published.Store(&Status{})
 	if o.Registry != nil {
 		o.Registry.MustRegister(collector{d})
@@ -164,6 +167,11 @@ func (d *Director) Run(ctx context.Context) error {
 	case <-ctx.Done():
 		return nil
 	case d.want = <-d.sets:
+	}
+	now := time.Now()
+	d.absences.see(now, d.want.Lost)
+	for key := range d.want.Services {
+		d.absences.came[key] = now
 	}
 	d.inherit()
 	d.settle(ctx)
@@ -245,6 +253,9 @@ func (d *Director) verify(refresh bool) {
 // reconcile brings the rules into force.
 func (d *Director) reconcile() {
 	var err error
+	if d.absences.see(time.Now(), d.want.Lost) {
+		d.stale = true
+	}
 	if len(d.want.Services)+len(d.draining) > 0 {
 		err = d.look()
 	} else {
@@ -410,21 +421,22 @@ func (d *Director) rules(i int, f *family, peers map[string]neighbour, tables ma
 	services, room := map[string][]service{}, d.most // by what their tables follow from
 	// Most Services have the same backends.
 	type backends struct {
-		first *plan.Backend // nil: none has the rules yet
-		local bool
+		first  *plan.Backend // nil: none has the rules yet
+		local  bool
+		missed string // by nodes
 	}
 	known := map[backends]service{}
 	add := func(key plan.LimitKey, s plan.Direct, drains bool) {
 		if !f.has(key.VIP) {
 			return
 		}
-		all := backends{nil, s.Local}
+		all := backends{nil, s.Local, d.absences.missedBy(key)}
 		if len(s.Backends) > 0 {
 			all.first = &s.Backends[0]
 		}
 		same, ok := known[all]
 		if !ok {
-			same.Backends = present(s.Backends, peers, d.Node)
+			same.Backends = present(s.Backends, peers, d.Node, all.missed)
 			same.of = fmt.Sprint(sizeOf(s), same.Backends)
 			known[all] = same
 		}
@@ -598,15 +610,15 @@ func (d *Director) peers(f *family) map[string]neighbour {
 	return peers
 }
 
-// present returns the backends that are this node or a peer. Those that are silent take no
-// new connections.
-func present(all []plan.Backend, peers map[string]neighbour, self string) (kept []plan.Backend) {
+// present returns the backends that are this node or a peer, but those that have missed the Service. Those
+// that are silent take no new connections.
+func present(all []plan.Backend, peers map[string]neighbour, self, missedBy string) (kept []plan.Backend) {
 	for _, b := range all {
 		peer, ok := peers[b.Node]
 		if peer.silent {
 			b.Open, b.Draining = 0, b.Open+b.Draining
 		}
-		if ok || b.Node == self {
+		if ok && !missed(missedBy, b.Node) || b.Node == self {
 			kept = append(kept, b)
 		}
 	}

@@ -482,3 +482,81 @@ func TestServiceThatFollowsAnother(t *testing.T) {
 	}))
 	require.Len(t, d.draining, 19)
 }
+
+// A node whose speaker was not heard since a Service came has no rules for it, and would answer what others
+// keep by a reset: it is not asked until its speaker is heard again. For Services that were there before, it
+// is asked.
+func TestNodeThatMissedAService(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 3)
+	w.start("n1", "n2")
+	w.own("n1")
+	there := []string{"n1", "n2"}
+	change := func(lost bool, open ...int) {
+		w.lost = map[string]bool{"n3": lost}
+		backends := []plan.Backend{{Node: "n1", Open: open[0]}, {Node: "n2", Open: open[1]}, {Node: "n3", Open: open[2]}}
+		if lost {
+			backends[2].Open, backends[2].Draining = 0, 1
+		}
+		w.wantAt(there, backends...)
+	}
+	change(true, 1, 1, 0)
+	all := w.open(60)
+	require.Zero(t, at(all)["n3"])
+	for _, open := range [][]int{{4, 1, 0}, {1, 4, 0}, {2, 2, 0}} {
+		change(true, open...)
+		w.live(all, fmt.Sprint(open))
+	}
+	require.Empty(t, w.nodes["n1"].director.View().Services[0].Others)
+
+	w.start("n3")
+	there = w.names
+	change(false, 2, 2, 2)
+	w.until(func() bool { return len(w.nodes["n1"].director.View().Services[0].Open) == 3 }, func() any { return w.nodes["n1"].director.View() })
+	w.live(all, "all speakers are heard")
+	fresh := w.open(60)
+	require.NotZero(t, at(fresh)["n3"])
+	w.nodes["n3"].stop()
+	there = []string{"n1", "n2"}
+	change(true, 1, 3, 0)
+	w.live(append(all, fresh...), "a speaker is lost that knew the Service")
+}
+
+// A node that comes back after its connections were given up, and whose speaker is not heard, has no rules
+// perhaps: it is not asked.
+func TestNodeThatStartsAnew(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 3)
+	w.hold = time.Second
+	w.begin(some("n1", "n2", "n3")...)
+	all := w.open(60)
+	all = slices.DeleteFunc(all, func(c *conn) bool { return c.node == "n3" })
+	n3 := w.nodes["n3"]
+	n3.stop()
+	n3.Run("ip", "link", "set", "eth0", "down")
+	w.lost = map[string]bool{"n3": true}
+	change := func(one, two int) {
+		for _, name := range []string{"n1", "n2"} {
+			w.setOn(name, []plan.Backend{{Node: "n1", Open: one}, {Node: "n2", Open: two}, {Node: "n3", Draining: 1}})
+		}
+	}
+	change(1, 1)
+	for _, name := range []string{"n1", "n2"} {
+		d := w.nodes[name].director
+		w.until(func() bool { return strings.Count(fmt.Sprint(d.Status().Neighbours), string(Gone)) == 2 }, func() any { return d.Status() })
+	}
+	for _, f := range allTables {
+		n3.Run("sh", "-c", "nft delete table "+f.name()+" || true")
+	}
+	n3.Run("ip", "link", "set", "eth0", "up")
+	address(n3.Host, "eth0", "2001:db8::13/64") // the kernel forgets it
+	for _, peer := range []string{"n1", "n2"} {
+		for _, a := range n3.addrs {
+			w.nodes[peer].Run("timeout", "30", "sh", "-c", "until ping -c 1 -W 1 "+a.String()+"; do :; done")
+		}
+	}
+	for _, open := range [][]int{{4, 1}, {1, 4}, {2, 2}} {
+		change(open[0], open[1])
+		w.live(all, fmt.Sprint(open))
+	}
+}

@@ -35,11 +35,22 @@ func (d *Director) take(want plan.Forwarding) {
 			d.draining[key] = draining{before, time.Now().Add(drainTime)}
 		}
 	}
+	now := time.Now()
+	d.absences.see(now, want.Lost)
 	for key := range want.Services {
+		_, wanted := d.want.Services[key]
+		if _, drains := d.draining[key]; !wanted && !drains {
+			d.absences.came[key] = now
+		}
 		delete(d.draining, key)
 	}
 	d.boundDraining()
 	d.want, d.stale = want, true
+	maps.DeleteFunc(d.absences.came, func(key plan.LimitKey, _ time.Time) bool {
+		_, wanted := want.Services[key]
+		_, drains := d.draining[key]
+		return !wanted && !drains
+	})
 	d.reconcile()
 }
 
@@ -74,6 +85,7 @@ func (d *Director) inherit() {
 			vip, port, ok := f.parseServiceKey(element)
 			key := plan.LimitKey{VIP: vip, Service: s.service}
 			if _, still := d.want.Services[key]; !ok || still || wanted[element] {
+				delete(d.absences.came, key)
 				continue
 			}
 			table := openName(s.table, s.buckets)

@@ -18,7 +18,9 @@ type host struct {
 	neighbour
 	since time.Time // if it is silent: when it ceased to answer
 	asked time.Time // if the kernel asks for it: since when
-	gone  bool      // connections wait no longer for it
+	// gone is set when connections wait no longer for it. If its speaker is not heard, that stays so when it
+	// answers again: it may have started anew, without rules.
+	gone bool
 }
 
 // look finds out which nodes are on the segment, and has those asked that are silent, lost or
@@ -44,7 +46,8 @@ func (d *Director) look() error {
 			if !ok {
 				continue
 			}
-			h := &host{neighbour: n, since: was.since}
+			_, away := d.absences.away[node]
+			h := &host{neighbour: n, since: was.since, gone: was.gone && away}
 			if e.asked {
 				h.asked = cmp.Or(was.asked, now)
 				h.silent = h.silent || now.Sub(h.asked) >= answerTime
@@ -104,7 +107,7 @@ func (d *Director) bury(now time.Time, gateways map[segmentKey]neighbour) {
 	d.heard = heard
 	for a, h := range d.nodes {
 		since, others := heard[segmentKey{h.device, a.Is4()}]
-		h.gone = h.silent && now.Sub(h.since) >= d.Hold && (h.hardware == "" || others && now.Sub(since) >= d.Hold)
+		h.gone = h.gone || h.silent && now.Sub(h.since) >= d.Hold && (h.hardware == "" || others && now.Sub(since) >= d.Hold)
 	}
 }
 

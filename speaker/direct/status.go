@@ -43,6 +43,7 @@ type Status struct {
 
 	noRules  report.NoRules
 	draining map[plan.LimitKey]draining
+	missed   map[plan.LimitKey]string // by which nodes
 	known    bool
 }
 
@@ -92,6 +93,9 @@ func (d *Director) View() Status {
 	add := func(key plan.LimitKey, of plan.Direct, drains bool) {
 		f := Forwarded{key.VIP, key.Service, drains, []string{}, nil}
 		for _, b := range of.Backends {
+			if missed(s.missed[key], b.Node) {
+				continue
+			}
 			if b.Open > 0 {
 				f.Open = append(f.Open, b.Node)
 			} else {
@@ -115,6 +119,12 @@ func (d *Director) publish() {
 		ConntrackFull: d.full, Without: d.without[0] + d.without[1], Tables: countTables(d.keys)}
 	if d.err != nil {
 		s.Error = d.err.Error()
+	}
+	if len(d.absences.away) > 0 {
+		s.missed = make(map[plan.LimitKey]string, len(d.absences.came))
+		for key := range d.absences.came {
+			s.missed[key] = d.absences.missedBy(key)
+		}
 	}
 	s.Peers = d.reachable()
 	s.Shortcuts = d.shortcut.services()

@@ -14,7 +14,8 @@ type Forwarding struct {
 	// Nodes are the addresses of the nodes whose speakers report that they have the rules: a Node
 	// that somebody has made up does not count.
 	Nodes map[string][]netip.Addr
-	// Lost are those of them whose speaker is not heard: they may be down.
+	// Lost are those of them whose speaker is not heard, or has no news of the cluster: they may be down,
+	// and have no rules for what is new.
 	Lost map[string]bool
 }
 
@@ -142,7 +143,7 @@ func (p *Planner) forward() {
 				continue
 			}
 			f.Nodes[name] = n.Addresses
-			if !snapshot.Speakers[name] {
+			if !snapshot.Speakers[name] || n.Blind {
 				f.Lost[name] = true
 			}
 		}

@@ -73,6 +73,9 @@ type cluster struct {
 func start(t *testing.T) *cluster {
 	t.Helper()
 	c := &cluster{T: t, Installation: installation, owners: map[string]string{}}
+	for _, node := range c.Lab.Nodes() { // before, no pods are scheduled there, and it announces no VIPs
+		c.network(node, corev1.ConditionFalse, "RouteCreated")
+	}
 	require.NoError(t, c.RunEcho(t.Context(), metav1.NamespaceDefault, 3))
 	for range 9 {
 		c.addService()
@@ -193,6 +196,7 @@ func TestOneOfThreeAPIServers(t *testing.T) {
 		host := c.victim()
 		when := host + " is " + lost.what
 		require.NoError(t, lost.lose(host))
+		t.Cleanup(func() { require.NoError(t, lost.heal(host)) }) // it may be healed twice
 		begin := time.Now()
 		c.changesArrive(when)
 		c.nothingMoves(fault-time.Since(begin), when)

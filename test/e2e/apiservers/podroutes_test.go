@@ -144,9 +144,6 @@ func (c *cluster) permit(cidrs ...string) {
 func TestPodsReachEachOtherByOurRoutesAlone(t *testing.T) {
 	c := start(t)
 	c.wait("all routes to pods are ours", c.routed)
-	for _, node := range c.Lab.Nodes() {
-		c.network(node, corev1.ConditionFalse, "RouteCreated")
-	}
 	pods := c.echoPods()
 	c.wait("every pod reaches every other one", func() error { return c.allReach(pods) })
 

@@ -87,9 +87,11 @@ func (p *Process) start() error {
 	}
 	p.PID = cmd.Process.Pid
 	go cmd.Wait() // reaps it should it end before we do; Alive tells the rest
-	if p.Started, _, err = stat(p.PID); err != nil {
+	now, err := stat(p.PID)
+	if err != nil {
 		return fmt.Errorf("ended at once: %w", p.withLog(err))
 	}
+	p.Started = now.started
 	return p.record()
 }
 
@@ -137,8 +139,8 @@ func (p *Process) LogFile() string { return filepath.Join(p.table.logs, p.Name+"
 
 // Alive reports whether that very process still runs.
 func (p *Process) Alive() bool {
-	started, state, err := stat(p.PID)
-	return err == nil && started == p.Started && state != 'Z'
+	now, err := stat(p.PID)
+	return err == nil && now.started == p.Started && (now.state != 'Z' || now.threads > 1)
 }
 
 // Check returns an error with the end of the log if the process is gone.
@@ -208,23 +210,35 @@ func (p *Process) Restart() error {
 	return nil
 }
 
-// stat reads when a process started and its state.
-func stat(pid int) (started uint64, state byte, err error) {
+// status is what the kernel knows of a process.
+type status struct {
+	started uint64 // in clock ticks since boot
+	state   byte
+	// threads counts those that have not ended. The first one of a process that ends is a zombie while
+	// others still hold its sockets.
+	threads int
+}
+
+func stat(pid int) (status, error) {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return 0, 0, err
+		return status{}, err
 	}
 	return parseStat(raw)
 }
 
 // parseStat reads a line of /proc/PID/stat. The program's name, second, is in
 // parentheses and may hold anything, parentheses included.
-func parseStat(line []byte) (started uint64, state byte, err error) {
-	const startTime = 22 - 3 // proc(5) counts from 1; fields begins with the third
+func parseStat(line []byte) (s status, err error) {
+	const threads, startTime = 20 - 3, 22 - 3 // proc(5) counts from 1; fields begins with the third
 	fields := bytes.Fields(line[bytes.LastIndexByte(line, ')')+1:])
 	if len(fields) <= startTime {
-		return 0, 0, fmt.Errorf("parse process status %q: %d fields", line, len(fields))
+		return s, fmt.Errorf("parse process status %q: %d fields", line, len(fields))
 	}
-	started, err = strconv.ParseUint(string(fields[startTime]), 10, 64)
-	return started, fields[0][0], err
+	s.state = fields[0][0]
+	if s.threads, err = strconv.Atoi(string(fields[threads])); err != nil {
+		return s, err
+	}
+	s.started, err = strconv.ParseUint(string(fields[startTime]), 10, 64)
+	return s, err
 }
