@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -309,14 +310,23 @@ func TestConnectionsOutliveChangesOfPods(t *testing.T) {
 	vip := s.assigned("web")
 	s.eventually("the VIP answers", func() error { return s.reachTCP(vip) })
 	s.forwards()
-	all := s.connect(vip, 60, usual)
+	thaw := s.missing(s.nodesBut(s.owner(vip))[0])
+	s.service("late", localPolicy)
+	late := s.assigned("late")
+	s.eventually("the VIP answers", func() error { return s.reachTCP(late) })
+	all := []*probe.Connections{s.connect(vip, 60, usual), s.connect(late, 60, usual)}
 	lives := func(what string, but ...string) {
 		t.Helper()
-		s.askAll(all)
-		require.Empty(t, slices.DeleteFunc(all.Snapshot().Broken, func(b probe.Break) bool { return slices.Contains(but, b.By.Pod) }), what)
+		s.askAll(all...)
+		for _, c := range all {
+			require.Empty(t, slices.DeleteFunc(c.Snapshot().Broken, func(b probe.Break) bool { return slices.Contains(but, b.By.Pod) }), what)
+		}
 	}
 	s.lingering(6)
-	lives("3 pods are 6")
+	lives("3 pods are 6, and one node has no rules for a Service")
+	thaw()
+	s.forwards()
+	lives("it has them")
 	more := s.connect(vip, 60, usual)
 	require.Len(t, more.Snapshot().Nodes(), 3)
 
@@ -350,6 +360,23 @@ func TestConnectionsOutliveChangesOfPods(t *testing.T) {
 		return s.lingers(6)
 	})
 	require.Empty(t, s.connect(vip, 20, usual).Snapshot().Broken)
+}
+
+// missing has a node miss what is new: its speaker stands still, until the function returned is called.
+func (s *story) missing(node string) (thaw func()) {
+	s.Helper()
+	pod, other := s.speakerOf(node), s.speakerOf(s.nodesBut(node)[0])
+	thaw = func() { require.NoError(s, s.Signal(s.ctx, &pod, unix.SIGCONT)) }
+	s.afterwards(thaw)
+	require.NoError(s, s.Signal(s.ctx, &pod, unix.SIGSTOP))
+	s.eventually("the others do without it", func() error {
+		n, err := s.Metric(s.ctx, &other, "lodestone_membership_ready_speakers", nil)
+		if err == nil && int(n) != len(s.Lab.Nodes())-1 {
+			err = fmt.Errorf("%v speakers are ready", n)
+		}
+		return err
+	})
+	return thaw
 }
 
 // What Kubernetes promises of a Service with policy Local holds where packets are handed on:
