@@ -12,7 +12,7 @@ import (
 // What the owner holds already and what still fits the request stays: an edit
 // of the configuration never moves an address. What does not fit is given
 // back: a dropped family, an address where another is requested, an address of
-// a pool that the request no longer names, all but the first of a family for
+// a pool that the request no longer names, all but the first Count of a family for
 // which it names none. An address whose pool is gone or shrunk fits as long as
 // the request names the pool that it named before. Calling Allocate again with
 // the same request changes nothing, except that it adds a preferred family
@@ -48,12 +48,15 @@ func (p *plan) decide() *Refusal {
 			return r
 		}
 	}
+	if r := p.count(); r != nil {
+		return r
+	}
 	for i, f := range p.Families {
-		if p.settled(i) {
-			continue
-		}
-		var k pick
-		if k, p.refused[i] = p.rejoined(f); k.is() {
+		for !p.settled(i) {
+			var k pick
+			if k, p.refused[i] = p.rejoined(f); !k.is() {
+				break
+			}
 			k.family = i
 			p.picks = append(p.picks, k)
 		}
@@ -64,11 +67,11 @@ func (p *plan) decide() *Refusal {
 // settle picks what leaves no choice: the addresses that the Service names or
 // has reserved, or what it keeps.
 func (p *plan) settle(i int) *Refusal {
-	if len(p.wishes[i]) == 0 {
-		kept := p.kept(p.Families[i])
-		if p.wishReserved(i, kept != nil); len(p.wishes[i]) == 0 && kept != nil {
-			p.picks = append(p.picks, pick{family: i, holding: kept, kept: true})
-		}
+	var room [MaxAddresses]*holding
+	kept := room[:0]
+	if !p.named[i] {
+		kept = p.kept(i, kept)
+		p.wishReserved(i, len(kept) >= p.wanted(i))
 	}
 	for _, addr := range p.wishes[i] {
 		k, r := p.claim(addr)
@@ -78,23 +81,31 @@ func (p *plan) settle(i int) *Refusal {
 		k.family = i
 		p.picks = append(p.picks, k)
 	}
+	for _, g := range kept {
+		if !p.settled(i) && !slices.Contains(p.wishes[i], g.addr) {
+			p.picks = append(p.picks, pick{family: i, holding: g, kept: true})
+		}
+	}
 	return nil
 }
 
-// kept returns the first holding of the family that may stay.
-func (p *plan) kept(f Family) *holding {
+// kept appends the holdings of family i that may stay, as many as are wanted.
+func (p *plan) kept(i int, kept []*holding) []*holding {
 	if p.holder == nil {
-		return nil
+		return kept
 	}
 	for _, g := range p.holder.holdings {
-		if familyOf(g.addr) != f || !g.tenant(p.holder).fits(g.space, p.Pools) || p.avoids(g) {
+		if len(kept) == p.wanted(i) {
+			break
+		}
+		if familyOf(g.addr) != p.Families[i] || !g.tenant(p.holder).fits(g.space, p.Pools) || p.avoids(g) {
 			continue
 		}
 		if _, c := g.clash(p.me); !c.is() && (!p.Renumber || p.renews(g)) {
-			return g
+			kept = append(kept, g)
 		}
 	}
-	return nil
+	return kept
 }
 
 // avoids reports whether the owner, who holds the address, is to leave it.
@@ -118,24 +129,36 @@ func (p *plan) draw() *Refusal {
 	missing := p.missing()
 	home := p.home(missing)
 	for i, f := range p.Families {
+		for set := familySet(1) << f.index(); !p.settled(i) && p.refused[i] == nil; {
+			from := home
+			if from == nil || !p.gives(from, set) {
+				from = p.firstPool(set)
+			}
+			if from == nil && p.wanted(i) > 1 { // what is picked already belongs to the reason
+				p.refused[i] = p.refuseDraw(i)
+			}
+			if from == nil {
+				break
+			}
+			p.picks = append(p.picks, pick{family: i, space: from.spaces[f.index()]})
+		}
 		if p.settled(i) {
 			continue
 		}
-		from, set := home, familySet(1)<<f.index()
-		if from == nil && p.refused[i] == nil && missing != set {
-			from = p.firstPool(set)
-		}
-		switch {
-		case from != nil && p.refused[i] == nil:
-			p.picks = append(p.picks, pick{family: i, space: from.spaces[f.index()]})
-		case p.RequireAll || (p.Renumber || len(p.Avoid) > 0) && p.has(f):
+		if p.RequireAll || (p.Renumber || len(p.Avoid) > 0) && p.has(f) || p.keeps(i) {
 			return p.refuseDraw(i)
 		}
+		p.picks = slices.DeleteFunc(p.picks, func(k pick) bool { return k.family == i })
 	}
 	if len(p.picks) > 0 {
 		return nil
 	}
 	return p.refuseAll()
+}
+
+// keeps reports whether the plan keeps an address of family i.
+func (p *plan) keeps(i int) bool {
+	return slices.ContainsFunc(p.picks, func(k pick) bool { return k.family == i && k.kept })
 }
 
 // missing returns the families that must still be drawn and may be.

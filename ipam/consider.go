@@ -32,7 +32,7 @@ func (a *Allocator) Consider(req Request, now time.Time) []Consideration {
 	p.Renumber = true // nothing that it holds counts
 	var all []Consideration
 	for i, f := range req.Families {
-		if len(p.wishes[i]) == 0 {
+		if !p.named[i] {
 			p.wishReserved(i, false)
 		}
 		var joined pick

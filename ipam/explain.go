@@ -32,6 +32,9 @@ func (p *plan) refuseDraw(i int) *Refusal {
 	f, named := p.Families[i], len(p.Pools) > 0
 	reason, considered, about := NoPool, 0, ""
 	var w wording
+	if n := p.wanted(i); n > 1 {
+		w.add("%d %s addresses are requested: ", n, f)
+	}
 	for i := range p.candidates() {
 		q := p.candidate(i)
 		o := p.obstacle(q, f)
@@ -96,6 +99,10 @@ func (p *plan) explain(w *wording, name string, f Family) {
 	case QuotaExceeded:
 		p.describeQuota(w, q.spaces[f.index()])
 	default:
+		if o != "" && q.DHCP != nil && p.Count > 1 {
+			w.add("pool %q leases one address for a Service", name)
+			return
+		}
 		if o != "" && q.DHCP != nil {
 			w.add("pool %q has no lease for the Service yet", name)
 			return

@@ -32,8 +32,8 @@ func (o op) String() string {
 	text := fmt.Sprintf("%+v %s %s", o.after, o.kind, o.req.Owner.UID)
 	switch o.kind {
 	case "allocate":
-		return text + fmt.Sprintf(" %v all=%v pools=%v addresses=%v labels=%v sharing=%+v renumber=%v avoid=%v", o.req.Families, o.req.RequireAll,
-			o.req.Pools, o.req.Addresses, o.req.Subject.Labels, o.req.Sharing, o.req.Renumber, o.req.Avoid)
+		return text + fmt.Sprintf(" %v all=%v count=%d pools=%v addresses=%v labels=%v sharing=%+v renumber=%v avoid=%v", o.req.Families, o.req.RequireAll,
+			o.req.Count, o.req.Pools, o.req.Addresses, o.req.Subject.Labels, o.req.Sharing, o.req.Renumber, o.req.Avoid)
 	case "restore", "abide":
 		return text + fmt.Sprintf(" %s %+v", o.addr, o.req.Sharing)
 	case "claim":
@@ -268,6 +268,7 @@ func randomRequest(random *rand.Rand) ipam.Request {
 		Owner:      owner,
 		Subject:    config.Subject{Namespace: namespace(owner.Name), NamespaceLabels: namespaceLabels[namespace(owner.Name)]},
 		RequireAll: random.IntN(2) == 0,
+		Count:      max(0, random.IntN(12)-8),
 		Renumber:   random.IntN(8) == 0,
 		Sharing:    randomSharing(random),
 		Families:   [][]ipam.Family{{ipam.IPv4}, {ipam.IPv6}, {ipam.IPv4, ipam.IPv6}, {ipam.IPv6, ipam.IPv4}}[random.IntN(4)],
@@ -450,7 +451,7 @@ func (p *play) claim(o *op) string {
 	if len(p.model.holds[o.req.Owner.UID]) == 0 && slices.Contains(o.req.Families, family(o.addr)) {
 		p.model.tick(p.now)
 		asks := o.req
-		asks.Addresses, asks.Families, asks.Renumber = addrs, []ipam.Family{family(o.addr)}, false
+		asks.Addresses, asks.Families, asks.Renumber, asks.Count = addrs, []ipam.Family{family(o.addr)}, false, 0
 		would := p.model.decide(&asks, choice{})
 		if reason := p.model.claimAll(&o.req, addrs, p.now, p.now); reason != would {
 			return fmt.Sprintf("a claim of %v is answered %q, a request %q", addrs, reason, would)
@@ -472,7 +473,7 @@ func (p *play) claimed(o *op, addrs []netip.Addr, want ipam.Reason) string {
 
 func (p *play) allocate(req *ipam.Request) string {
 	before := p.all[0].Holds(req.Owner.UID)
-	judged := len(before) == 0 && len(req.Addresses) == 0 && len(req.Families) == 1
+	judged := len(before) == 0 && len(req.Addresses) == 0 && len(req.Families) == 1 && req.Count <= 1
 	var considered []ipam.Consideration
 	if p.asked++; judged || p.asked%8 == 0 {
 		considered = p.all[0].Consider(*req, p.now)

@@ -386,3 +386,42 @@ func TestHugePoolsCostNothing(t *testing.T) {
 	s.passes(time.Minute)
 	s.gets("default/e", "v6/2001:db8:0:1::", families(ipam.IPv6), at("2001:db8:0:1::"))
 }
+
+func several(n int) wish { return func(r *ipam.Request) { r.Count = n } }
+
+// A Service gets as many addresses of a family as it asks for or keeps what it has, from one pool or from
+// several. Of fewer it keeps the first ones, and gets those that it gave back again before others.
+func TestSeveralAddressesByTheirNumber(t *testing.T) {
+	both := families(ipam.IPv4, ipam.IPv6)
+	s := begin(t, pool("lan", "198.18.0.1-198.18.0.3", "2001:db8::1-2001:db8::2"), pool("more", "198.18.1.1-198.18.1.2"))
+	s.gets("default/a", "lan/198.18.0.1 lan/198.18.0.2", several(2))
+	s.gets("default/a", "lan/198.18.0.1 lan/198.18.0.2 lan/198.18.0.3 more/198.18.1.1", several(4))
+	s.refused("default/a", ipam.PoolExhausted, `6 IPv4 addresses are requested: pool "lan" has 0 of 3 IPv4 addresses free; `+
+		`pool "more" has 1 of 2 IPv4 addresses free`, several(6))
+	s.gets("default/a", "lan/198.18.0.1")
+	s.refused("default/b", ipam.PoolExhausted, `2 IPv4 addresses are requested: pool "lan" has 0 of 3 IPv4 addresses free `+
+		`(2 in quarantine, the next is free in 30s); pool "more" has 1 of 2 IPv4 addresses free`, several(2))
+	s.gets("default/a", "lan/198.18.0.1 lan/198.18.0.2 lan/198.18.0.3", several(3))
+
+	s.refused("default/a", ipam.PoolExhausted, `3 IPv6 addresses are requested: pool "lan" has 2 of 2 IPv6 addresses free; `+
+		`pool "more" has no IPv6 addresses`, several(3), both)
+	s.gets("default/a", "lan/198.18.0.1 lan/198.18.0.2 lan/198.18.0.3", several(3), prefer(ipam.IPv4, ipam.IPv6))
+	s.gets("default/a", "lan/198.18.0.1 lan/198.18.0.2 lan/2001:db8::1 lan/2001:db8::2", several(2), both)
+	s.gets("default/a", "lan/198.18.0.2 lan/2001:db8::1 lan/2001:db8::2", several(2), both, at("198.18.0.2"))
+}
+
+func TestAsManyAddressesAsMayBe(t *testing.T) {
+	s := begin(t, pool("lan", "198.18.0.0/28", "2001:db8::/120"), quota(2, pool("small", "198.18.1.0/28")))
+	both := families(ipam.IPv4, ipam.IPv6)
+	s.refused("default/a", ipam.InvalidRequest, "9 addresses are requested or reserved, at most 8 can be", several(9))
+	s.refused("default/a", ipam.InvalidRequest, "10 addresses are requested or reserved, at most 8 can be", several(5), both)
+	s.refused("default/a", ipam.InvalidRequest, "2 addresses of a family are requested, and a Service with a sharing key has one",
+		several(2), shares("k", "80"))
+	s.refused("default/a", ipam.QuotaExceeded, `3 IPv4 addresses are requested: namespace "default" holds 2 of its 2 IPv4 addresses `+
+		`of pool "small"`, several(3), from("small"))
+	s.gets("default/b", "lan/198.18.0.0", several(1), shares("k", "80"))
+	s.reserves(reserved("default/c", "198.18.0.5"))
+	s.gets("default/c", "lan/198.18.0.5 lan/198.18.0.1", several(2))
+	s.gets("default/c", "lan/198.18.0.5 lan/198.18.0.1", several(2))
+	s.gets("default/c", "lan/198.18.0.5")
+}

@@ -322,7 +322,7 @@ func (m *model) allocate(req *ipam.Request, now time.Time) ([]ipam.Held, ipam.Re
 }
 
 func (m *model) decide(req *ipam.Request, chosen choice) ipam.Reason {
-	wishes := choice{}
+	wishes, want, all := choice{}, map[ipam.Family]int{}, 0
 	for _, a := range req.Addresses {
 		p := m.at(a)
 		if !slices.Contains(req.Families, p.family) {
@@ -333,13 +333,15 @@ func (m *model) decide(req *ipam.Request, chosen choice) ipam.Reason {
 		}
 	}
 	for _, f := range req.Families {
-		keeps := m.kept(req, f)
-		reserved := m.reserved(req, f)
-		if len(wishes[f]) == 0 && len(reserved) > 0 && (keeps == nil || req.Renumber || m.holdsReserved(req, f)) {
-			wishes[f] = reserved
+		if want[f] = len(wishes[f]); want[f] == 0 {
+			want[f] = max(1, req.Count)
 		}
-		if len(wishes[f]) == 0 && keeps != nil {
-			chosen[f] = []*place{keeps}
+	}
+	for _, f := range req.Families {
+		named, keeps, reserved := len(wishes[f]) > 0, m.kept(req, f), m.reserved(req, f)
+		if !named && (len(keeps) < want[f] || req.Renumber || m.holdsReserved(req, f)) {
+			wishes[f] = reserved
+			want[f] = max(want[f], len(reserved))
 		}
 		for _, p := range wishes[f] {
 			if reason := m.claim(req, p, chosen, wishes[f]); reason != "" {
@@ -347,34 +349,43 @@ func (m *model) decide(req *ipam.Request, chosen choice) ipam.Reason {
 			}
 			chosen[f] = append(chosen[f], p)
 		}
+		for _, p := range keeps {
+			if !named && len(chosen[f]) < want[f] && !slices.Contains(chosen[f], p) {
+				chosen[f] = append(chosen[f], p)
+			}
+		}
+		all += want[f]
+	}
+	if all > ipam.MaxAddresses || req.Count > 1 && req.Sharing != nil && req.Sharing.Key != "" {
+		return ipam.InvalidRequest
 	}
 	refused := map[ipam.Family]ipam.Reason{}
 	for _, f := range req.Families {
-		if len(chosen[f]) > 0 {
-			continue
-		}
-		p, reason := m.join(req, f, chosen)
-		if refused[f] = reason; p == nil && reason == "" {
-			p = m.comeback(req, f, chosen)
-		}
-		if p != nil {
-			chosen[f] = []*place{p}
+		for len(chosen[f]) < want[f] {
+			p, reason := m.join(req, f, chosen)
+			if refused[f] = reason; p == nil && reason == "" {
+				p = m.comeback(req, f, chosen)
+			}
+			if p == nil {
+				break
+			}
+			chosen[f] = append(chosen[f], p)
 		}
 	}
-	return m.draw(req, chosen, refused)
+	return m.draw(req, want, chosen, refused)
 }
 
-// kept is the first address of the family that may stay.
-func (m *model) kept(req *ipam.Request, f ipam.Family) *place {
+// kept are the addresses of the family that may stay.
+func (m *model) kept(req *ipam.Request, f ipam.Family) (kept []*place) {
 	for _, p := range m.holds[req.Owner.UID] {
 		asked := p.stay(req.Owner.UID).asked
 		named := len(req.Pools) == 0 || asked == "" || slices.Contains(req.Pools, asked) || slices.Contains(req.Pools, m.poolName(p))
 		_, c := clashAt(req.Owner, req.Sharing, p)
 		if p.family == f && named && c == "" && !avoids(req, p) && (!req.Renumber || m.renews(req, p)) {
-			return p
+			kept = append(kept, p)
 		}
 	}
-	return nil
+	return kept
 }
 
 func avoids(req *ipam.Request, p *place) bool {
@@ -593,7 +604,7 @@ func (m *model) comeback(req *ipam.Request, f ipam.Family, chosen choice) *place
 	var waiting []*place
 	open := m.open(req)
 	for _, p := range m.places {
-		if p.family == f && p.quarantine != nil && p.quarantine.name == req.Owner.Name && slices.Contains(open, m.pool(p)) &&
+		if p.family == f && !slices.Contains(chosen[f], p) && p.quarantine != nil && p.quarantine.name == req.Owner.Name && slices.Contains(open, m.pool(p)) &&
 			!m.layout.at[p.n].conflict && !m.reservedForOther(req, p) && !m.fills(req, p, m.pool(p), f, chosen, nil) {
 			waiting = append(waiting, p)
 		}
@@ -602,10 +613,10 @@ func (m *model) comeback(req *ipam.Request, f ipam.Family, chosen choice) *place
 	return m.first(req, waiting)
 }
 
-// lowest is the pool's lowest free address of the family.
-func (m *model) lowest(q *config.Pool, f ipam.Family) *place {
+// lowest is the pool's lowest free address of the family that is not chosen.
+func (m *model) lowest(q *config.Pool, f ipam.Family, chosen choice) *place {
 	for _, p := range m.places {
-		if p.family == f && m.pool(p) == q && len(p.stays) == 0 && p.quarantine == nil && m.layout.at[p.n].reserved == "" &&
+		if !slices.Contains(chosen[f], p) && p.family == f && m.pool(p) == q && len(p.stays) == 0 && p.quarantine == nil && m.layout.at[p.n].reserved == "" &&
 			!m.layout.at[p.n].conflict {
 			return p
 		}
@@ -626,17 +637,17 @@ func (m *model) obstacle(req *ipam.Request, q *config.Pool, f ipam.Family, chose
 		return ipam.PoolDraining
 	case m.fills(req, nil, q, f, chosen, nil):
 		return ipam.QuotaExceeded
-	case m.lowest(q, f) == nil:
+	case m.lowest(q, f, chosen) == nil:
 		return ipam.PoolExhausted
 	}
 	return ""
 }
 
-func (m *model) draw(req *ipam.Request, chosen choice, refused map[ipam.Family]ipam.Reason) ipam.Reason {
+func (m *model) draw(req *ipam.Request, want map[ipam.Family]int, chosen choice, refused map[ipam.Family]ipam.Reason) ipam.Reason {
 	order := m.candidates(req)
 	var missing []ipam.Family
 	for _, f := range req.Families {
-		if len(chosen[f]) == 0 && refused[f] == "" {
+		if len(chosen[f]) < want[f] && refused[f] == "" {
 			missing = append(missing, f)
 		}
 	}
@@ -651,8 +662,8 @@ func (m *model) draw(req *ipam.Request, chosen choice, refused map[ipam.Family]i
 		}
 		break
 	}
-	// Pools with everything that is missing come before all others. If there
-	// is none, the order counts in which they are asked.
+	// The first pool with everything that is missing comes before all others, which come in the
+	// order in which they are asked.
 	gives := func(q *config.Pool) int {
 		for _, f := range missing {
 			if m.obstacle(req, q, f, chosen) != "" {
@@ -661,23 +672,26 @@ func (m *model) draw(req *ipam.Request, chosen choice, refused map[ipam.Family]i
 		}
 		return 0
 	}
-	if slices.ContainsFunc(order, func(q *config.Pool) bool { return gives(q) == 0 }) {
-		slices.SortStableFunc(order, func(p, q *config.Pool) int { return gives(p) - gives(q) })
+	if i := slices.IndexFunc(order, func(q *config.Pool) bool { return gives(q) == 0 }); i >= 0 {
+		order = append([]*config.Pool{order[i]}, m.candidates(req)...)
 	} else {
 		order = m.candidates(req)
 	}
 	why := map[ipam.Family]ipam.Reason{}
 	for _, f := range req.Families {
-		if len(chosen[f]) > 0 {
-			continue
-		}
-		if why[f] = refused[f]; why[f] == "" {
+		why[f] = refused[f]
+		for len(chosen[f]) < want[f] && why[f] == "" {
 			why[f] = m.drawFrom(req, order, f, chosen)
 		}
+		if why[f] == "" {
+			continue
+		}
 		holds := slices.ContainsFunc(m.holds[req.Owner.UID], func(p *place) bool { return p.family == f })
-		if why[f] != "" && (req.RequireAll || (req.Renumber || len(req.Avoid) > 0) && holds) {
+		keeps := slices.ContainsFunc(chosen[f], func(p *place) bool { return p.stay(req.Owner.UID) != nil })
+		if req.RequireAll || (req.Renumber || len(req.Avoid) > 0) && holds || keeps {
 			return why[f]
 		}
+		chosen[f] = nil
 	}
 	best := why[req.Families[0]]
 	for _, f := range req.Families {
@@ -698,7 +712,7 @@ func (m *model) drawFrom(req *ipam.Request, order []*config.Pool, f ipam.Family,
 	for _, q := range order {
 		o := m.obstacle(req, q, f, chosen)
 		if o == "" {
-			chosen[f] = []*place{m.lowest(q, f)}
+			chosen[f] = append(chosen[f], m.lowest(q, f, chosen))
 			return ""
 		}
 		if hope(o) > hope(best) && (len(req.Pools) > 0 || o != ipam.PoolNotAllowed) {

@@ -47,9 +47,15 @@ func (p *plan) begin(a *addresses, req Request, now time.Time) *Refusal {
 	return p.read()
 }
 
-// settled reports whether there is a pick for family i.
+// settled reports whether there are all picks for family i.
 func (p *plan) settled(i int) bool {
-	return slices.ContainsFunc(p.picks, func(k pick) bool { return k.family == i })
+	n := 0
+	for _, k := range p.picks {
+		if k.family == i {
+			n++
+		}
+	}
+	return n >= p.wanted(i)
 }
 
 // obstacle returns why a pool does not give the request a free address of the
@@ -61,10 +67,21 @@ func (p *plan) obstacle(q *pool, f Family) Reason {
 	switch s := q.spaces[f.index()]; {
 	case p.fills(s, nil, nil):
 		return QuotaExceeded
-	case s.free.empty():
+	case p.exhausts(s):
 		return PoolExhausted
 	}
 	return ""
+}
+
+// exhausts reports whether the plan leaves nothing free in the space.
+func (p *plan) exhausts(s *space) bool {
+	drawn := 0
+	for _, k := range p.picks {
+		if k.space == s && k.holding == nil && !k.addr.IsValid() {
+			drawn++
+		}
+	}
+	return s.free.empty() || drawn > 0 && s.freeSize() <= float64(drawn)
 }
 
 // fills reports whether the quota of the namespace has no room for an address of the space:

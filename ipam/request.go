@@ -33,6 +33,9 @@ type Request struct {
 	// name its pool: AutoAssign does not matter. A family without an address
 	// is filled from Pools.
 	Addresses []netip.Addr
+	// Count is how many addresses the Service wants of each family of which Addresses has none, one at least.
+	// It gets them all, or none of the family. Several are not shared. All addresses are at most MaxAddresses.
+	Count int
 	// Sharing are the terms on which the Service shares its addresses. Nil:
 	// each is for this Service alone.
 	Sharing *Sharing
@@ -60,6 +63,8 @@ type request struct {
 	// wishes are, for every family of the request, the addresses that it has
 	// to be given: requested or reserved ones.
 	wishes [len(families)][]netip.Addr
+	// named are the families of which addresses are requested.
+	named [len(families)]bool
 }
 
 // read checks the request and sorts its addresses by family.
@@ -89,7 +94,33 @@ func (req *request) read() *Refusal {
 			return r
 		}
 	}
+	for i := range req.Families {
+		req.named[i] = len(req.wishes[i]) > 0
+	}
 	return nil
+}
+
+// count checks how many addresses are wanted.
+func (req *request) count() *Refusal {
+	all := 0
+	for i := range req.Families {
+		all += req.wanted(i)
+	}
+	switch {
+	case all > MaxAddresses:
+		return refuse(InvalidRequest, "", "%d addresses are requested or reserved, at most %d can be", all, MaxAddresses)
+	case req.Count > 1 && req.me.terms != nil:
+		return refuse(InvalidRequest, "", "%d addresses of a family are requested, and a Service with a sharing key has one", req.Count)
+	}
+	return nil
+}
+
+// wanted is how many addresses of family i the Service is to have.
+func (req *request) wanted(i int) int {
+	if req.named[i] {
+		return len(req.wishes[i])
+	}
+	return max(1, req.Count, len(req.wishes[i]))
 }
 
 // identify notes the owner and its terms.

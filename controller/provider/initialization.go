@@ -13,12 +13,13 @@ import (
 	"k8s.io/client-go/kubernetes"
 	cloudproviderapi "k8s.io/cloud-provider/api"
 
+	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/objects"
-	"github.com/lodestone-lb/lodestone/pkg/reason"
 )
 
-// Initialization is which new nodes Lodestone initializes: it gives them a provider ID, addresses and
-// labels, and takes the taint uninitialized away. A provider ID is for ever.
+// Initialization is which new nodes Lodestone initializes. The framework's controller of nodes gives them a
+// provider ID, addresses and labels, which it asks instances.InstanceMetadata for, and takes the taint
+// uninitialized away. A provider ID is for ever.
 type Initialization string
 
 const (
@@ -46,24 +47,37 @@ func (i *Initialization) Set(text string) error {
 // Type implements pflag.Value.
 func (i *Initialization) Type() string { return "string" }
 
-// EventReason is a stable code in the Events of Nodes.
-type EventReason string
-
-// ReasonNotInitialized is the reason of Events on a Node that keeps its taint.
-const ReasonNotInitialized EventReason = "NotInitialized"
-
-// EventReasons explains each EventReason.
-func EventReasons() reason.Texts[EventReason] {
-	return reason.Texts[EventReason]{
-		ReasonNotInitialized: {Cause: "Lodestone does not initialize the new node: another cloud controller manager is at work, which " +
-			"does, or something is missing; the message says what.",
-			Cure: "Follow the message. Which nodes Lodestone initializes is the chart's controller.nodeInitialization."},
-	}
-}
-
 // uninitialized reports whether the node waits for a cloud controller manager.
 func uninitialized(node *corev1.Node) bool {
 	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == cloudproviderapi.TaintExternalCloudProvider })
+}
+
+// waits reports whether the node is not to be initialized now, and has an Event about it. The framework asks
+// again when the Node changes, and after an error soon.
+func (i instances) waits(ctx context.Context, node *corev1.Node, cfg *config.Config) (bool, error) {
+	emit := func(eventType, message string) {
+		i.Events.Event(node, eventType, string(ReasonNotInitialized), message)
+	}
+	if i.Initialization != InitializeAlways {
+		other, err := i.others.working(ctx)
+		if err != nil {
+			return true, err
+		}
+		if other != "" {
+			emit(corev1.EventTypeNormal, "left to another cloud controller manager: the Lease "+othersNamespace+"/"+other+
+				" has been renewed within the last hour")
+			return true, nil
+		}
+	}
+	if cfg == nil {
+		emit(corev1.EventTypeWarning, errNoConfig.Error())
+		return true, errNoConfig
+	}
+	if !slices.ContainsFunc(addressesOf(node), func(a corev1.NodeAddress) bool { return a.Type == corev1.NodeInternalIP }) {
+		emit(corev1.EventTypeWarning, "the node has no InternalIP, and only its kubelet can know one: start the kubelet with --node-ip")
+		return true, nil
+	}
+	return false, nil
 }
 
 const (

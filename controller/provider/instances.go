@@ -59,34 +59,6 @@ func (i instances) InstanceMetadata(ctx context.Context, node *corev1.Node) (*cl
 	}, nil
 }
 
-// waits reports whether the node is not to be initialized now, and has an Event about it. The framework asks
-// again when the Node changes, and after an error soon.
-func (i instances) waits(ctx context.Context, node *corev1.Node, cfg *config.Config) (bool, error) {
-	emit := func(eventType, message string) {
-		i.Events.Event(node, eventType, string(ReasonNotInitialized), message)
-	}
-	if i.Initialization != InitializeAlways {
-		other, err := i.others.working(ctx)
-		if err != nil {
-			return true, err
-		}
-		if other != "" {
-			emit(corev1.EventTypeNormal, "left to another cloud controller manager: the Lease "+othersNamespace+"/"+other+
-				" has been renewed within the last hour")
-			return true, nil
-		}
-	}
-	if cfg == nil {
-		emit(corev1.EventTypeWarning, errNoConfig.Error())
-		return true, errNoConfig
-	}
-	if !slices.ContainsFunc(addressesOf(node), func(a corev1.NodeAddress) bool { return a.Type == corev1.NodeInternalIP }) {
-		emit(corev1.EventTypeWarning, "the node has no InternalIP, and only its kubelet can know one: start the kubelet with --node-ip")
-		return true, nil
-	}
-	return false, nil
-}
-
 // rule returns the first rule of the configuration that is for the node.
 func (i instances) rule(node *corev1.Node) config.NodeRule {
 	cfg, _ := i.Config.Current()

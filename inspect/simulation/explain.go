@@ -56,8 +56,10 @@ func asks(req ipam.Request) []string {
 	if !req.RequireAll {
 		all = "both if possible"
 	}
-	switch families := text(req.Families); len(req.Families) {
-	case 1:
+	switch families := text(req.Families); {
+	case req.Count > 1:
+		lines = append(lines, fmt.Sprintf("%d addresses of each of the families %s, all of a family or none of it", req.Count, families))
+	case len(req.Families) == 1:
 		lines = append(lines, "one address of the family "+families)
 	default:
 		lines = append(lines, "addresses of the families "+families+", "+all)

@@ -1,6 +1,6 @@
 // Package annotation names every annotation, label, finalizer and class that
 // Lodestone reads from or writes to Kubernetes objects. The ledger reads those of Services
-// (controller/servicelb/ledger/annotations.go), and package compat those of other load balancers.
+// (controller/servicelb/ledger/request.go), and package compat those of other load balancers.
 //
 //	annotation.go  the names
 //	parse.go       values that several packages read
@@ -14,6 +14,9 @@ const (
 	// Addresses is a comma-separated list of the addresses that the Service
 	// asks for, of one family or both.
 	Addresses = "lodestone.io/addresses"
+	// AddressCount is how many addresses the Service asks for of each family of which Addresses
+	// names none; ParseAddressCount reads it.
+	AddressCount = "lodestone.io/address-count"
 	// SharingKey makes Services with the same key have the same address, as
 	// long as their ports differ.
 	SharingKey = "lodestone.io/sharing-key"
@@ -94,7 +97,8 @@ const (
 // Lodestone writes first. A cache keeps no others.
 func OfServices() []string {
 	return []string{
-		Ignore, Assigned, AssignedPools, Leases, Addresses, AddressPool, SharingKey, Renumber, ConnectionRateLimit, SharingNamespaces,
+		Ignore, Assigned, AssignedPools, Leases, Addresses, AddressCount, AddressPool, SharingKey, Renumber, ConnectionRateLimit,
+		SharingNamespaces,
 	}
 }
 

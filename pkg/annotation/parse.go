@@ -69,3 +69,13 @@ func ParseConnectionRateLimit(value string) (uint32, error) {
 	}
 	return uint32(n), nil
 }
+
+// ParseAddressCount reads the value of AddressCount: a whole number in decimal digits from 1 to
+// config.MaxServiceAddresses. The error is an InvalidError.
+func ParseAddressCount(value string) (int, error) {
+	n, err := strconv.ParseUint(value, 10, 8)
+	if err != nil || n < 1 || n > config.MaxServiceAddresses {
+		return 0, invalid(AddressCount, value, fmt.Sprintf("not a whole number from 1 to %d", config.MaxServiceAddresses))
+	}
+	return int(n), nil
+}

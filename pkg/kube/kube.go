@@ -12,6 +12,7 @@
 //	passwords.go      BGP passwords, from Secrets
 //	follow.go         an informer that says whether it knows its objects, and why not
 //	events.go         Events, each written once
+//	reasons.go        the reasons of Events on the ConfigMap
 //	eventqueue.go     those that wait, with no object ahead of all others
 //	metrics.go        how the configuration stands
 package kube

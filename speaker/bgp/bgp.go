@@ -20,7 +20,7 @@
 //	rib.go         what the router has been sent, and is to be sent
 //	message.go     messages and their bytes
 //	unnumbered.go  routers that are found on a link, and not by address
-//	status.go, metrics.go, reason.go  what people see
+//	status.go, metrics.go, reasons.go what people see
 package bgp
 
 import (

@@ -20,7 +20,7 @@
 //     those that arrive. This is before the routes because in a failover hosts wait for it; routers
 //     have other paths.
 //  6. What routers are sent (routing.go), and whether they are first asked to prefer other nodes.
-//  7. Which moves are reported (moves.go). This is last because nobody waits for it.
+//  7. Which moves are reported (reportmoves.go). This is last because nobody waits for it.
 //
 // After Stop (stop.go) all VIPs leave as in step 3, routers are asked to prefer other nodes, and Done
 // is set when both are over.

@@ -17,8 +17,8 @@
 //	carrier.go     which links of this node are down
 //	gossip.go      memberlist, whose messages package guard seals and opens
 //	leases.go      the Leases of all speakers
-//	lease.go       our own Lease
-//	table.go       one record per speaker: whether it is alive, and its network
+//	ownlease.go    our own Lease
+//	alive.go       one record per speaker: whether it is alive, and its network
 //	published.go   what this speaker publishes now
 //	unlisted.go    bounds how many speakers without a Lease count
 //	peer.go        the type of a record

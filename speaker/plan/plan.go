@@ -11,9 +11,9 @@
 //	segments.go     which segment a VIP is on
 //	connections.go  which connections to a VIP are forwarded, and this node's part of their limits
 //	direct.go       with direct forwarding: which nodes keep the connections to a VIP, and which part of them
-//	routes.go       which prefixes a BGP router is sent, with which attributes
+//	bgproutes.go    which prefixes a BGP router is sent, with which attributes
 //	sessions.go     which sessions the node has with BGP routers
-//	bgp.go          the types of routes and sessions
+//	bgptypes.go     the types of routes and sessions
 //	podroutes.go    the node's routes to pods of other nodes, and the routes to its own pods for routers
 package plan
 

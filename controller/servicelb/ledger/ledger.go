@@ -8,7 +8,7 @@
 // The way of a Service, file by file:
 //
 //	ledger.go      Ensure: the Service is given what it asks for, as far as possible
-//	annotations.go  what it asks for, by its annotations
+//	request.go      what it asks for, by its annotations
 //	takeover.go    what it had before and is given again, also at the start
 //	holdings.go    what is allocated, by ipam, and what is being given back
 //	verdict.go     the answer

@@ -37,6 +37,7 @@ type class struct {
 	missing    ipam.Family // the family that they lack
 	holds      string      // of the other family: the pool, and by which name they asked for it
 	families   string
+	count      int // of the addresses of a family
 	requireAll bool
 	pools      string
 	namespace  string
@@ -143,7 +144,7 @@ func (l *Ledger) classOf(a *account) class {
 		l.held.Expects(a.owner.Name) || l.leasing.mayDraw(req) {
 		return alone
 	}
-	c := class{requireAll: req.RequireAll, pools: strings.Join(req.Pools, ","), namespace: req.Subject.Namespace}
+	c := class{count: req.Count, requireAll: req.RequireAll, pools: strings.Join(req.Pools, ","), namespace: req.Subject.Namespace}
 	switch v := a.verdict; {
 	case r != nil && len(held) == 0:
 		c.reason = r.Reason

@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
 	"github.com/lodestone-lb/lodestone/test/e2e/probe"
@@ -48,7 +49,7 @@ type directCase struct {
 
 // directMove holds connections open while the VIPs move.
 func directMove(ctx context.Context, installation *lodestone.Installation) error {
-	return directly(ctx, installation, "direct_move", 1000, func(d *direct, how string) []directCase {
+	return directly(ctx, installation, "direct_move", 1000, 6, func(d *direct, how string) []directCase {
 		return []directCase{
 			{"label", func() error { return d.exclude(ctx, d.owner) }},
 			{"configuration", func() error { return d.prefer(ctx, how) }},
@@ -62,26 +63,28 @@ func directMove(ctx context.Context, installation *lodestone.Installation) error
 	})
 }
 
+// membersPods is how many pods there are when nodes and pods begin to change.
+const membersPods = 3
+
 // directMembers holds connections open while the nodes and pods change that serve them.
 func directMembers(ctx context.Context, installation *lodestone.Installation) error {
-	return directly(ctx, installation, "direct_members", 300, func(d *direct, _ string) []directCase {
+	return directly(ctx, installation, "direct_members", 300, membersPods, func(d *direct, _ string) []directCase {
 		return []directCase{
 			{"endpoints_3_6_3", func() error {
-				return errors.Join(d.RunEcho(ctx, namespace, 3), d.RunEcho(ctx, namespace, 6), d.RunEcho(ctx, namespace, 3))
+				return errors.Join(d.RunEcho(ctx, namespace, 2*membersPods), d.RunEcho(ctx, namespace, membersPods))
 			}},
-			{"rollout_node_leaves_and_joins", func() error {
-				return errors.Join(d.RunEcho(ctx, namespace, 4, d.owner), pause(ctx, time.Second), d.RunEcho(ctx, namespace, 6))
-			}},
+			{"node_leaves_and_joins", func() error { return errors.Join(d.leave(ctx, d.owner), d.join(ctx, d.owner)) }},
+			{"half_a_rollout", func() error { return d.rollout(ctx, 2) }},
 			{"node_excluded_and_back", func() error { return d.exclude(ctx, d.others()[0]) }},
 			{"ten_changes", func() error { return d.tenChanges(ctx) }},
 		}
 	})
 }
 
-// directly holds so many connections open in each case, for each way of forwarding and each
+// directly holds so many connections to so many pods open in each case, for each way of forwarding and each
 // policy. Each case has VIPs of its own: for a connection whose pod has ended without a word,
 // conntrack sends who has the client's port next to where the pod was.
-func directly(ctx context.Context, installation *lodestone.Installation, name string, count int,
+func directly(ctx context.Context, installation *lodestone.Installation, name string, count int, pods int32,
 	cases func(d *direct, how string) []directCase) (failed error) {
 	d := &direct{load: load{installation, 1}}
 	restore, err := d.begin(ctx)
@@ -93,7 +96,7 @@ func directly(ctx context.Context, installation *lodestone.Installation, name st
 		for _, policy := range []corev1.ServiceExternalTrafficPolicy{"Local", "Cluster"} {
 			for _, c := range cases(d, how) {
 				line := fmt.Sprintf("%s forwarding=%s policy=%s case=%s", name, how, policy, c.name)
-				if err := errors.Join(d.Configure(ctx, forwarding(how, "")), d.RunEcho(ctx, namespace, 6), pause(ctx, 3*time.Second),
+				if err := errors.Join(d.Configure(ctx, forwarding(how, "")), d.RunEcho(ctx, namespace, pods), pause(ctx, 3*time.Second),
 					d.serve(ctx, policy)); err != nil {
 					return fmt.Errorf("%s: %w", line, err)
 				}
@@ -337,15 +340,42 @@ func (d *direct) partition(ctx context.Context, length time.Duration) error {
 		d.Moved(ctx, d.vips[0].String(), d.owner, true))
 }
 
-// tenChanges takes the pods of one node away and gives them back, five times, and kills a
-// speaker between.
+// tenChanges takes the pods of a node away and gives it others, five times, and kills its speaker between.
 func (d *direct) tenChanges(ctx context.Context) error {
-	nodes := d.Lab.Nodes()
-	for i := range 5 {
-		without := nodes[i%len(nodes)]
-		if err := errors.Join(d.RunEcho(ctx, namespace, 4, without), d.KillSpeaker(ctx, without), d.RunEcho(ctx, namespace, 6)); err != nil {
+	node := d.others()[0]
+	for range 5 {
+		if err := errors.Join(d.leave(ctx, node), d.KillSpeaker(ctx, node), d.join(ctx, node)); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// leave drains a node: others come for its pods elsewhere.
+func (d *direct) leave(ctx context.Context, node string) error {
+	_, err := d.Lab.Kubectl(ctx, "drain", node, "--ignore-daemonsets", "--pod-selector=app="+lodestone.EchoName, "--timeout=60s")
+	return errors.Join(err, d.RunEcho(ctx, namespace, membersPods))
+}
+
+// join gives a node that was drained pods again: of the others' pods the youngest go.
+func (d *direct) join(ctx context.Context, node string) error {
+	_, err := d.Lab.Kubectl(ctx, "uncordon", node)
+	return errors.Join(err, d.RunEcho(ctx, namespace, membersPods-1), d.RunEcho(ctx, namespace, membersPods))
+}
+
+// rollout replaces so many of the pods, and then stands still.
+func (d *direct) rollout(ctx context.Context, pods int32) error {
+	deployments := d.Kube.AppsV1().Deployments(namespace)
+	patch := func(patch string) error {
+		_, err := deployments.Patch(ctx, lodestone.EchoName, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{})
+		return err
+	}
+	return errors.Join(patch(`{"spec": {"template": {"metadata": {"annotations": {"rollout": "half"}}}}}`),
+		lodestone.Wait(ctx, "some pods are replaced", func() error {
+			deployment, err := deployments.Get(ctx, lodestone.EchoName, metav1.GetOptions{})
+			if err == nil && deployment.Status.UpdatedReplicas < pods {
+				err = fmt.Errorf("%d are", deployment.Status.UpdatedReplicas)
+			}
+			return err
+		}), patch(`{"spec": {"paused": true}}`), pause(ctx, 2*time.Second))
 }

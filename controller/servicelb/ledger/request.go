@@ -48,7 +48,7 @@ func RequestOf(svc *corev1.Service, namespaceLabels map[string]string, dialects 
 	wishes, contradiction := dialects.Read(svc)
 	for _, err := range []error{
 		readSharing(svc, wishes.SharingKey, &req), contradiction, readPools(wishes.Pools, &req), readAddresses(wishes, &req),
-		readRenumber(svc, &req), checkLimit(svc), checkIgnore(svc),
+		readCount(svc, &req), readRenumber(svc, &req), checkLimit(svc), checkIgnore(svc),
 	} {
 		if err != nil {
 			return req, &ipam.Refusal{Reason: ipam.InvalidRequest, Message: err.Error()}
@@ -86,6 +86,13 @@ func readAddresses(wishes compat.Wishes, req *ipam.Request) (err error) {
 			inSpec[0], wishes.Addresses.Annotation, kube.JoinAddrs(req.Addresses))
 	}
 	return nil
+}
+
+func readCount(svc *corev1.Service, req *ipam.Request) (err error) {
+	if value, ok := svc.Annotations[annotation.AddressCount]; ok {
+		req.Count, err = annotation.ParseAddressCount(value)
+	}
+	return err
 }
 
 // readSharing reads the terms on which the Service shares its addresses. Of the namespaces it
