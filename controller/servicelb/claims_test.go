@@ -243,6 +243,25 @@ func TestAMistakeInAWishCostsNoAddress(t *testing.T) {
 	s.has("web", "203.0.113.12,203.0.113.15,2001:db8::12", "True Allocated")
 }
 
+// A Service may ask for several addresses by their number. It keeps what it has while they cannot be had.
+func TestSeveralAddresses(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.creates("web", dual, annotated(annotation.AddressCount, "2"))
+	s.has("web", "203.0.113.10,203.0.113.11,2001:db8::10,2001:db8::11", "True Allocated")
+	for _, wrong := range []string{"0", "9", "-1", "many", "", "1.5"} {
+		s.changes("web", annotated(annotation.AddressCount, wrong))
+		s.has("web", "203.0.113.10,203.0.113.11,2001:db8::10,2001:db8::11", "False InvalidRequest")
+	}
+	s.changes("web", annotated(annotation.AddressCount, "5"))
+	s.has("web", "203.0.113.10,203.0.113.11,2001:db8::10,2001:db8::11", "False InvalidRequest")
+	s.restart()
+	s.run()
+	s.has("web", "203.0.113.10,203.0.113.11,2001:db8::10,2001:db8::11", "False InvalidRequest")
+	s.changes("web", unannotated(annotation.AddressCount))
+	s.has("web", "203.0.113.10,2001:db8::10", "True Allocated")
+}
+
 // What another load balancer has given is in use, and so is what the document says
 // routers and nodes have.
 func TestAddressesOfOthersAreNeverGiven(t *testing.T) {

@@ -86,6 +86,8 @@ func history(t *rapid.T) string {
 		annotated(annotation.AddressPool, "lan"),
 		annotated(annotation.AddressPool, ""),
 		annotated(annotation.Addresses, "203.0.113.12,203.0.113.10"),
+		annotated(annotation.AddressCount, "2"),
+		unannotated(annotation.AddressCount),
 		annotated(annotation.Renumber, annotation.Renumbering),
 		shared("k"),
 		shared("k"),

@@ -2,6 +2,7 @@ package lodestone
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"regexp"
@@ -9,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/vishvananda/netlink"
 
 	"github.com/lodestone-lb/lodestone/test/e2e/lab"
 	"github.com/lodestone-lb/lodestone/test/e2e/lan"
@@ -126,4 +129,34 @@ func (i *Installation) OneAnswerer(ctx context.Context, address string) error {
 		return fmt.Errorf("several nodes answer for %s: %q", address, macs)
 	}
 	return nil
+}
+
+// ForgetConnections has the nodes forget the connections to VIPs. Conntrack remembers for a day where those
+// went that ended without a word, and clients' ports are used again.
+func (i *Installation) ForgetConnections() (errs error) {
+	hosts := toVIPs{}
+	for _, host := range i.Lab.HostNames() {
+		for _, address := range i.Lab.Addresses(host) {
+			hosts[address] = true
+		}
+	}
+	for _, node := range i.Lab.Nodes() {
+		errs = errors.Join(errs, i.Lab.InNamespace(node, func() (errs error) {
+			for _, family := range []netlink.InetFamily{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+				_, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, hosts)
+				errs = errors.Join(errs, err)
+			}
+			return errs
+		}))
+	}
+	return errs
+}
+
+// toVIPs matches connections to addresses of the lab's segments that no host has.
+type toVIPs map[netip.Addr]bool
+
+func (hosts toVIPs) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
+	to, _ := netip.AddrFromSlice(flow.Forward.DstIP)
+	to = to.Unmap()
+	return !hosts[to] && (netip.MustParsePrefix("198.18.0.0/15").Contains(to) || netip.MustParsePrefix("2001:db8::/32").Contains(to))
 }

@@ -93,6 +93,9 @@ func TestRequestedAddressIsGivenOrRefusedWithTheFacts(t *testing.T) {
 
 	s.delete("by-annotation")
 	s.holds("taken", "198.18.0.233")
+
+	s.service("several", annotated("lodestone.io/address-count", "2"))
+	s.allAddresses("several", 2)
 }
 
 func TestClassesAreServedOrLeftAlone(t *testing.T) {

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -87,40 +86,9 @@ func (s *story) end() {
 		}
 		return err
 	})
-	s.forgetConnections()
+	s.eventually("the nodes forget the connections to VIPs", s.ForgetConnections)
 	now := int64(0)
 	require.NoError(s, s.Kube.CoreV1().Namespaces().Delete(ctx, s.namespace, metav1.DeleteOptions{GracePeriodSeconds: &now}))
-}
-
-// forgetConnections has the nodes forget the connections to VIPs. Conntrack remembers for a day where those
-// went that ended without a word, and the client's ports are used again.
-func (s *story) forgetConnections() {
-	s.Helper()
-	hosts := toVIPs{}
-	for _, host := range s.Lab.HostNames() {
-		for _, address := range s.Lab.Addresses(host) {
-			hosts[address] = true
-		}
-	}
-	for _, node := range s.Lab.Nodes() {
-		for _, family := range []netlink.InetFamily{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-			s.eventually(node+" forgets the connections to VIPs", func() error {
-				return s.Lab.InNamespace(node, func() error {
-					_, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, hosts)
-					return err
-				})
-			})
-		}
-	}
-}
-
-// toVIPs matches connections to addresses of the lab's segments that no host has.
-type toVIPs map[netip.Addr]bool
-
-func (hosts toVIPs) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
-	to, _ := netip.AddrFromSlice(flow.Forward.DstIP)
-	to = to.Unmap()
-	return !hosts[to] && (netip.MustParsePrefix("198.18.0.0/15").Contains(to) || netip.MustParsePrefix("2001:db8::/32").Contains(to))
 }
 
 // dump prints what a person would look at first.

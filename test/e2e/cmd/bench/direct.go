@@ -114,7 +114,8 @@ func (d *direct) begin(ctx context.Context) (restore func() error, failed error)
 	restore = func() error {
 		return errors.Join(d.Upgrade(context.WithoutCancel(ctx), d.Lab.Chart()), d.Configure(ctx, lodestone.Document(segmentPool)))
 	}
-	return restore, errors.Join(d.Upgrade(ctx, d.Lab.Chart(), "--set=speaker.directForwarding=true"), d.makeNamespace(ctx))
+	return restore, errors.Join(d.Upgrade(ctx, d.Lab.Chart(), "--set=speaker.directForwarding=true"), d.makeNamespace(ctx),
+		d.ForgetConnections()) // runs before this one had the same VIPs
 }
 
 // directSpeed compares what goes through a VIP, with direct forwarding and without, by turns. The
