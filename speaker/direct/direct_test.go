@@ -529,34 +529,74 @@ func TestNodeThatStartsAnew(t *testing.T) {
 	w := newWorld(t, 3)
 	w.hold = time.Second
 	w.begin(some("n1", "n2", "n3")...)
-	all := w.open(60)
-	all = slices.DeleteFunc(all, func(c *conn) bool { return c.node == "n3" })
+	all := slices.DeleteFunc(w.open(60), func(c *conn) bool { return c.node == "n3" })
 	n3 := w.nodes["n3"]
 	n3.stop()
-	n3.Run("ip", "link", "set", "eth0", "down")
-	w.lost = map[string]bool{"n3": true}
 	change := func(one, two int) {
 		for _, name := range []string{"n1", "n2"} {
 			w.setOn(name, []plan.Backend{{Node: "n1", Open: one}, {Node: "n2", Open: two}, {Node: "n3", Draining: 1}})
 		}
 	}
-	change(1, 1)
-	for _, name := range []string{"n1", "n2"} {
-		d := w.nodes[name].director
-		w.until(func() bool { return strings.Count(fmt.Sprint(d.Status().Neighbours), string(Gone)) == 2 }, func() any { return d.Status() })
-	}
+	w.away(func() { change(1, 1) }, []string{"n1", "n2"}, "n3")
 	for _, f := range allTables {
 		n3.Run("sh", "-c", "nft delete table "+f.name()+" || true")
 	}
-	n3.Run("ip", "link", "set", "eth0", "up")
-	address(n3.Host, "eth0", "2001:db8::13/64") // the kernel forgets it
-	for _, peer := range []string{"n1", "n2"} {
-		for _, a := range n3.addrs {
-			w.nodes[peer].Run("timeout", "30", "sh", "-c", "until ping -c 1 -W 1 "+a.String()+"; do :; done")
-		}
-	}
+	w.back([]string{"n1", "n2"}, "n3")
 	for _, open := range [][]int{{4, 1}, {1, 4}, {2, 2}} {
 		change(open[0], open[1])
 		w.live(all, fmt.Sprint(open))
+	}
+}
+
+// Who has given up all others was cut off, perhaps: when they answer again they are asked, although their
+// speakers are not heard yet.
+func TestNodeThatGaveUpAllOthers(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 3)
+	w.hold = 4 * time.Second
+	w.gateways.Store(&[]netip.Addr{netip.MustParseAddr("198.18.0.2"), netip.MustParseAddr("2001:db8::2")})
+	w.begin(some("n1", "n2", "n3")...)
+	all := w.open(40)
+	require.Len(t, at(all), 3)
+	w.away(func() {
+		w.setOn("n1", []plan.Backend{{Node: "n1", Open: 1}, {Node: "n2", Draining: 1}, {Node: "n3", Draining: 1}})
+	}, []string{"n1"}, "n2", "n3")
+	w.back([]string{"n1"}, "n2", "n3")
+	for _, name := range w.names {
+		d := w.nodes[name].director
+		w.until(func() bool { return strings.Count(fmt.Sprint(d.Status().Neighbours), string(Reachable)) == 4 }, func() any { return d.Status() })
+	}
+	w.live(all, "they answer again")
+}
+
+// away takes nodes off the segment, and waits until their connections are given up by the others, once these
+// have heard of it.
+func (w *world) away(tell func(), by []string, nodes ...string) {
+	w.t.Helper()
+	w.lost = map[string]bool{}
+	for _, name := range nodes {
+		w.nodes[name].Run("ip", "link", "set", "eth0", "down")
+		w.lost[name] = true
+	}
+	tell()
+	for _, name := range by {
+		d := w.nodes[name].director
+		w.until(func() bool { return strings.Count(fmt.Sprint(d.Status().Neighbours), string(Gone)) == 2*len(nodes) },
+			func() any { return d.Status() })
+	}
+}
+
+// back has nodes return to the segment, and waits until they answer the others.
+func (w *world) back(by []string, nodes ...string) {
+	w.t.Helper()
+	for _, name := range nodes {
+		n := w.nodes[name]
+		n.Run("ip", "link", "set", "eth0", "up")
+		address(n.Host, "eth0", n.addrs[1].String()+"/64") // the kernel forgets it
+		for _, other := range by {
+			for _, a := range n.addrs {
+				w.nodes[other].Run("timeout", "30", "sh", "-c", "until ping -c 1 -W 1 "+a.String()+"; do :; done")
+			}
+		}
 	}
 }

@@ -18,9 +18,10 @@ type host struct {
 	neighbour
 	since time.Time // if it is silent: when it ceased to answer
 	asked time.Time // if the kernel asks for it: since when
-	// gone is set when connections wait no longer for it. If its speaker is not heard, that stays so when it
-	// answers again: it may have started anew, without rules.
-	gone bool
+	gone  bool      // connections wait no longer for it
+	// anew is set if it may have started anew, without rules: it has gone, while others were heard, and its
+	// speaker has not been heard since. Then it stays gone, although it answers.
+	anew bool
 }
 
 // look finds out which nodes are on the segment, and has those asked that are silent, lost or
@@ -46,8 +47,7 @@ func (d *Director) look() error {
 			if !ok {
 				continue
 			}
-			_, away := d.absences.away[node]
-			h := &host{neighbour: n, since: was.since, gone: was.gone && away}
+			h := &host{neighbour: n, since: was.since, gone: was.gone, anew: was.anew && d.want.Lost[node]}
 			if e.asked {
 				h.asked = cmp.Or(was.asked, now)
 				h.silent = h.silent || now.Sub(h.asked) >= answerTime
@@ -94,20 +94,26 @@ type segmentKey struct {
 // gateway on a segment is cut off itself, perhaps. Then all have as long again when it is back,
 // but those that it never heard: they may be nowhere.
 func (d *Director) bury(now time.Time, gateways map[segmentKey]neighbour) {
-	heard := map[segmentKey]time.Time{}
+	heard, others := map[segmentKey]time.Time{}, map[segmentKey]bool{}
 	hear := func(on segmentKey) { heard[on] = cmp.Or(d.heard[on], now) }
 	for on := range gateways {
 		hear(on)
 	}
 	for a, h := range d.nodes {
-		if !h.silent {
-			hear(segmentKey{h.device, a.Is4()})
+		if on := (segmentKey{h.device, a.Is4()}); !h.silent {
+			hear(on)
+			others[on] = others[on] || !h.gone
 		}
 	}
 	d.heard = heard
 	for a, h := range d.nodes {
-		since, others := heard[segmentKey{h.device, a.Is4()}]
-		h.gone = h.gone || h.silent && now.Sub(h.since) >= d.Hold && (h.hardware == "" || others && now.Sub(since) >= d.Hold)
+		on := segmentKey{h.device, a.Is4()}
+		since, any := heard[on]
+		goes := h.silent && now.Sub(h.since) >= d.Hold && (h.hardware == "" || any && now.Sub(since) >= d.Hold)
+		if goes && !h.gone {
+			h.anew = others[on]
+		}
+		h.gone = goes || h.anew
 	}
 }
 

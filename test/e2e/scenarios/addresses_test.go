@@ -3,6 +3,7 @@ package scenarios
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -71,6 +72,13 @@ pools:
 	s.refused("none-left", "PoolExhausted")
 	s.service("by-name", annotated(poolAnnotation, "manual"))
 	s.holds("by-name", "198.18.0.240")
+	s.eventually("kubectl shows how full the pools are", func() error {
+		table, err := s.Lab.Kubectl(s.ctx, "-n", lodestone.Namespace, "get", "configmap", "lodestone-status", "-o", "jsonpath={.data.pools}")
+		if err == nil && !regexp.MustCompile(`(?m)^later +IPv4 +100% +2 +2 `).MatchString(table) {
+			err = fmt.Errorf("it shows\n%s", table)
+		}
+		return err
+	})
 }
 
 func TestRequestedAddressIsGivenOrRefusedWithTheFacts(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -85,7 +86,11 @@ func directMembers(ctx context.Context, installation *lodestone.Installation) er
 // policy. Each case has VIPs of its own: for a connection whose pod has ended without a word,
 // conntrack sends who has the client's port next to where the pod was.
 func directly(ctx context.Context, installation *lodestone.Installation, name string, count int, pods int32,
-	cases func(d *direct, how string) []directCase) (failed error) {
+	all func(d *direct, how string) []directCase) (failed error) {
+	only, err := regexp.Compile(*cases)
+	if err != nil {
+		return fmt.Errorf("-cases: %w", err)
+	}
 	d := &direct{load: load{installation, 1}}
 	restore, err := d.begin(ctx)
 	defer func() { failed = errors.Join(failed, restore()) }()
@@ -94,8 +99,11 @@ func directly(ctx context.Context, installation *lodestone.Installation, name st
 	}
 	for _, how := range []string{"owner", "direct"} { // what has been direct drains for an hour
 		for _, policy := range []corev1.ServiceExternalTrafficPolicy{"Local", "Cluster"} {
-			for _, c := range cases(d, how) {
+			for _, c := range all(d, how) {
 				line := fmt.Sprintf("%s forwarding=%s policy=%s case=%s", name, how, policy, c.name)
+				if !only.MatchString(line) {
+					continue
+				}
 				if err := errors.Join(d.Configure(ctx, forwarding(how, "")), d.RunEcho(ctx, namespace, pods), pause(ctx, 3*time.Second),
 					d.serve(ctx, policy)); err != nil {
 					return fmt.Errorf("%s: %w", line, err)
