@@ -276,7 +276,12 @@ func (d *direct) holds(ctx context.Context, line string, count int, do func() er
 		return err
 	}
 	if len(lost) > 0 {
-		fmt.Fprintf(os.Stderr, "%s: the first connection that broke: %s\n", line, lost[0])
+		by := map[string]int{}
+		for _, b := range lost {
+			by[b.By.Node]++
+		}
+		fmt.Fprintf(os.Stderr, "%s: the owner was %s; connections that broke, by the node of their pod: %v, the first: %s\n", line,
+			d.owner, by, lost[0])
 	}
 	name, rest, _ := strings.Cut(line, " ")
 	result(name, "%s connections=%d requests=%d pods_gone=%d lost_connections=%d worst_pause_ms=%.0f new=%d new_failed=%d new_worst_ms=%.0f",
