@@ -145,7 +145,8 @@ func (p *plan) draw() *Refusal {
 		if p.settled(i) {
 			continue
 		}
-		if p.RequireAll || (p.Renumber || len(p.Avoid) > 0) && p.has(f) || p.keeps(i) {
+		if p.RequireAll || (p.Renumber || len(p.Avoid) > 0) && p.has(f) ||
+			slices.ContainsFunc(p.picks, func(k pick) bool { return k.family == i && k.kept }) {
 			return p.refuseDraw(i)
 		}
 		p.picks = slices.DeleteFunc(p.picks, func(k pick) bool { return k.family == i })
@@ -154,11 +155,6 @@ func (p *plan) draw() *Refusal {
 		return nil
 	}
 	return p.refuseAll()
-}
-
-// keeps reports whether the plan keeps an address of family i.
-func (p *plan) keeps(i int) bool {
-	return slices.ContainsFunc(p.picks, func(k pick) bool { return k.family == i && k.kept })
 }
 
 // missing returns the families that must still be drawn and may be.

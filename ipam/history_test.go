@@ -32,8 +32,9 @@ func (o op) String() string {
 	text := fmt.Sprintf("%+v %s %s", o.after, o.kind, o.req.Owner.UID)
 	switch o.kind {
 	case "allocate":
-		return text + fmt.Sprintf(" %v all=%v count=%d pools=%v addresses=%v labels=%v sharing=%+v renumber=%v avoid=%v", o.req.Families, o.req.RequireAll,
-			o.req.Count, o.req.Pools, o.req.Addresses, o.req.Subject.Labels, o.req.Sharing, o.req.Renumber, o.req.Avoid)
+		return text + fmt.Sprintf(" %v all=%v count=%d pools=%v addresses=%v labels=%v sharing=%+v renumber=%v avoid=%v",
+			o.req.Families, o.req.RequireAll, o.req.Count, o.req.Pools, o.req.Addresses, o.req.Subject.Labels, o.req.Sharing,
+			o.req.Renumber, o.req.Avoid)
 	case "restore", "abide":
 		return text + fmt.Sprintf(" %s %+v", o.addr, o.req.Sharing)
 	case "claim":

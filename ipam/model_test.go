@@ -604,8 +604,8 @@ func (m *model) comeback(req *ipam.Request, f ipam.Family, chosen choice) *place
 	var waiting []*place
 	open := m.open(req)
 	for _, p := range m.places {
-		if p.family == f && !slices.Contains(chosen[f], p) && p.quarantine != nil && p.quarantine.name == req.Owner.Name && slices.Contains(open, m.pool(p)) &&
-			!m.layout.at[p.n].conflict && !m.reservedForOther(req, p) && !m.fills(req, p, m.pool(p), f, chosen, nil) {
+		if p.family == f && !slices.Contains(chosen[f], p) && p.quarantine != nil && p.quarantine.name == req.Owner.Name &&
+			slices.Contains(open, m.pool(p)) && !m.layout.at[p.n].conflict && !m.reservedForOther(req, p) && !m.fills(req, p, m.pool(p), f, chosen, nil) {
 			waiting = append(waiting, p)
 		}
 	}
@@ -616,8 +616,8 @@ func (m *model) comeback(req *ipam.Request, f ipam.Family, chosen choice) *place
 // lowest is the pool's lowest free address of the family that is not chosen.
 func (m *model) lowest(q *config.Pool, f ipam.Family, chosen choice) *place {
 	for _, p := range m.places {
-		if !slices.Contains(chosen[f], p) && p.family == f && m.pool(p) == q && len(p.stays) == 0 && p.quarantine == nil && m.layout.at[p.n].reserved == "" &&
-			!m.layout.at[p.n].conflict {
+		if !slices.Contains(chosen[f], p) && p.family == f && m.pool(p) == q && len(p.stays) == 0 && p.quarantine == nil &&
+			m.layout.at[p.n].reserved == "" && !m.layout.at[p.n].conflict {
 			return p
 		}
 	}

@@ -75,19 +75,15 @@ func (req *request) first(g, other *holding) *holding {
 	return g
 }
 
-// takes reports whether the plan takes the address.
-func (p *plan) takes(addr netip.Addr) bool {
-	return slices.ContainsFunc(p.picks, func(k pick) bool { return k.addr == addr })
-}
-
 // comeback returns an address that the Service released, that is still in quarantine, and that
 // the Service could draw now. Of several it returns that of the first pool, and of that pool
 // the last one released.
 func (p *plan) comeback(f Family) *quarantined {
 	var best *quarantined
+	taken := func(addr netip.Addr) bool { return slices.ContainsFunc(p.picks, func(k pick) bool { return k.addr == addr }) }
 	for r := p.quarantine.byName[p.service()]; r != nil; r = r.namesake.next {
 		switch {
-		case !r.waitsFor(p.me) || familyOf(r.addr) != f || p.open(r.queue.space.pool, f) != "" || p.takes(r.addr):
+		case !r.waitsFor(p.me) || familyOf(r.addr) != f || p.open(r.queue.space.pool, f) != "" || taken(r.addr):
 		case p.reservations.apart[r.addr].conflict || p.reservedForOther(r.addr) || p.fills(r.queue.space, nil, r):
 		case best == nil || cmp.Or(
 			cmp.Compare(p.rank(r.queue.space.pool), p.rank(best.queue.space.pool)),

@@ -512,7 +512,8 @@ func TestNodeThatMissedAService(t *testing.T) {
 	w.start("n3")
 	there = w.names
 	change(false, 2, 2, 2)
-	w.until(func() bool { return len(w.nodes["n1"].director.View().Services[0].Open) == 3 }, func() any { return w.nodes["n1"].director.View() })
+	w.until(func() bool { return len(w.nodes["n1"].director.View().Services[0].Open) == 3 },
+		func() any { return w.nodes["n1"].director.View() })
 	w.live(all, "all speakers are heard")
 	fresh := w.open(60)
 	require.NotZero(t, at(fresh)["n3"])

@@ -293,7 +293,8 @@ func candidate(p *config.Pool, req ipam.Request) bool {
 
 // mayDraw reports whether the request may draw from a pool with DHCP. A server leases one address to a Service.
 func (l *leasing) mayDraw(req ipam.Request) bool {
-	return l.config != nil && req.Count <= 1 && slices.ContainsFunc(l.config.Pools, func(p config.Pool) bool { return p.DHCP != nil && candidate(&p, req) })
+	return l.config != nil && req.Count <= 1 &&
+		slices.ContainsFunc(l.config.Pools, func(p config.Pool) bool { return p.DHCP != nil && candidate(&p, req) })
 }
 
 // seek decides on which interfaces the Service waits for a lease, and adds that to the
