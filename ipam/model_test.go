@@ -605,7 +605,8 @@ func (m *model) comeback(req *ipam.Request, f ipam.Family, chosen choice) *place
 	open := m.open(req)
 	for _, p := range m.places {
 		if p.family == f && !slices.Contains(chosen[f], p) && p.quarantine != nil && p.quarantine.name == req.Owner.Name &&
-			slices.Contains(open, m.pool(p)) && !m.layout.at[p.n].conflict && !m.reservedForOther(req, p) && !m.fills(req, p, m.pool(p), f, chosen, nil) {
+			slices.Contains(open, m.pool(p)) && !m.layout.at[p.n].conflict && !m.reservedForOther(req, p) &&
+			!m.fills(req, p, m.pool(p), f, chosen, nil) {
 			waiting = append(waiting, p)
 		}
 	}

@@ -80,7 +80,9 @@ func (req *request) first(g, other *holding) *holding {
 // the last one released.
 func (p *plan) comeback(f Family) *quarantined {
 	var best *quarantined
-	taken := func(addr netip.Addr) bool { return slices.ContainsFunc(p.picks, func(k pick) bool { return k.addr == addr }) }
+	taken := func(addr netip.Addr) bool {
+		return slices.ContainsFunc(p.picks, func(k pick) bool { return k.addr == addr })
+	}
 	for r := p.quarantine.byName[p.service()]; r != nil; r = r.namesake.next {
 		switch {
 		case !r.waitsFor(p.me) || familyOf(r.addr) != f || p.open(r.queue.space.pool, f) != "" || taken(r.addr):
