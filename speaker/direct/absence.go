@@ -15,7 +15,7 @@ const catchUpTime = 2 * time.Second
 // absences knows which nodes have no rules for a Service, since their speakers were not heard when it came, nor
 // later. Such a node would answer what others keep by a reset, so it is not asked.
 type absences struct {
-	// came is when a Service came. Those that were there when the Director began are not in it.
+	// came is when a Service came. Those that nobody has missed, as far as is known, are not in it.
 	came map[plan.LimitKey]time.Time
 	// away are the nodes whose speakers are not heard, or only again since a moment ago.
 	away map[string]absence
@@ -36,6 +36,14 @@ func (a *absences) see(now time.Time, lost map[string]bool) (caughtUp bool) {
 	n := len(a.away)
 	maps.DeleteFunc(a.away, func(_ string, of absence) bool { return now.Sub(of.last) >= catchUpTime })
 	return len(a.away) < n
+}
+
+// come notes that a Service comes, of so many nodes. If half of them or more are away, this one was cut off from
+// them, perhaps, and they have the Service.
+func (a *absences) come(key plan.LimitKey, now time.Time, nodes int) {
+	if 2*len(a.away) < nodes {
+		a.came[key] = now
+	}
 }
 
 // missedBy returns the nodes that have missed the Service, sorted, with a space after each.

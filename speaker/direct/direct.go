@@ -171,7 +171,7 @@ func (d *Director) Run(ctx context.Context) error {
 	now := time.Now()
 	d.absences.see(now, d.want.Lost)
 	for key := range d.want.Services {
-		d.absences.came[key] = now
+		d.absences.come(key, now, len(d.want.Nodes))
 	}
 	d.inherit()
 	d.settle(ctx)

@@ -523,6 +523,23 @@ func TestNodeThatMissedAService(t *testing.T) {
 	w.live(append(all, fresh...), "a speaker is lost that knew the Service")
 }
 
+// A node that has lost all others asks them for connections to a Service that comes then, or a moment after they
+// are heard again: it was cut off itself, and they had the Service before.
+func TestNodeThatWasAwayItself(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 3)
+	w.start("n1", "n2", "n3")
+	w.own("n1")
+	w.wantAt([]string{"n1", "n3"}, some("n1", "n2", "n3")...)
+	all := w.open(60)
+	w.lost = map[string]bool{"n1": true, "n3": true}
+	w.setOn("n2", nil)
+	w.lost = nil
+	w.wantAt([]string{"n2"}, some("n1", "n2", "n3")...)
+	w.own("n2")
+	w.live(all, "it owns the VIP")
+}
+
 // A node that comes back after its connections were given up, and whose speaker is not heard, has no rules
 // perhaps: it is not asked.
 func TestNodeThatStartsAnew(t *testing.T) {

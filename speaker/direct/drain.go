@@ -40,7 +40,7 @@ func (d *Director) take(want plan.Forwarding) {
 	for key := range want.Services {
 		_, wanted := d.want.Services[key]
 		if _, drains := d.draining[key]; !wanted && !drains {
-			d.absences.came[key] = now
+			d.absences.come(key, now, len(want.Nodes))
 		}
 		delete(d.draining, key)
 	}
