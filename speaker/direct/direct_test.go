@@ -512,8 +512,10 @@ func TestNodeThatMissedAService(t *testing.T) {
 	w.start("n3")
 	there = w.names
 	change(false, 2, 2, 2)
-	w.until(func() bool { return len(w.nodes["n1"].director.View().Services[0].Open) == 3 },
-		func() any { return w.nodes["n1"].director.View() })
+	for _, name := range w.names {
+		d := w.nodes[name].director
+		w.until(func() bool { return len(d.View().Services[0].Open) == 3 }, func() any { return d.View() })
+	}
 	w.live(all, "all speakers are heard")
 	fresh := w.open(60)
 	require.NotZero(t, at(fresh)["n3"])
