@@ -38,11 +38,17 @@ func (a *absences) see(now time.Time, lost map[string]bool) (caughtUp bool) {
 	return len(a.away) < n
 }
 
-// come notes that a Service comes, of so many nodes. If half of them or more are away, this one was cut off from
-// them, perhaps, and they have the Service.
-func (a *absences) come(key plan.LimitKey, now time.Time, nodes int) {
-	if 2*len(a.away) < nodes {
-		a.came[key] = now
+// follow takes over which nodes are lost, and which Services come: those that were not known. If half of the nodes or
+// more are away, this one was cut off from them, perhaps, and they have the Services.
+func (a *absences) follow(now time.Time, want plan.Forwarding, known func(plan.LimitKey) bool) {
+	a.see(now, want.Lost)
+	if 2*len(a.away) >= len(want.Nodes) {
+		return
+	}
+	for key := range want.Services {
+		if !known(key) {
+			a.came[key] = now
+		}
 	}
 }
 

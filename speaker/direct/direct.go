@@ -104,6 +104,7 @@ type Director struct {
 	keys     [2]map[int]string       // and what its tables of buckets follow from,
 	peered   [2]map[string]neighbour // with whom
 	shortcut shortcut
+	line     *line
 	without  [2]int  // Services that have none, as there are more than maxBuckets
 	there    [2]bool // by family, the kernel has a table
 	missing  [2]bool // it has none, and should
@@ -123,9 +124,10 @@ type Director struct {
 // New returns a Director that does nothing until it runs.
 func New(o Options) *Director {
 	o.Hold, o.Guard = cmp.Or(o.Hold, defaultHold), cmp.Or(o.Guard, defaultGuard)
-	d := &Director{Options: o, sets: make(chan plan.Forwarding, 1), ready: make(chan struct{}), nodes: map[netip.Addr]*host{},
+	l := &line{}
+	d := &Director{Options: o, line: l, sets: make(chan plan.Forwarding, 1), ready: make(chan struct{}), nodes: map[netip.Addr]*host{},
 		draining: map[plan.LimitKey]draining{}, absences: absences{map[plan.LimitKey]time.Time{}, map[string]absence{}}, most: maxBuckets,
-		shortcut: shortcut{log: o.Log, guard: cmp.Or(o.Guard, defaultGuard)}}
+		shortcut: shortcut{log: o.Log, line: l, guard: cmp.Or(o.Guard, defaultGuard)}}
 	d.published.Store(&Status{})
 	if o.Registry != nil {
 		o.Registry.MustRegister(collector{d})
@@ -168,16 +170,13 @@ func (d *Director) Run(ctx context.Context) error {
 		return nil
 	case d.want = <-d.sets:
 	}
-	now := time.Now()
-	d.absences.see(now, d.want.Lost)
-	for key := range d.want.Services {
-		d.absences.come(key, now, len(d.want.Nodes))
-	}
+	d.absences.follow(time.Now(), d.want, func(plan.LimitKey) bool { return false })
 	d.inherit()
 	d.settle(ctx)
 	d.stale = true
 	d.reconcile()
 	close(d.ready)
+	defer d.line.end()
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for verified, refreshed := time.Now(), time.Now(); ; {
@@ -313,7 +312,7 @@ func (d *Director) lookAtConntrack() {
 func (d *Director) apply() error {
 	idle := len(d.want.Services)+len(d.draining) == 0 && d.have == [2]*ruleset{}
 	if !idle {
-		if err := permitted(); err != nil {
+		if err := d.line.permitted(); err != nil {
 			return err
 		}
 	}
@@ -360,7 +359,7 @@ func (d *Director) summarize() summary {
 			}
 		}
 	}
-	return summary{len(d.want.Services), len(d.draining), countTables(d.keys), d.reachable(),
+	return summary{len(d.want.Services), len(d.draining), countTables(d.keys), reachable(d.nodes),
 		strings.Join(slices.Sorted(maps.Keys(closed)), " ")}
 }
 
@@ -376,8 +375,8 @@ func countTables(families [2]map[int]string) int {
 }
 
 // reachable counts the addresses of nodes that packets can be handed to, or soon again.
-func (d *Director) reachable() (n int) {
-	for _, h := range d.nodes {
+func reachable(nodes map[netip.Addr]*host) (n int) {
+	for _, h := range nodes {
 		if h.hardware != "" && !h.gone {
 			n++
 		}
@@ -385,31 +384,31 @@ func (d *Director) reachable() (n int) {
 	return n
 }
 
-// applyTo is apply for one family, with a socket of its own: on one with which something has
-// failed, answers to that may still come.
+// applyTo is apply for one family.
 func (d *Director) applyTo(i int, f *family, tables map[string]table) error {
 	peers := d.peers(f)
 	want, keys := d.rules(i, f, peers, tables)
-	if err := d.shortcut.restrict(i, want); err != nil {
-		return err
-	}
-	k, err := dial()
+	k, err := d.line.open()
 	if err != nil {
 		return err
 	}
-	defer k.close()
-	if want == nil && !d.there[i] && (d.began || !k.exists(f)) {
-		d.missing[i] = false
-		return nil
+	rest, err := d.shortcut.restrict(k, i, want)
+	if want != nil || d.there[i] || !d.began && k.exists(f) {
+		err = errors.Join(err, k.change(f, d.have[i], want, d.Guard))
 	}
-	if err := k.change(f, d.have[i], want, d.Guard); err != nil {
+	if err == nil {
+		err = k.flush(f)
+	}
+	if err != nil {
 		// What was there before stays, as all is one transaction, and is made anew. A table that we may not change
 		// is another program's.
+		d.line.end()
 		d.have[i], d.keys[i] = nil, nil
 		d.there[i] = (d.there[i] || !d.began) && !errors.Is(err, unix.EPERM) && exists(f)
 		d.missing[i] = want != nil && !d.there[i]
-		return err
+		return errors.Join(err, d.shortcut.drop(i))
 	}
+	d.shortcut.have[i] = rest
 	d.have[i], d.keys[i], d.peered[i], d.there[i], d.missing[i] = want, keys, peers, want != nil, false
 	return nil
 }

@@ -35,23 +35,21 @@ func (d *Director) take(want plan.Forwarding) {
 			d.draining[key] = draining{before, time.Now().Add(drainTime)}
 		}
 	}
-	now := time.Now()
-	d.absences.see(now, want.Lost)
+	d.absences.follow(time.Now(), want, d.has)
 	for key := range want.Services {
-		_, wanted := d.want.Services[key]
-		if _, drains := d.draining[key]; !wanted && !drains {
-			d.absences.come(key, now, len(want.Nodes))
-		}
 		delete(d.draining, key)
 	}
 	d.boundDraining()
 	d.want, d.stale = want, true
-	maps.DeleteFunc(d.absences.came, func(key plan.LimitKey, _ time.Time) bool {
-		_, wanted := want.Services[key]
-		_, drains := d.draining[key]
-		return !wanted && !drains
-	})
+	maps.DeleteFunc(d.absences.came, func(key plan.LimitKey, _ time.Time) bool { return !d.has(key) })
 	d.reconcile()
+}
+
+// has reports whether a Service is wanted or drains.
+func (d *Director) has(key plan.LimitKey) bool {
+	_, wanted := d.want.Services[key]
+	_, drains := d.draining[key]
+	return wanted || drains
 }
 
 // inherit has drain what an earlier Director handed over and is not wanted, as if it were switched

@@ -158,11 +158,44 @@ func dial() (kernel, error) {
 
 func (k kernel) close() { k.CloseLasting() } //nolint:errcheck // nothing is lost with it
 
-// change leads from have to want in one transaction. Nil: there is no table, or it is of no
+// line is a conversation that lasts until something fails: then answers to that may still come. The end of one waits
+// for the kernel to free what it was to remove, some 10 ms.
+type line struct{ kernel }
+
+func (l *line) open() (k kernel, err error) {
+	if l.Conn == nil {
+		l.kernel, err = dial()
+	}
+	return l.kernel, err
+}
+
+func (l *line) end() {
+	if l.Conn != nil {
+		l.close()
+	}
+	l.kernel = kernel{}
+}
+
+// permitted asks whether rules can be changed, which is cheaper than to try.
+func (l *line) permitted() error {
+	k, err := l.open()
+	if err != nil {
+		return err
+	}
+	if _, err := k.ListTables(); err != nil {
+		l.end()
+		return fmt.Errorf("list nftables tables: %w", err)
+	}
+	return nil
+}
+
+// change leads from have to want, with the next flush. Nil: there is no table, or it is of no
 // use, or none is wanted.
 func (k kernel) change(f *family, have, want *ruleset, guard time.Duration) error {
 	if want == nil {
-		return k.remove(f)
+		k.AddTable(f.table) // what is not there cannot be deleted
+		k.DelTable(f.table)
+		return nil
 	}
 	if have == nil || f.ingress && !maps.Equal(have.interfaces, want.interfaces) {
 		k.create(f, want, guard)
@@ -171,7 +204,7 @@ func (k kernel) change(f *family, have, want *ruleset, guard time.Duration) erro
 	if err := errors.Join(k.take(f, have, want), k.give(f, have, want)); err != nil {
 		return fmt.Errorf("encode nftables table %s: %w", f.name(), err)
 	}
-	return k.flush(f)
+	return nil
 }
 
 // take removes what is not wanted: what refers to something goes before it.
@@ -270,6 +303,7 @@ func (r *ruleset) others(than *ruleset) (ids []int) {
 	return ids
 }
 
+// flush has the kernel take all changes over in one transaction.
 func (k kernel) flush(f *family) error {
 	// What encoding took does not count.
 	if err := errors.Join(k.socket.SetDeadline(time.Now().Add(timeout)), k.Flush()); err != nil {
@@ -292,26 +326,6 @@ func exists(f *family) bool {
 	}
 	defer k.close()
 	return k.exists(f)
-}
-
-// permitted asks whether rules can be changed, which is cheaper than to try.
-func permitted() error {
-	k, err := dial()
-	if err != nil {
-		return err
-	}
-	defer k.close()
-	if _, err := k.ListTables(); err != nil {
-		return fmt.Errorf("list nftables tables: %w", err)
-	}
-	return nil
-}
-
-// remove removes the table, if there is one.
-func (k kernel) remove(f *family) error {
-	k.AddTable(f.table) // what is not there cannot be deleted
-	k.DelTable(f.table)
-	return k.flush(f)
 }
 
 // create makes the table anew, without services.

@@ -27,6 +27,7 @@ const (
 // has the shortcut again. The ring finds a connection that was missed.
 type shortcut struct {
 	log   *slog.Logger
+	line  *line
 	guard time.Duration
 	have  [2]*ruleset // by family, what the kernel took over last
 	began bool        // what an earlier Director left is gone
@@ -36,53 +37,39 @@ type shortcut struct {
 	err                error
 }
 
-// restrict takes the shortcut from the Services that a change concerns, before the change. Nil: there
-// will be no rules.
-func (s *shortcut) restrict(i int, want *ruleset) error {
+// restrict takes the shortcut from the Services that a change concerns, in the transaction of that change.
+// It returns what is left. Nil: there will be no rules.
+func (s *shortcut) restrict(k kernel, i int, want *ruleset) (rest *ruleset, err error) {
 	f, have := shortcuts[i], s.have[i]
-	if have == nil && s.began {
-		return nil
-	}
-	k, err := dial()
-	if err != nil {
-		return err
-	}
-	defer k.close()
 	if have == nil || want == nil {
-		s.have[i] = nil
-		if k.exists(f) {
-			return k.remove(f)
+		if (have != nil || !s.began) && k.exists(f) {
+			err = k.change(f, have, nil, s.guard)
 		}
-		return nil
+		return nil, err
 	}
-	rest := *have
-	rest.services = map[string]served{}
+	left := *have
+	left.services = map[string]served{}
 	if maps.Equal(want.interfaces, have.interfaces) && maps.Equal(want.hardware, have.hardware) {
 		for key, service := range have.services {
 			if want.services[key] == service && want.tables[service.table] == have.tables[service.table] {
-				rest.services[key] = service
+				left.services[key] = service
 			}
 		}
 	}
-	if len(rest.services) == len(have.services) {
-		return nil
+	if len(left.services) == len(have.services) {
+		return have, nil
 	}
-	return s.set(k, i, &rest)
+	return &left, k.change(f, have, &left, s.guard)
 }
 
-// set brings rules into force. If that fails there are none.
-func (s *shortcut) set(k kernel, i int, want *ruleset) error {
-	if err := k.change(shortcuts[i], s.have[i], want, s.guard); err != nil {
-		s.have[i] = nil
-		again, dialed := dial() // answers to what has failed may still come
-		if dialed != nil {
-			return errors.Join(err, dialed)
-		}
-		defer again.close()
-		return errors.Join(err, again.remove(shortcuts[i]))
+// drop removes all rules of a family, after a change has failed.
+func (s *shortcut) drop(i int) error {
+	s.have[i] = nil
+	k, err := s.line.open()
+	if err != nil || !k.exists(shortcuts[i]) {
+		return err
 	}
-	s.have[i] = want
-	return nil
+	return errors.Join(k.change(shortcuts[i], nil, nil, s.guard), k.flush(shortcuts[i]))
 }
 
 // extend gives the shortcut to the Services that have none, out of the rules after conntrack. It reports
@@ -143,12 +130,19 @@ func (s *shortcut) give(i int, all *ruleset, kept *kept) error {
 			want.services[key], want.tables[service.table] = service, all.tables[service.table]
 		}
 	}
-	k, err := dial()
+	k, err := s.line.open()
 	if err != nil {
 		return err
 	}
-	defer k.close()
-	return s.set(k, i, want)
+	if err = k.change(shortcuts[i], s.have[i], want, s.guard); err == nil {
+		err = k.flush(shortcuts[i])
+	}
+	if err != nil {
+		s.line.end()
+		return errors.Join(err, s.drop(i))
+	}
+	s.have[i] = want
+	return nil
 }
 
 // services counts the VIPs and ports that have the shortcut.

@@ -126,7 +126,7 @@ func (d *Director) publish() {
 			s.missed[key] = d.absences.missedBy(key)
 		}
 	}
-	s.Peers = d.reachable()
+	s.Peers = reachable(d.nodes)
 	s.Shortcuts = d.shortcut.services()
 	if len(d.want.Services)+len(d.draining) > 0 {
 		for _, node := range slices.Sorted(maps.Keys(d.want.Nodes)) {

@@ -12,8 +12,8 @@ import (
 // A table has as many buckets as follows from the policy, and no more when it has more nodes: one that
 // grew would move all flows, to buckets that rank the nodes which had them anyhow.
 const (
-	// clusterSize is for policy Cluster: each node's share differs from its weight by 5 % at most, up to
-	// about ten nodes.
+	// clusterSize is for policy Cluster: the shares of ten nodes differ from their weights by 4.4 % at most in half
+	// of all clusters, by 7.8 % in the worst. Speakers of another size would have other tables.
 	clusterSize = 1 << 13
 	// localSize is for policy Local. There are many such tables, as each set of nodes has one, and the
 	// nodes in each are few.
@@ -112,16 +112,22 @@ func rank(bucket, size uint32, keys []uint64, open, node int) score {
 	return s
 }
 
-// bucketOf returns the bucket with that ranking, which it sorts.
+// bucketOf returns the bucket with that ranking, which it has no use for afterwards.
 func bucketOf(backends []plan.Backend, scores []score) bucket {
 	best := slices.MinFunc(scores, func(a, b score) int { return cmp.Or(cmp.Compare(a.open, b.open), cmp.Compare(a.any, b.any)) })
-	if len(scores) > maxRing {
-		slices.SortFunc(scores, func(a, b score) int { return cmp.Or(cmp.Compare(a.any, b.any), cmp.Compare(a.node, b.node)) })
-		scores = scores[:maxRing]
+	ring := scores[:0] // the best maxRing of those looked at, in order: to sort all would cost more
+	for _, s := range scores {
+		at := len(ring)
+		for at > 0 && s.any < ring[at-1].any {
+			at--
+		}
+		if at < maxRing {
+			ring = slices.Insert(ring[:min(len(ring), maxRing-1)], at, s)
+		}
 	}
-	slices.SortFunc(scores, func(a, b score) int { return cmp.Or(cmp.Compare(a.first, b.first), cmp.Compare(a.node, b.node)) })
-	b := bucket{backends[best.node].Node, make([]string, len(scores))}
-	for i, s := range scores {
+	slices.SortFunc(ring, func(a, b score) int { return cmp.Or(cmp.Compare(a.first, b.first), cmp.Compare(a.node, b.node)) })
+	b := bucket{backends[best.node].Node, make([]string, len(ring))}
+	for i, s := range ring {
 		b.ring[i] = backends[s.node].Node
 	}
 	return b
