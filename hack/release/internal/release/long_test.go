@@ -4,14 +4,18 @@ package release
 
 import (
 	"debug/buildinfo"
+	"io"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 	"testing"
 
 	cdx "github.com/CycloneDX/cyclonedx-go"
+	"github.com/google/go-containerregistry/pkg/registry"
 	"github.com/stretchr/testify/require"
 )
 
@@ -57,4 +61,60 @@ func TestTheDockerfileForOtherNodes(t *testing.T) {
 		other.Arch = "amd64"
 	}
 	compareWithDockerfile(t, other)
+}
+
+// TestCosignVerifiesARelease runs cosign as the guide has people type it: it takes what is ours, and nothing that
+// another key has signed.
+func TestCosignVerifiesARelease(t *testing.T) {
+	cosign := install(t, "github.com/sigstore/cosign/v3/cmd/cosign@v3.1.3")
+	r := fakeRelease(t, newFakes(t), "v9.8.7", testKey(t))
+	stranger := fakeRelease(t, newFakes(t), "v9.8.7", testKey(t))
+	hub := httptest.NewServer(registry.New())
+	t.Cleanup(hub.Close)
+	place := strings.TrimPrefix(hub.URL, "http://")
+	require.NoError(t, Push(t.Context(), r.Dist, place, "", io.Discard))
+
+	guide, err := os.ReadFile(filepath.Join(checkout, "docs/guides/verify-a-release.md"))
+	require.NoError(t, err)
+	ours := strings.NewReplacer("\\\n", " ", "ghcr.io/lodestone-lb", place, "0.2.0", "9.8.7")
+	commands := regexp.MustCompile(`(?m)^\$ cosign (.*)$`).FindAllStringSubmatch(ours.Replace(string(guide)), -1)
+	require.Len(t, commands, 4)
+	for _, command := range commands {
+		verify := func(key string) (string, error) {
+			args := strings.Fields(strings.Replace(command[1], "cosign.pub", filepath.Join(key, publicKeyName), 1))
+			cmd := exec.CommandContext(t.Context(), cosign, args...)
+			cmd.Dir = r.Dist
+			out, err := cmd.CombinedOutput()
+			return string(out), err
+		}
+		out, err := verify(r.Dist)
+		require.NoError(t, err, "cosign %s: %s", command[1], out)
+		out, err = verify(stranger.Dist)
+		require.Error(t, err, "cosign %s: %s", command[1], out)
+	}
+}
+
+// TestKrewInstallsTheCommand from the manifest and the archive of a release.
+func TestKrewInstallsTheCommand(t *testing.T) {
+	krew := install(t, "sigs.k8s.io/krew/cmd/krew@v0.4.3")
+	r := fakeRelease(t, newFakes(t), "v9.8.7", nil)
+	root := t.TempDir()
+	own := runtime.GOOS + "_" + runtime.GOARCH
+	cmd := exec.CommandContext(t.Context(), krew, "install", "--manifest="+krewName, "--archive=lodestone_v9.8.7_"+own+".tar.gz")
+	cmd.Dir, cmd.Env = r.Dist, append(os.Environ(), "KREW_ROOT="+root)
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.FileExists(t, filepath.Join(root, "bin", pluginName))
+}
+
+// install builds a program that is no module of ours.
+func install(t *testing.T, program string) string {
+	t.Helper()
+	dir := t.TempDir()
+	cmd := exec.CommandContext(t.Context(), "go", "install", program)
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), "GOBIN="+dir)
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	name, _, _ := strings.Cut(filepath.Base(program), "@")
+	return filepath.Join(dir, name)
 }
