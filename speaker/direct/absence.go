@@ -9,16 +9,23 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// catchUpTime is how long a speaker that is heard again has to set the rules of what came meanwhile.
-const catchUpTime = 2 * time.Second
+const (
+	// catchUpTime is how long a speaker that is heard again has to set the rules of what came meanwhile.
+	catchUpTime = 2 * time.Second
+	// lossTime is how long a speaker may have done nothing before others notice: up to 2 s with failover: conservative,
+	// and the last thing before that it may not have done.
+	lossTime = 3 * time.Second
+)
 
-// absences knows which nodes have no rules for a Service, since their speakers were not heard when it came, nor
-// later. Such a node would answer what others keep by a reset, so it is not asked.
+// absences knows which nodes have no rules for a Service, since their speakers were not heard when it came or soon
+// after, nor later. Such a node would answer what others keep by a reset, so it is not asked.
 type absences struct {
 	// came is when a Service came. Those that nobody has missed, as far as is known, are not in it.
 	came map[plan.LimitKey]time.Time
 	// away are the nodes whose speakers are not heard, or only again since a moment ago.
 	away map[string]absence
+	// nodes is how many there are.
+	nodes int
 }
 
 // absence begins when a speaker is heard no more, and ends catchUpTime after it was lost last.
@@ -38,11 +45,11 @@ func (a *absences) see(now time.Time, lost map[string]bool) (caughtUp bool) {
 	return len(a.away) < n
 }
 
-// follow takes over which nodes are lost, and which Services come: those that were not known. If half of the nodes or
-// more are away, this one was cut off from them, perhaps, and they have the Services.
+// follow takes over which nodes are lost, and which Services come: those that were not known.
 func (a *absences) follow(now time.Time, want plan.Forwarding, known func(plan.LimitKey) bool) {
+	a.nodes = len(want.Nodes)
 	a.see(now, want.Lost)
-	if 2*len(a.away) >= len(want.Nodes) {
+	if a.cutOff() {
 		return
 	}
 	for key := range want.Services {
@@ -52,14 +59,22 @@ func (a *absences) follow(now time.Time, want plan.Forwarding, known func(plan.L
 	}
 }
 
+// cutOff reports whether half of the nodes or more are away: this one was cut off from them, perhaps, and they have what
+// it has.
+func (a *absences) cutOff() bool { return 2*len(a.away) >= a.nodes }
+
 // missedBy returns the nodes that have missed the Service, sorted, with a space after each.
 func (a *absences) missedBy(key plan.LimitKey) string {
 	if len(a.away) == 0 {
 		return ""
 	}
+	idle := lossTime
+	if a.cutOff() {
+		idle = 0
+	}
 	names := ""
 	for _, node := range slices.Sorted(maps.Keys(a.away)) {
-		if !a.came[key].Before(a.away[node].since) {
+		if !a.came[key].Before(a.away[node].since.Add(-idle)) {
 			names += node + " "
 		}
 	}

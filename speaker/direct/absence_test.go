@@ -1,0 +1,48 @@
+package direct
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// Others notice a moment late that a speaker stands still, and hear it a moment before it has written its rules.
+func TestAbsences(t *testing.T) {
+	t.Parallel()
+	key := plan.LimitKey{VIP: vip4, Service: "web"}
+	for name, test := range map[string]struct {
+		came, lost, back, asked time.Duration // back: 0 is never
+		with                    []string      // who else is lost
+		missed                  string
+	}{
+		"it came while the speaker was lost":        {came: 20, lost: 10, asked: 30, missed: "n2 "},
+		"it came a moment before":                   {came: 9, lost: 10, asked: 30, missed: "n2 "},
+		"it came before that":                       {came: 6, lost: 10, asked: 30},
+		"the speaker is heard since a moment":       {came: 20, lost: 10, back: 30, asked: 30, missed: "n2 "},
+		"the speaker is heard for longer":           {came: 20, lost: 10, back: 30, asked: 33},
+		"all others are lost, this one perhaps":     {came: 9, lost: 10, asked: 30, with: []string{"n3", "n4"}},
+		"and it comes while they are":               {came: 20, lost: 10, asked: 30, with: []string{"n3", "n4"}},
+		"one of three others is lost with this one": {came: 20, lost: 10, asked: 30, with: []string{"n3"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a := absences{came: map[plan.LimitKey]time.Time{}, away: map[string]absence{}}
+			start := time.Now()
+			for at := time.Duration(0); at <= test.asked; at++ {
+				want := plan.Forwarding{Nodes: map[string][]netip.Addr{"n1": nil, "n2": nil, "n3": nil, "n4": nil}, Lost: map[string]bool{}}
+				for _, node := range append(test.with, "n2") {
+					want.Lost[node] = at >= test.lost && (test.back == 0 || at < test.back)
+				}
+				if at >= test.came {
+					want.Services = map[plan.LimitKey]plan.Direct{key: {}}
+				}
+				a.follow(start.Add(at*time.Second), want, func(plan.LimitKey) bool { return at > test.came })
+			}
+			require.Equal(t, test.missed, a.missedBy(key))
+		})
+	}
+}
