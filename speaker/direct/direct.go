@@ -126,7 +126,8 @@ func New(o Options) *Director {
 	o.Hold, o.Guard = cmp.Or(o.Hold, defaultHold), cmp.Or(o.Guard, defaultGuard)
 	l := &line{}
 	d := &Director{Options: o, line: l, sets: make(chan plan.Forwarding, 1), ready: make(chan struct{}), nodes: map[netip.Addr]*host{},
-		draining: map[plan.LimitKey]draining{}, absences: absences{came: map[plan.LimitKey]time.Time{}, away: map[string]absence{}}, most: maxBuckets,
+		draining: map[plan.LimitKey]draining{}, most: maxBuckets,
+		absences: absences{came: map[plan.LimitKey]time.Time{}, away: map[string]absence{}},
 		shortcut: shortcut{log: o.Log, line: l, guard: cmp.Or(o.Guard, defaultGuard)}}
 	d.published.Store(&Status{})
 	if o.Registry != nil {
