@@ -26,6 +26,8 @@ type absences struct {
 	away map[string]absence
 	// nodes is how many there are.
 	nodes int
+	// late is how long a speaker may have done nothing before it is lost: lossTime.
+	late time.Duration
 }
 
 // absence begins when a speaker is heard no more, and ends catchUpTime after it was lost last.
@@ -68,13 +70,13 @@ func (a *absences) missedBy(key plan.LimitKey) string {
 	if len(a.away) == 0 {
 		return ""
 	}
-	idle := lossTime
+	late := a.late
 	if a.cutOff() {
-		idle = 0
+		late = 0
 	}
 	names := ""
 	for _, node := range slices.Sorted(maps.Keys(a.away)) {
-		if !a.came[key].Before(a.away[node].since.Add(-idle)) {
+		if !a.came[key].Before(a.away[node].since.Add(-late)) {
 			names += node + " "
 		}
 	}

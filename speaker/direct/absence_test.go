@@ -30,7 +30,7 @@ func TestAbsences(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			a := absences{came: map[plan.LimitKey]time.Time{}, away: map[string]absence{}}
+			a := New(Options{}).absences
 			start := time.Now()
 			for at := time.Duration(0); at <= test.asked; at++ {
 				want := plan.Forwarding{Nodes: map[string][]netip.Addr{"n1": nil, "n2": nil, "n3": nil, "n4": nil}, Lost: map[string]bool{}}

@@ -519,7 +519,6 @@ func TestNodeThatMissedAService(t *testing.T) {
 	w.live(all, "all speakers are heard")
 	fresh := w.open(60)
 	require.NotZero(t, at(fresh)["n3"])
-	time.Sleep(lossTime)
 	w.nodes["n3"].stop()
 	there = []string{"n1", "n2"}
 	change(true, 1, 3, 0)

@@ -428,3 +428,25 @@ func TestDropsAreCounted(t *testing.T) {
 	require.Contains(t, n.Run("nft", "list table ip lodestone-direct"),
 		`limit rate over 50000/second burst 10000 packets counter name "limit" drop`)
 }
+
+// The socket to nftables stays open between changes: for longer than one may take, and when it breaks, there is another.
+func TestSocketThatStaysOpen(t *testing.T) {
+	t.Parallel()
+	host, d := alone(t)
+	want := func(open int) plan.Forwarding {
+		return plan.Forwarding{Services: map[plan.LimitKey]plan.Direct{{VIP: vip4, Service: "web"}: {Ports: web,
+			Backends: []plan.Backend{{Node: "n1", Open: open}}}}}
+	}
+	require.NoError(t, host.Do(func() error {
+		d.take(want(1))
+		require.NoError(t, d.line.socket.SetDeadline(time.Now().Add(-time.Hour)))
+		d.take(want(2))
+		require.NoError(t, d.err, "its deadline has passed")
+		require.NoError(t, d.line.socket.Close())
+		d.take(want(3))
+		require.Error(t, d.err, "it is closed")
+		d.reconcile()
+		return d.err
+	}))
+	require.Equal(t, 3, d.want.Services[plan.LimitKey{VIP: vip4, Service: "web"}].Backends[0].Open)
+}

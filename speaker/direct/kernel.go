@@ -148,12 +148,21 @@ func dial() (kernel, error) {
 	var socket *netlink.Conn
 	conn, err := nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *netlink.Conn) error {
 		socket = c
-		return errors.Join(c.SetReadBuffer(buffer), c.SetWriteBuffer(buffer), c.SetDeadline(time.Now().Add(timeout)))
+		return errors.Join(c.SetReadBuffer(buffer), c.SetWriteBuffer(buffer))
 	}))
 	if err != nil {
 		return kernel{}, fmt.Errorf("open a netlink socket to nftables: %w", err)
 	}
-	return kernel{conn, socket, new(uint32), &[]netlink.Message{}}, nil
+	k := kernel{conn, socket, new(uint32), &[]netlink.Message{}}
+	return k, k.inTime()
+}
+
+// inTime gives the kernel its time from now on.
+func (k kernel) inTime() error {
+	if err := k.socket.SetDeadline(time.Now().Add(timeout)); err != nil {
+		return fmt.Errorf("set the deadline of a netlink socket: %w", err)
+	}
+	return nil
 }
 
 func (k kernel) close() { k.CloseLasting() } //nolint:errcheck // nothing is lost with it
@@ -162,11 +171,15 @@ func (k kernel) close() { k.CloseLasting() } //nolint:errcheck // nothing is los
 // for the kernel to free what it was to remove, some 10 ms.
 type line struct{ kernel }
 
-func (l *line) open() (k kernel, err error) {
+func (l *line) open() (kernel, error) {
 	if l.Conn == nil {
-		l.kernel, err = dial()
+		k, err := dial()
+		if err != nil {
+			return kernel{}, err
+		}
+		l.kernel = k
 	}
-	return l.kernel, err
+	return l.kernel, l.inTime()
 }
 
 func (l *line) end() {
@@ -306,7 +319,7 @@ func (r *ruleset) others(than *ruleset) (ids []int) {
 // flush has the kernel take all changes over in one transaction.
 func (k kernel) flush(f *family) error {
 	// What encoding took does not count.
-	if err := errors.Join(k.socket.SetDeadline(time.Now().Add(timeout)), k.Flush()); err != nil {
+	if err := errors.Join(k.inTime(), k.Flush()); err != nil {
 		return fmt.Errorf("change the nftables table %s: %w", f.name(), err)
 	}
 	return k.flushFurther(f)
