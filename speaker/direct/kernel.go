@@ -148,21 +148,17 @@ func dial() (kernel, error) {
 	var socket *netlink.Conn
 	conn, err := nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *netlink.Conn) error {
 		socket = c
-		return errors.Join(c.SetReadBuffer(buffer), c.SetWriteBuffer(buffer))
+		return errors.Join(c.SetReadBuffer(buffer), c.SetWriteBuffer(buffer), c.SetDeadline(time.Now().Add(timeout)))
 	}))
 	if err != nil {
 		return kernel{}, fmt.Errorf("open a netlink socket to nftables: %w", err)
 	}
-	k := kernel{conn, socket, new(uint32), &[]netlink.Message{}}
-	return k, k.inTime()
+	return kernel{conn, socket, new(uint32), &[]netlink.Message{}}, nil
 }
 
-// inTime gives the kernel its time from now on.
+// inTime gives the kernel its time from now on. It fails for a closed socket.
 func (k kernel) inTime() error {
-	if err := k.socket.SetDeadline(time.Now().Add(timeout)); err != nil {
-		return fmt.Errorf("set the deadline of a netlink socket: %w", err)
-	}
-	return nil
+	return k.socket.SetDeadline(time.Now().Add(timeout)) //nolint:wrapcheck // it names the socket
 }
 
 func (k kernel) close() { k.CloseLasting() } //nolint:errcheck // nothing is lost with it
@@ -171,15 +167,14 @@ func (k kernel) close() { k.CloseLasting() } //nolint:errcheck // nothing is los
 // for the kernel to free what it was to remove, some 10 ms.
 type line struct{ kernel }
 
-func (l *line) open() (kernel, error) {
-	if l.Conn == nil {
-		k, err := dial()
-		if err != nil {
-			return kernel{}, err
-		}
-		l.kernel = k
+func (l *line) open() (k kernel, err error) {
+	if l.Conn != nil && l.inTime() != nil {
+		l.end()
 	}
-	return l.kernel, l.inTime()
+	if l.Conn == nil {
+		l.kernel, err = dial()
+	}
+	return l.kernel, err
 }
 
 func (l *line) end() {
