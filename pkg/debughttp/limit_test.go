@@ -20,8 +20,11 @@ import (
 	"github.com/stretchr/testify/require"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
+	authenticationclient "k8s.io/client-go/kubernetes/typed/authentication/v1"
 	clienttesting "k8s.io/client-go/testing"
 )
 
@@ -159,6 +162,50 @@ func TestStrangersDoNotStarveScrapes(t *testing.T) {
 		}
 		assert.Less(t, asked.Load()-before, int64(3*asksOfSource))
 		assert.NoError(t, d.Authorize(t.Context(), netip.MustParseAddr("203.0.113.2"), "good too", "/metrics"), "a scraper that is new")
+	})
+}
+
+// slowReviews is an API server that does not answer about the tokens of strangers.
+type slowReviews struct {
+	kubernetes.Interface
+	authenticationclient.AuthenticationV1Interface
+	authenticationclient.TokenReviewInterface
+	asked atomic.Int64
+}
+
+func (s *slowReviews) AuthenticationV1() authenticationclient.AuthenticationV1Interface { return s }
+func (s *slowReviews) TokenReviews() authenticationclient.TokenReviewInterface          { return s }
+func (s *slowReviews) Create(ctx context.Context, r *authenticationv1.TokenReview, o metav1.CreateOptions,
+) (*authenticationv1.TokenReview, error) {
+	if strings.HasPrefix(r.Spec.Token, "bad") {
+		s.asked.Add(1)
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return s.Interface.AuthenticationV1().TokenReviews().Create(ctx, r, o)
+}
+
+// Strangers have all places for questions about their tokens, and the API server does not answer these. Whoever was
+// accepted before does not wait for them when the acceptance has to be renewed.
+func TestScrapesDoNotWaitForStrangers(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		api := &slowReviews{Interface: reviews(&atomic.Int64{})}
+		d, prometheus := NewDelegate(api), netip.MustParseAddr("192.0.2.1")
+		require.NoError(t, d.Authorize(t.Context(), prometheus, "good", "/metrics"))
+		time.Sleep(rememberYes)
+		for i := range 2 * asksAtOnce {
+			go func() {
+				assert.Error(t, d.Authorize(t.Context(), netip.AddrFrom4([4]byte{203, 0, 113, byte(i)}), fmt.Sprint("bad ", i), "/metrics"))
+			}()
+		}
+		synctest.Wait()
+		require.EqualValues(t, asksAtOnce, api.asked.Load(), "the others wait")
+		began := time.Now()
+		require.NoError(t, d.Authorize(t.Context(), prometheus, "good", "/metrics"))
+		assert.Zero(t, time.Since(began))
+		time.Sleep(askTimeout)
+		synctest.Wait()
 	})
 }
 
