@@ -2,11 +2,15 @@ package speaker
 
 import (
 	"net/netip"
+	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/lodestone-lb/lodestone/pkg/notify"
 )
@@ -55,5 +59,42 @@ func TestNodeLeavesItsAddress(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// looked calls once when somebody asks for the addresses.
+type looked struct {
+	*Speaker
+	once func()
+}
+
+func (l looked) Addresses() []netip.Addr {
+	defer l.once()
+	return l.Speaker.Addresses()
+}
+
+// The addresses are those of the speaker's own Node in the API.
+func TestASpeakerEndsWhenItsNodeLeavesTheAddress(t *testing.T) {
+	old := netip.MustParseAddr("198.18.0.11")
+	at := func(address string) *corev1.Node {
+		n := nodeObject("n1")
+		n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: address}, {Type: corev1.NodeHostName, Address: "n1"}}
+		return n
+	}
+	s := newStory(t)
+	s.apply(at(old.String()))
+	s.start()
+	require.Eventually(t, func() bool { return slices.Equal(s.speaker.Addresses(), []netip.Addr{old}) }, testTimeout, time.Millisecond)
+	asked, ended := make(chan struct{}), make(chan error, 1)
+	watch := AddressWatch{Address: old, Node: looked{s.speaker, sync.OnceFunc(func() { close(asked) })}}
+	go func() { ended <- watch.Run(t.Context()) }()
+	<-asked
+	s.apply(at("198.18.0.99"))
+	select {
+	case err := <-ended:
+		require.ErrorContains(t, err, "left the address 198.18.0.11")
+		require.ErrorContains(t, err, "198.18.0.99")
+	case <-time.After(testTimeout):
+		t.Fatal("it goes on")
 	}
 }
