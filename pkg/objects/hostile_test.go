@@ -172,6 +172,31 @@ func TestHostileObjects(t *testing.T) {
 	}
 }
 
+// Labels count up to a number and a size, and none of a Service with very many. A selector that is longer counts not at
+// all, because a part of it would select other pods.
+func TestFewLabelsOfAServiceCount(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		number, bytes int // of each
+		kept          int
+		selects       bool
+	}{
+		{32, 32, 32, true}, {33, 31, 32, false}, {32, 33, 32, false}, {32, 128, 16, false}, {1024, 10, 32, false}, {1025, 10, 0, false},
+	} {
+		all := map[string]string{}
+		for i := range tt.number {
+			all[fmt.Sprintf("label-%04d", i)] = strings.Repeat("v", tt.bytes-10)
+		}
+		s := objects.Services.Project(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Labels: all}, Spec: corev1.ServiceSpec{Selector: all}})
+		require.Len(t, s.Labels, tt.kept, "of %d labels of %d bytes", tt.number, tt.bytes)
+		for i := range tt.kept {
+			require.Contains(t, s.Labels, fmt.Sprintf("label-%04d", i), "the first by name count")
+		}
+		require.Equal(t, tt.selects, len(s.Spec.Selector) == tt.number, "a selector of %d labels of %d bytes", tt.number, tt.bytes)
+		require.Equal(t, tt.selects, s.Spec.Selector != nil)
+	}
+}
+
 // What a kubelet says of its Node keeps few addresses from being handed out.
 func TestFewAddressesOfANodeCount(t *testing.T) {
 	n := &corev1.Node{}
