@@ -11,6 +11,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/lodestone-lb/lodestone/test/e2e/lab"
 	"github.com/lodestone-lb/lodestone/test/e2e/probe"
@@ -134,4 +136,28 @@ func TestKeptOwnerStays(t *testing.T) {
 		f.steady(t)
 		require.Equal(t, without, f.Owners(), "%s is back", lost)
 	}
+}
+
+// A node gets another address. Its speaker, which others look for at the old one, ends and says why, so that the
+// kubelet starts one with the new address.
+func TestSpeakerOfANodeWithAnotherAddressEnds(t *testing.T) {
+	f := startFleetWith(t, Options{Nodes: 1, VIPs: vips, Document: document("")})
+	f.steady(t)
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
+	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "198.18.255.99"}}
+	speaker, ended := f.speakers["n1"], make(chan error, 1)
+	delete(f.speakers, "n1")
+	go func() { ended <- speaker.Wait() }()
+	require.NoError(t, f.put("nodes", node))
+	select {
+	case err := <-ended:
+		require.Error(t, err)
+	case <-time.After(30 * time.Second):
+		require.NoError(t, speaker.Process.Kill())
+		<-ended
+		t.Error("it goes on")
+	}
+	log, err := os.ReadFile(f.Log("n1"))
+	require.NoError(t, err)
+	require.Contains(t, string(log), "the Node has left the address "+f.nodeIP("n1").String())
 }
