@@ -24,6 +24,10 @@ FUZZTIME ?= 10s
 # How long each fault of `make soak` lasts, and the stories that it runs.
 SOAK    ?= 10m
 SOAKS   := TestAPIServerDownKeepsAnnouncing|TestControllerConvergesThroughAFaultyAPIServer
+# make simulate lives through this many seeds, or through one and prints its story.
+SEEDS   ?= 1000
+FROM    ?= $(shell date +%s)000
+SEED    ?=
 # Which benchmark: make bench BENCH=l2_node_loss. Empty: all.
 BENCH   ?=
 # Further arguments of the test binaries: make e2e ARGS='-run TestFailover'.
@@ -35,7 +39,7 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false -trimpath
 # Static binaries; and vet, build and the end-to-end tests share one build cache.
 export CGO_ENABLED := 0
 
-.PHONY: all help build fmt vet lint unit e2e test check check-all soak bench fuzz demo lab-up lab-down manifests release push clean deps root
+.PHONY: all help build fmt vet lint unit e2e test check check-all soak simulate bench fuzz demo lab-up lab-down manifests release push clean deps root
 
 all: build vet ## build and vet (the default)
 
@@ -89,6 +93,9 @@ check: fmt vet ## what CI runs: gofmt, vet, make test; with CI=true a skipped te
 
 soak: root deps ## the stories of an API server that is away or faulty, for SOAK=10m each (root)
 	cd $(E2E) && LODESTONE_SOAK=$(SOAK) go test -count=1 -timeout 0 -v -run '^($(SOAKS))$$' ./scenarios
+
+simulate: ## invented fleets with faults: SEEDS=1000 new ones, from FROM=1 on, or SEED=4711 with its story
+	@go run ./hack/simulate $(if $(SEED),-seed $(SEED) $(ARGS),-seeds $(SEEDS) -from $(FROM) $(ARGS))
 
 bench: root deps build ## benchmarks, a line for each; BENCH=name runs one (root)
 	@cd $(E2E) && go run ./cmd/bench $(BENCH)

@@ -89,6 +89,9 @@ var mayImport = []struct {
 		"the CLI runs the plan offline; segments and claims are as speakers report them"},
 	{"speaker/snapshot", []string{"pkg/annotation", "pkg/kube", "pkg/report", "speaker/plan"},
 		"speakers and the CLI derive the same snapshot from the same objects"},
+	{"test/world", []string{"controller/quarantine", "controller/servicelb", "controller/servicelb/ledger", "pkg/annotation",
+		"pkg/clusterfacts", "pkg/config", "pkg/kube", "pkg/report", "speaker/core", "speaker/layer2/seal", "speaker/layer2/segment",
+		"speaker/layer2/wire", "speaker/plan", "speaker/snapshot"}, "it runs the machines, and nothing that has a clock or a socket"},
 	{"speaker/podroutes", []string{"pkg/notify", "pkg/config", "speaker/netstate", "pkg/reason", "speaker/plan"},
 		"an announcer knows the plan's types and no other announcer"},
 }

@@ -77,6 +77,15 @@ func nothing(svc *corev1.Service) object {
 	return object{keepIngress: len(kube.Foreign(svc)) > 0}
 }
 
+// Patch returns the strategic merge patch of services/status that makes a Service show the verdict on it, or nothing of
+// ours without one. Nil: it does already. It is what the controller writes while nobody else is at work on the Service.
+func Patch(svc *corev1.Service, v *ledger.Verdict, now metav1.Time) []byte {
+	if v == nil {
+		return nothing(svc).patch(svc, now)
+	}
+	return objectOf(*v, svc.Generation).patch(svc, now)
+}
+
 // patch returns the strategic merge patch of services/status that makes the Service show what it
 // should, nil if it does already. The API server refuses the patch if the Service has changed in
 // the meantime or is another one.

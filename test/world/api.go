@@ -1,0 +1,285 @@
+package world
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/report"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// api is the API server. Its objects are values that nobody modifies, by keys such as "service/default/web-1".
+type api struct {
+	*World
+	objects map[string]any
+	watches []*watch
+	uids    int
+	// edition counts the writes of each object: it is its resourceVersion.
+	edition map[string]int
+	away    map[string]int // by client, how many faults keep the server from answering
+}
+
+// watch is what one client has seen of the API server. Changes come late, and in order. A client that the server did
+// not answer for a while lists all anew, and has missed what happened in between.
+type watch struct {
+	*api
+	seen    map[string]any
+	changed func(key string)
+	client  string
+	synced  bool
+	epoch   int           // of the connection
+	last    time.Duration // when the last change arrives
+}
+
+func newAPI(w *World) *api {
+	return &api{World: w, objects: map[string]any{}, edition: map[string]int{}, away: map[string]int{}}
+}
+
+// follow returns a client's watch, which begins with a list.
+func (a *api) follow(client string, changed func(key string)) *watch {
+	w := &watch{api: a, client: client, seen: map[string]any{}, changed: changed}
+	a.watches = append(a.watches, w)
+	w.list()
+	return w
+}
+
+// end ends a watch.
+func (w *watch) end() {
+	w.epoch++
+	w.watches = slices.DeleteFunc(w.watches, func(v *watch) bool { return v == w })
+}
+
+// put writes an object, nil deletes it.
+func (a *api) put(key string, object any) {
+	a.edition[key]++
+	if object == nil {
+		delete(a.objects, key)
+	} else {
+		a.objects[key] = object
+	}
+	for _, w := range a.watches {
+		w.hand(key, object)
+	}
+}
+
+// hand hands a change to the client, later.
+func (w *watch) hand(key string, object any) {
+	epoch := w.epoch
+	if w.away[w.client] > 0 {
+		return
+	}
+	w.last = max(w.last, w.now+w.between(time.Millisecond, 80*time.Millisecond))
+	w.after(w.last-w.now, func() {
+		if w.epoch == epoch && w.synced {
+			w.take(key, object)
+		}
+	})
+}
+
+func (w *watch) take(key string, object any) {
+	if object == nil {
+		delete(w.seen, key)
+	} else {
+		w.seen[key] = object
+	}
+	w.changed(key)
+}
+
+// leave has the server not answer some clients, and returns what ends that.
+func (a *api) leave(clients ...string) (back func()) {
+	count := func(by int) {
+		for _, c := range clients {
+			a.away[c] += by
+			for _, w := range a.watches {
+				if w.client == c {
+					w.epoch++
+					w.list()
+				}
+			}
+		}
+	}
+	count(1)
+	return func() { count(-1) }
+}
+
+// list reads everything, some time later.
+func (w *watch) list() {
+	epoch := w.epoch
+	w.last = max(w.last, w.now+w.between(10*time.Millisecond, 500*time.Millisecond))
+	w.after(w.last-w.now, func() {
+		if w.away[w.client] > 0 || w.epoch != epoch {
+			return
+		}
+		w.synced = true
+		keys := maps.Clone(w.seen)
+		maps.Copy(keys, w.objects)
+		for _, key := range slices.Sorted(maps.Keys(keys)) {
+			if now := w.objects[key]; !reflect.DeepEqual(now, w.seen[key]) {
+				w.take(key, now)
+			}
+		}
+		w.changed("")
+	})
+}
+
+// names returns the names of the objects of a kind, in order.
+func named(objects map[string]any, kind string) (names []string) {
+	for key := range objects {
+		if name, ok := strings.CutPrefix(key, kind+"/"); ok {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// subnet is that of the segment. The pool is a part of it.
+var subnet = netip.MustParsePrefix("203.0.113.0/24")
+
+// segments are what the node is on.
+func segments() []report.Segment { return []report.Segment{{Subnet: subnet, Interface: nic}} }
+
+const nic = "eth0"
+
+// fill writes the objects that the world begins with.
+func (a *api) fill() {
+	a.put("config", a.document(-1, 0))
+	for i := range a.Nodes {
+		name := nodeName(i)
+		a.put("node/"+name, plan.Node{Labels: map[string]string{"name": name}})
+		a.put("lease/"+name, report.Network{Segments: segments(), KubeProxy: true})
+	}
+	for i := range a.Services {
+		a.create(serviceName(i))
+	}
+}
+
+func nodeName(i int) string    { return fmt.Sprintf("n%d", i) }
+func serviceName(i int) string { return fmt.Sprintf("default/web-%d", i) }
+
+// document returns a configuration that prefers a node, -1 for none, and has one of some sets of pools.
+func (a *api) document(prefers, pools int) *config.Config {
+	layer2 := []string{fmt.Sprintf("keepOwner: %t", a.Keep)}
+	if a.Refresh {
+		layer2 = append(layer2, "refreshInterval: 10s")
+	}
+	if a.Prefer && prefers < 0 {
+		prefers = 0
+	}
+	if prefers >= 0 {
+		layer2 = append(layer2, fmt.Sprintf("preferredNodes: [{weight: 10, nodeSelector: {matchLabels: {name: %s}}}]", nodeName(prefers)))
+	}
+	text := "apiVersion: lodestone.io/v1alpha1\nkind: Config\nquarantine: 5s\n" + poolsOf[pools%len(poolsOf)] +
+		"advertisements:\n  - {name: all, layer2: {" + strings.Join(layer2, ", ") + "}}\n"
+	c, err := config.Parse([]byte(text))
+	if err != nil {
+		panic(err)
+	}
+	return c
+}
+
+// poolsOf are documents that leave every address in some pool or take some out. No edit of pools may move a Service.
+var poolsOf = []string{
+	"pools:\n  - {name: lan, addresses: [203.0.113.100-203.0.113.119]}\n",
+	"pools:\n  - {name: legacy, addresses: [203.0.113.100-203.0.113.104]}\n  - {name: lan, addresses: [203.0.113.105-203.0.113.119]}\n",
+	"pools:\n  - {name: lan, addresses: [203.0.113.110-203.0.113.119]}\n",
+	"pools:\n  - {name: lan, addresses: [203.0.113.100-203.0.113.119], namespaceQuota: 4}\n",
+}
+
+// create has a user create a Service, unless there is one of that name.
+func (a *api) create(name string) {
+	if a.objects["service/"+name] != nil {
+		return
+	}
+	a.uids++
+	svc := &corev1.Service{}
+	svc.Namespace, svc.Name, _ = strings.Cut(name, "/")
+	svc.UID, svc.CreationTimestamp, svc.Generation = types.UID(fmt.Sprint(a.uids)), metav1.NewTime(epoch.Add(a.now)), 1
+	svc.Spec.Type, svc.Spec.IPFamilies = corev1.ServiceTypeLoadBalancer, []corev1.IPFamily{corev1.IPv4Protocol}
+	svc.Spec.Ports = []corev1.ServicePort{{Port: int32(a.uids), Protocol: corev1.ProtocolTCP}}
+	a.put("pods/"+name, a.somePods())
+	a.putService(name, svc, user)
+}
+
+// somePods returns the nodes on which the pods of a Service are.
+func (a *api) somePods() []string {
+	pods := []string{}
+	for i := range a.Nodes {
+		if a.chance(60) {
+			pods = append(pods, nodeName(i))
+		}
+	}
+	if len(pods) == 0 {
+		pods = append(pods, nodeName(a.random.IntN(a.Nodes)))
+	}
+	return pods
+}
+
+// service returns a Service as it is now, nil if there is none.
+func (a *api) service(name string) *corev1.Service {
+	svc, _ := a.objects["service/"+name].(*corev1.Service)
+	return svc
+}
+
+// edit has a user change a Service.
+func (a *api) edit(name string, change func(*corev1.Service)) {
+	if svc := a.service(name); svc != nil {
+		svc = svc.DeepCopy()
+		change(svc)
+		svc.Generation++
+		a.putService(name, svc, user)
+	}
+}
+
+// ask has a user set an annotation of a Service.
+func (a *api) ask(name, key, value string) {
+	a.edit(name, func(svc *corev1.Service) {
+		if value == "" {
+			delete(svc.Annotations, key)
+			return
+		}
+		metav1.SetMetaDataAnnotation(&svc.ObjectMeta, key, value)
+	})
+}
+
+// remove has a user delete a Service, which is gone when it has no finalizers.
+func (a *api) remove(name string) {
+	a.edit(name, func(svc *corev1.Service) {
+		if svc.DeletionTimestamp == nil {
+			now := metav1.NewTime(epoch.Add(a.now))
+			svc.DeletionTimestamp = &now
+		}
+	})
+}
+
+// writer is who writes.
+type writer int
+
+const (
+	user writer = iota
+	ofController
+)
+
+// putService writes a Service.
+func (a *api) putService(name string, svc *corev1.Service, by writer) {
+	before := a.service(name)
+	if svc.DeletionTimestamp != nil && len(svc.Finalizers) == 0 {
+		a.put("pods/"+name, nil)
+		a.put("service/"+name, nil)
+		a.checks.written(name, before, nil, by)
+		return
+	}
+	svc.ResourceVersion = fmt.Sprint(a.edition["service/"+name] + 1)
+	a.put("service/"+name, svc)
+	a.checks.written(name, before, svc, by)
+}

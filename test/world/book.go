@@ -1,0 +1,117 @@
+package world
+
+import (
+	"fmt"
+	"iter"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/lodestone-lb/lodestone/pkg/kube"
+)
+
+// keys are the keys of a map, in no order.
+func keys[K comparable, V any](m map[K]V) iter.Seq[K] { return maps.Keys(m) }
+
+// book is who shows which address, by the API server's objects alone: it knows no ledger.
+type book struct {
+	holders  map[netip.Addr][]string // Services that are not being deleted
+	showing  map[netip.Addr][]string // those, too
+	services map[string]*corev1.Service
+	edited   map[string]time.Duration // when a user wrote the Service last
+	asked    map[string]bool          // the user has written since the Service got what it asks for
+	freed    map[netip.Addr]release
+}
+
+// release is when the last Service ceased to show an address.
+type release struct {
+	by string
+	at time.Duration
+}
+
+// quarantined is the configuration's quarantine, less the second to which it is rounded.
+const quarantined = 4 * time.Second
+
+// staleness is how long after an edit the controller may still decide on what was before.
+const staleness = 10 * time.Second
+
+func newBook() book {
+	return book{holders: map[netip.Addr][]string{}, showing: map[netip.Addr][]string{}, services: map[string]*corev1.Service{},
+		edited: map[string]time.Duration{}, asked: map[string]bool{}, freed: map[netip.Addr]release{}}
+}
+
+// enter enters what was written, and returns what is wrong with it.
+func (b *book) enter(name string, before, after *corev1.Service, by writer, now time.Duration) (fault string) {
+	if by == user {
+		b.edited[name], b.asked[name] = now, true
+	} else if after != nil {
+		fault = b.judge(name, before, after, now)
+		if c := kube.Allocated(after); c != nil && c.Status == "True" {
+			b.asked[name] = false
+		}
+	}
+	for _, addr := range shown(before) {
+		b.remove(b.showing, addr, name)
+		b.remove(b.holders, addr, name)
+		if !slices.Contains(shown(after), addr) && len(b.showing[addr]) == 0 {
+			b.freed[addr] = release{name, now}
+		}
+	}
+	delete(b.services, name)
+	if after == nil {
+		return fault
+	}
+	b.services[name] = after
+	for _, addr := range shown(after) {
+		b.showing[addr] = append(b.showing[addr], name)
+		if after.DeletionTimestamp == nil {
+			b.holders[addr] = append(b.holders[addr], name)
+		}
+	}
+	return fault
+}
+
+func (b *book) remove(from map[netip.Addr][]string, addr netip.Addr, name string) {
+	if from[addr] = slices.DeleteFunc(slices.Clone(from[addr]), func(s string) bool { return s == name }); len(from[addr]) == 0 {
+		delete(from, addr)
+	}
+}
+
+// judge returns what is wrong with a write of the controller.
+func (b *book) judge(name string, before, after *corev1.Service, now time.Duration) string {
+	for _, addr := range shown(before) {
+		if !slices.Contains(shown(after), addr) && before.DeletionTimestamp == nil && !b.asked[name] {
+			return fmt.Sprintf("loses %s, and nobody asked for that", addr)
+		}
+	}
+	for _, addr := range shown(after) {
+		if slices.Contains(shown(before), addr) {
+			continue
+		}
+		for _, other := range b.showing[addr] {
+			if o := b.services[other]; other != name && now-b.edited[other] > staleness && (shares(o) == "" || shares(o) != shares(after)) {
+				return fmt.Sprintf("is given %s, which %s has", addr, other)
+			}
+		}
+		if r, ok := b.freed[addr]; ok && len(b.showing[addr]) == 0 && r.by != name && now-r.at < quarantined {
+			return fmt.Sprintf("is given %s, which %s had %s ago", addr, r.by, now-r.at)
+		}
+	}
+	return ""
+}
+
+// apart returns which Services have one address that did not agree to share.
+func (b *book) apart(a *api) string {
+	for _, addr := range slices.SortedFunc(maps.Keys(b.showing), netip.Addr.Compare) {
+		for _, name := range b.showing[addr] {
+			first := b.showing[addr][0]
+			if key := shares(a.service(name)); name != first && (key == "" || key != shares(a.service(first))) {
+				return fmt.Sprintf("%s and %s have %s", first, name, addr)
+			}
+		}
+	}
+	return ""
+}

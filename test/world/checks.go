@@ -1,0 +1,344 @@
+package world
+
+import (
+	"math/bits"
+	"net/netip"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/report"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// checkInterval is how often bounds are checked. Whether somebody answers is noted whenever it changes.
+const checkInterval = 50 * time.Millisecond
+
+// The bounds. Each is counted from the last disturbance, which is the beginning or the end of a fault, or a change
+// of what a speaker knows of others: after each of them all times begin anew.
+const (
+	// maxUnanswered: a VIP that somebody could serve has somebody who answers. A node that has yielded claims a VIP again
+	// after three questions without an answer (1.5 s); a new VIP is asked for three times (0.6 s). Where another machine
+	// has the address, it is looked for again after 10 s.
+	maxUnanswered, maxTaken = 3 * time.Second, 12 * time.Second
+	// calm is how long after a disturbance a planned move must be without any gap: the longest hand-over and search.
+	calm = 15 * time.Second
+	// maxGap is that gap: the time of a frame.
+	maxGap = 5 * time.Millisecond
+	// maxBoth: two nodes that hear each other do not both announce a VIP for longer than three beacons, a question and
+	// a correction take. One that misses no speaker takes the other for the next owner (5 s) first.
+	maxBoth, maxBothWhole = 2 * time.Second, 6 * time.Second
+	// maxUnassigned: nobody who is in touch with the API server answers for an address that no Service has.
+	// One that ends does so for the time of a hand-over.
+	maxUnassigned = 3 * time.Second
+	// maxFrames bounds what a node sends in a second, for each VIP and altogether. A VIP is announced by two frames, at
+	// most ten times a second by all rules together.
+	maxFrames, maxFramesOfVIP = 100, 30
+	// maxIdle is for how long before the end no speaker may have anything to announce, without a refresh.
+	maxIdle = 5 * time.Second
+)
+
+// checks watches the world.
+type checks struct {
+	*World
+	disturbed time.Duration
+	hostile   int // how many faults have a host claim VIPs
+	vips      map[netip.Addr]*watched
+	ordered   []netip.Addr // those that Services have
+	book      book
+	restarted int // the controller's writes before its last restart
+	second    time.Duration
+	frames    map[int]int // in this second, by node
+	announced time.Duration
+}
+
+// watched is what was seen of a VIP. Nodes are bits.
+type watched struct {
+	answering, announcing uint64
+	// none is since when nobody answers, both since when two nodes announce, able since when somebody could serve, and
+	// unassigned since when no Service has the VIP. Negative: it is not so.
+	none, both, able, unassigned time.Duration
+	// taken is when a machine that is no speaker had it last.
+	taken time.Duration
+	// planned is set if somebody answered when none began, long after the last disturbance.
+	planned bool
+}
+
+const never = time.Duration(-1)
+
+func newChecks(w *World) *checks {
+	return &checks{World: w, vips: map[netip.Addr]*watched{}, book: newBook(), frames: map[int]int{}}
+}
+
+// disturb begins all times anew.
+func (c *checks) disturb() { c.disturbed = c.now }
+
+// inOrder returns the VIPs that Services have.
+func (c *checks) inOrder() []netip.Addr { return c.ordered }
+
+// known reports whether a Service has the VIP.
+func (c *checks) known(vip netip.Addr) bool { return slices.Contains(c.ordered, vip) }
+
+func (c *checks) vip(vip netip.Addr) *watched {
+	v := c.vips[vip]
+	if v == nil {
+		v = &watched{none: c.now, both: never, able: never, unassigned: c.now}
+		c.vips[vip] = v
+	}
+	return v
+}
+
+// answersChanged is called when a node begins or ceases to answer for VIPs.
+func (c *checks) answersChanged(n *node) {
+	mask := uint64(1) << n.id
+	for vip := range n.vips {
+		c.vip(vip)
+	}
+	for _, vip := range slices.SortedFunc(keys(c.vips), netip.Addr.Compare) {
+		v, before := c.vips[vip], c.vips[vip].answering
+		v.answering, v.announcing = v.answering&^mask, v.announcing&^mask
+		announces, answers := n.answers[vip]
+		if answers {
+			v.answering |= mask
+		}
+		if announces {
+			v.announcing |= mask
+		}
+		switch {
+		case before != v.answering && answers:
+			c.record("%s: answers for %s", n.name, vip)
+		case before != v.answering:
+			c.record("%s: answers no more for %s", n.name, vip)
+		}
+		c.note(vip, v)
+	}
+}
+
+// note notes since when the VIP has nobody or two.
+func (c *checks) note(vip netip.Addr, v *watched) {
+	switch {
+	case v.answering != 0:
+		if v.none != never {
+			c.checkGap(vip, v)
+		}
+		v.none = never
+	case v.none == never:
+		v.none, v.planned = c.now, c.now-c.disturbed > calm && v.able != never && c.now-v.able > calm && c.hostile == 0
+	}
+	if bits.OnesCount64(v.announcing) < 2 {
+		v.both = never
+	} else if v.both == never {
+		v.both = c.now
+	}
+}
+
+// checkGap: a planned move leaves a VIP unanswered at no moment.
+func (c *checks) checkGap(vip netip.Addr, v *watched) {
+	if v.planned = v.planned && c.disturbed < v.none && v.unassigned == never && c.couldServe(vip) != 0; v.planned && c.now-v.none > maxGap {
+		c.fail("no gap in a planned move", "nobody answers for %s for %s, and nothing was at fault", vip, c.now-v.none)
+	}
+}
+
+// tick checks all bounds.
+func (c *checks) tick() {
+	for _, vip := range slices.SortedFunc(keys(c.vips), netip.Addr.Compare) {
+		v := c.vips[vip]
+		if v.none != never || c.now%time.Second == 0 {
+			if able := c.couldServe(vip); able == 0 {
+				v.able = never
+			} else if v.able == never {
+				v.able = c.now
+			}
+		}
+		if v.none != never {
+			c.checkGap(vip, v)
+		}
+		c.checkBounds(vip, v)
+	}
+	c.after(checkInterval, c.tick)
+}
+
+func (c *checks) checkBounds(vip netip.Addr, v *watched) {
+	bound := maxUnanswered
+	if v.taken != 0 && c.now-v.taken < maxTaken {
+		bound = maxTaken
+	}
+	for _, n := range c.nodes {
+		if c.lan.unplugged[n.id] > 0 && v.answering == 1<<n.id {
+			return // who answers is heard by nobody: this is a disturbance, which will end
+		}
+	}
+	if v.none != never && v.able != never && v.unassigned == never && c.now-max(v.none, v.able, c.disturbed) > bound {
+		c.fail("somebody answers", "nobody answers for %s since %.3fs, and %b could", vip, v.none.Seconds(), c.couldServe(vip))
+	}
+	if bound := c.boundOfBoth(v.announcing); v.both != never && bound > 0 && c.now-max(v.both, c.disturbed) > bound {
+		c.fail("one announces", "%b announce %s since %.3fs", v.announcing, vip, v.both.Seconds())
+	}
+	for _, n := range c.nodes {
+		bound := maxUnassigned
+		if n.stopping {
+			bound += handOver
+		}
+		if _, answers := n.answers[vip]; v.unassigned != never && answers && c.api.away[n.name] == 0 &&
+			c.now-max(v.unassigned, c.disturbed) > bound {
+			c.fail("what is announced is assigned", "%s answers for %s, which no Service has since %.3fs", n.name, vip, v.unassigned.Seconds())
+		}
+	}
+}
+
+// boundOfBoth returns for how long these nodes may all announce a VIP. Zero: they do not hear each other.
+func (c *checks) boundOfBoth(nodes uint64) time.Duration {
+	bound := maxBoth
+	for _, n := range c.nodes {
+		if nodes&(1<<n.id) == 0 {
+			continue
+		}
+		if n.paused || c.lan.noise > 0 {
+			return 0
+		}
+		if n.whole {
+			bound = maxBothWhole
+		}
+		for _, o := range c.nodes {
+			if n != o && nodes&(1<<o.id) != 0 && !c.lan.open(n.id, o.id) {
+				return 0
+			}
+		}
+	}
+	return bound
+}
+
+// couldServe returns the nodes that could serve a VIP, as all is and not as somebody sees it.
+func (c *checks) couldServe(vip netip.Addr) (nodes uint64) {
+	for _, n := range c.nodes {
+		at := c.api.objects["node/"+n.name].(plan.Node) //nolint:errcheck // nothing else is there
+		if !n.talks() || n.stopping || !n.published.ready || c.lan.unplugged[n.id] > 0 || at.Labelled {
+			continue
+		}
+		serves, some := true, false
+		for _, name := range c.book.holders[vip] {
+			seen, now := serviceIn(n.watch.seen, name), serviceIn(c.api.objects, name)
+			some = some || slices.Contains(seen.VIPs, vip)
+			serves = serves && now.Serving && (!now.Local || now.ServingNodes[n.name])
+		}
+		if some && serves {
+			nodes |= 1 << n.id
+		}
+	}
+	return nodes
+}
+
+// sent is called for each frame that a speaker sends.
+func (c *checks) sent(n *node, frame []byte) {
+	if second := c.now.Truncate(time.Second); second != c.second {
+		c.second, c.frames = second, map[int]int{}
+	}
+	if frame[0]&1 != 0 {
+		c.announced = c.now
+	}
+	if c.frames[n.id]++; c.frames[n.id] > maxFrames+maxFramesOfVIP*len(n.vips) {
+		c.fail("frames are bounded", "%s has sent %d frames in a second, for %d VIPs", n.name, c.frames[n.id], len(n.vips))
+	}
+}
+
+// written is called when a Service was written.
+func (c *checks) written(name string, before, after *corev1.Service, by writer) {
+	if by == user {
+		c.record("user: writes %s, which has %s", name, kube.JoinAddrs(shown(after)))
+	} else {
+		c.record("controller: gives %s %s: %s", name, kube.JoinAddrs(shown(after)), condition(after))
+	}
+	if fault := c.book.enter(name, before, after, by, c.now); fault != "" {
+		c.fail("addresses are kept apart", "%s: %s", name, fault)
+	}
+	c.ordered = slices.SortedFunc(keys(c.book.holders), netip.Addr.Compare)
+	for vip := range c.vips {
+		if v := c.vips[vip]; !c.known(vip) && v.unassigned == never {
+			v.unassigned = c.now
+		}
+	}
+	for _, vip := range c.ordered {
+		if v := c.vip(vip); v.unassigned != never {
+			v.unassigned, v.planned = never, false
+			if v.none != never {
+				v.none = c.now
+			}
+		}
+	}
+}
+
+// atTheEnd: some time after the last fault all is as if there had been none.
+func (c *checks) atTheEnd() {
+	snapshot := c.truth()
+	owners := plan.Owners(snapshot)
+	for _, vip := range c.ordered {
+		v, owner := c.vip(vip), owners[vip]
+		if n := bits.OnesCount64(v.answering); n != 1 || v.answering != v.announcing {
+			c.fail("in the end one answers", "%b answer for %s, %b announce it, and %s should", v.answering, vip, v.announcing, owner)
+			return
+		}
+		n := c.nodes[bits.TrailingZeros64(v.answering)]
+		if n.name != owner && !c.Keep {
+			c.fail("in the end the owner answers", "%s answers for %s, and %s should", n.name, vip, owner)
+		}
+		for _, h := range c.hosts {
+			if e := h.entries[vip]; !h.troubles() && (e == nil || e.mac != hardware(n.id)) {
+				c.fail("in the end hosts know the owner", "host %d does not know that %s has %s", h.id, n.name, vip)
+			}
+		}
+	}
+	for _, n := range c.nodes {
+		if !n.ready || !n.whole || n.apart || len(n.machine.Withheld()) > 0 {
+			c.fail("in the end all is as if nothing had been", "%s: ready %t, whole %t, apart %t, withheld %v", n.name, n.ready, n.whole, n.apart,
+				n.machine.Withheld())
+		}
+	}
+	if !c.Refresh && c.now-c.announced < maxIdle {
+		c.fail("in the end nobody has anything to announce", "a speaker has announced or asked at %.3fs", c.announced.Seconds())
+	}
+	if c.control.writes != c.restarted {
+		c.fail("a restart changes nothing", "the controller has written %d times since it was replaced", c.control.writes-c.restarted)
+	}
+	if fault := c.book.apart(c.api); fault != "" {
+		c.fail("in the end addresses are apart", "%s", fault)
+	}
+}
+
+// truth is what a speaker should know in the end.
+func (c *checks) truth() plan.Snapshot {
+	s := plan.Snapshot{Nodes: map[string]plan.Node{}, Speakers: map[string]bool{}}
+	s.Config, _ = c.api.objects["config"].(*config.Config)
+	for _, n := range c.nodes {
+		at := c.api.objects["node/"+n.name].(plan.Node) //nolint:errcheck // nothing else is there
+		at.Network = report.Network{Segments: segments()}
+		s.Nodes[n.name], s.Speakers[n.name] = at, true
+	}
+	for _, name := range named(c.api.objects, "service") {
+		s.Services = append(s.Services, serviceIn(c.api.objects, name))
+	}
+	return s
+}
+
+// shown returns the addresses that a Service shows. It may be nil.
+func shown(svc *corev1.Service) []netip.Addr {
+	if svc == nil {
+		return nil
+	}
+	return kube.StatusAddresses(svc)
+}
+
+// condition returns what the Service's condition says.
+func condition(svc *corev1.Service) string {
+	if svc == nil || kube.Allocated(svc) == nil {
+		return "gone"
+	}
+	c := kube.Allocated(svc)
+	return c.Reason + ": " + c.Message
+}
+
+// shares returns with whom the Service would share an address.
+func shares(svc *corev1.Service) string { return svc.Annotations[annotation.SharingKey] }

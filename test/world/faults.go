@@ -1,0 +1,211 @@
+package world
+
+import (
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// inflict begins a fault, and has it end.
+func (w *World) inflict(f Fault) {
+	w.record("-- %s", f)
+	if !f.Kind.planned() {
+		w.checks.disturb()
+	}
+	end := w.faultOf(f)
+	if end == nil {
+		return
+	}
+	w.after(f.For, func() {
+		w.record("-- over: %s", f)
+		if !f.Kind.planned() {
+			w.checks.disturb()
+		}
+		end()
+	})
+}
+
+// faultOf begins a fault, and returns what ends it. Nil: nothing has to.
+func (w *World) faultOf(f Fault) (end func()) {
+	n := w.nodes[f.Node%len(w.nodes)]
+	switch f.Kind {
+	case Kill, Pause, Stop:
+		return w.speakerFault(f.Kind, n)
+	case Cable, Backbone, Split, Deaf, Mute, Noise:
+		return w.networkFault(f.Kind, n)
+	case Flap:
+		for _, o := range w.nodes {
+			if o != n && o.talks() && o.view[n.id].alive {
+				o.see(n, false)
+			}
+		}
+		return w.reach
+	case Away:
+		back := w.api.leave(n.name)
+		w.blind(n)
+		return func() { back(); w.seeing(n) }
+	case AllAway:
+		clients := []string{controller}
+		for _, n := range w.nodes {
+			clients = append(clients, n.name)
+		}
+		return w.api.leave(clients...)
+	case Slow:
+		n.busy++
+		return func() { n.busy-- }
+	case Sick:
+		n.fallSick(1)
+		return func() { n.fallSick(-1) }
+	case Foreign, Replay:
+		return w.hostileFault(f)
+	case Leader:
+		w.control.begin()
+		return nil
+	}
+	return w.edit(f, n)
+}
+
+func (w *World) speakerFault(k Kind, n *node) (end func()) {
+	if !n.running || n.paused || n.stopping {
+		return nil
+	}
+	switch k {
+	case Kill:
+		n.end()
+		return n.begin
+	case Stop:
+		n.stop(func() { w.after(w.upTo(3*time.Second), n.begin) })
+		return nil
+	}
+	n.paused = true
+	n.lookAtAnswers()
+	life := n.life
+	w.reach()
+	return func() {
+		if n.life == life {
+			n.goOn()
+		}
+	}
+}
+
+func (w *World) networkFault(k Kind, n *node) (end func()) {
+	mend := func() {}
+	switch k {
+	case Cable:
+		w.lan.unplugged[n.id]++
+		n.linkChanged()
+		return func() { w.lan.unplugged[n.id]--; n.linkChanged() }
+	case Backbone:
+		w.lan.backbone[n.id]++
+		n.linkChanged()
+		return func() { w.lan.backbone[n.id]--; n.linkChanged() }
+	case Split:
+		side := func(i int) bool { return i <= n.id || i == w.Nodes }
+		mend = w.lan.cutOff(func(from, to int) bool { return side(from) != side(to) })
+	case Deaf:
+		mend = w.lan.cutOff(func(_, to int) bool { return to == n.id })
+	case Mute:
+		mend = w.lan.cutOff(func(from, _ int) bool { return from == n.id })
+	case Noise:
+		w.lan.noise++
+		mend = func() { w.lan.noise-- }
+	}
+	w.reach()
+	return func() { mend(); w.reach() }
+}
+
+// blind has a node that alone does not reach the API server notice that; see package apihealth.
+func (w *World) blind(n *node) {
+	away := func(o *node) bool { return w.api.away[o.name] > 0 }
+	life := n.life
+	w.after(30*time.Second, func() {
+		if n.life == life && n.running && away(n) && slices.ContainsFunc(w.nodes, func(o *node) bool { return o.running && !away(o) }) {
+			n.metadata.blind = true
+			n.publish()
+			n.membersChanged()
+		}
+	})
+}
+
+func (w *World) seeing(n *node) {
+	if n.running && n.metadata.blind && w.api.away[n.name] == 0 {
+		n.metadata.blind = false
+		n.publish()
+		n.membersChanged()
+	}
+}
+
+func (w *World) hostileFault(f Fault) (end func()) {
+	h := w.hosts[hosts-1]
+	w.checks.hostile++
+	if f.Kind == Replay {
+		frames, over := slices.Clone(w.lan.heard), false
+		var again func()
+		again = func() {
+			if over {
+				return
+			}
+			for _, frame := range frames {
+				w.lan.send(h.id, frame)
+			}
+			w.after(time.Second, again)
+		}
+		again()
+		return func() { over = true; w.checks.hostile-- }
+	}
+	vips := w.checks.inOrder()
+	if len(vips) == 0 {
+		return func() { w.checks.hostile-- }
+	}
+	vip := vips[f.Other%len(vips)]
+	h.takes(vip)
+	w.checks.vip(vip).taken = w.now
+	return func() { h.spiteful[vip]--; w.checks.hostile--; w.checks.vip(vip).taken = w.now }
+}
+
+// edit is what people do.
+func (w *World) edit(f Fault, n *node) (end func()) {
+	name := serviceName(f.Other % w.Services)
+	switch f.Kind {
+	case Exclude:
+		label := func(on bool) {
+			w.api.put("node/"+n.name, plan.Node{Labels: map[string]string{"name": n.name}, Labelled: on})
+		}
+		label(true)
+		return func() { label(false) }
+	case Prefer:
+		w.api.put("config", w.api.document(n.id, 0))
+		return func() { w.api.put("config", w.api.document(-1, 0)) }
+	case Pools:
+		w.api.put("config", w.api.document(-1, 1+f.Other))
+		return func() { w.api.put("config", w.api.document(-1, 0)) }
+	case Pods:
+		w.api.put("pods/"+name, w.api.somePods())
+	case Local:
+		local := func(policy corev1.ServiceExternalTrafficPolicy) {
+			w.api.edit(name, func(svc *corev1.Service) { svc.Spec.ExternalTrafficPolicy = policy })
+		}
+		local(corev1.ServiceExternalTrafficPolicyLocal)
+		return func() { local(corev1.ServiceExternalTrafficPolicyCluster) }
+	case Create:
+		w.api.create(serviceName(w.Services + f.Other%4))
+	case Delete:
+		w.api.remove(name)
+		return func() { w.api.create(name) }
+	case Ask:
+		wish := wishes[f.Other/64%len(wishes)]
+		w.api.ask(name, wish[0], wish[1])
+	}
+	return nil
+}
+
+// wishes are annotations of Services.
+var wishes = [][2]string{
+	{annotation.Addresses, "203.0.113.103"}, {annotation.Addresses, "203.0.113.112"}, {annotation.Addresses, "poison"},
+	{annotation.Addresses, ""}, {annotation.SharingKey, "k"}, {annotation.SharingKey, ""}, {annotation.AddressPool, "lan"},
+	{annotation.AddressPool, "legacy"}, {annotation.Renumber, annotation.Renumbering}, {annotation.Assigned, "203.0.113.104"},
+}

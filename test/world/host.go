@@ -1,0 +1,110 @@
+package world
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
+)
+
+// hosts is how many there are: two that use VIPs, and one that makes trouble.
+const hosts = 3
+
+// How a host's neighbour table works (arp(7), with the defaults of Linux): an entry is good for 30 s, then it is asked
+// for at the address that it has, three times, then it is asked for everywhere.
+const (
+	reachable  = 30 * time.Second
+	askAgain   = time.Second
+	unanswered = 3
+)
+
+// host is a machine on the segment that uses every VIP all the time.
+type host struct {
+	*World
+	id       int
+	entries  map[netip.Addr]*neighbour
+	spiteful map[netip.Addr]int // the addresses that it takes, by how many faults
+}
+
+// neighbour is an entry of the table.
+type neighbour struct {
+	mac       wire.MAC
+	confirmed time.Duration
+	asked     int
+}
+
+func newHost(w *World, id int) *host {
+	h := &host{World: w, id: id, entries: map[netip.Addr]*neighbour{}, spiteful: map[netip.Addr]int{}}
+	if !h.troubles() {
+		w.after(beginning, h.use)
+	}
+	return h
+}
+
+// troubles reports whether the host is the one that takes addresses and repeats frames.
+func (h *host) troubles() bool { return h.id == h.Nodes+hosts-1 }
+
+// use has the host use each VIP once.
+func (h *host) use() {
+	for _, vip := range h.checks.inOrder() {
+		switch e := h.entries[vip]; {
+		case e == nil:
+			h.ask(vip, wire.Broadcast)
+		case h.now-e.confirmed < reachable:
+		case e.asked < unanswered:
+			e.asked++
+			h.ask(vip, e.mac)
+		default:
+			delete(h.entries, vip)
+		}
+	}
+	h.after(askAgain, h.use)
+}
+
+// ask sends an ordinary request, which claims the host's own address.
+func (h *host) ask(vip netip.Addr, to wire.MAC) {
+	own := netip.AddrFrom4([4]byte{203, 0, 113, byte(200 + h.id)})
+	frame := wire.ARP{}.Probe(wire.Statement{Self: hardware(h.id), VIP: vip}, to)
+	const offSenderIP = 28 // RFC 826; a probe has none
+	copy(frame[offSenderIP:], own.AsSlice())
+	h.lan.send(h.id, frame)
+}
+
+func (h *host) receive(frame []byte) {
+	m, ok := wire.ARP{}.Parse(frame)
+	if !ok {
+		return
+	}
+	if h.spiteful[m.Asks] > 0 {
+		h.lan.send(h.id, wire.ARP{}.Answer(wire.Statement{Self: hardware(h.id), VIP: m.Asks}, m))
+	}
+	if h.troubles() || !m.Claims.IsValid() || !h.checks.known(m.Claims) {
+		return
+	}
+	if e := h.entries[m.Claims]; e != nil || m.Answers {
+		if e == nil || e.mac != m.From {
+			h.record("host %d: finds %s at %s", h.id, m.Claims, h.who(m.From))
+		}
+		h.entries[m.Claims] = &neighbour{mac: m.From, confirmed: h.now}
+	}
+}
+
+// who returns the name of the station with that address.
+func (w *World) who(mac wire.MAC) string {
+	if i := int(mac[5]) - 1; i < w.Nodes {
+		return nodeName(i)
+	} else if mac == hardware(i) {
+		return fmt.Sprintf("host %d", i)
+	}
+	return mac.String()
+}
+
+// takes has the host take an address, as one that is configured with it.
+func (h *host) takes(vip netip.Addr) {
+	h.spiteful[vip]++
+	for _, frame := range (wire.ARP{}).Announce(wire.Statement{Self: hardware(h.id), VIP: vip, Seal: seal.Seal{}}, true) {
+		h.lan.send(h.id, frame)
+	}
+}

@@ -1,0 +1,104 @@
+package world
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
+)
+
+// lan is the segment. Nodes and hosts are stations on it, by number: the nodes first.
+type lan struct {
+	*World
+	unplugged map[int]int    // by station, how many faults have its cable out
+	cut       map[[2]int]int // by sender and receiver, how many faults are between them
+	backbone  map[int]int    // by node, how many faults have its link to the membership's own network down
+	noise     int            // how many faults make it lossy
+	// heard are broadcasts of speakers, for who repeats them.
+	heard [][]byte
+}
+
+func newLAN(w *World) *lan {
+	return &lan{World: w, unplugged: map[int]int{}, backbone: map[int]int{}, cut: map[[2]int]int{}}
+}
+
+// station is what is on the segment.
+type station interface{ receive(frame []byte) }
+
+func (l *lan) station(i int) station {
+	if i < len(l.nodes) {
+		return l.nodes[i]
+	}
+	return l.hosts[i-len(l.nodes)]
+}
+
+// hardware returns a station's address.
+func hardware(i int) wire.MAC { return wire.MAC{2, 0, 0, 0, 0, byte(i + 1)} }
+
+// open reports whether frames go from one station to another.
+func (l *lan) open(from, to int) bool {
+	return l.unplugged[from] == 0 && l.unplugged[to] == 0 && l.cut[[2]int{from, to}] == 0
+}
+
+// send sends a frame to its destination, or to all.
+func (l *lan) send(from int, frame []byte) {
+	to := wire.MAC(frame[:6])
+	for i := range len(l.nodes) + len(l.hosts) {
+		if i == from || !to.Group() && hardware(i) != to || !l.open(from, i) {
+			continue
+		}
+		copies := 1
+		if l.noise > 0 && l.chance(20) {
+			copies = 2 * l.random.IntN(2)
+		}
+		for range copies {
+			delay := l.between(20*time.Microsecond, 300*time.Microsecond)
+			if l.noise > 0 && l.chance(20) {
+				delay += l.upTo(60 * time.Millisecond)
+			}
+			l.after(delay, func() {
+				if l.open(from, i) {
+					l.station(i).receive(frame)
+				}
+			})
+		}
+	}
+	if to.Group() && from < len(l.nodes) && len(l.heard) < 32 {
+		l.heard = append(l.heard, frame)
+	}
+}
+
+// cutOff cuts frames between all pairs for which apart is true, and returns what mends it.
+func (l *lan) cutOff(apart func(from, to int) bool) (mend func()) {
+	var pairs [][2]int
+	for from := range len(l.nodes) + len(l.hosts) {
+		for to := range len(l.nodes) + len(l.hosts) {
+			if from != to && apart(from, to) {
+				pairs = append(pairs, [2]int{from, to})
+				l.cut[[2]int{from, to}]++
+			}
+		}
+	}
+	return func() {
+		for _, p := range pairs {
+			l.cut[p]--
+		}
+	}
+}
+
+// describe returns what is in a speaker's frame, for the story.
+func (w *World) describe(frame []byte) string {
+	m, _ := wire.ARP{}.Parse(frame)
+	to, question := "all", ""
+	if !m.To.Group() {
+		to = w.who(m.To)
+	}
+	if m.Seal.Nonce() != (seal.Nonce{}) {
+		question = ", numbered"
+	}
+	if m.Probes() {
+		return fmt.Sprintf("asks %s for %s%s", to, m.Asks, question)
+	}
+	return fmt.Sprintf("claims %s to %s%s", m.Claims, to, question)
+}

@@ -1,0 +1,354 @@
+package world
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/speaker/core"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/segment"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+	"github.com/lodestone-lb/lodestone/speaker/snapshot"
+)
+
+// handOver is the speaker's default, and so is drain.
+const handOver, drain = 6 * time.Second, 2 * time.Second
+
+// scope is which Services are Lodestone's.
+var scope = kube.Scope{Classless: true}
+
+// key is what speakers share.
+var key = [][]byte{[]byte("the cluster's")}
+
+// node is a node and its speaker. The real machines decide; what package speaker does around them (gather facts,
+// apply effects) is done here in the time of the world.
+type node struct {
+	*World
+	id    int
+	name  string
+	begun time.Time // what the node's clock showed when the world began
+	drift int64     // of the clock, in millionths
+
+	// The speaker. life counts its starts.
+	life                      int
+	running, paused, stopping bool
+	core                      *core.Core
+	machine                   *segment.Machine
+	watch                     *watch
+	queued                    [][]byte // frames that wait while the speaker is paused
+	frames                    uint64   // that the interface has received
+
+	decides  bool // a decision is due
+	alarm    time.Duration
+	busy     int             // how many faults keep the processor busy
+	sick     int             // how many faults keep kube-proxy from being healthy
+	services map[string]bool // that have changed since the last decision
+	dirty    map[string]bool // what else has: config, node, members
+	vips     map[netip.Addr]segment.VIP
+	unprobed map[netip.Addr]bool // see layer2.Announcer
+	answers  map[netip.Addr]bool // for what the node answers: true if it announces the VIP, false while that leaves
+
+	membership
+}
+
+func newNode(w *World, id int) *node {
+	return &node{World: w, id: id, name: nodeName(id), begun: epoch.Add(w.upTo(24 * time.Hour)), drift: w.random.Int64N(401) - 200,
+		membership: membership{view: make([]peer, w.Nodes)}}
+}
+
+// clock is what the node's clock shows, which is fast or slow.
+func (n *node) clock() time.Time {
+	return n.begun.Add(n.now + time.Duration(int64(n.now)/1_000_000*n.drift))
+}
+
+// until returns how long it takes until the node's clock shows that time.
+func (n *node) until(at time.Time) time.Duration {
+	d := max(at.Sub(n.clock()), 0)
+	return d - time.Duration(int64(d)/1_000_000*n.drift) + time.Microsecond
+}
+
+// begin starts a speaker that knows nothing.
+func (n *node) begin() {
+	n.life++
+	n.running, n.paused, n.stopping, n.decides, n.alarm = true, false, false, false, 0
+	n.core = core.New(core.Options{Node: n.name, HandOver: handOver, Drain: drain})
+	n.machine = segment.New(segment.Config{Protocol: wire.ARP{}, Self: hardware(n.id), Keys: func() [][]byte { return key },
+		Secret: sha256.Sum256(fmt.Append(nil, n.Seed, n.id, n.life))}, n.clock())
+	n.services, n.dirty, n.vips, n.unprobed, n.answers = map[string]bool{}, map[string]bool{"members": true}, nil, map[netip.Addr]bool{},
+		map[netip.Addr]bool{}
+	n.watch = n.api.follow(n.name, n.heardOf)
+	n.record("%s: speaker starts", n.name)
+	n.enter()
+}
+
+// end ends the speaker at once: it is killed, or has ended in order.
+func (n *node) end() {
+	n.life++
+	n.running, n.paused, n.stopping = false, false, false
+	n.watch.end()
+	n.record("%s: speaker is gone", n.name)
+	n.membership = membership{view: make([]peer, n.Nodes)}
+	n.vips = nil
+	n.lookAtAnswers()
+	n.reach()
+}
+
+// stop ends the speaker in order, and then calls done.
+func (n *node) stop(done func()) {
+	n.stopping = true
+	life := n.life
+	var step func(core.Effects)
+	step = func(e core.Effects) {
+		n.apply(e)
+		if e.Done {
+			n.end()
+			done()
+			return
+		}
+		n.after(max(n.until(e.Next), time.Millisecond), func() {
+			if n.life == life && !n.paused {
+				step(n.core.Step(core.StillLeaving(len(n.machine.Leaving())), n.clock()))
+			} else if n.life == life {
+				n.after(10*time.Millisecond, func() { step(core.Effects{}) })
+			}
+		})
+	}
+	n.record("%s: speaker is stopped", n.name)
+	step(n.core.Step(core.Stop{}, n.clock()))
+}
+
+// heardOf is called when the node has seen an object change.
+func (n *node) heardOf(key string) {
+	kind, name, _ := strings.Cut(key, "/")
+	switch kind {
+	case "service", "pods":
+		n.services[name] = true
+	case "lease":
+		n.dirty["members"] = true
+		n.lookAround()
+	default:
+		n.dirty[kind] = true
+	}
+	n.wake()
+}
+
+// wake has the speaker decide soon.
+func (n *node) wake() {
+	if !n.running || n.decides || n.stopping {
+		return
+	}
+	n.decides = true
+	life, delay := n.life, n.between(100*time.Microsecond, 2*time.Millisecond)
+	if n.busy > 0 {
+		delay += n.upTo(300 * time.Millisecond)
+	}
+	n.after(delay, func() {
+		if n.life == life && !n.stopping {
+			n.decides = false
+			n.decide()
+		}
+	})
+}
+
+// decide hands the core what has changed, and does what it decides. Package speaker has the loop that does this.
+func (n *node) decide() {
+	if n.paused {
+		n.decides = true // until it goes on
+		return
+	}
+	now := n.clock()
+	n.core.Step(core.Health{Synced: n.watch.synced, Joined: n.joined, Healthy: n.sick == 0, Sick: n.sick > 0, Forwards: true}, now)
+	if c, ok := n.watch.seen["config"].(*config.Config); ok {
+		n.core.Step(core.Config{Config: c}, now)
+	}
+	if n.watch.synced {
+		for _, name := range slices.Sorted(maps.Keys(n.services)) {
+			n.core.Step(core.Service{Service: serviceIn(n.watch.seen, name)}, now)
+		}
+		n.services = map[string]bool{}
+		if n.dirty["node"] {
+			nodes := core.Nodes{}
+			for _, name := range named(n.watch.seen, "node") {
+				nodes[name] = n.watch.seen["node/"+name].(plan.Node) //nolint:errcheck // nothing else is there
+			}
+			n.core.Step(nodes, now)
+		}
+	}
+	if n.dirty["members"] {
+		n.core.Step(core.Members{Speakers: n.speakers(), Networks: n.networks()}, now)
+	}
+	n.dirty = map[string]bool{"node": n.dirty["node"] && !n.watch.synced}
+	e := n.core.Step(core.Decide{}, now)
+	n.apply(e)
+	if !e.Next.IsZero() {
+		life := n.life
+		n.after(n.until(e.Next), func() {
+			if n.life == life {
+				n.wake()
+			}
+		})
+	}
+}
+
+// serviceIn returns a Service as one sees it who has seen these objects.
+func serviceIn(seen map[string]any, name string) plan.Service {
+	svc, ok := seen["service/"+name].(*corev1.Service)
+	if !ok {
+		return plan.Service{Name: name}
+	}
+	pods, _ := seen["pods/"+name].([]string)
+	return snapshot.With(snapshot.Service(svc, scope), snapshot.Endpoints{Ready: pods, Serving: pods})
+}
+
+// apply does what the core wants done.
+func (n *node) apply(e core.Effects) {
+	if e.Ready != n.ready || e.Planned && e.Claims != n.claims {
+		if n.ready = e.Ready; e.Planned {
+			n.claims = e.Claims
+		}
+		n.publish()
+	}
+	if e.SetVIPs {
+		n.assign(e.VIPs)
+	}
+	for _, vip := range e.Gone {
+		delete(n.unprobed, vip)
+	}
+}
+
+// assign sets the VIPs of the segment, as layer2.Announcer does.
+func (n *node) assign(want map[netip.Addr]plan.Layer2) {
+	vips := map[netip.Addr]segment.VIP{}
+	for _, vip := range slices.SortedFunc(maps.Keys(want), netip.Addr.Compare) {
+		l := want[vip]
+		if before, had := n.vips[vip]; !had || before.Leaving && !l.Leaving {
+			n.unprobed[vip] = l.New
+		}
+		vips[vip] = segment.VIP{Probe: n.unprobed[vip], Home: l.Home, Apart: l.Apart, Hurry: l.Hurry, Leaving: l.Leaving, Refresh: l.Refresh}
+	}
+	if !maps.Equal(vips, n.vips) {
+		n.vips = vips
+		n.step(segment.Assigned{VIPs: vips})
+	}
+}
+
+// receive takes a frame from the segment.
+func (n *node) receive(frame []byte) {
+	n.frames++
+	switch {
+	case !n.running:
+	case !n.paused:
+		n.step(segment.Received{Frame: frame})
+	case len(n.queued) < 100:
+		n.queued = append(n.queued, frame)
+	}
+}
+
+// step hands the segment's machine an event, and sends what it wants sent.
+func (n *node) step(e segment.Event) {
+	effects := n.machine.Step(e, n.clock())
+	for _, f := range effects.Frames {
+		n.checks.sent(n, f)
+		if n.story != nil {
+			n.record("%s: %s", n.name, n.describe(f))
+		}
+		n.lan.send(n.id, f)
+	}
+	for _, note := range effects.Notes {
+		switch {
+		case !note.VIP.IsValid():
+			n.record("%s: %s", n.name, kindOfNote[note.Kind])
+		case note.Other == (wire.MAC{}):
+			n.record("%s: %s %s", n.name, kindOfNote[note.Kind], note.VIP)
+		default:
+			n.record("%s: %s %s, %s", n.name, kindOfNote[note.Kind], note.VIP, n.who(note.Other))
+		}
+		if note.Kind == segment.Free {
+			delete(n.unprobed, note.VIP)
+		}
+	}
+	n.lookAtAnswers()
+	n.setAlarm()
+}
+
+var kindOfNote = map[segment.Kind]string{segment.Conflict: "has a conflict over", segment.Free: "found nobody who has",
+	segment.Yields: "yields", segment.Resumes: "claims again", segment.Deaf: "hears nothing", segment.Hears: "hears again"}
+
+// setAlarm has what is due be sent in time.
+func (n *node) setAlarm() {
+	at, due := n.machine.Next()
+	if !due || n.paused {
+		return
+	}
+	when := n.now + max(n.until(at), 0)
+	if n.alarm > n.now && n.alarm <= when {
+		return
+	}
+	n.alarm = when
+	life := n.life
+	n.after(when-n.now, func() {
+		if n.life != life || n.alarm != when || n.paused {
+			return
+		}
+		if n.alarm = 0; n.machine.WantsCount(n.clock()) {
+			n.step(segment.Counted{Frames: n.frames, Known: true})
+		}
+		n.step(segment.Due{})
+	})
+}
+
+// goOn ends a pause: the speaker finds what came meanwhile.
+func (n *node) goOn() {
+	n.paused = false
+	for _, f := range n.queued {
+		n.step(segment.Received{Frame: f})
+	}
+	n.queued = nil
+	n.lookAtAnswers()
+	n.setAlarm()
+	if n.decides {
+		n.decides = false
+		n.wake()
+	}
+	n.reach()
+}
+
+// lookAtAnswers finds out for which VIPs the node answers now.
+func (n *node) lookAtAnswers() {
+	now := map[netip.Addr]bool{}
+	for vip, v := range n.vips {
+		if n.paused {
+			break
+		}
+		if !v.Leaving && n.machine.State(vip).Reason == "" {
+			now[vip] = true
+		}
+	}
+	if !n.paused && n.machine != nil {
+		for _, vip := range n.machine.Leaving() {
+			now[vip] = false
+		}
+	}
+	if !maps.Equal(now, n.answers) {
+		n.answers = now
+		n.checks.answersChanged(n)
+	}
+}
+
+// fallSick has one fault more or less keep kube-proxy from being healthy.
+func (n *node) fallSick(by int) {
+	n.sick += by
+	n.publish()
+	if n.running {
+		n.membersChanged()
+	}
+}

@@ -1,0 +1,154 @@
+package world
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+// The times of a scenario: the fleet starts, faults come, and all gets time to be as if there had been none.
+const (
+	beginning = 15 * time.Second
+	// settled follows the end of the last fault. It has room for the longest of the promised times: a neighbour that
+	// checks an entry (45 s), a defence (10 s), a search for lost speakers (4 s), a hand-over (6 s).
+	settled = 60 * time.Second
+)
+
+// Scenario is what a seed decides beforehand. All else that is random follows from the seed, too.
+type Scenario struct {
+	Seed     uint64
+	Nodes    int
+	Services int
+	// Separate is set if the speakers hear each other by another network than the segment.
+	Separate bool
+	// Keep, Prefer and Refresh are the settings of the advertisement that the world begins with.
+	Keep, Prefer, Refresh bool
+	// Faults are in the order in which they begin.
+	Faults []Fault
+}
+
+// Fault is something that happens to the world, begins At and takes For.
+type Fault struct {
+	At, For time.Duration
+	Kind    Kind
+	// Node is whose fault it is, Other the other node or the Service, if there is one.
+	Node, Other int
+}
+
+// Kind is a kind of fault.
+type Kind int
+
+// The kinds. Those from Exclude on are edits by people that no client may notice.
+const (
+	Kill     Kind = iota // the speaker, or its node, is gone
+	Pause                // the speaker does not run
+	Stop                 // the speaker ends in order, and another one is started
+	Cable                // the node has no link to the segment
+	Backbone             // the node has no link to the network of the membership, if that is another one
+	Split                // the nodes up to Node and those after it do not hear each other, nor the hosts of the other side
+	Deaf                 // the node receives nothing
+	Mute                 // nothing that the node sends arrives
+	Noise                // frames are lost, repeated and late
+	Flap                 // the others take the speaker for dead for a moment
+	Away                 // the API server does not answer the node
+	AllAway              // the API server answers nobody
+	Slow                 // the node's processor is busy
+	Sick                 // kube-proxy on the node is not healthy
+	Foreign              // a host that is no speaker takes the address of a Service
+	Replay               // somebody repeats what speakers announced
+	Leader               // another controller leads
+	Delete               // the Service is deleted, and created again
+	Ask                  // the Service asks for something else
+	Exclude              // the node is labelled
+	Prefer               // an advertisement prefers the node
+	Pods                 // the Service's pods are on another set of nodes
+	Local                // the Service has externalTrafficPolicy: Local
+	Create               // there is another Service
+	Pools                // the pools are others
+	kinds
+)
+
+var names = [kinds]string{"kill", "pause", "stop", "cable", "backbone", "split", "deaf", "mute", "noise", "flap", "away", "all-away",
+	"slow", "sick", "foreign", "replay", "leader", "delete", "ask", "exclude", "prefer", "pods", "local", "create", "pools"}
+
+func (k Kind) String() string { return names[k] }
+
+// planned reports whether it is an edit or a stop in order: no VIP may be without an answer because of it.
+func (k Kind) planned() bool { return k == Stop || k >= Exclude }
+
+// longest returns how long such a fault lasts at most.
+func (k Kind) longest() time.Duration {
+	if k == Flap { // a speaker that hears of its death contradicts at once
+		return time.Second
+	}
+	return 40 * time.Second
+}
+
+func (f Fault) String() string {
+	return fmt.Sprintf("%s n%d %d for %.3fs", f.Kind, f.Node, f.Other, f.For.Seconds())
+}
+
+// Faults follow each other at one of these paces, and take one of these lengths, on the average.
+var (
+	paces   = [...]time.Duration{200 * time.Millisecond, 2 * time.Second, 10 * time.Second}
+	lengths = [...]time.Duration{100 * time.Millisecond, time.Second, 10 * time.Second}
+)
+
+// Draw returns the scenario of a seed.
+func Draw(seed uint64) Scenario {
+	r := rand.New(rand.NewPCG(seed, 0))
+	percent := func(p int) bool { return r.IntN(100) < p }
+	s := Scenario{Seed: seed, Nodes: 2 + r.IntN(4), Services: 1 + r.IntN(8), Separate: percent(40), Keep: percent(30), Prefer: percent(30),
+		Refresh: percent(20)}
+	if percent(3) {
+		s.Nodes = 6 + r.IntN(45)
+	}
+	// A scenario has some kinds only: ten faults of three kinds meet more often than ten of twenty.
+	some := r.Perm(int(kinds))[:1+r.IntN(6)]
+	for at, n := beginning, 1+r.IntN(12); n > 0; n-- {
+		at += time.Duration(r.ExpFloat64() * float64(paces[r.IntN(3)]))
+		kind := Kind(some[r.IntN(len(some))])
+		length := time.Duration(float64(lengths[r.IntN(3)]) * (0.2 + r.ExpFloat64()))
+		s.Faults = append(s.Faults, Fault{At: at, For: min(length, kind.longest()), Kind: kind, Node: r.IntN(s.Nodes),
+			Other: r.IntN(1 << 16)})
+	}
+	return s
+}
+
+// quiet is when the last fault ends.
+func (s Scenario) quiet() time.Duration {
+	last := beginning
+	for _, f := range s.Faults {
+		last = max(last, f.At+f.For)
+	}
+	return last
+}
+
+// End is when the world ends.
+func (s Scenario) End() time.Duration { return s.quiet() + settled }
+
+// String returns the scenario as the first lines of its story.
+func (s Scenario) String() string {
+	text := fmt.Sprintf("seed %d: %d nodes, %d services, separate=%t keep=%t prefer=%t refresh=%t\n", s.Seed, s.Nodes, s.Services, s.Separate,
+		s.Keep, s.Prefer, s.Refresh)
+	for _, f := range s.Faults {
+		text += fmt.Sprintf("  at %.3fs %s\n", f.At.Seconds(), f)
+	}
+	return text
+}
+
+// WithNodes returns the scenario with another number of nodes.
+func (s Scenario) WithNodes(n int) Scenario {
+	s.Nodes, s.Faults = n, slices.Clone(s.Faults)
+	for i := range s.Faults {
+		s.Faults[i].Node %= n
+	}
+	return s
+}
+
+// without returns the scenario without some of its faults.
+func (s Scenario) without(from, to int) Scenario {
+	s.Faults = slices.Delete(slices.Clone(s.Faults), from, to)
+	return s
+}
