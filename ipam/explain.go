@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
 )
@@ -197,18 +196,14 @@ func backendsOf(s *Sharing) string {
 	return fmt.Sprintf("externalTrafficPolicy Local with selector %.80q", s.Backends)
 }
 
-// holdersText names who holds an address, and since when.
+// holdersText names who holds an address. It does not have since when: a Service's object does not show that of each
+// address, so that a controller that starts would write another time on all who wait.
 func holdersText(tenants []tenant) string {
-	var said []string
+	var names []string
 	for i := range tenants[:min(len(tenants), listed)] {
-		t := &tenants[i]
-		text := t.owner.Name
-		if !t.since.IsZero() {
-			text += " since " + t.since.UTC().Format(time.RFC3339)
-		}
-		said = append(said, text)
+		names = append(names, tenants[i].owner.Name)
 	}
-	return strings.Join(said, ", ") + more(len(tenants))
+	return strings.Join(names, ", ") + more(len(tenants))
 }
 
 // closedTo says by which of its rules the pool is closed to a Service.

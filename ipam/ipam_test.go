@@ -88,7 +88,7 @@ func TestRequestedAddress(t *testing.T) {
 	s.gets("default/mapped", "lan/198.18.0.6", at("::ffff:198.18.0.6"))
 	s.gets("default/dual", "lan/198.18.0.1 lan/2001:db8::7", at("2001:db8::7"), families(ipam.IPv4, ipam.IPv6))
 
-	s.refused("default/x", ipam.AddressInUse, "198.18.0.5 is held by default/web since 2030-01-01T12:00:00Z", at("198.18.0.5"))
+	s.refused("default/x", ipam.AddressInUse, "198.18.0.5 is held by default/web", at("198.18.0.5"))
 	s.refused("default/x", ipam.AddressOutsidePools, "192.0.2.1 is in no pool", at("192.0.2.1"))
 	r := s.refused("default/x", ipam.AddressOutsidePools, `198.18.0.9 is in pool "lan", not in the requested "dmz"`,
 		at("198.18.0.9"), from("dmz"))
@@ -109,7 +109,7 @@ func TestRequestedAddress(t *testing.T) {
 func TestRequestedAddressIsAnOrderAlsoForPreferDualStack(t *testing.T) {
 	s := begin(t, pool("lan", "198.18.0.0/28", "2001:db8::/127"))
 	s.gets("default/web", "lan/2001:db8::1", at("2001:db8::1"), families(ipam.IPv6))
-	s.refused("default/x", ipam.AddressInUse, "2001:db8::1 is held by default/web since 2030-01-01T12:00:00Z",
+	s.refused("default/x", ipam.AddressInUse, "2001:db8::1 is held by default/web",
 		at("2001:db8::1"), prefer(ipam.IPv4, ipam.IPv6))
 }
 
@@ -117,7 +117,7 @@ func TestServiceMovesToTheAddressItAsksFor(t *testing.T) {
 	s := begin(t, pool("lan", "198.18.0.0/28"))
 	s.gets("default/a", "lan/198.18.0.0")
 	s.gets("default/b", "lan/198.18.0.1")
-	s.refused("default/a", ipam.AddressInUse, "198.18.0.1 is held by default/b since 2030-01-01T12:00:00Z", at("198.18.0.1"))
+	s.refused("default/a", ipam.AddressInUse, "198.18.0.1 is held by default/b", at("198.18.0.1"))
 	s.gets("default/a", "lan/198.18.0.7", at("198.18.0.7"))
 	s.gets("default/a", "lan/198.18.0.7")
 	s.gets("default/c", "lan/198.18.0.2")
@@ -314,7 +314,7 @@ func TestRecreatedServiceComesBackToItsAddress(t *testing.T) {
 	s.gets("default/web#2", "lan/198.18.0.0 lan/2001:db8::", families(ipam.IPv4, ipam.IPv6))
 	s.passes(10 * time.Second)
 	s.refused("default/other", ipam.AddressInUse,
-		"198.18.0.0 is held by default/web since 2030-01-01T12:00:20Z", at("198.18.0.0"))
+		"198.18.0.0 is held by default/web", at("198.18.0.0"))
 }
 
 func TestComingBackTheLastAddressCounts(t *testing.T) {

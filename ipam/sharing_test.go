@@ -65,10 +65,10 @@ func TestAskingForAnAddressThatIsShared(t *testing.T) {
 	s.refused("default/x", ipam.SharingConflict,
 		"port TCP/80 of 198.18.0.5 is used by default/web: use another port or another sharing key", shares("k", "80"), at("198.18.0.5"))
 	s.refused("default/x", ipam.AddressInUse,
-		"198.18.0.5 is held by default/web since 2030-01-01T12:00:00Z, default/api since 2030-01-01T12:00:00Z",
+		"198.18.0.5 is held by default/web, default/api",
 		shares("m", "8080"), at("198.18.0.5"))
 	s.refused("default/x", ipam.AddressInUse,
-		"198.18.0.5 is held by default/web since 2030-01-01T12:00:00Z, default/api since 2030-01-01T12:00:00Z", at("198.18.0.5"))
+		"198.18.0.5 is held by default/web, default/api", at("198.18.0.5"))
 	s.gets("default/x", "lan/198.18.0.6", shares("k", "80"), at("198.18.0.6"))
 	s.gets("default/y", "lan/198.18.0.5", shares("k", "8080")) // of two under the key, the lowest on which it fits
 	s.gets("default/z", "lan/198.18.0.6", shares("k", "443"))
@@ -124,7 +124,7 @@ func TestRefusedServiceIsKnownByItsNewTerms(t *testing.T) {
 	s := begin(t, pool("lan", "198.18.0.0/30"))
 	s.gets("default/x", "lan/198.18.0.0")
 	s.gets("default/web", "lan/198.18.0.1", shares("k", "80"))
-	s.refused("default/web", ipam.AddressInUse, "198.18.0.0 is held by default/x since 2030-01-01T12:00:00Z", shares("k", "443"),
+	s.refused("default/web", ipam.AddressInUse, "198.18.0.0 is held by default/x", shares("k", "443"),
 		at("198.18.0.0"))
 	s.refused("default/api", ipam.SharingConflict,
 		"port TCP/443 of 198.18.0.1 is used by default/web: use another port or another sharing key", shares("k", "443"))
@@ -163,7 +163,7 @@ func TestOneServiceUnderTwoUIDs(t *testing.T) {
 	s.gets("default/web", "lan/198.18.0.5", at("198.18.0.5"))
 	s.gets("default/web", "lan/198.18.0.4", at("198.18.0.4"))
 	s.restores("default/web#leaving", "198.18.0.5")
-	s.refused("default/x", ipam.AddressInUse, "198.18.0.5 is held by default/web since 2030-01-01T12:00:00Z", at("198.18.0.5"))
+	s.refused("default/x", ipam.AddressInUse, "198.18.0.5 is held by default/web", at("198.18.0.5"))
 	s.gets("default/web", "lan/198.18.0.5", at("198.18.0.5"))
 	s.frees("default/web#leaving")
 	s.holds("default/web", "lan/198.18.0.5")
@@ -190,6 +190,6 @@ func TestRestoreKeepsTheTermsOfSharing(t *testing.T) {
 	assert.False(t, ok)
 
 	s.gets("default/x", "lan/198.18.0.3", shares("k", "8080"))
-	s.refused("default/y", ipam.AddressInUse, "198.18.0.3 is held by default/web since 2030-01-01T11:00:00Z, "+
-		"default/api since 2030-01-01T11:00:00Z, default/x since 2030-01-01T12:00:00Z", at("198.18.0.3"))
+	s.refused("default/y", ipam.AddressInUse, "198.18.0.3 is held by default/web, "+
+		"default/api, default/x", at("198.18.0.3"))
 }
