@@ -35,6 +35,9 @@ func (c *Core) arrive() (ended bool) {
 	}
 	for _, v := range c.out.Changes.VIPs {
 		began, local := c.endpoints[v.VIP]
+		if _, late := c.arriving[v.VIP]; local && v.Before.Owned && !v.After.Owned && !late {
+			c.endpoints[v.VIP] = time.Time{} // it was announced here, and may be back before its next owner has it
+		}
 		from, lag := v.Before.Silence.Owner, kubeProxyLag
 		if c.facts.networks[from].Hasty {
 			lag = hastyLag

@@ -178,7 +178,7 @@ type Core struct {
 	retry     time.Time // when to set the VIPs again after a failure; zero: they were set
 	leaving   map[netip.Addr]leaving
 	arriving  map[netip.Addr]arriving
-	endpoints map[netip.Addr]time.Time       // since when this node has ready ones, of VIPs with policy Local
+	endpoints map[netip.Addr]time.Time       // since when this node has ready ones, of VIPs with policy Local; zero: it has announced it
 	gained    map[string]map[netip.Addr]bool // by lost speaker, the VIPs for which its node got some since then
 	routing   routing
 	moves     moves

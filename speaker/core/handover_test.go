@@ -122,6 +122,19 @@ func TestWhatHasNotArrivedDoesNotLeave(t *testing.T) {
 	require.Zero(t, s.left)
 }
 
+// A VIP that was announced here is announced again as soon as it comes back, also if the endpoint here is new: the
+// next owner had not taken it, and nobody would answer. Seed 22078 of make simulate found that.
+func TestWhatComesBackAtOnceIsNotWaitedFor(t *testing.T) {
+	s, vip := pair(t, "n1")
+	s.begin(local(vip, "n1", "n2"))
+	s.announced(vip)
+	s.after(time.Second)
+	s.step(s.excluded("n1", true))
+	s.announced(vip + " leaving")
+	s.step(s.excluded("n1", false))
+	s.announced(vip)
+}
+
 func TestPreferredNodeBackMakesBeforeThisOneBreaks(t *testing.T) {
 	s, vip := pair(t, "n2")
 	s.speakers["n2"] = false
