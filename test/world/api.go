@@ -62,6 +62,9 @@ func (w *watch) end() {
 // put writes an object, nil deletes it.
 func (a *api) put(key string, object any) {
 	a.edition[key]++
+	if pods, ok := object.([]string); ok {
+		a.record("%s on %v", key, pods)
+	}
 	if object == nil {
 		delete(a.objects, key)
 	} else {
@@ -70,6 +73,7 @@ func (a *api) put(key string, object any) {
 	for _, w := range a.watches {
 		w.hand(key, object)
 	}
+	a.checks.lookWhoIsAble()
 }
 
 // hand hands a change to the client, later.

@@ -23,8 +23,9 @@ const checkInterval = 50 * time.Millisecond
 const (
 	// maxUnanswered: a VIP that somebody could serve has somebody who answers. A node that has yielded claims a VIP again
 	// after three questions without an answer (1.5 s); a new VIP is asked for three times (0.6 s). Where another machine
-	// has the address, it is looked for again after 10 s.
-	maxUnanswered, maxTaken = 3 * time.Second, 12 * time.Second
+	// has the address, it is looked for again after 10 s. A node that alone does not hear of a new VIP that it should
+	// own leaves it to the others when it has not reached the API server for half a minute.
+	maxUnanswered, maxTaken, maxUnheard = 3 * time.Second, 12 * time.Second, 36 * time.Second
 	// calm is how long after a disturbance a planned move must be without any gap: the longest hand-over and search.
 	calm = 15 * time.Second
 	// maxGap is that gap: the time of a frame.
@@ -148,11 +149,7 @@ func (c *checks) tick() {
 	for _, vip := range slices.SortedFunc(keys(c.vips), netip.Addr.Compare) {
 		v := c.vips[vip]
 		if v.none != never || c.now%time.Second == 0 {
-			if able := c.couldServe(vip); able == 0 {
-				v.able = never
-			} else if v.able == never {
-				v.able = c.now
-			}
+			c.lookWhoIsAbleFor(vip, v)
 		}
 		if v.none != never {
 			c.checkGap(vip, v)
@@ -162,10 +159,30 @@ func (c *checks) tick() {
 	c.after(checkInterval, c.tick)
 }
 
+// lookWhoIsAble notes which VIPs somebody could serve, as of now.
+func (c *checks) lookWhoIsAble() {
+	for vip, v := range c.vips {
+		c.lookWhoIsAbleFor(vip, v)
+	}
+}
+
+func (c *checks) lookWhoIsAbleFor(vip netip.Addr, v *watched) {
+	if able := c.couldServe(vip); able == 0 {
+		v.able = never
+	} else if v.able == never {
+		v.able = c.now
+	}
+}
+
 func (c *checks) checkBounds(vip netip.Addr, v *watched) {
 	bound := maxUnanswered
-	if v.taken != 0 && c.now-v.taken < maxTaken {
+	switch {
+	case c.hosts[hosts-1].spiteful[vip] > 0:
+		return
+	case v.taken != 0 && c.now-v.taken < maxTaken:
 		bound = maxTaken
+	case slices.ContainsFunc(c.nodes, func(n *node) bool { return c.api.away[n.name] > 0 }):
+		bound = maxUnheard
 	}
 	for _, n := range c.nodes {
 		if c.lan.unplugged[n.id] > 0 && v.answering == 1<<n.id {

@@ -1,6 +1,7 @@
 package world
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"fmt"
 	"maps"
@@ -236,9 +237,24 @@ func (n *node) assign(want map[netip.Addr]plan.Layer2) {
 		vips[vip] = segment.VIP{Probe: n.unprobed[vip], Home: l.Home, Apart: l.Apart, Hurry: l.Hurry, Leaving: l.Leaving, Refresh: l.Refresh}
 	}
 	if !maps.Equal(vips, n.vips) {
+		n.recordVIPs(vips)
 		n.vips = vips
 		n.step(segment.Assigned{VIPs: vips})
 	}
+}
+
+// recordVIPs records which VIPs come, leave and go.
+func (n *node) recordVIPs(vips map[netip.Addr]segment.VIP) {
+	if n.story == nil {
+		return
+	}
+	text := ""
+	for _, vip := range slices.SortedFunc(maps.Keys(vips), netip.Addr.Compare) {
+		if text += " " + vip.String(); vips[vip].Leaving {
+			text += " (leaving)"
+		}
+	}
+	n.record("%s: is to announce%s", n.name, cmp.Or(text, " nothing"))
 }
 
 // receive takes a frame from the segment.
