@@ -15,7 +15,6 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/report"
-	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
 // api is the API server. Its objects are values that nobody modifies, by keys such as "service/default/web-1".
@@ -64,6 +63,9 @@ func (a *api) put(key string, object any) {
 	a.edition[key]++
 	if pods, ok := object.([]string); ok {
 		a.record("%s on %v", key, pods)
+		for _, n := range a.nodes {
+			n.podsChanged(strings.TrimPrefix(key, "pods/"), slices.Contains(pods, n.name))
+		}
 	}
 	if object == nil {
 		delete(a.objects, key)
@@ -160,7 +162,7 @@ func (a *api) fill() {
 	a.put("config", a.document(-1, 0))
 	for i := range a.Nodes {
 		name := nodeName(i)
-		a.put("node/"+name, plan.Node{Labels: map[string]string{"name": name}})
+		a.nodes[i].writeNode()
 		a.put("lease/"+name, report.Network{Segments: segments(), KubeProxy: true})
 	}
 	for i := range a.Services {

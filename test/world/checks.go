@@ -12,6 +12,8 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/report"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/segment"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -36,6 +38,14 @@ const (
 	// maxUnassigned: nobody who is in touch with the API server answers for an address that no Service has.
 	// One that ends does so for the time of a hand-over.
 	maxUnassigned = 3 * time.Second
+	// maxIdleForwarder: with policy Local nobody announces a VIP whose kube-proxy does not forward it yet, while somebody
+	// else could.
+	maxIdleForwarder = 100 * time.Millisecond
+	// maxHeal is how long after a cut segment is whole again all hosts know the owners: the speakers meet (4 s), and have
+	// announced what they have (1 s).
+	maxHeal = 6 * time.Second
+	// A host does not find a VIP at another node more often than maxMoves times in movesIn.
+	maxMoves, movesIn = 8, 10 * time.Second
 	// maxFrames bounds what a node sends in a second, for each VIP and altogether. A VIP is announced by two frames, at
 	// most ten times a second by all rules together.
 	maxFrames, maxFramesOfVIP = 100, 30
@@ -47,7 +57,9 @@ const (
 type checks struct {
 	*World
 	disturbed time.Duration
-	hostile   int // how many faults have a host claim VIPs
+	hostile   int           // how many faults have a host claim VIPs
+	deaf      bool          // speakers may not have heard a question, or somebody claims VIPs: from now on
+	whole     time.Duration // when the segment was whole again after speakers had lost each other; never: it was not
 	vips      map[netip.Addr]*watched
 	ordered   []netip.Addr // those that Services have
 	book      book
@@ -63,6 +75,7 @@ type watched struct {
 	// none is since when nobody answers, both since when two nodes announce, able since when somebody could serve, and
 	// unassigned since when no Service has the VIP. Negative: it is not so.
 	none, both, able, unassigned time.Duration
+	idle                         time.Duration // since when who announces it does not forward it
 	// taken is when a machine that is no speaker had it last.
 	taken time.Duration
 	// planned is set if somebody answered when none began, long after the last disturbance.
@@ -72,7 +85,7 @@ type watched struct {
 const never = time.Duration(-1)
 
 func newChecks(w *World) *checks {
-	return &checks{World: w, vips: map[netip.Addr]*watched{}, book: newBook(), frames: map[int]int{}}
+	return &checks{World: w, vips: map[netip.Addr]*watched{}, book: newBook(), frames: map[int]int{}, whole: never}
 }
 
 // disturb begins all times anew.
@@ -87,7 +100,7 @@ func (c *checks) known(vip netip.Addr) bool { return slices.Contains(c.ordered, 
 func (c *checks) vip(vip netip.Addr) *watched {
 	v := c.vips[vip]
 	if v == nil {
-		v = &watched{none: c.now, both: never, able: never, unassigned: c.now}
+		v = &watched{none: c.now, both: never, able: never, idle: never, unassigned: c.now}
 		c.vips[vip] = v
 	}
 	return v
@@ -155,7 +168,9 @@ func (c *checks) tick() {
 			c.checkGap(vip, v)
 		}
 		c.checkBounds(vip, v)
+		c.checkForwarder(vip, v)
 	}
+	c.checkHeal()
 	c.after(checkInterval, c.tick)
 }
 
@@ -207,6 +222,83 @@ func (c *checks) checkBounds(vip netip.Addr, v *watched) {
 	}
 }
 
+// checkForwarder: a node takes no VIP that its kube-proxy does not forward, if it takes it from one that does.
+func (c *checks) checkForwarder(vip netip.Addr, v *watched) {
+	holders := c.book.holders[vip]
+	if len(holders) != 1 || !serviceIn(c.api.objects, holders[0]).Local || c.now-c.disturbed < calm {
+		v.idle = never
+		return
+	}
+	forwards := func(n *node) bool {
+		since, here := n.forwards[holders[0]]
+		return here && since <= c.now
+	}
+	able, idle, other := c.couldServe(vip), false, false
+	for _, n := range c.nodes {
+		mask := uint64(1) << n.id
+		idle = idle || v.announcing&mask != 0 && !forwards(n)
+		other = other || able&mask != 0 && forwards(n)
+	}
+	switch {
+	case !idle || !other:
+		v.idle = never
+	case v.idle == never:
+		v.idle = c.now
+	case c.now-v.idle > maxIdleForwarder:
+		c.fail("who announces forwards", "%b announces %s, kube-proxy there does not forward it yet, and somebody else could serve", v.announcing, vip)
+	}
+}
+
+// checkHeal: when a segment that was cut is whole again, hosts know the owners soon.
+func (c *checks) checkHeal() {
+	if c.whole == never || c.now-max(c.whole, c.disturbed) < maxHeal {
+		return
+	}
+	c.whole = never
+	if !c.lan.sound() {
+		return
+	}
+	for _, vip := range c.ordered {
+		c.checkHosts("after a cut hosts know the owner", vip)
+	}
+}
+
+// checkHosts checks that hosts find a VIP, of those that they use, where it is answered for.
+func (c *checks) checkHosts(invariant string, vip netip.Addr) {
+	for _, h := range c.hosts {
+		if e := h.entries[vip]; e != nil && !h.troubles() && c.vip(vip).answering != 0 && !c.answersAt(e.mac, vip) {
+			c.fail(invariant, "host %d looks for %s at %s, and %b answer", h.id, vip, c.who(e.mac), c.vip(vip).answering)
+		}
+	}
+}
+
+func (c *checks) answersAt(mac wire.MAC, vip netip.Addr) bool {
+	i := int(mac[5]) - 1
+	return i < len(c.nodes) && c.vip(vip).answering&(1<<i) != 0
+}
+
+// healed is called when a segment that was cut for some time is whole again.
+func (c *checks) healed(cut time.Duration) {
+	if !c.Separate && cut > time.Second && c.lan.sound() && c.hostile == 0 {
+		c.whole = c.now
+	}
+}
+
+// moved is called when a host finds a VIP somewhere else.
+func (c *checks) moved(h *host, vip netip.Addr, at []time.Duration) {
+	if n := len(at) - maxMoves; n > 0 && at[n-1] > max(c.disturbed, c.now-movesIn) && c.hostile == 0 && c.lan.noise == 0 {
+		c.fail("hosts are not torn", "host %d has found %s at another node %d times in %s", h.id, vip, maxMoves+1, c.now-at[n-1])
+	}
+}
+
+// noted is called when a node notes something. A conflict is reported only where a host makes one, or where questions
+// do not arrive: then their answers may be missed.
+func (c *checks) noted(n *node, note segment.Note) {
+	if note.Kind == segment.Conflict && int(note.Other[5])-1 < len(c.nodes) && !c.deaf {
+		c.fail("no conflict is made up", "%s reports that %s has %s", n.name, c.who(note.Other), note.VIP)
+	}
+}
+
 // boundOfBoth returns for how long these nodes may all announce a VIP. Zero: they do not hear each other.
 func (c *checks) boundOfBoth(nodes uint64) time.Duration {
 	bound := maxBoth
@@ -233,7 +325,7 @@ func (c *checks) boundOfBoth(nodes uint64) time.Duration {
 func (c *checks) couldServe(vip netip.Addr) (nodes uint64) {
 	for _, n := range c.nodes {
 		at := c.api.objects["node/"+n.name].(plan.Node) //nolint:errcheck // nothing else is there
-		if !n.talks() || n.stopping || !n.published.ready || c.lan.unplugged[n.id] > 0 || at.Labelled {
+		if !n.talks() || n.stopping || !n.published.ready || c.lan.unplugged[n.id] > 0 || at.Labelled || at.NetworkUnavailable {
 			continue
 		}
 		serves, some := true, false

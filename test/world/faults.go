@@ -7,7 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
-	"github.com/lodestone-lb/lodestone/speaker/plan"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 )
 
 // inflict begins a fault, and has it end.
@@ -16,6 +16,7 @@ func (w *World) inflict(f Fault) {
 	if !f.Kind.planned() {
 		w.checks.disturb()
 	}
+	w.checks.deaf = w.checks.deaf || slices.Contains([]Kind{Pause, Kill, Cable, Deaf, Mute, Noise, Foreign, Replay}, f.Kind)
 	end := w.faultOf(f)
 	if end == nil {
 		return
@@ -55,11 +56,9 @@ func (w *World) faultOf(f Fault) (end func()) {
 		}
 		return w.api.leave(clients...)
 	case Slow:
-		n.busy++
-		return func() { n.busy-- }
+		return w.count(&n.busy, func() {})
 	case Sick:
-		n.fallSick(1)
-		return func() { n.fallSick(-1) }
+		return w.count(&n.sick, n.healthChanged)
 	case Foreign, Replay:
 		return w.hostileFault(f)
 	case Leader:
@@ -106,6 +105,8 @@ func (w *World) networkFault(k Kind, n *node) (end func()) {
 	case Split:
 		side := func(i int) bool { return i <= n.id || i == w.Nodes }
 		mend = w.lan.cutOff(func(from, to int) bool { return side(from) != side(to) })
+		begun := w.now
+		return func() { mend(); w.reach(); w.checks.healed(w.now - begun) }
 	case Deaf:
 		mend = w.lan.cutOff(func(_, to int) bool { return to == n.id })
 	case Mute:
@@ -162,7 +163,12 @@ func (w *World) hostileFault(f Fault) (end func()) {
 		return func() { w.checks.hostile-- }
 	}
 	vip := vips[f.Other%len(vips)]
-	h.takes(vip)
+	delay := time.Duration(0)
+	if f.Other&1 > 0 { // it asks first, and takes the address all the same
+		h.lan.send(h.id, wire.ARP{}.Probe(wire.Statement{Self: hardware(h.id), VIP: vip}, wire.MAC{}))
+		delay = min(2*time.Second, f.For/2)
+	}
+	w.after(delay, func() { h.takes(vip) })
 	w.checks.vip(vip).taken = w.now
 	return func() { h.spiteful[vip]--; w.checks.hostile--; w.checks.vip(vip).taken = w.now }
 }
@@ -172,11 +178,9 @@ func (w *World) edit(f Fault, n *node) (end func()) {
 	name := serviceName(f.Other % w.Services)
 	switch f.Kind {
 	case Exclude:
-		label := func(on bool) {
-			w.api.put("node/"+n.name, plan.Node{Labels: map[string]string{"name": n.name}, Labelled: on})
-		}
-		label(true)
-		return func() { label(false) }
+		return w.count(&n.labelled, n.writeNode)
+	case Plugin:
+		return w.count(&n.unavailable, n.writeNode)
 	case Prefer:
 		w.api.put("config", w.api.document(n.id, 0))
 		return func() { w.api.put("config", w.api.document(-1, 0)) }
@@ -201,6 +205,13 @@ func (w *World) edit(f Fault, n *node) (end func()) {
 		w.api.ask(name, wish[0], wish[1])
 	}
 	return nil
+}
+
+// count counts one fault more, and one less in the end. Each time it calls changed.
+func (w *World) count(faults *int, changed func()) (end func()) {
+	by := func(n int) { *faults += n; changed() }
+	by(1)
+	return func() { by(-1) }
 }
 
 // wishes are annotations of Services.

@@ -33,6 +33,7 @@ type neighbour struct {
 	mac       wire.MAC
 	confirmed time.Duration
 	asked     int
+	changes   []time.Duration // when it changed
 }
 
 func newHost(w *World, id int) *host {
@@ -84,10 +85,16 @@ func (h *host) receive(frame []byte) {
 		return
 	}
 	if e := h.entries[m.Claims]; e != nil || m.Answers {
+		now := &neighbour{mac: m.From, confirmed: h.now}
+		if e != nil {
+			now.changes = e.changes
+		}
 		if e == nil || e.mac != m.From {
 			h.record("host %d: finds %s at %s", h.id, m.Claims, h.who(m.From))
+			now.changes = append(now.changes, h.now)
+			h.checks.moved(h, m.Claims, now.changes)
 		}
-		h.entries[m.Claims] = &neighbour{mac: m.From, confirmed: h.now}
+		h.entries[m.Claims] = now
 	}
 }
 

@@ -69,6 +69,16 @@ func (l *lan) send(from int, frame []byte) {
 	}
 }
 
+// sound reports whether all frames arrive.
+func (l *lan) sound() bool {
+	for _, faults := range l.unplugged {
+		if faults > 0 {
+			return false
+		}
+	}
+	return len(l.cut) == 0 && l.noise == 0
+}
+
 // cutOff cuts frames between all pairs for which apart is true, and returns what mends it.
 func (l *lan) cutOff(apart func(from, to int) bool) (mend func()) {
 	var pairs [][2]int
@@ -82,7 +92,9 @@ func (l *lan) cutOff(apart func(from, to int) bool) (mend func()) {
 	}
 	return func() {
 		for _, p := range pairs {
-			l.cut[p]--
+			if l.cut[p]--; l.cut[p] == 0 {
+				delete(l.cut, p)
+			}
 		}
 	}
 }

@@ -48,10 +48,14 @@ type node struct {
 	queued                    [][]byte // frames that wait while the speaker is paused
 	frames                    uint64   // that the interface has received
 
-	decides  bool // a decision is due
-	alarm    time.Duration
-	busy     int             // how many faults keep the processor busy
-	sick     int             // how many faults keep kube-proxy from being healthy
+	decides bool // a decision is due
+	alarm   time.Duration
+	// How many faults keep the processor busy, and kube-proxy from being healthy; and how many have labelled the Node,
+	// and set its condition NetworkUnavailable.
+	busy, sick, labelled, unavailable int
+	// forwards is when kube-proxy forwards to the pods of a Service on this node, by Service.
+	forwards map[string]time.Duration
+
 	services map[string]bool // that have changed since the last decision
 	dirty    map[string]bool // what else has: config, node, members
 	vips     map[netip.Addr]segment.VIP
@@ -63,7 +67,7 @@ type node struct {
 
 func newNode(w *World, id int) *node {
 	return &node{World: w, id: id, name: nodeName(id), begun: epoch.Add(w.upTo(24 * time.Hour)), drift: w.random.Int64N(401) - 200,
-		membership: membership{view: make([]peer, w.Nodes)}}
+		forwards: map[string]time.Duration{}, membership: membership{view: make([]peer, w.Nodes)}}
 }
 
 // clock is what the node's clock shows, which is fast or slow.
@@ -280,6 +284,7 @@ func (n *node) step(e segment.Event) {
 		n.lan.send(n.id, f)
 	}
 	for _, note := range effects.Notes {
+		n.checks.noted(n, note)
 		switch {
 		case !note.VIP.IsValid():
 			n.record("%s: %s", n.name, kindOfNote[note.Kind])
@@ -360,9 +365,24 @@ func (n *node) lookAtAnswers() {
 	}
 }
 
-// fallSick has one fault more or less keep kube-proxy from being healthy.
-func (n *node) fallSick(by int) {
-	n.sick += by
+// writeNode writes the node's object.
+func (n *node) writeNode() {
+	n.api.put("node/"+n.name, plan.Node{Labels: map[string]string{"name": n.name}, Labelled: n.labelled > 0,
+		NetworkUnavailable: n.unavailable > 0})
+}
+
+// podsChanged has kube-proxy forward to the pods of a Service some time later: it updates its rules once a second, and
+// a busy node takes its time for it.
+func (n *node) podsChanged(service string, here bool) {
+	if _, had := n.forwards[service]; !here {
+		delete(n.forwards, service)
+	} else if !had {
+		n.forwards[service] = n.now + n.between(100*time.Millisecond, 3500*time.Millisecond)
+	}
+}
+
+// healthChanged is called when kube-proxy becomes healthy or not.
+func (n *node) healthChanged() {
 	n.publish()
 	if n.running {
 		n.membersChanged()

@@ -61,6 +61,7 @@ const (
 	Delete               // the Service is deleted, and created again
 	Ask                  // the Service asks for something else
 	Exclude              // the node is labelled
+	Plugin               // the node's network plugin restarts
 	Prefer               // an advertisement prefers the node
 	Pods                 // the Service's pods are on another set of nodes
 	Local                // the Service has externalTrafficPolicy: Local
@@ -70,7 +71,7 @@ const (
 )
 
 var names = [kinds]string{"kill", "pause", "stop", "cable", "backbone", "split", "deaf", "mute", "noise", "flap", "away", "all-away",
-	"slow", "sick", "foreign", "replay", "leader", "delete", "ask", "exclude", "prefer", "pods", "local", "create", "pools"}
+	"slow", "sick", "foreign", "replay", "leader", "delete", "ask", "exclude", "plugin", "prefer", "pods", "local", "create", "pools"}
 
 func (k Kind) String() string { return names[k] }
 
@@ -79,8 +80,11 @@ func (k Kind) planned() bool { return k == Stop || k >= Exclude }
 
 // longest returns how long such a fault lasts at most.
 func (k Kind) longest() time.Duration {
-	if k == Flap { // a speaker that hears of its death contradicts at once
+	switch k {
+	case Flap: // a speaker that hears of its death contradicts at once
 		return time.Second
+	case Away, AllAway:
+		return 100 * time.Second
 	}
 	return 40 * time.Second
 }
@@ -92,7 +96,7 @@ func (f Fault) String() string {
 // Faults follow each other at one of these paces, and take one of these lengths, on the average.
 var (
 	paces   = [...]time.Duration{200 * time.Millisecond, 2 * time.Second, 10 * time.Second}
-	lengths = [...]time.Duration{100 * time.Millisecond, time.Second, 10 * time.Second}
+	lengths = [...]time.Duration{100 * time.Millisecond, time.Second, 15 * time.Second}
 )
 
 // Draw returns the scenario of a seed.
