@@ -15,6 +15,7 @@ func main() {
 	seeds := flag.Int("seeds", 1000, "how many seeds")
 	from := flag.Uint64("from", 1, "the first of them")
 	nodes := flag.Int("nodes", 0, "how many nodes each world has; 0: as the seed says")
+	first := flag.Bool("first", false, "end with the first seed that fails")
 	shrink := flag.Bool("shrink", false, "with -seed: make the failing scenario smaller first")
 	flag.Parse()
 	scenario := func(seed uint64) world.Scenario {
@@ -42,6 +43,9 @@ func main() {
 		if f := world.Run(s, nil); f != nil {
 			failed++
 			fmt.Printf("seed %d: %s\n", s.Seed, f)
+			if *first {
+				break
+			}
 		}
 	}
 	took := time.Since(begun)

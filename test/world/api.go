@@ -213,6 +213,9 @@ func (a *api) create(name string) {
 	svc.UID, svc.CreationTimestamp, svc.Generation = types.UID(fmt.Sprint(a.uids)), metav1.NewTime(epoch.Add(a.now)), 1
 	svc.Spec.Type, svc.Spec.IPFamilies = corev1.ServiceTypeLoadBalancer, []corev1.IPFamily{corev1.IPv4Protocol}
 	svc.Spec.Ports = []corev1.ServicePort{{Port: int32(a.uids), Protocol: corev1.ProtocolTCP}}
+	if a.chance(30) {
+		svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+	}
 	a.put("pods/"+name, a.somePods())
 	a.putService(name, svc, user)
 }

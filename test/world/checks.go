@@ -57,6 +57,8 @@ const (
 type checks struct {
 	*World
 	disturbed time.Duration
+	touched   time.Duration // when a fault or an edit began or ended last
+	attacked  bool          // a host has claimed VIPs
 	hostile   int           // how many faults have a host claim VIPs
 	deaf      bool          // speakers may not have heard a question, or somebody claims VIPs: from now on
 	whole     time.Duration // when the segment was whole again after speakers had lost each other; never: it was not
@@ -76,6 +78,8 @@ type watched struct {
 	// unassigned since when no Service has the VIP. Negative: it is not so.
 	none, both, able, unassigned time.Duration
 	idle                         time.Duration // since when who announces it does not forward it
+	// lost is for how long nobody has answered since lostSince, taken together.
+	lost, lostSince time.Duration
 	// taken is when a machine that is no speaker had it last.
 	taken time.Duration
 	// planned is set if somebody answered when none began, long after the last disturbance.
@@ -138,6 +142,7 @@ func (c *checks) note(vip netip.Addr, v *watched) {
 	case v.answering != 0:
 		if v.none != never {
 			c.checkGap(vip, v)
+			v.lost += c.now - max(v.none, c.disturbed)
 		}
 		v.none = never
 	case v.none == never:
@@ -174,6 +179,11 @@ func (c *checks) tick() {
 	c.after(checkInterval, c.tick)
 }
 
+// someAway reports whether the API server does not answer some node.
+func (c *checks) someAway() bool {
+	return slices.ContainsFunc(c.nodes, func(n *node) bool { return c.api.away[n.name] > 0 })
+}
+
 // lookWhoIsAble notes which VIPs somebody could serve, as of now.
 func (c *checks) lookWhoIsAble() {
 	for vip, v := range c.vips {
@@ -196,7 +206,7 @@ func (c *checks) checkBounds(vip netip.Addr, v *watched) {
 		return
 	case v.taken != 0 && c.now-v.taken < maxTaken:
 		bound = maxTaken
-	case slices.ContainsFunc(c.nodes, func(n *node) bool { return c.api.away[n.name] > 0 }):
+	case c.someAway():
 		bound = maxUnheard
 	}
 	for _, n := range c.nodes {
@@ -204,7 +214,10 @@ func (c *checks) checkBounds(vip netip.Addr, v *watched) {
 			return // who answers is heard by nobody: this is a disturbance, which will end
 		}
 	}
-	if v.none != never && v.able != never && v.unassigned == never && c.now-max(v.none, v.able, c.disturbed) > bound {
+	if v.able == never || v.able > v.lostSince || c.disturbed > v.lostSince {
+		v.lost, v.lostSince = 0, max(v.able, c.disturbed)
+	}
+	if v.none != never && v.able != never && v.unassigned == never && v.lost+c.now-max(v.none, v.able, c.disturbed) > bound {
 		c.fail("somebody answers", "nobody answers for %s since %.3fs, and %b could", vip, v.none.Seconds(), c.couldServe(vip))
 	}
 	if bound := c.boundOfBoth(v.announcing); v.both != never && bound > 0 && c.now-max(v.both, c.disturbed) > bound {
@@ -225,7 +238,7 @@ func (c *checks) checkBounds(vip netip.Addr, v *watched) {
 // checkForwarder: a node takes no VIP that its kube-proxy does not forward, if it takes it from one that does.
 func (c *checks) checkForwarder(vip netip.Addr, v *watched) {
 	holders := c.book.holders[vip]
-	if len(holders) != 1 || !serviceIn(c.api.objects, holders[0]).Local || c.now-c.disturbed < calm {
+	if len(holders) != 1 || !serviceIn(c.api.objects, holders[0]).Local || c.now-c.disturbed < calm || c.someAway() {
 		v.idle = never
 		return
 	}
@@ -277,16 +290,17 @@ func (c *checks) answersAt(mac wire.MAC, vip netip.Addr) bool {
 	return i < len(c.nodes) && c.vip(vip).answering&(1<<i) != 0
 }
 
-// healed is called when a segment that was cut for some time is whole again.
-func (c *checks) healed(cut time.Duration) {
-	if !c.Separate && cut > time.Second && c.lan.sound() && c.hostile == 0 {
+// healed is called when a segment that was cut is whole again. Speakers promise something if all missed others.
+func (c *checks) healed() {
+	missing := func(n *node) bool { return n.talks() && !n.whole && n.lost() }
+	if !c.Separate && c.lan.sound() && !c.attacked && !slices.ContainsFunc(c.nodes, func(n *node) bool { return !missing(n) }) {
 		c.whole = c.now
 	}
 }
 
 // moved is called when a host finds a VIP somewhere else.
 func (c *checks) moved(h *host, vip netip.Addr, at []time.Duration) {
-	if n := len(at) - maxMoves; n > 0 && at[n-1] > max(c.disturbed, c.now-movesIn) && c.hostile == 0 && c.lan.noise == 0 {
+	if n := len(at) - maxMoves; n > 0 && at[n-1] > max(c.touched, c.disturbed, c.now-movesIn) && c.hostile == 0 && c.lan.noise == 0 {
 		c.fail("hosts are not torn", "host %d has found %s at another node %d times in %s", h.id, vip, maxMoves+1, c.now-at[n-1])
 	}
 }

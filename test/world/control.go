@@ -49,14 +49,18 @@ func (c *control) clock() time.Time { return epoch.Add(c.now) }
 
 // begin has another controller lead. Writes of the one before may still be under way.
 func (c *control) begin() {
-	if c.watch != nil {
-		c.watch.end()
-	}
-	c.life++
+	c.end()
 	c.ledger, c.primed, c.works = ledger.New(scope), false, false
 	c.due, c.writing, c.failed = map[string]bool{}, map[string]bool{}, map[string]int{}
 	c.watch = c.api.follow(controller, c.changed)
 	c.record("controller: another one leads")
+}
+
+// end ends the controller that leads.
+func (c *control) end() {
+	if c.life++; c.watch != nil {
+		c.watch.end()
+	}
 }
 
 // noLabels are those of every namespace.

@@ -2,6 +2,8 @@ package world
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
@@ -11,16 +13,17 @@ import (
 // lan is the segment. Nodes and hosts are stations on it, by number: the nodes first.
 type lan struct {
 	*World
-	unplugged map[int]int    // by station, how many faults have its cable out
+	unplugged []int          // by station, how many faults have its cable out
 	cut       map[[2]int]int // by sender and receiver, how many faults are between them
-	backbone  map[int]int    // by node, how many faults have its link to the membership's own network down
+	backbone  []int          // by node, how many faults have its link to the membership's own network down
 	noise     int            // how many faults make it lossy
-	// heard are broadcasts of speakers, for who repeats them.
-	heard [][]byte
+	// heard are the last claims of each speaker for each VIP, for who repeats them.
+	heard map[string][]byte
 }
 
 func newLAN(w *World) *lan {
-	return &lan{World: w, unplugged: map[int]int{}, backbone: map[int]int{}, cut: map[[2]int]int{}}
+	return &lan{World: w, unplugged: make([]int, w.Nodes+hosts), backbone: make([]int, w.Nodes), cut: map[[2]int]int{},
+		heard: map[string][]byte{}}
 }
 
 // station is what is on the segment.
@@ -64,9 +67,17 @@ func (l *lan) send(from int, frame []byte) {
 			})
 		}
 	}
-	if to.Group() && from < len(l.nodes) && len(l.heard) < 32 {
-		l.heard = append(l.heard, frame)
+	if m, _ := (wire.ARP{}).Parse(frame); to.Group() && from < len(l.nodes) && m.Claims.IsValid() {
+		l.heard[nodeName(from)+m.Claims.String()] = frame
 	}
+}
+
+// claims returns what speakers have claimed so far.
+func (l *lan) claims() (frames [][]byte) {
+	for _, key := range slices.Sorted(maps.Keys(l.heard)) {
+		frames = append(frames, l.heard[key])
+	}
+	return frames
 }
 
 // sound reports whether all frames arrive.

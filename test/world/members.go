@@ -243,7 +243,9 @@ func (n *node) networks() map[string]report.Network {
 		}
 		network.Claims, network.Sick, network.Blind = m.claims, m.sick, m.blind
 		if o == n && n.apart {
-			network.Apart = nic
+			if network.Apart = nic; n.Separate {
+				network.Apart = "eth1"
+			}
 		}
 		networks[o.name] = network
 	}

@@ -102,7 +102,7 @@ func (n *node) end() {
 	n.watch.end()
 	n.record("%s: speaker is gone", n.name)
 	n.membership = membership{view: make([]peer, n.Nodes)}
-	n.vips = nil
+	n.vips, n.machine = nil, nil
 	n.lookAtAnswers()
 	n.reach()
 }

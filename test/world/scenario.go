@@ -46,6 +46,7 @@ const (
 	Stop                 // the speaker ends in order, and another one is started
 	Cable                // the node has no link to the segment
 	Backbone             // the node has no link to the network of the membership, if that is another one
+	Switch               // no node has a link to that network
 	Split                // the nodes up to Node and those after it do not hear each other, nor the hosts of the other side
 	Deaf                 // the node receives nothing
 	Mute                 // nothing that the node sends arrives
@@ -57,20 +58,20 @@ const (
 	Sick                 // kube-proxy on the node is not healthy
 	Foreign              // a host that is no speaker takes the address of a Service
 	Replay               // somebody repeats what speakers announced
-	Leader               // another controller leads
+	Leader               // no controller leads, and then another one
 	Delete               // the Service is deleted, and created again
 	Ask                  // the Service asks for something else
 	Exclude              // the node is labelled
 	Plugin               // the node's network plugin restarts
 	Prefer               // an advertisement prefers the node
 	Pods                 // the Service's pods are on another set of nodes
-	Local                // the Service has externalTrafficPolicy: Local
+	Local                // the Service has another externalTrafficPolicy
 	Create               // there is another Service
 	Pools                // the pools are others
 	kinds
 )
 
-var names = [kinds]string{"kill", "pause", "stop", "cable", "backbone", "split", "deaf", "mute", "noise", "flap", "away", "all-away",
+var names = [kinds]string{"kill", "pause", "stop", "cable", "backbone", "switch", "split", "deaf", "mute", "noise", "flap", "away", "all-away",
 	"slow", "sick", "foreign", "replay", "leader", "delete", "ask", "exclude", "plugin", "prefer", "pods", "local", "create", "pools"}
 
 func (k Kind) String() string { return names[k] }

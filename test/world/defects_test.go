@@ -1,0 +1,134 @@
+package world_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/lodestone-lb/lodestone/test/world"
+)
+
+// root is the folder of the module.
+const root = "../.."
+
+// defect is an old defect, of a file in the folder defects: what it was, where it was mended, and how the code of today
+// is changed to have it again.
+type defect struct {
+	name  string
+	edits map[string][]edit // by file
+}
+
+// edit replaces text that stands exactly once in its file.
+type edit struct{ old, new string }
+
+// defects returns all old defects.
+func defects(t *testing.T) (all []defect) {
+	t.Helper()
+	files, err := filepath.Glob("defects/*.txt")
+	require.NoError(t, err)
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		all = append(all, parse(t, strings.TrimSuffix(filepath.Base(file), ".txt"), string(text)))
+	}
+	return all
+}
+
+// parse reads a defect: a line about it, where it was mended, and then files with their edits.
+func parse(t *testing.T, name, text string) defect {
+	t.Helper()
+	d, file := defect{name, map[string][]edit{}}, ""
+	for part := range strings.SplitSeq(text, "<<<<\n") {
+		if file == "" {
+			lines := strings.Split(strings.TrimSpace(part), "\n")
+			require.Contains(t, part, "\nmended ", "%s does not say where it was mended", name)
+			file = lines[len(lines)-1]
+			continue
+		}
+		old, rest, ok := strings.Cut(part, "====\n")
+		require.True(t, ok, "%s: an edit without ====", name)
+		changed, next, ok := strings.Cut(rest, ">>>>\n")
+		require.True(t, ok, "%s: an edit without >>>>", name)
+		d.edits[file] = append(d.edits[file], edit{strings.TrimSuffix(old, "\n"), strings.TrimSuffix(changed, "\n")})
+		if next = strings.TrimSpace(next); next != "" {
+			file = next
+		}
+	}
+	require.NotEmpty(t, d.edits, name)
+	return d
+}
+
+// apply returns the changed files. It fails by the defect's name if the code has changed.
+func (d defect) apply(t *testing.T) map[string]string {
+	t.Helper()
+	changed := map[string]string{}
+	for file, edits := range d.edits {
+		text, err := os.ReadFile(filepath.Join(root, file))
+		require.NoError(t, err, d.name)
+		changed[file] = string(text)
+		for _, e := range edits {
+			require.Equal(t, 1, strings.Count(changed[file], e.old), "defect %q does not apply to %s any more:\n%s", d.name, file, e.old)
+			changed[file] = strings.Replace(changed[file], e.old, e.new, 1)
+		}
+	}
+	return changed
+}
+
+// TestDefectsApply: a defect that cannot be put back is not shown to be found any more.
+func TestDefectsApply(t *testing.T) {
+	t.Parallel()
+	for _, d := range defects(t) {
+		d.apply(t)
+	}
+}
+
+// seeds is within how many seeds a defect has to be found.
+const seeds = 1000
+
+// find builds the command with the defect, and returns the first seed that finds it, and what it finds.
+func (d defect) find(t *testing.T) string {
+	t.Helper()
+	folder, replace := t.TempDir(), map[string]string{}
+	for file, text := range d.apply(t) {
+		from, err := filepath.Abs(filepath.Join(root, file))
+		require.NoError(t, err)
+		replace[from] = filepath.Join(folder, strings.ReplaceAll(file, "/", "_"))
+		require.NoError(t, os.WriteFile(replace[from], []byte(text), 0o600))
+	}
+	overlay, err := json.Marshal(map[string]any{"Replace": replace})
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "overlay.json"), overlay, 0o600))
+	binary := filepath.Join(folder, "simulate")
+	out, err := exec.Command("go", "build", "-overlay", filepath.Join(folder, "overlay.json"), "-o", binary, root+"/hack/simulate").CombinedOutput()
+	require.NoError(t, err, "%s: %s", d.name, out)
+	out, err = exec.Command(binary, "-first", "-from", "1", "-seeds", fmt.Sprint(seeds)).CombinedOutput()
+	require.Error(t, err, "%s is not found within %d seeds: a fault or an invariant is missing\n%s", d.name, seeds, out)
+	found, _, _ := strings.Cut(string(out), "\n")
+	var seed uint64
+	_, err = fmt.Sscanf(found, "seed %d:", &seed)
+	require.NoError(t, err, "%s: %s", d.name, out)
+	require.Nil(t, world.Run(world.Draw(seed), nil), "%s: seed %d fails without the defect, too", d.name, seed)
+	t.Logf("%s: %s", d.name, found)
+	return found
+}
+
+// TestSomeDefectsAreFound has some of the defects found by every run of the tests. TestEveryDefectIsFound, which is
+// long, has all.
+func TestSomeDefectsAreFound(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("builds the command anew")
+	}
+	for _, d := range defects(t) {
+		switch d.name {
+		case "breaks-before-it-makes", "recorded-claim", "pool-renamed":
+			d.find(t)
+		}
+	}
+}
