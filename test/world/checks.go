@@ -74,6 +74,10 @@ type checks struct {
 // watched is what was seen of a VIP. Nodes are bits.
 type watched struct {
 	answering, announcing uint64
+	// from are those that announced it before, or still do.
+	from uint64
+	// contested is set if two announced it when the segment was whole again.
+	contested bool
 	// none is since when nobody answers, both since when two nodes announce, able since when somebody could serve, and
 	// unassigned since when no Service has the VIP. Negative: it is not so.
 	none, both, able, unassigned time.Duration
@@ -118,6 +122,9 @@ func (c *checks) answersChanged(n *node) {
 	}
 	for _, vip := range slices.SortedFunc(keys(c.vips), netip.Addr.Compare) {
 		v, before := c.vips[vip], c.vips[vip].answering
+		if others := v.announcing &^ mask; others != 0 {
+			v.from = others
+		}
 		v.answering, v.announcing = v.answering&^mask, v.announcing&^mask
 		announces, answers := n.answers[vip]
 		if answers {
@@ -250,7 +257,7 @@ func (c *checks) checkForwarder(vip netip.Addr, v *watched) {
 	for _, n := range c.nodes {
 		mask := uint64(1) << n.id
 		idle = idle || v.announcing&mask != 0 && !forwards(n)
-		other = other || able&mask != 0 && forwards(n)
+		other = other || able&v.from&^v.announcing&mask != 0 && forwards(n)
 	}
 	switch {
 	case !idle || !other:
@@ -258,7 +265,8 @@ func (c *checks) checkForwarder(vip netip.Addr, v *watched) {
 	case v.idle == never:
 		v.idle = c.now
 	case c.now-v.idle > maxIdleForwarder:
-		c.fail("who announces forwards", "%b announces %s, kube-proxy there does not forward it yet, and somebody else could serve", v.announcing, vip)
+		c.fail("who announces forwards", "%b announces %s, and kube-proxy there does not forward it yet, as it does on %b", v.announcing,
+			vip, v.from)
 	}
 }
 
@@ -272,7 +280,9 @@ func (c *checks) checkHeal() {
 		return
 	}
 	for _, vip := range c.ordered {
-		c.checkHosts("after a cut hosts know the owner", vip)
+		if c.vip(vip).contested {
+			c.checkHosts("after a cut hosts know the owner", vip)
+		}
 	}
 }
 
@@ -290,11 +300,15 @@ func (c *checks) answersAt(mac wire.MAC, vip netip.Addr) bool {
 	return i < len(c.nodes) && c.vip(vip).answering&(1<<i) != 0
 }
 
-// healed is called when a segment that was cut is whole again. Speakers promise something if all missed others.
+// healed is called when a segment that was cut is whole again. Speakers promise something if all missed others, for
+// VIPs that nodes on both sides announce.
 func (c *checks) healed() {
 	missing := func(n *node) bool { return n.talks() && !n.whole && n.lost() }
 	if !c.Separate && c.lan.sound() && !c.attacked && !slices.ContainsFunc(c.nodes, func(n *node) bool { return !missing(n) }) {
 		c.whole = c.now
+		for _, v := range c.vips {
+			v.contested = bits.OnesCount64(v.announcing) > 1
+		}
 	}
 }
 
@@ -381,7 +395,7 @@ func (c *checks) written(name string, before, after *corev1.Service, by writer) 
 	c.ordered = slices.SortedFunc(keys(c.book.holders), netip.Addr.Compare)
 	for vip := range c.vips {
 		if v := c.vips[vip]; !c.known(vip) && v.unassigned == never {
-			v.unassigned = c.now
+			v.unassigned, v.from = c.now, 0
 		}
 	}
 	for _, vip := range c.ordered {

@@ -71,7 +71,8 @@ const (
 	kinds
 )
 
-var names = [kinds]string{"kill", "pause", "stop", "cable", "backbone", "switch", "split", "deaf", "mute", "noise", "flap", "away", "all-away",
+var names = [kinds]string{"kill", "pause", "stop", "cable", "backbone", "switch", "split", "deaf", "mute", "noise", "flap", "away",
+	"all-away",
 	"slow", "sick", "foreign", "replay", "leader", "delete", "ask", "exclude", "plugin", "prefer", "pods", "local", "create", "pools"}
 
 func (k Kind) String() string { return names[k] }
