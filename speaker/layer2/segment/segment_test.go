@@ -297,3 +297,30 @@ func TestPendingIsBounded(t *testing.T) {
 		require.LessOrEqual(t, waiting, 20)
 	}
 }
+
+// A VIP moves to another node while this one still probes it. Once it is free this node answers for it until the next
+// owner is heard, and if another machine has it, it does not. Seed 301397 of make simulate found that nobody did.
+func TestProbesOfAVIPThatLeavesGoOn(t *testing.T) {
+	t.Parallel()
+	for _, taken := range []bool{false, true} {
+		l := newLAN(2, wire.ARP{})
+		l.assign(0, map[netip.Addr]VIP{vipA: {Probe: true}})
+		l.pass(probeWait)
+		if taken {
+			l.step(0, Received{wire.ARP{}.Announce(wire.Statement{Self: client, VIP: vipA}, true)[0]})
+		}
+		l.assign(0, map[netip.Addr]VIP{vipA: {Probe: true, Leaving: true}})
+		require.Empty(t, l.answerers(vipA), "it may be taken")
+		l.pass(probes * probeWait)
+		if taken {
+			require.Empty(t, l.answerers(vipA))
+			continue
+		}
+		require.Equal(t, []int{0}, l.answerers(vipA), "the next owner waits")
+		require.Equal(t, []netip.Addr{vipA}, l.nodes[0].Leaving())
+		l.assign(1, map[netip.Addr]VIP{vipA: {}})
+		l.pass(time.Millisecond)
+		require.Equal(t, []int{1}, l.answerers(vipA))
+		require.Empty(t, l.nodes[0].Leaving())
+	}
+}
