@@ -46,9 +46,9 @@ const (
 	maxHeal = 6 * time.Second
 	// A host does not find a VIP at another node more often than maxMoves times in movesIn.
 	maxMoves, movesIn = 8, 10 * time.Second
-	// maxFrames bounds what a node sends in a second, for each VIP and altogether. A VIP is announced by two frames, at
-	// most ten times a second by all rules together.
-	maxFrames, maxFramesOfVIP = 100, 30
+	// maxFrames bounds what a node sends in a second, altogether and for each VIP: that is announced by two frames, at
+	// most ten times a second by all rules together, and each other node that has yielded asks for it twice a second.
+	maxFrames, maxFramesOfVIP, maxFramesToEach = 100, 30, 6
 	// maxIdle is for how long before the end no speaker may have anything to announce, without a refresh.
 	maxIdle = 5 * time.Second
 )
@@ -377,7 +377,7 @@ func (c *checks) sent(n *node, frame []byte) {
 	if frame[0]&1 != 0 {
 		c.announced = c.now
 	}
-	if c.frames[n.id]++; c.frames[n.id] > maxFrames+maxFramesOfVIP*len(n.vips) {
+	if c.frames[n.id]++; c.frames[n.id] > maxFrames+(maxFramesOfVIP+maxFramesToEach*c.Nodes)*len(n.vips) {
 		c.fail("frames are bounded", "%s has sent %d frames in a second, for %d VIPs", n.name, c.frames[n.id], len(n.vips))
 	}
 }

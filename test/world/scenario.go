@@ -101,6 +101,21 @@ var (
 	lengths = [...]time.Duration{100 * time.Millisecond, time.Second, 15 * time.Second}
 )
 
+// themes are kinds that have to do with each other. The first one is all kinds.
+var themes = func() [][]Kind {
+	all := make([]Kind, kinds)
+	for k := range all {
+		all[k] = Kind(k)
+	}
+	return [][]Kind{all,
+		{Leader, Ask, Delete, Create, Pools, AllAway},
+		{Split, Deaf, Mute, Noise, Replay, Foreign, Cable, Flap, Kill, Delete},
+		{Stop, Exclude, Plugin, Prefer, Pods, Local, Create},
+		{Kill, Pause, Slow, Sick, Away, Backbone, Switch, Cable, Pods},
+		{Replay, Kill, Exclude, Cable},
+	}
+}()
+
 // Draw returns the scenario of a seed.
 func Draw(seed uint64) Scenario {
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -110,11 +125,12 @@ func Draw(seed uint64) Scenario {
 	if percent(3) {
 		s.Nodes = 6 + r.IntN(45)
 	}
-	// A scenario has some kinds only: ten faults of three kinds meet more often than ten of twenty.
-	some := r.Perm(int(kinds))[:1+r.IntN(6)]
+	// A scenario has some kinds only, mostly of one theme: ten faults of three kinds meet more often than ten of twenty.
+	all := themes[r.IntN(len(themes))]
+	some := r.Perm(len(all))[:1+r.IntN(min(6, len(all)))]
 	for at, n := beginning, 1+r.IntN(12); n > 0; n-- {
 		at += time.Duration(r.ExpFloat64() * float64(paces[r.IntN(3)]))
-		kind := Kind(some[r.IntN(len(some))])
+		kind := all[some[r.IntN(len(some))]]
 		length := time.Duration(float64(lengths[r.IntN(3)]) * (0.2 + r.ExpFloat64()))
 		s.Faults = append(s.Faults, Fault{At: at, For: min(length, kind.longest()), Kind: kind, Node: r.IntN(s.Nodes),
 			Other: r.IntN(1 << 16)})
