@@ -185,7 +185,7 @@ func (a *api) document(prefers, pools int) *config.Config {
 	if prefers >= 0 {
 		layer2 = append(layer2, fmt.Sprintf("preferredNodes: [{weight: 10, nodeSelector: {matchLabels: {name: %s}}}]", nodeName(prefers)))
 	}
-	text := "apiVersion: lodestone.io/v1alpha1\nkind: Config\nquarantine: 5s\n" + poolsOf[pools%len(poolsOf)] +
+	text := "apiVersion: lodestone.io/v1alpha1\nkind: Config\nquarantine: 30s\n" + poolsOf[pools%len(poolsOf)] +
 		"advertisements:\n  - {name: all, layer2: {" + strings.Join(layer2, ", ") + "}}\n"
 	c, err := config.Parse([]byte(text))
 	if err != nil {

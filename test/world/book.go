@@ -22,6 +22,7 @@ type book struct {
 	showing  map[netip.Addr][]string // those, too
 	services map[string]*corev1.Service
 	edited   map[string]time.Duration // when a user wrote the Service last
+	agreed   map[string]time.Duration // when a user changed with whom it would share an address last
 	asked    map[string]bool          // the user has written since the Service got what it asks for
 	freed    map[netip.Addr]release
 }
@@ -33,20 +34,23 @@ type release struct {
 }
 
 // quarantined is the configuration's quarantine, less the second to which it is rounded.
-const quarantined = 4 * time.Second
+const quarantined = 29 * time.Second
 
 // staleness is how long after an edit the controller may still decide on what was before.
 const staleness = 10 * time.Second
 
 func newBook() book {
 	return book{holders: map[netip.Addr][]string{}, showing: map[netip.Addr][]string{}, services: map[string]*corev1.Service{},
-		edited: map[string]time.Duration{}, asked: map[string]bool{}, freed: map[netip.Addr]release{}}
+		edited: map[string]time.Duration{}, agreed: map[string]time.Duration{}, asked: map[string]bool{}, freed: map[netip.Addr]release{}}
 }
 
 // enter enters what was written, and returns what is wrong with it.
 func (b *book) enter(name string, before, after *corev1.Service, by writer, now time.Duration) (fault string) {
 	if by == user {
 		b.edited[name], b.asked[name] = now, true
+		if before != nil && after != nil && shares(before) != shares(after) {
+			b.agreed[name] = now
+		}
 	} else if after != nil {
 		fault = b.judge(name, before, after, now)
 		if c := kube.Allocated(after); c != nil && c.Status == "True" {
@@ -92,7 +96,8 @@ func (b *book) judge(name string, before, after *corev1.Service, now time.Durati
 			continue
 		}
 		for _, other := range b.showing[addr] {
-			if o := b.services[other]; other != name && now-b.edited[other] > staleness && (shares(o) == "" || shares(o) != shares(after)) {
+			at, changed := b.agreed[other]
+			if o := b.services[other]; other != name && (!changed || now-at > staleness) && (shares(o) == "" || shares(o) != shares(after)) {
 				return fmt.Sprintf("is given %s, which %s has", addr, other)
 			}
 		}
