@@ -63,6 +63,7 @@ type checks struct {
 	deaf      bool          // speakers may not have heard a question, or somebody claims VIPs: from now on
 	whole     time.Duration // when the segment was whole again after speakers had lost each other; never: it was not
 	vips      map[netip.Addr]*watched
+	all       []netip.Addr // the same, in order
 	ordered   []netip.Addr // those that Services have
 	book      book
 	restarted int // the controller's writes before its last restart
@@ -110,6 +111,8 @@ func (c *checks) vip(vip netip.Addr) *watched {
 	if v == nil {
 		v = &watched{none: c.now, both: never, able: never, idle: never, unassigned: c.now}
 		c.vips[vip] = v
+		at, _ := slices.BinarySearchFunc(c.all, vip, netip.Addr.Compare)
+		c.all = slices.Insert(c.all, at, vip)
 	}
 	return v
 }
@@ -120,7 +123,7 @@ func (c *checks) answersChanged(n *node) {
 	for vip := range n.vips {
 		c.vip(vip)
 	}
-	for _, vip := range slices.SortedFunc(keys(c.vips), netip.Addr.Compare) {
+	for _, vip := range c.all {
 		v, before := c.vips[vip], c.vips[vip].answering
 		if others := v.announcing &^ mask; others != 0 {
 			v.from = others
@@ -171,7 +174,7 @@ func (c *checks) checkGap(vip netip.Addr, v *watched) {
 
 // tick checks all bounds.
 func (c *checks) tick() {
-	for _, vip := range slices.SortedFunc(keys(c.vips), netip.Addr.Compare) {
+	for _, vip := range c.all {
 		v := c.vips[vip]
 		if v.none != never || c.now%time.Second == 0 {
 			c.lookWhoIsAbleFor(vip, v)

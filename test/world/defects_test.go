@@ -88,8 +88,8 @@ func TestDefectsApply(t *testing.T) {
 	}
 }
 
-// seeds is within how many seeds a defect has to be found.
-const seeds = 1000
+// A defect has to be found within so many seeds, in fleets of so many nodes: large ones take their time.
+const seeds, nodes = 1000, 3
 
 // find builds the command with the defect, and returns the first seed that finds it, and what it finds.
 func (d defect) find(t *testing.T) string {
@@ -108,13 +108,13 @@ func (d defect) find(t *testing.T) string {
 	build := exec.Command("go", "build", "-overlay", filepath.Join(folder, "overlay.json"), "-o", binary, root+"/hack/simulate")
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, "%s: %s", d.name, out)
-	out, err = exec.Command(binary, "-first", "-from", "1", "-seeds", fmt.Sprint(seeds)).CombinedOutput()
+	out, err = exec.Command(binary, "-first", "-from", "1", "-seeds", fmt.Sprint(seeds), "-nodes", fmt.Sprint(nodes)).CombinedOutput()
 	require.Error(t, err, "%s is not found within %d seeds: a fault or an invariant is missing\n%s", d.name, seeds, out)
 	found, _, _ := strings.Cut(string(out), "\n")
 	var seed uint64
 	_, err = fmt.Sscanf(found, "seed %d:", &seed)
 	require.NoError(t, err, "%s: %s", d.name, out)
-	require.Nil(t, world.Run(world.Draw(seed), nil), "%s: seed %d fails without the defect, too", d.name, seed)
+	require.Nil(t, world.Run(world.Draw(seed).WithNodes(nodes), nil), "%s: seed %d fails without the defect, too", d.name, seed)
 	t.Logf("%s: %s", d.name, found)
 	return found
 }

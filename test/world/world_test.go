@@ -32,26 +32,29 @@ func TestTheSameSeedGivesTheSameStory(t *testing.T) {
 	require.NotEqual(t, story(1), story(2))
 }
 
-// The corpus has every seed that ever found something, of the product or of the world itself. Behind it come as many
-// new ones as a minute has room for.
+// The corpus has seeds that find an old defect when it is put back, each with a number of nodes. Behind it come others.
 func TestNoSeedOfTheCorpusFails(t *testing.T) {
 	t.Parallel()
-	seeds := []uint64{}
+	scenarios := []world.Scenario{}
 	text, err := os.ReadFile("testdata/corpus.txt")
 	require.NoError(t, err)
 	for line := range strings.Lines(string(text)) {
-		if fields := strings.Fields(line); len(fields) > 0 && fields[0] != "#" {
-			seed, err := strconv.ParseUint(fields[0], 10, 64)
-			require.NoError(t, err)
-			seeds = append(seeds, seed)
+		fields := strings.Fields(line)
+		if fields[0] == "#" {
+			continue
 		}
+		seed, err := strconv.ParseUint(fields[0], 10, 64)
+		require.NoError(t, err)
+		nodes, err := strconv.Atoi(fields[1])
+		require.NoError(t, err)
+		scenarios = append(scenarios, world.Draw(seed).WithNodes(nodes))
 	}
 	for i := range uint64(100) {
-		seeds = append(seeds, 1_000_000+i)
+		scenarios = append(scenarios, world.Draw(1_000_000+i))
 	}
-	for _, seed := range seeds {
-		if f := world.Run(world.Draw(seed), nil); f != nil {
-			t.Errorf("seed %d: %s (make simulate SEED=%d)", seed, f, seed)
+	for _, s := range scenarios {
+		if f := world.Run(s, nil); f != nil {
+			t.Errorf("make simulate SEED=%d ARGS='-nodes %d': %s", s.Seed, s.Nodes, f)
 		}
 	}
 }
