@@ -80,6 +80,7 @@ var mayImport = []struct {
 		"what a node does on a segment follows from frames, assignments and the time"},
 	{"speaker/layer2/wire", []string{"speaker/layer2/seal"}, "a codec decides nothing"},
 	{"speaker/layer2/seal", nil, "who may claim a VIP is arithmetic"},
+	{"speaker/detector/watch", nil, "who is alive follows from packets, members and the time"},
 	{"speaker/direct", []string{"pkg/notify", "pkg/reason", "pkg/report", "speaker/plan"}, "it knows the plan's types and no announcer"},
 	{"speaker/limit", []string{"pkg/notify", "speaker/plan"}, "it knows the plan's types and no announcer"},
 	{"speaker/membership/guard", []string{"pkg/listenlimit"}, "what may come in follows from its form and its source alone"},
@@ -329,7 +330,7 @@ func TestClock(t *testing.T) {
 
 // machines are the packages that are deterministic: events and the time go in, effects come
 // out. They have one owner, and wait for nothing.
-var machines = []string{"controller/servicelb/ledger", "speaker/core", "speaker/layer2/segment"}
+var machines = []string{"controller/servicelb/ledger", "speaker/core", "speaker/detector/watch", "speaker/layer2/segment"}
 
 // TestMachines keeps all out of the machines that does not follow from their events.
 func TestMachines(t *testing.T) {
@@ -393,7 +394,8 @@ func TestClockJumps(t *testing.T) {
 	t.Parallel()
 	used := map[string]bool{}
 	for _, s := range parseSources(t) {
-		if !slices.Contains([]string{"speaker", "speaker/core", "speaker/layer2", "speaker/layer2/segment", "speaker/membership", "speaker/bfd",
+		if !slices.Contains([]string{"speaker", "speaker/core", "speaker/detector/watch", "speaker/layer2", "speaker/layer2/segment",
+			"speaker/membership", "speaker/bfd",
 			"speaker/podroutes", "speaker/apihealth", "speaker/netstate", "pkg/notify"}, s.folder()) {
 			continue
 		}
