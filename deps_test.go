@@ -66,7 +66,7 @@ var mayImport = []struct {
 	{"pkg/objects", []string{"pkg/annotation", "pkg/compat", "pkg/config"}, "what is kept of objects depends on what is read from them alone"},
 	{"pkg/reason", nil, "whoever has reasons explains them"},
 	{"pkg/report", []string{"pkg/annotation", "pkg/reason"}, "speaker, controller and CLI share it"},
-	{"speaker/bfd", []string{"pkg/reason", "speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
+	{"speaker/bfd", []string{"pkg/reason", "speaker/plan", "speaker/realtime"}, "an announcer knows the plan's types and no other announcer"},
 	{"speaker/bgp", []string{"pkg/config", "pkg/notify", "pkg/reason", "speaker/plan"},
 		"an announcer knows the plan's types and no other announcer"},
 	{"speaker/core", []string{"pkg/config", "pkg/report", "speaker/plan", "speaker/snapshot"},
@@ -80,6 +80,7 @@ var mayImport = []struct {
 		"what a node does on a segment follows from frames, assignments and the time"},
 	{"speaker/layer2/wire", []string{"speaker/layer2/seal"}, "a codec decides nothing"},
 	{"speaker/layer2/seal", nil, "who may claim a VIP is arithmetic"},
+	{"speaker/detector", []string{"speaker/detector/watch", "speaker/realtime"}, "it has a thread and sockets, and decides nothing"},
 	{"speaker/detector/watch", nil, "who is alive follows from packets, members and the time"},
 	{"speaker/direct", []string{"pkg/notify", "pkg/reason", "pkg/report", "speaker/plan"}, "it knows the plan's types and no announcer"},
 	{"speaker/limit", []string{"pkg/notify", "speaker/plan"}, "it knows the plan's types and no announcer"},
@@ -383,6 +384,7 @@ func TestMachines(t *testing.T) {
 // is the wall clock's alone.
 var wallClock = []struct{ path, reason string }{
 	{"speaker/metrics.go", "a metric says when"},
+	{"speaker/detector/receive.go", "the kernel stamps packets by the wall clock; their age counts, within bounds"},
 	{"speaker/bfd/session.go", "the status says when a packet came last"},
 	{"speaker/bfd/status.go", "the status says when a packet came last"},
 }
@@ -394,8 +396,8 @@ func TestClockJumps(t *testing.T) {
 	t.Parallel()
 	used := map[string]bool{}
 	for _, s := range parseSources(t) {
-		if !slices.Contains([]string{"speaker", "speaker/core", "speaker/detector/watch", "speaker/layer2", "speaker/layer2/segment",
-			"speaker/membership", "speaker/bfd",
+		if !slices.Contains([]string{"speaker", "speaker/core", "speaker/detector", "speaker/detector/watch", "speaker/layer2",
+			"speaker/layer2/segment", "speaker/membership", "speaker/bfd",
 			"speaker/podroutes", "speaker/apihealth", "speaker/netstate", "pkg/notify"}, s.folder()) {
 			continue
 		}

@@ -20,7 +20,6 @@
 //	machine.go  its state machine (RFC 5880 section 6.8)
 //	packet.go   the codec
 //	socket.go   sockets, and their TTL and ports (RFC 5881, RFC 5883)
-//	thread.go   runs that goroutine before all normal ones
 //	status.go   what people see of it, log.go and metrics.go
 package bfd
 
@@ -35,6 +34,8 @@ import (
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/lodestone-lb/lodestone/speaker/realtime"
 )
 
 // ErrStopped is returned by Set when Run has ended.
@@ -154,7 +155,7 @@ func (t *Task) Run(ctx context.Context) error {
 	over := make(chan struct{})
 	defer close(over)
 	teller.Go(func() { t.logChanges(over) })
-	if restore, err := realTime(); err != nil {
+	if restore, err := realtime.Lock(); err != nil {
 		t.log.Debug("BFD runs at normal priority", "err", err)
 	} else {
 		defer restore()

@@ -56,8 +56,9 @@ type Received struct {
 	At time.Time
 }
 
-// Due has the machine do what is due. All packets that had arrived by then are steps before it.
-type Due struct{}
+// Due has the machine do what is due. All packets that had arrived by then are steps before it, unless there were more
+// than can be read: Flooded.
+type Due struct{ Flooded bool }
 
 func (Members) event()   {}
 func (*Received) event() {}
@@ -123,6 +124,9 @@ func (m *Machine) Step(e Event, now time.Time) *Effects {
 	case *Received:
 		m.receive(e)
 	case Due:
+		if e.Flooded {
+			m.giveBack(m.timing.Interval)
+		}
 		m.beat()
 		m.watch()
 		m.announce()
@@ -151,6 +155,9 @@ func (m *Machine) Deadline() time.Time {
 	}
 	return deadline
 }
+
+// Late returns how late the loop was lately, at most.
+func (m *Machine) Late() time.Duration { return m.late.most(m.now) }
 
 // beat sends heartbeats when they are due. If they are late, all others get that time back: this loop did not run,
 // and what it has not heard in that time is no sign of anything.

@@ -1,4 +1,5 @@
-package bfd
+// Package realtime runs a goroutine before all normal ones, if the process may.
+package realtime
 
 import (
 	"fmt"
@@ -7,19 +8,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// realTimePriority is the lowest real-time priority, so that any other real-time thread comes
+// priority is the lowest real-time priority, so that any other real-time thread comes
 // first.
-const realTimePriority = 1
+const priority = 1
 
-// realTime gives the calling goroutine a thread of its own that runs before
-// all normal ones, until restore is called. On a busy node its packets go out
+// Lock gives the calling goroutine a thread of its own that runs before all normal ones,
+// until restore is called. On a busy node its packets go out
 // within 0.2 ms, mostly, instead of some 50 ms. It needs CAP_SYS_NICE.
-func realTime() (restore func(), err error) {
+func Lock() (restore func(), err error) {
 	runtime.LockOSThread()
 	before, err := unix.SchedGetAttr(0, 0)
 	if err == nil {
 		err = unix.SchedSetAttr(0, &unix.SchedAttr{
-			Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: realTimePriority, Flags: unix.SCHED_FLAG_RESET_ON_FORK,
+			Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: priority, Flags: unix.SCHED_FLAG_RESET_ON_FORK,
 		}, 0)
 	}
 	if err != nil {

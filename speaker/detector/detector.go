@@ -1,0 +1,115 @@
+// Package detector finds out within a tenth of a second that another speaker is lost. Package watch decides; this one
+// has the thread, the sockets and the clock.
+//
+//	detector.go  Task: which members there are, and what it has found out
+//	loop.go      the thread: what has arrived, what is due
+//	socket.go    the sockets, on a UDP port that is shared with memberlist
+//	receive.go   reads many packets at once, with the times at which the kernel got them
+//
+// One OS thread does all, and no goroutine or allocation is spent on a packet. It wakes once per interval, sends its
+// heartbeats and reads those of all others, which have waited in a socket of their own. All other packets are rare
+// and wake it at once. The kernel stamps packets when they arrive: a loop that is late itself wrongs nobody.
+package detector
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"os"
+	"runtime"
+	"sync/atomic"
+	"time"
+
+	"github.com/lodestone-lb/lodestone/speaker/detector/watch"
+	"github.com/lodestone-lb/lodestone/speaker/realtime"
+)
+
+// mostVerdicts is how many verdicts may wait to be read.
+const mostVerdicts = 4096
+
+// Options are what a Task needs.
+type Options struct {
+	// Self is this speaker. Its address is the one that memberlist listens on, with Share.
+	Self watch.Member
+	// Want is what counts at the start, see Set.
+	Want Want
+	Log  *slog.Logger
+	// Refused is called for each packet that is dropped: without the key, damaged, or replayed. It must not wait.
+	Refused func()
+}
+
+// Want is what the detector works with.
+type Want struct {
+	// Members are the speakers that count as alive. One that is lost stays lost until it was not among them once.
+	Members []watch.Member
+	Timing  watch.Timing
+	// Keys open packets. The first one seals them.
+	Keys [][]byte
+}
+
+// Task is the detector of this speaker.
+type Task struct {
+	options  Options
+	machine  *watch.Machine
+	sealer   *watch.Sealer
+	sockets  *sockets
+	verdicts chan watch.Verdict
+	want     atomic.Pointer[Want]
+	waker    atomic.Pointer[os.File] // an eventfd(2), since Run began
+	late     atomic.Int64
+	accused  atomic.Uint64
+	received watch.Received
+	sealed   [watch.MaxPacket]byte
+}
+
+// Listen opens the sockets of a Task. Run closes them.
+func Listen(o Options) (*Task, error) {
+	s, err := listen(o.Self.Addr)
+	if err != nil {
+		return nil, err
+	}
+	t := &Task{options: o, sockets: s, sealer: watch.NewSealer(o.Want.Keys), verdicts: make(chan watch.Verdict, mostVerdicts)}
+	t.machine = watch.New(o.Self, o.Want.Timing, time.Now())
+	t.want.Store(&o.Want)
+	return t, nil
+}
+
+// Set replaces what the detector works with. It never waits.
+func (t *Task) Set(w Want) {
+	t.want.Store(&w)
+	t.wake()
+}
+
+// Verdicts are the members that are lost.
+func (t *Task) Verdicts() <-chan watch.Verdict { return t.verdicts }
+
+// Late returns how late the loop of this speaker was lately, at most.
+func (t *Task) Late() time.Duration { return time.Duration(t.late.Load()) }
+
+// Accused returns how many packets have arrived that take this speaker for lost.
+func (t *Task) Accused() uint64 { return t.accused.Load() }
+
+// Run finds out who is lost until ctx ends.
+func (t *Task) Run(ctx context.Context) error {
+	defer t.sockets.close()
+	restore, err := realtime.Lock()
+	if err != nil {
+		t.options.Log.Debug("the failure detector runs at normal priority", "err", err)
+		runtime.LockOSThread()
+		restore = runtime.UnlockOSThread
+	}
+	defer restore()
+	return t.loop(ctx)
+}
+
+// wake ends the wait of Run.
+func (t *Task) wake() {
+	if f := t.waker.Load(); f != nil {
+		_, _ = f.Write([]byte{7: 1}) // fails when Run has ended
+	}
+}
+
+// unmapped returns the address as the machine compares it.
+func unmapped(a netip.AddrPort) netip.AddrPort {
+	return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
+}

@@ -1,0 +1,211 @@
+package detector
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/lodestone-lb/lodestone/speaker/detector/watch"
+)
+
+const testTimeout = 20 * time.Second
+
+// slow is a timing by which speakers of one busy process are not taken for lost.
+var slow = watch.Timing{Interval: 50 * time.Millisecond, Missed: 40}
+
+// running is a Task that runs, beside a socket in memberlist's place.
+type running struct {
+	*Task
+	memberlist net.PacketConn
+	refused    atomic.Int64
+	stop       func()
+}
+
+// run runs a Task on loopback, at an address of its own.
+func run(t *testing.T, host byte, timing watch.Timing, keys ...string) *running {
+	t.Helper()
+	memberlist, err := shared(netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 9, byte(len(t.Name())), host}), 0))
+	require.NoError(t, err)
+	r := &running{memberlist: memberlist}
+	self := watch.Member{Name: fmt.Sprint("n", host), Session: uint64(host) << 8, Addr: memberlist.LocalAddr().(*net.UDPAddr).AddrPort()}
+	r.Task, err = Listen(Options{Self: self, Want: want(timing, keys), Log: slog.New(slog.DiscardHandler),
+		Refused: func() { r.refused.Add(1) }})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- r.Run(ctx) }()
+	ended := false
+	r.stop = func() {
+		cancel()
+		if !ended {
+			require.NoError(t, <-done)
+			require.NoError(t, memberlist.Close())
+		}
+		ended = true
+	}
+	t.Cleanup(r.stop)
+	return r
+}
+
+func want(timing watch.Timing, keys []string, members ...watch.Member) Want {
+	w := Want{Members: members, Timing: timing}
+	for _, k := range keys {
+		w.Keys = append(w.Keys, []byte(k))
+	}
+	return w
+}
+
+// send sends what anybody may send.
+func (r *running) send(t *testing.T, b []byte) {
+	t.Helper()
+	c, err := net.Dial("udp", r.options.Self.Addr.String())
+	require.NoError(t, err)
+	defer c.Close()
+	_, err = c.Write(b)
+	require.NoError(t, err)
+}
+
+func (r *running) isRefused(t *testing.T, n int64) {
+	t.Helper()
+	require.Eventually(t, func() bool { return r.refused.Load() >= n }, testTimeout, time.Millisecond)
+	require.Equal(t, n, r.refused.Load())
+}
+
+// Three sockets share a port: each packet reaches the one that it is for.
+func TestPortIsShared(t *testing.T) {
+	t.Parallel()
+	r := run(t, 1, slow, "a")
+	for i := range 50 {
+		packet := fmt.Sprintf("%d of memberlist", i)
+		r.send(t, []byte(packet))
+		b := make([]byte, 100)
+		require.NoError(t, r.memberlist.SetReadDeadline(time.Now().Add(testTimeout)))
+		n, _, err := r.memberlist.ReadFrom(b)
+		require.NoError(t, err)
+		require.Equal(t, packet, string(b[:n]))
+	}
+	require.Zero(t, r.refused.Load())
+	r.send(t, []byte("LoB1"))
+	r.isRefused(t, 1)
+	r.send(t, append([]byte("LoU1"), make([]byte, 2000)...))
+	r.isRefused(t, 2)
+}
+
+// Packets without the key are refused; the loop goes on after a flood of them.
+func TestStrangers(t *testing.T) {
+	t.Parallel()
+	r := run(t, 1, slow, "a")
+	stranger := watch.NewSealer([][]byte{[]byte("b")})
+	const flood = 2000
+	for i := range flood {
+		r.send(t, stranger.Seal(nil, watch.Packet{Kind: watch.Ask, Interval: time.Second / 10, Sequence: uint64(i)}, r.options.Self.Session))
+	}
+	require.Eventually(t, func() bool { return r.refused.Load() > flood/2 }, testTimeout, time.Millisecond) // some may be lost
+	other := run(t, 2, slow, "a")
+	meet(r, other, "a")
+	ends(t, r, other)
+}
+
+// meet has the two count each other as members.
+func meet(a, b *running, keys ...string) {
+	a.Set(want(watch.Timing{Interval: 10 * time.Millisecond, Missed: 3}, keys, b.options.Self))
+	b.Set(want(watch.Timing{Interval: 10 * time.Millisecond, Missed: 3}, keys, a.options.Self))
+}
+
+// ends stops b and waits until a knows.
+func ends(t *testing.T, a, b *running) {
+	t.Helper()
+	time.Sleep(300 * time.Millisecond)
+	b.stop()
+	select {
+	case v := <-a.Verdicts():
+		assert.Equal(t, b.options.Self, v.Member)
+	case <-time.After(testTimeout):
+		t.Error("nobody is lost")
+	}
+}
+
+// The key is replaced while heartbeats are sent: for a while both are understood. No packet is refused.
+func TestKeyIsReplaced(t *testing.T) {
+	t.Parallel()
+	a, b := run(t, 1, slow, "old"), run(t, 2, slow, "old")
+	for _, keys := range [][2][]string{
+		{{"old"}, {"old"}}, {{"old", "new"}, {"old"}}, {{"old", "new"}, {"old", "new"}}, {{"new", "old"}, {"old", "new"}},
+		{{"new", "old"}, {"new", "old"}}, {{"new"}, {"new", "old"}}, {{"new"}, {"new"}},
+	} {
+		a.Set(want(slow, keys[0], b.options.Self))
+		b.Set(want(slow, keys[1], a.options.Self))
+		time.Sleep(200 * time.Millisecond)
+	}
+	assert.Zero(t, a.refused.Load()+b.refused.Load())
+	assert.Empty(t, a.Verdicts())
+	meet(a, b, "new")
+	ends(t, a, b)
+}
+
+// The kernel's time of a packet counts, and not when it is read.
+func TestPacketsHaveTheTimeOfTheirArrival(t *testing.T) {
+	t.Parallel()
+	memberlist, err := shared(netip.MustParseAddrPort("127.0.0.1:0"))
+	require.NoError(t, err)
+	defer memberlist.Close()
+	at := memberlist.LocalAddr().(*net.UDPAddr).AddrPort()
+	s, err := listen(at)
+	require.NoError(t, err)
+	defer s.close()
+	c, err := net.Dial("udp", at.String())
+	require.NoError(t, err)
+	defer c.Close()
+	sent := time.Now()
+	_, err = c.Write([]byte("LoB1 a heartbeat"))
+	require.NoError(t, err)
+	time.Sleep(100 * time.Millisecond)
+	require.Equal(t, 1, s.beats.read())
+	assert.Equal(t, "LoB1 a heartbeat", string(s.beats.payload(0)))
+	assert.Equal(t, c.LocalAddr().String(), s.beats.source(0).String())
+	now := time.Now()
+	assert.WithinDuration(t, sent, s.beats.arrival(0, now), 50*time.Millisecond)
+	s.beats.before = s.beats.wall.Add(-10 * time.Millisecond)
+	assert.Equal(t, now.Add(-10*time.Millisecond), s.beats.arrival(0, now), "older than the read before")
+}
+
+// Nothing is allocated for a packet that is read.
+func TestNoAllocations(t *testing.T) {
+	memberlist, err := shared(netip.MustParseAddrPort("127.0.0.1:0"))
+	require.NoError(t, err)
+	defer memberlist.Close()
+	at := memberlist.LocalAddr().(*net.UDPAddr).AddrPort()
+	s, err := listen(at)
+	require.NoError(t, err)
+	defer s.close()
+	assert.Zero(t, testing.AllocsPerRun(100, func() {
+		s.send(at, []byte("LoU1"))
+		if s.urgent.read() != 1 || s.urgent.source(0) != at || s.urgent.arrival(0, time.Now()).IsZero() {
+			t.Error("not received")
+		}
+	}))
+}
+
+func TestIPv6(t *testing.T) {
+	t.Parallel()
+	memberlist, err := shared(netip.MustParseAddrPort("[::1]:0"))
+	if err != nil {
+		t.Skip("no IPv6 here")
+	}
+	defer memberlist.Close()
+	at := memberlist.LocalAddr().(*net.UDPAddr).AddrPort()
+	s, err := listen(at)
+	require.NoError(t, err)
+	defer s.close()
+	s.send(at, []byte("LoB1"))
+	require.Eventually(t, func() bool { return s.beats.read() == 1 }, testTimeout, time.Millisecond)
+	assert.Equal(t, at, s.beats.source(0))
+}

@@ -1,0 +1,100 @@
+package detector
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodestone-lb/lodestone/speaker/detector/watch"
+)
+
+const (
+	// mostRounds bounds how many batches are read from a socket at a time. Honest speakers send less. The loop then
+	// pauses, because a flood must not keep a processor busy, and judges nobody: the packets of others are lost in it.
+	mostRounds = 8
+	floodPause = 5 * time.Millisecond
+)
+
+// loop runs the machine. It reads what has arrived before it has the machine judge by the time.
+func (t *Task) loop(ctx context.Context) error {
+	fd, err := unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("open an eventfd: %w", err)
+	}
+	waker := os.NewFile(uintptr(fd), "eventfd")
+	defer waker.Close() //nolint:errcheck // nothing is lost with it
+	t.waker.Store(waker)
+	defer context.AfterFunc(ctx, t.wake)()
+	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}, {Fd: int32(t.sockets.urgent.fd), Events: unix.POLLIN}}
+	for ctx.Err() == nil {
+		flooded := t.receive(&t.sockets.urgent)
+		now := time.Now()
+		if w := t.want.Swap(nil); w != nil {
+			t.sealer = watch.NewSealer(w.Keys)
+			t.act(t.machine.Step(watch.Members{List: w.Members, Timing: w.Timing}, now))
+		}
+		if !now.Before(t.machine.Deadline()) {
+			flooded = t.receive(&t.sockets.beats) || flooded
+			t.act(t.machine.Step(watch.Due{Flooded: flooded}, time.Now()))
+			t.late.Store(int64(t.machine.Late()))
+		}
+		if flooded {
+			_ = unix.Nanosleep(new(unix.NsecToTimespec(floodPause.Nanoseconds())), nil)
+		}
+		timeout := unix.NsecToTimespec(max(0, time.Until(t.machine.Deadline()).Nanoseconds()))
+		// The error is an interruption by a signal, or it occurs again in the next round.
+		if n, err := unix.Ppoll(fds, &timeout, nil); err == nil && n > 0 && fds[0].Revents != 0 {
+			_, _ = unix.Read(fd, t.sealed[:8])
+		}
+	}
+	return nil
+}
+
+// receive takes all packets that have arrived at a socket, and reports whether they may not have been all.
+func (t *Task) receive(s *socket) (flooded bool) {
+	for range mostRounds {
+		n := s.read()
+		now := time.Now()
+		for i := range n {
+			t.take(s, i, now)
+		}
+		if n < batch {
+			return false
+		}
+	}
+	return true
+}
+
+// take hands a packet to the machine.
+func (t *Task) take(s *socket, i int, now time.Time) {
+	var ok bool
+	if t.received.Packet, ok = t.sealer.Open(s.payload(i), t.options.Self.Session); !ok {
+		t.options.Refused()
+		return
+	}
+	t.received.From, t.received.At = s.source(i), s.arrival(i, now)
+	t.act(t.machine.Step(&t.received, now))
+}
+
+// act does what the machine wants.
+func (t *Task) act(out *watch.Effects) {
+	for i := range out.Packets {
+		p := &out.Packets[i]
+		t.sockets.send(p.To, t.sealer.Seal(t.sealed[:0], p.Packet, p.Session))
+	}
+	for _, v := range out.Lost {
+		select {
+		case t.verdicts <- v:
+		default: // nobody reads them: memberlist finds out
+		}
+	}
+	if out.Accused {
+		t.accused.Add(1)
+	}
+	if out.Replayed {
+		t.options.Refused()
+	}
+}

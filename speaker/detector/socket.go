@@ -1,0 +1,131 @@
+package detector
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lodestone-lb/lodestone/speaker/detector/watch"
+)
+
+// The detector shares memberlist's UDP port, so that no other port has to be opened between nodes. Three sockets are
+// bound to it, and a filter in the kernel chooses one of them by the first four bytes of a packet. Memberlist's
+// packets begin with random bytes: one in 2^31 is lost.
+
+// The sockets in the order in which they are bound, by which the filter names them.
+const (
+	ofMemberlist = iota
+	ofBeats
+	ofUrgent
+)
+
+// receiveBuffer is the size of the kernel's buffer of a socket, if the kernel allows it.
+const receiveBuffer = 1 << 20
+
+// Share prepares memberlist's UDP socket, before it is bound, for a port that it shares with the detector. It is a
+// net.ListenConfig's Control.
+func Share(_, _ string, c syscall.RawConn) error {
+	var err error
+	if e := c.Control(func(fd uintptr) { err = share(int(fd)) }); e != nil {
+		return e //nolint:wrapcheck // it names the socket
+	}
+	return err
+}
+
+func share(fd int) error {
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1); err != nil {
+		return os.NewSyscallError("setsockopt SO_REUSEPORT", err)
+	}
+	// A packet that is shorter than four bytes is memberlist's, too: the program ends with 0.
+	filter := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: watch.MagicBeat, Jf: 1},
+		{Code: unix.BPF_RET | unix.BPF_K, K: ofBeats},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: watch.MagicUrgent, Jf: 1},
+		{Code: unix.BPF_RET | unix.BPF_K, K: ofUrgent},
+		{Code: unix.BPF_RET | unix.BPF_K, K: ofMemberlist},
+	}
+	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	return os.NewSyscallError("setsockopt SO_ATTACH_REUSEPORT_CBPF",
+		unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_CBPF, &program))
+}
+
+// sockets are those of a detector.
+type sockets struct {
+	beats, urgent socket
+	to4           unix.SockaddrInet4
+	to6           unix.SockaddrInet6
+}
+
+// listen opens the sockets on the port of memberlist's.
+func listen(at netip.AddrPort) (*sockets, error) {
+	s := &sockets{}
+	s.to6.ZoneId = zone(at.Addr())
+	err := s.beats.open(at)
+	if err == nil {
+		if err = s.urgent.open(at); err != nil {
+			_ = unix.Close(s.beats.fd)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("listen for heartbeats on %s: %w", at, err)
+	}
+	return s, nil
+}
+
+// open binds the socket.
+func (s *socket) open(at netip.AddrPort) error {
+	family, address := unix.AF_INET, unix.Sockaddr(nil)
+	if ip := at.Addr().Unmap(); ip.Is4() {
+		address = &unix.SockaddrInet4{Port: int(at.Port()), Addr: ip.As4()}
+	} else {
+		family, address = unix.AF_INET6, &unix.SockaddrInet6{Port: int(at.Port()), Addr: ip.As16(), ZoneId: zone(ip)}
+	}
+	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return os.NewSyscallError("socket", err)
+	}
+	for option, value := range map[int]int{unix.SO_REUSEPORT: 1, unix.SO_TIMESTAMPNS_NEW: 1, unix.SO_RCVBUF: receiveBuffer} {
+		if err == nil {
+			err = os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.SOL_SOCKET, option, value))
+		}
+	}
+	if err == nil {
+		err = os.NewSyscallError("bind", unix.Bind(fd, address))
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return err
+	}
+	s.prepare(fd)
+	return nil
+}
+
+// zone returns the index of the interface of a link-local address.
+func zone(ip netip.Addr) uint32 {
+	if i, err := net.InterfaceByName(ip.Zone()); err == nil {
+		return uint32(i.Index)
+	}
+	return 0
+}
+
+// send sends a packet. One that cannot be sent is lost as any other may be.
+func (s *sockets) send(to netip.AddrPort, b []byte) {
+	ip := to.Addr().Unmap()
+	if ip.Is4() {
+		s.to4.Port, s.to4.Addr = int(to.Port()), ip.As4()
+		_ = unix.Sendto(s.urgent.fd, b, unix.MSG_DONTWAIT, &s.to4)
+		return
+	}
+	s.to6.Port, s.to6.Addr = int(to.Port()), ip.As16()
+	_ = unix.Sendto(s.urgent.fd, b, unix.MSG_DONTWAIT, &s.to6)
+}
+
+func (s *sockets) close() {
+	_ = unix.Close(s.beats.fd)
+	_ = unix.Close(s.urgent.fd)
+}
