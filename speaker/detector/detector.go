@@ -1,22 +1,22 @@
 // Package detector finds out within a tenth of a second that another speaker is lost. Package watch decides; this one
-// has the thread, the sockets and the clock.
+// has the sockets and the clock.
 //
 //	detector.go  Task: which members there are, and what it has found out
-//	loop.go      the thread: what has arrived, what is due
+//	loop.go      what has arrived, what is due, and how to wait
 //	socket.go    the sockets, on a UDP port that is shared with memberlist
 //	receive.go   reads many packets at once, with the times at which the kernel got them
 //
-// One OS thread does all, and no goroutine or allocation is spent on a packet. It wakes once per interval, sends its
+// One goroutine does all, and neither another one nor an allocation is spent on a packet. It wakes once per interval, sends its
 // heartbeats and reads those of all others, which have waited in a socket of their own. All other packets are rare
 // and wake it at once. The kernel stamps packets when they arrive: a loop that is late itself wrongs nobody.
 package detector
 
 import (
+	"bytes"
 	"context"
 	"log/slog"
 	"net/netip"
-	"os"
-	"runtime"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -47,6 +47,11 @@ type Want struct {
 	Keys [][]byte
 }
 
+// Equal reports whether the two are the same.
+func (w Want) Equal(o Want) bool {
+	return w.Timing == o.Timing && slices.Equal(w.Members, o.Members) && slices.EqualFunc(w.Keys, o.Keys, bytes.Equal)
+}
+
 // Task is the detector of this speaker.
 type Task struct {
 	options  Options
@@ -55,7 +60,6 @@ type Task struct {
 	sockets  *sockets
 	verdicts chan watch.Verdict
 	want     atomic.Pointer[Want]
-	waker    atomic.Pointer[os.File] // an eventfd(2), since Run began
 	late     atomic.Int64
 	accused  atomic.Uint64
 	received watch.Received
@@ -69,16 +73,14 @@ func Listen(o Options) (*Task, error) {
 		return nil, err
 	}
 	t := &Task{options: o, sockets: s, sealer: watch.NewSealer(o.Want.Keys), verdicts: make(chan watch.Verdict, mostVerdicts)}
-	t.machine = watch.New(o.Self, o.Want.Timing, time.Now())
+	t.options.Self.Addr = netip.AddrPortFrom(o.Self.Addr.Addr().Unmap(), o.Self.Addr.Port())
+	t.machine = watch.New(t.options.Self, o.Want.Timing, time.Now())
 	t.want.Store(&o.Want)
 	return t, nil
 }
 
-// Set replaces what the detector works with. It never waits.
-func (t *Task) Set(w Want) {
-	t.want.Store(&w)
-	t.wake()
-}
+// Set replaces what the detector works with, from the next interval on. It never waits.
+func (t *Task) Set(w Want) { t.want.Store(&w) }
 
 // Verdicts are the members that are lost.
 func (t *Task) Verdicts() <-chan watch.Verdict { return t.verdicts }
@@ -89,27 +91,15 @@ func (t *Task) Late() time.Duration { return time.Duration(t.late.Load()) }
 // Accused returns how many packets have arrived that take this speaker for lost.
 func (t *Task) Accused() uint64 { return t.accused.Load() }
 
-// Run finds out who is lost until ctx ends.
+// Run finds out who is lost until ctx ends, which it notices at the end of the interval. Its goroutine has a thread of
+// its own with real-time priority if the process has CAP_SYS_NICE.
 func (t *Task) Run(ctx context.Context) error {
 	defer t.sockets.close()
 	restore, err := realtime.Lock()
 	if err != nil {
 		t.options.Log.Debug("the failure detector runs at normal priority", "err", err)
-		runtime.LockOSThread()
-		restore = runtime.UnlockOSThread
+		return t.loop(ctx, t.park)
 	}
 	defer restore()
-	return t.loop(ctx)
-}
-
-// wake ends the wait of Run.
-func (t *Task) wake() {
-	if f := t.waker.Load(); f != nil {
-		_, _ = f.Write([]byte{7: 1}) // fails when Run has ended
-	}
-}
-
-// unmapped returns the address as the machine compares it.
-func unmapped(a netip.AddrPort) netip.AddrPort {
-	return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
+	return t.loop(ctx, t.poll)
 }

@@ -2,6 +2,7 @@ package detector
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -19,16 +20,7 @@ const (
 )
 
 // loop runs the machine. It reads what has arrived before it has the machine judge by the time.
-func (t *Task) loop(ctx context.Context) error {
-	fd, err := unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC)
-	if err != nil {
-		return fmt.Errorf("open an eventfd: %w", err)
-	}
-	waker := os.NewFile(uintptr(fd), "eventfd")
-	defer waker.Close() //nolint:errcheck // nothing is lost with it
-	t.waker.Store(waker)
-	defer context.AfterFunc(ctx, t.wake)()
-	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}, {Fd: int32(t.sockets.urgent.fd), Events: unix.POLLIN}}
+func (t *Task) loop(ctx context.Context, wait func(time.Time) error) error {
 	for ctx.Err() == nil {
 		flooded := t.receive(&t.sockets.urgent)
 		now := time.Now()
@@ -42,13 +34,38 @@ func (t *Task) loop(ctx context.Context) error {
 			t.late.Store(int64(t.machine.Late()))
 		}
 		if flooded {
-			_ = unix.Nanosleep(new(unix.NsecToTimespec(floodPause.Nanoseconds())), nil)
+			time.Sleep(floodPause)
 		}
-		timeout := unix.NsecToTimespec(max(0, time.Until(t.machine.Deadline()).Nanoseconds()))
-		// The error is an interruption by a signal, or it occurs again in the next round.
-		if n, err := unix.Ppoll(fds, &timeout, nil); err == nil && n > 0 && fds[0].Revents != 0 {
-			_, _ = unix.Read(fd, t.sealed[:8])
+		if err := wait(t.machine.Deadline()); err != nil {
+			return err
 		}
+	}
+	return nil
+}
+
+// poll waits in the kernel until that time, or until there is an urgent packet. That is for a thread with real-time
+// priority, which must not wait for others of the process. Go's runtime looks after a thread in a system call for a
+// while each time, which costs as much as all the rest.
+func (t *Task) poll(deadline time.Time) error {
+	fds := [...]unix.PollFd{{Fd: int32(t.sockets.urgent.fd), Events: unix.POLLIN}}
+	timeout := unix.NsecToTimespec(max(0, time.Until(deadline).Nanoseconds()))
+	if _, err := unix.Ppoll(fds[:], &timeout, nil); err != nil && !errors.Is(err, unix.EINTR) {
+		return fmt.Errorf("wait for heartbeats: %w", err)
+	}
+	return nil
+}
+
+// park waits as goroutines do: until that time, or until there is an urgent packet.
+func (t *Task) park(deadline time.Time) error {
+	err := t.sockets.file.SetReadDeadline(deadline)
+	if err == nil {
+		err = t.sockets.conn.Read(func(fd uintptr) bool {
+			size, err := unix.IoctlGetInt(int(fd), unix.SIOCINQ) // of the next packet
+			return err != nil || size > 0
+		})
+	}
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		return fmt.Errorf("wait for heartbeats: %w", err)
 	}
 	return nil
 }

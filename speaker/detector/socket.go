@@ -59,6 +59,9 @@ type sockets struct {
 	beats, urgent socket
 	to4           unix.SockaddrInet4
 	to6           unix.SockaddrInet6
+	// The urgent socket as Go's runtime waits for it.
+	file *os.File
+	conn syscall.RawConn
 }
 
 // listen opens the sockets on the port of memberlist's.
@@ -72,6 +75,11 @@ func listen(at netip.AddrPort) (*sockets, error) {
 		}
 	}
 	if err != nil {
+		return nil, fmt.Errorf("listen for heartbeats on %s: %w", at, err)
+	}
+	s.file = os.NewFile(uintptr(s.urgent.fd), "heartbeats")
+	if s.conn, err = s.file.SyscallConn(); err != nil {
+		s.close()
 		return nil, fmt.Errorf("listen for heartbeats on %s: %w", at, err)
 	}
 	return s, nil
@@ -93,6 +101,9 @@ func (s *socket) open(at netip.AddrPort) error {
 		if err == nil {
 			err = os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.SOL_SOCKET, option, value))
 		}
+	}
+	if err == nil && family == unix.AF_INET6 { // as Go's sockets: sockets that share a port must be alike
+		err = os.NewSyscallError("setsockopt IPV6_V6ONLY", unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0))
 	}
 	if err == nil {
 		err = os.NewSyscallError("bind", unix.Bind(fd, address))
@@ -127,5 +138,5 @@ func (s *sockets) send(to netip.AddrPort, b []byte) {
 
 func (s *sockets) close() {
 	_ = unix.Close(s.beats.fd)
-	_ = unix.Close(s.urgent.fd)
+	_ = s.file.Close()
 }

@@ -31,6 +31,9 @@ type Member struct {
 	Addr    netip.AddrPort
 }
 
+// Compare compares by name.
+func (m Member) Compare(o Member) int { return strings.Compare(m.Name, o.Name) }
+
 // member is what is known of a Member.
 type member struct {
 	Member

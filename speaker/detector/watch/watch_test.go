@@ -36,6 +36,31 @@ func TestOneIsLost(t *testing.T) {
 	}
 }
 
+// BenchmarkOneIsLost has when the first, half and all of the others know, and how many packets a speaker sends.
+func BenchmarkOneIsLost(b *testing.B) {
+	for _, n := range []int{3, 100, 1000} {
+		b.Run(fmt.Sprint("speakers=", n), func(b *testing.B) {
+			w := newWorld(b, n)
+			sent := w.sent
+			w.run(time.Second)
+			packets := float64(w.sent-sent) / float64(n)
+			dead, since := w.nodes[n/2], w.now
+			w.kill(dead)
+			w.run(300 * ms)
+			w.known(b, since, w.living(), dead)
+			var known []float64
+			for _, x := range w.living() {
+				known = append(known, float64(x.lost[dead.Name].Sub(since))/float64(ms))
+			}
+			slices.Sort(known)
+			b.ReportMetric(known[0], "first-ms")
+			b.ReportMetric(known[len(known)/2], "median-ms")
+			b.ReportMetric(known[len(known)-1], "last-ms")
+			b.ReportMetric(packets, "packets/s")
+		})
+	}
+}
+
 // A tenth of all packets is lost, and nobody is taken for lost.
 func TestPacketsGetLost(t *testing.T) {
 	t.Parallel()
