@@ -120,9 +120,14 @@ const (
 	FailoverConservative Failover = "conservative"
 )
 
-// Membership has the timers by which speakers notice that one of them is lost. They probe each
-// other, suspect a speaker that does not answer, and declare it lost if it does not object.
+// Membership has the timers by which speakers notice that one of them is lost. Heartbeats show
+// that at once. Beside them speakers probe each other at leisure, suspect one that does not answer,
+// and declare it lost if it does not object.
 type Membership struct {
+	// Heartbeat is how often a speaker sends a heartbeat to each of those that watch it, and Missed
+	// how many in a row they miss before they take it for lost. Both may change at any time.
+	Heartbeat time.Duration
+	Missed    int
 	// ProbeInterval is how often a speaker probes one of the others.
 	ProbeInterval time.Duration
 	// ProbeTimeout is how long it waits before it asks others to probe, too.
@@ -140,14 +145,21 @@ type Membership struct {
 // Membership returns the timers that the setting stands for.
 func (f Failover) Membership() Membership {
 	const ms = time.Millisecond
+	m := Membership{25 * ms, 3, 500 * ms, 200 * ms, 2, 50 * ms, 50 * ms}
 	switch f {
 	case FailoverFast:
-		return Membership{25 * ms, 12 * ms, 2, 10 * ms, 50 * ms}
+		m.Heartbeat = 20 * ms
 	case FailoverConservative:
-		return Membership{250 * ms, 125 * ms, 3, 50 * ms, 250 * ms}
-	default:
-		return Membership{50 * ms, 25 * ms, 2, 20 * ms, 50 * ms}
+		m.Heartbeat, m.Missed = 100*ms, 8
+	case FailoverNormal:
 	}
+	return m
+}
+
+// SameStart reports whether the settings differ only in those that may change at any time.
+func (m Membership) SameStart(o Membership) bool {
+	o.Heartbeat, o.Missed = m.Heartbeat, m.Missed
+	return m == o
 }
 
 // Pool is a named set of addresses that Services may be given.

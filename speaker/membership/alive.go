@@ -12,6 +12,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/pkg/report"
+	"github.com/lodestone-lb/lodestone/speaker/detector/watch"
 )
 
 // table has one record per speaker. Its exported methods are the Task's.
@@ -146,7 +147,8 @@ func (t *table) record(p *peer, m metadata) (changed bool) {
 	before := p.metadata
 	changed = !p.alive || before.ready != m.ready || before.down != m.down
 	p.alive, p.metadata = true, m
-	if changed || before.claims != m.claims || before.view.blind != m.view.blind || before.view.sick != m.view.sick {
+	if changed || before.session != m.session || before.claims != m.claims ||
+		before.view.blind != m.view.blind || before.view.sick != m.view.sick {
 		t.changed.Notify()
 	}
 	return changed
@@ -181,10 +183,10 @@ func (t *table) arrive(n *memberlist.Node) {
 	p := t.peers.at(n.Name)
 	switch {
 	case p.trust():
-		t.record(p, decode(n.Meta))
+		t.meet(p, n)
 		t.log.Debug("speaker was slow to answer", "node", n.Name)
 	case p.lost:
-		p.held = &held{*n, time.Now()}
+		p.held = &held{node: *n, since: time.Now()}
 		notify.Wake(t.verify)
 	default:
 		t.join(n)
@@ -193,8 +195,15 @@ func (t *table) arrive(n *memberlist.Node) {
 
 // join records that the speaker is alive. The caller holds mu.
 func (t *table) join(n *memberlist.Node) {
-	t.record(t.peers.at(n.Name), decode(n.Meta))
+	t.meet(t.peers.at(n.Name), n)
 	t.log.Info("speaker joined", "node", n.Name)
+}
+
+// meet records the speaker as memberlist has it now. It reports what record does. memberlist may change the
+// node later.
+func (t *table) meet(p *peer, n *memberlist.Node) (changed bool) {
+	p.met = new(*n)
+	return t.record(p, decode(n.Meta))
 }
 
 // update records what a speaker publishes now.
@@ -203,10 +212,10 @@ func (t *table) update(n *memberlist.Node) {
 	defer t.mu.Unlock()
 	p := t.peers.at(n.Name)
 	if p.held != nil {
-		p.held = &held{*n, p.held.since}
+		p.held.node = *n
 		return
 	}
-	if t.record(p, decode(n.Meta)) {
+	if t.meet(p, n) {
 		t.metrics.changes.WithLabelValues("update").Inc()
 		t.log.Info("speaker changed", "node", n.Name, "ready", p.ready, "links_down", p.down)
 	}
@@ -218,6 +227,9 @@ func (t *table) suspect(node string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	p := t.peers.at(node)
+	if p.held == nil || !p.held.silent { // else it has been counted
+		t.metrics.changes.WithLabelValues("leave").Inc()
+	}
 	if p.held != nil {
 		p.held = nil
 		t.peers.tidy(node)
@@ -230,11 +242,42 @@ func (t *table) suspect(node string) {
 func (t *table) remove(node string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	p, known := t.peers[node]
-	if !known || p.doubt == nil {
-		return // the speaker objected at the last moment
+	if p, known := t.peers[node]; known && p.doubt != nil { // else the speaker objected at the last moment
+		t.lose(node, p)
 	}
-	p.alive, p.metadata, p.doubt = false, metadata{}, nil
+}
+
+// declare records that the failure detector takes the speaker for lost. memberlist does not know that yet:
+// the speaker counts again when it answers a packet.
+func (t *table) declare(v watch.Verdict) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p, known := t.peers[v.Name]
+	switch {
+	case !known || !p.alive || p.session != v.Session:
+		return
+	case p.trust(): // memberlist takes it for dead, too
+	default:
+		t.metrics.changes.WithLabelValues("leave").Inc()
+		p.held = &held{node: *p.met, since: time.Now(), silent: true}
+		t.askLater(p.held, firstVerify)
+		notify.Wake(t.verify)
+	}
+	t.log.Info("speaker sends no heartbeats", "node", v.Name, "silent", v.Silence, "alone", v.Alone)
+	t.lose(v.Name, p)
+}
+
+// askLater has a silent speaker asked after that time in a large cluster. In a small one it is asked as any other.
+// The caller holds mu.
+func (t *table) askLater(h *held, after time.Duration) {
+	if crowd := t.peers.count((*peer).isAlive) / crowdSize; crowd > 1 {
+		h.next = time.Now().Add(spread(after * time.Duration(crowd)))
+	}
+}
+
+// lose records that the speaker does not count any more. The caller holds mu.
+func (t *table) lose(node string, p *peer) {
+	p.alive, p.metadata, p.met, p.doubt = false, metadata{}, nil, nil
 	p.lost, p.unanswered = true, 0
 	t.apart.lose(time.Now())
 	notify.Wake(t.send)
@@ -262,6 +305,9 @@ func (t *table) admit(node string) {
 	defer t.mu.Unlock()
 	if p, known := t.peers[node]; known && p.held != nil {
 		n := p.held.node
+		if p.held.silent {
+			t.metrics.changes.WithLabelValues("join").Inc()
+		}
 		p.held = nil
 		p.found()
 		t.join(&n)
@@ -274,6 +320,10 @@ func (t *table) unanswered(node string) {
 	defer t.mu.Unlock()
 	p := t.peers.at(node)
 	p.lost = true
+	if p.held != nil && p.held.silent {
+		t.askLater(p.held, lastVerify)
+		return
+	}
 	if p.unanswered++; p.unanswered == unansweredMost {
 		t.log.Warn("speaker answers connections, but no packets: it does not count as alive until it answers packets", "node", node,
 			"help", "open the membership port between all nodes, in both directions, for UDP and TCP; "+

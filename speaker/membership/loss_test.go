@@ -33,7 +33,6 @@ type segment struct {
 	loss  atomic.Uint32 // of 100
 	dead  atomic.Value  // the address of a speaker without power
 	deaf  atomic.Value  // that of one that only hears answers to connections of its own
-	sent  atomic.Int64  // packets
 	dials atomic.Int64  // of connections to the speaker that is counted
 	count atomic.Value  // its address
 	ends  map[string]*end
@@ -67,7 +66,6 @@ func (e *end) cut(other string) bool {
 }
 
 func (e *end) WriteTo(b []byte, address string) (time.Time, error) {
-	e.sent.Add(1)
 	if rand.Uint32N(100) >= e.loss.Load() && !e.cut(address) {
 		p := &memberlist.Packet{Buf: bytes.Clone(b), From: net.UDPAddrFromAddrPort(e.address)}
 		go func() {
@@ -198,26 +196,25 @@ func (l *sharedLog) reset() {
 	l.b.Reset()
 }
 
-// Packets get lost, and no speaker is taken for dead. Where a tenth is lost, failover:
-// normal may take one for dead in ten minutes or more: one in three is let pass, two are not.
+// Packets get lost, and memberlist takes no speaker for dead. Where a tenth is lost, and it probes as often as for these
+// tests, it may take one for dead in ten minutes or more: one in three is let pass, two are not.
 func TestPacketsThatGetLost(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
-		config.Failover
+		config.Membership
 		percent uint32
 		lasts   time.Duration
 		most    int
 	}{
-		{config.FailoverFast, 1, 30 * time.Second, 0},
-		{config.FailoverNormal, 1, 30 * time.Second, 0},
-		{config.FailoverNormal, 10, 3 * time.Minute, 1},
-		{config.FailoverConservative, 10, 30 * time.Second, 0},
+		{quick(), 1, 30 * time.Second, 0},
+		{quick(), 10, 3 * time.Minute, 1},
+		{config.FailoverNormal.Membership(), 10, 10 * time.Minute, 0},
 	} {
-		verdicts, losses := living(t, tt.Membership(), 3, tt.percent, tt.lasts)
-		t.Logf("%s, %d %% lost, in %s: %d times taken for dead", tt.Failover, tt.percent, tt.lasts, verdicts)
-		require.LessOrEqual(t, losses, tt.most, "%s, %d %% lost", tt.Failover, tt.percent)
+		verdicts, losses := living(t, tt.Membership, 3, tt.percent, tt.lasts)
+		t.Logf("a probe each %s, %d %% lost, in %s: %d times taken for dead", tt.ProbeInterval, tt.percent, tt.lasts, verdicts)
+		require.LessOrEqual(t, losses, tt.most, "a probe each %s, %d %% lost", tt.ProbeInterval, tt.percent)
 	}
-	_, losses := living(t, config.FailoverFast.Membership(), 3, 90, 10*time.Second)
+	_, losses := living(t, quick(), 3, 90, 10*time.Second)
 	require.NotZero(t, losses)
 }
 
@@ -227,11 +224,11 @@ func TestPacketsThatGetLost(t *testing.T) {
 func TestDeafSpeaker(t *testing.T) {
 	t.Parallel()
 	const speakers = 3
-	for _, f := range []config.Failover{config.FailoverNormal, config.FailoverConservative} {
-		t.Run(string(f), func(t *testing.T) {
+	for name, m := range map[string]config.Membership{"quick": quick(), "normal": config.FailoverNormal.Membership()} {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			log := &sharedLog{}
-			onSegment(t, f.Membership(), speakers, slog.NewTextHandler(log, nil), func(t *testing.T, s *segment, all []*Task) {
+			onSegment(t, m, speakers, slog.NewTextHandler(log, nil), func(t *testing.T, s *segment, all []*Task) {
 				seekEachOther(t, all)
 				deaf := all[1]
 				s.deaf.Store(deaf.options.Address.String())
@@ -259,7 +256,7 @@ func TestDeafSpeaker(t *testing.T) {
 func TestManySeekOneThatIsBack(t *testing.T) {
 	t.Parallel()
 	const here, all = 30, 1000
-	onSegment(t, config.FailoverNormal.Membership(), here, slog.DiscardHandler, func(t *testing.T, s *segment, tasks []*Task) {
+	onSegment(t, quick(), here, slog.DiscardHandler, func(t *testing.T, s *segment, tasks []*Task) {
 		lost, others := tasks[here-1], tasks[:here-1]
 		for _, task := range others {
 			for i := range all - here {

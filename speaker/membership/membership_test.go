@@ -35,6 +35,16 @@ import (
 
 const testTimeout = 20 * time.Second
 
+// quick has memberlist find out soon who is lost, since many speakers of the tests take no part in failure detection.
+// Those that do are given time: the machine may be busy.
+func quick() config.Membership {
+	m := config.FailoverNormal.Membership()
+	m.Heartbeat, m.Missed = 100*time.Millisecond, 20
+	m.ProbeInterval, m.ProbeTimeout = 50*time.Millisecond, 25*time.Millisecond
+	m.GossipInterval = 20 * time.Millisecond
+	return m
+}
+
 // cluster is an API server and speakers that talk over loopback.
 type cluster struct {
 	t      testing.TB
@@ -84,7 +94,7 @@ type speaker struct {
 
 func (c *cluster) options(node string) Options {
 	return Options{
-		Node: node, Address: netip.MustParseAddrPort("127.0.0.1:0"), Secret: c.secret, Config: with(config.FailoverNormal.Membership()),
+		Node: node, Address: netip.MustParseAddrPort("127.0.0.1:0"), Secret: c.secret, Config: with(quick()),
 		Namespace: "lodestone-system",
 		Client:    c.client, Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewPedanticRegistry(), SettleTime: time.Millisecond,
 		tcpTimeout: testTimeout,
@@ -392,7 +402,7 @@ func (c *cluster) crashed(node string) {
 // waits while another one is ready, and no longer.
 func TestNobodyWaitsWhileNobodyServes(t *testing.T) {
 	c := newCluster(t, "n1", "n2", "n3")
-	m := config.FailoverNormal.Membership()
+	m := quick()
 	m.GracePeriod = 3 * time.Second // one that does not run for a while is not lost
 	slow := func(o *Options) {
 		o.SettleTime = 400 * time.Millisecond // 51 s after all these crashes

@@ -1,13 +1,16 @@
 package membership
 
 import (
+	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
 // The encoding of the metadata: a format version, flags, the claims if their flag is set, and the
-// interfaces that are down. Later versions may have more flags.
+// interfaces that are down. Later versions may have more flags. The session stands among the interfaces, in
+// a form that no interface has, because v0.1.0 takes all that comes there for interfaces.
 const (
 	metaVersion  = 1
 	metaReady    = 1 << 0
@@ -16,6 +19,8 @@ const (
 	metaBlind    = 1 << 3
 	metaSick     = 1 << 4
 	metaLasting  = 1 << 5
+
+	sessionMark = "/"
 )
 
 // view is what a speaker sees of its surroundings: whether the API server answers it, whether it has
@@ -33,6 +38,9 @@ type metadata struct {
 	// They mean nothing to this package.
 	claims report.Claims
 	down   string // the names of the interfaces that are down, separated by commas
+	// session names the speaker to the failure detector, from its start to its end. Zero: it does not take
+	// part, as speakers of v0.1.0.
+	session uint64
 }
 
 // encode returns the metadata in at most limit bytes. Interfaces for which there is no room are left out:
@@ -52,6 +60,9 @@ func (m metadata) encode(limit int) []byte {
 		meta = append(meta, m.claims[:]...)
 	}
 	down := m.down
+	if m.session != 0 {
+		down = strings.TrimSuffix(fmt.Sprintf("%s%x,%s", sessionMark, m.session, down), ",")
+	}
 	for down != "" && len(meta)+len(down) > limit {
 		down = down[:max(0, strings.LastIndexByte(down, ','))]
 	}
@@ -70,5 +81,9 @@ func decode(meta []byte) (m metadata) {
 		m.claims, rest = report.Claims(rest[:len(m.claims)]), rest[len(m.claims):]
 	}
 	m.down = string(rest)
+	if session, ok := strings.CutPrefix(m.down, sessionMark); ok {
+		session, m.down, _ = strings.Cut(session, ",")
+		m.session, _ = strconv.ParseUint(session, 16, 64)
+	}
 	return m
 }

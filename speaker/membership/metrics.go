@@ -7,6 +7,8 @@ const (
 	MetricSpeakers      = "lodestone_membership_speakers"
 	MetricReadySpeakers = "lodestone_membership_ready_speakers"
 	MetricChanges       = "lodestone_membership_changes_total"
+	MetricLate          = "lodestone_membership_late_seconds"
+	MetricAccused       = "lodestone_membership_accused_total"
 	MetricHealthScore   = "lodestone_membership_health_score"
 	MetricRefused       = "lodestone_membership_refused_total"
 	MetricKeys          = "lodestone_membership_keys"
@@ -52,6 +54,12 @@ func newMetrics(r prometheus.Registerer, t *Task) *metrics {
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: MetricKeyRefused, Help: "Whether what the Secret has now is no membership key: then the one before stays in force.",
 		}, t.ring.isRefused),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: MetricLate, Help: "How late the loop ran that sends heartbeats, at most in the last 5 to 10 seconds.",
+		}, func() float64 { return t.beats.late().Seconds() }),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: MetricAccused, Help: "Packets of other speakers that take this one for lost.",
+		}, func() float64 { return float64(t.beats.accused()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: MetricHealthScore, Help: "How badly this speaker keeps the protocol's time limits: 0 is well.",
 		}, func() float64 {

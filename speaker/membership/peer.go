@@ -14,6 +14,8 @@ type peer struct {
 	// while it does not count.
 	alive bool
 	metadata
+	// met is the speaker as memberlist has met it. Nil: it does not count, or is this one.
+	met *memberlist.Node
 	// doubt runs while memberlist takes the speaker for dead, but it still counts. When the timer
 	// fires, the speaker is removed.
 	doubt *time.Timer
@@ -34,6 +36,10 @@ type peer struct {
 type held struct {
 	node  memberlist.Node // with its last metadata
 	since time.Time
+	// silent is set if memberlist has not lost the speaker, but it has sent no heartbeats. All others know that at the
+	// same time, and most likely it is dead. So in a large cluster each asks it later, from next on.
+	silent bool
+	next   time.Time
 }
 
 // trust ends the doubt, and reports whether it ended before the speaker was removed.

@@ -8,12 +8,12 @@ import (
 // published is what this speaker publishes, in its own record. Its exported methods are the Task's.
 type published struct{ *table }
 
-// SetReady publishes whether this speaker is ready to own VIPs. It reaches the others within some ten
-// milliseconds.
+// SetReady publishes whether this speaker is ready to own VIPs. It reaches the others within some
+// intervals of gossip.
 func (p published) SetReady(ready bool) { p.publish(func(m *metadata) { m.ready = ready }) }
 
 // Claim publishes what this speaker owns and keeps; see report.Claims. The claims count here at once, and
-// on other nodes some ten milliseconds later.
+// on other nodes some intervals of gossip later.
 func (p published) Claim(claims report.Claims) { p.publish(func(m *metadata) { m.claims = claims }) }
 
 // See publishes whether the API server answers this speaker, and whether this speaker has

@@ -115,6 +115,9 @@ func (r *rejoiner) askHeld() int {
 	var group errgroup.Group
 	group.SetLimit(probeAtOnce)
 	for name, h := range r.table.held() {
+		if time.Now().Before(h.next) {
+			continue
+		}
 		group.Go(func() error {
 			_, err := r.list.Load().Ping(name, &net.UDPAddr{IP: h.node.Addr, Port: int(h.node.Port)})
 			if err == nil || time.Since(h.since) > heldTime+heldProbes*r.settings.ProbeInterval {

@@ -24,6 +24,7 @@ type ring struct {
 	mu            sync.Mutex
 	keys          keys.Ring
 	gossip, seals [][]byte
+	beats         [][]byte
 	// refused is why the Secret's content is not a valid key. Empty: it is valid.
 	refused string
 }
@@ -38,7 +39,14 @@ func (r *ring) current() keys.Ring {
 func (r *ring) set(to keys.Ring) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.keys, r.gossip, r.seals = to, to.Gossip(), to.Seals()
+	r.keys, r.gossip, r.seals, r.beats = to, to.Gossip(), to.Seals(), to.Beats()
+}
+
+// beatKeys returns the keys of heartbeats that this speaker understands. It uses the first one.
+func (r *ring) beatKeys() [][]byte {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.beats
 }
 
 // refuse records why the Secret's content is not a valid key, and reports whether that has changed. Empty:
@@ -146,6 +154,7 @@ func (r *rotation) turn(to keys.Ring) {
 	r.log.Info("membership keys changed: a new key is used when all speakers understand it, and the old ones are forgotten when all use it",
 		"used", to[0].Mark(), "understood", to.String(), "before", from.String())
 	notify.Wake(r.rewrite)
+	r.changed.Notify()    // heartbeats are sealed with another key
 	notify.Wake(r.rejoin) // more speakers may understand us now
 }
 

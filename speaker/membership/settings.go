@@ -21,12 +21,13 @@ func (t *Task) readSettings(ctx context.Context) (ok bool, err error) {
 }
 
 // compareSettings publishes and logs when the document has other settings than those that the speaker has
-// started with. Speakers with different settings work together: each probes and suspects at its own pace.
+// started with, apart from those of heartbeats, which have changed by then. Speakers with different settings work
+// together: each probes and suspects at its own pace, and watchers know the pace of each heart.
 func (t *Task) compareSettings(ctx context.Context) {
 	for {
 		changed := t.options.Config.Changed()
 		if c, _ := t.options.Config.Current(); c != nil {
-			t.joiner.setUnlike(c.Membership != t.settings)
+			t.joiner.setUnlike(!c.Membership.SameStart(t.settings))
 		}
 		select {
 		case <-ctx.Done():

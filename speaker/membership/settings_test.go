@@ -156,9 +156,11 @@ func TestChangedSettingsWaitForARestart(t *testing.T) {
 	status("waiting for the configuration", false)
 	d.set(&config.Config{Membership: config.FailoverFast.Membership()})
 	status("joined: 1 speakers are alive", true)
-	d.set(&config.Config{Membership: config.FailoverNormal.Membership()})
+	d.set(&config.Config{Membership: quick()})
 	status("joined: 1 speakers are alive; failover and membership settings have changed: restart the speakers, one after another", true)
 	assert.Equal(t, config.FailoverFast.Membership(), n1.settings)
+	d.set(&config.Config{Membership: config.FailoverConservative.Membership()}) // that counts at once
+	status("joined: 1 speakers are alive", true)
 	d.set(nil) // the document is gone: the last one stays
 	d.set(&config.Config{ClusterID: "other", Membership: config.FailoverFast.Membership()})
 	status("joined: 1 speakers are alive", true)

@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -12,6 +13,7 @@ import (
 	"github.com/hashicorp/memberlist"
 
 	"github.com/lodestone-lb/lodestone/pkg/listenlimit"
+	"github.com/lodestone-lb/lodestone/speaker/detector"
 )
 
 const (
@@ -49,7 +51,8 @@ type Sockets struct {
 }
 
 // Listen opens the port, or any free one if it is 0. known reports whether a speaker has the address.
-// refused is called for each packet that is too long. Shutdown closes the sockets.
+// refused is called for each packet that is too long. Shutdown closes the sockets. The failure detector
+// shares the port for UDP.
 func Listen(at netip.AddrPort, known func(netip.Addr) bool, refused func()) (*Sockets, error) {
 	s := &Sockets{
 		limiter: listenlimit.New(listenlimit.Limits{All: MaxStreams, OfSource: MaxOfSource, Known: known}),
@@ -77,10 +80,12 @@ func (s *Sockets) listen(at netip.AddrPort) (err error) {
 	if s.tcp, err = net.ListenTCP("tcp", net.TCPAddrFromAddrPort(at)); err != nil {
 		return err //nolint:wrapcheck // it names the address
 	}
-	if s.udp, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(s.Address())); err != nil {
+	udp, err := (&net.ListenConfig{Control: detector.Share}).ListenPacket(context.Background(), "udp", s.Address().String())
+	if err != nil {
 		s.tcp.Close()
 		return err //nolint:wrapcheck // it names the address
 	}
+	s.udp = udp.(*net.UDPConn)
 	for size := receiveBuffer; size > 0 && s.udp.SetReadBuffer(size) != nil; size /= 2 {
 	}
 	return nil

@@ -2,8 +2,8 @@
 // speakers share can be replaced while they work.
 //
 // A key is derived from the Secret's text and the configuration's clusterID: clusters with the same text
-// have different keys. It has one part for the messages between speakers, and one for the seals on their
-// announcements.
+// have different keys. It has one part for the messages between speakers, one for their
+// heartbeats, and one for the seals on their announcements.
 //
 // A new Secret or configuration reaches the nodes within two minutes. A speaker that has read it
 // understands the new key beside the old ones, and reports that on its Lease. It uses the new key when all
@@ -51,14 +51,14 @@ func Parse(text []byte) (Secret, error) {
 
 // Key is a key that the speakers of a cluster share. Two keys of the same Secret and clusterID are equal.
 type Key struct {
-	gossip, seal [32]byte
-	mark         string
+	gossip, seal, beats [32]byte
+	mark                string
 }
 
 // Of returns the key that follows from the Secret and the clusterID.
 func (s Secret) Of(clusterID string) (k Key, err error) {
 	var mark [markSize]byte
-	for purpose, to := range map[string][]byte{"gossip": k.gossip[:], "seal": k.seal[:], "mark": mark[:]} {
+	for purpose, to := range map[string][]byte{"gossip": k.gossip[:], "seal": k.seal[:], "beats": k.beats[:], "mark": mark[:]} {
 		derived, err := hkdf.Key(sha256.New, []byte(s.text), nil, "lodestone "+purpose+" "+clusterID, len(to))
 		if err != nil {
 			return Key{}, fmt.Errorf("derive the membership key: %w", err)
@@ -80,6 +80,9 @@ func (r Ring) Gossip() [][]byte { return r.each(func(k *Key) []byte { return k.g
 
 // Seals returns the keys that seal announcements, in the same order.
 func (r Ring) Seals() [][]byte { return r.each(func(k *Key) []byte { return k.seal[:] }) }
+
+// Beats returns the keys that seal heartbeats, in the same order.
+func (r Ring) Beats() [][]byte { return r.each(func(k *Key) []byte { return k.beats[:] }) }
 
 func (r Ring) each(part func(*Key) []byte) [][]byte {
 	parts := make([][]byte, len(r))

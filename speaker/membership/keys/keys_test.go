@@ -46,7 +46,8 @@ func TestKeysAreApart(t *testing.T) {
 			k := keyIn(t, text, id)
 			mark, err := hex.DecodeString(k.Mark())
 			require.NoError(t, err)
-			for part, b := range map[string][]byte{"gossip": Ring{k}.Gossip()[0], "seal": Ring{k}.Seals()[0], "mark": mark} {
+			for part, b := range map[string][]byte{"gossip": Ring{k}.Gossip()[0], "seal": Ring{k}.Seals()[0],
+				"beats": Ring{k}.Beats()[0], "mark": mark} {
 				require.NotEqual(t, make([]byte, len(b)), b)
 				name := text + "/" + id + "/" + part
 				require.Empty(t, seen[string(b[:markSize])], "%s is it, too", name)

@@ -138,14 +138,11 @@ func directInKernel(ctx context.Context, _ *lodestone.Installation) error {
 
 // membership loses one of many speakers, in simulated time.
 func membership(ctx context.Context, _ *lodestone.Installation) error {
-	var errs []error
-	for _, speakers := range []int{3, 100, 1000} {
-		errs = append(errs, goBenchmarks(ctx, "./speaker/membership", "^$", "1x", func(_ string, value measured) {
-			result("l2_membership", "speakers=%d first_ms=%.0f median_ms=%.0f last_ms=%.0f packets_per_s=%.1f cpu_percent=%.3f", speakers,
-				value.median("first-ms"), value.median("median-ms"), value.median("last-ms"), value.median("packets/s"), value.median("cpu-percent"))
-		}, "-run=^TestOneOfManyIsLost$", fmt.Sprint("-speakers=", speakers)))
-	}
-	return errors.Join(errs...)
+	return goBenchmarks(ctx, "./speaker/detector/watch", "^BenchmarkOneIsLost$", "1x", func(name string, value measured) {
+		_, speakers, _ := strings.Cut(name, "/")
+		result("l2_membership", "%s first_ms=%.0f median_ms=%.0f last_ms=%.0f packets_per_s=%.1f", speakers,
+			value.median("first-ms"), value.median("median-ms"), value.median("last-ms"), value.median("packets/s"))
+	})
 }
 
 // arpLatency runs the Go benchmarks of answers on a segment, beside those of
