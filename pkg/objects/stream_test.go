@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -49,6 +50,7 @@ func api(t *testing.T, list func() []byte, watch http.HandlerFunc) kubernetes.In
 		case r.URL.Query().Get("watch") != "":
 			watch(w, r)
 		default:
+			assert.False(t, r.URL.Query().Has("limit"), "the API server has whole lists in memory, and reads pages from etcd")
 			w.Header().Set("Content-Type", kruntime.ContentTypeProtobuf)
 			_, _ = w.Write(list())
 		}
