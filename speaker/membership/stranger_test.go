@@ -2,9 +2,12 @@ package membership
 
 import (
 	"bytes"
+	"fmt"
 	"maps"
 	"net"
 	"net/netip"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,8 +16,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/lodestone-lb/lodestone/pkg/report"
+	"github.com/lodestone-lb/lodestone/speaker/membership/guard"
 	"github.com/lodestone-lb/lodestone/speaker/membership/keys"
 )
 
@@ -98,6 +104,43 @@ func TestStrangersConnect(t *testing.T) {
 		conn.Close()
 	}
 	require.Len(t, n1.Speakers(), 1)
+}
+
+// Strangers, whose addresses no Lease has, share the places of one address, and take none from a speaker.
+func TestStrangersTakeNoPlaceOfASpeaker(t *testing.T) {
+	c := newCluster(t)
+	n1 := c.mute("n1", netip.MustParseAddrPort("127.0.0.1:0"))
+	require.False(t, n1.leases.known(netip.MustParseAddr("127.0.9.9")), "no Lease is known")
+	store, n2 := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{byAddress: addressOf}), leaseOf("n2")
+	n2.Address = netip.MustParseAddrPort("127.0.9.9:9744")
+	require.NoError(t, store.Add(n2))
+	n1.leases.mu.Lock()
+	n1.leases.store = store
+	n1.leases.mu.Unlock()
+	from := func(source string) net.Conn {
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(source)}, Timeout: testTimeout}
+		conn, err := d.Dial("tcp", n1.options.Address.String())
+		require.NoError(t, err)
+		t.Cleanup(func() { conn.Close() })
+		return conn
+	}
+	require.Eventually(t, func() bool { // a process that does not run for 3 s closes all of them
+		speaker, strangers := from("127.0.9.9"), []net.Conn{}
+		for i := range guard.MaxOfSource + 1 {
+			strangers = append(strangers, from(fmt.Sprintf("127.0.9.%d", 10+i)))
+		}
+		closed := make([]byte, 1)
+		require.NoError(t, strangers[0].SetReadDeadline(time.Now().Add(testTimeout)))
+		_, err := strangers[0].Read(closed)
+		require.Error(t, err)
+		require.NotErrorIs(t, err, os.ErrDeadlineExceeded)
+		return !slices.ContainsFunc(append(strangers[1:], speaker), func(conn net.Conn) bool {
+			raw, err := conn.(*net.TCPConn).SyscallConn()
+			require.NoError(t, err)
+			require.NoError(t, raw.Control(func(fd uintptr) { _, _, err = unix.Recvfrom(int(fd), closed, unix.MSG_DONTWAIT) }))
+			return err != unix.EAGAIN
+		})
+	}, testTimeout, time.Millisecond)
 }
 
 // FuzzMetadata reads what a speaker of another version may say of itself.
