@@ -10,7 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"regexp"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -104,8 +104,8 @@ func (e *end) StreamCh() <-chan net.Conn { return e.streams }
 func (e *end) Shutdown() error { return nil }
 
 // living has speakers live on a segment for some simulated time. It returns how
-// often memberlist takes one for dead, and of how many that outlives the grace
-// period at any of the others, so that its VIPs move.
+// often memberlist takes one for dead, and how often at least that outlives the grace
+// period at any of the others, so that its VIPs move. Each of the others may log the same loss.
 func living(t *testing.T, m config.Membership, speakers int, loss uint32, d time.Duration) (verdicts, losses int) {
 	t.Helper()
 	log := &sharedLog{}
@@ -114,11 +114,11 @@ func living(t *testing.T, m config.Membership, speakers int, loss uint32, d time
 		log.reset()
 		s.loss.Store(loss)
 		time.Sleep(d)
-		gone := map[string]bool{}
-		for _, m := range regexp.MustCompile(`"speaker gone" node=(\S+)`).FindAllStringSubmatch(log.String(), -1) {
-			gone[m[1]] = true
+		for _, task := range all {
+			logged := strings.Count(log.String(), `"speaker gone" node=`+task.options.Node+"\n")
+			losses += (logged + speakers - 2) / (speakers - 1)
 		}
-		verdicts, losses = count(all)-before, len(gone)
+		verdicts = count(all) - before
 	})
 	return verdicts, losses
 }
@@ -211,7 +211,8 @@ func TestPacketsThatGetLost(t *testing.T) {
 		{config.FailoverNormal.Membership(), 10, 10 * time.Minute, 0},
 	} {
 		verdicts, losses := living(t, tt.Membership, 3, tt.percent, tt.lasts)
-		t.Logf("a probe each %s, %d %% lost, in %s: %d times taken for dead", tt.ProbeInterval, tt.percent, tt.lasts, verdicts)
+		t.Logf("a probe each %s, %d %% lost, in %s: %d times taken for dead, %d times for longer than the grace period", tt.ProbeInterval,
+			tt.percent, tt.lasts, verdicts, losses)
 		require.LessOrEqual(t, losses, tt.most, "a probe each %s, %d %% lost", tt.ProbeInterval, tt.percent)
 	}
 	_, losses := living(t, quick(), 3, 90, 10*time.Second)
