@@ -199,8 +199,13 @@ func (p *process) upstreamController(construct app.InitFuncConstructor) app.Init
 func (p *process) startServices() {
 	p.serve.Do(func() {
 		legacyregistry.RawMustRegister(p.services)
-		p.start(p.services.Run)
-		p.start(p.config.Keep)
-		p.start(p.poolStatus.Run)
+		p.startLeading()
 	})
+}
+
+// startLeading starts what the leader alone does.
+func (p *process) startLeading() {
+	p.start(p.services.Run)
+	p.start(p.config.Keep)
+	p.start(p.poolStatus.Run)
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -13,12 +14,20 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/cloud-provider/app/config"
 
+	"github.com/lodestone-lb/lodestone/controller/dhcp/pools"
+	"github.com/lodestone-lb/lodestone/controller/poolstatus"
 	"github.com/lodestone-lb/lodestone/controller/provider"
+	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/controller/servicelb"
+	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
 
 // What the process is made of: the informers of the factory, which the framework's controllers and ours share, keep
@@ -70,4 +79,29 @@ func TestProcessIsBoundedAndFenced(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, exists)
 	require.Empty(t, obj.(*corev1.Service).Annotations)
+}
+
+// The leader keeps a copy of each valid document, with which programs start when there is no valid one.
+func TestTheLeaderKeepsTheLastValidDocument(t *testing.T) {
+	p := newProcess(t.Context())
+	p.log = slog.New(slog.DiscardHandler)
+	const document = "apiVersion: lodestone.io/v1alpha1\nkind: Config\n"
+	client := fake.NewClientset(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ls", Name: "lodestone-config"},
+		Data: map[string]string{"config.yaml": document}})
+	core := informers.NewSharedInformerFactory(client, 0).Core().V1()
+	p.config = kube.NewConfigWatcher(client, kube.ConfigOptions{Namespace: "ls", Name: "lodestone-config", Log: p.log})
+	p.facts = clusterfacts.NewWatcher(clusterfacts.Options{Client: client, Namespace: "ls", Log: p.log})
+	namespaces, err := kube.NewNamespaces(core.Namespaces())
+	require.NoError(t, err)
+	p.services, err = servicelb.New(servicelb.Options{Services: core.Services(), Namespaces: namespaces, Config: p.config, Facts: p.facts,
+		Book: quarantine.New(client, "ls", p.log), Leases: pools.New(p.log), Workers: 1, Log: p.log})
+	require.NoError(t, err)
+	p.poolStatus = poolstatus.New(poolstatus.Options{Client: client, Namespace: "ls", Pools: p.services, Log: p.log})
+	t.Cleanup(func() { p.cancel(); _ = p.tasks.Wait() })
+	p.start(p.config.Run)
+	p.startLeading()
+	require.Eventually(t, func() bool {
+		kept, err := client.CoreV1().ConfigMaps("ls").Get(t.Context(), "lodestone-config-last-valid", metav1.GetOptions{})
+		return err == nil && kept.Data["config.yaml"] == document
+	}, 20*time.Second, time.Millisecond)
 }
