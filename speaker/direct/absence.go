@@ -17,11 +17,13 @@ const (
 	lossTime = 3 * time.Second
 )
 
-// absences knows which nodes have no rules for a Service, since their speakers were not heard when it came or soon
-// after, nor later. Such a node would answer what others keep by a reset, so it is not asked.
+// absences knows which nodes have no rules for a Service, or those of a time at which they had no endpoints of it,
+// since their speakers were not heard then or soon after, nor later. Such a node would answer what others keep by a
+// reset, or hand it to a node that was asked. It keeps nothing itself, so it is not asked.
 type absences struct {
-	// came is when a Service came. Those that nobody has missed, as far as is known, are not in it.
-	came map[plan.LimitKey]time.Time
+	// came is when a Service came, under "", and when a node joined those that keep its connections. What is older than
+	// all absences is not in it.
+	came map[plan.LimitKey]map[string]time.Time
 	// away are the nodes whose speakers are not heard, or only again since a moment ago.
 	away map[string]absence
 	// nodes is how many there are.
@@ -44,21 +46,67 @@ func (a *absences) see(now time.Time, lost map[string]bool) (caughtUp bool) {
 	}
 	n := len(a.away)
 	maps.DeleteFunc(a.away, func(_ string, of absence) bool { return now.Sub(of.last) >= catchUpTime })
+	oldest := now
+	for _, of := range a.away {
+		if of.since.Before(oldest) {
+			oldest = of.since
+		}
+	}
+	maps.DeleteFunc(a.came, func(_ plan.LimitKey, came map[string]time.Time) bool {
+		maps.DeleteFunc(came, func(_ string, at time.Time) bool { return at.Before(oldest.Add(-a.late)) })
+		return len(came) == 0
+	})
 	return len(a.away) < n
 }
 
-// follow takes over which nodes are lost, and which Services come: those that were not known.
-func (a *absences) follow(now time.Time, want plan.Forwarding, known func(plan.LimitKey) bool) {
+// follow takes over which nodes are lost, which Services come, and which nodes join those that keep connections.
+func (a *absences) follow(now time.Time, want plan.Forwarding, before func(plan.LimitKey) (plan.Direct, bool)) {
 	a.nodes = len(want.Nodes)
 	a.see(now, want.Lost)
 	if a.cutOff() {
 		return
 	}
-	for key := range want.Services {
-		if !known(key) {
-			a.came[key] = now
+	note := func(key plan.LimitKey, node string) {
+		if a.came[key] == nil {
+			a.came[key] = map[string]time.Time{}
+		}
+		a.came[key][node] = now
+	}
+	type change struct{ from, to *plan.Backend } // most Services have the same backends
+	joined := map[change][]string{}
+	for key, s := range want.Services {
+		was, known := before(key)
+		if !known {
+			note(key, "")
+			continue
+		}
+		of := change{first(was), first(s)}
+		if _, done := joined[of]; !done && of.from != of.to {
+			joined[of] = joiners(was.Backends, s.Backends)
+		}
+		for _, node := range joined[of] {
+			note(key, node)
 		}
 	}
+}
+
+// first tells arrays of backends apart. Nil: there are none.
+func first(s plan.Direct) *plan.Backend {
+	if len(s.Backends) == 0 {
+		return nil
+	}
+	return &s.Backends[0]
+}
+
+// joiners returns the nodes that have come to backends, which are sorted.
+func joiners(before, after []plan.Backend) (nodes []string) {
+	for _, b := range after {
+		byName := func(b plan.Backend, node string) int { return strings.Compare(b.Node, node) }
+		if _, was := slices.BinarySearchFunc(before, b.Node, byName); !was {
+			nodes = append(nodes, b.Node)
+		}
+	}
+	return nodes
 }
 
 // cutOff reports whether half of the nodes or more are away: this one was cut off from them, perhaps, and they have what
@@ -76,7 +124,8 @@ func (a *absences) missedBy(key plan.LimitKey) string {
 	}
 	names := ""
 	for _, node := range slices.Sorted(maps.Keys(a.away)) {
-		if !a.came[key].Before(a.away[node].since.Add(-late)) {
+		begin := a.away[node].since.Add(-late)
+		if came := a.came[key]; !came[""].Before(begin) || !came[node].Before(begin) {
 			names += node + " "
 		}
 	}

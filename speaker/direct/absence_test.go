@@ -16,33 +16,51 @@ func TestAbsences(t *testing.T) {
 	key := plan.LimitKey{VIP: vip4, Service: "web"}
 	for name, test := range map[string]struct {
 		came, lost, back, asked time.Duration // back: 0 is never
+		joined                  time.Duration // 0: n2 has been there from the beginning
+		none                    bool          // n1 is not there
 		with                    []string      // who else is lost
 		missed                  string
 	}{
-		"it came while the speaker was lost":        {came: 20, lost: 10, asked: 30, missed: "n2 "},
-		"it came a moment before":                   {came: 9, lost: 10, asked: 30, missed: "n2 "},
-		"it came before that":                       {came: 6, lost: 10, asked: 30},
-		"the speaker is heard since a moment":       {came: 20, lost: 10, back: 30, asked: 30, missed: "n2 "},
-		"the speaker is heard for longer":           {came: 20, lost: 10, back: 30, asked: 33},
-		"all others are lost, this one perhaps":     {came: 9, lost: 10, asked: 30, with: []string{"n3", "n4"}},
-		"and it comes while they are":               {came: 20, lost: 10, asked: 30, with: []string{"n3", "n4"}},
-		"one of three others is lost with this one": {came: 20, lost: 10, asked: 30, with: []string{"n3"}},
+		"it came while the speaker was lost":         {came: 20, lost: 10, asked: 30, missed: "n2 "},
+		"it came a moment before":                    {came: 9, lost: 10, asked: 30, missed: "n2 "},
+		"it came before that":                        {came: 6, lost: 10, asked: 30},
+		"the speaker is heard since a moment":        {came: 20, lost: 10, back: 30, asked: 30, missed: "n2 "},
+		"the speaker is heard for longer":            {came: 20, lost: 10, back: 30, asked: 33},
+		"all others are lost, this one perhaps":      {came: 9, lost: 10, asked: 30, with: []string{"n3", "n4"}},
+		"and it comes while they are":                {came: 20, lost: 10, asked: 30, with: []string{"n3", "n4"}},
+		"endpoints came while it was lost":           {came: 1, joined: 20, lost: 10, asked: 30, missed: "n2 "},
+		"the first endpoints came while it was lost": {came: 1, joined: 20, none: true, lost: 10, asked: 30, missed: "n2 "},
+		"endpoints came before":                      {came: 1, joined: 6, lost: 10, asked: 30},
+		"one of three others is lost with this one":  {came: 20, lost: 10, asked: 30, with: []string{"n3"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			a := New(Options{}).absences
-			start := time.Now()
+			start, last := time.Now(), map[plan.LimitKey]plan.Direct(nil)
 			for at := time.Duration(0); at <= test.asked; at++ {
 				want := plan.Forwarding{Nodes: map[string][]netip.Addr{"n1": nil, "n2": nil, "n3": nil, "n4": nil}, Lost: map[string]bool{}}
 				for _, node := range append(test.with, "n2") {
 					want.Lost[node] = at >= test.lost && (test.back == 0 || at < test.back)
 				}
 				if at >= test.came {
-					want.Services = map[plan.LimitKey]plan.Direct{key: {}}
+					of := plan.Direct{}
+					if !test.none {
+						of.Backends = append(of.Backends, plan.Backend{Node: "n1", Open: 1})
+					}
+					if at >= test.joined {
+						of.Backends = append(of.Backends, plan.Backend{Node: "n2", Open: 1})
+					}
+					want.Services = map[plan.LimitKey]plan.Direct{key: of}
 				}
-				a.follow(start.Add(at*time.Second), want, func(plan.LimitKey) bool { return at > test.came })
+				a.follow(start.Add(at*time.Second), want, func(plan.LimitKey) (plan.Direct, bool) {
+					of, known := last[key]
+					return of, known
+				})
+				last = want.Services
 			}
 			require.Equal(t, test.missed, a.missedBy(key))
+			a.see(start.Add(time.Hour), nil)
+			require.Empty(t, a.came, "nobody needs to know any more")
 		})
 	}
 }

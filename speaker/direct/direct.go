@@ -127,7 +127,7 @@ func New(o Options) *Director {
 	l := &line{}
 	d := &Director{Options: o, line: l, sets: make(chan plan.Forwarding, 1), ready: make(chan struct{}), nodes: map[netip.Addr]*host{},
 		draining: map[plan.LimitKey]draining{}, most: maxBuckets,
-		absences: absences{came: map[plan.LimitKey]time.Time{}, away: map[string]absence{}, late: lossTime},
+		absences: absences{came: map[plan.LimitKey]map[string]time.Time{}, away: map[string]absence{}, late: lossTime},
 		shortcut: shortcut{log: o.Log, line: l, guard: cmp.Or(o.Guard, defaultGuard)}}
 	d.published.Store(&Status{})
 	if o.Registry != nil {
@@ -171,7 +171,7 @@ func (d *Director) Run(ctx context.Context) error {
 		return nil
 	case d.want = <-d.sets:
 	}
-	d.absences.follow(time.Now(), d.want, func(plan.LimitKey) bool { return false })
+	d.absences.follow(time.Now(), d.want, func(plan.LimitKey) (none plan.Direct, known bool) { return })
 	d.inherit()
 	d.settle(ctx)
 	d.stale = true
@@ -421,7 +421,7 @@ func (d *Director) rules(i int, f *family, peers map[string]neighbour, tables ma
 	services, room := map[string][]service{}, d.most // by what their tables follow from
 	// Most Services have the same backends.
 	type backends struct {
-		first  *plan.Backend // nil: none has the rules yet
+		first  *plan.Backend
 		local  bool
 		missed string // by nodes
 	}
@@ -430,10 +430,7 @@ func (d *Director) rules(i int, f *family, peers map[string]neighbour, tables ma
 		if !f.has(key.VIP) {
 			return
 		}
-		all := backends{nil, s.Local, d.absences.missedBy(key)}
-		if len(s.Backends) > 0 {
-			all.first = &s.Backends[0]
-		}
+		all := backends{first(s), s.Local, d.absences.missedBy(key)}
 		same, ok := known[all]
 		if !ok {
 			same.Backends = present(s.Backends, peers, d.Node, all.missed)

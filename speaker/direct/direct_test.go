@@ -525,6 +525,24 @@ func TestNodeThatMissedAService(t *testing.T) {
 	w.live(append(all, fresh...), "a speaker is lost that knew the Service")
 }
 
+// Endpoints come to a node whose speaker is lost: it keeps nothing, and its rules are those of before, by which it hands
+// what others keep to nodes that were asked. It is not asked.
+func TestNodeThatMissedItsEndpoints(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 3)
+	w.start("n1", "n2", "n3")
+	w.own("n2")
+	w.wantAt(w.names, some("n2", "n3")...)
+	all := w.open(60)
+	w.nodes["n1"].stop()
+	w.lost = map[string]bool{"n1": true}
+	for _, open := range [][]int{{4, 1}, {1, 4}, {2, 2}} {
+		w.wantAt([]string{"n2", "n3"}, plan.Backend{Node: "n1", Draining: 1}, plan.Backend{Node: "n2", Open: open[0]},
+			plan.Backend{Node: "n3", Open: open[1]})
+		w.live(all, fmt.Sprint(open))
+	}
+}
+
 // A node that has lost all others asks them for connections to a Service that comes then, or a moment after they
 // are heard again: it was cut off itself, and they had the Service before.
 func TestNodeThatWasAwayItself(t *testing.T) {

@@ -35,21 +35,27 @@ func (d *Director) take(want plan.Forwarding) {
 			d.draining[key] = draining{before, time.Now().Add(drainTime)}
 		}
 	}
-	d.absences.follow(time.Now(), want, d.has)
+	d.absences.follow(time.Now(), want, d.forwarded)
 	for key := range want.Services {
 		delete(d.draining, key)
 	}
 	d.boundDraining()
 	d.want, d.stale = want, true
-	maps.DeleteFunc(d.absences.came, func(key plan.LimitKey, _ time.Time) bool { return !d.has(key) })
+	maps.DeleteFunc(d.absences.came, func(key plan.LimitKey, _ map[string]time.Time) bool {
+		_, still := d.forwarded(key)
+		return !still
+	})
 	d.reconcile()
 }
 
-// has reports whether a Service is wanted or drains.
-func (d *Director) has(key plan.LimitKey) bool {
-	_, wanted := d.want.Services[key]
-	_, drains := d.draining[key]
-	return wanted || drains
+// forwarded returns what is wanted of a Service, or drains.
+func (d *Director) forwarded(key plan.LimitKey) (of plan.Direct, known bool) {
+	if of, known = d.want.Services[key]; !known {
+		var drains draining
+		drains, known = d.draining[key]
+		of = drains.Direct
+	}
+	return of, known
 }
 
 // inherit has drain what an earlier Director handed over and is not wanted, as if it were switched
