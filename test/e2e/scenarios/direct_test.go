@@ -326,6 +326,7 @@ func TestConnectionsOutliveChangesOfPods(t *testing.T) {
 	lives("3 pods are 6, and one node has no rules for a Service")
 	thaw()
 	s.forwards()
+	settle() // it is not asked for what it missed until it is heard for two seconds
 	lives("it has them")
 	more := s.connect(vip, 60, usual)
 	require.Len(t, more.Snapshot().Nodes(), 3)
