@@ -60,7 +60,8 @@ func (b *book) enter(name string, before, after *corev1.Service, by writer, now 
 	for _, addr := range shown(before) {
 		b.remove(b.showing, addr, name)
 		b.remove(b.holders, addr, name)
-		if !slices.Contains(shown(after), addr) && len(b.showing[addr]) == 0 {
+		// Who overwrites the annotation gives the address up without a quarantine.
+		if !slices.Contains(shown(after), addr) && len(b.showing[addr]) == 0 && by == ofController {
 			b.freed[addr] = release{name, now}
 		}
 	}

@@ -279,7 +279,7 @@ func (c *checks) checkHeal() {
 		return
 	}
 	c.whole = never
-	if !c.lan.sound() {
+	if !c.lan.sound() || c.attacked {
 		return
 	}
 	for _, vip := range c.ordered {
@@ -356,7 +356,7 @@ func (c *checks) boundOfBoth(nodes uint64) time.Duration {
 func (c *checks) couldServe(vip netip.Addr) (nodes uint64) {
 	for _, n := range c.nodes {
 		at := c.api.objects["node/"+n.name].(plan.Node) //nolint:errcheck // nothing else is there
-		if !n.talks() || n.stopping || !n.published.ready || c.lan.unplugged[n.id] > 0 || at.Labelled || at.NetworkUnavailable {
+		if !n.talks() || n.stopping || !n.published.ready || c.lan.unplugged[n.id] > 0 || n.down || at.Labelled || at.NetworkUnavailable {
 			continue
 		}
 		serves, some := true, false
@@ -463,12 +463,14 @@ func (c *checks) truth() plan.Snapshot {
 	return s
 }
 
-// shown returns the addresses that a Service shows. It may be nil.
+// shown returns the addresses that a Service has: those that its status and its annotation both name, so that neither
+// its owner nor another load balancer gives it one alone. The Service may be nil, or be about to be deleted.
 func shown(svc *corev1.Service) []netip.Addr {
 	if svc == nil {
 		return nil
 	}
-	return kube.StatusAddresses(svc)
+	assigned := kube.Assigned(svc)
+	return slices.DeleteFunc(kube.StatusAddresses(svc), func(a netip.Addr) bool { return !slices.Contains(assigned, a) })
 }
 
 // condition returns what the Service's condition says.

@@ -37,6 +37,7 @@ type control struct {
 	writing map[string]bool // those with a write under way
 	failed  map[string]int  // how often the last writes failed in a row
 	works   bool            // a look is due
+	alarm   time.Duration   // when those that wait are looked at; zero: not set
 	writes  int             // that it made, by all leaders
 }
 
@@ -50,7 +51,7 @@ func (c *control) clock() time.Time { return epoch.Add(c.now) }
 // begin has another controller lead. Writes of the one before may still be under way.
 func (c *control) begin() {
 	c.end()
-	c.ledger, c.primed, c.works = ledger.New(scope), false, false
+	c.ledger, c.primed, c.works, c.alarm = ledger.New(scope), false, false, 0
 	c.due, c.writing, c.failed = map[string]bool{}, map[string]bool{}, map[string]int{}
 	c.watch = c.api.follow(controller, c.changed)
 	c.record("controller: another one leads")
@@ -79,6 +80,7 @@ func (c *control) prime() {
 	}
 	c.ledger.Prime(start, c.clock())
 	c.work()
+	c.tryAgain((*ledger.Ledger).Waiting)
 }
 
 func (c *control) situation() ledger.Situation {
@@ -99,8 +101,7 @@ func (c *control) changed(key string) {
 		c.prime()
 	case !c.primed:
 	case kind == "config":
-		c.ledger.Follow(c.situation(), c.clock())
-		c.look(c.ledger.Waiting(c.clock())...)
+		c.tryAgain((*ledger.Ledger).Waiting)
 	case kind == "service":
 		c.look(name)
 	}
@@ -132,22 +133,32 @@ func (c *control) work() {
 			c.reconcile(name)
 		}
 	}
+	c.follow()
+}
+
+// follow tries Services that wait, if something became free.
+func (c *control) follow() {
 	if c.ledger.Effects().Retry {
-		c.look(c.retry()...)
-	}
-	life := c.life
-	if next := c.ledger.NextFree(); !next.IsZero() {
-		c.after(max(next.Sub(c.clock()), time.Second), func() {
-			if c.life == life {
-				c.look(c.retry()...)
-			}
-		})
+		c.tryAgain((*ledger.Ledger).Retry)
 	}
 }
 
-func (c *control) retry() []string {
+// tryAgain looks at Services that wait, and again when the next address is free.
+func (c *control) tryAgain(due func(*ledger.Ledger, time.Time) []string) {
 	c.ledger.Follow(c.situation(), c.clock())
-	return c.ledger.Retry(c.clock())
+	c.look(due(c.ledger, c.clock())...)
+	next, life := c.ledger.NextFree(), c.life
+	when := c.now + max(next.Sub(c.clock()), time.Second)
+	if next.IsZero() || c.alarm > c.now && c.alarm <= when {
+		return
+	}
+	c.alarm = when
+	c.after(when-c.now, func() {
+		if c.life == life && c.alarm == when {
+			c.alarm = 0
+			c.tryAgain((*ledger.Ledger).Retry)
+		}
+	})
 }
 
 // reconcile brings one Service into step with the ledger.
@@ -179,9 +190,7 @@ func (c *control) write(name string, svc *corev1.Service, v *ledger.Verdict) {
 			c.ledger.Settle(name, string(svc.UID), v.Held, c.clock())
 		}
 		c.look()
-		if c.ledger.Effects().Retry {
-			c.look(c.retry()...)
-		}
+		c.follow()
 	}
 	if patch == nil {
 		settle()
