@@ -14,8 +14,9 @@ import (
 	"github.com/lodestone-lb/lodestone/test/world"
 )
 
-// root is the folder of the module.
-const root = "../.."
+// root is the folder of the module. proven has the defects that are found; those beside them in the folder unproven were
+// not found within the seeds, or not looked for: a fault or an invariant is missing, or time.
+const root, proven = "../..", "defects"
 
 // defect is an old defect, of a file in the folder defects: what it was, where it was mended, and how the code of today
 // is changed to have it again.
@@ -27,10 +28,10 @@ type defect struct {
 // edit replaces text that stands exactly once in its file.
 type edit struct{ old, new string }
 
-// defects returns all old defects.
-func defects(t *testing.T) (all []defect) {
+// defects returns the old defects of a folder.
+func defects(t *testing.T, folder string) (all []defect) {
 	t.Helper()
-	files, err := filepath.Glob("defects/*.txt")
+	files, err := filepath.Glob(folder + "/*.txt")
 	require.NoError(t, err)
 	for _, file := range files {
 		text, err := os.ReadFile(file)
@@ -83,8 +84,10 @@ func (d defect) apply(t *testing.T) map[string]string {
 // TestDefectsApply: a defect that cannot be put back is not shown to be found any more.
 func TestDefectsApply(t *testing.T) {
 	t.Parallel()
-	for _, d := range defects(t) {
-		d.apply(t)
+	for _, folder := range []string{proven, "defects/unproven"} {
+		for _, d := range defects(t, folder) {
+			d.apply(t)
+		}
 	}
 }
 
@@ -126,7 +129,7 @@ func TestSomeDefectsAreFound(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds the command anew")
 	}
-	for _, d := range defects(t) {
+	for _, d := range defects(t, proven) {
 		switch d.name {
 		case "breaks-before-it-makes", "recorded-claim", "pool-renamed":
 			d.find(t)
