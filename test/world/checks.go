@@ -125,9 +125,7 @@ func (c *checks) answersChanged(n *node) {
 	}
 	for _, vip := range c.all {
 		v, before := c.vips[vip], c.vips[vip].answering
-		if others := v.announcing &^ mask; others != 0 {
-			v.from = others
-		}
+		announced := v.announcing
 		v.answering, v.announcing = v.answering&^mask, v.announcing&^mask
 		announces, answers := n.answers[vip]
 		if answers {
@@ -135,6 +133,9 @@ func (c *checks) answersChanged(n *node) {
 		}
 		if announces {
 			v.announcing |= mask
+		}
+		if announced != 0 && announced != v.announcing {
+			v.from = announced
 		}
 		switch {
 		case before != v.answering && answers:
