@@ -258,6 +258,7 @@ func (c *checks) checkForwarder(vip netip.Addr, v *watched) {
 		return here && since <= c.now
 	}
 	able, idle, other := c.couldServe(vip), false, false
+	v.from &= able | v.announcing // one that has lost its pods and has others again is not the owner before
 	for _, n := range c.nodes {
 		mask := uint64(1) << n.id
 		idle = idle || v.announcing&mask != 0 && !forwards(n)

@@ -49,7 +49,7 @@ func TestNoSeedOfTheCorpusFails(t *testing.T) {
 		require.NoError(t, err)
 		scenarios = append(scenarios, world.Draw(seed).WithNodes(nodes))
 	}
-	for i := range uint64(100) {
+	for i := range uint64(60) {
 		scenarios = append(scenarios, world.Draw(1_000_000+i))
 	}
 	for _, s := range scenarios {
