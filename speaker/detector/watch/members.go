@@ -72,7 +72,7 @@ func (s *member) hear(p Packet, at time.Time) {
 		s.heard = at
 	}
 	if s.calls = 0; p.Kind == Beat {
-		s.beaten = s.heard
+		s.beaten, s.grace = s.heard, time.Time{} // it knows this speaker
 	} else if p.Kind == Answer && s.heard.Sub(s.beaten) > unsent {
 		s.grace = s.heard.Add(firstBeat)
 	}
