@@ -268,6 +268,24 @@ func TestLateLoops(t *testing.T) {
 	}
 }
 
+// A speaker that has just come, or come back, is noticed as soon as any other one when it is lost: from its first
+// heartbeat on it is given no more time.
+func TestOneIsLostSoonAfterItCame(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 3)
+	dead := w.add(3)
+	for _, x := range w.nodes {
+		x.knows[dead.Name], dead.knows[x.Name] = true, true
+		x.update()
+	}
+	dead.update()
+	w.run(100 * ms)
+	since := w.now
+	w.kill(dead)
+	w.run(time.Second)
+	assert.LessOrEqual(t, w.known(t, since, w.living(), dead), 150*ms)
+}
+
 // A fleet starts: 1 % of it is up first. The rest follows, and each hears late of the others.
 func TestColdStart(t *testing.T) {
 	t.Parallel()
