@@ -15,6 +15,9 @@ const (
 	// lossTime is how long a speaker may have done nothing before others notice: up to 2 s with failover: conservative,
 	// and the last thing before that it may not have done.
 	lossTime = 3 * time.Second
+	// learnTime is how long a Director that has begun learns which nodes keep connections: those that come into its sight
+	// then have been there before.
+	learnTime = 10 * time.Second
 )
 
 // absences knows which nodes have no rules for a Service, or those of a time at which they had no endpoints of it,
@@ -28,6 +31,8 @@ type absences struct {
 	away map[string]absence
 	// nodes is how many there are.
 	nodes int
+	// began is when the Director did.
+	began time.Time
 	// late is how long a speaker may have done nothing before it is lost: lossTime.
 	late time.Duration
 }
@@ -81,6 +86,9 @@ func (a *absences) follow(now time.Time, want plan.Forwarding, before func(plan.
 			continue
 		}
 		of := change{first(was), first(s)}
+		if now.Sub(a.began) < learnTime {
+			continue
+		}
 		if _, done := joined[of]; !done && of.from != of.to {
 			joined[of] = joiners(was.Backends, s.Backends)
 		}

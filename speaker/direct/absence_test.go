@@ -17,6 +17,7 @@ func TestAbsences(t *testing.T) {
 	for name, test := range map[string]struct {
 		came, lost, back, asked time.Duration // back: 0 is never
 		joined                  time.Duration // 0: n2 has been there from the beginning
+		began                   time.Duration // the Director
 		none                    bool          // n1 is not there
 		with                    []string      // who else is lost
 		missed                  string
@@ -31,12 +32,18 @@ func TestAbsences(t *testing.T) {
 		"endpoints came while it was lost":           {came: 1, joined: 20, lost: 10, asked: 30, missed: "n2 "},
 		"the first endpoints came while it was lost": {came: 1, joined: 20, none: true, lost: 10, asked: 30, missed: "n2 "},
 		"endpoints came before":                      {came: 1, joined: 6, lost: 10, asked: 30},
+		"endpoints came a moment before":             {came: 1, joined: 19, lost: 20, asked: 30, missed: "n2 "},
+		"the Director has begun and learns of them":  {came: 1, joined: 19, began: 18, lost: 20, asked: 30},
 		"one of three others is lost with this one":  {came: 20, lost: 10, asked: 30, with: []string{"n3"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			a := New(Options{}).absences
 			start, last := time.Now(), map[plan.LimitKey]plan.Direct(nil)
+			a.began = start.Add(test.began * time.Second)
+			if test.began == 0 {
+				a.began = start.Add(-learnTime)
+			}
 			for at := time.Duration(0); at <= test.asked; at++ {
 				want := plan.Forwarding{Nodes: map[string][]netip.Addr{"n1": nil, "n2": nil, "n3": nil, "n4": nil}, Lost: map[string]bool{}}
 				for _, node := range append(test.with, "n2") {

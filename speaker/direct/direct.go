@@ -171,7 +171,8 @@ func (d *Director) Run(ctx context.Context) error {
 		return nil
 	case d.want = <-d.sets:
 	}
-	d.absences.follow(time.Now(), d.want, func(plan.LimitKey) (none plan.Direct, known bool) { return })
+	d.absences.began = time.Now()
+	d.absences.follow(d.absences.began, d.want, func(plan.LimitKey) (none plan.Direct, known bool) { return })
 	d.inherit()
 	d.settle(ctx)
 	d.stale = true
