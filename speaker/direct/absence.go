@@ -12,16 +12,13 @@ import (
 const (
 	// catchUpTime is how long a speaker that is heard again has to set the rules of what came meanwhile.
 	catchUpTime = 2 * time.Second
-	// lossTime is how long a speaker may have done nothing before others notice: up to 2 s with failover: conservative,
-	// and the last thing before that it may not have done.
-	lossTime = 3 * time.Second
 	// learnTime is how long a Director that has begun learns which nodes keep connections: those that come into its sight
 	// then have been there before.
 	learnTime = 10 * time.Second
 )
 
 // absences knows which nodes have no rules for a Service, or those of a time at which they had no endpoints of it,
-// since their speakers were not heard then or soon after, nor later. Such a node would answer what others keep by a
+// since their speakers were not heard then, nor later. Such a node would answer what others keep by a
 // reset, or hand it to a node that was asked. It keeps nothing itself, so it is not asked.
 type absences struct {
 	// came is when a Service came, under "", and when a node joined those that keep its connections. What is older than
@@ -33,8 +30,6 @@ type absences struct {
 	nodes int
 	// began is when the Director did.
 	began time.Time
-	// late is how long a speaker may have done nothing before it is lost: lossTime.
-	late time.Duration
 }
 
 // absence begins when a speaker is heard no more, and ends catchUpTime after it was lost last.
@@ -58,7 +53,7 @@ func (a *absences) see(now time.Time, lost map[string]bool) (caughtUp bool) {
 		}
 	}
 	maps.DeleteFunc(a.came, func(_ plan.LimitKey, came map[string]time.Time) bool {
-		maps.DeleteFunc(came, func(_ string, at time.Time) bool { return at.Before(oldest.Add(-a.late)) })
+		maps.DeleteFunc(came, func(_ string, at time.Time) bool { return at.Before(oldest) })
 		return len(came) == 0
 	})
 	return len(a.away) < n
@@ -126,14 +121,10 @@ func (a *absences) missedBy(key plan.LimitKey) string {
 	if len(a.away) == 0 {
 		return ""
 	}
-	late := a.late
-	if a.cutOff() {
-		late = 0
-	}
 	names := ""
 	for _, node := range slices.Sorted(maps.Keys(a.away)) {
-		begin := a.away[node].since.Add(-late)
-		if came := a.came[key]; !came[""].Before(begin) || !came[node].Before(begin) {
+		since := a.away[node].since
+		if came := a.came[key]; !came[""].Before(since) || !came[node].Before(since) {
 			names += node + " "
 		}
 	}
