@@ -28,8 +28,9 @@ type absences struct {
 	away map[string]absence
 	// nodes is how many there are.
 	nodes int
-	// began is when the Director did.
-	began time.Time
+	// began is when the Director did, and learns how long it then learns: learnTime.
+	began  time.Time
+	learns time.Duration
 }
 
 // absence begins when a speaker is heard no more, and ends catchUpTime after it was lost last.
@@ -81,7 +82,7 @@ func (a *absences) follow(now time.Time, want plan.Forwarding, before func(plan.
 			continue
 		}
 		of := change{first(was), first(s)}
-		if now.Sub(a.began) < learnTime {
+		if now.Sub(a.began) < a.learns {
 			continue
 		}
 		if _, done := joined[of]; !done && of.from != of.to {

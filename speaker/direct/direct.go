@@ -127,7 +127,7 @@ func New(o Options) *Director {
 	l := &line{}
 	d := &Director{Options: o, line: l, sets: make(chan plan.Forwarding, 1), ready: make(chan struct{}), nodes: map[netip.Addr]*host{},
 		draining: map[plan.LimitKey]draining{}, most: maxBuckets,
-		absences: absences{came: map[plan.LimitKey]map[string]time.Time{}, away: map[string]absence{}},
+		absences: absences{came: map[plan.LimitKey]map[string]time.Time{}, away: map[string]absence{}, learns: learnTime},
 		shortcut: shortcut{log: o.Log, line: l, guard: cmp.Or(o.Guard, defaultGuard)}}
 	d.published.Store(&Status{})
 	if o.Registry != nil {
