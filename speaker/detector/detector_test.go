@@ -151,16 +151,23 @@ func TestKeyIsReplaced(t *testing.T) {
 	ends(t, a, b)
 }
 
-// The kernel's time of a packet counts, and not when it is read.
-func TestPacketsHaveTheTimeOfTheirArrival(t *testing.T) {
-	t.Parallel()
-	memberlist, err := shared(netip.MustParseAddrPort("127.0.0.1:0"))
+// besideMemberlist returns the detector's sockets on a port that memberlist has as well.
+func besideMemberlist(t *testing.T, address string) (netip.AddrPort, *sockets) {
+	t.Helper()
+	memberlist, err := shared(netip.MustParseAddrPort(address))
 	require.NoError(t, err)
-	defer memberlist.Close()
+	t.Cleanup(func() { memberlist.Close() })
 	at := memberlist.LocalAddr().(*net.UDPAddr).AddrPort()
 	s, err := listen(at)
 	require.NoError(t, err)
-	defer s.close()
+	t.Cleanup(s.close)
+	return at, s
+}
+
+// The kernel's time of a packet counts, and not when it is read.
+func TestPacketsHaveTheTimeOfTheirArrival(t *testing.T) {
+	t.Parallel()
+	at, s := besideMemberlist(t, "127.0.0.1:0")
 	c, err := net.Dial("udp", at.String())
 	require.NoError(t, err)
 	defer c.Close()
@@ -179,13 +186,7 @@ func TestPacketsHaveTheTimeOfTheirArrival(t *testing.T) {
 
 // Nothing is allocated for a packet that is read.
 func TestNoAllocations(t *testing.T) {
-	memberlist, err := shared(netip.MustParseAddrPort("127.0.0.1:0"))
-	require.NoError(t, err)
-	defer memberlist.Close()
-	at := memberlist.LocalAddr().(*net.UDPAddr).AddrPort()
-	s, err := listen(at)
-	require.NoError(t, err)
-	defer s.close()
+	at, s := besideMemberlist(t, "127.0.0.1:0")
 	assert.Zero(t, testing.AllocsPerRun(100, func() {
 		s.send(at, []byte("LoU1"))
 		if s.urgent.read() != 1 || s.urgent.source(0) != at || s.urgent.arrival(0, time.Now()).IsZero() {
@@ -196,15 +197,7 @@ func TestNoAllocations(t *testing.T) {
 
 func TestIPv6(t *testing.T) {
 	t.Parallel()
-	memberlist, err := shared(netip.MustParseAddrPort("[::1]:0"))
-	if err != nil {
-		t.Skip("no IPv6 here")
-	}
-	defer memberlist.Close()
-	at := memberlist.LocalAddr().(*net.UDPAddr).AddrPort()
-	s, err := listen(at)
-	require.NoError(t, err)
-	defer s.close()
+	at, s := besideMemberlist(t, "[::1]:0")
 	s.send(at, []byte("LoB1"))
 	require.Eventually(t, func() bool { return s.beats.read() == 1 }, testTimeout, time.Millisecond)
 	assert.Equal(t, at, s.beats.source(0))

@@ -52,7 +52,7 @@ func (b *book) enter(name string, before, after *corev1.Service, by writer, now 
 			b.agreed[name] = now
 		}
 	} else if after != nil {
-		fault = b.judge(name, before, after, now)
+		fault = b.verify(name, before, after, now)
 		if c := kube.Allocated(after); c != nil && c.Status == "True" {
 			b.asked[name] = false
 		}
@@ -85,8 +85,8 @@ func (b *book) remove(from map[netip.Addr][]string, addr netip.Addr, name string
 	}
 }
 
-// judge returns what is wrong with a write of the controller.
-func (b *book) judge(name string, before, after *corev1.Service, now time.Duration) string {
+// verify returns what is wrong with a write of the controller.
+func (b *book) verify(name string, before, after *corev1.Service, now time.Duration) string {
 	for _, addr := range shown(before) {
 		if !slices.Contains(shown(after), addr) && before.DeletionTimestamp == nil && !b.asked[name] {
 			return fmt.Sprintf("loses %s, and nobody asked for that", addr)

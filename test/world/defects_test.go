@@ -126,9 +126,6 @@ func (d defect) find(t *testing.T) string {
 // long, has all.
 func TestSomeDefectsAreFound(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("builds the command anew")
-	}
 	for _, d := range defects(t, proven) {
 		switch d.name {
 		case "breaks-before-it-makes", "recorded-claim", "pool-renamed":
