@@ -10,8 +10,9 @@ import (
 )
 
 const (
-	// catchUpTime is how long a speaker that is heard again has to set the rules of what came meanwhile.
-	catchUpTime = 2 * time.Second
+	// A speaker that is heard again has catchUpTime to set the rules of what came meanwhile, or as long as it was lost, up to
+	// longestCatchUp: TCP and watches of the API server wait longer and longer before they try again, its kube-proxy's, too.
+	catchUpTime, longestCatchUp = 2 * time.Second, time.Minute
 	// learnTime is how long a Director that has begun learns which nodes keep connections: those that come into its sight
 	// then have been there before.
 	learnTime = 10 * time.Second
@@ -33,8 +34,13 @@ type absences struct {
 	learns time.Duration
 }
 
-// absence begins when a speaker is heard no more, and ends catchUpTime after it was lost last.
+// absence begins when a speaker is heard no more. It was lost last at another time, and then it catches up.
 type absence struct{ since, last time.Time }
+
+// over reports whether the speaker has caught up.
+func (of absence) over(now time.Time) bool {
+	return now.Sub(of.last) >= min(max(catchUpTime, of.last.Sub(of.since)), longestCatchUp)
+}
 
 // see takes over which nodes are lost. It reports whether one has caught up.
 func (a *absences) see(now time.Time, lost map[string]bool) (caughtUp bool) {
@@ -46,7 +52,7 @@ func (a *absences) see(now time.Time, lost map[string]bool) (caughtUp bool) {
 		}
 	}
 	n := len(a.away)
-	maps.DeleteFunc(a.away, func(_ string, of absence) bool { return now.Sub(of.last) >= catchUpTime })
+	maps.DeleteFunc(a.away, func(_ string, of absence) bool { return of.over(now) })
 	oldest := now
 	for _, of := range a.away {
 		if of.since.Before(oldest) {

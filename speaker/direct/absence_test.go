@@ -22,16 +22,19 @@ func TestAbsences(t *testing.T) {
 		with                    []string      // who else is lost
 		missed                  string
 	}{
-		"it came while the speaker was lost":              {came: 20, lost: 10, asked: 30, missed: "n2 "},
-		"it came before":                                  {came: 9, lost: 10, asked: 30},
-		"the speaker is heard since a moment":             {came: 20, lost: 10, back: 30, asked: 30, missed: "n2 "},
-		"the speaker is heard for longer":                 {came: 20, lost: 10, back: 30, asked: 33},
-		"it comes while all others are lost, or this one": {came: 20, lost: 10, asked: 30, with: []string{"n3", "n4"}},
-		"endpoints came while it was lost":                {came: 1, joined: 20, lost: 10, asked: 30, missed: "n2 "},
-		"the first endpoints came while it was lost":      {came: 1, joined: 20, none: true, lost: 10, asked: 30, missed: "n2 "},
-		"endpoints came before":                           {came: 1, joined: 6, lost: 10, asked: 30},
-		"the Director has begun and learns of them":       {came: 1, joined: 21, began: 18, lost: 20, asked: 30},
-		"one of three others is lost with this one":       {came: 20, lost: 10, asked: 30, with: []string{"n3"}},
+		"it came while the speaker was lost":                  {came: 20, lost: 10, asked: 30, missed: "n2 "},
+		"it came before":                                      {came: 9, lost: 10, asked: 30},
+		"the speaker is heard since a moment":                 {came: 20, lost: 10, back: 30, asked: 30, missed: "n2 "},
+		"the speaker is heard for less long than it was lost": {came: 31, lost: 10, back: 30, asked: 47, missed: "n2 "},
+		"the speaker is heard for longer":                     {came: 31, lost: 10, back: 30, asked: 50},
+		"the speaker was lost for a moment":                   {came: 20, lost: 20, back: 21, asked: 23},
+		"the speaker was lost for long":                       {came: 20, lost: 10, back: 110, asked: 170},
+		"it comes while all others are lost, or this one":     {came: 20, lost: 10, asked: 30, with: []string{"n3", "n4"}},
+		"endpoints came while it was lost":                    {came: 1, joined: 20, lost: 10, asked: 30, missed: "n2 "},
+		"the first endpoints came while it was lost":          {came: 1, joined: 20, none: true, lost: 10, asked: 30, missed: "n2 "},
+		"endpoints came before":                               {came: 1, joined: 6, lost: 10, asked: 30},
+		"the Director has begun and learns of them":           {came: 1, joined: 21, began: 18, lost: 20, asked: 30},
+		"one of three others is lost with this one":           {came: 20, lost: 10, asked: 30, with: []string{"n3"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
