@@ -21,9 +21,8 @@ PLATFORMS ?=
 GOLANGCI_LINT := v2.15.0
 # One fuzz target runs this long.
 FUZZTIME ?= 10s
-# How long each fault of `make soak` lasts, and the stories that it runs.
-SOAK    ?= 10m
-SOAKS   := TestAPIServerDownKeepsAnnouncing|TestControllerConvergesThroughAFaultyAPIServer
+# How long `make soak` goes on.
+HOURS   ?= 2
 # make simulate lives through this many seeds, or through one and prints its story.
 SEEDS   ?= 1000
 FROM    ?= $(shell date +%s)000
@@ -63,8 +62,8 @@ lint: ## golangci-lint; builds it on first use, which takes minutes
 	go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_LINT) run ./...
 
 # All write events for testsum to standard output. A node without processor time
-# loses packets, so the stories that count them have the machine for themselves;
-# the other end-to-end tests run two at a time, each with a lab if it needs one.
+# loses packets, so the stories, which count them, have the machine for themselves, with
+# a lab in each place; the other end-to-end tests run two at a time, each with a lab if it needs one.
 # They build Lodestone themselves. A third package of unit tests runs while two
 # wait, and the longest one is first; what makes releases compresses much, and has
 # no goroutines to race. `make vet` vets, and a debugger's symbols would take a
@@ -91,8 +90,8 @@ check-all: ## before a release: make check, and the tests that take too long for
 check: fmt vet ## what CI runs: gofmt, vet, make test; with CI=true a skipped test fails
 	@$(MAKE) --no-print-directory test
 
-soak: root deps ## the stories of an API server that is away or faulty, for SOAK=10m each (root)
-	cd $(E2E) && LODESTONE_SOAK=$(SOAK) go test -count=1 -timeout 0 -v -run '^($(SOAKS))$$' ./scenarios
+soak: root deps build ## faults at random in the lab for HOURS=2, drawn by SEED=4711, and a verdict (root)
+	@cd $(E2E) && go run ./cmd/soak -hours $(HOURS) $(if $(SEED),-seed $(SEED)) $(ARGS)
 
 simulate: ## invented fleets with faults: SEEDS=1000 new ones, from FROM=1 on, or SEED=4711 with its story
 	@go run ./hack/simulate $(if $(SEED),-seed $(SEED) $(ARGS),-seeds $(SEEDS) -from $(FROM) $(ARGS))

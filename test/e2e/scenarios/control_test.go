@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -20,11 +22,15 @@ import (
 	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
 )
 
-// installation is the Lodestone that all stories share, on one lab.
-var installation *lodestone.Installation
+// free are the installations that no story has, each in a lab of its own, and taken those of the
+// stories under way, by the names of their tests.
+var (
+	free  = make(chan *lodestone.Installation, lab.Places)
+	taken sync.Map
+)
 
-// TestMain brings up a lab for the stories. With LODESTONE_LAB=keep it uses the one that is
-// up, if any, and leaves it up.
+// TestMain brings up as many labs as the machine has places: stories run side by side, each in one of
+// them. With LODESTONE_LAB=keep all run in the one that is up, if any, which stays up.
 func TestMain(m *testing.M) {
 	code, err := runStories(m)
 	if err != nil {
@@ -34,28 +40,44 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-func runStories(m *testing.M) (int, error) {
+func runStories(m *testing.M) (code int, err error) {
+	if os.Getenv("LODESTONE_LAB") == "keep" {
+		if cluster, err := lab.Open(""); err == nil {
+			return runIn(m, cluster)
+		}
+	}
 	ctx := context.Background()
-	keep := os.Getenv("LODESTONE_LAB") == "keep"
-	cluster, err := lab.Open("")
-	if err != nil || !keep {
-		start := time.Now()
-		cluster, err = lab.Up(ctx, lab.Options{DualStack: true, Router: lab.RouterBoth, Failover: failover, Place: 1,
-			Progress: func(format string, args ...any) {
-				fmt.Printf("lab: %5.1fs %s\n", time.Since(start).Seconds(), fmt.Sprintf(format, args...))
-			}})
+	clusters, start := make([]*lab.Cluster, lab.Places), time.Now()
+	var group errgroup.Group
+	for i := range clusters {
+		group.Go(func() (err error) {
+			clusters[i], err = lab.Up(ctx, lab.Options{DualStack: true, Router: lab.RouterBoth, Failover: failover,
+				Progress: func(format string, args ...any) {
+					fmt.Printf("lab: %5.1fs %s\n", time.Since(start).Seconds(), fmt.Sprintf(format, args...))
+				}})
+			return err
+		})
 	}
-	if err != nil {
+	if err := group.Wait(); err != nil {
 		return 1, err
 	}
-	if installation, err = lodestone.New(cluster); err != nil {
-		return 1, err
+	defer func() {
+		for _, cluster := range clusters {
+			err = errors.Join(err, cluster.Down(ctx))
+		}
+	}()
+	return runIn(m, clusters...)
+}
+
+func runIn(m *testing.M, clusters ...*lab.Cluster) (int, error) {
+	for _, cluster := range clusters {
+		i, err := lodestone.New(cluster)
+		if err != nil {
+			return 1, err
+		}
+		free <- i
 	}
-	code := m.Run()
-	if !keep {
-		err = cluster.Down(ctx)
-	}
-	return code, err
+	return m.Run(), nil
 }
 
 func (s *story) stopController() {

@@ -139,7 +139,7 @@ func TestControllerConvergesThroughAFaultyAPIServer(t *testing.T) {
 	for i := range services {
 		s.service(name(i))
 	}
-	for i, end := 0, time.Now().Add(s.lasting(15*time.Second)); time.Now().Before(end); i++ {
+	for i, end := 0, time.Now().Add(15*time.Second); time.Now().Before(end); i++ {
 		s.delete(name(i))
 		s.deleted(name(i))
 		s.service(name(i))

@@ -108,7 +108,7 @@ func TestAPIServerDownKeepsAnnouncing(t *testing.T) {
 	before := s.owner(vip)
 	thaw := s.frozenAPIServer()
 	answers := func() error { return errors.Join(s.owned(vip, before, true), s.reachUDP(vip)) }
-	s.mostly(s.lasting(5*time.Second), "the owner keeps answering", answers)
+	s.mostly(5*time.Second, "the owner keeps answering", answers)
 	lost := s.loseOwner(vip)
 	require.NotEqual(t, lost.Old, lost.New)
 	s.eventually("the node that is back has its VIP", answers)

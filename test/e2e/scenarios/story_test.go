@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -36,10 +35,11 @@ type story struct {
 	namespace string
 }
 
-// begin starts a story with the usual configuration. When the test ends,
-// everything that it made goes, and its addresses with it.
+// begin starts a story with the usual configuration, in a lab that it shares with no other one. When the
+// test ends, everything that it made goes, and its addresses with it.
 func begin(t *testing.T) *story {
 	t.Helper()
+	installation := take(t)
 	s := &story{T: t, Installation: installation, ctx: t.Context(), namespace: namespaceFor(t)}
 	s.config(usualPools)
 	s.eventually("the story has its namespace", func() error { // -count=2: the last one's may be going
@@ -49,6 +49,22 @@ func begin(t *testing.T) *story {
 	})
 	t.Cleanup(s.end)
 	return s
+}
+
+// take waits for an installation, until the test ends. A story within a story has that of the one around it.
+func take(t *testing.T) *lodestone.Installation {
+	around, _, within := strings.Cut(t.Name(), "/")
+	if has, ok := taken.Load(around); ok && within {
+		return has.(*lodestone.Installation)
+	}
+	t.Parallel()
+	installation := <-free
+	taken.Store(t.Name(), installation)
+	t.Cleanup(func() {
+		taken.Delete(t.Name())
+		free <- installation
+	})
+	return installation
 }
 
 // part is a part of the story that is a test of its own.
@@ -126,18 +142,6 @@ func (s *story) mostly(d time.Duration, what string, check func() error) {
 			require.NoError(s, err, "it must stay true that %s", what)
 		}
 	}
-}
-
-// lasting is how long a fault lasts: a moment, or as long as LODESTONE_SOAK says.
-func (s *story) lasting(moment time.Duration) time.Duration {
-	s.Helper()
-	soak := os.Getenv("LODESTONE_SOAK")
-	if soak == "" {
-		return moment
-	}
-	d, err := time.ParseDuration(soak)
-	require.NoError(s, err, "LODESTONE_SOAK")
-	return d
 }
 
 // option changes a Service before it is created or updated.
