@@ -1,6 +1,7 @@
 package soak
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -164,10 +165,8 @@ func (s *soak) measureMemory(ctx context.Context) {
 // leave deletes what the run has made, and checks that nothing of it stays.
 func (s *soak) leave(ctx context.Context) error {
 	s.verdict.Requests += s.clients.close()
-	for _, u := range users {
-		if err := s.Kube.CoreV1().Services(namespace).Delete(ctx, u.name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-			return err
-		}
+	if err := s.remove(ctx); err != nil {
+		return err
 	}
 	left := lodestone.Wait(ctx, "nobody answers for the VIPs any more", func() error {
 		for _, u := range users {
@@ -181,7 +180,19 @@ func (s *soak) leave(ctx context.Context) error {
 		s.verdict.Findings = append(s.verdict.Findings, left.Error())
 		s.evidence(ctx, filepath.Join(s.Dir, "end"))
 	}
-	return s.Kube.CoreV1().Namespaces().Delete(ctx, namespace, metav1.DeleteOptions{})
+	return nil
+}
+
+// remove deletes the namespace of a run, and waits until nothing of it is left.
+func (s *soak) remove(ctx context.Context) error {
+	now := int64(0)
+	return lodestone.Wait(ctx, "the namespace "+namespace+" is gone", func() error {
+		err := s.Kube.CoreV1().Namespaces().Delete(ctx, namespace, metav1.DeleteOptions{GracePeriodSeconds: &now})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return cmp.Or(err, errors.New("it is there"))
+	})
 }
 
 func (s *soak) released(ctx context.Context, u user) error {

@@ -43,13 +43,13 @@ pools:
     addresses: [198.18.17.0/24]
 advertisements:
   - name: lan
-    pools: [lan, lan6]
+    serviceSelector: {matchExpressions: [{key: pool, operator: In, values: [lan, lan6]}]}
     layer2: {%[1]s}
   - name: direct
-    pools: [direct]
+    serviceSelector: {matchLabels: {pool: direct}}
     layer2: {forwarding: direct, %[1]s}
   - name: routers
-    pools: [routed, many]
+    serviceSelector: {matchExpressions: [{key: pool, operator: In, values: [routed, many]}]}
     bgp: {}
 peers:
   - {name: tor, address: 198.18.0.254, localASN: 64512, peerASN: 64513}
@@ -94,6 +94,9 @@ func (s *soak) prepare(ctx context.Context) error {
 	if err := s.Configure(ctx, document("")); err != nil {
 		return err
 	}
+	if err := s.remove(ctx); err != nil { // the last run may have been killed
+		return err
+	}
 	if _, err := s.Kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}},
 		metav1.CreateOptions{}); err != nil {
 		return err
@@ -136,7 +139,8 @@ func (s *soak) create(ctx context.Context, name string, u user) error {
 		family = corev1.IPv6Protocol
 	}
 	svc := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{"lodestone.io/address-pool": u.pool}},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"pool": u.pool},
+			Annotations: map[string]string{"lodestone.io/address-pool": u.pool}},
 		Spec: corev1.ServiceSpec{
 			Type: corev1.ServiceTypeLoadBalancer, Selector: map[string]string{"app": lodestone.EchoName},
 			AllocateLoadBalancerNodePorts: &none, IPFamilies: []corev1.IPFamily{family},
@@ -214,28 +218,29 @@ func (c *clients) ask(ctx context.Context, s *soak) (map[string]*probe.Probe, er
 		asking[u.name] = probe.UDP(ctx, probe.Options{Namespace: s.Lab.Namespace(from), Target: c.target(u),
 			Interval: 20 * time.Millisecond, NewFlows: true})
 	}
-	for name, p := range asking {
-		if err := p.WaitAnswers(ctx, 10); err != nil {
-			return nil, errors.Join(fmt.Errorf("%s does not answer: %w", name, err), stop(asking))
-		}
+	var failed error
+	for _, p := range asking {
+		failed = errors.Join(failed, again(ctx, p))
 	}
-	return asking, nil
+	return asking, failed
 }
 
-func stop(asking map[string]*probe.Probe) (failed error) {
-	for _, p := range asking {
-		_, err := p.Stop()
-		failed = errors.Join(failed, err)
-	}
-	return failed
+// again waits until some more probes are answered: an outage has to end to have a length.
+func again(ctx context.Context, p *probe.Probe) error {
+	ctx, cancel := context.WithTimeout(ctx, lodestone.Patience)
+	defer cancel()
+	return p.WaitAnswers(ctx, 10)
 }
 
 // answered ends the asking and returns what the faults do not explain: outages that are too long,
 // and connections that have ended.
 func (c *clients) answered(ctx context.Context, asking map[string]*probe.Probe, happened faults, s *soak) (found []string, err error) {
-	again := false
+	half := false
 	for _, u := range users {
-		record, err := asking[u.name].Finish()
+		if err := again(ctx, asking[u.name]); err != nil {
+			found = append(found, fmt.Sprintf("%s: %s", u.name, err))
+		}
+		record, err := asking[u.name].Stop()
 		if err != nil {
 			return nil, err
 		}
@@ -263,10 +268,10 @@ func (c *clients) answered(ctx context.Context, asking map[string]*probe.Probe, 
 		}
 		s.verdict.Ended += len(broken) - c.broken[u.name]
 		c.broken[u.name] = len(broken)
-		again = again || len(broken) > u.connections/2
+		half = half || len(broken) > u.connections/2
 	}
 	slices.Sort(found)
-	if again && len(found) == 0 {
+	if half && len(found) == 0 {
 		return nil, c.open(ctx, s)
 	}
 	return found, nil

@@ -124,9 +124,13 @@ var all = []fault{
 		begin: restarting("kubelet-%s")},
 	{name: "router killed", kind: program, min: time.Second, max: 10 * time.Second, outage: steady, routed: time.Minute,
 		begin: restarting("bgpd-" + lab.Router)},
-	{name: "rules flushed", kind: program, outage: soon, routed: steady, ends: ofFlushed, moves: true,
+	{name: "rules of direct forwarding deleted", kind: program, outage: soon, routed: steady, ends: ofAnyPod,
 		begin: func(ctx context.Context, s *soak, node string) (func(context.Context) error, error) {
-			return nil, s.Lab.Command(ctx, node, "nft", "flush", "ruleset").Run()
+			var failed error
+			for _, table := range []string{"ip lodestone-direct", "ip6 lodestone-direct", "netdev lodestone-direct-ip", "netdev lodestone-direct-ip6"} {
+				failed = errors.Join(failed, s.Lab.Command(ctx, node, "nft", "add table "+table+"; delete table "+table).Run())
+			}
+			return nil, failed
 		}},
 
 	{name: "API server away", kind: api, min: time.Second, max: 30 * time.Second, outage: steady, routed: steady,
@@ -241,7 +245,7 @@ func (f faults) mayEnd(node string) bool {
 			if node == d.node {
 				return true
 			}
-		case ofAnyPod, ofFlushed:
+		case ofAnyPod:
 			return true
 		}
 	}

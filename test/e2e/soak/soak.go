@@ -98,7 +98,11 @@ func (s *soak) note(format string, args ...any) {
 func (s *soak) step(ctx context.Context, n int) error {
 	chosen := choose(rand.New(rand.NewPCG(s.Seed, uint64(n))), s.Lab.Nodes())
 	s.note("step %d: %s", n, chosen)
-	owners, err := s.owners(ctx)
+	var owners map[string]string
+	err := lodestone.Wait(ctx, "each VIP has an owner", func() (err error) {
+		owners, err = s.owners(ctx)
+		return err
+	})
 	if err != nil {
 		return err
 	}

@@ -32,6 +32,13 @@ $ ln -s lodestone /usr/local/bin/kubectl-lodestone
 $ ln -s lodestone /usr/local/bin/kubectl_complete-lodestone
 ` + "```" + `
 
+A release has an archive of the command for each platform, with these names in it, and what
+[krew](https://krew.sigs.k8s.io) needs to install it from there:
+
+` + "```console" + `
+$ kubectl krew install --manifest=lodestone-krew.yaml --archive=lodestone_v0.2.0_linux_amd64.tar.gz
+` + "```" + `
+
 ` + "`lodestone completion bash`" + ` (or zsh, fish, powershell) prints what the shell needs
 to complete commands, flags, and the names of nodes, pools, peers, VIPs and Services
 in the cluster; its ` + "`--help`" + ` shows where that belongs.

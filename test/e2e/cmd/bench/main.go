@@ -134,7 +134,7 @@ func progress(format string, args ...any) { fmt.Fprintf(os.Stderr, "lab: "+forma
 func bringUp(ctx context.Context, keep bool) (*lodestone.Installation, error) {
 	cluster, err := lab.Open("")
 	if err != nil || !keep {
-		cluster, err = lab.Up(ctx, lab.Options{DualStack: true, Router: lab.RouterFRR, Place: 1, Progress: progress})
+		cluster, err = lab.Up(ctx, lab.Options{DualStack: true, Router: lab.RouterBoth, Place: 1, Progress: progress})
 	}
 	if err != nil {
 		return nil, err
