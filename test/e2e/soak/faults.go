@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"strings"
 	"time"
@@ -206,27 +207,30 @@ func (f faults) lasts() (longest time.Duration) {
 	return longest
 }
 
-// choose draws a fault, and at times one of the wire and one of programs.
-func choose(random *rand.Rand, nodes []string) faults {
-	first := draw(random, nodes, func(fault) bool { return true })
+// choose draws what happens in a step: each fault once in as many steps as there are faults, and with one of the
+// wire at times one of programs.
+func choose(seed uint64, step int, nodes []string) faults {
+	round, i := (step-1)/len(all), (step-1)%len(all)
+	first := all[rand.New(rand.NewPCG(seed, uint64(round))).Perm(len(all))[i]]
+	random := rand.New(rand.NewPCG(seed, math.MaxUint64-uint64(step)))
+	chosen := faults{first.draw(random, nodes)}
 	if first.kind != wire || random.IntN(3) > 0 {
-		return faults{first}
+		return chosen
 	}
-	return faults{first, draw(random, nodes, func(f fault) bool { return f.kind == program })}
+	for {
+		if second := all[random.IntN(len(all))]; second.kind == program {
+			return append(chosen, second.draw(random, nodes))
+		}
+	}
 }
 
-func draw(random *rand.Rand, nodes []string, fits func(fault) bool) drawn {
-	for {
-		f := all[random.IntN(len(all))]
-		if !fits(f) {
-			continue
-		}
-		last := f.min
-		if f.max > f.min {
-			last += time.Duration(random.Int64N(int64(f.max - f.min)))
-		}
-		return drawn{f, nodes[random.IntN(len(nodes))], last.Round(time.Millisecond)}
+// draw draws to which node the fault happens, and for how long.
+func (f fault) draw(random *rand.Rand, nodes []string) drawn {
+	last := f.min
+	if f.max > f.min {
+		last += time.Duration(random.Int64N(int64(f.max - f.min)))
 	}
+	return drawn{f, nodes[random.IntN(len(nodes))], last.Round(time.Millisecond)}
 }
 
 // mayEnd reports whether a connection may end that the node's pod answers, or nobody as yet.

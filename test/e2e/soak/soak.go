@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -96,7 +95,7 @@ func (s *soak) note(format string, args ...any) {
 
 // step has one fault happen, or two at a time, and looks at what came of it.
 func (s *soak) step(ctx context.Context, n int) error {
-	chosen := choose(rand.New(rand.NewPCG(s.Seed, uint64(n))), s.Lab.Nodes())
+	chosen := choose(s.Seed, n, s.Lab.Nodes())
 	s.note("step %d: %s", n, chosen)
 	var owners map[string]string
 	err := lodestone.Wait(ctx, "each VIP has an owner", func() (err error) {
