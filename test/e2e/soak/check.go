@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -39,7 +40,7 @@ func (s *soak) owners(ctx context.Context) (map[string]string, error) {
 // Services have the addresses that they had, one node answers for each VIP, the same one unless
 // VIPs may have moved, and both routers have a route through each node.
 func (s *soak) settled(ctx context.Context, owners map[string]string, happened faults) error {
-	if err := s.running(ctx); err != nil {
+	if err := s.running(ctx, happened); err != nil {
 		return err
 	}
 	list, err := s.Kube.CoreV1().Services(namespace).List(ctx, metav1.ListOptions{})
@@ -94,7 +95,7 @@ func (s *soak) served(ctx context.Context, u user, had string, happened faults) 
 }
 
 // running checks that all nodes and programs of Lodestone are ready, and that none has ended by itself.
-func (s *soak) running(ctx context.Context) error {
+func (s *soak) running(ctx context.Context, happened faults) error {
 	nodes, err := s.Kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
@@ -115,7 +116,7 @@ func (s *soak) running(ctx context.Context) error {
 			return fmt.Errorf("there are %d pods of the %s", len(pods), component)
 		}
 		for _, pod := range pods {
-			if err := ended(pod); err != nil {
+			if err := s.ended(pod, happened); err != nil {
 				return err
 			}
 			if !lodestone.Ready(&pod) {
@@ -127,13 +128,16 @@ func (s *soak) running(ctx context.Context) error {
 	return err
 }
 
-// ended returns an error if a container of the pod has ended by itself. Faults end them by SIGKILL or SIGTERM.
-func ended(pod corev1.Pod) error {
+// ended returns an error if a container of the pod has ended by itself in this step. Faults end them by SIGKILL or
+// SIGTERM, and a controller that has lost its lease ends with status 1.
+func (s *soak) ended(pod corev1.Pod, happened faults) error {
 	for _, status := range pod.Status.ContainerStatuses {
 		last := status.LastTerminationState.Terminated
-		if last != nil && last.ExitCode != 0 && last.ExitCode != 128+9 && last.ExitCode != 128+15 {
-			return fmt.Errorf("pod %s ended at %s with status %d: %s", pod.Name, last.FinishedAt.Format("15:04:05"), last.ExitCode, last.Message)
+		if last == nil || last.FinishedAt.Time.Before(s.began.Truncate(time.Second)) || last.ExitCode == 0 || last.ExitCode == 128+9 ||
+			last.ExitCode == 128+15 || last.ExitCode == 1 && happened.unled() && pod.Labels["app.kubernetes.io/component"] == "controller" {
+			continue
 		}
+		return fmt.Errorf("pod %s ended at %s with status %d: %s", pod.Name, last.FinishedAt.Format("15:04:05"), last.ExitCode, last.Message)
 	}
 	return nil
 }

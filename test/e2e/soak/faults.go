@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 
@@ -50,6 +51,8 @@ type fault struct {
 	outage, routed time.Duration
 	// moves says that owners may change.
 	moves bool
+	// unled says that a leader may lose its lease, and end for that.
+	unled bool
 	// ends says which connections may end that VIPs with direct forwarding have.
 	ends ends
 	// begin makes it happen, and returns what undoes it, if anything.
@@ -64,24 +67,26 @@ const (
 	ofCutNode       // any, unless the link is back soon: each side of a cut is lost to the other
 	ofPods          // those of the node's pods
 	ofAnyPod        // those of any pod
-	ofFlushed       // any: the rules were gone
 )
 
 var all = []fault{
-	{name: "power loss", kind: wire, min: time.Second, max: 40 * time.Second, outage: soon, routed: soon, moves: true, ends: ofLostNode,
+	{name: "power loss", kind: wire, unled: true, moves: true, min: time.Second, max: 40 * time.Second, outage: soon, routed: soon,
+		ends: ofLostNode,
 		begin: func(_ context.Context, s *soak, node string) (func(context.Context) error, error) {
 			return func(context.Context) error { return s.Lab.HealNode(node) }, s.Lab.NodeLoss(node)
 		}},
-	{name: "link flaps", kind: wire, outage: soon, routed: soon, moves: true, ends: none, begin: flap},
-	{name: "partition", kind: wire, min: time.Second, max: 30 * time.Second, outage: soon, routed: soon, moves: true, ends: ofCutNode,
+	{name: "link flaps", kind: wire, unled: true, outage: soon, routed: soon, moves: true, ends: none, begin: flap},
+	{name: "partition", kind: wire, unled: true, moves: true, min: time.Second, max: 30 * time.Second, outage: soon, routed: soon,
+		ends: ofCutNode,
 		begin: func(_ context.Context, s *soak, node string) (func(context.Context) error, error) {
 			return s.healed, s.Lab.Partition([]string{node})
 		}},
-	{name: "deaf node", kind: wire, min: time.Second, max: 20 * time.Second, outage: soon, routed: soon, moves: true, ends: ofCutNode,
+	{name: "deaf node", kind: wire, unled: true, moves: true, min: time.Second, max: 20 * time.Second, outage: soon, routed: soon,
+		ends: ofCutNode,
 		begin: func(_ context.Context, s *soak, node string) (func(context.Context) error, error) {
 			return s.healed, s.Lab.Deafen(node)
 		}},
-	{name: "a tenth of all frames is lost", kind: wire, min: 5 * time.Second, max: 20 * time.Second, outage: soon, routed: soon,
+	{name: "a tenth of all frames is lost", kind: wire, unled: true, min: 5 * time.Second, max: 20 * time.Second, outage: soon, routed: soon,
 		moves: true, ends: none,
 		begin: func(_ context.Context, s *soak, _ string) (func(context.Context) error, error) {
 			return s.healed, s.Lab.Lose(10)
@@ -111,7 +116,7 @@ var all = []fault{
 			}
 			return nil, s.Kill(ctx, pod)
 		}},
-	{name: "leader stopped", kind: program, min: time.Second, max: 25 * time.Second, outage: steady, routed: steady,
+	{name: "leader stopped", kind: program, unled: true, min: time.Second, max: 25 * time.Second, outage: steady, routed: steady,
 		begin: func(ctx context.Context, s *soak, _ string) (func(context.Context) error, error) {
 			pod, err := s.leader(ctx)
 			if err != nil {
@@ -128,17 +133,18 @@ var all = []fault{
 	{name: "rules of direct forwarding deleted", kind: program, outage: soon, routed: steady, ends: ofAnyPod,
 		begin: func(ctx context.Context, s *soak, node string) (func(context.Context) error, error) {
 			var failed error
-			for _, table := range []string{"ip lodestone-direct", "ip6 lodestone-direct", "netdev lodestone-direct-ip", "netdev lodestone-direct-ip6"} {
+			for _, table := range []string{"ip lodestone-direct", "ip6 lodestone-direct",
+				"netdev lodestone-direct-ip", "netdev lodestone-direct-ip6"} {
 				failed = errors.Join(failed, s.Lab.Command(ctx, node, "nft", "add table "+table+"; delete table "+table).Run())
 			}
 			return nil, failed
 		}},
 
-	{name: "API server away", kind: api, min: time.Second, max: 30 * time.Second, outage: steady, routed: steady,
+	{name: "API server away", kind: api, unled: true, min: time.Second, max: 30 * time.Second, outage: steady, routed: steady,
 		begin: func(ctx context.Context, s *soak, _ string) (func(context.Context) error, error) {
 			return s.Lab.StartAPIServer, s.Lab.StopAPIServer(ctx)
 		}},
-	{name: "API server hangs", kind: api, min: time.Second, max: 30 * time.Second, outage: steady, routed: steady,
+	{name: "API server hangs", kind: api, unled: true, min: time.Second, max: 30 * time.Second, outage: steady, routed: steady,
 		begin: func(_ context.Context, s *soak, _ string) (func(context.Context) error, error) {
 			p, err := s.Lab.Process("kube-apiserver")
 			if err != nil {
@@ -256,13 +262,10 @@ func (f faults) mayEnd(node string) bool {
 	return false
 }
 
-func (f faults) move() bool {
-	for _, d := range f {
-		if d.moves {
-			return true
-		}
-	}
-	return false
+func (f faults) move() bool { return slices.ContainsFunc(f, func(d drawn) bool { return d.moves }) }
+
+func (f faults) unled() bool {
+	return slices.ContainsFunc(f, func(d drawn) bool { return d.fault.unled })
 }
 
 // outage is how long a VIP may be without an answer.

@@ -56,6 +56,8 @@ type soak struct {
 	verdict  Verdict
 	// resident is how much memory each program had after the first step.
 	resident map[string]int64
+	// began is when the step did.
+	began time.Time
 }
 
 // Run has Lodestone live through faults. An error means that the run itself could not go on.
@@ -71,6 +73,7 @@ func Run(ctx context.Context, installation *lodestone.Installation, options Opti
 	s := &soak{Installation: installation, Options: options, timeline: timeline,
 		verdict: Verdict{WorstOutage: map[string]time.Duration{}}}
 	started := time.Now()
+	defer func() { verdict.Lasted = time.Since(started).Round(time.Second) }()
 	if err := s.prepare(ctx); err != nil {
 		return s.verdict, fmt.Errorf("prepare: %w", err)
 	}
@@ -82,8 +85,8 @@ func Run(ctx context.Context, installation *lodestone.Installation, options Opti
 			break
 		}
 	}
-	s.verdict.Lasted = time.Since(started)
-	return s.verdict, s.leave(ctx)
+	err = s.leave(ctx)
+	return s.verdict, err
 }
 
 // note writes a line of the timeline.
@@ -109,11 +112,12 @@ func (s *soak) step(ctx context.Context, n int) error {
 	if err != nil {
 		return err
 	}
+	s.began = time.Now()
 	failed := s.happens(ctx, chosen)
-	began := time.Now()
+	over := time.Now()
 	unsettled := lodestone.Wait(ctx, "all is as it was", func() error { return s.settled(ctx, owners, chosen) })
 	if failed == nil && unsettled == nil {
-		s.note("  settled after %s", time.Since(began).Round(time.Millisecond))
+		s.note("  settled after %s", time.Since(over).Round(time.Millisecond))
 	}
 	var found []string
 	if failed != nil {
