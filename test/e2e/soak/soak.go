@@ -70,7 +70,7 @@ func Run(ctx context.Context, installation *lodestone.Installation, options Opti
 		return Verdict{}, err
 	}
 	defer func() { err = errors.Join(err, timeline.Close()) }()
-	s := &soak{Installation: installation, Options: options, timeline: timeline,
+	s := &soak{Installation: installation, Options: options, timeline: timeline, began: time.Now(),
 		verdict: Verdict{WorstOutage: map[string]time.Duration{}}}
 	started := time.Now()
 	defer func() { verdict.Lasted = time.Since(started).Round(time.Second) }()
