@@ -65,7 +65,6 @@ const (
 	none       ends = iota
 	ofLostNode      // those of the node's pods, unless it is back soon
 	ofCutNode       // any, unless the link is back soon: each side of a cut is lost to the other
-	ofPods          // those of the node's pods
 	ofAnyPod        // those of any pod
 )
 
@@ -158,7 +157,7 @@ var all = []fault{
 			return func(ctx context.Context) error { return s.Label(ctx, node, corev1.LabelNodeExcludeBalancers, "") },
 				s.Label(ctx, node, corev1.LabelNodeExcludeBalancers, "true")
 		}},
-	{name: "drain", kind: people, min: time.Second, max: 5 * time.Second, outage: soon, routed: soon, moves: true, ends: ofPods, begin: drain},
+	{name: "drain", kind: people, min: time.Second, max: 5 * time.Second, outage: soon, routed: soon, moves: true, ends: ofAnyPod, begin: drain},
 	{name: "speakers replaced", kind: people, outage: soon, routed: soon, moves: true,
 		begin: func(ctx context.Context, s *soak, _ string) (func(context.Context) error, error) {
 			return nil, s.RollSpeakers(ctx)
@@ -249,10 +248,6 @@ func (f faults) mayEnd(node string) bool {
 			}
 		case ofCutNode:
 			if f.lasts() > held {
-				return true
-			}
-		case ofPods:
-			if node == d.node {
 				return true
 			}
 		case ofAnyPod:

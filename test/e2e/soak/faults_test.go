@@ -58,7 +58,7 @@ func TestMayEnd(t *testing.T) {
 		{happens(time.Second, "partition"), false, false, true},
 		{happens(time.Minute, "partition"), true, true, true},
 		{happens(time.Second, "speaker killed"), false, false, true},
-		{happens(0, "drain"), true, false, true},
+		{happens(0, "drain"), true, true, true},
 		{happens(0, "pods replaced"), true, true, true},
 		{happens(time.Minute, "leader stopped"), false, false, false},
 		{happens(time.Minute, "API server away"), false, false, false},
