@@ -79,11 +79,16 @@ func (i instances) rule(node *corev1.Node) config.NodeRule {
 	return config.NodeRule{}
 }
 
+// maxProvided is how many addresses a kubelet can be told to use, one of each family. Of an annotation with more the
+// framework takes none.
+const maxProvided = 2
+
 // addressesOf returns the addresses that the Node has, and those that its
 // kubelet was told to use: the framework insists on each of them.
 func addressesOf(node *corev1.Node) []corev1.NodeAddress {
 	addresses := slices.Clone(node.Status.Addresses)
-	for text := range strings.SplitSeq(node.Annotations[cloudproviderapi.AnnotationAlphaProvidedIPAddr], ",") {
+	provided := strings.SplitN(node.Annotations[cloudproviderapi.AnnotationAlphaProvidedIPAddr], ",", maxProvided+1)
+	for _, text := range provided[:min(len(provided), maxProvided)] {
 		ip, err := netip.ParseAddr(strings.TrimSpace(text))
 		if err == nil && !slices.ContainsFunc(addresses, func(a corev1.NodeAddress) bool { return sameIP(a.Address, ip) }) {
 			addresses = append(addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: ip.String()})
