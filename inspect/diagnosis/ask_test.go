@@ -6,11 +6,13 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.yaml.in/yaml/v3"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,6 +20,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/lodestone-lb/lodestone/pkg/diagnose"
+	"github.com/lodestone-lb/lodestone/pkg/testcost"
 )
 
 // apiServer is one that proxies to a speaker at n1, and whose clock is ahead.
@@ -150,7 +153,8 @@ func TestRedactedYAMLHidesWholeValues(t *testing.T) {
 	out, err := redactYAML([]byte("# secret: no\npools: []\npassword: |\n  two\n  lines\ncredentials: {user: a, pass: b}\npeers:\n- " +
 		"{name: x, token: [1, 2], passwordSecretRef: {name: tor}}\n"))
 	require.NoError(t, err)
-	assert.Equal(t, "# secret: REDACTED\npools: []\npassword: REDACTED\ncredentials: REDACTED\npeers:\n    - {name: x, token: REDACTED, "+
+	assert.Equal(t, "# secret: REDACTED\npools: []\npassword: REDACTED\ncredentials: {REDACTED: REDACTED, REDACTED: REDACTED}\n"+
+		"peers:\n    - {name: x, token: [REDACTED, REDACTED], "+
 		"passwordSecretRef: {name: tor}}\n", string(out))
 	_, err = redactYAML([]byte("a: [\n"))
 	assert.Error(t, err)
@@ -162,6 +166,49 @@ func FuzzRedactKeepsJSON(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		if json.Valid([]byte(text)) && !json.Valid(Redact([]byte(text))) {
 			t.Errorf("%s\nbecame\n%s", text, Redact([]byte(text)))
+		}
+	})
+}
+
+// secretsOf returns the texts of which the values of secret keys consist.
+func secretsOf(n *yaml.Node, secret bool, seen map[*yaml.Node]bool) (texts []string) {
+	switch {
+	case secret && seen[n]:
+		return nil
+	case secret && n.Kind == yaml.ScalarNode:
+		texts = append(texts, n.Value)
+	case secret && n.Kind == yaml.AliasNode:
+		seen[n] = true
+		return secretsOf(n.Alias, true, seen)
+	}
+	seen[n] = secret
+	for i, child := range n.Content {
+		secret := secret || n.Kind == yaml.MappingNode && i%2 == 1 && secretKey.MatchString(n.Content[i-1].Value)
+		texts = append(texts, secretsOf(child, secret, seen)...)
+	}
+	return texts
+}
+
+// No secret that stands once in a document is left in it, however it is written.
+func FuzzRedactYAML(f *testing.F) {
+	f.Add("password: hunter2222\ntoken: |\n  aaaaaaaaa\n  b\n# secret: c\nbgp: {peers: [{name: a, passwordSecretRef: {name: b}}]}\n")
+	f.Add("a: &secret hunter2222\npassword: *secret\n")
+	f.Add("api-key: &x [&y aaaaaaaaaa, {bbbbbbbbbb: 2}]\nelsewhere: [*x, *y]\n")
+	f.Add("password: &a [*a]\n")
+	f.Add("? {password: aaaaaaaaaa}\n: !!binary aGk=\n---\npassword: b\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		var out []byte
+		var err error
+		testcost.Within(t, "a document", len(text), func() { out, err = redactYAML([]byte(text)) })
+		if err != nil {
+			return
+		}
+		var document yaml.Node
+		require.NoError(t, yaml.Unmarshal([]byte(text), &document))
+		for _, secret := range secretsOf(&document, false, map[*yaml.Node]bool{}) {
+			if len(secret) >= 8 && secret != redacted && strings.Count(text, secret) == 1 {
+				require.NotContains(t, string(out), secret)
+			}
 		}
 	})
 }

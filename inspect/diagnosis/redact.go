@@ -48,7 +48,8 @@ func redactYAML(text []byte) ([]byte, error) {
 	if err := yaml.Unmarshal(text, &document); err != nil {
 		return nil, err //nolint:wrapcheck // the caller does
 	}
-	hide(&document)
+	r := redaction{}
+	r.hide(&document)
 	out, err := yaml.Marshal(&document)
 	if err != nil {
 		return nil, err //nolint:wrapcheck // the caller does
@@ -56,13 +57,35 @@ func redactYAML(text []byte) ([]byte, error) {
 	return Redact(out), nil
 }
 
-func hide(n *yaml.Node) {
+// redaction is which values of a document are taken out.
+type redaction map[*yaml.Node]bool
+
+// hide takes secrets out of a part of the document.
+func (r redaction) hide(n *yaml.Node) {
 	n.HeadComment, n.LineComment, n.FootComment = string(Redact([]byte(n.HeadComment))), string(Redact([]byte(n.LineComment))),
 		string(Redact([]byte(n.FootComment)))
 	for i, child := range n.Content {
 		if n.Kind == yaml.MappingNode && i%2 == 1 && secretKey.MatchString(n.Content[i-1].Value) {
-			*child = yaml.Node{Kind: yaml.ScalarNode, Value: redacted}
+			r.blank(child)
 		}
-		hide(child)
+		r.hide(child)
+	}
+}
+
+// blank takes out whatever a value consists of. What an alias means stands somewhere else, and is taken out there. What
+// others may refer to stays, without its text.
+func (r redaction) blank(n *yaml.Node) {
+	if r[n] {
+		return
+	}
+	r[n] = true
+	switch n.Kind {
+	case yaml.AliasNode:
+		r.blank(n.Alias)
+	case yaml.ScalarNode:
+		n.Value, n.Tag, n.Style = redacted, "", 0
+	}
+	for _, child := range n.Content {
+		r.blank(child)
 	}
 }
