@@ -55,12 +55,11 @@ func Print(out io.Writer, f Format, color bool, p Page) error {
 	var text []byte
 	var err error
 	switch f {
-	case JSON:
+	case JSON, YAML:
 		text, err = json.MarshalIndent(p, "", "  ")
 		text = append(escape(text), '\n')
-	case YAML:
-		if text, err = json.Marshal(p); err == nil {
-			text, err = yaml.JSONToYAML(escape(text)) // which refuses control characters
+		if err == nil && f == YAML {
+			text, err = toYAML(text)
 		}
 	default:
 		c := &Canvas{color: color}
@@ -203,6 +202,16 @@ func escape(text []byte) []byte {
 		}
 	}
 	return out.Bytes()
+}
+
+// toYAML writes JSON as YAML. The library escapes only some of the characters that steer the terminal. A text with others
+// stays JSON, which is YAML, too.
+func toYAML(text []byte) ([]byte, error) {
+	out, err := yaml.JSONToYAML(text) // which refuses control characters
+	if err != nil || bytes.ContainsFunc(out, func(r rune) bool { return steers(r) && r != '\n' }) {
+		return text, err
+	}
+	return out, nil
 }
 
 // barWidth is how many characters a bar has.
