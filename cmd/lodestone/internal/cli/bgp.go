@@ -110,7 +110,7 @@ when the cluster could not be read.`,
 
 // prefix reads an address or a prefix.
 func prefix(text string) (netip.Prefix, error) {
-	if p, err := netip.ParsePrefix(text); err == nil {
+	if p, err := netip.ParsePrefix(text); err == nil && !p.Addr().Is4In6() {
 		return p.Masked(), nil
 	}
 	a, err := address(text)
