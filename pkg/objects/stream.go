@@ -61,7 +61,7 @@ func decode(body io.Reader, each func(data []byte) error) (head metav1.ListMeta,
 	if !bytes.Equal(prefix, magic) {
 		return head, fmt.Errorf("read the list: it begins with %q, and not as protobuf of Kubernetes does", prefix)
 	}
-	var buffer []byte
+	var buffer bytes.Buffer // it grows with what comes, whatever length is announced
 	err = fields(in, func(number, length uint64) error {
 		if number != unknownRaw {
 			return skip(in, length)
@@ -74,16 +74,14 @@ func decode(body io.Reader, each func(data []byte) error) (head metav1.ListMeta,
 			if length > maxObject {
 				return fmt.Errorf("an object has %d bytes, more than %d", length, maxObject)
 			}
-			if uint64(cap(buffer)) < length {
-				buffer = make([]byte, length)
-			}
-			if _, err := io.ReadFull(raw, buffer[:length]); err != nil {
+			buffer.Reset()
+			if _, err := io.CopyN(&buffer, raw, int64(length)); err != nil {
 				return whole(err)
 			}
 			if number == listMetadata {
-				return head.Unmarshal(buffer[:length])
+				return head.Unmarshal(buffer.Bytes())
 			}
-			return each(buffer[:length])
+			return each(buffer.Bytes())
 		})
 	})
 	if err != nil {
