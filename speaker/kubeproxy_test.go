@@ -3,14 +3,18 @@ package speaker
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/lodestone-lb/lodestone/pkg/report"
 )
@@ -149,4 +153,42 @@ func TestWithoutURLNobodyIsAsked(t *testing.T) {
 	if healthy, _, _ := NewKubeProxy("", "n1", nil, nil).Health(); !healthy {
 		t.Error("not healthy")
 	}
+}
+
+// answerOf answers every request.
+type answerOf func() *http.Response
+
+func (a answerOf) RoundTrip(*http.Request) (*http.Response, error) { return a(), nil }
+
+// Whatever kube-proxy answers, a node is taken for sick only if the answer says so.
+func FuzzAsk(f *testing.F) {
+	f.Add(200, `{"lastUpdated":"2026-11-21 16:00:00","healthy":true,"status":{"IPv4":{}}}`)
+	f.Add(200, `{"healthy":false}`)
+	f.Add(200, "ok")
+	f.Add(503, "{")
+	f.Fuzz(func(t *testing.T, code int, body string) {
+		var read atomic.Int64
+		client := &http.Client{Transport: answerOf(func() *http.Response {
+			return &http.Response{StatusCode: code, Status: "status", Body: io.NopCloser(&counted{strings.NewReader(body), &read})}
+		})}
+		healthy, status, err := ask(t.Context(), client, "http://127.0.0.1/healthz")
+		if err != nil {
+			return // a redirect without a place
+		}
+		require.NotEmpty(t, status)
+		require.LessOrEqual(t, read.Load(), int64(4096))
+		require.Equal(t, code == http.StatusOK && status != unwritten, healthy)
+	})
+}
+
+// counted counts what is read.
+type counted struct {
+	io.Reader
+	n *atomic.Int64
+}
+
+func (c *counted) Read(b []byte) (int, error) {
+	n, err := c.Reader.Read(b)
+	c.n.Add(int64(n))
+	return n, err
 }

@@ -30,6 +30,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/testcost"
 )
 
 const (
@@ -217,7 +218,9 @@ func FuzzReview(f *testing.F) {
 	f.Add([]byte(`{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"object":null}}`))
 	v := reviewer()
 	f.Fuzz(func(t *testing.T, body []byte) {
-		answer, err := v.Review(body)
+		var answer *admissionv1.AdmissionReview
+		var err error
+		testcost.Within(t, "a review", len(body), func() { answer, err = v.Review(body) })
 		if err != nil {
 			return
 		}

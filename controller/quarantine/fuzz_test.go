@@ -3,6 +3,8 @@ package quarantine
 import (
 	"strings"
 	"testing"
+
+	"github.com/lodestone-lb/lodestone/pkg/testcost"
 )
 
 // FuzzParse: whatever somebody wrote into the ConfigMap, reading it does no
@@ -25,7 +27,9 @@ func FuzzParse(f *testing.F) {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		p, err := parse(text)
+		var p page
+		var err error
+		testcost.Within(t, "a record", len(text), func() { p, err = parse(text) })
 		if err != nil {
 			if len(p.records) > 0 {
 				t.Fatalf("an error, and yet %d records", len(p.records))

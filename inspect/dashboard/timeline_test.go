@@ -83,7 +83,9 @@ func FuzzParseQuery(f *testing.F) {
 		if err != nil {
 			return
 		}
-		v := NewView(s, nil, ParseQuery(values))
+		q := ParseQuery(values)
+		require.LessOrEqual(t, len(q.Text), maxQuery)
+		v := NewView(s, nil, q)
 		require.LessOrEqual(t, len(v["vips"].order), 2)
 		require.GreaterOrEqual(t, v["vips"].page, 0)
 	})

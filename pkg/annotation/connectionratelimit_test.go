@@ -9,7 +9,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
-	"github.com/lodestone-lb/lodestone/pkg/testcost"
 )
 
 func TestParseConnectionRateLimit(t *testing.T) {
@@ -34,21 +33,4 @@ func TestAnInvalidValueIsCutInItsError(t *testing.T) {
 	assert.Less(t, len(err.Error()), 200)
 	_, again := annotation.ParseConnectionRateLimit(strings.Repeat("9", 200_000))
 	assert.True(t, err == again, "errors of the same value differ, which would be logged as news")
-}
-
-func FuzzParseConnectionRateLimit(f *testing.F) {
-	for _, seed := range []string{"", "0", "1", "100", "1000000", "1000001", "-1", "\x00", "9\n", strings.Repeat("0", 64<<10)} {
-		f.Add(seed)
-	}
-	f.Fuzz(func(t *testing.T, value string) {
-		var n uint32
-		var err error
-		testcost.Within(t, "a limit", len(value), func() { n, err = annotation.ParseConnectionRateLimit(value) })
-		if (err == nil) != (n >= 1 && n <= annotation.MaxConnectionRateLimit) {
-			t.Fatalf("%q gives %d and %v", value, n, err)
-		}
-		if err != nil && (len(err.Error()) > 600 || strings.ContainsRune(err.Error(), '\n')) {
-			t.Fatalf("%q gives an error that no log line holds: %q", value, err)
-		}
-	})
 }

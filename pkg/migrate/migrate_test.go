@@ -14,6 +14,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/migrate"
+	"github.com/lodestone-lb/lodestone/pkg/testcost"
 )
 
 var update = flag.Bool("update", false, "write what comes out")
@@ -299,6 +300,7 @@ func FuzzMigrate(f *testing.F) {
 	f.Add([]byte(poolOf("addresses: [0.0.0.0/0], avoidBuggyIPs: true")))
 	f.Add([]byte(poolOf("addresses: [255.255.255.255], avoidBuggyIPs: true")))
 	f.Fuzz(func(t *testing.T, text []byte) {
+		testcost.Within(t, "a migration", len(text), func() { both(string(text)) })
 		objects, err := migrate.Read("in.yaml", strings.NewReader(string(text)))
 		if err != nil {
 			return

@@ -15,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/testcost"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -199,6 +200,27 @@ func TestTwoByteASNumbers(t *testing.T) {
 }
 
 // Whatever comes from outside is read without a panic.
+// sameCount compares the number of prefixes in an UPDATE with that of the library, where it can read it.
+func sameCount(t *testing.T, body []byte) {
+	t.Helper()
+	update := &packet.BGPUpdate{}
+	if update.DecodeFromBytes(body) != nil {
+		return
+	}
+	n := len(update.NLRI)
+	for _, a := range update.PathAttributes {
+		if reach, ok := a.(*packet.PathAttributeMpReachNLRI); ok {
+			if family := packet.AfiSafiToRouteFamily(reach.AFI, reach.SAFI); family != packet.RF_IPv4_UC && family != packet.RF_IPv6_UC {
+				return
+			}
+			n += len(reach.Value)
+		}
+	}
+	counted, err := countPrefixes(body)
+	require.NoError(t, err)
+	require.Equal(t, n, counted, "%x", body)
+}
+
 func FuzzRead(f *testing.F) {
 	t := &target{Session: plan.Session{Peer: &config.Peer{HoldTime: 90 * time.Second}, LocalASN: nodeASN, RouterID: node4}}
 	ours, err := openOf(t, true, true, true)
@@ -213,12 +235,22 @@ func FuzzRead(f *testing.F) {
 	require.NoError(f, err)
 	f.Add(reach[0])
 	f.Fuzz(func(t *testing.T, b []byte) {
-		m, err := readMessage(bytes.NewReader(b))
-		if err != nil {
+		var m message
+		var err error
+		s := &session{rib: newRIB("tor")}
+		testcost.Within(t, "a message", len(b), func() {
+			if m, err = readMessage(bytes.NewReader(b)); err == nil {
+				s = &session{rib: newRIB("tor")}
+				_, err = s.handle(m)
+			}
+		})
+		if m.kind == 0 {
 			return
 		}
-		s := &session{rib: newRIB("tor")}
-		if _, err := s.handle(m); err != nil {
+		if m.kind == packet.BGP_MSG_UPDATE && err == nil {
+			sameCount(t, m.body)
+		}
+		if err != nil {
 			text := brokenConnection(err).text
 			if text == "" || strings.ContainsAny(text, "\x00\n\x1b") {
 				t.Errorf("says %q", text)

@@ -259,8 +259,7 @@ func (l *link) hear(conn *ndp.Conn, d *discovery) error {
 		if err != nil {
 			return fmt.Errorf("hear routers: %w", err)
 		}
-		if _, ok := m.(*ndp.RouterAdvertisement); !ok || control == nil || control.HopLimit != ndp.HopLimit || !from.IsLinkLocalUnicast() ||
-			from.WithZone("") == l.own.WithZone("") {
+		if !advertises(m, control, from) || from.WithZone("") == l.own.WithZone("") {
 			continue
 		}
 		router := from.WithZone(l.name)
@@ -274,6 +273,12 @@ func (l *link) hear(conn *ndp.Conn, d *discovery) error {
 				"interface", l.name, "router", l.router.get(), "ignored", router)
 		}
 	}
+}
+
+// advertises reports whether the message is the advertisement of a router on the link (RFC 4861 section 6.1.2).
+func advertises(m ndp.Message, control *ipv6.ControlMessage, from netip.Addr) bool {
+	_, ok := m.(*ndp.RouterAdvertisement)
+	return ok && control != nil && control.HopLimit == ndp.HopLimit && from.IsLinkLocalUnicast()
 }
 
 // advertise asks for routers, while none is certain, and advertises the node

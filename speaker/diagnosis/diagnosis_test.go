@@ -546,3 +546,41 @@ func FuzzParseListeners(f *testing.F) {
 		}
 	})
 }
+
+func FuzzParseRoutes(f *testing.F) {
+	f.Add("Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\neth0\t00000000\t010011AC\t0003\t0\t0\t0\t00000000\t0\t0\t0\n")
+	f.Add("eth0 00000000 0 0 0 0 0 00000000 0 0 0\neth0 00000000 0 0 0 0 0 00000000\n\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		names, err := parseRoutes(strings.NewReader(text))
+		if err != nil && len(names) > 0 {
+			t.Errorf("an error, and yet %q", names)
+		}
+		for i, name := range names {
+			if name == "" || slices.Index(names, name) != i {
+				t.Errorf("%q of %q", names, text)
+			}
+		}
+	})
+}
+
+func FuzzParseQuery(f *testing.F) {
+	for _, text := range []string{"", "active=true&vip=203.0.113.1:80&vip=[2001:db8::1]:443",
+		"vip=[fe80::1%25eth0]:1", "vip=[::ffff:203.0.113.1]:0"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		values, err := url.ParseQuery(text)
+		if err != nil {
+			return
+		}
+		asked, err := parse(values)
+		if err != nil {
+			require.LessOrEqual(t, len(err.Error()), 400)
+			return
+		}
+		require.LessOrEqual(t, len(asked.vips), diagnose.MaxVIPs)
+		for _, vip := range asked.vips {
+			require.True(t, vip.IsValid() && vip.Addr().Zone() == "" && !vip.Addr().Is4In6(), vip)
+		}
+	})
+}

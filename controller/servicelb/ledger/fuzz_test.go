@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -10,6 +11,7 @@ import (
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/compat"
+	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/testcost"
 )
 
@@ -51,6 +53,26 @@ func FuzzRequestOf(f *testing.F) {
 		for _, a := range req.Addresses {
 			if !a.IsValid() || a.Zone() != "" || a.Is4In6() {
 				t.Errorf("address %v", a)
+			}
+		}
+	})
+}
+
+// The pools that a Service names for its addresses are bounded, whoever wrote them.
+func FuzzAssignedPools(f *testing.F) {
+	f.Add("203.0.113.1,2001:db8::1", "lan,lan-v6")
+	f.Add(strings.Repeat("203.0.113.1,", 2<<10), strings.Repeat(",", 2<<10))
+	f.Fuzz(func(t *testing.T, addresses, pools string) {
+		svc := &corev1.Service{}
+		svc.Annotations = map[string]string{annotation.Assigned: addresses, annotation.AssignedPools: pools}
+		var of map[netip.Addr]string
+		testcost.Within(t, "annotations", len(addresses)+len(pools), func() { of = assignedPools(svc) })
+		if len(of) > ipam.MaxAddresses {
+			t.Errorf("%d addresses", len(of))
+		}
+		for a, pool := range of {
+			if len(pool) > config.MaxName || a.Is4In6() {
+				t.Errorf("%s is of %q", a, pool)
 			}
 		}
 	})

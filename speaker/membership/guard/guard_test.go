@@ -18,6 +18,8 @@ import (
 	"github.com/hashicorp/memberlist"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/lodestone-lb/lodestone/pkg/testcost"
 )
 
 const testTimeout = 20 * time.Second
@@ -354,5 +356,42 @@ func FuzzHolderOfTheKey(f *testing.F) {
 		}
 		_, err := other.Ping("n1", net.UDPAddrFromAddrPort(m.sockets.Address()))
 		require.NoError(t, err)
+	})
+}
+
+// What passes is what memberlist writes again once it has read it, and costs no more than its length explains.
+func FuzzForm(f *testing.F) {
+	packets, messages := hostile(f)
+	for _, plain := range packets {
+		f.Add(plain)
+	}
+	for _, plain := range messages {
+		f.Add(plain)
+	}
+	for _, plain := range [][]byte{
+		encoded(f, ping, pingObject), encoded(f, ack, object{"SeqNo": 7, "Payload": []byte{}}), encoded(f, nack, object{"SeqNo": 7}),
+		encoded(f, suspect, object{"Incarnation": 1, "Node": "n9", "From": "n8"}), encoded(f, alive, aliveObject),
+		compoundOf(encoded(f, alive, aliveObject), encoded(f, ping, pingObject)),
+		encoded(f, pushPull, header(2, 0), stateObject, with(stateObject, "State", 1)), encoded(f, failure, object{"Error": "busy"}),
+	} {
+		f.Add(plain)
+	}
+	f.Fuzz(func(t *testing.T, plain []byte) {
+		passes := map[string]func([]byte) error{"packet": checkPacket, "message": checkMessage}
+		for what, check := range passes {
+			var err error
+			testcost.Within(t, what, len(plain), func() { err = check(plain) })
+			if err != nil || plain[0] == compound || plain[0] == checksum {
+				continue
+			}
+			var objects []any
+			in := bytes.NewReader(plain[1:])
+			for d := codec.NewDecoder(in, &codec.MsgpackHandle{}); in.Len() > 0; {
+				o := object{}
+				require.NoError(t, d.Decode(&o), "memberlist does not understand it")
+				objects = append(objects, o)
+			}
+			require.NoError(t, check(encoded(t, plain[0], objects...)), "%s %q", what, plain)
+		}
 	})
 }
