@@ -202,8 +202,8 @@ func (g *ground) tail(log string) string {
 	return string(raw[max(0, len(raw)-3000):])
 }
 
-// serveAPI starts etcd and the API server.
-func (g *ground) serveAPI(ctx context.Context) (err error) {
+// serveAPI starts etcd and the API server, with further flags.
+func (g *ground) serveAPI(ctx context.Context, flags ...string) (err error) {
 	ca, err := pki.NewAuthority(g.dir, "ca")
 	if err != nil {
 		return err
@@ -222,11 +222,13 @@ func (g *ground) serveAPI(ctx context.Context) (err error) {
 		"--data-dir="+g.path("store"), "--listen-client-urls=http://127.0.0.1:2379", "--advertise-client-urls=http://127.0.0.1:2379",
 		"--listen-peer-urls=http://127.0.0.1:2380", "--unsafe-no-fsync", "--log-level=warn",
 		// Of what was written last, etcd holds that many requests in memory, too.
-		fmt.Sprintf("--quota-backend-bytes=%d", int64(storeBytes)), "--snapshot-count=500", "--snapshot-catchup-entries=50")
+		fmt.Sprintf("--quota-backend-bytes=%d", int64(storeBytes)), "--snapshot-count=500", "--snapshot-catchup-entries=50",
+		// While etcd deletes what was replaced, it answers nobody: 1,000 large objects at once, its default, take it a minute.
+		"--compaction-batch-limit=10")
 	if err != nil {
 		return err
 	}
-	g.serve = []string{
+	g.serve = append([]string{
 		g.path("kube-apiserver"), "--etcd-servers=http://127.0.0.1:2379", "--advertise-address=198.18.0.1",
 		"--service-cluster-ip-range=10.96.0.0/16",
 		"--tls-cert-file=" + server.Cert, "--tls-private-key-file=" + server.Key, "--client-ca-file=" + ca.Cert,
@@ -238,7 +240,7 @@ func (g *ground) serveAPI(ctx context.Context) (err error) {
 		"--feature-gates=WatchList=false", // no streaming lists, as before Kubernetes 1.32
 		"--etcd-compaction-interval=1m",   // what was replaced takes room
 		"--max-requests-inflight=3000", "--max-mutating-requests-inflight=1000", "--profiling=false",
-	}
+	}, flags...)
 	return g.startAPI(ctx)
 }
 
