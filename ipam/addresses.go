@@ -36,10 +36,15 @@ func (a *addresses) configure(setup Setup) {
 
 // tick brings the addresses to the present: those whose quarantine is over are free.
 func (a *addresses) tick(now time.Time) {
-	a.quarantine.clock.set(now)
-	for r := a.quarantine.over(); r != nil; r = a.quarantine.over() {
+	q := &a.quarantine
+	q.clock.set(now)
+	if q.clock.elapsed < q.next {
+		return
+	}
+	for _, r := range q.over() {
 		a.free(r)
 	}
+	q.next = q.first()
 }
 
 // idle reports whether an address is neither held nor in quarantine.

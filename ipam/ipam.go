@@ -86,7 +86,7 @@ type Allocator struct {
 func New() *Allocator {
 	a := &Allocator{addresses: addresses{
 		holdings:   holdings{at: map[netip.Addr]*holding{}, byUID: map[string]*holder{}, groups: groups{}},
-		quarantine: quarantine{at: map[netip.Addr]*quarantined{}, byName: map[string]*quarantined{}, queues: map[*space]*queue{}},
+		quarantine: quarantine{at: map[netip.Addr]*quarantined{}, byName: map[string][]*quarantined{}, queues: map[*space]*queue{}},
 	}}
 	a.quarantine.of(&a.pools.nowhere).length = forever
 	return a
@@ -254,10 +254,10 @@ func (a *Allocator) InQuarantine(now time.Time) []Quarantined {
 // quarantine.
 func (a *Allocator) NextFree(now time.Time) (time.Time, bool) {
 	a.tick(now)
-	if len(a.quarantine.due) == 0 {
+	if len(a.quarantine.at) == 0 {
 		return time.Time{}, false
 	}
-	return a.quarantine.clock.at(a.quarantine.due[0].due()), true
+	return a.quarantine.clock.at(a.quarantine.first()), true
 }
 
 // Holds returns what the owner holds, in the order of the families of its
@@ -286,7 +286,7 @@ func (a *Allocator) HeldSince(uid string, addr netip.Addr) time.Time {
 // Expects reports whether an address is reserved for the Service of this name, or in
 // quarantine for it.
 func (a *Allocator) Expects(name string) bool {
-	return len(a.reservations.of[name]) > 0 || a.quarantine.byName[name] != nil
+	return len(a.reservations.of[name]) > 0 || len(a.quarantine.byName[name]) > 0
 }
 
 // HoldersOf returns who holds the address, in the order in which they came to

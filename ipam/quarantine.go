@@ -2,7 +2,6 @@ package ipam
 
 import (
 	"cmp"
-	"container/heap"
 	"math"
 	"net/netip"
 	"slices"
@@ -24,10 +23,11 @@ type Quarantined struct {
 type quarantine struct {
 	clock  clock
 	at     map[netip.Addr]*quarantined
-	byName map[string]*quarantined
+	byName map[string][]*quarantined
 	queues map[*space]*queue
-	due    dueQueues
-	spare  spare[quarantined]
+	// next is when the first quarantine ends, or a time before that.
+	next  time.Duration
+	spare spare[quarantined]
 }
 
 // forever is the length of quarantines before the first setup.
@@ -40,14 +40,16 @@ type quarantined struct {
 	name  string
 	since time.Duration
 	queue *queue
-	// inQueue links those of a queue, namesake those under a name.
-	inQueue, namesake struct{ prev, next *quarantined }
 }
 
 // waitsFor reports whether the address is kept for the party.
 func (r *quarantined) waitsFor(p party) bool { return r.name != "" && r.name == p.owner.Name }
 
 func (r *quarantined) until() time.Duration { return r.since + r.queue.length }
+
+func (r *quarantined) compare(other *quarantined) int {
+	return cmp.Or(cmp.Compare(r.since, other.since), r.addr.Compare(other.addr))
+}
 
 // count changes by how much the namespace that released the address uses its quota.
 func (r *quarantined) count(change int) {
@@ -58,7 +60,7 @@ func (r *quarantined) count(change int) {
 func (q *quarantine) of(s *space) *queue {
 	c := q.queues[s]
 	if c == nil {
-		c = &queue{space: s, place: notDue}
+		c = &queue{space: s}
 		q.queues[s] = c
 	}
 	return c
@@ -76,10 +78,8 @@ func (q *quarantine) rehome(ps *pools) {
 		}
 	}
 	c := q.of(&ps.nowhere)
-	c.head, c.tail, c.space.quarantined = nil, nil, 0
-	slices.SortFunc(homeless, func(r, t *quarantined) int {
-		return cmp.Or(cmp.Compare(r.since, t.since), r.addr.Compare(t.addr))
-	})
+	c.all, c.space.quarantined = nil, 0
+	slices.SortFunc(homeless, (*quarantined).compare)
 	for _, r := range homeless {
 		s := ps.spaceOf(r.addr)
 		s.take(r.addr)
@@ -94,16 +94,12 @@ func (q *quarantine) rehome(ps *pools) {
 // back to the server, which decides how long nobody gets it.
 func (q *quarantine) setLengths(ps *pools, length time.Duration) {
 	old := q.queues
-	q.queues, q.due = make(map[*space]*queue, len(old)), q.due[:0]
+	q.queues, q.next = make(map[*space]*queue, len(old)), 0
 	set := func(s *space, length time.Duration) {
 		if c := old[s]; c != nil {
 			q.queues[s] = c
 		}
-		c := q.of(s)
-		c.length, c.place = length, notDue
-		if c.head != nil {
-			q.due.update(c)
-		}
+		q.of(s).length = length
 	}
 	set(&ps.nowhere, length)
 	for _, p := range ps.all {
@@ -127,46 +123,47 @@ func (q *quarantine) begin(begun quarantined) {
 	r.queue.space.quarantined++
 	r.count(+1)
 	r.queue.insert(r)
-	if r.queue.head == r {
-		q.due.update(r.queue)
-	}
-	if first := q.byName[r.name]; first != nil {
-		r.namesake.next, first.namesake.prev = first, r
-	}
-	q.byName[r.name] = r
+	q.next = min(q.next, r.until())
+	q.byName[r.name] = append(q.byName[r.name], r)
 }
 
 // end ends a quarantine. The caller says what becomes of the address.
 func (q *quarantine) end(r *quarantined) {
-	first := r.queue.head == r
 	r.queue.space.quarantined--
 	r.count(-1)
 	r.queue.remove(r)
-	if first {
-		q.due.update(r.queue)
-	}
-	b := &r.namesake
-	if b.next != nil {
-		b.next.namesake.prev = b.prev
-	}
-	switch {
-	case b.prev != nil:
-		b.prev.namesake.next = b.next
-	case b.next != nil:
-		q.byName[r.name] = b.next
-	default:
+	left := slices.DeleteFunc(q.byName[r.name], func(other *quarantined) bool { return other == r })
+	if len(left) > 0 {
+		q.byName[r.name] = left
+	} else {
 		delete(q.byName, r.name)
 	}
 	delete(q.at, r.addr)
 	q.spare.push(r)
 }
 
-// over returns the first address whose quarantine is over, nil if there is none.
-func (q *quarantine) over() *quarantined {
-	if len(q.due) == 0 || q.due[0].due() > q.clock.elapsed {
-		return nil
+// over returns the addresses whose quarantine is over.
+func (q *quarantine) over() (all []*quarantined) {
+	for _, c := range q.queues {
+		for _, r := range c.all {
+			if r.until() > q.clock.elapsed {
+				break
+			}
+			all = append(all, r)
+		}
 	}
-	return q.due[0].head
+	return all
+}
+
+// first returns when the first quarantine ends.
+func (q *quarantine) first() time.Duration {
+	first := time.Duration(math.MaxInt64)
+	for _, c := range q.queues {
+		if len(c.all) > 0 {
+			first = min(first, c.due())
+		}
+	}
+	return first
 }
 
 // list returns all that is in quarantine, in the order of release.
@@ -181,90 +178,27 @@ func (q *quarantine) list() (all []Quarantined) {
 // queue is the addresses of a space in quarantine, by the time of the release. All
 // stay equally long, so the first is the first to be free.
 type queue struct {
-	space      *space
-	length     time.Duration
-	head, tail *quarantined
-	place      int // in dueQueues
+	space  *space
+	length time.Duration
+	all    []*quarantined
 }
 
 // due is when the first address is free.
-func (q *queue) due() time.Duration { return q.head.until() }
+func (q *queue) due() time.Duration { return q.all[0].until() }
 
-// insert puts an address in its place, which is at the end for one just released.
 func (q *queue) insert(r *quarantined) {
-	before := q.tail
-	for before != nil && before.since > r.since {
-		before = before.inQueue.prev
-	}
-	r.inQueue.prev = before
-	if before == nil {
-		r.inQueue.next, q.head = q.head, r
-	} else {
-		r.inQueue.next, before.inQueue.next = before.inQueue.next, r
-	}
-	if r.inQueue.next == nil {
-		q.tail = r
-	} else {
-		r.inQueue.next.inQueue.prev = r
-	}
+	i, _ := slices.BinarySearchFunc(q.all, r, (*quarantined).compare)
+	q.all = slices.Insert(q.all, i, r)
 }
 
 func (q *queue) remove(r *quarantined) {
-	b := &r.inQueue
-	if b.prev == nil {
-		q.head = b.next
-	} else {
-		b.prev.inQueue.next = b.next
+	i, _ := slices.BinarySearchFunc(q.all, r, (*quarantined).compare)
+	if i > 0 {
+		q.all = slices.Delete(q.all, i, i+1)
+		return
 	}
-	if b.next == nil {
-		q.tail = b.prev
-	} else {
-		b.next.inQueue.prev = b.prev
-	}
-	b.next, b.prev = nil, nil
-}
-
-// dueQueues is a heap of the queues that are not empty, by when their first address
-// is free.
-type dueQueues []*queue
-
-// notDue is the place of a queue that is not in the heap.
-const notDue = -1
-
-func (d dueQueues) Len() int           { return len(d) }
-func (d dueQueues) Less(i, j int) bool { return d[i].due() < d[j].due() }
-func (d dueQueues) Swap(i, j int) {
-	d[i], d[j] = d[j], d[i]
-	d[i].place, d[j].place = i, j
-}
-
-// Push is part of heap.Interface.
-func (d *dueQueues) Push(x any) {
-	q := x.(*queue) //nolint:errcheck // the heap has nothing else
-	q.place = len(*d)
-	*d = append(*d, q)
-}
-
-// Pop is part of heap.Interface.
-func (d *dueQueues) Pop() any {
-	last := len(*d) - 1
-	q := (*d)[last]
-	q.place = notDue
-	(*d)[last] = nil
-	*d = (*d)[:last]
-	return q
-}
-
-// update puts a queue that has a new head in its place.
-func (d *dueQueues) update(q *queue) {
-	switch {
-	case q.place == notDue:
-		heap.Push(d, q)
-	case q.head == nil:
-		heap.Remove(d, q.place)
-	default:
-		heap.Fix(d, q.place)
-	}
+	q.all[0] = nil
+	q.all = q.all[1:] // most end at the front, and then nothing is moved
 }
 
 // clock counts the time that has passed for the allocator. It never goes back. When the

@@ -83,7 +83,7 @@ func (p *plan) comeback(f Family) *quarantined {
 	taken := func(addr netip.Addr) bool {
 		return slices.ContainsFunc(p.picks, func(k pick) bool { return k.addr == addr })
 	}
-	for r := p.quarantine.byName[p.service()]; r != nil; r = r.namesake.next {
+	for _, r := range p.quarantine.byName[p.service()] {
 		switch {
 		case !r.waitsFor(p.me) || familyOf(r.addr) != f || p.open(r.queue.space.pool, f) != "" || taken(r.addr):
 		case p.reservations.apart[r.addr].conflict || p.reservedForOther(r.addr) || p.fills(r.queue.space, nil, r):
