@@ -37,9 +37,6 @@ type holdings struct {
 	// byUID has the holders.
 	byUID  map[string]*holder
 	groups groups
-
-	spareHoldings spare[holding]
-	spareHolders  spare[holder]
 }
 
 // holder is an owner that holds at least one address.
@@ -74,22 +71,19 @@ const anyPool = "*"
 
 // newHolder begins a holder, who holds nothing yet.
 func (hs *holdings) newHolder(id identity) *holder {
-	h := hs.spareHolders.pop()
-	h.identity, h.holdings = id, h.room[:0]
+	h := &holder{identity: id}
+	h.holdings = h.room[:0]
 	hs.byUID[id.owner.UID] = h
 	return h
 }
 
 // forget ends a holder that holds nothing any more.
-func (hs *holdings) forget(h *holder) {
-	delete(hs.byUID, h.owner.UID)
-	hs.spareHolders.push(h)
-}
+func (hs *holdings) forget(h *holder) { delete(hs.byUID, h.owner.UID) }
 
 // begin makes a holding of an address that has none. It has no tenants yet.
 func (hs *holdings) begin(addr netip.Addr, s *space) *holding {
-	g := hs.spareHoldings.pop()
-	g.addr, g.space, g.tenants = addr, s, g.room[:0]
+	g := &holding{addr: addr, space: s}
+	g.tenants = g.room[:0]
 	hs.at[addr] = g
 	s.assigned++
 	return g
@@ -99,7 +93,6 @@ func (hs *holdings) begin(addr netip.Addr, s *space) *holding {
 func (hs *holdings) end(g *holding) {
 	g.space.assigned--
 	delete(hs.at, g.addr)
-	hs.spareHoldings.push(g)
 }
 
 // enter adds a tenant to an address. The caller adds the address to the holdings of the

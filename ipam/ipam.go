@@ -63,7 +63,6 @@
 //	forbidden.go     ranges that no pool hands out
 //	freespace.go     the free addresses of one family of one pool: the lowest is taken
 //	address.go       Family; addresses as numbers
-//	spare.go         structs to use again
 package ipam
 
 import (

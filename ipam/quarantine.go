@@ -26,8 +26,7 @@ type quarantine struct {
 	byName map[string][]*quarantined
 	queues map[*space]*queue
 	// next is when the first quarantine ends, or a time before that.
-	next  time.Duration
-	spare spare[quarantined]
+	next time.Duration
 }
 
 // forever is the length of quarantines before the first setup.
@@ -117,8 +116,7 @@ func (q *quarantine) setLengths(ps *pools, length time.Duration) {
 
 // begin puts an address that nobody holds into quarantine, in the space of its queue.
 func (q *quarantine) begin(begun quarantined) {
-	r := q.spare.pop()
-	*r = begun
+	r := &begun
 	q.at[r.addr] = r
 	r.queue.space.quarantined++
 	r.count(+1)
@@ -139,7 +137,6 @@ func (q *quarantine) end(r *quarantined) {
 		delete(q.byName, r.name)
 	}
 	delete(q.at, r.addr)
-	q.spare.push(r)
 }
 
 // over returns the addresses whose quarantine is over.
