@@ -1,7 +1,6 @@
 package ledger
 
 import (
-	"container/heap"
 	"maps"
 	"slices"
 	"strings"
@@ -51,10 +50,15 @@ func (w *waiters) add(a *account, c class) {
 	a.class = c
 	tree := w.classes[c]
 	if tree == nil {
-		tree = btree.NewG(btreeDegree, func(a, b *account) bool { return a.compare(b) < 0 })
+		tree = newTree()
 		w.classes[c] = tree
 	}
 	tree.ReplaceOrInsert(a)
+}
+
+// newTree returns an empty tree of Services, the oldest first.
+func newTree() *btree.BTreeG[*account] {
+	return btree.NewG(btreeDegree, func(a, b *account) bool { return a.compare(b) < 0 })
 }
 
 // remove takes a Service from those that wait and from those that are due.
@@ -80,14 +84,12 @@ func (w *waiters) leaveClass(a *account) {
 // retry asks for a Service once more. It returns got if the Service holds something else now,
 // and isNew if the answer to its class is another one than before.
 func (w *waiters) round(retry func(*account) (got, isNew bool)) (due []*account, joinable bool) {
-	var first oldest // of each class
+	oldest := newTree() // one of each class
 	for _, class := range w.classes {
 		a, _ := class.Min()
-		first = append(first, a)
+		oldest.ReplaceOrInsert(a)
 	}
-	heap.Init(&first)
-	for len(first) > 0 {
-		a := first[0]
+	for a, more := oldest.DeleteMin(); more; a, more = oldest.DeleteMin() {
 		class := w.classes[a.class]
 		got, isNew := retry(a)
 		switch {
@@ -98,10 +100,7 @@ func (w *waiters) round(retry func(*account) (got, isNew bool)) (due []*account,
 			class.Ascend(func(b *account) bool { due = append(due, b); return true })
 		}
 		if next, ok := class.Min(); got && ok {
-			first[0] = next
-			heap.Fix(&first, 0)
-		} else {
-			heap.Pop(&first)
+			oldest.ReplaceOrInsert(next)
 		}
 	}
 	return due, joinable
@@ -116,24 +115,6 @@ func namesOf(accounts []*account) []string {
 		names[i] = a.owner.Name
 	}
 	return names
-}
-
-// oldest is a heap of Services.
-type oldest []*account
-
-func (o oldest) Len() int           { return len(o) }
-func (o oldest) Less(i, j int) bool { return o[i].compare(o[j]) < 0 }
-func (o oldest) Swap(i, j int)      { o[i], o[j] = o[j], o[i] }
-
-// Push is part of heap.Interface.
-func (o *oldest) Push(x any) { *o = append(*o, x.(*account)) } //nolint:errcheck // the heap has nothing else
-
-// Pop is part of heap.Interface.
-func (o *oldest) Pop() any {
-	last := len(*o) - 1
-	a := (*o)[last]
-	*o = (*o)[:last]
-	return a
 }
 
 // classOf returns the class of a Service that waits.
