@@ -156,15 +156,11 @@ func (all Routes) Show(c *output.Canvas) {
 			cmp.Or(strings.Join(r.Communities, " "), "-")})
 	}
 	c.Rows([]string{"PREFIX", "NODE", "PEER", "LOCAL PREF", "MED", "PREPEND", "COMMUNITIES"}, rows)
-	if len(all.Unrouted) == 0 {
-		return
-	}
-	c.Blank()
 	rows = nil
 	for _, u := range all.Unrouted {
 		rows = append(rows, []any{u.VIP, output.Cell{Text: string(u.Reason), Tone: output.Bad}, u.Message})
 	}
-	c.Rows([]string{"NOT ROUTED", "REASON", ""}, rows)
+	c.Table([]string{"NOT ROUTED", "REASON", ""}, rows)
 }
 
 func optional(n *uint32) string {

@@ -44,10 +44,10 @@ func showMoves(c *output.Canvas, moved []Shift, orphaned []Orphan) {
 		rows = append(rows, []any{output.Cell{Text: o.VIP.String(), Tone: output.Bad}, output.List(o.Services, 3), string(o.Reason) +
 			": " + o.Message})
 	}
-	table(c, []string{"NOBODY HAS", "SERVICES", "WHY"}, rows)
+	c.Table([]string{"NOBODY HAS", "SERVICES", "WHY"}, rows)
 	rows = nil
 	for _, m := range moved {
 		rows = append(rows, []any{m.VIP, output.List(m.Services, 3), m.Before, m.After})
 	}
-	table(c, []string{"MOVES", "SERVICES", "FROM", "TO"}, rows)
+	c.Table([]string{"MOVES", "SERVICES", "FROM", "TO"}, rows)
 }

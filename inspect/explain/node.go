@@ -129,22 +129,14 @@ func (n Node) Show(c *output.Canvas) {
 	for _, o := range n.Owns {
 		rows = append(rows, []any{o.VIP, strings.Join(o.Services, ", ")})
 	}
-	table(c, []string{"OWNS", "SERVICES"}, rows)
+	c.Table([]string{"OWNS", "SERVICES"}, rows)
 	rows = nil
 	for _, o := range n.Out {
 		rows = append(rows, []any{string(o.Reason), len(o.VIPs), output.List(output.Strings(o.VIPs), 3), o.Message})
 	}
-	table(c, []string{"DOES NOT OWN", "VIPS", "", "FOR EXAMPLE"}, rows)
+	c.Table([]string{"DOES NOT OWN", "VIPS", "", "FOR EXAMPLE"}, rows)
 	if len(n.Sessions.Sessions) > 0 {
 		c.Blank()
 		n.Sessions.Show(c)
-	}
-}
-
-// table writes a table after an empty line; nothing if it has no rows.
-func table(c *output.Canvas, header []string, rows [][]any) {
-	if len(rows) > 0 {
-		c.Blank()
-		c.Rows(header, rows)
 	}
 }

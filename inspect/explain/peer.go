@@ -145,5 +145,5 @@ func (p Peer) Show(c *output.Canvas) {
 	for _, r := range p.Routes {
 		rows = append(rows, []any{r.Prefix, output.List(r.Nodes, 5)})
 	}
-	table(c, []string{"PREFIX", "ANNOUNCED BY, BY THE PLAN"}, rows)
+	c.Table([]string{"PREFIX", "ANNOUNCED BY, BY THE PLAN"}, rows)
 }

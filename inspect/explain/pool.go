@@ -184,10 +184,10 @@ func (p Pool) Show(c *output.Canvas) {
 	f.add("Announced by", p.Advertisements...)
 	f.bad("Warning", p.Warnings...)
 	c.Rows(nil, f)
-	table(c, status.PoolHeader, status.PoolRows(p.Usage))
+	c.Table(status.PoolHeader, status.PoolRows(p.Usage))
 	var rows [][]any
 	for _, h := range p.Holders {
 		rows = append(rows, []any{h.Namespace, h.Addresses})
 	}
-	table(c, []string{"NAMESPACE", "HOLDS"}, rows)
+	c.Table([]string{"NAMESPACE", "HOLDS"}, rows)
 }

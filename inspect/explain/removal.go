@@ -133,7 +133,7 @@ func (r Removal) Show(c *output.Canvas) {
 	for _, l := range r.Load {
 		rows = append(rows, []any{l.Node, l.Before, l.After})
 	}
-	table(c, []string{"NODE", "OWNS NOW", "OWNS THEN"}, rows)
+	c.Table([]string{"NODE", "OWNS NOW", "OWNS THEN"}, rows)
 	rows = nil
 	for _, route := range r.Routes {
 		nodes := output.Cell{Text: fmt.Sprintf("%d: %s", len(route.Nodes), output.List(route.Nodes, 3))}
@@ -142,12 +142,12 @@ func (r Removal) Show(c *output.Canvas) {
 		}
 		rows = append(rows, []any{route.Prefix, route.Peer, nodes})
 	}
-	table(c, []string{"ROUTE OF THE NODE", "PEER", "NODES THAT STILL ANNOUNCE IT"}, rows)
+	c.Table([]string{"ROUTE OF THE NODE", "PEER", "NODES THAT STILL ANNOUNCE IT"}, rows)
 	rows = nil
 	for _, n := range r.Notice {
 		rows = append(rows, []any{n.Peer, n.How})
 	}
-	table(c, []string{"PEER", "NOTICES"}, rows)
+	c.Table([]string{"PEER", "NOTICES"}, rows)
 	if len(r.Silent) > 0 {
 		c.Blank()
 		c.Line(output.Warning, "Announced by nobody even now: %s", output.List(output.Strings(r.Silent), 5))

@@ -224,10 +224,6 @@ func (v VIP) Show(c *output.Canvas) {
 }
 
 func (v VIP) showNodes(c *output.Canvas) {
-	if len(v.Nodes) == 0 {
-		return
-	}
-	c.Blank()
 	var rows [][]any
 	for _, n := range v.Nodes {
 		owns, peers := output.Cell{Text: "no"}, "no"
@@ -243,7 +239,7 @@ func (v VIP) showNodes(c *output.Canvas) {
 		}
 		rows = append(rows, []any{n.Node, owns, peers, why})
 	}
-	c.Rows([]string{"NODE", "LAYER 2", "BGP", "WHY NOT"}, rows)
+	c.Table([]string{"NODE", "LAYER 2", "BGP", "WHY NOT"}, rows)
 }
 
 // String describes the Service for people.

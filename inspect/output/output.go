@@ -141,6 +141,14 @@ func (c *Canvas) Rows(header []string, rows [][]any) {
 	c.write(all)
 }
 
+// Table writes Rows after an empty line, and nothing if there are none.
+func (c *Canvas) Table(header []string, rows [][]any) {
+	if len(rows) > 0 {
+		c.Blank()
+		c.Rows(header, rows)
+	}
+}
+
 // write aligns the columns; no line ends in spaces.
 func (c *Canvas) write(rows [][]Cell) {
 	var widths []int

@@ -13,7 +13,7 @@ func (s *Status) Show(c *output.Canvas) {
 	s.showWarnings(c)
 	c.Blank()
 	s.showComponents(c)
-	s.showPools(c)
+	c.Table(PoolHeader, PoolRows(s.Pools))
 	s.showServices(c)
 	s.showVIPs(c)
 	s.showPeers(c)
@@ -75,14 +75,6 @@ func versionText(versions []string) string {
 		return ""
 	}
 	return ", version " + strings.Join(versions, " and ")
-}
-
-func (s *Status) showPools(c *output.Canvas) {
-	if len(s.Pools) == 0 {
-		return
-	}
-	c.Blank()
-	c.Rows(PoolHeader, PoolRows(s.Pools))
 }
 
 // PoolHeader is the header of PoolRows.
@@ -157,10 +149,6 @@ func (s *Status) showVIPs(c *output.Canvas) {
 }
 
 func (s *Status) showPeers(c *output.Canvas) {
-	if len(s.Peers) == 0 {
-		return
-	}
-	c.Blank()
 	var rows [][]any
 	for _, p := range s.Peers {
 		sessions, why := output.Cell{Text: fmt.Sprintf("%d of %d up", p.Up, p.Nodes), Tone: output.Good}, ""
@@ -170,5 +158,5 @@ func (s *Status) showPeers(c *output.Canvas) {
 		}
 		rows = append(rows, []any{p.Name, sessions, why})
 	}
-	c.Rows([]string{"BGP PEER", "SESSIONS", ""}, rows)
+	c.Table([]string{"BGP PEER", "SESSIONS", ""}, rows)
 }
