@@ -7,7 +7,6 @@ package bgp
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -212,7 +211,5 @@ func (s Sessions) ByPeer() []Peer {
 	return all
 }
 
-// Why returns why a session is not there, for people.
-func (s Session) Why() string {
-	return fmt.Sprintf("node %s, peer %s: %s", s.Node, s.Peer, cmp.Or(s.Message, s.State))
-}
+// Why returns the node and why its session is not there, for people.
+func (s Session) Why() string { return s.Node + ": " + cmp.Or(s.Message, s.State) }

@@ -84,7 +84,9 @@ func RoutesOf(n *simulation.Network, f Filter) Routes {
 		for prefix, route := range b.Routes {
 			for peer, attributes := range route {
 				if (f.Peer == "" || f.Peer == peer) && f.covers(prefix) {
-					all.Routes = append(all.Routes, newRoute(b.Sessions[peer], attributes).at(node, prefix))
+					r := newRoute(b.Sessions[peer], attributes)
+					r.Node, r.Prefix = node, prefix
+					all.Routes = append(all.Routes, r)
 				}
 			}
 		}
@@ -133,16 +135,8 @@ func internal(s plan.Session) bool {
 	return s.Peer.PeerASN.Internal || s.Peer.PeerASN.Number == s.LocalASN
 }
 
-func (r Route) at(node string, prefix netip.Prefix) Route {
-	r.Node, r.Prefix = node, prefix
-	return r
-}
-
 func (r Route) compare(other Route) int {
-	if c := r.Prefix.Compare(other.Prefix); c != 0 {
-		return c
-	}
-	return strings.Compare(r.Node+" "+r.Peer, other.Node+" "+other.Peer)
+	return cmp.Or(r.Prefix.Compare(other.Prefix), cmp.Compare(r.Node, other.Node), cmp.Compare(r.Peer, other.Peer))
 }
 
 // Show implements output.Page.

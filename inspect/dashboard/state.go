@@ -12,6 +12,7 @@ import (
 	"github.com/lodestone-lb/lodestone/inspect/cluster"
 	"github.com/lodestone-lb/lodestone/inspect/simulation"
 	"github.com/lodestone-lb/lodestone/inspect/status"
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
 )
 
 // State is how the installation was at one moment. It is immutable.
@@ -163,7 +164,7 @@ func recorded(s *State, o *cluster.Objects) []Transition {
 	}
 	for _, svc := range o.Services {
 		for _, c := range svc.Status.Conditions {
-			if c.Type == conditionAllocated && c.Status == "False" {
+			if c.Type == annotation.ConditionAllocated && c.Status == "False" {
 				add(c.LastTransitionTime.Time, waits(ledger.NameOf(svc), c.Reason, c.Message))
 			}
 		}

@@ -12,7 +12,6 @@ import (
 
 	"github.com/lodestone-lb/lodestone/inspect/bgp"
 	"github.com/lodestone-lb/lodestone/inspect/output"
-	"github.com/lodestone-lb/lodestone/pkg/annotation"
 )
 
 const (
@@ -22,8 +21,6 @@ const (
 	maxAtOnce      = 40
 	// maxText bounds a text on the page, in bytes: others write some of them.
 	maxText = 400
-	// conditionAllocated is the Service condition with the reason why it waits.
-	conditionAllocated = annotation.ConditionAllocated
 )
 
 // Tone is what a transition means to the reader.
@@ -191,11 +188,7 @@ func moves(before, after *State) (all []Transition) {
 		all = append(all, t)
 	}
 	if gone := slices.SortedFunc(maps.Keys(was), netip.Addr.Compare); len(gone) > 0 {
-		names := make([]string, len(gone))
-		for i, vip := range gone {
-			names[i] = vip.String()
-		}
-		all = append(all, Transition{Tone: Note, About: "VIP", Text: output.List(names, 3) + ": no Service has it any more"})
+		all = append(all, Transition{Tone: Note, About: "VIP", Text: output.List(output.Strings(gone), 3) + ": no Service has it any more"})
 	}
 	return all
 }

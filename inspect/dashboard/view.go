@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/lodestone-lb/lodestone/inspect/bgp"
 	"github.com/lodestone-lb/lodestone/inspect/output"
 	"github.com/lodestone-lb/lodestone/inspect/status"
 )
@@ -270,13 +269,11 @@ func (v View) peers(s *State) {
 	for _, p := range page(v.section("peers"), s.Peers, 0, maxRows) {
 		row := peerRow{Name: p.Name, Up: p.Up, Nodes: p.Nodes}
 		if len(p.Down) > 0 {
-			row.Message = clip(why(p.Down[0]))
+			row.Message = clip(p.Down[0].Why())
 		}
 		v.add("peers", p.Name, row)
 	}
 }
-
-func why(s bgp.Session) string { return s.Node + ": " + cmp.Or(s.Message, s.State) }
 
 // vipRow is a VIP with a bounded number of names.
 type vipRow struct {

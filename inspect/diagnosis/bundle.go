@@ -3,6 +3,7 @@ package diagnosis
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"encoding/json"
@@ -71,13 +72,7 @@ func (d *Diagnosis) Bundle(ctx context.Context, w io.Writer) error {
 	b.pods(ctx)
 	b.missing = append(b.missing, d.objects.Unread()...)
 	b.add("missing.txt", []byte(strings.Join(b.missing, "\n")+"\n"))
-	if b.err != nil {
-		return fmt.Errorf("write the archive: %w", b.err)
-	}
-	if err := b.tar.Close(); err != nil {
-		return fmt.Errorf("write the archive: %w", err)
-	}
-	if err := compressed.Close(); err != nil {
+	if err := cmp.Or(b.err, b.tar.Close(), compressed.Close()); err != nil {
 		return fmt.Errorf("write the archive: %w", err)
 	}
 	return nil

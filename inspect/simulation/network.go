@@ -100,14 +100,18 @@ func (n *Network) take(s plan.Service) {
 
 func noNode(string) bool { return false }
 
+// derive returns a Network of the same objects that has answered nothing yet.
+func (n *Network) derive() *Network {
+	d := *n
+	d.views, d.who = map[string]View{}, nil
+	return &d
+}
+
 // Of returns the Network with only the Services that have one of the VIPs. Its answers about these VIPs are the
 // same and take less time. Its answers about other VIPs mean nothing.
 func (n *Network) Of(vips ...netip.Addr) *Network {
-	part := &Network{
-		Snapshot: n.Snapshot, Reports: n.Reports,
-		sharers: map[netip.Addr][]int{}, endpoints: n.endpoints, views: map[string]View{},
-	}
-	part.Services = nil
+	part := n.derive()
+	part.Services, part.services, part.sharers = nil, nil, map[netip.Addr][]int{}
 	taken := map[int]bool{}
 	for _, vip := range vips {
 		for _, i := range n.sharers[vip] {
@@ -124,10 +128,8 @@ func (n *Network) Of(vips ...netip.Addr) *Network {
 // Under returns the Network with another configuration, without the VIPs that
 // its Services would lose.
 func (n *Network) Under(c *config.Config, lost func(vip netip.Addr) bool) *Network {
-	after := &Network{
-		Snapshot: plan.Snapshot{Config: c, Nodes: n.Nodes, Speakers: n.Speakers}, Reports: n.Reports,
-		sharers: map[netip.Addr][]int{}, endpoints: n.endpoints, views: map[string]View{},
-	}
+	after := n.derive()
+	after.Config, after.services, after.sharers = c, nil, map[netip.Addr][]int{}
 	for _, s := range n.services {
 		s.VIPs = slices.DeleteFunc(slices.Clone(s.VIPs), lost)
 		after.take(s)

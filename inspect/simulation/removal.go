@@ -23,10 +23,8 @@ const (
 
 // Without returns the Network after the node has left.
 func (n *Network) Without(node string, how Removal) *Network {
-	after := &Network{
-		Snapshot: plan.Snapshot{Config: n.Config, Nodes: maps.Clone(n.Nodes), Speakers: maps.Clone(n.Speakers)},
-		Reports:  n.Reports, services: n.services, sharers: n.sharers, endpoints: n.endpoints, views: map[string]View{},
-	}
+	after := n.derive()
+	after.Nodes, after.Speakers = maps.Clone(n.Nodes), maps.Clone(n.Speakers)
 	switch how {
 	case Drain:
 		left := after.Nodes[node]

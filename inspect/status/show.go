@@ -1,7 +1,6 @@
 package status
 
 import (
-	"cmp"
 	"fmt"
 	"strings"
 
@@ -154,7 +153,7 @@ func (s *Status) showPeers(c *output.Canvas) {
 		sessions, why := output.Cell{Text: fmt.Sprintf("%d of %d up", p.Up, p.Nodes), Tone: output.Good}, ""
 		if len(p.Down) > 0 {
 			sessions.Tone = output.Bad
-			why = p.Down[0].Node + ": " + cmp.Or(p.Down[0].Message, p.Down[0].State)
+			why = p.Down[0].Why()
 		}
 		rows = append(rows, []any{p.Name, sessions, why})
 	}
