@@ -7,9 +7,8 @@ import (
 
 // segments are the subnets of all nodes.
 type segments struct {
-	all map[netip.Prefix]bool
-	// bits4 and bits6 are the lengths of their prefixes, longest first.
-	bits4, bits6 []int
+	all  map[netip.Prefix]bool
+	bits []int // the lengths of their prefixes, longest first
 }
 
 func newSegments(nodes map[string]Node) *segments {
@@ -20,29 +19,18 @@ func newSegments(nodes map[string]Node) *segments {
 		}
 	}
 	for p := range s.all {
-		bits := &s.bits6
-		if p.Addr().Is4() {
-			bits = &s.bits4
-		}
-		if !slices.Contains(*bits, p.Bits()) {
-			*bits = append(*bits, p.Bits())
-		}
+		s.bits = append(s.bits, p.Bits())
 	}
-	for _, bits := range [][]int{s.bits4, s.bits6} {
-		slices.Sort(bits)
-		slices.Reverse(bits)
-	}
+	slices.Sort(s.bits)
+	s.bits = slices.Compact(s.bits)
+	slices.Reverse(s.bits)
 	return s
 }
 
 // smallest returns the smallest subnet that contains the address, or the zero value.
 func (s *segments) smallest(addr netip.Addr) netip.Prefix {
-	bits := s.bits6
-	if addr.Is4() {
-		bits = s.bits4
-	}
-	for _, b := range bits {
-		if p, err := addr.Prefix(b); err == nil && s.all[p] {
+	for _, b := range s.bits {
+		if p, err := addr.Prefix(b); err == nil && s.all[p] { // IPv4 does not have so many bits
 			return p
 		}
 	}
