@@ -172,7 +172,7 @@ func healthierThan(node string, s Snapshot) map[string]announcer {
 	}
 	healthy := map[string]announcer{}
 	for name, n := range s.Nodes {
-		if name != node && s.Speakers[name] && !n.Excluded(s.Config) && !n.NetworkUnavailable && !n.Sick {
+		if name != node && s.sound(name) && !n.Sick {
 			sessions, _ := s.sessionsAlone(name)
 			healthy[name] = announcer{n.Labels, slices.Sorted(maps.Keys(sessions))}
 		}

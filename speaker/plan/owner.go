@@ -173,8 +173,8 @@ func (s *scope) locate() {
 	}
 }
 
-// sound reports whether the node may own VIPs of its segments.
-func (s *scope) sound(name string) bool {
+// sound reports whether the node may own VIPs of its segments, and announce VIPs to routers.
+func (s *Snapshot) sound(name string) bool {
 	n := s.Nodes[name]
 	return s.Speakers[name] && !n.Excluded(s.Config) && !n.NetworkUnavailable
 }
@@ -225,9 +225,7 @@ func (s *scope) reaches(n Node) (on, up bool) {
 }
 
 // isOf reports whether the VIPs are on the segment.
-func (s *scope) isOf(g report.Segment) bool {
-	return s.segment.IsValid() && g.Subnet.Bits() <= s.segment.Bits() && g.Subnet.Contains(s.segment.Addr())
-}
+func (s *scope) isOf(g report.Segment) bool { return s.segment.IsValid() && contains(g.Subnet, s.segment) }
 
 // weigh returns the weight of the node, and whether an advertisement selects it.
 func (s *scope) weigh(n Node) (weight int, selected bool) {
