@@ -31,9 +31,11 @@ func newShared[V any](equal func(V, V) bool) shared[V] {
 	return shared[V]{map[LimitKey]V{}, false, equal}
 }
 
-// set replaces the value of a key.
-func (s *shared[V]) set(key LimitKey, value V) {
-	if before, has := s.all[key]; !has || !s.equal(before, value) {
+// set replaces the value of a key, or removes it if the key is to have none.
+func (s *shared[V]) set(key LimitKey, value V, has bool) {
+	if !has {
+		s.remove(key)
+	} else if before, had := s.all[key]; !had || !s.equal(before, value) {
 		s.modify()[key] = value
 	}
 }
@@ -84,23 +86,15 @@ func (c *connections) forget() {
 func (p *Planner) connect(vip netip.Addr, s *scope, v Verdict) {
 	for _, svc := range p.view.sharers[vip] {
 		key := LimitKey{vip, svc.Name}
-		if s.direct && len(svc.Ports) > 0 {
-			p.connections.direct.set(key, Direct{Ports: svc.Ports, ByClient: svc.ByClient, Seed: svc.Seed, Local: svc.Local,
-				Backends: s.backends(svc, vip)})
-		} else {
-			p.connections.direct.remove(key)
+		direct := Direct{Ports: svc.Ports, ByClient: svc.ByClient, Seed: svc.Seed, Local: svc.Local}
+		forwarded := s.direct && len(svc.Ports) > 0
+		if forwarded {
+			direct.Backends = s.backends(svc, vip)
 		}
-		switch limit, limited := p.limitAt(vip, s, v, svc); {
-		case limited && svc.LimitErr == nil:
-			p.connections.limits.set(key, limit)
-			p.connections.limitErrs.remove(key)
-		case limited:
-			p.connections.limits.remove(key)
-			p.connections.limitErrs.set(key, svc.LimitErr)
-		default:
-			p.connections.limits.remove(key)
-			p.connections.limitErrs.remove(key)
-		}
+		p.connections.direct.set(key, direct, forwarded)
+		limit, limited := p.limitAt(vip, s, v, svc)
+		p.connections.limits.set(key, limit, limited && svc.LimitErr == nil)
+		p.connections.limitErrs.set(key, svc.LimitErr, limited && svc.LimitErr != nil)
 	}
 }
 
