@@ -124,8 +124,11 @@ func (e *Electorate) Owner(vip netip.Addr) string {
 	return e.first(vip, e.able)
 }
 
-// OwnerAmong is Owner with the choice restricted to some nodes, such as those with a local endpoint.
+// OwnerAmong is Owner with the choice restricted to some nodes, such as those with a local endpoint. Nil: all nodes.
 func (e *Electorate) OwnerAmong(vip netip.Addr, nodes map[string]bool) string {
+	if nodes == nil {
+		return e.Owner(vip)
+	}
 	able := make([]bool, len(e.able))
 	for name, in := range nodes {
 		if i, ok := e.index[name]; ok {

@@ -326,13 +326,7 @@ func (s *scope) tiersOf(able func(name string) bool) (tiers []tier) {
 // candidates. Nil: all nodes.
 func elect(tiers []tier, addr netip.Addr, among map[string]bool) string {
 	for _, t := range tiers {
-		owner := ""
-		if among == nil {
-			owner = t.Owner(addr)
-		} else {
-			owner = t.OwnerAmong(addr, among)
-		}
-		if owner != "" {
+		if owner := t.OwnerAmong(addr, among); owner != "" {
 			return owner
 		}
 	}
