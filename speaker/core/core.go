@@ -261,26 +261,26 @@ func (c *Core) want() map[netip.Addr]plan.Layer2 {
 }
 
 // next returns the first time at which there is something to decide.
-func (c *Core) next() (first time.Time) {
-	sooner := func(when time.Time) {
-		if !when.IsZero() && (first.IsZero() || when.Before(first)) {
-			first = when
-		}
-	}
+func (c *Core) next() time.Time {
 	if c.ending.began {
-		sooner(c.ending.next)
-		return first
+		return c.ending.next
 	}
+	first := earlier(c.retry, earlier(c.routing.until, c.moves.next))
 	for _, l := range c.leaving {
-		sooner(l.until)
+		first = earlier(first, l.until)
 	}
 	for _, a := range c.arriving {
-		sooner(a.until)
+		first = earlier(first, a.until)
 	}
-	sooner(c.retry)
-	sooner(c.routing.until)
-	sooner(c.moves.next)
 	return first
+}
+
+// earlier returns the earlier of two times. Zero is never.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
 }
 
 // log adds a line to the log.

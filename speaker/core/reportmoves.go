@@ -51,15 +51,15 @@ func (c *Core) noteMoves() {
 		if m.New {
 			c.moves.fresh[m.VIP] = true
 		}
-		at, known := c.moves.moving[m.VIP]
+		vip, known := c.moves.moving[m.VIP]
 		if !known {
-			at = moving{from: m.From, why: c.why(m)}
+			vip = moving{from: m.From, why: c.why(m)}
 		}
-		if at.to, at.at = m.To, c.now; at.to == at.from {
+		if vip.to, vip.at = m.To, c.now; vip.to == vip.from {
 			delete(c.moves.moving, m.VIP)
 			continue
 		}
-		c.moves.moving[m.VIP] = at
+		c.moves.moving[m.VIP] = vip
 	}
 	if len(c.out.Changes.Moves) > 0 {
 		c.moves.lookAt(c.now.Add(movesSettle))
@@ -110,11 +110,7 @@ func (c *Core) settleMoves() {
 }
 
 // lookAt has settleMoves called by then.
-func (m *moves) lookAt(when time.Time) {
-	if m.next.IsZero() || when.Before(m.next) {
-		m.next = when
-	}
-}
+func (m *moves) lookAt(when time.Time) { m.next = earlier(m.next, when) }
 
 // countFirst returns how many VIPs are published with their first owner. Those that are due to go count,
 // too.
