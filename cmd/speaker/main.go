@@ -115,7 +115,7 @@ func run(ctx context.Context, f *flags) error {
 		Address: f.listen, CertFile: f.certFile, KeyFile: f.keyFile, Authorizer: debughttp.NewDelegate(s.client), Gatherer: registry,
 		Status: func() any {
 			return status{loop.Status(), announcer.Status(), limiter.Status(), director.View(), router.Peers(), watchdog.States(),
-				podRoutes.Status()}
+				podRoutes.Status(), members.Detection()}
 		},
 		Diagnose: diagnosis, Alive: loop.Alive, Log: s.log,
 		Checks: func() []diagnose.Condition { return checks(loop.Checks(), apiHealth.Blind()) },

@@ -172,7 +172,7 @@ func TestKeysOfStatus(t *testing.T) {
 	var keys map[string]json.RawMessage
 	require.NoError(t, json.Unmarshal(text, &keys))
 	require.ElementsMatch(t, []string{"node", "ready", "checks", "speakers", "owned", "silent", "layer2", "limit", "directForwarding",
-		"bgp", "bfd", "podRoutes"}, slices.Collect(maps.Keys(keys)))
+		"bgp", "bfd", "podRoutes", "detection"}, slices.Collect(maps.Keys(keys)))
 }
 
 func TestABlindSpeakerIsNotReady(t *testing.T) {

@@ -22,6 +22,8 @@ type status struct {
 	BGP    []bgp.Peer            `json:"bgp"`
 	BFD    map[string]bfd.Status `json:"bfd"`
 	Pods   podroutes.Status      `json:"podRoutes"`
+	// Detection is how the failure detector fares. Null: it does not run yet.
+	Detection *diagnose.Detection `json:"detection"`
 }
 
 // checks are what /readyz shows. People who look for the nodes that may own VIPs learn from

@@ -26,6 +26,11 @@ type Node struct {
 	Reported time.Time    `json:"reported,omitzero"`
 	Segments []string     `json:"segments,omitempty"`
 	Gateways []netip.Addr `json:"gateways,omitempty"`
+	// Watchers are the nodes whose speakers find out when its speaker is lost, Watches those that it watches.
+	Watchers []string `json:"watchers,omitempty"`
+	Watches  []string `json:"watches,omitempty"`
+	// Late is how late its failure detector was, if that was so late that others may have taken it for lost.
+	Late report.Late `json:"late,omitzero"`
 	// Owns are the VIPs that it announces by layer 2, Routed counts those that
 	// it announces by BGP.
 	Owns []Owned `json:"owns"`
@@ -72,6 +77,12 @@ func OfNode(o *cluster.Objects, name string) Node {
 			n.Reported = l.Spec.RenewTime.UTC().Truncate(time.Second)
 		}
 	}
+	if d := status.DetectionOf(o); d != nil {
+		n.Watchers, n.Watches = d.Watchers[name], d.Watched(name)
+		if i := slices.IndexFunc(d.Late, func(l status.Late) bool { return l.Node == name }); i >= 0 {
+			n.Late = d.Late[i].Late
+		}
+	}
 	n.vips(network.ServicesByVIP(), view.Verdicts)
 	n.Sessions = bgp.Peers(network, o.Now, name, "")
 	n.Keys = union(n.Keys, sessionKeys(n.Sessions))
@@ -114,6 +125,13 @@ func (n Node) Show(c *output.Canvas) {
 	}
 	if len(n.Gateways) > 0 {
 		f.add("Gateways", strings.Join(output.Strings(n.Gateways), ", "))
+	}
+	if len(n.Watchers) > 0 {
+		f.add("Watched by", strings.Join(n.Watchers, ", ")+", if all speakers are alive")
+		f.add("Watches", strings.Join(n.Watches, ", "))
+	}
+	if n.Late.Milliseconds > 0 {
+		f.add("Late", fmt.Sprintf("its heartbeats, %s, %d or more times in the hour", n.Late, n.Late.Times))
 	}
 	f.add("Layer 2", fmt.Sprintf("owns %s, by the plan", output.Count(len(n.Owns), "VIP", "VIPs")))
 	if n.NoRules != "" {

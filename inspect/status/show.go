@@ -62,9 +62,13 @@ func (s *Status) showComponents(c *output.Canvas) {
 			speakers += ", membership key " + f.MembershipKey
 		}
 	}
-	c.Rows(nil, [][]any{
+	rows := [][]any{
 		{heading("CONFIGURATION"), configuration}, {heading("CONTROLLER"), controller}, {heading("SPEAKERS"), speakers},
-	})
+	}
+	if s.Detection != nil {
+		rows = append(rows, []any{heading("DETECTION"), s.Detection})
+	}
+	c.Rows(nil, rows)
 }
 
 func heading(text string) output.Cell { return output.Cell{Text: text, Tone: output.Heading} }

@@ -4,6 +4,7 @@
 //
 //	status.go    Status, with the warnings, the components, pools and Services
 //	announce.go  the VIPs and the BGP sessions
+//	detection.go how the speakers find out that one is lost
 //	keys.go      whether the speakers are replacing their key
 //	show.go      the text on the screen
 package status
@@ -41,6 +42,7 @@ type Status struct {
 	Configuration *Configuration `json:"configuration"`
 	Controller    *Controller    `json:"controller"`
 	Speakers      *Speakers      `json:"speakers"`
+	Detection     *Detection     `json:"detection"`
 	Pools         []Pool         `json:"pools"`
 	Services      *Services      `json:"services"`
 	VIPs          *VIPs          `json:"vips"`
@@ -166,6 +168,7 @@ func OfNetwork(o *cluster.Objects, n *simulation.Network) *Status {
 	s.configuration(o)
 	s.controller(o)
 	s.speakers(o)
+	s.Detection = DetectionOf(o)
 	s.skew()
 	if o.Has(cluster.Leases) {
 		s.Conflicts = ConflictsOf(n)

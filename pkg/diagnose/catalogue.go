@@ -36,6 +36,7 @@ const (
 	Capabilities    ID = "capabilities"
 	Forwards        ID = "direct-forwarding"
 	Alive           ID = "membership"
+	Heartbeats      ID = "heartbeats"
 	MembershipPort  ID = "membership-port"
 	BGP             ID = "bgp"
 	BFD             ID = "bfd"
@@ -104,6 +105,11 @@ var catalogue = []Entry{
 		Meaning: "Speakers do not take each other for alive although they are: two nodes may announce the same VIP.",
 		Cure: "Open the membership port (9744) between all nodes, for TCP and UDP; `lodestone diagnose --active` finds between which it " +
 			"is closed. Speakers with different keys do not hear each other either: `lodestone status` shows which have which."},
+	{ID: Heartbeats, OfNodes: true, run: heartbeats, Fine: "no speaker that is alive was taken for lost in the last hour",
+		Meaning: "A speaker was late to send its heartbeats, or they were lost on the way: the others took it for lost, and its VIPs moved, " +
+			"and came back soon.",
+		Cure: "The finding has which of the two it was, and when. A late speaker needs real-time priority (`speaker.bgp.realTimeBFD`) or " +
+			"larger CPU requests (`speaker.resources`); `failover: conservative` waits 0.8 s."},
 	{ID: MembershipPort, Active: true, OfNodes: true, run: membershipPort, Fine: "every speaker reaches the membership port of all others",
 		Meaning: "A speaker does not reach another one's membership port, by UDP or TCP.",
 		Cure:    "Open the port (9744) for both protocols, in both directions, in the nodes' firewalls and between them."},

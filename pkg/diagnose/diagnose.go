@@ -10,6 +10,7 @@
 //	node.go       checks of one node
 //	cluster.go    checks of nodes with each other, and of the cluster
 //	direct.go     the check of direct forwarding
+//	detection.go  the check of the failure detector
 package diagnose
 
 import (

@@ -22,6 +22,8 @@ var update = flag.Bool("update", false, "write the reference of the checks")
 func addr(text string) netip.Addr     { return netip.MustParseAddr(text) }
 func prefix(text string) netip.Prefix { return netip.MustParsePrefix(text) }
 
+var noon = time.Date(2026, 11, 26, 12, 3, 0, 0, time.UTC)
+
 func mac(n int) string { return fmt.Sprintf("02:00:00:00:00:%02x", n) }
 
 // healthy is a cluster of three nodes with VIPs of both families and a passive
@@ -55,6 +57,9 @@ func healthy() *Cluster {
 			},
 			DefaultRoutes: []string{"eth0"}, ProxyMode: "iptables", Capabilities: 1<<capNetRaw | 1<<capNetBindService,
 			BGPListeners: []Listener{{Address: netip.MustParseAddrPort("0.0.0.0:179"), Ours: true}},
+			Received:     noon,
+			Detection: &Detection{Heartbeat: 25, Silence: 85, Watchers: []string{"n1", "n2"},
+				Late: report.Late{Milliseconds: 30, At: noon, Times: 2}},
 		}
 	}
 	change(c, "n2", func(f *Facts) {
@@ -207,6 +212,14 @@ func TestFaultsAreFoundByTheirChecks(t *testing.T) {
 		"VIP that refuses": {trial(func(t *Trial) { t.Reply = Refused }), Reach, Warning, "n2", "TCP port 80 refuses connections"},
 		"VIP not tried": {trial(func(t *Trial) { t.Error = "it may have moved" }), Reach, Unknown, "n2",
 			"VIP 203.0.113.10 was not tried: it may have moved"},
+		"late": {on("n3", func(f *Facts) { f.Detection.Late.Milliseconds, f.Detection.AccusedAt = 400, noon }), Heartbeats, Warning, "n3",
+			"others took the speaker for lost at 12:03:00 UTC, and its VIPs moved: its loop was 400 ms late at 12:03:00 UTC, and 2 times " +
+				"in the last hour later than a heartbeat (25 ms)"},
+		"heartbeats lost": {func(c *Cluster) {
+			c.Facts["n3"].Detection.AccusedAt = noon.Add(-59 * time.Minute)
+			c.Facts["n1"].Detection.Lost = []Loss{{"n3", noon, 87}}
+		}, Heartbeats, Warning, "n3", "others took the speaker for lost at 11:04:00 UTC (n1 heard nothing from it), and its VIPs moved: " +
+			"its heartbeats did not arrive, since its loop was never later than 30 ms"},
 		"MTU": {on("n3", func(f *Facts) { f.Interfaces[1].MTU = 9000 }), MTU, Warning, "",
 			"interfaces on 203.0.113.0/24 have different MTUs, 1500 on n1 (eth0), n2 (eth0), 9000 on n3 (eth0)"},
 		"clock": {func(c *Cluster) { c.Clocks["n2"] = Clock{Offset: 50 * time.Second} }, ClockSkew, Warning, "n2",
@@ -282,6 +295,22 @@ func TestNodesWithoutIPv4NeedNotForwardIt(t *testing.T) {
 			{Name: "eth0", MTU: 1500, HardwareAddr: mac(1), Addrs: []netip.Prefix{prefix("2001:db8::1/64")}}}
 	})
 	assert.Equal(t, OK, Check(c).Findings[0].Severity)
+}
+
+// A speaker that is late although it has real-time priority is on a node that stood still. What is over, and what an
+// older speaker does not report, is no fault.
+func TestLateSpeakers(t *testing.T) {
+	t.Parallel()
+	c := healthy()
+	change(c, "n1", func(f *Facts) { f.Detection.Late.Milliseconds = 400 })
+	assert.Equal(t, OK, Check(c).Findings[0].Severity, "nobody noticed")
+	change(c, "n1", func(f *Facts) { f.Detection.AccusedAt = noon })
+	assert.Contains(t, Check(c).Findings[0].Hint, "speaker.bgp.realTimeBFD=true")
+	change(c, "n1", func(f *Facts) { f.Detection.RealTime = true })
+	assert.Contains(t, Check(c).Findings[0].Hint, "was the virtual machine paused")
+	change(c, "n1", func(f *Facts) { f.Detection.AccusedAt = noon.Add(-time.Hour) })
+	change(c, "n2", func(f *Facts) { f.Detection = nil })
+	assert.Equal(t, OK, Check(c).Findings[0].Severity, "%+v", Check(c).Findings)
 }
 
 // The worst comes first, and the same finding on many nodes is one.

@@ -52,6 +52,8 @@ type Facts struct {
 	Capabilities uint64 `json:"capabilities"`
 	// Forwarding is what the node does of direct forwarding. Nil: not known.
 	Forwarding *Forwarding `json:"forwarding,omitempty"`
+	// Detection is how the failure detector fares. Nil: not known.
+	Detection *Detection `json:"detection,omitempty"`
 	// BGPListeners are the sockets that listen on TCP port 179.
 	BGPListeners []Listener `json:"bgpListeners,omitempty"`
 

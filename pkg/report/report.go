@@ -11,6 +11,7 @@
 //	network.go  Network: the segments of a node, and the conflicts seen there
 //	session.go  Session: a BGP session of the node
 //	move.go     Move: VIPs that changed owner lately, and why
+//	late.go     Late: how late the failure detector was
 //	claims.go   Claims: what a speaker owns; by gossip, not on its Lease
 package report
 
@@ -66,6 +67,9 @@ type Report struct {
 	Unmatched []string `json:"unmatchedAdvertisements,omitzero"`
 	// Sessions are the node's BGP sessions, by the peer's name.
 	Sessions []Session `json:"bgpSessions,omitempty"`
+	// Late is how late the speaker's failure detector was in the hour before the report, if that was
+	// so late that the others may have taken the speaker for lost.
+	Late Late `json:"late,omitzero"`
 	// Moves are VIPs that changed hands lately, by time. One speaker reports a move for all.
 	Moves []Move `json:"moves,omitempty"`
 }
@@ -161,6 +165,7 @@ func (r Report) Tidy() Report {
 	if r.Unmatched != nil {
 		r.Unmatched = tidy(r.Unmatched, MaxUnmatched, func(name string) bool { return isName(name, maxLabel) }, strings.Compare)
 	}
+	r.Late = r.Late.tidy()
 	r.Sessions = tidySessions(r.Sessions)
 	r.Moves = tidyMoves(r.Moves)
 	return r

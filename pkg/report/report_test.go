@@ -2,6 +2,7 @@ package report_test
 
 import (
 	"fmt"
+	"math"
 	"net/netip"
 	"strings"
 	"testing"
@@ -51,6 +52,7 @@ func full() report.Report {
 			{Peer: "tor-a", Router: netip.MustParseAddr("203.0.113.254"), Established: true, Since: morning, BFD: "Up"},
 			{Peer: "tor-b", Router: netip.MustParseAddr("fe80::1%eth0"), Since: morning, Message: `refused: "no", <so>`},
 		},
+		Late:  report.Late{Milliseconds: 412, At: morning, Times: 4},
 		Moves: []report.Move{{At: morning, From: "n1", Why: "LinkDown", To: map[string][]netip.Addr{"n2": {a}}}},
 	}
 }
@@ -68,6 +70,7 @@ const asText = `{"address":"198.18.0.11:9744",
  "unmatchedAdvertisements":["lan"],
  "bgpSessions":[{"peer":"tor-a","router":"203.0.113.254","established":true,"since":"2026-11-21T08:00:00Z","bfd":"Up"},` +
 	`{"peer":"tor-b","router":"fe80::1%eth0","since":"2026-11-21T08:00:00Z","message":"refused: \"no\", <so>"}],
+ "late":{"milliseconds":412,"at":"2026-11-21T08:00:00Z","times":4},
  "moves":[{"at":"2026-11-21T08:00:00Z","from":"n1","why":"LinkDown","to":{"n2":["203.0.113.1"]}}]}`
 
 func TestAReportIsReadAsItWasWritten(t *testing.T) {
@@ -113,6 +116,8 @@ func TestWhatIsOutOfBoundsIsLeftOut(t *testing.T) {
 		`{"podRoutes": "\u001b[2J", "unmatchedAdvertisements": ["", "b", "a", "a\n"]}`:                                                                                     `{"unmatchedAdvertisements":["a","b"]}`,
 		`{"bgpSessions": [{"peer": "b", "since": "2026-11-21T08:00:00Z", "message": "a\u001b[2Jb"}, {"peer": "b\n", "since": "2026-11-21T08:00:00Z"}, {"peer": "c", "since": "9999-12-31T23:59:59-01:00"}]}`: `{"bgpSessions":[{"peer":"b","since":"2026-11-21T08:00:00Z","message":"a [2Jb"}]}`,
 		`{"moves": [{"at": "2026-11-21T08:00:00Z", "why": "Because", "to": {"n1": ["203.0.113.1"]}}, {"at": "2026-11-21T08:00:00Z", "to": {"\u0007": ["203.0.113.1"], "n1": ["fe80::1%eth0"]}}]}`:            `{}`,
+		`{"late": {"milliseconds": -1, "at": "2026-11-21T08:00:00Z", "times": 1}}`: `{}`,
+		`{"late": {"milliseconds": 1, "at": "9999-12-31T23:59:59-01:00"}}`:         `{}`,
 		`{"address": "[fe80::1%eth0]:9744", "later": {"versions": ["know more"]}}`: `{}`,
 		`{"segments": ["198.18.0.0/24 eth0 if-named what-a-later-version-says"]}`:  `{"segments":["198.18.0.0/24 eth0 if-named"]}`,
 	} {
@@ -143,6 +148,7 @@ func TestWhatIsNotUnderstoodSaysNothing(t *testing.T) {
 func longest() report.Report {
 	var r report.Report
 	r.Address = netip.MustParseAddrPort("[2001:db8:1111:2222:3333:4444:5555:6666]:65535")
+	r.Late = report.Late{Milliseconds: math.MaxInt64, At: morning.Add(1), Times: math.MaxInt64}
 	r.KubeProxy, r.PodRoutes, r.Forwards, r.NoRules = true, "kernel", true, report.NoRules(strings.Repeat("n", 63))
 	for i := range 1000 {
 		six := netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, 0x11, 0x11, 0x22, 0x22, 0x33, 0x33, 0x44, 0x44, 0x55, 0x55,

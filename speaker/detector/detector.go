@@ -52,6 +52,13 @@ func (w Want) Equal(o Want) bool {
 	return w.Timing == o.Timing && slices.Equal(w.Members, o.Members) && slices.EqualFunc(w.Keys, o.Keys, bytes.Equal)
 }
 
+// Status is that of the machine, a second ago at most.
+type Status struct {
+	watch.Status
+	// RealTime is set if the loop has real-time priority.
+	RealTime bool
+}
+
 // Task is the detector of this speaker.
 type Task struct {
 	options  Options
@@ -60,8 +67,8 @@ type Task struct {
 	sockets  *sockets
 	verdicts chan watch.Verdict
 	want     atomic.Pointer[Want]
-	late     atomic.Int64
-	accused  atomic.Uint64
+	status   atomic.Pointer[Status]
+	realTime bool
 	received watch.Received
 	sealed   [watch.MaxPacket]byte
 }
@@ -76,6 +83,7 @@ func Listen(o Options) (*Task, error) {
 	t.options.Self.Addr = netip.AddrPortFrom(o.Self.Addr.Addr().Unmap(), o.Self.Addr.Port())
 	t.machine = watch.New(t.options.Self, o.Want.Timing, time.Now())
 	t.want.Store(&o.Want)
+	t.publish(time.Now())
 	return t, nil
 }
 
@@ -85,11 +93,10 @@ func (t *Task) Set(w Want) { t.want.Store(&w) }
 // Verdicts are the members that are lost.
 func (t *Task) Verdicts() <-chan watch.Verdict { return t.verdicts }
 
-// Late returns how late the loop of this speaker was lately, at most.
-func (t *Task) Late() time.Duration { return time.Duration(t.late.Load()) }
+// Status returns how the detector fares.
+func (t *Task) Status() Status { return *t.status.Load() }
 
-// Accused returns how many packets have arrived that take this speaker for lost.
-func (t *Task) Accused() uint64 { return t.accused.Load() }
+func (t *Task) publish(now time.Time) { t.status.Store(&Status{t.machine.Status(now), t.realTime}) }
 
 // Run finds out who is lost until ctx ends, which it notices at the end of the interval. Its goroutine has a thread of
 // its own with real-time priority if the process has CAP_SYS_NICE.
@@ -101,5 +108,6 @@ func (t *Task) Run(ctx context.Context) error {
 		return t.loop(ctx, t.park)
 	}
 	defer restore()
+	t.realTime = true
 	return t.loop(ctx, t.poll)
 }

@@ -17,10 +17,13 @@ const (
 	// pauses, because a flood must not keep a processor busy, and judges nobody: the packets of others are lost in it.
 	mostRounds = 8
 	floodPause = 5 * time.Millisecond
+	// publishInterval is the time between two Statuses.
+	publishInterval = time.Second
 )
 
 // loop runs the machine. It reads what has arrived before it has the machine judge by the time.
 func (t *Task) loop(ctx context.Context, wait func(time.Time) error) error {
+	var published time.Time
 	for ctx.Err() == nil {
 		flooded := t.receive(&t.sockets.urgent)
 		now := time.Now()
@@ -31,7 +34,10 @@ func (t *Task) loop(ctx context.Context, wait func(time.Time) error) error {
 		if !now.Before(t.machine.Deadline()) {
 			flooded = t.receive(&t.sockets.beats) || flooded
 			t.act(t.machine.Step(watch.Due{Flooded: flooded}, time.Now()))
-			t.late.Store(int64(t.machine.Late()))
+			if !now.Before(published.Add(publishInterval)) {
+				published = now
+				t.publish(now)
+			}
 		}
 		if flooded {
 			time.Sleep(floodPause)
@@ -107,9 +113,6 @@ func (t *Task) act(out *watch.Effects) {
 		case t.verdicts <- v:
 		default: // nobody reads them: memberlist finds out
 		}
-	}
-	if out.Accused {
-		t.accused.Add(1)
 	}
 	if out.Replayed {
 		t.options.Refused()

@@ -91,7 +91,7 @@ func runChild(options string) error {
 			var used unix.Rusage
 			_ = unix.Getrusage(unix.RUSAGE_SELF, &used)
 			cpu := time.Duration(used.Utime.Nano() + used.Stime.Nano())
-			_ = out.Encode(noted{At: time.Now(), CPU: cpu, Late: task.Late(), Refused: refused.Load()})
+			_ = out.Encode(noted{At: time.Now(), CPU: cpu, Late: task.Status().Lately, Refused: refused.Load()})
 		}
 	}()
 	go func() {

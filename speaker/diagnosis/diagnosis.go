@@ -48,6 +48,7 @@ const (
 // Members are the other speakers; membership.Task is one.
 type Members interface {
 	Speakers() map[string]bool
+	Detection() *diagnose.Detection
 	// Probe asks all other speakers that have a Lease.
 	Probe(ctx context.Context) (answers []membership.Reach, unasked int)
 }
@@ -135,6 +136,7 @@ func (d *Diagnosis) facts(ctx context.Context, asked question) diagnose.Facts {
 	f := diagnose.Facts{
 		Node: d.options.Node, Version: buildinfo.Get().Version, Unread: map[string]string{}, Sysctls: map[string]int{},
 		Alive: slices.Sorted(maps.Keys(d.options.Members.Speakers())), Conditions: status.Checks,
+		Detection: d.options.Members.Detection(),
 	}
 	f.Interfaces = interfaces(d.options.Interfaces.Interfaces())
 	names := []string{"all"}

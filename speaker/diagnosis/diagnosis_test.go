@@ -59,6 +59,8 @@ func (m members) Speakers() map[string]bool {
 	return all
 }
 
+func (m members) Detection() *diagnose.Detection { return &diagnose.Detection{Heartbeat: 25} }
+
 func (m members) Probe(context.Context) ([]membership.Reach, int) { return m, 0 }
 
 // node is a host of a segment with a Diagnosis in it.

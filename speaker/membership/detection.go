@@ -2,6 +2,7 @@ package membership
 
 import (
 	"context"
+	"math/bits"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -10,9 +11,14 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/lodestone-lb/lodestone/pkg/diagnose"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/detector"
 	"github.com/lodestone-lb/lodestone/speaker/detector/watch"
 )
+
+// lookInterval is how often our Lease is given how late the detector was, in a small cluster.
+const lookInterval = 10 * time.Second
 
 // detection has package detector find out who is lost, among those that count as alive and take part. memberlist has
 // met them, and knows their addresses and sessions.
@@ -20,6 +26,7 @@ type detection struct {
 	*base
 	table *table
 	own   published
+	lease *ownLease
 	task  atomic.Pointer[detector.Task] // nil before Run
 }
 
@@ -40,7 +47,7 @@ func (d *detection) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return d.task.Load().Run(ctx) })
 	group.Go(func() error { d.follow(ctx); return nil })
-	before := d.want()
+	before, look := d.want(), time.After(lookInterval)
 	for ctx.Err() == nil {
 		changed, document := d.table.Changed(), d.options.Config.Changed()
 		if now := d.want(); !now.Equal(before) {
@@ -50,6 +57,9 @@ func (d *detection) run(ctx context.Context) error {
 		select {
 		case <-changed:
 		case <-document:
+		case <-look:
+			d.lease.setLate(reported(d.status().Status))
+			look = time.After(spread(lookInterval * time.Duration(d.table.Crowd())))
 		case <-ctx.Done():
 		}
 	}
@@ -80,20 +90,46 @@ func (d *detection) want() detector.Want {
 	}
 }
 
-// late returns how late the loop of the detector was lately, at most.
-func (d *detection) late() time.Duration {
+// status returns how the detector fares. It is empty before Run.
+func (d *detection) status() detector.Status {
 	if task := d.task.Load(); task != nil {
-		return task.Late()
+		return task.Status()
 	}
-	return 0
+	return detector.Status{}
 }
 
-// accused returns how many packets of others take this speaker for lost.
-func (d *detection) accused() uint64 {
-	if task := d.task.Load(); task != nil {
-		return task.Accused()
+// diagnosis returns how the detector fares. Nil: it does not run.
+func (d *detection) diagnosis() *diagnose.Detection {
+	s := d.status()
+	if s.Interval == 0 {
+		return nil
 	}
-	return 0
+	all := &diagnose.Detection{
+		Heartbeat: s.Interval.Milliseconds(), Silence: s.Allowance().Milliseconds(), RealTime: s.RealTime, Late: lateOf(s.Hour),
+		Watchers: s.Watchers, Accused: s.Accused, AccusedAt: s.AccusedAt,
+	}
+	for _, w := range s.Watched {
+		all.Watched = append(all.Watched, diagnose.Watched{Node: w.Name, Heartbeat: w.Interval.Milliseconds(), Late: w.Late.Milliseconds(),
+			Silent: w.Silent.Milliseconds()})
+	}
+	for _, l := range s.Lost {
+		all.Lost = append(all.Lost, diagnose.Loss{Node: l.Name, At: l.At, Silent: l.Silence.Milliseconds()})
+	}
+	return all
+}
+
+func lateOf(l watch.Lateness) report.Late {
+	return report.Late{Milliseconds: l.Most.Milliseconds(), At: l.At, Times: l.Times}
+}
+
+// reported returns what our Lease carries of that. It is about a loop that was later than its watchers wait, and it changes
+// seldom, because each Lease goes to all speakers: the times are rounded down to a power of two.
+func reported(s watch.Status) (l report.Late) {
+	if s.Hour.Most > s.Allowance() && s.Hour.Times > 0 {
+		l = lateOf(s.Hour)
+		l.Times = 1 << (bits.Len(uint(l.Times)) - 1)
+	}
+	return l
 }
 
 // members returns the other speakers that are alive and take part in the failure detection, by name.

@@ -10,8 +10,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/detector/watch"
 )
 
@@ -144,4 +147,38 @@ func TestSpeakerWithoutHeartbeats(t *testing.T) {
 	assert.Equal(t, "/abc,eth0", string(meta[2:]))
 	assert.Equal(t, uint64(0xabc), decode(meta).session)
 	assert.Equal(t, "eth0", decode(meta).down)
+}
+
+// What the detector knows is there for a diagnosis, and our Lease carries how late it was.
+func TestDetectionIsReported(t *testing.T) {
+	c := newCluster(t, "n1", "n2")
+	n1, n2 := c.start("n1", beating), c.start("n2", beating)
+	takePart(t, n1, n2)
+	require.Eventually(t, func() bool { return len(n1.Detection().Watched) == 1 }, 10*time.Second, 10*time.Millisecond)
+	d := n1.Detection()
+	assert.Equal(t, []string{"n2"}, d.Watchers)
+	assert.Equal(t, "n2", d.Watched[0].Node)
+	assert.Equal(t, int64(50), d.Watched[0].Heartbeat)
+	assert.Equal(t, int64(510), d.Silence)
+
+	late := report.Late{Milliseconds: 412, At: time.Unix(1e9, 0).UTC(), Times: 4}
+	n1.own.setLate(late)
+	require.Eventually(t, func() bool {
+		l, err := c.client.CoordinationV1().Leases(n1.options.Namespace).Get(t.Context(), annotation.SpeakerLeasePrefix+"n1", metav1.GetOptions{})
+		return err == nil && report.Of(l.Annotations).Late == late
+	}, 10*time.Second, 10*time.Millisecond)
+}
+
+// A Lease carries only what matters to others, and changes seldom.
+func TestLatenessOnTheLease(t *testing.T) {
+	t.Parallel()
+	at := time.Unix(1e9, 123e6)
+	of := func(most time.Duration, times int) report.Late {
+		return reported(watch.Status{Timing: watch.Timing{Interval: 25 * time.Millisecond, Missed: 3},
+			Hour: watch.Lateness{Most: most, At: at, Times: times}})
+	}
+	assert.Equal(t, report.Late{Milliseconds: 412, At: at, Times: 4}, of(412*time.Millisecond, 7))
+	assert.Equal(t, of(412*time.Millisecond, 4), of(412*time.Millisecond, 7))
+	assert.Zero(t, of(85*time.Millisecond, 7), "nobody takes it for lost")
+	assert.Zero(t, of(412*time.Millisecond, 0), "the timing has changed since")
 }

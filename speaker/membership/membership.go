@@ -52,6 +52,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/diagnose"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/membership/keys"
@@ -125,7 +126,7 @@ func New(o Options) *Task {
 	t.own = &ownLease{base: b, table: t.table}
 	t.leases = &leases{base: b, table: t.table, own: t.own}
 	t.gossip = &gossip{base: b, table: t.table, leases: t.leases}
-	t.beats = &detection{base: b, table: t.table, own: t.published}
+	t.beats = &detection{base: b, table: t.table, own: t.published, lease: t.own}
 	t.rotation = &rotation{base: b, table: t.table, leases: t.leases}
 	t.rejoiner = &rejoiner{base: b, table: t.table, leases: t.leases}
 	t.joiner = &joiner{base: b, table: t.table, leases: t.leases, rotation: t.rotation, joined: make(chan struct{}), status: "not started"}
@@ -151,6 +152,9 @@ func (t *Task) Whole() bool { return t.rejoiner.whole.Load() }
 // Report has our Lease carry the report from now on. Parts that are unset in the report stay as they
 // are. The Lease is written only if it does not carry the report already.
 func (t *Task) Report(r report.Report) { t.own.set(r) }
+
+// Detection returns how the failure detector fares. Nil: it does not run.
+func (t *Task) Detection() *diagnose.Detection { return t.beats.diagnosis() }
 
 // SealKeys returns the keys of seals that this speaker accepts. It seals with the first one. There is
 // none before the speaker knows the clusterID.

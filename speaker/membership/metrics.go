@@ -56,10 +56,10 @@ func newMetrics(r prometheus.Registerer, t *Task) *metrics {
 		}, t.ring.isRefused),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: MetricLate, Help: "How late the loop ran that sends heartbeats, at most in the last 5 to 10 seconds.",
-		}, func() float64 { return t.beats.late().Seconds() }),
+		}, func() float64 { return t.beats.status().Lately.Seconds() }),
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: MetricAccused, Help: "Packets of other speakers that take this one for lost.",
-		}, func() float64 { return float64(t.beats.accused()) }),
+		}, func() float64 { return float64(t.beats.status().Accused) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: MetricHealthScore, Help: "How badly this speaker keeps the protocol's time limits: 0 is well.",
 		}, func() float64 {

@@ -43,6 +43,7 @@ type ownLease struct {
 	mu     sync.Mutex
 	report report.Report // what the Lease is to carry
 	before report.Report // what it carried before we started
+	late   report.Late
 	// carried is the text that we wrote last. overwritten is the text before it, until the watch has
 	// caught up.
 	carried, overwritten string
@@ -58,10 +59,18 @@ func (o *ownLease) set(r report.Report) {
 	notify.Wake(o.rewrite)
 }
 
+// setLate has the Lease carry how late the failure detector was.
+func (o *ownLease) setLate(l report.Late) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.late = l
+	notify.Wake(o.rewrite)
+}
+
 // ours returns the report that our Lease is to carry. The caller holds mu.
 func (o *ownLease) ours() report.Report {
 	r := o.report.Over(o.before)
-	r.Address, r.Keys = o.options.Address, o.ring.current().Marks()
+	r.Address, r.Keys, r.Late = o.options.Address, o.ring.current().Marks(), o.late
 	return r
 }
 

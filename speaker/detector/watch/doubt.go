@@ -249,6 +249,7 @@ func (m *Machine) lose(s *member, alone bool) {
 		v.Silence = m.now.Sub(s.heard)
 	}
 	m.out.Lost = append(m.out.Lost, v)
+	m.note(v)
 	m.retire(s)
 }
 

@@ -82,7 +82,7 @@ func (s *member) hear(p Packet, at time.Time) {
 
 // allowance returns how long the member may be silent.
 func (s *member) allowance(missed int) time.Duration {
-	return time.Duration(missed)*s.interval + slack + s.late
+	return Timing{s.interval, missed}.Allowance() + s.late
 }
 
 // silent returns from when on the member counts as silent, if it is not heard before.
@@ -148,18 +148,32 @@ func (m *Machine) retire(s *member) {
 	}
 }
 
-// rank chooses the watchers of a member by rendezvous hashing: all speakers that know the same members choose the same
+// rank chooses the watchers of a member.
+func (m *Machine) rank(of *member, grace time.Duration) {
+	of.choose(m.members)
+	if watched := slices.Contains(of.watchers, m.self); watched != of.watched {
+		of.watched = watched
+		if watched {
+			of.grace = later(of.grace, m.now.Add(grace))
+			m.watched = append(m.watched, of)
+		} else {
+			m.watched = slices.DeleteFunc(m.watched, func(o *member) bool { return o == of })
+		}
+	}
+}
+
+// choose chooses the watchers by rendezvous hashing: all speakers that know the same members choose the same
 // ones, and only those of a member that comes or goes change. One of them at least is on the member's segment, if any
 // member is.
-func (m *Machine) rank(of *member, grace time.Duration) {
+func (s *member) choose(from []*member) {
 	var last, near ranked
 	all := make([]ranked, 0, watchers+1)
-	for _, w := range m.members {
-		if w == of || w.lost {
+	for _, w := range from {
+		if w == s || w.lost {
 			continue
 		}
-		r := ranked{w, of.score(w)}
-		if w.segment == of.segment && r.score >= near.score {
+		r := ranked{w, s.score(w)}
+		if w.segment == s.segment && r.score >= near.score {
 			near = r
 		}
 		if len(all) == watchers && r.score <= last.score {
@@ -176,19 +190,25 @@ func (m *Machine) rank(of *member, grace time.Duration) {
 	if near.member != nil && !slices.Contains(all, near) {
 		all[len(all)-1] = near
 	}
-	of.watchers = of.watchers[:0]
+	s.watchers = s.watchers[:0]
 	for _, r := range all {
-		of.watchers = append(of.watchers, r.member)
+		s.watchers = append(s.watchers, r.member)
 	}
-	if watched := slices.Contains(of.watchers, m.self); watched != of.watched {
-		of.watched = watched
-		if watched {
-			of.grace = later(of.grace, m.now.Add(grace))
-			m.watched = append(m.watched, of)
-		} else {
-			m.watched = slices.DeleteFunc(m.watched, func(o *member) bool { return o == of })
+}
+
+// Watchers returns the names of those that watch each member, by its name, if all of them are alive.
+func Watchers(list []Member) map[string][]string {
+	members, by := make([]*member, 0, len(list)), make(map[string][]string, len(list))
+	for _, m := range slices.SortedFunc(slices.Values(list), Member.Compare) {
+		members = append(members, newMember(m))
+	}
+	for _, m := range members {
+		m.choose(members)
+		for _, w := range m.watchers {
+			by[m.Name] = append(by[m.Name], w.Name)
 		}
 	}
+	return by
 }
 
 // ranked is a member with its rank among those that may watch another one.

@@ -7,6 +7,7 @@
 //	members.go  the members, and who watches whom
 //	doubt.go    from silence to a verdict
 //	late.go     how late a speaker's own loop was
+//	status.go   what a machine knows, for people
 //	packet.go   what speakers send to each other, and the seal on it
 //
 // Three others watch each speaker, so that the cost for a speaker does not grow with the fleet. It sends each of
@@ -31,6 +32,9 @@ type Timing struct {
 	// Missed is how many heartbeats in a row a speaker has missed that counts as silent.
 	Missed int
 }
+
+// Allowance is how long a speaker that was not late lately may be silent.
+func (t Timing) Allowance() time.Duration { return time.Duration(t.Missed)*t.Interval + slack }
 
 // The bounds of an Interval, which a packet carries in milliseconds.
 const (
@@ -69,8 +73,6 @@ type Effects struct {
 	Packets []Outgoing
 	// Lost are the members that count as lost from now on.
 	Lost []Verdict
-	// Accused is set when another speaker takes this one for lost.
-	Accused bool
 	// Replayed is set if the packet was received before, or comes from another address than the member's.
 	Replayed bool
 }
@@ -100,16 +102,22 @@ type Machine struct {
 	watched  []*member // those that this speaker watches
 	doubted  []*member // those with a doubt
 	verdicts []announcement
-	late     lateness
+	late     lateness  // what the others are to allow for
+	hour     lateness  // for people
+	losses   []Loss    // the last ones
+	accused  uint64    // how often others have taken this speaker for lost
 	next     time.Time // of the next heartbeats; zero: now, and that is not late
 	sequence uint64    // of the last packet
 	now      time.Time
 	out      Effects
+
+	accusedAt time.Time
 }
 
 // New returns a machine that is due at once.
 func New(self Member, timing Timing, now time.Time) *Machine {
 	m := &Machine{self: newMember(self), timing: timing, now: now}
+	m.late, m.hour = newLateness(2, lateWindow), newLateness(hourParts, hourPart)
 	m.members, m.sessions = []*member{m.self}, map[uint64]*member{}
 	return m
 }
@@ -156,9 +164,6 @@ func (m *Machine) Deadline() time.Time {
 	return deadline
 }
 
-// Late returns how late the loop was lately, at most.
-func (m *Machine) Late() time.Duration { return m.late.most(m.now) }
-
 // beat sends heartbeats when they are due. If they are late, all others get that time back: this loop did not run,
 // and what it has not heard in that time is no sign of anything.
 func (m *Machine) beat() {
@@ -169,7 +174,8 @@ func (m *Machine) beat() {
 	if late < 0 {
 		return
 	}
-	m.late.record(late, m.now)
+	m.late.record(late, m.timing.Interval, m.now)
+	m.hour.record(late, m.timing.Interval, m.now)
 	if late > m.timing.Interval/2 {
 		m.giveBack(late)
 	}
@@ -218,7 +224,7 @@ func (m *Machine) receive(e *Received) {
 		m.denied(m.sessions[p.Subject])
 	case Dead:
 		if p.Subject == m.self.Session {
-			m.out.Accused = true
+			m.accused, m.accusedAt = m.accused+1, m.now
 			from.grace = later(from.grace, m.now.Add(firstBeat)) // it sends this speaker no heartbeats now
 			return
 		}

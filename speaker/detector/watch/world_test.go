@@ -45,7 +45,6 @@ type node struct {
 	knows   map[string]bool
 	lost    map[string]time.Time // when it took them for lost, wrongly or not
 	verdict int
-	accused int
 	segment int
 	timing  Timing
 }
@@ -185,9 +184,6 @@ func (x *node) act(out *Effects) {
 			continue
 		}
 		w.in(latency, func() { to.receive(&Received{p.Packet, x.Addr, w.now}) })
-	}
-	if out.Accused {
-		x.accused++
 	}
 	if len(out.Lost) == 0 {
 		return

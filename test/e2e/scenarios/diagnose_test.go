@@ -47,6 +47,14 @@ func (s *story) diagnose(args ...string) (found []finding, code int) {
 	return found, code
 }
 
+// faults returns what diagnose finds, but for speakers that were taken for lost in the last hour: other stories do that,
+// and so does a busy machine.
+func (s *story) faults(args ...string) []finding {
+	s.Helper()
+	found, _ := s.diagnose(args...)
+	return slices.DeleteFunc(found, func(f finding) bool { return f.Check == "heartbeats" })
+}
+
 // finds checks that the diagnosis has a finding of that check about the node, ""
 // for any, and returns it.
 func (s *story) finds(check, node string, args ...string) (f finding) {
@@ -115,8 +123,8 @@ func TestDiagnosisFindsWhatIsWrong(t *testing.T) {
 	s.eventually("the client reaches it", func() error { return s.reachTCP(vip) })
 
 	s.eventually("a healthy cluster is silent", func() error {
-		if found, code := s.diagnose("--active"); len(found) > 0 || code != 0 {
-			return fmt.Errorf("exit code %d: %+v", code, found)
+		if found := s.faults("--active"); len(found) > 0 {
+			return fmt.Errorf("%+v", found)
 		}
 		return nil
 	})
@@ -244,6 +252,10 @@ func TestDiagnosisWithoutASpeaker(t *testing.T) {
 	require.GreaterOrEqual(t, i, 0, "%+v", found)
 	assert.Equal(t, []string{node}, found[i].Nodes)
 	assert.Contains(t, found[i].Message, "does not answer")
+
+	// When it goes on, it knows that the others took it for lost, and why.
+	require.NoError(t, s.Signal(s.ctx, &pod, unix.SIGCONT))
+	assert.Contains(t, s.finds("heartbeats", node).Message, "its loop was")
 }
 
 // What goes with a ticket is whole, and has no secret of the cluster in it.

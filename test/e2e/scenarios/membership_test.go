@@ -160,8 +160,8 @@ func TestFirewallAroundOneNodeMovesNoVIPTwice(t *testing.T) {
 	require.Less(t, moves(), before+float64(2*len(vips)), "VIPs came and went") // in five seconds a flapping one does so often
 	s.on(s.ctx, node, "nft", "delete table ip walled")
 	s.eventually("all is well again", func() error {
-		if found, code := s.diagnose("--active"); len(found) > 0 {
-			return fmt.Errorf("exit code %d: %+v", code, found)
+		if found := s.faults("--active"); len(found) > 0 {
+			return fmt.Errorf("%+v", found)
 		}
 		return nil
 	})

@@ -33,6 +33,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/diagnose"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
 // fakePods are speakers that answer.
@@ -133,6 +134,10 @@ func TestDiagnosisOfABadNight(t *testing.T) {
 		w.change("n2", off)
 		w.change("n2", func(f *diagnose.Facts) { f.Alive = []string{"n1", "n2"} })
 		w.change("n3", func(f *diagnose.Facts) { f.Interfaces[0].MTU = 9000 })
+		w.change("n3", func(f *diagnose.Facts) {
+			f.Detection = &diagnose.Detection{Heartbeat: 25, Silence: 85, AccusedAt: time.Now().UTC(),
+				Late: report.Late{Milliseconds: 412, At: time.Now().UTC(), Times: 7}}
+		})
 		w.pods.ahead = 5 * time.Second
 		w.add(&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "metallb-system", Name: "speaker"}, Spec: appsv1.DaemonSetSpec{
 			Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{Image: "quay.io/metallb/speaker:v0.15.2"}}}}}})

@@ -159,7 +159,7 @@ func TestStoryOfAPeerThatIsDown(t *testing.T) {
 		Message: "hold timer expired: nothing was heard for 90s"}
 	l.Annotations = r.Annotations()
 	w.ask("explain-peer-down.txt", ExitFound, "explain", "peer", "tor-a")
-	assert.Contains(t, w.ask("", ExitFound, "explain", "node", "n2"), "\nKeys      peers[].localASN, lodestone.io/bgp-asn\n")
+	assert.Contains(t, w.ask("", ExitFound, "explain", "node", "n2"), "\nKeys        peers[].localASN, lodestone.io/bgp-asn\n")
 	assert.NotContains(t, w.ask("", ExitFound, "explain", "node", "n1"), "Keys")
 
 	var all bgp.Sessions

@@ -63,6 +63,22 @@ func TestStatusOfABadNight(t *testing.T) {
 	w.ask("status-bad-night.txt", ExitFound, "status")
 }
 
+// A speaker that reports that it was late is shown for an hour. That is over, and no warning.
+func TestStatusOfALateSpeaker(t *testing.T) {
+	t.Parallel()
+	for age, shown := range map[time.Duration]bool{50 * time.Minute: true, 65 * time.Minute: false} {
+		w := newWorld(t)
+		l := object[*coordinationv1.Lease](w, annotation.SpeakerLeasePrefix+"n2")
+		r := report.Of(l.Annotations)
+		r.Late = report.Late{Milliseconds: 412, At: time.Now().Add(-age), Times: 4}
+		l.Annotations = r.Annotations()
+		assert.Equal(t, shown, strings.Contains(w.ask("", ExitOK, "status"),
+			"with a heartbeat each 25 ms; n2 "+r.Late.String()+" (4 or more times in the hour)\n"))
+		assert.Equal(t, shown, strings.Contains(w.ask("", ExitOK, "explain", "node", "n2"),
+			"Late        its heartbeats, "+r.Late.String()+", 4 or more times in the hour\n"))
+	}
+}
+
 func TestStatusOfAnEmptyCluster(t *testing.T) {
 	t.Parallel()
 	w := &world{t: t}

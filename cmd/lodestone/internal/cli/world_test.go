@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"fmt"
 	"maps"
 	"net/netip"
 	"os"
@@ -163,7 +164,6 @@ func newWorld(t *testing.T) *world {
 			Spec: coordinationv1.LeaseSpec{HolderIdentity: &leader, AcquireTime: &acquired, RenewTime: &renewed}},
 		pod("controller", "n1", "v0.4.0", true), pod("controller", "n2", "v0.4.0", true),
 	)
-	segment := map[string]string{annotation.Report: `{"segments": ["203.0.113.0/24 eth0"]}`}
 	torA := report.Session{Peer: "tor-a", Router: netip.MustParseAddr("192.0.2.1"), Established: true, Since: ago(5 * time.Hour), BFD: "Up"}
 	torB := report.Session{Peer: "tor-b", Router: netip.MustParseAddr("192.0.2.2"), Established: true, Since: ago(5 * 24 * time.Hour)}
 	for i, name := range []string{"n1", "n2", "n3"} {
@@ -172,7 +172,8 @@ func newWorld(t *testing.T) *world {
 			rack, sessions = "b", []report.Session{torA, torB}
 		}
 		w.add(node(name, netip.AddrFrom4([4]byte{203, 0, 113, byte(1 + i)}).String(), map[string]string{"rack": rack}),
-			lease(name, segment, sessions...), pod("speaker", name, "v0.4.0", true))
+			lease(name, map[string]string{annotation.Report: fmt.Sprintf(
+				`{"address": "203.0.113.%d:9744", "segments": ["203.0.113.0/24 eth0"]}`, 1+i)}, sessions...), pod("speaker", name, "v0.4.0", true))
 	}
 	api := service("api", "198.51.100.1")
 	api.Annotations[annotation.AddressPool] = "edge"
