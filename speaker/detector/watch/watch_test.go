@@ -239,6 +239,24 @@ func TestStopped(t *testing.T) {
 	}
 }
 
+// A speaker that is stopped for 150 ms again and again is lost once: its watchers know from then on how late it may be. So
+// its VIPs move twice, and not with each pause.
+func TestStoppedAgainAndAgain(t *testing.T) {
+	t.Parallel()
+	for _, n := range []int{2, 3, 10} {
+		w := newWorld(t, n)
+		w.heal = 50 * ms
+		for range 20 {
+			w.nodes[0].stopped = w.now.Add(150 * ms)
+			w.run(3 * time.Second)
+		}
+		w.quiet(t)
+		for _, o := range w.nodes[1:] {
+			assert.Equal(t, 1, o.verdict, "%d speakers", n)
+		}
+	}
+}
+
 // The loops of all speakers are late, more and more, as beside compilers. Their watchers wait longer, and within 300 ms
 // all notice a real loss.
 func TestLateLoops(t *testing.T) {
