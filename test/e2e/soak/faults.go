@@ -157,7 +157,8 @@ var all = []fault{
 			return func(ctx context.Context) error { return s.Label(ctx, node, corev1.LabelNodeExcludeBalancers, "") },
 				s.Label(ctx, node, corev1.LabelNodeExcludeBalancers, "true")
 		}},
-	{name: "drain", kind: people, min: time.Second, max: 5 * time.Second, outage: soon, routed: soon, moves: true, ends: ofAnyPod, begin: drain},
+	{name: "drain", kind: people, min: time.Second, max: 5 * time.Second, outage: soon, routed: soon, moves: true,
+		ends: ofAnyPod, begin: drain},
 	{name: "speakers replaced", kind: people, outage: soon, routed: soon, moves: true,
 		begin: func(ctx context.Context, s *soak, _ string) (func(context.Context) error, error) {
 			return nil, s.RollSpeakers(ctx)
