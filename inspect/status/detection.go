@@ -68,7 +68,9 @@ func DetectionOf(o *cluster.Objects) *Detection {
 	}
 	t := watch.Timing{Interval: o.Config.Membership.Heartbeat, Missed: o.Config.Membership.Missed}
 	d.Heartbeat, d.Silence, d.Watchers = t.Interval.Milliseconds(), t.Allowance().Milliseconds(), watch.Watchers(members)
-	slices.SortFunc(d.Late, func(a, b Late) int { return cmp.Or(cmp.Compare(b.Milliseconds, a.Milliseconds), cmp.Compare(a.Node, b.Node)) })
+	slices.SortFunc(d.Late, func(a, b Late) int {
+		return cmp.Or(cmp.Compare(b.Milliseconds, a.Milliseconds), cmp.Compare(a.Node, b.Node))
+	})
 	return d
 }
 

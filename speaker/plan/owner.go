@@ -225,7 +225,9 @@ func (s *scope) reaches(n Node) (on, up bool) {
 }
 
 // isOf reports whether the VIPs are on the segment.
-func (s *scope) isOf(g report.Segment) bool { return s.segment.IsValid() && contains(g.Subnet, s.segment) }
+func (s *scope) isOf(g report.Segment) bool {
+	return s.segment.IsValid() && contains(g.Subnet, s.segment)
+}
 
 // weigh returns the weight of the node, and whether an advertisement selects it.
 func (s *scope) weigh(n Node) (weight int, selected bool) {
