@@ -49,11 +49,11 @@ type fault struct {
 	min, max time.Duration
 	// outage is how long a VIP may be without an answer, and routed one that routers have.
 	outage, routed time.Duration
-	// moves says that owners may change.
+	// moves is set if owners may change.
 	moves bool
-	// unled says that a leader may lose its lease, and end for that.
+	// unled is set if a leader may lose its lease, and end for that.
 	unled bool
-	// ends says which connections may end that VIPs with direct forwarding have.
+	// ends is which connections may end that VIPs with direct forwarding have.
 	ends ends
 	// begin makes it happen, and returns what undoes it, if anything.
 	begin func(ctx context.Context, s *soak, node string) (undo func(context.Context) error, err error)

@@ -26,7 +26,7 @@ type Options struct {
 	Only int
 	// Dir is where the timeline goes, and everything about what was found.
 	Dir string
-	// Progress is told each line of the timeline.
+	// Progress gets each line of the timeline.
 	Progress func(format string, args ...any)
 }
 
@@ -113,18 +113,15 @@ func (s *soak) step(ctx context.Context, n int) error {
 		return err
 	}
 	s.began = time.Now()
-	failed := s.happens(ctx, chosen)
-	over := time.Now()
-	unsettled := lodestone.Wait(ctx, "all is as it was", func() error { return s.settled(ctx, owners, chosen) })
-	if failed == nil && unsettled == nil {
-		s.note("  settled after %s", time.Since(over).Round(time.Millisecond))
-	}
 	var found []string
-	if failed != nil {
-		found = append(found, failed.Error())
+	if err := s.happens(ctx, chosen); err != nil {
+		found = append(found, err.Error())
 	}
-	if unsettled != nil {
-		found = append(found, unsettled.Error())
+	over := time.Now()
+	if err := lodestone.Wait(ctx, "all is as it was", func() error { return s.settled(ctx, owners, chosen) }); err != nil {
+		found = append(found, err.Error())
+	} else {
+		s.note("  settled after %s", time.Since(over).Round(time.Millisecond))
 	}
 	more, err := s.clients.answered(ctx, asking, chosen, s)
 	if err != nil {
