@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
+	"strings"
 	"sync"
 	"time"
 
@@ -33,6 +34,7 @@ type front struct {
 
 	mu        sync.Mutex
 	followers map[collection]*follower
+	renewals  []time.Duration // how long the API server took for each renewal of the leader's Lease
 	era       context.Context // ends when the watches expire
 	endEra    context.CancelFunc
 }
@@ -94,6 +96,9 @@ func (f *front) close() error {
 // ServeHTTP passes a request on, and counts it if it is a list or a watch.
 func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodGet {
+		if r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, "/leases/"+controller) {
+			defer f.renewed(time.Now())
+		}
 		f.proxy.ServeHTTP(w, r)
 		return
 	}
@@ -105,6 +110,22 @@ func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	f.list(w, r, of, query.Get("continue") == "")
+}
+
+// renewed notes that the renewal of the leader's Lease that began then is over, also if nobody waited for its end.
+func (f *front) renewed(began time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.renewals = append(f.renewals, time.Since(began))
+}
+
+// takeRenewals returns how long the renewals took since the last call.
+func (f *front) takeRenewals() []time.Duration {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	taken := f.renewals
+	f.renewals = nil
+	return taken
 }
 
 // watch lets a watch run until it expires. The first one after that is refused, once for each

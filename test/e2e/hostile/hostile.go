@@ -66,6 +66,10 @@ type Result struct {
 	Relisting time.Duration
 	// Bytes is what the API server holds of the hostile objects, in its own encoding.
 	Bytes int64
+	// Renewals are how long the API server took for each renewal of the leader's Lease, by phase.
+	Renewals map[string][]time.Duration
+	// Processor is how much time on a processor each program took, by phase and name.
+	Processor map[string]map[string]time.Duration
 	// Ended is how often a program ended by itself, and was started again, by phase.
 	Ended map[string]int
 }
@@ -109,7 +113,8 @@ func Run(ctx context.Context, o Options) (result *Result, err error) {
 		return nil, err
 	}
 	config.ContentType, config.WarningHandler = "application/vnd.kubernetes.protobuf", rest.NoWarnings{}
-	c := &cluster{Options: o, ground: g, result: &Result{Speaker: Peaks{}, Controller: Peaks{}, Ended: map[string]int{}}}
+	c := &cluster{Options: o, ground: g, result: &Result{Speaker: Peaks{}, Controller: Peaks{}, Ended: map[string]int{},
+		Renewals: map[string][]time.Duration{}, Processor: map[string]map[string]time.Duration{}}}
 	if c.kube, err = kubernetes.NewForConfig(config); err != nil {
 		return nil, err
 	}
@@ -167,7 +172,8 @@ func (c *cluster) phase(ctx context.Context, name string, do func(context.Contex
 	for _, p := range c.programs {
 		p.reset()
 	}
-	began := time.Now()
+	c.front.takeRenewals()
+	began, spent := time.Now(), c.spent()
 	err := do(ctx)
 	if err == nil {
 		err = sleep(ctx, settle)
@@ -186,10 +192,27 @@ func (c *cluster) phase(ctx context.Context, name string, do func(context.Contex
 		of[name] = max(of[name], peak)
 	}
 	c.Progress("%s took %s", name, time.Since(began).Round(time.Second))
+	c.result.Renewals[name] = c.front.takeRenewals()
+	c.Progress("%s: the leader's Lease was renewed %d times, in %s at most", name, len(c.result.Renewals[name]),
+		Quantile(c.result.Renewals[name], 1).Round(time.Millisecond))
+	c.result.Processor[name] = c.spent()
+	for program, before := range spent {
+		c.result.Processor[name][program] -= before
+	}
+	c.Progress("%s: time on processors: %v", name, c.result.Processor[name])
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	return nil
+}
+
+// spent is how much time on a processor each program has taken so far.
+func (c *cluster) spent() map[string]time.Duration {
+	spent := map[string]time.Duration{"etcd": processor(c.store.Process.Pid), "kube-apiserver": processor(c.api.Process.Pid)}
+	for _, p := range c.programs {
+		spent[p.name] = p.processor()
+	}
+	return spent
 }
 
 // startAll starts all programs and waits until the first Service is announced.

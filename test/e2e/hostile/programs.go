@@ -35,6 +35,9 @@ const (
 	speaker    = "lodestone-speaker"
 )
 
+// clockTicks is in how many parts the kernel divides a second (USER_HZ).
+const clockTicks = 100
+
 // tokenSeconds is longer than any run.
 const tokenSeconds = 6 * 3600
 
@@ -192,6 +195,8 @@ type daemon struct {
 	gone    chan struct{} // closed when it has ended
 	most    int64
 	crashes int
+	spent   time.Duration // on a processor, by those that have ended
+	last    time.Duration // by the one that runs, when it was looked at
 }
 
 // add prepares a program as the container's template says.
@@ -264,10 +269,11 @@ func (p *daemon) look() {
 	select {
 	case <-p.gone:
 		p.crashes++
+		p.spent, p.last = p.spent+p.last, 0
 		p.progress("%s has ended; its log ends: %s", p.name, p.tail(p.name))
 		_ = p.launch() // the next look tells
 	default:
-		p.most = max(p.most, highWater(p.cmd.Process.Pid))
+		p.most, p.last = max(p.most, highWater(p.cmd.Process.Pid)), processor(p.cmd.Process.Pid)
 	}
 }
 
@@ -283,6 +289,25 @@ func highWater(pid int) int64 {
 	return 0
 }
 
+// processor is how much time on a processor the process has taken, as far as is known (proc(5)).
+func processor(pid int) time.Duration {
+	raw, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	fields := strings.Fields(string(raw[bytes.LastIndexByte(raw, ')')+1:])) // the state is the third
+	if len(fields) < 13 {
+		return 0
+	}
+	user, _ := strconv.ParseInt(fields[11], 10, 64)
+	system, _ := strconv.ParseInt(fields[12], 10, 64)
+	return time.Duration(user+system) * time.Second / clockTicks
+}
+
+// processor is how much time on a processor the program has taken, over all its starts.
+func (p *daemon) processor() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.spent + p.last
+}
+
 // kill ends the program as a crash would, if it runs.
 func (p *daemon) kill() error {
 	if p.stop == nil {
@@ -295,6 +320,7 @@ func (p *daemon) kill() error {
 		return err
 	}
 	<-p.gone
+	p.spent, p.last = p.spent+p.last, 0
 	return nil
 }
 

@@ -23,8 +23,13 @@ func hostileCluster(ctx context.Context, _ *lodestone.Installation) error {
 		megabytes(r.Controller.Max()),
 		ms(hostile.Quantile(r.Quiet.Announced, 0.99)))
 	for _, phase := range []string{hostile.Filling, hostile.Start, hostile.Service, hostile.Relist} {
-		result("hostile_cluster", "phase=%s speaker_mb=%.0f controller_mb=%.0f", phase, megabytes(r.Speaker[phase]),
-			megabytes(r.Controller[phase]))
+		took := r.Processor[phase]
+		result("hostile_cluster", "phase=%s speaker_mb=%.0f controller_mb=%.0f renewals=%d renewal_p99_ms=%.0f renewal_max_ms=%.0f "+
+			"speaker_cpu_s=%.0f controller_cpu_s=%.0f apiserver_cpu_s=%.0f etcd_cpu_s=%.0f ended=%d", phase,
+			megabytes(r.Speaker[phase]), megabytes(r.Controller[phase]), len(r.Renewals[phase]),
+			ms(hostile.Quantile(r.Renewals[phase], 0.99)), ms(hostile.Quantile(r.Renewals[phase], 1)),
+			took["lodestone-speaker-n1"].Seconds(), took["lodestone-controller-control"].Seconds(), took["kube-apiserver"].Seconds(),
+			took["etcd"].Seconds(), r.Ended[phase])
 	}
 	for _, tenant := range []struct {
 		when  string
