@@ -143,7 +143,7 @@ func (a *Announcer) Run(ctx context.Context) error {
 		cancel(ending(causeStopped, restarting))
 		a.running.Wait()
 		a.listeners.close()
-		a.discovery.wait()
+		a.discovery.running.Wait()
 		return nil
 	}
 }

@@ -129,8 +129,7 @@ func source(router netip.Addr) (netip.Addr, error) {
 	return conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap(), nil
 }
 
-// nextHopAddrs are the first addresses of the interface that has the session's:
-// what routers can use as next hop beside it.
+// nextHopAddrs are the first addresses of the session's interface that routers can use as next hop.
 type nextHopAddrs struct{ ipv4, ipv6 netip.Addr }
 
 // take keeps the first address of each family.

@@ -211,9 +211,8 @@ func (s *session) established(ctx context.Context, conn net.Conn, n negotiated, 
 		cancel(s.read(ctx, conn, n.holdTime))
 	}()
 	stop := context.AfterFunc(ctx, func() {
-		conn.SetWriteDeadline(
-			time.Now().Add(lastWord))
-	}) //nolint:errcheck // a closed connection is as good
+		conn.SetWriteDeadline(time.Now().Add(lastWord)) //nolint:errcheck // a closed connection is as good
+	})
 	w := &writer{session: s, ctx: ctx, conn: conn, timeout: n.holdTime * sendHold, negotiated: n, encoding: e, sent: time.Now()}
 	if n.holdTime == 0 {
 		w.timeout = sendTimeout

@@ -11,12 +11,11 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
-// Bits of the capability of graceful restart (RFC 4724 section 3, RFC 8538
-// section 2).
+// The capability of graceful restart: the bit for NOTIFICATIONs (RFC 8538 section 2), and the longest restart in seconds
+// (RFC 4724 section 3).
 const (
-	restartState        = 0x08
 	restartNotification = 0x04
-	maxRestart          = 1<<12 - 1 // seconds
+	maxRestart          = 1<<12 - 1
 )
 
 // negotiated is what follows from the router's OPEN and ours.

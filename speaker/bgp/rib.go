@@ -135,10 +135,9 @@ func (r *rib) flush() {
 }
 
 func (r *rib) flushLocked() {
-	if len(r.pending) == 0 {
-		return
+	if len(r.pending) > 0 {
+		notify.Wake(r.wake)
 	}
-	notify.Wake(r.wake)
 }
 
 // drain sets whether all routes are to be avoided.
@@ -149,10 +148,7 @@ func (r *rib) drain(on bool) {
 		return
 	}
 	r.draining = on
-	for prefix := range r.want {
-		r.markLocked(prefix)
-	}
-	r.flushLocked()
+	r.markAllLocked()
 }
 
 // limit sets what may be sent at all; nil: everything.
@@ -160,6 +156,11 @@ func (r *rib) limit(permit *netipx.IPSet) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.permit = permit
+	r.markAllLocked()
+}
+
+// markAllLocked has the session look at all routes again.
+func (r *rib) markAllLocked() {
 	for prefix := range r.want {
 		r.markLocked(prefix)
 	}

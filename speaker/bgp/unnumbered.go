@@ -130,8 +130,6 @@ func newDiscovery(ctx context.Context, inside func(func() error) error, log *slo
 	return d
 }
 
-func (d *discovery) wait() { d.running.Wait() }
-
 // set listens where a session needs it.
 func (d *discovery) set(sessions map[string]*session) {
 	links := map[string]*link{}
