@@ -23,9 +23,9 @@ type router struct {
 	obstacle    Reason // why the node announces nothing, empty if it may
 	sessions    map[string]Session
 	problems    map[string]Problem
-	healthy     map[string]announcer                     // the other nodes that may announce, if this one is sick
-	pods        []netip.Prefix                           // the node's pod CIDRs, if they are announced
-	advertised  map[*config.Pool][]*config.Advertisement // nil: outside all pools
+	healthy     map[string]announcer // the other nodes that may announce, if this one is sick
+	pods        []netip.Prefix       // the node's pod CIDRs, if they are announced
+	advertised  advertised
 	offers      map[*config.Advertisement]*offer
 	domains     map[domainKey]*domain
 	inside      map[poolPrefix]bool
@@ -97,7 +97,7 @@ func newRouter(node string) *router {
 
 // reset forgets all VIPs. Routes stay until settle.
 func (r *router) reset() {
-	r.advertised, r.offers, r.domains = map[*config.Pool][]*config.Advertisement{}, map[*config.Advertisement]*offer{}, map[domainKey]*domain{}
+	r.advertised, r.offers, r.domains = advertised{}, map[*config.Advertisement]*offer{}, map[domainKey]*domain{}
 	r.inside, r.routesByKey, r.united = map[poolPrefix]bool{}, map[string]Route{}, map[[2]Silence]Silence{}
 	r.vips, r.aggregates, r.prefixes = map[netip.Addr]place{}, map[aggregateKey]*aggregate{}, map[netip.Prefix][]*offer{}
 	r.unsettled, r.stale = map[*aggregate]bool{}, map[netip.Prefix]bool{}
@@ -134,6 +134,7 @@ func (r *router) set(s Snapshot) (changed bool) {
 		r.sessions, r.problems = sessions, problems
 	}
 	r.reset()
+	r.makeOffers()
 	r.announcePods()
 	return changed
 }
@@ -240,7 +241,7 @@ func (r *router) unite(layer2, bgp Silence) Silence {
 
 // domainOf returns the domain that a VIP of these Services belongs to.
 func (r *router) domainOf(pool *config.Pool, sharers []*Service) *domain {
-	all := r.advertisements(pool)
+	all := r.advertised.of(pool, r.config, func(a *config.Advertisement) bool { return a.BGP != nil })
 	key := domainKey{pool, applied(all, sharers)}
 	if d := r.domains[key]; d != nil {
 		return d
@@ -278,24 +279,16 @@ func (d *domain) add(o *offer) {
 	}
 }
 
-// advertisements returns the advertisements that announce VIPs of the pool by BGP. It makes their offers.
-func (r *router) advertisements(pool *config.Pool) []*config.Advertisement {
-	all, ok := r.advertised[pool]
-	if ok || r.config == nil {
-		return all
+// makeOffers makes the offers of all advertisements by BGP.
+func (r *router) makeOffers() {
+	if r.config == nil {
+		return
 	}
 	for i := range r.config.Advertisements {
-		a := &r.config.Advertisements[i]
-		if a.BGP == nil || pool != nil && !pool.AdvertisedBy(a.Name) {
-			continue
-		}
-		all = append(all, a)
-		if r.offers[a] == nil {
+		if a := &r.config.Advertisements[i]; a.BGP != nil {
 			r.offers[a] = r.offer(a, i)
 		}
 	}
-	r.advertised[pool] = all
-	return all
 }
 
 // offer returns the offer of an advertisement.

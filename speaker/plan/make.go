@@ -41,7 +41,7 @@ func Owners(s Snapshot) map[netip.Addr]string {
 type view struct {
 	snapshot   Snapshot // without the Services
 	sharers    map[netip.Addr][]*Service
-	advertised map[*config.Pool][]*config.Advertisement // nil: outside all pools
+	advertised advertised
 	segments   *segments
 	scopes     map[scopeKey]*scope
 	before     map[scopeKey]*scope // of the view that this one was made from
@@ -54,7 +54,7 @@ func newView(s Snapshot) *view {
 // in returns the view of the same Services in another snapshot.
 func (v *view) in(s Snapshot) *view {
 	return &view{
-		snapshot: s, sharers: v.sharers, advertised: map[*config.Pool][]*config.Advertisement{},
+		snapshot: s, sharers: v.sharers, advertised: advertised{},
 		segments: newSegments(s.Nodes), scopes: map[scopeKey]*scope{}, before: v.scopes,
 	}
 }

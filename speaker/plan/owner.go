@@ -69,7 +69,8 @@ type tier struct {
 // scopeOf returns the scope that the VIP of the pool belongs to.
 func (v *view) scopeOf(addr netip.Addr, pool *config.Pool) *scope {
 	key := scopeKey{pool: pool}
-	advertisements := v.advertisements(key.pool)
+	byLayer2 := func(a *config.Advertisement) bool { return a.Layer2 != nil }
+	advertisements := v.advertised.of(pool, v.snapshot.Config, byLayer2)
 	key.applied, key.segment = applied(advertisements, v.sharers[addr]), v.segments.smallest(addr)
 	if s := v.scopes[key]; s != nil {
 		return s
@@ -82,19 +83,21 @@ func (v *view) scopeOf(addr netip.Addr, pool *config.Pool) *scope {
 	return s
 }
 
-// advertisements returns the advertisements that announce VIPs of the pool by layer 2.
-func (v *view) advertisements(pool *config.Pool) []*config.Advertisement {
-	all, ok := v.advertised[pool]
-	if ok || v.snapshot.Config == nil {
+// advertised has the advertisements for each pool, as far as somebody asked. The key nil is for VIPs outside all pools.
+type advertised map[*config.Pool][]*config.Advertisement
+
+// of returns the advertisements of the configuration that announce VIPs of the pool, of those that the function selects.
+func (ad advertised) of(pool *config.Pool, c *config.Config, selects func(*config.Advertisement) bool) []*config.Advertisement {
+	all, ok := ad[pool]
+	if ok || c == nil {
 		return all
 	}
-	for i := range v.snapshot.Config.Advertisements {
-		a := &v.snapshot.Config.Advertisements[i]
-		if a.Layer2 != nil && (pool == nil || pool.AdvertisedBy(a.Name)) {
+	for i := range c.Advertisements {
+		if a := &c.Advertisements[i]; selects(a) && (pool == nil || pool.AdvertisedBy(a.Name)) {
 			all = append(all, a)
 		}
 	}
-	v.advertised[pool] = all
+	ad[pool] = all
 	return all
 }
 
