@@ -66,39 +66,31 @@ func Matches(all []netstate.Interface, patterns []string) bool {
 }
 
 func matchAny(patterns []string, name string) bool {
-	for _, p := range patterns {
-		if ok, _ := path.Match(p, name); ok { // the configuration has only good patterns
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(patterns, func(p string) bool {
+		ok, _ := path.Match(p, name) // the configuration has only good patterns
+		return ok
+	})
 }
 
-// isPort reports whether the interface is a port of a bridge or bond. A VRF
-// is a master too, but its members keep their own neighbours.
+// isPort reports whether the interface is a port of a bridge or bond.
 func isPort(i netstate.Interface, all []netstate.Interface) bool {
-	if i.Master == 0 {
-		return false
-	}
-	for _, m := range all {
-		if m.Index == i.Master {
-			return m.Kind != "vrf"
-		}
-	}
-	return true
+	return speaks(i, all).Index != i.Index
 }
 
-// speaks returns the interface that has the IP addresses of i: its master if i is a port.
+// speaks returns the interface that has the IP addresses of i: its master if i is a port of a bridge or bond. A VRF
+// is a master, too, but its members keep their own neighbours.
 func speaks(i netstate.Interface, all []netstate.Interface) netstate.Interface {
-	if !isPort(i, all) {
+	if i.Master == 0 {
 		return i
 	}
-	for _, m := range all {
-		if m.Index == i.Master {
-			return m
-		}
+	switch at := slices.IndexFunc(all, func(m netstate.Interface) bool { return m.Index == i.Master }); {
+	case at < 0: // the kernel has not reported it yet
+		return netstate.Interface{Index: i.Master}
+	case all[at].Kind == "vrf":
+		return i
+	default:
+		return all[at]
 	}
-	return netstate.Interface{Index: i.Master} // the kernel has not reported it yet
 }
 
 // hardwareAddrs returns the addresses of all interfaces.
