@@ -264,7 +264,7 @@ func (m *Machine) assign(want map[netip.Addr]VIP) {
 		}
 		v.VIP = w
 	}
-	sortByAddress(fresh)
+	slices.SortFunc(fresh, (*vip).compare)
 	for _, v := range fresh {
 		if v.reason == Probing {
 			m.queue.enter(pending{vip: v, step: stepProbe, due: m.now})
@@ -354,11 +354,7 @@ func (m *Machine) Leaving() (addrs []netip.Addr) {
 
 // byAddress returns the VIPs in order.
 func byAddress(vips map[netip.Addr]*vip) []*vip {
-	all := slices.Collect(maps.Values(vips))
-	sortByAddress(all)
-	return all
+	return slices.SortedFunc(maps.Values(vips), (*vip).compare)
 }
 
-func sortByAddress(vips []*vip) {
-	slices.SortFunc(vips, func(a, b *vip) int { return a.addr.Compare(b.addr) })
-}
+func (v *vip) compare(other *vip) int { return v.addr.Compare(other.addr) }
