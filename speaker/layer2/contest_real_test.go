@@ -165,7 +165,7 @@ func TestTwoClustersOnASegment(t *testing.T) {
 	t.Parallel()
 	s := testnet.NewSegment(t, 3)
 	first, second, client := startNode(t, s.Hosts[0], nil), startNode(t, s.Hosts[1], nil), s.Hosts[2]
-	second.seals = keys("another cluster's")
+	second.options.Keys = keys("another cluster's")
 	for _, h := range s.Hosts {
 		settled(t, h, "eth0")
 	}

@@ -89,15 +89,10 @@ type Options struct {
 
 // Announcer is the layer-2 announcer: a task with one verb, Set.
 type Announcer struct {
-	interfaces netstate.Interfaces
-	members    Members
-	seals      seal.Keys
-	log        *slog.Logger
-	listen     Listen
-	openGroups func() (GroupSocket, error)
-	received   func(index int) (uint64, error)
-	metrics    *metrics
-	conflicts  *conflicts
+	options   Options
+	log       *slog.Logger
+	metrics   *metrics
+	conflicts *conflicts
 
 	sets    chan setting
 	exited  chan *responder
@@ -146,14 +141,15 @@ type failure struct {
 
 // New returns an Announcer that does nothing until it runs.
 func New(o Options) *Announcer {
+	if o.Listen == nil {
+		o.Listen = ListenPacket
+	}
+	if o.Groups == nil {
+		o.Groups = OpenGroups
+	}
 	a := &Announcer{
-		interfaces: o.Interfaces,
-		members:    o.Members,
-		seals:      o.Keys,
+		options:    o,
 		log:        o.Log,
-		listen:     o.Listen,
-		openGroups: o.Groups,
-		received:   o.Received,
 		conflicts:  &conflicts{of: map[netip.Addr]Conflict{}, unprobed: map[netip.Addr]bool{}},
 		sets:       make(chan setting),
 		exited:     make(chan *responder),
@@ -161,14 +157,8 @@ func New(o Options) *Announcer {
 		stopped:    make(chan struct{}),
 		responders: map[responderKey]*responder{},
 		failures:   map[responderKey]*failure{},
+		around:     segment.Surroundings{Whole: true, Crowd: 1},
 	}
-	if a.listen == nil {
-		a.listen = ListenPacket
-	}
-	if a.openGroups == nil {
-		a.openGroups = OpenGroups
-	}
-	a.around = segment.Surroundings{Whole: true, Crowd: 1}
 	a.published.Store(&state{})
 	a.metrics = newMetrics(o.Registry, a)
 	return a
@@ -203,7 +193,7 @@ func (a *Announcer) Run(ctx context.Context) error {
 	defer close(a.stopped)
 	defer a.running.Wait()
 	defer a.closeAll()
-	changed, synced, members := a.interfaces.Changed(), a.interfaces.Ready(), a.lookForLost()
+	changed, synced, members := a.options.Interfaces.Changed(), a.options.Interfaces.Ready(), a.lookForLost()
 	for {
 		select {
 		case <-ctx.Done():
@@ -213,7 +203,7 @@ func (a *Announcer) Run(ctx context.Context) error {
 			a.reconcile(ctx)
 			close(a.ready)
 		case <-changed:
-			changed = a.interfaces.Changed()
+			changed = a.options.Interfaces.Changed()
 			a.reconcile(ctx)
 		case <-members:
 			members = a.lookForLost()
@@ -244,8 +234,8 @@ func (a *Announcer) Run(ctx context.Context) error {
 // channel is closed.
 func (a *Announcer) lookForLost() (changed <-chan struct{}) {
 	around := a.around
-	if a.members != nil {
-		changed, around.Whole, around.Crowd = a.members.Changed(), a.members.Whole(), a.members.Crowd()
+	if a.options.Members != nil {
+		changed, around.Whole, around.Crowd = a.options.Members.Changed(), a.options.Members.Whole(), a.options.Members.Crowd()
 	}
 	a.lookAround(around)
 	return changed
@@ -325,7 +315,7 @@ func sorted(vips map[netip.Addr]*assignment, which func(netip.Addr) bool) (addrs
 // reconcile opens and closes responders as VIPs and interfaces demand. It closes and withdraws before it
 // opens.
 func (a *Announcer) reconcile(ctx context.Context) {
-	interfaces, around := a.interfaces.Interfaces(), a.around
+	interfaces, around := a.options.Interfaces.Interfaces(), a.around
 	around.Own = hardwareAddrs(interfaces)
 	a.lookAround(around)
 	a.wanted(interfaces)

@@ -79,7 +79,7 @@ func (a *Announcer) open(ctx context.Context, key responderKey, vips map[netip.A
 	if err != nil {
 		return fmt.Errorf("assemble the filter of interface %q: %w", key.name, err)
 	}
-	conn, err := a.listen(&net.Interface{Index: key.index, Name: key.name, HardwareAddr: key.mac[:]}, etherType, raw)
+	conn, err := a.options.Listen(&net.Interface{Index: key.index, Name: key.name, HardwareAddr: key.mac[:]}, etherType, raw)
 	if err != nil {
 		a.metrics.of(key).openErrors.Inc()
 		return fmt.Errorf("open a socket on interface %q: %w", key.name, err)
@@ -95,10 +95,11 @@ func (a *Announcer) open(ctx context.Context, key responderKey, vips map[netip.A
 }
 
 func (a *Announcer) newResponder(key responderKey, conn net.PacketConn) *responder {
-	c := segment.Config{Protocol: key.protocol, Self: key.mac, Keys: a.seals}
+	c := segment.Config{Protocol: key.protocol, Self: key.mac, Keys: a.options.Keys}
 	rand.Read(c.Secret[:]) //nolint:errcheck // never fails
 	r := &responder{
-		key: key, conn: conn, groups: a.openGroups, received: a.received, opened: time.Now(), counters: a.metrics.of(key), note: a.note,
+		key: key, conn: conn, groups: a.options.Groups, received: a.options.Received, opened: time.Now(),
+		counters: a.metrics.of(key), note: a.note,
 		owner: make(chan struct{}, 1), machine: segment.New(c, time.Now()),
 		woken: make(chan struct{}, 1), regroup: make(chan struct{}, 1), silent: make(chan struct{}),
 	}
