@@ -67,11 +67,13 @@ func (m metrics) describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{poolSize, poolAddresses, services, refused, leases, primed} {
 		ch <- d
 	}
-	m.refusals.Describe(ch)
-	m.latency.Describe(ch)
-	m.warnings.Describe(ch)
-	m.lost.Describe(ch)
-	m.conflicts.Describe(ch)
+	for _, c := range m.counted() {
+		c.Describe(ch)
+	}
+}
+
+func (m metrics) counted() []prometheus.Collector {
+	return []prometheus.Collector{m.refusals, m.latency, m.warnings, m.lost, m.conflicts}
 }
 
 func (m metrics) collect(shared *sharedLedger, ready bool, ch chan<- prometheus.Metric) {
@@ -105,9 +107,7 @@ func (m metrics) collect(shared *sharedLedger, ready bool, ch chan<- prometheus.
 	} else {
 		gauge(primed, 0)
 	}
-	m.refusals.Collect(ch)
-	m.latency.Collect(ch)
-	m.warnings.Collect(ch)
-	m.lost.Collect(ch)
-	m.conflicts.Collect(ch)
+	for _, c := range m.counted() {
+		c.Collect(ch)
+	}
 }

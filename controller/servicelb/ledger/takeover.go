@@ -193,13 +193,8 @@ func (l *Ledger) importOne(svc *corev1.Service, req ipam.Request, unreadable boo
 }
 
 // without returns the addresses that are not among the others.
-func without(addrs, others []netip.Addr) (left []netip.Addr) {
-	for _, addr := range addrs {
-		if !slices.Contains(others, addr) {
-			left = append(left, addr)
-		}
-	}
-	return left
+func without(addrs, others []netip.Addr) []netip.Addr {
+	return slices.DeleteFunc(slices.Clone(addrs), func(addr netip.Addr) bool { return slices.Contains(others, addr) })
 }
 
 // assignedPools returns the pool of each address that the annotations name. A user who writes
