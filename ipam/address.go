@@ -73,6 +73,8 @@ func (n num) addr(f Family) netip.Addr {
 
 func (n num) less(m num) bool { return n.hi < m.hi || n.hi == m.hi && n.lo < m.lo }
 
+func (n num) compare(m num) int { return cmp.Or(cmp.Compare(n.hi, m.hi), cmp.Compare(n.lo, m.lo)) }
+
 // next and prev wrap around. The callers know that there is a neighbour.
 func (n num) next() num {
 	n.lo++
@@ -103,10 +105,3 @@ func (r run) size() float64 {
 }
 
 func (r run) has(n num) bool { return !n.less(r.from) && !r.to.less(n) }
-
-func (n num) compare(m num) int {
-	if c := cmp.Compare(n.hi, m.hi); c != 0 {
-		return c
-	}
-	return cmp.Compare(n.lo, m.lo)
-}

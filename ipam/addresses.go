@@ -13,27 +13,6 @@ type addresses struct {
 	quarantine   quarantine
 }
 
-// configure replaces the setup.
-func (a *addresses) configure(setup Setup) {
-	for addr := range a.reservations.apart {
-		if s := a.pools.spaceOf(addr); s.pool != nil && a.idle(addr) {
-			a.reservations.take(addr, s)
-			s.put(addr)
-		}
-	}
-	a.pools.set(setup)
-	a.holdings.rehome(&a.pools)
-	a.quarantine.rehome(&a.pools)
-	a.reservations = newReservations(setup)
-	for addr := range a.reservations.apart {
-		if s := a.pools.spaceOf(addr); s.pool != nil && a.idle(addr) {
-			s.take(addr)
-			a.reservations.put(addr, s)
-		}
-	}
-	a.quarantine.setLengths(&a.pools, setup.Quarantine)
-}
-
 // tick brings the addresses to the present: those whose quarantine is over are free.
 func (a *addresses) tick(now time.Time) {
 	q := &a.quarantine

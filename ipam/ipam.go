@@ -95,7 +95,25 @@ func New() *Allocator {
 // it out any more (it is then stranded), and what is in quarantine stays there as long as the
 // new setup says, counted from its release. It looks at every pool, every address that is not
 // free and every forbidden range. It builds anew only the contents of changed pools.
-func (a *Allocator) Configure(s Setup) { a.configure(s) }
+func (a *Allocator) Configure(setup Setup) {
+	for addr := range a.reservations.apart {
+		if s := a.pools.spaceOf(addr); s.pool != nil && a.idle(addr) {
+			a.reservations.take(addr, s)
+			s.put(addr)
+		}
+	}
+	a.pools.set(setup)
+	a.holdings.rehome(&a.pools)
+	a.quarantine.rehome(&a.pools)
+	a.reservations = newReservations(setup)
+	for addr := range a.reservations.apart {
+		if s := a.pools.spaceOf(addr); s.pool != nil && a.idle(addr) {
+			s.take(addr)
+			a.reservations.put(addr, s)
+		}
+	}
+	a.quarantine.setLengths(&a.pools, setup.Quarantine)
+}
 
 // Restore records that an owner holds an address, without asking any pool: the state of a
 // cluster is true before it is valid. The address may be stranded, withheld, forbidden,
