@@ -106,29 +106,26 @@ var (
 )
 
 // Unread returns why things could not be read, one sentence each, sorted.
-func (o *Objects) Unread() []string {
-	var all []string
-	for _, err := range o.unread {
-		all = append(all, err.Error())
-	}
-	slices.Sort(all)
-	return slices.Compact(all)
-}
+func (o *Objects) Unread() []string { return slices.Compact(o.reasons()) }
 
 // Err returns what could not be read as one error: of these kinds, or of all if
 // none is named; nil if there is nothing.
 func (o *Objects) Err(kinds ...string) error {
-	var all []string
+	if all := o.reasons(kinds...); len(all) > 0 {
+		return errors.New(strings.Join(all, "; "))
+	}
+	return nil
+}
+
+// reasons returns why things of these kinds could not be read, sorted. Without a kind: of all kinds.
+func (o *Objects) reasons(kinds ...string) (all []string) {
 	for kind, err := range o.unread {
 		if len(kinds) == 0 || slices.Contains(kinds, kind) {
 			all = append(all, err.Error())
 		}
 	}
 	slices.Sort(all)
-	if len(all) == 0 {
-		return nil
-	}
-	return errors.New(strings.Join(all, "; "))
+	return all
 }
 
 // Absent returns an error if there is nothing of Lodestone in the namespace. It may be in another one.
