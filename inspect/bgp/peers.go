@@ -107,7 +107,7 @@ func sessionsOf(n *simulation.Network, node string) []Session {
 	return all
 }
 
-// unheard returns a session whose speaker is not ready.
+// unheard returns why nothing is known of a session whose speaker is not ready.
 func unheard(reported, heard bool, last report.Session) string {
 	switch {
 	case !reported:

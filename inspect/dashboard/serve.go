@@ -190,8 +190,8 @@ func (s stream) update(u update) error {
 	return s.send("event: change\ndata: " + string(text) + "\n\n")
 }
 
-// Challenge asks who shows no credentials for some, where next would refuse
-// nobody in particular: a token or a client certificate.
+// Challenge answers requests for the dashboard that have neither a token nor a client certificate: it asks for one
+// of them. Without it, next would refuse an anonymous user, and would not say what is missing.
 func Challenge(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		certified := r.TLS != nil && len(r.TLS.PeerCertificates) > 0

@@ -29,9 +29,8 @@ type LeftOut struct {
 	Why  string `json:"why"`
 }
 
-// forwardingOf returns which nodes keep the connections to the VIP, for each of its Services.
-// There are none if direct forwarding is not asked for. That a node is silent, its neighbours
-// alone know.
+// forwardingOf returns which nodes keep the connections to the VIP, for each of its Services with direct forwarding.
+// A node that does not answer its neighbours is among them: only the neighbours know that.
 func forwardingOf(n *simulation.Network, vip netip.Addr, owner string) (all []Forwarding) {
 	names := slices.Sorted(maps.Keys(n.Nodes))
 	if len(names) == 0 {

@@ -241,7 +241,7 @@ func (s *session) read(ctx context.Context, conn net.Conn, holdTime time.Duratio
 				return err
 			}
 		}
-		if ctx.Err() != nil { // who ended it may have set a deadline before
+		if ctx.Err() != nil { // the deadline that was to end this loop may be replaced by now
 			return context.Cause(ctx)
 		}
 		m, err := readMessage(buffered)

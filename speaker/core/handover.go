@@ -18,11 +18,13 @@ type leaving struct {
 // leave decides which VIPs leave, and reports whether a VIP does not leave any more. known are the
 // speakers that were alive at the last plan.
 //
-// A node that is not ready or has no link gives all up at once, because it does not carry the traffic. One
-// with the condition NetworkUnavailable may: network plugins set it when they restart. A next
-// owner that is not in known comes out of a partition, in which it owned the VIP all the time: it will
-// not announce the VIP anew, so there is nothing to wait for. It did not own it if it has endpoints only
-// since then: it waits for its kube-proxy (arriving.go).
+// A node that is not ready or has no link gives all up at once, because it does not carry the traffic. A node
+// with the condition NetworkUnavailable may carry it: network plugins set the condition when they restart.
+//
+// A next owner that is not in known comes out of a partition, in which it owned the VIP all the time. It will
+// not announce the VIP again, so this node gives the VIP up at once. The exception is a next owner that has got
+// its endpoints in the partition (gained): it did not own the VIP, and announces it once its kube-proxy may
+// serve it (arriving.go).
 func (c *Core) leave(known map[string]bool) (ended bool) {
 	before, sound := len(c.leaving), c.ready || c.ending.began
 	maps.DeleteFunc(c.leaving, func(_ netip.Addr, l leaving) bool { return !sound || !c.now.Before(l.until) })

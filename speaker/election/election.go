@@ -248,12 +248,12 @@ func (v *voters) fill(owners *[blockSize]int32, first netip.Addr, limit int, nod
 }
 
 // tally counts each node's addresses: among the first ones of a block and in
-// the whole of it. It is zero but while a block is filled.
+// the whole of it. All counts are zero except while a block is filled.
 type tally struct{ load, total []int }
 
-// best returns the node with the best score for the hash of those with room,
-// or -1. It is where the time goes: few nodes come as far as the question
-// whether they have room.
+// best returns the node with the best score for the hash among those with room,
+// or -1. An election spends most of its time here, so the room of a node is looked at
+// only if its score is good enough.
 func (t *tally) best(hash uint64, nodes []voter, room, blockRoom int) int32 {
 	best, most := int32(-1), uint64(0)
 	for i := range nodes {

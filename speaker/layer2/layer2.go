@@ -207,7 +207,7 @@ func (a *Announcer) Run(ctx context.Context) error {
 			a.reconcile(ctx)
 		case <-members:
 			members = a.lookForLost()
-		case <-a.ConflictsChanged(): // to wait for its end
+		case <-a.ConflictsChanged(): // then expire has another time to wait for
 		case <-a.conflicts.expire():
 		case <-a.retry():
 			a.reconcile(ctx)

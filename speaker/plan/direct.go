@@ -14,8 +14,8 @@ type Forwarding struct {
 	// Nodes are the addresses of the nodes whose speakers report that they have the rules: a Node
 	// that somebody has made up does not count.
 	Nodes map[string][]netip.Addr
-	// Lost are those of them whose speaker is not heard, or has no news of the cluster: they may be down,
-	// and have no rules for what is new.
+	// Lost are those of them whose speaker is not heard, or is cut off from the API server: they may be down,
+	// and have no rules for new Services.
 	Lost map[string]bool
 }
 
@@ -127,8 +127,8 @@ func (s *scope) addresses(backends []Backend, four bool) []netip.Addr {
 	return all
 }
 
-// forward has the plan say what is forwarded directly. All else that is set anew with the nodes
-// leaves it as it is: each Forwarding is written into the kernel.
+// forward puts what is forwarded directly into the plan. It makes a new Forwarding only if something in it
+// has changed, because each new one is written into the kernel.
 func (p *Planner) forward() {
 	services, changed := p.connections.direct.share()
 	if !changed && !p.allStale {
@@ -172,13 +172,13 @@ func (s *scope) backends(svc *Service, vip netip.Addr) []Backend {
 	return s.everywhere
 }
 
-// keeping returns those of the backends that may keep connections, as they are with what is known
-// of their nodes. One without the rules would answer segments of connections that others keep by a
-// reset. New connections go to nodes that may own the VIP.
+// keeping returns the backends that may keep connections. A node without the rules is left out, because it
+// would reset connections that other nodes keep. A node that may not own the VIP takes no new connections, and
+// drains.
 //
-// A node that no advertisement selects keeps the connections that it has, as selectors change, if
-// all nodes can be asked. Otherwise those that never had any would be asked in place of those that
-// had.
+// A node that no advertisement selects drains, too: it may have been selected before. If there are more nodes
+// than can be asked for a connection, it is left out. Otherwise nodes that never had a connection would be
+// asked in place of those that had.
 func (s *scope) keeping(all []Backend) []Backend {
 	kept := make([]Backend, 0, len(all))
 	for _, b := range all {

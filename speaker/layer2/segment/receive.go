@@ -122,8 +122,8 @@ func (m *Machine) noteConflict(v *vip, n Note) {
 }
 
 // defend has a VIP that another host claims announced again, unless it was defended within
-// DefendInterval. A conflict that people have heard of may have been a mere question, which
-// was answered: the claim that follows it is the first one to be contradicted.
+// DefendInterval. The last report of a conflict does not count as a defence: that conflict may have been a
+// question, which was answered and not contradicted.
 func (m *Machine) defend(v *vip, due time.Time) {
 	if v.reason != "" || !v.defended.IsZero() && m.now.Sub(v.defended) < DefendInterval {
 		return
