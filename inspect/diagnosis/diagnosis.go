@@ -94,9 +94,7 @@ func speakersOf(o *cluster.Objects) (pods map[string]*corev1.Pod, mute map[strin
 func tries(c *diagnose.Cluster) map[string][]string {
 	all := map[string][]string{}
 	for node, vips := range c.Plan() {
-		for _, vip := range vips {
-			all[node] = append(all[node], vip.String())
-		}
+		all[node] = output.Strings(vips)
 	}
 	return all
 }

@@ -191,13 +191,7 @@ func (v VIP) Show(c *output.Canvas) {
 		f.add("Pool", v.Pool)
 	}
 	f.add("Standing", v.Standing...)
-	for i, s := range v.Services {
-		label := "Services"
-		if i > 0 {
-			label = ""
-		}
-		f.add(label, s.String())
-	}
+	f.add("Services", output.Strings(v.Services)...)
 	if v.Owner != "" {
 		f.add("Layer 2", "node "+v.Owner+" owns it, by the plan")
 	}
