@@ -195,10 +195,9 @@ func (a *Allocator) Claim(req Request, addrs []netip.Addr, since, now time.Time)
 // except addresses on which it clashes with others.
 func (a *Allocator) Abide(owner Owner, sharing *Sharing, now time.Time) {
 	a.tick(now)
-	p := &a.plan
-	*p = plan{request: request{Request: Request{Owner: owner, Sharing: sharing}, addresses: &a.addresses, holder: a.holdings.byUID[owner.UID]}}
-	p.identify()
-	p.abide()
+	req := request{Request: Request{Owner: owner, Sharing: sharing}, addresses: &a.addresses, holder: a.holdings.byUID[owner.UID]}
+	req.identify()
+	req.abide()
 }
 
 // Release takes from the owner everything that it holds and returns it.
