@@ -183,14 +183,14 @@ func (s *scope) keeping(all []Backend) []Backend {
 	kept := make([]Backend, 0, len(all))
 	for _, b := range all {
 		if n := s.Nodes[b.Node]; n.Forwards {
-			if _, selected := s.weights[b.Node]; !selected || !s.sound(b.Node) || n.impaired() {
+			if s.candidates[b.Node] == nil || !s.sound(b.Node) || n.impaired() {
 				b.Open, b.Draining = 0, b.Open+b.Draining
 			}
 			kept = append(kept, b)
 		}
 	}
 	if len(kept) > maxAsked {
-		kept = slices.DeleteFunc(kept, func(b Backend) bool { _, selected := s.weights[b.Node]; return !selected })
+		kept = slices.DeleteFunc(kept, func(b Backend) bool { return s.candidates[b.Node] == nil })
 	}
 	return kept
 }

@@ -23,10 +23,7 @@ type scope struct {
 	Snapshot
 	scopeKey
 	advertisements []*config.Advertisement
-	weights        map[string]int             // of the selected nodes
-	elsewhere      map[string]bool            // selected nodes that are on other segments
-	unplugged      map[string]bool            // selected nodes whose link to the segment is down
-	apart          map[string]bool            // selected nodes that lost the others with the link to this segment
+	candidates     map[string]*candidate      // the selected nodes
 	tiers          []tier                     // the most preferred first
 	keeps          bool                       // owners are kept
 	claimants      map[uint16]map[string]bool // if owners are kept: the nodes that claim a bucket
@@ -43,6 +40,14 @@ type scope struct {
 	patterns []string
 	refresh  time.Duration          // for the same node
 	silences map[silenceKey]Silence // many VIPs share one, to save memory
+}
+
+// candidate is a node that an advertisement selects.
+type candidate struct {
+	weight    int
+	elsewhere bool // on other segments
+	unplugged bool // its link to the segment is down
+	apart     bool // it lost the others with the link to this segment
 }
 
 type silenceKey struct {
@@ -119,8 +124,8 @@ func applied(advertisements []*config.Advertisement, services []*Service) string
 // newScope returns the scope of the key. The results of the election come from the scope before, if
 // there is one.
 func newScope(s Snapshot, key scopeKey, advertisements []*config.Advertisement, before *scope) *scope {
-	sc := &scope{Snapshot: s, scopeKey: key, weights: map[string]int{}, elsewhere: map[string]bool{}, unplugged: map[string]bool{},
-		apart: map[string]bool{}, everywhereAt: map[bool][]netip.Addr{}, parts: map[partKey]part{}, silences: map[silenceKey]Silence{}}
+	sc := &scope{Snapshot: s, scopeKey: key, candidates: map[string]*candidate{}, everywhereAt: map[bool][]netip.Addr{},
+		parts: map[partKey]part{}, silences: map[silenceKey]Silence{}}
 	for i, a := range advertisements {
 		if key.applied == "" || key.applied[i] != 0 {
 			sc.advertisements = append(sc.advertisements, a)
@@ -128,19 +133,19 @@ func newScope(s Snapshot, key scopeKey, advertisements []*config.Advertisement, 
 	}
 	for name, n := range s.Nodes {
 		if weight, selected := sc.weigh(n); selected {
-			sc.weights[name] = weight
+			sc.candidates[name] = &candidate{weight: weight}
 		}
 	}
 	sc.locate()
 	byWeight := map[int]map[string]bool{}
-	for name, weight := range sc.weights {
-		if sc.elsewhere[name] {
+	for name, c := range sc.candidates {
+		if c.elsewhere {
 			continue
 		}
-		if byWeight[weight] == nil {
-			byWeight[weight] = map[string]bool{}
+		if byWeight[c.weight] == nil {
+			byWeight[c.weight] = map[string]bool{}
 		}
-		byWeight[weight][name] = sc.able(name) && !s.Nodes[name].impaired()
+		byWeight[c.weight][name] = sc.able(name) && !s.Nodes[name].impaired()
 		sc.impaired = sc.impaired || s.Nodes[name].impaired()
 	}
 	sc.keeps = slices.ContainsFunc(sc.advertisements, func(a *config.Advertisement) bool { return a.Layer2.KeepOwner })
@@ -160,19 +165,15 @@ func newScope(s Snapshot, key scopeKey, advertisements []*config.Advertisement, 
 // together. So a node is never left out because something is unknown.
 func (s *scope) locate() {
 	known, linked := false, false
-	for name := range s.weights {
+	for name, c := range s.candidates {
 		n := s.Nodes[name]
 		on, up := s.reaches(n)
 		known = known || on
-		s.unplugged[name], s.apart[name] = on && !up, s.isApart(n)
-		s.elsewhere[name] = !on && n.Segments != nil
-		linked = linked || s.sound(name) && !s.elsewhere[name] && !s.unplugged[name]
+		c.elsewhere, c.unplugged, c.apart = !on && n.Segments != nil, on && !up, s.isApart(n)
+		linked = linked || s.sound(name) && !c.elsewhere && !c.unplugged
 	}
-	if !known {
-		clear(s.elsewhere)
-	}
-	if !linked {
-		clear(s.unplugged)
+	for _, c := range s.candidates {
+		c.elsewhere, c.unplugged = c.elsewhere && known, c.unplugged && linked
 	}
 }
 
@@ -182,9 +183,10 @@ func (s *Snapshot) sound(name string) bool {
 	return s.Speakers[name] && !n.Excluded(s.Config) && !n.NetworkUnavailable
 }
 
-// able reports whether the node may own the scope's VIPs.
+// able reports whether the candidate may own the scope's VIPs.
 func (s *scope) able(name string) bool {
-	return !s.elsewhere[name] && s.sound(name) && !s.unplugged[name] && !s.apart[name]
+	c := s.candidates[name]
+	return !c.elsewhere && s.sound(name) && !c.unplugged && !c.apart
 }
 
 // isApart reports whether the node is apart from the others on the scope's segment: it has lost the
@@ -258,7 +260,7 @@ func (s *scope) electorate(weight int, nodes map[string]bool) *election.Electora
 // readClaims returns the nodes that claim a bucket, by bucket.
 func (s *scope) readClaims() map[uint16]map[string]bool {
 	claimants := map[uint16]map[string]bool{}
-	for name := range s.weights {
+	for name := range s.candidates {
 		claims := s.Nodes[name].Claims
 		if claims == (report.Claims{}) {
 			continue
@@ -317,8 +319,8 @@ func (s *scope) lastResort() []tier {
 func (s *scope) tiersOf(able func(name string) bool) (tiers []tier) {
 	for _, t := range s.tiers {
 		nodes := map[string]bool{}
-		for name, weight := range s.weights {
-			if weight == t.weight && !s.elsewhere[name] {
+		for name, c := range s.candidates {
+			if c.weight == t.weight && !c.elsewhere {
 				nodes[name] = able(name)
 			}
 		}
@@ -389,7 +391,7 @@ func (s *scope) silence(node, owner string, v vip) Silence {
 // decisions of the operator, then temporary states.
 func (s *scope) reason(node, owner string, v vip) Reason {
 	n, known := s.Nodes[node]
-	weight, selected := s.weights[node]
+	c, selected := s.candidates[node]
 	switch {
 	case !known:
 		return NodeUnknown
@@ -403,19 +405,19 @@ func (s *scope) reason(node, owner string, v vip) Reason {
 		return NoServingEndpoint
 	case !selected:
 		return NodeNotSelected
-	case s.elsewhere[node]:
+	case c.elsewhere:
 		return NotOnSegment
 	case n.Excluded(s.Config):
 		return NodeExcluded
 	case n.NetworkUnavailable:
 		return NetworkUnavailable
-	case s.unplugged[node], s.apart[node]:
+	case c.unplugged, c.apart:
 		return LinkDown
 	case v.local != nil && !v.local[node]:
 		return NoLocalEndpoint
 	case !s.Speakers[node], n.impaired():
 		return SpeakerNotReady
-	case owner != "" && weight < s.weights[owner]:
+	case owner != "" && c.weight < s.candidates[owner].weight:
 		return LessPreferred
 	}
 	return NotOwner
@@ -457,7 +459,8 @@ func (s *scope) message(r Reason, node, owner string) string {
 	case r == NotOwner:
 		return owned
 	case r == LessPreferred:
-		return fmt.Sprintf("%s: it is preferred by %d, this node by %d", owned, s.weights[owner], s.weights[node])
+		return fmt.Sprintf("%s: it is preferred by %d, this node by %d", owned, s.candidates[owner].weight,
+			s.candidates[node].weight)
 	case r == AnnouncedByOthers, r == NoAdvertisement, r == ServiceNotSelected, r == NoServingEndpoint:
 		return text
 	case owner == "":
