@@ -127,7 +127,7 @@ type Node struct {
 	Taints []string
 	// NetworkUnavailable is the condition of that name.
 	NetworkUnavailable bool
-	// Addresses are the addresses of type InternalIP, in the order of the Node's status.
+	// Addresses are the addresses of type InternalIP, in the order of the Node's status. None is IPv4 in IPv6 form.
 	Addresses []netip.Addr
 	// BGP has the Node's annotations about BGP sessions.
 	BGP NodeBGP

@@ -94,8 +94,8 @@ func PodRoutesOf(self string, c *config.Config, nodes map[string]Node) PodRoutes
 	}
 	routes := PodRoutes{Mode: c.Routes.Mode, Routes: map[netip.Prefix]PodRoute{}}
 	for _, p := range podCIDRs(self, c, nodes) {
-		via := nodes[p.node].internalIP(p.prefix)
-		other := p.node != self
+		n, other := nodes[p.node], p.node != self
+		via := n.address(p.prefix.Addr().Is4())
 		if other && c.Routes.Mode != config.RoutesKernel {
 			continue
 		}
@@ -112,15 +112,6 @@ func PodRoutesOf(self string, c *config.Config, nodes map[string]Node) PodRoutes
 		}
 	}
 	return routes
-}
-
-// internalIP returns the node's first address of the prefix's family, invalid if there is none.
-func (n Node) internalIP(of netip.Prefix) netip.Addr {
-	i := slices.IndexFunc(n.Addresses, func(a netip.Addr) bool { return a.Unmap().Is4() == of.Addr().Is4() })
-	if i < 0 {
-		return netip.Addr{}
-	}
-	return n.Addresses[i].Unmap()
 }
 
 // podCIDRs returns pod CIDRs, checked and ordered by node: in mode kernel those of all nodes, in mode bgp
@@ -206,7 +197,7 @@ func refuseNodes(all []*podCIDR, nodes map[string]Node) {
 	for name, n := range nodes {
 		for _, a := range n.Addresses {
 			for bits := range lengths {
-				prefix, err := a.Unmap().Prefix(bits)
+				prefix, err := a.Prefix(bits)
 				if err != nil {
 					continue // IPv4 does not have so many bits
 				}

@@ -102,18 +102,7 @@ func (n Node) source(p *config.Peer) netip.Addr {
 
 // routerID returns the node's BGP identifier for a peer, invalid if there is none.
 func (n Node) routerID(p *config.Peer) netip.Addr {
-	if p.RouterID.IsValid() {
-		return p.RouterID
-	}
-	if n.BGP.RouterID.IsValid() {
-		return n.BGP.RouterID
-	}
-	for _, a := range n.Addresses {
-		if a.Is4() {
-			return a
-		}
-	}
-	return netip.Addr{}
+	return cmp.Or(p.RouterID, n.BGP.RouterID, n.address(true))
 }
 
 // sharesRouterID returns the first other node whose session with the peer has the same router ID.

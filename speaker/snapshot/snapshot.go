@@ -170,7 +170,7 @@ func Node(n *corev1.Node) plan.Node {
 	}
 	for _, a := range n.Status.Addresses {
 		if addr, err := netip.ParseAddr(a.Address); a.Type == corev1.NodeInternalIP && err == nil {
-			of.Addresses = append(of.Addresses, addr)
+			of.Addresses = append(of.Addresses, addr.Unmap())
 		}
 	}
 	for _, c := range n.Status.Conditions {
