@@ -116,7 +116,7 @@ func (all *Routes) unrouted(n *simulation.Network, f Filter, heard map[netip.Add
 // newRoute returns what is sent to the router of the session.
 func newRoute(s plan.Session, a plan.Attributes) Route {
 	r := Route{Peer: s.Peer.Name, MED: a.MED}
-	if internal(s) {
+	if s.Internal() {
 		r.LocalPreference = a.LocalPreference
 	} else {
 		r.Prepend = a.Prepend
@@ -128,11 +128,6 @@ func newRoute(s plan.Session, a plan.Attributes) Route {
 		r.Communities = append(r.Communities, c.String())
 	}
 	return r
-}
-
-// internal reports whether the session is within an AS (iBGP).
-func internal(s plan.Session) bool {
-	return s.Peer.PeerASN.Internal || s.Peer.PeerASN.Number == s.LocalASN
 }
 
 func (r Route) compare(other Route) int {

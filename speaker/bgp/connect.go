@@ -27,11 +27,10 @@ const (
 
 // ttl returns the TTL of packets to the peer; 0 is the kernel's default.
 func (t *target) ttl() int {
-	internal := t.Peer.PeerASN.Internal || t.Peer.PeerASN.Number == t.LocalASN
 	switch {
 	case t.Peer.TTLSecurity > 0:
 		return securityTTL
-	case internal:
+	case t.Internal():
 		return 0
 	case t.Peer.Multihop > 0:
 		return t.Peer.Multihop

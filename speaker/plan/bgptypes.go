@@ -37,6 +37,11 @@ type Session struct {
 	Source   netip.Addr
 }
 
+// Internal reports whether both ends are to be in the same AS (iBGP).
+func (s Session) Internal() bool {
+	return s.Peer.PeerASN.Internal || s.Peer.PeerASN.Number == s.LocalASN
+}
+
 // Route has the attributes of an announced prefix by peer name. The next hop is always the node.
 // Prefixes may share a Route: nobody may modify it.
 type Route map[string]Attributes
