@@ -100,6 +100,10 @@ func (a *absences) follow(now time.Time, want plan.Forwarding, before func(plan.
 	}
 }
 
+// forget forgets which Services have come: a node without the rules of an earlier Director, which has started anew, knows
+// of none how old it is. Most of them are, and the nodes whose speakers are lost keep connections to them.
+func (a *absences) forget() { clear(a.came) }
+
 // first tells arrays of backends apart. Nil: there are none.
 func first(s plan.Direct) *plan.Backend {
 	if len(s.Backends) == 0 {

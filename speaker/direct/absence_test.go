@@ -1,11 +1,14 @@
 package direct
 
 import (
+	"log/slog"
+	"net"
 	"net/netip"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
@@ -68,6 +71,81 @@ func TestAbsences(t *testing.T) {
 			require.Equal(t, test.missed, a.missedBy(key))
 			a.see(start.Add(time.Hour), nil)
 			require.Empty(t, a.came, "nobody needs to know any more")
+		})
+	}
+}
+
+// A node that starts anew, without rules, asks nodes whose speakers are lost: it does not know that the Services are
+// new, and mostly they are not. Where an earlier Director has left rules, Services that are not in them are new.
+func TestAbsencesOfOneThatStartsAnew(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	key := func(name string) plan.LimitKey { return plan.LimitKey{VIP: vip4, Service: name} }
+	want := func(names ...string) plan.Forwarding {
+		f := plan.Forwarding{Services: map[plan.LimitKey]plan.Direct{}, Lost: map[string]bool{"n2": true},
+			Nodes: map[string][]netip.Addr{"n1": nil, "n2": nil, "n3": nil, "n4": nil}}
+		for i, name := range names {
+			ports := []plan.Port{{Protocol: unix.IPPROTO_TCP, Number: uint16(80 + i)}}
+			f.Services[key(name)] = plan.Direct{Ports: ports, Backends: some("n1", "n2")}
+		}
+		return f
+	}
+	o := Options{Log: slog.New(slog.DiscardHandler), Node: "n1"}
+	first := NewSimulated(o, Tables{})
+	first.Begin(want("default/web"), nil, now)
+	first.Reconcile(Seen{}, now)
+	require.Empty(t, first.absences.missedBy(key("default/web")))
+	second := NewSimulated(o, Tables{})
+	second.Begin(want("default/web", "default/new"), first, now.Add(time.Minute))
+	require.Empty(t, second.absences.missedBy(key("default/web")))
+	require.Equal(t, "n2 ", second.absences.missedBy(key("default/new")))
+}
+
+// A node that has not answered since this Director began may have started anew, without rules, when it answers. It is
+// not asked until its speaker is heard.
+func TestNodeThatWasNeverHeard(t *testing.T) {
+	t.Parallel()
+	addr := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{198, 18, 0, byte(i)}) }
+	want := plan.Forwarding{Nodes: map[string][]netip.Addr{"n1": {addr(1)}, "n2": {addr(2)}, "n3": {addr(3)}},
+		Lost:     map[string]bool{"n3": true},
+		Services: map[plan.LimitKey]plan.Direct{{VIP: vip4, Service: "default/web"}: {Ports: web, Backends: some("n1", "n2", "n3")}}}
+	now := time.Now()
+	for name, test := range map[string]struct {
+		others bool          // n2 answers
+		silent time.Duration // n3 does not answer for so long
+		asked  bool          // n3, before its speaker is heard
+	}{
+		"it answers after a while":         {true, 5 * time.Second, false},
+		"it answers at once":               {true, time.Second, true},
+		"nobody answers, and then all do":  {false, 5 * time.Second, true},
+		"it answers after it was given up": {true, 20 * time.Second, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := NewSimulated(Options{Log: slog.New(slog.DiscardHandler), Node: "n1", Hold: defaultHold}, Tables{})
+			s.Begin(want, nil, now)
+			look := func(at time.Duration, answer ...int) {
+				seen := Seen{Subnets: map[netip.Prefix]int{netip.MustParsePrefix("198.18.0.0/24"): 2}}
+				for _, i := range answer {
+					seen.Neighbours = append(seen.Neighbours, SeenNeighbour{addr(i), 2, net.HardwareAddr{2, 0, 0, 0, 0, byte(i)}, false})
+				}
+				s.Reconcile(seen, now.Add(at))
+			}
+			for at := time.Duration(0); at < test.silent; at += interval {
+				if test.others {
+					look(at, 2)
+				} else {
+					look(at)
+				}
+			}
+			look(test.silent, 2, 3)
+			_, asked := s.peers(families[0])["n3"]
+			require.Equal(t, test.asked, asked)
+			heard := want
+			heard.Lost = nil
+			s.Set(heard, now.Add(test.silent))
+			look(test.silent+interval, 2, 3)
+			require.Contains(t, s.peers(families[0]), "n3")
 		})
 	}
 }

@@ -9,7 +9,8 @@
 //
 // The files, from the outside in:
 //
-//	direct.go   Director, the task: which rules there are to be, and that they are there
+//	direct.go   Director, the task: that the rules are there
+//	machine.go  Machine: which rules there are to be
 //	drain.go    what was switched off, and goes on for a while
 //	table.go    which node a flow belongs to, and where it may have belonged before
 //	absence.go  which nodes do not have a Service's rules yet
@@ -18,6 +19,7 @@
 //	shortcut.go what belongs to others is handed over before conntrack: when, and which Services
 //	ingress.go  the rules for it
 //	kept.go     which connections this node keeps although the table has them at another node
+//	program.go  Simulated, which is a Director without a kernel
 //	kernel.go   the way from the rules that there are to those that there are to be
 //	status.go   what people see of it, and metrics.go
 package direct
@@ -26,7 +28,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -95,23 +96,11 @@ type Director struct {
 	sets chan plan.Forwarding
 
 	// Owned by Run.
-	want     plan.Forwarding
-	nodes    map[netip.Addr]*host     // the other nodes that are or were on a segment of this one
-	heard    map[segmentKey]time.Time // since when some other node is heard without a break
-	draining map[plan.LimitKey]draining
-	absences absences
-	have     [2]*ruleset             // by family, what the kernel took over last
-	keys     [2]map[int]string       // and what its tables of buckets follow from,
-	peered   [2]map[string]neighbour // with whom
+	*Machine
 	shortcut shortcut
 	line     *line
-	without  [2]int  // Services that have none, as there are more than maxBuckets
-	there    [2]bool // by family, the kernel has a table
-	missing  [2]bool // it has none, and should
+	missing  [2]bool // by family, the kernel has no table, and should
 	full     bool    // conntrack has little room
-	most     int     // buckets that there may be, see maxBuckets
-	stale    bool    // there may be other rules to write
-	refused  error   // why the node cannot have rules
 	said     summary
 	began    bool // what an earlier Director left is taken over or gone
 	err      error
@@ -125,10 +114,8 @@ type Director struct {
 func New(o Options) *Director {
 	o.Hold, o.Guard = cmp.Or(o.Hold, defaultHold), cmp.Or(o.Guard, defaultGuard)
 	l := &line{}
-	d := &Director{Options: o, line: l, sets: make(chan plan.Forwarding, 1), ready: make(chan struct{}), nodes: map[netip.Addr]*host{},
-		draining: map[plan.LimitKey]draining{}, most: maxBuckets,
-		absences: absences{came: map[plan.LimitKey]map[string]time.Time{}, away: map[string]absence{}, learns: learnTime},
-		shortcut: shortcut{log: o.Log, line: l, guard: cmp.Or(o.Guard, defaultGuard)}}
+	d := &Director{Options: o, Machine: newMachine(o), line: l, sets: make(chan plan.Forwarding, 1), ready: make(chan struct{}),
+		shortcut: shortcut{log: o.Log, line: l, guard: o.Guard}}
 	d.published.Store(&Status{})
 	if o.Registry != nil {
 		o.Registry.MustRegister(collector{d})
@@ -169,10 +156,9 @@ func (d *Director) Run(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		return nil
-	case d.want = <-d.sets:
+	case want := <-d.sets:
+		d.begin(want, time.Now())
 	}
-	d.absences.began = time.Now()
-	d.absences.follow(d.absences.began, d.want, func(plan.LimitKey) (none plan.Direct, known bool) { return })
 	d.inherit()
 	d.settle(ctx)
 	d.stale = true
@@ -200,7 +186,6 @@ func (d *Director) Run(ctx context.Context) error {
 				}
 				d.verify(refresh)
 			}
-			d.expire(now)
 			d.reconcile()
 			if d.shortcut.extend(now, d.have) {
 				d.publish()
@@ -212,10 +197,9 @@ func (d *Director) Run(ctx context.Context) error {
 // settle waits until the nodes on the segment are known, but not long for those that do not
 // answer. Until then the rules of an earlier Director stay, which knew them.
 func (d *Director) settle(ctx context.Context) {
-	unheard := func(h *host) bool { return h.hardware == "" }
 	end := time.Now().Add(settleTime)
-	for ; len(d.want.Services)+len(d.draining) > 0 && ctx.Err() == nil && time.Now().Before(end); time.Sleep(settleTime / 40) {
-		if d.look() == nil && !slices.ContainsFunc(slices.Collect(maps.Values(d.nodes)), unheard) {
+	for ; d.busy() && ctx.Err() == nil && time.Now().Before(end); time.Sleep(settleTime / 40) {
+		if d.look() == nil && !d.unheard() {
 			return
 		}
 	}
@@ -254,10 +238,8 @@ func (d *Director) verify(refresh bool) {
 // reconcile brings the rules into force.
 func (d *Director) reconcile() {
 	var err error
-	if d.absences.see(time.Now(), d.want.Lost) {
-		d.stale = true
-	}
-	if len(d.want.Services)+len(d.draining) > 0 {
+	d.advance(time.Now())
+	if d.busy() {
 		err = d.look()
 	} else {
 		d.refused, d.full = nil, false
@@ -312,13 +294,13 @@ func (d *Director) lookAtConntrack() {
 // apply makes the kernel's rules those that are to be. What fails in one family does not keep
 // the other from being applied.
 func (d *Director) apply() error {
-	idle := len(d.want.Services)+len(d.draining) == 0 && d.have == [2]*ruleset{}
+	idle := !d.busy() && d.have == [2]*ruleset{}
 	if !idle {
 		if err := d.line.permitted(); err != nil {
 			return err
 		}
 	}
-	tables := map[string]table{}
+	tables := Tables{}
 	var errs error
 	for i, f := range families {
 		errs = errors.Join(errs, d.applyTo(i, f, tables))
@@ -387,7 +369,7 @@ func reachable(nodes map[netip.Addr]*host) (n int) {
 }
 
 // applyTo is apply for one family.
-func (d *Director) applyTo(i int, f *family, tables map[string]table) error {
+func (d *Director) applyTo(i int, f *family, tables Tables) error {
 	peers := d.peers(f)
 	want, keys := d.rules(i, f, peers, tables)
 	k, err := d.line.open()
@@ -411,232 +393,7 @@ func (d *Director) applyTo(i int, f *family, tables map[string]table) error {
 		return errors.Join(err, d.shortcut.drop(i))
 	}
 	d.shortcut.have[i] = rest
-	d.have[i], d.keys[i], d.peered[i], d.there[i], d.missing[i] = want, keys, peers, want != nil, false
+	d.took(i, want, keys, peers)
+	d.missing[i] = false
 	return nil
-}
-
-// rules returns what is to be in the table of a family, and from which backends each of its
-// tables of buckets follows. Nil: there is nothing to forward. Those in tables need not be made anew.
-func (d *Director) rules(i int, f *family, peers map[string]neighbour, tables map[string]table) (*ruleset, map[int]string) {
-	r := newRuleset()
-	services, room := map[string][]service{}, d.most // by what their tables follow from
-	// Most Services have the same backends.
-	type backends struct {
-		first  *plan.Backend
-		local  bool
-		missed string // by nodes
-	}
-	known := map[backends]service{}
-	add := func(key plan.LimitKey, s plan.Direct, drains bool) {
-		if !f.has(key.VIP) {
-			return
-		}
-		all := backends{first(s), s.Local, d.absences.missedBy(key)}
-		same, ok := known[all]
-		if !ok {
-			same.Backends = present(s.Backends, peers, d.Node, all.missed)
-			same.of = fmt.Sprint(sizeOf(s), same.Backends)
-			known[all] = same
-		}
-		if services[same.of] == nil {
-			if drains && room < sizeOf(s) {
-				return // those that are wanted have the tables
-			}
-			room -= sizeOf(s)
-		}
-		s.Backends = same.Backends
-		services[same.of] = append(services[same.of], service{key.VIP, key.Service, s, drains, same.of})
-	}
-	for key, s := range d.want.Services {
-		add(key, s, false)
-	}
-	for _, key := range slices.SortedFunc(maps.Keys(d.draining), func(a, b plan.LimitKey) int {
-		return cmp.Or(a.VIP.Compare(b.VIP), cmp.Compare(a.Service, b.Service))
-	}) {
-		add(key, d.draining[key].Direct, true)
-	}
-	if len(services) == 0 || d.refused != nil {
-		d.setWithout(i, f, 0, 0)
-		return nil, nil
-	}
-	devices := map[int]bool{}
-	for _, p := range peers {
-		r.interfaces[number(uint32(p.device))], devices[p.device] = true, true
-		if p.hardware != "" {
-			r.hardware[p.hardware] = true
-		}
-	}
-	var interfaces []string
-	for _, d := range slices.Sorted(maps.Keys(devices)) {
-		interfaces = append(interfaces, strconv.Itoa(d))
-	}
-	all := len(services)
-	without := 0
-	if room < 0 {
-		services, without = d.fair(i, services)
-	}
-	numbers := d.numbers(i, services)
-	unchanged := d.have[i] != nil && maps.Equal(d.peered[i], peers)
-	for _, id := range slices.Sorted(maps.Keys(numbers)) {
-		of := numbers[id]
-		if unchanged && d.keys[i][id] == of {
-			r.tables[id] = d.have[i].tables[id]
-		} else {
-			if tables[of] == nil {
-				tables[of] = newTable(services[of][0].Backends, sizeOf(services[of][0].Direct))
-			}
-			r.tables[id] = tables[of].at(d.Node, peers)
-		}
-		for _, s := range services[of] {
-			for _, p := range s.Ports {
-				key := serviceKey(s.vip, p.Number)
-				if _, has := r.services[key]; has && s.drains {
-					continue // a Service that came for it, perhaps
-				}
-				r.services[key] = served{steer{id, len(r.tables[id].open), 1 + s.Seed%seeds, min(len(s.Backends), maxRing),
-					s.ByClient, s.drains, strings.Join(interfaces, "-")}, s.name}
-			}
-		}
-	}
-	d.setWithout(i, f, without, all)
-	return r, numbers
-}
-
-// service is a Service at a VIP.
-type service struct {
-	vip  netip.Addr
-	name string
-	plan.Direct
-	drains bool
-	of     string // what its table follows from
-}
-
-// setWithout notes how many Services have no table, as there are more tables than may be.
-func (d *Director) setWithout(i int, f *family, without, tables int) {
-	if d.without[i] == 0 && without > 0 {
-		d.Log.Warn("too many tables of direct forwarding: some Services work without", "table", f.name(), "services", without,
-			"tables", tables, "buckets_at_most", d.most)
-	}
-	d.without[i] = without
-}
-
-// fair returns the tables that there is room for, and how many Services have none. Each namespace gets
-// one before any gets another: so who has many takes none from others. Of a namespace, those come first
-// that are there, as connections depend on them.
-func (d *Director) fair(i int, wanted map[string][]service) (chosen map[string][]service, without int) {
-	namespaces := map[string]map[string]int{} // 1: the table is there
-	for of, all := range wanted {
-		for _, s := range all {
-			namespace, _, _ := strings.Cut(s.name, "/")
-			if namespaces[namespace] == nil {
-				namespaces[namespace] = map[string]int{}
-			}
-			has := 0
-			if d.have[i].has(s) {
-				has = 1
-			}
-			namespaces[namespace][of] = max(namespaces[namespace][of], has)
-		}
-	}
-	turns := map[string]int{}
-	for _, tables := range namespaces {
-		for turn, of := range slices.SortedFunc(maps.Keys(tables), func(a, b string) int {
-			return cmp.Or(tables[b]-tables[a], cmp.Compare(a, b))
-		}) {
-			if first, ok := turns[of]; !ok || turn < first {
-				turns[of] = turn
-			}
-		}
-	}
-	chosen = map[string][]service{}
-	room := d.most
-	for _, of := range slices.SortedFunc(maps.Keys(turns), func(a, b string) int { return cmp.Or(turns[a]-turns[b], cmp.Compare(a, b)) }) {
-		if size := sizeOf(wanted[of][0].Direct); size <= room {
-			chosen[of], room = wanted[of], room-size
-		} else {
-			without += len(wanted[of])
-		}
-	}
-	return chosen, without
-}
-
-// numbers returns the numbers of the tables. A table that stays keeps its number, and a new one
-// gets that of one that goes, so that only what differs is written.
-func (d *Director) numbers(i int, wanted map[string][]service) map[int]string {
-	keys, missing := map[int]string{}, maps.Clone(wanted)
-	var free []int
-	for _, id := range slices.Sorted(maps.Keys(d.keys[i])) {
-		if key := d.keys[i][id]; missing[key] != nil {
-			keys[id] = key
-			delete(missing, key)
-		} else {
-			free = append(free, id)
-		}
-	}
-	next := 0
-	for _, key := range slices.Sorted(maps.Keys(missing)) {
-		if len(free) > 0 {
-			keys[free[0]], free = key, free[1:]
-			continue
-		}
-		for keys[next] != "" || d.keys[i][next] != "" {
-			next++
-		}
-		keys[next] = key
-	}
-	return keys
-}
-
-// has reports whether a Service has a table.
-func (r *ruleset) has(s service) bool {
-	return r != nil && slices.ContainsFunc(s.Ports, func(p plan.Port) bool {
-		_, has := r.services[serviceKey(s.vip, p.Number)]
-		return has
-	})
-}
-
-// peers returns the other nodes that packets can be handed to, by name.
-func (d *Director) peers(f *family) map[string]neighbour {
-	peers := map[string]neighbour{}
-	for node, addrs := range d.want.Nodes {
-		if at := slices.IndexFunc(addrs, f.has); at >= 0 {
-			if h := d.nodes[addrs[at]]; h != nil && !h.gone {
-				peers[node] = h.neighbour
-			}
-		}
-	}
-	return peers
-}
-
-// present returns the backends that are this node or a peer, but those that have missed the Service. Those
-// that are silent take no new connections.
-func present(all []plan.Backend, peers map[string]neighbour, self, missedBy string) (kept []plan.Backend) {
-	for _, b := range all {
-		peer, ok := peers[b.Node]
-		if peer.silent {
-			b.Open, b.Draining = 0, b.Open+b.Draining
-		}
-		if ok && !missed(missedBy, b.Node) || b.Node == self {
-			kept = append(kept, b)
-		}
-	}
-	return kept
-}
-
-// at returns what the table means for one node.
-func (t table) at(self string, peers map[string]neighbour) *buckets {
-	n := max(1, len(t))
-	r := &buckets{make([]hop, n), make([]hop, n), make([]bool, n), make([]bool, n)}
-	silent := func(node string) bool { return peers[node].silent }
-	to := func(node string) hop {
-		if node == "" || node == self || silent(node) {
-			return hop{}
-		}
-		return hop{peers[node].addr, uint32(peers[node].device)}
-	}
-	for i, b := range t {
-		r.open[i], r.next[i] = to(b.open), to(b.after(self, silent))
-		r.held[i], r.waits[i] = silent(b.open), slices.ContainsFunc(b.ring, silent)
-	}
-	return r
 }

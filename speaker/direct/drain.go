@@ -30,29 +30,34 @@ type draining struct {
 // take takes over what is wanted now. What is wanted no more drains, if there are rules by which
 // it was handed over.
 func (d *Director) take(want plan.Forwarding) {
-	for key, before := range d.want.Services {
-		if _, ok := want.Services[key]; !ok && d.there != [2]bool{} {
-			d.draining[key] = draining{before, time.Now().Add(drainTime)}
-		}
-	}
-	d.absences.follow(time.Now(), want, d.forwarded)
-	for key := range want.Services {
-		delete(d.draining, key)
-	}
-	d.boundDraining()
-	d.want, d.stale = want, true
-	maps.DeleteFunc(d.absences.came, func(key plan.LimitKey, _ map[string]time.Time) bool {
-		_, still := d.forwarded(key)
-		return !still
-	})
+	d.set(want, time.Now())
 	d.reconcile()
 }
 
+// set replaces what is wanted.
+func (m *Machine) set(want plan.Forwarding, now time.Time) {
+	for key, before := range m.want.Services {
+		if _, ok := want.Services[key]; !ok && m.there != [2]bool{} {
+			m.draining[key] = draining{before, now.Add(drainTime)}
+		}
+	}
+	m.absences.follow(now, want, m.forwarded)
+	for key := range want.Services {
+		delete(m.draining, key)
+	}
+	m.boundDraining()
+	m.want, m.stale = want, true
+	maps.DeleteFunc(m.absences.came, func(key plan.LimitKey, _ map[string]time.Time) bool {
+		_, still := m.forwarded(key)
+		return !still
+	})
+}
+
 // forwarded returns what is wanted of a Service, or drains.
-func (d *Director) forwarded(key plan.LimitKey) (of plan.Direct, known bool) {
-	if of, known = d.want.Services[key]; !known {
+func (m *Machine) forwarded(key plan.LimitKey) (of plan.Direct, known bool) {
+	if of, known = m.want.Services[key]; !known {
 		var drains draining
-		drains, known = d.draining[key]
+		drains, known = m.draining[key]
 		of = drains.Direct
 	}
 	return of, known
@@ -68,42 +73,50 @@ func (d *Director) inherit() {
 		return // reconcile will say so
 	}
 	defer k.close()
+	any := false
+	for _, f := range families {
+		if k.guarded(f) {
+			any = true
+			d.inheritFrom(f, k.services(f), func(s steer) map[netip.Addr]bool { return k.hops(f, s) }, time.Now())
+		}
+	}
+	if !any {
+		d.absences.forget()
+	}
+	d.boundDraining()
+}
+
+// inheritFrom is inherit for a family whose table has these services, and hands packets to those hops.
+func (m *Machine) inheritFrom(f *family, services map[string]served, hops func(steer) map[netip.Addr]bool, now time.Time) {
 	wanted, nodes := map[string]bool{}, map[netip.Addr]string{}
-	for key, s := range d.want.Services {
+	for key, s := range m.want.Services {
 		for _, p := range s.Ports {
 			wanted[serviceKey(key.VIP, p.Number)] = true
 		}
 	}
-	for node, addrs := range d.want.Nodes {
+	for node, addrs := range m.want.Nodes {
 		for _, a := range addrs {
 			nodes[a] = node
 		}
 	}
-	until := time.Now().Add(drainTime)
-	for _, f := range families {
-		if !k.guarded(f) {
+	tables := map[string][]plan.Backend{}
+	for element, s := range services {
+		vip, port, ok := f.parseServiceKey(element)
+		key := plan.LimitKey{VIP: vip, Service: s.service}
+		if _, still := m.want.Services[key]; !ok || still || wanted[element] {
+			delete(m.absences.came, key)
 			continue
 		}
-		tables := map[string][]plan.Backend{}
-		for element, s := range k.services(f) {
-			vip, port, ok := f.parseServiceKey(element)
-			key := plan.LimitKey{VIP: vip, Service: s.service}
-			if _, still := d.want.Services[key]; !ok || still || wanted[element] {
-				delete(d.absences.came, key)
-				continue
-			}
-			table := openName(s.table, s.buckets)
-			if tables[table] == nil {
-				tables[table] = keepers(d.Node, k.hops(f, s.steer), nodes)
-			}
-			drains := d.draining[key]
-			drains.Ports = append(drains.Ports, plan.Port{Protocol: unix.IPPROTO_TCP, Number: port})
-			drains.ByClient, drains.Seed, drains.Local = s.byClient, s.seed-1, s.buckets == localSize
-			drains.Backends, drains.until = tables[table], until
-			d.draining[key] = drains
+		table := openName(s.table, s.buckets)
+		if tables[table] == nil {
+			tables[table] = keepers(m.node, hops(s.steer), nodes)
 		}
+		drains := m.draining[key]
+		drains.Ports = append(drains.Ports, plan.Port{Protocol: unix.IPPROTO_TCP, Number: port})
+		drains.ByClient, drains.Seed, drains.Local = s.byClient, s.seed-1, s.buckets == localSize
+		drains.Backends, drains.until = tables[table], now.Add(drainTime)
+		m.draining[key] = drains
 	}
-	d.boundDraining()
 }
 
 // keepers returns the node itself and those that it handed packets to, sorted, as backends that take
@@ -123,10 +136,10 @@ func keepers(self string, hops map[netip.Addr]bool, nodes map[netip.Addr]string)
 
 // boundDraining ends what has drained for longest of the namespace that has most of it, until
 // there is not too much.
-func (d *Director) boundDraining() {
+func (m *Machine) boundDraining() {
 	namespaces, ports := map[string][]plan.LimitKey{}, map[string]int{}
 	all := 0
-	for key, s := range d.draining {
+	for key, s := range m.draining {
 		namespace, _, _ := strings.Cut(key.Service, "/")
 		namespaces[namespace] = append(namespaces[namespace], key)
 		ports[namespace] += len(s.Ports)
@@ -136,7 +149,7 @@ func (d *Director) boundDraining() {
 		return
 	}
 	for _, keys := range namespaces {
-		slices.SortFunc(keys, func(a, b plan.LimitKey) int { return d.draining[a].until.Compare(d.draining[b].until) })
+		slices.SortFunc(keys, func(a, b plan.LimitKey) int { return m.draining[a].until.Compare(m.draining[b].until) })
 	}
 	for all > maxDraining {
 		most := ""
@@ -146,18 +159,18 @@ func (d *Director) boundDraining() {
 			}
 		}
 		key := namespaces[most][0]
-		n := len(d.draining[key].Ports)
+		n := len(m.draining[key].Ports)
 		namespaces[most], ports[most], all = namespaces[most][1:], ports[most]-n, all-n
-		delete(d.draining, key)
+		delete(m.draining, key)
 	}
 }
 
 // expire ends what has drained for long enough.
-func (d *Director) expire(now time.Time) {
-	for key, drains := range d.draining {
+func (m *Machine) expire(now time.Time) {
+	for key, drains := range m.draining {
 		if now.After(drains.until) {
-			delete(d.draining, key)
-			d.stale = true
+			delete(m.draining, key)
+			m.stale = true
 		}
 	}
 }

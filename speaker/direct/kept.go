@@ -20,27 +20,21 @@ type kept struct {
 	n  int
 	// crowded are the Services that have most of them, when they are more than maxKept.
 	crowded map[string]bool
+	buffer  []byte
 }
 
 // keptBy looks the connections up in conntrack.
 func keptBy(f *family, r *ruleset) (*kept, error) {
-	k := &kept{map[string]map[string]bool{}, 0, map[string]bool{}}
+	k := newKept()
 	protocol := unix.AF_INET6
 	if f.length == 4 {
 		protocol = unix.AF_INET
 	}
 	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP)
 	request.AddData(&nl.Nfgenmsg{NfgenFamily: uint8(protocol), Version: nl.NFNETLINK_V0})
-	buffer := make([]byte, 0, 64)
 	err := request.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(message []byte) bool {
-		c, ok := f.parseFlow(message)
-		if !ok {
-			return true
-		}
-		buffer = append(append(append(buffer[:0], c.vip...), c.port...), 0, 0)
-		s, ok := r.services[string(buffer)]
-		if ok && !s.drains && !k.crowded[string(buffer)] && r.tables[s.table].open[s.bucket(c)].device != 0 {
-			k.add(string(buffer), string(c.key()))
+		if c, ok := f.parseFlow(message); ok {
+			k.take(r, c)
 		}
 		return true
 	})
@@ -48,6 +42,17 @@ func keptBy(f *family, r *ruleset) (*kept, error) {
 		return nil, fmt.Errorf("list conntrack: %w", err)
 	}
 	return k, nil
+}
+
+func newKept() *kept { return &kept{of: map[string]map[string]bool{}, crowded: map[string]bool{}} }
+
+// take adds a connection that this node keeps, if it has to be excepted.
+func (k *kept) take(r *ruleset, c flow) {
+	k.buffer = append(append(append(k.buffer[:0], c.vip...), c.port...), 0, 0)
+	s, ok := r.services[string(k.buffer)]
+	if ok && !s.drains && !k.crowded[string(k.buffer)] && r.tables[s.table].open[s.bucket(c)].device != 0 {
+		k.add(string(k.buffer), string(c.key()))
+	}
 }
 
 func (k *kept) add(service, flow string) {

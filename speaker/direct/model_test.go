@@ -1,7 +1,6 @@
 package direct
 
 import (
-	"bytes"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -9,12 +8,11 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/speaker/plan"
+	"github.com/lodestone-lb/lodestone/test/nft"
 )
 
 // A model of nodes that hand each other one segment. What they think of each other need not be
@@ -32,10 +30,7 @@ const (
 
 // modelled is a node of the model.
 type modelled struct {
-	chains   map[string][][]expr.Any
-	sets     map[string]*bucketSet
-	steer    steer
-	hardware map[string]bool
+	rules, atInterface *Program
 	// keeps is set if it has the connection, stale if the segment does not fit what it remembers.
 	keeps, stale, dead bool
 	// short is set if the Service has the shortcut.
@@ -65,139 +60,75 @@ func model(self int, views []view, all []plan.Backend) *modelled {
 		}
 		d.want.Nodes[modelName(i)], d.nodes[n.addr] = []netip.Addr{n.addr}, &host{neighbour: n, gone: v == gone}
 	}
-	r, _ := d.rules(0, families[0], d.peers(families[0]), map[string]table{})
-	s := r.services[serviceKey(vip4, 80)].steer
-	m := &modelled{steer: s, hardware: r.hardware, sets: r.sets(families[0], s.table), chains: map[string][][]expr.Any{
-		s.chain(): families[0].steer(s), s.second(): families[0].second(s), "shortcut": shortcuts[0].shortcut()}}
-	for _, index := range s.indexes() {
-		m.chains["shortcut"] = append(m.chains["shortcut"], join(shortcuts[0].hopOf(s, openName(s.table, s.buckets), index), &fwd{}))
-	}
-	return m
+	r, _ := d.rules(0, families[0], d.peers(families[0]), Tables{})
+	of := r.services[serviceKey(vip4, 80)].steer
+	return &modelled{rules: r.program(families[0], of), atInterface: r.program(shortcuts[0], of)}
 }
-
-// fwd is the expression that the library does not have.
-type fwd struct{ expr.Any }
 
 // segment is what the nodes hand on. It is no SYN.
 type segment struct {
 	bucket uint32
 	from   string // hardware address
 	ttl    byte
+	state  uint32
 }
 
 // take has the node do what its rules say. To is the node that the segment is handed to; if it
 // is none, dropped says whether the segment stays.
 func (n *modelled) take(s *segment) (to netip.Addr, dropped bool) {
-	state := uint32(expr.CtStateBitNEW)
+	s.state = uint32(expr.CtStateBitNEW)
 	switch {
 	case n.stale:
-		state = expr.CtStateBitINVALID
+		s.state = expr.CtStateBitINVALID
 	case n.keeps:
-		state = expr.CtStateBitESTABLISHED
+		s.state = expr.CtStateBitESTABLISHED
 	}
 	if n.short {
-		if to, _ = n.run("shortcut", state, s); to.IsValid() {
+		if to, _ = n.run(n.atInterface, s); to.IsValid() {
 			return to, false
 		}
 	}
-	return n.run(n.steer.chain(), state, s)
+	return n.run(n.rules, s)
 }
 
-// run interprets the rules of a chain.
-func (n *modelled) run(name string, state uint32, s *segment) (to netip.Addr, dropped bool) {
-	chain := n.chains[name]
-next:
-	for i := 0; i < len(chain); i++ {
-		var registers [unix.NFT_REG32_15 + 1][]byte
-		for _, e := range chain[i] {
-			switch e := e.(type) {
-			case *expr.Meta:
-				switch e.Key { // the protocol is for the guard, which is there
-				case expr.MetaKeyIIF:
-					registers[e.Register] = []byte(number(modelDevice))
-				case expr.MetaKeyOIF:
-					registers[e.Register] = []byte(number(0))
-				}
-			case *expr.Ct:
-				registers[e.Register] = []byte(number(state))
-			case *expr.Payload:
-				switch {
-				case e.OperationType == expr.PayloadWrite:
-					s.ttl = registers[e.SourceRegister][0]
-				case e.Base == expr.PayloadBaseLLHeader:
-					registers[e.DestRegister] = []byte(s.from)
-				case e.Base == expr.PayloadBaseNetworkHeader && e.Offset == families[0].ttl:
-					registers[e.DestRegister] = []byte{s.ttl}
-				case e.Base == expr.PayloadBaseTransportHeader && e.Offset == 13:
-					registers[e.DestRegister] = []byte{ack}
-				}
-			case *expr.Immediate:
-				registers[e.Register] = e.Data
-			case *expr.Hash:
-				registers[e.DestRegister] = []byte(number(s.bucket % e.Modulus))
-			case *expr.Bitwise:
-				masked := bytes.Clone(registers[e.SourceRegister])
-				for i := range masked {
-					masked[i] &= e.Mask[i]
-				}
-				registers[e.DestRegister] = masked
-			case *expr.Cmp:
-				order := bytes.Compare(registers[e.Register], e.Data)
-				if is := e.Op == expr.CmpOpEq && order == 0 || e.Op == expr.CmpOpNeq && order != 0 ||
-					e.Op == expr.CmpOpLte && order <= 0 || e.Op == expr.CmpOpGt && order > 0; !is {
-					continue next
-				}
-			case *expr.Range:
-				v := registers[e.Register]
-				if in := bytes.Compare(v, e.FromData) >= 0 && bytes.Compare(v, e.ToData) <= 0; in != (e.Op == expr.CmpOpEq) {
-					continue next
-				}
-			case *expr.Lookup:
-				h, in := n.lookup(e.SetName, registers[e.SourceRegister])
-				if in == e.Invert {
-					continue next
-				}
-				if e.IsDestRegSet {
-					registers[e.DestRegister] = h.addr.AsSlice()
-				}
-			case *expr.Dup:
-				to, _ = netip.AddrFromSlice(registers[e.RegAddr])
-				s.ttl-- // the kernel
-			case *fwd:
-				to, _ = netip.AddrFromSlice(registers[keys])
-				s.ttl--
-				return to, false
-			case *expr.Limit:
-				continue next // it is not reached
-			case *expr.Objref:
-			case *expr.Verdict:
-				switch e.Kind {
-				case expr.VerdictAccept:
-					return to, false
-				case expr.VerdictDrop:
-					return to, !to.IsValid()
-				}
-				chain, i = n.chains[e.Chain], -1
-				continue next
-			default:
-				panic(fmt.Sprintf("what is %T?", e))
-			}
+func (n *modelled) run(p *Program, s *segment) (to netip.Addr, dropped bool) {
+	v := nft.Rules{Chains: p.Chains, Lookup: func(set string, key []byte) ([]byte, bool) {
+		if set == keptSet {
+			return nil, n.keeps || n.stale
 		}
+		return p.Lookup(set, key)
+	}}.Run(p.Chain, s)
+	if to, _ = netip.AddrFromSlice(v.To); to.IsValid() {
+		s.ttl-- // the kernel
 	}
-	return to, false
+	return to, v.Dropped
 }
 
-func (n *modelled) lookup(set string, key []byte) (hop, bool) {
-	switch set {
-	case interfacesSet, guardSet:
-		return hop{}, true
-	case keptSet:
-		return hop{}, n.keeps || n.stale
-	case hardwareSet:
-		return hop{}, n.hardware[string(key)]
+// Load, Store, Meta, State and Hash implement nft.Packet.
+func (s *segment) Load(base expr.PayloadBase, offset, length uint32) []byte {
+	switch {
+	case base == expr.PayloadBaseLLHeader:
+		return []byte(s.from)
+	case base == expr.PayloadBaseNetworkHeader && offset == families[0].ttl:
+		return []byte{s.ttl}
+	case base == expr.PayloadBaseTransportHeader && offset == 13:
+		return []byte{ack}
 	}
-	return n.sets[set].in(int(binaryutil.NativeEndian.Uint32(key)))
+	return make([]byte, length)
 }
+
+func (s *segment) Store(_ expr.PayloadBase, _ uint32, data []byte) { s.ttl = data[0] }
+
+func (s *segment) Meta(key expr.MetaKey) []byte {
+	if key == expr.MetaKeyIIF {
+		return []byte(number(modelDevice))
+	}
+	return []byte(number(0))
+}
+
+func (s *segment) State() []byte { return []byte(number(s.state)) }
+
+func (s *segment) Hash(_ []byte, modulus, _ uint32) []byte { return []byte(number(s.bucket % modulus)) }
 
 // fate is what becomes of a segment.
 type fate struct {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -19,9 +20,12 @@ type host struct {
 	since time.Time // if it is silent: when it ceased to answer
 	asked time.Time // if the kernel asks for it: since when
 	gone  bool      // connections wait no longer for it
-	// anew is set if it may have started anew, without rules: it has gone, while others were heard, and its
-	// speaker has not been heard since. Then it stays gone, although it answers.
+	// anew is set if it may have started anew, without rules: it has gone or was unheard, while others were heard, and
+	// its speaker has not been heard since. Then it is gone, although it answers.
 	anew bool
+	// unheard is set if it has not answered since this Director began, and others have: nobody knows for how long it
+	// has been away.
+	unheard bool
 }
 
 // look finds out which nodes are on the segment, and has those asked that are silent, lost or
@@ -32,10 +36,23 @@ func (d *Director) look() error {
 		return err
 	}
 	d.lookAtConntrack()
-	now, before, silent := time.Now(), d.nodes, false
-	d.nodes = map[netip.Addr]*host{}
-	for node, addrs := range d.want.Nodes {
-		if node == d.Node {
+	for _, n := range d.see(links, time.Now()) {
+		if err := ask(n); err != nil {
+			d.Log.Debug("neighbour not asked", "address", n.addr, "err", err)
+		}
+	}
+	if refused := refuse(d.nodes); (refused == nil) != (d.refused == nil) {
+		d.refused, d.stale = refused, true
+	}
+	return nil
+}
+
+// see takes over what the kernel knows of the neighbours, and returns whom it is to ask.
+func (m *Machine) see(links *links, now time.Time) (asks []neighbour) {
+	before, silent := m.nodes, false
+	m.nodes = map[netip.Addr]*host{}
+	for node, addrs := range m.want.Nodes {
+		if node == m.node {
 			continue
 		}
 		for _, a := range addrs {
@@ -47,7 +64,8 @@ func (d *Director) look() error {
 			if !ok {
 				continue
 			}
-			h := &host{neighbour: n, since: was.since, gone: was.gone, anew: was.anew && d.want.Lost[node]}
+			h := &host{neighbour: n, since: was.since, gone: was.gone, unheard: was.unheard && n.silent,
+				anew: (was.anew || was.unheard && !n.silent) && m.want.Lost[node]}
 			if e.asked {
 				h.asked = cmp.Or(was.asked, now)
 				h.silent = h.silent || now.Sub(h.asked) >= answerTime
@@ -55,33 +73,24 @@ func (d *Director) look() error {
 			if h.silent && !was.silent {
 				h.since = now
 			}
-			d.nodes[a] = h
+			m.nodes[a] = h
 			silent = silent || h.silent && !was.gone
-			if (h.silent || d.want.Lost[node]) && !e.asked && !e.fixed {
-				if err := ask(n); err != nil {
-					d.Log.Debug("neighbour not asked", "node", node, "err", err)
-				}
+			if (h.silent || m.want.Lost[node]) && !e.asked && !e.fixed {
+				asks = append(asks, n)
 			}
 		}
-	}
-	if refused := refuse(d.nodes); (refused == nil) != (d.refused == nil) {
-		d.refused, d.stale = refused, true
 	}
 	if silent {
-		for _, g := range links.gateways {
-			if err := ask(g); err != nil {
-				d.Log.Debug("gateway not asked", "err", err)
-			}
-		}
+		asks = slices.AppendSeq(asks, maps.Values(links.gateways))
 	}
-	d.bury(now, links.gateways)
-	for a, h := range d.nodes {
+	m.bury(now, links.gateways)
+	for a, h := range m.nodes {
 		if was := before[a]; was == nil || was.neighbour != h.neighbour || was.gone != h.gone {
-			d.stale = true
+			m.stale = true
 		}
 	}
-	d.stale = d.stale || len(d.nodes) != len(before)
-	return nil
+	m.stale = m.stale || len(m.nodes) != len(before)
+	return asks
 }
 
 // segmentKey is a segment in one family.
@@ -93,26 +102,27 @@ type segmentKey struct {
 // bury finds out who has been silent for too long. A node that hears no other one and no
 // gateway on a segment is cut off itself, perhaps. Then all have as long again when it is back,
 // but those that it never heard: they may be nowhere.
-func (d *Director) bury(now time.Time, gateways map[segmentKey]neighbour) {
+func (m *Machine) bury(now time.Time, gateways map[segmentKey]neighbour) {
 	heard, others := map[segmentKey]time.Time{}, map[segmentKey]bool{}
-	hear := func(on segmentKey) { heard[on] = cmp.Or(d.heard[on], now) }
+	hear := func(on segmentKey) { heard[on] = cmp.Or(m.heard[on], now) }
 	for on := range gateways {
 		hear(on)
 	}
-	for a, h := range d.nodes {
+	for a, h := range m.nodes {
 		if on := (segmentKey{h.device, a.Is4()}); !h.silent {
 			hear(on)
 			others[on] = others[on] || !h.gone
 		}
 	}
-	d.heard = heard
-	for a, h := range d.nodes {
+	m.heard = heard
+	for a, h := range m.nodes {
 		on := segmentKey{h.device, a.Is4()}
 		since, any := heard[on]
-		goes := h.silent && now.Sub(h.since) >= d.Hold && (h.hardware == "" || any && now.Sub(since) >= d.Hold)
+		goes := h.silent && now.Sub(h.since) >= m.hold && (h.hardware == "" || any && now.Sub(since) >= m.hold)
 		if goes && !h.gone {
 			h.anew = others[on]
 		}
+		h.unheard = h.unheard || h.hardware == "" && h.silent && others[on] && now.Sub(h.since) >= settleTime
 		h.gone = goes || h.anew
 	}
 }

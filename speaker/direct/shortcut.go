@@ -47,19 +47,24 @@ func (s *shortcut) restrict(k kernel, i int, want *ruleset) (rest *ruleset, err 
 		}
 		return nil, err
 	}
-	left := *have
+	if left := have.unchanged(want); len(left.services) < len(have.services) {
+		return left, k.change(f, have, left, s.guard)
+	}
+	return have, nil
+}
+
+// unchanged returns the part of a shortcut that a change of the rules after conntrack does not concern.
+func (r *ruleset) unchanged(want *ruleset) *ruleset {
+	left := *r
 	left.services = map[string]served{}
-	if maps.Equal(want.interfaces, have.interfaces) && maps.Equal(want.hardware, have.hardware) {
-		for key, service := range have.services {
-			if want.services[key] == service && want.tables[service.table] == have.tables[service.table] {
+	if maps.Equal(want.interfaces, r.interfaces) && maps.Equal(want.hardware, r.hardware) {
+		for key, service := range r.services {
+			if want.services[key] == service && want.tables[service.table] == r.tables[service.table] {
 				left.services[key] = service
 			}
 		}
 	}
-	if len(left.services) == len(have.services) {
-		return have, nil
-	}
-	return &left, k.change(f, have, &left, s.guard)
+	return &left
 }
 
 // drop removes all rules of a family, after a change has failed.
@@ -88,7 +93,7 @@ func (s *shortcut) extend(now time.Time, rules [2]*ruleset) (looked bool) {
 		kept, err := keptBy(shortcuts[i], all)
 		took += time.Since(start)
 		if err == nil {
-			err = s.give(i, all, kept)
+			err = s.give(i, all.shortcut(kept))
 		}
 		errs, looked = errors.Join(errs, err), true
 	}
@@ -120,16 +125,21 @@ func (r *ruleset) covers(all *ruleset) bool {
 	return true
 }
 
-// give gives the shortcut to all Services of a family but those with too many connections to except.
+// shortcut returns the shortcut of these rules: that of all Services but those with too many connections to except.
 // What drains has none: its new connections stay here.
-func (s *shortcut) give(i int, all *ruleset, kept *kept) error {
-	want := newRuleset()
-	want.interfaces, want.hardware, want.kept = all.interfaces, all.hardware, kept.flows()
-	for key, service := range all.services {
+func (r *ruleset) shortcut(kept *kept) *ruleset {
+	short := newRuleset()
+	short.interfaces, short.hardware, short.kept = r.interfaces, r.hardware, kept.flows()
+	for key, service := range r.services {
 		if !service.drains && !kept.crowded[key] {
-			want.services[key], want.tables[service.table] = service, all.tables[service.table]
+			short.services[key], short.tables[service.table] = service, r.tables[service.table]
 		}
 	}
+	return short
+}
+
+// give gives a family its shortcut.
+func (s *shortcut) give(i int, want *ruleset) error {
 	k, err := s.line.open()
 	if err != nil {
 		return err

@@ -129,7 +129,7 @@ func TestConnectionsThatHaveEndedAreNotKept(t *testing.T) {
 // and others have it.
 func TestCrowdedService(t *testing.T) {
 	t.Parallel()
-	k := &kept{map[string]map[string]bool{}, 0, map[string]bool{}}
+	k := newKept()
 	for i := range maxKept {
 		k.add("many", fmt.Sprint(i))
 		k.add("many", fmt.Sprint(i)) // conntrack may list one twice

@@ -1,0 +1,301 @@
+package direct
+
+import (
+	"cmp"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/lodestone-lb/lodestone/speaker/plan"
+)
+
+// Machine decides which rules there are to be, by what is wanted, by what the kernel knows of the neighbours, and by
+// the time that it is handed. It has no clock and no kernel: a Director has both, and Simulated has neither.
+type Machine struct {
+	node string
+	hold time.Duration
+	log  *slog.Logger
+
+	want     plan.Forwarding
+	nodes    map[netip.Addr]*host     // the other nodes that are or were on a segment of this one
+	heard    map[segmentKey]time.Time // since when some other node is heard without a break
+	draining map[plan.LimitKey]draining
+	absences absences
+	have     [2]*ruleset             // by family, what the kernel took over last
+	keys     [2]map[int]string       // and what its tables of buckets follow from,
+	peered   [2]map[string]neighbour // with whom
+	there    [2]bool                 // the kernel has a table
+	without  [2]int                  // Services that have none, as there are more than maxBuckets
+	most     int                     // buckets that there may be, see maxBuckets
+	stale    bool                    // there may be other rules to write
+	refused  error                   // why the node cannot have rules
+}
+
+// Tables are tables of buckets by what they follow from: nobody makes one twice.
+type Tables map[string]table
+
+func newMachine(o Options) *Machine {
+	return &Machine{node: o.Node, hold: o.Hold, log: o.Log, nodes: map[netip.Addr]*host{}, draining: map[plan.LimitKey]draining{},
+		most: maxBuckets, absences: absences{came: map[plan.LimitKey]map[string]time.Time{}, away: map[string]absence{}, learns: learnTime}}
+}
+
+// begin takes over the first of what is wanted.
+func (m *Machine) begin(want plan.Forwarding, now time.Time) {
+	m.want, m.absences.began = want, now
+	m.absences.follow(now, want, func(plan.LimitKey) (none plan.Direct, known bool) { return })
+}
+
+// busy reports whether there is anything to forward.
+func (m *Machine) busy() bool { return len(m.want.Services)+len(m.draining) > 0 }
+
+// unheard reports whether some node has not answered yet.
+func (m *Machine) unheard() bool {
+	for _, h := range m.nodes {
+		if h.hardware == "" {
+			return true
+		}
+	}
+	return false
+}
+
+// advance does what time alone does.
+func (m *Machine) advance(now time.Time) {
+	m.expire(now)
+	m.stale = m.absences.see(now, m.want.Lost) || m.stale
+}
+
+// took notes what the kernel took over.
+func (m *Machine) took(i int, want *ruleset, keys map[int]string, peers map[string]neighbour) {
+	m.have[i], m.keys[i], m.peered[i], m.there[i] = want, keys, peers, want != nil
+}
+
+// rules returns what is to be in the table of a family, and from which backends each of its
+// tables of buckets follows. Nil: there is nothing to forward. Those in tables need not be made anew.
+func (m *Machine) rules(i int, f *family, peers map[string]neighbour, tables Tables) (*ruleset, map[int]string) {
+	r := newRuleset()
+	services, room := map[string][]service{}, m.most // by what their tables follow from
+	// Most Services have the same backends.
+	type backends struct {
+		first  *plan.Backend
+		local  bool
+		missed string // by nodes
+	}
+	known := map[backends]service{}
+	add := func(key plan.LimitKey, s plan.Direct, drains bool) {
+		if !f.has(key.VIP) {
+			return
+		}
+		all := backends{first(s), s.Local, m.absences.missedBy(key)}
+		same, ok := known[all]
+		if !ok {
+			same.Backends = present(s.Backends, peers, m.node, all.missed)
+			same.of = fmt.Sprint(sizeOf(s), same.Backends)
+			known[all] = same
+		}
+		if services[same.of] == nil {
+			if drains && room < sizeOf(s) {
+				return // those that are wanted have the tables
+			}
+			room -= sizeOf(s)
+		}
+		s.Backends = same.Backends
+		services[same.of] = append(services[same.of], service{key.VIP, key.Service, s, drains, same.of})
+	}
+	for key, s := range m.want.Services {
+		add(key, s, false)
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(m.draining), func(a, b plan.LimitKey) int {
+		return cmp.Or(a.VIP.Compare(b.VIP), cmp.Compare(a.Service, b.Service))
+	}) {
+		add(key, m.draining[key].Direct, true)
+	}
+	if len(services) == 0 || m.refused != nil {
+		m.setWithout(i, f, 0, 0)
+		return nil, nil
+	}
+	devices := map[int]bool{}
+	for _, p := range peers {
+		r.interfaces[number(uint32(p.device))], devices[p.device] = true, true
+		if p.hardware != "" {
+			r.hardware[p.hardware] = true
+		}
+	}
+	var interfaces []string
+	for _, index := range slices.Sorted(maps.Keys(devices)) {
+		interfaces = append(interfaces, strconv.Itoa(index))
+	}
+	all := len(services)
+	without := 0
+	if room < 0 {
+		services, without = m.fair(i, services)
+	}
+	numbers := m.numbers(i, services)
+	unchanged := m.have[i] != nil && maps.Equal(m.peered[i], peers)
+	for _, id := range slices.Sorted(maps.Keys(numbers)) {
+		of := numbers[id]
+		if unchanged && m.keys[i][id] == of {
+			r.tables[id] = m.have[i].tables[id]
+		} else {
+			if tables[of] == nil {
+				tables[of] = newTable(services[of][0].Backends, sizeOf(services[of][0].Direct))
+			}
+			r.tables[id] = tables[of].at(m.node, peers)
+		}
+		for _, s := range services[of] {
+			for _, p := range s.Ports {
+				key := serviceKey(s.vip, p.Number)
+				if _, has := r.services[key]; has && s.drains {
+					continue // a Service that came for it, perhaps
+				}
+				r.services[key] = served{steer{id, len(r.tables[id].open), 1 + s.Seed%seeds, min(len(s.Backends), maxRing),
+					s.ByClient, s.drains, strings.Join(interfaces, "-")}, s.name}
+			}
+		}
+	}
+	m.setWithout(i, f, without, all)
+	return r, numbers
+}
+
+// service is a Service at a VIP.
+type service struct {
+	vip  netip.Addr
+	name string
+	plan.Direct
+	drains bool
+	of     string // what its table follows from
+}
+
+// setWithout notes how many Services have no table, as there are more tables than may be.
+func (m *Machine) setWithout(i int, f *family, without, tables int) {
+	if m.without[i] == 0 && without > 0 {
+		m.log.Warn("too many tables of direct forwarding: some Services work without", "table", f.name(), "services", without,
+			"tables", tables, "buckets_at_most", m.most)
+	}
+	m.without[i] = without
+}
+
+// fair returns the tables that there is room for, and how many Services have none. Each namespace gets
+// one before any gets another: so who has many takes none from others. Of a namespace, those come first
+// that are there, as connections depend on them.
+func (m *Machine) fair(i int, wanted map[string][]service) (chosen map[string][]service, without int) {
+	namespaces := map[string]map[string]int{} // 1: the table is there
+	for of, all := range wanted {
+		for _, s := range all {
+			namespace, _, _ := strings.Cut(s.name, "/")
+			if namespaces[namespace] == nil {
+				namespaces[namespace] = map[string]int{}
+			}
+			has := 0
+			if m.have[i].has(s) {
+				has = 1
+			}
+			namespaces[namespace][of] = max(namespaces[namespace][of], has)
+		}
+	}
+	turns := map[string]int{}
+	for _, tables := range namespaces {
+		for turn, of := range slices.SortedFunc(maps.Keys(tables), func(a, b string) int {
+			return cmp.Or(tables[b]-tables[a], cmp.Compare(a, b))
+		}) {
+			if first, ok := turns[of]; !ok || turn < first {
+				turns[of] = turn
+			}
+		}
+	}
+	chosen = map[string][]service{}
+	room := m.most
+	for _, of := range slices.SortedFunc(maps.Keys(turns), func(a, b string) int { return cmp.Or(turns[a]-turns[b], cmp.Compare(a, b)) }) {
+		if size := sizeOf(wanted[of][0].Direct); size <= room {
+			chosen[of], room = wanted[of], room-size
+		} else {
+			without += len(wanted[of])
+		}
+	}
+	return chosen, without
+}
+
+// numbers returns the numbers of the tables. A table that stays keeps its number, and a new one
+// gets that of one that goes, so that only what differs is written.
+func (m *Machine) numbers(i int, wanted map[string][]service) map[int]string {
+	keys, missing := map[int]string{}, maps.Clone(wanted)
+	var free []int
+	for _, id := range slices.Sorted(maps.Keys(m.keys[i])) {
+		if key := m.keys[i][id]; missing[key] != nil {
+			keys[id] = key
+			delete(missing, key)
+		} else {
+			free = append(free, id)
+		}
+	}
+	next := 0
+	for _, key := range slices.Sorted(maps.Keys(missing)) {
+		if len(free) > 0 {
+			keys[free[0]], free = key, free[1:]
+			continue
+		}
+		for keys[next] != "" || m.keys[i][next] != "" {
+			next++
+		}
+		keys[next] = key
+	}
+	return keys
+}
+
+// has reports whether a Service has a table.
+func (r *ruleset) has(s service) bool {
+	return r != nil && slices.ContainsFunc(s.Ports, func(p plan.Port) bool {
+		_, has := r.services[serviceKey(s.vip, p.Number)]
+		return has
+	})
+}
+
+// peers returns the other nodes that packets can be handed to, by name.
+func (m *Machine) peers(f *family) map[string]neighbour {
+	peers := map[string]neighbour{}
+	for node, addrs := range m.want.Nodes {
+		if at := slices.IndexFunc(addrs, f.has); at >= 0 {
+			if h := m.nodes[addrs[at]]; h != nil && !h.gone {
+				peers[node] = h.neighbour
+			}
+		}
+	}
+	return peers
+}
+
+// present returns the backends that are this node or a peer, but those that have missed the Service. Those
+// that are silent take no new connections.
+func present(all []plan.Backend, peers map[string]neighbour, self, missedBy string) (kept []plan.Backend) {
+	for _, b := range all {
+		peer, ok := peers[b.Node]
+		if peer.silent {
+			b.Open, b.Draining = 0, b.Open+b.Draining
+		}
+		if ok && !missed(missedBy, b.Node) || b.Node == self {
+			kept = append(kept, b)
+		}
+	}
+	return kept
+}
+
+// at returns what the table means for one node.
+func (t table) at(self string, peers map[string]neighbour) *buckets {
+	n := max(1, len(t))
+	r := &buckets{make([]hop, n), make([]hop, n), make([]bool, n), make([]bool, n)}
+	silent := func(node string) bool { return peers[node].silent }
+	to := func(node string) hop {
+		if node == "" || node == self || silent(node) {
+			return hop{}
+		}
+		return hop{peers[node].addr, uint32(peers[node].device)}
+	}
+	for i, b := range t {
+		r.open[i], r.next[i] = to(b.open), to(b.after(self, silent))
+		r.held[i], r.waits[i] = silent(b.open), slices.ContainsFunc(b.ring, silent)
+	}
+	return r
+}

@@ -1,0 +1,393 @@
+package world
+
+import (
+	"encoding/binary"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/lodestone-lb/lodestone/speaker/direct"
+	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
+	"github.com/lodestone-lb/lodestone/test/nft"
+)
+
+// plane is the kernel of a node, as far as connections through VIPs need it: the rules that the node's Director has
+// written, which are the real ones and are interpreted, conntrack, what kube-proxy has made of Services, and the
+// neighbour table. It works without a speaker. A node that loses its power loses all of it.
+//
+// Of conntrack it has which connections the node keeps, and that a segment in the midst of an unknown one is taken for a
+// new one, and does not fit where the first one was not answered. It has no windows, no table that is full, and no entry that outlives its connection. kube-proxy is one that
+// replaces the address (modes iptables and nftables).
+type plane struct {
+	*node
+	off        int // how many faults have the node without power
+	rules      *direct.Simulated
+	flows      map[flow]*tracked
+	proxied    map[netip.AddrPort]*proxied
+	syncs      bool          // kube-proxy is about to look at what has changed
+	synced     time.Duration // when it did last
+	neighbours map[int]*arpEntry
+	apart      time.Duration // since when some other node with power does not hear it; never: all do
+}
+
+// flow is a connection, as both ends have it.
+type flow struct{ client, vip netip.AddrPort }
+
+// tracked is an entry of conntrack. Until the pod has answered nothing but another SYN fits.
+type tracked struct {
+	pod      *pod
+	answered bool
+}
+
+// proxied is a Service at a VIP and port, as kube-proxy has it.
+type proxied struct {
+	service string
+	local   bool
+	pods    []*pod
+}
+
+func newPlane(n *node) plane {
+	return plane{node: n, flows: map[flow]*tracked{}, proxied: map[netip.AddrPort]*proxied{}, neighbours: map[int]*arpEntry{}, apart: never}
+}
+
+// crash has the kernel lose all that it has.
+func (p *plane) crash() {
+	p.rules, p.apart = nil, never
+	p.flows, p.proxied, p.neighbours = map[flow]*tracked{}, map[netip.AddrPort]*proxied{}, map[int]*arpEntry{}
+}
+
+// The segments of a connection. Which one it is decides about the flags.
+const (
+	syn  = 0x02
+	data = 0x10
+	fin  = 0x11
+	rst  = 0x04
+)
+
+// linuxTTL is what clients send with.
+const linuxTTL = 64
+
+// tcp is a segment from a client, on its way from node to node.
+type tcp struct {
+	flow
+	flags, ttl byte
+	conn       *connection
+	handed     int
+	// What rules see of it on the node that has it.
+	from  wire.MAC
+	state uint32
+	hash  func(key []byte, seed uint32) uint32
+}
+
+// The offsets in the headers (RFC 791, RFC 8200, RFC 9293).
+func (s *tcp) offsets() (source, ttl uint32) {
+	if s.vip.Addr().Is4() {
+		return 12, 8
+	}
+	return 8, 7
+}
+
+// Load implements nft.Packet.
+func (s *tcp) Load(base expr.PayloadBase, offset, length uint32) []byte {
+	source, ttl := s.offsets()
+	switch size := uint32(s.vip.Addr().BitLen() / 8); base {
+	case expr.PayloadBaseLLHeader:
+		return s.from[:]
+	case expr.PayloadBaseTransportHeader:
+		switch offset {
+		case 0:
+			return binary.BigEndian.AppendUint16(nil, s.client.Port())
+		case 2:
+			return binary.BigEndian.AppendUint16(nil, s.vip.Port())
+		}
+		return []byte{s.flags}
+	case expr.PayloadBaseNetworkHeader:
+		switch offset {
+		case ttl:
+			return []byte{s.ttl}
+		case source:
+			return s.client.Addr().AsSlice()
+		case source + size:
+			return s.vip.Addr().AsSlice()
+		}
+	}
+	return make([]byte, length)
+}
+
+// Store implements nft.Packet: nothing but the TTL is replaced.
+func (s *tcp) Store(_ expr.PayloadBase, _ uint32, data []byte) { s.ttl = data[0] }
+
+// device is the interface to the segment.
+const device = 2
+
+// Meta implements nft.Packet. The packet comes in on the segment, and is for the host or still to be forwarded: what
+// would be forwarded as it is does not come so far.
+func (s *tcp) Meta(key expr.MetaKey) []byte {
+	switch key {
+	case expr.MetaKeyIIF:
+		return binaryutil.NativeEndian.PutUint32(device)
+	case expr.MetaKeyL4PROTO:
+		return []byte{unix.IPPROTO_TCP}
+	}
+	return make([]byte, 4)
+}
+
+// State implements nft.Packet.
+func (s *tcp) State() []byte { return binaryutil.NativeEndian.PutUint32(s.state) }
+
+// Hash implements nft.Packet.
+func (s *tcp) Hash(key []byte, modulus, seed uint32) []byte {
+	return binaryutil.NativeEndian.PutUint32(uint32(uint64(s.hash(key, seed)) * uint64(modulus) >> 32))
+}
+
+// take takes a segment in from the segment.
+func (p *plane) take(s *tcp) {
+	if p.off > 0 {
+		return
+	}
+	entry := p.flows[s.flow]
+	switch {
+	case entry != nil && (entry.answered || s.flags == syn):
+		s.state = expr.CtStateBitESTABLISHED
+	case entry != nil || s.flags&(rst|fin&^data) != 0:
+		s.state = expr.CtStateBitINVALID
+	default:
+		s.state = expr.CtStateBitNEW
+	}
+	for _, shortcut := range []bool{true, false} {
+		if p.rules == nil {
+			break
+		}
+		program := p.rules.Program(s.vip, shortcut)
+		if program == nil {
+			continue
+		}
+		s.hash = program.Hash
+		v := nft.Rules{Chains: program.Chains, Lookup: program.Lookup}.Run(program.Chain, s)
+		if to, ok := netip.AddrFromSlice(v.To); ok {
+			p.handOver(s, to)
+			return
+		}
+		if v.Dropped {
+			p.recordSegment(s, "drops "+v.Counter)
+			return
+		}
+	}
+	p.serve(s, entry)
+}
+
+// handOver sends a segment to another node.
+func (p *plane) handOver(s *tcp, to netip.Addr) {
+	o := p.nodeAt(to)
+	if s.ttl--; s.ttl == 0 || o == nil || !p.neighbour(o.id).use() {
+		p.recordSegment(s, "cannot hand on to "+to.String())
+		return
+	}
+	s.handed++
+	p.checks.handed(p.node, s)
+	p.recordSegment(s, "hands to "+o.name)
+	p.data.after(p.node, o.id, func() {
+		s.from = hardware(p.id)
+		o.plane.take(s)
+	})
+}
+
+// serve is kube-proxy, and what the segment comes to behind it.
+func (p *plane) serve(s *tcp, entry *tracked) {
+	switch {
+	case entry != nil && s.state == expr.CtStateBitINVALID:
+		p.recordSegment(s, "drops what does not fit")
+		return
+	case entry == nil:
+		of := p.proxied[s.vip]
+		if of == nil {
+			p.recordSegment(s, "does not serve it")
+			return
+		}
+		pod := of.choose(p)
+		if pod == nil {
+			p.recordSegment(s, "has no endpoint for it")
+			return
+		}
+		entry = &tracked{pod: pod}
+		p.flows[s.flow] = entry
+	}
+	at := p.nodes[entry.pod.node]
+	if at != p.node && (at.plane.off > 0 || !p.lan.open(p.id, at.id) || !p.lan.open(at.id, p.id)) {
+		p.recordSegment(s, "does not reach the pod")
+		return
+	}
+	switch answer := entry.pod.answer(s, p.node); {
+	case answer == rst:
+		delete(p.flows, s.flow)
+		p.recordSegment(s, "has it reset")
+		p.data.after(p.node, s.conn.host.id, func() { s.conn.reset(p.node, s.handed) })
+	case answer != 0:
+		entry.answered = true
+		p.data.after(p.node, s.conn.host.id, func() { s.conn.answered(p.node, entry.pod) })
+	case s.flags == fin:
+		delete(p.flows, s.flow)
+	}
+}
+
+func (p *plane) recordSegment(s *tcp, text string) {
+	if p.story != nil {
+		p.record("%s: %s, TTL %d, of %s", p.name, text, s.ttl, s.conn)
+	}
+}
+
+// choose returns the pod for a new connection, nil if there is none: ready ones come first.
+func (of *proxied) choose(p *plane) *pod {
+	for _, ready := range []bool{true, false} {
+		var all []*pod
+		for _, pod := range of.pods {
+			if pod.ready == ready && (!of.local || pod.node == p.id) {
+				all = append(all, pod)
+			}
+		}
+		if len(all) > 0 {
+			return all[p.data.random.IntN(len(all))]
+		}
+	}
+	return nil
+}
+
+// sync has kube-proxy look at what has changed: once a second at most, and a busy node takes its time.
+func (p *plane) sync() {
+	if p.syncs || p.off > 0 || !p.Direct {
+		return
+	}
+	p.syncs = true
+	at := max(p.now+p.data.upTo(100*time.Millisecond), p.synced+time.Second) + p.data.upTo(600*time.Millisecond)
+	p.World.after(at-p.now, func() {
+		p.syncs, p.synced = false, p.now
+		if p.off > 0 {
+			return
+		}
+		if p.api.away[p.name] > 0 {
+			p.sync()
+			return
+		}
+		p.proxied = map[netip.AddrPort]*proxied{}
+		for _, name := range named(p.api.objects, "service") {
+			svc := p.api.service(name)
+			for _, vip := range shown(svc) {
+				at := netip.AddrPortFrom(vip, uint16(svc.Spec.Ports[0].Port))
+				p.proxied[at] = &proxied{name, svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal, p.data.podsOf(name)}
+			}
+		}
+	})
+}
+
+// connections returns what conntrack has.
+func (p *plane) connections() (all []direct.Connection) {
+	for f := range p.flows {
+		all = append(all, direct.Connection{Client: f.client, VIP: f.vip})
+	}
+	return all
+}
+
+// arpEntry is an entry of a node's neighbour table (arp(7)): it is asked for again when it is older than reachable and
+// used, three times in three seconds, and has failed then.
+type arpEntry struct {
+	*plane
+	other             int // station
+	known             bool
+	asked, failed     bool
+	confirmed         time.Duration
+	probes, willProbe bool
+}
+
+func (p *plane) neighbour(station int) *arpEntry {
+	e := p.neighbours[station]
+	if e == nil {
+		e = &arpEntry{plane: p, other: station}
+		p.neighbours[station] = e
+	}
+	return e
+}
+
+// use reports whether packets can be sent to the neighbour now.
+func (e *arpEntry) use() bool {
+	if !e.known {
+		e.ask()
+		return false
+	}
+	if !e.probes && !e.willProbe && e.now-e.confirmed > reachable {
+		e.willProbe = true
+		e.World.after(5*time.Second, func() { e.willProbe = false; e.ask() })
+	}
+	return true
+}
+
+// ask asks for the neighbour.
+func (e *arpEntry) ask() {
+	if e.probes || e.neighbours[e.other] != e {
+		return
+	}
+	e.probes, e.asked, e.failed = true, !e.known, false
+	e.probe(unanswered)
+}
+
+func (e *arpEntry) probe(times int) {
+	there := e.other >= len(e.nodes) || e.nodes[e.other].plane.off == 0
+	switch {
+	case e.neighbours[e.other] != e: // the node has lost its power, or its link
+	case there && e.off == 0 && e.lan.open(e.id, e.other) && e.lan.open(e.other, e.id):
+		e.known, e.asked, e.failed, e.probes, e.confirmed = true, false, false, false, e.now
+		if e.other < len(e.nodes) {
+			if back := e.nodes[e.other].plane.neighbour(e.id); !back.known { // it has learnt by the question
+				back.known, back.asked, back.failed = true, false, false
+			}
+		}
+	case times == 0:
+		e.known, e.asked, e.failed, e.probes = false, false, true, false
+	default:
+		e.World.after(askAgain, func() { e.probe(times - 1) })
+	}
+}
+
+// seen is what the kernel has of its neighbours, and its routers.
+func (p *plane) seen() direct.Seen {
+	seen := direct.Seen{Subnets: map[netip.Prefix]int{subnet: device}, Gateways: []netip.Addr{addressOf(len(p.nodes))}}
+	if p.lan.unplugged[p.id] > 0 { // without a carrier the kernel forgets them
+		p.neighbours = map[int]*arpEntry{}
+	}
+	for _, station := range slices.Sorted(maps.Keys(p.neighbours)) {
+		e, mac := p.neighbours[station], hardware(station)
+		n := netlink.Neigh{LinkIndex: device, IP: addressOf(station).AsSlice(), State: netlink.NUD_REACHABLE}
+		switch {
+		case e.known:
+			n.HardwareAddr = mac[:]
+		case e.asked:
+			n.State = netlink.NUD_INCOMPLETE
+		case e.failed:
+			n.State = netlink.NUD_FAILED
+		default:
+			continue
+		}
+		seen.Neighbours = append(seen.Neighbours, n)
+	}
+	return seen
+}
+
+// addressOf is the address of a station.
+func addressOf(station int) netip.Addr {
+	return netip.AddrFrom4([4]byte{203, 0, 113, byte(10 + station)})
+}
+
+// nodeAt returns the node with that address, nil if there is none.
+func (w *World) nodeAt(a netip.Addr) *node {
+	if i := int(a.AsSlice()[3]) - 10; a.Is4() && i >= 0 && i < len(w.nodes) {
+		return w.nodes[i]
+	}
+	return nil
+}
