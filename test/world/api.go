@@ -75,6 +75,7 @@ func (a *api) put(key string, object any) {
 	for _, w := range a.watches {
 		w.hand(key, object)
 	}
+	a.data.written(key, object)
 	a.checks.lookWhoIsAble()
 }
 
@@ -153,7 +154,13 @@ func named(objects map[string]any, kind string) (names []string) {
 var subnet = netip.MustParsePrefix("203.0.113.0/24")
 
 // segments are what the node is on.
-func segments() []report.Segment { return []report.Segment{{Subnet: subnet, Interface: nic}} }
+func (w *World) segments() []report.Segment {
+	all := []report.Segment{{Subnet: subnet, Interface: nic}}
+	if w.Dual {
+		all = append(all, report.Segment{Subnet: subnet6, Interface: nic})
+	}
+	return all
+}
 
 const nic = "eth0"
 
@@ -163,7 +170,7 @@ func (a *api) fill() {
 	for i := range a.Nodes {
 		name := nodeName(i)
 		a.nodes[i].writeNode()
-		a.put("lease/"+name, report.Network{Segments: segments(), KubeProxy: true})
+		a.put("lease/"+name, report.Network{Segments: a.segments(), KubeProxy: true})
 	}
 	for i := range a.Services {
 		a.create(serviceName(i))
@@ -185,8 +192,14 @@ func (a *api) document(prefers, pools int) *config.Config {
 	if prefers >= 0 {
 		layer2 = append(layer2, fmt.Sprintf("preferredNodes: [{weight: 10, nodeSelector: {matchLabels: {name: %s}}}]", nodeName(prefers)))
 	}
+	if a.Direct && a.data.off == 0 {
+		layer2 = append(layer2, "forwarding: direct")
+	}
 	text := "apiVersion: lodestone.io/v1alpha1\nkind: Config\nquarantine: 30s\n" + poolsOf[pools%len(poolsOf)] +
 		"advertisements:\n  - {name: all, layer2: {" + strings.Join(layer2, ", ") + "}}\n"
+	if a.Dual {
+		text = strings.ReplaceAll(text, "lan, addresses: [", "lan, addresses: [2001:db8::100-2001:db8::113, ")
+	}
 	c, err := config.Parse([]byte(text))
 	if err != nil {
 		panic(err)
@@ -212,6 +225,9 @@ func (a *api) create(name string) {
 	svc.Namespace, svc.Name, _ = strings.Cut(name, "/")
 	svc.UID, svc.CreationTimestamp, svc.Generation = types.UID(fmt.Sprint(a.uids)), metav1.NewTime(epoch.Add(a.now)), 1
 	svc.Spec.Type, svc.Spec.IPFamilies = corev1.ServiceTypeLoadBalancer, []corev1.IPFamily{corev1.IPv4Protocol}
+	if a.Dual {
+		svc.Spec.IPFamilies = familiesOf[a.data.random.IntN(len(familiesOf))]
+	}
 	svc.Spec.Ports = []corev1.ServicePort{{Port: int32(a.uids), Protocol: corev1.ProtocolTCP}}
 	if a.chance(30) {
 		svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
@@ -219,6 +235,9 @@ func (a *api) create(name string) {
 	a.put("pods/"+name, a.somePods())
 	a.putService(name, svc, user)
 }
+
+// familiesOf are families of Services.
+var familiesOf = [][]corev1.IPFamily{{corev1.IPv4Protocol}, {corev1.IPv6Protocol}, {corev1.IPv4Protocol, corev1.IPv6Protocol}}
 
 // somePods returns the nodes on which the pods of a Service are.
 func (a *api) somePods() []string {

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/test/nft"
 )
 
 // clients is how many connections the hosts have at a time.
@@ -98,7 +99,7 @@ func (d *dataPath) open(h *host) {
 	svc := d.api.service(service)
 	d.port++
 	c := &connection{World: d.World, host: h, number: int(d.port), service: service, begun: d.now, opened: never,
-		until: d.now + d.between(2*time.Second, 90*time.Second), flow: flow{netip.AddrPortFrom(addressOf(h.id), 20000+d.port),
+		until: d.now + d.between(2*time.Second, 90*time.Second), flow: flow{netip.AddrPortFrom(address(h.id, vip.Is4()), 20000+d.port),
 			netip.AddrPortFrom(vip, uint16(svc.Spec.Ports[0].Port))}}
 	c.dead = never
 	d.connections = append(d.connections, c)
@@ -133,7 +134,8 @@ func (c *connection) transmit(flags byte) {
 		return
 	}
 	c.data.send(c.host.id, to, func() {
-		c.nodes[to].plane.take(&tcp{flow: c.flow, flags: flags, ttl: linuxTTL, conn: c, from: hardware(c.host.id)})
+		c.nodes[to].plane.take(&tcp{conn: c, Segment: nft.Segment{Client: c.client, To: c.vip, Flags: flags, TTL: linuxTTL,
+			From: hardware(c.host.id), Device: device}})
 	})
 }
 
@@ -233,7 +235,7 @@ func (s *connections) look(c *connection) {
 	}
 	quiet := s.quietSince() && s.vipAnswered(c)
 	if c.opened == never {
-		if pods := s.data.podsOf(c.service); quiet && s.now-c.begun > maxOpen && c.begun-s.busyUntil() > steady && len(pods) > 0 && s.now-s.data.switched > steady {
+		if quiet && s.now-c.begun > maxOpen && c.begun-s.busyUntil() > steady && len(s.data.podsOf(c.service)) > 0 {
 			s.fail("new connections are answered", "%s is not open after %s", c, s.now-c.begun)
 		}
 		return
@@ -311,7 +313,7 @@ func (c *checks) tables() {
 			}
 			table := n.plane.rules.Open(at)
 			for i := range table {
-				table[i] = cmp.Or(table[i], addressOf(n.id))
+				table[i] = cmp.Or(table[i], address(n.id, vip.Is4()))
 			}
 			if first == nil {
 				first = table

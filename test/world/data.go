@@ -45,6 +45,7 @@ var dataThemes = [][]Kind{
 // drawData adds direct forwarding to the scenario of a seed, and faults that concern it.
 func (s *Scenario) drawData() {
 	r := rand.New(rand.NewPCG(s.Seed, 2))
+	s.Dual = r.IntN(100) < 25
 	if s.Direct = s.Nodes <= 8 && r.IntN(100) < 30; !s.Direct {
 		return
 	}
@@ -101,13 +102,13 @@ func (p *pod) answer(s *tcp, _ *node) byte {
 	switch {
 	case p.gone:
 		return 0
-	case s.flags == syn:
-		p.has[s.flow] = true
+	case s.Flags == syn:
+		p.has[s.conn.flow] = true
 		return data
-	case !p.has[s.flow]:
+	case !p.has[s.conn.flow]:
 		return rst
-	case s.flags == fin:
-		delete(p.has, s.flow)
+	case s.Flags == fin:
+		delete(p.has, s.conn.flow)
 		return 0
 	}
 	return data

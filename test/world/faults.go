@@ -17,7 +17,7 @@ func (w *World) inflict(f Fault) {
 		w.checks.disturb()
 	}
 	w.checks.touched, w.checks.attacked = w.now, w.checks.attacked || f.Kind == Foreign || f.Kind == Replay
-	w.checks.deaf = w.checks.deaf || slices.Contains([]Kind{Pause, Kill, Cable, Deaf, Mute, Noise, Foreign, Replay}, f.Kind)
+	w.checks.deaf = w.checks.deaf || slices.Contains([]Kind{Pause, Kill, Cable, Deaf, Mute, Noise, Foreign, Replay, Power}, f.Kind)
 	end := w.faultOf(f)
 	if end == nil {
 		return
@@ -66,6 +66,8 @@ func (w *World) faultOf(f Fault) (end func()) {
 	case Leader:
 		w.control.end()
 		return w.control.begin
+	case Power, Terminate, Flush, Owner:
+		return w.dataFault(f, n)
 	}
 	return w.edit(f, n)
 }
@@ -173,7 +175,7 @@ func (w *World) hostileFault(f Fault) (end func()) {
 	vip := vips[f.Other%len(vips)]
 	delay := time.Duration(0)
 	if f.Other&1 > 0 { // it asks first, and takes the address all the same
-		h.lan.send(h.id, wire.ARP{}.Probe(wire.Statement{Self: hardware(h.id), VIP: vip}, wire.MAC{}))
+		h.lan.send(h.id, wire.Of(vip).Probe(wire.Statement{Self: hardware(h.id), VIP: vip}, wire.MAC{}))
 		delay = min(2*time.Second, f.For/2)
 	}
 	w.after(delay, func() { h.takes(vip) })

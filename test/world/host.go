@@ -66,20 +66,19 @@ func (h *host) use() {
 
 // ask sends an ordinary request, which claims the host's own address.
 func (h *host) ask(vip netip.Addr, to wire.MAC) {
-	own := netip.AddrFrom4([4]byte{203, 0, 113, byte(200 + h.id)})
-	frame := wire.ARP{}.Probe(wire.Statement{Self: hardware(h.id), VIP: vip}, to)
-	const offSenderIP = 28 // RFC 826; a probe has none
-	copy(frame[offSenderIP:], own.AsSlice())
-	h.lan.send(h.id, frame)
+	if to == wire.Broadcast && vip.Is6() {
+		to = wire.MAC{} // the group of the address
+	}
+	h.lan.send(h.id, asksFor(wire.Of(vip).Probe(wire.Statement{Self: hardware(h.id), VIP: vip}, to), h.id))
 }
 
 func (h *host) receive(frame []byte) {
-	m, ok := wire.ARP{}.Parse(frame)
+	m, ok := parse(frame)
 	if !ok {
 		return
 	}
 	if h.spiteful[m.Asks] > 0 {
-		h.lan.send(h.id, wire.ARP{}.Answer(wire.Statement{Self: hardware(h.id), VIP: m.Asks}, m))
+		h.lan.send(h.id, wire.Of(m.Asks).Answer(wire.Statement{Self: hardware(h.id), VIP: m.Asks}, m))
 	}
 	if h.troubles() || !m.Claims.IsValid() || !h.checks.known(m.Claims) {
 		return
@@ -111,7 +110,7 @@ func (w *World) who(mac wire.MAC) string {
 // takes has the host take an address, as one that is configured with it.
 func (h *host) takes(vip netip.Addr) {
 	h.spiteful[vip]++
-	for _, frame := range (wire.ARP{}).Announce(wire.Statement{Self: hardware(h.id), VIP: vip, Seal: seal.Seal{}}, true) {
+	for _, frame := range wire.Of(vip).Announce(wire.Statement{Self: hardware(h.id), VIP: vip, Seal: seal.Seal{}}, true) {
 		h.lan.send(h.id, frame)
 	}
 }

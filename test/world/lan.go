@@ -67,7 +67,7 @@ func (l *lan) send(from int, frame []byte) {
 			})
 		}
 	}
-	if m, _ := (wire.ARP{}).Parse(frame); to.Group() && from < len(l.nodes) && m.Claims.IsValid() {
+	if m, _ := parse(frame); to.Group() && from < len(l.nodes) && m.Claims.IsValid() {
 		l.heard[nodeName(from)+m.Claims.String()] = frame
 	}
 }
@@ -112,7 +112,7 @@ func (l *lan) cutOff(apart func(from, to int) bool) (mend func()) {
 
 // describe returns what is in a speaker's frame, for the story.
 func (w *World) describe(frame []byte) string {
-	m, _ := wire.ARP{}.Parse(frame)
+	m, _ := parse(frame)
 	to, question := "all", ""
 	if !m.To.Group() {
 		to = w.who(m.To)

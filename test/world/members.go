@@ -145,13 +145,13 @@ func (n *node) lookAround() {
 
 func (n *node) setWhole(whole bool) {
 	n.whole = whole
-	n.step(segment.Surroundings{Whole: whole, Crowd: max(1, n.Nodes/50), Own: map[wire.MAC]bool{hardware(n.id): true}})
+	n.surround(segment.Surroundings{Whole: whole, Crowd: max(1, n.Nodes/50), Own: map[wire.MAC]bool{hardware(n.id): true}})
 }
 
 // enter has a speaker join the others, as package membership does.
 func (n *node) enter() {
 	life := n.life
-	n.step(segment.Surroundings{Whole: false, Crowd: 1, Own: map[wire.MAC]bool{hardware(n.id): true}})
+	n.surround(segment.Surroundings{Whole: false, Crowd: 1, Own: map[wire.MAC]bool{hardware(n.id): true}})
 	n.publish()
 	n.after(n.between(20*time.Millisecond, 300*time.Millisecond), func() {
 		if n.life != life {
@@ -238,8 +238,10 @@ func (n *node) networks() map[string]report.Network {
 			m = n.metadata
 		}
 		if m.down {
-			network.Segments = segments()
-			network.Segments[0].Down = true
+			network.Segments = n.segments()
+			for i := range network.Segments {
+				network.Segments[i].Down = true
+			}
 		}
 		network.Claims, network.Sick, network.Blind = m.claims, m.sick, m.blind
 		if o == n && n.apart {

@@ -2,13 +2,12 @@ package world
 
 import (
 	"cmp"
-	"crypto/sha256"
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 	"time"
+	"unsafe"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -16,7 +15,6 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/speaker/core"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/segment"
-	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 	"github.com/lodestone-lb/lodestone/speaker/snapshot"
 )
@@ -43,13 +41,12 @@ type node struct {
 	life                      int
 	running, paused, stopping bool
 	core                      *core.Core
-	machine                   *segment.Machine
+	families                  []*family
 	watch                     *watch
 	queued                    [][]byte // frames that wait while the speaker is paused
 	frames                    uint64   // that the interface has received
 
 	decides bool // a decision is due
-	alarm   time.Duration
 	// How many faults keep the processor busy, and kube-proxy from being healthy; and how many have labelled the Node,
 	// and set its condition NetworkUnavailable.
 	busy, sick, labelled, unavailable int
@@ -62,12 +59,18 @@ type node struct {
 	unprobed map[netip.Addr]bool // see layer2.Announcer
 	answers  map[netip.Addr]bool // for what the node answers: true if it announces the VIP, false while that leaves
 
+	plane    plane
+	director director
+	reports  bool // the Lease is about to show whether the rules are there
+
 	membership
 }
 
 func newNode(w *World, id int) *node {
-	return &node{World: w, id: id, name: nodeName(id), begun: epoch.Add(w.upTo(24 * time.Hour)), drift: w.random.Int64N(401) - 200,
+	n := &node{World: w, id: id, name: nodeName(id), begun: epoch.Add(w.upTo(24 * time.Hour)), drift: w.random.Int64N(401) - 200,
 		forwards: map[string]time.Duration{}, membership: membership{view: make([]peer, w.Nodes)}}
+	n.plane = newPlane(n)
+	return n
 }
 
 // clock is what the node's clock shows, which is fast or slow.
@@ -83,15 +86,21 @@ func (n *node) until(at time.Time) time.Duration {
 
 // begin starts a speaker that knows nothing.
 func (n *node) begin() {
+	if n.running || n.plane.off > 0 {
+		return
+	}
 	n.life++
-	n.running, n.paused, n.stopping, n.decides, n.alarm = true, false, false, false, 0
+	n.running, n.paused, n.stopping, n.decides = true, false, false, false
 	n.core = core.New(core.Options{Node: n.name, HandOver: handOver, Drain: drain})
-	n.machine = segment.New(segment.Config{Protocol: wire.ARP{}, Self: hardware(n.id), Keys: func() [][]byte { return key },
-		Secret: sha256.Sum256(fmt.Append(nil, n.Seed, n.id, n.life))}, n.clock())
+	n.families = nil
+	for _, p := range n.protocols() {
+		n.families = append(n.families, newFamily(n, p))
+	}
 	n.services, n.dirty, n.vips, n.unprobed, n.answers = map[string]bool{}, map[string]bool{"members": true}, nil, map[netip.Addr]bool{},
 		map[netip.Addr]bool{}
 	n.watch = n.api.follow(n.name, n.heardOf)
 	n.record("%s: speaker starts", n.name)
+	n.reportRules()
 	n.enter()
 }
 
@@ -102,7 +111,7 @@ func (n *node) end() {
 	n.watch.end()
 	n.record("%s: speaker is gone", n.name)
 	n.membership = membership{view: make([]peer, n.Nodes)}
-	n.vips, n.machine = nil, nil
+	n.vips, n.families = nil, nil
 	n.lookAtAnswers()
 	n.reach()
 }
@@ -121,7 +130,7 @@ func (n *node) stop(done func()) {
 		}
 		n.after(max(n.until(e.Next), time.Millisecond), func() {
 			if n.life == life && !n.paused {
-				step(n.core.Step(core.StillLeaving(len(n.machine.Leaving())), n.clock()))
+				step(n.core.Step(core.StillLeaving(len(n.leaving())), n.clock()))
 			} else if n.life == life {
 				n.after(10*time.Millisecond, func() { step(core.Effects{}) })
 			}
@@ -135,7 +144,7 @@ func (n *node) stop(done func()) {
 func (n *node) heardOf(key string) {
 	kind, name, _ := strings.Cut(key, "/")
 	switch kind {
-	case "service", "pods":
+	case "service", "pods", "terminating":
 		n.services[name] = true
 	case "lease":
 		n.dirty["members"] = true
@@ -171,13 +180,14 @@ func (n *node) decide() {
 		return
 	}
 	now := n.clock()
-	n.core.Step(core.Health{Synced: n.watch.synced, Joined: n.joined, Healthy: n.sick == 0, Sick: n.sick > 0, Forwards: true}, now)
+	n.core.Step(core.Health{Synced: n.watch.synced, Joined: n.joined, Healthy: n.sick == 0, Sick: n.sick > 0,
+		Forwards: !n.Direct || n.director.ready && n.director.life == n.life}, now)
 	if c, ok := n.watch.seen["config"].(*config.Config); ok {
 		n.core.Step(core.Config{Config: c}, now)
 	}
 	if n.watch.synced {
 		for _, name := range slices.Sorted(maps.Keys(n.services)) {
-			n.core.Step(core.Service{Service: serviceIn(n.watch.seen, name)}, now)
+			n.core.Step(core.Service{Service: n.serviceIn(n.watch.seen, name)}, now)
 		}
 		n.services = map[string]bool{}
 		if n.dirty["node"] {
@@ -204,14 +214,30 @@ func (n *node) decide() {
 	}
 }
 
+// version is what a Service follows from. Nobody modifies objects, so their addresses tell them apart.
+type version struct {
+	svc        *corev1.Service
+	pods, ends *string
+	n          [2]int
+}
+
 // serviceIn returns a Service as one sees it who has seen these objects.
-func serviceIn(seen map[string]any, name string) plan.Service {
+func (w *World) serviceIn(seen map[string]any, name string) plan.Service {
 	svc, ok := seen["service/"+name].(*corev1.Service)
 	if !ok {
 		return plan.Service{Name: name}
 	}
 	pods, _ := seen["pods/"+name].([]string)
-	return snapshot.With(snapshot.Service(svc, scope), snapshot.Endpoints{Ready: pods, Serving: pods})
+	ends, _ := seen["terminating/"+name].(terminating)
+	v := version{svc, unsafe.SliceData(pods), unsafe.SliceData(ends), [2]int{len(pods), len(ends)}}
+	made, known := w.services[v]
+	if !known {
+		serving := slices.Concat(pods, ends)
+		slices.Sort(serving)
+		made = snapshot.With(snapshot.Service(svc, scope), snapshot.Endpoints{Ready: pods, Serving: serving, NotReady: ends})
+		w.services[v] = made
+	}
+	return made
 }
 
 // apply does what the core wants done.
@@ -222,6 +248,7 @@ func (n *node) apply(e core.Effects) {
 		}
 		n.publish()
 	}
+	n.forward(e.Forwarding)
 	if e.SetVIPs {
 		n.assign(e.VIPs)
 	}
@@ -243,7 +270,9 @@ func (n *node) assign(want map[netip.Addr]plan.Layer2) {
 	if !maps.Equal(vips, n.vips) {
 		n.recordVIPs(vips)
 		n.vips = vips
-		n.step(segment.Assigned{VIPs: vips})
+		for _, f := range n.families {
+			f.assign(vips)
+		}
 	}
 }
 
@@ -267,75 +296,23 @@ func (n *node) receive(frame []byte) {
 	switch {
 	case !n.running:
 	case !n.paused:
-		n.step(segment.Received{Frame: frame})
+		n.hear(frame)
 	case len(n.queued) < 100:
 		n.queued = append(n.queued, frame)
 	}
-}
-
-// step hands the segment's machine an event, and sends what it wants sent.
-func (n *node) step(e segment.Event) {
-	effects := n.machine.Step(e, n.clock())
-	for _, f := range effects.Frames {
-		n.checks.sent(n, f)
-		if n.story != nil {
-			n.record("%s: %s", n.name, n.describe(f))
-		}
-		n.lan.send(n.id, f)
-	}
-	for _, note := range effects.Notes {
-		n.checks.noted(n, note)
-		switch {
-		case !note.VIP.IsValid():
-			n.record("%s: %s", n.name, kindOfNote[note.Kind])
-		case note.Other == (wire.MAC{}):
-			n.record("%s: %s %s", n.name, kindOfNote[note.Kind], note.VIP)
-		default:
-			n.record("%s: %s %s, %s", n.name, kindOfNote[note.Kind], note.VIP, n.who(note.Other))
-		}
-		if note.Kind == segment.Free {
-			delete(n.unprobed, note.VIP)
-		}
-	}
-	n.lookAtAnswers()
-	n.setAlarm()
-}
-
-var kindOfNote = map[segment.Kind]string{segment.Conflict: "has a conflict over", segment.Free: "found nobody who has",
-	segment.Yields: "yields", segment.Resumes: "claims again", segment.Deaf: "hears nothing", segment.Hears: "hears again"}
-
-// setAlarm has what is due be sent in time.
-func (n *node) setAlarm() {
-	at, due := n.machine.Next()
-	if !due || n.paused {
-		return
-	}
-	when := n.now + max(n.until(at), 0)
-	if n.alarm > n.now && n.alarm <= when {
-		return
-	}
-	n.alarm = when
-	life := n.life
-	n.after(when-n.now, func() {
-		if n.life != life || n.alarm != when || n.paused {
-			return
-		}
-		if n.alarm = 0; n.machine.WantsCount(n.clock()) {
-			n.step(segment.Counted{Frames: n.frames, Known: true})
-		}
-		n.step(segment.Due{})
-	})
 }
 
 // goOn ends a pause: the speaker finds what came meanwhile.
 func (n *node) goOn() {
 	n.paused = false
 	for _, f := range n.queued {
-		n.step(segment.Received{Frame: f})
+		n.hear(f)
 	}
 	n.queued = nil
 	n.lookAtAnswers()
-	n.setAlarm()
+	for _, f := range n.families {
+		f.setAlarm()
+	}
 	if n.decides {
 		n.decides = false
 		n.wake()
@@ -350,12 +327,12 @@ func (n *node) lookAtAnswers() {
 		if n.paused {
 			break
 		}
-		if !v.Leaving && n.machine.State(vip).Reason == "" {
+		if !v.Leaving && n.familyOf(vip).machine.State(vip).Reason == "" {
 			now[vip] = true
 		}
 	}
-	if !n.paused && n.machine != nil {
-		for _, vip := range n.machine.Leaving() {
+	if !n.paused {
+		for _, vip := range n.leaving() {
 			now[vip] = false
 		}
 	}
@@ -367,8 +344,11 @@ func (n *node) lookAtAnswers() {
 
 // writeNode writes the node's object.
 func (n *node) writeNode() {
-	n.api.put("node/"+n.name, plan.Node{Labels: map[string]string{"name": n.name}, Labelled: n.labelled > 0,
-		NetworkUnavailable: n.unavailable > 0})
+	at := plan.Node{Labels: map[string]string{"name": n.name}, Labelled: n.labelled > 0, NetworkUnavailable: n.unavailable > 0}
+	if n.Direct {
+		at.Addresses = n.addresses()
+	}
+	n.api.put("node/"+n.name, at)
 }
 
 // podsChanged has kube-proxy forward to the pods of a Service some time later: it updates its rules once a second, and

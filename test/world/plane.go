@@ -1,21 +1,14 @@
 package world
 
 import (
-	"encoding/binary"
 	"maps"
 	"net/netip"
 	"slices"
 	"time"
 
-	"github.com/google/nftables/binaryutil"
-	"github.com/google/nftables/expr"
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/lodestone-lb/lodestone/speaker/direct"
-	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 	"github.com/lodestone-lb/lodestone/test/nft"
 )
 
@@ -24,8 +17,8 @@ import (
 // neighbour table. It works without a speaker. A node that loses its power loses all of it.
 //
 // Of conntrack it has which connections the node keeps, and that a segment in the midst of an unknown one is taken for a
-// new one, and does not fit where the first one was not answered. It has no windows, no table that is full, and no entry that outlives its connection. kube-proxy is one that
-// replaces the address (modes iptables and nftables).
+// new one, and does not fit where the first one was not answered. It has no windows, no table that is full, and no entry
+// that outlives its connection. kube-proxy is one that replaces the address (modes iptables and nftables).
 type plane struct {
 	*node
 	off        int // how many faults have the node without power
@@ -55,7 +48,9 @@ type proxied struct {
 }
 
 func newPlane(n *node) plane {
-	return plane{node: n, flows: map[flow]*tracked{}, proxied: map[netip.AddrPort]*proxied{}, neighbours: map[int]*arpEntry{}, apart: never}
+	p := plane{node: n}
+	p.crash()
+	return p
 }
 
 // crash has the kernel lose all that it has.
@@ -75,77 +70,14 @@ const (
 // linuxTTL is what clients send with.
 const linuxTTL = 64
 
-// tcp is a segment from a client, on its way from node to node.
-type tcp struct {
-	flow
-	flags, ttl byte
-	conn       *connection
-	handed     int
-	// What rules see of it on the node that has it.
-	from  wire.MAC
-	state uint32
-	hash  func(key []byte, seed uint32) uint32
-}
-
-// The offsets in the headers (RFC 791, RFC 8200, RFC 9293).
-func (s *tcp) offsets() (source, ttl uint32) {
-	if s.vip.Addr().Is4() {
-		return 12, 8
-	}
-	return 8, 7
-}
-
-// Load implements nft.Packet.
-func (s *tcp) Load(base expr.PayloadBase, offset, length uint32) []byte {
-	source, ttl := s.offsets()
-	switch size := uint32(s.vip.Addr().BitLen() / 8); base {
-	case expr.PayloadBaseLLHeader:
-		return s.from[:]
-	case expr.PayloadBaseTransportHeader:
-		switch offset {
-		case 0:
-			return binary.BigEndian.AppendUint16(nil, s.client.Port())
-		case 2:
-			return binary.BigEndian.AppendUint16(nil, s.vip.Port())
-		}
-		return []byte{s.flags}
-	case expr.PayloadBaseNetworkHeader:
-		switch offset {
-		case ttl:
-			return []byte{s.ttl}
-		case source:
-			return s.client.Addr().AsSlice()
-		case source + size:
-			return s.vip.Addr().AsSlice()
-		}
-	}
-	return make([]byte, length)
-}
-
-// Store implements nft.Packet: nothing but the TTL is replaced.
-func (s *tcp) Store(_ expr.PayloadBase, _ uint32, data []byte) { s.ttl = data[0] }
-
 // device is the interface to the segment.
 const device = 2
 
-// Meta implements nft.Packet. The packet comes in on the segment, and is for the host or still to be forwarded: what
-// would be forwarded as it is does not come so far.
-func (s *tcp) Meta(key expr.MetaKey) []byte {
-	switch key {
-	case expr.MetaKeyIIF:
-		return binaryutil.NativeEndian.PutUint32(device)
-	case expr.MetaKeyL4PROTO:
-		return []byte{unix.IPPROTO_TCP}
-	}
-	return make([]byte, 4)
-}
-
-// State implements nft.Packet.
-func (s *tcp) State() []byte { return binaryutil.NativeEndian.PutUint32(s.state) }
-
-// Hash implements nft.Packet.
-func (s *tcp) Hash(key []byte, modulus, seed uint32) []byte {
-	return binaryutil.NativeEndian.PutUint32(uint32(uint64(s.hash(key, seed)) * uint64(modulus) >> 32))
+// tcp is a segment from a client, on its way from node to node.
+type tcp struct {
+	nft.Segment
+	conn   *connection
+	handed int
 }
 
 // take takes a segment in from the segment.
@@ -153,25 +85,25 @@ func (p *plane) take(s *tcp) {
 	if p.off > 0 {
 		return
 	}
-	entry := p.flows[s.flow]
+	entry := p.flows[s.conn.flow]
 	switch {
-	case entry != nil && (entry.answered || s.flags == syn):
-		s.state = expr.CtStateBitESTABLISHED
-	case entry != nil || s.flags&(rst|fin&^data) != 0:
-		s.state = expr.CtStateBitINVALID
+	case entry != nil && (entry.answered || s.Flags == syn):
+		s.Known = nft.Established
+	case entry != nil || s.Flags&(rst|fin&^data) != 0:
+		s.Known = nft.Invalid
 	default:
-		s.state = expr.CtStateBitNEW
+		s.Known = nft.New
 	}
 	for _, shortcut := range []bool{true, false} {
 		if p.rules == nil {
 			break
 		}
-		program := p.rules.Program(s.vip, shortcut)
+		program := p.rules.Program(s.To, shortcut)
 		if program == nil {
 			continue
 		}
-		s.hash = program.Hash
-		v := nft.Rules{Chains: program.Chains, Lookup: program.Lookup}.Run(program.Chain, s)
+		s.Jhash = program.Hash
+		v := nft.Rules{Chains: program.Chains, Lookup: program.Lookup}.Run(program.Chain, &s.Segment)
 		if to, ok := netip.AddrFromSlice(v.To); ok {
 			p.handOver(s, to)
 			return
@@ -187,7 +119,7 @@ func (p *plane) take(s *tcp) {
 // handOver sends a segment to another node.
 func (p *plane) handOver(s *tcp, to netip.Addr) {
 	o := p.nodeAt(to)
-	if s.ttl--; s.ttl == 0 || o == nil || !p.neighbour(o.id).use() {
+	if s.TTL--; s.TTL == 0 || o == nil || !p.neighbour(o.id).use() {
 		p.recordSegment(s, "cannot hand on to "+to.String())
 		return
 	}
@@ -195,7 +127,7 @@ func (p *plane) handOver(s *tcp, to netip.Addr) {
 	p.checks.handed(p.node, s)
 	p.recordSegment(s, "hands to "+o.name)
 	p.data.after(p.node, o.id, func() {
-		s.from = hardware(p.id)
+		s.From = hardware(p.id)
 		o.plane.take(s)
 	})
 }
@@ -203,11 +135,11 @@ func (p *plane) handOver(s *tcp, to netip.Addr) {
 // serve is kube-proxy, and what the segment comes to behind it.
 func (p *plane) serve(s *tcp, entry *tracked) {
 	switch {
-	case entry != nil && s.state == expr.CtStateBitINVALID:
+	case entry != nil && s.Known == nft.Invalid:
 		p.recordSegment(s, "drops what does not fit")
 		return
 	case entry == nil:
-		of := p.proxied[s.vip]
+		of := p.proxied[s.To]
 		if of == nil {
 			p.recordSegment(s, "does not serve it")
 			return
@@ -218,7 +150,7 @@ func (p *plane) serve(s *tcp, entry *tracked) {
 			return
 		}
 		entry = &tracked{pod: pod}
-		p.flows[s.flow] = entry
+		p.flows[s.conn.flow] = entry
 	}
 	at := p.nodes[entry.pod.node]
 	if at != p.node && (at.plane.off > 0 || !p.lan.open(p.id, at.id) || !p.lan.open(at.id, p.id)) {
@@ -227,20 +159,20 @@ func (p *plane) serve(s *tcp, entry *tracked) {
 	}
 	switch answer := entry.pod.answer(s, p.node); {
 	case answer == rst:
-		delete(p.flows, s.flow)
+		delete(p.flows, s.conn.flow)
 		p.recordSegment(s, "has it reset")
 		p.data.after(p.node, s.conn.host.id, func() { s.conn.reset(p.node, s.handed) })
 	case answer != 0:
 		entry.answered = true
 		p.data.after(p.node, s.conn.host.id, func() { s.conn.answered(p.node, entry.pod) })
-	case s.flags == fin:
-		delete(p.flows, s.flow)
+	case s.Flags == fin:
+		delete(p.flows, s.conn.flow)
 	}
 }
 
 func (p *plane) recordSegment(s *tcp, text string) {
 	if p.story != nil {
-		p.record("%s: %s, TTL %d, of %s", p.name, text, s.ttl, s.conn)
+		p.record("%s: %s, TTL %d, of %s", p.name, text, s.TTL, s.conn)
 	}
 }
 
@@ -358,23 +290,26 @@ func (e *arpEntry) probe(times int) {
 // seen is what the kernel has of its neighbours, and its routers.
 func (p *plane) seen() direct.Seen {
 	seen := direct.Seen{Subnets: map[netip.Prefix]int{subnet: device}, Gateways: []netip.Addr{addressOf(len(p.nodes))}}
+	if p.Dual {
+		seen.Subnets[subnet6], seen.Gateways = device, append(seen.Gateways, address(len(p.nodes), false))
+	}
 	if p.lan.unplugged[p.id] > 0 { // without a carrier the kernel forgets them
 		p.neighbours = map[int]*arpEntry{}
 	}
 	for _, station := range slices.Sorted(maps.Keys(p.neighbours)) {
 		e, mac := p.neighbours[station], hardware(station)
-		n := netlink.Neigh{LinkIndex: device, IP: addressOf(station).AsSlice(), State: netlink.NUD_REACHABLE}
-		switch {
-		case e.known:
-			n.HardwareAddr = mac[:]
-		case e.asked:
-			n.State = netlink.NUD_INCOMPLETE
-		case e.failed:
-			n.State = netlink.NUD_FAILED
-		default:
+		if !e.known && !e.asked && !e.failed {
 			continue
 		}
+		n := direct.SeenNeighbour{Address: addressOf(station), Device: device, Asked: e.asked}
+		if e.known {
+			n.Hardware = mac[:]
+		}
 		seen.Neighbours = append(seen.Neighbours, n)
+		if p.Dual {
+			n.Address = address(station, false)
+			seen.Neighbours = append(seen.Neighbours, n)
+		}
 	}
 	return seen
 }
@@ -386,7 +321,8 @@ func addressOf(station int) netip.Addr {
 
 // nodeAt returns the node with that address, nil if there is none.
 func (w *World) nodeAt(a netip.Addr) *node {
-	if i := int(a.AsSlice()[3]) - 10; a.Is4() && i >= 0 && i < len(w.nodes) {
+	bytes := a.AsSlice()
+	if i := int(bytes[len(bytes)-1]) - 10; i >= 0 && i < len(w.nodes) {
 		return w.nodes[i]
 	}
 	return nil

@@ -24,6 +24,10 @@ type Scenario struct {
 	Separate bool
 	// Keep, Prefer and Refresh are the settings of the advertisement that the world begins with.
 	Keep, Prefer, Refresh bool
+	// Direct is set if connections are forwarded directly.
+	Direct bool
+	// Dual is set if the segment has IPv6, and Services have addresses of either family or of both.
+	Dual bool
 	// Faults are in the order in which they begin.
 	Faults []Fault
 }
@@ -75,10 +79,15 @@ var names = [kinds]string{"kill", "pause", "stop", "cable", "backbone", "switch"
 	"all-away",
 	"slow", "sick", "foreign", "replay", "leader", "delete", "ask", "exclude", "plugin", "prefer", "pods", "local", "create", "pools"}
 
-func (k Kind) String() string { return names[k] }
+func (k Kind) String() string {
+	if k >= Power {
+		return dataNames[k]
+	}
+	return names[k]
+}
 
 // planned reports whether it is an edit or a stop in order: no VIP may be without an answer because of it.
-func (k Kind) planned() bool { return k == Stop || k >= Exclude }
+func (k Kind) planned() bool { return k == Stop || k >= Exclude && k != Power }
 
 // longest returns how long such a fault lasts at most.
 func (k Kind) longest() time.Duration {
@@ -135,6 +144,7 @@ func Draw(seed uint64) Scenario {
 		s.Faults = append(s.Faults, Fault{At: at, For: min(length, kind.longest()), Kind: kind, Node: r.IntN(s.Nodes),
 			Other: r.IntN(1 << 16)})
 	}
+	s.drawData()
 	return s
 }
 
@@ -152,8 +162,8 @@ func (s Scenario) End() time.Duration { return s.quiet() + settled }
 
 // String returns the scenario as the first lines of its story.
 func (s Scenario) String() string {
-	text := fmt.Sprintf("seed %d: %d nodes, %d services, separate=%t keep=%t prefer=%t refresh=%t\n", s.Seed, s.Nodes, s.Services, s.Separate,
-		s.Keep, s.Prefer, s.Refresh)
+	text := fmt.Sprintf("seed %d: %d nodes, %d services, separate=%t keep=%t prefer=%t refresh=%t direct=%t dual=%t\n", s.Seed, s.Nodes,
+		s.Services, s.Separate, s.Keep, s.Prefer, s.Refresh, s.Direct, s.Dual)
 	for _, f := range s.Faults {
 		text += fmt.Sprintf("  at %.3fs %s\n", f.At.Seconds(), f)
 	}

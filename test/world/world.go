@@ -15,6 +15,10 @@
 //	members.go   who is alive, as the speakers' membership finds out
 //	lan.go       the segment: frames are lost, delayed, repeated, reordered and cut off
 //	host.go      hosts with neighbour tables, one that takes an address, and one that repeats what it heard
+//	data.go      direct forwarding: pods, and what goes wrong on the path of packets
+//	director.go  what a speaker's Director does, with its real machine
+//	plane.go     a node's kernel: the real rules, conntrack, kube-proxy, and its neighbour table
+//	connections.go  connections of clients, and their invariants
 //	api.go       the API server, and what everybody has seen of it
 //	control.go   the controller with its ledger, and restarts of it
 //	checks.go    the invariants, with bounds and reasons
@@ -28,6 +32,8 @@ import (
 	"io"
 	"math/rand/v2"
 	"time"
+
+	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
 // epoch is when the world begins.
@@ -60,13 +66,16 @@ type World struct {
 	hosts   []*host
 	control *control
 	checks  *checks
+	data    *dataPath
+
+	services map[version]plan.Service // see serviceIn
 }
 
 // Run lives through a scenario, and returns the first invariant that did not hold, nil if all did. The story, in
 // which each line has its time, may be nil.
 func Run(s Scenario, story io.Writer) *Failure {
-	w := &World{Scenario: s, random: rand.New(rand.NewPCG(s.Seed, 1)), story: story}
-	w.api, w.lan, w.checks = newAPI(w), newLAN(w), newChecks(w)
+	w := &World{Scenario: s, random: rand.New(rand.NewPCG(s.Seed, 1)), story: story, services: map[version]plan.Service{}}
+	w.api, w.lan, w.checks, w.data = newAPI(w), newLAN(w), newChecks(w), newDataPath(w)
 	w.control = newControl(w)
 	for i := range s.Nodes {
 		w.nodes = append(w.nodes, newNode(w, i))
@@ -75,6 +84,7 @@ func Run(s Scenario, story io.Writer) *Failure {
 		w.hosts = append(w.hosts, newHost(w, s.Nodes+i))
 	}
 	w.api.fill()
+	w.data.use()
 	w.control.begin()
 	for _, n := range w.nodes {
 		w.after(w.upTo(3*time.Second), n.begin)
