@@ -136,7 +136,7 @@ func (d *Director) InForce() bool {
 	if err != nil {
 		return false
 	}
-	defer k.close()
+	defer k.Close()
 	return slices.ContainsFunc(families, k.exists)
 }
 
@@ -164,7 +164,7 @@ func (d *Director) Run(ctx context.Context) error {
 	d.stale = true
 	d.reconcile()
 	close(d.ready)
-	defer d.line.end()
+	defer d.line.End()
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for verified, refreshed := time.Now(), time.Now(); ; {
@@ -214,7 +214,7 @@ func (d *Director) verify(refresh bool) {
 	if err != nil {
 		return // reconcile will say so
 	}
-	defer k.close()
+	defer k.Close()
 	works := func(f *family, r *ruleset) bool {
 		if r == nil {
 			return true
@@ -386,7 +386,7 @@ func (d *Director) applyTo(i int, f *family, tables Tables) error {
 	if err != nil {
 		// What was there before stays, as all is one transaction, and is made anew. A table that we may not change
 		// is another program's.
-		d.line.end()
+		d.line.End()
 		d.have[i], d.keys[i] = nil, nil
 		d.there[i] = (d.there[i] || !d.began) && !errors.Is(err, unix.EPERM) && exists(f)
 		d.missing[i] = want != nil && !d.there[i]

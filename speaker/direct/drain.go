@@ -72,7 +72,7 @@ func (d *Director) inherit() {
 	if err != nil {
 		return // reconcile will say so
 	}
-	defer k.close()
+	defer k.Close()
 	any := false
 	for _, f := range families {
 		if k.guarded(f) {

@@ -439,10 +439,12 @@ func TestSocketThatStaysOpen(t *testing.T) {
 	}
 	require.NoError(t, host.Do(func() error {
 		d.take(want(1))
-		require.NoError(t, d.line.socket.SetDeadline(time.Now().Add(-time.Hour)))
+		k, err := d.line.open()
+		require.NoError(t, err)
+		require.NoError(t, k.Socket.SetDeadline(time.Now().Add(-time.Hour)))
 		d.take(want(2))
 		require.NoError(t, d.err, "its deadline has passed")
-		require.NoError(t, d.line.socket.Close())
+		require.NoError(t, k.Socket.Close())
 		d.take(want(3))
 		return d.err
 	}))

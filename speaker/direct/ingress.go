@@ -161,10 +161,10 @@ func (k kernel) flushFurther(f *family) error {
 			Data: []byte{0, unix.NFNETLINK_V0, 0, unix.NFNL_SUBSYS_NFTABLES}}
 	}
 	batch := slices.Concat([]netlink.Message{limit(unix.NFNL_MSG_BATCH_BEGIN)}, rules, []netlink.Message{limit(unix.NFNL_MSG_BATCH_END)})
-	_, err := k.socket.SendMessages(batch)
+	_, err := k.Socket.SendMessages(batch)
 	for range rules {
 		if err == nil {
-			_, err = k.socket.Receive()
+			_, err = k.Socket.Receive()
 		}
 	}
 	if err != nil {

@@ -16,18 +16,12 @@ import (
 	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/lodestone-lb/lodestone/speaker/nft"
 )
 
-const (
-	// timeout bounds how long the kernel takes for a transaction. The largest one needs some
-	// seconds of a processor.
-	timeout = 30 * time.Second
-	// buffer holds a transaction and its acknowledgements, which the kernel sends before we
-	// can read one.
-	buffer = 64 << 20
-	// perMessage elements fit into a netlink attribute, which holds 64 KiB.
-	perMessage = 400
-)
+// perMessage elements fit into a netlink attribute, which holds 64 KiB.
+const perMessage = 400
 
 // ruleset is what varies in the table of a family. The keys of maps are as the kernel has
 // them.
@@ -135,54 +129,24 @@ func given(so bool, text string) string {
 	return ""
 }
 
-// kernel is a conversation with nftables.
+// kernel is a conversation with nftables, with what a transaction needs besides.
 type kernel struct {
-	*nftables.Conn
-	socket *netlink.Conn
-	sets   *uint32 // how many it has added: their numbers in the transaction
+	nft.Conn
+	sets *uint32 // how many it has added: their numbers in the transaction
 	// further is a transaction that follows, of rules that the library cannot encode.
 	further *[]netlink.Message
 }
 
-func dial() (kernel, error) {
-	var socket *netlink.Conn
-	conn, err := nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *netlink.Conn) error {
-		socket = c
-		return errors.Join(c.SetReadBuffer(buffer), c.SetWriteBuffer(buffer), c.SetDeadline(time.Now().Add(timeout)))
-	}))
-	if err != nil {
-		return kernel{}, fmt.Errorf("open a netlink socket to nftables: %w", err)
-	}
-	return kernel{conn, socket, new(uint32), &[]netlink.Message{}}, nil
+func dial() (kernel, error) { return converse(nft.Dial()) }
+
+func converse(c nft.Conn, err error) (kernel, error) {
+	return kernel{c, new(uint32), &[]netlink.Message{}}, err
 }
 
-// inTime gives the kernel its time from now on. It fails for a closed socket.
-func (k kernel) inTime() error {
-	return k.socket.SetDeadline(time.Now().Add(timeout)) //nolint:wrapcheck // it names the socket
-}
+// line is the conversation for changes.
+type line struct{ nft.Line }
 
-func (k kernel) close() { k.CloseLasting() } //nolint:errcheck // nothing is lost with it
-
-// line is a conversation that lasts until something fails: then answers to that may still come. The end of one waits
-// for the kernel to free what it was to remove, some 10 ms.
-type line struct{ kernel }
-
-func (l *line) open() (k kernel, err error) {
-	if l.Conn != nil && l.inTime() != nil {
-		l.end()
-	}
-	if l.Conn == nil {
-		l.kernel, err = dial()
-	}
-	return l.kernel, err
-}
-
-func (l *line) end() {
-	if l.Conn != nil {
-		l.close()
-	}
-	l.kernel = kernel{}
-}
+func (l *line) open() (kernel, error) { return converse(l.Open()) }
 
 // permitted asks whether rules can be changed, which is cheaper than to try.
 func (l *line) permitted() error {
@@ -191,7 +155,7 @@ func (l *line) permitted() error {
 		return err
 	}
 	if _, err := k.ListTables(); err != nil {
-		l.end()
+		l.End()
 		return fmt.Errorf("list nftables tables: %w", err)
 	}
 	return nil
@@ -313,8 +277,7 @@ func (r *ruleset) others(than *ruleset) (ids []int) {
 
 // flush has the kernel take all changes over in one transaction.
 func (k kernel) flush(f *family) error {
-	// What encoding took does not count.
-	if err := errors.Join(k.inTime(), k.Flush()); err != nil {
+	if err := k.InTime().Flush(); err != nil {
 		return fmt.Errorf("change the nftables table %s: %w", f.name(), err)
 	}
 	return k.flushFurther(f)
@@ -332,7 +295,7 @@ func exists(f *family) bool {
 	if err != nil {
 		return false
 	}
-	defer k.close()
+	defer k.Close()
 	return k.exists(f)
 }
 
@@ -421,7 +384,7 @@ type encode = func(*nftables.Conn, *nftables.Set, []nftables.SetElement) error
 
 func (k kernel) encode(set *nftables.Set, elements []nftables.SetElement, do encode) (err error) {
 	for part := range slices.Chunk(elements, perMessage) {
-		err = errors.Join(err, do(k.Conn, set, part))
+		err = errors.Join(err, do(k.Conn.Conn, set, part))
 	}
 	return err
 }
@@ -566,7 +529,7 @@ func counts(of []*family) (map[string]uint64, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer k.close()
+	defer k.Close()
 	packets := map[string]uint64{}
 	for _, f := range of {
 		if !k.exists(f) {

@@ -148,7 +148,7 @@ func (s *shortcut) give(i int, want *ruleset) error {
 		err = k.flush(shortcuts[i])
 	}
 	if err != nil {
-		s.line.end()
+		s.line.End()
 		return errors.Join(err, s.drop(i))
 	}
 	s.have[i] = want

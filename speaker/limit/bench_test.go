@@ -2,15 +2,19 @@ package limit
 
 import (
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"testing"
 	"time"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/lodestone-lb/lodestone/pkg/testnet"
+	"github.com/lodestone-lb/lodestone/speaker/nft"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -22,7 +26,7 @@ func BenchmarkDroppedPacket(b *testing.B) {
 	flooded := at(vip4, "dns")
 	b.Run("baseline", func(b *testing.B) {
 		w := newFlooded(b)
-		w.onNode(func(conn kernel) error {
+		w.onNode(func(conn nft.Conn) error {
 			conn.AddTable(table)
 			name := chainName(flooded)
 			conn.AddObj(counter(name))
@@ -46,8 +50,32 @@ func BenchmarkDroppedPacket(b *testing.B) {
 		})
 		b.Run(fmt.Sprint("rules/", n), func(b *testing.B) {
 			w := newFlooded(b)
-			w.onNode(func(conn kernel) error { return writeRules(conn.Conn, want) })
+			w.onNode(func(conn nft.Conn) error { return writeRules(conn.Conn, want) })
 			w.flood(b, flooded)
+		})
+	}
+}
+
+// BenchmarkChange is what it takes to bring one changed limit into force, among some.
+func BenchmarkChange(b *testing.B) {
+	for _, n := range []int{1, 100} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			host := testnet.NewHost(b, "node")
+			l := New(Options{Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry()})
+			require.NoError(b, host.Do(func() error {
+				for i := uint32(1); b.Loop(); i++ {
+					l.want = limits{}
+					for k := range n {
+						l.want[at(netip.AddrFrom4([4]byte{203, 0, 113, byte(k)}), "dns")] = plan.Limit{PerSecond: 1, Ports: dns}
+					}
+					l.want[at(vip4, "dns")] = plan.Limit{PerSecond: 1 + i, Ports: dns}
+					l.reconcile()
+					if l.err != nil {
+						return l.err
+					}
+				}
+				return nil
+			}))
 		})
 	}
 }
@@ -75,7 +103,7 @@ func writeRules(conn *nftables.Conn, want limits) error {
 func newFlooded(b *testing.B) *world {
 	w := newWorld(b)
 	w.client.Run("ping", "-c1", "-W5", pod4.String()) // who is where takes time once
-	w.onNode(func(conn kernel) error {
+	w.onNode(func(conn nft.Conn) error {
 		drop := nftables.ChainPolicyDrop
 		end := conn.AddTable(&nftables.Table{Name: "end", Family: table.Family})
 		conn.AddChain(&nftables.Chain{

@@ -28,6 +28,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/pkg/notify"
+	"github.com/lodestone-lb/lodestone/speaker/nft"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -56,6 +57,7 @@ type Limiter struct {
 	sets  chan map[plan.LimitKey]plan.Limit
 
 	// Owned by Run.
+	line    nft.Line
 	set     bool // want is what Set was called with
 	want    map[plan.LimitKey]plan.Limit
 	inForce map[plan.LimitKey]plan.Limit // what was written to the kernel last
@@ -95,6 +97,7 @@ func (l *Limiter) Set(want map[plan.LimitKey]plan.Limit) { notify.Replace(l.sets
 // Run keeps the limits in force until ctx ends, then removes the table. It
 // returns an error only if that fails.
 func (l *Limiter) Run(ctx context.Context) error {
+	defer l.line.End()
 	for {
 		var due <-chan time.Time
 		if !l.due.IsZero() {
@@ -116,7 +119,7 @@ func (l *Limiter) Run(ctx context.Context) error {
 
 // remove removes the table. A process that may not change the kernel's tables has none.
 func (l *Limiter) remove() error {
-	if _, err := apply(nil); err != nil && (len(l.inForce) > 0 || !unavailable(err)) {
+	if _, err := apply(&l.line, nil); err != nil && (len(l.inForce) > 0 || !unavailable(err)) {
 		return fmt.Errorf("remove connection rate limits: %w", err)
 	}
 	l.published.Store(&state{})
@@ -125,7 +128,7 @@ func (l *Limiter) remove() error {
 
 // reconcile brings want into force.
 func (l *Limiter) reconcile() {
-	changed, err := apply(l.want)
+	changed, err := apply(&l.line, l.want)
 	if len(l.want) == 0 && len(l.inForce) == 0 && unavailable(err) {
 		err = nil // the node has no limits and needs none
 	}

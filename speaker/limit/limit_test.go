@@ -17,6 +17,7 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	"github.com/mdlayher/netlink"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
@@ -25,6 +26,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/testnet"
+	"github.com/lodestone-lb/lodestone/speaker/nft"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -132,7 +134,12 @@ func TestARestartLeavesNoGap(t *testing.T) {
 // apply does what a speaker does that is killed afterwards.
 func (w *world) apply(want limits) (changed bool) {
 	w.t.Helper()
-	require.NoError(w.t, w.node.Do(func() (err error) { changed, err = apply(want); return err }))
+	require.NoError(w.t, w.node.Do(func() (err error) {
+		var l nft.Line
+		defer l.End()
+		changed, err = apply(&l, want)
+		return err
+	}))
 	return changed
 }
 
@@ -293,7 +300,7 @@ func TestWhatSomebodyElseTakesAwayComesBack(t *testing.T) {
 		},
 	} {
 		before := len(mended.FindAllString(w.log.String(), -1))
-		w.onNode(func(conn kernel) error { return errors.Join(spoil(conn.Conn), conn.Flush()) })
+		w.onNode(func(conn nft.Conn) error { return errors.Join(spoil(conn.Conn), conn.Flush()) })
 		w.until(func() bool {
 			return len(mended.FindAllString(w.log.String(), -1)) > before && handle.ReplaceAllString(w.table(), "") == sound
 		}, func() any { return "after " + name + " " + w.table() })
@@ -447,6 +454,37 @@ func TestWhatFailedIsTriedAgain(t *testing.T) {
 	w.capped(at(vip4, "web"), 80, 100, 5, 5)
 }
 
+// The socket to the kernel stays open. Each change has the whole time, and a change begins anew without a socket, or after
+// one that failed.
+func TestSocketThatStaysOpen(t *testing.T) {
+	t.Parallel()
+	l := New(Options{Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry()})
+	require.NoError(t, testnet.NewHost(t, "node").Do(func() error {
+		var sockets []*netlink.Conn
+		limit := func(perSecond uint32) error {
+			l.want = limits{at(vip4, "web"): {PerSecond: perSecond, Ports: web}}
+			l.reconcile()
+			c, err := l.line.Open()
+			require.NoError(t, err)
+			sockets = append(sockets, c.Socket)
+			return l.err
+		}
+		require.NoError(t, limit(1))
+		require.NoError(t, sockets[0].SetDeadline(time.Now().Add(-time.Hour)))
+		require.NoError(t, limit(2), "its deadline has passed")
+		require.Same(t, sockets[0], sockets[1])
+		require.NoError(t, sockets[0].Close())
+		require.NoError(t, limit(3))
+		l.want = limits{at(vip4, strings.Repeat("x", 1000)): {PerSecond: 1, Ports: web}} // a name that is too long
+		l.reconcile()
+		require.Error(t, l.err)
+		require.NoError(t, limit(4))
+		require.NotSame(t, sockets[2], sockets[3])
+		l.line.End()
+		return nil
+	}))
+}
+
 // Any set leads to any other one, whatever the kernel holds.
 func TestAnySetFollowsAnyOther(t *testing.T) {
 	t.Parallel()
@@ -467,7 +505,7 @@ func TestAnySetFollowsAnyOther(t *testing.T) {
 		if w.apply(want) {
 			t.Fatalf("%v is written twice", want)
 		}
-		w.onNode(func(conn kernel) error {
+		w.onNode(func(conn nft.Conn) error {
 			there, err := exists(conn)
 			if err != nil || !there {
 				if len(want) > 0 {

@@ -2,6 +2,8 @@ package limit
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/lodestone-lb/lodestone/speaker/nft"
 )
 
 // Names of the metrics.
@@ -33,9 +35,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	want := c.published.Load().want
 	var counters map[string]uint64
 	if len(want) > 0 {
-		if conn, err := dial(); err == nil {
+		if conn, err := nft.Dial(); err == nil {
 			counters, _ = readCounters(conn)
-			conn.CloseLasting() //nolint:errcheck // nothing is lost with it
+			conn.Close()
 		}
 	}
 	active := 0

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -17,6 +16,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/lodestone-lb/lodestone/speaker/nft"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -26,12 +26,6 @@ const (
 	// format is in the comment of the base rules. A table of another format, from another version of
 	// Lodestone, is replaced as a whole.
 	format = "lodestone connection rate limits, format 1"
-	// timeout bounds how long the kernel takes for a transaction, or for one answer. The largest transaction
-	// needs some seconds of a processor.
-	timeout = 30 * time.Second
-	// buffer holds a transaction and all its acknowledgements, which the kernel sends before we can read
-	// the first. 5,000 limits fit, see TestManyLimits.
-	buffer = 32 << 20
 	// perMessage elements of a map fit into a netlink attribute, which holds 64 KiB.
 	perMessage = 100
 )
@@ -87,12 +81,18 @@ func (r ruleset) equal(other ruleset) bool {
 
 // apply changes the kernel's table to the wanted limits by one transaction, and reports whether anything had
 // to be changed.
-func apply(want map[plan.LimitKey]plan.Limit) (changed bool, err error) {
-	conn, err := dial()
-	if err != nil {
-		return false, err
+func apply(l *nft.Line, want map[plan.LimitKey]plan.Limit) (changed bool, err error) {
+	conn, err := l.Open()
+	if err == nil {
+		changed, err = change(conn, want)
 	}
-	defer conn.CloseLasting() //nolint:errcheck // nothing is lost with it
+	if err != nil {
+		l.End()
+	}
+	return changed, err
+}
+
+func change(conn nft.Conn, want map[plan.LimitKey]plan.Limit) (changed bool, err error) {
 	there, err := exists(conn)
 	if err != nil {
 		return false, err
@@ -123,38 +123,15 @@ func apply(want map[plan.LimitKey]plan.Limit) (changed bool, err error) {
 	return true, flush(conn)
 }
 
-// kernel is a conversation with nftables.
-type kernel struct {
-	*nftables.Conn
-	socket *netlink.Conn
-}
-
-func dial() (k kernel, err error) {
-	k.Conn, err = nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *netlink.Conn) error {
-		k.socket = c
-		return errors.Join(c.SetReadBuffer(buffer), c.SetWriteBuffer(buffer))
-	}))
-	if err != nil {
-		return k, fmt.Errorf("open a netlink socket to nftables: %w", err)
-	}
-	return k, nil
-}
-
-// inTime gives the kernel its time for the next request: what was done before, as encoding, does not count.
-func (k kernel) inTime() *nftables.Conn {
-	k.socket.SetDeadline(time.Now().Add(timeout)) //nolint:errcheck // it fails for a closed socket, as the request does
-	return k.Conn
-}
-
-func flush(conn kernel) error {
-	if err := conn.inTime().Flush(); err != nil {
+func flush(conn nft.Conn) error {
+	if err := conn.InTime().Flush(); err != nil {
 		return fmt.Errorf("change the nftables table inet %s: %w", tableName, err)
 	}
 	return nil
 }
 
-func exists(conn kernel) (bool, error) {
-	_, err := conn.inTime().ListTableOfFamily(tableName, table.Family)
+func exists(conn nft.Conn) (bool, error) {
+	_, err := conn.InTime().ListTableOfFamily(tableName, table.Family)
 	switch {
 	case errors.Is(err, unix.ENOENT):
 		return false, nil
@@ -168,7 +145,7 @@ func exists(conn kernel) (bool, error) {
 //
 // The kernel may skip objects while somebody else changes nftables. So everything that is written must also
 // be right if the object exists already.
-func read(conn kernel, there bool) (have ruleset, sound bool, err error) {
+func read(conn nft.Conn, there bool) (have ruleset, sound bool, err error) {
 	if !there {
 		return have, false, nil
 	}
@@ -178,7 +155,7 @@ func read(conn kernel, there bool) (have ruleset, sound bool, err error) {
 		return have, false, err
 	}
 	for _, f := range families { // the rules keep the maps from being deleted
-		elements, err := conn.inTime().GetSetElements(f.vips)
+		elements, err := conn.InTime().GetSetElements(f.vips)
 		if err != nil {
 			return have, false, fmt.Errorf("list the elements of nftables map %s: %w", f.vips.Name, err)
 		}
@@ -186,7 +163,7 @@ func read(conn kernel, there bool) (have ruleset, sound bool, err error) {
 			have.elements[string(e.Key)] = chainOf(e.Val)
 		}
 	}
-	chains, err := conn.inTime().ListChainsOfTableFamily(table.Family)
+	chains, err := conn.InTime().ListChainsOfTableFamily(table.Family)
 	if err != nil {
 		return have, false, fmt.Errorf("list nftables chains: %w", err)
 	}
@@ -206,7 +183,7 @@ func read(conn kernel, there bool) (have ruleset, sound bool, err error) {
 }
 
 // readLimit returns the chain's limit, or 0 if the chain is not as we write it.
-func readLimit(conn kernel, c *nftables.Chain) (uint32, error) {
+func readLimit(conn nft.Conn, c *nftables.Chain) (uint32, error) {
 	rules, err := comments(conn, c)
 	if err != nil || len(rules) != 1 {
 		return 0, err
@@ -219,8 +196,8 @@ func readLimit(conn kernel, c *nftables.Chain) (uint32, error) {
 }
 
 // comments returns the comments of a chain's rules, which identify what we wrote.
-func comments(conn kernel, c *nftables.Chain) ([]string, error) {
-	rules, err := conn.inTime().GetRules(table, c)
+func comments(conn nft.Conn, c *nftables.Chain) ([]string, error) {
+	rules, err := conn.InTime().GetRules(table, c)
 	if err != nil {
 		return nil, fmt.Errorf("list the rules of nftables chain %s: %w", c.Name, err)
 	}
@@ -233,8 +210,8 @@ func comments(conn kernel, c *nftables.Chain) ([]string, error) {
 }
 
 // readCounters returns how many packets each chain has dropped.
-func readCounters(conn kernel) (map[string]uint64, error) {
-	objects, err := conn.inTime().GetNamedObjects(table)
+func readCounters(conn nft.Conn) (map[string]uint64, error) {
+	objects, err := conn.InTime().GetNamedObjects(table)
 	if err != nil {
 		return nil, fmt.Errorf("list nftables counters: %w", err)
 	}

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/pkg/testnet"
+	"github.com/lodestone-lb/lodestone/speaker/nft"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -90,7 +91,7 @@ func newWorld(t testing.TB) *world {
 // dnat does kube-proxy's work, at its priority.
 func (w *world) dnat() {
 	w.t.Helper()
-	w.onNode(func(conn kernel) error {
+	w.onNode(func(conn nft.Conn) error {
 		proxy := conn.AddTable(&nftables.Table{Name: "proxy", Family: nftables.TableFamilyINet})
 		chain := conn.AddChain(&nftables.Chain{
 			Name: "services", Table: proxy, Type: nftables.ChainTypeNAT,
@@ -117,10 +118,10 @@ func (w *world) dnat() {
 }
 
 // onNode talks to the node's nftables.
-func (w *world) onNode(f func(conn kernel) error) {
+func (w *world) onNode(f func(conn nft.Conn) error) {
 	w.t.Helper()
 	require.NoError(w.t, w.node.Do(func() error {
-		conn, err := dial()
+		conn, err := nft.Dial()
 		if err != nil {
 			return err
 		}
@@ -200,7 +201,7 @@ func (w *world) table() string {
 func (w *world) dropped(key plan.LimitKey) int {
 	w.t.Helper()
 	var dropped int
-	w.onNode(func(conn kernel) error {
+	w.onNode(func(conn nft.Conn) error {
 		counters, err := readCounters(conn)
 		dropped = int(counters[chainName(key)])
 		return err
