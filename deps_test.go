@@ -94,6 +94,7 @@ var mayImport = []struct {
 		"the CLI runs the plan offline; segments and claims are as speakers report them"},
 	{"speaker/snapshot", []string{"pkg/annotation", "pkg/kube", "pkg/report", "speaker/plan"},
 		"speakers and the CLI derive the same snapshot from the same objects"},
+	{"controller/leader", nil, "whether this replica may write follows from its Lease alone"},
 	{"test/world", []string{"controller/quarantine", "controller/servicelb", "controller/servicelb/ledger", "pkg/annotation",
 		"pkg/clusterfacts", "pkg/config", "pkg/kube", "pkg/report", "speaker/core", "speaker/direct", "speaker/layer2/seal",
 		"speaker/layer2/segment", "speaker/layer2/wire", "speaker/plan", "speaker/snapshot", "test/nft"},
@@ -142,7 +143,8 @@ var onlyIn = []struct {
 	reason  string
 }{
 	{"k8s.io/client-go/", []string{"cmd/...", "controller/admission", "pkg/apiclient", "inspect/cluster", "pkg/clusterfacts",
-		"inspect/dashboard/example", "inspect/diagnosis", "pkg/debughttp", "pkg/kube", "controller/leaseevents", "pkg/objects",
+		"inspect/dashboard/example", "inspect/diagnosis", "pkg/debughttp", "pkg/kube", "controller/leader", "controller/leaseevents",
+		"pkg/objects",
 		"controller/poolstatus", "controller/provider", "controller/quarantine", "controller/servicelb", "speaker", "speaker/membership"},
 		"what talks to the API server can be named at a glance"},
 	{"github.com/vishvananda/netlink", []string{"speaker/netstate", "pkg/testnet", "speaker/podroutes", "speaker/direct"},

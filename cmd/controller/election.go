@@ -11,6 +11,7 @@ import (
 	"k8s.io/cloud-provider/app/config"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo" // of the client: leader_election_, rest_client_, workqueue_
 
+	"github.com/lodestone-lb/lodestone/controller/leader"
 	"github.com/lodestone-lb/lodestone/controller/servicelb"
 )
 
@@ -21,8 +22,8 @@ type election struct {
 	// elector is nil when there is no election: --leader-elect=false.
 	elector *leaderelection.LeaderElector
 	health  *leaderelection.HealthzAdaptor
-	// margin is how long before its end the lease does not count any more.
-	margin time.Duration
+	// term is for how long this process certainly has the lease.
+	term *leader.Term
 	// won is closed when this process leads, ended when it does not any more.
 	won, ended chan struct{}
 	// ctx is the election's: it outlives the tasks of the leader.
@@ -41,16 +42,15 @@ func identity() string {
 	return name + "_" + uuid.NewString()
 }
 
-// marginOf returns the margin. A write that begins before the margin is over, or given up,
-// when the lease ends.
-func marginOf(lease, renewal time.Duration) time.Duration {
-	return min(max(lease-renewal, servicelb.PatchTimeout), lease/2)
+// termOf returns the term of a process that has not stood for election.
+func termOf(lease, renewal time.Duration) *leader.Term {
+	return leader.NewTerm(lease, leader.Margin(lease, renewal, servicelb.PatchTimeout))
 }
 
 // newElection takes the election over from the framework.
 func newElection(c *config.CompletedConfig) (*election, error) {
 	by := c.ComponentConfig.Generic.LeaderElection
-	e := &election{margin: marginOf(by.LeaseDuration.Duration, by.RenewDeadline.Duration),
+	e := &election{term: termOf(by.LeaseDuration.Duration, by.RenewDeadline.Duration),
 		health: leaderelection.NewLeaderHealthzAdaptor(by.LeaseDuration.Duration), won: make(chan struct{}), ended: make(chan struct{})}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	if !by.LeaderElect {
@@ -64,7 +64,7 @@ func newElection(c *config.CompletedConfig) (*election, error) {
 		return nil, err
 	}
 	e.elector, err = leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock: lock, Name: by.ResourceName, WatchDog: e.health, ReleaseOnCancel: true,
+		Lock: leader.Lock{Interface: lock, Term: e.term}, Name: by.ResourceName, WatchDog: e.health, ReleaseOnCancel: true,
 		LeaseDuration: by.LeaseDuration.Duration, RenewDeadline: by.RenewDeadline.Duration, RetryPeriod: by.RetryPeriod.Duration,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(context.Context) { close(e.won) },
@@ -121,11 +121,12 @@ func (e *election) leads() bool {
 // holds reports whether this process certainly has the lease, because it renewed the lease so
 // recently that nobody else can have taken it.
 func (e *election) holds() bool {
-	return e.elector == nil || e.elector.IsLeader() && e.elector.Check(-e.margin) == nil
+	return e.elector == nil || e.elector.IsLeader() && e.term.Holds(time.Now())
 }
 
 // resign gives the lease back, if this process has it.
 func (e *election) resign() {
+	e.term.Resign()
 	e.cancel()
 	<-e.ended
 }

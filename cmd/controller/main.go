@@ -14,7 +14,6 @@
 //	process.go    the parts of the process, and how they are wired
 //	lifecycle.go  what starts when this replica leads, and ends before it does not
 //	election.go   who leads, and when a leader gives up
-//	fence.go      refuses writes once this replica does not lead any more
 //	health.go     /readyz: which checks there are
 //	secure.go     our port, its certificates, and metrics
 //	admission.go  the webhook that refuses a broken configuration

@@ -26,6 +26,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/lodestone-lb/lodestone/controller/dhcp/pools"
+	"github.com/lodestone-lb/lodestone/controller/leader"
 	"github.com/lodestone-lb/lodestone/controller/leaseevents"
 	"github.com/lodestone-lb/lodestone/controller/poolstatus"
 	"github.com/lodestone-lb/lodestone/controller/provider"
@@ -111,7 +112,7 @@ func (p *process) cloud(c *config.CompletedConfig) cloudprovider.Interface {
 	objects.Share(c.SharedInformers, p.scope.Covers)
 	own := rest.AddUserAgent(rest.CopyConfig(c.Kubeconfig), servicelb.Name)
 	own.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return fence{next, func() bool { return p.election.holds() }}
+		return leader.Fence{Next: next, Holds: func() bool { return p.election.holds() }}
 	})
 	p.client, err = kubernetes.NewForConfig(own)
 	p.fatal(err)

@@ -22,6 +22,7 @@ import (
 	"k8s.io/cloud-provider/app/config"
 
 	"github.com/lodestone-lb/lodestone/controller/dhcp/pools"
+	"github.com/lodestone-lb/lodestone/controller/leader"
 	"github.com/lodestone-lb/lodestone/controller/poolstatus"
 	"github.com/lodestone-lb/lodestone/controller/provider"
 	"github.com/lodestone-lb/lodestone/controller/quarantine"
@@ -58,16 +59,16 @@ func TestProcessIsBoundedAndFenced(t *testing.T) {
 	c := (&config.Config{Kubeconfig: &rest.Config{Host: api.URL}}).Complete()
 	c.ComponentConfig.Generic.Controllers = []string{"*"}
 	c.ComponentConfig.KubeCloudShared.CloudProvider.Name = provider.Name
-	leader := &c.ComponentConfig.Generic.LeaderElection
-	leader.LeaderElect, leader.ResourceLock, leader.ResourceNamespace, leader.ResourceName = true, "leases", "ls", "lodestone-controller"
-	leader.LeaseDuration.Duration, leader.RenewDeadline.Duration, leader.RetryPeriod.Duration = 10*time.Second, 7*time.Second, time.Second
+	elected := &c.ComponentConfig.Generic.LeaderElection
+	elected.LeaderElect, elected.ResourceLock, elected.ResourceNamespace, elected.ResourceName = true, "leases", "ls", "lodestone-controller"
+	elected.LeaseDuration.Duration, elected.RenewDeadline.Duration, elected.RetryPeriod.Duration = 10*time.Second, 7*time.Second, time.Second
 	p.cloud(c)
 
-	short, cancel := context.WithTimeout(t.Context(), 3*look)
+	short, cancel := context.WithTimeout(t.Context(), 3*leader.Look)
 	defer cancel()
 	_, err := p.client.CoreV1().ConfigMaps("ls").Create(short, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a"}},
 		metav1.CreateOptions{})
-	require.ErrorIs(t, err, errFenced)
+	require.ErrorIs(t, err, leader.ErrFenced)
 
 	informer := c.SharedInformers.Core().V1().Services().Informer()
 	ctx, end := context.WithCancel(t.Context())

@@ -1,0 +1,155 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+
+	"github.com/lodestone-lb/lodestone/controller/leader"
+	"github.com/lodestone-lb/lodestone/controller/servicelb"
+)
+
+// A write that the fence lets through is over before another process can lead.
+func TestFenceClosesBeforeTheLeaseEnds(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ lease, renewal time.Duration }{{10 * time.Second, 7 * time.Second}, {15 * time.Second, 10 * time.Second},
+		{60 * time.Second, 40 * time.Second}} {
+		if last := tt.lease - leader.Margin(tt.lease, tt.renewal, servicelb.PatchTimeout); last+servicelb.PatchTimeout > tt.lease {
+			t.Errorf("lease of %s: a write that begins after %s may end after it", tt.lease, last)
+		}
+	}
+}
+
+// Whatever the lease is, most of it is there to write in: with a margin as long as the lease no write would go
+// through, although this process leads.
+func TestTheMarginLeavesTimeToWrite(t *testing.T) {
+	t.Parallel()
+	for _, lease := range []time.Duration{2 * time.Second, 5 * time.Second, 10 * time.Second, 15 * time.Second, time.Minute} {
+		for _, renewal := range []time.Duration{lease / 10, lease / 2, lease * 7 / 10, lease - 1} {
+			margin := leader.Margin(lease, renewal, servicelb.PatchTimeout)
+			assert.Positive(t, margin)
+			assert.LessOrEqual(t, margin, lease/2, "lease %s, renewed for %s", lease, renewal)
+		}
+	}
+}
+
+// slow is a Lease that this process takes, and whose answers take their time. While it is suspended none comes,
+// whatever the context says.
+type slow struct {
+	resourcelock.Interface
+	suspended atomic.Bool
+	answer    time.Duration
+	// holder is on the Lease since written.
+	mu      sync.Mutex
+	holder  string
+	written time.Time
+}
+
+func (*slow) Identity() string { return "us" }
+func (*slow) Describe() string { return "the leader lease" }
+func (s *slow) Get(context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return &resourcelock.LeaderElectionRecord{HolderIdentity: s.holder}, nil, nil
+}
+func (*slow) RecordEvent(string) {}
+func (s *slow) Update(_ context.Context, r resourcelock.LeaderElectionRecord) error {
+	if s.suspended.Load() && r.HolderIdentity != "" {
+		time.Sleep(time.Hour)
+	}
+	s.mu.Lock()
+	s.holder, s.written = r.HolderIdentity, time.Now()
+	s.mu.Unlock()
+	time.Sleep(s.answer)
+	return nil
+}
+
+func (s *slow) is() (holder string, since time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.holder, s.written
+}
+
+const lease, renewal = 15 * time.Second, 10 * time.Second
+
+// stand has a process stand for election, and returns when it leads.
+func stand(t *testing.T, lock resourcelock.Interface) *election {
+	t.Helper()
+	e := &election{term: termOf(lease, renewal), won: make(chan struct{}), ended: make(chan struct{})}
+	e.ctx, e.cancel = context.WithCancel(t.Context())
+	var err error
+	e.elector, err = leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+		Lock: leader.Lock{Interface: lock, Term: e.term}, Name: "us", ReleaseOnCancel: true,
+		LeaseDuration: lease, RenewDeadline: renewal, RetryPeriod: time.Second,
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: func(context.Context) { close(e.won) }, OnStoppedLeading: func() {}},
+	})
+	require.NoError(t, err)
+	require.False(t, e.holds(), "before it leads")
+	go e.run()
+	<-e.won
+	return e
+}
+
+// A process that leads, and does not know that it has not renewed its lease, writes nothing that might end
+// after the lease. Others count the lease from when it was written, which is before the answer.
+func TestALeaseThatIsNotRenewedIsNotHeldToItsEnd(t *testing.T) {
+	for _, answer := range []time.Duration{0, 3 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			lock := &slow{answer: answer}
+			e := stand(t, lock)
+			lock.suspended.Store(true)
+			const step = 10 * time.Millisecond
+			for e.holds() {
+				time.Sleep(step)
+			}
+			_, written := lock.is()
+			assert.True(t, e.elector.IsLeader(), "it does not know")
+			assert.LessOrEqual(t, time.Since(written)+servicelb.PatchTimeout, lease+step, "answers after %s", answer)
+			lock.suspended.Store(false)
+			time.Sleep(time.Hour)
+			e.resign()
+		})
+	}
+}
+
+// broken is a Lease that cannot be renewed any more.
+type broken struct {
+	slow
+	fails atomic.Bool
+}
+
+func (b *broken) Update(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
+	if b.fails.Load() && r.HolderIdentity != "" {
+		return errors.New("the API server is ill")
+	}
+	return b.slow.Update(ctx, r)
+}
+
+// A process that could not renew its lease does not give it back, because another one would lead while what this one
+// has begun to write is on its way. One that is stopped has ended its work.
+func TestALeaseThatIsLostIsNotGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lock := &broken{}
+		e := stand(t, lock)
+		lock.fails.Store(true)
+		<-e.ended
+		holder, _ := lock.is()
+		assert.Equal(t, "us", holder, "lost")
+
+		lock = &broken{}
+		e = stand(t, lock)
+		e.resign()
+		holder, _ = lock.is()
+		assert.Empty(t, holder, "stopped in order")
+	})
+}
