@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -33,13 +34,15 @@ import (
 
 // What the process is made of: the informers of the factory, which the framework's controllers and ours share, keep
 // projections of Services, because whole ones of a few tenants would need more memory than the controller has. And our
-// client writes nothing while this process does not certainly lead.
+// client writes nothing while this process does not certainly lead. What Services hold is read as of now, and not as
+// an API server remembers it that lags behind: another leader has just given addresses.
 func TestProcessIsBoundedAndFenced(t *testing.T) {
 	var list bytes.Buffer
 	codec := scheme.Codecs.EncoderForVersion(protobuf.NewSerializer(scheme.Scheme, scheme.Scheme), corev1.SchemeGroupVersion)
 	require.NoError(t, codec.Encode(&corev1.ServiceList{ListMeta: metav1.ListMeta{ResourceVersion: "1"}, Items: []corev1.Service{
 		{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", Annotations: map[string]string{"example.com/note": "x"}}},
 	}}, &list))
+	var age atomic.Pointer[string]
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case r.URL.Path != "/api/v1/services":
@@ -49,6 +52,8 @@ func TestProcessIsBoundedAndFenced(t *testing.T) {
 		case r.URL.Query().Get("watch") != "":
 			<-r.Context().Done()
 		default:
+			version := r.URL.Query().Get("resourceVersion")
+			age.Store(&version)
 			w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
 			_, _ = w.Write(list.Bytes())
 		}
@@ -76,6 +81,7 @@ func TestProcessIsBoundedAndFenced(t *testing.T) {
 	go func() { defer close(done); informer.RunWithContext(ctx) }()
 	defer func() { end(); <-done }()
 	require.True(t, cache.WaitForCacheSync(ctx.Done(), informer.HasSynced))
+	require.Empty(t, *age.Load(), "a list of any age")
 	obj, exists, err := informer.GetStore().GetByKey("shop/web")
 	require.NoError(t, err)
 	require.True(t, exists)

@@ -84,6 +84,20 @@ type Scope struct {
 	Labels, Fields string
 	// Cached is set if a list may be as old as what the API server has in memory.
 	Cached bool
+	// Fresh is set if the first list of an informer must have all that was written before.
+	Fresh bool
+}
+
+// Shared is the scope of the informers that Share changes. What Services hold is imported from them: a list as old as
+// the memory of an API server that lags behind would lack what another leader has just given.
+var Shared = Scope{Fresh: true}
+
+// First returns the options of an informer's list. Of the first one an informer says that it may have any age.
+func (s Scope) First(o metav1.ListOptions) metav1.ListOptions {
+	if s.Fresh && o.ResourceVersion == "0" {
+		o.ResourceVersion = ""
+	}
+	return o
 }
 
 func (s Scope) options(o metav1.ListOptions) metav1.ListOptions {
@@ -127,7 +141,7 @@ func Share(factory informers.SharedInformerFactory, ours func(*corev1.Service) b
 
 func share[E any, P decodable[E]](factory informers.SharedInformerFactory, k Kind[E, P]) {
 	factory.InformerFor(P(new(E)), func(client kubernetes.Interface, resync time.Duration) cache.SharedIndexInformer {
-		return k.Informer(client, Scope{}, cache.SharedIndexInformerOptions{
+		return k.Informer(client, Shared, cache.SharedIndexInformerOptions{
 			ResyncPeriod: resync, Indexers: cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc},
 		})
 	})
@@ -168,7 +182,7 @@ func Informer[E any, P decodable[E], K any, T pointer[K]](kind Kind[E, P], clien
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			l := &list{}
 			r.reset()
-			head, err := kind.read(ctx, client, scope, options, func(obj P) {
+			head, err := kind.read(ctx, client, scope, scope.First(options), func(obj P) {
 				if kept, ok := r.keep(obj); ok {
 					r.note(kept)
 					l.Items = append(l.Items, kept)
