@@ -4,8 +4,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-
-	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
 // Forwarding is what is forwarded directly, see config.Layer2.
@@ -46,29 +44,6 @@ type Backend struct {
 func (d Direct) Equal(other Direct) bool {
 	return d.ByClient == other.ByClient && d.Seed == other.Seed && d.Local == other.Local && slices.Equal(d.Ports, other.Ports) &&
 		slices.Equal(d.Backends, other.Backends)
-}
-
-// Reaches reports whether the node can hand packets for a VIP to another one: the address of that is on
-// a segment of this one, or this one's segments are not known. The address is the zero value if the
-// other one has none of the VIP's family.
-func (n *Node) Reaches(other *Node, vip netip.Addr) (at netip.Addr, ok bool) {
-	at = other.address(vip.Is4())
-	return at, n.onSegment(at)
-}
-
-// address returns the node's address of IPv4, or of IPv6: the zero value if it has none.
-func (n *Node) address(four bool) netip.Addr {
-	for _, a := range n.Addresses {
-		if a.Is4() == four {
-			return a
-		}
-	}
-	return netip.Addr{}
-}
-
-// onSegment reports whether the address is on a segment of the node, or the node's segments are not known.
-func (n *Node) onSegment(at netip.Addr) bool {
-	return n.Segments == nil || slices.ContainsFunc(n.Segments, func(g report.Segment) bool { return g.Subnet.Contains(at) })
 }
 
 // part is which part of the new connections a node keeps, as a fraction. All is 0 if nobody keeps them.

@@ -88,39 +88,6 @@ func (v *view) scopeOf(addr netip.Addr, pool *config.Pool) *scope {
 	return s
 }
 
-// advertised has the advertisements for each pool, as far as somebody asked. The key nil is for VIPs outside all pools.
-type advertised map[*config.Pool][]*config.Advertisement
-
-// of returns the advertisements of the configuration that announce VIPs of the pool, of those that the function selects.
-func (ad advertised) of(pool *config.Pool, c *config.Config, selects func(*config.Advertisement) bool) []*config.Advertisement {
-	all, ok := ad[pool]
-	if ok || c == nil {
-		return all
-	}
-	for i := range c.Advertisements {
-		if a := &c.Advertisements[i]; selects(a) && (pool == nil || pool.AdvertisedBy(a.Name)) {
-			all = append(all, a)
-		}
-	}
-	ad[pool] = all
-	return all
-}
-
-// applied returns which of the advertisements apply to a VIP of these Services, in the form of
-// scopeKey.applied. It takes one selected Service, so that no Service silences others at its address.
-func applied(advertisements []*config.Advertisement, services []*Service) string {
-	if !slices.ContainsFunc(advertisements, func(a *config.Advertisement) bool { return len(a.ServiceSelector) > 0 }) {
-		return ""
-	}
-	each := make([]byte, len(advertisements))
-	for i, a := range advertisements {
-		if slices.ContainsFunc(services, func(s *Service) bool { return a.ServiceSelector.Matches(s.Labels) }) {
-			each[i] = 1
-		}
-	}
-	return string(each)
-}
-
 // newScope returns the scope of the key. The results of the election come from the scope before, if
 // there is one.
 func newScope(s Snapshot, key scopeKey, advertisements []*config.Advertisement, before *scope) *scope {
@@ -175,12 +142,6 @@ func (s *scope) locate() {
 	for _, c := range s.candidates {
 		c.elsewhere, c.unplugged = c.elsewhere && known, c.unplugged && linked
 	}
-}
-
-// sound reports whether the node may own VIPs of its segments, and announce VIPs to routers.
-func (s *Snapshot) sound(name string) bool {
-	n := s.Nodes[name]
-	return s.Speakers[name] && !n.Excluded(s.Config) && !n.NetworkUnavailable
 }
 
 // able reports whether the candidate may own the scope's VIPs.

@@ -8,6 +8,7 @@
 //	make.go         Make: a plan from a snapshot
 //	planner.go      Planner: keeps a plan up to date when Services and nodes change
 //	owner.go        which nodes may own a VIP, and which one does
+//	advertised.go   which advertisements are for a VIP
 //	segments.go     which segment a VIP is on
 //	connections.go  which connections to a VIP are forwarded, and this node's part of their limits
 //	direct.go       with direct forwarding: which nodes keep the connections to a VIP, and which part of them
@@ -150,6 +151,35 @@ func (n Node) Excluded(c *config.Config) bool {
 
 // impaired reports whether the node is the last choice.
 func (n Node) impaired() bool { return n.Blind || n.Sick }
+
+// sound reports whether the node may own VIPs of its segments, and announce VIPs to routers.
+func (s *Snapshot) sound(name string) bool {
+	n := s.Nodes[name]
+	return s.Speakers[name] && !n.Excluded(s.Config) && !n.NetworkUnavailable
+}
+
+// Reaches reports whether the node can hand packets for a VIP to another one: the address of that is on
+// a segment of this one, or this one's segments are not known. The address is the zero value if the
+// other one has none of the VIP's family.
+func (n *Node) Reaches(other *Node, vip netip.Addr) (at netip.Addr, ok bool) {
+	at = other.address(vip.Is4())
+	return at, n.onSegment(at)
+}
+
+// address returns the node's address of IPv4, or of IPv6: the zero value if it has none.
+func (n *Node) address(four bool) netip.Addr {
+	for _, a := range n.Addresses {
+		if a.Is4() == four {
+			return a
+		}
+	}
+	return netip.Addr{}
+}
+
+// onSegment reports whether the address is on a segment of the node, or the node's segments are not known.
+func (n *Node) onSegment(at netip.Addr) bool {
+	return n.Segments == nil || slices.ContainsFunc(n.Segments, func(g report.Segment) bool { return g.Subnet.Contains(at) })
+}
 
 // answers reports whether VIPs with these patterns are announced on the segment; see config.Layer2.
 func answers(s report.Segment, patterns []string) bool {

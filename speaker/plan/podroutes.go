@@ -177,10 +177,6 @@ func readPodCIDR(node, text string, c *config.Config) *podCIDR {
 	return p
 }
 
-func contains(outer, inner netip.Prefix) bool {
-	return outer.Bits() <= inner.Bits() && outer.Contains(inner.Addr())
-}
-
 // older orders nodes by age: a younger node must not take the traffic of an older one.
 func older(nodes map[string]Node, a, b string) int {
 	return cmp.Or(nodes[a].Created.Compare(nodes[b].Created), cmp.Compare(a, b))

@@ -36,3 +36,8 @@ func (s *segments) smallest(addr netip.Addr) netip.Prefix {
 	}
 	return netip.Prefix{}
 }
+
+// contains reports whether one prefix contains the other.
+func contains(outer, inner netip.Prefix) bool {
+	return outer.Bits() <= inner.Bits() && outer.Contains(inner.Addr())
+}
