@@ -126,13 +126,12 @@ func (p *plan) renews(g *holding) bool {
 
 // draw picks pools for the families that are not settled.
 func (p *plan) draw() *Refusal {
-	missing := p.missing()
-	home := p.home(missing)
+	home := p.home(p.missing())
 	for i, f := range p.Families {
-		for set := familySet(1) << f.index(); !p.settled(i) && p.refused[i] == nil; {
+		for !p.settled(i) && p.refused[i] == nil {
 			from := home
-			if from == nil || !p.gives(from, set) {
-				from = p.firstPool(set)
+			if from == nil || !p.gives(from, f) {
+				from = p.firstPool(f)
 			}
 			if from == nil && p.wanted(i) > 1 { // what is picked already belongs to the reason
 				p.refused[i] = p.refuseDraw(i)
@@ -158,10 +157,10 @@ func (p *plan) draw() *Refusal {
 }
 
 // missing returns the families that must still be drawn and may be.
-func (p *plan) missing() (missing familySet) {
+func (p *plan) missing() (missing []Family) {
 	for i, f := range p.Families {
 		if !p.settled(i) && p.refused[i] == nil {
-			missing |= 1 << f.index()
+			missing = append(missing, f)
 		}
 	}
 	return missing
@@ -169,14 +168,14 @@ func (p *plan) missing() (missing familySet) {
 
 // home returns a pool that gives every missing family: the pool of the settled family if that
 // one does, otherwise the first that does.
-func (p *plan) home(missing familySet) *pool {
-	if missing == 0 {
+func (p *plan) home(missing []Family) *pool {
+	if len(missing) == 0 {
 		return nil
 	}
-	if q := p.settledPool(); q != nil && p.gives(q, missing) {
+	if q := p.settledPool(); q != nil && p.gives(q, missing...) {
 		return q
 	}
-	return p.firstPool(missing)
+	return p.firstPool(missing...)
 }
 
 // settledPool returns the pool of what is settled, nil if nothing is.
@@ -189,25 +188,19 @@ func (p *plan) settledPool() *pool {
 	return nil
 }
 
-// firstPool returns the first pool that gives the request every family of the
-// set.
-func (p *plan) firstPool(set familySet) *pool {
+// firstPool returns the first pool that gives the request each of the families.
+func (p *plan) firstPool(of ...Family) *pool {
 	for i := range p.candidates() {
-		if q := p.candidate(i); p.gives(q, set) {
+		if q := p.candidate(i); p.gives(q, of...) {
 			return q
 		}
 	}
 	return nil
 }
 
-// gives reports whether a pool gives the request every family of the set.
-func (p *plan) gives(q *pool, set familySet) bool {
-	for i, f := range families {
-		if set&(1<<i) != 0 && p.obstacle(q, f) != "" {
-			return false
-		}
-	}
-	return true
+// gives reports whether a pool gives the request each of the families.
+func (p *plan) gives(q *pool, of ...Family) bool {
+	return !slices.ContainsFunc(of, func(f Family) bool { return p.obstacle(q, f) != "" })
 }
 
 // apply carries a plan out: it takes what is new, then gives back what is not

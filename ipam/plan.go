@@ -6,9 +6,6 @@ import (
 	"time"
 )
 
-// familySet is a set of families: bit i for families[i].
-type familySet uint8
-
 // plan is how a request will be met.
 type plan struct {
 	request
