@@ -500,6 +500,7 @@ func TestNodeThatMissedAService(t *testing.T) {
 		}
 		w.wantAt(there, backends...)
 	}
+	w.wantAt(there) // they begin before the Service comes: of what is there then they do not know how old it is
 	change(true, 1, 1, 0)
 	all := w.open(60)
 	require.Zero(t, at(all)["n3"])
