@@ -35,6 +35,7 @@ type segment struct {
 	deaf  atomic.Value  // that of one that only hears answers to connections of its own
 	dials atomic.Int64  // of connections to the speaker that is counted
 	count atomic.Value  // its address
+	frames
 	ends  map[string]*end
 	ended chan struct{}
 }
@@ -66,6 +67,7 @@ func (e *end) cut(other string) bool {
 }
 
 func (e *end) WriteTo(b []byte, address string) (time.Time, error) {
+	e.frames.packet(e.address.String(), address)
 	if rand.Uint32N(100) >= e.loss.Load() && !e.cut(address) {
 		p := &memberlist.Packet{Buf: bytes.Clone(b), From: net.UDPAddrFromAddrPort(e.address)}
 		go func() {
@@ -86,6 +88,7 @@ func (e *end) DialTimeout(address string, wait time.Duration) (net.Conn, error) 
 	if e.count.Load() == address {
 		e.dials.Add(1)
 	}
+	e.frames.connection(e.address.String(), address)
 	if e.cut(address) {
 		time.Sleep(wait)
 		return nil, os.ErrDeadlineExceeded
@@ -127,24 +130,9 @@ func living(t *testing.T, m config.Membership, speakers int, loss uint32, d time
 func onSegment(t *testing.T, m config.Membership, speakers int, log slog.Handler, story func(*testing.T, *segment, []*Task)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		s := &segment{ends: map[string]*end{}, ended: make(chan struct{})}
-		c := makeCluster(t)
-		var all []*Task
-		leases := cache.NewStore(cache.MetaNamespaceKeyFunc)
-		for i := range speakers {
-			o := c.options(fmt.Sprint("n", i+1))
-			require.NoError(t, leases.Add(leaseOf(o.Node)))
-			o.Log, o.Config, o.tcpTimeout = slog.New(log), with(m), 0
-			o.Address = netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}), DefaultPort)
-			task := New(o)
-			task.leases.store = leases
-			_, err := task.readSettings(t.Context())
-			require.NoError(t, err)
-			list, err := memberlist.Create(task.gossip.config(s.plug(o.Address)))
-			require.NoError(t, err)
-			task.list.Store(list)
-			all = append(all, task)
-			_, err = list.Join([]string{all[0].options.Address.String()})
+		s, all := strangers(t, m, speakers, log)
+		for _, task := range all[1:] {
+			_, err := task.list.Load().Join([]string{all[0].options.Address.String()})
 			require.NoError(t, err)
 		}
 		ctx, end := context.WithCancel(t.Context())
@@ -157,12 +145,41 @@ func onSegment(t *testing.T, m config.Membership, speakers int, log slog.Handler
 		}
 		story(t, s, all)
 		end()
-		close(s.ended)
-		for _, task := range all {
-			task.list.Load().Shutdown() //nolint:errcheck // it always returns nil
-		}
-		time.Sleep(2 * time.Second) // until the last probes have ended
+		s.end(all)
 	})
+}
+
+// strangers returns speakers on a segment, of which none has met another one.
+func strangers(t *testing.T, m config.Membership, speakers int, log slog.Handler) (*segment, []*Task) {
+	t.Helper()
+	s := &segment{ends: map[string]*end{}, ended: make(chan struct{})}
+	c := makeCluster(t)
+	var all []*Task
+	leases := cache.NewStore(cache.MetaNamespaceKeyFunc)
+	for i := range speakers {
+		o := c.options(fmt.Sprint("n", i+1))
+		require.NoError(t, leases.Add(leaseOf(o.Node)))
+		o.Log, o.Config, o.tcpTimeout = slog.New(log), with(m), 0
+		o.Address = netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}), DefaultPort)
+		task := New(o)
+		task.leases.store = leases
+		_, err := task.readSettings(t.Context())
+		require.NoError(t, err)
+		list, err := memberlist.Create(task.gossip.config(s.plug(o.Address)))
+		require.NoError(t, err)
+		task.list.Store(list)
+		all = append(all, task)
+	}
+	return s, all
+}
+
+// end ends the speakers.
+func (s *segment) end(all []*Task) {
+	close(s.ended)
+	for _, task := range all {
+		task.list.Load().Shutdown() //nolint:errcheck // it always returns nil
+	}
+	time.Sleep(2 * time.Second) // until the last probes have ended
 }
 
 func count(all []*Task) (verdicts int) {

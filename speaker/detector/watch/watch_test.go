@@ -63,6 +63,29 @@ func BenchmarkOneIsLost(b *testing.B) {
 	}
 }
 
+// What each speaker sends and receives does not grow with the fleet.
+func TestPacketsOfASpeaker(t *testing.T) {
+	t.Parallel()
+	const perSecond = 3 * 1000 / 25 // at 25 ms, to three others
+	for _, n := range []int{3, 100, *speakers} {
+		w := newWorld(t, n)
+		w.run(time.Second)
+		before := map[*node]uint64{}
+		for _, x := range w.nodes {
+			before[x] = x.sequence
+		}
+		w.run(time.Second)
+		sent, received := 0, 0 // by one of them, at most
+		for _, x := range w.nodes {
+			sent = max(sent, int(x.sequence-before[x]))
+			received = max(received, len(x.watched)*1000/25)
+		}
+		t.Logf("%d speakers: each sends %d packets a second at most, and receives %d", n, sent, received)
+		assert.LessOrEqual(t, sent, perSecond+3)
+		assert.LessOrEqual(t, received, 5*perSecond, "hashing is not even")
+	}
+}
+
 // A tenth of all packets is lost, and nobody is taken for lost.
 func TestPacketsGetLost(t *testing.T) {
 	t.Parallel()
@@ -324,6 +347,8 @@ func TestColdStart(t *testing.T) {
 	}
 	w.run(5 * time.Second)
 	w.quiet(t)
+	t.Logf("each speaker sent %d packets a second", w.sent/n/5)
+	assert.LessOrEqual(t, w.sent/n/5, 2*watchers*1000/25)
 	dead, since := w.nodes[17], w.now
 	w.kill(dead)
 	w.run(time.Second)
