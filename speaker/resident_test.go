@@ -23,6 +23,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/testnet"
 	"github.com/lodestone-lb/lodestone/pkg/testnet/router"
 	"github.com/lodestone-lb/lodestone/speaker/bgp"
+	"github.com/lodestone-lb/lodestone/speaker/netstate"
 )
 
 const (
@@ -91,7 +92,8 @@ func beResident(url string) error {
 		})
 	}
 	o.Config = &fakeConfig{config: &c}
-	announcer := bgp.New(bgp.Options{Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Registry: prometheus.NewRegistry()})
+	announcer := bgp.New(bgp.Options{Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Registry: prometheus.NewRegistry(),
+		NextHops: netstate.NextHops})
 	o.Router = announcer
 	s, err := New(o)
 	if err != nil {
