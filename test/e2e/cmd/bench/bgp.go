@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"regexp"
 	"slices"
 	"time"
 
@@ -41,10 +42,17 @@ const (
 // power, with BFD and, for the record, by the hold time alone.
 func routerLoss(ctx context.Context, installation *lodestone.Installation) error {
 	l := load{installation, 1}
+	only, err := regexp.Compile(*cases)
+	if err != nil {
+		return err
+	}
 	for _, c := range []struct {
 		name, keys string
 		trials     int
 	}{{"bfd=50x3", fastestBFD, 20}, {"bfd=100x3", fastBFD, 20}, {"hold=9s", "holdTime: 9s", 3}} {
+		if !only.MatchString(c.name) {
+			continue
+		}
 		err := l.whileRouted(ctx, c.keys, func(vip netip.Addr) error {
 			var outages []time.Duration
 			for range c.trials {
