@@ -15,6 +15,7 @@ func main() {
 	seeds := flag.Int("seeds", 1000, "how many seeds")
 	from := flag.Uint64("from", 1, "the first of them")
 	nodes := flag.Int("nodes", 0, "how many nodes each world has; 0: as the seed says")
+	with := flag.String("with", "", "pass over seeds without a fault of this kind, by its name in a story")
 	first := flag.Bool("first", false, "end with the first seed that fails")
 	shrink := flag.Bool("shrink", false, "with -seed: make the failing scenario smaller first")
 	flag.Parse()
@@ -39,6 +40,9 @@ func main() {
 	begun, failed, lived := time.Now(), 0, time.Duration(0)
 	for i := range uint64(*seeds) {
 		s := scenario(*from + i)
+		if *with != "" && !s.Has(*with) {
+			continue
+		}
 		lived += s.End()
 		if f := world.Run(s, nil); f != nil {
 			failed++

@@ -13,6 +13,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/lodestone-lb/lodestone/controller/servicelb"
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
+	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/report"
 )
@@ -26,6 +29,21 @@ type api struct {
 	// edition counts the writes of each object: it is its resourceVersion.
 	edition map[string]int
 	away    map[string]int // by client, how many faults keep the server from answering
+	history []change
+	lag     map[string]time.Duration // by client, by how much the server lags that it is connected to
+	behind  map[string]int           // by client, how many faults have it not hear of all changes in time
+	past    *ledger.Ledger           // of the controller that gives the next Service its address before the world begins
+	tempted func() map[string]string // the annotations with which the next Service is created
+	lease   lease
+	book    records        // the ConfigMap, which nobody modifies
+	illness [illnesses]int // how many faults have the server treat requests in this way
+}
+
+// change is a write of an object.
+type change struct {
+	at     time.Duration
+	key    string
+	object any
 }
 
 // watch is what one client has seen of the API server. Changes come late, and in order. A client that the server did
@@ -35,18 +53,22 @@ type watch struct {
 	seen    map[string]any
 	changed func(key string)
 	client  string
+	fresh   bool            // the next list has all that was written before
+	known   time.Duration   // when what was seen was written: a list is not older
+	run     func(do func()) // has the client do something, when it runs
 	synced  bool
 	epoch   int           // of the connection
 	last    time.Duration // when the last change arrives
 }
 
 func newAPI(w *World) *api {
-	return &api{World: w, objects: map[string]any{}, edition: map[string]int{}, away: map[string]int{}}
+	return &api{World: w, objects: map[string]any{}, edition: map[string]int{}, away: map[string]int{},
+		lag: map[string]time.Duration{}, behind: map[string]int{}}
 }
 
 // follow returns a client's watch, which begins with a list.
 func (a *api) follow(client string, changed func(key string)) *watch {
-	w := &watch{api: a, client: client, seen: map[string]any{}, changed: changed}
+	w := &watch{api: a, client: client, seen: map[string]any{}, changed: changed, run: func(do func()) { do() }}
 	a.watches = append(a.watches, w)
 	w.list()
 	return w
@@ -72,23 +94,26 @@ func (a *api) put(key string, object any) {
 	} else {
 		a.objects[key] = object
 	}
+	a.history = append(a.history, change{a.now, key, object})
 	for _, w := range a.watches {
-		w.hand(key, object)
+		w.hand(a.history[len(a.history)-1])
 	}
 	a.data.written(key, object)
 	a.checks.lookWhoIsAble()
 }
 
 // hand hands a change to the client, later.
-func (w *watch) hand(key string, object any) {
+func (w *watch) hand(c change) {
 	epoch := w.epoch
 	if w.away[w.client] > 0 {
 		return
 	}
-	w.last = max(w.last, w.now+w.between(time.Millisecond, 80*time.Millisecond))
+	delay := w.between(time.Millisecond, 80*time.Millisecond)
+	w.last = max(w.last, w.now+delay, c.at+w.lag[w.client]+delay)
 	w.after(w.last-w.now, func() {
 		if w.epoch == epoch && w.synced {
-			w.take(key, object)
+			w.known = c.at
+			w.run(func() { w.take(c.key, c.object) })
 		}
 	})
 }
@@ -119,6 +144,9 @@ func (a *api) leave(clients ...string) (back func()) {
 	return func() { count(-1) }
 }
 
+// upToDate reports whether the client hears of what changes.
+func (a *api) upToDate(client string) bool { return a.away[client]+a.behind[client] == 0 }
+
 // list reads everything, some time later.
 func (w *watch) list() {
 	epoch := w.epoch
@@ -128,15 +156,48 @@ func (w *watch) list() {
 			return
 		}
 		w.synced = true
-		keys := maps.Clone(w.seen)
-		maps.Copy(keys, w.objects)
-		for _, key := range slices.Sorted(maps.Keys(keys)) {
-			if now := w.objects[key]; !reflect.DeepEqual(now, w.seen[key]) {
-				w.take(key, now)
-			}
+		as := w.now
+		if !w.fresh {
+			as = max(w.known, w.now-w.lag[w.client])
 		}
-		w.changed("")
+		w.known, w.fresh = as, false
+		objects, later := w.asOf(as)
+		w.run(func() { w.takeAll(objects) })
+		for _, c := range later {
+			w.hand(c)
+		}
 	})
+}
+
+// asOf returns the objects as they were at that time, and the changes since then.
+func (a *api) asOf(at time.Duration) (objects map[string]any, later []change) {
+	if at >= a.now {
+		return maps.Clone(a.objects), nil
+	}
+	objects = map[string]any{}
+	for i, c := range a.history {
+		switch {
+		case c.at > at:
+			return objects, a.history[i:]
+		case c.object == nil:
+			delete(objects, c.key)
+		default:
+			objects[c.key] = c.object
+		}
+	}
+	return objects, nil
+}
+
+// takeAll takes a list.
+func (w *watch) takeAll(objects map[string]any) {
+	keys := maps.Clone(w.seen)
+	maps.Copy(keys, objects)
+	for _, key := range slices.Sorted(maps.Keys(keys)) {
+		if now := objects[key]; !reflect.DeepEqual(now, w.seen[key]) {
+			w.take(key, now)
+		}
+	}
+	w.changed("")
 }
 
 // names returns the names of the objects of a kind, in order.
@@ -172,10 +233,19 @@ func (a *api) fill() {
 		a.nodes[i].writeNode()
 		a.put("lease/"+name, report.Network{Segments: a.segments(), KubeProxy: true})
 	}
+	past := ledger.New(scope)
+	past.Prime(ledger.Start{Situation: ledger.Situation{Config: a.document(-1, 0), Facts: &clusterfacts.Facts{}}}, longAgo)
 	for i := range a.Services {
+		if a.chance(50) {
+			a.past = past
+		}
 		a.create(serviceName(i))
+		a.past = nil
 	}
 }
+
+// longAgo is when some of the Services were given their addresses that there are in the beginning.
+var longAgo = epoch.Add(-time.Hour)
 
 func nodeName(i int) string    { return fmt.Sprintf("n%d", i) }
 func serviceName(i int) string { return fmt.Sprintf("default/web-%d", i) }
@@ -209,7 +279,7 @@ func (a *api) document(prefers, pools int) *config.Config {
 
 // poolsOf are documents that leave every address in some pool or take some out. No edit of pools may move a Service.
 var poolsOf = []string{
-	"pools:\n  - {name: lan, addresses: [203.0.113.100-203.0.113.119]}\n",
+	"pools:\n  - {name: lan, addresses: [203.0.113.100-203.0.113.119]}\n  - {name: shop, addresses: [203.0.113.120/31], namespaces: [shop]}\n",
 	"pools:\n  - {name: legacy, addresses: [203.0.113.100-203.0.113.104]}\n  - {name: lan, addresses: [203.0.113.105-203.0.113.119]}\n",
 	"pools:\n  - {name: lan, addresses: [203.0.113.110-203.0.113.119]}\n",
 	"pools:\n  - {name: lan, addresses: [203.0.113.100-203.0.113.119], namespaceQuota: 4}\n",
@@ -229,8 +299,16 @@ func (a *api) create(name string) {
 		svc.Spec.IPFamilies = familiesOf[a.data.random.IntN(len(familiesOf))]
 	}
 	svc.Spec.Ports = []corev1.ServicePort{{Port: int32(a.uids), Protocol: corev1.ProtocolTCP}}
+	if a.tempted != nil {
+		svc.Annotations = a.tempted()
+	}
 	if a.chance(30) {
 		svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+	}
+	if a.past != nil {
+		svc.CreationTimestamp = metav1.NewTime(longAgo)
+		v := a.past.Ensure(svc, nil, longAgo)
+		svc = patched(svc, servicelb.Patch(svc, &v, metav1.NewTime(longAgo)))
 	}
 	a.put("pods/"+name, a.somePods())
 	a.putService(name, svc, user)

@@ -2,7 +2,6 @@ package world
 
 import (
 	"fmt"
-	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -10,11 +9,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
-
-// keys are the keys of a map, in no order.
-func keys[K comparable, V any](m map[K]V) iter.Seq[K] { return maps.Keys(m) }
 
 // book is who shows which address, by the API server's objects alone: it knows no ledger.
 type book struct {
@@ -25,6 +22,10 @@ type book struct {
 	agreed   map[string]time.Duration // when a user changed with whom it would share an address last
 	asked    map[string]bool          // the user has written since the Service got what it asks for
 	freed    map[netip.Addr]release
+	// clocksOff is set when the clock of a controller has been set: then another one ends quarantines at another time.
+	clocksOff bool
+	// lies is set when a node has reported that other machines have VIPs.
+	lies bool
 }
 
 // release is when the last Service ceased to show an address.
@@ -33,8 +34,9 @@ type release struct {
 	at time.Duration
 }
 
-// quarantined is the configuration's quarantine, less the second to which it is rounded.
-const quarantined = 29 * time.Second
+// quarantined is the configuration's quarantine, less the second to which it is rounded, and that by which the clocks of
+// controllers differ.
+const quarantined = 28 * time.Second
 
 // staleness is how long after an edit the controller may still decide on what was before.
 const staleness = 10 * time.Second
@@ -47,13 +49,13 @@ func newBook() book {
 // enter enters what was written, and returns what is wrong with it.
 func (b *book) enter(name string, before, after *corev1.Service, by writer, now time.Duration) (fault string) {
 	if by == user {
-		b.edited[name], b.asked[name] = now, true
+		b.edited[name], b.asked[name] = now, after == nil || !answered(after)
 		if before != nil && after != nil && shares(before) != shares(after) {
 			b.agreed[name] = now
 		}
 	} else if after != nil {
 		fault = b.verify(name, before, after, now)
-		if c := kube.Allocated(after); c != nil && c.Status == "True" {
+		if c := kube.Allocated(after); c != nil && (c.Status == "True" || unreadable(after)) {
 			b.asked[name] = false
 		}
 	}
@@ -72,7 +74,7 @@ func (b *book) enter(name string, before, after *corev1.Service, by writer, now 
 	b.services[name] = after
 	for _, addr := range shown(after) {
 		b.showing[addr] = append(b.showing[addr], name)
-		if after.DeletionTimestamp == nil {
+		if after.DeletionTimestamp == nil && scope.Announces(after) {
 			b.holders[addr] = append(b.holders[addr], name)
 		}
 	}
@@ -87,8 +89,9 @@ func (b *book) remove(from map[netip.Addr][]string, addr netip.Addr, name string
 
 // verify returns what is wrong with a write of the controller.
 func (b *book) verify(name string, before, after *corev1.Service, now time.Duration) string {
+	wanted := b.asked[name] && !unreadable(after)
 	for _, addr := range shown(before) {
-		if !slices.Contains(shown(after), addr) && before.DeletionTimestamp == nil && !b.asked[name] {
+		if !slices.Contains(shown(after), addr) && before.DeletionTimestamp == nil && !wanted && !b.mayLeave(before, now) {
 			return fmt.Sprintf("loses %s, and nobody asked for that", addr)
 		}
 	}
@@ -96,17 +99,52 @@ func (b *book) verify(name string, before, after *corev1.Service, now time.Durat
 		if slices.Contains(shown(before), addr) {
 			continue
 		}
+		if ofOthers(addr) {
+			return fmt.Sprintf("is given %s, which is not for it", addr)
+		}
 		for _, other := range b.showing[addr] {
 			at, changed := b.agreed[other]
 			if o := b.services[other]; other != name && (!changed || now-at > staleness) && (shares(o) == "" || shares(o) != shares(after)) {
 				return fmt.Sprintf("is given %s, which %s has", addr, other)
 			}
 		}
-		if r, ok := b.freed[addr]; ok && len(b.showing[addr]) == 0 && r.by != name && now-r.at < quarantined {
+		if r, ok := b.freed[addr]; ok && !b.clocksOff && len(b.showing[addr]) == 0 && r.by != name && now-r.at < quarantined {
 			return fmt.Sprintf("is given %s, which %s had %s ago", addr, r.by, now-r.at)
 		}
 	}
 	return ""
+}
+
+// answered reports whether the Service has got what it asks for.
+func answered(svc *corev1.Service) bool {
+	c := kube.Allocated(svc)
+	return c != nil && c.Status == "True" && c.ObservedGeneration == svc.Generation
+}
+
+// unreadable reports whether the controller could not read what the Service asks for: it asks for nothing then.
+func unreadable(svc *corev1.Service) bool {
+	c := kube.Allocated(svc)
+	return c != nil && c.Reason == string(ipam.InvalidRequest)
+}
+
+// ofOthers are the addresses that no Service of the world's namespace is given: those of a pool for another one, and those
+// of no pool.
+func ofOthers(addr netip.Addr) bool {
+	first, last := netip.MustParseAddr("203.0.113.100"), netip.MustParseAddr("203.0.113.119")
+	if addr.Is6() {
+		first, last = netip.MustParseAddr("2001:db8::100"), netip.MustParseAddr("2001:db8::113")
+	}
+	return addr.Less(first) || last.Less(addr)
+}
+
+// settling is how long after it was given an address a Service leaves it if a node reports that another machine has it,
+// and how long it takes at most to write that.
+const settling = 2*time.Minute + 30*time.Second
+
+// mayLeave reports whether the Service leaves its address because a node lies about it.
+func (b *book) mayLeave(svc *corev1.Service, now time.Duration) bool {
+	c := kube.Allocated(svc)
+	return b.lies && c != nil && (b.clocksOff || epoch.Add(now).Sub(c.LastTransitionTime.Time) < settling)
 }
 
 // apart returns which Services have one address that did not agree to share.

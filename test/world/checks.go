@@ -1,6 +1,7 @@
 package world
 
 import (
+	"maps"
 	"math/bits"
 	"net/netip"
 	"slices"
@@ -41,9 +42,13 @@ const (
 	// maxIdleForwarder: with policy Local nobody announces a VIP whose kube-proxy does not forward it yet, while somebody
 	// else could.
 	maxIdleForwarder = 100 * time.Millisecond
+	// maxForwarding is how long kube-proxy takes at most. A VIP that is younger is announced where it does not forward yet.
+	maxForwarding = 4 * time.Second
 	// maxHeal is how long after a cut segment is whole again all hosts know the owners: the speakers meet (4 s), and have
 	// announced what they have (1 s).
 	maxHeal = 6 * time.Second
+	// maxMeet is within which time the two sides have met: one beacon.
+	maxMeet = 500 * time.Millisecond
 	// A host does not find a VIP at another node more often than maxMoves times in movesIn.
 	// Those in the first moments after a disturbance do not count: nodes that do not hear each other announce it five times
 	// each then.
@@ -81,6 +86,9 @@ type watched struct {
 	answering, announcing uint64
 	// from are those that announced it before, or still do.
 	from uint64
+	// early are those that announced it when no other one forwarded it, and do not forward it yet. Known: they take it back
+	// at once within that time, see docs/explanation/found-by.md.
+	early uint64
 	// contested is set if two announced it when the segment was whole again.
 	contested bool
 	// none is since when nobody answers, both since when two nodes announce, able since when somebody could serve, and
@@ -142,6 +150,9 @@ func (c *checks) answersChanged(n *node) {
 		if announced != 0 && announced != v.announcing {
 			v.from = announced
 		}
+		if answers && before != v.answering {
+			c.checkLiar(n, vip, before)
+		}
 		switch {
 		case before != v.answering && answers:
 			c.record("%s: answers for %s", n.name, vip)
@@ -158,14 +169,17 @@ func (c *checks) note(vip netip.Addr, v *watched) {
 	case v.answering != 0:
 		if v.none != never {
 			c.checkGap(vip, v)
-			v.lost += c.now - max(v.none, c.disturbed)
+			if v.able != never {
+				v.lost += c.now - max(v.none, v.able, c.disturbed)
+			}
 		}
 		v.none = never
 	case v.none == never:
 		v.none, v.planned = c.now, c.now-c.disturbed > calm && v.able != never && c.now-v.able > calm && c.hostile == 0
 	}
 	if bits.OnesCount64(v.announcing) < 2 {
-		v.both = never
+		// The two sides did not meet. Known: see docs/explanation/found-by.md.
+		v.both, v.contested = never, v.contested && (c.whole == never || c.now-c.whole > maxMeet)
 	} else if v.both == never {
 		v.both = c.now
 	}
@@ -195,9 +209,9 @@ func (c *checks) tick() {
 	c.after(checkInterval, c.tick)
 }
 
-// someAway reports whether the API server does not answer some node.
+// someAway reports whether some node does not hear from the API server, or late.
 func (c *checks) someAway() bool {
-	return slices.ContainsFunc(c.nodes, func(n *node) bool { return c.api.away[n.name] > 0 })
+	return slices.ContainsFunc(c.nodes, func(n *node) bool { return !c.api.upToDate(n.name) })
 }
 
 // lookWhoIsAble notes which VIPs somebody could serve, as of now.
@@ -244,7 +258,7 @@ func (c *checks) checkBounds(vip netip.Addr, v *watched) {
 		if n.stopping {
 			bound += handOver
 		}
-		if _, answers := n.answers[vip]; v.unassigned != never && answers && c.api.away[n.name] == 0 &&
+		if _, answers := n.answers[vip]; v.unassigned != never && answers && c.api.upToDate(n.name) &&
 			c.now-max(v.unassigned, c.disturbed) > bound {
 			c.fail("what is announced is assigned", "%s answers for %s, which no Service has since %.3fs", n.name, vip, v.unassigned.Seconds())
 		}
@@ -254,7 +268,8 @@ func (c *checks) checkBounds(vip netip.Addr, v *watched) {
 // checkForwarder: a node takes no VIP that its kube-proxy does not forward, if it takes it from one that does.
 func (c *checks) checkForwarder(vip netip.Addr, v *watched) {
 	holders := c.book.holders[vip]
-	if len(holders) != 1 || !c.serviceIn(c.api.objects, holders[0]).Local || c.now-c.disturbed < calm || c.someAway() {
+	if len(holders) != 1 || v.able == never || c.now-v.able < maxForwarding ||
+		!c.serviceIn(c.api.objects, holders[0]).Local || c.now-c.disturbed < calm || c.someAway() {
 		v.idle = never
 		return
 	}
@@ -262,13 +277,22 @@ func (c *checks) checkForwarder(vip netip.Addr, v *watched) {
 		since, here := n.forwards[holders[0]]
 		return here && since <= c.now
 	}
-	able, idle, other := c.couldServe(vip), false, false
+	able, other := c.couldServe(vip), false
 	v.from &= able | v.announcing // one that has lost its pods and has others again is not the owner before
+	announcing := uint64(0)       // it, and do not forward it
 	for _, n := range c.nodes {
 		mask := uint64(1) << n.id
-		idle = idle || v.announcing&mask != 0 && !forwards(n)
-		other = other || able&v.from&^v.announcing&mask != 0 && forwards(n)
+		if forwards(n) {
+			v.early &^= mask
+			other = other || able&v.from&^v.announcing&mask != 0
+		} else {
+			announcing |= v.announcing & mask
+		}
 	}
+	if !other {
+		v.early |= announcing
+	}
+	idle := announcing&^v.early != 0
 	switch {
 	case !idle || !other:
 		v.idle = never
@@ -403,7 +427,7 @@ func (c *checks) written(name string, before, after *corev1.Service, by writer) 
 	if fault := c.book.enter(name, before, after, by, c.now); fault != "" {
 		c.fail("addresses are kept apart", "%s: %s", name, fault)
 	}
-	c.ordered = slices.SortedFunc(keys(c.book.holders), netip.Addr.Compare)
+	c.ordered = slices.SortedFunc(maps.Keys(c.book.holders), netip.Addr.Compare)
 	for vip := range c.vips {
 		if v := c.vips[vip]; !c.known(vip) && v.unassigned == never {
 			v.unassigned, v.from = c.now, 0
@@ -416,6 +440,13 @@ func (c *checks) written(name string, before, after *corev1.Service, by writer) 
 				v.none = c.now
 			}
 		}
+	}
+}
+
+// controllerWrites: a controller writes while it has the lease, and not when another one may lead.
+func (c *checks) controllerWrites(process string) {
+	if holder := c.api.lease.holder; holder != process {
+		c.fail("one controller writes", "%s has written, and the Lease is held by %q", process, holder)
 	}
 }
 
@@ -447,6 +478,9 @@ func (c *checks) atTheEnd() {
 	}
 	if !c.Refresh && c.now-c.announced < maxIdle {
 		c.fail("in the end nobody has anything to announce", "a speaker has announced or asked at %.3fs", c.announced.Seconds())
+	}
+	if leaders := c.control.leaders(); len(leaders) != 1 {
+		c.fail("in the end one controller leads", "%v", leaders)
 	}
 	if c.control.writes != c.restarted {
 		c.fail("a restart changes nothing", "the controller has written %d times since it was replaced", c.control.writes-c.restarted)

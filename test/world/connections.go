@@ -153,24 +153,31 @@ func (c *connection) run() {
 }
 
 // answered is called when an answer arrives.
-func (c *connection) answered(by *node, p *pod) {
+func (c *connection) answered(by *node, p *pod, handed int) {
 	if c.over {
 		return
 	}
 	if c.heard = c.now; c.opened == never {
 		c.opened, c.keeper, c.pod = c.now, by, p
+		if c.strayed(by, handed) {
+			c.broken = "it went to a node that does not answer for the VIP"
+		}
 		c.record("%s: is open, %s keeps it", c, by.name)
 		c.after(time.Second, c.run)
 	}
 }
 
-// reset is called when a reset arrives. Where somebody repeats claims, a node that answers for nothing is sent segments.
+// strayed reports whether a segment went to a node that answers for nothing, as where somebody repeats claims.
+func (c *connection) strayed(by *node, handed int) bool {
+	return handed == 0 && !c.checks.answersAt(hardware(by.id), c.vip.Addr())
+}
+
+// reset is called when a reset arrives.
 func (c *connection) reset(by *node, handed int) {
 	if c.over {
 		return
 	}
-	strayed := handed == 0 && !c.checks.answersAt(hardware(by.id), c.vip.Addr())
-	if c.opened != never && c.kept && c.mayEnd() == "" && !strayed {
+	if c.opened != never && c.kept && c.mayEnd() == "" && !c.strayed(by, handed) && !by.plane.starts() {
 		c.fail("connections outlive the owner", "%s resets %s, and %s keeps it", by.name, c, c.keeper.name)
 	}
 	c.end("is reset by " + by.name)

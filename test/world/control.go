@@ -1,256 +1,297 @@
 package world
 
 import (
-	"encoding/json"
 	"fmt"
-	"maps"
-	"slices"
-	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/strategicpatch"
-
-	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/controller/leader"
 	"github.com/lodestone-lb/lodestone/controller/servicelb"
-	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
-	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
-	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
-// controller is the name of its client of the API server.
-const controller = "controller"
+// The leader election, by the controller's defaults. A request for the Lease may take half of its renewal.
+const (
+	leaseTime, leaseRenewal, leaseRetry = 10 * time.Second, 7 * time.Second, time.Second
+	leaseRequest                        = leaseRenewal / 2
+)
 
-// control is the controller that leads: the real ledger, and the real patches. What package servicelb does around them
-// (a queue, retries, what has to be durable before what) is done here in the time of the world.
+// control are the replicas of the controller, of which one leads.
 type control struct {
 	*World
-	life   int // counts the leaders
-	watch  *watch
-	ledger *ledger.Ledger
-	primed bool
-	facts  *clusterfacts.Facts
-	// records are the addresses in quarantine that are durable: the next leader reads them.
-	records map[string]quarantine.Record
-	due     map[string]bool // the Services that are to be looked at
-	writing map[string]bool // those with a write under way
-	failed  map[string]int  // how often the last writes failed in a row
-	works   bool            // a look is due
-	alarm   time.Duration   // when those that wait are looked at; zero: not set
-	writes  int             // that it made, by all leaders
+	replicas [2]*replica
+	writes   int // that they made to Services, all together
+}
+
+// replica is a process of the controller: the real Term of its lease, and what client-go's election does around it. What
+// it does while it leads is in leading.go.
+type replica struct {
+	*World
+	systemClock
+	name             string
+	life             int // counts the processes
+	running, working bool
+	resigned         bool // what it asks for the Lease is cancelled
+	// paused is set while the process does not run, and frozen is what came due meanwhile. pausedAt is when it was
+	// paused last.
+	paused   bool
+	frozen   []func()
+	pausedAt time.Duration
+
+	// seen is the Lease as the process saw it last, seenAt when.
+	seen   lease
+	seenAt time.Time
+	term   *leader.Term
+
+	leading
+}
+
+// lease is the leader Lease.
+type lease struct {
+	holder  string
+	edition int // counts the writes
+	length  time.Duration
 }
 
 func newControl(w *World) *control {
-	return &control{World: w, facts: &clusterfacts.Facts{}, records: map[string]quarantine.Record{}}
+	c := &control{World: w}
+	for i := range c.replicas {
+		c.replicas[i] = &replica{World: w, name: fmt.Sprintf("controller-%d", i),
+			systemClock: systemClock{world: w, ahead: w.upTo(time.Second), drift: w.random.Int64N(201) - 100}}
+	}
+	return c
 }
 
-// clock is the controller's: leaders have the same one.
-func (c *control) clock() time.Time { return epoch.Add(c.now) }
-
-// begin has another controller lead. Writes of the one before may still be under way.
+// begin starts all replicas.
 func (c *control) begin() {
-	c.end()
-	c.ledger, c.primed, c.works, c.alarm = ledger.New(scope), false, false, 0
-	c.due, c.writing, c.failed = map[string]bool{}, map[string]bool{}, map[string]int{}
-	c.watch = c.api.follow(controller, c.changed)
-	c.record("controller: another one leads")
-}
-
-// end ends the controller that leads.
-func (c *control) end() {
-	if c.life++; c.watch != nil {
-		c.watch.end()
+	for _, r := range c.replicas {
+		r.begin()
 	}
 }
 
-// noLabels are those of every namespace.
-func noLabels(string) map[string]string { return nil }
-
-// prime has the ledger import what Services have.
-func (c *control) prime() {
-	c.primed = true
-	start := ledger.Start{Situation: c.situation(), NamespaceLabels: noLabels}
-	for _, name := range named(c.watch.seen, "service") {
-		start.Services = append(start.Services, c.service(name))
-		c.due[name] = true
+// leader returns the replica that works, as the leader; else the other one.
+func (c *control) leader(otherwise int) *replica {
+	for _, r := range c.replicas {
+		if r.working {
+			return r
+		}
 	}
-	for _, key := range slices.Sorted(maps.Keys(c.records)) {
-		start.Records = append(start.Records, c.records[key])
-	}
-	c.ledger.Prime(start, c.clock())
-	c.work()
-	c.tryAgain((*ledger.Ledger).Waiting)
+	return c.replicas[otherwise%len(c.replicas)]
 }
 
-func (c *control) situation() ledger.Situation {
-	cfg, _ := c.watch.seen["config"].(*config.Config)
-	return ledger.Situation{Config: cfg, Facts: c.facts}
+// replace has another replica lead.
+func (c *control) replace() {
+	r := c.leader(0)
+	r.stop(func() { r.World.after(time.Second, r.begin) })
 }
 
-// service returns a Service as the controller has seen it, nil if there is none.
-func (c *control) service(name string) *corev1.Service {
-	svc, _ := c.watch.seen["service/"+name].(*corev1.Service)
-	return svc
-}
+// identity is the process's name on the Lease.
+func (r *replica) identity() string { return fmt.Sprintf("%s_%d", r.name, r.life) }
 
-// changed is called when the controller has seen an object change, and with no key after a list.
-func (c *control) changed(key string) {
-	switch kind, name, _ := strings.Cut(key, "/"); {
-	case key == "" && !c.primed:
-		c.prime()
-	case !c.primed:
-	case kind == "config":
-		c.tryAgain((*ledger.Ledger).Waiting)
-	case kind == "service":
-		c.look(name)
-	}
-}
-
-// look has Services looked at soon.
-func (c *control) look(names ...string) {
-	for _, name := range names {
-		c.due[name] = true
-	}
-	if c.works || len(c.due) == 0 {
+// begin starts the process, which stands for election.
+func (r *replica) begin() {
+	if r.running {
 		return
 	}
-	c.works = true
-	life := c.life
-	c.after(c.between(time.Millisecond, 20*time.Millisecond), func() {
-		if c.life == life {
-			c.works = false
-			c.work()
+	r.life++
+	r.running, r.paused, r.working, r.resigned, r.frozen = true, false, false, false, nil
+	r.seen, r.seenAt = lease{}, time.Time{}
+	r.term = leader.NewTerm(leaseTime, leader.Margin(leaseTime, leaseRenewal, servicelb.PatchTimeout))
+	r.after(r.upTo(leaseRetry), r.stand)
+}
+
+// kill ends the process at once. What it has asked the API server for may still be done.
+func (r *replica) kill() {
+	r.life++
+	r.record("%s: is gone", r.name)
+	r.running, r.paused, r.working = false, false, false
+	r.end()
+}
+
+// stop ends the process in order: it finishes its writes, and gives the lease back.
+func (r *replica) stop(done func()) {
+	r.record("%s: is stopped", r.name)
+	r.working = false
+	r.whenIdle(func() {
+		r.resigned = true
+		r.term.Resign()
+		r.giveBack(func() { r.kill(); done() })
+	})
+}
+
+// after has the process do something at that time from now. A paused one does it when it goes on.
+func (r *replica) after(d time.Duration, do func()) {
+	life := r.life
+	r.World.after(d, func() {
+		if r.life == life {
+			r.run(do)
 		}
 	})
 }
 
-// work looks at all Services that are due, in order, and then at those that wait for what has become free.
-func (c *control) work() {
-	for _, name := range slices.Sorted(maps.Keys(c.due)) {
-		if !c.writing[name] {
-			delete(c.due, name)
-			c.reconcile(name)
-		}
-	}
-	c.follow()
-}
-
-// follow tries Services that wait, if something became free.
-func (c *control) follow() {
-	if c.ledger.Effects().Retry {
-		c.tryAgain((*ledger.Ledger).Retry)
-	}
-}
-
-// tryAgain looks at Services that wait, and again when the next address is free.
-func (c *control) tryAgain(due func(*ledger.Ledger, time.Time) []string) {
-	c.ledger.Follow(c.situation(), c.clock())
-	c.look(due(c.ledger, c.clock())...)
-	next, life := c.ledger.NextFree(), c.life
-	when := c.now + max(next.Sub(c.clock()), time.Second)
-	if next.IsZero() || c.alarm > c.now && c.alarm <= when {
+// run has the process do something now, or when it goes on.
+func (r *replica) run(do func()) {
+	if r.paused {
+		life := r.life
+		r.frozen = append(r.frozen, func() {
+			if r.life == life {
+				do()
+			}
+		})
 		return
 	}
-	c.alarm = when
-	c.after(when-c.now, func() {
-		if c.life == life && c.alarm == when {
-			c.alarm = 0
-			c.tryAgain((*ledger.Ledger).Retry)
-		}
-	})
+	do()
 }
 
-// reconcile brings one Service into step with the ledger.
-func (c *control) reconcile(name string) {
-	svc, now := c.service(name), c.clock()
-	c.ledger.Follow(c.situation(), now)
-	switch {
-	case svc == nil:
-		c.keep(c.ledger.Departing(name, "", now))
-		c.ledger.Release(name, "", now)
-	case scope.Serves(svc):
-		v := c.ledger.Ensure(svc, nil, now)
-		if len(v.Held) > 0 || !v.Unjudged {
-			c.write(name, svc, &v)
+// pause suspends the process. The function that it returns has it go on.
+func (r *replica) pause() (resume func()) {
+	life := r.life
+	r.paused, r.pausedAt = true, r.now
+	return func() {
+		if r.life != life {
+			return
 		}
-	default:
-		c.write(name, svc, nil)
+		r.record("%s: goes on", r.name)
+		r.paused, r.pausedAt = false, r.now
+		for len(r.frozen) > 0 && r.life == life {
+			do := r.frozen[0]
+			r.frozen = r.frozen[1:]
+			do()
+		}
 	}
 }
 
-// write has the object show the verdict, or nothing of ours, and then settles the account. The API server refuses
-// what was decided on an old object.
-func (c *control) write(name string, svc *corev1.Service, v *ledger.Verdict) {
-	patch := servicelb.Patch(svc, v, metav1.NewTime(c.clock()))
-	settle := func() {
-		if c.failed[name] = 0; v == nil {
-			c.ledger.Release(name, string(svc.UID), c.clock())
-		} else {
-			c.ledger.Settle(name, string(svc.UID), v.Held, c.clock())
-		}
-		c.look()
-		c.follow()
-	}
-	if patch == nil {
-		settle()
-		return
-	}
-	records := c.ledger.Departing(name, string(svc.UID), c.clock())
-	if v != nil {
-		records = v.Records
-	}
-	c.writing[name] = true
-	life := c.life
-	c.after(c.between(time.Millisecond, 50*time.Millisecond), func() {
-		answers := c.api.away[controller] == 0
-		now := c.api.service(name)
-		refused := now == nil || now.ResourceVersion != svc.ResourceVersion || now.UID != svc.UID
-		if answers {
-			c.keep(records)
-		}
-		if answers && !refused {
-			c.writes++
-			c.api.putService(name, patched(now, patch), ofController)
-		}
+// stand tries to get the lease until the process has it. See package leaderelection of client-go.
+func (r *replica) stand() {
+	r.try(func(ok bool) {
 		switch {
-		case c.life != life:
-		case answers && (!refused || now == nil || now.UID != svc.UID):
-			delete(c.writing, name)
-			settle()
-			c.look()
+		case ok:
+			r.record("%s: leads", r.name)
+			r.after(leaseRetry, func() { r.renew(r.clock().Add(leaseRenewal)) })
+			r.lead()
 		default:
-			c.failed[name] = min(c.failed[name]+1, 10)
-			c.after(5*time.Millisecond<<c.failed[name], func() {
-				if c.life == life {
-					delete(c.writing, name)
-					c.look(name)
-				}
-			})
+			r.after(leaseRetry+r.upTo(leaseRetry*6/5), r.stand)
 		}
 	})
 }
 
-// keep makes records durable.
-func (c *control) keep(records []quarantine.Record) {
-	for _, r := range records {
-		c.records[r.Addr.String()] = r
-	}
+// renew tries to renew the lease until then, and again and again.
+func (r *replica) renew(until time.Time) {
+	r.try(func(ok bool) {
+		switch {
+		case ok:
+			r.after(leaseRetry, func() { r.renew(r.clock().Add(leaseRenewal)) })
+		case r.clock().Add(leaseRetry).Before(until):
+			r.after(leaseRetry, func() { r.renew(until) })
+		default:
+			r.after(r.until(until), r.lost)
+		}
+	})
 }
 
-// patched returns the Service with a strategic merge patch, as the API server would.
-func patched(svc *corev1.Service, patch []byte) *corev1.Service {
-	original, err := json.Marshal(svc)
-	if err != nil {
-		panic(err)
+// lost ends a leader that could not renew its lease: it begins nothing more, and ends when the API server answers.
+func (r *replica) lost() {
+	r.record("%s: has lost the lease", r.name)
+	r.working = false
+	var wait func()
+	wait = func() {
+		if r.api.away[r.name] > 0 {
+			r.after(time.Second, wait)
+			return
+		}
+		r.kill()
+		r.World.after(r.between(time.Second, 3*time.Second), r.begin)
 	}
-	merged, err := strategicpatch.StrategicMergePatch(original, patch, svc)
-	if err != nil {
-		panic(fmt.Errorf("%w: %s", err, patch))
+	r.giveBack(wait)
+}
+
+// try tries to get or to renew the lease.
+func (r *replica) try(done func(ok bool)) {
+	asked := r.clock()
+	ours := func() bool { return r.seen.holder == r.identity() }
+	valid := func() bool { return r.seenAt.Add(r.seen.length).After(asked) }
+	take := func(then func(answer)) {
+		r.putLease(lease{r.identity(), r.seen.edition, leaseTime}, func(a answer) {
+			if a == fine {
+				r.term.Granted(asked)
+			}
+			then(a)
+		})
 	}
-	out := &corev1.Service{}
-	if err := json.Unmarshal(merged, out); err != nil {
-		panic(err)
+	slowly := func() {
+		r.getLease(func(a answer, now lease) {
+			if a != fine {
+				done(false)
+				return
+			}
+			if now != r.seen {
+				r.seen, r.seenAt = now, r.clock()
+			}
+			if now.holder != "" && valid() && !ours() {
+				done(false)
+				return
+			}
+			take(func(a answer) { done(a == fine) })
+		})
 	}
-	return out
+	if !ours() || !valid() {
+		slowly()
+		return
+	}
+	take(func(a answer) {
+		if a == fine {
+			done(true)
+		} else {
+			slowly()
+		}
+	})
+}
+
+// giveBack gives the lease back, if the process has it and may.
+func (r *replica) giveBack(done func()) {
+	r.getLease(func(a answer, now lease) {
+		if a != fine || r.seen.holder != r.identity() || now.holder != r.identity() || !r.term.GivesBack() {
+			done()
+			return
+		}
+		r.seen = now
+		r.putLease(lease{"", r.seen.edition, time.Second}, func(answer) { done() })
+	})
+}
+
+func (r *replica) getLease(then func(answer, lease)) {
+	var now lease
+	r.ask(leaseRequest, func() answer { now = r.api.lease; return fine }, func(a answer) { then(a, now) })
+}
+
+// putLease writes the Lease, if it is as the process knows it.
+func (r *replica) putLease(l lease, then func(answer)) {
+	before := l.edition
+	l.edition++
+	r.ask(leaseRequest, func() answer {
+		if r.api.lease.edition != before || l.holder != "" && r.resigned {
+			return conflict
+		}
+		if l.holder == r.api.lease.holder && r.api.illness[illSlow] > 0 && r.chance(95) {
+			return failed
+		}
+		if l.holder != r.api.lease.holder {
+			r.record("the leader Lease: %q", l.holder)
+		}
+		r.api.lease = l
+		return fine
+	}, func(a answer) {
+		if a == fine {
+			r.seen, r.seenAt = l, r.clock()
+		}
+		then(a)
+	})
+}
+
+// leaders are the replicas that work as the leader, by name.
+func (c *control) leaders() (names []string) {
+	for _, r := range c.replicas {
+		if r.working {
+			names = append(names, r.name)
+		}
+	}
+	return names
 }

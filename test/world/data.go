@@ -170,8 +170,10 @@ func (w *World) dataFault(f Fault, n *node) (end func()) {
 		}
 	case Owner:
 		by := func(count int) {
-			w.data.off += count
-			w.data.switched = w.now
+			was := w.data.off
+			if w.data.off += count; min(was, w.data.off) == 0 {
+				w.data.switched = w.now
+			}
 			w.api.put("config", w.api.document(-1, 0))
 		}
 		by(1)
@@ -203,6 +205,7 @@ func (w *World) power(n *node) (back func()) {
 	return func() {
 		w.lan.unplugged[n.id]--
 		if n.plane.off--; n.plane.off == 0 {
+			n.plane.on = w.now
 			n.plane.sync()
 			w.after(w.data.between(100*time.Millisecond, 3*time.Second), n.begin)
 		}

@@ -3,6 +3,7 @@ package world
 import (
 	"crypto/sha256"
 	"fmt"
+	"maps"
 	"net/netip"
 	"time"
 
@@ -32,7 +33,7 @@ func newFamily(n *node, p wire.Protocol) *family {
 		secret = append(secret, p.Family()...)
 	}
 	return &family{node: n, protocol: p, machine: segment.New(segment.Config{Protocol: p, Self: hardware(n.id),
-		Keys: func() [][]byte { return key }, Secret: sha256.Sum256(secret)}, n.clock())}
+		Keys: func() [][]byte { return n.seals }, Secret: sha256.Sum256(secret)}, n.clock())}
 }
 
 // has reports whether an address is of the family.
@@ -93,9 +94,10 @@ func (n *node) withheld() (count int) {
 // assign sets the VIPs of the family.
 func (f *family) assign(vips map[netip.Addr]segment.VIP) {
 	own := map[netip.Addr]segment.VIP{}
+	maps.DeleteFunc(f.vips, func(vip netip.Addr, _ segment.VIP) bool { return f.has(vip) })
 	for vip, v := range vips {
 		if f.has(vip) {
-			own[vip] = v
+			own[vip], f.vips[vip] = v, v
 		}
 	}
 	f.step(segment.Assigned{VIPs: own})

@@ -16,8 +16,9 @@ func (w *World) inflict(f Fault) {
 	if !f.Kind.planned() {
 		w.checks.disturb()
 	}
-	w.checks.touched, w.checks.attacked = w.now, w.checks.attacked || f.Kind == Foreign || f.Kind == Replay
-	w.checks.deaf = w.checks.deaf || slices.Contains([]Kind{Pause, Kill, Cable, Deaf, Mute, Noise, Foreign, Replay, Power}, f.Kind)
+	attacks := slices.Contains([]Kind{Foreign, Replay, Forger}, f.Kind)
+	w.checks.touched, w.checks.attacked = w.now, w.checks.attacked || attacks
+	w.checks.deaf = w.checks.deaf || attacks || slices.Contains([]Kind{Pause, Kill, Cable, Deaf, Mute, Noise, Power}, f.Kind)
 	end := w.faultOf(f)
 	if end == nil {
 		return
@@ -52,7 +53,10 @@ func (w *World) faultOf(f Fault) (end func()) {
 		w.blind(n)
 		return func() { back(); w.seeing(n) }
 	case AllAway:
-		clients := []string{controller}
+		clients := []string{}
+		for _, r := range w.control.replicas {
+			clients = append(clients, r.name)
+		}
 		for _, n := range w.nodes {
 			clients = append(clients, n.name)
 		}
@@ -61,15 +65,85 @@ func (w *World) faultOf(f Fault) (end func()) {
 		return w.count(&n.busy, func() {})
 	case Sick:
 		return w.count(&n.sick, n.healthChanged)
-	case Foreign, Replay:
-		return w.hostileFault(f)
-	case Leader:
-		w.control.end()
-		return w.control.begin
+	case Foreign, Replay, Forger:
+		return w.hostileFault(f, n)
+	case Leader, Crash, Suspend, Cutoff, SetClock:
+		return w.controllerFault(f)
+	case Ill, Stale, Server:
+		return w.serverFault(f)
+	case Clock:
+		by := time.Duration(f.Other%7200-3600) * time.Second
+		n.set += by
+		return func() { n.set -= by }
 	case Power, Terminate, Flush, Owner:
 		return w.dataFault(f, n)
 	}
 	return w.edit(f, n)
+}
+
+// clients are those of the API server that are connected to one of two, as the bits have it.
+func (w *World) clients(bits int) (some []string) {
+	for i, r := range w.control.replicas {
+		if bits>>i&1 > 0 {
+			some = append(some, r.name)
+		}
+	}
+	for i, n := range w.nodes {
+		if bits>>(2+i%14)&1 > 0 {
+			some = append(some, n.name)
+		}
+	}
+	return some
+}
+
+// serverFault has something wrong with the API server, or with one of several.
+func (w *World) serverFault(f Fault) (end func()) {
+	switch f.Kind {
+	case Stale:
+		by, some := w.upTo(maxLag), w.clients(f.Other)
+		change := func(by time.Duration, behind int) {
+			for _, c := range some {
+				w.api.lag[c] += by
+				w.api.behind[c] += behind
+			}
+			w.checks.disturb()
+		}
+		change(by, 1)
+		w.checks.hostile++
+		return func() {
+			change(-by, 0)
+			w.after(by+time.Second, func() { change(0, -1); w.checks.hostile-- }) // what is late still comes
+		}
+	case Server:
+		return w.api.leave(w.clients(f.Other)...)
+	}
+	return w.count(&w.api.illness[min(f.Other%6, illSlow)], func() {})
+}
+
+// maxLag is how far an API server lags behind at most.
+const maxLag = 8 * time.Second
+
+func (w *World) controllerFault(f Fault) (end func()) {
+	r := w.control.leader(f.Other)
+	if !r.running || r.paused {
+		return nil
+	}
+	switch f.Kind {
+	case Leader:
+		r.stop(func() { r.World.after(f.For, r.begin) })
+		return nil
+	case Crash:
+		r.kill()
+		return r.begin
+	case Suspend:
+		return r.pause()
+	case Cutoff:
+		return w.api.leave(r.name)
+	}
+	by := time.Duration(f.Other%7200-3600) * time.Second
+	r.set += by
+	w.checks.book.clocksOff = true
+	return func() { r.set -= by }
 }
 
 func (w *World) speakerFault(k Kind, n *node) (end func()) {
@@ -150,7 +224,7 @@ func (w *World) seeing(n *node) {
 	}
 }
 
-func (w *World) hostileFault(f Fault) (end func()) {
+func (w *World) hostileFault(f Fault, n *node) (end func()) {
 	h := w.hosts[hosts-1]
 	w.checks.hostile++
 	if f.Kind == Replay {
@@ -167,6 +241,10 @@ func (w *World) hostileFault(f Fault) (end func()) {
 		}
 		again()
 		return func() { over = true; w.checks.hostile-- }
+	}
+	if f.Kind == Forger {
+		end := w.forge(n)
+		return func() { end(); w.checks.hostile-- }
 	}
 	vips := w.checks.inOrder()
 	if len(vips) == 0 {
@@ -212,6 +290,12 @@ func (w *World) edit(f Fault, n *node) (end func()) {
 				svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyCluster
 			}
 		})
+	case Tenant:
+		w.tenant(f, name)
+	case Liar:
+		return w.lie(f, n)
+	case Rekey:
+		w.rekey()
 	case Create:
 		w.api.create(serviceName(w.Services + f.Other%4))
 	case Delete:

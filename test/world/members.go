@@ -45,11 +45,11 @@ type metadata struct {
 }
 
 // talks reports whether the speaker takes part in the membership.
-func (n *node) talks() bool { return n.running && !n.paused }
+func (n *node) talks() bool { return n.running && !n.paused && !n.waits }
 
 // hears reports whether packets of the membership go both ways.
 func (n *node) hears(o *node) bool {
-	if !n.talks() || !o.talks() {
+	if !n.talks() || !o.talks() || !n.ring.Meets(o.ring.Marks()) {
 		return false
 	}
 	if n.Separate {
@@ -153,8 +153,14 @@ func (n *node) enter() {
 	life := n.life
 	n.surround(segment.Surroundings{Whole: false, Crowd: 1, Own: map[wire.MAC]bool{hardware(n.id): true}})
 	n.publish()
-	n.after(n.between(20*time.Millisecond, 300*time.Millisecond), func() {
+	var join func()
+	join = func() {
 		if n.life != life {
+			return
+		}
+		if n.waits = n.Has(Rekey.String()) && (!n.watch.synced || !n.understands()); n.waits {
+			n.reach()
+			n.after(keyInterval, join)
 			return
 		}
 		for _, o := range n.nodes {
@@ -180,12 +186,16 @@ func (n *node) enter() {
 			}
 		})
 		n.reach()
-	})
+	}
+	n.after(n.between(20*time.Millisecond, 300*time.Millisecond), join)
 }
 
 // publish has the others hear what this speaker publishes now. It is not ready while it is apart.
 func (n *node) publish() {
 	n.metadata.sick = n.sick > 0
+	if n.lies {
+		n.metadata.claims = all()
+	}
 	now := n.metadata
 	now.ready = now.ready && !n.apart
 	if now == n.published {

@@ -25,17 +25,13 @@ const handOver, drain = 6 * time.Second, 2 * time.Second
 // scope is which Services are Lodestone's.
 var scope = kube.Scope{Classless: true}
 
-// key is what speakers share.
-var key = [][]byte{[]byte("the cluster's")}
-
 // node is a node and its speaker. The real machines decide; what package speaker does around them (gather facts,
 // apply effects) is done here in the time of the world.
 type node struct {
 	*World
-	id    int
-	name  string
-	begun time.Time // what the node's clock showed when the world began
-	drift int64     // of the clock, in millionths
+	systemClock
+	id   int
+	name string
 
 	// The speaker. life counts its starts.
 	life                      int
@@ -50,6 +46,7 @@ type node struct {
 	// How many faults keep the processor busy, and kube-proxy from being healthy; and how many have labelled the Node,
 	// and set its condition NetworkUnavailable.
 	busy, sick, labelled, unavailable int
+	lies                              bool
 	// forwards is when kube-proxy forwards to the pods of a Service on this node, by Service.
 	forwards map[string]time.Duration
 
@@ -63,25 +60,17 @@ type node struct {
 	director director
 	reports  bool // the Lease is about to show whether the rules are there
 
+	keyring
 	membership
 }
 
 func newNode(w *World, id int) *node {
-	n := &node{World: w, id: id, name: nodeName(id), begun: epoch.Add(w.upTo(24 * time.Hour)), drift: w.random.Int64N(401) - 200,
-		forwards: map[string]time.Duration{}, membership: membership{view: make([]peer, w.Nodes)}}
+	n := &node{World: w, id: id, name: nodeName(id),
+		systemClock: systemClock{world: w, ahead: w.upTo(24 * time.Hour), drift: w.random.Int64N(401) - 200},
+		forwards:    map[string]time.Duration{}, keyring: keyring{secretKey: keyOf(0)},
+		membership: membership{view: make([]peer, w.Nodes)}}
 	n.plane = newPlane(n)
 	return n
-}
-
-// clock is what the node's clock shows, which is fast or slow.
-func (n *node) clock() time.Time {
-	return n.begun.Add(n.now + time.Duration(int64(n.now)/1_000_000*n.drift))
-}
-
-// until returns how long it takes until the node's clock shows that time.
-func (n *node) until(at time.Time) time.Duration {
-	d := max(at.Sub(n.clock()), 0)
-	return d - time.Duration(int64(d)/1_000_000*n.drift) + time.Microsecond
 }
 
 // begin starts a speaker that knows nothing.
@@ -96,10 +85,11 @@ func (n *node) begin() {
 	for _, p := range n.protocols() {
 		n.families = append(n.families, newFamily(n, p))
 	}
-	n.services, n.dirty, n.vips, n.unprobed, n.answers = map[string]bool{}, map[string]bool{"members": true}, nil, map[netip.Addr]bool{},
-		map[netip.Addr]bool{}
+	n.services, n.dirty, n.vips, n.unprobed, n.answers = map[string]bool{}, map[string]bool{"members": true}, map[netip.Addr]segment.VIP{},
+		map[netip.Addr]bool{}, map[netip.Addr]bool{}
 	n.watch = n.api.follow(n.name, n.heardOf)
 	n.record("%s: speaker starts", n.name)
+	n.startKeys()
 	n.reportRules()
 	n.enter()
 }
@@ -269,7 +259,6 @@ func (n *node) assign(want map[netip.Addr]plan.Layer2) {
 	}
 	if !maps.Equal(vips, n.vips) {
 		n.recordVIPs(vips)
-		n.vips = vips
 		for _, f := range n.families {
 			f.assign(vips)
 		}

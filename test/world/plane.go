@@ -21,7 +21,8 @@ import (
 // that outlives its connection. kube-proxy is one that replaces the address (modes iptables and nftables).
 type plane struct {
 	*node
-	off        int // how many faults have the node without power
+	off        int           // how many faults have the node without power
+	on         time.Duration // when it got power last
 	rules      *direct.Simulated
 	flows      map[flow]*tracked
 	proxied    map[netip.AddrPort]*proxied
@@ -164,7 +165,7 @@ func (p *plane) serve(s *tcp, entry *tracked) {
 		p.data.after(p.node, s.conn.host.id, func() { s.conn.reset(p.node, s.handed) })
 	case answer != 0:
 		entry.answered = true
-		p.data.after(p.node, s.conn.host.id, func() { s.conn.answered(p.node, entry.pod) })
+		p.data.after(p.node, s.conn.host.id, func() { s.conn.answered(p.node, entry.pod, s.handed) })
 	case s.Flags == fin:
 		delete(p.flows, s.conn.flow)
 	}
@@ -174,6 +175,13 @@ func (p *plane) recordSegment(s *tcp, text string) {
 	if p.story != nil {
 		p.record("%s: %s, TTL %d, of %s", p.name, text, s.TTL, s.conn)
 	}
+}
+
+// starts reports whether the node has got power again and has no rules: because direct forwarding was switched off
+// before, or because its speaker has only just been heard. Known: see docs/explanation/found-by.md.
+func (p *plane) starts() bool {
+	heard := slices.ContainsFunc(p.nodes, func(o *node) bool { return o != p.node && o.view[p.id].alive })
+	return p.on > 0 && (p.rules == nil && heard || p.data.off > 0 && p.on > p.data.switched)
 }
 
 // choose returns the pod for a new connection, nil if there is none: ready ones come first.

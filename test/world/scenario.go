@@ -13,6 +13,8 @@ const (
 	// settled follows the end of the last fault. It has room for the longest of the promised times: a neighbour that
 	// checks an entry (45 s), a defence (10 s), a search for lost speakers (4 s), a hand-over (6 s).
 	settled = 60 * time.Second
+	// settledDirect is that with direct forwarding: a speaker that is heard again, within 10 s, has a minute to catch up.
+	settledDirect = 70 * time.Second
 )
 
 // Scenario is what a seed decides beforehand. All else that is random follows from the seed, too.
@@ -62,7 +64,16 @@ const (
 	Sick                 // kube-proxy on the node is not healthy
 	Foreign              // a host that is no speaker takes the address of a Service
 	Replay               // somebody repeats what speakers announced
-	Leader               // no controller leads, and then another one
+	Leader               // the controller that leads is stopped, and started again
+	Crash                // the controller that leads is killed
+	Suspend              // it does not run
+	Cutoff               // the API server does not answer it
+	SetClock             // the clock of one is set wrongly
+	Ill                  // the API server refuses requests, or answers them late or not
+	Stale                // one of several API servers lags behind
+	Server               // one of several API servers is away, until its clients go to another one
+	Clock                // the clock of the node is set wrongly
+	Forger               // who has the key claims all VIPs at the node
 	Delete               // the Service is deleted, and created again
 	Ask                  // the Service asks for something else
 	Exclude              // the node is labelled
@@ -72,12 +83,17 @@ const (
 	Local                // the Service has another externalTrafficPolicy
 	Create               // there is another Service
 	Pools                // the pools are others
+	Tenant               // the owner of a Service writes what he likes on it
+	Liar                 // who has the node's token and the key lies about the node
+	Rekey                // the Secret that speakers share is another one
 	kinds
 )
 
 var names = [kinds]string{"kill", "pause", "stop", "cable", "backbone", "switch", "split", "deaf", "mute", "noise", "flap", "away",
 	"all-away",
-	"slow", "sick", "foreign", "replay", "leader", "delete", "ask", "exclude", "plugin", "prefer", "pods", "local", "create", "pools"}
+	"slow", "sick", "foreign", "replay", "leader", "crash", "suspend", "cutoff", "set-clock",
+	"ill", "stale", "server", "clock", "forger", "delete", "ask", "exclude", "plugin", "prefer", "pods", "local", "create", "pools", "tenant",
+	"liar", "rekey"}
 
 func (k Kind) String() string {
 	if k >= Power {
@@ -86,8 +102,8 @@ func (k Kind) String() string {
 	return names[k]
 }
 
-// planned reports whether it is an edit or a stop in order: no VIP may be without an answer because of it.
-func (k Kind) planned() bool { return k == Stop || k >= Exclude && k != Power }
+// planned reports whether it is an edit, a stop in order, or a clock that is set: no VIP may be without an answer because of it.
+func (k Kind) planned() bool { return k == Stop || k == Clock || k >= Exclude && k != Power }
 
 // longest returns how long such a fault lasts at most.
 func (k Kind) longest() time.Duration {
@@ -96,6 +112,8 @@ func (k Kind) longest() time.Duration {
 		return time.Second
 	case Away, AllAway:
 		return 100 * time.Second
+	case Server: // see package apiclient
+		return 5 * time.Second
 	}
 	return 40 * time.Second
 }
@@ -118,6 +136,12 @@ var themes = func() [][]Kind {
 	}
 	return [][]Kind{all,
 		{Leader, Ask, Delete, Create, Pools, AllAway},
+		{Crash, Suspend, Cutoff, Ill, SetClock, Ask, Delete, Create},
+		{Leader, Stale, Server, Ill, Cutoff, Ask, Delete, Create, Pods},
+		{Tenant, Leader, Crash, Create, Delete, Ask},
+		{Liar, Forger, Tenant, Create, Exclude, Prefer, Pods},
+		{Rekey, Kill, Pause, Away, Split, Stop, Prefer},
+		{Clock, Kill, Slow, Pods, Replay, Foreign, Split, Delete},
 		{Split, Deaf, Mute, Noise, Replay, Foreign, Cable, Flap, Kill, Delete},
 		{Stop, Exclude, Plugin, Prefer, Pods, Local, Create},
 		{Kill, Pause, Slow, Sick, Away, Backbone, Switch, Cable, Pods},
@@ -158,7 +182,12 @@ func (s Scenario) quiet() time.Duration {
 }
 
 // End is when the world ends.
-func (s Scenario) End() time.Duration { return s.quiet() + settled }
+func (s Scenario) End() time.Duration {
+	if s.Direct {
+		return s.quiet() + settledDirect
+	}
+	return s.quiet() + settled
+}
 
 // String returns the scenario as the first lines of its story.
 func (s Scenario) String() string {
@@ -168,6 +197,11 @@ func (s Scenario) String() string {
 		text += fmt.Sprintf("  at %.3fs %s\n", f.At.Seconds(), f)
 	}
 	return text
+}
+
+// Has reports whether the scenario has a fault of the kind with that name.
+func (s Scenario) Has(kind string) bool {
+	return slices.ContainsFunc(s.Faults, func(f Fault) bool { return f.Kind.String() == kind })
 }
 
 // WithNodes returns the scenario with another number of nodes.

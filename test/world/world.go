@@ -20,7 +20,12 @@
 //	plane.go     a node's kernel: the real rules, conntrack, kube-proxy, and its neighbour table
 //	connections.go  connections of clients, and their invariants
 //	api.go       the API server, and what everybody has seen of it
-//	control.go   the controller with its ledger, and restarts of it
+//	control.go   the replicas of the controller, and which of them leads
+//	leading.go   what the leader does, with its ledger
+//	requests.go  requests to the API server, which may be ill
+//	keyring.go   the key that speakers share is replaced
+//	hostile.go   tenants, and nodes that somebody has taken over
+//	clock.go     clocks drift, and are set
 //	checks.go    the invariants, with bounds and reasons
 //	book.go      who has which address, and what is wrong with that
 //	shrink.go    makes a failing scenario smaller
@@ -60,6 +65,8 @@ type World struct {
 	story   io.Writer // nil: nobody reads it
 	failure *Failure
 
+	secret int // the edition of what speakers share
+
 	api     *api
 	lan     *lan
 	nodes   []*node
@@ -93,9 +100,9 @@ func Run(s Scenario, story io.Writer) *Failure {
 		w.after(f.At, func() { w.inflict(f) })
 	}
 	w.after(checkInterval, w.checks.tick)
-	w.after(s.quiet()+settled-5*time.Second, func() {
+	w.after(s.End()-5*time.Second, func() {
 		w.checks.restarted = w.control.writes
-		w.control.begin()
+		w.control.replace()
 	})
 	for w.failure == nil && len(w.queue) > 0 && w.queue[0].at <= s.End() {
 		e := heap.Pop(&w.queue).(event) //nolint:errcheck // the heap has nothing else
