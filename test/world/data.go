@@ -31,6 +31,8 @@ type dataPath struct {
 	switched    time.Duration     // when it was switched last
 	ready       map[string][]*pod // the pods, by Service
 	terminating map[string][]*pod
+	changed     map[string]time.Duration // when the pods of a Service changed last
+	again       map[string]bool          // there was another Service of that name
 	connections []*connection
 	port        uint16
 }
@@ -65,7 +67,8 @@ func (s *Scenario) drawData() {
 
 func newDataPath(w *World) *dataPath {
 	return &dataPath{World: w, random: rand.New(rand.NewPCG(w.Seed, 3)), log: slog.New(slog.DiscardHandler), tables: direct.Tables{},
-		ready: map[string][]*pod{}, terminating: map[string][]*pod{}}
+		ready: map[string][]*pod{}, terminating: map[string][]*pod{}, again: map[string]bool{},
+		changed: map[string]time.Duration{}}
 }
 
 func (d *dataPath) upTo(most time.Duration) time.Duration {
@@ -140,8 +143,10 @@ func (d *dataPath) written(key string, object any) {
 	switch kind, name, _ := strings.Cut(key, "/"); kind {
 	case "pods":
 		nodes, _ := object.([]string)
+		d.changed[name] = d.now
 		d.podsChanged(name, nodes)
 	case "service":
+		d.again[name] = d.again[name] || object == nil
 		d.syncAll()
 	}
 }
@@ -191,6 +196,7 @@ func (w *World) power(n *node) (back func()) {
 			n.end()
 		}
 		n.plane.crash()
+		n.plane.crashed = w.now
 		for _, name := range named(w.api.objects, "service") {
 			for _, p := range w.data.podsOf(name) {
 				if p.node == n.id {

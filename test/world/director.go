@@ -16,6 +16,8 @@ const (
 	longestSettle  = 2 * time.Second
 	settleInterval = 50 * time.Millisecond
 	hold           = 10 * time.Second
+	catchUp        = 2 * time.Second
+	longestCatchUp = time.Minute
 )
 
 // director is the Director of a speaker: the real machine, and its loop in the time of the world. The kernel takes the
@@ -23,6 +25,7 @@ const (
 type director struct {
 	*node
 	life    int
+	began   time.Duration
 	machine *direct.Simulated // nil: nothing was set yet
 	next    *plan.Forwarding  // that Run has not taken yet
 	rests   bool
@@ -36,7 +39,7 @@ func (n *node) forward(want *plan.Forwarding) {
 		return
 	}
 	if n.director.life != n.life {
-		n.director = director{node: n, life: n.life}
+		n.director = director{node: n, life: n.life, began: n.now}
 	}
 	d := &n.director
 	if d.next = want; d.machine != nil {

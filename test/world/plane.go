@@ -22,13 +22,15 @@ import (
 type plane struct {
 	*node
 	off        int           // how many faults have the node without power
-	on         time.Duration // when it got power last
+	crashed    time.Duration // when it lost its power last
+	on         time.Duration // when it got it again
 	rules      *direct.Simulated
 	flows      map[flow]*tracked
 	proxied    map[netip.AddrPort]*proxied
 	syncs      bool          // kube-proxy is about to look at what has changed
 	synced     time.Duration // when it did last
 	neighbours map[int]*arpEntry
+	absent     absence
 	apart      time.Duration // since when some other node with power does not hear it; never: all do
 }
 
@@ -177,11 +179,16 @@ func (p *plane) recordSegment(s *tcp, text string) {
 	}
 }
 
-// starts reports whether the node has got power again and has no rules: because direct forwarding was switched off
-// before, or because its speaker has only just been heard. Known: see docs/explanation/found-by.md.
-func (p *plane) starts() bool {
-	heard := slices.ContainsFunc(p.nodes, func(o *node) bool { return o != p.node && o.view[p.id].alive })
-	return p.on > 0 && (p.rules == nil && heard || p.data.off > 0 && p.on > p.data.switched)
+// mayReset reports whether the node may reset what others keep, as it has no rules for it. Known, see
+// docs/explanation/found-by.md: direct forwarding was switched off before it got power again; a Director began while it
+// had none; or there was another Service of that name and VIP.
+func (p *plane) mayReset(c *connection) bool {
+	unnoticed := slices.ContainsFunc(p.nodes, func(o *node) bool {
+		began := o.director.began
+		return o != p.node && began > p.crashed && p.on-began < maxUnnoticed
+	})
+	return p.on > 0 && (p.data.off > 0 && p.on > p.data.switched || p.rules == nil && unnoticed) ||
+		!p.running && p.data.again[c.service] && p.rules != nil && p.rules.Program(c.vip, false) == nil
 }
 
 // choose returns the pod for a new connection, nil if there is none: ready ones come first.

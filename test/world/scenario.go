@@ -13,8 +13,8 @@ const (
 	// settled follows the end of the last fault. It has room for the longest of the promised times: a neighbour that
 	// checks an entry (45 s), a defence (10 s), a search for lost speakers (4 s), a hand-over (6 s).
 	settled = 60 * time.Second
-	// settledDirect is that with direct forwarding: a speaker that is heard again, within 10 s, has a minute to catch up.
-	settledDirect = 70 * time.Second
+	// settledDirect is that with direct forwarding: a speaker that is heard again, within 10 s, catches up.
+	settledDirect = longestCatchUp + 10*time.Second
 )
 
 // Scenario is what a seed decides beforehand. All else that is random follows from the seed, too.
