@@ -19,6 +19,7 @@ type book struct {
 	showing  map[netip.Addr][]string // those, too
 	services map[string]*corev1.Service
 	edited   map[string]time.Duration // when a user wrote the Service last
+	earlier  map[string]time.Duration // and when before that
 	agreed   map[string]time.Duration // when a user changed with whom it would share an address last
 	asked    map[string]bool          // the user has written since the Service got what it asks for
 	freed    map[netip.Addr]release
@@ -43,12 +44,14 @@ const staleness = 10 * time.Second
 
 func newBook() book {
 	return book{holders: map[netip.Addr][]string{}, showing: map[netip.Addr][]string{}, services: map[string]*corev1.Service{},
-		edited: map[string]time.Duration{}, agreed: map[string]time.Duration{}, asked: map[string]bool{}, freed: map[netip.Addr]release{}}
+		edited: map[string]time.Duration{}, earlier: map[string]time.Duration{}, agreed: map[string]time.Duration{},
+		asked: map[string]bool{}, freed: map[netip.Addr]release{}}
 }
 
 // enter enters what was written, and returns what is wrong with it.
 func (b *book) enter(name string, before, after *corev1.Service, by writer, now time.Duration) (fault string) {
 	if by == user {
+		b.earlier[name] = b.edited[name]
 		b.edited[name], b.asked[name] = now, after == nil || !answered(after)
 		if before != nil && after != nil && shares(before) != shares(after) {
 			b.agreed[name] = now
@@ -89,7 +92,7 @@ func (b *book) remove(from map[netip.Addr][]string, addr netip.Addr, name string
 
 // verify returns what is wrong with a write of the controller.
 func (b *book) verify(name string, before, after *corev1.Service, now time.Duration) string {
-	wanted := b.asked[name] && !unreadable(after)
+	wanted := b.asked[name] && (!unreadable(after) || now-b.earlier[name] < staleness)
 	for _, addr := range shown(before) {
 		if !slices.Contains(shown(after), addr) && before.DeletionTimestamp == nil && !wanted && !b.mayLeave(before, now) {
 			return fmt.Sprintf("loses %s, and nobody asked for that", addr)

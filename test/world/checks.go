@@ -39,6 +39,8 @@ const (
 	// maxUnassigned: nobody who is in touch with the API server answers for an address that no Service has.
 	// One that ends does so for the time of a hand-over.
 	maxUnassigned = 3 * time.Second
+	// maxReturn is within which time a speaker may not have seen that a Service was deleted and created again.
+	maxReturn = time.Second
 	// maxIdleForwarder: with policy Local nobody announces a VIP whose kube-proxy does not forward it yet, while somebody
 	// else could.
 	maxIdleForwarder = 100 * time.Millisecond
@@ -92,8 +94,9 @@ type watched struct {
 	// contested is set if two announced it when the segment was whole again.
 	contested bool
 	// none is since when nobody answers, both since when two nodes announce, able since when somebody could serve, and
-	// unassigned since when no Service has the VIP. Negative: it is not so.
+	// unassigned since when no Service has the VIP. Negative: it is not so. returned is set if none had it for a moment only.
 	none, both, able, unassigned time.Duration
+	returned                     bool
 	idle                         time.Duration // since when who announces it does not forward it
 	// lost is for how long nobody has answered since lostSince, taken together.
 	lost, lostSince time.Duration
@@ -238,6 +241,8 @@ func (c *checks) checkBounds(vip netip.Addr, v *watched) {
 		bound = maxTaken
 	case c.someAway():
 		bound = maxUnheard
+	case c.hostile > 0 || v.returned:
+		bound += maxForwarding // known: see docs/explanation/found-by.md
 	}
 	for _, n := range c.nodes {
 		if c.lan.unplugged[n.id] > 0 && v.answering == 1<<n.id {
@@ -435,6 +440,7 @@ func (c *checks) written(name string, before, after *corev1.Service, by writer) 
 	}
 	for _, vip := range c.ordered {
 		if v := c.vip(vip); v.unassigned != never {
+			v.returned = c.now-v.unassigned < maxReturn
 			v.unassigned, v.planned = never, false
 			if v.none != never {
 				v.none = c.now

@@ -135,10 +135,19 @@ func factsIn(seen map[string]any) *clusterfacts.Facts {
 	return clusterfacts.Collect(o)
 }
 
-// checkLiar: a node that lies draws no VIP from one that could go on serving it, unless it should own the VIP. Where owners
-// are kept it draws a share of those that others have, as all who claim a VIP.
+// checkLiar: a node that lies draws no VIP from one that could go on serving it and that it hears, unless it should own the
+// VIP. Where owners are kept it draws a share of those that others have, as all who claim a VIP.
 func (c *checks) checkLiar(n *node, vip netip.Addr, before uint64) {
-	if !n.lies || c.Keep || c.now-c.disturbed < calm || before&c.couldServe(vip) == 0 {
+	if !n.lies || c.Keep || c.now-c.disturbed < calm {
+		return
+	}
+	before &= c.couldServe(vip)
+	for _, o := range c.nodes {
+		if !n.view[o.id].alive {
+			before &^= 1 << o.id
+		}
+	}
+	if before == 0 {
 		return
 	}
 	if owner := plan.Owners(c.truth())[vip]; owner != n.name {
