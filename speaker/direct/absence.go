@@ -10,8 +10,9 @@ import (
 )
 
 const (
-	// A speaker that is heard again has catchUpTime to set the rules of what came meanwhile, or as long as it was lost, up to
-	// longestCatchUp: TCP and watches of the API server wait longer and longer before they try again, its kube-proxy's, too.
+	// A speaker that is heard again has catchUpTime to set rules. Of Services that came meanwhile it may hear later, after as long as
+	// it was lost, up to longestCatchUp: TCP and watches of the API server wait longer and longer before they try again, its
+	// kube-proxy's, too. But its own endpoints are reported from there, over the API server.
 	catchUpTime, longestCatchUp = 2 * time.Second, time.Minute
 	// learnTime is how long a Director that has begun learns which nodes keep connections: those that come into its sight
 	// then have been there before.
@@ -34,25 +35,38 @@ type absences struct {
 	learns time.Duration
 }
 
-// absence begins when a speaker is heard no more. It was lost last at another time, and then it catches up.
-type absence struct{ since, last time.Time }
+// absence begins when a speaker is heard no more. It was lost last at another time, and then it catches up: first it has rules
+// for its own endpoints.
+type absence struct {
+	since, last time.Time
+	joins       bool
+}
 
 // over reports whether the speaker has caught up.
 func (of absence) over(now time.Time) bool {
 	return now.Sub(of.last) >= min(max(catchUpTime, of.last.Sub(of.since)), longestCatchUp)
 }
 
-// see takes over which nodes are lost. It reports whether one has caught up.
+// see takes over which nodes are lost. It reports whether one has caught up with more.
 func (a *absences) see(now time.Time, lost map[string]bool) (caughtUp bool) {
 	for node, is := range lost {
 		if was, away := a.away[node]; is && away {
-			a.away[node] = absence{was.since, now}
+			a.away[node] = absence{since: was.since, last: now}
 		} else if is {
-			a.away[node] = absence{now, now}
+			a.away[node] = absence{since: now, last: now}
 		}
 	}
-	n := len(a.away)
-	maps.DeleteFunc(a.away, func(_ string, of absence) bool { return of.over(now) })
+	for node, of := range a.away {
+		switch {
+		case of.over(now):
+			delete(a.away, node)
+			caughtUp = true
+		case !of.joins && now.Sub(of.last) >= catchUpTime:
+			of.joins = true
+			a.away[node] = of
+			caughtUp = true
+		}
+	}
 	oldest := now
 	for _, of := range a.away {
 		if of.since.Before(oldest) {
@@ -63,7 +77,7 @@ func (a *absences) see(now time.Time, lost map[string]bool) (caughtUp bool) {
 		maps.DeleteFunc(came, func(_ string, at time.Time) bool { return at.Before(oldest) })
 		return len(came) == 0
 	})
-	return len(a.away) < n
+	return caughtUp
 }
 
 // follow takes over which nodes are lost, which Services come, and which nodes join those that keep connections.
@@ -134,8 +148,8 @@ func (a *absences) missedBy(key plan.LimitKey) string {
 	}
 	names := ""
 	for _, node := range slices.Sorted(maps.Keys(a.away)) {
-		since := a.away[node].since
-		if came := a.came[key]; !came[""].Before(since) || !came[node].Before(since) {
+		of, came := a.away[node], a.came[key]
+		if !came[""].Before(of.since) || !of.joins && !came[node].Before(of.since) {
 			names += node + " "
 		}
 	}

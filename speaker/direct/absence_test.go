@@ -35,6 +35,8 @@ func TestAbsences(t *testing.T) {
 		"it comes while all others are lost, or this one":     {came: 20, lost: 10, asked: 30, with: []string{"n3", "n4"}},
 		"endpoints came while it was lost":                    {came: 1, joined: 20, lost: 10, asked: 30, missed: "n2 "},
 		"the first endpoints came while it was lost":          {came: 1, joined: 20, none: true, lost: 10, asked: 30, missed: "n2 "},
+		"endpoints came when it was heard since a moment":     {came: 1, joined: 30, lost: 10, back: 30, asked: 30, missed: "n2 "},
+		"endpoints came when it was heard for longer":         {came: 1, joined: 32, lost: 10, back: 30, asked: 32},
 		"endpoints came before":                               {came: 1, joined: 6, lost: 10, asked: 30},
 		"the Director has begun and learns of them":           {came: 1, joined: 21, began: 18, lost: 20, asked: 30},
 		"one of three others is lost with this one":           {came: 20, lost: 10, asked: 30, with: []string{"n3"}},
