@@ -98,6 +98,9 @@ func (a *api) put(key string, object any) {
 	for _, w := range a.watches {
 		w.hand(a.history[len(a.history)-1])
 	}
+	if key == "config" || strings.HasPrefix(key, "node/") {
+		a.checks.decreed = a.now
+	}
 	a.data.written(key, object)
 	a.checks.lookWhoIsAble()
 }

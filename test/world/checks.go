@@ -67,6 +67,7 @@ type checks struct {
 	*World
 	disturbed time.Duration
 	touched   time.Duration // when a fault or an edit began or ended last
+	decreed   time.Duration // when the configuration or a Node was written last
 	attacked  bool          // a host has claimed VIPs
 	hostile   int           // how many faults have a host claim VIPs
 	deaf      bool          // speakers may not have heard a question, or somebody claims VIPs: from now on
@@ -94,10 +95,12 @@ type watched struct {
 	// contested is set if two announced it when the segment was whole again.
 	contested bool
 	// none is since when nobody answers, both since when two nodes announce, able since when somebody could serve, and
-	// unassigned since when no Service has the VIP. Negative: it is not so. returned is set if none had it for a moment only.
+	// unassigned since when no Service has the VIP. Negative: it is not so.
 	none, both, able, unassigned time.Duration
-	returned                     bool
-	idle                         time.Duration // since when who announces it does not forward it
+	// gone is when a Service lost it last, returned is set if one had it again a moment later.
+	gone     time.Duration
+	returned bool
+	idle     time.Duration // since when who announces it does not forward it
 	// lost is for how long nobody has answered since lostSince, taken together.
 	lost, lostSince time.Duration
 	// taken is when a machine that is no speaker had it last.
@@ -435,12 +438,12 @@ func (c *checks) written(name string, before, after *corev1.Service, by writer) 
 	c.ordered = slices.SortedFunc(maps.Keys(c.book.holders), netip.Addr.Compare)
 	for vip := range c.vips {
 		if v := c.vips[vip]; !c.known(vip) && v.unassigned == never {
-			v.unassigned, v.from = c.now, 0
+			v.unassigned, v.gone, v.from = c.now, c.now, 0
 		}
 	}
 	for _, vip := range c.ordered {
 		if v := c.vip(vip); v.unassigned != never {
-			v.returned = c.now-v.unassigned < maxReturn
+			v.returned = v.gone != 0 && c.now-v.gone < maxReturn
 			v.unassigned, v.planned = never, false
 			if v.none != never {
 				v.none = c.now

@@ -212,11 +212,11 @@ func (c *connection) mayEnd() string {
 	return ""
 }
 
-// unsettled reports whether the endpoints have changed since the connection's node was lost, or since one of two nodes was,
-// and these have not caught up. Known: see docs/explanation/found-by.md.
+// unsettled reports whether the endpoints, or the option, have changed since the connection's node was lost, or since one of
+// two nodes was, and these have not caught up. Known: see docs/explanation/found-by.md.
 func (c *connection) unsettled() bool {
-	changed, lost := c.data.changed[c.service], 0
-	first := c.now
+	changed := max(c.data.changed[c.service], c.data.switched)
+	lost, first := 0, c.now
 	for _, n := range c.nodes {
 		if n.plane.absent.over(c.now) {
 			continue

@@ -138,7 +138,7 @@ func factsIn(seen map[string]any) *clusterfacts.Facts {
 // checkLiar: a node that lies draws no VIP from one that could go on serving it and that it hears, unless it should own the
 // VIP. Where owners are kept it draws a share of those that others have, as all who claim a VIP.
 func (c *checks) checkLiar(n *node, vip netip.Addr, before uint64) {
-	if !n.lies || c.Keep || c.now-c.disturbed < calm {
+	if !n.lies || c.Keep || c.now-c.disturbed < calm || c.now-c.decreed < time.Second { // it may not have seen that yet
 		return
 	}
 	before &= c.couldServe(vip)
