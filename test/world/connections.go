@@ -212,10 +212,13 @@ func (c *connection) mayEnd() string {
 	return ""
 }
 
-// unsettled reports whether the endpoints, or the option, have changed since the connection's node was lost, or since one of
-// two nodes was, and these have not caught up. Known: see docs/explanation/found-by.md.
+// unsettled reports whether the endpoints have changed, or the option was switched on, since the connection's node was lost,
+// or since one of two nodes was, and these have not caught up. Known: see docs/explanation/found-by.md.
 func (c *connection) unsettled() bool {
-	changed := max(c.data.changed[c.service], c.data.switched)
+	changed := c.data.changed[c.service]
+	if c.data.off == 0 {
+		changed = max(changed, c.data.switched)
+	}
 	lost, first := 0, c.now
 	for _, n := range c.nodes {
 		if n.plane.absent.over(c.now) {
