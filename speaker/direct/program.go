@@ -219,7 +219,11 @@ type Forward struct{ expr.Any }
 func (Forward) Address() uint32 { return keys }
 
 // Program returns what the rules do with packets for a VIP and port, at the interface or after conntrack. Nil: nothing.
+// Of no Director there are none.
 func (s *Simulated) Program(at netip.AddrPort, shortcut bool) *Program {
+	if s == nil {
+		return nil
+	}
 	key := programKey{at, shortcut}
 	p, known := s.programs[key]
 	if known {

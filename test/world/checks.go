@@ -80,6 +80,7 @@ type checks struct {
 	second    time.Duration
 	frames    map[int]int // in this second, by node
 	announced time.Duration
+	started   time.Duration // when a speaker started last
 
 	connections connections
 }
@@ -212,6 +213,7 @@ func (c *checks) tick() {
 		c.checkForwarder(vip, v)
 	}
 	c.checkHeal()
+	c.checkDetection()
 	c.after(checkInterval, c.tick)
 }
 

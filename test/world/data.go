@@ -48,6 +48,7 @@ var dataThemes = [][]Kind{
 func (s *Scenario) drawData() {
 	r := rand.New(rand.NewPCG(s.Seed, 2))
 	s.Dual = r.IntN(100) < 25
+	s.Detector = s.Seed >= firstDetector && s.Nodes <= 8 && rand.New(rand.NewPCG(s.Seed, 4)).IntN(100) < 25
 	if s.Direct = s.Nodes <= 8 && r.IntN(100) < 30; !s.Direct {
 		return
 	}

@@ -81,6 +81,9 @@ func (w *World) reach() {
 				continue
 			}
 			delay, life := loss, n.life
+			if n.Detector {
+				delay = w.data.between(gossipMin, gossipMax)
+			}
 			if !n.view[o.id].alive {
 				delay = join
 			}
@@ -103,6 +106,11 @@ func (n *node) see(o *node, alive bool) {
 	} else if n.linkDown() {
 		n.apart = true
 		n.publish()
+	}
+	if alive {
+		n.meet(o)
+	} else {
+		n.meet(nil)
 	}
 	n.lookAround()
 	n.membersChanged()
@@ -170,7 +178,11 @@ func (n *node) enter() {
 			n.see(o, true)
 			n.deliver(o, life) // they may not have noticed that it was gone
 			n.after(n.upTo(spread), func() {
-				if n.life == life && o.talks() && o.meets(n) && !o.view[n.id].alive {
+				switch {
+				case n.life != life || !o.talks() || !o.meets(n):
+				case o.view[n.id].alive:
+					o.meet(n)
+				default:
 					o.see(n, true)
 				}
 			})

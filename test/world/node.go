@@ -58,7 +58,8 @@ type node struct {
 
 	plane    plane
 	director director
-	reports  bool // the Lease is about to show whether the rules are there
+	detector *detector // nil: who is alive is modelled
+	reports  bool      // the Lease is about to show whether the rules are there
 
 	keyring
 	membership
@@ -91,6 +92,8 @@ func (n *node) begin() {
 	n.record("%s: speaker starts", n.name)
 	n.startKeys()
 	n.reportRules()
+	n.checks.started = n.now
+	n.detect()
 	n.enter()
 }
 

@@ -28,6 +28,8 @@ type Scenario struct {
 	Keep, Prefer, Refresh bool
 	// Direct is set if connections are forwarded directly.
 	Direct bool
+	// Detector is set if the real failure detector finds out who is lost.
+	Detector bool
 	// Dual is set if the segment has IPv6, and Services have addresses of either family or of both.
 	Dual bool
 	// Faults are in the order in which they begin.
@@ -191,8 +193,8 @@ func (s Scenario) End() time.Duration {
 
 // String returns the scenario as the first lines of its story.
 func (s Scenario) String() string {
-	text := fmt.Sprintf("seed %d: %d nodes, %d services, separate=%t keep=%t prefer=%t refresh=%t direct=%t dual=%t\n", s.Seed, s.Nodes,
-		s.Services, s.Separate, s.Keep, s.Prefer, s.Refresh, s.Direct, s.Dual)
+	text := fmt.Sprintf("seed %d: %d nodes, %d services, separate=%t keep=%t prefer=%t refresh=%t direct=%t dual=%t detector=%t\n", s.Seed,
+		s.Nodes, s.Services, s.Separate, s.Keep, s.Prefer, s.Refresh, s.Direct, s.Dual, s.Detector)
 	for _, f := range s.Faults {
 		text += fmt.Sprintf("  at %.3fs %s\n", f.At.Seconds(), f)
 	}

@@ -13,6 +13,8 @@
 //	faults.go    how each fault begins and ends
 //	node.go      a node: its speaker with core, plan, election and segment machine
 //	members.go   who is alive, as the speakers' membership finds out
+//	detector.go  the same by the real failure detector, in some fleets
+//	family.go    what a speaker does on the segment, in each family
 //	lan.go       the segment: frames are lost, delayed, repeated, reordered and cut off
 //	host.go      hosts with neighbour tables, one that takes an address, and one that repeats what it heard
 //	data.go      direct forwarding: pods, and what goes wrong on the path of packets
