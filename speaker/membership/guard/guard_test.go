@@ -319,12 +319,8 @@ func TestShutdown(t *testing.T) {
 	require.Error(t, err)
 }
 
-// FuzzHolderOfTheKey sends memberlist, by its guard, what somebody with the key may send
-// in a packet and on a connection. It must not end the process, and not keep the speaker
-// from answering.
-func FuzzHolderOfTheKey(f *testing.F) {
-	m := newMember(f, "n1", "127.0.0.1", anybody, func(c *memberlist.Config) { c.ProbeTimeout = time.Second }) // each indirect ping takes it
-	other := newMember(f, "n2", "127.0.0.1", anybody)
+// addForms adds messages of each kind to the seeds, as memberlist writes them and as somebody hostile does.
+func addForms(f *testing.F) {
 	packets, messages := hostile(f)
 	for _, plain := range packets {
 		f.Add(plain)
@@ -342,6 +338,15 @@ func FuzzHolderOfTheKey(f *testing.F) {
 	} {
 		f.Add(plain)
 	}
+}
+
+// FuzzHolderOfTheKey sends memberlist, by its guard, what somebody with the key may send
+// in a packet and on a connection. It must not end the process, and not keep the speaker
+// from answering.
+func FuzzHolderOfTheKey(f *testing.F) {
+	m := newMember(f, "n1", "127.0.0.1", anybody, func(c *memberlist.Config) { c.ProbeTimeout = time.Second }) // each indirect ping takes it
+	other := newMember(f, "n2", "127.0.0.1", anybody)
+	addForms(f)
 	f.Fuzz(func(t *testing.T, plain []byte) {
 		m.t = t
 		if len(plain)+Overhead <= MaxPacket {
@@ -361,21 +366,7 @@ func FuzzHolderOfTheKey(f *testing.F) {
 
 // What passes is what memberlist writes again once it has read it, and costs no more than its length explains.
 func FuzzForm(f *testing.F) {
-	packets, messages := hostile(f)
-	for _, plain := range packets {
-		f.Add(plain)
-	}
-	for _, plain := range messages {
-		f.Add(plain)
-	}
-	for _, plain := range [][]byte{
-		encoded(f, ping, pingObject), encoded(f, ack, object{"SeqNo": 7, "Payload": []byte{}}), encoded(f, nack, object{"SeqNo": 7}),
-		encoded(f, suspect, object{"Incarnation": 1, "Node": "n9", "From": "n8"}), encoded(f, alive, aliveObject),
-		compoundOf(encoded(f, alive, aliveObject), encoded(f, ping, pingObject)),
-		encoded(f, pushPull, header(2, 0), stateObject, with(stateObject, "State", 1)), encoded(f, failure, object{"Error": "busy"}),
-	} {
-		f.Add(plain)
-	}
+	addForms(f)
 	f.Fuzz(func(t *testing.T, plain []byte) {
 		passes := map[string]func([]byte) error{"packet": checkPacket, "message": checkMessage}
 		for what, check := range passes {

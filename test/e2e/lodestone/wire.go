@@ -131,6 +131,19 @@ func (i *Installation) OneAnswerer(ctx context.Context, address string) error {
 	return nil
 }
 
+// DeleteForwarding deletes the rules of direct forwarding on a node, as somebody may by hand.
+func (i *Installation) DeleteForwarding(ctx context.Context, node string) error {
+	var commands []string
+	for _, table := range []string{"ip lodestone-direct", "ip6 lodestone-direct", "netdev lodestone-direct-ip",
+		"netdev lodestone-direct-ip6"} {
+		commands = append(commands, "add table "+table, "delete table "+table)
+	}
+	if output, err := i.Lab.Command(ctx, node, "nft", strings.Join(commands, "; ")).CombinedOutput(); err != nil {
+		return fmt.Errorf("delete the rules of %s: %w: %s", node, err, output)
+	}
+	return nil
+}
+
 // ForgetConnections has the nodes forget the connections to VIPs. Conntrack remembers for a day where those
 // went that ended without a word, and clients' ports are used again.
 func (i *Installation) ForgetConnections() (errs error) {

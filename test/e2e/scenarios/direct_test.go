@@ -617,10 +617,7 @@ func (s *story) forwardDirectly() {
 func (s *story) forgetForwarding() {
 	s.Helper()
 	for _, node := range s.Lab.Nodes() {
-		s.on(s.ctx, node, "nft", "add table ip lodestone-direct; delete table ip lodestone-direct; "+
-			"add table ip6 lodestone-direct; delete table ip6 lodestone-direct; "+
-			"add table netdev lodestone-direct-ip; delete table netdev lodestone-direct-ip; "+
-			"add table netdev lodestone-direct-ip6; delete table netdev lodestone-direct-ip6")
+		require.NoError(s, s.DeleteForwarding(s.ctx, node))
 	}
 }
 

@@ -124,19 +124,14 @@ var all = []fault{
 			return func(ctx context.Context) error { return s.Signal(ctx, pod, unix.SIGCONT) }, s.Signal(ctx, pod, unix.SIGSTOP)
 		}},
 	{name: "kube-proxy killed", kind: program, min: time.Second, max: 10 * time.Second, outage: soon, routed: soon, moves: true,
-		begin: restarting("kube-proxy-%s")},
+		begin: restarting("kube-proxy-NODE")},
 	{name: "kubelet killed", kind: program, min: time.Second, max: 20 * time.Second, outage: steady, routed: steady,
-		begin: restarting("kubelet-%s")},
+		begin: restarting("kubelet-NODE")},
 	{name: "router killed", kind: program, min: time.Second, max: 10 * time.Second, outage: steady, routed: time.Minute,
 		begin: restarting("bgpd-" + lab.Router)},
 	{name: "rules of direct forwarding deleted", kind: program, outage: soon, routed: steady, ends: ofAnyPod,
 		begin: func(ctx context.Context, s *soak, node string) (func(context.Context) error, error) {
-			var failed error
-			for _, table := range []string{"ip lodestone-direct", "ip6 lodestone-direct",
-				"netdev lodestone-direct-ip", "netdev lodestone-direct-ip6"} {
-				failed = errors.Join(failed, s.Lab.Command(ctx, node, "nft", "add table "+table+"; delete table "+table).Run())
-			}
-			return nil, failed
+			return nil, s.DeleteForwarding(ctx, node)
 		}},
 
 	{name: "API server away", kind: api, unled: true, min: time.Second, max: 30 * time.Second, outage: steady, routed: steady,
@@ -291,23 +286,15 @@ func flap(ctx context.Context, s *soak, node string) (func(context.Context) erro
 	return nil, nil
 }
 
-// restarting kills a program of the lab and starts it again.
+// restarting kills a program of the lab and starts it again. In its name NODE stands for the node.
 func restarting(name string) func(context.Context, *soak, string) (func(context.Context) error, error) {
 	return func(ctx context.Context, s *soak, node string) (func(context.Context) error, error) {
-		if strings.Contains(name, "%s") {
-			name := fmt.Sprintf(name, node)
-			return s.restart(ctx, name)
+		p, err := s.Lab.Process(strings.ReplaceAll(name, "NODE", node))
+		if err != nil {
+			return nil, err
 		}
-		return s.restart(ctx, name)
+		return func(context.Context) error { return p.Restart() }, p.Kill(ctx)
 	}
-}
-
-func (s *soak) restart(ctx context.Context, name string) (func(context.Context) error, error) {
-	p, err := s.Lab.Process(name)
-	if err != nil {
-		return nil, err
-	}
-	return func(context.Context) error { return p.Restart() }, p.Kill(ctx)
 }
 
 func drain(ctx context.Context, s *soak, node string) (func(context.Context) error, error) {
