@@ -124,16 +124,17 @@ func zone(ip netip.Addr) uint32 {
 	return 0
 }
 
-// send sends a packet. One that cannot be sent is lost as any other may be.
+// send sends a packet. One that cannot be sent is lost as any other may be. The urgent socket would wake Go's runtime
+// after each packet, as soon as it could send another one.
 func (s *sockets) send(to netip.AddrPort, b []byte) {
 	ip := to.Addr().Unmap()
 	if ip.Is4() {
 		s.to4.Port, s.to4.Addr = int(to.Port()), ip.As4()
-		_ = unix.Sendto(s.urgent.fd, b, unix.MSG_DONTWAIT, &s.to4)
+		_ = unix.Sendto(s.beats.fd, b, unix.MSG_DONTWAIT, &s.to4)
 		return
 	}
 	s.to6.Port, s.to6.Addr = int(to.Port()), ip.As16()
-	_ = unix.Sendto(s.urgent.fd, b, unix.MSG_DONTWAIT, &s.to6)
+	_ = unix.Sendto(s.beats.fd, b, unix.MSG_DONTWAIT, &s.to6)
 }
 
 func (s *sockets) close() {
