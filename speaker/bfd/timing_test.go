@@ -132,20 +132,24 @@ var (
 // takes -bfd.duration, whatever b.N is. A packet's jitter is how much later it
 // came than the interval allows.
 func BenchmarkTiming(b *testing.B) {
+	short, defaults := []time.Duration{100, 50}, []time.Duration{300} // defaults: of the configuration and the chart
 	for _, test := range []struct {
 		name          string
 		priority      []string
 		peer          func(t testing.TB, h *testnet.Host, s Session, through []string)
 		theirPriority []string
+		intervals     []time.Duration
 	}{
-		{"peer=lodestone/priority=realtime/peer_priority=realtime", nil, childAs, nil},
-		{"peer=lodestone/priority=normal/peer_priority=normal", normalPriority, childAs, normalPriority},
-		{"peer=frr/priority=realtime/peer_priority=normal", nil, otherAs(startFRR), nil},
-		{"peer=frr/priority=realtime/peer_priority=realtime", nil, otherAs(startFRR), router.OwnProcessor},
-		{"peer=bird/priority=realtime/peer_priority=normal", nil, otherAs(startBIRD), nil},
-		{"peer=bird/priority=realtime/peer_priority=realtime", nil, otherAs(startBIRD), router.OwnProcessor},
+		{"peer=lodestone/priority=realtime/peer_priority=realtime", nil, childAs, nil, short},
+		{"peer=lodestone/priority=normal/peer_priority=normal", normalPriority, childAs, normalPriority, short},
+		{"peer=frr/priority=realtime/peer_priority=normal", nil, otherAs(startFRR), nil, short},
+		{"peer=frr/priority=realtime/peer_priority=realtime", nil, otherAs(startFRR), router.OwnProcessor, short},
+		{"peer=bird/priority=realtime/peer_priority=normal", nil, otherAs(startBIRD), nil, short},
+		{"peer=bird/priority=realtime/peer_priority=realtime", nil, otherAs(startBIRD), router.OwnProcessor, short},
+		{"peer=frr/priority=normal/peer_priority=realtime", normalPriority, otherAs(startFRR), router.OwnProcessor, defaults},
+		{"peer=bird/priority=normal/peer_priority=realtime", normalPriority, otherAs(startBIRD), router.OwnProcessor, defaults},
 	} {
-		for _, interval := range []time.Duration{100, 50} {
+		for _, interval := range test.intervals {
 			b.Run(fmt.Sprintf("%s/interval_ms=%d", test.name, interval), func(b *testing.B) {
 				s, timers := testnet.NewSegment(b, 2), every(interval*ms, 3)
 				test.peer(b, s.Hosts[1], Session{Remote: addr("198.18.0.1"), Local: addr("198.18.0.2"), Interface: "eth0", Timers: timers},

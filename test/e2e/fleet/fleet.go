@@ -19,7 +19,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -35,6 +34,7 @@ import (
 	"github.com/lodestone-lb/lodestone/test/e2e/echo"
 	"github.com/lodestone-lb/lodestone/test/e2e/lan"
 	"github.com/lodestone-lb/lodestone/test/e2e/netns"
+	"github.com/lodestone-lb/lodestone/test/e2e/process"
 )
 
 // Options say what to start.
@@ -506,30 +506,11 @@ func (f *Fleet) Traffic() Traffic {
 // CPU returns the CPU time that the speakers have used so far, together.
 func (f *Fleet) CPU() (sum time.Duration, err error) {
 	for name, c := range f.speakers {
-		used, err := cpuTime(c.Process.Pid)
+		used, err := process.CPU(c.Process.Pid)
 		if err != nil {
 			return 0, fmt.Errorf("read CPU time of the speaker of %s: %w", name, err)
 		}
 		sum += used
 	}
 	return sum, nil
-}
-
-// cpuTime is what a process has used (proc(5), /proc/pid/stat fields 14 and 15,
-// in hundredths of a second).
-func cpuTime(pid int) (time.Duration, error) {
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0, err
-	}
-	_, rest, _ := strings.Cut(string(raw), ") ") // the name before may hold anything
-	fields, sum := strings.Fields(rest), 0
-	for _, field := range fields[11:13] {
-		ticks, err := strconv.Atoi(field)
-		if err != nil {
-			return 0, err
-		}
-		sum += ticks
-	}
-	return time.Duration(sum) * 10 * time.Millisecond, nil
 }

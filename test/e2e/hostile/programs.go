@@ -27,6 +27,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/test/e2e/lab"
 	"github.com/lodestone-lb/lodestone/test/e2e/netns"
+	"github.com/lodestone-lb/lodestone/test/e2e/process"
 )
 
 // Components, by the names of their binaries, accounts and workloads.
@@ -34,9 +35,6 @@ const (
 	controller = "lodestone-controller"
 	speaker    = "lodestone-speaker"
 )
-
-// clockTicks is in how many parts the kernel divides a second (USER_HZ).
-const clockTicks = 100
 
 // tokenSeconds is longer than any run.
 const tokenSeconds = 6 * 3600
@@ -289,16 +287,10 @@ func highWater(pid int) int64 {
 	return 0
 }
 
-// processor is how much time on a processor the process has taken, as far as is known (proc(5)).
+// processor is how much time on a processor the process has taken, as far as is known.
 func processor(pid int) time.Duration {
-	raw, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	fields := strings.Fields(string(raw[bytes.LastIndexByte(raw, ')')+1:])) // the state is the third
-	if len(fields) < 13 {
-		return 0
-	}
-	user, _ := strconv.ParseInt(fields[11], 10, 64)
-	system, _ := strconv.ParseInt(fields[12], 10, 64)
-	return time.Duration(user+system) * time.Second / clockTicks
+	taken, _ := process.CPU(pid)
+	return taken
 }
 
 // processor is how much time on a processor the program has taken, over all its starts.

@@ -16,6 +16,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/lodestone-lb/lodestone/test/e2e/process"
 )
 
 // Pods are the pods of one component: "controller" or "speaker". Pods of nodes
@@ -239,6 +241,16 @@ func (i *Installation) Resident(pod *corev1.Pod) (int64, error) {
 		largest = max(largest, resident*int64(os.Getpagesize()))
 	}
 	return largest, nil
+}
+
+// CPU is the time on processors that the pod's processes have taken.
+func (i *Installation) CPU(pod *corev1.Pod) (sum time.Duration, err error) {
+	pids, err := i.processes(pod)
+	for _, pid := range pids {
+		taken, failed := process.CPU(pid)
+		sum, err = sum+taken, errors.Join(err, failed)
+	}
+	return sum, err
 }
 
 // processes lists the processes of the pod's containers.

@@ -210,9 +210,13 @@ func (p *Process) Restart() error {
 	return nil
 }
 
+// clockTicks is in how many parts the kernel divides a second (USER_HZ).
+const clockTicks = 100
+
 // status is what the kernel knows of a process.
 type status struct {
 	started uint64 // in clock ticks since boot
+	used    uint64 // time on processors, in clock ticks
 	state   byte
 	// threads counts those that have not ended. The first one of a process that ends is a zombie while
 	// others still hold its sockets.
@@ -230,7 +234,7 @@ func stat(pid int) (status, error) {
 // parseStat reads a line of /proc/PID/stat. The program's name, second, is in
 // parentheses and may hold anything, parentheses included.
 func parseStat(line []byte) (s status, err error) {
-	const threads, startTime = 20 - 3, 22 - 3 // proc(5) counts from 1; fields begins with the third
+	const user, system, threads, startTime = 14 - 3, 15 - 3, 20 - 3, 22 - 3 // proc(5) counts from 1; fields begins with the third
 	fields := bytes.Fields(line[bytes.LastIndexByte(line, ')')+1:])
 	if len(fields) <= startTime {
 		return s, fmt.Errorf("parse process status %q: %d fields", line, len(fields))
@@ -239,6 +243,19 @@ func parseStat(line []byte) (s status, err error) {
 	if s.threads, err = strconv.Atoi(string(fields[threads])); err != nil {
 		return s, err
 	}
+	for _, f := range []int{user, system} {
+		ticks, err := strconv.ParseUint(string(fields[f]), 10, 64)
+		if err != nil {
+			return s, err
+		}
+		s.used += ticks
+	}
 	s.started, err = strconv.ParseUint(string(fields[startTime]), 10, 64)
 	return s, err
+}
+
+// CPU is the time on processors that a process has taken.
+func CPU(pid int) (time.Duration, error) {
+	s, err := stat(pid)
+	return time.Duration(s.used) * time.Second / clockTicks, err
 }

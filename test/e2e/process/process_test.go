@@ -26,9 +26,9 @@ func init() {
 }
 
 func TestParseStatSurvivesAHostileName(t *testing.T) {
-	line := []byte("42 (a) (b 7) S 1 42 42 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 123456 0 0\n")
-	if s, err := parseStat(line); err != nil || s != (status{123456, 'S', 1}) {
-		t.Errorf("parseStat = %+v, %v; want 123456, S, 1, nil", s, err)
+	line := []byte("42 (a) (b 7) S 1 42 42 0 -1 4194560 0 0 0 0 30 12 0 0 20 0 1 0 123456 0 0\n")
+	if s, err := parseStat(line); err != nil || s != (status{123456, 42, 'S', 1}) {
+		t.Errorf("parseStat = %+v, %v; want 123456, 42, S, 1, nil", s, err)
 	}
 }
 

@@ -24,15 +24,19 @@ type contender struct {
 	install, remove func(context.Context) error
 	// configure has it give Services the addresses, and announce these by layer 2.
 	configure func(ctx context.Context, addresses string) error
-	// namespace and speaker are those of the DaemonSet of its speakers.
-	namespace, speaker string
+	// namespace and speaker are those of the DaemonSet of its speakers, and speakers selects their pods.
+	namespace, speaker, speakers string
 	// resident is the memory of its controller and of its largest speaker, in bytes.
 	resident func(context.Context) (controller, speaker int64, err error)
 
 	outages, waits           []time.Duration
 	moved, updated           tally
 	controllerMB, speakersMB float64
+	idle                     []time.Duration // time on processors of each speaker in idleTime
 }
+
+// idleTime is how long it is looked what speakers take while nothing happens.
+const idleTime = time.Minute
 
 // besideMetalLB measures MetalLB and Lodestone, each with its defaults and without
 // the other, by turns in one lab.
@@ -76,6 +80,9 @@ var figures = []struct {
 	{"burst_500_p50_ms", func(c *contender) string { return milliseconds(c.waits, 0.5) }},
 	{"burst_500_p99_ms", func(c *contender) string { return milliseconds(c.waits, 0.99) }},
 	{"controller_mb", func(c *contender) string { return fmt.Sprintf("%.0f", c.controllerMB) }},
+	{"idle_speaker_percent", func(c *contender) string {
+		return fmt.Sprintf("%.2f", 100*quantile(c.idle, 0.5).Seconds()/idleTime.Seconds())
+	}},
 	{"speaker_mb", func(c *contender) string { return fmt.Sprintf("%.0f", c.speakersMB) }},
 }
 
@@ -104,7 +111,7 @@ metadata: {name: bench, namespace: metallb-system}
 	l := load{installation, 0}
 	return &contender{
 		Installation: installation, name: "MetalLB " + m.Version,
-		install: m.Install, remove: m.Remove, namespace: metallb.Namespace, speaker: metallb.Speaker,
+		install: m.Install, remove: m.Remove, namespace: metallb.Namespace, speaker: metallb.Speaker, speakers: "component=speaker",
 		configure: func(ctx context.Context, addresses string) error {
 			return m.Apply(ctx, fmt.Sprintf(objects, addresses))
 		},
@@ -134,6 +141,7 @@ func lodestoneContender(installation *lodestone.Installation) *contender {
 	}
 	return &contender{
 		Installation: installation, name: "Lodestone", namespace: lodestone.Namespace, speaker: lodestone.Speaker,
+		speakers: "app.kubernetes.io/component=speaker",
 		install: func(ctx context.Context) error {
 			return helm(ctx, "install", "lodestone", filepath.Join(installation.Lab.Root, "deploy", "chart"),
 				"--create-namespace", "--set", "image.registry=lab.local,image.tag=dev,image.pullPolicy=Never")
@@ -155,7 +163,7 @@ func (c *contender) turn(ctx context.Context) (err error) {
 	if err := c.traffic(ctx); err != nil {
 		return err
 	}
-	return c.services(ctx)
+	return errors.Join(c.rest(ctx), c.services(ctx))
 }
 
 // traffic measures what a client of one Service sees.
@@ -222,6 +230,45 @@ func (c *contender) restartSpeakers(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// rest measures what the speakers take of a processor while 100 VIPs are there and nothing happens.
+func (c *contender) rest(ctx context.Context) error {
+	const settling = 30 * time.Second
+	if err := c.configure(ctx, "198.19.0.0/18"); err != nil {
+		return err
+	}
+	l := load{c.Installation, 100}
+	if err := errors.Join(l.populate(ctx), pause(ctx, settling)); err != nil {
+		return err
+	}
+	before, err := c.taken(ctx)
+	if err != nil {
+		return err
+	}
+	if err := pause(ctx, idleTime); err != nil {
+		return err
+	}
+	after, err := c.taken(ctx)
+	for name, taken := range after {
+		c.idle = append(c.idle, taken-before[name])
+	}
+	return errors.Join(err, l.delete(ctx))
+}
+
+// taken is how much time on processors each of its speakers has taken, by pod.
+func (c *contender) taken(ctx context.Context) (map[string]time.Duration, error) {
+	list, err := c.Kube.CoreV1().Pods(c.namespace).List(ctx, metav1.ListOptions{LabelSelector: c.speakers})
+	if err != nil {
+		return nil, err
+	}
+	taken := map[string]time.Duration{}
+	for i := range list.Items {
+		if taken[list.Items[i].Name], err = c.CPU(&list.Items[i]); err != nil {
+			return nil, err
+		}
+	}
+	return taken, nil
 }
 
 // services measures how 500 Services get their addresses, and what memory they
