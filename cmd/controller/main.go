@@ -25,21 +25,12 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"syscall"
 
 	"k8s.io/component-base/cli"
 )
 
-// gcPercent is GOGC, unless the environment sets it. Most of the heap is copies of Services,
-// which hardly change. To collect more often costs little, and less memory waits to be
-// collected.
-const gcPercent = 25
-
 func main() {
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(gcPercent)
-	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	os.Exit(run(ctx))

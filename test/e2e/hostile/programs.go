@@ -210,6 +210,9 @@ func (c *cluster) add(ctx context.Context, component, host string, template *cor
 	var env []string
 	for _, e := range template.Env {
 		value, known := environment[e.Name]
+		if e.ValueFrom == nil {
+			value, known = e.Value, true
+		}
 		if !known {
 			return fmt.Errorf("%s: the chart sets %s, which this test does not know", component, e.Name)
 		}
