@@ -11,6 +11,9 @@ import (
 
 const (
 	joinTimeout = 3 * time.Second
+	// keyTimeout is how long a starting speaker waits at least for speakers that use another key. A key reaches all
+	// nodes within that time.
+	keyTimeout = 2 * time.Minute
 	// A starting speaker waits at most arrivalTime for each of the others, and at most lastArrival for
 	// all. Up to 300 speakers arrive during the other waits.
 	arrivalTime, lastArrival = 10 * time.Millisecond, 10 * time.Second
@@ -78,11 +81,19 @@ func (j *joiner) enter(ctx context.Context, store cache.Store, started time.Time
 }
 
 // awaitKey waits until this speaker and all others understand each other. While the key is replaced,
-// some may not have read it yet. A speaker that joined without them would claim their VIPs.
+// some may not have read it yet. A speaker that joined without them would claim their VIPs. But some speakers with
+// another key must not keep all others from starting: after keyTimeout it goes on, if it has met more than those.
+// They do not understand the ones that it has met either.
 func (j *joiner) awaitKey(ctx context.Context, store cache.Store) {
+	until := time.Now().Add(j.options.keyTimeout)
 	for waited := false; ctx.Err() == nil; waited = true {
 		nodes := j.rotation.strangers(ctx, store.List())
 		if len(nodes) == 0 {
+			return
+		}
+		if len(nodes) < j.table.alive()-1 && !time.Now().Before(until) {
+			j.log.Warn("joining without speakers that use another membership key: they do not change to the key of the Secret and the clusterID",
+				"nodes", nodes)
 			return
 		}
 		j.setStatus("waiting for %d speakers that use another membership key, one on node %s: "+

@@ -94,7 +94,7 @@ type Options struct {
 	// KeyInterval is how often the key is read again. Zero: DefaultKeyInterval.
 	KeyInterval time.Duration
 	// Zero: the constants of the same names. Tests on a busy machine wait longer.
-	joinTimeout, meetTimeout, tcpTimeout time.Duration
+	joinTimeout, meetTimeout, tcpTimeout, keyTimeout time.Duration
 }
 
 // Task is this speaker's membership.
@@ -118,7 +118,7 @@ func New(o Options) *Task {
 	o.SettleTime = cmp.Or(o.SettleTime, DefaultSettleTime)
 	o.KeyInterval = cmp.Or(o.KeyInterval, DefaultKeyInterval)
 	o.joinTimeout, o.meetTimeout = cmp.Or(o.joinTimeout, joinTimeout), cmp.Or(o.meetTimeout, meetTimeout)
-	o.tcpTimeout = cmp.Or(o.tcpTimeout, tcpTimeout)
+	o.tcpTimeout, o.keyTimeout = cmp.Or(o.tcpTimeout, tcpTimeout), cmp.Or(o.keyTimeout, keyTimeout)
 	signal := func() chan struct{} { return make(chan struct{}, 1) }
 	b := &base{options: o, log: o.Log, ring: &ring{}, send: signal(), rejoin: signal(), verify: signal(), rewrite: signal()}
 	t := &Task{base: b, table: &table{base: b, peers: peers{b.options.Node: {alive: true, network: &report.Network{}}}}}

@@ -226,6 +226,35 @@ func TestStartDuringRotation(t *testing.T) {
 	}
 }
 
+// A node that somebody has taken over listens, and says on its Lease that it has a key of its own. Speakers that
+// start go on without it.
+func TestKeyThatNobodyElseHas(t *testing.T) {
+	c := newCluster(t, "n1", "n2", "n3", "taken")
+	n1, n2 := c.start("n1"), c.start("n2")
+	for _, s := range []*speaker{n1, n2} {
+		s.waitFor(map[string]bool{"n1": false, "n2": false})
+		s.waitJoined()
+	}
+	listener, err := net.Listen("tcp", ownAddress().String())
+	require.NoError(t, err)
+	defer listener.Close()
+	taken := report.Report{Address: netip.MustParseAddrPort(listener.Addr().String()), Keys: []string{"0123456789abcdef"}}
+	node := "taken"
+	_, err = c.client.CoordinationV1().Leases("lodestone-system").Create(t.Context(), &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Name: annotation.SpeakerLeasePrefix + node, Annotations: taken.Annotations(),
+			Labels: map[string]string{annotation.LabelComponent: annotation.ComponentSpeaker}},
+		Spec: coordinationv1.LeaseSpec{HolderIdentity: &node},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	n3 := c.start("n3", func(o *Options) { o.KeyInterval, o.keyTimeout = 10*time.Millisecond, time.Second })
+	n3.wait("waiting", func() bool {
+		_, status := n3.Joined()
+		return strings.HasPrefix(status, "waiting for 1 speakers that use another membership key, one on node taken")
+	})
+	n3.waitJoined()
+	n3.waitFor(map[string]bool{"n1": false, "n2": false, "n3": false})
+}
+
 // What is no key is said once, and changes nothing.
 func TestSecretWithoutAKey(t *testing.T) {
 	c := newCluster(t, "n1", "n2")
