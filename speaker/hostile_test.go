@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -88,4 +89,21 @@ func heapNow() int64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc)
+}
+
+// One node changes its Lease all the time. That keeps no other speaker busy, and a few changes never wait.
+func TestEndlessChangesOfSpeakersWait(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s, changed := &Speaker{cluster: &cluster{}, pace: newPace()}, make(chan struct{})
+		close(changed)
+		start, looks := time.Now(), 0
+		for ; looks < 1000 && time.Since(start) < 10*time.Second; looks++ {
+			if looks <= membersBurst {
+				require.Zero(t, time.Since(start))
+			}
+			s.wait(t.Context(), time.Now(), time.Time{}, nil, changed, nil, nil, nil)
+		}
+		require.LessOrEqual(t, looks, membersBurst+51)
+	})
 }

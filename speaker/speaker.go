@@ -34,6 +34,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/time/rate"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
@@ -60,9 +61,12 @@ const (
 	DefaultDrain = 2 * time.Second
 	// The loop pauses pauseFactor times as long as it worked, at most maxPause, before it looks at
 	// the API's objects again, so that endless changes cost a tenth of a core. Changes of other
-	// speakers do not wait.
-	pauseFactor = 9
-	maxPause    = 100 * time.Millisecond
+	// speakers do not wait, unless there were more than membersBurst: then there is one look each
+	// membersInterval, because one node that changes its Lease all the time must not keep all others busy.
+	pauseFactor     = 9
+	maxPause        = 100 * time.Millisecond
+	membersBurst    = 50
+	membersInterval = 200 * time.Millisecond
 )
 
 // Config is the configuration in force; kube.ConfigWatcher is one.
@@ -190,6 +194,7 @@ type Speaker struct {
 
 	// Owned by Run.
 	heard     <-chan struct{} // closed when the speakers or their networks have changed
+	pace      *rate.Limiter   // of changes of other speakers that do not wait
 	passwords <-chan struct{} // closed when passwords have changed
 
 	beat atomic.Pointer[time.Time] // the loop's last sign of life
@@ -207,11 +212,13 @@ func New(o Options) (*Speaker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("watch the cluster: %w", err)
 	}
-	s := &Speaker{Options: o, cluster: c, ready: make(chan struct{}),
+	s := &Speaker{Options: o, cluster: c, ready: make(chan struct{}), pace: newPace(),
 		core: core.New(core.Options{Node: o.Node, HandOver: o.HandOver, Drain: o.Drain})}
 	s.metrics = newMetrics(o.Registry, s)
 	return s, nil
 }
+
+func newPace() *rate.Limiter { return rate.NewLimiter(rate.Every(membersInterval), membersBurst) }
 
 // String names the task.
 func (s *Speaker) String() string { return "speaker" }
@@ -240,9 +247,9 @@ func (s *Speaker) Run(ctx context.Context) error {
 }
 
 // wait returns when something may have changed, or the next decision is due. Changes of the
-// cluster's objects wait until resume.
+// cluster's objects wait until resume, and too many changes of other speakers for membersInterval.
 func (s *Speaker) wait(ctx context.Context, resume, next time.Time, config, members, dataPlane, passwords, forwards <-chan struct{}) {
-	var due, news <-chan time.Time
+	var due, news, late <-chan time.Time
 	if !next.IsZero() {
 		due = time.After(time.Until(next))
 	}
@@ -257,6 +264,12 @@ func (s *Speaker) wait(ctx context.Context, resume, next time.Time, config, memb
 		case <-config:
 			return
 		case <-members:
+			if s.pace.Allow() {
+				return
+			}
+			members, late = nil, time.After(membersInterval)
+		case <-late:
+			s.pace.Allow() // what there is again by now
 			return
 		case <-dataPlane:
 			return
