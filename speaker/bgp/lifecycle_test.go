@@ -137,6 +137,8 @@ func TestChoiceOfRouter(t *testing.T) {
 	require.True(t, said)
 	_, said = hear(tor, 2)
 	require.False(t, said, "once")
+	_, said = hear(netip.MustParseAddr("fe80::3%eth0"), 3)
+	require.False(t, said, "somebody makes routers up")
 	expect(rival, "the first one")
 	hear(tor, 10)
 	expect(tor, "a router with which there is no session gives way, as to who is kept down waits for BFD")

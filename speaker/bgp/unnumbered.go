@@ -32,6 +32,9 @@ const (
 	// every 3 s at least (RFC 4861, section 6.2.6).
 	rivalAfter  = 10 * time.Second
 	silentAfter = 10 * time.Second
+	// rivalWarning is the shortest time between two warnings about routers that are ignored: anybody on the link can
+	// make up as many as they like.
+	rivalWarning = time.Minute
 	// reopenAfter is the pause after a failure.
 	reopenAfter = 2 * time.Second
 )
@@ -70,10 +73,12 @@ type choice struct {
 	since  time.Time  // it was taken
 	doubt  time.Time  // when it was heard last since the session with it, or an attempt, ended; zero: it did not
 	rival  netip.Addr // the last other one that was logged
+	warned time.Time  // when that was
 }
 
 // hear takes an advertisement, and reports whether it changes the router. rival is set if the
-// advertisement is ignored and comes from another router than the last one that was ignored.
+// advertisement is ignored, comes from another router than the last one for which rival was set, and that was
+// rivalWarning ago.
 func (c *choice) hear(from netip.Addr, now time.Time) (changed, rival bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -86,8 +91,9 @@ func (c *choice) hear(from netip.Addr, now time.Time) (changed, rival bool) {
 	case !c.addr.IsValid():
 	case c.proven && (c.doubt.IsZero() || now.Sub(c.doubt) < silentAfter),
 		!c.proven && c.doubt.IsZero() && now.Sub(c.since) < rivalAfter:
-		rival = c.rival != from
-		c.rival = from
+		if rival = c.rival != from && now.Sub(c.warned) >= rivalWarning; rival {
+			c.rival, c.warned = from, now
+		}
 		return false, rival
 	}
 	c.addr, c.proven, c.since, c.doubt, c.rival = from, false, now, time.Time{}, netip.Addr{}

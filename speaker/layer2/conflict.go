@@ -32,7 +32,7 @@ const (
 	// conflictMemory is how long after the last claim a conflict is reported.
 	conflictMemory = 10 * time.Minute
 	// maxConflicts bounds the number of reported conflicts, so that a machine that answers for all
-	// addresses does not fill the memory.
+	// addresses fills neither the memory nor the log.
 	maxConflicts = 64
 )
 
@@ -65,12 +65,13 @@ func (c *conflicts) toProbe(vip netip.Addr) bool {
 	return c.unprobed[vip]
 }
 
-func (c *conflicts) note(now Conflict) {
+// note records a conflict, and reports whether there is room for it.
+func (c *conflicts) note(now Conflict) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	before, known := c.of[now.VIP]
 	if !known && len(c.of) >= maxConflicts {
-		return
+		return false
 	}
 	before.Seen, now.Seen = time.Time{}, time.Now()
 	c.of[now.VIP] = now
@@ -78,6 +79,7 @@ func (c *conflicts) note(now Conflict) {
 	if before != now {
 		c.changed.Notify()
 	}
+	return true
 }
 
 // clear forgets the conflict, because the address is free, or is no VIP any more.
@@ -134,10 +136,10 @@ func (a *Announcer) ConflictsChanged() <-chan struct{} { return a.conflicts.chan
 // note logs a note of a segment.
 func (a *Announcer) note(on responderKey, n segment.Note) {
 	if n.Kind == segment.Conflict {
-		a.conflicts.note(Conflict{VIP: n.VIP, Interface: on.name, HardwareAddr: n.Other.String(), OtherCluster: n.OtherCluster,
+		noted := a.conflicts.note(Conflict{VIP: n.VIP, Interface: on.name, HardwareAddr: n.Other.String(), OtherCluster: n.OtherCluster,
 			Silent: n.Silent, Announced: n.Announced})
-		if !n.First {
-			return // a machine may claim a VIP a thousand times a second
+		if !n.First || !noted {
+			return // a machine may claim all VIPs, each a thousand times a second
 		}
 	}
 	log := a.log.With("vip", n.VIP, "interface", on.name)

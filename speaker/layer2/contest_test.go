@@ -732,5 +732,6 @@ func TestConflictsAreBounded(t *testing.T) {
 		}
 		w.after(0)
 		assert.Len(t, w.Conflicts(), maxConflicts)
+		assert.Equal(t, maxConflicts, strings.Count(w.log.String(), "foreign host claims a VIP"))
 	}, eth(1, "eth0"))
 }
