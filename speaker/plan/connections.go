@@ -107,14 +107,17 @@ func (p *Planner) limitAt(vip netip.Addr, s *scope, v Verdict, svc *Service) (li
 	limit = svc.Limit
 	announced := v.Owned || v.Peers != nil
 	d, direct := p.connections.direct.all[LimitKey{vip, svc.Name}]
-	owner, _ := p.ownerOf(vip, v)
-	part := s.part(p.node, cmp.Or(owner, p.node), vip, d.Backends)
+	var kept part
+	if direct {
+		owner, _ := p.ownerOf(vip, v)
+		kept = s.part(p.node, cmp.Or(owner, p.node), vip, d)
+	}
 	switch {
-	case !announced && part.of == 0:
+	case !announced && kept.of == 0:
 		return Limit{}, false
 	case announced && direct && !limit.onlyTCP(): // connections of other protocols all stay on this node
-	case part.of > 0:
-		limit.PerSecond = uint32((uint64(limit.PerSecond)*uint64(part.of) + uint64(part.all) - 1) / uint64(part.all))
+	case kept.of > 0:
+		limit.PerSecond = uint32((uint64(limit.PerSecond)*uint64(kept.of) + uint64(kept.all) - 1) / uint64(kept.all))
 	}
 	return limit, true
 }

@@ -60,22 +60,32 @@ type partKey struct {
 	four  bool
 }
 
-// part returns the node's part of the connections that the owner of a VIP hands to these backends. One
-// that the owner does not reach has none.
-func (s *scope) part(node, owner string, vip netip.Addr, backends []Backend) part {
-	key, shared := partKey{owner, vip.Is4()}, len(backends) > 0 && len(s.everywhere) > 0 && &backends[0] == &s.everywhere[0]
-	if p, known := s.parts[key]; known && shared {
-		return p
+// part returns the node's part of the connections to a Service that the owner of a VIP hands over. All
+// Services with policy Cluster have the same backends.
+func (s *scope) part(node, owner string, vip netip.Addr, d Direct) part {
+	four := vip.Is4()
+	if d.Local {
+		return s.partOf(node, owner, d.Backends, s.addresses(d.Backends, four))
 	}
-	addresses := s.everywhereAt[key.four]
-	if !shared || addresses == nil {
-		addresses = s.addresses(backends, key.four)
+	key := partKey{owner, four}
+	p, known := s.parts[key]
+	if !known {
+		if s.everywhereAt[four] == nil {
+			s.everywhereAt[four] = s.addresses(d.Backends, four)
+		}
+		p = s.partOf(node, owner, d.Backends, s.everywhereAt[four])
+		s.parts[key] = p
 	}
+	return p
+}
+
+// partOf returns the node's part of what the owner hands to backends at these addresses. One that the owner
+// does not reach has none.
+func (s *scope) partOf(node, owner string, backends []Backend, addresses []netip.Addr) part {
 	var p, drained part
 	from := s.Nodes[owner]
-	for i, at := range addresses {
-		b := &backends[i]
-		if b.Node != owner && !from.onSegment(at) {
+	for i, b := range backends {
+		if b.Node != owner && !from.onSegment(addresses[i]) {
 			continue
 		}
 		p.add(b.Open, b.Node == node)
@@ -84,10 +94,7 @@ func (s *scope) part(node, owner string, vip netip.Addr, backends []Backend) par
 		}
 	}
 	if p.all == 0 { // then those that drain take new ones, see package direct
-		p = drained
-	}
-	if shared {
-		s.parts[key], s.everywhereAt[key.four] = p, addresses
+		return drained
 	}
 	return p
 }

@@ -180,8 +180,8 @@ func (p *Planner) Update() Changes {
 	if p.allStale {
 		changes.Sessions = p.router.set(p.view.snapshot)
 		p.plan.BGP.Sessions, p.plan.BGP.Problems, p.plan.BGP.Permit = p.router.sessions, p.router.problems, p.router.permit()
-		news := len(p.view.sharers) - len(p.plan.Layer2) - len(p.plan.Silent) - len(p.plan.BGP.VIPs)
-		changes.VIPs = make([]Change, 0, max(0, news))
+		added := len(p.view.sharers) - len(p.plan.Layer2) - len(p.plan.Silent) - len(p.plan.BGP.VIPs)
+		changes.VIPs = make([]Change, 0, max(0, added))
 		for vip := range p.view.sharers {
 			delete(p.stale, vip)
 			look(vip)
