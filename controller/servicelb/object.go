@@ -40,7 +40,7 @@ type object struct {
 // objectOf puts the verdict on a Service that is served into its object.
 func objectOf(v ledger.Verdict, generation int64) object {
 	o := object{addrs: ledger.Addrs(v.Held), pools: poolText(v.Held), leases: leaseText(v.Leases), renumbered: v.Renumbered}
-	if v.Unjudged {
+	if v.Undecided {
 		o.keepCondition = true
 		return o
 	}

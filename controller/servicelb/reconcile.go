@@ -46,7 +46,7 @@ func (c *Controller) reconcile(ctx context.Context, name string) error {
 func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 	name, start := ledger.NameOf(svc), c.ledger.now()
 	v := c.ensure(svc)
-	if len(v.Held) == 0 && (v.Unjudged || v.Asked && !c.Scope.LeftBehind(svc)) {
+	if len(v.Held) == 0 && (v.Undecided || v.Asked && !c.Scope.LeftBehind(svc)) {
 		return nil // there is nothing to say yet
 	}
 	want := objectOf(v, svc.Generation)

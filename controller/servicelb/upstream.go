@@ -13,8 +13,8 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 )
 
-// errUnjudged is returned while it cannot be decided whether a Service keeps what it has.
-var errUnjudged = errors.New("there is no valid configuration to decide by; the Service keeps what it has")
+// errUndecided is returned while it cannot be decided whether a Service keeps what it has.
+var errUndecided = errors.New("there is no valid configuration to decide by; the Service keeps what it has")
 
 // Primed is closed once it is known what the cluster's Services hold. Before,
 // Provide and Withdraw must not be called.
@@ -34,8 +34,8 @@ func (c *Controller) Provide(ctx context.Context, svc *corev1.Service) ([]ipam.H
 	switch {
 	case v.Refusal != nil:
 		return nil, v.Refusal
-	case v.Unjudged:
-		return nil, errUnjudged
+	case v.Undecided:
+		return nil, errUndecided
 	}
 	return v.Held, nil
 }

@@ -188,7 +188,7 @@ func (r *replica) reconcile(name string) {
 		r.release(name)
 	case scope.Serves(svc):
 		v := r.ledger.Ensure(svc, nil, now)
-		if len(v.Held) > 0 || !v.Unjudged && (!v.Asked || scope.LeftBehind(svc)) {
+		if len(v.Held) > 0 || !v.Undecided && (!v.Asked || scope.LeftBehind(svc)) {
 			r.serve(name, svc, &v)
 		}
 	default:

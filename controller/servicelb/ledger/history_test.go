@@ -104,7 +104,7 @@ func (c *cluster) look(name string) {
 // write has the object show the last verdict.
 func (c *cluster) write(name string) {
 	svc, v := c.services[name], c.verdicts[name]
-	if svc == nil || c.account(NameOf(svc), string(svc.UID)) == nil || v.Unjudged {
+	if svc == nil || c.account(NameOf(svc), string(svc.UID)) == nil || v.Undecided {
 		return
 	}
 	svc = svc.DeepCopy()
@@ -149,7 +149,7 @@ func (c *cluster) check(t interface{ Fatalf(string, ...any) }) {
 			}
 			of[addr] = a
 		}
-		if a.judged && (a.edition != c.edition || a.verdict.waits() || !slices.Equal(a.verdict.Held, held) ||
+		if a.decided && (a.edition != c.edition || a.verdict.waits() || !slices.Equal(a.verdict.Held, held) ||
 			!slices.EqualFunc(a.verdict.Conflicts, c.conflicts.about(held), clusterfacts.Conflict.Equal)) {
 			due[a] = struct{}{}
 		}

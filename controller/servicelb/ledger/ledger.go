@@ -73,11 +73,10 @@ type account struct {
 	// leaving holds what the owner has given back but its object still shows.
 	leaving ipam.Owner
 	created time.Time
-	// judged is set once there was a verdict. asked and verdict are the last request and its
-	// answer.
-	judged  bool
+	// asked is the last request, and verdict its answer, once it is decided.
 	asked   ipam.Request
 	verdict Verdict
+	decided bool
 	// edition is that of the ledger at the last request.
 	edition int
 	takeover
@@ -158,7 +157,7 @@ func (l *Ledger) Ensure(svc *corev1.Service, labels map[string]string, now time.
 	v.Left, a.left = slices.Concat(a.left, left), nil
 	v.Renumbered = v.Renumbered || renumber && a.renumbered
 	a.renumbered = v.Renumbered
-	a.judged, a.asked, a.verdict, a.edition = true, req, v, l.edition
+	a.asked, a.verdict, a.decided, a.edition = req, v, true, l.edition
 	l.waiters.remove(a)
 	if v.waits() {
 		l.waiters.add(a, l.classOf(a))
@@ -206,12 +205,12 @@ func (l *Ledger) verdict(a *account, req ipam.Request, refusal *ipam.Refusal, no
 			v.Missing, v.Renumbered = missing(req, v.Held), req.Renumber
 		}
 	case len(v.Held)+len(a.claims)+len(a.foreign) > 0:
-		v.Unjudged, v.Refusal = true, nil
+		v.Undecided, v.Refusal = true, nil
 	case refusal == nil:
 		v.Refusal = unavailable(l.Err)
 	}
 	v.Conflicts = l.conflicts.about(v.Held)
-	if v.Refusal == nil && !v.Unjudged {
+	if v.Refusal == nil && !v.Undecided {
 		v.Refusal = l.conflicts.refusal(v.Conflicts, now)
 	}
 	l.leasing.seek(a, req, &v, now)

@@ -30,7 +30,7 @@ func (l *Ledger) Stats(now time.Time) Stats {
 		case v.Refusal != nil:
 			s.Services["refused"]++
 			s.Refused[string(v.Refusal.Reason)]++
-		case v.Unjudged:
+		case v.Undecided:
 			s.Services["unjudged"]++
 		case len(v.Conflicts) > 0:
 			s.Services["conflicting"]++

@@ -18,9 +18,9 @@ type Verdict struct {
 	Held []ipam.Held
 	// Refusal is why it does not hold what it asks for; nil when it does.
 	Refusal *ipam.Refusal
-	// Unjudged is set while there is no configuration to decide by. The object must then stay
+	// Undecided is set while there is no configuration to decide by. The object must then stay
 	// as it is, as far as Held does not contradict it.
-	Unjudged bool
+	Undecided bool
 	// Missing is a family that the Service would like and does not get; empty
 	// when there is none.
 	Missing ipam.Family
@@ -49,7 +49,7 @@ func (v Verdict) waits() bool {
 	if v.Refusal != nil {
 		return v.Refusal.Reason != ipam.InvalidRequest && v.Refusal.Reason != ipam.WrongFamily
 	}
-	return v.Unjudged || v.Missing != ""
+	return v.Undecided || v.Missing != ""
 }
 
 // Stranded reports whether an address has left its pools.
@@ -84,11 +84,11 @@ func (v Verdict) Has() []string {
 }
 
 // Condition is what a person reads about the Service: reason and sentence. An empty
-// reason: there is no configuration to judge by.
+// reason: there is no configuration to decide by.
 func (v Verdict) Condition() (reason, message string) {
 	message = describe(v.Held)
 	switch {
-	case v.Unjudged:
+	case v.Undecided:
 		return "", "there is no valid configuration; keeps " + message
 	case v.Refusal != nil && len(v.Held) > 0:
 		return string(v.Refusal.Reason), v.Refusal.Message + "; keeps " + message
