@@ -57,15 +57,15 @@ type lessee struct {
 	// leased are the addresses of the Service, by interface. The server leased them, or the
 	// object names them as leased and the server has not denied that yet.
 	leased map[string]netip.Addr
-	// sought are the interfaces on which it waits for a lease.
-	sought []string
+	// waitsOn are the interfaces on which it waits for a lease.
+	waitsOn []string
 	// answers are how its leases stood last, by interface.
 	answers map[string]LeaseState
 }
 
 // on returns the interfaces on which there has to be a client.
 func (s *lessee) on() []string {
-	on := slices.AppendSeq(slices.Clone(s.sought), maps.Keys(s.leased))
+	on := slices.AppendSeq(slices.Clone(s.waitsOn), maps.Keys(s.leased))
 	slices.Sort(on)
 	return slices.Compact(on)
 }
@@ -159,7 +159,7 @@ func (l *leasing) follow(current map[string]map[string]LeaseState, now time.Time
 // unused reports whether a leased address is of no use any more.
 func (l *leasing) unused(s *lessee, on string) bool {
 	addr, leased := s.leased[on]
-	return leased && !slices.Contains(s.sought, on) && !l.held.hasOrShows(s.owner.Name, addr)
+	return leased && !slices.Contains(s.waitsOn, on) && !l.held.hasOrShows(s.owner.Name, addr)
 }
 
 // answer takes over the state of a lease. isNew is set when the Service has to be decided
@@ -177,8 +177,8 @@ func (l *leasing) answer(s *lessee, on string, is LeaseState, now time.Time) (is
 			why = is.Err.Error()
 		}
 		isNew, changed = true, l.end(s, on, why, now)
-		if !slices.Contains(s.sought, on) {
-			s.sought = append(s.sought, on) // it stays a client until it is looked at
+		if !slices.Contains(s.waitsOn, on) {
+			s.waitsOn = append(s.waitsOn, on) // it stays a client until it is looked at
 		}
 	}
 	if is.Addr.IsValid() && is.Addr != s.leased[on] {
@@ -238,7 +238,7 @@ func (l *leasing) drop(now time.Time) {
 		for _, on := range s.on() {
 			if _, ok := l.config.PoolOn(on); !ok {
 				l.end(s, on, "its pool is gone from the configuration", now)
-				s.sought = slices.DeleteFunc(s.sought, func(sought string) bool { return sought == on })
+				s.waitsOn = slices.DeleteFunc(s.waitsOn, func(other string) bool { return other == on })
 			}
 		}
 	}
@@ -300,23 +300,26 @@ func (l *leasing) mayDraw(req ipam.Request) bool {
 // seek decides on which interfaces the Service waits for a lease, and adds that to the
 // verdict.
 func (l *leasing) seek(a *account, req ipam.Request, v *Verdict, now time.Time) {
-	sought := l.sought(a, req, *v, now)
+	var waitsOn []string
+	if (v.Missing == ipam.IPv4 || v.Refusal != nil && v.waits()) && l.mayDraw(req) {
+		waitsOn = l.toAsk(a, req, v.Held, now)
+	}
 	s := l.of[a]
-	if s == nil && len(sought) == 0 {
+	if s == nil && len(waitsOn) == 0 {
 		return
 	}
 	s = l.open(a)
-	if !slices.Equal(sought, s.sought) {
-		s.sought = sought
+	if !slices.Equal(waitsOn, s.waitsOn) {
+		s.waitsOn = waitsOn
 		maps.DeleteFunc(s.answers, func(on string, _ LeaseState) bool { return !slices.Contains(s.on(), on) })
 		l.work = true
 	}
 	v.Leases, v.Overdue = s.among(v.Held)
-	if r := v.Refusal; r == nil || len(sought) == 0 || r.Reason != ipam.PoolExhausted && r.Reason != ipam.QuotaExceeded {
+	if r := v.Refusal; r == nil || len(waitsOn) == 0 || r.Reason != ipam.PoolExhausted && r.Reason != ipam.QuotaExceeded {
 		return
 	}
 	sentences := []string{v.Refusal.Message}
-	for _, on := range sought {
+	for _, on := range waitsOn {
 		if err := s.answers[on].Err; err != nil {
 			sentences = append(sentences, err.Error())
 		}
@@ -325,13 +328,11 @@ func (l *leasing) seek(a *account, req ipam.Request, v *Verdict, now time.Time) 
 	v.Refusal = &ipam.Refusal{Reason: LeasePending, Pool: v.Refusal.Pool, Message: strings.Join(sentences, ": ")}
 }
 
-// sought returns the interfaces on which the Service is to ask for a lease. These are the
+// toAsk returns the interfaces on which the Service is to ask for a lease. These are the
 // interfaces of the pools that it draws from, in their order, up to the first whose server may
-// still lease an address. A pool with a free address ends the search.
-func (l *leasing) sought(a *account, req ipam.Request, v Verdict, now time.Time) (sought []string) {
-	if l.config == nil || v.Missing != ipam.IPv4 && (v.Refusal == nil || !v.waits()) || !l.mayDraw(req) {
-		return nil
-	}
+// still lease an address. A pool without leases ends the search if the Service has an address of it
+// or gets one.
+func (l *leasing) toAsk(a *account, req ipam.Request, held []ipam.Held, now time.Time) (ask []string) {
 	var s lessee
 	if known := l.of[a]; known != nil {
 		s = *known
@@ -339,23 +340,25 @@ func (l *leasing) sought(a *account, req ipam.Request, v Verdict, now time.Time)
 	for _, c := range l.held.Consider(req, now) {
 		i := slices.IndexFunc(l.config.Pools, func(p config.Pool) bool { return p.Name == c.Pool })
 		p := &l.config.Pools[i]
-		has := !req.Renumber && slices.ContainsFunc(v.Held, func(h ipam.Held) bool { return h.Pool == c.Pool && h.Addr.Is4() })
-		switch {
-		case c.Family != ipam.IPv4 || !candidate(p, req):
-			continue
-		case p.DHCP == nil && (c.Reason == "" || has):
-			return sought
-		case p.DHCP == nil:
+		if c.Family != ipam.IPv4 || !candidate(p, req) {
 			continue
 		}
-		if on := p.DHCP.Interface; s.leased[on].IsValid() || c.Reason == ipam.PoolExhausted {
-			sought = append(sought, on)
-			if s.answers[on].Err == nil {
-				return sought
+		if p.DHCP == nil {
+			if c.Reason == "" || !req.Renumber && slices.ContainsFunc(held, func(h ipam.Held) bool { return h.Pool == p.Name && h.Addr.Is4() }) {
+				return ask
 			}
+			continue
+		}
+		on := p.DHCP.Interface
+		if !s.leased[on].IsValid() && c.Reason != ipam.PoolExhausted {
+			continue
+		}
+		ask = append(ask, on)
+		if s.answers[on].Err == nil {
+			return ask
 		}
 	}
-	return sought
+	return ask
 }
 
 // among returns the interface of each leased address among those held, and why one of their
