@@ -72,16 +72,15 @@ func (o object) sum() [sha256.Size]byte {
 }
 
 // nothing is the object of a Service that is not served: without anything
-// that Lodestone wrote. A status that others wrote stays.
-func nothing(svc *corev1.Service) object {
-	return object{keepIngress: len(kube.Foreign(svc)) > 0}
-}
+// that Lodestone wrote. A status with addresses of others stays.
+func nothing(foreign []netip.Addr) object { return object{keepIngress: len(foreign) > 0} }
 
 // Patch returns the strategic merge patch of services/status that makes a Service show the verdict on it, or nothing of
-// ours without one. Nil: it does already. It is what the controller writes while nobody else is at work on the Service.
-func Patch(svc *corev1.Service, v *ledger.Verdict, now metav1.Time) []byte {
+// ours without one, but what is foreign. Nil: it does already. It is what the controller writes while nobody else is at
+// work on the Service.
+func Patch(svc *corev1.Service, v *ledger.Verdict, foreign []netip.Addr, now metav1.Time) []byte {
 	if v == nil {
-		return nothing(svc).patch(svc, now)
+		return nothing(foreign).patch(svc, now)
 	}
 	return objectOf(*v, svc.Generation).patch(svc, now)
 }

@@ -97,7 +97,7 @@ func (c *Controller) letGo(ctx context.Context, svc *corev1.Service) error {
 	if err := c.keep(ctx, c.ledger.departing(name, uid)); err != nil {
 		return err
 	}
-	want := nothing(svc)
+	want := nothing(c.ledger.foreign(svc))
 	// If another load balancer has written the status of a Service that is not ours any more,
 	// the conventional finalizer is its own, too.
 	want.upstream = c.drivenByUpstream(svc) || want.keepIngress && !c.Scope.Covers(svc)

@@ -1,8 +1,11 @@
 package servicelb
 
 import (
+	"net/netip"
 	"sync"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/lodestone-lb/lodestone/controller/quarantine"
 	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
@@ -55,6 +58,13 @@ func (s *sharedLedger) departing(name, uid string) []quarantine.Record {
 	l, now := s.open()
 	defer s.close()
 	return l.Departing(name, uid, now)
+}
+
+// foreign returns the addresses in the Service's status that another load balancer gave.
+func (s *sharedLedger) foreign(svc *corev1.Service) []netip.Addr {
+	l, _ := s.open()
+	defer s.close()
+	return l.Foreign(svc)
 }
 
 // inQuarantine returns the addresses in quarantine, with the ends that follow from the

@@ -64,9 +64,9 @@ func (s Scope) Foreign(svc *corev1.Service) string {
 }
 
 // Keeps reports whether a Service that is no longer served keeps its addresses, because nobody
-// else has taken it over.
+// else has taken it over: its status has no other ones.
 func (s Scope) Keeps(svc *corev1.Service) bool {
-	return !s.Covers(svc) && len(VIPs(svc)) > 0
+	return !s.Covers(svc) && len(VIPs(svc)) > 0 && len(Foreign(svc)) == 0
 }
 
 // LeftBehind reports whether the Service, which is not served, carries

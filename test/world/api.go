@@ -311,7 +311,7 @@ func (a *api) create(name string) {
 	if a.past != nil {
 		svc.CreationTimestamp = metav1.NewTime(longAgo)
 		v := a.past.Ensure(svc, nil, longAgo)
-		svc = patched(svc, servicelb.Patch(svc, &v, metav1.NewTime(longAgo)))
+		svc = patched(svc, servicelb.Patch(svc, &v, nil, metav1.NewTime(longAgo)))
 	}
 	a.put("pods/"+name, a.somePods())
 	a.putService(name, svc, user)

@@ -217,7 +217,7 @@ func (r *replica) release(name string) {
 // serve has the object show the verdict, or nothing of ours, and then settles the account. The API server refuses what
 // was decided on an old object.
 func (r *replica) serve(name string, svc *corev1.Service, v *ledger.Verdict) {
-	patch := servicelb.Patch(svc, v, metav1.NewTime(r.clock()))
+	patch := servicelb.Patch(svc, v, r.ledger.Foreign(svc), metav1.NewTime(r.clock()))
 	records := r.ledger.Departing(name, string(svc.UID), r.clock())
 	if v != nil {
 		records = v.Records

@@ -104,7 +104,7 @@ func (c *cluster) look(name string) {
 // write has the object show the last verdict.
 func (c *cluster) write(name string) {
 	svc, v := c.services[name], c.verdicts[name]
-	if svc == nil || c.account(NameOf(svc), string(svc.UID)) == nil || v.Undecided {
+	if svc == nil || c.accounts.of(NameOf(svc), string(svc.UID)) == nil || v.Undecided {
 		return
 	}
 	svc = svc.DeepCopy()

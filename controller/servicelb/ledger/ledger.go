@@ -54,9 +54,8 @@ type Ledger struct {
 	// dialects are those of the configuration.
 	dialects compat.Dialects
 	// edition counts how often the meaning of annotations changed.
-	edition int
-	// accounts has every Service, by "namespace/name".
-	accounts map[string]*account
+	edition  int
+	accounts accounts
 
 	held      *holdings
 	waiters   waiters
@@ -66,6 +65,9 @@ type Ledger struct {
 	// retry is set when others may get a better answer now.
 	retry bool
 }
+
+// accounts has every Service, by "namespace/name".
+type accounts map[string]*account
 
 // account is what the ledger knows about a Service, under its "namespace/name".
 type account struct {
@@ -97,7 +99,7 @@ type account struct {
 func New(scope kube.Scope) *Ledger {
 	held := &holdings{Allocator: ipam.New()}
 	return &Ledger{
-		scope: scope, dialects: compat.For(nil), accounts: map[string]*account{}, held: held,
+		scope: scope, dialects: compat.For(nil), accounts: accounts{}, held: held,
 		waiters:   waiters{due: map[*account]struct{}{}, classes: map[class]*btree.BTreeG[*account]{}},
 		leasing:   leasing{held: held, of: map[*account]*lessee{}},
 		conflicts: conflicts{held: held, withheld: map[netip.Addr]withheld{}, full: map[bound]int{}},
@@ -128,7 +130,7 @@ func (l *Ledger) Ensure(svc *corev1.Service, labels map[string]string, now time.
 	if a := l.accounts[req.Owner.Name]; a != nil && a.owner.UID != req.Owner.UID {
 		l.close(a, now)
 	}
-	a, first := l.open(svc)
+	a, first := l.accounts.open(svc)
 	if first {
 		a.asked, a.unreadable = req, refusal != nil
 	}
@@ -225,7 +227,7 @@ func (l *Ledger) InQuarantine(now time.Time) []ipam.Quarantined { return l.held.
 
 // Departing returns what has to be durable before Release, for the same name and UID.
 func (l *Ledger) Departing(name, uid string, now time.Time) []quarantine.Record {
-	if a := l.account(name, uid); a != nil && l.Config != nil {
+	if a := l.accounts.of(name, uid); a != nil && l.Config != nil {
 		return l.held.departing(a, true, now)
 	}
 	return nil
@@ -234,7 +236,7 @@ func (l *Ledger) Departing(name, uid string, now time.Time) []quarantine.Record 
 // Settle frees what the Service has given back, now that its object shows something
 // else.
 func (l *Ledger) Settle(name, uid string, shows []ipam.Held, now time.Time) {
-	if a := l.account(name, uid); a != nil {
+	if a := l.accounts.of(name, uid); a != nil {
 		freed := l.held.settle(a, shows, now)
 		l.leasing.work = l.leasing.work || len(freed) > 0
 		l.noteFreed(freed, now)
@@ -244,7 +246,7 @@ func (l *Ledger) Settle(name, uid string, shows []ipam.Held, now time.Time) {
 // Release makes the Service hold nothing and forgets it. With a UID, only that
 // incarnation of the Service. It reports whether an address was freed.
 func (l *Ledger) Release(name, uid string, now time.Time) (freed bool) {
-	a := l.account(name, uid)
+	a := l.accounts.of(name, uid)
 	return a != nil && l.close(a, now)
 }
 
@@ -266,25 +268,25 @@ func (l *Ledger) noteFreed(addrs []netip.Addr, now time.Time) {
 	}
 }
 
-// account returns the account of a Service, with a UID only that of this incarnation. Nil: there
+// of returns the account of a Service, with a UID only that of this incarnation. Nil: there
 // is none.
-func (l *Ledger) account(name, uid string) *account {
-	if a := l.accounts[name]; a != nil && (uid == "" || uid == a.owner.UID) {
+func (as accounts) of(name, uid string) *account {
+	if a := as[name]; a != nil && (uid == "" || uid == a.owner.UID) {
 		return a
 	}
 	return nil
 }
 
 // open returns the Service's account, and whether this is the first look at it.
-func (l *Ledger) open(svc *corev1.Service) (_ *account, first bool) {
+func (as accounts) open(svc *corev1.Service) (_ *account, first bool) {
 	name := NameOf(svc)
-	if a := l.accounts[name]; a != nil {
+	if a := as[name]; a != nil {
 		return a, false
 	}
 	uid := string(svc.UID)
 	a := &account{owner: ipam.Owner{UID: uid, Name: name}, leaving: ipam.Owner{UID: uid + "/leaving", Name: name},
 		created: svc.CreationTimestamp.Time}
-	l.accounts[name] = a
+	as[name] = a
 	return a, true
 }
 
@@ -298,7 +300,7 @@ func sortAccounts(accounts []*account) { slices.SortFunc(accounts, (*account).co
 // Holds returns what this incarnation of a Service holds. It is known if it has asked for
 // something, or had something at the start.
 func (l *Ledger) Holds(svc *corev1.Service) (held []ipam.Held, known bool) {
-	return l.held.Holds(string(svc.UID)), l.account(NameOf(svc), string(svc.UID)) != nil
+	return l.held.Holds(string(svc.UID)), l.accounts.of(NameOf(svc), string(svc.UID)) != nil
 }
 
 // Consider returns what each pool would do for the Service now.

@@ -54,13 +54,19 @@ func (f *foreigners) forbidden() []clusterfacts.Forbidden {
 	return all
 }
 
-// shown returns what another load balancer gave to a Service that is not ours to
-// serve.
+// shown returns what another load balancer gave to a Service that is not served. kube-proxy sends the
+// traffic there as long as the object exists, also if it is being deleted.
 func shown(scope kube.Scope, svc *corev1.Service) []netip.Addr {
-	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer || scope.Covers(svc) {
+	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer || scope.Serves(svc) {
 		return nil
 	}
 	return kube.Foreign(svc)
+}
+
+// Foreign returns the addresses in the Service's status that another load balancer gave. Those that the Service
+// holds are none, whatever its owner has done to the annotation.
+func (l *Ledger) Foreign(svc *corev1.Service) []netip.Addr {
+	return slices.DeleteFunc(kube.Foreign(svc), func(addr netip.Addr) bool { return l.held.hasOrShows(NameOf(svc), addr) })
 }
 
 // SeeForeign records which addresses a Service of another load balancer shows, or that it is

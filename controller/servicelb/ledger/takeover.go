@@ -167,7 +167,7 @@ func (l *Ledger) importOne(svc *corev1.Service, req ipam.Request, unreadable boo
 	if len(status)+len(assigned) == 0 {
 		return nil
 	}
-	a, _ := l.open(svc)
+	a, _ := l.accounts.open(svc)
 	a.asked, a.unreadable = req, unreadable
 	leases, pools := kube.Leases(svc), assignedPools(svc)
 	for _, addr := range status {
