@@ -36,6 +36,8 @@ const (
 	PatchTimeout = 5 * time.Second
 	// loadRetry is the time between attempts to read which addresses are in quarantine.
 	loadRetry = 2 * time.Second
+	// namespaceRetry is the time between looks whether the namespace of a Service is known.
+	namespaceRetry = 100 * time.Millisecond
 	// shortestWait is the least time until Services that wait are tried again because the next
 	// address becomes free.
 	shortestWait = 50 * time.Millisecond
@@ -66,6 +68,8 @@ type Config interface {
 // one.
 type Namespaces interface {
 	Labels(namespace string) map[string]string
+	// Known reports whether the labels are known. A Service may be heard of before its namespace.
+	Known(namespace string) bool
 	// Wait waits until all are known; false: the context has ended.
 	Wait(ctx context.Context) bool
 	Changed() <-chan struct{}

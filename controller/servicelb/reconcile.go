@@ -45,6 +45,10 @@ func (c *Controller) reconcile(ctx context.Context, name string) error {
 // serve gives the Service what it asks for, or writes on it why not.
 func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 	name, start := ledger.NameOf(svc), c.ledger.now()
+	if !c.Namespaces.Known(svc.Namespace) {
+		c.queue.AddAfter(name, namespaceRetry) // without its labels other pools are open to it
+		return nil
+	}
 	v := c.ensure(svc)
 	if len(v.Held) == 0 && (v.Undecided || v.Asked && !c.Scope.LeftBehind(svc)) {
 		return nil // there is nothing to say yet

@@ -177,6 +177,25 @@ func TestPoolsOpenByLabels(t *testing.T) {
 	assert.NotContains(t, s.server.get("default/web").Annotations, annotation.Renumber)
 }
 
+// A Service may be heard of before its namespace. Without the labels it would get an address of a pool for all others.
+func TestAServiceIsDecidedOnceItsNamespaceIsKnown(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.configure(`pools:
+  - {name: prod, addresses: [203.0.113.10-203.0.113.19], namespaceSelector: {matchLabels: {env: prod}}}
+  - {name: test, addresses: [203.0.113.20-203.0.113.29], namespaceSelector: {matchExpressions: [{key: env, operator: DoesNotExist}]}}
+`)
+	s.around.unseen = "default"
+	s.creates("web")
+	s.has("web", "", "")
+	_, err := s.Provide(t.Context(), s.server.get("default/web"))
+	assert.ErrorIs(t, err, errNamespace)
+	s.around.unseen, s.around.labels["default"] = "", map[string]string{"env": "prod"}
+	s.queue.Add("default/web") // as after namespaceRetry
+	s.run()
+	s.has("web", "203.0.113.10", "True Allocated")
+}
+
 func TestNamespacesHaveQuotas(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)

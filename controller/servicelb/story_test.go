@@ -222,6 +222,7 @@ func (d *document) WarnOver(message string) {
 // its namespaces, and what it uses itself.
 type surroundings struct {
 	labels  map[string]map[string]string
+	unseen  string // a namespace
 	facts   *clusterfacts.Facts
 	changed chan struct{}
 }
@@ -232,6 +233,7 @@ func newSurroundings() *surroundings {
 
 func (s *surroundings) Current() (*clusterfacts.Facts, bool)      { return s.facts, true }
 func (s *surroundings) Labels(namespace string) map[string]string { return s.labels[namespace] }
+func (s *surroundings) Known(namespace string) bool               { return namespace != s.unseen }
 func (s *surroundings) Wait(context.Context) bool                 { return true }
 func (s *surroundings) Changed() <-chan struct{}                  { return s.changed }
 

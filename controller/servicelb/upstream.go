@@ -13,8 +13,12 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 )
 
-// errUndecided is returned while it cannot be decided whether a Service keeps what it has.
-var errUndecided = errors.New("there is no valid configuration to decide by; the Service keeps what it has")
+var (
+	// errUndecided is returned while it cannot be decided whether a Service keeps what it has.
+	errUndecided = errors.New("there is no valid configuration to decide by; the Service keeps what it has")
+	// errNamespace is returned for a Service that was heard of before its namespace.
+	errNamespace = errors.New("the Service's namespace is not known yet: it is asked for once more")
+)
 
 // Primed is closed once it is known what the cluster's Services hold. Before,
 // Provide and Withdraw must not be called.
@@ -25,6 +29,9 @@ func (c *Controller) Primed() <-chan struct{} { return c.primed }
 // another call. If the request is refused, the error is the refusal, and the Service keeps what
 // it holds.
 func (c *Controller) Provide(ctx context.Context, svc *corev1.Service) ([]ipam.Held, error) {
+	if !c.Namespaces.Known(svc.Namespace) {
+		return nil, errNamespace
+	}
 	v := c.ensure(svc)
 	// The queue looks at the Service as it is by then. If it is gone, its addresses are freed.
 	defer c.queue.Add(ledger.NameOf(svc))

@@ -48,6 +48,12 @@ func (n *Namespaces) Labels(namespace string) map[string]string {
 	return ns.Labels
 }
 
+// Known reports whether the labels of the namespace are known.
+func (n *Namespaces) Known(namespace string) bool {
+	_, err := n.lister.Get(namespace)
+	return err == nil
+}
+
 // Wait waits until all namespaces are known, and returns false if the context
 // ends before.
 func (n *Namespaces) Wait(ctx context.Context) bool {
