@@ -38,7 +38,7 @@ func (i *Installation) CutOwner(ctx context.Context, target netip.AddrPort) (los
 	ctx, cancel := context.WithTimeout(ctx, 2*Patience)
 	defer cancel()
 	vip := target.Addr().String()
-	if loss.Old, err = i.Owner(ctx, vip); err != nil {
+	if err := Wait(ctx, "one node answers for "+vip, func() (err error) { loss.Old, err = i.Owner(ctx, vip); return err }); err != nil {
 		return loss, err
 	}
 	asking := probe.UDP(ctx, probe.Options{Namespace: i.Lab.Namespace(lab.Client), Target: target})
