@@ -15,14 +15,7 @@ import (
 )
 
 func bgpCommand(s Streams) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "bgp",
-		Short: "Show the BGP sessions and what is announced to routers",
-		Args:  cobra.NoArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	cmd.AddCommand(bgpPeers(s), bgpRoutes(s))
-	return cmd
+	return group("bgp", "Show the BGP sessions and what is announced to routers", bgpPeers(s), bgpRoutes(s))
 }
 
 func bgpPeers(s Streams) *cobra.Command {

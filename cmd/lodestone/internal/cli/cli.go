@@ -130,6 +130,13 @@ func complain(out io.Writer, text string) {
 	}
 }
 
+// group returns a command that has others and does nothing itself.
+func group(use, short string, commands ...*cobra.Command) *cobra.Command {
+	cmd := &cobra.Command{Use: use, Short: short, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	cmd.AddCommand(commands...)
+	return cmd
+}
+
 func versionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",

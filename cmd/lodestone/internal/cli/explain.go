@@ -18,27 +18,26 @@ import (
 )
 
 func explainCommand(s Streams) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "explain",
-		Short: "Explain why something is as it is",
-		Args:  cobra.NoArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	var commands []*cobra.Command
+	for _, e := range []explainer{explainService, explainVIP, explainNode, explainPool, explainPeer} {
+		commands = append(commands, e.command(s))
 	}
-	cmd.AddCommand(explainService(s), explainVIP(s), explainNode(s), explainPool(s), explainPeer(s))
-	return cmd
+	return group("explain", "Explain why something is as it is", commands...)
 }
 
 // explainer is an explain command of one kind of thing.
 type explainer struct {
 	use, short, long, example string
+	// what the argument is called if it has to be among names. Empty: explain finds out.
+	what string
+	// names are what the argument may be.
+	names func(o *cluster.Objects) []string
 	// qualify returns the full name that the argument stands for. Nil: it is the full name.
 	qualify func(t *target, name string) (string, error)
-	// explain returns the story of the argument, which may not be there, and what of it could not be read.
+	// explain returns the story of the argument, and what of it could not be read.
 	explain func(o *cluster.Objects, name string) (story explain.Story, unread []string, err error)
 	// needs is what has to be read for it; none: everything.
 	needs []string
-	// names are what the argument may be.
-	names func(o *cluster.Objects) []string
 }
 
 // exits ends the help of every explainer.
@@ -65,6 +64,11 @@ func (e explainer) command(s Streams) *cobra.Command {
 		o, err := t.readWhole(cmd.Context(), e.needs...)
 		if err != nil {
 			return err
+		}
+		if e.what != "" {
+			if err := among(e.what, name, e.names(o)); err != nil {
+				return err
+			}
 		}
 		story, unread, err := e.explain(o, name)
 		if err != nil {
@@ -125,31 +129,29 @@ func poolNames(o *cluster.Objects) []string {
 	return names
 }
 
-func explainService(s Streams) *cobra.Command {
-	return explainer{
-		use:   "service [NAMESPACE/]NAME",
-		short: "Explain what a Service asked for, what it got, and what each pool answers",
-		long: `Explain what a Service asked for, what it got, who announces it or why no node
+var explainService = explainer{
+	use:   "service [NAMESPACE/]NAME",
+	short: "Explain what a Service asked for, what it got, and what each pool answers",
+	long: `Explain what a Service asked for, what it got, who announces it or why no node
 does, what each pool answers, what would help, and the keys that this depends on. If
 it cannot be read who announces it, the rest is shown, and the command exits with 3.
 
 The command decides by the code of the controller and of the speakers. It changes
 nothing and needs neither of them to run.`,
-		example: `  lodestone explain service web
+	example: `  lodestone explain service web
   lodestone explain service shop/web --context fra1
   lodestone explain service web -o json | jq .refusal`,
-		needs:   cluster.ForAddresses,
-		names:   serviceNames,
-		qualify: (*target).qualified,
-		explain: func(o *cluster.Objects, name string) (explain.Story, []string, error) {
-			i := slices.IndexFunc(o.Services, func(svc *corev1.Service) bool { return ledger.NameOf(svc) == name })
-			if i < 0 {
-				return nil, nil, fmt.Errorf("there is no Service %s", name)
-			}
-			story := explain.OfService(o, o.Services[i])
-			return story, story.Unread, nil
-		},
-	}.command(s)
+	needs:   cluster.ForAddresses,
+	names:   serviceNames,
+	qualify: (*target).qualified,
+	explain: func(o *cluster.Objects, name string) (explain.Story, []string, error) {
+		i := slices.IndexFunc(o.Services, func(svc *corev1.Service) bool { return ledger.NameOf(svc) == name })
+		if i < 0 {
+			return nil, nil, fmt.Errorf("there is no Service %s", name)
+		}
+		story := explain.OfService(o, o.Services[i])
+		return story, story.Unread, nil
+	},
 }
 
 // qualified returns the name of a Service with its namespace: that of the
@@ -162,81 +164,65 @@ func (t *target) qualified(name string) (string, error) {
 	return namespace + "/" + name, err
 }
 
-func explainVIP(s Streams) *cobra.Command {
-	return explainer{
-		use:   "vip ADDRESS",
-		short: "Explain who announces an address and why, and why each other node does not",
-		long: `Explain who announces an address and why, and why each other node does not; which
+var explainVIP = explainer{
+	use:   "vip ADDRESS",
+	short: "Explain who announces an address and why, and why each other node does not",
+	long: `Explain who announces an address and why, and why each other node does not; which
 Services have it, of which pool it is, what is announced to routers, what would help
 if nobody announces it, and the keys that this depends on. If no Service has the
 address, explain why.`,
-		example: `  lodestone explain vip 203.0.113.7`,
-		names:   vipNames,
-		explain: func(o *cluster.Objects, name string) (explain.Story, []string, error) {
-			addr, err := address(name)
-			if err != nil {
-				return nil, nil, err
-			}
-			return explain.OfVIP(o, addr), nil, nil
-		},
-	}.command(s)
+	example: `  lodestone explain vip 203.0.113.7`,
+	names:   vipNames,
+	explain: func(o *cluster.Objects, name string) (explain.Story, []string, error) {
+		addr, err := address(name)
+		if err != nil {
+			return nil, nil, err
+		}
+		return explain.OfVIP(o, addr), nil, nil
+	},
 }
 
-func explainNode(s Streams) *cobra.Command {
-	return explainer{
-		use:   "node NAME",
-		short: "Explain what a node announces, and what keeps it from the rest",
-		long: `Explain what a node announces, what keeps it from owning the other VIPs and the keys
+var explainNode = explainer{
+	use:   "node NAME",
+	short: "Explain what a node announces, and what keeps it from the rest",
+	long: `Explain what a node announces, what keeps it from owning the other VIPs and the keys
 that this depends on, how its BGP sessions are, and what its speaker reports of its
 network.`,
-		example: `  lodestone explain node n1`,
-		needs:   cluster.ForVIPs,
-		names:   nodeNames,
-		explain: func(o *cluster.Objects, name string) (explain.Story, []string, error) {
-			if err := among("node", name, nodeNames(o)); err != nil {
-				return nil, nil, err
-			}
-			return explain.OfNode(o, name), nil, nil
-		},
-	}.command(s)
+	example: `  lodestone explain node n1`,
+	needs:   cluster.ForVIPs,
+	what:    "node",
+	names:   nodeNames,
+	explain: func(o *cluster.Objects, name string) (explain.Story, []string, error) {
+		return explain.OfNode(o, name), nil, nil
+	},
 }
 
-func explainPool(s Streams) *cobra.Command {
-	return explainer{
-		use:   "pool NAME",
-		short: "Explain how full a pool is, who may draw from it, and what comes before it",
-		long: `Explain how full a pool is, who may draw from it, which pools a Service without a
+var explainPool = explainer{
+	use:   "pool NAME",
+	short: "Explain how full a pool is, who may draw from it, and what comes before it",
+	long: `Explain how full a pool is, who may draw from it, which pools a Service without a
 wish is given addresses of before, what announces it, and what of it makes no
 sense in this cluster.`,
-		example: `  lodestone explain pool lan`,
-		needs:   cluster.ForAddresses,
-		names:   poolNames,
-		explain: func(o *cluster.Objects, name string) (explain.Story, []string, error) {
-			names := poolNames(o)
-			if err := among("pool", name, names); err != nil {
-				return nil, nil, err
-			}
-			return explain.OfPool(o, &o.Config.Pools[slices.Index(names, name)]), nil, nil
-		},
-	}.command(s)
+	example: `  lodestone explain pool lan`,
+	needs:   cluster.ForAddresses,
+	what:    "pool",
+	names:   poolNames,
+	explain: func(o *cluster.Objects, name string) (explain.Story, []string, error) {
+		return explain.OfPool(o, &o.Config.Pools[slices.Index(poolNames(o), name)]), nil, nil
+	},
 }
 
-func explainPeer(s Streams) *cobra.Command {
-	return explainer{
-		use:   "peer NAME",
-		short: "Explain how the BGP sessions with a peer are, and what is announced to it",
-		long: `Explain which nodes have a BGP session with a peer, how the sessions are and the
+var explainPeer = explainer{
+	use:   "peer NAME",
+	short: "Explain how the BGP sessions with a peer are, and what is announced to it",
+	long: `Explain which nodes have a BGP session with a peer, how the sessions are and the
 keys that this depends on, how soon the loss of the peer is noticed, and what is
 announced to it.`,
-		example: `  lodestone explain peer tor-a`,
-		needs:   cluster.ForVIPs,
-		names:   func(o *cluster.Objects) []string { return peerNames(o.Network()) },
-		explain: func(o *cluster.Objects, name string) (explain.Story, []string, error) {
-			names := peerNames(o.Network())
-			if err := among("BGP peer", name, names); err != nil {
-				return nil, nil, err
-			}
-			return explain.OfPeer(o, &o.Config.Peers[slices.Index(names, name)]), nil, nil
-		},
-	}.command(s)
+	example: `  lodestone explain peer tor-a`,
+	needs:   cluster.ForVIPs,
+	what:    "BGP peer",
+	names:   func(o *cluster.Objects) []string { return peerNames(o.Network()) },
+	explain: func(o *cluster.Objects, name string) (explain.Story, []string, error) {
+		return explain.OfPeer(o, &o.Config.Peers[slices.Index(peerNames(o.Network()), name)]), nil, nil
+	},
 }

@@ -60,16 +60,11 @@ var origins = []origin{
 }
 
 func migrateCommand(s Streams) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "migrate",
-		Short: "Write the configuration that does what another load balancer does",
-		Args:  cobra.NoArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
+	var from []*cobra.Command
 	for _, o := range origins {
-		cmd.AddCommand(migrateFrom(s, o))
+		from = append(from, migrateFrom(s, o))
 	}
-	return cmd
+	return group("migrate", "Write the configuration that does what another load balancer does", from...)
 }
 
 func migrateFrom(s Streams, o origin) *cobra.Command {

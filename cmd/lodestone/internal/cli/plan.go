@@ -67,13 +67,7 @@ the new one has in no pool counts as stranded.`,
 }
 
 func simulateCommand(s Streams) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "simulate",
-		Short: "Show what would become of the VIPs if a node left",
-		Args:  cobra.NoArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	cmd.AddCommand(
+	return group("simulate", "Show what would become of the VIPs if a node left",
 		remove(s, simulation.Drain, "Show what becomes of the VIPs if a node is taken out and drained",
 			`Show what becomes of the VIPs if a node is taken out of load balancing by its
 label, and then drained: which move where, which nobody would announce, and which
@@ -83,7 +77,6 @@ nodes would still announce its BGP routes.`),
 would announce, which nodes would still announce its BGP routes, and how soon its
 routers notice.`),
 	)
-	return cmd
 }
 
 func remove(s Streams, how simulation.Removal, short, long string) *cobra.Command {
