@@ -19,14 +19,15 @@ const (
 // Error is one thing that is wrong with a document.
 type Error struct {
 	// File is what the position counts in. Empty: the document itself, Key.
-	File string
+	File string `json:"-"`
 	// Line and Column count from 1; a column is a character, not a byte.
-	Line, Column int
+	Line   int `json:"line"`
+	Column int `json:"column"`
 	// Path names the part of the document, such as `pools[1] "dmz"`. Empty:
 	// the document as a whole.
-	Path string
+	Path string `json:"path,omitempty"`
 	// Message says what is wrong, with the value and the bound.
-	Message string
+	Message string `json:"message"`
 }
 
 // Error returns "file:line:column: path: message".

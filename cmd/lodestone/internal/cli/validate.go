@@ -68,34 +68,21 @@ type validity struct {
 	Name  string `json:"name"`
 	Valid bool   `json:"valid"`
 	// Errors are what is wrong with it.
-	Errors         []mistake `json:"errors"`
-	Pools          int       `json:"pools"`
-	Addresses      float64   `json:"addresses"`
-	Advertisements int       `json:"advertisements"`
-	Peers          int       `json:"peers"`
+	Errors         config.Errors `json:"errors"`
+	Pools          int           `json:"pools"`
+	Addresses      float64       `json:"addresses"`
+	Advertisements int           `json:"advertisements"`
+	Peers          int           `json:"peers"`
 	// Warnings are what makes no sense in the cluster; Unread is what could not
 	// be read of it.
 	Warnings []string `json:"warnings,omitempty"`
 	Unread   []string `json:"unread,omitempty"`
-
-	invalid config.Errors
-}
-
-// mistake is an error of a configuration, for programs.
-type mistake struct {
-	Line    int    `json:"line"`
-	Column  int    `json:"column"`
-	Path    string `json:"path,omitempty"`
-	Message string `json:"message"`
 }
 
 // validityOf takes over what parsing the document gave; other errors stay.
 func validityOf(name string, c *config.Config, err error) (validity, error) {
-	v := validity{Name: name, Valid: err == nil, Errors: []mistake{}}
-	if errors.As(err, &v.invalid) {
-		for _, e := range v.invalid {
-			v.Errors = append(v.Errors, mistake{e.Line, e.Column, e.Path, e.Message})
-		}
+	v := validity{Name: name, Valid: err == nil, Errors: config.Errors{}}
+	if errors.As(err, &v.Errors) {
 		return v, nil
 	}
 	if err != nil {
@@ -151,7 +138,7 @@ func (v validity) print(cmd *cobra.Command, a *answer) error {
 	case v.Valid:
 		return a.give(cmd, v, v.Unread, len(v.Warnings) > 0)
 	case a.format == output.Table:
-		return v.invalid
+		return v.Errors
 	}
 	return cmp.Or(a.print(cmd.OutOrStdout(), v), errInvalid)
 }
