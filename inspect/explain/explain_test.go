@@ -65,7 +65,7 @@ peers: [{name: tor, localASN: 64512, peerASN: 64513, address: 192.0.2.1}]
 	assert.Equal(t, []string{"both: layer 2 and BGP to tor", "all: BGP to all peers"}, advertisements(c, &c.Pools[0]))
 	var ranges []string
 	for _, r := range c.Pools[0].Free.Ranges() {
-		ranges = append(ranges, spell(r))
+		ranges = append(ranges, config.RangeText(r))
 	}
 	assert.Equal(t, []string{"203.0.113.1-203.0.113.14", "203.0.113.32", "203.0.113.40-203.0.113.42"}, ranges)
 	assert.True(t, Pool{Warnings: []string{"it has an address of a node"}, Advertisements: []string{"both"}}.Troubled())

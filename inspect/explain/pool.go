@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"go4.org/netipx"
-
 	"github.com/lodestone-lb/lodestone/inspect/cluster"
 	"github.com/lodestone-lb/lodestone/inspect/output"
 	"github.com/lodestone-lb/lodestone/inspect/status"
@@ -47,7 +45,7 @@ type Holder struct {
 func OfPool(o *cluster.Objects, of *config.Pool) Pool {
 	p := Pool{Name: of.Name, Draws: draws(of), Advertisements: advertisements(o.Config, of), ByOthers: o.Config.AnnouncedByOthers()}
 	for _, r := range of.Free.Ranges() {
-		p.Addresses = append(p.Addresses, spell(r))
+		p.Addresses = append(p.Addresses, config.RangeText(r))
 	}
 	if of.AutoAssign {
 		p.Shadows = shadows(o.Config, of)
@@ -151,17 +149,6 @@ func advertisements(c *config.Config, p *config.Pool) []string {
 
 // byOthers says who announces where the configuration leaves it to something else.
 const byOthers = "others: the configuration says advertisements: []"
-
-// spell writes the range as the configuration takes it.
-func spell(r netipx.IPRange) string {
-	if prefix, ok := r.Prefix(); ok && !prefix.IsSingleIP() {
-		return prefix.String()
-	}
-	if r.From() == r.To() {
-		return r.From().String()
-	}
-	return r.String()
-}
 
 // Troubled implements Story.
 func (p Pool) Troubled() bool {

@@ -12,6 +12,7 @@ package simulation
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"time"
 
@@ -139,7 +140,7 @@ func (c *Cluster) Plan(next *config.Config) []Outcome {
 // changeOf compares two verdicts; stranded is set if the Service was.
 func changeOf(before, after ledger.Verdict, stranded bool) Change {
 	switch {
-	case lost(before, after):
+	case !after.Holds(slices.Collect(maps.Keys(before.Leases))...):
 		return Lost
 	case after.Stranded() && !stranded:
 		return Stranded
@@ -153,14 +154,4 @@ func changeOf(before, after ledger.Verdict, stranded bool) Change {
 		return Settled
 	}
 	return Kept
-}
-
-// lost reports whether an address that was leased is not held any more.
-func lost(before, after ledger.Verdict) bool {
-	for addr := range before.Leases {
-		if !slices.ContainsFunc(after.Held, func(h ipam.Held) bool { return h.Addr == addr }) {
-			return true
-		}
-	}
-	return false
 }
