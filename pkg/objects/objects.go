@@ -16,6 +16,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
@@ -180,7 +181,7 @@ func Informer[E any, P decodable[E], K any, T pointer[K]](kind Kind[E, P], clien
 	}}
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			l := &list{}
+			l := &internalversion.List{}
 			r.reset()
 			head, err := kind.read(ctx, client, scope, scope.First(options), func(obj P) {
 				if kept, ok := r.keep(obj); ok {
@@ -321,22 +322,6 @@ func (f *filtered) Stop() {
 
 // ResultChan implements watch.Interface.
 func (f *filtered) ResultChan() <-chan watch.Event { return f.to }
-
-// list is a list of what is kept of objects.
-type list struct {
-	metav1.TypeMeta
-	metav1.ListMeta
-	Items []runtime.Object
-}
-
-// DeepCopyObject implements runtime.Object.
-func (l *list) DeepCopyObject() runtime.Object {
-	c := &list{TypeMeta: l.TypeMeta, ListMeta: *l.ListMeta.DeepCopy(), Items: make([]runtime.Object, len(l.Items))}
-	for i, item := range l.Items {
-		c.Items[i] = item.DeepCopyObject()
-	}
-	return c
-}
 
 // read lists the objects and hands them over, one after the other.
 func (k Kind[E, P]) read(ctx context.Context, client kubernetes.Interface, scope Scope, o metav1.ListOptions,
