@@ -14,6 +14,8 @@ import (
 	"github.com/vishvananda/netns"
 	"go4.org/netipx"
 	"golang.org/x/sys/unix"
+
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 )
 
 const (
@@ -38,24 +40,16 @@ type GatewayWatcher struct {
 	log        *slog.Logger
 	buffer     int
 	ready      chan struct{}
-	view       atomic.Pointer[gateways]
+	view       atomic.Pointer[[]netip.Addr] // nil: not known yet
+	changed    notify.Signal
 	pause      time.Duration // before the next list; owned by Run
-}
-
-// gateways is what the GatewayWatcher knew at one moment.
-type gateways struct {
-	addrs   []netip.Addr
-	known   bool
-	changed chan struct{} // closed when there is a newer view
 }
 
 // NewGatewayWatcher returns a GatewayWatcher for the namespace of the
 // interfaces, that knows nothing until it runs.
 func NewGatewayWatcher(interfaces *Watcher) *GatewayWatcher {
-	g := &GatewayWatcher{interfaces: interfaces, namespace: interfaces.namespace, log: interfaces.log, buffer: receiveBuffer,
+	return &GatewayWatcher{interfaces: interfaces, namespace: interfaces.namespace, log: interfaces.log, buffer: receiveBuffer,
 		ready: make(chan struct{}), pause: pauseGateways}
-	g.view.Store(&gateways{changed: make(chan struct{})})
-	return g
 }
 
 // String names the task.
@@ -67,13 +61,15 @@ func (g *GatewayWatcher) Ready() <-chan struct{} { return g.ready }
 // Gateways returns the next hops of the default routes, link-local ones included, sorted, each once and without
 // a zone. They are not known before the kernel has listed its routes. The slice is shared: do not modify it.
 func (g *GatewayWatcher) Gateways() (addrs []netip.Addr, known bool) {
-	v := g.view.Load()
-	return v.addrs, v.known
+	if v := g.view.Load(); v != nil {
+		return *v, true
+	}
+	return nil, false
 }
 
 // Changed returns a channel that is closed when Gateways returns something else. Take the channel first, then
 // ask, and no change is missed.
-func (g *GatewayWatcher) Changed() <-chan struct{} { return g.view.Load().changed }
+func (g *GatewayWatcher) Changed() <-chan struct{} { return g.changed.Next() }
 
 // Run keeps the view up to date until ctx ends. After a failure it tries again: what a speaker announces does
 // not depend on gateways.
@@ -160,9 +156,9 @@ func (g *GatewayWatcher) list() error {
 
 // publish makes the addresses the current view, if they differ from it.
 func (g *GatewayWatcher) publish(addrs []netip.Addr) {
-	if old := g.view.Load(); !old.known || !slices.Equal(old.addrs, addrs) {
-		g.view.Store(&gateways{addrs: addrs, known: true, changed: make(chan struct{})})
-		close(old.changed)
+	if old := g.view.Load(); old == nil || !slices.Equal(*old, addrs) {
+		g.view.Store(&addrs)
+		g.changed.Notify()
 	}
 	g.declareReady()
 }

@@ -23,6 +23,8 @@ import (
 	"github.com/vishvananda/netns"
 	"go4.org/netipx"
 	"golang.org/x/sys/unix"
+
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 )
 
 // Interface is a network interface at one moment.
@@ -75,13 +77,8 @@ type Watcher struct {
 	log       *slog.Logger
 	buffer    int
 	ready     chan struct{}
-	view      atomic.Pointer[view]
-}
-
-// view is what the Watcher knew at one moment.
-type view struct {
-	interfaces []Interface
-	changed    chan struct{} // closed when there is a newer view
+	view      atomic.Pointer[[]Interface]
+	changed   notify.Signal
 }
 
 // New returns a Watcher that knows no interface until it runs.
@@ -93,7 +90,7 @@ func New(o Options) *Watcher {
 	if w.log == nil {
 		w.log = slog.New(slog.DiscardHandler)
 	}
-	w.view.Store(&view{changed: make(chan struct{})})
+	w.view.Store(new([]Interface))
 	return w
 }
 
@@ -105,11 +102,11 @@ func (w *Watcher) Ready() <-chan struct{} { return w.ready }
 
 // Interfaces returns the interfaces, ordered by index. The slice is shared:
 // do not modify it.
-func (w *Watcher) Interfaces() []Interface { return w.view.Load().interfaces }
+func (w *Watcher) Interfaces() []Interface { return *w.view.Load() }
 
 // Changed returns a channel that is closed when Interfaces returns something else. Take the channel first, then
 // ask, and no change is missed.
-func (w *Watcher) Changed() <-chan struct{} { return w.view.Load().changed }
+func (w *Watcher) Changed() <-chan struct{} { return w.changed.Next() }
 
 // Run keeps the view until ctx ends. Lost notifications cost a resync; an
 // error is returned only when the kernel refuses to list or to notify.
@@ -167,10 +164,9 @@ func (w *Watcher) publish(t table) {
 	next := slices.SortedFunc(maps.Values(t), func(a, b Interface) int { return cmp.Compare(a.Index, b.Index) })
 	// An address may be notified before its interface.
 	next = slices.DeleteFunc(next, func(i Interface) bool { return i.Name == "" })
-	old := w.view.Load()
-	if !reflect.DeepEqual(old.interfaces, next) {
-		w.view.Store(&view{interfaces: next, changed: make(chan struct{})})
-		close(old.changed)
+	if !reflect.DeepEqual(*w.view.Load(), next) {
+		w.view.Store(&next)
+		w.changed.Notify()
 	}
 	select {
 	case <-w.ready:

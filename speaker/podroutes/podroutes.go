@@ -77,7 +77,8 @@ type Table struct {
 	unsettled bool            // interfaces have changed since the last look
 	delay     time.Duration
 
-	published atomic.Pointer[view]
+	published atomic.Pointer[state]
+	changed   notify.Signal
 }
 
 // state is the state of Run. The maps of a published state are immutable.
@@ -89,12 +90,6 @@ type state struct {
 	err      error // why possible routes are not in force
 }
 
-// view is a published state.
-type view struct {
-	state
-	changed chan struct{} // closed when there is a newer one
-}
-
 // New returns a Table that does nothing until it runs.
 func New(o Options) *Table {
 	t := &Table{Options: o, kernel: kernel{netns.None()}, sets: make(chan plan.PodRoutes, 1)}
@@ -102,7 +97,7 @@ func New(o Options) *Table {
 		t.kernel.namespace = *o.Namespace
 	}
 	t.restored = prometheus.NewCounter(prometheus.CounterOpts{Name: metricRestored, Help: "Routes to pods that were gone and came back."})
-	t.published.Store(&view{changed: make(chan struct{})})
+	t.published.Store(&state{})
 	o.Registry.MustRegister(t.restored, collector{t})
 	return t
 }
@@ -117,7 +112,7 @@ func (t *Table) Set(want plan.PodRoutes) { notify.Replace(t.sets, want) }
 
 // Changed returns a channel that is closed when Status returns something else. Take the channel first, then
 // ask, and no change is missed.
-func (t *Table) Changed() <-chan struct{} { return t.published.Load().changed }
+func (t *Table) Changed() <-chan struct{} { return t.changed.Next() }
 
 // Run keeps the routes until ctx ends. It does not remove them then, so that traffic continues while a
 // speaker is replaced. After a failure it tries again.
@@ -242,8 +237,9 @@ func (t *Table) reconcile() {
 		t.due = now.Add(check)
 	}
 	t.unsettled = false
-	old := t.published.Swap(&view{t.state, make(chan struct{})})
-	close(old.changed)
+	published := t.state
+	t.published.Store(&published)
+	t.changed.Notify()
 }
 
 func (t *Table) fail(before error) {
