@@ -176,6 +176,7 @@ func (d *document) WarnOver(string) {}
 type quiet struct{}
 
 func (quiet) Labels(string) map[string]string                     { return nil }
+func (quiet) Known(string) bool                                   { return true }
 func (quiet) Current() (*clusterfacts.Facts, bool)                { return &clusterfacts.Facts{}, true }
 func (quiet) Changed() <-chan struct{}                            { return nil }
 func (quiet) Wait(context.Context) bool                           { return true }
